@@ -1,0 +1,34 @@
+# make demo   install, train a small language model, look at it      make test        the test suite
+# make clean  remove what was installed and cached here              make test-slow   the heavier proofs
+
+PYTHON ?= python3
+VENV ?= .venv
+RUN ?= runs/demo
+
+.PHONY: demo test test-slow oracle clean
+
+$(VENV)/installed: setup.cfg constraints.txt
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("tfm needs Python 3.11 or newer; name one: make PYTHON=python3.12 …")'
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
+	@touch $@
+
+demo: $(VENV)/installed
+	$(VENV)/bin/tfm train --config=configs/lm.py:demo --workdir=$(RUN)
+	$(VENV)/bin/tfm generate --workdir=$(RUN) --prompt='def ' --prompt='import ' --max_tokens=200 --temperature=0.7
+	@echo; echo "The run is in $(RUN): curves.png shows the loss; 'tensorboard --logdir=$(RUN)' shows the rest."
+
+test: $(VENV)/installed
+	$(VENV)/bin/python -m pytest
+
+test-slow: $(VENV)/installed
+	$(VENV)/bin/python -m pytest -m slow
+
+# Comparisons with published implementations, which need PyTorch (the CPU build will do).
+oracle: $(VENV)/installed
+	$(VENV)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt 'torch==2.13.0'
+	$(VENV)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[oracle]'
+	$(VENV)/bin/python -m pytest -m oracle
+
+clean:
+	rm -rf $(VENV) .cache build *.egg-info

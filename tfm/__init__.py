@@ -1,0 +1,1 @@
+"""A laboratory for Transformers in JAX and Flax."""
