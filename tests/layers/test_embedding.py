@@ -1,0 +1,41 @@
+"""The embedding table, read forwards and backwards."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tfm.layers.embedding import Embedding
+from tfm.layers.initializer import normal
+
+TABLE = np.random.default_rng(0).standard_normal((11, 4)).astype(np.float32)
+TOKENS = jnp.array([[3, 0, 10], [7, 7, 1]])
+
+
+def made(dtype=jnp.float32):
+  return Embedding(11, 4, normal(), dtype), {'params': {'table': jnp.asarray(TABLE)}}
+
+
+def test_rows_by_token():
+  layer, params = made()
+  np.testing.assert_array_equal(layer.apply(params, TOKENS), TABLE[TOKENS])
+
+
+def test_backwards_it_is_the_transpose():
+  layer, params = made()
+  x = jnp.asarray(np.random.default_rng(1).standard_normal((2, 3, 4)), jnp.float32)
+  np.testing.assert_allclose(layer.apply(params, x, method='attend'), np.asarray(x) @ TABLE.T, rtol=1e-5, atol=1e-6)
+
+
+def test_logits_of_bfloat16_are_summed_in_float32():
+  layer, params = made(jnp.bfloat16)
+  assert layer.apply(params, TOKENS).dtype == jnp.bfloat16
+  x = jnp.ones((2, 3, 4), jnp.bfloat16)
+  logits = layer.apply(params, x, method='attend')
+  assert logits.dtype == jnp.float32
+  rounded = np.asarray(jnp.asarray(TABLE, jnp.bfloat16).astype(jnp.float32))
+  np.testing.assert_allclose(logits[0, 0], rounded.sum(-1), rtol=1e-6)
+
+
+def test_axes():
+  box = Embedding(11, 4, normal(), jnp.float32).init(jax.random.key(0), TOKENS)['params']['table']
+  assert box.names == ('vocab', 'embed') and box.value.shape == (11, 4) and box.value.dtype == jnp.float32

@@ -1,0 +1,86 @@
+"""Initializers: their moments, their fans, their names."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from conformance.tiny import QUICK, VOCAB, boxed, config, decoder
+from tfm import build
+from tfm.layers.initializer import INITIALIZERS, lecun_normal, normal, shrunk, truncated_normal, xavier_uniform
+from tfm.mixers.protocol import Context
+
+# Fan in 40, fan out 60 · 50; 120 000 numbers, so moments are known to half a percent.
+SHAPE, INPUTS, OUTPUTS = (40, 60, 50), (0,), (1, 2)
+
+
+def drawn(factory, shape=SHAPE, inputs=INPUTS, outputs=OUTPUTS):
+  return np.asarray(factory(inputs, outputs)(jax.random.key(0), shape, jnp.float32))
+
+
+@pytest.mark.parametrize('factory, stddev, largest', [
+  (normal(0.02), 0.02, None),
+  (normal(0.5), 0.5, None),
+  (truncated_normal(0.02), 0.02 * 0.87963, 0.04),     # cut at two deviations, which takes some away
+  (xavier_uniform(), (2 / 3040) ** 0.5, (6 / 3040) ** 0.5),
+  (xavier_uniform(2.0), (4 / 3040) ** 0.5, (12 / 3040) ** 0.5),
+  (lecun_normal(), 40**-0.5, 2 * 40**-0.5 / 0.87963),  # the variance is made good
+  (lecun_normal(3.0), (3 / 40) ** 0.5, None),
+  (shrunk(normal(0.5), 0.1), 0.05, None),
+  (shrunk(lecun_normal(), 0.25), 0.25 * 40**-0.5, None),
+], ids=lambda x: str(x((0,), (1,))) if callable(x) else None)
+def test_moments(factory, stddev, largest):
+  x = drawn(factory)
+  assert abs(x.mean()) < 0.02 * stddev and abs(x.std() / stddev - 1) < 0.02
+  assert largest is None or 0.98 * largest < np.abs(x).max() <= largest * 1.0001
+
+
+def test_two_contracted_axes_are_both_fan_in():
+  x = drawn(lecun_normal(), inputs=(0, 1), outputs=(2,))
+  assert abs(x.std() * 2400**0.5 - 1) < 0.02
+
+
+def test_names_tell_the_whole_initializer():
+  assert {name: str(factory()((0,), (1,))) for name, factory in INITIALIZERS.items()} == {
+    'normal': 'normal(0.02)', 'truncated_normal': 'truncated_normal(0.02)',
+    'xavier_uniform': 'xavier_uniform(1.0)', 'lecun_normal': 'lecun_normal(1.0)'}
+  assert str(shrunk(normal(0.1), 0.5)((0,), (1,))) == 'normal(0.1) · 0.5'
+
+
+@functools.cache
+def initial(layers, **model):
+  """Standard deviations of the kernels of a model as it starts, by their names."""
+  made = build.model(config(layers=layers, width=64, heads=4, feed_forward_width=256, scan=True,
+                            initializer='normal(0.3)', embedding_initializer='normal(0.05)', **model), VOCAB)
+  tokens = jnp.zeros((1, 2), jnp.int32)
+  params = jax.jit(made.init, compiler_options=QUICK)(jax.random.key(0), tokens, Context.whole(tokens))['params']
+  block = params['stack']['layers']['block_0']
+  kernels = {name: block['mixer'][name]['kernel'] for name in ('q', 'k', 'v', 'out')}
+  kernels |= {name: block['feed_forward'][name]['kernel'] for name in ('up', 'down')}
+  kernels |= dict(table=params['embedding']['table'], output=params['output']['kernel'])
+  return {name: float(box.value.std()) for name, box in kernels.items()}, params
+
+
+@pytest.mark.parametrize('depth_scaled', [True, False])
+def test_projections_into_the_residual_stream_shrink_with_depth(depth_scaled):
+  """1/√(2 layers), for two branches a layer (Radford et al. 2019, §2.3)."""
+  stddev, _ = initial(8, depth_scaled=depth_scaled)
+  small = 0.3 / 4 if depth_scaled else 0.3
+  expected = dict(q=0.3, k=0.3, v=0.3, up=0.3, output=0.3, table=0.05, out=small, down=small)
+  assert stddev == pytest.approx(expected, rel=0.06)
+
+
+def test_layers_of_a_scan_start_apart():
+  _, params = initial(8, depth_scaled=True)
+  q = params['stack']['layers']['block_0']['mixer']['q']['kernel'].value
+  assert q.shape[0] == 8 and all((q[0] != q[i]).any() for i in range(1, 8))
+
+
+def test_the_parameter_table_names_the_initializers():
+  block = boxed(decoder(layers=8))['stack']['layers']['block_0']
+  assert block['mixer']['q']['kernel'].initializer == 'normal(0.02)'
+  assert block['mixer']['out']['kernel'].initializer == 'normal(0.02) · 0.25'
+  assert block['mixer']['q']['bias'].initializer == 'zeros'
+  assert block['mixer_norm']['scale'].initializer == 'ones'

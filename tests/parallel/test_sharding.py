@@ -1,0 +1,122 @@
+"""Logical axes: names are closed, rules are read strictly, and specs come out as the rules say."""
+
+import contextlib
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec
+
+from tfm import config as configs
+from tfm.parallel import mesh as meshes
+from tfm.parallel import sharding
+from tfm.parallel.sharding import AXES, Parameter, check_divisible, parse_rules, partition_specs, partitioned, shard
+
+RULES = parse_rules(configs.schema().rules)
+X = jnp.ones((8, 4, 16))
+
+
+def mesh(data=2, fsdp=2, tensor=2):
+  return meshes.make(dict(data=data, fsdp=fsdp, tensor=tensor))
+
+
+def box(*shape_and_names):
+  shape, names = shape_and_names[:-1], shape_and_names[-1]
+  return Parameter(jax.ShapeDtypeStruct(shape, jnp.float32), names)
+
+
+class TestShard:
+
+  @pytest.mark.parametrize('inside', [False, True])
+  @pytest.mark.parametrize('names, complaint', [
+    (('batch', 'length', 'embd'), "'embd' is not a logical axis; known: batch, length, embed"),
+    (('batch', 'length', 'Embed'), "'Embed' is not a logical axis"),
+    (('batch', 'length', None), 'None is not a logical axis'),
+    (('batch', 'length', ''), "'' is not a logical axis"),
+    (('batch', 'length', 'tensor'), "'tensor' is not a logical axis"),  # a mesh axis is no meaning
+    (('batch', 'length'), 'give one each'),
+    (('batch', 'length', 'heads', 'kv'), 'give one each'),
+    ((), 'give one each'),
+  ])
+  def test_raises_inside_and_outside_of_a_mesh(self, names, complaint, inside):
+    with sharding.context(mesh(), RULES) if inside else contextlib.nullcontext():
+      with pytest.raises(ValueError, match=complaint):
+        jax.eval_shape(lambda x: shard(x, *names), X)
+
+  def test_outside_of_a_mesh_it_returns_what_it_got(self):
+    assert shard(X, 'batch', 'length', 'embed') is X
+
+  @pytest.mark.parametrize('names, own', [
+    (('batch', 'length', 'mlp'), (2, 4, 8)),    # batch over data and fsdp, mlp over tensor
+    (('batch', 'length', 'embed'), (2, 4, 16)),  # fsdp is the batch's already
+    (('length', 'batch', 'vocab'), (8, 1, 8)),
+    (('embed', 'kv', 'heads'), (4, 4, 8)),
+    (('kv', 'table', 'layers'), (8, 4, 16)),
+  ])
+  def test_inside_it_cuts(self, names, own):
+    with sharding.context(mesh(), RULES):
+      y = jax.jit(lambda x: shard(x * 2, *names))(X)
+    assert y.sharding.shard_shape(y.shape) == own
+    np.testing.assert_array_equal(y, 2 * X)
+
+  def test_the_context_ends(self):
+    with sharding.context(mesh(), RULES):
+      pass
+    assert shard(X, 'batch', 'length', 'embed') is X
+    with pytest.raises(ZeroDivisionError), sharding.context(mesh(), RULES):
+      1 / 0
+    assert shard(X, 'batch', 'length', 'embed') is X
+
+
+class TestRules:
+
+  def test_read_in_the_order_of_the_axes(self):
+    assert parse_rules({'embed': 'fsdp', 'length': '', 'batch': 'data fsdp'}) == (
+      ('batch', ('data', 'fsdp')), ('length', ()), ('embed', ('fsdp',)))
+
+  def test_an_unknown_axis_is_refused(self):
+    with pytest.raises(ValueError, match='rules.embd names no logical axis; known: batch'):
+      parse_rules({'embd': 'fsdp'})
+
+  def test_the_schema_has_a_rule_for_every_axis(self):
+    """An axis without a rule would be left to the compiler."""
+    assert set(configs.schema().rules) == set(AXES)
+
+
+class TestParameters:
+
+  def test_specs(self):
+    boxed = dict(kernel=box(16, 8, 4, ('embed', 'heads', 'kv')), stacked=box(3, 16, 8, ('layers', 'embed', 'mlp')),
+                 table=box(32, 16, ('vocab', 'embed')), step=jax.ShapeDtypeStruct((), jnp.int32))
+    where = partition_specs(boxed, mesh(), RULES)
+    def cut(name, shape):
+      return where[name].shard_shape(shape)
+    assert cut('kernel', (16, 8, 4)) == (8, 4, 4)
+    assert cut('stacked', (3, 16, 8)) == (3, 8, 4)
+    assert cut('table', (32, 16)) == (16, 8)
+    assert where['step'].is_fully_replicated
+
+  def test_partitioned_checks_the_names(self):
+    key = jax.random.key(0)
+    made = partitioned(nn.initializers.ones, ('embed', 'mlp'))(key, (2, 3), jnp.float32)
+    assert isinstance(made, Parameter) and made.names == ('embed', 'mlp') and made.value.shape == (2, 3)
+    with pytest.raises(ValueError, match="'mpl' is not a logical axis"):
+      partitioned(nn.initializers.ones, ('embed', 'mpl'))(key, (2, 3), jnp.float32)
+    with pytest.raises(ValueError, match='give one each'):
+      partitioned(nn.initializers.ones, ('embed',))(key, (2, 3), jnp.float32)
+
+  def test_divisibility(self):
+    check_divisible(dict(a=box(16, 8, ('embed', 'mlp')), step=jnp.int32(0)), mesh(), RULES)
+    with pytest.raises(ValueError, match="cuts 'mlp' of the parameter block/up into 2 parts, but it has 7; .*mesh.tensor"):
+      check_divisible(dict(block=dict(up=box(16, 7, ('embed', 'mlp')))), mesh(), RULES)
+    with pytest.raises(ValueError, match="'vocab' of the parameter t into 4 parts, but it has 6"):
+      rules = parse_rules(dict(vocab='data tensor', embed=''))
+      check_divisible(dict(t=box(6, 4, ('vocab', 'embed'))), mesh(), rules)
+
+
+def test_batches_lie_over_the_axes_of_the_batch():
+  assert sharding.batch_sharding(mesh(), RULES).spec == PartitionSpec(('data', 'fsdp'))
+  assert sharding.batch_sharding(mesh(), parse_rules(dict(batch=''))).is_fully_replicated
+  assert sharding.replicated(mesh()).is_fully_replicated

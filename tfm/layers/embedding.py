@@ -1,0 +1,36 @@
+"""Token embedding."""
+
+import flax.linen as nn
+import jax.numpy as jnp
+
+from tfm.layers.initializer import Factory
+from tfm.parallel.sharding import partitioned, shard
+from tfm.shapes import Array, Float, Int
+
+
+class Embedding(nn.Module):
+  """x = E[token]; `attend` reads it backwards, x · Eᵀ, where input and output are tied
+  (Press & Wolf 2017).
+
+  Attributes:
+    rows: V, the vocabulary, rounded up where a mesh wants it.
+    width: D.
+    initializer: of the table.
+    dtype: compute type; the table stays in float32.
+  """
+
+  rows: int
+  width: int
+  initializer: Factory
+  dtype: jnp.dtype
+
+  def setup(self):
+    initializer = partitioned(self.initializer((1,), (0,)), ('vocab', 'embed'))
+    self.table = self.param('table', initializer, (self.rows, self.width), jnp.float32)
+
+  def __call__(self, tokens: Int[Array, 'B T']) -> Float[Array, 'B T D']:
+    return shard(self.table.astype(self.dtype)[tokens], 'batch', 'length', 'embed')
+
+  def attend(self, x: Float[Array, '... D']) -> Float[Array, '... V']:
+    return jnp.einsum('...D,VD->...V', x.astype(self.dtype), self.table.astype(self.dtype),
+                      preferred_element_type=jnp.float32)

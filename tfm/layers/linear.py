@@ -1,0 +1,52 @@
+"""The one linear layer."""
+
+import math
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from tfm.layers.initializer import Factory, zeros
+from tfm.parallel.sharding import partitioned
+from tfm.shapes import Array, Float
+
+
+class Linear(nn.Module):
+  """y = x · W + b, contracting the last axes of x with the first of W.
+
+  The kernel is made at its final rank, so a projection to heads is one array [D, H, C] whose axes
+  are named and sharded apart.
+
+  Attributes:
+    shape: the kernel's shape, contracted axes first.
+    axes: the kernel's logical axes, one for each.
+    initializer: the kernel's.
+    contracted: how many axes are contracted.
+    bias: whether to add b, shaped as the axes that are made, starting from zeros.
+    dtype: compute type; parameters stay in float32.
+  """
+
+  shape: tuple[int, ...]
+  axes: tuple[str, ...]
+  initializer: Factory
+  contracted: int = 1
+  bias: bool = True
+  dtype: jnp.dtype = jnp.float32
+
+  @nn.compact
+  def __call__(self, x: Float[Array, '...']) -> Float[Array, '...']:
+    n, rank = self.contracted, len(self.shape)
+    initializer = self.initializer(tuple(range(n)), tuple(range(n, rank)))
+    kernel = self.param('kernel', partitioned(initializer, self.axes), self.shape, jnp.float32)
+    if x.shape[-n:] != self.shape[:n]:
+      raise ValueError(f'Linear contracts {self.shape[:n]} and the input ends in {x.shape[-n:]}')
+    # One matrix product whatever the rank: XLA's CPU backend is much faster on it.
+    rows, columns = math.prod(self.shape[:n]), self.shape[n:]
+    kernel = kernel.astype(self.dtype).reshape(rows, math.prod(columns))
+    y = jax.lax.dot_general(
+      x.astype(self.dtype).reshape(*x.shape[:-n], rows), kernel, (((x.ndim - n,), (0,)), ((), ())))
+    y = y.reshape(*x.shape[:-n], *columns)
+    if self.bias:
+      b = self.param('bias', partitioned(zeros, self.axes[n:]), columns, jnp.float32)
+      y = y + b.astype(self.dtype).reshape((1,) * (x.ndim - n) + columns)
+    return y

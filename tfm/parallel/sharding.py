@@ -1,0 +1,143 @@
+"""Logical axes: parameters and activations name what an axis means; rules say which mesh axis carries it.
+
+A misspelt axis would replicate silently, so the names are closed: `AXES` is all there are.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import flax.linen as nn
+import jax
+from flax import struct
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from tfm.shapes import Array, PyTree
+
+AXES = {
+  'batch': 'sequences',
+  'length': 'tokens of a sequence',
+  'embed': 'model width',
+  'heads': 'query heads',
+  'kv_heads': 'key/value heads',
+  'kv': 'channels of one head',
+  'mlp': 'feed-forward width',
+  'vocab': 'vocabulary',
+  'table': 'rows of a position table',
+  'layers': 'stacked layers',
+}
+
+Rules = tuple[tuple[str, tuple[str, ...]], ...]
+
+
+class Parameter(nn.LogicallyPartitioned):
+  """A parameter's value with its logical axes and the name of its initializer."""
+
+  initializer: str = struct.field(default='', pytree_node=False)
+
+
+def check_axes(names: tuple[str, ...], rank: int) -> None:
+  """Raises ValueError unless `names` are known logical axes, one for each of `rank` dimensions."""
+  for name in names:
+    if name not in AXES:
+      raise ValueError(f'{name!r} is not a logical axis; known: {", ".join(AXES)}')
+  if len(names) != rank:
+    raise ValueError(f'{len(names)} logical axes {names} name an array of rank {rank}; give one each')
+
+
+def shard(x: Array, *names: str) -> Array:
+  """Constrains an activation to the sharding that the current rules give its logical axes.
+
+  Outside a mesh it checks the names and returns `x`.
+
+  Raises:
+    ValueError: for an unknown name or a wrong number of names.
+  """
+  check_axes(names, x.ndim)
+  return nn.with_logical_constraint(x, names)
+
+
+def partitioned(initializer: Callable, names: tuple[str, ...]) -> Callable[..., Parameter]:
+  """Wraps an initializer so that the parameter it makes carries its logical axes."""
+  def init(key, shape, dtype):
+    check_axes(names, len(shape))
+    return Parameter(initializer(key, shape, dtype), names, initializer=str(initializer))
+  return init
+
+
+def parse_rules(rules: Mapping[str, str]) -> Rules:
+  """`{'batch': 'data fsdp', 'length': ''}` → `(('batch', ('data', 'fsdp')), ('length', ()))`.
+
+  The order counts: where two axes of one array ask for the same mesh axis, the first rule has it.
+  """
+  for name in rules:
+    if name not in AXES:
+      raise ValueError(f'rules.{name} names no logical axis; known: {", ".join(AXES)}')
+  return tuple((name, tuple(rules[name].split())) for name in AXES if name in rules)
+
+
+def unbox_reshaped(tree: PyTree, params: PyTree) -> PyTree:
+  """Takes the box off every leaf of `tree` that has its parameter's axes but not its shape.
+
+  Those are adafactor's factored moments; unboxed, they are replicated, which is right for their size.
+  """
+  def is_box(x):
+    return isinstance(x, Parameter)
+  shapes = {(box.names, box.value.shape) for box in jax.tree.leaves(params, is_leaf=is_box)}
+  return jax.tree.map(
+    lambda x: x.value if is_box(x) and (x.names, x.value.shape) not in shapes else x, tree, is_leaf=is_box)
+
+
+def partition_specs(boxed: PyTree, mesh: Mesh, rules: Rules) -> PyTree:
+  """The `NamedSharding` of every leaf of a boxed (abstract) tree under the rules.
+
+  Leaves without logical axes (step counters, keys) are replicated.
+  """
+  return nn.unbox(nn.logical_to_mesh_sharding(nn.get_partition_spec(boxed), mesh, rules))
+
+
+def check_divisible(boxed: PyTree, mesh: Mesh, rules: Rules) -> None:
+  """Refuses a mesh that does not divide some parameter, naming the parameter and both numbers."""
+  boxes = jax.tree_util.tree_leaves_with_path(boxed, is_leaf=lambda x: isinstance(x, Parameter))
+  for path, box in boxes:
+    if not isinstance(box, Parameter):
+      continue
+    spec = nn.logical_to_mesh_axes(box.names, rules)
+    for size, name, axes in zip(box.value.shape, box.names, spec):
+      axes = (axes,) if isinstance(axes, str) else axes or ()
+      parts = 1
+      for axis in axes:
+        parts *= mesh.shape[axis]
+      if size % parts:
+        where = '/'.join(str(getattr(k, 'key', k)) for k in path)
+        raise ValueError(
+          f'mesh {dict(mesh.shape)} cuts {name!r} of the parameter {where} into {parts} parts, but it '
+          f'has {size}; change that size, mesh.{axes[-1]}, or rules.{name}')
+
+
+def batch_sharding(mesh: Mesh, rules: Rules) -> NamedSharding:
+  """Rows of a batch over the mesh axes that carry `batch`."""
+  return NamedSharding(mesh, PartitionSpec(dict(rules).get('batch') or None))
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+  """One whole copy on every device."""
+  return NamedSharding(mesh, PartitionSpec())
+
+
+def context(mesh: Mesh, rules: Rules) -> Any:
+  """`with context(mesh, rules):` makes `shard` mean something."""
+  return _Context(mesh, rules)
+
+
+class _Context:
+
+  def __init__(self, mesh: Mesh, rules: Rules):
+    self.entered = jax.set_mesh(mesh), nn.logical_axis_rules(rules)
+
+  def __enter__(self):
+    for manager in self.entered:
+      manager.__enter__()
+
+  def __exit__(self, *error):
+    for manager in reversed(self.entered):
+      manager.__exit__(*error)
