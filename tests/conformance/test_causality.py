@@ -1,0 +1,43 @@
+"""Causal means causal: the gradient of an output with respect to a later input is exactly zero."""
+
+import numpy as np
+import pytest
+
+from conformance import collect
+from conformance.tiny import LENGTH, Tiny, accepted
+from tfm.masks.protocol import table
+
+ROW = np.arange(LENGTH)
+
+
+@pytest.mark.parametrize('mixer, position, mask', collect.combinations(LENGTH))
+def test_no_output_feels_a_later_input(mixer, position, mask):
+  felt = accepted(mixer, position, mask).influence(ROW, np.ones(LENGTH))
+  assert np.isfinite(felt).all()
+  assert not np.triu(felt, 1).any()
+  # Each token feels itself, and what came before is felt too, or the zeros above would prove nothing.
+  assert np.diag(felt).all() and np.tril(felt, -1).any()
+
+
+@pytest.mark.parametrize('mixer, position, mask', collect.combinations(LENGTH))
+def test_documents_and_padding_are_not_felt(mixer, position, mask):
+  segments = np.array([0] + [1] * 4 + [2] * 5 + [0] * 2)
+  positions = np.array([0, *range(4), *range(5), 0, 0])
+  felt = accepted(mixer, position, mask).influence(positions, segments)
+  apart = (segments[:, None] != segments[None, :]) | (segments == 0)[None, :]
+  real = segments > 0
+  assert np.isfinite(felt).all()  # padding's own outputs included
+  assert not felt[apart & real[:, None]].any()
+  assert all(np.tril(felt, -1)[segments == s][:, segments == s].any() for s in (1, 2))
+
+
+@pytest.mark.parametrize('mixer, position, mask', collect.combinations(LENGTH))
+def test_a_row_of_padding_has_finite_gradients(mixer, position, mask):
+  assert np.isfinite(accepted(mixer, position, mask).influence(np.zeros(LENGTH), np.zeros(LENGTH))).all()
+
+
+@pytest.mark.parametrize('text', collect.decoder_masks(collect.specs('mask'), LENGTH))
+def test_one_layer_of_softmax_feels_what_its_mask_shows_and_no_more(text):
+  felt = Tiny(layers=1, mixer='softmax', mask=text).influence(ROW, np.ones(LENGTH))
+  shown = table(collect.mask(text), LENGTH) | np.eye(LENGTH, dtype=bool)  # a residual stream feels itself
+  np.testing.assert_array_equal(felt > 0, shown)

@@ -1,0 +1,42 @@
+"""Decoding = training: what is read through a cache, in any pieces, gives the logits of the full pass."""
+
+import jax
+import numpy as np
+import pytest
+
+from conformance import collect
+from conformance.tiny import LENGTH, VOCAB, accepted
+
+# A whole document; one padded on the left, as prompts of unequal length are; two documents in one row.
+SEGMENTS = np.array([[1] * 12, [0] * 2 + [1] * 10, [1] * 5 + [2] * 7])
+POSITIONS = np.array([[*range(12)], [0, 0, *range(10)], [*range(5), *range(7)]])
+TOKENS = np.random.default_rng(0).integers(0, VOCAB, SEGMENTS.shape)
+SLACK = 3  # a cache may be longer than what is read
+
+
+@pytest.mark.parametrize('pieces', [(5,) + (1,) * 7, (5, 5, 1, 1), (1,) * 12],
+                         ids=['prefill then steps', 'prefill in pieces', 'steps only'])
+@pytest.mark.parametrize('mixer, position, mask', collect.combinations(LENGTH))
+def test_cached_reading_equals_the_full_pass(mixer, position, mask, pieces):
+  tiny = accepted(mixer, position, mask)
+  full, none = tiny(TOKENS, POSITIONS, SEGMENTS)
+  assert none is None
+  caches = tiny.model.init_caches(len(TOKENS), LENGTH + SLACK)
+  read, start = [], 0
+  for piece in pieces:
+    here = slice(start, start + piece)
+    logits, caches = tiny(TOKENS[:, here], POSITIONS[:, here], SEGMENTS[:, here], caches)
+    read.append(logits)
+    start += piece
+  real = SEGMENTS > 0
+  np.testing.assert_allclose(np.concatenate(read, 1)[real], full[real], rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize('mixer', collect.specs('mixer'))
+def test_the_cache_keeps_its_form(mixer):
+  """A loop over tokens carries the cache, so shapes and types may not change on the way."""
+  tiny = accepted(mixer, 'rope', 'causal')
+  caches = tiny.model.init_caches(3, LENGTH + SLACK)
+  _, after = tiny(TOKENS[:, :5], POSITIONS[:, :5], SEGMENTS[:, :5], caches)
+  form = [jax.tree.map(lambda x: (x.shape, x.dtype), tree) for tree in (caches, after)]
+  assert form[0] == form[1]

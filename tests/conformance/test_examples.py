@@ -1,0 +1,87 @@
+"""Every file of a slot can be tried, and what cannot be combined is refused, not ignored."""
+
+import dataclasses
+
+import flax.linen as nn
+import pytest
+
+from conformance import collect
+from conformance.tiny import LENGTH, Tiny, config, decoder
+from tfm import build, spec
+from tfm.masks.protocol import Mask, is_causal
+from tfm.mixers.protocol import Mixer
+
+FILES = [(slot, name) for slot in collect.SLOTS for name in collect.variants(slot)]
+
+
+@pytest.mark.parametrize('slot, name', FILES)
+def test_every_variant_has_an_example_of_itself(slot, name):
+  needs = collect.required(spec.find(name, *collect.SLOTS[slot]), collect.SLOTS[slot][1])
+  texts = collect.examples(slot, name)
+  assert texts, (f'tfm/{slot}s/{name}.py requires the arguments {needs} and says no examples: give its class '
+                 f"examples = ('{name}(…)',), the specs that the conformance suite is to try")
+  assert all(spec.parse(text).name == name for text in texts), f'examples of {name!r} must name it: {texts}'
+
+
+@pytest.mark.parametrize('slot, text', [(slot, text) for slot in collect.SLOTS for text in collect.specs(slot)])
+def test_every_example_makes_a_model(slot, text):
+  if slot == 'mask':
+    text, = collect.decoder_masks([text], LENGTH)
+  # A variant may refuse the default surroundings, but then some other mixer or position must take it.
+  mixers = [text] if slot == 'mixer' else collect.specs('mixer')
+  positions = [text] if slot == 'position' else collect.specs('position')
+  refusals = []
+  for mixer in mixers:
+    for position in positions:
+      try:
+        decoder(**{slot: text, 'mixer': mixer, 'position': position})
+        return
+      except ValueError as refusal:
+        refusals.append(str(refusal))
+  pytest.fail(f'nothing accepts {slot}={text!r}: {refusals}')
+
+
+@pytest.mark.parametrize('position', collect.specs('position'))
+@pytest.mark.parametrize('text', collect.decoder_masks(collect.specs('mask'), LENGTH))
+def test_softmax_over_the_dense_kernel_takes_everything(position, text):
+  decoder(mixer='softmax', position=position, mask=text, kernel='dense')
+
+
+@pytest.mark.parametrize('text', [text for text in collect.specs('mask')
+                                  if not is_causal(collect.mask(text), LENGTH)])
+def test_a_decoder_refuses_a_mask_that_looks_ahead(text):
+  with pytest.raises(ValueError, match=r'config\.model\.mask=.* lets a token see later ones.*causal & '):
+    decoder(mask=text)
+
+
+@pytest.mark.parametrize('position', collect.specs('position'))
+def test_a_position_reaches_as_far_as_it_is_trained(position):
+  made = build.position(config(position=position), 'model', config(position=position).model)()
+  assert made.reach is None or made.reach >= LENGTH
+
+
+def test_required_arguments_want_examples():
+  @dataclasses.dataclass(frozen=True)
+  class Needy(Mask):
+    blocks: int
+    size: int = 2
+    __call__ = None
+
+  class Telling(Needy):
+    examples = ('telling(3)',)
+
+  class NeedyMixer(Mixer):
+    features: int
+    position: object
+
+  assert collect.required(Needy, Mask) == ['blocks'] and collect.tried(Needy, Mask, 'needy') == ()
+  assert collect.tried(Telling, Mask, 'telling') == ('telling(3)',)
+  # What the model hands to every mixer is no argument of its spec.
+  assert collect.required(NeedyMixer, Mixer) == ['features']
+  # Linen must not take the examples for a field.
+  assert 'examples' not in {f.name for f in dataclasses.fields(NeedyMixer)} and issubclass(NeedyMixer, nn.Module)
+
+
+def test_a_refused_combination_is_no_model():
+  with pytest.raises(ValueError, match='config.model.mixer'):
+    Tiny(mixer='sofmax')

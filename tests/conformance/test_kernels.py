@@ -1,0 +1,243 @@
+"""The kernel changes nothing: each equals the dense one, and the dense one equals the formula."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.tree_util import Partial
+
+import tfm.positions
+from conformance import collect
+from conformance.tiny import asked, config
+from reference import attention
+from tfm import build, spec
+from tfm.kernels.protocol import Kernel
+from tfm.positions.protocol import Position
+
+B, S, C = 2, 12, 4
+KERNELS = collect.specs('kernel')
+TOLERANCE = {'float32': 2e-5, 'bfloat16': 3e-2}  # bf16 keeps 8 bits of each weight and each value
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+  """What a kernel is asked; the defaults are plain causal attention over whole rows."""
+
+  mask: str = 'causal'
+  heads: int = 4
+  kv_heads: int = 4
+  score: str = 'dot'
+  bias: str = ''            # a position spec that has one, or 'own', below
+  segments: str = 'whole'   # whole, packed (two documents and padding), padding (nothing else)
+  queries: tuple = (0, S)   # which of the S tokens ask
+  learned_score: bool = False
+
+  @functools.cached_property
+  def arrays(self):
+    """Everything in float32 and int32, as a dict of the kernel's arguments."""
+    draw = np.random.default_rng(0)
+    shapes = dict(q=(B, S, self.heads, C), k=(B, S, self.kv_heads, C), v=(B, S, self.kv_heads, C))
+    a = {name: draw.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    packed = np.array([[1] * 5 + [2] * 4 + [0] * 3, [0] * 2 + [1] * 10])
+    restarted = np.array([[*range(5), *range(4), 0, 0, 0], [0, 0, *range(10)]])
+    whole, at = np.ones((B, S), int), np.tile(np.arange(S), (B, 1))
+    segments, positions = {'whole': (whole, at), 'packed': (packed, restarted), 'padding': (0 * whole, at)}[self.segments]
+    a |= dict(k_segments=segments.astype(np.int32), k_positions=positions.astype(np.int32))
+    asking = slice(*self.queries)
+    a |= dict(q_segments=a['k_segments'][:, asking], q_positions=a['k_positions'][:, asking])
+    a['q'] = a['q'][:, asking]
+    return a
+
+  def functions(self):
+    """The score and the bias: functions with learned leaves."""
+    score = asked(spec.factory(self.score, *collect.SLOTS['score'], head_width=C), lambda made: made())
+    if self.learned_score:
+      score = Partial(weighted, jnp.asarray([0.5, 1.0, -0.7, 1.5]))
+    if self.bias in ('', 'own'):
+      table = jnp.asarray(np.random.default_rng(1).standard_normal((self.heads, 5)), jnp.float32)
+      return score, Partial(by_distance, table) if self.bias else None
+    c = config(position=self.bias, heads=self.heads, kv_heads=self.kv_heads, head_width=C)
+    return score, asked(build.position(c, 'model', c.model), lambda made: made.bias())
+
+
+def weighted(weight, q, k):
+  """A score with a learned vector, Σ_c w_c q_c k_c."""
+  return jnp.einsum('BTKGC,BSKC->BKGTS', q * weight.reshape(1, 1, 1, 1, -1).astype(q.dtype), k,
+                    preferred_element_type=jnp.float32)
+
+
+def by_distance(table, q, k, q_positions, k_positions):
+  """A learned bias per head and clipped distance."""
+  distance = jnp.clip(q_positions[:, :, None] - k_positions[:, None, :], -2, 2) + 2
+  return jnp.moveaxis(table[:, distance], 0, 1).reshape(
+    q.shape[0], k.shape[2], -1, q.shape[1], k.shape[1])
+
+
+CASES = {
+  'multi-head': Case(),
+  'grouped': Case(kv_heads=2),
+  'multi-query window': Case(kv_heads=1, mask='causal & window(2)'),
+  'both ways': Case(mask='window(3)'),
+  'packed': Case(kv_heads=2, segments='packed'),
+  'bias': Case(kv_heads=2, bias='own', segments='packed'),
+  'learned score': Case(kv_heads=2, learned_score=True, bias='own', mask='causal & window(3)'),
+  'a row that sees nothing': Case(kv_heads=2, mask='~causal', bias='own'),
+  'padding only': Case(kv_heads=2, segments='padding'),
+  'one query': Case(kv_heads=2, queries=(7, 8), bias='own'),
+  'few queries': Case(kv_heads=2, queries=(4, 7), segments='packed'),
+}
+COLLECTED = {f'score {text}': Case(kv_heads=2, score=text) for text in collect.specs('score')}
+COLLECTED |= {f'mask {text}': Case(kv_heads=2, mask=text, segments='packed') for text in collect.specs('mask')}
+COLLECTED |= {
+  f'position {text}': Case(kv_heads=2, bias=text, segments='packed') for name in collect.variants('position')
+  for text in collect.examples('position', name) if spec.find(name, tfm.positions, Position).bias != Position.bias}
+CASES |= {name: case for name, case in COLLECTED.items() if case not in CASES.values()}
+
+
+def kernel(text) -> Kernel:
+  return spec.build(text, *collect.SLOTS['kernel'])
+
+
+@functools.cache
+def call(text, case, dtype='float32', order=None):
+  """(out, gradients of q, k, v, score and bias for a fixed cotangent), through jit; keys in another order."""
+  a = dict(case.arrays)
+  if order:
+    a |= {name: a[name][:, order] for name in ('k', 'v', 'k_positions', 'k_segments')}
+  score, bias = case.functions()
+  g = cotangent(a)
+  fixed = {name: jnp.asarray(x) for name, x in a.items() if name not in 'qkv'}
+
+  @jax.jit
+  def run(q, k, v, score, bias):
+    def out(q, k, v, score, bias):
+      return kernel(text)(q, k, v, score=score, mask=collect.mask(case.mask), bias=bias, **fixed)
+    y, back = jax.vjp(out, q, k, v, score, bias)
+    return y, back(jnp.asarray(g, y.dtype))
+
+  q, k, v = (jnp.asarray(a[name], dtype) for name in 'qkv')
+  try:
+    return run(q, k, v, score, bias)
+  except ValueError as refusal:
+    # Only an optional kernel may refuse, and never the plainest of cases.
+    assert text != 'dense' and case != CASES['multi-head'] and len(str(refusal).split()) > 5
+    pytest.skip(f'{text} refuses: {refusal}')
+
+
+def cotangent(a):
+  return np.random.default_rng(2).standard_normal((*a['q'].shape[:3], C)).astype(np.float32)
+
+
+def formula(case, dtype='float32'):
+  """The same from tests/reference, in float64, on arrays rounded to `dtype`."""
+  a = case.arrays
+  rounded = {n: np.asarray(jnp.asarray(a[n], dtype).astype(jnp.float32), np.float64) for n in 'qkv'}
+  q, k, v = rounded.values()
+  score, bias = case.functions()
+  B, T, H, _ = q.shape
+  K = k.shape[2]
+  grouped, keys = jnp.asarray(q.reshape(B, T, K, H // K, C), dtype), jnp.asarray(k, dtype)
+
+  def logits_of(score, bias, q, k):
+    logits = score(q, k)
+    return logits if bias is None else logits + bias(q, k, a['q_positions'], a['k_positions'])
+
+  logits, back = jax.jit(lambda *args: jax.vjp(logits_of, *args))(score, bias, grouped, keys)
+  flat = np.asarray(logits, np.float64).reshape(B, H, T, -1)
+  if case.score == 'dot' and not case.learned_score and bias is None:
+    np.testing.assert_allclose(flat, attention.dot_logits(q, k), rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+  visible = attention.seen(
+    lambda q, k: bool(collect.mask(case.mask)(q, k)), *(a[n] for n in ('q_positions', 'k_positions', 'q_segments', 'k_segments')))
+  d_logits, d_v = attention.gradients(flat, visible, v, cotangent(a))
+  d_score, d_bias, d_q, d_k = jax.jit(lambda back, g: back(g))(
+    back, jnp.asarray(d_logits.reshape(logits.shape), jnp.float32))
+  return attention.attend(flat, visible, v), (d_q.reshape(q.shape), d_k, d_v, d_score, d_bias)
+
+
+def close(a, b, tolerance):
+  for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+    np.testing.assert_allclose(np.asarray(x, np.float64), np.asarray(y, np.float64), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize('name', CASES)
+def test_dense_is_the_formula(name):
+  close(call('dense', CASES[name]), formula(CASES[name]), TOLERANCE['float32'])
+
+
+@pytest.mark.parametrize('text, name', [(text, name) for text in KERNELS if text != 'dense' for name in CASES])
+def test_every_kernel_is_the_dense_one(text, name):
+  close(call(text, CASES[name]), call('dense', CASES[name]), TOLERANCE['float32'])
+
+
+@pytest.mark.parametrize('name', ['multi-head', 'packed', 'learned score', 'a row that sees nothing'])
+@pytest.mark.parametrize('text', KERNELS)
+def test_bfloat16(text, name):
+  out, gradients = call(text, CASES[name], 'bfloat16')
+  assert out.dtype == jnp.bfloat16
+  expected, by_hand = formula(CASES[name], 'bfloat16')
+  close(out, expected, TOLERANCE['bfloat16'])
+  for x, y in zip(jax.tree.leaves(gradients), jax.tree.leaves(by_hand), strict=True):
+    # A gradient sums many rounded terms: judged by its own size.
+    error = np.abs(np.asarray(x, np.float64) - np.asarray(y, np.float64)).max()
+    assert error <= TOLERANCE['bfloat16'] * np.abs(np.asarray(y, np.float64)).max()
+
+
+@pytest.mark.parametrize('text', KERNELS)
+def test_a_query_that_sees_nothing_gets_zeros_and_gives_none(text):
+  case = CASES['a row that sees nothing']
+  out, (d_q, d_k, d_v, _, d_bias) = call(text, case)
+  assert not out[:, -1].any() and out[:, :-1].any()  # nothing stands after the last
+  assert not d_q[:, -1].any() and not d_k[:, 0].any() and not d_v[:, 0].any()  # nobody sees the first
+  out, gradients = call(text, CASES['padding only'])
+  assert not out.any() and not any(np.any(g) for g in jax.tree.leaves(gradients))
+
+
+@pytest.mark.parametrize('name', ['packed', 'bias', 'multi-query window', 'few queries'])
+@pytest.mark.parametrize('text', KERNELS)
+def test_the_order_of_keys_does_not_matter(text, name):
+  case = CASES[name]
+  order = np.random.default_rng(3).permutation(S)
+  out, (d_q, d_k, d_v, _, d_bias) = call(text, case)
+  out_, (d_q_, d_k_, d_v_, _, d_bias_) = call(text, case, order=tuple(order.tolist()))
+  close((out, d_q, d_k[:, order], d_v[:, order], d_bias), (out_, d_q_, d_k_, d_v_, d_bias_), TOLERANCE['float32'])
+
+
+@pytest.mark.parametrize('text', KERNELS)
+class TestDropout:
+
+  def mixed(self, text, rate, key, rows=64):
+    """With values of one, an output is the sum of what is left of its weights."""
+    q = jnp.zeros((1, rows, 4, C))
+    k = v = jnp.ones((1, rows, 2, C))
+    at, one = jnp.arange(rows)[None], jnp.ones((1, rows), jnp.int32)
+    score, _ = Case().functions()
+    run = jax.jit(lambda key: kernel(text)(
+      q, k, v, score=score, mask=collect.mask('window(0)'), bias=None, q_positions=at, k_positions=at,
+      q_segments=one, k_segments=one, dropout=rate, dropout_key=key))
+    return np.asarray(run(key))
+
+  def test_drops_its_share_and_keeps_the_mean(self, text):
+    # Each query sees one key: its weight is dropped, or stands 1 / (1 - rate) as large.
+    out = self.mixed(text, 0.25, jax.random.key(0), rows=512)
+    kept = out > 0
+    np.testing.assert_allclose(out[kept], 1 / 0.75, rtol=1e-6)
+    assert 0.70 < kept[..., 0].mean() < 0.80  # 2048 weights: five standard deviations
+    assert (kept[..., 0] == kept[..., 1]).all()  # a weight is dropped, not channels of the output
+
+  def test_is_the_keys_doing(self, text):
+    a, again, b = (self.mixed(text, 0.5, jax.random.key(i)) for i in (0, 0, 1))
+    assert (a == again).all() and (a != b).any()
+    # Heads of one group, and rows, are dropped apart.
+    assert (a[:, :, 0] != a[:, :, 1]).any() and (a[:, :, 0] != a[:, :, 2]).any()
+
+  def test_no_key_or_no_rate_drops_nothing(self, text):
+    np.testing.assert_allclose(self.mixed(text, 0.5, None), 1)
+    np.testing.assert_allclose(self.mixed(text, 0.0, jax.random.key(0)), 1)
+
+
+@pytest.mark.parametrize('text', KERNELS)
+def test_equal_specs_are_equal_kernels(text):
+  assert kernel(text) == kernel(text) and hash(kernel(text)) == hash(kernel(text))

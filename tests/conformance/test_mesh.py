@@ -1,0 +1,141 @@
+"""The mesh changes nothing: eight devices, however they are cut, give the loss and gradients of one."""
+
+import functools
+import itertools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from conformance import collect
+from conformance.tiny import QUICK, VOCAB, boxed, config, parameters
+from tfm import build
+from tfm.mixers.protocol import Context
+from tfm.parallel import mesh as meshes
+from tfm.parallel import sharding
+
+B, T = 8, 12
+MESHES = [cut for cut in itertools.product((1, 2, 4, 8), repeat=3) if math.prod(cut) == 8]  # data, fsdp, tensor
+ROWS = np.random.default_rng(0).integers(0, VOCAB, (B, T + 1))
+SEGMENTS = np.array([[1] * 7 + [2] * 5] * 4 + [[0] * 2 + [1] * 8 + [0] * 2] * 4)
+POSITIONS = np.array([[*range(7), *range(5)]] * 4 + [[0, 0, *range(8), 0, 0]] * 4)
+# Every size divides by 8, so that each cut is possible; plain parts, because eight devices compile slowly.
+WIDE = dict(width=32, heads=8, kv_heads=8, head_width=4, feed_forward_width=32, vocab_multiple=16,
+            bias=False, feed_forward='relu', norm='rmsnorm')
+
+
+class Sharded:
+  """Loss and gradients of one model, on one device and on meshes."""
+
+  def __init__(self, **model):
+    self.config = config(**WIDE | model)
+    self.rules = sharding.parse_rules(self.config.rules)
+    self.model = build.model(self.config, VOCAB)
+    self.boxes = boxed(self.model)
+    self.params = parameters(self.model)
+
+  @functools.cached_property
+  def alone(self):
+    return jax.jit(jax.value_and_grad(self.loss), compiler_options=QUICK)(
+      self.params, *map(jnp.asarray, (ROWS, POSITIONS, SEGMENTS)))
+
+  def loss(self, params, rows, positions, segments):
+    logits, _ = self.model.apply({'params': params}, rows[:, :-1], Context(positions, segments))
+    return -(jax.nn.log_softmax(logits) * jax.nn.one_hot(rows[:, 1:], VOCAB)).sum(-1).mean()
+
+  def features(self, params, rows, positions, segments):
+    return self.model.apply({'params': params}, rows[:, :-1], Context(positions, segments), method='features')[0]
+
+  def on(self, mesh):
+    """The parameters and the batch, each where it belongs on the mesh."""
+    where = sharding.partition_specs(self.boxes, mesh, self.rules)
+    batch = [jax.device_put(x, sharding.batch_sharding(mesh, self.rules)) for x in (ROWS, POSITIONS, SEGMENTS)]
+    return where, jax.device_put(self.params, where), batch
+
+
+@functools.cache
+def sharded(**model) -> Sharded:
+  return Sharded(**model)
+
+
+def pairs():
+  """Each mixer and each position, the other at its default."""
+  default = collect.DEFAULTS['mixer'], collect.DEFAULTS['position']
+  return list(dict.fromkeys([default] + [(mixer, default[1]) for mixer in collect.specs('mixer')]
+                            + [(default[0], position) for position in collect.specs('position')]))
+
+
+def cuts():
+  """(mixer, position, mesh): all meshes for the defaults; for the others the one that cuts all three ways.
+
+  A mesh costs a compilation of seconds, so the rest of the product runs under `make test-slow`.
+  """
+  for pair in pairs():
+    for sizes in MESHES:
+      quick = pair == pairs()[0] or sizes == (2, 2, 2)
+      yield pytest.param(*pair, sizes, id=f'{pair} on {sizes}', marks=[] if quick else [pytest.mark.slow])
+
+
+def equal_on(made, sizes):
+  mesh = meshes.make(dict(zip(('data', 'fsdp', 'tensor'), sizes)))
+  where, params, batch = made.on(mesh)
+  with sharding.context(mesh, made.rules):
+    run = jax.jit(jax.value_and_grad(made.loss), out_shardings=(None, where), compiler_options=QUICK)
+    loss, grads = run(params, *batch)
+  np.testing.assert_allclose(loss, made.alone[0], rtol=1e-5)
+  expected = [np.asarray(g) for g in jax.tree.leaves(made.alone[1])]
+  size = max(np.abs(g).max() for g in expected)
+  for (path, a), b in zip(jax.tree.leaves_with_path(grads), expected, strict=True):
+    np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5 * size, err_msg=jax.tree_util.keystr(path))
+
+
+@pytest.mark.parametrize('mixer, position, sizes', list(cuts()))
+def test_loss_and_gradients_are_those_of_one_device(mixer, position, sizes):
+  try:
+    made = sharded(mixer=mixer, position=position)
+  except ValueError as refusal:
+    assert mixer != collect.DEFAULTS['mixer']
+    pytest.skip(f'refused: {refusal}')
+  equal_on(made, sizes)
+
+
+@pytest.mark.parametrize('sizes, model', [
+  ((1, 2, 4), dict(kv_heads=4, remat='full', scan=False, tied=True, layers=1)),
+  ((2, 2, 2), dict(kv_heads=2, norm_placement='post', feed_forward='swiglu', bias=True)),
+], ids=['grouped, tied, remat, unscanned', 'post, gated, biases'])
+def test_other_shapes_of_model_too(sizes, model):
+  equal_on(sharded(**model), sizes)
+
+
+@pytest.mark.parametrize('sizes', MESHES, ids=str)
+@pytest.mark.parametrize('mixer, position', pairs())
+def test_parameters_lie_cut_as_the_rules_say(mixer, position, sizes):
+  try:
+    made = sharded(mixer=mixer, position=position)
+  except ValueError as refusal:
+    pytest.skip(f'refused: {refusal}')
+  mesh = meshes.make(dict(zip(('data', 'fsdp', 'tensor'), sizes)))
+  _, params, _ = made.on(mesh)
+  boxes = jax.tree.leaves_with_path(made.boxes, is_leaf=lambda x: isinstance(x, sharding.Parameter))
+  for (path, box), x in zip(boxes, jax.tree.leaves(params), strict=True):
+    cuts = [math.prod(mesh.shape[axis] for axis in made.config.rules[name].split()) for name in box.names]
+    own = tuple(size // cut for size, cut in zip(x.shape, cuts, strict=True))
+    assert {shard.data.shape for shard in x.addressable_shards} == {own}, jax.tree_util.keystr(path)
+    assert len({str(shard.index) for shard in x.addressable_shards}) == math.prod(cuts)
+  # No kernel is whole on a device where fsdp or tensor could have cut it.
+  if sizes != (8, 1, 1):
+    whole = [path for (path, _), x in zip(boxes, jax.tree.leaves(params))
+             if path[-1].key == 'kernel' and x.sharding.is_fully_replicated]
+    assert not whole
+
+
+@pytest.mark.parametrize('sizes', [(8, 1, 1), (2, 2, 2), (1, 1, 8)], ids=str)
+def test_activations_are_cut_too(sizes):
+  made = sharded(mixer='softmax', position='rope')
+  mesh = meshes.make(dict(zip(('data', 'fsdp', 'tensor'), sizes)))
+  _, params, batch = made.on(mesh)
+  with sharding.context(mesh, made.rules):
+    x = jax.jit(made.features, compiler_options=QUICK)(params, *batch)
+  assert x.sharding.shard_shape(x.shape) == (B // (sizes[0] * sizes[1]), T, 32)

@@ -1,0 +1,62 @@
+"""Packing and padding change nothing: each document gives the logits that it gives alone."""
+
+import numpy as np
+import pytest
+
+from conformance import collect
+from conformance.tiny import LENGTH, VOCAB, accepted
+
+A = np.random.default_rng(0).integers(0, VOCAB, 7)
+B = np.random.default_rng(1).integers(0, VOCAB, 5)
+PAD = None
+
+
+def row(*pieces):
+  """Tokens, positions, segments of a row of documents and (PAD, n) paddings, and where each stands.
+
+  Padding holds arbitrary tokens and positions: nobody may look at them.
+  """
+  tokens, positions, segments, spans = [], [], [], []
+  for piece in pieces:
+    padding = isinstance(piece, tuple)
+    n = piece[1] if padding else len(piece)
+    if not padding:
+      spans.append(slice(len(tokens), len(tokens) + n))
+    tokens += [(7 * i + 3) % VOCAB for i in range(n)] if padding else list(piece)
+    positions += [(5 * i + 2) % LENGTH for i in range(n)] if padding else list(range(n))
+    segments += [0 if padding else len(spans)] * n
+  return (tokens, positions, segments), spans
+
+
+def rows(*made):
+  return [np.array(columns) for columns in zip(*(columns for columns, _ in made))]
+
+
+def close(a, b):
+  np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5)
+
+
+@pytest.fixture
+def combination(mixer, position, mask):
+  return accepted(mixer, position, mask)
+
+
+@pytest.mark.parametrize('mixer, position, mask', collect.combinations(LENGTH))
+class TestRows:
+
+  def test_packed_documents_give_what_each_gives_alone(self, combination):
+    first, second, alone = row(A, B), row(B, A), row(B, (PAD, 7))
+    packed, _ = combination(*rows(first, second, alone))
+    a, _ = combination(*rows(row(A)))  # no padding and no neighbour: 7 tokens, and that is all
+    close(packed[0, first[1][0]], a[0])
+    close(packed[1, second[1][1]], a[0])
+    close(packed[0, first[1][1]], packed[2, alone[1][0]])
+    close(packed[1, second[1][0]], packed[2, alone[1][0]])
+
+  def test_padding_on_either_side_changes_nothing(self, combination):
+    made = row(A, (PAD, 5)), row((PAD, 5), A), row((PAD, 2), A, (PAD, 3))
+    padded, _ = combination(*rows(*made))
+    alone, _ = combination(*rows(row(A)))
+    assert np.isfinite(padded).all()
+    for logits, (_, (span,)) in zip(padded, made):
+      close(logits[span], alone[0])

@@ -1,0 +1,121 @@
+"""A decoder small enough for a test, by the public path: `config.complete`, `config.resolve`, `build.model`."""
+
+import functools
+from collections.abc import Callable
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tfm import build
+from tfm import config as configs
+from tfm.mixers.protocol import Context
+
+# Compiling takes the time here, not running.
+QUICK = {'xla_backend_optimization_level': 0}
+VOCAB = 29
+LENGTH = 12
+# Two layers, so that what one layer leaks another carries on; grouped heads; biases, so that there is
+# something to forget; an output of its own, so that the embedding's gradient is the input's alone.
+MODEL = dict(layers=2, width=16, heads=4, kv_heads=2, feed_forward_width=32, bias=True, tied=False, vocab_multiple=8)
+
+
+def config(length=LENGTH, **model):
+  """The resolved config of a tiny model with some fields of `model` set."""
+  return configs.resolve(configs.complete(dict(data=dict(length=length), model=MODEL | model)))
+
+
+def decoder(length=LENGTH, vocab=VOCAB, **model):
+  """The model of `config`."""
+  return build.model(config(length, **model), vocab)
+
+
+def boxed(model, rows=1, length=LENGTH):
+  """The abstract parameters in their boxes."""
+  tokens = jnp.zeros((rows, length), jnp.int32)
+  return jax.eval_shape(lambda key: model.init(key, tokens, Context.whole(tokens)), jax.random.key(0))['params']
+
+
+def parameters(model, seed=0, scale=0.4):
+  """Parameters drawn from N(·, scale²) on the host, the vectors of norms about 1.
+
+  Not the initializers' own: what starts at zero or close to it hides mistakes.
+  """
+  draw = np.random.default_rng(seed)
+  def make(path, box):
+    about = 1.0 if path[-1].key == 'scale' else 0.0
+    return jnp.asarray(about + scale * draw.standard_normal(box.value.shape), jnp.float32)
+  return jax.tree_util.tree_map_with_path(make, boxed(model), is_leaf=lambda x: hasattr(x, 'names'))
+
+
+class Tiny:
+  """A model with parameters, compiled once per shape; raises ValueError where the config is refused."""
+
+  def __init__(self, **model):
+    self.model = decoder(**model)
+    self.params = parameters(self.model)
+    self.apply = jax.jit(lambda params, tokens, context, caches: self.model.apply(
+      {'params': params}, tokens, context, caches), compiler_options=QUICK)
+
+  def __call__(self, tokens, positions, segments, caches=None):
+    """Logits [B T V], and the caches where some were given."""
+    context = Context(jnp.asarray(positions, jnp.int32), jnp.asarray(segments, jnp.int32))
+    logits, caches = self.apply(self.params, jnp.asarray(tokens, jnp.int32), context, caches)
+    return np.asarray(logits), caches
+
+  def influence(self, positions, segments):
+    """[T, T]: the largest |d logits[t] / d embedding of token j| along one random direction of logits.
+
+    Every token of the row is another, so that the gradient of row `token` of the table is the
+    gradient of one input.
+    """
+    tokens = np.random.default_rng(1).permutation(VOCAB)[:len(positions)]
+    context = Context(jnp.asarray([positions], jnp.int32), jnp.asarray([segments], jnp.int32))
+    by_row = np.asarray(self.gradients(self.params, jnp.asarray([tokens], jnp.int32), context))
+    return np.abs(by_row[:, tokens]).max(-1)
+
+  @functools.cached_property
+  def gradients(self):
+    def run(params, tokens, context):
+      def logits(table):
+        embedding = params['embedding'] | {'table': table}
+        return self.model.apply({'params': params | {'embedding': embedding}}, tokens, context)[0][0]
+      out, back = jax.vjp(logits, params['embedding']['table'])
+      direction = jax.random.normal(jax.random.key(0), out.shape)
+      one_each = jnp.eye(len(out))[:, :, None] * direction[None]
+      return jax.vmap(back)(one_each)[0]
+    return jax.jit(run, compiler_options=QUICK)
+
+
+class Held(nn.Module):
+  """A module in a parent, asked by a function."""
+
+  factory: Callable
+
+  @nn.compact
+  def __call__(self, ask):
+    return ask(self.factory(name='held'))
+
+
+def asked(factory, ask):
+  """What `ask(module)` gives under random parameters."""
+  held, draw = Held(factory), np.random.default_rng(1)
+  shapes = nn.unbox(jax.eval_shape(lambda key: held.init(key, ask), jax.random.key(0)))
+  return held.apply(jax.tree.map(lambda x: jnp.asarray(draw.standard_normal(x.shape), jnp.float32), shapes), ask)
+
+
+@functools.cache
+def tiny(mixer, position, mask) -> Tiny:
+  """One for every combination of a run."""
+  return Tiny(mixer=mixer, position=position, mask=mask)
+
+
+def accepted(mixer, position, mask) -> Tiny:
+  """The combination, or a skip where the config is refused in a sentence that names the field."""
+  try:
+    return tiny(mixer, position, mask)
+  except ValueError as refusal:
+    assert str(refusal).startswith('config.') and len(str(refusal).split()) > 5, refusal
+    pytest.skip(f'refused: {refusal}')

@@ -1,0 +1,64 @@
+"""Attention in float64, one query at a time (Vaswani et al. 2017, eq. 1; Ainslie et al. 2023 for groups)."""
+
+import numpy as np
+
+
+def dot_logits(q, k, scale=None):
+  """q [B T H C], k [B S K C] → q·k/√C [B H T S]; query head h reads key head h // (H/K)."""
+  B, T, H, C = q.shape
+  _, S, K, _ = k.shape
+  logits = np.empty((B, H, T, S))
+  for h in range(H):
+    for b in range(B):
+      logits[b, h] = q[b, :, h].astype(np.float64) @ k[b, :, h // (H // K)].astype(np.float64).T
+  return logits * (C**-0.5 if scale is None else scale)
+
+
+def seen(predicate, q_positions, k_positions, q_segments, k_segments):
+  """[B T S]: the predicate holds, both stand in one document, and the key is no padding."""
+  out = np.zeros((*q_positions.shape, k_positions.shape[1]), bool)
+  for b, t, s in np.ndindex(*out.shape):
+    out[b, t, s] = (predicate(q_positions[b, t], k_positions[b, s])
+                    and q_segments[b, t] == k_segments[b, s] and k_segments[b, s] != 0)
+  return out
+
+
+def weights(logits, visible):
+  """softmax over the visible keys, [B H T S]; zeros for a query that sees none."""
+  out = np.zeros(logits.shape)
+  for b, h, t in np.ndindex(*logits.shape[:3]):
+    keys = visible[b, t]
+    if keys.any():
+      e = np.exp(logits[b, h, t, keys] - logits[b, h, t, keys].max())
+      out[b, h, t, keys] = e / e.sum()
+  return out
+
+
+def attend(logits, visible, v):
+  """Σ_s weight[b, h, t, s] · v[b, s, h // (H/K)] → [B T H C]."""
+  p, group = weights(logits, visible), logits.shape[1] // v.shape[2]
+  out = np.empty((v.shape[0], logits.shape[2], logits.shape[1], v.shape[3]))
+  for b, h in np.ndindex(*logits.shape[:2]):
+    out[b, :, h] = p[b, h] @ v[b, :, h // group].astype(np.float64)
+  return out
+
+
+def gradients(logits, visible, v, g):
+  """(d logits [B H T S], d v) for the cotangent g [B T H C], by the rule of the softmax."""
+  p, group = weights(logits, visible), logits.shape[1] // v.shape[2]
+  d_logits, d_v = np.zeros(logits.shape), np.zeros(v.shape)
+  for b, h in np.ndindex(*logits.shape[:2]):
+    d_p = g[b, :, h].astype(np.float64) @ v[b, :, h // group].astype(np.float64).T
+    d_logits[b, h] = p[b, h] * (d_p - (p[b, h] * d_p).sum(-1, keepdims=True))
+    d_v[b, :, h // group] += p[b, h].T @ g[b, :, h]
+  return d_logits, d_v
+
+
+def dot_gradients(q, k, d_logits, scale=None):
+  """(d q, d k) of `dot_logits`."""
+  scale, group = q.shape[-1]**-0.5 if scale is None else scale, q.shape[2] // k.shape[2]
+  d_q, d_k = np.zeros(q.shape), np.zeros(k.shape)
+  for b, h in np.ndindex(*d_logits.shape[:2]):
+    d_q[b, :, h] = scale * d_logits[b, h] @ k[b, :, h // group]
+    d_k[b, :, h // group] += scale * d_logits[b, h].T @ q[b, :, h]
+  return d_q, d_k

@@ -1,0 +1,36 @@
+"""The oracle of attention against itself, and the score against the oracle."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import tfm.scores
+from reference import attention
+from tfm import spec
+from tfm.scores.protocol import Score
+
+DRAW = np.random.default_rng(0)
+Q, K, V = (DRAW.standard_normal((2, 5, heads, 4)) for heads in (4, 2, 2))
+
+
+@pytest.mark.parametrize('text, scale', [('dot', None), ('dot(scale=0.3)', 0.3), ('dot(1.0)', 1.0)])
+def test_dot_is_the_formula(text, scale):
+  score = spec.factory(text, tfm.scores, Score, head_width=4)().apply({})
+  logits = score(jnp.asarray(Q.reshape(2, 5, 2, 2, 4), jnp.float32), jnp.asarray(K, jnp.float32))
+  np.testing.assert_allclose(logits.reshape(2, 4, 5, 5), attention.dot_logits(Q, K, scale), rtol=1e-5, atol=1e-6)
+
+
+def test_the_oracles_gradients_are_its_differences():
+  visible = np.tril(np.ones((5, 5), bool))[None].repeat(2, 0)
+  visible[1, 0] = False  # a row that sees nothing
+  g = DRAW.standard_normal((2, 5, 4, 4))
+
+  def loss(q, k, v):
+    return (attention.attend(attention.dot_logits(q, k), visible, v) * g).sum()
+
+  d_logits, d_v = attention.gradients(attention.dot_logits(Q, K), visible, V, g)
+  d_q, d_k = attention.dot_gradients(Q, K, d_logits)
+  for i, gradient in enumerate((d_q, d_k, d_v)):
+    way = DRAW.standard_normal(gradient.shape)
+    arguments = [[x + sign * 1e-5 * way if j == i else x for j, x in enumerate((Q, K, V))] for sign in (1, -1)]
+    np.testing.assert_allclose((gradient * way).sum(), (loss(*arguments[0]) - loss(*arguments[1])) / 2e-5, rtol=1e-6)

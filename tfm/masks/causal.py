@@ -1,0 +1,13 @@
+"""No looking ahead."""
+
+import dataclasses
+
+from tfm.masks.protocol import Mask
+
+
+@dataclasses.dataclass(frozen=True)
+class Causal(Mask):
+  """k ≤ q: a token sees itself and what came before (Vaswani et al. 2017, §3.2.3)."""
+
+  def __call__(self, q, k):
+    return k <= q

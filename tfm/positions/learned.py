@@ -1,0 +1,38 @@
+"""Learned absolute positions."""
+
+import flax.linen as nn
+import jax.numpy as jnp
+
+from tfm.layers.initializer import normal
+from tfm.parallel.sharding import partitioned, shard
+from tfm.positions.protocol import Position
+
+
+class Learned(Position):
+  """x + W[position], with W learned (Gehring et al. 2017; GPT-2, BERT).
+
+  Attributes:
+    rows: positions in the table; the length of the training sequences unless given.
+    stddev: of the normal distribution that the table starts from (0.02 in GPT-2 and BERT).
+
+  Raises (from `check`):
+    ValueError: for a table shorter than the sequences.
+  """
+
+  rows: int | None = None
+  stddev: float = 0.02
+
+  def check(self):
+    if self.reach < self.length:
+      raise ValueError(f'rows={self.rows} is shorter than data.length={self.length}; '
+                       f'give the table at least {self.length} rows')
+
+  @property
+  def reach(self):
+    return self.length if self.rows is None else self.rows
+
+  @nn.compact
+  def embed(self, x, positions):
+    table = self.param('table', partitioned(normal(self.stddev)((0,), (1,)), ('table', 'embed')),
+                       (self.reach, self.width), jnp.float32)
+    return x + shard(table[positions].astype(x.dtype), 'batch', 'length', 'embed')

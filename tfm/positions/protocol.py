@@ -1,0 +1,63 @@
+"""The position slot: the three places where a position can enter a Transformer."""
+
+from collections.abc import Callable
+from typing import ClassVar
+
+import flax.linen as nn
+
+from tfm.shapes import Array, Float, Int
+
+
+class Position(nn.Module):
+  """A positional scheme; every hook defaults to doing nothing.
+
+  The model calls `embed` once, under the token embedding; every softmax mixer calls `rotate` and
+  `bias` with its own instance. The fields below come from the model; a spec sets the others.
+
+  Attributes:
+    width: D, the model width.
+    heads: H, the query heads.
+    head_width: C, the channels of one head.
+    length: the longest sequence that the run trains on, in tokens.
+    examples: specs that the conformance suite tries; a file whose bare name is a spec needs none.
+  """
+
+  examples: ClassVar[tuple[str, ...]] = ()
+
+  width: int
+  heads: int
+  head_width: int
+  length: int
+
+  def check(self) -> None:
+    """Raises ValueError, before anything is compiled, for a setting that cannot be honoured."""
+
+  @property
+  def reach(self) -> int | None:
+    """One more than the last position that the scheme can tell; None where there is no end."""
+    return None
+
+  def embed(
+      self, x: Float[Array, 'B T D'], positions: Int[Array, 'B T']
+  ) -> Float[Array, 'B T D']:
+    """Enters at the embedding."""
+    return x
+
+  def rotate(
+      self,
+      q: Float[Array, 'B T H C'],
+      k: Float[Array, 'B S K C'],
+      q_positions: Int[Array, 'B T'],
+      k_positions: Int[Array, 'B S'],
+  ) -> tuple[Float[Array, 'B T H C'], Float[Array, 'B S K C']]:
+    """Enters at the queries and keys."""
+    return q, k
+
+  def bias(self) -> Callable | None:
+    """Enters at the logits: `(q, k, q_positions, k_positions) -> logits [B K G T S] to add`, or None.
+
+    A function and not its values, because a blockwise kernel asks block by block; a
+    `jax.tree_util.Partial` whose leaves are the learned parameters, so that a kernel with its own
+    backward pass can differentiate them.
+    """
+    return None

@@ -1,0 +1,30 @@
+"""The score slot: the compatibility function between a query and a key."""
+
+from collections.abc import Callable
+from typing import ClassVar
+
+import flax.linen as nn
+
+
+class Score(nn.Module):
+  """Makes the function `(q, k) -> logits` of one attention layer.
+
+  Attributes:
+    head_width: C, the channels of one head.
+    examples: specs that the conformance suite tries; a file whose bare name is a spec needs none.
+  """
+
+  examples: ClassVar[tuple[str, ...]] = ()
+
+  head_width: int
+
+  def check(self) -> None:
+    """Raises ValueError, before anything is compiled, for a setting that cannot be honoured."""
+
+  def __call__(self) -> Callable:
+    """The function from `q [B T K G C]` and `k [B S K C]` to `logits [B K G T S]` in float32.
+
+    A `jax.tree_util.Partial` whose leaves are the learned parameters, so that a blockwise kernel
+    can call it block by block and differentiate them.
+    """
+    raise NotImplementedError(f'{type(self).__name__} must say how a query meets a key')
