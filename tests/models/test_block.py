@@ -1,0 +1,156 @@
+"""Where norms and residuals stand, against the formulas, with branches simple enough to write down."""
+
+import functools
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tfm.mixers.protocol import Context
+from tfm.models.block import PLACEMENTS, Block
+
+X = np.random.default_rng(0).standard_normal((2, 3, 4)).astype(np.float32)
+
+
+class Mix(nn.Module):
+  """f(x) = sin(2 x), and a cache that counts."""
+
+  def __call__(self, x, memory, context, cache):
+    return jnp.sin(2 * x), None if cache is None else cache + 1
+
+
+class Feed(nn.Module):
+  """g(x) = cos(3 x)."""
+
+  def __call__(self, x):
+    return jnp.cos(3 * x)
+
+
+class Norm(nn.Module):
+  """n(x) = a x / max |x|, with an a of each norm's own."""
+
+  @nn.compact
+  def __call__(self, x):
+    a = self.param('a', nn.initializers.ones, ())
+    return a * x / jnp.abs(x).max(-1, keepdims=True)
+
+
+def f(x):
+  return np.sin(2 * x)
+
+
+def g(x):
+  return np.cos(3 * x)
+
+
+def n(a, x):
+  return a * x / np.abs(x).max(-1, keepdims=True)
+
+
+def block(placement='pre', parallel=False, dropout=0.0, mixer=Mix, feed_forward=Feed):
+  return Block(mixer, feed_forward, Norm, placement, parallel, dropout)
+
+
+def out(made, norms, x=X, cache=None, train=False, key=None):
+  params = {name: {'a': jnp.float32(a)} for name, a in norms.items()}
+  context = Context.whole(jnp.zeros(x.shape[:2], jnp.int32), train)
+  return made.apply({'params': params}, jnp.asarray(x), context, cache, rngs={} if key is None else {'dropout': key})
+
+
+def pre(x):
+  x = x + f(n(2, x))
+  return x + g(n(3, x))
+
+
+def post(x):
+  x = n(2, x + f(x))
+  return n(3, x + g(x))
+
+
+def sandwich(x):
+  x = x + n(4, f(n(2, x)))
+  return x + n(5, g(n(3, x)))
+
+
+def side_by_side(x):
+  return x + f(n(2, x)) + g(n(3, x))
+
+
+NORMS = dict(mixer_norm=2, feed_forward_norm=3)
+AFTER = dict(mixer_norm_after=4, feed_forward_norm_after=5)
+
+
+@pytest.mark.parametrize('placement, parallel, formula, norms', [
+  ('pre', False, pre, NORMS), ('post', False, post, NORMS), ('sandwich', False, sandwich, NORMS | AFTER),
+  ('pre', True, side_by_side, NORMS)], ids=['pre', 'post', 'sandwich', 'parallel'])
+def test_placement(placement, parallel, formula, norms):
+  made = block(placement, parallel)
+  y, cache = out(made, norms)
+  np.testing.assert_allclose(y, formula(X), rtol=1e-5, atol=1e-5)
+  assert cache is None
+  # No norm besides these has parameters.
+  params = made.init(jax.random.key(0), jnp.asarray(X), Context.whole(jnp.zeros((2, 3), jnp.int32)), None)['params']
+  assert set(params) == set(norms)
+
+
+def test_every_placement_is_tested():
+  assert set(PLACEMENTS) == {'pre', 'post', 'sandwich'}
+
+
+@pytest.mark.parametrize('placement, parallel', [('pre', False), ('post', False), ('sandwich', False), ('pre', True)])
+def test_the_cache_passes_through_the_mixer_once(placement, parallel):
+  _, cache = out(block(placement, parallel), NORMS | (AFTER if placement == 'sandwich' else {}), cache=jnp.int32(5))
+  assert cache == 6
+
+
+class One(Mix):
+  """A branch of ones."""
+
+  def __call__(self, x, memory=None, context=None, cache=None):
+    return (jnp.ones_like(x), None)
+
+
+class Nothing(Mix):
+
+  def __call__(self, x):
+    return jnp.zeros_like(x)
+
+
+class Ones(Mix):
+
+  def __call__(self, x):
+    return jnp.ones_like(x)
+
+
+class Silent(Mix):
+
+  def __call__(self, x, memory, context, cache):
+    return jnp.zeros_like(x), None
+
+
+@pytest.mark.parametrize('branches', [(One, Nothing), (Silent, Ones)], ids=['mixer', 'feed-forward'])
+@pytest.mark.parametrize('placement', ['pre', 'parallel'])
+def test_dropout_drops_its_share_of_what_a_branch_adds(branches, placement):
+  made = block('pre', placement == 'parallel', 0.25, *branches)
+  x = np.full((4, 100, 50), 10, np.float32)
+  run = functools.partial(out, made, NORMS, x)
+  y, _ = run(train=True, key=jax.random.key(0))
+  added = np.asarray(y) - 10
+  kept = added > 0.5
+  np.testing.assert_allclose(added[kept], 1 / 0.75, rtol=1e-4)
+  assert not added[~kept].any() and abs(kept.mean() - 0.75) < 0.02  # 20 000 numbers
+  again, _ = run(train=True, key=jax.random.key(0))
+  other, _ = run(train=True, key=jax.random.key(1))
+  assert (y == again).all() and (y != other).any()
+  # At evaluation nothing is dropped, and no randomness is asked for.
+  np.testing.assert_array_equal(run()[0], np.full_like(x, 11))
+
+
+def test_the_two_branches_are_dropped_apart():
+  made = block('pre', False, 0.5, One, Ones)
+  y, _ = out(made, NORMS, np.full((4, 100, 50), 10, np.float32), train=True, key=jax.random.key(0))
+  counts = np.unique(np.round(np.asarray(y) - 10), return_counts=True)
+  assert counts[0].tolist() == [0, 2, 4]  # neither, one, both
+  np.testing.assert_allclose(counts[1] / y.size, [0.25, 0.5, 0.25], atol=0.02)

@@ -1,0 +1,172 @@
+"""The decoder: its output, its vocabulary, its dropout, its positions, its types."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from conformance.tiny import LENGTH, QUICK, VOCAB, boxed, decoder, parameters
+from tfm.mixers.protocol import Context
+
+TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, VOCAB, (2, LENGTH)))
+
+
+def apply(model, params, method=None, tokens=TOKENS, train=False, key=None):
+  context = Context.whole(tokens, train)
+  run = jax.jit(lambda p, key: model.apply(
+    {'params': p}, tokens, context, method=method, rngs={} if key is None else {'dropout': key})[0], compiler_options=QUICK)
+  return np.asarray(run(params, key))
+
+
+class TestOutput:
+
+  @pytest.mark.parametrize('tied', [True, False])
+  def test_logits_read_the_table_or_a_kernel_of_their_own(self, tied):
+    model = decoder(tied=tied)
+    params = parameters(model)
+    assert ('output' in params) != tied
+    matrix = params['embedding']['table'].T if tied else params['output']['kernel']
+    features = apply(model, params, 'features')
+    assert features.shape == (2, LENGTH, 16)
+    np.testing.assert_allclose(apply(model, params), (features @ matrix)[..., :VOCAB], rtol=1e-5, atol=1e-5)
+
+  def test_rows_are_rounded_up_and_are_no_tokens(self):
+    model = decoder(vocab=29, vocab_multiple=16)
+    params = parameters(model)
+    assert params['embedding']['table'].shape == (32, 16) and params['output']['kernel'].shape == (16, 32)
+    assert apply(model, params).shape == (2, LENGTH, 29)
+    assert decoder(vocab=32, vocab_multiple=16).rows == 32 and decoder(vocab=33, vocab_multiple=16).rows == 48
+
+  def test_rounding_changes_no_logits(self):
+    model, exact = decoder(vocab_multiple=16, tied=True), decoder(vocab_multiple=1, tied=True)
+    params = parameters(model)
+    cut = params | {'embedding': {'table': params['embedding']['table'][:VOCAB]}}
+    np.testing.assert_allclose(apply(model, params), apply(exact, cut), rtol=1e-5, atol=1e-5)
+
+  @pytest.mark.parametrize('placement, norm', [('pre', True), ('sandwich', True), ('post', False)])
+  def test_the_last_norm_stands_once(self, placement, norm):
+    assert ('norm' in boxed(decoder(norm_placement=placement))) == norm
+
+  def test_the_last_block_decides_about_the_last_norm(self):
+    blocks = dict(a=dict(norm_placement='pre'), b=dict(norm_placement='post'))
+    assert 'norm' in boxed(decoder(layers=3, pattern=('a', 'b'), blocks=blocks))
+    assert 'norm' not in boxed(decoder(layers=2, pattern=('a', 'b'), blocks=blocks))
+
+
+class TestTypes:
+
+  def test_bfloat16_computes_in_it_and_keeps_the_rest_in_float32(self):
+    model, exact = decoder(dtype='bfloat16'), decoder()
+    params = parameters(model, scale=0.2)
+    assert {box.value.dtype for box in jax.tree.leaves(boxed(model), is_leaf=lambda x: hasattr(x, 'names'))} == {jnp.dtype('float32')}
+    assert apply(model, params, 'features').dtype == jnp.bfloat16
+    logits = apply(model, params)
+    assert logits.dtype == np.float32
+    expected = apply(exact, params)
+    assert 0 < np.abs(logits - expected).max() < 0.05 * np.abs(expected).max()
+
+  def test_caches_are_of_the_compute_type(self):
+    caches = decoder(dtype='bfloat16').init_caches(2, 5)
+    assert {x.dtype for x in jax.tree.leaves(caches)} == {jnp.dtype('bfloat16'), jnp.dtype('int32')}
+
+
+class TestBias:
+
+  @pytest.mark.parametrize('bias', [True, False])
+  @pytest.mark.parametrize('norm', ['layernorm', 'rmsnorm'])
+  def test_everywhere_or_nowhere(self, bias, norm):
+    paths = [[k.key for k in path] for path, _ in jax.tree.leaves_with_path(
+      boxed(decoder(bias=bias, norm=norm)), is_leaf=lambda x: hasattr(x, 'names'))]
+    with_bias = {path[-2] for path in paths if path[-1] == 'bias'}
+    norms = {'norm', 'mixer_norm', 'feed_forward_norm'} if norm == 'layernorm' else set()
+    assert with_bias == ({'q', 'k', 'v', 'out', 'up', 'down'} | norms if bias else set())
+
+
+class TestPositions:
+
+  def test_each_scheme_in_use_embeds_once(self):
+    # Two layers of each kind, one table; rope embeds nothing.
+    blocks = dict(a=dict(position='learned'), b=dict(position='rope'), c=dict(position='learned'))
+    params = boxed(decoder(layers=3, pattern=('a', 'b', 'c'), blocks=blocks))
+    tables = [jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(
+      {k: v for k, v in params.items() if k != 'embedding'}, is_leaf=lambda x: hasattr(x, 'names')) if path[-1].key == 'table']
+    assert tables == ["['position_0']['table']"]
+
+  def test_a_block_turns_its_heads_by_its_own_scheme(self):
+    blocks = dict(a=dict(position='rope(theta=100)'), b=dict(position='rope(theta=10)'))
+    params = parameters(decoder(layers=2))
+    mixed = decoder(layers=2, pattern=('a', 'b'), blocks=blocks, scan=False)
+    split = params | {'stack': {'layers_0': {f'block_{i}': jax.tree.map(lambda x: x[i], params['stack']['layers']['block_0'])
+                                             for i in range(2)}}}
+    logits = apply(mixed, split)
+    assert np.abs(logits - apply(decoder(layers=2, position='rope(theta=100)'), params)).max() > 1e-3
+    assert np.abs(logits - apply(decoder(layers=2, position='rope(theta=10)'), params)).max() > 1e-3
+
+
+class TestDropout:
+
+  def test_the_embedding_drops_its_share(self):
+    # Without blocks of any effect, features before the norm are the embedding.
+    model = decoder(layers=1, dropout=dict(embedding=0.25), position='none', norm_placement='post', width=64, heads=4)
+    params = jax.tree.map(jnp.zeros_like, parameters(model))
+    params['embedding']['table'] = jnp.ones_like(params['embedding']['table'])
+    params['stack']['layers']['block_0']['mixer_norm']['bias'] += 1.0
+    tokens = jnp.zeros((8, LENGTH), jnp.int32)
+    seen = []
+    def spy(next_function, args, kwargs, context):
+      y = next_function(*args, **kwargs)
+      if context.module.name == 'drop':
+        seen.append(y)
+      return y
+    with nn.intercept_methods(spy):
+      for train in (True, False):
+        model.apply({'params': params}, tokens, Context.whole(tokens, train), rngs={'dropout': jax.random.key(0)})
+    dropped, kept = (np.asarray(x) for x in seen)
+    assert abs((dropped == 0).mean() - 0.25) < 0.03 and np.allclose(dropped[dropped > 0], 1 / 0.75)
+    assert (kept == 1).all()
+
+  @pytest.mark.parametrize('place', ['embedding', 'attention', 'residual'])
+  def test_each_place_is_on_in_training_and_off_at_evaluation(self, place):
+    plain, model = decoder(), decoder(dropout={place: 0.5})
+    params = parameters(model)
+    expected = apply(plain, params)
+    np.testing.assert_array_equal(apply(model, params), expected)
+    a, again, b = (apply(model, params, train=True, key=jax.random.key(i)) for i in (0, 0, 1))
+    np.testing.assert_array_equal(a, again)
+    assert (a != expected).any() and (a != b).any()
+
+  def test_no_rate_asks_for_no_randomness(self):
+    model = decoder()
+    params = parameters(model)
+    np.testing.assert_array_equal(apply(model, params, train=True), apply(model, params))
+
+  def test_attention_drops_the_weights_on_average_to_nothing(self):
+    # With values of one everywhere, an output channel is the sum of the weights that are left.
+    model = decoder(layers=1, dropout=dict(attention=0.3))
+    mixer = model.stack().pattern[0]().mixer()
+    x = jnp.ones((64, LENGTH, 16))
+    context = Context.whole(x[..., 0], True)
+    shapes = nn.unbox(jax.eval_shape(lambda: mixer.init(jax.random.key(0), x, None, Context.whole(x[..., 0]), None)))
+    params = jax.tree.map(lambda x: jnp.zeros(x.shape), shapes['params'])
+    params['v']['bias'] += 1.0
+    params['out']['kernel'] = params['out']['kernel'].at[0, 0, 0].set(1.0)
+    run = jax.jit(lambda key: mixer.apply({'params': params}, x, None, context, None, rngs={'dropout': key})[0])
+    y = run(jax.random.key(0))
+    sums = np.asarray(y)[..., 0]
+    assert abs(sums.mean() - 1) < 0.05 and sums[:, -1].std() > 0.1
+    # A first token sees itself alone: all or nothing.
+    assert set(np.round(np.unique(sums[:, 0]), 4)) <= {0.0, np.float32(1.4286)}
+
+
+def test_memory_is_refused_by_self_attention():
+  mixer = decoder().stack().pattern[0]().mixer()
+  x = jnp.ones((1, 3, 16))
+  with pytest.raises(ValueError, match='takes no memory'):
+    jax.eval_shape(lambda: mixer.init(jax.random.key(0), x, x, Context.whole(x[..., 0]), None))
+
+
+def test_init_caches_touches_no_parameters_and_counts_from_zero():
+  caches = decoder(layers=3).init_caches(4, 7)
+  shapes = {jnp.shape(x) for x in jax.tree.leaves(caches)}
+  assert shapes == {(3, 4, 7, 2, 4), (3, 4, 7), (3,)} and not any(x.any() for x in jax.tree.leaves(caches))

@@ -1,0 +1,143 @@
+"""The stack: a scan is the loop it stands for, at any remat policy, and does not grow with depth."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from conformance.tiny import LENGTH, QUICK, VOCAB, decoder, parameters
+from tfm.mixers.protocol import Context
+from tfm.models.stack import REMAT, Stack
+
+TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, VOCAB, (2, LENGTH)))
+PATTERN = dict(
+  pattern=('local', 'far'),
+  blocks=dict(local=dict(mask='causal & window(2)', kv_heads=1), far=dict(position='none', feed_forward='swiglu')))
+
+
+def turns(stack):
+  """The parameters of a scanned stack as those of an unscanned one."""
+  layers = stack['layers']
+  repeats = jax.tree.leaves(layers)[0].shape[0]
+  rest = {'rest': stack['rest']} if 'rest' in stack else {}
+  return {f'layers_{i}': jax.tree.map(lambda x: x[i], layers) for i in range(repeats)} | rest
+
+
+def run(model, params, context=None, caches=None, tokens=TOKENS):
+  context = Context.whole(tokens) if context is None else context
+  return jax.jit(lambda p: model.apply({'params': p}, tokens, context, caches), compiler_options=QUICK)(params)
+
+
+def gradient(model, params):
+  def loss(params):
+    logits, _ = model.apply({'params': params}, TOKENS, Context.whole(TOKENS))
+    return jnp.sin(logits).sum()
+  return jax.jit(jax.grad(loss), compiler_options=QUICK)(params)
+
+
+def close(a, b, tolerance=2e-5):
+  """Equal up to the order of sums, judged by the largest number there is."""
+  size = max(float(np.abs(x).max()) for x in jax.tree.leaves(b))
+  for (path, x), y in zip(jax.tree.leaves_with_path(a), jax.tree.leaves(b), strict=True):
+    np.testing.assert_allclose(x, y, rtol=tolerance, atol=tolerance * size, err_msg=jax.tree_util.keystr(path))
+
+
+@pytest.mark.parametrize('model', [
+  dict(layers=3), dict(layers=1), PATTERN | dict(layers=4), PATTERN | dict(layers=5), PATTERN | dict(layers=2),
+], ids=['plain', 'one layer', 'two turns', 'an incomplete last turn', 'one turn'])
+def test_scan_is_the_loop(model):
+  scanned, unscanned = decoder(**model), decoder(scan=False, **model)
+  params = parameters(scanned)
+  apart = params | {'stack': turns(params['stack'])}
+  assert jax.tree.map(jnp.shape, apart) == jax.tree.map(jnp.shape, parameters(unscanned))
+  close(run(scanned, params)[0], run(unscanned, apart)[0])
+  if model['layers'] == 5:
+    grads = gradient(scanned, params)
+    close(grads | {'stack': turns(grads['stack'])}, gradient(unscanned, apart))
+
+
+def test_an_incomplete_last_turn_has_its_own_parameters_in_order():
+  stack = parameters(decoder(layers=5, **PATTERN))['stack']
+  assert set(stack) == {'layers', 'rest'} and set(stack['rest']) == {'block_0'}
+  assert set(stack['layers']) == {'block_0', 'block_1'}
+  def rank(group, block):
+    return group[block]['feed_forward']['up']['kernel'].ndim
+  assert rank(stack['layers'], 'block_0') == 3 and rank(stack['rest'], 'block_0') == 2
+  # The second block of a turn is the gated one.
+  assert ['gate' in stack['layers'][f'block_{i}']['feed_forward'] for i in range(2)] == [False, True]
+
+
+@pytest.mark.parametrize('scan', [True, False])
+def test_caches_have_the_structure_of_the_stack(scan):
+  model = decoder(layers=5, scan=scan, **PATTERN)
+  params = parameters(model)
+  caches = model.init_caches(2, LENGTH)
+  expected, none = run(model, params)
+  logits, after = run(model, params, caches=caches)
+  close(logits, expected)
+  assert none is None and jax.tree.structure(after) == jax.tree.structure(caches)
+  assert jax.tree.map(jnp.shape, after) == jax.tree.map(jnp.shape, caches)
+  assert set(caches) == set(params['stack'])
+
+
+@pytest.mark.parametrize('scan', [True, False])
+def test_remat_changes_no_gradient(scan):
+  plain = decoder(layers=2, scan=scan)
+  params = parameters(plain)
+  expected = gradient(plain, params)
+  for policy in REMAT:
+    close(gradient(decoder(layers=2, scan=scan, remat=policy), params), expected)
+
+
+def dots(remat, scan=True):
+  """How many matrix products a training step spells out."""
+  model = decoder(layers=3, remat=remat, scan=scan)
+  jaxpr = jax.make_jaxpr(jax.grad(lambda p: model.apply({'params': p}, TOKENS, Context.whole(TOKENS))[0].sum()))(
+    parameters(model))
+  return str(jaxpr).count('dot_general')
+
+
+def test_remat_computes_again_what_its_policy_does_not_keep():
+  full, none, kept = dots('full'), dots('none'), dots('dots')
+  assert full > none
+  assert kept == none  # every product is kept, so none is made twice
+  assert none < dots('dots_with_no_batch_dims') < full  # the attention's two are made again
+
+
+def equations(jaxpr):
+  """All equations of a jaxpr, those of its inner ones too."""
+  count = 0
+  for equation in jaxpr.eqns:
+    inner = [j for value in equation.params.values() for j in (value if isinstance(value, (tuple, list)) else [value])]
+    count += 1 + sum(equations(getattr(j, 'jaxpr', j)) for j in inner if hasattr(getattr(j, 'jaxpr', j), 'eqns'))
+  return count
+
+
+def size(**model):
+  """Equations of one gradient."""
+  made = decoder(**model)
+  return equations(jax.make_jaxpr(jax.grad(
+    lambda p: made.apply({'params': p}, TOKENS, Context.whole(TOKENS))[0].sum()))(parameters(made)).jaxpr)
+
+
+def test_what_is_compiled_does_not_grow_with_depth():
+  assert size(layers=2) == size(layers=9)
+  assert size(layers=3, **PATTERN) == size(layers=9, **PATTERN)
+  assert size(layers=9, scan=False) > 2 * size(layers=2, scan=False)  # or the count would count nothing
+
+
+def test_dropout_differs_from_layer_to_layer():
+  """One key for all turns of a scan would drop the same numbers in each."""
+  class Drops(nn.Module):
+    @nn.compact
+    def __call__(self, x, context, cache):
+      return nn.Dropout(0.5, deterministic=False)(jnp.ones_like(x)) + 10 * x, None
+
+  for scan in (True, False):
+    x = jnp.zeros((1, 50, 40))
+    made = Stack((Drops,), 3, scan, 'none').apply({}, x, Context.whole(x[..., 0]), None, rngs={'dropout': jax.random.key(0)})[0]
+    digits = np.asarray(made).astype(int)  # one decimal digit a layer: 0 or 2
+    layers = [digits // 10**i % 10 for i in range(3)]
+    assert all(set(np.unique(d)) == {0, 2} for d in layers)
+    assert all(abs((layers[i] == layers[j]).mean() - 0.5) < 0.06 for i, j in ((0, 1), (0, 2), (1, 2)))

@@ -1,0 +1,68 @@
+"""One block: a mixer and a feed-forward layer on a residual stream."""
+
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+
+from tfm.mixers.protocol import Context
+from tfm.parallel.sharding import shard
+from tfm.shapes import Array, Float
+
+
+class Block(nn.Module):
+  """x + mixer(x), then x + feed_forward(x), with norms where `placement` puts them.
+
+    pre:       x + f(norm(x))            (Xiong et al. 2020)
+    post:      norm(x + f(x))            (Vaswani et al. 2017, §3.1)
+    sandwich:  x + norm(f(norm(x)))      (Ding et al. 2021, CogView)
+
+  `parallel` adds both at once to the same x, x + mixer(norm(x)) + feed_forward(norm'(x))
+  (Wang & Komatsuzaki 2021, GPT-J; two norms as in GPT-NeoX).
+
+  Attributes:
+    mixer, feed_forward, norm: factories.
+    placement: 'pre', 'post' or 'sandwich'; parallel: both branches from one x, for 'pre' only.
+    dropout: rate on what each branch adds.
+  """
+
+  mixer: Callable
+  feed_forward: Callable
+  norm: Callable
+  placement: str
+  parallel: bool
+  dropout: float
+
+  @nn.compact
+  def __call__(
+      self, x: Float[Array, 'B T D'], context: Context, cache: Any
+  ) -> tuple[Float[Array, 'B T D'], Any]:
+    kept = {}
+
+    def mix(y):
+      y, kept['cache'] = self.mixer(name='mixer')(y, None, context, cache)
+      return y
+
+    def feed(y):
+      return self.feed_forward(name='feed_forward')(y)
+
+    if self.parallel:
+      x = x + self.branch('mixer', mix, x, context) + self.branch('feed_forward', feed, x, context)
+    else:
+      x = self.residual('mixer', mix, x, context)
+      x = self.residual('feed_forward', feed, x, context)
+    return shard(x, 'batch', 'length', 'embed'), kept['cache']
+
+  def residual(self, name, f, x, context):
+    x = x + self.branch(name, f, x, context)
+    return self.norm(name=f'{name}_norm')(x) if self.placement == 'post' else x
+
+  def branch(self, name, f, x, context):
+    """What one of the two adds to the residual stream."""
+    y = f(x if self.placement == 'post' else self.norm(name=f'{name}_norm')(x))
+    if self.placement == 'sandwich':
+      y = self.norm(name=f'{name}_norm_after')(y)
+    return nn.Dropout(self.dropout, deterministic=not context.train)(y)
+
+
+PLACEMENTS = ('pre', 'post', 'sandwich')

@@ -1,0 +1,194 @@
+"""The FLOPs of a model, counted in the jaxpr of its own forward pass: a variant brings no formula.
+
+Conventions, those of PaLM's model FLOPs (Chowdhery et al. 2022, app. B) but for the mask:
+
+  - matrix products and convolutions only, a multiplication and its addition being two;
+  - a product over query-key pairs counts for the pairs that the mask lets through, whatever the
+    kernel computes beyond them; cuts between packed documents are not known here and not deducted;
+  - training costs 3 forward passes, as the backward pass makes two products of each (Kaplan et al.
+    2020, §2.1); what remat computes again is no work of the model's and is not counted.
+"""
+
+import dataclasses
+import functools
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax.extend.core import Jaxpr, JaxprEqn, jaxprs_in_params
+
+from tfm.kernels.dense import Dense
+from tfm.kernels.protocol import Kernel
+from tfm.masks.protocol import density
+from tfm.mixers.protocol import Context
+from tfm.models.table import kind
+
+# Added to the kind of a product that runs over query-key pairs.
+PAIRS = ', query · key pairs'
+
+
+@dataclasses.dataclass(frozen=True)
+class Flops:
+  """FLOPs per token of a sequence.
+
+  Attributes:
+    kinds: of the forward pass, by `table.kind`; products over query-key pairs stand apart (`PAIRS`),
+      those that make the logits under 'output', tied or not.
+    unmasked: of the forward pass, had every query met every key.
+  """
+
+  kinds: dict[str, float]
+  unmasked: float
+
+  @property
+  def forward(self) -> float:
+    return sum(self.kinds.values())
+
+  @property
+  def training(self) -> float:
+    return 3 * self.forward
+
+
+@dataclasses.dataclass(frozen=True)
+class Product:
+  """One matrix product or convolution of a jaxpr.
+
+  Attributes:
+    scopes: the path of name scopes that it stands in, repetitions and transformations left out.
+    flops: of all its repetitions; shapes: of the operands and of the result.
+  """
+
+  scopes: tuple[str, ...]
+  flops: int
+  shapes: tuple[tuple[int, ...], ...]
+
+  @property
+  def kind(self) -> str:
+    """By the modules in `scopes`, of which linen writes `name` or, in a method, `name.method`."""
+    model, *inner = self.scopes or ('',)
+    if f'{model}.logits' in inner:
+      return 'output'
+    modules = [scope.partition('.')[0] for scope in inner]
+    return kind([name for name in modules if name.isidentifier()]) + (PAIRS if self.pairs else '')
+
+  @property
+  def pairs(self) -> bool:
+    """Whether it runs over query-key pairs, and not, say, over a score's own projection of queries."""
+    scope = Counted.read(self.scopes)
+    if scope is None:
+      return False
+    T, S, _ = scope
+    # Counted apart, as T and S may be equal: one operand or the result has an axis for each.
+    return any(not Counter((T, S)) - Counter(shape) for shape in self.shapes)
+
+  @property
+  def seen(self) -> float:
+    """The part of the FLOPs whose pairs the mask lets through."""
+    return self.flops * Counted.read(self.scopes)[2] if self.pairs else self.flops
+
+
+def training_flops_per_token(model: nn.Module, length: int) -> float:
+  """What training on one token of a row of `length` costs, in FLOPs: the numerator of MFU."""
+  return per_token(model, length).training
+
+
+def per_token(model: nn.Module, length: int) -> Flops:
+  """FLOPs per token of a model on rows of `length` tokens; nothing is computed.
+
+  Raises:
+    ValueError: if a product stands in a loop whose repetitions the jaxpr does not tell.
+  """
+  # Vendor kernels hide their products and blockwise ones round up: what counts is the specification's.
+  counted = with_kernel(model, Counted())
+  tokens = jax.ShapeDtypeStruct((1, length), jnp.int32)
+  params = jax.eval_shape(lambda key, t: counted.init(key, t, Context.whole(t)), jax.random.key(0), tokens)
+  jaxpr = jax.make_jaxpr(lambda p, t: counted.apply(p, t, Context.whole(t))[0])(params, tokens).jaxpr
+  kinds, unmasked = {}, 0.0
+  for product in products(jaxpr):
+    kinds[product.kind] = kinds.get(product.kind, 0.0) + product.seen / length
+    unmasked += product.flops / length
+  return Flops(kinds, unmasked)
+
+
+def products(jaxpr: Jaxpr, path: str = '', times: int = 1) -> Iterator[Product]:
+  """Every product of a jaxpr, to any depth, with the FLOPs of all its repetitions."""
+  for eqn in jaxpr.eqns:
+    # Scopes of an inner jaxpr begin anew at the equation that holds it.
+    here = f'{path}/{eqn.source_info.name_stack}'
+    primitive = eqn.primitive.name
+    if primitive in PRODUCTS:
+      shapes = tuple(v.aval.shape for v in (*eqn.invars, *eqn.outvars))
+      yield Product(scopes(here), times * PRODUCTS[primitive](eqn), shapes)
+      continue
+    repeats = eqn.params['length'] if primitive == 'scan' else 1
+    inner = [list(products(j, here, times * repeats)) for j in jaxprs_in_params(eqn.params)]
+    if primitive == 'cond':
+      inner = [max(inner, key=lambda part: sum(p.flops for p in part))]
+    elif primitive in ('while', 'shard_map', 'pallas_call') and any(inner):
+      raise ValueError(f'a {primitive} in {"/".join(scopes(here))} holds matrix products, and how often they '
+                       'run cannot be read from it; a scan of known length would do')
+    for part in inner:
+      yield from part
+
+
+def scopes(path: str) -> tuple[str, ...]:
+  """`A/A.f/vmap(b)//c` → ('A', 'A.f', 'b', 'c')."""
+  while path != (path := re.sub(r'\w+\(([^()]*)\)', r'\1', path)):
+    pass
+  return tuple(scope for scope in path.split('/') if scope)
+
+
+def _dot_general(eqn: JaxprEqn) -> int:
+  (contracted, _), _ = eqn.params['dimension_numbers']
+  shape = eqn.invars[0].aval.shape
+  return 2 * eqn.outvars[0].aval.size * math.prod(shape[axis] for axis in contracted)
+
+
+def _convolution(eqn: JaxprEqn) -> int:
+  out_features = eqn.params['dimension_numbers'].rhs_spec[0]
+  kernel = eqn.invars[1].aval
+  return 2 * eqn.outvars[0].aval.size * kernel.size // kernel.shape[out_features]
+
+
+PRODUCTS = {'dot_general': _dot_general, 'conv_general_dilated': _convolution}
+
+
+@dataclasses.dataclass(frozen=True)
+class Counted(Kernel):
+  """The dense kernel in a scope that tells how many queries, how many keys, and the mask's density."""
+
+  def __call__(self, q, k, v, *, mask, **rest):
+    T, S = q.shape[1], k.shape[1]
+    with jax.named_scope(f'pairs:{T}:{S}:{_density(mask, T)}'):
+      return Dense()(q, k, v, mask=mask, **rest)
+
+  @staticmethod
+  def read(scopes: tuple[str, ...]) -> tuple[int, int, float] | None:
+    """T, S and density of the innermost such scope."""
+    for scope in reversed(scopes):
+      if scope.startswith('pairs:'):
+        T, S, share = scope.split(':')[1:]
+        return int(T), int(S), float(share)
+    return None
+
+
+# Every layer asks, and on long rows each answer takes a while.
+_density = functools.lru_cache(density)
+
+
+def with_kernel(model: nn.Module, kernel: Kernel) -> nn.Module:
+  """The same model with another kernel in every factory, at any depth, that was given one."""
+  def swap(made):
+    if isinstance(made, tuple):
+      return tuple(map(swap, made))
+    if isinstance(made, functools.partial):
+      fields = {name: swap(value) for name, value in made.keywords.items()}
+      return functools.partial(made.func, *map(swap, made.args), **fields)
+    return kernel if isinstance(made, Kernel) else made
+  # Linen adds the last two to every module.
+  names = {field.name for field in dataclasses.fields(model) if field.init} - {'parent', 'name'}
+  return model.clone(**{name: swap(getattr(model, name)) for name in names})

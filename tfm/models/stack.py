@@ -1,0 +1,92 @@
+"""A pattern of blocks, repeated."""
+
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from tfm.mixers.protocol import Context
+from tfm.shapes import Array, Float, PyTree
+
+
+class Group(nn.Module):
+  """The blocks of one turn of the pattern, one after another."""
+
+  pattern: tuple[Callable, ...]
+
+  @nn.compact
+  def __call__(self, x: Float[Array, 'B T D'], context: Context, caches: Any):
+    after = {}
+    for i, block in enumerate(self.pattern):
+      name = f'block_{i}'
+      x, after[name] = block(name=name)(x, context, None if caches is None else caches[name])
+    return x, None if caches is None else after
+
+
+class Stack(nn.Module):
+  """`layers` blocks that follow `pattern` over and over.
+
+  With `scan`, whole turns of the pattern run in one `nn.scan`: parameters are stacked under
+  `layers/block_i/…` with a leading axis 'layers', and compile time does not grow with depth. What is
+  left of a last, incomplete turn stands under `rest`. Without `scan` turn i stands under `layers_i`.
+
+  Attributes:
+    pattern: block factories; layers: how many blocks in all.
+    scan: see above; remat: what the backward pass keeps, one of `REMAT`.
+  """
+
+  pattern: tuple[Callable, ...]
+  layers: int
+  scan: bool
+  remat: str
+
+  @nn.compact
+  def __call__(
+      self, x: Float[Array, 'B T D'], context: Context, caches: Any
+  ) -> tuple[Float[Array, 'B T D'], Any]:
+    after = {}
+    for name, blocks, repeats in self.parts():
+      group = remat(Group, self.remat, self.scan)
+      if repeats:
+        # A flax scan takes None for "no cache" as an empty tree, so both forms are one call.
+        group = nn.scan(
+          group, variable_axes={'params': 0}, split_rngs={'params': True, 'dropout': True},
+          in_axes=(nn.broadcast, 0), length=repeats, metadata_params={nn.PARTITION_NAME: 'layers'})
+      x, after[name] = group(blocks, name=name)(x, context, None if caches is None else caches[name])
+    return x, None if caches is None else after
+
+  @nn.nowrap
+  def init_caches(self, batch: int, length: int) -> PyTree:
+    """An empty cache for every block, in the structure of the stack."""
+    def group(blocks):
+      return {f'block_{i}': block().mixer().init_cache(batch, length) for i, block in enumerate(blocks)}
+    def stacked(tree, repeats):
+      return jax.tree.map(lambda x: jnp.broadcast_to(x[None], (repeats, *x.shape)), tree) if repeats else tree
+    return {name: stacked(group(blocks), repeats) for name, blocks, repeats in self.parts()}
+
+  @nn.nowrap
+  def parts(self) -> list[tuple[str, tuple[Callable, ...], int]]:
+    """(name, blocks, scanned repeats, 0 for none) of each part of the stack."""
+    turns, rest = divmod(self.layers, len(self.pattern))
+    parts = [('layers', self.pattern, turns)] if self.scan else [
+      (f'layers_{i}', self.pattern, 0) for i in range(turns)]
+    parts = [part for part in parts if turns]
+    return parts + ([('rest', self.pattern[:rest], 0)] if rest else [])
+
+
+# name → what the backward pass need not compute again; 'none' keeps everything, 'full' nothing.
+REMAT = {
+  'none': None,
+  'full': jax.checkpoint_policies.nothing_saveable,
+  'dots': jax.checkpoint_policies.dots_saveable,
+  'dots_with_no_batch_dims': jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+}
+
+
+def remat(module: type, policy: str, scan: bool) -> type:
+  """The module class under a remat policy by name."""
+  if policy == 'none':
+    return module
+  return nn.remat(module, policy=REMAT[policy], prevent_cse=not scan)
