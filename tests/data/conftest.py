@@ -1,0 +1,47 @@
+"""Small corpora in a cache of the session's own."""
+
+import pathlib
+import random
+
+import numpy as np
+import pytest
+
+from tfm import spec
+from tfm.data import sources
+from tfm.data import tokens as token_arrays
+from tfm.data.sources.protocol import Source
+
+_draw = random.Random(0)
+WORDS = 'the cat sat on a mat, and née Ünal said: "42 §§" to  the\tdog 猫 🐈'.split(' ') + [
+  ''.join(_draw.choices(('ba', 'cro', 'del', 'fin', 'gus', 'ham', 'is', 'jo', 'kew', 'lid'), k=k))
+  for k in (1, 2, 3, 4) for _ in range(30)]
+
+
+@pytest.fixture(scope='session')
+def cache_dir(tmp_path_factory) -> pathlib.Path:
+  return tmp_path_factory.mktemp('cache')
+
+
+@pytest.fixture(scope='session')
+def make_text():
+  """A function (seed, lines) -> text of random words with blank lines."""
+  def make(seed: int, lines: int) -> str:
+    draw = random.Random(seed)
+    return ''.join(' '.join(draw.choices(WORDS, k=draw.randrange(12))) + '\n' for _ in range(lines))
+  return make
+
+
+@pytest.fixture(scope='session')
+def make_source():
+  """A function (spec) -> source."""
+  return lambda text: spec.build(text, sources, Source)
+
+
+@pytest.fixture(scope='session')
+def make_tokens():
+  """A function (lengths) -> tokens that are all different, so that each can be followed."""
+  def make(lengths) -> token_arrays.Tokens:
+    offsets = np.concatenate([[0], np.cumsum(np.array(lengths, np.int64))])
+    ids = np.arange(offsets[-1], dtype=np.uint32) + 1
+    return token_arrays.Tokens('made up', ids, offsets, eos_id=10**6, bytes=int(offsets[-1]))
+  return make

@@ -1,0 +1,64 @@
+"""The cache: whole or absent, whoever writes."""
+
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from tfm.data import cache
+
+
+def test_a_directory_is_written_once(tmp_path):
+  calls = []
+
+  def write(path):
+    calls.append(path)
+    (path / 'a').write_text('1')
+
+  for _ in range(2):
+    assert (cache.once(tmp_path / 'x' / 'y', write) / 'a').read_text() == '1'
+  assert len(calls) == 1 and calls[0] != tmp_path / 'x' / 'y'
+
+
+def test_a_failed_write_leaves_nothing(tmp_path):
+  def write(path):
+    (path / 'a').write_text('half')
+    raise KeyError('stop')
+
+  with pytest.raises(KeyError):
+    cache.once(tmp_path / 'x', write)
+  assert not list(tmp_path.iterdir())
+
+
+def test_the_loser_of_a_race_reads_the_winners(tmp_path):
+  def write(path):
+    (path / 'a').write_text('loser')
+    (tmp_path / 'x').mkdir()
+    (tmp_path / 'x' / 'a').write_text('winner')
+
+  assert (cache.once(tmp_path / 'x', write) / 'a').read_text() == 'winner'
+  assert [path.name for path in tmp_path.iterdir()] == ['x']
+
+
+def test_several_processes_prepare_one_cache(tmp_path, make_text):
+  (tmp_path / 'a.txt').write_text(make_text(0, 3000), newline='')
+  program = f'''
+from tfm.data import pipeline
+from tfm.data.sources.text import Text
+from tfm.data.tokenizers.char import Char
+text = pipeline.open_text(Text('{tmp_path}/a.txt'), Char(), '{tmp_path}/cache')
+print(text.corpus.hash, text.tokenizer.identity, len(text.tokens('train').ids))
+'''
+  processes = [subprocess.Popen([sys.executable, '-c', program], stdout=subprocess.PIPE, text=True)
+               for _ in range(3)]
+  said = {process.communicate()[0] for process in processes}
+  assert len(said) == 1 and said != {''} and not any(process.returncode for process in processes)
+  assert not [path for path in pathlib.Path(tmp_path, 'cache').rglob('.*')]  # no parts left
+
+
+def test_the_default_follows_the_environment(monkeypatch, tmp_path):
+  monkeypatch.setenv('TFM_CACHE', str(tmp_path))
+  assert cache.directory() == tmp_path
+  monkeypatch.delenv('TFM_CACHE')
+  assert cache.directory() == pathlib.Path.home() / '.cache' / 'tfm'

@@ -1,0 +1,151 @@
+"""Batches: the same sequence on any number of processes, and across a resume."""
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+
+from tfm import spec
+from tfm.data import packing
+from tfm.data import pipeline
+from tfm.data.packing import protocol
+from tfm.data.tokenizers.bytes import Bytes
+
+SPECS = 'concat', 'first_fit(bins=4)'
+LENGTHS = [5, 0, 40, 3, 17, 1, 9, 22, 8, 31, 2]
+
+
+@pytest.fixture(params=SPECS)
+def pack(request) -> protocol.Packing:
+  return spec.build(request.param, packing, protocol.Packing)
+
+
+def take(iterator, count):
+  try:
+    return list(itertools.islice(iterator, count))
+  finally:
+    iterator.close()
+
+
+def join(parts):
+  """The global batch of the processes' parts."""
+  return {field: np.concatenate([part[field] for part in parts]) for field in protocol.FIELDS}
+
+
+def same(a, b):
+  return all(np.array_equal(a[field], b[field]) for field in protocol.FIELDS)
+
+
+@pytest.mark.parametrize('count', (2, 4))
+def test_the_batches_do_not_depend_on_the_number_of_processes(pack, count, make_tokens):
+  rows = pack.rows(make_tokens(LENGTHS), 8, seed=0)
+  whole = take(pipeline.train_iterator(rows, 8), 12)
+  parts = [take(pipeline.train_iterator(rows, 8, index, count), 12) for index in range(count)]
+  for batch, split in zip(whole, zip(*parts, strict=True), strict=True):
+    assert all(part['inputs'].shape == (8 // count, 8) for part in split)
+    assert same(join(split), batch)
+  assert not same(whole[0], whole[1])
+
+
+def test_batch_k_holds_its_rows(pack, make_tokens):
+  rows = pack.rows(make_tokens(LENGTHS), 8, seed=0)
+  for k, batch in enumerate(take(pipeline.train_iterator(rows, 4), 6)):
+    for index in range(4):
+      assert all(np.array_equal(batch[f][index], rows[4 * k + index][f]) for f in protocol.FIELDS)
+
+
+def test_a_state_restores_on_any_number_of_processes(pack, make_tokens):
+  rows = pack.rows(make_tokens(LENGTHS), 8, seed=0)
+  whole = take(pipeline.train_iterator(rows, 8), 12)
+  states = []
+  for index in range(4):
+    iterator = pipeline.train_iterator(rows, 8, index, 4)
+    for _ in range(5):
+      next(iterator)
+    states.append(json.dumps(iterator.get_state()))
+    iterator.close()
+  assert len(set(states)) == 1
+  resumed = [pipeline.train_iterator(rows, 8, index, 2) for index in range(2)]
+  for iterator in resumed:
+    iterator.set_state(json.loads(states[0]))
+  for batch, split in zip(whole[5:], zip(*(take(i, 7) for i in resumed), strict=True), strict=True):
+    assert same(join(split), batch)
+
+
+@pytest.mark.parametrize('threads', (1, 3))
+def test_a_resume_is_the_unbroken_run(pack, threads, make_tokens):
+  def make():
+    rows = pack.rows(make_tokens(LENGTHS), 8, seed=0)
+    return pipeline.train_iterator(rows, 2, threads=threads)
+
+  unbroken = [pipeline.batch_hash(batch) for batch in take(make(), 40)]
+  assert len(set(unbroken)) > 30
+  for stop in (0, 1, 17):
+    iterator = make()
+    for _ in range(stop):
+      next(iterator)
+    state = json.loads(json.dumps(iterator.get_state()))
+    iterator.close()
+    iterator = make()
+    iterator.set_state(state)
+    assert [pipeline.batch_hash(batch) for batch in take(iterator, 40 - stop)] == unbroken[stop:]
+
+
+@pytest.mark.parametrize('count', (1, 2, 4))
+@pytest.mark.parametrize('batch_size', (4, 64))
+def test_evaluation_counts_every_token_once(pack, count, batch_size, make_tokens):
+  tokens = make_tokens(LENGTHS)
+  rows = pack.evaluation_rows(tokens, 8)
+  parts = [list(pipeline.evaluation_batches(rows, batch_size, i, count)) for i in range(count)]
+  assert {len(part) for part in parts} == {-(-len(rows) // batch_size)}
+  assert all(b['inputs'].shape == (batch_size // count, 8) for part in parts for b in part)
+  found = np.concatenate([b['targets'][b['segments'] > 0] for part in parts for b in part])
+  wanted = [*tokens.ids.tolist(), *[tokens.eos_id] * tokens.documents]
+  assert sorted(found.tolist()) == sorted(wanted)
+
+
+def test_hashes_of_parts_add_up(pack, make_tokens):
+  rows = pack.rows(make_tokens(LENGTHS), 8, seed=0)
+  [batch] = take(pipeline.train_iterator(rows, 8), 1)
+  halves = [{f: v[4 * i:4 * i + 4] for f, v in batch.items()} for i in range(2)]
+  parts = [pipeline.batch_hash(half, first_row=4 * i) for i, half in enumerate(halves)]
+  assert pipeline.add_hashes(parts) == pipeline.batch_hash(batch)
+  assert len(pipeline.batch_hash(batch)) == 16
+
+
+def test_a_hash_sees_values_and_order(make_tokens):
+  rows = spec.build('concat', packing, protocol.Packing).rows(make_tokens(LENGTHS), 8, seed=0)
+  [batch] = take(pipeline.train_iterator(rows, 4), 1)
+  changed = {f: v.copy() for f, v in batch.items()}
+  changed['segments'][2, 3] += 1
+  swapped = {f: v[[1, 0, 2, 3]] for f, v in batch.items()}
+  renamed = {**batch, 'inputs': batch['targets'], 'targets': batch['inputs']}
+  assert len({pipeline.batch_hash(b) for b in (batch, changed, swapped, renamed)}) == 4
+
+
+def test_refusals_name_the_field(pack, make_tokens):
+  rows = pack.rows(make_tokens(LENGTHS), 8, seed=0)
+  for arguments, said in (((6, 0, 4), 'batch_size=6'), ((0, 0, 1), 'batch_size=0'),
+                          ((4, 2, 2), 'process_index=2')):
+    with pytest.raises(ValueError, match=said):
+      pipeline.train_iterator(rows, *arguments)
+
+
+def test_open_text_goes_from_files_to_batches(tmp_path, make_source, make_text, pack):
+  book = make_text(0, 500)
+  (tmp_path / 'book.txt').write_text(book, newline='')
+  source = make_source(f"text('{tmp_path}/book.txt')")
+  text = pipeline.open_text(source, Bytes(), tmp_path / 'cache')
+  found = []
+  for split in text.corpus.splits:
+    tokens = text.tokens(split)
+    rows = pack.evaluation_rows(tokens, 32)
+    batches = pipeline.evaluation_batches(rows, 4)
+    ids = np.concatenate([batch['targets'][batch['segments'] > 0] for batch in batches])
+    assert text.tokenizer.token_bytes[ids].sum() == tokens.bytes == text.corpus.bytes[split]
+    assert (ids == tokens.eos_id).sum() == text.corpus.documents[split]
+    found.append(text.tokenizer.decode(ids))
+  assert sorted(''.join(found)) == sorted(book)
+  with pytest.raises(ValueError, match=r"book.txt'\) test is too short"):
+    pack.rows(text.tokens('test'), 10**6, seed=0)

@@ -1,0 +1,314 @@
+"""Sources: nothing lost, splits that stay, and refusals by name."""
+
+import collections
+import gzip
+import json
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow_datasets
+import zstandard
+
+from tfm.data import corpus as corpora
+
+SPLITS = ('train', 'validation', 'test')
+
+
+def texts(corpus) -> dict[str, collections.Counter]:
+  return {split: collections.Counter(corpus.splits[split]) for split in SPLITS}
+
+
+def every(corpus) -> collections.Counter:
+  return sum(texts(corpus).values(), collections.Counter())
+
+
+def jsonl(documents, field='text') -> bytes:
+  lines = [json.dumps({field: text, 'n': n}) + '\n' for n, text in enumerate(documents)]
+  return ''.join(lines).encode()
+
+
+@pytest.fixture(scope='module')
+def documents(make_text) -> list[str]:
+  return [make_text(seed, 1 + seed % 7) for seed in range(400)] + ['', 'twice', 'twice', 'twice']
+
+
+def test_nothing_is_lost_and_the_counts_are_true(documents, tmp_path, cache_dir, make_source):
+  (tmp_path / 'a.jsonl').write_bytes(jsonl(documents))
+  corpus = make_source(f"text('{tmp_path}/a.jsonl')").prepare(cache_dir)
+  assert every(corpus) == collections.Counter(documents)
+  for split in SPLITS:
+    assert corpus.documents[split] == len(corpus.splits[split]) > 0
+    assert corpus.splits[split][-1] == [*corpus.splits[split]][-1]
+    assert corpus.splits[split][3] == [*corpus.splits[split]][3]
+    assert corpus.bytes[split] == sum(len(text.encode()) for text in corpus.splits[split])
+  assert sum('twice' in found for found in texts(corpus).values()) == 1  # no copy across splits
+  assert corpus.documents['train'] > 0.8 * len(documents)
+
+
+def test_splits_do_not_depend_on_the_order_or_the_names_of_files(
+    documents, tmp_path, make_source):
+  for name, order in (('a', documents), ('b', documents[::-1])):
+    (tmp_path / name).mkdir()
+    for index, text in enumerate(order):
+      (tmp_path / name / f'{index:03}.txt').write_text(text, newline='')
+  (tmp_path / 'b' / '000.txt').rename(tmp_path / 'b' / 'zzz.txt')
+  a, b = (make_source(f"text('{tmp_path}/{name}/*.txt')").prepare(tmp_path / 'caches' / name)
+          for name in 'ab')  # each prepared, none found
+  assert a.hash == b.hash
+  for split in SPLITS:
+    assert list(a.splits[split]) == list(b.splits[split])
+
+
+def test_splits_stay_when_documents_are_added(documents, tmp_path, cache_dir, make_source):
+  (tmp_path / 'a.jsonl').write_bytes(jsonl(documents))
+  (tmp_path / 'b.jsonl').write_bytes(jsonl(['new', *documents]))
+  a, b = (make_source(f"text('{tmp_path}/{name}.jsonl')").prepare(cache_dir) for name in 'ab')
+  assert a.hash != b.hash
+  for split in SPLITS:
+    assert not texts(a)[split] - texts(b)[split]
+
+
+def test_the_hash_sees_every_character(tmp_path, cache_dir, make_source, make_text):
+  hashes = set()
+  for index, end in enumerate(('', ' ', '\n', '\r\n', '\0', '\ufeff')):
+    (tmp_path / f'{index}.txt').write_text(make_text(0, 400) + end, newline='')
+    corpus = make_source(f"text('{tmp_path}/{index}.txt')").prepare(cache_dir)
+    assert sum(corpus.bytes.values()) == (tmp_path / f'{index}.txt').stat().st_size
+    hashes.add(corpus.hash)
+  assert len(hashes) == 6
+
+
+def test_the_hash_sees_the_splits(cache_dir):
+  hashes = {corpora.prepare('own', lambda: zip(SPLITS, texts), cache_dir, fixed=SPLITS).hash
+            for texts in ('abc', 'acb', 'bac')}
+  assert len(hashes) == 3
+
+
+def test_three_documents_are_one_for_each_split(cache_dir):
+  for n in range(12):
+    texts = [f'{n}a', f'{n}b', f'{n}c' + 'c' * 100]
+    corpus = corpora.prepare('three', lambda: ((None, text) for text in texts), cache_dir)
+    assert set(corpus.documents.values()) == {1} and set(every(corpus)) == set(texts)
+
+
+def test_a_single_book_is_cut_into_pieces_and_says_so(
+    tmp_path, cache_dir, make_source, make_text, caplog):
+  book = make_text(1, 6000)
+  (tmp_path / 'book.txt').write_text(book, newline='')
+  corpus = make_source(f"text('{tmp_path}/book.txt')").prepare(cache_dir)
+  assert 'too few documents' in caplog.text and 'book.txt' in caplog.text
+  pieces = list(every(corpus).elements())
+  assert sum(map(len, pieces)) == len(book) and all(piece in book for piece in pieces)
+  assert sorted(''.join(pieces).split('\n')) == sorted(book.split('\n'))
+  for split in ('validation', 'test'):
+    assert 0.04 < corpus.bytes[split] / len(book.encode()) < 0.07
+
+
+def test_few_files_of_uneven_size_are_cut_too(tmp_path, cache_dir, make_source, make_text):
+  plays = {'a': 3000, 'b': 20, 'c': 1000}
+  for name, lines in plays.items():
+    (tmp_path / f'{name}.txt').write_text(make_text(lines, lines), newline='')
+  corpus = make_source(f"text('{tmp_path}/*.txt')").prepare(cache_dir)
+  assert sum(corpus.bytes.values()) == sum(p.stat().st_size for p in tmp_path.iterdir())
+  assert all(0.04 < corpus.bytes[s] / sum(corpus.bytes.values()) < 0.07 for s in SPLITS[1:])
+
+
+@pytest.mark.parametrize('size', (1, 3, 50, 10**6))
+@pytest.mark.parametrize('text', ('', '\n', 'a', 'a\n\nb', '\n\n\n', 'x' * 500, 'no end\nof line',
+                                  'a\r\n\r\nb\r\n' * 40, '\n' * 300 + 'é猫🐈\u2028\x85\f\v' * 50))
+def test_pieces_join_to_the_text(text, size):
+  pieces = list(corpora.cut(text, size))
+  assert ''.join(pieces) == text
+  assert all(len(piece) <= 2 * size for piece in pieces)
+  assert all(pieces) or pieces == ['']
+
+
+def test_pieces_end_at_blank_lines(make_text):
+  text = make_text(3, 3000)
+  ends = [piece.endswith('\n\n') for piece in list(corpora.cut(text, 1000))[:-1]]
+  assert sum(ends) > 0.8 * len(ends) > 20
+
+
+@pytest.mark.parametrize('compress', (
+  lambda data: ('', data),
+  lambda data: ('.gz', gzip.compress(data[:700]) + gzip.compress(data[700:])),
+  lambda data: ('.zst', b''.join(map(zstandard.compress, (data[:700], data[700:])))),
+))
+def test_compressed_files_are_the_same_text(
+    compress, documents, tmp_path, cache_dir, make_source, make_text):
+  suffix, data = compress(jsonl(documents, field='body'))
+  (tmp_path / f'a.jsonl{suffix}').write_bytes(data)
+  corpus = make_source(f"text('{tmp_path}/a.*', field='body')").prepare(cache_dir)
+  assert every(corpus) == collections.Counter(documents)
+  book = make_text(5, 3000)
+  suffix, data = compress(book.encode())
+  (tmp_path / f'book.txt{suffix}').write_bytes(data)
+  corpus = make_source(f"text('{tmp_path}/book*')").prepare(cache_dir)
+  assert sum(corpus.bytes.values()) == len(book.encode())
+
+
+def test_patterns_are_recursive_and_know_the_home(
+    tmp_path, cache_dir, make_source, monkeypatch, make_text):
+  monkeypatch.setenv('HOME', str(tmp_path))
+  (tmp_path / 'x' / 'y').mkdir(parents=True)
+  (tmp_path / 'x' / 'a[1].txt').write_text(make_text(0, 300), newline='')
+  (tmp_path / 'x' / 'y' / 'b.txt').write_text(make_text(1, 300), newline='')
+  both = make_source("text('~/x/**/*.txt')").prepare(cache_dir)
+  one = make_source("text('~/x/a[1].txt')").prepare(cache_dir)  # a name that looks like a pattern
+  sizes = [len(make_text(seed, 300).encode()) for seed in (0, 1)]
+  assert sum(both.bytes.values()) == sum(sizes) and sum(one.bytes.values()) == sizes[0]
+
+
+def test_a_line_is_a_document_whatever_its_line_end(tmp_path, cache_dir, make_source, documents):
+  data = b'\r\n'.join([*jsonl(documents).splitlines(), b'', b'   ', b'{"text": "last"}'])
+  (tmp_path / 'a.jsonl').write_bytes(data)
+  corpus = make_source(f"text('{tmp_path}/a.jsonl')").prepare(cache_dir)
+  assert every(corpus) == collections.Counter([*documents, 'last'])
+
+
+GOOD = b'{"text": "fine"}\n'
+
+
+@pytest.mark.parametrize('name, data, said', (
+  ('none', None, ('none', 'matches no file')),
+  ('empty.txt', b'', ('empty.txt', 'empty')),
+  ('empty.jsonl', b'{"text": ""}\n\n', ('empty.jsonl', 'empty')),
+  ('short.txt', b'too little', ('short.txt', 'too short', '10 bytes')),
+  ('same.txt', b'all\n\nall\n\n', ('same.txt', 'too short')),
+  ('latin.txt', 'caf\xe9'.encode('latin-1'), ('latin.txt', 'not UTF-8', 'byte 3')),
+  ('latin.jsonl', GOOD + b'{"text": "\xff"}', ('latin.jsonl:2', 'not UTF-8')),
+  ('bad.jsonl', GOOD + b'\n{"text": "fine"\n' + GOOD, ('bad.jsonl:3', 'not JSON')),
+  ('key.jsonl', GOOD + b'{"body": "fine"}\n', ('key.jsonl:2', "'text'", "['body']")),
+  ('null.jsonl', GOOD + b'{"text": null}\n', ('null.jsonl:2', "'text'")),
+  ('list.jsonl', GOOD + b'["text"]\n', ('list.jsonl:2', "'text'", 'list')),
+  ('half.jsonl', GOOD + b'{"text": "\\ud83d"}\n', ('half.jsonl:2', 'surrogate')),
+  ('a.csv', b'text', ('a.csv', '.jsonl')),
+  ('a.csv.gz', gzip.compress(b'text'), ('a.csv.gz', '.jsonl')),
+  ('not.txt.gz', b'text', ('not.txt.gz', 'cannot be read')),
+  ('cut.txt.gz', gzip.compress(b'text' * 999)[:-9], ('cut.txt.gz', 'cannot be read')),
+  ('not.txt.zst', b'text', ('not.txt.zst', 'cannot be read')),
+  ('cut.txt.zst', zstandard.compress(b'text' * 999)[:-2], ('cut.txt.zst', 'middle of a zstd')),
+))
+def test_refusals_name_the_file(name, data, said, tmp_path, cache_dir, make_source):
+  if data is not None:
+    (tmp_path / name).write_bytes(data)
+  with pytest.raises(ValueError) as error:
+    make_source(f"text('{tmp_path}/{name}')").prepare(cache_dir)
+  for words in said:
+    assert words in str(error.value)
+
+
+def test_what_cannot_be_opened_is_refused(tmp_path, cache_dir, make_source):
+  (tmp_path / 'folder.txt').mkdir()
+  with pytest.raises(ValueError, match='folder.txt.*matches no file'):
+    make_source(f"text('{tmp_path}/folder.txt')").prepare(cache_dir)
+  (tmp_path / 'gone.txt').symlink_to(tmp_path / 'nowhere')
+  with pytest.raises(ValueError, match='gone.txt cannot be read'):
+    make_source(f"text('{tmp_path}/*.txt')").prepare(cache_dir)
+
+
+def test_a_source_that_changes_while_it_is_read_is_refused(cache_dir, make_text):
+  reads = []
+
+  def read():
+    reads.append(None)
+    for seed in range(300):
+      yield None, make_text(seed, 5) + '!' * (len(reads) > 1 and seed == 7)
+
+  with pytest.raises(ValueError, match='growing changed while it was read'):
+    corpora.prepare('growing', read, cache_dir)
+  assert len(reads) > 1
+
+
+def test_stdlib_is_the_library_without_its_tests(cache_dir, make_source):
+  corpus = make_source('stdlib').prepare(cache_dir)
+  again = make_source('stdlib').prepare(cache_dir)
+  assert corpus.hash == again.hash and corpus.name == 'stdlib'
+  assert sum(corpus.bytes.values()) > 8_000_000
+  root = pathlib.Path(json.__file__).parent.parent
+  found = every(corpus)
+  assert (root / 'json' / 'decoder.py').read_bytes().decode() in found
+  outside = {'test', 'tests', 'site-packages'}
+  for path in [path for path in root.rglob('*.py') if outside & set(path.parts)][:200]:
+    data = path.read_bytes()
+    assert len(data) < 200 or data.decode(errors='replace') not in found, path
+
+
+class TinySet(tensorflow_datasets.core.GeneratorBasedBuilder):
+  """Documents with a label, in the splits train, test and extra."""
+
+  VERSION = tensorflow_datasets.core.Version('1.0.0')
+
+  def _info(self):
+    features = {'text': tensorflow_datasets.features.Text(),
+                'label': tensorflow_datasets.features.Scalar(np.int64)}
+    return tensorflow_datasets.core.DatasetInfo(
+      builder=self, features=tensorflow_datasets.features.FeaturesDict(features))
+
+  def _split_generators(self, dl_manager):
+    sizes = {'train': 300, 'test': 9, 'extra': 5}
+    return {split: self._generate_examples(split, size) for split, size in sizes.items()}
+
+  def _generate_examples(self, split, count):
+    for index in range(count):
+      yield index, {'text': f'{split} document {index} né', 'label': index}
+
+
+@pytest.fixture(scope='module')
+def tiny(tmp_path_factory):
+  return tmp_path_factory.mktemp('tfds')
+
+
+def test_tfds_keeps_its_own_splits_and_carves_the_missing_one(tiny, cache_dir, make_source, caplog):
+  source = f"tfds('tiny_set', data_dir='{tiny}')"
+  corpus = make_source(source).prepare(cache_dir)
+  assert set(corpus.splits['test']) == {f'test document {i} né' for i in range(9)}
+  rest = texts(corpus)['train'] + texts(corpus)['validation']
+  assert rest == collections.Counter(f'train document {i} né' for i in range(300))
+  assert 3 <= corpus.documents['validation'] <= 40
+  assert "['extra']" in caplog.text and corpus.name == source
+  assert make_source(source).prepare(cache_dir).hash == corpus.hash  # prepared, now read
+
+
+@pytest.mark.parametrize('spec, said', (
+  ("tfds('tiny_set', field='label', data_dir='{}')", ("'label'", "['text']")),
+  ("tfds('no_such_set_at_all', data_dir='{}')", ('no_such_set_at_all',)),
+))
+def test_tfds_refuses_by_name(spec, said, tiny, cache_dir, make_source):
+  with pytest.raises(ValueError) as error:
+    make_source(spec.format(tiny)).prepare(cache_dir)
+  for words in said:
+    assert words in str(error.value)
+
+
+def test_tfds_refuses_what_needs_tensorflow(tmp_path, cache_dir, make_source):
+  TinySet(data_dir=str(tmp_path), file_format='array_record').download_and_prepare()
+  info = tmp_path / 'tiny_set' / '1.0.0' / 'dataset_info.json'
+  info.write_text(info.read_text().replace('array_record', 'tfrecord'))
+  with pytest.raises(ValueError, match='stored as tfrecord, but only array_record'):
+    make_source(f"tfds('tiny_set', data_dir='{tmp_path}')").prepare(cache_dir)
+
+
+def test_tensorflow_is_never_imported(tmp_path, make_text):
+  (tmp_path / 'a.txt').write_text(make_text(0, 900), newline='')
+  program = f'''
+import sys
+from tfm import spec
+from tfm.data import packing, pipeline, sources, tokenizers, device
+from tfm.data.sources.protocol import Source
+from tfm.data.tokenizers.protocol import Tokenizer
+source = spec.build("text('{tmp_path}/a.txt')", sources, Source)
+text = pipeline.open_text(source, spec.build('char', tokenizers, Tokenizer), '{tmp_path}/cache')
+rows = spec.build('concat', packing, packing.protocol.Packing).rows(text.tokens('train'), 16, 0)
+iterator = pipeline.train_iterator(rows, 2)
+assert next(iterator)['inputs'].shape == (2, 16)
+iterator.close()
+assert 'tensorflow_datasets' in sys.modules
+print([name for name in sys.modules if name.split('.')[0] == 'tensorflow'])
+'''
+  done = subprocess.run([sys.executable, '-W', 'error::ResourceWarning', '-c', program],
+                        capture_output=True, text=True, check=True)
+  assert done.stdout.strip() == '[]', done.stdout

@@ -1,0 +1,280 @@
+"""A corpus: documents of text in three splits, known by the hash of their content.
+
+A document's split is chosen by the hash of its content: it stays when files are renamed, reordered
+or added, and equal documents never stand on both sides. Where the documents are too few for that (a
+single book), they are cut after blank lines into pieces, and the pieces, in the order of their
+hashes, are dealt out by size; a warning says so.
+
+The documents are kept as a TFDS data set in array_record, which is read without TensorFlow.
+"""
+
+import collections
+import contextlib
+import dataclasses
+import hashlib
+import io
+import logging
+import pathlib
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+import tensorflow_datasets as tfds
+
+from tfm.data import cache
+from tfm.data import progress
+
+SPLITS = ('train', 'validation', 'test')
+SHARE = 0.05  # of the validation and of the test split, where the source has none
+TOLERANCE = 5  # a split may be so many times its share, or so small a part of it, by chance
+PIECES = 200  # into which a corpus of few documents is cut, …
+PIECE_BYTES = 64, 65536  # … each of a size between these
+READ = 256  # documents to read at once
+VERSION = 1  # of the rules of this file; a part of every hash
+
+Document = tuple[str | None, str]  # the split that the source itself gives, if any, and the text
+Rule = Callable[[Iterable[Document]], Iterator[tuple[str, str]]]  # gives every document its split
+
+_log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class Corpus:
+  """Documents in splits.
+
+  Attributes:
+    name: the source's spec, for messages.
+    hash: hexadecimal hash of the documents and their splits, whatever their order.
+    splits: random-access documents by 'train', 'validation' and 'test'.
+    bytes: the UTF-8 size of each split.
+  """
+
+  name: str
+  hash: str
+  splits: Mapping[str, Sequence[str]]
+  bytes: Mapping[str, int]
+
+  @property
+  def documents(self) -> Mapping[str, int]:
+    """The number of documents of each split."""
+    return {split: len(documents) for split, documents in self.splits.items()}
+
+
+def prepare(
+  name: str, read: Callable[[], Iterable[Document]], cache_dir: pathlib.Path,
+  fixed: Sequence[str] = (),
+) -> Corpus:
+  """Splits the documents that `read()` yields and keeps them under their content's hash.
+
+  Args:
+    name: the source's spec, for messages.
+    read: yields (split, text) of every document; called several times. The split is one of `fixed`,
+      or None for a document that a hash is to assign.
+    cache_dir: where to keep the corpus.
+    fixed: the splits that the source gives itself: all three, or some without train, out of which
+      the others are carved.
+
+  Raises:
+    ValueError: if there is no text, or too little for the splits, or it changes while it is read.
+  """
+  carved = tuple(split for split in SPLITS if split not in fixed)
+  rule = _by_hash(carved)
+  survey = _survey(name, rule(read()))
+  if not survey.bytes.total():
+    raise ValueError(f'{name} is empty: {survey.documents.total()} documents without any text')
+  if not _balanced(survey, carved):
+    rule = _by_piece(name, read, carved, survey)
+    survey = _survey(name, rule(read()))
+  for split in SPLITS:
+    if not survey.documents[split]:
+      raise ValueError(f'{name} has no documents in its {split!r} split')
+  directory = cache_dir / 'corpora' / survey.hash
+  cache.once(directory, lambda part: _write(part, name, lambda: rule(read()), survey))
+  _log.info('%s: content hash %s; %s', name, survey.hash, ', '.join(
+    f'{split} {survey.documents[split]} documents {survey.bytes[split]} bytes' for split in SPLITS))
+  stored = tfds.builder_from_directory(directory / Documents.name / str(Documents.VERSION))
+  splits = {split: _Texts(stored.as_data_source(split)) for split in SPLITS}
+  return Corpus(name, survey.hash, splits, {split: survey.bytes[split] for split in SPLITS})
+
+
+class Documents(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+  """A TFDS data set with one field, `text`, of the documents that `rule` puts into each split."""
+
+  name = 'documents'
+  VERSION = tfds.core.Version('1.0.0')
+  url_infos = {}  # it downloads nothing
+
+  def __init__(self, pairs: Callable[[], Iterator[tuple[str, str]]], **kwargs):
+    self._pairs = pairs
+    self.written = _Survey()
+    super().__init__(file_format='array_record', **kwargs)
+
+  def _info(self):
+    features = tfds.features.FeaturesDict({'text': tfds.features.Text()})
+    return tfds.core.DatasetInfo(builder=self, features=features)
+
+  def _split_generators(self, dl_manager):
+    return {split: self._generate_examples(split) for split in SPLITS}
+
+  def _generate_examples(self, split):
+    seen = collections.Counter()
+    for given, text in self._pairs():
+      if given == split:
+        self.written.add(split, text)
+        digest = _digest(text).hex()
+        seen[digest] += 1
+        # TFDS orders the documents by their keys: by content, not by file.
+        yield f'{digest}-{seen[digest]}', {'text': text}
+
+
+def examples(source) -> Iterator[Mapping]:
+  """All examples of a TFDS data source, many read at a time: one by one is far slower."""
+  for start in range(0, len(source), READ):
+    yield from source.__getitems__(range(start, min(start + READ, len(source))))
+
+
+class _Texts(Sequence):
+  """The texts of a TFDS data source."""
+
+  def __init__(self, source):
+    self._source = source
+
+  def __len__(self):
+    return len(self._source)
+
+  def __getitem__(self, index: int) -> str:
+    if not -len(self) <= index < len(self):
+      raise IndexError(index)
+    return self._source[index % len(self)]['text'].decode()
+
+  def __iter__(self) -> Iterator[str]:
+    return (example['text'].decode() for example in examples(self._source))
+
+
+class _Survey:
+  """Counts, sizes and the hash of documents in splits, whatever their order."""
+
+  def __init__(self):
+    self.documents, self.bytes, self._sum = collections.Counter(), collections.Counter(), 0
+
+  def add(self, split: str, text: str):
+    data = text.encode()
+    self.documents[split] += 1
+    self.bytes[split] += len(data)
+    digest = hashlib.blake2b(data, digest_size=32, person=split.encode()).digest()
+    self._sum = (self._sum + int.from_bytes(digest, 'big')) % 2**256  # a sum has no order
+
+  @property
+  def hash(self) -> str:
+    state = VERSION, sorted(self.documents.items()), sorted(self.bytes.items()), self._sum
+    return hashlib.blake2b(repr(state).encode(), digest_size=16).hexdigest()
+
+
+def cut(text: str, size: int) -> Iterator[str]:
+  """Cuts a text after the blank line, or else the line, that follows `size` characters.
+
+  No piece is longer than twice the size: a longer line is cut anywhere. The pieces joined are the
+  text, and an empty text is one empty piece.
+  """
+  piece, length = [], 0
+  for match in re.finditer(r'[^\n]*\n|[^\n]+', text):
+    line = match[0]
+    for start in range(0, len(line), 2 * size):
+      part = line[start:start + 2 * size]
+      if length + len(part) > 2 * size:
+        yield ''.join(piece)
+        piece, length = [], 0
+      piece.append(part)
+      length += len(part)
+      if length >= size and not part.strip():
+        yield ''.join(piece)
+        piece, length = [], 0
+  if piece or not text:
+    yield ''.join(piece)
+
+
+def _by_hash(carved: Sequence[str]) -> Rule:
+  def assign(text: str) -> str:
+    fraction = int.from_bytes(_digest(text)[:8], 'big') / 2**64
+    for split in carved[1:]:
+      if fraction < SHARE:
+        return split
+      fraction -= SHARE
+    return 'train'
+
+  return lambda documents: ((split or assign(text), text) for split, text in documents)
+
+
+def _by_piece(name, read, carved, survey: _Survey) -> Rule:
+  """Cuts the documents to be assigned; deals the pieces out by size in the order of hashes."""
+  free = sum(survey.bytes[split] for split in carved)
+  size = min(max(free // PIECES, PIECE_BYTES[0]), PIECE_BYTES[1])
+  sizes = collections.Counter()
+  for split, text in read():
+    if split is None:
+      for piece in cut(text, size):
+        sizes[_digest(piece)] += len(piece.encode())
+  if len(sizes) < len(carved):
+    raise ValueError(
+      f'{name} is too short to be split: {free} bytes in {len(sizes)} different pieces of about '
+      f'{size}; give at least {PIECES * PIECE_BYTES[0]} bytes of text')
+  _log.warning(
+    '%s has too few documents to be split by their hashes: %d are cut into %d pieces of about %d '
+    'bytes, each then a document', name, sum(survey.documents[s] for s in carved), len(sizes), size)
+  where, order, count, dealt = {}, [*carved[1:], 'train'], 0, 0
+  for index, digest in enumerate(sorted(sizes)):
+    full = dealt >= SHARE * free or len(sizes) - index < len(order)
+    if count and full and len(order) > 1:
+      order.pop(0)
+      count, dealt = 0, 0
+    where[digest] = order[0]
+    count, dealt = count + 1, dealt + sizes[digest]
+
+  def rule(documents: Iterable[Document]) -> Iterator[tuple[str, str]]:
+    for split, text in documents:
+      if split is None:
+        for piece in cut(text, size):
+          if (digest := _digest(piece)) not in where:
+            raise _changed(name)
+          yield where[digest], piece
+      else:
+        yield split, text
+
+  return rule
+
+
+def _balanced(survey: _Survey, carved: Sequence[str]) -> bool:
+  total = sum(survey.bytes[split] for split in carved) or 1
+  shares = {split: SHARE for split in carved[1:]} | {'train': 1 - SHARE * len(carved[1:])}
+  return all(shares[split] / TOLERANCE <= survey.bytes[split] / total <= shares[split] * TOLERANCE
+             for split in carved)
+
+
+def _survey(name: str, pairs: Iterable[tuple[str, str]]) -> _Survey:
+  survey = _Survey()
+  for split, text in progress.track(pairs, f'reading {name}'):
+    survey.add(split, text)
+  return survey
+
+
+def _write(directory: pathlib.Path, name: str, pairs: Callable, survey: _Survey):
+  def tracked():
+    return progress.track(pairs(), f'writing {name}', survey.documents.total())
+
+  builder = Documents(tracked, data_dir=str(directory))
+  active = tfds.core.utils.tqdm_utils._active
+  tfds.disable_progress_bar()
+  try:
+    with contextlib.redirect_stdout(io.StringIO()):  # TFDS prints of downloads, of which is none
+      builder.download_and_prepare()
+  finally:
+    tfds.core.utils.tqdm_utils.display_progress_bar(active)
+  if builder.written.hash != survey.hash:
+    raise _changed(name)
+
+
+def _changed(name: str) -> ValueError:
+  return ValueError(f'{name} changed while it was read; run again when its files are complete')
+
+
+def _digest(text: str) -> bytes:
+  return hashlib.blake2b(text.encode(), digest_size=16).digest()

@@ -1,0 +1,175 @@
+"""From a source to batches: prepare the text once, then read batches by their index with Grain.
+
+Batch k of a stream holds its rows k B … k B + B - 1, and process p of n reads rows p B / n to
+(p + 1) B / n of every batch. So the sequence of batches does not depend on the number of processes,
+and the state of an iterator, the same in all of them, is the index of its next batch.
+"""
+
+import dataclasses
+import hashlib
+import json
+import logging
+import pathlib
+from collections.abc import Iterable, Mapping
+
+from absl import flags
+import grain
+import numpy as np
+
+from tfm.data import cache
+from tfm.data import corpus as corpora
+from tfm.data import progress
+from tfm.data import tokens as token_arrays
+from tfm.data.packing import protocol as packing
+from tfm.data.sources.protocol import Source
+from tfm.data.tokenizers import protocol as tokenizers
+
+_log = logging.getLogger(__name__)
+
+Batch = dict[str, np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True)
+class TextData:
+  """A corpus with the tokenizer trained on it."""
+
+  corpus: corpora.Corpus
+  tokenizer: tokenizers.Tokenizer
+  cache_dir: pathlib.Path
+
+  def tokens(self, split: str) -> token_arrays.Tokens:
+    """The tokens of 'train', 'validation' or 'test', encoded on first use."""
+    return token_arrays.tokenize(self.corpus, split, self.tokenizer, self.cache_dir)
+
+
+def open_text(
+  source: Source, tokenizer: tokenizers.Tokenizer, cache_dir: pathlib.Path | None = None,
+) -> TextData:
+  """Prepares a source, and trains the tokenizer on its training split unless it is trained.
+
+  Raises:
+    ValueError: by name, for a source that cannot be found, read, decoded or split, and for a
+      tokenizer that does not fit the text.
+  """
+  cache_dir = cache.directory() if cache_dir is None else pathlib.Path(cache_dir)
+  corpus = source.prepare(cache_dir)
+  return TextData(corpus, fit(tokenizer, corpus, cache_dir), cache_dir)
+
+
+def fit(
+  tokenizer: tokenizers.Tokenizer, corpus: corpora.Corpus, cache_dir: pathlib.Path,
+) -> tokenizers.Tokenizer:
+  """The tokenizer trained on the corpus's training split; kept, so that it is trained once."""
+  if tokenizer.trained:
+    return tokenizer
+
+  def write(directory: pathlib.Path):
+    texts = corpus.splits['train']
+    _log.info('training the tokenizer %s on %s', tokenizer, corpus.name)
+    trained = tokenizer.train(progress.track(texts, f'training on {corpus.name}', len(texts)))
+    (directory / 'state.json').write_text(json.dumps(trained.state()))
+
+  try:
+    directory = cache.once(cache_dir / 'tokenizers' / f'{corpus.hash}-{tokenizer.identity}', write)
+  except ValueError as error:
+    raise ValueError(f'{tokenizer} does not fit {corpus.name}: {error}') from error
+  return tokenizers.load(json.loads((directory / 'state.json').read_text()))
+
+
+@dataclasses.dataclass(frozen=True)
+class Batches:
+  """The rows of one process in every batch, by the batch's index; a Grain data source.
+
+  Past the last row, a batch is filled with padding, so all have one shape in all processes.
+  """
+
+  rows: packing.Rows
+  batch_size: int
+  process_index: int
+  process_count: int
+
+  def __post_init__(self):
+    if self.batch_size < 1 or self.batch_size % self.process_count:
+      raise ValueError(f'batch_size={self.batch_size} does not divide among process_count='
+                       f'{self.process_count}; give a positive multiple of it')
+    if not 0 <= self.process_index < self.process_count:
+      raise ValueError(f'process_index={self.process_index} is not below process_count='
+                       f'{self.process_count}; number the processes from 0')
+
+  def __len__(self) -> int:
+    return -(-len(self.rows) // self.batch_size)
+
+  def __getitem__(self, index: int) -> Batch:
+    size = self.batch_size // self.process_count
+    first = index * self.batch_size + self.process_index * size
+    rows = [self.rows[i] if i < len(self.rows) else packing.padding(self.rows.length)
+            for i in range(first, first + size)]
+    return {field: np.stack([row[field] for row in rows]) for field in packing.FIELDS}
+
+  def __repr__(self) -> str:  # Grain puts it into its messages
+    return f'Batches({len(self)} of {self.batch_size})'
+
+
+def train_iterator(
+  rows: packing.Rows, batch_size: int, process_index: int = 0, process_count: int = 1,
+  threads: int = 1, buffer: int = 4,
+) -> grain.DatasetIterator:
+  """Iterates over this process's part of the batches, without end for the rows of training.
+
+  Args:
+    rows: of `Packing.rows`.
+    batch_size: the global B, over all processes.
+    process_index, process_count: which rows of a batch to read.
+    threads: that read ahead. Rows are memory mapped, so worker processes would cost more than
+      they bring.
+    buffer: batches to read ahead.
+
+  Returns:
+    An iterator over dicts of int32 [B / process_count, T]. `get_state()` is a small JSON object,
+    the same in every process, with which `set_state` continues on any number of processes;
+    `close()` ends its threads.
+
+  Raises:
+    ValueError: if the batch size is no multiple of the number of processes.
+  """
+  if not flags.FLAGS.is_parsed():  # Grain reads absl's flags, in whatever program it runs
+    flags.FLAGS.mark_as_parsed()
+  batches = Batches(rows, batch_size, process_index, process_count)
+  options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=buffer)
+  return iter(grain.MapDataset.source(batches).to_iter_dataset(options))
+
+
+def evaluation_batches(
+  rows: packing.Rows, batch_size: int, process_index: int = 0, process_count: int = 1,
+  threads: int = 1, buffer: int = 4,
+) -> grain.DatasetIterator:
+  """As `train_iterator`, once over the rows of `Packing.evaluation_rows`.
+
+  The last batch is filled with rows of padding: shapes are constant and every token counts once.
+  """
+  return train_iterator(rows, batch_size, process_index, process_count, threads, buffer)
+
+
+def batch_hash(batch: Mapping[str, np.ndarray], first_row: int = 0) -> str:
+  """16 hexadecimal digits for the content of a batch, or of one process's rows of it.
+
+  The sum over rows, modulo 2**64, of the hash of the row with its number in the global batch. So
+  the hashes of the processes' rows add up (`add_hashes`) to that of the batch.
+
+  Args:
+    batch: arrays [rows, …] by name.
+    first_row: the number of the first row in the global batch.
+  """
+  names = sorted(batch)
+  total = 0
+  for index in range(len(batch[names[0]])):
+    digest = hashlib.blake2b(repr((first_row + index, names)).encode(), digest_size=8)
+    for name in names:
+      digest.update(np.ascontiguousarray(batch[name][index]))
+    total += int.from_bytes(digest.digest(), 'big')
+  return f'{total % 2**64:016x}'
+
+
+def add_hashes(hashes: Iterable[str]) -> str:
+  """The hash of the batch whose parts have these hashes."""
+  return f'{sum(int(h, 16) for h in hashes) % 2**64:016x}'

@@ -1,0 +1,29 @@
+"""What a source of text is."""
+
+import abc
+import dataclasses
+import pathlib
+
+from tfm.data import corpus
+
+
+@dataclasses.dataclass(frozen=True)
+class Source(abc.ABC):
+  """Where text comes from; the fields of a subclass are the literals of its spec."""
+
+  @property
+  def spec(self) -> str:
+    """The source as a spec, which is its name in messages: "text('plays/*.txt')"."""
+    fields = [(f, getattr(self, f.name)) for f in dataclasses.fields(self)]
+    given = [repr(value) if f.default is dataclasses.MISSING else f'{f.name}={value!r}'
+             for f, value in fields if value != f.default]
+    return type(self).__module__.rpartition('.')[2] + (f"({', '.join(given)})" if given else '')
+
+  @abc.abstractmethod
+  def prepare(self, cache_dir: pathlib.Path) -> corpus.Corpus:
+    """Reads the text, hashes and splits it, and keeps it under `cache_dir`.
+
+    Raises:
+      ValueError: if the source cannot be found or read, is not UTF-8, is empty, or is too short
+        for a train, a validation and a test split.
+    """

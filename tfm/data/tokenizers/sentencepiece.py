@@ -1,0 +1,139 @@
+"""Subwords by SentencePiece."""
+
+import base64
+import dataclasses
+import functools
+import io
+import logging
+import re
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+import sentencepiece
+
+from tfm.data import corpus
+from tfm.data.tokenizers import protocol
+
+KINDS = 'bpe', 'unigram'
+UNK, EOS = 0, 1
+SPACE = '▁'  # what SentencePiece writes for a space, so that it reads the character itself as one
+SENTENCE = 2048  # characters; it skips sentences of more than `max_sentence_length` bytes
+
+_log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class SentencePiece(protocol.Tokenizer):
+  """Byte pair encoding or a unigram model, without normalisation and with byte fallback.
+
+  BPE: Sennrich et al. 2016, arXiv:1508.07909. Unigram: Kudo 2018, arXiv:1804.10959. SentencePiece:
+  Kudo & Richardson 2018, arXiv:1808.06226. Any text is encoded without loss: every space, line end
+  and control character is kept, and what the vocabulary lacks is written as its UTF-8 bytes.
+
+  Attributes:
+    size: the whole vocabulary, with 256 bytes, the end of a text and SentencePiece's own unknown
+      (which byte fallback leaves unused).
+    kind: 'bpe' or 'unigram'.
+    coverage: the part of all characters that get tokens of their own.
+    sample: train on at most so many characters; documents are in the order of their hashes, so the
+      first ones are a fair sample.
+    model: what training finds, in base64.
+  """
+
+  size: int
+  kind: str = 'bpe'
+  coverage: float = 0.9995
+  sample: int = 50_000_000
+  model: str = dataclasses.field(default='', repr=False)
+
+  def __post_init__(self):
+    if self.kind not in KINDS:
+      raise ValueError(f'kind={self.kind!r} is not a kind of sentencepiece; known: bpe, unigram')
+    if not 256 + 2 < self.size:
+      raise ValueError(f'size={self.size} has no room for the 256 bytes and 2 special tokens; '
+                       'give more than 258')
+    if not 0 < self.coverage <= 1:
+      raise ValueError(f'coverage={self.coverage} is not a part; give more than 0 and at most 1')
+    if self.sample < 1:
+      raise ValueError(f'sample={self.sample} leaves no text to train on; give at least 1')
+
+  @property
+  def trained(self) -> bool:
+    return bool(self.model)
+
+  @property
+  def eos_id(self) -> int:
+    return EOS
+
+  def train(self, texts: Iterable[str]) -> 'SentencePiece':
+    model = io.BytesIO()
+    try:
+      sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=self._sentences(texts),
+        model_writer=model,
+        model_type=self.kind,
+        vocab_size=self.size,
+        character_coverage=self.coverage,
+        byte_fallback=True,
+        normalization_rule_name='identity',
+        add_dummy_prefix=False,
+        remove_extra_whitespaces=False,
+        allow_whitespace_only_pieces=True,
+        max_sentence_length=4 * SENTENCE,
+        unk_id=UNK, eos_id=EOS, bos_id=-1, pad_id=-1,
+        num_threads=1,  # sums in threads have no order, and so no single result
+        minloglevel=2,
+      )
+    except RuntimeError as error:
+      raise self._refusal(str(error)) from error
+    return dataclasses.replace(self, model=base64.b64encode(model.getvalue()).decode())
+
+  @functools.cached_property
+  def pieces(self) -> tuple[bytes, ...]:
+    return tuple(self._piece(i) for i in range(len(self._processor)))
+
+  def encode(self, text: str) -> np.ndarray:
+    ids = []
+    for index, part in enumerate(text.split(SPACE)):
+      if index:
+        ids += self._space
+      ids += self._processor.encode(part)
+    return np.array(ids, np.int32)
+
+  def _sentences(self, texts: Iterable[str]) -> Iterator[str]:
+    left = self.sample
+    for text in texts:
+      yield from corpus.cut(text[:left], SENTENCE // 2)
+      if len(text) > left:
+        _log.warning('sentencepiece trains on the first %d characters only; sample=… sets how many',
+                     self.sample)
+        return
+      left -= len(text)
+
+  @functools.cached_property
+  def _processor(self) -> sentencepiece.SentencePieceProcessor:
+    if not self.trained:
+      raise protocol.no_model(self)
+    return sentencepiece.SentencePieceProcessor(model_proto=base64.b64decode(self.model))
+
+  @functools.cached_property
+  def _space(self) -> list[int]:
+    return [self._processor.piece_to_id(f'<0x{byte:02X}>') for byte in SPACE.encode()]
+
+  def _piece(self, index: int) -> bytes:
+    processor = self._processor
+    if processor.is_control(index) or processor.is_unknown(index):
+      return b''
+    piece = processor.id_to_piece(index)
+    if processor.is_byte(index):
+      return bytes([int(piece[3:-1], 16)])
+    return piece.replace(SPACE, ' ').encode()
+
+  def _refusal(self, reason: str) -> ValueError:
+    if most := re.search(r'too high .*<= (\d+)', reason):
+      return ValueError(f'size={self.size} is more than the training split can fill; give at most '
+                        f'{most[1]}, or more text')
+    if least := re.search(r'smaller than required_chars. \d+ vs (\d+)', reason):
+      return ValueError(f'size={self.size} has no room for the characters of the training split; '
+                        f'give at least {least[1]}, or a lower coverage')
+    return ValueError(f'sentencepiece cannot be trained with size={self.size}: {reason}')

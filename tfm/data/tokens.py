@@ -1,0 +1,80 @@
+"""A split as one flat array of tokens on disk, with where each document begins."""
+
+import dataclasses
+import pathlib
+
+import numpy as np
+
+from tfm.data import cache
+from tfm.data import corpus as corpora
+from tfm.data import progress
+from tfm.data.tokenizers import protocol
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Tokens:
+  """The tokens of a split's documents, without special tokens.
+
+  Attributes:
+    name: source and split, for messages.
+    ids: unsigned integers [N], memory mapped.
+    offsets: int64 [documents + 1]; document d is `ids[offsets[d]:offsets[d + 1]]`.
+    eos_id: the token that ends every document.
+    bytes: the UTF-8 size of the text, for bits per byte.
+  """
+
+  name: str
+  ids: np.ndarray
+  offsets: np.ndarray
+  eos_id: int
+  bytes: int
+
+  @property
+  def documents(self) -> int:
+    return len(self.offsets) - 1
+
+  @property
+  def lengths(self) -> np.ndarray:
+    """The number of tokens of each document, int64 [documents]."""
+    return np.diff(self.offsets)
+
+  @property
+  def targets(self) -> int:
+    """The number of tokens to predict in one epoch: all, and the end of every document."""
+    return len(self.ids) + self.documents
+
+
+def tokenize(
+  corpus: corpora.Corpus, split: str, tokenizer: protocol.Tokenizer, cache_dir: pathlib.Path,
+) -> Tokens:
+  """Encodes a split once and keeps the result under the corpus's hash and the tokenizer's.
+
+  Raises:
+    ValueError: if the corpus has no such split, or the tokenizer loses some of the text.
+  """
+  if split not in corpus.splits:
+    raise ValueError(f'{corpus.name} has no split {split!r}; known: {", ".join(corpus.splits)}')
+  name = f'{corpus.name} {split}'
+  dtype = np.dtype('<u2' if tokenizer.vocab_size <= 2**16 else '<u4')
+
+  def write(directory: pathlib.Path):
+    offsets, texts = [0], corpus.splits[split]
+    with (directory / 'ids').open('wb') as file:
+      for text in progress.track(texts, f'tokenizing {name}', len(texts)):
+        ids = tokenizer.encode(text)
+        if (size := int(tokenizer.token_bytes[ids].sum())) != len(text.encode()):
+          raise ValueError(f'{tokenizer.identity} writes {len(text.encode())} bytes of {name} as '
+                           f'{size}; its pieces must join to the text')
+        ids.astype(dtype).tofile(file)
+        offsets.append(offsets[-1] + len(ids))
+    np.save(directory / 'offsets.npy', np.array(offsets, np.int64))
+
+  key = f'{corpus.hash}-{tokenizer.identity}-{split}'
+  directory = cache.once(cache_dir / 'tokens' / key, write)
+  offsets = np.load(directory / 'offsets.npy', mmap_mode='r')
+  size = (directory / 'ids').stat().st_size
+  if size != int(offsets[-1]) * dtype.itemsize:
+    raise ValueError(f'{directory} is damaged: {size} bytes for {offsets[-1]} tokens; delete it')
+  # A file without any bytes cannot be mapped.
+  ids = np.memmap(directory / 'ids', dtype, 'r') if size else np.zeros(0, dtype)
+  return Tokens(name, ids, offsets, tokenizer.eos_id, corpus.bytes[split])
