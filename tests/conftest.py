@@ -1,0 +1,59 @@
+"""Eight simulated devices, strict shapes, and a compilation cache that outlives the run."""
+
+import os
+import pathlib
+
+# Before jax is imported anywhere.
+os.environ.setdefault('JAX_PLATFORMS', 'cpu')
+os.environ['XLA_FLAGS'] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
+ROOT = pathlib.Path(__file__).parent.parent
+os.environ.setdefault('JAX_COMPILATION_CACHE_DIR', str(ROOT / '.cache' / 'jax'))
+os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0.2')
+os.environ.setdefault('TFM_CACHE', str(ROOT / '.cache' / 'tfm'))
+
+import jax  # noqa: E402
+import pytest  # noqa: E402
+from absl import flags  # noqa: E402
+
+jax.config.update('jax_numpy_rank_promotion', 'raise')
+if not flags.FLAGS.is_parsed():
+  flags.FLAGS.mark_as_parsed()  # Grain reads absl flags
+
+
+def pytest_addoption(parser):
+  parser.addoption('--update-golden', action='store_true', help='rewrite the golden text')
+
+
+@pytest.fixture(scope='session')
+def root():
+  """The repository."""
+  return ROOT
+
+
+@pytest.fixture(scope='session')
+def book(tmp_path_factory):
+  """A small text file that a tiny model can learn something from."""
+  path = tmp_path_factory.mktemp('book') / 'book.txt'
+  path.write_text('\n\n'.join(f'Verse {i}.\n{VERSE}' for i in range(400)))
+  return path
+
+
+VERSE = 'Now is better than never.\nAlthough never is often better than right now.\nSparse is better than dense.\n'
+
+
+@pytest.fixture(scope='session')
+def tiny(book):
+  """A complete config of a run that takes a second: tiny(model.layers=3, …) by dotted paths."""
+  from tfm import config as configs
+
+  def make(**fields):
+    config = configs.complete(dict(
+      data=dict(source=f'text({str(book)!r})', length=32),
+      model=dict(layers=2, width=32, heads=4),
+      optimizer=dict(warmup=2),
+      training=dict(steps=6, batch_size=8, log_every=1, evaluate_every=3, evaluation_batches=2)))
+    for path, value in fields.items():
+      configs.assign(config, path, value)
+    return configs.resolve(config)
+
+  return make

@@ -1,0 +1,57 @@
+"""The loop's own promises: a NaN stops it, the last good checkpoint stays, files are there."""
+
+import json
+
+import pytest
+
+from tfm import run as runs
+from tfm.training import checkpoint, metrics
+
+
+def test_a_nan_names_metric_and_step_and_leaves_the_last_good_checkpoint(tiny, tmp_path):
+  """An absurd learning rate without clipping blows up after the first checkpoint."""
+  config = tiny(**{
+    'optimizer.name': 'sgd', 'optimizer.clip': 0.0, 'optimizer.learning_rate': 1e30, 'optimizer.warmup': 0,
+    'optimizer.schedule': 'wsd(decay=1.0)', 'training.steps': 20, 'training.evaluate_every': 1})
+  with pytest.raises(ValueError, match=r'(train|validation) \w+ is (nan|inf) at step (\d+)') as error:
+    runs.train(config, tmp_path)
+  failed = int(str(error.value).partition('at step ')[2].partition(';')[0])
+  checkpoints = checkpoint.Checkpoints(tmp_path)
+  assert (checkpoints.latest() or 0) < failed
+  checkpoints.close()
+
+
+def test_what_a_run_leaves_behind(tiny, tmp_path):
+  runs.train(tiny(**{'training.profile': 2}), tmp_path)
+  rows = [json.loads(line) for line in (tmp_path / 'metrics.jsonl').read_text().splitlines()]
+  assert [r['step'] for r in rows if r['split'] == 'train'] == [1, 2, 3, 4, 5, 6]
+  assert [r['step'] for r in rows if r['split'] == 'validation'] == [3, 6]
+  assert {'loss', 'bits_per_byte', 'perplexity', 'accuracy', 'tokens'} <= rows[-1].keys()
+  assert json.loads((tmp_path / 'config.json').read_text())['model']['kv_heads'] == 4
+  assert (tmp_path / 'curves.png').read_bytes().startswith(b'\x89PNG')
+  assert list(tmp_path.glob('events.out.tfevents.*'))
+  assert list((tmp_path / 'profile').rglob('*.xplane.pb'))
+
+
+def test_metrics_beyond_the_checkpoint_are_forgotten(tmp_path):
+  log = metrics.Log(tmp_path, 0)
+  for step in range(1, 6):
+    log.write(step, 'train', dict(loss=1.0))
+  log.close()
+  with (tmp_path / 'metrics.jsonl').open('a') as file:
+    file.write('{"step": 6, "spl')  # killed while writing
+  metrics.Log(tmp_path, 3).close()
+  assert [row['step'] for row in metrics.read(tmp_path / 'metrics.jsonl')] == [1, 2, 3]
+
+
+def test_evaluation_counts_every_token_once(tiny, tmp_path):
+  """Whatever the batch size, and in agreement with the corpus."""
+  config = tiny(**{'training.steps': 2, 'training.evaluate_every': 2})
+  runs.train(config, tmp_path)
+  run = runs.load(tmp_path)
+  results = []
+  for size in (8, 16):
+    run.config.training.batch_size = size
+    results.append(runs.evaluate(run, 'test'))
+  assert results[0]['tokens'] == results[1]['tokens']
+  assert results[0]['loss'] == pytest.approx(results[1]['loss'], rel=1e-6)

@@ -1,0 +1,69 @@
+"""Which parameters decay, and that clipping and every optimizer do what they say."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tfm import build, spec
+from tfm.training.optimizer import OPTIMIZERS, optimizer, path_name
+from tfm.training import state as states
+
+NO_DECAY = r'bias|scale|table'
+
+
+def params(tiny):
+  config = tiny(**{'model.bias': True, 'model.position': 'learned', 'model.tied': False})
+  model = build.model(config, 32)
+  import flax.linen as nn
+  return nn.unbox(states.parameters(model, jax.random.key(0), 1, 32))
+
+
+@pytest.mark.parametrize('text', ['adamw(weight_decay=0.5)', 'lion(weight_decay=0.5)', 'adafactor(weight_decay=0.5)'])
+def test_decay_spares_biases_norms_and_tables(tiny, text):
+  """With a zero gradient, decay is all that moves a parameter."""
+  tree = jax.tree.map(jnp.ones_like, params(tiny))
+  made = optimizer(spec.choose(text, OPTIMIZERS), lambda count: 0.1, 0.0, NO_DECAY)
+  updates, _ = made.update(jax.tree.map(jnp.zeros_like, tree), made.init(tree), tree)
+  moved = {path_name(path): bool(jnp.any(x != 0)) for path, x in jax.tree_util.tree_leaves_with_path(updates)}
+  assert moved == {name: name.endswith('kernel') for name in moved}
+  assert any(moved.values()) and not all(moved.values())
+
+
+def test_adamw_is_the_published_update():
+  """Three steps by hand: Loshchilov & Hutter 2019, algorithm 2."""
+  b1, b2, eps, decay, rate = 0.9, 0.95, 1e-8, 0.1, 0.01
+  made = optimizer(spec.choose('adamw', OPTIMIZERS), lambda count: rate, 0.0, NO_DECAY)
+  tree = {'kernel': jnp.array([1.0, -2.0])}
+  state, x, m, v = made.init(tree), np.array([1.0, -2.0]), 0, 0
+  for t, g in enumerate(([0.1, 0.2], [-0.3, 0.5], [0.0, 1.0]), 1):
+    g = np.array(g)
+    updates, state = made.update({'kernel': jnp.array(g, jnp.float32)}, state, tree)
+    tree = jax.tree.map(jnp.add, tree, updates)
+    m, v = b1 * m + (1 - b1) * g, b2 * v + (1 - b2) * g * g
+    x = x - rate * (m / (1 - b1**t) / (np.sqrt(v / (1 - b2**t)) + eps) + decay * x)
+    np.testing.assert_allclose(tree['kernel'], x, rtol=1e-5)
+
+
+def test_clipping_bounds_the_global_norm():
+  made = optimizer(spec.choose('sgd', OPTIMIZERS), lambda count: 1.0, 0.5, NO_DECAY)
+  tree = {'a': jnp.zeros(2), 'b': jnp.zeros(1)}
+  updates, _ = made.update({'a': jnp.array([3.0, 0.0]), 'b': jnp.array([4.0])}, made.init(tree), tree)
+  np.testing.assert_allclose(updates['a'], [-0.3, 0], rtol=1e-6)
+  np.testing.assert_allclose(updates['b'], [-0.4], rtol=1e-6)
+
+
+@pytest.mark.parametrize('text', OPTIMIZERS)
+def test_every_optimizer_goes_downhill(text):
+  made = optimizer(spec.choose(text, OPTIMIZERS), lambda count: 0.05, 1.0, NO_DECAY)
+  tree = {'kernel': jnp.array([[1.0, -1.0], [2.0, 0.5]])}
+  state = made.init(tree)
+
+  def loss(tree):
+    return jnp.sum(tree['kernel'] ** 2)
+
+  before = loss(tree)
+  for _ in range(20):
+    updates, state = made.update(jax.grad(loss)(tree), state, tree)
+    tree = jax.tree.map(jnp.add, tree, updates)
+  assert loss(tree) < 0.7 * before

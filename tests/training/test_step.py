@@ -1,0 +1,186 @@
+"""The pure step: accumulation, smoothing, z-loss, chunks, float16, meshes."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tfm import build
+from tfm.mixers.protocol import Context
+from tfm.parallel import mesh as meshes
+from tfm.parallel import sharding
+from tfm.training import state as states
+from tfm.training.loss_scale import GROWTH_INTERVAL, LossScale
+from tfm.training.step import microbatches, train_step
+
+VOCAB, ROWS, LENGTH = 50, 8, 32
+
+
+def batch(rows=ROWS, length=LENGTH, seed=0):
+  """Random tokens; rows end in different amounts of padding, one of them nearly all."""
+  rng = np.random.default_rng(seed)
+  tokens = rng.integers(0, VOCAB, (rows, length + 1)).astype(np.int32)
+  kept = np.arange(length)[None] < rng.integers(1, length + 1, rows)[:, None]
+  return dict(inputs=tokens[:, :-1], targets=tokens[:, 1:], segments=kept.astype(np.int32),
+              positions=np.broadcast_to(np.arange(length, dtype=np.int32), (rows, length)).copy())
+
+
+def prepared(config, steps=1, mesh=None, scaled=None):
+  """(losses, final state) of a few steps on one batch after another."""
+  objective, (optimizer, rate) = build.objective(config), build.optimizer(config)
+  model = build.model(config, VOCAB)
+  mesh = meshes.make(mesh) if mesh else meshes.make({}, jax.devices()[:1])
+  rules = sharding.parse_rules(config.rules)
+  make = states.init(model, optimizer, ROWS, LENGTH, config.model.dtype == 'float16')
+  where = states.shardings(states.abstract(make), mesh, rules)
+  state = states.born(make, config.seed, where, mesh, rules)
+  history = []
+  with sharding.context(mesh, rules):
+    step = jax.jit(train_step(model, objective, optimizer, rate, config.training.accumulation),
+                   out_shardings=(where, None))
+    for i in range(steps):
+      placed = jax.device_put(batch(seed=i), sharding.batch_sharding(mesh, rules))
+      state, metrics = step(state, placed)
+      history.append({k: float(v) for k, v in metrics.items()})
+  return history, state
+
+
+def assert_trees_close(a, b, rtol, atol):
+  jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=rtol, atol=atol), jax.device_get(a), jax.device_get(b))
+
+
+def sgd(tiny, **fields):
+  """Plain gradient descent shows the gradient itself; Adam would hide its scale."""
+  return tiny(**{'optimizer.name': 'sgd', 'optimizer.learning_rate': 1.0, 'optimizer.clip': 0.0,
+                 'optimizer.schedule': 'constant', 'optimizer.warmup': 0, **fields})
+
+
+@pytest.mark.parametrize('parts', [2, 4])
+def test_accumulation_is_the_large_batch(tiny, parts):
+  """Rows hold unequal numbers of tokens, so a mean of microbatch means would be wrong."""
+  whole, a = prepared(sgd(tiny))
+  pieces, b = prepared(sgd(tiny, **{'training.accumulation': parts}))
+  for name in ('loss', 'tokens', 'accuracy', 'gradient_norm'):
+    np.testing.assert_allclose(pieces[0][name], whole[0][name], rtol=1e-5)
+  assert_trees_close(a.params, b.params, rtol=1e-4, atol=1e-6)
+
+
+def test_microbatches_partition_the_rows():
+  x = jnp.arange(12).reshape(12, 1)
+  got = microbatches(x, 3)
+  assert got.shape == (3, 4, 1)
+  assert sorted(got.reshape(-1).tolist()) == list(range(12))
+
+
+@pytest.mark.parametrize('chunk', [1, 64, 100])
+def test_loss_in_pieces_is_the_loss(tiny, chunk):
+  whole, a = prepared(sgd(tiny, **{'objective': 'causal_lm(label_smoothing=0.1, z_loss=0.01)'}))
+  pieces, b = prepared(sgd(tiny, **{'objective': 'causal_lm(label_smoothing=0.1, z_loss=0.01)', 'training.loss_chunk': chunk}))
+  np.testing.assert_allclose(pieces[0]['loss'], whole[0]['loss'], rtol=1e-6)
+  assert_trees_close(a.params, b.params, rtol=1e-4, atol=1e-6)
+
+
+def numpy_objective(logits, batch, smoothing, z):
+  """Szegedy et al. 2016, §7, and Chowdhery et al. 2022, §5, token by token."""
+  total = tokens = 0
+  for row in range(len(logits)):
+    for t in range(logits.shape[1]):
+      if batch['segments'][row, t]:
+        log_z = np.log(np.sum(np.exp(logits[row, t])))
+        log_p = logits[row, t] - log_z
+        target = np.full(VOCAB, smoothing / VOCAB)
+        target[batch['targets'][row, t]] += 1 - smoothing
+        total += -(target * log_p).sum() + z * log_z**2
+        tokens += 1
+  return total / tokens
+
+
+@pytest.mark.parametrize('smoothing, z', [(0.0, 0.0), (0.1, 0.0), (0.0, 0.5), (0.3, 0.1)])
+def test_objective_against_numpy(tiny, smoothing, z):
+  config = tiny(objective=f'causal_lm(label_smoothing={smoothing}, z_loss={z})')
+  model, objective, rows = build.model(config, VOCAB), build.objective(config), batch()
+  params = nn.unbox(states.parameters(model, jax.random.key(0), ROWS, LENGTH))
+  logits, _ = model.apply({'params': params}, rows['inputs'], Context(rows['positions'], rows['segments']))
+  total, sums = objective(model, params, rows, None)
+  np.testing.assert_allclose(total / sums['tokens'], numpy_objective(np.asarray(logits, np.float64), rows, smoothing, z), rtol=1e-5)
+  np.testing.assert_allclose(sums['loss'] / sums['tokens'], numpy_objective(np.asarray(logits, np.float64), rows, 0, 0), rtol=1e-5)
+  assert sums['tokens'] == (rows['segments'] > 0).sum()
+
+
+FACTORISATIONS = [dict(data=d, fsdp=f, tensor=8 // (d * f)) for d in (1, 2, 4, 8) for f in (1, 2, 4, 8) if 8 % (d * f) == 0]
+
+
+@pytest.fixture(scope='module')
+def one_device(tiny):
+  return prepared(tiny(**{'model.heads': 8, 'model.width': 64}), steps=3)
+
+
+@pytest.mark.parametrize('mesh', FACTORISATIONS, ids=lambda m: 'x'.join(map(str, m.values())))
+def test_every_mesh_gives_the_losses_of_one_device(tiny, one_device, mesh):
+  history, state = prepared(tiny(**{'model.heads': 8, 'model.width': 64}), steps=3, mesh=mesh)
+  for got, wanted in zip(history, one_device[0], strict=True):
+    np.testing.assert_allclose(got['loss'], wanted['loss'], rtol=2e-6)
+  kernel = state.params['stack']['layers']['block_0']['feed_forward']['up']['kernel']
+  held = kernel.addressable_shards[0].data.size
+  assert kernel.size == held * mesh['fsdp'] * mesh['tensor']  # cut, not copied
+  moments = [x for x in jax.tree.leaves(state.opt_state) if x.shape == kernel.shape]
+  assert len(moments) == 2 and all(x.sharding == kernel.sharding for x in moments)
+
+
+def test_indivisible_parameter_is_refused_by_name(tiny):
+  with pytest.raises(ValueError, match=r"heads' of the parameter .*has 4.*mesh.tensor"):
+    prepared(tiny(), mesh=dict(data=1, tensor=8))
+
+
+def test_dropout_depends_on_step_and_seed_only(tiny):
+  config = tiny(**{'model.dropout.residual': 0.5, 'model.dropout.attention': 0.2, 'model.dropout.embedding': 0.1})
+  first, _ = prepared(config, steps=2)
+  again, _ = prepared(config, steps=2)
+  other, _ = prepared(tiny(**{'model.dropout.residual': 0.5, 'seed': 1}), steps=2)
+  assert first == again
+  assert first[0]['loss'] != other[0]['loss']
+
+
+def test_float16_scales_skips_and_recovers(tiny):
+  config = tiny(**{'model.dtype': 'float16'})
+  history, state = prepared(config, steps=3)
+  assert all(np.isfinite(row['loss']) for row in history)
+  reference, _ = prepared(tiny(), steps=3)
+  if not any(row['skipped'] for row in history):
+    np.testing.assert_allclose([r['loss'] for r in history], [r['loss'] for r in reference], rtol=2e-3)
+
+
+def test_overflow_skips_the_update_and_halves_the_scale(tiny):
+  """A scale beyond float16's range makes every gradient overflow."""
+  config = tiny(**{'model.dtype': 'float16'})
+  model, objective, (optimizer, rate) = build.model(config, VOCAB), build.objective(config), build.optimizer(config)
+  state = nn.unbox(states.init(model, optimizer, ROWS, LENGTH, True)(jax.random.key(0)))
+  state = state.replace(loss_scale=LossScale(jnp.float32(2.0**40), jnp.int32(5)))
+  after, metrics = jax.jit(train_step(model, objective, optimizer, rate, 1))(state, batch())
+  assert metrics['skipped'] == 1 and after.step == 1
+  assert after.loss_scale.scale == 2.0**39 and after.loss_scale.good_steps == 0
+  assert_trees_close(after.params, state.params, 0, 0)
+  assert_trees_close(after.opt_state, state.opt_state, 0, 0)
+
+
+def test_scale_grows_after_good_steps():
+  scale = LossScale(jnp.float32(8), jnp.int32(GROWTH_INTERVAL - 1)).update(jnp.array(True))
+  assert scale.scale == 16 and scale.good_steps == 0
+  assert scale.update(jnp.array(True)).scale == 16
+
+
+@pytest.mark.parametrize('dtype', ['bfloat16', 'float32'])
+def test_parameters_and_losses_stay_in_float32(tiny, dtype):
+  history, state = prepared(tiny(**{'model.dtype': dtype}))
+  assert {x.dtype for x in jax.tree.leaves(state.params)} == {jnp.dtype('float32')}
+  assert history[0]['loss'] == pytest.approx(np.log(VOCAB), rel=0.05)
+
+
+@pytest.mark.parametrize('name', ['adafactor(min_dim_size_to_factor=16)', 'lion', 'sgd(momentum=0.9)'])
+def test_every_optimizer_trains_on_a_mesh(tiny, name):
+  """Factored moments have other axes than their parameters."""
+  config = tiny(**{'optimizer.name': name})
+  one, _ = prepared(config, steps=2)
+  many, _ = prepared(config, steps=2, mesh=dict(data=2, fsdp=2, tensor=2))
+  np.testing.assert_allclose([r['loss'] for r in many], [r['loss'] for r in one], rtol=1e-5)

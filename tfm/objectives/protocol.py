@@ -1,0 +1,34 @@
+"""The objective slot: batch → loss."""
+
+import abc
+import dataclasses
+from collections.abc import Mapping
+
+import flax.linen as nn
+
+from tfm.shapes import Array, Float, PyTree
+
+
+@dataclasses.dataclass(frozen=True)
+class Objective(abc.ABC):
+  """A loss as a sum over tokens, so that microbatches and devices of unequal weight add up.
+
+  Attributes:
+    chunk: tokens whose logits exist at once; 0 for all.
+  """
+
+  chunk: int
+
+  @abc.abstractmethod
+  def __call__(
+      self, model: nn.Module, params: PyTree, batch: Mapping[str, Array], key: Array | None
+  ) -> tuple[Float[Array, ''], dict[str, Float[Array, '']]]:
+    """The loss summed over the batch, and sums for the metrics.
+
+    Args:
+      key: randomness of dropout; None evaluates, without dropout.
+
+    Returns:
+      The sum to minimise, and sums to divide by `tokens`, itself among them: `loss` (nats, without
+      smoothing or penalties), `accuracy` (tokens predicted).
+    """

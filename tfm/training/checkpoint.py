@@ -1,0 +1,101 @@
+"""Checkpoints: everything a run needs to go on as if it had never stopped, by Orbax."""
+
+import pathlib
+from typing import Any
+
+import jax
+import orbax.checkpoint as ocp
+from orbax.checkpoint import checkpoint_managers as policies
+
+from tfm.shapes import PyTree
+from tfm.training.state import State
+
+
+class Checkpoints:
+  """The checkpoints of one run: atomic, written in the background, the last few and the best kept.
+
+  One checkpoint holds `params`, `rest` (optimizer, step, key, loss scale: apart, so that evaluation
+  reads half) and `run`, JSON: the data iterator's state, the tokenizer, the resolved config, the
+  corpus hash. "Best" is the lowest validation loss.
+  """
+
+  def __init__(self, workdir: pathlib.Path, keep: int | None = None):
+    """Opens the checkpoints of `workdir`, which `keep=None` leaves as they are."""
+    keeps = policies.AnyPreservationPolicy([
+      policies.LatestN(keep), policies.BestN(get_metric_fn=_loss, reverse=True, n=1, keep_checkpoints_without_metrics=False)])
+    self.directory = pathlib.Path(workdir).absolute() / 'checkpoints'
+    self.manager = ocp.CheckpointManager(self.directory, options=ocp.CheckpointManagerOptions(
+      best_fn=_loss, best_mode='min', preservation_policy=keeps if keep else None,
+      create=keep is not None, read_only=keep is None, cleanup_tmp_directories=keep is not None,
+      enable_async_checkpointing=keep is not None))
+
+  def save(self, state: State, run: dict[str, Any], loss: float | None) -> None:
+    """Begins to save; the write goes on in the background, the checkpoint appears when it is whole."""
+    self.manager.save(
+      int(state.step), metrics=None if loss is None else {'loss': loss}, force=True,
+      args=ocp.args.Composite(
+        params=ocp.args.StandardSave(state.params),
+        rest=ocp.args.StandardSave(_rest(state)),
+        run=ocp.args.JsonSave(run)))
+
+  def find(self, which: str) -> int:
+    """The step that 'last', 'best' or a number names.
+
+    Raises:
+      ValueError: if there is no such checkpoint, with those there are.
+    """
+    steps = sorted(self.manager.all_steps())
+    if not steps:
+      raise ValueError(f'{self.directory} holds no checkpoint; train first')
+    if which == 'last':
+      return steps[-1]
+    if which == 'best':
+      best = self.manager.best_step()
+      if best is None:
+        raise ValueError(f"step='best' needs an evaluated checkpoint; there are {steps}")
+      return best
+    if not str(which).isdigit() or int(which) not in steps:
+      raise ValueError(f"step={which!r} is not there; 'last', 'best' or one of {steps} would do")
+    return int(which)
+
+  def latest(self) -> int | None:
+    """The last complete step, or None."""
+    return self.manager.latest_step()
+
+  def run(self, step: int) -> dict[str, Any]:
+    """The JSON part of a checkpoint."""
+    return self.manager.restore(step, args=ocp.args.Composite(run=ocp.args.JsonRestore()))['run']
+
+  def params(self, step: int, target: PyTree) -> PyTree:
+    """The parameters, each leaf born as its `ShapeDtypeStruct` in `target` says."""
+    return self.manager.restore(step, args=ocp.args.Composite(params=ocp.args.StandardRestore(target)))['params']
+
+  def state(self, step: int, target: State) -> State:
+    """The whole state, under the shardings of `target`, whatever mesh it was saved from."""
+    restored = self.manager.restore(step, args=ocp.args.Composite(
+      params=ocp.args.StandardRestore(target.params), rest=ocp.args.StandardRestore(_rest(target))))
+    leaves = jax.tree.leaves(restored['rest'])
+    # Orbax gives containers back as dictionaries; the structure is the target's.
+    rest = jax.tree.unflatten(jax.tree.structure(_rest(target)), leaves)
+    return target.replace(params=restored['params'], **rest)
+
+  def wait(self) -> None:
+    """Returns when nothing is being written."""
+    self.manager.wait_until_finished()
+
+  def close(self) -> None:
+    """Waits for the writes and lets go."""
+    self.manager.close()
+
+
+def target(abstract: PyTree, shardings: PyTree) -> PyTree:
+  """Shapes and shardings to restore into."""
+  return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), abstract, shardings)
+
+
+def _rest(state: State) -> dict[str, PyTree]:
+  return dict(step=state.step, opt_state=state.opt_state, key=state.key, loss_scale=state.loss_scale)
+
+
+def _loss(metrics) -> float:
+  return metrics['loss']

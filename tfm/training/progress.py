@@ -1,0 +1,73 @@
+"""The live line of a training run."""
+
+import time
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+console = Console(stderr=True)
+
+
+def say(text: str) -> None:
+  """Prints to stderr, above the live line if there is one; lines stay whole."""
+  console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+class Line:
+  """step, loss, tokens/s, MFU where the chip is known, time left; nothing where there is no terminal.
+
+  Args:
+    first, steps: where the run starts and ends.
+    flops_per_token, peak_flops: of a training step, and of all devices; None where not known.
+  """
+
+  def __init__(self, first: int, steps: int, flops_per_token: float | None, peak_flops: float | None):
+    self.flops_per_token, self.peak_flops = flops_per_token, peak_flops
+    self.progress = Progress(
+      TextColumn('training'), BarColumn(), MofNCompleteColumn(), TextColumn('{task.fields[status]}'),
+      TimeRemainingColumn(elapsed_when_finished=True), console=console, refresh_per_second=4)
+    self.task = self.progress.add_task('training', total=steps, completed=first, status='compiling …')
+    self.steps, self.tokens, self.since = steps, 0.0, None
+
+  def __enter__(self) -> 'Line':
+    if console.is_terminal:
+      self.progress.start()
+    return self
+
+  def __exit__(self, *error) -> None:
+    self.progress.stop()
+
+  def advance(self, step: int, tokens: float, loss: float) -> None:
+    """After a step whose metrics have come."""
+    if self.since is None:
+      # The first step compiles; the clock starts behind it.
+      self.since = time.perf_counter()
+    else:
+      self.tokens += tokens
+    self.progress.update(self.task, completed=step, status=self.status(loss))
+
+  def status(self, loss: float) -> str:
+    """`loss 2.345  12.3k tokens/s  MFU 41.2 %`."""
+    words = [f'loss {loss:.3f}']
+    if self.tokens:
+      words.append(f'{self.rate() / 1000:.1f}k tokens/s')
+      if self.peak_flops and self.flops_per_token:
+        words.append(f'MFU {self.mfu():.1%}')
+    return '  '.join(words)
+
+  def rate(self) -> float:
+    """Tokens per second since the first step of this process, time spent on evaluation left out."""
+    return self.tokens / (time.perf_counter() - self.since) if self.tokens else 0.0
+
+  def mfu(self) -> float:
+    """Model FLOPs utilisation: rate · FLOPs per token / peak (Chowdhery et al. 2022, app. B)."""
+    return self.rate() * self.flops_per_token / self.peak_flops
+
+  def pause(self) -> float:
+    """The time before something that is no training."""
+    return time.perf_counter()
+
+  def resume(self, paused: float) -> None:
+    """Leaves the time since `pause` out of the rate."""
+    if self.since is not None:
+      self.since += time.perf_counter() - paused

@@ -1,0 +1,77 @@
+"""What training carries from step to step, and how it is born on a mesh."""
+
+from collections.abc import Callable
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+from flax import struct
+from jax.sharding import Mesh
+
+from tfm.mixers.protocol import Context
+from tfm.parallel import sharding
+from tfm.shapes import Array, Int, PyTree, UInt32
+from tfm.training.loss_scale import LossScale
+
+
+@struct.dataclass
+class State:
+  """A training run between two steps.
+
+  Attributes:
+    step: steps done.
+    params, opt_state: of model and optimizer.
+    key: randomness; step i uses fold_in(key, i), so nothing depends on call order.
+    loss_scale: in float16, else None.
+  """
+
+  step: Int[Array, '']
+  params: PyTree
+  opt_state: PyTree
+  key: UInt32[Array, '2']
+  loss_scale: LossScale | None
+
+
+def parameters(model: nn.Module, key: Array, batch: int, length: int) -> PyTree:
+  """The model's initial parameters, boxed; it is traced on `batch` rows of `length` tokens."""
+  tokens = jnp.zeros((batch, length), jnp.int32)
+  return model.init(key, tokens, Context.whole(tokens))['params']
+
+
+def init(model: nn.Module, optimizer: optax.GradientTransformation, batch: int, length: int, scaled: bool
+         ) -> Callable[[Array], State]:
+  """The pure function seed key → initial state, its parameters boxed with their logical axes.
+
+  Args:
+    batch, length: of the rows that the model is traced on.
+    scaled: whether the loss is scaled, for float16.
+  """
+  def make(seed):
+    params_key, key = jax.random.split(seed)
+    params = parameters(model, params_key, batch, length)
+    return State(
+      step=jnp.int32(0), params=params, opt_state=sharding.unbox_reshaped(optimizer.init(params), params),
+      key=jax.random.key_data(key), loss_scale=LossScale.initial() if scaled else None)
+  return make
+
+
+def abstract(make: Callable[[Array], State]) -> State:
+  """Shapes and boxes of the state; nothing is allocated."""
+  return jax.eval_shape(make, jax.random.key(0))
+
+
+def shardings(boxed: State, mesh: Mesh, rules: sharding.Rules) -> State:
+  """Where each leaf lives.
+
+  Raises:
+    ValueError: if the mesh does not divide a parameter, naming it.
+  """
+  sharding.check_divisible(boxed.params, mesh, rules)
+  return sharding.partition_specs(boxed, mesh, rules)
+
+
+def born(make: Callable[[Array], State], seed: int, where: State, mesh: Mesh, rules: sharding.Rules) -> State:
+  """The initial state, each leaf made where it will live."""
+  with sharding.context(mesh, rules):
+    return jax.jit(lambda key: nn.unbox(make(key)), out_shardings=where)(jax.random.key(seed))

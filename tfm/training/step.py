@@ -1,0 +1,74 @@
+"""The pure training step."""
+
+from collections.abc import Callable, Mapping
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+
+from tfm.objectives.protocol import Objective
+from tfm.parallel.sharding import shard
+from tfm.shapes import Array, PyTree
+from tfm.training.loss_scale import all_finite
+from tfm.training.state import State
+
+Batch = Mapping[str, Array]
+Metrics = dict[str, Array]
+
+
+def train_step(
+    model: nn.Module, objective: Objective, optimizer: optax.GradientTransformation, rate: optax.Schedule,
+    accumulation: int) -> Callable[[State, Batch], tuple[State, Metrics]]:
+  """(state, batch) → (state after one update, metrics of the batch).
+
+  The gradient is that of the mean loss over all tokens of the batch, however it is cut into
+  microbatches: sums over tokens are added up and divided once.
+  """
+  def summed(params, batch, key, scale):
+    total, sums = objective(model, params, batch, key)
+    return total * scale, sums
+
+  def step(state, batch):
+    key = jax.random.fold_in(jax.random.wrap_key_data(state.key), state.step)
+    scale = jnp.float32(1) if state.loss_scale is None else state.loss_scale.scale
+    gradient = jax.grad(summed, has_aux=True)
+    if accumulation == 1:
+      grads, sums = gradient(state.params, batch, key, scale)
+    else:
+      def add(total, microbatch):
+        rows, i = microbatch
+        return jax.tree.map(jnp.add, total, gradient(state.params, rows, jax.random.fold_in(key, i), scale)), None
+      rows = jax.tree.map(lambda x: microbatches(x, accumulation), batch)
+      one = jax.tree.map(lambda x: x[0], rows)
+      zero = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(
+        gradient, state.params, one, key, scale))
+      (grads, sums), _ = jax.lax.scan(add, zero, (rows, jnp.arange(accumulation)))
+
+    tokens = jnp.maximum(sums['tokens'], 1)
+    grads = jax.tree.map(lambda g: g / (tokens * scale), grads)
+    metrics = {name: value / tokens for name, value in sums.items() if name != 'tokens'}
+    metrics |= dict(tokens=sums['tokens'], gradient_norm=optax.tree.norm(grads), learning_rate=rate(state.step))
+
+    updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+    after = state.replace(step=state.step + 1, params=optax.apply_updates(state.params, updates), opt_state=opt_state)
+    if state.loss_scale is not None:
+      finite = all_finite(grads)
+      after = jax.tree.map(lambda new, old: jnp.where(finite, new, old), after, state)
+      after = after.replace(step=state.step + 1, loss_scale=state.loss_scale.update(finite))
+      metrics |= dict(loss_scale=scale, skipped=1.0 - finite, gradient_norm=jnp.where(finite, metrics['gradient_norm'], 0))
+    return after, metrics
+
+  return step
+
+
+def evaluation_step(model: nn.Module, objective: Objective) -> Callable[[PyTree, Batch], Metrics]:
+  """(params, batch) → sums over the batch's tokens, without dropout."""
+  return lambda params, batch: objective(model, params, batch, None)[1]
+
+
+def microbatches(x: Array, n: int) -> Array:
+  """[B, …] → [n, B/n, …], microbatch i taking rows i, i + n, …: each device keeps its own rows."""
+  x = x.reshape(x.shape[0] // n, n, *x.shape[1:]).swapaxes(0, 1)
+  names = ('batch', 'length')[:x.ndim - 1]
+  return jax.vmap(lambda rows: shard(rows, *names))(x)
