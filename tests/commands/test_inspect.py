@@ -1,0 +1,89 @@
+"""`tfm inspect`."""
+
+import pytest
+
+from tfm.commands import cli, inspect
+
+CONFIG = '''
+from ml_collections import ConfigDict
+def get_config(arg=''):
+  config = ConfigDict()
+  config.data = dict(tokenizer='sentencepiece(32000)', length=64)
+  config.model = dict(layers=6, width=64, heads=8, kv_heads=4, feed_forward='swiglu')
+  config.model.pattern = ('local', 'wide')
+  config.model.blocks = dict(local=dict(mask='causal & window(7)'), wide=dict())
+  config.training = dict(batch_size=256)
+  return config
+'''
+
+
+@pytest.fixture
+def run(tmp_path, capsys, monkeypatch):
+  """Words of the command line → exit status, stdout, stderr."""
+  def no_text(*args):
+    raise AssertionError('inspect must not read the text')
+  monkeypatch.setattr(inspect.pipeline, 'open_text', no_text)
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / 'a.py').write_text(CONFIG)
+  def run(*words):
+    status = cli.main(['inspect', '--config=a.py', *words])
+    out, err = capsys.readouterr()
+    return status, out, err
+  return run
+
+
+def line(out, start):
+  """The words of the one line that starts so."""
+  [found] = [row for row in out.splitlines() if row.strip().startswith(start + ' ')]
+  return found.split()
+
+
+def test_says_all_there_is(run, tmp_path):
+  status, out, _ = run()
+  assert status == 0
+  assert line(out, 'model.feed_forward_width') == ['model.feed_forward_width', '=', '192']
+  assert line(out, 'stack/layers/block_1/mixer/k/kernel') == (
+    'stack/layers/block_1/mixer/k/kernel 3 × 64 × 4 × 8 float32 layers embed kv_heads kv - fsdp tensor - '
+    'normal(0.02) 6,144').split()
+  assert line(out, 'embedding')[:2] == ['embedding', '2,048,000']
+  assert line(out, 'training (3 × forward)')
+  assert {line(out, kind)[0] for kind in ('parameters', 'gradients', 'optimizer', 'activations')}
+  assert '…' not in out
+  assert (tmp_path / 'mask.png').read_bytes().startswith(b'\x89PNG') and 'masks: mask.png' in out
+
+
+def test_any_mesh_fits_here(run):
+  status, out, _ = run('--config.mesh.fsdp=64', '--config.mesh.tensor=4', '--devices=1024', '--picture=')
+  assert status == 0
+  assert 'one device of 1024 (data 4 × fsdp 64 × tensor 4), 1 rows at once' in out
+  assert 'masks' not in out
+  _, whole, _ = run('--config.mesh.data=1', '--picture=')
+  def count(out):
+    return int(line(out, 'gradients')[1].replace(',', ''))
+  assert count(out) < count(whole) / 64
+
+
+def test_the_mesh_says_how_many_devices(run):
+  _, out, _ = run('--config.mesh.data=4', '--config.mesh.fsdp=3', '--config.training.batch_size=12',
+                  '--config.model.width=96', '--picture=')
+  assert 'one device of 12 (data 4 × fsdp 3 × tensor 1), 1 rows at once' in out
+
+
+@pytest.mark.parametrize('words, sentence', [
+  (('--config.mesh.data=3', '--devices=8'), 'needs 3 devices and there are 8'),
+  (('--config.mesh.fsdp=128', '--config.mesh.data=1'), 'embedding/table into 128 parts, but it has 64'),
+  (('--config.model.mask=later',), "names 'later', which masks does not have"),
+  (('--config.training.batch_size=12', '--devices=8'), '8 or a multiple would do'),
+  (('--picture=nowhere/mask.png',), 'nowhere/mask.png'),
+])
+def test_refusals(run, words, sentence):
+  status, _, err = run(*words)
+  assert status == 2 and sentence in err
+
+
+def test_a_vocabulary_that_only_the_text_tells(monkeypatch):
+  class Text:
+    tokenizer = type('Tokenizer', (), dict(vocab_size=301))
+  monkeypatch.setattr(inspect.pipeline, 'open_text', lambda source, tokenizer: Text)
+  config = inspect.configs.resolve(inspect.configs.complete(dict(data=dict(tokenizer='char'))))
+  assert inspect.vocabulary(config) == 301

@@ -1,0 +1,34 @@
+"""The model really learns: held-out bits per byte against what counting bytes can do."""
+
+import numpy as np
+import pytest
+
+from tfm import build, run as runs
+from tfm import config as configs
+from tfm.data import cache, pipeline
+
+
+def counted(train, held_out, order):
+  """Bits per byte of an add-one n-gram model of bytes, trained on `train`."""
+  index = np.zeros(len(train) - order + 1, np.int64)
+  for i in range(order):
+    index = index * 256 + train[i:len(train) - order + 1 + i]
+  counts = np.bincount(index, minlength=256**order).reshape(-1, 256).astype(float) + 1
+  bits = -np.log2(counts / counts.sum(-1, keepdims=True))
+  context = np.zeros(len(held_out) - order + 1, np.int64)
+  for i in range(order - 1):
+    context = context * 256 + held_out[i:len(held_out) - order + 1 + i]
+  return bits[context, held_out[order - 1:]].mean()
+
+
+@pytest.mark.slow
+def test_demo_beats_unigrams_and_bigrams(root, tmp_path):
+  config = configs.resolve(configs.load(str(root / 'configs' / 'lm.py') + ':demo'))
+  text = pipeline.open_text(build.source(config), build.tokenizer(config), cache.directory())
+  splits = {s: np.frombuffer(''.join(text.corpus.splits[s]).encode(), np.uint8) for s in ('train', 'validation')}
+  unigram, bigram = (counted(splits['train'], splits['validation'], n) for n in (1, 2))
+  runs.train(config, tmp_path)
+  reached = runs.evaluate(runs.load(tmp_path), 'validation')['bits_per_byte']
+  print(f'bits per byte of the validation split: unigram {unigram:.3f}, bigram {bigram:.3f}, model {reached:.3f}')
+  assert bigram < unigram
+  assert reached < 0.8 * bigram

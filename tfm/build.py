@@ -1,0 +1,213 @@
+"""Config → objects: the one place where spec strings become modules, and where a bad run is refused."""
+
+import functools
+import re
+from collections.abc import Callable
+
+import jax.numpy as jnp
+import optax
+from ml_collections import ConfigDict
+
+import tfm.data.packing
+import tfm.data.sources
+import tfm.data.tokenizers
+import tfm.kernels
+import tfm.masks
+import tfm.mixers
+import tfm.objectives
+import tfm.positions
+import tfm.scores
+from tfm import spec
+from tfm.config import require
+from tfm.data.packing.protocol import Packing
+from tfm.data.sources.protocol import Source
+from tfm.data.tokenizers.protocol import Tokenizer
+from tfm.kernels.protocol import Kernel
+from tfm.layers.feed_forward import FEED_FORWARDS, FeedForward
+from tfm.layers.initializer import INITIALIZERS, shrunk
+from tfm.layers.norm import NORMS
+from tfm.masks.protocol import Mask, is_causal
+from tfm.mixers.protocol import Mixer
+from tfm.models.block import PLACEMENTS, Block
+from tfm.models.decoder import Decoder
+from tfm.models.stack import REMAT, Stack
+from tfm.objectives.protocol import Objective
+from tfm.parallel import mesh as meshes
+from tfm.positions.protocol import Position
+from tfm.scores.protocol import Score
+from tfm.training.optimizer import OPTIMIZERS
+from tfm.training.optimizer import optimizer as make_optimizer
+from tfm.training.schedule import SCHEDULES, schedule
+
+DTYPES = {'float32': jnp.float32, 'bfloat16': jnp.bfloat16, 'float16': jnp.float16}
+RESIDUALS = ('sequential', 'parallel')
+
+
+def named(field: str, make: Callable, *args, **kwargs):
+  """Calls `make`; a ValueError gets the config field put before it."""
+  try:
+    return make(*args, **kwargs)
+  except ValueError as error:
+    raise ValueError(f'config.{field}={error}') from error
+
+
+def source(config: ConfigDict) -> Source:
+  """The documents to learn from."""
+  return named('data.source', spec.build, config.data.source, tfm.data.sources, Source)
+
+
+def tokenizer(config: ConfigDict) -> Tokenizer:
+  """The tokenizer, not yet trained."""
+  return named('data.tokenizer', spec.build, config.data.tokenizer, tfm.data.tokenizers, Tokenizer)
+
+
+def packing(config: ConfigDict) -> Packing:
+  """How documents become rows."""
+  return named('data.packing', spec.build, config.data.packing, tfm.data.packing, Packing)
+
+
+def objective(config: ConfigDict) -> Objective:
+  """What is minimised."""
+  return named('objective', spec.build, config.objective, tfm.objectives, Objective,
+               chunk=config.training.loss_chunk)
+
+
+def optimizer(config: ConfigDict) -> tuple[optax.GradientTransformation, optax.Schedule]:
+  """The optimizer, and its learning rate by steps done."""
+  o = config.optimizer
+  factor = named('optimizer.schedule', spec.choose, o.schedule, SCHEDULES)
+  rate = schedule(factor, o.learning_rate, o.warmup, config.training.steps, config.model.width)
+  maker = named('optimizer.name', spec.choose, o.name, OPTIMIZERS)
+  return make_optimizer(maker, rate, o.clip, o.no_decay), rate
+
+
+def model(config: ConfigDict, vocab: int) -> Decoder:
+  """The model of a resolved config, for a vocabulary of `vocab` tokens.
+
+  Raises:
+    ValueError: one sentence naming the field, its value and what would do.
+  """
+  m = config.model
+  for field in ('layers', 'width', 'vocab_multiple'):
+    require(m[field] >= 1, f'config.model.{field}={m[field]} must be at least 1')
+  for field in m.dropout:
+    require(0 <= m.dropout[field] < 1, f'config.model.dropout.{field}={m.dropout[field]} must lie in [0, 1)')
+  one_of('model.dtype', m.dtype, DTYPES)
+  one_of('model.remat', m.remat, REMAT)
+  for name in m.pattern:
+    require(name in m.blocks, f'config.model.pattern names {name!r}, which config.model.blocks does not '
+                              f'define; {spec.suggest(name, m.blocks)}')
+  for name in m.blocks:
+    require(name in m.pattern, f'config.model.blocks.{name} is not in config.model.pattern={m.pattern!r}; '
+                               'name it there or delete it')
+  require(len(m.pattern) <= m.layers, f'config.model.pattern has {len(m.pattern)} blocks and config.model.layers='
+                                      f'{m.layers}; the first turn would not be whole')
+  kinds = [(f'model.blocks.{name}', m.blocks[name]) for name in m.pattern] or [('model', m)]
+  blocks = {where: block(config, where, b) for where, b in kinds}
+  positions = {b.position: position(config, where, b) for where, b in kinds}
+  last = kinds[(m.layers - 1) % len(kinds)][1]
+  return Decoder(
+    vocab=vocab,
+    rows=-(-vocab // m.vocab_multiple) * m.vocab_multiple,
+    width=m.width,
+    positions=tuple(positions.values()),
+    stack=functools.partial(Stack, tuple(blocks[where] for where, _ in kinds), m.layers, m.scan, m.remat),
+    norm=norm(config, 'model', m),
+    final_norm=last.norm_placement != 'post',
+    tied=m.tied,
+    dropout=m.dropout.embedding,
+    embedding_initializer=initializer(config, 'embedding_initializer'),
+    initializer=initializer(config, 'initializer'),
+    dtype=DTYPES[m.dtype],
+  )
+
+
+def block(config: ConfigDict, where: str, b: ConfigDict) -> Callable:
+  """The factory of one kind of block; `where` is the config section that describes it."""
+  m = config.model
+  require(b.kv_heads >= 1 and b.heads % b.kv_heads == 0,
+          f'config.{where}.kv_heads={b.kv_heads} must divide config.{where}.heads={b.heads}')
+  for field in ('head_width', 'feed_forward_width'):
+    require(b[field] >= 1, f'config.{where}.{field}={b[field]} must be at least 1')
+  one_of(f'{where}.norm_placement', b.norm_placement, PLACEMENTS)
+  one_of(f'{where}.residual', b.residual, RESIDUALS)
+  require(b.residual == 'sequential' or b.norm_placement == 'pre',
+          f"config.{where}.residual='parallel' is defined for norm_placement='pre', not {b.norm_placement!r}")
+  one_of(f'{where}.feed_forward', b.feed_forward, FEED_FORWARDS)
+  activation, gated = FEED_FORWARDS[b.feed_forward]
+  inner = initializer(config, 'initializer')
+  outer = shrunk(inner, (2 * m.layers) ** -0.5) if m.depth_scaled else inner
+  dtype = DTYPES[m.dtype]
+  mixer = named(
+    f'{where}.mixer', spec.factory, b.mixer, tfm.mixers, Mixer, width=m.width, heads=b.heads,
+    kv_heads=b.kv_heads, head_width=b.head_width, bias=b.bias, dropout=m.dropout.attention,
+    initializer=inner, output_initializer=outer, dtype=dtype,
+    position=position(config, where, b),
+    score=named(f'{where}.score', spec.factory, b.score, tfm.scores, Score, head_width=b.head_width),
+    mask=mask(config, where, b),
+    kernel=named(f'{where}.kernel', spec.build, b.kernel, tfm.kernels, Kernel))
+  feed_forward = functools.partial(
+    FeedForward, m.width, b.feed_forward_width, activation, gated, b.bias, inner, outer, dtype)
+  return functools.partial(
+    Block, mixer, feed_forward, norm(config, where, b), b.norm_placement, b.residual == 'parallel',
+    m.dropout.residual)
+
+
+def position(config: ConfigDict, where: str, b: ConfigDict) -> Callable:
+  """The factory of a block's positional scheme."""
+  return named(f'{where}.position', spec.factory, b.position, tfm.positions, Position,
+               width=config.model.width, heads=b.heads, head_width=b.head_width, length=config.data.length)
+
+
+def mask(config: ConfigDict, where: str, b: ConfigDict) -> Mask:
+  """A block's mask; a decoder's must not look ahead."""
+  made = named(f'{where}.mask', spec.build, b.mask, tfm.masks, Mask)
+  require(is_causal(made, config.data.length),
+          f"config.{where}.mask={b.mask!r} lets a token see later ones, which a decoder may not; "
+          f"'causal & ({b.mask})' would do")
+  return made
+
+
+def norm(config: ConfigDict, where: str, b: ConfigDict) -> Callable:
+  """The factory of a norm: its spec's arguments bound."""
+  return named(f'{where}.norm', spec.pick, b.norm, NORMS, bias=b.bias)
+
+
+def initializer(config: ConfigDict, field: str) -> Callable:
+  """An initializer factory by name."""
+  return named(f'model.{field}', spec.choose, config.model[field], INITIALIZERS)
+
+
+def check_run(config: ConfigDict, devices: int) -> None:
+  """Refuses what can be told without data or model: sizes, cadence, mesh against batch."""
+  t, o = config.training, config.optimizer
+  require(config.data.length >= 1, f'config.data.length={config.data.length} must be at least 1')
+  for field in ('steps', 'batch_size', 'accumulation', 'log_every', 'evaluate_every', 'keep'):
+    require(t[field] >= 1, f'config.training.{field}={t[field]} must be at least 1')
+  for field in ('loss_chunk', 'evaluation_batches', 'profile'):
+    require(t[field] >= 0, f'config.training.{field}={t[field]} must be 0 or more')
+  require(o.warmup >= 0, f'config.optimizer.warmup={o.warmup} must be 0 or more steps')
+  require(o.clip >= 0, f'config.optimizer.clip={o.clip} must be 0 (no clipping) or more')
+  require(o.learning_rate >= 0, f'config.optimizer.learning_rate={o.learning_rate} must be 0 or more')
+  try:
+    re.compile(o.no_decay)
+  except re.error as error:
+    raise ValueError(f'config.optimizer.no_decay={o.no_decay!r} is no regular expression: {error}') from None
+  sizes = meshes.resolve(config.mesh.to_dict(), devices)
+  for axis, axes in config.rules.items():
+    for name in axes.split():
+      require(name in sizes, f'config.rules.{axis}={axes!r} names {name!r}, which is no mesh axis; '
+                             f'{spec.suggest(name, sizes)}')
+  ways = 1
+  for name in config.rules.batch.split():
+    ways *= sizes[name]
+  require(t.batch_size % t.accumulation == 0,
+          f'config.training.accumulation={t.accumulation} does not divide config.training.batch_size={t.batch_size}')
+  require(t.batch_size // t.accumulation % ways == 0,
+          f'config.training.batch_size={t.batch_size} in {t.accumulation} microbatches does not divide over the '
+          f'{ways} devices of the mesh axes {config.rules.batch!r}; {t.accumulation * ways} or a multiple would do')
+
+
+def one_of(field: str, value: str, known) -> None:
+  """Refuses a name that is not among the known ones."""
+  require(value in known, f'config.{field}={value!r} is not there; {spec.suggest(str(value), known)}')

@@ -1,0 +1,79 @@
+"""The console script: `tfm COMMAND --flags`; every other file of this folder is one command.
+
+A command is a module with a docstring, `arguments(parser)` and `main(args)`. One that declares
+`--config` gets the complete config there, with every `--config.path.to.field=value` in it.
+"""
+
+import argparse
+import importlib
+import os
+import pkgutil
+import sys
+from collections.abc import Sequence
+
+from ml_collections import ConfigDict
+
+import tfm.commands
+from tfm import config as configs
+from tfm.spec import suggest
+
+
+def commands() -> tuple[str, ...]:
+  """The names of all commands."""
+  return tuple(info.name for info in pkgutil.iter_modules(tfm.commands.__path__) if info.name != 'cli')
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+  """Runs one command; returns the exit status: 0, or 2 where what was asked cannot be done."""
+  name, *rest = list(sys.argv[1:] if argv is None else argv) or ['--help']
+  if name in ('--help', '-h'):
+    print('usage: tfm COMMAND [--flag=value …]; tfm COMMAND --help tells the flags\n')
+    for command in commands():
+      doc = importlib.import_module(f'tfm.commands.{command}').__doc__
+      print(f'  {command:10} {doc.splitlines()[0]}')
+    return 0
+  try:
+    if name not in commands():
+      raise ValueError(f'{name!r} is no command; {suggest(name, commands())}')
+    command = importlib.import_module(f'tfm.commands.{name}')
+    return command.main(parse(name, command, rest)) or 0
+  except (ValueError, OSError) as error:
+    # A refusal is one sentence; TFM_TRACEBACK=1 shows where it came from.
+    if os.environ.get('TFM_TRACEBACK'):
+      raise
+    print(f'tfm {name}: {error}', file=sys.stderr)
+    return 2
+
+
+def parse(name: str, command, argv: Sequence[str]) -> argparse.Namespace:
+  """The command's flags, with `config` complete where the command takes one."""
+  parser = argparse.ArgumentParser(
+    f'tfm {name}', description=command.__doc__, allow_abbrev=False,
+    formatter_class=argparse.RawDescriptionHelpFormatter)
+  command.arguments(parser)
+  fields = [action for action in parser._actions if action.dest == 'config']
+  if fields:
+    parser.epilog = 'config fields, each set by --config.path.to.field=value (with their defaults):\n' + '\n'.join(
+      f'  --config.{path}={value!r}' for path, value in configs.leaves(configs.schema()))
+  args, rest = parser.parse_known_args(argv)
+  if not fields:
+    if rest:
+      known = [s for action in parser._actions for s in action.option_strings]
+      raise ValueError(f'{rest[0]!r} is not a flag; {suggest(rest[0].partition("=")[0], known)}')
+    return args
+  args.config = with_overrides(configs.load(args.config), rest)
+  return args
+
+
+def with_overrides(config: ConfigDict, argv: Sequence[str]) -> ConfigDict:
+  """The resolved config with `--config.path=value` (or `--config.path value`) words in it."""
+  words = iter(argv)
+  for word in words:
+    if not word.startswith('--config.'):
+      raise ValueError(f'{word!r} is not a flag; config fields are set by --config.path.to.field=value')
+    path, equals, text = word.removeprefix('--config.').partition('=')
+    text = text if equals else next(words, None)
+    if text is None:
+      raise ValueError(f'{word} needs a value: {word}=…')
+    configs.assign_text(config, path, text)
+  return configs.resolve(config)

@@ -1,0 +1,259 @@
+"""The run's config: every field there is, with its default; loading, resolving, shrinking, comparing.
+
+A config file says only what it has to say: `get_config(arg) -> ConfigDict` returns the fields that
+differ from `schema()`. The loader fills in the rest, so `--config.any.field=value` reaches every one.
+"""
+
+import ast
+import importlib.util
+import json
+import pathlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ml_collections import ConfigDict
+from ml_collections.config_dict import placeholder
+
+from tfm.spec import parse, suggest
+from tfm.training.schedule import ENDLESS
+
+# The fields of `model` that a block of a pattern may set for itself.
+BLOCK_FIELDS = (
+  'heads', 'kv_heads', 'head_width', 'mixer', 'position', 'mask', 'score', 'kernel', 'feed_forward',
+  'feed_forward_width', 'norm', 'norm_placement', 'residual', 'bias')
+
+# A resumed run may change these: they say how the work is done, not what is computed.
+FREE_FIELDS = (
+  'mesh', 'rules', 'training.log_every', 'training.evaluate_every', 'training.evaluation_batches',
+  'training.keep', 'training.profile', 'training.loss_chunk', 'model.remat', 'model.kernel', 'data.threads')
+
+
+def schema() -> ConfigDict:
+  """Every field with its default. None means "worked out from the others", in `resolve`."""
+  return ConfigDict(dict(
+    seed=0,
+    data=dict(
+      source='stdlib',              # tfm/data/sources: stdlib, text('*.txt'), tfds('name')
+      tokenizer='bytes',            # tfm/data/tokenizers: bytes, char, sentencepiece(8000)
+      length=256,                   # tokens of one sequence
+      packing='concat',             # tfm/data/packing: concat, first_fit
+      threads=2,                    # reading threads of the training pipeline
+    ),
+    model=dict(
+      layers=6,
+      width=384,                    # D
+      heads=6,                      # H
+      kv_heads=placeholder(int),    # K; None: heads (multi-head); 1: multi-query; between: grouped
+      head_width=placeholder(int),  # C; None: width / heads
+      mixer='softmax',              # tfm/mixers
+      position='rope',              # tfm/positions
+      mask='causal',                # tfm/masks, combined with & | ~
+      score='dot',                  # tfm/scores
+      kernel='dense',               # tfm/kernels
+      feed_forward='gelu',          # relu, gelu, gelu_tanh, geglu, swiglu
+      feed_forward_width=placeholder(int),  # F; None: 4 D, or 8/3 D to the next 64 where gated
+      norm='layernorm',             # layernorm(epsilon), rmsnorm(epsilon)
+      norm_placement='pre',         # pre, post, sandwich
+      residual='sequential',        # sequential, parallel
+      bias=False,                   # in projections and layer norms
+      dropout=dict(embedding=0.0, attention=0.0, residual=0.0),
+      tied=True,                    # the output reads the embedding table
+      vocab_multiple=128,           # rows of the embedding table are rounded up to a multiple
+      initializer='normal(0.02)',   # normal, truncated_normal, xavier_uniform, lecun_normal
+      embedding_initializer='normal(0.02)',
+      depth_scaled=True,            # projections into the residual stream start 1/√(2 layers) as large
+      dtype='float32',              # of the compute: float32, bfloat16, float16; parameters are float32
+      scan=True,                    # one compiled block, looped
+      remat='none',                 # none, full, dots, dots_with_no_batch_dims
+      pattern=(),                   # names in `blocks`, repeated over the layers; (): all alike
+      blocks=dict(),                # name → the block fields that differ from the model's
+    ),
+    objective='causal_lm',          # tfm/objectives: causal_lm(label_smoothing, z_loss)
+    optimizer=dict(
+      name='adamw',                 # adam, adamw(b1, b2, eps, weight_decay), adafactor, lion, sgd(momentum)
+      learning_rate=1e-3,           # the peak; with noam a factor on d^-0.5
+      schedule='cosine',            # noam, rsqrt, cosine(floor), linear(floor), wsd(decay), constant
+      warmup=100,                   # steps
+      clip=1.0,                     # global norm of the gradient; 0: no clipping
+      no_decay=r'bias|scale|table', # parameters (regex on the path) that weight decay leaves alone
+    ),
+    training=dict(
+      steps=1000,
+      batch_size=32,                # sequences, over all devices and microbatches
+      accumulation=1,               # microbatches of one step
+      loss_chunk=0,                 # tokens whose logits exist at once; 0: all of a microbatch
+      log_every=10,                 # steps
+      evaluate_every=100,           # steps; a checkpoint is saved with every evaluation
+      evaluation_batches=0,         # of the validation split; 0: all of it
+      keep=2,                       # last checkpoints kept, besides the best
+      profile=0,                    # steps to profile, from the third; 0: none
+    ),
+    mesh=dict(data=-1, fsdp=1, tensor=1),   # -1: the devices that are left
+    rules=dict(                     # logical axis → mesh axes, '' for none
+      batch='data fsdp', length='', vocab='tensor', heads='tensor', kv_heads='tensor', mlp='tensor',
+      embed='fsdp', kv='', table='', layers=''),
+  ), sort_keys=False)
+
+
+def load(file: str) -> ConfigDict:
+  """The config of `FILE` or `FILE:args`, complete; the argument `smoke` shrinks any config.
+
+  Raises:
+    ValueError: if the file is missing, has no `get_config`, or sets a field that is not there.
+  """
+  path, _, args = file.partition(':')
+  args = [arg for arg in args.split(',') if arg]
+  if not pathlib.Path(path).is_file():
+    raise ValueError(f'--config={path} is no file; name a Python file with a get_config(arg)')
+  module_spec = importlib.util.spec_from_file_location('tfm_config', path)
+  module = importlib.util.module_from_spec(module_spec)
+  module_spec.loader.exec_module(module)
+  if not hasattr(module, 'get_config'):
+    raise ValueError(f'--config={path} defines no get_config(arg)')
+  own = [arg for arg in args if arg != 'smoke']
+  config = complete(module.get_config(','.join(own)))
+  return smoke(config) if 'smoke' in args else config
+
+
+def complete(given: Mapping) -> ConfigDict:
+  """The schema with the given fields in place.
+
+  Raises:
+    ValueError: for a field that is not there or a value of the wrong type.
+  """
+  config = schema()
+  given = ConfigDict(given)
+  for name in given.get('model', {}).get('blocks', {}):
+    # A block's fields exist for the command line; None is "as the model's".
+    config.model.blocks[name] = {
+      f: placeholder(type(schema().model[f]) if schema().model[f] is not None else int) for f in BLOCK_FIELDS}
+  for path, value in leaves(given):
+    assign(config, path, value)
+  return config
+
+
+def locate(config: ConfigDict, path: str, value: Any) -> tuple[ConfigDict, str]:
+  """The section that holds `config.path.to.field` and the field's name in it; both must exist."""
+  node, names = config, path.split('.')
+  for depth, name in enumerate(names):
+    if not isinstance(node, ConfigDict) or name not in node:
+      section = '.'.join(['config', *names[:depth]])
+      known = suggest(name, node) if isinstance(node, ConfigDict) else 'it has no fields of its own'
+      raise ValueError(f'config.{path}={value!r} is not a field; under {section}: {known}')
+    section, node = node, node[name]
+  if isinstance(node, ConfigDict):
+    raise ValueError(f'config.{path}={value!r} is a section; {suggest("", node)}')
+  return section, names[-1]
+
+
+def assign(config: ConfigDict, path: str, value: Any) -> None:
+  """Sets `config.path.to.field`, which must exist and keep its type."""
+  section, field = locate(config, path, value)
+  # ConfigDict takes None for anything; here it is a value only where it has a meaning.
+  optional = value is not None or path.startswith('model.blocks.') or dict(leaves(schema())).get(path) is None
+  require(optional, f'config.{path}=None must be of type {section.get_type(field).__name__}')
+  try:
+    section[field] = value
+  except TypeError:
+    raise ValueError(f'config.{path}={value!r} must be of type {section.get_type(field).__name__}') from None
+
+
+def assign_text(config: ConfigDict, path: str, text: str) -> None:
+  """Sets a field from its text on the command line: strings as they stand, the rest as literals."""
+  section, field = locate(config, path, text)
+  if section.get_type(field) is str:
+    value = text
+  else:
+    try:
+      value = ast.literal_eval({'true': 'True', 'false': 'False', 'none': 'None'}.get(text.lower(), text))
+    except (ValueError, SyntaxError):
+      value = text
+  assign(config, path, value)
+
+
+def leaves(config: Mapping, prefix: str = '') -> Iterator[tuple[str, Any]]:
+  """(dotted path, value) of every field."""
+  for name, value in config.items():
+    if isinstance(value, (Mapping, ConfigDict)) and len(value):
+      yield from leaves(value, f'{prefix}{name}.')
+    elif not isinstance(value, (Mapping, ConfigDict)):
+      yield f'{prefix}{name}', value
+
+
+def resolve(config: ConfigDict) -> ConfigDict:
+  """A copy in which every None has become the value that it stands for."""
+  config = config.copy_and_resolve_references()
+  model = config.model
+  for name, block in model.blocks.items():
+    for field in BLOCK_FIELDS:
+      if block[field] is None:
+        # What follows from the model's heads must follow from the block's own where it has some.
+        follows = field in ('kv_heads', 'head_width') and block.heads not in (None, model.heads)
+        block[field] = None if follows else model[field]
+  for where, block in (('model', model), *((f'model.blocks.{n}', b) for n, b in model.blocks.items())):
+    require(block.heads >= 1, f'config.{where}.heads={block.heads} must be at least 1')
+    if block.head_width is None:
+      require(model.width % block.heads == 0,
+              f'config.{where}.heads={block.heads} does not divide config.model.width={model.width}; choose a '
+              f'divisor, or set config.{where}.head_width')
+      block.head_width = model.width // block.heads
+    if block.kv_heads is None:
+      block.kv_heads = block.heads
+    if block.feed_forward_width is None:
+      gated = block.feed_forward in ('geglu', 'swiglu')
+      block.feed_forward_width = -(-8 * model.width // (3 * 64)) * 64 if gated else 4 * model.width
+  return config
+
+
+def require(condition: bool, sentence: str) -> None:
+  """Raises ValueError with the sentence unless the condition holds."""
+  if not condition:
+    raise ValueError(sentence)
+
+
+def smoke(config: ConfigDict) -> ConfigDict:
+  """The same run in miniature: a few steps of a tiny model, seconds on a CPU, every slot kept."""
+  config = complete(config)
+  model, training = config.model, config.training
+  # Multi-head, grouped-query and multi-query attention stay what they are.
+  for part in (*model.blocks.values(), model):
+    if part.kv_heads is not None:
+      part.kv_heads = 1 if part.kv_heads == 1 else 2 if part.kv_heads < (part.heads or model.heads) else 4
+    part.update(head_width=None, feed_forward_width=None)
+  for block in model.blocks.values():
+    block.heads = None
+  model.update(width=32, heads=4, layers=max(2, len(model.pattern)))
+  config.data.length = min(config.data.length, 32)
+  training.accumulation = min(training.accumulation, 2)
+  training.update(steps=4, batch_size=8 * training.accumulation, log_every=1, evaluate_every=2,
+                  evaluation_batches=1, profile=0)
+  config.optimizer.warmup = min(config.optimizer.warmup, 2)
+  return config
+
+
+def to_json(config: ConfigDict) -> str:
+  """Readable JSON, fields in the schema's order."""
+  return json.dumps(config.to_dict(), indent=2) + '\n'
+
+
+def difference(old: Mapping, new: Mapping) -> list[str]:
+  """One line for every field that matters and differs: `field: old → new`.
+
+  The number of steps matters to the schedules that look at it.
+  """
+  endless = parse(old['optimizer']['schedule']).name in ENDLESS
+  before, after = dict(leaves(old)), dict(leaves(new))
+  lines = []
+  for path in dict.fromkeys((*before, *after)):
+    free = any(path == f or path.startswith(f'{f}.') or _block_field(path, f) for f in FREE_FIELDS)
+    free |= endless and path == 'training.steps'
+    a, b = before.get(path), after.get(path)
+    a, b = (tuple(x) if isinstance(x, list) else x for x in (a, b))
+    if a != b and not free:
+      lines.append(f'{path}: {a!r} → {b!r}')
+  return lines
+
+
+def _block_field(path: str, free: str) -> bool:
+  """Whether `path` is a block's own form of a free field of the model."""
+  return path.startswith('model.blocks.') and free == f'model.{path.rpartition(".")[2]}'

@@ -1,0 +1,200 @@
+"""A run: a config made into everything that trains, and a working directory read back into a model."""
+
+import contextlib
+import dataclasses
+import importlib.metadata
+import itertools
+import pathlib
+import platform
+from collections.abc import Callable
+
+import flax.linen as nn
+import jax
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from tfm import build
+from tfm import config as configs
+from tfm.config import require
+from tfm.data import cache, device, pipeline
+from tfm.data.pipeline import TextData
+from tfm.data.tokenizers.protocol import Tokenizer
+from tfm.data.tokenizers.protocol import load as load_tokenizer
+from tfm.evaluation.perplexity import perplexity
+from tfm.models import flops
+from tfm.models.decoder import Decoder
+from tfm.parallel import chips, sharding
+from tfm.parallel import mesh as meshes
+from tfm.shapes import PyTree
+from tfm.training import checkpoint, loop
+from tfm.training import state as states
+from tfm.training.metrics import Log
+from tfm.training.progress import Line, say
+from tfm.training.step import evaluation_step, train_step
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+  """A trained model, ready to be asked.
+
+  Attributes:
+    config: resolved; model, params, tokenizer: what it says; mesh, rules: where it lives.
+    step: of the checkpoint; corpus: hash of the text that it learnt from.
+  """
+
+  config: ConfigDict
+  model: Decoder
+  params: PyTree
+  tokenizer: Tokenizer
+  mesh: Mesh
+  rules: sharding.Rules
+  step: int
+  corpus: str
+
+
+def load(workdir: str, step: str = 'last') -> Run:
+  """Reads a run back from its checkpoint at step 'last', 'best' or a number.
+
+  Raises:
+    ValueError: if there is no run or no such checkpoint.
+  """
+  workdir = pathlib.Path(workdir)
+  require((workdir / 'checkpoints').is_dir(), f'--workdir={workdir} holds no run; tfm train makes one')
+  checkpoints = checkpoint.Checkpoints(workdir)
+  number = checkpoints.find(step)
+  saved = checkpoints.run(number)
+  config = configs.resolve(configs.complete(saved['config']))
+  tokenizer = load_tokenizer(saved['tokenizer'])
+  # A run is read on whatever is there, not on the mesh that trained it.
+  mesh = meshes.make(dict(data=-1))
+  rules = sharding.parse_rules(config.rules)
+  model = build.model(config, tokenizer.vocab_size)
+  boxed = jax.eval_shape(lambda key: states.parameters(model, key, 1, config.data.length), jax.random.key(0))
+  where = sharding.partition_specs(boxed, mesh, rules)
+  params = checkpoints.params(number, checkpoint.target(nn.unbox(boxed), where))
+  checkpoints.close()
+  return Run(config, model, params, tokenizer, mesh, rules, number, saved['corpus'])
+
+
+def train(config: ConfigDict, workdir: str) -> None:
+  """Trains a resolved config in `workdir`, from its last checkpoint if there is one.
+
+  Raises:
+    ValueError: before anything compiles, for a config that cannot be run or that differs from the
+      checkpoint's in a field that matters.
+    loop.Diverged: if a metric stops being finite.
+  """
+  workdir, training = pathlib.Path(workdir), config.training
+  build.check_run(config, jax.device_count())
+  objective, packing = build.objective(config), build.packing(config)
+  optimizer, rate = build.optimizer(config)
+  # What can be refused without the text is refused before it is read.
+  source, tokenizer = build.source(config), build.tokenizer(config)
+  build.model(config, vocab=1)
+  last, saved = previous(workdir)
+  if saved:
+    refuse_difference(saved['config'], config, workdir)
+
+  text = pipeline.open_text(source, tokenizer, cache.directory())
+  require(not saved or saved['corpus'] == text.corpus.hash,
+          f'config.data.source={config.data.source!r} holds other text than the checkpoint in {workdir} learnt '
+          f'from; restore that text or train in a new --workdir')
+  require(not saved or saved['tokenizer'] == text.tokenizer.state(),
+          f'config.data.tokenizer={config.data.tokenizer!r} is no longer the one of the checkpoint in {workdir}; '
+          'restore the cached one or train in a new --workdir')
+  model = build.model(config, text.tokenizer.vocab_size)
+  mesh, rules = meshes.make(config.mesh.to_dict()), sharding.parse_rules(config.rules)
+  make = states.init(model, optimizer, training.batch_size, config.data.length, config.model.dtype == 'float16')
+  boxed = states.abstract(make)
+  where = states.shardings(boxed, mesh, rules)
+  batch_sharding = sharding.batch_sharding(mesh, rules)
+  rows = packing.rows(text.tokens('train'), config.data.length, config.seed)
+  iterator = pipeline.train_iterator(
+    rows, training.batch_size, *device.process_rows(batch_sharding, training.batch_size), threads=config.data.threads)
+
+  workdir.mkdir(parents=True, exist_ok=True)
+  (workdir / 'config.json').write_text(configs.to_json(config))
+  checkpoints = checkpoint.Checkpoints(workdir, training.keep)
+  if saved:
+    state = checkpoints.state(last, checkpoint.target(nn.unbox(boxed), where))
+    iterator.set_state(saved['data'])
+  else:
+    state = states.born(make, config.seed, where, mesh, rules)
+  say(introduction(config, text, boxed.params, mesh, last))
+
+  carried = dict(config=config.to_dict(), tokenizer=text.tokenizer.state(), corpus=text.corpus.hash)
+  metrics = Log(workdir, last)
+  line = Line(last, training.steps, flops.training_flops_per_token(model, config.data.length), chips.peak_flops())
+  with sharding.context(mesh, rules):
+    step = jax.jit(train_step(model, objective, optimizer, rate, training.accumulation),
+                   donate_argnums=0, out_shardings=(where, None))
+    try:
+      with line:
+        loop.fit(
+          state, device.prefetch(iterator, batch_sharding, training.batch_size), step,
+          evaluation(config, model, text, batch_sharding, 'validation', training.evaluation_batches),
+          lambda state, data, loss: checkpoints.save(state, dict(carried, data=data), loss),
+          loop.Cadence(training.steps, training.log_every, training.evaluate_every, training.profile),
+          metrics, line, str(workdir / 'profile'))
+    finally:
+      checkpoints.close()
+      metrics.close()
+  say(f'{workdir}: config.json, metrics.jsonl, checkpoints/ and the loss curves, curves.png')
+
+
+def previous(workdir: pathlib.Path) -> tuple[int, dict | None]:
+  """The last checkpoint's step and what it carries; (0, None) without one."""
+  if not (workdir / 'checkpoints').is_dir():
+    return 0, None
+  checkpoints = checkpoint.Checkpoints(workdir)
+  last = checkpoints.latest()
+  saved = None if last is None else checkpoints.run(last)
+  checkpoints.close()
+  return last or 0, saved
+
+
+def introduction(config: ConfigDict, text: TextData, params: PyTree, mesh: Mesh, last: int) -> str:
+  """What is about to be trained, for the log."""
+  versions = ' '.join(f'{name} {importlib.metadata.version(name)}' for name in ('jax', 'flax', 'optax'))
+  count = sum(x.size for x in jax.tree.leaves(nn.unbox(params)))
+  sizes = ', '.join(f'{split} {size:,} bytes' for split, size in text.corpus.bytes.items())
+  return (f'text: {text.corpus.name}, content hash {text.corpus.hash}: {sizes}\n'
+          f'tokens: {text.tokenizer.identity}, vocabulary {text.tokenizer.vocab_size}\n'
+          f'model: {count:,} parameters, kernel {config.model.kernel}, {config.model.dtype}\n'
+          f'devices: {mesh.size} × {jax.devices()[0].device_kind}, mesh {dict(mesh.shape)}; {versions}, '
+          f'Python {platform.python_version()}' + (f'\nresuming from step {last}' if last else ''))
+
+
+def evaluate(run: Run, split: str) -> dict[str, float]:
+  """Metrics of a whole split, on the text that the run's config names.
+
+  Raises:
+    ValueError: if the source has no such split.
+  """
+  text = pipeline.open_text(build.source(run.config), run.tokenizer, cache.directory())
+  with sharding.context(run.mesh, run.rules):
+    where = sharding.batch_sharding(run.mesh, run.rules)
+    return evaluation(run.config, run.model, text, where, split, batches=0)(run.params)
+
+
+def evaluation(
+    config: ConfigDict, model: Decoder, text: TextData, where: jax.sharding.Sharding, split: str, batches: int
+) -> Callable[[PyTree], dict[str, float]]:
+  """params → metrics of a split: of its first `batches` batches, or of all of them for 0."""
+  rows = build.packing(config).evaluation_rows(text.tokens(split), config.data.length)
+  step = jax.jit(evaluation_step(model, build.objective(config)))
+  size = config.training.batch_size // config.training.accumulation
+
+  def evaluate(params):
+    made = pipeline.evaluation_batches(rows, size, *device.process_rows(where, size), threads=config.data.threads)
+    with contextlib.closing(made):
+      return perplexity(params, step, itertools.islice(made, batches or None), where, text.tokenizer.token_bytes)
+
+  return evaluate
+
+
+def refuse_difference(old: dict, new: ConfigDict, workdir: pathlib.Path) -> None:
+  """Refuses to resume under a config that computes something else."""
+  lines = configs.difference(old, new.to_dict())
+  require(not lines, f'--config differs from the checkpoint in {workdir} in fields that matter; '
+                     f'set them back or train in a new --workdir:\n  ' + '\n  '.join(lines))
