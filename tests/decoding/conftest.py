@@ -1,0 +1,54 @@
+"""Tiny models with random parameters, large enough for the likeliest tokens to vary."""
+
+import functools
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tfm import build
+from tfm import config as configs
+from tfm.mixers.protocol import Context
+
+VOCAB, LENGTH = 37, 64
+
+
+def tiny_model(vocab=VOCAB, **fields):
+  """(model, params); `fields` are those of config.model."""
+  tiny = dict(layers=2, width=16, heads=4, feed_forward_width=32, vocab_multiple=1, tied=False)
+  config = configs.resolve(configs.complete(dict(model=tiny | fields, data=dict(length=LENGTH))))
+  model = build.model(config, vocab)
+  tokens = jnp.zeros((1, 4), jnp.int32)
+  shapes = nn.unbox(jax.eval_shape(lambda key: model.init(key, tokens, Context.whole(tokens)), jax.random.key(0)))
+  random = np.random.default_rng(1)
+  return model, jax.tree.map(lambda x: jnp.asarray(random.normal(0, 0.5, x.shape), x.dtype), shapes['params'])
+
+
+def follows(model, params, prompt, new):
+  """Whether each new token is the likeliest after all before it, by one forward pass without a cache.
+
+  By induction over the tokens this is the rollout that takes the argmax of a whole forward pass each
+  time. Padded to one length, so that it compiles once.
+  """
+  read = np.concatenate([prompt, new[:-1]])
+  logits = forward(model, params, np.pad(read, (0, LENGTH - len(read)))[None])
+  return np.array_equal(np.argmax(logits[0, len(prompt) - 1:len(read)], -1), new)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def forward(model, params, tokens):
+  return model.apply({'params': params}, tokens, Context.whole(tokens))[0]
+
+
+@pytest.fixture(scope='session')
+def tiny():
+  return tiny_model()
+
+
+@pytest.fixture
+def prompts():
+  """Of lengths that end inside, at and beyond the pieces that prompts are read in."""
+  random = np.random.default_rng(0)
+  return [random.integers(1, VOCAB, n, dtype=np.int32) for n in (1, 16, 17, 5, 30, 2)]

@@ -1,0 +1,133 @@
+"""The command, by its real arguments, on a run that was never trained."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from tests.decoding.conftest import LENGTH, tiny_model
+from tfm import config as configs
+from tfm import run
+from tfm.commands import cli
+from tfm.data.tokenizers.bytes import Bytes
+from tfm.parallel import mesh as meshes
+from tfm.parallel import sharding
+
+
+@pytest.fixture(scope='module')
+def loaded():
+  """As `run.load` gives it, on all eight devices. It knows 257 tokens and 64 positions."""
+  model, params = tiny_model(vocab=257, position='learned')
+  config = configs.resolve(configs.complete({}))
+  rules = sharding.parse_rules(config.rules)
+  mesh = meshes.make(dict(data=-1))
+  params = jax.device_put(params, sharding.replicated(mesh))
+  return run.Run(config, model, params, Bytes(), mesh, rules, step=7, corpus='')
+
+
+@pytest.fixture
+def generate(loaded, monkeypatch, tmp_path, capsys):
+  """`tfm generate` with flags → (status, stdout, stderr)."""
+  asked = []
+
+  def load(workdir, step):
+    asked.append((workdir, step))
+    return loaded
+
+  monkeypatch.setattr(run, 'load', load)
+
+  def call(*flags, workdir=tmp_path):
+    status = cli.main(['generate', f'--workdir={workdir}', *flags])
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+  call.asked = asked
+  return call
+
+
+def test_one_prompt_streams(generate, monkeypatch, tmp_path):
+  status, out, err = generate('--prompt=ab', '--max_tokens=12', '--temperature=0', '--step=best')
+  assert (status, err) == (0, '') and generate.asked == [(str(tmp_path), 'best')]
+  assert out.startswith('ab') and out.endswith('\n') and len(out) > 3
+  assert generate('--prompt=ab', '--max_tokens=12', '--temperature=0')[1] == out
+
+
+def test_seeds_and_temperature(generate):
+  flags = ['--prompt=ab', '--max_tokens=12', '--temperature=1.5']
+  outs = [generate(*flags, f'--seed={seed}')[1] for seed in (0, 0, 1)]
+  assert outs[0] == outs[1] != outs[2]
+  greedy = generate('--prompt=ab', '--max_tokens=12', '--temperature=0')[1]
+  assert generate(*flags, '--top_k=1')[1] == generate(*flags, '--top_p=1e-6')[1] == greedy
+
+
+def test_a_file_of_prompts(generate, tmp_path):
+  """An empty line is an empty prompt; each result is what the prompt gives alone."""
+  prompts = ['one', '', 'ÿ three']
+  (tmp_path / 'prompts').write_bytes('one\r\n\nÿ three\n'.encode())
+  flags = [f'--input={tmp_path}/prompts', '--max_tokens=12', '--num_samples=2', '--seed=4']
+  status, out, _ = generate(*flags)
+  assert status == 0
+  heads = [f'=== prompt {i} of 3, sample {j} of 2 ===\n' for i in (1, 2, 3) for j in (1, 2)]
+  at = [out.index(head) for head in heads]
+  assert at == sorted(at) and at[0] == 0
+  texts = [out[start + len(head):stop] for start, head, stop in zip(at, heads, [*at[1:], None])]
+
+  assert generate(*flags, f'--output={tmp_path}/out')[:2] == (0, '')
+  rows = [json.loads(line) for line in open(tmp_path / 'out', encoding='utf-8')]
+  assert [(row['prompt'], row['sample']) for row in rows] == [(p, j) for p in prompts for j in (0, 1)]
+  assert [row['text'] + '\n\n' for row in rows] == texts
+  assert len({row['text'] for row in rows}) == 6
+
+  for prompt, row in zip(prompts, rows[::2]):
+    assert generate(f'--prompt={prompt}', '--max_tokens=12', '--seed=4')[1] == row['text'] + '\n'
+
+
+def test_more_rows_than_one_batch(generate, monkeypatch):
+  flags = ['--prompt=a', '--prompt=b', '--num_samples=3', '--max_tokens=12']
+  whole = generate(*flags)[1]
+  monkeypatch.setattr('tfm.commands.generate.ROWS', 4)
+  assert generate(*flags)[1] == whole and whole.count('===\n') == 6
+
+
+def test_no_further_than_the_positions_reach(generate):
+  """End of text and three bytes leave room for 61 tokens, the last of them unread."""
+  status, out, err = generate('--prompt=abc', f'--max_tokens={LENGTH - 2}')
+  assert (status, out) == (2, '') and 'at most max_tokens=61 would do' in err
+
+
+@pytest.mark.parametrize('flags, message', [
+  ([], 'give either --prompt=TEXT or --input=FILE'),
+  (['--prompt=a', '--input=b'], 'give either --prompt=TEXT or --input=FILE'),
+  (['--prompt=\udcff'], 'is not UTF-8 text'),
+  (['--input=EMPTY'], 'EMPTY is empty'),
+  (['--input=LATIN'], 'LATIN is not UTF-8 text'),
+  (['--input=MISSING'], 'MISSING'),
+  (['--prompt=a', '--max_tokens=12', '--output=MISSING/out'], 'MISSING'),
+  (['--prompt=a', '--temperature=-1'], 'temperature=-1'),
+  (['--prompt=a', '--temperature=nan'], 'temperature=nan'),
+  (['--prompt=a', '--top_k=-1'], 'top_k=-1'),
+  (['--prompt=a', '--top_p=0'], 'top_p=0'),
+  (['--prompt=a', '--top_p=1.5'], 'top_p=1.5'),
+  (['--prompt=a', '--max_tokens=0'], 'max_tokens=0'),
+  (['--prompt=a', '--num_samples=0'], 'num_samples=0'),
+  (['--prompt=a', '--seed=-1'], 'seed=-1'),
+  (['--prompt=a', '--top_q=1'], "did you mean '--top_"),
+])
+def test_refusals(generate, tmp_path, monkeypatch, flags, message):
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / 'EMPTY').touch()
+  (tmp_path / 'LATIN').write_bytes(b'\xff\n')
+  status, out, err = generate(*flags)
+  assert (status, out) == (2, '') and message in err and err.count('\n') == 1
+
+
+def test_refuses_a_workdir_that_is_not_there(generate, tmp_path):
+  status, _, err = generate('--prompt=a', workdir=tmp_path / 'nowhere')
+  assert status == 2 and 'nowhere' in err and not generate.asked
+
+
+def test_the_run_keeps_its_parameters(generate, loaded):
+  """Nothing that was handed in is donated."""
+  generate('--prompt=a', '--max_tokens=12')
+  assert np.isfinite(jax.tree.leaves(loaded.params)[0]).all()

@@ -1,0 +1,104 @@
+"""What is drawn, against a sorting oracle in NumPy and against the probabilities themselves."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tfm.decoding.sampling import Sampling, filtered, likeliest, ordered, row_keys, sample
+
+FILTERED, SAMPLE = jax.jit(filtered), jax.jit(sample)
+
+
+def oracle(logits, top_k, top_p):
+  """The tokens that stay, of one row: sort, cut at k, renormalise, cut at p."""
+  order = np.argsort(-logits, kind='stable')
+  if top_k:
+    order = order[:top_k]
+  probabilities = np.exp(logits[order].astype(np.float64) - logits.max())
+  probabilities /= probabilities.sum()
+  before = np.cumsum(probabilities) - probabilities
+  stays = np.zeros(len(logits), bool)
+  stays[order[before < top_p] if top_p < 1 else order] = True
+  return stays
+
+
+@pytest.mark.parametrize('top_k', [0, 1, 2, 7, 100, 1000])
+@pytest.mark.parametrize('top_p', [1e-6, 0.1, 0.5, 0.93, 1.0])
+@pytest.mark.parametrize('ties', [False, True])
+def test_filters_against_sorting(top_k, top_p, ties):
+  logits = np.random.default_rng(top_k).normal(0, 3, (5, 100)).astype(np.float32)
+  if ties:
+    logits = np.round(logits)
+  kept = np.asarray(FILTERED(logits, top_k, top_p))
+  np.testing.assert_array_equal(np.isfinite(kept), [oracle(row, top_k, top_p) for row in logits])
+  np.testing.assert_array_equal(kept[np.isfinite(kept)], logits[np.isfinite(kept)])
+
+
+def test_filters_of_equal_logits():
+  even = jnp.zeros((2, 8))
+  assert np.isfinite(FILTERED(even, 3, 1.0)).tolist() == [[True] * 3 + [False] * 5] * 2
+  assert np.isfinite(FILTERED(even, 0, 0.5)).tolist() == [[True] * 4 + [False] * 4] * 2
+  assert np.isfinite(FILTERED(even, 4, 0.5)).tolist() == [[True] * 2 + [False] * 6] * 2
+  # A large negative logit is likely enough where nothing is left out.
+  assert np.isfinite(FILTERED(jnp.array([[0.0, -1e30]]), 0, 1.0)).all()
+
+
+@pytest.mark.parametrize('sampling', [
+  Sampling(), Sampling(temperature=5.0, top_k=1), Sampling(temperature=5.0, top_p=1e-9),
+  Sampling(temperature=1e-38), Sampling(temperature=1e-6)], ids=str)
+def test_greedy_in_every_way(sampling):
+  """Among ties too, where the first token is taken; with logits at either end of float32's range."""
+  logits = np.round(np.random.default_rng(0).normal(0, 1, (64, 50))).astype(np.float32)
+  if sampling.top_k == 1 or sampling.top_p < 1 or not sampling.temperature:
+    logits[0], logits[1] = 0, -3e38
+  else:
+    # Without a filter a temperature near 0 still draws among ties.
+    logits += np.random.default_rng(1).normal(0, 0.1, logits.shape).astype(np.float32)
+  keys = jax.random.split(jax.random.key(0), 64)
+  drawn = SAMPLE(jnp.asarray(logits), keys, jnp.arange(64), sampling)
+  np.testing.assert_array_equal(drawn, logits.argmax(-1))
+
+
+def test_likeliest_is_argmax_and_marks_nan():
+  logits = jnp.array([[0., 2, 2], [-jnp.inf, -jnp.inf, -1], [0, jnp.nan, 1], [-0., 0, 0]])
+  assert likeliest(logits).tolist() == [1, 2, 3, 0]
+
+
+def test_ordered_keeps_the_order():
+  x = np.array([-np.inf, -3e38, -1, -1e-30, 0, 1e-30, 1, 3e38, np.inf], np.float32)
+  assert (np.diff(np.asarray(ordered(x)).astype(np.int64)) > 0).all()
+  assert ordered(jnp.float32(-0.0)) == ordered(jnp.float32(0.0))
+
+
+@pytest.mark.parametrize('sampling', [
+  Sampling(1.0), Sampling(0.5), Sampling(2.0, top_k=3), Sampling(1.0, top_p=0.8), Sampling(1.5, 5, 0.7)], ids=str)
+def test_frequencies(sampling):
+  """χ² of 20 000 draws against the probabilities; nothing that is left out is ever drawn."""
+  logits = np.array([2.0, -1.0, 0.5, 1.5, 0.0, 1.0, -2.0, 0.7], np.float32)
+  n = 20_000
+  keys = jnp.broadcast_to(jax.random.key(11), (n,))
+  drawn = SAMPLE(jnp.broadcast_to(logits, (n, 8)), keys, jnp.arange(n), sampling)
+  stays = oracle(logits / sampling.temperature, sampling.top_k, sampling.top_p)
+  expected = np.where(stays, np.exp(logits / sampling.temperature), 0)
+  expected *= n / expected.sum()
+  found = np.bincount(drawn, minlength=8)
+  assert not found[~stays].any()
+  # 99.9 % of χ² with seven degrees of freedom lie below 24.3.
+  assert ((found - expected)[stays] ** 2 / expected[stays]).sum() < 24.3
+
+
+def test_keys_are_of_prompt_seed_and_number():
+  data = lambda *args: jax.random.key_data(row_keys(*args)).tolist()  # noqa: E731
+  a, b = np.array([1, 2], np.int32), np.array([2, 1], np.int64)
+  assert data(0, [a, b], [0, 0]) == data(0, [a], [0]) + data(0, [b], [0])
+  distinct = data(0, [a, a, b], [0, 1, 0]) + data(1, [a], [0])
+  assert len({tuple(key) for key in distinct}) == 4
+  assert data(0, [[1, 2]], [0]) == data(0, [a], [0])
+
+
+def test_settings_compile_once():
+  before = SAMPLE._cache_size()
+  for settings in (Sampling(), Sampling(0.7), Sampling(0.7, 5), Sampling(1.0, 5, 0.5)):
+    SAMPLE(jnp.zeros((2, 9)), jax.random.split(jax.random.key(0), 2), jnp.arange(2), settings)
+  assert SAMPLE._cache_size() == before + 1

@@ -1,0 +1,77 @@
+"""Training and decoding speed of a GPT-2-shaped model, as one process measures it.
+
+  python -m tfm.benchmark.gpt2 training     → {"tokens_per_second": …, "peak_memory_mib": …}
+
+`gpt2_torch` does the same with PyTorch; `tfm benchmark` runs both in turn and gives the ratio.
+"""
+
+import json
+import resource
+import sys
+import time
+
+# The shape that both frameworks get.
+SHAPE = dict(layers=6, width=384, heads=6, length=256, vocab=8192)
+TRAINING = dict(batch_size=16, warmup=2, steps=6)
+DECODING = dict(prompt=32, new=224, rounds=3)
+
+
+def main() -> None:
+  """Measures what the command line names and prints it as JSON."""
+  what, batch = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else None
+  rate = training() if what == 'training' else decoding(batch)
+  print(json.dumps(dict(tokens_per_second=rate, peak_memory_mib=peak_memory())))
+
+
+def peak_memory() -> float:
+  """The largest resident size of this process so far, in MiB."""
+  return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def config():
+  """GPT-2 (Radford et al. 2019) at the benchmark's shape."""
+  from tfm import config as configs
+  return configs.resolve(configs.complete(dict(
+    data=dict(length=SHAPE['length']),
+    model=dict(
+      layers=SHAPE['layers'], width=SHAPE['width'], heads=SHAPE['heads'], position='learned', bias=True,
+      feed_forward='gelu_tanh'),
+    training=dict(batch_size=TRAINING['batch_size'], loss_chunk=2048))))
+
+
+def training() -> float:
+  """Tokens per second of whole training steps: forward, backward, clipping, AdamW."""
+  import jax
+  import numpy as np
+
+  from tfm import build
+  from tfm.parallel import mesh as meshes
+  from tfm.parallel import sharding
+  from tfm.training import state as states
+  from tfm.training.step import train_step
+
+  c = config()
+  model, objective, (optimizer, rate) = build.model(c, SHAPE['vocab']), build.objective(c), build.optimizer(c)
+  mesh, rules = meshes.make(c.mesh.to_dict()), sharding.parse_rules(c.rules)
+  size, length = TRAINING['batch_size'], SHAPE['length']
+  make = states.init(model, optimizer, size, length, scaled=False)
+  where = states.shardings(states.abstract(make), mesh, rules)
+  state = states.born(make, 0, where, mesh, rules)
+  tokens = np.random.default_rng(0).integers(0, SHAPE['vocab'], (size, length + 1)).astype(np.int32)
+  batch = dict(inputs=tokens[:, :-1], targets=tokens[:, 1:], segments=np.ones((size, length), np.int32),
+               positions=np.broadcast_to(np.arange(length, dtype=np.int32), (size, length)))
+  batch = jax.device_put(batch, sharding.batch_sharding(mesh, rules))
+  with sharding.context(mesh, rules):
+    step = jax.jit(train_step(model, objective, optimizer, rate, 1), donate_argnums=0, out_shardings=(where, None))
+    for _ in range(TRAINING['warmup']):
+      state, metrics = step(state, batch)
+    jax.block_until_ready(state)
+    start = time.perf_counter()
+    for _ in range(TRAINING['steps']):
+      state, metrics = step(state, batch)
+    jax.block_until_ready(state)
+  return TRAINING['steps'] * size * length / (time.perf_counter() - start)
+
+
+if __name__ == '__main__':
+  main()

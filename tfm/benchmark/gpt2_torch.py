@@ -1,0 +1,72 @@
+"""What `gpt2` measures, with `transformers`' GPT-2 in PyTorch: same shape, same optimizer, float32.
+
+  python -m tfm.benchmark.gpt2_torch training     → {"tokens_per_second": …, "peak_memory_mib": …}
+"""
+
+import json
+import sys
+import time
+
+from tfm.benchmark.gpt2 import DECODING, SHAPE, TRAINING, peak_memory
+
+
+def main() -> None:
+  """Measures what the command line names and prints it as JSON."""
+  what, batch = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else None
+  rate = training() if what == 'training' else decoding(batch)
+  print(json.dumps(dict(tokens_per_second=rate, peak_memory_mib=peak_memory())))
+
+
+def gpt2():
+  """The model, without dropout."""
+  import torch
+  from transformers import GPT2Config, GPT2LMHeadModel
+  torch.manual_seed(0)
+  return GPT2LMHeadModel(GPT2Config(
+    vocab_size=SHAPE['vocab'], n_positions=SHAPE['length'], n_embd=SHAPE['width'], n_layer=SHAPE['layers'],
+    n_head=SHAPE['heads'], resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0))
+
+
+def training() -> float:
+  """Tokens per second of whole training steps: forward, backward, clipping, AdamW."""
+  import torch
+  model = gpt2().train()
+  optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1)
+  tokens = torch.randint(0, SHAPE['vocab'], (TRAINING['batch_size'], SHAPE['length']))
+
+  def step():
+    optimizer.zero_grad(set_to_none=True)
+    model(tokens, labels=tokens).loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+
+  for _ in range(TRAINING['warmup']):
+    step()
+  start = time.perf_counter()
+  for _ in range(TRAINING['steps']):
+    step()
+  return TRAINING['steps'] * tokens.numel() / (time.perf_counter() - start)
+
+
+def decoding(batch: int) -> float:
+  """New tokens per second of `generate`, greedy, with its key/value cache."""
+  import torch
+  model = gpt2().eval()
+  prompt = torch.randint(0, SHAPE['vocab'], (batch, DECODING['prompt']))
+
+  def generate():
+    return model.generate(
+      prompt, attention_mask=torch.ones_like(prompt), do_sample=False, use_cache=True, pad_token_id=0,
+      eos_token_id=None, min_new_tokens=DECODING['new'], max_new_tokens=DECODING['new'])
+
+  made = generate().shape[1] - DECODING['prompt']
+  if made != DECODING['new']:
+    raise RuntimeError(f'generate made {made} tokens, not {DECODING["new"]}')
+  start = time.perf_counter()
+  for _ in range(DECODING['rounds']):
+    generate()
+  return DECODING['rounds'] * batch * DECODING['new'] / (time.perf_counter() - start)
+
+
+if __name__ == '__main__':
+  main()

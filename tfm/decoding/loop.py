@@ -1,0 +1,215 @@
+"""One loop over an explicit cache: read the prompts, then write token after token.
+
+Rows are padded on the left: the prompts of all rows end in the same column, and what is written
+follows without a hole. Reading a prompt makes no logits, for it stops before the last token; the loop
+begins by reading that one, as it reads every token that it has written.
+
+What is compiled depends on sizes rounded up (`buckets`) and on the model, never on a prompt's own
+length, on the sampling or on how many tokens are asked for.
+"""
+
+import functools
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+from tfm.decoding.sampling import Sampling, row_keys, sample
+from tfm.mixers.protocol import Context
+from tfm.models.decoder import Decoder
+from tfm.shapes import Array, Bool, Int, PyTree
+
+# Prompts are read in pieces of so many tokens: long ones, then short ones for what is left.
+PIECES = (128, 16)
+
+# Tokens written between two looks of the host; one compiled loop.
+CHUNK = 16
+
+
+@struct.dataclass
+class State:
+  """What the loop hands on from token to token.
+
+  Attributes:
+    caches: of everything read.
+    tokens, positions: the last token of each row, not yet read, and where it stands.
+    done: rows that have ended; they go on as padding.
+  """
+
+  caches: PyTree
+  tokens: Int[Array, 'B']
+  positions: Int[Array, 'B']
+  done: Bool[Array, 'B']
+
+
+def generate(
+    model: Decoder, params: PyTree, prompts: Sequence[Sequence[int]], *, max_tokens: int, eos: int | None,
+    sampling: Sampling = Sampling(), seed: int = 0, samples: Sequence[int] | None = None, chunk: int = CHUNK,
+    pieces: Sequence[int] = PIECES,
+) -> Iterator[list[np.ndarray]]:
+  """Continues every prompt; yields the new tokens of each row, int32, up to `chunk` at a time.
+
+  A row ends before `eos`, which is not yielded, or after `max_tokens`; the iterator ends with the
+  last row. What a row becomes depends on its prompt, `seed` and its sample number only, not on the
+  rows beside it, `chunk` or `pieces`. For scanned models see `unrolled`. Under
+  `sharding.context(mesh, rules)` the rows are cut as a batch in training.
+
+  Args:
+    prompts: B token sequences, none empty.
+    eos: the token that ends a row; None: none does.
+    samples: each row's sample number, to draw several from one prompt; 0 unless given.
+    chunk: tokens written between two looks of the host.
+    pieces: tokens of a prompt read at once, the widths to choose from in descending order.
+
+  Raises:
+    ValueError: for what `check` refuses, and, from the iterator, for logits that are not numbers.
+  """
+  sampling.check()
+  check(model, prompts, max_tokens)
+  prompts = [np.asarray(prompt, np.int32) for prompt in prompts]
+  samples = [0] * len(prompts) if samples is None else samples
+  keys = row_keys(seed, prompts, samples)
+  sampling = Sampling(float(sampling.temperature), min(int(sampling.top_k), model.vocab), float(sampling.top_p))
+  return _generate(model, params, prompts, keys, sampling, max_tokens, -1 if eos is None else eos, chunk, pieces)
+
+
+def complete(*args, **kwargs) -> list[np.ndarray]:
+  """As `generate`, at once: all new tokens of each row."""
+  return [np.concatenate(row) for row in zip(*generate(*args, **kwargs))]
+
+
+def check(model: Decoder, prompts: Sequence[Sequence[int]], max_tokens: int) -> None:
+  """Refuses what cannot be generated.
+
+  Raises:
+    ValueError: for no prompt, an empty one, a token that is not in the vocabulary, max_tokens below
+      1, or more positions than a positional scheme can tell.
+  """
+  if max_tokens < 1:
+    raise ValueError(f'max_tokens={max_tokens} must be at least 1')
+  if not len(prompts):
+    raise ValueError('prompts is empty; give at least one')
+  for i, prompt in enumerate(prompts):
+    if not len(prompt):
+      raise ValueError(f'prompts[{i}] is empty; begin it with the end-of-text token')
+    if not 0 <= np.min(prompt) <= np.max(prompt) < model.vocab:
+      raise ValueError(f'prompts[{i}] holds a token outside of the vocabulary of {model.vocab}')
+  longest = max(map(len, prompts))
+  needed = longest + max_tokens - 1   # the last token written is never read
+  for factory in model.positions:
+    position = factory()
+    if position.reach is not None and needed > position.reach:
+      room = position.reach + 1 - longest
+      raise ValueError(
+        f'max_tokens={max_tokens} after a prompt of {longest} tokens needs {needed} positions and '
+        f'{type(position).__name__} has {position.reach}; '
+        + (f'at most max_tokens={room} would do' if room > 0 else 'shorten the prompt'))
+
+
+def _generate(model, params, prompts, keys, sampling, max_tokens, eos, chunk, pieces):
+  state = prefill(model, params, prompts, max_tokens, pieces)
+  keys = keys[np.minimum(np.arange(len(state.done)), len(prompts) - 1)]   # padding rows need one too
+  ended = np.zeros(len(prompts), bool)
+  for start in range(0, max_tokens, chunk):
+    state, made, count = decode(model, params, state, keys, sampling, eos, min(chunk, max_tokens - start), chunk)
+    made = np.asarray(made)[:len(prompts), :int(count)]
+    if (made == model.vocab).any():
+      raise ValueError('the logits of the model are not numbers; its parameters are no use')
+    new = [row[:0] if end else row[:until(row, eos)] for row, end in zip(made, ended)]
+    ended |= (made == eos).any(1)
+    yield new
+    if ended.all():
+      return
+
+
+def prefill(
+    model: Decoder, params: PyTree, prompts: Sequence[np.ndarray], room: int, pieces: Sequence[int] = PIECES
+) -> State:
+  """Reads all prompts but their last tokens, into caches with slots for `room` more tokens."""
+  longest = max(map(len, prompts))
+  widths = cut(longest - 1, pieces)
+  length, rows = sum(widths), buckets(-(-len(prompts) // ways())) * ways()
+  tokens, positions, segments = np.zeros((3, rows, length + 1), np.int32)
+  for row, prompt in enumerate(prompts):
+    n = len(prompt)
+    tokens[row, -n:], positions[row, -n:], segments[row, -n:] = prompt, np.arange(n), 1
+  caches = empty(model, rows, buckets(length + room, 16))
+  start = 0
+  for width in widths:
+    piece = slice(start, start + width)
+    caches = read(model, params, tokens[:, piece], Context(positions[:, piece], segments[:, piece]), caches)
+    start += width
+  return State(caches, tokens[:, -1], positions[:, -1], segments[:, -1] == 0)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def empty(model: Decoder, batch: int, length: int) -> PyTree:
+  """`model.init_caches`, every array in memory of its own, to be donated."""
+  return model.init_caches(batch, length)
+
+
+@functools.partial(jax.jit, static_argnums=0, donate_argnums=4)
+def read(model: Decoder, params: PyTree, tokens: Int[Array, 'B T'], context: Context, caches: PyTree) -> PyTree:
+  """The caches with `tokens` in them."""
+  return model.apply({'params': params}, tokens, context, caches, method='features')[1]
+
+
+@functools.partial(jax.jit, static_argnums=(0, 7), donate_argnums=2)
+def decode(
+    model: Decoder, params: PyTree, state: State, keys: Array, sampling: Sampling, eos: int, count: int, chunk: int
+) -> tuple[State, Int[Array, 'B chunk'], Int[Array, '']]:
+  """Writes up to `count` ≤ `chunk` tokens, fewer if all rows end; (state, tokens, how many).
+
+  A row that has ended repeats its last token.
+  """
+  def unfinished(carry):
+    i, state, _ = carry
+    return (i < count) & ~state.done.all()
+
+  def step(carry):
+    i, state, made = carry
+    segments = jnp.where(state.done, 0, 1)
+    context = Context(state.positions[:, None], segments[:, None])
+    logits, caches = model.apply({'params': params}, state.tokens[:, None], context, state.caches)
+    drawn = sample(logits[:, 0], keys, state.positions + 1, sampling)
+    tokens = jnp.where(state.done, state.tokens, drawn)
+    made = jax.lax.dynamic_update_slice(made, tokens[:, None], (0, i))
+    return i + 1, State(caches, tokens, state.positions + segments, state.done | (tokens == eos)), made
+
+  made = jnp.zeros((len(state.tokens), chunk), jnp.int32)
+  count, state, made = jax.lax.while_loop(unfinished, step, (0, state, made))
+  return state, made, count
+
+
+def buckets(n: int, least: int = 1) -> int:
+  """n rounded up to one of few sizes: multiples of `least`, from there on four to each doubling."""
+  step = max(least, 1 << max(0, (n - 1).bit_length() - 3))
+  return -(-n // step) * step
+
+
+def cut(n: int, widths: Sequence[int]) -> list[int]:
+  """n tokens in pieces of the given widths, the widest first; the last width fills what is left."""
+  *wide, last = widths
+  pieces = []
+  for width in wide:
+    pieces += [width] * (n // width)
+    n %= width
+  return pieces + [last] * -(-n // last)
+
+
+def until(tokens: np.ndarray, eos: int) -> int:
+  """How many tokens stand before the first `eos`."""
+  found = np.flatnonzero(tokens == eos)
+  return int(found[0]) if len(found) else len(tokens)
+
+
+def ways() -> int:
+  """Into how many parts the mesh and rules in force cut a batch."""
+  axes = dict(nn.get_logical_axis_rules()).get('batch') or ()
+  mesh = jax.sharding.get_abstract_mesh()
+  return math.prod(mesh.shape[axis] for axis in axes)
