@@ -13,7 +13,9 @@ from tfm.commands.cli import with_overrides
 from tfm.parallel import mesh as meshes
 from tfm.parallel import sharding
 
-TWO = dict(pattern=('local', 'far'), blocks=dict(local=dict(mask='causal & window(8)', heads=3), far=dict(position='none')))
+TWO = dict(
+  pattern=('local', 'far'),
+  blocks=dict(local=dict(mask='causal & window(8)', heads=3), far=dict(position='none')))
 
 
 def complete(**sections):
@@ -58,7 +60,8 @@ class TestFields:
     (dict(model=dict(widht=3)), ['config.model.widht=3', 'under config.model', "did you mean 'width'?"]),
     (dict(model=dict(width=dict(x=3))), ['config.model.width.x=3', 'no fields of its own']),
     (dict(model=dict(dropout=0.1)), ['config.model.dropout=0.1 is a section', 'attention', 'residual']),
-    (dict(model=dict(dropout=dict(attn=0.1))), ['config.model.dropout.attn', "known: attention, embedding, residual"]),
+    (dict(model=dict(dropout=dict(attn=0.1))),
+     ['config.model.dropout.attn', "known: attention, embedding, residual"]),
     (dict(model=dict(blocks=dict(a=dict(layers=3)))), ['config.model.blocks.a.layers=3', 'known: ', 'heads']),
     (dict(model=dict(width='48')), ["config.model.width='48' must be of type int"]),
     (dict(model=dict(width=48.0)), ['config.model.width=48.0 must be of type int']),
@@ -67,7 +70,8 @@ class TestFields:
     (dict(model=dict(tied=1)), ['config.model.tied=1 must be of type bool']),
     (dict(model=dict(kv_heads='all')), ["config.model.kv_heads='all' must be of type int"]),
     (dict(model=dict(pattern='local')), ["config.model.pattern='local' must be of type tuple"]),
-    (dict(model=dict(blocks=dict(a=dict(kv_heads='x')))), ["config.model.blocks.a.kv_heads='x' must be of type int"]),
+    (dict(model=dict(blocks=dict(a=dict(kv_heads='x')))),
+     ["config.model.blocks.a.kv_heads='x' must be of type int"]),
     (dict(model=dict(blocks=dict(a=dict(mask=3)))), ['config.model.blocks.a.mask=3 must be of type str']),
     (dict(optimizer=dict(clip='x')), ["config.optimizer.clip='x' must be of type float"]),
   ])
@@ -129,7 +133,8 @@ class TestCommandLine:
     (['--config.model=3'], ['config.model', 'is a section']),
     (['--config.model.width'], ['--config.model.width needs a value']),
     (['--model.width=3'], ["'--model.width=3' is not a flag"]),
-    (['--config.model.blocks.local.mask=causal'], ['config.model.blocks.local.mask', 'under config.model.blocks']),
+    (['--config.model.blocks.local.mask=causal'],
+     ['config.model.blocks.local.mask', 'under config.model.blocks']),
     (['--config.model.width=__import__("os").getpid()'], ['must be of type int']),
   ])
   def test_refusals(self, words, parts):
@@ -162,7 +167,8 @@ class TestResolve:
     assert all(block[f] is not None for block in (far, local) for f in configs.BLOCK_FIELDS)
 
   def test_a_blocks_own_gate_changes_its_width(self):
-    model = resolved(width=48, heads=4, blocks=dict(a=dict(feed_forward='swiglu'), b={}), pattern=('a', 'b')).model
+    model = resolved(width=48, heads=4, blocks=dict(a=dict(feed_forward='swiglu'), b={}),
+      pattern=('a', 'b')).model
     assert (model.blocks.a.feed_forward_width, model.blocks.b.feed_forward_width) == (128, 192)
 
   def test_the_given_config_is_left_alone(self):
@@ -179,20 +185,23 @@ class TestResolve:
 
 class TestSmoke:
 
-  SLOTS = dict(mixer='softmax', position='learned', mask='causal & window(100)', score='dot(0.5)', feed_forward='swiglu',
-               norm='rmsnorm', norm_placement='sandwich', tied=False, initializer='lecun_normal', dtype='bfloat16')
+  SLOTS = dict(
+    mixer='softmax', position='learned', mask='causal & window(100)', score='dot(0.5)', feed_forward='swiglu',
+    norm='rmsnorm', norm_placement='sandwich', tied=False, initializer='lecun_normal', dtype='bfloat16')
 
   def test_keeps_every_slot_and_shrinks(self):
-    small = configs.resolve(configs.smoke(complete(model=dict(layers=40, width=4096, heads=32, **self.SLOTS))))
+    large = complete(model=dict(layers=40, width=4096, heads=32, **self.SLOTS))
+    small = configs.resolve(configs.smoke(large))
     assert {name: small.model[name] for name in self.SLOTS} == self.SLOTS
-    assert small.model.width == 32 and small.model.layers == 2 and small.training.steps == 4 and small.data.length == 32
+    assert (small.model.width, small.model.layers, small.training.steps, small.data.length) == (32, 2, 4, 32)
     build.model(small, 300)
     build.check_run(small, 8)
 
   @pytest.mark.parametrize('heads, kv_heads, small', [
     (32, None, (4, 4)), (32, 32, (4, 4)), (32, 8, (4, 2)), (32, 1, (4, 1)), (1, None, (4, 4))])
   def test_keeps_the_kind_of_grouping(self, heads, kv_heads, small):
-    model = configs.resolve(configs.smoke(complete(model=dict(width=64, heads=heads, kv_heads=kv_heads)))).model
+    large = complete(model=dict(width=64, heads=heads, kv_heads=kv_heads))
+    model = configs.resolve(configs.smoke(large)).model
     assert (model.heads, model.kv_heads, model.head_width) == (*small, 8)
 
   def test_patterns_and_their_blocks(self):
@@ -203,13 +212,16 @@ class TestSmoke:
       layers=30, width=512, heads=8, pattern=('local', 'local', 'far', 'one'), blocks=blocks))))
     model = small.model
     assert model.layers == 4 and model.pattern == ('local', 'local', 'far', 'one')
-    assert {name: (b.heads, b.kv_heads, b.head_width, b.feed_forward_width) for name, b in model.blocks.items()} == dict(
+    sizes = {name: (b.heads, b.kv_heads, b.head_width, b.feed_forward_width) for name,
+      b in model.blocks.items()}
+    assert sizes == dict(
       local=(4, 2, 8, 128), far=(4, 4, 8, 128), one=(4, 1, 8, 128))
     assert model.blocks.local.mask == 'causal & window(8)' and model.blocks.far.position == 'none'
     build.model(small, 300)
 
   def test_fields_keep_their_types(self):
-    refused(lambda: with_overrides(configs.smoke(complete()), ['--config.model.kv_heads=x']), 'must be of type int')
+    refused(lambda: with_overrides(configs.smoke(complete()), ['--config.model.kv_heads=x']),
+      'must be of type int')
 
   def test_the_given_config_is_left_alone(self):
     given = complete()
@@ -241,7 +253,8 @@ class TestDifference:
   def test_what_matters(self):
     new = resolved(width=48, heads=4)
     assert configs.difference(new, new) == []
-    other = complete(seed=1, model=dict(width=48, heads=4, mask='causal & window(2)'), training=dict(batch_size=64))
+    other = complete(seed=1, model=dict(width=48, heads=4, mask='causal & window(2)'),
+      training=dict(batch_size=64))
     assert set(configs.difference(new, configs.resolve(other))) == {
       'seed: 0 → 1', "model.mask: 'causal' → 'causal & window(2)'", 'training.batch_size: 32 → 64'}
 
@@ -259,7 +272,8 @@ class TestDifference:
     new.model.blocks.local.mask = 'causal'
     assert configs.difference(old, new) == ["model.blocks.local.mask: 'causal & window(8)' → 'causal'"]
     assert configs.difference(old.to_dict() | dict(x=['a']), old.to_dict() | dict(x=('a',))) == []
-    assert configs.difference(old.to_dict() | dict(x=1), old.to_dict() | dict(y=2)) == ['x: 1 → None', 'y: None → 2']
+    lines = configs.difference(old.to_dict() | dict(x=1), old.to_dict() | dict(y=2))
+    assert lines == ['x: 1 → None', 'y: None → 2']
 
   @pytest.mark.parametrize('schedule, matters', [('cosine', True), ('linear', True), ('constant', False)])
   def test_the_number_of_steps_matters_to_a_schedule_that_looks_at_it(self, schedule, matters):
@@ -272,18 +286,22 @@ class TestRefusals:
   """Field, value, remedy; before anything compiles."""
 
   @pytest.mark.parametrize('model, parts', [
-    (dict(width=48, heads=5), ['config.model.heads=5', 'config.model.width=48', 'choose a divisor, or set config.model.head_width']),
+    (dict(width=48, heads=5), ['config.model.heads=5', 'config.model.width=48',
+     'choose a divisor, or set config.model.head_width']),
     (dict(heads=0), ['config.model.heads=0 must be at least 1']),
     (dict(blocks=dict(a=dict(heads=5)), pattern=('a',)), ['config.model.blocks.a.heads=5', 'head_width']),
     (dict(heads=6, kv_heads=4), ['config.model.kv_heads=4 must divide config.model.heads=6']),
     (dict(heads=6, kv_heads=0), ['config.model.kv_heads=0']),
     (dict(heads=2, kv_heads=4), ['config.model.kv_heads=4 must divide config.model.heads=2']),
-    (dict(blocks=dict(a=dict(heads=6, kv_heads=4)), pattern=('a',)), ['config.model.blocks.a.kv_heads=4 must divide']),
+    (dict(blocks=dict(a=dict(heads=6, kv_heads=4)), pattern=('a',)),
+     ['config.model.blocks.a.kv_heads=4 must divide']),
     (dict(head_width=0), ['config.model.head_width=0 must be at least 1']),
     (dict(feed_forward_width=-1), ['config.model.feed_forward_width=-1 must be at least 1']),
     (dict(width=6, heads=2), ["config.model.position='rope'", 'head width is 3', 'choose an even one']),
-    (dict(position='learned(rows=100)'), ["config.model.position='learned(rows=100)'", 'data.length=256', 'at least 256 rows']),
-    (dict(mask='window(2)'), ["config.model.mask='window(2)' lets a token see later ones", "'causal & (window(2))' would do"]),
+    (dict(position='learned(rows=100)'), ["config.model.position='learned(rows=100)'", 'data.length=256',
+     'at least 256 rows']),
+    (dict(mask='window(2)'), ["config.model.mask='window(2)' lets a token see later ones",
+     "'causal & (window(2))' would do"]),
     (dict(mask='~causal'), ["config.model.mask='~causal'"]),
     (dict(mask='causal | ~window(200)'), ['lets a token see later ones']),
     (dict(blocks=dict(a=dict(mask='window(2)')), pattern=('a',)), ["config.model.blocks.a.mask='window(2)'"]),
@@ -296,16 +314,20 @@ class TestRefusals:
     (dict(feed_forward='swigelu'), ["config.model.feed_forward='swigelu'", "did you mean 'swiglu'?"]),
     (dict(norm_placement='prenorm'), ["config.model.norm_placement='prenorm'", 'known: pre, post, sandwich']),
     (dict(residual='paralel'), ["config.model.residual='paralel'", "did you mean 'parallel'?"]),
-    (dict(residual='parallel', norm_placement='post'), ["config.model.residual='parallel'", "norm_placement='pre'"]),
+    (dict(residual='parallel', norm_placement='post'),
+     ["config.model.residual='parallel'", "norm_placement='pre'"]),
     (dict(initializer='norml'), ["config.model.initializer='norml'", "did you mean 'normal'?"]),
     (dict(embedding_initializer='norml'), ["config.model.embedding_initializer='norml'"]),
     (dict(dtype='bf16'), ["config.model.dtype='bf16'", "known: float32, bfloat16, float16"]),
     (dict(remat='some'), ["config.model.remat='some'", 'known: none, full']),
     (dict(blocks=dict(a=dict(position='rop')), pattern=('a',)), ["config.model.blocks.a.position='rop'"]),
-    (dict(pattern=('lcoal',), blocks=dict(local={})), ["config.model.pattern names 'lcoal'", "did you mean 'local'?"]),
-    (dict(pattern=('local',), blocks=dict(local={}, far={})), ['config.model.blocks.far', "config.model.pattern=('local',)", 'delete it']),
+    (dict(pattern=('lcoal',), blocks=dict(local={})),
+     ["config.model.pattern names 'lcoal'", "did you mean 'local'?"]),
+    (dict(pattern=('local',), blocks=dict(local={}, far={})),
+     ['config.model.blocks.far', "config.model.pattern=('local',)", 'delete it']),
     (dict(blocks=dict(far={})), ['config.model.blocks.far is not in config.model.pattern=()']),
-    (dict(layers=1, pattern=('a', 'b'), blocks=dict(a={}, b={})), ['config.model.pattern has 2 blocks', 'config.model.layers=1']),
+    (dict(layers=1, pattern=('a', 'b'), blocks=dict(a={}, b={})),
+     ['config.model.pattern has 2 blocks', 'config.model.layers=1']),
     (dict(layers=0), ['config.model.layers=0 must be at least 1']),
     (dict(width=0), ['config.model.width=0']),
     (dict(vocab_multiple=0), ['config.model.vocab_multiple=0']),
@@ -320,10 +342,14 @@ class TestRefusals:
     refused(lambda: build.model(configs.resolve(config), 100), 'lets a token see later ones')
 
   @pytest.mark.parametrize('sections, parts', [
-    (dict(training=dict(batch_size=12)), ['config.training.batch_size=12', '8 devices', '8 or a multiple would do']),
-    (dict(training=dict(batch_size=16, accumulation=4)), ['config.training.batch_size=16 in 4 microbatches', '32 or a multiple']),
-    (dict(training=dict(batch_size=32, accumulation=3)), ['config.training.accumulation=3', 'config.training.batch_size=32']),
-    (dict(mesh=dict(data=3)), ["mesh {'data': 3, 'fsdp': 1, 'tensor': 1} needs 3 devices", 'there are 8', 'set mesh.data=-1']),
+    (dict(training=dict(batch_size=12)), ['config.training.batch_size=12', '8 devices',
+     '8 or a multiple would do']),
+    (dict(training=dict(batch_size=16, accumulation=4)),
+     ['config.training.batch_size=16 in 4 microbatches', '32 or a multiple']),
+    (dict(training=dict(batch_size=32, accumulation=3)),
+     ['config.training.accumulation=3', 'config.training.batch_size=32']),
+    (dict(mesh=dict(data=3)), ["mesh {'data': 3, 'fsdp': 1, 'tensor': 1} needs 3 devices", 'there are 8',
+     'set mesh.data=-1']),
     (dict(mesh=dict(tensor=3)), ['needs a multiple of 3 devices', 'there are 8']),
     (dict(mesh=dict(data=2, fsdp=2, tensor=4)), ['needs 16 devices']),
     (dict(mesh=dict(data=-1, fsdp=-1)), ['mesh.data and mesh.fsdp are both -1']),
@@ -345,7 +371,9 @@ class TestRefusals:
   def test_a_mesh_that_does_not_divide_the_model(self):
     def check(**model):
       mesh = meshes.make(dict(tensor=4, data=-1))
-      sharding.check_divisible(boxed(decoder(bias=False, **model)), mesh, sharding.parse_rules(configs.schema().rules))
+      sharding.check_divisible(boxed(decoder(bias=False, **model)), mesh,
+        sharding.parse_rules(configs.schema().rules))
     check(kv_heads=4)
-    refused(lambda: check(kv_heads=2), "'kv_heads' of the parameter stack/layers/block_0/mixer/k/kernel into 4 parts",
+    refused(lambda: check(kv_heads=2),
+      "'kv_heads' of the parameter stack/layers/block_0/mixer/k/kernel into 4 parts",
             'it has 2', 'rules.kv_heads')

@@ -7,8 +7,9 @@ import pytest
 
 # From the top; what stands on one line is of one level, and may import within its own folder.
 LEVELS = (
-  ('commands',), ('run',), ('build',), ('config',), ('ablation',), ('evaluation',), ('decoding',), ('training',),
-  ('objectives',), ('data',), ('families',), ('models',), ('mixers', 'positions', 'masks', 'scores', 'kernels'),
+  ('commands',), ('run',), ('build',), ('config',), ('ablation',), ('evaluation',), ('decoding',),
+  ('training',), ('objectives',), ('data',), ('families',), ('models',),
+  ('mixers', 'positions', 'masks', 'scores', 'kernels'),
   ('layers',), ('parallel',), ('spec', 'shapes'))
 LEVEL = {name: level for level, names in enumerate(LEVELS) for name in names}
 SLOTS = ('mixers', 'positions', 'masks', 'scores', 'kernels')
@@ -26,7 +27,7 @@ def imported(tree, package):
       above = package[:len(package) - node.level + 1] if node.level else ()
       base = '.'.join((*above, *([node.module] if node.module else ())))
       yield base
-      # `from tfm import spec` imports tfm.spec; `from tfm.spec import build` names no module, and does no harm.
+      # `from tfm import spec` imports tfm.spec; `from tfm.spec import build` names no module: no harm.
       yield from (f'{base}.{alias.name}' for alias in node.names)
 
 
@@ -74,19 +75,23 @@ def test_every_level_that_stands_is_read(root):
   """The test reads what it believes to read."""
   folder = root / 'tfm'
   tree = ast.parse((folder / 'mixers' / 'softmax.py').read_text())
-  assert {'tfm.layers.linear', 'tfm.mixers.protocol', 'tfm.parallel.sharding'} <= set(imported(tree, ('tfm', 'mixers')))
+  read = set(imported(tree, ('tfm', 'mixers')))
+  assert {'tfm.layers.linear', 'tfm.mixers.protocol', 'tfm.parallel.sharding'} <= read
   standing = {p.stem for p in folder.iterdir() if p.suffix == '.py' or (p / '__init__.py').exists()}
   assert {'spec', 'config', 'build', 'mixers', 'models', 'layers'} <= standing
 
 
 GOOD = {
-  '__init__': '', '__main__': 'from tfm.commands.cli import main', 'spec': 'import ast', 'shapes': 'import jax',
+  '__init__': '', '__main__': 'from tfm.commands.cli import main', 'spec': 'import ast',
+  'shapes': 'import jax',
   'config': 'from tfm.spec import parse', 'build': 'import tfm.masks\nfrom tfm import spec, config',
   'commands/__init__': '', 'commands/cli': 'from tfm import config', 'commands/train': 'from . import cli',
   'layers/__init__': '', 'layers/linear': 'from tfm import shapes',
-  'masks/__init__': '', 'masks/protocol': 'from tfm.shapes import Array', 'masks/causal': 'from .protocol import Mask',
+  'masks/__init__': '', 'masks/protocol': 'from tfm.shapes import Array',
+  'masks/causal': 'from .protocol import Mask',
   'scores/__init__': '', 'scores/dot': 'from tfm.layers import linear',
-  'models/__init__': '', 'models/block': 'from tfm.masks.protocol import Mask', 'models/stack': 'from .block import B',
+  'models/__init__': '', 'models/block': 'from tfm.masks.protocol import Mask',
+  'models/stack': 'from .block import B',
   'data/__init__': '', 'data/text': 'import numpy',
 }
 
@@ -104,10 +109,12 @@ def test_a_good_tree_passes(tmp_path):
 
 
 @pytest.mark.parametrize('file, text, complaint', [
-  ('layers/linear', 'from tfm.models.block import Block', 'tfm.layers.linear imports tfm.models.block: the arrow runs up'),
+  ('layers/linear', 'from tfm.models.block import Block',
+   'tfm.layers.linear imports tfm.models.block: the arrow runs up'),
   ('layers/linear', 'from tfm import build', 'the arrow runs up'),
   ('layers/linear', 'import tfm.masks.causal', 'the arrow runs up'),
-  ('layers/linear', 'from ..masks import causal', 'tfm.layers.linear imports tfm.masks.causal: the arrow runs up'),
+  ('layers/linear', 'from ..masks import causal',
+   'tfm.layers.linear imports tfm.masks.causal: the arrow runs up'),
   ('layers/linear', 'def f():\n  from tfm.config import x', 'the arrow runs up'),
   ('spec', 'from tfm.config import leaves', 'the arrow runs up'),
   ('spec', 'from tfm import shapes', 'both are of one level'),
@@ -115,7 +122,8 @@ def test_a_good_tree_passes(tmp_path):
   ('data/text', 'from tfm.commands.train import main', 'the arrow runs up'),
   ('__init__', 'from tfm.models import block', 'the arrow runs up'),
   ('masks/__init__', 'from tfm.masks import causal', 'no sibling'),
-  ('masks/window', 'from tfm.masks.causal import Causal', 'tfm.masks.window imports tfm.masks.causal: a variant imports'),
+  ('masks/window', 'from tfm.masks.causal import Causal',
+   'tfm.masks.window imports tfm.masks.causal: a variant imports'),
   ('masks/window', 'from tfm.masks import causal', 'no sibling'),
   ('masks/window', 'from . import causal', 'no sibling'),
   ('masks/window', 'import tfm.masks.causal as c', 'no sibling'),

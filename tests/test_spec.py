@@ -50,13 +50,18 @@ def test_what_is_read(text, args, kwargs):
 
 @pytest.mark.parametrize('text', [
   '', ' ', '1', '"rope"', 'None', '()', '[]', 'a b', 'a(', 'a)', 'a, b', 'a; b', 'a = 1', 'import os',
-  'os.path', 'os.path()', 'a.b(1)', 'a()()', 'a(1)(2)', 'a[0]', 'a()[0]', '"a"(1)', '(lambda: 1)()', 'lambda: 1',
-  '__import__("os").system("x")', 'a if b else c', 'a + b', 'a and b', 'not a', 'a < b', '-a', 'a @ b', '(a := b)',
+  'os.path', 'os.path()', 'a.b(1)', 'a()()', 'a(1)(2)', 'a[0]', 'a()[0]', '"a"(1)', '(lambda: 1)()',
+  'lambda: 1',
+  '__import__("os").system("x")', 'a if b else c', 'a + b', 'a and b', 'not a', 'a < b', '-a', 'a @ b',
+  '(a := b)',
   'f"a"', '[a for a in b]', '{a: 1}', 'await a', 'a(*[1])', 'a(*b)', 'a(**{})', 'a(**b)', 'a(1, *(2,), b=3)',
-  'a(b)', 'a(b())', 'a(b.c)', 'a(b=c)', 'a(lambda: 1)', 'a(f"{1}")', 'a([x for x in (1,)])', 'a(x for x in (1,))',
-  'a(1 + 1)', 'a(2 ** 9)', 'a(9 ** 9 ** 9)', 'a("x" * 9)', 'a(not 1)', 'a(1 if 1 else 2)', 'a((b := 1))', 'a(b[0])',
+  'a(b)', 'a(b())', 'a(b.c)', 'a(b=c)', 'a(lambda: 1)', 'a(f"{1}")', 'a([x for x in (1,)])',
+  'a(x for x in (1,))',
+  'a(1 + 1)', 'a(2 ** 9)', 'a(9 ** 9 ** 9)', 'a("x" * 9)', 'a(not 1)', 'a(1 if 1 else 2)', 'a((b := 1))',
+  'a(b[0])',
   'a(__import__("os"))', 'a(().__class__)', 'a(-"x")', 'a([1, b])', 'a({b: 1})', 'a({1: b()})', 'a({**{}})',
-  'a({[]: 1})', 'a({[1]})', 'a(b"\\xff" b"x" "y")', 'a(1=2)', 'a(b=1, b=2)', 'a\nb', 'a\x00', '(' * 300, '-' * 100_000 + '1',
+  'a({[]: 1})', 'a({[1]})', 'a(b"\\xff" b"x" "y")', 'a(1=2)', 'a(b=1, b=2)', 'a\nb', 'a\x00', '(' * 300,
+  '-' * 100_000 + '1',
   'a(' * 100 + ')' * 100, 'a(' + '9' * 5000 + ')',
 ])
 def test_what_is_refused_and_never_run(text):
@@ -71,7 +76,8 @@ def test_a_spec_is_a_string(text):
 
 
 @pytest.mark.parametrize('text', [
-  '__import__("os")', '__import__', '__init__', '__class__', 'protocol', 'eval("1")', 'exec', 'print', 'And', 'Mask',
+  '__import__("os")', '__import__', '__init__', '__class__', 'protocol', 'eval("1")', 'exec', 'print', 'And',
+  'Mask',
   '_find', 'np', 'causal.Causal', 'getattr(1, "x")', 'open("/etc/passwd")'])
 def test_only_files_of_the_slot_are_names(text):
   with pytest.raises(SpecError):
@@ -125,8 +131,10 @@ def test_operators_and_their_precedence(text, expected):
   assert mask(text) == expected
 
 
-@pytest.mark.parametrize('text', ['causal ^ causal', 'causal + causal', 'causal and causal', 'not causal', '-causal',
-                                  'causal & 1', 'causal & "x"', '~1', 'causal << causal', 'causal &', 'causal < window(1)'])
+@pytest.mark.parametrize('text', ['causal ^ causal', 'causal + causal', 'causal and causal', 'not causal',
+  '-causal',
+                                  'causal & 1', 'causal & "x"', '~1', 'causal << causal', 'causal &',
+                                  'causal < window(1)'])
 def test_no_other_operators(text):
   with pytest.raises(SpecError):
     mask(text)
@@ -185,7 +193,8 @@ def test_a_file_defines_one_public_class(tmp_path, monkeypatch):
   package.mkdir()
   (package / '__init__.py').write_text('')
   head = 'from tfm.masks.protocol import Mask\nfrom tfm.masks.causal import Causal\n'
-  (package / 'one.py').write_text(head + 'class _Base(Mask): pass\nclass One(_Base):\n  def __call__(self, q, k): return q == k\n')
+  (package / 'one.py').write_text(
+    head + 'class _Base(Mask): pass\nclass One(_Base):\n  def __call__(self, q, k): return q == k\n')
   (package / 'two.py').write_text(head + 'class A(Mask): pass\nclass B(Mask): pass\n')
   (package / 'nothing.py').write_text(head)
   monkeypatch.syspath_prepend(tmp_path)

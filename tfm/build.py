@@ -184,6 +184,7 @@ def check_run(config: ConfigDict, devices: int) -> None:
   require(config.data.length >= 1, f'config.data.length={config.data.length} must be at least 1')
   for field in ('steps', 'batch_size', 'accumulation', 'log_every', 'evaluate_every', 'keep'):
     require(t[field] >= 1, f'config.training.{field}={t[field]} must be at least 1')
+  require(config.data.threads >= 0, f'config.data.threads={config.data.threads} must be 0 or more')
   for field in ('loss_chunk', 'evaluation_batches', 'profile'):
     require(t[field] >= 0, f'config.training.{field}={t[field]} must be 0 or more')
   require(o.warmup >= 0, f'config.optimizer.warmup={o.warmup} must be 0 or more steps')

@@ -183,7 +183,8 @@ def evaluation(
   """params → metrics of a split: of its first `batches` batches, or of all of them for 0."""
   rows = build.packing(config).evaluation_rows(text.tokens(split), config.data.length)
   step = jax.jit(evaluation_step(model, build.objective(config)))
-  size = config.training.batch_size // config.training.accumulation
+  # A microbatch, rounded up to what the devices divide: a run may be read on more of them than trained it.
+  size = -(-config.training.batch_size // config.training.accumulation // where.num_devices) * where.num_devices
 
   def evaluate(params):
     made = pipeline.evaluation_batches(rows, size, *device.process_rows(where, size), threads=config.data.threads)

@@ -83,4 +83,5 @@ def combinations(length: int) -> list:
     triples += [tuple((DEFAULTS | {slot: text}).values()) for text in texts]
   def marks(triple):
     return [] if set(zip(DEFAULTS, triple)) & set(DEFAULTS.items()) else [pytest.mark.slow]
-  return [pytest.param(*triple, marks=marks(triple), id=' · '.join(triple)) for triple in dict.fromkeys(triples)]
+  return [pytest.param(*triple, marks=marks(triple), id=' · '.join(triple))
+          for triple in dict.fromkeys(triples)]

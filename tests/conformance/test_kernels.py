@@ -44,7 +44,8 @@ class Case:
     packed = np.array([[1] * 5 + [2] * 4 + [0] * 3, [0] * 2 + [1] * 10])
     restarted = np.array([[*range(5), *range(4), 0, 0, 0], [0, 0, *range(10)]])
     whole, at = np.ones((B, S), int), np.tile(np.arange(S), (B, 1))
-    segments, positions = {'whole': (whole, at), 'packed': (packed, restarted), 'padding': (0 * whole, at)}[self.segments]
+    segments, positions = {
+      'whole': (whole, at), 'packed': (packed, restarted), 'padding': (0 * whole, at)}[self.segments]
     a |= dict(k_segments=segments.astype(np.int32), k_positions=positions.astype(np.int32))
     asking = slice(*self.queries)
     a |= dict(q_segments=a['k_segments'][:, asking], q_positions=a['k_positions'][:, asking])
@@ -65,7 +66,7 @@ class Case:
 
 def weighted(weight, q, k):
   """A score with a learned vector, Σ_c w_c q_c k_c."""
-  return jnp.einsum('BTKGC,BSKC->BKGTS', q * weight.reshape(1, 1, 1, 1, -1).astype(q.dtype), k,
+  return jnp.einsum('BKGTC,BKSC->BKGTS', q * weight.reshape(1, 1, 1, 1, -1).astype(q.dtype), k,
                     preferred_element_type=jnp.float32)
 
 
@@ -73,7 +74,7 @@ def by_distance(table, q, k, q_positions, k_positions):
   """A learned bias per head and clipped distance."""
   distance = jnp.clip(q_positions[:, :, None] - k_positions[:, None, :], -2, 2) + 2
   return jnp.moveaxis(table[:, distance], 0, 1).reshape(
-    q.shape[0], k.shape[2], -1, q.shape[1], k.shape[1])
+    q.shape[0], k.shape[1], -1, q.shape[3], k.shape[2])
 
 
 CASES = {
@@ -90,10 +91,12 @@ CASES = {
   'few queries': Case(kv_heads=2, queries=(4, 7), segments='packed'),
 }
 COLLECTED = {f'score {text}': Case(kv_heads=2, score=text) for text in collect.specs('score')}
-COLLECTED |= {f'mask {text}': Case(kv_heads=2, mask=text, segments='packed') for text in collect.specs('mask')}
+COLLECTED |= {f'mask {text}': Case(kv_heads=2, mask=text, segments='packed')
+  for text in collect.specs('mask')}
 COLLECTED |= {
   f'position {text}': Case(kv_heads=2, bias=text, segments='packed') for name in collect.variants('position')
-  for text in collect.examples('position', name) if spec.find(name, tfm.positions, Position).bias != Position.bias}
+  for text in collect.examples('position', name)
+  if spec.find(name, tfm.positions, Position).bias != Position.bias}
 CASES |= {name: case for name, case in COLLECTED.items() if case not in CASES.values()}
 
 
@@ -139,7 +142,8 @@ def formula(case, dtype='float32'):
   score, bias = case.functions()
   B, T, H, _ = q.shape
   K = k.shape[2]
-  grouped, keys = jnp.asarray(q.reshape(B, T, K, H // K, C), dtype), jnp.asarray(k, dtype)
+  grouped = jnp.asarray(q.reshape(B, T, K, H // K, C).transpose(0, 2, 3, 1, 4), dtype)
+  keys = jnp.asarray(k.swapaxes(1, 2), dtype)
 
   def logits_of(score, bias, q, k):
     logits = score(q, k)
@@ -150,16 +154,19 @@ def formula(case, dtype='float32'):
   if case.score == 'dot' and not case.learned_score and bias is None:
     np.testing.assert_allclose(flat, attention.dot_logits(q, k), rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
   visible = attention.seen(
-    lambda q, k: bool(collect.mask(case.mask)(q, k)), *(a[n] for n in ('q_positions', 'k_positions', 'q_segments', 'k_segments')))
+    lambda q, k: bool(collect.mask(case.mask)(q, k)),
+    *(a[n] for n in ('q_positions', 'k_positions', 'q_segments', 'k_segments')))
   d_logits, d_v = attention.gradients(flat, visible, v, cotangent(a))
   d_score, d_bias, d_q, d_k = jax.jit(lambda back, g: back(g))(
     back, jnp.asarray(d_logits.reshape(logits.shape), jnp.float32))
-  return attention.attend(flat, visible, v), (d_q.reshape(q.shape), d_k, d_v, d_score, d_bias)
+  d_q, d_k = d_q.transpose(0, 3, 1, 2, 4).reshape(q.shape), d_k.swapaxes(1, 2)
+  return attention.attend(flat, visible, v), (d_q, d_k, d_v, d_score, d_bias)
 
 
 def close(a, b, tolerance):
   for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
-    np.testing.assert_allclose(np.asarray(x, np.float64), np.asarray(y, np.float64), rtol=tolerance, atol=tolerance)
+    x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
+    np.testing.assert_allclose(x, y, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize('name', CASES)
@@ -167,7 +174,8 @@ def test_dense_is_the_formula(name):
   close(call('dense', CASES[name]), formula(CASES[name]), TOLERANCE['float32'])
 
 
-@pytest.mark.parametrize('text, name', [(text, name) for text in KERNELS if text != 'dense' for name in CASES])
+@pytest.mark.parametrize('text, name', [
+  (text, name) for text in KERNELS if text != 'dense' for name in CASES])
 def test_every_kernel_is_the_dense_one(text, name):
   close(call(text, CASES[name]), call('dense', CASES[name]), TOLERANCE['float32'])
 
@@ -202,7 +210,8 @@ def test_the_order_of_keys_does_not_matter(text, name):
   order = np.random.default_rng(3).permutation(S)
   out, (d_q, d_k, d_v, _, d_bias) = call(text, case)
   out_, (d_q_, d_k_, d_v_, _, d_bias_) = call(text, case, order=tuple(order.tolist()))
-  close((out, d_q, d_k[:, order], d_v[:, order], d_bias), (out_, d_q_, d_k_, d_v_, d_bias_), TOLERANCE['float32'])
+  close((out, d_q, d_k[:, order], d_v[:, order], d_bias), (out_, d_q_, d_k_, d_v_, d_bias_),
+    TOLERANCE['float32'])
 
 
 @pytest.mark.parametrize('text', KERNELS)

@@ -17,7 +17,8 @@ from tfm.parallel import mesh as meshes
 from tfm.parallel import sharding
 
 B, T = 8, 12
-MESHES = [cut for cut in itertools.product((1, 2, 4, 8), repeat=3) if math.prod(cut) == 8]  # data, fsdp, tensor
+# data, fsdp, tensor
+MESHES = [cut for cut in itertools.product((1, 2, 4, 8), repeat=3) if math.prod(cut) == 8]
 ROWS = np.random.default_rng(0).integers(0, VOCAB, (B, T + 1))
 SEGMENTS = np.array([[1] * 7 + [2] * 5] * 4 + [[0] * 2 + [1] * 8 + [0] * 2] * 4)
 POSITIONS = np.array([[*range(7), *range(5)]] * 4 + [[0, 0, *range(8), 0, 0]] * 4)
@@ -46,12 +47,14 @@ class Sharded:
     return -(jax.nn.log_softmax(logits) * jax.nn.one_hot(rows[:, 1:], VOCAB)).sum(-1).mean()
 
   def features(self, params, rows, positions, segments):
-    return self.model.apply({'params': params}, rows[:, :-1], Context(positions, segments), method='features')[0]
+    return self.model.apply({'params': params}, rows[:, :-1], Context(positions, segments),
+      method='features')[0]
 
   def on(self, mesh):
     """The parameters and the batch, each where it belongs on the mesh."""
     where = sharding.partition_specs(self.boxes, mesh, self.rules)
-    batch = [jax.device_put(x, sharding.batch_sharding(mesh, self.rules)) for x in (ROWS, POSITIONS, SEGMENTS)]
+    batch = [jax.device_put(x, sharding.batch_sharding(mesh, self.rules))
+      for x in (ROWS, POSITIONS, SEGMENTS)]
     return where, jax.device_put(self.params, where), batch
 
 

@@ -11,7 +11,8 @@ from tfm import build, spec
 
 B, T, S, H, K, C, D = 2, 6, 10, 4, 2, 4, 16
 DRAW = np.random.default_rng(0)
-Q, KEY = (jnp.asarray(DRAW.standard_normal(shape), jnp.float32) for shape in ((B, T, K, H // K, C), (B, S, K, C)))
+Q, KEY = (jnp.asarray(DRAW.standard_normal(shape), jnp.float32)
+  for shape in ((B, K, H // K, T, C), (B, K, S, C)))
 Q_AT = jnp.asarray(DRAW.integers(0, 12, (B, T)), jnp.int32)
 K_AT = jnp.asarray(DRAW.integers(0, 12, (B, S)), jnp.int32)
 
@@ -39,13 +40,13 @@ class TestScore:
 
   def test_a_block_of_the_logits_is_the_logits_of_the_block(self, text):
     f = score(text)
-    close(f(Q[:, 2:5], KEY[:, 4:7]), f(Q, KEY)[..., 2:5, 4:7])
+    close(f(Q[..., 2:5, :], KEY[:, :, 4:7]), f(Q, KEY)[..., 2:5, 4:7])
 
   def test_a_query_head_meets_the_key_head_of_its_group_only(self, text):
     f = score(text)
-    changed = f(Q.at[:, :, 1, 0].add(1.0), KEY) != f(Q, KEY)
+    changed = f(Q.at[:, 1, 0].add(1.0), KEY) != f(Q, KEY)
     assert changed[:, 1, 0].any() and changed.sum() == changed[:, 1, 0].sum()
-    changed = f(Q, KEY.at[:, :, 1].add(1.0)) != f(Q, KEY)
+    changed = f(Q, KEY.at[:, 1].add(1.0)) != f(Q, KEY)
     assert changed[:, 1].any() and not changed[:, 0].any()
 
   def test_learned_parameters_are_leaves_and_it_travels_through_jit(self, text):
@@ -61,13 +62,13 @@ class TestPosition:
 
   def test_embed_and_rotate_know_no_order_but_the_positions(self, text):
     x = jnp.asarray(DRAW.standard_normal((B, S, D)), jnp.float32)
-    heads = jnp.asarray(DRAW.standard_normal((B, S, H, C)), jnp.float32)
+    heads, keys = (jnp.asarray(DRAW.standard_normal((B, S, n, C)), jnp.float32) for n in (H, K))
     order = np.random.default_rng(3).permutation(S)
     def ask(x, q, k, at):
       return position(text, lambda made: (made.embed(x, at), *made.rotate(q, k, at, at)))
-    straight = ask(x, heads, KEY, K_AT)
-    shuffled = ask(x[:, order], heads[:, order], KEY[:, order], K_AT[:, order])
-    for a, b, like in zip(straight, shuffled, (x, heads, KEY)):
+    straight = ask(x, heads, keys, K_AT)
+    shuffled = ask(x[:, order], heads[:, order], keys[:, order], K_AT[:, order])
+    for a, b, like in zip(straight, shuffled, (x, heads, keys)):
       assert a.shape == like.shape and a.dtype == like.dtype
       close(a[:, order], b)
 
@@ -83,11 +84,11 @@ class TestPosition:
       pytest.skip('adds nothing to the logits')
     assert isinstance(bias, jax.tree_util.Partial)
     def values(q, k, q_at, k_at):
-      shape = (B, K, H // K, q.shape[1], k.shape[1])
+      shape = (B, K, H // K, q.shape[3], k.shape[2])
       given = jax.jit(lambda bias: bias(q, k, q_at, k_at))(bias)
       assert given.ndim == 5  # rank promotion is an error
       return np.broadcast_to(given, shape)
     whole = values(Q, KEY, Q_AT, K_AT)
-    close(values(Q[:, 2:5], KEY[:, 4:7], Q_AT[:, 2:5], K_AT[:, 4:7]), whole[..., 2:5, 4:7])
+    close(values(Q[..., 2:5, :], KEY[:, :, 4:7], Q_AT[:, 2:5], K_AT[:, 4:7]), whole[..., 2:5, 4:7])
     order = np.random.default_rng(3).permutation(S)
-    close(values(Q, KEY[:, order], Q_AT, K_AT[:, order]), whole[..., order])
+    close(values(Q, KEY[:, :, order], Q_AT, K_AT[:, order]), whole[..., order])

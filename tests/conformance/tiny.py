@@ -1,4 +1,4 @@
-"""A decoder small enough for a test, by the public path: `config.complete`, `config.resolve`, `build.model`."""
+"""A decoder small enough for a test, by the public path: `complete`, `resolve`, `build.model`."""
 
 import functools
 from collections.abc import Callable
@@ -19,7 +19,8 @@ VOCAB = 29
 LENGTH = 12
 # Two layers, so that what one layer leaks another carries on; grouped heads; biases, so that there is
 # something to forget; an output of its own, so that the embedding's gradient is the input's alone.
-MODEL = dict(layers=2, width=16, heads=4, kv_heads=2, feed_forward_width=32, bias=True, tied=False, vocab_multiple=8)
+MODEL = dict(layers=2, width=16, heads=4, kv_heads=2, feed_forward_width=32, bias=True, tied=False,
+             vocab_multiple=8)
 
 
 def config(length=LENGTH, **model):
@@ -35,7 +36,7 @@ def decoder(length=LENGTH, vocab=VOCAB, **model):
 def boxed(model, rows=1, length=LENGTH):
   """The abstract parameters in their boxes."""
   tokens = jnp.zeros((rows, length), jnp.int32)
-  return jax.eval_shape(lambda key: model.init(key, tokens, Context.whole(tokens)), jax.random.key(0))['params']
+  return jax.eval_shape(model.init, jax.random.key(0), tokens, Context.whole(tokens))['params']
 
 
 def parameters(model, seed=0, scale=0.4):
@@ -103,7 +104,8 @@ def asked(factory, ask):
   """What `ask(module)` gives under random parameters."""
   held, draw = Held(factory), np.random.default_rng(1)
   shapes = nn.unbox(jax.eval_shape(lambda key: held.init(key, ask), jax.random.key(0)))
-  return held.apply(jax.tree.map(lambda x: jnp.asarray(draw.standard_normal(x.shape), jnp.float32), shapes), ask)
+  params = jax.tree.map(lambda x: jnp.asarray(draw.standard_normal(x.shape), jnp.float32), shapes)
+  return held.apply(params, ask)
 
 
 @functools.cache

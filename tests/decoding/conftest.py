@@ -21,7 +21,7 @@ def tiny_model(vocab=VOCAB, **fields):
   config = configs.resolve(configs.complete(dict(model=tiny | fields, data=dict(length=LENGTH))))
   model = build.model(config, vocab)
   tokens = jnp.zeros((1, 4), jnp.int32)
-  shapes = nn.unbox(jax.eval_shape(lambda key: model.init(key, tokens, Context.whole(tokens)), jax.random.key(0)))
+  shapes = nn.unbox(jax.eval_shape(model.init, jax.random.key(0), tokens, Context.whole(tokens)))
   random = np.random.default_rng(1)
   return model, jax.tree.map(lambda x: jnp.asarray(random.normal(0, 0.5, x.shape), x.dtype), shapes['params'])
 

@@ -43,7 +43,8 @@ def test_unrolled_is_the_same_function(pattern, prompts):
   assert unrolled(flat, flat_params) == (flat, flat_params)
   assert sum(x.size for x in jax.tree.leaves(params)) == sum(x.size for x in jax.tree.leaves(flat_params))
   options = dict(max_tokens=16, eos=None, sampling=WARM, seed=3)
-  assert same(loop.complete(model, params, prompts, **options), loop.complete(flat, flat_params, prompts, **options))
+  assert same(loop.complete(model, params, prompts, **options),
+              loop.complete(flat, flat_params, prompts, **options))
 
 
 @pytest.mark.parametrize('sampling', [Sampling(), WARM], ids=['greedy', 'warm'])
@@ -75,7 +76,8 @@ def test_chunks_do_not_matter(tiny, prompts, chunk):
 @pytest.mark.parametrize('pieces', [(32,), (8, 3)])
 def test_pieces_do_not_matter(tiny, prompts, pieces):
   options = dict(max_tokens=16, eos=None)
-  assert same(loop.complete(*tiny, prompts, **options), loop.complete(*tiny, prompts, pieces=pieces, **options))
+  assert same(loop.complete(*tiny, prompts, **options),
+              loop.complete(*tiny, prompts, pieces=pieces, **options))
 
 
 def test_stops_at_the_end_of_text(tiny, prompts):
@@ -111,7 +113,8 @@ def test_compiles_little_for_many_lengths():
   before = loop.read._cache_size(), loop.decode._cache_size()
   for length in range(1, 34):
     sampling = Sampling(0.1 * (length % 3), length % 5, 1 - 0.01 * (length % 7))
-    loop.complete(model, params, [np.ones(length, np.int32)], max_tokens=1 + length % 4, eos=0, sampling=sampling)
+    options = dict(max_tokens=1 + length % 4, eos=0, sampling=sampling)
+    loop.complete(model, params, [np.ones(length, np.int32)], **options)
   sizes = 3   # of caches: 16, 32 and 48 slots
   assert loop.decode._cache_size() - before[1] == sizes
   assert loop.read._cache_size() - before[0] == sizes - 1   # the shortest prompts are not read ahead
@@ -132,7 +135,7 @@ def test_cut(n, pieces):
 def test_no_further_than_the_learned_positions(prompts):
   """64 rows: a prompt of 30 tokens leaves room for 35 more."""
   model, params = tiny_model(position='learned')
-  with pytest.raises(ValueError, match='max_tokens=36 after a prompt of 30 .* 65 .*Learned has 64.*max_tokens=35'):
+  with pytest.raises(ValueError, match='=36 after a prompt of 30 .* 65 .*Learned has 64.*max_tokens=35'):
     loop.generate(model, params, prompts, max_tokens=36, eos=None)
   with pytest.raises(ValueError, match='shorten the prompt'):
     loop.generate(model, params, [np.ones(65, np.int32)], max_tokens=1, eos=None)

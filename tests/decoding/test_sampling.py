@@ -72,7 +72,8 @@ def test_ordered_keeps_the_order():
 
 
 @pytest.mark.parametrize('sampling', [
-  Sampling(1.0), Sampling(0.5), Sampling(2.0, top_k=3), Sampling(1.0, top_p=0.8), Sampling(1.5, 5, 0.7)], ids=str)
+  Sampling(1.0), Sampling(0.5), Sampling(2.0, top_k=3), Sampling(1.0, top_p=0.8),
+  Sampling(1.5, 5, 0.7)], ids=str)
 def test_frequencies(sampling):
   """χ² of 20 000 draws against the probabilities; nothing that is left out is ever drawn."""
   logits = np.array([2.0, -1.0, 0.5, 1.5, 0.0, 1.0, -2.0, 0.7], np.float32)

@@ -23,7 +23,8 @@ def test_rows_by_token():
 def test_backwards_it_is_the_transpose():
   layer, params = made()
   x = jnp.asarray(np.random.default_rng(1).standard_normal((2, 3, 4)), jnp.float32)
-  np.testing.assert_allclose(layer.apply(params, x, method='attend'), np.asarray(x) @ TABLE.T, rtol=1e-5, atol=1e-6)
+  logits = layer.apply(params, x, method='attend')
+  np.testing.assert_allclose(logits, np.asarray(x) @ TABLE.T, rtol=1e-5, atol=1e-6)
 
 
 def test_logits_of_bfloat16_are_summed_in_float32():

@@ -9,7 +9,8 @@ import pytest
 
 from conformance.tiny import QUICK, VOCAB, boxed, config, decoder
 from tfm import build
-from tfm.layers.initializer import INITIALIZERS, lecun_normal, normal, shrunk, truncated_normal, xavier_uniform
+from tfm.layers.initializer import (
+  INITIALIZERS, lecun_normal, normal, shrunk, truncated_normal, xavier_uniform)
 from tfm.mixers.protocol import Context
 
 # Fan in 40, fan out 60 · 50; 120 000 numbers, so moments are known to half a percent.
@@ -55,7 +56,8 @@ def initial(layers, **model):
   made = build.model(config(layers=layers, width=64, heads=4, feed_forward_width=256, scan=True,
                             initializer='normal(0.3)', embedding_initializer='normal(0.05)', **model), VOCAB)
   tokens = jnp.zeros((1, 2), jnp.int32)
-  params = jax.jit(made.init, compiler_options=QUICK)(jax.random.key(0), tokens, Context.whole(tokens))['params']
+  init = jax.jit(made.init, compiler_options=QUICK)
+  params = init(jax.random.key(0), tokens, Context.whole(tokens))['params']
   block = params['stack']['layers']['block_0']
   kernels = {name: block['mixer'][name]['kernel'] for name in ('q', 'k', 'v', 'out')}
   kernels |= {name: block['feed_forward'][name]['kernel'] for name in ('up', 'down')}

@@ -56,7 +56,8 @@ def block(placement='pre', parallel=False, dropout=0.0, mixer=Mix, feed_forward=
 def out(made, norms, x=X, cache=None, train=False, key=None):
   params = {name: {'a': jnp.float32(a)} for name, a in norms.items()}
   context = Context.whole(jnp.zeros(x.shape[:2], jnp.int32), train)
-  return made.apply({'params': params}, jnp.asarray(x), context, cache, rngs={} if key is None else {'dropout': key})
+  return made.apply({'params': params}, jnp.asarray(x), context, cache,
+    rngs={} if key is None else {'dropout': key})
 
 
 def pre(x):
@@ -91,7 +92,8 @@ def test_placement(placement, parallel, formula, norms):
   np.testing.assert_allclose(y, formula(X), rtol=1e-5, atol=1e-5)
   assert cache is None
   # No norm besides these has parameters.
-  params = made.init(jax.random.key(0), jnp.asarray(X), Context.whole(jnp.zeros((2, 3), jnp.int32)), None)['params']
+  context = Context.whole(jnp.zeros((2, 3), jnp.int32))
+  params = made.init(jax.random.key(0), jnp.asarray(X), context, None)['params']
   assert set(params) == set(norms)
 
 
@@ -99,9 +101,11 @@ def test_every_placement_is_tested():
   assert set(PLACEMENTS) == {'pre', 'post', 'sandwich'}
 
 
-@pytest.mark.parametrize('placement, parallel', [('pre', False), ('post', False), ('sandwich', False), ('pre', True)])
+@pytest.mark.parametrize('placement, parallel', [
+  ('pre', False), ('post', False), ('sandwich', False), ('pre', True)])
 def test_the_cache_passes_through_the_mixer_once(placement, parallel):
-  _, cache = out(block(placement, parallel), NORMS | (AFTER if placement == 'sandwich' else {}), cache=jnp.int32(5))
+  norms = NORMS | (AFTER if placement == 'sandwich' else {})
+  _, cache = out(block(placement, parallel), norms, cache=jnp.int32(5))
   assert cache == 6
 
 
@@ -141,6 +145,7 @@ def test_dropout_drops_its_share_of_what_a_branch_adds(branches, placement):
   kept = added > 0.5
   np.testing.assert_allclose(added[kept], 1 / 0.75, rtol=1e-4)
   assert not added[~kept].any() and abs(kept.mean() - 0.75) < 0.02  # 20 000 numbers
+  assert all((kept[0] != kept[i]).any() and (kept[:, 0] != kept[:, i]).any() for i in (1, 2, 3))
   again, _ = run(train=True, key=jax.random.key(0))
   other, _ = run(train=True, key=jax.random.key(1))
   assert (y == again).all() and (y != other).any()

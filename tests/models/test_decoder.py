@@ -14,9 +14,10 @@ TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, VOCAB, (2, LENGTH)))
 
 def apply(model, params, method=None, tokens=TOKENS, train=False, key=None):
   context = Context.whole(tokens, train)
-  run = jax.jit(lambda p, key: model.apply(
-    {'params': p}, tokens, context, method=method, rngs={} if key is None else {'dropout': key})[0], compiler_options=QUICK)
-  return np.asarray(run(params, key))
+  def run(p, key):
+    rngs = {} if key is None else {'dropout': key}
+    return model.apply({'params': p}, tokens, context, method=method, rngs=rngs)[0]
+  return np.asarray(jax.jit(run, compiler_options=QUICK)(params, key))
 
 
 class TestOutput:
@@ -59,7 +60,7 @@ class TestTypes:
   def test_bfloat16_computes_in_it_and_keeps_the_rest_in_float32(self):
     model, exact = decoder(dtype='bfloat16'), decoder()
     params = parameters(model, scale=0.2)
-    assert {box.value.dtype for box in jax.tree.leaves(boxed(model), is_leaf=lambda x: hasattr(x, 'names'))} == {jnp.dtype('float32')}
+    assert {x.dtype for x in jax.tree.leaves(nn.unbox(boxed(model)))} == {jnp.dtype('float32')}
     assert apply(model, params, 'features').dtype == jnp.bfloat16
     logits = apply(model, params)
     assert logits.dtype == np.float32
@@ -89,15 +90,16 @@ class TestPositions:
     # Two layers of each kind, one table; rope embeds nothing.
     blocks = dict(a=dict(position='learned'), b=dict(position='rope'), c=dict(position='learned'))
     params = boxed(decoder(layers=3, pattern=('a', 'b', 'c'), blocks=blocks))
-    tables = [jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(
-      {k: v for k, v in params.items() if k != 'embedding'}, is_leaf=lambda x: hasattr(x, 'names')) if path[-1].key == 'table']
+    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(nn.unbox(params))]
+    tables = [path for path in paths if path.endswith("['table']") and 'embedding' not in path]
     assert tables == ["['position_0']['table']"]
 
   def test_a_block_turns_its_heads_by_its_own_scheme(self):
     blocks = dict(a=dict(position='rope(theta=100)'), b=dict(position='rope(theta=10)'))
     params = parameters(decoder(layers=2))
     mixed = decoder(layers=2, pattern=('a', 'b'), blocks=blocks, scan=False)
-    split = params | {'stack': {'layers_0': {f'block_{i}': jax.tree.map(lambda x: x[i], params['stack']['layers']['block_0'])
+    split = params | {'stack': {'layers_0': {f'block_{i}': jax.tree.map(lambda x: x[i],
+      params['stack']['layers']['block_0'])
                                              for i in range(2)}}}
     logits = apply(mixed, split)
     assert np.abs(logits - apply(decoder(layers=2, position='rope(theta=100)'), params)).max() > 1e-3
@@ -108,7 +110,7 @@ class TestDropout:
 
   def test_the_embedding_drops_its_share(self):
     # Without blocks of any effect, features before the norm are the embedding.
-    model = decoder(layers=1, dropout=dict(embedding=0.25), position='none', norm_placement='post', width=64, heads=4)
+    model = decoder(layers=1, dropout=dict(embedding=0.25), position='none', norm_placement='post', width=64)
     params = jax.tree.map(jnp.zeros_like, parameters(model))
     params['embedding']['table'] = jnp.ones_like(params['embedding']['table'])
     params['stack']['layers']['block_0']['mixer_norm']['bias'] += 1.0
@@ -121,7 +123,8 @@ class TestDropout:
       return y
     with nn.intercept_methods(spy):
       for train in (True, False):
-        model.apply({'params': params}, tokens, Context.whole(tokens, train), rngs={'dropout': jax.random.key(0)})
+        model.apply({'params': params}, tokens, Context.whole(tokens, train),
+          rngs={'dropout': jax.random.key(0)})
     dropped, kept = (np.asarray(x) for x in seen)
     assert abs((dropped == 0).mean() - 0.25) < 0.03 and np.allclose(dropped[dropped > 0], 1 / 0.75)
     assert (kept == 1).all()
@@ -147,12 +150,14 @@ class TestDropout:
     mixer = model.stack().pattern[0]().mixer()
     x = jnp.ones((64, LENGTH, 16))
     context = Context.whole(x[..., 0], True)
-    shapes = nn.unbox(jax.eval_shape(lambda: mixer.init(jax.random.key(0), x, None, Context.whole(x[..., 0]), None)))
+    shapes = nn.unbox(jax.eval_shape(
+      lambda: mixer.init(jax.random.key(0), x, None, Context.whole(x[..., 0]), None)))
     params = jax.tree.map(lambda x: jnp.zeros(x.shape), shapes['params'])
     params['v']['bias'] += 1.0
     params['out']['kernel'] = params['out']['kernel'].at[0, 0, 0].set(1.0)
-    run = jax.jit(lambda key: mixer.apply({'params': params}, x, None, context, None, rngs={'dropout': key})[0])
-    y = run(jax.random.key(0))
+    def run(key):
+      return mixer.apply({'params': params}, x, None, context, None, rngs={'dropout': key})[0]
+    y = jax.jit(run, compiler_options=QUICK)(jax.random.key(0))
     sums = np.asarray(y)[..., 0]
     assert abs(sums.mean() - 1) < 0.05 and sums[:, -1].std() > 0.1
     # A first token sees itself alone: all or nothing.

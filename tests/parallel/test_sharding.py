@@ -12,7 +12,8 @@ from jax.sharding import PartitionSpec
 from tfm import config as configs
 from tfm.parallel import mesh as meshes
 from tfm.parallel import sharding
-from tfm.parallel.sharding import AXES, Parameter, check_divisible, parse_rules, partition_specs, partitioned, shard
+from tfm.parallel.sharding import (
+  AXES, Parameter, check_divisible, parse_rules, partition_specs, partitioned, shard)
 
 RULES = parse_rules(configs.schema().rules)
 X = jnp.ones((8, 4, 16))
@@ -88,7 +89,8 @@ class TestRules:
 class TestParameters:
 
   def test_specs(self):
-    boxed = dict(kernel=box(16, 8, 4, ('embed', 'heads', 'kv')), stacked=box(3, 16, 8, ('layers', 'embed', 'mlp')),
+    boxed = dict(kernel=box(16, 8, 4, ('embed', 'heads', 'kv')),
+      stacked=box(3, 16, 8, ('layers', 'embed', 'mlp')),
                  table=box(32, 16, ('vocab', 'embed')), step=jax.ShapeDtypeStruct((), jnp.int32))
     where = partition_specs(boxed, mesh(), RULES)
     def cut(name, shape):
@@ -109,7 +111,8 @@ class TestParameters:
 
   def test_divisibility(self):
     check_divisible(dict(a=box(16, 8, ('embed', 'mlp')), step=jnp.int32(0)), mesh(), RULES)
-    with pytest.raises(ValueError, match="cuts 'mlp' of the parameter block/up into 2 parts, but it has 7; .*mesh.tensor"):
+    complaint = "cuts 'mlp' of the parameter block/up into 2 parts, but it has 7; .*mesh.tensor"
+    with pytest.raises(ValueError, match=complaint):
       check_divisible(dict(block=dict(up=box(16, 7, ('embed', 'mlp')))), mesh(), RULES)
     with pytest.raises(ValueError, match="'vocab' of the parameter t into 4 parts, but it has 6"):
       rules = parse_rules(dict(vocab='data tensor', embed=''))

@@ -21,6 +21,7 @@ def rotate_complex(x, positions, theta=10_000.0):
   C, out = x.shape[-1], np.empty(x.shape)
   for b, t, h in np.ndindex(*x.shape[:3]):
     for i in range(C // 2):
-      z = complex(x[b, t, h, i], x[b, t, h, i + C // 2]) * cmath.exp(1j * positions[b, t] * theta ** (-2 * i / C))
+      turn = cmath.exp(1j * positions[b, t] * theta ** (-2 * i / C))
+      z = complex(x[b, t, h, i], x[b, t, h, i + C // 2]) * turn
       out[b, t, h, i], out[b, t, h, i + C // 2] = z.real, z.imag
   return out

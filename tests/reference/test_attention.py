@@ -16,8 +16,10 @@ Q, K, V = (DRAW.standard_normal((2, 5, heads, 4)) for heads in (4, 2, 2))
 @pytest.mark.parametrize('text, scale', [('dot', None), ('dot(scale=0.3)', 0.3), ('dot(1.0)', 1.0)])
 def test_dot_is_the_formula(text, scale):
   score = spec.factory(text, tfm.scores, Score, head_width=4)().apply({})
-  logits = score(jnp.asarray(Q.reshape(2, 5, 2, 2, 4), jnp.float32), jnp.asarray(K, jnp.float32))
-  np.testing.assert_allclose(logits.reshape(2, 4, 5, 5), attention.dot_logits(Q, K, scale), rtol=1e-5, atol=1e-6)
+  q = Q.reshape(2, 5, 2, 2, 4).transpose(0, 2, 3, 1, 4)
+  logits = score(jnp.asarray(q, jnp.float32), jnp.asarray(K.swapaxes(1, 2), jnp.float32))
+  expected = attention.dot_logits(Q, K, scale)
+  np.testing.assert_allclose(logits.reshape(2, 4, 5, 5), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_the_oracles_gradients_are_its_differences():
@@ -32,5 +34,7 @@ def test_the_oracles_gradients_are_its_differences():
   d_q, d_k = attention.dot_gradients(Q, K, d_logits)
   for i, gradient in enumerate((d_q, d_k, d_v)):
     way = DRAW.standard_normal(gradient.shape)
-    arguments = [[x + sign * 1e-5 * way if j == i else x for j, x in enumerate((Q, K, V))] for sign in (1, -1)]
-    np.testing.assert_allclose((gradient * way).sum(), (loss(*arguments[0]) - loss(*arguments[1])) / 2e-5, rtol=1e-6)
+    arguments = [[x + sign * 1e-5 * way if j == i else x for j, x in enumerate((Q, K, V))]
+      for sign in (1, -1)]
+    slope = (loss(*arguments[0]) - loss(*arguments[1])) / 2e-5
+    np.testing.assert_allclose((gradient * way).sum(), slope, rtol=1e-6)

@@ -21,12 +21,14 @@ def close(a, b):
 
 
 def applied(module, params, x=X, dtype=jnp.float32):
-  return module.apply({'params': jax.tree.map(lambda p: jnp.asarray(p, jnp.float32), params)}, jnp.asarray(x, dtype))
+  params = jax.tree.map(lambda p: jnp.asarray(p, jnp.float32), params)
+  return module.apply({'params': params}, jnp.asarray(x, dtype))
 
 
 @pytest.mark.parametrize('epsilon', [1e-5, 0.1])
 def test_layernorm(epsilon):
-  close(applied(LayerNorm(True, epsilon), dict(scale=SCALE, bias=BIAS)), layers.layernorm(X, SCALE, BIAS, epsilon))
+  close(applied(LayerNorm(True, epsilon), dict(scale=SCALE, bias=BIAS)),
+    layers.layernorm(X, SCALE, BIAS, epsilon))
   close(applied(LayerNorm(False, epsilon), dict(scale=SCALE)), layers.layernorm(X, SCALE, epsilon=epsilon))
 
 

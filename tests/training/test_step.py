@@ -73,10 +73,11 @@ def test_microbatches_partition_the_rows():
   assert sorted(got.reshape(-1).tolist()) == list(range(12))
 
 
-@pytest.mark.parametrize('chunk', [1, 64, 100])
-def test_loss_in_pieces_is_the_loss(tiny, chunk):
-  whole, a = prepared(sgd(tiny, **{'objective': 'causal_lm(label_smoothing=0.1, z_loss=0.01)'}))
-  pieces, b = prepared(sgd(tiny, **{'objective': 'causal_lm(label_smoothing=0.1, z_loss=0.01)', 'training.loss_chunk': chunk}))
+@pytest.mark.parametrize('chunk, tied', [(1, True), (64, False), (100, True)])
+def test_loss_in_pieces_is_the_loss(tiny, chunk, tied):
+  fields = {'objective': 'causal_lm(label_smoothing=0.1, z_loss=0.01)', 'model.tied': tied}
+  whole, a = prepared(sgd(tiny, **fields))
+  pieces, b = prepared(sgd(tiny, **fields, **{'training.loss_chunk': chunk}))
   np.testing.assert_allclose(pieces[0]['loss'], whole[0]['loss'], rtol=1e-6)
   assert_trees_close(a.params, b.params, rtol=1e-4, atol=1e-6)
 

@@ -11,10 +11,12 @@ import pkgutil
 import sys
 from collections.abc import Sequence
 
+import jax
 from ml_collections import ConfigDict
 
 import tfm.commands
 from tfm import config as configs
+from tfm.data import cache
 from tfm.spec import suggest
 
 
@@ -36,13 +38,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     if name not in commands():
       raise ValueError(f'{name!r} is no command; {suggest(name, commands())}')
     command = importlib.import_module(f'tfm.commands.{name}')
-    return command.main(parse(name, command, rest)) or 0
+    args = parse(name, command, rest)
+    strict()
+    return command.main(args) or 0
   except (ValueError, OSError) as error:
     # A refusal is one sentence; TFM_TRACEBACK=1 shows where it came from.
     if os.environ.get('TFM_TRACEBACK'):
       raise
     print(f'tfm {name}: {error}', file=sys.stderr)
     return 2
+
+
+def strict() -> None:
+  """JAX as every command wants it: no silent broadcasting over ranks; what was compiled is kept."""
+  jax.config.update('jax_numpy_rank_promotion', 'raise')
+  if not jax.config.jax_compilation_cache_dir:
+    jax.config.update('jax_compilation_cache_dir', str(cache.directory() / 'jax'))
 
 
 def parse(name: str, command, argv: Sequence[str]) -> argparse.Namespace:

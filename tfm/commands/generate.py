@@ -29,19 +29,20 @@ ROWS = 32
 
 
 def arguments(parser):
-  parser.add_argument('--workdir', required=True, metavar='DIR', help='of a run that tfm train made')
-  parser.add_argument('--step', default='last', metavar='N|best|last', help='which checkpoint (default: last)')
-  parser.add_argument('--prompt', action='append', metavar='TEXT', help='may be empty; may be given several times')
-  parser.add_argument('--input', metavar='FILE', help='a prompt a line, UTF-8; an empty line is an empty prompt')
-  parser.add_argument('--output', metavar='FILE', help='write JSON lines {prompt, sample, text} there, not to stdout')
-  parser.add_argument('--max_tokens', type=int, default=256, metavar='N', help='new tokens at most (default: 256)')
-  parser.add_argument('--temperature', type=float, default=1.0, metavar='T',
-                      help='divides the logits; 0 takes the likeliest token (default: 1)')
-  parser.add_argument('--top_k', type=int, default=0, metavar='K', help='the K likeliest tokens only (default: 0, all)')
-  parser.add_argument('--top_p', type=float, default=1.0, metavar='P',
-                      help='the likeliest tokens that hold probability P only (default: 1, all)')
-  parser.add_argument('--seed', type=int, default=0, metavar='N', help='of the sampling (default: 0)')
-  parser.add_argument('--num_samples', type=int, default=1, metavar='N', help='continuations a prompt (default: 1)')
+  add = parser.add_argument
+  add('--workdir', required=True, metavar='DIR', help='of a run that tfm train made')
+  add('--step', default='last', metavar='N|best|last', help='which checkpoint (default: last)')
+  add('--prompt', action='append', metavar='TEXT', help='may be empty; may be given several times')
+  add('--input', metavar='FILE', help='a prompt a line, in UTF-8; an empty line is an empty prompt')
+  add('--output', metavar='FILE', help='write JSON lines {prompt, sample, text} there, nothing to stdout')
+  add('--max_tokens', type=int, default=256, metavar='N', help='new tokens at most (default: 256)')
+  add('--temperature', type=float, default=1.0, metavar='T',
+      help='divides the logits; 0 takes the likeliest token (default: 1)')
+  add('--top_k', type=int, default=0, metavar='K', help='only the K likeliest tokens (default: 0, all)')
+  add('--top_p', type=float, default=1.0, metavar='P',
+      help='only the likeliest tokens that hold probability P (default: 1, all)')
+  add('--seed', type=int, default=0, metavar='N', help='of the sampling (default: 0)')
+  add('--num_samples', type=int, default=1, metavar='N', help='continuations of each prompt (default: 1)')
 
 
 def main(args):
@@ -51,7 +52,8 @@ def main(args):
   require(args.max_tokens >= 1, f'--max_tokens={args.max_tokens} must be at least 1')
   require(args.num_samples >= 1, f'--num_samples={args.num_samples} must be at least 1')
   require(0 <= args.seed < 2**32, f'--seed={args.seed} must lie in [0, 2^32)')
-  require(pathlib.Path(args.workdir).is_dir(), f'--workdir={args.workdir} is no directory; tfm train makes one')
+  require(pathlib.Path(args.workdir).is_dir(),
+          f'--workdir={args.workdir} is no directory; tfm train makes one')
 
   loaded = run.load(args.workdir, args.step)
   tokenizer, eos = loaded.tokenizer, loaded.tokenizer.eos_id
@@ -63,6 +65,7 @@ def main(args):
     stack.enter_context(sharding.context(loaded.mesh, loaded.rules))
     output = args.output and stack.enter_context(open(args.output, 'w', encoding='utf-8'))
     model, params = unrolled(loaded.model, loaded.params)
+    del loaded   # the parameters need not be there twice
 
     def chunks(rows):
       return loop.generate(
@@ -85,7 +88,8 @@ def main(args):
         if output:
           print(json.dumps(dict(prompt=prompts[i], sample=j, text=whole), ensure_ascii=False), file=output)
         else:
-          print(f'=== prompt {i + 1} of {len(prompts)}, sample {j + 1} of {args.num_samples} ===\n{whole}\n', flush=True)
+          print(f'=== prompt {i + 1} of {len(prompts)}, sample {j + 1} of {args.num_samples} ===')
+          print(whole, end='\n\n', flush=True)
 
 
 def read_prompts(given: list[str] | None, file: str | None) -> list[str]:

@@ -20,7 +20,8 @@ def track(items: Iterable[T], description: str, total: int | None = None) -> Ite
       if (now := time.monotonic()) > due:
         if bar is None:
           columns = (*progress.Progress.get_default_columns(), progress.MofNCompleteColumn())
-          bar = progress.Progress(*columns, console=console.Console(stderr=True), transient=True)
+          bar = progress.Progress(*columns, console=console.Console(stderr=True), transient=True,
+                                redirect_stdout=False)
           task = bar.add_task(description, total=total)
           bar.start()
         bar.update(task, completed=done)

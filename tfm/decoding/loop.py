@@ -72,10 +72,12 @@ def generate(
   sampling.check()
   check(model, prompts, max_tokens)
   prompts = [np.asarray(prompt, np.int32) for prompt in prompts]
-  samples = [0] * len(prompts) if samples is None else samples
-  keys = row_keys(seed, prompts, samples)
-  sampling = Sampling(float(sampling.temperature), min(int(sampling.top_k), model.vocab), float(sampling.top_p))
-  return _generate(model, params, prompts, keys, sampling, max_tokens, -1 if eos is None else eos, chunk, pieces)
+  keys = row_keys(seed, prompts, [0] * len(prompts) if samples is None else samples)
+  # One type for each setting, whatever was given: another would compile again.
+  sampling = Sampling(
+    float(sampling.temperature), min(int(sampling.top_k), model.vocab), float(sampling.top_p))
+  eos = -1 if eos is None else eos
+  return _generate(model, params, prompts, keys, sampling, max_tokens, eos, chunk, pieces)
 
 
 def complete(*args, **kwargs) -> list[np.ndarray]:
@@ -116,7 +118,8 @@ def _generate(model, params, prompts, keys, sampling, max_tokens, eos, chunk, pi
   keys = keys[np.minimum(np.arange(len(state.done)), len(prompts) - 1)]   # padding rows need one too
   ended = np.zeros(len(prompts), bool)
   for start in range(0, max_tokens, chunk):
-    state, made, count = decode(model, params, state, keys, sampling, eos, min(chunk, max_tokens - start), chunk)
+    count = min(chunk, max_tokens - start)
+    state, made, count = decode(model, params, state, keys, sampling, eos, count, chunk)
     made = np.asarray(made)[:len(prompts), :int(count)]
     if (made == model.vocab).any():
       raise ValueError('the logits of the model are not numbers; its parameters are no use')
@@ -154,14 +157,17 @@ def empty(model: Decoder, batch: int, length: int) -> PyTree:
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=4)
-def read(model: Decoder, params: PyTree, tokens: Int[Array, 'B T'], context: Context, caches: PyTree) -> PyTree:
+def read(
+    model: Decoder, params: PyTree, tokens: Int[Array, 'B T'], context: Context, caches: PyTree
+) -> PyTree:
   """The caches with `tokens` in them."""
   return model.apply({'params': params}, tokens, context, caches, method='features')[1]
 
 
 @functools.partial(jax.jit, static_argnums=(0, 7), donate_argnums=2)
 def decode(
-    model: Decoder, params: PyTree, state: State, keys: Array, sampling: Sampling, eos: int, count: int, chunk: int
+    model: Decoder, params: PyTree, state: State, keys: Array, sampling: Sampling, eos: int, count: int,
+    chunk: int,
 ) -> tuple[State, Int[Array, 'B chunk'], Int[Array, '']]:
   """Writes up to `count` ≤ `chunk` tokens, fewer if all rows end; (state, tokens, how many).
 

@@ -17,7 +17,10 @@ class Dense(Kernel):
                dropout=0.0, dropout_key=None):
     B, T, H, C = q.shape
     K = k.shape[2]
-    q = q.reshape(B, T, K, H // K, C)
+    # Heads before length: each product below is then one matrix product a head, which XLA's CPU
+    # backend does twice as fast as a contraction over interleaved axes.
+    q = q.reshape(B, T, K, H // K, C).transpose(0, 2, 3, 1, 4)
+    k, v = k.swapaxes(1, 2), v.swapaxes(1, 2)
     logits = score(q, k)
     if bias is not None:
       logits = logits + bias(q, k, q_positions, k_positions)
@@ -30,5 +33,6 @@ class Dense(Kernel):
     if dropout and dropout_key is not None:
       kept = jax.random.bernoulli(dropout_key, 1 - dropout, weights.shape)
       weights = jnp.where(kept, weights / (1 - dropout), 0)
-    out = jnp.einsum('BKGTS,BSKC->BTKGC', weights, v)
-    return shard(out.reshape(B, T, H, v.shape[-1]), 'batch', 'length', 'heads', 'kv')
+    out = jnp.einsum('BKNS,BKSC->BKNC', weights.reshape(B, K, -1, weights.shape[-1]), v)
+    out = out.reshape(B, H, T, v.shape[-1]).swapaxes(1, 2)
+    return shard(out, 'batch', 'length', 'heads', 'kv')

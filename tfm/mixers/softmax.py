@@ -18,22 +18,24 @@ class Cache:
   """Keys and values of what was read, with their positions and segments; segment 0 is an empty slot.
 
   Slots are filled in the order of reading; what a query may see is decided by positions and
-  segments alone, so rows of different lengths share one `index`.
+  segments alone, so rows of different lengths share one `index`. Heads stand before slots, as the
+  products want them: nothing is transposed for each new token.
   """
 
-  k: Float[Array, 'B S K C']
-  v: Float[Array, 'B S K C']
+  k: Float[Array, 'B K S C']
+  v: Float[Array, 'B K S C']
   positions: Int[Array, 'B S']
   segments: Int[Array, 'B S']
   index: Int[Array, '']
 
   def append(self, k, v, context: Context) -> 'Cache':
     """Writes T new tokens at slots index … index + T - 1."""
-    def write(old, new):
-      start = (0, self.index) + (0,) * (old.ndim - 2)
-      return jax.lax.dynamic_update_slice(old, new.astype(old.dtype), start)
-    return Cache(write(self.k, k), write(self.v, v), write(self.positions, context.positions),
-                 write(self.segments, context.segments), self.index + k.shape[1])
+    def write(old, new, axis):
+      return jax.lax.dynamic_update_slice_in_dim(old, new.astype(old.dtype), self.index, axis)
+    return Cache(
+      write(self.k, k.swapaxes(1, 2), 2), write(self.v, v.swapaxes(1, 2), 2),
+      write(self.positions, context.positions, 1), write(self.segments, context.segments, 1),
+      self.index + k.shape[1])
 
 
 class Softmax(Mixer):
@@ -54,8 +56,9 @@ class Softmax(Mixer):
 
   @nn.nowrap
   def init_cache(self, batch, length):
-    kv = jnp.zeros((batch, length, self.kv_heads, self.head_width), self.dtype)
-    slots = jnp.zeros((batch, length), jnp.int32)
+    kv = jnp.zeros((batch, self.kv_heads, length, self.head_width), self.dtype)
+    kv = shard(kv, 'batch', 'kv_heads', 'length', 'kv')
+    slots = shard(jnp.zeros((batch, length), jnp.int32), 'batch', 'length')
     return Cache(kv, kv, slots, slots, jnp.zeros((), jnp.int32))
 
   @nn.compact
@@ -70,7 +73,7 @@ class Softmax(Mixer):
     keys = context
     if cache is not None:
       cache = keys = cache.append(k, v, context)
-      k, v = cache.k, cache.v
+      k, v = cache.k.swapaxes(1, 2), cache.v.swapaxes(1, 2)
     train = context.train and self.dropout > 0
     with jax.named_scope('kernel'):
       y = self.kernel(

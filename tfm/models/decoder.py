@@ -76,6 +76,12 @@ class Decoder(nn.Module):
     return y[..., :self.vocab]
 
   @nn.nowrap
+  def head(self, params: PyTree) -> PyTree:
+    """The part of the parameters that `logits` reads."""
+    name = 'embedding' if self.tied else 'output'
+    return {name: params[name]}
+
+  @nn.nowrap
   def init_caches(self, batch: int, length: int) -> PyTree:
     """Empty caches for `batch` sequences of up to `length` tokens; touches no parameters."""
     return self.stack().init_caches(batch, length)

@@ -48,7 +48,7 @@ class Stack(nn.Module):
   ) -> tuple[Float[Array, 'B T D'], Any]:
     after = {}
     for name, blocks, repeats in self.parts():
-      group = remat(Group, self.remat, self.scan)
+      group = remat(Group, self.remat, scan=bool(repeats))
       if repeats:
         # A flax scan takes None for "no cache" as an empty tree, so both forms are one call.
         group = nn.scan(

@@ -1,13 +1,17 @@
 """Next-token prediction."""
 
 import dataclasses
+import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 
 from tfm.mixers.protocol import Context
 from tfm.objectives.protocol import Objective
-from tfm.shapes import Array, Float, Int
+from tfm.shapes import Array, Float, Int, PyTree
+
+Sums = dict[str, Float[Array, '']]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,26 +37,18 @@ class CausalLM(Objective):
 
   def __call__(self, model, params, batch, key):
     context = Context(batch['positions'], batch['segments'], train=key is not None)
-    features, _ = model.apply(
-      {'params': params}, batch['inputs'], context, method='features', rngs={'dropout': key} if key is not None else {})
+    features, _ = model.apply({'params': params}, batch['inputs'], context, method='features',
+                              rngs={} if key is None else {'dropout': key})
 
-    def sums(features, targets, segments):
-      logits = model.apply({'params': params}, features, method='logits')
+    def sums(head, features, targets, segments):
+      logits = model.apply({'params': head}, features, method='logits')
       return self.sums(logits, targets, (segments > 0).astype(jnp.float32))
 
     pieces = self.pieces(*batch['inputs'].shape)
+    head, rows = model.head(params), (features, batch['targets'], batch['segments'])
     if pieces == 1:
-      total = sums(features, batch['targets'], batch['segments'])
-    else:
-      # The logits of a piece are made, used and forgotten; the backward pass makes them again.
-      def cut(x):
-        return jnp.moveaxis(x.reshape(x.shape[0], pieces, x.shape[1] // pieces, *x.shape[2:]), 1, 0)
-      def add(total, piece):
-        return jax.tree.map(jnp.add, total, jax.checkpoint(sums)(*piece)), None
-      zero = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(
-        sums, *(jax.eval_shape(lambda x: cut(x)[0], x) for x in (features, batch['targets'], batch['segments']))))
-      total, _ = jax.lax.scan(add, zero, tuple(map(cut, (features, batch['targets'], batch['segments']))))
-    return total['objective'], {name: total[name] for name in ('loss', 'accuracy', 'tokens')}
+      return sums(head, *rows)
+    return in_pieces(sums, head, *(cut(x, pieces) for x in rows))
 
   def pieces(self, rows: int, length: int) -> int:
     """How many equal pieces of the length keep rows × piece within `chunk` tokens."""
@@ -61,18 +57,58 @@ class CausalLM(Objective):
 
   def sums(
       self, logits: Float[Array, 'B T V'], targets: Int[Array, 'B T'], weights: Float[Array, 'B T']
-  ) -> dict[str, Float[Array, '']]:
+  ) -> tuple[Float[Array, ''], Sums]:
     """The objective and the metrics, summed over weighted tokens."""
     log_z = jax.nn.logsumexp(logits, axis=-1)
     # A masked sum rather than a gather: its gradient is no scatter, and it may be cut over V.
     hit = jnp.arange(logits.shape[-1])[None, None, :] == targets[:, :, None]
-    target_logit = jnp.where(hit, logits, 0).sum(-1)
-    loss = log_z - target_logit
+    loss = log_z - jnp.where(hit, logits, 0).sum(-1)
     objective = loss
     if self.label_smoothing:
       objective = (1 - self.label_smoothing) * loss + self.label_smoothing * (log_z - logits.mean(-1))
     if self.z_loss:
       objective = objective + self.z_loss * log_z**2
-    right = (jnp.argmax(logits, -1) == targets).astype(jnp.float32)
-    return {name: (value * weights).sum() for name, value in (
-      ('objective', objective), ('loss', loss), ('accuracy', right), ('tokens', jnp.ones_like(loss)))}
+    right = jnp.argmax(logits, -1) == targets
+    return (objective * weights).sum(), dict(
+      loss=(loss * weights).sum(), accuracy=(right * weights).sum(), tokens=weights.sum())
+
+
+def cut(x: Array, pieces: int) -> Array:
+  """[B, T, …] → [pieces, B, T / pieces, …]."""
+  return jnp.moveaxis(x.reshape(x.shape[0], pieces, x.shape[1] // pieces, *x.shape[2:]), 1, 0)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def in_pieces(sums: Callable, head: PyTree, *rows: Array) -> tuple[Float[Array, ''], Sums]:
+  """`sums(head, *piece)` added up over the pieces that the first axis of `rows` counts.
+
+  The objective is linear in its own cotangent, so its gradient is made right after each piece's
+  logits, while they are at hand: no piece's logits outlive it, and none are made twice. Only the
+  objective has a gradient, in `head` and in the first of `rows`; the metrics have none.
+  """
+  def add(total, piece):
+    return jax.tree.map(jnp.add, total, sums(head, *piece)), None
+  return jax.lax.scan(add, _zeros(sums, head, *(x[0] for x in rows)), rows)[0]
+
+
+def _forward(sums, head, *rows):
+  gradient = jax.value_and_grad(sums, argnums=(0, 1), has_aux=True)
+
+  def add(total, piece):
+    values, (to_head, to_features) = gradient(head, *piece)
+    return jax.tree.map(jnp.add, total, (values, to_head)), to_features
+  zeros = _zeros(sums, head, *(x[0] for x in rows)), jax.tree.map(jnp.zeros_like, head)
+  (total, to_head), to_features = jax.lax.scan(add, zeros, rows)
+  return total, (to_head, to_features)
+
+
+def _backward(sums, gradients, cotangents):
+  to_head, to_features = jax.tree.map(lambda x: x * cotangents[0].astype(x.dtype), gradients)
+  return to_head, to_features, None, None
+
+
+in_pieces.defvjp(_forward, _backward)
+
+
+def _zeros(f, *args):
+  return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(f, *args))

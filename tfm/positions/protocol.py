@@ -56,6 +56,7 @@ class Position(nn.Module):
   def bias(self) -> Callable | None:
     """Enters at the logits: `(q, k, q_positions, k_positions) -> logits [B K G T S] to add`, or None.
 
+    It is given `q [B K G T C]`, `k [B K S C]`, and positions `[B T]` and `[B S]`.
     A function and not its values, because a blockwise kernel asks block by block; a
     `jax.tree_util.Partial` whose leaves are the learned parameters, so that a kernel with its own
     backward pass can differentiate them.

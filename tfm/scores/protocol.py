@@ -22,7 +22,7 @@ class Score(nn.Module):
     """Raises ValueError, before anything is compiled, for a setting that cannot be honoured."""
 
   def __call__(self) -> Callable:
-    """The function from `q [B T K G C]` and `k [B S K C]` to `logits [B K G T S]` in float32.
+    """The function from `q [B K G T C]` and `k [B K S C]` to `logits [B K G T S]` in float32.
 
     A `jax.tree_util.Partial` whose leaves are the learned parameters, so that a blockwise kernel
     can call it block by block and differentiate them.

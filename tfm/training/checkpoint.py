@@ -1,5 +1,6 @@
 """Checkpoints: everything a run needs to go on as if it had never stopped, by Orbax."""
 
+import logging
 import pathlib
 from typing import Any
 
@@ -9,6 +10,11 @@ from orbax.checkpoint import checkpoint_managers as policies
 
 from tfm.shapes import PyTree
 from tfm.training.state import State
+
+
+# Orbax warns of a read-only manager that it is read only.
+logging.getLogger('absl').addFilter(lambda record: 'read only' not in record.getMessage() and
+                                    'read_only=True' not in record.getMessage())
 
 
 class Checkpoints:

@@ -13,8 +13,12 @@ def say(text: str) -> None:
   console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
+# Seconds between two plain lines, where there is no terminal to keep one alive.
+PERIOD = 15.0
+
+
 class Line:
-  """step, loss, tokens/s, MFU where the chip is known, time left; nothing where there is no terminal.
+  """step, loss, tokens/s, MFU where the chip is known, time left: one live line, or a plain one now and then.
 
   Args:
     first, steps: where the run starts and ends.
@@ -27,7 +31,7 @@ class Line:
       TextColumn('training'), BarColumn(), MofNCompleteColumn(), TextColumn('{task.fields[status]}'),
       TimeRemainingColumn(elapsed_when_finished=True), console=console, refresh_per_second=4)
     self.task = self.progress.add_task('training', total=steps, completed=first, status='compiling …')
-    self.steps, self.tokens, self.since = steps, 0.0, None
+    self.steps, self.tokens, self.since, self.said = steps, 0.0, None, time.perf_counter()
 
   def __enter__(self) -> 'Line':
     if console.is_terminal:
@@ -45,6 +49,11 @@ class Line:
     else:
       self.tokens += tokens
     self.progress.update(self.task, completed=step, status=self.status(loss))
+    now = time.perf_counter()
+    if not console.is_terminal and now - self.said > PERIOD and self.tokens:
+      self.said = now
+      left = (self.steps - step) * tokens / self.rate()
+      say(f'step {step} of {self.steps}  {self.status(loss)}  {left / 60:.1f} minutes left')
 
   def status(self, loss: float) -> str:
     """`loss 2.345  12.3k tokens/s  MFU 41.2 %`."""
