@@ -174,4 +174,4 @@ def test_memory_is_refused_by_self_attention():
 def test_init_caches_touches_no_parameters_and_counts_from_zero():
   caches = decoder(layers=3).init_caches(4, 7)
   shapes = {jnp.shape(x) for x in jax.tree.leaves(caches)}
-  assert shapes == {(3, 4, 7, 2, 4), (3, 4, 7), (3,)} and not any(x.any() for x in jax.tree.leaves(caches))
+  assert shapes == {(3, 4, 2, 7, 4), (3, 4, 7), (3,)} and not any(x.any() for x in jax.tree.leaves(caches))

@@ -36,7 +36,7 @@ def config():
     model=dict(
       layers=SHAPE['layers'], width=SHAPE['width'], heads=SHAPE['heads'], position='learned', bias=True,
       feed_forward='gelu_tanh'),
-    training=dict(batch_size=TRAINING['batch_size'], loss_chunk=1024))))
+    training=dict(batch_size=TRAINING['batch_size'], loss_chunk=512))))
 
 
 def training() -> float:

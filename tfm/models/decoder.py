@@ -69,9 +69,10 @@ class Decoder(nn.Module):
     x, caches = self.blocks(shard(x, 'batch', 'length', 'embed'), context, caches)
     return self.norm_out(x) if self.final_norm else x, caches
 
-  def logits(self, x: Float[Array, '... D']) -> Float[Array, '... V']:
+  def logits(self, x: Float[Array, 'B T D']) -> Float[Array, 'B T V']:
     """Float32 logits over the whole vocabulary."""
     y = self.embedding.attend(x) if self.tied else self.output(x).astype(jnp.float32)
+    y = shard(y, 'batch', 'length', 'vocab')
     # Rows beyond the vocabulary exist for the mesh's sake; they are no tokens.
     return y[..., :self.vocab]
 

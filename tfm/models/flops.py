@@ -11,9 +11,9 @@ Conventions, those of PaLM's model FLOPs (Chowdhery et al. 2022, app. B) but for
 
 import dataclasses
 import functools
+import itertools
 import math
 import re
-from collections import Counter
 from collections.abc import Iterator
 
 import flax.linen as nn
@@ -82,8 +82,10 @@ class Product:
     if scope is None:
       return False
     T, S, _ = scope
-    # Counted apart, as T and S may be equal: one operand or the result has an axis for each.
-    return any(not Counter((T, S)) - Counter(shape) for shape in self.shapes)
+    # One operand or the result has an axis for the keys and another for the queries, which the heads
+    # of a group may share.
+    return any(keys == S and queries % T == 0 for shape in self.shapes
+               for keys, queries in itertools.permutations(shape, 2))
 
   @property
   def seen(self) -> float:
