@@ -34,7 +34,6 @@ class TestShard:
   @pytest.mark.parametrize('names, complaint', [
     (('batch', 'length', 'embd'), "'embd' is not a logical axis; known: batch, length, embed"),
     (('batch', 'length', 'Embed'), "'Embed' is not a logical axis"),
-    (('batch', 'length', None), 'None is not a logical axis'),
     (('batch', 'length', ''), "'' is not a logical axis"),
     (('batch', 'length', 'tensor'), "'tensor' is not a logical axis"),  # a mesh axis is no meaning
     (('batch', 'length'), 'give one each'),
@@ -55,6 +54,7 @@ class TestShard:
     (('length', 'batch', 'vocab'), (8, 1, 8)),
     (('embed', 'kv', 'heads'), (4, 4, 8)),
     (('kv', 'table', 'layers'), (8, 4, 16)),
+    (('batch', None, 'mlp'), (2, 4, 8)),         # None says that an axis stays whole
   ])
   def test_inside_it_cuts(self, names, own):
     with sharding.context(mesh(), RULES):
@@ -123,3 +123,9 @@ def test_batches_lie_over_the_axes_of_the_batch():
   assert sharding.batch_sharding(mesh(), RULES).spec == PartitionSpec(('data', 'fsdp'))
   assert sharding.batch_sharding(mesh(), parse_rules(dict(batch=''))).is_fully_replicated
   assert sharding.replicated(mesh()).is_fully_replicated
+
+
+def test_a_parameter_must_name_every_axis():
+  init = sharding.partitioned(lambda key, shape, dtype: jnp.zeros(shape, dtype), ('embed', None))
+  with pytest.raises(ValueError, match='None is not a logical axis'):
+    init(jax.random.key(0), (2, 2), jnp.float32)

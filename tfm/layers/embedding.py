@@ -29,7 +29,9 @@ class Embedding(nn.Module):
     self.table = self.param('table', initializer, (self.rows, self.width), jnp.float32)
 
   def __call__(self, tokens: Int[Array, 'B T']) -> Float[Array, 'B T D']:
-    return shard(self.table.astype(self.dtype)[tokens], 'batch', 'length', 'embed')
+    # Whole rows where fsdp cuts them: an index over a table cut both ways makes XLA copy everything.
+    table = shard(self.table.astype(self.dtype), 'vocab', None)
+    return shard(table[tokens], 'batch', 'length', 'embed')
 
   def attend(self, x: Float[Array, '... D']) -> Float[Array, '... V']:
     return jnp.einsum('...D,VD->...V', x.astype(self.dtype), self.table.astype(self.dtype),

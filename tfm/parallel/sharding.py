@@ -44,15 +44,16 @@ def check_axes(names: tuple[str, ...], rank: int) -> None:
     raise ValueError(f'{len(names)} logical axes {names} name an array of rank {rank}; give one each')
 
 
-def shard(x: Array, *names: str) -> Array:
-  """Constrains an activation to the sharding that the current rules give its logical axes.
+def shard(x: Array, *names: str | None) -> Array:
+  """Constrains an activation to the sharding that the current rules give its logical axes; None is uncut.
 
   Outside a mesh it checks the names and returns `x`.
 
   Raises:
     ValueError: for an unknown name or a wrong number of names.
   """
-  check_axes(names, x.ndim)
+  whole = names.count(None)
+  check_axes(tuple(name for name in names if name is not None), x.ndim - whole)
   return nn.with_logical_constraint(x, names)
 
 
