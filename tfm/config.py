@@ -84,7 +84,7 @@ def schema() -> ConfigDict:
       loss_chunk=0,                 # tokens whose logits exist at once; 0: all of a microbatch
       log_every=10,                 # steps
       evaluate_every=100,           # steps; a checkpoint is saved with every evaluation
-      evaluation_batches=0,         # of the validation split; 0: all of it
+      evaluation_batches=0,         # spread over the validation split; 0: all of it
       keep=2,                       # last checkpoints kept, besides the best
       profile=0,                    # steps to profile, from the third; 0: none
     ),
@@ -232,7 +232,7 @@ def smoke(config: ConfigDict) -> ConfigDict:
 
 
 def to_json(config: ConfigDict) -> str:
-  """Readable JSON, fields in the schema's order."""
+  """Readable JSON."""
   return json.dumps(config.to_dict(), indent=2) + '\n'
 
 

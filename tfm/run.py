@@ -2,8 +2,8 @@
 
 import contextlib
 import dataclasses
+import datetime
 import importlib.metadata
-import itertools
 import pathlib
 import platform
 from collections.abc import Callable
@@ -120,7 +120,10 @@ def train(config: ConfigDict, workdir: str) -> None:
     iterator.set_state(saved['data'])
   else:
     state = states.born(make, config.seed, where, mesh, rules)
-  say(introduction(config, text, boxed.params, mesh, last))
+  said = introduction(config, text, boxed.params, mesh, last)
+  say(said)
+  with (workdir / 'log.txt').open('a') as file:
+    file.write(f'{datetime.datetime.now():%Y-%m-%d %H:%M:%S}\n{said}\n\n')
 
   carried = dict(config=config.to_dict(), tokenizer=text.tokenizer.state(), corpus=text.corpus.hash)
   metrics = Log(workdir, last)
@@ -139,7 +142,7 @@ def train(config: ConfigDict, workdir: str) -> None:
     finally:
       checkpoints.close()
       metrics.close()
-  say(f'{workdir}: config.json, metrics.jsonl, checkpoints/ and the loss curves, curves.png')
+  say(f'{workdir}: config.json, log.txt, metrics.jsonl, checkpoints/ and the loss curves, curves.png')
 
 
 def previous(workdir: pathlib.Path) -> tuple[int, dict | None]:
@@ -172,6 +175,9 @@ def evaluate(run: Run, split: str) -> dict[str, float]:
     ValueError: if the source has no such split.
   """
   text = pipeline.open_text(build.source(run.config), run.tokenizer, cache.directory())
+  if text.corpus.hash != run.corpus:
+    say(f'the text has changed since the run learnt from it: its content hash was {run.corpus} and is '
+        f'{text.corpus.hash}; what was trained on and what is evaluated still differ, as splits go by document')
   with sharding.context(run.mesh, run.rules):
     where = sharding.batch_sharding(run.mesh, run.rules)
     return evaluation(run.config, run.model, text, where, split, batches=0)(run.params)
@@ -180,22 +186,25 @@ def evaluate(run: Run, split: str) -> dict[str, float]:
 def evaluation(
     config: ConfigDict, model: Decoder, text: TextData, where: jax.sharding.Sharding, split: str, batches: int
 ) -> Callable[[PyTree], dict[str, float]]:
-  """params → metrics of a split: of its first `batches` batches, or of all of them for 0."""
+  """params → metrics of a split: of `batches` batches spread over it, or of all of them for 0."""
   rows = build.packing(config).evaluation_rows(text.tokens(split), config.data.length)
   step = jax.jit(evaluation_step(model, build.objective(config)))
   # A microbatch, rounded up to what the devices divide: a run may be read on more of them than trained it.
   size = -(-config.training.batch_size // config.training.accumulation // where.num_devices) * where.num_devices
 
   def evaluate(params):
-    made = pipeline.evaluation_batches(rows, size, *device.process_rows(where, size), threads=config.data.threads)
+    made = pipeline.evaluation_batches(
+      rows, size, *device.process_rows(where, size), threads=config.data.threads, limit=batches)
     with contextlib.closing(made):
-      return perplexity(params, step, itertools.islice(made, batches or None), where, text.tokenizer.token_bytes)
+      return perplexity(params, step, made, where, text.tokenizer.token_bytes)
 
   return evaluate
 
 
 def refuse_difference(old: dict, new: ConfigDict, workdir: pathlib.Path) -> None:
   """Refuses to resume under a config that computes something else."""
-  lines = configs.difference(old, new.to_dict())
+  # Fields that are newer than the checkpoint had their defaults then.
+  old = configs.resolve(configs.complete(old))
+  lines = configs.difference(old.to_dict(), new.to_dict())
   require(not lines, f'--config differs from the checkpoint in {workdir} in fields that matter; '
                      f'set them back or train in a new --workdir:\n  ' + '\n  '.join(lines))

@@ -105,6 +105,17 @@ def test_evaluation_counts_every_token_once(pack, count, batch_size, make_tokens
   assert sorted(found.tolist()) == sorted(wanted)
 
 
+def test_a_limited_evaluation_is_spread_over_the_split(pack, make_tokens):
+  rows = pack.evaluation_rows(make_tokens(LENGTHS), 8)
+  whole = list(pipeline.evaluation_batches(rows, 1))
+  some = list(pipeline.evaluation_batches(rows, 1, limit=3))
+  every = len(whole) // 3
+  assert every > 1 and len(some) == 3
+  for i, batch in enumerate(some):
+    np.testing.assert_array_equal(batch['inputs'], whole[i * every]['inputs'])
+  assert len(list(pipeline.evaluation_batches(rows, 1, limit=10**6))) == len(whole)
+
+
 def test_hashes_of_parts_add_up(pack, make_tokens):
   rows = pack.rows(make_tokens(LENGTHS), 8, seed=0)
   [batch] = take(pipeline.train_iterator(rows, 8), 1)

@@ -28,6 +28,7 @@ def test_what_a_run_leaves_behind(tiny, tmp_path):
   assert [r['step'] for r in rows if r['split'] == 'validation'] == [3, 6]
   assert {'loss', 'bits_per_byte', 'perplexity', 'accuracy', 'tokens'} <= rows[-1].keys()
   assert json.loads((tmp_path / 'config.json').read_text())['model']['kv_heads'] == 4
+  assert 'content hash' in (tmp_path / 'log.txt').read_text()
   assert (tmp_path / 'curves.png').read_bytes().startswith(b'\x89PNG')
   assert list(tmp_path.glob('events.out.tfevents.*'))
   assert list((tmp_path / 'profile').rglob('*.xplane.pb'))

@@ -132,22 +132,35 @@ def train_iterator(
   Raises:
     ValueError: if the batch size is no multiple of the number of processes.
   """
-  if not flags.FLAGS.is_parsed():  # Grain reads absl's flags, in whatever program it runs
-    flags.FLAGS.mark_as_parsed()
-  batches = Batches(rows, batch_size, process_index, process_count)
-  options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=buffer)
-  return iter(grain.MapDataset.source(batches).to_iter_dataset(options))
+  return _iterate(_batches(rows, batch_size, process_index, process_count), threads, buffer)
 
 
 def evaluation_batches(
   rows: packing.Rows, batch_size: int, process_index: int = 0, process_count: int = 1,
-  threads: int = 1, buffer: int = 4,
+  threads: int = 1, buffer: int = 4, limit: int = 0,
 ) -> grain.DatasetIterator:
   """As `train_iterator`, once over the rows of `Packing.evaluation_rows`.
 
   The last batch is filled with rows of padding: shapes are constant and every token counts once.
+
+  Args:
+    limit: where not 0, at most so many batches, evenly spread over the split: its beginning may be
+      one long document and is no sample.
   """
-  return train_iterator(rows, batch_size, process_index, process_count, threads, buffer)
+  batches = _batches(rows, batch_size, process_index, process_count)
+  if limit and limit < len(batches):
+    batches = batches[::len(batches) // limit][:limit]
+  return _iterate(batches, threads, buffer)
+
+
+def _batches(rows, batch_size, process_index, process_count) -> grain.MapDataset:
+  if not flags.FLAGS.is_parsed():  # Grain reads absl's flags, in whatever program it runs
+    flags.FLAGS.mark_as_parsed()
+  return grain.MapDataset.source(Batches(rows, batch_size, process_index, process_count))
+
+
+def _iterate(batches: grain.MapDataset, threads: int, buffer: int) -> grain.DatasetIterator:
+  return iter(batches.to_iter_dataset(grain.ReadOptions(num_threads=threads, prefetch_buffer_size=buffer)))
 
 
 def batch_hash(batch: Mapping[str, np.ndarray], first_row: int = 0) -> str:
