@@ -102,8 +102,8 @@ def test_errors_are_value_errors():
   ('causal(x=1)', ["passes 'x'", 'known: none']),
   ('window(left)', ["'left'", 'not a literal', "for a string write 'left' in quotes"]),
   ('window(-1)', ["'window(-1)'", 'left=-1', '0 or more']),
-  ('window(2.5)', ['left=2.5', 'whole number']),
-  ('window("2")', ["left='2'", 'whole number']),
+  ('window(2.5)', ['left=2.5', 'must be of type int']),
+  ('window("2")', ["left='2'", 'must be of type int']),
 ])
 def test_refusals_say_what_would_do(text, parts):
   with pytest.raises(SpecError) as refusal:
@@ -204,3 +204,20 @@ def test_a_file_defines_one_public_class(tmp_path, monkeypatch):
     spec.build('two', slot_of_test, Mask)
   with pytest.raises(SpecError, match=r'nothing must define one public Mask, found \[\]'):
     spec.build('nothing', slot_of_test, Mask)
+
+
+@pytest.mark.parametrize('text, said', [
+  ('window("3")', "left='3', which must be of type int;"),
+  ('window(3.5)', 'left=3.5'),
+  ('window(True)', 'left=True'),
+  ('window(3, right=(1,))', 'right=(1,), which must be of type int | None'),
+])
+def test_arguments_of_a_wrong_type_are_refused(text, said):
+  with pytest.raises(spec.SpecError) as error:
+    mask(text)
+  assert said in str(error.value) and 'window takes (left, right=None)' in str(error.value)
+
+
+def test_what_fits_a_type():
+  assert spec.fits(1, float) and spec.fits(None, int | None) and spec.fits('x', dict) and spec.fits(True, bool)
+  assert not any((spec.fits(1.0, int), spec.fits(True, float), spec.fits(None, str), spec.fits(1, bool)))

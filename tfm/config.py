@@ -123,7 +123,9 @@ def complete(given: Mapping) -> ConfigDict:
   """
   config = schema()
   given = ConfigDict(given)
-  for name in given.get('model', {}).get('blocks', {}):
+  model = given.get('model')
+  blocks = model.get('blocks') if isinstance(model, ConfigDict) else None
+  for name in blocks if isinstance(blocks, ConfigDict) else ():
     # A block's fields exist for the command line; None is "as the model's".
     config.model.blocks[name] = {
       f: placeholder(type(schema().model[f]) if schema().model[f] is not None else int) for f in BLOCK_FIELDS}

@@ -18,6 +18,8 @@ import importlib
 import inspect
 import operator
 import pkgutil
+import types
+import typing
 from types import ModuleType
 from typing import Any, Callable, Mapping
 
@@ -127,7 +129,7 @@ def bind(call: Call, maker: Callable, text: str, context: Mapping[str, Any] = {}
   """Binds a spec's arguments, and what `maker` declares of `context`, without calling it.
 
   Raises:
-    SpecError: for an argument that is unknown, missing, given twice or one too many.
+    SpecError: for an argument that is unknown, missing, given twice, one too many or of a wrong type.
   """
   parameters = inspect.signature(maker).parameters
   # Linen adds `parent` and `name` to every module; context fields are the surroundings' to set.
@@ -145,8 +147,26 @@ def bind(call: Call, maker: Callable, text: str, context: Mapping[str, Any] = {}
   for name in settable:
     if parameters[name].default is inspect.Parameter.empty and name not in given:
       raise SpecError(f'{text!r} leaves out {name!r}; {takes}')
+  for name, value in given.items():
+    if not fits(value, parameters[name].annotation):
+      raise SpecError(f'{text!r} passes {name}={value!r}, which must be of type '
+                      f'{inspect.formatannotation(parameters[name].annotation)}; {takes}')
   known = {name: value for name, value in context.items() if name in parameters}
   return functools.partial(maker, **given, **known)
+
+
+def fits(value: Any, annotation: Any) -> bool:
+  """Whether a literal is of an annotated type: None, bool, int, float, str or a union of them.
+
+  A whole number is a float, True is no number, and what is annotated otherwise is the maker's to check.
+  """
+  kinds = typing.get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)
+  simple = {bool: bool, int: int, float: (int, float), str: str, type(None): type(None)}
+  if any(kind not in simple for kind in kinds):
+    return True
+  if isinstance(value, bool):
+    return bool in kinds
+  return any(isinstance(value, simple[kind]) for kind in kinds)
 
 
 def signature(maker: Callable, settable: list[str]) -> str:
