@@ -86,7 +86,7 @@ def decoding(batch: int) -> float:
   from tfm.training import state as states
 
   model = build.model(config(), SHAPE['vocab'])
-  params = nn.unbox(states.parameters(model, jax.random.key(0), 1, SHAPE['length']))
+  params = jax.jit(lambda key: nn.unbox(states.parameters(model, key, 1, SHAPE['length'])))(jax.random.key(0))
   model, params = unrolled(model, params)
   prompts = np.random.default_rng(0).integers(0, SHAPE['vocab'], (batch, DECODING['prompt']))
 
