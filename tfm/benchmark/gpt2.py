@@ -9,6 +9,7 @@ import json
 import resource
 import sys
 import time
+from collections.abc import Callable
 
 # The shape that both frameworks get.
 SHAPE = dict(layers=6, width=384, heads=6, length=256, vocab=8192)
@@ -16,10 +17,10 @@ TRAINING = dict(batch_size=16, warmup=2, steps=6)
 DECODING = dict(prompt=32, new=224, rounds=3)
 
 
-def main() -> None:
-  """Measures what the command line names and prints it as JSON."""
-  what, batch = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else None
-  rate = training() if what == 'training' else decoding(batch)
+def report(training: Callable[[], float], decoding: Callable[[int], float]) -> None:
+  """Measures what the command line names, `training` or `decoding ROWS`, and prints it as JSON."""
+  what, *rows = sys.argv[1:]
+  rate = training() if what == 'training' else decoding(int(rows[0]))
   print(json.dumps(dict(tokens_per_second=rate, peak_memory_mib=peak_memory())))
 
 
@@ -97,6 +98,11 @@ def decoding(batch: int) -> float:
   made = {len(row) for row in generate()}
   if made != {DECODING['new']}:
     raise RuntimeError(f'generate made {made} tokens, not {DECODING["new"]}')
+  return decoding_rate(generate, batch)
+
+
+def decoding_rate(generate: Callable, batch: int) -> float:
+  """New tokens per second of `generate()`, which has run once."""
   start = time.perf_counter()
   for _ in range(DECODING['rounds']):
     generate()
@@ -104,4 +110,4 @@ def decoding(batch: int) -> float:
 
 
 if __name__ == '__main__':
-  main()
+  report(training, decoding)

@@ -3,18 +3,9 @@
   python -m tfm.benchmark.gpt2_torch training     → {"tokens_per_second": …, "peak_memory_mib": …}
 """
 
-import json
-import sys
 import time
 
-from tfm.benchmark.gpt2 import DECODING, SHAPE, TRAINING, peak_memory
-
-
-def main() -> None:
-  """Measures what the command line names and prints it as JSON."""
-  what, batch = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else None
-  rate = training() if what == 'training' else decoding(batch)
-  print(json.dumps(dict(tokens_per_second=rate, peak_memory_mib=peak_memory())))
+from tfm.benchmark.gpt2 import DECODING, SHAPE, TRAINING, decoding_rate, report
 
 
 def gpt2():
@@ -62,11 +53,8 @@ def decoding(batch: int) -> float:
   made = generate().shape[1] - DECODING['prompt']
   if made != DECODING['new']:
     raise RuntimeError(f'generate made {made} tokens, not {DECODING["new"]}')
-  start = time.perf_counter()
-  for _ in range(DECODING['rounds']):
-    generate()
-  return DECODING['rounds'] * batch * DECODING['new'] / (time.perf_counter() - start)
+  return decoding_rate(generate, batch)
 
 
 if __name__ == '__main__':
-  main()
+  report(training, decoding)
