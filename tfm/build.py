@@ -2,7 +2,8 @@
 
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax.numpy as jnp
 import optax
@@ -18,7 +19,7 @@ import tfm.objectives
 import tfm.positions
 import tfm.scores
 from tfm import spec
-from tfm.config import require
+from tfm.config import require, schema
 from tfm.data.packing.protocol import Packing
 from tfm.data.sources.protocol import Source
 from tfm.data.tokenizers.protocol import Tokenizer
@@ -69,7 +70,7 @@ def packing(config: ConfigDict) -> Packing:
 def objective(config: ConfigDict) -> Objective:
   """What is minimised."""
   return named('objective', spec.build, config.objective, tfm.objectives, Objective,
-               chunk=config.training.loss_chunk)
+               chunk=config.training.loss_chunk, layout=packing(config).layout)
 
 
 def optimizer(config: ConfigDict) -> tuple[optax.GradientTransformation, optax.Schedule]:
@@ -81,8 +82,11 @@ def optimizer(config: ConfigDict) -> tuple[optax.GradientTransformation, optax.S
   return make_optimizer(maker, rate, o.clip, o.no_decay), rate
 
 
-def model(config: ConfigDict, vocab: int) -> Decoder:
+def model(config: ConfigDict, vocab: int, causal: bool = True) -> Decoder:
   """The model of a resolved config, for a vocabulary of `vocab` tokens.
+
+  Args:
+    causal: whether a mask that lets a token see later ones is refused.
 
   Raises:
     ValueError: one sentence naming the field, its value and what would do.
@@ -103,14 +107,15 @@ def model(config: ConfigDict, vocab: int) -> Decoder:
   require(len(m.pattern) <= m.layers, f'config.model.pattern has {len(m.pattern)} blocks and config.model.layers='
                                       f'{m.layers}; the first turn would not be whole')
   kinds = [(f'model.blocks.{name}', m.blocks[name]) for name in m.pattern] or [('model', m)]
-  blocks = {where: block(config, where, b) for where, b in kinds}
-  positions = {b.position: position(config, where, b) for where, b in kinds}
+  blocks = {where: block(config, where, b, causal) for where, b in kinds}
+  positions = distinct(config, kinds)
   last = kinds[(m.layers - 1) % len(kinds)][1]
   return Decoder(
     vocab=vocab,
     rows=-(-vocab // m.vocab_multiple) * m.vocab_multiple,
     width=m.width,
-    positions=tuple(positions.values()),
+    positions=positions,
+    reads=frozenset().union(*(mask(config, where, b, causal).reads for where, b in kinds)),
     stack=functools.partial(Stack, tuple(blocks[where] for where, _ in kinds), m.layers, m.scan, m.remat),
     norm=norm(config, 'model', m),
     final_norm=last.norm_placement != 'post',
@@ -122,7 +127,7 @@ def model(config: ConfigDict, vocab: int) -> Decoder:
   )
 
 
-def block(config: ConfigDict, where: str, b: ConfigDict) -> Callable:
+def block(config: ConfigDict, where: str, b: ConfigDict, causal: bool) -> Callable:
   """The factory of one kind of block; `where` is the config section that describes it."""
   m = config.model
   require(b.kv_heads >= 1 and b.heads % b.kv_heads == 0,
@@ -138,19 +143,50 @@ def block(config: ConfigDict, where: str, b: ConfigDict) -> Callable:
   inner = initializer(config, 'initializer')
   outer = shrunk(inner, (2 * m.layers) ** -0.5) if m.depth_scaled else inner
   dtype = DTYPES[m.dtype]
+  parts = dict(
+    position=position(config, where, b),
+    score=named(f'{where}.score', spec.factory, b.score, tfm.scores, Score, head_width=b.head_width),
+    mask=mask(config, where, b, causal),
+    kernel=named(f'{where}.kernel', spec.build, b.kernel, tfm.kernels, Kernel))
   mixer = named(
     f'{where}.mixer', spec.factory, b.mixer, tfm.mixers, Mixer, width=m.width, heads=b.heads,
     kv_heads=b.kv_heads, head_width=b.head_width, bias=b.bias, dropout=m.dropout.attention,
-    initializer=inner, output_initializer=outer, dtype=dtype,
-    position=position(config, where, b),
-    score=named(f'{where}.score', spec.factory, b.score, tfm.scores, Score, head_width=b.head_width),
-    mask=mask(config, where, b),
-    kernel=named(f'{where}.kernel', spec.build, b.kernel, tfm.kernels, Kernel))
+    initializer=inner, output_initializer=outer, dtype=dtype, **parts)
+  check_parts(where, b, mixer.func, parts)
   feed_forward = functools.partial(
     FeedForward, m.width, b.feed_forward_width, activation, gated, b.bias, inner, outer, dtype)
   return functools.partial(
     Block, mixer, feed_forward, norm(config, where, b), b.norm_placement, b.residual == 'parallel',
     m.dropout.residual)
+
+
+def check_parts(where: str, b: ConfigDict, mixer: type[Mixer], parts: Mapping[str, Any]) -> None:
+  """Refuses what is said of a block and the mixer has no place for."""
+  fields = mixer.__dataclass_fields__
+  for slot in ('score', 'kernel'):
+    default = schema().model[slot]
+    require(slot in fields or b[slot] == default,
+            f'config.{where}.mixer={b.mixer!r} has no {slot}, so {slot}={b[slot]!r} would be ignored; '
+            f'leave it at {default!r}')
+  extra = parts['position'].func.enters() - {'embed'} - mixer.hooks
+  require(not extra, f'config.{where}.mixer={b.mixer!r} does not ask a position for its {" or ".join(sorted(extra))}, '
+                     f"where position={b.position!r} enters; 'none' or one that enters at the embedding would do")
+  known = None if mixer.masks is None else [spec.build(text, tfm.masks, Mask) for text in mixer.masks]
+  require(known is None or parts['mask'] in known,
+          f'config.{where}.mixer={b.mixer!r} cannot honour mask={b.mask!r}; '
+          f'{" or ".join(map(repr, mixer.masks or ()))} would do')
+
+
+def distinct(config: ConfigDict, kinds: Sequence[tuple[str, ConfigDict]]) -> tuple[Callable, ...]:
+  """The factory of every positional scheme in use, each once, as what it embeds and shares is made once."""
+  found = {}
+  for where, b in kinds:
+    made = position(config, where, b)
+    first, sizes = found.setdefault(made().identity, (made, (b.heads, b.head_width)))
+    require(sizes == (b.heads, b.head_width) or made.func.share is Position.share,
+            f'config.{where}.position={b.position!r} is one table for all its blocks, and they differ in heads or '
+            'head_width; give them the same')
+  return tuple(made for made, _ in found.values())
 
 
 def position(config: ConfigDict, where: str, b: ConfigDict) -> Callable:
@@ -159,12 +195,15 @@ def position(config: ConfigDict, where: str, b: ConfigDict) -> Callable:
                width=config.model.width, heads=b.heads, head_width=b.head_width, length=config.data.length)
 
 
-def mask(config: ConfigDict, where: str, b: ConfigDict) -> Mask:
-  """A block's mask; a decoder's must not look ahead."""
+def mask(config: ConfigDict, where: str, b: ConfigDict, causal: bool) -> Mask:
+  """A block's mask; a decoder's must not look ahead, and what it reads must come from somewhere."""
   made = named(f'{where}.mask', spec.build, b.mask, tfm.masks, Mask)
-  require(is_causal(made, config.data.length),
+  require(not causal or is_causal(made, config.data.length),
           f"config.{where}.mask={b.mask!r} lets a token see later ones, which a decoder may not; "
           f"'causal & ({b.mask})' would do")
+  missing = made.reads - objective(config).gives
+  require(not missing, f'config.{where}.mask={b.mask!r} wants to know the {" and ".join(sorted(missing))} of each '
+                       f"document, which config.objective={config.objective!r} does not tell; 'prefix_lm' would do")
   return made
 
 

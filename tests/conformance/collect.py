@@ -41,6 +41,11 @@ def examples(slot: str, name: str) -> tuple[str, ...]:
   return tried(spec.find(name, *SLOTS[slot]), SLOTS[slot][1], name)
 
 
+def variant(slot: str, text: str) -> type:
+  """The class that a spec names."""
+  return spec.find(spec.parse(text).name, *SLOTS[slot])
+
+
 def tried(variant: type, base: type, name: str) -> tuple[str, ...]:
   """`examples` of a class."""
   return variant.examples or (() if required(variant, base) else (name,))
@@ -68,20 +73,43 @@ def decoder_masks(texts: list[str], length: int) -> list[str]:
   return [text if is_causal(mask(text), length) else f'causal & ({text})' for text in texts]
 
 
-def combinations(length: int) -> list:
-  """mixer × position × mask, as pytest parameters.
+def surroundings(mixer: str) -> dict[str, str]:
+  """The plainest position and mask that a mixer says it takes."""
+  kind = variant('mixer', mixer)
+  plain = DEFAULTS | {'mixer': mixer}
+  if not kind.hooks:
+    plain['position'] = 'none'
+  if kind.masks is not None and plain['mask'] not in kind.masks:
+    plain['mask'] = kind.masks[0]
+  return plain
 
-  Every variant of each slot meets every variant of the two others, in its first example, and its
-  further examples meet the defaults. Triples without any default would be the product of three
-  growing folders; they run under `make test-slow`.
+
+def first(slot: str) -> list[str]:
+  """The first example of every variant of a slot."""
+  return [examples(slot, name)[0] for name in variants(slot) if examples(slot, name)]
+
+
+def combinations(length: int, causal: bool = True) -> list:
+  """mixer × position × mask, as pytest parameters; masks put under `causal`, or only those that look ahead.
+
+  Every example of every variant of a slot meets the plainest surroundings. Every variant meets every
+  variant of the two other slots, in its first example; as that is the product of three growing folders,
+  it runs under `make test-slow`.
   """
-  def first(slot):
-    return [examples(slot, name)[0] for name in variants(slot) if examples(slot, name)]
-  triples = list(itertools.product(first('mixer'), first('position'), decoder_masks(first('mask'), length)))
-  for slot in DEFAULTS:
-    texts = decoder_masks(specs(slot), length) if slot == 'mask' else specs(slot)
-    triples += [tuple((DEFAULTS | {slot: text}).values()) for text in texts]
-  def marks(triple):
-    return [] if set(zip(DEFAULTS, triple)) & set(DEFAULTS.items()) else [pytest.mark.slow]
-  return [pytest.param(*triple, marks=marks(triple), id=' · '.join(triple))
-          for triple in dict.fromkeys(triples)]
+  def masks(texts):
+    return (decoder_masks(texts, length) if causal else
+            [text for text in texts if not is_causal(mask(text), length)])
+  plain = []
+  for mixer in specs('mixer'):
+    around = surroundings(mixer)
+    kind = variant('mixer', mixer)
+    if causal and is_causal(mask(around['mask']), length):
+      plain.append(tuple(around.values()))
+    if not causal and (kind.masks is None or 'full' in kind.masks):
+      plain.append(tuple((around | {'mask': 'full'}).values()))
+  default = DEFAULTS if causal else DEFAULTS | {'mask': 'full'}
+  for slot, texts in (('position', specs('position')), ('mask', masks(specs('mask')))):
+    plain += [tuple((default | {slot: text}).values()) for text in texts]
+  triples = list(itertools.product(first('mixer'), first('position'), masks(first('mask'))))
+  return [pytest.param(*triple, marks=[] if triple in plain else [pytest.mark.slow], id=' · '.join(triple))
+          for triple in dict.fromkeys(plain + triples)]

@@ -11,7 +11,7 @@ from jax.tree_util import Partial
 
 import tfm.positions
 from conformance import collect
-from conformance.tiny import asked, config
+from conformance.tiny import PREFIX, asked, config
 from reference import attention
 from tfm import build, spec
 from tfm.kernels.protocol import Kernel
@@ -34,6 +34,11 @@ class Case:
   segments: str = 'whole'   # whole, packed (two documents and padding), padding (nothing else)
   queries: tuple = (0, S)   # which of the S tokens ask
   learned_score: bool = False
+  soft_cap: float = 0.0
+  sinks: bool = False
+  normalizer: str = 'softmax'
+  dropout: float = 0.0
+  layout: str = 'any'
 
   @functools.cached_property
   def arrays(self):
@@ -52,6 +57,17 @@ class Case:
     a['q'] = a['q'][:, asking]
     return a
 
+  def asked(self):
+    """The keywords that are no arrays of the tokens."""
+    return dict(
+      mask=collect.mask(self.mask), soft_cap=self.soft_cap, normalizer=self.normalizer, offset=-0.5, layout=self.layout,
+      dropout=self.dropout, dropout_key=jax.random.key(3) if self.dropout else None)
+
+  def learned(self):
+    """The score, the bias and the sinks: what has learned leaves."""
+    sinks = jnp.asarray(np.random.default_rng(4).standard_normal(self.heads), jnp.float32) if self.sinks else None
+    return *self.functions(), sinks
+
   def functions(self):
     """The score and the bias: functions with learned leaves."""
     score = asked(spec.factory(self.score, *collect.SLOTS['score'], head_width=C), lambda made: made())
@@ -61,7 +77,7 @@ class Case:
       table = jnp.asarray(np.random.default_rng(1).standard_normal((self.heads, 5)), jnp.float32)
       return score, Partial(by_distance, table) if self.bias else None
     c = config(position=self.bias, heads=self.heads, kv_heads=self.kv_heads, head_width=C)
-    return score, asked(build.position(c, 'model', c.model), lambda made: made.bias())
+    return score, asked(build.position(c, 'model', c.model), lambda made: made.bias(made.share()))
 
 
 def weighted(weight, q, k):
@@ -89,6 +105,19 @@ CASES = {
   'padding only': Case(kv_heads=2, segments='padding'),
   'one query': Case(kv_heads=2, queries=(7, 8), bias='own'),
   'few queries': Case(kv_heads=2, queries=(4, 7), segments='packed'),
+  'soft cap': Case(kv_heads=2, soft_cap=1.5, bias='own', segments='packed'),
+  'sinks': Case(kv_heads=2, sinks=True, mask='causal & window(2)', segments='packed'),
+  'sinks over nothing': Case(sinks=True, mask='~causal'),
+  'sigmoid': Case(kv_heads=2, normalizer='sigmoid', bias='own', segments='packed'),
+  'prefix': Case(kv_heads=2, mask='prefix', segments='packed'),
+  'whole': Case(kv_heads=2, mask='causal & window(4)', layout='whole'),
+  'packed layout': Case(kv_heads=2, mask='causal & window(2)', segments='packed', layout='packed'),
+}
+# Each kernel draws as the dense one does, whose own share and mean are tested below.
+DROPPED = {
+  'dropout': Case(kv_heads=2, dropout=0.3, bias='own', segments='packed'),
+  'dropout with sinks': Case(kv_heads=2, dropout=0.3, sinks=True),
+  'dropout of sigmoid': Case(kv_heads=2, dropout=0.3, normalizer='sigmoid'),
 }
 COLLECTED = {f'score {text}': Case(kv_heads=2, score=text) for text in collect.specs('score')}
 COLLECTED |= {f'mask {text}': Case(kv_heads=2, mask=text, segments='packed')
@@ -106,24 +135,25 @@ def kernel(text) -> Kernel:
 
 @functools.cache
 def call(text, case, dtype='float32', order=None):
-  """(out, gradients of q, k, v, score and bias for a fixed cotangent), through jit; keys in another order."""
+  """(out, gradients of q, k, v, score, bias and sinks for a fixed cotangent), through jit; keys in another order."""
   a = dict(case.arrays)
   if order:
     a |= {name: a[name][:, order] for name in ('k', 'v', 'k_positions', 'k_segments')}
-  score, bias = case.functions()
   g = cotangent(a)
   fixed = {name: jnp.asarray(x) for name, x in a.items() if name not in 'qkv'}
 
+  fixed |= case.asked() | dict(k_prefix=jnp.full_like(fixed['k_positions'], PREFIX))
+
   @jax.jit
-  def run(q, k, v, score, bias):
-    def out(q, k, v, score, bias):
-      return kernel(text)(q, k, v, score=score, mask=collect.mask(case.mask), bias=bias, **fixed)
-    y, back = jax.vjp(out, q, k, v, score, bias)
+  def run(q, k, v, *learned):
+    def out(q, k, v, score, bias, sinks):
+      return kernel(text)(q, k, v, score=score, bias=bias, sinks=sinks, **fixed)
+    y, back = jax.vjp(out, q, k, v, *learned)
     return y, back(jnp.asarray(g, y.dtype))
 
   q, k, v = (jnp.asarray(a[name], dtype) for name in 'qkv')
   try:
-    return run(q, k, v, score, bias)
+    return run(q, k, v, *case.learned())
   except ValueError as refusal:
     # Only an optional kernel may refuse, and never the plainest of cases.
     assert text != 'dense' and case != CASES['multi-head'] and len(str(refusal).split()) > 5
@@ -139,7 +169,7 @@ def formula(case, dtype='float32'):
   a = case.arrays
   rounded = {n: np.asarray(jnp.asarray(a[n], dtype).astype(jnp.float32), np.float64) for n in 'qkv'}
   q, k, v = rounded.values()
-  score, bias = case.functions()
+  score, bias, sinks = case.learned()
   B, T, H, _ = q.shape
   K = k.shape[2]
   grouped = jnp.asarray(q.reshape(B, T, K, H // K, C).transpose(0, 2, 3, 1, 4), dtype)
@@ -147,20 +177,29 @@ def formula(case, dtype='float32'):
 
   def logits_of(score, bias, q, k):
     logits = score(q, k)
-    return logits if bias is None else logits + bias(q, k, a['q_positions'], a['k_positions'])
+    logits = logits if bias is None else logits + bias(q, k, a['q_positions'], a['k_positions'])
+    return case.soft_cap * jnp.tanh(logits / case.soft_cap) if case.soft_cap else logits
 
   logits, back = jax.jit(lambda *args: jax.vjp(logits_of, *args))(score, bias, grouped, keys)
   flat = np.asarray(logits, np.float64).reshape(B, H, T, -1)
-  if case.score == 'dot' and not case.learned_score and bias is None:
+  if case.score == 'dot' and not case.learned_score and bias is None and not case.soft_cap:
     np.testing.assert_allclose(flat, attention.dot_logits(q, k), rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
   visible = attention.seen(
-    lambda q, k: bool(collect.mask(case.mask)(q, k)),
+    lambda q, k: bool(collect.mask(case.mask).given(PREFIX)(np.asarray(q), np.asarray(k))),
     *(a[n] for n in ('q_positions', 'k_positions', 'q_segments', 'k_segments')))
-  d_logits, d_v = attention.gradients(flat, visible, v, cotangent(a))
+  asked = case.asked()
+  if case.normalizer == 'sigmoid':
+    p = attention.sigmoid_weights(flat, visible, asked['offset'])
+    d_p, d_v = attention.weight_gradients(p, v, cotangent(a))
+    d_logits = d_p * p * (1 - p)
+  else:
+    p = attention.weights(flat, visible, None if sinks is None else np.asarray(sinks, np.float64))
+    d_p, d_v = attention.weight_gradients(p, v, cotangent(a))
+    d_logits, d_sinks = attention.softmax_gradients(p, d_p)
   d_score, d_bias, d_q, d_k = jax.jit(lambda back, g: back(g))(
     back, jnp.asarray(d_logits.reshape(logits.shape), jnp.float32))
   d_q, d_k = d_q.transpose(0, 3, 1, 2, 4).reshape(q.shape), d_k.swapaxes(1, 2)
-  return attention.attend(flat, visible, v), (d_q, d_k, d_v, d_score, d_bias)
+  return attention.attend(p, v), (d_q, d_k, d_v, d_score, d_bias, None if sinks is None else d_sinks)
 
 
 def close(a, b, tolerance):
@@ -175,9 +214,10 @@ def test_dense_is_the_formula(name):
 
 
 @pytest.mark.parametrize('text, name', [
-  (text, name) for text in KERNELS if text != 'dense' for name in CASES])
+  (text, name) for text in KERNELS if text != 'dense' for name in CASES | DROPPED])
 def test_every_kernel_is_the_dense_one(text, name):
-  close(call(text, CASES[name]), call('dense', CASES[name]), TOLERANCE['float32'])
+  case = (CASES | DROPPED)[name]
+  close(call(text, case), call('dense', case), TOLERANCE['float32'])
 
 
 @pytest.mark.parametrize('name', ['multi-head', 'packed', 'learned score', 'a row that sees nothing'])
@@ -196,7 +236,7 @@ def test_bfloat16(text, name):
 @pytest.mark.parametrize('text', KERNELS)
 def test_a_query_that_sees_nothing_gets_zeros_and_gives_none(text):
   case = CASES['a row that sees nothing']
-  out, (d_q, d_k, d_v, _, d_bias) = call(text, case)
+  out, (d_q, d_k, d_v, _, d_bias, _) = call(text, case)
   assert not out[:, -1].any() and out[:, :-1].any()  # nothing stands after the last
   assert not d_q[:, -1].any() and not d_k[:, 0].any() and not d_v[:, 0].any()  # nobody sees the first
   out, gradients = call(text, CASES['padding only'])
@@ -208,8 +248,8 @@ def test_a_query_that_sees_nothing_gets_zeros_and_gives_none(text):
 def test_the_order_of_keys_does_not_matter(text, name):
   case = CASES[name]
   order = np.random.default_rng(3).permutation(S)
-  out, (d_q, d_k, d_v, _, d_bias) = call(text, case)
-  out_, (d_q_, d_k_, d_v_, _, d_bias_) = call(text, case, order=tuple(order.tolist()))
+  out, (d_q, d_k, d_v, _, d_bias, _) = call(text, case)
+  out_, (d_q_, d_k_, d_v_, _, d_bias_, _) = call(text, case, order=tuple(order.tolist()))
   close((out, d_q, d_k[:, order], d_v[:, order], d_bias), (out_, d_q_, d_k_, d_v_, d_bias_),
     TOLERANCE['float32'])
 

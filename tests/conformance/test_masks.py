@@ -18,9 +18,14 @@ Q = np.random.default_rng(0).integers(0, 40, (2, 9, 1))
 K = np.random.default_rng(1).integers(0, 40, (2, 1, 13))
 
 
+def known(text):
+  """The mask as it is asked: every document has a prefix of 5, for those that want to know."""
+  return collect.mask(text).given(5)
+
+
 @pytest.mark.parametrize('text', COMBINED)
 def test_host_and_device_agree(text):
-  mask = collect.mask(text)
+  mask = known(text)
   host = mask(Q, K)
   assert isinstance(host, np.ndarray)  # planned on the host: nothing may go to a device
   assert host.dtype == bool and host.shape == (2, 9, 13)
@@ -33,7 +38,7 @@ def test_host_and_device_agree(text):
 
 @pytest.mark.parametrize('text', TEXTS)
 def test_a_mask_knows_positions_and_no_indices(text):
-  mask = collect.mask(text)
+  mask = known(text)
   pairs = {(q, k): bool(mask(np.array([q]), np.array([k]))[0]) for q in range(12) for k in range(12)}
   np.testing.assert_array_equal(table(mask, 12), [[pairs[q, k] for k in range(12)] for q in range(12)])
   order = np.random.default_rng(2).permutation(12)
@@ -42,10 +47,10 @@ def test_a_mask_knows_positions_and_no_indices(text):
 
 @pytest.mark.parametrize('a, b', list(itertools.product(TEXTS, TEXTS)))
 def test_algebra(a, b):
-  x, y = table(collect.mask(a), 12), table(collect.mask(b), 12)
+  x, y = table(known(a), 12), table(known(b), 12)
   for text, truth in ((f'({a}) & ({b})', x & y), (f'({a}) | ({b})', x | y), (f'~({a})', ~x),
                       (f'~({a}) & ({b})', ~x & y), (f'({a}) | ~(({b}) & ({a}))', x | ~(y & x))):
-    np.testing.assert_array_equal(table(collect.mask(text), 12), truth, err_msg=text)
+    np.testing.assert_array_equal(table(known(text), 12), truth, err_msg=text)
 
 
 @pytest.mark.parametrize('text', COMBINED)
@@ -61,14 +66,36 @@ def test_equal_specs_are_equal_objects(text):
 def test_static_arguments_compile_once(text):
   traced = []
   @functools.partial(jax.jit, static_argnums=0)
-  def seen(mask, q, k):
+  def seen(mask, q, k, prefix):
     traced.append(mask)
-    return mask(q, k)
-  q, k = jnp.asarray(Q), jnp.asarray(K)
-  seen(collect.mask(text), q, k), seen(collect.mask(text), q, k)
+    return mask.given(prefix)(q, k)
+  asked = jnp.asarray(Q), jnp.asarray(K), jnp.full((1, 1, 1), 5)
+  seen(collect.mask(text), *asked), seen(collect.mask(text), *asked)
   assert len(traced) == 1
-  seen(collect.mask(f'~({text})'), q, k)
+  seen(collect.mask(f'~({text})'), *asked)
   assert len(traced) == 2
+
+
+@pytest.mark.parametrize('layout', ['whole', 'packed', 'any'])
+@pytest.mark.parametrize('text', COMBINED)
+def test_bounds_hold_whatever_the_data(text, layout):
+  """Wherever documents of a row of 12 tokens begin, whatever their prefix: what is certain is seen, and no more
+  than what is possible."""
+  mask, index = collect.mask(text), np.arange(12)
+  q, k = index[:, None], index[None, :]
+  certain, possible = mask.bounds(q, k, layout)
+  assert certain.shape == possible.shape == (12, 12)
+  assert not (certain & ~possible).any()
+  for start in (0,) if layout == 'whole' else (0, 1, 3, 7):
+    for prefix in (0, 2, 5, 12):
+      positions = index - start  # of the document that begins at `start`
+      if layout == 'any':
+        positions = np.random.default_rng(start).permutation(12)
+      seen = np.broadcast_to(mask.given(prefix)(positions[:, None], positions[None, :]), (12, 12))
+      within = (positions[:, None] >= 0) & (positions[None, :] >= 0)
+      assert not (certain & ~seen & within).any() and not (seen & ~possible & within).any()
+  if mask.relative and layout != 'any' or layout == 'whole' and not mask.reads:
+    np.testing.assert_array_equal(certain, possible)  # nothing is left open that could be told
 
 
 def test_all_masks_differ():
@@ -86,8 +113,11 @@ def test_causality_is_seen_however_far_ahead_a_mask_looks():
   assert not is_causal(collect.mask('causal | ~window(600)'), 1024)
   assert is_causal(collect.mask('causal & window(600)'), 1024)
   assert is_causal(collect.mask('causal | ~window(600)'), 600)
+  assert is_causal(collect.mask('prefix'), 12)  # as far as there is no prefix
 
 
 def test_density():
   assert density(collect.mask('causal'), 10) == 0.55
   assert density(collect.mask('causal & window(1)'), 10) == 0.19
+  assert density(collect.mask('full'), 10) == 1
+  assert density(collect.mask('causal'), 10_000) == 0.50005  # counted in several pieces

@@ -41,7 +41,8 @@ def combination(mixer, position, mask):
   return accepted(mixer, position, mask)
 
 
-@pytest.mark.parametrize('mixer, position, mask', collect.combinations(LENGTH))
+@pytest.mark.parametrize(
+  'mixer, position, mask', collect.combinations(LENGTH) + collect.combinations(LENGTH, causal=False))
 class TestRows:
 
   def test_packed_documents_give_what_each_gives_alone(self, combination):

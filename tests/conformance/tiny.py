@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from conformance import collect
 from tfm import build
 from tfm import config as configs
 from tfm.mixers.protocol import Context
@@ -17,6 +18,7 @@ from tfm.mixers.protocol import Context
 QUICK = {'xla_backend_optimization_level': 0}
 VOCAB = 29
 LENGTH = 12
+PREFIX = 3
 # Two layers, so that what one layer leaks another carries on; grouped heads; biases, so that there is
 # something to forget; an output of its own, so that the embedding's gradient is the input's alone.
 MODEL = dict(layers=2, width=16, heads=4, kv_heads=2, feed_forward_width=32, bias=True, tied=False,
@@ -24,13 +26,14 @@ MODEL = dict(layers=2, width=16, heads=4, kv_heads=2, feed_forward_width=32, bia
 
 
 def config(length=LENGTH, **model):
-  """The resolved config of a tiny model with some fields of `model` set."""
-  return configs.resolve(configs.complete(dict(data=dict(length=length), model=MODEL | model)))
+  """The resolved config of a tiny model with some fields of `model` set, and an objective for its mask."""
+  objective = 'prefix_lm' if collect.mask(model.get('mask', 'causal')).reads else 'causal_lm'
+  return configs.resolve(configs.complete(dict(data=dict(length=length), model=MODEL | model, objective=objective)))
 
 
-def decoder(length=LENGTH, vocab=VOCAB, **model):
+def decoder(length=LENGTH, vocab=VOCAB, causal=True, **model):
   """The model of `config`."""
-  return build.model(config(length, **model), vocab)
+  return build.model(config(length, **model), vocab, causal)
 
 
 def boxed(model, rows=1, length=LENGTH):
@@ -52,19 +55,26 @@ def parameters(model, seed=0, scale=0.4):
 
 
 class Tiny:
-  """A model with parameters, compiled once per shape; raises ValueError where the config is refused."""
+  """A model with parameters, compiled once per shape; raises ValueError where the config is refused.
+
+  Its mask may look ahead. Every document's prefix has `PREFIX` tokens where nothing else is said.
+  """
 
   def __init__(self, **model):
-    self.model = decoder(**model)
+    self.model = decoder(causal=False, **model)
     self.params = parameters(self.model)
     self.apply = jax.jit(lambda params, tokens, context, caches: self.model.apply(
       {'params': params}, tokens, context, caches), compiler_options=QUICK)
 
-  def __call__(self, tokens, positions, segments, caches=None):
+  def __call__(self, tokens, positions, segments, caches=None, prefix=PREFIX):
     """Logits [B T V], and the caches where some were given."""
-    context = Context(jnp.asarray(positions, jnp.int32), jnp.asarray(segments, jnp.int32))
+    context = self.context(positions, segments, prefix)
     logits, caches = self.apply(self.params, jnp.asarray(tokens, jnp.int32), context, caches)
     return np.asarray(logits), caches
+
+  def context(self, positions, segments, prefix):
+    positions, segments = jnp.asarray(positions, jnp.int32), jnp.asarray(segments, jnp.int32)
+    return Context(positions, segments, jnp.broadcast_to(jnp.asarray(prefix, jnp.int32), segments.shape))
 
   def influence(self, positions, segments):
     """[T, T]: the largest |d logits[t] / d embedding of token j| along one random direction of logits.
@@ -73,7 +83,7 @@ class Tiny:
     gradient of one input.
     """
     tokens = np.random.default_rng(1).permutation(VOCAB)[:len(positions)]
-    context = Context(jnp.asarray([positions], jnp.int32), jnp.asarray([segments], jnp.int32))
+    context = self.context([positions], [segments], PREFIX)
     by_row = np.asarray(self.gradients(self.params, jnp.asarray([tokens], jnp.int32), context))
     return np.abs(by_row[:, tokens]).max(-1)
 

@@ -164,13 +164,6 @@ class TestDropout:
     assert set(np.round(np.unique(sums[:, 0]), 4)) <= {0.0, np.float32(1.4286)}
 
 
-def test_memory_is_refused_by_self_attention():
-  mixer = decoder().stack().pattern[0]().mixer()
-  x = jnp.ones((1, 3, 16))
-  with pytest.raises(ValueError, match='takes no memory'):
-    jax.eval_shape(lambda: mixer.init(jax.random.key(0), x, x, Context.whole(x[..., 0]), None))
-
-
 def test_init_caches_touches_no_parameters_and_counts_from_zero():
   caches = decoder(layers=3).init_caches(4, 7)
   shapes = {jnp.shape(x) for x in jax.tree.leaves(caches)}

@@ -23,35 +23,50 @@ def seen(predicate, q_positions, k_positions, q_segments, k_segments):
   return out
 
 
-def weights(logits, visible):
-  """softmax over the visible keys, [B H T S]; zeros for a query that sees none."""
+def weights(logits, visible, sinks=None):
+  """softmax over the visible keys and the head's sink, [B H T S]; zeros for a query that sees no key."""
   out = np.zeros(logits.shape)
   for b, h, t in np.ndindex(*logits.shape[:3]):
     keys = visible[b, t]
     if keys.any():
-      e = np.exp(logits[b, h, t, keys] - logits[b, h, t, keys].max())
-      out[b, h, t, keys] = e / e.sum()
+      top = logits[b, h, t, keys].max()
+      e = np.exp(logits[b, h, t, keys] - top)
+      out[b, h, t, keys] = e / (e.sum() + (0 if sinks is None else np.exp(sinks[h] - top)))
   return out
 
 
-def attend(logits, visible, v):
-  """Σ_s weight[b, h, t, s] · v[b, s, h // (H/K)] → [B T H C]."""
-  p, group = weights(logits, visible), logits.shape[1] // v.shape[2]
-  out = np.empty((v.shape[0], logits.shape[2], logits.shape[1], v.shape[3]))
-  for b, h in np.ndindex(*logits.shape[:2]):
+def sigmoid_weights(logits, visible, offset):
+  """1 / (1 + exp(-logits - offset)) where the key is visible, [B H T S]."""
+  return np.where(visible[:, None], 1 / (1 + np.exp(-logits - offset)), 0)
+
+
+def attend(p, v):
+  """Σ_s p[b, h, t, s] · v[b, s, h // (H/K)] → [B T H C]."""
+  group = p.shape[1] // v.shape[2]
+  out = np.empty((v.shape[0], p.shape[2], p.shape[1], v.shape[3]))
+  for b, h in np.ndindex(*p.shape[:2]):
     out[b, :, h] = p[b, h] @ v[b, :, h // group].astype(np.float64)
   return out
 
 
-def gradients(logits, visible, v, g):
-  """(d logits [B H T S], d v) for the cotangent g [B T H C], by the rule of the softmax."""
-  p, group = weights(logits, visible), logits.shape[1] // v.shape[2]
-  d_logits, d_v = np.zeros(logits.shape), np.zeros(v.shape)
-  for b, h in np.ndindex(*logits.shape[:2]):
-    d_p = g[b, :, h].astype(np.float64) @ v[b, :, h // group].astype(np.float64).T
-    d_logits[b, h] = p[b, h] * (d_p - (p[b, h] * d_p).sum(-1, keepdims=True))
+def weight_gradients(p, v, g):
+  """(d p [B H T S], d v) of `attend` for the cotangent g [B T H C]."""
+  group = p.shape[1] // v.shape[2]
+  d_p, d_v = np.zeros(p.shape), np.zeros(v.shape)
+  for b, h in np.ndindex(*p.shape[:2]):
+    d_p[b, h] = g[b, :, h].astype(np.float64) @ v[b, :, h // group].astype(np.float64).T
     d_v[b, :, h // group] += p[b, h].T @ g[b, :, h]
-  return d_logits, d_v
+  return d_p, d_v
+
+
+def softmax_gradients(p, d_p):
+  """(d logits, d sinks [H]): the rule of the softmax; a sink is one more logit, whose value is zero.
+
+  A query that sees nothing has no softmax, and gives the sink nothing.
+  """
+  d_logits = p * (d_p - (p * d_p).sum(-1, keepdims=True))
+  sink = np.where(p.any(-1), 1 - p.sum(-1), 0)
+  return d_logits, -(sink * (p * d_p).sum(-1)).sum((0, 2))
 
 
 def dot_gradients(q, k, d_logits, scale=None):

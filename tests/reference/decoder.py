@@ -33,5 +33,5 @@ def mix(p, x, positions, segments, heads_per_key, position):
   if position == 'rope':
     q, k = rope.rotate(q, positions), rope.rotate(k, positions)
   visible = attention.seen(lambda q, k: k <= q, positions, positions, segments, segments)
-  y = attention.attend(attention.dot_logits(q, k), visible, v)
+  y = attention.attend(attention.weights(attention.dot_logits(q, k), visible), v)
   return np.einsum('bthc,hcd->btd', y, p['out']['kernel']) + p['out']['bias']

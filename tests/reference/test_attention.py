@@ -22,19 +22,28 @@ def test_dot_is_the_formula(text, scale):
   np.testing.assert_allclose(logits.reshape(2, 4, 5, 5), expected, rtol=1e-5, atol=1e-6)
 
 
-def test_the_oracles_gradients_are_its_differences():
+@pytest.mark.parametrize('kind', ['softmax', 'sinks', 'sigmoid'])
+def test_the_oracles_gradients_are_its_differences(kind):
   visible = np.tril(np.ones((5, 5), bool))[None].repeat(2, 0)
   visible[1, 0] = False  # a row that sees nothing
-  g = DRAW.standard_normal((2, 5, 4, 4))
+  g, sinks = DRAW.standard_normal((2, 5, 4, 4)), DRAW.standard_normal(4)
 
-  def loss(q, k, v):
-    return (attention.attend(attention.dot_logits(q, k), visible, v) * g).sum()
+  def weights(q, k, sinks):
+    logits = attention.dot_logits(q, k)
+    if kind == 'sigmoid':
+      return attention.sigmoid_weights(logits, visible, -0.7)
+    return attention.weights(logits, visible, sinks if kind == 'sinks' else None)
 
-  d_logits, d_v = attention.gradients(attention.dot_logits(Q, K), visible, V, g)
+  def loss(q, k, v, sinks):
+    return (attention.attend(weights(q, k, sinks), v) * g).sum()
+
+  p = weights(Q, K, sinks)
+  d_p, d_v = attention.weight_gradients(p, V, g)
+  d_logits, d_sinks = (d_p * p * (1 - p), None) if kind == 'sigmoid' else attention.softmax_gradients(p, d_p)
   d_q, d_k = attention.dot_gradients(Q, K, d_logits)
-  for i, gradient in enumerate((d_q, d_k, d_v)):
+  for i, gradient in enumerate((d_q, d_k, d_v, d_sinks)[:4 if kind == 'sinks' else 3]):
     way = DRAW.standard_normal(gradient.shape)
-    arguments = [[x + sign * 1e-5 * way if j == i else x for j, x in enumerate((Q, K, V))]
+    arguments = [[x + sign * 1e-5 * way if j == i else x for j, x in enumerate((Q, K, V, sinks))]
       for sign in (1, -1)]
     slope = (loss(*arguments[0]) - loss(*arguments[1])) / 2e-5
     np.testing.assert_allclose((gradient * way).sum(), slope, rtol=1e-6)

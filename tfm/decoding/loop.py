@@ -135,17 +135,20 @@ def prefill(
 ) -> State:
   """Reads all prompts but their last tokens, into caches with slots for `room` more tokens."""
   longest = max(map(len, prompts))
-  widths = cut(longest - 1, pieces)
+  # A prefix is what was there before writing began; seen from everywhere in it, it is read at once.
+  prefixed = 'prefix' in model.reads
+  widths = [buckets(longest - 1, 16)] * (longest > 1) if prefixed else cut(longest - 1, pieces)
   length, rows = sum(widths), buckets(-(-len(prompts) // ways())) * ways()
-  tokens, positions, segments = np.zeros((3, rows, length + 1), np.int32)
+  tokens, positions, segments, prefix = np.zeros((4, rows, length + 1), np.int32)
   for row, prompt in enumerate(prompts):
     n = len(prompt)
-    tokens[row, -n:], positions[row, -n:], segments[row, -n:] = prompt, np.arange(n), 1
+    tokens[row, -n:], positions[row, -n:], segments[row, -n:], prefix[row, -n:] = prompt, np.arange(n), 1, n - 1
   caches = empty(model, rows, buckets(length + room, 16))
   start = 0
   for width in widths:
     piece = slice(start, start + width)
-    caches = read(model, params, tokens[:, piece], Context(positions[:, piece], segments[:, piece]), caches)
+    context = Context(positions[:, piece], segments[:, piece], prefix[:, piece] if prefixed else None)
+    caches = read(model, params, tokens[:, piece], context, caches)
     start += width
   return State(caches, tokens[:, -1], positions[:, -1], segments[:, -1] == 0)
 
@@ -180,7 +183,8 @@ def decode(
   def step(carry):
     i, state, made = carry
     segments = jnp.where(state.done, 0, 1)
-    context = Context(state.positions[:, None], segments[:, None])
+    # What is written stands after the prefix, whose length is known from its own tokens: 0 will do.
+    context = Context(state.positions[:, None], segments[:, None], jnp.zeros_like(segments)[:, None])
     logits, caches = model.apply({'params': params}, state.tokens[:, None], context, state.caches)
     drawn = sample(logits[:, 0], keys, state.positions + 1, sampling)
     tokens = jnp.where(state.done, state.tokens, drawn)

@@ -4,7 +4,96 @@ import abc
 from collections.abc import Callable
 from typing import ClassVar
 
-from tfm.shapes import Array, Float, Int
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jax.extend.random import threefry2x32_p
+
+from tfm.shapes import Array, Bool, Float, Int
+
+
+@struct.dataclass
+class Asked:
+  """What is asked of a kernel besides q, k and v.
+
+    logits  = cap(score(q, k) + bias(q, k, q_positions, k_positions)),  cap(x) = soft_cap · tanh(x / soft_cap)
+    weights = softmax over the keys that are seen, with exp(sink of the head) added to the denominator
+              or σ(logits + offset), each key for itself
+
+  Head h of H reads key head h // (H/K). A query sees the keys of its own segment that the mask lets
+  through; segment 0 is padding, seen by nobody. A query that sees no key gets zeros.
+
+  Attributes:
+    score: `(q [B K G T C], k [B K S C]) → logits [B K G T S]` in float32, and
+    bias: `(q, k, q_positions, k_positions) → logits [B K G T S]` or what broadcasts to it, or None: both
+      `Partial`s whose leaves are learned parameters.
+    mask: predicate on positions; layout: what is promised of them (`tfm.masks.protocol.LAYOUTS`).
+    k_prefix: the prefix length of each key's document, for masks that ask.
+    sinks: a learned logit a head, or None.
+    normalizer: 'softmax' or 'sigmoid', with `offset`.
+    soft_cap: 0 for none (Gemma 2: 50).
+    dropout: rate at which weights are dropped when there is a `dropout_key`.
+  """
+
+  score: Callable
+  bias: Callable | None
+  q_positions: Int[Array, 'B T']
+  k_positions: Int[Array, 'B S']
+  q_segments: Int[Array, 'B T']
+  k_segments: Int[Array, 'B S']
+  k_prefix: Int[Array, 'B S'] | None = None
+  sinks: Float[Array, 'H'] | None = None
+  dropout_key: Array | None = None
+  mask: Callable = struct.field(pytree_node=False, kw_only=True)
+  layout: str = struct.field(pytree_node=False, default='any')
+  normalizer: str = struct.field(pytree_node=False, default='softmax')
+  offset: float = struct.field(pytree_node=False, default=0.0)
+  soft_cap: float = struct.field(pytree_node=False, default=0.0)
+  dropout: float = struct.field(pytree_node=False, default=0.0)
+
+  @property
+  def drops(self) -> bool:
+    """Whether weights are dropped at all."""
+    return self.dropout > 0 and self.dropout_key is not None
+
+  def logits(
+      self, q: Float[Array, 'B K G T C'], k: Float[Array, 'B K S C'],
+      q_positions: Int[Array, 'B T'], k_positions: Int[Array, 'B S'],
+  ) -> Float[Array, 'B K G T S']:
+    """The capped logits of some queries and keys, in float32; nothing is masked yet."""
+    logits = self.score(q, k)
+    if self.bias is not None:
+      logits = logits + self.bias(q, k, q_positions, k_positions)
+    return self.soft_cap * jnp.tanh(logits / self.soft_cap) if self.soft_cap else logits
+
+  def seen(self) -> Bool[Array, 'B T S']:
+    """Which query sees which key."""
+    prefix = None if self.k_prefix is None else self.k_prefix[:, None, :]
+    seen = self.mask.given(prefix)(self.q_positions[:, :, None], self.k_positions[:, None, :])
+    return seen & same_document(self.q_segments, self.k_segments)
+
+  def kept(
+      self, shape: tuple[int, int, int], q_index: Int[Array, 'T'], k_index: Int[Array, 'S']
+  ) -> Bool[Array, 'B K G T S']:
+    """Which weights of a `(B, K, G)` batch survive dropout.
+
+    Each is drawn from the key and its own place (row, head, query, key): blocks, and all kernels, agree.
+    """
+    B, K, G = shape
+    row = jnp.arange(B * K * G, dtype=jnp.uint32).reshape(B, K, G, 1, 1)
+    total = jnp.uint32(self.q_positions.shape[1])
+    high = row * total + q_index.astype(jnp.uint32)[None, None, None, :, None]
+    full = (*shape, len(q_index), len(k_index))
+    low = jnp.broadcast_to(k_index.astype(jnp.uint32)[None, None, None, None, :], full)
+    first, second = jax.random.key_data(self.dropout_key).astype(jnp.uint32)[:2]
+    bits, _ = threefry2x32_p.bind(
+      jnp.broadcast_to(first, full), jnp.broadcast_to(second, full), jnp.broadcast_to(high, full), low)
+    return bits >= jnp.uint32(round(self.dropout * 2**32))
+
+
+def same_document(q_segments: Int[Array, 'B T'], k_segments: Int[Array, 'B S']) -> Bool[Array, 'B T S']:
+  """Whether both stand in one document, and the key is no padding."""
+  return (q_segments[:, :, None] == k_segments[:, None, :]) & (k_segments != 0)[:, None, :]
 
 
 class Kernel(abc.ABC):
@@ -18,26 +107,44 @@ class Kernel(abc.ABC):
 
   examples: ClassVar[tuple[str, ...]] = ()
 
-  @abc.abstractmethod
   def __call__(
-      self,
-      q: Float[Array, 'B T H C'],
-      k: Float[Array, 'B S K C'],
-      v: Float[Array, 'B S K C'],
-      *,
-      score: Callable,
-      mask: Callable,
-      bias: Callable | None,
-      q_positions: Int[Array, 'B T'],
-      k_positions: Int[Array, 'B S'],
-      q_segments: Int[Array, 'B T'],
-      k_segments: Int[Array, 'B S'],
-      dropout: float = 0.0,
-      dropout_key: Array | None = None,
-  ) -> Float[Array, 'B T H C']:
-    """softmax(score(q, k) + bias) · v over the keys that mask and segments let through.
+      self, q: Float[Array, 'B T H C'], k: Float[Array, 'B S K C'], v: Float[Array, 'B S K C2'], **asked
+  ) -> Float[Array, 'B T H C2']:
+    """Attention as `Asked`, whose fields are the keywords, describes it.
 
-    Query heads are grouped over key/value heads: head h reads key head h // (H/K). A query sees a
-    key only in its own segment; segment 0 is padding, seen by nobody. A query that sees no key gets
-    zeros. `dropout` drops attention weights when a key is given.
+    Raises:
+      ValueError: if this kernel cannot serve, with the reason.
     """
+    return self.serve(q, k, v, Asked(**asked))[0]
+
+  def with_log_sum_exp(self, q, k, v, **asked) -> tuple[Float[Array, 'B T H C2'], Float[Array, 'B H T']]:
+    """The same, and log Σ exp(logits) over what each query sees, sinks included; -inf where it sees nothing.
+
+    With it a chosen row of weights is exp(logits - log-sum-exp), and the others need not be stored.
+
+    Raises:
+      ValueError: also for a normalizer that has no sum.
+    """
+    asked = Asked(**asked)
+    if asked.normalizer != 'softmax':
+      raise ValueError(f'normalizer={asked.normalizer!r} has no log-sum-exp; softmax has one')
+    out, log_sum_exp = self.serve(q, k, v, asked)
+    if log_sum_exp is None:
+      raise ValueError(f'{type(self).__name__} does not tell the log-sum-exp; dense and chunked do')
+    return out, log_sum_exp
+
+  def serve(self, q, k, v, asked: Asked):
+    """`attend`, after a refusal where there is a reason for one."""
+    if reason := self.refusal(q, k, v, asked):
+      raise ValueError(f'kernel={type(self).__name__.lower()!r} cannot serve: {reason}')
+    return self.attend(q, k, v, asked)
+
+  def refusal(self, q: Array, k: Array, v: Array, asked: Asked) -> str | None:
+    """Why this kernel cannot serve, told from shapes, types, platform and static fields; None if it can."""
+    return None
+
+  @abc.abstractmethod
+  def attend(
+      self, q: Float[Array, 'B T H C'], k: Float[Array, 'B S K C'], v: Float[Array, 'B S K C2'], asked: Asked
+  ) -> tuple[Float[Array, 'B T H C2'], Float[Array, 'B H T'] | None]:
+    """The output, and the log-sum-exp, or None from a kernel that does not tell it."""

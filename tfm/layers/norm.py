@@ -1,4 +1,4 @@
-"""Normalisation over the model width, computed in float32."""
+"""Normalisation over the last axis, computed in float32."""
 
 import flax.linen as nn
 import jax
@@ -10,10 +10,15 @@ from tfm.shapes import Array, Float
 
 
 class LayerNorm(nn.Module):
-  """(x - mean) / √(variance + epsilon) · scale + bias (Ba et al. 2016, eq. 4)."""
+  """(x - mean) / √(variance + epsilon) · scale + bias (Ba et al. 2016, eq. 4).
+
+  Attributes:
+    axis: the logical axis that is normalised; the model width unless given.
+  """
 
   bias: bool
   epsilon: float = 1e-5
+  axis: str = 'embed'
 
   @nn.compact
   def __call__(self, x: Float[Array, '... D']) -> Float[Array, '... D']:
@@ -27,9 +32,10 @@ class LayerNorm(nn.Module):
 
 
 class RMSNorm(nn.Module):
-  """x / √(mean(x²) + epsilon) · scale (Zhang & Sennrich 2019, eq. 4)."""
+  """x / √(mean(x²) + epsilon) · scale (Zhang & Sennrich 2019, eq. 4); `axis` as above."""
 
   epsilon: float = 1e-6
+  axis: str = 'embed'
 
   @nn.compact
   def __call__(self, x: Float[Array, '... D']) -> Float[Array, '... D']:
@@ -40,7 +46,7 @@ class RMSNorm(nn.Module):
 
 def _vector(module, name, initializer, x):
   """A parameter of the width of x, shaped to meet it (rank promotion is an error here)."""
-  vector = module.param(name, partitioned(initializer, ('embed',)), x.shape[-1:], jnp.float32)
+  vector = module.param(name, partitioned(initializer, (module.axis,)), x.shape[-1:], jnp.float32)
   return vector.reshape((1,) * (x.ndim - 1) + x.shape[-1:])
 
 

@@ -9,5 +9,7 @@ from tfm.masks.protocol import Mask
 class Causal(Mask):
   """k ≤ q: a token sees itself and what came before (Vaswani et al. 2017, §3.2.3)."""
 
+  relative = True
+
   def __call__(self, q, k):
     return k <= q

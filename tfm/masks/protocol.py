@@ -13,6 +13,12 @@ import numpy as np
 
 from tfm.shapes import Array, Bool, Int
 
+# What a caller can promise about rows of tokens, for planning on the host:
+#   whole   the token at index i stands at position i, if it is no padding (one document a row);
+#   packed  two tokens of one document are as far apart in position as in index;
+#   any     nothing.
+LAYOUTS = ('whole', 'packed', 'any')
+
 
 class Mask(abc.ABC):
   """A frozen, hashable predicate on positions, closed under `&`, `|` and `~`.
@@ -22,13 +28,37 @@ class Mask(abc.ABC):
 
   Attributes:
     examples: specs that the conformance suite tries; a file whose bare name is a spec needs none.
+    relative: whether the answer depends on q - k alone.
+    reads: what the mask wants to know of each key besides its position, such as 'prefix'; see `given`.
   """
 
   examples: ClassVar[tuple[str, ...]] = ()
+  relative: ClassVar[bool] = False
+  reads: ClassVar[frozenset[str]] = frozenset()
 
   @abc.abstractmethod
   def __call__(self, q: Int[Array, '*#N'], k: Int[Array, '*#N']) -> Bool[Array, '*N']:
     """True where the query at position `q` may see the key at position `k`; both broadcast."""
+
+  def given(self, prefix: Int[Array, '*#N'] | int | None) -> 'Mask':
+    """The mask with the data in place that it `reads`: the prefix length of each key's document.
+
+    Raises:
+      ValueError: if the mask reads what is None.
+    """
+    return self
+
+  def bounds(
+      self, q: Int[np.ndarray, '*#N'], k: Int[np.ndarray, '*#N'], layout: str
+  ) -> tuple[Bool[np.ndarray, '*N'], Bool[np.ndarray, '*N']]:
+    """(certainly seen, possibly seen) for the pairs at *indices* q and k of rows of that layout.
+
+    What a kernel needs to leave out blocks on the host; of pairs within one document only.
+    """
+    if layout == 'whole' or layout == 'packed' and self.relative:
+      seen = np.broadcast_to(self(q, k), np.broadcast_shapes(q.shape, k.shape))
+      return seen, seen
+    return _constant(q, k, False), _constant(q, k, True)
 
   def __and__(self, other: 'Mask') -> 'Mask':
     return And(self, other) if isinstance(other, Mask) else NotImplemented
@@ -40,8 +70,23 @@ class Mask(abc.ABC):
     return Not(self)
 
 
+class _Pair(Mask):
+  """Two masks; the fields `left` and `right`."""
+
+  @property
+  def relative(self):
+    return self.left.relative and self.right.relative
+
+  @property
+  def reads(self):
+    return self.left.reads | self.right.reads
+
+  def given(self, prefix):
+    return dataclasses.replace(self, left=self.left.given(prefix), right=self.right.given(prefix))
+
+
 @dataclasses.dataclass(frozen=True)
-class And(Mask):
+class And(_Pair):
   """Seen by both."""
 
   left: Mask
@@ -50,9 +95,13 @@ class And(Mask):
   def __call__(self, q, k):
     return self.left(q, k) & self.right(q, k)
 
+  def bounds(self, q, k, layout):
+    (certain, possible), (also, perhaps) = self.left.bounds(q, k, layout), self.right.bounds(q, k, layout)
+    return certain & also, possible & perhaps
+
 
 @dataclasses.dataclass(frozen=True)
-class Or(Mask):
+class Or(_Pair):
   """Seen by either."""
 
   left: Mask
@@ -61,6 +110,10 @@ class Or(Mask):
   def __call__(self, q, k):
     return self.left(q, k) | self.right(q, k)
 
+  def bounds(self, q, k, layout):
+    (certain, possible), (also, perhaps) = self.left.bounds(q, k, layout), self.right.bounds(q, k, layout)
+    return certain | also, possible | perhaps
+
 
 @dataclasses.dataclass(frozen=True)
 class Not(Mask):
@@ -68,27 +121,53 @@ class Not(Mask):
 
   mask: Mask
 
+  @property
+  def relative(self):
+    return self.mask.relative
+
+  @property
+  def reads(self):
+    return self.mask.reads
+
   def __call__(self, q, k):
     return ~self.mask(q, k)
 
+  def given(self, prefix):
+    return Not(self.mask.given(prefix))
 
-def table(mask: Mask, length: int) -> np.ndarray:
-  """The mask over positions 0 … length-1 as a [length, length] table, query by key, on the host."""
-  positions = np.arange(length)
-  return np.broadcast_to(mask(positions[:, None], positions[None, :]), (length, length))
+  def bounds(self, q, k, layout):
+    certain, possible = self.mask.bounds(q, k, layout)
+    return ~possible, ~certain
+
+
+def _constant(q, k, value):
+  return np.full(np.broadcast_shapes(q.shape, k.shape), value)
+
+
+def table(mask: Mask, queries: int, keys: int | None = None, start: int = 0) -> Bool[np.ndarray, 'T S']:
+  """The mask on the host: queries at positions start … queries-1, by keys at 0 … keys-1 (as many unless given).
+
+  A mask that reads a document's prefix is shown for one of half the keys.
+  """
+  keys = queries if keys is None else keys
+  q, k = np.arange(start, queries)[:, None], np.arange(keys)[None, :]
+  return np.broadcast_to(mask.given(keys // 2)(q, k), (len(q), keys))
 
 
 def is_causal(mask: Mask, length: int) -> bool:
-  """Whether no position below `length` sees a later one.
+  """Whether no position below `length` sees a later one, where no document has a prefix.
 
   Up to 4096 positions all pairs are looked at; beyond, those of both ends and of an even grid.
   """
   near, grid = np.arange(min(length, 1024)), np.linspace(0, length - 1, min(length, 4096)).astype(int)
   positions = np.unique(np.concatenate([near, length - 1 - near, grid]))
-  shape = (len(positions),) * 2
-  return not np.triu(np.broadcast_to(mask(positions[:, None], positions[None, :]), shape), 1).any()
+  q, k = positions[:, None], positions[None, :]
+  return not np.triu(np.broadcast_to(mask.given(0)(q, k), (len(positions),) * 2), 1).any()
 
 
-def density(mask: Mask, length: int) -> float:
-  """The share of the length × length pairs that the mask lets through."""
-  return float(table(mask, length).mean())
+def density(mask: Mask, queries: int, keys: int | None = None) -> float:
+  """The share of the pairs of `table` that the mask lets through, counted some rows at a time."""
+  keys = queries if keys is None else keys
+  rows = max(1, 2**24 // keys)
+  return sum(int(table(mask, min(start + rows, queries), keys, start).sum())
+             for start in range(0, queries, rows)) / (queries * keys)

@@ -17,6 +17,7 @@ class Window(Mask):
   """
 
   examples = ('window(2)', 'window(3, 0)')
+  relative = True
 
   left: int
   right: int | None = None

@@ -1,5 +1,6 @@
 """The mixer slot: how tokens hear of each other."""
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import flax.linen as nn
@@ -7,7 +8,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from tfm.layers.initializer import Factory
-from tfm.shapes import Array, Float, Int
+from tfm.shapes import Array, Float, Int, PyTree
 
 
 @struct.dataclass
@@ -16,19 +17,35 @@ class Context:
 
   Attributes:
     positions: of each token in its document.
-    segments: which document of the row a token belongs to; 0 is padding.
+    segments: which document of the row a token belongs to; 0 is padding. A document is one run of
+      tokens, broken by padding at most.
+    prefix: how many tokens the prefix of each token's document has, for masks that ask; None: unknown.
+    shared: what each positional scheme has in common for all layers, by its `identity`.
     train: whether dropout is on.
+    layout: what is promised of the positions, one of `tfm.masks.protocol.LAYOUTS`.
   """
 
   positions: Int[Array, 'B T']
   segments: Int[Array, 'B T']
+  prefix: Int[Array, 'B T'] | None = None
+  shared: Mapping[str, PyTree] = struct.field(default_factory=dict)
   train: bool = struct.field(pytree_node=False, default=False)
+  layout: str = struct.field(pytree_node=False, default='any')
 
   @classmethod
   def whole(cls, tokens: Int[Array, 'B T'], train: bool = False) -> 'Context':
-    """Rows that hold one document each, from position 0, without padding."""
+    """Rows that hold one document each, from position 0, without padding or prefix."""
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-    return cls(positions, jnp.ones_like(positions), train)
+    ones = jnp.ones_like(positions)
+    return cls(positions, ones, ones - 1, train=train, layout='whole')
+
+
+@struct.dataclass
+class Memory:
+  """Another sequence, to attend to: what an encoder made of it, and where its tokens stand."""
+
+  x: Float[Array, 'B S D']
+  context: Context
 
 
 class Mixer(nn.Module):
@@ -38,6 +55,9 @@ class Mixer(nn.Module):
   is new, the cache is what came before, and the cache that comes back includes x. A mixer that holds
   nothing for `memory` (cross-attention) refuses it.
 
+  What a mixer has no field or no hook for is refused when the config is built: a `score` or `kernel`
+  that is not the default, a position that enters where the mixer does not ask, another mask than its own.
+
   Attributes:
     width, heads, kv_heads, head_width: D, H, K, C.
     bias: whether projections have one.
@@ -45,9 +65,16 @@ class Mixer(nn.Module):
     initializer, output_initializer: of the projections in, and of the one out.
     dtype: compute type.
     examples: specs that the conformance suite tries; a file whose bare name is a spec needs none.
+    masks: the mask specs that it can honour; None: any. With a field `mask` it is given the object.
+    hooks: which of a position's 'rotate' and 'bias' it calls ('embed' is the model's).
+    decodes: whether it has a step form; packs: whether it keeps the documents of a row apart.
   """
 
   examples: ClassVar[tuple[str, ...]] = ()
+  masks: ClassVar[tuple[str, ...] | None] = None
+  hooks: ClassVar[frozenset[str]] = frozenset()
+  decodes: ClassVar[bool] = True
+  packs: ClassVar[bool] = True
 
   width: int
   heads: int

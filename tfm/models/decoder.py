@@ -20,7 +20,8 @@ class Decoder(nn.Module):
   Attributes:
     vocab: V, the tokens there are; rows: of the embedding table, V rounded up.
     width: D.
-    positions: factories of every positional scheme in use; each `embed` hook is applied.
+    positions: factories of every positional scheme in use, each once; `embed` and `share` are theirs.
+    reads: what its masks want to know of each document, such as 'prefix'.
     stack, norm: factories; final_norm: whether a norm stands before the logits (post-norm blocks
       end in one of their own).
     tied: whether the output reads the embedding table backwards.
@@ -32,6 +33,7 @@ class Decoder(nn.Module):
   rows: int
   width: int
   positions: tuple[Callable, ...]
+  reads: frozenset[str]
   stack: Callable
   norm: Callable
   final_norm: bool
@@ -65,6 +67,7 @@ class Decoder(nn.Module):
     x = self.embedding(tokens)
     for position in self.embedders:
       x = position.embed(x, context.positions)
+    context = context.replace(shared={position.identity: position.share() for position in self.embedders})
     x = self.drop(x, deterministic=not context.train)
     x, caches = self.blocks(shard(x, 'batch', 'length', 'embed'), context, caches)
     return self.norm_out(x) if self.final_norm else x, caches

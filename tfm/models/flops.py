@@ -163,10 +163,10 @@ PRODUCTS = {'dot_general': _dot_general, 'conv_general_dilated': _convolution}
 class Counted(Kernel):
   """The dense kernel in a scope that tells how many queries, how many keys, and the mask's density."""
 
-  def __call__(self, q, k, v, *, mask, **rest):
+  def attend(self, q, k, v, asked):
     T, S = q.shape[1], k.shape[1]
-    with jax.named_scope(f'pairs:{T}:{S}:{_density(mask, T)}'):
-      return Dense()(q, k, v, mask=mask, **rest)
+    with jax.named_scope(f'pairs:{T}:{S}:{_density(asked.mask, T, S)}'):
+      return Dense().attend(q, k, v, asked)
 
   @staticmethod
   def read(scopes: tuple[str, ...]) -> tuple[int, int, float] | None:

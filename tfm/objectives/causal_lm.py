@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
@@ -36,19 +36,23 @@ class CausalLM(Objective):
       raise ValueError(f'z_loss={self.z_loss} must be 0 or more')
 
   def __call__(self, model, params, batch, key):
-    context = Context(batch['positions'], batch['segments'], train=key is not None)
+    prefix, weights = self.given(batch, key)
+    context = Context(batch['positions'], batch['segments'], prefix, train=key is not None, layout=self.layout)
     features, _ = model.apply({'params': params}, batch['inputs'], context, method='features',
                               rngs={} if key is None else {'dropout': key})
 
-    def sums(head, features, targets, segments):
-      logits = model.apply({'params': head}, features, method='logits')
-      return self.sums(logits, targets, (segments > 0).astype(jnp.float32))
+    def sums(head, features, targets, weights):
+      return self.sums(model.apply({'params': head}, features, method='logits'), targets, weights)
 
     pieces = self.pieces(*batch['inputs'].shape)
-    head, rows = model.head(params), (features, batch['targets'], batch['segments'])
+    head, rows = model.head(params), (features, batch['targets'], weights)
     if pieces == 1:
       return sums(head, *rows)
     return in_pieces(sums, head, *(cut(x, pieces) for x in rows))
+
+  def given(self, batch: Mapping[str, Array], key: Array | None) -> tuple[Int[Array, 'B T'] | None, Float[Array, 'B T']]:
+    """The prefix length of each token's document, where there are prefixes, and the weight of each target."""
+    return None, (batch['segments'] > 0).astype(jnp.float32)
 
   def pieces(self, rows: int, length: int) -> int:
     """How many equal pieces of the length keep rows × piece within `chunk` tokens."""

@@ -3,6 +3,7 @@
 import abc
 import dataclasses
 from collections.abc import Mapping
+from typing import ClassVar
 
 import flax.linen as nn
 
@@ -15,9 +16,14 @@ class Objective(abc.ABC):
 
   Attributes:
     chunk: tokens whose logits exist at once; 0 for all.
+    layout: what the packing promises of positions, one of `tfm.masks.protocol.LAYOUTS`.
+    gives: what it tells the masks of each document, such as 'prefix'.
   """
 
+  gives: ClassVar[frozenset[str]] = frozenset()
+
   chunk: int
+  layout: str
 
   @abc.abstractmethod
   def __call__(

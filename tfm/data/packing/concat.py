@@ -25,6 +25,8 @@ class Concat(protocol.Packing):
       rows of a batch are neighbours, and often all of one long document.
   """
 
+  layout = 'whole'
+
   shuffle: bool = True
 
   def rows(self, tokens: token_arrays.Tokens, length: int, seed: int) -> protocol.Rows:

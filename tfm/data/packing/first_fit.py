@@ -27,6 +27,8 @@ class FirstFit(protocol.Packing):
     bins: rows that are open at a time; of more, the fullest is closed.
   """
 
+  layout = 'packed'
+
   bins: int = 64
 
   def __post_init__(self):

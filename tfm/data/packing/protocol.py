@@ -4,6 +4,7 @@ import abc
 import dataclasses
 import sys
 from collections.abc import Sequence
+from typing import ClassVar
 
 import numpy as np
 
@@ -34,7 +35,14 @@ class Rows(Sequence):
 
 @dataclasses.dataclass(frozen=True)
 class Packing(abc.ABC):
-  """How documents are put into rows; the fields of a subclass are the literals of its spec."""
+  """How documents are put into rows; the fields of a subclass are the literals of its spec.
+
+  Attributes:
+    layout: what its rows promise of positions: 'whole', one document a row from position 0, or 'packed',
+      two tokens of a document being as far apart in position as in the row.
+  """
+
+  layout: ClassVar[str]
 
   @abc.abstractmethod
   def rows(self, tokens: token_arrays.Tokens, length: int, seed: int) -> Rows:
