@@ -91,7 +91,7 @@ def schema() -> ConfigDict:
     mesh=dict(data=-1, fsdp=1, tensor=1),   # -1: the devices that are left
     rules=dict(                     # logical axis → mesh axes, '' for none
       batch='data fsdp', length='', vocab='tensor', heads='tensor', kv_heads='tensor', mlp='tensor',
-      embed='fsdp', kv='', table='', layers=''),
+      embed='fsdp', kv='', table='', expert='', rank='', state='', taps='', layers=''),
   ), sort_keys=False)
 
 

@@ -23,6 +23,10 @@ AXES = {
   'mlp': 'feed-forward width',
   'vocab': 'vocabulary',
   'table': 'rows of a position table',
+  'expert': 'experts of a mixture',
+  'rank': 'a compressed width between two projections',
+  'state': 'what a recurrent state holds for each channel',
+  'taps': 'taps of a convolution',
   'layers': 'stacked layers',
 }
 
