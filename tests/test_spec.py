@@ -156,7 +156,7 @@ def test_factories_make_modules_with_the_surroundings_set():
 
 
 @pytest.mark.parametrize('text, parts', [
-  ('rope(width=3)', ["passes 'width'", 'rope takes (theta=10000.0)', 'known: theta']),
+  ('rope(width=3)', ["passes 'width'", 'rope takes (theta=10000.0', 'known: theta']),
   ('rope(name="x")', ["passes 'name'"]),
   ('rope(parent=None)', ["passes 'parent'"]),
   ('rope(examples=())', ["passes 'examples'"]),

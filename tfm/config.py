@@ -14,6 +14,7 @@ from typing import Any
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
+from tfm.layers.feed_forward import usual_hidden
 from tfm.spec import parse, suggest
 from tfm.training.schedule import ENDLESS
 
@@ -49,9 +50,9 @@ def schema() -> ConfigDict:
       position='rope',              # tfm/positions
       mask='causal',                # tfm/masks, combined with & | ~
       score='dot',                  # tfm/scores
-      kernel='dense',               # tfm/kernels
-      feed_forward='gelu',          # relu, gelu, gelu_tanh, geglu, swiglu
-      feed_forward_width=placeholder(int),  # F; None: 4 D, or 8/3 D to the next 64 where gated
+      kernel='auto',                # tfm/kernels
+      feed_forward='gelu',          # relu, gelu, gelu_tanh, geglu, swiglu, mixture_of_experts(experts, top_k, …)
+      feed_forward_width=placeholder(int),  # F, of one expert; None: 4 D, or 8/3 D to the next 64 where gated
       norm='layernorm',             # layernorm(epsilon), rmsnorm(epsilon)
       norm_placement='pre',         # pre, post, sandwich
       residual='sequential',        # sequential, parallel
@@ -202,8 +203,10 @@ def resolve(config: ConfigDict) -> ConfigDict:
     if block.kv_heads is None:
       block.kv_heads = block.heads
     if block.feed_forward_width is None:
-      gated = block.feed_forward in ('geglu', 'swiglu')
-      block.feed_forward_width = -(-8 * model.width // (3 * 64)) * 64 if gated else 4 * model.width
+      try:
+        block.feed_forward_width = usual_hidden(block.feed_forward, model.width)
+      except ValueError as error:
+        raise ValueError(f'config.{where}.feed_forward={error}') from error
   return config
 
 

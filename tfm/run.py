@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import datetime
 import importlib.metadata
+import logging
 import pathlib
 import platform
 from collections.abc import Callable
@@ -123,7 +124,9 @@ def train(config: ConfigDict, workdir: str) -> None:
   said = introduction(config, text, boxed.params, mesh, last)
   say(said)
   with (workdir / 'log.txt').open('a') as file:
-    file.write(f'{datetime.datetime.now():%Y-%m-%d %H:%M:%S}\n{said}\n\n')
+    file.write(f'\n{datetime.datetime.now():%Y-%m-%d %H:%M:%S}\n{said}\n')
+  log, heard = logging.getLogger('tfm'), logging.FileHandler(workdir / 'log.txt')
+  log.addHandler(heard)
 
   carried = dict(config=config.to_dict(), tokenizer=text.tokenizer.state(), corpus=text.corpus.hash)
   metrics = Log(workdir, last)
@@ -142,6 +145,8 @@ def train(config: ConfigDict, workdir: str) -> None:
     finally:
       checkpoints.close()
       metrics.close()
+      log.removeHandler(heard)
+      heard.close()
   say(f'{workdir}: config.json, log.txt, metrics.jsonl, checkpoints/ and the loss curves, curves.png')
 
 

@@ -6,6 +6,7 @@ A command is a module with a docstring, `arguments(parser)` and `main(args)`. On
 
 import argparse
 import importlib
+import logging
 import os
 import pkgutil
 import sys
@@ -18,6 +19,7 @@ import tfm.commands
 from tfm import config as configs
 from tfm.data import cache
 from tfm.spec import suggest
+from tfm.training.progress import say
 
 
 def commands() -> tuple[str, ...]:
@@ -40,6 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     command = importlib.import_module(f'tfm.commands.{name}')
     args = parse(name, command, rest)
     strict()
+    listen()
     return command.main(args) or 0
   except (ValueError, OSError) as error:
     # A refusal is one sentence; TFM_TRACEBACK=1 shows where it came from.
@@ -54,6 +57,21 @@ def strict() -> None:
   jax.config.update('jax_numpy_rank_promotion', 'raise')
   if not jax.config.jax_compilation_cache_dir:
     jax.config.update('jax_compilation_cache_dir', str(cache.directory() / 'jax'))
+
+
+def listen() -> None:
+  """What tfm logs, such as the kernel that was chosen, is said."""
+  log = logging.getLogger('tfm')
+  log.setLevel(logging.INFO)
+  if not log.handlers:
+    log.addHandler(Said())
+
+
+class Said(logging.Handler):
+  """A log that speaks as the commands do."""
+
+  def emit(self, record):
+    say(record.getMessage())
 
 
 def parse(name: str, command, argv: Sequence[str]) -> argparse.Namespace:

@@ -24,7 +24,7 @@ class Dense(Kernel):
     seen = asked.seen()[:, None, None]
     weights, log_sum_exp = NORMALIZERS[asked.normalizer](logits, seen, asked)
     if asked.drops:
-      kept = asked.kept((B, K, H // K), jnp.arange(T), jnp.arange(S))
+      kept = asked.kept((B, K, H // K), jnp.arange(T), jnp.arange(S), T)
       weights = jnp.where(kept, weights / (1 - asked.dropout), 0)
     out = jnp.einsum('BKNS,BKSC->BKNC', weights.astype(v.dtype).reshape(B, K, -1, S), v)
     out = out.reshape(B, H, T, v.shape[-1]).swapaxes(1, 2)

@@ -73,16 +73,15 @@ class Asked:
     return seen & same_document(self.q_segments, self.k_segments)
 
   def kept(
-      self, shape: tuple[int, int, int], q_index: Int[Array, 'T'], k_index: Int[Array, 'S']
+      self, shape: tuple[int, int, int], q_index: Int[Array, 'T'], k_index: Int[Array, 'S'], queries: int
   ) -> Bool[Array, 'B K G T S']:
-    """Which weights of a `(B, K, G)` batch survive dropout.
+    """Which weights of a `(B, K, G)` batch survive dropout, for some of the `queries` that there are in all.
 
     Each is drawn from the key and its own place (row, head, query, key): blocks, and all kernels, agree.
     """
     B, K, G = shape
     row = jnp.arange(B * K * G, dtype=jnp.uint32).reshape(B, K, G, 1, 1)
-    total = jnp.uint32(self.q_positions.shape[1])
-    high = row * total + q_index.astype(jnp.uint32)[None, None, None, :, None]
+    high = row * jnp.uint32(queries) + q_index.astype(jnp.uint32)[None, None, None, :, None]
     full = (*shape, len(q_index), len(k_index))
     low = jnp.broadcast_to(k_index.astype(jnp.uint32)[None, None, None, None, :], full)
     first, second = jax.random.key_data(self.dropout_key).astype(jnp.uint32)[:2]
@@ -133,6 +132,17 @@ class Kernel(abc.ABC):
       raise ValueError(f'{type(self).__name__} does not tell the log-sum-exp; dense and chunked do')
     return out, log_sum_exp
 
+  @staticmethod
+  def weights(
+      q: Float[Array, 'B T H C'], k: Float[Array, 'B S K C'], log_sum_exp: Float[Array, 'B H T'], **asked
+  ) -> Float[Array, 'B H T S']:
+    """The weights of chosen queries, exp(logits - log-sum-exp) where seen, from what `with_log_sum_exp` told of them."""
+    asked = Asked(**asked)
+    B, T, H, C = q.shape
+    grouped = q.reshape(B, T, k.shape[2], -1, C).transpose(0, 2, 3, 1, 4)
+    logits = asked.logits(grouped, k.swapaxes(1, 2), asked.q_positions, asked.k_positions).reshape(B, H, T, -1)
+    return jnp.where(asked.seen()[:, None], jnp.exp(logits - log_sum_exp[..., None]), 0)
+
   def serve(self, q, k, v, asked: Asked):
     """`attend`, after a refusal where there is a reason for one."""
     if reason := self.refusal(q, k, v, asked):
@@ -141,6 +151,10 @@ class Kernel(abc.ABC):
 
   def refusal(self, q: Array, k: Array, v: Array, asked: Asked) -> str | None:
     """Why this kernel cannot serve, told from shapes, types, platform and static fields; None if it can."""
+    return None
+
+  def unsuited(self, q: Array, k: Array, v: Array, asked: Asked, platform: str) -> str | None:
+    """Why 'auto' should rather take another, though this one could serve; None if there is no reason."""
     return None
 
   @abc.abstractmethod

@@ -1,0 +1,49 @@
+"""The kernel that suits the case."""
+
+import dataclasses
+import functools
+import importlib
+import logging
+
+import jax
+
+from tfm import spec
+from tfm.kernels.protocol import Kernel
+
+
+@dataclasses.dataclass(frozen=True)
+class Auto(Kernel):
+  """The first kernel of `ORDER` that suits the platform, the shapes and what is asked; logged once with the reasons.
+
+  A kernel suits if it can serve and says that it is worth it (`Kernel.unsuited`).
+  """
+
+  def attend(self, q, k, v, asked):
+    reasons = []
+    for name in ORDER:
+      kernel = named(name)
+      reason = kernel.unsuited(q, k, v, asked, jax.default_backend()) or kernel.refusal(q, k, v, asked)
+      if not reason:
+        _say(f'kernel: auto takes {name} on {jax.default_backend()}'
+             + ''.join(f'; not {other}: {why}' for other, why in reasons))
+        return kernel.attend(q, k, v, asked)
+      reasons.append((name, reason))
+    raise ValueError(f"kernel='auto' finds none: {reasons}")
+
+
+_log = logging.getLogger(__name__)
+
+# From the most specialised to the specification, which serves everything.
+ORDER = ('chunked', 'dense')
+
+
+@functools.cache
+def named(name: str) -> Kernel:
+  """The kernel of a file beside this one, as its bare name makes it."""
+  return spec.build(name, importlib.import_module('tfm.kernels'), Kernel)
+
+
+@functools.cache
+def _say(text: str) -> None:
+  """Logs a text the first time that it comes."""
+  _log.info(text)
