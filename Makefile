@@ -4,6 +4,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 RUN ?= runs/demo
+# A process a core; a file's tests stay together, as they share what is compiled.
+PARALLEL ?= -n auto --dist loadfile
 
 .PHONY: demo test test-slow oracle clean
 
@@ -19,16 +21,16 @@ demo: $(VENV)/installed
 	@echo; echo "The run is in $(RUN): curves.png shows the loss; 'tensorboard --logdir=$(RUN)' shows the rest."
 
 test: $(VENV)/installed
-	$(VENV)/bin/python -m pytest
+	$(VENV)/bin/python -m pytest $(PARALLEL)
 
 test-slow: $(VENV)/installed
-	$(VENV)/bin/python -m pytest -m slow
+	$(VENV)/bin/python -m pytest -m slow $(PARALLEL)
 
 # Comparisons with published implementations, which need PyTorch (the CPU build will do).
 oracle: $(VENV)/installed
 	$(VENV)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt 'torch==2.13.0'
 	$(VENV)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[oracle]'
-	$(VENV)/bin/python -m pytest -m oracle
+	$(VENV)/bin/python -m pytest -m oracle $(PARALLEL)
 
 clean:
 	rm -rf $(VENV) .cache build *.egg-info

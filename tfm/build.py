@@ -24,7 +24,7 @@ from tfm.data.packing.protocol import Packing
 from tfm.data.sources.protocol import Source
 from tfm.data.tokenizers.protocol import Tokenizer
 from tfm.kernels.protocol import Kernel
-from tfm.layers.feed_forward import FEED_FORWARDS, FeedForward
+from tfm.layers.feed_forward import FEED_FORWARDS
 from tfm.layers.initializer import INITIALIZERS, shrunk
 from tfm.layers.norm import NORMS
 from tfm.masks.protocol import Mask, is_causal
@@ -70,7 +70,8 @@ def packing(config: ConfigDict) -> Packing:
 def objective(config: ConfigDict) -> Objective:
   """What is minimised."""
   return named('objective', spec.build, config.objective, tfm.objectives, Objective,
-               chunk=config.training.loss_chunk, layout=packing(config).layout)
+               chunk=config.training.loss_chunk, layout=packing(config).layout,
+               recurrence=config.training.recurrence)
 
 
 def optimizer(config: ConfigDict) -> tuple[optax.GradientTransformation, optax.Schedule]:
@@ -138,8 +139,6 @@ def block(config: ConfigDict, where: str, b: ConfigDict, causal: bool) -> Callab
   one_of(f'{where}.residual', b.residual, RESIDUALS)
   require(b.residual == 'sequential' or b.norm_placement == 'pre',
           f"config.{where}.residual='parallel' is defined for norm_placement='pre', not {b.norm_placement!r}")
-  one_of(f'{where}.feed_forward', b.feed_forward, FEED_FORWARDS)
-  activation, gated = FEED_FORWARDS[b.feed_forward]
   inner = initializer(config, 'initializer')
   outer = shrunk(inner, (2 * m.layers) ** -0.5) if m.depth_scaled else inner
   dtype = DTYPES[m.dtype]
@@ -152,15 +151,17 @@ def block(config: ConfigDict, where: str, b: ConfigDict, causal: bool) -> Callab
     f'{where}.mixer', spec.factory, b.mixer, tfm.mixers, Mixer, width=m.width, heads=b.heads,
     kv_heads=b.kv_heads, head_width=b.head_width, bias=b.bias, dropout=m.dropout.attention,
     initializer=inner, output_initializer=outer, dtype=dtype, **parts)
-  check_parts(where, b, mixer.func, parts)
-  feed_forward = functools.partial(
-    FeedForward, m.width, b.feed_forward_width, activation, gated, b.bias, inner, outer, dtype)
+  check_parts(config, where, b, mixer.func, parts)
+  sizes = dict(width=m.width, hidden=b.feed_forward_width, bias=b.bias, initializer=inner,
+               output_initializer=outer, dtype=dtype)
+  named(f'{where}.feed_forward', spec.choose, b.feed_forward, FEED_FORWARDS, **sizes)  # to be refused
+  feed_forward = spec.pick(b.feed_forward, FEED_FORWARDS, **sizes)
   return functools.partial(
     Block, mixer, feed_forward, norm(config, where, b), b.norm_placement, b.residual == 'parallel',
     m.dropout.residual)
 
 
-def check_parts(where: str, b: ConfigDict, mixer: type[Mixer], parts: Mapping[str, Any]) -> None:
+def check_parts(config: ConfigDict, where: str, b: ConfigDict, mixer: type[Mixer], parts: Mapping[str, Any]) -> None:
   """Refuses what is said of a block and the mixer has no place for."""
   fields = mixer.__dataclass_fields__
   for slot in ('score', 'kernel'):
@@ -168,6 +169,12 @@ def check_parts(where: str, b: ConfigDict, mixer: type[Mixer], parts: Mapping[st
     require(slot in fields or b[slot] == default,
             f'config.{where}.mixer={b.mixer!r} has no {slot}, so {slot}={b[slot]!r} would be ignored; '
             f'leave it at {default!r}')
+  require(mixer.packs or packing(config).layout == 'whole',
+          f'config.{where}.mixer={b.mixer!r} does not keep the documents of a row apart, and config.data.packing='
+          f"{config.data.packing!r} puts several into one; 'concat' would do")
+  require(mixer.groups or b.kv_heads == b.heads,
+          f'config.{where}.mixer={b.mixer!r} has no groups of heads, so kv_heads={b.kv_heads} would be ignored; '
+          f'leave it out, or set it to heads={b.heads}')
   extra = parts['position'].func.enters() - {'embed'} - mixer.hooks
   require(not extra, f'config.{where}.mixer={b.mixer!r} does not ask a position for its {" or ".join(sorted(extra))}, '
                      f"where position={b.position!r} enters; 'none' or one that enters at the embedding would do")
@@ -226,6 +233,12 @@ def check_run(config: ConfigDict, devices: int) -> None:
   require(config.data.threads >= 0, f'config.data.threads={config.data.threads} must be 0 or more')
   for field in ('loss_chunk', 'evaluation_batches', 'profile'):
     require(t[field] >= 0, f'config.training.{field}={t[field]} must be 0 or more')
+  require(t.recurrence >= 0 and (not t.recurrence or config.data.length % t.recurrence == 0),
+          f'config.training.recurrence={t.recurrence} must be 0 (rows are read at once) or divide '
+          f'config.data.length={config.data.length}')
+  require(not (t.recurrence and objective(config).gives),
+          f'config.training.recurrence={t.recurrence} reads rows in pieces, and config.objective={config.objective!r} '
+          'has prefixes that are seen at once; set it to 0')
   require(o.warmup >= 0, f'config.optimizer.warmup={o.warmup} must be 0 or more steps')
   require(o.clip >= 0, f'config.optimizer.clip={o.clip} must be 0 (no clipping) or more')
   require(o.learning_rate >= 0, f'config.optimizer.learning_rate={o.learning_rate} must be 0 or more')

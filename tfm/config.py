@@ -51,7 +51,7 @@ def schema() -> ConfigDict:
       mask='causal',                # tfm/masks, combined with & | ~
       score='dot',                  # tfm/scores
       kernel='auto',                # tfm/kernels
-      feed_forward='gelu',          # relu, gelu, gelu_tanh, geglu, swiglu, mixture_of_experts(experts, top_k, …)
+      feed_forward='gelu',          # relu, gelu, gelu_tanh, geglu, swiglu, mixture_of_experts(experts, …)
       feed_forward_width=placeholder(int),  # F, of one expert; None: 4 D, or 8/3 D to the next 64 where gated
       norm='layernorm',             # layernorm(epsilon), rmsnorm(epsilon)
       norm_placement='pre',         # pre, post, sandwich
@@ -76,12 +76,14 @@ def schema() -> ConfigDict:
       schedule='cosine',            # noam, rsqrt, cosine(floor), linear(floor), wsd(decay), constant
       warmup=100,                   # steps
       clip=1.0,                     # global norm of the gradient; 0: no clipping
-      no_decay=r'bias|scale|table', # parameters (regex on the path) that weight decay leaves alone
+      no_decay=r'bias|scale|table|sinks|A_log|/D$',   # parameters (regex on the path) without weight decay
     ),
     training=dict(
       steps=1000,
       batch_size=32,                # sequences, over all devices and microbatches
       accumulation=1,               # microbatches of one step
+      recurrence=0,                 # tokens of a piece of a row; earlier ones are remembered without gradient
+                                    # (Transformer-XL, truncated backpropagation); 0: the row at once
       loss_chunk=0,                 # tokens whose logits exist at once; 0: all of a microbatch
       log_every=10,                 # steps
       evaluate_every=100,           # steps; a checkpoint is saved with every evaluation
@@ -92,7 +94,7 @@ def schema() -> ConfigDict:
     mesh=dict(data=-1, fsdp=1, tensor=1),   # -1: the devices that are left
     rules=dict(                     # logical axis → mesh axes, '' for none
       batch='data fsdp', length='', vocab='tensor', heads='tensor', kv_heads='tensor', mlp='tensor',
-      embed='fsdp', kv='', table='', expert='', rank='', state='', taps='', layers=''),
+      embed='fsdp', kv='', table='', expert='', rank='', state='', taps='', gates='', layers=''),
   ), sort_keys=False)
 
 

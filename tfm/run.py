@@ -66,7 +66,11 @@ def load(workdir: str, step: str = 'last') -> Run:
   saved = checkpoints.run(number)
   config = configs.resolve(configs.complete(saved['config']))
   tokenizer = load_tokenizer(saved['tokenizer'])
-  # A run is read on whatever is there, not on the mesh that trained it.
+  # A run is read on whatever is there, token by token too: not on the mesh, or by the kernel, that trained it.
+  for part in (config.model, *config.model.blocks.values()):
+    if part.kernel != 'auto':
+      say(f'kernel: trained by {part.kernel}, read by auto')
+      part.kernel = 'auto'
   mesh = meshes.make(dict(data=-1))
   rules = sharding.parse_rules(config.rules)
   model = build.model(config, tokenizer.vocab_size)

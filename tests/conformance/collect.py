@@ -84,6 +84,13 @@ def surroundings(mixer: str) -> dict[str, str]:
   return plain
 
 
+def takes(mixer: str, position: str, text: str) -> bool:
+  """Whether a mixer says that it has a place for a position and honours a mask."""
+  kind = variant('mixer', mixer)
+  return (variant('position', position).enters() <= kind.hooks | {'embed'}
+          and (kind.masks is None or text in kind.masks))
+
+
 def first(slot: str) -> list[str]:
   """The first example of every variant of a slot."""
   return [examples(slot, name)[0] for name in variants(slot) if examples(slot, name)]
@@ -112,4 +119,14 @@ def combinations(length: int, causal: bool = True) -> list:
     plain += [tuple((default | {slot: text}).values()) for text in texts]
   triples = list(itertools.product(first('mixer'), first('position'), masks(first('mask'))))
   return [pytest.param(*triple, marks=[] if triple in plain else [pytest.mark.slow], id=' · '.join(triple))
-          for triple in dict.fromkeys(plain + triples)]
+          for triple in dict.fromkeys(plain + triples) if takes(*triple)]
+
+
+def refusals(length: int) -> list[tuple[str, str, str]]:
+  """mixer, position, mask that do not go together: one of both is plain, the other not to be had."""
+  made = []
+  for mixer in first('mixer'):
+    plain = surroundings(mixer)
+    made += [tuple((plain | {'position': text}).values()) for text in first('position')]
+    made += [tuple((plain | {'mask': text}).values()) for text in first('mask')]
+  return [triple for triple in dict.fromkeys(made) if not takes(*triple)]

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from conformance import collect
-from conformance.tiny import LENGTH, Tiny, config, decoder
+from conformance.tiny import LENGTH, VOCAB, Tiny, config, decoder
 from tfm import build, spec
 from tfm.masks.protocol import Mask, is_causal
 from tfm.mixers.protocol import Mixer
@@ -54,6 +54,26 @@ def test_a_decoder_refuses_a_mask_that_looks_ahead(text):
 def test_a_position_reaches_as_far_as_it_is_trained(position):
   made = build.position(config(position=position), 'model', config(position=position).model)()
   assert made.reach is None or made.reach >= LENGTH
+
+
+@pytest.mark.parametrize('mixer, position, mask', collect.refusals(LENGTH))
+def test_what_does_not_go_together_is_refused(mixer, position, mask):
+  with pytest.raises(ValueError, match=r'config\.model\.mixer=.*(does not ask a position|cannot honour mask).* would do'):
+    decoder(mixer=mixer, position=position, mask=mask, causal=False)
+
+
+@pytest.mark.parametrize('mixer', [text for text in collect.specs('mixer') if not collect.variant('mixer', text).packs])
+def test_packed_rows_are_refused_by_a_mixer_that_cannot_tell_documents_apart(mixer):
+  packed = config(**collect.surroundings(mixer))
+  packed.data.packing = 'first_fit'
+  with pytest.raises(ValueError, match=r"config\.data\.packing='first_fit' puts several into one; 'concat' would do"):
+    build.model(packed, vocab=VOCAB, causal=False)
+
+
+@pytest.mark.parametrize('slot, text', [('score', 'cosine'), ('kernel', 'chunked')])
+def test_a_slot_that_a_mixer_has_not_is_not_to_be_filled(slot, text):
+  with pytest.raises(ValueError, match=f"mixer='recurrent' has no {slot}, so {slot}='{text}' would be ignored"):
+    decoder(mixer='recurrent', position='none', **{slot: text})
 
 
 def test_required_arguments_want_examples():

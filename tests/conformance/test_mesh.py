@@ -22,6 +22,9 @@ MESHES = [cut for cut in itertools.product((1, 2, 4, 8), repeat=3) if math.prod(
 ROWS = np.random.default_rng(0).integers(0, VOCAB, (B, T + 1))
 SEGMENTS = np.array([[1] * 7 + [2] * 5] * 4 + [[0] * 2 + [1] * 8 + [0] * 2] * 4)
 POSITIONS = np.array([[*range(7), *range(5)]] * 4 + [[0, 0, *range(8), 0, 0]] * 4)
+# For mixers that cannot keep documents apart: one a row, some of them padded on both sides.
+ALONE = (np.array([[*range(12)]] * 4 + [[0, 0, *range(8), 0, 0]] * 4),
+         np.array([[1] * 12] * 4 + [[0] * 2 + [1] * 8 + [0] * 2] * 4))
 # Every size divides by 8, so that each cut is possible; plain parts, because eight devices compile slowly.
 WIDE = dict(width=32, heads=8, kv_heads=8, head_width=4, feed_forward_width=32, vocab_multiple=16,
             bias=False, feed_forward='relu', norm='rmsnorm')
@@ -32,6 +35,8 @@ class Sharded:
 
   def __init__(self, **model):
     self.config = config(**WIDE | model)
+    packs = collect.variant('mixer', self.config.model.mixer).packs
+    self.rows = ROWS, *((POSITIONS, SEGMENTS) if packs else ALONE)
     self.rules = sharding.parse_rules(self.config.rules)
     self.model = build.model(self.config, VOCAB, causal=False)
     self.boxes = boxed(self.model)
@@ -40,7 +45,7 @@ class Sharded:
   @functools.cached_property
   def alone(self):
     return jax.jit(jax.value_and_grad(self.loss), compiler_options=QUICK)(
-      self.params, *map(jnp.asarray, (ROWS, POSITIONS, SEGMENTS)))
+      self.params, *map(jnp.asarray, self.rows))
 
   def loss(self, params, rows, positions, segments):
     logits, _ = self.model.apply({'params': params}, rows[:, :-1], Context(positions, segments))
@@ -53,8 +58,7 @@ class Sharded:
   def on(self, mesh):
     """The parameters and the batch, each where it belongs on the mesh."""
     where = sharding.partition_specs(self.boxes, mesh, self.rules)
-    batch = [jax.device_put(x, sharding.batch_sharding(mesh, self.rules))
-      for x in (ROWS, POSITIONS, SEGMENTS)]
+    batch = [jax.device_put(x, sharding.batch_sharding(mesh, self.rules)) for x in self.rows]
     return where, jax.device_put(self.params, where), batch
 
 
@@ -96,8 +100,6 @@ def equal_on(made, sizes):
 
 @pytest.mark.parametrize('mixer, position, mask, sizes', list(cuts()))
 def test_loss_and_gradients_are_those_of_one_device(mixer, position, mask, sizes):
-  if not collect.variant('mixer', mixer).packs:
-    pytest.skip('the rows hold several documents, which the mixer does not keep apart')
   equal_on(sharded(mixer=mixer, position=position, mask=mask), sizes)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from conformance import collect
-from tfm import build
+from tfm import build, spec
 from tfm import config as configs
 from tfm.mixers.protocol import Context
 
@@ -28,7 +28,12 @@ MODEL = dict(layers=2, width=16, heads=4, kv_heads=2, feed_forward_width=32, bia
 def config(length=LENGTH, **model):
   """The resolved config of a tiny model with some fields of `model` set, and an objective for its mask."""
   objective = 'prefix_lm' if collect.mask(model.get('mask', 'causal')).reads else 'causal_lm'
-  return configs.resolve(configs.complete(dict(data=dict(length=length), model=MODEL | model, objective=objective)))
+  # A mixer without groups has as many key heads as query heads; what is no mixer is refused later.
+  mixer = spec.parse(model.get('mixer', 'softmax')).name
+  grouped = mixer not in collect.variants('mixer') or collect.variant('mixer', mixer).groups
+  heads = {} if grouped else dict(kv_heads=None)
+  return configs.resolve(configs.complete(dict(
+    data=dict(length=length), model=MODEL | heads | model, objective=objective)))
 
 
 def decoder(length=LENGTH, vocab=VOCAB, causal=True, **model):

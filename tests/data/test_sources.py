@@ -186,9 +186,9 @@ GOOD = b'{"text": "fine"}\n'
   ('list.jsonl', GOOD + b'["text"]\n', ('list.jsonl:2', "'text'", 'list')),
   ('half.jsonl', GOOD + b'{"text": "\\ud83d"}\n', ('half.jsonl:2', 'surrogate')),
   ('a.csv', b'text', ('a.csv', '.jsonl')),
-  ('a.csv.gz', gzip.compress(b'text'), ('a.csv.gz', '.jsonl')),
+  ('a.csv.gz', gzip.compress(b'text', mtime=0), ('a.csv.gz', '.jsonl')),
   ('not.txt.gz', b'text', ('not.txt.gz', 'cannot be read')),
-  ('cut.txt.gz', gzip.compress(b'text' * 999)[:-9], ('cut.txt.gz', 'cannot be read')),
+  ('cut.txt.gz', gzip.compress(b'text' * 999, mtime=0)[:-9], ('cut.txt.gz', 'cannot be read')),
   ('not.txt.zst', b'text', ('not.txt.zst', 'cannot be read')),
   ('cut.txt.zst', zstandard.compress(b'text' * 999)[:-2], ('cut.txt.zst', 'middle of a zstd')),
 ))

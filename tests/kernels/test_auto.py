@@ -3,6 +3,7 @@
 import dataclasses
 import logging
 
+import jax
 import jax.numpy as jnp
 import pytest
 
@@ -23,7 +24,7 @@ def test_short_rows_are_dense_and_long_ones_chunked(said):
   for T in (32, 512):
     kernel('auto')(*arrays(T), **asked(T=T))
   first, second = said.messages
-  assert 'auto takes dense on cpu' in first and 'chunked: 32 queries and 32 keys are one block' in first
+  assert 'auto takes dense on cpu' in first and 'chunked: queries and keys are no more than one block' in first
   assert 'auto takes chunked on cpu' in second
 
 
@@ -48,3 +49,27 @@ def test_what_cannot_serve_is_passed_over_and_named_it_is_an_error(said, monkeyp
   assert 'not proud: it takes no soft cap' in said.messages[-1]
   with pytest.raises(ValueError, match="kernel='proud' cannot serve: it takes no soft cap"):
     Proud()(*arrays(), **asked(soft_cap=3.0))
+
+
+@pytest.mark.parametrize('platform, taken', [('tpu', 'splash'), ('gpu', 'cudnn'), ('cpu', 'chunked')])
+def test_the_platforms_own_kernel_comes_first(monkeypatch, said, platform, taken):
+  class Reached(Exception):
+    pass
+
+  def attend(self, *args):
+    raise Reached
+
+  kind = type(tfm.kernels.auto.named(taken))
+  monkeypatch.setattr(jax, 'default_backend', lambda: platform)
+  monkeypatch.setattr(kind, 'attend', attend)
+  # Of a GPU that is not here, its age cannot be asked.
+  monkeypatch.setattr(tfm.kernels.auto.named('cudnn').__class__, 'absence', Kernel.absence)
+  with pytest.raises(Reached):
+    kernel('auto')(*(x.astype(jnp.bfloat16) for x in arrays(512)), **asked(T=512))
+  assert f'auto takes {taken} on {platform}' in said.messages[-1]
+
+
+def test_another_platforms_kernel_is_passed_over_with_its_reason(said):
+  kernel('auto')(*arrays(), **asked())
+  assert 'not splash: it runs on tpu, and this is a cpu' in said.messages[-1]
+  assert 'not cudnn: it runs on gpu, and this is a cpu' in said.messages[-1]

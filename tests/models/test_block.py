@@ -24,7 +24,7 @@ class Mix(nn.Module):
 class Feed(nn.Module):
   """g(x) = cos(3 x)."""
 
-  def __call__(self, x):
+  def __call__(self, x, valid):
     return jnp.cos(3 * x)
 
 
@@ -101,6 +101,19 @@ def test_every_placement_is_tested():
   assert set(PLACEMENTS) == {'pre', 'post', 'sandwich'}
 
 
+def test_the_feed_forward_layer_is_told_what_is_padding():
+  class Told(nn.Module):
+    def __call__(self, x, valid):
+      return jnp.where(valid[..., None], jnp.cos(3 * x), 0)
+
+  segments = np.array([[0, 1, 1], [2, 3, 0]])
+  context = Context(jnp.zeros((2, 3), jnp.int32), jnp.asarray(segments))
+  params = {name: {'a': jnp.float32(a)} for name, a in NORMS.items()}
+  y, _ = block(feed_forward=Told).apply({'params': params}, jnp.asarray(X), context, None)
+  after = X + f(n(2, X))
+  np.testing.assert_allclose(y, np.where(segments[..., None] > 0, pre(X), after), rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize('placement, parallel', [
   ('pre', False), ('post', False), ('sandwich', False), ('pre', True)])
 def test_the_cache_passes_through_the_mixer_once(placement, parallel):
@@ -118,13 +131,13 @@ class One(Mix):
 
 class Nothing(Mix):
 
-  def __call__(self, x):
+  def __call__(self, x, valid):
     return jnp.zeros_like(x)
 
 
 class Ones(Mix):
 
-  def __call__(self, x):
+  def __call__(self, x, valid):
     return jnp.ones_like(x)
 
 

@@ -38,6 +38,16 @@ def test_formulas_of_a_decoder(tied):
   assert flops.training_flops_per_token(model, T) == counted.training == 3 * counted.forward
 
 
+@pytest.mark.parametrize('capacity, asked', [(None, 2.0), (1.25, 2.0), (0.5, 1.0)])
+def test_of_experts_those_that_are_asked_count(capacity, asked):
+  """However many rows stand empty beside their tokens; with a small capacity the room there is."""
+  L, D, F, E = 3, 16, 40, 4
+  model = tiny.decoder(T, layers=L, width=D, feed_forward_width=F,
+                       feed_forward=f'mixture_of_experts({E}, top_k=2, shared=1, capacity={capacity})')
+  expected = L * (2 * D * E + 2 * D * F * 3 * (asked + 1))
+  assert flops.per_token(model, T).kinds['feed_forward'] == pytest.approx(expected)
+
+
 def test_every_block_has_its_own_mask():
   # Five layers of the pattern a b: a three times, the last one beyond the scan, b twice.
   blocks = dict(a=dict(mask='causal & window(2)'), b=dict(heads=2, kv_heads=1))
@@ -126,6 +136,13 @@ def test_only_pairs_are_weighed_by_the_mask():
   projection, scores = products(f, (5, 3), (5, 7), (3, 7))
   assert not projection.pairs and projection.seen == 2 * 5 * 3 * 7
   assert scores.pairs and scores.seen == 2 * 5 * 5 * 7 / 4
+
+
+def test_filling_does_not_count():
+  def f(x, w):
+    with jax.named_scope('useful:3:4'):
+      return jax.lax.map(lambda x: x @ w, x)
+  assert sum(p.flops for p in products(f, (4, 2, 5), (5, 7))) == 2 * 4 * 2 * 5 * 7 * 3 // 4
 
 
 def test_scopes():

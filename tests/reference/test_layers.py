@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from reference import layers
-from tfm.layers.feed_forward import FEED_FORWARDS, FeedForward
 from tfm.layers.initializer import normal
+from tfm.layers.mlp import FORMS, MLP
 from tfm.layers.norm import LayerNorm, RMSNorm
 
 DRAW = np.random.default_rng(0)
@@ -20,9 +20,9 @@ def close(a, b):
   np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5)
 
 
-def applied(module, params, x=X, dtype=jnp.float32):
+def applied(module, params, x=X, dtype=jnp.float32, **also):
   params = jax.tree.map(lambda p: jnp.asarray(p, jnp.float32), params)
-  return module.apply({'params': params}, jnp.asarray(x, dtype))
+  return module.apply({'params': params}, jnp.asarray(x, dtype), **also)
 
 
 @pytest.mark.parametrize('epsilon', [1e-5, 0.1])
@@ -46,16 +46,16 @@ def test_norms_of_bfloat16_are_computed_in_float32():
 
 
 @pytest.mark.parametrize('bias', [False, True])
-@pytest.mark.parametrize('name', FEED_FORWARDS)
+@pytest.mark.parametrize('name', FORMS)
 def test_feed_forward(name, bias):
-  activation, gated = FEED_FORWARDS[name]
-  made = FeedForward(8, 6, activation, gated, bias, normal(1.0), normal(1.0), jnp.float32)
-  shapes = nn.unbox(jax.eval_shape(made.init, jax.random.key(0), jnp.asarray(X, jnp.float32)))['params']
-  assert set(shapes) == {'up', 'down'} | ({'gate'} if gated else set())
+  made = MLP(name, 8, 6, bias, normal(1.0), normal(1.0), jnp.float32)
+  valid = jnp.ones(X.shape[:2], bool)
+  shapes = nn.unbox(jax.eval_shape(made.init, jax.random.key(0), jnp.asarray(X, jnp.float32), valid))['params']
+  assert set(shapes) == {'up', 'down'} | ({'gate'} if name in layers.GATED else set())
   params = jax.tree.map(lambda x: DRAW.standard_normal(x.shape), shapes)
   linear = {part: (p['kernel'], p.get('bias', 0)) for part, p in params.items()}
   assert all(('bias' in p) == bias for p in params.values())
-  close(applied(made, params), layers.feed_forward(name, X, **linear))
+  close(applied(made, params, valid=valid), layers.feed_forward(name, X, **linear))
 
 
 def test_known_values():

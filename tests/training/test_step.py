@@ -185,3 +185,80 @@ def test_every_optimizer_trains_on_a_mesh(tiny, name):
   one, _ = prepared(config, steps=2)
   many, _ = prepared(config, steps=2, mesh=dict(data=2, fsdp=2, tensor=2))
   np.testing.assert_allclose([r['loss'] for r in many], [r['loss'] for r in one], rtol=1e-5)
+
+
+EXPERTS = 'mixture_of_experts(experts=4, capacity=0.75, balance={}, z_loss={})'
+
+
+def told(tiny, key, **model):
+  """((objective, sums), gradient) of one batch."""
+  config = tiny(**{f'model.{name}': value for name, value in model.items()})
+  model, objective = build.model(config, VOCAB), build.objective(config)
+  params = nn.unbox(states.parameters(model, jax.random.key(0), ROWS, LENGTH))
+  loss = jax.value_and_grad(lambda params: objective(model, params, batch(), key), has_aux=True)
+  return jax.jit(loss)(params)
+
+
+def test_losses_of_layers_are_minimised_and_told(tiny):
+  key = jax.random.key(0)
+  (total, sums), gradient = told(tiny, key, feed_forward=EXPERTS.format(0.5, 0.1))
+  (plain, none), without = told(tiny, key, feed_forward=EXPERTS.format(0.0, 0.0))
+  assert 'auxiliary' not in none and plain == none['loss'] == sums['loss'] and sums['auxiliary'] > 0
+  np.testing.assert_allclose(total - plain, sums['auxiliary'], rtol=1e-5)
+  # For each of two layers: routing that is not far from even has a balance loss of about k = 2, and
+  # log Σ exp r of about log 4.
+  np.testing.assert_allclose(sums['auxiliary'] / sums['tokens'], 2 * (0.5 * 2 + 0.1 * np.log(4)**2), rtol=0.1)
+  assert 0 < sums['dropped'] < sums['tokens'] < sums['load'] < 4 * sums['tokens']
+  # They teach the routers, and through what these read the layers below.
+  routers = [g['stack']['layers']['block_0']['feed_forward']['router']['kernel'] for g in (gradient, without)]
+  assert np.abs(routers[0] - routers[1]).max() > 0.1 * np.abs(routers[1]).max()
+  assert np.abs(gradient['embedding']['table'] - without['embedding']['table']).max() > 0
+
+
+def test_an_evaluation_tells_the_loss_alone(tiny):
+  (total, sums), _ = told(tiny, None, feed_forward=EXPERTS.format(0.5, 0.1))
+  assert set(sums) == {'loss', 'accuracy', 'tokens'} and total == sums['loss']
+  (_, sums), _ = told(tiny, jax.random.key(0))
+  assert set(sums) == {'loss', 'accuracy', 'tokens'}  # nor does a model whose layers report nothing
+
+
+@pytest.mark.parametrize('fields', [
+  {'model.remat': 'full'}, {'model.remat': 'dots', 'training.loss_chunk': 64}], ids=str)
+def test_reports_are_the_same_however_they_are_computed(tiny, fields):
+  fields |= {'model.feed_forward': EXPERTS.format(0.5, 0.1)}
+  expected, a = prepared(sgd(tiny, **{'model.feed_forward': EXPERTS.format(0.5, 0.1)}))
+  got, b = prepared(sgd(tiny, **fields))
+  assert got[0] == pytest.approx(expected[0], rel=1e-5)
+  assert_trees_close(a.params, b.params, rtol=1e-4, atol=1e-6)
+
+
+def test_unscanned_layers_report_too(tiny):
+  """Of one layer the parameters are the same either way but for an axis."""
+  key, text = jax.random.key(0), EXPERTS.format(0.5, 0.1)
+  config = tiny(**{'model.layers': 1, 'model.feed_forward': text})
+  model, objective = build.model(config, VOCAB), build.objective(config)
+  params = nn.unbox(states.parameters(model, key, ROWS, LENGTH))
+  layers = jax.tree.map(lambda x: x[0], params['stack']['layers'])
+  apart = build.model(tiny(**{'model.layers': 1, 'model.feed_forward': text, 'model.scan': False}), VOCAB)
+  expected = jax.jit(lambda p: objective(model, p, batch(), key)[1])(params)
+  got = jax.jit(lambda p: objective(apart, p, batch(), key)[1])(params | {'stack': {'layers_0': layers}})
+  assert set(got) == set(expected) > {'auxiliary', 'load', 'dropped'}
+  assert_trees_close(got, expected, rtol=1e-5, atol=0)
+
+
+def test_accumulated_losses_of_layers_are_means_over_tokens(tiny):
+  """That of balance is none, so it is left out."""
+  fields = {'model.feed_forward': 'mixture_of_experts(experts=4, balance=0.0, z_loss=0.5)'}
+  whole, a = prepared(sgd(tiny, **fields))
+  pieces, b = prepared(sgd(tiny, **fields, **{'training.accumulation': 4}))
+  np.testing.assert_allclose(pieces[0]['auxiliary'], whole[0]['auxiliary'], rtol=1e-5)
+  assert_trees_close(a.params, b.params, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize('rules', [{}, {'rules.expert': 'tensor', 'rules.mlp': ''}], ids=str)
+def test_every_mesh_routes_alike(tiny, rules):
+  fields = {'model.heads': 8, 'model.width': 64, 'model.feed_forward': EXPERTS.format(0.5, 0.1)}
+  one, _ = prepared(tiny(**fields), steps=2)
+  many, _ = prepared(tiny(**fields, **rules), steps=2, mesh=dict(data=2, fsdp=2, tensor=2))
+  for got, wanted in zip(many, one, strict=True):
+    assert got == pytest.approx(wanted, rel=2e-5)

@@ -2,14 +2,15 @@
 
   python -m tfm.benchmark.gpt2 training     → {"tokens_per_second": …, "peak_memory_mib": …}
 
-`gpt2_torch` does the same with PyTorch; `tfm benchmark` runs both in turn and gives the ratio.
+`gpt2_torch` does the same with PyTorch; `tfm benchmark gpt2` runs both in turn and gives the ratio.
 """
 
 import json
-import resource
 import sys
 import time
 from collections.abc import Callable
+
+from tfm.benchmark.process import peak_memory
 
 # The shape that both frameworks get.
 SHAPE = dict(layers=6, width=384, heads=6, length=256, vocab=8192)
@@ -22,11 +23,6 @@ def report(training: Callable[[], float], decoding: Callable[[int], float]) -> N
   what, *rows = sys.argv[1:]
   rate = training() if what == 'training' else decoding(int(rows[0]))
   print(json.dumps(dict(tokens_per_second=rate, peak_memory_mib=peak_memory())))
-
-
-def peak_memory() -> float:
-  """The largest resident size of this process so far, in MiB."""
-  return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def config():

@@ -1,71 +1,24 @@
-"""Measures training and decoding speed beside PyTorch's GPT-2, on this machine, in one run.
+"""Measures speed and memory on this machine, beside PyTorch where the extra [oracle] is installed.
 
-  tfm benchmark                 (the opponent needs the extra [oracle]; without it, tfm is measured alone)
+  tfm benchmark gpt2        training and decoding of a small GPT-2, tfm and transformers in turn
+  tfm benchmark attention   kernels × variants and all mixers, over lengths from 1k to 32k
 
-A GPT-2-shaped model (6 layers, width 384, 6 heads, context 256, vocabulary 8192, float32, no dropout)
-trains with AdamW on batches of 16 rows, and decodes 224 tokens greedily after prompts of 32 with its
-key/value cache. Each measurement is a process of its own; the two take turns, and the ratio is that of
-the medians. Peak memory is the process's largest resident size, its imports included.
+Each measurement is a process of its own, and a ratio compares what one run has measured.
 """
 
-import importlib.metadata
-import importlib.util
-import json
-import os
-import platform
-import statistics
-import subprocess
-import sys
+import argparse
 
-from rich import box
-from rich.console import Console
-from rich.table import Table
+from tfm.benchmark import compare_attention, compare_gpt2
 
-from tfm.data.progress import track
-
-MEASUREMENTS = {'training': ('training',), 'decoding 1 row': ('decoding', '1'), 'decoding 8 rows': ('decoding', '8')}
-OURS, THEIRS = 'tfm.benchmark.gpt2', 'tfm.benchmark.gpt2_torch'
+SUBJECTS = {'gpt2': compare_gpt2, 'attention': compare_attention}
 
 
-def arguments(parser):
-  parser.add_argument('--rounds', type=int, default=3, metavar='N', help='how often each is measured (default: 3)')
+def arguments(parser: argparse.ArgumentParser) -> None:
+  subjects = parser.add_subparsers(dest='subject', required=True, metavar='{gpt2,attention}')
+  for name, subject in SUBJECTS.items():
+    subject.arguments(subjects.add_parser(
+      name, description=subject.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False))
 
 
-def main(args):
-  if args.rounds < 1:
-    raise ValueError(f'--rounds={args.rounds} must be at least 1')
-  with_torch = all(importlib.util.find_spec(name) for name in ('torch', 'transformers'))
-  modules = (OURS, THEIRS) if with_torch else (OURS,)
-  runs = [(name, module) for name in MEASUREMENTS for _ in range(args.rounds) for module in modules]
-  results = {}
-  for name, module in track(runs, 'benchmark', len(runs)):
-    results.setdefault((name, module), []).append(measure(module, MEASUREMENTS[name]))
-
-  table = Table(title=machine(), title_justify='left', box=box.SIMPLE)
-  for column in ('', 'tfm tokens/s', 'PyTorch tokens/s', 'ratio', 'tfm peak MiB', 'PyTorch peak MiB', 'ratio'):
-    table.add_column(column, justify='right')
-  for name in MEASUREMENTS:
-    cells = []
-    for field, digits in (('tokens_per_second', 0), ('peak_memory_mib', 0)):
-      values = [statistics.median(r[field] for r in results[name, module]) for module in modules]
-      cells += [f'{v:,.{digits}f}' for v in values] + [f'{values[0] / values[1]:.2f}'] if with_torch else [
-        f'{values[0]:,.{digits}f}', '', '']
-    table.add_row(name, *cells)
-  Console(width=None if sys.stdout.isatty() else 120).print(table)
-  if not with_torch:
-    print('PyTorch and transformers are not installed; `make oracle` installs them.')
-
-
-def measure(module: str, what: tuple[str, ...]) -> dict[str, float]:
-  """One process of one framework: tokens per second and peak memory."""
-  done = subprocess.run([sys.executable, '-m', module, *what], capture_output=True, text=True)
-  if done.returncode:
-    raise RuntimeError(f'{module} {" ".join(what)} failed:\n{done.stderr}')
-  return json.loads(done.stdout.splitlines()[-1])
-
-
-def machine() -> str:
-  """Where and with what this was measured."""
-  names = [name for name in ('jax', 'flax', 'torch', 'transformers') if importlib.util.find_spec(name)]
-  versions = ', '.join(f'{name} {importlib.metadata.version(name)}' for name in names)
-  return f'{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}, {versions}'
+def main(args: argparse.Namespace) -> None:
+  SUBJECTS[args.subject].main(args)

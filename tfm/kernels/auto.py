@@ -19,12 +19,13 @@ class Auto(Kernel):
   """
 
   def attend(self, q, k, v, asked):
-    reasons = []
+    reasons, platform = [], jax.default_backend()
     for name in ORDER:
       kernel = named(name)
-      reason = kernel.unsuited(q, k, v, asked, jax.default_backend()) or kernel.refusal(q, k, v, asked)
+      reason = (kernel.absence(platform) or kernel.refusal(q, k, v, asked)
+                or kernel.unsuited(q, k, v, asked, platform))
       if not reason:
-        _say(f'kernel: auto takes {name} on {jax.default_backend()}'
+        _say(f'kernel: auto takes {name} on {platform}'
              + ''.join(f'; not {other}: {why}' for other, why in reasons))
         return kernel.attend(q, k, v, asked)
       reasons.append((name, reason))
@@ -34,7 +35,7 @@ class Auto(Kernel):
 _log = logging.getLogger(__name__)
 
 # From the most specialised to the specification, which serves everything.
-ORDER = ('chunked', 'dense')
+ORDER = ('splash', 'cudnn', 'tokamax', 'chunked', 'dense')
 
 
 @functools.cache

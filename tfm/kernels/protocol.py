@@ -1,14 +1,17 @@
 """The kernel slot: how attention is computed; never what."""
 
 import abc
+import functools
 from collections.abc import Callable
 from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 from jax.extend.random import threefry2x32_p
 
+from tfm.layers.dot_product import scaled_dot
 from tfm.shapes import Array, Bool, Float, Int
 
 
@@ -56,6 +59,17 @@ class Asked:
     """Whether weights are dropped at all."""
     return self.dropout > 0 and self.dropout_key is not None
 
+  @property
+  def scale(self) -> float | None:
+    """The factor, where the score is nothing but factor · q·k; else None."""
+    plain = getattr(self.score, 'func', None)  # of the Partial, which has no leaves then
+    return plain.keywords['scale'] if getattr(plain, 'func', None) is scaled_dot else None
+
+  def beyond(self, *able: str) -> str | None:
+    """What is asked of `SPECIAL` besides what a kernel is `able` to do, in its words; None if nothing is."""
+    special = (SPECIAL[name] for name in SPECIAL if name not in able)
+    return next((reason for is_asked, reason in special if is_asked(self)), None)
+
   def logits(
       self, q: Float[Array, 'B K G T C'], k: Float[Array, 'B K S C'],
       q_positions: Int[Array, 'B T'], k_positions: Int[Array, 'B S'],
@@ -90,6 +104,49 @@ class Asked:
     return bits >= jnp.uint32(round(self.dropout * 2**32))
 
 
+# What not every kernel can: whether it is asked, and the words of one that cannot.
+SPECIAL = {
+  'score': (lambda asked: asked.scale is None, 'it has no other score than the scaled dot product'),
+  'bias': (lambda asked: asked.bias is not None, 'it takes no bias on the logits'),
+  'sinks': (lambda asked: asked.sinks is not None, 'it has no sinks in the denominator'),
+  'sigmoid': (lambda asked: asked.normalizer != 'softmax', 'it normalizes by softmax only'),
+  'soft_cap': (lambda asked: asked.soft_cap > 0, 'it does not cap logits'),
+  'dropout': (lambda asked: asked.drops, 'it does not draw the dropout that all kernels agree on'),
+  'prefix': (lambda asked: asked.mask.reads, 'it must know the mask before the data, which a prefix is'),
+}
+
+
+@functools.lru_cache(maxsize=64)
+def band(mask: Callable, T: int, S: int) -> tuple[int | None, int | None] | None:
+  """(left, right), if T queries see, by index, just those of S keys from q - left to q + right; else None.
+
+  None for a side: it has no end. A mask that is not relative may be a band, and is not known to be.
+  """
+  if not mask.relative:
+    return None
+  distance = np.arange(1 - S, T)
+  seen = np.flatnonzero(mask(np.maximum(distance, 0), np.maximum(-distance, 0)))
+  if not len(seen) or len(seen) <= seen[-1] - seen[0]:
+    return None
+  return (None if seen[-1] == len(distance) - 1 else int(distance[seen[-1]]),
+          None if seen[0] == 0 else -int(distance[seen[0]]))
+
+
+def fancy(asked: Asked, T: int, S: int) -> str | None:
+  """Why the mask is beyond a kernel for the usual: rows of one document each, whose queries are the keys' own
+  tokens, under a mask that is causal, causal with a window to the left, or full; None if it is not."""
+  if asked.layout != 'whole':
+    return f'it takes rows of one document each, and layout={asked.layout!r} does not promise that'
+  left, right = band(asked.mask, T, S) or (-1, -1)
+  if left is None and right is None:
+    return None
+  if right != 0 or left is not None and left < 0:
+    return 'its masks are full, or causal with or without a window to the left'
+  if T != S:
+    return f'its causal mask is for as many keys as queries, not {S} and {T}'
+  return None
+
+
 def same_document(q_segments: Int[Array, 'B T'], k_segments: Int[Array, 'B S']) -> Bool[Array, 'B T S']:
   """Whether both stand in one document, and the key is no padding."""
   return (q_segments[:, :, None] == k_segments[:, None, :]) & (k_segments != 0)[:, None, :]
@@ -102,9 +159,11 @@ class Kernel(abc.ABC):
 
   Attributes:
     examples: specs that the conformance suite tries; a file whose bare name is a spec needs none.
+    platforms: where it runs, as JAX names them; (): anywhere.
   """
 
   examples: ClassVar[tuple[str, ...]] = ()
+  platforms: ClassVar[tuple[str, ...]] = ()
 
   def __call__(
       self, q: Float[Array, 'B T H C'], k: Float[Array, 'B S K C'], v: Float[Array, 'B S K C2'], **asked
@@ -145,12 +204,18 @@ class Kernel(abc.ABC):
 
   def serve(self, q, k, v, asked: Asked):
     """`attend`, after a refusal where there is a reason for one."""
-    if reason := self.refusal(q, k, v, asked):
+    if reason := self.absence(jax.default_backend()) or self.refusal(q, k, v, asked):
       raise ValueError(f'kernel={type(self).__name__.lower()!r} cannot serve: {reason}')
     return self.attend(q, k, v, asked)
 
+  def absence(self, platform: str) -> str | None:
+    """Why this kernel is not to be had on a platform, or without a package; None if it is."""
+    if self.platforms and platform not in self.platforms:
+      return f'it runs on {" and ".join(self.platforms)}, and this is a {platform}'
+    return None
+
   def refusal(self, q: Array, k: Array, v: Array, asked: Asked) -> str | None:
-    """Why this kernel cannot serve, told from shapes, types, platform and static fields; None if it can."""
+    """Why this kernel cannot serve, told from shapes, types and static fields; None if it can."""
     return None
 
   def unsuited(self, q: Array, k: Array, v: Array, asked: Asked, platform: str) -> str | None:

@@ -1,57 +1,32 @@
-"""Position-wise feed-forward layers."""
+"""The feed-forward slot: what a block has besides its mixer.
 
-import flax.linen as nn
-import jax
+Every entry of `FEED_FORWARDS` makes a linen module from `width` (D), `hidden` (F), `bias`, `initializer`,
+`output_initializer` and `dtype`, besides what its spec says. The module is called with x [B T D] and with
+`valid` [B T], which tokens are no padding; `gated` says whether a gate multiplies its hidden layer.
+"""
+
+import functools
+
 import jax.numpy as jnp
 
-from tfm.layers.initializer import Factory
-from tfm.layers.linear import Linear
-from tfm.parallel.sharding import shard
-from tfm.shapes import Array, Float
+from tfm.layers.initializer import normal
+from tfm.layers.mixture_of_experts import MixtureOfExperts
+from tfm.layers.mlp import FORMS, MLP
+from tfm.spec import choose
 
-
-class FeedForward(nn.Module):
-  """act(x W + b) V + c (Vaswani et al. 2017, §3.3), or gated: (act(x W) ⊙ x U) V (Shazeer 2020).
-
-  Attributes:
-    width: D; hidden: F.
-    activation: of the hidden layer; gated: whether a second projection multiplies it.
-    bias, initializer, output_initializer, dtype: of the projections.
-  """
-
-  width: int
-  hidden: int
-  activation: str
-  gated: bool
-  bias: bool
-  initializer: Factory
-  output_initializer: Factory
-  dtype: jnp.dtype
-
-  @nn.compact
-  def __call__(self, x: Float[Array, 'B T D']) -> Float[Array, 'B T D']:
-    def rise(name):
-      return Linear((self.width, self.hidden), ('embed', 'mlp'), self.initializer,
-                    bias=self.bias, dtype=self.dtype, name=name)(x)
-    y = ACTIVATIONS[self.activation](rise('up'))
-    if self.gated:
-      y = y * rise('gate')
-    y = shard(y, 'batch', 'length', 'mlp')
-    return Linear((self.hidden, self.width), ('mlp', 'embed'), self.output_initializer,
-                  bias=self.bias, dtype=self.dtype, name='down')(y)
-
-
-ACTIVATIONS = {
-  'relu': jax.nn.relu,
-  'gelu': lambda x: jax.nn.gelu(x, approximate=False),
-  'gelu_tanh': lambda x: jax.nn.gelu(x, approximate=True),
-  'silu': jax.nn.silu,
-}
-# name → (activation, gated): `geglu` is Shazeer's GELU gate, `swiglu` his Swish₁ gate.
 FEED_FORWARDS = {
-  'relu': ('relu', False),
-  'gelu': ('gelu', False),
-  'gelu_tanh': ('gelu_tanh', False),
-  'geglu': ('gelu', True),
-  'swiglu': ('silu', True),
+  **{form: functools.partial(MLP, form) for form in FORMS},
+  'mixture_of_experts': MixtureOfExperts,
 }
+
+
+def usual_hidden(text: str, width: int) -> int:
+  """F where nothing is said of it: 4 D, or 8/3 D to the next 64 where gated, as a gate is a third
+  projection (Shazeer 2020, §3.1).
+
+  Raises:
+    ValueError: if `text` names no feed-forward layer, or one that cannot be.
+  """
+  layer = choose(text, FEED_FORWARDS, width=width, hidden=1, bias=False, initializer=normal(),
+                 output_initializer=normal(), dtype=jnp.float32)
+  return -(-8 * width // (3 * 64)) * 64 if layer.gated else 4 * width

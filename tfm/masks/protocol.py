@@ -14,7 +14,7 @@ import numpy as np
 from tfm.shapes import Array, Bool, Int
 
 # What a caller can promise about rows of tokens, for planning on the host:
-#   whole   the token at index i stands at position i, if it is no padding (one document a row);
+#   whole   the token at index i stands at position i, and padding behind the last (one document a row);
 #   packed  two tokens of one document are as far apart in position as in index;
 #   any     nothing.
 LAYOUTS = ('whole', 'packed', 'any')
@@ -142,6 +142,14 @@ class Not(Mask):
 
 def _constant(q, k, value):
   return np.full(np.broadcast_shapes(q.shape, k.shape), value)
+
+
+def check_whole(mask: Mask, **least: int) -> None:
+  """Raises ValueError unless each named field is None or a whole number, at least so great."""
+  for name, number in least.items():
+    value = getattr(mask, name)
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < number):
+      raise ValueError(f'{name}={value!r} must be a whole number, {number} or more')
 
 
 def table(mask: Mask, queries: int, keys: int | None = None, start: int = 0) -> Bool[np.ndarray, 'T S']:

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from tfm.masks.protocol import Mask
+from tfm.masks.protocol import Mask, check_whole
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,9 +23,7 @@ class Window(Mask):
   right: int | None = None
 
   def __post_init__(self):
-    for name, value in (('left', self.left), ('right', self.right)):
-      if value is not None and (not isinstance(value, int) or value < 0):
-        raise ValueError(f'{name}={value!r} must be a whole number of tokens, 0 or more')
+    check_whole(self, left=0, right=0)
 
   def __call__(self, q, k):
     right = self.left if self.right is None else self.right

@@ -6,55 +6,14 @@ from collections.abc import Callable
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from flax import struct
 
 from tfm.layers.initializer import zeros
 from tfm.layers.linear import Linear
 from tfm.layers.norm import NORMS
-from tfm.mixers.protocol import Context, Mixer
+from tfm.layers.token_cache import TokenCache
+from tfm.mixers.protocol import Mixer
 from tfm.parallel.sharding import partitioned, shard
-from tfm.shapes import Array, Float, Int
 from tfm.spec import pick
-
-
-@struct.dataclass
-class Cache:
-  """Keys and values of what was read, with their positions and segments; segment 0 is an empty slot.
-
-  Slots are filled in the order of reading; what a query may see is decided by positions and
-  segments alone, so rows of different lengths share one `index`. Heads stand before slots, as the
-  products want them: nothing is transposed for each new token.
-  """
-
-  k: Float[Array, 'B K S C']
-  v: Float[Array, 'B K S C']
-  positions: Int[Array, 'B S']
-  segments: Int[Array, 'B S']
-  prefix: Int[Array, 'B S']
-  index: Int[Array, '']
-
-  @classmethod
-  def of(cls, k: Float[Array, 'B S K C'], v: Float[Array, 'B S K C'], context: Context) -> 'Cache':
-    """A full cache of just these."""
-    return cls.empty(k.shape, k.dtype).append(k, v, context)
-
-  @classmethod
-  def empty(cls, shape: tuple[int, int, int, int], dtype: jnp.dtype) -> 'Cache':
-    """No keys yet in room for `shape` = (B, S, K, C) of them."""
-    B, S, K, C = shape
-    kv = shard(jnp.zeros((B, K, S, C), dtype), 'batch', 'kv_heads', 'length', 'kv')
-    slots = shard(jnp.zeros((B, S), jnp.int32), 'batch', 'length')
-    return cls(kv, kv, slots, slots, slots, jnp.zeros((), jnp.int32))
-
-  def append(self, k, v, context: Context) -> 'Cache':
-    """Writes T new tokens at slots index … index + T - 1."""
-    def write(old, new, axis):
-      return jax.lax.dynamic_update_slice_in_dim(old, new.astype(old.dtype), self.index, axis)
-    prefix = self.prefix if context.prefix is None else write(self.prefix, context.prefix, 1)
-    return Cache(
-      write(self.k, k.swapaxes(1, 2), 2), write(self.v, v.swapaxes(1, 2), 2),
-      write(self.positions, context.positions, 1), write(self.segments, context.segments, 1),
-      prefix, self.index + k.shape[1])
 
 
 class Softmax(Mixer):
@@ -104,14 +63,15 @@ class Softmax(Mixer):
 
   @nn.nowrap
   def init_cache(self, batch, length):
-    return Cache.empty((batch, length, self.kv_heads, self.head_width), self.dtype)
+    kept = self.kv_heads, self.head_width, self.dtype
+    return TokenCache.empty(batch, length, k=kept, v=kept)
 
   @nn.compact
   def __call__(self, x, memory, context, cache):
     position = self.position(name='position')
     q = self.project('q', 'heads', self.heads, x)
     keys, layout = context, context.layout
-    if isinstance(memory, Cache):
+    if isinstance(memory, TokenCache):
       keys = cache = memory
       q, _ = position.rotate(q, q, context.positions, context.positions)
     else:
@@ -121,11 +81,11 @@ class Softmax(Mixer):
       v = self.project('v', 'kv_heads', self.kv_heads, x)
       q, k = position.rotate(q, k, context.positions, keys.positions)
       if memory is not None:
-        keys = cache = Cache.of(k, v, keys)
+        keys = cache = self.init_cache(*k.shape[:2]).append(keys, k=k, v=v)
       elif cache is not None:
-        keys = cache = cache.append(k, v, context)
+        keys = cache = cache.append(context, k=k, v=v)
     if cache is not None:
-      k, v, layout = cache.k.swapaxes(1, 2), cache.v.swapaxes(1, 2), 'any'
+      k, v, layout = cache['k'], cache['v'], 'any'
     with jax.named_scope('kernel'):
       y = self.kernel(
         q, k, v, score=self.score(name='score')(), mask=self.mask,

@@ -44,7 +44,7 @@ class Block(nn.Module):
       return y
 
     def feed(y):
-      return self.feed_forward(name='feed_forward')(y)
+      return self.feed_forward(name='feed_forward')(y, context.segments > 0)
 
     if self.parallel:
       x = x + self.branch('mixer', mix, x, context) + self.branch('feed_forward', feed, x, context)

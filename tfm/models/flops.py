@@ -2,9 +2,11 @@
 
 Conventions, those of PaLM's model FLOPs (Chowdhery et al. 2022, app. B) but for the mask:
 
-  - matrix products and convolutions only, a multiplication and its addition being two;
+  - matrix products, convolutions and triangular systems only, a multiplication and its addition being two;
   - a product over query-key pairs counts for the pairs that the mask lets through, whatever the
     kernel computes beyond them; cuts between packed documents are not known here and not deducted;
+  - a product over rows of which some are filling, as a mixture of experts', counts for the others: it
+    stands in a scope `useful:rows:all`;
   - training costs 3 forward passes, as the backward pass makes two products of each (Kaplan et al.
     2020, §2.1); what remat computes again is no work of the model's and is not counted.
 """
@@ -124,7 +126,7 @@ def products(jaxpr: Jaxpr, path: str = '', times: int = 1) -> Iterator[Product]:
     primitive = eqn.primitive.name
     if primitive in PRODUCTS:
       shapes = tuple(v.aval.shape for v in (*eqn.invars, *eqn.outvars))
-      yield Product(scopes(here), times * PRODUCTS[primitive](eqn), shapes)
+      yield Product(scopes(here), useful(scopes(here), times * PRODUCTS[primitive](eqn)), shapes)
       continue
     repeats = eqn.params['length'] if primitive == 'scan' else 1
     inner = [list(products(j, here, times * repeats)) for j in jaxprs_in_params(eqn.params)]
@@ -135,6 +137,15 @@ def products(jaxpr: Jaxpr, path: str = '', times: int = 1) -> Iterator[Product]:
                        'run cannot be read from it; a scan of known length would do')
     for part in inner:
       yield from part
+
+
+def useful(scopes: tuple[str, ...], flops: int) -> int:
+  """The part of the FLOPs that the scopes say is no filling."""
+  for scope in scopes:
+    if scope.startswith('useful:'):
+      rows, of = scope.split(':')[1:]
+      flops = flops * int(rows) // int(of)
+  return flops
 
 
 def scopes(path: str) -> tuple[str, ...]:
@@ -156,7 +167,12 @@ def _convolution(eqn: JaxprEqn) -> int:
   return 2 * eqn.outvars[0].aval.size * kernel.size // kernel.shape[out_features]
 
 
-PRODUCTS = {'dot_general': _dot_general, 'conv_general_dilated': _convolution}
+def _triangular_solve(eqn: JaxprEqn) -> int:
+  matrix, rows = (v.aval for v in eqn.invars)
+  return rows.size * matrix.shape[-1]  # half of the matrix is zeros
+
+
+PRODUCTS = {'dot_general': _dot_general, 'conv_general_dilated': _convolution, 'triangular_solve': _triangular_solve}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -52,7 +52,8 @@ class Stack(nn.Module):
       if repeats:
         # A flax scan takes None for "no cache" as an empty tree, so both forms are one call.
         group = nn.scan(
-          group, variable_axes={'params': 0}, split_rngs={'params': True, 'dropout': True},
+          group, variable_axes={'params': 0, 'losses': 0, 'metrics': 0},  # the last two: what layers sow
+          split_rngs={'params': True, 'dropout': True},
           in_axes=(nn.broadcast, 0), length=repeats, metadata_params={nn.PARTITION_NAME: 'layers'})
       x, after[name] = group(blocks, name=name)(x, context, None if caches is None else caches[name])
     return x, None if caches is None else after

@@ -4,14 +4,13 @@ import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from tfm.mixers.protocol import Context
-from tfm.objectives.protocol import Objective
+from tfm.objectives.protocol import REPORTS, Objective, Sums, with_reports
 from tfm.shapes import Array, Float, Int, PyTree
-
-Sums = dict[str, Float[Array, '']]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,17 +37,48 @@ class CausalLM(Objective):
   def __call__(self, model, params, batch, key):
     prefix, weights = self.given(batch, key)
     context = Context(batch['positions'], batch['segments'], prefix, train=key is not None, layout=self.layout)
-    features, _ = model.apply({'params': params}, batch['inputs'], context, method='features',
-                              rngs={} if key is None else {'dropout': key})
+    read = self.in_turn if self.recurrence and key is not None else self.at_once
+    features, reports = read(model, params, batch['inputs'], context, key)
 
     def sums(head, features, targets, weights):
       return self.sums(model.apply({'params': head}, features, method='logits'), targets, weights)
 
     pieces = self.pieces(*batch['inputs'].shape)
     head, rows = model.head(params), (features, batch['targets'], weights)
-    if pieces == 1:
-      return sums(head, *rows)
-    return in_pieces(sums, head, *(cut(x, pieces) for x in rows))
+    made = sums(head, *rows) if pieces == 1 else in_pieces(sums, head, *(cut(x, pieces) for x in rows))
+    return with_reports(*made, reports)
+
+  def at_once(
+      self, model: nn.Module, params: PyTree, tokens: Int[Array, 'B T'], context: Context, key: Array | None,
+  ) -> tuple[Float[Array, 'B T D'], PyTree]:
+    """The features of whole rows, and what layers report."""
+    (features, _), reports = self.features(model, params, tokens, context, None, key)
+    return features, reports
+
+  def in_turn(
+      self, model: nn.Module, params: PyTree, tokens: Int[Array, 'B T'], context: Context, key: Array,
+  ) -> tuple[Float[Array, 'B T D'], PyTree]:
+    """The same, piece after piece of `recurrence` tokens: the caches of what was read pass no gradient back."""
+    rows, length = tokens.shape
+    pieces = length // self.recurrence
+
+    def step(caches, piece):
+      i, tokens, context = piece
+      (features, caches), reports = self.features(
+        model, params, tokens, context, caches, jax.random.fold_in(key, i))
+      return jax.lax.stop_gradient(caches), (features, reports)
+
+    # In a piece an index is no position.
+    context = jax.tree.map(lambda x: cut(x, pieces), context.replace(layout='any'))
+    _, (features, reports) = jax.lax.scan(
+      step, model.init_caches(rows, length), (jnp.arange(pieces), cut(tokens, pieces), context))
+    features = jnp.moveaxis(features, 0, 1).reshape(rows, length, -1)
+    return features, jax.tree.map(lambda x: x.mean(0), reports)
+
+  def features(self, model, params, tokens, context, caches, key):
+    """`model.features` with dropout by `key`, and the collections that layers report in."""
+    return model.apply({'params': params}, tokens, context, caches, method='features',
+                       rngs={} if key is None else {'dropout': key}, mutable=[] if key is None else REPORTS)
 
   def given(self, batch: Mapping[str, Array], key: Array | None) -> tuple[Int[Array, 'B T'] | None, Float[Array, 'B T']]:
     """The prefix length of each token's document, where there are prefixes, and the weight of each target."""

@@ -27,6 +27,7 @@ AXES = {
   'rank': 'a compressed width between two projections',
   'state': 'what a recurrent state holds for each channel',
   'taps': 'taps of a convolution',
+  'gates': 'gates of a recurrent cell',
   'layers': 'stacked layers',
 }
 

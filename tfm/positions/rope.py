@@ -1,47 +1,70 @@
 """Rotary positions."""
 
-import jax.numpy as jnp
-
+from tfm.layers.rotary import SCALINGS, Waves, angles, rotated
 from tfm.positions.protocol import Position
-from tfm.shapes import Array, Float, Int
+from tfm.spec import choose
 
 
 class Rope(Position):
   """Rotates channel pairs of queries and keys by an angle that grows with the position.
 
-    (x₁, x₂) → (x₁ cos mθᵢ - x₂ sin mθᵢ, x₂ cos mθᵢ + x₁ sin mθᵢ),  θᵢ = theta^(-2i/C)
+    (x₁, x₂) → (x₁ cos mθᵢ - x₂ sin mθᵢ, x₂ cos mθᵢ + x₁ sin mθᵢ),  θᵢ = theta^(-2i/R)
 
   so that q·k depends on positions only through their difference (Su et al. 2021, RoFormer, eq. 34).
-  Channel i is paired with i + C/2, the published layout of GPT-NeoX and LLaMA checkpoints.
-  Angles are computed in float32 whatever the compute type.
+  The first R = fraction · C channels of a head are rotated. Channel i is paired with i + R/2, the
+  published layout of GPT-NeoX and of LLaMA checkpoints in transformers, or with its neighbour.
+  Angles are accurate in float32 at every position, whatever the compute type.
 
   Attributes:
     theta: base of the wavelengths; 10 000 in the paper.
+    fraction: of each head's channels that are rotated, the first ones (Black et al. 2022,
+      GPT-NeoX-20B, §2.1.1: a quarter); the others carry no position.
+    interleaved: whether the pairs are (2i, 2i + 1), as in the paper, GPT-J and Meta's own LLaMA.
+    scaling: how a model reads longer texts than θ was made for, a spec of its own in quotes such as
+      "yarn(factor=4, original=2048)": one of `tfm.layers.rotary.SCALINGS`. Where a scaling depends on
+      the length of the text (dynamic, longrope), it is one length for the whole model, so that cached
+      keys, packed documents and longer neighbours change no rotation; published code differs there.
 
   Raises (from `check`):
-    ValueError: for an odd head width, or theta not above 0.
+    ValueError: for an odd head width, a fraction that is no number of pairs, theta not above 0, or a
+      scaling that is unknown or cannot be honoured.
   """
 
   theta: float = 10_000.0
+  fraction: float = 1.0
+  interleaved: bool = False
+  scaling: str = 'none'
+
+  examples = (
+    'rope', 'rope(fraction=0.5, interleaved=True, scaling="yarn(factor=4, original=8)")',
+    'rope(scaling="dynamic(factor=2, original=8)")')
 
   def check(self):
-    if self.head_width % 2:
-      raise ValueError(f'rotates pairs of channels, and the head width is {self.head_width} '
-                       f'(model.width / model.heads); choose an even one')
-    if self.theta <= 0:
+    C, wanted = self.head_width, self.fraction * self.head_width
+    if not 0 < self.fraction <= 1:
+      raise ValueError(f"fraction={self.fraction} must lie above 0 and not above 1; to rotate nothing, "
+                       "position='none' would do")
+    if C < 2 or C % 2 and self.fraction == 1:
+      raise ValueError(f'rotates pairs of channels, and the head width is {C} (model.width / model.heads); '
+                       'choose an even one')
+    if abs(wanted - self.channels) > 1e-3 or self.channels % 2 or self.channels < 2:
+      even = min(max(2, 2 * round(wanted / 2)), C // 2 * 2)
+      raise ValueError(f'fraction={self.fraction} of the head width {C} is {wanted:.6g} channels, which is '
+                       f'no number of pairs; fraction={even / C:.6g}, {even} channels, would do')
+    if not self.theta > 0:
       raise ValueError(f'theta={self.theta} must be above 0')
+    self.waves()
+
+  @property
+  def channels(self) -> int:
+    """R, how many channels are rotated."""
+    return round(self.fraction * self.head_width)
+
+  def waves(self) -> Waves:
+    """The frequency of each pair, and the factor on what is rotated."""
+    return choose(self.scaling, SCALINGS, theta=self.theta, channels=self.channels, longest=self.length)
 
   def rotate(self, q, k, q_positions, k_positions):
-    return rotated(q, q_positions, self.theta), rotated(k, k_positions, self.theta)
-
-
-def rotated(
-    x: Float[Array, 'B T H C'], positions: Int[Array, 'B T'], theta: float
-) -> Float[Array, 'B T H C']:
-  """Rotates each head's channel pairs (i, i + C/2) by position · theta^(-2i/C)."""
-  half = x.shape[-1] // 2
-  frequencies = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
-  angles = positions[:, :, None, None].astype(jnp.float32) * frequencies[None, None, None, :]
-  cos, sin = jnp.cos(angles), jnp.sin(angles)
-  first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-  return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], -1).astype(x.dtype)
+    frequencies, factor = self.waves()
+    return tuple(rotated(x, angles(positions, frequencies), self.interleaved, factor)
+                 for x, positions in ((q, q_positions), (k, k_positions)))

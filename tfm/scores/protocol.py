@@ -12,9 +12,12 @@ class Score(nn.Module):
   Attributes:
     head_width: C, the channels of one head.
     examples: specs that the conformance suite tries; a file whose bare name is a spec needs none.
+    absorbs: whether f(q, W k) = f(Wᵀ q, k) for every matrix W, of any shape, so that a map of the keys can
+      be moved to the queries.
   """
 
   examples: ClassVar[tuple[str, ...]] = ()
+  absorbs: ClassVar[bool] = False
 
   head_width: int
 

@@ -1,0 +1,77 @@
+"""The benchmark of attention: what it asks, measures, fits and shows. No time is judged here."""
+
+import json
+
+import pytest
+
+from tfm.benchmark import attention, compare_attention, curves
+from tfm.benchmark.process import OutOfMemory, machine, measure
+from tfm.commands import cli
+
+
+def test_an_exponent_is_the_slope_from_the_fitted_length_on():
+  quadratic = {n: 3e-4 * n**2 for n in (2048, 4096, 8192)} | {256: 1000.0}  # short lengths do not count
+  assert curves.exponent(quadratic) == pytest.approx(2)
+  assert curves.exponent({n: 5.0 * n for n in (2048, 4096, 8192, 16384)}) == pytest.approx(1)
+  assert curves.exponent({2048: 1.0, 4096: 2.0}) is None
+
+
+@pytest.mark.parametrize('what', [('kernel', 'chunked', 't5'), ('mixer', 'softmax, window(256)')])
+def test_one_process_measures_both_passes(what):
+  result = measure('tfm.benchmark.attention', *what, '64')
+  assert result.keys() == {'forward', 'both'}
+  assert all(entry['ms'] > 0 and entry['mib'] >= 0 for entry in result.values())
+
+
+def test_what_does_not_fit_is_told_and_not_tried():
+  with pytest.raises(OutOfMemory, match='GiB'):
+    measure('tfm.benchmark.attention', 'kernel', 'dense', 'causal', str(2**17))
+
+
+@pytest.mark.parametrize('mixer', attention.MIXERS)
+def test_every_mixer_of_the_benchmark_is_a_config(mixer):
+  run, arguments = attention.mixer(mixer, 64)
+  assert run(*arguments).shape == (1, 64, attention.WIDTH)
+
+
+def fake(run):
+  """Dense grows with the square and ends at 8192; the rest with the length."""
+  length = int(run[-1])
+  if 'dense' in run and length > 4096:
+    return {}
+  ms = length**2 / 1e4 if 'dense' in run else length / 10
+  return dict(forward=dict(ms=ms, mib=float(length)), both=None if length > 8192 else dict(ms=3 * ms, mib=2.0 * length))
+
+
+def test_tables_curves_and_results_already_measured(tmp_path, monkeypatch, capsys):
+  measured = []
+  monkeypatch.setattr(compare_attention, 'measured', lambda run: measured.append(run) or fake(run))
+  out = tmp_path / 'a'
+  command = ['benchmark', 'attention', '--lengths=2048,4096,8192,16384', f'--out={out}']
+  assert cli.main(command) == 0
+  said = capsys.readouterr().out
+  lines = [line.split() for line in said.splitlines()]
+  causal = [line for line in lines if line[:1] == ['causal']]
+  assert causal[0][1:5] == ['2,048'.replace(',', ''), '419', '205', '–'] and causal[0][5] == '2.05'
+  assert causal[2][2:4] == ['no', 'memory']
+  assert any(line[:1] == ['mamba'] and '1.00' in line for line in lines)
+  assert (tmp_path / 'a.png').stat().st_size > 10_000
+  kept = [json.loads(line) for line in (tmp_path / 'a.jsonl').read_text().splitlines()]
+  assert len(kept) == len(measured) and kept[0]['machine'] == machine()
+  before = len(measured)
+  assert cli.main(command) == 0 and len(measured) == before  # nothing is measured twice
+
+
+def test_results_of_another_machine_are_not_mixed_in(tmp_path, capsys):
+  (tmp_path / 'a.jsonl').write_text(json.dumps(dict(run=['x'], machine='an abacus', result={})) + '\n')
+  assert cli.main(['benchmark', 'attention', f'--out={tmp_path / "a"}']) == 2
+  assert 'holds measurements of another machine (an abacus)' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize('argv, sentence', [
+  (['attention', '--lengths=0'], '--lengths names 0; a row has at least 1 token'),
+  (['gpt2', '--rounds=0'], '--rounds=0 must be at least 1'),
+])
+def test_refusals(argv, sentence, capsys):
+  assert cli.main(['benchmark', *argv]) == 2
+  assert sentence in capsys.readouterr().err

@@ -1,0 +1,81 @@
+"""Feed-forward layers of all kinds: decoding = training, packing and the mesh change nothing."""
+
+import functools
+
+import numpy as np
+import pytest
+
+from conformance.test_decoding import POSITIONS, SEGMENTS, SLACK, TOKENS
+from conformance.test_mesh import Sharded, equal_on
+from conformance.test_packing import A, B, PAD, close, row, rows
+from conformance.tiny import LENGTH, Tiny
+from tfm.layers.feed_forward import FEED_FORWARDS
+from tfm.layers.mlp import FORMS
+from tfm.parallel import mesh as meshes
+from tfm.parallel import sharding
+
+SPECS = [text for name, entry in FEED_FORWARDS.items() for text in getattr(entry, 'examples', (name,))]
+# Among those that take every token by itself one is enough for a quick run.
+PLAIN = sorted(set(FORMS) - {'swiglu'})
+TRIED = [pytest.param(text, marks=[pytest.mark.slow] if text in PLAIN else []) for text in SPECS]
+tiny = functools.cache(lambda text: Tiny(feed_forward=text))
+
+
+def test_an_example_names_its_entry():
+  assert {text.partition('(')[0] for text in SPECS} == set(FEED_FORWARDS)
+
+
+@pytest.mark.parametrize('pieces', [(5, 5, 1, 1), (1,) * 12], ids=['prefill in pieces', 'steps only'])
+@pytest.mark.parametrize('text', TRIED)
+def test_cached_reading_equals_the_full_pass(text, pieces):
+  full, _ = tiny(text)(TOKENS, POSITIONS, SEGMENTS)
+  caches = tiny(text).model.init_caches(len(TOKENS), LENGTH + SLACK)
+  read, start = [], 0
+  for piece in pieces:
+    here = slice(start, start + piece)
+    logits, caches = tiny(text)(TOKENS[:, here], POSITIONS[:, here], SEGMENTS[:, here], caches)
+    read.append(logits)
+    start += piece
+  real = SEGMENTS > 0
+  np.testing.assert_allclose(np.concatenate(read, 1)[real], full[real], rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize('text', TRIED)
+def test_packed_and_padded_documents_give_what_each_gives_alone(text):
+  made = row(A, B), row(B, (PAD, 2), A[:5]), row((PAD, 3), A, (PAD, 2))
+  together, _ = tiny(text)(*rows(*made))
+  a, _ = tiny(text)(*rows(row(A)))
+  b, _ = tiny(text)(*rows(row(B)))
+  assert np.isfinite(together).all()
+  close(together[0, made[0][1][0]], a[0])
+  close(together[0, made[0][1][1]], b[0])
+  close(together[1, made[1][1][0]], b[0])
+  close(together[1, made[1][1][1]], a[0, :5])
+  close(together[2, made[2][1][0]], a[0])
+
+
+def sharded(text, rules):
+  made = Sharded(feed_forward=text)
+  made.config.rules.update(rules)
+  made.rules = sharding.parse_rules(made.config.rules)
+  return made
+
+
+@pytest.mark.parametrize('text', TRIED)
+def test_the_mesh_changes_nothing(text):
+  equal_on(sharded(text, {}), (2, 2, 2))
+
+
+# With a capacity that drops choices too: rows are what counts, wherever they lie.
+@pytest.mark.parametrize('text', ['mixture_of_experts(shared=1)', 'mixture_of_experts(capacity=0.75)'])
+@pytest.mark.parametrize('sizes, rules, cut', [
+  ((2, 2, 2), dict(expert='tensor', mlp=''), (4, 16, 32)),
+  ((1, 2, 4), dict(expert='fsdp', embed=''), (4, 32, 8)),
+  pytest.param((2, 2, 2), dict(expert='fsdp tensor', embed='', mlp=''), (2, 32, 32), marks=pytest.mark.slow),
+], ids=str)
+def test_experts_may_be_cut_over_any_axis(text, sizes, rules, cut):
+  made = sharded(text, rules)
+  equal_on(made, sizes)
+  _, params, _ = made.on(meshes.make(dict(zip(('data', 'fsdp', 'tensor'), sizes))))
+  kernel = params['stack']['layers']['block_0']['feed_forward']['up']['kernel']
+  assert kernel.shape[1:] == (8, 32, 32) and kernel.addressable_shards[0].data.shape[1:] == cut

@@ -1,0 +1,96 @@
+"""Cross-attention: another sequence is read once, padding and neighbours change nothing, and who cannot refuses."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from conformance import collect
+from conformance.tiny import LENGTH, QUICK, config
+from tfm import build
+from tfm.mixers.protocol import Context, Memory
+
+B, T, S, D = 2, 5, 9, 16
+
+
+class Crossed:
+  """One mixer with parameters, asked with a memory."""
+
+  def __init__(self, text, position='rope'):
+    mask = {'mask': 'full'} if collect.variant('mixer', text).masks in (None, ('causal', 'full')) else {}
+    c = config(**collect.surroundings(text) | mask | ({'position': position} if position != 'rope' else {}))
+    self.mixer = build.block(c, 'model', c.model, causal=False)().mixer()
+    draw = np.random.default_rng(0)
+    self.x, self.y = (jnp.asarray(draw.standard_normal((B, n, D)), jnp.float32) for n in (T, S))
+    shapes = jax.eval_shape(self.mixer.init, jax.random.key(0), self.x, None, Context.whole(self.x[..., 0]), None)
+    self.params = jax.tree.map(
+      lambda x: jnp.asarray(0.4 * draw.standard_normal(x.shape), jnp.float32), shapes.get('params', {}))
+    self.compiled = jax.jit(self.apply, compiler_options=QUICK)
+
+  def apply(self, x, memory, context):
+    return self.mixer.apply({'params': self.params}, x, memory, context, None)
+
+  def __call__(self, x, memory, context):
+    return self.compiled(x, memory, context)
+
+
+crossings = functools.cache(Crossed)
+
+
+def context(positions, segments):
+  return Context(*(jnp.broadcast_to(jnp.asarray(x, jnp.int32), (B, len(x))) for x in (positions, segments)))
+
+
+@pytest.fixture(params=collect.specs('mixer'))
+def crossed(request):
+  made = crossings(request.param)
+  try:
+    made(made.x, Memory(made.y, Context.whole(made.y[..., 0])), Context.whole(made.x[..., 0]))
+  except ValueError as refusal:
+    assert 'memory' in str(refusal) and len(str(refusal).split()) > 5
+    assert spec_name(request.param) != 'softmax'
+    pytest.skip(f'refused: {refusal}')
+  return made
+
+
+def spec_name(text):
+  return text.partition('(')[0]
+
+
+def close(a, b):
+  np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5)
+
+
+def test_a_memory_of_oneself_is_self_attention(crossed):
+  here = Context.whole(crossed.x[..., 0])
+  close(crossed(crossed.x, Memory(crossed.x, here), here)[0], crossed(crossed.x, None, here)[0])
+
+
+def test_a_memory_is_read_once(crossed):
+  """Its keys and values come back, and stand for it from then on, however few queries come at a time."""
+  here = context(range(T), [1] * T)
+  whole, read = crossed(crossed.x, Memory(crossed.y, context(range(S), [1] * S)), here)
+  for t in range(T):
+    one = jax.tree.map(lambda a: a[:, t:t + 1], here)
+    y, same = crossed(crossed.x[:, t:t + 1], read, one)
+    close(y, whole[:, t:t + 1])
+    jax.tree.map(np.testing.assert_array_equal, same, read)
+
+
+def test_padding_and_neighbours_of_the_memory_are_not_heard(crossed):
+  here, rest = context(range(T), [1] * T), jnp.full((B, 3, D), 7.0)
+  plain, _ = crossed(crossed.x, Memory(crossed.y, context(range(S), [1] * S)), here)
+  right = Memory(jnp.concatenate([crossed.y, rest], 1), context([*range(S), 4, 5, 6], [1] * S + [0] * 3))
+  left = Memory(jnp.concatenate([rest, crossed.y], 1), context([4, 5, 6, *range(S)], [0] * 3 + [1] * S))
+  packed = Memory(jnp.concatenate([crossed.y, rest], 1), context([*range(S), 0, 1, 2], [1] * S + [2] * 3))
+  for memory in (right, left, packed):
+    close(crossed(crossed.x, memory, here)[0], plain)
+
+
+def test_every_memory_token_is_heard(crossed):
+  here, there = context(range(T), [1] * T), context(range(S), [1] * S)
+  def y(memory):
+    return jnp.sin(crossed.apply(crossed.x, Memory(memory, there), here)[0]).sum()
+  assert np.abs(jax.grad(y)(crossed.y)).max(-1).all()

@@ -1,0 +1,190 @@
+"""The fused GPU kernel: what it is told, and that what it is told is the dense kernel's attention."""
+
+import functools
+import json
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax._src.cudnn import fused_attention_stablehlo
+from jax.sharding import AxisType
+from jax.tree_util import Partial
+
+from conformance import collect
+from conformance.tiny import asked as made
+from kernels.test_chunked import asked, kernel
+from tfm import spec
+from tfm.kernels.cudnn import too_old
+from tfm.kernels.protocol import Asked, band
+from tfm.layers.dot_product import scaled_dot
+from tfm.parallel.sharding import context, parse_rules
+
+B, T, H, K, C = 3, 24, 4, 2, 8
+MASKS = ('causal', 'causal & window(5)', 'window(7, 0)', 'full', 'window(30) & causal', 'causal & window(0)')
+
+
+def arrays(T=T, S=None, K=K, C=C, C2=None, dtype='bfloat16'):
+  draw = np.random.default_rng(0)
+  shapes = (T, H, C), (S or T, K, C), (S or T, K, C2 or C)
+  return tuple(jnp.asarray(draw.standard_normal((B, *shape)), dtype) for shape in shapes)
+
+
+def given(mask, T=T, scale=0.4, lengths=(24, 15, 0), **more):
+  """Rows of some lengths; the rest is padding."""
+  segments = (jnp.arange(T)[None, :] < jnp.asarray(lengths)[:, None]).astype(jnp.int32)
+  score = Partial(functools.partial(scaled_dot, scale=scale))
+  at = jnp.broadcast_to(jnp.arange(T), segments.shape)
+  return asked(mask, T=T, score=score) | dict(
+    q_segments=segments, k_segments=segments, q_positions=at, k_positions=at) | more
+
+
+def run(text, qkv, given):
+  """(out, gradients of q, k, v), compiled."""
+  def pull(*qkv):
+    y, back = jax.vjp(lambda *qkv: kernel(text)(*qkv, **given), *qkv)
+    return y, back(jnp.cos(jnp.arange(y.size, dtype=y.dtype)).reshape(y.shape))
+  return jax.jit(pull)(*qkv)
+
+
+@pytest.fixture
+def fused(monkeypatch):
+  """As if cuDNN and a GPU were here, as far as lowering goes."""
+  monkeypatch.setattr(fused_attention_stablehlo, 'check_cudnn_version', lambda: 91000)
+  monkeypatch.setattr(fused_attention_stablehlo, 'check_compute_capability', lambda capability: True)
+
+
+@pytest.mark.parametrize('dtype, tolerance', [('float32', 2e-6), ('bfloat16', 2e-2)])
+@pytest.mark.parametrize('K', [4, 2, 1])
+@pytest.mark.parametrize('mask', MASKS)
+def test_what_is_asked_of_jax_is_the_dense_kernel(mask, K, dtype, tolerance):
+  qkv = arrays(K=K, dtype=dtype)
+  for x, y in zip(*(jax.tree.leaves(run(text, qkv, given(mask))) for text in ('cudnn("xla")', 'dense'))):
+    assert x.dtype == y.dtype
+    x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
+    assert np.abs(x - y).max() <= tolerance * max(1, np.abs(y).max())
+
+
+@pytest.mark.parametrize('mask', ['causal', 'full'])
+def test_padding_has_no_part(mask):
+  """What stands in the padding changes nothing, and gets zeros, also as its gradient."""
+  q, k, v = arrays(dtype='float32')
+  wild = tuple(x.at[1, 15:].set(1e3).at[2].set(1e3) for x in (q, k, v))
+  out, gradients = run('cudnn("xla")', wild, given(mask))
+  assert not out[1, 15:].any() and not out[2].any()
+  for gradient in gradients:
+    assert not gradient[1, 15:].any() and not gradient[2].any()
+  np.testing.assert_array_equal(out[:2], run('cudnn("xla")', (q, k, v), given(mask))[0][:2])
+
+
+@pytest.mark.parametrize('mask, kind, window', [
+  ('causal', 'CAUSAL', 0), ('causal & window(5)', 'CAUSAL', 6), ('full', 'PADDING', 0)])
+def test_lowers_to_the_fused_calls(fused, mask, kind, window):
+  def loss(*qkv):
+    return kernel('cudnn').attend(*qkv, Asked(**given(mask)))[0].astype(jnp.float32).sum()
+
+  text = jax.jit(jax.grad(loss, (0, 1, 2))).trace(*arrays()).lower(lowering_platforms=('cuda',)).as_text()
+  assert re.findall(r'@__cudnn\$(\w+)', text) == ['fmhaSoftmax', 'fmhaSoftmaxBackward']
+  told = re.findall(r'backend_config = "(\{.*?\})"', text)
+  assert len(told) == 2
+  for config in told:
+    told = json.loads(config.replace('\\22', '"'))['cudnn_fmha_backend_config']
+    assert (told['mask_type'], told['sliding_window_length'], told['fmha_scale']) == (kind, window, 0.4)
+
+
+@pytest.mark.parametrize('K, local', [(2, 1), (1, 1)])
+def test_each_device_computes_its_own_rows_and_heads(fused, K, local):
+  """On 2 × 2 × 2 devices, two heads for each: of two key heads one, of one that one."""
+  mesh = jax.make_mesh((2, 2, 2), ('data', 'fsdp', 'tensor'), axis_types=(AxisType.Auto,) * 3)
+  rules = parse_rules(dict(batch='data fsdp', length='', heads='tensor', kv_heads='tensor', kv=''))
+  given_ = given('causal', lengths=(24, 15, 0, 24))
+  q, k, v = (jnp.concatenate([x, x[:1]]) for x in arrays(K=K))
+
+  def loss(kernel, *qkv):
+    return jnp.sin(kernel.attend(*qkv, Asked(**given_))[0].astype(jnp.float32)).sum()
+
+  def step(text):
+    return jax.jit(jax.value_and_grad(functools.partial(loss, kernel(text)), (0, 1, 2)))
+
+  with context(mesh, rules):
+    text = step('cudnn').trace(q, k, v).lower(lowering_platforms=('cuda',)).as_text()
+    cut = step('cudnn("xla")')(q, k, v)
+  call, = re.findall(r'@__cudnn\$fmhaSoftmax\(.*?: \((.*?)\) ->', text)
+  assert call.split(', ')[:3] == ['tensor<1x24x2x8xbf16>'] + [f'tensor<1x24x{local}x8xbf16>'] * 2
+  for x, y in zip(jax.tree.leaves(cut), jax.tree.leaves(step('dense')(q, k, v))):
+    np.testing.assert_allclose(np.asarray(x, np.float32), np.asarray(y, np.float32), rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize('fields, words', [
+  (dict(mask='window(5)'), 'full, or causal with or without a window to the left'),
+  (dict(mask='~causal'), 'full, or causal'),
+  (dict(mask='causal & ~window(0)'), 'full, or causal'),
+  (dict(mask='dilated(3, 2) & causal'), 'full, or causal'),
+  (dict(mask='longformer(3, 1)'), 'full, or causal'),
+  (dict(mask='prefix'), 'must know the mask before the data'),
+  (dict(layout='packed'), "layout='packed' does not promise that"),
+  (dict(layout='any'), "layout='any' does not promise that"),
+  (dict(S=30), 'as many keys as queries, not 30 and 24'),
+  (dict(C2=16), 'as wide as its keys, not 16 by 8'),
+  (dict(dtype='float32'), 'float16 or bfloat16, and this is float32'),
+  (dict(C=12), 'a multiple of 8 and at most 128, not 12'),
+  (dict(C=136), 'at most 128, not 136'),
+  (dict(bias=Partial(jnp.add)), 'no bias'),
+  (dict(score=Partial(jnp.add)), 'no other score'),
+  (dict(sinks=jnp.zeros(H)), 'no sinks'),
+  (dict(soft_cap=3.0), 'does not cap'),
+  (dict(normalizer='sigmoid'), 'softmax only'),
+  (dict(dropout=0.1, dropout_key=jax.random.key(0)), 'dropout'),
+], ids=lambda x: '' if isinstance(x, str) else ' '.join(f'{key}={value}'[:30] for key, value in x.items()))
+def test_refuses(fields, words):
+  fields = dict(fields)
+  qkv = arrays(**{name: fields.pop(name) for name in ('S', 'C', 'C2', 'dtype') if name in fields})
+  reason = kernel('cudnn').refusal(*qkv, Asked(**given(fields.pop('mask', 'causal'), **fields)))
+  assert words in reason
+
+
+def test_dropout_that_does_not_drop_is_served():
+  for more in (dict(dropout=0.1), dict(dropout_key=jax.random.key(0))):
+    assert kernel('cudnn').refusal(*arrays(), Asked(**given('causal', **more))) is None
+
+
+@pytest.mark.parametrize('text, scale', [('dot', 0.25), ('dot(1.0)', 1.0)] + [
+  (text, None) for text in collect.specs('score') if not text.startswith('dot')])
+def test_a_score_is_known_by_its_function(text, scale):
+  score = made(spec.factory(text, *collect.SLOTS['score'], head_width=16), lambda made: made())
+  assert Asked(**given('causal', score=score)).scale == scale
+
+
+def test_a_learned_factor_is_no_scaled_dot_product():
+  assert Asked(**given('causal')).scale == 0.4
+  learned = Partial(lambda weight, q, k: weight * scaled_dot(q, k, 1.0), jnp.ones(()))
+  assert Asked(**given('causal', score=learned)).scale is None
+  assert jax.jit(lambda asked: jnp.float32(asked.scale))(Asked(**given('causal'))) == jnp.float32(0.4)
+
+
+@pytest.mark.parametrize('mask, expected', [
+  ('full', (None, None)), ('causal', (None, 0)), ('~causal', (-1, None)), ('causal & window(3)', (3, 0)),
+  ('window(2, 4)', (2, 4)), ('window(5) & ~causal', (-1, 5)), ('window(11)', (None, None)),
+  ('window(9)', (9, 9)), ('dilated(2, 3)', None), ('~window(3)', None), ('chunked(4)', None),
+  ('window(2) | (causal & window(4))', (4, 2)), ('causal & ~causal', None)])
+def test_a_mask_is_known_by_what_it_shows(mask, expected):
+  assert band(collect.mask(mask), 12, 12) == expected
+
+
+def test_a_band_between_other_lengths():
+  assert band(collect.mask('window(3)'), 4, 12) == (None, 3)
+  assert band(collect.mask('window(3)'), 12, 4) == (3, None)
+  assert band(collect.mask('causal'), 1, 1) == (None, None)
+
+
+def test_is_for_a_gpu():
+  with pytest.raises(ValueError, match='it runs on gpu, and this is a cpu'):
+    kernel('cudnn')(*arrays(), **given('causal'))
+  assert too_old('9.0') is None and too_old('10.3') is None
+  assert "says '7.5'" in too_old('7.5') and "says 'gfx942'" in too_old('gfx942')
+
+
+def test_an_unknown_implementation_is_refused():
+  with pytest.raises(ValueError, match="implementation='flash' is not there; known: "):
+    kernel('cudnn("flash")')

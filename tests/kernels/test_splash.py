@@ -1,0 +1,154 @@
+"""The TPU kernel, step by step on any machine: the dense one's equal, alone and on a mesh; its refusals."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AbstractDevice, AbstractMesh, AxisType
+from jax.tree_util import Partial
+
+from conformance import collect
+from conformance.tiny import QUICK
+from kernels.test_chunked import asked, kernel
+from tfm.kernels.protocol import Asked
+from tfm.layers.dot_product import scaled_dot
+from tfm.parallel.sharding import context, parse_rules
+
+INTERPRETED = 'splash(128, interpret=True)'
+B, T, H, K, C = 2, 128, 4, 2, 8
+SINKS = jnp.asarray([0.3, -1.0, 2.0, 0.0])
+
+
+def arrays(T=T, K=K, B=B, dtype='float32'):
+  draw = np.random.default_rng(0)
+  return tuple(jnp.asarray(draw.standard_normal((B, T, heads, C)), dtype) for heads in (H, K, K))
+
+
+def segments(*runs):
+  """Rows of (segment, tokens) runs as `asked` takes them."""
+  rows = jnp.asarray([np.repeat(*np.array(row).T) for row in runs], jnp.int32)
+  return dict(q_segments=rows, k_segments=rows)
+
+
+PACKED = dict(layout='packed') | segments([(1, 50), (2, 150), (0, 56)], [(1, 256)])
+PADDED = segments([(1, 100), (0, 28)], [(0, 128)])
+CASES = {
+  'grouped': dict(mask='causal'),
+  'packed window': dict(mask='causal & window(40)', T=256, **PACKED),
+  'padding': dict(mask='full', **PADDED),
+  'multi-query soft cap': dict(mask='causal', K=1, soft_cap=1.5),
+  'window both ways': dict(mask='window(30)', T=256),
+  'sinks': dict(mask='causal & window(9)', sinks=SINKS, **PADDED),
+  'not relative': dict(mask='causal & (window(20) | sinks(4))', T=256),
+  'block-sparse': dict(mask='causal & bigbird(16, 1, 1, 16)'),
+  'bfloat16': dict(mask='causal', dtype='bfloat16'),
+}
+SLOW = [name for name in CASES if name not in ('grouped', 'packed window')]
+
+
+def run(text, mask, T=T, K=K, B=B, dtype='float32', **more):
+  """(out, gradients of q, k, v and what is learned), compiled."""
+  given = asked(mask, T=T, score=Partial(functools.partial(scaled_dot, scale=0.5)))
+  tokens = [f'{of}_{what}' for of in 'qk' for what in ('positions', 'segments')]
+  given |= {name: jnp.resize(given[name], (B, T)) for name in tokens}
+
+  def out(q, k, v, sinks):
+    return kernel(text)(q, k, v, **given | more | dict(sinks=sinks))
+
+  def pull(*args):
+    y, back = jax.vjp(out, *args)
+    return y, back(jnp.cos(jnp.arange(y.size, dtype=y.dtype)).reshape(y.shape))
+
+  return jax.jit(pull, compiler_options=QUICK)(*arrays(T, K, B, dtype), more.get('sinks'))
+
+
+def close(a, b, tolerance=2e-5):
+  for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+    x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
+    # A gradient sums many terms: judged by its own size.
+    assert np.abs(x - y).max() <= tolerance * max(1, np.abs(y).max())
+
+
+@pytest.mark.parametrize('name', [
+  pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in CASES])
+def test_equals_the_dense_kernel(name):
+  case = CASES[name]
+  close(run(INTERPRETED, **case), run('dense', **case), 2e-2 if 'dtype' in case else 2e-5)
+
+
+def on_a_mesh(text, sizes, **case):
+  axes = ('data', 'fsdp', 'tensor')
+  mesh = jax.make_mesh(sizes, axes, axis_types=(AxisType.Auto,) * 3)
+  rules = parse_rules(dict(batch='data fsdp', length='', heads='tensor', kv_heads='tensor', kv=''))
+  with context(mesh, rules):
+    return run(text, **case)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('case', [
+  dict(mask='causal', B=4, **segments(*([(1, 70), (0, 58)], [(1, 128)]) * 2)),
+  dict(mask='causal', K=1, sinks=SINKS),     # one key head, which is not cut; rows that are not
+], ids=['grouped', 'multi-query'])
+def test_the_mesh_changes_nothing(case):
+  close(on_a_mesh(INTERPRETED, (2, 2, 2), **case), run('dense', **case))
+
+
+def test_heads_that_the_mesh_does_not_cut_alike_are_refused():
+  with pytest.raises(ValueError, match='cuts its 4 heads into 4, which does not cut its 2 key heads alike'):
+    on_a_mesh(INTERPRETED, (2, 1, 4), mask='causal')
+
+
+@pytest.mark.parametrize('mask', [text for text in collect.specs('mask') if not collect.mask(text).reads])
+def test_every_mask_compiles_into_the_kernel(mask):
+  """Lowered for a TPU, forward and backward: the mask becomes part of the three kernels."""
+  device = AbstractDevice(device_kind='TPU v5 lite', num_cores=1, platform='tpu')
+  mesh = AbstractMesh((1,), ('data',), axis_types=(AxisType.Auto,), abstract_device=device)
+  given = Asked(**asked(f'window(0) | ({mask})', T=256))
+
+  def loss(q, k, v):
+    return kernel('splash').attend(q, k, v, given)[0].sum()
+
+  with jax.sharding.use_abstract_mesh(mesh):
+    lowered = jax.jit(jax.grad(loss, (0, 1, 2))).trace(*arrays(256)).lower(lowering_platforms=('tpu',))
+  assert lowered.as_text().count('tpu_custom_call') == 3
+
+
+def test_what_the_mask_closes_is_not_visited():
+  """A value that is no number spoils all who multiply it, be it by zero; the first queries do not."""
+  q, k, v = arrays(512)
+  v = v.at[:, 128:].set(jnp.nan)
+  run = functools.partial(kernel(INTERPRETED), **asked('causal', T=512))
+  out = jax.jit(run, compiler_options=QUICK)(q, k, v)
+  assert np.isfinite(out[:, :128]).all() and np.isnan(out[:, 128:]).all()
+
+
+@pytest.mark.parametrize('fields, words', [
+  (dict(T=48), 'a multiple of 128, not 48 queries and 48 keys'),
+  (dict(layout='any'), "which layout='any' does not make of a relative mask"),
+  (dict(layout='packed', mask='longformer(9, 1)'), "layout='packed' does not make of this mask"),
+  (dict(mask='~causal'), 'must see themselves, and the mask hides some'),
+  (dict(mask='prefix'), 'must know the mask before the data'),
+  (dict(bias=Partial(jnp.add)), 'no bias'),
+  (dict(score=Partial(jnp.add)), 'no other score'),
+  (dict(normalizer='sigmoid'), 'softmax only'),
+  (dict(dropout=0.1, dropout_key=jax.random.key(0)), 'dropout'),
+  (dict(dtype='float16'), 'bfloat16 or float32, and this is float16'),
+], ids=lambda x: '' if isinstance(x, str) else ' '.join(x))
+def test_refuses(fields, words):
+  fields = dict(mask='causal', T=T, dtype='float32') | fields
+  qkv = arrays(fields['T'], dtype=fields.pop('dtype'))
+  with pytest.raises(ValueError, match=f'kernel=.splash. cannot serve: .*{words}'):
+    kernel(INTERPRETED)(*qkv, **asked(**fields))
+
+
+def test_is_for_a_tpu():
+  assert kernel('splash').absence('tpu') is None
+  with pytest.raises(ValueError, match='it runs on tpu, and this is a cpu'):
+    kernel('splash')(*arrays(), **asked(T=T))
+
+
+def test_a_block_is_made_of_registers():
+  with pytest.raises(ValueError, match='block=100 must be a multiple of 128 tokens'):
+    kernel('splash(100)')

@@ -1,0 +1,139 @@
+"""The optional GPU kernel: equal to the dense one where its package is, and a reason where it is not."""
+
+import importlib
+import re
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from absl import flags
+from jax.sharding import AbstractDevice, AbstractMesh, AxisType
+from jax.tree_util import Partial
+
+import tfm.kernels.tokamax as module
+from kernels.test_cudnn import MASKS, arrays, given, kernel, run
+from tfm.kernels.protocol import Asked
+from tfm.parallel.sharding import context, parse_rules
+
+ANYWHERE = 'tokamax("xla_chunked")'
+
+
+@pytest.fixture
+def tokamax():
+  if reason := module.missing():
+    pytest.skip(reason)
+  return module.package()
+
+
+@pytest.mark.parametrize('dtype, tolerance', [('float32', 2e-6), ('bfloat16', 2e-2)])
+@pytest.mark.parametrize('fields', [{}, dict(soft_cap=1.5)], ids=['plain', 'soft cap'])
+@pytest.mark.parametrize('mask', MASKS)
+def test_what_is_asked_of_tokamax_is_the_dense_kernel(tokamax, mask, fields, dtype, tolerance):
+  qkv = arrays(C2=16, dtype=dtype)
+  for x, y in zip(*(jax.tree.leaves(run(text, qkv, given(mask, **fields))) for text in (ANYWHERE, 'dense'))):
+    assert x.dtype == y.dtype
+    x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
+    assert np.abs(x - y).max() <= tolerance * max(1, np.abs(y).max())
+
+
+@pytest.mark.parametrize('mask', ['causal', 'full'])
+def test_padding_has_no_part(tokamax, mask):
+  qkv = tuple(x.at[1, 15:].set(1e3).at[2].set(1e3) for x in arrays(dtype='float32'))
+  out, gradients = run(ANYWHERE, qkv, given(mask))
+  for x in (out, *gradients):
+    assert not x[1, 15:].any() and not x[2].any() and x[0].any()
+
+
+@pytest.mark.parametrize('K', [2, 1])
+def test_the_mesh_changes_nothing(tokamax, K):
+  mesh = jax.make_mesh((2, 2, 2), ('data', 'fsdp', 'tensor'), axis_types=(AxisType.Auto,) * 3)
+  rules = parse_rules(dict(batch='data fsdp', length='', heads='tensor', kv_heads='tensor', kv=''))
+  qkv = tuple(jnp.concatenate([x, x[:1]]) for x in arrays(K=K, dtype='float32'))
+  with context(mesh, rules):
+    cut = run(ANYWHERE, qkv, given('full', lengths=(24, 15, 0, 24)))
+  whole = run('dense', qkv, given('full', lengths=(24, 15, 0, 24)))
+  for x, y in zip(jax.tree.leaves(cut), jax.tree.leaves(whole)):
+    np.testing.assert_allclose(x, y, rtol=1e-5, atol=2e-6)
+
+
+class Gpu:
+  """What the library asks the machine's own."""
+  device_kind, platform, compute_capability = 'NVIDIA H100 80GB HBM3', 'gpu', '9.0'
+
+
+@pytest.mark.parametrize('mask', ['causal', 'causal & window(5)', 'full'])
+@pytest.mark.parametrize('implementation, call', [('mosaic', 'mosaic_gpu'), ('triton', 'triton')])
+def test_lowers_to_the_librarys_kernels(tokamax, monkeypatch, implementation, call, mask):
+  gpu = Gpu()
+  backend = importlib.import_module('tokamax._src.ops.attention.api').backend
+  monkeypatch.setattr(backend, 'get_default_device', lambda: gpu)
+  device = AbstractDevice(device_kind=gpu.device_kind, num_cores=132, platform='cuda')
+  mesh = AbstractMesh((1,), ('data',), axis_types=(AxisType.Auto,), abstract_device=device)
+
+  def loss(*qkv):
+    made = kernel(f'tokamax({implementation!r})')
+    return made.attend(*qkv, Asked(**given(mask, T=256)))[0].astype(jnp.float32).sum()
+
+  with jax.sharding.use_abstract_mesh(mesh), tokamax.config.cross_compile(True):
+    lowered = jax.jit(jax.grad(loss, (0, 1, 2))).trace(*arrays(256, C=64)).lower(lowering_platforms=('cuda',))
+  assert len(re.findall(rf'custom_call @\S*{call}', lowered.as_text())) >= 2
+
+
+@pytest.mark.parametrize('fields, words', [
+  (dict(mask='window(5)'), 'full, or causal with or without a window to the left'),
+  (dict(layout='packed'), "layout='packed' does not promise that"),
+  (dict(T=128, S=256), 'as many keys as queries, not 256 and 128'),
+  (dict(T=100), 'lengths are multiples of 128, not 100'),
+  (dict(T=128, dtype='float32'), 'float16 or bfloat16, and this is float32'),
+  (dict(bias=Partial(jnp.add)), 'no bias'),
+  (dict(score=Partial(jnp.add)), 'no other score'),
+  (dict(sinks=jnp.zeros(4)), 'no sinks'),
+  (dict(normalizer='sigmoid'), 'softmax only'),
+  (dict(dropout=0.1, dropout_key=jax.random.key(0)), 'dropout'),
+], ids=lambda x: '' if isinstance(x, str) else ' '.join(f'{key}={value}'[:30] for key, value in x.items()))
+def test_refuses(fields, words):
+  fields = dict(fields)
+  shape = {name: fields.pop(name) for name in ('T', 'S', 'dtype') if name in fields}
+  mask = fields.pop('mask', 'causal')
+  asked = Asked(**given(mask, T=shape.get('T', 24), **fields))
+  assert words in kernel('tokamax').refusal(*arrays(**shape), asked)
+
+
+def test_only_the_newer_kernel_has_caps_with_a_gradient():
+  reasons = [kernel(text).refusal(*arrays(128), Asked(**given('causal', T=128, soft_cap=3.0)))
+             for text in ('tokamax', 'tokamax("triton")')]
+  assert reasons[0] is None and 'does not cap' in reasons[1]
+
+
+def test_without_the_package_it_says_so(monkeypatch):
+  monkeypatch.setitem(sys.modules, 'tokamax', None)
+  for cached in (module.package, module.missing):
+    cached.cache_clear()
+  try:
+    with pytest.raises(ValueError, match=f'package tokamax cannot be imported with jax {jax.__version__}'):
+      kernel(ANYWHERE)(*arrays(), **given('causal'))
+  finally:
+    for cached in (module.package, module.missing):
+      cached.cache_clear()
+
+
+def test_is_for_a_gpu_of_some_age():
+  assert 'it runs on gpu, and this is a tpu' in kernel('tokamax').absence('tpu')
+  assert module.unfit('mosaic', '9.0') is None and module.unfit('triton', '8.6') is None
+  assert "capability 9 or later, below 11, and this one says '8.0'" in module.unfit('mosaic', '8.0')
+  assert "says 'gfx942'" in module.unfit('triton', 'gfx942')
+
+
+def test_the_command_line_is_left_alone(tokamax, monkeypatch):
+  monkeypatch.setattr(sys, 'argv', ['tfm', '--unknown'])
+  flags.FLAGS.unparse_flags()
+  module.package.cache_clear()
+  kernel(ANYWHERE)(*arrays(), **given('causal'))
+  assert flags.FLAGS.is_parsed()
+
+
+def test_an_unknown_implementation_is_refused():
+  with pytest.raises(ValueError, match="implementation='flash' is not there; known: "):
+    kernel('tokamax("flash")')

@@ -1,0 +1,97 @@
+"""The causal convolution against its sum, document by document, whole and through a window."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from reference import mamba as oracle
+from tfm.layers.causal_convolution import CausalConvolution, Window
+
+B, T = 4, 13
+CHANNELS = (2, 3)
+# Two documents side by side; padding around; a document broken by padding; one whole row.
+SEGMENTS = np.array([
+  [1] * 5 + [2] * 8, [0] * 3 + [3] * 7 + [0] * 3, [1, 1, 1, 0, 0, 1, 1, 0, 2, 2, 2, 0, 2], [1] * 13])
+X = np.random.default_rng(0).standard_normal((B, T, *CHANNELS)).astype(np.float32)
+REAL = SEGMENTS[..., None, None] > 0
+SETTINGS = [(4, 1), (1, 1), (3, 2), (2, 5), (3, 20)]
+
+
+def layer(taps=4, dilation=1, **settings):
+  made = CausalConvolution(CHANNELS, ('heads', 'kv'), taps, dilation, **settings)
+  draw = np.random.default_rng(1)
+  params = dict(weight=draw.standard_normal((taps, *CHANNELS)), bias=draw.standard_normal(CHANNELS))
+  if not made.bias:
+    del params['bias']
+  return made, jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), params)
+
+
+def expected(params, dilation=1):
+  y = np.zeros(X.shape)
+  for row in range(B):
+    for document in set(SEGMENTS[row]) - {0}:
+      here = SEGMENTS[row] == document
+      y[row, here] = oracle.convolution(X[row, here], **jax.tree.map(np.asarray, params), dilation=dilation)
+  return y
+
+
+@pytest.mark.parametrize('bias', [True, False])
+@pytest.mark.parametrize('taps, dilation', SETTINGS)
+def test_the_sum(taps, dilation, bias):
+  made, params = layer(taps, dilation, bias=bias)
+  y, window = made.apply({'params': params}, X, jnp.asarray(SEGMENTS))
+  np.testing.assert_allclose(np.where(REAL, y, 0), expected(params, dilation), rtol=1e-5, atol=1e-5)
+  assert window is None
+
+
+def test_whole_documents_need_not_be_moved():
+  made, params = layer()
+  rows = [0, 1, 3]
+  y, _ = made.apply({'params': params}, X[rows], jnp.asarray(SEGMENTS[rows]), unbroken=True)
+  np.testing.assert_allclose(np.where(REAL[rows], y, 0), expected(params)[rows], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize('pieces', [(13,), (5, 8), (2, 1, 7, 3), (1,) * 13], ids=str)
+@pytest.mark.parametrize('taps, dilation', SETTINGS)
+def test_through_a_window(taps, dilation, pieces):
+  made, params = layer(taps, dilation)
+  window = Window.empty((B, (taps - 1) * dilation, *CHANNELS), ('heads', 'kv'), jnp.float32)
+  form = jax.tree.map(jnp.shape, window)
+  read, start = [], 0
+  for piece in pieces:
+    here = slice(start, start + piece)
+    y, window = made.apply({'params': params}, X[:, here], jnp.asarray(SEGMENTS[:, here]), window)
+    assert jax.tree.map(jnp.shape, window) == form
+    read.append(y)
+    start += piece
+  np.testing.assert_allclose(
+    np.where(REAL, np.concatenate(read, 1), 0), expected(params, dilation), rtol=1e-5, atol=1e-5)
+
+
+def test_nothing_comes_from_later_or_elsewhere():
+  made, params = layer()
+  row = jnp.asarray(SEGMENTS[2:3])
+  jacobian = jax.jacobian(lambda x: made.apply({'params': params}, x, row)[0].sum((0, 2, 3)))(X[2:3])
+  felt = np.abs(jacobian[:, 0]).sum((2, 3)) > 0
+  kept = np.flatnonzero(SEGMENTS[2])
+  for t in kept:
+    same = [s for s in kept if s <= t and SEGMENTS[2][s] == SEGMENTS[2][t]]
+    assert np.flatnonzero(felt[t]).tolist() == same[-4:]
+
+
+def test_sums_are_in_float32_and_the_result_is_not():
+  made, params = layer(dtype=jnp.bfloat16)
+  x = jnp.asarray(X, jnp.bfloat16)
+  y, _ = made.apply({'params': params}, x, jnp.asarray(SEGMENTS))
+  exact, _ = layer()[0].apply({'params': params}, x.astype(jnp.float32), jnp.asarray(SEGMENTS))
+  assert y.dtype == jnp.bfloat16
+  np.testing.assert_array_equal(y, exact.astype(jnp.bfloat16))
+
+
+def test_the_start():
+  made = CausalConvolution((64,), ('mlp',), 4)
+  params = made.init(jax.random.key(0), jnp.zeros((1, 5, 64)), jnp.ones((1, 5), int))['params']
+  assert {name: box.names for name, box in params.items()} == {'weight': ('taps', 'mlp'), 'bias': ('mlp',)}
+  for box in params.values():
+    assert 0.45 < np.abs(box.value).max() <= 0.5

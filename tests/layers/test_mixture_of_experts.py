@@ -1,0 +1,314 @@
+"""A mixture of experts: its formulas token by token, what its plans promise, what devices exchange."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from conformance.tiny import QUICK
+from reference import layers
+from reference import mixture_of_experts as reference
+from tfm import config as configs
+from tfm.layers.feed_forward import FEED_FORWARDS, usual_hidden
+from tfm.layers.grouped import plan, product
+from tfm.layers.initializer import lecun_normal, normal
+from tfm.layers.mixture_of_experts import MixtureOfExperts
+from tfm.layers.mlp import MLP
+from tfm.parallel import mesh as meshes
+from tfm.parallel import sharding
+
+B, T, D, F = 3, 11, 8, 6
+DRAW = np.random.default_rng(0)
+X = DRAW.standard_normal((B, T, D))
+VALID = DRAW.random((B, T)) > 0.3
+
+
+def layer(dtype=jnp.float32, bias=True, initializer=normal(1.0), hidden=F, **settings):
+  return MixtureOfExperts(D, hidden, bias, initializer, initializer, dtype, **settings)
+
+
+def parameters(made, x=X, valid=VALID):
+  shapes = nn.unbox(jax.eval_shape(made.init, jax.random.key(0), jnp.asarray(x), jnp.asarray(valid)))
+  assert set(shapes) == {'params'}  # what is reported is no variable of the layer's
+  draw = np.random.default_rng(1)
+  return jax.tree.map(lambda p: draw.standard_normal(p.shape), shapes['params'])
+
+
+def run(made, params, x=X, valid=VALID, **kwargs):
+  params = jax.tree.map(lambda p: jnp.asarray(p, jnp.float32), params)
+  apply = jax.jit(lambda params, x: made.apply({'params': params}, x, jnp.asarray(valid), **kwargs),
+                  compiler_options=QUICK)
+  return apply(params, jnp.asarray(x, jnp.float32))
+
+
+def projections(params, i=...):
+  """(kernel, bias) of up, gate and down of one expert; without `i` of an MLP."""
+  return {name: tuple(p.get(part, np.zeros(1))[i] for part in ('kernel', 'bias'))
+          for name, p in params.items() if name in ('up', 'gate', 'down')}
+
+
+SETTINGS = [
+  dict(), dict(top_k=1, normalize=False), dict(top_k=3, normalize=False, scale=2.5), dict(experts=1, top_k=1),
+  dict(top_k=4), dict(experts=40, top_k=5),
+  dict(capacity=1.0), dict(top_k=1, normalize=False, capacity=0.7), dict(top_k=3, capacity=0.5),
+  dict(capacity=1e-3), dict(experts=40, top_k=5, capacity=1.25), dict(capacity=100.0)]
+
+
+@pytest.mark.parametrize('settings', SETTINGS, ids=str)
+def test_is_the_formula(settings):
+  settings = dict(experts=4) | settings
+  made = layer(**settings)
+  params = parameters(made)
+  g = reference.weights(X, VALID, params['router']['kernel'], made.top_k, made.normalize, made.capacity)
+  y = reference.mixture(X, g, lambda i, x: layers.feed_forward('swiglu', x, **projections(params, i)))
+  np.testing.assert_allclose(run(made, params), made.scale * y, rtol=2e-5, atol=2e-5 * np.abs(y).max())
+
+
+@pytest.mark.parametrize('settings', [
+  dict(), dict(top_k=3, normalize=False), dict(capacity=0.8), dict(experts=2, top_k=1, normalize=False),
+], ids=str)
+def test_gradients_are_those_of_all_experts_weighed(settings):
+  """Every expert computed for every token, and the products with its weight summed: nothing to sort."""
+  settings = dict(experts=4) | settings
+  made = layer(activation='gelu', **settings)
+  params = jax.tree.map(lambda p: jnp.asarray(p, jnp.float32), parameters(made))
+  router = np.asarray(params['router']['kernel'], np.float64)
+  g = reference.weights(X, VALID, router, made.top_k, made.normalize, made.capacity)
+  free = reference.weights(X, np.full_like(VALID, True), router, made.top_k)
+
+  def dense(params, x):
+    r = x @ params['router']['kernel']
+    total = jax.nn.logsumexp(jnp.where(free > 0, r, -jnp.inf) if made.normalize else r, -1, keepdims=True)
+    weights = jnp.where(g > 0, jnp.exp(r - total), 0)
+    up, down = params['up'], params['down']
+    hidden = jnp.einsum('btd,edf->btef', x, up['kernel']) + up['bias'][None, None]
+    out = jnp.einsum('btef,efd->bted', jax.nn.gelu(hidden, approximate=False), down['kernel'])
+    return ((out + down['bias'][None, None]) * weights[..., None]).sum(2)
+
+  def gradients(f):
+    gradient = jax.grad(lambda params, x: jnp.sin(f(params, x)).sum(), argnums=(0, 1))
+    return jax.jit(gradient, compiler_options=QUICK)(params, jnp.asarray(X, jnp.float32))
+  ours = gradients(lambda params, x: made.apply({'params': params}, x, jnp.asarray(VALID)))
+  theirs = gradients(dense)
+  for (path, a), b in zip(jax.tree.leaves_with_path(ours), jax.tree.leaves(theirs), strict=True):
+    size = np.abs(b).max()
+    np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4 * size, err_msg=jax.tree_util.keystr(path))
+    assert size > 0
+
+
+def test_first_choices_are_seated_before_second_ones():
+  """Two experts with room for two: the third token's first choice comes before the first one's second."""
+  made = MixtureOfExperts(2, 2, False, normal(1.0), normal(1.0), jnp.float32, experts=2, capacity=0.5,
+                          activation='relu')
+  x = np.array([[[2.0, 1.0], [2.0, 1.0], [2.0, 1.0], [1.0, 2.0]]])  # prefer 0, 0, 0, 1
+  params = dict(router=dict(kernel=np.eye(2)), up=dict(kernel=np.stack([np.eye(2)] * 2)),
+                down=dict(kernel=np.stack([np.eye(2), 10 * np.eye(2)])))
+  y = run(made, params, x, np.ones((1, 4), bool))
+  much, little = 1 / (1 + np.exp(-1)), 1 / (1 + np.exp(1))
+  # Room for ⌈0.5 · 2 · 4 / 2⌉ = 2: expert 0 has tokens 0 and 1, expert 1 token 3 and then token 0.
+  share = [much + 10 * little, much, 0, 10 * much]
+  np.testing.assert_allclose(y[0], np.array(share)[:, None] * x[0], rtol=1e-5)
+
+
+@pytest.mark.parametrize('capacity', [None, 1.0])
+def test_padding_takes_no_room_and_gets_nothing(capacity):
+  made = layer(experts=4, capacity=capacity, shared=1)
+  params = parameters(made)
+  y = run(made, params)
+  noise = np.where(VALID[..., None], X, 100 * DRAW.standard_normal(X.shape))
+  again = run(made, params, noise)
+  np.testing.assert_array_equal(y[VALID], again[VALID])
+  alone = run(MLP('swiglu', D, F, True, normal(), normal(), jnp.float32), params['shared'])
+  np.testing.assert_array_equal(y[~VALID], alone[~VALID])
+  assert np.isfinite(run(made, params, valid=np.zeros_like(VALID))).all()
+
+
+@pytest.mark.parametrize('settings', [dict(), dict(capacity=1.0)], ids=str)
+def test_shared_experts_are_one_mlp_beside_the_mixture(settings):
+  routed, both = layer(experts=4, **settings), layer(experts=4, shared=2, scale=3.0, **settings)
+  params = parameters(both)
+  assert params['shared']['up']['kernel'].shape == (D, 2 * F)
+  y = 3 * run(routed, {name: p for name, p in params.items() if name != 'shared'})
+  y = y + layers.feed_forward('swiglu', X, **projections(params['shared']))
+  np.testing.assert_allclose(run(both, params), y, rtol=2e-5, atol=2e-5 * np.abs(y).max())
+
+
+@pytest.mark.parametrize('k', [1, 2, 4])
+def test_losses(k):
+  made = layer(experts=4, top_k=k, normalize=k > 1, balance=0.5, z_loss=0.25, capacity=0.5)
+  params = parameters(made)
+  balance, z = reference.losses(X, VALID, params['router']['kernel'], k)
+  _, said = run(made, params, mutable=['losses', 'metrics'])
+  assert said['losses']['balance'] == pytest.approx((0.5 * balance,), rel=1e-5)
+  assert said['losses']['z_loss'] == pytest.approx((0.25 * z,), rel=1e-5)
+  # What nobody has room for is still counted in the loss, and as dropped.
+  g = reference.weights(X, VALID, params['router']['kernel'], k, capacity=0.5)
+  asked = reference.weights(X, VALID, params['router']['kernel'], k)
+  assert said['metrics']['dropped'] == pytest.approx((1 - (g > 0).sum() / (k * VALID.sum()),), abs=1e-6)
+  load = (asked > 0).sum((0, 1)).max() * 4 / (k * VALID.sum())
+  assert said['metrics']['load'] == pytest.approx((load,), rel=1e-6)
+
+
+def test_balance_of_even_and_of_uneven_routing():
+  """k where all experts are asked alike; E · (its probability) where one is asked alone."""
+  made = MixtureOfExperts(4, F, False, normal(1.0), normal(1.0), jnp.float32, experts=4, top_k=1,
+                          normalize=False, balance=1.0)
+  params = parameters(made, np.eye(4)[None], np.ones((1, 4), bool))
+  params['router']['kernel'] = 5 * np.eye(4)
+  def loss(x):
+    return float(run(made, params, x, np.ones((1, 4), bool), mutable=['losses'])[1]['losses']['balance'][0])
+  assert loss(np.eye(4)[None]) == pytest.approx(1, rel=1e-5)
+  assert loss(np.eye(4)[[0, 0, 0, 0]][None]) == pytest.approx(4 * np.exp(5) / (np.exp(5) + 3), rel=1e-5)
+
+
+def test_half_precision_is_routed_in_float32():
+  made = layer(jnp.bfloat16, experts=4, shared=1)
+  params = parameters(made)
+  x = np.asarray(jnp.asarray(X, jnp.bfloat16), np.float64)
+  y, said = run(made, params, x, mutable=['losses'])
+  assert y.dtype == jnp.bfloat16
+  balance, _ = reference.losses(x, VALID, params['router']['kernel'], 2)
+  assert said['losses']['balance'][0].dtype == jnp.float32
+  assert said['losses']['balance'] == pytest.approx((0.01 * balance,), rel=1e-5)
+  exact = run(layer(experts=4, shared=1), params, x)
+  np.testing.assert_allclose(y.astype(np.float32), exact, rtol=0.05, atol=0.02 * np.abs(exact).max())
+
+
+def test_each_expert_is_drawn_as_if_alone():
+  made = MixtureOfExperts(64, 128, True, lecun_normal(), normal(0.3), jnp.float32, experts=16)
+  boxes = made.init(jax.random.key(0), jnp.zeros((1, 2, 64)), jnp.ones((1, 2), bool))['params']
+  axes = {name: {part: box.names for part, box in p.items()} for name, p in boxes.items()}
+  assert axes == dict(
+    router=dict(kernel=('embed', 'expert')),
+    up=dict(kernel=('expert', 'embed', 'mlp'), bias=('expert', 'mlp')),
+    gate=dict(kernel=('expert', 'embed', 'mlp'), bias=('expert', 'mlp')),
+    down=dict(kernel=('expert', 'mlp', 'embed'), bias=('expert', 'embed')))
+  assert boxes['up']['kernel'].initializer == 'lecun_normal(1.0)'
+  params = nn.unbox(boxes)
+  for name, deviation in dict(up=64**-0.5, gate=64**-0.5, down=0.3).items():
+    kernel = np.asarray(params[name]['kernel'])
+    np.testing.assert_allclose(kernel.std((1, 2)), deviation, rtol=0.05)
+    correlations = np.corrcoef(kernel.reshape(16, -1))[~np.eye(16, dtype=bool)]
+    assert np.abs(correlations).max() < 0.06  # 8192 numbers each
+
+
+class TestPlan:
+
+  def choices(self, kind, N, k, E, seed=0):
+    """[k · N], first choices first; E is none."""
+    draw = np.random.default_rng(seed)
+    if kind == 'one expert':
+      made = np.stack([np.full(N, (j + E - 1) % E) for j in range(k)])
+    elif kind == 'nothing':
+      made = np.full((k, N), E)
+    else:
+      made = np.stack([draw.permutation(E)[:k] for _ in range(N)], 1)
+      if kind == 'some':
+        made = np.where(draw.random(N) < 0.5, E, made)
+    return made.reshape(-1)
+
+  @pytest.mark.parametrize('kind', ['one expert', 'nothing', 'all', 'some'])
+  @pytest.mark.parametrize('N, k, E', [(1, 1, 1), (1, 2, 8), (7, 1, 4), (50, 2, 3), (33, 3, 40), (300, 4, 5)])
+  @pytest.mark.parametrize('capacity', [None, 1.0, 0.3])
+  def test_everything_has_one_place_in_order(self, kind, N, k, E, capacity):
+    rows, blocks = layer(experts=E, top_k=k, normalize=False, capacity=capacity).sizes(N)
+    choices = self.choices(kind, N, k, E)
+    made = jax.tree.map(np.asarray, plan(jnp.asarray(choices), E, blocks, rows, capacity is not None))
+    M, A = blocks * rows, len(choices)
+    placed = made.slots < M
+    assert len(set(made.slots)) == A and len(set(made.sources)) == M
+    if capacity is None:
+      np.testing.assert_array_equal(placed, choices < E)
+    for i in range(E):
+      here = np.flatnonzero((choices == i) & placed)
+      wanted = np.flatnonzero(choices == i)
+      np.testing.assert_array_equal(here, wanted[:len(here)])
+      assert capacity is None or len(here) == min(len(wanted), rows)
+      slots = made.slots[here]
+      np.testing.assert_array_equal(slots, slots[:1].repeat(len(slots)) + np.arange(len(slots)))
+      np.testing.assert_array_equal(made.owners[slots // rows], i)
+      np.testing.assert_array_equal(made.sources[slots], here)
+    assert (made.sources < A).sum() == placed.sum()
+
+  def test_blocks_suffice_for_the_worst_and_are_no_more(self):
+    """Each expert has one row beyond blocks that are full."""
+    for N, k, E in [(1, 1, 1), (1, 2, 8), (64, 2, 8), (8192, 2, 8), (4096, 6, 64), (100, 1, 200)]:
+      rows, blocks = layer(experts=E, top_k=k, normalize=False).sizes(N)
+      counts = np.ones(min(E, N * k), int)
+      counts[0] += N * k - counts.sum()
+      assert (-(-counts // rows)).sum() == blocks
+    assert layer(experts=8).sizes(8192) == (256, 71) and layer(experts=8).sizes(1) == (4, 2)
+
+
+def test_product_of_blocks():
+  """Each block by its owner's kernel, and the gradients of the same einsum."""
+  draw = np.random.default_rng(2)
+  shapes = (2, 5, 3, 4), (6, 4, 7), (2, 5, 3, 7)
+  x, kernels, dy = (jnp.asarray(draw.standard_normal(shape), jnp.float32) for shape in shapes)
+  owners = jnp.asarray(draw.integers(0, 5, (2, 5)))  # nothing for the last expert
+  ours = jax.vjp(lambda x, k: product((None, None), x, k, owners), x, kernels)
+  theirs = jax.vjp(lambda x, k: jnp.einsum('gnri,gnio->gnro', x, k[owners]), x, kernels)
+  np.testing.assert_allclose(ours[0], theirs[0], rtol=1e-5, atol=1e-5)
+  for a, b in zip(ours[1](dy), theirs[1](dy)):
+    np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize('settings', [dict(), dict(capacity=1.0)], ids=['dropless', 'capacity'])
+def test_tokens_stay_on_their_devices(settings):
+  """With rows cut over eight devices no device hears of another's: only the kernels' gradients are summed."""
+  made = MixtureOfExperts(
+    16, 16, False, normal(1.0), normal(1.0), jnp.float32, experts=4, shared=1, **settings)
+  x, valid = jnp.ones((8, 4, 16)), jnp.ones((8, 4), bool)
+  params = nn.unbox(made.init(jax.random.key(0), x, valid))
+  mesh, rules = meshes.make(dict(data=8)), sharding.parse_rules(configs.schema().rules)
+  rows = sharding.batch_sharding(mesh, rules)
+  with sharding.context(mesh, rules):
+    compiled = jax.jit(
+      jax.grad(lambda p, x: jnp.sin(made.apply(p, x, valid)).sum(), (0, 1)), in_shardings=(None, rows),
+      out_shardings=(None, rows), compiler_options=QUICK).lower(params, x).compile()
+  text = compiled.as_text()
+  assert 'all-reduce' in text
+  assert not any(word in text for word in ('all-gather', 'all-to-all', 'collective-permute'))
+
+
+@pytest.mark.parametrize('settings, sentence', [
+  (dict(experts=0), 'experts=0 must be at least 1'),
+  (dict(top_k=0), 'top_k=0 must lie in 1 … experts=8'),
+  (dict(top_k=9), 'top_k=9 must lie in 1 … experts=8'),
+  (dict(top_k=1), 'top_k=1 with normalize=True weighs every token 1.*normalize=False would do'),
+  (dict(activation='swigul'), "activation='swigul' is not there; known: relu, gelu"),
+  (dict(capacity=0.0), 'capacity=0.0 must be more than 0, or None'),
+  (dict(balance=-1.0), 'balance=-1.0 must be 0 or more'),
+  (dict(shared=-1), 'shared=-1 must be 0 or more'),
+])
+def test_refusals(settings, sentence):
+  with pytest.raises(ValueError, match=sentence):
+    layer(**settings)
+
+
+@pytest.mark.parametrize('text, hidden', [
+  ('gelu', 192), ('relu', 192), ('swiglu', 128), ('geglu', 128), ('mixture_of_experts', 128),
+  ('mixture_of_experts(4, activation="gelu")', 192)])
+def test_the_usual_width_follows_the_gate(text, hidden):
+  assert usual_hidden(text, 48) == hidden
+
+
+@pytest.mark.parametrize('text, sentence', [
+  ('swigelu', "did you mean 'swiglu'"), ('gelu(experts=4)', "'gelu.experts=4.' passes 'experts'"),
+  ('gelu(form="relu")', "passes 'form'"), ('mixture_of_experts(expert=4)', "did you mean 'experts'"),
+  ('mixture_of_experts(hidden=4)', "passes 'hidden'"),
+  ('mixture_of_experts(experts=2.5)', 'must be of type int'),
+  ('mixture_of_experts(top_k=9)', "'mixture_of_experts.top_k=9.': top_k=9 must lie in")])
+def test_specs_that_make_no_layer(text, sentence):
+  with pytest.raises(ValueError, match=sentence):
+    usual_hidden(text, 48)
+
+
+def test_every_entry_says_whether_it_is_gated():
+  x, valid = jnp.zeros((1, 2, D)), jnp.ones((1, 2), bool)
+  for name, make in FEED_FORWARDS.items():
+    made = make(width=D, hidden=F, bias=True, initializer=normal(), output_initializer=normal(),
+                dtype=jnp.float32)
+    params = jax.eval_shape(made.init, jax.random.key(0), x, valid)['params']
+    assert ('gate' in params) == made.gated, name

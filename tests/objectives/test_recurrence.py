@@ -1,0 +1,89 @@
+"""Segment-level recurrence: a row is read piece by piece, what was read is heard, and no gradient goes back."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from conformance import tiny
+from conformance.tiny import LENGTH, VOCAB
+from tfm import build
+
+PIECE = 4
+DRAW = np.random.default_rng(0)
+TOKENS = DRAW.permutation(VOCAB)[:LENGTH + 1][None].repeat(2, 0)
+BATCH = dict(inputs=TOKENS[:, :-1], targets=TOKENS[:, 1:], positions=np.arange(LENGTH)[None].repeat(2, 0),
+             segments=np.array([[1] * LENGTH, [1] * 6 + [2] * 4 + [0] * 2]))
+BATCH['positions'][1] = [*range(6), *range(4), 0, 0]
+MIXERS = [('softmax', 'transformer_xl'), ('mamba', 'none'), ('recurrent', 'none'), ('gated_delta', 'learned')]
+
+
+def made(recurrence, mixer='softmax', position='transformer_xl', **model):
+  config = tiny.config(mixer=mixer, position=position, **model)
+  config.training.recurrence, config.data.packing = recurrence, 'first_fit'
+  return build.model(config, VOCAB), build.objective(config)
+
+
+def loss(recurrence, mixer, position, weighted=slice(None), **model):
+  """params → the summed loss of some columns in training form."""
+  model, objective = made(recurrence, mixer, position, **model)
+  keep = np.zeros(LENGTH, bool)
+  keep[weighted] = True
+  objective = some(objective, keep)
+  batch = jax.tree.map(lambda x: jnp.asarray(x, jnp.int32), BATCH)
+  return jax.jit(lambda params: objective(model, params, batch, jax.random.key(0))), tiny.parameters(model)
+
+
+def some(objective, keep):
+  """The objective of some columns only; the others are read, and their targets do not count."""
+  class Some(type(objective)):
+    def given(self, batch, key):
+      prefix, weights = super().given(batch, key)
+      return prefix, weights * keep[None]
+  return Some(**{field.name: getattr(objective, field.name) for field in dataclasses.fields(objective)})
+
+
+@pytest.mark.parametrize('mixer, position', MIXERS)
+def test_the_loss_is_that_of_the_row_at_once(mixer, position):
+  whole, params = loss(0, mixer, position)
+  in_turn, _ = loss(PIECE, mixer, position)
+  (a, sums), (b, others) = whole(params), in_turn(params)
+  np.testing.assert_allclose(b, a, rtol=1e-5)
+  assert sums.keys() == others.keys()
+
+
+@pytest.mark.parametrize('mixer, position', MIXERS)
+def test_what_was_read_is_heard_and_gets_no_gradient(mixer, position):
+  last = slice(2 * PIECE, None)
+  def felt(recurrence):
+    f, params = loss(recurrence, mixer, position, last)
+    by_row = jax.grad(lambda table: f(params | {'embedding': {'table': table}})[0])(params['embedding']['table'])
+    return np.abs(np.asarray(by_row)[TOKENS[0, :-1]]).sum(-1)  # of the tokens of the row, each of which is another
+  whole, cut = felt(0), felt(PIECE)
+  assert whole.all() and not cut[:2 * PIECE].any() and cut[2 * PIECE:].all()
+  # Heard nevertheless: another token before the piece changes its loss.
+  f, params = loss(PIECE, mixer, position, last)
+  table = params['embedding']['table']
+  changed = params | {'embedding': {'table': table.at[TOKENS[0, 1]].multiply(-1.0)}}
+  assert abs(f(changed)[0] - f(params)[0]) > 1e-4
+
+
+def test_with_one_piece_nothing_is_cut():
+  def gradient(recurrence):
+    f, params = loss(recurrence, 'softmax', 'transformer_xl')
+    return jax.grad(lambda p: f(p)[0])(params)
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), gradient(0), gradient(LENGTH))
+
+
+@pytest.mark.parametrize('recurrence, objective, sentence', [
+  (5, 'causal_lm', 'config.training.recurrence=5 must be 0 .* or divide config.data.length=12'),
+  (-4, 'causal_lm', 'config.training.recurrence=-4 must be 0'),
+  (4, 'prefix_lm', "config.training.recurrence=4 reads rows in pieces, and config.objective='prefix_lm'"),
+])
+def test_refusals(recurrence, objective, sentence):
+  config = tiny.config()
+  config.training.recurrence, config.objective = recurrence, objective
+  with pytest.raises(ValueError, match=sentence):
+    build.check_run(config, 8)

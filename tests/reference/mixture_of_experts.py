@@ -1,0 +1,51 @@
+"""A mixture of experts, token by token and choice by choice, in float64."""
+
+import math
+
+import numpy as np
+
+
+def softmax(r):
+  e = np.exp(r - r.max())
+  return e / e.sum()
+
+
+def weights(x, valid, router, k, normalize=True, capacity=None):
+  """[B, T, E]: what each expert's output counts for, 0 where it is not asked.
+
+  Top k of x · router (Mixtral, §2.1; `normalize` off: Switch, eq. 2). With a capacity the first choices
+  of a row are seated in order, then the second ones, …, while an expert has room (GShard, alg. 1).
+  """
+  B, T, E = *x.shape[:2], router.shape[1]
+  g = np.zeros((B, T, E))
+  for b in range(B):
+    room = np.full(E, T if capacity is None else math.ceil(capacity * k * T / E))
+    for j in range(k):
+      for t in range(T):
+        r = x[b, t] @ router
+        chosen = sorted(range(E), key=lambda i: -r[i])[:k]
+        i = chosen[j]
+        if valid[b, t] and room[i] > 0:
+          room[i] -= 1
+          g[b, t, i] = softmax(r[chosen])[j] if normalize else softmax(r)[i]
+  return g
+
+
+def mixture(x, g, expert):
+  """Σ_i g_i · expert(i, x) over the experts that are asked."""
+  y = np.zeros_like(x)
+  for b, t, i in zip(*np.nonzero(g)):
+    y[b, t] += g[b, t, i] * expert(i, x[b, t])
+  return y
+
+
+def losses(x, valid, router, k):
+  """E Σ f P (Switch, eq. 4, f counting k choices a token) and the mean of log²Σ exp r (ST-MoE, eq. 5)."""
+  E = router.shape[1]
+  f, p, z, n = np.zeros(E), np.zeros(E), 0.0, valid.sum()
+  for token in x[valid]:
+    r = token @ router
+    f[sorted(range(E), key=lambda i: -r[i])[:k]] += 1 / n
+    p += softmax(r) / n
+    z += np.log(np.exp(r).sum()) ** 2 / n
+  return E * (f * p).sum(), z

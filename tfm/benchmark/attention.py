@@ -1,0 +1,130 @@
+"""Time and memory of one attention kernel, or of one mixer, at one length, as one process measures it.
+
+  python -m tfm.benchmark.attention kernel chunked window 4096
+  python -m tfm.benchmark.attention mixer mamba 4096
+
+prints what `process.report` measures. One row, 8 heads of 64 channels (width 512), float32, one document
+unless the variant says otherwise; `attention_torch` does the same with PyTorch.
+"""
+
+import sys
+from collections.abc import Callable
+
+from tfm.benchmark import process
+
+SHAPE = dict(batch=1, heads=8, head_width=64)
+WIDTH = SHAPE['heads'] * SHAPE['head_width']
+
+# variant → what it changes in causal dot-product attention.
+VARIANTS = {
+  'causal': {},
+  'window': dict(mask='causal & window(256)'),
+  'alibi': dict(position='alibi'),
+  't5': dict(position='t5'),
+  'soft cap': dict(soft_cap=50.0),
+  'documents': dict(document=512),
+}
+KERNELS = ('dense', 'chunked')
+
+# mixer → the model fields that make it, in sizes that papers use.
+MIXERS = {
+  'softmax, dense': dict(mixer='softmax', kernel='dense'),
+  'softmax, chunked': dict(mixer='softmax', kernel='chunked'),
+  'softmax, window(256)': dict(mixer='softmax', kernel='chunked', mask='causal & window(256)'),
+  'latent': dict(mixer='latent(rank=128, rope_width=32)', kernel='chunked'),
+  'longformer': dict(mixer='longformer(global_tokens=16)', kernel='chunked', mask='causal & longformer(256, 16)'),
+  'reformer': dict(mixer='reformer(buckets=64, chunk=64)', position='none'),
+  'linformer': dict(mixer='linformer(rank=256)', position='none', mask='full'),
+  'linear': dict(mixer='linear', position='none'),
+  'gated_delta': dict(mixer='gated_delta', position='none'),
+  'mamba': dict(mixer='mamba', position='none'),
+  'mamba2': dict(mixer='mamba2', position='none'),
+  'recurrent (lstm)': dict(mixer='recurrent', position='none'),
+  'convolution': dict(mixer='convolution', position='none'),
+}
+
+
+def kernel(name: str, variant: str, length: int) -> tuple[Callable, tuple]:
+  """`f(learned, q, k, v) -> out` and its arguments."""
+  import flax.linen as nn
+  import jax
+  import jax.numpy as jnp
+
+  import tfm.kernels
+  import tfm.masks
+  import tfm.positions
+  import tfm.scores
+  from tfm import spec
+  from tfm.kernels.protocol import Kernel
+  from tfm.masks.protocol import Mask
+  from tfm.positions.protocol import Position
+  from tfm.scores.protocol import Score
+
+  fields = dict(mask='causal', position='none', soft_cap=0.0, document=length) | VARIANTS[variant]
+  H, C = SHAPE['heads'], SHAPE['head_width']
+
+  class Attention(nn.Module):
+    """Score, bias and kernel of one layer."""
+
+    @nn.compact
+    def __call__(self, q, k, v):
+      position = spec.factory(fields['position'], tfm.positions, Position, width=WIDTH, heads=H, head_width=C,
+                              length=length)
+      score = spec.factory('dot', tfm.scores, Score, head_width=C)
+      index = jnp.broadcast_to(jnp.arange(length), (SHAPE['batch'], length))
+      at, segments = index % fields['document'], 1 + index // fields['document']
+      return spec.build(name, tfm.kernels, Kernel)(
+        q, k, v, score=score()(), bias=position(name='layer').bias(position(name='model').share()),
+        mask=spec.build(fields['mask'], tfm.masks, Mask), q_positions=at, k_positions=at, q_segments=segments,
+        k_segments=segments, soft_cap=fields['soft_cap'],
+        layout='whole' if fields['document'] == length else 'packed')
+
+  qkv = tuple(jax.random.normal(jax.random.key(i), (SHAPE['batch'], length, H, C)) for i in range(3))
+  params = nn.unbox(jax.jit(Attention().init)(jax.random.key(3), *qkv))
+  return Attention().apply, (params, *qkv)
+
+
+def mixer(name: str, length: int) -> tuple[Callable, tuple]:
+  """`f(params, x) -> y` of one mixer and its arguments."""
+  import flax.linen as nn
+  import jax
+
+  from tfm import build
+  from tfm import config as configs
+  from tfm.mixers.protocol import Context
+
+  c = configs.resolve(configs.complete(dict(
+    data=dict(length=length), model=dict(width=WIDTH, heads=SHAPE['heads']) | MIXERS[name])))
+  made = build.block(c, 'model', c.model, causal=False)().mixer()
+  x = jax.random.normal(jax.random.key(0), (SHAPE['batch'], length, WIDTH))
+
+  def run(params, x):
+    return made.apply(params, x, None, Context.whole(x[..., 0]), None)[0]
+
+  params = nn.unbox(jax.jit(lambda x: made.init(jax.random.key(1), x, None, Context.whole(x[..., 0]), None))(x))
+  return run, (params, x)
+
+
+def main() -> None:
+  """Measures what the command line names."""
+  kind, *what, length = sys.argv[1:]
+  free = process.limit_memory()
+  import jax
+  jax.config.update('jax_numpy_rank_promotion', 'raise')
+  run, arguments = {'kernel': kernel, 'mixer': mixer}[kind](*what, int(length))
+
+  def loss(*arguments):
+    return (run(*arguments) ** 2).sum()
+
+  def compiled(f):
+    made = jax.jit(f).lower(*arguments).compile()
+    sizes = made.memory_analysis()
+    if (needed := sizes.temp_size_in_bytes + sizes.output_size_in_bytes) > free:
+      raise process.OutOfMemory(f'it needs {needed / 2**30:.1f} GiB')
+    return lambda: jax.block_until_ready(made(*arguments))
+
+  process.report(compiled(run), lambda: compiled(jax.grad(loss, tuple(range(len(arguments))))))
+
+
+if __name__ == '__main__':
+  main()

@@ -1,0 +1,44 @@
+"""Time and memory against length: the exponents of the textbooks, measured and drawn."""
+
+import pathlib
+from collections.abc import Mapping
+
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+INK = '#1f2933'
+# Below this length, what does not depend on it weighs too much to fit an exponent.
+FITTED = 2048
+
+Curve = Mapping[int, float]
+
+
+def exponent(curve: Curve, least: int = FITTED) -> float | None:
+  """The slope p of log value over log length, value ∝ lengthᵖ, by least squares from `least` on."""
+  points = [(length, value) for length, value in curve.items() if length >= least and value > 0]
+  if len(points) < 3:
+    return None
+  slope, _ = np.polyfit(*np.log(np.array(points)).T, 1)
+  return float(slope)
+
+
+def draw(panels: Mapping[str, Mapping[str, Curve]], title: str, file: str | pathlib.Path) -> None:
+  """Writes one double-logarithmic panel for each title, a line for each name with its exponent in the legend."""
+  figure = Figure(figsize=(6.4 * len(panels), 5.6), layout='constrained', facecolor='white')
+  FigureCanvasAgg(figure)
+  figure.suptitle(title, x=0.01, ha='left', fontsize=10, color=INK)
+  for axes, (label, curves) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items()):
+    # One hue a curve, and a mark of its own every ten, so that no two look alike.
+    for i, (name, curve) in enumerate(curves.items()):
+      fitted = exponent(curve)
+      axes.plot(list(curve), list(curve.values()), marker='os^'[i // 10 % 3], markersize=4, color=f'C{i % 10}',
+                label=name if fitted is None else f'{name}: {fitted:.2f}')
+    axes.set_xscale('log', base=2)
+    axes.set_yscale('log')
+    axes.set_xlabel('length (tokens)', color=INK)
+    axes.set_ylabel(label, color=INK)
+    axes.grid(which='major', color='#e4e8ee')
+    axes.spines[:].set_color('#c3cad3')
+    axes.legend(title=f'slope from {FITTED} on', fontsize=8, title_fontsize=8, frameon=False)
+  figure.savefig(file, dpi=144)

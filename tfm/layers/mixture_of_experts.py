@@ -1,0 +1,231 @@
+"""A mixture of experts: each token goes through a few of many feed-forward layers."""
+
+import math
+from typing import ClassVar
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from tfm.layers.grouped import permuted, plan, product
+from tfm.layers.initializer import Factory, Initializer, zeros
+from tfm.layers.linear import Linear
+from tfm.layers.mlp import FORMS, MLP, activated
+from tfm.parallel.sharding import partitioned, shard
+from tfm.shapes import Array, Bool, Float, Int
+
+
+class MixtureOfExperts(nn.Module):
+  """y = Σ_i g_i(x) · expert_i(x) over the k experts with the greatest logits r = x · R, in float32
+  (Shazeer et al. 2017, §2; Lepikhin et al. 2020, GShard; Fedus et al. 2022, Switch; Jiang et al. 2024,
+  Mixtral).
+
+  g is the softmax over the k logits (Mixtral, §2.1) or, with `normalize` off, the softmax over all E of
+  them, of which only k are used (Switch, eq. 2; DeepSeekMoE, eq. 4). There is no noise.
+
+  Without a `capacity` no token is dropped, and each is computed as it would be alone. With one, an
+  expert takes the first ⌈capacity · k · T / E⌉ tokens of a row at most, the first choices of all
+  tokens before any second ones; for a choice that finds no room nothing is added, so a token with
+  none is carried by the residual stream alone. Padding is never sent anywhere. But then what becomes
+  of a token depends on the others of its row: on its neighbours where documents are packed, for
+  k > 1 on later tokens' first choices too, and when tokens come one by one, as in decoding, hardly
+  any is dropped. All of these are equal only as long as nothing is dropped.
+
+  In training two losses are reported in the collection 'losses', each the mean over the tokens
+  times its weight: E Σ_i f_i P_i, f_i being the choices of expert i for each token and P_i its mean
+  probability (Switch, eq. 4–6; for k > 1 as in Mixtral's published code, so it is k where all experts
+  are asked alike), and log²Σ exp r (Zoph et al. 2022, ST-MoE, eq. 5). In 'metrics': 'load', the busiest
+  expert's share of the choices over the even share, and 'dropped', the share of choices without room.
+
+  Where `rules.expert` cuts the experts over a mesh axis, such as 'tensor' with rules.mlp='' (an axis of two
+  rules is the first one's), each device computes its own experts if there is a capacity. Without one,
+  or over an axis that the batch is cut by too, each gathers the others' weights.
+
+  Attributes:
+    width: D; hidden: F of one expert.
+    bias, initializer, output_initializer, dtype: of the experts' projections; the router has no bias.
+    experts: E; top_k: how many of them a token goes to.
+    activation: of an expert, one of `mlp.FORMS`.
+    normalize: whether the k weights sum to one.
+    scale: of the mixture, beside the shared experts (DeepSeek-AI 2024, DeepSeek-V2, its "routed scaling").
+    capacity: of an expert, as a multiple of its even share of a row's choices; None: all that come.
+    shared: experts that every token goes to, together one MLP of `shared` · F (Dai et al. 2024,
+      DeepSeekMoE, §3.2).
+    balance, z_loss: weights of the losses; 0: none.
+
+  Raises:
+    ValueError: for fewer than one expert, a top_k outside of 1 … E or that leaves the router without a
+      gradient, an unknown activation, a capacity of zero or less, or a negative number otherwise.
+  """
+
+  examples: ClassVar[tuple[str, ...]] = (
+    'mixture_of_experts(experts=4, shared=1)',
+    # Room for all: with less, neither packing nor decoding would change nothing.
+    'mixture_of_experts(experts=4, top_k=1, activation="gelu", normalize=False, capacity=4.0)')
+
+  width: int
+  hidden: int
+  bias: bool
+  initializer: Factory
+  output_initializer: Factory
+  dtype: jnp.dtype
+  experts: int = 8
+  top_k: int = 2
+  activation: str = 'swiglu'
+  normalize: bool = True
+  scale: float = 1.0
+  capacity: float | None = None
+  shared: int = 0
+  balance: float = 0.01
+  z_loss: float = 0.0
+
+  def __post_init__(self):
+    self.check()
+    super().__post_init__()
+
+  def check(self) -> None:
+    """Raises ValueError for settings that make no mixture."""
+    if self.experts < 1:
+      raise ValueError(f'experts={self.experts} must be at least 1')
+    if not 1 <= self.top_k <= self.experts:
+      raise ValueError(f'top_k={self.top_k} must lie in 1 … experts={self.experts}')
+    if self.top_k == 1 < self.experts and self.normalize:
+      raise ValueError('top_k=1 with normalize=True weighs every token 1, which teaches the router nothing; '
+                       'normalize=False would do')
+    if self.activation not in FORMS:
+      raise ValueError(f'activation={self.activation!r} is not there; known: {", ".join(FORMS)}')
+    if self.capacity is not None and self.capacity <= 0:
+      raise ValueError(f'capacity={self.capacity} must be more than 0, or None for no limit')
+    for field in ('scale', 'shared', 'balance', 'z_loss'):
+      if getattr(self, field) < 0:
+        raise ValueError(f'{field}={getattr(self, field)} must be 0 or more')
+
+  @property
+  def gated(self) -> bool:
+    return FORMS[self.activation][1]
+
+  @nn.compact
+  def __call__(self, x: Float[Array, 'B T D'], valid: Bool[Array, 'B T']) -> Float[Array, 'B T D']:
+    with jax.default_matmul_precision('float32'):
+      logits = Linear((self.width, self.experts), ('embed', 'expert'), self.initializer, bias=False,
+                      dtype=jnp.float32, name='router')(x)
+    logits = shard(logits, 'batch', 'length', None)
+    # Not `lax.top_k`: for that XLA copies the logits of all devices to each.
+    choices = jnp.argsort(-logits, stable=True)[..., :self.top_k]
+    top = jnp.take_along_axis(logits, choices, -1)
+    total = jax.nn.logsumexp(top if self.normalize else logits, -1, keepdims=True)
+    choices = jnp.where(valid[..., None], choices, self.experts)
+    y = self.mixed(x, choices, self.scale * jnp.exp(top - total))
+    self.report(logits, choices, valid)
+    if self.shared:
+      y = y + MLP(self.activation, self.width, self.shared * self.hidden, self.bias, self.initializer,
+                  self.output_initializer, self.dtype, name='shared')(x, valid)
+    return shard(y, 'batch', 'length', 'embed')
+
+  def mixed(
+      self, x: Float[Array, 'B T D'], choices: Int[Array, 'B T k'], weights: Float[Array, 'B T k']
+  ) -> Float[Array, 'B T D']:
+    """Σ_k weight · chosen expert(x); a choice of E is none."""
+    (B, T, D), E, k = x.shape, self.experts, self.top_k
+    capped = self.capacity is not None
+    # Groups are sorted apart: rows, whose capacity it is, or what each device of the batch has.
+    G = B if capped else math.gcd(B, ways('batch'))
+    N = B * T // G
+    rows, blocks = self.sizes(N)
+
+    def in_groups(x):
+      return x.reshape(G, N, k).swapaxes(1, 2)  # the first choices, then the second ones
+    made = jax.vmap(lambda group: plan(group.reshape(k * N), E, blocks, rows, capped))(in_groups(choices))
+    if capped:
+      fit = (made.slots < blocks * rows).sum() / jnp.maximum((choices < E).sum(), 1)
+      self.say('metrics', 'dropped', 1 - fit)
+    x = shard(x.astype(self.dtype).reshape(G, 1, N, D), 'batch', None, None, 'embed')
+    x = permuted(jnp.broadcast_to(x, (G, k, N, D)).reshape(G, k * N, D), made.sources)
+    with jax.named_scope(f'useful:{min(N * k, blocks * rows)}:{blocks * rows}'):
+      y = self.each(x.reshape(G, blocks, rows, D), None if capped else made.owners)
+    y = permuted(y.reshape(G, blocks * rows, D), made.slots).reshape(G, k, N, D)
+    y = (y.astype(jnp.float32) * in_groups(weights)[..., None]).sum(1)
+    return y.reshape(B, T, D).astype(self.dtype)
+
+  def sizes(self, N: int) -> tuple[int, int]:
+    """Rows of a block, and the blocks that N tokens need in the worst case."""
+    choices = self.top_k * N
+    if self.capacity is not None:
+      return min(N, math.ceil(self.capacity * choices / self.experts)), self.experts
+    # Small blocks read the weights often, large ones stand half empty; reading costs as much as 64 rows.
+    rows = 1 << math.isqrt(max(1, 64 * choices // self.experts)).bit_length() - 1
+    return rows, (choices + min(self.experts, choices) * (rows - 1)) // rows
+
+  def each(self, x: Float[Array, 'G n R D'], owners: Int[Array, 'G n'] | None) -> Float[Array, 'G n R D']:
+    """The expert of each block applied to it."""
+    def cut(x, axis):
+      return shard(x, 'batch', 'expert' if owners is None else None, None, axis)
+    def project(name, x, shape, axes, initializer):
+      y = Projections(self.experts, shape, axes, initializer, self.bias, self.dtype, name=name)(x, owners)
+      return cut(y, axes[1])
+    x = cut(x, 'embed')
+    y = activated(self.activation, lambda name: project(
+      name, x, (self.width, self.hidden), ('embed', 'mlp'), self.initializer))
+    return project('down', y, (self.hidden, self.width), ('mlp', 'embed'), self.output_initializer)
+
+  def report(self, logits, choices, valid) -> None:
+    """Losses and metrics, as means over the tokens."""
+    count = jnp.maximum(valid.sum(), 1)
+    chosen = (choices[..., None] == jnp.arange(self.experts)[None, None, None]).sum((0, 1, 2)) / count
+    def mean(x):
+      return jnp.where(valid[..., None], x, 0).sum((0, 1)) / count
+    if self.balance:
+      balance = self.experts * (chosen * mean(jax.nn.softmax(logits))).sum()
+      self.say('losses', 'balance', self.balance * balance)
+    if self.z_loss:
+      squares = jax.nn.logsumexp(logits, -1, keepdims=True) ** 2
+      self.say('losses', 'z_loss', self.z_loss * mean(squares).sum())
+    self.say('metrics', 'load', chosen.max() * self.experts / self.top_k)
+
+  def say(self, collection: str, name: str, value: Float[Array, '']) -> None:
+    """Reports to whoever listens; what initialisation returns are the parameters alone."""
+    if not self.is_initializing():
+      self.sow(collection, name, value)
+
+
+class Projections(nn.Module):
+  """Each expert's own x · W_i + b_i; with `axes` the logical ones of W, as in `Linear`."""
+
+  experts: int
+  shape: tuple[int, int]
+  axes: tuple[str, str]
+  initializer: Factory
+  bias: bool
+  dtype: jnp.dtype
+
+  @nn.compact
+  def __call__(
+      self, x: Float[Array, 'G n R I'], owners: Int[Array, 'G n'] | None
+  ) -> Float[Array, 'G n R O']:
+    """Of blocks that belong to their `owners`; None: the i-th block to the i-th expert."""
+    initializer = partitioned(_each(self.initializer((0,), (1,)), self.experts), ('expert', *self.axes))
+    kernel = self.param('kernel', initializer, (self.experts, *self.shape), jnp.float32).astype(self.dtype)
+    if owners is None:
+      y = jnp.einsum('gnri,nio->gnro', x, kernel)
+    else:
+      # Whole but for `mlp`: of what is cut otherwise, every block would ask all devices for its part.
+      y = product(tuple(axis if axis == 'mlp' else None for axis in self.axes), x, kernel, owners)
+    if self.bias:
+      b = self.param('bias', partitioned(zeros, ('expert', self.axes[1])), (self.experts, self.shape[1]),
+                     jnp.float32).astype(self.dtype)
+      y = y + (b[None] if owners is None else b[owners])[:, :, None]
+    return y
+
+
+def _each(initializer: Initializer, experts: int) -> Initializer:
+  """Every expert drawn as if it were alone: the number of experts is no fan."""
+  def make(key, shape, dtype):
+    return jax.vmap(lambda key: initializer(key, shape[1:], dtype))(jax.random.split(key, experts))
+  return Initializer(str(initializer), make)
+
+
+def ways(axis: str) -> int:
+  """Into how many parts the mesh and the rules in force cut a logical axis."""
+  axes = dict(nn.get_logical_axis_rules()).get(axis) or ()
+  mesh = jax.sharding.get_abstract_mesh()
+  return math.prod(mesh.shape[axis] for axis in axes)

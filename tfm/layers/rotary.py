@@ -1,0 +1,208 @@
+"""Angles that grow with the position: frequencies, scalings of them for longer texts, and the rotation."""
+
+import math
+
+import jax.numpy as jnp
+import numpy as np
+
+from tfm.shapes import Array, Float, Int
+
+# Radians per token of each pair of channels, on the host in float64, and a factor on what is rotated.
+Waves = tuple[np.ndarray, float]
+
+
+def frequencies(theta: float, channels: int) -> np.ndarray:
+  """theta^(-2i/channels) for the pairs i < channels/2: radians per token (Vaswani et al. 2017, §3.5)."""
+  return theta ** (-2 * np.arange(channels // 2, dtype=np.float64) / channels)
+
+
+def angles(positions: Int[Array, 'B T'], frequencies: np.ndarray) -> Float[Array, 'B T N']:
+  """position · frequency in float32, less whole turns; right to about 1e-6 radians at every position.
+
+  The product in float32 itself is 0.004 radians off at position 100 000. So a frequency is cut into
+  whole 2⁻³²ths of a turn, whose product with a position overflows by whole turns only, and the rest.
+  """
+  turns = frequencies / (2 * math.pi)
+  whole = np.round(turns * 2.0**32)
+  rest = (turns - whole * 2.0**-32).astype(np.float32)
+  at = positions[:, :, None].astype(jnp.int32)
+  coarse = (at * whole.astype(np.int64).astype(np.int32)[None, None, :]).astype(jnp.float32)
+  return 2 * math.pi * (coarse * 2.0**-32 + at.astype(jnp.float32) * rest[None, None, :])
+
+
+def rotated(
+    x: Float[Array, 'B T H C'], angles: Float[Array, 'B T N'], interleaved: bool = False, factor: float = 1.0
+) -> Float[Array, 'B T H C']:
+  """Turns the pairs of the first 2N channels of each head by N angles, and stretches them by `factor`.
+
+  The pairs are (i, i + N), or `interleaved` (2i, 2i + 1). Computed in float32, given back as x came.
+  """
+  N = angles.shape[-1]
+  channels = 2 * N
+  cos, sin = (factor * f(angles)[:, :, None, :] for f in (jnp.cos, jnp.sin))
+  shape, axis = ((N, 2), -1) if interleaved else ((2, N), -2)
+  pairs = x[..., :channels].astype(jnp.float32).reshape(*x.shape[:-1], *shape)
+  first, second = jnp.unstack(pairs, axis=axis)
+  turned = jnp.stack([first * cos - second * sin, second * cos + first * sin], axis)
+  turned = turned.reshape(*x.shape[:-1], channels).astype(x.dtype)
+  return turned if channels == x.shape[-1] else jnp.concatenate([turned, x[..., channels:]], -1)
+
+
+# Scalings: what `rope(scaling=…)` may name. `theta` and `channels` (those rotated) come from the position,
+# `longest` is the longest sequence that the run trains on; the other arguments are a spec's.
+
+
+def unscaled(theta: float, channels: int) -> Waves:
+  """The frequencies as they are."""
+  return frequencies(theta, channels), 1.0
+
+
+def linear(theta: float, channels: int, factor: float) -> Waves:
+  """Position interpolation: position / factor for position (Chen et al. 2023).
+
+  Args:
+    factor: how many times longer than in training the texts are.
+  """
+  _at_least(1, factor=factor)
+  return frequencies(theta, channels) / factor, 1.0
+
+
+def dynamic(
+    theta: float, channels: int, longest: int, factor: float, original: int, length: int | None = None
+) -> Waves:
+  """Dynamic NTK: theta · (factor · length / original - factor + 1)^(channels / (channels - 2)), where
+  `length` exceeds `original` (bloc97 and emozilla 2023; Peng et al. 2023, §3.3, where factor is 1).
+
+  Published implementations take for `length` the tokens read so far, so that cached keys were rotated
+  under another theta than the queries that meet them, and one document of a batch changes the others.
+  Here a model has one length, whatever it reads; a sequence of just that length is rotated as published.
+
+  Args:
+    original: the longest sequence, in tokens, for which theta is right.
+    length: the longest sequence to be read; the longest of the run's training unless given.
+  """
+  _at_least(1, factor=factor, original=original)
+  length = _length(length, longest, original)
+  if channels < 4:
+    raise ValueError(f'the exponent is channels / (channels - 2), and only {channels} channels are rotated; '
+                     'rotate 4 or more')
+  grown = factor * length / original - factor + 1
+  return frequencies(theta * grown ** (channels / (channels - 2)), channels), 1.0
+
+
+def yarn(
+    theta: float, channels: int, factor: float, original: int, beta_fast: float = 32.0,
+    beta_slow: float = 1.0, attention_factor: float | None = None, mscale: float = 1.0,
+    mscale_all_dim: float = 0.0, truncate: bool = True,
+) -> Waves:
+  """Slow frequencies divided by `factor`, fast ones kept, and what is rotated stretched (Peng et al. 2023,
+  §3.4).
+
+  A pair is kept that turns `beta_fast` times in `original` tokens or more, and divided that turns
+  `beta_slow` times or less. Between them the share runs linearly over the index of the pair, as in the
+  authors' code; their γ in §3.2 is linear in the number of turns.
+
+  Args:
+    factor: how many times longer than `original`, the length of training in tokens, the texts are.
+    attention_factor: on queries and keys each, in the channels that are rotated; m(mscale) /
+      m(mscale_all_dim) with m(x) = 0.1 x ln(factor) + 1 unless given. The paper's is m(1); the two
+      scales are DeepSeek-V2's (2024), whose logits are multiplied by m(mscale_all_dim)² besides.
+    truncate: whether both ends of the ramp lie at whole indices (OpenAI 2025, gpt-oss: not).
+  """
+  _at_least(1, factor=factor, original=original)
+  if not beta_fast > beta_slow > 0:
+    raise ValueError(f'beta_fast={beta_fast} must be above beta_slow={beta_slow}, and that above 0')
+  if theta <= 1:
+    raise ValueError(f'theta={theta} must be above 1, or later pairs turn no slower')
+  # The real-valued index of the pair that turns so many times.
+  low, high = (channels * math.log(original / (2 * math.pi * turns)) / (2 * math.log(theta))
+               for turns in (beta_fast, beta_slow))
+  if truncate:
+    low, high = math.floor(low), math.ceil(high)
+  low, high = max(low, 0), min(high, channels - 1)
+  if low > high:
+    raise ValueError(f'original={original} is so {"short" if high < 0 else "long"} that no pair of '
+                     f'theta={theta} turns from beta_slow={beta_slow} to beta_fast={beta_fast} times in it')
+  high = high + 0.001 if low == high else high  # a step; so small as published
+  kept = 1 - np.clip((np.arange(channels // 2) - low) / (high - low), 0, 1)
+  if attention_factor is None:
+    over, under = (0.1 * scale * math.log(factor) + 1 for scale in (mscale, mscale_all_dim))
+    attention_factor = over / under
+  return _blend(theta, channels, factor, kept), attention_factor
+
+
+def llama3(
+    theta: float, channels: int, factor: float = 8.0, low_freq_factor: float = 1.0,
+    high_freq_factor: float = 4.0, original: int = 8192,
+) -> Waves:
+  """Slow frequencies divided by `factor`, fast ones kept (Llama Team 2024, Llama 3.1, in its code).
+
+  A pair is kept that turns `high_freq_factor` times in `original` tokens or more, and divided that turns
+  `low_freq_factor` times or less; between them the share is linear in the number of turns.
+  """
+  _at_least(1, factor=factor, original=original)
+  if not high_freq_factor > low_freq_factor:
+    raise ValueError(f'high_freq_factor={high_freq_factor} must be above low_freq_factor={low_freq_factor}')
+  turns = original * frequencies(theta, channels) / (2 * math.pi)
+  kept = np.clip((turns - low_freq_factor) / (high_freq_factor - low_freq_factor), 0, 1)
+  return _blend(theta, channels, factor, kept), 1.0
+
+
+def longrope(
+    theta: float, channels: int, longest: int, short_factor: tuple[float, ...],
+    long_factor: tuple[float, ...], original: int, factor: float | None = None,
+    attention_factor: float | None = None, length: int | None = None,
+) -> Waves:
+  """Each frequency divided by a factor of its own, and what is rotated stretched (Ding et al. 2024; Phi-3).
+
+  Published implementations change from `short_factor` to `long_factor` when more than `original` tokens
+  were read, under the keys in the cache. Here a model has one length: it uses `long_factor` if that
+  exceeds `original`, from the first token on, as published for a sequence of that length.
+
+  Args:
+    short_factor, long_factor: one number for each pair.
+    original: the length of the first training, in tokens.
+    factor: how many times longer the texts are; length / original unless given.
+    attention_factor: on queries and keys each, in the channels that are rotated;
+      √(1 + ln(factor) / ln(original)) unless given.
+    length: the longest sequence to be read; the longest of the run's training unless given.
+  """
+  _at_least(2, original=original)
+  length = _length(length, longest, original)
+  for name, factors in (('short_factor', short_factor), ('long_factor', long_factor)):
+    if not isinstance(factors, (tuple, list)) or len(factors) != channels // 2 or not min(factors) > 0:
+      raise ValueError(f'{name}={factors!r} must hold {channels // 2} numbers above 0, one for each pair')
+  factor = length / original if factor is None else factor
+  _at_least(1, factor=factor)
+  if attention_factor is None:
+    attention_factor = math.sqrt(1 + math.log(factor) / math.log(original))
+  divisors = np.asarray(long_factor if length > original else short_factor, np.float64)
+  return frequencies(theta, channels) / divisors, attention_factor
+
+
+SCALINGS = {
+  'none': unscaled,
+  'linear': linear,
+  'dynamic': dynamic,
+  'yarn': yarn,
+  'llama3': llama3,
+  'longrope': longrope,
+}
+
+
+def _blend(theta, channels, factor, kept):
+  """Frequencies of which the share `kept` stays and the rest is divided by `factor`."""
+  return frequencies(theta, channels) * (kept + (1 - kept) / factor)
+
+
+def _length(length, longest, original):
+  """The length of a model's sequences, and no less than the original."""
+  length = longest if length is None else length
+  _at_least(1, length=length)
+  return max(length, original)
+
+
+def _at_least(least, **given):
+  for name, value in given.items():
+    if not value >= least:
+      raise ValueError(f'{name}={value} must be at least {least}')

@@ -1,0 +1,28 @@
+"""Tokens that see all and are seen by all."""
+
+import dataclasses
+
+from tfm.masks.protocol import Mask, check_whole
+
+
+@dataclasses.dataclass(frozen=True)
+class GlobalTokens(Mask):
+  """q < n or k < n: symmetric global attention of a document's first n tokens (Beltagy et al. 2020,
+  Longformer, §3.1, "Global attention"; Zaheer et al. 2020, BigBird, §2, the internal construction ITC).
+
+  Attributes:
+    n: tokens.
+
+  Raises:
+    ValueError: if n is negative.
+  """
+
+  examples = ('global_tokens(2)',)
+
+  n: int
+
+  def __post_init__(self):
+    check_whole(self, n=0)
+
+  def __call__(self, q, k):
+    return (q < self.n) | (k < self.n)

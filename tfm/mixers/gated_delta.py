@@ -1,0 +1,173 @@
+"""Gated DeltaNet: a state that forgets, and that corrects what it says of a key instead of adding to it."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from tfm.layers.causal_convolution import CausalConvolution, Window
+from tfm.layers.chunks import Runs, cut, joined
+from tfm.layers.initializer import Initializer
+from tfm.layers.linear import Linear
+from tfm.layers.norm import RMSNorm
+from tfm.layers.state_space import beginnings, step_bias
+from tfm.mixers.protocol import Mixer
+from tfm.parallel.sharding import partitioned, shard
+from tfm.shapes import Array, Bool, Float, Int
+
+
+@struct.dataclass
+class Cache:
+  """The state of each row's last document, which one that is (0: none yet), and what the convolutions see."""
+
+  state: Float[Array, 'B H C C']
+  segment: Int[Array, 'B']
+  windows: dict[str, Window]
+
+
+class GatedDelta(Mixer):
+  """Linear attention by the gated delta rule (Yang, Kautz & Hatamizadeh 2024, Gated Delta Networks, eq. 10).
+
+    q, k, v = silu(convolution(W x)), q and k of unit length, q over √C
+    α_t = exp(-exp(A_log) softplus(W_α x_t + dt_bias))      β_t = sigmoid(W_β x_t)
+    S_t = S_{t-1} (α_t (I - β_t k_t k_tᵀ)) + β_t v_t k_tᵀ   y_t = S_t q_t
+    out = W_out (rmsnorm(y) ⊙ silu(W_gate x))
+
+  α is that of Mamba-2 (Dao & Gu 2024), the layer that of §3.4 and fig. 1. There are H states of one head
+  of values each; kv_heads says how many heads of queries and keys they share, in groups (as
+  Qwen3-Next does). A document's first token finds an empty state; padding is α = 1, β = 0.
+
+  Attributes:
+    taps: of the convolutions, in tokens; 1: no token hears of another by them.
+    chunk: tokens whose corrections are solved for at once; it changes the time and nothing else.
+
+  Raises (from `check`):
+    ValueError: for taps or a chunk below 1, or dropout, as there are no mixing weights to drop.
+  """
+
+  taps: int = 4
+  chunk: int = 64
+
+  examples = ('gated_delta(chunk=5)',)
+  masks = ('causal',)
+
+  def check(self):
+    for name in ('taps', 'chunk'):
+      if getattr(self, name) < 1:
+        raise ValueError(f'{name}={getattr(self, name)} must be at least 1')
+    if self.dropout > 0:
+      raise ValueError(f'dropout.attention={self.dropout} drops mixing weights, of which the delta rule has '
+                       'none; 0 would do, or dropout.residual')
+
+  @nn.nowrap
+  def init_cache(self, batch, length):
+    state = jnp.zeros((batch, self.heads, self.head_width, self.head_width), jnp.float32)
+    windows = {name: Window.empty((batch, self.taps - 1, heads, self.head_width), (axis, 'kv'), self.dtype)
+               for name, axis, heads in self.read()}
+    return Cache(shard(state, 'batch', 'heads', 'state', 'kv'), jnp.zeros(batch, jnp.int32), windows)
+
+  @nn.nowrap
+  def read(self):
+    """(name, logical axis, heads) of what a convolution reads."""
+    return ('q', 'kv_heads', self.kv_heads), ('k', 'kv_heads', self.kv_heads), ('v', 'heads', self.heads)
+
+  @nn.compact
+  def __call__(self, x, memory, context, cache):
+    if memory is not None:
+      raise ValueError("mixer='gated_delta' keeps one state for one sequence and reads no memory; "
+                       "'softmax' would do")
+    before = self.init_cache(len(x), 0) if cache is None else cache
+    made, windows = {}, {}
+    for name, axis, heads in self.read():
+      convolution = CausalConvolution(
+        (heads, self.head_width), (axis, 'kv'), self.taps, bias=False, dtype=self.dtype,
+        name=f'{name}_convolution')
+      y, windows[name] = convolution(
+        self.project(name, axis, heads, x), context.segments, None if cache is None else cache.windows[name],
+        unbroken=cache is None and context.layout != 'any')
+      made[name] = nn.silu(y.astype(jnp.float32))
+    q, k = unit(made['q']) * self.head_width**-0.5, unit(made['k'])
+    first, segment = beginnings(context.segments, before.segment)
+    with jax.named_scope('delta_rule'):
+      y, state = delta_rule(
+        q, k, made['v'], *self.rates(x, context.segments != 0), first, before.state, self.chunk)
+    y = RMSNorm(axis='kv', name='norm')(shard(y, 'batch', 'length', 'heads', 'kv'))
+    y = y * nn.silu(self.project('gate', 'heads', self.heads, x).astype(jnp.float32))
+    y = Linear((self.heads, self.head_width, self.width), ('heads', 'kv', 'embed'),
+               self.output_initializer, contracted=2, bias=self.bias, dtype=self.dtype, name='out')(y)
+    return shard(y, 'batch', 'length', 'embed'), None if cache is None else Cache(state, segment, windows)
+
+  def project(self, name, axis, heads, x):
+    y = Linear((self.width, heads, self.head_width), ('embed', axis, 'kv'), self.initializer,
+               bias=self.bias, dtype=self.dtype, name=name)(x)
+    return shard(y, 'batch', 'length', axis, 'kv')
+
+  def rates(self, x, real):
+    """log α and β of every token and head, in float32; 0 for padding."""
+    def rate(name, bias):
+      y = Linear((self.width, self.heads), ('embed', 'heads'), self.initializer,
+                 bias=bias, dtype=self.dtype, name=name)(x)
+      return shard(y, 'batch', 'length', 'heads').astype(jnp.float32)
+    scale = self.param('A_log', partitioned(LOG_RATES, ('heads',)), (self.heads,), jnp.float32)
+    bias = self.param('dt_bias', partitioned(step_bias(), ('heads',)), (self.heads,), jnp.float32)
+    log_decay = -jnp.exp(scale)[None, None] * nn.softplus(rate('alpha', bias=False) + bias[None, None])
+    return (jnp.where(real[..., None], y, 0) for y in (log_decay, nn.sigmoid(rate('beta', bias=self.bias))))
+
+
+def delta_rule(
+    q: Float[Array, 'B T K C'], k: Float[Array, 'B T K C'], v: Float[Array, 'B T H C2'],
+    log_decay: Float[Array, 'B T H'], beta: Float[Array, 'B T H'], first: Bool[Array, 'B T'],
+    state: Float[Array, 'B H C C2'], chunk: int,
+) -> tuple[Float[Array, 'B T H C2'], Float[Array, 'B H C C2']]:
+  """S_t q_t of the gated delta rule, and the last state, by chunks, in float32 (Yang et al. 2024, §3.3).
+
+  A token adds k_t u_tᵀ to the (transposed) state, with the correction
+
+    u_i = β_i (v_i - γ_i S₀ᵀ k_i - Σ_{j<i} γ_ij (k_i·k_j) u_j),
+
+  γ_i the decay since the chunk began and γ_ij since token j. So the corrections of a chunk solve
+  one unit triangular system, for v and for k at once, and only then read the state S₀ before it.
+  """
+  T, K = k.shape[1:3]
+  q, k = (cut(x, K, chunk) for x in (q, k))
+  v, log_decay, beta = (cut(x, K, chunk) for x in (v, log_decay, beta))
+  runs, I = Runs.of(first, chunk), k.shape[-2]
+  later = jnp.tril(jnp.ones((I, I), bool), -1)[None, None, None, None]
+  # Summed between each two tokens: a difference of two sums from the start would lose digits.
+  between = jnp.exp(jnp.cumsum(jnp.where(later, log_decay[..., None], 0), -2))
+  since = jnp.exp(jnp.cumsum(log_decay, -1))
+  before = jnp.where(runs.together & later, between, 0)
+  upto = jnp.where(runs.together & ~later.swapaxes(-1, -2), between, 0)
+  entering = jnp.where(runs.entering, since, 0)[..., None]
+  leaving = jnp.where(runs.leaving, between[..., -1, :], 0)[..., None]
+  through = jnp.where(runs.through, since[..., -1], 0)[..., None, None]
+
+  beta = beta[..., None]
+  system = beta * before * jnp.einsum('BNKGIC,BNKGJC->BNKGIJ', k, k)
+  read = jnp.concatenate([beta * v, beta * entering * k], -1)
+  solved = jax.scipy.linalg.solve_triangular(system, read, lower=True, unit_diagonal=True)
+  u, w = jnp.split(solved, [v.shape[-1]], -1)
+
+  def step(state, now):
+    u, w, keys, through = now
+    u = u - jnp.einsum('BKGIC,BKGCE->BKGIE', w, state)
+    return through * state + jnp.einsum('BKGJC,BKGJE->BKGCE', keys, u), (state, u)
+
+  shape = state.shape
+  state, (states, u) = jax.lax.scan(
+    step, state.reshape(len(state), K, -1, *shape[2:]),
+    jax.tree.map(lambda x: x.swapaxes(0, 1), (u, w, leaving * k, through)))
+  weights = upto * jnp.einsum('BNKGIC,BNKGJC->BNKGIJ', q, k)
+  y = (jnp.einsum('BNKGIJ,NBKGJE->BNKGIE', weights, u)
+       + jnp.einsum('BNKGIC,NBKGCE->BNKGIE', entering * q, states))
+  return joined(y, T), state.reshape(shape)
+
+
+def unit(x: Float[Array, '... C']) -> Float[Array, '... C']:
+  """x / |x|, 0 where x is."""
+  return x * jax.lax.rsqrt((x * x).sum(-1, keepdims=True) + 1e-6)
+
+
+# exp(A_log) starts as in Mamba-2.
+LOG_RATES = Initializer('log(uniform(1, 16))', lambda key, shape, dtype: jnp.log(
+  jax.random.uniform(key, shape, dtype, 1, 16)))

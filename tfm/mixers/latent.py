@@ -1,0 +1,134 @@
+"""Multi-head latent attention."""
+
+from collections.abc import Callable
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from tfm.layers.linear import Linear
+from tfm.layers.norm import RMSNorm
+from tfm.layers.token_cache import TokenCache
+from tfm.mixers.protocol import Mixer
+from tfm.parallel.sharding import partitioned, shard
+
+
+class Latent(Mixer):
+  """Attention whose keys and values come from one narrow vector a token, which is all that is cached
+  (DeepSeek-AI 2024, DeepSeek-V2, §2.1, eq. 9-19).
+
+    c = rmsnorm(W_DKV x)                                       rank channels, for all heads
+    k = [W_UK c; rotate(W_KR x)],  v = W_UV c                  the second part is one for all heads
+    q = [W_UQ x; rotate(W_QR x)],  of rmsnorm(W_DQ x) instead of x where query_rank > 0
+    y = W_O softmax(q · k / √(C + rope_width), where mask) v
+
+  Positions rotate only the second parts, so W_UK meets c unrotated and the step form need not make
+  the keys: (q · W_UK c) = (W_UKᵀ q) · c. There a query of `rank + rope_width` channels meets
+  [c; rotate(W_KR x)] itself, one key head for all, whose values are c; W_UV follows (§2.1.2). A bias
+  at the logits enters as ever, if it does not read the keys, which the two forms do not share.
+
+  As published, what rises from a rank has no bias, whatever `bias` says, and W_DKV and W_KR are one
+  projection, `down`.
+
+  Attributes:
+    position, score: factories of this layer's own instances, the latter a scaled dot product.
+    mask, kernel: shared, stateless.
+    rank: channels of c (DeepSeek-V2: 4 C; 512).
+    rope_width: channels of the rotated part (C / 2; 64); C is that of the other part and of values.
+    query_rank: channels that queries come from (1536); 0: queries come from x.
+
+  Raises (from `check`):
+    ValueError: for a rank or width below 1, a width that the position cannot rotate, a position that
+      reads keys, or a score that is no dot product.
+  """
+
+  position: Callable
+  score: Callable
+  mask: Callable
+  kernel: Callable
+  rank: int
+  rope_width: int
+  query_rank: int = 0
+
+  examples = 'latent(rank=8, rope_width=8)', 'latent(rank=16, rope_width=8, query_rank=8)'
+  hooks = frozenset({'rotate', 'bias'})
+  groups = False
+
+  def check(self):
+    for field, least in (('rank', 1), ('rope_width', 1), ('query_rank', 0)):
+      if getattr(self, field) < least:
+        raise ValueError(f'{field}={getattr(self, field)} must be {least} or more channels')
+    if self.position.func.reads_content:
+      raise ValueError(f'the position {self.position.func.__name__.lower()!r} reads the keys, which are never '
+                       "made when decoding; one that only rotates, such as 'rope', would do")
+    if not self.score.func.absorbs:
+      raise ValueError(f'the score {self.score.func.__name__.lower()!r} needs keys, which are never made when '
+                       "decoding; 'dot' would do")
+    try:
+      self.position(head_width=self.rope_width, parent=None).check()
+    except ValueError as error:
+      raise ValueError(f'rope_width={self.rope_width} is what the position rotates: {error}') from error
+
+  @nn.nowrap
+  def init_cache(self, batch, length):
+    return TokenCache.empty(batch, length, latent=(1, self.rank + self.rope_width, self.dtype))
+
+  @nn.compact
+  def __call__(self, x, memory, context, cache):
+    if memory is not None:
+      raise ValueError("mixer='latent' attends to its own sequence and reads no memory; 'softmax' would do")
+    position = self.position(head_width=self.rope_width, name='position')
+    q, rotated_q = jnp.split(self.queries(x), [self.head_width], -1)
+    latent, rotated = jnp.split(self.linear('down', x, self.rank + self.rope_width), [self.rank], -1)
+    latent = RMSNorm(axis='rank', name='norm')(latent)
+    rotated_q, rotated = position.rotate(rotated_q, rotated[:, :, None], context.positions, context.positions)
+    up_k, up_v = self.up('k'), self.up('v')
+    if cache is None:
+      keys, layout = context, context.layout
+      k = jnp.einsum('BTR,RHC->BTHC', latent, up_k)
+      k = jnp.concatenate([k, jnp.broadcast_to(rotated, (*k.shape[:3], self.rope_width))], -1)
+      v = jnp.einsum('BTR,RHC->BTHC', latent, up_v)
+      k, v = (shard(y, 'batch', 'length', 'heads', 'kv') for y in (k, v))
+    else:
+      keys = cache = cache.append(context, latent=jnp.concatenate([latent[:, :, None], rotated], -1))
+      k, layout = cache['latent'], 'any'
+      v = k[..., :self.rank]
+      q = shard(jnp.einsum('BTHC,RHC->BTHR', q, up_k), 'batch', 'length', 'heads', None)
+    # The logits' scale is that of the keys as they are in training.
+    score = self.score(head_width=self.head_width + self.rope_width, name='score')()
+    with jax.named_scope('kernel'):
+      y = self.kernel(
+        jnp.concatenate([q, rotated_q], -1), k, v, score=score, mask=self.mask,
+        bias=position.bias(context.shared.get(position.identity)),
+        q_positions=context.positions, k_positions=keys.positions,
+        q_segments=context.segments, k_segments=keys.segments, k_prefix=keys.prefix, layout=layout,
+        dropout=self.dropout,
+        dropout_key=self.make_rng('dropout') if context.train and self.dropout > 0 else None)
+    if cache is not None:
+      y = jnp.einsum('BTHR,RHC->BTHC', y, up_v)
+    y = Linear((self.heads, self.head_width, self.width), ('heads', 'kv', 'embed'),
+               self.output_initializer, contracted=2, bias=self.bias, dtype=self.dtype, name='out')(y)
+    return shard(y, 'batch', 'length', 'embed'), cache
+
+  def queries(self, x):
+    """Both parts of every head's query, [B T H C + rope_width]."""
+    if self.query_rank:
+      x = RMSNorm(axis='rank', name='q_norm')(self.linear('q_down', x, self.query_rank))
+    shape = x.shape[-1], self.heads, self.head_width + self.rope_width
+    q = Linear(shape, ('embed', 'heads', 'kv'), self.initializer, bias=self.bias and not self.query_rank,
+               dtype=self.dtype, name='q')(x)
+    return shard(q, 'batch', 'length', 'heads', 'kv')
+
+  def linear(self, name, x, rank):
+    """A projection down to a few channels."""
+    # The kernels into a rank and out of it are large: they are cut as all kernels are, what is contracted
+    # like the model width, what is made like a hidden one. What lies between is small, and whole.
+    y = Linear((self.width, rank), ('embed', 'mlp'), self.initializer, bias=self.bias, dtype=self.dtype,
+               name=name)(x)
+    return shard(y, 'batch', 'length', None)
+
+  def up(self, name):
+    """The projection of c to heads, [rank H C]: no layer, as it is applied from both sides."""
+    shape = self.rank, self.heads, self.head_width
+    initializer = partitioned(self.initializer((0,), (1, 2)), ('embed', 'heads', 'kv'))
+    return self.param(f'{name}_up', initializer, shape, jnp.float32).astype(self.dtype)

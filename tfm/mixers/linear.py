@@ -1,0 +1,175 @@
+"""Linear attention: a feature map instead of the softmax, so that a state of one size holds the past."""
+
+from collections.abc import Callable
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from tfm.layers.chunks import Runs, cut, joined, reversed_time
+from tfm.layers.linear import Linear
+from tfm.layers.state_space import beginnings
+from tfm.mixers.protocol import Mixer
+from tfm.parallel.sharding import shard
+from tfm.shapes import Array, Float, Int
+
+
+@struct.dataclass
+class Cache:
+  """Σ φ(k) vᵀ and Σ φ(k) over the last document of each row, and which one that is (0: none yet)."""
+
+  state: Float[Array, 'B K C C2']
+  normalizer: Float[Array, 'B K C 1']
+  segment: Int[Array, 'B']
+
+
+class LinearAttention(Mixer):
+  """Attention whose weights are products of features (Katharopoulos et al. 2020, eqs. 4-12).
+
+    y_t = Σ_s (φ(q_t)·φ(k_s)) v_s / Σ_s φ(q_t)·φ(k_s),  over s ≤ t or all s
+
+  Within a chunk the weights are made, and what came before it is read from a state, in float32, so
+  time and memory grow with the length and not its square. A mask that lets everything see everything
+  reads a second state, carried from the end. Query heads of a group share the state of their key head.
+
+  A position rotates φ(q) and φ(k) in the numerator alone (Su et al. 2021, RoFormer, eq. 19): the
+  denominator stays a sum of what is not negative. To it 1e-6 is added, as a query may meet no key.
+
+  Attributes:
+    position: factory of this layer's own instance; mask: shared, stateless.
+    feature_map: φ, one of `FEATURE_MAPS`.
+    chunk: tokens whose weights are made at once; it changes the time and nothing else.
+
+  Raises (from `check`):
+    ValueError: for an unknown feature map, a chunk below 1, or dropout, as not all weights are ever made.
+  """
+
+  position: Callable
+  mask: Callable
+  feature_map: str = 'elu'
+  chunk: int = 64
+
+  examples = ('linear(chunk=5)', 'linear(feature_map="softmax")')
+  masks = ('causal', 'full')
+  hooks = frozenset({'rotate'})
+
+  def check(self):
+    if self.feature_map not in FEATURE_MAPS:
+      known = ', '.join(map(repr, FEATURE_MAPS))
+      raise ValueError(f'feature_map={self.feature_map!r} is not there; known: {known}')
+    if self.chunk < 1:
+      raise ValueError(f'chunk={self.chunk} must be at least 1 token')
+    if self.dropout > 0:
+      raise ValueError(f'dropout.attention={self.dropout} drops mixing weights, which linear attention does '
+                       'not make for all pairs; 0 would do, or dropout.residual')
+
+  @property
+  def causal(self) -> bool:
+    """Whether the mask hides what comes later."""
+    return not self.mask(0, 1)
+
+  @nn.nowrap
+  def init_cache(self, batch, length):
+    self.check_steps()
+    return self.empty(batch)
+
+  @nn.nowrap
+  def check_steps(self):
+    """Raises ValueError where there is no step form."""
+    if not self.causal:
+      raise ValueError("mixer='linear' has no step form under a mask that looks ahead, as every token "
+                       "changes what those before it read; mask='causal' would do")
+
+  @nn.nowrap
+  def empty(self, batch: int) -> Cache:
+    """Nothing read yet."""
+    def zeros(channels):
+      return shard(jnp.zeros((batch, self.kv_heads, self.head_width, channels), jnp.float32),
+                   'batch', 'kv_heads', 'state', 'kv' if channels > 1 else None)
+    return Cache(zeros(self.head_width), zeros(1), jnp.zeros(batch, jnp.int32))
+
+  @nn.compact
+  def __call__(self, x, memory, context, cache):
+    if memory is not None:
+      raise ValueError("mixer='linear' keeps one state for one sequence and reads no memory; "
+                       "'softmax' would do")
+    if cache is not None:
+      self.check_steps()
+    before = self.empty(len(x)) if cache is None else cache
+    real = (context.segments != 0)[:, :, None, None]
+    q = self.featured(self.project('q', 'heads', self.heads, x))
+    k = self.featured(self.project('k', 'kv_heads', self.kv_heads, x))
+    v = jnp.where(real, self.project('v', 'kv_heads', self.kv_heads, x), 0)
+    ones = jnp.broadcast_to(real, (*k.shape[:3], 1)).astype(v.dtype)
+    rotated = self.position(name='position').rotate(q, k, context.positions, context.positions)
+    with jax.named_scope('sums'):
+      first, segment = beginnings(context.segments, before.segment)
+      ways = [Runs.of(first, self.chunk)]
+      if not self.causal:
+        last, _ = beginnings(context.segments[:, ::-1], jnp.zeros_like(segment))
+        ways.append(Runs.within(reversed_time(cut(last[:, ::-1, None], 1, self.chunk))))
+      y, state = summed(*rotated, v, ways, before.state, self.chunk)
+      total, normalizer = summed(q, k, ones, ways, before.normalizer, self.chunk)
+    y = shard((y / (total + 1e-6)).astype(self.dtype), 'batch', 'length', 'heads', 'kv')
+    y = Linear((self.heads, self.head_width, self.width), ('heads', 'kv', 'embed'),
+               self.output_initializer, contracted=2, bias=self.bias, dtype=self.dtype, name='out')(y)
+    return shard(y, 'batch', 'length', 'embed'), None if cache is None else Cache(state, normalizer, segment)
+
+  def project(self, name, axis, heads, x):
+    y = Linear((self.width, heads, self.head_width), ('embed', axis, 'kv'), self.initializer,
+               bias=self.bias, dtype=self.dtype, name=name)(x)
+    return shard(y, 'batch', 'length', axis, 'kv')
+
+  def featured(self, x):
+    """φ(x), made in float32."""
+    return FEATURE_MAPS[self.feature_map](x.astype(jnp.float32)).astype(self.dtype)
+
+
+def summed(
+    q: Float[Array, 'B T H C'], k: Float[Array, 'B T K C'], v: Float[Array, 'B T K C2'], ways: list[Runs],
+    state: Float[Array, 'B K C C2'], chunk: int,
+) -> tuple[Float[Array, 'B T H C2'], Float[Array, 'B K C C2']]:
+  """Σ_s (q_t·k_s) v_s over the s of t's document, and the state Σ k_s v_sᵀ of the last one, in float32.
+
+  `ways` holds how documents lie in the chunks, and of all s, not those up to t alone, if it also
+  holds how they do in the opposite order. `state` is that of the first `way`, of what came before.
+  """
+  T, K = k.shape[1:3]
+  q, k, v = (cut(x, K, chunk) for x in (q, k, v))
+  weights = jnp.einsum('BNKGIC,BNKJC->BNKGIJ', q, k[:, :, :, 0], preferred_element_type=jnp.float32)
+  seen = ways[0].together
+  if len(ways) == 1:
+    seen = seen & jnp.tril(jnp.ones(seen.shape[-2:], bool))[None, None, None, None]
+  weights = jnp.where(seen, weights, 0).astype(v.dtype)
+  y = jnp.einsum('BNKGIJ,BNKJE->BNKGIE', weights, v[:, :, :, 0], preferred_element_type=jnp.float32)
+  read, state = read_before(q, k, v, ways[0], state)
+  y = y + read
+  for way in ways[1:]:
+    read, _ = read_before(*map(reversed_time, (q, k, v)), way, jnp.zeros_like(state))
+    y = y + reversed_time(read)
+  return joined(y, T), state
+
+
+def read_before(q, k, v, runs, state):
+  """What each token reads of the chunks before its own, and the state after the last."""
+  leaving = jnp.where(runs.leaving[..., None], v, 0)[:, :, :, 0]
+  added = jnp.einsum('BNKJC,BNKJE->NBKCE', k[:, :, :, 0], leaving, preferred_element_type=jnp.float32)
+
+  def step(state, chunk):
+    through, added = chunk
+    return jnp.where(through[..., None], state, 0) + added, state
+
+  state, before = jax.lax.scan(step, state, (runs.through.swapaxes(0, 1), added))
+  y = jnp.einsum('BNKGIC,NBKCE->BNKGIE', q, before, preferred_element_type=jnp.float32)
+  return jnp.where(runs.entering[..., None], y, 0), state
+
+
+FEATURE_MAPS = {
+  # elu(x) + 1 (Katharopoulos et al. 2020, eq. 7), written so that nothing cancels where x is far below 0.
+  'elu': lambda x: jnp.where(x > 0, x + 1, jnp.exp(jnp.minimum(x, 0))),
+  # Kasai et al. 2021, T2R; their learned map is one with the projections to queries and keys.
+  'relu': jax.nn.relu,
+  # Over channels, as Shen et al. (2021, §3.2) do to queries; keys too, so that none waits for another.
+  'softmax': jax.nn.softmax,
+}

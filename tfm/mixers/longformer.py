@@ -1,0 +1,93 @@
+"""Local attention beside global attention, each with projections of its own."""
+
+from collections.abc import Callable
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from tfm.layers.linear import Linear
+from tfm.layers.token_cache import TokenCache
+from tfm.mixers.protocol import Mixer
+from tfm.parallel.sharding import shard
+
+
+class Longformer(Mixer):
+  """Two attentions under one mask: a document's first tokens ask with one set of projections, the others
+  with another (Beltagy et al. 2020, §3.1, "Linear projections for global attention").
+
+    y_t = attend(W_Qg x_t, W_Kg x, W_Vg x)  where t < global_tokens
+          attend(W_Q x_t, W_K x, W_V x)     elsewhere
+
+  Both see what `mask` shows the token. The paper's pattern is the mask 'longformer(window,
+  global_tokens)' with the same number of global tokens, under 'causal' in a decoder; the others see
+  the global tokens by W_K and W_V, as in the published code.
+
+  Attributes:
+    position, score: factories of this layer's own instances, for both attentions.
+    mask, kernel: shared, stateless.
+    global_tokens: n, the first tokens of each document.
+
+  Raises (from `check`):
+    ValueError: for fewer than one global token.
+  """
+
+  position: Callable
+  score: Callable
+  mask: Callable
+  kernel: Callable
+  global_tokens: int
+
+  examples = ('longformer(2)',)
+  hooks = frozenset({'rotate', 'bias'})
+
+  def check(self):
+    if self.global_tokens < 1:
+      raise ValueError(f"global_tokens={self.global_tokens} must be 1 or more; 'softmax' does without")
+
+  @nn.nowrap
+  def init_cache(self, batch, length):
+    kept = self.kv_heads, self.head_width, self.dtype
+    return TokenCache.empty(batch, length, k=kept, v=kept, k_global=kept, v_global=kept)
+
+  @nn.compact
+  def __call__(self, x, memory, context, cache):
+    if memory is not None:
+      raise ValueError("mixer='longformer' attends to its own row and reads no memory; 'softmax' would do")
+    position = self.position(name='position')
+    score, bias = self.score(name='score')(), position.bias(context.shared.get(position.identity))
+    read, keys, layout = {}, context, context.layout
+    for kind in ('', '_global'):
+      q, k, v = (self.project(f'{name}{kind}', x) for name in 'qkv')
+      q, k = position.rotate(q, k, context.positions, context.positions)
+      read |= {f'q{kind}': q, f'k{kind}': k, f'v{kind}': v}
+    if cache is not None:
+      keys = cache = cache.append(context, **read)
+      read |= {name: cache[name] for name in cache.kept}
+      layout = 'any'
+
+    def attend(kind, queries):
+      """By one set of projections, for the first so many queries."""
+      with jax.named_scope('kernel'):
+        return self.kernel(
+          read[f'q{kind}'][:, :queries], read[f'k{kind}'], read[f'v{kind}'],
+          score=score, mask=self.mask, bias=bias,
+          q_positions=context.positions[:, :queries], k_positions=keys.positions,
+          q_segments=context.segments[:, :queries], k_segments=keys.segments,
+          k_prefix=keys.prefix, layout=layout, dropout=self.dropout,
+          dropout_key=self.make_rng('dropout') if context.train and self.dropout > 0 else None)
+
+    # In a row of one document global tokens stand first, and no other need ask.
+    first = min(self.global_tokens, x.shape[1]) if layout == 'whole' else x.shape[1]
+    y, top = attend('', None), attend('_global', first)
+    is_global = (context.positions < self.global_tokens)[:, :first, None, None]
+    y = jnp.concatenate([jnp.where(is_global, top, y[:, :first]), y[:, first:]], 1)
+    y = Linear((self.heads, self.head_width, self.width), ('heads', 'kv', 'embed'),
+               self.output_initializer, contracted=2, bias=self.bias, dtype=self.dtype, name='out')(y)
+    return shard(y, 'batch', 'length', 'embed'), cache
+
+  def project(self, name, x):
+    axis, heads = ('heads', self.heads) if name.startswith('q') else ('kv_heads', self.kv_heads)
+    y = Linear((self.width, heads, self.head_width), ('embed', axis, 'kv'), self.initializer,
+               bias=self.bias, dtype=self.dtype, name=name)(x)
+    return shard(y, 'batch', 'length', axis, 'kv')

@@ -1,0 +1,139 @@
+"""Mamba: a state space whose matrices depend on the input, by an associative scan."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from tfm.layers.causal_convolution import CausalConvolution, Window
+from tfm.layers.initializer import Initializer, ones
+from tfm.layers.linear import Linear
+from tfm.layers.state_space import beginnings, by_chunks, step_bias, uniform
+from tfm.mixers.protocol import Mixer
+from tfm.parallel.sharding import partitioned, shard
+from tfm.shapes import Array, Float, Int
+
+
+@struct.dataclass
+class Cache:
+  """The state of each row, its document (0: none yet), and what the convolution looks back on."""
+
+  window: Window
+  state: Float[Array, 'B inner state']
+  segment: Int[Array, 'B']
+
+
+class Mamba(Mixer):
+  """The selective state space between a convolution and a gate (Gu & Dao 2023, alg. 2, §3.2-3.6, fig. 3).
+
+    x, z = W_x input, W_z input           x ← silu(convolution(x))
+    δ, B_t, C_t = W_(δBC) x_t             Δ_t = softplus(W_Δ δ + b_Δ)       A = -exp(A_log)
+    h_t = exp(Δ_t A) ⊙ h_{t-1} + Δ_t B_t x_t          y_t = C_t · h_t + D ⊙ x_t
+    out = W_out (y ⊙ silu(z))
+
+  h has `state` numbers for each of the inner = expand · D channels; its decays and sums are in
+  float32. A document's first token finds an empty state; padding is a step of no time, Δ = 0. The
+  model's heads and head_width describe attention: there are no heads here.
+
+  Attributes:
+    state: numbers held for each inner channel; expand: inner channels for each of D.
+    taps: of the convolution, in tokens.
+    rank: of the projection that makes Δ; None: D / 16, rounded up.
+    chunk: tokens whose states exist at once.
+
+  Raises (from `check`):
+    ValueError: for a size below 1, or dropout, as there are no mixing weights to drop.
+  """
+
+  state: int = 16
+  expand: int = 2
+  taps: int = 4
+  rank: int | None = None
+  chunk: int = 64
+
+  masks = ('causal',)
+  groups = False
+
+  def check(self):
+    for name in ('state', 'expand', 'taps', 'rank', 'chunk'):
+      if getattr(self, name) is not None and getattr(self, name) < 1:
+        raise ValueError(f'{name}={getattr(self, name)} must be at least 1')
+    if self.dropout > 0:
+      raise ValueError(f'dropout.attention={self.dropout} drops mixing weights, of which a state space has '
+                       'none; 0 would do, or dropout.residual')
+
+  @property
+  def inner(self):
+    return self.expand * self.width
+
+  @nn.nowrap
+  def init_cache(self, batch, length):
+    state = jnp.zeros((batch, self.inner, self.state), jnp.float32)
+    return Cache(
+      Window.empty((batch, self.taps - 1, self.inner), ('mlp',), self.dtype),
+      shard(state, 'batch', 'mlp', 'state'), jnp.zeros(batch, jnp.int32))
+
+  @nn.compact
+  def __call__(self, x, memory, context, cache):
+    if memory is not None:
+      raise ValueError("mixer='mamba' holds the state of one sequence, no memory; 'softmax' would do")
+    before = self.init_cache(len(x), 0) if cache is None else cache
+    x, z = self.rise('x', x), self.rise('z', x)
+    x, window = CausalConvolution((self.inner,), ('mlp',), self.taps, dtype=self.dtype, name='convolution')(
+      x, context.segments, None if cache is None else cache.window,
+      unbroken=cache is None and context.layout != 'any')
+    x = nn.silu(x)
+    first, segment = beginnings(context.segments, before.segment)
+    selected = self.select(x, context.segments > 0)
+    with jax.named_scope('scan'):
+      y, state = self.scan(x, *selected, first, before.state)
+    y = (y * nn.silu(z.astype(jnp.float32))).astype(self.dtype)
+    y = Linear((self.inner, self.width), ('mlp', 'embed'), self.output_initializer,
+               bias=self.bias, dtype=self.dtype, name='out')(y)
+    return shard(y, 'batch', 'length', 'embed'), None if cache is None else Cache(window, state, segment)
+
+  def rise(self, name, x):
+    """One half of the projection in."""
+    y = Linear((self.width, self.inner), ('embed', 'mlp'), self.initializer,
+               bias=self.bias, dtype=self.dtype, name=name)(x)
+    return shard(y, 'batch', 'length', 'mlp')
+
+  def select(self, x, real):
+    """Δ, B and C of every token, in float32; Δ = 0 for padding."""
+    rank = -(-self.width // 16) if self.rank is None else self.rank
+    down = self.param('x_proj', partitioned(self.initializer((0,), (1,)), ('mlp', 'state')),
+                      (self.inner, rank + 2 * self.state), jnp.float32)
+    up = self.param('dt_proj', partitioned(uniform(-rank**-0.5, rank**-0.5), ('rank', 'mlp')),
+                    (rank, self.inner), jnp.float32)
+    bias = self.param('dt_bias', partitioned(step_bias(), ('mlp',)), (self.inner,), jnp.float32)
+    delta, b, c = jnp.split(x @ down.astype(self.dtype), (rank, rank + self.state), -1)
+    delta = (delta @ up.astype(self.dtype)).astype(jnp.float32) + bias[None, None]
+    delta = shard(jnp.where(real[..., None], nn.softplus(delta), 0), 'batch', 'length', 'mlp')
+    return delta, b.astype(jnp.float32), c.astype(jnp.float32)
+
+  def scan(self, x, delta, b, c, first, state):
+    """y in float32, and the last state."""
+    decays = self.param('A_log', partitioned(POLES, ('mlp', 'state')), (self.inner, self.state), jnp.float32)
+    skip = self.param('D', partitioned(ones, ('mlp',)), (self.inner,), jnp.float32)
+    a = -jnp.exp(decays)
+
+    def step(h, chunk):
+      x, delta, b, c, first = chunk
+      decay = jnp.where(first[..., None, None], 0, jnp.exp(delta[..., None] * a[None, None]))
+      enters = (delta * x.astype(jnp.float32))[..., None] * b[:, :, None]
+      kept, made = jax.lax.associative_scan(_then, (decay, enters), axis=1)
+      h = kept * h[:, None] + made
+      return h[:, -1], jnp.einsum('BTIN,BTN->BTI', h, c, precision='highest')
+
+    state, y = by_chunks(step, state, (x, delta, b, c, first), self.chunk)
+    return y + skip[None, None] * x.astype(jnp.float32), state
+
+
+def _then(p, q):
+  """h → q(p(h)) of two maps h → a ⊙ h + b."""
+  return q[0] * p[0], q[0] * p[1] + q[1]
+
+
+# -A is 1, 2, … for the state's numbers, the real part of S4D's (Gu et al. 2022; Gu & Dao 2023, §3.6).
+POLES = Initializer('log(1, 2, …)', lambda key, shape, dtype: jnp.broadcast_to(
+  jnp.log(jnp.arange(1, shape[-1] + 1, dtype=dtype)), shape))

@@ -1,0 +1,156 @@
+"""Mamba-2: a state space with one decay for each head, as matrix products over chunks."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from tfm.layers.causal_convolution import CausalConvolution, Window
+from tfm.layers.initializer import Initializer, ones
+from tfm.layers.linear import Linear
+from tfm.layers.state_space import beginnings, by_chunks, step_bias
+from tfm.mixers.protocol import Mixer
+from tfm.parallel.sharding import partitioned, shard
+from tfm.shapes import Array, Float, Int
+
+
+@struct.dataclass
+class Cache:
+  """The state of each row, its document (0: none yet), and what the convolutions look back on."""
+
+  windows: dict[str, Window]
+  state: Float[Array, 'B K G C state']
+  segment: Int[Array, 'B']
+
+
+class Mamba2(Mixer):
+  """The state space dual to a masked attention (Dao & Gu 2024, §6, listing 1; the block of §7.1, fig. 6).
+
+    x, B, C ← silu(convolution(W_x input, W_B input, W_C input))     z = W_z input
+    Δ_t = softplus(W_Δ input_t + b_Δ)                                A = -exp(A_log)
+    h_t = exp(Δ_t A) h_{t-1} + Δ_t x_t B_tᵀ                          y_t = h_t C_t + D x_t
+    out = W_out RMSNorm(y ⊙ silu(z))
+
+  There are expand · heads heads of head_width channels, each with one A, Δ, D and a state [C, state].
+  B and C are shared by the heads of each of the kv_heads groups, as keys and queries of which x are the
+  values; the published models have kv_heads = 1. The norm is over the channels of a group. Within a
+  chunk y = (L ⊙ C Bᵀ) Δx, where L_ts = exp(Σ_{s<r≤t} Δ_r A) for s ≤ t in one document; from chunk to
+  chunk goes the state. A document's first token finds an empty state; padding is a step of no time,
+  Δ = 0. States, decays and sums are in float32.
+
+  Attributes:
+    state: numbers held for each channel; expand: heads for each of the model's.
+    taps: of the convolutions, in tokens.
+    chunk: tokens that meet in one product.
+    epsilon: of the norm.
+
+  Raises (from `check`):
+    ValueError: for a size below 1, or dropout, which the published block has none of.
+  """
+
+  state: int = 64
+  expand: int = 2
+  taps: int = 4
+  chunk: int = 128
+  epsilon: float = 1e-5
+
+  # A large epsilon: over the few channels of a test's group the norm would make much of rounding.
+  examples = ('mamba2(state=8, chunk=5, epsilon=0.1)',)
+  masks = ('causal',)
+
+  def check(self):
+    for name in ('state', 'expand', 'taps', 'chunk'):
+      if getattr(self, name) < 1:
+        raise ValueError(f'{name}={getattr(self, name)} must be at least 1')
+    if self.dropout > 0:
+      raise ValueError(f'dropout.attention={self.dropout} drops mixing weights, of which a state space has '
+                       'none; 0 would do, or dropout.residual')
+
+  @nn.nowrap
+  def convolved(self):
+    """Name → (shape of a token, its axes) of what is projected, convolved, and then mixed."""
+    heads = (self.expand * self.heads, self.head_width), ('heads', 'kv')
+    group = (self.kv_heads, self.state), ('kv_heads', 'state')
+    return {'x': heads, 'B': group, 'C': group}
+
+  @nn.nowrap
+  def init_cache(self, batch, length):
+    K, G = self.kv_heads, self.expand * self.heads // self.kv_heads
+    state = jnp.zeros((batch, K, G, self.head_width, self.state), jnp.float32)
+    windows = {name: Window.empty((batch, self.taps - 1, *shape), axes, self.dtype)
+               for name, (shape, axes) in self.convolved().items()}
+    return Cache(windows, shard(state, 'batch', 'kv_heads', None, 'kv', 'state'), jnp.zeros(batch, jnp.int32))
+
+  @nn.compact
+  def __call__(self, x, memory, context, cache):
+    if memory is not None:
+      raise ValueError("mixer='mamba2' holds the state of one sequence, no memory; 'softmax' would do")
+    before = self.init_cache(len(x), 0) if cache is None else cache
+    heads, axes = self.convolved()['x']
+    z, delta = self.rise('z', heads, axes, x), self.rise('dt', heads[:1], axes[:1], x)
+    made, windows = {}, {}
+    for name, (shape, names) in self.convolved().items():
+      convolution = CausalConvolution(shape, names, self.taps, dtype=self.dtype, name=f'{name}_convolution')
+      y, windows[name] = convolution(
+        self.rise(name, shape, names, x), context.segments, None if cache is None else cache.windows[name],
+        unbroken=cache is None and context.layout != 'any')
+      made[name] = nn.silu(y)
+
+    def vector(name, initializer):
+      return self.param(name, partitioned(initializer, ('heads',)), heads[:1], jnp.float32)
+    delta = nn.softplus(delta.astype(jnp.float32) + vector('dt_bias', step_bias())[None, None])
+    delta = jnp.where(context.segments[..., None] > 0, delta, 0)
+    decay = -jnp.exp(vector('A_log', DECAYS))[None, None] * delta
+    first, segment = beginnings(context.segments, before.segment)
+    grouped = (*x.shape[:2], self.kv_heads, -1)
+    inputs = dict(x=made['x'].reshape(*grouped, self.head_width), b=made['B'], c=made['C'],
+                  delta=delta.reshape(grouped), decay=decay.reshape(grouped), first=first)
+    with jax.named_scope('scan'):
+      state, y = by_chunks(self.step, before.state, inputs, self.chunk)
+    y = shard(y.reshape(z.shape), 'batch', 'length', *axes)
+    y = y + vector('D', ones)[None, None, :, None] * made['x'].astype(jnp.float32)
+    y = self.norm(y * nn.silu(z.astype(jnp.float32)))
+    y = Linear((*heads, self.width), (*axes, 'embed'), self.output_initializer, contracted=2,
+               bias=self.bias, dtype=self.dtype, name='out')(y)
+    return shard(y, 'batch', 'length', 'embed'), None if cache is None else Cache(windows, state, segment)
+
+  def rise(self, name, shape, axes, x):
+    """One part of the projection in."""
+    y = Linear((self.width, *shape), ('embed', *axes), self.initializer,
+               bias=self.bias, dtype=self.dtype, name=name)(x)
+    return shard(y, 'batch', 'length', *axes)
+
+  @nn.nowrap
+  def step(self, h, chunk):
+    """The state after a chunk of T tokens, and y of each, from the state h [B K G C state] before it."""
+    def product(letters, *pair):
+      return jnp.einsum(letters, *(x.astype(self.dtype) for x in pair), preferred_element_type=jnp.float32)
+    b, c, begun = chunk['b'], chunk['c'], jnp.cumsum(chunk['first'], 1)
+    x = chunk['delta'][..., None] * chunk['x'].astype(jnp.float32)
+    # How much of what enters at s is left at t, nothing across the border of a document: L.
+    together = jnp.tril(begun[:, :, None] == begun[:, None, :])[:, None, None]
+    left = jnp.exp(jnp.where(together, segment_sums(jnp.moveaxis(chunk['decay'], 1, -1)), -jnp.inf))
+    y = product('BKGTS,BSKGC->BTKGC', left * product('BTKN,BSKN->BKTS', c, b)[:, :, None], x)
+    # And of the state before.
+    old = jnp.where((begun == 0)[..., None, None], jnp.exp(jnp.cumsum(chunk['decay'], 1)), 0)
+    y = y + old[..., None] * product('BTKN,BKGCN->BTKGC', c, h)
+    at_end = jnp.moveaxis(left[..., -1, :], -1, 1)[..., None]
+    return old[:, -1, ..., None, None] * h + product('BSKGC,BSKN->BKGCN', at_end * x, b), y
+
+  def norm(self, y):
+    """RMSNorm over the channels of each group (Dao & Gu 2024, §7.1), in float32."""
+    scale = self.param('scale', partitioned(ones, ('heads', 'kv')), y.shape[2:], jnp.float32)
+    groups = y.reshape(*y.shape[:2], self.kv_heads, -1)
+    groups = groups * jax.lax.rsqrt((groups * groups).mean(-1, keepdims=True) + self.epsilon)
+    return (groups.reshape(y.shape) * scale[None, None]).astype(self.dtype)
+
+
+def segment_sums(x: Float[Array, '... T']) -> Float[Array, '... T S']:
+  """Σ_{s<r≤t} x_r for s ≤ t: sums of their own, as differences of sums from the start would cancel."""
+  T = x.shape[-1]
+  later = jnp.tril(jnp.ones((T, T), bool), -1)
+  return jnp.cumsum(jnp.where(later.reshape((1,) * (x.ndim - 1) + (T, T)), x[..., None], 0), -2)
+
+
+DECAYS = Initializer('log(uniform(1, 16))', lambda key, shape, dtype: jnp.log(
+  jax.random.uniform(key, shape, dtype, 1, 16)))

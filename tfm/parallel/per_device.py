@@ -1,0 +1,50 @@
+"""Attention that the compiler cannot cut: each device computes its own rows and heads."""
+
+import math
+from collections.abc import Callable
+
+import flax.linen as nn
+import jax
+from jax.sharding import PartitionSpec
+
+from tfm.shapes import Array, Float, Int
+
+Axes = tuple[str, ...] | str | None
+
+
+def uneven(heads: int, kv_heads: int) -> str | None:
+  """Why the mesh in force cannot cut heads and key heads together, as the rules say; None if it can."""
+  ways = parts(cuts()[1])
+  if heads % ways or kv_heads > 1 and kv_heads % ways:
+    return f'the mesh cuts its {heads} heads into {ways}, which does not cut its {kv_heads} key heads alike'
+  return None
+
+
+def per_device(
+    attention: Callable, q: Float[Array, 'B T H C'], k: Float[Array, 'B S K C'], v: Float[Array, 'B S K C2'],
+    q_segments: Int[Array, 'B T'], k_segments: Int[Array, 'B S'], sinks: Float[Array, 'H'] | None = None,
+) -> Float[Array, 'B T H C2']:
+  """`attention` of these arrays, which need nothing of another row or head; outside a mesh just that.
+
+  Rows that the mesh does not divide, such as an initialisation's, are not cut; nor is a single key head.
+  """
+  if jax.sharding.get_abstract_mesh().empty:
+    return attention(q, k, v, q_segments, k_segments, sinks)
+  batch, heads = cuts()
+  batch = batch if q.shape[0] % parts(batch) == 0 else None
+  of_q, rows = PartitionSpec(batch, None, heads, None), PartitionSpec(batch, None)
+  of_k = PartitionSpec(batch, None, None if k.shape[2] == 1 else heads, None)
+  specs = of_q, of_k, of_k, rows, rows, None if sinks is None else PartitionSpec(heads)
+  return jax.shard_map(attention, in_specs=specs, out_specs=of_q, check_vma=False)(
+    q, k, v, q_segments, k_segments, sinks)
+
+
+def cuts() -> tuple[Axes, Axes]:
+  """The mesh axes that cut rows and heads by the rules in force."""
+  return tuple(nn.logical_to_mesh_axes(('batch', 'heads')))
+
+
+def parts(axes: Axes) -> int:
+  """Into how many parts mesh axes cut, in the mesh in force."""
+  shape = jax.sharding.get_abstract_mesh().shape
+  return math.prod(shape.get(axis, 1) for axis in ((axes,) if isinstance(axes, str) else axes or ()))

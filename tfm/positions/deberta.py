@@ -1,0 +1,121 @@
+"""Disentangled attention: content meets position, and position content."""
+
+import functools
+
+import flax.linen as nn
+import jax.numpy as jnp
+import numpy as np
+from jax.tree_util import Partial
+
+from tfm.layers.initializer import normal
+from tfm.layers.linear import Linear
+from tfm.layers.norm import LayerNorm
+from tfm.parallel.sharding import partitioned
+from tfm.positions.protocol import Position
+from tfm.shapes import Array, Float, Int
+
+
+class Deberta(Position):
+  """logits = (q·k + q·K_δ + k·Q_δ) / √(C n), n terms, δ = bucket(q - k) (He et al. 2021, DeBERTa, eq. 4).
+
+  K_δ and Q_δ are rows of one table of embeddings for all layers, projected for every head of each layer.
+  `rotate` scales q by 1/√n, so that the score, which must divide by √C as dot does, gives the content
+  term; the bias is the other two. In k·Q_δ the paper's eq. 4 counts from the key to the query, its code
+  and its weights from the query to the key, as here.
+
+  The published versions: v1 is deberta(512); v2 and v3 are deberta(512, buckets=256, norm=True), whose
+  projections of positions are those of the contents (copied here, they give that model; a bias of the
+  projected key is the same for all keys of a query, which softmax cancels, so there is none).
+
+  Attributes:
+    max_distance: in tokens, from which on distances are no longer told apart.
+    buckets: on either side; half of them hold one distance each, half logarithmically more (v2's code);
+      0: each distance has its own.
+    c2p, p2c: whether content meets position (q·K_δ), and position content (k·Q_δ).
+    norm: whether the table goes through a layer norm.
+
+  Raises (from `check`):
+    ValueError: for neither term, a max_distance below 1, or buckets that are odd, fewer than 4, or no fewer
+      than it.
+  """
+
+  max_distance: int = 512
+  buckets: int = 0
+  c2p: bool = True
+  p2c: bool = True
+  norm: bool = False
+
+  examples = ('deberta(max_distance=9, buckets=6, norm=True)', 'deberta(max_distance=4, c2p=False)',
+              'deberta(max_distance=4, p2c=False)')
+  reads_content = True
+
+  def check(self):
+    if not (self.c2p or self.p2c):
+      raise ValueError('c2p=False and p2c=False leave no position; choose one, or the position "none"')
+    if self.max_distance < 1:
+      raise ValueError(f'max_distance={self.max_distance} must be at least 1 token')
+    if self.buckets and (self.buckets < 4 or self.buckets % 2 or self.buckets >= self.max_distance):
+      raise ValueError(f'buckets={self.buckets} must be 0 (none) or an even number, 4 or more and below '
+                       f'max_distance={self.max_distance}')
+
+  @property
+  def terms(self):
+    """n, the content's own included."""
+    return 1 + self.c2p + self.p2c
+
+  def setup(self):
+    # Made where they are called: the table's instance is the model's, the projections' the layer's.
+    def project(bias):
+      return Linear((self.width, self.heads, self.head_width), ('embed', 'heads', 'kv'), normal(), bias=bias)
+    self.key, self.query = project(bias=False), project(bias=True)
+
+  @nn.compact
+  def share(self):
+    """The embedding of each bucket, [2 · buckets, D]."""
+    rows = 2 * (self.buckets or self.max_distance)
+    table = self.param('table', partitioned(normal()((0,), (1,)), ('table', 'embed')),
+                       (rows, self.width), jnp.float32)
+    return LayerNorm(bias=True, epsilon=1e-7, name='table_norm')(table) if self.norm else table
+
+  def rotate(self, q, k, q_positions, k_positions):
+    return q * jnp.asarray(self.terms**-0.5, q.dtype), k
+
+  def bias(self, shared):
+    scale = (self.terms * self.head_width)**-0.5
+    function = functools.partial(
+      disentangled, max_distance=self.max_distance, buckets=self.buckets, scale=scale)
+    return Partial(function, self.key(shared) if self.c2p else None, self.query(shared) if self.p2c else None)
+
+
+def bucket(distances: Int[np.ndarray, 'N'], max_distance: int, buckets: int) -> Int[np.ndarray, 'N']:
+  """The row of the table for each distance q - k, on the host."""
+  half, reach = buckets // 2, buckets or max_distance
+  size = np.abs(distances)
+  if buckets:
+    octaves = np.log(np.maximum(size, half) / half) / np.log((max_distance - 1) / half)
+    far = half + np.ceil(octaves * (half - 1) - 1e-9).astype(int)
+    size = np.where(size <= half, size, far)
+  return np.clip(np.sign(distances) * size, -reach, reach - 1) + reach
+
+
+def disentangled(
+    keys: Float[Array, 'N H C'] | None, queries: Float[Array, 'N H C'] | None,
+    q: Float[Array, 'B K G T C'], k: Float[Array, 'B K S C'],
+    q_positions: Int[Array, 'B T'], k_positions: Int[Array, 'B S'],
+    max_distance: int, buckets: int, scale: float,
+) -> Float[Array, 'B K G T S']:
+  """scale · k·queries[δ], and q·keys[δ]/√C for a q that is scaled already; what there is of them."""
+  K, G, _, C = q.shape[1:]
+  rows = jnp.asarray(bucket(np.arange(-max_distance, max_distance + 1), max_distance, buckets))
+  distances = jnp.clip(q_positions[:, :, None] - k_positions[:, None, :], -max_distance, max_distance)
+  index = rows[distances + max_distance][:, None, None]
+  logits = 0
+  if keys is not None:
+    met = jnp.einsum('BKGTC,NKGC->BKGTN', q, keys.reshape(-1, K, G, C).astype(q.dtype),
+                     preferred_element_type=jnp.float32)
+    logits += C**-0.5 * jnp.take_along_axis(met, index, axis=-1)
+  if queries is not None:
+    met = jnp.einsum('BKSC,NKGC->BKGSN', k, queries.reshape(-1, K, G, C).astype(k.dtype),
+                     preferred_element_type=jnp.float32)
+    logits += scale * jnp.take_along_axis(met, index.swapaxes(-1, -2), axis=-1).swapaxes(-1, -2)
+  return logits

@@ -1,0 +1,67 @@
+"""A small network of the relative distance."""
+
+import flax.linen as nn
+import jax.numpy as jnp
+from jax.tree_util import Partial
+
+from tfm.layers.initializer import Initializer, lecun_normal, ones, zeros
+from tfm.parallel.sharding import partitioned
+from tfm.positions.protocol import Position
+from tfm.shapes import Array, Float, Int
+
+
+class Fire(Position):
+  """logits += f(ψ(|q - k|) / ψ(max(q, L))), ψ(x) = log(c x + 1) (Li et al. 2024, FIRE).
+
+  f is a network 1 → hidden → H with ReLU. It, c and L are learned, for every layer apart. Where q is
+  beyond L the input is at most 1 however long the sequence, so f interpolates. As in the paper's code,
+  c is |`steepness_scale`| and L is `threshold` · |`threshold_scale`|. f has no constant at its end: softmax
+  would cancel it. A key after the query is as one that far before it.
+
+  Attributes:
+    hidden: units of f; 32 in the paper.
+    threshold: what L starts from, in tokens; 512 in the paper.
+    steepness: what c starts from; 0.1 in the paper.
+
+  Raises (from `check`):
+    ValueError: for a setting not above 0.
+  """
+
+  hidden: int = 32
+  threshold: float = 512.0
+  steepness: float = 0.1
+
+  examples = ('fire(hidden=8, threshold=4.0)',)
+
+  def check(self):
+    for field in ('hidden', 'threshold', 'steepness'):
+      if getattr(self, field) <= 0:
+        raise ValueError(f'{field}={getattr(self, field)} must be above 0')
+
+  @nn.compact
+  def bias(self, shared):
+    def learned(name, initializer, axes, shape):
+      return self.param(name, partitioned(initializer, axes), shape, jnp.float32)
+    start = Initializer(f'constant({self.steepness})', nn.initializers.constant(self.steepness))
+    c = jnp.abs(learned('steepness_scale', start, (), ()))
+    L = self.threshold * jnp.abs(learned('threshold_scale', ones, (), ()))
+    return Partial(
+      interpolated, c, L,
+      learned('weight_1', lecun_normal()((), (0,)), ('rank',), (self.hidden,)),
+      learned('bias_1', zeros, ('rank',), (self.hidden,)),
+      learned('weight_2', lecun_normal()((0,), (1,)), ('rank', 'heads'), (self.hidden, self.heads)))
+
+
+def interpolated(
+    c: Float[Array, ''], L: Float[Array, ''], weight_1: Float[Array, 'F'], bias_1: Float[Array, 'F'],
+    weight_2: Float[Array, 'F H'], q: Float[Array, 'B K G T C'], k: Float[Array, 'B K S C'],
+    q_positions: Int[Array, 'B T'], k_positions: Int[Array, 'B S'],
+) -> Float[Array, 'B K G T S']:
+  """f of every pair, in float32."""
+  distances = jnp.abs(q_positions[:, :, None] - k_positions[:, None, :]).astype(jnp.float32)
+  spans = jnp.maximum(q_positions.astype(jnp.float32), L)[:, :, None]
+  x = jnp.log1p(c * distances) / (jnp.log1p(c * spans) + 1e-6)
+  weight_1, bias_1 = (vector.reshape(1, 1, 1, -1) for vector in (weight_1, bias_1))
+  hidden = jnp.maximum(x[..., None] * weight_1 + bias_1, 0)
+  logits = jnp.einsum('BTSF,FH->BHTS', hidden, weight_2)
+  return logits.reshape(q.shape[0], k.shape[1], -1, *logits.shape[2:])

@@ -1,0 +1,63 @@
+"""A hidden layer over query and key."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax.tree_util import Partial
+
+from tfm.layers.initializer import lecun_normal, normal, shrunk
+from tfm.parallel.sharding import partitioned
+from tfm.scores.protocol import Score
+from tfm.shapes import Array, Float
+
+
+class Additive(Score):
+  """v · tanh(W q + U k), the alignment model (Bahdanau et al. 2015, app. A.1.2).
+
+  W and U are [C hidden], v is [hidden]; all heads of a layer share them, where the paper has one head.
+  Logits start at about one whatever the widths, so nothing is scaled. The hidden values
+  [B K G T S hidden] are summed channel by channel, forward and backward, and never held.
+
+  Attributes:
+    width: of the hidden layer; C unless given.
+
+  Raises (from `check`):
+    ValueError: for a width below 1.
+  """
+
+  width: int | None = None
+
+  def check(self):
+    if self.width is not None and self.width < 1:
+      raise ValueError(f'width={self.width} must be at least 1 hidden channel, or None for the head width')
+
+  @nn.compact
+  def __call__(self):
+    C, hidden = self.head_width, self.head_width if self.width is None else self.width
+    projection = partitioned(lecun_normal()((0,), (1,)), ('kv', 'rank'))
+    vector = partitioned(shrunk(normal(1.0), hidden**-0.5)((0,), ()), ('rank',))
+    return Partial(
+      additive,
+      self.param('query', projection, (C, hidden), jnp.float32),
+      self.param('key', projection, (C, hidden), jnp.float32),
+      self.param('vector', vector, (hidden,), jnp.float32))
+
+
+def additive(
+    w_q: Float[Array, 'C N'], w_k: Float[Array, 'C N'], v: Float[Array, 'N'],
+    q: Float[Array, 'B K G T C'], k: Float[Array, 'B K S C'],
+) -> Float[Array, 'B K G T S']:
+  """v · tanh(W q + U k) in float32, from products in the type of q and k."""
+  q = jnp.einsum('BKGTC,CN->NBKGT', q, w_q.astype(q.dtype), preferred_element_type=jnp.float32)
+  k = jnp.einsum('BKSC,CN->NBKS', k, w_k.astype(k.dtype), preferred_element_type=jnp.float32)
+
+  # Of one expression for all channels XLA would keep the hidden values for the backward pass, and its CPU
+  # backend is 25 times slower on it.
+  @jax.checkpoint
+  def channel(v, q, k):
+    return v * jnp.tanh(q[..., None] + k[:, :, None, None, :])
+
+  def add(logits, of):
+    return logits + channel(*of), None
+
+  return jax.lax.scan(add, channel(v[0], q[0], k[0]), (v[1:], q[1:], k[1:]))[0]

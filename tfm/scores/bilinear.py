@@ -1,0 +1,40 @@
+"""A learned form between query and key."""
+
+import functools
+
+import flax.linen as nn
+import jax.numpy as jnp
+from jax.tree_util import Partial
+
+from tfm.layers.initializer import lecun_normal
+from tfm.parallel.sharding import partitioned
+from tfm.scores.protocol import Score
+from tfm.shapes import Array, Float
+
+
+class Bilinear(Score):
+  """scale · qᵀ W k, the score "general" (Luong et al. 2015, eq. 8).
+
+  W is [C C]; all heads of a layer share it, where the paper has one head.
+
+  Attributes:
+    scale: factor on the product; the paper has none. 1/√C gives the logits the size of `dot`'s.
+  """
+
+  scale: float = 1.0
+
+  @nn.compact
+  def __call__(self):
+    # 'kv' names one axis only, for no mesh axis can cut both.
+    weight = self.param('weight', partitioned(lecun_normal()((0,), (1,)), ('kv', 'rank')),
+                        (self.head_width, self.head_width), jnp.float32)
+    return Partial(functools.partial(bilinear, scale=self.scale), weight)
+
+
+def bilinear(
+    weight: Float[Array, 'C N'], q: Float[Array, 'B K G T C'], k: Float[Array, 'B K S N'], scale: float
+) -> Float[Array, 'B K G T S']:
+  """scale · qᵀ W k, accumulated in float32; projected are the queries, of which decoding has fewer."""
+  q = jnp.einsum('BKGTC,CN->BKGTN', q, weight.astype(q.dtype), preferred_element_type=jnp.float32)
+  q = (scale * q).astype(k.dtype)
+  return jnp.einsum('BKGTN,BKSN->BKGTS', q, k, preferred_element_type=jnp.float32)
