@@ -5,7 +5,9 @@ import pathlib
 
 # Before jax is imported anywhere.
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
-os.environ['XLA_FLAGS'] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
+# Tiny arrays take longer to optimise for than to compute.
+os.environ['XLA_FLAGS'] = (f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8 "
+                           '--xla_backend_optimization_level=0')
 ROOT = pathlib.Path(__file__).parent.parent
 os.environ.setdefault('JAX_COMPILATION_CACHE_DIR', str(ROOT / '.cache' / 'jax'))
 os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0.2')
@@ -22,6 +24,15 @@ if not flags.FLAGS.is_parsed():
 
 def pytest_addoption(parser):
   parser.addoption('--update-golden', action='store_true', help='rewrite the golden text')
+
+
+@pytest.fixture(scope='module', autouse=True)
+def room():
+  """What was compiled goes in time: a process may map only so many pieces of memory (Linux: 65,530)."""
+  yield
+  maps = pathlib.Path('/proc/self/maps')
+  if maps.exists() and len(maps.read_text().splitlines()) > 30_000:
+    jax.clear_caches()
 
 
 @pytest.fixture(scope='session')

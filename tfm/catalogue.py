@@ -91,10 +91,10 @@ def variants(slot: str) -> list[Variant]:
   return [Variant(slot, name) for name in spec.names(SLOTS[slot][0])]
 
 
-def model(variant: Variant) -> Decoder:
-  """The plainest model with a variant in it, of sizes that every kernel takes."""
+def model(variant: Variant, packing: str = 'concat') -> Decoder:
+  """The plainest model with a variant in it, of sizes that every kernel takes, for rows packed so."""
   objective = 'prefix_lm' if build.named('model.mask', spec.build, variant.fields['mask'], tfm.masks, Mask).reads else 'causal_lm'
-  config = configs.complete(dict(data=dict(length=LENGTH), model=FRIENDLY | variant.fields, objective=objective))
+  config = configs.complete(dict(data=dict(length=LENGTH, packing=packing), model=FRIENDLY | variant.fields, objective=objective))
   return build.model(configs.resolve(config), VOCAB, causal=False)
 
 
@@ -130,6 +130,15 @@ def decodes(variant: Variant) -> bool:
     caches = jax.eval_shape(lambda: made.init_caches(1, LENGTH))
     jax.eval_shape(lambda key, t, c: made.init_with_output(key, t, Context.whole(t), c), jax.random.key(0), tokens, caches)
   except (ValueError, NotImplementedError):
+    return False
+  return True
+
+
+def packs(variant: Variant) -> bool:
+  """Whether a model with the variant is built for rows of several documents."""
+  try:
+    model(variant, 'first_fit')
+  except ValueError:
     return False
   return True
 
@@ -205,10 +214,9 @@ def _asked(variant: Variant) -> str:
 
 
 # slot → heading → what it says of a variant.
-COMMON = {'kernels': _served, 'cache': lambda v: _yes(decodes(v)), 'packing': lambda v: YES, 'cut over': cut}
+COMMON = {'kernels': _served, 'cache': lambda v: _yes(decodes(v)), 'packing': lambda v: _yes(packs(v)), 'cut over': cut}
 COLUMNS = {
-  'mixer': {'masks': _masks, 'asks a position to': _asked} | COMMON
-  | {'packing': lambda v: _yes(v.kind.packs)},
+  'mixer': {'masks': _masks, 'asks a position to': _asked} | COMMON,
   'position': {'enters': lambda v: ' '.join(sorted(v.kind.enters()))} | COMMON,
   'mask': {'looks ahead': lambda v: _yes(not is_causal(build.named('mask', spec.build, v.spec, tfm.masks, Mask), LENGTH)),
            **{name: COMMON[name] for name in ('kernels', 'cache', 'packing')}},

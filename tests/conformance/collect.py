@@ -99,27 +99,29 @@ def first(slot: str) -> list[str]:
 def combinations(length: int, causal: bool = True) -> list:
   """mixer × position × mask, as pytest parameters; masks put under `causal`, or only those that look ahead.
 
-  Every example of every variant of a slot meets the plainest surroundings. Every variant meets every
-  variant of the two other slots, in its first example; as that is the product of three growing folders,
-  it runs under `make test-slow`.
+  Every variant of a slot meets the plainest surroundings in its first example. Its other examples do
+  under `make test-slow`, and there the first examples of all three slots meet each other.
   """
   def masks(texts):
     return (decoder_masks(texts, length) if causal else
             [text for text in texts if not is_causal(mask(text), length)])
-  plain = []
-  for mixer in specs('mixer'):
-    around = surroundings(mixer)
-    kind = variant('mixer', mixer)
-    if causal and is_causal(mask(around['mask']), length):
-      plain.append(tuple(around.values()))
-    if not causal and (kind.masks is None or 'full' in kind.masks):
-      plain.append(tuple((around | {'mask': 'full'}).values()))
   default = DEFAULTS if causal else DEFAULTS | {'mask': 'full'}
-  for slot, texts in (('position', specs('position')), ('mask', masks(specs('mask')))):
-    plain += [tuple((default | {slot: text}).values()) for text in texts]
-  triples = list(itertools.product(first('mixer'), first('position'), masks(first('mask'))))
-  return [pytest.param(*triple, marks=[] if triple in plain else [pytest.mark.slow], id=' · '.join(triple))
-          for triple in dict.fromkeys(plain + triples) if takes(*triple)]
+
+  def alone(texts):
+    """What `texts` picks of each slot, in the plainest surroundings."""
+    found = []
+    for mixer in texts('mixer'):
+      around = surroundings(mixer) | ({} if causal else {'mask': 'full'})
+      if takes(*around.values()) and is_causal(mask(around['mask']), length) == causal:
+        found.append(tuple(around.values()))
+    for slot, picked in (('position', texts('position')), ('mask', masks(texts('mask')))):
+      found += [tuple((default | {slot: text}).values()) for text in picked]
+    return found
+
+  quick = alone(first)
+  product = itertools.product(first('mixer'), first('position'), masks(first('mask')))
+  return [pytest.param(*triple, marks=[] if triple in quick else [pytest.mark.slow], id=' · '.join(triple))
+          for triple in dict.fromkeys([*quick, *alone(specs), *product]) if takes(*triple)]
 
 
 def refusals(length: int) -> list[tuple[str, str, str]]:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from conformance import collect
-from conformance.tiny import LENGTH, QUICK, config
+from conformance.tiny import LENGTH, config
 from tfm import build
 from tfm.mixers.protocol import Context, Memory
 
@@ -27,7 +27,7 @@ class Crossed:
     shapes = jax.eval_shape(self.mixer.init, jax.random.key(0), self.x, None, Context.whole(self.x[..., 0]), None)
     self.params = jax.tree.map(
       lambda x: jnp.asarray(0.4 * draw.standard_normal(x.shape), jnp.float32), shapes.get('params', {}))
-    self.compiled = jax.jit(self.apply, compiler_options=QUICK)
+    self.compiled = jax.jit(self.apply)
 
   def apply(self, x, memory, context):
     return self.mixer.apply({'params': self.params}, x, memory, context, None)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from conformance import collect
-from conformance.tiny import QUICK, VOCAB, boxed, config, parameters
+from conformance.tiny import VOCAB, boxed, config, parameters
 from tfm import build
 from tfm.mixers.protocol import Context
 from tfm.parallel import mesh as meshes
@@ -44,7 +44,7 @@ class Sharded:
 
   @functools.cached_property
   def alone(self):
-    return jax.jit(jax.value_and_grad(self.loss), compiler_options=QUICK)(
+    return jax.jit(jax.value_and_grad(self.loss))(
       self.params, *map(jnp.asarray, self.rows))
 
   def loss(self, params, rows, positions, segments):
@@ -67,29 +67,31 @@ def sharded(**model) -> Sharded:
   return Sharded(**model)
 
 
-def settings():
+def settings(texts=collect.specs):
   """(mixer, position, mask): each mixer in the plainest surroundings, each position under the defaults."""
-  plain = [tuple(collect.surroundings(mixer).values()) for mixer in collect.specs('mixer')]
+  plain = [tuple(collect.surroundings(mixer).values()) for mixer in texts('mixer')]
   mixer, position, mask = collect.DEFAULTS.values()
-  return list(dict.fromkeys([(mixer, position, mask), *plain, *((mixer, p, mask) for p in collect.specs('position'))]))
+  return list(dict.fromkeys([(mixer, position, mask), *plain, *((mixer, p, mask) for p in texts('position'))]))
 
 
 def cuts():
-  """(mixer, position, mask, mesh): all meshes for the defaults; for the others the one that cuts all three ways.
+  """(mixer, position, mask, mesh): for first examples the mesh that cuts all three ways, for the defaults those of one axis too.
 
-  A mesh costs a compilation of seconds, so the rest of the product runs under `make test-slow`.
+  A mesh costs a compilation of seconds, so all other meshes of first examples, and the one of the other
+  examples, run under `make test-slow`.
   """
+  quick, three = settings(collect.first), (2, 2, 2)
   for setting in settings():
-    for sizes in MESHES:
-      quick = setting == settings()[0] or sizes == (2, 2, 2)
-      yield pytest.param(*setting, sizes, id=f"{' · '.join(setting)} on {sizes}", marks=[] if quick else [pytest.mark.slow])
+    for sizes in MESHES if setting in quick else [three]:
+      now = setting in quick and sizes == three or setting == quick[0] and 8 in sizes
+      yield pytest.param(*setting, sizes, id=f"{' · '.join(setting)} on {sizes}", marks=[] if now else [pytest.mark.slow])
 
 
 def equal_on(made, sizes):
   mesh = meshes.make(dict(zip(('data', 'fsdp', 'tensor'), sizes)))
   where, params, batch = made.on(mesh)
   with sharding.context(mesh, made.rules):
-    run = jax.jit(jax.value_and_grad(made.loss), out_shardings=(None, where), compiler_options=QUICK)
+    run = jax.jit(jax.value_and_grad(made.loss), out_shardings=(None, where))
     loss, grads = run(params, *batch)
   np.testing.assert_allclose(loss, made.alone[0], rtol=1e-5)
   expected = [np.asarray(g) for g in jax.tree.leaves(made.alone[1])]
@@ -136,5 +138,5 @@ def test_activations_are_cut_too(sizes):
   mesh = meshes.make(dict(zip(('data', 'fsdp', 'tensor'), sizes)))
   _, params, batch = made.on(mesh)
   with sharding.context(mesh, made.rules):
-    x = jax.jit(made.features, compiler_options=QUICK)(params, *batch)
+    x = jax.jit(made.features)(params, *batch)
   assert x.sharding.shard_shape(x.shape) == (B // (sizes[0] * sizes[1]), T, 32)

@@ -14,8 +14,6 @@ from tfm import build, spec
 from tfm import config as configs
 from tfm.mixers.protocol import Context
 
-# Compiling takes the time here, not running.
-QUICK = {'xla_backend_optimization_level': 0}
 VOCAB = 29
 LENGTH = 12
 PREFIX = 3
@@ -69,7 +67,7 @@ class Tiny:
     self.model = decoder(causal=False, **model)
     self.params = parameters(self.model)
     self.apply = jax.jit(lambda params, tokens, context, caches: self.model.apply(
-      {'params': params}, tokens, context, caches), compiler_options=QUICK)
+      {'params': params}, tokens, context, caches))
 
   def __call__(self, tokens, positions, segments, caches=None, prefix=PREFIX):
     """Logits [B T V], and the caches where some were given."""
@@ -102,7 +100,7 @@ class Tiny:
       direction = jax.random.normal(jax.random.key(0), out.shape)
       one_each = jnp.eye(len(out))[:, :, None] * direction[None]
       return jax.vmap(back)(one_each)[0]
-    return jax.jit(run, compiler_options=QUICK)
+    return jax.jit(run)
 
 
 class Held(nn.Module):

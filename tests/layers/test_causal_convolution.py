@@ -1,5 +1,7 @@
 """The causal convolution against its sum, document by document, whole and through a window."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -27,6 +29,11 @@ def layer(taps=4, dilation=1, **settings):
   return made, jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), params)
 
 
+@functools.partial(jax.jit, static_argnums=0, static_argnames='unbroken')
+def applied(made, params, *row, unbroken=False):
+  return made.apply({'params': params}, *row, unbroken=unbroken)
+
+
 def expected(params, dilation=1):
   y = np.zeros(X.shape)
   for row in range(B):
@@ -40,7 +47,7 @@ def expected(params, dilation=1):
 @pytest.mark.parametrize('taps, dilation', SETTINGS)
 def test_the_sum(taps, dilation, bias):
   made, params = layer(taps, dilation, bias=bias)
-  y, window = made.apply({'params': params}, X, jnp.asarray(SEGMENTS))
+  y, window = applied(made, params, X, SEGMENTS)
   np.testing.assert_allclose(np.where(REAL, y, 0), expected(params, dilation), rtol=1e-5, atol=1e-5)
   assert window is None
 
@@ -48,7 +55,7 @@ def test_the_sum(taps, dilation, bias):
 def test_whole_documents_need_not_be_moved():
   made, params = layer()
   rows = [0, 1, 3]
-  y, _ = made.apply({'params': params}, X[rows], jnp.asarray(SEGMENTS[rows]), unbroken=True)
+  y, _ = applied(made, params, X[rows], SEGMENTS[rows], unbroken=True)
   np.testing.assert_allclose(np.where(REAL[rows], y, 0), expected(params)[rows], rtol=1e-5, atol=1e-5)
 
 
@@ -61,7 +68,7 @@ def test_through_a_window(taps, dilation, pieces):
   read, start = [], 0
   for piece in pieces:
     here = slice(start, start + piece)
-    y, window = made.apply({'params': params}, X[:, here], jnp.asarray(SEGMENTS[:, here]), window)
+    y, window = applied(made, params, X[:, here], SEGMENTS[:, here], window)
     assert jax.tree.map(jnp.shape, window) == form
     read.append(y)
     start += piece

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from conformance.tiny import QUICK, VOCAB, boxed, config, decoder
+from conformance.tiny import VOCAB, boxed, config, decoder
 from tfm import build
 from tfm.layers.initializer import (
   INITIALIZERS, lecun_normal, normal, shrunk, truncated_normal, xavier_uniform)
@@ -56,7 +56,7 @@ def initial(layers, **model):
   made = build.model(config(layers=layers, width=64, heads=4, feed_forward_width=256, scan=True,
                             initializer='normal(0.3)', embedding_initializer='normal(0.05)', **model), VOCAB)
   tokens = jnp.zeros((1, 2), jnp.int32)
-  init = jax.jit(made.init, compiler_options=QUICK)
+  init = jax.jit(made.init)
   params = init(jax.random.key(0), tokens, Context.whole(tokens))['params']
   block = params['stack']['layers']['block_0']
   kernels = {name: block['mixer'][name]['kernel'] for name in ('q', 'k', 'v', 'out')}

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from conformance.tiny import LENGTH, QUICK, VOCAB, boxed, decoder, parameters
+from conformance.tiny import LENGTH, VOCAB, boxed, decoder, parameters
 from tfm.mixers.protocol import Context
 
 TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, VOCAB, (2, LENGTH)))
@@ -17,7 +17,7 @@ def apply(model, params, method=None, tokens=TOKENS, train=False, key=None):
   def run(p, key):
     rngs = {} if key is None else {'dropout': key}
     return model.apply({'params': p}, tokens, context, method=method, rngs=rngs)[0]
-  return np.asarray(jax.jit(run, compiler_options=QUICK)(params, key))
+  return np.asarray(jax.jit(run)(params, key))
 
 
 class TestOutput:
@@ -157,7 +157,7 @@ class TestDropout:
     params['out']['kernel'] = params['out']['kernel'].at[0, 0, 0].set(1.0)
     def run(key):
       return mixer.apply({'params': params}, x, None, context, None, rngs={'dropout': key})[0]
-    y = jax.jit(run, compiler_options=QUICK)(jax.random.key(0))
+    y = jax.jit(run)(jax.random.key(0))
     sums = np.asarray(y)[..., 0]
     assert abs(sums.mean() - 1) < 0.05 and sums[:, -1].std() > 0.1
     # A first token sees itself alone: all or nothing.

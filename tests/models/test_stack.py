@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from conformance.tiny import LENGTH, QUICK, VOCAB, decoder, parameters
+from conformance.tiny import LENGTH, VOCAB, decoder, parameters
 from tfm.mixers.protocol import Context
 from tfm.models.stack import REMAT, Stack
 
@@ -27,15 +27,14 @@ def turns(stack):
 
 def run(model, params, context=None, caches=None, tokens=TOKENS):
   context = Context.whole(tokens) if context is None else context
-  return jax.jit(lambda p: model.apply({'params': p}, tokens, context, caches),
-    compiler_options=QUICK)(params)
+  return jax.jit(lambda p: model.apply({'params': p}, tokens, context, caches))(params)
 
 
 def gradient(model, params):
   def loss(params):
     logits, _ = model.apply({'params': params}, TOKENS, Context.whole(TOKENS))
     return jnp.sin(logits).sum()
-  return jax.jit(jax.grad(loss), compiler_options=QUICK)(params)
+  return jax.jit(jax.grad(loss))(params)
 
 
 def close(a, b, tolerance=2e-5):

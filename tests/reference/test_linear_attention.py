@@ -1,5 +1,7 @@
 """Linear attention and the gated delta rule against their recurrences, over rows of documents and padding."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -53,6 +55,7 @@ def parameters(made, seed=1):
                       shapes['params'], is_leaf=lambda x: hasattr(x, 'names'))
 
 
+@functools.partial(jax.jit, static_argnums=0)
 def applied(made, params, cache=None):
   return made.apply({'params': params}, jnp.asarray(X, jnp.float32), None, context(), cache)
 

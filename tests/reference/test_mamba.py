@@ -50,7 +50,7 @@ def applied(made, params, x=X, segments=SEGMENTS, cache=None, layout='any'):
   return run(made, params, jnp.asarray(x, made.dtype), context(segments, layout), cache)
 
 
-@functools.partial(jax.jit, static_argnums=0, compiler_options=tiny.QUICK)
+@functools.partial(jax.jit, static_argnums=0)
 def run(made, params, x, context, cache):
   return made.apply({'params': params}, x, None, context, cache)
 
@@ -60,7 +60,7 @@ def gradients(made, params):
   def spread(params, x):
     y, _ = made.apply({'params': params}, x, None, context(SEGMENTS), None)
     return jnp.where(SEGMENTS[..., None] > 0, y, 0).std()
-  run = jax.jit(jax.grad(spread, argnums=(0, 1)), compiler_options=tiny.QUICK)
+  run = jax.jit(jax.grad(spread, argnums=(0, 1)))
   return run(params, jnp.asarray(X, jnp.float32))
 
 

@@ -1,5 +1,6 @@
 """Which parameters decay, and that clipping and every optimizer do what they say."""
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,8 +16,7 @@ NO_DECAY = r'bias|scale|table'
 def params(tiny):
   config = tiny(**{'model.bias': True, 'model.position': 'learned', 'model.tied': False})
   model = build.model(config, 32)
-  import flax.linen as nn
-  return nn.unbox(states.parameters(model, jax.random.key(0), 1, 32))
+  return nn.unbox(jax.jit(lambda key: states.parameters(model, key, 1, 32))(jax.random.key(0)))
 
 
 @pytest.mark.parametrize('text', ['adamw(weight_decay=0.5)', 'lion(weight_decay=0.5)', 'adafactor(weight_decay=0.5)'])

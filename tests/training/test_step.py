@@ -46,6 +46,10 @@ def prepared(config, steps=1, mesh=None, scaled=None):
   return history, state
 
 
+def initial(model):
+  return nn.unbox(jax.jit(lambda key: states.parameters(model, key, ROWS, LENGTH))(jax.random.key(0)))
+
+
 def assert_trees_close(a, b, rtol, atol):
   jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=rtol, atol=atol), jax.device_get(a), jax.device_get(b))
 
@@ -101,7 +105,7 @@ def numpy_objective(logits, batch, smoothing, z):
 def test_objective_against_numpy(tiny, smoothing, z):
   config = tiny(objective=f'causal_lm(label_smoothing={smoothing}, z_loss={z})')
   model, objective, rows = build.model(config, VOCAB), build.objective(config), batch()
-  params = nn.unbox(states.parameters(model, jax.random.key(0), ROWS, LENGTH))
+  params = initial(model)
   logits, _ = model.apply({'params': params}, rows['inputs'], Context(rows['positions'], rows['segments']))
   total, sums = objective(model, params, rows, None)
   np.testing.assert_allclose(total / sums['tokens'], numpy_objective(np.asarray(logits, np.float64), rows, smoothing, z), rtol=1e-5)
@@ -117,7 +121,9 @@ def one_device(tiny):
   return prepared(tiny(**{'model.heads': 8, 'model.width': 64}), steps=3)
 
 
-@pytest.mark.parametrize('mesh', FACTORISATIONS, ids=lambda m: 'x'.join(map(str, m.values())))
+@pytest.mark.parametrize('mesh', [
+  pytest.param(mesh, marks=[] if mesh['data'] == mesh['fsdp'] or 8 in mesh.values() else [pytest.mark.slow],
+               id='x'.join(map(str, mesh.values()))) for mesh in FACTORISATIONS])
 def test_every_mesh_gives_the_losses_of_one_device(tiny, one_device, mesh):
   history, state = prepared(tiny(**{'model.heads': 8, 'model.width': 64}), steps=3, mesh=mesh)
   for got, wanted in zip(history, one_device[0], strict=True):
@@ -178,7 +184,9 @@ def test_parameters_and_losses_stay_in_float32(tiny, dtype):
   assert history[0]['loss'] == pytest.approx(np.log(VOCAB), rel=0.05)
 
 
-@pytest.mark.parametrize('name', ['adafactor(min_dim_size_to_factor=16)', 'lion', 'sgd(momentum=0.9)'])
+@pytest.mark.parametrize('name', [
+  'adafactor(min_dim_size_to_factor=16)', pytest.param('lion', marks=pytest.mark.slow),
+  pytest.param('sgd(momentum=0.9)', marks=pytest.mark.slow)])
 def test_every_optimizer_trains_on_a_mesh(tiny, name):
   """Factored moments have other axes than their parameters."""
   config = tiny(**{'optimizer.name': name})
@@ -194,7 +202,7 @@ def told(tiny, key, **model):
   """((objective, sums), gradient) of one batch."""
   config = tiny(**{f'model.{name}': value for name, value in model.items()})
   model, objective = build.model(config, VOCAB), build.objective(config)
-  params = nn.unbox(states.parameters(model, jax.random.key(0), ROWS, LENGTH))
+  params = initial(model)
   loss = jax.value_and_grad(lambda params: objective(model, params, batch(), key), has_aux=True)
   return jax.jit(loss)(params)
 
@@ -237,7 +245,7 @@ def test_unscanned_layers_report_too(tiny):
   key, text = jax.random.key(0), EXPERTS.format(0.5, 0.1)
   config = tiny(**{'model.layers': 1, 'model.feed_forward': text})
   model, objective = build.model(config, VOCAB), build.objective(config)
-  params = nn.unbox(states.parameters(model, key, ROWS, LENGTH))
+  params = initial(model)
   layers = jax.tree.map(lambda x: x[0], params['stack']['layers'])
   apart = build.model(tiny(**{'model.layers': 1, 'model.feed_forward': text, 'model.scan': False}), VOCAB)
   expected = jax.jit(lambda p: objective(model, p, batch(), key)[1])(params)
@@ -255,7 +263,8 @@ def test_accumulated_losses_of_layers_are_means_over_tokens(tiny):
   assert_trees_close(a.params, b.params, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize('rules', [{}, {'rules.expert': 'tensor', 'rules.mlp': ''}], ids=str)
+@pytest.mark.parametrize('rules', [
+  pytest.param({}, marks=pytest.mark.slow), {'rules.expert': 'tensor', 'rules.mlp': ''}], ids=str)
 def test_every_mesh_routes_alike(tiny, rules):
   fields = {'model.heads': 8, 'model.width': 64, 'model.feed_forward': EXPERTS.format(0.5, 0.1)}
   one, _ = prepared(tiny(**fields), steps=2)
