@@ -68,9 +68,10 @@ def mask(text: str) -> Mask:
   return spec.build(text, tfm.masks, Mask)
 
 
-def decoder_masks(texts: list[str], length: int) -> list[str]:
-  """The masks as a decoder may have them: what looks ahead is put under `causal`."""
-  return [text if is_causal(mask(text), length) else f'causal & ({text})' for text in texts]
+def masks(texts: list[str], length: int, causal: bool = True) -> list[str]:
+  """The masks as a decoder may have them, what looks ahead put under `causal`; or those that look ahead alone."""
+  ahead = [text for text in texts if not is_causal(mask(text), length)]
+  return [f'causal & ({text})' if text in ahead else text for text in texts] if causal else ahead
 
 
 def surroundings(mixer: str) -> dict[str, str]:
@@ -97,31 +98,33 @@ def first(slot: str) -> list[str]:
 
 
 def combinations(length: int, causal: bool = True) -> list:
-  """mixer × position × mask, as pytest parameters; masks put under `causal`, or only those that look ahead.
+  """mixer, position, mask, one of them in the plainest surroundings, as pytest parameters.
 
-  Every variant of a slot meets the plainest surroundings in its first example. Its other examples do
-  under `make test-slow`, and there the first examples of all three slots meet each other.
+  Masks are put under `causal`, or only those that look ahead. Of each variant other examples than the
+  first wait for `make test-slow`; of what looks ahead, positions do too, as under `causal` they are tried.
   """
-  def masks(texts):
-    return (decoder_masks(texts, length) if causal else
-            [text for text in texts if not is_causal(mask(text), length)])
   default = DEFAULTS if causal else DEFAULTS | {'mask': 'full'}
 
   def alone(texts):
-    """What `texts` picks of each slot, in the plainest surroundings."""
+    """What `texts` picks of each slot."""
     found = []
     for mixer in texts('mixer'):
       around = surroundings(mixer) | ({} if causal else {'mask': 'full'})
       if takes(*around.values()) and is_causal(mask(around['mask']), length) == causal:
         found.append(tuple(around.values()))
-    for slot, picked in (('position', texts('position')), ('mask', masks(texts('mask')))):
+    for slot, picked in (('position', texts('position')), ('mask', masks(texts('mask'), length, causal))):
       found += [tuple((default | {slot: text}).values()) for text in picked]
-    return found
+    return [triple for triple in dict.fromkeys(found) if takes(*triple)]
 
-  quick = alone(first)
-  product = itertools.product(first('mixer'), first('position'), masks(first('mask')))
+  quick = [triple for triple in alone(first) if causal or triple[1] == surroundings(triple[0])['position']]
   return [pytest.param(*triple, marks=[] if triple in quick else [pytest.mark.slow], id=' · '.join(triple))
-          for triple in dict.fromkeys([*quick, *alone(specs), *product]) if takes(*triple)]
+          for triple in alone(specs)]
+
+
+def product(length: int, causal: bool = True) -> list:
+  """Every mixer × position × mask that goes together, in their first examples, as pytest parameters."""
+  triples = itertools.product(first('mixer'), first('position'), masks(first('mask'), length, causal))
+  return [pytest.param(*triple, id=' · '.join(triple)) for triple in triples if takes(*triple)]
 
 
 def refusals(length: int) -> list[tuple[str, str, str]]:

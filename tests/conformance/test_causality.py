@@ -38,7 +38,7 @@ def test_a_row_of_padding_has_finite_gradients(mixer, position, mask):
   assert np.isfinite(accepted(mixer, position, mask).influence(np.zeros(LENGTH), np.zeros(LENGTH))).all()
 
 
-@pytest.mark.parametrize('text', collect.decoder_masks(collect.specs('mask'), LENGTH))
+@pytest.mark.parametrize('text', collect.masks(collect.specs('mask'), LENGTH))
 def test_one_layer_of_softmax_feels_what_its_mask_shows_and_no_more(text):
   felt = Tiny(layers=1, mixer='softmax', mask=text).influence(ROW, np.ones(LENGTH))
   given = collect.mask(text).given(np.full((1, 1), PREFIX))

@@ -38,7 +38,7 @@ def test_every_example_makes_a_model(slot, text):
 
 
 @pytest.mark.parametrize('position', collect.specs('position'))
-@pytest.mark.parametrize('text', collect.decoder_masks(collect.specs('mask'), LENGTH))
+@pytest.mark.parametrize('text', collect.masks(collect.specs('mask'), LENGTH))
 def test_softmax_over_the_dense_kernel_takes_everything(position, text):
   decoder(mixer='softmax', position=position, mask=text, kernel='dense')
 

@@ -75,15 +75,15 @@ def settings(texts=collect.specs):
 
 
 def cuts():
-  """(mixer, position, mask, mesh): for first examples the mesh that cuts all three ways, for the defaults those of one axis too.
+  """(mixer, position, mask, mesh): all meshes for the defaults; for the others the one that cuts all three ways.
 
-  A mesh costs a compilation of seconds, so all other meshes of first examples, and the one of the other
-  examples, run under `make test-slow`.
+  A mesh costs a compilation of seconds, so other examples than the first, and for the defaults the meshes
+  that cut two ways, run under `make test-slow`.
   """
   quick, three = settings(collect.first), (2, 2, 2)
   for setting in settings():
-    for sizes in MESHES if setting in quick else [three]:
-      now = setting in quick and sizes == three or setting == quick[0] and 8 in sizes
+    for sizes in MESHES if setting == quick[0] else [three]:
+      now = setting in quick and (sizes == three or 8 in sizes)
       yield pytest.param(*setting, sizes, id=f"{' · '.join(setting)} on {sizes}", marks=[] if now else [pytest.mark.slow])
 
 

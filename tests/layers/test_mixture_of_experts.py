@@ -175,7 +175,7 @@ def test_half_precision_is_routed_in_float32():
 
 def test_each_expert_is_drawn_as_if_alone():
   made = MixtureOfExperts(64, 128, True, lecun_normal(), normal(0.3), jnp.float32, experts=16)
-  boxes = made.init(jax.random.key(0), jnp.zeros((1, 2, 64)), jnp.ones((1, 2), bool))['params']
+  boxes = jax.jit(made.init)(jax.random.key(0), jnp.zeros((1, 2, 64)), jnp.ones((1, 2), bool))['params']
   axes = {name: {part: box.names for part, box in p.items()} for name, p in boxes.items()}
   assert axes == dict(
     router=dict(kernel=('embed', 'expert')),

@@ -17,7 +17,8 @@ TOKENS = DRAW.permutation(VOCAB)[:LENGTH + 1][None].repeat(2, 0)
 BATCH = dict(inputs=TOKENS[:, :-1], targets=TOKENS[:, 1:], positions=np.arange(LENGTH)[None].repeat(2, 0),
              segments=np.array([[1] * LENGTH, [1] * 6 + [2] * 4 + [0] * 2]))
 BATCH['positions'][1] = [*range(6), *range(4), 0, 0]
-MIXERS = [('softmax', 'transformer_xl'), ('mamba', 'none'), ('recurrent', 'none'), ('gated_delta', 'learned')]
+MIXERS = [('softmax', 'transformer_xl'), ('recurrent', 'none')] + [
+  pytest.param(mixer, position, marks=pytest.mark.slow) for mixer, position in (('mamba', 'none'), ('gated_delta', 'learned'))]
 
 
 def made(recurrence, mixer='softmax', position='transformer_xl', **model):

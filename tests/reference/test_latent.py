@@ -11,6 +11,7 @@ import pytest
 from conformance import collect
 from conformance.tiny import config, decoder
 from reference import latent, rope
+from reference.reading import read
 from tfm import build
 from tfm.mixers.protocol import Context, Memory
 from tfm.models import flops
@@ -44,15 +45,7 @@ def parameters(text, bias=True):
 
 def run(made, params, pieces=None, **fields):
   """y of all at once, or read through a cache in pieces."""
-  params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), params)
-  cache, read, start = None if pieces is None else made.init_cache(B, T + 2), [], 0
-  for piece in pieces or (T,):
-    here = slice(start, start + piece)
-    y, cache = jax.jit(made.apply)(
-      {'params': params}, jnp.asarray(X[:, here], made.dtype), None, context(here, **fields), cache)
-    read.append(y)
-    start += piece
-  return np.concatenate(read, 1), cache
+  return read(made, params, X, functools.partial(context, **fields), pieces)
 
 
 def close(y, expected):
@@ -83,8 +76,8 @@ def test_what_is_read_piece_by_piece_is_no_whole_row():
   """Of a whole row a blockwise kernel would take indices for positions."""
   made = mixer(kernel='chunked(queries=4, keys=3)')
   at = dict(layout='whole', positions=WHOLE, segments=WHOLE * 0 + 1)
-  whole, read = (run(made, parameters(SPECS[0]), pieces, **at)[0] for pieces in (None, (2, 5, 3)))
-  np.testing.assert_allclose(read, whole, rtol=2e-5, atol=2e-5 * np.abs(whole).max())
+  whole, pieced = (run(made, parameters(SPECS[0]), pieces, **at)[0] for pieces in (None, (2, 5, 3)))
+  np.testing.assert_allclose(pieced, whole, rtol=2e-5, atol=2e-5 * np.abs(whole).max())
 
 
 def test_what_rises_from_a_rank_has_no_bias():

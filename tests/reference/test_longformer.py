@@ -11,6 +11,7 @@ import pytest
 from conformance import collect
 from conformance.tiny import config, decoder
 from reference import longformer, rope
+from reference.reading import read
 from tfm import build
 from tfm.mixers.protocol import Context, Memory
 from tfm.models import flops
@@ -43,15 +44,7 @@ def parameters(bias=True, kv_heads=2):
 
 def run(made, params, pieces=None, **fields):
   """y of all at once, or read through a cache in pieces."""
-  params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), params)
-  cache, read, start = None if pieces is None else made.init_cache(B, T + 2), [], 0
-  for piece in pieces or (T,):
-    here = slice(start, start + piece)
-    y, cache = jax.jit(made.apply)(
-      {'params': params}, jnp.asarray(X[:, here], made.dtype), None, context(here, **fields), cache)
-    read.append(y)
-    start += piece
-  return np.concatenate(read, 1)
+  return read(made, params, X, functools.partial(context, **fields), pieces)[0]
 
 
 def close(y, expected, real=REAL):

@@ -12,8 +12,7 @@ from conformance import tiny
 from reference import mamba as oracle
 from tfm import spec
 from tfm.layers.initializer import normal
-from tfm.layers.state_space import beginnings, by_chunks
-from tfm.mixers.mamba2 import segment_sums
+from tfm.layers.state_space import beginnings, by_chunks, segment_sums
 from tfm.mixers.protocol import Context, Mixer
 from tfm.models import flops
 

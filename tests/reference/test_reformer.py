@@ -11,6 +11,7 @@ import pytest
 from conformance import collect
 from conformance.tiny import config, decoder
 from reference import reformer
+from reference.reading import read
 from tfm import build
 from tfm.mixers.protocol import Context, Memory
 from tfm.mixers.reformer import rotations
@@ -42,15 +43,7 @@ def parameters(bias=True):
 
 def run(made, x=X, pieces=None, bias=True):
   """y of all at once, or read through a cache in pieces."""
-  params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), parameters(bias))
-  cache, read, start = None if pieces is None else made.init_cache(B, T + 2), [], 0
-  for piece in pieces or (T,):
-    here = slice(start, start + piece)
-    y, cache = jax.jit(made.apply)(
-      {'params': params}, jnp.asarray(x[:, here], made.dtype), None, context(here), cache)
-    read.append(y)
-    start += piece
-  return np.concatenate(read, 1)
+  return read(made, parameters(bias), x, context, pieces)[0]
 
 
 def formula(made, mask='causal', bias=True):
@@ -97,7 +90,7 @@ def test_every_round_finds_more_and_nothing_twice():
   params, x = parameters(), jnp.asarray(X, jnp.float32)
   def y(hashes):
     made = mixer(f'reformer(buckets=4, chunk=3, hashes={hashes})')
-    return made.apply({'params': params}, x, None, context(), None)[0]
+    return jax.jit(made.apply)({'params': params}, x, None, context(), None)[0]
   R = np.asarray(rotations(0, H, C, 3, 4))
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr('tfm.mixers.reformer.rotations', lambda seed, heads, width, hashes, buckets: jnp.asarray(

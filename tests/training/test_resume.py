@@ -119,6 +119,7 @@ def test_a_signal_saves_and_exits_cleanly(command, unbroken, tmp_path, number):
   assert_same_run(tmp_path, unbroken)
 
 
+@pytest.mark.slow
 def test_another_mesh_goes_on_with_equal_losses(command, unbroken, tmp_path):
   kill_when(start(command, tmp_path, '--config.mesh.fsdp=2', devices=4), reached(tmp_path, EVERY + 3), signal.SIGTERM)
   finish(command, tmp_path, '--config.mesh.tensor=2', devices=2)

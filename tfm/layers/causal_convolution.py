@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from tfm.layers.state_space import uniform
+from tfm.layers.initializer import uniform
 from tfm.parallel.sharding import partitioned, shard
 from tfm.shapes import Array, Float, Int
 

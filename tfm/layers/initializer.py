@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Callable
 
 import flax.linen as nn
+import jax
 
 from tfm.shapes import Array
 
@@ -60,6 +61,12 @@ def shrunk(factory: Factory, by: float) -> Factory:
     whole = factory(inputs, outputs)
     return Initializer(f'{whole} · {by:.4g}', lambda *args: by * whole(*args))
   return made
+
+
+def uniform(low: float, high: float) -> Initializer:
+  """U(low, high)."""
+  return Initializer(f'uniform({low:.4g}, {high:.4g})', lambda key, shape, dtype: jax.random.uniform(
+    key, shape, dtype, low, high))
 
 
 zeros = Initializer('zeros', nn.initializers.zeros)

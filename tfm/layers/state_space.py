@@ -1,4 +1,4 @@
-"""What state space mixers share: where documents begin, a recurrence by chunks, steps of time."""
+"""What state space mixers share: where documents begin, a recurrence by chunks, steps of time and rates of decay."""
 
 import math
 from collections.abc import Callable
@@ -53,7 +53,13 @@ def step_bias(low: float = 1e-3, high: float = 1e-1) -> Initializer:
   return Initializer(f'softplus⁻¹(log-uniform({low}, {high}))', make)
 
 
-def uniform(low: float, high: float) -> Initializer:
-  """U(low, high)."""
-  return Initializer(f'uniform({low:.4g}, {high:.4g})', lambda key, shape, dtype: jax.random.uniform(
-    key, shape, dtype, low, high))
+def segment_sums(x: Float[Array, '... T']) -> Float[Array, '... T S']:
+  """Σ_{s<r≤t} x_r for s ≤ t: sums of their own, as differences of sums from the start would cancel."""
+  T = x.shape[-1]
+  later = jnp.tril(jnp.ones((T, T), bool), -1)
+  return jnp.cumsum(jnp.where(later.reshape((1,) * (x.ndim - 1) + (T, T)), x[..., None], 0), -2)
+
+
+# log(-A) of one rate of decay a head (Dao & Gu 2024, Mamba-2, its code).
+LOG_RATES = Initializer('log(uniform(1, 16))', lambda key, shape, dtype: jnp.log(
+  jax.random.uniform(key, shape, dtype, 1, 16)))

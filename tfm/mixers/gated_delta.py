@@ -7,10 +7,9 @@ from flax import struct
 
 from tfm.layers.causal_convolution import CausalConvolution, Window
 from tfm.layers.chunks import Runs, cut, joined
-from tfm.layers.initializer import Initializer
 from tfm.layers.linear import Linear
 from tfm.layers.norm import RMSNorm
-from tfm.layers.state_space import beginnings, step_bias
+from tfm.layers.state_space import LOG_RATES, beginnings, segment_sums, step_bias
 from tfm.mixers.protocol import Mixer
 from tfm.parallel.sharding import partitioned, shard
 from tfm.shapes import Array, Bool, Float, Int
@@ -133,8 +132,7 @@ def delta_rule(
   v, log_decay, beta = (cut(x, K, chunk) for x in (v, log_decay, beta))
   runs, I = Runs.of(first, chunk), k.shape[-2]
   later = jnp.tril(jnp.ones((I, I), bool), -1)[None, None, None, None]
-  # Summed between each two tokens: a difference of two sums from the start would lose digits.
-  between = jnp.exp(jnp.cumsum(jnp.where(later, log_decay[..., None], 0), -2))
+  between = jnp.exp(segment_sums(log_decay))
   since = jnp.exp(jnp.cumsum(log_decay, -1))
   before = jnp.where(runs.together & later, between, 0)
   upto = jnp.where(runs.together & ~later.swapaxes(-1, -2), between, 0)
@@ -166,8 +164,3 @@ def delta_rule(
 def unit(x: Float[Array, '... C']) -> Float[Array, '... C']:
   """x / |x|, 0 where x is."""
   return x * jax.lax.rsqrt((x * x).sum(-1, keepdims=True) + 1e-6)
-
-
-# exp(A_log) starts as in Mamba-2.
-LOG_RATES = Initializer('log(uniform(1, 16))', lambda key, shape, dtype: jnp.log(
-  jax.random.uniform(key, shape, dtype, 1, 16)))

@@ -6,9 +6,9 @@ import jax.numpy as jnp
 from flax import struct
 
 from tfm.layers.causal_convolution import CausalConvolution, Window
-from tfm.layers.initializer import Initializer, ones
+from tfm.layers.initializer import Initializer, ones, uniform
 from tfm.layers.linear import Linear
-from tfm.layers.state_space import beginnings, by_chunks, step_bias, uniform
+from tfm.layers.state_space import beginnings, by_chunks, step_bias
 from tfm.mixers.protocol import Mixer
 from tfm.parallel.sharding import partitioned, shard
 from tfm.shapes import Array, Float, Int

@@ -6,9 +6,9 @@ import jax.numpy as jnp
 from flax import struct
 
 from tfm.layers.causal_convolution import CausalConvolution, Window
-from tfm.layers.initializer import Initializer, ones
+from tfm.layers.initializer import ones
 from tfm.layers.linear import Linear
-from tfm.layers.state_space import beginnings, by_chunks, step_bias
+from tfm.layers.state_space import LOG_RATES, beginnings, by_chunks, segment_sums, step_bias
 from tfm.mixers.protocol import Mixer
 from tfm.parallel.sharding import partitioned, shard
 from tfm.shapes import Array, Float, Int
@@ -100,7 +100,7 @@ class Mamba2(Mixer):
       return self.param(name, partitioned(initializer, ('heads',)), heads[:1], jnp.float32)
     delta = nn.softplus(delta.astype(jnp.float32) + vector('dt_bias', step_bias())[None, None])
     delta = jnp.where(context.segments[..., None] > 0, delta, 0)
-    decay = -jnp.exp(vector('A_log', DECAYS))[None, None] * delta
+    decay = -jnp.exp(vector('A_log', LOG_RATES))[None, None] * delta
     first, segment = beginnings(context.segments, before.segment)
     grouped = (*x.shape[:2], self.kv_heads, -1)
     inputs = dict(x=made['x'].reshape(*grouped, self.head_width), b=made['B'], c=made['C'],
@@ -143,14 +143,3 @@ class Mamba2(Mixer):
     groups = y.reshape(*y.shape[:2], self.kv_heads, -1)
     groups = groups * jax.lax.rsqrt((groups * groups).mean(-1, keepdims=True) + self.epsilon)
     return (groups.reshape(y.shape) * scale[None, None]).astype(self.dtype)
-
-
-def segment_sums(x: Float[Array, '... T']) -> Float[Array, '... T S']:
-  """Σ_{s<r≤t} x_r for s ≤ t: sums of their own, as differences of sums from the start would cancel."""
-  T = x.shape[-1]
-  later = jnp.tril(jnp.ones((T, T), bool), -1)
-  return jnp.cumsum(jnp.where(later.reshape((1,) * (x.ndim - 1) + (T, T)), x[..., None], 0), -2)
-
-
-DECAYS = Initializer('log(uniform(1, 16))', lambda key, shape, dtype: jnp.log(
-  jax.random.uniform(key, shape, dtype, 1, 16)))
