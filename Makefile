@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV ?= .venv
 RUN ?= runs/demo
 # A process a core; a file's tests stay together, as they share what is compiled.
-PARALLEL ?= -n auto --dist loadfile
+PARALLEL = -n auto --dist loadfile
 
 .PHONY: demo test test-slow oracle clean
 
@@ -23,8 +23,9 @@ demo: $(VENV)/installed
 test: $(VENV)/installed
 	$(VENV)/bin/python -m pytest $(PARALLEL)
 
+# Here one file holds most of the tests, and they share nothing.
 test-slow: $(VENV)/installed
-	$(VENV)/bin/python -m pytest -m slow $(PARALLEL)
+	$(VENV)/bin/python -m pytest -m slow -n auto --dist worksteal
 
 # Comparisons with published implementations, which need PyTorch (the CPU build will do).
 oracle: $(VENV)/installed

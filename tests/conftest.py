@@ -1,5 +1,6 @@
 """Eight simulated devices, strict shapes, and a compilation cache that outlives the run."""
 
+import itertools
 import os
 import pathlib
 
@@ -26,13 +27,14 @@ def pytest_addoption(parser):
   parser.addoption('--update-golden', action='store_true', help='rewrite the golden text')
 
 
-@pytest.fixture(scope='module', autouse=True)
-def room():
+def pytest_runtest_teardown(item, nextitem):
   """What was compiled goes in time: a process may map only so many pieces of memory (Linux: 65,530)."""
-  yield
   maps = pathlib.Path('/proc/self/maps')
-  if maps.exists() and len(maps.read_text().splitlines()) > 30_000:
+  if next(ENDED) % 25 == 0 and maps.exists() and len(maps.read_text().splitlines()) > 30_000:
     jax.clear_caches()
+
+
+ENDED = itertools.count(1)
 
 
 @pytest.fixture(scope='session')
