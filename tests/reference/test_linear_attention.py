@@ -195,12 +195,16 @@ def test_flops_of_linear_attention_grow_with_the_length_and_not_its_square():
 
 
 def test_flops_of_the_delta_rule():
-  """Products of a chunk, its triangular system for v and k, corrections by its state, and what is read."""
+  """Products of a chunk, its triangular system for v and k, corrections by its state, and what is read.
+
+  Each half of a system's inverse is multiplied twice: 2 · 2 s³ for each of the I / 2s pairs of halves of s rows.
+  """
   for length, chunk in ((16, 4), (64, 4), (64, 16)):
     model = tiny.decoder(length, layers=1, width=D, heads=H, kv_heads=K, head_width=C,
                          position='none', mixer=f'gated_delta(chunk={chunk})')
     projections = 2 * D * (C * (3 * H + 2 * K) + 2 * H)
-    rule = 2 * chunk * C * (2 * K + H) + chunk * 2 * C * H + 3 * 2 * C * C * H
+    inverse = sum(2 * s**2 for s in (1, 2, 4, 8) if s < chunk) * H
+    rule = 2 * chunk * C * (2 * K + H) + inverse + 2 * chunk * 2 * C * H + 3 * 2 * C * C * H
     assert flops.per_token(model, length).kinds['mixer'] == pytest.approx(projections + rule)
 
 

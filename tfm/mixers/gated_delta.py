@@ -10,6 +10,7 @@ from tfm.layers.chunks import Runs, cut, joined
 from tfm.layers.linear import Linear
 from tfm.layers.norm import RMSNorm
 from tfm.layers.state_space import LOG_RATES, beginnings, segment_sums, step_bias
+from tfm.layers.triangular import solve
 from tfm.mixers.protocol import Mixer
 from tfm.parallel.sharding import partitioned, shard
 from tfm.shapes import Array, Bool, Float, Int
@@ -143,7 +144,7 @@ def delta_rule(
   beta = beta[..., None]
   system = beta * before * jnp.einsum('BNKGIC,BNKGJC->BNKGIJ', k, k)
   read = jnp.concatenate([beta * v, beta * entering * k], -1)
-  solved = jax.scipy.linalg.solve_triangular(system, read, lower=True, unit_diagonal=True)
+  solved = solve(system, read)
   u, w = jnp.split(solved, [v.shape[-1]], -1)
 
   def step(state, now):

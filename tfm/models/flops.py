@@ -2,7 +2,7 @@
 
 Conventions, those of PaLM's model FLOPs (Chowdhery et al. 2022, app. B) but for the mask:
 
-  - matrix products, convolutions and triangular systems only, a multiplication and its addition being two;
+  - matrix products and convolutions only, a multiplication and its addition being two;
   - a product over query-key pairs counts for the pairs that the mask lets through, whatever the
     kernel computes beyond them; cuts between packed documents are not known here and not deducted;
   - a product over rows of which some are filling, as a mixture of experts', counts for the others: it
@@ -167,12 +167,7 @@ def _convolution(eqn: JaxprEqn) -> int:
   return 2 * eqn.outvars[0].aval.size * kernel.size // kernel.shape[out_features]
 
 
-def _triangular_solve(eqn: JaxprEqn) -> int:
-  matrix, rows = (v.aval for v in eqn.invars)
-  return rows.size * matrix.shape[-1]  # half of the matrix is zeros
-
-
-PRODUCTS = {'dot_general': _dot_general, 'conv_general_dilated': _convolution, 'triangular_solve': _triangular_solve}
+PRODUCTS = {'dot_general': _dot_general, 'conv_general_dilated': _convolution}
 
 
 @dataclasses.dataclass(frozen=True)
