@@ -25,7 +25,7 @@ def counted(train, held_out, order):
 def test_demo_beats_unigrams_and_bigrams(root, tmp_path):
   config = configs.resolve(configs.load(str(root / 'configs' / 'lm.py') + ':demo'))
   text = pipeline.open_text(build.source(config), build.tokenizer(config), cache.directory())
-  splits = {s: np.frombuffer(''.join(text.corpus.splits[s]).encode(), np.uint8) for s in ('train', 'validation')}
+  splits = {s: np.frombuffer(''.join(text.corpus.splits[s]['text']).encode(), np.uint8) for s in ('train', 'validation')}
   unigram, bigram = (counted(splits['train'], splits['validation'], n) for n in (1, 2))
   runs.train(config, tmp_path)
   reached = runs.evaluate(runs.load(tmp_path), 'validation')['bits_per_byte']

@@ -19,18 +19,20 @@ import tfm.objectives
 import tfm.positions
 import tfm.scores
 from tfm import spec
-from tfm.config import require, schema
+from tfm.config import parts, require, schema
 from tfm.data.packing.protocol import Packing
 from tfm.data.sources.protocol import Source
 from tfm.data.tokenizers.protocol import Tokenizer
+from tfm.decoding.beam import PENALTIES
 from tfm.kernels.protocol import Kernel
 from tfm.layers.feed_forward import FEED_FORWARDS
-from tfm.layers.initializer import INITIALIZERS, shrunk
+from tfm.layers.initializer import INITIALIZERS, Factory, shrunk
 from tfm.layers.norm import NORMS
 from tfm.masks.protocol import Mask, is_causal
 from tfm.mixers.protocol import Mixer
 from tfm.models.block import PLACEMENTS, Block
 from tfm.models.decoder import Decoder
+from tfm.models.encoder_decoder import Encoder, EncoderDecoder
 from tfm.models.stack import REMAT, Stack
 from tfm.objectives.protocol import Objective
 from tfm.parallel import mesh as meshes
@@ -42,6 +44,7 @@ from tfm.training.schedule import SCHEDULES, schedule
 
 DTYPES = {'float32': jnp.float32, 'bfloat16': jnp.bfloat16, 'float16': jnp.float16}
 RESIDUALS = ('sequential', 'parallel')
+ARCHITECTURES = ('decoder', 'encoder_decoder')
 
 
 def named(field: str, make: Callable, *args, **kwargs):
@@ -83,82 +86,154 @@ def optimizer(config: ConfigDict) -> tuple[optax.GradientTransformation, optax.S
   return make_optimizer(maker, rate, o.clip, o.no_decay), rate
 
 
-def model(config: ConfigDict, vocab: int, causal: bool = True) -> Decoder:
+def source_tokenizer(config: ConfigDict) -> Tokenizer | None:
+  """The tokenizer of the source of a pair, not yet trained; None where the target's is the source's too."""
+  text = config.data.source_tokenizer
+  return None if text is None else named('data.source_tokenizer', spec.build, text, tfm.data.tokenizers, Tokenizer)
+
+
+def penalty(config: ConfigDict) -> Callable:
+  """The penalty of a hypothesis's length in beam search."""
+  return named('decoding.penalty', spec.choose, config.decoding.penalty, PENALTIES)
+
+
+def model(config: ConfigDict, vocab: int, causal: bool = True, source_vocab: int = 0) -> Decoder:
   """The model of a resolved config, for a vocabulary of `vocab` tokens.
 
   Args:
     causal: whether a mask that lets a token see later ones is refused.
+    source_vocab: tokens of the source, where it has a vocabulary of its own.
 
   Raises:
     ValueError: one sentence naming the field, its value and what would do.
   """
   m = config.model
+  one_of('model.architecture', m.architecture, ARCHITECTURES)
+  pair = m.architecture == 'encoder_decoder'
+  require(pair or not m.encoder, f'config.model.architecture={m.architecture!r} has no encoder beside a decoder, so '
+                                 "config.model.encoder would be ignored; 'encoder_decoder' has one")
+  wanted, given = ('source', 'target') if pair else ('text',), objective(config).fields
+  require(given == wanted, f'config.model.architecture={m.architecture!r} reads {" and ".join(wanted)}, and '
+                           f'config.objective={config.objective!r} gives {" and ".join(given)}; '
+                           f"{'seq2seq' if pair else 'causal_lm'!r} would do")
   for field in ('layers', 'width', 'vocab_multiple'):
     require(m[field] >= 1, f'config.model.{field}={m[field]} must be at least 1')
   for field in m.dropout:
     require(0 <= m.dropout[field] < 1, f'config.model.dropout.{field}={m.dropout[field]} must lie in [0, 1)')
   one_of('model.dtype', m.dtype, DTYPES)
   one_of('model.remat', m.remat, REMAT)
-  for name in m.pattern:
-    require(name in m.blocks, f'config.model.pattern names {name!r}, which config.model.blocks does not '
-                              f'define; {spec.suggest(name, m.blocks)}')
+  turns = {where: part.pattern for where, part in parts(config).items() if 'pattern' in part}
+  for where, pattern in turns.items():
+    for name in pattern:
+      require(name in m.blocks, f'config.{where}.pattern names {name!r}, which config.model.blocks does not '
+                                f'define; {spec.suggest(name, m.blocks)}')
   for name in m.blocks:
-    require(name in m.pattern, f'config.model.blocks.{name} is not in config.model.pattern={m.pattern!r}; '
-                               'name it there or delete it')
-  require(len(m.pattern) <= m.layers, f'config.model.pattern has {len(m.pattern)} blocks and config.model.layers='
-                                      f'{m.layers}; the first turn would not be whole')
-  kinds = [(f'model.blocks.{name}', m.blocks[name]) for name in m.pattern] or [('model', m)]
-  blocks = {where: block(config, where, b, causal) for where, b in kinds}
-  positions = distinct(config, kinds)
-  last = kinds[(m.layers - 1) % len(kinds)][1]
-  return Decoder(
-    vocab=vocab,
-    rows=-(-vocab // m.vocab_multiple) * m.vocab_multiple,
+    users = [where for where, pattern in turns.items() if name in pattern]
+    require(bool(users), f'config.model.blocks.{name} is not in config.model.pattern={m.pattern!r}; '
+                         'name it there or delete it')
+    require(len(users) == 1, f'config.model.blocks.{name} is in the patterns of {" and ".join(users)}, whose blocks '
+                             'inherit from different sections; define one for each')
+
+  def rows(vocab):
+    return -(-vocab // m.vocab_multiple) * m.vocab_multiple
+  fields = trunk(config, 'model', causal, branches=3 if pair else 2) | dict(
+    vocab=vocab, rows=rows(vocab), embedding_scale=m.width**0.5 if m.embedding_scaled else 1.0, tied=m.tied,
+    embedding_initializer=initializer(config, 'embedding_initializer'), initializer=initializer(config, 'initializer'))
+  if not pair:
+    return Decoder(**fields)
+  encoder = functools.partial(Encoder, **trunk(config, 'model.encoder', causal=False, branches=2))
+  return EncoderDecoder(**fields, encoder=encoder, source_vocab=source_vocab, source_rows=rows(source_vocab))
+
+
+def trunk(config: ConfigDict, where: str, causal: bool, branches: int) -> dict[str, Any]:
+  """The fields of the trunk that a config section describes.
+
+  Args:
+    branches: residual branches of a block; of three, the second attends to a memory.
+  """
+  m, part = config.model, parts(config)[where]
+  require(part.layers >= 1, f'config.{where}.layers={part.layers} must be at least 1')
+  require(len(part.pattern) <= part.layers, f'config.{where}.pattern has {len(part.pattern)} blocks and config.{where}.'
+                                            f'layers={part.layers}; the first turn would not be whole')
+  kinds = [(f'model.blocks.{name}', m.blocks[name]) for name in part.pattern] or [(where, part)]
+  outer = initializer(config, 'initializer')
+  outer = shrunk(outer, (branches * part.layers) ** -0.5) if m.depth_scaled else outer
+  crossed = [('model.cross', m.cross)] if branches == 3 else []
+  across = cross(config, outer) if crossed else None
+  blocks = {at: block(config, at, b, causal, outer, across) for at, b in kinds}
+  last = kinds[(part.layers - 1) % len(kinds)][1]
+  return dict(
     width=m.width,
-    positions=positions,
-    reads=frozenset().union(*(mask(config, where, b, causal).reads for where, b in kinds)),
-    stack=functools.partial(Stack, tuple(blocks[where] for where, _ in kinds), m.layers, m.scan, m.remat),
-    norm=norm(config, 'model', m),
+    positions=distinct(config, kinds + crossed),
+    reads=frozenset().union(*(mask(config, at, b, causal).reads for at, b in kinds)),
+    stack=functools.partial(Stack, tuple(blocks[at] for at, _ in kinds), part.layers, m.scan, m.remat),
+    norm=norm(config, where, part),
+    embedding_norm=m.embedding_norm,
     final_norm=last.norm_placement != 'post',
-    tied=m.tied,
     dropout=m.dropout.embedding,
-    embedding_initializer=initializer(config, 'embedding_initializer'),
-    initializer=initializer(config, 'initializer'),
     dtype=DTYPES[m.dtype],
   )
 
 
-def block(config: ConfigDict, where: str, b: ConfigDict, causal: bool) -> Callable:
-  """The factory of one kind of block; `where` is the config section that describes it."""
+def block(
+    config: ConfigDict, where: str, b: ConfigDict, causal: bool, outer: Factory | None = None,
+    across: Callable | None = None) -> Callable:
+  """The factory of one kind of block.
+
+  Args:
+    where: the config section that describes it.
+    outer: the initializer of projections into the residual stream, if not the model's.
+    across: the factory of the mixer that attends to a memory.
+  """
   m = config.model
-  require(b.kv_heads >= 1 and b.heads % b.kv_heads == 0,
-          f'config.{where}.kv_heads={b.kv_heads} must divide config.{where}.heads={b.heads}')
-  for field in ('head_width', 'feed_forward_width'):
-    require(b[field] >= 1, f'config.{where}.{field}={b[field]} must be at least 1')
+  require(b.feed_forward_width >= 1, f'config.{where}.feed_forward_width={b.feed_forward_width} must be at least 1')
   one_of(f'{where}.norm_placement', b.norm_placement, PLACEMENTS)
   one_of(f'{where}.residual', b.residual, RESIDUALS)
   require(b.residual == 'sequential' or b.norm_placement == 'pre',
           f"config.{where}.residual='parallel' is defined for norm_placement='pre', not {b.norm_placement!r}")
-  inner = initializer(config, 'initializer')
-  outer = shrunk(inner, (2 * m.layers) ** -0.5) if m.depth_scaled else inner
-  dtype = DTYPES[m.dtype]
-  parts = dict(
+  require(b.residual == 'sequential' or across is None,
+          f"config.{where}.residual='parallel' is defined for a mixer and a feed-forward layer, and here is a third "
+          "branch, cross-attention; 'sequential' would do")
+  outer = outer or initializer(config, 'initializer')
+  made = mixer(config, where, b, causal, outer)
+  sizes = dict(width=m.width, hidden=b.feed_forward_width, bias=b.bias, initializer=initializer(config, 'initializer'),
+               output_initializer=outer, dtype=DTYPES[m.dtype])
+  named(f'{where}.feed_forward', spec.choose, b.feed_forward, FEED_FORWARDS, **sizes)  # to be refused
+  feed_forward = spec.pick(b.feed_forward, FEED_FORWARDS, **sizes)
+  return functools.partial(
+    Block, made, feed_forward, norm(config, where, b), b.norm_placement, b.residual == 'parallel',
+    m.dropout.residual, across)
+
+
+def mixer(config: ConfigDict, where: str, b: ConfigDict, causal: bool, outer: Factory) -> Callable:
+  """The factory of the mixer that a section describes."""
+  m = config.model
+  require(b.kv_heads >= 1 and b.heads % b.kv_heads == 0,
+          f'config.{where}.kv_heads={b.kv_heads} must divide config.{where}.heads={b.heads}')
+  require(b.head_width >= 1, f'config.{where}.head_width={b.head_width} must be at least 1')
+  slots = dict(
     position=position(config, where, b),
     score=named(f'{where}.score', spec.factory, b.score, tfm.scores, Score, head_width=b.head_width),
     mask=mask(config, where, b, causal),
     kernel=named(f'{where}.kernel', spec.build, b.kernel, tfm.kernels, Kernel))
-  mixer = named(
+  made = named(
     f'{where}.mixer', spec.factory, b.mixer, tfm.mixers, Mixer, width=m.width, heads=b.heads,
     kv_heads=b.kv_heads, head_width=b.head_width, bias=b.bias, dropout=m.dropout.attention,
-    initializer=inner, output_initializer=outer, dtype=dtype, **parts)
-  check_parts(config, where, b, mixer.func, parts)
-  sizes = dict(width=m.width, hidden=b.feed_forward_width, bias=b.bias, initializer=inner,
-               output_initializer=outer, dtype=dtype)
-  named(f'{where}.feed_forward', spec.choose, b.feed_forward, FEED_FORWARDS, **sizes)  # to be refused
-  feed_forward = spec.pick(b.feed_forward, FEED_FORWARDS, **sizes)
-  return functools.partial(
-    Block, mixer, feed_forward, norm(config, where, b), b.norm_placement, b.residual == 'parallel',
-    m.dropout.residual)
+    initializer=initializer(config, 'initializer'), output_initializer=outer, dtype=DTYPES[m.dtype], **slots)
+  check_parts(config, where, b, made.func, slots)
+  return made
+
+
+def cross(config: ConfigDict, outer: Factory) -> Callable:
+  """The factory of the mixer through which a decoder attends to its encoder's output."""
+  c = config.model.cross
+  kind = named('model.cross.mixer', lambda text: spec.find(spec.parse(text).name, tfm.mixers, Mixer, text), c.mixer)
+  require(kind.crosses, f"config.model.cross.mixer={c.mixer!r} reads no memory; 'softmax' would do")
+  made = mixer(config, 'model.cross', c, causal=False, outer=outer)
+  require('embed' not in made.keywords['position'].func.enters(),
+          f'config.model.cross.position={c.position!r} enters at the embedding, where cross-attention has no say; '
+          "'none' or one that enters elsewhere would do")
+  return made
 
 
 def check_parts(config: ConfigDict, where: str, b: ConfigDict, mixer: type[Mixer], parts: Mapping[str, Any]) -> None:
@@ -236,9 +311,17 @@ def check_run(config: ConfigDict, devices: int) -> None:
   require(t.recurrence >= 0 and (not t.recurrence or config.data.length % t.recurrence == 0),
           f'config.training.recurrence={t.recurrence} must be 0 (rows are read at once) or divide '
           f'config.data.length={config.data.length}')
-  require(not (t.recurrence and objective(config).gives),
+  require(not t.recurrence or objective(config).recurs,
           f'config.training.recurrence={t.recurrence} reads rows in pieces, and config.objective={config.objective!r} '
-          'has prefixes that are seen at once; set it to 0')
+          'has them seen at once; set it to 0')
+  check_data(config)
+  for field, least in (('beams', 1), ('longer', 0), ('average', 1)):
+    value = config.decoding[field]
+    require(value >= least, f'config.decoding.{field}={value} must be at least {least}')
+  penalty(config)
+  require(t.keep >= config.decoding.average,
+          f'config.training.keep={t.keep} checkpoints cannot be averaged by config.decoding.average='
+          f'{config.decoding.average}; keep as many')
   require(o.warmup >= 0, f'config.optimizer.warmup={o.warmup} must be 0 or more steps')
   require(o.clip >= 0, f'config.optimizer.clip={o.clip} must be 0 (no clipping) or more')
   require(o.learning_rate >= 0, f'config.optimizer.learning_rate={o.learning_rate} must be 0 or more')
@@ -259,6 +342,21 @@ def check_run(config: ConfigDict, devices: int) -> None:
   require(t.batch_size // t.accumulation % ways == 0,
           f'config.training.batch_size={t.batch_size} in {t.accumulation} microbatches does not divide over the '
           f'{ways} devices of the mesh axes {config.rules.batch!r}; {t.accumulation * ways} or a multiple would do')
+
+
+def check_data(config: ConfigDict) -> None:
+  """Refuses a source, a packing and an objective that are not of one kind of document."""
+  d, wanted = config.data, objective(config).fields
+  found, pairs = source(config).fields, wanted != ('text',)
+  kind = 'pairs of source and target' if pairs else 'texts'
+  require(found == wanted, f'config.objective={config.objective!r} learns from {kind}, and config.data.source='
+                           f'{d.source!r} gives {" and ".join(found)}; '
+                           + ("'parallel(src, tgt)'" if pairs else "'text(pattern)'") + ' would do')
+  require(wanted in packing(config).takes, f'config.data.packing={d.packing!r} does not pack {kind}; '
+                                           + ("'first_fit' or 'buckets'" if pairs else "'concat' or 'first_fit'") + ' would do')
+  require(pairs or d.source_tokenizer is None,
+          f'config.data.source_tokenizer={d.source_tokenizer!r} is for pairs, and config.data.source={d.source!r} '
+          'gives texts; leave it out')
 
 
 def one_of(field: str, value: str, known) -> None:

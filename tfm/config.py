@@ -8,7 +8,7 @@ import ast
 import importlib.util
 import json
 import pathlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -22,10 +22,14 @@ from tfm.training.schedule import ENDLESS
 BLOCK_FIELDS = (
   'heads', 'kv_heads', 'head_width', 'mixer', 'position', 'mask', 'score', 'kernel', 'feed_forward',
   'feed_forward_width', 'norm', 'norm_placement', 'residual', 'bias')
+# Those that the cross-attention of an encoder-decoder's blocks has too.
+CROSS_FIELDS = ('heads', 'kv_heads', 'head_width', 'mixer', 'position', 'mask', 'score', 'kernel', 'bias')
+# Sections in which None is "as the model's".
+INHERITING = ('model.blocks.', 'model.encoder.', 'model.cross.')
 
 # A resumed run may change these: they say how the work is done, not what is computed.
 FREE_FIELDS = (
-  'mesh', 'rules', 'training.log_every', 'training.evaluate_every', 'training.evaluation_batches',
+  'mesh', 'rules', 'decoding', 'training.log_every', 'training.evaluate_every', 'training.evaluation_batches',
   'training.keep', 'training.profile', 'training.loss_chunk', 'model.remat', 'model.kernel', 'data.threads')
 
 
@@ -34,14 +38,16 @@ def schema() -> ConfigDict:
   return ConfigDict(dict(
     seed=0,
     data=dict(
-      source='stdlib',              # tfm/data/sources: stdlib, text('*.txt'), tfds('name')
+      source='stdlib',              # tfm/data/sources: stdlib, text('*.txt'), tfds('name'), parallel(src, tgt)
       tokenizer='bytes',            # tfm/data/tokenizers: bytes, char, sentencepiece(8000)
+      source_tokenizer=placeholder(str),  # of the source of a pair; None: the tokenizer, trained on both
       length=256,                   # tokens of one sequence
-      packing='concat',             # tfm/data/packing: concat, first_fit
+      packing='concat',             # tfm/data/packing: concat, first_fit; of pairs: pairs, buckets
       threads=2,                    # reading threads of the training pipeline
     ),
     model=dict(
-      layers=6,
+      architecture='decoder',       # decoder, encoder_decoder
+      layers=6,                     # of an encoder-decoder: its decoder's, as all that follows
       width=384,                    # D
       heads=6,                      # H
       kv_heads=placeholder(int),    # K; None: heads (multi-head); 1: multi-query; between: grouped
@@ -59,6 +65,8 @@ def schema() -> ConfigDict:
       bias=False,                   # in projections and layer norms
       dropout=dict(embedding=0.0, attention=0.0, residual=0.0),
       tied=True,                    # the output reads the embedding table
+      embedding_scaled=False,       # the embedding is √D times the table
+      embedding_norm=False,         # a norm after the embedding
       vocab_multiple=128,           # rows of the embedding table are rounded up to a multiple
       initializer='normal(0.02)',   # normal, truncated_normal, xavier_uniform, lecun_normal
       embedding_initializer='normal(0.02)',
@@ -68,8 +76,10 @@ def schema() -> ConfigDict:
       remat='none',                 # none, full, dots, dots_with_no_batch_dims
       pattern=(),                   # names in `blocks`, repeated over the layers; (): all alike
       blocks=dict(),                # name → the block fields that differ from the model's
+      encoder=dict(),               # of an encoder-decoder: layers, pattern and block fields that differ
+      cross=dict(),                 # and the fields of the cross-attention that differ
     ),
-    objective='causal_lm',          # tfm/objectives: causal_lm(label_smoothing, z_loss)
+    objective='causal_lm',          # tfm/objectives: causal_lm(label_smoothing, z_loss), seq2seq, …
     optimizer=dict(
       name='adamw',                 # adam, adamw(b1, b2, eps, weight_decay), adafactor, lion, sgd(momentum)
       learning_rate=1e-3,           # the peak; with noam a factor on d^-0.5
@@ -90,6 +100,12 @@ def schema() -> ConfigDict:
       evaluation_batches=0,         # spread over the validation split; 0: all of it
       keep=2,                       # last checkpoints kept, besides the best
       profile=0,                    # steps to profile, from the third; 0: none
+    ),
+    decoding=dict(                  # in tfm generate and tfm evaluate; the first three of an encoder-decoder
+      beams=1,                      # hypotheses kept side by side; 1: greedy
+      penalty='gnmt(0.6)',          # of a hypothesis's length: gnmt(alpha), power(alpha)
+      longer=50,                    # tokens that a target may be longer than its source
+      average=1,                    # checkpoints, the last ones, whose parameters are averaged when a run is read
     ),
     mesh=dict(data=-1, fsdp=1, tensor=1),   # -1: the devices that are left
     rules=dict(                     # logical axis → mesh axes, '' for none
@@ -129,12 +145,33 @@ def complete(given: Mapping) -> ConfigDict:
   model = given.get('model')
   blocks = model.get('blocks') if isinstance(model, ConfigDict) else None
   for name in blocks if isinstance(blocks, ConfigDict) else ():
-    # A block's fields exist for the command line; None is "as the model's".
-    config.model.blocks[name] = {
-      f: placeholder(type(schema().model[f]) if schema().model[f] is not None else int) for f in BLOCK_FIELDS}
+    config.model.blocks[name] = optional(BLOCK_FIELDS)
+  if isinstance(model, ConfigDict) and 'architecture' in model:
+    assign(config, 'model.architecture', model.architecture)  # first, as it brings sections
   for path, value in leaves(given):
     assign(config, path, value)
   return config
+
+
+def optional(fields: Iterable[str]) -> dict[str, Any]:
+  """Fields that exist for the command line; None is "as the model's"."""
+  default = schema().model
+  return {f: placeholder(type(default[f]) if default[f] is not None else int) for f in fields}
+
+
+def give_sections(model: ConfigDict) -> None:
+  """The sections that an architecture has besides the model's own, unless they are there."""
+  if model.architecture == 'encoder_decoder' and not model.encoder:
+    model.encoder = optional(('layers', *BLOCK_FIELDS)) | dict(pattern=(), mask='full')
+    model.cross = optional(CROSS_FIELDS) | dict(mask='full', position='none')
+
+
+def parts(config: ConfigDict) -> dict[str, ConfigDict]:
+  """Where → section, for every section that describes attention or whole blocks; the model's comes first."""
+  model = config.model
+  found = {'model': model, 'model.encoder': model.encoder, 'model.cross': model.cross}
+  found |= {f'model.blocks.{name}': block for name, block in model.blocks.items()}
+  return {where: part for where, part in found.items() if part}
 
 
 def locate(config: ConfigDict, path: str, value: Any) -> tuple[ConfigDict, str]:
@@ -155,12 +192,14 @@ def assign(config: ConfigDict, path: str, value: Any) -> None:
   """Sets `config.path.to.field`, which must exist and keep its type."""
   section, field = locate(config, path, value)
   # ConfigDict takes None for anything; here it is a value only where it has a meaning.
-  optional = value is not None or path.startswith('model.blocks.') or dict(leaves(schema())).get(path) is None
-  require(optional, f'config.{path}=None must be of type {section.get_type(field).__name__}')
+  may_be = value is not None or path.startswith(INHERITING) or dict(leaves(schema())).get(path) is None
+  require(may_be, f'config.{path}=None must be of type {section.get_type(field).__name__}')
   try:
     section[field] = value
   except TypeError:
     raise ValueError(f'config.{path}={value!r} must be of type {section.get_type(field).__name__}') from None
+  if path == 'model.architecture':
+    give_sections(section)
 
 
 def assign_text(config: ConfigDict, path: str, text: str) -> None:
@@ -189,13 +228,11 @@ def resolve(config: ConfigDict) -> ConfigDict:
   """A copy in which every None has become the value that it stands for."""
   config = config.copy_and_resolve_references()
   model = config.model
+  for part in (model.encoder, model.cross):
+    inherit(part, model)
   for name, block in model.blocks.items():
-    for field in BLOCK_FIELDS:
-      if block[field] is None:
-        # What follows from the model's heads must follow from the block's own where it has some.
-        follows = field in ('kv_heads', 'head_width') and block.heads not in (None, model.heads)
-        block[field] = None if follows else model[field]
-  for where, block in (('model', model), *((f'model.blocks.{n}', b) for n, b in model.blocks.items())):
+    inherit(block, model.encoder if name in model.encoder.get('pattern', ()) else model)
+  for where, block in parts(config).items():
     require(block.heads >= 1, f'config.{where}.heads={block.heads} must be at least 1')
     if block.head_width is None:
       require(model.width % block.heads == 0,
@@ -204,12 +241,21 @@ def resolve(config: ConfigDict) -> ConfigDict:
       block.head_width = model.width // block.heads
     if block.kv_heads is None:
       block.kv_heads = block.heads
-    if block.feed_forward_width is None:
+    if 'feed_forward' in block and block.feed_forward_width is None:
       try:
         block.feed_forward_width = usual_hidden(block.feed_forward, model.width)
       except ValueError as error:
         raise ValueError(f'config.{where}.feed_forward={error}') from error
   return config
+
+
+def inherit(part: ConfigDict, whole: ConfigDict) -> None:
+  """Fills what a section leaves open from the one that it is a part of."""
+  # What follows from the whole's heads must follow from the part's own where it has some.
+  follow = part and part.heads not in (None, whole.heads)
+  for field, value in part.items():
+    if value is None and not (follow and field in ('kv_heads', 'head_width')):
+      part[field] = whole[field]
 
 
 def require(condition: bool, sentence: str) -> None:
@@ -223,18 +269,19 @@ def smoke(config: ConfigDict) -> ConfigDict:
   config = complete(config)
   model, training = config.model, config.training
   # Multi-head, grouped-query and multi-query attention stay what they are.
-  for part in (*model.blocks.values(), model):
+  for part in reversed(parts(config).values()):
     if part.kv_heads is not None:
       part.kv_heads = 1 if part.kv_heads == 1 else 2 if part.kv_heads < (part.heads or model.heads) else 4
-    part.update(head_width=None, feed_forward_width=None)
-  for block in model.blocks.values():
-    block.heads = None
-  model.update(width=32, heads=4, layers=max(2, len(model.pattern)))
+    part.update({field: None for field in ('heads', 'head_width', 'feed_forward_width') if field in part})
+    if 'pattern' in part:
+      part.layers = max(2, len(part.pattern))
+  model.update(width=32, heads=4)
   config.data.length = min(config.data.length, 32)
   training.accumulation = min(training.accumulation, 2)
   training.update(steps=4, batch_size=8 * training.accumulation, log_every=1, evaluate_every=2,
                   evaluation_batches=1, profile=0)
   config.optimizer.warmup = min(config.optimizer.warmup, 2)
+  config.decoding.average = min(config.decoding.average, 2)
   return config
 
 
@@ -262,5 +309,5 @@ def difference(old: Mapping, new: Mapping) -> list[str]:
 
 
 def _block_field(path: str, free: str) -> bool:
-  """Whether `path` is a block's own form of a free field of the model."""
-  return path.startswith('model.blocks.') and free == f'model.{path.rpartition(".")[2]}'
+  """Whether `path` is a part's own form of a free field of the model."""
+  return path.startswith(INHERITING) and free == f'model.{path.rpartition(".")[2]}'

@@ -7,7 +7,7 @@ import importlib.metadata
 import logging
 import pathlib
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import flax.linen as nn
 import jax
@@ -21,6 +21,8 @@ from tfm.data import cache, device, pipeline
 from tfm.data.pipeline import TextData
 from tfm.data.tokenizers.protocol import Tokenizer
 from tfm.data.tokenizers.protocol import load as load_tokenizer
+from tfm.decoding.translate import Translation, translate
+from tfm.decoding.unrolled import unrolled
 from tfm.evaluation.perplexity import perplexity
 from tfm.models import flops
 from tfm.models.decoder import Decoder
@@ -41,6 +43,7 @@ class Run:
   Attributes:
     config: resolved; model, params, tokenizer: what it says; mesh, rules: where it lives.
     step: of the checkpoint; corpus: hash of the text that it learnt from.
+    source_tokenizer: of the source of pairs, where it is another; else None.
   """
 
   config: ConfigDict
@@ -51,10 +54,14 @@ class Run:
   rules: sharding.Rules
   step: int
   corpus: str
+  source_tokenizer: Tokenizer | None = None
 
 
-def load(workdir: str, step: str = 'last') -> Run:
+def load(workdir: str, step: str = 'last', average: int | None = None) -> Run:
   """Reads a run back from its checkpoint at step 'last', 'best' or a number.
+
+  Args:
+    average: checkpoints up to that one whose parameters are averaged; None: as config.decoding says.
 
   Raises:
     ValueError: if there is no run or no such checkpoint.
@@ -66,19 +73,28 @@ def load(workdir: str, step: str = 'last') -> Run:
   saved = checkpoints.run(number)
   config = configs.resolve(configs.complete(saved['config']))
   tokenizer = load_tokenizer(saved['tokenizer'])
+  source_tokenizer = load_tokenizer(saved['source_tokenizer']) if saved.get('source_tokenizer') else None
   # A run is read on whatever is there, token by token too: not on the mesh, or by the kernel, that trained it.
-  for part in (config.model, *config.model.blocks.values()):
+  for part in configs.parts(config).values():
     if part.kernel != 'auto':
       say(f'kernel: trained by {part.kernel}, read by auto')
       part.kernel = 'auto'
   mesh = meshes.make(dict(data=-1))
   rules = sharding.parse_rules(config.rules)
-  model = build.model(config, tokenizer.vocab_size)
+  model = make_model(config, tokenizer, source_tokenizer)
   boxed = jax.eval_shape(lambda key: states.parameters(model, key, 1, config.data.length), jax.random.key(0))
   where = sharding.partition_specs(boxed, mesh, rules)
-  params = checkpoints.params(number, checkpoint.target(nn.unbox(boxed), where))
+  average = config.decoding.average if average is None else average
+  require(average >= 1, f'--average={average} must be at least 1')
+  params = checkpoints.averaged(number, average, checkpoint.target(nn.unbox(boxed), where))
   checkpoints.close()
-  return Run(config, model, params, tokenizer, mesh, rules, number, saved['corpus'])
+  return Run(config, model, params, tokenizer, mesh, rules, number, saved['corpus'], source_tokenizer)
+
+
+def make_model(config: ConfigDict, tokenizer: Tokenizer, source_tokenizer: Tokenizer | None) -> Decoder:
+  """The model for the vocabularies of some tokenizers."""
+  return build.model(
+    config, tokenizer.vocab_size, source_vocab=source_tokenizer.vocab_size if source_tokenizer else 0)
 
 
 def train(config: ConfigDict, workdir: str) -> None:
@@ -94,20 +110,23 @@ def train(config: ConfigDict, workdir: str) -> None:
   objective, packing = build.objective(config), build.packing(config)
   optimizer, rate = build.optimizer(config)
   # What can be refused without the text is refused before it is read.
-  source, tokenizer = build.source(config), build.tokenizer(config)
+  source, tokenizer, source_tokenizer = build.source(config), build.tokenizer(config), build.source_tokenizer(config)
   build.model(config, vocab=1)
   last, saved = previous(workdir)
   if saved:
     refuse_difference(saved['config'], config, workdir)
 
-  text = pipeline.open_text(source, tokenizer, cache.directory())
+  text = pipeline.open_text(source, tokenizer, cache.directory(), source_tokenizer)
+  carried = dict(config=config.to_dict(), tokenizer=text.tokenizer.state(), corpus=text.corpus.hash,
+                 source_tokenizer=text.source_tokenizer.state() if text.source_tokenizer else None)
   require(not saved or saved['corpus'] == text.corpus.hash,
           f'config.data.source={config.data.source!r} holds other text than the checkpoint in {workdir} learnt '
           f'from; restore that text or train in a new --workdir')
-  require(not saved or saved['tokenizer'] == text.tokenizer.state(),
-          f'config.data.tokenizer={config.data.tokenizer!r} is no longer the one of the checkpoint in {workdir}; '
-          'restore the cached one or train in a new --workdir')
-  model = build.model(config, text.tokenizer.vocab_size)
+  for name in ('tokenizer', 'source_tokenizer'):
+    require(not saved or saved.get(name) == carried[name],
+            f'config.data.{name}={config.data[name]!r} is no longer the one of the checkpoint in {workdir}; '
+            'restore the cached one or train in a new --workdir')
+  model = make_model(config, text.tokenizer, text.source_tokenizer)
   mesh, rules = meshes.make(config.mesh.to_dict()), sharding.parse_rules(config.rules)
   make = states.init(model, optimizer, training.batch_size, config.data.length, config.model.dtype == 'float16')
   boxed = states.abstract(make)
@@ -132,7 +151,6 @@ def train(config: ConfigDict, workdir: str) -> None:
   log, heard = logging.getLogger('tfm'), logging.FileHandler(workdir / 'log.txt')
   log.addHandler(heard)
 
-  carried = dict(config=config.to_dict(), tokenizer=text.tokenizer.state(), corpus=text.corpus.hash)
   metrics = Log(workdir, last)
   line = Line(last, training.steps, flops.training_flops_per_token(model, config.data.length), chips.peak_flops())
   with sharding.context(mesh, rules):
@@ -170,8 +188,10 @@ def introduction(config: ConfigDict, text: TextData, params: PyTree, mesh: Mesh,
   versions = ' '.join(f'{name} {importlib.metadata.version(name)}' for name in ('jax', 'flax', 'optax'))
   count = sum(x.size for x in jax.tree.leaves(nn.unbox(params)))
   sizes = ', '.join(f'{split} {size:,} bytes' for split, size in text.corpus.bytes.items())
+  own = text.source_tokenizer
   return (f'text: {text.corpus.name}, content hash {text.corpus.hash}: {sizes}\n'
-          f'tokens: {text.tokenizer.identity}, vocabulary {text.tokenizer.vocab_size}\n'
+          f'tokens: {text.tokenizer.identity}, vocabulary {text.tokenizer.vocab_size}'
+          + (f'; of the source: {own.identity}, vocabulary {own.vocab_size}' if own else '') + '\n'
           f'model: {count:,} parameters, kernel {config.model.kernel}, {config.model.dtype}\n'
           f'devices: {mesh.size} × {jax.devices()[0].device_kind}, mesh {dict(mesh.shape)}; {versions}, '
           f'Python {platform.python_version()}' + (f'\nresuming from step {last}' if last else ''))
@@ -183,13 +203,32 @@ def evaluate(run: Run, split: str) -> dict[str, float]:
   Raises:
     ValueError: if the source has no such split.
   """
-  text = pipeline.open_text(build.source(run.config), run.tokenizer, cache.directory())
+  text = pipeline.open_text(build.source(run.config), run.tokenizer, cache.directory(), run.source_tokenizer)
   if text.corpus.hash != run.corpus:
     say(f'the text has changed since the run learnt from it: its content hash was {run.corpus} and is '
         f'{text.corpus.hash}; what was trained on and what is evaluated still differ, as splits go by document')
   with sharding.context(run.mesh, run.rules):
     where = sharding.batch_sharding(run.mesh, run.rules)
     return evaluation(run.config, run.model, text, where, split, batches=0)(run.params)
+
+
+def written(run: Run, split: str) -> tuple[list[tuple[str, str]], Iterator[tuple[int, list[Translation]]]]:
+  """(source, reference) of a whole split, and what an encoder-decoder writes for each source, as `translate` does.
+
+  Raises:
+    ValueError: if the source has no such split.
+  """
+  text = pipeline.open_text(build.source(run.config), run.tokenizer, cache.directory(), run.source_tokenizer)
+  require(split in text.corpus.splits, f'--split={split} is not there; known: {", ".join(text.corpus.splits)}')
+  pairs = list(zip(*(text.corpus.splits[split][side] for side in ('source', 'target'))))
+  decoding = run.config.decoding
+
+  def translations():
+    with sharding.context(run.mesh, run.rules):
+      yield from translate(
+        *unrolled(run.model, run.params), run.tokenizer, [source for source, _ in pairs], beams=decoding.beams,
+        penalty=build.penalty(run.config), longer=decoding.longer, source_tokenizer=run.source_tokenizer)
+  return pairs, translations()
 
 
 def evaluation(

@@ -84,6 +84,22 @@ def test_refusals(run, words, sentence):
 def test_a_vocabulary_that_only_the_text_tells(monkeypatch):
   class Text:
     tokenizer = type('Tokenizer', (), dict(vocab_size=301))
-  monkeypatch.setattr(inspect.pipeline, 'open_text', lambda source, tokenizer: Text)
+  monkeypatch.setattr(inspect.pipeline, 'open_text', lambda source, tokenizer, source_tokenizer: Text)
   config = inspect.configs.resolve(inspect.configs.complete(dict(data=dict(tokenizer='char'))))
-  assert inspect.vocabulary(config) == 301
+  assert inspect.vocabularies(config) == (301, 0)
+
+
+def test_an_encoder_decoder(tmp_path, monkeypatch, capsys):
+  """Its parameters, FLOPs and memory, and the masks of its three kinds of attention."""
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / 'b.py').write_text('''
+def get_config(arg=''):
+  return dict(objective='seq2seq', data=dict(source="parallel('a', 'b')", length=32, packing='first_fit'),
+              model=dict(architecture='encoder_decoder', layers=2, width=64, heads=4, encoder=dict(mask='window(2, 2)')))
+''')
+  assert cli.main(['inspect', '--config=b.py', '--config.data.source_tokenizer=sentencepiece(301)']) == 0
+  out = capsys.readouterr().out
+  assert line(out, 'source_embedding/table')[1:4] == ['384', '×', '64'] and 'stack/layers/block_0/cross/q/kernel' in out
+  counted = int(line(out, 'cross')[1].replace(',', ''))
+  assert counted == 2 * 4 * 64 * 64
+  assert (tmp_path / 'mask.png').stat().st_size > 5_000

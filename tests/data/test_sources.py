@@ -18,7 +18,7 @@ SPLITS = ('train', 'validation', 'test')
 
 
 def texts(corpus) -> dict[str, collections.Counter]:
-  return {split: collections.Counter(corpus.splits[split]) for split in SPLITS}
+  return {split: collections.Counter(corpus.splits[split]['text']) for split in SPLITS}
 
 
 def every(corpus) -> collections.Counter:
@@ -40,10 +40,10 @@ def test_nothing_is_lost_and_the_counts_are_true(documents, tmp_path, cache_dir,
   corpus = make_source(f"text('{tmp_path}/a.jsonl')").prepare(cache_dir)
   assert every(corpus) == collections.Counter(documents)
   for split in SPLITS:
-    assert corpus.documents[split] == len(corpus.splits[split]) > 0
-    assert corpus.splits[split][-1] == [*corpus.splits[split]][-1]
-    assert corpus.splits[split][3] == [*corpus.splits[split]][3]
-    assert corpus.bytes[split] == sum(len(text.encode()) for text in corpus.splits[split])
+    assert corpus.documents[split] == len(corpus.splits[split]['text']) > 0
+    assert corpus.splits[split]['text'][-1] == [*corpus.splits[split]['text']][-1]
+    assert corpus.splits[split]['text'][3] == [*corpus.splits[split]['text']][3]
+    assert corpus.bytes[split] == sum(len(text.encode()) for text in corpus.splits[split]['text'])
   assert sum('twice' in found for found in texts(corpus).values()) == 1  # no copy across splits
   assert corpus.documents['train'] > 0.8 * len(documents)
 
@@ -59,7 +59,7 @@ def test_splits_do_not_depend_on_the_order_or_the_names_of_files(
           for name in 'ab')  # each prepared, none found
   assert a.hash == b.hash
   for split in SPLITS:
-    assert list(a.splits[split]) == list(b.splits[split])
+    assert list(a.splits[split]['text']) == list(b.splits[split]['text'])
 
 
 def test_splits_stay_when_documents_are_added(documents, tmp_path, cache_dir, make_source):
@@ -265,7 +265,7 @@ def tiny(tmp_path_factory):
 def test_tfds_keeps_its_own_splits_and_carves_the_missing_one(tiny, cache_dir, make_source, caplog):
   source = f"tfds('tiny_set', data_dir='{tiny}')"
   corpus = make_source(source).prepare(cache_dir)
-  assert set(corpus.splits['test']) == {f'test document {i} né' for i in range(9)}
+  assert set(corpus.splits['test']['text']) == {f'test document {i} né' for i in range(9)}
   rest = texts(corpus)['train'] + texts(corpus)['validation']
   assert rest == collections.Counter(f'train document {i} né' for i in range(300))
   assert 3 <= corpus.documents['validation'] <= 40

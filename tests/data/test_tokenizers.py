@@ -153,22 +153,22 @@ def test_a_sample_is_logged(texts, caplog):
 
 
 def fake_corpus(texts, name='fake') -> corpora.Corpus:
-  splits = {split: texts for split in corpora.SPLITS}
+  splits = {split: {'text': texts} for split in corpora.SPLITS}
   size = sum(len(text.encode()) for text in texts)
   return corpora.Corpus(name, f'{name}-hash', splits, {split: size for split in splits})
 
 
 def test_a_tokenizer_is_trained_once(texts, tmp_path, monkeypatch):
   corpus = fake_corpus(texts)
-  first = pipeline.fit(build('sentencepiece(300)'), corpus, tmp_path)
+  first = pipeline.fit(build('sentencepiece(300)'), corpus, ('text',), tmp_path)
   monkeypatch.setattr(type(first), 'train', lambda *_: pytest.fail('trained again'))
-  assert pipeline.fit(build('sentencepiece(300)'), corpus, tmp_path) == first
-  assert pipeline.fit(first, corpus, tmp_path) is first  # as from a checkpoint
+  assert pipeline.fit(build('sentencepiece(300)'), corpus, ('text',), tmp_path) == first
+  assert pipeline.fit(first, corpus, ('text',), tmp_path) is first  # as from a checkpoint
 
 
 def test_a_size_that_does_not_fit_names_the_source(texts, tmp_path):
   with pytest.raises(ValueError, match='fake.*size=30000'):
-    pipeline.fit(build('sentencepiece(30000)'), fake_corpus(texts), tmp_path)
+    pipeline.fit(build('sentencepiece(30000)'), fake_corpus(texts), ('text',), tmp_path)
   assert not list((tmp_path / 'tokenizers').iterdir())
 
 
@@ -176,7 +176,7 @@ def test_tokens_are_the_documents(trained, texts, tmp_path):
   documents = ['', *texts, *TRAPS]
   corpus = fake_corpus(documents)
   for _ in range(2):  # written, then read
-    tokens = token_arrays.tokenize(corpus, 'train', trained, tmp_path)
+    tokens = token_arrays.tokenize(corpus, 'train', 'text', trained, tmp_path)
     assert tokens.documents == len(documents) and tokens.bytes == corpus.bytes['train']
     found = [trained.decode(tokens.ids[a:b]) for a, b in zip(tokens.offsets, tokens.offsets[1:])]
     assert collections.Counter(found) == collections.Counter(documents)
@@ -189,14 +189,14 @@ def test_a_tokenizer_that_loses_text_is_caught(tmp_path):
       return super().encode(text.replace('é', 'e'))
 
   with pytest.raises(ValueError, match='of fake train as'):
-    token_arrays.tokenize(fake_corpus(['caf', 'é']), 'train', Lossy(), tmp_path)
+    token_arrays.tokenize(fake_corpus(['caf', 'é']), 'train', 'text', Lossy(), tmp_path)
   with pytest.raises(ValueError, match="no split 'dev'.*validation"):
-    token_arrays.tokenize(fake_corpus(['a']), 'dev', build('bytes'), tmp_path)
+    token_arrays.tokenize(fake_corpus(['a']), 'dev', 'text', build('bytes'), tmp_path)
 
 
 def test_damaged_tokens_are_refused(tmp_path):
-  token_arrays.tokenize(fake_corpus(['abc']), 'train', build('bytes'), tmp_path)
+  token_arrays.tokenize(fake_corpus(['abc']), 'train', 'text', build('bytes'), tmp_path)
   [path] = tmp_path.rglob('ids')
   path.write_bytes(path.read_bytes()[:-2])
   with pytest.raises(ValueError, match='damaged'):
-    token_arrays.tokenize(fake_corpus(['abc']), 'train', build('bytes'), tmp_path)
+    token_arrays.tokenize(fake_corpus(['abc']), 'train', 'text', build('bytes'), tmp_path)

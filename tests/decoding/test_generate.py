@@ -31,7 +31,7 @@ def generate(loaded, monkeypatch, tmp_path, capsys):
   """`tfm generate` with flags → (status, stdout, stderr)."""
   asked = []
 
-  def load(workdir, step):
+  def load(workdir, step, average):
     asked.append((workdir, step))
     return loaded
 

@@ -56,8 +56,9 @@ def block(placement='pre', parallel=False, dropout=0.0, mixer=Mix, feed_forward=
 def out(made, norms, x=X, cache=None, train=False, key=None):
   params = {name: {'a': jnp.float32(a)} for name, a in norms.items()}
   context = Context.whole(jnp.zeros(x.shape[:2], jnp.int32), train)
-  return made.apply({'params': params}, jnp.asarray(x), context, cache,
-    rngs={} if key is None else {'dropout': key})
+  y, kept = made.apply({'params': params}, jnp.asarray(x), None, context, None if cache is None else {'mixer': cache},
+                       rngs={} if key is None else {'dropout': key})
+  return y, None if kept is None else kept['mixer']
 
 
 def pre(x):
@@ -93,7 +94,7 @@ def test_placement(placement, parallel, formula, norms):
   assert cache is None
   # No norm besides these has parameters.
   context = Context.whole(jnp.zeros((2, 3), jnp.int32))
-  params = made.init(jax.random.key(0), jnp.asarray(X), context, None)['params']
+  params = made.init(jax.random.key(0), jnp.asarray(X), None, context, None)['params']
   assert set(params) == set(norms)
 
 
@@ -109,7 +110,7 @@ def test_the_feed_forward_layer_is_told_what_is_padding():
   segments = np.array([[0, 1, 1], [2, 3, 0]])
   context = Context(jnp.zeros((2, 3), jnp.int32), jnp.asarray(segments))
   params = {name: {'a': jnp.float32(a)} for name, a in NORMS.items()}
-  y, _ = block(feed_forward=Told).apply({'params': params}, jnp.asarray(X), context, None)
+  y, _ = block(feed_forward=Told).apply({'params': params}, jnp.asarray(X), None, context, None)
   after = X + f(n(2, X))
   np.testing.assert_allclose(y, np.where(segments[..., None] > 0, pre(X), after), rtol=1e-5, atol=1e-5)
 

@@ -141,13 +141,13 @@ def test_dropout_differs_from_layer_to_layer():
   """One key for all turns of a scan would drop the same numbers in each."""
   class Drops(nn.Module):
     @nn.compact
-    def __call__(self, x, context, cache):
+    def __call__(self, x, memory, context, cache):
       return nn.Dropout(0.5, deterministic=False)(jnp.ones_like(x)) + 10 * x, None
 
   for scan in (True, False):
     x = jnp.zeros((1, 50, 40))
     rngs = {'dropout': jax.random.key(0)}
-    made, _ = Stack((Drops,), 3, scan, 'none').apply({}, x, Context.whole(x[..., 0]), None, rngs=rngs)
+    made, _ = Stack((Drops,), 3, scan, 'none').apply({}, x, None, Context.whole(x[..., 0]), None, rngs=rngs)
     digits = np.asarray(made).astype(int)  # one decimal digit a layer: 0 or 2
     layers = [digits // 10**i % 10 for i in range(3)]
     assert all(set(np.unique(d)) == {0, 2} for d in layers)

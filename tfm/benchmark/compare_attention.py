@@ -109,7 +109,7 @@ def curve(results: Results, run: Run, lengths: tuple[int, ...], what: str, field
 
 def kernel_table(results: Results, lengths: tuple[int, ...], what: str) -> Table:
   """A line for each variant and length."""
-  table = Table(title=f'kernels, {PASSES[what]}', title_justify='left', box=box.SIMPLE)
+  table = Table(title=f'kernels, {PASSES[what]}', title_justify='left', box=box.MARKDOWN)
   for column in ('variant', 'length', 'dense ms', 'chunked ms', 'PyTorch ms', 'dense / chunked', 'PyTorch / chunked',
                  'dense MiB', 'chunked MiB', 'PyTorch MiB'):
     table.add_column(column, justify='left' if column == 'variant' else 'right')
@@ -125,7 +125,7 @@ def kernel_table(results: Results, lengths: tuple[int, ...], what: str) -> Table
 
 def mixer_table(results: Results, lengths: tuple[int, ...], what: str) -> Table:
   """A line for each mixer: time by length, and the exponents of time and memory."""
-  table = Table(title=f'mixers, {PASSES[what]}, ms', title_justify='left', box=box.SIMPLE)
+  table = Table(title=f'mixers, {PASSES[what]}, ms', title_justify='left', box=box.MARKDOWN)
   for column in ('mixer', *map(str, lengths), 'exponent', 'MiB at the longest', 'exponent of memory'):
     table.add_column(column, justify='left' if column == 'mixer' else 'right')
   for name in attention.MIXERS:

@@ -25,10 +25,12 @@ def exponent(curve: Curve, least: int = FITTED) -> float | None:
 
 def draw(panels: Mapping[str, Mapping[str, Curve]], title: str, file: str | pathlib.Path) -> None:
   """Writes one double-logarithmic panel for each title, a line for each name with its exponent in the legend."""
-  figure = Figure(figsize=(6.4 * len(panels), 5.6), layout='constrained', facecolor='white')
+  columns = min(2, len(panels))
+  rows = -(-len(panels) // columns)
+  figure = Figure(figsize=(6.4 * columns, 5.6 * rows), layout='constrained', facecolor='white')
   FigureCanvasAgg(figure)
   figure.suptitle(title, x=0.01, ha='left', fontsize=10, color=INK)
-  for axes, (label, curves) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items()):
+  for axes, (label, curves) in zip(figure.subplots(rows, columns, squeeze=False).flat, panels.items()):
     # One hue a curve, and a mark of its own every ten, so that no two look alike.
     for i, (name, curve) in enumerate(curves.items()):
       fitted = exponent(curve)

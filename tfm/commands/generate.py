@@ -1,95 +1,180 @@
-"""Continues prompts with a trained model.
+"""Continues prompts with a trained model, or translates them.
 
   tfm generate --workdir=runs/lm --prompt='Once upon a time' --temperature=0.8 --top_p=0.95
   tfm generate --workdir=runs/lm --input=prompts.txt --num_samples=4 --temperature=1 --output=out.jsonl
+  tfm generate --workdir=runs/en-de --input=test.en --output=test.de --beams=4
 
-One continuation of one prompt appears as it is made; several are printed in order, each under a line
-`=== prompt 2 of 3, sample 1 of 4 ===`. Every text begins with its prompt and ends at the model's
-end-of-text token or after --max_tokens. A prompt's continuations depend on --seed and their number
-alone, not on the prompts beside it.
+A decoder's text begins with its prompt and ends at the model's end-of-text token or after --max_tokens;
+one continuation of one prompt appears as it is made. Of an encoder-decoder the prompt is the source.
+Several texts are printed in order, each under a line `=== prompt 2 of 3, sample 1 of 4 ===`. What is
+sampled depends on its prompt, --seed and its number alone, not on the prompts beside it.
 """
 
+import argparse
 import contextlib
 import itertools
 import json
 import pathlib
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 import numpy as np
 
-from tfm import run
+from tfm import build, run, spec
 from tfm.config import require
 from tfm.data.progress import track
-from tfm.decoding import loop, text
+from tfm.decoding import beam, loop, text
 from tfm.decoding.sampling import Sampling
+from tfm.decoding.translate import Translation, translate
 from tfm.decoding.unrolled import unrolled
 from tfm.parallel import sharding
 
 # Continuations made at once.
 ROWS = 32
+# New tokens of a decoder, unless told.
+MAX_TOKENS = 256
 
 
 def arguments(parser):
   add = parser.add_argument
   add('--workdir', required=True, metavar='DIR', help='of a run that tfm train made')
   add('--step', default='last', metavar='N|best|last', help='which checkpoint (default: last)')
+  add('--average', type=int, metavar='N', help='average the last N checkpoints (default: config.decoding.average)')
   add('--prompt', action='append', metavar='TEXT', help='may be empty; may be given several times')
   add('--input', metavar='FILE', help='a prompt a line, in UTF-8; an empty line is an empty prompt')
-  add('--output', metavar='FILE', help='write JSON lines {prompt, sample, text} there, nothing to stdout')
-  add('--max_tokens', type=int, default=256, metavar='N', help='new tokens at most (default: 256)')
-  add('--temperature', type=float, default=1.0, metavar='T',
-      help='divides the logits; 0 takes the likeliest token (default: 1)')
-  add('--top_k', type=int, default=0, metavar='K', help='only the K likeliest tokens (default: 0, all)')
-  add('--top_p', type=float, default=1.0, metavar='P',
-      help='only the likeliest tokens that hold probability P (default: 1, all)')
+  add('--output', metavar='FILE',
+      help='write JSON lines {prompt, sample, text}, of beam search with score, there and nothing to stdout; of an '
+           'encoder-decoder, unless FILE ends in .jsonl, a text a line')
+  add('--max_tokens', type=int, metavar='N', help='new tokens at most (default: 256; of an encoder-decoder, '
+                                                  'config.decoding.longer more than its source has)')
+  add('--temperature', type=float, metavar='T',
+      help='divides the logits; 0 takes the likeliest token (default: 1; of an encoder-decoder, beam search)')
+  add('--top_k', type=int, metavar='K', help='only the K likeliest tokens (default: 0, all)')
+  add('--top_p', type=float, metavar='P', help='only the likeliest tokens that hold probability P (default: 1, all)')
+  add('--beams', type=int, metavar='K', help='beam search with K hypotheses (default: config.decoding.beams)')
+  add('--penalty', metavar='SPEC', help="of a hypothesis's length: gnmt(alpha), power(alpha) (default: config.decoding.penalty)")
+  add('--forced', metavar='TEXT', help='how the target of an encoder-decoder begins')
   add('--seed', type=int, default=0, metavar='N', help='of the sampling (default: 0)')
-  add('--num_samples', type=int, default=1, metavar='N', help='continuations of each prompt (default: 1)')
+  add('--num_samples', type=int, default=1, metavar='N', help='texts for each prompt, of beam search the N best (default: 1)')
 
 
 def main(args):
   prompts = read_prompts(args.prompt, args.input)
-  sampling = Sampling(args.temperature, args.top_k, args.top_p)
+  given = {name: getattr(args, name) for name in ('temperature', 'top_k', 'top_p') if getattr(args, name) is not None}
+  searches = args.beams is not None or args.penalty is not None
+  require(not (searches and given), f'--{next(iter(given), "")} is for sampling, and --beams and --penalty for beam '
+                                    'search; give the one or the other')
+  sampling = Sampling(**{'temperature': 1.0} | given)
   sampling.check()
-  require(args.max_tokens >= 1, f'--max_tokens={args.max_tokens} must be at least 1')
+  require(args.max_tokens is None or args.max_tokens >= 1, f'--max_tokens={args.max_tokens} must be at least 1')
   require(args.num_samples >= 1, f'--num_samples={args.num_samples} must be at least 1')
   require(0 <= args.seed < 2**32, f'--seed={args.seed} must lie in [0, 2^32)')
   require(pathlib.Path(args.workdir).is_dir(),
           f'--workdir={args.workdir} is no directory; tfm train makes one')
 
-  loaded = run.load(args.workdir, args.step)
-  tokenizer, eos = loaded.tokenizer, loaded.tokenizer.eos_id
-  tokens = [np.array([eos, *tokenizer.encode(prompt)], np.int32) for prompt in prompts]
-  loop.check(loaded.model, tokens, args.max_tokens)
-  rows = list(itertools.product(range(len(prompts)), range(args.num_samples)))
-
+  loaded = run.load(args.workdir, args.step, args.average)
+  pairs = hasattr(loaded.model, 'encode')
+  require(pairs or args.forced is None, '--forced is for an encoder-decoder; a decoder is forced by its prompt')
   with contextlib.ExitStack() as stack:
     stack.enter_context(sharding.context(loaded.mesh, loaded.rules))
-    output = args.output and stack.enter_context(open(args.output, 'w', encoding='utf-8'))
-    model, params = unrolled(loaded.model, loaded.params)
+    if searches or (pairs and not given):
+      written = searched(loaded, prompts, args, pairs)
+    else:
+      written = sampled(loaded, prompts, args, sampling, pairs)
     del loaded   # the parameters need not be there twice
-
-    def chunks(rows):
-      return loop.generate(
-        model, params, [tokens[i] for i, _ in rows], max_tokens=args.max_tokens, eos=eos, sampling=sampling,
-        seed=args.seed, samples=[j for _, j in rows])
-
-    if len(rows) == 1 and not output:
-      print(prompts[0], end='', flush=True)
-      for piece in text.stream(tokenizer, (new[0] for new in chunks(rows))):
+    output = args.output and stack.enter_context(open(args.output, 'w', encoding='utf-8'))
+    if len(prompts) == args.num_samples == 1 and not output:
+      for piece in next(written).pieces:
         print(piece, end='', flush=True)
       print()
       return
+    for text in written:
+      i, j, whole = text.prompt, text.sample, ''.join(text.pieces)
+      if not output:
+        print(f'=== prompt {i + 1} of {len(prompts)}, sample {j + 1} of {args.num_samples} ===')
+        print(whole, end='\n\n', flush=True)
+      elif pairs and not args.output.endswith('.jsonl'):
+        print(' '.join(whole.splitlines()), file=output)
+      else:
+        score = {} if text.score is None else dict(score=text.score)
+        print(json.dumps(dict(prompt=prompts[i], sample=j, text=whole, **score), ensure_ascii=False), file=output)
 
-    for start in range(0, len(rows), ROWS):
-      batch = rows[start:start + ROWS]
-      label = f'texts {start + 1}-{start + len(batch)} of {len(rows)}'
-      made = track(chunks(batch), label, -(-args.max_tokens // loop.CHUNK))
-      for (i, j), new in zip(batch, zip(*made)):
-        whole = prompts[i] + tokenizer.decode(np.concatenate(new))
-        if output:
-          print(json.dumps(dict(prompt=prompts[i], sample=j, text=whole), ensure_ascii=False), file=output)
-        else:
-          print(f'=== prompt {i + 1} of {len(prompts)}, sample {j + 1} of {args.num_samples} ===')
-          print(whole, end='\n\n', flush=True)
+
+class Text(NamedTuple):
+  """What was written for a prompt, in pieces as they come; its score, of beam search."""
+
+  prompt: int
+  sample: int
+  pieces: Iterable[str]
+  score: float | None = None
+
+
+def sampled(loaded: run.Run, prompts: list[str], args: argparse.Namespace, sampling: Sampling, pairs: bool) -> Iterator[Text]:
+  """Texts drawn token by token, in order."""
+  tokenizer, eos = loaded.tokenizer, loaded.tokenizer.eos_id
+  begins = [args.forced or ''] * len(prompts) if pairs else prompts
+  tokens = [np.array([eos, *tokenizer.encode(begin)], np.int32) for begin in begins]
+  sources = read_sources(loaded, prompts) if pairs else None
+  longest = max(map(len, sources)) + loaded.config.decoding.longer if pairs else MAX_TOKENS
+  max_tokens = args.max_tokens or longest
+  loop.check(loaded.model, tokens, max_tokens, sources)
+  rows = list(itertools.product(range(len(prompts)), range(args.num_samples)))
+  model, params = unrolled(loaded.model, loaded.params)
+  del loaded
+  for start in range(0, len(rows), ROWS):
+    batch = rows[start:start + ROWS]
+    chunks = loop.generate(
+      model, params, [tokens[i] for i, _ in batch], max_tokens=max_tokens, eos=eos, sampling=sampling,
+      seed=args.seed, samples=[j for _, j in batch], sources=[sources[i] for i, _ in batch] if pairs else None)
+    if len(rows) == 1 and not args.output:
+      yield Text(0, 0, itertools.chain(begins, text.stream(tokenizer, (new[0] for new in chunks))))
+      return
+    label = f'texts {start + 1}-{start + len(batch)} of {len(rows)}'
+    made = track(chunks, label, -(-max_tokens // loop.CHUNK))
+    for (i, j), new in zip(batch, zip(*made)):
+      yield Text(i, j, [begins[i] + tokenizer.decode(np.concatenate(new))])
+
+
+def searched(loaded: run.Run, prompts: list[str], args: argparse.Namespace, pairs: bool) -> Iterator[Text]:
+  """The best texts of beam search, in order."""
+  asked = loaded.config.decoding
+  beams = asked.beams if args.beams is None else args.beams
+  require(beams >= 1, f'--beams={beams} must be at least 1')
+  require(args.num_samples <= beams, f'--num_samples={args.num_samples} is more than the {beams} hypotheses of '
+                                     f'--beams={beams}')
+  penalty = build.penalty(loaded.config) if args.penalty is None else spec.choose(args.penalty, beam.PENALTIES)
+  tokenizer = loaded.tokenizer
+  model, params = unrolled(loaded.model, loaded.params)
+  if pairs:
+    found = translate(
+      model, params, tokenizer, prompts, beams=beams, penalty=penalty, longer=asked.longer, max_tokens=args.max_tokens,
+      source_tokenizer=loaded.source_tokenizer, forced=args.forced or '')
+  else:
+    found = continued(model, params, tokenizer, prompts, beams, penalty, args.max_tokens or MAX_TOKENS)
+  del loaded
+  if len(prompts) > 1:
+    found = track(found, 'texts', len(prompts))
+  found = dict(found)
+  for i in range(len(prompts)):
+    for j, (whole, score) in enumerate(found[i][:args.num_samples]):
+      yield Text(i, j, [whole], score)
+
+
+def continued(model, params, tokenizer, prompts, beams, penalty, max_tokens) -> Iterator[tuple[int, list[Translation]]]:
+  """As `translate`, of a decoder."""
+  tokens = [np.array([tokenizer.eos_id, *tokenizer.encode(prompt)], np.int32) for prompt in prompts]
+  for start in range(0, len(prompts), ROWS):
+    batch = range(start, min(start + ROWS, len(prompts)))
+    hypotheses = beam.search(model, params, [tokens[i] for i in batch], max_tokens=max_tokens, eos=tokenizer.eos_id,
+                             beams=beams, penalty=penalty)
+    for i, best in zip(batch, hypotheses):
+      yield i, [Translation(prompts[i] + tokenizer.decode(new), score) for new, score in best]
+
+
+def read_sources(loaded: run.Run, texts: list[str]) -> list[np.ndarray]:
+  """The tokens of sources, with their ends."""
+  tokenizer = loaded.source_tokenizer or loaded.tokenizer
+  return [np.append(tokenizer.encode(text), tokenizer.eos_id).astype(np.int32) for text in texts]
 
 
 def read_prompts(given: list[str] | None, file: str | None) -> list[str]:

@@ -8,6 +8,7 @@ draws the masks. Nothing is allocated or compiled, so any model on any mesh fits
 import argparse
 import functools
 import math
+from collections.abc import Sequence
 
 import flax.linen as nn
 import jax
@@ -21,6 +22,8 @@ from rich.table import Table
 from tfm import build
 from tfm import config as configs
 from tfm.data import pipeline
+from tfm.data.packing.protocol import FIELDS, PAIR_FIELDS
+from tfm.data.tokenizers.protocol import Tokenizer
 from tfm.evaluation import mask_picture
 from tfm.masks.protocol import Mask
 from tfm.models import flops, memory, table
@@ -43,8 +46,8 @@ def main(args: argparse.Namespace) -> None:
   mesh = abstract_mesh(config, args.devices)
   build.check_run(config, mesh.size)
   rules = sharding.parse_rules(config.rules)
-  vocab = vocabulary(config)
-  model = build.model(config, vocab)
+  vocab, source_vocab = vocabularies(config)
+  model = build.model(config, vocab, source_vocab=source_vocab)
   boxed = abstract_state(config, model)
   sharding.check_divisible(boxed.params, mesh, rules)
   rows = table.rows(boxed.params, rules)
@@ -53,7 +56,7 @@ def main(args: argparse.Namespace) -> None:
   console.print(config_text(config), end='', markup=False, highlight=False, soft_wrap=True)
   console.print(parameter_table(rows))
   console.print(cost_table(rows, flops.per_token(model, config.data.length), vocab, config.data.length))
-  console.print(memory_table(config, vocab, boxed, mesh, rules))
+  console.print(memory_table(config, vocab, source_vocab, boxed, mesh, rules))
   if args.picture:
     if drawn := masks(config, model):
       mask_picture.draw(drawn, config.data.length, args.picture)
@@ -79,15 +82,20 @@ def abstract_mesh(config: ConfigDict, devices: int | None) -> AbstractMesh:
   return AbstractMesh(tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
 
 
-def vocabulary(config: ConfigDict) -> int:
-  """Tokens there are; the text is read only where nothing else tells."""
-  return known_vocabulary(config) or pipeline.open_text(
-    build.source(config), build.tokenizer(config)).tokenizer.vocab_size
+def vocabularies(config: ConfigDict) -> tuple[int, int]:
+  """Tokens there are, and those of the source where they are others (0: they are not); the text is read only
+  where nothing else tells.
+  """
+  tokenizer, source_tokenizer = build.tokenizer(config), build.source_tokenizer(config)
+  vocab = known_vocabulary(tokenizer), known_vocabulary(source_tokenizer) if source_tokenizer else 0
+  if None not in vocab:
+    return vocab
+  text = pipeline.open_text(build.source(config), tokenizer, source_tokenizer=source_tokenizer)
+  return text.tokenizer.vocab_size, text.source_tokenizer.vocab_size if source_tokenizer else 0
 
 
-def known_vocabulary(config: ConfigDict) -> int | None:
+def known_vocabulary(tokenizer: Tokenizer) -> int | None:
   """Tokens there are, where the tokenizer's spec tells."""
-  tokenizer = build.tokenizer(config)
   return tokenizer.vocab_size if tokenizer.trained else getattr(tokenizer, 'size', None)
 
 
@@ -99,12 +107,20 @@ def abstract_state(config: ConfigDict, model: Decoder) -> states.State:
 
 
 def masks(config: ConfigDict, model: Decoder) -> dict[str, Mask]:
-  """Title → mask of every kind of block whose mixer has one."""
+  """Title → mask of every kind of block whose mixer has one, and of cross-attention."""
   made = {}
-  for name, block in zip(config.model.pattern or ('',), model.stack().pattern):
-    mixer = block().mixer()
+
+  def add(title, mixer, text):
     if hasattr(mixer, 'mask'):
-      made[f'{name}: {config.model.blocks[name].mask}' if name else config.model.mask] = mixer.mask
+      made[f'{title}: {text}' if title else text] = mixer.mask
+  for where, part in configs.parts(config).items():
+    title = where.removeprefix('model').removeprefix('.')
+    if where == 'model.cross':
+      add(title, model.stack().pattern[0]().cross(), part.mask)
+    elif 'pattern' in part:
+      stack = (model if where == 'model' else model.encoder()).stack()
+      for name, block in zip(part.pattern or (title,), stack.pattern):
+        add(name, block().mixer(), config.model.blocks[name].mask if part.pattern else part.mask)
   return made
 
 
@@ -145,12 +161,13 @@ def cost_table(rows: list[table.Row], cost: flops.Flops, vocab: int, length: int
 
 
 def memory_table(
-    config: ConfigDict, vocab: int, boxed: states.State, mesh: AbstractMesh, rules: sharding.Rules) -> Table:
+    config: ConfigDict, vocab: int, source_vocab: int, boxed: states.State, mesh: AbstractMesh, rules: sharding.Rules,
+) -> Table:
   """Bytes of one device, by kind."""
   params = memory.on_device(boxed.params, mesh, rules)
   optimizer = memory.on_device(boxed.opt_state, mesh, rules)
   rows = config.training.batch_size // config.training.accumulation // ways(mesh, rules, 'batch')
-  alive = activations(config, vocab, mesh, rules, rows, params)
+  alive = activations(config, vocab, source_vocab, mesh, rules, rows, params)
   sizes = ' × '.join(f'{axis} {size}' for axis, size in mesh.shape.items())
   made = titled(f'one device of {mesh.size} ({sizes}), {rows} rows at once', 'kind', '>bytes', '>', 'how')
   estimate = f'estimate: the most that is alive at once in the gradient, remat {config.model.remat}'
@@ -170,21 +187,26 @@ def memory_table(
 
 
 def activations(
-    config: ConfigDict, vocab: int, mesh: AbstractMesh, rules: sharding.Rules, rows: int, held: int) -> int:
+    config: ConfigDict, vocab: int, source_vocab: int, mesh: AbstractMesh, rules: sharding.Rules, rows: int, held: int,
+) -> int:
   """`memory.activations` of what one device computes: its rows, heads, feed-forward and vocabulary.
 
   What a mixer sizes by itself is taken whole. `held` is the bytes of the parameters on one device.
   """
   part = config.copy_and_resolve_references()
-  for b in (part.model, *part.model.blocks.values()):
+  for b in configs.parts(part).values():
     b.heads = max(1, b.heads // ways(mesh, rules, 'heads'))
     b.kv_heads = math.gcd(b.heads, max(1, b.kv_heads // ways(mesh, rules, 'kv_heads')))
-    b.feed_forward_width //= ways(mesh, rules, 'mlp')
-  model = build.model(part, -(-vocab // ways(mesh, rules, 'vocab')))
+    if 'feed_forward_width' in b:
+      b.feed_forward_width //= ways(mesh, rules, 'mlp')
+  vocab, source_vocab = (-(-v // ways(mesh, rules, 'vocab')) for v in (vocab, source_vocab))
+  model = build.model(part, vocab, source_vocab=source_vocab)
   params = nn.unbox(abstract_state(part, model).params)
+  objective = build.objective(part)
+  fields = FIELDS if objective.fields == ('text',) else PAIR_FIELDS
   return memory.activations(
-    functools.partial(loss, build.objective(part), model), params,
-    functools.partial(batch, part.data.length), rows, held / memory.whole(params))
+    functools.partial(loss, objective, model), params, functools.partial(batch, fields, part.data.length), rows,
+    held / memory.whole(params))
 
 
 def ways(mesh: AbstractMesh, rules: sharding.Rules, axis: str) -> int:
@@ -197,10 +219,9 @@ def loss(objective, model: Decoder, params, rows):
   return objective(model, params, rows, jax.random.key(0))[0]
 
 
-def batch(length: int, rows: int) -> dict[str, jax.ShapeDtypeStruct]:
+def batch(fields: Sequence[str], length: int, rows: int) -> dict[str, jax.ShapeDtypeStruct]:
   """The shapes of a batch."""
-  names = 'inputs', 'targets', 'positions', 'segments'
-  return dict.fromkeys(names, jax.ShapeDtypeStruct((rows, length), jnp.int32))
+  return dict.fromkeys(fields, jax.ShapeDtypeStruct((rows, length), jnp.int32))
 
 
 def titled(title: str, *columns: str) -> Table:

@@ -1,6 +1,7 @@
 """A corpus: documents of text in three splits, known by the hash of their content.
 
-A document's split is chosen by the hash of its content: it stays when files are renamed, reordered
+A document is a text, or several that belong together, such as a sentence and its translation: its
+fields. A document's split is chosen by the hash of its (first) text: it stays when files are renamed, reordered
 or added, and equal documents never stand on both sides. Where the documents are too few for that (a
 single book), they are cut after blank lines into pieces, and the pieces, in the order of their
 hashes, are dealt out by size; a warning says so.
@@ -31,8 +32,9 @@ PIECE_BYTES = 64, 65536  # … each of a size between these
 READ = 256  # documents to read at once
 VERSION = 1  # of the rules of this file; a part of every hash
 
-Document = tuple[str | None, str]  # the split that the source itself gives, if any, and the text
-Rule = Callable[[Iterable[Document]], Iterator[tuple[str, str]]]  # gives every document its split
+Document = tuple[str | None, *tuple[str, ...]]  # the split that the source itself gives, if any, and the texts
+Placed = tuple[str, *tuple[str, ...]]
+Rule = Callable[[Iterable[Document]], Iterator[Placed]]  # gives every document its split
 
 _log = logging.getLogger(__name__)
 
@@ -44,34 +46,41 @@ class Corpus:
   Attributes:
     name: the source's spec, for messages.
     hash: hexadecimal hash of the documents and their splits, whatever their order.
-    splits: random-access documents by 'train', 'validation' and 'test'.
+    splits: random-access texts by 'train', 'validation' and 'test', and in these by the field of the
+      documents; all fields have one order.
     bytes: the UTF-8 size of each split.
   """
 
   name: str
   hash: str
-  splits: Mapping[str, Sequence[str]]
+  splits: Mapping[str, Mapping[str, Sequence[str]]]
   bytes: Mapping[str, int]
 
   @property
   def documents(self) -> Mapping[str, int]:
     """The number of documents of each split."""
-    return {split: len(documents) for split, documents in self.splits.items()}
+    return {split: len(next(iter(texts.values()))) for split, texts in self.splits.items()}
+
+  @property
+  def fields(self) -> tuple[str, ...]:
+    """The names of a document's texts."""
+    return tuple(self.splits['train'])
 
 
 def prepare(
   name: str, read: Callable[[], Iterable[Document]], cache_dir: pathlib.Path,
-  fixed: Sequence[str] = (),
+  fixed: Sequence[str] = (), fields: tuple[str, ...] = ('text',),
 ) -> Corpus:
   """Splits the documents that `read()` yields and keeps them under their content's hash.
 
   Args:
     name: the source's spec, for messages.
-    read: yields (split, text) of every document; called several times. The split is one of `fixed`,
+    read: yields (split, *texts) of every document; called several times. The split is one of `fixed`,
       or None for a document that a hash is to assign.
     cache_dir: where to keep the corpus.
     fixed: the splits that the source gives itself: all three, or some without train, out of which
       the others are carved.
+    fields: the names of a document's texts.
 
   Raises:
     ValueError: if there is no text, or too little for the splits, or it changes while it is read.
@@ -82,34 +91,38 @@ def prepare(
   if not survey.bytes.total():
     raise ValueError(f'{name} is empty: {survey.documents.total()} documents without any text')
   if not _balanced(survey, carved):
+    if len(fields) > 1:
+      raise ValueError(f'{name} has too few documents to be split by their hashes: {survey.documents.total()}; '
+                       'give more, or splits of their own')
     rule = _by_piece(name, read, carved, survey)
     survey = _survey(name, rule(read()))
   for split in SPLITS:
     if not survey.documents[split]:
       raise ValueError(f'{name} has no documents in its {split!r} split')
   directory = cache_dir / 'corpora' / survey.hash
-  cache.once(directory, lambda part: _write(part, name, lambda: rule(read()), survey))
+  cache.once(directory, lambda part: _write(part, name, lambda: rule(read()), survey, fields))
   _log.info('%s: content hash %s; %s', name, survey.hash, ', '.join(
     f'{split} {survey.documents[split]} documents {survey.bytes[split]} bytes' for split in SPLITS))
   stored = tfds.builder_from_directory(directory / Documents.name / str(Documents.VERSION))
-  splits = {split: _Texts(stored.as_data_source(split)) for split in SPLITS}
+  sources = {split: stored.as_data_source(split) for split in SPLITS}
+  splits = {split: {field: _Texts(source, field) for field in fields} for split, source in sources.items()}
   return Corpus(name, survey.hash, splits, {split: survey.bytes[split] for split in SPLITS})
 
 
 class Documents(tfds.core.GeneratorBasedBuilder, skip_registration=True):
-  """A TFDS data set with one field, `text`, of the documents that `rule` puts into each split."""
+  """A TFDS data set of the documents, each with its split."""
 
   name = 'documents'
   VERSION = tfds.core.Version('1.0.0')
   url_infos = {}  # it downloads nothing
 
-  def __init__(self, pairs: Callable[[], Iterator[tuple[str, str]]], **kwargs):
-    self._pairs = pairs
+  def __init__(self, documents: Callable[[], Iterator[Placed]], fields: tuple[str, ...], **kwargs):
+    self._documents, self._fields = documents, fields
     self.written = _Survey()
     super().__init__(file_format='array_record', **kwargs)
 
   def _info(self):
-    features = tfds.features.FeaturesDict({'text': tfds.features.Text()})
+    features = tfds.features.FeaturesDict({field: tfds.features.Text() for field in self._fields})
     return tfds.core.DatasetInfo(builder=self, features=features)
 
   def _split_generators(self, dl_manager):
@@ -117,13 +130,13 @@ class Documents(tfds.core.GeneratorBasedBuilder, skip_registration=True):
 
   def _generate_examples(self, split):
     seen = collections.Counter()
-    for given, text in self._pairs():
+    for given, *texts in self._documents():
       if given == split:
-        self.written.add(split, text)
-        digest = _digest(text).hex()
+        self.written.add(split, *texts)
+        digest = _digest(*texts).hex()
         seen[digest] += 1
         # TFDS orders the documents by their keys: by content, not by file.
-        yield f'{digest}-{seen[digest]}', {'text': text}
+        yield f'{digest}-{seen[digest]}', dict(zip(self._fields, texts, strict=True))
 
 
 def examples(source) -> Iterator[Mapping]:
@@ -133,10 +146,10 @@ def examples(source) -> Iterator[Mapping]:
 
 
 class _Texts(Sequence):
-  """The texts of a TFDS data source."""
+  """The texts of a TFDS data source in one of its fields."""
 
-  def __init__(self, source):
-    self._source = source
+  def __init__(self, source, field: str):
+    self._source, self._field = source, field
 
   def __len__(self):
     return len(self._source)
@@ -144,10 +157,10 @@ class _Texts(Sequence):
   def __getitem__(self, index: int) -> str:
     if not -len(self) <= index < len(self):
       raise IndexError(index)
-    return self._source[index % len(self)]['text'].decode()
+    return self._source[index % len(self)][self._field].decode()
 
   def __iter__(self) -> Iterator[str]:
-    return (example['text'].decode() for example in examples(self._source))
+    return (example[self._field].decode() for example in examples(self._source))
 
 
 class _Survey:
@@ -156,8 +169,8 @@ class _Survey:
   def __init__(self):
     self.documents, self.bytes, self._sum = collections.Counter(), collections.Counter(), 0
 
-  def add(self, split: str, text: str):
-    data = text.encode()
+  def add(self, split: str, *texts: str):
+    data = _joined(texts)
     self.documents[split] += 1
     self.bytes[split] += len(data)
     digest = hashlib.blake2b(data, digest_size=32, person=split.encode()).digest()
@@ -201,7 +214,7 @@ def _by_hash(carved: Sequence[str]) -> Rule:
       fraction -= SHARE
     return 'train'
 
-  return lambda documents: ((split or assign(text), text) for split, text in documents)
+  return lambda documents: ((split or assign(first), first, *rest) for split, first, *rest in documents)
 
 
 def _by_piece(name, read, carved, survey: _Survey) -> Rule:
@@ -249,18 +262,18 @@ def _balanced(survey: _Survey, carved: Sequence[str]) -> bool:
              for split in carved)
 
 
-def _survey(name: str, pairs: Iterable[tuple[str, str]]) -> _Survey:
+def _survey(name: str, documents: Iterable[Placed]) -> _Survey:
   survey = _Survey()
-  for split, text in progress.track(pairs, f'reading {name}'):
-    survey.add(split, text)
+  for split, *texts in progress.track(documents, f'reading {name}'):
+    survey.add(split, *texts)
   return survey
 
 
-def _write(directory: pathlib.Path, name: str, pairs: Callable, survey: _Survey):
+def _write(directory: pathlib.Path, name: str, documents: Callable, survey: _Survey, fields: tuple[str, ...]):
   def tracked():
-    return progress.track(pairs(), f'writing {name}', survey.documents.total())
+    return progress.track(documents(), f'writing {name}', survey.documents.total())
 
-  builder = Documents(tracked, data_dir=str(directory))
+  builder = Documents(tracked, fields, data_dir=str(directory))
   active = tfds.core.utils.tqdm_utils._active
   tfds.disable_progress_bar()
   try:
@@ -276,5 +289,9 @@ def _changed(name: str) -> ValueError:
   return ValueError(f'{name} changed while it was read; run again when its files are complete')
 
 
-def _digest(text: str) -> bytes:
-  return hashlib.blake2b(text.encode(), digest_size=16).digest()
+def _digest(*texts: str) -> bytes:
+  return hashlib.blake2b(_joined(texts), digest_size=16).digest()
+
+
+def _joined(texts: Sequence[str]) -> bytes:
+  return '\0'.join(texts).encode()

@@ -55,10 +55,11 @@ def prefetch(
 
   def send(host: pipeline.Batch) -> Fetched:
     rows, length = host['inputs'].shape
-    if rows * count != batch_size:
+    # A batch of shorter rows has as many times more of them.
+    if rows % (batch_size // count):
       raise ValueError(f'the iterator reads {rows} rows, but batch_size={batch_size} over '
                        f'process_count={count} has {batch_size // count}; build it with both')
-    batch = {name: jax.make_array_from_process_local_data(sharding, value, (batch_size, length))
+    batch = {name: jax.make_array_from_process_local_data(sharding, value, (rows * count, length))
              for name, value in host.items()}
     return Fetched(batch, iterator.get_state(), host, index * rows)
 

@@ -7,6 +7,7 @@ and the state of an iterator, the same in all of them, is the index of its next 
 
 import dataclasses
 import hashlib
+import itertools
 import json
 import logging
 import pathlib
@@ -31,21 +32,33 @@ Batch = dict[str, np.ndarray]
 
 @dataclasses.dataclass(frozen=True)
 class TextData:
-  """A corpus with the tokenizer trained on it."""
+  """A corpus with the tokenizers trained on it.
+
+  Attributes:
+    source_tokenizer: of the source of a pair, where it has a vocabulary of its own; else None.
+  """
 
   corpus: corpora.Corpus
   tokenizer: tokenizers.Tokenizer
+  source_tokenizer: tokenizers.Tokenizer | None
   cache_dir: pathlib.Path
 
-  def tokens(self, split: str) -> token_arrays.Tokens:
-    """The tokens of 'train', 'validation' or 'test', encoded on first use."""
-    return token_arrays.tokenize(self.corpus, split, self.tokenizer, self.cache_dir)
+  def tokens(self, split: str) -> token_arrays.Tokens | token_arrays.Pairs:
+    """The tokens of 'train', 'validation' or 'test', encoded on first use: pairs, where documents are."""
+    def field(name):
+      tokenizer = self.source_tokenizer if name == 'source' and self.source_tokenizer else self.tokenizer
+      return token_arrays.tokenize(self.corpus, split, name, tokenizer, self.cache_dir)
+    found = {name: field(name) for name in self.corpus.fields}
+    return found['text'] if 'text' in found else token_arrays.Pairs(f'{self.corpus.name} {split}', **found)
 
 
 def open_text(
   source: Source, tokenizer: tokenizers.Tokenizer, cache_dir: pathlib.Path | None = None,
+  source_tokenizer: tokenizers.Tokenizer | None = None,
 ) -> TextData:
-  """Prepares a source, and trains the tokenizer on its training split unless it is trained.
+  """Prepares a source, and trains the tokenizers on its training split unless they are trained.
+
+  A tokenizer is trained on all fields but those that have one of their own.
 
   Raises:
     ValueError: by name, for a source that cannot be found, read, decoded or split, and for a
@@ -53,24 +66,29 @@ def open_text(
   """
   cache_dir = cache.directory() if cache_dir is None else pathlib.Path(cache_dir)
   corpus = source.prepare(cache_dir)
-  return TextData(corpus, fit(tokenizer, corpus, cache_dir), cache_dir)
+  if not source_tokenizer:
+    return TextData(corpus, fit(tokenizer, corpus, corpus.fields, cache_dir), None, cache_dir)
+  own = fit(source_tokenizer, corpus, ('source',), cache_dir)
+  return TextData(corpus, fit(tokenizer, corpus, ('target',), cache_dir), own, cache_dir)
 
 
 def fit(
-  tokenizer: tokenizers.Tokenizer, corpus: corpora.Corpus, cache_dir: pathlib.Path,
+  tokenizer: tokenizers.Tokenizer, corpus: corpora.Corpus, fields: tuple[str, ...], cache_dir: pathlib.Path,
 ) -> tokenizers.Tokenizer:
-  """The tokenizer trained on the corpus's training split; kept, so that it is trained once."""
+  """The tokenizer trained on some fields of the corpus's training split; kept, so that it is trained once."""
   if tokenizer.trained:
     return tokenizer
 
   def write(directory: pathlib.Path):
-    texts = corpus.splits['train']
+    texts = [corpus.splits['train'][field] for field in fields]
     _log.info('training the tokenizer %s on %s', tokenizer, corpus.name)
-    trained = tokenizer.train(progress.track(texts, f'training on {corpus.name}', len(texts)))
+    trained = tokenizer.train(progress.track(
+      itertools.chain(*texts), f'training on {corpus.name}', sum(map(len, texts))))
     (directory / 'state.json').write_text(json.dumps(trained.state()))
 
+  name = '-'.join((corpus.hash, *fields, tokenizer.identity))
   try:
-    directory = cache.once(cache_dir / 'tokenizers' / f'{corpus.hash}-{tokenizer.identity}', write)
+    directory = cache.once(cache_dir / 'tokenizers' / name, write)
   except ValueError as error:
     raise ValueError(f'{tokenizer} does not fit {corpus.name}: {error}') from error
   return tokenizers.load(json.loads((directory / 'state.json').read_text()))
@@ -80,7 +98,7 @@ def fit(
 class Batches:
   """The rows of one process in every batch, by the batch's index; a Grain data source.
 
-  Past the last row, a batch is filled with padding, so all have one shape in all processes.
+  Where there is no row, a batch is filled with padding.
   """
 
   rows: packing.Rows
@@ -97,14 +115,18 @@ class Batches:
                        f'{self.process_count}; number the processes from 0')
 
   def __len__(self) -> int:
-    return -(-len(self.rows) // self.batch_size)
+    return self.rows.batches(self.batch_size)
 
   def __getitem__(self, index: int) -> Batch:
-    size = self.batch_size // self.process_count
-    first = index * self.batch_size + self.process_index * size
-    rows = [self.rows[i] if i < len(self.rows) else packing.padding(self.rows.length)
-            for i in range(first, first + size)]
-    return {field: np.stack([row[field] for row in rows]) for field in packing.FIELDS}
+    numbers = self.rows.batch(index, self.batch_size)
+    size = len(numbers) // self.process_count
+    first = self.process_index * size
+    there = {i: self.rows[i] for i in numbers[first:first + size] if i is not None}
+    # All processes fill with padding alike, of the shape that the batch has.
+    like = next(iter(there.values()), None) or self.rows[numbers[0]]
+    padding = {field: np.zeros_like(x) for field, x in like.items()}
+    rows = [there.get(i, padding) for i in numbers[first:first + size]]
+    return {field: np.stack([row[field] for row in rows]) for field in padding}
 
   def __repr__(self) -> str:  # Grain puts it into its messages
     return f'Batches({len(self)} of {self.batch_size})'
@@ -141,7 +163,7 @@ def evaluation_batches(
 ) -> grain.DatasetIterator:
   """As `train_iterator`, once over the rows of `Packing.evaluation_rows`.
 
-  The last batch is filled with rows of padding: shapes are constant and every token counts once.
+  The last batch is filled with rows of padding: every token counts once.
 
   Args:
     limit: where not 0, at most so many batches, evenly spread over the split: its beginning may be

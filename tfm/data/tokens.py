@@ -43,33 +43,57 @@ class Tokens:
     """The number of tokens to predict in one epoch: all, and the end of every document."""
     return len(self.ids) + self.documents
 
+  def document(self, number: int) -> np.ndarray:
+    """The tokens of one document and its end."""
+    return np.append(self.ids[slice(*self.offsets[number:][:2])], self.eos_id)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Pairs:
+  """The tokens of a split's pairs: document d of the target is that of document d of the source."""
+
+  name: str
+  source: Tokens
+  target: Tokens
+
+  @property
+  def targets(self) -> int:
+    return self.target.targets
+
+  @property
+  def sizes(self) -> np.ndarray:
+    """Tokens of source and target of each pair, either with its end, int64 [documents, 2]."""
+    return np.stack([self.source.lengths, self.target.lengths], 1) + 1
+
 
 def tokenize(
-  corpus: corpora.Corpus, split: str, tokenizer: protocol.Tokenizer, cache_dir: pathlib.Path,
+  corpus: corpora.Corpus, split: str, field: str, tokenizer: protocol.Tokenizer, cache_dir: pathlib.Path,
 ) -> Tokens:
-  """Encodes a split once and keeps the result under the corpus's hash and the tokenizer's.
+  """Encodes one field of a split once and keeps the result under the corpus's hash and the tokenizer's.
 
   Raises:
     ValueError: if the corpus has no such split, or the tokenizer loses some of the text.
   """
   if split not in corpus.splits:
     raise ValueError(f'{corpus.name} has no split {split!r}; known: {", ".join(corpus.splits)}')
-  name = f'{corpus.name} {split}'
+  name = f'{corpus.name} {split}' if corpus.fields == ('text',) else f'{corpus.name} {split} {field}'
   dtype = np.dtype('<u2' if tokenizer.vocab_size <= 2**16 else '<u4')
 
   def write(directory: pathlib.Path):
-    offsets, texts = [0], corpus.splits[split]
+    offsets, size, texts = [0], 0, corpus.splits[split][field]
     with (directory / 'ids').open('wb') as file:
       for text in progress.track(texts, f'tokenizing {name}', len(texts)):
         ids = tokenizer.encode(text)
-        if (size := int(tokenizer.token_bytes[ids].sum())) != len(text.encode()):
+        if (written := int(tokenizer.token_bytes[ids].sum())) != len(text.encode()):
           raise ValueError(f'{tokenizer.identity} writes {len(text.encode())} bytes of {name} as '
-                           f'{size}; its pieces must join to the text')
+                           f'{written}; its pieces must join to the text')
+        size += written
         ids.astype(dtype).tofile(file)
         offsets.append(offsets[-1] + len(ids))
     np.save(directory / 'offsets.npy', np.array(offsets, np.int64))
+    (directory / 'bytes').write_text(str(size))
 
-  key = f'{corpus.hash}-{tokenizer.identity}-{split}'
+  key = f'{corpus.hash}-{tokenizer.identity}-{split}-{field}'
   directory = cache.once(cache_dir / 'tokens' / key, write)
   offsets = np.load(directory / 'offsets.npy', mmap_mode='r')
   size = (directory / 'ids').stat().st_size
@@ -77,4 +101,4 @@ def tokenize(
     raise ValueError(f'{directory} is damaged: {size} bytes for {offsets[-1]} tokens; delete it')
   # A file without any bytes cannot be mapped.
   ids = np.memmap(directory / 'ids', dtype, 'r') if size else np.zeros(0, dtype)
-  return Tokens(name, ids, offsets, tokenizer.eos_id, corpus.bytes[split])
+  return Tokens(name, ids, offsets, tokenizer.eos_id, int((directory / 'bytes').read_text()))

@@ -10,7 +10,7 @@ length, on the sampling or on how many tokens are asked for.
 
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import flax.linen as nn
@@ -20,7 +20,7 @@ import numpy as np
 from flax import struct
 
 from tfm.decoding.sampling import Sampling, row_keys, sample
-from tfm.mixers.protocol import Context
+from tfm.mixers.protocol import Context, Memory
 from tfm.models.decoder import Decoder
 from tfm.shapes import Array, Bool, Int, PyTree
 
@@ -49,18 +49,20 @@ class State:
 
 def generate(
     model: Decoder, params: PyTree, prompts: Sequence[Sequence[int]], *, max_tokens: int, eos: int | None,
-    sampling: Sampling = Sampling(), seed: int = 0, samples: Sequence[int] | None = None, chunk: int = CHUNK,
-    pieces: Sequence[int] = PIECES,
+    sources: Sequence[Sequence[int]] | None = None, sampling: Sampling = Sampling(), seed: int = 0,
+    samples: Sequence[int] | None = None, chunk: int = CHUNK, pieces: Sequence[int] = PIECES,
 ) -> Iterator[list[np.ndarray]]:
   """Continues every prompt; yields the new tokens of each row, int32, up to `chunk` at a time.
 
   A row ends before `eos`, which is not yielded, or after `max_tokens`; the iterator ends with the
-  last row. What a row becomes depends on its prompt, `seed` and its sample number only, not on the
+  last row. What a row becomes depends on its source, prompt, `seed` and sample number only, not on the
   rows beside it, `chunk` or `pieces`. For scanned models see `unrolled`. Under
   `sharding.context(mesh, rules)` the rows are cut as a batch in training.
 
   Args:
-    prompts: B token sequences, none empty.
+    prompts: B token sequences, none empty. An encoder-decoder's begin with the end-of-text token; what
+      follows is forced.
+    sources: B token sequences, for an encoder-decoder.
     eos: the token that ends a row; None: none does.
     samples: each row's sample number, to draw several from one prompt; 0 unless given.
     chunk: tokens written between two looks of the host.
@@ -70,14 +72,16 @@ def generate(
     ValueError: for what `check` refuses, and, from the iterator, for logits that are not numbers.
   """
   sampling.check()
-  check(model, prompts, max_tokens)
+  check(model, prompts, max_tokens, sources)
   prompts = [np.asarray(prompt, np.int32) for prompt in prompts]
-  keys = row_keys(seed, prompts, [0] * len(prompts) if samples is None else samples)
+  sources = None if sources is None else [np.asarray(source, np.int32) for source in sources]
+  told = prompts if sources is None else [np.concatenate(pair) for pair in zip(sources, prompts)]
+  keys = row_keys(seed, told, [0] * len(prompts) if samples is None else samples)
   # One type for each setting, whatever was given: another would compile again.
   sampling = Sampling(
     float(sampling.temperature), min(int(sampling.top_k), model.vocab), float(sampling.top_p))
   eos = -1 if eos is None else eos
-  return _generate(model, params, prompts, keys, sampling, max_tokens, eos, chunk, pieces)
+  return _generate(model, params, prompts, sources, keys, sampling, max_tokens, eos, chunk, pieces)
 
 
 def complete(*args, **kwargs) -> list[np.ndarray]:
@@ -85,12 +89,15 @@ def complete(*args, **kwargs) -> list[np.ndarray]:
   return [np.concatenate(row) for row in zip(*generate(*args, **kwargs))]
 
 
-def check(model: Decoder, prompts: Sequence[Sequence[int]], max_tokens: int) -> None:
+def check(
+    model: Decoder, prompts: Sequence[Sequence[int]], max_tokens: int, sources: Sequence[Sequence[int]] | None = None,
+) -> None:
   """Refuses what cannot be generated.
 
   Raises:
     ValueError: for no prompt, an empty one, a token that is not in the vocabulary, max_tokens below
-      1, or more positions than a positional scheme can tell.
+      1, more positions than a positional scheme can tell, or sources where the model reads none, or
+      none where it does.
   """
   if max_tokens < 1:
     raise ValueError(f'max_tokens={max_tokens} must be at least 1')
@@ -103,18 +110,45 @@ def check(model: Decoder, prompts: Sequence[Sequence[int]], max_tokens: int) -> 
       raise ValueError(f'prompts[{i}] holds a token outside of the vocabulary of {model.vocab}')
   longest = max(map(len, prompts))
   needed = longest + max_tokens - 1   # the last token written is never read
-  for factory in model.positions:
-    position = factory()
-    if position.reach is not None and needed > position.reach:
-      room = position.reach + 1 - longest
+  for name, reach in reaches(model.positions):
+    if needed > reach:
+      room = reach + 1 - longest
       raise ValueError(
         f'max_tokens={max_tokens} after a prompt of {longest} tokens needs {needed} positions and '
-        f'{type(position).__name__} has {position.reach}; '
-        + (f'at most max_tokens={room} would do' if room > 0 else 'shorten the prompt'))
+        f'{name} has {reach}; ' + (f'at most max_tokens={room} would do' if room > 0 else 'shorten the prompt'))
+  check_sources(model, sources, len(prompts))
 
 
-def _generate(model, params, prompts, keys, sampling, max_tokens, eos, chunk, pieces):
-  state = prefill(model, params, prompts, max_tokens, pieces)
+def check_sources(model: Decoder, sources: Sequence[Sequence[int]] | None, rows: int) -> None:
+  """Refuses sources that the model cannot read."""
+  if not hasattr(model, 'encode'):
+    if sources is not None:
+      raise ValueError('sources are for an encoder-decoder, and the model is a decoder; put them into the prompts')
+    return
+  if sources is None or len(sources) != rows:
+    raise ValueError(f'an encoder-decoder needs a source for each of {rows} prompts, and here are '
+                     f'{0 if sources is None else len(sources)}')
+  vocab = model.source_vocab or model.vocab
+  for i, source in enumerate(sources):
+    if not len(source) or not 0 <= np.min(source) <= np.max(source) < vocab:
+      raise ValueError(f'sources[{i}] is empty or holds a token outside of the vocabulary of {vocab}')
+  longest = max(map(len, sources))
+  for name, reach in reaches(model.encoder.keywords['positions']):
+    if longest > reach:
+      raise ValueError(f'a source of {longest} tokens needs as many positions and {name} has {reach}; shorten it')
+
+
+def reaches(positions: Sequence[Callable]) -> Iterator[tuple[str, int]]:
+  """(name, positions that it can tell) of the positional schemes that come to an end."""
+  for factory in positions:
+    position = factory()
+    if position.reach is not None:
+      yield type(position).__name__, position.reach
+
+
+def _generate(model, params, prompts, sources, keys, sampling, max_tokens, eos, chunk, pieces):
+  memory = None if sources is None else remember(model, params, sources)
+  state = prefill(model, params, prompts, max_tokens, pieces, memory)
   keys = keys[np.minimum(np.arange(len(state.done)), len(prompts) - 1)]   # padding rows need one too
   ended = np.zeros(len(prompts), bool)
   for start in range(0, max_tokens, chunk):
@@ -130,15 +164,40 @@ def _generate(model, params, prompts, keys, sampling, max_tokens, eos, chunk, pi
       return
 
 
+def remember(model: Decoder, params: PyTree, sources: Sequence[np.ndarray]) -> Memory:
+  """What the encoder makes of the sources, of as many rows as `prefill` makes of as many prompts."""
+  length, rows = buckets(max(map(len, sources)), 8), padded(len(sources))
+  tokens, segments = np.zeros((2, rows, length), np.int32)
+  for row, source in enumerate(sources):
+    tokens[row, :len(source)], segments[row, :len(source)] = source, 1
+  positions = np.broadcast_to(np.arange(length, dtype=np.int32), tokens.shape)
+  return encode(model, params, tokens, Context(positions, segments))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def encode(model: Decoder, params: PyTree, tokens: Int[Array, 'B S'], context: Context) -> Memory:
+  """`model.encode`."""
+  return model.apply({'params': params}, tokens, context, method='encode')
+
+
 def prefill(
-    model: Decoder, params: PyTree, prompts: Sequence[np.ndarray], room: int, pieces: Sequence[int] = PIECES
+    model: Decoder, params: PyTree, prompts: Sequence[np.ndarray], room: int, pieces: Sequence[int] = PIECES,
+    memory: Memory | None = None, rows: int | None = None,
 ) -> State:
-  """Reads all prompts but their last tokens, into caches with slots for `room` more tokens."""
+  """Reads all prompts but their last tokens, into caches with slots for `room` more tokens.
+
+  The memory is read with the first piece, which there is, be it of padding, where there is a memory.
+
+  Args:
+    rows: to make, of which those beyond the prompts are done; `padded` of as many prompts unless given.
+  """
   longest = max(map(len, prompts))
   # A prefix is what was there before writing began; seen from everywhere in it, it is read at once.
   prefixed = 'prefix' in model.reads
   widths = [buckets(longest - 1, 16)] * (longest > 1) if prefixed else cut(longest - 1, pieces)
-  length, rows = sum(widths), buckets(-(-len(prompts) // ways())) * ways()
+  if memory is not None and not widths:
+    widths = [1]
+  length, rows = sum(widths), padded(len(prompts)) if rows is None else rows
   tokens, positions, segments, prefix = np.zeros((4, rows, length + 1), np.int32)
   for row, prompt in enumerate(prompts):
     n = len(prompt)
@@ -148,8 +207,8 @@ def prefill(
   for width in widths:
     piece = slice(start, start + width)
     context = Context(positions[:, piece], segments[:, piece], prefix[:, piece] if prefixed else None)
-    caches = read(model, params, tokens[:, piece], context, caches)
-    start += width
+    caches = read(model, params, tokens[:, piece], context, caches, memory)
+    start, memory = start + width, None
   return State(caches, tokens[:, -1], positions[:, -1], segments[:, -1] == 0)
 
 
@@ -161,10 +220,11 @@ def empty(model: Decoder, batch: int, length: int) -> PyTree:
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=4)
 def read(
-    model: Decoder, params: PyTree, tokens: Int[Array, 'B T'], context: Context, caches: PyTree
+    model: Decoder, params: PyTree, tokens: Int[Array, 'B T'], context: Context, caches: PyTree,
+    memory: Memory | None = None,
 ) -> PyTree:
-  """The caches with `tokens` in them."""
-  return model.apply({'params': params}, tokens, context, caches, method='features')[1]
+  """The caches with `tokens` in them, and with the memory where one is given."""
+  return model.apply({'params': params}, tokens, context, caches, memory, method='features')[1]
 
 
 @functools.partial(jax.jit, static_argnums=(0, 7), donate_argnums=2)
@@ -200,6 +260,11 @@ def buckets(n: int, least: int = 1) -> int:
   """n rounded up to one of few sizes: multiples of `least`, from there on four to each doubling."""
   step = max(least, 1 << max(0, (n - 1).bit_length() - 3))
   return -(-n // step) * step
+
+
+def padded(rows: int) -> int:
+  """Rows rounded up to one of few numbers that the mesh in force divides."""
+  return buckets(-(-rows // ways())) * ways()
 
 
 def cut(n: int, widths: Sequence[int]) -> list[int]:

@@ -10,7 +10,7 @@ from tfm.shapes import PyTree
 
 
 def unrolled(model: Decoder, params: PyTree) -> tuple[Decoder, PyTree]:
-  """The same function without `nn.scan`: `layers/…` [L, …] becomes `layers_0/…`, `layers_1/…`, ….
+  """The same function without `nn.scan` in the decoder: `layers/…` [L, …] becomes `layers_0/…`, `layers_1/…`, ….
 
   A scan copies every layer's parameters and cache out of its stack and back for each token; side by
   side they are read where they lie.

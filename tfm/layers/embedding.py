@@ -9,7 +9,7 @@ from tfm.shapes import Array, Float, Int
 
 
 class Embedding(nn.Module):
-  """x = E[token]; `attend` reads it backwards, x · Eᵀ, where input and output are tied
+  """x = scale · E[token]; `attend` reads it backwards, x · Eᵀ, where input and output are tied
   (Press & Wolf 2017).
 
   Attributes:
@@ -17,12 +17,14 @@ class Embedding(nn.Module):
     width: D.
     initializer: of the table.
     dtype: compute type; the table stays in float32.
+    scale: of what goes in; √D in the first Transformer (Vaswani et al. 2017, §3.4).
   """
 
   rows: int
   width: int
   initializer: Factory
   dtype: jnp.dtype
+  scale: float = 1.0
 
   def setup(self):
     initializer = partitioned(self.initializer((1,), (0,)), ('vocab', 'embed'))
@@ -31,7 +33,8 @@ class Embedding(nn.Module):
   def __call__(self, tokens: Int[Array, 'B T']) -> Float[Array, 'B T D']:
     # Whole rows where fsdp cuts them: an index over a table cut both ways makes XLA copy everything.
     table = shard(self.table.astype(self.dtype), 'vocab', None)
-    return shard(table[tokens], 'batch', 'length', 'embed')
+    x = table[tokens] if self.scale == 1 else self.scale * table[tokens]
+    return shard(x, 'batch', 'length', 'embed')
 
   def attend(self, x: Float[Array, '... D']) -> Float[Array, '... V']:
     return jnp.einsum('...D,VD->...V', x.astype(self.dtype), self.table.astype(self.dtype),

@@ -68,6 +68,7 @@ class Mixer(nn.Module):
     masks: the mask specs that it can honour; None: any. With a field `mask` it is given the object.
     hooks: which of a position's 'rotate' and 'bias' it calls ('embed' is the model's).
     decodes: whether it has a step form; packs: whether it keeps the documents of a row apart.
+    crosses: whether it can attend to a `Memory`.
     groups: whether several query heads can share a key head; where not, kv_heads must be heads.
   """
 
@@ -76,6 +77,7 @@ class Mixer(nn.Module):
   hooks: ClassVar[frozenset[str]] = frozenset()
   decodes: ClassVar[bool] = True
   packs: ClassVar[bool] = True
+  crosses: ClassVar[bool] = False
   groups: ClassVar[bool] = True
 
   width: int

@@ -34,9 +34,10 @@ class Softmax(Mixer):
       nothing (Xiao et al. 2023, §3.3; OpenAI 2025, gpt-oss).
     normalizer: 'softmax', or 'sigmoid' of each logit less log(length of training)
       (Ramapuram et al. 2024, eq. 3 and §3.1).
+    value_width: channels of a head's values, d_v of Vaswani et al. 2017, §3.2.2; 0: those of its keys.
 
   Raises (from `check`):
-    ValueError: for a soft_cap below 0, an unknown norm or normalizer, or sinks with 'sigmoid'.
+    ValueError: for a soft_cap or a value_width below 0, an unknown norm or normalizer, or sinks with 'sigmoid'.
   """
 
   position: Callable
@@ -47,13 +48,17 @@ class Softmax(Mixer):
   qk_norm: str = ''
   sinks: bool = False
   normalizer: str = 'softmax'
+  value_width: int = 0
 
-  examples = ('softmax', 'softmax(soft_cap=5.0, qk_norm="rmsnorm", sinks=True)', 'softmax(normalizer="sigmoid")')
+  examples = ('softmax', 'softmax(soft_cap=5.0, qk_norm="rmsnorm", sinks=True)',
+              'softmax(normalizer="sigmoid", value_width=3)')
   hooks = frozenset({'rotate', 'bias'})
+  crosses = True
 
   def check(self):
-    if self.soft_cap < 0:
-      raise ValueError(f'soft_cap={self.soft_cap} must be 0 (none) or more')
+    for name in ('soft_cap', 'value_width'):
+      if getattr(self, name) < 0:
+        raise ValueError(f'{name}={getattr(self, name)} must be 0 (none) or more')
     if self.qk_norm:
       pick(self.qk_norm, NORMS, bias=self.bias, axis='kv')
     if self.normalizer not in ('softmax', 'sigmoid'):
@@ -63,8 +68,13 @@ class Softmax(Mixer):
 
   @nn.nowrap
   def init_cache(self, batch, length):
-    kept = self.kv_heads, self.head_width, self.dtype
-    return TokenCache.empty(batch, length, k=kept, v=kept)
+    k, v = ((self.kv_heads, width, self.dtype) for width in (self.head_width, self.values))
+    return TokenCache.empty(batch, length, k=k, v=v)
+
+  @property
+  def values(self) -> int:
+    """Channels of a head's values."""
+    return self.value_width or self.head_width
 
   @nn.compact
   def __call__(self, x, memory, context, cache):
@@ -96,12 +106,13 @@ class Softmax(Mixer):
         normalizer=self.normalizer, offset=-math.log(position.length), soft_cap=self.soft_cap,
         dropout=self.dropout,
         dropout_key=self.make_rng('dropout') if context.train and self.dropout > 0 else None)
-    y = Linear((self.heads, self.head_width, self.width), ('heads', 'kv', 'embed'),
+    y = Linear((self.heads, self.values, self.width), ('heads', 'kv', 'embed'),
                self.output_initializer, contracted=2, bias=self.bias, dtype=self.dtype, name='out')(y)
     return shard(y, 'batch', 'length', 'embed'), cache
 
   def project(self, name, axis, heads, x):
-    y = Linear((self.width, heads, self.head_width), ('embed', axis, 'kv'), self.initializer,
+    width = self.values if name == 'v' else self.head_width
+    y = Linear((self.width, heads, width), ('embed', axis, 'kv'), self.initializer,
                bias=self.bias, dtype=self.dtype, name=name)(x)
     if self.qk_norm and name != 'v':
       y = self.norm(name=f'{name}_norm')(y)

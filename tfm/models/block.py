@@ -1,17 +1,18 @@
-"""One block: a mixer and a feed-forward layer on a residual stream."""
+"""One block: a mixer and a feed-forward layer on a residual stream, with cross-attention between them or without."""
 
 from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
 
-from tfm.mixers.protocol import Context
+from tfm.mixers.protocol import Context, Memory
 from tfm.parallel.sharding import shard
 from tfm.shapes import Array, Float
 
 
 class Block(nn.Module):
-  """x + mixer(x), then x + feed_forward(x), with norms where `placement` puts them.
+  """x + mixer(x), then x + cross(x, memory) where there is a memory, then x + feed_forward(x), with norms
+  where `placement` puts them.
 
     pre:       x + f(norm(x))            (Xiong et al. 2020)
     post:      norm(x + f(x))            (Vaswani et al. 2017, §3.1)
@@ -24,6 +25,7 @@ class Block(nn.Module):
     mixer, feed_forward, norm: factories.
     placement: 'pre', 'post' or 'sandwich'; parallel: both branches from one x, for 'pre' only.
     dropout: rate on what each branch adds.
+    cross: factory of a second mixer, which attends to a memory (Vaswani et al. 2017, §3.1); None: no memory.
   """
 
   mixer: Callable
@@ -32,15 +34,25 @@ class Block(nn.Module):
   placement: str
   parallel: bool
   dropout: float
+  cross: Callable | None = None
 
   @nn.compact
   def __call__(
-      self, x: Float[Array, 'B T D'], context: Context, cache: Any
+      self, x: Float[Array, 'B T D'], memory: Memory | None, context: Context, cache: Any
   ) -> tuple[Float[Array, 'B T D'], Any]:
-    kept = {}
+    """`memory` is read once: with a cache, its keys and values are kept there, and it is None from then on."""
+    cached = cache is not None
+    kept = dict(cache) if cached else {}
 
     def mix(y):
-      y, kept['cache'] = self.mixer(name='mixer')(y, None, context, cache)
+      y, kept['mixer'] = self.mixer(name='mixer')(y, None, context, kept.get('mixer'))
+      return y
+
+    def cross(y):
+      known = kept.get('cross') if memory is None else memory
+      if known is None:
+        raise ValueError('a block with cross-attention was given no memory, and its cache remembers none')
+      y, kept['cross'] = self.cross(name='cross')(y, known, context, None)
       return y
 
     def feed(y):
@@ -50,8 +62,16 @@ class Block(nn.Module):
       x = x + self.branch('mixer', mix, x, context) + self.branch('feed_forward', feed, x, context)
     else:
       x = self.residual('mixer', mix, x, context)
+      if self.cross:
+        x = self.residual('cross', cross, x, context)
       x = self.residual('feed_forward', feed, x, context)
-    return shard(x, 'batch', 'length', 'embed'), kept['cache']
+    return shard(x, 'batch', 'length', 'embed'), kept if cached else None
+
+  @nn.nowrap
+  def init_cache(self, batch: int, length: int) -> Any:
+    """An empty cache: of the mixer, and a place for what is kept of a memory."""
+    empty = {'mixer': self.mixer().init_cache(batch, length)}
+    return empty | {'cross': None} if self.cross else empty
 
   def residual(self, name, f, x, context):
     x = x + self.branch(name, f, x, context)

@@ -20,13 +20,11 @@ from collections.abc import Iterator
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 from jax.extend.core import Jaxpr, JaxprEqn, jaxprs_in_params
 
 from tfm.kernels.dense import Dense
 from tfm.kernels.protocol import Kernel
 from tfm.masks.protocol import density
-from tfm.mixers.protocol import Context
 from tfm.models.table import kind
 
 # Added to the kind of a product that runs over query-key pairs.
@@ -101,16 +99,17 @@ def training_flops_per_token(model: nn.Module, length: int) -> float:
 
 
 def per_token(model: nn.Module, length: int) -> Flops:
-  """FLOPs per token of a model on rows of `length` tokens; nothing is computed.
+  """FLOPs per token of a model on rows of `length` tokens; nothing is computed. Of an encoder-decoder, per
+  token of the target and one of the source, in rows of as many.
 
   Raises:
     ValueError: if a product stands in a loop whose repetitions the jaxpr does not tell.
   """
   # Vendor kernels hide their products and blockwise ones round up: what counts is the specification's.
   counted = with_kernel(model, Counted())
-  tokens = jax.ShapeDtypeStruct((1, length), jnp.int32)
-  params = jax.eval_shape(lambda key, t: counted.init(key, t, Context.whole(t)), jax.random.key(0), tokens)
-  jaxpr = jax.make_jaxpr(lambda p, t: counted.apply(p, t, Context.whole(t))[0])(params, tokens).jaxpr
+  example = jax.eval_shape(lambda: counted.example(1, length))
+  params = jax.eval_shape(counted.init, jax.random.key(0), *example)
+  jaxpr = jax.make_jaxpr(lambda p, *example: counted.apply(p, *example)[0])(params, *example).jaxpr
   kinds, unmasked = {}, 0.0
   for product in products(jaxpr):
     kinds[product.kind] = kinds.get(product.kind, 0.0) + product.seen / length

@@ -7,8 +7,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from tfm.mixers.protocol import Context
-from tfm.shapes import Array, Float, PyTree
+from tfm.mixers.protocol import Context, Memory
+from tfm.shapes import Array, Float, Int, PyTree
 
 
 class Group(nn.Module):
@@ -17,11 +17,11 @@ class Group(nn.Module):
   pattern: tuple[Callable, ...]
 
   @nn.compact
-  def __call__(self, x: Float[Array, 'B T D'], context: Context, caches: Any):
+  def __call__(self, x: Float[Array, 'B T D'], memory: Memory | None, context: Context, caches: Any):
     after = {}
     for i, block in enumerate(self.pattern):
       name = f'block_{i}'
-      x, after[name] = block(name=name)(x, context, None if caches is None else caches[name])
+      x, after[name] = block(name=name)(x, memory, context, None if caches is None else caches[name])
     return x, None if caches is None else after
 
 
@@ -44,7 +44,7 @@ class Stack(nn.Module):
 
   @nn.compact
   def __call__(
-      self, x: Float[Array, 'B T D'], context: Context, caches: Any
+      self, x: Float[Array, 'B T D'], memory: Memory | None, context: Context, caches: Any
   ) -> tuple[Float[Array, 'B T D'], Any]:
     after = {}
     for name, blocks, repeats in self.parts():
@@ -54,18 +54,32 @@ class Stack(nn.Module):
         group = nn.scan(
           group, variable_axes={'params': 0, 'losses': 0, 'metrics': 0},  # the last two: what layers sow
           split_rngs={'params': True, 'dropout': True},
-          in_axes=(nn.broadcast, 0), length=repeats, metadata_params={nn.PARTITION_NAME: 'layers'})
-      x, after[name] = group(blocks, name=name)(x, context, None if caches is None else caches[name])
+          in_axes=(nn.broadcast, nn.broadcast, 0), length=repeats, metadata_params={nn.PARTITION_NAME: 'layers'})
+      x, after[name] = group(blocks, name=name)(x, memory, context, None if caches is None else caches[name])
     return x, None if caches is None else after
 
   @nn.nowrap
   def init_caches(self, batch: int, length: int) -> PyTree:
     """An empty cache for every block, in the structure of the stack."""
     def group(blocks):
-      return {f'block_{i}': block().mixer().init_cache(batch, length) for i, block in enumerate(blocks)}
+      return {f'block_{i}': block().init_cache(batch, length) for i, block in enumerate(blocks)}
     def stacked(tree, repeats):
       return jax.tree.map(lambda x: jnp.broadcast_to(x[None], (repeats, *x.shape)), tree) if repeats else tree
     return {name: stacked(group(blocks), repeats) for name, blocks, repeats in self.parts()}
+
+  @nn.nowrap
+  def reordered(self, caches: PyTree, rows: Int[Array, 'B']) -> PyTree:
+    """Caches of which row i is what row `rows[i]` was. What is kept of a memory stays: rows may only
+    change places with those that have the same.
+    """
+    one, two = (jax.eval_shape(lambda n=n: self.init_caches(n, 1)) for n in (1, 2))
+
+    def take(x, a, b):
+      axes = [i for i, (m, n) in enumerate(zip(a.shape, b.shape)) if m != n]  # an index of all rows has none
+      return jnp.take(x, rows, axis=axes[0]) if axes else x
+    return {part: {name: cache | {'mixer': jax.tree.map(
+      take, cache['mixer'], one[part][name]['mixer'], two[part][name]['mixer'])} for name, cache in blocks.items()}
+      for part, blocks in caches.items()}
 
   @nn.nowrap
   def parts(self) -> list[tuple[str, tuple[Callable, ...], int]]:

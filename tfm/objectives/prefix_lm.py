@@ -18,6 +18,7 @@ class PrefixLM(CausalLM):
   """
 
   gives = frozenset({'prefix'})
+  recurs = False
 
   def given(self, batch, key):
     segments = batch['segments']

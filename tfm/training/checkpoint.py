@@ -76,6 +76,21 @@ class Checkpoints:
     """The parameters, each leaf born as its `ShapeDtypeStruct` in `target` says."""
     return self.manager.restore(step, args=ocp.args.Composite(params=ocp.args.StandardRestore(target)))['params']
 
+  def averaged(self, step: int, count: int, target: PyTree) -> PyTree:
+    """The mean of the parameters of the last `count` checkpoints up to `step` (Vaswani et al. 2017, §6.1).
+
+    Raises:
+      ValueError: if there are fewer.
+    """
+    steps = [s for s in sorted(self.manager.all_steps()) if s <= step][-count:]
+    if len(steps) < count:
+      raise ValueError(f'average={count} checkpoints up to step {step} are not there; there are {steps}, and '
+                       '--average=1 takes that one alone')
+    mean = self.params(steps[0], target)
+    for i, s in enumerate(steps[1:], start=2):
+      mean = jax.tree.map(lambda m, x: m + (x - m) / i, mean, self.params(s, target))
+    return mean
+
   def state(self, step: int, target: State) -> State:
     """The whole state, under the shardings of `target`, whatever mesh it was saved from."""
     restored = self.manager.restore(step, args=ocp.args.Composite(

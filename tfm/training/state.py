@@ -9,7 +9,6 @@ import optax
 from flax import struct
 from jax.sharding import Mesh
 
-from tfm.mixers.protocol import Context
 from tfm.parallel import sharding
 from tfm.shapes import Array, Int, PyTree, UInt32
 from tfm.training.loss_scale import LossScale
@@ -35,8 +34,7 @@ class State:
 
 def parameters(model: nn.Module, key: Array, batch: int, length: int) -> PyTree:
   """The model's initial parameters, boxed; it is traced on `batch` rows of `length` tokens."""
-  tokens = jnp.zeros((batch, length), jnp.int32)
-  return model.init(key, tokens, Context.whole(tokens))['params']
+  return model.init(key, *model.example(batch, length))['params']
 
 
 def init(model: nn.Module, optimizer: optax.GradientTransformation, batch: int, length: int, scaled: bool

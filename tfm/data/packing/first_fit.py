@@ -1,7 +1,10 @@
 """Whole documents side by side in rows."""
 
+import abc
 import dataclasses
 import functools
+import operator
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -18,7 +21,8 @@ class FirstFit(protocol.Packing):
 
   A document begins with eos as its first input and has eos as its last target; positions restart
   at 0. What is longer than a row is cut into pieces, each with the token before it as its first
-  input. First-fit bin packing: Johnson 1973; for Transformers: Krell et al. 2021, arXiv:2107.02027.
+  input. Of pairs, a row holds as many as both its sides have room for, and a pair is not cut.
+  First-fit bin packing: Johnson 1973; for Transformers: Krell et al. 2021, arXiv:2107.02027.
 
   The rows are planned once for a seed, from lengths alone, and every epoch has an order of its own
   of the same rows. Attention stays within segments, so only the company in a batch is affected.
@@ -28,6 +32,7 @@ class FirstFit(protocol.Packing):
   """
 
   layout = 'packed'
+  takes = ('text',), ('source', 'target')
 
   bins: int = 64
 
@@ -35,30 +40,42 @@ class FirstFit(protocol.Packing):
     if self.bins < 1:
       raise ValueError(f'bins={self.bins} leaves no row open; give at least 1')
 
-  def rows(self, tokens: token_arrays.Tokens, length: int, seed: int) -> protocol.Rows:
+  def rows(self, tokens, length, seed):
     protocol.check(tokens, length, seed)
-    return _Rows(tokens, length, seed, self.bins)
+    return self._rows(tokens, length, seed)
 
-  def evaluation_rows(self, tokens: token_arrays.Tokens, length: int) -> protocol.Rows:
+  def evaluation_rows(self, tokens, length):
     protocol.check(tokens, length)
-    return _Rows(tokens, length, None, self.bins)
+    return self._rows(tokens, length, None)
+
+  def _rows(self, tokens, length: int, seed: int | None) -> protocol.Rows:
+    kind = _PairRows if isinstance(tokens, token_arrays.Pairs) else _TextRows
+    return kind(tokens, length, seed, self.bins)
 
 
 class _Rows(protocol.Rows):
 
-  def __init__(self, tokens: token_arrays.Tokens, length: int, seed: int | None, bins: int):
+  def __init__(self, tokens, length: int, seed: int | None, bins: int):
     self.length, self.tokens_per_epoch = length, tokens.targets
     self._tokens, self._seed = tokens, seed
-    self._document, self._start, self._size = _pieces(tokens, length)
-    count = len(self._size)
+    sizes = self._sizes(tokens)
+    count = len(sizes)
     order = np.arange(count) if seed is None else protocol.permutation(seed, 0, count, PLAN)
-    sizes = progress.track(self._size[order].tolist(), f'packing {tokens.name}', count)
     row_of = np.empty(count, np.int64)
-    row_of[order] = _first_fit(sizes, length, bins)
+    row_of[order] = _first_fit(
+      progress.track(map(tuple, sizes[order].tolist()), f'packing {tokens.name}', count), length, bins)
     self._by_row = order[np.argsort(row_of[order], kind='stable')]
     self._bounds = np.concatenate([[0], np.cumsum(np.bincount(row_of))])
     self._count = len(self._bounds) - 1
     self._order = functools.lru_cache(maxsize=2)(self._order)
+
+  @abc.abstractmethod
+  def _sizes(self, tokens) -> np.ndarray:
+    """The room [pieces, sides] that each of the pieces takes which are packed."""
+
+  @abc.abstractmethod
+  def _row(self, pieces: Sequence[int]) -> protocol.Row:
+    """The row that some pieces make."""
 
   def __len__(self):
     return self._count if self._seed is None else protocol.ENDLESS
@@ -68,9 +85,43 @@ class _Rows(protocol.Rows):
       raise IndexError(index)
     epoch, place = divmod(index, self._count)
     number = self._order(epoch)[place]
+    return self._row(self._by_row[self._bounds[number]:self._bounds[number + 1]])
+
+  def _order(self, epoch: int) -> np.ndarray:
+    if self._seed is None:
+      return np.arange(self._count)
+    return protocol.permutation(self._seed, epoch, self._count, ROWS)
+
+
+class _PairRows(_Rows):
+
+  def _sizes(self, tokens):
+    self._documents = protocol.within(tokens, self.length)
+    return tokens.sizes[self._documents]
+
+  def _row(self, pieces):
+    row, at = protocol.padding(self.length, protocol.PAIR_FIELDS), (0, 0)
+    for segment, piece in enumerate(pieces, 1):
+      at = protocol.put(row, self._tokens, self._documents[piece], segment, at)
+    return row
+
+
+class _TextRows(_Rows):
+
+  def _sizes(self, tokens):
+    """Those of a document's pieces, as many as it has to be cut into."""
+    targets = tokens.lengths + 1
+    counts = -(-targets // self.length)
+    self._document = np.repeat(np.arange(tokens.documents), counts)
+    first = np.repeat(np.cumsum(counts) - counts, counts)
+    self._start = (np.arange(len(self._document)) - first) * self.length
+    self._size = np.minimum(targets[self._document] - self._start, self.length)
+    return self._size[:, None]
+
+  def _row(self, pieces):
     row = protocol.padding(self.length)
     first = 0
-    for segment, piece in enumerate(self._by_row[self._bounds[number]:self._bounds[number + 1]], 1):
+    for segment, piece in enumerate(pieces, 1):
       stream = self._stream(piece)
       here = slice(first, first + len(stream) - 1)
       row['inputs'][here], row['targets'][here] = stream[:-1], stream[1:]
@@ -88,41 +139,26 @@ class _Rows(protocol.Rows):
     stream[low - first:high - first] = self._tokens.ids[low:high]
     return stream
 
-  def _order(self, epoch: int) -> np.ndarray:
-    if self._seed is None:
-      return np.arange(self._count)
-    return protocol.permutation(self._seed, epoch, self._count, ROWS)
 
-
-def _pieces(tokens: token_arrays.Tokens, length: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """The document, the first target and the number of targets of every piece."""
-  targets = tokens.lengths + 1
-  counts = -(-targets // length)
-  document = np.repeat(np.arange(tokens.documents), counts)
-  first = np.repeat(np.cumsum(counts) - counts, counts)
-  start = (np.arange(len(document)) - first) * length
-  return document, start, np.minimum(targets[document] - start, length)
-
-
-def _first_fit(sizes, length: int, bins: int) -> list[int]:
-  """The row of each size."""
+def _first_fit(sizes: Iterable[tuple[int, ...]], length: int, bins: int) -> list[int]:
+  """The row of each piece, by what it takes of each side of a row."""
   rows, room, number, count = [], [], [], 0  # of the open rows: what is left, and which they are
   for size in sizes:
-    if size == length:  # fills a row alone
+    if max(size) == length:  # fills a row alone
       rows.append(count)
       count += 1
       continue
-    place = next((i for i, left in enumerate(room) if left >= size), None)
+    place = next((i for i, left in enumerate(room) if all(map(operator.le, size, left))), None)
     if place is None:
       if len(room) == bins:
-        fullest = room.index(min(room))
+        fullest = min(range(bins), key=lambda i: sum(room[i]))
         del room[fullest], number[fullest]
       place = len(room)
-      room.append(length)
+      room.append((length,) * len(size))
       number.append(count)
       count += 1
     rows.append(number[place])
-    room[place] -= size
-    if not room[place]:
+    room[place] = tuple(map(operator.sub, room[place], size))
+    if not min(room[place]):
       del room[place], number[place]
   return rows

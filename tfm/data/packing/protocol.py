@@ -2,6 +2,7 @@
 
 import abc
 import dataclasses
+import logging
 import sys
 from collections.abc import Sequence
 from typing import ClassVar
@@ -12,8 +13,11 @@ from tfm.data import tokens as token_arrays
 
 ENDLESS = sys.maxsize
 FIELDS = 'inputs', 'targets', 'positions', 'segments'
+PAIR_FIELDS = *FIELDS, 'source', 'source_positions', 'source_segments'
 
 Row = dict[str, np.ndarray]
+
+_log = logging.getLogger(__name__)
 
 
 class Rows(Sequence):
@@ -24,13 +28,27 @@ class Rows(Sequence):
     positions  of the inputs
     segments   1, 2, … by document; 0 is padding, whose targets do not count
 
+  and, for pairs, of which the four above are the target:
+
+    source     tokens, the end of the text among them
+    source_positions, source_segments     of them, the segments being those of the target
+
   Attributes:
-    length: T.
+    length: T, at most.
     tokens_per_epoch: targets in one pass over the split.
   """
 
   length: int
   tokens_per_epoch: int
+
+  def batches(self, batch_size: int) -> int:
+    """How many batches of `batch_size` rows there are."""
+    return -(-len(self) // batch_size)
+
+  def batch(self, index: int, batch_size: int) -> Sequence[int | None]:
+    """The rows of a batch, the first of which is one, all of one shape; None stands for padding."""
+    first = index * batch_size
+    return [i if i < len(self) else None for i in range(first, first + batch_size)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,23 +58,26 @@ class Packing(abc.ABC):
   Attributes:
     layout: what its rows promise of positions: 'whole', one document a row from position 0, or 'packed',
       two tokens of a document being as far apart in position as in the row.
+    takes: the fields of documents that it packs: ('text',) and ('source', 'target').
   """
 
   layout: ClassVar[str]
+  takes: ClassVar[tuple[tuple[str, ...], ...]] = (('text',),)
 
   @abc.abstractmethod
-  def rows(self, tokens: token_arrays.Tokens, length: int, seed: int) -> Rows:
+  def rows(self, tokens: token_arrays.Tokens | token_arrays.Pairs, length: int, seed: int) -> Rows:
     """The endless rows of training: documents in an order of their own for each epoch.
 
     Row i depends on (tokens, length, seed, i) only; every token of the split, and the end of every
-    document, is the target once in an epoch.
+    document, is the target once in an epoch. A pair that is longer than a row is left out, and a
+    warning counts them.
 
     Raises:
       ValueError: if the split is shorter than one row, or for a length below 1 or a seed below 0.
     """
 
   @abc.abstractmethod
-  def evaluation_rows(self, tokens: token_arrays.Tokens, length: int) -> Rows:
+  def evaluation_rows(self, tokens: token_arrays.Tokens | token_arrays.Pairs, length: int) -> Rows:
     """One pass in the order of the split; the end of what is not full is padding.
 
     Raises:
@@ -64,7 +85,7 @@ class Packing(abc.ABC):
     """
 
 
-def check(tokens: token_arrays.Tokens, length: int, seed: int | None = None):
+def check(tokens: token_arrays.Tokens | token_arrays.Pairs, length: int, seed: int | None = None):
   """Refuses what no packing can honour; a seed stands for training."""
   if length < 1:
     raise ValueError(f'length={length} is no row; give at least 1')
@@ -83,6 +104,33 @@ def permutation(seed: int, epoch: int, size: int, purpose: int = 0) -> np.ndarra
   return np.argsort(np.random.Philox(key=key, counter=counter).random_raw(size), kind='stable')
 
 
-def padding(length: int) -> Row:
+def padding(length: int, fields: Sequence[str] = FIELDS) -> Row:
   """A row without any targets."""
-  return {field: np.zeros(length, np.int32) for field in FIELDS}
+  return {field: np.zeros(length, np.int32) for field in fields}
+
+
+def within(pairs: token_arrays.Pairs, length: int) -> np.ndarray:
+  """The numbers of the pairs of which neither side is longer than `length`; a warning tells of the others.
+
+  Raises:
+    ValueError: if there is none.
+  """
+  longest = pairs.sizes.max(1, initial=0)
+  found = np.flatnonzero(longest <= length)
+  if not len(found):
+    raise ValueError(f'{pairs.name} has no pair within length={length} tokens; give a greater length')
+  if len(found) < len(longest):
+    _log.warning('%s: %d of %d pairs are longer than %d tokens, the longest of %d, and are left out', pairs.name,
+                 len(longest) - len(found), len(longest), length, longest.max())
+  return found
+
+
+def put(row: Row, pairs: token_arrays.Pairs, number: int, segment: int, at: tuple[int, int] = (0, 0)) -> tuple[int, int]:
+  """Writes a pair into a row, its source and its target from two places on; the places behind them."""
+  source, target = pairs.source.document(number), pairs.target.document(number)
+  here = slice(at[0], at[0] + len(source))
+  row['source'][here], row['source_positions'][here], row['source_segments'][here] = source, np.arange(len(source)), segment
+  there = slice(at[1], at[1] + len(target))
+  row['targets'][there], row['positions'][there], row['segments'][there] = target, np.arange(len(target)), segment
+  row['inputs'][there] = np.roll(target, 1)  # from the end of a text on
+  return here.stop, there.stop

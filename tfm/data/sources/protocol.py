@@ -3,13 +3,20 @@
 import abc
 import dataclasses
 import pathlib
+from typing import ClassVar
 
 from tfm.data import corpus
 
 
 @dataclasses.dataclass(frozen=True)
 class Source(abc.ABC):
-  """Where text comes from; the fields of a subclass are the literals of its spec."""
+  """Where text comes from; the fields of a subclass are the literals of its spec.
+
+  Attributes:
+    fields: the texts of a document: a 'text', or a 'source' and a 'target'.
+  """
+
+  fields: ClassVar[tuple[str, ...]] = ('text',)
 
   @property
   def spec(self) -> str:

@@ -1,4 +1,4 @@
-"""Any TFDS data set with a field of text."""
+"""Any TFDS data set with a field of text, or two."""
 
 import contextlib
 import dataclasses
@@ -25,13 +25,19 @@ class Tfds(protocol.Source):
 
   Attributes:
     dataset: as in TFDS: "name", "name/config", "name:1.0.0".
-    field: the feature that holds the text.
+    field: the feature that holds the text; of pairs, the source.
+    target: the feature that holds the target, as in tfds("wmt14_translate/de-en", "de", "en"); '': there are no pairs.
     data_dir: where TFDS keeps its data sets; by default, TFDS's own choice.
   """
 
   dataset: str
   field: str = 'text'
+  target: str = ''
   data_dir: str | None = None
+
+  @property
+  def fields(self) -> tuple[str, ...]:
+    return ('source', 'target') if self.target else ('text',)
 
   def prepare(self, cache_dir: pathlib.Path) -> corpus.Corpus:
     builder = self._builder()
@@ -50,9 +56,14 @@ class Tfds(protocol.Source):
         if sizes.get(split):
           source = builder.as_data_source(split)
           for index, example in enumerate(corpus.examples(source)):
-            yield split if split in fixed else None, self._text(example, f'{split}[{index}]')
+            where = f'{split}[{index}]'
+            yield split if split in fixed else None, *(self._text(example, field, where) for field in self._features)
 
-    return corpus.prepare(self.spec, read, cache_dir, fixed)
+    return corpus.prepare(self.spec, read, cache_dir, fixed, self.fields)
+
+  @property
+  def _features(self) -> tuple[str, ...]:
+    return (self.field, self.target) if self.target else (self.field,)
 
   def _builder(self) -> tensorflow_datasets.core.DatasetBuilder:
     try:
@@ -70,13 +81,14 @@ class Tfds(protocol.Source):
       raise ValueError(f'{self.spec} cannot be prepared here: {reason}') from error
     texts = [name for name, feature in builder.info.features.items()
              if isinstance(feature, tensorflow_datasets.features.Text)]
-    if self.field not in texts:
-      raise ValueError(f'{self.spec} has no text under field={self.field!r}; it has {texts}')
+    for field in self._features:
+      if field not in texts:
+        raise ValueError(f'{self.spec} has no text under {field!r}; it has {texts}')
     return builder
 
-  def _text(self, example, where: str) -> str:
+  def _text(self, example, field: str, where: str) -> str:
     try:
-      return example[self.field].decode()
+      return example[field].decode()
     except UnicodeDecodeError as error:
       raise ValueError(
         f'{self.spec} {where} is not UTF-8 (byte {error.start}: {error.reason})') from None

@@ -1,0 +1,26 @@
+"""Translation without data: numbers and dates, spelt out in English and in German.
+
+Question:  does the encoder-decoder learn to translate, and how does it fare beyond the lengths that it saw?
+Source:    the first Transformer in miniature (Vaswani et al. 2017), pre-norm; pairs by num2words and Babel.
+Command:   tfm train --config=configs/numbers.py --workdir=runs/numbers
+           tfm evaluate --workdir=runs/numbers --split=validation --metric=exact
+           tfm evaluate --workdir=runs/numbers --split=test --metric=exact    (longer numbers, the next century)
+           tfm generate --workdir=runs/numbers --prompt='two hundred and five' --prompt='Saturday, May 1, 1971'
+"""
+
+from ml_collections import ConfigDict
+
+
+def get_config(arg: str = '') -> ConfigDict:
+  if arg:
+    raise ValueError(f'configs/numbers.py takes no argument, not {arg!r}')
+  config = ConfigDict()
+  config.objective = 'seq2seq(label_smoothing=0.1)'
+  config.data = dict(source="numbers('en', 'de', pairs=20_000)", tokenizer='bytes', length=64, packing='first_fit')
+  config.model = dict(
+    architecture='encoder_decoder', layers=2, width=128, heads=4, feed_forward='relu', position='rope', bias=True,
+    initializer='xavier_uniform', cross=dict(position='none'))
+  config.optimizer = dict(learning_rate=2e-3, schedule='cosine', warmup=100)
+  config.training = dict(steps=1000, batch_size=32, evaluate_every=250)
+  config.decoding = dict(beams=4)
+  return config

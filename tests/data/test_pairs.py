@@ -1,0 +1,119 @@
+"""Packed and bucketed pairs: each once in an epoch, whole and side by side, and row i a function of its index."""
+
+import collections
+import logging
+
+import numpy as np
+import pytest
+
+from tfm import spec
+from tfm.data import packing, pipeline
+from tfm.data.packing import protocol
+from tfm.data.tokens import Pairs
+
+LENGTH = 16
+SPECS = 'first_fit', 'first_fit(bins=2)', 'buckets', 'buckets(least=3)'
+
+
+@pytest.fixture(scope='module')
+def pairs(make_tokens):
+  """Of all lengths that fit with their ends, and two that do not."""
+  draw = np.random.default_rng(0)
+  source, target = draw.integers(0, LENGTH, (2, 60))
+  source[7], target[20] = LENGTH, 3 * LENGTH
+  return Pairs('made up', make_tokens(source), make_tokens(target))
+
+
+@pytest.fixture(params=SPECS)
+def pack(request):
+  return spec.build(request.param, packing, protocol.Packing)
+
+
+def fitting(pairs):
+  return collections.Counter(
+    (tuple(pairs.source.document(d).tolist()), tuple(pairs.target.document(d).tolist()))
+    for d in range(pairs.source.documents) if pairs.sizes[d].max() <= LENGTH)
+
+
+def read(batch):
+  """The pairs of a batch; checks that each stands whole, its positions counting, its target shifted."""
+  found = collections.Counter()
+  for b in range(len(batch['inputs'])):
+    row = {name: x[b] for name, x in batch.items()}
+    assert set(row['segments']) - {0} == set(row['source_segments']) - {0}
+    for segment in set(row['segments']) - {0}:
+      here, there = row['segments'] == segment, row['source_segments'] == segment
+      assert (np.diff(np.flatnonzero(here)) == 1).all() and (np.diff(np.flatnonzero(there)) == 1).all()
+      target, source = row['targets'][here], row['source'][there]
+      np.testing.assert_array_equal(row['inputs'][here], np.roll(target, 1))
+      np.testing.assert_array_equal(row['positions'][here], np.arange(len(target)))
+      np.testing.assert_array_equal(row['source_positions'][there], np.arange(len(source)))
+      found[tuple(source.tolist()), tuple(target.tolist())] += 1
+  return found
+
+
+def test_evaluation_reads_every_pair_once(pack, pairs):
+  found = collections.Counter()
+  for batch in pipeline.evaluation_batches(pack.evaluation_rows(pairs, LENGTH), 4):
+    found += read(batch)
+  assert found == fitting(pairs)
+
+
+def test_an_epoch_of_training_reads_every_pair_once_in_an_order_of_its_own(pack, pairs):
+  rows = pack.rows(pairs, LENGTH, seed=3)
+  iterator, expected, orders = pipeline.train_iterator(rows, 1), fitting(pairs), []
+  for _ in range(2):
+    found, order = collections.Counter(), []
+    while found.total() < expected.total():
+      batch = next(iterator)
+      found += read(batch)
+      order.append(batch['source'].tobytes())
+    assert found == expected
+    orders.append(order)
+  assert orders[0] != orders[1]
+  assert [next(pipeline.train_iterator(pack.rows(pairs, LENGTH, seed=3), 1))['source'].tobytes()] == orders[0][:1]
+
+
+def test_what_is_too_long_is_told(pack, pairs, make_tokens, caplog):
+  with caplog.at_level(logging.WARNING):
+    pack.evaluation_rows(pairs, LENGTH)
+  assert f'made up: 2 of 60 pairs are longer than {LENGTH} tokens, the longest of {3 * LENGTH + 1}' in caplog.text
+  with pytest.raises(ValueError, match='has no pair within length=3 '):
+    pack.evaluation_rows(Pairs('made up', make_tokens([5]), make_tokens([1])), 3)
+
+
+def test_batches_of_buckets_have_equal_tokens(pairs):
+  rows = spec.build('buckets(least=3)', packing, protocol.Packing).rows(pairs, LENGTH, seed=0)
+  iterator, shapes = pipeline.train_iterator(rows, 2), set()
+  for _ in range(rows_of_an_epoch := len(rows._plan(0, 2))):
+    batch = next(iterator)
+    shapes.add(batch['inputs'].shape)
+    longest = max((batch[name] > 0).sum(1).max() for name in ('segments', 'source_segments'))
+    assert batch['inputs'].shape == batch['source'].shape and longest > batch['inputs'].shape[1] // 2 or longest <= 4
+  assert shapes == {(2, 16), (4, 8), (8, 4)} and rows_of_an_epoch > 3
+
+
+def test_processes_share_a_batch(pack, pairs):
+  rows = pack.rows(pairs, LENGTH, seed=1)
+  whole, parts = pipeline.train_iterator(rows, 4), [pipeline.train_iterator(rows, 4, p, 2) for p in range(2)]
+  for _ in range(6):
+    batch, halves = next(whole), [next(part) for part in parts]
+    for name, x in batch.items():
+      np.testing.assert_array_equal(np.concatenate([half[name] for half in halves]), x)
+
+
+def test_a_state_goes_on(pack, pairs):
+  rows = pack.rows(pairs, LENGTH, seed=1)
+  first, second = (pipeline.train_iterator(rows, 2) for _ in range(2))
+  for _ in range(5):
+    next(first)
+  second.set_state(first.get_state())
+  for _ in range(4):
+    a, b = next(first), next(second)
+    assert all(np.array_equal(a[name], b[name]) for name in a)
+
+
+def test_text_has_no_buckets(make_tokens):
+  assert ('text',) not in spec.build('buckets', packing, protocol.Packing).takes
+  with pytest.raises(ValueError, match='least=0 is no length'):
+    spec.build('buckets(least=0)', packing, protocol.Packing)

@@ -1,0 +1,83 @@
+"""Aligned files: nothing lost, what is left out is told with its numbers, and refusals by name."""
+
+import collections
+import gzip
+
+import pytest
+
+PAIRS = [(f'source {i} née', f'Ziel {i} Ünal') for i in range(400)]
+
+
+def write(folder, name, texts, end='\n', zipped=False):
+  data = ''.join(text + end for text in texts).encode()
+  (folder / name).write_bytes(gzip.compress(data, mtime=0) if zipped else data)
+
+
+def pairs(corpus, split):
+  return list(zip(*(corpus.splits[split][side] for side in ('source', 'target'))))
+
+
+def every(corpus):
+  return collections.Counter(pair for split in corpus.splits for pair in pairs(corpus, split))
+
+
+@pytest.mark.parametrize('end, zipped', [('\n', False), ('\r\n', True)])
+def test_line_by_line(tmp_path, make_source, end, zipped):
+  for name, texts in zip(('a.en', 'a.de'), zip(*PAIRS)):
+    write(tmp_path, name + '.gz' * zipped, texts, end, zipped)
+  corpus = make_source(f'parallel("{tmp_path}/a.en{".gz" * zipped}", "{tmp_path}/a.de{".gz" * zipped}")').prepare(tmp_path)
+  assert every(corpus) == collections.Counter(PAIRS) and corpus.fields == ('source', 'target')
+  assert all(corpus.documents[split] for split in ('train', 'validation', 'test'))
+
+
+def test_columns_of_one_file(tmp_path, make_source):
+  write(tmp_path, 'a.tsv', map('\t'.join, PAIRS))
+  corpus = make_source(f'parallel("{tmp_path}/a.tsv", lowercase=True)').prepare(tmp_path)
+  assert every(corpus) == collections.Counter((a.lower(), b.lower()) for a, b in PAIRS)
+
+
+def test_splits_of_their_own(tmp_path, make_source):
+  parts = dict(train=PAIRS[:300], val=PAIRS[300:350], test_2016=PAIRS[350:])
+  for name, found in parts.items():
+    for language, texts in zip(('en', 'de'), zip(*found)):
+      write(tmp_path, f'{name}.{language}', texts)
+  corpus = make_source(f'parallel("{tmp_path}/{{split}}.en", "{tmp_path}/{{split}}.de", splits={tuple(parts)})').prepare(tmp_path)
+  for split, found in zip(('train', 'validation', 'test'), parts.values()):
+    assert collections.Counter(pairs(corpus, split)) == collections.Counter(found)
+
+
+def test_a_source_sentence_stands_in_one_split(tmp_path, make_source):
+  """Whatever its translations."""
+  found = [(a, f'{b} {n}') for a, b in PAIRS for n in range(2)]
+  write(tmp_path, 'a.tsv', map('\t'.join, found))
+  corpus = make_source(f'parallel("{tmp_path}/a.tsv")').prepare(tmp_path)
+  sides = [set(corpus.splits[split]['source']) for split in ('train', 'validation', 'test')]
+  assert sum(map(len, sides)) == len(set().union(*sides)) == 400
+
+
+def test_empty_sides_are_left_out_and_told(tmp_path, make_source, caplog):
+  broken = [*PAIRS]
+  for i in (2, 5, 390):
+    broken[i] = (broken[i][0], ' ') if i % 2 else ('', broken[i][1])
+  write(tmp_path, 'a.tsv', map('\t'.join, broken))
+  corpus = make_source(f'parallel("{tmp_path}/a.tsv")').prepare(tmp_path)
+  assert sum(corpus.documents.values()) == 397
+  told = [record.getMessage() for record in caplog.records if 'empty side' in record.getMessage()]
+  assert len(told) == 1 and '3 of 400 pairs' in told[0] and 'lines 3, 6, 391' in told[0]
+
+
+@pytest.mark.parametrize('spec, sentence', [
+  ('"{}/a.en", "{}/short.de"', r'a.en has 3 lines and .*short.de 2; line i of one must be the translation'),
+  ('"{}/a.en", "{}/none.de"', r'none.de is no file'),
+  ('"{}/a.en"', r'a.en:1 has 1 columns; a line is `source TAB target`'),
+  ('"{}/{{split}}.en", "{}/a.en"', r'has \{{split\}} in one path only'),
+  ('"{}/{{split}}.en", "{}/{{split}}.de", splits=()', r'splits=\(\) must name the training split'),
+  ('"{}/a.en", "{}/latin.de"', r'latin.de:2 is not UTF-8'),
+  ('"{}/a.en", "{}/a.en"', r'too few documents to be split by their hashes: 3'),
+])
+def test_refusals(tmp_path, make_source, spec, sentence):
+  write(tmp_path, 'a.en', 'one two three'.split())
+  write(tmp_path, 'short.de', 'eins zwei'.split())
+  (tmp_path / 'latin.de').write_bytes(b'eins\nzw\xf6lf\ndrei\n')
+  with pytest.raises(ValueError, match=sentence.replace('{{', '{').replace('}}', '}')):
+    make_source(f'parallel({spec.format(tmp_path, tmp_path)})').prepare(tmp_path / 'cache')

@@ -1,0 +1,81 @@
+"""Sequence to sequence: the loss is that of the formula, and neither packing nor buckets nor pieces change it."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from tests.models import pairs
+from tests.models.pairs import VOCAB, context, logits, made
+from tfm import build, spec
+from tfm.data import packing, pipeline
+from tfm.data.packing.protocol import Packing
+from tfm.data.tokens import Pairs, Tokens
+
+LENGTH = 16
+
+
+@pytest.fixture(scope='module')
+def data():
+  """Pairs of few tokens each, the end of a text being 0."""
+  draw = np.random.default_rng(0)
+
+  def tokens(name):
+    lengths = draw.integers(0, 7, 9)
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    return Tokens(name, draw.integers(1, VOCAB, offsets[-1]), offsets, eos_id=0, bytes=1)
+  return Pairs('made up', tokens('source'), tokens('target'))
+
+
+def batches(data, text):
+  rows = spec.build(text, packing, Packing).evaluation_rows(data, LENGTH)
+  return list(pipeline.evaluation_batches(rows, 2))
+
+
+def expected(data, smoothing):
+  """(objective, loss), pair by pair, each alone and without padding."""
+  model, params = made()
+  totals = np.zeros(2)
+  for d in range(data.source.documents):
+    source, target = data.source.document(d)[None], data.target.document(d)[None]
+    given = logits(model, params, np.roll(target, 1), context(np.ones_like(target)), source, context(np.ones_like(source)))
+    log_p = np.asarray(jax.nn.log_softmax(given[0]), np.float64)
+    right = -log_p[np.arange(target.size), target[0]].sum()
+    totals += (1 - smoothing) * right - smoothing * log_p.mean(-1).sum(), right
+  return totals
+
+
+@pytest.mark.parametrize('text, chunk', [('first_fit', 0), ('buckets(least=4)', 0), ('first_fit', 8)])
+@pytest.mark.parametrize('smoothing', [0.0, 0.1])
+def test_loss(data, text, chunk, smoothing):
+  config = pairs.config()
+  config.objective, config.data.packing = f'seq2seq(label_smoothing={smoothing})', text.partition('(')[0]
+  objective = dataclasses.replace(build.objective(config), chunk=chunk)
+  model, params = made()
+  step = jax.jit(lambda params, batch: objective(model, params, batch, None))
+  totals, tokens = np.zeros(2), 0
+  for batch in batches(data, text):
+    total, sums = step(params, batch)
+    totals += float(total), float(sums['loss'])
+    tokens += float(sums['tokens'])
+  np.testing.assert_allclose(totals, expected(data, smoothing), rtol=2e-5)
+  assert tokens == data.targets
+
+
+def test_what_does_not_fit_is_refused():
+  config = pairs.config()
+  config.data.source = 'stdlib'
+  with pytest.raises(ValueError, match="objective='seq2seq' learns from pairs.*data.source='stdlib' gives text; 'parallel"):
+    build.check_run(config, 1)
+  config.data.update(source="parallel('a', 'b')", packing='concat')
+  with pytest.raises(ValueError, match="packing='concat' does not pack pairs.*'first_fit' or 'buckets' would do"):
+    build.check_run(config, 1)
+  config.data.packing, config.training.recurrence = 'first_fit', 8
+  with pytest.raises(ValueError, match='recurrence=8 reads rows in pieces'):
+    build.check_run(config, 1)
+  config = pairs.config()
+  config.data.update(source="parallel('a', 'b')")
+  config.decoding.penalty = 'gnu(1)'
+  with pytest.raises(ValueError, match="config.decoding.penalty='gnu"):
+    build.check_run(config, 1)

@@ -1,0 +1,46 @@
+"""Texts from texts, by beam search."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from tfm.data.tokenizers.protocol import Tokenizer
+from tfm.decoding import beam
+from tfm.models.decoder import Decoder
+from tfm.shapes import PyTree
+
+# Rows decoded at once; those of a batch are of like length.
+ROWS = 64
+
+
+class Translation(NamedTuple):
+  """A whole target, and its hypothesis's score."""
+
+  text: str
+  score: float
+
+
+def translate(
+    model: Decoder, params: PyTree, tokenizer: Tokenizer, texts: Sequence[str], *, beams: int, penalty: Callable,
+    longer: int, max_tokens: int | None = None, source_tokenizer: Tokenizer | None = None, forced: str = '',
+    rows: int = ROWS,
+) -> Iterator[tuple[int, list[Translation]]]:
+  """(number of the text, its translations, the best first), batch by batch, shortest texts first.
+
+  Args:
+    source_tokenizer: of the texts, where it is another.
+    longer: tokens that a target may be longer than its source, unless `max_tokens` says how many it may have.
+    forced: how every target begins.
+  """
+  reader = source_tokenizer or tokenizer
+  sources = [np.append(reader.encode(text), reader.eos_id) for text in texts]
+  prompt = np.array([tokenizer.eos_id, *tokenizer.encode(forced)], np.int32)
+  order = sorted(range(len(texts)), key=lambda i: len(sources[i]))
+  for start in range(0, len(order), rows):
+    batch = order[start:start + rows]
+    found = beam.search(
+      model, params, [prompt] * len(batch), sources=[sources[i] for i in batch], eos=tokenizer.eos_id, beams=beams,
+      penalty=penalty, max_tokens=[max_tokens or len(sources[i]) + longer for i in batch])
+    for i, hypotheses in zip(batch, found):
+      yield i, [Translation(forced + tokenizer.decode(tokens), score) for tokens, score in hypotheses]

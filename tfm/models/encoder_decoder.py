@@ -1,0 +1,61 @@
+"""The encoder-decoder: the first Transformer, T5, BART, Marian."""
+
+from collections.abc import Callable
+
+import flax.linen as nn
+import jax.numpy as jnp
+
+from tfm.layers.embedding import Embedding
+from tfm.mixers.protocol import Context, Memory
+from tfm.models.decoder import Decoder
+from tfm.models.trunk import Trunk
+from tfm.shapes import Array, Float, Int, PyTree
+
+
+class Encoder(Trunk):
+  """embedded tokens → trunk: an encoder that answers nothing by itself."""
+
+  def __call__(self, x: Float[Array, 'B S D'], context: Context) -> Memory:
+    return Memory(self.run(x, None, context, None)[0], context)
+
+
+class EncoderDecoder(Decoder):
+  """source → encoder → memory; tokens, memory → decoder → logits (Vaswani et al. 2017, §3.1).
+
+  It is a decoder whose blocks attend to a memory. Source and target share one embedding table, that of
+  the output too where `tied` (§3.4), unless the source has a vocabulary of its own.
+
+  Attributes:
+    encoder: factory of an `Encoder`.
+    source_vocab, source_rows: of the source's own table; 0, 0: it reads the target's.
+  """
+
+  encoder: Callable
+  source_vocab: int
+  source_rows: int
+
+  def setup(self):
+    super().setup()
+    self.encoding = self.encoder(name='encoder')
+    if self.source_rows:
+      self.source_embedding = Embedding(
+        self.source_rows, self.width, self.embedding_initializer, self.dtype, self.embedding_scale)
+
+  def __call__(
+      self, tokens: Int[Array, 'B T'], context: Context, caches: PyTree = None,
+      source: Int[Array, 'B S'] | None = None, source_context: Context | None = None,
+  ) -> tuple[Float[Array, 'B T V'], PyTree]:
+    """Logits of the token after each; `source` is read, unless caches remember it."""
+    memory = None if source is None else self.encode(source, source_context)
+    x, caches = self.features(tokens, context, caches, memory)
+    return self.logits(x), caches
+
+  def encode(self, source: Int[Array, 'B S'], context: Context) -> Memory:
+    """What the decoder attends to. A source is of the target in the same row and segment."""
+    embedding = self.source_embedding if self.source_rows else self.embedding
+    return self.encoding(embedding(source), context)
+
+  @nn.nowrap
+  def example(self, batch, length):
+    tokens, context = super().example(batch, length)
+    return tokens, context, None, jnp.zeros_like(tokens), context

@@ -1,0 +1,58 @@
+"""What every architecture has between what it embeds and what it answers."""
+
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax.numpy as jnp
+
+from tfm.mixers.protocol import Context, Memory
+from tfm.parallel.sharding import shard
+from tfm.shapes import Array, Float
+
+
+class Trunk(nn.Module):
+  """embedded tokens → + position → [norm] → dropout → stack → [norm].
+
+  Attributes:
+    width: D.
+    positions: factories of every positional scheme in use, each once; `embed` and `share` are theirs.
+    reads: what its masks want to know of each document, such as 'prefix'.
+    stack, norm: factories.
+    embedding_norm: whether a norm stands after the embedding (Devlin et al. 2019, released code).
+    final_norm: whether one stands after the stack (post-norm blocks end in one of their own).
+    dropout: rate on the embedding.
+    dtype: of the compute.
+  """
+
+  width: int
+  positions: tuple[Callable, ...]
+  reads: frozenset[str]
+  stack: Callable
+  norm: Callable
+  embedding_norm: bool
+  final_norm: bool
+  dropout: float
+  dtype: jnp.dtype
+
+  def setup(self):
+    self.embedders = [position(name=f'position_{i}') for i, position in enumerate(self.positions)]
+    if self.embedding_norm:
+      self.norm_in = self.norm(name='embedding_norm')
+    self.blocks = self.stack(name='stack')
+    if self.final_norm:
+      self.norm_out = self.norm(name='norm')
+    self.drop = nn.Dropout(self.dropout)
+
+  def run(
+      self, x: Float[Array, 'B T D'], memory: Memory | None, context: Context, caches: Any
+  ) -> tuple[Float[Array, 'B T D'], Any]:
+    """The last hidden states of embedded tokens, and the caches with them in (None without)."""
+    for position in self.embedders:
+      x = position.embed(x, context.positions)
+    context = context.replace(shared={position.identity: position.share() for position in self.embedders})
+    if self.embedding_norm:
+      x = self.norm_in(x)
+    x = self.drop(x, deterministic=not context.train)
+    x, caches = self.blocks(shard(x, 'batch', 'length', 'embed'), memory, context, caches)
+    return self.norm_out(x) if self.final_norm else x, caches
