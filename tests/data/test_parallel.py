@@ -4,6 +4,7 @@ import collections
 import gzip
 
 import pytest
+import tensorflow_datasets
 
 PAIRS = [(f'source {i} née', f'Ziel {i} Ünal') for i in range(400)]
 
@@ -81,3 +82,34 @@ def test_refusals(tmp_path, make_source, spec, sentence):
   (tmp_path / 'latin.de').write_bytes(b'eins\nzw\xf6lf\ndrei\n')
   with pytest.raises(ValueError, match=sentence.replace('{{', '{').replace('}}', '}')):
     make_source(f'parallel({spec.format(tmp_path, tmp_path)})').prepare(tmp_path / 'cache')
+
+
+class Prepared(tensorflow_datasets.core.GeneratorBasedBuilder, skip_registration=True):
+  """As `wmt14_translate/de-en` is, where it was prepared: TFDS itself can prepare it only with TensorFlow."""
+
+  name = 'wmt14_translate'
+  VERSION = tensorflow_datasets.core.Version('1.0.0')
+  BUILDER_CONFIGS = [tensorflow_datasets.core.BuilderConfig(name='de-en')]
+  url_infos = {}
+
+  def _info(self):
+    return tensorflow_datasets.core.DatasetInfo(
+      builder=self, features=tensorflow_datasets.features.Translation(languages=('de', 'en')))
+
+  def _split_generators(self, dl_manager):
+    return {split: self._generate_examples(split, size) for split, size in dict(train=50, validation=5, test=7).items()}
+
+  def _generate_examples(self, split, count):
+    for i in range(count):
+      yield i, {'de': f'{split} Zeile {i}', 'en': f'{split} line {i}'}
+
+
+def test_a_prepared_tfds_set_of_translations(tmp_path, make_source):
+  Prepared(data_dir=str(tmp_path), file_format='array_record').download_and_prepare()
+  source = make_source(f"tfds('wmt14_translate/de-en', 'en', 'de', data_dir='{tmp_path}')")
+  assert source.fields == ('source', 'target')
+  corpus = source.prepare(tmp_path / 'cache')
+  for split, size in dict(train=50, validation=5, test=7).items():
+    assert set(pairs(corpus, split)) == {(f'{split} line {i}', f'{split} Zeile {i}') for i in range(size)}
+  with pytest.raises(ValueError, match="no text under 'fr'; it has .*'de', 'en'"):
+    make_source(f"tfds('wmt14_translate/de-en', 'en', 'fr', data_dir='{tmp_path}')").prepare(tmp_path / 'cache')

@@ -18,12 +18,12 @@ state restores on any number of processes.
   text.corpus.hash, text.corpus.name, text.corpus.documents, text.corpus.bytes     # for the log
   text.tokenizer                     # trained: vocab_size, eos_id, encode, decode, token_bytes
   text.tokenizer.state()             # JSON-able, into the checkpoint; load(state) gives it back
-  tokens = text.tokens('train')      # 'train' | 'validation' | 'test': Tokens, memory mapped
+  tokens = text.tokens('train')      # 'train' | 'validation' | 'test': Tokens, memory mapped, or Pairs of them
 
   rows = pack.rows(tokens, length=1024, seed=0)        # endless; rows[i] -> dict of int32 [T]
   rows.tokens_per_epoch              # targets in one epoch
   iterator = pipeline.train_iterator(rows, batch_size=32, process_index=0, process_count=1)
-  next(iterator)                     # dict of int32 [B / process_count, T]
+  next(iterator)                     # dict of int32 [B / process_count, T]; of `buckets`, of 2ⁿ as many rows of T / 2ⁿ
   iterator.get_state()               # {'next_index': 1}; iterator.set_state(state); close()
 
   for fetched in device.prefetch(iterator, sharding, batch_size=32):  # sharding of [B, T]
@@ -35,7 +35,8 @@ state restores on any number of processes.
   for batch in pipeline.evaluation_batches(rows, batch_size=32): ...      # constant shapes
 
 A batch holds `inputs`, `targets`, `positions`, `segments`: int32 [B, T]. `segments` is 0 at padding
-and 1, 2, … for the documents of a row; a target counts where `segments > 0`. Over one
+and 1, 2, … for the documents of a row; a target counts where `segments > 0`. Where documents are pairs of a source
+and a target, these four are the target, and `source`, `source_positions`, `source_segments` stand beside them. Over one
 evaluation pass, every token of the split (each document's end included) is predicted exactly once;
 so it is over one epoch of training, where the row in which two epochs meet belongs to both.
 Bits per byte: sum of the loss over an evaluation pass / ln 2 / tokens.bytes.

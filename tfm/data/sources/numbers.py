@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import babel.dates
 import num2words
 
-from tfm.data import corpus
+from tfm.data import corpus, progress
 from tfm.data.sources import protocol
 
 DATES = 0.3  # of the pairs; the others are numbers
@@ -55,7 +55,8 @@ class Numbers(protocol.Source):
         raise ValueError(f'{language!r} is no language of num2words and Babel; known: {", ".join(sorted(both))}')
 
   def prepare(self, cache_dir: pathlib.Path) -> corpus.Corpus:
-    return corpus.prepare(self.spec, self._read, cache_dir, corpus.SPLITS, self.fields)
+    pairs = list(progress.track(self._read(), f'spelling {self.spec}', self.pairs + 2 * (self.pairs // 20)))  # slow enough to be done once
+    return corpus.prepare(self.spec, lambda: pairs, cache_dir, corpus.SPLITS, self.fields)
 
   def _read(self) -> Iterator[corpus.Document]:
     for split, size in zip(corpus.SPLITS, (self.pairs, self.pairs // 20, self.pairs // 20)):
