@@ -12,9 +12,11 @@ from tfm.training.metrics import read
 
 HERE = 'stdlib', 'numbers'
 CONFIGS = sorted((pathlib.Path(__file__).parent.parent / 'configs').glob('*.py'))
+FIRST = 'lm', 'numbers'  # one of each architecture; the others wait for `make test-slow`
 
 
-@pytest.mark.parametrize('path', CONFIGS, ids=lambda path: path.stem)
+@pytest.mark.parametrize('path', [
+  pytest.param(path, id=path.stem, marks=() if path.stem in FIRST else pytest.mark.slow) for path in CONFIGS])
 def test_smoke(path, tmp_path):
   config = configs.load(f'{path}:smoke')
   if not config.data.source.startswith(HERE):

@@ -42,7 +42,7 @@ def schema() -> ConfigDict:
       tokenizer='bytes',            # tfm/data/tokenizers: bytes, char, sentencepiece(8000)
       source_tokenizer=placeholder(str),  # of the source of a pair; None: the tokenizer, trained on both
       length=256,                   # tokens of one sequence
-      packing='concat',             # tfm/data/packing: concat, first_fit; of pairs: pairs, buckets
+      packing='concat',             # tfm/data/packing: concat, first_fit; of pairs: first_fit, buckets
       threads=2,                    # reading threads of the training pipeline
     ),
     model=dict(

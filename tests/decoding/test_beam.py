@@ -15,7 +15,7 @@ from tfm.decoding.sampling import Sampling
 from tfm.decoding.unrolled import unrolled
 
 EOS = 2
-PENALTIES = Gnmt(0.6), Power(1.0), Power(0.0), Power(-0.5)
+PENALTIES = Gnmt(0.6), Power(-0.5), *(pytest.param(made, marks=pytest.mark.slow) for made in (Power(1.0), Power(0.0)))
 
 
 def few(vocab=4, **model):
@@ -75,7 +75,7 @@ def reference(model, params, prompt, limit, beams, penalty, source=None, eos=EOS
 
 
 @pytest.mark.parametrize('penalty', PENALTIES, ids=str)
-@pytest.mark.parametrize('beams', [2, 3])
+@pytest.mark.parametrize('beams', [3, pytest.param(2, marks=pytest.mark.slow)])
 def test_the_search_is_that_of_plain_python(beams, penalty):
   """All of its hypotheses: nothing is lost by stopping early, by caches that change places, or by a limit of one's own."""
   model, params = few(vocab=5)
@@ -100,7 +100,7 @@ def test_an_encoder_decoder():
 
 
 @pytest.mark.parametrize('mixer', ['softmax', 'mamba', pytest.param('recurrent', marks=pytest.mark.slow)])
-@pytest.mark.parametrize('scan', [True, False])
+@pytest.mark.parametrize('scan', [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_scores_are_the_models_own(mixer, scan):
   """Rescored by a forward pass without a cache, whatever the mixers remember and wherever it lies."""
   position = 'rope' if mixer == 'softmax' else 'none'
