@@ -17,13 +17,15 @@ def test_an_exponent_is_the_slope_from_the_fitted_length_on():
   assert curves.exponent({2048: 1.0, 4096: 2.0}) is None
 
 
-@pytest.mark.parametrize('what', [('kernel', 'chunked', 't5'), ('mixer', 'softmax, window(256)')])
+@pytest.mark.parametrize('what', [
+  ('kernel', 'chunked', 't5'), pytest.param(('mixer', 'softmax, window(256)'), marks=pytest.mark.slow)])
 def test_one_process_measures_both_passes(what):
   result = measure('tfm.benchmark.attention', *what, '64')
   assert result.keys() == {'forward', 'both'}
   assert all(entry['ms'] > 0 and entry['mib'] >= 0 for entry in result.values())
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_is_told_and_not_tried():
   with pytest.raises(OutOfMemory, match='GiB'):
     measure('tfm.benchmark.attention', 'kernel', 'dense', 'causal', str(2**17))

@@ -31,8 +31,7 @@ def get_config(arg):
 @pytest.fixture(scope='module')
 def workdir(files):
   path = files / 'run'
-  assert cli.main(['train', f'--config={files}/config.py', f'--workdir={path}', '--config.training.steps=15']) == 0
-  # The same run, prolonged: the schedule must not look at the steps.
+  assert cli.main(['train', f'--config={files}/config.py:buckets', f'--workdir={path}']) == 0
   return path
 
 
@@ -73,13 +72,11 @@ def test_generate_samples_and_forces(workdir, capsys):
   assert status == 0 and out.count('=== prompt 1 of 1') == 4
 
 
-def test_checkpoints_are_averaged(files, capsys):
-  path = files / 'averaged'
-  assert tfm(capsys, 'train', f'--config={files}/config.py:buckets', f'--workdir={path}')[0] == 0
-  losses = [json.loads(tfm(capsys, 'evaluate', f'--workdir={path}', '--metric=exact', *more)[1])['loss'] for more in (
+def test_checkpoints_are_averaged(workdir, capsys):
+  losses = [json.loads(tfm(capsys, 'evaluate', f'--workdir={workdir}', '--metric=exact', *more)[1])['loss'] for more in (
     ['--step=15'], ['--step=30'], ['--average=2'])]
   assert len(set(losses)) == 3
-  status, _, err = tfm(capsys, 'evaluate', f'--workdir={path}', '--average=3')
+  status, _, err = tfm(capsys, 'evaluate', f'--workdir={workdir}', '--average=3')
   assert status == 2 and 'average=3 checkpoints up to step 30 are not there; there are [15, 30]' in err
 
 

@@ -77,13 +77,13 @@ def settings(texts=collect.specs):
 def cuts():
   """(mixer, position, mask, mesh): all meshes for the defaults; for the others the one that cuts all three ways.
 
-  A mesh costs a compilation of seconds, so other examples than the first, and for the defaults the meshes
-  that cut two ways, run under `make test-slow`.
+  A mesh costs a compilation of seconds, so positions, other examples of a mixer than the first, and for the
+  defaults the meshes that cut two ways, run under `make test-slow`.
   """
   quick, three = settings(collect.first), (2, 2, 2)
   for setting in settings():
     for sizes in MESHES if setting == quick[0] else [three]:
-      now = setting in quick and (sizes == three or 8 in sizes)
+      now = setting in quick and setting[1] in ('rope', 'none') and (sizes == three or 8 in sizes)
       yield pytest.param(*setting, sizes, id=f"{' · '.join(setting)} on {sizes}", marks=[] if now else [pytest.mark.slow])
 
 
@@ -107,7 +107,8 @@ def test_loss_and_gradients_are_those_of_one_device(mixer, position, mask, sizes
 
 @pytest.mark.parametrize('sizes, model', [
   ((1, 2, 4), dict(kv_heads=4, remat='full', scan=False, tied=True, layers=1)),
-  ((2, 2, 2), dict(kv_heads=2, norm_placement='post', feed_forward='swiglu', bias=True)),
+  pytest.param((2, 2, 2), dict(kv_heads=2, norm_placement='post', feed_forward='swiglu', bias=True),
+               marks=pytest.mark.slow),
 ], ids=['grouped, tied, remat, unscanned', 'post, gated, biases'])
 def test_other_shapes_of_model_too(sizes, model):
   equal_on(sharded(**model), sizes)

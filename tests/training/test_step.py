@@ -185,8 +185,8 @@ def test_parameters_and_losses_stay_in_float32(tiny, dtype):
 
 
 @pytest.mark.parametrize('name', [
-  'adafactor(min_dim_size_to_factor=16)', pytest.param('lion', marks=pytest.mark.slow),
-  pytest.param('sgd(momentum=0.9)', marks=pytest.mark.slow)])
+  'adafactor(min_dim_size_to_factor=16)', 'lion', 'sgd(momentum=0.9)'])
+@pytest.mark.slow
 def test_every_optimizer_trains_on_a_mesh(tiny, name):
   """Factored moments have other axes than their parameters."""
   config = tiny(**{'optimizer.name': name})
@@ -264,7 +264,8 @@ def test_accumulated_losses_of_layers_are_means_over_tokens(tiny):
 
 
 @pytest.mark.parametrize('rules', [
-  pytest.param({}, marks=pytest.mark.slow), {'rules.expert': 'tensor', 'rules.mlp': ''}], ids=str)
+  {}, {'rules.expert': 'tensor', 'rules.mlp': ''}], ids=str)
+@pytest.mark.slow
 def test_every_mesh_routes_alike(tiny, rules):
   fields = {'model.heads': 8, 'model.width': 64, 'model.feed_forward': EXPERTS.format(0.5, 0.1)}
   one, _ = prepared(tiny(**fields), steps=2)
