@@ -35,13 +35,8 @@ class Buckets(protocol.Packing):
     if self.least < 1:
       raise ValueError(f'least={self.least} is no length; give at least 1')
 
-  def rows(self, tokens, length, seed):
-    protocol.check(tokens, length, seed)
+  def pack(self, tokens, length, seed):
     return _Rows(tokens, length, seed, self.least)
-
-  def evaluation_rows(self, tokens, length):
-    protocol.check(tokens, length)
-    return _Rows(tokens, length, None, self.least)
 
 
 class _Rows(protocol.Rows):

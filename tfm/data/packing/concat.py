@@ -29,13 +29,8 @@ class Concat(protocol.Packing):
 
   shuffle: bool = True
 
-  def rows(self, tokens: token_arrays.Tokens, length: int, seed: int) -> protocol.Rows:
-    protocol.check(tokens, length, seed)
-    return _Rows(tokens, length, seed, self.shuffle)
-
-  def evaluation_rows(self, tokens: token_arrays.Tokens, length: int) -> protocol.Rows:
-    protocol.check(tokens, length)
-    return _Rows(tokens, length, None, False)
+  def pack(self, tokens, length, seed):
+    return _Rows(tokens, length, seed, self.shuffle and seed is not None)
 
 
 class _Rows(protocol.Rows):

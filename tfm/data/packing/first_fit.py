@@ -40,15 +40,7 @@ class FirstFit(protocol.Packing):
     if self.bins < 1:
       raise ValueError(f'bins={self.bins} leaves no row open; give at least 1')
 
-  def rows(self, tokens, length, seed):
-    protocol.check(tokens, length, seed)
-    return self._rows(tokens, length, seed)
-
-  def evaluation_rows(self, tokens, length):
-    protocol.check(tokens, length)
-    return self._rows(tokens, length, None)
-
-  def _rows(self, tokens, length: int, seed: int | None) -> protocol.Rows:
+  def pack(self, tokens, length, seed):
     kind = _PairRows if isinstance(tokens, token_arrays.Pairs) else _TextRows
     return kind(tokens, length, seed, self.bins)
 

@@ -64,7 +64,6 @@ class Packing(abc.ABC):
   layout: ClassVar[str]
   takes: ClassVar[tuple[tuple[str, ...], ...]] = (('text',),)
 
-  @abc.abstractmethod
   def rows(self, tokens: token_arrays.Tokens | token_arrays.Pairs, length: int, seed: int) -> Rows:
     """The endless rows of training: documents in an order of their own for each epoch.
 
@@ -75,14 +74,21 @@ class Packing(abc.ABC):
     Raises:
       ValueError: if the split is shorter than one row, or for a length below 1 or a seed below 0.
     """
+    check(tokens, length, seed)
+    return self.pack(tokens, length, seed)
 
-  @abc.abstractmethod
   def evaluation_rows(self, tokens: token_arrays.Tokens | token_arrays.Pairs, length: int) -> Rows:
     """One pass in the order of the split; the end of what is not full is padding.
 
     Raises:
       ValueError: for a length below 1.
     """
+    check(tokens, length)
+    return self.pack(tokens, length, None)
+
+  @abc.abstractmethod
+  def pack(self, tokens: token_arrays.Tokens | token_arrays.Pairs, length: int, seed: int | None) -> Rows:
+    """The rows of training, or for no seed those of evaluation."""
 
 
 def check(tokens: token_arrays.Tokens | token_arrays.Pairs, length: int, seed: int | None = None):
