@@ -122,7 +122,7 @@ def one_device(tiny):
 
 
 @pytest.mark.parametrize('mesh', [
-  pytest.param(mesh, marks=[] if mesh['data'] == mesh['fsdp'] or 8 in mesh.values() else [pytest.mark.slow],
+  pytest.param(mesh, marks=[] if mesh['data'] == mesh['fsdp'] else [pytest.mark.slow],
                id='x'.join(map(str, mesh.values()))) for mesh in FACTORISATIONS])
 def test_every_mesh_gives_the_losses_of_one_device(tiny, one_device, mesh):
   history, state = prepared(tiny(**{'model.heads': 8, 'model.width': 64}), steps=3, mesh=mesh)
