@@ -50,12 +50,11 @@ def test_a_wide_beam_finds_the_best_of_all(penalty):
   every += itertools.product(others, repeat=limit)
   scores = {tokens: log_p(model, params, prompt, tokens).sum() / float(penalty(len(tokens))) for tokens in every}
   best = sorted(every, key=scores.get, reverse=True)
-  # So many beams that none is ever left out; more than there are tokens want prompts of more.
-  found = beam.search(model, params, [prompt], max_tokens=limit, eos=EOS, beams=4, penalty=penalty)[0]
-  wide = reference(model, params, prompt, limit, 64, penalty)
-  assert [tokens for tokens, _ in wide[:10]] == [tuple(t for t in tokens if t != EOS) for tokens in best[:10]]
-  close([score for _, score in wide[:10]], [scores[tokens] for tokens in best[:10]])
-  close(found[0].score, reference(model, params, prompt, limit, 4, penalty)[0][1])
+  # So many beams that none is ever left out.
+  [found] = beam.search(model, params, [prompt], max_tokens=limit, eos=EOS, beams=64, penalty=penalty)
+  assert len(found) == len(every)
+  assert [tuple(h.tokens.tolist()) for h in found] == [tuple(t for t in tokens if t != EOS) for tokens in best]
+  close([h.score for h in found], [scores[tokens] for tokens in best])
 
 
 def reference(model, params, prompt, limit, beams, penalty, source=None, eos=EOS):
@@ -154,7 +153,7 @@ def test_rows_do_not_depend_on_their_company(tiny, prompts):
 def test_what_cannot_be_is_refused(tiny):
   model, params = tiny
   prompt = [np.array([1], np.int32)]
-  with pytest.raises(ValueError, match=r'beams=0 must lie in 1 … 37'):
+  with pytest.raises(ValueError, match=r'beams=0 must be at least 1'):
     beam.search(model, params, prompt, max_tokens=3, eos=EOS, beams=0)
   with pytest.raises(ValueError, match=r'sources are for an encoder-decoder'):
     beam.search(model, params, prompt, sources=prompt, max_tokens=3, eos=EOS)
