@@ -42,10 +42,12 @@ def tfm(capsys, *flags):
 
 
 def test_evaluate_writes_and_compares(workdir, capsys):
-  status, out, _ = tfm(capsys, 'evaluate', f'--workdir={workdir}', '--split=test', '--metric=exact', '--metric=bleu', '--metric=chrf')
+  status, out, _ = tfm(capsys, 'evaluate', f'--workdir={workdir}', '--split=test', '--metric=exact', '--metric=bleu', '--metric=chrf',
+                       '--metric=bleu(lowercase=True)')
   assert status == 0
   values = json.loads(out)
-  assert {'loss', 'exact', 'bleu', 'chrf'} <= set(values) and 'tok:13a' in values['bleu_signature']
+  assert {'loss', 'exact', 'bleu', 'chrf', 'bleu(lowercase=True)'} <= set(values)
+  assert 'tok:13a' in values['bleu_signature'] and 'case:lc' in values['bleu(lowercase=True)_signature']
   rows = [json.loads(line) for line in open(values['hypotheses'], encoding='utf-8')]
   assert rows and all(row['reference'] == row['source'][::-1] for row in rows)
   right = sum(row['hypothesis'] == row['reference'] for row in rows)

@@ -80,10 +80,11 @@ def cuts():
   A mesh costs a compilation of seconds, so positions, other examples of a mixer than the first, and for the
   defaults the meshes that cut two ways, run under `make test-slow`.
   """
-  quick, three = settings(collect.first), (2, 2, 2)
+  quick, three = [tuple(collect.surroundings(mixer).values()) for mixer in collect.first('mixer')], (2, 2, 2)
+  quick.insert(0, tuple(collect.DEFAULTS.values()))
   for setting in settings():
     for sizes in MESHES if setting == quick[0] else [three]:
-      now = setting in quick and setting[1] in ('rope', 'none') and (sizes == three or 8 in sizes)
+      now = setting in quick and (sizes == three or 8 in sizes)
       yield pytest.param(*setting, sizes, id=f"{' · '.join(setting)} on {sizes}", marks=[] if now else [pytest.mark.slow])
 
 

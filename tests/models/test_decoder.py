@@ -168,3 +168,13 @@ def test_init_caches_touches_no_parameters_and_counts_from_zero():
   caches = decoder(layers=3).init_caches(4, 7)
   shapes = {jnp.shape(x) for x in jax.tree.leaves(caches)}
   assert shapes == {(3, 4, 2, 7, 4), (3, 4, 7), (3,)} and not any(x.any() for x in jax.tree.leaves(caches))
+
+
+def test_a_norm_after_the_embedding_forgets_its_size():
+  """Ten times the table gives the same logits, and without the norm others."""
+  for norm, same in ((True, True), (False, False)):
+    model = decoder(embedding_norm=norm, position='none', tied=False)
+    params = parameters(model)
+    larger = params | {'embedding': {'table': 10 * params['embedding']['table']}}
+    assert ('embedding_norm' in params) == norm
+    assert np.allclose(apply(model, params), apply(model, larger), rtol=1e-3, atol=1e-3) == same

@@ -30,7 +30,7 @@ def arguments(parser):
 
 
 def main(args):
-  metrics = [spec.choose(text, METRICS) for text in args.metric or ('bleu', 'chrf')]
+  metrics = {text: spec.choose(text, METRICS) for text in args.metric or ('bleu', 'chrf')}
   loaded = run.load(args.workdir, args.step, args.average)
   writes = hasattr(loaded.model, 'encode')
   require(writes or args.metric is None, f'--metric={(args.metric or [""])[0]} compares written targets, and a decoder has '
@@ -44,7 +44,9 @@ def main(args):
     kept = pathlib.Path(args.workdir) / 'hypotheses' / f'{args.split}-{loaded.step}.jsonl'
     kept.parent.mkdir(exist_ok=True)
     kept.write_text(''.join(json.dumps(row, ensure_ascii=False) + '\n' for row in rows), encoding='utf-8')
-    for metric in metrics:
-      values |= metric([row['hypothesis'] for row in rows], [row['reference'] for row in rows])
+    for text, metric in metrics.items():
+      found = metric([row['hypothesis'] for row in rows], [row['reference'] for row in rows])
+      # Under the words that asked for it: bleu and bleu(lowercase=True) are two numbers.
+      values |= {name.replace(text.partition('(')[0], text, 1): value for name, value in found.items()}
     values |= dict(hypotheses=str(kept))
   print(json.dumps(dict(step=loaded.step, split=args.split, **values), indent=2))

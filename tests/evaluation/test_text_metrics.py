@@ -1,0 +1,40 @@
+"""Metrics of texts: what each counts, by hand where that is short."""
+
+import pytest
+
+from tfm.evaluation.text_metrics import METRICS
+
+SAID, TRUE = ['Der Hund läuft .', 'ein Teil'], ['der Hund läuft .', 'ein Teil']
+
+
+@pytest.mark.parametrize('name', ['bleu', 'chrf', 'rouge', 'exact'])
+def test_the_reference_itself_is_perfect(name):
+  texts = ['eins zwei drei vier fünf', 'sechs sieben acht neun zehn']
+  assert all(v == pytest.approx(100) for v in METRICS[name]()(texts, texts).values() if not isinstance(v, str))
+
+
+def test_case_counts_unless_told():
+  texts = ['Eins Zwei Drei Vier Fünf'], ['eins zwei drei vier fünf']
+  assert METRICS['bleu']()(*texts)['bleu'] < 50 < METRICS['bleu'](lowercase=True)(*texts)['bleu']
+  assert METRICS['tokenized_bleu']('de')(*texts)['tokenized_bleu'] == 0
+  assert METRICS['tokenized_bleu']('de', lowercase=True)(*texts)['tokenized_bleu'] == pytest.approx(100)
+
+
+def test_a_compound_is_split_where_asked():
+  """Of gut-altes and gut-neues the first half is then found, and the hyphen."""
+  texts = ['wir sehen heute ein gut-altes Haus'], ['wir sehen heute ein gut-neues Haus']
+  whole, split = (METRICS['tokenized_bleu']('de', split_compounds=s)(*texts)['tokenized_bleu'] for s in (False, True))
+  assert split > whole > 0
+
+
+def test_exact_and_rouge_by_hand():
+  assert METRICS['exact']()(SAID, TRUE) == {'exact': 50}
+  found = METRICS['rouge']()(['the cat sat'], ['the cat ran away'])
+  assert found['rouge1'] == pytest.approx(100 * 2 * (2 / 3) * (2 / 4) / (2 / 3 + 2 / 4))
+  assert found['rouge2'] == pytest.approx(100 * 2 * (1 / 2) * (1 / 3) / (1 / 2 + 1 / 3))
+
+
+def test_unequal_numbers_are_refused():
+  for name in ('exact', 'rouge'):
+    with pytest.raises(ValueError):
+      METRICS[name]()(['a'], ['a', 'b'])
