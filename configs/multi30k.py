@@ -28,8 +28,8 @@ def get_config(arg: str = '') -> ConfigDict:
     initializer='xavier_uniform', embedding_initializer='normal(0.088)',
     dropout=dict(embedding=0.3, attention=0.0, residual=0.3))
   config.optimizer = dict(name='adam(b1=0.9, b2=0.98, eps=1e-9)', learning_rate=0.005, schedule='rsqrt', warmup=2000, clip=0.0)
-  config.training = dict(steps=8000, batch_size=64, evaluate_every=500, keep=10)
-  config.decoding = dict(beams=5, penalty='power(1.0)')
+  config.training = dict(steps=6000, batch_size=64, evaluate_every=200, keep=10, loss_chunk=1024)
+  config.decoding = dict(beams=5, penalty='power(1.0)', average=10)
   if arg == 'small':
     config.model.update(width=256, feed_forward_width=1024, embedding_initializer='normal(0.0625)')
   return config
