@@ -66,7 +66,7 @@ class TestFields:
     (dict(model=dict(width='48')), ["config.model.width='48' must be of type int"]),
     (dict(model=dict(width=48.0)), ['config.model.width=48.0 must be of type int']),
     (dict(model=dict(width=None)), ['config.model.width=None must be of type int']),
-    (dict(model=dict(mask=None)), ['config.model.mask=None must be of type str']),
+    (dict(model=dict(score=None)), ['config.model.score=None must be of type str']),
     (dict(model=dict(tied=1)), ['config.model.tied=1 must be of type bool']),
     (dict(model=dict(kv_heads='all')), ["config.model.kv_heads='all' must be of type int"]),
     (dict(model=dict(pattern='local')), ["config.model.pattern='local' must be of type tuple"]),

@@ -25,14 +25,18 @@ from tfm.data.sources.protocol import Source
 from tfm.data.tokenizers.protocol import Tokenizer
 from tfm.decoding.beam import PENALTIES
 from tfm.kernels.protocol import Kernel
+from tfm.layers.activation import ACTIVATIONS
 from tfm.layers.feed_forward import FEED_FORWARDS
 from tfm.layers.initializer import INITIALIZERS, Factory, shrunk
 from tfm.layers.norm import NORMS
+from tfm.layers.pooled import POOLINGS, Pooled
 from tfm.masks.protocol import Mask, is_causal
 from tfm.mixers.protocol import Mixer
 from tfm.models.block import PLACEMENTS, Block
 from tfm.models.decoder import Decoder
-from tfm.models.encoder_decoder import Encoder, EncoderDecoder
+from tfm.models.encoder import Encoder
+from tfm.models.encoder_decoder import EncoderDecoder, SourceEncoder
+from tfm.models.language_model import LanguageModel
 from tfm.models.stack import REMAT, Stack
 from tfm.objectives.protocol import Objective
 from tfm.parallel import mesh as meshes
@@ -44,7 +48,10 @@ from tfm.training.schedule import SCHEDULES, schedule
 
 DTYPES = {'float32': jnp.float32, 'bfloat16': jnp.bfloat16, 'float16': jnp.float16}
 RESIDUALS = ('sequential', 'parallel')
-ARCHITECTURES = ('decoder', 'encoder_decoder')
+# With an objective that trains each, for who has chosen one that does not.
+ARCHITECTURES = {'decoder': 'causal_lm', 'encoder_decoder': 'seq2seq', 'encoder': 'masked_lm'}
+# What only one of them has.
+ENCODERS = ('token_types', 'pooling', 'pooled_transform')
 
 
 def named(field: str, make: Callable, *args, **kwargs):
@@ -97,11 +104,11 @@ def penalty(config: ConfigDict) -> Callable:
   return named('decoding.penalty', spec.choose, config.decoding.penalty, PENALTIES)
 
 
-def model(config: ConfigDict, vocab: int, causal: bool = True, source_vocab: int = 0) -> Decoder:
-  """The model of a resolved config, for a vocabulary of `vocab` tokens.
+def model(config: ConfigDict, vocab: int, causal: bool = True, source_vocab: int = 0) -> LanguageModel:
+  """The model of a resolved config, for a tokenizer of `vocab` tokens, to which come those of the objective.
 
   Args:
-    causal: whether a mask that lets a token see later ones is refused.
+    causal: whether a decoder's mask that lets a token see later ones is refused.
     source_vocab: tokens of the source, where it has a vocabulary of its own.
 
   Raises:
@@ -109,13 +116,18 @@ def model(config: ConfigDict, vocab: int, causal: bool = True, source_vocab: int
   """
   m = config.model
   one_of('model.architecture', m.architecture, ARCHITECTURES)
-  pair = m.architecture == 'encoder_decoder'
+  pair, encodes, aim = m.architecture == 'encoder_decoder', m.architecture == 'encoder', objective(config)
   require(pair or not m.encoder, f'config.model.architecture={m.architecture!r} has no encoder beside a decoder, so '
                                  "config.model.encoder would be ignored; 'encoder_decoder' has one")
-  wanted, given = ('source', 'target') if pair else ('text',), objective(config).fields
-  require(given == wanted, f'config.model.architecture={m.architecture!r} reads {" and ".join(wanted)}, and '
-                           f'config.objective={config.objective!r} gives {" and ".join(given)}; '
-                           f"{'seq2seq' if pair else 'causal_lm'!r} would do")
+  require(m.architecture in aim.architectures,
+          f'config.objective={config.objective!r} does not train config.model.architecture={m.architecture!r}, but '
+          f'{" and ".join(map(repr, aim.architectures))}; {ARCHITECTURES[m.architecture]!r} would do')
+  for field in ENCODERS:
+    default = schema().model[field]
+    require(encodes or m[field] == default, f'config.model.{field}={m[field]!r} is of an encoder, and '
+            f'config.model.architecture={m.architecture!r} would ignore it; leave it at {default!r}')
+  for field in ('output_transform', 'pooled_transform'):
+    one_of(f'model.{field}', m[field], ('', *ACTIVATIONS))
   for field in ('layers', 'width', 'vocab_multiple'):
     require(m[field] >= 1, f'config.model.{field}={m[field]} must be at least 1')
   for field in m.dropout:
@@ -136,13 +148,36 @@ def model(config: ConfigDict, vocab: int, causal: bool = True, source_vocab: int
 
   def rows(vocab):
     return -(-vocab // m.vocab_multiple) * m.vocab_multiple
-  fields = trunk(config, 'model', causal, branches=3 if pair else 2) | dict(
+  vocab += len(aim.special)
+  fields = trunk(config, 'model', causal and not encodes, branches=3 if pair else 2) | dict(
     vocab=vocab, rows=rows(vocab), embedding_scale=m.width**0.5 if m.embedding_scaled else 1.0, tied=m.tied,
+    output_transform=m.output_transform, output_bias=m.output_bias,
     embedding_initializer=initializer(config, 'embedding_initializer'), initializer=initializer(config, 'initializer'))
+  if encodes:
+    return Encoder(**fields, token_types=token_types(config), heads=heads(config), hidden=aim.hidden)
   if not pair:
     return Decoder(**fields)
-  encoder = functools.partial(Encoder, **trunk(config, 'model.encoder', causal=False, branches=2))
+  encoder = functools.partial(SourceEncoder, **trunk(config, 'model.encoder', causal=False, branches=2))
   return EncoderDecoder(**fields, encoder=encoder, source_vocab=source_vocab, source_rows=rows(source_vocab))
+
+
+def token_types(config: ConfigDict) -> int:
+  """How many there are; as many as the packing tells apart."""
+  types, tells = config.model.token_types, 'types' in packing(config).gives
+  require(types >= 0, f'config.model.token_types={types} must be 0 (none) or more')
+  require(types >= 2 or not tells, f'config.data.packing={config.data.packing!r} tells first and second texts apart, and '
+                                   f'config.model.token_types={types} would ignore it; 2 would do')
+  return types
+
+
+def heads(config: ConfigDict) -> tuple[tuple[str, Callable], ...]:
+  """(name, factory) of each head of an encoder that classifies."""
+  m = config.model
+  one_of('model.pooling', m.pooling, [name for name in POOLINGS if name != 'none'])
+  return tuple((name, functools.partial(
+    Pooled, pooling or m.pooling, '' if pooling == 'none' else m.pooled_transform, classes, m.width,
+    m.dropout.residual, initializer(config, 'initializer'), DTYPES[m.dtype]))
+    for name, classes, pooling in objective(config).heads)
 
 
 def trunk(config: ConfigDict, where: str, causal: bool, branches: int) -> dict[str, Any]:
@@ -344,19 +379,32 @@ def check_run(config: ConfigDict, devices: int) -> None:
           f'{ways} devices of the mesh axes {config.rules.batch!r}; {t.accumulation * ways} or a multiple would do')
 
 
+# What documents may be, by their fields, in words, and a source and a packing of such.
+KINDS = {
+  ('text',): ('texts', "text('*.txt')", 'concat'),
+  ('source', 'target'): ('pairs of source and target', 'parallel(src, tgt)', 'buckets'),
+}
+
+
 def check_data(config: ConfigDict) -> None:
   """Refuses a source, a packing and an objective that are not of one kind of document."""
-  d, wanted = config.data, objective(config).fields
-  found, pairs = source(config).fields, wanted != ('text',)
-  kind = 'pairs of source and target' if pairs else 'texts'
-  require(found == wanted, f'config.objective={config.objective!r} learns from {kind}, and config.data.source='
-                           f'{d.source!r} gives {" and ".join(found)}; '
-                           + ("'parallel(src, tgt)'" if pairs else "'text(pattern)'") + ' would do')
-  require(wanted in packing(config).takes, f'config.data.packing={d.packing!r} does not pack {kind}; '
-                                           + ("'first_fit' or 'buckets'" if pairs else "'concat' or 'first_fit'") + ' would do')
-  require(pairs or d.source_tokenizer is None,
+  d, aim, packs = config.data, objective(config), packing(config)
+  found = source(config).fields
+  kind, example, _ = KINDS[aim.takes[0]]
+  require(found in aim.takes, f'config.objective={config.objective!r} learns from {kind}, and config.data.source='
+                              f'{d.source!r} gives {" and ".join(found)}; {example!r} would do')
+  kind, _, example = KINDS[found]
+  require(found in packs.takes, f'config.data.packing={d.packing!r} does not pack {kind}; {example!r} would do')
+  require(packs.gives == aim.wants,
+          f'config.objective={config.objective!r} reads {" and ".join(sorted(aim.wants)) or "nothing"} of a row beside its '
+          f'tokens, and config.data.packing={d.packing!r} gives {" and ".join(sorted(packs.gives)) or "nothing"}; '
+          f'{aim.packs!r} would do')
+  require(packs.layout in aim.layouts,
+          f'config.objective={config.objective!r} reads rows as one text, and config.data.packing={d.packing!r} puts '
+          f'several into one; {aim.packs!r} would do')
+  require('source' in found or d.source_tokenizer is None,
           f'config.data.source_tokenizer={d.source_tokenizer!r} is for pairs, and config.data.source={d.source!r} '
-          'gives texts; leave it out')
+          'gives none; leave it out')
 
 
 def one_of(field: str, value: str, known) -> None:

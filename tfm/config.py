@@ -46,7 +46,7 @@ def schema() -> ConfigDict:
       threads=2,                    # reading threads of the training pipeline
     ),
     model=dict(
-      architecture='decoder',       # decoder, encoder_decoder
+      architecture='decoder',       # decoder, encoder_decoder, encoder
       layers=6,                     # of an encoder-decoder: its decoder's, as all that follows
       width=384,                    # D
       heads=6,                      # H
@@ -54,7 +54,7 @@ def schema() -> ConfigDict:
       head_width=placeholder(int),  # C; None: width / heads
       mixer='softmax',              # tfm/mixers
       position='rope',              # tfm/positions
-      mask='causal',                # tfm/masks, combined with & | ~
+      mask=placeholder(str),        # tfm/masks, combined with & | ~; None: causal, of an encoder full
       score='dot',                  # tfm/scores
       kernel='auto',                # tfm/kernels
       feed_forward='gelu',          # relu, gelu, gelu_tanh, geglu, swiglu, mixture_of_experts(experts, …)
@@ -67,6 +67,11 @@ def schema() -> ConfigDict:
       tied=True,                    # the output reads the embedding table
       embedding_scaled=False,       # the embedding is √D times the table
       embedding_norm=False,         # a norm after the embedding
+      output_transform='',          # activation of a layer between the trunk and the vocabulary; '': none
+      output_bias=False,            # of each token of the vocabulary
+      token_types=0,                # of an encoder: embeddings for first and second text; 0: none
+      pooling='first',              # of an encoder: what a class is told from: first, mean
+      pooled_transform='',          # and the activation of a layer before the class; '': none
       vocab_multiple=128,           # rows of the embedding table are rounded up to a multiple
       initializer='normal(0.02)',   # normal, truncated_normal, xavier_uniform, lecun_normal
       embedding_initializer='normal(0.02)',
@@ -110,7 +115,7 @@ def schema() -> ConfigDict:
     mesh=dict(data=-1, fsdp=1, tensor=1),   # -1: the devices that are left
     rules=dict(                     # logical axis → mesh axes, '' for none
       batch='data fsdp', length='', vocab='tensor', heads='tensor', kv_heads='tensor', mlp='tensor',
-      embed='fsdp', kv='', table='', expert='', rank='', state='', taps='', gates='', layers=''),
+      embed='fsdp', kv='', table='', classes='', expert='', rank='', state='', taps='', gates='', layers=''),
   ), sort_keys=False)
 
 
@@ -156,7 +161,7 @@ def complete(given: Mapping) -> ConfigDict:
 def optional(fields: Iterable[str]) -> dict[str, Any]:
   """Fields that exist for the command line; None is "as the model's"."""
   default = schema().model
-  return {f: placeholder(type(default[f]) if default[f] is not None else int) for f in fields}
+  return {f: placeholder(default.get_type(f)) for f in fields}
 
 
 def give_sections(model: ConfigDict) -> None:
@@ -228,6 +233,8 @@ def resolve(config: ConfigDict) -> ConfigDict:
   """A copy in which every None has become the value that it stands for."""
   config = config.copy_and_resolve_references()
   model = config.model
+  if model.mask is None:
+    model.mask = 'full' if model.architecture == 'encoder' else 'causal'
   for part in (model.encoder, model.cross):
     inherit(part, model)
   for name, block in model.blocks.items():

@@ -19,13 +19,14 @@ from tfm import config as configs
 from tfm.config import require
 from tfm.data import cache, device, pipeline
 from tfm.data.pipeline import TextData
+from tfm.data.special import extended, plain
 from tfm.data.tokenizers.protocol import Tokenizer
 from tfm.data.tokenizers.protocol import load as load_tokenizer
 from tfm.decoding.translate import Translation, translate
 from tfm.decoding.unrolled import unrolled
-from tfm.evaluation.perplexity import perplexity
+from tfm.evaluation.measure import measure
 from tfm.models import flops
-from tfm.models.decoder import Decoder
+from tfm.models.language_model import LanguageModel
 from tfm.parallel import chips, sharding
 from tfm.parallel import mesh as meshes
 from tfm.shapes import PyTree
@@ -41,13 +42,13 @@ class Run:
   """A trained model, ready to be asked.
 
   Attributes:
-    config: resolved; model, params, tokenizer: what it says; mesh, rules: where it lives.
+    config: resolved; model, params: what it says; tokenizer: with the special tokens of its objective; mesh, rules: where it lives.
     step: of the checkpoint; corpus: hash of the text that it learnt from.
     source_tokenizer: of the source of pairs, where it is another; else None.
   """
 
   config: ConfigDict
-  model: Decoder
+  model: LanguageModel
   params: PyTree
   tokenizer: Tokenizer
   mesh: Mesh
@@ -88,10 +89,11 @@ def load(workdir: str, step: str = 'last', average: int | None = None) -> Run:
   require(average >= 1, f'--average={average} must be at least 1')
   params = checkpoints.averaged(number, average, checkpoint.target(nn.unbox(boxed), where))
   checkpoints.close()
+  tokenizer = extended(tokenizer, build.objective(config).special)
   return Run(config, model, params, tokenizer, mesh, rules, number, saved['corpus'], source_tokenizer)
 
 
-def make_model(config: ConfigDict, tokenizer: Tokenizer, source_tokenizer: Tokenizer | None) -> Decoder:
+def make_model(config: ConfigDict, tokenizer: Tokenizer, source_tokenizer: Tokenizer | None) -> LanguageModel:
   """The model for the vocabularies of some tokenizers."""
   return build.model(
     config, tokenizer.vocab_size, source_vocab=source_tokenizer.vocab_size if source_tokenizer else 0)
@@ -132,7 +134,7 @@ def train(config: ConfigDict, workdir: str) -> None:
   boxed = states.abstract(make)
   where = states.shardings(boxed, mesh, rules)
   batch_sharding = sharding.batch_sharding(mesh, rules)
-  rows = packing.rows(text.tokens('train'), config.data.length, config.seed)
+  rows = objective.rows(packing, text.tokens('train'), config.data.length, config.seed, text.tokenizer)
   iterator = pipeline.train_iterator(
     rows, training.batch_size, *device.process_rows(batch_sharding, training.batch_size), threads=config.data.threads)
 
@@ -203,7 +205,7 @@ def evaluate(run: Run, split: str) -> dict[str, float]:
   Raises:
     ValueError: if the source has no such split.
   """
-  text = pipeline.open_text(build.source(run.config), run.tokenizer, cache.directory(), run.source_tokenizer)
+  text = open_text(run)
   if text.corpus.hash != run.corpus:
     say(f'the text has changed since the run learnt from it: its content hash was {run.corpus} and is '
         f'{text.corpus.hash}; what was trained on and what is evaluated still differ, as splits go by document')
@@ -212,13 +214,18 @@ def evaluate(run: Run, split: str) -> dict[str, float]:
     return evaluation(run.config, run.model, text, where, split, batches=0)(run.params)
 
 
+def open_text(run: Run) -> TextData:
+  """The text that a run's config names, for its tokenizers."""
+  return pipeline.open_text(build.source(run.config), plain(run.tokenizer), cache.directory(), run.source_tokenizer)
+
+
 def written(run: Run, split: str) -> tuple[list[tuple[str, str]], Iterator[tuple[int, list[Translation]]]]:
   """(source, reference) of a whole split, and what an encoder-decoder writes for each source, as `translate` does.
 
   Raises:
     ValueError: if the source has no such split.
   """
-  text = pipeline.open_text(build.source(run.config), run.tokenizer, cache.directory(), run.source_tokenizer)
+  text = open_text(run)
   require(split in text.corpus.splits, f'--split={split} is not there; known: {", ".join(text.corpus.splits)}')
   pairs = list(zip(*(text.corpus.splits[split][side] for side in ('source', 'target'))))
   decoding = run.config.decoding
@@ -232,11 +239,13 @@ def written(run: Run, split: str) -> tuple[list[tuple[str, str]], Iterator[tuple
 
 
 def evaluation(
-    config: ConfigDict, model: Decoder, text: TextData, where: jax.sharding.Sharding, split: str, batches: int
+    config: ConfigDict, model: LanguageModel, text: TextData, where: jax.sharding.Sharding, split: str, batches: int
 ) -> Callable[[PyTree], dict[str, float]]:
   """params → metrics of a split: of `batches` batches spread over it, or of all of them for 0."""
-  rows = build.packing(config).evaluation_rows(text.tokens(split), config.data.length)
-  step = jax.jit(evaluation_step(model, build.objective(config)))
+  objective = build.objective(config)
+  rows = objective.rows(build.packing(config), text.tokens(split), config.data.length, None, text.tokenizer)
+  step = jax.jit(evaluation_step(model, objective))
+  token_bytes = extended(text.tokenizer, objective.special).token_bytes
   # A microbatch, rounded up to what the devices divide: a run may be read on more of them than trained it.
   size = -(-config.training.batch_size // config.training.accumulation // where.num_devices) * where.num_devices
 
@@ -244,7 +253,7 @@ def evaluation(
     made = pipeline.evaluation_batches(
       rows, size, *device.process_rows(where, size), threads=config.data.threads, limit=batches)
     with contextlib.closing(made):
-      return perplexity(params, step, made, where, text.tokenizer.token_bytes)
+      return measure(params, step, made, where, token_bytes, objective.summary)
 
   return evaluate
 

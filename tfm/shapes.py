@@ -6,7 +6,7 @@
   H  query heads                    L  layers
   K  key/value heads                N  anything flat
   G  query heads per key head (H = K · G)
-  C  channels of one head (head width)
+  C  channels of one head (head width)  P  places of a row whose tokens are predicted
 
 `Float[Array, 'B T D']` reads "an array of floats, batch × length × width".
 """

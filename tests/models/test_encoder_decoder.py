@@ -157,7 +157,7 @@ def test_what_cannot_be_is_refused(model, sentence):
 def test_an_objective_of_another_kind_is_refused():
   config = pairs.config()
   config.objective = 'causal_lm'
-  with pytest.raises(ValueError, match="architecture='encoder_decoder' reads source and target.*'seq2seq' would do"):
+  with pytest.raises(ValueError, match="objective='causal_lm' does not train.*'encoder_decoder', but 'decoder'; 'seq2seq' would do"):
     build.model(config, VOCAB)
 
 

@@ -13,7 +13,7 @@ from conformance import tiny
 from tfm import build
 from tfm import config as configs
 from tfm.commands import inspect
-from tfm.data.packing.protocol import FIELDS
+from tfm.data.packing.protocol import padding
 from tfm.models import memory
 from tfm.parallel import mesh as meshes
 from tfm.parallel import sharding
@@ -69,7 +69,7 @@ def test_what_grows_with_depth():
     made, objective = build.model(config, 29), build.objective(config)
     params = nn.unbox(tiny.boxed(made, length=32))
     return memory.activations(functools.partial(inspect.loss, objective, made), params,
-                              functools.partial(inspect.batch, FIELDS, 32), rows=4)
+                              functools.partial(inspect.batch, padding(32)), rows=4)
   four, eight = estimate(layers=4), estimate(layers=8)
   assert 1.7 < eight / four < 2
   # Remat keeps one [rows, T, D] array for each block more.
@@ -105,7 +105,7 @@ def test_against_xla(mesh, accumulation, model):
   def placed(x, sharding):
     return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
   state = jax.tree.map(placed, nn.unbox(boxed), where)
-  batch = jax.tree.map(lambda x: placed(x, split), inspect.batch(FIELDS, config.data.length, training.batch_size))
+  batch = jax.tree.map(lambda x: placed(x, split), inspect.batch(padding(config.data.length), training.batch_size))
   with sharding.context(here, rules):
     step = train_step(
       build.model(config, vocab), build.objective(config), *build.optimizer(config), accumulation)

@@ -65,6 +65,7 @@ def listen() -> None:
   log.setLevel(logging.INFO)
   if not log.handlers:
     log.addHandler(Said())
+    log.propagate = False   # what is said once need not be said by the root's handlers, too
 
 
 class Said(logging.Handler):

@@ -8,11 +8,9 @@ draws the masks. Nothing is allocated or compiled, so any model on any mesh fits
 import argparse
 import functools
 import math
-from collections.abc import Sequence
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 from jax.sharding import AbstractMesh, AxisType
 from ml_collections import ConfigDict
 from rich import box
@@ -22,12 +20,12 @@ from rich.table import Table
 from tfm import build
 from tfm import config as configs
 from tfm.data import pipeline
-from tfm.data.packing.protocol import FIELDS, PAIR_FIELDS
+from tfm.data.packing.protocol import Row
 from tfm.data.tokenizers.protocol import Tokenizer
 from tfm.evaluation import mask_picture
 from tfm.masks.protocol import Mask
 from tfm.models import flops, memory, table
-from tfm.models.decoder import Decoder
+from tfm.models.language_model import LanguageModel
 from tfm.parallel import mesh as meshes
 from tfm.parallel import sharding
 from tfm.training import state as states
@@ -99,14 +97,14 @@ def known_vocabulary(tokenizer: Tokenizer) -> int | None:
   return tokenizer.vocab_size if tokenizer.trained else getattr(tokenizer, 'size', None)
 
 
-def abstract_state(config: ConfigDict, model: Decoder) -> states.State:
+def abstract_state(config: ConfigDict, model: LanguageModel) -> states.State:
   """Shapes and boxes of everything that training carries."""
   optimizer, _ = build.optimizer(config)
   return states.abstract(states.init(
     model, optimizer, config.training.batch_size, config.data.length, config.model.dtype == 'float16'))
 
 
-def masks(config: ConfigDict, model: Decoder) -> dict[str, Mask]:
+def masks(config: ConfigDict, model: LanguageModel) -> dict[str, Mask]:
   """Title → mask of every kind of block whose mixer has one, and of cross-attention."""
   made = {}
 
@@ -203,9 +201,8 @@ def activations(
   model = build.model(part, vocab, source_vocab=source_vocab)
   params = nn.unbox(abstract_state(part, model).params)
   objective = build.objective(part)
-  fields = FIELDS if objective.fields == ('text',) else PAIR_FIELDS
   return memory.activations(
-    functools.partial(loss, objective, model), params, functools.partial(batch, fields, part.data.length), rows,
+    functools.partial(loss, objective, model), params, functools.partial(batch, objective.padding(part.data.length)), rows,
     held / memory.whole(params))
 
 
@@ -214,14 +211,14 @@ def ways(mesh: AbstractMesh, rules: sharding.Rules, axis: str) -> int:
   return math.prod(mesh.shape[name] for name in dict(rules).get(axis, ()))
 
 
-def loss(objective, model: Decoder, params, rows):
+def loss(objective, model: LanguageModel, params, rows):
   """What training differentiates, dropout on."""
   return objective(model, params, rows, jax.random.key(0))[0]
 
 
-def batch(fields: Sequence[str], length: int, rows: int) -> dict[str, jax.ShapeDtypeStruct]:
-  """The shapes of a batch."""
-  return dict.fromkeys(fields, jax.ShapeDtypeStruct((rows, length), jnp.int32))
+def batch(row: Row, rows: int) -> dict[str, jax.ShapeDtypeStruct]:
+  """The shapes of a batch of rows like one."""
+  return {field: jax.ShapeDtypeStruct((rows, *x.shape), x.dtype) for field, x in row.items()}
 
 
 def titled(title: str, *columns: str) -> Table:

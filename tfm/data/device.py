@@ -17,7 +17,7 @@ class Fetched:
   """A batch and what to remember of it.
 
   Attributes:
-    batch: int32 [B, T] on the devices, by name.
+    batch: arrays [B, …] on the devices, by name.
     state: of the iterator after this batch; saved with the step that used the batch, a resume
       continues with the next one.
     host: this process's rows.
@@ -42,7 +42,7 @@ def prefetch(
 
   Args:
     iterator: of `pipeline`, with the index and count of `process_rows`; closed at the end.
-    sharding: of an array [B, T].
+    sharding: of an array [B, …].
     batch_size: the global B.
     size: batches that are sent ahead.
 
@@ -54,12 +54,12 @@ def prefetch(
   index, count = process_rows(sharding, batch_size)
 
   def send(host: pipeline.Batch) -> Fetched:
-    rows, length = host['inputs'].shape
+    rows = len(next(iter(host.values())))
     # A batch of shorter rows has as many times more of them.
     if rows % (batch_size // count):
       raise ValueError(f'the iterator reads {rows} rows, but batch_size={batch_size} over '
                        f'process_count={count} has {batch_size // count}; build it with both')
-    batch = {name: jax.make_array_from_process_local_data(sharding, value, (rows * count, length))
+    batch = {name: jax.make_array_from_process_local_data(sharding, value, (rows * count, *value.shape[1:]))
              for name, value in host.items()}
     return Fetched(batch, iterator.get_state(), host, index * rows)
 

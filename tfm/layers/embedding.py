@@ -18,6 +18,7 @@ class Embedding(nn.Module):
     initializer: of the table.
     dtype: compute type; the table stays in float32.
     scale: of what goes in; √D in the first Transformer (Vaswani et al. 2017, §3.4).
+    axis: what the rows are: tokens, or the rows of a small 'table'.
   """
 
   rows: int
@@ -25,14 +26,15 @@ class Embedding(nn.Module):
   initializer: Factory
   dtype: jnp.dtype
   scale: float = 1.0
+  axis: str = 'vocab'
 
   def setup(self):
-    initializer = partitioned(self.initializer((1,), (0,)), ('vocab', 'embed'))
+    initializer = partitioned(self.initializer((1,), (0,)), (self.axis, 'embed'))
     self.table = self.param('table', initializer, (self.rows, self.width), jnp.float32)
 
   def __call__(self, tokens: Int[Array, 'B T']) -> Float[Array, 'B T D']:
     # Whole rows where fsdp cuts them: an index over a table cut both ways makes XLA copy everything.
-    table = shard(self.table.astype(self.dtype), 'vocab', None)
+    table = shard(self.table.astype(self.dtype), self.axis, None)
     x = table[tokens] if self.scale == 1 else self.scale * table[tokens]
     return shard(x, 'batch', 'length', 'embed')
 

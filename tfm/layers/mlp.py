@@ -1,12 +1,11 @@
 """The position-wise feed-forward layer, plain and gated."""
 
-import functools
 from collections.abc import Callable
 
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
 
+from tfm.layers.activation import ACTIVATIONS
 from tfm.layers.initializer import Factory
 from tfm.layers.linear import Linear
 from tfm.parallel.sharding import shard
@@ -52,12 +51,11 @@ def activated(form: str, rise: Callable[[str], Array]) -> Array:
   return y * rise('gate') if gated else y
 
 
-_gelu = functools.partial(jax.nn.gelu, approximate=False)
 # name → (activation, gated): `geglu` is Shazeer's GELU gate, `swiglu` his Swish₁ gate.
 FORMS = {
-  'relu': (jax.nn.relu, False),
-  'gelu': (_gelu, False),
-  'gelu_tanh': (functools.partial(jax.nn.gelu, approximate=True), False),
-  'geglu': (_gelu, True),
-  'swiglu': (jax.nn.silu, True),
+  'relu': (ACTIVATIONS['relu'], False),
+  'gelu': (ACTIVATIONS['gelu'], False),
+  'gelu_tanh': (ACTIVATIONS['gelu_tanh'], False),
+  'geglu': (ACTIVATIONS['gelu'], True),
+  'swiglu': (ACTIVATIONS['silu'], True),
 }

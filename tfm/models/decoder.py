@@ -5,37 +5,13 @@ from typing import Any
 import flax.linen as nn
 import jax.numpy as jnp
 
-from tfm.layers.embedding import Embedding
-from tfm.layers.initializer import Factory
-from tfm.layers.linear import Linear
 from tfm.mixers.protocol import Context, Memory
-from tfm.models.trunk import Trunk
-from tfm.parallel.sharding import shard
+from tfm.models.language_model import LanguageModel
 from tfm.shapes import Array, Float, Int, PyTree
 
 
-class Decoder(Trunk):
-  """tokens → embedding → trunk → logits (Radford et al. 2019, §2.3).
-
-  Attributes:
-    vocab: V, the tokens there are; rows: of the embedding table, V rounded up.
-    embedding_scale: of what the table gives; see `Embedding`.
-    tied: whether the output reads the embedding table backwards.
-    embedding_initializer, initializer: of the table, of a separate output.
-  """
-
-  vocab: int
-  rows: int
-  embedding_scale: float
-  tied: bool
-  embedding_initializer: Factory
-  initializer: Factory
-
-  def setup(self):
-    super().setup()
-    self.embedding = Embedding(self.rows, self.width, self.embedding_initializer, self.dtype, self.embedding_scale)
-    if not self.tied:
-      self.output = Linear((self.width, self.rows), ('embed', 'vocab'), self.initializer, bias=False, dtype=self.dtype)
+class Decoder(LanguageModel):
+  """tokens → logits of the token after each, remembering in caches what was read (Radford et al. 2019, §2.3)."""
 
   def __call__(
       self, tokens: Int[Array, 'B T'], context: Context, caches: PyTree = None
@@ -52,19 +28,6 @@ class Decoder(Trunk):
     `memory` is what an encoder made; see `EncoderDecoder`.
     """
     return self.run(self.embedding(tokens), memory, context, caches)
-
-  def logits(self, x: Float[Array, 'B T D']) -> Float[Array, 'B T V']:
-    """Float32 logits over the whole vocabulary."""
-    y = self.embedding.attend(x) if self.tied else self.output(x).astype(jnp.float32)
-    y = shard(y, 'batch', 'length', 'vocab')
-    # Rows beyond the vocabulary exist for the mesh's sake; they are no tokens.
-    return y[..., :self.vocab]
-
-  @nn.nowrap
-  def head(self, params: PyTree) -> PyTree:
-    """The part of the parameters that `logits` reads."""
-    name = 'embedding' if self.tied else 'output'
-    return {name: params[name]}
 
   @nn.nowrap
   def init_caches(self, batch: int, length: int) -> PyTree:

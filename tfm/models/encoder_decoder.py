@@ -12,7 +12,7 @@ from tfm.models.trunk import Trunk
 from tfm.shapes import Array, Float, Int, PyTree
 
 
-class Encoder(Trunk):
+class SourceEncoder(Trunk):
   """embedded tokens → trunk: an encoder that answers nothing by itself."""
 
   def __call__(self, x: Float[Array, 'B S D'], context: Context) -> Memory:
@@ -26,7 +26,7 @@ class EncoderDecoder(Decoder):
   the output too where `tied` (§3.4), unless the source has a vocabulary of its own.
 
   Attributes:
-    encoder: factory of an `Encoder`.
+    encoder: factory of a `SourceEncoder`.
     source_vocab, source_rows: of the source's own table; 0, 0: it reads the target's.
   """
 

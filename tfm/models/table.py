@@ -69,6 +69,6 @@ def kind(modules: Sequence[str]) -> str:
     position_0 → position                      embedding → embedding
   """
   blocks = [i for i, name in enumerate(modules) if re.fullmatch(r'block_\d+', name)]
-  inner = modules[blocks[-1] + 1:] if blocks else modules[-1:]
+  inner = modules[blocks[-1] + 1:] if blocks else [name for name in modules if name not in ('encoder', 'stack')]
   name = re.sub(r'_\d+$', '', inner[0]) if inner else 'other'
   return 'norm' if re.search(r'(^|_)norm(_|$)', name) else name

@@ -2,13 +2,19 @@
 
 import abc
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from tfm.data.packing.protocol import Packing, Row, Rows
+from tfm.data.packing.protocol import padding as empty
+from tfm.data.tokenizers.protocol import Tokenizer
+from tfm.data.tokens import Pairs, Tokens
 from tfm.layers import cross_entropy
 from tfm.layers.cross_entropy import Sums
 from tfm.shapes import Array, Float, Int, PyTree
@@ -26,18 +32,69 @@ class Objective(abc.ABC):
     layout: what the packing promises of positions, one of `tfm.masks.protocol.LAYOUTS`.
     recurrence: tokens of the pieces in which training reads a row, each remembering those before it
       without a gradient; 0: the row at once.
-    fields: what an example of its data has: a 'text', or a 'source' and a 'target'.
+    takes: the fields that a document of its data may have: ('text',), ('source', 'target'), ….
+    architectures: the models that it trains.
+    special: tokens that it needs beyond the tokenizer's, by the names that stand for them in a text.
+    heads: (name, classes, pooling or '' for config.model.pooling) of what classifies, besides the vocabulary.
+    hidden: the share of the tokens that an encoder is to predict.
+    wants: what it reads of a row besides the fields that all have; the packing must give just that.
+    layouts: what the packing may promise of positions; packs: a packing that will do.
     gives: what it tells the masks of each document, such as 'prefix'.
     recurs: whether a row may be read in pieces.
   """
 
-  fields: ClassVar[tuple[str, ...]] = ('text',)
+  takes: ClassVar[tuple[tuple[str, ...], ...]] = (('text',),)
+  architectures: ClassVar[tuple[str, ...]] = ('decoder',)
+  layouts: ClassVar[tuple[str, ...]] = ('whole', 'packed')
   gives: ClassVar[frozenset[str]] = frozenset()
   recurs: ClassVar[bool] = False
 
   chunk: int
   layout: str
   recurrence: int
+
+  @property
+  def special(self) -> tuple[str, ...]:
+    return ()
+
+  @property
+  def heads(self) -> tuple[tuple[str, int, str], ...]:
+    return ()
+
+  @property
+  def hidden(self) -> float:
+    return 0.0
+
+  @property
+  def wants(self) -> frozenset[str]:
+    return frozenset()
+
+  @property
+  def packs(self) -> str:
+    return 'concat'
+
+  def rows(self, packing: Packing, tokens: Tokens | Pairs, length: int, seed: int | None, tokenizer: Tokenizer) -> Rows:
+    """The rows of training that a packing makes, in the form that the objective reads; for no seed those of
+    evaluation, one pass that is always the same.
+
+    Raises:
+      ValueError: for what `Packing.rows` refuses.
+    """
+    return packing.evaluation_rows(tokens, length) if seed is None else packing.rows(tokens, length, seed)
+
+  @abc.abstractmethod
+  def padding(self, length: int) -> Row:
+    """A row of no account, of the shape of all rows of `length` tokens."""
+
+  def summary(self, total: Mapping[str, np.ndarray], size: int) -> dict[str, float]:
+    """Metrics of a split, by name, from its sums and the bytes of the targets: all sums per token.
+
+    `loss` in nats, `perplexity`, its exponential, `accuracy`, the share of tokens that were the likeliest,
+    and `tokens`, how many counted.
+    """
+    tokens = max(total['tokens'], 1)
+    means = {name: value / tokens for name, value in total.items() if name != 'tokens'}
+    return means | dict(perplexity=math.exp(min(means['loss'], 700)), tokens=total['tokens'])
 
   @abc.abstractmethod
   def __call__(
@@ -53,6 +110,14 @@ class Objective(abc.ABC):
       smoothing or penalties), `accuracy` (tokens predicted). In training also what layers report:
       their losses, which are minimised too, as `auxiliary`, and their metrics, as means over the layers.
     """
+
+
+  def applied(
+      self, model: nn.Module, params: PyTree, key: Array | None, method: str | Callable, *args: Any
+  ) -> tuple[Any, PyTree]:
+    """What a method of the model gives, with dropout by `key`, and the collections that layers report in."""
+    return model.apply({'params': params}, *args, method=method, rngs={} if key is None else {'dropout': key},
+                       mutable=[] if key is None else REPORTS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,12 +141,13 @@ class Prediction(Objective):
     if self.z_loss < 0:
       raise ValueError(f'z_loss={self.z_loss} must be 0 or more')
 
-  def applied(
-      self, model: nn.Module, params: PyTree, key: Array | None, method: str | Callable, *args: Any
-  ) -> tuple[Any, PyTree]:
-    """What a method of the model gives, with dropout by `key`, and the collections that layers report in."""
-    return model.apply({'params': params}, *args, method=method, rngs={} if key is None else {'dropout': key},
-                       mutable=[] if key is None else REPORTS)
+  def padding(self, length):
+    return empty(length)
+
+  def summary(self, total, size):
+    """Also `bits_per_byte`, the whole loss in bits over the bytes that were predicted (the end of a document costs
+    bits and has no bytes)."""
+    return super().summary(total, size) | dict(bits_per_byte=total['loss'] / math.log(2) / max(size, 1))
 
   def predicted(
       self, model: nn.Module, params: PyTree, features: Float[Array, 'B T D'], targets: Int[Array, 'B T'],

@@ -4,6 +4,8 @@ import dataclasses
 
 import jax.numpy as jnp
 
+from tfm.data.packing.protocol import PAIR_FIELDS
+from tfm.data.packing.protocol import padding as empty
 from tfm.mixers.protocol import Context
 from tfm.objectives.protocol import Prediction
 
@@ -15,7 +17,15 @@ class Seq2Seq(Prediction):
   Teacher forcing: the decoder reads the target itself, shifted right by one, from the end-of-text token on.
   """
 
-  fields = ('source', 'target')
+  takes = (('source', 'target'),)
+  architectures = ('encoder_decoder',)
+
+  @property
+  def packs(self):
+    return 'buckets'
+
+  def padding(self, length):
+    return empty(length, PAIR_FIELDS)
 
   def __call__(self, model, params, batch, key):
     train = key is not None

@@ -4,7 +4,7 @@ import abc
 import dataclasses
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -51,6 +51,26 @@ class Rows(Sequence):
     return [i if i < len(self) else None for i in range(first, first + batch_size)]
 
 
+class Mapped(Rows):
+  """Rows of which each is made into another by `make(row, index)`."""
+
+  def __init__(self, rows: Rows, make: Callable[[Row, int], Row]):
+    self._rows, self._make = rows, make
+    self.length, self.tokens_per_epoch = rows.length, rows.tokens_per_epoch
+
+  def __len__(self):
+    return len(self._rows)
+
+  def __getitem__(self, index: int) -> Row:
+    return self._make(self._rows[index], index)
+
+  def batches(self, batch_size):
+    return self._rows.batches(batch_size)
+
+  def batch(self, index, batch_size):
+    return self._rows.batch(index, batch_size)
+
+
 @dataclasses.dataclass(frozen=True)
 class Packing(abc.ABC):
   """How documents are put into rows; the fields of a subclass are the literals of its spec.
@@ -59,10 +79,12 @@ class Packing(abc.ABC):
     layout: what its rows promise of positions: 'whole', one document a row from position 0, or 'packed',
       two tokens of a document being as far apart in position as in the row.
     takes: the fields of documents that it packs: ('text',) and ('source', 'target').
+    gives: what its rows have besides the fields that all have, for an objective that wants it.
   """
 
   layout: ClassVar[str]
   takes: ClassVar[tuple[tuple[str, ...], ...]] = (('text',),)
+  gives: ClassVar[frozenset[str]] = frozenset()
 
   def rows(self, tokens: token_arrays.Tokens | token_arrays.Pairs, length: int, seed: int) -> Rows:
     """The endless rows of training: documents in an order of their own for each epoch.
@@ -104,10 +126,15 @@ def check(tokens: token_arrays.Tokens | token_arrays.Pairs, length: int, seed: i
                      f'length={length}; shorten the length or give more text')
 
 
+def bits(seed: int, number: int, size: int, purpose: int = 0) -> np.ndarray:
+  """Random bits, uint64 [size], of the seed and a number; numpy promises never to change them."""
+  key, counter = np.array([seed, number], np.uint64), np.array([0, 0, 0, purpose], np.uint64)
+  return np.random.Philox(key=key, counter=counter).random_raw(size)
+
+
 def permutation(seed: int, epoch: int, size: int, purpose: int = 0) -> np.ndarray:
-  """A random order, int64 [size]; of raw bits, which numpy promises never to change."""
-  key, counter = np.array([seed, epoch], np.uint64), np.array([0, 0, 0, purpose], np.uint64)
-  return np.argsort(np.random.Philox(key=key, counter=counter).random_raw(size), kind='stable')
+  """A random order, int64 [size]."""
+  return np.argsort(bits(seed, epoch, size, purpose), kind='stable')
 
 
 def padding(length: int, fields: Sequence[str] = FIELDS) -> Row:

@@ -1,0 +1,56 @@
+"""A tokenizer with tokens of an objective's behind its own."""
+
+import dataclasses
+import functools
+import re
+
+import numpy as np
+
+from tfm.data.tokenizers.protocol import Tokenizer
+
+
+@dataclasses.dataclass(frozen=True)
+class Special(Tokenizer):
+  """`tokenizer`, and behind its vocabulary one token for each of `names`, such as '<mask>'.
+
+  A name in a text is that token; so this is for what a user writes and reads, and no corpus is encoded by it.
+  """
+
+  tokenizer: Tokenizer
+  names: tuple[str, ...]
+
+  @property
+  def trained(self):
+    return self.tokenizer.trained
+
+  def train(self, texts):
+    return dataclasses.replace(self, tokenizer=self.tokenizer.train(texts))
+
+  @property
+  def pieces(self):
+    return *self.tokenizer.pieces, *(name.encode() for name in self.names)
+
+  @functools.cached_property
+  def token_bytes(self):
+    """The number of bytes of text that each token stands for: none for a special one."""
+    return np.append(self.tokenizer.token_bytes, np.zeros(len(self.names), np.int32))
+
+  @property
+  def eos_id(self):
+    return self.tokenizer.eos_id
+
+  def encode(self, text):
+    parts = re.split(f'({"|".join(map(re.escape, self.names))})', text)
+    ids = [[self.tokenizer.vocab_size + self.names.index(part)] if part in self.names else self.tokenizer.encode(part)
+           for part in parts if part]
+    return np.concatenate([np.zeros(0, np.int32), *ids]).astype(np.int32)
+
+
+def extended(tokenizer: Tokenizer, names: tuple[str, ...]) -> Tokenizer:
+  """The tokenizer with some names; itself for none."""
+  return Special(tokenizer, names) if names else tokenizer
+
+
+def plain(tokenizer: Tokenizer) -> Tokenizer:
+  """The tokenizer without such names."""
+  return tokenizer.tokenizer if isinstance(tokenizer, Special) else tokenizer

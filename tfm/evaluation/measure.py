@@ -1,0 +1,34 @@
+"""How well a model does on a split: what its objective sums, over one pass."""
+
+from collections.abc import Callable, Iterable, Mapping
+
+import jax
+import numpy as np
+
+from tfm.shapes import Array, PyTree
+
+
+def measure(
+    params: PyTree,
+    step: Callable[[PyTree, Mapping[str, Array]], Mapping[str, Array]],
+    batches: Iterable[Mapping[str, np.ndarray]],
+    sharding: jax.sharding.Sharding,
+    token_bytes: np.ndarray,
+    summary: Callable[[Mapping[str, np.ndarray], int], dict[str, float]],
+) -> dict[str, float]:
+  """One pass over `batches`, each row counted once.
+
+  Args:
+    step: the compiled evaluation step: sums over a batch, by name.
+    sharding: where a batch goes.
+    token_bytes: [V], the UTF-8 bytes that each token stands for.
+    summary: of an `Objective`: (sums over the split, bytes of all targets) → metrics.
+  """
+  total, size = {}, 0
+  for batch in batches:
+    placed = {name: jax.make_array_from_process_local_data(sharding, x) for name, x in batch.items()}
+    for name, x in jax.device_get(step(params, placed)).items():
+      total[name] = total.get(name, 0) + x.astype(np.float64)
+    if 'targets' in batch and batch['targets'].shape == batch['segments'].shape:
+      size += int(token_bytes[batch['targets'][batch['segments'] > 0]].sum())
+  return {name: float(value) for name, value in summary(total, size).items()}

@@ -1,0 +1,71 @@
+"""What every model of tokens has: a vocabulary on both sides of the trunk."""
+
+import flax.linen as nn
+import jax.numpy as jnp
+
+from tfm.layers.embedding import Embedding
+from tfm.layers.initializer import Factory, zeros
+from tfm.layers.linear import Linear
+from tfm.layers.transform import Transform
+from tfm.models.trunk import Trunk
+from tfm.parallel.sharding import partitioned, shard
+from tfm.shapes import Array, Float, PyTree
+
+
+class LanguageModel(Trunk):
+  """tokens → embedding → trunk → [transform] → logits over the vocabulary.
+
+  Attributes:
+    vocab: V, the tokens there are; rows: of the embedding table, V rounded up.
+    embedding_scale: of what the table gives; see `Embedding`.
+    tied: whether the output reads the embedding table backwards.
+    output_transform: activation of a layer before the output; '': no such layer.
+    output_bias: whether each token of the output has a bias.
+    embedding_initializer, initializer: of the table, of other projections.
+  """
+
+  vocab: int
+  rows: int
+  embedding_scale: float
+  tied: bool
+  output_transform: str
+  output_bias: bool
+  embedding_initializer: Factory
+  initializer: Factory
+
+  def setup(self):
+    super().setup()
+    self.embedding = Embedding(self.rows, self.width, self.embedding_initializer, self.dtype, self.embedding_scale)
+    if not self.tied:
+      self.output = Linear((self.width, self.rows), ('embed', 'vocab'), self.initializer, bias=False, dtype=self.dtype)
+    if self.output_transform:
+      self.transform = Transform(self.output_transform, self.width, self.norm, self.initializer, self.dtype)
+    if self.output_bias:
+      self.bias = Bias(self.rows)
+
+  def logits(self, x: Float[Array, 'B T D']) -> Float[Array, 'B T V']:
+    """Float32 logits over the whole vocabulary."""
+    if self.output_transform:
+      x = self.transform(x)
+    y = self.embedding.attend(x) if self.tied else self.output(x).astype(jnp.float32)
+    if self.output_bias:
+      y = self.bias(y)
+    y = shard(y, 'batch', 'length', 'vocab')
+    # Rows beyond the vocabulary exist for the mesh's sake; they are no tokens.
+    return y[..., :self.vocab]
+
+  @nn.nowrap
+  def head(self, params: PyTree) -> PyTree:
+    """The part of the parameters that `logits` reads."""
+    read = {'embedding': self.tied, 'output': not self.tied, 'transform': self.output_transform, 'bias': self.output_bias}
+    return {name: params[name] for name, is_read in read.items() if is_read}
+
+
+class Bias(nn.Module):
+  """x + b, b starting from zeros."""
+
+  rows: int
+
+  @nn.compact
+  def __call__(self, x: Float[Array, 'B T V']) -> Float[Array, 'B T V']:
+    return x + self.param('bias', partitioned(zeros, ('vocab',)), (self.rows,), jnp.float32)[None, None, :]

@@ -1,0 +1,89 @@
+"""The class of a text or of an image, or of each word of a text."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tfm.mixers.protocol import Context
+from tfm.objectives.protocol import Objective, with_reports
+
+
+@dataclasses.dataclass(frozen=True)
+class Classification(Objective):
+  """Σ over rows of -log p(class | row) (Devlin et al. 2019, §4.1; Dosovitskiy et al. 2021, §3.1).
+
+  Attributes:
+    classes: how many there are; those of the data are numbered in the order of their names.
+    words: whether each word of a text has a class, told at its first token (Devlin et al. 2019, §5.3), and not
+      the text as a whole.
+    label_smoothing: ε, the mass spread evenly over the classes (Szegedy et al. 2016, §7).
+
+  Raises:
+    ValueError: for fewer than two classes, or ε outside [0, 1).
+  """
+
+  architectures = ('encoder',)
+
+  classes: int
+  words: bool = False
+  label_smoothing: float = 0.0
+
+  def __post_init__(self):
+    if self.classes < 2:
+      raise ValueError(f'classes={self.classes} leave nothing to tell; give at least 2')
+    if not 0 <= self.label_smoothing < 1:
+      raise ValueError(f'label_smoothing={self.label_smoothing} must lie in [0, 1)')
+
+  @property
+  def takes(self):
+    return (('text', 'labels'),) if self.words else (('text', 'label'), ('image', 'label'))
+
+  @property
+  def heads(self):
+    return (('classification', self.classes, 'none' if self.words else ''),)
+
+  @property
+  def packs(self):
+    return 'each'
+
+  @property
+  def wants(self):
+    return frozenset({'classes'})
+
+  def padding(self, length):
+    row = {field: np.zeros(length, np.int32) for field in ('inputs', 'positions', 'segments')}
+    return row | dict(classes=np.full(length, -1, np.int32) if self.words else np.int32(-1))
+
+  def summary(self, total, size):
+    """`loss` in nats, `accuracy` and `f1`, the mean over classes of 2 · hits / (told + true), over what was
+    classified; `tokens`, how many that were."""
+    del size
+    count = max(total['tokens'], 1)
+    table = total['table']   # true class × class told
+    seen = table.sum(0) + table.sum(1)
+    f1 = 2 * np.diag(table)[seen > 0] / seen[seen > 0]
+    return dict(loss=total['loss'] / count, accuracy=np.trace(table) / count, f1=f1.mean() if len(f1) else 0.0,
+                tokens=total['tokens'])
+
+  def __call__(self, model, params, batch, key):
+    context = Context(batch['positions'], batch['segments'], train=key is not None, layout=self.layout)
+
+    def read(model, x):
+      return model.classify('classification', model.features(x, context), context)
+
+    inputs = batch['image'] if 'image' in batch else batch['inputs']
+    logits, reports = self.applied(model, params, key, read, inputs)
+    true = batch['classes']
+    weights = (true >= 0).astype(jnp.float32)   # -1: nothing to tell, as in padding
+    log_p = jax.nn.log_softmax(logits)
+    hit = jax.nn.one_hot(true, self.classes)
+    loss = -(hit * log_p).sum(-1)
+    smooth = (1 - self.label_smoothing) * loss - self.label_smoothing * log_p.mean(-1)
+    told = log_p.argmax(-1)
+    sums = dict(loss=(loss * weights).sum(), accuracy=((told == true) * weights).sum(), tokens=weights.sum())
+    if key is None:
+      pairs = jax.nn.one_hot(told, self.classes) * weights[..., None]
+      sums['table'] = jnp.einsum('...i,...j->ij', hit, pairs)
+    return with_reports((smooth * weights).sum(), sums, reports)
