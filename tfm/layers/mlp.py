@@ -53,11 +53,13 @@ def activated(form: str, rise: Callable[[str], Array]) -> Array:
 
 
 _gelu = functools.partial(jax.nn.gelu, approximate=False)
-# name → (activation, gated): `geglu` is Shazeer's GELU gate, `swiglu` his Swish₁ gate.
+_gelu_tanh = functools.partial(jax.nn.gelu, approximate=True)
+# name → (activation, gated): `geglu` is Shazeer's GELU gate, `geglu_tanh` T5 1.1's, `swiglu` Shazeer's Swish₁ gate.
 FORMS = {
   'relu': (jax.nn.relu, False),
   'gelu': (_gelu, False),
-  'gelu_tanh': (functools.partial(jax.nn.gelu, approximate=True), False),
+  'gelu_tanh': (_gelu_tanh, False),
   'geglu': (_gelu, True),
+  'geglu_tanh': (_gelu_tanh, True),
   'swiglu': (jax.nn.silu, True),
 }
