@@ -306,6 +306,7 @@ class TestRefusals:
     (dict(mask='causal | ~window(200)'), ['lets a token see later ones']),
     (dict(blocks=dict(a=dict(mask='window(2)')), pattern=('a',)), ["config.model.blocks.a.mask='window(2)'"]),
     (dict(mixer='sofmax'), ["config.model.mixer='sofmax'", "did you mean 'softmax'?"]),
+    (dict(mixer='softmax(query_init=0.0)'), ["config.model.mixer='softmax", 'query_init=0.0 must be above 0']),
     (dict(position='rop'), ["config.model.position='rop'", "did you mean 'rope'?"]),
     (dict(mask='causl'), ["config.model.mask='causl'", "did you mean 'causal'?"]),
     (dict(score='dott'), ["config.model.score='dott'", "did you mean 'dot'?"]),

@@ -26,7 +26,7 @@ def names() -> list[str]:
   """`lm`, `lm:demo`, …"""
   found = []
   for path in sorted((ROOT / 'configs').glob('*.py')):
-    documented = re.findall(rf'configs/{path.stem}\.py:([\w,]+)', path.read_text())
+    documented = re.findall(rf'configs/{path.stem}\.py:([\w,.-]*\w)', path.read_text())
     found += [path.stem, *(f'{path.stem}:{arg}' for arg in dict.fromkeys(documented) if arg != 'smoke')]
   return found
 

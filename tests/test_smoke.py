@@ -6,13 +6,14 @@ import pathlib
 import jax
 import pytest
 
+from tfm import build
 from tfm import config as configs
 from tfm import run as runs
 from tfm.training.metrics import read
 
 HERE = 'stdlib', 'numbers'
 CONFIGS = sorted((pathlib.Path(__file__).parent.parent / 'configs').glob('*.py'))
-FIRST = 'lm', 'numbers'  # one of each architecture; the others wait for `make test-slow`
+FIRST = 'lm', 'numbers', 'bert'  # one of each architecture; the others wait for `make test-slow`
 
 
 @pytest.mark.parametrize('path', [
@@ -20,9 +21,11 @@ FIRST = 'lm', 'numbers'  # one of each architecture; the others wait for `make t
 def test_smoke(path, tmp_path):
   config = configs.load(f'{path}:smoke')
   if not config.data.source.startswith(HERE):
-    # Data that does not come along: a few pairs stand for it, by a tokenizer that is content with few.
-    (tmp_path / 'pairs.tsv').write_text(''.join(f'line {i}\tZeile {i}\n' for i in range(400)))
-    config.data.update(source=f'parallel({str(tmp_path / "pairs.tsv")!r})', tokenizer='bytes')
+    # Data that does not come along: a few lines stand for it, by a tokenizer that is content with few.
+    pairs = 'source' in build.source(config).fields
+    (tmp_path / 'lines.txt').write_text(''.join(f'line {i}\tZeile {i}\n' for i in range(400)))
+    stand_in = f'{"parallel" if pairs else "text"}({str(tmp_path / "lines.txt")!r})'
+    config.data.update(source=stand_in, tokenizer='bytes')
   config = configs.resolve(config)
   runs.train(config, tmp_path)
   rows = read(tmp_path / 'metrics.jsonl')

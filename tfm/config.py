@@ -57,7 +57,7 @@ def schema() -> ConfigDict:
       mask=placeholder(str),        # tfm/masks, combined with & | ~; None: causal, of an encoder full
       score='dot',                  # tfm/scores
       kernel='auto',                # tfm/kernels
-      feed_forward='gelu',          # relu, gelu, gelu_tanh, geglu, swiglu, mixture_of_experts(experts, …)
+      feed_forward='gelu',          # relu, gelu, gelu_tanh, geglu, geglu_tanh, swiglu, mixture_of_experts(…)
       feed_forward_width=placeholder(int),  # F, of one expert; None: 4 D, or 8/3 D to the next 64 where gated
       norm='layernorm',             # layernorm(epsilon), rmsnorm(epsilon)
       norm_placement='pre',         # pre, post, sandwich

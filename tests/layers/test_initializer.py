@@ -86,3 +86,10 @@ def test_the_parameter_table_names_the_initializers():
   assert block['mixer']['out']['kernel'].initializer == 'normal(0.02) · 0.25'
   assert block['mixer']['q']['bias'].initializer == 'zeros'
   assert block['mixer_norm']['scale'].initializer == 'ones'
+
+
+def test_queries_alone_may_start_smaller():
+  """Where the score does not scale their products (T5)."""
+  mixer = boxed(decoder(mixer='softmax(query_init=0.125)'))['stack']['layers']['block_0']['mixer']
+  starts = {name: mixer[name]['kernel'].initializer for name in ('q', 'k', 'v')}
+  assert starts == dict(q='normal(0.02) · 0.125', k='normal(0.02)', v='normal(0.02)')

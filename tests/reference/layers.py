@@ -39,7 +39,7 @@ def swish(x):
 
 
 PLAIN = {'relu': relu, 'gelu': gelu, 'gelu_tanh': gelu_tanh}
-GATED = {'geglu': gelu, 'swiglu': swish}  # Shazeer 2020, eq. 6
+GATED = {'geglu': gelu, 'geglu_tanh': gelu_tanh, 'swiglu': swish}  # Shazeer 2020, eq. 6
 
 
 def feed_forward(name, x, up, down, gate=None):

@@ -7,7 +7,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from tfm.layers.initializer import zeros
+from tfm.layers.initializer import shrunk, zeros
 from tfm.layers.linear import Linear
 from tfm.layers.norm import NORMS
 from tfm.layers.token_cache import TokenCache
@@ -35,9 +35,12 @@ class Softmax(Mixer):
     normalizer: 'softmax', or 'sigmoid' of each logit less log(length of training)
       (Ramapuram et al. 2024, eq. 3 and §3.1).
     value_width: channels of a head's values, d_v of Vaswani et al. 2017, §3.2.2; 0: those of its keys.
+    query_init: factor on what the projection of queries starts from: T5's is 1/√C, where others scale the
+      score (Raffel et al. 2020, released code).
 
   Raises (from `check`):
-    ValueError: for a soft_cap or a value_width below 0, an unknown norm or normalizer, or sinks with 'sigmoid'.
+    ValueError: for a soft_cap or a value_width below 0, a query_init not above 0, an unknown norm or normalizer,
+      or sinks with 'sigmoid'.
   """
 
   position: Callable
@@ -49,6 +52,7 @@ class Softmax(Mixer):
   sinks: bool = False
   normalizer: str = 'softmax'
   value_width: int = 0
+  query_init: float = 1.0
 
   examples = ('softmax', 'softmax(soft_cap=5.0, qk_norm="rmsnorm", sinks=True)',
               'softmax(normalizer="sigmoid", value_width=3)')
@@ -59,6 +63,8 @@ class Softmax(Mixer):
     for name in ('soft_cap', 'value_width'):
       if getattr(self, name) < 0:
         raise ValueError(f'{name}={getattr(self, name)} must be 0 (none) or more')
+    if self.query_init <= 0:
+      raise ValueError(f'query_init={self.query_init} must be above 0; 1.0 leaves queries as they are')
     if self.qk_norm:
       pick(self.qk_norm, NORMS, bias=self.bias, axis='kv')
     if self.normalizer not in ('softmax', 'sigmoid'):
@@ -112,7 +118,9 @@ class Softmax(Mixer):
 
   def project(self, name, axis, heads, x):
     width = self.values if name == 'v' else self.head_width
-    y = Linear((self.width, heads, width), ('embed', axis, 'kv'), self.initializer,
+    shrinks = name == 'q' and self.query_init != 1
+    initializer = shrunk(self.initializer, self.query_init) if shrinks else self.initializer
+    y = Linear((self.width, heads, width), ('embed', axis, 'kv'), initializer,
                bias=self.bias, dtype=self.dtype, name=name)(x)
     if self.qk_norm and name != 'v':
       y = self.norm(name=f'{name}_norm')(y)
