@@ -127,7 +127,8 @@ def model(config: ConfigDict, vocab: int, causal: bool = True, source_vocab: int
     require(encodes or m[field] == default, f'config.model.{field}={m[field]!r} is of an encoder, and '
             f'config.model.architecture={m.architecture!r} would ignore it; leave it at {default!r}')
   for field in ('output_transform', 'pooled_transform'):
-    one_of(f'model.{field}', m[field], ('', *ACTIVATIONS))
+    if m[field]:
+      one_of(f'model.{field}', m[field], ACTIVATIONS)
   for field in ('layers', 'width', 'vocab_multiple'):
     require(m[field] >= 1, f'config.model.{field}={m[field]} must be at least 1')
   for field in m.dropout:

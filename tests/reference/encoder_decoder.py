@@ -20,7 +20,7 @@ def embed(params, tokens):
   return np.sqrt(width) * table[tokens] + places
 
 
-def run(params, x, segments, memory=None, memory_segments=None):
+def run(params, x, segments, memory=None, memory_segments=None, activation='relu'):
   """The blocks, each sublayer being norm(x + f(x)) (§3.1); a decoder's are those with a memory."""
   stack = params['stack']
   for i in range(len(stack)):
@@ -30,7 +30,7 @@ def run(params, x, segments, memory=None, memory_segments=None):
       x = add(block, 'cross', x, attend(block['cross'], x, segments, memory, memory_segments, causal=False))
     f = block['feed_forward']
     x = add(block, 'feed_forward', x, layers.feed_forward(
-      'relu', x, *((f[name]['kernel'], f[name]['bias']) for name in ('up', 'down'))))
+      activation, x, *((f[name]['kernel'], f[name]['bias']) for name in ('up', 'down'))))
   return x
 
 

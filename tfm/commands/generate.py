@@ -1,11 +1,13 @@
-"""Continues prompts with a trained model, or translates them.
+"""Continues prompts with a trained model, translates them, or tells what is hidden in them.
 
   tfm generate --workdir=runs/lm --prompt='Once upon a time' --temperature=0.8 --top_p=0.95
   tfm generate --workdir=runs/lm --input=prompts.txt --num_samples=4 --temperature=1 --output=out.jsonl
   tfm generate --workdir=runs/en-de --input=test.en --output=test.de --beams=4
+  tfm generate --workdir=runs/bert --prompt='import <mask>' --num_samples=5
 
 A decoder's text begins with its prompt and ends at the model's end-of-text token or after --max_tokens;
-one continuation of one prompt appears as it is made. Of an encoder-decoder the prompt is the source.
+one continuation of one prompt appears as it is made. Of an encoder-decoder the prompt is the source. An
+encoder tells what stands for each <mask>, and of several texts the i-th has the i-th likeliest tokens.
 Several texts are printed in order, each under a line `=== prompt 2 of 3, sample 1 of 4 ===`. What is
 sampled depends on its prompt, --seed and its number alone, not on the prompts beside it.
 """
@@ -23,7 +25,7 @@ import numpy as np
 from tfm import build, run, spec
 from tfm.config import require
 from tfm.data.progress import track
-from tfm.decoding import beam, loop, text
+from tfm.decoding import beam, fill, loop, text
 from tfm.decoding.sampling import Sampling
 from tfm.decoding.translate import Translation, translate
 from tfm.decoding.unrolled import unrolled
@@ -43,7 +45,7 @@ def arguments(parser):
   add('--prompt', action='append', metavar='TEXT', help='may be empty; may be given several times')
   add('--input', metavar='FILE', help='a prompt a line, in UTF-8; an empty line is an empty prompt')
   add('--output', metavar='FILE',
-      help='write JSON lines {prompt, sample, text}, of beam search with score, there and nothing to stdout; of an '
+      help='write JSON lines {prompt, sample, text}, of beam search and of an encoder with score, there and nothing to stdout; of an '
            'encoder-decoder, unless FILE ends in .jsonl, a text a line')
   add('--max_tokens', type=int, metavar='N', help='new tokens at most (default: 256; of an encoder-decoder, '
                                                   'config.decoding.longer more than its source has)')
@@ -75,9 +77,14 @@ def main(args):
   loaded = run.load(args.workdir, args.step, args.average)
   pairs = hasattr(loaded.model, 'encode')
   require(pairs or args.forced is None, '--forced is for an encoder-decoder; a decoder is forced by its prompt')
+  encodes = loaded.config.model.architecture == 'encoder'
+  require(not encodes or not (searches or given or args.max_tokens),
+          'an encoder tells the likeliest tokens for each <mask>; leave out what is for sampling or beam search')
   with contextlib.ExitStack() as stack:
     stack.enter_context(sharding.context(loaded.mesh, loaded.rules))
-    if searches or (pairs and not given):
+    if encodes:
+      written = told(loaded, prompts, args)
+    elif searches or (pairs and not given):
       written = searched(loaded, prompts, args, pairs)
     else:
       written = sampled(loaded, prompts, args, sampling, pairs)
@@ -107,6 +114,16 @@ class Text(NamedTuple):
   sample: int
   pieces: Iterable[str]
   score: float | None = None
+
+
+def told(loaded: run.Run, prompts: list[str], args: argparse.Namespace) -> Iterator[Text]:
+  """The texts with tokens for what they hide, in order."""
+  tokenizer, eos = loaded.tokenizer, loaded.tokenizer.eos_id
+  rows = [np.array([eos, *tokenizer.encode(prompt), eos], np.int32) for prompt in prompts]
+  found = fill.fill(loaded.model, loaded.params, rows, tokenizer.vocab_size - 1, args.num_samples)
+  for i, best in enumerate(track(found, 'texts', len(prompts)) if len(prompts) > 1 else found):
+    for j, (tokens, score) in enumerate(best):
+      yield Text(i, j, [tokenizer.decode(tokens)], score)
 
 
 def sampled(loaded: run.Run, prompts: list[str], args: argparse.Namespace, sampling: Sampling, pairs: bool) -> Iterator[Text]:

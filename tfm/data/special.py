@@ -14,6 +14,7 @@ class Special(Tokenizer):
   """`tokenizer`, and behind its vocabulary one token for each of `names`, such as '<mask>'.
 
   A name in a text is that token; so this is for what a user writes and reads, and no corpus is encoded by it.
+  Where words are written with the space before them, the space before a name is its token's, too.
   """
 
   tokenizer: Tokenizer
@@ -40,7 +41,8 @@ class Special(Tokenizer):
     return self.tokenizer.eos_id
 
   def encode(self, text):
-    parts = re.split(f'({"|".join(map(re.escape, self.names))})', text)
+    spaced = any(piece[:1] == b' ' and len(piece) > 1 for piece in self.tokenizer.pieces)
+    parts = re.split(f'{" ?" if spaced else ""}({"|".join(map(re.escape, self.names))})', text)
     ids = [[self.tokenizer.vocab_size + self.names.index(part)] if part in self.names else self.tokenizer.encode(part)
            for part in parts if part]
     return np.concatenate([np.zeros(0, np.int32), *ids]).astype(np.int32)

@@ -1,0 +1,160 @@
+"""Masked LM: what is hidden, how often, by whole words; the loss is that of the formula."""
+
+import collections
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from tests.models import test_encoder
+from tests.models.pairs import context
+from tfm import build
+from tfm.data import pipeline
+from tfm.data.packing.concat import Concat
+from tfm.data.packing.protocol import Mapped
+from tfm.data.packing.sentence_pairs import SentencePairs
+from tfm.data.tokenizers.char import Char
+from tfm.data.tokens import Tokens
+from tfm.objectives.masked_lm import MaskedLM
+
+VOCAB = test_encoder.VOCAB - 1
+PLAIN = dict(chunk=0, layout='whole', recurrence=0)
+
+
+class Numbered:
+  """A tokenizer of which only the size, the end and the pieces are asked."""
+
+  vocab_size, eos_id = VOCAB, 0
+  pieces = [b''] + [(b' ' if i % 3 == 0 else b'') + b'x%d' % i for i in range(1, VOCAB)]
+
+
+def tokens(documents=40, size=60, seed=0):
+  draw = np.random.default_rng(seed)
+  lengths = draw.integers(size // 2, size, documents)
+  offsets = np.concatenate([[0], np.cumsum(lengths)])
+  return Tokens('made up', draw.integers(1, VOCAB, offsets[-1]), offsets, eos_id=0, bytes=1)
+
+
+def hidden(objective, length=32, seed=1, rows=60):
+  """(rows as they were, rows with tokens hidden)."""
+  data = tokens()
+  plain = Concat().rows(data, length, seed)
+  made = objective.rows(Concat(), data, length, seed, Numbered)
+  assert isinstance(made, Mapped)
+  return [plain[i] for i in range(rows)], [made[i] for i in range(rows)]
+
+
+def test_what_is_hidden():
+  fates = collections.Counter()
+  for plain, row in zip(*hidden(MaskedLM(**PLAIN), length=128, rows=100)):
+    free = np.flatnonzero(plain['inputs'] != 0)
+    places = row['places'][row['counted'] > 0]
+    assert len(places) == round(0.15 * len(free)) and set(places) <= set(free)
+    np.testing.assert_array_equal(row['targets'][row['counted'] > 0], plain['inputs'][places])
+    changed = np.flatnonzero(row['inputs'] != plain['inputs'])
+    assert set(changed) <= set(places)
+    given = row['inputs'][places]
+    fates['masked'] += (given == VOCAB).sum()
+    fates['kept'] += (given == plain['inputs'][places]).sum()
+    fates['other'] += ((given != VOCAB) & (given != plain['inputs'][places])).sum()
+  total = fates.total()
+  # A token that is drawn by chance is the one that was there once in VOCAB.
+  for fate, share in (('masked', 0.8), ('kept', 0.1 + 0.1 / VOCAB), ('other', 0.1 * (1 - 1 / VOCAB))):
+    assert abs(fates[fate] / total - share) < 4 * np.sqrt(share * (1 - share) / total), fate
+
+
+def test_another_choice_each_time_and_the_same_for_a_seed():
+  objective, data = MaskedLM(**PLAIN), tokens(documents=2)
+  first, again, other = (objective.rows(Concat(shuffle=False), data, 16, seed, Numbered) for seed in (1, 1, 2))
+  assert all((first[i]['inputs'] == again[i]['inputs']).all() for i in range(20))
+  assert any((first[i]['places'] != other[i]['places']).any() for i in range(20))
+  evaluated = [objective.rows(Concat(), data, 16, None, Numbered) for _ in range(2)]
+  assert len(evaluated[0]) == len(Concat().evaluation_rows(data, 16))
+  for a, b in zip(*evaluated):
+    np.testing.assert_array_equal(a['inputs'], b['inputs'])
+
+
+def test_whole_words():
+  for plain, row in zip(*hidden(MaskedLM(whole_word=True, **PLAIN))):
+    places = set(row['places'][row['counted'] > 0].tolist())
+    assert len(places) <= round(0.15 * (plain['inputs'] != 0).sum())
+    for i in range(1, len(plain['inputs'])):
+      here, before = plain['inputs'][i], plain['inputs'][i - 1]
+      if here and before and not Numbered.pieces[here].startswith(b' '):   # one word
+        assert (i in places) == (i - 1 in places)
+
+
+def test_words_of_characters():
+  tokenizer = Char().train(['ab cd'])
+  ids = tokenizer.encode('ab cd ab').astype(np.int32)
+  row = dict(inputs=ids, segments=np.ones_like(ids))
+  words = MaskedLM(**PLAIN).words(tokenizer, row, np.arange(len(ids)))
+  assert words == [[0, 1], [2], [3, 4], [5], [6, 7]]
+
+
+def test_a_row_of_ends_hides_nothing():
+  row = dict(inputs=np.zeros(8, np.int32), segments=np.ones(8, np.int32), positions=np.arange(8, dtype=np.int32))
+  made = MaskedLM(**PLAIN).hide(Numbered, 0, row, 0)
+  assert not made['counted'].any() and not made['inputs'].any()
+
+
+@pytest.mark.parametrize('chunk', [0, 1])
+def test_loss(chunk):
+  config = test_encoder.config()
+  objective = dataclasses.replace(build.objective(config), chunk=chunk)
+  model, params = test_encoder.made()
+  rows = objective.rows(SentencePairs(), tokens(4, 20), 8, None, Numbered)
+  step = jax.jit(lambda params, batch: objective(model, params, batch, None))
+  batch = next(pipeline.evaluation_batches(rows, 3))
+  total, sums = step(params, batch)
+  answers = test_encoder.answers(model, params, batch['inputs'], context(batch['segments']), batch['types'])
+  log_p = jax.nn.log_softmax(np.asarray(answers['vocabulary'], np.float64))
+  loss = -sum(log_p[b, place, target] for b, p in np.ndenumerate(batch['counted'][:, 0]) for place, target, counted in zip(
+    batch['places'][b], batch['targets'][b], batch['counted'][b]) if counted)
+  following = np.asarray(jax.nn.log_softmax(answers['next_sentence']))
+  second = -following[np.arange(3), batch['next']].mean()
+  np.testing.assert_allclose(sums['loss'], loss, rtol=2e-5)
+  np.testing.assert_allclose(sums['next_sentence_loss'] / sums['tokens'], second, rtol=2e-5)
+  np.testing.assert_allclose(total, loss + second * sums['tokens'], rtol=2e-5)
+
+
+def test_pairs_of_texts():
+  data = tokens(documents=12, size=40)
+  rows, follows = SentencePairs().rows(data, 16, seed=3), 0
+  texts = [data.document(d)[:-1].tolist() for d in range(data.documents)]
+  for i in range(200):
+    row = rows[i]
+    n = int(row['segments'].sum())
+    first, second = row['types'][:n] == 0, row['types'][:n] == 1
+    a, b = (row['inputs'][:n][side].tolist() for side in (first, second))
+    assert a[0] == 0 and a[-1] == 0 and b[-1] == 0 and len(a) > 2 and len(b) > 1
+    a, b = a[1:-1], b[:-1]
+
+    def stands(text, whole):
+      return any(whole[k:k + len(text)] == text for k in range(len(whole)))
+    assert any(stands(a, text) for text in texts)
+    # Of made-up tokens, two texts together are nowhere by chance.
+    assert any(stands(a + b, text) for text in texts) == bool(row['next'])
+    follows += int(row['next'])
+  assert abs(follows - 100) < 30
+
+
+def test_one_pass_of_pairs_is_always_the_same():
+  data = tokens(documents=3)
+  a, b = (SentencePairs().evaluation_rows(data, 16) for _ in range(2))
+  assert len(a) == sum(-(-n // 13) - (n % 13 == 1) for n in data.lengths)
+  for one, two in zip(a, b):
+    for field in one:
+      np.testing.assert_array_equal(one[field], two[field])
+
+
+@pytest.mark.parametrize('call, sentence', [
+  (lambda: MaskedLM(rate=0.0, **PLAIN), 'rate=0.0 must lie above 0'),
+  (lambda: MaskedLM(masked=0.9, replaced=0.2, **PLAIN), 'masked=0.9 and replaced=0.2 are no shares'),
+  (lambda: SentencePairs().rows(tokens(documents=1), 16, 0), "no text could be from elsewhere; packing='concat' would do"),
+  (lambda: SentencePairs().rows(tokens(), 4, 0), 'length=4 has no room for two texts'),
+])
+def test_refusals(call, sentence):
+  with pytest.raises(ValueError, match=sentence):
+    call()

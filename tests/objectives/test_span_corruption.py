@@ -1,0 +1,83 @@
+"""Span corruption: what is cut out comes back in the target, in the published amounts."""
+
+import collections
+
+import numpy as np
+import pytest
+
+from tests.objectives.test_masked_lm import Numbered, tokens
+from tfm.data.packing.concat import Concat
+from tfm.objectives.span_corruption import SpanCorruption, parts
+
+PLAIN = dict(chunk=0, layout='whole', recurrence=0)
+V = Numbered.vocab_size
+
+
+def joined(row):
+  """The text that source and target are of, and the lengths of the spans that were cut out."""
+  source, target = (row[field][row[segments] > 0].tolist() for field, segments in (
+    ('source', 'source_segments'), ('targets', 'segments')))
+  assert source.pop() == target.pop() == Numbered.eos_id
+  spans, text = {}, []
+  for token in target:
+    if token >= V:
+      spans[token] = here = []
+    else:
+      here.append(token)
+  assert list(spans) == list(range(V, V + len(spans)))
+  for token in source:
+    text += spans[token] if token >= V else [token]
+  assert [token for token in source if token >= V] == list(spans)
+  return text, [len(span) for span in spans.values()]
+
+
+def test_source_and_target_are_the_text():
+  data, objective, length = tokens(), SpanCorruption(**PLAIN), 40
+  rows, plain = objective.rows(Concat(), data, length, 1, Numbered), Concat().rows(data, objective.whole(length), 1)
+  sizes = collections.Counter()
+  for i in range(50):
+    text, spans = joined(rows[i])
+    np.testing.assert_array_equal(text, plain[i]['inputs'])
+    assert (sum(spans), len(spans)) == objective.counts(len(text))
+    np.testing.assert_array_equal(rows[i]['inputs'], np.roll(rows[i]['targets'], 1))
+    assert rows[i]['source'].shape == (length,) and (rows[i]['source_segments'] > 0).all()
+    sizes.update(spans)
+  assert len(sizes) > 2   # a mean of three, and not always three
+
+
+def test_one_pass_covers_the_split():
+  data, objective = tokens(documents=3), SpanCorruption(**PLAIN)
+  texts = [joined(row)[0] for row in objective.rows(Concat(), data, 24, None, Numbered) if row['segments'].any()]
+  whole = np.concatenate([data.document(d) for d in range(data.documents)])
+  # The stream begins with the end of a text, and its last token is a target of Concat's alone.
+  np.testing.assert_array_equal(sum(texts, [])[1:], whole[:len(sum(texts, [])) - 1])
+  assert len(sum(texts, [])) >= len(whole) - 1
+
+
+def test_published_lengths():
+  """Raffel et al. 2020, released code: 512 tokens of source are 568 of text, and 114 of target."""
+  objective = SpanCorruption(**PLAIN)
+  assert objective.whole(512) == 568 and objective.lengths(568) == (512, 114)
+
+
+@pytest.mark.parametrize('total, count', [(5, 1), (5, 5), (6, 3)])
+def test_parts_are_all_ways_alike_likely(total, count):
+  draw, seen = np.random.default_rng(0), collections.Counter()
+  for _ in range(600):
+    made = parts(total, count, draw.integers(0, 2**63, max(total - 1, 1)).astype(np.uint64))
+    assert made.sum() == total and made.min() >= 1 and len(made) == count
+    seen[tuple(made.tolist())] += 1
+  ways = {1: 1, 5: 1, 3: 10}[count]
+  assert len(seen) == ways
+  assert max(seen.values()) < 2 * 600 / ways
+
+
+@pytest.mark.parametrize('call, sentence', [
+  (lambda: SpanCorruption(rate=1.0, **PLAIN), 'rate=1.0 must lie between 0 and 1'),
+  (lambda: SpanCorruption(span=0.5, **PLAIN), 'span=0.5 must be 1 or more'),
+  (lambda: SpanCorruption(sentinels=5, **PLAIN).padding(512), 'sentinels=5 do not tell 28 spans apart'),
+  (lambda: SpanCorruption(**PLAIN).padding(2), 'data.length=2 has no room'),
+])
+def test_refusals(call, sentence):
+  with pytest.raises(ValueError, match=sentence):
+    call()
