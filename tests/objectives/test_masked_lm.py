@@ -9,6 +9,7 @@ import pytest
 
 from tests.models import test_encoder
 from tests.models.pairs import context
+from tests.training.test_step import LENGTH, ROWS, prepared
 from tfm import build
 from tfm.data import pipeline
 from tfm.data.packing.concat import Concat
@@ -147,6 +148,22 @@ def test_one_pass_of_pairs_is_always_the_same():
   for one, two in zip(a, b):
     for field in one:
       np.testing.assert_array_equal(one[field], two[field])
+
+
+@pytest.mark.slow
+def test_neither_a_mesh_nor_microbatches_change_the_losses(tiny):
+  def run(accumulation, mesh):
+    config = tiny(**{
+      'model.architecture': 'encoder', 'model.token_types': 2, 'model.output_transform': 'gelu', 'model.output_bias': True,
+      'model.pooled_transform': 'tanh', 'objective': 'masked_lm(next_sentence=True)', 'data.packing': 'sentence_pairs',
+      'training.accumulation': accumulation})
+    objective = build.objective(config)
+    rows = objective.rows(SentencePairs(), tokens(), LENGTH, 1, Numbered)
+    batches = pipeline.train_iterator(rows, ROWS)
+    history, _ = prepared(config, 2, mesh, lambda seed: next(batches))
+    return [[losses[name] for name in ('loss', 'next_sentence_loss', 'gradient_norm')] for losses in history]
+  # The mean over rows is one of microbatches, by their tokens.
+  np.testing.assert_allclose(run(2, dict(data=2, fsdp=2, tensor=2)), run(1, None), rtol=2e-3)
 
 
 @pytest.mark.parametrize('call, sentence', [

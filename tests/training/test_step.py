@@ -26,7 +26,7 @@ def batch(rows=ROWS, length=LENGTH, seed=0):
               positions=np.broadcast_to(np.arange(length, dtype=np.int32), (rows, length)).copy())
 
 
-def prepared(config, steps=1, mesh=None, scaled=None):
+def prepared(config, steps=1, mesh=None, batch=batch):
   """(losses, final state) of a few steps on one batch after another."""
   objective, (optimizer, rate) = build.objective(config), build.optimizer(config)
   model = build.model(config, VOCAB)

@@ -70,5 +70,4 @@ def evaluation_step(model: nn.Module, objective: Objective) -> Callable[[PyTree,
 def microbatches(x: Array, n: int) -> Array:
   """[B, …] → [n, B/n, …], microbatch i taking rows i, i + n, …: each device keeps its own rows."""
   x = x.reshape(x.shape[0] // n, n, *x.shape[1:]).swapaxes(0, 1)
-  names = ('batch', 'length')[:x.ndim - 1]
-  return jax.vmap(lambda rows: shard(rows, *names))(x)
+  return jax.vmap(lambda rows: shard(rows, 'batch', *[None] * (rows.ndim - 1)))(x)
