@@ -86,6 +86,13 @@ class Asked:
     seen = self.mask.given(prefix)(self.q_positions[:, :, None], self.k_positions[:, None, :])
     return seen & same_document(self.q_segments, self.k_segments)
 
+  def weights(
+      self, q: Float[Array, 'B K G T C'], k: Float[Array, 'B K S C']
+  ) -> tuple[Float[Array, 'B K G T S'], Float[Array, 'B H T'] | None]:
+    """The weights before dropout, all at once, and the log of their denominator where there is one."""
+    logits = self.logits(q, k, self.q_positions, self.k_positions)
+    return NORMALIZERS[self.normalizer](logits, self.seen()[:, None, None], self)
+
   def kept(
       self, shape: tuple[int, int, int], q_index: Int[Array, 'T'], k_index: Int[Array, 'S'], queries: int
   ) -> Bool[Array, 'B K G T S']:
@@ -103,6 +110,31 @@ class Asked:
       jnp.broadcast_to(first, full), jnp.broadcast_to(second, full), jnp.broadcast_to(high, full), low)
     return bits >= jnp.uint32(round(self.dropout * 2**32))
 
+
+def softmax(
+    logits: Float[Array, 'B K G T S'], seen: Bool[Array, 'B 1 1 T S'], asked: Asked
+) -> tuple[Float[Array, 'B K G T S'], Float[Array, 'B H T']]:
+  """Weights that sum to one over the keys seen and the sink; and the log of their denominator."""
+  B, K, G, T, S = logits.shape
+  # Finite where nothing is seen: the gradient of such a row is zero and not NaN.
+  logits = jnp.where(seen, logits, -1e30)
+  if asked.sinks is not None:
+    sinks = jnp.broadcast_to(asked.sinks.astype(jnp.float32).reshape(1, K, G, 1, 1), (B, K, G, T, 1))
+    logits = jnp.concatenate([logits, sinks], -1)
+  weights = jax.nn.softmax(logits, axis=-1)[..., :S]
+  weights = jnp.where(seen.any(-1, keepdims=True), weights, 0)
+  log_sum_exp = jax.nn.logsumexp(jnp.where(logits == -1e30, -jnp.inf, logits), axis=-1)
+  return weights, log_sum_exp.reshape(B, K * G, T)
+
+
+def sigmoid(
+    logits: Float[Array, 'B K G T S'], seen: Bool[Array, 'B 1 1 T S'], asked: Asked
+) -> tuple[Float[Array, 'B K G T S'], None]:
+  """σ(logits + offset) for each key seen (Ramapuram et al. 2024, "Sigmoid self-attention", eq. 3)."""
+  return jnp.where(seen, jax.nn.sigmoid(logits + asked.offset), 0), None
+
+
+NORMALIZERS = {'softmax': softmax, 'sigmoid': sigmoid}
 
 # What not every kernel can: whether it is asked, and the words of one that cannot.
 SPECIAL = {
@@ -145,6 +177,12 @@ def fancy(asked: Asked, T: int, S: int) -> str | None:
   if T != S:
     return f'its causal mask is for as many keys as queries, not {S} and {T}'
   return None
+
+
+def grouped(q: Float[Array, 'B T H C'], K: int) -> Float[Array, 'B K G T C']:
+  """Queries by the key head that they read."""
+  B, T, H, C = q.shape
+  return q.reshape(B, T, K, H // K, C).transpose(0, 2, 3, 1, 4)
 
 
 def same_document(q_segments: Int[Array, 'B T'], k_segments: Int[Array, 'B S']) -> Bool[Array, 'B T S']:
@@ -197,10 +235,17 @@ class Kernel(abc.ABC):
   ) -> Float[Array, 'B H T S']:
     """The weights of chosen queries, exp(logits - log-sum-exp) where seen, from what `with_log_sum_exp` told of them."""
     asked = Asked(**asked)
-    B, T, H, C = q.shape
-    grouped = q.reshape(B, T, k.shape[2], -1, C).transpose(0, 2, 3, 1, 4)
-    logits = asked.logits(grouped, k.swapaxes(1, 2), asked.q_positions, asked.k_positions).reshape(B, H, T, -1)
+    B, T, H, _ = q.shape
+    q, k = grouped(q, k.shape[2]), k.swapaxes(1, 2)
+    logits = asked.logits(q, k, asked.q_positions, asked.k_positions).reshape(B, H, T, -1)
     return jnp.where(asked.seen()[:, None], jnp.exp(logits - log_sum_exp[..., None]), 0)
+
+  @staticmethod
+  def all_weights(q: Float[Array, 'B T H C'], k: Float[Array, 'B S K C'], **asked) -> Float[Array, 'B H T S']:
+    """What the values are weighted by, before dropout: of the specification, whose numbers every kernel has."""
+    B, T, H, _ = q.shape
+    weights, _ = Asked(**asked).weights(grouped(q, k.shape[2]), k.swapaxes(1, 2))
+    return weights.reshape(B, H, T, -1)
 
   def serve(self, q, k, v, asked: Asked):
     """`attend`, after a refusal where there is a reason for one."""

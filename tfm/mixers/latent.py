@@ -53,6 +53,7 @@ class Latent(Mixer):
   examples = 'latent(rank=8, rope_width=8)', 'latent(rank=16, rope_width=8, query_rank=8)'
   hooks = frozenset({'rotate', 'bias'})
   groups = False
+  tells = True
 
   def check(self):
     for field, least in (('rank', 1), ('rope_width', 1), ('query_rank', 0)):
@@ -96,14 +97,16 @@ class Latent(Mixer):
       q = shard(jnp.einsum('BTHC,RHC->BTHR', q, up_k), 'batch', 'length', 'heads', None)
     # The logits' scale is that of the keys as they are in training.
     score = self.score(head_width=self.head_width + self.rope_width, name='score')()
+    q = jnp.concatenate([q, rotated_q], -1)
     with jax.named_scope('kernel'):
-      y = self.kernel(
-        jnp.concatenate([q, rotated_q], -1), k, v, score=score, mask=self.mask,
-        bias=position.bias(context.shared.get(position.identity)),
+      asked = dict(
+        score=score, mask=self.mask, bias=position.bias(context.shared.get(position.identity)),
         q_positions=context.positions, k_positions=keys.positions,
         q_segments=context.segments, k_segments=keys.segments, k_prefix=keys.prefix, layout=layout,
         dropout=self.dropout,
         dropout_key=self.make_rng('dropout') if context.train and self.dropout > 0 else None)
+      y = self.kernel(q, k, v, **asked)
+    self.tell(lambda: self.kernel.all_weights(q, k, **asked))
     if cache is not None:
       y = jnp.einsum('BTHR,RHC->BTHC', y, up_v)
     y = Linear((self.heads, self.head_width, self.width), ('heads', 'kv', 'embed'),

@@ -40,6 +40,7 @@ class Longformer(Mixer):
 
   examples = ('longformer(2)',)
   hooks = frozenset({'rotate', 'bias'})
+  tells = True
 
   def check(self):
     if self.global_tokens < 1:
@@ -66,22 +67,36 @@ class Longformer(Mixer):
       read |= {name: cache[name] for name in cache.kept}
       layout = 'any'
 
-    def attend(kind, queries):
-      """By one set of projections, for the first so many queries."""
-      with jax.named_scope('kernel'):
-        return self.kernel(
-          read[f'q{kind}'][:, :queries], read[f'k{kind}'], read[f'v{kind}'],
-          score=score, mask=self.mask, bias=bias,
-          q_positions=context.positions[:, :queries], k_positions=keys.positions,
-          q_segments=context.segments[:, :queries], k_segments=keys.segments,
-          k_prefix=keys.prefix, layout=layout, dropout=self.dropout,
-          dropout_key=self.make_rng('dropout') if context.train and self.dropout > 0 else None)
-
     # In a row of one document global tokens stand first, and no other need ask.
     first = min(self.global_tokens, x.shape[1]) if layout == 'whole' else x.shape[1]
-    y, top = attend('', None), attend('_global', first)
-    is_global = (context.positions < self.global_tokens)[:, :first, None, None]
-    y = jnp.concatenate([jnp.where(is_global, top, y[:, :first]), y[:, first:]], 1)
+
+    def asked(queries):
+      """By the first so many queries."""
+      return dict(
+        score=score, mask=self.mask, bias=bias,
+        q_positions=context.positions[:, :queries], k_positions=keys.positions,
+        q_segments=context.segments[:, :queries], k_segments=keys.segments,
+        k_prefix=keys.prefix, layout=layout, dropout=self.dropout)
+
+    def attend(kind, queries):
+      """By one set of projections."""
+      with jax.named_scope('kernel'):
+        return self.kernel(
+          read[f'q{kind}'][:, :queries], read[f'k{kind}'], read[f'v{kind}'], **asked(queries),
+          dropout_key=self.make_rng('dropout') if context.train and self.dropout > 0 else None)
+
+    def weights(kind, queries):
+      found = self.kernel.all_weights(read[f'q{kind}'][:, :queries], read[f'k{kind}'], **asked(queries))
+      return found.swapaxes(1, 2)
+
+    def by_kind(ask):
+      """[B T …]: what global tokens get by their set of projections, and the others by theirs."""
+      y, top = ask('', None), ask('_global', first)
+      is_global = (context.positions < self.global_tokens)[:, :first, None, None]
+      return jnp.concatenate([jnp.where(is_global, top, y[:, :first]), y[:, first:]], 1)
+
+    y = by_kind(attend)
+    self.tell(lambda: by_kind(weights).swapaxes(1, 2))
     y = Linear((self.heads, self.head_width, self.width), ('heads', 'kv', 'embed'),
                self.output_initializer, contracted=2, bias=self.bias, dtype=self.dtype, name='out')(y)
     return shard(y, 'batch', 'length', 'embed'), cache

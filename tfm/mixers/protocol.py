@@ -1,6 +1,6 @@
 """The mixer slot: how tokens hear of each other."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import flax.linen as nn
@@ -9,6 +9,9 @@ from flax import struct
 
 from tfm.layers.initializer import Factory
 from tfm.shapes import Array, Float, Int, PyTree
+
+# The collection of what attention weights tell.
+ATTENTION = 'attention'
 
 
 @struct.dataclass
@@ -70,6 +73,7 @@ class Mixer(nn.Module):
     decodes: whether it has a step form; packs: whether it keeps the documents of a row apart.
     crosses: whether it can attend to a `Memory`.
     groups: whether several query heads can share a key head; where not, kv_heads must be heads.
+    tells: whether it has weights of queries on keys, and tells them where it is asked (`tell`).
   """
 
   examples: ClassVar[tuple[str, ...]] = ()
@@ -79,6 +83,7 @@ class Mixer(nn.Module):
   packs: ClassVar[bool] = True
   crosses: ClassVar[bool] = False
   groups: ClassVar[bool] = True
+  tells: ClassVar[bool] = False
 
   width: int
   heads: int
@@ -92,6 +97,15 @@ class Mixer(nn.Module):
 
   def check(self) -> None:
     """Raises ValueError, before anything is compiled, for what the mixer cannot honour."""
+
+  @nn.nowrap
+  def tell(self, weights: Callable[[], Float[Array, 'B H T S']]) -> None:
+    """Puts the weights before dropout into the collection `ATTENTION`, if a caller wants that one.
+
+    They are a function, so that otherwise, as in training, nothing of them is ever computed or traced.
+    """
+    if self.is_mutable_collection(ATTENTION) and not self.is_initializing():
+      self.put_variable(ATTENTION, 'weights', weights())
 
   @nn.nowrap
   def init_cache(self, batch: int, length: int) -> Any:

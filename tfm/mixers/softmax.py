@@ -58,6 +58,7 @@ class Softmax(Mixer):
               'softmax(normalizer="sigmoid", value_width=3)')
   hooks = frozenset({'rotate', 'bias'})
   crosses = True
+  tells = True
 
   def check(self):
     for name in ('soft_cap', 'value_width'):
@@ -103,8 +104,8 @@ class Softmax(Mixer):
     if cache is not None:
       k, v, layout = cache['k'], cache['v'], 'any'
     with jax.named_scope('kernel'):
-      y = self.kernel(
-        q, k, v, score=self.score(name='score')(), mask=self.mask,
+      asked = dict(
+        score=self.score(name='score')(), mask=self.mask,
         bias=position.bias(context.shared.get(position.identity)),
         q_positions=context.positions, k_positions=keys.positions,
         q_segments=context.segments, k_segments=keys.segments, k_prefix=keys.prefix, layout=layout,
@@ -112,6 +113,8 @@ class Softmax(Mixer):
         normalizer=self.normalizer, offset=-math.log(position.length), soft_cap=self.soft_cap,
         dropout=self.dropout,
         dropout_key=self.make_rng('dropout') if context.train and self.dropout > 0 else None)
+      y = self.kernel(q, k, v, **asked)
+    self.tell(lambda: self.kernel.all_weights(q, k, **asked))
     y = Linear((self.heads, self.values, self.width), ('heads', 'kv', 'embed'),
                self.output_initializer, contracted=2, bias=self.bias, dtype=self.dtype, name='out')(y)
     return shard(y, 'batch', 'length', 'embed'), cache

@@ -7,7 +7,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from tfm.mixers.protocol import Context, Memory
+from tfm.mixers.protocol import ATTENTION, Context, Memory
 from tfm.shapes import Array, Float, Int, PyTree
 
 
@@ -52,7 +52,7 @@ class Stack(nn.Module):
       if repeats:
         # A flax scan takes None for "no cache" as an empty tree, so both forms are one call.
         group = nn.scan(
-          group, variable_axes={'params': 0, 'losses': 0, 'metrics': 0},  # the last two: what layers sow
+          group, variable_axes={'params': 0, 'losses': 0, 'metrics': 0, ATTENTION: 0},  # but the first: what layers sow
           split_rngs={'params': True, 'dropout': True},
           in_axes=(nn.broadcast, nn.broadcast, 0), length=repeats, metadata_params={nn.PARTITION_NAME: 'layers'})
       x, after[name] = group(blocks, name=name)(x, memory, context, None if caches is None else caches[name])
@@ -80,6 +80,19 @@ class Stack(nn.Module):
     return {part: {name: cache | {'mixer': jax.tree.map(
       take, cache['mixer'], one[part][name]['mixer'], two[part][name]['mixer'])} for name, cache in blocks.items()}
       for part, blocks in caches.items()}
+
+  @nn.nowrap
+  def by_layer(self, tree: PyTree) -> list[PyTree]:
+    """What each block has of a tree in the structure of the stack, such as its caches: the first block's first.
+    None where the tree has nothing of a block.
+    """
+    found = []
+    for name, blocks, repeats in self.parts():
+      part = tree.get(name, {})
+      for turn in range(repeats or 1):
+        of_turn = jax.tree.map(lambda x: x[turn], part) if repeats else part
+        found += [of_turn.get(f'block_{i}') for i in range(len(blocks))]
+    return found
 
   @nn.nowrap
   def parts(self) -> list[tuple[str, tuple[Callable, ...], int]]:
