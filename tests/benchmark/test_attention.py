@@ -31,7 +31,8 @@ def test_what_does_not_fit_is_told_and_not_tried():
     measure('tfm.benchmark.attention', 'kernel', 'dense', 'causal', str(2**17))
 
 
-@pytest.mark.parametrize('mixer', attention.MIXERS)
+@pytest.mark.parametrize('mixer', [
+  pytest.param(mixer, marks=[pytest.mark.slow] * (i > 1)) for i, mixer in enumerate(attention.MIXERS)])
 def test_every_mixer_of_the_benchmark_is_a_config(mixer):
   run, arguments = attention.mixer(mixer, 64)
   assert jax.eval_shape(run, *arguments).shape == (1, 64, attention.WIDTH)

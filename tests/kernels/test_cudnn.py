@@ -56,7 +56,7 @@ def fused(monkeypatch):
 
 
 @pytest.mark.parametrize('dtype, tolerance', [('float32', 2e-6), ('bfloat16', 2e-2)])
-@pytest.mark.parametrize('K', [4, 2, 1])
+@pytest.mark.parametrize('K', [pytest.param(4, marks=pytest.mark.slow), 2, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize('mask', MASKS)
 def test_what_is_asked_of_jax_is_the_dense_kernel(mask, K, dtype, tolerance):
   qkv = arrays(K=K, dtype=dtype)

@@ -59,7 +59,8 @@ def test_whole_documents_need_not_be_moved():
   np.testing.assert_allclose(np.where(REAL[rows], y, 0), expected(params)[rows], rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize('pieces', [(13,), (5, 8), (2, 1, 7, 3), (1,) * 13], ids=str)
+@pytest.mark.parametrize('pieces', [
+  (13,), pytest.param((5, 8), marks=pytest.mark.slow), (2, 1, 7, 3), pytest.param((1,) * 13, marks=pytest.mark.slow)], ids=str)
 @pytest.mark.parametrize('taps, dilation', SETTINGS)
 def test_through_a_window(taps, dilation, pieces):
   made, params = layer(taps, dilation)

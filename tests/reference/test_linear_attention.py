@@ -60,7 +60,7 @@ def applied(made, params, cache=None):
   return made.apply({'params': params}, jnp.asarray(X, jnp.float32), None, context(), cache)
 
 
-@pytest.mark.parametrize('chunk', [1, 4, 5, 64])
+@pytest.mark.parametrize('chunk', [pytest.param(1, marks=pytest.mark.slow), 4, 5, pytest.param(64, marks=pytest.mark.slow)])
 @pytest.mark.parametrize('mask', ['causal', 'full'])
 @pytest.mark.parametrize('position', ['none', 'rope'])
 def test_linear_is_the_formula(position, mask, chunk):
