@@ -12,6 +12,7 @@ sampled depends on its prompt, --seed and its number alone, not on the prompts b
 
 import argparse
 import contextlib
+import dataclasses
 import itertools
 import json
 import pathlib
@@ -33,6 +34,9 @@ from tfm.parallel import sharding
 ROWS = 32
 # New tokens of a decoder, unless told.
 MAX_TOKENS = 256
+# Flags of the two ways to write.
+SAMPLING = tuple(field.name for field in dataclasses.fields(Sampling))
+SEARCH = 'beams', 'penalty'
 
 
 def arguments(parser):
@@ -51,6 +55,10 @@ def arguments(parser):
       help='divides the logits; 0 takes the likeliest token (default: 1; of an encoder-decoder, beam search)')
   add('--top_k', type=int, metavar='K', help='only the K likeliest tokens (default: 0, all)')
   add('--top_p', type=float, metavar='P', help='only the likeliest tokens that hold probability P (default: 1, all)')
+  add('--min_p', type=float, metavar='P',
+      help='only tokens of P times the greatest probability or more (default: 0, all)')
+  add('--repetition_penalty', type=float, metavar='X',
+      help='divides the logits of tokens that are there already, or multiplies negative ones (default: 1, none)')
   add('--beams', type=int, metavar='K', help='beam search with K hypotheses (default: config.decoding.beams)')
   add('--penalty', metavar='SPEC', help="of a hypothesis's length: gnmt(alpha), power(alpha) (default: config.decoding.penalty)")
   add('--forced', metavar='TEXT', help='how the target of an encoder-decoder begins')
@@ -60,10 +68,10 @@ def arguments(parser):
 
 def main(args):
   prompts = read_prompts(args.prompt, args.input)
-  given = {name: getattr(args, name) for name in ('temperature', 'top_k', 'top_p') if getattr(args, name) is not None}
-  searches = args.beams is not None or args.penalty is not None
-  require(not (searches and given), f'--{next(iter(given), "")} is for sampling, and --beams and --penalty for beam '
-                                    'search; give the one or the other')
+  given, search = ({name: getattr(args, name) for name in names if getattr(args, name) is not None}
+                   for names in (SAMPLING, SEARCH))
+  require(not (search and given), f'--{next(iter(given), "")} is for sampling, and --{next(iter(search), "")} for beam '
+                                  'search; give the one or the other')
   sampling = Sampling(**{'temperature': 1.0} | given)
   sampling.check()
   require(args.max_tokens is None or args.max_tokens >= 1, f'--max_tokens={args.max_tokens} must be at least 1')
@@ -77,7 +85,7 @@ def main(args):
   require(pairs or args.forced is None, '--forced is for an encoder-decoder; a decoder is forced by its prompt')
   with contextlib.ExitStack() as stack:
     stack.enter_context(sharding.context(loaded.mesh, loaded.rules))
-    if searches or (pairs and not given):
+    if search or (pairs and not given):
       written = searched(loaded, prompts, args, pairs)
     else:
       written = sampled(loaded, prompts, args, sampling, pairs)
