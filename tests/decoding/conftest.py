@@ -26,15 +26,26 @@ def tiny_model(vocab=VOCAB, **fields):
   return model, jax.tree.map(lambda x: jnp.asarray(random.normal(0, 0.5, x.shape), x.dtype), shapes['params'])
 
 
-def follows(model, params, prompt, new):
+def follows(model, params, prompt, new, penalty=1.0):
   """Whether each new token is the likeliest after all before it, by one forward pass without a cache.
+
+  The penalty is for tokens that are there already.
 
   By induction over the tokens this is the rollout that takes the argmax of a whole forward pass each
   time. Padded to one length, so that it compiles once.
   """
   read = np.concatenate([prompt, new[:-1]])
   logits = forward(model, params, np.pad(read, (0, LENGTH - len(read)))[None])
-  return np.array_equal(np.argmax(logits[0, len(prompt) - 1:len(read)], -1), new)
+  return np.array_equal([np.argmax(penalized(logits[0, n - 1], read[:n], penalty))
+                         for n in range(len(prompt), len(read) + 1)], new)
+
+
+def penalized(logits, seen, penalty):
+  """One row of logits, by the words of the paper (Keskar et al. 2019, §4.1, and for negative logits transformers)."""
+  row = np.array(logits)
+  for token in set(np.asarray(seen).tolist()):
+    row[token] = row[token] / penalty if row[token] > 0 else row[token] * penalty
+  return row
 
 
 @functools.partial(jax.jit, static_argnums=0)

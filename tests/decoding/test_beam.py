@@ -57,8 +57,8 @@ def test_a_wide_beam_finds_the_best_of_all(penalty):
   close([h.score for h in found], [scores[tokens] for tokens in best])
 
 
-def reference(model, params, prompt, limit, beams, penalty, source=None, eos=EOS):
-  """The search in plain Python, without stopping early: [(tokens, score)], the best first."""
+def reference(model, params, prompt, limit, beams, penalty, source=None, eos=EOS, early_stopping=False):
+  """The search in plain Python, to the limit unless it is to stop early: [(tokens, score)], the best first."""
   live, ended = [((), 0.0)], []
   for step in range(limit):
     extended = []
@@ -69,19 +69,23 @@ def reference(model, params, prompt, limit, beams, penalty, source=None, eos=EOS
     ends = [pair for pair in extended[:beams] if pair[0][-1] == eos or step + 1 == limit]
     ended += [(tuple(t for t in tokens if t != eos), total / float(penalty(step + 1))) for tokens, total in ends]
     ended = sorted(ended, key=lambda pair: pair[1], reverse=True)[:beams]
+    if early_stopping and len(ended) == beams:
+      break
     live = [pair for pair in extended[:2 * beams] if pair[0][-1] != eos][:beams]
   return ended
 
 
 @pytest.mark.parametrize('penalty', PENALTIES, ids=str)
-@pytest.mark.parametrize('beams', [3, pytest.param(2, marks=pytest.mark.slow)])
-def test_the_search_is_that_of_plain_python(beams, penalty):
+@pytest.mark.parametrize('beams, early_stopping', [
+  (3, False), (2, True), pytest.param(2, False, marks=pytest.mark.slow), pytest.param(1, True, marks=pytest.mark.slow)])
+def test_the_search_is_that_of_plain_python(beams, early_stopping, penalty):
   """All of its hypotheses: nothing is lost by stopping early, by caches that change places, or by a limit of one's own."""
   model, params = few(vocab=5)
   prompts, limits = [np.array(p, np.int32) for p in ([1], [3, 4, 0, 1], [0, 3])], [6, 4, 1]
-  found = beam.search(model, params, prompts, max_tokens=limits, eos=EOS, beams=beams, penalty=penalty)
+  found = beam.search(model, params, prompts, max_tokens=limits, eos=EOS, beams=beams, penalty=penalty,
+                      early_stopping=early_stopping)
   for prompt, limit, hypotheses in zip(prompts, limits, found):
-    expected = reference(model, params, prompt, limit, beams, penalty)
+    expected = reference(model, params, prompt, limit, beams, penalty, early_stopping=early_stopping)
     assert [tuple(h.tokens.tolist()) for h in hypotheses] == [tokens for tokens, _ in expected]
     close([h.score for h in hypotheses], [score for _, score in expected])
 
@@ -114,9 +118,10 @@ def test_scores_are_the_models_own(mixer, scan):
 
 
 def test_one_beam_is_greedy(tiny, prompts):
+  """What ends first stays, however long the other rows go on: token 14 ends two, and longer would score better."""
   model, params = tiny
-  greedy = loop.complete(model, params, prompts, max_tokens=9, eos=EOS, sampling=Sampling(0.0))
-  found = beam.search(model, params, prompts, max_tokens=9, eos=EOS, beams=1)
+  greedy = loop.complete(model, params, prompts, max_tokens=9, eos=14, sampling=Sampling(0.0))
+  found = beam.search(model, params, prompts, max_tokens=9, eos=14, beams=1, penalty=Power(1.0))
   for tokens, [hypothesis] in zip(greedy, found):
     np.testing.assert_array_equal(hypothesis.tokens, tokens)
 

@@ -59,7 +59,8 @@ def test_seeds_and_temperature(generate):
   outs = [generate(*flags, f'--seed={seed}')[1] for seed in (0, 0, 1)]
   assert outs[0] == outs[1] != outs[2]
   greedy = generate('--prompt=ab', '--max_tokens=12', '--temperature=0')[1]
-  assert generate(*flags, '--top_k=1')[1] == generate(*flags, '--top_p=1e-6')[1] == greedy
+  assert all(generate(*flags, only)[1] == greedy for only in ('--top_k=1', '--top_p=1e-6', '--min_p=1'))
+  assert generate(*flags, '--temperature=0', '--repetition_penalty=9')[1] != greedy
 
 
 def test_a_file_of_prompts(generate, tmp_path):
@@ -110,6 +111,11 @@ def test_no_further_than_the_positions_reach(generate):
   (['--prompt=a', '--top_k=-1'], 'top_k=-1'),
   (['--prompt=a', '--top_p=0'], 'top_p=0'),
   (['--prompt=a', '--top_p=1.5'], 'top_p=1.5'),
+  (['--prompt=a', '--min_p=-1'], 'min_p=-1'),
+  (['--prompt=a', '--repetition_penalty=0'], 'repetition_penalty=0'),
+  (['--prompt=a', '--repetition_penalty=2', '--beams=2'],
+   '--repetition_penalty is for sampling, and --beams for beam search'),
+  (['--prompt=a', '--top_k=2', '--early_stopping'], '--top_k is for sampling, and --early_stopping for beam search'),
   (['--prompt=a', '--max_tokens=0'], 'max_tokens=0'),
   (['--prompt=a', '--num_samples=0'], 'num_samples=0'),
   (['--prompt=a', '--seed=-1'], 'seed=-1'),

@@ -4,7 +4,8 @@ import jax
 import numpy as np
 import pytest
 
-from tests.decoding.conftest import LENGTH, VOCAB, follows, tiny_model
+from tests.decoding.conftest import LENGTH, VOCAB, follows, penalized, tiny_model
+from tests.models import pairs
 from tfm.decoding import loop
 from tfm.decoding.sampling import Sampling
 from tfm.decoding.unrolled import unrolled
@@ -12,7 +13,7 @@ from tfm.parallel import mesh as meshes
 from tfm.parallel import sharding
 
 MASKS = ('causal', 'causal & window(3)')
-WARM = Sampling(temperature=1.3, top_k=20, top_p=0.95)
+WARM = Sampling(temperature=1.3, top_k=20, top_p=0.95, min_p=0.01, repetition_penalty=1.2)
 
 
 def same(a, b):
@@ -31,6 +32,26 @@ def test_greedy_is_the_rollout_without_a_cache(position, kv_heads, mask, scan, p
   assert [len(new) for new in out] == [tokens] * len(prompts)
   assert all(follows(model, params, prompt, new) for prompt, new in zip(prompts, out))
   assert len({new.tobytes() for new in out}) > 1
+
+
+def test_a_repetition_penalty_looks_at_the_prompt_and_what_was_written(tiny, prompts):
+  """In every piece and chunk."""
+  free, out = (loop.complete(*tiny, prompts, max_tokens=24, eos=None, sampling=Sampling(repetition_penalty=penalty))
+               for penalty in (1.0, 1.5))
+  assert all(follows(*tiny, prompt, new, 1.5) for prompt, new in zip(prompts, out))
+  assert sum(len(set(new)) for new in out) > sum(len(set(new)) for new in free)
+
+
+def test_a_repetition_penalty_does_not_look_at_the_source():
+  model, params = pairs.made()
+  source, prompt = np.arange(10, 18, dtype=np.int32), np.array([2, 4], np.int32)
+  [new] = loop.complete(model, params, [prompt], sources=[source], max_tokens=6, eos=None,
+                        sampling=Sampling(repetition_penalty=1.5))
+  read = np.append(prompt, new)
+  rows = pairs.logits(model, params, read[None, :-1], pairs.context(np.ones((1, 7))), source[None],
+                      pairs.context(np.ones((1, 8))))[0]
+  assert [np.argmax(penalized(rows[n - 1], read[:n], 1.5)) for n in range(2, 8)] == list(new)
+  assert [np.argmax(penalized(rows[n - 1], [*source, *read[:n]], 1.5)) for n in range(2, 8)] != list(new)
 
 
 @pytest.mark.parametrize('pattern', [(), ('local', 'global_')])
@@ -112,12 +133,15 @@ def test_compiles_little_for_many_lengths():
   model, params = tiny_model(layers=1)
   before = loop.read._cache_size(), loop.decode._cache_size()
   for length in range(1, 34):
-    sampling = Sampling(0.1 * (length % 3), length % 5, 1 - 0.01 * (length % 7))
+    sampling = Sampling(0.1 * (length % 3), length % 5, 1 - 0.01 * (length % 7), 0.01 * (length % 2))
     options = dict(max_tokens=1 + length % 4, eos=0, sampling=sampling)
     loop.complete(model, params, [np.ones(length, np.int32)], **options)
   sizes = 3   # of caches: 16, 32 and 48 slots
   assert loop.decode._cache_size() - before[1] == sizes
   assert loop.read._cache_size() - before[0] == sizes - 1   # the shortest prompts are not read ahead
+  for penalty in (0.9, 1.1, 2):
+    loop.complete(model, params, [[1]], max_tokens=4, eos=0, sampling=Sampling(repetition_penalty=penalty))
+  assert loop.decode._cache_size() - before[1] == sizes + 1
 
 
 def test_few_buckets():
@@ -151,6 +175,8 @@ def test_no_further_than_the_learned_positions(prompts):
   (dict(sampling=Sampling(top_k=-1)), 'top_k=-1'),
   (dict(sampling=Sampling(top_p=0)), 'top_p=0'),
   (dict(sampling=Sampling(top_p=1.1)), 'top_p=1.1'),
+  (dict(sampling=Sampling(min_p=1.1)), 'min_p=1.1'),
+  (dict(sampling=Sampling(repetition_penalty=0)), 'repetition_penalty=0'),
 ])
 def test_refusals(tiny, given, message):
   with pytest.raises(ValueError, match=message):

@@ -5,13 +5,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tfm.decoding.sampling import Sampling, filtered, likeliest, ordered, row_keys, sample
+from tests.decoding.conftest import penalized
+from tfm.decoding.sampling import Sampling, filtered, likeliest, ordered, present, row_keys, sample
 
 FILTERED, SAMPLE = jax.jit(filtered), jax.jit(sample)
 
 
-def oracle(logits, top_k, top_p):
-  """The tokens that stay, of one row: sort, cut at k, renormalise, cut at p."""
+def oracle(logits, top_k, top_p, min_p=0.0):
+  """The tokens that stay, of one row: sort, cut at k, renormalise, cut at p, cut at a share of the greatest."""
   order = np.argsort(-logits, kind='stable')
   if top_k:
     order = order[:top_k]
@@ -19,7 +20,7 @@ def oracle(logits, top_k, top_p):
   probabilities /= probabilities.sum()
   before = np.cumsum(probabilities) - probabilities
   stays = np.zeros(len(logits), bool)
-  stays[order[before < top_p] if top_p < 1 else order] = True
+  stays[order[((before < top_p) | (top_p == 1)) & (probabilities >= min_p * probabilities[0])]] = True
   return stays
 
 
@@ -30,23 +31,33 @@ def test_filters_against_sorting(top_k, top_p, ties):
   logits = np.random.default_rng(top_k).normal(0, 3, (5, 100)).astype(np.float32)
   if ties:
     logits = np.round(logits)
-  kept = np.asarray(FILTERED(logits, top_k, top_p))
-  np.testing.assert_array_equal(np.isfinite(kept), [oracle(row, top_k, top_p) for row in logits])
+  check_filters(logits, top_k, top_p, 0.0)
+
+
+@pytest.mark.parametrize('top_k, top_p, min_p', [(0, 1.0, 0.1), (0, 1.0, 1e-6), (0, 1.0, 1.0), (7, 0.93, 0.02), (0, 0.8, 0.05)])
+def test_min_p_against_sorting(top_k, top_p, min_p):
+  check_filters(np.random.default_rng(1).normal(0, 3, (5, 100)).astype(np.float32), top_k, top_p, min_p)
+
+
+def check_filters(logits, *settings):
+  kept = np.asarray(FILTERED(logits, *settings))
+  np.testing.assert_array_equal(np.isfinite(kept), [oracle(row, *settings) for row in logits])
   np.testing.assert_array_equal(kept[np.isfinite(kept)], logits[np.isfinite(kept)])
 
 
 def test_filters_of_equal_logits():
   even = jnp.zeros((2, 8))
-  assert np.isfinite(FILTERED(even, 3, 1.0)).tolist() == [[True] * 3 + [False] * 5] * 2
-  assert np.isfinite(FILTERED(even, 0, 0.5)).tolist() == [[True] * 4 + [False] * 4] * 2
-  assert np.isfinite(FILTERED(even, 4, 0.5)).tolist() == [[True] * 2 + [False] * 6] * 2
+  assert np.isfinite(FILTERED(even, 3, 1.0, 0.0)).tolist() == [[True] * 3 + [False] * 5] * 2
+  assert np.isfinite(FILTERED(even, 0, 0.5, 0.0)).tolist() == [[True] * 4 + [False] * 4] * 2
+  assert np.isfinite(FILTERED(even, 4, 0.5, 0.0)).tolist() == [[True] * 2 + [False] * 6] * 2
   # A large negative logit is likely enough where nothing is left out.
-  assert np.isfinite(FILTERED(jnp.array([[0.0, -1e30]]), 0, 1.0)).all()
+  assert np.isfinite(FILTERED(jnp.array([[0.0, -1e30]]), 0, 1.0, 0.0)).all()
+  assert np.isfinite(FILTERED(even, 0, 1.0, 1.0)).all()
 
 
 @pytest.mark.parametrize('sampling', [
   Sampling(), Sampling(temperature=5.0, top_k=1), Sampling(temperature=5.0, top_p=1e-9),
-  Sampling(temperature=1e-38), Sampling(temperature=1e-6)], ids=str)
+  Sampling(temperature=5.0, min_p=1.0), Sampling(temperature=1e-38), Sampling(temperature=1e-6)], ids=str)
 def test_greedy_in_every_way(sampling):
   """Among ties too, where the first token is taken; with logits at either end of float32's range."""
   logits = np.round(np.random.default_rng(0).normal(0, 1, (64, 50))).astype(np.float32)
@@ -73,20 +84,40 @@ def test_ordered_keeps_the_order():
 
 @pytest.mark.parametrize('sampling', [
   Sampling(1.0), Sampling(0.5), Sampling(2.0, top_k=3), Sampling(1.0, top_p=0.8),
-  Sampling(1.5, 5, 0.7)], ids=str)
+  Sampling(1.5, 5, 0.7), Sampling(1.5, min_p=0.3)], ids=str)
 def test_frequencies(sampling):
   """χ² of 20 000 draws against the probabilities; nothing that is left out is ever drawn."""
   logits = np.array([2.0, -1.0, 0.5, 1.5, 0.0, 1.0, -2.0, 0.7], np.float32)
   n = 20_000
   keys = jnp.broadcast_to(jax.random.key(11), (n,))
   drawn = SAMPLE(jnp.broadcast_to(logits, (n, 8)), keys, jnp.arange(n), sampling)
-  stays = oracle(logits / sampling.temperature, sampling.top_k, sampling.top_p)
+  stays = oracle(logits / sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
   expected = np.where(stays, np.exp(logits / sampling.temperature), 0)
   expected *= n / expected.sum()
   found = np.bincount(drawn, minlength=8)
   assert not found[~stays].any()
   # 99.9 % of χ² with seven degrees of freedom lie below 24.3.
   assert ((found - expected)[stays] ** 2 / expected[stays]).sum() < 24.3
+
+
+def test_a_penalty_is_for_what_is_there():
+  """Of either sign; greedy looks at it, too, and it comes before what looks at the logits after it."""
+  random = np.random.default_rng(2)
+  logits, prompts = random.normal(0, 1, (64, 20)).astype(np.float32), random.integers(0, 20, (62, 9))
+  seen = present(list(prompts), 64, 20)
+  expected = np.stack([penalized(row, np.flatnonzero(there), 1.7) for row, there in zip(logits, seen)])
+  assert [set(np.flatnonzero(there)) for there in seen[:62]] == [set(prompt) for prompt in prompts]
+  assert not seen[62:].any() and (expected.argmax(-1) != logits.argmax(-1)).any()
+  keys = jax.random.split(jax.random.key(0), 64)
+  for settings in (dict(), dict(temperature=1.0, top_k=1), dict(temperature=9.0, min_p=1.0)):
+    drawn = SAMPLE(logits, keys, jnp.arange(64), Sampling(**settings, repetition_penalty=1.7), seen)
+    np.testing.assert_array_equal(drawn, expected.argmax(-1))
+
+
+def test_what_is_not_a_number_is_told():
+  logits = jnp.full((2, 9), jnp.nan).at[1].set(0)
+  for settings in (Sampling(), Sampling(0.7, min_p=0.1)):
+    assert SAMPLE(logits, jax.random.split(jax.random.key(0), 2), jnp.arange(2), settings)[0] == 9
 
 
 def test_keys_are_of_prompt_seed_and_number():
@@ -100,6 +131,6 @@ def test_keys_are_of_prompt_seed_and_number():
 
 def test_settings_compile_once():
   before = SAMPLE._cache_size()
-  for settings in (Sampling(), Sampling(0.7), Sampling(0.7, 5), Sampling(1.0, 5, 0.5)):
+  for settings in (Sampling(), Sampling(0.7), Sampling(0.7, 5), Sampling(1.0, 5, 0.5, 0.1, 1.3)):
     SAMPLE(jnp.zeros((2, 9)), jax.random.split(jax.random.key(0), 2), jnp.arange(2), settings)
   assert SAMPLE._cache_size() == before + 1

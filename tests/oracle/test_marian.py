@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.models import pairs
-from tfm.decoding import beam
+from tfm.decoding import beam, loop
 from tfm.decoding.beam import Power
 
 torch = pytest.importorskip('torch', reason='PyTorch is not installed; make oracle installs it')
@@ -107,3 +107,20 @@ def test_scores_of_its_own_beams(published, model):
   assert shared
   for tokens in shared:
     np.testing.assert_allclose(ours[tokens], theirs[tokens], rtol=1e-4)
+
+
+@pytest.mark.parametrize('alpha', [1.0, 2.0])
+def test_early_stopping(published, model, alpha):
+  """`early_stopping=True`, of rows that stop one after the other: the same hypotheses, with the same scores."""
+  sources, end = np.random.default_rng(2).integers(3, V - 1, (8, 6)), 13  # a token that this model writes here and there
+  with torch.no_grad():
+    out = published.generate(
+      input_ids=torch.tensor(sources), num_beams=3, num_return_sequences=3, max_new_tokens=12, length_penalty=alpha,
+      early_stopping=True, eos_token_id=end, output_scores=True, return_dict_in_generate=True)
+  ours, patient = ([hypothesis for row in beam.search(
+    model, weights(published), [np.array([2])] * 8, sources=list(sources), max_tokens=12, eos=end, beams=3,
+    penalty=Power(alpha), early_stopping=early) for hypothesis in row] for early in (True, False))
+  theirs = [row[:loop.until(row, end)].tolist() for row in out.sequences[:, 1:].numpy()]
+  assert [hypothesis.tokens.tolist() for hypothesis in ours] == theirs
+  np.testing.assert_allclose([hypothesis.score for hypothesis in ours], out.sequences_scores, rtol=1e-4)
+  assert len(set(map(len, theirs))) > 3 and [h.score for h in patient] != [h.score for h in ours]

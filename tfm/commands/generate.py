@@ -14,6 +14,7 @@ sampled depends on its prompt, --seed and its number alone, not on the prompts b
 
 import argparse
 import contextlib
+import dataclasses
 import itertools
 import json
 import pathlib
@@ -35,6 +36,9 @@ from tfm.parallel import sharding
 ROWS = 32
 # New tokens of a decoder, unless told.
 MAX_TOKENS = 256
+# Flags of the two ways to write.
+SAMPLING = tuple(field.name for field in dataclasses.fields(Sampling))
+SEARCH = 'beams', 'penalty', 'early_stopping'
 
 
 def arguments(parser):
@@ -53,8 +57,14 @@ def arguments(parser):
       help='divides the logits; 0 takes the likeliest token (default: 1; of an encoder-decoder, beam search)')
   add('--top_k', type=int, metavar='K', help='only the K likeliest tokens (default: 0, all)')
   add('--top_p', type=float, metavar='P', help='only the likeliest tokens that hold probability P (default: 1, all)')
+  add('--min_p', type=float, metavar='P',
+      help='only tokens of P times the greatest probability or more (default: 0, all)')
+  add('--repetition_penalty', type=float, metavar='X',
+      help='divides the logits of tokens that are there already, or multiplies negative ones (default: 1, none)')
   add('--beams', type=int, metavar='K', help='beam search with K hypotheses (default: config.decoding.beams)')
   add('--penalty', metavar='SPEC', help="of a hypothesis's length: gnmt(alpha), power(alpha) (default: config.decoding.penalty)")
+  add('--early_stopping', action='store_true', default=None,
+      help='stop beam search as soon as K hypotheses have ended (default: config.decoding.early_stopping)')
   add('--forced', metavar='TEXT', help='how the target of an encoder-decoder begins')
   add('--seed', type=int, default=0, metavar='N', help='of the sampling (default: 0)')
   add('--num_samples', type=int, default=1, metavar='N', help='texts for each prompt, of beam search the N best (default: 1)')
@@ -62,10 +72,10 @@ def arguments(parser):
 
 def main(args):
   prompts = read_prompts(args.prompt, args.input)
-  given = {name: getattr(args, name) for name in ('temperature', 'top_k', 'top_p') if getattr(args, name) is not None}
-  searches = args.beams is not None or args.penalty is not None
-  require(not (searches and given), f'--{next(iter(given), "")} is for sampling, and --beams and --penalty for beam '
-                                    'search; give the one or the other')
+  given, search = ({name: getattr(args, name) for name in names if getattr(args, name) is not None}
+                   for names in (SAMPLING, SEARCH))
+  require(not (search and given), f'--{next(iter(given), "")} is for sampling, and --{next(iter(search), "")} for beam '
+                                  'search; give the one or the other')
   sampling = Sampling(**{'temperature': 1.0} | given)
   sampling.check()
   require(args.max_tokens is None or args.max_tokens >= 1, f'--max_tokens={args.max_tokens} must be at least 1')
@@ -78,13 +88,13 @@ def main(args):
   pairs = hasattr(loaded.model, 'encode')
   require(pairs or args.forced is None, '--forced is for an encoder-decoder; a decoder is forced by its prompt')
   encodes = loaded.config.model.architecture == 'encoder'
-  require(not encodes or not (searches or given or args.max_tokens),
+  require(not encodes or not (search or given or args.max_tokens),
           'an encoder tells the likeliest tokens for each <mask>; leave out what is for sampling or beam search')
   with contextlib.ExitStack() as stack:
     stack.enter_context(sharding.context(loaded.mesh, loaded.rules))
     if encodes:
       written = told(loaded, prompts, args)
-    elif searches or (pairs and not given):
+    elif search or (pairs and not given):
       written = searched(loaded, prompts, args, pairs)
     else:
       written = sampled(loaded, prompts, args, sampling, pairs)
@@ -160,14 +170,15 @@ def searched(loaded: run.Run, prompts: list[str], args: argparse.Namespace, pair
   require(args.num_samples <= beams, f'--num_samples={args.num_samples} is more than the {beams} hypotheses of '
                                      f'--beams={beams}')
   penalty = build.penalty(loaded.config) if args.penalty is None else spec.choose(args.penalty, beam.PENALTIES)
+  early_stopping = asked.early_stopping or bool(args.early_stopping)
   tokenizer = loaded.tokenizer
   model, params = unrolled(loaded.model, loaded.params)
   if pairs:
     found = translate(
       model, params, tokenizer, prompts, beams=beams, penalty=penalty, longer=asked.longer, max_tokens=args.max_tokens,
-      source_tokenizer=loaded.source_tokenizer, forced=args.forced or '')
+      source_tokenizer=loaded.source_tokenizer, forced=args.forced or '', early_stopping=early_stopping)
   else:
-    found = continued(model, params, tokenizer, prompts, beams, penalty, args.max_tokens or MAX_TOKENS)
+    found = continued(model, params, tokenizer, prompts, beams, penalty, args.max_tokens or MAX_TOKENS, early_stopping)
   del loaded
   if len(prompts) > 1:
     found = track(found, 'texts', len(prompts))
@@ -177,13 +188,15 @@ def searched(loaded: run.Run, prompts: list[str], args: argparse.Namespace, pair
       yield Text(i, j, [whole], score)
 
 
-def continued(model, params, tokenizer, prompts, beams, penalty, max_tokens) -> Iterator[tuple[int, list[Translation]]]:
+def continued(
+    model, params, tokenizer, prompts, beams, penalty, max_tokens, early_stopping,
+) -> Iterator[tuple[int, list[Translation]]]:
   """As `translate`, of a decoder."""
   tokens = [np.array([tokenizer.eos_id, *tokenizer.encode(prompt)], np.int32) for prompt in prompts]
   for start in range(0, len(prompts), ROWS):
     batch = range(start, min(start + ROWS, len(prompts)))
     hypotheses = beam.search(model, params, [tokens[i] for i in batch], max_tokens=max_tokens, eos=tokenizer.eos_id,
-                             beams=beams, penalty=penalty)
+                             beams=beams, penalty=penalty, early_stopping=early_stopping)
     for i, best in zip(batch, hypotheses):
       yield i, [Translation(prompts[i] + tokenizer.decode(new), score) for new, score in best]
 

@@ -70,6 +70,7 @@ class Beams:
 def search(
     model: Decoder, params: PyTree, prompts: Sequence[Sequence[int]], *, max_tokens: int | Sequence[int], eos: int,
     beams: int = 4, penalty: Callable = Gnmt(), sources: Sequence[Sequence[int]] | None = None,
+    early_stopping: bool = False,
 ) -> list[list[Hypothesis]]:
   """The `beams` best hypotheses of every row, the best first; fewer where there are no more.
 
@@ -81,6 +82,7 @@ def search(
   Args:
     max_tokens: of a row, or of each.
     sources: as in `loop.generate`.
+    early_stopping: a row stops instead as soon as `beams` hypotheses have ended, as in `transformers`.
 
   Raises:
     ValueError: for what `loop.check` refuses, a number of beams below 1, or logits that are not numbers.
@@ -99,30 +101,31 @@ def search(
   state = prefill(model, params, [prompt for prompt in prompts for _ in range(beams)], most, memory=memory,
                   rows=beams * padded(len(prompts)))
   limits = np.resize(limits, padded(len(prompts)))  # rows of padding are done, whatever their limit
-  scores, tokens, lengths = jax.device_get(run(model, params, state, limits, eos, beams, penalty, most))
+  scores, tokens, lengths = jax.device_get(
+    run(model, params, state, limits, eos, beams, penalty, most, early_stopping))
   if np.isnan(scores[:len(prompts)]).any():
     raise ValueError('the logits of the model are not numbers; its parameters are no use')
   return [[Hypothesis(t[:n], float(s)) for s, t, n in zip(*row) if s > -np.inf]
           for row in zip(scores[:len(prompts)], tokens, lengths)]
 
 
-@functools.partial(jax.jit, static_argnums=(0, 5, 6, 7))
+@functools.partial(jax.jit, static_argnums=(0, 5, 6, 7, 8))
 def run(
     model: Decoder, params: PyTree, state: State, limits: Int[Array, 'B'], eos: int, beams: int, penalty: Callable,
-    most: int,
+    most: int, early_stopping: bool,
 ) -> tuple[Float[Array, 'B K'], Int[Array, 'B K L'], Int[Array, 'B K']]:
   """Scores, tokens and lengths of the best hypotheses, the best first; -inf where there are fewer."""
   K, B, V = beams, len(limits), model.vocab
   rows = jnp.arange(B)[:, None]
 
-  def unfinished(found):
+  def unfinished(found):  # [B]
     # log p only falls, and the penalty is monotone: the best that may still come has one of two lengths.
     first, last = (found.log_p[:, 0] / penalty(length) for length in (found.step + 1, limits))
     worst = found.scores[:, -1]
     hopeful = (found.step < limits) & (found.log_p[:, 0] > -jnp.inf)
     # One beam is greedy decoding: what ends first is all there is.
-    better = jnp.maximum(first, last) > worst if K > 1 else worst == -jnp.inf
-    return (hopeful & better).any()
+    better = worst == -jnp.inf if early_stopping or K == 1 else jnp.maximum(first, last) > worst
+    return hopeful & better
 
   def step(found):
     state = found.state
@@ -137,8 +140,8 @@ def run(
     ends = (token == eos) | (found.step + 1 >= limits)[:, None]
 
     written = found.tokens[rows, source].at[:, :, found.step].set(token)
-    # An end counts where it is among the K likeliest continuations.
-    counts = ends & (jnp.arange(log_p.shape[1]) < K)[None] & (found.step < limits)[:, None]
+    # An end counts where it is among the K likeliest continuations, and its row has not stopped before the others.
+    counts = ends & (jnp.arange(log_p.shape[1]) < K)[None] & unfinished(found)[:, None]
     scores = jnp.concatenate([found.scores, jnp.where(counts, log_p / penalty(found.step + 1), -jnp.inf)], 1)
     scores, best = jax.lax.top_k(scores, K)
     ended = jnp.concatenate([found.ended, written], 1)[rows, best]
@@ -155,5 +158,5 @@ def run(
   # All hypotheses of a row begin alike, so one of them stands for all.
   alive = jnp.where(state.done.reshape(B, K) | (jnp.arange(K) > 0)[None], -jnp.inf, 0.0)
   found = Beams(state, jnp.int32(0), alive, blank, none, blank, jnp.zeros((B, K), jnp.int32))
-  found = jax.lax.while_loop(unfinished, step, found)
+  found = jax.lax.while_loop(lambda found: unfinished(found).any(), step, found)
   return found.scores, found.ended, found.lengths

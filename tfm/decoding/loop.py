@@ -4,8 +4,8 @@ Rows are padded on the left: the prompts of all rows end in the same column, and
 follows without a hole. Reading a prompt makes no logits, for it stops before the last token; the loop
 begins by reading that one, as it reads every token that it has written.
 
-What is compiled depends on sizes rounded up (`buckets`) and on the model, never on a prompt's own
-length, on the sampling or on how many tokens are asked for.
+What is compiled depends on sizes rounded up (`buckets`), on the model and on whether repetition is
+penalised, never on a prompt's own length, on the sampling's numbers or on how many tokens are asked for.
 """
 
 import functools
@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from tfm.decoding.sampling import Sampling, row_keys, sample
+from tfm.decoding.sampling import Sampling, present, row_keys, sample
 from tfm.mixers.protocol import Context, Memory
 from tfm.models.decoder import Decoder
 from tfm.shapes import Array, Bool, Int, PyTree
@@ -39,12 +39,14 @@ class State:
     caches: of everything read.
     tokens, positions: the last token of each row, not yet read, and where it stands.
     done: rows that have ended; they go on as padding.
+    seen: the tokens that each row holds, prompt included; None where no repetition penalty asks for it.
   """
 
   caches: PyTree
   tokens: Int[Array, 'B']
   positions: Int[Array, 'B']
   done: Bool[Array, 'B']
+  seen: Bool[Array, 'B V'] | None = None
 
 
 def generate(
@@ -79,7 +81,8 @@ def generate(
   keys = row_keys(seed, told, [0] * len(prompts) if samples is None else samples)
   # One type for each setting, whatever was given: another would compile again.
   sampling = Sampling(
-    float(sampling.temperature), min(int(sampling.top_k), model.vocab), float(sampling.top_p))
+    float(sampling.temperature), min(int(sampling.top_k), model.vocab), float(sampling.top_p),
+    float(sampling.min_p), float(sampling.repetition_penalty))
   eos = -1 if eos is None else eos
   return _generate(model, params, prompts, sources, keys, sampling, max_tokens, eos, chunk, pieces)
 
@@ -149,6 +152,8 @@ def reaches(positions: Sequence[Callable]) -> Iterator[tuple[str, int]]:
 def _generate(model, params, prompts, sources, keys, sampling, max_tokens, eos, chunk, pieces):
   memory = None if sources is None else remember(model, params, sources)
   state = prefill(model, params, prompts, max_tokens, pieces, memory)
+  if sampling.repetition_penalty != 1:
+    state = state.replace(seen=present(prompts, len(state.done), model.vocab))
   keys = keys[np.minimum(np.arange(len(state.done)), len(prompts) - 1)]   # padding rows need one too
   ended = np.zeros(len(prompts), bool)
   for start in range(0, max_tokens, chunk):
@@ -246,10 +251,11 @@ def decode(
     # What is written stands after the prefix, whose length is known from its own tokens: 0 will do.
     context = Context(state.positions[:, None], segments[:, None], jnp.zeros_like(segments)[:, None])
     logits, caches = model.apply({'params': params}, state.tokens[:, None], context, state.caches)
-    drawn = sample(logits[:, 0], keys, state.positions + 1, sampling)
+    drawn = sample(logits[:, 0], keys, state.positions + 1, sampling, state.seen)
     tokens = jnp.where(state.done, state.tokens, drawn)
+    seen = None if state.seen is None else state.seen | jax.nn.one_hot(tokens, model.vocab, dtype=bool)
     made = jax.lax.dynamic_update_slice(made, tokens[:, None], (0, i))
-    return i + 1, State(caches, tokens, state.positions + segments, state.done | (tokens == eos)), made
+    return i + 1, State(caches, tokens, state.positions + segments, state.done | (tokens == eos), seen), made
 
   made = jnp.zeros((len(state.tokens), chunk), jnp.int32)
   count, state, made = jax.lax.while_loop(unfinished, step, (0, state, made))

@@ -1,4 +1,4 @@
-"""From logits to a token: greedy, temperature, top-k, top-p; pure functions, each row for itself."""
+"""From logits to a token: greedy, or by temperature, top-k, top-p and min-p; pure functions, each row for itself."""
 
 import zlib
 from collections.abc import Callable, Sequence
@@ -13,18 +13,26 @@ from tfm.shapes import Array, Bool, Float, Int
 
 @struct.dataclass
 class Sampling:
-  """How the next token is chosen. All three are traced: changing them compiles nothing.
+  """How the next token is chosen. All settings are traced: changing them compiles nothing.
+
+  They come in the order that `transformers` has: penalty, temperature, top-k, top-p, min-p.
 
   Attributes:
     temperature: divides the logits; 0 takes the likeliest token.
     top_k: only the k likeliest tokens (Fan et al. 2018, §5); 0: all.
     top_p: only the fewest likeliest tokens that hold this probability together (Holtzman et al.
       2020, §3.1), after temperature and top-k; 1: all.
+    min_p: only tokens with at least this share of the greatest probability, after temperature (Nguyen
+      et al. 2024, §3); 0: all.
+    repetition_penalty: logits of tokens that are there already, in the prompt too, are divided by it where
+      positive and multiplied where negative (Keskar et al. 2019, §4.1); of greedy decoding too; 1: none.
   """
 
   temperature: float = 0.0
   top_k: int = 0
   top_p: float = 1.0
+  min_p: float = 0.0
+  repetition_penalty: float = 1.0
 
   def check(self) -> None:
     """Raises ValueError for a setting outside of its range."""
@@ -34,6 +42,10 @@ class Sampling:
       raise ValueError(f'top_k={self.top_k} must be 0 (all tokens) or more')
     if not 0 < self.top_p <= 1:
       raise ValueError(f'top_p={self.top_p} must lie in (0, 1]; 1 is all tokens')
+    if not 0 <= self.min_p <= 1:
+      raise ValueError(f'min_p={self.min_p} must lie in [0, 1]; 0 is all tokens')
+    if not 0 < self.repetition_penalty < float('inf'):
+      raise ValueError(f'repetition_penalty={self.repetition_penalty} must be above 0; 1 is none')
 
 
 def row_keys(seed: int, prompts: Sequence[np.ndarray], samples: Sequence[int]) -> Array:
@@ -48,21 +60,33 @@ def row_keys(seed: int, prompts: Sequence[np.ndarray], samples: Sequence[int]) -
   return fold(keys, np.array(samples, np.uint32))
 
 
+def present(prompts: Sequence[np.ndarray], rows: int, vocab: int) -> Bool[np.ndarray, 'B V']:
+  """Which tokens each prompt holds; none in the rows beyond the prompts."""
+  seen = np.zeros((rows, vocab), bool)
+  for row, prompt in zip(seen, prompts):
+    row[prompt] = True
+  return seen
+
+
 def sample(
-    logits: Float[Array, 'B V'], keys: Array, positions: Int[Array, 'B'], sampling: Sampling
+    logits: Float[Array, 'B V'], keys: Array, positions: Int[Array, 'B'], sampling: Sampling,
+    seen: Bool[Array, 'B V'] | None = None,
 ) -> Int[Array, 'B']:
   """The token that each row has at its position; V where its logits are not numbers.
 
   Drawn by the Gumbel trick, argmax(logits / temperature + noise), with the noise of the row's own
   key and position: neither the other rows nor the steps of a loop have a part in it.
+
+  Args:
+    seen: the tokens that the repetition penalty is for; None: it is 1.
   """
+  if seen is not None:
+    logits = penalized(logits, seen, sampling.repetition_penalty)
+
   def draw():
-    # With the likeliest at 0 no temperature is too low for a float32.
-    heat = jnp.maximum(sampling.temperature, np.finfo(np.float32).tiny)
-    scaled = (logits - logits.max(-1, keepdims=True)) / heat
     noise = jax.vmap(lambda key, position: jax.random.gumbel(
       jax.random.fold_in(key, position), logits.shape[-1:]))(keys, positions)
-    return filtered(scaled, sampling.top_k, sampling.top_p) + noise
+    return warmed(logits, sampling) + noise
 
   # Greedy needs neither noise nor filters, and pays for none.
   return likeliest(jax.lax.cond(sampling.temperature > 0, draw, lambda: logits))
@@ -74,15 +98,32 @@ def likeliest(logits: Float[Array, 'B V']) -> Int[Array, 'B']:
   return jnp.where(logits == logits.max(-1, keepdims=True), tokens[None], len(tokens)).min(-1)
 
 
-def filtered(
-    logits: Float[Array, 'B V'], top_k: Int[Array, ''], top_p: Float[Array, '']
+def penalized(
+    logits: Float[Array, 'B V'], seen: Bool[Array, 'B V'], penalty: Float[Array, '']
 ) -> Float[Array, 'B V']:
-  """-inf in place of the logits that top-k, and then top-p among the rest, leave out."""
+  """The logits, lower by the penalty where `seen`, whatever their sign."""
+  return jnp.where(seen, jnp.where(logits > 0, logits / penalty, logits * penalty), logits)
+
+
+def warmed(logits: Float[Array, 'B V'], sampling: Sampling) -> Float[Array, 'B V']:
+  """The logits to draw from, the greatest 0: by temperature, and without what the filters leave out."""
+  # With the likeliest at 0 no temperature is too low for a float32.
+  heat = jnp.maximum(sampling.temperature, np.finfo(np.float32).tiny)
+  scaled = (logits - logits.max(-1, keepdims=True)) / heat
+  return filtered(scaled, sampling.top_k, sampling.top_p, sampling.min_p)
+
+
+def filtered(
+    logits: Float[Array, 'B V'], top_k: Int[Array, ''], top_p: Float[Array, ''], min_p: Float[Array, '']
+) -> Float[Array, 'B V']:
+  """-inf in place of the logits that top-k, then top-p among the rest, and then min-p leave out."""
   def only(weights: Callable, target: Array) -> Callable:
     return lambda x: jnp.where(leading(x, weights(x), target), x, -jnp.inf)
 
   x = jax.lax.cond(top_k > 0, only(jnp.ones_like, top_k), lambda x: x, logits)
-  return jax.lax.cond(top_p < 1, only(jax.nn.softmax, top_p), lambda x: x, x)
+  x = jax.lax.cond(top_p < 1, only(jax.nn.softmax, top_p), lambda x: x, x)
+  # p < min_p · max p, in logits; what is not a number stays, to be told.
+  return jnp.where(x < x.max(-1, keepdims=True) + jnp.log(min_p), -jnp.inf, x)
 
 
 def leading(
