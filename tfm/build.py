@@ -383,6 +383,9 @@ def check_run(config: ConfigDict, devices: int) -> None:
 KINDS = {
   ('text',): ('texts', "text('*.txt')", 'concat'),
   ('source', 'target'): ('pairs of source and target', 'parallel(src, tgt)', 'buckets'),
+  ('text', 'label'): ('texts with a label', "labelled('*.tsv')", 'each'),
+  ('image', 'label'): ('images with a label', 'digits', 'each'),
+  ('text', 'labels'): ('texts with a label for each word', "tagged('*.conll')", 'each'),
 }
 
 
@@ -390,8 +393,8 @@ def check_data(config: ConfigDict) -> None:
   """Refuses a source, a packing and an objective that are not of one kind of document."""
   d, aim, packs = config.data, objective(config), packing(config)
   found = source(config).fields
-  kind, example, _ = KINDS[aim.takes[0]]
-  require(found in aim.takes, f'config.objective={config.objective!r} learns from {kind}, and config.data.source='
+  kinds, (_, example, _) = ' or '.join(KINDS[fields][0] for fields in aim.takes), KINDS[aim.takes[0]]
+  require(found in aim.takes, f'config.objective={config.objective!r} learns from {kinds}, and config.data.source='
                               f'{d.source!r} gives {" and ".join(found)}; {example!r} would do')
   kind, _, example = KINDS[found]
   require(found in packs.takes, f'config.data.packing={d.packing!r} does not pack {kind}; {example!r} would do')

@@ -10,7 +10,7 @@ state restores on any number of processes.
   from tfm.data.sources.protocol import Source
   from tfm.data.tokenizers.protocol import Tokenizer, load
 
-  source = spec.build('stdlib', sources, Source)       # stdlib | text('*.txt') | tfds('ag_news')
+  source = spec.build('stdlib', sources, Source)       # stdlib | text('*.txt') | tfds('ag_news') | labelled('*.tsv')
   untrained = spec.build("sentencepiece(8192, kind='bpe')", tokenizers, Tokenizer)  # bytes | char
   pack = spec.build('concat', packing, Packing)        # concat(shuffle=True) | first_fit(bins=64)
 
@@ -18,7 +18,7 @@ state restores on any number of processes.
   text.corpus.hash, text.corpus.name, text.corpus.documents, text.corpus.bytes     # for the log
   text.tokenizer                     # trained: vocab_size, eos_id, encode, decode, token_bytes
   text.tokenizer.state()             # JSON-able, into the checkpoint; load(state) gives it back
-  tokens = text.tokens('train')      # 'train' | 'validation' | 'test': Tokens, memory mapped, or Pairs of them
+  tokens = text.tokens('train')      # 'train' | 'validation' | 'test': Tokens, memory mapped, or Pairs of them, or Labelled
 
   rows = pack.rows(tokens, length=1024, seed=0)        # endless; rows[i] -> dict of int32 [T]
   rows.tokens_per_epoch              # targets in one epoch

@@ -1,7 +1,7 @@
 """A corpus: documents of text in three splits, known by the hash of their content.
 
-A document is a text, or several that belong together, such as a sentence and its translation: its
-fields. A document's split is chosen by the hash of its (first) text: it stays when files are renamed, reordered
+A document is a text, or several that belong together, such as a sentence and its translation, or a text and
+what is to be told of it: its fields. A document's split is chosen by the hash of its (first) text: it stays when files are renamed, reordered
 or added, and equal documents never stand on both sides. Where the documents are too few for that (a
 single book), they are cut after blank lines into pieces, and the pieces, in the order of their
 hashes, are dealt out by size; a warning says so.
@@ -31,6 +31,7 @@ PIECES = 200  # into which a corpus of few documents is cut, …
 PIECE_BYTES = 64, 65536  # … each of a size between these
 READ = 256  # documents to read at once
 VERSION = 1  # of the rules of this file; a part of every hash
+LABELS = 'label', 'labels'  # fields that are to be told from the others: of a document, of each of its words
 
 Document = tuple[str | None, *tuple[str, ...]]  # the split that the source itself gives, if any, and the texts
 Placed = tuple[str, *tuple[str, ...]]
@@ -65,6 +66,16 @@ class Corpus:
   def fields(self) -> tuple[str, ...]:
     """The names of a document's texts."""
     return tuple(self.splits['train'])
+
+  @property
+  def texts(self) -> tuple[str, ...]:
+    """The fields that are read, and not told from others."""
+    return tuple(field for field in self.fields if field not in LABELS)
+
+  @property
+  def label(self) -> str | None:
+    """The field that is told, if there is one."""
+    return next((field for field in self.fields if field in LABELS), None)
 
 
 def prepare(
@@ -137,6 +148,29 @@ class Documents(tfds.core.GeneratorBasedBuilder, skip_registration=True):
         seen[digest] += 1
         # TFDS orders the documents by their keys: by content, not by file.
         yield f'{digest}-{seen[digest]}', dict(zip(self._fields, texts, strict=True))
+
+
+def by_split(spec: str, pattern: str, names: Sequence[str]) -> dict[str, str]:
+  """The path of each split, of which `{split}` in a pattern stands for the name; without it, of train alone.
+
+  Args:
+    spec: the source's, for the error.
+    names: what the files call the training, the validation and the test split, at least the first.
+
+  Raises:
+    ValueError: for other names than that.
+  """
+  if not 1 <= len(names) <= len(SPLITS) or not all(isinstance(name, str) for name in names):
+    raise ValueError(f'{spec}: splits={names!r} must name the training split, and after it the '
+                     'validation and the test split or not')
+  found = dict(zip(SPLITS, names)) if '{split}' in pattern else {'train': ''}
+  return {split: pattern.replace('{split}', name) for split, name in found.items()}
+
+
+def kept(given: Iterable[str]) -> list[str]:
+  """Of the splits that a source gives, in order, those that stay whole: of train, others are carved if they lack."""
+  found = [split for split in SPLITS if split in given]
+  return found if len(found) == len(SPLITS) else [split for split in found if split != 'train']
 
 
 def examples(source) -> Iterator[Mapping]:

@@ -18,6 +18,7 @@ import grain
 import numpy as np
 
 from tfm.data import cache
+from tfm.data import classes
 from tfm.data import corpus as corpora
 from tfm.data import progress
 from tfm.data import tokens as token_arrays
@@ -43,12 +44,14 @@ class TextData:
   source_tokenizer: tokenizers.Tokenizer | None
   cache_dir: pathlib.Path
 
-  def tokens(self, split: str) -> token_arrays.Tokens | token_arrays.Pairs:
-    """The tokens of 'train', 'validation' or 'test', encoded on first use: pairs, where documents are."""
+  def tokens(self, split: str) -> token_arrays.Tokens | token_arrays.Pairs | token_arrays.Labelled:
+    """The tokens of 'train', 'validation' or 'test', encoded on first use: pairs or labelled, where documents are."""
     def field(name):
       tokenizer = self.source_tokenizer if name == 'source' and self.source_tokenizer else self.tokenizer
       return token_arrays.tokenize(self.corpus, split, name, tokenizer, self.cache_dir)
-    found = {name: field(name) for name in self.corpus.fields}
+    found = {name: field(name) for name in self.corpus.texts}
+    if self.corpus.label:
+      return classes.labelled(self.corpus, split, found['text'], self.tokenizer, self.cache_dir)
     return found['text'] if 'text' in found else token_arrays.Pairs(f'{self.corpus.name} {split}', **found)
 
 
@@ -67,7 +70,7 @@ def open_text(
   cache_dir = cache.directory() if cache_dir is None else pathlib.Path(cache_dir)
   corpus = source.prepare(cache_dir)
   if not source_tokenizer:
-    return TextData(corpus, fit(tokenizer, corpus, corpus.fields, cache_dir), None, cache_dir)
+    return TextData(corpus, fit(tokenizer, corpus, corpus.texts, cache_dir), None, cache_dir)
   own = fit(source_tokenizer, corpus, ('source',), cache_dir)
   return TextData(corpus, fit(tokenizer, corpus, ('target',), cache_dir), own, cache_dir)
 
@@ -124,7 +127,7 @@ class Batches:
     there = {i: self.rows[i] for i in numbers[first:first + size] if i is not None}
     # All processes fill with padding alike, of the shape that the batch has.
     like = next(iter(there.values()), None) or self.rows[numbers[0]]
-    padding = {field: np.zeros_like(x) for field, x in like.items()}
+    padding = self.rows.padding(like)
     rows = [there.get(i, padding) for i in numbers[first:first + size]]
     return {field: np.stack([row[field] for row in rows]) for field in padding}
 

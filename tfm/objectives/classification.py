@@ -9,6 +9,8 @@ import numpy as np
 from tfm.mixers.protocol import Context
 from tfm.objectives.protocol import Objective, with_reports
 
+SHOWN = 10  # names of classes in an error
+
 
 @dataclasses.dataclass(frozen=True)
 class Classification(Objective):
@@ -51,6 +53,13 @@ class Classification(Objective):
   @property
   def wants(self):
     return frozenset({'classes'})
+
+  def rows(self, packing, tokens, length, seed, tokenizer):
+    if (found := len(tokens.names)) != self.classes:
+      shown = ', '.join(tokens.names[:SHOWN]) + (', …' if found > SHOWN else '')
+      raise ValueError(f'config.objective has classes={self.classes}, and {tokens.name} has {found}: {shown}; '
+                       f'classes={found} would do')
+    return super().rows(packing, tokens, length, seed, tokenizer)
 
   def padding(self, length):
     row = {field: np.zeros(length, np.int32) for field in ('inputs', 'positions', 'segments')}

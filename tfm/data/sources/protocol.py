@@ -13,7 +13,8 @@ class Source(abc.ABC):
   """Where text comes from; the fields of a subclass are the literals of its spec.
 
   Attributes:
-    fields: the texts of a document: a 'text', or a 'source' and a 'target'.
+    fields: the texts of a document: a 'text', a 'source' and a 'target', or a 'text' and its 'label', or the
+      'labels' of its words, as many words divided by spaces.
   """
 
   fields: ClassVar[tuple[str, ...]] = ('text',)
