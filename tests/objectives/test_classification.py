@@ -1,5 +1,7 @@
 """Classification: learnt from rows of every kind, and measured as others measure it."""
 
+import json
+
 import flax.linen as nn
 import jax
 import numpy as np
@@ -9,6 +11,7 @@ from sklearn import metrics
 from tfm import build
 from tfm import config as configs
 from tfm import run as runs
+from tfm.commands import cli
 from tfm.data import pipeline
 from tfm.mixers.protocol import Context
 from tfm.parallel import mesh as meshes
@@ -62,7 +65,7 @@ def compared(values, true, found):
 @pytest.mark.parametrize('objective, kind', [('classification(3)', 'texts'), ('classification(3, words=True)', 'words')])
 def test_accuracy_and_f1_are_those_of_scikit_learn(objective, kind, request, tmp_path):
   made = config(**{'objective': objective, 'data.source': request.getfixturevalue(kind)})
-  data = pipeline.open_text(build.source(made), build.tokenizer(made), tmp_path)
+  data = pipeline.open_data(build.source(made), build.tokenizer(made), tmp_path)
   model = runs.make_model(made, data.tokenizer, None)
   params = nn.unbox(jax.jit(lambda key: states.parameters(model, key, 1, made.data.length))(jax.random.key(0)))
   mesh = meshes.make(dict(data=-1))
@@ -89,3 +92,17 @@ def test_what_does_not_go_together_is_refused(fields, sentence):
   with pytest.raises(ValueError, match=sentence):
     build.check_run(made, 1)
     build.model(made, 8)
+
+
+def test_images_are_learnt_and_a_run_of_them_is_read_back(tmp_path, capsys):
+  """Through the commands: 60 steps tell most of the digits."""
+  made = config(**{
+    'objective': 'classification(10)', 'data.source': 'digits', 'data.length': 17, 'data.packing': 'each', 'optimizer.learning_rate': 1e-2,
+    'model.patch': 2, 'model.embedding_initializer': 'normal(0.02)', 'training.steps': 60, 'training.batch_size': 64,
+    'training.evaluate_every': 60})
+  runs.train(made, tmp_path)
+  assert cli.main(['evaluate', f'--workdir={tmp_path}', '--split=test']) == 0
+  values, run = json.loads(capsys.readouterr().out), runs.load(tmp_path)
+  compared(values, *told(made, run.model, run.params, runs.open_data(run), 'test'))
+  assert values['accuracy'] > 0.6 and run.tokenizer is None
+  assert 'images: 8 × 8 × 1, digits' in (tmp_path / 'log.txt').read_text()

@@ -8,6 +8,7 @@ import numpy as np
 from tfm.data import cache
 from tfm.data import corpus as corpora
 from tfm.data import progress
+from tfm.data.images import Images
 from tfm.data.tokenizers.protocol import Tokenizer
 from tfm.data.tokens import Labelled, Tokens
 
@@ -65,6 +66,16 @@ def labelled(
   if words:
     found = _of_words(corpus, split, text, tokenizer, found, offsets, cache_dir)
   return Labelled(f'{corpus.name} {split}', text, found, names(corpus, cache_dir), words)
+
+
+def images(corpus: corpora.Corpus, split: str, cache_dir: pathlib.Path) -> Images:
+  """The images of a split with the class of each.
+
+  Raises:
+    ValueError: for what `numbers` refuses.
+  """
+  found, _ = numbers(corpus, split, cache_dir)
+  return Images(f'{corpus.name} {split}', corpus.splits[split][corpora.IMAGE], found, names(corpus, cache_dir))
 
 
 def _labels(corpus: corpora.Corpus, text: str) -> list[str]:

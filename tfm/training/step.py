@@ -70,5 +70,5 @@ def evaluation_step(model: nn.Module, objective: Objective) -> Callable[[PyTree,
 def microbatches(x: Array, n: int) -> Array:
   """[B, …] → [n, B/n, …], microbatch i taking rows i, i + n, …: each device keeps its own rows."""
   x = x.reshape(x.shape[0] // n, n, *x.shape[1:]).swapaxes(0, 1)
-  names = ('batch', 'length')[:x.ndim - 1]
+  names = ('batch', 'length')[:x.ndim - 1] if x.ndim <= 3 else ('batch', *[None] * (x.ndim - 2))  # of images, no length
   return jax.vmap(lambda rows: shard(rows, *names))(x)

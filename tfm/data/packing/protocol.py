@@ -9,6 +9,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from tfm.data import images
 from tfm.data import tokens as token_arrays
 
 ENDLESS = sys.maxsize
@@ -17,7 +18,7 @@ PAIR_FIELDS = *FIELDS, 'source', 'source_positions', 'source_segments'
 
 Row = dict[str, np.ndarray]
 # What is packed: a split's documents.
-Documents = token_arrays.Tokens | token_arrays.Pairs | token_arrays.Labelled
+Documents = token_arrays.Tokens | token_arrays.Pairs | token_arrays.Labelled | images.Images
 
 _log = logging.getLogger(__name__)
 
