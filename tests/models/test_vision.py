@@ -19,21 +19,30 @@ def config(**fields):
   """A complete config of a tiny model of the digits, by dotted paths."""
   made = configs.complete(dict(
     data=dict(source='digits', length=17, packing='each'), objective='classification(10)',
-    model=dict(architecture='encoder', patch=2, layers=1, width=16, heads=2, position='learned', bias=True)))
+    model=dict(architecture='encoder', patch=2, layers=1, scan=False, width=16, heads=2, position='learned', bias=True)))
   for path, value in fields.items():
     configs.assign(made, path, value)
   return configs.resolve(made)
 
 
 def made(**fields):
-  """A model and parameters that are far from where they start."""
-  model, draw = build.model(config(**fields), 0), np.random.default_rng(0)
-  shapes = nn.unbox(jax.eval_shape(lambda key: states.parameters(model, key, 1, 0), jax.random.key(0)))
-  return model, jax.tree.map(lambda x: jnp.asarray(0.3 * draw.standard_normal(x.shape), jnp.float32), shapes)
+  """(parameters, images) → features and logits of a model, and parameters that are far from where they start."""
+  chosen, draw = config(**fields), np.random.default_rng(0)
+  model = build.model(chosen, 0)
+
+  @jax.jit
+  def read(params, images):
+    def both(model, x):
+      features = model.features(x, context)
+      return features, model.classify('classification', features, context)
+    context = Context.whole(jnp.zeros((len(images), chosen.data.length), jnp.int32))
+    return model.apply({'params': params}, images, method=both)
+  params = jax.tree.map(lambda x: jnp.asarray(0.3 * draw.standard_normal(x.shape), jnp.float32), shapes(model))
+  return read, params
 
 
-def context(rows, tokens):
-  return Context.whole(jnp.zeros((rows, tokens), jnp.int32))
+def shapes(model):
+  return nn.unbox(jax.eval_shape(lambda key: states.parameters(model, key, 1, 0), jax.random.key(0)))
 
 
 def test_patches_are_cut_row_by_row():
@@ -47,25 +56,30 @@ def test_patches_are_cut_row_by_row():
 
 def test_the_class_token_stands_before_the_patches():
   """Its place is position 0, and what is classified is what it becomes."""
-  model, params = made()
-  x = model.apply({'params': params}, IMAGES, context(2, 17), method='features')
-  logits = model.apply({'params': params}, IMAGES, context(2, 17))[0]['classification']
+  read, params = made()
+  x, logits = map(np.asarray, read(params, IMAGES))
   head = jax.tree.map(np.asarray, params['classification']['classes'])
-  np.testing.assert_allclose(logits, np.asarray(x)[:, 0] @ head['kernel'] + head['bias'], rtol=1e-5, atol=1e-5)
+  np.testing.assert_allclose(logits, x[:, 0] @ head['kernel'] + head['bias'], rtol=1e-5, atol=1e-5)
   assert params['position_0']['table'].shape == (17, 16) and params['class_token']['table'].shape == (1, 16)
   other = params | dict(class_token=jax.tree.map(lambda x: -2 * x, params['class_token']))
-  assert np.abs(model.apply({'params': other}, IMAGES, context(2, 17))[0]['classification'] - logits).max() > 1e-3
+  assert np.abs(read(other, IMAGES)[1] - logits).max() > 1e-3
 
 
 def test_the_mean_of_patches_knows_no_order_but_by_positions():
-  model, params = made(**{'model.pooling': 'mean', 'model.position': 'none', 'data.length': 16})
+  read, params = made(**{'model.pooling': 'mean', 'model.position': 'none', 'data.length': 16})
   assert 'class_token' not in params
-  logits = model.apply({'params': params}, IMAGES, context(2, 16))[0]['classification']
+  x, logits = map(np.asarray, read(params, IMAGES))
   turned = IMAGES.reshape(2, 4, 2, 8, 1)[:, ::-1].reshape(IMAGES.shape)  # rows of patches, the last first
-  np.testing.assert_allclose(model.apply({'params': params}, turned, context(2, 16))[0]['classification'], logits, atol=1e-5)
-  x = model.apply({'params': params}, IMAGES, context(2, 16), method='features')
+  np.testing.assert_allclose(read(params, turned)[1], logits, atol=1e-5)
   head = jax.tree.map(np.asarray, params['classification']['classes'])
-  np.testing.assert_allclose(logits, np.asarray(x).mean(1) @ head['kernel'] + head['bias'], rtol=1e-5, atol=1e-5)
+  np.testing.assert_allclose(logits, x.mean(1) @ head['kernel'] + head['bias'], rtol=1e-5, atol=1e-5)
+
+
+def test_another_resolution_reads_the_same_parameters():
+  small, large = config(), config(**{
+    'data.source': "images('photographs', 12, channels=1)", 'data.length': 37, 'model.position': 'learned_2d(original=(4, 4))'})
+  a, b = (jax.tree.map(lambda x: x.shape, shapes(build.model(chosen, 0))) for chosen in (small, large))
+  assert a == b
 
 
 def test_flops_are_those_of_the_products():
