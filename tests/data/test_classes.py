@@ -184,3 +184,8 @@ def test_a_tfds_set_names_its_classes(tmp_path, make_source):
     corpus("label='mood'")
   with pytest.raises(ValueError, match="target='text' makes pairs, which have no label='label'"):
     corpus("target='text', label='label'")
+
+
+def test_texts_are_not_flipped(reviews):
+  with pytest.raises(ValueError, match=r'flip=True and crop=0 are for images, and labelled.* train is text; leave them out'):
+    spec.build('each(flip=True)', packing, protocol.Packing).rows(reviews.tokens('train'), 64, seed=0)

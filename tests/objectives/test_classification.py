@@ -75,6 +75,20 @@ def test_accuracy_and_f1_are_those_of_scikit_learn(objective, kind, request, tmp
   compared(values, *told(made, model, params, data, 'test'))
 
 
+@pytest.mark.parametrize('pooling', ['mean', 'first'])
+def test_padding_is_not_pooled(pooling):
+  """A text gives the logits that it gives without any, and so does a row of more padding than text."""
+  made = config(**{'objective': 'classification(3)', 'data.source': "labelled('a')", 'model.pooling': pooling, 'model.scan': False})
+  model = build.model(made, 257)
+  params = nn.unbox(jax.jit(lambda key: states.parameters(model, key, 1, 32))(jax.random.key(0)))
+  text = np.arange(65, 75, dtype=np.int32)[None]
+
+  def logits(padding):
+    rows = np.pad(np.stack([text, np.arange(10)[None], np.ones_like(text)]), ((0, 0), (0, 0), (0, padding)))
+    return model.apply({'params': params}, rows[0], Context(rows[1], rows[2]))[0]['classification']
+  np.testing.assert_allclose(jax.jit(logits, static_argnums=0)(22), jax.jit(logits, static_argnums=0)(0), rtol=1e-5, atol=1e-5)
+
+
 def test_another_number_of_classes_is_refused(texts, tmp_path):
   with pytest.raises(ValueError, match=r'config.objective has classes=2, and labelled.* train has 3: a, b, c; classes=3 would do'):
     runs.train(config(**{'objective': 'classification(2)', 'data.source': texts}), tmp_path)
