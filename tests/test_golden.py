@@ -38,7 +38,8 @@ def file(name: str) -> pathlib.Path:
 def text(name: str) -> str:
   stem, colon, arg = name.partition(':')
   config = configs.resolve(configs.load(f'{ROOT}/configs/{stem}.py{colon}{arg}'))
-  vocab = inspect.known_vocabulary(build.tokenizer(config)) or VOCAB
+  vocab = inspect.known_vocabulary(build.tokenizer(config))
+  vocab = VOCAB if vocab is None else vocab
   model = build.model(config, vocab)
   boxed = jax.eval_shape(lambda key: states.parameters(model, key, 1, config.data.length), jax.random.key(0))
   parameters = ''.join(f'{row}\n' for row in table.rows(boxed))

@@ -11,7 +11,7 @@ from tfm import config as configs
 from tfm import run as runs
 from tfm.training.metrics import read
 
-HERE = 'stdlib', 'numbers'
+HERE = 'stdlib', 'numbers', 'digits'
 CONFIGS = sorted((pathlib.Path(__file__).parent.parent / 'configs').glob('*.py'))
 FIRST = 'lm', 'numbers', 'bert'  # one of each architecture; the others wait for `make test-slow`
 
@@ -21,11 +21,13 @@ FIRST = 'lm', 'numbers', 'bert'  # one of each architecture; the others wait for
 def test_smoke(path, tmp_path):
   config = configs.load(f'{path}:smoke')
   if not config.data.source.startswith(HERE):
-    # Data that does not come along: a few lines stand for it, by a tokenizer that is content with few.
-    pairs = 'source' in build.source(config).fields
+    # Data that does not come along: a few lines stand for it, by a tokenizer that is content with few; or digits.
+    fields = build.source(config).fields
     (tmp_path / 'lines.txt').write_text(''.join(f'line {i}\tZeile {i}\n' for i in range(400)))
-    stand_in = f'{"parallel" if pairs else "text"}({str(tmp_path / "lines.txt")!r})'
-    config.data.update(source=stand_in, tokenizer='bytes')
+    stand_in = f'{"parallel" if "source" in fields else "text"}({str(tmp_path / "lines.txt")!r})'
+    config.data.update(source='digits' if 'image' in fields else stand_in, tokenizer='bytes')
+    if 'image' in fields:
+      config.model.patch, config.data.length, config.objective = 2, 17, 'classification(10)'
   config = configs.resolve(config)
   runs.train(config, tmp_path)
   rows = read(tmp_path / 'metrics.jsonl')

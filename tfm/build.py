@@ -36,8 +36,9 @@ from tfm.models.block import PLACEMENTS, Block
 from tfm.models.decoder import Decoder
 from tfm.models.encoder import Encoder
 from tfm.models.encoder_decoder import EncoderDecoder, SourceEncoder
-from tfm.models.language_model import LanguageModel
 from tfm.models.stack import REMAT, Stack
+from tfm.models.trunk import Trunk
+from tfm.models.vision import Vision
 from tfm.objectives.protocol import Objective
 from tfm.parallel import mesh as meshes
 from tfm.positions.protocol import Position
@@ -51,7 +52,10 @@ RESIDUALS = ('sequential', 'parallel')
 # With an objective that trains each, for who has chosen one that does not.
 ARCHITECTURES = {'decoder': 'causal_lm', 'encoder_decoder': 'seq2seq', 'encoder': 'masked_lm'}
 # What only one of them has.
-ENCODERS = ('token_types', 'pooling', 'pooled_transform')
+ENCODERS = ('patch', 'token_types', 'pooling', 'pooled_transform')
+# What only a model of tokens has.
+TOKENS = ('tied', 'embedding_scaled', 'embedding_initializer', 'output_transform', 'output_bias', 'token_types',
+          'vocab_multiple')
 
 
 def named(field: str, make: Callable, *args, **kwargs):
@@ -67,9 +71,9 @@ def source(config: ConfigDict) -> Source:
   return named('data.source', spec.build, config.data.source, tfm.data.sources, Source)
 
 
-def tokenizer(config: ConfigDict) -> Tokenizer:
-  """The tokenizer, not yet trained."""
-  return named('data.tokenizer', spec.build, config.data.tokenizer, tfm.data.tokenizers, Tokenizer)
+def tokenizer(config: ConfigDict) -> Tokenizer | None:
+  """The tokenizer, not yet trained; None for images."""
+  return None if source(config).shape else named('data.tokenizer', spec.build, config.data.tokenizer, tfm.data.tokenizers, Tokenizer)
 
 
 def packing(config: ConfigDict) -> Packing:
@@ -81,7 +85,7 @@ def objective(config: ConfigDict) -> Objective:
   """What is minimised."""
   return named('objective', spec.build, config.objective, tfm.objectives, Objective,
                chunk=config.training.loss_chunk, layout=packing(config).layout,
-               recurrence=config.training.recurrence)
+               recurrence=config.training.recurrence, shape=source(config).shape)
 
 
 def optimizer(config: ConfigDict) -> tuple[optax.GradientTransformation, optax.Schedule]:
@@ -104,10 +108,11 @@ def penalty(config: ConfigDict) -> Callable:
   return named('decoding.penalty', spec.choose, config.decoding.penalty, PENALTIES)
 
 
-def model(config: ConfigDict, vocab: int, causal: bool = True, source_vocab: int = 0) -> LanguageModel:
+def model(config: ConfigDict, vocab: int, causal: bool = True, source_vocab: int = 0) -> Trunk:
   """The model of a resolved config, for a tokenizer of `vocab` tokens, to which come those of the objective.
 
   Args:
+    vocab: 0 where there is none, as of images.
     causal: whether a decoder's mask that lets a token see later ones is refused.
     source_vocab: tokens of the source, where it has a vocabulary of its own.
 
@@ -147,6 +152,10 @@ def model(config: ConfigDict, vocab: int, causal: bool = True, source_vocab: int
     require(len(users) == 1, f'config.model.blocks.{name} is in the patterns of {" and ".join(users)}, whose blocks '
                              'inherit from different sections; define one for each')
 
+  if m.patch or source(config).shape:
+    return Vision(**trunk(config, 'model', causal=False, branches=2), **patches(config), heads=heads(config),
+                  initializer=initializer(config, 'initializer'))
+
   def rows(vocab):
     return -(-vocab // m.vocab_multiple) * m.vocab_multiple
   vocab += len(aim.special)
@@ -160,6 +169,31 @@ def model(config: ConfigDict, vocab: int, causal: bool = True, source_vocab: int
     return Decoder(**fields)
   encoder = functools.partial(SourceEncoder, **trunk(config, 'model.encoder', causal=False, branches=2))
   return EncoderDecoder(**fields, encoder=encoder, source_vocab=source_vocab, source_rows=rows(source_vocab))
+
+
+def patches(config: ConfigDict) -> dict[str, Any]:
+  """What images are, and how they become tokens.
+
+  Raises:
+    ValueError: for a patch without images or images without one, one that does not divide them, a data.length that
+      is not as many, and what is said of tokens and would be ignored.
+  """
+  m, shape, length = config.model, source(config).shape, config.data.length
+  require(bool(shape), f'config.model.patch={m.patch} cuts up images, and config.data.source={config.data.source!r} gives '
+                       'texts; leave it at 0')
+  H, W, _ = shape
+  fit = [p for p in range(1, min(H, W) + 1) if H % p == W % p == 0]
+  require(m.patch in fit, f'config.model.patch={m.patch} does not cut the {H} × {W} pixels of config.data.source='
+                          f'{config.data.source!r} into patches; one of {", ".join(map(str, fit))} would do')
+  count, classed = (H // m.patch) * (W // m.patch), m.pooling == 'first'
+  require(length == count + classed,
+          f'config.data.length={length} is not the {count} patches of {m.patch} × {m.patch} pixels of config.data.source='
+          f"{config.data.source!r}{' and the class token' if classed else ''}; {count + classed} would do")
+  for field in TOKENS:
+    default = schema().model[field]
+    require(m[field] == default, f'config.model.{field}={m[field]!r} is of a vocabulary, which images have not; leave it '
+                                 f'at {default!r}')
+  return dict(shape=shape, patch=m.patch, class_token=classed)
 
 
 def token_types(config: ConfigDict) -> int:
@@ -384,6 +418,9 @@ def check_run(config: ConfigDict, devices: int) -> None:
 KINDS = {
   ('text',): ('texts', "text('*.txt')", 'concat'),
   ('source', 'target'): ('pairs of source and target', 'parallel(src, tgt)', 'buckets'),
+  ('text', 'label'): ('texts with a label', "labelled('*.tsv')", 'each'),
+  ('image', 'label'): ('images with a label', 'digits', 'each'),
+  ('text', 'labels'): ('texts with a label for each word', "tagged('*.conll')", 'each'),
 }
 
 
@@ -391,8 +428,8 @@ def check_data(config: ConfigDict) -> None:
   """Refuses a source, a packing and an objective that are not of one kind of document."""
   d, aim, packs = config.data, objective(config), packing(config)
   found = source(config).fields
-  kind, example, _ = KINDS[aim.takes[0]]
-  require(found in aim.takes, f'config.objective={config.objective!r} learns from {kind}, and config.data.source='
+  kinds, (_, example, _) = ' or '.join(KINDS[fields][0] for fields in aim.takes), KINDS[aim.takes[0]]
+  require(found in aim.takes, f'config.objective={config.objective!r} learns from {kinds}, and config.data.source='
                               f'{d.source!r} gives {" and ".join(found)}; {example!r} would do')
   kind, _, example = KINDS[found]
   require(found in packs.takes, f'config.data.packing={d.packing!r} does not pack {kind}; {example!r} would do')
@@ -403,6 +440,10 @@ def check_data(config: ConfigDict) -> None:
   require(packs.layout in aim.layouts,
           f'config.objective={config.objective!r} reads rows as one text, and config.data.packing={d.packing!r} puts '
           f'several into one; {aim.packs!r} would do')
+  default = schema().data.tokenizer
+  require('image' not in found or d.tokenizer == default,
+          f'config.data.tokenizer={d.tokenizer!r} is for texts, and config.data.source={d.source!r} gives images; leave '
+          f'it at {default!r}')
   require('source' in found or d.source_tokenizer is None,
           f'config.data.source_tokenizer={d.source_tokenizer!r} is for pairs, and config.data.source={d.source!r} '
           'gives none; leave it out')

@@ -38,11 +38,11 @@ def schema() -> ConfigDict:
   return ConfigDict(dict(
     seed=0,
     data=dict(
-      source='stdlib',              # tfm/data/sources: stdlib, text('*.txt'), tfds('name'), parallel(src, tgt)
+      source='stdlib',              # tfm/data/sources: stdlib, text('*.txt'), tfds('name'), parallel(src, tgt), digits, …
       tokenizer='bytes',            # tfm/data/tokenizers: bytes, char, sentencepiece(8000)
       source_tokenizer=placeholder(str),  # of the source of a pair; None: the tokenizer, trained on both
-      length=256,                   # tokens of one sequence
-      packing='concat',             # tfm/data/packing: concat, first_fit; of pairs: first_fit, buckets
+      length=256,                   # tokens of one sequence; of an image, its patches and the class token
+      packing='concat',             # tfm/data/packing: concat, first_fit; of pairs: first_fit, buckets; for classes: each
       threads=2,                    # reading threads of the training pipeline
     ),
     model=dict(
@@ -69,6 +69,7 @@ def schema() -> ConfigDict:
       embedding_norm=False,         # a norm after the embedding
       output_transform='',          # activation of a layer between the trunk and the vocabulary; '': none
       output_bias=False,            # of each token of the vocabulary
+      patch=0,                      # of an encoder of images: pixels a side of what is one token; 0: of texts
       token_types=0,                # of an encoder: embeddings for first and second text; 0: none
       pooling='first',              # of an encoder: what a class is told from: first, mean
       pooled_transform='',          # and the activation of a layer before the class; '': none
@@ -116,7 +117,7 @@ def schema() -> ConfigDict:
     mesh=dict(data=-1, fsdp=1, tensor=1),   # -1: the devices that are left
     rules=dict(                     # logical axis → mesh axes, '' for none
       batch='data fsdp', length='', vocab='tensor', heads='tensor', kv_heads='tensor', mlp='tensor',
-      embed='fsdp', kv='', table='', classes='', expert='', rank='', state='', taps='', gates='', layers=''),
+      embed='fsdp', kv='', table='', classes='', pixels='', expert='', rank='', state='', taps='', gates='', layers=''),
   ), sort_keys=False)
 
 
@@ -284,7 +285,8 @@ def smoke(config: ConfigDict) -> ConfigDict:
     if 'pattern' in part:
       part.layers = max(2, len(part.pattern))
   model.update(width=32, heads=4)
-  config.data.length = min(config.data.length, 32)
+  if not model.patch:  # an image has as many tokens as it has
+    config.data.length = min(config.data.length, 32)
   training.accumulation = min(training.accumulation, 2)
   training.update(steps=4, batch_size=8 * training.accumulation, log_every=1, evaluate_every=2,
                   evaluation_batches=1, profile=0)

@@ -18,7 +18,7 @@ from tfm import build
 from tfm import config as configs
 from tfm.config import require
 from tfm.data import cache, device, pipeline
-from tfm.data.pipeline import TextData
+from tfm.data.pipeline import ImageData, TextData
 from tfm.data.special import extended, plain
 from tfm.data.tokenizers.protocol import Tokenizer
 from tfm.data.tokenizers.protocol import load as load_tokenizer
@@ -26,7 +26,7 @@ from tfm.decoding.translate import Translation, translate
 from tfm.decoding.unrolled import unrolled
 from tfm.evaluation.measure import measure
 from tfm.models import flops
-from tfm.models.language_model import LanguageModel
+from tfm.models.trunk import Trunk
 from tfm.parallel import chips, sharding
 from tfm.parallel import mesh as meshes
 from tfm.shapes import PyTree
@@ -42,15 +42,16 @@ class Run:
   """A trained model, ready to be asked.
 
   Attributes:
-    config: resolved; model, params: what it says; tokenizer: with the special tokens of its objective; mesh, rules: where it lives.
-    step: of the checkpoint; corpus: hash of the text that it learnt from.
+    config: resolved; model, params: what it says; mesh, rules: where it lives.
+    tokenizer: with the special tokens of its objective; None of images.
+    step: of the checkpoint; corpus: hash of the documents that it learnt from.
     source_tokenizer: of the source of pairs, where it is another; else None.
   """
 
   config: ConfigDict
-  model: LanguageModel
+  model: Trunk
   params: PyTree
-  tokenizer: Tokenizer
+  tokenizer: Tokenizer | None
   mesh: Mesh
   rules: sharding.Rules
   step: int
@@ -73,8 +74,8 @@ def load(workdir: str, step: str = 'last', average: int | None = None) -> Run:
   number = checkpoints.find(step)
   saved = checkpoints.run(number)
   config = configs.resolve(configs.complete(saved['config']))
-  tokenizer = load_tokenizer(saved['tokenizer'])
-  source_tokenizer = load_tokenizer(saved['source_tokenizer']) if saved.get('source_tokenizer') else None
+  tokenizer, source_tokenizer = (
+    load_tokenizer(saved[name]) if saved.get(name) else None for name in ('tokenizer', 'source_tokenizer'))
   # A run is read on whatever is there, token by token too: not on the mesh, or by the kernel, that trained it.
   for part in configs.parts(config).values():
     if part.kernel != 'auto':
@@ -93,10 +94,10 @@ def load(workdir: str, step: str = 'last', average: int | None = None) -> Run:
   return Run(config, model, params, tokenizer, mesh, rules, number, saved['corpus'], source_tokenizer)
 
 
-def make_model(config: ConfigDict, tokenizer: Tokenizer, source_tokenizer: Tokenizer | None) -> LanguageModel:
+def make_model(config: ConfigDict, tokenizer: Tokenizer | None, source_tokenizer: Tokenizer | None) -> Trunk:
   """The model for the vocabularies of some tokenizers."""
-  return build.model(
-    config, tokenizer.vocab_size, source_vocab=source_tokenizer.vocab_size if source_tokenizer else 0)
+  vocab, source_vocab = (one.vocab_size if one else 0 for one in (tokenizer, source_tokenizer))
+  return build.model(config, vocab, source_vocab=source_vocab)
 
 
 def train(config: ConfigDict, workdir: str) -> None:
@@ -111,30 +112,31 @@ def train(config: ConfigDict, workdir: str) -> None:
   build.check_run(config, jax.device_count())
   objective, packing = build.objective(config), build.packing(config)
   optimizer, rate = build.optimizer(config)
-  # What can be refused without the text is refused before it is read.
+  # What can be refused without the data is refused before they are read.
   source, tokenizer, source_tokenizer = build.source(config), build.tokenizer(config), build.source_tokenizer(config)
   build.model(config, vocab=1)
   last, saved = previous(workdir)
   if saved:
     refuse_difference(saved['config'], config, workdir)
 
-  text = pipeline.open_text(source, tokenizer, cache.directory(), source_tokenizer)
-  carried = dict(config=config.to_dict(), tokenizer=text.tokenizer.state(), corpus=text.corpus.hash,
-                 source_tokenizer=text.source_tokenizer.state() if text.source_tokenizer else None)
-  require(not saved or saved['corpus'] == text.corpus.hash,
-          f'config.data.source={config.data.source!r} holds other text than the checkpoint in {workdir} learnt '
-          f'from; restore that text or train in a new --workdir')
+  data = pipeline.open_data(source, tokenizer, cache.directory(), source_tokenizer)
+  carried = dict(config=config.to_dict(), corpus=data.corpus.hash) | {
+    name: one.state() if one else None
+    for name, one in dict(tokenizer=data.tokenizer, source_tokenizer=data.source_tokenizer).items()}
+  require(not saved or saved['corpus'] == data.corpus.hash,
+          f'config.data.source={config.data.source!r} holds other data than the checkpoint in {workdir} learnt '
+          f'from; restore those or train in a new --workdir')
   for name in ('tokenizer', 'source_tokenizer'):
     require(not saved or saved.get(name) == carried[name],
             f'config.data.{name}={config.data[name]!r} is no longer the one of the checkpoint in {workdir}; '
             'restore the cached one or train in a new --workdir')
-  model = make_model(config, text.tokenizer, text.source_tokenizer)
+  model = make_model(config, data.tokenizer, data.source_tokenizer)
   mesh, rules = meshes.make(config.mesh.to_dict()), sharding.parse_rules(config.rules)
   make = states.init(model, optimizer, training.batch_size, config.data.length, config.model.dtype == 'float16')
   boxed = states.abstract(make)
   where = states.shardings(boxed, mesh, rules)
   batch_sharding = sharding.batch_sharding(mesh, rules)
-  rows = objective.rows(packing, text.tokens('train'), config.data.length, config.seed, text.tokenizer)
+  rows = objective.rows(packing, data.tokens('train'), config.data.length, config.seed, data.tokenizer)
   iterator = pipeline.train_iterator(
     rows, training.batch_size, *device.process_rows(batch_sharding, training.batch_size), threads=config.data.threads)
 
@@ -146,7 +148,7 @@ def train(config: ConfigDict, workdir: str) -> None:
     iterator.set_state(saved['data'])
   else:
     state = states.born(make, config.seed, where, mesh, rules)
-  said = introduction(config, text, boxed.params, mesh, last)
+  said = introduction(config, data, boxed.params, mesh, last)
   say(said)
   with (workdir / 'log.txt').open('a') as file:
     file.write(f'\n{datetime.datetime.now():%Y-%m-%d %H:%M:%S}\n{said}\n')
@@ -162,8 +164,8 @@ def train(config: ConfigDict, workdir: str) -> None:
       with line:
         loop.fit(
           state, device.prefetch(iterator, batch_sharding, training.batch_size), step,
-          evaluation(config, model, text, batch_sharding, 'validation', training.evaluation_batches),
-          lambda state, data, loss: checkpoints.save(state, dict(carried, data=data), loss),
+          evaluation(config, model, data, batch_sharding, 'validation', training.evaluation_batches),
+          lambda state, place, loss: checkpoints.save(state, dict(carried, data=place), loss),
           loop.Cadence(training.steps, training.log_every, training.evaluate_every, training.profile),
           metrics, line, str(workdir / 'profile'))
     finally:
@@ -185,38 +187,34 @@ def previous(workdir: pathlib.Path) -> tuple[int, dict | None]:
   return last or 0, saved
 
 
-def introduction(config: ConfigDict, text: TextData, params: PyTree, mesh: Mesh, last: int) -> str:
+def introduction(config: ConfigDict, data: TextData | ImageData, params: PyTree, mesh: Mesh, last: int) -> str:
   """What is about to be trained, for the log."""
   versions = ' '.join(f'{name} {importlib.metadata.version(name)}' for name in ('jax', 'flax', 'optax'))
   count = sum(x.size for x in jax.tree.leaves(nn.unbox(params)))
-  sizes = ', '.join(f'{split} {size:,} bytes' for split, size in text.corpus.bytes.items())
-  own = text.source_tokenizer
-  return (f'text: {text.corpus.name}, content hash {text.corpus.hash}: {sizes}\n'
-          f'tokens: {text.tokenizer.identity}, vocabulary {text.tokenizer.vocab_size}'
-          + (f'; of the source: {own.identity}, vocabulary {own.vocab_size}' if own else '') + '\n'
+  return (f'{data}\n'
           f'model: {count:,} parameters, kernel {config.model.kernel}, {config.model.dtype}\n'
           f'devices: {mesh.size} × {jax.devices()[0].device_kind}, mesh {dict(mesh.shape)}; {versions}, '
           f'Python {platform.python_version()}' + (f'\nresuming from step {last}' if last else ''))
 
 
 def evaluate(run: Run, split: str) -> dict[str, float]:
-  """Metrics of a whole split, on the text that the run's config names.
+  """Metrics of a whole split, on the data that the run's config names.
 
   Raises:
     ValueError: if the source has no such split.
   """
-  text = open_text(run)
-  if text.corpus.hash != run.corpus:
-    say(f'the text has changed since the run learnt from it: its content hash was {run.corpus} and is '
-        f'{text.corpus.hash}; what was trained on and what is evaluated still differ, as splits go by document')
+  data = open_data(run)
+  if data.corpus.hash != run.corpus:
+    say(f'the data have changed since the run learnt from them: their content hash was {run.corpus} and is '
+        f'{data.corpus.hash}; what was trained on and what is evaluated still differ, as splits go by document')
   with sharding.context(run.mesh, run.rules):
     where = sharding.batch_sharding(run.mesh, run.rules)
-    return evaluation(run.config, run.model, text, where, split, batches=0)(run.params)
+    return evaluation(run.config, run.model, data, where, split, batches=0)(run.params)
 
 
-def open_text(run: Run) -> TextData:
-  """The text that a run's config names, for its tokenizers."""
-  return pipeline.open_text(build.source(run.config), plain(run.tokenizer), cache.directory(), run.source_tokenizer)
+def open_data(run: Run) -> TextData | ImageData:
+  """The data that a run's config names, for its tokenizers."""
+  return pipeline.open_data(build.source(run.config), plain(run.tokenizer), cache.directory(), run.source_tokenizer)
 
 
 def written(run: Run, split: str) -> tuple[list[tuple[str, str]], Iterator[tuple[int, list[Translation]]]]:
@@ -225,9 +223,9 @@ def written(run: Run, split: str) -> tuple[list[tuple[str, str]], Iterator[tuple
   Raises:
     ValueError: if the source has no such split.
   """
-  text = open_text(run)
-  require(split in text.corpus.splits, f'--split={split} is not there; known: {", ".join(text.corpus.splits)}')
-  pairs = list(zip(*(text.corpus.splits[split][side] for side in ('source', 'target'))))
+  corpus = open_data(run).corpus
+  require(split in corpus.splits, f'--split={split} is not there; known: {", ".join(corpus.splits)}')
+  pairs = list(zip(*(corpus.splits[split][side] for side in ('source', 'target'))))
   decoding = run.config.decoding
 
   def translations():
@@ -240,13 +238,13 @@ def written(run: Run, split: str) -> tuple[list[tuple[str, str]], Iterator[tuple
 
 
 def evaluation(
-    config: ConfigDict, model: LanguageModel, text: TextData, where: jax.sharding.Sharding, split: str, batches: int
+    config: ConfigDict, model: Trunk, data: TextData | ImageData, where: jax.sharding.Sharding, split: str, batches: int,
 ) -> Callable[[PyTree], dict[str, float]]:
   """params → metrics of a split: of `batches` batches spread over it, or of all of them for 0."""
   objective = build.objective(config)
-  rows = objective.rows(build.packing(config), text.tokens(split), config.data.length, None, text.tokenizer)
+  rows = objective.rows(build.packing(config), data.tokens(split), config.data.length, None, data.tokenizer)
   step = jax.jit(evaluation_step(model, objective))
-  token_bytes = extended(text.tokenizer, objective.special).token_bytes
+  token_bytes = extended(data.tokenizer, objective.special).token_bytes if data.tokenizer else None
   # A microbatch, rounded up to what the devices divide: a run may be read on more of them than trained it.
   size = -(-config.training.batch_size // config.training.accumulation // where.num_devices) * where.num_devices
 

@@ -80,4 +80,4 @@ def test_a_newcomer_trains_on_their_own_files(capsys, root, monkeypatch, book, t
   assert status == 2 and 'data.length: 32 → 16' in err
   (tmp_path / 'plays' / 'two.txt').write_text('Another play altogether.\n' * 50)
   status, _, err = tfm(capsys, *train, '--config.training.steps=40')
-  assert status == 2 and 'holds other text' in err
+  assert status == 2 and 'holds other data' in err

@@ -1,7 +1,8 @@
-"""Every published size of BERT, GPT-2, LLaMA and T5: this code's parameters are the published ones, nothing allocated.
+"""Every published size of BERT, GPT-2, LLaMA, T5 and ViT: this code's parameters are the published ones, nothing allocated.
 
 The published counts are those of the released weights, by transformers' model cards (the tensors' metadata, or
-`num_parameters()` of the older ones); BERT's are those of pre-training, with both its heads. The papers are coarser. Touvron et al. 2023a, Table 2: 6.7, 13.0, 32.5 and
+`num_parameters()` of the older ones); BERT's are those of pre-training, with both its heads; ViT's timm's, with 1000
+classes. The papers are coarser. Touvron et al. 2023a, Table 2: 6.7, 13.0, 32.5 and
 65.2 B (the last one cut, not rounded). The Llama 3.2 model card: 1.23 and 3.21 B. Raffel et al. 2020, §3.7: "about"
 60, 220 and 770 million, 2.8 and 11 B for T5 1.0, of which large's weights hold 738 million. Radford et al. 2019,
 Table 2: 117, 345, 762 and 1542 million, a miscount, as GPT-2's repository says, which has 124, 355, 774 and 1558.
@@ -64,11 +65,18 @@ PUBLISHED = {
     '1.1-xl': 2_849_757_184,
     '1.1-xxl': 11_135_332_352,
   },
+  'vit': {
+    'ti16': 5_717_416,
+    's16': 22_050_664,
+    'b16': 86_567_656,
+    'b32': 88_224_232,
+    'l16': 304_326_632,
+  },
 }
 # Sizes that are nobody's but ours.
-OURS = {'bert': ('tiny',)}
-# Where the published table is rounded up itself.
-ROUNDED = {'t5': 128}
+OURS = {'bert': ('tiny',), 'vit': ('digits',)}
+# Where the published table is rounded up itself, or there is none.
+ROUNDED = {'t5': 128, 'vit': 128}
 
 
 def resolved(family, name):

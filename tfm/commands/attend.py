@@ -54,6 +54,7 @@ def main(args: argparse.Namespace) -> None:
   text = read('input', args.input)
   target = None if args.target is None else read('target', args.target)
   loaded = run.load(args.workdir, args.step, args.average)
+  require(loaded.tokenizer is not None, f'--workdir={args.workdir} holds a model of images, and --input is a text')
   kinds = attention.kinds(loaded.model)
   check(kinds, layers, heads, args.workdir)
 

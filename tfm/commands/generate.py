@@ -88,6 +88,8 @@ def main(args):
   pairs = hasattr(loaded.model, 'encode')
   require(pairs or args.forced is None, '--forced is for an encoder-decoder; a decoder is forced by its prompt')
   encodes = loaded.config.model.architecture == 'encoder'
+  require(not encodes or build.objective(loaded.config).hidden > 0,
+          f'--workdir={args.workdir} holds a model that classifies, and writes nothing; tfm evaluate tells how well it does')
   require(not encodes or not (search or given or args.max_tokens),
           'an encoder tells the likeliest tokens for each <mask>; leave out what is for sampling or beam search')
   with contextlib.ExitStack() as stack:

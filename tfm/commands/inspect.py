@@ -25,7 +25,7 @@ from tfm.data.tokenizers.protocol import Tokenizer
 from tfm.evaluation import mask_picture
 from tfm.masks.protocol import Mask
 from tfm.models import flops, memory, table
-from tfm.models.language_model import LanguageModel
+from tfm.models.trunk import Trunk
 from tfm.parallel import mesh as meshes
 from tfm.parallel import sharding
 from tfm.training import state as states
@@ -85,26 +85,28 @@ def vocabularies(config: ConfigDict) -> tuple[int, int]:
   where nothing else tells.
   """
   tokenizer, source_tokenizer = build.tokenizer(config), build.source_tokenizer(config)
-  vocab = known_vocabulary(tokenizer), known_vocabulary(source_tokenizer) if source_tokenizer else 0
+  vocab = known_vocabulary(tokenizer), known_vocabulary(source_tokenizer)
   if None not in vocab:
     return vocab
   text = pipeline.open_text(build.source(config), tokenizer, source_tokenizer=source_tokenizer)
   return text.tokenizer.vocab_size, text.source_tokenizer.vocab_size if source_tokenizer else 0
 
 
-def known_vocabulary(tokenizer: Tokenizer) -> int | None:
-  """Tokens there are, where the tokenizer's spec tells."""
+def known_vocabulary(tokenizer: Tokenizer | None) -> int | None:
+  """Tokens there are, where the tokenizer's spec tells; 0 without one."""
+  if tokenizer is None:
+    return 0
   return tokenizer.vocab_size if tokenizer.trained else getattr(tokenizer, 'size', None)
 
 
-def abstract_state(config: ConfigDict, model: LanguageModel) -> states.State:
+def abstract_state(config: ConfigDict, model: Trunk) -> states.State:
   """Shapes and boxes of everything that training carries."""
   optimizer, _ = build.optimizer(config)
   return states.abstract(states.init(
     model, optimizer, config.training.batch_size, config.data.length, config.model.dtype == 'float16'))
 
 
-def masks(config: ConfigDict, model: LanguageModel) -> dict[str, Mask]:
+def masks(config: ConfigDict, model: Trunk) -> dict[str, Mask]:
   """Title → mask of every kind of block whose mixer has one, and of cross-attention."""
   made = {}
 
@@ -139,7 +141,7 @@ def parameter_table(rows: list[table.Row]) -> Table:
 
 def cost_table(rows: list[table.Row], cost: flops.Flops, vocab: int, length: int) -> Table:
   """Parameters and FLOPs per token, by kind."""
-  made = titled(f'vocabulary {vocab:,}, rows of {length:,} tokens',
+  made = titled((f'vocabulary {vocab:,}, ' if vocab else '') + f'rows of {length:,} tokens',
                 'kind', '>parameters', '>share', '>forward FLOPs per token', '>share')
   counts = {}
   for row in rows:
@@ -211,7 +213,7 @@ def ways(mesh: AbstractMesh, rules: sharding.Rules, axis: str) -> int:
   return math.prod(mesh.shape[name] for name in dict(rules).get(axis, ()))
 
 
-def loss(objective, model: LanguageModel, params, rows):
+def loss(objective, model: Trunk, params, rows):
   """What training differentiates, dropout on."""
   return objective(model, params, rows, jax.random.key(0))[0]
 

@@ -1,4 +1,4 @@
-"""Text data: source -> corpus -> tokenizer -> tokens -> rows -> batches -> devices.
+"""Data: source -> corpus -> tokenizer -> tokens -> rows -> batches -> devices; of images, without the tokenizer.
 
 Everything is random access by index: row i of a stream is a pure function of (corpus, tokenizer,
 packing, length, seed, i), so an iterator's whole state is the index of its next batch, and one
@@ -10,7 +10,7 @@ state restores on any number of processes.
   from tfm.data.sources.protocol import Source
   from tfm.data.tokenizers.protocol import Tokenizer, load
 
-  source = spec.build('stdlib', sources, Source)       # stdlib | text('*.txt') | tfds('ag_news')
+  source = spec.build('stdlib', sources, Source)       # stdlib | text('*.txt') | tfds('ag_news') | labelled('*.tsv')
   untrained = spec.build("sentencepiece(8192, kind='bpe')", tokenizers, Tokenizer)  # bytes | char
   pack = spec.build('concat', packing, Packing)        # concat(shuffle=True) | first_fit(bins=64)
 
@@ -18,7 +18,7 @@ state restores on any number of processes.
   text.corpus.hash, text.corpus.name, text.corpus.documents, text.corpus.bytes     # for the log
   text.tokenizer                     # trained: vocab_size, eos_id, encode, decode, token_bytes
   text.tokenizer.state()             # JSON-able, into the checkpoint; load(state) gives it back
-  tokens = text.tokens('train')      # 'train' | 'validation' | 'test': Tokens, memory mapped, or Pairs of them
+  tokens = text.tokens('train')      # 'train' | 'validation' | 'test': Tokens, memory mapped, or Pairs of them, or Labelled
 
   rows = pack.rows(tokens, length=1024, seed=0)        # endless; rows[i] -> dict of int32 [T]
   rows.tokens_per_epoch              # targets in one epoch
@@ -40,6 +40,10 @@ and a target, these four are the target, and `source`, `source_positions`, `sour
 evaluation pass, every token of the split (each document's end included) is predicted exactly once;
 so it is over one epoch of training, where the row in which two epochs meet belongs to both.
 Bits per byte: sum of the loss over an evaluation pass / ln 2 / tokens.bytes.
+
+Of `each`, which packs documents with a label, a batch holds `classes` (int32 [B], or [B, T] of words; -1: none) in place
+of targets, and of images `image`, float32 [B, H, W, C] between -1 and 1, in place of inputs: `pipeline.open_data` opens
+either.
 
 Process p of n holds rows [p B / n, (p + 1) B / n) of every global batch, and batch k holds rows
 k B … k B + B - 1 of the stream, whatever n is. `device.process_rows(sharding, batch_size)` gives

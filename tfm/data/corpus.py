@@ -1,7 +1,7 @@
-"""A corpus: documents of text in three splits, known by the hash of their content.
+"""A corpus: documents of text, or images, in three splits, known by the hash of their content.
 
-A document is a text, or several that belong together, such as a sentence and its translation: its
-fields. A document's split is chosen by the hash of its (first) text: it stays when files are renamed, reordered
+A document is a text, or several that belong together, such as a sentence and its translation, or a text or an
+image and what is to be told of it: its fields. A document's split is chosen by the hash of its first field: it stays when files are renamed, reordered
 or added, and equal documents never stand on both sides. Where the documents are too few for that (a
 single book), they are cut after blank lines into pieces, and the pieces, in the order of their
 hashes, are dealt out by size; a warning says so.
@@ -19,9 +19,11 @@ import pathlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+import numpy as np
 import tensorflow_datasets as tfds
 
 from tfm.data import cache
+from tfm.data import images
 from tfm.data import progress
 
 SPLITS = ('train', 'validation', 'test')
@@ -31,9 +33,13 @@ PIECES = 200  # into which a corpus of few documents is cut, …
 PIECE_BYTES = 64, 65536  # … each of a size between these
 READ = 256  # documents to read at once
 VERSION = 1  # of the rules of this file; a part of every hash
+LABELS = 'label', 'labels'  # fields that are to be told from the others: of a document, of each of its words
 
-Document = tuple[str | None, *tuple[str, ...]]  # the split that the source itself gives, if any, and the texts
-Placed = tuple[str, *tuple[str, ...]]
+IMAGE = 'image'  # the field that is no text
+
+Field = str | np.ndarray  # a text, or an image, uint8 [H, W, C]
+Document = tuple[str | None, *tuple[Field, ...]]  # the split that the source itself gives, if any, and the fields
+Placed = tuple[str, *tuple[Field, ...]]
 Rule = Callable[[Iterable[Document]], Iterator[Placed]]  # gives every document its split
 
 _log = logging.getLogger(__name__)
@@ -48,12 +54,12 @@ class Corpus:
     hash: hexadecimal hash of the documents and their splits, whatever their order.
     splits: random-access texts by 'train', 'validation' and 'test', and in these by the field of the
       documents; all fields have one order.
-    bytes: the UTF-8 size of each split.
+    bytes: the size of each split, of its texts in UTF-8.
   """
 
   name: str
   hash: str
-  splits: Mapping[str, Mapping[str, Sequence[str]]]
+  splits: Mapping[str, Mapping[str, Sequence[Field]]]
   bytes: Mapping[str, int]
 
   @property
@@ -63,8 +69,18 @@ class Corpus:
 
   @property
   def fields(self) -> tuple[str, ...]:
-    """The names of a document's texts."""
+    """The names of what a document holds."""
     return tuple(self.splits['train'])
+
+  @property
+  def texts(self) -> tuple[str, ...]:
+    """The fields that are read, and not told from others."""
+    return tuple(field for field in self.fields if field not in LABELS)
+
+  @property
+  def label(self) -> str | None:
+    """The field that is told, if there is one."""
+    return next((field for field in self.fields if field in LABELS), None)
 
 
 def prepare(
@@ -75,12 +91,12 @@ def prepare(
 
   Args:
     name: the source's spec, for messages.
-    read: yields (split, *texts) of every document; called several times. The split is one of `fixed`,
+    read: yields (split, *fields) of every document; called several times. The split is one of `fixed`,
       or None for a document that a hash is to assign.
     cache_dir: where to keep the corpus.
     fixed: the splits that the source gives itself: all three, or some without train, out of which
       the others are carved.
-    fields: the names of a document's texts.
+    fields: the names of a document's fields.
 
   Raises:
     ValueError: if there is no text, or too little for the splits, or it changes while it is read.
@@ -104,8 +120,9 @@ def prepare(
   _log.info('%s: content hash %s; %s', name, survey.hash, ', '.join(
     f'{split} {survey.documents[split]} documents {survey.bytes[split]} bytes' for split in SPLITS))
   stored = tfds.builder_from_directory(directory / Documents.name / str(Documents.VERSION))
-  sources = {split: stored.as_data_source(split) for split in SPLITS}
-  splits = {split: {field: _Texts(source, field) for field in fields} for split, source in sources.items()}
+  raw = {field: tfds.decode.SkipDecoding() for field in fields if field == IMAGE}
+  sources = {split: stored.as_data_source(split, decoders=raw or None) for split in SPLITS}
+  splits = {split: {field: _Field(source, field) for field in fields} for split, source in sources.items()}
   return Corpus(name, survey.hash, splits, {split: survey.bytes[split] for split in SPLITS})
 
 
@@ -122,21 +139,46 @@ class Documents(tfds.core.GeneratorBasedBuilder, skip_registration=True):
     super().__init__(file_format='array_record', **kwargs)
 
   def _info(self):
-    features = tfds.features.FeaturesDict({field: tfds.features.Text() for field in self._fields})
-    return tfds.core.DatasetInfo(builder=self, features=features)
+    features = {field: tfds.features.Image(encoding_format='png') if field == IMAGE else tfds.features.Text()
+                for field in self._fields}
+    return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict(features))
 
   def _split_generators(self, dl_manager):
     return {split: self._generate_examples(split) for split in SPLITS}
 
   def _generate_examples(self, split):
     seen = collections.Counter()
-    for given, *texts in self._documents():
+    for given, *fields in self._documents():
       if given == split:
-        self.written.add(split, *texts)
-        digest = _digest(*texts).hex()
+        self.written.add(split, *fields)
+        digest = _digest(*fields).hex()
         seen[digest] += 1
         # TFDS orders the documents by their keys: by content, not by file.
-        yield f'{digest}-{seen[digest]}', dict(zip(self._fields, texts, strict=True))
+        stored = (x if isinstance(x, str) else images.encoded(x) for x in fields)
+        yield f'{digest}-{seen[digest]}', dict(zip(self._fields, stored, strict=True))
+
+
+def by_split(spec: str, pattern: str, names: Sequence[str]) -> dict[str, str]:
+  """The path of each split, of which `{split}` in a pattern stands for the name; without it, of train alone.
+
+  Args:
+    spec: the source's, for the error.
+    names: what the files call the training, the validation and the test split, at least the first.
+
+  Raises:
+    ValueError: for other names than that.
+  """
+  if not 1 <= len(names) <= len(SPLITS) or not all(isinstance(name, str) for name in names):
+    raise ValueError(f'{spec}: splits={names!r} must name the training split, and after it the '
+                     'validation and the test split or not')
+  found = dict(zip(SPLITS, names)) if '{split}' in pattern else {'train': ''}
+  return {split: pattern.replace('{split}', name) for split, name in found.items()}
+
+
+def kept(given: Iterable[str]) -> list[str]:
+  """Of the splits that a source gives, in order, those that stay whole: of train, others are carved if they lack."""
+  found = [split for split in SPLITS if split in given]
+  return found if len(found) == len(SPLITS) else [split for split in found if split != 'train']
 
 
 def examples(source) -> Iterator[Mapping]:
@@ -145,22 +187,23 @@ def examples(source) -> Iterator[Mapping]:
     yield from source.__getitems__(range(start, min(start + READ, len(source))))
 
 
-class _Texts(Sequence):
-  """The texts of a TFDS data source in one of its fields."""
+class _Field(Sequence):
+  """What stands in one of the fields of a TFDS data source."""
 
   def __init__(self, source, field: str):
     self._source, self._field = source, field
+    self._read = images.decoded if field == IMAGE else bytes.decode
 
   def __len__(self):
     return len(self._source)
 
-  def __getitem__(self, index: int) -> str:
+  def __getitem__(self, index: int) -> Field:
     if not -len(self) <= index < len(self):
       raise IndexError(index)
-    return self._source[index % len(self)][self._field].decode()
+    return self._read(self._source[index % len(self)][self._field])
 
-  def __iter__(self) -> Iterator[str]:
-    return (example[self._field].decode() for example in examples(self._source))
+  def __iter__(self) -> Iterator[Field]:
+    return (self._read(example[self._field]) for example in examples(self._source))
 
 
 class _Survey:
@@ -169,8 +212,8 @@ class _Survey:
   def __init__(self):
     self.documents, self.bytes, self._sum = collections.Counter(), collections.Counter(), 0
 
-  def add(self, split: str, *texts: str):
-    data = _joined(texts)
+  def add(self, split: str, *fields: Field):
+    data = _joined(fields)
     self.documents[split] += 1
     self.bytes[split] += len(data)
     digest = hashlib.blake2b(data, digest_size=32, person=split.encode()).digest()
@@ -206,8 +249,8 @@ def cut(text: str, size: int) -> Iterator[str]:
 
 
 def _by_hash(carved: Sequence[str]) -> Rule:
-  def assign(text: str) -> str:
-    fraction = int.from_bytes(_digest(text)[:8], 'big') / 2**64
+  def assign(first: Field) -> str:
+    fraction = int.from_bytes(_digest(first)[:8], 'big') / 2**64
     for split in carved[1:]:
       if fraction < SHARE:
         return split
@@ -264,8 +307,8 @@ def _balanced(survey: _Survey, carved: Sequence[str]) -> bool:
 
 def _survey(name: str, documents: Iterable[Placed]) -> _Survey:
   survey = _Survey()
-  for split, *texts in progress.track(documents, f'reading {name}'):
-    survey.add(split, *texts)
+  for split, *fields in progress.track(documents, f'reading {name}'):
+    survey.add(split, *fields)
   return survey
 
 
@@ -289,9 +332,9 @@ def _changed(name: str) -> ValueError:
   return ValueError(f'{name} changed while it was read; run again when its files are complete')
 
 
-def _digest(*texts: str) -> bytes:
-  return hashlib.blake2b(_joined(texts), digest_size=16).digest()
+def _digest(*fields: Field) -> bytes:
+  return hashlib.blake2b(_joined(fields), digest_size=16).digest()
 
 
-def _joined(texts: Sequence[str]) -> bytes:
-  return '\0'.join(texts).encode()
+def _joined(fields: Sequence[Field]) -> bytes:
+  return b'\0'.join(x.encode() if isinstance(x, str) else repr(x.shape).encode() + x.tobytes() for x in fields)

@@ -1,4 +1,4 @@
-"""From a source to batches: prepare the text once, then read batches by their index with Grain.
+"""From a source to batches: prepare the documents once, then read batches by their index with Grain.
 
 Batch k of a stream holds its rows k B … k B + B - 1, and process p of n reads rows p B / n to
 (p + 1) B / n of every batch. So the sequence of batches does not depend on the number of processes,
@@ -12,13 +12,16 @@ import json
 import logging
 import pathlib
 from collections.abc import Iterable, Mapping
+from typing import ClassVar
 
 from absl import flags
 import grain
 import numpy as np
 
 from tfm.data import cache
+from tfm.data import classes
 from tfm.data import corpus as corpora
+from tfm.data import images
 from tfm.data import progress
 from tfm.data import tokens as token_arrays
 from tfm.data.packing import protocol as packing
@@ -43,13 +46,62 @@ class TextData:
   source_tokenizer: tokenizers.Tokenizer | None
   cache_dir: pathlib.Path
 
-  def tokens(self, split: str) -> token_arrays.Tokens | token_arrays.Pairs:
-    """The tokens of 'train', 'validation' or 'test', encoded on first use: pairs, where documents are."""
+  def __str__(self):
+    """What it is, for the log."""
+    own = self.source_tokenizer
+    return (f'text: {_content(self.corpus)}\n'
+            f'tokens: {self.tokenizer.identity}, vocabulary {self.tokenizer.vocab_size}'
+            + (f'; of the source: {own.identity}, vocabulary {own.vocab_size}' if own else ''))
+
+  def tokens(self, split: str) -> token_arrays.Tokens | token_arrays.Pairs | token_arrays.Labelled:
+    """The tokens of 'train', 'validation' or 'test', encoded on first use: pairs or labelled, where documents are."""
     def field(name):
       tokenizer = self.source_tokenizer if name == 'source' and self.source_tokenizer else self.tokenizer
       return token_arrays.tokenize(self.corpus, split, name, tokenizer, self.cache_dir)
-    found = {name: field(name) for name in self.corpus.fields}
+    found = {name: field(name) for name in self.corpus.texts}
+    if self.corpus.label:
+      return classes.labelled(self.corpus, split, found['text'], self.tokenizer, self.cache_dir)
     return found['text'] if 'text' in found else token_arrays.Pairs(f'{self.corpus.name} {split}', **found)
+
+
+@dataclasses.dataclass(frozen=True)
+class ImageData:
+  """A corpus of images, for which no tokenizer is asked."""
+
+  tokenizer: ClassVar[None] = None
+  source_tokenizer: ClassVar[None] = None
+
+  corpus: corpora.Corpus
+  cache_dir: pathlib.Path
+
+  def __str__(self):
+    """What it is, for the log."""
+    shape = ' × '.join(map(str, self.corpus.splits['train'][corpora.IMAGE][0].shape))
+    return f'images: {shape}, {_content(self.corpus)}'
+
+  def tokens(self, split: str) -> images.Images:
+    """The images of 'train', 'validation' or 'test'."""
+    return classes.images(self.corpus, split, self.cache_dir)
+
+
+def _content(corpus: corpora.Corpus) -> str:
+  sizes = ', '.join(f'{split} {size:,} bytes' for split, size in corpus.bytes.items())
+  return f'{corpus.name}, content hash {corpus.hash}: {sizes}'
+
+
+def open_data(
+  source: Source, tokenizer: tokenizers.Tokenizer | None, cache_dir: pathlib.Path | None = None,
+  source_tokenizer: tokenizers.Tokenizer | None = None,
+) -> TextData | ImageData:
+  """Prepares a source of texts or of images; without a tokenizer, of images.
+
+  Raises:
+    ValueError: for what `open_text` refuses.
+  """
+  cache_dir = cache.directory() if cache_dir is None else pathlib.Path(cache_dir)
+  if tokenizer is None:
+    return ImageData(source.prepare(cache_dir), cache_dir)
+  return open_text(source, tokenizer, cache_dir, source_tokenizer)
 
 
 def open_text(
@@ -67,7 +119,7 @@ def open_text(
   cache_dir = cache.directory() if cache_dir is None else pathlib.Path(cache_dir)
   corpus = source.prepare(cache_dir)
   if not source_tokenizer:
-    return TextData(corpus, fit(tokenizer, corpus, corpus.fields, cache_dir), None, cache_dir)
+    return TextData(corpus, fit(tokenizer, corpus, corpus.texts, cache_dir), None, cache_dir)
   own = fit(source_tokenizer, corpus, ('source',), cache_dir)
   return TextData(corpus, fit(tokenizer, corpus, ('target',), cache_dir), own, cache_dir)
 
@@ -124,7 +176,7 @@ class Batches:
     there = {i: self.rows[i] for i in numbers[first:first + size] if i is not None}
     # All processes fill with padding alike, of the shape that the batch has.
     like = next(iter(there.values()), None) or self.rows[numbers[0]]
-    padding = {field: np.zeros_like(x) for field, x in like.items()}
+    padding = self.rows.padding(like)
     rows = [there.get(i, padding) for i in numbers[first:first + size]]
     return {field: np.stack([row[field] for row in rows]) for field in padding}
 

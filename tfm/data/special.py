@@ -48,11 +48,11 @@ class Special(Tokenizer):
     return np.concatenate([np.zeros(0, np.int32), *ids]).astype(np.int32)
 
 
-def extended(tokenizer: Tokenizer, names: tuple[str, ...]) -> Tokenizer:
+def extended(tokenizer: Tokenizer | None, names: tuple[str, ...]) -> Tokenizer | None:
   """The tokenizer with some names; itself for none."""
   return Special(tokenizer, names) if names else tokenizer
 
 
-def plain(tokenizer: Tokenizer) -> Tokenizer:
-  """The tokenizer without such names."""
+def plain(tokenizer: Tokenizer | None) -> Tokenizer | None:
+  """The tokenizer without such names; None of what has none."""
   return tokenizer.tokenizer if isinstance(tokenizer, Special) else tokenizer

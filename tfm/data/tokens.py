@@ -66,6 +66,33 @@ class Pairs:
     return np.stack([self.source.lengths, self.target.lengths], 1) + 1
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Labelled:
+  """The tokens of a split's texts, and what is to be told of them.
+
+  Attributes:
+    text: the tokens.
+    classes: int32 [documents], the class of each text; or, where words have classes, int32 [N] beside `text.ids`:
+      of a word at its first token, and -1 at others.
+    names: of the classes, in the order of their numbers.
+    words: whether it is words that have classes.
+  """
+
+  name: str
+  text: Tokens
+  classes: np.ndarray
+  names: tuple[str, ...]
+  words: bool = False
+
+  @property
+  def documents(self) -> int:
+    return self.text.documents
+
+  @property
+  def targets(self) -> int:
+    return self.text.targets
+
+
 def tokenize(
   corpus: corpora.Corpus, split: str, field: str, tokenizer: protocol.Tokenizer, cache_dir: pathlib.Path,
 ) -> Tokens:
@@ -76,7 +103,7 @@ def tokenize(
   """
   if split not in corpus.splits:
     raise ValueError(f'{corpus.name} has no split {split!r}; known: {", ".join(corpus.splits)}')
-  name = f'{corpus.name} {split}' if corpus.fields == ('text',) else f'{corpus.name} {split} {field}'
+  name = f'{corpus.name} {split}' if corpus.texts == ('text',) else f'{corpus.name} {split} {field}'
   dtype = np.dtype('<u2' if tokenizer.vocab_size <= 2**16 else '<u4')
 
   def write(directory: pathlib.Path):

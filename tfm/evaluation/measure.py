@@ -13,7 +13,7 @@ def measure(
     step: Callable[[PyTree, Mapping[str, Array]], Mapping[str, Array]],
     batches: Iterable[Mapping[str, np.ndarray]],
     sharding: jax.sharding.Sharding,
-    token_bytes: np.ndarray,
+    token_bytes: np.ndarray | None,
     summary: Callable[[Mapping[str, np.ndarray], int], dict[str, float]],
 ) -> dict[str, float]:
   """One pass over `batches`, each row counted once.
@@ -21,7 +21,7 @@ def measure(
   Args:
     step: the compiled evaluation step: sums over a batch, by name.
     sharding: where a batch goes.
-    token_bytes: [V], the UTF-8 bytes that each token stands for.
+    token_bytes: [V], the UTF-8 bytes that each token stands for; None where no token is a target.
     summary: of an `Objective`: (sums over the split, bytes of all targets) → metrics.
   """
   total, size = {}, 0

@@ -73,7 +73,8 @@ class Product:
     if f'{model}.logits' in inner:
       return 'output'
     modules = [scope.partition('.')[0] for scope in inner]
-    return kind([name for name in modules if name.isidentifier()]) + (PAIRS if self.pairs else '')
+    # The model's own methods are no place.
+    return kind([name for name in modules if name.isidentifier() and name != model]) + (PAIRS if self.pairs else '')
 
   @property
   def pairs(self) -> bool:

@@ -9,6 +9,8 @@ import numpy as np
 from tfm.mixers.protocol import Context
 from tfm.objectives.protocol import Objective, with_reports
 
+SHOWN = 10  # names of classes in an error
+
 
 @dataclasses.dataclass(frozen=True)
 class Classification(Objective):
@@ -19,6 +21,7 @@ class Classification(Objective):
     words: whether each word of a text has a class, told at its first token (Devlin et al. 2019, §5.3), and not
       the text as a whole.
     label_smoothing: ε, the mass spread evenly over the classes (Szegedy et al. 2016, §7).
+    shape: H, W, Q of the images that are read, which the source tells; () of texts.
 
   Raises:
     ValueError: for fewer than two classes, or ε outside [0, 1).
@@ -29,6 +32,7 @@ class Classification(Objective):
   classes: int
   words: bool = False
   label_smoothing: float = 0.0
+  shape: tuple[int, ...] = ()
 
   def __post_init__(self):
     if self.classes < 2:
@@ -52,8 +56,18 @@ class Classification(Objective):
   def wants(self):
     return frozenset({'classes'})
 
+  def rows(self, packing, tokens, length, seed, tokenizer):
+    if (found := len(tokens.names)) != self.classes:
+      shown = ', '.join(tokens.names[:SHOWN]) + (', …' if found > SHOWN else '')
+      raise ValueError(f'config.objective has classes={self.classes}, and {tokens.name} has {found}: {shown}; '
+                       f'classes={found} would do')
+    return super().rows(packing, tokens, length, seed, tokenizer)
+
   def padding(self, length):
     row = {field: np.zeros(length, np.int32) for field in ('inputs', 'positions', 'segments')}
+    if self.shape:
+      row['image'] = np.zeros(self.shape, np.float32)
+      del row['inputs']
     return row | dict(classes=np.full(length, -1, np.int32) if self.words else np.int32(-1))
 
   def summary(self, total, size):
@@ -73,7 +87,7 @@ class Classification(Objective):
     def read(model, x):
       return model.classify('classification', model.features(x, context), context)
 
-    inputs = batch['image'] if 'image' in batch else batch['inputs']
+    inputs = batch['image' if self.shape else 'inputs']
     logits, reports = self.applied(model, params, key, read, inputs)
     true = batch['classes']
     weights = (true >= 0).astype(jnp.float32)   # -1: nothing to tell, as in padding

@@ -11,10 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tfm.data.packing.protocol import Packing, Row, Rows
+from tfm.data.packing.protocol import Documents, Packing, Row, Rows
 from tfm.data.packing.protocol import padding as empty
 from tfm.data.tokenizers.protocol import Tokenizer
-from tfm.data.tokens import Pairs, Tokens
 from tfm.layers import cross_entropy
 from tfm.layers.cross_entropy import Sums
 from tfm.shapes import Array, Float, Int, PyTree
@@ -73,7 +72,7 @@ class Objective(abc.ABC):
   def packs(self) -> str:
     return 'concat'
 
-  def rows(self, packing: Packing, tokens: Tokens | Pairs, length: int, seed: int | None, tokenizer: Tokenizer) -> Rows:
+  def rows(self, packing: Packing, tokens: Documents, length: int, seed: int | None, tokenizer: Tokenizer) -> Rows:
     """The rows of training that a packing makes, in the form that the objective reads; for no seed those of
     evaluation, one pass that is always the same.
 

@@ -24,6 +24,7 @@ AXES = {
   'vocab': 'vocabulary',
   'table': 'rows of a small table',
   'classes': 'classes of a head',
+  'pixels': 'pixels of a patch',
   'expert': 'experts of a mixture',
   'rank': 'a compressed width between two projections',
   'state': 'what a recurrent state holds for each channel',

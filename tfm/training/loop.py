@@ -96,7 +96,7 @@ def _report(i, metrics, fetched, cadence, log, line) -> None:
   """Brings the metrics of step i to the host, and says what they are when it is time."""
   values = {name: float(value) for name, value in jax.device_get(metrics).items()}
   _check(i, 'train', values)
-  line.advance(i, values['tokens'], values['loss'])
+  line.advance(i, values.pop('read'), values['loss'])
   if i % cadence.log_every == 0 or i == cadence.steps:
     values |= dict(tokens_per_second=line.rate(), batch=fetched.hash)
     if line.peak_flops and line.flops_per_token:

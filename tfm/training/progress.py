@@ -31,7 +31,7 @@ class Line:
       TextColumn('training'), BarColumn(), MofNCompleteColumn(), TextColumn('{task.fields[status]}'),
       TimeRemainingColumn(elapsed_when_finished=True), console=console, refresh_per_second=4)
     self.task = self.progress.add_task('training', total=steps, completed=first, status='compiling …')
-    self.steps, self.tokens, self.since, self.said = steps, 0.0, None, time.perf_counter()
+    self.steps, self.tokens, self.timed, self.since, self.said = steps, 0.0, 0, None, time.perf_counter()
 
   def __enter__(self) -> 'Line':
     if console.is_terminal:
@@ -48,11 +48,12 @@ class Line:
       self.since = time.perf_counter()
     else:
       self.tokens += tokens
+      self.timed += 1
     self.progress.update(self.task, completed=step, status=self.status(loss))
     now = time.perf_counter()
     if not console.is_terminal and now - self.said > PERIOD and self.tokens:
       self.said = now
-      left = (self.steps - step) * tokens / self.rate()
+      left = (self.steps - step) * (now - self.since) / self.timed
       say(f'step {step} of {self.steps}  {self.status(loss)}  {left / 60:.1f} minutes left')
 
   def status(self, loss: float) -> str:

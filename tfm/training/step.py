@@ -48,7 +48,8 @@ def train_step(
     tokens = jnp.maximum(sums['tokens'], 1)
     grads = jax.tree.map(lambda g: g / (tokens * scale), grads)
     metrics = {name: value / tokens for name, value in sums.items() if name != 'tokens'}
-    metrics |= dict(tokens=sums['tokens'], gradient_norm=optax.tree.norm(grads), learning_rate=rate(state.step))
+    # What was read is no less work for what of it is to be predicted.
+    metrics |= dict(tokens=sums['tokens'], read=(batch['segments'] > 0).sum().astype(jnp.float32), gradient_norm=optax.tree.norm(grads), learning_rate=rate(state.step))
 
     updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
     after = state.replace(step=state.step + 1, params=optax.apply_updates(state.params, updates), opt_state=opt_state)

@@ -9,6 +9,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from tfm.data import images
 from tfm.data import tokens as token_arrays
 
 ENDLESS = sys.maxsize
@@ -16,12 +17,14 @@ FIELDS = 'inputs', 'targets', 'positions', 'segments'
 PAIR_FIELDS = *FIELDS, 'source', 'source_positions', 'source_segments'
 
 Row = dict[str, np.ndarray]
+# What is packed: a split's documents.
+Documents = token_arrays.Tokens | token_arrays.Pairs | token_arrays.Labelled | images.Images
 
 _log = logging.getLogger(__name__)
 
 
 class Rows(Sequence):
-  """Random-access rows: `rows[i]` is a dict of int32 [T].
+  """Random-access rows: `rows[i]` is a dict of int32 [T], and what else a packing gives.
 
     inputs     tokens
     targets    the tokens that follow
@@ -50,6 +53,10 @@ class Rows(Sequence):
     first = index * batch_size
     return [i if i < len(self) else None for i in range(first, first + batch_size)]
 
+  def padding(self, like: Row) -> Row:
+    """A row of no account, of the shape of one: what stands in a batch where there is no row."""
+    return {field: np.zeros_like(x) for field, x in like.items()}
+
 
 class Mapped(Rows):
   """Rows of which each is made into another by `make(row, index)`."""
@@ -70,6 +77,9 @@ class Mapped(Rows):
   def batch(self, index, batch_size):
     return self._rows.batch(index, batch_size)
 
+  def padding(self, like):
+    return self._rows.padding(like)
+
 
 @dataclasses.dataclass(frozen=True)
 class Packing(abc.ABC):
@@ -78,7 +88,7 @@ class Packing(abc.ABC):
   Attributes:
     layout: what its rows promise of positions: 'whole', one document a row from position 0, or 'packed',
       two tokens of a document being as far apart in position as in the row.
-    takes: the fields of documents that it packs: ('text',) and ('source', 'target').
+    takes: the fields of documents that it packs: ('text',), ('source', 'target'), ….
     gives: what its rows have besides the fields that all have, for an objective that wants it.
   """
 
@@ -86,7 +96,7 @@ class Packing(abc.ABC):
   takes: ClassVar[tuple[tuple[str, ...], ...]] = (('text',),)
   gives: ClassVar[frozenset[str]] = frozenset()
 
-  def rows(self, tokens: token_arrays.Tokens | token_arrays.Pairs, length: int, seed: int) -> Rows:
+  def rows(self, tokens: Documents, length: int, seed: int) -> Rows:
     """The endless rows of training: documents in an order of their own for each epoch.
 
     Row i depends on (tokens, length, seed, i) only; every token of the split, and the end of every
@@ -96,34 +106,36 @@ class Packing(abc.ABC):
     Raises:
       ValueError: if the split is shorter than one row, or for a length below 1 or a seed below 0.
     """
-    check(tokens, length, seed)
+    if not 0 <= seed < 2**64:
+      raise ValueError(f'seed={seed} is not within 0 and 2**64; give a small positive integer')
+    self.check(tokens, length)
     return self.pack(tokens, length, seed)
 
-  def evaluation_rows(self, tokens: token_arrays.Tokens | token_arrays.Pairs, length: int) -> Rows:
+  def evaluation_rows(self, tokens: Documents, length: int) -> Rows:
     """One pass in the order of the split; the end of what is not full is padding.
 
     Raises:
       ValueError: for a length below 1.
     """
-    check(tokens, length)
+    check_length(length)
     return self.pack(tokens, length, None)
 
+  def check(self, tokens: Documents, length: int) -> None:
+    """Refuses what cannot be trained on."""
+    check_length(length)
+    if tokens.targets < length:
+      raise ValueError(f'{tokens.name} is too short: {tokens.targets} tokens do not fill one row of '
+                       f'length={length}; shorten the length or give more text')
+
   @abc.abstractmethod
-  def pack(self, tokens: token_arrays.Tokens | token_arrays.Pairs, length: int, seed: int | None) -> Rows:
+  def pack(self, tokens: Documents, length: int, seed: int | None) -> Rows:
     """The rows of training, or for no seed those of evaluation."""
 
 
-def check(tokens: token_arrays.Tokens | token_arrays.Pairs, length: int, seed: int | None = None):
-  """Refuses what no packing can honour; a seed stands for training."""
+def check_length(length: int) -> None:
+  """Refuses what is no length."""
   if length < 1:
     raise ValueError(f'length={length} is no row; give at least 1')
-  if seed is None:
-    return
-  if not 0 <= seed < 2**64:
-    raise ValueError(f'seed={seed} is not within 0 and 2**64; give a small positive integer')
-  if tokens.targets < length:
-    raise ValueError(f'{tokens.name} is too short: {tokens.targets} tokens do not fill one row of '
-                     f'length={length}; shorten the length or give more text')
 
 
 def bits(seed: int, number: int, size: int, purpose: int = 0) -> np.ndarray:

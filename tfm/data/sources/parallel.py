@@ -41,14 +41,9 @@ class Parallel(protocol.Source):
     named = '{split}' in self.src
     if self.tgt and named != ('{split}' in self.tgt):
       raise ValueError(f'{self.spec} has {{split}} in one path only; put it into both or neither')
-    if not 1 <= len(self.splits) <= 3 or not all(isinstance(name, str) for name in self.splits):
-      raise ValueError(f'{self.spec}: splits={self.splits!r} must name the training split, and after it the '
-                       'validation and the test split or not')
-    names = dict(zip(corpus.SPLITS, self.splits)) if named else {'train': ''}
-    fixed = [split for split in corpus.SPLITS if split in names]
-    fixed = fixed if len(fixed) == len(corpus.SPLITS) else fixed[1:]  # train gives up documents, so a hash decides
-    paths = {split: tuple(_path(path.replace('{split}', name)) for path in (self.src, self.tgt) if path)
-             for split, name in names.items()}
+    sides = [corpus.by_split(self.spec, path, self.splits) for path in (self.src, self.tgt) if path]
+    paths = {split: tuple(_path(side[split]) for side in sides) for split in sides[0]}
+    fixed = corpus.kept(paths)
     told = set()
 
     def read() -> Iterator[corpus.Document]:
@@ -77,28 +72,17 @@ def _path(name: str) -> pathlib.Path:
 def _pairs(*paths: pathlib.Path) -> Iterator[tuple[str, str]]:
   """The lines of two files side by side, or the columns of one."""
   if len(paths) == 1:
-    for number, line in enumerate(_lines(paths[0]), start=1):
+    for number, line in enumerate(files.text_lines(paths[0]), start=1):
       columns = line.split('\t')
       if len(columns) != 2:
         raise ValueError(f'{paths[0]}:{number} has {len(columns)} columns; a line is `source TAB target`')
       yield tuple(columns)
     return
   counts = [0, 0]
-  for pair in itertools.zip_longest(*map(_lines, paths)):
+  for pair in itertools.zip_longest(*map(files.text_lines, paths)):
     counts = [count + (text is not None) for count, text in zip(counts, pair)]
     if None not in pair:
       yield pair
   if counts[0] != counts[1]:
     raise ValueError(f'{paths[0]} has {counts[0]} lines and {paths[1]} {counts[1]}; line i of one must be the '
                      'translation of line i of the other')
-
-
-def _lines(path: pathlib.Path) -> Iterator[str]:
-  """Lines without their ends; what follows the last end is a line if it is not empty."""
-  previous = None
-  for number, line in enumerate(files.lines(files.chunks(path)), start=1):
-    if previous is not None:
-      yield previous
-    previous = files.decode(line.removesuffix(b'\r'), f'{path}:{number}')
-  if previous:
-    yield previous

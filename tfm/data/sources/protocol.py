@@ -1,4 +1,4 @@
-"""What a source of text is."""
+"""What a source of text, or of images, is."""
 
 import abc
 import dataclasses
@@ -10,13 +10,16 @@ from tfm.data import corpus
 
 @dataclasses.dataclass(frozen=True)
 class Source(abc.ABC):
-  """Where text comes from; the fields of a subclass are the literals of its spec.
+  """Where documents come from; the fields of a subclass are the literals of its spec.
 
   Attributes:
-    fields: the texts of a document: a 'text', or a 'source' and a 'target'.
+    fields: the texts of a document: a 'text', a 'source' and a 'target', or a 'text' and its 'label', or the
+      'labels' of its words, as many words divided by spaces; or an 'image' and its 'label'.
+    shape: H, W, C of every image; () of texts.
   """
 
   fields: ClassVar[tuple[str, ...]] = ('text',)
+  shape: ClassVar[tuple[int, ...]] = ()
 
   @property
   def spec(self) -> str:
@@ -28,7 +31,7 @@ class Source(abc.ABC):
 
   @abc.abstractmethod
   def prepare(self, cache_dir: pathlib.Path) -> corpus.Corpus:
-    """Reads the text, hashes and splits it, and keeps it under `cache_dir`.
+    """Reads the documents, hashes and splits them, and keeps them under `cache_dir`.
 
     Raises:
       ValueError: if the source cannot be found or read, is not UTF-8, is empty, or is too short

@@ -1,9 +1,7 @@
 """A user's own text files."""
 
 import dataclasses
-import glob
 import json
-import os
 import pathlib
 from collections.abc import Iterable, Iterator
 
@@ -27,9 +25,7 @@ class Text(protocol.Source):
   field: str = 'text'
 
   def prepare(self, cache_dir: pathlib.Path) -> corpus.Corpus:
-    pattern = os.path.expanduser(self.pattern)
-    found = [pattern] if os.path.isfile(pattern) else glob.glob(pattern, recursive=True)
-    paths = [pathlib.Path(path) for path in sorted(set(found)) if not os.path.isdir(path)]
+    paths = files.matching(self.pattern)
     if not paths:
       raise ValueError(f'{self.spec} matches no file; give the path of .txt or .jsonl files')
     readers = [(path, _format(path)) for path in paths]

@@ -1,0 +1,101 @@
+"""What is to be told of documents: their labels, numbered in the order of the names that training has."""
+
+import json
+import pathlib
+
+import numpy as np
+
+from tfm.data import cache
+from tfm.data import corpus as corpora
+from tfm.data import progress
+from tfm.data.images import Images
+from tfm.data.tokenizers.protocol import Tokenizer
+from tfm.data.tokens import Labelled, Tokens
+
+SHOWN = 10  # names in an error
+
+
+def names(corpus: corpora.Corpus, cache_dir: pathlib.Path) -> tuple[str, ...]:
+  """The labels of the training split, each once, in order."""
+  def write(directory: pathlib.Path):
+    labels = corpus.splits['train'][corpus.label]
+    found = {label for text in progress.track(labels, f'reading the labels of {corpus.name}', len(labels))
+             for label in _labels(corpus, text)}
+    (directory / 'names.json').write_text(json.dumps(sorted(found)))
+
+  directory = cache.once(cache_dir / 'classes' / f'{corpus.hash}-{corpus.label}', write)
+  return tuple(json.loads((directory / 'names.json').read_text()))
+
+
+def numbers(corpus: corpora.Corpus, split: str, cache_dir: pathlib.Path) -> tuple[np.ndarray, np.ndarray]:
+  """The classes of a split's labels in a row, int32 [N], and where those of each document begin, int64 [documents + 1].
+
+  Raises:
+    ValueError: if there is no such split, or it has a label that training has not: nothing could tell it.
+  """
+  if split not in corpus.splits:
+    raise ValueError(f'{corpus.name} has no split {split!r}; known: {", ".join(corpus.splits)}')
+
+  def write(directory: pathlib.Path):
+    number = {name: i for i, name in enumerate(names(corpus, cache_dir))}
+    found, offsets, labels = [], [0], corpus.splits[split][corpus.label]
+    for text in progress.track(labels, f'reading the labels of {corpus.name} {split}', len(labels)):
+      for label in _labels(corpus, text):
+        if label not in number:
+          known = ', '.join([*number][:SHOWN]) + (', …' if len(number) > SHOWN else '')
+          raise ValueError(f'{corpus.name} {split} has the label {label!r}, which the training split has not ({known}); '
+                           'leave such examples out, or move some to the training split')
+        found.append(number[label])
+      offsets.append(len(found))
+    np.save(directory / 'classes.npy', np.array(found, np.int32))
+    np.save(directory / 'offsets.npy', np.array(offsets, np.int64))
+
+  directory = cache.once(cache_dir / 'classes' / f'{corpus.hash}-{corpus.label}-{split}', write)
+  return np.load(directory / 'classes.npy'), np.load(directory / 'offsets.npy')
+
+
+def labelled(
+  corpus: corpora.Corpus, split: str, text: Tokens, tokenizer: Tokenizer, cache_dir: pathlib.Path) -> Labelled:
+  """The texts of a split with the classes of each, or of each of its words.
+
+  Raises:
+    ValueError: for what `numbers` refuses, and if a text has not as many words as labels.
+  """
+  found, offsets = numbers(corpus, split, cache_dir)
+  words = corpus.label == 'labels'
+  if words:
+    found = _of_words(corpus, split, text, tokenizer, found, offsets, cache_dir)
+  return Labelled(f'{corpus.name} {split}', text, found, names(corpus, cache_dir), words)
+
+
+def images(corpus: corpora.Corpus, split: str, cache_dir: pathlib.Path) -> Images:
+  """The images of a split with the class of each.
+
+  Raises:
+    ValueError: for what `numbers` refuses.
+  """
+  found, _ = numbers(corpus, split, cache_dir)
+  return Images(f'{corpus.name} {split}', corpus.splits[split][corpora.IMAGE], found, names(corpus, cache_dir))
+
+
+def _labels(corpus: corpora.Corpus, text: str) -> list[str]:
+  return text.split(' ') if corpus.label == 'labels' else [text]
+
+
+def _of_words(corpus, split, text, tokenizer, classes, offsets, cache_dir) -> np.ndarray:
+  """The classes beside the tokens, each at that which holds the first byte of its word; -1 elsewhere."""
+  def write(directory: pathlib.Path):
+    told = np.full(len(text.ids), -1, np.int32)
+    texts = corpus.splits[split]['text']
+    for d, written in enumerate(progress.track(texts, f'finding the words of {text.name}', len(texts))):
+      sizes = np.array([len(word.encode()) + 1 for word in written.split(' ')])
+      if len(sizes) != offsets[d + 1] - offsets[d]:
+        raise ValueError(f'{text.name}[{d}] has {len(sizes)} words and {offsets[d + 1] - offsets[d]} labels; give each '
+                         'word one, words being divided by one space')
+      first, last = text.offsets[d:d + 2]
+      ends = np.cumsum(tokenizer.token_bytes[text.ids[first:last]])
+      told[first + np.searchsorted(ends, np.cumsum(sizes) - sizes, side='right')] = classes[offsets[d]:offsets[d + 1]]
+    np.save(directory / 'classes.npy', told)
+
+  name = f'{corpus.hash}-{tokenizer.identity}-{split}-words'
+  return np.load(cache.once(cache_dir / 'classes' / name, write) / 'classes.npy', mmap_mode='r')

@@ -1,0 +1,136 @@
+"""One document a row, with what is to be told of it."""
+
+import abc
+import dataclasses
+import functools
+import logging
+
+import numpy as np
+
+from tfm.data import images as image_arrays
+from tfm.data import tokens as token_arrays
+from tfm.data.packing import protocol
+
+ORDER, FLIP, CROP = 0, 1, 2  # what bits are for
+
+_log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class Each(protocol.Packing):
+  """end of text, text (Devlin et al. 2019, §3: the end of a text stands where BERT has [CLS]); or an image.
+
+  A text that is longer than a row is cut, and a warning counts such. `classes` is the class of the text [], or
+  of each of its words [T], at its first token, with -1 where there is none to tell.
+
+  Of an image `image` [H, W, C] is between -1 and 1, float32, and a row has the positions of its tokens, which a
+  model makes.
+
+  Every epoch has an order of its own. In training images may be varied, in another way every time one comes:
+
+  Attributes:
+    flip: whether half of them are mirrored, left for right.
+    crop: pixels by which they are shifted at most, up or down and left or right, black coming in: what He et al.
+      2016, §4.2, do by padding each side and cutting out at random.
+
+  Raises:
+    ValueError: for a crop below 0, or (from `pack`) for texts that would have to be flipped or cropped.
+  """
+
+  layout = 'whole'
+  takes = ('text', 'label'), ('text', 'labels'), ('image', 'label')
+  gives = frozenset({'classes'})
+
+  flip: bool = False
+  crop: int = 0
+
+  def __post_init__(self):
+    if self.crop < 0:
+      raise ValueError(f'crop={self.crop} must be 0 or more pixels')
+
+  def check(self, tokens, length):
+    protocol.check_length(length)  # a row is filled up with padding, so nothing is too short
+
+  def pack(self, tokens, length, seed):
+    if isinstance(tokens, image_arrays.Images):
+      return _ImageRows(tokens, length, seed, self.flip, self.crop)
+    if self.flip or self.crop:
+      raise ValueError(f'flip={self.flip} and crop={self.crop} are for images, and {tokens.name} is text; leave them out')
+    return _TextRows(tokens, length, seed)
+
+
+class _Rows(protocol.Rows):
+  """Row i is the i-th document, or of training the i-th of an order of each epoch."""
+
+  def __init__(self, documents: protocol.Documents, length: int, seed: int | None):
+    self.length, self.tokens_per_epoch = length, documents.targets
+    self._documents, self._seed = documents, seed
+    self._order = functools.lru_cache(maxsize=2)(self._order)
+
+  def __len__(self):
+    return self._documents.documents if self._seed is None else protocol.ENDLESS
+
+  def __getitem__(self, index: int) -> protocol.Row:
+    if not 0 <= index < len(self):
+      raise IndexError(index)
+    if self._seed is None:
+      return self._row(index, index)
+    epoch, place = divmod(index, self._documents.documents)
+    return self._row(int(self._order(epoch)[place]), index)
+
+  @abc.abstractmethod
+  def _row(self, number: int, index: int) -> protocol.Row:
+    """The row of a document, `index` being its place in the stream."""
+
+  def padding(self, like):
+    return super().padding(like) | dict(classes=np.full_like(like['classes'], -1))
+
+  def _order(self, epoch: int) -> np.ndarray:
+    return protocol.permutation(self._seed, epoch, self._documents.documents, ORDER)
+
+
+class _TextRows(_Rows):
+
+  def __init__(self, labelled: token_arrays.Labelled, length: int, seed: int | None):
+    super().__init__(labelled, length, seed)
+    longer = labelled.text.lengths >= length
+    if longer.any():
+      _log.warning('%s: %d of %d texts are longer than %d tokens, the longest of %d, and are cut', labelled.name,
+                   longer.sum(), len(longer), length - 1, labelled.text.lengths.max())
+
+  def _row(self, number, index):
+    text, classes = self._documents.text, self._documents.classes
+    first = int(text.offsets[number])
+    size = min(int(text.offsets[number + 1]) - first, self.length - 1)
+    row = protocol.padding(self.length, ('inputs', 'positions', 'segments'))
+    row['inputs'][0], row['inputs'][1:size + 1] = text.eos_id, text.ids[first:first + size]
+    row['positions'][:size + 1], row['segments'][:size + 1] = np.arange(size + 1), 1
+    if not self._documents.words:
+      return row | dict(classes=np.int32(classes[number]))
+    row['classes'] = np.full(self.length, -1, np.int32)
+    row['classes'][1:size + 1] = classes[first:first + size]
+    return row
+
+
+class _ImageRows(_Rows):
+
+  def __init__(self, images: image_arrays.Images, length: int, seed: int | None, flip: bool, crop: int):
+    super().__init__(images, length, seed)
+    self._flip, self._crop = flip, crop
+
+  def _row(self, number, index):
+    image = self._documents.images[number]
+    if self._seed is not None:
+      image = self._varied(image, index)
+    row = dict(image=image.astype(np.float32) / 127.5 - 1)  # as the code of Dosovitskiy et al. 2021 has it
+    row['positions'], row['segments'] = np.arange(self.length, dtype=np.int32), np.ones(self.length, np.int32)
+    return row | dict(classes=np.int32(self._documents.classes[number]))
+
+  def _varied(self, image: np.ndarray, index: int) -> np.ndarray:
+    if self._flip and protocol.bits(self._seed, index, 1, FLIP)[0] % 2:
+      image = image[:, ::-1]
+    if not self._crop:
+      return image
+    (height, width, _), sides = image.shape, (self._crop, self._crop)
+    top, left = (protocol.bits(self._seed, index, 2, CROP) % np.uint64(2 * self._crop + 1)).astype(int)
+    return np.pad(image, (sides, sides, (0, 0)))[top:top + height, left:left + width]

@@ -1,0 +1,73 @@
+"""The Vision Transformer: an encoder of patches."""
+
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax.numpy as jnp
+
+from tfm.layers.embedding import Embedding
+from tfm.layers.initializer import Factory, zeros
+from tfm.layers.linear import Linear
+from tfm.mixers.protocol import Context
+from tfm.models.trunk import Trunk
+from tfm.parallel.sharding import shard
+from tfm.shapes import Array, Float
+
+
+class Vision(Trunk):
+  """image → patches, p × p pixels each, projected [behind a class token] → trunk → logits of classes
+  (Dosovitskiy et al. 2021, §3.1, eq. 1–4).
+
+  Attributes:
+    shape: H, W, Q of an image, pixels and channels.
+    patch: p, which divides H and W; tokens are the patches row by row.
+    class_token: whether a learned token stands before them.
+    heads: (name, factory of `Pooled`) of each that classifies.
+    initializer: of the projection.
+  """
+
+  shape: tuple[int, int, int]
+  patch: int
+  class_token: bool
+  heads: tuple[tuple[str, Callable], ...]
+  initializer: Factory
+
+  def setup(self):
+    super().setup()
+    pixels = self.patch * self.patch * self.shape[2]
+    self.patches = Linear((pixels, self.width), ('pixels', 'embed'), self.initializer, dtype=self.dtype)
+    if self.class_token:
+      self.first = Embedding(1, self.width, lambda inputs, outputs: zeros, self.dtype, axis='table', name='class_token')
+    self.classifiers = {name: head(name=name) for name, head in self.heads}
+
+  def __call__(self, images: Float[Array, 'B H W Q'], context: Context) -> tuple[dict[str, Array], None]:
+    """Logits of each head by name; no caches."""
+    x = self.features(images, context)
+    return {name: self.classify(name, x, context) for name, _ in self.heads}, None
+
+  def features(self, images: Float[Array, 'B H W Q'], context: Context) -> Float[Array, 'B T D']:
+    """The last hidden states."""
+    x = shard(self.patches(cut(images, self.patch)), 'batch', 'length', 'embed')
+    if self.class_token:
+      x = jnp.concatenate([self.first(jnp.zeros((len(images), 1), jnp.int32)), x], 1)
+    return self.run(x, None, context, None)[0]
+
+  def classify(self, name: str, x: Float[Array, 'B T D'], context: Context) -> Float[Array, '...']:
+    """The logits of a head's classes."""
+    return self.classifiers[name](x, context.segments > 0, context.train)
+
+  @nn.nowrap
+  def example(self, batch: int, length: int) -> tuple[Any, ...]:
+    """Arguments that the model can be traced on: `batch` images, which have a length of their own."""
+    del length
+    H, W, _ = self.shape
+    tokens = jnp.zeros((batch, (H // self.patch) * (W // self.patch) + self.class_token), jnp.int32)
+    return jnp.zeros((batch, *self.shape), jnp.float32), Context.whole(tokens)
+
+
+def cut(images: Float[Array, 'B H W Q'], patch: int) -> Float[Array, 'B T N']:
+  """The pixels of each patch, patches and pixels both row by row."""
+  B, H, W, Q = images.shape
+  x = images.reshape(B, H // patch, patch, W // patch, patch, Q).swapaxes(2, 3)
+  return x.reshape(B, (H // patch) * (W // patch), patch * patch * Q)

@@ -1,0 +1,71 @@
+"""Learned positions on a grid, which may grow."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from tfm.layers.grid import Grid, grid
+from tfm.layers.initializer import normal
+from tfm.parallel.sharding import partitioned, shard
+from tfm.positions.protocol import Position
+
+METHODS = 'bilinear', 'bicubic'
+
+
+class Learned2D(Position):
+  """x + W[position], W being a table of the tokens before the grid, and of a grid's rows and columns, that is
+  stretched to the grid of the run (Dosovitskiy et al. 2021, §3.2, "2D interpolation").
+
+  So a run at a higher resolution reads the parameters of one at a lower: `original` is the grid that they were
+  learnt on. Where both are the same, this is `learned`, parameter for parameter.
+
+  Attributes:
+    rows, columns: of the grid; the tokens before it are what is left of data.length. A square unless
+      given.
+    original: (rows, columns) of the table; those of the run unless given.
+    method: 'bilinear', or 'bicubic' (Touvron et al. 2021, DeiT, §6, though by another cubic than PyTorch's).
+    stddev: of the normal distribution that the table starts from.
+
+  Raises (from `check`):
+    ValueError: for a grid that data.length does not hold, or a table that is none.
+  """
+
+  rows: int | None = None
+  columns: int | None = None
+  original: tuple[int, int] | None = None
+  method: str = 'bilinear'
+  stddev: float = 0.02
+
+  examples = ('learned_2d(rows=3, columns=4)', 'learned_2d(rows=2, columns=5, original=(3, 3), method="bicubic")')
+
+  def check(self):
+    self.grid
+    table = self.table
+    if not isinstance(table, (tuple, list)) or len(table) != 2 or not all(type(n) is int and n > 0 for n in table):
+      raise ValueError(f'original={self.original!r} must be two numbers above 0, rows and columns of the table')
+    if self.method not in METHODS:
+      raise ValueError(f'method={self.method!r} is not there; known: {", ".join(METHODS)}')
+
+  @property
+  def grid(self) -> Grid:
+    return grid(self.rows, self.columns, self.length)
+
+  @property
+  def table(self) -> tuple[int, int]:
+    """Rows and columns of the table."""
+    return self.grid[:2] if self.original is None else self.original
+
+  @property
+  def reach(self):
+    return self.length
+
+  @nn.compact
+  def embed(self, x, positions):
+    here, (rows, columns) = self.grid, self.table
+    table = self.param('table', partitioned(normal(self.stddev)((0,), (1,)), ('table', 'embed')),
+                       (here.before + rows * columns, self.width), jnp.float32)
+    if (rows, columns) != here[:2]:
+      patches = table[here.before:].reshape(rows, columns, self.width)
+      patches = jax.image.resize(patches, (*here[:2], self.width), self.method, antialias=False)
+      table = jnp.concatenate([table[:here.before], patches.reshape(-1, self.width)])
+    return x + shard(table[positions].astype(x.dtype), 'batch', 'length', 'embed')
