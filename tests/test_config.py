@@ -7,7 +7,7 @@ import pytest
 from ml_collections import ConfigDict
 
 from conformance.tiny import boxed, decoder
-from tfm import build
+from tfm import build, check
 from tfm import config as configs
 from tfm.commands.cli import with_overrides
 from tfm.parallel import mesh as meshes
@@ -195,7 +195,7 @@ class TestSmoke:
     assert {name: small.model[name] for name in self.SLOTS} == self.SLOTS
     assert (small.model.width, small.model.layers, small.training.steps, small.data.length) == (32, 2, 4, 32)
     build.model(small, 300)
-    build.check_run(small, 8)
+    check.run(small, 8)
 
   @pytest.mark.parametrize('heads, kv_heads, small', [
     (32, None, (4, 4)), (32, 32, (4, 4)), (32, 8, (4, 2)), (32, 1, (4, 1)), (1, None, (4, 4))])
@@ -361,13 +361,13 @@ class TestRefusals:
     (dict(data=dict(length=0)), ['config.data.length=0']),
   ])
   def test_runs(self, sections, parts):
-    refused(lambda: build.check_run(configs.resolve(complete(**sections)), 8), *parts)
+    refused(lambda: check.run(configs.resolve(complete(**sections)), 8), *parts)
 
   def test_a_batch_that_divides_is_taken(self):
     for mesh in (dict(), dict(fsdp=4), dict(tensor=8), dict(data=2, fsdp=2, tensor=2)):
-      build.check_run(configs.resolve(complete(training=dict(batch_size=32, accumulation=4), mesh=mesh)), 8)
+      check.run(configs.resolve(complete(training=dict(batch_size=32, accumulation=4), mesh=mesh)), 8)
     # Four of eight devices cut the batch; the other axis is the tensors'.
-    build.check_run(configs.resolve(complete(training=dict(batch_size=4), mesh=dict(tensor=2))), 8)
+    check.run(configs.resolve(complete(training=dict(batch_size=4), mesh=dict(tensor=2))), 8)
 
   def test_a_mesh_that_does_not_divide_the_model(self):
     def check(**model):

@@ -14,7 +14,7 @@ import jax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from tfm import build
+from tfm import build, check
 from tfm import config as configs
 from tfm.config import require
 from tfm.data import cache, device, pipeline
@@ -109,7 +109,7 @@ def train(config: ConfigDict, workdir: str) -> None:
     loop.Diverged: if a metric stops being finite.
   """
   workdir, training = pathlib.Path(workdir), config.training
-  build.check_run(config, jax.device_count())
+  check.run(config, jax.device_count())
   objective, packing = build.objective(config), build.packing(config)
   optimizer, rate = build.optimizer(config)
   # What can be refused without the data is refused before they are read.

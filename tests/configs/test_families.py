@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from tests.conftest import ROOT
-from tfm import build
+from tfm import build, check
 from tfm import config as configs
 from tfm.commands import inspect
 from tfm.training import state as states
@@ -109,7 +109,7 @@ def test_every_size_is_in_the_table_and_could_run(family):
   assert list(namespace['SIZES']) == [*PUBLISHED[family], *OURS.get(family, ())]
   for name in PUBLISHED[family]:
     config = resolved(family, name)
-    build.check_run(config, 256)
+    check.run(config, 256)
     build.optimizer(config)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from reference import encoder
 from tests.models.pairs import context
-from tfm import build
+from tfm import build, check
 from tfm import config as configs
 
 VOCAB, LENGTH = 23, 8
@@ -120,4 +120,4 @@ def test_refusals(fields, sentence):
 ])
 def test_data_that_does_not_fit(objective, packing, sentence):
   with pytest.raises(ValueError, match=sentence):
-    build.check_data(config(objective, packing))
+    check.data(config(objective, packing))

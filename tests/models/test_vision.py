@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tfm import build
+from tfm import build, check
 from tfm import config as configs
 from tfm.mixers.protocol import Context
 from tfm.models import flops, vision
@@ -112,4 +112,4 @@ def test_refusals_of_the_model(fields, sentence):
 ])
 def test_refusals_of_the_run(fields, sentence):
   with pytest.raises(ValueError, match=sentence):
-    build.check_run(config(**fields), 1)
+    check.run(config(**fields), 1)

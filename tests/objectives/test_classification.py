@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from sklearn import metrics
 
-from tfm import build
+from tfm import build, check
 from tfm import config as configs
 from tfm import run as runs
 from tfm.commands import cli
@@ -104,7 +104,7 @@ def test_another_number_of_classes_is_refused(texts, tmp_path):
 def test_what_does_not_go_together_is_refused(fields, sentence):
   made = config(**{'objective': 'classification(2)'} | fields)
   with pytest.raises(ValueError, match=sentence):
-    build.check_run(made, 1)
+    check.run(made, 1)
     build.model(made, 8)
 
 

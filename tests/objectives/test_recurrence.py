@@ -9,7 +9,7 @@ import pytest
 
 from conformance import tiny
 from conformance.tiny import LENGTH, VOCAB
-from tfm import build
+from tfm import build, check
 
 PIECE = 4
 DRAW = np.random.default_rng(0)
@@ -87,4 +87,4 @@ def test_refusals(recurrence, objective, sentence):
   config = tiny.config()
   config.training.recurrence, config.objective = recurrence, objective
   with pytest.raises(ValueError, match=sentence):
-    build.check_run(config, 8)
+    check.run(config, 8)

@@ -8,7 +8,7 @@ import pytest
 
 from tests.models import pairs
 from tests.models.pairs import VOCAB, context, logits, made
-from tfm import build, spec
+from tfm import build, check, spec
 from tfm.data import packing, pipeline
 from tfm.data.packing.protocol import Packing
 from tfm.data.tokens import Pairs, Tokens
@@ -67,15 +67,15 @@ def test_what_does_not_fit_is_refused():
   config = pairs.config()
   config.data.source = 'stdlib'
   with pytest.raises(ValueError, match="objective='seq2seq' learns from pairs.*data.source='stdlib' gives text; 'parallel"):
-    build.check_run(config, 1)
+    check.run(config, 1)
   config.data.update(source="parallel('a', 'b')", packing='concat')
   with pytest.raises(ValueError, match="packing='concat' does not pack pairs.*'buckets' would do"):
-    build.check_run(config, 1)
+    check.run(config, 1)
   config.data.packing, config.training.recurrence = 'first_fit', 8
   with pytest.raises(ValueError, match='recurrence=8 reads rows in pieces'):
-    build.check_run(config, 1)
+    check.run(config, 1)
   config = pairs.config()
   config.data.update(source="parallel('a', 'b')")
   config.decoding.penalty = 'gnu(1)'
   with pytest.raises(ValueError, match="config.decoding.penalty='gnu"):
-    build.check_run(config, 1)
+    check.run(config, 1)

@@ -17,7 +17,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from tfm import build
+from tfm import build, check
 from tfm import config as configs
 from tfm.data import pipeline
 from tfm.data.packing.protocol import Row
@@ -42,7 +42,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> None:
   config = args.config
   mesh = abstract_mesh(config, args.devices)
-  build.check_run(config, mesh.size)
+  check.run(config, mesh.size)
   rules = sharding.parse_rules(config.rules)
   vocab, source_vocab = vocabularies(config)
   model = build.model(config, vocab, source_vocab=source_vocab)
