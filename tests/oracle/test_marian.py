@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.models import pairs
+from tfm.benchmark import translation_torch
 from tfm.decoding import beam, loop
 from tfm.decoding.beam import Power
 
@@ -107,6 +108,23 @@ def test_scores_of_its_own_beams(published, model):
   assert shared
   for tokens in shared:
     np.testing.assert_allclose(ours[tokens], theirs[tokens], rtol=1e-4)
+
+
+@pytest.mark.parametrize('placement, scan', [('post', True), ('pre', True), ('post', False)])
+def test_what_the_benchmark_makes_is_the_same_model(placement, scan):
+  """Our parameters as Marian's, or Pegasus's, with heads and layers of the encoder's own."""
+  shape = dict(norm_placement=placement, position='sinusoidal', feed_forward='relu', embedding_scaled=True, scan=scan,
+               encoder=dict(layers=3, heads=2))
+  model, params = pairs.made(**shape)
+  made = translation_torch.marian(pairs.config(**shape), params, V, eos=2)
+  draw = np.random.default_rng(4)
+  source, target = draw.integers(0, V, (2, 7)), draw.integers(0, V, (2, 5))
+  there = np.array([[1] * 7, [1] * 4 + [0] * 3])
+  with torch.no_grad():
+    expected = made(
+      input_ids=torch.tensor(source), attention_mask=torch.tensor(there), decoder_input_ids=torch.tensor(target)).logits
+  found = pairs.logits(model, params, target, pairs.context(np.ones((2, 5))), source, pairs.context(there))
+  np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-5 * np.abs(expected.numpy()).max())
 
 
 @pytest.mark.parametrize('alpha', [1.0, 2.0])

@@ -1,0 +1,138 @@
+"""What `translation` measures, with `transformers`' Marian in PyTorch: same shape, same parameters, float32.
+
+  python -m tfm.benchmark.translation_torch runs/multi30k test 4     → {"seconds": …, "bleu": …, "texts": […]}
+
+Marian is the first Transformer, post-norm, with one table for all; of a pre-norm run it is Pegasus, which is Marian
+with the norms before the sublayers. It is asked by `generate(num_beams=4)` with that function's own defaults, so it may
+stop a little earlier: as soon as the likeliest live hypothesis, were it to end now, would be no better than what has
+ended. Ours goes on until nothing better can come at any length.
+"""
+
+import os
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from tfm.benchmark.translation import PENALTY, asked, report
+from tfm.config import parts, require
+from tfm.decoding.translate import ROWS
+from tfm.decoding.unrolled import unstacked
+from tfm.shapes import PyTree
+
+# What a run's config.model has to say for Marian to have a place for its parameters.
+SHAPE = dict(
+  architecture='encoder_decoder', dtype='float32', mixer='softmax', score='dot', position='sinusoidal', feed_forward='relu',
+  norm='layernorm', residual='sequential', bias=True, tied=True, embedding_scaled=True, embedding_norm=False,
+  output_transform='', output_bias=False, pattern=())
+# norm_placement → what `transformers` calls it.
+NAMES = {'post': ('MarianConfig', 'MarianMTModel'), 'pre': ('PegasusConfig', 'PegasusForConditionalGeneration')}
+
+
+def check(config: ConfigDict) -> None:
+  """Refuses a run of another shape than Marian's."""
+  m = config.model
+  require(m.norm_placement in NAMES,
+          f"config.model.norm_placement={m.norm_placement!r} is not Marian's; pre or post would do")
+  for where, part in parts(config).items():
+    wanted = SHAPE | dict(kv_heads=part.heads, head_width=m.width // part.heads, feed_forward_width=m.feed_forward_width,
+                          norm_placement=m.norm_placement, mask='causal' if where == 'model' else 'full')
+    if where == 'model.cross':
+      wanted |= dict(position='none', heads=m.heads)
+    for field, value in part.items():
+      require(wanted.get(field, value) == value,
+              f"config.{where}.{field}={value!r} is not Marian's, which has {wanted.get(field)!r}; benchmark such a run")
+  require(config.data.source_tokenizer is None,
+          f'config.data.source_tokenizer={config.data.source_tokenizer!r} gives the source a table of its own, and Marian '
+          'has one for all; benchmark a run without')
+
+
+def marian(config: ConfigDict, params: PyTree, vocab: int, eos: int):
+  """Marian, or its pre-norm sibling, with a run's parameters.
+
+  Its positions are sines and then cosines, the paper's take turns: so do the channels.
+  """
+  import torch
+  import transformers
+  check(config)
+  m = config.model
+  D, F = m.width, m.feed_forward_width
+  back = np.arange(D).reshape(D // 2, 2).T.reshape(-1)  # where ours has Marian's channels
+  settings, kind = (getattr(transformers, name) for name in NAMES[m.norm_placement])
+  made = kind(settings(
+    vocab_size=vocab, d_model=D, encoder_layers=m.encoder.layers, decoder_layers=m.layers,
+    encoder_attention_heads=m.encoder.heads, decoder_attention_heads=m.heads, encoder_ffn_dim=F, decoder_ffn_dim=F,
+    activation_function='relu', scale_embedding=True, pad_token_id=eos, eos_token_id=eos, decoder_start_token_id=eos,
+    forced_eos_token_id=None))
+  state = {}
+
+  def put(name, value):
+    state[name] = torch.tensor(np.asarray(value, np.float32))
+
+  def affine(name, kernel, bias, inputs=slice(None), outputs=slice(None)):
+    put(f'{name}.weight', np.asarray(kernel)[inputs, outputs].T)
+    put(f'{name}.bias', np.asarray(bias).reshape(-1)[outputs])
+
+  def attention(name, p):
+    for one in 'qkv':
+      affine(f'{name}.{one}_proj', p[one]['kernel'].reshape(D, D), p[one]['bias'], inputs=back)
+    affine(f'{name}.out_proj', p['out']['kernel'].reshape(D, D), p['out']['bias'], outputs=back)
+
+  def norm(name, p):
+    put(f'{name}.weight', p['scale'][back])
+    put(f'{name}.bias', p['bias'][back])
+
+  def stack(side, params, layers):
+    blocks = unstacked(params['stack']['layers'], layers) if 'layers' in params['stack'] else params['stack']
+    for i in range(layers):
+      p, name = blocks[f'layers_{i}']['block_0'], f'model.{side}.layers.{i}'
+      attention(f'{name}.self_attn', p['mixer'])
+      norm(f'{name}.self_attn_layer_norm', p['mixer_norm'])
+      if 'cross' in p:
+        attention(f'{name}.encoder_attn', p['cross'])
+        norm(f'{name}.encoder_attn_layer_norm', p['cross_norm'])
+      affine(f'{name}.fc1', *(p['feed_forward']['up'][key] for key in ('kernel', 'bias')), inputs=back)
+      affine(f'{name}.fc2', *(p['feed_forward']['down'][key] for key in ('kernel', 'bias')), outputs=back)
+      norm(f'{name}.final_layer_norm', p['feed_forward_norm'])
+    if 'norm' in params:
+      norm(f'model.{side}.layer_norm', params['norm'])
+
+  stack('encoder', params['encoder'], m.encoder.layers)
+  stack('decoder', params, m.layers)
+  for name in ('model.shared', 'model.encoder.embed_tokens', 'model.decoder.embed_tokens', 'lm_head'):
+    put(f'{name}.weight', params['embedding']['table'][:vocab, back])
+  missing, unexpected = made.load_state_dict(state, strict=False)
+  missing = [name for name in missing if 'embed_positions' not in name and name != 'final_logits_bias']  # no parameters
+  if missing or unexpected:
+    raise RuntimeError(f'Marian lacks {missing} and has no place for {unexpected}')
+  return made.eval()
+
+
+def main() -> None:
+  """Measures what the command line names."""
+  import torch
+  torch.set_num_threads(os.cpu_count())
+  loaded, sources, references, beams = asked()
+  tokenizer, eos = loaded.tokenizer, loaded.tokenizer.eos_id
+  model = marian(loaded.config, loaded.params, loaded.model.vocab, eos)
+
+  def write():
+    tokens = [[*tokenizer.encode(source), eos] for source in sources]
+    order = sorted(range(len(tokens)), key=lambda i: len(tokens[i]))
+    texts = [''] * len(tokens)
+    for start in range(0, len(order), ROWS):
+      batch = order[start:start + ROWS]
+      longest = len(tokens[batch[-1]])
+      ids = torch.tensor([tokens[i] + [eos] * (longest - len(tokens[i])) for i in batch])
+      there = torch.tensor([[1] * len(tokens[i]) + [0] * (longest - len(tokens[i])) for i in batch])
+      with torch.inference_mode():
+        out = model.generate(input_ids=ids, attention_mask=there, num_beams=beams, do_sample=False,
+                             length_penalty=PENALTY.alpha, max_new_tokens=longest + loaded.config.decoding.longer)
+      for i, row in zip(batch, out[:, 1:].tolist()):
+        texts[i] = tokenizer.decode(row[:row.index(eos)] if eos in row else row)
+    return texts
+
+  report(write, references)
+
+
+if __name__ == '__main__':
+  main()
