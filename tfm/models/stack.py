@@ -76,7 +76,8 @@ class Stack(nn.Module):
 
     def take(x, a, b):
       axes = [i for i, (m, n) in enumerate(zip(a.shape, b.shape)) if m != n]  # an index of all rows has none
-      return jnp.take(x, rows, axis=axes[0]) if axes else x
+      # All rows are there; the default would look for those that are not, in another pass over the cache.
+      return jnp.take(x, rows, axis=axes[0], mode='clip') if axes else x
     return {part: {name: cache | {'mixer': jax.tree.map(
       take, cache['mixer'], one[part][name]['mixer'], two[part][name]['mixer'])} for name, cache in blocks.items()}
       for part, blocks in caches.items()}
