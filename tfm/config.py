@@ -110,7 +110,7 @@ def schema() -> ConfigDict:
     decoding=dict(                  # in tfm generate and tfm evaluate; the first four of an encoder-decoder
       beams=1,                      # hypotheses kept side by side; 1: greedy
       penalty='gnmt(0.6)',          # of a hypothesis's length: gnmt(alpha), power(alpha)
-      early_stopping=False,         # stop as soon as `beams` hypotheses have ended; False: when none better can come
+      stopping='proven',            # when none better can come; 'likely': none would now; 'first': `beams` have ended
       longer=50,                    # tokens that a target may be longer than its source
       average=1,                    # checkpoints, the last ones, whose parameters are averaged when a run is read
     ),

@@ -233,7 +233,7 @@ def written(run: Run, split: str) -> tuple[list[tuple[str, str]], Iterator[tuple
       yield from translate(
         *unrolled(run.model, run.params), run.tokenizer, [source for source, _ in pairs], beams=decoding.beams,
         penalty=build.penalty(run.config), longer=decoding.longer, source_tokenizer=run.source_tokenizer,
-        early_stopping=decoding.early_stopping)
+        stopping=decoding.stopping)
   return pairs, translations()
 
 

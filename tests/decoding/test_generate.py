@@ -115,7 +115,7 @@ def test_no_further_than_the_positions_reach(generate):
   (['--prompt=a', '--repetition_penalty=0'], 'repetition_penalty=0'),
   (['--prompt=a', '--repetition_penalty=2', '--beams=2'],
    '--repetition_penalty is for sampling, and --beams for beam search'),
-  (['--prompt=a', '--top_k=2', '--early_stopping'], '--top_k is for sampling, and --early_stopping for beam search'),
+  (['--prompt=a', '--top_k=2', '--stopping=first'], '--top_k is for sampling, and --stopping for beam search'),
   (['--prompt=a', '--max_tokens=0'], 'max_tokens=0'),
   (['--prompt=a', '--num_samples=0'], 'num_samples=0'),
   (['--prompt=a', '--seed=-1'], 'seed=-1'),

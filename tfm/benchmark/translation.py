@@ -20,8 +20,8 @@ from tfm.decoding.translate import translate
 from tfm.decoding.unrolled import unrolled
 from tfm.parallel import sharding
 
-# The length penalty that `generate(num_beams=…)` has unless told.
-PENALTY = Power(1.0)
+# The length penalty and the rule of stopping that `generate(num_beams=…)` has unless told.
+PENALTY, STOPPING = Power(1.0), 'likely'
 
 
 def asked() -> tuple[run.Run, list[str], list[str], int]:
@@ -49,7 +49,7 @@ def main() -> None:
   def write():
     found = dict(translate(
       model, params, loaded.tokenizer, sources, beams=beams, penalty=PENALTY, longer=loaded.config.decoding.longer,
-      source_tokenizer=loaded.source_tokenizer))
+      source_tokenizer=loaded.source_tokenizer, stopping=STOPPING))
     return [found[i][0].text for i in range(len(sources))]
 
   with sharding.context(loaded.mesh, loaded.rules):

@@ -3,9 +3,8 @@
   python -m tfm.benchmark.translation_torch runs/multi30k test 4     → {"seconds": …, "bleu": …, "texts": […]}
 
 Marian is the first Transformer, post-norm, with one table for all; of a pre-norm run it is Pegasus, which is Marian
-with the norms before the sublayers. It is asked by `generate(num_beams=4)` with that function's own defaults, so it may
-stop a little earlier: as soon as the likeliest live hypothesis, were it to end now, would be no better than what has
-ended. Ours goes on until nothing better can come at any length.
+with the norms before the sublayers. It is asked by `generate(num_beams=4)` with that function's own defaults, which ours
+has too: a row stops as soon as the likeliest live hypothesis, were it to end now, would be no better than what has ended.
 """
 
 import os

@@ -164,7 +164,7 @@ def translation(loaded: run.Run, source: Int[np.ndarray, 'S']) -> Int[np.ndarray
     [found] = beam.search(
       *unrolled(loaded.model, loaded.params), [[eos]], sources=[source], eos=eos, beams=decoding.beams,
       penalty=build.penalty(loaded.config), max_tokens=min(len(source) + decoding.longer, LONGEST - 1),
-      early_stopping=decoding.early_stopping)
+      stopping=decoding.stopping)
   return np.array([eos, *found[0].tokens], np.int32)
 
 

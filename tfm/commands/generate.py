@@ -38,7 +38,7 @@ ROWS = 32
 MAX_TOKENS = 256
 # Flags of the two ways to write.
 SAMPLING = tuple(field.name for field in dataclasses.fields(Sampling))
-SEARCH = 'beams', 'penalty', 'early_stopping'
+SEARCH = 'beams', 'penalty', 'stopping'
 
 
 def arguments(parser):
@@ -63,8 +63,9 @@ def arguments(parser):
       help='divides the logits of tokens that are there already, or multiplies negative ones (default: 1, none)')
   add('--beams', type=int, metavar='K', help='beam search with K hypotheses (default: config.decoding.beams)')
   add('--penalty', metavar='SPEC', help="of a hypothesis's length: gnmt(alpha), power(alpha) (default: config.decoding.penalty)")
-  add('--early_stopping', action='store_true', default=None,
-      help='stop beam search as soon as K hypotheses have ended (default: config.decoding.early_stopping)')
+  add('--stopping', choices=beam.STOPPING,
+      help='beam search stops when nothing better can come, when nothing better would end now, or when K hypotheses have '
+           'ended (default: config.decoding.stopping)')
   add('--forced', metavar='TEXT', help='how the target of an encoder-decoder begins')
   add('--seed', type=int, default=0, metavar='N', help='of the sampling (default: 0)')
   add('--num_samples', type=int, default=1, metavar='N', help='texts for each prompt, of beam search the N best (default: 1)')
@@ -172,15 +173,15 @@ def searched(loaded: run.Run, prompts: list[str], args: argparse.Namespace, pair
   require(args.num_samples <= beams, f'--num_samples={args.num_samples} is more than the {beams} hypotheses of '
                                      f'--beams={beams}')
   penalty = build.penalty(loaded.config) if args.penalty is None else spec.choose(args.penalty, beam.PENALTIES)
-  early_stopping = asked.early_stopping or bool(args.early_stopping)
+  stopping = args.stopping or asked.stopping
   tokenizer = loaded.tokenizer
   model, params = unrolled(loaded.model, loaded.params)
   if pairs:
     found = translate(
       model, params, tokenizer, prompts, beams=beams, penalty=penalty, longer=asked.longer, max_tokens=args.max_tokens,
-      source_tokenizer=loaded.source_tokenizer, forced=args.forced or '', early_stopping=early_stopping)
+      source_tokenizer=loaded.source_tokenizer, forced=args.forced or '', stopping=stopping)
   else:
-    found = continued(model, params, tokenizer, prompts, beams, penalty, args.max_tokens or MAX_TOKENS, early_stopping)
+    found = continued(model, params, tokenizer, prompts, beams, penalty, args.max_tokens or MAX_TOKENS, stopping)
   del loaded
   if len(prompts) > 1:
     found = track(found, 'texts', len(prompts))
@@ -191,14 +192,14 @@ def searched(loaded: run.Run, prompts: list[str], args: argparse.Namespace, pair
 
 
 def continued(
-    model, params, tokenizer, prompts, beams, penalty, max_tokens, early_stopping,
+    model, params, tokenizer, prompts, beams, penalty, max_tokens, stopping,
 ) -> Iterator[tuple[int, list[Translation]]]:
   """As `translate`, of a decoder."""
   tokens = [np.array([tokenizer.eos_id, *tokenizer.encode(prompt)], np.int32) for prompt in prompts]
   for start in range(0, len(prompts), ROWS):
     batch = range(start, min(start + ROWS, len(prompts)))
     hypotheses = beam.search(model, params, [tokens[i] for i in batch], max_tokens=max_tokens, eos=tokenizer.eos_id,
-                             beams=beams, penalty=penalty, early_stopping=early_stopping)
+                             beams=beams, penalty=penalty, stopping=stopping)
     for i, best in zip(batch, hypotheses):
       yield i, [Translation(prompts[i] + tokenizer.decode(new), score) for new, score in best]
 

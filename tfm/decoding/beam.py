@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from tfm.decoding.loop import State, buckets, check, padded, prefill, remember
+from tfm.decoding.loop import State, buckets, check, padded, prefill, reading, remember
 from tfm.mixers.protocol import Context
 from tfm.models.decoder import Decoder
-from tfm.shapes import Array, Float, Int, PyTree
+from tfm.shapes import Array, Bool, Float, Int, PyTree
 
 
 class Hypothesis(NamedTuple):
@@ -46,6 +46,14 @@ class Power:
 # A penalty divides log p; the end of a hypothesis counts as one token.
 PENALTIES = {'gnmt': Gnmt, 'power': Power}
 
+# When a row stops: where no live hypothesis can become better than its worst ended one at any length, which is
+# proven as log p only falls; where none would be if it ended now; or once as many have ended as there are beams.
+# The last two are `early_stopping=False` and `True` of `transformers`, whose 'never' is the first.
+STOPPING = ('proven', 'likely', 'first')
+
+# Tokens that the caches have room for at first; twice as many whenever they are full. They are moved at every step.
+ROOM = 31
+
 
 @struct.dataclass
 class Beams:
@@ -70,25 +78,27 @@ class Beams:
 def search(
     model: Decoder, params: PyTree, prompts: Sequence[Sequence[int]], *, max_tokens: int | Sequence[int], eos: int,
     beams: int = 4, penalty: Callable = Gnmt(), sources: Sequence[Sequence[int]] | None = None,
-    early_stopping: bool = False,
+    stopping: str = 'proven', room: int = ROOM,
 ) -> list[list[Hypothesis]]:
   """The `beams` best hypotheses of every row, the best first; fewer where there are no more.
 
   score = log p(tokens, end | prompt) / penalty(tokens and end). A hypothesis of `max_tokens` tokens ends
-  there without an end. A row goes on while a live hypothesis might still, at any length, score above the
-  worst of its ended ones, so nothing is lost by stopping. One beam is greedy decoding. For scanned models
-  see `unrolled`.
+  there without an end. One beam is greedy decoding. For scanned models see `unrolled`.
 
   Args:
     max_tokens: of a row, or of each.
     sources: as in `loop.generate`.
-    early_stopping: a row stops instead as soon as `beams` hypotheses have ended, as in `transformers`.
+    stopping: when a row stops, one of `STOPPING`; by 'proven' nothing is lost.
+    room: tokens that the caches have room for at first.
 
   Raises:
-    ValueError: for what `loop.check` refuses, a number of beams below 1, or logits that are not numbers.
+    ValueError: for what `loop.check` refuses, a number of beams below 1, an unknown rule of stopping, or logits
+      that are not numbers.
   """
   if beams < 1:
     raise ValueError(f'beams={beams} must be at least 1')
+  if stopping not in STOPPING:
+    raise ValueError(f'stopping={stopping!r} is not there; known: {", ".join(STOPPING)}')
   limits = np.broadcast_to(np.asarray(max_tokens, np.int32), len(prompts))
   check(model, prompts, int(limits.min(initial=1)), sources)
   check(model, prompts, int(limits.max()), sources)
@@ -98,34 +108,57 @@ def search(
     memory = remember(model, params, [np.asarray(source, np.int32) for source in sources])
     memory = jax.tree.map(lambda x: jnp.repeat(x, beams, 0), memory)
   most = buckets(int(limits.max()), 16)
-  state = prefill(model, params, [prompt for prompt in prompts for _ in range(beams)], most, memory=memory,
-                  rows=beams * padded(len(prompts)))
+  rows, until = beams * padded(len(prompts)), min(room, most)
+  state = prefill(model, params, [prompt for prompt in prompts for _ in range(beams)], until, memory=memory, rows=rows)
   limits = np.resize(limits, padded(len(prompts)))  # rows of padding are done, whatever their limit
-  scores, tokens, lengths = jax.device_get(
-    run(model, params, state, limits, eos, beams, penalty, most, early_stopping))
+  found, read = begun(state, beams, most), sum(reading(model, max(map(len, prompts)), remembers=memory is not None))
+  while True:
+    found, goes_on = run(model, params, found, limits, until, eos, beams, penalty, stopping)
+    if not goes_on:
+      break
+    until = min(2 * until, most)
+    caches = widened(model, found.state.caches, rows, buckets(read + until, 16))
+    found = found.replace(state=found.state.replace(caches=caches))
+  scores, tokens, lengths = jax.device_get((found.scores, found.ended, found.lengths))
   if np.isnan(scores[:len(prompts)]).any():
     raise ValueError('the logits of the model are not numbers; its parameters are no use')
   return [[Hypothesis(t[:n], float(s)) for s, t, n in zip(*row) if s > -np.inf]
           for row in zip(scores[:len(prompts)], tokens, lengths)]
 
 
-@functools.partial(jax.jit, static_argnums=(0, 5, 6, 7, 8))
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def begun(state: State, beams: int, most: int) -> Beams:
+  """The search before its first step: all hypotheses of a row begin alike, so one of them stands for all."""
+  B, K = len(state.done) // beams, beams
+  alive = jnp.where(state.done.reshape(B, K) | (jnp.arange(K) > 0)[None], -jnp.inf, 0.0)
+  blank = jnp.zeros((B, K, most), jnp.int32)
+  return Beams(state, jnp.int32(0), alive, blank, jnp.full((B, K), -jnp.inf), blank, jnp.zeros((B, K), jnp.int32))
+
+
+@functools.partial(jax.jit, static_argnums=(0, 2, 3))
+def widened(model: Decoder, caches: PyTree, rows: int, length: int) -> PyTree:
+  """The caches with room for more."""
+  return model.stack().grown(caches, rows, length)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 5, 6, 7, 8), donate_argnums=2)
 def run(
-    model: Decoder, params: PyTree, state: State, limits: Int[Array, 'B'], eos: int, beams: int, penalty: Callable,
-    most: int, early_stopping: bool,
-) -> tuple[Float[Array, 'B K'], Int[Array, 'B K L'], Int[Array, 'B K']]:
-  """Scores, tokens and lengths of the best hypotheses, the best first; -inf where there are fewer."""
+    model: Decoder, params: PyTree, found: Beams, limits: Int[Array, 'B'], until: Int[Array, ''], eos: int, beams: int,
+    penalty: Callable, stopping: str,
+) -> tuple[Beams, Bool[Array, '']]:
+  """Up to `until` tokens, and whether there is more to be done."""
   K, B, V = beams, len(limits), model.vocab
   rows = jnp.arange(B)[:, None]
 
   def unfinished(found):  # [B]
-    # log p only falls, and the penalty is monotone: the best that may still come has one of two lengths.
-    first, last = (found.log_p[:, 0] / penalty(length) for length in (found.step + 1, limits))
     worst = found.scores[:, -1]
     hopeful = (found.step < limits) & (found.log_p[:, 0] > -jnp.inf)
-    # One beam is greedy decoding: what ends first is all there is.
-    better = worst == -jnp.inf if early_stopping or K == 1 else jnp.maximum(first, last) > worst
-    return hopeful & better
+    if stopping == 'first' or K == 1:  # one beam is greedy decoding: what ends first is all there is
+      return hopeful & (worst == -jnp.inf)
+    # log p only falls, and the penalty is monotone: the best that may still come has one of two lengths.
+    lengths = (found.step + 1, limits) if stopping == 'proven' else (jnp.maximum(found.step, 1),)
+    best = functools.reduce(jnp.maximum, (found.log_p[:, 0] / penalty(length) for length in lengths))
+    return hopeful & (best > worst)
 
   def step(found):
     state = found.state
@@ -153,10 +186,5 @@ def run(
     state = State(caches, token.reshape(-1), state.positions + here[:, 0], state.done)
     return Beams(state, found.step + 1, log_p, written[rows, best], jnp.where(bad, jnp.nan, scores), ended, lengths)
 
-  none = jnp.full((B, K), -jnp.inf)
-  blank = jnp.zeros((B, K, most), jnp.int32)
-  # All hypotheses of a row begin alike, so one of them stands for all.
-  alive = jnp.where(state.done.reshape(B, K) | (jnp.arange(K) > 0)[None], -jnp.inf, 0.0)
-  found = Beams(state, jnp.int32(0), alive, blank, none, blank, jnp.zeros((B, K), jnp.int32))
-  found = jax.lax.while_loop(lambda found: unfinished(found).any(), step, found)
-  return found.scores, found.ended, found.lengths
+  found = jax.lax.while_loop(lambda found: unfinished(found).any() & (found.step < until), step, found)
+  return found, unfinished(found).any()

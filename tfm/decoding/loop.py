@@ -196,12 +196,8 @@ def prefill(
   Args:
     rows: to make, of which those beyond the prompts are done; `padded` of as many prompts unless given.
   """
-  longest = max(map(len, prompts))
-  # A prefix is what was there before writing began; seen from everywhere in it, it is read at once.
-  prefixed = 'prefix' in model.reads
-  widths = [buckets(longest - 1, 16)] * (longest > 1) if prefixed else cut(longest - 1, pieces)
-  if memory is not None and not widths:
-    widths = [1]
+  longest, prefixed = max(map(len, prompts)), 'prefix' in model.reads
+  widths = reading(model, longest, pieces, memory is not None)
   length, rows = sum(widths), padded(len(prompts)) if rows is None else rows
   tokens, positions, segments, prefix = np.zeros((4, rows, length + 1), np.int32)
   for row, prompt in enumerate(prompts):
@@ -215,6 +211,13 @@ def prefill(
     caches = read(model, params, tokens[:, piece], context, caches, memory)
     start, memory = start + width, None
   return State(caches, tokens[:, -1], positions[:, -1], segments[:, -1] == 0)
+
+
+def reading(model: Decoder, longest: int, pieces: Sequence[int] = PIECES, remembers: bool = False) -> list[int]:
+  """How many tokens are read at once, time after time, of prompts of which the longest has so many."""
+  # A prefix is what was there before writing began; seen from everywhere in it, it is read at once.
+  widths = [buckets(longest - 1, 16)] * (longest > 1) if 'prefix' in model.reads else cut(longest - 1, pieces)
+  return widths or [1] * remembers
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))

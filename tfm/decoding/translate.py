@@ -24,7 +24,7 @@ class Translation(NamedTuple):
 def translate(
     model: Decoder, params: PyTree, tokenizer: Tokenizer, texts: Sequence[str], *, beams: int, penalty: Callable,
     longer: int, max_tokens: int | None = None, source_tokenizer: Tokenizer | None = None, forced: str = '',
-    early_stopping: bool = False, rows: int = ROWS,
+    stopping: str = 'proven', rows: int = ROWS,
 ) -> Iterator[tuple[int, list[Translation]]]:
   """(number of the text, its translations, the best first), batch by batch, shortest texts first.
 
@@ -32,7 +32,7 @@ def translate(
     source_tokenizer: of the texts, where it is another.
     longer: tokens that a target may be longer than its source, unless `max_tokens` says how many it may have.
     forced: how every target begins.
-    early_stopping: as in `beam.search`.
+    stopping: as in `beam.search`.
   """
   reader = source_tokenizer or tokenizer
   sources = [np.append(reader.encode(text), reader.eos_id) for text in texts]
@@ -43,6 +43,6 @@ def translate(
     found = beam.search(
       model, params, [prompt] * len(batch), sources=[sources[i] for i in batch], eos=tokenizer.eos_id, beams=beams,
       penalty=penalty, max_tokens=[max_tokens or len(sources[i]) + longer for i in batch],
-      early_stopping=early_stopping)
+      stopping=stopping)
     for i, hypotheses in zip(batch, found):
       yield i, [Translation(forced + tokenizer.decode(tokens), score) for tokens, score in hypotheses]

@@ -96,6 +96,16 @@ class Stack(nn.Module):
     return found
 
   @nn.nowrap
+  def grown(self, caches: PyTree, batch: int, length: int) -> PyTree:
+    """Caches of `batch` rows, with room for `length` tokens instead of fewer; what is kept of a memory stays."""
+    wanted = jax.eval_shape(lambda: self.init_caches(batch, length))
+
+    def widen(x, to):
+      return x if x.shape == to.shape else jnp.pad(x, [(0, n - m) for m, n in zip(x.shape, to.shape)])
+    return {part: {name: cache | {'mixer': jax.tree.map(widen, cache['mixer'], wanted[part][name]['mixer'])}
+                   for name, cache in blocks.items()} for part, blocks in caches.items()}
+
+  @nn.nowrap
   def parts(self) -> list[tuple[str, tuple[Callable, ...], int]]:
     """(name, blocks, scanned repeats, 0 for none) of each part of the stack."""
     turns, rest = divmod(self.layers, len(self.pattern))

@@ -1,0 +1,92 @@
+"""What is refused of a run before anything is read or made: sizes, cadence, data against objective, mesh against batch."""
+
+import re
+
+from ml_collections import ConfigDict
+
+from tfm import spec
+from tfm.build import objective, one_of, packing, penalty, source
+from tfm.config import require, schema
+from tfm.decoding.beam import STOPPING
+from tfm.parallel import mesh as meshes
+
+
+def run(config: ConfigDict, devices: int) -> None:
+  """Refuses what can be told without data or model: sizes, cadence, mesh against batch."""
+  t, o = config.training, config.optimizer
+  require(config.data.length >= 1, f'config.data.length={config.data.length} must be at least 1')
+  for field in ('steps', 'batch_size', 'accumulation', 'log_every', 'evaluate_every', 'keep'):
+    require(t[field] >= 1, f'config.training.{field}={t[field]} must be at least 1')
+  require(config.data.threads >= 0, f'config.data.threads={config.data.threads} must be 0 or more')
+  for field in ('loss_chunk', 'evaluation_batches', 'profile'):
+    require(t[field] >= 0, f'config.training.{field}={t[field]} must be 0 or more')
+  require(t.recurrence >= 0 and (not t.recurrence or config.data.length % t.recurrence == 0),
+          f'config.training.recurrence={t.recurrence} must be 0 (rows are read at once) or divide '
+          f'config.data.length={config.data.length}')
+  require(not t.recurrence or objective(config).recurs,
+          f'config.training.recurrence={t.recurrence} reads rows in pieces, and config.objective={config.objective!r} '
+          'has them seen at once; set it to 0')
+  data(config)
+  for field, least in (('beams', 1), ('longer', 0), ('average', 1)):
+    value = config.decoding[field]
+    require(value >= least, f'config.decoding.{field}={value} must be at least {least}')
+  penalty(config)
+  one_of('decoding.stopping', config.decoding.stopping, STOPPING)
+  require(t.keep >= config.decoding.average,
+          f'config.training.keep={t.keep} checkpoints cannot be averaged by config.decoding.average='
+          f'{config.decoding.average}; keep as many')
+  require(o.warmup >= 0, f'config.optimizer.warmup={o.warmup} must be 0 or more steps')
+  require(o.clip >= 0, f'config.optimizer.clip={o.clip} must be 0 (no clipping) or more')
+  require(o.learning_rate >= 0, f'config.optimizer.learning_rate={o.learning_rate} must be 0 or more')
+  try:
+    re.compile(o.no_decay)
+  except re.error as error:
+    raise ValueError(f'config.optimizer.no_decay={o.no_decay!r} is no regular expression: {error}') from None
+  sizes = meshes.resolve(config.mesh.to_dict(), devices)
+  for axis, axes in config.rules.items():
+    for name in axes.split():
+      require(name in sizes, f'config.rules.{axis}={axes!r} names {name!r}, which is no mesh axis; '
+                             f'{spec.suggest(name, sizes)}')
+  ways = 1
+  for name in config.rules.batch.split():
+    ways *= sizes[name]
+  require(t.batch_size % t.accumulation == 0,
+          f'config.training.accumulation={t.accumulation} does not divide config.training.batch_size={t.batch_size}')
+  require(t.batch_size // t.accumulation % ways == 0,
+          f'config.training.batch_size={t.batch_size} in {t.accumulation} microbatches does not divide over the '
+          f'{ways} devices of the mesh axes {config.rules.batch!r}; {t.accumulation * ways} or a multiple would do')
+
+
+# What documents may be, by their fields, in words, and a source and a packing of such.
+KINDS = {
+  ('text',): ('texts', "text('*.txt')", 'concat'),
+  ('source', 'target'): ('pairs of source and target', 'parallel(src, tgt)', 'buckets'),
+  ('text', 'label'): ('texts with a label', "labelled('*.tsv')", 'each'),
+  ('image', 'label'): ('images with a label', 'digits', 'each'),
+  ('text', 'labels'): ('texts with a label for each word', "tagged('*.conll')", 'each'),
+}
+
+
+def data(config: ConfigDict) -> None:
+  """Refuses a source, a packing and an objective that are not of one kind of document."""
+  d, aim, packs = config.data, objective(config), packing(config)
+  found = source(config).fields
+  kinds, (_, example, _) = ' or '.join(KINDS[fields][0] for fields in aim.takes), KINDS[aim.takes[0]]
+  require(found in aim.takes, f'config.objective={config.objective!r} learns from {kinds}, and config.data.source='
+                              f'{d.source!r} gives {" and ".join(found)}; {example!r} would do')
+  kind, _, example = KINDS[found]
+  require(found in packs.takes, f'config.data.packing={d.packing!r} does not pack {kind}; {example!r} would do')
+  require(packs.gives == aim.wants,
+          f'config.objective={config.objective!r} reads {" and ".join(sorted(aim.wants)) or "nothing"} of a row beside its '
+          f'tokens, and config.data.packing={d.packing!r} gives {" and ".join(sorted(packs.gives)) or "nothing"}; '
+          f'{aim.packs!r} would do')
+  require(packs.layout in aim.layouts,
+          f'config.objective={config.objective!r} reads rows as one text, and config.data.packing={d.packing!r} puts '
+          f'several into one; {aim.packs!r} would do')
+  default = schema().data.tokenizer
+  require('image' not in found or d.tokenizer == default,
+          f'config.data.tokenizer={d.tokenizer!r} is for texts, and config.data.source={d.source!r} gives images; leave '
+          f'it at {default!r}')
+  require('source' in found or d.source_tokenizer is None,
+          f'config.data.source_tokenizer={d.source_tokenizer!r} is for pairs, and config.data.source={d.source!r} '
+          'gives none; leave it out')
