@@ -4,6 +4,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 RUN ?= runs/demo
+# Paths to test; all unless told.
+TESTS ?=
 # A process a core; a file's tests stay together, as they share what is compiled.
 PARALLEL = -n auto --dist loadfile
 
@@ -21,7 +23,7 @@ demo: $(VENV)/installed
 	@echo; echo "The run is in $(RUN): curves.png shows the loss; 'tensorboard --logdir=$(RUN)' shows the rest."
 
 test: $(VENV)/installed
-	$(VENV)/bin/python -m pytest $(PARALLEL)
+	$(VENV)/bin/python -m pytest $(PARALLEL) $(TESTS)
 
 # Here one file holds most of the tests, and they share nothing.
 test-slow: $(VENV)/installed

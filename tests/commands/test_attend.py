@@ -145,6 +145,7 @@ def test_refusals(request, capsys, which, flags, sentence):
 def test_a_model_without_weights(capsys, monkeypatch):
   """Refused before anything is computed, with what would have them."""
   class Loaded:
+    tokenizer = Bytes()
     model = run.make_model(configs.resolve(configs.complete(dict(
       data=dict(length=24), model=TINY | dict(layers=1, mixer='recurrent', position='none')))), Bytes(), None)
   monkeypatch.setattr(run, 'load', lambda *asked: Loaded)

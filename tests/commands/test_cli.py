@@ -30,6 +30,7 @@ def test_every_command_has_help(capsys, name):
   assert end.value.code == 0 and f'usage: tfm {name}' in out
 
 
+@pytest.mark.slow
 def test_python_m_tfm_is_the_same():
   done = subprocess.run([sys.executable, '-m', 'tfm', '--help'], capture_output=True, text=True, check=True)
   assert 'train' in done.stdout

@@ -74,6 +74,7 @@ def test_generate_samples_and_forces(workdir, capsys):
   assert status == 0 and out.count('=== prompt 1 of 1') == 4
 
 
+@pytest.mark.slow
 def test_checkpoints_are_averaged(workdir, capsys):
   losses = [json.loads(tfm(capsys, 'evaluate', f'--workdir={workdir}', '--metric=exact', *more)[1])['loss'] for more in (
     ['--step=15'], ['--step=30'], ['--average=2'])]

@@ -62,6 +62,7 @@ def sharded(text, rules):
 
 
 @pytest.mark.parametrize('text', TRIED)
+@pytest.mark.slow
 def test_the_mesh_changes_nothing(text):
   equal_on(sharded(text, {}), (2, 2, 2))
 
@@ -73,6 +74,7 @@ def test_the_mesh_changes_nothing(text):
   pytest.param((1, 2, 4), dict(expert='fsdp', embed=''), (4, 32, 8), marks=pytest.mark.slow),
   pytest.param((2, 2, 2), dict(expert='fsdp tensor', embed='', mlp=''), (2, 32, 32), marks=pytest.mark.slow),
 ], ids=str)
+@pytest.mark.slow
 def test_experts_may_be_cut_over_any_axis(text, sizes, rules, cut):
   made = sharded(text, rules)
   equal_on(made, sizes)

@@ -77,10 +77,10 @@ def settings(texts=collect.specs):
 def cuts():
   """(mixer, position, mask, mesh): all meshes for the defaults; for the others the one that cuts all three ways.
 
-  A mesh costs a compilation of seconds, so positions, other examples of a mixer than the first, and for the
+  A mesh costs a compilation of seconds, so of mixers all but the defaults' and `linear`, positions, and for the
   defaults the meshes that cut two ways, run under `make test-slow`.
   """
-  quick, three = [tuple(collect.surroundings(mixer).values()) for mixer in collect.first('mixer')], (2, 2, 2)
+  quick, three = [tuple(collect.surroundings(collect.examples('mixer', 'linear')[0]).values())], (2, 2, 2)
   quick.insert(0, tuple(collect.DEFAULTS.values()))
   for setting in settings():
     for sizes in MESHES if setting == quick[0] else [three]:

@@ -128,6 +128,7 @@ def test_one_beam_is_greedy(tiny, prompts):
     np.testing.assert_array_equal(hypothesis.tokens, tokens)
 
 
+@pytest.mark.slow
 def test_one_beam_of_an_encoder_decoder_is_greedy():
   model, params = pairs.made()
   sources = [np.arange(n, dtype=np.int32) + 3 for n in (5, 9, 2)]
@@ -145,6 +146,7 @@ def test_one_beam_of_an_encoder_decoder_is_greedy():
       assert np.argmax(row) == tokens[n]
 
 
+@pytest.mark.slow
 def test_rows_do_not_depend_on_their_company(tiny, prompts):
   model, params = tiny
   def search(some, limits):

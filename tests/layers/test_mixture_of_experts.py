@@ -253,6 +253,7 @@ def test_product_of_blocks():
 
 
 @pytest.mark.parametrize('settings', [dict(), dict(capacity=1.0)], ids=['dropless', 'capacity'])
+@pytest.mark.slow
 def test_tokens_stay_on_their_devices(settings):
   """With rows cut over eight devices no device hears of another's: only the kernels' gradients are summed."""
   made = MixtureOfExperts(

@@ -87,6 +87,7 @@ def test_caches_have_the_structure_of_the_stack(scan):
 
 
 @pytest.mark.parametrize('scan', [True, False])
+@pytest.mark.slow
 def test_remat_changes_no_gradient(scan):
   layers = 2 if scan else 1
   plain = decoder(layers=layers, scan=scan)

@@ -108,6 +108,7 @@ def test_what_does_not_go_together_is_refused(fields, sentence):
     build.model(made, 8)
 
 
+@pytest.mark.slow
 def test_images_are_learnt_and_a_run_of_them_is_read_back(tmp_path, capsys):
   """Through the commands: 60 steps tell most of the digits."""
   made = config(**{

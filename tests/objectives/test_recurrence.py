@@ -71,6 +71,7 @@ def test_what_was_read_is_heard_and_gets_no_gradient(mixer, position):
   assert abs(f(changed)[0] - f(params)[0]) > 1e-4
 
 
+@pytest.mark.slow
 def test_with_one_piece_nothing_is_cut():
   def gradient(recurrence):
     f, params = loss(recurrence, 'softmax', 'transformer_xl')

@@ -116,6 +116,7 @@ def test_bfloat16():
     np.testing.assert_allclose(y[REAL].astype(float), expected[REAL], atol=0.05 * np.abs(expected).max())
 
 
+@pytest.mark.slow
 def test_dropout_is_on_the_weights_in_training_only():
   made, params = mixer(dropout=0.5), {'params': parameters(SPECS[0])}
   x = jnp.asarray(X, jnp.float32)

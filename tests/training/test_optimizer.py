@@ -19,7 +19,9 @@ def params(tiny):
   return nn.unbox(jax.jit(lambda key: states.parameters(model, key, 1, 32))(jax.random.key(0)))
 
 
-@pytest.mark.parametrize('text', ['adamw(weight_decay=0.5)', 'lion(weight_decay=0.5)', 'adafactor(weight_decay=0.5)'])
+@pytest.mark.parametrize('text', [
+  'adamw(weight_decay=0.5)', pytest.param('lion(weight_decay=0.5)', marks=pytest.mark.slow),
+  pytest.param('adafactor(weight_decay=0.5)', marks=pytest.mark.slow)])
 def test_decay_spares_biases_norms_and_tables(tiny, text):
   """With a zero gradient, decay is all that moves a parameter."""
   tree = jax.tree.map(jnp.ones_like, params(tiny))

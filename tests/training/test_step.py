@@ -158,6 +158,7 @@ def test_float16_scales_skips_and_recovers(tiny):
     np.testing.assert_allclose([r['loss'] for r in history], [r['loss'] for r in reference], rtol=2e-3)
 
 
+@pytest.mark.slow
 def test_overflow_skips_the_update_and_halves_the_scale(tiny):
   """A scale beyond float16's range makes every gradient overflow."""
   config = tiny(**{'model.dtype': 'float16'})
@@ -207,6 +208,7 @@ def told(tiny, key, **model):
   return jax.jit(loss)(params)
 
 
+@pytest.mark.slow
 def test_losses_of_layers_are_minimised_and_told(tiny):
   key = jax.random.key(0)
   (total, sums), gradient = told(tiny, key, feed_forward=EXPERTS.format(0.5, 0.1))
@@ -232,6 +234,7 @@ def test_an_evaluation_tells_the_loss_alone(tiny):
 
 @pytest.mark.parametrize('fields', [
   {'model.remat': 'full'}, {'model.remat': 'dots', 'training.loss_chunk': 64}], ids=str)
+@pytest.mark.slow
 def test_reports_are_the_same_however_they_are_computed(tiny, fields):
   fields |= {'model.feed_forward': EXPERTS.format(0.5, 0.1)}
   expected, a = prepared(sgd(tiny, **{'model.feed_forward': EXPERTS.format(0.5, 0.1)}))
@@ -254,6 +257,7 @@ def test_unscanned_layers_report_too(tiny):
   assert_trees_close(got, expected, rtol=1e-5, atol=0)
 
 
+@pytest.mark.slow
 def test_accumulated_losses_of_layers_are_means_over_tokens(tiny):
   """That of balance is none, so it is left out."""
   fields = {'model.feed_forward': 'mixture_of_experts(experts=4, balance=0.0, z_loss=0.5)'}
