@@ -64,6 +64,7 @@ class Beams:
     step: tokens written.
     log_p: of the live ones; -inf for none. tokens: theirs, written so far.
     scores, ended, lengths: of the ended ones; -inf for none. A length leaves the end out.
+    going: rows that had not stopped before the last step; what has stopped does not go on, whatever others do.
   """
 
   state: State
@@ -73,6 +74,7 @@ class Beams:
   scores: Float[Array, 'B K']
   ended: Int[Array, 'B K L']
   lengths: Int[Array, 'B K']
+  going: Bool[Array, 'B']
 
 
 def search(
@@ -132,7 +134,8 @@ def begun(state: State, beams: int, most: int) -> Beams:
   B, K = len(state.done) // beams, beams
   alive = jnp.where(state.done.reshape(B, K) | (jnp.arange(K) > 0)[None], -jnp.inf, 0.0)
   blank = jnp.zeros((B, K, most), jnp.int32)
-  return Beams(state, jnp.int32(0), alive, blank, jnp.full((B, K), -jnp.inf), blank, jnp.zeros((B, K), jnp.int32))
+  return Beams(state, jnp.int32(0), alive, blank, jnp.full((B, K), -jnp.inf), blank, jnp.zeros((B, K), jnp.int32),
+               jnp.ones(B, bool))
 
 
 @functools.partial(jax.jit, static_argnums=(0, 2, 3))
@@ -152,7 +155,7 @@ def run(
 
   def unfinished(found):  # [B]
     worst = found.scores[:, -1]
-    hopeful = (found.step < limits) & (found.log_p[:, 0] > -jnp.inf)
+    hopeful = found.going & (found.step < limits) & (found.log_p[:, 0] > -jnp.inf)
     if stopping == 'first' or K == 1:  # one beam is greedy decoding: what ends first is all there is
       return hopeful & (worst == -jnp.inf)
     # log p only falls, and the penalty is monotone: the best that may still come has one of two lengths.
@@ -161,7 +164,7 @@ def run(
     return hopeful & (best > worst)
 
   def step(found):
-    state = found.state
+    state, going = found.state, unfinished(found)
     here = jnp.where(state.done, 0, 1)[:, None]
     context = Context(state.positions[:, None], here, jnp.zeros_like(here))
     logits, caches = model.apply({'params': params}, state.tokens[:, None], context, state.caches)
@@ -174,7 +177,7 @@ def run(
 
     written = found.tokens[rows, source].at[:, :, found.step].set(token)
     # An end counts where it is among the K likeliest continuations, and its row has not stopped before the others.
-    counts = ends & (jnp.arange(log_p.shape[1]) < K)[None] & unfinished(found)[:, None]
+    counts = ends & (jnp.arange(log_p.shape[1]) < K)[None] & going[:, None]
     scores = jnp.concatenate([found.scores, jnp.where(counts, log_p / penalty(found.step + 1), -jnp.inf)], 1)
     scores, best = jax.lax.top_k(scores, K)
     ended = jnp.concatenate([found.ended, written], 1)[rows, best]
@@ -184,7 +187,7 @@ def run(
     source, token = source[rows, best], token[rows, best]
     caches = model.stack().reordered(caches, (K * rows + source).reshape(-1))
     state = State(caches, token.reshape(-1), state.positions + here[:, 0], state.done)
-    return Beams(state, found.step + 1, log_p, written[rows, best], jnp.where(bad, jnp.nan, scores), ended, lengths)
+    return Beams(state, found.step + 1, log_p, written[rows, best], jnp.where(bad, jnp.nan, scores), ended, lengths, going)
 
   found = jax.lax.while_loop(lambda found: unfinished(found).any() & (found.step < until), step, found)
   return found, unfinished(found).any()
