@@ -3,7 +3,7 @@
 Question:  what does a model learn that may look both ways?
 Source:    https://arxiv.org/abs/1810.04805, §3 and appendix A.2; released code, https://github.com/google-research/bert.
 Command:   tfm train --config=configs/bert.py --workdir=runs/bert                     (base; bert.py:large)
-           tfm train --config=configs/bert.py:tiny --workdir=runs/bert-tiny          (minutes on a laptop, on stdlib)
+           tfm train --config=configs/bert.py:tiny --workdir=runs/bert-tiny          (of a size for a laptop, on stdlib; not run to its end)
            tfm generate --workdir=runs/bert-tiny --prompt='import <mask>'
 Expected:  base 110 M parameters, large 340 M, after 1,000,000 steps of 256 rows of 512 tokens, four days on 16 (64) TPU
            chips. Not run here. The paper spends nine steps of ten on rows of 128 tokens: --config.data.length=128.
