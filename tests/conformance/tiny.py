@@ -41,8 +41,9 @@ def decoder(length=LENGTH, vocab=VOCAB, causal=True, **model):
 
 def boxed(model, rows=1, length=LENGTH):
   """The abstract parameters in their boxes."""
-  tokens = jnp.zeros((rows, length), jnp.int32)
-  return jax.eval_shape(model.init, jax.random.key(0), tokens, Context.whole(tokens))['params']
+  def init(tokens):
+    return model.init(jax.random.key(0), tokens, Context.whole(tokens))
+  return jax.eval_shape(init, jax.ShapeDtypeStruct((rows, length), jnp.int32))['params']
 
 
 def parameters(model, seed=0, scale=0.4):
