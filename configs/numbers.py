@@ -16,7 +16,7 @@ def get_config(arg: str = '') -> ConfigDict:
     raise ValueError(f'configs/numbers.py takes no argument, not {arg!r}')
   config = ConfigDict()
   config.objective = 'seq2seq(label_smoothing=0.1)'
-  config.data = dict(source="numbers('en', 'de', pairs=20_000)", tokenizer='bytes', length=64, packing='first_fit')
+  config.data = dict(source="numbers('en', 'de')", tokenizer='bytes', length=96, packing='padded')
   config.model = dict(
     architecture='encoder_decoder', layers=2, width=128, heads=4, feed_forward='relu', position='rope', bias=True,
     initializer='xavier_uniform', cross=dict(position='none'))

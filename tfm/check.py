@@ -76,6 +76,9 @@ def data(config: ConfigDict) -> None:
                               f'{d.source!r} gives {" and ".join(found)}; {example!r} would do')
   kind, _, example = KINDS[found]
   require(found in packs.takes, f'config.data.packing={d.packing!r} does not pack {kind}; {example!r} would do')
+  require(packs.endless or not source(config).endless,
+          f"config.data.source={d.source!r} has no end, and config.data.packing={d.packing!r} plans all of an epoch; "
+          "'padded' would do")
   require(packs.gives == aim.wants,
           f'config.objective={config.objective!r} reads {" and ".join(sorted(aim.wants)) or "nothing"} of a row beside its '
           f'tokens, and config.data.packing={d.packing!r} gives {" and ".join(sorted(packs.gives)) or "nothing"}; '

@@ -18,6 +18,7 @@ from tfm import build, check
 from tfm import config as configs
 from tfm.config import require
 from tfm.data import cache, device, pipeline
+from tfm.data.corpus import ENDLESS
 from tfm.data.pipeline import ImageData, TextData
 from tfm.data.special import extended, plain
 from tfm.data.tokenizers.protocol import Tokenizer
@@ -225,6 +226,8 @@ def written(run: Run, split: str) -> tuple[list[tuple[str, str]], Iterator[tuple
   """
   corpus = open_data(run).corpus
   require(split in corpus.splits, f'--split={split} is not there; known: {", ".join(corpus.splits)}')
+  require(corpus.documents[split] != ENDLESS,
+          f'--split={split} of {corpus.name} has no end; evaluate {" or ".join(corpus.bytes)}')
   pairs = list(zip(*(corpus.splits[split][side] for side in ('source', 'target'))))
   decoding = run.config.decoding
 

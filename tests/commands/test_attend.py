@@ -39,7 +39,7 @@ def saved(folder, **fields):
 def pair(tmp_path_factory):
   """An encoder-decoder; its encoder is the deeper."""
   return saved(tmp_path_factory.mktemp('pair') / 'run', objective='seq2seq',
-               data=dict(source='numbers("en", "de")', packing='first_fit', length=32), decoding=dict(longer=3),
+               data=dict(source='numbers("en", "de", pairs=2000)', packing='first_fit', length=32), decoding=dict(longer=3),
                model=dict(architecture='encoder_decoder', layers=1, scan=False, encoder=dict(layers=2)))
 
 

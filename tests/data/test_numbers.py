@@ -1,8 +1,15 @@
-"""Numbers and dates: right in both languages, splits apart, and the same pairs for the same seed."""
+"""Numbers and dates: right in both languages, splits apart, the same pairs for the same seed, and without end."""
 
+import logging
 import re
 
+import numpy as np
 import pytest
+
+from tfm import spec
+from tfm.data import packing, pipeline, tokenizers
+from tfm.data.packing.protocol import Packing
+from tfm.data.tokenizers.protocol import Tokenizer
 
 
 @pytest.fixture(scope='module')
@@ -53,3 +60,63 @@ def test_the_seed_decides(make_source, tmp_path, corpus):
 def test_refusals(make_source, spec, sentence):
   with pytest.raises(ValueError, match=sentence):
     make_source(spec)
+
+
+@pytest.fixture(scope='module')
+def endless(make_source, tmp_path_factory):
+  """Pairs without end, and how to pack them."""
+  data = pipeline.open_data(make_source('numbers'), spec.build('bytes', tokenizers, Tokenizer), tmp_path_factory.mktemp('numbers'))
+  return data, spec.build('padded', packing, Packing)
+
+
+def test_pairs_have_no_end(endless):
+  data, pack = endless
+  rows = pack.rows(data.tokens('train'), 64, seed=0)
+  seen = {tuple(rows[i]['source']) for start in (0, 10**15) for i in range(start, start + 2000)}
+  assert len(seen) > 2500  # numbers of few digits come again
+  assert 'train without end, validation' in str(data)
+  row, text = rows[7], data.tokenizer.decode
+  source = text(row['source'][row['source_segments'] > 0][:-1])
+  assert re.fullmatch('[A-Za-z0-9, -]+', source) and row['source_segments'].sum() == len(source) + 1
+  np.testing.assert_array_equal(row['inputs'][1:][row['segments'][1:] > 0], row['targets'][:-1][row['segments'][1:] > 0])
+
+
+def test_the_seed_of_the_run_tells_where_they_begin(endless):
+  data, pack = endless
+  first, same, other = (pack.rows(data.tokens('train'), 64, seed=seed) for seed in (0, 0, 1))
+  def read(rows):
+    return [rows[i]['targets'].tolist() for i in range(20)]
+  assert read(first) == read(same) != read(other)
+
+
+def test_held_out_pairs_are_apart_and_have_an_end(endless):
+  data, pack = endless
+  held_out = {*data.corpus.splits['validation']['source']} | {*data.corpus.splits['test']['source']}
+  texts = data.corpus.splits['train']['source']
+  assert not held_out & {texts[i] for i in range(3000)}
+  assert data.corpus.documents['validation'] == data.corpus.documents['test'] == 1000
+  assert len(pack.evaluation_rows(data.tokens('test'), 96)) == 1000
+  with pytest.raises(ValueError, match='numbers train has no end; evaluate the validation'):
+    pack.evaluation_rows(data.tokens('train'), 96)
+
+
+def test_what_is_too_long_leaves_its_row_empty(endless, caplog):
+  data, pack = endless
+  rows = pack.rows(data.tokens('train'), 20, seed=0)
+  with caplog.at_level(logging.WARNING):
+    found = [rows[i] for i in range(30)]
+  empty = [row for row in found if not row['segments'].any()]
+  assert 0 < len(empty) < 30 and caplog.text.count('and longer than a row of 20: it is left out') == len(empty)
+  assert not any(x.any() for row in empty for x in row.values())
+
+
+def test_a_tokenizer_is_trained_on_the_beginning(make_source, tmp_path, monkeypatch):
+  monkeypatch.setattr(pipeline, 'BEGINNING', 200)
+  data = pipeline.open_data(make_source('numbers'), spec.build('sentencepiece(400)', tokenizers, Tokenizer), tmp_path)
+  assert data.tokenizer.vocab_size == 400
+
+
+def test_others_refuse_what_has_no_end(endless):
+  for other in ('buckets', 'first_fit'):
+    with pytest.raises(ValueError, match="numbers train has no end, .* plans all of an epoch; packing='padded' would do"):
+      spec.build(other, packing, Packing).rows(endless[0].tokens('train'), 64, seed=0)

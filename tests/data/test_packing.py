@@ -215,3 +215,14 @@ def test_refusals_name_the_field(text, make_tokens):
     build(text).rows(tokens, 8, seed=-1)
   with pytest.raises(ValueError, match='bins=0'):
     build('first_fit(bins=0)')
+
+
+def test_padded_has_a_text_a_row(make_tokens, caplog):
+  tokens = make_tokens([3, 9, 0, 4])
+  rows = build('padded').evaluation_rows(tokens, 5)
+  assert 'made up: 1 of 4 texts are longer than 5 tokens' in caplog.text
+  assert [row['targets'].tolist() for row in map(rows.__getitem__, range(3))] == [
+    [1, 2, 3, tokens.eos_id, 0], [tokens.eos_id, 0, 0, 0, 0], [13, 14, 15, 16, tokens.eos_id]]
+  assert rows[0]['inputs'].tolist() == [tokens.eos_id, 1, 2, 3, 0] and rows[0]['segments'].tolist() == [1, 1, 1, 1, 0]
+  epoch = [build('padded').rows(tokens, 5, seed=0)[i]['targets'].tobytes() for i in range(6)]
+  assert {*epoch[:3]} == {*epoch[3:]} == {rows[i]['targets'].tobytes() for i in range(3)}

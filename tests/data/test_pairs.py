@@ -12,7 +12,7 @@ from tfm.data.packing import protocol
 from tfm.data.tokens import Pairs
 
 LENGTH = 16
-SPECS = 'first_fit', 'first_fit(bins=2)', 'buckets', 'buckets(least=3)'
+SPECS = 'first_fit', 'first_fit(bins=2)', 'buckets', 'buckets(least=3)', 'buckets(least=3, ratio=1.1)', 'padded'
 
 
 @pytest.fixture(scope='module')
@@ -82,15 +82,21 @@ def test_what_is_too_long_is_told(pack, pairs, make_tokens, caplog):
     pack.evaluation_rows(Pairs('made up', make_tokens([5]), make_tokens([1])), 3)
 
 
-def test_batches_of_buckets_have_equal_tokens(pairs):
-  rows = spec.build('buckets(least=3)', packing, protocol.Packing).rows(pairs, LENGTH, seed=0)
-  iterator, shapes = pipeline.train_iterator(rows, 2), set()
+@pytest.mark.parametrize('ratio, expected', [
+  (2.0, {(2, 16), (4, 8), (8, 4)}),
+  (1.3, {(2, 16), (4, 8), (6, 5), (10, 3)}),
+])
+def test_batches_of_buckets_have_about_equal_tokens(pairs, ratio, expected):
+  rows = spec.build(f'buckets(least=3, ratio={ratio})', packing, protocol.Packing).rows(pairs, LENGTH, seed=0)
+  iterator, shapes, lengths = pipeline.train_iterator(rows, 2), set(), sorted(length for _, length in expected)
   for _ in range(rows_of_an_epoch := len(rows._plan(0, 2))):
     batch = next(iterator)
     shapes.add(batch['inputs'].shape)
     longest = max((batch[name] > 0).sum(1).max() for name in ('segments', 'source_segments'))
-    assert batch['inputs'].shape == batch['source'].shape and longest > batch['inputs'].shape[1] // 2 or longest <= 4
-  assert shapes == {(2, 16), (4, 8), (8, 4)} and rows_of_an_epoch > 3
+    # No narrower bucket would have held the longest of them.
+    assert batch['inputs'].shape == batch['source'].shape
+    assert batch['inputs'].shape[1] == next(length for length in lengths if length >= longest)
+  assert shapes == expected and rows_of_an_epoch > 3
 
 
 def test_processes_share_a_batch(pack, pairs):
@@ -117,3 +123,5 @@ def test_text_has_no_buckets(make_tokens):
   assert ('text',) not in spec.build('buckets', packing, protocol.Packing).takes
   with pytest.raises(ValueError, match='least=0 is no length'):
     spec.build('buckets(least=0)', packing, protocol.Packing)
+  with pytest.raises(ValueError, match=r'ratio=1.0 makes no bucket shorter'):
+    spec.build('buckets(ratio=1.0)', packing, protocol.Packing)

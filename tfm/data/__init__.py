@@ -23,7 +23,7 @@ state restores on any number of processes.
   rows = pack.rows(tokens, length=1024, seed=0)        # endless; rows[i] -> dict of int32 [T]
   rows.tokens_per_epoch              # targets in one epoch
   iterator = pipeline.train_iterator(rows, batch_size=32, process_index=0, process_count=1)
-  next(iterator)                     # dict of int32 [B / process_count, T]; of `buckets`, of 2ⁿ as many rows of T / 2ⁿ
+  next(iterator)                     # dict of int32 [B / process_count, T]; of `buckets`, of k times as many rows of T / k
   iterator.get_state()               # {'next_index': 1}; iterator.set_state(state); close()
 
   for fetched in device.prefetch(iterator, sharding, batch_size=32):  # sharding of [B, T]

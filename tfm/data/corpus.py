@@ -6,17 +6,20 @@ or added, and equal documents never stand on both sides. Where the documents are
 single book), they are cut after blank lines into pieces, and the pieces, in the order of their
 hashes, are dealt out by size; a warning says so.
 
-The documents are kept as a TFDS data set in array_record, which is read without TensorFlow.
+The documents are kept as a TFDS data set in array_record, which is read without TensorFlow. Documents that are drawn by
+their numbers are not kept, and may have no end.
 """
 
 import collections
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import io
 import logging
 import pathlib
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -31,6 +34,8 @@ SHARE = 0.05  # of the validation and of the test split, where the source has no
 TOLERANCE = 5  # a split may be so many times its share, or so small a part of it, by chance
 PIECES = 200  # into which a corpus of few documents is cut, …
 PIECE_BYTES = 64, 65536  # … each of a size between these
+ENDLESS = sys.maxsize  # the number of documents that are drawn without end
+SAMPLE = 500  # of those, the documents that tell by their hash what all are
 READ = 256  # documents to read at once
 VERSION = 1  # of the rules of this file; a part of every hash
 LABELS = 'label', 'labels'  # fields that are to be told from the others: of a document, of each of its words
@@ -54,7 +59,7 @@ class Corpus:
     hash: hexadecimal hash of the documents and their splits, whatever their order.
     splits: random-access texts by 'train', 'validation' and 'test', and in these by the field of the
       documents; all fields have one order.
-    bytes: the size of each split, of its texts in UTF-8.
+    bytes: the size of each split that has an end, of its texts in UTF-8.
   """
 
   name: str
@@ -124,6 +129,25 @@ def prepare(
   sources = {split: stored.as_data_source(split, decoders=raw or None) for split in SPLITS}
   splits = {split: {field: _Field(source, field) for field in fields} for split, source in sources.items()}
   return Corpus(name, survey.hash, splits, {split: survey.bytes[split] for split in SPLITS})
+
+
+def drawn(
+  name: str, draw: Callable[[str, int], tuple[str, ...]], sizes: Mapping[str, int], fields: tuple[str, ...]) -> Corpus:
+  """Documents that are made when they are read, by their split and number.
+
+  Args:
+    name: the source's spec: what is drawn depends on nothing else but the libraries that draw.
+    draw: (split, number) → the fields of a document, always the same.
+    sizes: how many documents each split has; ENDLESS is as many as are read.
+  """
+  survey, kept = _Survey(), functools.lru_cache(maxsize=64)(draw)  # a document's fields are read one after another
+  for split, size in sizes.items():
+    for number in progress.track(range(SAMPLE if size == ENDLESS else size), f'drawing {name} {split}'):
+      survey.add(split, *kept(split, number))
+  splits = {split: {field: _Drawn(functools.partial(kept, split), place, size) for place, field in enumerate(fields)}
+            for split, size in sizes.items()}
+  found = hashlib.blake2b(f'{name} {survey.hash}'.encode(), digest_size=16).hexdigest()
+  return Corpus(name, found, splits, {split: survey.bytes[split] for split in sizes if sizes[split] != ENDLESS})
 
 
 class Documents(tfds.core.GeneratorBasedBuilder, skip_registration=True):
@@ -204,6 +228,21 @@ class _Field(Sequence):
 
   def __iter__(self) -> Iterator[Field]:
     return (self._read(example[self._field]) for example in examples(self._source))
+
+
+class _Drawn(Sequence):
+  """What is drawn for one of the fields."""
+
+  def __init__(self, draw: Callable[[int], tuple[str, ...]], place: int, size: int):
+    self._draw, self._place, self._size = draw, place, size
+
+  def __len__(self):
+    return self._size
+
+  def __getitem__(self, index: int) -> str:
+    if not 0 <= index < self._size:
+      raise IndexError(index)
+    return self._draw(index)[self._place]
 
 
 class _Survey:

@@ -28,6 +28,8 @@ from tfm.data.packing import protocol as packing
 from tfm.data.sources.protocol import Source
 from tfm.data.tokenizers import protocol as tokenizers
 
+BEGINNING = 20_000  # documents of a split without end, to train a tokenizer on
+
 _log = logging.getLogger(__name__)
 
 Batch = dict[str, np.ndarray]
@@ -85,7 +87,8 @@ class ImageData:
 
 
 def _content(corpus: corpora.Corpus) -> str:
-  sizes = ', '.join(f'{split} {size:,} bytes' for split, size in corpus.bytes.items())
+  sizes = ', '.join(f'{split} {corpus.bytes[split]:,} bytes' if split in corpus.bytes else f'{split} without end'
+                    for split in corpus.splits)
   return f'{corpus.name}, content hash {corpus.hash}: {sizes}'
 
 
@@ -127,15 +130,18 @@ def open_text(
 def fit(
   tokenizer: tokenizers.Tokenizer, corpus: corpora.Corpus, fields: tuple[str, ...], cache_dir: pathlib.Path,
 ) -> tokenizers.Tokenizer:
-  """The tokenizer trained on some fields of the corpus's training split; kept, so that it is trained once."""
+  """The tokenizer trained on some fields of the corpus's training split, or of one without end on its beginning; kept,
+  so that it is trained once."""
   if tokenizer.trained:
     return tokenizer
 
   def write(directory: pathlib.Path):
-    texts = [corpus.splits['train'][field] for field in fields]
+    texts, count = [corpus.splits['train'][field] for field in fields], corpus.documents['train']
+    if count == corpora.ENDLESS:
+      texts, count = [itertools.islice(text, BEGINNING) for text in texts], BEGINNING
     _log.info('training the tokenizer %s on %s', tokenizer, corpus.name)
     trained = tokenizer.train(progress.track(
-      itertools.chain(*texts), f'training on {corpus.name}', sum(map(len, texts))))
+      itertools.chain(*texts), f'training on {corpus.name}', count * len(texts)))
     (directory / 'state.json').write_text(json.dumps(trained.state()))
 
   name = '-'.join((corpus.hash, *fields, tokenizer.identity))

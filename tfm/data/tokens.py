@@ -2,6 +2,7 @@
 
 import dataclasses
 import pathlib
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -39,6 +40,11 @@ class Tokens:
     return np.diff(self.offsets)
 
   @property
+  def sizes(self) -> np.ndarray:
+    """Tokens of each document with its end, int64 [documents, 1]."""
+    return self.lengths[:, None] + 1
+
+  @property
   def targets(self) -> int:
     """The number of tokens to predict in one epoch: all, and the end of every document."""
     return len(self.ids) + self.documents
@@ -47,18 +53,53 @@ class Tokens:
     """The tokens of one document and its end."""
     return np.append(self.ids[slice(*self.offsets[number:][:2])], self.eos_id)
 
+  def sides(self, number: int) -> tuple[np.ndarray, ...]:
+    """What a document has side by side: one text."""
+    return (self.document(number),)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Drawn:
+  """The tokens of documents that have no end, each encoded when it is read.
+
+  Attributes:
+    name: source and split, for messages.
+    texts: by their numbers.
+  """
+
+  documents = targets = corpora.ENDLESS
+
+  name: str
+  texts: Sequence[str]
+  tokenizer: protocol.Tokenizer
+
+  def document(self, number: int) -> np.ndarray:
+    """The tokens of one document and its end."""
+    return np.append(encoded(self.texts[number], self.tokenizer, self.name), self.tokenizer.eos_id)
+
+  def sides(self, number: int) -> tuple[np.ndarray, ...]:
+    return (self.document(number),)
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Pairs:
   """The tokens of a split's pairs: document d of the target is that of document d of the source."""
 
   name: str
-  source: Tokens
-  target: Tokens
+  source: Tokens | Drawn
+  target: Tokens | Drawn
+
+  @property
+  def documents(self) -> int:
+    return self.target.documents
 
   @property
   def targets(self) -> int:
     return self.target.targets
+
+  def sides(self, number: int) -> tuple[np.ndarray, ...]:
+    """Source and target of a pair."""
+    return self.source.document(number), self.target.document(number)
 
   @property
   def sizes(self) -> np.ndarray:
@@ -95,8 +136,9 @@ class Labelled:
 
 def tokenize(
   corpus: corpora.Corpus, split: str, field: str, tokenizer: protocol.Tokenizer, cache_dir: pathlib.Path,
-) -> Tokens:
-  """Encodes one field of a split once and keeps the result under the corpus's hash and the tokenizer's.
+) -> Tokens | Drawn:
+  """Encodes one field of a split once and keeps the result under the corpus's hash and the tokenizer's; what has no
+  end is encoded as it is read.
 
   Raises:
     ValueError: if the corpus has no such split, or the tokenizer loses some of the text.
@@ -104,17 +146,17 @@ def tokenize(
   if split not in corpus.splits:
     raise ValueError(f'{corpus.name} has no split {split!r}; known: {", ".join(corpus.splits)}')
   name = f'{corpus.name} {split}' if corpus.texts == ('text',) else f'{corpus.name} {split} {field}'
+  texts = corpus.splits[split][field]
+  if len(texts) == corpora.ENDLESS:
+    return Drawn(name, texts, tokenizer)
   dtype = np.dtype('<u2' if tokenizer.vocab_size <= 2**16 else '<u4')
 
   def write(directory: pathlib.Path):
-    offsets, size, texts = [0], 0, corpus.splits[split][field]
+    offsets, size = [0], 0
     with (directory / 'ids').open('wb') as file:
       for text in progress.track(texts, f'tokenizing {name}', len(texts)):
-        ids = tokenizer.encode(text)
-        if (written := int(tokenizer.token_bytes[ids].sum())) != len(text.encode()):
-          raise ValueError(f'{tokenizer.identity} writes {len(text.encode())} bytes of {name} as '
-                           f'{written}; its pieces must join to the text')
-        size += written
+        ids = encoded(text, tokenizer, name)
+        size += len(text.encode())
         ids.astype(dtype).tofile(file)
         offsets.append(offsets[-1] + len(ids))
     np.save(directory / 'offsets.npy', np.array(offsets, np.int64))
@@ -129,3 +171,16 @@ def tokenize(
   # A file without any bytes cannot be mapped.
   ids = np.memmap(directory / 'ids', dtype, 'r') if size else np.zeros(0, dtype)
   return Tokens(name, ids, offsets, tokenizer.eos_id, int((directory / 'bytes').read_text()))
+
+
+def encoded(text: str, tokenizer: protocol.Tokenizer, name: str) -> np.ndarray:
+  """The tokens of a text.
+
+  Raises:
+    ValueError: if the tokenizer loses some of it.
+  """
+  ids = tokenizer.encode(text)
+  if (written := int(tokenizer.token_bytes[ids].sum())) != len(text.encode()):
+    raise ValueError(f'{tokenizer.identity} writes {len(text.encode())} bytes of {name} as '
+                     f'{written}; its pieces must join to the text')
+  return ids

@@ -1,8 +1,6 @@
 """One document a row, with what is to be told of it."""
 
-import abc
 import dataclasses
-import functools
 import logging
 
 import numpy as np
@@ -11,7 +9,7 @@ from tfm.data import images as image_arrays
 from tfm.data import tokens as token_arrays
 from tfm.data.packing import protocol
 
-ORDER, FLIP, CROP = 0, 1, 2  # what bits are for
+FLIP, CROP = 1, 2  # what bits are for; 0 is the order
 
 _log = logging.getLogger(__name__)
 
@@ -59,34 +57,10 @@ class Each(protocol.Packing):
     return _TextRows(tokens, length, seed)
 
 
-class _Rows(protocol.Rows):
-  """Row i is the i-th document, or of training the i-th of an order of each epoch."""
-
-  def __init__(self, documents: protocol.Documents, length: int, seed: int | None):
-    self.length, self.tokens_per_epoch = length, documents.targets
-    self._documents, self._seed = documents, seed
-    self._order = functools.lru_cache(maxsize=2)(self._order)
-
-  def __len__(self):
-    return self._documents.documents if self._seed is None else protocol.ENDLESS
-
-  def __getitem__(self, index: int) -> protocol.Row:
-    if not 0 <= index < len(self):
-      raise IndexError(index)
-    if self._seed is None:
-      return self._row(index, index)
-    epoch, place = divmod(index, self._documents.documents)
-    return self._row(int(self._order(epoch)[place]), index)
-
-  @abc.abstractmethod
-  def _row(self, number: int, index: int) -> protocol.Row:
-    """The row of a document, `index` being its place in the stream."""
+class _Rows(protocol.OneEach):
 
   def padding(self, like):
     return super().padding(like) | dict(classes=np.full_like(like['classes'], -1))
-
-  def _order(self, epoch: int) -> np.ndarray:
-    return protocol.permutation(self._seed, epoch, self._documents.documents, ORDER)
 
 
 class _TextRows(_Rows):

@@ -2,8 +2,8 @@
 
 import abc
 import dataclasses
+import functools
 import logging
-import sys
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
@@ -11,14 +11,14 @@ import numpy as np
 
 from tfm.data import images
 from tfm.data import tokens as token_arrays
+from tfm.data.corpus import ENDLESS
 
-ENDLESS = sys.maxsize
 FIELDS = 'inputs', 'targets', 'positions', 'segments'
 PAIR_FIELDS = *FIELDS, 'source', 'source_positions', 'source_segments'
 
 Row = dict[str, np.ndarray]
 # What is packed: a split's documents.
-Documents = token_arrays.Tokens | token_arrays.Pairs | token_arrays.Labelled | images.Images
+Documents = token_arrays.Tokens | token_arrays.Drawn | token_arrays.Pairs | token_arrays.Labelled | images.Images
 
 _log = logging.getLogger(__name__)
 
@@ -58,6 +58,43 @@ class Rows(Sequence):
     return {field: np.zeros_like(x) for field, x in like.items()}
 
 
+class OneEach(Rows):
+  """Row i is made of the i-th document, or in training of the i-th of an order of each epoch; of documents without
+  end, of the next after a place of the seed's own."""
+
+  def __init__(self, documents: Documents, length: int, seed: int | None, numbers: np.ndarray | None = None):
+    """
+    Args:
+      numbers: of the documents to read, where it is not all.
+    """
+    self.length, self.tokens_per_epoch = length, documents.targets
+    self._documents, self._seed, self._numbers = documents, seed, numbers
+    self._count = documents.documents if numbers is None else len(numbers)
+    self._order = functools.lru_cache(maxsize=2)(self._order)
+
+  @abc.abstractmethod
+  def _row(self, number: int, index: int) -> Row:
+    """The row of a document, `index` being its place in the stream."""
+
+  def __len__(self):
+    return self._count if self._seed is None else ENDLESS
+
+  def __getitem__(self, index: int) -> Row:
+    if not 0 <= index < len(self):
+      raise IndexError(index)
+    if self._seed is None:
+      place = index
+    elif self._count == ENDLESS:
+      place = int(bits(self._seed, 0, 1)[0]) // 4 + index
+    else:
+      epoch, place = divmod(index, self._count)
+      place = int(self._order(epoch)[place])
+    return self._row(place if self._numbers is None else int(self._numbers[place]), index)
+
+  def _order(self, epoch: int) -> np.ndarray:
+    return permutation(self._seed, epoch, self._count)
+
+
 class Mapped(Rows):
   """Rows of which each is made into another by `make(row, index)`."""
 
@@ -89,11 +126,13 @@ class Packing(abc.ABC):
     layout: what its rows promise of positions: 'whole', one document a row from position 0, or 'packed',
       two tokens of a document being as far apart in position as in the row.
     takes: the fields of documents that it packs: ('text',), ('source', 'target'), ….
+    endless: whether it packs documents without end.
     gives: what its rows have besides the fields that all have, for an objective that wants it.
   """
 
   layout: ClassVar[str]
   takes: ClassVar[tuple[tuple[str, ...], ...]] = (('text',),)
+  endless: ClassVar[bool] = False
   gives: ClassVar[frozenset[str]] = frozenset()
 
   def rows(self, tokens: Documents, length: int, seed: int) -> Rows:
@@ -115,14 +154,18 @@ class Packing(abc.ABC):
     """One pass in the order of the split; the end of what is not full is padding.
 
     Raises:
-      ValueError: for a length below 1.
+      ValueError: for a length below 1, or documents without end.
     """
     check_length(length)
+    if tokens.documents == ENDLESS:
+      raise ValueError(f'{tokens.name} has no end; evaluate the validation or the test split')
     return self.pack(tokens, length, None)
 
   def check(self, tokens: Documents, length: int) -> None:
     """Refuses what cannot be trained on."""
     check_length(length)
+    if tokens.documents == ENDLESS and not self.endless:
+      raise ValueError(f"{tokens.name} has no end, and {self} plans all of an epoch; packing='padded' would do")
     if tokens.targets < length:
       raise ValueError(f'{tokens.name} is too short: {tokens.targets} tokens do not fill one row of '
                        f'length={length}; shorten the length or give more text')
@@ -154,28 +197,31 @@ def padding(length: int, fields: Sequence[str] = FIELDS) -> Row:
   return {field: np.zeros(length, np.int32) for field in fields}
 
 
-def within(pairs: token_arrays.Pairs, length: int) -> np.ndarray:
-  """The numbers of the pairs of which neither side is longer than `length`; a warning tells of the others.
+def within(documents: token_arrays.Tokens | token_arrays.Pairs, length: int) -> np.ndarray:
+  """The numbers of the documents of which no side is longer than `length`; a warning tells of the others.
 
   Raises:
     ValueError: if there is none.
   """
-  longest = pairs.sizes.max(1, initial=0)
+  longest = documents.sizes.max(1, initial=0)
+  kind = 'pair' if isinstance(documents, token_arrays.Pairs) else 'text'
   found = np.flatnonzero(longest <= length)
   if not len(found):
-    raise ValueError(f'{pairs.name} has no pair within length={length} tokens; give a greater length')
+    raise ValueError(f'{documents.name} has no {kind} within length={length} tokens; give a greater length')
   if len(found) < len(longest):
-    _log.warning('%s: %d of %d pairs are longer than %d tokens, the longest of %d, and are left out', pairs.name,
-                 len(longest) - len(found), len(longest), length, longest.max())
+    _log.warning('%s: %d of %d %ss are longer than %d tokens, the longest of %d, and are left out', documents.name,
+                 len(longest) - len(found), len(longest), kind, length, longest.max())
   return found
 
 
-def put(row: Row, pairs: token_arrays.Pairs, number: int, segment: int, at: tuple[int, int] = (0, 0)) -> tuple[int, int]:
-  """Writes a pair into a row, its source and its target from two places on; the places behind them."""
-  source, target = pairs.source.document(number), pairs.target.document(number)
-  here = slice(at[0], at[0] + len(source))
-  row['source'][here], row['source_positions'][here], row['source_segments'][here] = source, np.arange(len(source)), segment
-  there = slice(at[1], at[1] + len(target))
-  row['targets'][there], row['positions'][there], row['segments'][there] = target, np.arange(len(target)), segment
-  row['inputs'][there] = np.roll(target, 1)  # from the end of a text on
-  return here.stop, there.stop
+def put(row: Row, sides: Sequence[np.ndarray], segment: int, at: Sequence[int] = (0, 0)) -> tuple[int, ...]:
+  """Writes a document, its sides being a text or a source and a target, into a row, from a place of each side on; the
+  places behind it."""
+  *source, text = sides
+  for side, first in zip(source, at):
+    here = slice(first, first + len(side))
+    row['source'][here], row['source_positions'][here], row['source_segments'][here] = side, np.arange(len(side)), segment
+  here = slice(at[len(source)], at[len(source)] + len(text))
+  row['targets'][here], row['positions'][here], row['segments'][here] = text, np.arange(len(text)), segment
+  row['inputs'][here] = np.roll(text, 1)  # from the end of a text on
+  return tuple(first + len(side) for first, side in zip(at, sides))

@@ -5,21 +5,21 @@ import datetime
 import pathlib
 import random
 import zlib
-from collections.abc import Iterator
 
 import babel.dates
 import num2words
 
-from tfm.data import corpus, progress
+from tfm.data import corpus
 from tfm.data.sources import protocol
 
+HELD_OUT = 1000  # pairs of validation, and of the test
 DATES = 0.3  # of the pairs; the others are numbers
 FIRST_YEAR, LAST_YEAR = 1900, 1999  # of training; the century after it is for the test
 
 
 @dataclasses.dataclass(frozen=True)
 class Numbers(protocol.Source):
-  """As many pairs as are asked for of a number or a date in one language and in another:
+  """Pairs without end: a number or a date in one language and in another, drawn when they are read,
 
     two hundred and five → zweihundertfünf        Saturday, May 1, 1971 → Samstag, 1. Mai 1971
 
@@ -30,7 +30,8 @@ class Numbers(protocol.Source):
 
   Attributes:
     src, tgt: languages, as num2words and Babel call them.
-    pairs: of training; a twentieth as many are for validation and for the test each.
+    pairs: of training, where they are to have an end; a twentieth as many are for validation and for the test each,
+      otherwise 1,000.
     seed: of the draw.
   """
 
@@ -38,14 +39,14 @@ class Numbers(protocol.Source):
 
   src: str = 'en'
   tgt: str = 'de'
-  pairs: int = 20_000
+  pairs: int | None = None
   digits: int = 5
   longest: int = 7
   seed: int = 0
 
   def __post_init__(self):
-    if self.pairs < 20:
-      raise ValueError(f'pairs={self.pairs} are too few; give at least 20')
+    if self.pairs is not None and self.pairs < 20:
+      raise ValueError(f'pairs={self.pairs} are too few; give at least 20, or none for pairs without end')
     if not 1 <= self.digits < self.longest:
       raise ValueError(f'digits={self.digits} and longest={self.longest} leave no longer numbers to the test; give '
                        'digits of at least 1 and a longest beyond them')
@@ -54,19 +55,22 @@ class Numbers(protocol.Source):
         both = [name for name in num2words.CONVERTER_CLASSES if babel.localedata.exists(name)]
         raise ValueError(f'{language!r} is no language of num2words and Babel; known: {", ".join(sorted(both))}')
 
-  def prepare(self, cache_dir: pathlib.Path) -> corpus.Corpus:
-    pairs = list(progress.track(self._read(), f'spelling {self.spec}', self.pairs + 2 * (self.pairs // 20)))  # slow enough to be done once
-    return corpus.prepare(self.spec, lambda: pairs, cache_dir, corpus.SPLITS, self.fields)
+  @property
+  def endless(self):
+    return self.pairs is None
 
-  def _read(self) -> Iterator[corpus.Document]:
-    for split, size in zip(corpus.SPLITS, (self.pairs, self.pairs // 20, self.pairs // 20)):
-      draw, count = random.Random(f'{self.seed} {split}'), 0
-      while count < size:
-        value = self._date(draw, split == 'test') if draw.random() < DATES else self._number(draw, split == 'test')
-        # Every twentieth value is validation's, however many pairs there are.
-        if split == 'test' or (split == 'validation') == (zlib.crc32(str(value).encode()) % 20 == 0):
-          count += 1
-          yield split, spelt(value, self.src), spelt(value, self.tgt)
+  def prepare(self, cache_dir: pathlib.Path) -> corpus.Corpus:
+    held_out = HELD_OUT if self.endless else self.pairs // 20
+    sizes = dict(train=corpus.ENDLESS if self.endless else self.pairs, validation=held_out, test=held_out)
+    return corpus.drawn(self.spec, self._pair, sizes, self.fields)
+
+  def _pair(self, split: str, number: int) -> tuple[str, str]:
+    draw = random.Random(f'{self.seed} {split} {number}')
+    while True:
+      value = self._date(draw, split == 'test') if draw.random() < DATES else self._number(draw, split == 'test')
+      # Every twentieth value is validation's, however many pairs there are.
+      if split == 'test' or (split == 'validation') == (zlib.crc32(str(value).encode()) % 20 == 0):
+        return spelt(value, self.src), spelt(value, self.tgt)
 
   def _number(self, draw: random.Random, beyond: bool) -> int:
     digits = draw.randint(self.digits + 1, self.longest) if beyond else draw.randint(1, self.digits)
