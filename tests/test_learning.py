@@ -6,6 +6,7 @@ import pytest
 from tfm import build, run as runs
 from tfm import config as configs
 from tfm.data import cache, pipeline
+from tfm.train import train
 
 
 def counted(train, held_out, order):
@@ -27,7 +28,7 @@ def test_demo_beats_unigrams_and_bigrams(root, tmp_path):
   text = pipeline.open_text(build.source(config), build.tokenizer(config), cache.directory())
   splits = {s: np.frombuffer(''.join(text.corpus.splits[s]['text']).encode(), np.uint8) for s in ('train', 'validation')}
   unigram, bigram = (counted(splits['train'], splits['validation'], n) for n in (1, 2))
-  runs.train(config, tmp_path)
+  train(config, tmp_path)
   reached = runs.evaluate(runs.load(tmp_path), 'validation')['bits_per_byte']
   print(f'bits per byte of the validation split: unigram {unigram:.3f}, bigram {bigram:.3f}, model {reached:.3f}')
   assert bigram < unigram

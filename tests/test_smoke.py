@@ -9,6 +9,7 @@ import pytest
 from tfm import build
 from tfm import config as configs
 from tfm import run as runs
+from tfm.train import train
 from tfm.training.metrics import read
 
 HERE = 'stdlib', 'numbers', 'digits'
@@ -29,7 +30,7 @@ def test_smoke(path, tmp_path):
     if 'image' in fields:
       config.model.patch, config.data.length, config.objective = 2, 17, 'classification(10)'
   config = configs.resolve(config)
-  runs.train(config, tmp_path)
+  train(config, tmp_path)
   rows = read(tmp_path / 'metrics.jsonl')
   assert rows[-1]['step'] == config.training.steps and math.isfinite(rows[-1]['loss'])
   run = runs.load(tmp_path)

@@ -4,7 +4,7 @@ import re
 
 from ml_collections import ConfigDict
 
-from tfm import spec
+from tfm import build, spec
 from tfm.build import objective, one_of, packing, penalty, source
 from tfm.config import require, schema
 from tfm.decoding.beam import STOPPING
@@ -55,6 +55,17 @@ def run(config: ConfigDict, devices: int) -> None:
   require(t.batch_size // t.accumulation % ways == 0,
           f'config.training.batch_size={t.batch_size} in {t.accumulation} microbatches does not divide over the '
           f'{ways} devices of the mesh axes {config.rules.batch!r}; {t.accumulation * ways} or a multiple would do')
+
+
+def seeds(config: ConfigDict, processes: int) -> None:
+  """Refuses what several seeds cannot share."""
+  cut = {axis: size for axis, size in config.mesh.items() if size not in (1, -1)}
+  require(not cut, f'config.mesh={cut} cuts one run over devices, and seeds that train together are themselves what is '
+                   'laid over them; leave it out, or train them one after another')
+  require(processes == 1, f'seeds train together in one process, and here are {processes}; train them one after another')
+  require(build.packing(config).even,
+          f'config.data.packing={config.data.packing!r} makes batches of several shapes, which seeds cannot share; another '
+          'packing would do, or train them one after another')
 
 
 # What documents may be, by their fields, in words, and a source and a packing of such.

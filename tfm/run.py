@@ -1,12 +1,8 @@
-"""A run: a config made into everything that trains, and a working directory read back into a model."""
+"""A run: a working directory read back into a model, and asked."""
 
 import contextlib
 import dataclasses
-import datetime
-import importlib.metadata
-import logging
 import pathlib
-import platform
 from collections.abc import Callable, Iterator
 
 import flax.linen as nn
@@ -14,7 +10,7 @@ import jax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from tfm import build, check
+from tfm import build
 from tfm import config as configs
 from tfm.config import require
 from tfm.data import cache, device, pipeline
@@ -26,16 +22,14 @@ from tfm.data.tokenizers.protocol import load as load_tokenizer
 from tfm.decoding.translate import Translation, translate
 from tfm.decoding.unrolled import unrolled
 from tfm.evaluation.measure import measure
-from tfm.models import flops
 from tfm.models.trunk import Trunk
-from tfm.parallel import chips, sharding
+from tfm.parallel import sharding
 from tfm.parallel import mesh as meshes
 from tfm.shapes import PyTree
-from tfm.training import checkpoint, loop
+from tfm.training import checkpoint
 from tfm.training import state as states
-from tfm.training.metrics import Log
-from tfm.training.progress import Line, say
-from tfm.training.step import evaluation_step, train_step
+from tfm.training.progress import say
+from tfm.training.step import evaluation_step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,103 +95,6 @@ def make_model(config: ConfigDict, tokenizer: Tokenizer | None, source_tokenizer
   return build.model(config, vocab, source_vocab=source_vocab)
 
 
-def train(config: ConfigDict, workdir: str) -> None:
-  """Trains a resolved config in `workdir`, from its last checkpoint if there is one.
-
-  Raises:
-    ValueError: before anything compiles, for a config that cannot be run or that differs from the
-      checkpoint's in a field that matters.
-    loop.Diverged: if a metric stops being finite.
-  """
-  workdir, training = pathlib.Path(workdir), config.training
-  check.run(config, jax.device_count())
-  objective, packing = build.objective(config), build.packing(config)
-  optimizer, rate = build.optimizer(config)
-  # What can be refused without the data is refused before they are read.
-  source, tokenizer, source_tokenizer = build.source(config), build.tokenizer(config), build.source_tokenizer(config)
-  build.model(config, vocab=1)
-  last, saved = previous(workdir)
-  if saved:
-    refuse_difference(saved['config'], config, workdir)
-
-  data = pipeline.open_data(source, tokenizer, cache.directory(), source_tokenizer)
-  carried = dict(config=config.to_dict(), corpus=data.corpus.hash) | {
-    name: one.state() if one else None
-    for name, one in dict(tokenizer=data.tokenizer, source_tokenizer=data.source_tokenizer).items()}
-  require(not saved or saved['corpus'] == data.corpus.hash,
-          f'config.data.source={config.data.source!r} holds other data than the checkpoint in {workdir} learnt '
-          f'from; restore those or train in a new --workdir')
-  for name in ('tokenizer', 'source_tokenizer'):
-    require(not saved or saved.get(name) == carried[name],
-            f'config.data.{name}={config.data[name]!r} is no longer the one of the checkpoint in {workdir}; '
-            'restore the cached one or train in a new --workdir')
-  model = make_model(config, data.tokenizer, data.source_tokenizer)
-  mesh, rules = meshes.make(config.mesh.to_dict()), sharding.parse_rules(config.rules)
-  make = states.init(model, optimizer, training.batch_size, config.data.length, config.model.dtype == 'float16')
-  boxed = states.abstract(make)
-  where = states.shardings(boxed, mesh, rules)
-  batch_sharding = sharding.batch_sharding(mesh, rules)
-  rows = objective.rows(packing, data.tokens('train'), config.data.length, config.seed, data.tokenizer)
-  iterator = pipeline.train_iterator(
-    rows, training.batch_size, *device.process_rows(batch_sharding, training.batch_size), threads=config.data.threads)
-
-  workdir.mkdir(parents=True, exist_ok=True)
-  (workdir / 'config.json').write_text(configs.to_json(config))
-  checkpoints = checkpoint.Checkpoints(workdir, training.keep)
-  if saved:
-    state = checkpoints.state(last, checkpoint.target(nn.unbox(boxed), where))
-    iterator.set_state(saved['data'])
-  else:
-    state = states.born(make, config.seed, where, mesh, rules)
-  said = introduction(config, data, boxed.params, mesh, last)
-  say(said)
-  with (workdir / 'log.txt').open('a') as file:
-    file.write(f'\n{datetime.datetime.now():%Y-%m-%d %H:%M:%S}\n{said}\n')
-  log, heard = logging.getLogger('tfm'), logging.FileHandler(workdir / 'log.txt')
-  log.addHandler(heard)
-
-  metrics = Log(workdir, last)
-  line = Line(last, training.steps, flops.training_flops_per_token(model, config.data.length), chips.peak_flops())
-  with sharding.context(mesh, rules):
-    step = jax.jit(train_step(model, objective, optimizer, rate, training.accumulation),
-                   donate_argnums=0, out_shardings=(where, None))
-    try:
-      with line:
-        loop.fit(
-          state, device.prefetch(iterator, batch_sharding, training.batch_size), step,
-          evaluation(config, model, data, batch_sharding, 'validation', training.evaluation_batches),
-          lambda state, place, loss: checkpoints.save(state, dict(carried, data=place), loss),
-          loop.Cadence(training.steps, training.log_every, training.evaluate_every, training.profile),
-          metrics, line, str(workdir / 'profile'))
-    finally:
-      checkpoints.close()
-      metrics.close()
-      log.removeHandler(heard)
-      heard.close()
-  say(f'{workdir}: config.json, log.txt, metrics.jsonl, checkpoints/ and the loss curves, curves.png')
-
-
-def previous(workdir: pathlib.Path) -> tuple[int, dict | None]:
-  """The last checkpoint's step and what it carries; (0, None) without one."""
-  if not (workdir / 'checkpoints').is_dir():
-    return 0, None
-  checkpoints = checkpoint.Checkpoints(workdir)
-  last = checkpoints.latest()
-  saved = None if last is None else checkpoints.run(last)
-  checkpoints.close()
-  return last or 0, saved
-
-
-def introduction(config: ConfigDict, data: TextData | ImageData, params: PyTree, mesh: Mesh, last: int) -> str:
-  """What is about to be trained, for the log."""
-  versions = ' '.join(f'{name} {importlib.metadata.version(name)}' for name in ('jax', 'flax', 'optax'))
-  count = sum(x.size for x in jax.tree.leaves(nn.unbox(params)))
-  return (f'{data}\n'
-          f'model: {count:,} parameters, kernel {config.model.kernel}, {config.model.dtype}\n'
-          f'devices: {mesh.size} × {jax.devices()[0].device_kind}, mesh {dict(mesh.shape)}; {versions}, '
-          f'Python {platform.python_version()}' + (f'\nresuming from step {last}' if last else ''))
-
-
 def evaluate(run: Run, split: str) -> dict[str, float]:
   """Metrics of a whole split, on the data that the run's config names.
 
@@ -258,12 +155,3 @@ def evaluation(
       return measure(params, step, made, where, token_bytes, objective.summary)
 
   return evaluate
-
-
-def refuse_difference(old: dict, new: ConfigDict, workdir: pathlib.Path) -> None:
-  """Refuses to resume under a config that computes something else."""
-  # Fields that are newer than the checkpoint had their defaults then.
-  old = configs.resolve(configs.complete(old))
-  lines = configs.difference(old.to_dict(), new.to_dict())
-  require(not lines, f'--config differs from the checkpoint in {workdir} in fields that matter; '
-                     f'set them back or train in a new --workdir:\n  ' + '\n  '.join(lines))

@@ -16,6 +16,7 @@ from tfm.data import pipeline
 from tfm.mixers.protocol import Context
 from tfm.parallel import mesh as meshes
 from tfm.parallel import sharding
+from tfm.train import train
 from tfm.training import state as states
 
 
@@ -91,7 +92,7 @@ def test_padding_is_not_pooled(pooling):
 
 def test_another_number_of_classes_is_refused(texts, tmp_path):
   with pytest.raises(ValueError, match=r'config.objective has classes=2, and labelled.* train has 3: a, b, c; classes=3 would do'):
-    runs.train(config(**{'objective': 'classification(2)', 'data.source': texts}), tmp_path)
+    train(config(**{'objective': 'classification(2)', 'data.source': texts}), tmp_path)
 
 
 @pytest.mark.parametrize('fields, sentence', [
@@ -115,7 +116,7 @@ def test_images_are_learnt_and_a_run_of_them_is_read_back(tmp_path, capsys):
     'objective': 'classification(10)', 'data.source': 'digits', 'data.length': 17, 'data.packing': 'each', 'optimizer.learning_rate': 1e-2,
     'model.patch': 2, 'model.embedding_initializer': 'normal(0.02)', 'training.steps': 60, 'training.batch_size': 64,
     'training.evaluate_every': 60})
-  runs.train(made, tmp_path)
+  train(made, tmp_path)
   assert cli.main(['evaluate', f'--workdir={tmp_path}', '--split=test']) == 0
   values, run = json.loads(capsys.readouterr().out), runs.load(tmp_path)
   compared(values, *told(made, run.model, run.params, runs.open_data(run), 'test'))

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from tfm import run as runs
+from tfm.train import train
 from tfm.training import checkpoint, metrics
 
 
@@ -14,7 +15,7 @@ def test_a_nan_names_metric_and_step_and_leaves_the_last_good_checkpoint(tiny, t
     'optimizer.name': 'sgd', 'optimizer.clip': 0.0, 'optimizer.learning_rate': 1e30, 'optimizer.warmup': 0,
     'optimizer.schedule': 'wsd(decay=1.0)', 'training.steps': 20, 'training.evaluate_every': 1})
   with pytest.raises(ValueError, match=r'(train|validation) \w+ is (nan|inf) at step (\d+)') as error:
-    runs.train(config, tmp_path)
+    train(config, tmp_path)
   failed = int(str(error.value).partition('at step ')[2].partition(';')[0])
   checkpoints = checkpoint.Checkpoints(tmp_path)
   assert (checkpoints.latest() or 0) < failed
@@ -22,7 +23,7 @@ def test_a_nan_names_metric_and_step_and_leaves_the_last_good_checkpoint(tiny, t
 
 
 def test_what_a_run_leaves_behind(tiny, tmp_path):
-  runs.train(tiny(**{'training.profile': 2}), tmp_path)
+  train(tiny(**{'training.profile': 2}), tmp_path)
   rows = [json.loads(line) for line in (tmp_path / 'metrics.jsonl').read_text().splitlines()]
   assert [r['step'] for r in rows if r['split'] == 'train'] == [1, 2, 3, 4, 5, 6]
   assert [r['step'] for r in rows if r['split'] == 'validation'] == [3, 6]
@@ -48,7 +49,7 @@ def test_metrics_beyond_the_checkpoint_are_forgotten(tmp_path):
 def test_evaluation_counts_every_token_once(tiny, tmp_path):
   """Whatever the batch size, and in agreement with the corpus."""
   config = tiny(**{'training.steps': 2, 'training.evaluate_every': 2})
-  runs.train(config, tmp_path)
+  train(config, tmp_path)
   run = runs.load(tmp_path)
   results = []
   for size in (8, 16):

@@ -34,7 +34,7 @@ def prepared(config, steps=1, mesh=None, batch=batch):
   rules = sharding.parse_rules(config.rules)
   make = states.init(model, optimizer, ROWS, LENGTH, config.model.dtype == 'float16')
   where = states.shardings(states.abstract(make), mesh, rules)
-  state = states.born(make, config.seed, where, mesh, rules)
+  (state,) = states.born(make, [config.seed], where, mesh, rules)
   history = []
   with sharding.context(mesh, rules):
     step = jax.jit(train_step(model, objective, optimizer, rate, config.training.accumulation),

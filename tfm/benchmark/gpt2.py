@@ -53,7 +53,7 @@ def training() -> float:
   size, length = TRAINING['batch_size'], SHAPE['length']
   make = states.init(model, optimizer, size, length, scaled=False)
   where = states.shardings(states.abstract(make), mesh, rules)
-  state = states.born(make, 0, where, mesh, rules)
+  (state,) = states.born(make, [0], where, mesh, rules)
   tokens = np.random.default_rng(0).integers(0, SHAPE['vocab'], (size, length + 1)).astype(np.int32)
   batch = dict(inputs=tokens[:, :-1], targets=tokens[:, 1:], segments=np.ones((size, length), np.int32),
                positions=np.broadcast_to(np.arange(length, dtype=np.int32), (size, length)))

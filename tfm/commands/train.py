@@ -7,7 +7,7 @@ DIR gets config.json (resolved), metrics.jsonl (one object a line: step, split a
 TensorBoard events, checkpoints/ and curves.png. SIGTERM and Ctrl-C save and stop.
 """
 
-from tfm import run
+from tfm import train
 
 
 def arguments(parser):
@@ -17,4 +17,4 @@ def arguments(parser):
 
 
 def main(args):
-  run.train(args.config, args.workdir)
+  train.train(args.config, args.workdir)

@@ -34,6 +34,11 @@ class Fetched:
     """`pipeline.batch_hash` of this process's rows; computed when read."""
     return pipeline.batch_hash(self.host, self.first_row)
 
+  @property
+  def hashes(self) -> tuple[str, ...]:
+    """That of each run that reads it."""
+    return (self.hash,)
+
 
 def prefetch(
   iterator: grain.DatasetIterator, sharding: jax.sharding.Sharding, batch_size: int, size: int = 2,

@@ -50,7 +50,7 @@ class Checkpoints:
     Raises:
       ValueError: if there is no such checkpoint, with those there are.
     """
-    steps = sorted(self.manager.all_steps())
+    steps = self.steps()
     if not steps:
       raise ValueError(f'{self.directory} holds no checkpoint; train first')
     if which == 'last':
@@ -63,6 +63,10 @@ class Checkpoints:
     if not str(which).isdigit() or int(which) not in steps:
       raise ValueError(f"step={which!r} is not there; 'last', 'best' or one of {steps} would do")
     return int(which)
+
+  def steps(self) -> list[int]:
+    """The complete steps, in order."""
+    return sorted(self.manager.all_steps())
 
   def latest(self) -> int | None:
     """The last complete step, or None."""
@@ -82,7 +86,7 @@ class Checkpoints:
     Raises:
       ValueError: if there are fewer.
     """
-    steps = [s for s in sorted(self.manager.all_steps()) if s <= step][-count:]
+    steps = [s for s in self.steps() if s <= step][-count:]
     if len(steps) < count:
       raise ValueError(f'average={count} checkpoints up to step {step} are not there; there are {steps}, and '
                        '--average=1 takes that one alone')
@@ -99,6 +103,11 @@ class Checkpoints:
     # Orbax gives containers back as dictionaries; the structure is the target's.
     rest = jax.tree.unflatten(jax.tree.structure(_rest(target)), leaves)
     return target.replace(params=restored['params'], **rest)
+
+  def forget(self, step: int) -> None:
+    """Deletes what was saved after a step."""
+    for later in [s for s in self.steps() if s > step]:
+      self.manager.delete(later)
 
   def wait(self) -> None:
     """Returns when nothing is being written."""

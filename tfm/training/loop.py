@@ -1,21 +1,16 @@
 """The training loop: visible, and the only one."""
 
 import dataclasses
-import math
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import jax
 
 from tfm.data.device import Fetched
 from tfm.shapes import PyTree
-from tfm.training.metrics import Log
-from tfm.training.progress import Line, say
+from tfm.training.progress import say
+from tfm.training.report import Report
 from tfm.training.state import State
-
-
-class Diverged(ValueError):
-  """A metric is no longer a finite number."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,11 +32,11 @@ def fit(
     batches: Iterator[Fetched],
     step: Callable[[State, PyTree], tuple[State, dict[str, jax.Array]]],
     evaluate: Callable[[PyTree], dict[str, float]],
-    save: Callable[[State, dict, float | None], None],
+    save: Callable[[int, State, dict, float | None], None],
     cadence: Cadence,
-    log: Log,
-    line: Line,
+    report: Report,
     profile_dir: str,
+    split: Callable[[State], Sequence[State]] = lambda state: (state,),
 ) -> State:
   """Trains from `state` to the last step, or to a SIGTERM (or Ctrl-C), and saves what it reached.
 
@@ -51,12 +46,15 @@ def fit(
     batches: device batches with the iterator's state after each.
     step: the compiled step; it may consume the state it is given.
     evaluate: parameters → metrics of the validation split.
-    save: (state, the iterator's state, validation loss or None) → a checkpoint.
+    save: (run, its state, the iterator's state, validation loss or None) → a checkpoint.
+    report: takes the metrics.
+    split: the state of every run that `state` holds; one, unless several train together.
 
   Raises:
-    Diverged: if a metric is NaN or infinite: its name and step; nothing of that step is saved.
+    Diverged: if a metric of the last run that is left is NaN or infinite: its name and step; nothing of that
+      step is saved.
   """
-  first = int(state.step)
+  first = int(split(state)[0].step)
   pending = None
   with _Stop() as stop:
     for i, fetched in zip(range(first + 1, cadence.steps + 1), batches):
@@ -72,43 +70,26 @@ def fit(
       stopping = stop.asked  # asked once: a signal that comes later is the next step's
       due = i % cadence.evaluate_every == 0 or i == cadence.steps or stopping
       if pending:
-        _report(*pending, cadence, log, line)
+        _tell(report, cadence, *pending)
       pending = i, metrics, fetched
       if due:
-        _report(*pending, cadence, log, line)
+        _tell(report, cadence, *pending)
         pending = None
-        paused = line.pause()
-        # A run that was asked to stop has little time: it saves and does no more.
-        values = {} if stopping else evaluate(state.params)
-        if values:
-          _check(i, 'validation', values)
-          log.write(i, 'validation', values)
-          say(f'step {i}  validation: ' + ', '.join(f'{k} {v:.4g}' for k, v in values.items()))
-        save(state, fetched.state, values.get('loss'))
-        line.resume(paused)
+        with report.paused():
+          for run, one in enumerate(split(state)):
+            if run in report.live:
+              # A run that was asked to stop has little time: it saves and does no more.
+              values = {} if stopping else evaluate(one.params)
+              if report.evaluated(i, run, values):
+                save(run, one, fetched.state, values.get('loss'))
       if stopping:
         say(f'stopped at step {i}, which is saved; the same command goes on from there')
         break
   return state
 
 
-def _report(i, metrics, fetched, cadence, log, line) -> None:
-  """Brings the metrics of step i to the host, and says what they are when it is time."""
-  values = {name: float(value) for name, value in jax.device_get(metrics).items()}
-  _check(i, 'train', values)
-  line.advance(i, values.pop('read'), values['loss'])
-  if i % cadence.log_every == 0 or i == cadence.steps:
-    values |= dict(tokens_per_second=line.rate(), batch=fetched.hash)
-    if line.peak_flops and line.flops_per_token:
-      values |= dict(mfu=line.mfu())
-    log.write(i, 'train', values)
-
-
-def _check(i, split, values) -> None:
-  for name, value in values.items():
-    if not math.isfinite(value):
-      raise Diverged(f'{split} {name} is {value} at step {i}; nothing of that step is saved, the last '
-                     'checkpoint is good (a lower optimizer.learning_rate or optimizer.clip may help)')
+def _tell(report, cadence, i, metrics, fetched) -> None:
+  report.trained(i, metrics, fetched, i % cadence.log_every == 0 or i == cadence.steps)
 
 
 class _Stop:

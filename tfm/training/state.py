@@ -1,6 +1,6 @@
 """What training carries from step to step, and how it is born on a mesh."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import flax.linen as nn
 import jax
@@ -69,7 +69,8 @@ def shardings(boxed: State, mesh: Mesh, rules: sharding.Rules) -> State:
   return sharding.partition_specs(boxed, mesh, rules)
 
 
-def born(make: Callable[[Array], State], seed: int, where: State, mesh: Mesh, rules: sharding.Rules) -> State:
-  """The initial state, each leaf made where it will live."""
+def born(make: Callable[[Array], State], seeds: Sequence[int], where: State, mesh: Mesh, rules: sharding.Rules) -> list[State]:
+  """The initial state of each seed, each leaf made where it will live."""
   with sharding.context(mesh, rules):
-    return jax.jit(lambda key: nn.unbox(make(key)), out_shardings=where)(jax.random.key(seed))
+    made = jax.jit(lambda key: nn.unbox(make(key)), out_shardings=where)
+    return [made(jax.random.key(seed)) for seed in seeds]

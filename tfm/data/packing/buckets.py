@@ -34,6 +34,7 @@ class Buckets(protocol.Packing):
 
   layout = 'whole'
   takes = (('source', 'target'),)
+  even = False
 
   least: int = 8
   ratio: float = 2.0

@@ -127,12 +127,14 @@ class Packing(abc.ABC):
       two tokens of a document being as far apart in position as in the row.
     takes: the fields of documents that it packs: ('text',), ('source', 'target'), ….
     endless: whether it packs documents without end.
+    even: whether all its batches are of one shape.
     gives: what its rows have besides the fields that all have, for an objective that wants it.
   """
 
   layout: ClassVar[str]
   takes: ClassVar[tuple[tuple[str, ...], ...]] = (('text',),)
   endless: ClassVar[bool] = False
+  even: ClassVar[bool] = True
   gives: ClassVar[frozenset[str]] = frozenset()
 
   def rows(self, tokens: Documents, length: int, seed: int) -> Rows:

@@ -1,0 +1,228 @@
+"""A config made into everything that trains, alone or as several seeds together."""
+
+import contextlib
+import dataclasses
+import datetime
+import importlib.metadata
+import logging
+import pathlib
+import platform
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import flax.linen as nn
+import jax
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from tfm import build, check
+from tfm import config as configs
+from tfm.config import require
+from tfm.data import cache, device, pipeline
+from tfm.data.pipeline import ImageData, TextData
+from tfm.models import flops
+from tfm.parallel import chips, sharding
+from tfm.parallel import mesh as meshes
+from tfm.run import evaluation, make_model
+from tfm.shapes import PyTree
+from tfm.training import checkpoint, loop, together
+from tfm.training import state as states
+from tfm.training.metrics import Log
+from tfm.training.progress import Line, say
+from tfm.training.report import Report
+from tfm.training.step import train_step
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+  """Where one run lives.
+
+  Attributes:
+    config: resolved, with the run's own seed; workdir: its folder.
+  """
+
+  config: ConfigDict
+  workdir: pathlib.Path
+
+  @classmethod
+  def of(cls, config: ConfigDict, seed: int, workdir: str | pathlib.Path) -> 'Place':
+    config = config.copy_and_resolve_references()
+    config.seed = seed
+    return cls(config, pathlib.Path(workdir))
+
+  def steps(self) -> set[int]:
+    """Those that are saved."""
+    with self._read() as checkpoints:
+      return set(checkpoints.steps() if checkpoints else ())
+
+  def carried(self, step: int) -> dict[str, Any]:
+    """What a checkpoint carries beside arrays.
+
+    Raises:
+      ValueError: if it was trained by a config that computes something else.
+    """
+    with self._read() as checkpoints:
+      saved = checkpoints.run(step)
+    refuse_difference(saved['config'], self.config, self.workdir)
+    return saved
+
+  @contextlib.contextmanager
+  def _read(self) -> Iterator[checkpoint.Checkpoints | None]:
+    if not (self.workdir / 'checkpoints').is_dir():
+      yield None
+      return
+    with contextlib.closing(checkpoint.Checkpoints(self.workdir)) as checkpoints:
+      yield checkpoints
+
+
+def train(config: ConfigDict, workdir: str) -> None:
+  """Trains a resolved config in `workdir`, from its last checkpoint if there is one.
+
+  Raises:
+    ValueError: before anything compiles, for a config that cannot be run or that differs from the
+      checkpoint's in a field that matters.
+    Diverged: if a metric stops being finite.
+  """
+  train_seeds(config, {config.seed: workdir})
+
+
+def train_seeds(config: ConfigDict, workdirs: Mapping[int, str | pathlib.Path]) -> Report:
+  """Trains a resolved config for several seeds in one compiled step, each in a working directory of its own.
+
+  Every run becomes what it would alone: its parameters, batches and files are those of `train` with that seed, up to
+  the order in which its sums are added. A run that diverges stops, and the others go on. On several devices each has
+  some of the runs.
+
+  Returns:
+    What was said, with the runs that diverged, numbered in the order of `workdirs`.
+
+  Raises:
+    ValueError, Diverged: as `train`; the latter if no run is left. For several seeds also for a mesh, several
+      processes, or batches of several shapes.
+  """
+  training, several = config.training, len(workdirs) > 1
+  check.run(config, jax.device_count())
+  if several:
+    check.seeds(config, jax.process_count())
+  objective, packing = build.objective(config), build.packing(config)
+  optimizer, rate = build.optimizer(config)
+  # What can be refused without the data is refused before they are read.
+  source, tokenizer, source_tokenizer = build.source(config), build.tokenizer(config), build.source_tokenizer(config)
+  build.model(config, vocab=1)
+  places = [Place.of(config, seed, workdir) for seed, workdir in workdirs.items()]
+  # A kill may have come between the saves of two runs.
+  last = max(set.intersection(*(place.steps() for place in places)), default=0)
+  saved = [place.carried(last) for place in places] if last else []
+
+  data = pipeline.open_data(source, tokenizer, cache.directory(), source_tokenizer)
+  carried = dict(corpus=data.corpus.hash) | {
+    name: one.state() if one else None
+    for name, one in dict(tokenizer=data.tokenizer, source_tokenizer=data.source_tokenizer).items()}
+  for place, before in zip(places, saved):
+    refuse_other_data(place, before, carried)
+  model = make_model(config, data.tokenizer, data.source_tokenizer)
+  mesh = together.mesh(len(places), jax.devices()) if several else meshes.make(config.mesh.to_dict())
+  rules = sharding.parse_rules(config.rules)
+  make = states.init(model, optimizer, training.batch_size, config.data.length, config.model.dtype == 'float16')
+  boxed = states.abstract(make)
+  where = states.shardings(boxed, mesh, rules)
+  batch_sharding = sharding.batch_sharding(mesh, rules)
+
+  def batches_of(seed):
+    rows = objective.rows(packing, data.tokens('train'), config.data.length, seed, data.tokenizer)
+    return pipeline.train_iterator(
+      rows, training.batch_size, *device.process_rows(batch_sharding, training.batch_size), threads=config.data.threads)
+  iterators = [batches_of(seed) for seed in workdirs]
+
+  with contextlib.ExitStack() as stack:
+    for place in places:
+      place.workdir.mkdir(parents=True, exist_ok=True)
+      (place.workdir / 'config.json').write_text(configs.to_json(place.config))
+    # Of several, two are kept: a kill may come between the saves of two runs.
+    keep = max(training.keep, 2) if several else training.keep
+    checkpoints = [stack.enter_context(contextlib.closing(checkpoint.Checkpoints(place.workdir, keep))) for place in places]
+    if last:
+      target = checkpoint.target(nn.unbox(boxed), where)
+      born = [kept.state(last, target) for kept in checkpoints]
+      for kept, iterator, before in zip(checkpoints, iterators, saved):
+        iterator.set_state(before['data'])
+        kept.forget(last)
+    else:
+      born = states.born(make, list(workdirs), where, mesh, rules)
+    said = introduction(config, data, boxed.params, mesh, last)
+    say(said)
+    logs = [stack.enter_context(contextlib.closing(Log(place.workdir, last))) for place in places]
+    for place in places:
+      stack.enter_context(heard(place.workdir, said))
+
+    line = Line(last, training.steps, flops.training_flops_per_token(model, config.data.length), chips.peak_flops())
+    report = Report(logs, line)
+    with sharding.context(mesh, rules):
+      one = train_step(model, objective, optimizer, rate, training.accumulation)
+      if several:
+        state, split = together.stack(born, mesh), together.split(len(places), mesh)
+        step = jax.jit(together.step(one), donate_argnums=0, out_shardings=(together.stacked(mesh), None))
+        batches = together.prefetch(iterators, mesh)
+      else:
+        (state,), split = born, lambda state: (state,)
+        step = jax.jit(one, donate_argnums=0, out_shardings=(where, None))
+        batches = device.prefetch(*iterators, batch_sharding, training.batch_size)
+      del born
+
+      def save(run, state, position, loss):
+        checkpoints[run].save(state, dict(carried, config=places[run].config.to_dict(), data=position), loss)
+
+      with line:
+        loop.fit(
+          state, batches, step,
+          evaluation(config, model, data, batch_sharding, 'validation', training.evaluation_batches), save,
+          loop.Cadence(training.steps, training.log_every, training.evaluate_every, training.profile),
+          report, str(places[0].workdir / 'profile'), split)
+  for place in places:
+    say(f'{place.workdir}: config.json, log.txt, metrics.jsonl, checkpoints/ and the loss curves, curves.png')
+  return report
+
+
+def refuse_difference(old: dict, new: ConfigDict, workdir: pathlib.Path) -> None:
+  """Refuses to resume under a config that computes something else."""
+  # Fields that are newer than the checkpoint had their defaults then.
+  old = configs.resolve(configs.complete(old))
+  lines = configs.difference(old.to_dict(), new.to_dict())
+  require(not lines, f'--config differs from the checkpoint in {workdir} in fields that matter; '
+                     f'set them back or train in a new --workdir:\n  ' + '\n  '.join(lines))
+
+
+def refuse_other_data(place: Place, saved: Mapping[str, Any], carried: Mapping[str, Any]) -> None:
+  """Refuses to resume on other documents or tokens than those learnt from."""
+  data = place.config.data
+  require(saved['corpus'] == carried['corpus'],
+          f'config.data.source={data.source!r} holds other data than the checkpoint in {place.workdir} learnt '
+          f'from; restore those or train in a new --workdir')
+  for name in ('tokenizer', 'source_tokenizer'):
+    require(saved.get(name) == carried[name],
+            f'config.data.{name}={data[name]!r} is no longer the one of the checkpoint in {place.workdir}; '
+            'restore the cached one or train in a new --workdir')
+
+
+def introduction(config: ConfigDict, data: TextData | ImageData, params: PyTree, mesh: Mesh, last: int) -> str:
+  """What is about to be trained, for the log."""
+  versions = ' '.join(f'{name} {importlib.metadata.version(name)}' for name in ('jax', 'flax', 'optax'))
+  count = sum(x.size for x in jax.tree.leaves(nn.unbox(params)))
+  return (f'{data}\n'
+          f'model: {count:,} parameters, kernel {config.model.kernel}, {config.model.dtype}\n'
+          f'devices: {mesh.size} × {jax.devices()[0].device_kind}, mesh {dict(mesh.shape)}; {versions}, '
+          f'Python {platform.python_version()}' + (f'\nresuming from step {last}' if last else ''))
+
+
+@contextlib.contextmanager
+def heard(workdir: pathlib.Path, said: str) -> Iterator[None]:
+  """Writes what is said into the run's log.txt, beginning with `said`."""
+  with (workdir / 'log.txt').open('a') as file:
+    file.write(f'\n{datetime.datetime.now():%Y-%m-%d %H:%M:%S}\n{said}\n')
+  log, file = logging.getLogger('tfm'), logging.FileHandler(workdir / 'log.txt')
+  log.addHandler(file)
+  try:
+    yield
+  finally:
+    log.removeHandler(file)
+    file.close()

@@ -1,0 +1,83 @@
+"""Several runs of one shape trained in one step, their states and batches stacked: seeds of one config.
+
+Each does what it would do alone; what is gained is that they are compiled once, and that small runs fill the device.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+
+import grain
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from tfm.data import pipeline
+from tfm.data.device import Fetched
+from tfm.parallel import mesh as meshes
+from tfm.shapes import PyTree
+from tfm.training.state import State
+
+RUNS = 'runs'  # the mesh axis
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class FetchedTogether(Fetched):
+  """The batches of all runs, stacked.
+
+  Attributes:
+    host: of the first run; hosts: of every run.
+  """
+
+  hosts: tuple[pipeline.Batch, ...] = ()
+
+  @property
+  def hashes(self):
+    return tuple(map(pipeline.batch_hash, self.hosts))
+
+
+def mesh(runs: int, devices: Sequence[jax.Device]) -> Mesh:
+  """As many devices as divide the runs, each with equally many of them; the ordinary axes have one device."""
+  count = max(n for n in range(1, len(devices) + 1) if runs % n == 0)
+  axes = (RUNS, *meshes.AXES)
+  return jax.make_mesh((count, *[1] * len(meshes.AXES)), axes, axis_types=(AxisType.Auto,) * len(axes), devices=devices[:count])
+
+
+def stacked(where: Mesh) -> NamedSharding:
+  """Of what has an axis of runs in front."""
+  return NamedSharding(where, PartitionSpec(RUNS))
+
+
+def stack(states: Sequence[State], where: Mesh) -> State:
+  """One state of all runs, each leaf [runs, …]."""
+  return jax.jit(lambda *states: jax.tree.map(lambda *x: jnp.stack(x), *states), out_shardings=stacked(where))(*states)
+
+
+def split(runs: int, where: Mesh) -> Callable[[State], list[State]]:
+  """State of all runs → the state of each, on every device."""
+  def one(state):
+    return [jax.tree.map(lambda x: x[run], state) for run in range(runs)]
+  return jax.jit(one, out_shardings=NamedSharding(where, PartitionSpec()))
+
+
+def step(one: Callable[[State, PyTree], tuple[State, PyTree]]) -> Callable[[State, PyTree], tuple[State, PyTree]]:
+  """The step of all runs, of that of one."""
+  return jax.vmap(one, spmd_axis_name=RUNS)
+
+
+def prefetch(iterators: Sequence[grain.DatasetIterator], where: Mesh) -> Iterator[FetchedTogether]:
+  """The stacked batches of the runs' iterators on the devices; the iterators are closed at the end.
+
+  Raises:
+    ValueError: if the runs' batches are not of one shape.
+  """
+  try:
+    for hosts in zip(*iterators):
+      if len(shapes := {x.shape for host in hosts for name, x in host.items() if name == 'segments'}) > 1:
+        raise ValueError(f'runs that train together need batches of one shape, and these are of {sorted(shapes)}; train '
+                         'them one after another')
+      batch = {name: jax.device_put(np.stack([host[name] for host in hosts]), stacked(where)) for name in hosts[0]}
+      yield FetchedTogether(batch, iterators[0].get_state(), hosts[0], 0, hosts)
+  finally:
+    for iterator in iterators:
+      iterator.close()
