@@ -12,6 +12,7 @@ import pytest
 
 from tfm import build
 from tfm import config as configs
+from tfm import estimate
 from tfm.commands import inspect
 from tfm.models import table
 from tfm.training import state as states
@@ -38,7 +39,7 @@ def file(name: str) -> pathlib.Path:
 def text(name: str) -> str:
   stem, colon, arg = name.partition(':')
   config = configs.resolve(configs.load(f'{ROOT}/configs/{stem}.py{colon}{arg}'))
-  vocab = inspect.known_vocabulary(build.tokenizer(config))
+  vocab = estimate.known_vocabulary(build.tokenizer(config))
   vocab = VOCAB if vocab is None else vocab
   model = build.model(config, vocab)
   boxed = jax.eval_shape(lambda key: states.parameters(model, key, 1, config.data.length), jax.random.key(0))

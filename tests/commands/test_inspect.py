@@ -2,7 +2,8 @@
 
 import pytest
 
-from tfm.commands import cli, inspect
+from tfm import estimate
+from tfm.commands import cli
 
 CONFIG = '''
 from ml_collections import ConfigDict
@@ -22,7 +23,7 @@ def run(tmp_path, capsys, monkeypatch):
   """Words of the command line → exit status, stdout, stderr."""
   def no_text(*args):
     raise AssertionError('inspect must not read the text')
-  monkeypatch.setattr(inspect.pipeline, 'open_text', no_text)
+  monkeypatch.setattr(estimate.pipeline, 'open_text', no_text)
   monkeypatch.chdir(tmp_path)
   (tmp_path / 'a.py').write_text(CONFIG)
   def run(*words):
@@ -84,9 +85,9 @@ def test_refusals(run, words, sentence):
 def test_a_vocabulary_that_only_the_text_tells(monkeypatch):
   class Text:
     tokenizer = type('Tokenizer', (), dict(vocab_size=301))
-  monkeypatch.setattr(inspect.pipeline, 'open_text', lambda source, tokenizer, source_tokenizer: Text)
-  config = inspect.configs.resolve(inspect.configs.complete(dict(data=dict(tokenizer='char'))))
-  assert inspect.vocabularies(config) == (301, 0)
+  monkeypatch.setattr(estimate.pipeline, 'open_text', lambda source, tokenizer, source_tokenizer: Text)
+  config = estimate.configs.resolve(estimate.configs.complete(dict(data=dict(tokenizer='char'))))
+  assert estimate.vocabularies(config) == (301, 0)
 
 
 def test_an_encoder_decoder(tmp_path, monkeypatch, capsys):

@@ -23,7 +23,7 @@ from rich.table import Column, Table
 from tests.conftest import ROOT
 from tfm import build, check
 from tfm import config as configs
-from tfm.commands import inspect
+from tfm import estimate
 from tfm.training import state as states
 
 PUBLISHED = {
@@ -86,7 +86,7 @@ def resolved(family, name):
 def parameters(family, name):
   config = resolved(family, name)
   config.model.vocab_multiple = ROUNDED.get(family, 1)
-  model = build.model(config, inspect.known_vocabulary(build.tokenizer(config)))
+  model = build.model(config, estimate.known_vocabulary(build.tokenizer(config)))
   boxed = jax.eval_shape(lambda key: states.parameters(model, key, 1, 8), jax.random.key(0))
   return sum(math.prod(x.shape) for x in jax.tree.leaves(nn.unbox(boxed)))
 

@@ -12,7 +12,7 @@ from jax.sharding import AbstractMesh, AxisType
 from conformance import tiny
 from tfm import build
 from tfm import config as configs
-from tfm.commands import inspect
+from tfm import estimate
 from tfm.data.packing.protocol import padding
 from tfm.models import memory
 from tfm.parallel import mesh as meshes
@@ -64,13 +64,13 @@ def test_an_inner_peak_stands_on_what_is_alive_outside():
 
 
 def test_what_grows_with_depth():
-  def estimate(**model):
+  def alive(**model):
     config = tiny.config(32, **model)
     made, objective = build.model(config, 29), build.objective(config)
     params = nn.unbox(tiny.boxed(made, length=32))
-    return memory.activations(functools.partial(inspect.loss, objective, made), params,
-                              functools.partial(inspect.batch, padding(32)), rows=4)
-  four, eight = estimate(layers=4), estimate(layers=8)
+    return memory.activations(functools.partial(estimate.loss, objective, made), params,
+                              functools.partial(estimate.batch, padding(32)), rows=4)
+  four, eight = alive(layers=4), alive(layers=8)
   assert 1.7 < eight / four < 2
   # Remat keeps one [rows, T, D] array for each block more.
   saved = estimate(layers=8, remat='full') - estimate(layers=4, remat='full')
@@ -94,18 +94,18 @@ def test_against_xla(mesh, accumulation, model):
     training=dict(accumulation=accumulation))))
   vocab, training = 257, config.training
   here, rules = meshes.make(config.mesh.to_dict()), sharding.parse_rules(config.rules)
-  there = inspect.abstract_mesh(config, devices=8)
-  boxed = inspect.abstract_state(config, build.model(config, vocab))
+  there = estimate.abstract_mesh(config, devices=8)
+  boxed = estimate.abstract_state(config, build.model(config, vocab))
   params = memory.on_device(boxed.params, there, rules)
   optimizer = memory.on_device(boxed.opt_state, there, rules)
-  rows = training.batch_size // accumulation // inspect.ways(there, rules, 'batch')
-  activations = inspect.activations(config, vocab, 0, there, rules, rows, params)
+  rows = training.batch_size // accumulation // estimate.ways(there, rules, 'batch')
+  activations = estimate.activations(config, vocab, 0, there, rules, rows, params)
 
   where, split = states.shardings(boxed, here, rules), sharding.batch_sharding(here, rules)
   def placed(x, sharding):
     return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
   state = jax.tree.map(placed, nn.unbox(boxed), where)
-  batch = jax.tree.map(lambda x: placed(x, split), inspect.batch(padding(config.data.length), training.batch_size))
+  batch = jax.tree.map(lambda x: placed(x, split), estimate.batch(padding(config.data.length), training.batch_size))
   with sharding.context(here, rules):
     step = train_step(
       build.model(config, vocab), build.objective(config), *build.optimizer(config), accumulation)

@@ -1,0 +1,114 @@
+"""What a config will need, worked out from shapes before anything is allocated or compiled."""
+
+import functools
+import math
+
+import flax.linen as nn
+import jax
+from jax.sharding import AbstractMesh, AxisType
+from ml_collections import ConfigDict
+
+from tfm import build
+from tfm import config as configs
+from tfm.data import pipeline
+from tfm.data.packing.protocol import Row
+from tfm.data.tokenizers.protocol import Tokenizer
+from tfm.models import memory
+from tfm.models.trunk import Trunk
+from tfm.parallel import mesh as meshes
+from tfm.parallel import sharding
+from tfm.training import state as states
+
+
+def abstract_mesh(config: ConfigDict, devices: int | None) -> AbstractMesh:
+  """The mesh of a config, over devices that need not be here."""
+  named = config.mesh.to_dict()
+  if devices is None:
+    fixed = math.prod(size for size in named.values() if size != -1)
+    here = jax.device_count()
+    devices = here if -1 in named.values() and here % fixed == 0 else fixed
+  sizes = meshes.resolve(named, devices)
+  return AbstractMesh(tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
+
+
+def vocabularies(config: ConfigDict) -> tuple[int, int]:
+  """Tokens there are, and those of the source where they are others (0: they are not); the text is read only
+  where nothing else tells.
+  """
+  tokenizer, source_tokenizer = build.tokenizer(config), build.source_tokenizer(config)
+  vocab = known_vocabulary(tokenizer), known_vocabulary(source_tokenizer)
+  if None not in vocab:
+    return vocab
+  text = pipeline.open_text(build.source(config), tokenizer, source_tokenizer=source_tokenizer)
+  return text.tokenizer.vocab_size, text.source_tokenizer.vocab_size if source_tokenizer else 0
+
+
+def known_vocabulary(tokenizer: Tokenizer | None) -> int | None:
+  """Tokens there are, where the tokenizer's spec tells; 0 without one."""
+  if tokenizer is None:
+    return 0
+  return tokenizer.vocab_size if tokenizer.trained else getattr(tokenizer, 'size', None)
+
+
+def abstract_state(config: ConfigDict, model: Trunk) -> states.State:
+  """Shapes and boxes of everything that training carries."""
+  optimizer, _ = build.optimizer(config)
+  return states.abstract(states.init(
+    model, optimizer, config.training.batch_size, config.data.length, config.model.dtype == 'float16'))
+
+
+def memory_by_kind(
+    config: ConfigDict, vocab: int, source_vocab: int, boxed: states.State, mesh: AbstractMesh, rules: sharding.Rules,
+) -> list[tuple[str, int, str]]:
+  """(kind, bytes of one device, how they are known)."""
+  params = memory.on_device(boxed.params, mesh, rules)
+  optimizer = memory.on_device(boxed.opt_state, mesh, rules)
+  alive = activations(config, vocab, source_vocab, mesh, rules, rows_at_once(config, mesh, rules), params)
+  estimate = f'estimate: the most that is alive at once in the gradient, remat {config.model.remat}'
+  gradients = ('gradients', params, 'float32')
+  if config.training.accumulation > 1:
+    gradients = 'gradients', 2 * params, "float32: a microbatch's and their sum"
+  return [('parameters', params, 'float32'), gradients, ('optimizer', optimizer, config.optimizer.name),
+          ('activations', alive, estimate)]
+
+
+def rows_at_once(config: ConfigDict, mesh: AbstractMesh, rules: sharding.Rules) -> int:
+  """Rows of a microbatch on one device."""
+  return config.training.batch_size // config.training.accumulation // ways(mesh, rules, 'batch')
+
+
+def activations(
+    config: ConfigDict, vocab: int, source_vocab: int, mesh: AbstractMesh, rules: sharding.Rules, rows: int, held: int,
+) -> int:
+  """`memory.activations` of what one device computes: its rows, heads, feed-forward and vocabulary.
+
+  What a mixer sizes by itself is taken whole. `held` is the bytes of the parameters on one device.
+  """
+  part = config.copy_and_resolve_references()
+  for b in configs.parts(part).values():
+    b.heads = max(1, b.heads // ways(mesh, rules, 'heads'))
+    b.kv_heads = math.gcd(b.heads, max(1, b.kv_heads // ways(mesh, rules, 'kv_heads')))
+    if 'feed_forward_width' in b:
+      b.feed_forward_width //= ways(mesh, rules, 'mlp')
+  vocab, source_vocab = (-(-v // ways(mesh, rules, 'vocab')) for v in (vocab, source_vocab))
+  model = build.model(part, vocab, source_vocab=source_vocab)
+  params = nn.unbox(abstract_state(part, model).params)
+  objective = build.objective(part)
+  return memory.activations(
+    functools.partial(loss, objective, model), params, functools.partial(batch, objective.padding(part.data.length)), rows,
+    held / memory.whole(params))
+
+
+def ways(mesh: AbstractMesh, rules: sharding.Rules, axis: str) -> int:
+  """How many parts a logical axis is cut into."""
+  return math.prod(mesh.shape[name] for name in dict(rules).get(axis, ()))
+
+
+def loss(objective, model: Trunk, params, rows):
+  """What training differentiates, dropout on."""
+  return objective(model, params, rows, jax.random.key(0))[0]
+
+
+def batch(row: Row, rows: int) -> dict[str, jax.ShapeDtypeStruct]:
+  """The shapes of a batch of rows like one."""
+  return {field: jax.ShapeDtypeStruct((rows, *x.shape), x.dtype) for field, x in row.items()}
