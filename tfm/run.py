@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import pathlib
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -87,6 +88,14 @@ def load(workdir: str, step: str = 'last', average: int | None = None) -> Run:
   checkpoints.close()
   tokenizer = extended(tokenizer, build.objective(config).special)
   return Run(config, model, params, tokenizer, mesh, rules, number, saved['corpus'], source_tokenizer)
+
+
+def carried(workdir: str, step: str = 'last') -> dict[str, Any]:
+  """What a run's checkpoint carries beside arrays: config, corpus hash, tokenizers, where the data stood."""
+  checkpoints = checkpoint.Checkpoints(pathlib.Path(workdir))
+  saved = checkpoints.run(checkpoints.find(step))
+  checkpoints.close()
+  return saved
 
 
 def make_model(config: ConfigDict, tokenizer: Tokenizer | None, source_tokenizer: Tokenizer | None) -> Trunk:

@@ -101,9 +101,9 @@ def train_seeds(config: ConfigDict, workdirs: Mapping[int, str | pathlib.Path]) 
       processes, or batches of several shapes.
   """
   training, several = config.training, len(workdirs) > 1
-  check.run(config, jax.device_count())
   if several:
     check.seeds(config, jax.process_count())
+  check.run(config, 1 if several else jax.device_count())
   objective, packing = build.objective(config), build.packing(config)
   optimizer, rate = build.optimizer(config)
   # What can be refused without the data is refused before they are read.

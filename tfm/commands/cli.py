@@ -1,10 +1,13 @@
 """The console script: `tfm COMMAND --flags`; every other file of this folder is one command.
 
 A command is a module with a docstring, `arguments(parser)` and `main(args)`. One that declares
-`--config` gets the complete config there, with every `--config.path.to.field=value` in it.
+`--config` gets the complete config there, with every `--config.path.to.field=value` in it; one that declares
+`study` gets the study, with every such value in its base, what named it as `file`, and all
+words of the command as `words`.
 """
 
 import argparse
+import dataclasses
 import importlib
 import logging
 import os
@@ -17,6 +20,7 @@ from ml_collections import ConfigDict
 
 import tfm.commands
 from tfm import config as configs
+from tfm.ablation import study as studies
 from tfm.data import cache
 from tfm.spec import suggest
 from tfm.training.progress import say
@@ -76,12 +80,12 @@ class Said(logging.Handler):
 
 
 def parse(name: str, command, argv: Sequence[str]) -> argparse.Namespace:
-  """The command's flags, with `config` complete where the command takes one."""
+  """The command's flags, with `config` complete, or `study` read, where the command takes one."""
   parser = argparse.ArgumentParser(
     f'tfm {name}', description=command.__doc__, allow_abbrev=False,
     formatter_class=argparse.RawDescriptionHelpFormatter)
   command.arguments(parser)
-  fields = [action for action in parser._actions if action.dest == 'config']
+  fields = [action for action in parser._actions if action.dest in ('config', 'study')]
   if fields:
     parser.epilog = 'config fields, each set by --config.path.to.field=value (with their defaults):\n' + '\n'.join(
       f'  --config.{path}={value!r}' for path, value in configs.leaves(configs.schema()))
@@ -91,12 +95,21 @@ def parse(name: str, command, argv: Sequence[str]) -> argparse.Namespace:
       known = [s for action in parser._actions for s in action.option_strings]
       raise ValueError(f'{rest[0]!r} is not a flag; {suggest(rest[0].partition("=")[0], known)}')
     return args
-  args.config = with_overrides(configs.load(args.config), rest)
+  if 'study' in args:
+    args.file, args.words, found = args.study, [name, *argv], studies.load(args.study)
+    args.study = dataclasses.replace(found, config=assigned(configs.complete(found.config), rest))
+  else:
+    args.config = with_overrides(configs.load(args.config), rest)
   return args
 
 
 def with_overrides(config: ConfigDict, argv: Sequence[str]) -> ConfigDict:
   """The resolved config with `--config.path=value` (or `--config.path value`) words in it."""
+  return configs.resolve(assigned(config, argv))
+
+
+def assigned(config: ConfigDict, argv: Sequence[str]) -> ConfigDict:
+  """The config with such words in it, as it was not resolved."""
   words = iter(argv)
   for word in words:
     if not word.startswith('--config.'):
@@ -106,4 +119,4 @@ def with_overrides(config: ConfigDict, argv: Sequence[str]) -> ConfigDict:
     if text is None:
       raise ValueError(f'{word} needs a value: {word}=…')
     configs.assign_text(config, path, text)
-  return configs.resolve(config)
+  return config

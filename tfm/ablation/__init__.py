@@ -1,0 +1,1 @@
+"""Studies: a question, its arms, what is held equal, and what the numbers say."""

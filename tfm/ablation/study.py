@@ -1,0 +1,107 @@
+"""A study: one question, asked of runs that differ in one to three fields."""
+
+import dataclasses
+import importlib.util
+import itertools
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from tfm.ablation.matching import QUANTITIES
+from tfm.spec import suggest
+
+Changes = Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Study:
+  """What a file of experiments/ states.
+
+  Attributes:
+    question: in a sentence; literature: what is said of it so far, with references.
+    config: of the base, of which every arm is a change.
+    arms: name → the fields that it changes, by their dotted paths, and their values.
+    base: the arm that the others are compared with.
+    seeds: how many runs of each arm, seeds 0, 1, ….
+    match: what all arms have as much of as the base, within 2 %: 'parameters', 'flops', 'tokens' (both of the whole
+      training), 'time'; None: only what the arms leave as it is.
+    free: the field that may change for that: a width, or 'training.steps'.
+    multiple: it is set to multiples of this.
+    metric: that decides; higher: whether more of it is better.
+    measures: what is asked of the trained runs beyond their validation, as specs of tfm/measures.
+    rates: learning rates to choose from for each arm, by a run of a seed that is not reported; (): the config's.
+
+  Raises:
+    ValueError: for what cannot be asked, naming the field.
+  """
+
+  question: str
+  config: ConfigDict
+  arms: Mapping[str, Changes]
+  base: str
+  seeds: int = 3
+  match: str | None = None
+  free: str = 'model.feed_forward_width'
+  multiple: int = 8
+  metric: str = 'loss'
+  higher: bool = False
+  measures: tuple[str, ...] = ()
+  rates: tuple[float, ...] = ()
+  literature: str = ''
+
+  def __post_init__(self):
+    if self.base not in self.arms:
+      raise ValueError(f'base={self.base!r} is no arm; {suggest(self.base, self.arms)}')
+    if self.seeds < 1:
+      raise ValueError(f'seeds={self.seeds} must be at least 1')
+    if self.match not in (None, *QUANTITIES):
+      raise ValueError(f'match={self.match!r} is not known; {suggest(str(self.match), QUANTITIES)}')
+    if self.match in ('tokens', 'time') and self.free != STEPS:
+      raise ValueError(f'match={self.match!r} follows from how long an arm trains, and free={self.free!r} is something '
+                       f'else; {STEPS!r} would do')
+    if self.match == 'parameters' and self.free == STEPS:
+      raise ValueError(f'match={self.match!r} does not follow from free={STEPS!r}; a width would do')
+    for name, changes in self.arms.items():
+      if ',' in name:
+        raise ValueError(f'the arm {name!r} has a comma in its name, and --arms divides names by commas; leave it out')
+      if self.match and self.free in changes:
+        raise ValueError(f'the arm {name!r} sets {self.free}, which is free={self.free!r} for match={self.match!r}; leave '
+                         'one of them out')
+
+
+STEPS = 'training.steps'
+
+
+def product(*axes: Mapping[str, Changes]) -> dict[str, Changes]:
+  """The arms of all combinations, named 'this + that': product({'rope': …, 'alibi': …}, {'pre': …, 'post': …}).
+
+  Raises:
+    ValueError: if two axes change one field.
+  """
+  made = {}
+  for chosen in itertools.product(*(axis.items() for axis in axes)):
+    names, changes = zip(*chosen)
+    paths = [path for change in changes for path in change]
+    if twice := sorted({path for path in paths if paths.count(path) > 1}):
+      raise ValueError(f'two axes change {twice[0]}, in {" + ".join(names)}; let one of them do so')
+    made[' + '.join(names)] = {path: value for change in changes for path, value in change.items()}
+  return made
+
+
+def load(file: str) -> Study:
+  """The study of `FILE` or `FILE:args`, a Python file with `get_study(arg)`.
+
+  Raises:
+    ValueError: if the file is missing, or defines none.
+  """
+  path, _, arg = file.partition(':')
+  if not pathlib.Path(path).is_file():
+    raise ValueError(f'{path} is no file; name a Python file with a get_study(arg)')
+  module_spec = importlib.util.spec_from_file_location('tfm_study', path)
+  module = importlib.util.module_from_spec(module_spec)
+  module_spec.loader.exec_module(module)
+  if not hasattr(module, 'get_study'):
+    raise ValueError(f'{path} defines no get_study(arg)')
+  return module.get_study(arg)

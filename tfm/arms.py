@@ -1,0 +1,180 @@
+"""The arms of a study: their configs, what matching changed in them, and what they will cost."""
+
+import dataclasses
+import datetime
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import flax.linen as nn
+import jax
+from ml_collections import ConfigDict
+from rich import box
+from rich.table import Table
+
+from tfm import build, check, estimate
+from tfm import config as configs
+from tfm.ablation import matching
+from tfm.ablation.study import STEPS, Study
+from tfm.models import flops
+from tfm.parallel import sharding
+from tfm.spec import suggest
+
+
+@dataclasses.dataclass(frozen=True)
+class Arm:
+  """One side of a comparison, ready to train.
+
+  Attributes:
+    name: in the study; changes: the fields that it changes, by their paths.
+    config: complete, matched and resolved, but for the seed.
+    matched: path → (value before, value after) of what matching changed.
+    parameters: how many; flops: of training, per token; memory: bytes of one run in training, of which the
+      activations are an estimate.
+  """
+
+  name: str
+  changes: Mapping[str, Any]
+  config: ConfigDict
+  matched: Mapping[str, tuple[int, int]]
+  parameters: int
+  flops: float
+  memory: int
+
+  @property
+  def tokens(self) -> int:
+    """Of the whole training, padding among them."""
+    return tokens(self.config)
+
+
+def plan(study: Study, seconds: Callable[[ConfigDict], float] | None = None) -> dict[str, Arm]:
+  """All arms of a study, by name, the base first.
+
+  Args:
+    seconds: of one step of a config, measured; for match='time'.
+
+  Raises:
+    ValueError: for a config that cannot be run, or an arm that cannot be matched, naming the arm.
+  """
+  base = configs.complete(study.config)
+  made, target = {}, None
+  for name in (study.base, *(name for name in study.arms if name != study.base)):
+    try:
+      config, matched = changed(base, study.arms[name]), {}
+      if study.match:
+        quantity = quantities(seconds)[study.match]
+        if target is None:
+          target = quantity(config)
+        else:
+          config, matched = to_target(study, base, study.arms[name], quantity, target)
+      made[name] = cost(name, study.arms[name], config, matched)
+    except ValueError as error:
+      raise ValueError(f'the arm {name!r}: {error}') from error
+  return made
+
+
+def select(arms: Mapping[str, Arm], names: Sequence[str] | None) -> dict[str, Arm]:
+  """Some of the arms, by name.
+
+  Raises:
+    ValueError: for a name that is no arm's.
+  """
+  for name in names or ():
+    if name not in arms:
+      raise ValueError(f'--arms names {name!r}, which the study does not have; {suggest(name, arms)}')
+  return {name: arm for name, arm in arms.items() if not names or name in names}
+
+
+def changed(base: ConfigDict, changes: Mapping[str, Any]) -> ConfigDict:
+  """The resolved config of an arm.
+
+  Raises:
+    ValueError: for a field that is not there, or a config that cannot be run.
+  """
+  config = base.copy_and_resolve_references()
+  for path, value in changes.items():
+    configs.assign(config, path, value)
+  config = configs.resolve(config)
+  alone = all(size in (1, -1) for size in config.mesh.values())
+  check.run(config, 1 if alone else jax.device_count())  # seeds that train together each have one device
+  return config
+
+
+def to_target(
+    study: Study, base: ConfigDict, changes: Mapping[str, Any], quantity: Callable[[ConfigDict], float], target: float,
+) -> tuple[ConfigDict, dict[str, tuple[int, int]]]:
+  """The config of an arm with as much of the quantity as the base, and what had to be changed for it.
+
+  Raises:
+    ValueError: if it cannot be had within 2 %.
+  """
+  def with_free(value):
+    return changed(base, dict(changes) | {study.free: value})
+  config = changed(base, changes)
+  before = dict(configs.leaves(config))[study.free]
+  if abs(quantity(config) - target) <= matching.EQUAL * target:
+    return config, {}
+  try:
+    value, _ = matching.match(target, lambda value: quantity(with_free(value)), before, multiple(study))
+  except ValueError as error:
+    raise ValueError(f'match={study.match!r} by free={study.free!r} cannot be had: {error}') from error
+  return with_free(value), {study.free: (before, value)}
+
+
+def multiple(study: Study) -> int:
+  """Steps are counted one by one."""
+  return 1 if study.free == STEPS else study.multiple
+
+
+def quantities(seconds: Callable[[ConfigDict], float] | None) -> dict[str, Callable[[ConfigDict], float]]:
+  """How much of each of `matching.QUANTITIES` the whole training of a config has."""
+  return dict(
+    parameters=lambda config: parameters(model_of(config), config),
+    flops=lambda config: flops.training_flops_per_token(model_of(config), config.data.length) * tokens(config),
+    tokens=tokens,
+    time=lambda config: seconds(config) * config.training.steps)
+
+
+def tokens(config: ConfigDict) -> int:
+  """Tokens that a training reads, padding among them."""
+  return config.training.steps * config.training.batch_size * config.data.length
+
+
+def model_of(config: ConfigDict):
+  """The model, for the vocabularies of its data."""
+  vocab, source_vocab = estimate.vocabularies(config)
+  return build.model(config, vocab, source_vocab=source_vocab)
+
+
+def parameters(model, config: ConfigDict) -> int:
+  """How many numbers it learns."""
+  return sum(x.size for x in jax.tree.leaves(nn.unbox(estimate.abstract_state(config, model).params)))
+
+
+def cost(name: str, changes: Mapping[str, Any], config: ConfigDict, matched: Mapping[str, tuple[int, int]]) -> Arm:
+  """What an arm will cost."""
+  mesh, rules = estimate.abstract_mesh(config, None), sharding.parse_rules(config.rules)
+  model, (vocab, source_vocab) = model_of(config), estimate.vocabularies(config)
+  boxed = estimate.abstract_state(config, model)
+  kinds = estimate.memory_by_kind(config, vocab, source_vocab, boxed, mesh, rules)
+  return Arm(name, dict(changes), config, dict(matched), parameters(model, config),
+             flops.training_flops_per_token(model, config.data.length), sum(size for _, size, _ in kinds))
+
+
+def table(study: Study, arms: Mapping[str, Arm], seconds: Mapping[str, float]) -> Table:
+  """The plan, for people: a row for each arm.
+
+  Args:
+    seconds: of all seeds of an arm, estimated, by name; where known.
+  """
+  made = Table(title=study.question, title_justify='left', box=box.SIMPLE)
+  for column in ('arm', 'changes', 'matched by'):
+    made.add_column(column, overflow='fold')
+  for column in ('parameters', 'FLOPs per token', 'tokens', 'memory of a run', 'time'):
+    made.add_column(column, justify='right')
+  for name, arm in arms.items():
+    made.add_row(
+      name, '\n'.join(f'{path} = {value!r}' for path, value in arm.changes.items()) or 'the base',
+      '\n'.join(f'{path}: {a:,} → {b:,}' for path, (a, b) in arm.matched.items()),
+      f'{arm.parameters:,}', f'{arm.flops:,.0f}', f'{arm.tokens:,}', f'{arm.memory / 2**20:,.1f} MiB',
+      str(datetime.timedelta(seconds=round(seconds[name]))) if name in seconds else '')
+  return made

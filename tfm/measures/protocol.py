@@ -1,0 +1,34 @@
+"""What a measure is: a trained run → numbers."""
+
+import abc
+import dataclasses
+from collections.abc import Callable
+
+from tfm.run import Run
+from tfm.shapes import PyTree
+
+
+@dataclasses.dataclass(frozen=True)
+class Value:
+  """One number.
+
+  Attributes:
+    metric: what it is of; x: where, such as at which length; None for a plain number.
+  """
+
+  metric: str
+  value: float
+  x: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Measure(abc.ABC):
+  """Numbers of trained runs; the fields of a subclass are the literals of its spec."""
+
+  @abc.abstractmethod
+  def prepare(self, run: Run) -> Callable[[PyTree], list[Value]]:
+    """parameters → numbers, for any seed of an arm of which `run` is one: what is compiled is compiled once.
+
+    Raises:
+      ValueError: if the run cannot be asked.
+    """

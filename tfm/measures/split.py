@@ -1,0 +1,29 @@
+"""A whole split, by the objective's own metrics."""
+
+import dataclasses
+
+from tfm import run as runs
+from tfm.measures import protocol
+from tfm.measures.protocol import Value
+from tfm.parallel import sharding
+
+
+@dataclasses.dataclass(frozen=True)
+class Split(protocol.Measure):
+  """What `tfm evaluate --split=NAME` tells, each under NAME_metric.
+
+  Attributes:
+    name: 'validation' or 'test'.
+  """
+
+  name: str = 'test'
+
+  def prepare(self, run):
+    with sharding.context(run.mesh, run.rules):
+      where = sharding.batch_sharding(run.mesh, run.rules)
+      evaluate = runs.evaluation(run.config, run.model, runs.open_data(run), where, self.name, batches=0)
+
+    def measure(params):
+      with sharding.context(run.mesh, run.rules):
+        return [Value(f'{self.name}_{metric}', value) for metric, value in evaluate(params).items()]
+    return measure

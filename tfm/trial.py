@@ -1,0 +1,266 @@
+"""A study carried out: its arms trained and asked, in folders that are ordinary runs, and what came of it as a table.
+
+  DIR/arms/ARM/arm.json        what the arm is, how long it took, what went wrong
+  DIR/arms/ARM/seed0/          a run, as tfm train makes it
+  DIR/arms/ARM/seed0/measured.json
+"""
+
+import dataclasses
+import datetime
+import importlib.metadata
+import json
+import logging
+import os
+import pathlib
+import platform
+import re
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+
+import tfm.measures
+from tfm import build, check, run, spec
+from tfm.ablation.study import Study
+from tfm.arms import Arm
+from tfm.measures.protocol import Measure
+from tfm.train import Place, train_seeds
+from tfm.training import checkpoint, metrics
+from tfm.training.progress import say
+from tfm.training.report import Diverged
+
+_log = logging.getLogger(__name__)
+
+RATE_SEED = 1_000_000  # of the runs that choose a learning rate: no seed that is reported
+
+
+class Stopped(Exception):
+  """Asked to stop, by SIGTERM or Ctrl-C."""
+
+
+def carry_out(study: Study, arms: Mapping[str, Arm], workdir: pathlib.Path) -> None:
+  """Trains and asks every arm that is not finished; an arm that fails says why and does not stop the others.
+
+  Raises:
+    Stopped: if it was asked to; the same call goes on from there.
+    ValueError: before anything is trained, for a measure that is not there, or a folder in which an arm was trained
+      by another config.
+  """
+  measures = {text: measure(text) for text in study.measures}
+  refuse_others(study, arms, workdir)
+  for i, (name, arm) in enumerate(arms.items(), 1):
+    folder, began = folder_of(workdir, name), time.time()
+    folder.mkdir(parents=True, exist_ok=True)
+    said = about(folder) | dict(name=name, error=None)
+    if finished(study, arm, folder):
+      say(f'arm {i} of {len(arms)}: {name}, which is finished')
+      continue
+    say(f'arm {i} of {len(arms)}: {name}')
+    try:
+      chosen = arm if not study.rates else at_best_rate(study, arm, folder, said)
+      if train_arm(chosen, folder, range(study.seeds), said):
+        ask(chosen, folder, range(study.seeds), measures, said)
+    except Stopped:
+      raise
+    except Exception as error:  # whatever it is, the other arms are no worse for it
+      said['error'] = f'{type(error).__name__}: {error}'
+      (folder / 'error.txt').write_text(traceback.format_exc())
+      say(f'the arm {name!r} failed: {error}; {folder / "error.txt"} tells where, and the others go on')
+    finally:
+      said['seconds'] = said.get('seconds', 0.0) + time.time() - began
+      write(folder / 'arm.json', json.dumps(said, indent=2))
+
+
+def refuse_others(study: Study, arms: Mapping[str, Arm], workdir: pathlib.Path) -> None:
+  """Refuses to go on with arms that are no longer what they were."""
+  for arm in arms.values():
+    folder = folder_of(workdir, arm.name)
+    for seed in range(study.seeds):
+      if (step := reached(folder, seed)):
+        rate = about(folder).get('rate', arm.config.optimizer.learning_rate)
+        Place.of(with_rate(arm, rate).config, seed, folder / f'seed{seed}').carried(step)
+
+
+def finished(study: Study, arm: Arm, folder: pathlib.Path) -> bool:
+  """Whether nothing of an arm is left to train or to ask."""
+  said, seeds = about(folder), [str(seed) for seed in range(study.seeds)]
+  if said.get('error') or not said:
+    return False
+  for seed in (seed for seed in seeds if seed not in said.get('diverged', {})):
+    path = folder / f'seed{seed}' / 'measured.json'
+    asked = json.loads(path.read_text()) if path.exists() else {}
+    if reached(folder, int(seed)) < arm.config.training.steps or any(text not in asked for text in study.measures):
+      return False
+  return True
+
+
+def train_arm(arm: Arm, folder: pathlib.Path, seeds: Sequence[int], said: dict[str, Any]) -> bool:
+  """Trains the seeds of an arm that are not done, together where they can be; whether any is there to be asked.
+
+  Raises:
+    Stopped: if it was asked to.
+  """
+  diverged = {int(seed): why for seed, why in said.get('diverged', {}).items()}
+  last = arm.config.training.steps
+  left = [seed for seed in seeds if seed not in diverged and reached(folder, seed) < last]
+  if left:
+    groups = [left]
+    try:
+      check.seeds(arm.config, jax.process_count())
+    except ValueError as error:
+      if len(left) > 1:
+        _log.info('one seed after another: %s', error)
+      groups = [[seed] for seed in left]
+    for group in groups:
+      try:
+        report = train_seeds(seeded(arm, group[0]), {seed: folder / f'seed{seed}' for seed in group})
+        diverged |= {group[i]: why for i, why in report.diverged.items()}
+      except Diverged as error:
+        diverged |= {seed: str(error) for seed in group}
+      said['diverged'] = diverged
+      if any(reached(folder, seed) < last for seed in group if seed not in diverged):
+        raise Stopped
+  return len(diverged) < len(seeds)
+
+
+def seeded(arm: Arm, seed: int):
+  """The arm's config with a seed."""
+  config = arm.config.copy_and_resolve_references()
+  config.seed = seed
+  return config
+
+
+def ask(arm: Arm, folder: pathlib.Path, seeds: Sequence[int], measures: Mapping[str, Measure], said: Mapping[str, Any]) -> None:
+  """Asks every seed that came through what it was not asked before."""
+  prepared = None
+  for seed in seeds:
+    if str(seed) in map(str, said.get('diverged', {})):
+      continue
+    path = folder / f'seed{seed}' / 'measured.json'
+    found = json.loads(path.read_text()) if path.exists() else {}
+    missing = [text for text in measures if text not in found]
+    if not missing:
+      continue
+    loaded = run.load(folder / f'seed{seed}')
+    prepared = prepared or {text: measures[text].prepare(loaded) for text in measures}
+    for text in missing:
+      found[text] = [dataclasses.asdict(value) for value in prepared[text](loaded.params)]
+      write(path, json.dumps(found, indent=2))
+
+
+def at_best_rate(study: Study, arm: Arm, folder: pathlib.Path, said: dict[str, Any]) -> Arm:
+  """The arm with the learning rate of `study.rates` that did best by a run of one seed of its own.
+
+  Raises:
+    Diverged: if it diverged at all of them.
+    Stopped: if it was asked to.
+  """
+  found = {}
+  for rate in study.rates:
+    tried = with_rate(arm, rate)
+    notes = said.setdefault('rates', {}).setdefault(str(rate), {})
+    place = folder / f'rate{rate:g}'
+    if train_arm(tried, place, [RATE_SEED], notes):
+      found[rate] = notes['reached'] = final(place / f'seed{RATE_SEED}')[study.metric]
+  if not found:
+    raise Diverged(f'it diverged at every learning rate of {study.rates}')
+  best = (max if study.higher else min)(found, key=found.get)
+  said['rate'] = best
+  if best in (min(study.rates), max(study.rates)) and len(study.rates) > 1:
+    say(f'the best learning rate of the arm {arm.name!r} is {best:g}, at the end of {study.rates}: a wider range may do better')
+  return with_rate(arm, best)
+
+
+def with_rate(arm: Arm, rate: float) -> Arm:
+  """The arm with another learning rate."""
+  config = arm.config.copy_and_resolve_references()
+  config.optimizer.learning_rate = rate
+  return dataclasses.replace(arm, config=config)
+
+
+def measure(text: str) -> Measure:
+  """The measure that a spec names.
+
+  Raises:
+    ValueError: if there is none.
+  """
+  return build.named('measures', spec.build, text, tfm.measures, Measure)
+
+
+def results(study: Study, name: str, arms: Mapping[str, Arm], workdir: pathlib.Path, command: str) -> dict[str, Any]:
+  """What came of a study, so far as it went: the table that `ablation.report` writes."""
+  seeds, rows, values, curves, data, total = list(range(study.seeds)), [], [], [], set(), 0.0
+  for arm in arms.values():
+    folder = folder_of(workdir, arm.name)
+    said, speeds = about(folder), []
+    total += said.get('seconds', 0.0)
+    diverged = sorted(int(seed) for seed in said.get('diverged', {}))
+    for seed in seeds:
+      place = folder / f'seed{seed}'
+      lines = metrics.read(place / 'metrics.jsonl')
+      curves += [dict(arm=arm.name, seed=seed, split=line['split'], step=line['step'], loss=line['loss'])
+                 for line in lines if 'loss' in line]
+      if seed in diverged or reached(folder, seed) < arm.config.training.steps:
+        continue
+      speeds += [line['tokens_per_second'] for line in lines if 'tokens_per_second' in line][-1:]
+      data.add(run.carried(place)['corpus'])
+      numbers = [dict(metric=metric, x=None, value=value) for metric, value in final(place).items()]
+      if (place / 'measured.json').exists():
+        numbers += [value for found in json.loads((place / 'measured.json').read_text()).values() for value in found]
+      values += [dict(arm=arm.name, seed=seed) | number for number in numbers]
+    speed = sum(speeds) / len(speeds) if speeds else None
+    rows.append(dict(
+      name=arm.name, changes=dict(arm.changes), matched={path: list(ends) for path, ends in arm.matched.items()},
+      parameters=arm.parameters, flops_per_token=arm.flops, memory_bytes=arm.memory, tokens_per_second=speed,
+      step_seconds=None, error=said.get('error'), diverged=diverged, rate=said.get('rate'), seconds=said.get('seconds')))
+  base = arms[study.base].config
+  about_study = dict(
+    name=name, question=study.question, literature=study.literature, base=study.base, metric=study.metric,
+    lower_is_better=not study.higher, match=study.match, seeds=seeds, command=command, length=base.data.length,
+    versions={package: importlib.metadata.version(package) for package in ('jax', 'flax', 'optax', 'numpy')}
+    | dict(python=platform.python_version()), machine=machine(), data=', '.join(sorted(data)),
+    date=f'{datetime.date.today():%Y-%m-%d}', seconds=total)
+  return dict(study=about_study, arms=rows, values=values, curves=curves)
+
+
+def machine() -> str:
+  """What the numbers were made on."""
+  device = jax.devices()[0]
+  return f'{jax.device_count()} × {device.device_kind}, {os.cpu_count()} cores, {platform.machine()}'
+
+
+def final(place: pathlib.Path) -> dict[str, float]:
+  """The metrics of the last validation of a run."""
+  lines = [line for line in metrics.read(place / 'metrics.jsonl') if line['split'] == 'validation']
+  return {name: value for name, value in lines[-1].items() if name not in ('step', 'split')} if lines else {}
+
+
+def reached(folder: pathlib.Path, seed: int) -> int:
+  """The last step that a seed's run has saved; 0 without one."""
+  place = folder / f'seed{seed}'
+  if not (place / 'checkpoints').is_dir():
+    return 0
+  checkpoints = checkpoint.Checkpoints(place)
+  last = checkpoints.latest() or 0
+  checkpoints.close()
+  return last
+
+
+def about(folder: pathlib.Path) -> dict[str, Any]:
+  """What is kept of an arm."""
+  path = folder / 'arm.json'
+  return json.loads(path.read_text()) if path.exists() else {}
+
+
+def folder_of(workdir: pathlib.Path, name: str) -> pathlib.Path:
+  """The folder of an arm, whose name may hold anything."""
+  return workdir / 'arms' / (re.sub(r'[^\w.=+-]+', '_', name).strip('_') or '_')
+
+
+def write(path: pathlib.Path, text: str) -> None:
+  """Whole or not at all: others may read it, and a kill may come."""
+  part = path.with_name(f'{path.name}.{os.getpid()}')
+  part.write_text(text)
+  part.replace(path)
