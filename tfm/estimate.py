@@ -1,10 +1,11 @@
-"""What a config will need, worked out from shapes before anything is allocated or compiled."""
+"""What a config will need: worked out from shapes, before anything is allocated or compiled, but for its time."""
 
 import functools
 import math
 
 import flax.linen as nn
 import jax
+import numpy as np
 from jax.sharding import AbstractMesh, AxisType
 from ml_collections import ConfigDict
 
@@ -13,11 +14,14 @@ from tfm import config as configs
 from tfm.data import pipeline
 from tfm.data.packing.protocol import Row
 from tfm.data.tokenizers.protocol import Tokenizer
+from tfm.evaluation.cost import step_cost
 from tfm.models import memory
 from tfm.models.trunk import Trunk
 from tfm.parallel import mesh as meshes
 from tfm.parallel import sharding
 from tfm.training import state as states
+from tfm.training import together
+from tfm.training.step import train_step
 
 
 def abstract_mesh(config: ConfigDict, devices: int | None) -> AbstractMesh:
@@ -112,3 +116,21 @@ def loss(objective, model: Trunk, params, rows):
 def batch(row: Row, rows: int) -> dict[str, jax.ShapeDtypeStruct]:
   """The shapes of a batch of rows like one."""
   return {field: jax.ShapeDtypeStruct((rows, *x.shape), x.dtype) for field, x in row.items()}
+
+
+def step_seconds(config: ConfigDict, seeds: int = 1) -> float:
+  """Seconds of a training step of some seeds together, measured on a first batch; it is compiled for that."""
+  data = pipeline.open_data(build.source(config), build.tokenizer(config), source_tokenizer=build.source_tokenizer(config))
+  vocab, source_vocab = (one.vocab_size if one else 0 for one in (data.tokenizer, data.source_tokenizer))
+  model, objective = build.model(config, vocab, source_vocab=source_vocab), build.objective(config)
+  optimizer, rate = build.optimizer(config)
+  make = states.init(model, optimizer, config.training.batch_size, config.data.length, config.model.dtype == 'float16')
+  rows = objective.rows(build.packing(config), data.tokens('train'), config.data.length, 0, data.tokenizer)
+  batch = pipeline.Batches(rows, config.training.batch_size, 0, 1)[0]
+  mesh, rules = together.mesh(seeds, jax.devices()), sharding.parse_rules(config.rules)
+  born = states.born(make, range(seeds), states.shardings(states.abstract(make), mesh, rules), mesh, rules)
+  state = together.stack(born, mesh)
+  batch = {name: jax.device_put(np.stack([x] * seeds), together.stacked(mesh)) for name, x in batch.items()}
+  with sharding.context(mesh, rules):
+    step = together.step(train_step(model, objective, optimizer, rate, config.training.accumulation))
+    return step_cost(jax.jit(step, donate_argnums=0), state, batch, rounds=3).seconds

@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import pathlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -22,6 +22,7 @@ from tfm.data.tokenizers.protocol import Tokenizer
 from tfm.data.tokenizers.protocol import load as load_tokenizer
 from tfm.decoding.translate import Translation, translate
 from tfm.decoding.unrolled import unrolled
+from tfm.evaluation import length
 from tfm.evaluation.measure import measure
 from tfm.models.trunk import Trunk
 from tfm.parallel import sharding
@@ -110,13 +111,39 @@ def evaluate(run: Run, split: str) -> dict[str, float]:
   Raises:
     ValueError: if the source has no such split.
   """
+  data = compared_data(run)
+  with sharding.context(run.mesh, run.rules):
+    where = sharding.batch_sharding(run.mesh, run.rules)
+    return evaluation(run.config, run.model, data, where, split, batches=0)(run.params)
+
+
+def extrapolation(
+    run: Run, split: str, lengths: Sequence[int], protocols: Sequence[str] = ('nonoverlapping',),
+    stride: int | None = None, targets: int = 0,
+) -> list[length.Record]:
+  """How well a decoder predicts a split in rows of some lengths, as `tfm.evaluation.length.extrapolation` measures it.
+
+  Raises:
+    ValueError: if the source has no such split, and for what that refuses.
+  """
+  length.check(run.model, protocols)
+  data, config = compared_data(run), run.config
+  # A batch is of as many tokens as a microbatch of training, whose logits may have been made in pieces.
+  batch_tokens = config.training.batch_size // config.training.accumulation * config.data.length
+  with sharding.context(run.mesh, run.rules):
+    return length.extrapolation(
+      run.model, run.params, data.tokens(split), lengths, token_bytes=run.tokenizer.token_bytes,
+      sharding=sharding.batch_sharding(run.mesh, run.rules), protocols=protocols, stride=stride, targets=targets,
+      batch_tokens=batch_tokens, chunk=config.training.loss_chunk or length.CHUNK, threads=config.data.threads)
+
+
+def compared_data(run: Run) -> TextData | ImageData:
+  """The data that a run's config names; it is said if they have changed since."""
   data = open_data(run)
   if data.corpus.hash != run.corpus:
     say(f'the data have changed since the run learnt from them: their content hash was {run.corpus} and is '
         f'{data.corpus.hash}; what was trained on and what is evaluated still differ, as splits go by document')
-  with sharding.context(run.mesh, run.rules):
-    where = sharding.batch_sharding(run.mesh, run.rules)
-    return evaluation(run.config, run.model, data, where, split, batches=0)(run.params)
+  return data
 
 
 def open_data(run: Run) -> TextData | ImageData:

@@ -24,11 +24,28 @@ def measure(
     token_bytes: [V], the UTF-8 bytes that each token stands for; None where no token is a target.
     summary: of an `Objective`: (sums over the split, bytes of all targets) → metrics.
   """
-  total, size = {}, 0
+  size = 0
+
+  def read():
+    nonlocal size
+    for batch in batches:
+      if 'targets' in batch and batch['targets'].shape == batch['segments'].shape:
+        size += int(token_bytes[batch['targets'][batch['segments'] > 0]].sum())
+      yield batch
+  total = totals(params, step, read(), sharding)
+  return {name: float(value) for name, value in summary(total, size).items()}
+
+
+def totals(
+    params: PyTree,
+    step: Callable[[PyTree, Mapping[str, Array]], Mapping[str, Array]],
+    batches: Iterable[Mapping[str, np.ndarray]],
+    sharding: jax.sharding.Sharding,
+) -> dict[str, np.ndarray]:
+  """What `step` gives of each batch, added up in float64, by name; the arguments are those of `measure`."""
+  total = {}
   for batch in batches:
     placed = {name: jax.make_array_from_process_local_data(sharding, x) for name, x in batch.items()}
     for name, x in jax.device_get(step(params, placed)).items():
       total[name] = total.get(name, 0) + x.astype(np.float64)
-    if 'targets' in batch and batch['targets'].shape == batch['segments'].shape:
-      size += int(token_bytes[batch['targets'][batch['segments'] > 0]].sum())
-  return {name: float(value) for name, value in summary(total, size).items()}
+  return total

@@ -26,10 +26,7 @@ def sums(
   Returns:
     The sum to minimise, and `loss` (nats, without smoothing or penalty), `accuracy` and `tokens`.
   """
-  log_z = jax.nn.logsumexp(logits, axis=-1)
-  # A masked sum rather than a gather: its gradient is no scatter, and it may be cut over V.
-  hit = jnp.arange(logits.shape[-1])[None, None, :] == targets[:, :, None]
-  loss = log_z - jnp.where(hit, logits, 0).sum(-1)
+  loss, log_z = each(logits, targets)
   objective = loss
   if label_smoothing:
     objective = (1 - label_smoothing) * loss + label_smoothing * (log_z - logits.mean(-1))
@@ -38,6 +35,16 @@ def sums(
   right = jnp.argmax(logits, -1) == targets
   return (objective * weights).sum(), dict(
     loss=(loss * weights).sum(), accuracy=(right * weights).sum(), tokens=weights.sum())
+
+
+def each(
+    logits: Float[Array, 'B T V'], targets: Int[Array, 'B T'],
+) -> tuple[Float[Array, 'B T'], Float[Array, 'B T']]:
+  """-log p(target) of every token in nats, and the logarithm of its normaliser, log Z."""
+  log_z = jax.nn.logsumexp(logits, axis=-1)
+  # A masked sum rather than a gather: its gradient is no scatter, and it may be cut over V.
+  hit = jnp.arange(logits.shape[-1])[None, None, :] == targets[:, :, None]
+  return log_z - jnp.where(hit, logits, 0).sum(-1), log_z
 
 
 def pieces(rows: int, length: int, chunk: int) -> int:

@@ -1,0 +1,87 @@
+"""`tfm evaluate --lengths`, on runs that were saved untrained."""
+
+import csv
+import json
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from matplotlib.image import imread
+
+from tfm import config as configs
+from tfm import run
+from tfm.commands import cli
+from tfm.data.tokenizers.bytes import Bytes
+from tfm.training.checkpoint import Checkpoints
+from tfm.training.state import State
+
+
+@pytest.fixture(scope='module')
+def saved(book, tmp_path_factory):
+  """A run of random parameters whose positions end after 16 tokens, written as training writes it."""
+  folder = tmp_path_factory.mktemp('length') / 'run'
+  config = configs.resolve(configs.complete(dict(
+    data=dict(source=f'text({str(book)!r})', length=16), training=dict(batch_size=64), model=dict(
+      layers=1, width=16, heads=2, feed_forward_width=16, vocab_multiple=1, position='learned'))))
+  model = run.make_model(config, Bytes(), None)
+  shapes = nn.unbox(jax.eval_shape(model.init, jax.random.key(0), *model.example(1, 4)))['params']
+  draw = np.random.default_rng(0)
+  params = jax.tree.map(lambda x: jnp.asarray(draw.normal(0, 0.5, x.shape), x.dtype), shapes)
+  checkpoints = Checkpoints(folder, keep=1)
+  checkpoints.save(State(jnp.int32(7), params, dict(none=jnp.zeros(1)), jnp.zeros(2, jnp.uint32), None), dict(
+    config=config.to_dict(), tokenizer=Bytes().state(), source_tokenizer=None, corpus=''), None)
+  checkpoints.close()
+  loaded = run.load(folder)
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(run, 'load', lambda *asked: loaded)
+    yield folder
+
+
+def tfm(capsys, *argv):
+  status = cli.main(['evaluate', *argv])
+  out, err = capsys.readouterr()
+  return status, out, err
+
+
+def test_the_length_of_training_agrees_with_the_evaluation(saved, capsys):
+  """Rows of that length, none overlapping, are what `concat` makes: the same loss of the same tokens."""
+  status, out, _ = tfm(capsys, f'--workdir={saved}', '--split=test', '--lengths=32,16')
+  assert status == 0
+  lines = [line.split() for line in out.splitlines()]
+  [sixteen] = [line for line in lines if line[:3] == ['nonoverlapping', '16', '16']]
+  [more] = [line for line in out.splitlines() if line.split()[:3] == ['nonoverlapping', '32', '32']]
+  assert more.rstrip().endswith('impossible: Learned has 16 positions, and rows of 32 tokens need as many')
+  with (saved / 'length.csv').open() as file:
+    rows = list(csv.DictReader(file))
+  assert [(r['length'], bool(r['impossible'])) for r in rows] == [('16', False), ('32', True)]
+  kept = json.loads((saved / 'length.json').read_text())
+  assert (kept['step'], kept['split'], kept['trained']) == (7, 'test', 16)
+  [of, none] = kept['records']
+  assert none['loss'] is None and none['positions'] == []
+  assert sum(b['tokens'] for b in of['positions']) == of['tokens'] == int(rows[0]['tokens'])
+  assert sixteen[4] == f'{of["loss"]:.4f}'
+  assert imread(saved / 'length.png').ndim == 3
+  status, out, _ = tfm(capsys, f'--workdir={saved}', '--split=test')
+  whole = json.loads(out)
+  assert status == 0
+  for name in ('tokens', 'loss', 'perplexity', 'bits_per_byte'):
+    assert of[name] == pytest.approx(whole[name], rel=1e-6)
+
+
+@pytest.mark.parametrize('flags, sentence', [
+  (['--stride=4'], '--stride is of --lengths, which is not given'),
+  (['--protocol=sliding'], '--protocol is of --lengths'),
+  (['--targets=100'], '--targets is of --lengths'),
+  (['--lengths=16,a'], '--lengths=16,a is no list of numbers from 1 on'),
+  (['--lengths=0'], '--lengths=0 is no list'),
+  (['--lengths=16', '--stride=4'], '--stride=4 is of --protocol=sliding, which is not given'),
+  (['--lengths=16', '--protocol=slide'], "protocol='slide' is not there; known: nonoverlapping, sliding"),
+  (['--lengths=16', '--metric=bleu'], '--metric=bleu compares written targets'),
+  (['--lengths=16', '--split=tset'], "has no split 'tset'"),
+  (['--lengths=16,24', '--targets=20'], 'targets=20 is less than the 48 tokens'),
+])
+def test_refusals(saved, capsys, flags, sentence):
+  status, out, err = tfm(capsys, f'--workdir={saved}', *flags)
+  assert (status, out) == (2, '') and sentence in err, err

@@ -1,0 +1,54 @@
+"""Length extrapolation as a picture: the loss against the length, and by position in the row."""
+
+import pathlib
+from collections.abc import Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
+
+from tfm.evaluation.length import Record
+
+INK, LINE, GRID, TRAINED = '#1f2933', '#c3cad3', '#e4e8ee', '#8a94a3'
+
+
+def draw(records: Sequence[Record], trained: int, title: str, file: str | pathlib.Path) -> None:
+  """Writes a panel of loss against length, a line for each protocol, and for each protocol one of loss by position, a
+  line for each length, as the image type of `file`.
+
+  A dashed line stands at the length of training; lengths that are impossible are named below.
+  """
+  protocols = list(dict.fromkeys(record.protocol for record in records))
+  figure = Figure(figsize=(5.2 * (1 + len(protocols)), 4.6), layout='constrained', facecolor='white')
+  FigureCanvasAgg(figure)
+  figure.suptitle(title, x=0.01, ha='left', fontsize=10, color=INK)
+  first, *rest = figure.subplots(1, 1 + len(protocols), squeeze=False, sharey=True)[0]
+  for protocol in protocols:
+    of = sorted((r for r in records if r.protocol == protocol and not r.impossible), key=lambda r: r.length)
+    first.plot([r.length for r in of], [r.loss for r in of], marker='o', markersize=4, label=protocol)
+  dress(first, 'length of the rows (tokens)', trained)
+  first.set_ylabel('loss (nats per token)', color=INK)
+  missing = sorted({r.length for r in records if r.impossible})
+  if missing:
+    first.set_xlabel(f'length of the rows (tokens)\nimpossible: {", ".join(map(str, missing))}', color=INK)
+  for axes, protocol in zip(rest, protocols):
+    for r in records:
+      if r.protocol == protocol and not r.impossible:
+        # Position 0 has no place on a logarithmic axis; the number of tokens read, one more, has.
+        axes.plot([(b.first + b.last) / 2 + 1 for b in r.positions], [b.loss for b in r.positions], marker='o',
+                  markersize=2.5, linewidth=1.2, label=f'{r.length}')
+    dress(axes, f'{protocol}: tokens of the row that were read', trained)
+  figure.savefig(file, dpi=144)
+
+
+def dress(axes: Axes, label: str, trained: int) -> None:
+  """What all panels have."""
+  axes.set_xscale('log', base=2)
+  axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f'{x:g}'))
+  axes.axvline(trained, color=TRAINED, linestyle='--', linewidth=1)
+  axes.set_xlabel(label, color=INK)
+  axes.grid(which='major', color=GRID)
+  axes.spines[:].set_color(LINE)
+  if axes.get_legend_handles_labels()[0]:
+    axes.legend(fontsize=8, frameon=False)
