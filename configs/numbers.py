@@ -6,6 +6,8 @@ Command:   tfm train --config=configs/numbers.py --workdir=runs/numbers
            tfm evaluate --workdir=runs/numbers --split=validation --metric=exact
            tfm evaluate --workdir=runs/numbers --split=test --metric=exact    (longer numbers, the next century)
            tfm generate --workdir=runs/numbers --prompt='two hundred and five' --prompt='Saturday, May 1, 1971'
+Expected:  validation 99.9 % exact, test 0 %: what is longer than all that was seen is not generalised to (seed 0, 1,000 steps,
+           about 5 minutes on two CPU cores left to it; docs/translation.md).
 """
 
 from ml_collections import ConfigDict

@@ -167,14 +167,24 @@ def table(study: Study, arms: Mapping[str, Arm], seconds: Mapping[str, float]) -
     seconds: of all seeds of an arm, estimated, by name; where known.
   """
   made = Table(title=study.question, title_justify='left', box=box.SIMPLE)
-  for column in ('arm', 'changes', 'matched by'):
+  matched = any(arm.matched for arm in arms.values())
+  for column in ('arm', 'changes', *(['matched by'] if matched else [])):
     made.add_column(column, overflow='fold')
-  for column in ('parameters', 'FLOPs per token', 'tokens', 'memory of a run', 'time'):
-    made.add_column(column, justify='right')
+  for column in ('parameters', 'FLOPs/token', 'tokens', 'memory', 'time'):
+    made.add_column(column, justify='right', no_wrap=True)
   for name, arm in arms.items():
+    changes = '\n'.join(f'{path.rpartition(".")[2]}={value!r}' for path, value in arm.changes.items()) or 'the base'
+    by = '\n'.join(f'{path.rpartition(".")[2]} {a:,} → {b:,}' for path, (a, b) in arm.matched.items())
     made.add_row(
-      name, '\n'.join(f'{path} = {value!r}' for path, value in arm.changes.items()) or 'the base',
-      '\n'.join(f'{path}: {a:,} → {b:,}' for path, (a, b) in arm.matched.items()),
-      f'{arm.parameters:,}', f'{arm.flops:,.0f}', f'{arm.tokens:,}', f'{arm.memory / 2**20:,.1f} MiB',
-      str(datetime.timedelta(seconds=round(seconds[name]))) if name in seconds else '')
+      name, changes, *([by] if matched else []), short(arm.parameters), short(arm.flops), short(arm.tokens),
+      f'{arm.memory / 2**20:,.0f} MiB', str(datetime.timedelta(seconds=round(seconds[name]))) if name in seconds else '')
   return made
+
+
+def short(number: float) -> str:
+  """`1.23 M`."""
+  for unit in ('', ' k', ' M', ' G', ' T'):
+    if number < 1000:
+      break
+    number /= 1000
+  return f'{number:.4g}{unit}'

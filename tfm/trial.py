@@ -8,6 +8,7 @@
 import dataclasses
 import datetime
 import importlib.metadata
+import itertools
 import json
 import logging
 import os
@@ -194,7 +195,7 @@ def results(study: Study, name: str, arms: Mapping[str, Arm], workdir: pathlib.P
   seeds, rows, values, curves, data, total = list(range(study.seeds)), [], [], [], set(), 0.0
   for arm in arms.values():
     folder = folder_of(workdir, arm.name)
-    said, speeds = about(folder), []
+    said, speeds, notes = about(folder), [], []
     total += said.get('seconds', 0.0)
     diverged = sorted(int(seed) for seed in said.get('diverged', {}))
     for seed in seeds:
@@ -208,13 +209,17 @@ def results(study: Study, name: str, arms: Mapping[str, Arm], workdir: pathlib.P
       data.add(run.carried(place)['corpus'])
       numbers = [dict(metric=metric, x=None, value=value) for metric, value in final(place).items()]
       if (place / 'measured.json').exists():
-        numbers += [value for found in json.loads((place / 'measured.json').read_text()).values() for value in found]
+        for value in itertools.chain(*json.loads((place / 'measured.json').read_text()).values()):
+          if (why := value.pop('why')):
+            notes.append(why)
+          else:
+            numbers.append(value)
       values += [dict(arm=arm.name, seed=seed) | number for number in numbers]
     speed = sum(speeds) / len(speeds) if speeds else None
     rows.append(dict(
       name=arm.name, changes=dict(arm.changes), matched={path: list(ends) for path, ends in arm.matched.items()},
       parameters=arm.parameters, flops_per_token=arm.flops, memory_bytes=arm.memory, tokens_per_second=speed,
-      step_seconds=None, error=said.get('error'), diverged=diverged, rate=said.get('rate'), seconds=said.get('seconds')))
+      step_seconds=None, error=said.get('error'), diverged=diverged, rate=said.get('rate'), notes=[*dict.fromkeys(notes)], seconds=said.get('seconds')))
   base = arms[study.base].config
   about_study = dict(
     name=name, question=study.question, literature=study.literature, base=study.base, metric=study.metric,

@@ -14,11 +14,13 @@ class Value:
 
   Attributes:
     metric: what it is of; x: where, such as at which length; None for a plain number.
+    value: None where there is none, and `why` says in a sentence what is in the way.
   """
 
   metric: str
-  value: float
+  value: float | None
   x: float | None = None
+  why: str = ''
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,31 @@
+"""What decoding with the cache costs."""
+
+import dataclasses
+
+from tfm.evaluation import cost
+from tfm.measures import protocol
+from tfm.measures.protocol import Value
+from tfm.parallel import sharding
+
+
+@dataclasses.dataclass(frozen=True)
+class Decoding(protocol.Measure):
+  """`cache_bytes_per_token` and `cache_bytes_constant` of a sequence, by shapes; `decoding_tokens_per_second`, measured.
+
+  Attributes:
+    rows: decoded at once; context: tokens before the first; tokens: that are timed.
+  """
+
+  rows: int = 1
+  context: int = 128
+  tokens: int = 64
+
+  def prepare(self, run):
+    size = cost.cache_bytes(run.model)
+
+    def measure(params):
+      with sharding.context(run.mesh, run.rules):
+        rate = cost.decoding_rate(run.model, params, rows=self.rows, context=self.context, tokens=self.tokens)
+      return [Value('cache_bytes_per_token', size.per_token), Value('cache_bytes_constant', size.constant),
+              Value('decoding_tokens_per_second', rate)]
+    return measure
