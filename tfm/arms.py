@@ -2,6 +2,7 @@
 
 import dataclasses
 import datetime
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -59,14 +60,15 @@ def plan(study: Study, seconds: Callable[[ConfigDict], float] | None = None) -> 
   made, target = {}, None
   for name in (study.base, *(name for name in study.arms if name != study.base)):
     try:
-      config, matched = changed(base, study.arms[name]), {}
+      config, matched = changed(base, study.arms[name], study.seeds), {}
       if study.match:
-        quantity = quantities(seconds)[study.match]
+        # How long a step takes does not depend on how many there are, and is measured once.
+        quantity = quantities(functools.cache(lambda config=config: seconds(config)))[study.match]
         if target is None:
           target = quantity(config)
         else:
           config, matched = to_target(study, base, study.arms[name], quantity, target)
-      made[name] = cost(name, study.arms[name], config, matched)
+      made[name] = cost(name, study.arms[name], config, matched, study.seeds)
     except ValueError as error:
       raise ValueError(f'the arm {name!r}: {error}') from error
   return made
@@ -84,7 +86,7 @@ def select(arms: Mapping[str, Arm], names: Sequence[str] | None) -> dict[str, Ar
   return {name: arm for name, arm in arms.items() if not names or name in names}
 
 
-def changed(base: ConfigDict, changes: Mapping[str, Any]) -> ConfigDict:
+def changed(base: ConfigDict, changes: Mapping[str, Any], seeds: int) -> ConfigDict:
   """The resolved config of an arm.
 
   Raises:
@@ -94,9 +96,13 @@ def changed(base: ConfigDict, changes: Mapping[str, Any]) -> ConfigDict:
   for path, value in changes.items():
     configs.assign(config, path, value)
   config = configs.resolve(config)
-  alone = all(size in (1, -1) for size in config.mesh.values())
-  check.run(config, 1 if alone else jax.device_count())  # seeds that train together each have one device
+  check.run(config, devices(config, seeds))
   return config
+
+
+def devices(config: ConfigDict, seeds: int) -> int:
+  """Over how many a run is laid: seeds that train together have one each."""
+  return 1 if seeds > 1 and all(size in (1, -1) for size in config.mesh.values()) else jax.device_count()
 
 
 def to_target(
@@ -108,8 +114,8 @@ def to_target(
     ValueError: if it cannot be had within 2 %.
   """
   def with_free(value):
-    return changed(base, dict(changes) | {study.free: value})
-  config = changed(base, changes)
+    return changed(base, dict(changes) | {study.free: value}, study.seeds)
+  config = changed(base, changes, study.seeds)
   before = dict(configs.leaves(config))[study.free]
   if abs(quantity(config) - target) <= matching.EQUAL * target:
     return config, {}
@@ -125,13 +131,13 @@ def multiple(study: Study) -> int:
   return 1 if study.free == STEPS else study.multiple
 
 
-def quantities(seconds: Callable[[ConfigDict], float] | None) -> dict[str, Callable[[ConfigDict], float]]:
-  """How much of each of `matching.QUANTITIES` the whole training of a config has."""
+def quantities(seconds: Callable[[], float]) -> dict[str, Callable[[ConfigDict], float]]:
+  """How much of each of `matching.QUANTITIES` the whole training of a config has, whose steps take some seconds."""
   return dict(
     parameters=lambda config: parameters(model_of(config), config),
     flops=lambda config: flops.training_flops_per_token(model_of(config), config.data.length) * tokens(config),
     tokens=tokens,
-    time=lambda config: seconds(config) * config.training.steps)
+    time=lambda config: seconds() * config.training.steps)
 
 
 def tokens(config: ConfigDict) -> int:
@@ -150,9 +156,10 @@ def parameters(model, config: ConfigDict) -> int:
   return sum(x.size for x in jax.tree.leaves(nn.unbox(estimate.abstract_state(config, model).params)))
 
 
-def cost(name: str, changes: Mapping[str, Any], config: ConfigDict, matched: Mapping[str, tuple[int, int]]) -> Arm:
+def cost(
+    name: str, changes: Mapping[str, Any], config: ConfigDict, matched: Mapping[str, tuple[int, int]], seeds: int) -> Arm:
   """What an arm will cost."""
-  mesh, rules = estimate.abstract_mesh(config, None), sharding.parse_rules(config.rules)
+  mesh, rules = estimate.abstract_mesh(config, devices(config, seeds)), sharding.parse_rules(config.rules)
   model, (vocab, source_vocab) = model_of(config), estimate.vocabularies(config)
   boxed = estimate.abstract_state(config, model)
   kinds = estimate.memory_by_kind(config, vocab, source_vocab, boxed, mesh, rules)

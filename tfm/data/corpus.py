@@ -122,13 +122,19 @@ def prepare(
       raise ValueError(f'{name} has no documents in its {split!r} split')
   directory = cache_dir / 'corpora' / survey.hash
   cache.once(directory, lambda part: _write(part, name, lambda: rule(read()), survey, fields))
-  _log.info('%s: content hash %s; %s', name, survey.hash, ', '.join(
+  _tell(name, survey.hash, ', '.join(
     f'{split} {survey.documents[split]} documents {survey.bytes[split]} bytes' for split in SPLITS))
   stored = tfds.builder_from_directory(directory / Documents.name / str(Documents.VERSION))
   raw = {field: tfds.decode.SkipDecoding() for field in fields if field == IMAGE}
   sources = {split: stored.as_data_source(split, decoders=raw or None) for split in SPLITS}
   splits = {split: {field: _Field(source, field) for field in fields} for split, source in sources.items()}
   return Corpus(name, survey.hash, splits, {split: survey.bytes[split] for split in SPLITS})
+
+
+@functools.cache
+def _tell(name: str, found: str, sizes: str) -> None:
+  """Once is enough, however often it is opened."""
+  _log.info('%s: content hash %s; %s', name, found, sizes)
 
 
 def drawn(

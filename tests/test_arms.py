@@ -1,0 +1,77 @@
+"""A study's arms: matched to within 2 % by what the tool says it changed, or refused with the numbers."""
+
+import pathlib
+
+import pytest
+from ml_collections import ConfigDict
+
+from tfm import arms as planned
+from tfm import config as configs
+from tfm.ablation import study as studies
+from tfm.ablation.study import Study
+
+BASE = dict(data=dict(source='stdlib', tokenizer='bytes', length=32), model=dict(layers=2, width=64, heads=4),
+            training=dict(steps=50, batch_size=8))
+
+
+def study(arms, **fields):
+  made = dict(question='Which?', config=ConfigDict(BASE), arms={'base': {}} | arms, base='base')
+  return Study(**made | fields)
+
+
+def test_without_matching_an_arm_is_what_it_changes():
+  arms = planned.plan(study({'alibi': {'model.position': 'alibi'}}))
+  assert list(arms) == ['base', 'alibi']
+  different = configs.difference(arms['base'].config.to_dict(), arms['alibi'].config.to_dict())
+  assert len(different) == 1 and 'alibi' in different[0] and not arms['alibi'].matched
+
+
+@pytest.mark.parametrize('match', ['parameters', 'flops'])
+def test_a_width_is_solved_for(match):
+  arms = planned.plan(study(
+    {'narrow heads': {'model.kv_heads': 1}, 'gated': {'model.feed_forward': 'swiglu'}}, match=match, multiple=1))
+  quantity = {'parameters': lambda arm: arm.parameters, 'flops': lambda arm: arm.flops}[match]
+  for arm in arms.values():
+    assert abs(quantity(arm) / quantity(arms['base']) - 1) < 0.02
+  narrow = arms['narrow heads']
+  (before, after), = narrow.matched.values()
+  assert after > before and narrow.config.model.feed_forward_width == after
+  assert before == planned.changed(configs.complete(BASE), {'model.kv_heads': 1}, 3).model.feed_forward_width
+
+
+def test_steps_are_solved_for():
+  arms = planned.plan(study({'deep': {'model.layers': 4}}, match='flops', free='training.steps'))
+  base, deep = arms['base'], arms['deep']
+  assert deep.config.training.steps < 50 and abs(deep.flops * deep.tokens / (base.flops * base.tokens) - 1) < 0.02
+  arms = planned.plan(study({'long': {'data.length': 64}}, match='tokens', free='training.steps'))
+  assert arms['long'].matched == {'training.steps': (50, 25)} and arms['long'].tokens == arms['base'].tokens
+  measured = []
+  arms = planned.plan(study({'long': {'data.length': 64}}, match='time', free='training.steps'),
+                      seconds=lambda config: measured.append(config) or {32: 1.0, 64: 5.0}[config.data.length])
+  assert arms['long'].matched == {'training.steps': (50, 10)} and len(measured) == 2
+
+
+def test_what_cannot_be_matched_is_refused_with_the_numbers():
+  with pytest.raises(ValueError) as refusal:
+    planned.plan(study({'wide': {'model.width': 256}}, match='parameters'))
+  sentence = str(refusal.value)
+  assert sentence.startswith("the arm 'wide': match='parameters' by free='model.feed_forward_width' cannot be had: 8 gives ")
+  assert sentence.endswith('is asked for within 2%') and '\n' not in sentence
+
+
+def test_a_bad_arm_is_named():
+  with pytest.raises(ValueError, match="the arm 'typo': .*model.positon"):
+    planned.plan(study({'typo': {'model.positon': 'rope'}}))
+  with pytest.raises(ValueError, match="--arms names 'alib', which the study does not have; known: base"):
+    planned.select(planned.plan(study({})), ['alib'])
+
+
+@pytest.mark.parametrize('file', sorted(str(p) for p in (pathlib.Path(__file__).parent.parent / 'experiments').glob('*.py')))
+def test_shipped_studies_can_be_planned(file):
+  for arg in ('', ':demo'):
+    try:
+      found = studies.load(file + arg)
+    except ValueError as error:
+      assert arg and 'takes' in str(error)
+      continue
+    assert len(planned.plan(found)) == len(found.arms) > 1

@@ -1,0 +1,155 @@
+"""A study carried out: trained, asked and reported once; gone on with after a stop; a failed arm in nobody's way."""
+
+import csv
+import json
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tfm import run as runs
+from tfm import trial
+from tfm.commands import cli
+
+STUDY = """
+from ml_collections import ConfigDict
+from tfm.ablation.study import Study
+
+def get_study(arg=''):
+  config = ConfigDict()
+  config.data = dict(source="text({book!r})", tokenizer='bytes', length=16)
+  config.model = dict(layers=1, width=16, heads=2)
+  config.optimizer = dict(learning_rate=3e-3, warmup=2)
+  config.training = dict(steps=4, batch_size=8, log_every=1, evaluate_every=2, evaluation_batches=2)
+  arms = {{'rope': {{'model.position': 'rope'}}, 'learned': {{'model.position': 'learned'}}}}
+  if 'ill' in arg:
+    arms['ill'] = {{'optimizer.learning_rate': 1e30}}
+  return Study(question='Which?', config=config, base='rope', arms=arms, seeds=2,
+               rates=(1e-3, 3e-3) if 'rates' in arg else (), measures=('lengths((8, 16, 32), targets=64)',))
+"""
+
+
+@pytest.fixture(scope='module')
+def file(book, tmp_path_factory):
+  path = tmp_path_factory.mktemp('study') / 'which.py'
+  path.write_text(STUDY.format(book=str(book)))
+  return str(path)
+
+
+@pytest.fixture(scope='module')
+def done(file, tmp_path_factory):
+  """The study, carried out."""
+  workdir = tmp_path_factory.mktemp('done') / 'which'
+  assert cli.main(['ablate', file, f'--workdir={workdir}']) == 0
+  return workdir
+
+
+def results(workdir):
+  return json.loads((workdir / 'results.json').read_text())
+
+
+def test_the_results_are_those_of_the_runs(done, capsys):
+  found = results(done)
+  assert [arm['name'] for arm in found['arms']] == ['rope', 'learned'] and found['study']['seeds'] == [0, 1]
+  assert found['study']['data'] == runs.carried(done / 'arms/rope/seed0')['corpus']
+  for arm in ('rope', 'learned'):
+    for seed in (0, 1):
+      assert cli.main(['evaluate', f'--workdir={done}/arms/{arm}/seed{seed}']) == 0  # an ordinary run
+      capsys.readouterr()
+      losses = [v['value'] for v in found['values'] if (v['arm'], v['seed'], v['metric']) == (arm, seed, 'loss')]
+      assert losses == [trial.final(done / 'arms' / arm / f'seed{seed}')['loss']]
+  assert (done / 'report.html').is_file()
+  with (done / 'results.csv').open() as lines:
+    rows = [row for row in csv.DictReader(lines) if row['metric'] == 'loss']
+  assert len(rows) == 4
+
+
+def test_what_could_not_be_measured_says_why(done):
+  found = results(done)
+  lengths = {arm: {v['x'] for v in found['values'] if v['arm'] == arm and v['metric'] == 'loss_at_length'}
+             for arm in ('rope', 'learned')}
+  assert lengths == {'rope': {8, 16, 32}, 'learned': {8, 16}}
+  note, = next(arm for arm in found['arms'] if arm['name'] == 'learned')['notes']
+  assert 'impossible' in note and '32' in note and note in (done / 'report.html').read_text()
+
+
+def test_again_it_trains_nothing(file, done, monkeypatch, capsys):
+  monkeypatch.setattr(trial, 'train_seeds', None)
+  before = results(done)
+  assert cli.main(['ablate', file, f'--workdir={done}']) == 0
+  assert results(done)['values'] == before['values'] and 'report.html' in capsys.readouterr().out
+
+
+def test_an_arm_alone_and_a_slice(file, tmp_path):
+  assert cli.main(['ablate', file, f'--workdir={tmp_path}', '--slice=1/2', '--seeds=1']) == 0
+  assert [p.name for p in (tmp_path / 'arms').iterdir()] == ['learned']
+  assert cli.main(['ablate', file, f'--workdir={tmp_path}', '--slice=2/2']) == 2
+  assert cli.main(['ablate', file, f'--workdir={tmp_path}', '--arms=lerned']) == 2
+
+
+def test_another_config_in_the_same_folder_is_refused(file, done, capsys):
+  assert cli.main(['ablate', file, f'--workdir={done}', '--config.model.width=32']) == 2
+  assert 'model.width' in capsys.readouterr().err
+
+
+def test_a_dry_run_makes_nothing(file, tmp_path, capsys):
+  assert cli.main(['ablate', file, f'--workdir={tmp_path}/x', '--dry_run']) == 0
+  assert not (tmp_path / 'x').exists()
+
+
+def test_an_arm_that_fails_does_not_stop_the_others(file, tmp_path, monkeypatch):
+  train = trial.train_seeds
+
+  def failing(config, workdirs):
+    if config.model.position == 'rope':
+      raise RuntimeError('out of memory')
+    return train(config, workdirs)
+  monkeypatch.setattr(trial, 'train_seeds', failing)
+  assert cli.main(['ablate', file, f'--workdir={tmp_path}', '--seeds=1']) == 0
+  rope, learned = results(tmp_path)['arms']
+  assert rope['error'] == 'RuntimeError: out of memory' and learned['error'] is None
+  assert 'out of memory' in (tmp_path / 'arms/rope/error.txt').read_text()
+  assert {v['arm'] for v in results(tmp_path)['values']} == {'learned'}
+  monkeypatch.setattr(trial, 'train_seeds', train)
+  assert cli.main(['ablate', file, f'--workdir={tmp_path}', '--seeds=1']) == 0
+  assert {v['arm'] for v in results(tmp_path)['values']} == {'rope', 'learned'} and results(tmp_path)['arms'][0]['error'] is None
+
+
+@pytest.mark.slow
+def test_what_diverges_is_told(file, tmp_path):
+  assert cli.main(['ablate', f'{file}:ill', f'--workdir={tmp_path}', '--arms=ill']) == 0
+  ill = next(arm for arm in results(tmp_path)['arms'] if arm['name'] == 'ill')
+  assert ill['diverged'] == [0, 1] and ill['error'] is None
+
+
+@pytest.mark.slow
+def test_the_rate_is_chosen_for_each_arm_by_another_seed(file, tmp_path):
+  assert cli.main(['ablate', f'{file}:rates', f'--workdir={tmp_path}']) == 0
+  for arm in results(tmp_path)['arms']:
+    said = json.loads((tmp_path / 'arms' / arm['name'] / 'arm.json').read_text())
+    reached = {float(rate): notes['reached'] for rate, notes in said['rates'].items()}
+    assert arm['rate'] == min(reached, key=reached.get)
+    assert runs.carried(tmp_path / 'arms' / arm['name'] / 'seed0')['config']['optimizer']['learning_rate'] == arm['rate']
+
+
+@pytest.mark.slow
+def test_killed_and_gone_on_with(file, done, tmp_path):
+  """A SIGTERM in the middle: what is there stays, and the end is that of the unbroken study."""
+  command = [sys.executable, '-m', 'tfm', 'ablate', file, f'--workdir={tmp_path}', '--jobs=2']
+  env = dict(os.environ)
+  process = subprocess.Popen(command, env=env)
+  wanted = tmp_path / 'arms/rope/seed0/metrics.jsonl'
+  while not (wanted.exists() and wanted.read_text()):
+    assert process.poll() is None
+    time.sleep(0.2)
+  process.send_signal(signal.SIGTERM)
+  assert process.wait() in (0, 1)
+  assert subprocess.run(command, env=env).returncode == 0
+  def final(workdir):
+    return {(v['arm'], v['seed'], v['metric'], v['x']): v['value'] for v in results(workdir)['values']}
+  assert final(tmp_path) == pytest.approx(final(done), rel=1e-4)

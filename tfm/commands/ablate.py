@@ -1,0 +1,115 @@
+"""Carries out a study: plans its arms, trains and asks them, and reports. Run again, it goes on.
+
+  tfm ablate experiments/position.py --workdir=runs/position --dry_run
+  tfm ablate experiments/position.py --workdir=runs/position --config.training.steps=2000
+  tfm ablate experiments/position.py --workdir=/shared/position --slice=0/4     (and 1/4, 2/4, 3/4 elsewhere)
+
+DIR gets report.html, results.csv, results.json and pictures, and in arms/ARM/seedN ordinary runs, which every other
+command reads. --config.path=value changes the base of all arms. An arm that fails is reported, and the others go on.
+"""
+
+import argparse
+import dataclasses
+import pathlib
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+
+from rich.console import Console
+
+from tfm import arms as planned
+from tfm import estimate, trial
+from tfm.ablation import report
+from tfm.config import require
+from tfm.training.progress import say
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+  add = parser.add_argument
+  add('study', metavar='FILE[:args]', help='a Python file with get_study(arg)')
+  add('--workdir', required=True, metavar='DIR', help='where the study lives')
+  add('--arms', metavar='A,B', help='train only these arms; the report has all that are there (default: all)')
+  add('--seeds', type=int, metavar='N', help='seeds of each arm (default: as the study says)')
+  add('--slice', metavar='I/N', help='train only every N-th arm from the I-th on, the first being 0: machines share a folder')
+  add('--jobs', type=int, default=1, metavar='N', help='processes here, each with a slice (default: 1)')
+  add('--dry_run', action='store_true', help='plan only')
+
+
+def main(args: argparse.Namespace) -> int:
+  study, workdir = args.study, pathlib.Path(args.workdir)
+  if args.seeds is not None:
+    study = dataclasses.replace(study, seeds=args.seeds)
+  require(args.jobs >= 1, f'--jobs={args.jobs} must be at least 1')
+  require(args.jobs == 1 or args.slice is None, f'--jobs={args.jobs} makes slices of its own beside --slice={args.slice}; '
+                                                'leave one of them out')
+  everything = planned.plan(study, lambda config: estimate.step_seconds(config, study.seeds))
+  arms = planned.select(everything, args.arms and args.arms.split(','))
+  Console(stderr=True).print(planned.table(study, everything, seconds(study, everything)))
+  if args.dry_run:
+    return 0
+  try:
+    if args.jobs > 1:
+      spread(args.words, args.jobs, workdir)
+    else:
+      trial.carry_out(study, part(arms, args.slice), workdir)
+  except trial.Stopped:
+    say('stopped; the same command goes on from there')
+    return 1
+  found = trial.results(study, args.file, everything, workdir, shlex.join(['tfm', *args.words]))
+  page = report.write(found, workdir)
+  print(report.table(found))
+  print(f'report: {page}')
+  return 0
+
+
+def seconds(study, arms) -> dict[str, float]:
+  """Of all seeds of each arm: the base's, measured, in proportion to the FLOPs."""
+  base = arms[study.base]
+  rate = estimate.step_seconds(base.config, study.seeds) * base.config.training.steps / (base.flops * base.tokens)
+  return {name: rate * arm.flops * arm.tokens for name, arm in arms.items()}
+
+
+def part(arms: dict[str, planned.Arm], text: str | None) -> dict[str, planned.Arm]:
+  """Every n-th arm from the i-th on, for 'i/n'.
+
+  Raises:
+    ValueError: for other texts.
+  """
+  if text is None:
+    return arms
+  first, _, count = text.partition('/')
+  require(first.isdigit() and count.isdigit() and int(first) < int(count),
+          f'--slice={text} must be I/N, such as 0/4 for the first of four')
+  return dict(list(arms.items())[int(first)::int(count)])
+
+
+def spread(words: Sequence[str], jobs: int, workdir: pathlib.Path) -> None:
+  """Carries out a command in several processes, each with a slice; what they say goes to DIR/jobs.
+
+  Raises:
+    Stopped: if this one was asked to stop, when the others have stopped.
+  """
+  folder = workdir / 'jobs'
+  folder.mkdir(parents=True, exist_ok=True)
+  words = [word for word in words if not word.startswith('--jobs')]
+  say(f'{jobs} processes; what they say: {folder}/0.txt …')
+  running = []
+  before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+  try:
+    for i in range(jobs):
+      with (folder / f'{i}.txt').open('w') as file:
+        running.append(subprocess.Popen(
+          [sys.executable, '-m', 'tfm', *words, f'--slice={i}/{jobs}'], stdout=file, stderr=file))
+    failed = [i for i, process in enumerate(running) if process.wait()]
+  except KeyboardInterrupt:
+    for process in running:
+      process.terminate()
+    for process in running:
+      process.wait()
+    raise trial.Stopped from None
+  finally:
+    signal.signal(signal.SIGTERM, before)
+  if failed:
+    say(f'the processes {failed} ended early; {folder} tells why')
