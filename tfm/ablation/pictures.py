@@ -1,4 +1,4 @@
-"""The pictures of a report, each at any width: a dot and an interval for each arm, lines with bands, quality against cost."""
+"""The pictures of a report at any width: dots with intervals, lines with bands, quality against cost."""
 
 import io
 import re

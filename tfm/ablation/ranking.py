@@ -177,8 +177,9 @@ def answer(results: dict, rows: Sequence[Row]) -> str:
     alike = of['no difference shown']
     whole = f'any of the {len(alike)} other arms' if 4 < len(alike) == len(rows) - 1 else listed(alike)
     parts.append(f'no difference from {base} in {metric} is shown for {whole}'
-                 + (f', and with so few seeds none can be, whatever its size (Holm\'s p stays at {p_value(least)[4:]} or above; '
-                    f'{statistics.needed(len(alike))} seeds could show one)' if few else f' ({p_value(least)} at the least)'))
+                 + (f', and with so few seeds none can be, whatever its size (Holm\'s p stays at {p_value(least)[4:]} or '
+                    f'above; {statistics.needed(len(alike))} seeds could show one)' if few
+                    else f' ({p_value(least)} at the least)'))
     parts.append(ahead)
   else:
     parts.append(f'nothing could be compared with {base}')
@@ -215,7 +216,7 @@ def listed(names: Sequence[str]) -> str:
   """'a, b and c'; of more than eight the first six and how many more."""
   if len(names) > 8:
     names = [*names[:6], f'{len(names) - 6} more']
-  return ' and '.join(filter(None, (', '.join(names[:-1]), names[-1])))
+  return ' and '.join(filter(None, (', '.join(names[:-1]), *names[-1:])))
 
 
 def seeds(numbers: Sequence[int]) -> str:

@@ -1,4 +1,4 @@
-"""A study's report: one page that any browser opens, offline, on a laptop or a phone, by day or by night; and its tables."""
+"""A study's report: one page that any browser opens, offline, on a laptop or a phone; and its tables."""
 
 import csv
 import datetime
@@ -27,6 +27,7 @@ COLUMNS = ('arm', 'seed', 'metric', 'x', 'value')
 # Fields of an arm that cost something, as axes.
 COSTS = {'parameters': 'parameters', 'flops_per_token': 'training FLOPs per token', 'memory_bytes': 'bytes of memory',
          'tokens_per_second': 'training tokens/s'}
+BAND = 'Mean over seeds; the band reaches from the lowest to the highest.'
 LOSSES = {'train': 'Training', 'validation': 'Validation'}
 # Costs that differ by less are not worth an axis: it is what matching allows.
 EQUAL = 0.02
@@ -95,7 +96,7 @@ def html(results: dict, rows: Sequence[Row], drawn: Sequence[Picture]) -> str:
     rows=[entry(rows)(row) | dict(arm=arms[row.name]) | setting(arms[row.name]) for row in rows],
     figures={picture.name: dict(title=picture.title, caption=picture.caption, alt=f'{picture.title}. {picture.caption}',
                                 wide=embedded(picture, WIDE), narrow=embedded(picture, NARROW)) for picture in drawn},
-    along=ranking.listed(list(dict.fromkeys(parted(name)[1] for name in ranking.metrics(results, by_x=True)))),
+    along=ranking.listed([*dict.fromkeys(parted(name)[1] for name in ranking.metrics(results, by_x=True))]),
     others=others(results, rows), made=made(study), links=linked)
 
 
@@ -147,12 +148,13 @@ def reading(results: dict, rows: Sequence[Row]) -> list[str]:
   compared = [row.comparison for row in rows if row.comparison and row.comparison.difference]
   if compared:
     most = max(c.difference.n for c in compared)
-    found.append(f'p: {"exact " * (most <= statistics.EXACT)}permutation test of the differences from {study["base"]}, paired by seed, corrected by Holm '
-                 f'for {count(len(compared), "comparison")}; a difference is shown where p is at most {statistics.SIGNIFICANT}.')
+    found.append(f'p: {"exact " * (most <= statistics.EXACT)}permutation test of the differences from {study["base"]}, '
+                 f'paired by seed, corrected by Holm for {count(len(compared), "comparison")}; a difference is shown '
+                 f'where p is at most {statistics.SIGNIFICANT}.')
     least = min(c.reachable for c in compared)
     if least > statistics.SIGNIFICANT:
-      found.append(f'So few seeds cannot show a difference here, whatever its size: the least corrected p they can reach is '
-                   f'{p_value(least).removeprefix("p = ")}; {statistics.needed(len(compared))} seeds could.')
+      found.append('So few seeds cannot show a difference here, whatever its size: the least corrected p they can '
+                   f'reach is {p_value(least).removeprefix("p = ")}; {statistics.needed(len(compared))} seeds could.')
   if any(row.notes for row in rows):
     found.append('Means are over the seeds that finished; an arm that lost its worst seeds looks better than it is.')
   return found
@@ -170,19 +172,18 @@ def drawings(results: dict, rows: Sequence[Row]) -> Iterator[Picture]:
   for split in reversed(ranking.SPLITS):
     lines = pictures.traces(rows, ranking.curves(results, split), ranking.diverged(results))
     if lines:
-      caption = f'Mean over seeds; the band reaches from the lowest to the highest. The first {pictures.START:.0%} of the ' \
-                'steps are cut where they rise above the rest.'
+      caption = f'{BAND} The first {pictures.START:.0%} of the steps are cut where they rise above the rest.'
       if any(line.low is None for line in lines):
         caption += ' A dotted line with a cross is a seed that diverged.'
       yield Picture(f'curves_{split}', f'{LOSSES[split]} loss', caption,
-                    lambda width, lines=lines, split=split: pictures.over(lines, f'{LOSSES[split].lower()} loss', 'step', width, cut=True))
+                    lambda width, lines=lines, split=split: pictures.over(
+                      lines, f'{LOSSES[split].lower()} loss', 'step', width, cut=True))
   for name in ranking.metrics(results, by_x=True):
     lines = pictures.traces(rows, ranking.lines(results, name))
     if lines:
       quantity, along = parted(name)
       gone = unseen(results, name)
-      caption = 'Mean over seeds; the band reaches from the lowest to the highest.' + f' Not drawn, as not finite or ' \
-        f'diverged: {gone}.' * bool(gone)
+      caption = BAND + f' Not drawn, as not finite or diverged: {gone}.' * bool(gone)
       yield Picture(
         urllib.parse.quote(name, safe=''), sentence(name), caption,
         lambda width, lines=lines, quantity=quantity, along=along: pictures.over(
@@ -266,7 +267,8 @@ def made(study: dict) -> list[tuple[str, str]]:
 
 def linked(text: str) -> markupsafe.Markup:
   """Text with its addresses as links, which are followed only by a hand."""
-  return markupsafe.Markup(re.sub(r'https?://[^\s<>&"\']+[^\s<>&"\'.,;)]', r'<a href="\g<0>">\g<0></a>', str(markupsafe.escape(text))))
+  address = r'https?://[^\s<>&"\']+[^\s<>&"\'.,;)]'
+  return markupsafe.Markup(re.sub(address, r'<a href="\g<0>">\g<0></a>', str(markupsafe.escape(text))))
 
 
 def parted(name: str) -> tuple[str, str]:
