@@ -273,19 +273,23 @@ def test_bins_hold_every_position_once(T):
     here = slice(b.first, b.last + 1)
     assert (b.tokens, b.loss) == (tokens[here].sum(), pytest.approx(loss[here].sum() / tokens[here].sum()))
   # Their widths grow with the position: four to a doubling.
-  assert all(b.last - b.first <= max(0, 0.2 * (b.first + 1)) for b in bins)
-  assert len(bins) <= 4 * T.bit_length()
+  assert all(b.last - b.first <= 0.2 * b.first for b in bins)
+  assert len(bins) <= 1 + 4 * T.bit_length()
+  if T == 64:
+    assert (bins[0].last, bins[1].first, bins[-1]) == (0, 1, dataclasses.replace(bins[-1], first=53, last=63))
 
 
 def test_bins_without_targets_are_left_out():
   tokens = np.zeros(64)
   tokens[[0, 63]] = 1, 2
-  assert length.binned(np.full(64, 5.0), tokens) == (Bin(0, 0, 5.0, 1), Bin(63, 63, 2.5, 2))
+  assert length.binned(np.full(64, 5.0), tokens) == (Bin(0, 0, 5.0, 1), Bin(53, 63, 27.5, 2))
 
 
 def test_a_picture_with_a_length_that_is_impossible(tmp_path):
   bins = tuple(Bin(i, i, 5.0 - i, 10) for i in range(4))
   one = Record(4, 'sliding', 2, 40, 3.0, 20.0, 2.0, bins)
+  assert length_picture.usual(one) == [bins[2], bins[3]]
+  assert length_picture.usual(dataclasses.replace(one, protocol='nonoverlapping', stride=4)) == list(bins)
   records = [one, dataclasses.replace(one, length=8, loss=3.5), Record(16, 'sliding', 2, impossible='impossible: …')]
   for name, found in (('a', records), ('b', records[2:])):
     length_picture.draw(found, 8, 'a run', tmp_path / f'{name}.png')

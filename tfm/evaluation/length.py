@@ -195,15 +195,15 @@ def summary(sums: Mapping[str, np.ndarray], size: int, length: int) -> dict[str,
 
 
 def binned(loss: Float[np.ndarray, 'T'], tokens: Float[np.ndarray, 'T']) -> tuple[Bin, ...]:
-  """Bins of positions from sums at each, `BINS` in each doubling of position + 1; those without targets are left out.
+  """Bins of positions from sums at each, `BINS` in each doubling from 1 on; those without targets are left out.
 
-  The same positions are together at every length, but for the last of a row.
+  The same positions are together at every length, but for the last of a row whose length is no power of two.
   """
   T = len(tokens)
-  edges = sorted({int(2 ** (i / BINS)) for i in range(BINS * T.bit_length() + 1)})
+  edges = [0, *sorted({int(2 ** (i / BINS)) for i in range(BINS * T.bit_length() + 1)})]
   bins = []
   for first, after in zip(edges, edges[1:]):
-    here = slice(first - 1, min(after - 1, T))
+    here = slice(first, min(after, T))
     if count := int(tokens[here].sum()):
-      bins.append(Bin(first - 1, here.stop - 1, float(loss[here].sum()) / count, count))
+      bins.append(Bin(first, here.stop - 1, float(loss[here].sum()) / count, count))
   return tuple(bins)

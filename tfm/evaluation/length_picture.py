@@ -8,7 +8,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from tfm.evaluation.length import Record
+from tfm.evaluation.length import Bin, Record
 
 INK, LINE, GRID, TRAINED = '#1f2933', '#c3cad3', '#e4e8ee', '#8a94a3'
 
@@ -17,7 +17,8 @@ def draw(records: Sequence[Record], trained: int, title: str, file: str | pathli
   """Writes a panel of loss against length, a line for each protocol, and for each protocol one of loss by position, a
   line for each length, as the image type of `file`.
 
-  A dashed line stands at the length of training; lengths that are impossible are named below.
+  A dashed line stands at the length of training; lengths that are impossible are named below. Of a sliding window the
+  few targets are left out that the beginning of the split gives less context than all others have.
   """
   protocols = list(dict.fromkeys(record.protocol for record in records))
   figure = Figure(figsize=(5.2 * (1 + len(protocols)), 4.6), layout='constrained', facecolor='white')
@@ -35,11 +36,17 @@ def draw(records: Sequence[Record], trained: int, title: str, file: str | pathli
   for axes, protocol in zip(rest, protocols):
     for r in records:
       if r.protocol == protocol and not r.impossible:
+        bins = usual(r)
         # Position 0 has no place on a logarithmic axis; the number of tokens read, one more, has.
-        axes.plot([(b.first + b.last) / 2 + 1 for b in r.positions], [b.loss for b in r.positions], marker='o',
-                  markersize=2.5, linewidth=1.2, label=f'{r.length}')
+        axes.plot([(b.first + b.last) / 2 + 1 for b in bins], [b.loss for b in bins], marker='o', markersize=2.5,
+                  linewidth=1.2, label=f'{r.length}')
     dress(axes, f'{protocol}: tokens of the row that were read', trained)
   figure.savefig(file, dpi=144)
+
+
+def usual(record: Record) -> list[Bin]:
+  """The bins of positions that every row counts, and not only the first rows of a split."""
+  return [b for b in record.positions if b.last >= record.length - record.stride]
 
 
 def dress(axes: Axes, label: str, trained: int) -> None:
