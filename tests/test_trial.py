@@ -3,8 +3,6 @@
 import csv
 import json
 import os
-import pathlib
-import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +10,7 @@ import time
 
 import pytest
 
+from tfm import estimate
 from tfm import run as runs
 from tfm import trial
 from tfm.commands import cli
@@ -32,6 +31,14 @@ def get_study(arg=''):
   return Study(question='Which?', config=config, base='rope', arms=arms, seeds=2,
                rates=(1e-3, 3e-3) if 'rates' in arg else (), measures=('lengths((8, 16, 32), targets=64)',))
 """
+
+
+@pytest.fixture(scope='module', autouse=True)
+def no_clock():
+  """A plan's times are measured, which takes some."""
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(estimate, 'step_seconds', lambda config, seeds: 0.01)
+    yield
 
 
 @pytest.fixture(scope='module')
@@ -86,7 +93,7 @@ def test_again_it_trains_nothing(file, done, monkeypatch, capsys):
 
 
 def test_an_arm_alone_and_a_slice(file, tmp_path):
-  assert cli.main(['ablate', file, f'--workdir={tmp_path}', '--slice=1/2', '--seeds=1']) == 0
+  assert cli.main(['ablate', file, f'--workdir={tmp_path}', '--slice=1/2']) == 0
   assert [p.name for p in (tmp_path / 'arms').iterdir()] == ['learned']
   assert cli.main(['ablate', file, f'--workdir={tmp_path}', '--slice=2/2']) == 2
   assert cli.main(['ablate', file, f'--workdir={tmp_path}', '--arms=lerned']) == 2
@@ -110,13 +117,13 @@ def test_an_arm_that_fails_does_not_stop_the_others(file, tmp_path, monkeypatch)
       raise RuntimeError('out of memory')
     return train(config, workdirs)
   monkeypatch.setattr(trial, 'train_seeds', failing)
-  assert cli.main(['ablate', file, f'--workdir={tmp_path}', '--seeds=1']) == 0
+  assert cli.main(['ablate', file, f'--workdir={tmp_path}']) == 0
   rope, learned = results(tmp_path)['arms']
   assert rope['error'] == 'RuntimeError: out of memory' and learned['error'] is None
   assert 'out of memory' in (tmp_path / 'arms/rope/error.txt').read_text()
   assert {v['arm'] for v in results(tmp_path)['values']} == {'learned'}
   monkeypatch.setattr(trial, 'train_seeds', train)
-  assert cli.main(['ablate', file, f'--workdir={tmp_path}', '--seeds=1']) == 0
+  assert cli.main(['ablate', file, f'--workdir={tmp_path}']) == 0
   assert {v['arm'] for v in results(tmp_path)['values']} == {'rope', 'learned'} and results(tmp_path)['arms'][0]['error'] is None
 
 

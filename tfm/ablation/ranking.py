@@ -144,7 +144,7 @@ def ranked(results: dict) -> list[Row]:
 
 
 def notes(results: dict, arm: dict, values: Mapping[int, float]) -> Iterable[str]:
-  """What of an arm did not finish."""
+  """What of an arm did not finish, and what else is to be told of it."""
   if arm['error']:
     yield f'failed: {first_line(arm["error"])}'
   if arm['diverged']:
@@ -152,6 +152,7 @@ def notes(results: dict, arm: dict, values: Mapping[int, float]) -> Iterable[str
   missing = [seed for seed in results['study']['seeds'] if seed not in values and seed not in arm['diverged']]
   if missing and not arm['error']:
     yield f'no finite {results["study"]["metric"]} of {seeds(missing)}'
+  yield from arm.get('notes', ())
 
 
 def answer(results: dict, rows: Sequence[Row]) -> str:
