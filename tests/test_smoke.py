@@ -12,7 +12,7 @@ from tfm import run as runs
 from tfm.train import train
 from tfm.training.metrics import read
 
-HERE = 'stdlib', 'numbers', 'digits'
+HERE = 'stdlib', 'numbers', 'digits', 'copy'
 CONFIGS = sorted((pathlib.Path(__file__).parent.parent / 'configs').glob('*.py'))
 FIRST = 'lm', 'bert'  # the others wait for `make test-slow`; other tests train pairs
 

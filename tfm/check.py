@@ -74,6 +74,7 @@ KINDS = {
   ('source', 'target'): ('pairs of source and target', 'parallel(src, tgt)', 'buckets'),
   ('text', 'label'): ('texts with a label', "labelled('*.tsv')", 'each'),
   ('image', 'label'): ('images with a label', 'digits', 'each'),
+  ('text', 'answers'): ('texts with answers', 'copy', 'answered'),
   ('text', 'labels'): ('texts with a label for each word', "tagged('*.conll')", 'each'),
 }
 

@@ -39,10 +39,10 @@ def schema() -> ConfigDict:
     seed=0,
     data=dict(
       source='stdlib',              # tfm/data/sources: stdlib, text('*.txt'), tfds('name'), parallel(src, tgt), digits, …
-      tokenizer='bytes',            # tfm/data/tokenizers: bytes, char, sentencepiece(8000)
+      tokenizer='bytes',            # tfm/data/tokenizers: bytes, char, words, sentencepiece(8000)
       source_tokenizer=placeholder(str),  # of the source of a pair; None: the tokenizer, trained on both
       length=256,                   # tokens of one sequence; of an image, its patches and the class token
-      packing='concat',             # tfm/data/packing: concat, first_fit; of pairs: first_fit, buckets; for classes: each
+      packing='concat',             # tfm/data/packing: concat, first_fit; pairs: buckets; classes: each; answers: answered
       threads=2,                    # reading threads of the training pipeline
     ),
     model=dict(

@@ -14,7 +14,7 @@ from tfm.data import tokenizers
 from tfm.data import tokens as token_arrays
 from tfm.data.tokenizers import protocol
 
-SPECS = 'bytes', 'char', "sentencepiece(400)", "sentencepiece(400, kind='unigram')"
+SPECS = 'bytes', 'char', 'words', "sentencepiece(400)", "sentencepiece(400, kind='unigram')"
 TRAPS = (
   '', ' ', '  lead', 'trail  ', '\n', '\n\n\t\t x', '\r\n', '\0', 'a\0b', '\ufeff', '▁', '▁▁ ▁a',
   'a▁b', ' ▁ ', '▅', '<unk>', '</s>', '<s>', '<0x0A>', '⁇', '🐈\u200d⬛', 'e\u0301 é', 'ﬁ ½ Ａ',
@@ -89,7 +89,7 @@ def test_the_state_travels_as_json(trained, texts):
 def test_identities_differ_with_the_vocabulary(texts):
   parts = texts, ['zebra ' * 200, *texts]
   found = {build(text).train(part).identity for text in SPECS[1:] for part in parts}
-  assert len(found) == 6
+  assert len(found) == 2 * len(SPECS[1:])
   assert all(set(name) <= set('abcdefghijklmnopqrstuvwxyz0123456789-_') for name in found)
 
 
@@ -99,6 +99,13 @@ def test_char_is_one_token_for_a_known_character_and_bytes_for_another():
   assert len(char.encode('brea dé')) == 7
   assert len(char.encode('b猫d')) == 1 + 3 + 1
   assert char.vocab_size == 8 + 1 + 256
+
+
+def test_words_are_one_token_with_the_space_before_them_and_bytes_where_unknown():
+  words = build('words').train(['. k1 v7', '[MAX 3 ]\n[MIN'])
+  assert words.known.split('\n') == [' 3', ' ]', ' k1', ' v7', '.', '[MAX', '[MIN']
+  assert [len(words.encode(text)) for text in ('. k1 v7 k1', 'k1', ' k2', '.  k1\n.')] == [4, 2, 3, 5]
+  assert words.vocab_size == 7 + 1 + 256
 
 
 def test_sentencepiece_compresses_and_has_the_size_asked_for(texts):

@@ -7,6 +7,7 @@
 `loss` is in nats per token, `perplexity` per token, `bits_per_byte` the whole loss in bits over the
 bytes of the text, `accuracy` the share of tokens that were the likeliest, `tokens` how many counted.
 Of classes there are `loss` and `accuracy` over what was classified, and `f1`, the mean over classes of theirs.
+Of answers `loss` and the rest are over their tokens, and `exact` is the share of texts whose answers were all right.
 
 An encoder-decoder also writes a target for every source, as config.decoding says; they are kept in
 DIR/hypotheses, and compared with the references by each --metric: bleu(lowercase, tokenize),

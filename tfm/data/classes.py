@@ -1,4 +1,4 @@
-"""What is to be told of documents: their labels, numbered in the order of the names that training has."""
+"""What is to be told of documents: their labels, numbered in the order of the names that training has, or the source."""
 
 import json
 import pathlib
@@ -10,13 +10,16 @@ from tfm.data import corpus as corpora
 from tfm.data import progress
 from tfm.data.images import Images
 from tfm.data.tokenizers.protocol import Tokenizer
-from tfm.data.tokens import Labelled, Tokens
+from tfm.data.tokens import Drawn, Labelled, Told, Tokens
 
 SHOWN = 10  # names in an error
 
 
 def names(corpus: corpora.Corpus, cache_dir: pathlib.Path) -> tuple[str, ...]:
-  """The labels of the training split, each once, in order."""
+  """The labels that the source says there are, or else those of the training split, each once, in order."""
+  if corpus.classes:
+    return corpus.classes
+
   def write(directory: pathlib.Path):
     labels = corpus.splits['train'][corpus.label]
     found = {label for text in progress.track(labels, f'reading the labels of {corpus.name}', len(labels))
@@ -55,12 +58,16 @@ def numbers(corpus: corpora.Corpus, split: str, cache_dir: pathlib.Path) -> tupl
 
 
 def labelled(
-  corpus: corpora.Corpus, split: str, text: Tokens, tokenizer: Tokenizer, cache_dir: pathlib.Path) -> Labelled:
+  corpus: corpora.Corpus, split: str, text: Tokens | Drawn, tokenizer: Tokenizer, cache_dir: pathlib.Path,
+) -> Labelled:
   """The texts of a split with the classes of each, or of each of its words.
 
   Raises:
     ValueError: for what `numbers` refuses, and if a text has not as many words as labels.
   """
+  if text.documents == corpora.ENDLESS:
+    told = Told(corpus.splits[split][corpus.label], corpus.classes)
+    return Labelled(f'{corpus.name} {split}', text, told, corpus.classes)
   found, offsets = numbers(corpus, split, cache_dir)
   words = corpus.label == 'labels'
   if words:

@@ -39,6 +39,7 @@ SAMPLE = 500  # of those, the documents that tell by their hash what all are
 READ = 256  # documents to read at once
 VERSION = 1  # of the rules of this file; a part of every hash
 LABELS = 'label', 'labels'  # fields that are to be told from the others: of a document, of each of its words
+ANSWERS = 'answers'  # the field that says which bytes of the text are to be told, as `first:last` divided by spaces
 
 IMAGE = 'image'  # the field that is no text
 
@@ -60,12 +61,14 @@ class Corpus:
     splits: random-access texts by 'train', 'validation' and 'test', and in these by the field of the
       documents; all fields have one order.
     bytes: the size of each split that has an end, of its texts in UTF-8.
+    classes: the labels that there are, in order, where the source itself knows; else those of training are all.
   """
 
   name: str
   hash: str
   splits: Mapping[str, Mapping[str, Sequence[Field]]]
   bytes: Mapping[str, int]
+  classes: tuple[str, ...] = ()
 
   @property
   def documents(self) -> Mapping[str, int]:
@@ -80,7 +83,7 @@ class Corpus:
   @property
   def texts(self) -> tuple[str, ...]:
     """The fields that are read, and not told from others."""
-    return tuple(field for field in self.fields if field not in LABELS)
+    return tuple(field for field in self.fields if field not in (*LABELS, ANSWERS))
 
   @property
   def label(self) -> str | None:
@@ -138,14 +141,22 @@ def _tell(name: str, found: str, sizes: str) -> None:
 
 
 def drawn(
-  name: str, draw: Callable[[str, int], tuple[str, ...]], sizes: Mapping[str, int], fields: tuple[str, ...]) -> Corpus:
+  name: str, draw: Callable[[str, int], tuple[str, ...]], sizes: Mapping[str, int], fields: tuple[str, ...],
+  classes: tuple[str, ...] = (),
+) -> Corpus:
   """Documents that are made when they are read, by their split and number.
 
   Args:
     name: the source's spec: what is drawn depends on nothing else but the libraries that draw.
     draw: (split, number) → the fields of a document, always the same.
     sizes: how many documents each split has; ENDLESS is as many as are read.
+    classes: the labels that there are, in order, where the documents have one.
+
+  Raises:
+    ValueError: for words with labels, or labels without their names, that have no end.
   """
+  if ENDLESS in sizes.values() and any(field in LABELS for field in fields) and (not classes or 'label' not in fields):
+    raise ValueError(f'{name} has no end, and so its documents may have one label each, of which it says what there are')
   survey, kept = _Survey(), functools.lru_cache(maxsize=64)(draw)  # a document's fields are read one after another
   for split, size in sizes.items():
     for number in progress.track(range(SAMPLE if size == ENDLESS else size), f'drawing {name} {split}'):
@@ -153,7 +164,7 @@ def drawn(
   splits = {split: {field: _Drawn(functools.partial(kept, split), place, size) for place, field in enumerate(fields)}
             for split, size in sizes.items()}
   found = hashlib.blake2b(f'{name} {survey.hash}'.encode(), digest_size=16).hexdigest()
-  return Corpus(name, found, splits, {split: survey.bytes[split] for split in sizes if sizes[split] != ENDLESS})
+  return Corpus(name, found, splits, {split: survey.bytes[split] for split in sizes if sizes[split] != ENDLESS}, classes)
 
 
 class Documents(tfds.core.GeneratorBasedBuilder, skip_registration=True):

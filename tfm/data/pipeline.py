@@ -55,14 +55,18 @@ class TextData:
             f'tokens: {self.tokenizer.identity}, vocabulary {self.tokenizer.vocab_size}'
             + (f'; of the source: {own.identity}, vocabulary {own.vocab_size}' if own else ''))
 
-  def tokens(self, split: str) -> token_arrays.Tokens | token_arrays.Pairs | token_arrays.Labelled:
-    """The tokens of 'train', 'validation' or 'test', encoded on first use: pairs or labelled, where documents are."""
+  def tokens(self, split: str) -> token_arrays.Tokens | token_arrays.Pairs | token_arrays.Labelled | token_arrays.Answered:
+    """The tokens of 'train', 'validation' or 'test', encoded on first use: pairs, labelled or answered, where documents
+    are."""
     def field(name):
       tokenizer = self.source_tokenizer if name == 'source' and self.source_tokenizer else self.tokenizer
       return token_arrays.tokenize(self.corpus, split, name, tokenizer, self.cache_dir)
     found = {name: field(name) for name in self.corpus.texts}
     if self.corpus.label:
       return classes.labelled(self.corpus, split, found['text'], self.tokenizer, self.cache_dir)
+    if corpora.ANSWERS in self.corpus.fields:
+      answers = self.corpus.splits[split][corpora.ANSWERS]
+      return token_arrays.Answered(f'{self.corpus.name} {split}', found['text'], answers, self.tokenizer.token_bytes)
     return found['text'] if 'text' in found else token_arrays.Pairs(f'{self.corpus.name} {split}', **found)
 
 

@@ -113,15 +113,15 @@ class Labelled:
 
   Attributes:
     text: the tokens.
-    classes: int32 [documents], the class of each text; or, where words have classes, int32 [N] beside `text.ids`:
+    classes: int32 [documents], the class of each text, told as it is read where there is no end; or, where words have classes, int32 [N] beside `text.ids`:
       of a word at its first token, and -1 at others.
     names: of the classes, in the order of their numbers.
     words: whether it is words that have classes.
   """
 
   name: str
-  text: Tokens
-  classes: np.ndarray
+  text: Tokens | Drawn
+  classes: 'np.ndarray | Told'
   names: tuple[str, ...]
   words: bool = False
 
@@ -132,6 +132,64 @@ class Labelled:
   @property
   def targets(self) -> int:
     return self.text.targets
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Told:
+  """The class of each of the documents that have no end."""
+
+  labels: Sequence[str]
+  names: tuple[str, ...]
+
+  def __getitem__(self, number: int) -> int:
+    return self.names.index(self.labels[number])
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Answered:
+  """The tokens of a split's texts, and which of their bytes are answers.
+
+  Attributes:
+    answers: of each text, spans `first:last` of its bytes in UTF-8, divided by spaces; the end of a text is one
+      byte more.
+    token_bytes: [V], the bytes of each token.
+  """
+
+  name: str
+  text: Tokens | Drawn
+  answers: Sequence[str]
+  token_bytes: np.ndarray
+
+  @property
+  def documents(self) -> int:
+    return self.text.documents
+
+  @property
+  def targets(self) -> int:
+    return self.text.targets
+
+  @property
+  def sizes(self) -> np.ndarray:
+    return self.text.sizes
+
+  def sides(self, number: int) -> tuple[np.ndarray, ...]:
+    return self.text.sides(number)
+
+  def told(self, number: int, tokens: np.ndarray) -> np.ndarray:
+    """1 for those of a document's tokens, its end the last of them, that hold any of an answer; 0 for others.
+
+    Raises:
+      ValueError: for an answer outside of the text.
+    """
+    sizes = self.token_bytes[tokens]
+    sizes[-1] = 1
+    ends, found = np.cumsum(sizes), np.zeros(len(tokens), np.int32)
+    for span in self.answers[number].split():
+      first, last = map(int, span.split(':'))
+      if not 0 <= first < last <= ends[-1]:
+        raise ValueError(f'{self.name}[{number}] has an answer at {span}, and {ends[-1]} bytes with its end')
+      found[np.searchsorted(ends, first, 'right'):np.searchsorted(ends, last) + 1] = 1
+    return found
 
 
 def tokenize(

@@ -155,7 +155,7 @@ class Prediction(Objective):
     """The loss of `targets` under the logits that `features` give, those of `chunk` tokens at a time."""
     def summed(head, features, targets, weights):
       logits = model.apply({'params': head}, features, method='logits')
-      return cross_entropy.sums(logits, targets, weights, self.label_smoothing, self.z_loss)
+      return self.sums(logits, targets, weights)
 
     pieces = cross_entropy.pieces(*targets.shape, self.chunk)
     head, rows = model.head(params), (features, targets, weights)
@@ -164,6 +164,12 @@ class Prediction(Objective):
     else:
       made = cross_entropy.in_pieces(summed, head, *(cross_entropy.cut(x, pieces) for x in rows))
     return with_reports(*made, reports)
+
+  def sums(
+      self, logits: Float[Array, 'B T V'], targets: Int[Array, 'B T'], weights: Float[Array, 'B T'],
+  ) -> tuple[Float[Array, ''], Sums]:
+    """What is minimised, and the metrics, of some of the tokens of each row: what adds up over them."""
+    return cross_entropy.sums(logits, targets, weights, self.label_smoothing, self.z_loss)
 
 
 def with_reports(

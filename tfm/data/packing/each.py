@@ -18,13 +18,13 @@ _log = logging.getLogger(__name__)
 class Each(protocol.Packing):
   """end of text, text (Devlin et al. 2019, §3: the end of a text stands where BERT has [CLS]); or an image.
 
-  A text that is longer than a row is cut, and a warning counts such. `classes` is the class of the text [], or
+  A text that is longer than a row is cut, and a warning tells of such. `classes` is the class of the text [], or
   of each of its words [T], at its first token, with -1 where there is none to tell.
 
   Of an image `image` [H, W, C] is between -1 and 1, float32, and a row has the positions of its tokens, which a
   model makes.
 
-  Every epoch has an order of its own. In training images may be varied, in another way every time one comes:
+  Every epoch has an order of its own; texts may have no end. In training images may be varied, in another way every time one comes:
 
   Attributes:
     flip: whether half of them are mirrored, left for right.
@@ -38,6 +38,7 @@ class Each(protocol.Packing):
   layout = 'whole'
   takes = ('text', 'label'), ('text', 'labels'), ('image', 'label')
   gives = frozenset({'classes'})
+  endless = True
 
   flip: bool = False
   crop: int = 0
@@ -67,6 +68,8 @@ class _TextRows(_Rows):
 
   def __init__(self, labelled: token_arrays.Labelled, length: int, seed: int | None):
     super().__init__(labelled, length, seed)
+    if labelled.documents == protocol.ENDLESS:
+      return
     longer = labelled.text.lengths >= length
     if longer.any():
       _log.warning('%s: %d of %d texts are longer than %d tokens, the longest of %d, and are cut', labelled.name,
@@ -74,14 +77,18 @@ class _TextRows(_Rows):
 
   def _row(self, number, index):
     text, classes = self._documents.text, self._documents.classes
-    first = int(text.offsets[number])
-    size = min(int(text.offsets[number + 1]) - first, self.length - 1)
+    tokens = np.roll(text.document(number), 1)
+    size = min(len(tokens), self.length) - 1
+    if len(tokens) > self.length and text.documents == protocol.ENDLESS:
+      _log.warning('%s[%d] is of %d tokens, and longer than the %d of a row: it is cut', self._documents.name, number,
+                   len(tokens) - 1, self.length - 1)
     row = protocol.padding(self.length, ('inputs', 'positions', 'segments'))
-    row['inputs'][0], row['inputs'][1:size + 1] = text.eos_id, text.ids[first:first + size]
+    row['inputs'][:size + 1] = tokens[:size + 1]
     row['positions'][:size + 1], row['segments'][:size + 1] = np.arange(size + 1), 1
     if not self._documents.words:
       return row | dict(classes=np.int32(classes[number]))
     row['classes'] = np.full(self.length, -1, np.int32)
+    first = int(text.offsets[number])
     row['classes'][1:size + 1] = classes[first:first + size]
     return row
 

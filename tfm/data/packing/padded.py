@@ -2,11 +2,27 @@
 
 import dataclasses
 import logging
+from typing import ClassVar
 
 from tfm.data import tokens as token_arrays
 from tfm.data.packing import protocol
 
 _log = logging.getLogger(__name__)
+
+
+class Rows(protocol.OneEach):
+  """The rows of `Padded`."""
+
+  def _row(self, number, index):
+    pairs = isinstance(self._documents, token_arrays.Pairs)
+    row = protocol.padding(self.length, protocol.PAIR_FIELDS if pairs else protocol.FIELDS)
+    sides = self._documents.sides(number)
+    if (longest := max(map(len, sides))) > self.length:
+      _log.warning('%s[%d] is of %d tokens, and longer than a row of %d: it is left out', self._documents.name, number,
+                   longest, self.length)
+    else:
+      protocol.put(row, sides, segment=1)
+    return row
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,23 +36,11 @@ class Padded(protocol.Packing):
   layout = 'whole'
   takes = ('text',), ('source', 'target')
   endless = True
+  made: ClassVar[type[Rows]] = Rows
 
   def check(self, tokens, length):
     protocol.check_length(length)  # a row is filled up with padding, so nothing is too short
 
   def pack(self, tokens, length, seed):
-    return _Rows(tokens, length, seed, None if tokens.documents == protocol.ENDLESS else protocol.within(tokens, length))
-
-
-class _Rows(protocol.OneEach):
-
-  def _row(self, number, index):
-    pairs = isinstance(self._documents, token_arrays.Pairs)
-    row = protocol.padding(self.length, protocol.PAIR_FIELDS if pairs else protocol.FIELDS)
-    sides = self._documents.sides(number)
-    if (longest := max(map(len, sides))) > self.length:
-      _log.warning('%s[%d] is of %d tokens, and longer than a row of %d: it is left out', self._documents.name, number,
-                   longest, self.length)
-    else:
-      protocol.put(row, sides, segment=1)
-    return row
+    endless = tokens.documents == protocol.ENDLESS
+    return self.made(tokens, length, seed, None if endless else protocol.within(tokens, length))

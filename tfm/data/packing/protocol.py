@@ -18,7 +18,8 @@ PAIR_FIELDS = *FIELDS, 'source', 'source_positions', 'source_segments'
 
 Row = dict[str, np.ndarray]
 # What is packed: a split's documents.
-Documents = token_arrays.Tokens | token_arrays.Drawn | token_arrays.Pairs | token_arrays.Labelled | images.Images
+Documents = (
+  token_arrays.Tokens | token_arrays.Drawn | token_arrays.Pairs | token_arrays.Labelled | token_arrays.Answered | images.Images)
 
 _log = logging.getLogger(__name__)
 

@@ -14,7 +14,8 @@ class Source(abc.ABC):
 
   Attributes:
     fields: the texts of a document: a 'text', a 'source' and a 'target', or a 'text' and its 'label', or the
-      'labels' of its words, as many words divided by spaces; or an 'image' and its 'label'.
+      'labels' of its words, as many words divided by spaces, or the 'answers' in it, as spans `first:last` of its
+      bytes; or an 'image' and its 'label'.
     shape: H, W, C of every image; () of texts.
     endless: whether the documents of training have no end.
   """

@@ -1,0 +1,32 @@
+"""configs/synthetic.py: every task goes with its objective and packing, and its longest texts fill its rows."""
+
+import importlib.util
+
+import pytest
+
+from tests.conftest import ROOT
+from tfm import build, check
+from tfm import config as configs
+
+PATH = ROOT / 'configs' / 'synthetic.py'
+_spec = importlib.util.spec_from_file_location('synthetic', PATH)
+synthetic = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(synthetic)
+
+
+@pytest.mark.parametrize('name', synthetic.TASKS)
+def test_a_task(name):
+  config = configs.resolve(configs.load(f'{PATH}:{name}'))
+  check.run(config, 1)
+  build.model(config, 300)
+  source = build.source(config)
+  texts = [source._document('test', i)[0] for i in range(20 if name == 'listops' else 400)]
+  # With its end, or of what is classified with its beginning.
+  lengths = [(len(text.split(' ')) if config.data.tokenizer == 'words' else len(text)) + 1 for text in texts]
+  assert max(lengths) <= config.data.length
+  assert name == 'listops' or max(lengths) > config.data.length - 12
+
+
+def test_another_task_is_refused():
+  with pytest.raises(ValueError, match="takes a task, one of copy, .*listops, not 'count'"):
+    configs.load(f'{PATH}:count')

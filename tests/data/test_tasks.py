@@ -1,0 +1,338 @@
+"""Synthetic tasks: each answer by an oracle that reads the text alone, splits apart, always the same, and refusals."""
+
+import collections
+import itertools
+import re
+
+import numpy as np
+import pytest
+
+from tfm import spec
+from tfm.data import corpus as corpora
+from tfm.data import packing, pipeline, tokenizers
+from tfm.data.packing.protocol import Packing
+from tfm.data.sources import mqar
+from tfm.data.tokenizers.protocol import Tokenizer
+from tfm.data.tokens import Answered
+
+COUNT = 150
+HAY = 'The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again. '
+
+
+def of_letters(f):
+  def oracle(text):
+    x, told = text.split('=')
+    return told == f(x) and re.fullmatch('[a-d]+', x), [told], True, len(x)
+  return oracle
+
+
+def parity(text):
+  bits, told = text.split('=')
+  return int(told) == sum(map(int, bits)) % 2, [told], False, len(bits)
+
+
+def addition(text):
+  a, b, told = re.fullmatch(r'(0|[1-9]\d*)\+(0|[1-9]\d*)=(\d+)', text).groups()
+  assert (len(a) > 3) == (len(b) > 3)
+  return int(a) + int(b) == int(told), [told], True, max(len(a), len(b))
+
+
+def backwards(text):
+  a, b, told = re.split(r'[+=]', text)
+  return int(a) + int(b) == int(told[::-1]), [told], True, max(len(a), len(b))
+
+
+def induction(text):
+  before, after, told = re.fullmatch(r'([a-d]*)\*([a-d]+)\*([a-d])', text).groups()
+  return told == after[0], [told], False, len(text) - 1
+
+
+def selective_copy(text):
+  rest, told = re.fullmatch(r'([a-f.]+)=([a-f]{5})', text).groups()
+  return told == rest.replace('.', ''), [told], False, len(rest)
+
+
+def needle(text):
+  before, number, after, told = re.fullmatch(
+    r'(.*)The pass key is (\d{3})\. Remember it\. (.*)What is the pass key\? The pass key is (\d{3})', text).groups()
+  return number == told and before + after in HAY * 9, [told], False, len(text)
+
+
+def recall(text):
+  first, *words = text.split(' ')
+  assert first == '.'
+  pairs = dict(itertools.takewhile(lambda pair: pair[0] in pairs_of(words), zip(words[::2], words[1::2])))
+  after = words[2 * len(pairs):]
+  asked = {key: value for key, value in zip(after[::2], after[1::2]) if key != '.'}
+  return asked == pairs and {*after} <= {'.', *pairs, *pairs.values()}, [f' {v}' for k, v in zip(after[::2], after[1::2]) if k != '.'], False, len(words)
+
+
+def pairs_of(words):
+  """The keys of an alphabet of `k…` and `v…` that stand twice."""
+  return {word for word, count in collections.Counter(words).items() if word[0] == 'k' and count == 2}
+
+
+TASKS = {
+  'copy(4, 7, 4)': (of_letters(lambda x: x), range(1, 5), range(5, 8)),
+  'reverse(4, 7, 4)': (of_letters(lambda x: ''.join(reversed(x))), range(1, 5), range(5, 8)),
+  'sort(4, 7, 4)': (of_letters(lambda x: ''.join(c * x.count(c) for c in 'abcd')), range(1, 5), range(5, 8)),
+  'parity(8, 12)': (parity, range(1, 9), range(9, 13)),
+  'addition(3, 5)': (addition, range(1, 4), range(4, 6)),
+  'addition(2, 3, reversed=True)': (backwards, range(1, 3), range(3, 4)),
+  'induction(8, 12, symbols=4)': (induction, [8], [12]),
+  'selective_copy(12, 20, tokens=5, symbols=7)': (selective_copy, [12], [20]),
+  'needle(300, 400, digits=3)': (needle, range(280, 301), range(380, 401)),
+  'mqar(12, 24, pairs=2, more=4, vocabulary=16)': (recall, [12], [24]),
+}
+
+
+def corpus(make_source, text, path, count=COUNT):
+  head, _, rest = text.partition('(')
+  given = ', '.join(filter(None, [rest.removesuffix(')'), f'held_out={count}']))
+  return make_source(f'{head}({given})').prepare(path)
+
+
+def documents(corpus, split, count=COUNT):
+  return [tuple(corpus.splits[split][field][i] for field in corpus.fields) for i in range(count)]
+
+
+@pytest.mark.parametrize('text', TASKS)
+def test_answers_lengths_and_splits(make_source, tmp_path, text):
+  oracle, short, long = TASKS[text]
+  made, seen = corpus(make_source, text, tmp_path), {}
+  for split, allowed in (('train', short), ('validation', short), ('test', long)):
+    found = documents(made, split)
+    lengths = set()
+    for written, spans in found:
+      right, answers, end, length = oracle(written)
+      assert right, written
+      bounds = [tuple(map(int, span.split(':'))) for span in spans.split()]
+      assert [written[a:b] for a, b in bounds] == answers
+      assert bounds[-1][1] == len(written) + 1 if end else bounds[-1][1] <= len(written)
+      lengths.add(length)
+    # Texts of one letter are few, and may all be training's.
+    assert lengths <= {*allowed} and (split == 'validation' or 'needle' in text or lengths == {*allowed}), lengths
+    seen[split] = {written for written, _ in found}
+  assert not (seen['train'] & seen['validation'] or seen['train'] & seen['test'] or seen['validation'] & seen['test'])
+
+
+def test_a_test_like_training_is_apart_too(make_source, tmp_path):
+  """510 texts are possible; all of training, which would meet every one of them, meets none of the others'."""
+  made = corpus(make_source, 'parity(8, None)', tmp_path, 400)
+  train, validation, test = ({text for text, _ in documents(made, split, count)}
+                             for split, count in (('train', 6000), ('validation', 400), ('test', 400)))
+  assert len(train) > 300 and len(validation) > 30 and len(test) > 30
+  assert not (train & validation or train & test or validation & test)
+  # What belongs where says nothing of the answer.
+  assert all(0.3 < np.mean([text[-1] == '1' for text in texts]) < 0.7 for texts in (train, validation, test))
+
+
+@pytest.mark.parametrize('text', ['copy', 'mqar(pairs=2, length=16)', 'listops(least=20, most=40, depth=4)'])
+def test_a_document_depends_on_seed_split_and_number_alone(make_source, tmp_path, text):
+  made, again = (corpus(make_source, text, tmp_path, 5) for _ in range(2))
+  other = corpus(make_source, text[:-1] + ', seed=1)' if ')' in text else f'{text}(seed=1)', tmp_path, 5)
+  first = documents(made, 'train', 5)
+  backwards = [tuple(again.splits['train'][field][i] for field in again.fields) for i in (4, 3, 2, 1, 0)]
+  assert first == backwards[::-1] and made.hash == again.hash != other.hash
+  assert documents(other, 'train', 5) != first and len({*documents(made, 'train', 5), *documents(made, 'validation', 5)}) > 5
+  assert made.documents['train'] > 10**15
+
+
+def test_training_may_have_an_end(make_source, tmp_path):
+  made = corpus(make_source, 'copy(examples=30)', tmp_path, 5)
+  assert dict(made.documents) == dict(train=30, validation=5, test=5)
+
+
+@pytest.mark.parametrize('power', [0.01, 1.0])
+def test_queries_stand_at_distances_of_a_power_law(power):
+  """One pair, so that its place has just the law's probability; counts within four standard deviations of it."""
+  task, count = mqar.Mqar(length=18, pairs=1, power=power), 4000
+  texts = [task._document('train', i)[0].split(' ')[3:] for i in range(count)]
+  places = np.bincount([next(i for i, word in enumerate(text) if word != '.') // 2 for text in texts], minlength=8)
+  law = np.arange(1, 9) ** (power - 1.0)
+  expected = count * law / law.sum()
+  assert (abs(places - expected) < 4 * np.sqrt(expected)).all(), (places, expected)
+
+
+def test_queries_of_many_pairs_are_drawn_without_putting_back():
+  """Of two, the second falls where it would among the places that the first has left."""
+  task, count = mqar.Mqar(length=10, pairs=2, power=0.01), 4000
+  law = np.arange(1, 4) ** -0.99
+  law /= law.sum()
+  expected = {(a, b): law[a] * law[b] / (1 - law[a]) for a, b in itertools.permutations(range(3), 2)}
+  found = collections.Counter()
+  for i in range(count):
+    _, *words = task._document('train', i)[0].split(' ')
+    found[tuple(words[4:].index(key) // 2 for key in (words[0], words[2]))] += 1
+  for places, share in expected.items():
+    assert abs(found[places] - count * share) < 4 * np.sqrt(count * share), (places, found)
+
+
+def test_keys_and_values_are_different_ones_of_half_the_vocabulary_each(make_source, tmp_path):
+  made = corpus(make_source, 'mqar(length=64, pairs=16, vocabulary=64, noise=True)', tmp_path, 1)
+  words = [text.split(' ')[1:] for text, _ in documents(made, 'train', 60)]
+  assert all(len({*row[:32]}) == 32 for row in words)
+  assert {word for row in words for word in row[:32:2]} == {f'k{i}' for i in range(1, 32)}
+  assert {word for row in words for word in row[1:32:2]} == {f'v{i}' for i in range(1, 33)}
+  # Noise is anything; the answers are where the keys of the text are asked for.
+  noise = collections.Counter(word for row in words for word in row[32:])
+  assert len(noise) == 63 + ('.' in noise) and noise.total() == 32 * 60
+
+
+def test_the_needle_stands_at_its_depth(make_source, tmp_path):
+  for depth in (0.0, 0.5, 1.0):
+    for text, _ in documents(corpus(make_source, f'needle(length=600, longer=None, depth={depth})', tmp_path, 1), 'train', 20):
+      before, after = text.split('The pass key is ')[:2]
+      n, m = before.count('.'), after.count('.') - 2
+      assert n == round(depth * (n + m)) and n + m > 20
+  anywhere = {text.index('pass key') // 60 for text, _ in documents(corpus(make_source, 'needle(600, None)', tmp_path, 1), 'train', 200)}
+  assert len(anywhere) >= 7
+
+
+def value(symbols):
+  """Of an expression, by a stack."""
+  stack = [[]]
+  for symbol in symbols:
+    if symbol[0] == '[':
+      stack.append([symbol])
+    elif symbol == ']':
+      name, *values = stack.pop()
+      assert 2 <= len(values) <= 10
+      stack[-1].append({'[MIN': np.min, '[MAX': np.max, '[SM': lambda x: np.sum(x) % 10,
+                        '[MED': lambda x: int(np.median(x))}[name](values))
+    else:
+      stack[-1].append(int(symbol))
+    assert len(stack) <= 10  # operations within each other: the tenth level is digits
+  [[found]] = stack
+  return found
+
+
+def test_listops_are_those_of_the_arena(make_source, tmp_path):
+  made = corpus(make_source, 'listops', tmp_path, 25)
+  found = [example for split in made.splits for example in documents(made, split, 25)]
+  operators, arguments, deepest = collections.Counter(), [], 0
+  for text, label in found:
+    symbols = text.split(' ')
+    assert 500 < len(symbols) < 2000 and symbols[0][0] == '['
+    assert label == str(value(symbols))
+    operators.update(symbol for symbol in symbols if symbol[0] == '[')
+    deepest = max(deepest, max(itertools.accumulate((s[0] == '[') - (s == ']') for s in symbols)))
+  assert deepest == 9
+  shares = np.array([*operators.values()]) / operators.total()
+  assert {*operators} == {'[MIN', '[MAX', '[MED', '[SM'} and (abs(shares - 0.25) < 0.03).all()
+  assert len({text for text, _ in found}) == len(found) and len({label for _, label in found}) > 7
+  assert made.fields == ('text', 'label') and made.classes == tuple('0123456789')
+
+
+@pytest.mark.parametrize('text, sentence', [
+  ('copy(length=0)', 'length=0 must be at least 1'),
+  ('copy(length=5, longer=5)', 'longer=5 is not beyond length=5; give more, or None'),
+  ('copy(symbols=1)', r'symbols=1 must lie in 2 … 52'),
+  ('copy(held_out=0)', 'held_out=0 must be at least 1'),
+  ('copy(examples=0)', 'examples=0 must be at least 1'),
+  ('induction(length=2)', 'length=2 has no room for a symbol twice'),
+  ('induction(symbols=60)', 'symbols=60 must lie in 2 … 52'),
+  ('selective_copy(length=5, tokens=6)', r'tokens=6 must lie in 1 … length=5'),
+  ('selective_copy(symbols=2)', 'symbols=2 must lie in 3 … 53'),
+  ('needle(length=150)', 'length=150 has no room for a text around the number; give at least 169'),
+  ('needle(depth=1.5)', r'depth=1.5 must lie in \[0, 1\]'),
+  ('needle(digits=0)', 'digits=0 must be at least 1'),
+  ('mqar(length=15, pairs=2)', 'length=15 must be even and have room for 2 pairs'),
+  ('mqar(length=64, pairs=17)', 'length=64 must be even and have room for 17 pairs and as many queries, 68 symbols'),
+  ('mqar(more=17)', 'length=64 must be even and have room for 17 pairs'),
+  ('mqar(longer=65)', 'longer=65 must be even'),
+  ('mqar(more=4)', 'more=4 are not beyond pairs=4'),
+  ('mqar(pairs=0)', 'pairs=0 must be at least 1'),
+  ('mqar(vocabulary=8)', 'vocabulary=8 has 3 keys for 4 pairs; give at least 10'),
+  ('listops(depth=1)', 'depth=1 has digits alone'),
+  ('listops(arguments=1)', 'arguments=1 must be at least 2'),
+  ('listops(least=5)', 'least=5 lets the same short expressions into training and test; give at least 20'),
+  ('listops(most=501)', 'most=501 leaves no length beyond least=500; give at least 502'),
+])
+def test_refusals(make_source, text, sentence):
+  with pytest.raises(ValueError, match=sentence):
+    make_source(text)
+
+
+@pytest.mark.parametrize('text, sentence', [
+  ('parity(length=1)', r'parity\(.*length=1.*\) has too few different texts for a validation split of its own'),
+  ('listops(depth=2, arguments=3)', r'hardly an expression of more than least=500 symbols'),
+])
+def test_what_cannot_be_drawn_is_refused(make_source, tmp_path, text, sentence):
+  with pytest.raises(ValueError, match=sentence):
+    make_source(text).prepare(tmp_path)
+
+
+def opened(make_source, source, tokenizer, path):
+  return pipeline.open_text(make_source(source), spec.build(tokenizer, tokenizers, Tokenizer), path)
+
+
+@pytest.mark.parametrize('split', ['train', 'validation'])
+def test_rows_have_their_answers(make_source, tmp_path, monkeypatch, split):
+  monkeypatch.setattr(pipeline, 'BEGINNING', 200)
+  data = opened(make_source, 'mqar(length=16, pairs=2, vocabulary=12, held_out=30)', 'words', tmp_path)
+  pack, tokens = spec.build('answered', packing, Packing), data.tokens(split)
+  rows = pack.evaluation_rows(tokens, 20) if split == 'validation' else pack.rows(tokens, 20, seed=0)
+  for i in range(20):
+    row = rows[i]
+    assert row['segments'].sum() == 18  # the first filler, 16 symbols, the end: each symbol is one token
+    text = data.tokenizer.decode(row['targets'][:17])
+    told = [data.tokenizer.decode([token]) for token in row['targets'][row['answers'] > 0]]
+    right, answers, _, _ = recall(text)
+    assert right and told == answers and row['answers'].dtype == np.int32
+    np.testing.assert_array_equal(row['inputs'][1:18], row['targets'][:17])
+  [batch] = pipeline.evaluation_batches(pack.evaluation_rows(data.tokens('validation'), 20), 32)
+  assert not batch['answers'][30:].any() and batch['answers'][:30].any(1).all()
+
+
+@pytest.mark.parametrize('tokenizer', ['bytes', 'char', 'words', 'sentencepiece(300)'])
+def test_an_answer_is_every_token_that_holds_any_of_it(tokenizer):
+  text = 'née Ünal said forty two, née'
+  made = spec.build(tokenizer, tokenizers, Tokenizer).train([text * 9, 'said forty two, né'])
+  ids = np.append(made.encode(text), made.eos_id)
+  raw, place = text.encode(), 0
+  first, last = raw.index('Ünal'.encode()) + 1, raw.index(b'y two')  # begins within a character and ends within a word
+  for spans, wanted in ((f'{first}:{last}', {*range(first, last)}), (f'0:2 {len(raw) - 1}:{len(raw) + 1}', {0, 1, len(raw) - 1, len(raw)})):
+    told = Answered('made up', None, [spans], made.token_bytes).told(0, ids)
+    place = 0
+    for token, counted in zip(ids, told):
+      size = max(len(made.pieces[token]), 1)
+      assert counted == bool({*range(place, place + size)} & wanted), (made.pieces[token], spans)
+      place += size
+  with pytest.raises(ValueError, match=rf'made up\[0\] has an answer at 3:{len(raw) + 2}, and {len(raw) + 1} bytes'):
+    Answered('made up', None, [f'3:{len(raw) + 2}'], made.token_bytes).told(0, ids)
+
+
+def test_what_is_too_long_has_no_answers(make_source, tmp_path, caplog):
+  data = opened(make_source, 'copy(4, None, held_out=40)', 'bytes', tmp_path)
+  pack = spec.build('answered', packing, Packing)
+  rows = [pack.rows(data.tokens('train'), 8, seed=0)[i] for i in range(40)]
+  empty = [row for row in rows if not row['segments'].any()]
+  assert 0 < len(empty) < 40 and not any(row['answers'].any() for row in empty)
+  assert 'longer than a row of 8: it is left out' in caplog.text
+  assert 0 < len(pack.evaluation_rows(data.tokens('test'), 8)) < 40
+
+
+def test_expressions_without_end_are_classified(make_source, tmp_path, monkeypatch, caplog):
+  monkeypatch.setattr(pipeline, 'BEGINNING', 100)
+  data = opened(make_source, 'listops(depth=4, least=20, most=40, held_out=20)', 'words', tmp_path)
+  each, train = spec.build('each', packing, Packing), data.tokens('train')
+  rows = each.rows(train, 40, seed=0)
+  assert train.names == tuple('0123456789') and data.tokens('test').names == train.names
+  for row in [*(rows[i] for i in range(20)), *each.evaluation_rows(data.tokens('test'), 40)]:
+    n = row['segments'].sum()
+    symbols = data.tokenizer.decode(row['inputs'][1:n]).split(' ')
+    assert len(symbols) == n - 1 and row['inputs'][0] == data.tokenizer.eos_id and not row['inputs'][n:].any()
+    assert row['classes'] == value(symbols)
+  assert rows[10**15 + 3]['inputs'].tobytes() != rows[3]['inputs'].tobytes() and not caplog.text
+  assert each.rows(train, 20, seed=0)[0]['segments'].all()
+  assert 'longer than the 19 of a row: it is cut' in caplog.text
+  with pytest.raises(ValueError, match='has no end; evaluate the validation'):
+    each.evaluation_rows(train, 40)
+
+
+def test_labels_without_end_have_names():
+  sizes = dict(train=corpora.ENDLESS, validation=1, test=1)
+  for fields, classes in ((('text', 'label'), ()), (('text', 'labels'), ('a',))):
+    with pytest.raises(ValueError, match='made up has no end, and so its documents may have one label each'):
+      corpora.drawn('made up', lambda split, number: ('a', 'a'), sizes, fields, classes)

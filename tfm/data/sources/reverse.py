@@ -1,0 +1,13 @@
+"""Reversing."""
+
+import dataclasses
+
+from tfm.data import letters
+
+
+@dataclasses.dataclass(frozen=True)
+class Reverse(letters.Letters):
+  """badc=cdab (Grefenstette et al. 2015, §4.1)."""
+
+  def answer(self, x):
+    return x[::-1]
