@@ -1,4 +1,4 @@
-# make demo   install, train a small language model, look at it      make test        the test suite
+# make demo   install, carry out a small study, look at its report   make test        the test suite
 # make clean  remove what was installed and cached here              make test-slow   the heavier proofs
 
 PYTHON ?= python3
@@ -18,9 +18,7 @@ $(VENV)/installed: setup.cfg constraints.txt
 	@touch $@
 
 demo: $(VENV)/installed
-	$(VENV)/bin/tfm train --config=configs/lm.py:demo --workdir=$(RUN)
-	$(VENV)/bin/tfm generate --workdir=$(RUN) --prompt='def ' --prompt='import ' --max_tokens=200 --temperature=0.7
-	@echo; echo "The run is in $(RUN): curves.png shows the loss; 'tensorboard --logdir=$(RUN)' shows the rest."
+	$(VENV)/bin/tfm ablate experiments/position.py:demo --workdir=$(RUN)
 
 test: $(VENV)/installed
 	$(VENV)/bin/python -m pytest $(PARALLEL) $(TESTS)

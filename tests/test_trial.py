@@ -160,3 +160,18 @@ def test_killed_and_gone_on_with(file, done, tmp_path):
   def final(workdir):
     return {(v['arm'], v['seed'], v['metric'], v['x']): v['value'] for v in results(workdir)['values']}
   assert final(tmp_path) == pytest.approx(final(done), rel=1e-4)
+
+
+def test_compare_is_the_report_without_training(done, tmp_path, capsys):
+  folders = [str(done / 'arms' / arm / f'seed{seed}') for arm in ('rope', 'learned') for seed in (0, 1)]
+  assert cli.main(['compare', *folders, f'--to={tmp_path}']) == 0
+  ours, theirs = results(tmp_path), results(done)
+  def plain(found):
+    return {(v['arm'], v['seed'], v['metric']): v['value'] for v in found['values'] if v['x'] is None}
+  assert plain(ours) == plain(theirs) and ours['study']['base'] == 'rope'
+  assert [list(arm['changes']) for arm in ours['arms']] == [[], ['model.position']]
+  capsys.readouterr()
+  for words, sentence in (([*folders, folders[0]], 'are one run, of seed 0'), ([str(done)], 'holds no run'),
+                          ([folders[0], '--base=alibi'], '--base=alibi is no arm')):
+    assert cli.main(['compare', *words, f'--to={tmp_path}/x']) == 2
+    assert sentence in capsys.readouterr().err and not (tmp_path / 'x').exists()

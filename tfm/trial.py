@@ -79,7 +79,7 @@ def refuse_others(study: Study, arms: Mapping[str, Arm], workdir: pathlib.Path) 
   for arm in arms.values():
     folder = folder_of(workdir, arm.name)
     for seed in range(study.seeds):
-      if (step := reached(folder, seed)):
+      if (step := reached(folder / f'seed{seed}')):
         rate = about(folder).get('rate', arm.config.optimizer.learning_rate)
         Place.of(with_rate(arm, rate).config, seed, folder / f'seed{seed}').carried(step)
 
@@ -90,9 +90,8 @@ def finished(study: Study, arm: Arm, folder: pathlib.Path) -> bool:
   if said.get('error') or not said:
     return False
   for seed in (seed for seed in seeds if seed not in said.get('diverged', {})):
-    path = folder / f'seed{seed}' / 'measured.json'
-    asked = json.loads(path.read_text()) if path.exists() else {}
-    if reached(folder, int(seed)) < arm.config.training.steps or any(text not in asked for text in study.measures):
+    place = folder / f'seed{seed}'
+    if reached(place) < arm.config.training.steps or any(text not in asked(place) for text in study.measures):
       return False
   return True
 
@@ -105,7 +104,7 @@ def train_arm(arm: Arm, folder: pathlib.Path, seeds: Sequence[int], said: dict[s
   """
   diverged = {int(seed): why for seed, why in said.get('diverged', {}).items()}
   last = arm.config.training.steps
-  left = [seed for seed in seeds if seed not in diverged and reached(folder, seed) < last]
+  left = [seed for seed in seeds if seed not in diverged and reached(folder / f'seed{seed}') < last]
   if left:
     groups = [left]
     try:
@@ -121,7 +120,7 @@ def train_arm(arm: Arm, folder: pathlib.Path, seeds: Sequence[int], said: dict[s
       except Diverged as error:
         diverged |= {seed: str(error) for seed in group}
       said['diverged'] = diverged
-      if any(reached(folder, seed) < last for seed in group if seed not in diverged):
+      if any(reached(folder / f'seed{seed}') < last for seed in group if seed not in diverged):
         raise Stopped
   return len(diverged) < len(seeds)
 
@@ -139,16 +138,16 @@ def ask(arm: Arm, folder: pathlib.Path, seeds: Sequence[int], measures: Mapping[
   for seed in seeds:
     if str(seed) in map(str, said.get('diverged', {})):
       continue
-    path = folder / f'seed{seed}' / 'measured.json'
-    found = json.loads(path.read_text()) if path.exists() else {}
+    place = folder / f'seed{seed}'
+    found = asked(place)
     missing = [text for text in measures if text not in found]
     if not missing:
       continue
-    loaded = run.load(folder / f'seed{seed}')
+    loaded = run.load(place)
     prepared = prepared or {text: measures[text].prepare(loaded) for text in measures}
     for text in missing:
       found[text] = [dataclasses.asdict(value) for value in prepared[text](loaded.params)]
-      write(path, json.dumps(found, indent=2))
+      write(place / 'measured.json', json.dumps(found, indent=2))
 
 
 def at_best_rate(study: Study, arm: Arm, folder: pathlib.Path, said: dict[str, Any]) -> Arm:
@@ -192,42 +191,53 @@ def measure(text: str) -> Measure:
 
 def results(study: Study, name: str, arms: Mapping[str, Arm], workdir: pathlib.Path, command: str) -> dict[str, Any]:
   """What came of a study, so far as it went: the table that `ablation.report` writes."""
-  seeds, rows, values, curves, data, total = list(range(study.seeds)), [], [], [], set(), 0.0
+  folders = {arm: folder_of(workdir, arm) for arm in arms}
+  places = {arm: {seed: folder / f'seed{seed}' for seed in range(study.seeds)} for arm, folder in folders.items()}
+  told = {arm: about(folder) for arm, folder in folders.items()}
+  about_study = dict(
+    name=name, question=study.question, literature=study.literature, base=study.base, metric=study.metric,
+    lower_is_better=not study.higher, match=study.match, seeds=list(range(study.seeds)), command=command,
+    length=arms[study.base].config.data.length, seconds=sum(said.get('seconds', 0.0) for said in told.values()))
+  return gathered(about_study, arms, places, told)
+
+
+def gathered(
+    about_study: Mapping[str, Any], arms: Mapping[str, Arm], places: Mapping[str, Mapping[int, pathlib.Path]],
+    told: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+  """The table of finished runs.
+
+  Args:
+    places: the run of every seed, by arm; told: what went wrong, and how long it took, by arm.
+  """
+  rows, values, curves, data = [], [], [], set()
   for arm in arms.values():
-    folder = folder_of(workdir, arm.name)
-    said, speeds, notes = about(folder), [], []
-    total += said.get('seconds', 0.0)
+    said, speeds, notes = told[arm.name], [], []
     diverged = sorted(int(seed) for seed in said.get('diverged', {}))
-    for seed in seeds:
-      place = folder / f'seed{seed}'
+    for seed, place in places[arm.name].items():
       lines = metrics.read(place / 'metrics.jsonl')
       curves += [dict(arm=arm.name, seed=seed, split=line['split'], step=line['step'], loss=line['loss'])
                  for line in lines if 'loss' in line]
-      if seed in diverged or reached(folder, seed) < arm.config.training.steps:
+      if seed in diverged or reached(place) < arm.config.training.steps:
         continue
       speeds += [line['tokens_per_second'] for line in lines if 'tokens_per_second' in line][-1:]
       data.add(run.carried(place)['corpus'])
       numbers = [dict(metric=metric, x=None, value=value) for metric, value in final(place).items()]
-      if (place / 'measured.json').exists():
-        for value in itertools.chain(*json.loads((place / 'measured.json').read_text()).values()):
-          if (why := value.pop('why')):
-            notes.append(why)
-          else:
-            numbers.append(value)
+      for value in itertools.chain(*asked(place).values()):
+        if (why := value.pop('why')):
+          notes.append(why)
+        else:
+          numbers.append(value)
       values += [dict(arm=arm.name, seed=seed) | number for number in numbers]
-    speed = sum(speeds) / len(speeds) if speeds else None
     rows.append(dict(
       name=arm.name, changes=dict(arm.changes), matched={path: list(ends) for path, ends in arm.matched.items()},
-      parameters=arm.parameters, flops_per_token=arm.flops, memory_bytes=arm.memory, tokens_per_second=speed,
-      step_seconds=None, error=said.get('error'), diverged=diverged, rate=said.get('rate'), notes=[*dict.fromkeys(notes)], seconds=said.get('seconds')))
-  base = arms[study.base].config
-  about_study = dict(
-    name=name, question=study.question, literature=study.literature, base=study.base, metric=study.metric,
-    lower_is_better=not study.higher, match=study.match, seeds=seeds, command=command, length=base.data.length,
+      parameters=arm.parameters, flops_per_token=arm.flops, memory_bytes=arm.memory,
+      tokens_per_second=sum(speeds) / len(speeds) if speeds else None, step_seconds=None, error=said.get('error'),
+      diverged=diverged, rate=said.get('rate'), notes=[*dict.fromkeys(notes)], seconds=said.get('seconds')))
+  made = dict(
     versions={package: importlib.metadata.version(package) for package in ('jax', 'flax', 'optax', 'numpy')}
     | dict(python=platform.python_version()), machine=machine(), data=', '.join(sorted(data)),
-    date=f'{datetime.date.today():%Y-%m-%d}', seconds=total)
-  return dict(study=about_study, arms=rows, values=values, curves=curves)
+    date=f'{datetime.date.today():%Y-%m-%d}')
+  return dict(study=dict(about_study) | made, arms=rows, values=values, curves=curves)
 
 
 def machine() -> str:
@@ -242,15 +252,20 @@ def final(place: pathlib.Path) -> dict[str, float]:
   return {name: value for name, value in lines[-1].items() if name not in ('step', 'split')} if lines else {}
 
 
-def reached(folder: pathlib.Path, seed: int) -> int:
-  """The last step that a seed's run has saved; 0 without one."""
-  place = folder / f'seed{seed}'
+def reached(place: pathlib.Path) -> int:
+  """The last step that a run has saved; 0 without one."""
   if not (place / 'checkpoints').is_dir():
     return 0
   checkpoints = checkpoint.Checkpoints(place)
   last = checkpoints.latest() or 0
   checkpoints.close()
   return last
+
+
+def asked(place: pathlib.Path) -> dict[str, list[dict[str, Any]]]:
+  """What a run was asked, by the measure's spec, and what it said."""
+  path = place / 'measured.json'
+  return json.loads(path.read_text()) if path.exists() else {}
 
 
 def about(folder: pathlib.Path) -> dict[str, Any]:
