@@ -1,14 +1,19 @@
 """Eight simulated devices, strict shapes, and a compilation cache that outlives the run."""
 
+import importlib.metadata
 import itertools
 import os
 import pathlib
 
 # Before jax is imported anywhere.
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
-# Tiny arrays take longer to optimise for than to compute.
-os.environ['XLA_FLAGS'] = (f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8 "
-                           '--xla_backend_optimization_level=0')
+# Tiny arrays take longer to optimise for than to compute; nor is a module worth cutting up to compile in parallel.
+QUICK = '--xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1'
+if importlib.metadata.version('jaxlib').startswith('0.10.'):
+  # XLA's older emitters write the same operations in less than half the time. In jaxlib 0.11 they are no more,
+  # and an unknown flag ends the process.
+  QUICK += ' --xla_cpu_use_fusion_emitters=false'
+os.environ['XLA_FLAGS'] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8 {QUICK}"
 ROOT = pathlib.Path(__file__).parent.parent
 os.environ.setdefault('JAX_COMPILATION_CACHE_DIR', str(ROOT / '.cache' / 'jax'))
 os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0.2')

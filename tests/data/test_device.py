@@ -150,7 +150,7 @@ def run(count: int) -> list[list[str]]:
   with socket.socket() as free:
     free.bind(('localhost', 0))
     port = str(free.getsockname()[1])
-  environment = {**os.environ, 'XLA_FLAGS': '--xla_force_host_platform_device_count=2'}
+  environment = {**os.environ, 'XLA_FLAGS': f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=2"}
   processes = [subprocess.Popen([sys.executable, '-c', PROGRAM, port, str(index), str(count)],
                                 stdout=subprocess.PIPE, text=True, env=environment)
                for index in range(count)]

@@ -36,7 +36,8 @@ def get_config(arg=''):
 
 
 def start(command, workdir, *more, devices=1):
-  env = dict(os.environ, XLA_FLAGS=f'--xla_force_host_platform_device_count={devices}')
+  # Of two flags of a name the last counts.
+  env = dict(os.environ, XLA_FLAGS=f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}")
   return subprocess.Popen([*command, f'--workdir={workdir}', *more], env=env, text=True, stderr=subprocess.PIPE)
 
 
