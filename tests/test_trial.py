@@ -129,7 +129,7 @@ def test_an_arm_that_fails_does_not_stop_the_others(file, tmp_path, monkeypatch)
 
 @pytest.mark.slow
 def test_what_diverges_is_told(file, tmp_path):
-  assert cli.main(['ablate', f'{file}:ill', f'--workdir={tmp_path}', '--arms=ill']) == 0
+  assert cli.main(['ablate', f'{file}:ill', f'--workdir={tmp_path}', '--arms=rope,ill']) == 0
   ill = next(arm for arm in results(tmp_path)['arms'] if arm['name'] == 'ill')
   assert ill['diverged'] == [0, 1] and ill['error'] is None
 
