@@ -6,8 +6,8 @@ VENV ?= .venv
 RUN ?= runs/demo
 # Paths to test; all unless told.
 TESTS ?=
-# A process a core; a file's tests stay together, as they share what is compiled.
-PARALLEL = -n auto --dist loadfile
+# A process a core; a file's tests stay together, as they share what is compiled, and in the order of tests/conftest.py.
+PARALLEL = -n auto --dist loadfile --no-loadscope-reorder
 
 .PHONY: demo test test-slow oracle clean
 

@@ -32,6 +32,15 @@ def pytest_addoption(parser):
   parser.addoption('--update-golden', action='store_true', help='rewrite the golden text')
 
 
+# Files of few and long tests: begun last, one would leave the other cores idle.
+FIRST = ('training/test_resume.py', 'test_smoke.py', 'test_trial.py', 'training/test_step.py', 'training/test_together.py')
+
+
+def pytest_collection_modifyitems(items):
+  place = {ROOT / 'tests' / name: i for i, name in enumerate(FIRST)}
+  items.sort(key=lambda item: place.get(item.path, len(FIRST)))
+
+
 def pytest_runtest_teardown(item, nextitem):
   """What was compiled goes in time: a process may map only so many pieces of memory (Linux: 65,530)."""
   maps = pathlib.Path('/proc/self/maps')
