@@ -10,6 +10,7 @@ from tfm import config as configs
 from tfm import run as runs
 from tfm.data import pipeline
 from tfm.mixers.protocol import Context
+from tfm.train import train
 from tfm.training import state as states
 from tfm.training.metrics import read
 
@@ -96,6 +97,6 @@ def test_a_layer_learns_to_sort(tmp_path):
   made = config(**{
     'data.source': 'sort(4, None, 3, held_out=100)', 'training.steps': 120, 'training.batch_size': 64,
     'training.log_every': 120, 'training.evaluate_every': 120, 'optimizer.learning_rate': 1e-2, 'optimizer.warmup': 20})
-  runs.train(made, tmp_path)
+  train(made, tmp_path)
   rows = {row['split']: row for row in read(tmp_path / 'metrics.jsonl')}
   assert rows['validation']['accuracy'] > 0.8 and rows['validation']['exact'] > 0.4 and rows['train']['exact'] > 0.4
