@@ -19,7 +19,9 @@ def get_study(arg: str = '') -> Study:
   demo = arg == 'demo'
   config = ConfigDict()
   config.data = dict(source='stdlib', tokenizer='bytes', length=128)
-  config.model = dict(layers=4, width=128, heads=4, initializer='lecun_normal')
+  # Embeddings of about unit size, as in Vaswani et al. 2017, §3.4: smaller ones drown in sines of size one.
+  config.model = dict(
+    layers=4, width=128, heads=4, initializer='lecun_normal', embedding_scaled=True, embedding_initializer='normal(0.1)')
   config.optimizer = dict(learning_rate=3e-3, schedule='cosine', warmup=50)
   config.training = dict(steps=600, batch_size=8, evaluate_every=200, evaluation_batches=50)
   if demo:
