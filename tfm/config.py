@@ -5,9 +5,7 @@ differ from `schema()`. The loader fills in the rest, so `--config.any.field=val
 """
 
 import ast
-import importlib.util
 import json
-import pathlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -15,7 +13,7 @@ from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
 from tfm.layers.feed_forward import usual_hidden
-from tfm.spec import parse, suggest
+from tfm.spec import defined, parse, suggest
 from tfm.training.schedule import ENDLESS
 
 # The fields of `model` that a block of a pattern may set for itself.
@@ -129,15 +127,9 @@ def load(file: str) -> ConfigDict:
   """
   path, _, args = file.partition(':')
   args = [arg for arg in args.split(',') if arg]
-  if not pathlib.Path(path).is_file():
-    raise ValueError(f'--config={path} is no file; name a Python file with a get_config(arg)')
-  module_spec = importlib.util.spec_from_file_location('tfm_config', path)
-  module = importlib.util.module_from_spec(module_spec)
-  module_spec.loader.exec_module(module)
-  if not hasattr(module, 'get_config'):
-    raise ValueError(f'--config={path} defines no get_config(arg)')
+  get_config = defined(path, 'get_config', '--config=')
   own = [arg for arg in args if arg != 'smoke']
-  config = complete(module.get_config(','.join(own)))
+  config = complete(get_config(','.join(own)))
   return smoke(config) if 'smoke' in args else config
 
 

@@ -15,8 +15,10 @@ import dataclasses
 import difflib
 import functools
 import importlib
+import importlib.util
 import inspect
 import operator
+import pathlib
 import pkgutil
 import types
 import typing
@@ -175,6 +177,25 @@ def signature(maker: Callable, settable: list[str]) -> str:
   shown = [n if parameters[n].default is inspect.Parameter.empty else f'{n}={parameters[n].default!r}'
            for n in settable]
   return f"({', '.join(shown)})"
+
+
+def defined(path: str, function: str, flag: str = '') -> Callable:
+  """A function of one argument that a Python file defines.
+
+  Args:
+    flag: that named the file, for the errors.
+
+  Raises:
+    ValueError: if there is no such file, or no such function in it.
+  """
+  if not pathlib.Path(path).is_file():
+    raise ValueError(f'{flag}{path} is no file; name a Python file with a {function}(arg)')
+  module_spec = importlib.util.spec_from_file_location(f'tfm_{function}', path)
+  module = importlib.util.module_from_spec(module_spec)
+  module_spec.loader.exec_module(module)
+  if not hasattr(module, function):
+    raise ValueError(f'{flag}{path} defines no {function}(arg)')
+  return getattr(module, function)
 
 
 def suggest(name: str, known) -> str:

@@ -1,16 +1,14 @@
 """A study: one question, asked of runs that differ in one to three fields."""
 
 import dataclasses
-import importlib.util
 import itertools
-import pathlib
 from collections.abc import Mapping
 from typing import Any
 
 from ml_collections import ConfigDict
 
 from tfm.ablation.matching import QUANTITIES
-from tfm.spec import suggest
+from tfm.spec import defined, suggest
 
 Changes = Mapping[str, Any]
 
@@ -97,11 +95,4 @@ def load(file: str) -> Study:
     ValueError: if the file is missing, or defines none.
   """
   path, _, arg = file.partition(':')
-  if not pathlib.Path(path).is_file():
-    raise ValueError(f'{path} is no file; name a Python file with a get_study(arg)')
-  module_spec = importlib.util.spec_from_file_location('tfm_study', path)
-  module = importlib.util.module_from_spec(module_spec)
-  module_spec.loader.exec_module(module)
-  if not hasattr(module, 'get_study'):
-    raise ValueError(f'{path} defines no get_study(arg)')
-  return module.get_study(arg)
+  return defined(path, 'get_study')(arg)
