@@ -132,5 +132,5 @@ def step_seconds(config: ConfigDict, seeds: int = 1) -> float:
   state = together.stack(born, mesh)
   batch = {name: jax.device_put(np.stack([x] * seeds), together.stacked(mesh)) for name, x in batch.items()}
   with sharding.context(mesh, rules):
-    step = together.step(train_step(model, objective, optimizer, rate, config.training.accumulation))
+    step = together.step(train_step(model, objective, optimizer, rate, config.training.accumulation), mesh)
     return step_cost(jax.jit(step, donate_argnums=0), state, batch, rounds=3).seconds

@@ -122,6 +122,7 @@ def train_seeds(config: ConfigDict, workdirs: Mapping[int, str | pathlib.Path]) 
     refuse_other_data(place, before, carried)
   model = make_model(config, data.tokenizer, data.source_tokenizer)
   mesh = together.mesh(len(places), jax.devices()) if several else meshes.make(config.mesh.to_dict())
+  whole = together.whole(mesh) if several else mesh
   rules = sharding.parse_rules(config.rules)
   make = states.init(model, optimizer, training.batch_size, config.data.length, config.model.dtype == 'float16')
   boxed = states.abstract(make)
@@ -160,8 +161,8 @@ def train_seeds(config: ConfigDict, workdirs: Mapping[int, str | pathlib.Path]) 
     with sharding.context(mesh, rules):
       one = train_step(model, objective, optimizer, rate, training.accumulation)
       if several:
-        state, split = together.stack(born, mesh), together.split(len(places), mesh)
-        step = jax.jit(together.step(one), donate_argnums=0, out_shardings=(together.stacked(mesh), None))
+        state, split = together.stack(born, mesh), together.split(len(places), whole)
+        step = jax.jit(together.step(one, mesh), donate_argnums=0, out_shardings=(together.stacked(mesh), None))
         batches = together.prefetch(iterators, mesh)
       else:
         (state,), split = born, lambda state: (state,)
@@ -172,10 +173,16 @@ def train_seeds(config: ConfigDict, workdirs: Mapping[int, str | pathlib.Path]) 
       def save(run, state, position, loss):
         checkpoints[run].save(state, dict(carried, config=places[run].config.to_dict(), data=position), loss)
 
+      evaluate = evaluation(
+        config, model, data, sharding.batch_sharding(whole, rules), 'validation', training.evaluation_batches)
+
+      def validate(params):
+        with sharding.context(whole, rules):
+          return evaluate(params)
+
       with line:
         loop.fit(
-          state, batches, step,
-          evaluation(config, model, data, batch_sharding, 'validation', training.evaluation_batches), save,
+          state, batches, step, validate, save,
           loop.Cadence(training.steps, training.log_every, training.evaluate_every, training.profile),
           report, str(places[0].workdir / 'profile'), split)
   for place in places:

@@ -87,12 +87,12 @@ def test_what_diverges_stops_and_the_others_go_on(tiny, side_by_side, tmp_path, 
   """The loss of run 0 becomes no number in step 5."""
   step, key = together.step, jax.random.key_data(jax.random.split(jax.random.key(SEEDS[0]))[1])
 
-  def stepped(one):
+  def stepped(one, where):
     def tainted(state, batch):
       after, found = one(state, batch)
       ill = (state.step == 4) & (state.key == key).all()
       return after, found | dict(loss=jnp.where(ill, jnp.nan, found['loss']))
-    return step(tainted)
+    return step(tainted, where)
   monkeypatch.setattr(together, 'step', stepped)
   folders = {seed: tmp_path / str(seed) for seed in SEEDS}
   report = train_seeds(tiny(**DROPPED), folders)

@@ -9,19 +9,23 @@ command reads. --config.path=value changes the base of all arms. An arm that fai
 """
 
 import argparse
+import contextlib
 import dataclasses
+import os
 import pathlib
 import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
+import jax
 from rich.console import Console
 
 from tfm import arms as planned
 from tfm import estimate, trial
 from tfm.ablation import report
+from tfm.ablation.study import Study
 from tfm.config import require
 from tfm.training.progress import say
 
@@ -44,14 +48,20 @@ def main(args: argparse.Namespace) -> int:
   require(args.jobs >= 1, f'--jobs={args.jobs} must be at least 1')
   require(args.jobs == 1 or args.slice is None, f'--jobs={args.jobs} makes slices of its own beside --slice={args.slice}; '
                                                 'leave one of them out')
+  cores(study.seeds)
   everything = planned.plan(study, lambda config: estimate.step_seconds(config, study.seeds))
   arms = planned.select(everything, args.arms and args.arms.split(','))
-  Console(stderr=True).print(planned.table(study, everything, seconds(study, everything)))
+  left = everything if args.dry_run else {
+    name: arm for name, arm in arms.items() if not trial.finished(study, arm, trial.folder_of(workdir, name))}
+  # One of several processes has others beside it, which would be measured too.
+  timed = seconds(study, everything, left) if left and args.slice is None else {}
+  Console(stderr=True).print(planned.table(study, everything, timed))
   if args.dry_run:
     return 0
+  failed = []
   try:
     if args.jobs > 1:
-      spread(args.words, args.jobs, workdir)
+      failed = spread(args.words, args.jobs, workdir)
     else:
       trial.carry_out(study, part(arms, args.slice), workdir)
   except trial.Stopped:
@@ -61,14 +71,22 @@ def main(args: argparse.Namespace) -> int:
   page = report.write(found, workdir)
   print(report.table(found))
   print(f'report: {page}')
-  return 0
+  return 1 if failed else 0
 
 
-def seconds(study, arms) -> dict[str, float]:
-  """Of all seeds of each arm: the base's, measured, in proportion to the FLOPs."""
+def cores(seeds: int) -> None:
+  """Makes every core of a CPU a device, unless the environment says how many: seeds are laid over devices."""
+  told = jax.config.jax_num_cpu_devices >= 0 or 'xla_force_host_platform_device_count' in os.environ.get('XLA_FLAGS', '')
+  if seeds > 1 and not told:
+    with contextlib.suppress(RuntimeError):  # where Python has used JAX before, what it found there stays
+      jax.config.update('jax_num_cpu_devices', os.cpu_count())
+
+
+def seconds(study: Study, arms: Mapping[str, planned.Arm], names: Iterable[str]) -> dict[str, float]:
+  """Of all seeds of some arms: the base's, measured, in proportion to the FLOPs."""
   base = arms[study.base]
   rate = estimate.step_seconds(base.config, study.seeds) * base.config.training.steps / (base.flops * base.tokens)
-  return {name: rate * arm.flops * arm.tokens for name, arm in arms.items()}
+  return {name: rate * arms[name].flops * arms[name].tokens for name in names}
 
 
 def part(arms: dict[str, planned.Arm], text: str | None) -> dict[str, planned.Arm]:
@@ -85,23 +103,28 @@ def part(arms: dict[str, planned.Arm], text: str | None) -> dict[str, planned.Ar
   return dict(list(arms.items())[int(first)::int(count)])
 
 
-def spread(words: Sequence[str], jobs: int, workdir: pathlib.Path) -> None:
+def spread(words: Sequence[str], jobs: int, workdir: pathlib.Path) -> list[int]:
   """Carries out a command in several processes, each with a slice; what they say goes to DIR/jobs.
+
+  Returns:
+    The processes that ended early.
 
   Raises:
     Stopped: if this one was asked to stop, when the others have stopped.
   """
   folder = workdir / 'jobs'
   folder.mkdir(parents=True, exist_ok=True)
-  words = [word for word in words if not word.startswith('--jobs')]
   say(f'{jobs} processes; what they say: {folder}/0.txt …')
-  running = []
+  running, environment = [], dict(os.environ)
+  if jax.config.jax_num_cpu_devices > 0:
+    environment['JAX_NUM_CPU_DEVICES'] = str(max(1, jax.config.jax_num_cpu_devices // jobs))
   before = signal.signal(signal.SIGTERM, signal.default_int_handler)
   try:
     for i in range(jobs):
       with (folder / f'{i}.txt').open('w') as file:
         running.append(subprocess.Popen(
-          [sys.executable, '-m', 'tfm', *words, f'--slice={i}/{jobs}'], stdout=file, stderr=file))
+          [sys.executable, '-m', 'tfm', *words, '--jobs=1', f'--slice={i}/{jobs}'], stdout=file, stderr=file,
+          env=environment))
     failed = [i for i, process in enumerate(running) if process.wait()]
   except KeyboardInterrupt:
     for process in running:
@@ -113,3 +136,4 @@ def spread(words: Sequence[str], jobs: int, workdir: pathlib.Path) -> None:
     signal.signal(signal.SIGTERM, before)
   if failed:
     say(f'the processes {failed} ended early; {folder} tells why')
+  return failed

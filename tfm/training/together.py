@@ -1,6 +1,6 @@
 """Several runs of one shape trained in one step, their states and batches stacked: seeds of one config.
 
-Each does what it would do alone; what is gained is that they are compiled once, and that small runs fill the device.
+Each does what it would do alone; what is gained is that they are compiled once, and that small runs fill the devices.
 """
 
 import dataclasses
@@ -53,16 +53,31 @@ def stack(states: Sequence[State], where: Mesh) -> State:
   return jax.jit(lambda *states: jax.tree.map(lambda *x: jnp.stack(x), *states), out_shardings=stacked(where))(*states)
 
 
+def whole(where: Mesh) -> Mesh:
+  """The same devices for one run at a time: rows of a batch are divided among them."""
+  return meshes.make(dict(data=-1), where.devices.flatten())
+
+
 def split(runs: int, where: Mesh) -> Callable[[State], list[State]]:
-  """State of all runs → the state of each, on every device."""
+  """State of all runs → the state of each, on every device of an ordinary mesh."""
   def one(state):
     return [jax.tree.map(lambda x: x[run], state) for run in range(runs)]
   return jax.jit(one, out_shardings=NamedSharding(where, PartitionSpec()))
 
 
-def step(one: Callable[[State, PyTree], tuple[State, PyTree]]) -> Callable[[State, PyTree], tuple[State, PyTree]]:
-  """The step of all runs, of that of one."""
-  return jax.vmap(one, spmd_axis_name=RUNS)
+def step(
+    one: Callable[[State, PyTree], tuple[State, PyTree]], where: Mesh) -> Callable[[State, PyTree], tuple[State, PyTree]]:
+  """The step of all runs, of that of one: every device does its runs at once, a core of a CPU one after another.
+
+  A core has nothing idle that many small products could fill, and those of one run stay in its cache.
+  """
+  if where.devices.flat[0].platform == 'cpu':
+    def some(state, batch):
+      return jax.lax.map(lambda run: one(*run), (state, batch))
+  else:
+    some = jax.vmap(one)
+  axis = PartitionSpec(RUNS)
+  return jax.shard_map(some, mesh=where, in_specs=axis, out_specs=axis, axis_names={RUNS}, check_vma=False)
 
 
 def prefetch(iterators: Sequence[grain.DatasetIterator], where: Mesh) -> Iterator[FetchedTogether]:
