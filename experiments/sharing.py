@@ -1,0 +1,36 @@
+"""What does it cost to share keys and values among heads, and what does it save?
+
+Source:    Vaswani et al. 2017 (multi-head); Shazeer 2019 (multi-query, its feed-forward widened to as many parameters);
+           Ainslie et al. 2023 (grouped); DeepSeek-AI 2024 (latent).
+Command:   tfm ablate experiments/sharing.py --workdir=runs/sharing
+"""
+
+from ml_collections import ConfigDict
+
+from tfm.ablation.study import Study
+
+
+def get_study(arg: str = '') -> Study:
+  if arg:
+    raise ValueError(f'experiments/sharing.py takes no argument, not {arg!r}')
+  config = ConfigDict()
+  config.data = dict(source='stdlib', tokenizer='bytes', length=128)
+  config.model = dict(layers=2, width=128, heads=8, initializer='lecun_normal')
+  config.optimizer = dict(learning_rate=3e-3, schedule='cosine', warmup=50)
+  config.training = dict(steps=500, batch_size=8, evaluate_every=100, evaluation_batches=48)
+  return Study(
+    question='What does it cost to share keys and values among heads, and what does it save?',
+    literature='Shazeer 2019 loses a little quality by one key/value head and decodes much faster; Ainslie et al. 2023 find '
+               'grouped heads close to multi-head; DeepSeek-AI 2024 finds latent attention better than multi-head with a '
+               'smaller cache.',
+    config=config, base='multi-head', match='parameters',
+    # A head has 16 channels: 256 cached numbers a token and layer, then 64 and 32, and latent attention with as many.
+    arms={
+      'multi-head': {},
+      'grouped (2)': {'model.kv_heads': 2},
+      'latent (64)': {'model.mixer': 'latent(rank=56, rope_width=8)'},
+      'multi-query': {'model.kv_heads': 1},
+      'latent (32)': {'model.mixer': 'latent(rank=24, rope_width=8)'},
+    },
+    # Of 4 comparisons Holm leaves something to be shown from 8 seeds on.
+    seeds=8, measures=('decoding(rows=8, context=1024)',))
