@@ -195,7 +195,8 @@ def results(study: Study, name: str, arms: Mapping[str, Arm], workdir: pathlib.P
   places = {arm: {seed: folder / f'seed{seed}' for seed in range(study.seeds)} for arm, folder in folders.items()}
   told = {arm: about(folder) for arm, folder in folders.items()}
   about_study = dict(
-    name=name, question=study.question, literature=study.literature, base=study.base, metric=study.metric,
+    name=name, question=study.question, literature=study.literature, base=study.base, against=dict(study.against),
+    metric=study.metric,
     lower_is_better=not study.higher, match=study.match, seeds=list(range(study.seeds)), command=command,
     length=arms[study.base].config.data.length, seconds=sum(said.get('seconds', 0.0) for said in told.values()))
   return gathered(about_study, arms, places, told)

@@ -68,6 +68,17 @@ def test_a_base_that_failed_compares_nothing():
   assert ranking.answer(made, ranking.ranked(made)).startswith('Nothing could be compared with rope; the lowest mean loss')
 
 
+def test_several_bases():
+  made = results({'rope': 0.0, 'alibi': -0.3, 'far rope': 5.0, 'far alibi': 5.3}, seeds=range(8))
+  made['study']['against'] = {'far rope': 'far rope', 'far alibi': 'far rope'}
+  rows = ranking.ranked(made)
+  assert verdicts(made) == {'alibi': 'better', 'rope': 'base', 'far rope': 'base', 'far alibi': 'worse'}
+  assert ranking.answer(made, rows) == 'alibi is better than rope in loss; far alibi is worse than far rope in loss.'
+  made['study']['against'] = {'far alibi': 'near rope'}
+  with pytest.raises(ValueError, match=r"study.far alibi='near rope' is no arm"):
+    ranking.ranked(made)
+
+
 def test_no_base():
   made = results(dict(rope=0.0, alibi=-0.3), base=None)
   assert set(verdicts(made).values()) == {'not compared'}

@@ -108,19 +108,20 @@ def test_verdicts():
   """Pairing finds differences far below the spread of seeds, in the direction that is better."""
   values = arms(8, ahead=-0.1, behind=0.1) | {'alike': dict(enumerate(arms(8)['base'].values()))}
   values['alike'] = {seed: v + (-1) ** seed * 0.01 for seed, v in values['alike'].items()}
-  found = statistics.compare(values, 'base', lower_is_better=True)
+  found = statistics.compare(values, dict.fromkeys(values, 'base'), lower_is_better=True)
   assert [found[a].verdict for a in ('ahead', 'behind', 'alike')] == ['better', 'worse', 'no difference shown']
   assert found['ahead'].difference.mean == pytest.approx(-0.1) and found['ahead'].p == pytest.approx(2 / 2**8)
   assert found['ahead'].corrected == pytest.approx(3 * 2 / 2**8) and 'base' not in found
   assert found['alike'].reason.startswith('p = ') and 'seeds' not in found['alike'].reason
-  other = statistics.compare(values, 'base', lower_is_better=False)
+  other = statistics.compare(values, dict.fromkeys(values, 'base'), lower_is_better=False)
   assert [other[a].verdict for a in ('ahead', 'behind')] == ['worse', 'better']
 
 
 @pytest.mark.parametrize('n, count, shown', [(5, 1, False), (6, 1, True), (6, 2, False), (7, 2, True), (7, 3, True), (7, 4, False)])
 def test_too_few_seeds_are_called_so(n, count, shown):
   """However large the difference: 2 / 2ⁿ times the arms compared must be at most 0.05."""
-  found = statistics.compare(arms(n, **{f'arm{i}': -1000.0 for i in range(count)}), 'base', True)
+  values = arms(n, **{f'arm{i}': -1000.0 for i in range(count)})
+  found = statistics.compare(values, dict.fromkeys(values, 'base'), True)
   assert {c.verdict for c in found.values()} == {'better' if shown else 'no difference shown'}
   for comparison in found.values():
     assert ('too few seeds' in comparison.reason) == (not shown)
@@ -129,24 +130,32 @@ def test_too_few_seeds_are_called_so(n, count, shown):
 
 def test_only_seeds_of_both_are_paired():
   values = {'base': {0: 1.0, 1: 2.0, 2: 3.0}, 'some': {1: 2.5, 2: 3.5, 7: 99.0}, 'none': {7: 0.0}}
-  found = statistics.compare(values, 'base', True)
+  found = statistics.compare(values, dict.fromkeys(values, 'base'), True)
   assert found['some'].difference.n == 2 and found['some'].difference.mean == 0.5 and found['some'].p == 0.5
   assert found['none'].verdict == 'not compared' and found['none'].difference is None
   # It is no comparison, so that it corrects none.
   assert found['some'].corrected == 0.5
 
 
+def test_each_is_compared_with_a_base_of_its_own():
+  values = arms(8, more=0.5, less=-0.5) | {'far': arms(8, far=9.0)['far'], 'further': arms(8, further=9.5)['further']}
+  found = statistics.compare(values, dict(base='base', more='base', less='base', far='far', further='far'), True)
+  assert {arm: (c.verdict, round(c.difference.mean, 6)) for arm, c in found.items()} == dict(
+    more=('worse', 0.5), less=('better', -0.5), further=('worse', 0.5))
+  assert found['further'].corrected == pytest.approx(3 * 2 / 2**8)  # all comparisons of the study are corrected for
+
+
 def test_corrected_is_never_below_what_is_reachable():
   draw = np.random.default_rng(5)
   for _ in range(4):
     values = {name: {seed: draw.normal() for seed in range(draw.integers(1, 7))} for name in 'abcde'}
-    for c in statistics.compare(values, 'a', True).values():
+    for c in statistics.compare(values, dict.fromkeys(values, 'a'), True).values():
       assert c.p <= c.corrected + 1e-12 and c.reachable <= c.corrected + 1e-12
 
 
 def test_an_unknown_base_is_refused():
   with pytest.raises(ValueError, match=r"the base 'c' is no arm; the arms are a, b$"):
-    statistics.compare({'a': {0: 1.0}, 'b': {0: 1.0}}, 'c', True)
+    statistics.compare({'a': {0: 1.0}, 'b': {0: 1.0}}, {'a': 'c'}, True)
 
 
 @pytest.mark.parametrize('p, text', [(1.0, 'p = 1.00'), (0.1234, 'p = 0.12'), (0.0312, 'p = 0.031'), (0.0004, 'p < 0.001')])

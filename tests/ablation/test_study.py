@@ -3,13 +3,20 @@
 import pytest
 from ml_collections import ConfigDict
 
-from tfm.ablation.study import Study, load, product
+from tfm.ablation.study import Study, load, product, within
 
 ARMS = {'rope': {'model.position': 'rope'}, 'alibi': {'model.position': 'alibi'}}
 
 
 def study(**fields):
   return Study(**dict(question='Which?', config=ConfigDict(), arms=ARMS, base='rope') | fields)
+
+
+def test_within_a_product():
+  arms = product(ARMS, {'pre': {'model.norm_placement': 'pre'}, 'post': {'model.norm_placement': 'post'}})
+  assert within(arms, 'rope') == {'rope + pre': 'rope + pre', 'rope + post': 'rope + post', 'alibi + pre': 'rope + pre',
+                                  'alibi + post': 'rope + post'}
+  study(arms=arms, base='rope + pre', against=within(arms, 'rope'))
 
 
 def test_a_product_of_axes():
@@ -28,6 +35,8 @@ def test_a_product_of_axes():
   (dict(match='parameters', free='training.steps'), "match='parameters' does not follow from free='training.steps'"),
   (dict(match='flops', free='model.position'), "the arm 'rope' sets model.position, which is free='model.position'"),
   (dict(arms={'a,b': {}}, base='a,b'), 'a comma in its name'),
+  (dict(against={'alibi': 'rop'}), "against names 'rop', which is no arm"),
+  (dict(against={'rope': 'alibi', 'alibi': 'rope'}), "against['rope']='alibi' is itself compared with 'rope'"),
 ])
 def test_refusals(fields, sentence):
   with pytest.raises(ValueError) as refusal:

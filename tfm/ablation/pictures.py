@@ -62,13 +62,13 @@ def png(draw: Draw, file) -> None:
 
 
 def dots(rows: Sequence[Row], label: str, width: float) -> Figure:
-  """A line for each arm: its seeds, their mean and the interval; the base's mean and range run through all."""
+  """A line for each arm: its seeds, their mean and the interval; the mean and range of an only base run through all."""
   labels = [name(row, width) for row in rows]
   left = 0.15 + CHARACTER * max(map(len, labels))
   figure, axes = panel(width, 0.62 + 1.4 * LINE * len(rows), left=left, right=0.2, top=0.3, bottom=0.32)
   heading(axes, label, left - 0.05)
   for row in rows:
-    if row.base and row.summary:
+    if row.base and row.summary and {other.of for other in rows} == {row.name}:
       axes.axvspan(row.summary.least, row.summary.most, color=LIGHT['line'], alpha=0.3, linewidth=0)
       axes.axvline(row.summary.mean, color=LIGHT['base'], linewidth=0.8)
   for i, row in enumerate(rows):

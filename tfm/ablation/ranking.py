@@ -22,6 +22,7 @@ class Row:
     place: of the arm in the study, which gives it its colour.
     values: of the metric, by seed: those that finished.
     notes: whatever did not finish, and why.
+    of: the arm that it is compared with: itself, if it is a base; None without one.
   """
 
   rank: int | None
@@ -31,7 +32,11 @@ class Row:
   summary: Summary | None
   comparison: Comparison | None
   notes: tuple[str, ...]
-  base: bool
+  of: str | None
+
+  @property
+  def base(self) -> bool:
+    return self.of == self.name
 
   @property
   def verdict(self) -> str:
@@ -58,8 +63,9 @@ def check(results: dict) -> None:
   names = [arm['name'] for arm in arms]
   if twice := repeated(names):
     raise ValueError(f'two arms are named {twice!r}; each needs a name of its own')
-  if study['base'] is not None and study['base'] not in names:
-    raise ValueError(f'study.base={study["base"]!r} is no arm; the arms are {", ".join(names)}')
+  for name, base in {'base': study['base'], **study.get('against', {})}.items():
+    if base is not None and base not in names:
+      raise ValueError(f'study.{name}={base!r} is no arm; the arms are {", ".join(names)}')
   for key, fields in (('values', ('arm', 'seed', 'metric', 'x')), ('curves', ('arm', 'seed', 'split', 'step'))):
     for entry in results[key]:
       if entry['arm'] not in names:
@@ -129,8 +135,9 @@ def ranked(results: dict) -> list[Row]:
   study = results['study']
   values = plain(results, study['metric'])
   finished = {arm: of_arm for arm, of_arm in values.items() if of_arm}
-  base = study['base']
-  compared = statistics.compare(finished, base, study['lower_is_better']) if base in finished else {}
+  bases = {name: study.get('against', {}).get(name, study['base']) for name in values}
+  compared = statistics.compare(
+    finished, {name: base for name, base in bases.items() if base in finished}, study['lower_is_better'])
   means = {arm: sum(of_arm.values()) / len(of_arm) for arm, of_arm in finished.items()}
   order = sorted(means, key=means.get, reverse=not study['lower_is_better'])
   rows = []
@@ -139,7 +146,7 @@ def ranked(results: dict) -> list[Row]:
     rows.append(Row(
       order.index(name) + 1 if name in order else None, place, name, values[name],
       statistics.summary(list(values[name].values())) if name in finished else None, compared.get(name),
-      tuple(notes(results, arm, values[name])), name == base))
+      tuple(notes(results, arm, values[name])), bases[name]))
   return sorted(rows, key=lambda row: row.rank or math.inf)
 
 
@@ -158,40 +165,47 @@ def notes(results: dict, arm: dict, values: Mapping[int, float]) -> Iterable[str
 def answer(results: dict, rows: Sequence[Row]) -> str:
   """What the numbers say, in one sentence."""
   study = results['study']
-  metric, base, best = study['metric'], study['base'], rows[0]
+  metric, best = study['metric'], rows[0]
   extreme = 'lowest' if study['lower_is_better'] else 'highest'
   ahead = f'the {extreme} mean {metric} is that of {best.name}, {number(best.summary.mean, decimals(rows))}'
-  of = {verdict: [row.name for row in rows if row.verdict == verdict] for verdict in (
-    'better', 'worse', 'no difference shown', 'not compared', 'did not finish')}
   parts = []
+  for base in dict.fromkeys(row.of for row in sorted(rows, key=lambda row: row.place)):
+    parts += beside(base, rows, metric, ahead)
+  if gone := [row.name for row in rows if row.verdict == 'did not finish']:
+    parts.append(f'{listed(gone)} did not finish')
+  parts = [*dict.fromkeys(parts)]
+  sentence = '; '.join(parts)
+  # A name keeps its letters, a word begins the sentence with a capital.
+  return (sentence if any(sentence.startswith(row.name) for row in rows) else sentence[0].upper() + sentence[1:]) + '.'
+
+
+def beside(base: str | None, rows: Sequence[Row], metric: str, ahead: str) -> list[str]:
+  """What the numbers say of those rows that are compared with a base, in parts of a sentence; `ahead` is one, too."""
+  of = {verdict: [row.name for row in rows if row.of == base and row.verdict == verdict] for verdict in (
+    'better', 'worse', 'no difference shown', 'not compared')}
   if base is None:
-    parts.append(f'{ahead}, and no base was named to compare with')
-  elif of['better'] or of['worse']:
-    parts += [f'{listed(of[verdict])} {"is" if len(of[verdict]) == 1 else "are"} {verdict} than {base} in {metric}'
-              for verdict in ('better', 'worse') if of[verdict]]
+    return [f'{ahead}, and no base was named to compare with']
+  if of['better'] or of['worse']:
+    parts = [f'{listed(of[verdict])} {"is" if len(of[verdict]) == 1 else "are"} {verdict} than {base} in {metric}'
+             for verdict in ('better', 'worse') if of[verdict]]
     if of['no difference shown']:
       parts.append(f'for {listed(of["no difference shown"])} no difference is shown')
   elif of['no difference shown']:
-    of_arms = [row.comparison for row in rows if row.verdict == 'no difference shown']
+    of_arms = [row.comparison for row in rows if row.name in of['no difference shown']]
+    comparisons = sum(row.comparison is not None and row.comparison.difference is not None for row in rows)
     few = all(c.reachable > statistics.SIGNIFICANT for c in of_arms)
     least = min(c.reachable if few else c.corrected for c in of_arms)
     alike = of['no difference shown']
     whole = f'any of the {len(alike)} other arms' if 4 < len(alike) == len(rows) - 1 else listed(alike)
-    parts.append(f'no difference from {base} in {metric} is shown for {whole}'
-                 + (f', and with so few seeds none can be, whatever its size (Holm\'s p stays at {p_value(least)[4:]} or '
-                    f'above; {statistics.needed(len(alike))} seeds could show one)' if few
-                    else f' ({p_value(least)} at the least)'))
-    parts.append(ahead)
+    parts = [f'no difference from {base} in {metric} is shown for {whole}'
+             + (f', and with so few seeds none can be, whatever its size (Holm\'s p stays at {p_value(least)[4:]} or '
+                f'above; {statistics.needed(comparisons)} seeds could show one)' if few
+                else f' ({p_value(least)} at the least)'), ahead]
   else:
-    parts.append(f'nothing could be compared with {base}')
-    parts.append(ahead)
-  if base is not None and of['not compared'] and len(parts) == 1:
+    parts = [f'nothing could be compared with {base}', ahead]
+  if of['not compared'] and len(parts) == 1:
     parts.append(f'{listed(of["not compared"])} could not be compared')
-  if of['did not finish']:
-    parts.append(f'{listed(of["did not finish"])} did not finish')
-  sentence = '; '.join(parts)
-  # A name keeps its letters, a word begins the sentence with a capital.
-  return (sentence if any(sentence.startswith(row.name) for row in rows) else sentence[0].upper() + sentence[1:]) + '.'
+  return parts
 
 
 def decimals(rows: Sequence[Row]) -> int:

@@ -128,14 +128,14 @@ def entry(rows: Sequence[Row]):
 def reading(results: dict, rows: Sequence[Row]) -> list[str]:
   """What the figures are, in a sentence each: the noise floor, intervals, the test, and what means leave out."""
   study, places = results['study'], decimals(rows)
-  base = next((row for row in rows if row.base and row.summary), None)
   found = []
-  if base and base.summary.deviation is not None:
+  for base in (row for row in rows if row.base and row.summary):
     s = base.summary
-    found.append(f'Noise floor: the {s.n} seeds of {base.name} have a standard deviation of {number(s.deviation, places)} '
-                 f'and range from {number(s.least, places)} to {number(s.most, places)}.')
-  elif base:
-    found.append(f'Noise floor: unknown, as {base.name} finished with one seed.')
+    if s.deviation is not None:
+      found.append(f'Noise floor: the {s.n} seeds of {base.name} have a standard deviation of {number(s.deviation, places)} '
+                   f'and range from {number(s.least, places)} to {number(s.most, places)}.')
+    else:
+      found.append(f'Noise floor: unknown, as {base.name} finished with one seed.')
   fewest = min(len(row.values) for row in rows if row.summary)
   if fewest == 1:
     found.append('Intervals: one seed has none; of two or three seeds they are the range.')
@@ -148,7 +148,7 @@ def reading(results: dict, rows: Sequence[Row]) -> list[str]:
   compared = [row.comparison for row in rows if row.comparison and row.comparison.difference]
   if compared:
     most = max(c.difference.n for c in compared)
-    found.append(f'p: {"exact " * (most <= statistics.EXACT)}permutation test of the differences from {study["base"]}, '
+    found.append(f'p: {"exact " * (most <= statistics.EXACT)}permutation test of the differences from {ranking.listed(bases(rows))}, '
                  f'paired by seed, corrected by Holm for {count(len(compared), "comparison")}; a difference is shown '
                  f'where p is at most {statistics.SIGNIFICANT}.')
     least = min(c.reachable for c in compared)
@@ -165,7 +165,7 @@ def drawings(results: dict, rows: Sequence[Row]) -> Iterator[Picture]:
   study = results['study']
   metric = study['metric']
   label = f'{metric}, {"lower" if study["lower_is_better"] else "higher"} is better'
-  of_base = any(row.base and row.summary and len(row.values) > 1 for row in rows)
+  of_base = len(bases(rows)) == 1 and any(row.base and row.summary and len(row.values) > 1 for row in rows)
   yield Picture('ranking', sentence(f'{metric} of each arm'), 'Strokes are seeds, the mark their mean, the bar its 95 % interval.'
                 + (' The grey band is the range of the base, its noise.' if of_base else ''),
                 lambda width: pictures.dots(rows, label, width))
@@ -249,9 +249,14 @@ def facts(results: dict, rows: Sequence[Row]) -> list[tuple[str, str]]:
   study = results['study']
   return [(name, value) for name, value in (
     ('measured', f'{study["metric"]}, {"lower" if study["lower_is_better"] else "higher"} is better'),
-    ('compared with', study['base']), ('held equal', study['match'] or 'nothing by matching'),
+    ('compared with', ranking.listed(bases(rows))), ('held equal', study['match'] or 'nothing by matching'),
     ('arms', f'{len(rows)}, of which {sum(row.summary is not None for row in rows)} finished'),
     ('seeds', ', '.join(map(str, study['seeds'])))) if value]
+
+
+def bases(rows: Sequence[Row]) -> list[str]:
+  """The arms that others are compared with, in the study's order."""
+  return list(dict.fromkeys(row.of for row in sorted(rows, key=lambda row: row.place) if row.of))
 
 
 def made(study: dict) -> list[tuple[str, str]]:

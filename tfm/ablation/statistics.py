@@ -114,16 +114,18 @@ def needed(arms: int) -> int:
   return math.ceil(1 + math.log2(arms / SIGNIFICANT))
 
 
-def compare(values: Mapping[str, Values], base: str, lower_is_better: bool) -> dict[str, Comparison]:
-  """Every other arm beside `base`, paired by seed: values[arm][seed].
+def compare(values: Mapping[str, Values], bases: Mapping[str, str], lower_is_better: bool) -> dict[str, Comparison]:
+  """Every arm beside its base, paired by seed: values[arm][seed]; `bases` tells whom each arm is compared with, and one
+  that is its own base is left out.
 
   Raises:
-    ValueError: if `base` is no arm of `values`.
+    ValueError: if a base is no arm of `values`.
   """
-  if base not in values:
-    raise ValueError(f'the base {base!r} is no arm; the arms are {", ".join(values)}')
-  pairs = {arm: [of_arm[seed] - values[base][seed] for seed in of_arm if seed in values[base]]
-           for arm, of_arm in values.items() if arm != base}
+  for base in bases.values():
+    if base not in values:
+      raise ValueError(f'the base {base!r} is no arm; the arms are {", ".join(values)}')
+  pairs = {arm: [of_arm[seed] - values[bases[arm]][seed] for seed in of_arm if seed in values[bases[arm]]]
+           for arm, of_arm in values.items() if bases.get(arm, arm) != arm}
   compared = [arm for arm, differences in pairs.items() if differences]
   ps = {arm: permutation(pairs[arm]) for arm in compared}
   corrected = dict(zip(compared, holm([*ps.values()])))
@@ -132,7 +134,7 @@ def compare(values: Mapping[str, Values], base: str, lower_is_better: bool) -> d
 
   def one(arm):
     if arm not in ps:
-      return Comparison(None, None, None, None, 'not compared', f'no finished seed in common with {base}')
+      return Comparison(None, None, None, None, 'not compared', f'no finished seed in common with {bases[arm]}')
     difference = summary(pairs[arm])
     verdict, reason = 'no difference shown', p_value(corrected[arm])
     if corrected[arm] <= SIGNIFICANT:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -21,7 +21,9 @@ class Study:
     question: in a sentence; literature: what is said of it so far, with references.
     config: of the base, of which every arm is a change.
     arms: name → the fields that it changes, by their dotted paths, and their values.
-    base: the arm that the others are compared with.
+    base: the arm that the others are compared with, and whose quantity is matched.
+    against: arm → another arm that it is compared with instead, as in a study at several widths; one that is compared
+      with itself is a base, too.
     seeds: how many runs of each arm, seeds 0, 1, ….
     match: what all arms have as much of as the base, within 2 %: 'parameters', 'flops', 'tokens' (both of the whole
       training), 'time'; None: only what the arms leave as it is.
@@ -39,6 +41,7 @@ class Study:
   config: ConfigDict
   arms: Mapping[str, Changes]
   base: str
+  against: Mapping[str, str] = dataclasses.field(default_factory=dict)
   seeds: int = 3
   match: str | None = None
   free: str = 'model.feed_forward_width'
@@ -52,6 +55,13 @@ class Study:
   def __post_init__(self):
     if self.base not in self.arms:
       raise ValueError(f'base={self.base!r} is no arm; {suggest(self.base, self.arms)}')
+    for name in (*self.against, *self.against.values()):
+      if name not in self.arms:
+        raise ValueError(f'against names {name!r}, which is no arm; {suggest(name, self.arms)}')
+    for name, of in self.against.items():
+      if self.against.get(of, self.base) != of:
+        raise ValueError(f'against[{name!r}]={of!r} is itself compared with {self.against.get(of, self.base)!r}; compare '
+                         'with an arm that is compared with itself')
     if self.seeds < 1:
       raise ValueError(f'seeds={self.seeds} must be at least 1')
     if self.match not in (None, *QUANTITIES):
@@ -86,6 +96,11 @@ def product(*axes: Mapping[str, Changes]) -> dict[str, Changes]:
       raise ValueError(f'two axes change {twice[0]}, in {" + ".join(names)}; let one of them do so')
     made[' + '.join(names)] = {path: value for change in changes for path, value in change.items()}
   return made
+
+
+def within(arms: Iterable[str], base: str) -> dict[str, str]:
+  """`against` of a `product` whose first axis is what is asked: 'alibi + pre' is compared with 'rope + pre' for 'rope'."""
+  return {name: ' + '.join([base, *name.split(' + ')[1:]]) for name in arms}
 
 
 def load(file: str) -> Study:

@@ -55,7 +55,7 @@ def main(args: argparse.Namespace) -> int:
     name: arm for name, arm in arms.items() if not trial.finished(study, arm, trial.folder_of(workdir, name))}
   # One of several processes has others beside it, which would be measured too.
   timed = seconds(study, everything, left) if left and args.slice is None else {}
-  Console(stderr=True).print(planned.table(study, everything, timed))
+  Console(stderr=True, width=None if sys.stderr.isatty() else 120).print(planned.table(study, everything, timed))
   if args.dry_run:
     return 0
   failed = []
