@@ -14,6 +14,7 @@ from tfm import estimate
 from tfm import run as runs
 from tfm import trial
 from tfm.commands import cli
+from tfm.evaluation.cost import StepCost
 
 STUDY = """
 from ml_collections import ConfigDict
@@ -37,7 +38,7 @@ def get_study(arg=''):
 def no_clock():
   """A plan's times are measured, which takes some."""
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(estimate, 'step_seconds', lambda config, seeds: 0.01)
+    patch.setattr(estimate, 'step', lambda config, seeds: StepCost(0.01, 0, 0))
     yield
 
 

@@ -14,7 +14,7 @@ from tfm import config as configs
 from tfm.data import pipeline
 from tfm.data.packing.protocol import Row
 from tfm.data.tokenizers.protocol import Tokenizer
-from tfm.evaluation.cost import step_cost
+from tfm.evaluation.cost import StepCost, step_cost
 from tfm.models import memory
 from tfm.models.trunk import Trunk
 from tfm.parallel import mesh as meshes
@@ -118,8 +118,8 @@ def batch(row: Row, rows: int) -> dict[str, jax.ShapeDtypeStruct]:
   return {field: jax.ShapeDtypeStruct((rows, *x.shape), x.dtype) for field, x in row.items()}
 
 
-def step_seconds(config: ConfigDict, seeds: int = 1) -> float:
-  """Seconds of a training step of some seeds together, measured on a first batch; it is compiled for that."""
+def step(config: ConfigDict, seeds: int = 1, rounds: int = 3) -> StepCost:
+  """What a training step of some seeds together costs, measured on a first batch; it is compiled for that."""
   data = pipeline.open_data(build.source(config), build.tokenizer(config), source_tokenizer=build.source_tokenizer(config))
   vocab, source_vocab = (one.vocab_size if one else 0 for one in (data.tokenizer, data.source_tokenizer))
   model, objective = build.model(config, vocab, source_vocab=source_vocab), build.objective(config)
@@ -132,5 +132,5 @@ def step_seconds(config: ConfigDict, seeds: int = 1) -> float:
   state = together.stack(born, mesh)
   batch = {name: jax.device_put(np.stack([x] * seeds), together.stacked(mesh)) for name, x in batch.items()}
   with sharding.context(mesh, rules):
-    step = together.step(train_step(model, objective, optimizer, rate, config.training.accumulation), mesh)
-    return step_cost(jax.jit(step, donate_argnums=0), state, batch, rounds=3).seconds
+    run = together.step(train_step(model, objective, optimizer, rate, config.training.accumulation), mesh)
+    return step_cost(jax.jit(run, donate_argnums=0), state, batch, rounds)

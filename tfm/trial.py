@@ -23,7 +23,7 @@ from typing import Any
 import jax
 
 import tfm.measures
-from tfm import build, check, run, spec
+from tfm import check, run, spec
 from tfm.ablation.study import Study
 from tfm.arms import Arm
 from tfm.measures.protocol import Measure
@@ -186,7 +186,10 @@ def measure(text: str) -> Measure:
   Raises:
     ValueError: if there is none.
   """
-  return build.named('measures', spec.build, text, tfm.measures, Measure)
+  try:
+    return spec.build(text, tfm.measures, Measure)
+  except ValueError as error:
+    raise ValueError(f'measures={error}') from error
 
 
 def results(study: Study, name: str, arms: Mapping[str, Arm], workdir: pathlib.Path, command: str) -> dict[str, Any]:
@@ -196,7 +199,7 @@ def results(study: Study, name: str, arms: Mapping[str, Arm], workdir: pathlib.P
   told = {arm: about(folder) for arm, folder in folders.items()}
   about_study = dict(
     name=name, question=study.question, literature=study.literature, base=study.base, against=dict(study.against),
-    metric=study.metric,
+    metric=study.metric, costs=[cost for text in study.measures for cost in measure(text).costs],
     lower_is_better=not study.higher, match=study.match, seeds=list(range(study.seeds)), command=command,
     length=arms[study.base].config.data.length, seconds=sum(said.get('seconds', 0.0) for said in told.values()))
   return gathered(about_study, arms, places, told)
@@ -232,7 +235,7 @@ def gathered(
     rows.append(dict(
       name=arm.name, changes=dict(arm.changes), matched={path: list(ends) for path, ends in arm.matched.items()},
       parameters=arm.parameters, flops_per_token=arm.flops, memory_bytes=arm.memory,
-      tokens_per_second=sum(speeds) / len(speeds) if speeds else None, step_seconds=None, error=said.get('error'),
+      tokens_per_second=sum(speeds) / len(speeds) if speeds else None, error=said.get('error'),
       diverged=diverged, rate=said.get('rate'), notes=[*dict.fromkeys(notes)], seconds=said.get('seconds')))
   made = dict(
     versions={package: importlib.metadata.version(package) for package in ('jax', 'flax', 'optax', 'numpy')}

@@ -13,7 +13,7 @@ def results(shifts, seeds=range(3), base='rope', failed=(), diverged=None, **stu
   for i, (name, shift) in enumerate(shifts.items()):
     made['arms'].append(dict(
       name=name, changes={'model.position': name}, matched={'model.feed_forward': [512, 500 + i]},
-      parameters=841_216 + 100_000 * i, flops_per_token=5.04e6, memory_bytes=None, step_seconds=0.2 + i / 100,
+      parameters=841_216 + 100_000 * i, flops_per_token=5.04e6, memory_bytes=None,
       tokens_per_second=8192 / (0.2 + i / 100), diverged=diverged.get(name, []),
       error=failed[name] if name in failed else None))
     if name in failed:

@@ -240,8 +240,7 @@ def setting(arm: dict) -> dict:
     changes=[(path, repr(value)) for path, value in arm['changes'].items()],
     matched=[(path, repr(before), repr(after)) for path, (before, after) in arm['matched'].items()],
     costs=[(label, '–' if arm.get(key) is None else f'{arm[key]:,}' if key == 'parameters'
-            else f'{arm[key]:.3g}' if key == 'step_seconds' else EngFormatter(places=2, sep=' ')(arm[key]))
-           for key, label in (COSTS | {'step_seconds': 'seconds a step'}).items()])
+            else EngFormatter(places=2, sep=' ')(arm[key])) for key, label in COSTS.items()])
 
 
 def facts(results: dict, rows: Sequence[Row]) -> list[tuple[str, str]]:

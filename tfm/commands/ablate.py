@@ -49,7 +49,7 @@ def main(args: argparse.Namespace) -> int:
   require(args.jobs == 1 or args.slice is None, f'--jobs={args.jobs} makes slices of its own beside --slice={args.slice}; '
                                                 'leave one of them out')
   cores(study.seeds)
-  everything = planned.plan(study, lambda config: estimate.step_seconds(config, study.seeds))
+  everything = planned.plan(study, lambda config: estimate.step(config, study.seeds).seconds)
   arms = planned.select(everything, args.arms and args.arms.split(','))
   left = everything if args.dry_run else {
     name: arm for name, arm in arms.items() if not trial.finished(study, arm, trial.folder_of(workdir, name))}
@@ -85,7 +85,7 @@ def cores(seeds: int) -> None:
 def seconds(study: Study, arms: Mapping[str, planned.Arm], names: Iterable[str]) -> dict[str, float]:
   """Of all seeds of some arms: the base's, measured, in proportion to the FLOPs."""
   base = arms[study.base]
-  rate = estimate.step_seconds(base.config, study.seeds) * base.config.training.steps / (base.flops * base.tokens)
+  rate = estimate.step(base.config, study.seeds).seconds * base.config.training.steps / (base.flops * base.tokens)
   return {name: rate * arms[name].flops * arms[name].tokens for name in names}
 
 

@@ -16,6 +16,8 @@ class Decoding(protocol.Measure):
     rows: decoded at once; context: tokens before the first; tokens: that are timed.
   """
 
+  costs = 'cache_bytes_per_token', 'decoding_tokens_per_second'
+
   rows: int = 1
   context: int = 128
   tokens: int = 64

@@ -3,6 +3,7 @@
 import abc
 import dataclasses
 from collections.abc import Callable
+from typing import ClassVar
 
 from tfm.run import Run
 from tfm.shapes import PyTree
@@ -25,7 +26,13 @@ class Value:
 
 @dataclasses.dataclass(frozen=True)
 class Measure(abc.ABC):
-  """Numbers of trained runs; the fields of a subclass are the literals of its spec."""
+  """Numbers of trained runs; the fields of a subclass are the literals of its spec.
+
+  Attributes:
+    costs: the metrics that quality is bought with; a report draws it against them.
+  """
+
+  costs: ClassVar[tuple[str, ...]] = ()
 
   @abc.abstractmethod
   def prepare(self, run: Run) -> Callable[[PyTree], list[Value]]:

@@ -10,20 +10,20 @@ from tfm.parallel import sharding
 
 @dataclasses.dataclass(frozen=True)
 class Split(protocol.Measure):
-  """What `tfm evaluate --split=NAME` tells, each under NAME_metric.
+  """What `tfm evaluate --split=SPLIT` tells, each under SPLIT_metric.
 
   Attributes:
-    name: 'validation' or 'test'.
+    split: 'validation' or 'test'.
   """
 
-  name: str = 'test'
+  split: str = 'test'
 
   def prepare(self, run):
     with sharding.context(run.mesh, run.rules):
       where = sharding.batch_sharding(run.mesh, run.rules)
-      evaluate = runs.evaluation(run.config, run.model, runs.open_data(run), where, self.name, batches=0)
+      evaluate = runs.evaluation(run.config, run.model, runs.open_data(run), where, self.split, batches=0)
 
     def measure(params):
       with sharding.context(run.mesh, run.rules):
-        return [Value(f'{self.name}_{metric}', value) for metric, value in evaluate(params).items()]
+        return [Value(f'{self.split}_{metric}', value) for metric, value in evaluate(params).items()]
     return measure
