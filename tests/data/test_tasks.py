@@ -224,6 +224,18 @@ def test_listops_are_those_of_the_arena(make_source, tmp_path):
   assert made.fields == ('text', 'label') and made.classes == tuple('0123456789')
 
 
+def test_a_lookup_has_one_answer(make_source, tmp_path):
+  made = corpus(make_source, 'lookup(pairs=5, keys=9)', tmp_path, 25)
+  places = collections.Counter()
+  for text, label in (example for split in made.splits for example in documents(made, split, 25)):
+    stop, asked, *words = text.split(' ')
+    keys, digits = words[::2], words[1::2]
+    assert stop == '.' and len(words) == 10 and len({*keys}) == 5 and {*keys} <= {f'k{i}' for i in range(1, 10)}
+    assert digits[keys.index(asked)] == label
+    places[keys.index(asked)] += 1
+  assert {*places} == {*range(5)} and made.fields == ('text', 'label') and made.classes == tuple('0123456789')
+
+
 @pytest.mark.parametrize('text, sentence', [
   ('copy(length=0)', 'length=0 must be at least 1'),
   ('copy(length=5, longer=5)', 'longer=5 is not beyond length=5; give more, or None'),
@@ -244,6 +256,8 @@ def test_listops_are_those_of_the_arena(make_source, tmp_path):
   ('mqar(more=4)', 'more=4 are not beyond pairs=4'),
   ('mqar(pairs=0)', 'pairs=0 must be at least 1'),
   ('mqar(vocabulary=8)', 'vocabulary=8 has 3 keys for 4 pairs; give at least 10'),
+  ('lookup(pairs=0)', 'pairs=0 must be at least 1'),
+  ('lookup(pairs=9, keys=8)', 'keys=8 are too few for 9 different ones'),
   ('listops(depth=1)', 'depth=1 has digits alone'),
   ('listops(arguments=1)', 'arguments=1 must be at least 2'),
   ('listops(least=5)', 'least=5 lets the same short expressions into training and test; give at least 20'),
