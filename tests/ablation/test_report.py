@@ -13,7 +13,7 @@ from matplotlib.image import imread
 from ablation.tables import results
 from tfm.ablation import palette, pictures, ranking, report
 
-TRICKY = '<b>"$x_1$" & {{ study }}</b>'
+TRICKY = '<b>"$x_1$"&|{{ study }}</b>'
 ERROR = 'ValueError: no <position> 1024\n  at line 3'
 
 
@@ -52,10 +52,24 @@ def page(written):
   return Read(written[1].read_text(encoding='utf-8'))
 
 
-def test_the_template_is_installed(root):
+def test_the_templates_are_installed(root):
   setup = configparser.ConfigParser()
   setup.read(root / 'setup.cfg')
-  assert setup['options.package_data']['tfm.ablation'] == '*.html'
+  assert setup['options.package_data']['tfm.ablation'] == '*.html, *.md'
+
+
+def test_the_markdown_has_every_arm_and_its_means(written):
+  made, page = written
+  text = (page.parent / 'report.md').read_text(encoding='utf-8')
+  tables = [[[cell.strip() for cell in re.split(r'(?<!\\)\|', line)[1:-1]] for line in part.splitlines()]
+            for part in re.findall(r'(?:^\|.*\n)+', text, re.MULTILINE)]
+  assert all(len({*map(len, table)}) == 1 for table in tables)  # no cell of a name is taken for two
+  ranking_, lengths, others, how = tables
+  assert [row[1] for row in ranking_[2:]] == [row.name.replace('|', r'\|') for row in ranking.ranked(made)]
+  assert lengths[0] == ['arm', '64', '128', '256'] and others[0][:2] == ['arm', 'accuracy']
+  assert f'failed: {ranking.first_line(ERROR)}' in text and 'diverged at seed 1' in text
+  for name in re.findall(r'\]\((.+)\)', text):
+    assert (page.parent / name).exists()
 
 
 def test_the_page_holds_every_arm_error_and_number(written, page):

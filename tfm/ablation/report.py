@@ -29,12 +29,14 @@ COSTS = {'parameters': 'parameters', 'flops_per_token': 'training FLOPs per toke
          'tokens_per_second': 'training tokens/s'}
 BAND = 'Mean over seeds; the band reaches from the lowest to the highest.'
 LOSSES = {'train': 'Training', 'validation': 'Validation'}
+# A metric with more places than this is a picture, and no table.
+FEW = 8
 # Costs that differ by less are not worth an axis: it is what matching allows.
 EQUAL = 0.02
 
 
 def write(results: dict, directory: pathlib.Path) -> pathlib.Path:
-  """Writes report.html, results.csv, results.json and a PNG for each picture; returns the page's path.
+  """Writes report.html, report.md, results.csv, results.json and a PNG for each picture; returns the page's path.
 
   results.csv is the long form of the values, and of the curves as the metrics `train_loss_at_step` and
   `validation_loss_at_step`.
@@ -58,6 +60,7 @@ def write(results: dict, directory: pathlib.Path) -> pathlib.Path:
     writer.writerows((c['arm'], c['seed'], f'{c["split"]}_loss_at_step', c['step'], c['loss']) for c in results['curves'])
   for picture in drawn:
     pictures.png(picture.draw, directory / f'{picture.name}.png')
+  (directory / 'report.md').write_text(markdown(results, rows, drawn), encoding='utf-8')
   page = directory / 'report.html'
   page.write_text(html(results, rows, drawn), encoding='utf-8')
   return page
@@ -87,10 +90,8 @@ def table(results: dict) -> str:
 
 def html(results: dict, rows: Sequence[Row], drawn: Sequence[Picture]) -> str:
   """The page of report.html, with all pictures in it."""
-  environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-  source = importlib.resources.files('tfm.ablation').joinpath('report.html').read_text('utf-8')
   study, arms = results['study'], {arm['name']: arm for arm in results['arms']}
-  return environment.from_string(source).render(
+  return template('report.html').render(
     study=study, answer=answer(results, rows), light=palette.variables(False), dark=palette.variables(True),
     facts=facts(results, rows), reading=reading(results, rows),
     rows=[entry(rows)(row) | dict(arm=arms[row.name]) | setting(arms[row.name]) for row in rows],
@@ -98,6 +99,34 @@ def html(results: dict, rows: Sequence[Row], drawn: Sequence[Picture]) -> str:
                                 wide=embedded(picture, WIDE), narrow=embedded(picture, NARROW)) for picture in drawn},
     along=ranking.listed([*dict.fromkeys(parted(name)[1] for name in ranking.metrics(results, by_x=True))]),
     others=others(results, rows), made=made(study), links=linked)
+
+
+def markdown(results: dict, rows: Sequence[Row], drawn: Sequence[Picture]) -> str:
+  """What is worth keeping with a text: the ranking, means at a few places each, how it was made; beside two pictures."""
+  shown = {'ranking', 'loss_at_length'}
+  return template('report.md').render(
+    study=results['study'], answer=answer(results, rows), reading=reading(results, rows), rows=[*map(entry(rows), rows)],
+    pictures=[picture for picture in drawn if picture.name in shown], lines=[*means(results, rows)],
+    others=others(results, rows), made=made(results['study']))
+
+
+def means(results: dict, rows: Sequence[Row]) -> Iterator[tuple[str, str, list[float], list[tuple[str, list[str]]]]]:
+  """(quantity, along what, where, arm → means) of the metrics that have values at a few places."""
+  for name in ranking.metrics(results, by_x=True):
+    lines = pictures.traces(rows, ranking.lines(results, name))
+    places = sorted({x for line in lines for x in line.x})
+    if len(places) <= FEW:
+      found = {line.row.name: dict(zip(line.x, line.mean)) for line in lines}
+      yield *parted(name), [f'{x:g}' for x in places], [
+        (row.name, [f'{found[row.name][x]:.4g}' if x in found.get(row.name, ()) else '–' for x in places]) for row in rows]
+
+
+def template(name: str) -> jinja2.Template:
+  """One of this folder."""
+  environment = jinja2.Environment(
+    autoescape=name.endswith('.html'), undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+  environment.filters['cell'] = lambda text: text.replace('|', r'\|')  # of a table of markdown
+  return environment.from_string(importlib.resources.files('tfm.ablation').joinpath(name).read_text('utf-8'))
 
 
 def embedded(picture: Picture, width: float) -> markupsafe.Markup:

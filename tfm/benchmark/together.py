@@ -1,0 +1,31 @@
+"""Seconds of a training step of some runs together, as one process measures it.
+
+  python -m tfm.benchmark.together 8     → {"seconds": …}
+
+`tfm benchmark together` measures several numbers of runs in turn and gives the ratio to one alone.
+"""
+
+import json
+import os
+import sys
+
+import jax
+
+from tfm import config as configs
+from tfm import estimate
+
+ROUNDS = 10
+SHAPE = dict(layers=2, width=128, heads=4)
+ROWS, LENGTH = 8, 128
+
+
+def main(runs: int) -> None:
+  if runs > 1:
+    jax.config.update('jax_num_cpu_devices', os.cpu_count())  # as tfm ablate does
+  config = configs.resolve(configs.complete(dict(
+    data=dict(source='stdlib', length=LENGTH), model=SHAPE, training=dict(batch_size=ROWS))))
+  print(json.dumps(dict(seconds=estimate.step(config, runs, ROUNDS).seconds)))
+
+
+if __name__ == '__main__':
+  main(int(sys.argv[1]))
