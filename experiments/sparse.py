@@ -2,7 +2,7 @@
 
 Source:    Beltagy et al. 2020 (window, longformer); Zaheer et al. 2020 (bigbird); Kitaev et al. 2020 (reformer); Wang et al.
            2020 (linformer); Tay et al. 2020 (ListOps of the Long Range Arena, here of fewer symbols).
-Command:   tfm ablate experiments/sparse.py:listops --workdir=runs/sparse-listops
+Command:   tfm ablate experiments/sparse.py --workdir=runs/sparse                        (ListOps)
            tfm ablate experiments/sparse.py:retrieval --workdir=runs/sparse-retrieval
 """
 
@@ -26,6 +26,7 @@ SOURCES = {
 
 
 def get_study(arg: str = '') -> Study:
+  arg = arg or 'listops'
   if arg not in SOURCES:
     raise ValueError(f'experiments/sparse.py takes {" or ".join(SOURCES)}, not {arg!r}')
   config = ConfigDict()
