@@ -87,7 +87,7 @@ def test_what_could_not_be_measured_says_why(done):
 
 
 def test_again_it_trains_nothing(file, done, monkeypatch, capsys):
-  monkeypatch.setattr(trial, 'train_seeds', None)
+  monkeypatch.setattr(trial, 'train_together', None)
   before = results(done)
   assert cli.main(['ablate', file, f'--workdir={done}']) == 0
   assert results(done)['values'] == before['values'] and 'report.html' in capsys.readouterr().out
@@ -111,19 +111,19 @@ def test_a_dry_run_makes_nothing(file, tmp_path, capsys):
 
 
 def test_an_arm_that_fails_does_not_stop_the_others(file, tmp_path, monkeypatch):
-  train = trial.train_seeds
+  train = trial.train_together
 
-  def failing(config, workdirs):
-    if config.model.position == 'rope':
+  def failing(places):
+    if places[0].config.model.position == 'rope':
       raise RuntimeError('out of memory')
-    return train(config, workdirs)
-  monkeypatch.setattr(trial, 'train_seeds', failing)
+    return train(places)
+  monkeypatch.setattr(trial, 'train_together', failing)
   assert cli.main(['ablate', file, f'--workdir={tmp_path}']) == 0
   rope, learned = results(tmp_path)['arms']
   assert rope['error'] == 'RuntimeError: out of memory' and learned['error'] is None
   assert 'out of memory' in (tmp_path / 'arms/rope/error.txt').read_text()
   assert {v['arm'] for v in results(tmp_path)['values']} == {'learned'}
-  monkeypatch.setattr(trial, 'train_seeds', train)
+  monkeypatch.setattr(trial, 'train_together', train)
   assert cli.main(['ablate', file, f'--workdir={tmp_path}']) == 0
   assert {v['arm'] for v in results(tmp_path)['values']} == {'rope', 'learned'} and results(tmp_path)['arms'][0]['error'] is None
 
@@ -140,7 +140,7 @@ def test_the_rate_is_chosen_for_each_arm_by_another_seed(file, tmp_path):
   assert cli.main(['ablate', f'{file}:rates', f'--workdir={tmp_path}']) == 0
   for arm in results(tmp_path)['arms']:
     said = json.loads((tmp_path / 'arms' / arm['name'] / 'arm.json').read_text())
-    reached = {float(rate): notes['reached'] for rate, notes in said['rates'].items()}
+    reached = {float(rate): loss for rate, loss in said['rates']['reached'].items()}
     assert arm['rate'] == min(reached, key=reached.get)
     assert runs.carried(tmp_path / 'arms' / arm['name'] / 'seed0')['config']['optimizer']['learning_rate'] == arm['rate']
 

@@ -41,6 +41,7 @@ from tfm.models.vision import Vision
 from tfm.objectives.protocol import Objective
 from tfm.positions.protocol import Position
 from tfm.scores.protocol import Score
+from tfm.shapes import Array, Float
 from tfm.training.optimizer import OPTIMIZERS
 from tfm.training.optimizer import optimizer as make_optimizer
 from tfm.training.schedule import SCHEDULES, schedule
@@ -86,11 +87,13 @@ def objective(config: ConfigDict) -> Objective:
                recurrence=config.training.recurrence, shape=source(config).shape)
 
 
-def optimizer(config: ConfigDict) -> tuple[optax.GradientTransformation, optax.Schedule]:
-  """The optimizer, and its learning rate by steps done."""
+def optimizer(
+    config: ConfigDict, peak: Float[Array, ''] | None = None) -> tuple[optax.GradientTransformation, optax.Schedule]:
+  """The optimizer, and its learning rate by steps done; `peak` is the config's learning rate unless given."""
   o = config.optimizer
+  peak = o.learning_rate if peak is None else peak
   factor = named('optimizer.schedule', spec.choose, o.schedule, SCHEDULES)
-  rate = schedule(factor, o.learning_rate, o.warmup, config.training.steps, config.model.width)
+  rate = schedule(factor, peak, o.warmup, config.training.steps, config.model.width)
   maker = named('optimizer.name', spec.choose, o.name, OPTIMIZERS)
   return make_optimizer(maker, rate, o.clip, o.no_decay), rate
 

@@ -5,7 +5,6 @@ import functools
 import importlib
 import inspect
 import io
-from types import ModuleType
 
 import jax
 import jax.numpy as jnp

@@ -58,7 +58,7 @@ def run(config: ConfigDict, devices: int) -> None:
 
 
 def seeds(config: ConfigDict, processes: int) -> None:
-  """Refuses what several seeds cannot share."""
+  """Refuses what several runs of one step cannot share."""
   cut = {axis: size for axis, size in config.mesh.items() if size not in (1, -1)}
   require(not cut, f'config.mesh={cut} cuts one run over devices, and seeds that train together are themselves what is '
                    'laid over them; leave it out, or train them one after another')

@@ -132,5 +132,6 @@ def step(config: ConfigDict, seeds: int = 1, rounds: int = 3) -> StepCost:
   state = together.stack(born, mesh)
   batch = {name: jax.device_put(np.stack([x] * seeds), together.stacked(mesh)) for name, x in batch.items()}
   with sharding.context(mesh, rules):
-    run = together.step(train_step(model, objective, optimizer, rate, config.training.accumulation), mesh)
+    one = train_step(model, objective, optimizer, rate, config.training.accumulation)
+    run = together.step(lambda state, batch, _: one(state, batch), mesh, np.zeros(seeds, np.float32))
     return step_cost(jax.jit(run, donate_argnums=0), state, batch, rounds)

@@ -7,11 +7,12 @@ import importlib.metadata
 import logging
 import pathlib
 import platform
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import flax.linen as nn
 import jax
+import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
@@ -31,6 +32,10 @@ from tfm.training.metrics import Log
 from tfm.training.progress import Line, say
 from tfm.training.report import Report
 from tfm.training.step import train_step
+
+
+# What runs of one compiled step may differ in.
+TOGETHER = 'seed', 'optimizer.learning_rate'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,33 +88,35 @@ def train(config: ConfigDict, workdir: str) -> None:
       checkpoint's in a field that matters.
     Diverged: if a metric stops being finite.
   """
-  train_seeds(config, {config.seed: workdir})
+  train_together([Place.of(config, config.seed, workdir)])
 
 
-def train_seeds(config: ConfigDict, workdirs: Mapping[int, str | pathlib.Path]) -> Report:
-  """Trains a resolved config for several seeds in one compiled step, each in a working directory of its own.
+def train_together(places: Sequence[Place]) -> Report:
+  """Trains several runs in one compiled step, whose configs differ in `TOGETHER` alone.
 
-  Every run becomes what it would alone: its parameters, batches and files are those of `train` with that seed, up to
-  the order in which its sums are added. A run that diverges stops, and the others go on. On several devices each has
-  some of the runs.
+  Every run becomes what it would alone: its parameters, batches and files are those of `train`, up to the order in which
+  its sums are added. A run that diverges stops, and the others go on. On several devices each has some of the runs.
 
   Returns:
-    What was said, with the runs that diverged, numbered in the order of `workdirs`.
+    What was said, with the runs that diverged, numbered in the order of `places`.
 
   Raises:
-    ValueError, Diverged: as `train`; the latter if no run is left. For several seeds also for a mesh, several
-      processes, or batches of several shapes.
+    ValueError, Diverged: as `train`; the latter if no run is left. For several runs also for configs that differ
+      otherwise, a mesh, several processes, or batches of several shapes.
   """
-  training, several = config.training, len(workdirs) > 1
+  config, several = places[0].config, len(places) > 1
+  training, seeds = config.training, [place.config.seed for place in places]
+  for place in places:
+    refuse_another(config, place.config)
   if several:
     check.seeds(config, jax.process_count())
   check.run(config, 1 if several else jax.device_count())
   objective, packing = build.objective(config), build.packing(config)
   optimizer, rate = build.optimizer(config)
+  peaks = np.asarray([place.config.optimizer.learning_rate for place in places], np.float32)
   # What can be refused without the data is refused before they are read.
   source, tokenizer, source_tokenizer = build.source(config), build.tokenizer(config), build.source_tokenizer(config)
   build.model(config, vocab=1)
-  places = [Place.of(config, seed, workdir) for seed, workdir in workdirs.items()]
   # A kill may have come between the saves of two runs.
   last = max(set.intersection(*(place.steps() for place in places)), default=0)
   saved = [place.carried(last) for place in places] if last else []
@@ -133,7 +140,7 @@ def train_seeds(config: ConfigDict, workdirs: Mapping[int, str | pathlib.Path]) 
     rows = objective.rows(packing, data.tokens('train'), config.data.length, seed, data.tokenizer)
     return pipeline.train_iterator(
       rows, training.batch_size, *device.process_rows(batch_sharding, training.batch_size), threads=config.data.threads)
-  iterators = [batches_of(seed) for seed in workdirs]
+  iterators = [batches_of(seed) for seed in seeds]
 
   with contextlib.ExitStack() as stack:
     for place in places:
@@ -149,7 +156,7 @@ def train_seeds(config: ConfigDict, workdirs: Mapping[int, str | pathlib.Path]) 
         iterator.set_state(before['data'])
         kept.forget(last)
     else:
-      born = states.born(make, list(workdirs), where, mesh, rules)
+      born = states.born(make, seeds, where, mesh, rules)
     said = introduction(config, data, boxed.params, mesh, last)
     say(said)
     logs = [stack.enter_context(contextlib.closing(Log(place.workdir, last))) for place in places]
@@ -159,14 +166,16 @@ def train_seeds(config: ConfigDict, workdirs: Mapping[int, str | pathlib.Path]) 
     line = Line(last, training.steps, flops.training_flops_per_token(model, config.data.length), chips.peak_flops())
     report = Report(logs, line)
     with sharding.context(mesh, rules):
-      one = train_step(model, objective, optimizer, rate, training.accumulation)
       if several:
+        def one(state, batch, peak):
+          return train_step(model, objective, *build.optimizer(config, peak), training.accumulation)(state, batch)
         state, split = together.stack(born, mesh), together.split(len(places), whole)
-        step = jax.jit(together.step(one, mesh), donate_argnums=0, out_shardings=(together.stacked(mesh), None))
+        step = jax.jit(together.step(one, mesh, peaks), donate_argnums=0, out_shardings=(together.stacked(mesh), None))
         batches = together.prefetch(iterators, mesh)
       else:
         (state,), split = born, lambda state: (state,)
-        step = jax.jit(one, donate_argnums=0, out_shardings=(where, None))
+        step = jax.jit(train_step(model, objective, optimizer, rate, training.accumulation), donate_argnums=0,
+                       out_shardings=(where, None))
         batches = device.prefetch(*iterators, batch_sharding, training.batch_size)
       del born
 
@@ -188,6 +197,15 @@ def train_seeds(config: ConfigDict, workdirs: Mapping[int, str | pathlib.Path]) 
   for place in places:
     say(f'{place.workdir}: config.json, log.txt, metrics.jsonl, checkpoints/ and the loss curves, curves.png')
   return report
+
+
+def refuse_another(one: ConfigDict, other: ConfigDict) -> None:
+  """Refuses to train two runs in one step whose configs differ in more than `TOGETHER`."""
+  one, other = (dict(configs.leaves(config)) for config in (one, other))
+  for path in one | other:
+    require(path in TOGETHER or one.get(path) == other.get(path),
+            f'config.{path} is {one.get(path)!r} of one run and {other.get(path)!r} of another, and runs that train together '
+            f'may differ in {" and ".join(TOGETHER)} alone; train them one after another')
 
 
 def refuse_difference(old: dict, new: ConfigDict, workdir: pathlib.Path) -> None:

@@ -27,7 +27,7 @@ from tfm import check, run, spec
 from tfm.ablation.study import Study
 from tfm.arms import Arm
 from tfm.measures.protocol import Measure
-from tfm.train import Place, train_seeds
+from tfm.train import Place, train_together
 from tfm.training import checkpoint, metrics
 from tfm.training.progress import say
 from tfm.training.report import Diverged
@@ -61,7 +61,7 @@ def carry_out(study: Study, arms: Mapping[str, Arm], workdir: pathlib.Path) -> N
     say(f'arm {i} of {len(arms)}: {name}')
     try:
       chosen = arm if not study.rates else at_best_rate(study, arm, folder, said)
-      if train_arm(chosen, folder, range(study.seeds), said):
+      if train_all(of_seeds(chosen, folder, range(study.seeds)), said):
         ask(chosen, folder, range(study.seeds), measures, said)
     except Stopped:
       raise
@@ -96,40 +96,42 @@ def finished(study: Study, arm: Arm, folder: pathlib.Path) -> bool:
   return True
 
 
-def train_arm(arm: Arm, folder: pathlib.Path, seeds: Sequence[int], said: dict[str, Any]) -> bool:
-  """Trains the seeds of an arm that are not done, together where they can be; whether any is there to be asked.
+def train_all(places: Mapping[str, Place], said: dict[str, Any]) -> list[str]:
+  """Trains those runs of an arm that are not done, together where they can be; the names of all that came through.
+
+  Args:
+    said: of which 'diverged' tells why some did not.
 
   Raises:
     Stopped: if it was asked to.
   """
-  diverged = {int(seed): why for seed, why in said.get('diverged', {}).items()}
-  last = arm.config.training.steps
-  left = [seed for seed in seeds if seed not in diverged and reached(folder / f'seed{seed}') < last]
-  if left:
-    groups = [left]
+  diverged = said.setdefault('diverged', {})
+  groups = [[name for name, place in places.items() if name not in diverged and not done(place)]]
+  try:
+    check.seeds(next(iter(places.values())).config, jax.process_count())
+  except ValueError as error:
+    if len(groups[0]) > 1:
+      _log.info('one run after another: %s', error)
+    groups = [[name] for name in groups[0]]
+  for group in filter(None, groups):
     try:
-      check.seeds(arm.config, jax.process_count())
-    except ValueError as error:
-      if len(left) > 1:
-        _log.info('one seed after another: %s', error)
-      groups = [[seed] for seed in left]
-    for group in groups:
-      try:
-        report = train_seeds(seeded(arm, group[0]), {seed: folder / f'seed{seed}' for seed in group})
-        diverged |= {group[i]: why for i, why in report.diverged.items()}
-      except Diverged as error:
-        diverged |= {seed: str(error) for seed in group}
-      said['diverged'] = diverged
-      if any(reached(folder / f'seed{seed}') < last for seed in group if seed not in diverged):
-        raise Stopped
-  return len(diverged) < len(seeds)
+      report = train_together([places[name] for name in group])
+      diverged |= {group[i]: why for i, why in report.diverged.items()}
+    except Diverged as error:
+      diverged |= {name: str(error) for name in group}
+    if not all(done(places[name]) for name in group if name not in diverged):
+      raise Stopped
+  return [name for name in places if name not in diverged]
 
 
-def seeded(arm: Arm, seed: int):
-  """The arm's config with a seed."""
-  config = arm.config.copy_and_resolve_references()
-  config.seed = seed
-  return config
+def done(place: Place) -> bool:
+  """Whether a run has taken its last step."""
+  return reached(place.workdir) >= place.config.training.steps
+
+
+def of_seeds(arm: Arm, folder: pathlib.Path, seeds: Sequence[int]) -> dict[str, Place]:
+  """The runs of an arm, by their seeds."""
+  return {str(seed): Place.of(arm.config, seed, folder / f'seed{seed}') for seed in seeds}
 
 
 def ask(arm: Arm, folder: pathlib.Path, seeds: Sequence[int], measures: Mapping[str, Measure], said: Mapping[str, Any]) -> None:
@@ -151,23 +153,19 @@ def ask(arm: Arm, folder: pathlib.Path, seeds: Sequence[int], measures: Mapping[
 
 
 def at_best_rate(study: Study, arm: Arm, folder: pathlib.Path, said: dict[str, Any]) -> Arm:
-  """The arm with the learning rate of `study.rates` that did best by a run of one seed of its own.
+  """The arm with the learning rate of `study.rates` that did best, each by a run of a seed that is not reported.
 
   Raises:
     Diverged: if it diverged at all of them.
     Stopped: if it was asked to.
   """
-  found = {}
-  for rate in study.rates:
-    tried = with_rate(arm, rate)
-    notes = said.setdefault('rates', {}).setdefault(str(rate), {})
-    place = folder / f'rate{rate:g}'
-    if train_arm(tried, place, [RATE_SEED], notes):
-      found[rate] = notes['reached'] = final(place / f'seed{RATE_SEED}')[study.metric]
-  if not found:
+  places = {f'{rate:g}': Place.of(with_rate(arm, rate).config, RATE_SEED, folder / f'rate{rate:g}') for rate in study.rates}
+  notes = said.setdefault('rates', {})
+  notes['reached'] = {rate: final(places[rate].workdir)[study.metric] for rate in train_all(places, notes)}
+  if not notes['reached']:
     raise Diverged(f'it diverged at every learning rate of {study.rates}')
-  best = (max if study.higher else min)(found, key=found.get)
-  said['rate'] = best
+  name = (max if study.higher else min)(notes['reached'], key=notes['reached'].get)
+  best = said['rate'] = places[name].config.optimizer.learning_rate
   if best in (min(study.rates), max(study.rates)) and len(study.rates) > 1:
     say(f'the best learning rate of the arm {arm.name!r} is {best:g}, at the end of {study.rates}: a wider range may do better')
   return with_rate(arm, best)

@@ -9,10 +9,14 @@ import numpy as np
 import pytest
 
 from tfm import run as runs
-from tfm.train import train, train_seeds
+from tfm.train import Place, train, train_together
 from tfm.training import metrics, together
 
 SEEDS = 3, 4
+
+
+def train_seeds(config, folders):
+  return train_together([Place.of(config, seed, folder) for seed, folder in folders.items()])
 
 
 def rows(workdir):
@@ -87,12 +91,12 @@ def test_what_diverges_stops_and_the_others_go_on(tiny, side_by_side, tmp_path, 
   """The loss of run 0 becomes no number in step 5."""
   step, key = together.step, jax.random.key_data(jax.random.split(jax.random.key(SEEDS[0]))[1])
 
-  def stepped(one, where):
-    def tainted(state, batch):
-      after, found = one(state, batch)
+  def stepped(one, *rest):
+    def tainted(state, batch, peak):
+      after, found = one(state, batch, peak)
       ill = (state.step == 4) & (state.key == key).all()
       return after, found | dict(loss=jnp.where(ill, jnp.nan, found['loss']))
-    return step(tainted, where)
+    return step(tainted, *rest)
   monkeypatch.setattr(together, 'step', stepped)
   folders = {seed: tmp_path / str(seed) for seed in SEEDS}
   report = train_seeds(tiny(**DROPPED), folders)
@@ -107,3 +111,23 @@ def test_what_diverges_stops_and_the_others_go_on(tiny, side_by_side, tmp_path, 
 def test_refusals(tiny, tmp_path, fields, sentence):
   with pytest.raises(ValueError, match=sentence):
     train_seeds(tiny(**fields), {seed: tmp_path / str(seed) for seed in SEEDS})
+
+
+def test_learning_rates_together(tiny, alone, tmp_path):
+  """Each is the run that it would be alone, and they differ."""
+  seed = SEEDS[0]
+  configs = {rate: tiny(**DROPPED, **{'optimizer.learning_rate': rate}) for rate in (tiny().optimizer.learning_rate, 0.03)}
+  train_together([Place.of(config, seed, tmp_path / f'{rate}') for rate, config in configs.items()])
+  same, other = (tmp_path / f'{rate}' for rate in configs)
+  np.testing.assert_allclose(values(same, 'loss'), values(alone[seed], 'loss'), rtol=2e-5)
+  assert (same / 'config.json').read_text() == (alone[seed] / 'config.json').read_text()
+  np.testing.assert_allclose(np.array(values(other, 'learning_rate')) / values(same, 'learning_rate'),
+                             0.03 / tiny().optimizer.learning_rate, rtol=1e-5)
+  assert values(other, 'batch') == values(same, 'batch') and values(other, 'loss')[-1] != values(same, 'loss')[-1]
+  assert runs.load(other).config.optimizer.learning_rate == 0.03
+
+
+def test_what_is_of_another_shape_is_refused(tiny, tmp_path):
+  with pytest.raises(ValueError, match='config.model.layers is 2 of one run and 3 of another, and runs that train together '
+                                       'may differ in seed and optimizer.learning_rate alone'):
+    train_together([Place.of(tiny(), 0, tmp_path / 'a'), Place.of(tiny(**{'model.layers': 3}), 0, tmp_path / 'b')])

@@ -1,4 +1,4 @@
-"""Several runs of one shape trained in one step, their states and batches stacked: seeds of one config.
+"""Several runs of one shape trained in one step, their states and batches stacked: seeds of one config, learning rates.
 
 Each does what it would do alone; what is gained is that they are compiled once, and that small runs fill the devices.
 """
@@ -15,7 +15,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from tfm.data import pipeline
 from tfm.data.device import Fetched
 from tfm.parallel import mesh as meshes
-from tfm.shapes import PyTree
+from tfm.shapes import Array, PyTree
 from tfm.training.state import State
 
 RUNS = 'runs'  # the mesh axis
@@ -66,18 +66,23 @@ def split(runs: int, where: Mesh) -> Callable[[State], list[State]]:
 
 
 def step(
-    one: Callable[[State, PyTree], tuple[State, PyTree]], where: Mesh) -> Callable[[State, PyTree], tuple[State, PyTree]]:
+    one: Callable[[State, PyTree, Array], tuple[State, PyTree]], where: Mesh, numbers: Array,
+) -> Callable[[State, PyTree], tuple[State, PyTree]]:
   """The step of all runs, of that of one: every device does its runs at once, a core of a CPU one after another.
 
   A core has nothing idle that many small products could fill, and those of one run stay in its cache.
+
+  Args:
+    one: (state, batch, the run's own number) → (state, metrics); numbers: one a run.
   """
   if where.devices.flat[0].platform == 'cpu':
-    def some(state, batch):
-      return jax.lax.map(lambda run: one(*run), (state, batch))
+    def some(*runs):
+      return jax.lax.map(lambda run: one(*run), runs)
   else:
     some = jax.vmap(one)
   axis = PartitionSpec(RUNS)
-  return jax.shard_map(some, mesh=where, in_specs=axis, out_specs=axis, axis_names={RUNS}, check_vma=False)
+  mapped = jax.shard_map(some, mesh=where, in_specs=axis, out_specs=axis, axis_names={RUNS}, check_vma=False)
+  return lambda state, batch: mapped(state, batch, numbers)
 
 
 def prefetch(iterators: Sequence[grain.DatasetIterator], where: Mesh) -> Iterator[FetchedTogether]:
