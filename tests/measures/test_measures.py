@@ -71,3 +71,23 @@ def test_what_is_written_is_what_evaluate_tells(tiny, tmp_path):
 def test_a_measure_that_is_not_there():
   with pytest.raises(ValueError, match="'splits'.*did you mean 'split'"):
     trial.measure('splits')
+
+
+def test_a_needle_is_looked_for_at_each_depth_and_length(tiny, tmp_path):
+  train(tiny(**{
+    'objective': 'answers', 'data.source': 'needle(length=180, longer=None, digits=1)', 'data.length': 181,
+    'data.packing': 'answered', 'model.position': 'learned', 'training.steps': 2, 'training.batch_size': 8}), tmp_path)
+  run = runs.load(tmp_path)
+  ask = trial.measure('needle((170, 180, 360), depths=(0.0, 1.0), texts=16)').prepare(run)
+  found = {(value.metric, value.x): value for value in ask(run.params)}
+  assert {*found} == {(f'exact_in_{L}_at_depth', depth) for L in (170, 180, 360) for depth in (0.0, 1.0)}
+  for (metric, _), value in found.items():
+    if '360' in metric:
+      assert value.value is None and 'Learned has 181 positions' in value.why
+    else:
+      assert value.value in {i / 16 for i in range(17)} and not value.why
+
+
+def test_a_needle_needs_a_run_that_learnt_from_one(run):
+  with pytest.raises(ValueError, match="measures='needle' asks what learnt from a needle"):
+    trial.measure('needle').prepare(run)

@@ -184,7 +184,7 @@ def reading(results: dict, rows: Sequence[Row]) -> list[str]:
     if least > statistics.SIGNIFICANT:
       found.append('So few seeds cannot show a difference here, whatever its size: the least corrected p they can '
                    f'reach is {p_value(least).removeprefix("p = ")}; {statistics.needed(len(compared))} seeds could.')
-  if any(row.notes for row in rows):
+  if any(len(row.values) < len(study['seeds']) for row in rows):
     found.append('Means are over the seeds that finished; an arm that lost its worst seeds looks better than it is.')
   return found
 
