@@ -1,8 +1,8 @@
 """Recurrent, convolutional or attention: the table of every textbook, measured.
 
-Source:    Vaswani et al. 2017, §4 and table 1; Bahdanau et al. 2015 (recurrent with attention); Dauphin et al. 2017 and van den
-           Oord et al. 2016 (gated, dilated convolutions); Gu & Dao 2023 (mamba); Katharopoulos et al. 2020 (linear attention);
-           Arora et al. 2023 (recall).
+Source:    Vaswani et al. 2017, §4 and table 1; Bahdanau et al. 2015 (recurrent with attention); Dauphin et al. 2017 and
+           van den Oord et al. 2016 (gated, dilated convolutions); Gu & Dao 2023 (mamba); Katharopoulos et al. 2020 (linear
+           attention); Arora et al. 2023 (recall).
 Command:   tfm ablate experiments/architecture.py --workdir=runs/architecture                  (equal parameters)
            tfm ablate experiments/architecture.py:flops --workdir=runs/architecture-flops      (equal FLOPs)
            tfm ablate experiments/architecture.py:recall --workdir=runs/architecture-recall    (equal parameters, recall)
@@ -36,12 +36,14 @@ def get_study(arg: str = '') -> Study:
     config.objective = 'answers'
     config.data = dict(source='mqar(length=32, pairs=4, vocabulary=64)', tokenizer='words', length=34, packing='answered')
     config.training = dict(steps=1200, batch_size=32, evaluate_every=300)
+  question = ('Which architecture recalls what it read?' if arg == 'recall' else
+              'Transformer, LSTM with attention, gated convolution, mamba or linear attention: which has the lower loss, and '
+              'what does each cost as texts grow?')
   return Study(
-    question='Transformer, LSTM with attention, gated convolution, mamba or linear attention: which has the lower loss, which '
-             'recalls, and what does each cost as texts grow?' if arg != 'recall' else 'Which architecture recalls what it read?',
-    literature='Vaswani et al. 2017, table 1: a layer costs n² d of attention, n d² of recurrence, k n d² of convolution. Arora et '
-               'al. 2023: convolutions and recurrences of a fixed state lag behind attention in recall; Gu & Dao 2023: mamba '
-               'equals Transformers in perplexity.',
+    question=question,
+    literature='Vaswani et al. 2017, table 1: a layer costs n² d of attention, n d² of recurrence, k n d² of convolution. '
+               'Arora et al. 2023: convolutions and recurrences of a fixed state lag behind attention in recall; Gu & Dao 2023: '
+               'mamba equals Transformers in perplexity.',
     config=config, base='transformer', arms=ARMS, match='flops' if arg == 'flops' else 'parameters',
     metric='exact' if arg == 'recall' else 'loss', higher=arg == 'recall',
     # Of 4 comparisons Holm leaves something to be shown from 8 seeds on.
