@@ -60,6 +60,16 @@ def test_each_is_the_run_that_it_would_be_alone(alone, side_by_side, seed):
   jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), ours.params, theirs.params)
 
 
+def test_at_once_is_as_one_after_another(tiny, side_by_side, tmp_path, monkeypatch):
+  """Accelerators do it so."""
+  monkeypatch.setattr(together, 'at_once', lambda where: True)
+  monkeypatch.setattr(together, 'mesh', lambda runs, devices, mesh=together.mesh: mesh(runs, devices[:1]))
+  made = {seed: tmp_path / str(seed) for seed in SEEDS}
+  train_seeds(tiny(**DROPPED), made)
+  for seed in SEEDS:
+    np.testing.assert_allclose(values(made[seed], 'loss'), values(side_by_side[seed], 'loss'), rtol=2e-5)
+
+
 def test_seeds_differ(side_by_side):
   first, second = side_by_side.values()
   assert values(first, 'batch')[0] != values(second, 'batch')[0] and values(first, 'loss')[0] != values(second, 'loss')[0]

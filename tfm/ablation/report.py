@@ -102,8 +102,8 @@ def html(results: dict, rows: Sequence[Row], drawn: Sequence[Picture]) -> str:
 
 
 def markdown(results: dict, rows: Sequence[Row], drawn: Sequence[Picture]) -> str:
-  """What is worth keeping with a text: the ranking, means at a few places each, how it was made; beside two pictures."""
-  shown = {'ranking', 'loss_at_length'}
+  """What is worth keeping with a text: the ranking, means at a few places each, how it was made; beside a few pictures."""
+  shown = {'ranking', 'loss_at_length', *(f'cost_{cost}' for cost in results['study'].get('costs', ()))}
   return template('report.md').render(
     study=results['study'], answer=answer(results, rows), reading=reading(results, rows), rows=[*map(entry(rows), rows)],
     pictures=[picture for picture in drawn if picture.name in shown], lines=[*means(results, rows)],

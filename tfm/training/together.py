@@ -65,21 +65,24 @@ def split(runs: int, where: Mesh) -> Callable[[State], list[State]]:
   return jax.jit(one, out_shardings=NamedSharding(where, PartitionSpec()))
 
 
+def at_once(where: Mesh) -> bool:
+  """Whether a device does its runs in products that are made for all of them: not a core of a CPU, which has nothing idle
+  that these could fill, and in whose cache one run fits better than many.
+  """
+  return where.devices.flat[0].platform != 'cpu'
+
+
 def step(
     one: Callable[[State, PyTree, Array], tuple[State, PyTree]], where: Mesh, numbers: Array,
 ) -> Callable[[State, PyTree], tuple[State, PyTree]]:
-  """The step of all runs, of that of one: every device does its runs at once, a core of a CPU one after another.
-
-  A core has nothing idle that many small products could fill, and those of one run stay in its cache.
+  """The step of all runs, of that of one: every device does its own, `at_once` or one after another.
 
   Args:
     one: (state, batch, the run's own number) → (state, metrics); numbers: one a run.
   """
-  if where.devices.flat[0].platform == 'cpu':
-    def some(*runs):
-      return jax.lax.map(lambda run: one(*run), runs)
-  else:
-    some = jax.vmap(one)
+  def one_by_one(*runs):
+    return jax.lax.map(lambda run: one(*run), runs)
+  some = jax.vmap(one) if at_once(where) else one_by_one
   axis = PartitionSpec(RUNS)
   mapped = jax.shard_map(some, mesh=where, in_specs=axis, out_specs=axis, axis_names={RUNS}, check_vma=False)
   return lambda state, batch: mapped(state, batch, numbers)
