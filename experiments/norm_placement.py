@@ -18,7 +18,7 @@ def get_study(arg: str = '') -> Study:
   config.data = dict(source='stdlib', tokenizer='bytes', length=64)
   # The initialization knows nothing of the depth, as in the papers.
   config.model = dict(width=64, heads=4, initializer='xavier_uniform', depth_scaled=False)
-  config.optimizer = dict(learning_rate=3e-3, schedule='rsqrt')
+  config.optimizer = dict(learning_rate=3e-3, schedule='cosine')
   config.training = dict(steps=250, batch_size=8, evaluate_every=50, evaluation_batches=48)
   arms = product({placement: {'model.norm_placement': placement} for placement in PLACEMENTS},
                  {f'{layers} layers': {'model.layers': layers} for layers in (2, 12)},
