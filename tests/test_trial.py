@@ -148,7 +148,7 @@ def test_the_rate_is_chosen_for_each_arm_by_another_seed(file, tmp_path):
 @pytest.mark.slow
 def test_killed_and_gone_on_with(file, done, tmp_path):
   """A SIGTERM in the middle: what is there stays, and the end is that of the unbroken study."""
-  command = [sys.executable, '-m', 'tfm', 'ablate', file, f'--workdir={tmp_path}', '--jobs=2']
+  command = [sys.executable, '-m', 'tfm', 'ablate', file, f'--workdir={tmp_path}', '--jobs', '2']
   env = dict(os.environ)
   process = subprocess.Popen(command, env=env)
   wanted = tmp_path / 'arms/rope/seed0/metrics.jsonl'

@@ -4,7 +4,7 @@
   tfm ablate experiments/position.py --workdir=runs/position --config.training.steps=2000
   tfm ablate experiments/position.py --workdir=/shared/position --slice=0/4     (and 1/4, 2/4, 3/4 elsewhere)
 
-DIR gets report.html, results.csv, results.json and pictures, and in arms/ARM/seedN ordinary runs, which every other
+DIR gets report.html, report.md, results.csv, results.json and pictures, and in arms/ARM/seedN ordinary runs, which every other
 command reads. --config.path=value changes the base of all arms. An arm that fails is reported, and the others go on.
 """
 
@@ -23,6 +23,7 @@ import jax
 from rich.console import Console
 
 from tfm import arms as planned
+from tfm import config as configs
 from tfm import estimate, trial
 from tfm.ablation import report
 from tfm.ablation.study import Study
@@ -48,7 +49,7 @@ def main(args: argparse.Namespace) -> int:
   require(args.jobs >= 1, f'--jobs={args.jobs} must be at least 1')
   require(args.jobs == 1 or args.slice is None, f'--jobs={args.jobs} makes slices of its own beside --slice={args.slice}; '
                                                 'leave one of them out')
-  cores(study.seeds)
+  cores(study)
   everything = planned.plan(study, lambda config: estimate.step(config, study.seeds).seconds)
   arms = planned.select(everything, args.arms and args.arms.split(','))
   left = everything if args.dry_run else {
@@ -74,12 +75,17 @@ def main(args: argparse.Namespace) -> int:
   return 1 if failed else 0
 
 
-def cores(seeds: int) -> None:
-  """Makes every core of a CPU a device, unless the environment says how many: seeds are laid over devices."""
+def cores(study: Study) -> None:
+  """Makes the cores of a CPU devices, unless the environment says how many: seeds are laid over devices.
+
+  Not more than divide the rows of a batch, which a run that trains alone lays over them.
+  """
   told = jax.config.jax_num_cpu_devices >= 0 or 'xla_force_host_platform_device_count' in os.environ.get('XLA_FLAGS', '')
-  if seeds > 1 and not told:
+  training = configs.complete(study.config).training
+  rows = training.batch_size // training.accumulation
+  if study.seeds > 1 and not told:
     with contextlib.suppress(RuntimeError):  # where Python has used JAX before, what it found there stays
-      jax.config.update('jax_num_cpu_devices', os.cpu_count())
+      jax.config.update('jax_num_cpu_devices', max(n for n in range(1, os.cpu_count() + 1) if rows % n == 0))
 
 
 def seconds(study: Study, arms: Mapping[str, planned.Arm], names: Iterable[str]) -> dict[str, float]:
