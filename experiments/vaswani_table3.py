@@ -50,7 +50,7 @@ def get_study(arg: str = '') -> Study:
   else:
     arms = SMALL
     config.data = ConfigDict(config.data.to_dict() | dict(
-      source="numbers('en', 'de')", tokenizer='bytes', length=96, packing='padded'))
+      source="numbers('en', 'de')", tokenizer='bytes', length=64, packing='padded'))
     config.model.update(layers=2, width=64, heads=4, feed_forward_width=256, embedding_initializer='normal(0.125)')
     config.optimizer.warmup = 200
     config.training.update(steps=500, batch_size=16, evaluate_every=250, keep=2)

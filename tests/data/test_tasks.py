@@ -224,16 +224,18 @@ def test_listops_are_those_of_the_arena(make_source, tmp_path):
   assert made.fields == ('text', 'label') and made.classes == tuple('0123456789')
 
 
-def test_a_lookup_has_one_answer(make_source, tmp_path):
-  made = corpus(make_source, 'lookup(pairs=5, keys=9)', tmp_path, 25)
-  places = collections.Counter()
-  for text, label in (example for split in made.splits for example in documents(made, split, 25)):
-    stop, asked, *words = text.split(' ')
-    keys, digits = words[::2], words[1::2]
-    assert stop == '.' and len(words) == 10 and len({*keys}) == 5 and {*keys} <= {f'k{i}' for i in range(1, 10)}
-    assert digits[keys.index(asked)] == label
-    places[keys.index(asked)] += 1
-  assert {*places} == {*range(5)} and made.fields == ('text', 'label') and made.classes == tuple('0123456789')
+def test_twins_tell_each_other(make_source, tmp_path):
+  made = corpus(make_source, 'twins(pairs=5, keys=9)', tmp_path, 25)
+  apart = collections.Counter()
+  for text, labels in (example for split in made.splits for example in documents(made, split, 25)):
+    words = [word.split('=') for word in text.split(' ')]
+    keys = [key for key, _ in words]
+    assert len(words) == 10 and len({*keys}) == 5 and {*keys} <= {f'k{i}' for i in range(9)}
+    for (key, digit), i in zip(words, range(10)):
+      [twin] = [j for j in range(10) if j != i and keys[j] == key]
+      assert labels.split(' ')[i] == words[twin][1]
+      apart[abs(twin - i)] += 1
+  assert {*apart} == {*range(1, 10)} and made.fields == ('text', 'labels') and made.classes == tuple('0123456789')
 
 
 @pytest.mark.parametrize('text, sentence', [
@@ -256,8 +258,8 @@ def test_a_lookup_has_one_answer(make_source, tmp_path):
   ('mqar(more=4)', 'more=4 are not beyond pairs=4'),
   ('mqar(pairs=0)', 'pairs=0 must be at least 1'),
   ('mqar(vocabulary=8)', 'vocabulary=8 has 3 keys for 4 pairs; give at least 10'),
-  ('lookup(pairs=0)', 'pairs=0 must be at least 1'),
-  ('lookup(pairs=9, keys=8)', 'keys=8 are too few for 9 different ones'),
+  ('twins(pairs=0)', 'pairs=0 must be at least 1'),
+  ('twins(pairs=9, keys=8)', 'keys=8 are too few for 9 different ones'),
   ('listops(depth=1)', 'depth=1 has digits alone'),
   ('listops(arguments=1)', 'arguments=1 must be at least 2'),
   ('listops(least=5)', 'least=5 lets the same short expressions into training and test; give at least 20'),
@@ -347,6 +349,26 @@ def test_expressions_without_end_are_classified(make_source, tmp_path, monkeypat
 
 def test_labels_without_end_have_names():
   sizes = dict(train=corpora.ENDLESS, validation=1, test=1)
-  for fields, classes in ((('text', 'label'), ()), (('text', 'labels'), ('a',))):
-    with pytest.raises(ValueError, match='made up has no end, and so its documents may have one label each'):
-      corpora.drawn('made up', lambda split, number: ('a', 'a'), sizes, fields, classes)
+  for field in ('label', 'labels'):
+    with pytest.raises(ValueError, match='made up has no end, and so it has to say which labels there are'):
+      corpora.drawn('made up', lambda split, number: ('a', 'a'), sizes, ('text', field))
+
+
+def test_words_with_labels_and_without_end(make_source, tmp_path):
+  """What is told as it is read is what is told of a source that has an end."""
+  pack = spec.build('each', packing, Packing)
+  for tokenizer in ('bytes', 'words'):
+    endless, ended = (
+      opened(make_source, f'twins(pairs=4, keys=9{end})', tokenizer, tmp_path) for end in ('', ', examples=30'))
+    read, kept = (data.tokens('train') for data in (endless, ended))
+    for number in range(30):
+      np.testing.assert_array_equal(read.told(number), kept.told(number))
+      labels = endless.corpus.splits['train']['labels'][number].split(' ')
+      assert [read.names[i] for i in read.told(number) if i >= 0] == labels
+    row = pack.rows(read, 64, seed=0)[7]
+    size = row['segments'].sum()
+    words = endless.tokenizer.decode(row['inputs'][1:size]).split(' ')
+    first = np.flatnonzero(row['classes'] >= 0)
+    assert len(first) == len(words) == 8 and row['classes'].max() < 10
+    for word, at in zip(words, first):   # a class stands where its word begins
+      assert endless.tokenizer.decode(row['inputs'][at:at + 9]).strip().startswith(word[:2])

@@ -10,7 +10,7 @@ from tfm.data import corpus as corpora
 from tfm.data import progress
 from tfm.data.images import Images
 from tfm.data.tokenizers.protocol import Tokenizer
-from tfm.data.tokens import Drawn, Labelled, Told, Tokens
+from tfm.data.tokens import Drawn, Labelled, Told, Tokens, ToldWords, beside
 
 SHOWN = 10  # names in an error
 
@@ -65,11 +65,12 @@ def labelled(
   Raises:
     ValueError: for what `numbers` refuses, and if a text has not as many words as labels.
   """
-  if text.documents == corpora.ENDLESS:
-    told = Told(corpus.splits[split][corpus.label], corpus.classes)
-    return Labelled(f'{corpus.name} {split}', text, told, corpus.classes)
-  found, offsets = numbers(corpus, split, cache_dir)
   words = corpus.label == 'labels'
+  if text.documents == corpora.ENDLESS:
+    labels = corpus.splits[split][corpus.label]
+    told = ToldWords(text, labels, corpus.classes) if words else Told(labels, corpus.classes)
+    return Labelled(f'{corpus.name} {split}', text, told, corpus.classes, words)
+  found, offsets = numbers(corpus, split, cache_dir)
   if words:
     found = _of_words(corpus, split, text, tokenizer, found, offsets, cache_dir)
   return Labelled(f'{corpus.name} {split}', text, found, names(corpus, cache_dir), words)
@@ -92,16 +93,11 @@ def _labels(corpus: corpora.Corpus, text: str) -> list[str]:
 def _of_words(corpus, split, text, tokenizer, classes, offsets, cache_dir) -> np.ndarray:
   """The classes beside the tokens, each at that which holds the first byte of its word; -1 elsewhere."""
   def write(directory: pathlib.Path):
-    told = np.full(len(text.ids), -1, np.int32)
+    told = np.zeros(len(text.ids), np.int32)
     texts = corpus.splits[split]['text']
     for d, written in enumerate(progress.track(texts, f'finding the words of {text.name}', len(texts))):
-      sizes = np.array([len(word.encode()) + 1 for word in written.split(' ')])
-      if len(sizes) != offsets[d + 1] - offsets[d]:
-        raise ValueError(f'{text.name}[{d}] has {len(sizes)} words and {offsets[d + 1] - offsets[d]} labels; give each '
-                         'word one, words being divided by one space')
-      first, last = text.offsets[d:d + 2]
-      ends = np.cumsum(tokenizer.token_bytes[text.ids[first:last]])
-      told[first + np.searchsorted(ends, np.cumsum(sizes) - sizes, side='right')] = classes[offsets[d]:offsets[d + 1]]
+      at = slice(*text.offsets[d:d + 2])
+      told[at] = beside(written, classes[slice(*offsets[d:d + 2])], tokenizer.token_bytes[text.ids[at]], f'{text.name}[{d}]')
     np.save(directory / 'classes.npy', told)
 
   name = f'{corpus.hash}-{tokenizer.identity}-{split}-words'

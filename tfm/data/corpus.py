@@ -150,13 +150,13 @@ def drawn(
     name: the source's spec: what is drawn depends on nothing else but the libraries that draw.
     draw: (split, number) → the fields of a document, always the same.
     sizes: how many documents each split has; ENDLESS is as many as are read.
-    classes: the labels that there are, in order, where the documents have one.
+    classes: the labels that there are, in order, where documents or their words have one.
 
   Raises:
-    ValueError: for words with labels, or labels without their names, that have no end.
+    ValueError: for labels without their names that have no end.
   """
-  if ENDLESS in sizes.values() and any(field in LABELS for field in fields) and (not classes or 'label' not in fields):
-    raise ValueError(f'{name} has no end, and so its documents may have one label each, of which it says what there are')
+  if ENDLESS in sizes.values() and any(field in LABELS for field in fields) and not classes:
+    raise ValueError(f'{name} has no end, and so it has to say which labels there are')
   survey, kept = _Survey(), functools.lru_cache(maxsize=64)(draw)  # a document's fields are read one after another
   for split, size in sizes.items():
     for number in progress.track(range(SAMPLE if size == ENDLESS else size), f'drawing {name} {split}'):

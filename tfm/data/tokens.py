@@ -113,15 +113,15 @@ class Labelled:
 
   Attributes:
     text: the tokens.
-    classes: int32 [documents], the class of each text, told as it is read where there is no end; or, where words have classes, int32 [N] beside `text.ids`:
-      of a word at its first token, and -1 at others.
+    classes: int32 [documents], the class of each text; or, where words have classes, int32 [N] beside `text.ids`: of a
+      word at its first token, and -1 at others; or what tells these as they are read, where there is no end.
     names: of the classes, in the order of their numbers.
     words: whether it is words that have classes.
   """
 
   name: str
   text: Tokens | Drawn
-  classes: 'np.ndarray | Told'
+  classes: 'np.ndarray | Told | ToldWords'
   names: tuple[str, ...]
   words: bool = False
 
@@ -133,6 +133,11 @@ class Labelled:
   def targets(self) -> int:
     return self.text.targets
 
+  def told(self, number: int) -> np.ndarray:
+    """The class of a document, int32 []; or those beside its tokens, without its end, int32 [T]."""
+    at = slice(*self.text.offsets[number:][:2]) if self.words and self.documents != corpora.ENDLESS else number
+    return np.asarray(self.classes[at], np.int32)
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Told:
@@ -143,6 +148,39 @@ class Told:
 
   def __getitem__(self, number: int) -> int:
     return self.names.index(self.labels[number])
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ToldWords:
+  """The classes beside the tokens of each of the documents that have no end."""
+
+  text: Drawn
+  labels: Sequence[str]
+  names: tuple[str, ...]
+
+  def __getitem__(self, number: int) -> np.ndarray:
+    written, tokenizer = self.text.texts[number], self.text.tokenizer
+    sizes = tokenizer.token_bytes[tokenizer.encode(written)]
+    return beside(written, [self.names.index(label) for label in self.labels[number].split(' ')], sizes,
+                  f'{self.text.name}[{number}]')
+
+
+def beside(written: str, classes: Sequence[int], sizes: np.ndarray, name: str) -> np.ndarray:
+  """The classes of a text's words, each at that token which holds the first byte of the word, and -1 elsewhere: int32 [T].
+
+  Args:
+    sizes: [T], the bytes of each token of the text.
+
+  Raises:
+    ValueError: if there are not as many words as classes.
+  """
+  words = np.array([len(word.encode()) + 1 for word in written.split(' ')])
+  if len(words) != len(classes):
+    raise ValueError(f'{name} has {len(words)} words and {len(classes)} labels; give each word one, words being divided by '
+                     'one space')
+  told = np.full(len(sizes), -1, np.int32)
+  told[np.searchsorted(np.cumsum(sizes), np.cumsum(words) - words, side='right')] = classes
+  return told
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -76,7 +76,7 @@ class _TextRows(_Rows):
                    longer.sum(), len(longer), length - 1, labelled.text.lengths.max())
 
   def _row(self, number, index):
-    text, classes = self._documents.text, self._documents.classes
+    text, told = self._documents.text, self._documents.told(number)
     tokens = np.roll(text.document(number), 1)
     size = min(len(tokens), self.length) - 1
     if len(tokens) > self.length and text.documents == protocol.ENDLESS:
@@ -86,10 +86,9 @@ class _TextRows(_Rows):
     row['inputs'][:size + 1] = tokens[:size + 1]
     row['positions'][:size + 1], row['segments'][:size + 1] = np.arange(size + 1), 1
     if not self._documents.words:
-      return row | dict(classes=np.int32(classes[number]))
+      return row | dict(classes=np.int32(told))
     row['classes'] = np.full(self.length, -1, np.int32)
-    first = int(text.offsets[number])
-    row['classes'][1:size + 1] = classes[first:first + size]
+    row['classes'][1:size + 1] = told[:size]
     return row
 
 
