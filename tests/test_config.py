@@ -307,6 +307,8 @@ class TestRefusals:
     (dict(blocks=dict(a=dict(mask='window(2)')), pattern=('a',)), ["config.model.blocks.a.mask='window(2)'"]),
     (dict(mixer='sofmax'), ["config.model.mixer='sofmax'", "did you mean 'softmax'?"]),
     (dict(mixer='softmax(query_init=0.0)'), ["config.model.mixer='softmax", 'query_init=0.0 must be above 0']),
+    (dict(mixer='softmax(biases="qx")'), ["config.model.mixer='softmax", "biases='qx' must be letters of 'qkvo'"]),
+    (dict(mixer='softmax(biases="qq")'), ["biases='qq' must be letters of 'qkvo', each once"]),
     (dict(position='rop'), ["config.model.position='rop'", "did you mean 'rope'?"]),
     (dict(mask='causl'), ["config.model.mask='causl'", "did you mean 'causal'?"]),
     (dict(score='dott'), ["config.model.score='dott'", "did you mean 'dot'?"]),

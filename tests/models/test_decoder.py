@@ -83,6 +83,14 @@ class TestBias:
     norms = {'norm', 'mixer_norm', 'feed_forward_norm'} if norm == 'layernorm' else set()
     assert with_bias == ({'q', 'k', 'v', 'out', 'up', 'down'} | norms if bias else set())
 
+  @pytest.mark.parametrize('bias', [True, False])
+  @pytest.mark.parametrize('biases', ['qkv', 'o', ''])
+  def test_of_attention_as_it_says_itself(self, bias, biases):
+    block = boxed(decoder(mixer=f'softmax(biases={biases!r})', bias=bias))['stack']['layers']['block_0']
+    assert {name[0] for name in ('q', 'k', 'v', 'out') if 'bias' in block['mixer'][name]} == set(biases)
+    assert all(('bias' in block['feed_forward'][name]) == bias for name in ('up', 'down'))
+    assert ('bias' in block['mixer_norm']) == bias
+
 
 class TestPositions:
 

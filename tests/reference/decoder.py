@@ -17,7 +17,7 @@ def forward(params, tokens, positions, segments, heads_per_key, position='rope',
     x = x + mix(block['mixer'], norm(block['mixer_norm'], x), positions, segments, heads_per_key, position)
     f = block['feed_forward']
     x = x + layers.feed_forward(feed_forward, norm(block['feed_forward_norm'], x), *(
-      (f[name]['kernel'], f[name]['bias']) for name in ('up', 'down', 'gate') if name in f))
+      (f[name]['kernel'], f[name].get('bias', 0)) for name in ('up', 'down', 'gate') if name in f))
   x = norm(params['norm'], x)
   return x @ (params['output']['kernel'] if 'output' in params else table.T)
 
@@ -28,10 +28,10 @@ def norm(p, x):
 
 def mix(p, x, positions, segments, heads_per_key, position):
   """Causal attention within documents, between four projections."""
-  q, k, v = (np.einsum('btd,dhc->bthc', x, p[name]['kernel']) + p[name]['bias'] for name in 'qkv')
+  q, k, v = (np.einsum('btd,dhc->bthc', x, p[name]['kernel']) + p[name].get('bias', 0) for name in 'qkv')
   assert q.shape[2] == heads_per_key * k.shape[2]
   if position == 'rope':
     q, k = rope.rotate(q, positions), rope.rotate(k, positions)
   visible = attention.seen(lambda q, k: k <= q, positions, positions, segments, segments)
   y = attention.attend(attention.weights(attention.dot_logits(q, k), visible), v)
-  return np.einsum('bthc,hcd->btd', y, p['out']['kernel']) + p['out']['bias']
+  return np.einsum('bthc,hcd->btd', y, p['out']['kernel']) + p['out'].get('bias', 0)

@@ -37,10 +37,12 @@ class Softmax(Mixer):
     value_width: channels of a head's values, d_v of Vaswani et al. 2017, §3.2.2; 0: those of its keys.
     query_init: factor on what the projection of queries starts from: T5's is 1/√C, where others scale the
       score (Raffel et al. 2020, released code).
+    biases: the projections that have one, letters of 'qkvo': 'qkv' in Qwen2 (Yang et al. 2024, §2.2.1), '' (none)
+      in GPT-J; None: all or none, as `bias` says, which is that of the norms in any case.
 
   Raises (from `check`):
     ValueError: for a soft_cap or a value_width below 0, a query_init not above 0, an unknown norm or normalizer,
-      or sinks with 'sigmoid'.
+      sinks with 'sigmoid', or biases of what is no projection.
   """
 
   position: Callable
@@ -53,8 +55,9 @@ class Softmax(Mixer):
   normalizer: str = 'softmax'
   value_width: int = 0
   query_init: float = 1.0
+  biases: str | None = None
 
-  examples = ('softmax', 'softmax(soft_cap=5.0, qk_norm="rmsnorm", sinks=True)',
+  examples = ('softmax', 'softmax(soft_cap=5.0, qk_norm="rmsnorm", sinks=True, biases="ko")',
               'softmax(normalizer="sigmoid", value_width=3)')
   hooks = frozenset({'rotate', 'bias'})
   crosses = True
@@ -70,6 +73,9 @@ class Softmax(Mixer):
       pick(self.qk_norm, NORMS, bias=self.bias, axis='kv')
     if self.normalizer not in ('softmax', 'sigmoid'):
       raise ValueError(f"normalizer={self.normalizer!r} is not there; known: 'softmax', 'sigmoid'")
+    given = self.biases or ''
+    if not set(given) <= set('qkvo') or len(given) > len(set(given)):
+      raise ValueError(f"biases={given!r} must be letters of 'qkvo', each once at most; None leaves it to model.bias")
     if self.sinks and self.normalizer == 'sigmoid':
       raise ValueError("sinks=True stand in a denominator, and normalizer='sigmoid' has none; choose one")
 
@@ -116,7 +122,7 @@ class Softmax(Mixer):
       y = self.kernel(q, k, v, **asked)
     self.tell(lambda: self.kernel.all_weights(q, k, **asked))
     y = Linear((self.heads, self.values, self.width), ('heads', 'kv', 'embed'),
-               self.output_initializer, contracted=2, bias=self.bias, dtype=self.dtype, name='out')(y)
+               self.output_initializer, contracted=2, bias=self.biased('o'), dtype=self.dtype, name='out')(y)
     return shard(y, 'batch', 'length', 'embed'), cache
 
   def project(self, name, axis, heads, x):
@@ -124,10 +130,14 @@ class Softmax(Mixer):
     shrinks = name == 'q' and self.query_init != 1
     initializer = shrunk(self.initializer, self.query_init) if shrinks else self.initializer
     y = Linear((self.width, heads, width), ('embed', axis, 'kv'), initializer,
-               bias=self.bias, dtype=self.dtype, name=name)(x)
+               bias=self.biased(name), dtype=self.dtype, name=name)(x)
     if self.qk_norm and name != 'v':
       y = self.norm(name=f'{name}_norm')(y)
     return shard(y, 'batch', 'length', axis, 'kv')
+
+  def biased(self, letter):
+    """Whether the projection of a letter has a bias."""
+    return self.bias if self.biases is None else letter in self.biases
 
   def norm(self, name):
     """A norm over the channels of a head."""
