@@ -27,7 +27,7 @@ from tfm.kernels.protocol import Kernel
 from tfm.layers.activation import ACTIVATIONS
 from tfm.layers.feed_forward import FEED_FORWARDS
 from tfm.layers.initializer import INITIALIZERS, Factory, shrunk
-from tfm.layers.norm import NORMS
+from tfm.layers.norm import norm as make_norm
 from tfm.layers.pooled import POOLINGS, Pooled
 from tfm.masks.protocol import Mask, is_causal
 from tfm.mixers.protocol import Mixer
@@ -362,7 +362,7 @@ def mask(config: ConfigDict, where: str, b: ConfigDict, causal: bool) -> Mask:
 
 def norm(config: ConfigDict, where: str, b: ConfigDict) -> Callable:
   """The factory of a norm: its spec's arguments bound."""
-  return named(f'{where}.norm', spec.pick, b.norm, NORMS, bias=b.bias)
+  return named(f'{where}.norm', make_norm, b.norm, b.bias)
 
 
 def initializer(config: ConfigDict, field: str) -> Callable:

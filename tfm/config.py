@@ -57,10 +57,10 @@ def schema() -> ConfigDict:
       kernel='auto',                # tfm/kernels
       feed_forward='gelu',          # relu, gelu, gelu_tanh, geglu, geglu_tanh, swiglu, mixture_of_experts(…)
       feed_forward_width=placeholder(int),  # F, of one expert; None: 4 D, or 8/3 D to the next 64 where gated
-      norm='layernorm',             # layernorm(epsilon), rmsnorm(epsilon)
+      norm='layernorm',             # layernorm(epsilon, bias=…), rmsnorm(epsilon)
       norm_placement='pre',         # pre, post, sandwich
       residual='sequential',        # sequential, parallel
-      bias=False,                   # in projections and layer norms
+      bias=False,                   # in projections, and in layer norms that do not say themselves
       dropout=dict(embedding=0.0, attention=0.0, residual=0.0),
       tied=True,                    # the output reads the embedding table
       embedding_scaled=False,       # the embedding is √D times the table

@@ -11,7 +11,7 @@ X = jnp.asarray(np.random.default_rng(0).standard_normal((2, 3, 64)) * 5 + 2, jn
 
 
 @pytest.mark.parametrize('norm, names', [
-  (LayerNorm(True), {'scale', 'bias'}), (LayerNorm(False), {'scale'}), (RMSNorm(), {'scale'})])
+  (LayerNorm(), {'scale', 'bias'}), (LayerNorm(bias=False), {'scale'}), (RMSNorm(), {'scale'})])
 def test_parameters(norm, names):
   params = norm.init(jax.random.key(0), X)['params']
   assert set(params) == names
@@ -20,7 +20,7 @@ def test_parameters(norm, names):
 
 
 def test_moments_at_the_start():
-  y = LayerNorm(True).init_with_output(jax.random.key(0), X)[0]
+  y = LayerNorm().init_with_output(jax.random.key(0), X)[0]
   np.testing.assert_allclose(y.mean(-1), 0, atol=1e-5)
   np.testing.assert_allclose(y.std(-1), 1, rtol=1e-4)
   y = RMSNorm().init_with_output(jax.random.key(0), X)[0]
@@ -28,7 +28,7 @@ def test_moments_at_the_start():
   assert (jnp.abs(y.mean(-1)) > 0.1).all()  # the mean stays
 
 
-@pytest.mark.parametrize('norm', [LayerNorm(False), RMSNorm()])
+@pytest.mark.parametrize('norm', [LayerNorm(bias=False), RMSNorm()])
 def test_constant_and_zero_rows_are_finite_with_finite_gradients(norm):
   x = jnp.stack([jnp.zeros(64), jnp.ones(64)])
   params = norm.init(jax.random.key(0), x)

@@ -84,6 +84,13 @@ class TestBias:
     assert with_bias == ({'q', 'k', 'v', 'out', 'up', 'down'} | norms if bias else set())
 
   @pytest.mark.parametrize('bias', [True, False])
+  def test_of_norms_as_they_say_themselves(self, bias):
+    model = decoder(norm=f'layernorm(1e-5, bias={not bias})', mixer='softmax(qk_norm="layernorm")', bias=bias)
+    paths = [[k.key for k in path] for path, _ in jax.tree.leaves_with_path(boxed(model), is_leaf=lambda x: hasattr(x, 'names'))]
+    norms = {'q_norm', 'k_norm'} if bias else {'norm', 'mixer_norm', 'feed_forward_norm'}
+    assert {path[-2] for path in paths if path[-1] == 'bias'} == norms | ({'q', 'k', 'v', 'out', 'up', 'down'} if bias else set())
+
+  @pytest.mark.parametrize('bias', [True, False])
   @pytest.mark.parametrize('biases', ['qkv', 'o', ''])
   def test_of_attention_as_it_says_itself(self, bias, biases):
     block = boxed(decoder(mixer=f'softmax(biases={biases!r})', bias=bias))['stack']['layers']['block_0']

@@ -27,9 +27,9 @@ def applied(module, params, x=X, dtype=jnp.float32, **also):
 
 @pytest.mark.parametrize('epsilon', [1e-5, 0.1])
 def test_layernorm(epsilon):
-  close(applied(LayerNorm(True, epsilon), dict(scale=SCALE, bias=BIAS)),
+  close(applied(LayerNorm(epsilon), dict(scale=SCALE, bias=BIAS)),
     layers.layernorm(X, SCALE, BIAS, epsilon))
-  close(applied(LayerNorm(False, epsilon), dict(scale=SCALE)), layers.layernorm(X, SCALE, epsilon=epsilon))
+  close(applied(LayerNorm(epsilon, bias=False), dict(scale=SCALE)), layers.layernorm(X, SCALE, epsilon=epsilon))
 
 
 @pytest.mark.parametrize('epsilon', [1e-6, 0.1])
@@ -39,7 +39,7 @@ def test_rmsnorm(epsilon):
 
 def test_norms_of_bfloat16_are_computed_in_float32():
   x = jnp.asarray(X, jnp.bfloat16)
-  y = applied(LayerNorm(True), dict(scale=SCALE, bias=BIAS), x, jnp.bfloat16)
+  y = applied(LayerNorm(), dict(scale=SCALE, bias=BIAS), x, jnp.bfloat16)
   assert y.dtype == jnp.bfloat16
   exact = layers.layernorm(np.asarray(x.astype(jnp.float32)), SCALE, BIAS)
   np.testing.assert_array_equal(y, jnp.asarray(exact, jnp.float32).astype(jnp.bfloat16))

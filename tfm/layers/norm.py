@@ -1,5 +1,8 @@
 """Normalisation over the last axis, computed in float32."""
 
+import functools
+import inspect
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -7,17 +10,19 @@ import jax.numpy as jnp
 from tfm.layers.initializer import ones, zeros
 from tfm.parallel.sharding import partitioned
 from tfm.shapes import Array, Float
+from tfm.spec import pick
 
 
 class LayerNorm(nn.Module):
   """(x - mean) / √(variance + epsilon) · scale + bias (Ba et al. 2016, eq. 4).
 
   Attributes:
+    bias: whether there is one.
     axis: the logical axis that is normalised; the model width unless given.
   """
 
-  bias: bool
   epsilon: float = 1e-5
+  bias: bool = True
   axis: str = 'embed'
 
   @nn.compact
@@ -51,3 +56,15 @@ def _vector(module, name, initializer, x):
 
 
 NORMS = {'layernorm': LayerNorm, 'rmsnorm': RMSNorm}
+
+
+def norm(text: str, bias: bool, axis: str = 'embed') -> functools.partial:
+  """The factory of the norm that a spec names, over an axis; `bias` holds where there may be one and the spec does
+  not say: those of Falcon and MPT are not as the projections around them.
+
+  Raises:
+    ValueError: if there is no such norm, or it does not take what the spec says.
+  """
+  made = pick(text, NORMS, axis=axis)
+  takes = 'bias' in inspect.signature(made.func).parameters
+  return functools.partial(made.func, **({'bias': bias} if takes else {}) | made.keywords)

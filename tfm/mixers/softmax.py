@@ -9,11 +9,10 @@ import jax.numpy as jnp
 
 from tfm.layers.initializer import shrunk, zeros
 from tfm.layers.linear import Linear
-from tfm.layers.norm import NORMS
+from tfm.layers.norm import norm
 from tfm.layers.token_cache import TokenCache
 from tfm.mixers.protocol import Mixer
 from tfm.parallel.sharding import partitioned, shard
-from tfm.spec import pick
 
 
 class Softmax(Mixer):
@@ -70,7 +69,7 @@ class Softmax(Mixer):
     if self.query_init <= 0:
       raise ValueError(f'query_init={self.query_init} must be above 0; 1.0 leaves queries as they are')
     if self.qk_norm:
-      pick(self.qk_norm, NORMS, bias=self.bias, axis='kv')
+      norm(self.qk_norm, self.bias, 'kv')
     if self.normalizer not in ('softmax', 'sigmoid'):
       raise ValueError(f"normalizer={self.normalizer!r} is not there; known: 'softmax', 'sigmoid'")
     given = self.biases or ''
@@ -132,13 +131,9 @@ class Softmax(Mixer):
     y = Linear((self.width, heads, width), ('embed', axis, 'kv'), initializer,
                bias=self.biased(name), dtype=self.dtype, name=name)(x)
     if self.qk_norm and name != 'v':
-      y = self.norm(name=f'{name}_norm')(y)
+      y = norm(self.qk_norm, self.bias, 'kv')(name=f'{name}_norm')(y)
     return shard(y, 'batch', 'length', axis, 'kv')
 
   def biased(self, letter):
     """Whether the projection of a letter has a bias."""
     return self.bias if self.biases is None else letter in self.biases
-
-  def norm(self, name):
-    """A norm over the channels of a head."""
-    return pick(self.qk_norm, NORMS, bias=self.bias, axis='kv')(name=name)
