@@ -337,6 +337,7 @@ class TestRefusals:
     (dict(layers=0), ['config.model.layers=0 must be at least 1']),
     (dict(width=0), ['config.model.width=0']),
     (dict(vocab_multiple=0), ['config.model.vocab_multiple=0']),
+    (dict(output_soft_cap=-1.0), ['config.model.output_soft_cap=-1.0 must be 0 (none) or more']),
     (dict(dropout=dict(attention=1.0)), ['config.model.dropout.attention=1.0 must lie in [0, 1)']),
     (dict(dropout=dict(embedding=-0.1)), ['config.model.dropout.embedding=-0.1']),
   ])

@@ -53,8 +53,8 @@ ARCHITECTURES = {'decoder': 'causal_lm', 'encoder_decoder': 'seq2seq', 'encoder'
 # What only one of them has.
 ENCODERS = ('patch', 'token_types', 'pooling', 'pooled_transform')
 # What only a model of tokens has.
-TOKENS = ('tied', 'embedding_scaled', 'embedding_initializer', 'output_transform', 'output_bias', 'token_types',
-          'vocab_multiple')
+TOKENS = ('tied', 'embedding_scaled', 'embedding_initializer', 'output_transform', 'output_bias', 'output_soft_cap',
+          'token_types', 'vocab_multiple')
 
 
 def named(field: str, make: Callable, *args, **kwargs):
@@ -137,6 +137,7 @@ def model(config: ConfigDict, vocab: int, causal: bool = True, source_vocab: int
       one_of(f'model.{field}', m[field], ACTIVATIONS)
   for field in ('layers', 'width', 'vocab_multiple'):
     require(m[field] >= 1, f'config.model.{field}={m[field]} must be at least 1')
+  require(m.output_soft_cap >= 0, f'config.model.output_soft_cap={m.output_soft_cap} must be 0 (none) or more')
   for field in m.dropout:
     require(0 <= m.dropout[field] < 1, f'config.model.dropout.{field}={m.dropout[field]} must lie in [0, 1)')
   one_of('model.dtype', m.dtype, DTYPES)
@@ -162,7 +163,7 @@ def model(config: ConfigDict, vocab: int, causal: bool = True, source_vocab: int
   vocab += len(aim.special)
   fields = trunk(config, 'model', causal and not encodes, branches=3 if pair else 2) | dict(
     vocab=vocab, rows=rows(vocab), embedding_scale=m.width**0.5 if m.embedding_scaled else 1.0, tied=m.tied,
-    output_transform=m.output_transform, output_bias=m.output_bias,
+    output_transform=m.output_transform, output_bias=m.output_bias, output_soft_cap=m.output_soft_cap,
     embedding_initializer=initializer(config, 'embedding_initializer'), initializer=initializer(config, 'initializer'))
   if encodes:
     return Encoder(**fields, token_types=token_types(config), heads=heads(config), hidden=aim.hidden)

@@ -67,6 +67,7 @@ def schema() -> ConfigDict:
       embedding_norm=False,         # a norm after the embedding
       output_transform='',          # activation of a layer between the trunk and the vocabulary; '': none
       output_bias=False,            # of each token of the vocabulary
+      output_soft_cap=0.0,          # logits of the vocabulary become cap · tanh(logits / cap); 0: they do not
       patch=0,                      # of an encoder of images: pixels a side of what is one token; 0: of texts
       token_types=0,                # of an encoder: embeddings for first and second text; 0: none
       pooling='first',              # of an encoder: what a class is told from: first, mean

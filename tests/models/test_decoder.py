@@ -45,6 +45,14 @@ class TestOutput:
     cut = params | {'embedding': {'table': params['embedding']['table'][:VOCAB]}}
     np.testing.assert_allclose(apply(model, params), apply(exact, cut), rtol=1e-5, atol=1e-5)
 
+  @pytest.mark.parametrize('tied, bias', [(True, True), (False, False)])
+  def test_a_soft_cap_bends_the_logits(self, tied, bias):
+    plain, capped = (decoder(tied=tied, output_bias=bias, output_soft_cap=cap) for cap in (0.0, 1.5))
+    params = parameters(plain)
+    logits, bent = apply(plain, params), apply(capped, params)
+    assert np.abs(logits).max() > 3
+    np.testing.assert_allclose(bent, 1.5 * np.tanh(np.asarray(logits, np.float64) / 1.5), rtol=1e-5, atol=1e-5)
+
   @pytest.mark.parametrize('placement, norm', [('pre', True), ('sandwich', True), ('post', False)])
   def test_the_last_norm_stands_once(self, placement, norm):
     assert ('norm' in boxed(decoder(norm_placement=placement))) == norm

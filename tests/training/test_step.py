@@ -77,13 +77,25 @@ def test_microbatches_partition_the_rows():
   assert sorted(got.reshape(-1).tolist()) == list(range(12))
 
 
-@pytest.mark.parametrize('chunk, tied', [(1, True), (64, False), (100, True)])
-def test_loss_in_pieces_is_the_loss(tiny, chunk, tied):
-  fields = {'objective': 'causal_lm(label_smoothing=0.1, z_loss=0.01)', 'model.tied': tied}
+@pytest.mark.parametrize('chunk, tied, cap', [(1, True, 0.0), (64, False, 0.0), (100, True, 0.0), (64, True, 0.01)])
+def test_loss_in_pieces_is_the_loss(tiny, chunk, tied, cap):
+  fields = {'objective': 'causal_lm(label_smoothing=0.1, z_loss=0.01)', 'model.tied': tied, 'model.output_soft_cap': cap}
   whole, a = prepared(sgd(tiny, **fields))
   pieces, b = prepared(sgd(tiny, **fields, **{'training.loss_chunk': chunk}))
   np.testing.assert_allclose(pieces[0]['loss'], whole[0]['loss'], rtol=1e-6)
   assert_trees_close(a.params, b.params, rtol=1e-4, atol=1e-6)
+
+
+def test_the_loss_is_of_capped_logits(tiny):
+  """In pieces as at once, the objective and its gradient are those of numbers that the cap bends."""
+  found = {}
+  for cap, chunk in ((0.0, 0), (0.01, 0), (0.01, 64)):
+    config = tiny(**{'model.output_soft_cap': cap, 'training.loss_chunk': chunk})
+    model, objective = build.model(config, VOCAB), build.objective(config)
+    found[cap, chunk] = jax.value_and_grad(lambda p: objective(model, p, batch(), None)[0])(initial(model))
+  assert abs(found[0.0, 0][0] - found[0.01, 0][0]) > 1e-3 * found[0.0, 0][0]
+  np.testing.assert_allclose(found[0.01, 64][0], found[0.01, 0][0], rtol=1e-5)
+  assert_trees_close(found[0.01, 64][1], found[0.01, 0][1], rtol=1e-4, atol=1e-5)
 
 
 def numpy_objective(logits, batch, smoothing, z):

@@ -22,7 +22,7 @@ from tfm.shapes import PyTree
 SHAPE = dict(
   architecture='encoder_decoder', dtype='float32', mixer='softmax', score='dot', position='sinusoidal', feed_forward='relu',
   norm='layernorm', residual='sequential', bias=True, tied=True, embedding_scaled=True, embedding_norm=False,
-  output_transform='', output_bias=False, pattern=())
+  output_transform='', output_bias=False, output_soft_cap=0.0, pattern=())
 # norm_placement → what `transformers` calls it.
 NAMES = {'post': ('MarianConfig', 'MarianMTModel'), 'pre': ('PegasusConfig', 'PegasusForConditionalGeneration')}
 

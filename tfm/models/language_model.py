@@ -13,7 +13,7 @@ from tfm.shapes import Array, Float, PyTree
 
 
 class LanguageModel(Trunk):
-  """tokens → embedding → trunk → [transform] → logits over the vocabulary.
+  """tokens → embedding → trunk → [transform] → [cap] logits over the vocabulary.
 
   Attributes:
     vocab: V, the tokens there are; rows: of the embedding table, V rounded up.
@@ -21,6 +21,7 @@ class LanguageModel(Trunk):
     tied: whether the output reads the embedding table backwards.
     output_transform: activation of a layer before the output; '': no such layer.
     output_bias: whether each token of the output has a bias.
+    output_soft_cap: logits become cap · tanh(logits / cap) (Gemma Team 2024, Gemma 2, §2); 0: they do not.
     embedding_initializer, initializer: of the table, of other projections.
   """
 
@@ -30,6 +31,7 @@ class LanguageModel(Trunk):
   tied: bool
   output_transform: str
   output_bias: bool
+  output_soft_cap: float
   embedding_initializer: Factory
   initializer: Factory
 
@@ -50,6 +52,8 @@ class LanguageModel(Trunk):
     y = self.embedding.attend(x) if self.tied else self.output(x).astype(jnp.float32)
     if self.output_bias:
       y = self.bias(y)
+    if self.output_soft_cap:
+      y = self.output_soft_cap * jnp.tanh(y / self.output_soft_cap)
     y = shard(y, 'batch', 'length', 'vocab')
     # Rows beyond the vocabulary exist for the mesh's sake; they are no tokens.
     return y[..., :self.vocab]
