@@ -204,6 +204,12 @@ class TestSmoke:
     model = configs.resolve(configs.smoke(large)).model
     assert (model.heads, model.kv_heads, model.head_width) == (*small, 8)
 
+  @pytest.mark.parametrize('given, small', [(None, 32), (64, 32), (48, 16)])
+  def test_keeps_a_narrow_table_narrow(self, given, small):
+    large = complete(model=dict(width=64, heads=8, embedding_width=given))
+    assert configs.resolve(large).model.embedding_width == (given or 64)
+    assert configs.resolve(configs.smoke(large)).model.embedding_width == small
+
   def test_patterns_and_their_blocks(self):
     blocks = dict(
       local=dict(mask='causal & window(8)', heads=16, kv_heads=4, head_width=100, feed_forward_width=999),
@@ -337,6 +343,7 @@ class TestRefusals:
     (dict(layers=0), ['config.model.layers=0 must be at least 1']),
     (dict(width=0), ['config.model.width=0']),
     (dict(vocab_multiple=0), ['config.model.vocab_multiple=0']),
+    (dict(embedding_width=0), ['config.model.embedding_width=0 must be at least 1']),
     (dict(output_soft_cap=-1.0), ['config.model.output_soft_cap=-1.0 must be 0 (none) or more']),
     (dict(dropout=dict(attention=1.0)), ['config.model.dropout.attention=1.0 must lie in [0, 1)']),
     (dict(dropout=dict(embedding=-0.1)), ['config.model.dropout.embedding=-0.1']),

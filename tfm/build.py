@@ -53,8 +53,8 @@ ARCHITECTURES = {'decoder': 'causal_lm', 'encoder_decoder': 'seq2seq', 'encoder'
 # What only one of them has.
 ENCODERS = ('patch', 'token_types', 'pooling', 'pooled_transform')
 # What only a model of tokens has.
-TOKENS = ('tied', 'embedding_scaled', 'embedding_initializer', 'output_transform', 'output_bias', 'output_soft_cap',
-          'token_types', 'vocab_multiple')
+TOKENS = ('tied', 'embedding_width', 'embedding_scaled', 'embedding_initializer', 'output_transform', 'output_bias',
+          'output_soft_cap', 'token_types', 'vocab_multiple')
 
 
 def named(field: str, make: Callable, *args, **kwargs):
@@ -135,7 +135,7 @@ def model(config: ConfigDict, vocab: int, causal: bool = True, source_vocab: int
   for field in ('output_transform', 'pooled_transform'):
     if m[field]:
       one_of(f'model.{field}', m[field], ACTIVATIONS)
-  for field in ('layers', 'width', 'vocab_multiple'):
+  for field in ('layers', 'width', 'embedding_width', 'vocab_multiple'):
     require(m[field] >= 1, f'config.model.{field}={m[field]} must be at least 1')
   require(m.output_soft_cap >= 0, f'config.model.output_soft_cap={m.output_soft_cap} must be 0 (none) or more')
   for field in m.dropout:
@@ -162,7 +162,8 @@ def model(config: ConfigDict, vocab: int, causal: bool = True, source_vocab: int
     return -(-vocab // m.vocab_multiple) * m.vocab_multiple
   vocab += len(aim.special)
   fields = trunk(config, 'model', causal and not encodes, branches=3 if pair else 2) | dict(
-    vocab=vocab, rows=rows(vocab), embedding_scale=m.width**0.5 if m.embedding_scaled else 1.0, tied=m.tied,
+    vocab=vocab, rows=rows(vocab), embedding_width=m.embedding_width,
+    embedding_scale=m.width**0.5 if m.embedding_scaled else 1.0, tied=m.tied,
     output_transform=m.output_transform, output_bias=m.output_bias, output_soft_cap=m.output_soft_cap,
     embedding_initializer=initializer(config, 'embedding_initializer'), initializer=initializer(config, 'initializer'))
   if encodes:
@@ -192,7 +193,7 @@ def patches(config: ConfigDict) -> dict[str, Any]:
           f'config.data.length={length} is not the {count} patches of {m.patch} × {m.patch} pixels of config.data.source='
           f"{config.data.source!r}{' and the class token' if classed else ''}; {count + classed} would do")
   for field in TOKENS:
-    default = schema().model[field]
+    default = m.width if field == 'embedding_width' else schema().model[field]
     require(m[field] == default, f'config.model.{field}={m[field]!r} is of a vocabulary, which images have not; leave it '
                                  f'at {default!r}')
   return dict(shape=shape, patch=m.patch, class_token=classed)

@@ -63,6 +63,7 @@ def schema() -> ConfigDict:
       bias=False,                   # in projections, and in layer norms that do not say themselves
       dropout=dict(embedding=0.0, attention=0.0, residual=0.0),
       tied=True,                    # the output reads the embedding table
+      embedding_width=placeholder(int),  # of the table, lifted to D by a projection; None: D, without one
       embedding_scaled=False,       # the embedding is √D times the table
       embedding_norm=False,         # a norm after the embedding
       output_transform='',          # activation of a layer between the trunk and the vocabulary; '': none
@@ -230,6 +231,8 @@ def resolve(config: ConfigDict) -> ConfigDict:
   model = config.model
   if model.mask is None:
     model.mask = 'full' if model.architecture == 'encoder' else 'causal'
+  if model.embedding_width is None:
+    model.embedding_width = model.width
   for part in (model.encoder, model.cross):
     inherit(part, model)
   for name, block in model.blocks.items():
@@ -277,7 +280,8 @@ def smoke(config: ConfigDict) -> ConfigDict:
     part.update({field: None for field in ('heads', 'head_width', 'feed_forward_width') if field in part})
     if 'pattern' in part:
       part.layers = max(2, len(part.pattern))
-  model.update(width=32, heads=4)
+  lifted = model.embedding_width not in (None, model.width)
+  model.update(width=32, heads=4, embedding_width=16 if lifted else None)
   if not model.patch:  # an image has as many tokens as it has
     config.data.length = min(config.data.length, 32)
   training.accumulation = min(training.accumulation, 2)

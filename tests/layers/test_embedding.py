@@ -37,6 +37,19 @@ def test_logits_of_bfloat16_are_summed_in_float32():
   np.testing.assert_allclose(logits[0, 0], rounded.sum(-1), rtol=1e-6)
 
 
+def test_a_narrow_table_is_lifted_and_lowered():
+  layer = Embedding(11, 6, normal(), jnp.float32, 0.5, table_width=4, projection=normal())
+  draw = np.random.default_rng(2)
+  rise, fall = draw.standard_normal((4, 6)).astype(np.float32), draw.standard_normal((6, 4)).astype(np.float32)
+  params = {'params': {'table': jnp.asarray(TABLE), 'project_in': {'kernel': rise}, 'project_out': {'kernel': fall}}}
+  np.testing.assert_allclose(layer.apply(params, TOKENS), 0.5 * TABLE[TOKENS] @ rise, rtol=1e-5, atol=1e-6)
+  x = draw.standard_normal((2, 3, 6)).astype(np.float32)
+  np.testing.assert_allclose(layer.apply(params, x, method='attend'), x @ fall @ TABLE.T, rtol=1e-5, atol=1e-5)
+  # What is never read backwards has nothing to go down by.
+  boxes = layer.init(jax.random.key(0), TOKENS)['params']
+  assert set(boxes) == {'table', 'project_in'} and boxes['project_in']['kernel'].names == ('embed', 'mlp')
+
+
 def test_axes():
   box = Embedding(11, 4, normal(), jnp.float32).init(jax.random.key(0), TOKENS)['params']['table']
   assert box.names == ('vocab', 'embed') and box.value.shape == (11, 4) and box.value.dtype == jnp.float32

@@ -45,6 +45,20 @@ class TestOutput:
     cut = params | {'embedding': {'table': params['embedding']['table'][:VOCAB]}}
     np.testing.assert_allclose(apply(model, params), apply(exact, cut), rtol=1e-5, atol=1e-5)
 
+  @pytest.mark.parametrize('tied', [True, False])
+  def test_a_narrow_table_is_a_product(self, tied):
+    """Of the table and what lifts it, on the way in; of what goes down and the table, on the way out."""
+    model, plain = decoder(tied=tied, embedding_width=6), decoder(tied=False)
+    params = parameters(model)
+    embedding = params['embedding']
+    assert {name: jax.tree.leaves(x)[0].shape for name, x in embedding.items()} == dict(
+      table=(32, 6), project_in=(6, 16)) | (dict(project_out=(16, 6)) if tied else {})
+    product = params | {'embedding': {'table': embedding['table'] @ embedding['project_in']['kernel']}}
+    if tied:
+      product['output'] = {'kernel': embedding['project_out']['kernel'] @ embedding['table'].T}
+    np.testing.assert_allclose(apply(model, params), apply(plain, product), rtol=1e-4, atol=1e-4)
+    assert set(boxed(decoder(tied=tied, embedding_width=16))['embedding']) == {'table'}  # that is the width
+
   @pytest.mark.parametrize('tied, bias', [(True, True), (False, False)])
   def test_a_soft_cap_bends_the_logits(self, tied, bias):
     plain, capped = (decoder(tied=tied, output_bias=bias, output_soft_cap=cap) for cap in (0.0, 1.5))

@@ -56,6 +56,17 @@ def test_bert():
   np.testing.assert_allclose(found['next_sentence'], following, rtol=5e-5, atol=5e-5)
 
 
+def test_a_narrow_table_is_a_product():
+  """It is lifted before types and positions are added, and what goes down goes after the transform."""
+  (model, params), (plain, _) = made(embedding_width=6), made(tied=False)
+  narrow = params['embedding']
+  whole = {'embedding': {'table': narrow['table'] @ narrow['project_in']['kernel']},
+           'output': {'kernel': narrow['project_out']['kernel'] @ narrow['table'].T}}
+  found, expected = (answers(m, p, TOKENS, context(SEGMENTS), TYPES) for m, p in ((model, params), (plain, params | whole)))
+  for name in expected:
+    np.testing.assert_allclose(found[name], expected[name], rtol=1e-4, atol=1e-4)
+
+
 def test_logits_where_they_are_asked_for():
   model, params = made()
   places = np.array([[6, 0, 3], [1, 1, 2]])

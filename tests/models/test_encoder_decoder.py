@@ -119,6 +119,22 @@ def test_one_table_or_two():
   assert logits(model, params, TARGET, context(HERE), SOURCE % 11, context(THERE)).shape == (B, T, VOCAB)
 
 
+@pytest.mark.parametrize('source_vocab', [0, 11])
+def test_narrow_tables(source_vocab):
+  """A source with a table of its own has a projection of its own."""
+  model, params = made(source_vocab=source_vocab, embedding_width=6)
+  plain, _ = made(source_vocab=source_vocab, tied=False)
+  narrow = params['embedding']
+  whole = {'embedding': {'table': narrow['table'] @ narrow['project_in']['kernel']},
+           'output': {'kernel': narrow['project_out']['kernel'] @ narrow['table'].T}}
+  if source_vocab:
+    source = params['source_embedding']
+    assert set(source) == {'table', 'project_in'}
+    whole['source_embedding'] = {'table': source['table'] @ source['project_in']['kernel']}
+  arguments = TARGET, context(HERE), SOURCE % 11, context(THERE)
+  np.testing.assert_allclose(logits(model, params, *arguments), logits(plain, params | whole, *arguments), rtol=1e-4, atol=1e-4)
+
+
 def test_scanned_or_not():
   (scanned, params), (unscanned, _) = made(), made(scan=False)
 

@@ -38,6 +38,14 @@ def test_formulas_of_a_decoder(tied):
   assert flops.training_flops_per_token(model, T) == counted.training == 3 * counted.forward
 
 
+@pytest.mark.parametrize('tied', [True, False])
+def test_a_narrow_table_is_lifted_and_lowered(tied):
+  D, E, rows = 16, 6, 32
+  kinds = flops.per_token(tiny.decoder(T, width=D, embedding_width=E, tied=tied), T).kinds
+  assert kinds['embedding'] == 2 * E * D
+  assert kinds['output'] == (2 * D * E + 2 * E * rows if tied else 2 * D * rows)
+
+
 @pytest.mark.parametrize('capacity, asked', [(None, 2.0), (1.25, 2.0), (0.5, 1.0)])
 def test_of_experts_those_that_are_asked_count(capacity, asked):
   """However many rows stand empty beside their tokens; with a small capacity the room there is."""

@@ -98,6 +98,7 @@ def test_flops_are_those_of_the_products():
   ({'model.pooling': 'mean'}, "length=17 is not the 16 patches of 2 × 2 pixels of config.data.source='digits'; 16 would do"),
   ({'model.token_types': 2}, 'token_types=2 is of a vocabulary, which images have not; leave it at 0'),
   ({'model.tied': False}, 'tied=False is of a vocabulary'),
+  ({'model.embedding_width': 8}, 'embedding_width=8 is of a vocabulary, which images have not; leave it at 16'),
   ({'model.architecture': 'decoder'}, "model.architecture='decoder'"),
 ])
 def test_refusals_of_the_model(fields, sentence):

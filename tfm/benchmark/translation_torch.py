@@ -33,8 +33,9 @@ def check(config: ConfigDict) -> None:
   require(m.norm_placement in NAMES,
           f"config.model.norm_placement={m.norm_placement!r} is not Marian's; pre or post would do")
   for where, part in parts(config).items():
-    wanted = SHAPE | dict(kv_heads=part.heads, head_width=m.width // part.heads, feed_forward_width=m.feed_forward_width,
-                          norm_placement=m.norm_placement, mask='causal' if where == 'model' else 'full')
+    wanted = SHAPE | dict(embedding_width=m.width, kv_heads=part.heads, head_width=m.width // part.heads,
+                          feed_forward_width=m.feed_forward_width, norm_placement=m.norm_placement,
+                          mask='causal' if where == 'model' else 'full')
     if where == 'model.cross':
       wanted |= dict(position='none', heads=m.heads)
     for field, value in part.items():

@@ -4,6 +4,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 
 from tfm.layers.initializer import Factory
+from tfm.layers.linear import Linear
 from tfm.parallel.sharding import partitioned, shard
 from tfm.shapes import Array, Float, Int
 
@@ -12,10 +13,13 @@ class Embedding(nn.Module):
   """x = scale · E[token]; `attend` reads it backwards, x · Eᵀ, where input and output are tied
   (Press & Wolf 2017).
 
+  With a `table_width` a narrower table is lifted by a projection without bias, x = scale · E[token] · W_in, and
+  backwards x · W_out · Eᵀ, W_out being another (Zhang et al. 2022, OPT, of 350M; the released code).
+
   Attributes:
     rows: V, the vocabulary, rounded up where a mesh wants it.
-    width: D.
-    initializer: of the table.
+    width: D; table_width: of the table; None, or D: there are no projections.
+    initializer: of the table; projection: of the projections.
     dtype: compute type; the table stays in float32.
     scale: of what goes in; √D in the first Transformer (Vaswani et al. 2017, §3.4).
     axis: what the rows are: tokens, or the rows of a small 'table'.
@@ -27,17 +31,30 @@ class Embedding(nn.Module):
   dtype: jnp.dtype
   scale: float = 1.0
   axis: str = 'vocab'
+  table_width: int | None = None
+  projection: Factory | None = None
 
   def setup(self):
-    initializer = partitioned(self.initializer((1,), (0,)), (self.axis, 'embed'))
-    self.table = self.param('table', initializer, (self.rows, self.width), jnp.float32)
+    initializer, E = partitioned(self.initializer((1,), (0,)), (self.axis, 'embed')), self.table_width or self.width
+    self.table = self.param('table', initializer, (self.rows, E), jnp.float32)
+    self.projects = E != self.width
+    if self.projects:
+      # Each has parameters where it is used: the second of what is read backwards.
+      self.project_in, self.project_out = (
+        Linear(shape, ('embed', 'mlp'), self.projection, bias=False, dtype=self.dtype)
+        for shape in ((E, self.width), (self.width, E)))
 
   def __call__(self, tokens: Int[Array, 'B T']) -> Float[Array, 'B T D']:
     # Whole rows where fsdp cuts them: an index over a table cut both ways makes XLA copy everything.
     table = shard(self.table.astype(self.dtype), self.axis, None)
     x = table[tokens] if self.scale == 1 else self.scale * table[tokens]
+    if self.projects:
+      x = self.project_in(shard(x, 'batch', 'length', None))
     return shard(x, 'batch', 'length', 'embed')
 
   def attend(self, x: Float[Array, '... D']) -> Float[Array, '... V']:
+    if self.projects:
+      x = self.project_out(x)
+      x = shard(x, *('batch', 'length')[:x.ndim - 1], None)
     return jnp.einsum('...D,VD->...V', x.astype(self.dtype), self.table.astype(self.dtype),
                       preferred_element_type=jnp.float32)

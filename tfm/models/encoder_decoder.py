@@ -5,7 +5,6 @@ from collections.abc import Callable
 import flax.linen as nn
 import jax.numpy as jnp
 
-from tfm.layers.embedding import Embedding
 from tfm.mixers.protocol import Context, Memory
 from tfm.models.decoder import Decoder
 from tfm.models.trunk import Trunk
@@ -38,8 +37,7 @@ class EncoderDecoder(Decoder):
     super().setup()
     self.encoding = self.encoder(name='encoder')
     if self.source_rows:
-      self.source_embedding = Embedding(
-        self.source_rows, self.width, self.embedding_initializer, self.dtype, self.embedding_scale)
+      self.source_embedding = self.vocabulary(self.source_rows)
 
   def __call__(
       self, tokens: Int[Array, 'B T'], context: Context, caches: PyTree = None,

@@ -17,7 +17,7 @@ class LanguageModel(Trunk):
 
   Attributes:
     vocab: V, the tokens there are; rows: of the embedding table, V rounded up.
-    embedding_scale: of what the table gives; see `Embedding`.
+    embedding_width: of the table, D or what projections lift to D; embedding_scale: of what it gives; see `Embedding`.
     tied: whether the output reads the embedding table backwards.
     output_transform: activation of a layer before the output; '': no such layer.
     output_bias: whether each token of the output has a bias.
@@ -27,6 +27,7 @@ class LanguageModel(Trunk):
 
   vocab: int
   rows: int
+  embedding_width: int
   embedding_scale: float
   tied: bool
   output_transform: str
@@ -37,13 +38,19 @@ class LanguageModel(Trunk):
 
   def setup(self):
     super().setup()
-    self.embedding = Embedding(self.rows, self.width, self.embedding_initializer, self.dtype, self.embedding_scale)
+    self.embedding = self.vocabulary(self.rows)
     if not self.tied:
       self.output = Linear((self.width, self.rows), ('embed', 'vocab'), self.initializer, bias=False, dtype=self.dtype)
     if self.output_transform:
       self.transform = Transform(self.output_transform, self.width, self.norm, self.initializer, self.dtype)
     if self.output_bias:
       self.bias = Bias(self.rows)
+
+  @nn.nowrap
+  def vocabulary(self, rows: int) -> Embedding:
+    """The embedding of a vocabulary, to be made in `setup`."""
+    return Embedding(rows, self.width, self.embedding_initializer, self.dtype, self.embedding_scale,
+                     table_width=self.embedding_width, projection=self.initializer)
 
   def logits(self, x: Float[Array, 'B T D']) -> Float[Array, 'B T V']:
     """Float32 logits over the whole vocabulary."""
