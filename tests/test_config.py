@@ -328,6 +328,8 @@ class TestRefusals:
     (dict(residual='paralel'), ["config.model.residual='paralel'", "did you mean 'parallel'?"]),
     (dict(residual='parallel', norm_placement='post'),
      ["config.model.residual='parallel'", "norm_placement='pre'"]),
+    (dict(residual='parallel_one_norm', norm_placement='sandwich'),
+     ["config.model.residual='parallel_one_norm' is defined for norm_placement='pre', not 'sandwich'"]),
     (dict(initializer='norml'), ["config.model.initializer='norml'", "did you mean 'normal'?"]),
     (dict(embedding_initializer='norml'), ["config.model.embedding_initializer='norml'"]),
     (dict(dtype='bf16'), ["config.model.dtype='bf16'", "known: float32, bfloat16, float16"]),

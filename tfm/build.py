@@ -31,7 +31,7 @@ from tfm.layers.norm import norm as make_norm
 from tfm.layers.pooled import POOLINGS, Pooled
 from tfm.masks.protocol import Mask, is_causal
 from tfm.mixers.protocol import Mixer
-from tfm.models.block import PLACEMENTS, Block
+from tfm.models.block import PLACEMENTS, RESIDUALS, Block
 from tfm.models.decoder import Decoder
 from tfm.models.encoder import Encoder
 from tfm.models.encoder_decoder import EncoderDecoder, SourceEncoder
@@ -47,7 +47,6 @@ from tfm.training.optimizer import optimizer as make_optimizer
 from tfm.training.schedule import SCHEDULES, schedule
 
 DTYPES = {'float32': jnp.float32, 'bfloat16': jnp.bfloat16, 'float16': jnp.float16}
-RESIDUALS = ('sequential', 'parallel')
 # With an objective that trains each, for who has chosen one that does not.
 ARCHITECTURES = {'decoder': 'causal_lm', 'encoder_decoder': 'seq2seq', 'encoder': 'masked_lm'}
 # What only one of them has.
@@ -263,9 +262,9 @@ def block(
   one_of(f'{where}.norm_placement', b.norm_placement, PLACEMENTS)
   one_of(f'{where}.residual', b.residual, RESIDUALS)
   require(b.residual == 'sequential' or b.norm_placement == 'pre',
-          f"config.{where}.residual='parallel' is defined for norm_placement='pre', not {b.norm_placement!r}")
+          f"config.{where}.residual={b.residual!r} is defined for norm_placement='pre', not {b.norm_placement!r}")
   require(b.residual == 'sequential' or across is None,
-          f"config.{where}.residual='parallel' is defined for a mixer and a feed-forward layer, and here is a third "
+          f"config.{where}.residual={b.residual!r} is defined for a mixer and a feed-forward layer, and here is a third "
           "branch, cross-attention; 'sequential' would do")
   outer = outer or initializer(config, 'initializer')
   made = mixer(config, where, b, causal, outer)
@@ -274,8 +273,7 @@ def block(
   named(f'{where}.feed_forward', spec.choose, b.feed_forward, FEED_FORWARDS, **sizes)  # to be refused
   feed_forward = spec.pick(b.feed_forward, FEED_FORWARDS, **sizes)
   return functools.partial(
-    Block, made, feed_forward, norm(config, where, b), b.norm_placement, b.residual == 'parallel',
-    m.dropout.residual, across)
+    Block, made, feed_forward, norm(config, where, b), b.norm_placement, b.residual, m.dropout.residual, across)
 
 
 def mixer(config: ConfigDict, where: str, b: ConfigDict, causal: bool, outer: Factory) -> Callable:

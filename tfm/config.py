@@ -59,7 +59,7 @@ def schema() -> ConfigDict:
       feed_forward_width=placeholder(int),  # F, of one expert; None: 4 D, or 8/3 D to the next 64 where gated
       norm='layernorm',             # layernorm(epsilon, bias=…), rmsnorm(epsilon)
       norm_placement='pre',         # pre, post, sandwich
-      residual='sequential',        # sequential, parallel
+      residual='sequential',        # sequential, parallel, parallel_one_norm
       bias=False,                   # in projections, and in layer norms that do not say themselves
       dropout=dict(embedding=0.0, attention=0.0, residual=0.0),
       tied=True,                    # the output reads the embedding table

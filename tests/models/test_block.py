@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tfm.mixers.protocol import Context
-from tfm.models.block import PLACEMENTS, Block
+from tfm.models.block import PLACEMENTS, RESIDUALS, Block
 
 X = np.random.default_rng(0).standard_normal((2, 3, 4)).astype(np.float32)
 
@@ -49,8 +49,8 @@ def n(a, x):
   return a * x / np.abs(x).max(-1, keepdims=True)
 
 
-def block(placement='pre', parallel=False, dropout=0.0, mixer=Mix, feed_forward=Feed):
-  return Block(mixer, feed_forward, Norm, placement, parallel, dropout)
+def block(placement='pre', residual='sequential', dropout=0.0, mixer=Mix, feed_forward=Feed):
+  return Block(mixer, feed_forward, Norm, placement, residual, dropout)
 
 
 def out(made, norms, x=X, cache=None, train=False, key=None):
@@ -80,15 +80,21 @@ def side_by_side(x):
   return x + f(n(2, x)) + g(n(3, x))
 
 
+def side_by_side_of_one_norm(x):
+  return x + f(n(2, x)) + g(n(2, x))
+
+
 NORMS = dict(mixer_norm=2, feed_forward_norm=3)
 AFTER = dict(mixer_norm_after=4, feed_forward_norm_after=5)
+FORMULAS = {
+  ('pre', 'sequential'): (pre, NORMS), ('post', 'sequential'): (post, NORMS),
+  ('sandwich', 'sequential'): (sandwich, NORMS | AFTER),
+  ('pre', 'parallel'): (side_by_side, NORMS), ('pre', 'parallel_one_norm'): (side_by_side_of_one_norm, dict(norm=2))}
 
 
-@pytest.mark.parametrize('placement, parallel, formula, norms', [
-  ('pre', False, pre, NORMS), ('post', False, post, NORMS), ('sandwich', False, sandwich, NORMS | AFTER),
-  ('pre', True, side_by_side, NORMS)], ids=['pre', 'post', 'sandwich', 'parallel'])
-def test_placement(placement, parallel, formula, norms):
-  made = block(placement, parallel)
+@pytest.mark.parametrize('placement, residual', FORMULAS)
+def test_placement(placement, residual):
+  made, (formula, norms) = block(placement, residual), FORMULAS[placement, residual]
   y, cache = out(made, norms)
   np.testing.assert_allclose(y, formula(X), rtol=1e-5, atol=1e-5)
   assert cache is None
@@ -99,7 +105,8 @@ def test_placement(placement, parallel, formula, norms):
 
 
 def test_every_placement_is_tested():
-  assert set(PLACEMENTS) == {'pre', 'post', 'sandwich'}
+  assert {placement for placement, _ in FORMULAS} == set(PLACEMENTS)
+  assert {residual for _, residual in FORMULAS} == set(RESIDUALS)
 
 
 def test_the_feed_forward_layer_is_told_what_is_padding():
@@ -115,11 +122,9 @@ def test_the_feed_forward_layer_is_told_what_is_padding():
   np.testing.assert_allclose(y, np.where(segments[..., None] > 0, pre(X), after), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize('placement, parallel', [
-  ('pre', False), ('post', False), ('sandwich', False), ('pre', True)])
-def test_the_cache_passes_through_the_mixer_once(placement, parallel):
-  norms = NORMS | (AFTER if placement == 'sandwich' else {})
-  _, cache = out(block(placement, parallel), norms, cache=jnp.int32(5))
+@pytest.mark.parametrize('placement, residual', FORMULAS)
+def test_the_cache_passes_through_the_mixer_once(placement, residual):
+  _, cache = out(block(placement, residual), FORMULAS[placement, residual][1], cache=jnp.int32(5))
   assert cache == 6
 
 
@@ -149,11 +154,11 @@ class Silent(Mix):
 
 
 @pytest.mark.parametrize('branches', [(One, Nothing), (Silent, Ones)], ids=['mixer', 'feed-forward'])
-@pytest.mark.parametrize('placement', ['pre', 'parallel'])
-def test_dropout_drops_its_share_of_what_a_branch_adds(branches, placement):
-  made = block('pre', placement == 'parallel', 0.25, *branches)
+@pytest.mark.parametrize('residual', RESIDUALS)
+def test_dropout_drops_its_share_of_what_a_branch_adds(branches, residual):
+  made = block('pre', residual, 0.25, *branches)
   x = np.full((4, 100, 50), 10, np.float32)
-  run = functools.partial(out, made, NORMS, x)
+  run = functools.partial(out, made, FORMULAS['pre', residual][1], x)
   y, _ = run(train=True, key=jax.random.key(0))
   added = np.asarray(y) - 10
   kept = added > 0.5
@@ -167,9 +172,10 @@ def test_dropout_drops_its_share_of_what_a_branch_adds(branches, placement):
   np.testing.assert_array_equal(run()[0], np.full_like(x, 11))
 
 
-def test_the_two_branches_are_dropped_apart():
-  made = block('pre', False, 0.5, One, Ones)
-  y, _ = out(made, NORMS, np.full((4, 100, 50), 10, np.float32), train=True, key=jax.random.key(0))
+@pytest.mark.parametrize('residual', RESIDUALS)
+def test_the_two_branches_are_dropped_apart(residual):
+  made = block('pre', residual, 0.5, One, Ones)
+  y, _ = out(made, FORMULAS['pre', residual][1], np.full((4, 100, 50), 10, np.float32), train=True, key=jax.random.key(0))
   counts = np.unique(np.round(np.asarray(y) - 10), return_counts=True)
   assert counts[0].tolist() == [0, 2, 4]  # neither, one, both
   np.testing.assert_allclose(counts[1] / y.size, [0.25, 0.5, 0.25], atol=0.02)

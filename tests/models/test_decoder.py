@@ -201,6 +201,20 @@ class TestDropout:
     assert set(np.round(np.unique(sums[:, 0]), 4)) <= {0.0, np.float32(1.4286)}
 
 
+@pytest.mark.parametrize('model', [
+  dict(residual='parallel_one_norm'), dict(embedding_width=6, tied=True, output_soft_cap=2.0)], ids=str)
+def test_what_is_read_from_a_cache_is_what_is_read_at_once(model):
+  model = decoder(**model)
+  params, context = parameters(model), Context.whole(TOKENS)
+  whole, caches, pieces = apply(model, params), model.init_caches(2, LENGTH), []
+  step = jax.jit(lambda params, tokens, context, caches: model.apply({'params': params}, tokens, context, caches))
+  for start, end in ((0, 7), (7, 8), (8, LENGTH)):
+    here = Context(context.positions[:, start:end], context.segments[:, start:end])
+    logits, caches = step(params, TOKENS[:, start:end], here, caches)
+    pieces.append(logits)
+  np.testing.assert_allclose(np.concatenate(pieces, 1), whole, rtol=2e-5, atol=2e-5)
+
+
 def test_init_caches_touches_no_parameters_and_counts_from_zero():
   caches = decoder(layers=3).init_caches(4, 7)
   shapes = {jnp.shape(x) for x in jax.tree.leaves(caches)}

@@ -32,6 +32,7 @@ def test_a_parameter_without_axes_is_named():
   ('stack/layers_3/block_0/feed_forward_norm', 'norm'),
   ('stack/layers/block_1/mixer_norm_after', 'norm'),
   ('stack/layers/block_0/feed_forward/down', 'feed_forward'),
+  ('stack/layers/block_0/norm', 'norm'),
   ('norm', 'norm'),
   ('embedding', 'embedding'),
   ('position_1', 'position'),

@@ -18,12 +18,14 @@ class Block(nn.Module):
     post:      norm(x + f(x))            (Vaswani et al. 2017, §3.1)
     sandwich:  x + norm(f(norm(x)))      (Ding et al. 2021, CogView)
 
-  `parallel` adds both at once to the same x, x + mixer(norm(x)) + feed_forward(norm'(x))
-  (Wang & Komatsuzaki 2021, GPT-J; two norms as in GPT-NeoX).
+  `residual` says whether one is added after another, or all at once to the same x, for 'pre' only:
+
+    parallel:           x + mixer(norm(x)) + feed_forward(norm'(x))   (Black et al. 2022, GPT-NeoX, §2.1)
+    parallel_one_norm:  x + mixer(norm(x)) + feed_forward(norm(x))    (Wang & Komatsuzaki 2021, GPT-J)
 
   Attributes:
     mixer, feed_forward, norm: factories.
-    placement: 'pre', 'post' or 'sandwich'; parallel: both branches from one x, for 'pre' only.
+    placement: one of `PLACEMENTS`; residual: one of `RESIDUALS`.
     dropout: rate on what each branch adds.
     cross: factory of a second mixer, which attends to a memory (Vaswani et al. 2017, §3.1); None: no memory.
   """
@@ -32,7 +34,7 @@ class Block(nn.Module):
   feed_forward: Callable
   norm: Callable
   placement: str
-  parallel: bool
+  residual: str
   dropout: float
   cross: Callable | None = None
 
@@ -58,13 +60,8 @@ class Block(nn.Module):
     def feed(y):
       return self.feed_forward(name='feed_forward')(y, context.segments > 0)
 
-    if self.parallel:
-      x = x + self.branch('mixer', mix, x, context) + self.branch('feed_forward', feed, x, context)
-    else:
-      x = self.residual('mixer', mix, x, context)
-      if self.cross:
-        x = self.residual('cross', cross, x, context)
-      x = self.residual('feed_forward', feed, x, context)
+    branches = {'mixer': mix} | ({'cross': cross} if self.cross else {}) | {'feed_forward': feed}
+    x = RESIDUALS[self.residual](self, branches, x, context)
     return shard(x, 'batch', 'length', 'embed'), kept if cached else None
 
   @nn.nowrap
@@ -73,16 +70,36 @@ class Block(nn.Module):
     empty = {'mixer': self.mixer().init_cache(batch, length)}
     return empty | {'cross': None} if self.cross else empty
 
-  def residual(self, name, f, x, context):
-    x = x + self.branch(name, f, x, context)
-    return self.norm(name=f'{name}_norm')(x) if self.placement == 'post' else x
-
   def branch(self, name, f, x, context):
-    """What one of the two adds to the residual stream."""
+    """What one of the branches adds to the residual stream."""
     y = f(x if self.placement == 'post' else self.norm(name=f'{name}_norm')(x))
     if self.placement == 'sandwich':
       y = self.norm(name=f'{name}_norm_after')(y)
+    return self.dropped(y, context)
+
+  def dropped(self, y, context):
     return nn.Dropout(self.dropout, deterministic=not context.train)(y)
 
 
+def sequential(block, branches, x, context):
+  """One after another."""
+  for name, f in branches.items():
+    x = x + block.branch(name, f, x, context)
+    if block.placement == 'post':
+      x = block.norm(name=f'{name}_norm')(x)
+  return x
+
+
+def parallel(block, branches, x, context):
+  """All at once, each with a norm of its own."""
+  return sum((block.branch(name, f, x, context) for name, f in branches.items()), x)
+
+
+def parallel_one_norm(block, branches, x, context):
+  """All at once, of one norm."""
+  y = block.norm(name='norm')(x)
+  return sum((block.dropped(f(y), context) for f in branches.values()), x)
+
+
+RESIDUALS = {f.__name__: f for f in (sequential, parallel, parallel_one_norm)}
 PLACEMENTS = ('pre', 'post', 'sandwich')
