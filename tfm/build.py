@@ -221,7 +221,7 @@ def trunk(config: ConfigDict, where: str, causal: bool, branches: int) -> dict[s
   """The fields of the trunk that a config section describes.
 
   Args:
-    branches: residual branches of a block; of three, the second attends to a memory.
+    branches: residual branches of a block that has a feed-forward layer; of three, the second attends to a memory.
   """
   m, part = config.model, parts(config)[where]
   require(part.layers >= 1, f'config.{where}.layers={part.layers} must be at least 1')
@@ -229,11 +229,12 @@ def trunk(config: ConfigDict, where: str, causal: bool, branches: int) -> dict[s
                                             f'layers={part.layers}; the first turn would not be whole')
   kinds = [(f'model.blocks.{name}', m.blocks[name]) for name in part.pattern] or [(where, part)]
   outer = initializer(config, 'initializer')
-  outer = shrunk(outer, (branches * part.layers) ** -0.5) if m.depth_scaled else outer
+  layers = [kinds[i % len(kinds)][1] for i in range(part.layers)]
+  added = sum(branches - (b.feed_forward_width == 0) for b in layers)
+  outer = shrunk(outer, added**-0.5) if m.depth_scaled else outer
   crossed = [('model.cross', m.cross)] if branches == 3 else []
   across = cross(config, outer) if crossed else None
   blocks = {at: block(config, at, b, causal, outer, across) for at, b in kinds}
-  last = kinds[(part.layers - 1) % len(kinds)][1]
   return dict(
     width=m.width,
     positions=distinct(config, kinds + crossed),
@@ -241,7 +242,7 @@ def trunk(config: ConfigDict, where: str, causal: bool, branches: int) -> dict[s
     stack=functools.partial(Stack, tuple(blocks[at] for at, _ in kinds), part.layers, m.scan, m.remat),
     norm=norm(config, where, part),
     embedding_norm=m.embedding_norm,
-    final_norm=last.norm_placement != 'post',
+    final_norm=layers[-1].norm_placement != 'post',
     dropout=m.dropout.embedding,
     dtype=DTYPES[m.dtype],
   )
@@ -258,7 +259,6 @@ def block(
     across: the factory of the mixer that attends to a memory.
   """
   m = config.model
-  require(b.feed_forward_width >= 1, f'config.{where}.feed_forward_width={b.feed_forward_width} must be at least 1')
   one_of(f'{where}.norm_placement', b.norm_placement, PLACEMENTS)
   one_of(f'{where}.residual', b.residual, RESIDUALS)
   require(b.residual == 'sequential' or b.norm_placement == 'pre',
@@ -270,8 +270,15 @@ def block(
   made = mixer(config, where, b, causal, outer)
   sizes = dict(width=m.width, hidden=b.feed_forward_width, bias=b.bias, initializer=initializer(config, 'initializer'),
                output_initializer=outer, dtype=DTYPES[m.dtype])
-  named(f'{where}.feed_forward', spec.choose, b.feed_forward, FEED_FORWARDS, **sizes)  # to be refused
-  feed_forward = spec.pick(b.feed_forward, FEED_FORWARDS, **sizes)
+  layer = named(f'{where}.feed_forward', spec.choose, b.feed_forward, FEED_FORWARDS, **sizes)  # to be refused
+  width = f'config.{where}.feed_forward_width={b.feed_forward_width}'
+  require(layer is None or b.feed_forward_width >= 1, f'{width} must be at least 1')
+  require(layer is not None or b.feed_forward_width == 0, f"{width} is of a layer that feed_forward='none' leaves out; "
+                                                          'leave it out too')
+  require(layer is not None or b.residual == 'sequential',
+          f'config.{where}.residual={b.residual!r} adds a mixer and a feed-forward layer at once, and '
+          f"feed_forward='none' leaves the mixer alone; 'sequential' would do")
+  feed_forward = None if layer is None else spec.pick(b.feed_forward, FEED_FORWARDS, **sizes)
   return functools.partial(
     Block, made, feed_forward, norm(config, where, b), b.norm_placement, b.residual, m.dropout.residual, across)
 

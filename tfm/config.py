@@ -55,8 +55,8 @@ def schema() -> ConfigDict:
       mask=placeholder(str),        # tfm/masks, combined with & | ~; None: causal, of an encoder full
       score='dot',                  # tfm/scores
       kernel='auto',                # tfm/kernels
-      feed_forward='gelu',          # relu, gelu, gelu_tanh, geglu, geglu_tanh, swiglu, mixture_of_experts(…)
-      feed_forward_width=placeholder(int),  # F, of one expert; None: 4 D, or 8/3 D to the next 64 where gated
+      feed_forward='gelu',          # relu, gelu, geglu, swiglu, … of tfm/layers/mlp.py, mixture_of_experts(…), none
+      feed_forward_width=placeholder(int),  # F, of one expert; None: 4 D, 8/3 D to the next 64 where gated, 0 without layer
       norm='layernorm',             # layernorm(epsilon, bias=…), rmsnorm(epsilon)
       norm_placement='pre',         # pre, post, sandwich
       residual='sequential',        # sequential, parallel, parallel_one_norm
@@ -257,9 +257,11 @@ def resolve(config: ConfigDict) -> ConfigDict:
 def inherit(part: ConfigDict, whole: ConfigDict) -> None:
   """Fills what a section leaves open from the one that it is a part of."""
   # What follows from the whole's heads must follow from the part's own where it has some.
-  follow = part and part.heads not in (None, whole.heads)
+  own = ('kv_heads', 'head_width') if part and part.heads not in (None, whole.heads) else ()
+  if part.get('feed_forward') == 'none':
+    own += ('feed_forward_width',)
   for field, value in part.items():
-    if value is None and not (follow and field in ('kv_heads', 'head_width')):
+    if value is None and field not in own:
       part[field] = whole[field]
 
 

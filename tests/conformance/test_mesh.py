@@ -34,7 +34,8 @@ class Sharded:
   """Loss and gradients of one model, on one device and on meshes."""
 
   def __init__(self, **model):
-    self.config = config(**WIDE | model)
+    bare = dict(feed_forward_width=None) if model.get('feed_forward') == 'none' else {}
+    self.config = config(**WIDE | bare | model)
     packs = collect.variant('mixer', self.config.model.mixer).packs
     self.rows = ROWS, *((POSITIONS, SEGMENTS) if packs else ALONE)
     self.rules = sharding.parse_rules(self.config.rules)

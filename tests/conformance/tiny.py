@@ -30,8 +30,9 @@ def config(length=LENGTH, **model):
   mixer = spec.parse(model.get('mixer', 'softmax')).name
   grouped = mixer not in collect.variants('mixer') or collect.variant('mixer', mixer).groups
   heads = {} if grouped else dict(kv_heads=None)
+  bare = dict(feed_forward_width=None) if model.get('feed_forward') == 'none' else {}
   return configs.resolve(configs.complete(dict(
-    data=dict(length=length), model=MODEL | heads | model, objective=objective)))
+    data=dict(length=length), model=MODEL | heads | bare | model, objective=objective)))
 
 
 def decoder(length=LENGTH, vocab=VOCAB, causal=True, **model):

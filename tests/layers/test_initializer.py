@@ -88,6 +88,16 @@ def test_the_parameter_table_names_the_initializers():
   assert block['mixer_norm']['scale'].initializer == 'ones'
 
 
+def test_what_adds_to_the_stream_starts_smaller_by_how_much_adds():
+  """A block without a feed-forward layer adds once."""
+  blocks = dict(alone=dict(feed_forward='none'), whole=dict(feed_forward='relu'))
+  for model, added in ((dict(layers=9, feed_forward='none', feed_forward_width=None), 9),
+                       (dict(layers=6, pattern=('alone', 'alone', 'whole'), blocks=blocks), 8),
+                       (dict(layers=4, pattern=('alone', 'alone', 'whole'), blocks=blocks), 5)):
+    block = boxed(decoder(**model))['stack']['layers']['block_0']
+    assert block['mixer']['out']['kernel'].initializer == f'normal(0.02) · {added**-0.5:.4g}'
+
+
 def test_queries_alone_may_start_smaller():
   """Where the score does not scale their products (T5)."""
   mixer = boxed(decoder(mixer='softmax(query_init=0.125)'))['stack']['layers']['block_0']['mixer']

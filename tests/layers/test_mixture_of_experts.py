@@ -288,7 +288,7 @@ def test_refusals(settings, sentence):
 
 @pytest.mark.parametrize('text, hidden', [
   ('gelu', 192), ('relu', 192), ('swiglu', 128), ('geglu', 128), ('mixture_of_experts', 128),
-  ('mixture_of_experts(4, activation="gelu")', 192)])
+  ('mixture_of_experts(4, activation="gelu")', 192), ('none', 0)])
 def test_the_usual_width_follows_the_gate(text, hidden):
   assert usual_hidden(text, 48) == hidden
 
@@ -298,6 +298,7 @@ def test_the_usual_width_follows_the_gate(text, hidden):
   ('gelu(form="relu")', "passes 'form'"), ('mixture_of_experts(expert=4)', "did you mean 'experts'"),
   ('mixture_of_experts(hidden=4)', "passes 'hidden'"),
   ('mixture_of_experts(experts=2.5)', 'must be of type int'),
+  ('none(3)', 'none takes ()'),
   ('mixture_of_experts(top_k=9)', "'mixture_of_experts.top_k=9.': top_k=9 must lie in")])
 def test_specs_that_make_no_layer(text, sentence):
   with pytest.raises(ValueError, match=sentence):
@@ -307,6 +308,8 @@ def test_specs_that_make_no_layer(text, sentence):
 def test_every_entry_says_whether_it_is_gated():
   x, valid = jnp.zeros((1, 2, D)), jnp.ones((1, 2), bool)
   for name, make in FEED_FORWARDS.items():
+    if name == 'none':
+      continue
     made = make(width=D, hidden=F, bias=True, initializer=normal(), output_initializer=normal(),
                 dtype=jnp.float32)
     params = jax.eval_shape(made.init, jax.random.key(0), x, valid)['params']

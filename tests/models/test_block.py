@@ -104,6 +104,18 @@ def test_placement(placement, residual):
   assert set(params) == set(norms)
 
 
+@pytest.mark.parametrize('placement, formula, norms', [
+  ('pre', lambda x: x + f(n(2, x)), dict(mixer_norm=2)), ('post', lambda x: n(2, x + f(x)), dict(mixer_norm=2)),
+  ('sandwich', lambda x: x + n(4, f(n(2, x))), dict(mixer_norm=2, mixer_norm_after=4))], ids=PLACEMENTS)
+def test_a_mixer_alone(placement, formula, norms):
+  made = block(placement, feed_forward=None)
+  y, cache = out(made, norms, cache=jnp.int32(5))
+  np.testing.assert_allclose(y, formula(X), rtol=1e-5, atol=1e-5)
+  assert cache == 6
+  context = Context.whole(jnp.zeros((2, 3), jnp.int32))
+  assert set(made.init(jax.random.key(0), jnp.asarray(X), None, context, None)['params']) == set(norms)
+
+
 def test_every_placement_is_tested():
   assert {placement for placement, _ in FORMULAS} == set(PLACEMENTS)
   assert {residual for _, residual in FORMULAS} == set(RESIDUALS)

@@ -143,6 +143,25 @@ class TestPositions:
     assert np.abs(logits - apply(decoder(layers=2, position='rope(theta=10)'), params)).max() > 1e-3
 
 
+class TestBlocksWithoutFeedForward:
+
+  def test_they_have_a_mixer_and_its_norm(self):
+    params = boxed(decoder(feed_forward='none', mixer='mamba', position='none'))
+    assert set(params['stack']['layers']['block_0']) == {'mixer', 'mixer_norm'}
+
+  def test_beside_others(self):
+    blocks = dict(a=dict(feed_forward='none'), b=dict())
+    block = boxed(decoder(layers=2, pattern=('a', 'b'), blocks=blocks))['stack']['layers']
+    assert set(block['block_0']) == {'mixer', 'mixer_norm'}
+    assert block['block_1']['feed_forward']['up']['kernel'].value.shape == (1, 16, 32)
+
+  def test_others_beside_them(self):
+    blocks = dict(a=dict(), b=dict(feed_forward='swiglu'))
+    block = boxed(decoder(layers=2, feed_forward='none', pattern=('a', 'b'), blocks=blocks))['stack']['layers']
+    assert set(block['block_0']) == {'mixer', 'mixer_norm'}
+    assert block['block_1']['feed_forward']['gate']['kernel'].value.shape == (1, 16, 64)
+
+
 class TestDropout:
 
   def test_the_embedding_drops_its_share(self):
@@ -202,7 +221,7 @@ class TestDropout:
 
 
 @pytest.mark.parametrize('model', [
-  dict(residual='parallel_one_norm'), dict(embedding_width=6, tied=True, output_soft_cap=2.0)], ids=str)
+  dict(residual='parallel_one_norm'), dict(feed_forward='none', mixer='mamba', position='none'), dict(embedding_width=6, tied=True, output_soft_cap=2.0)], ids=str)
 def test_what_is_read_from_a_cache_is_what_is_read_at_once(model):
   model = decoder(**model)
   params, context = parameters(model), Context.whole(TOKENS)

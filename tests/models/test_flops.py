@@ -46,6 +46,11 @@ def test_a_narrow_table_is_lifted_and_lowered(tied):
   assert kinds['output'] == (2 * D * E + 2 * E * rows if tied else 2 * D * rows)
 
 
+def test_a_mixer_alone_is_all_that_counts():
+  whole, alone = (flops.per_token(tiny.decoder(T, feed_forward=f), T).kinds for f in ('relu', 'none'))
+  assert alone == {kind: count for kind, count in whole.items() if kind != 'feed_forward'} != whole
+
+
 @pytest.mark.parametrize('capacity, asked', [(None, 2.0), (1.25, 2.0), (0.5, 1.0)])
 def test_of_experts_those_that_are_asked_count(capacity, asked):
   """However many rows stand empty beside their tokens; with a small capacity the room there is."""

@@ -1,4 +1,5 @@
-"""One block: a mixer and a feed-forward layer on a residual stream, with cross-attention between them or without."""
+"""One block: a mixer and a feed-forward layer on a residual stream, with cross-attention between them or without;
+or a mixer alone."""
 
 from collections.abc import Callable
 from typing import Any
@@ -24,14 +25,14 @@ class Block(nn.Module):
     parallel_one_norm:  x + mixer(norm(x)) + feed_forward(norm(x))    (Wang & Komatsuzaki 2021, GPT-J)
 
   Attributes:
-    mixer, feed_forward, norm: factories.
+    mixer, feed_forward, norm: factories; no feed_forward: None.
     placement: one of `PLACEMENTS`; residual: one of `RESIDUALS`.
     dropout: rate on what each branch adds.
     cross: factory of a second mixer, which attends to a memory (Vaswani et al. 2017, §3.1); None: no memory.
   """
 
   mixer: Callable
-  feed_forward: Callable
+  feed_forward: Callable | None
   norm: Callable
   placement: str
   residual: str
@@ -60,7 +61,8 @@ class Block(nn.Module):
     def feed(y):
       return self.feed_forward(name='feed_forward')(y, context.segments > 0)
 
-    branches = {'mixer': mix} | ({'cross': cross} if self.cross else {}) | {'feed_forward': feed}
+    branches = {'mixer': mix, 'cross': self.cross and cross, 'feed_forward': self.feed_forward and feed}
+    branches = {name: f for name, f in branches.items() if f}
     x = RESIDUALS[self.residual](self, branches, x, context)
     return shard(x, 'batch', 'length', 'embed'), kept if cached else None
 
