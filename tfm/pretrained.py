@@ -1,0 +1,359 @@
+"""A published checkpoint as a model of ours: its config.json becomes a config, its tensors parameters."""
+
+import dataclasses
+import functools
+import importlib
+import json
+import pathlib
+import pkgutil
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+import tfm.families
+from tfm import build
+from tfm import config as configs
+from tfm.config import require
+from tfm.decoding import beam, loop
+from tfm.decoding.sampling import Sampling
+from tfm.decoding.unrolled import unrolled
+from tfm.families import rope, tensors
+from tfm.families.protocol import Family
+from tfm.mixers.protocol import Context
+from tfm.models.trunk import Trunk
+from tfm.parallel import mesh as meshes
+from tfm.parallel import sharding
+from tfm.shapes import Array, PyTree
+from tfm.spec import parse, suggest
+from tfm.training import state as states
+from tfm.training.checkpoint import target
+
+# What a class of the published implementation answers → our objective, by architecture.
+OBJECTIVES = {
+  ('decoder', 'vocabulary'): 'causal_lm', ('decoder', 'features'): 'causal_lm',
+  ('encoder', 'vocabulary'): 'masked_lm', ('encoder', 'features'): 'masked_lm',
+  ('encoder', 'classes'): 'classification({classes})', ('encoder', 'classes of words'): 'classification({classes}, words=True)',
+  ('encoder_decoder', 'vocabulary'): 'seq2seq', ('encoder_decoder', 'features'): 'seq2seq',
+}
+PACKINGS = {'masked_lm': 'concat', 'causal_lm': 'concat', 'seq2seq': 'padded', 'classification': 'each'}
+
+
+@functools.cache
+def families() -> dict[str, Family]:
+  """Every family by what config.json calls it."""
+  found = {}
+  for info in pkgutil.iter_modules(tfm.families.__path__):
+    module = importlib.import_module(f'tfm.families.{info.name}')
+    for family in getattr(module, 'FAMILIES', ()):
+      found[family.model_type] = family
+  return found
+
+
+def family_of(fields: dict[str, Any], folder: pathlib.Path) -> Family:
+  """The family of a config.json.
+
+  Raises:
+    ValueError: if there is none, with those there are.
+  """
+  name = fields.get('model_type')
+  require(name in families(), f'{folder}: model_type={name!r} is no family that is read; {suggest(str(name), families())}')
+  return families()[name]
+
+
+@dataclasses.dataclass(frozen=True)
+class Pretrained:
+  """A published model, ready to be asked.
+
+  Attributes:
+    config: resolved; model, params: what it says.
+    family: that it was read by; output: what it answers, one of `tfm.families.protocol.OUTPUTS`.
+    ids: of the tokens that begin, end and fill up a text, by 'start', 'eos' and 'pad', where config.json tells.
+    vocab: how many tokens there are.
+    mesh, rules: where the parameters live.
+  """
+
+  config: ConfigDict
+  model: Trunk
+  params: PyTree
+  family: Family
+  output: str
+  ids: dict[str, Any]
+  vocab: int
+  mesh: Mesh
+  rules: sharding.Rules
+
+  def logits(
+      self, input_ids: Array | None = None, attention_mask: Array | None = None, token_type_ids: Array | None = None,
+      decoder_input_ids: Array | None = None, pixel_values: Array | None = None,
+  ) -> np.ndarray:
+    """What the published model answers, float32: logits [B, T, V] or [B, classes], or where it has no output the last
+    hidden states [B, T, D].
+
+    Args:
+      input_ids: int [B, T]; attention_mask: 1 where there is a token, 0 for padding, on either side; positions count
+        from the first token of a row.
+      token_type_ids: of encoders that have types.
+      decoder_input_ids: of encoder-decoders, [B, T]; `input_ids` are then the source.
+      pixel_values: of images, [B, channels, H, W], as the published implementation has them.
+    """
+    given = dict(token_type_ids=token_type_ids, decoder_input_ids=decoder_input_ids, pixel_values=pixel_values)
+    takes = dict(decoder=(), encoder=('token_type_ids',), encoder_decoder=('decoder_input_ids',))
+    kind = self.config.model.architecture
+    for name, value in given.items():
+      require(value is None or name in takes[kind] or (name == 'pixel_values' and self.config.model.patch),
+              f'{name} was given, and a model of architecture {kind!r} reads none; leave it out')
+    context = context_of(input_ids, attention_mask)
+    model = self.at(context.positions.shape[1])
+    with sharding.context(self.mesh, self.rules):
+      return np.asarray(ANSWERS[kind](
+        model, self.params, self.output, jnp.asarray(input_ids), context, token_type_ids, decoder_input_ids))
+
+  def generate(
+      self, input_ids: Array, attention_mask: Array | None = None, *, max_new_tokens: int, num_beams: int = 1,
+      eos_id: int | None = None, do_sample: bool = False, seed: int = 0, length_penalty: float = 1.0,
+      early_stopping: bool = False, **sampling: Any,
+  ) -> np.ndarray:
+    """The tokens that follow each row, int32 [B, N], without the prompt: greedy, sampled, or of beam search; a row that
+    ended keeps its end, and is filled up.
+
+    Args:
+      eos_id: the token that ends a row; None: none does.
+      seed, **sampling: of `tfm.decoding.sampling.Sampling`, with do_sample.
+      length_penalty, early_stopping: of beam search, as `transformers` has them.
+    """
+    require(num_beams == 1 or not do_sample, f'num_beams={num_beams} searches and do_sample=True draws; choose one')
+    require(do_sample or not sampling, f'{next(iter(sampling), "")} is for sampling; give do_sample=True too')
+    if num_beams > 1:
+      found = self.search(input_ids, attention_mask, max_new_tokens=max_new_tokens, num_beams=num_beams, eos_id=eos_id,
+                          length_penalty=length_penalty, early_stopping=early_stopping)
+      rows = [best[0].tokens for best in found]
+    else:
+      prompts, sources = self.prompts(input_ids, attention_mask)
+      drawn = Sampling(**{'temperature': 1.0} | sampling) if do_sample else Sampling(temperature=0.0)
+      with sharding.context(self.mesh, self.rules):
+        made = [*loop.generate(
+          *unrolled(self.model, self.params), prompts, max_tokens=max_new_tokens, eos=eos_id, sources=sources,
+          sampling=drawn, seed=seed)]
+      rows = [np.concatenate(parts) for parts in zip(*made)]
+    pad = next(x for x in (self.ids.get('pad'), eos_id, 0) if x is not None)
+    if eos_id is not None:
+      rows = [row if len(row) == max_new_tokens else np.append(row, eos_id) for row in rows]
+    longest = max(map(len, rows))
+    return np.stack([np.pad(row, (0, longest - len(row)), constant_values=pad) for row in rows]).astype(np.int32)
+
+  def search(
+      self, input_ids: Array, attention_mask: Array | None = None, *, max_new_tokens: int, num_beams: int,
+      eos_id: int | None = None, length_penalty: float = 1.0, early_stopping: bool = False,
+  ) -> list[list[beam.Hypothesis]]:
+    """The `num_beams` best continuations of each row with their scores, log p over length^length_penalty, the best
+    first. Lengths are of new tokens, as in `transformers`."""
+    prompts, sources = self.prompts(input_ids, attention_mask)
+    with sharding.context(self.mesh, self.rules):
+      return beam.search(
+        *unrolled(self.model, self.params), prompts, max_tokens=max_new_tokens, beams=num_beams, sources=sources,
+        eos=-1 if eos_id is None else eos_id, penalty=beam.Power(length_penalty),
+        stopping='first' if early_stopping else 'likely')
+
+  def prompts(self, input_ids: Array, attention_mask: Array | None) -> tuple[list[np.ndarray], list[np.ndarray] | None]:
+    """Rows without padding, as what is continued, or as sources of targets that begin."""
+    ids = np.asarray(input_ids)
+    mask = np.ones_like(ids) if attention_mask is None else np.asarray(attention_mask)
+    rows = [row[kept > 0].astype(np.int32) for row, kept in zip(ids, mask)]
+    if self.config.model.architecture != 'encoder_decoder':
+      return rows, None
+    return [np.array([self.ids['start']], np.int32) for _ in rows], rows
+
+  def at(self, length: int) -> Trunk:
+    """The model for texts of a length: the same, but where a rotation was published that changes with it."""
+    texts = [part.position for part in configs.parts(self.config).values() if part.get('position')]
+    if not any(rope.longest_matters(text) for text in texts):
+      return self.model
+    config = self.config.copy_and_resolve_references()
+    config.data.length = length
+    return model_of(config, self.vocab)
+
+
+def context_of(ids: Array, mask: Array | None) -> Context:
+  """Rows of one document each, with padding where the mask is 0; positions count from the first token."""
+  mask = np.ones(np.shape(ids), np.int32) if mask is None else np.asarray(mask, np.int32)
+  positions = np.maximum(np.cumsum(mask, 1) - 1, 0)
+  return Context(jnp.asarray(positions), jnp.asarray(mask), jnp.zeros_like(jnp.asarray(mask)))
+
+
+@functools.partial(jax.jit, static_argnums=(0, 2))
+def decoder(model, params, output, ids, context, types, targets):
+  """Logits after each token, or hidden states."""
+  if output == 'features':
+    return model.apply({'params': params}, ids, context, method='features')[0].astype(jnp.float32)
+  return model.apply({'params': params}, ids, context)[0]
+
+
+@functools.partial(jax.jit, static_argnums=(0, 2))
+def encoder(model, params, output, ids, context, types, targets):
+  """Logits of hidden tokens or of classes, or hidden states."""
+  if output == 'features':
+    return model.apply({'params': params}, ids, context, types, method='features').astype(jnp.float32)
+  answers, _ = model.apply({'params': params}, ids, context, types)
+  return answers['vocabulary' if output == 'vocabulary' else 'classification']
+
+
+@functools.partial(jax.jit, static_argnums=(0, 2))
+def encoder_decoder(model, params, output, ids, context, types, targets):
+  """Logits after each token of the target, or its hidden states."""
+  ahead = Context.whole(targets)
+  if output == 'features':
+    memory = model.apply({'params': params}, ids, context, method='encode')
+    return model.apply({'params': params}, targets, ahead, None, memory, method='features')[0].astype(jnp.float32)
+  return model.apply({'params': params}, targets, ahead, None, ids, context)[0]
+
+
+ANSWERS = dict(decoder=decoder, encoder=encoder, encoder_decoder=encoder_decoder)
+
+
+def from_pretrained(path: str, dtype: str = 'float32', mesh: dict[str, int] | None = None) -> Pretrained:
+  """A published checkpoint: a local folder with config.json and model.safetensors, whole or in parts, or the name of one
+  on the hub, which `huggingface_hub` fetches where there is a network.
+
+  Args:
+    dtype: of parameters and of the compute: float32, bfloat16, float16.
+    mesh: how many devices along which axis, as in config.mesh; None: one device has everything.
+
+  Raises:
+    ValueError: for a folder that is none, a family, class, field or tensor that is not understood, by name.
+  """
+  folder = located(path)
+  fields = json.loads((folder / 'config.json').read_text())
+  family = family_of(fields, folder)
+  config, output, ids, vocab = declared(family, fields)
+  require(dtype in build.DTYPES, f'dtype={dtype!r} is not there; {suggest(str(dtype), build.DTYPES)}')
+  config.model.dtype = dtype
+  model = model_of(config, vocab)
+  made = meshes.make(mesh) if mesh else meshes.make(dict(data=1), jax.devices()[:1])
+  rules = sharding.parse_rules(config.rules)
+  boxed = jax.eval_shape(lambda key: states.parameters(model, key, 1, min(config.data.length, 16)), jax.random.key(0))
+  sharding.check_divisible(boxed, made, rules)
+  abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, build.DTYPES[dtype]), nn.unbox(boxed))
+  wanted = target(abstract, sharding.partition_specs(boxed, made, rules))
+  params = tensors.load(tensors.Tensors(folder), family.weights(config), wanted, family.prefix, family.ignored)
+  return Pretrained(config, model, params, family, output, ids, vocab, made, rules)
+
+
+def declared(family: Family, fields: dict[str, Any]) -> tuple[ConfigDict, str, dict[str, Any], int]:
+  """The config that a config.json is, what its class answers, the ids of its tokens and how many there are."""
+  found, output = family.read(fields)
+  vocab, classes = found.pop('vocab', 0), found.pop('classes', 0)
+  ids = {path.removeprefix('ids.'): found.pop(path) for path in [*found] if path.startswith('ids.')}
+  kind = found.get('model.architecture', 'decoder')
+  objective = found.setdefault('objective', OBJECTIVES[kind, output].format(classes=classes))
+  found.setdefault('data.packing', PACKINGS[objective.partition('(')[0]])
+  found.setdefault('model.vocab_multiple', 1)
+  return configs.resolve(configs.complete(nested(found))), output, ids, vocab
+
+
+def model_of(config: ConfigDict, vocab: int) -> Trunk:
+  """The model of a config whose tokens, those that an objective wants among them, are `vocab`."""
+  return build.model(config, vocab - len(build.objective(config).special))
+
+
+def nested(flat: dict[str, Any]) -> dict[str, Any]:
+  """{'a.b': 1} → {'a': {'b': 1}}."""
+  made = {}
+  for path, value in flat.items():
+    *above, name = path.split('.')
+    node = made
+    for part in above:
+      node = node.setdefault(part, {})
+    node[name] = value
+  return made
+
+
+def located(path: str) -> pathlib.Path:
+  """The folder of a checkpoint; what is no folder here is looked for on the hub.
+
+  Raises:
+    ValueError: if it is neither.
+  """
+  folder = pathlib.Path(path).expanduser()
+  if not folder.exists() and len(pathlib.PurePath(path).parts) == 2 and not path.startswith(('.', '/', '~')):
+    import huggingface_hub
+    try:
+      return pathlib.Path(huggingface_hub.snapshot_download(
+        path, allow_patterns=['*.json', '*.safetensors', '*.txt', '*.model']))
+    except Exception as error:
+      raise ValueError(f'{path} is no folder here, and the hub does not give it: {error}') from error
+  require((folder / 'config.json').is_file(), f'{path} holds no config.json; a published checkpoint does')
+  return folder
+
+
+def export(
+    config: ConfigDict, params: PyTree, folder: str, family: str, vocab: int, ids: Mapping[str, Any] = {},
+    output: str = 'vocabulary') -> None:
+  """Writes a model as a folder that `from_pretrained` and the published implementation read: config.json and
+  model.safetensors, in float32.
+
+  Args:
+    config: resolved; params: of its model, whose first `vocab` tokens are written.
+    family: what config.json is to call it.
+    ids: of tokens, as of `Pretrained`; output: what the model answers.
+
+  Raises:
+    ValueError: if the family is not there, or cannot say what the config says, naming the first field.
+  """
+  require(family in families(), f'--family={family!r} is not there; {suggest(family, families())}')
+  family = families()[family]
+  flat = dict(configs.leaves(config)) | {'vocab': vocab} | {f'ids.{name}': value for name, value in ids.items()}
+  objective = parse(config.objective)
+  if objective.name == 'classification':
+    flat['classes'] = objective.args[0] if objective.args else objective.kwargs['classes']
+  fields = family.write(output, _Said(flat))
+  refuse_unsaid(config, family, fields, vocab)
+  folder = pathlib.Path(folder)
+  folder.mkdir(parents=True, exist_ok=True)
+  (folder / 'config.json').write_text(json.dumps(fields, indent=2) + '\n')
+  tensors.save(folder, tensors.unload(family.weights(config), trimmed(params, vocab)))
+
+
+class _Said(dict):
+  """A flat config; what it does not hold, such as an id that nobody told, is None."""
+
+  def __missing__(self, path):
+    return None
+
+
+def refuse_unsaid(config: ConfigDict, family: Family, fields: dict[str, Any], vocab: int) -> None:
+  """Refuses a model that is another one when its config.json is read."""
+  try:
+    read, *_ = declared(family, fields)
+  except ValueError as error:
+    raise ValueError(f'{family.model_type!r} cannot say what the config says: {error}') from error
+  again = config.copy_and_resolve_references()
+  for path, value in configs.leaves(read):
+    if path.startswith('model.') and not path.removeprefix('model.').startswith(FREE) or path == 'data.length':
+      section, field = configs.locate(again, path, value) if path in dict(configs.leaves(again)) else (None, None)
+      if section is not None:
+        section[field] = value
+  # What a module is made of stands in its text; where in memory does not count.
+  one, other = (re.sub(r' at 0x[0-9a-f]+', '', repr(model_of(c, vocab))) for c in (config, again))
+  lines = [line for line in configs.difference(config.to_dict(), again.to_dict()) if line.startswith('model.')]
+  require(one == other, f'{family.model_type!r} cannot say what the config says; what it says would be another model: '
+                        f'{"; ".join(lines) or "another length"}')
+
+
+# Fields of the model that say how it begins, is trained or computed: not what it is.
+FREE = ('dtype', 'scan', 'remat', 'kernel', 'dropout', 'initializer', 'embedding_initializer', 'depth_scaled', 'vocab_multiple')
+
+
+def trimmed(params: PyTree, vocab: int) -> PyTree:
+  """Parameters without the rows of the vocabulary that are no tokens."""
+  cuts = {'embedding/table': 0, 'output/kernel': 1, 'bias/bias': 0}
+  def cut(path, x):
+    axis = cuts.get(tensors.path_of(path))
+    return x if axis is None or x.shape[axis] == vocab else jax.lax.slice_in_dim(x, 0, vocab, axis=axis)
+  return jax.tree_util.tree_map_with_path(cut, params)
