@@ -103,7 +103,7 @@ def names(**ours: str) -> Form:
     for name, own in ours.items():
       if own == value:
         return name
-    raise ValueError(f'{value!r} has no published name here; known: {", ".join(ours.values())}')
+    raise ValueError(f'{value!r} has no published name here; known: {", ".join(dict.fromkeys(ours.values()))}')
   return Form(read, write)
 
 
