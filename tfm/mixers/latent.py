@@ -39,8 +39,8 @@ class Latent(Mixer):
     value_width: channels of a head's values; 0: C.
 
   Raises (from `check`):
-    ValueError: for a rank or rope_width below 1, another width below 0, a rope_width that the position cannot rotate, a position that
-      reads keys, or a score that is no dot product.
+    ValueError: for a rank or rope_width below 1, another width below 0, a rope_width that the position cannot
+      rotate, a position that reads keys, or a score that is no dot product.
   """
 
   position: Callable
