@@ -109,6 +109,8 @@ class Pretrained:
     for name, value in given.items():
       require(value is None or name in takes[kind] or (name == 'pixel_values' and self.config.model.patch),
               f'{name} was given, and a model of architecture {kind!r} reads none; leave it out')
+    require(kind != 'encoder_decoder' or decoder_input_ids is not None,
+            "decoder_input_ids are what a model of architecture 'encoder_decoder' continues; give them")
     context = context_of(input_ids, attention_mask)
     model = self.at(context.positions.shape[1])
     with sharding.context(self.mesh, self.rules):
@@ -168,6 +170,7 @@ class Pretrained:
     rows = [row[kept > 0].astype(np.int32) for row, kept in zip(ids, mask)]
     if self.config.model.architecture != 'encoder_decoder':
       return rows, None
+    require(self.ids.get('start') is not None, 'config.json tells no decoder_start_token_id, so no text can begin')
     return [np.array([self.ids['start']], np.int32) for _ in rows], rows
 
   def at(self, length: int) -> Trunk:
@@ -232,6 +235,8 @@ def from_pretrained(path: str, dtype: str = 'float32', mesh: dict[str, int] | No
   fields = json.loads((folder / 'config.json').read_text())
   family = family_of(fields, folder)
   config, output, ids, vocab = declared(family, fields)
+  stored = tensors.Tensors(folder)
+  settle(config, output, family, stored)
   require(dtype in build.DTYPES, f'dtype={dtype!r} is not there; {suggest(str(dtype), build.DTYPES)}')
   config.model.dtype = dtype
   model = model_of(config, vocab)
@@ -241,8 +246,22 @@ def from_pretrained(path: str, dtype: str = 'float32', mesh: dict[str, int] | No
   sharding.check_divisible(boxed, made, rules)
   abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, build.DTYPES[dtype]), nn.unbox(boxed))
   wanted = target(abstract, sharding.partition_specs(boxed, made, rules))
-  params = tensors.load(tensors.Tensors(folder), family.weights(config), wanted, family.prefix, family.ignored)
+  params = tensors.load(stored, family.weights(config), wanted, family.prefix, family.ignored)
   return Pretrained(config, model, params, family, output, ids, vocab, made, rules)
+
+
+def settle(config: ConfigDict, output: str, family: Family, stored: tensors.Tensors) -> None:
+  """One name for the table of the embedding, and what only the tensors tell: whether the output is tied to it."""
+  for names in (family.twins, [name.removeprefix(family.prefix) for name in family.twins]):
+    stored.merge(names)
+  if not family.head or output != 'vocabulary':
+    return
+  if family.head not in stored.names:
+    config.model.tied = True
+  elif config.model.tied and stored.same(family.twins[0], family.head):
+    stored.merge((family.twins[0], family.head))
+  else:
+    config.model.tied = False
 
 
 def declared(family: Family, fields: dict[str, Any]) -> tuple[ConfigDict, str, dict[str, Any], int]:
