@@ -1,6 +1,5 @@
 """A published checkpoint as a model of ours: its config.json becomes a config, its tensors parameters."""
 
-import contextlib
 import dataclasses
 import functools
 import importlib
@@ -8,8 +7,7 @@ import json
 import pathlib
 import pkgutil
 import re
-import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import flax.linen as nn
@@ -32,7 +30,6 @@ from tfm.mixers.protocol import Context
 from tfm.models.trunk import Trunk
 from tfm.parallel import mesh as meshes
 from tfm.parallel import sharding
-from tfm.run import Run, carried
 from tfm.shapes import Array, PyTree
 from tfm.spec import parse, suggest
 from tfm.training import checkpoint
@@ -112,6 +109,8 @@ class Pretrained:
     for name, value in given.items():
       require(value is None or name in takes[kind] or (name == 'pixel_values' and self.config.model.patch),
               f'{name} was given, and a model of architecture {kind!r} reads none; leave it out')
+    require(kind != 'encoder_decoder' or decoder_input_ids is not None,
+            "decoder_input_ids are what a model of architecture 'encoder_decoder' continues; give them")
     context = context_of(input_ids, attention_mask)
     model = self.at(context.positions.shape[1])
     with sharding.context(self.mesh, self.rules):
@@ -171,6 +170,7 @@ class Pretrained:
     rows = [row[kept > 0].astype(np.int32) for row, kept in zip(ids, mask)]
     if self.config.model.architecture != 'encoder_decoder':
       return rows, None
+    require(self.ids.get('start') is not None, 'config.json tells no decoder_start_token_id, so no text can begin')
     return [np.array([self.ids['start']], np.int32) for _ in rows], rows
 
   def at(self, length: int) -> Trunk:
@@ -235,6 +235,8 @@ def from_pretrained(path: str, dtype: str = 'float32', mesh: dict[str, int] | No
   fields = json.loads((folder / 'config.json').read_text())
   family = family_of(fields, folder)
   config, output, ids, vocab = declared(family, fields)
+  stored = tensors.Tensors(folder)
+  settle(config, output, family, stored)
   require(dtype in build.DTYPES, f'dtype={dtype!r} is not there; {suggest(str(dtype), build.DTYPES)}')
   config.model.dtype = dtype
   model = model_of(config, vocab)
@@ -244,73 +246,22 @@ def from_pretrained(path: str, dtype: str = 'float32', mesh: dict[str, int] | No
   sharding.check_divisible(boxed, made, rules)
   abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, build.DTYPES[dtype]), nn.unbox(boxed))
   wanted = checkpoint.target(abstract, sharding.partition_specs(boxed, made, rules))
-  params = tensors.load(tensors.Tensors(folder), family.weights(config), wanted, family.prefix, family.ignored)
+  params = tensors.load(stored, family.weights(config), wanted, family.prefix, family.ignored)
   return Pretrained(config, model, params, family, output, ids, vocab, made, rules)
 
 
-def imported(path: str, workdir: str, assigned: Callable[[ConfigDict], ConfigDict] = lambda config: config) -> Pretrained:
-  """Makes a run of a published checkpoint: its parameters and its tokenizer, after no step.
-
-  Args:
-    assigned: config → the config with what the user said.
-
-  Raises:
-    ValueError: as `from_pretrained`; for a folder without a tokenizer, a workdir that holds a run, or a config whose model
-      is not the one that was published.
-  """
-  folder, workdir = located(path), pathlib.Path(workdir)
-  require(not (workdir / 'checkpoints').exists(), f'--workdir={workdir} holds a run; name another')
-  made = from_pretrained(str(folder))
-  config = made.config.copy_and_resolve_references()
-  if made.config.model.patch:
-    tokenizer = None
+def settle(config: ConfigDict, output: str, family: Family, stored: tensors.Tensors) -> None:
+  """One name for the table of the embedding, and what only the tensors tell: whether the output is tied to it."""
+  for names in (family.twins, [name.removeprefix(family.prefix) for name in family.twins]):
+    stored.merge(names)
+  if not family.head or output != 'vocabulary':
+    return
+  if family.head not in stored.names:
+    config.model.tied = True
+  elif config.model.tied and stored.same(family.twins[0], family.head):
+    stored.merge((family.twins[0], family.head))
   else:
-    config.data.tokenizer = f'published({str(folder.absolute())!r})'
-    tokenizer = build.tokenizer(config).train(())
-  config = configs.resolve(assigned(config))
-  lines = [line for line in configs.difference(made.config.to_dict(), config.to_dict()) if line.startswith('model.')]
-  require(not lines, f'--config.{lines[0] if lines else ""}: the model is the one that was published; leave it as it is')
-  workdir.mkdir(parents=True, exist_ok=True)
-  (workdir / 'config.json').write_text(configs.to_json(config))
-  run = dict(config=config.to_dict(), corpus='', tokenizer=tokenizer and tokenizer.state(), data=None,
-             published=dict(family=made.family.model_type, output=made.output, ids=made.ids, vocab=made.vocab))
-  with contextlib.closing(checkpoint.Checkpoints(workdir, keep=1)) as checkpoints:
-    checkpoints.begin(made.params, run)
-  return dataclasses.replace(made, config=config)
-
-
-# What a tokenizer is kept in, beside the tensors.
-TOKENIZER_FILES = ('tokenizer.json', 'tokenizer_config.json', 'special_tokens_map.json', 'spiece.model', 'tokenizer.model',
-                   'vocab.txt', 'vocab.json', 'merges.txt', 'added_tokens.json')
-
-
-def exported(run: Run, workdir: str, folder: str, family: str | None = None) -> str:
-  """Writes a run's model as a published checkpoint, and says what was written.
-
-  Args:
-    family: None: that which the run was imported of.
-
-  Raises:
-    ValueError: as `export`; for a run of no family.
-  """
-  published = carried(workdir, str(run.step)).get('published') or {}
-  require(bool(family or published), f'--workdir={workdir} was not imported; --family says how it is to be written, one of '
-                                     f'{", ".join(families())}')
-  tokenizer = run.tokenizer
-  vocab = published.get('vocab') or (tokenizer.vocab_size if tokenizer else 0)
-  ids = published.get('ids') or ({} if tokenizer is None else dict(eos=tokenizer.eos_id, start=tokenizer.begin_id))
-  output = published.get('output') or ('classes' if parse(run.config.objective).name == 'classification' else 'vocabulary')
-  export(run.config, run.params, folder, family or published['family'], vocab, ids, output)
-  told = f'config.json and tensors of {family or published["family"]}'
-  came = parse(run.config.data.tokenizer)
-  if came.name == 'published':
-    files = [name for name in TOKENIZER_FILES if (pathlib.Path(came.args[0]) / name).exists()]
-    for name in files:
-      shutil.copy(pathlib.Path(came.args[0]) / name, folder)
-    told += f', and its tokenizer, {", ".join(files)}' if files else f'; {came.args[0]} no longer holds its tokenizer'
-  elif tokenizer:
-    told += f'; its tokenizer, {run.config.data.tokenizer!r}, has no published form and stays with the run'
-  return told
+    config.model.tied = False
 
 
 def declared(family: Family, fields: dict[str, Any]) -> tuple[ConfigDict, str, dict[str, Any], int]:

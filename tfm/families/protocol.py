@@ -71,6 +71,10 @@ class Family:
     weights: config → its tensors and parameters, under the names of the class that has an output.
     prefix: of the names of what is no output, which checkpoints without one leave out.
     ignored: a regular expression of tensors that are no parameters: constants that the implementation saves.
+    twins: names under which the table of the embedding stands, one of them or several that are the same; the first is
+      that of `weights`.
+    head: of the tensor of an output of its own, where config.json is not the one to tell whether there is one: it is
+      tied where there is no such tensor, or one that is the table.
   """
 
   model_type: str
@@ -79,6 +83,8 @@ class Family:
   weights: Callable[[ConfigDict], Iterator[Weight]]
   prefix: str = ''
   ignored: str = r'$^'
+  twins: tuple[str, ...] = ()
+  head: str = ''
 
   def read(self, given: Mapping[str, Any]) -> 'Declared':
     """What a config.json says.
