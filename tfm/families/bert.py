@@ -17,8 +17,13 @@ def fields(output):
     yield Always('model.pooled_transform', 'tanh')
 
 
-def shared(output):
-  """What BERT has in common with its descendants."""
+def shared(output, transform=None, eos=None):
+  """What BERT has in common with its descendants.
+
+  Args:
+    transform: the activation of the layer before the vocabulary; None: that of the others.
+    eos: the id of the token at the end, where config.json does not say.
+  """
   yield from (
     Always('model.architecture', 'encoder'),
     Always('model.norm_placement', 'post'),
@@ -35,12 +40,13 @@ def shared(output):
     Same('attention_probs_dropout_prob', 'model.dropout.attention', default=0.1),
     Same('tie_word_embeddings', 'model.tied', default=True),
     Same('vocab_size', 'vocab', default=30522),
-    Same('eos_token_id', 'ids.eos', default=None),
+    Same('eos_token_id', 'ids.eos', default=eos),
     Only(position_embedding_type='absolute'),
     *classes(output),
   )
   if output == 'vocabulary':
-    yield Same('hidden_act', 'model.output_transform', PLAIN, default='gelu')
+    yield Always('model.output_transform', transform) if transform else Same(
+      'hidden_act', 'model.output_transform', PLAIN, default='gelu')
     yield Always('model.output_bias', True)
 
 
