@@ -92,11 +92,13 @@ class Form:
 SAME = Form(lambda value: value, lambda value: value)
 
 
-def names(**ours: str) -> Form:
-  """Published name → ours."""
+def names(given: Mapping[Any, Any] = {}, /, **ours: Any) -> Form:
+  """Published name → ours; what is no name, such as True, in a dict."""
+  ours = {**given, **ours}
+
   def read(value):
     if value not in ours:
-      raise ValueError(f'{value!r} is not understood; {suggest(str(value), ours)}')
+      raise ValueError(f'{value!r} is not understood; {suggest(str(value), map(str, ours))}')
     return ours[value]
 
   def write(value):
@@ -133,15 +135,21 @@ class Same(Field):
 
   Attributes:
     name: in config.json; path: in our config; default: its value where config.json does not say.
+    older: other names of it, in older files.
   """
 
   name: str
   path: str
   form: Form = SAME
   default: Any = MISSING
+  older: tuple[str, ...] = ()
 
   def read(self, given, config):
-    value = given.take(self.name, self.default)
+    name = next((name for name in self.older if name in given), self.name)
+    value = given.take(name, self.default)
+    for other in (self.name, *self.older):
+      if (again := given.take(other, value)) != value:
+        raise ValueError(f'config.json: {other}={again!r} is what {name}={value!r} is; say one of them')
     try:
       config[self.path] = self.form.read(value)
     except ValueError as error:
@@ -184,6 +192,27 @@ class Only(Field):
 
   def write(self, config, given):
     given.update(self.values)
+
+
+@dataclasses.dataclass(frozen=True)
+class Again(Field):
+  """A field that some files have besides another, and that must say what that one says.
+
+  Attributes:
+    name: of it; of: of the other; default: the other's value where config.json does not say.
+  """
+
+  name: str
+  of: str
+  default: Any
+
+  def read(self, given, config):
+    wanted = given.take(self.of, self.default)
+    if (value := given.take(self.name, None)) not in (None, wanted):
+      raise ValueError(f'config.json: {self.name}={value!r} is not understood beside {self.of}={wanted!r}')
+
+  def write(self, config, given):
+    pass
 
 
 @dataclasses.dataclass(frozen=True)
