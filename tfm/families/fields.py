@@ -195,6 +195,21 @@ class Only(Field):
 
 
 @dataclasses.dataclass(frozen=True)
+class Either(Field):
+  """A field of config.json that is understood at several values, which mean the same; the first is written."""
+
+  name: str
+  values: tuple[Any, ...]
+
+  def read(self, given, config):
+    if (found := given.take(self.name, self.values[0])) not in self.values:
+      raise ValueError(f'config.json: {self.name}={found!r} is not understood; known: {", ".join(map(str, self.values))}')
+
+  def write(self, config, given):
+    given[self.name] = self.values[0]
+
+
+@dataclasses.dataclass(frozen=True)
 class Again(Field):
   """A field that some files have besides another, and that must say what that one says.
 
@@ -230,6 +245,32 @@ class Ignored(Field):
 
   def write(self, config, given):
     pass
+
+
+@dataclasses.dataclass(frozen=True)
+class Inside(Field):
+  """Fields that lie in one of config.json, which is a table itself.
+
+  Attributes:
+    name: of the table; fields: that it holds.
+  """
+
+  name: str
+  fields: tuple[Field, ...]
+
+  def read(self, given, config):
+    inner = Given(given.take(self.name, None) or {})
+    try:
+      for field in self.fields:
+        field.read(inner, config)
+      inner.refuse_others()
+    except ValueError as error:
+      raise ValueError(f'{error} (in {self.name})') from None
+
+  def write(self, config, given):
+    inner = given.setdefault(self.name, {})
+    for field in self.fields:
+      field.write(config, inner)
 
 
 @dataclasses.dataclass(frozen=True)
