@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import importlib
 import json
+import math
 import pathlib
 import pkgutil
 import re
@@ -109,8 +110,11 @@ class Pretrained:
     for name, value in given.items():
       require(value is None or name in takes[kind] or (name == 'pixel_values' and self.config.model.patch),
               f'{name} was given, and a model of architecture {kind!r} reads none; leave it out')
-    context = context_of(input_ids, attention_mask)
+    context = context_of(input_ids, attention_mask, self.family.counts, self.ids.get('pad'))
     model = self.at(context.positions.shape[1])
+    refuse_beyond(model, context)
+    first = self.output != 'classes' or self.config.model.pooling != 'first' or (context.segments[:, 0] > 0).all()
+    require(first, 'attention_mask hides the first id of a row, which its class is told from; pad on the right')
     with sharding.context(self.mesh, self.rules):
       return np.asarray(ANSWERS[kind](
         model, self.params, self.output, jnp.asarray(input_ids), context, token_type_ids, decoder_input_ids))
@@ -180,11 +184,23 @@ class Pretrained:
     return model_of(config, self.vocab)
 
 
-def context_of(ids: Array, mask: Array | None) -> Context:
-  """Rows of one document each, with padding where the mask is 0; positions count from the first token."""
-  mask = np.ones(np.shape(ids), np.int32) if mask is None else np.asarray(mask, np.int32)
-  positions = np.maximum(np.cumsum(mask, 1) - 1, 0)
-  return Context(jnp.asarray(positions), jnp.asarray(mask), jnp.zeros_like(jnp.asarray(mask)))
+def context_of(ids: Array, mask: Array | None, counts: str = 'shown', pad: int | None = None) -> Context:
+  """Rows of one document each, with padding where the mask is 0; positions count what `counts`, one of
+  `tfm.families.protocol.COUNTS`, says."""
+  ids = np.asarray(ids)
+  mask = np.ones(ids.shape, np.int32) if mask is None else np.asarray(mask, np.int32)
+  if counts == 'filled':
+    positions = np.where(ids == pad, -1, np.cumsum(ids != pad, 1) - 1)   # -1: the table's row of padding
+  else:
+    positions = np.maximum(np.cumsum(mask if counts == 'shown' else np.ones_like(mask), 1) - 1, 0)
+  return Context(jnp.asarray(positions, jnp.int32), jnp.asarray(mask), jnp.zeros_like(jnp.asarray(mask)))
+
+
+def refuse_beyond(model: Trunk, context: Context) -> None:
+  """Refuses tokens at positions that the model cannot tell."""
+  reach = min((made().reach for made in model.positions if made().reach is not None), default=math.inf)
+  last = int(context.positions.max(initial=0))
+  require(last < reach, f'input_ids reach position {last}, and the model has {reach}; give shorter rows')
 
 
 @functools.partial(jax.jit, static_argnums=(0, 2))
@@ -241,7 +257,8 @@ def from_pretrained(path: str, dtype: str = 'float32', mesh: dict[str, int] | No
   sharding.check_divisible(boxed, made, rules)
   abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, build.DTYPES[dtype]), nn.unbox(boxed))
   wanted = target(abstract, sharding.partition_specs(boxed, made, rules))
-  params = tensors.load(tensors.Tensors(folder), family.weights(config), wanted, family.prefix, family.ignored)
+  params = tensors.load(tensors.Tensors(folder), family.weights(config), wanted, family.prefix, family.ignored,
+                        family.left_out)
   return Pretrained(config, model, params, family, output, ids, vocab, made, rules)
 
 

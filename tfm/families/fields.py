@@ -12,7 +12,7 @@ MISSING = object()
 # Fields that change neither parameters nor numbers: how to train, to draw, to store, to call; names of classes.
 HARMLESS = frozenset('''
   architectures model_type transformers_version _name_or_path _commit_hash auto_map torch_dtype dtype name_or_path
-  use_cache initializer_range init_std initializer_factor initializer_cutoff_factor id2label label2id num_labels
+  use_cache _num_labels initializer_range init_std initializer_factor initializer_cutoff_factor id2label label2id num_labels
   problem_type task_specific_params finetuning_task tokenizer_class prefix return_dict return_dict_in_generate
   output_past gradient_checkpointing chunk_size_feed_forward output_scores max_length min_length do_sample
   early_stopping num_beams num_beam_groups diversity_penalty temperature top_k top_p typical_p repetition_penalty
@@ -311,6 +311,18 @@ def learned(name: str, default: Any = MISSING, beside: int = 0, path: str = 'mod
     rows = given.take(name, default) - beside
     return {path: form.read(rows), 'data.length': rows}
   return Both(reading, writing)
+
+
+def classes(output: str) -> tuple[Both, ...]:
+  """How many classes there are, where the output tells classes. Their names are not kept."""
+  def reading(given):
+    names = given.take('id2label', None)
+    return {'classes': len(names) if names else given.take('num_labels', 2)}
+
+  def writing(config):
+    names = {str(i): f'LABEL_{i}' for i in range(config['classes'])}
+    return dict(id2label=names, label2id={name: int(i) for i, name in names.items()})
+  return (Both(reading, writing),) if output.startswith('classes') else ()
 
 
 # What published configs call the activation of a feed-forward layer; of several names the first is written.
