@@ -113,7 +113,8 @@ def argument(name: str, of: str, default: Any = MISSING, **fixed: Any) -> Form:
   """A value as one argument of a spec: argument('layernorm', 'epsilon') reads 1e-5 as 'layernorm(epsilon=1e-05)'.
 
   Args:
-    default: of the argument, where a spec leaves it out; fixed: arguments that the family always has.
+    default: of the argument, where a spec leaves it out; fixed: arguments that the family always has, which a spec that
+      is written may leave to the rest of the config.
   """
   def read(value):
     words = [f'{key}={item!r}' for key, item in ({of: value} | fixed).items()]
@@ -123,7 +124,8 @@ def argument(name: str, of: str, default: Any = MISSING, **fixed: Any) -> Form:
     call = parse(text)
     kwargs = dict(zip((of,), call.args)) | dict(call.kwargs)
     value = kwargs.pop(of, default)
-    if call.name != name or len(call.args) > 1 or kwargs != fixed or value is MISSING:
+    others = any(key not in fixed or item != fixed[key] for key, item in kwargs.items())
+    if call.name != name or len(call.args) > 1 or others or value is MISSING:
       raise ValueError(f'{text!r} is not said by the family; {read(value if value is not MISSING else "…")!r} would be')
     return value
   return Form(read, write)

@@ -15,7 +15,7 @@ def fields(output):
     Same('layer_norm_eps', 'model.norm', argument('layernorm', 'epsilon', 1e-5), default=1e-5),
     Same('use_parallel_residual', 'model.residual', names({True: 'parallel', False: 'sequential'}), default=True),
     Same('attention_bias', 'model.mixer', names({True: 'softmax', False: "softmax(biases='')"}), default=True),
-    rope.field(theta='rotary_emb_base', fraction='rotary_pct', usual_fraction=0.25),
+    rope.field(theta='rotary_emb_base', fraction='rotary_pct', usual_fraction=0.25, usual_length=2048),
     Again('rope_theta', 'rotary_emb_base', 10_000.0),
     Again('partial_rotary_factor', 'rotary_pct', 0.25),
     Same('max_position_embeddings', 'data.length', default=2048),

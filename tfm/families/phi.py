@@ -18,7 +18,7 @@ def fields(output):
     Same('hidden_act', 'model.feed_forward', PLAIN, default='gelu_new'),
     Same('layer_norm_eps', 'model.norm', EPSILON, default=1e-5),
     Both(normed, norms),
-    rope.field(usual_fraction=0.5),
+    rope.field(usual_fraction=0.5, usual_length=2048),
     Same('max_position_embeddings', 'data.length', default=2048),
     Same('embd_pdrop', 'model.dropout.embedding', default=0.0),
     Same('attention_dropout', 'model.dropout.attention', default=0.0),
