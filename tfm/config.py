@@ -95,6 +95,8 @@ def schema() -> ConfigDict:
       warmup=100,                   # steps
       clip=1.0,                     # global norm of the gradient; 0: no clipping
       no_decay=r'bias|scale|table|sinks|A_log|/D$',   # parameters (regex on the path) without weight decay
+      frozen='',                    # parameters (regex on the path) that stay as they are; '': none
+      layer_decay=1.0,              # factor on the learning rate from each layer to the one below it; 1.0: all learn alike
     ),
     training=dict(
       steps=1000,
