@@ -71,6 +71,12 @@ class Family:
     weights: config → its tensors and parameters, under the names of the class that has an output.
     prefix: of the names of what is no output, which checkpoints without one leave out.
     ignored: a regular expression of tensors that are no parameters: constants that the implementation saves.
+    twins: names under which the table of the embedding stands, one of them or several that are the same; the first is
+      that of `weights`.
+    head: of the tensor of an output of its own, where config.json is not the one to tell whether there is one: it is
+      tied where there is no such tensor, or one that is the table.
+    left_out: one of tensors that are parameters and change nothing of the output, such as a pooler; the log names them.
+    counts: which of a row's ids have positions, counted from 0; one of `COUNTS`.
   """
 
   model_type: str
@@ -79,6 +85,10 @@ class Family:
   weights: Callable[[ConfigDict], Iterator[Weight]]
   prefix: str = ''
   ignored: str = r'$^'
+  twins: tuple[str, ...] = ()
+  head: str = ''
+  left_out: str = r'$^'
+  counts: str = 'shown'
 
   def read(self, given: Mapping[str, Any]) -> 'Declared':
     """What a config.json says.
@@ -113,6 +123,11 @@ class Family:
     for field in self.fields(output):
       field.write(config, made)
     return made
+
+
+# What the published implementation counts: the tokens that the mask shows; padding too, wherever it stands; all ids but
+# that of padding, whatever the mask shows.
+COUNTS = 'shown', 'all', 'filled'
 
 
 class Declared(NamedTuple):
