@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import importlib
+import itertools
 import json
 import pathlib
 import pkgutil
@@ -251,9 +252,16 @@ def from_pretrained(path: str, dtype: str = 'float32', mesh: dict[str, int] | No
 
 
 def settle(config: ConfigDict, output: str, family: Family, stored: tensors.Tensors) -> None:
-  """One name for the table of the embedding, and what only the tensors tell: whether the output is tied to it."""
-  for names in (family.twins, [name.removeprefix(family.prefix) for name in family.twins]):
-    stored.merge(names)
+  """What only the tensors tell, whether the output is tied to the embedding; and those that are no parameters are
+  looked at, and put aside.
+
+  Raises:
+    ValueError: for tables that are to be one and differ, and constants that are others.
+  """
+  for bare in ('', family.prefix):
+    stored.merge([name.removeprefix(bare) for name in family.twins])
+    for name, values in family.constants(config):
+      stored.expect(name.removeprefix(bare), values)
   if not family.head or output != 'vocabulary':
     return
   if family.head not in stored.names:
@@ -336,7 +344,8 @@ def export(
   folder = pathlib.Path(folder)
   folder.mkdir(parents=True, exist_ok=True)
   (folder / 'config.json').write_text(json.dumps(fields, indent=2) + '\n')
-  tensors.save(folder, tensors.unload(family.weights(config), trimmed(params, vocab)))
+  tensors.save(folder, itertools.chain(
+    tensors.unload(family.weights(config), trimmed(params, vocab)), family.constants(config)))
 
 
 class _Said(dict):
