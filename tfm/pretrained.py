@@ -1,5 +1,6 @@
 """A published checkpoint as a model of ours: its config.json becomes a config, its tensors parameters."""
 
+import contextlib
 import dataclasses
 import functools
 import importlib
@@ -8,7 +9,8 @@ import json
 import pathlib
 import pkgutil
 import re
-from collections.abc import Mapping
+import shutil
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import flax.linen as nn
@@ -31,10 +33,11 @@ from tfm.mixers.protocol import Context
 from tfm.models.trunk import Trunk
 from tfm.parallel import mesh as meshes
 from tfm.parallel import sharding
+from tfm.run import Run, carried
 from tfm.shapes import Array, PyTree
 from tfm.spec import parse, suggest
+from tfm.training import checkpoint
 from tfm.training import state as states
-from tfm.training.checkpoint import target
 
 # What a class of the published implementation answers → our objective, by architecture.
 OBJECTIVES = {
@@ -246,7 +249,7 @@ def from_pretrained(path: str, dtype: str = 'float32', mesh: dict[str, int] | No
   boxed = jax.eval_shape(lambda key: states.parameters(model, key, 1, min(config.data.length, 16)), jax.random.key(0))
   sharding.check_divisible(boxed, made, rules)
   abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, build.DTYPES[dtype]), nn.unbox(boxed))
-  wanted = target(abstract, sharding.partition_specs(boxed, made, rules))
+  wanted = checkpoint.target(abstract, sharding.partition_specs(boxed, made, rules))
   params = tensors.load(stored, family.weights(config), wanted, family.prefix, family.ignored)
   return Pretrained(config, model, params, family, output, ids, vocab, made, rules)
 
@@ -270,6 +273,71 @@ def settle(config: ConfigDict, output: str, family: Family, stored: tensors.Tens
     stored.merge((family.twins[0], family.head))
   else:
     config.model.tied = False
+
+
+def imported(path: str, workdir: str, assigned: Callable[[ConfigDict], ConfigDict] = lambda config: config) -> Pretrained:
+  """Makes a run of a published checkpoint: its parameters and its tokenizer, after no step.
+
+  Args:
+    assigned: config → the config with what the user said.
+
+  Raises:
+    ValueError: as `from_pretrained`; for a folder without a tokenizer, a workdir that holds a run, or a config whose model
+      is not the one that was published.
+  """
+  folder, workdir = located(path), pathlib.Path(workdir)
+  require(not (workdir / 'checkpoints').exists(), f'--workdir={workdir} holds a run; name another')
+  made = from_pretrained(str(folder))
+  config = made.config.copy_and_resolve_references()
+  if made.config.model.patch:
+    tokenizer = None
+  else:
+    config.data.tokenizer = f'published({str(folder.absolute())!r})'
+    tokenizer = build.tokenizer(config).train(())
+  config = configs.resolve(assigned(config))
+  lines = [line for line in configs.difference(made.config.to_dict(), config.to_dict()) if line.startswith('model.')]
+  require(not lines, f'--config.{lines[0] if lines else ""}: the model is the one that was published; leave it as it is')
+  workdir.mkdir(parents=True, exist_ok=True)
+  (workdir / 'config.json').write_text(configs.to_json(config))
+  run = dict(config=config.to_dict(), corpus='', tokenizer=tokenizer and tokenizer.state(), data=None,
+             published=dict(family=made.family.model_type, output=made.output, ids=made.ids, vocab=made.vocab))
+  with contextlib.closing(checkpoint.Checkpoints(workdir, keep=1)) as checkpoints:
+    checkpoints.begin(made.params, run)
+  return dataclasses.replace(made, config=config)
+
+
+# What a tokenizer is kept in, beside the tensors.
+TOKENIZER_FILES = ('tokenizer.json', 'tokenizer_config.json', 'special_tokens_map.json', 'spiece.model', 'tokenizer.model',
+                   'vocab.txt', 'vocab.json', 'merges.txt', 'added_tokens.json')
+
+
+def exported(run: Run, workdir: str, folder: str, family: str | None = None) -> str:
+  """Writes a run's model as a published checkpoint, and says what was written.
+
+  Args:
+    family: None: that which the run was imported of.
+
+  Raises:
+    ValueError: as `export`; for a run of no family.
+  """
+  published = carried(workdir, str(run.step)).get('published') or {}
+  require(bool(family or published), f'--workdir={workdir} was not imported; --family says how it is to be written, one of '
+                                     f'{", ".join(families())}')
+  tokenizer = run.tokenizer
+  vocab = published.get('vocab') or (tokenizer.vocab_size if tokenizer else 0)
+  ids = published.get('ids') or ({} if tokenizer is None else dict(eos=tokenizer.eos_id, start=tokenizer.begin_id))
+  output = published.get('output') or ('classes' if parse(run.config.objective).name == 'classification' else 'vocabulary')
+  export(run.config, run.params, folder, family or published['family'], vocab, ids, output)
+  told = f'config.json and tensors of {family or published["family"]}'
+  came = parse(run.config.data.tokenizer)
+  if came.name == 'published':
+    files = [name for name in TOKENIZER_FILES if (pathlib.Path(came.args[0]) / name).exists()]
+    for name in files:
+      shutil.copy(pathlib.Path(came.args[0]) / name, folder)
+    told += f', and its tokenizer, {", ".join(files)}' if files else f'; {came.args[0]} no longer holds its tokenizer'
+  elif tokenizer:
+    told += f'; its tokenizer, {run.config.data.tokenizer!r}, has no published form and stays with the run'
+  return told
 
 
 def declared(family: Family, fields: dict[str, Any]) -> tuple[ConfigDict, str, dict[str, Any], int]:
@@ -311,10 +379,11 @@ def located(path: str) -> pathlib.Path:
   if not folder.exists() and len(pathlib.PurePath(path).parts) == 2 and not path.startswith(('.', '/', '~')):
     import huggingface_hub
     try:
-      return pathlib.Path(huggingface_hub.snapshot_download(
+      folder = pathlib.Path(huggingface_hub.snapshot_download(
         path, allow_patterns=['*.json', '*.safetensors', '*.txt', '*.model']))
-    except Exception as error:
-      raise ValueError(f'{path} is no folder here, and the hub does not give it: {error}') from error
+    except Exception as error:   # of the library, of what it is made of, of the system
+      [why, *_] = str(error).splitlines() or [type(error).__name__]
+      raise ValueError(f'{path} is no folder here, and the hub does not give it: {why.strip()}') from error
   require((folder / 'config.json').is_file(), f'{path} holds no config.json; a published checkpoint does')
   return folder
 
@@ -334,6 +403,10 @@ def export(
     ValueError: if the family is not there, or cannot say what the config says, naming the first field.
   """
   require(family in families(), f'--family={family!r} is not there; {suggest(family, families())}')
+  config = config.copy_and_resolve_references()
+  for part in configs.parts(config).values():
+    if part.get('position') == 'learned':   # as many rows as the sequences are long, which a config.json says
+      part.position = f'learned(rows={config.data.length})'
   family = families()[family]
   flat = dict(configs.leaves(config)) | {'vocab': vocab} | {f'ids.{name}': value for name, value in ids.items()}
   objective = parse(config.objective)

@@ -131,6 +131,13 @@ def continues_alike(ours, theirs, given):
   np.testing.assert_allclose([one.score for one in best], found.sequences_scores, atol=1e-4)
 
 
+def longer(theirs, folder, length, field='logits'):
+  """The same answers, of the model read from a folder, to one text of a length."""
+  ours = tfm.from_pretrained(str(folder))
+  ids = np.random.default_rng(5).integers(5, ours.vocab, (1, length))
+  close(ours.logits(ids), answered(theirs, dict(input_ids=ids), field))
+
+
 def older(folder, **fields):
   """The folder's config.json in the form of older files: these fields besides, or instead (None: away)."""
   path = folder / 'config.json'

@@ -78,7 +78,8 @@ def test_microbatches_partition_the_rows():
 
 
 @pytest.mark.parametrize('chunk, model', [
-  (1, {}), (64, {'model.tied': False}), (100, {}), (64, {'model.output_soft_cap': 0.01}), (64, {'model.embedding_width': 8})], ids=str)
+  (1, {}), (64, {'model.tied': False}), (100, {}), (64, {'model.output_soft_cap': 0.01}),
+  (64, {'model.embedding_width': 8})], ids=str)
 def test_loss_in_pieces_is_the_loss(tiny, chunk, model):
   fields = {'objective': 'causal_lm(label_smoothing=0.1, z_loss=0.01)', 'model.tied': True, **model}
   whole, a = prepared(sgd(tiny, **fields))
