@@ -76,6 +76,20 @@ class Tensors:
     if there:
       self._files[names[0]] = self._files.pop(there[0])
 
+  def expect(self, name: str, values: np.ndarray) -> None:
+    """Puts a tensor aside, if it is there, that holds what is known; rounded, of sixteen bits.
+
+    Raises:
+      ValueError: if it holds something else.
+    """
+    if name not in self._files:
+      return
+    found = self.read(name)
+    if found.shape != values.shape or np.abs(found.astype(np.float32) - values).max() > (
+        1e-5 if found.dtype == np.float32 else 1e-2):
+      raise ValueError(f'{self.folder} has the tensor {name!r} with other numbers than the constants that its family has')
+    del self._files[name]
+
 
 def load(
     tensors: Tensors, weights: Iterable[Weight], target: PyTree, prefix: str = '', ignored: str = r'$^',
