@@ -367,6 +367,9 @@ def check_parts(config: ConfigDict, where: str, b: ConfigDict, mixer: type[Mixer
   extra = parts['position'].func.enters() - {'embed'} - mixer.hooks
   require(not extra, f'config.{where}.mixer={b.mixer!r} does not ask a position for its {" or ".join(sorted(extra))}, '
                      f"where position={b.position!r} enters; 'none' or one that enters at the embedding would do")
+  require(mixer.lends or not parts['position']().borrows,
+          f'config.{where}.mixer={b.mixer!r} does not lend its projections, which position={b.position!r} borrows; '
+          "'softmax' does, or the position may have its own")
   known = None if mixer.masks is None else [spec.build(text, tfm.masks, Mask) for text in mixer.masks]
   require(known is None or parts['mask'] in known,
           f'config.{where}.mixer={b.mixer!r} cannot honour mask={b.mask!r}; '

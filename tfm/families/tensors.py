@@ -23,7 +23,11 @@ WHOLE, INDEX = 'model.safetensors', 'model.safetensors.index.json'
 _log = logging.getLogger(__name__)
 SHARD = 5 * 2**30  # bytes of a file of several
 # How names began before they were what they are.
-RENAMED = (('LayerNorm.gamma', 'LayerNorm.weight'), ('LayerNorm.beta', 'LayerNorm.bias'))
+RENAMED = (
+  ('LayerNorm.gamma', 'LayerNorm.weight'), ('LayerNorm.beta', 'LayerNorm.bias'),
+  # DeBERTa's, which its classes call so, or so.
+  ('lm_predictions.lm_head.dense', 'cls.predictions.transform.dense'), ('lm_predictions.lm_head.bias', 'cls.predictions.bias'),
+  ('lm_predictions.lm_head.LayerNorm', 'cls.predictions.transform.LayerNorm'))
 
 
 class Tensors:
