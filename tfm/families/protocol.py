@@ -72,6 +72,7 @@ class Family:
     prefix: of the names of what is no output, which checkpoints without one leave out.
     ignored: a regular expression of tensors that are no parameters: constants that the implementation saves.
     left_out: one of tensors that are parameters and change nothing of the output, such as a pooler; the log names them.
+    unread: paths of our config that its models do not read, such as the heads of a mixer that has none.
     counts: which of a row's ids have positions, counted from 0; one of `COUNTS`.
   """
 
@@ -83,6 +84,7 @@ class Family:
   ignored: str = r'$^'
   left_out: str = r'$^'
   counts: str = 'shown'
+  unread: tuple[str, ...] = ()
 
   def read(self, given: Mapping[str, Any]) -> 'Declared':
     """What a config.json says.
