@@ -1,6 +1,7 @@
 """Config → objects: the one place where spec strings become modules, and where a bad run is refused."""
 
 import functools
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -42,7 +43,7 @@ from tfm.objectives.protocol import Objective
 from tfm.positions.protocol import Position
 from tfm.scores.protocol import Score
 from tfm.shapes import Array, Float
-from tfm.training.optimizer import OPTIMIZERS
+from tfm.training.optimizer import OPTIMIZERS, Optimizer, by_depth
 from tfm.training.optimizer import optimizer as make_optimizer
 from tfm.training.schedule import SCHEDULES, schedule
 
@@ -87,14 +88,23 @@ def objective(config: ConfigDict) -> Objective:
 
 
 def optimizer(
-    config: ConfigDict, peak: Float[Array, ''] | None = None) -> tuple[optax.GradientTransformation, optax.Schedule]:
+    config: ConfigDict, peak: Float[Array, ''] | None = None) -> tuple[Optimizer, optax.Schedule]:
   """The optimizer, and its learning rate by steps done; `peak` is the config's learning rate unless given."""
   o = config.optimizer
   peak = o.learning_rate if peak is None else peak
   factor = named('optimizer.schedule', spec.choose, o.schedule, SCHEDULES)
   rate = schedule(factor, peak, o.warmup, config.training.steps, config.model.width)
   maker = named('optimizer.name', spec.choose, o.name, OPTIMIZERS)
-  return make_optimizer(maker, rate, o.clip, o.no_decay), rate
+  require(0 < o.layer_decay <= 1, f'config.optimizer.layer_decay={o.layer_decay} must lie above 0 and not above 1; 1.0 is none')
+  for field in ('no_decay', 'frozen'):
+    try:
+      re.compile(o[field])
+    except re.error as error:
+      raise ValueError(f'config.optimizer.{field}={o[field]!r} is no regular expression: {error}') from error
+  m, encoder = config.model, config.model.encoder
+  factor = None if o.layer_decay == 1 else by_depth(
+    o.layer_decay, m.layers, max(1, len(m.pattern)), *((encoder.layers, max(1, len(encoder.pattern))) if encoder else ()))
+  return make_optimizer(maker, rate, o.clip, o.no_decay, o.frozen, factor), rate
 
 
 def source_tokenizer(config: ConfigDict) -> Tokenizer | None:

@@ -6,6 +6,7 @@ differ from `schema()`. The loader fills in the rest, so `--config.any.field=val
 
 import ast
 import json
+import pathlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -35,6 +36,7 @@ def schema() -> ConfigDict:
   """Every field with its default. None means "worked out from the others", in `resolve`."""
   return ConfigDict(dict(
     seed=0,
+    init_from='',                   # the --workdir of a run, trained or imported, whose last parameters training starts from
     data=dict(
       source='stdlib',              # tfm/data/sources: stdlib, text('*.txt'), tfds('name'), parallel(src, tgt), digits, …
       tokenizer='bytes',            # tfm/data/tokenizers: bytes, char, words, sentencepiece(8000)
@@ -93,6 +95,8 @@ def schema() -> ConfigDict:
       warmup=100,                   # steps
       clip=1.0,                     # global norm of the gradient; 0: no clipping
       no_decay=r'bias|scale|table|sinks|A_log|/D$',   # parameters (regex on the path) without weight decay
+      frozen='',                    # parameters (regex on the path) that stay as they are; '': none
+      layer_decay=1.0,              # factor on the learning rate from each layer to the one below it; 1.0: all learn alike
     ),
     training=dict(
       steps=1000,
@@ -128,11 +132,29 @@ def load(file: str) -> ConfigDict:
     ValueError: if the file is missing, has no `get_config`, or sets a field that is not there.
   """
   path, _, args = file.partition(':')
+  if path.endswith('.json'):
+    return from_json(path, args)
   args = [arg for arg in args.split(',') if arg]
   get_config = defined(path, 'get_config', '--config=')
   own = [arg for arg in args if arg != 'smoke']
   config = complete(get_config(','.join(own)))
   return smoke(config) if 'smoke' in args else config
+
+
+def from_json(path: str, args: str = '') -> ConfigDict:
+  """The config that a run left behind, complete; the argument `smoke` shrinks it.
+
+  Raises:
+    ValueError: if there is no such file, or it is no config.
+  """
+  require(args in ('', 'smoke'), f"--config={path}:{args} takes no argument but 'smoke'")
+  try:
+    given = json.loads(pathlib.Path(path).read_text())
+  except (OSError, ValueError) as error:
+    raise ValueError(f'--config={path} cannot be read: {error}') from error
+  require(isinstance(given, dict) and 'model' in given, f'--config={path} is no config of a run; DIR/config.json of a --workdir is')
+  config = complete(given)
+  return smoke(config) if args else config
 
 
 def complete(given: Mapping) -> ConfigDict:

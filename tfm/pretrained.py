@@ -33,8 +33,8 @@ from tfm.parallel import mesh as meshes
 from tfm.parallel import sharding
 from tfm.shapes import Array, PyTree
 from tfm.spec import parse, suggest
+from tfm.training import checkpoint
 from tfm.training import state as states
-from tfm.training.checkpoint import target
 
 # What a class of the published implementation answers → our objective, by architecture.
 OBJECTIVES = {
@@ -104,20 +104,31 @@ class Pretrained:
       decoder_input_ids: of encoder-decoders, [B, T]; `input_ids` are then the source.
       pixel_values: of images, [B, channels, H, W], as the published implementation has them.
     """
-    given = dict(token_type_ids=token_type_ids, decoder_input_ids=decoder_input_ids, pixel_values=pixel_values)
-    takes = dict(decoder=(), encoder=('token_type_ids',), encoder_decoder=('decoder_input_ids',))
-    kind = self.config.model.architecture
+    given = dict(input_ids=input_ids, attention_mask=attention_mask, token_type_ids=token_type_ids,
+                 decoder_input_ids=decoder_input_ids, pixel_values=pixel_values)
+    m = self.config.model
+    kind = 'vision' if m.patch else m.architecture
     for name, value in given.items():
-      require(value is None or name in takes[kind] or (name == 'pixel_values' and self.config.model.patch),
-              f'{name} was given, and a model of architecture {kind!r} reads none; leave it out')
-    context = context_of(input_ids, attention_mask, self.family.counts, self.ids.get('pad'))
-    model = self.at(context.positions.shape[1])
-    refuse_beyond(model, context)
-    first = self.output != 'classes' or self.config.model.pooling != 'first' or (context.segments[:, 0] > 0).all()
-    require(first, 'attention_mask hides the first id of a row, which its class is told from; pad on the right')
+      read = name in READS[kind] and (name != 'token_type_ids' or m.token_types)
+      require(value is None or read, f'{name} was given, and {self.family.model_type!r} reads none; leave it out')
+    [main, *_] = READS[kind]
+    require(given[main] is not None, f'{self.family.model_type!r} reads {main}; give them')
+    require(kind != 'encoder_decoder' or decoder_input_ids is not None,
+            "decoder_input_ids are what a model of architecture 'encoder_decoder' continues; give them")
+    if kind == 'vision':
+      images = jnp.moveaxis(jnp.asarray(pixel_values), 1, -1)
+      require(images.shape[1:] == self.model.shape, f'pixel_values are {np.shape(pixel_values)[1:]}, channels × height × '
+              f'width, and the model reads {self.model.shape[2:] + self.model.shape[:2]}')
+      model, inputs, context = self.model, images, self.model.example(len(images), 0)[1]
+    else:
+      inputs, context = jnp.asarray(input_ids), context_of(input_ids, attention_mask, self.family.counts, self.ids.get('pad'))
+      model = self.at(context.positions.shape[1])
+      refuse_beyond(model, context)
+      first = self.output != 'classes' or m.pooling != 'first' or (context.segments[:, 0] > 0).all()
+      require(first, 'attention_mask hides the first id of a row, which its class is told from; pad on the right')
     with sharding.context(self.mesh, self.rules):
       return np.asarray(ANSWERS[kind](
-        model, self.params, self.output, jnp.asarray(input_ids), context, token_type_ids, decoder_input_ids))
+        model, self.params, self.output, inputs, context, token_type_ids, decoder_input_ids))
 
   def generate(
       self, input_ids: Array, attention_mask: Array | None = None, *, max_new_tokens: int, num_beams: int = 1,
@@ -172,6 +183,7 @@ class Pretrained:
     rows = [row[kept > 0].astype(np.int32) for row, kept in zip(ids, mask)]
     if self.config.model.architecture != 'encoder_decoder':
       return rows, None
+    require(self.ids.get('start') is not None, 'config.json tells no decoder_start_token_id, so no text can begin')
     return [np.array([self.ids['start']], np.int32) for _ in rows], rows
 
   def at(self, length: int) -> Trunk:
@@ -230,7 +242,19 @@ def encoder_decoder(model, params, output, ids, context, types, targets):
   return model.apply({'params': params}, targets, ahead, None, ids, context)[0]
 
 
-ANSWERS = dict(decoder=decoder, encoder=encoder, encoder_decoder=encoder_decoder)
+@functools.partial(jax.jit, static_argnums=(0, 2))
+def vision(model, params, output, images, context, types, targets):
+  """Logits of classes, or hidden states."""
+  if output == 'features':
+    return model.apply({'params': params}, images, context, method='features').astype(jnp.float32)
+  return model.apply({'params': params}, images, context)[0]['classification']
+
+
+ANSWERS = dict(decoder=decoder, encoder=encoder, encoder_decoder=encoder_decoder, vision=vision)
+# And what each reads; the first must be given.
+READS = dict(
+  decoder=('input_ids', 'attention_mask'), encoder=('input_ids', 'attention_mask', 'token_type_ids'),
+  encoder_decoder=('input_ids', 'attention_mask', 'decoder_input_ids'), vision=('pixel_values',))
 
 
 def from_pretrained(path: str, dtype: str = 'float32', mesh: dict[str, int] | None = None) -> Pretrained:
@@ -248,6 +272,8 @@ def from_pretrained(path: str, dtype: str = 'float32', mesh: dict[str, int] | No
   fields = json.loads((folder / 'config.json').read_text())
   family = family_of(fields, folder)
   config, output, ids, vocab = declared(family, fields)
+  stored = tensors.Tensors(folder)
+  settle(config, output, family, stored)
   require(dtype in build.DTYPES, f'dtype={dtype!r} is not there; {suggest(str(dtype), build.DTYPES)}')
   config.model.dtype = dtype
   model = model_of(config, vocab)
@@ -256,10 +282,24 @@ def from_pretrained(path: str, dtype: str = 'float32', mesh: dict[str, int] | No
   boxed = jax.eval_shape(lambda key: states.parameters(model, key, 1, min(config.data.length, 16)), jax.random.key(0))
   sharding.check_divisible(boxed, made, rules)
   abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, build.DTYPES[dtype]), nn.unbox(boxed))
-  wanted = target(abstract, sharding.partition_specs(boxed, made, rules))
-  params = tensors.load(tensors.Tensors(folder), family.weights(config), wanted, family.prefix, family.ignored,
+  wanted = checkpoint.target(abstract, sharding.partition_specs(boxed, made, rules))
+  params = tensors.load(stored, family.weights(config), wanted, family.prefix, family.ignored,
                         family.left_out)
   return Pretrained(config, model, params, family, output, ids, vocab, made, rules)
+
+
+def settle(config: ConfigDict, output: str, family: Family, stored: tensors.Tensors) -> None:
+  """One name for the table of the embedding, and what only the tensors tell: whether the output is tied to it."""
+  for names in (family.twins, [name.removeprefix(family.prefix) for name in family.twins]):
+    stored.merge(names)
+  if not family.head or output != 'vocabulary':
+    return
+  if family.head not in stored.names:
+    config.model.tied = True
+  elif config.model.tied and stored.same(family.twins[0], family.head):
+    stored.merge((family.twins[0], family.head))
+  else:
+    config.model.tied = False
 
 
 def declared(family: Family, fields: dict[str, Any]) -> tuple[ConfigDict, str, dict[str, Any], int]:
@@ -324,6 +364,10 @@ def export(
     ValueError: if the family is not there, or cannot say what the config says, naming the first field.
   """
   require(family in families(), f'--family={family!r} is not there; {suggest(family, families())}')
+  config = config.copy_and_resolve_references()
+  for part in configs.parts(config).values():
+    if part.get('position') == 'learned':   # as many rows as the sequences are long, which a config.json says
+      part.position = f'learned(rows={config.data.length})'
   family = families()[family]
   flat = dict(configs.leaves(config)) | {'vocab': vocab} | {f'ids.{name}': value for name, value in ids.items()}
   objective = parse(config.objective)

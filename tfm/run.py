@@ -17,7 +17,7 @@ from tfm.config import require
 from tfm.data import cache, device, pipeline
 from tfm.data.corpus import ENDLESS
 from tfm.data.pipeline import ImageData, TextData
-from tfm.data.special import extended, plain
+from tfm.data.special import extended, lacking, plain
 from tfm.data.tokenizers.protocol import Tokenizer
 from tfm.data.tokenizers.protocol import load as load_tokenizer
 from tfm.decoding.translate import Translation, translate
@@ -91,6 +91,85 @@ def load(workdir: str, step: str = 'last', average: int | None = None) -> Run:
   return Run(config, model, params, tokenizer, mesh, rules, number, saved['corpus'], source_tokenizer)
 
 
+@dataclasses.dataclass(frozen=True)
+class Start:
+  """The parameters that training starts from, of another run; its tokenizers are this one's.
+
+  Attributes:
+    params: of the other run, on the host; workdir: its folder.
+  """
+
+  params: PyTree
+  workdir: str
+  tokenizer: Tokenizer | None
+  source_tokenizer: Tokenizer | None
+
+  def adopted(self, params: PyTree) -> PyTree:
+    """Initial parameters, of which all that the other run has are the other's; it is said which are new, and which
+    of the other's have no place.
+
+    Raises:
+      ValueError: for a parameter of another shape, unless it is of a head.
+    """
+    old = {_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(self.params)}
+    fresh = []
+
+    def one(path, leaf):
+      name = _name(path)
+      found = old.pop(name, None)
+      if found is not None and found.shape != leaf.shape:
+        require(name.split('/')[0] in HEADS, f'config.init_from={self.workdir!r} has the parameter {name} in the shape '
+                                             f'{found.shape}, and here it is {leaf.shape}; the models must be alike')
+        found = None
+      if found is None:
+        fresh.append(name)
+        return leaf
+      return jax.device_put(found.astype(leaf.dtype), leaf.sharding)
+    made = jax.tree_util.tree_map_with_path(one, params)
+    for names, what in ((fresh, 'new'), ([*old], 'of no use here')):
+      if names:
+        say(f'{self.workdir}: {what}: {", ".join(sorted(names))}')
+    return made
+
+
+# Where the parameters of what a model answers are: an objective of its own may want its own.
+HEADS = 'classification', 'next_sentence', 'transform', 'bias', 'output'
+# Fields of the model that may be others than those of the run that training starts from.
+OWN = ('dropout', 'dtype', 'scan', 'remat', 'kernel', 'initializer', 'embedding_initializer', 'depth_scaled', 'vocab_multiple',
+       'pooling', 'pooled_transform', 'output_transform', 'output_bias')
+
+
+def start_from(config: ConfigDict) -> Start:
+  """What config.init_from names.
+
+  Raises:
+    ValueError: if there is no such run, or its model or tokenizer is another.
+  """
+  workdir = pathlib.Path(config.init_from)
+  require((workdir / 'checkpoints').is_dir(), f'config.init_from={config.init_from!r} holds no run; tfm train or tfm import makes one')
+  with contextlib.closing(checkpoint.Checkpoints(workdir)) as checkpoints:
+    number = checkpoints.find('last')
+    saved = checkpoints.run(number)
+    old = configs.resolve(configs.complete(saved['config']))
+    for line in configs.difference(old.to_dict(), config.to_dict()):
+      path, name = line.partition(':')[0], line.partition(':')[0].removeprefix('model.')
+      same = not path.startswith('model.') or name.partition('.')[0] in OWN
+      require(same and path not in ('data.tokenizer', 'data.source_tokenizer'),
+              f'config.init_from={config.init_from!r} is of another model: {line}; its config.json has what is its own')
+    tokenizer, source_tokenizer = (
+      load_tokenizer(saved[name]) if saved.get(name) else None for name in ('tokenizer', 'source_tokenizer'))
+    model = make_model(old, tokenizer, source_tokenizer)
+    boxed = jax.eval_shape(lambda key: states.parameters(model, key, 1, old.data.length), jax.random.key(0))
+    mesh = meshes.make(dict(data=1), jax.local_devices()[:1])
+    where = sharding.partition_specs(boxed, mesh, sharding.parse_rules(old.rules))
+    params = checkpoints.params(number, checkpoint.target(nn.unbox(boxed), where))
+  return Start(jax.device_get(params), config.init_from, tokenizer, source_tokenizer)
+
+
+def _name(path) -> str:
+  return '/'.join(str(key.key) for key in path)
+
+
 def carried(workdir: str, step: str = 'last') -> dict[str, Any]:
   """What a run's checkpoint carries beside arrays: config, corpus hash, tokenizers, where the data stood."""
   checkpoints = checkpoint.Checkpoints(pathlib.Path(workdir))
@@ -102,7 +181,8 @@ def carried(workdir: str, step: str = 'last') -> dict[str, Any]:
 def make_model(config: ConfigDict, tokenizer: Tokenizer | None, source_tokenizer: Tokenizer | None) -> Trunk:
   """The model for the vocabularies of some tokenizers."""
   vocab, source_vocab = (one.vocab_size if one else 0 for one in (tokenizer, source_tokenizer))
-  return build.model(config, vocab, source_vocab=source_vocab)
+  names = build.objective(config).special
+  return build.model(config, vocab - len(names) + len(lacking(tokenizer, names)), source_vocab=source_vocab)
 
 
 def evaluate(run: Run, split: str) -> dict[str, float]:
@@ -127,6 +207,8 @@ def extrapolation(
     ValueError: if the source has no such split, and for what that refuses.
   """
   length.check(run.model, protocols)
+  require(run.tokenizer.lossless, f'config.data.tokenizer={run.config.data.tokenizer!r} changes texts before it cuts them up, so '
+                                  'their bytes cannot be counted at every length; evaluate without --lengths')
   data, config = compared_data(run), run.config
   # A batch is of as many tokens as a microbatch of training, whose logits may have been made in pieces.
   batch_tokens = config.training.batch_size // config.training.accumulation * config.data.length
@@ -140,7 +222,7 @@ def extrapolation(
 def compared_data(run: Run) -> TextData | ImageData:
   """The data that a run's config names; it is said if they have changed since."""
   data = open_data(run)
-  if data.corpus.hash != run.corpus:
+  if run.corpus and data.corpus.hash != run.corpus:   # what was imported does not tell what it learnt from
     say(f'the data have changed since the run learnt from them: their content hash was {run.corpus} and is '
         f'{data.corpus.hash}; what was trained on and what is evaluated still differ, as splits go by document')
   return data
@@ -180,7 +262,8 @@ def evaluation(
   objective = build.objective(config)
   rows = objective.rows(build.packing(config), data.tokens(split), config.data.length, None, data.tokenizer)
   step = jax.jit(evaluation_step(model, objective))
-  token_bytes = extended(data.tokenizer, objective.special).token_bytes if data.tokenizer else None
+  counts = data.tokenizer is not None and data.tokenizer.lossless
+  token_bytes = extended(data.tokenizer, objective.special).token_bytes if counts else None
   # A microbatch, rounded up to what the devices divide: a run may be read on more of them than trained it.
   size = -(-config.training.batch_size // config.training.accumulation // where.num_devices) * where.num_devices
 

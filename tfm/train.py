@@ -24,7 +24,7 @@ from tfm.data.pipeline import ImageData, TextData
 from tfm.models import flops
 from tfm.parallel import chips, sharding
 from tfm.parallel import mesh as meshes
-from tfm.run import evaluation, make_model
+from tfm.run import evaluation, make_model, start_from
 from tfm.shapes import PyTree
 from tfm.training import checkpoint, loop, together
 from tfm.training import state as states
@@ -119,8 +119,14 @@ def train_together(places: Sequence[Place]) -> Report:
   build.model(config, vocab=1)
   # A kill may have come between the saves of two runs.
   last = max(set.intersection(*(place.steps() for place in places)), default=0)
+  for place in places:
+    require(place.steps() != {0}, f'--workdir={place.workdir} was made by tfm import, and training would write over it; train in '
+                                  f'another with --config.init_from={place.workdir}')
   saved = [place.carried(last) for place in places] if last else []
 
+  start = start_from(config) if config.init_from and not last else None
+  if start:
+    tokenizer, source_tokenizer = start.tokenizer, start.source_tokenizer
   data = pipeline.open_data(source, tokenizer, cache.directory(), source_tokenizer)
   carried = dict(corpus=data.corpus.hash) | {
     name: one.state() if one else None
@@ -157,6 +163,8 @@ def train_together(places: Sequence[Place]) -> Report:
         kept.forget(last)
     else:
       born = states.born(make, seeds, where, mesh, rules)
+      if start:
+        born = [state.replace(params=start.adopted(state.params)) for state in born]
     said = introduction(config, data, boxed.params, mesh, last)
     say(said)
     logs = [stack.enter_context(contextlib.closing(Log(place.workdir, last))) for place in places]

@@ -69,8 +69,10 @@ def test_there_and_back(name, tmp_path):
                     model.output)
   before, after = (load_file(folder / 'model.safetensors') for folder in (FOLDER / name, tmp_path / 'out'))
   assert not set(after) - set(before)
+  skips = published.unread(model)
   for tensor, values in after.items():
-    np.testing.assert_allclose(values, before[tensor], rtol=1e-6, atol=1e-7, err_msg=tensor)
+    skip = skips.get(tensor, 0)
+    np.testing.assert_allclose(values[skip:], before[tensor][skip:], rtol=1e-6, atol=1e-7, err_msg=tensor)
   again = tfm.from_pretrained(str(tmp_path / 'out'))
   given, _ = next(cases(np.load(FOLDER / name / 'io.npz')))
   np.testing.assert_allclose(again.logits(**given), model.logits(**given), atol=1e-6)

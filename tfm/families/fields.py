@@ -89,6 +89,12 @@ class Form:
   write: Callable[[Any], Any]
 
 
+def _one_of(known: Mapping[Any, Any], value: Any) -> Any:
+  if value not in known:
+    raise ValueError(f'{value!r} has no published name here; known: {", ".join(map(repr, known))}')
+  return known[value]
+
+
 SAME = Form(lambda value: value, lambda value: value)
 
 
@@ -105,8 +111,14 @@ def names(given: Mapping[Any, Any] = {}, /, **ours: Any) -> Form:
     for name, own in ours.items():
       if own == value:
         return name
-    raise ValueError(f'{value!r} has no published name here; known: {", ".join(ours.values())}')
+    raise ValueError(f'{value!r} has no published name here; known: {", ".join(dict.fromkeys(ours.values()))}')
   return Form(read, write)
+
+
+def spelled(name: str, kwargs: Mapping[str, Any]) -> str:
+  """The spec of a name and its arguments."""
+  words = ', '.join(f'{key}={value!r}' for key, value in kwargs.items())
+  return f'{name}({words})' if words else name
 
 
 def argument(name: str, of: str, default: Any = MISSING, **fixed: Any) -> Form:
@@ -117,8 +129,7 @@ def argument(name: str, of: str, default: Any = MISSING, **fixed: Any) -> Form:
       is written may leave to the rest of the config.
   """
   def read(value):
-    words = [f'{key}={item!r}' for key, item in ({of: value} | fixed).items()]
-    return f'{name}({", ".join(words)})'
+    return spelled(name, {of: value} | fixed)
 
   def write(text):
     call = parse(text)
@@ -162,6 +173,42 @@ class Same(Field):
       given[self.name] = self.form.write(config[self.path])
     except ValueError as error:
       raise ValueError(f'config.{self.path}={error}') from None
+
+
+@dataclasses.dataclass(frozen=True)
+class Argument(Field):
+  """A field that is one argument of a spec of ours, which a field before this one names.
+
+  Attributes:
+    name: in config.json; path: of the spec in our config; argument: of the spec.
+    default: where config.json does not say; usual: the argument's where the spec does not say.
+  """
+
+  name: str
+  path: str
+  argument: str
+  form: Form = SAME
+  default: Any = MISSING
+  usual: Any = MISSING
+
+  def read(self, given, config):
+    value = given.take(self.name, self.default)
+    try:
+      value = self.form.read(value)
+    except ValueError as error:
+      raise ValueError(f'config.json: {self.name}={error}') from None
+    call = parse(config[self.path])
+    if value != self.usual:
+      config[self.path] = spelled(call.name, dict(call.kwargs) | {self.argument: value})
+
+  def write(self, config, given):
+    value = parse(config[self.path]).kwargs.get(self.argument, self.usual)
+    if value is MISSING:
+      raise ValueError(f'config.{self.path}={config[self.path]!r} does not say {self.argument!r}, which the family needs')
+    try:
+      given[self.name] = self.form.write(value)
+    except ValueError as error:
+      raise ValueError(f'config.{self.path}={config[self.path]!r}: {self.argument}={error}') from None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -313,6 +360,12 @@ def learned(name: str, default: Any = MISSING, beside: int = 0, path: str = 'mod
     rows = given.take(name, default) - beside
     return {path: form.read(rows), 'data.length': rows}
   return Both(reading, writing)
+
+
+# A cap on logits, which may not be there.
+CAP = Form(lambda value: float(value or 0), lambda value: value or None)
+# Whether the projections of attention have biases, as the letters of a softmax mixer.
+QKVO = Form(lambda value: 'qkvo' if value else '', lambda letters: _one_of({'qkvo': True, '': False}, letters))
 
 
 def classes(output: str) -> tuple[Both, ...]:

@@ -58,6 +58,24 @@ class Tensors:
     with safetensors.safe_open(self.folder / file, 'numpy') as opened:
       return opened.get_tensor(stored)
 
+  def same(self, one: str, other: str) -> bool:
+    """Whether two tensors are equal."""
+    return np.array_equal(self.read(one), self.read(other))
+
+  def merge(self, names: Sequence[str]) -> None:
+    """Lets the first of some names stand for all of them that are there.
+
+    Raises:
+      ValueError: if they are not the same tensor.
+    """
+    there = [name for name in names if name in self._files]
+    for other in there[1:]:
+      if not self.same(there[0], other):
+        raise ValueError(f'{self.folder} has {there[0]!r} and {other!r}, which differ; one table for both is understood')
+      del self._files[other]
+    if there:
+      self._files[names[0]] = self._files.pop(there[0])
+
 
 def load(
     tensors: Tensors, weights: Iterable[Weight], target: PyTree, prefix: str = '', ignored: str = r'$^',
