@@ -59,7 +59,7 @@ def schema() -> ConfigDict:
       kernel='auto',                # tfm/kernels
       feed_forward='gelu',          # relu, gelu, geglu, swiglu, … of tfm/layers/mlp.py, mixture_of_experts(…), none
       feed_forward_width=placeholder(int),  # F, of one expert; None: 4 D, 8/3 D to the next 64 where gated, 0 without layer
-      norm='layernorm',             # layernorm(epsilon, bias=…), rmsnorm(epsilon)
+      norm='layernorm',             # layernorm(epsilon, bias=…, scale=…), rmsnorm(epsilon)
       norm_placement='pre',         # pre, post, sandwich
       residual='sequential',        # sequential, parallel, parallel_one_norm
       bias=False,                   # in projections, and in layer norms that do not say themselves

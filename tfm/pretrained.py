@@ -406,6 +406,8 @@ def refuse_unsaid(config: ConfigDict, family: Family, fields: dict[str, Any], vo
     raise ValueError(f'{family.model_type!r} cannot say what the config says: {error}') from error
   again = config.copy_and_resolve_references()
   for path, value in configs.leaves(read):
+    if path in family.unread:
+      continue
     if path.startswith('model.') and not path.removeprefix('model.').startswith(FREE) or path == 'data.length':
       section, field = configs.locate(again, path, value) if path in dict(configs.leaves(again)) else (None, None)
       if section is not None:

@@ -78,6 +78,7 @@ class Family:
     head: of the tensor of an output of its own, where config.json is not the one to tell whether there is one: it is
       tied where there is no such tensor, or one that is the table.
     left_out: one of tensors that are parameters and change nothing of the output, such as a pooler; the log names them.
+    unread: paths of our config that its models do not read, such as the heads of a mixer that has none.
     counts: which of a row's ids have positions, counted from 0; one of `COUNTS`.
   """
 
@@ -92,6 +93,7 @@ class Family:
   head: str = ''
   left_out: str = r'$^'
   counts: str = 'shown'
+  unread: tuple[str, ...] = ()
 
   def read(self, given: Mapping[str, Any]) -> 'Declared':
     """What a config.json says.
