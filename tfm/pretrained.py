@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import importlib
+import inspect
 import itertools
 import json
 import math
@@ -405,18 +406,43 @@ def refuse_unsaid(config: ConfigDict, family: Family, fields: dict[str, Any], vo
   except ValueError as error:
     raise ValueError(f'{family.model_type!r} cannot say what the config says: {error}') from error
   again = config.copy_and_resolve_references()
-  for path, value in configs.leaves(read):
-    if path in family.unread:
-      continue
-    if path.startswith('model.') and not path.removeprefix('model.').startswith(FREE) or path == 'data.length':
-      section, field = configs.locate(again, path, value) if path in dict(configs.leaves(again)) else (None, None)
-      if section is not None:
-        section[field] = value
-  # What a module is made of stands in its text; where in memory does not count.
-  one, other = (re.sub(r' at 0x[0-9a-f]+', '', repr(model_of(c, vocab))) for c in (config, again))
-  lines = [line for line in configs.difference(config.to_dict(), again.to_dict()) if line.startswith('model.')]
+  again.model, again.data.length = read.model, read.data.length
+  for path in family.unread:
+    configs.assign(again, path, dict(configs.leaves(config))[path])
+  one, other = (described(model_of(alike(c), vocab)) for c in (config, again))
+  lines = [line for line in configs.difference(config.to_dict(), again.to_dict())
+           if line.startswith('model.') and not line.removeprefix('model.').startswith(FREE)]
   require(one == other, f'{family.model_type!r} cannot say what the config says; what it says would be another model: '
                         f'{"; ".join(lines) or "another length"}')
+
+
+def alike(config: ConfigDict) -> ConfigDict:
+  """A copy in which what is free is as ever, and every layer is said by itself."""
+  config, usual = config.copy_and_resolve_references(), configs.schema().model
+  for field in FREE:
+    config.model[field] = usual[field]
+  config.model.scan = False
+  for section in configs.parts(config).values():
+    if 'kernel' in section:
+      section.kernel = usual.kernel
+    if section.get('position') == 'learned':
+      section.position = f'learned(rows={config.data.length})'
+    if section.get('pattern'):
+      section.pattern = tuple(section.pattern[i % len(section.pattern)] for i in range(section.layers))
+  return config
+
+
+def described(x: Any) -> Any:
+  """What a module or a factory is made of, with what it takes where nothing is said."""
+  if isinstance(x, functools.partial):
+    bound = inspect.signature(x.func).bind_partial(*x.args, **x.keywords)
+    bound.apply_defaults()
+    return x.func, {name: described(value) for name, value in bound.arguments.items() if name not in ('parent', 'name')}
+  if isinstance(x, nn.Module):
+    return type(x), {field.name: described(getattr(x, field.name)) for field in dataclasses.fields(x)
+                     if field.name not in ('parent', 'name')}
+  # Where in memory a function lies does not count.
+  return tuple(map(described, x)) if isinstance(x, (tuple, list)) else re.sub(r' at 0x[0-9a-f]+', '', repr(x))
 
 
 # Fields of the model that say how it begins, is trained or computed: not what it is.

@@ -35,7 +35,8 @@ def test_gemma2(settings, tmp_path):
 
 def test_models_without_an_output_and_older_files(tmp_path):
   transformers = pytest.importorskip('transformers')
-  old = dict(rope_parameters=None, rope_theta=10_000.0, layer_types=None, use_bidirectional_attention=None, attention_bias=None)
+  old = dict(rope_parameters=None, rope_theta=10_000.0, layer_types=None, use_bidirectional_attention=None,
+             attention_bias=None)
   for cls, config, its in (
       (transformers.GemmaModel, transformers.GemmaConfig(**SMALL), dict(hidden_act='gelu', hidden_activation=None)),
       (transformers.GemmaModel, transformers.GemmaConfig(**SMALL), dict(hidden_activation='gelu_pytorch_tanh')),
@@ -47,8 +48,9 @@ def test_models_without_an_output_and_older_files(tmp_path):
 
 
 @pytest.mark.parametrize('name, field, value', [
-  ('Gemma', 'hidden_activation', 'gelu'), ('Gemma', 'use_bidirectional_attention', True), ('Gemma2', 'sliding_window', None),
-  ('Gemma2', 'sliding_window_size', 7), ('Gemma2', 'query_pre_attn_scalar', 0), ('Gemma2', 'use_bidirectional_attention', True)])
+  ('Gemma', 'hidden_activation', 'gelu'), ('Gemma', 'use_bidirectional_attention', True),
+  ('Gemma2', 'sliding_window', None), ('Gemma2', 'sliding_window_size', 7), ('Gemma2', 'query_pre_attn_scalar', 0),
+  ('Gemma2', 'use_bidirectional_attention', True)])
 def test_what_is_not_understood_is_refused_by_name(name, field, value, tmp_path):
   import json
   import tfm

@@ -11,7 +11,8 @@ SMALL = dict(vocab_size=61, max_position_embeddings=64, hidden_size=32, intermed
 @pytest.mark.parametrize('settings', [
   dict(sliding_window=3),
   dict(sliding_window=8, head_dim=12, num_key_value_heads=1, tie_word_embeddings=True),
-  dict(sliding_window=None, num_hidden_layers=3, hidden_act='gelu', rope_parameters=dict(rope_type='default', rope_theta=1e6)),
+  dict(sliding_window=None, num_hidden_layers=3, hidden_act='gelu',
+       rope_parameters=dict(rope_type='default', rope_theta=1e6)),
 ])
 def test_mistral(settings, tmp_path):
   transformers = pytest.importorskip('transformers')
@@ -27,7 +28,8 @@ def test_a_model_without_an_output_and_an_older_file(tmp_path):
   published.longer(theirs, tmp_path / 'theirs', 20, field='last_hidden_state')
 
 
-@pytest.mark.parametrize('field, value', [('sliding_window', 0), ('hidden_act', 'mish'), ('layer_types', ['full_attention'])])
+@pytest.mark.parametrize('field, value', [
+  ('sliding_window', 0), ('hidden_act', 'mish'), ('layer_types', ['full_attention'])])
 def test_what_is_not_understood_is_refused_by_name(field, value, tmp_path):
   import tfm
   transformers = pytest.importorskip('transformers')

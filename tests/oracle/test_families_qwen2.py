@@ -9,10 +9,12 @@ SMALL = dict(vocab_size=61, max_position_embeddings=64, hidden_size=32, intermed
 
 
 @pytest.mark.parametrize('settings', [
-  dict(tie_word_embeddings=True, sliding_window=4, max_window_layers=0, rope_parameters=dict(rope_type='default', rope_theta=1e6)),
+  dict(tie_word_embeddings=True, sliding_window=4, max_window_layers=0,
+       rope_parameters=dict(rope_type='default', rope_theta=1e6)),
   dict(use_sliding_window=True, sliding_window=4, max_window_layers=1, num_hidden_layers=3),
   dict(use_sliding_window=True, sliding_window=5, max_window_layers=0, num_key_value_heads=4),
-  dict(use_sliding_window=True, sliding_window=3, layer_types=['sliding_attention', 'full_attention'] * 2, num_hidden_layers=4),
+  dict(use_sliding_window=True, sliding_window=3, num_hidden_layers=4,
+       layer_types=['sliding_attention', 'full_attention'] * 2),
   dict(rope_parameters=dict(rope_type='yarn', rope_theta=1e6, factor=4.0, original_max_position_embeddings=16)),
 ])
 def test_qwen2(settings, tmp_path):
@@ -32,8 +34,8 @@ def test_an_older_file_names_no_layers(tmp_path):
 
 
 @pytest.mark.parametrize('field, value', [
-  ('layer_types', ['sliding_attention']), ('layer_types', ['chunked_attention']), ('layer_types', ['full_attention'] * 2),
-  ('dual_chunk_attention_config', {})])
+  ('layer_types', ['sliding_attention']), ('layer_types', ['chunked_attention']),
+  ('layer_types', ['full_attention'] * 2), ('dual_chunk_attention_config', {})])
 def test_what_is_not_understood_is_refused_by_name(field, value, tmp_path):
   import tfm
   transformers = pytest.importorskip('transformers')

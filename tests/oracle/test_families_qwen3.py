@@ -27,7 +27,8 @@ def test_a_model_without_an_output_and_an_older_file(tmp_path):
   published.longer(theirs, tmp_path / 'theirs', 20, field='last_hidden_state')
 
 
-@pytest.mark.parametrize('field, value', [('layer_types', ['sliding_attention']), ('rope_scaling', {'rope_type': 'cubic', 'factor': 2.0})])
+@pytest.mark.parametrize('field, value', [
+  ('layer_types', ['sliding_attention']), ('rope_scaling', {'rope_type': 'cubic', 'factor': 2.0})])
 def test_what_is_not_understood_is_refused_by_name(field, value, tmp_path):
   import tfm
   transformers = pytest.importorskip('transformers')

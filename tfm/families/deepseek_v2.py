@@ -16,9 +16,9 @@ def fields(output):
   yield Both(attention, written_attention)
   yield Always('model.bias', False)
   yield from mixtral.experts('n_routed_experts', usual=64, per_token=MISSING)
-  yield Argument('n_shared_experts', 'model.feed_forward', 'shared', Form(lambda n: n or 0, lambda n: n), default=2, usual=0)
+  yield Argument('n_shared_experts', 'model.feed_forward', 'shared', OR_NONE, default=2, usual=0)
   yield Argument('routed_scaling_factor', 'model.feed_forward', 'scale', default=1.0, usual=1.0)
-  yield Argument('norm_topk_prob', 'model.feed_forward', 'normalize', Form(unnormalized, unnormalized), default=False, usual=True)
+  yield Argument('norm_topk_prob', 'model.feed_forward', 'normalize', UNNORMALIZED, default=False, usual=True)
   yield Argument('aux_loss_alpha', 'model.feed_forward', 'balance', default=0.001, usual=0.01)
   yield Both(layers, written_layers)
   yield Both(routing, lambda config: dict(topk_method='greedy', n_group=1, topk_group=1))
@@ -30,7 +30,8 @@ def fields(output):
 def attention(given):
   heads, groups = given.take('num_attention_heads'), given.take('num_key_value_heads', None)
   if groups not in (None, heads):
-    raise ValueError(f'config.json: num_key_value_heads={groups!r} is not understood; num_attention_heads={heads} alone is')
+    raise ValueError(f'config.json: num_key_value_heads={groups!r} is not understood; num_attention_heads='
+                     f'{heads} alone is')
   plain, turned = given.take('qk_nope_head_dim', 128), given.take('qk_rope_head_dim', 64)
   kwargs = dict(rank=given.take('kv_lora_rank', 512), rope_width=turned)
   if (rank := given.take('q_lora_rank', 1536)) is not None:
@@ -40,7 +41,8 @@ def attention(given):
   for name in ('rope_parameters', 'rope_scaling'):
     told = given.take(name, None) or {}
     if told.get('mscale_all_dim') and not told.get('mscale'):
-      raise ValueError(f"config.json: {name}.mscale_all_dim={told['mscale_all_dim']!r} is not understood without mscale")
+      raise ValueError(f"config.json: {name}.mscale_all_dim={told['mscale_all_dim']!r} is not "
+                       'understood without mscale')
   found = POSITION.reading(given)
   return found | {'model.mixer': spelled('latent', kwargs), 'model.head_width': plain,
                   'model.score': score(found['model.position'], plain + turned)}
@@ -58,7 +60,8 @@ def score(position, channels):
 def written_attention(config):
   call = parse(config['model.mixer'])
   if call.name != 'latent' or call.args:
-    raise ValueError(f"config.model.mixer={config['model.mixer']!r} is not said by the family; 'latent(rank=…, …)' would be")
+    raise ValueError(f"config.model.mixer={config['model.mixer']!r} is not said by the family; "
+                     "'latent(rank=…, …)' would be")
   return POSITION.writing(config) | dict(
     num_key_value_heads=config['model.heads'], qk_nope_head_dim=config['model.head_width'],
     qk_rope_head_dim=call.kwargs['rope_width'], v_head_dim=call.kwargs.get('value_width') or config['model.head_width'],
@@ -71,17 +74,23 @@ def unnormalized(value):
   return False
 
 
+UNNORMALIZED = Form(unnormalized, unnormalized)
+OR_NONE = Form(lambda count: count or 0, lambda count: count)
+
+
 def layers(given):
   """The first ones have no experts."""
   count, first = given.take('num_hidden_layers'), given.take('first_k_dense_replace', 0)
   if not 0 <= first < count:
-    raise ValueError(f'config.json: first_k_dense_replace={first!r} is not understood of {count} layers; 0 to {count - 1} would do')
+    raise ValueError(f'config.json: first_k_dense_replace={first!r} is not understood of {count} layers; '
+                     f'0 to {count - 1} would do')
   width = given.take('intermediate_size', 11008)
   found = {'model.feed_forward_width': given.take('moe_intermediate_size', 1407)}
   if not first:
     return found
   dense = dict(feed_forward=GATED.read(given.take('hidden_act', 'silu')), feed_forward_width=width)
-  return found | pattern(['dense'] * first + ['sparse'] * (count - first), dict(dense=dense, sparse=dict(feed_forward=None)))
+  kinds = ['dense'] * first + ['sparse'] * (count - first)
+  return found | pattern(kinds, dict(dense=dense, sparse=dict(feed_forward=None)))
 
 
 def written_layers(config):
@@ -96,12 +105,13 @@ def mixed(feed_forward):
 
 def routing(given):
   """The best experts of all, or of groups that are all asked."""
-  method, groups, asked = given.take('topk_method', 'greedy'), given.take('n_group', None), given.take('topk_group', None)
+  method = given.take('topk_method', 'greedy')
+  groups, asked = (given.take(name, None) for name in ('n_group', 'topk_group'))
   if method not in ('greedy', 'group_limited_greedy'):
     raise ValueError(f"config.json: topk_method={method!r} is not understood; 'greedy' would do")
   if method != 'greedy' and groups not in (None, 1, asked):
-    raise ValueError(f"config.json: topk_method={method!r} is not understood of n_group={groups!r} of which topk_group={asked!r} "
-                     "are asked; 'greedy' would do")
+    raise ValueError(f"config.json: topk_method={method!r} is not understood of n_group={groups!r} of which "
+                     f"topk_group={asked!r} are asked; 'greedy' would do")
   return {}
 
 
@@ -134,8 +144,8 @@ def latent(name, path, section):
   yield from norm(f'{name}.kv_a_layernorm', f'{path}/norm', bias=False)
   # Of every head first its keys', then its values'.
   widths = dict(k_up=section.head_width, v_up=said.get('value_width') or section.head_width)
-  yield Weight(f'{name}.kv_b_proj.weight', tuple(Part(f'{path}/{ours}', width, 'c r h -> r h c') for ours, width in widths.items()),
-               '(h c) r -> c r h', heads)
+  parts = tuple(Part(f'{path}/{ours}', width, 'c r h -> r h c') for ours, width in widths.items())
+  yield Weight(f'{name}.kv_b_proj.weight', parts, '(h c) r -> c r h', heads)
   yield Weight(f'{name}.o_proj.weight', f'{path}/out/kernel', 'd (h c) -> h c d', heads)
 
 

@@ -23,14 +23,16 @@ def common():
 
 
 # The first files say 'gelu' and mean its approximation.
-ACTIVATION = names(gelu_pytorch_tanh='geglu_tanh', gelu_new='geglu_tanh', gelu='geglu_tanh', silu='swiglu', relu='reglu')
+ACTIVATION = names(
+  gelu_pytorch_tanh='geglu_tanh', gelu_new='geglu_tanh', gelu='geglu_tanh', silu='swiglu', relu='reglu')
 
 
 def repeated(given):
   """Some files say the activation twice."""
   again, said = given.take('hidden_activation', None), given.take('hidden_act', 'gelu_pytorch_tanh')
   if again is not None and GATED.read(again) != ACTIVATION.read(said):
-    raise ValueError(f'config.json: hidden_activation={again!r} is not understood beside hidden_act={said!r}; null would do')
+    raise ValueError(f'config.json: hidden_activation={again!r} is not understood beside hidden_act={said!r}; '
+                     'null would do')
   return {}
 
 

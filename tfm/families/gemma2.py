@@ -43,7 +43,8 @@ def score(given):
 def scalar(config):
   call = parse(config['model.score'])
   if call.name != 'dot' or call.args:
-    raise ValueError(f"config.model.score={config['model.score']!r} is not said by the family; 'dot(scale=…)' would be")
+    raise ValueError(f"config.model.score={config['model.score']!r} is not said by the family; "
+                     "'dot(scale=…)' would be")
   scale = call.kwargs.get('scale')
   number = config['model.head_width'] if scale is None else scale**-2
   return dict(query_pre_attn_scalar=round(number) if abs(number - round(number)) < 1e-6 * number else number)

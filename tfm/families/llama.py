@@ -3,15 +3,15 @@
 import dataclasses
 
 from tfm.families import rope
-from tfm.families.fields import GATED, Form, Same, argument
+from tfm.families.fields import GATED, QKVO, Both, Same, argument, spelled
 from tfm.families.protocol import Family, Weight, biases, blocks, both, norm
+from tfm.spec import parse
 
 
 def fields(output):
   yield from shared()
   yield rope.field()
-  yield Same('attention_bias', 'model.mixer', BIASES, default=False)
-  yield Same('mlp_bias', 'model.bias', default=False)
+  yield Both(biases_in_layers, written_biases)
 
 
 def shared(*without, **usual):
@@ -41,9 +41,20 @@ def shared(*without, **usual):
       yield dataclasses.replace(field, default=usual.get(field.name, field.default))
 
 
-# All four projections of attention, or none, whatever the feed-forward layer has.
-BIASES = Form(lambda value: f'softmax(biases={"qkvo" if value else ""!r})', lambda text: {
-  "softmax(biases='qkvo')": True, "softmax(biases='')": False}[text])
+def biases_in_layers(given):
+  """In all four projections of attention, or in none, and in the feed-forward layer."""
+  bias, others = given.take('attention_bias', False), given.take('mlp_bias', False)
+  mixer = 'softmax' if bias == others else spelled('softmax', dict(biases=QKVO.read(bias)))
+  return {'model.mixer': mixer, 'model.bias': others}
+
+
+def written_biases(config):
+  letters = parse(config['model.mixer']).kwargs.get('biases')
+  try:
+    bias = config['model.bias'] if letters is None else QKVO.write(letters)
+  except ValueError as error:
+    raise ValueError(f'config.model.mixer={config["model.mixer"]!r}: biases={error}') from None
+  return dict(attention_bias=bias, mlp_bias=config['model.bias'])
 
 
 def weights(config):

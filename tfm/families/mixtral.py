@@ -34,7 +34,8 @@ def weights(config):
     yield from llama.attention(f'{name}.self_attn', f'{block}/mixer', m)
     yield from norm(f'{name}.input_layernorm', f'{block}/mixer_norm', bias=False)
     yield from norm(f'{name}.post_attention_layernorm', f'{block}/feed_forward_norm', bias=False)
-    yield from mixture(f'{name}.block_sparse_moe', f'{block}/feed_forward', m.feed_forward, w1='up', w3='gate', w2='down')
+    yield from mixture(
+      f'{name}.block_sparse_moe', f'{block}/feed_forward', m.feed_forward, w1='up', w3='gate', w2='down')
 
 
 def mixture(name, path, spec, **projections):
@@ -42,7 +43,8 @@ def mixture(name, path, spec, **projections):
   yield Weight(f'{name}.gate.weight', f'{path}/router/kernel', 'e d -> d e')
   count = parse(spec).kwargs.get('experts', 8)
   for theirs, ours in projections.items():
-    yield Weight(tuple(f'{name}.experts.{i}.{theirs}.weight' for i in range(count)), f'{path}/{ours}/kernel', 'e o i -> e i o')
+    tensors = tuple(f'{name}.experts.{i}.{theirs}.weight' for i in range(count))
+    yield Weight(tensors, f'{path}/{ours}/kernel', 'e o i -> e i o')
 
 
 FAMILIES = (Family(

@@ -1,7 +1,7 @@
 """Qwen2 (Yang et al. 2024), and Qwen1.5 and 2.5."""
 
 from tfm.families import llama, rope
-from tfm.families.fields import Always, Ignored
+from tfm.families.fields import Always, Ignored, Only
 from tfm.families.layers import windows
 from tfm.families.protocol import Family
 
@@ -12,6 +12,7 @@ def fields(output):
   yield from windowed()
   yield Always('model.mixer', "softmax(biases='qkv')")
   yield Always('model.bias', False)
+  yield Only(use_mrope=False)
 
 
 def windowed():
