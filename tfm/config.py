@@ -59,7 +59,7 @@ def schema() -> ConfigDict:
       kernel='auto',                # tfm/kernels
       feed_forward='gelu',          # relu, gelu, geglu, swiglu, … of tfm/layers/mlp.py, mixture_of_experts(…), none
       feed_forward_width=placeholder(int),  # F, of one expert; None: 4 D, 8/3 D to the next 64 where gated, 0 without layer
-      norm='layernorm',             # layernorm(epsilon, bias=…), rmsnorm(epsilon)
+      norm='layernorm',             # layernorm(epsilon, bias=…, scale=…), rmsnorm(epsilon)
       norm_placement='pre',         # pre, post, sandwich
       residual='sequential',        # sequential, parallel, parallel_one_norm
       bias=False,                   # in projections, and in layer norms that do not say themselves
@@ -88,6 +88,11 @@ def schema() -> ConfigDict:
       cross=dict(),                 # and the fields of the cross-attention that differ
     ),
     objective='causal_lm',          # tfm/objectives: causal_lm(label_smoothing, z_loss), seq2seq, …
+    lora=dict(                      # adapters, which alone are trained, with heads that are new; 0: none
+      rank=0,
+      alpha=16.0,                   # their scale, times the rank
+      targets='mixer/(q|v)/',       # projections (regex on the path) that have one
+    ),
     optimizer=dict(
       name='adamw',                 # adam, adamw(b1, b2, eps, weight_decay), adafactor, lion, sgd(momentum)
       learning_rate=1e-3,           # the peak; with noam a factor on d^-0.5
@@ -95,6 +100,8 @@ def schema() -> ConfigDict:
       warmup=100,                   # steps
       clip=1.0,                     # global norm of the gradient; 0: no clipping
       no_decay=r'bias|scale|table|sinks|A_log|/D$',   # parameters (regex on the path) without weight decay
+      frozen='',                    # parameters (regex on the path) that stay as they are; '': none
+      layer_decay=1.0,              # factor on the learning rate from each layer to the one below it; 1.0: all learn alike
     ),
     training=dict(
       steps=1000,

@@ -1,16 +1,15 @@
 """A published checkpoint as a model of ours: its config.json becomes a config, its tensors parameters."""
 
-import contextlib
 import dataclasses
 import functools
 import importlib
 import itertools
 import json
+import math
 import pathlib
 import pkgutil
 import re
-import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import flax.linen as nn
@@ -33,7 +32,6 @@ from tfm.mixers.protocol import Context
 from tfm.models.trunk import Trunk
 from tfm.parallel import mesh as meshes
 from tfm.parallel import sharding
-from tfm.run import Run, carried
 from tfm.shapes import Array, PyTree
 from tfm.spec import parse, suggest
 from tfm.training import checkpoint
@@ -107,19 +105,31 @@ class Pretrained:
       decoder_input_ids: of encoder-decoders, [B, T]; `input_ids` are then the source.
       pixel_values: of images, [B, channels, H, W], as the published implementation has them.
     """
-    given = dict(token_type_ids=token_type_ids, decoder_input_ids=decoder_input_ids, pixel_values=pixel_values)
-    takes = dict(decoder=(), encoder=('token_type_ids',), encoder_decoder=('decoder_input_ids',))
-    kind = self.config.model.architecture
+    given = dict(input_ids=input_ids, attention_mask=attention_mask, token_type_ids=token_type_ids,
+                 decoder_input_ids=decoder_input_ids, pixel_values=pixel_values)
+    m = self.config.model
+    kind = 'vision' if m.patch else m.architecture
     for name, value in given.items():
-      require(value is None or name in takes[kind] or (name == 'pixel_values' and self.config.model.patch),
-              f'{name} was given, and a model of architecture {kind!r} reads none; leave it out')
+      read = name in READS[kind] and (name != 'token_type_ids' or m.token_types)
+      require(value is None or read, f'{name} was given, and {self.family.model_type!r} reads none; leave it out')
+    [main, *_] = READS[kind]
+    require(given[main] is not None, f'{self.family.model_type!r} reads {main}; give them')
     require(kind != 'encoder_decoder' or decoder_input_ids is not None,
             "decoder_input_ids are what a model of architecture 'encoder_decoder' continues; give them")
-    context = context_of(input_ids, attention_mask)
-    model = self.at(context.positions.shape[1])
+    if kind == 'vision':
+      images = jnp.moveaxis(jnp.asarray(pixel_values), 1, -1)
+      require(images.shape[1:] == self.model.shape, f'pixel_values are {np.shape(pixel_values)[1:]}, channels × height × '
+              f'width, and the model reads {self.model.shape[2:] + self.model.shape[:2]}')
+      model, inputs, context = self.model, images, self.model.example(len(images), 0)[1]
+    else:
+      inputs, context = jnp.asarray(input_ids), context_of(input_ids, attention_mask, self.family.counts, self.ids.get('pad'))
+      model = self.at(context.positions.shape[1])
+      refuse_beyond(model, context)
+      first = self.output != 'classes' or m.pooling != 'first' or (context.segments[:, 0] > 0).all()
+      require(first, 'attention_mask hides the first id of a row, which its class is told from; pad on the right')
     with sharding.context(self.mesh, self.rules):
       return np.asarray(ANSWERS[kind](
-        model, self.params, self.output, jnp.asarray(input_ids), context, token_type_ids, decoder_input_ids))
+        model, self.params, self.output, inputs, context, token_type_ids, decoder_input_ids))
 
   def generate(
       self, input_ids: Array, attention_mask: Array | None = None, *, max_new_tokens: int, num_beams: int = 1,
@@ -187,11 +197,23 @@ class Pretrained:
     return model_of(config, self.vocab)
 
 
-def context_of(ids: Array, mask: Array | None) -> Context:
-  """Rows of one document each, with padding where the mask is 0; positions count from the first token."""
-  mask = np.ones(np.shape(ids), np.int32) if mask is None else np.asarray(mask, np.int32)
-  positions = np.maximum(np.cumsum(mask, 1) - 1, 0)
-  return Context(jnp.asarray(positions), jnp.asarray(mask), jnp.zeros_like(jnp.asarray(mask)))
+def context_of(ids: Array, mask: Array | None, counts: str = 'shown', pad: int | None = None) -> Context:
+  """Rows of one document each, with padding where the mask is 0; positions count what `counts`, one of
+  `tfm.families.protocol.COUNTS`, says."""
+  ids = np.asarray(ids)
+  mask = np.ones(ids.shape, np.int32) if mask is None else np.asarray(mask, np.int32)
+  if counts == 'filled':
+    positions = np.where(ids == pad, -1, np.cumsum(ids != pad, 1) - 1)   # -1: the table's row of padding
+  else:
+    positions = np.maximum(np.cumsum(mask if counts == 'shown' else np.ones_like(mask), 1) - 1, 0)
+  return Context(jnp.asarray(positions, jnp.int32), jnp.asarray(mask), jnp.zeros_like(jnp.asarray(mask)))
+
+
+def refuse_beyond(model: Trunk, context: Context) -> None:
+  """Refuses tokens at positions that the model cannot tell."""
+  reach = min((made().reach for made in model.positions if made().reach is not None), default=math.inf)
+  last = int(context.positions.max(initial=0))
+  require(last < reach, f'input_ids reach position {last}, and the model has {reach}; give shorter rows')
 
 
 @functools.partial(jax.jit, static_argnums=(0, 2))
@@ -221,7 +243,19 @@ def encoder_decoder(model, params, output, ids, context, types, targets):
   return model.apply({'params': params}, targets, ahead, None, ids, context)[0]
 
 
-ANSWERS = dict(decoder=decoder, encoder=encoder, encoder_decoder=encoder_decoder)
+@functools.partial(jax.jit, static_argnums=(0, 2))
+def vision(model, params, output, images, context, types, targets):
+  """Logits of classes, or hidden states."""
+  if output == 'features':
+    return model.apply({'params': params}, images, context, method='features').astype(jnp.float32)
+  return model.apply({'params': params}, images, context)[0]['classification']
+
+
+ANSWERS = dict(decoder=decoder, encoder=encoder, encoder_decoder=encoder_decoder, vision=vision)
+# And what each reads; the first must be given.
+READS = dict(
+  decoder=('input_ids', 'attention_mask'), encoder=('input_ids', 'attention_mask', 'token_type_ids'),
+  encoder_decoder=('input_ids', 'attention_mask', 'decoder_input_ids'), vision=('pixel_values',))
 
 
 def from_pretrained(path: str, dtype: str = 'float32', mesh: dict[str, int] | None = None) -> Pretrained:
@@ -250,7 +284,8 @@ def from_pretrained(path: str, dtype: str = 'float32', mesh: dict[str, int] | No
   sharding.check_divisible(boxed, made, rules)
   abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, build.DTYPES[dtype]), nn.unbox(boxed))
   wanted = checkpoint.target(abstract, sharding.partition_specs(boxed, made, rules))
-  params = tensors.load(stored, family.weights(config), wanted, family.prefix, family.ignored)
+  params = tensors.load(stored, family.weights(config), wanted, family.prefix, family.ignored,
+                        family.left_out)
   return Pretrained(config, model, params, family, output, ids, vocab, made, rules)
 
 
@@ -273,71 +308,6 @@ def settle(config: ConfigDict, output: str, family: Family, stored: tensors.Tens
     stored.merge((family.twins[0], family.head))
   else:
     config.model.tied = False
-
-
-def imported(path: str, workdir: str, assigned: Callable[[ConfigDict], ConfigDict] = lambda config: config) -> Pretrained:
-  """Makes a run of a published checkpoint: its parameters and its tokenizer, after no step.
-
-  Args:
-    assigned: config → the config with what the user said.
-
-  Raises:
-    ValueError: as `from_pretrained`; for a folder without a tokenizer, a workdir that holds a run, or a config whose model
-      is not the one that was published.
-  """
-  folder, workdir = located(path), pathlib.Path(workdir)
-  require(not (workdir / 'checkpoints').exists(), f'--workdir={workdir} holds a run; name another')
-  made = from_pretrained(str(folder))
-  config = made.config.copy_and_resolve_references()
-  if made.config.model.patch:
-    tokenizer = None
-  else:
-    config.data.tokenizer = f'published({str(folder.absolute())!r})'
-    tokenizer = build.tokenizer(config).train(())
-  config = configs.resolve(assigned(config))
-  lines = [line for line in configs.difference(made.config.to_dict(), config.to_dict()) if line.startswith('model.')]
-  require(not lines, f'--config.{lines[0] if lines else ""}: the model is the one that was published; leave it as it is')
-  workdir.mkdir(parents=True, exist_ok=True)
-  (workdir / 'config.json').write_text(configs.to_json(config))
-  run = dict(config=config.to_dict(), corpus='', tokenizer=tokenizer and tokenizer.state(), data=None,
-             published=dict(family=made.family.model_type, output=made.output, ids=made.ids, vocab=made.vocab))
-  with contextlib.closing(checkpoint.Checkpoints(workdir, keep=1)) as checkpoints:
-    checkpoints.begin(made.params, run)
-  return dataclasses.replace(made, config=config)
-
-
-# What a tokenizer is kept in, beside the tensors.
-TOKENIZER_FILES = ('tokenizer.json', 'tokenizer_config.json', 'special_tokens_map.json', 'spiece.model', 'tokenizer.model',
-                   'vocab.txt', 'vocab.json', 'merges.txt', 'added_tokens.json')
-
-
-def exported(run: Run, workdir: str, folder: str, family: str | None = None) -> str:
-  """Writes a run's model as a published checkpoint, and says what was written.
-
-  Args:
-    family: None: that which the run was imported of.
-
-  Raises:
-    ValueError: as `export`; for a run of no family.
-  """
-  published = carried(workdir, str(run.step)).get('published') or {}
-  require(bool(family or published), f'--workdir={workdir} was not imported; --family says how it is to be written, one of '
-                                     f'{", ".join(families())}')
-  tokenizer = run.tokenizer
-  vocab = published.get('vocab') or (tokenizer.vocab_size if tokenizer else 0)
-  ids = published.get('ids') or ({} if tokenizer is None else dict(eos=tokenizer.eos_id, start=tokenizer.begin_id))
-  output = published.get('output') or ('classes' if parse(run.config.objective).name == 'classification' else 'vocabulary')
-  export(run.config, run.params, folder, family or published['family'], vocab, ids, output)
-  told = f'config.json and tensors of {family or published["family"]}'
-  came = parse(run.config.data.tokenizer)
-  if came.name == 'published':
-    files = [name for name in TOKENIZER_FILES if (pathlib.Path(came.args[0]) / name).exists()]
-    for name in files:
-      shutil.copy(pathlib.Path(came.args[0]) / name, folder)
-    told += f', and its tokenizer, {", ".join(files)}' if files else f'; {came.args[0]} no longer holds its tokenizer'
-  elif tokenizer:
-    told += f'; its tokenizer, {run.config.data.tokenizer!r}, has no published form and stays with the run'
-  return told
 
 
 def declared(family: Family, fields: dict[str, Any]) -> tuple[ConfigDict, str, dict[str, Any], int]:
@@ -436,6 +406,8 @@ def refuse_unsaid(config: ConfigDict, family: Family, fields: dict[str, Any], vo
     raise ValueError(f'{family.model_type!r} cannot say what the config says: {error}') from error
   again = config.copy_and_resolve_references()
   for path, value in configs.leaves(read):
+    if path in family.unread:
+      continue
     if path.startswith('model.') and not path.removeprefix('model.').startswith(FREE) or path == 'data.length':
       section, field = configs.locate(again, path, value) if path in dict(configs.leaves(again)) else (None, None)
       if section is not None:

@@ -164,3 +164,12 @@ def test_a_tfds_set(tmp_path, make_source):
   assert {drawn(5000 + i, size=5).tobytes() for i in (0, 2, 4)} < found
   with pytest.raises(ValueError, match="has no image under 'label'; it has .'image'."):
     make_source(f"images('shapes', 5, image='label', data_dir='{tmp_path}')").prepare(tmp_path / 'cache')
+
+
+def test_a_shape_alone_has_nothing_to_learn(tmp_path, make_source):
+  source = make_source('shape(8, 12, 1)')
+  assert source.shape == (8, 12, 1)
+  with pytest.raises(ValueError, match=r"shape\(8, 12, channels=1\) says only what images are like, .*'folder"):
+    source.prepare(tmp_path)
+  with pytest.raises(ValueError, match='width=0 must be at least 1'):
+    make_source('shape(8, 0)')

@@ -44,6 +44,14 @@ def test_a_tensor_is_arranged(weight, wanted, tmp_path):
     assert back.shape == X.shape and not back[:weight.skip].any()
 
 
+def test_what_changes_no_output_is_left_out_and_told(tmp_path, caplog):
+  found = opened(tmp_path, x=X, pooler=X, constant=X)
+  tensors.load(found, [Weight('x', 'a')], target(a=X.shape), ignored='constant', left_out='pool.*')
+  assert 'pooler' in caplog.text and 'constant' not in caplog.text
+  with pytest.raises(ValueError, match="'pooler', one of 1"):
+    tensors.load(found, [Weight('x', 'a')], target(a=X.shape), ignored='constant')
+
+
 def test_parts_of_a_tensor_go_back(tmp_path):
   weight = Weight('x', (Part('a', 2, 'g o i -> i (o g)', dict(g=2)), Part('b')), '(o g) i -> g o i', dict(g=3))
   found = tensors.load(opened(tmp_path, x=X), [weight], target(a=(5, 8), b=(4, 5)))

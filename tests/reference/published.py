@@ -35,6 +35,19 @@ def made(cls, config, seed=0, scale=0.3):
   return model
 
 
+class WithoutPooler:
+  """A class of transformers, made without what its hidden states do not depend on."""
+
+  def __init__(self, cls):
+    self.cls, self.config_class = cls, cls.config_class
+
+  def __call__(self, config):
+    return self.cls(config, add_pooling_layer=False)
+
+  def from_pretrained(self, folder, **kwargs):
+    return self.cls.from_pretrained(folder, add_pooling_layer=False, **kwargs)
+
+
 def inputs(vocab, seed=0, left=False, low=5):
   """Three rows of tokens, padded on the right or on the left, and their mask."""
   mask = ROWS[:, ::-1].copy() if left else ROWS

@@ -7,7 +7,7 @@ A run that was imported is of its family still; of another --family says how it 
 family's config.json cannot say is refused by name. A tokenizer that came along goes along.
 """
 
-from tfm import pretrained, run
+from tfm import exchange, pretrained, run
 from tfm.training.progress import say
 
 
@@ -20,5 +20,5 @@ def arguments(parser):
 
 
 def main(args):
-  told = pretrained.exported(run.load(args.workdir, args.step), args.workdir, args.to, args.family)
+  told = exchange.exported(run.load(args.workdir, args.step), args.workdir, args.to, args.family)
   say(f'{args.to}: {told}')

@@ -8,7 +8,7 @@ run has no steps behind it: generate, evaluate and attend read it at once. Field
 the model, such as the data that it is evaluated on, are set by --config.path.to.field=value.
 """
 
-from tfm import pretrained
+from tfm import exchange
 from tfm.commands.cli import assigned
 from tfm.training.progress import say
 
@@ -22,5 +22,5 @@ def arguments(parser):
 
 
 def main(args):
-  run = pretrained.imported(args.folder, args.workdir, lambda config: assigned(config, args.overrides))
+  run = exchange.imported(args.folder, args.workdir, lambda config: assigned(config, args.overrides))
   say(f'{args.workdir}: {run.family.model_type}, {run.vocab:,} tokens; tfm generate, evaluate and attend read it')

@@ -12,7 +12,7 @@ MISSING = object()
 # Fields that change neither parameters nor numbers: how to train, to draw, to store, to call; names of classes.
 HARMLESS = frozenset('''
   architectures model_type transformers_version _name_or_path _commit_hash auto_map torch_dtype dtype name_or_path
-  use_cache initializer_range init_std initializer_factor initializer_cutoff_factor id2label label2id num_labels
+  use_cache _num_labels initializer_range init_std initializer_factor initializer_cutoff_factor id2label label2id num_labels
   problem_type task_specific_params finetuning_task tokenizer_class prefix return_dict return_dict_in_generate
   output_past gradient_checkpointing chunk_size_feed_forward output_scores max_length min_length do_sample
   early_stopping num_beams num_beam_groups diversity_penalty temperature top_k top_p typical_p repetition_penalty
@@ -98,11 +98,13 @@ def _one_of(known: Mapping[Any, Any], value: Any) -> Any:
 SAME = Form(lambda value: value, lambda value: value)
 
 
-def names(**ours: str) -> Form:
-  """Published name → ours."""
+def names(given: Mapping[Any, Any] = {}, /, **ours: Any) -> Form:
+  """Published name → ours; what is no name, such as True, in a dict."""
+  ours = {**given, **ours}
+
   def read(value):
     if value not in ours:
-      raise ValueError(f'{value!r} is not understood; {suggest(str(value), ours)}')
+      raise ValueError(f'{value!r} is not understood; {suggest(str(value), map(str, ours))}')
     return ours[value]
 
   def write(value):
@@ -123,7 +125,8 @@ def argument(name: str, of: str, default: Any = MISSING, **fixed: Any) -> Form:
   """A value as one argument of a spec: argument('layernorm', 'epsilon') reads 1e-5 as 'layernorm(epsilon=1e-05)'.
 
   Args:
-    default: of the argument, where a spec leaves it out; fixed: arguments that the family always has.
+    default: of the argument, where a spec leaves it out; fixed: arguments that the family always has, which a spec that
+      is written may leave to the rest of the config.
   """
   def read(value):
     return spelled(name, {of: value} | fixed)
@@ -132,7 +135,8 @@ def argument(name: str, of: str, default: Any = MISSING, **fixed: Any) -> Form:
     call = parse(text)
     kwargs = dict(zip((of,), call.args)) | dict(call.kwargs)
     value = kwargs.pop(of, default)
-    if call.name != name or len(call.args) > 1 or kwargs != fixed or value is MISSING:
+    others = any(key not in fixed or item != fixed[key] for key, item in kwargs.items())
+    if call.name != name or len(call.args) > 1 or others or value is MISSING:
       raise ValueError(f'{text!r} is not said by the family; {read(value if value is not MISSING else "…")!r} would be')
     return value
   return Form(read, write)
@@ -144,15 +148,21 @@ class Same(Field):
 
   Attributes:
     name: in config.json; path: in our config; default: its value where config.json does not say.
+    older: other names of it, in older files.
   """
 
   name: str
   path: str
   form: Form = SAME
   default: Any = MISSING
+  older: tuple[str, ...] = ()
 
   def read(self, given, config):
-    value = given.take(self.name, self.default)
+    name = next((name for name in self.older if name in given), self.name)
+    value = given.take(name, self.default)
+    for other in (self.name, *self.older):
+      if (again := given.take(other, value)) != value:
+        raise ValueError(f'config.json: {other}={again!r} is what {name}={value!r} is; say one of them')
     try:
       config[self.path] = self.form.read(value)
     except ValueError as error:
@@ -234,6 +244,42 @@ class Only(Field):
 
 
 @dataclasses.dataclass(frozen=True)
+class Either(Field):
+  """A field of config.json that is understood at several values, which mean the same; the first is written."""
+
+  name: str
+  values: tuple[Any, ...]
+
+  def read(self, given, config):
+    if (found := given.take(self.name, self.values[0])) not in self.values:
+      raise ValueError(f'config.json: {self.name}={found!r} is not understood; known: {", ".join(map(str, self.values))}')
+
+  def write(self, config, given):
+    given[self.name] = self.values[0]
+
+
+@dataclasses.dataclass(frozen=True)
+class Again(Field):
+  """A field that some files have besides another, and that must say what that one says.
+
+  Attributes:
+    name: of it; of: of the other; default: the other's value where config.json does not say.
+  """
+
+  name: str
+  of: str
+  default: Any
+
+  def read(self, given, config):
+    wanted = given.take(self.of, self.default)
+    if (value := given.take(self.name, None)) not in (None, wanted):
+      raise ValueError(f'config.json: {self.name}={value!r} is not understood beside {self.of}={wanted!r}')
+
+  def write(self, config, given):
+    pass
+
+
+@dataclasses.dataclass(frozen=True)
 class Ignored(Field):
   """Fields of config.json that change nothing, or nothing but training, in this family."""
 
@@ -248,6 +294,32 @@ class Ignored(Field):
 
   def write(self, config, given):
     pass
+
+
+@dataclasses.dataclass(frozen=True)
+class Inside(Field):
+  """Fields that lie in one of config.json, which is a table itself.
+
+  Attributes:
+    name: of the table; fields: that it holds.
+  """
+
+  name: str
+  fields: tuple[Field, ...]
+
+  def read(self, given, config):
+    inner = Given(given.take(self.name, None) or {})
+    try:
+      for field in self.fields:
+        field.read(inner, config)
+      inner.refuse_others()
+    except ValueError as error:
+      raise ValueError(f'{error} (in {self.name})') from None
+
+  def write(self, config, given):
+    inner = given.setdefault(self.name, {})
+    for field in self.fields:
+      field.write(config, inner)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -294,6 +366,18 @@ def learned(name: str, default: Any = MISSING, beside: int = 0, path: str = 'mod
 CAP = Form(lambda value: float(value or 0), lambda value: value or None)
 # Whether the projections of attention have biases, as the letters of a softmax mixer.
 QKVO = Form(lambda value: 'qkvo' if value else '', lambda letters: _one_of({'qkvo': True, '': False}, letters))
+
+
+def classes(output: str) -> tuple[Both, ...]:
+  """How many classes there are, where the output tells classes. Their names are not kept."""
+  def reading(given):
+    names = given.take('id2label', None)
+    return {'classes': len(names) if names else given.take('num_labels', 2)}
+
+  def writing(config):
+    names = {str(i): f'LABEL_{i}' for i in range(config['classes'])}
+    return dict(id2label=names, label2id={name: int(i) for i, name in names.items()})
+  return (Both(reading, writing),) if output.startswith('classes') else ()
 
 
 # What published configs call the activation of a feed-forward layer; of several names the first is written.

@@ -77,6 +77,9 @@ class Family:
       that of `weights`.
     head: of the tensor of an output of its own, where config.json is not the one to tell whether there is one: it is
       tied where there is no such tensor, or one that is the table.
+    left_out: one of tensors that are parameters and change nothing of the output, such as a pooler; the log names them.
+    unread: paths of our config that its models do not read, such as the heads of a mixer that has none.
+    counts: which of a row's ids have positions, counted from 0; one of `COUNTS`.
   """
 
   model_type: str
@@ -88,6 +91,9 @@ class Family:
   constants: Callable[[ConfigDict], Iterable[tuple[str, np.ndarray]]] = lambda config: ()
   twins: tuple[str, ...] = ()
   head: str = ''
+  left_out: str = r'$^'
+  counts: str = 'shown'
+  unread: tuple[str, ...] = ()
 
   def read(self, given: Mapping[str, Any]) -> 'Declared':
     """What a config.json says.
@@ -122,6 +128,11 @@ class Family:
     for field in self.fields(output):
       field.write(config, made)
     return made
+
+
+# What the published implementation counts: the tokens that the mask shows; padding too, wherever it stands; all ids but
+# that of padding, whatever the mask shows.
+COUNTS = 'shown', 'all', 'filled'
 
 
 class Declared(NamedTuple):

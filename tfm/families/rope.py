@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from tfm.families.fields import Both, Given, spelled
+from tfm.families.fields import MISSING, Both, Given, spelled
 from tfm.spec import Call, parse
 
 # What a scaling takes from config.json: name there → ours. `original` is the model's length where it is not there.
@@ -22,19 +22,20 @@ OLD_NAMES = {'su': 'longrope', 'default': 'default', 'mrope': 'mrope'}
 
 def field(
     theta: str = 'rope_theta', fraction: str = 'partial_rotary_factor', length: str = 'max_position_embeddings',
-    usual_theta: float = 10_000.0, usual_fraction: float = 1.0, interleaved: bool = False, path: str = 'model.position',
+    usual_theta: float = 10_000.0, usual_fraction: float = 1.0, usual_length: Any = MISSING, interleaved: bool = False,
+    path: str = 'model.position',
 ) -> Both:
   """`path` as a spec of rope.
 
   Args:
-    theta, fraction, length: names in older files; usual_theta, usual_fraction: where a file does not say.
+    theta, fraction, length: names in older files; usual_theta, usual_fraction, usual_length: where a file does not say.
     interleaved: what the family's pairs are.
   """
   def reading(given: Given) -> dict[str, Any]:
     new, old = dict(given.take('rope_parameters', None) or {}), dict(given.take('rope_scaling', None) or {})
     base = given.take(theta, None), new.pop('rope_theta', None), usual_theta
     part = given.take(fraction, None), new.pop('partial_rotary_factor', None), usual_fraction
-    longest, original = given.take(length), given.take('original_max_position_embeddings', None)
+    longest, original = given.take(length, usual_length), given.take('original_max_position_embeddings', None)
     told = {name: value for name, value in (old | new).items() if value is not None}
     kinds = told.pop('rope_type', None), told.pop('type', None), 'default'
     kind = next(x for x in kinds if x is not None)

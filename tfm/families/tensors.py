@@ -2,6 +2,7 @@
 
 import functools
 import json
+import logging
 import math
 import pathlib
 import re
@@ -20,9 +21,14 @@ from tfm.shapes import Array, PyTree
 from tfm.spec import suggest
 
 WHOLE, INDEX = 'model.safetensors', 'model.safetensors.index.json'
+_log = logging.getLogger(__name__)
 SHARD = 5 * 2**30  # bytes of a file of several
 # How names began before they were what they are.
-RENAMED = (('LayerNorm.gamma', 'LayerNorm.weight'), ('LayerNorm.beta', 'LayerNorm.bias'))
+RENAMED = (
+  ('LayerNorm.gamma', 'LayerNorm.weight'), ('LayerNorm.beta', 'LayerNorm.bias'),
+  # DeBERTa's, which its classes call so, or so.
+  ('lm_predictions.lm_head.dense', 'cls.predictions.transform.dense'), ('lm_predictions.lm_head.bias', 'cls.predictions.bias'),
+  ('lm_predictions.lm_head.LayerNorm', 'cls.predictions.transform.LayerNorm'))
 
 
 class Tensors:
@@ -90,13 +96,15 @@ class Tensors:
     del self._files[name]
 
 
-def load(tensors: Tensors, weights: Iterable[Weight], target: PyTree, prefix: str = '', ignored: str = r'$^') -> PyTree:
+def load(
+    tensors: Tensors, weights: Iterable[Weight], target: PyTree, prefix: str = '', ignored: str = r'$^',
+    left_out: str = r'$^') -> PyTree:
   """Parameters from tensors, one at a time, each cast and put where `target` says: beside the parameters themselves
   hardly more than one tensor is held.
 
   Args:
     target: `ShapeDtypeStruct`s with shardings.
-    prefix, ignored: as of `Family`.
+    prefix, ignored, left_out: as of `Family`.
 
   Raises:
     ValueError: for a tensor that is missing, left over or of another shape, and a parameter that no tensor is for.
@@ -111,7 +119,10 @@ def load(tensors: Tensors, weights: Iterable[Weight], target: PyTree, prefix: st
                      f'{suggest(stored[missing[0]], sorted(there))}')
   read = set(stored.values())
   known = re.compile(ignored)
-  if extra := sorted(name for name in there - read if not known.fullmatch(name)):
+  extra = sorted(name for name in there - read if not known.fullmatch(name))
+  if unused := [name for name in extra if re.fullmatch(left_out, name)]:
+    _log.warning('%s: left out, as the output does not depend on them: %s', tensors.folder, ', '.join(unused))
+  if extra := [name for name in extra if name not in unused]:
     raise ValueError(f'{tensors.folder} has the tensor {extra[0]!r}, one of {len(extra)} that this model has no place for')
 
   targets = {path_of(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(target)}

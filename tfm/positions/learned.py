@@ -14,18 +14,25 @@ class Learned(Position):
   Attributes:
     rows: positions in the table; the length of the training sequences unless given.
     stddev: of the normal distribution that the table starts from (0.02 in GPT-2 and BERT).
+    before: further rows that the table has before them, the last of which is position -1: the published RoBERTa's, whose
+      positions begin behind the id of padding, which is the position of padding (Liu et al. 2019, released code).
 
   Raises (from `check`):
-    ValueError: for a table shorter than the sequences.
+    ValueError: for a table shorter than the sequences, or fewer than no rows before.
   """
 
   rows: int | None = None
   stddev: float = 0.02
+  before: int = 0
+
+  examples = ('learned', 'learned(before=2)')
 
   def check(self):
     if self.reach < self.length:
       raise ValueError(f'rows={self.rows} is shorter than data.length={self.length}; '
                        f'give the table at least {self.length} rows')
+    if self.before < 0:
+      raise ValueError(f'before={self.before} must be 0 (no further rows) or more')
 
   @property
   def reach(self):
@@ -34,5 +41,5 @@ class Learned(Position):
   @nn.compact
   def embed(self, x, positions):
     table = self.param('table', partitioned(normal(self.stddev)((0,), (1,)), ('table', 'embed')),
-                       (self.reach, self.width), jnp.float32)
-    return x + shard(table[positions].astype(x.dtype), 'batch', 'length', 'embed')
+                       (self.before + self.reach, self.width), jnp.float32)
+    return x + shard(table[positions + self.before].astype(x.dtype), 'batch', 'length', 'embed')

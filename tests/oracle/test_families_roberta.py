@@ -1,0 +1,66 @@
+"""RoBERTa and its kin with random settings: the answers of the published implementation, and back again."""
+
+import numpy as np
+import pytest
+from reference import published
+
+pytestmark = pytest.mark.oracle
+SMALL = dict(vocab_size=61, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48,
+             max_position_embeddings=40, layer_norm_eps=1e-3)
+
+
+def asked(pad=1, left=False):
+  """Padded rows, of which one holds an id of padding that the mask shows."""
+  given = published.inputs(61, left=left)
+  ids = np.where(given['attention_mask'], given['input_ids'], pad)
+  ids[0, 4] = pad
+  return given | dict(input_ids=ids)
+
+
+@pytest.mark.parametrize('cls, settings, field, left', [
+  ('RobertaForMaskedLM', dict(hidden_act='relu', type_vocab_size=1), 'logits', True),
+  ('RobertaForMaskedLM', dict(num_attention_heads=2, num_hidden_layers=3, pad_token_id=0), 'logits', False),
+  ('RobertaModel', dict(pad_token_id=3), 'last_hidden_state', True),
+  ('RobertaForSequenceClassification', dict(num_labels=3), 'logits', False),
+  ('RobertaForTokenClassification', dict(num_labels=5), 'logits', True),
+  ('XLMRobertaForMaskedLM', dict(type_vocab_size=1), 'logits', False),
+  ('CamembertForMaskedLM', dict(type_vocab_size=1), 'logits', False),
+])
+def test_roberta(cls, settings, field, left, tmp_path):
+  """Padding has a position of its own, and the others are counted without it."""
+  transformers = pytest.importorskip('transformers')
+  made = getattr(transformers, cls)
+  made = published.WithoutPooler(made) if cls == 'RobertaModel' else made
+  config = made.config_class(**SMALL | settings)
+  published.check(made, config, tmp_path, given=asked(config.pad_token_id, left), field=field, writes=False)
+
+
+def test_an_output_of_its_own(tmp_path):
+  transformers = pytest.importorskip('transformers')
+  config = transformers.RobertaConfig(**SMALL, tie_word_embeddings=False)
+  ours, theirs = published.check(transformers.RobertaForMaskedLM, config, tmp_path, given=asked(), writes=False, again=False)
+  returned, told = published.exported(ours, transformers.RobertaForMaskedLM, tmp_path / 'ours')
+  assert told['missing_keys'] == {'lm_head.bias'} and not told['unexpected_keys']   # which nothing reads
+  np.testing.assert_allclose(published.answered(returned, asked()), published.answered(theirs, asked()), atol=1e-6)
+
+
+def test_the_longest_row(tmp_path):
+  """Positions are fewer than rows of the table."""
+  import tfm
+  transformers = pytest.importorskip('transformers')
+  theirs = published.made(transformers.RobertaForMaskedLM, transformers.RobertaConfig(**SMALL))
+  theirs.save_pretrained(tmp_path)
+  ours, ids = tfm.from_pretrained(str(tmp_path)), np.random.default_rng(0).integers(5, 61, (2, 38))
+  published.close(ours.logits(ids), published.answered(theirs, dict(input_ids=ids)))
+  with pytest.raises(ValueError, match='reach position 38, and the model has 38'):
+    ours.logits(np.full((1, 39), 7))
+
+
+@pytest.mark.parametrize('field, value', [('position_embedding_type', 'relative_key'), ('adapter', 3)])
+def test_what_is_not_understood_is_refused_by_name(field, value, tmp_path):
+  import tfm
+  transformers = pytest.importorskip('transformers')
+  published.made(transformers.RobertaForMaskedLM, transformers.RobertaConfig(**SMALL)).save_pretrained(tmp_path)
+  published.older(tmp_path, **{field: value})
+  with pytest.raises(ValueError, match=f'{field}=.?{value}'):
+    tfm.from_pretrained(str(tmp_path))

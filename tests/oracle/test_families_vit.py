@@ -1,0 +1,52 @@
+"""The Vision Transformer with random settings: the answers of the published implementation, and back again."""
+
+import numpy as np
+import pytest
+from reference import published
+
+pytestmark = pytest.mark.oracle
+SMALL = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48, image_size=12, patch_size=4,
+             layer_norm_eps=1e-3, num_labels=5)
+
+
+def asked(*shape):
+  return dict(pixel_values=np.random.default_rng(0).normal(size=shape).astype(np.float32))
+
+
+@pytest.mark.parametrize('cls, settings, shape, field', [
+  ('ViTForImageClassification', dict(qkv_bias=False, hidden_act='relu'), (3, 12, 12), 'logits'),
+  ('ViTForImageClassification', dict(image_size=[8, 20], num_channels=1, num_attention_heads=2), (1, 8, 20), 'logits'),
+  ('ViTModel', dict(patch_size=[2, 2], num_hidden_layers=3), (3, 12, 12), 'last_hidden_state'),
+])
+def test_vit(cls, settings, shape, field, tmp_path):
+  transformers = pytest.importorskip('transformers')
+  made = getattr(transformers, cls)
+  made = published.WithoutPooler(made) if cls == 'ViTModel' else made
+  published.check(made, transformers.ViTConfig(**SMALL | settings), tmp_path, given=asked(2, *shape), field=field, writes=False)
+
+
+def test_what_no_output_needs_is_left_out_and_told(tmp_path, caplog):
+  import tfm
+  transformers = pytest.importorskip('transformers')
+  theirs = published.made(transformers.ViTModel, transformers.ViTConfig(**SMALL))
+  theirs.save_pretrained(tmp_path)
+  ours, given = tfm.from_pretrained(str(tmp_path)), asked(2, 3, 12, 12)
+  assert 'pooler.dense.bias' in caplog.text
+  published.close(ours.logits(**given), published.answered(theirs, given, 'last_hidden_state'))
+  with pytest.raises(ValueError, match=r'pixel_values are \(3, 16, 16\).*reads \(3, 12, 12\)'):
+    ours.logits(**asked(2, 3, 16, 16))
+  with pytest.raises(ValueError, match='attention_mask was given'):
+    ours.logits(attention_mask=np.ones((1, 4)), **given)
+  with pytest.raises(ValueError, match="'vit' reads pixel_values"):
+    ours.logits()
+
+
+@pytest.mark.parametrize('field, value, sentence', [
+  ('patch_size', [4, 2], 'patch_size='), ('patch_size', 5, 'config.model.patch=5'), ('use_mean_pooling', True, 'use_mean_pooling=True')])
+def test_what_is_not_understood_is_refused_by_name(field, value, sentence, tmp_path):
+  import tfm
+  transformers = pytest.importorskip('transformers')
+  published.made(transformers.ViTForImageClassification, transformers.ViTConfig(**SMALL)).save_pretrained(tmp_path)
+  published.older(tmp_path, **{field: value})
+  with pytest.raises(ValueError, match=sentence):
+    tfm.from_pretrained(str(tmp_path))

@@ -1,0 +1,30 @@
+"""A table of positions, and one that begins before the first."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tfm import spec
+import tfm.positions
+from tfm.positions.protocol import Position
+
+
+def made(text, length=4):
+  return spec.factory(text, tfm.positions, Position, width=3, heads=1, head_width=3, length=length)()
+
+
+def test_rows_before_are_those_of_negative_positions():
+  position, x = made('learned(rows=5, before=2)'), jnp.zeros((1, 3, 3))
+  variables = position.init(jax.random.key(0), x, jnp.array([[0, 1, 2]]), method='embed')
+  table = jax.tree.leaves(variables)[0]
+  assert table.shape == (7, 3) and position.reach == 5
+  found = position.apply(variables, x, jnp.array([[-1, 0, 4]]), method='embed')
+  np.testing.assert_array_equal(found[0], table[np.array([1, 2, 6])])
+
+
+@pytest.mark.parametrize('text, sentence', [
+  ('learned(rows=3)', 'rows=3 is shorter than data.length=4'), ('learned(before=-1)', 'before=-1 must be 0')])
+def test_what_is_no_table_is_refused(text, sentence):
+  with pytest.raises(ValueError, match=sentence):
+    made(text)
