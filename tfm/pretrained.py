@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import importlib
+import inspect
 import itertools
 import json
 import math
@@ -412,11 +413,25 @@ def refuse_unsaid(config: ConfigDict, family: Family, fields: dict[str, Any], vo
       section, field = configs.locate(again, path, value) if path in dict(configs.leaves(again)) else (None, None)
       if section is not None:
         section[field] = value
-  # What a module is made of stands in its text; where in memory does not count.
-  one, other = (re.sub(r' at 0x[0-9a-f]+', '', repr(model_of(c, vocab))) for c in (config, again))
+  one, other = (made_of(model_of(c, vocab)) for c in (config, again))
   lines = [line for line in configs.difference(config.to_dict(), again.to_dict()) if line.startswith('model.')]
   require(one == other, f'{family.model_type!r} cannot say what the config says; what it says would be another model: '
                         f'{"; ".join(lines) or "another length"}')
+
+
+def made_of(x: Any) -> str:
+  """What a module or a factory of one is made of, with what goes without saying; where in memory does not count."""
+  if isinstance(x, functools.partial):
+    known = inspect.signature(x.func).parameters
+    usual = {name: one.default for name, one in known.items() if one.default is not one.empty}
+    name, given = x.func.__qualname__, usual | dict(zip(known, x.args)) | x.keywords
+  elif isinstance(x, nn.Module):
+    name, given = type(x).__qualname__, {field.name: getattr(x, field.name) for field in dataclasses.fields(x)}
+  elif isinstance(x, (tuple, list)):
+    return f'({", ".join(map(made_of, x))})'
+  else:
+    return re.sub(r' at 0x[0-9a-f]+', '', repr(x))
+  return f'{name}({", ".join(f"{key}={made_of(given[key])}" for key in sorted(given) if key not in ("name", "parent"))})'
 
 
 # Fields of the model that say how it begins, is trained or computed: not what it is.
