@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import safetensors
 import safetensors.numpy
+from jax.sharding import NamedSharding, PartitionSpec
 
 from tfm.families.protocol import Part, Weight
 from tfm.shapes import Array, PyTree
@@ -235,17 +236,25 @@ def path_of(path) -> str:
 
 
 def _put(buffer: Array | None, array: np.ndarray, index: int | None, leaf: jax.ShapeDtypeStruct) -> Array:
-  array = array.astype(leaf.dtype)
+  """Waited for: what has not yet gone to its device would pile up here."""
   if index is None:
-    return jax.device_put(array, leaf.sharding)
+    return jax.block_until_ready(jax.device_put(array.astype(leaf.dtype, copy=False), leaf.sharding))
   if buffer is None:
     buffer = jax.jit(lambda: jnp.zeros(leaf.shape, leaf.dtype), out_shardings=leaf.sharding)()
-  return _written(buffer, array, index)
+  # As it is, out of order and of sixteen bits: the device's copy is the only one.
+  return jax.block_until_ready(_written(buffer, jax.device_put(array, _of_one(leaf.sharding)), index))
 
 
 @functools.partial(jax.jit, donate_argnums=0)
 def _written(buffer, array, index):
-  return jax.lax.dynamic_update_index_in_dim(buffer, array, index, 0)
+  return jax.lax.dynamic_update_index_in_dim(buffer, array.astype(buffer.dtype), index, 0)
+
+
+def _of_one(sharding: jax.sharding.Sharding) -> jax.sharding.Sharding:
+  """Where one layer of stacked ones lies."""
+  if not isinstance(sharding, NamedSharding):
+    return sharding
+  return NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[1:]))
 
 
 def _get(leaves: Mapping[str, Array], path: str) -> np.ndarray:
