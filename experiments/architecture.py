@@ -34,8 +34,9 @@ def get_study(arg: str = '') -> Study:
   config.training = dict(steps=400, batch_size=8, evaluate_every=100, evaluation_batches=48)
   if arg == 'recall':
     config.objective = 'answers'
-    config.data = dict(source='mqar(length=32, pairs=4, vocabulary=64)', tokenizer='words', length=34, packing='answered')
-    config.training = dict(steps=1200, batch_size=32, evaluate_every=300)
+    config.data = dict(source='mqar(length=48, pairs=16, vocabulary=34, joined=True)', tokenizer='words', length=50,
+                       packing='answered')
+    config.training = dict(steps=400, batch_size=32, evaluate_every=100)
   question = ('Which architecture recalls what it read?' if arg == 'recall' else
               'Transformer, LSTM with attention, gated convolution, mamba or linear attention: which has the lower loss, and '
               'what does each cost as texts grow?')

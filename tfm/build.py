@@ -1,6 +1,7 @@
 """Config → objects: the one place where spec strings become modules, and where a bad run is refused."""
 
 import functools
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -27,6 +28,7 @@ from tfm.kernels.protocol import Kernel
 from tfm.layers.activation import ACTIVATIONS
 from tfm.layers.feed_forward import FEED_FORWARDS
 from tfm.layers.initializer import INITIALIZERS, Factory, shrunk
+from tfm.layers.lora import DOWN, SCALE, UP, Lora
 from tfm.layers.norm import norm as make_norm
 from tfm.layers.pooled import POOLINGS, Pooled
 from tfm.masks.protocol import Mask, is_causal
@@ -42,13 +44,15 @@ from tfm.objectives.protocol import Objective
 from tfm.positions.protocol import Position
 from tfm.scores.protocol import Score
 from tfm.shapes import Array, Float
-from tfm.training.optimizer import OPTIMIZERS
+from tfm.training.optimizer import OPTIMIZERS, Optimizer, by_depth
 from tfm.training.optimizer import optimizer as make_optimizer
 from tfm.training.schedule import SCHEDULES, schedule
 
 DTYPES = {'float32': jnp.float32, 'bfloat16': jnp.bfloat16, 'float16': jnp.float16}
 # With an objective that trains each, for who has chosen one that does not.
 ARCHITECTURES = {'decoder': 'causal_lm', 'encoder_decoder': 'seq2seq', 'encoder': 'masked_lm'}
+# The parameters of what classifies: new to a model that did not.
+HEADS = 'classification', 'next_sentence'
 # What only one of them has.
 ENCODERS = ('patch', 'token_types', 'pooling', 'pooled_transform')
 # What only a model of tokens has.
@@ -87,14 +91,46 @@ def objective(config: ConfigDict) -> Objective:
 
 
 def optimizer(
-    config: ConfigDict, peak: Float[Array, ''] | None = None) -> tuple[optax.GradientTransformation, optax.Schedule]:
+    config: ConfigDict, peak: Float[Array, ''] | None = None) -> tuple[Optimizer, optax.Schedule]:
   """The optimizer, and its learning rate by steps done; `peak` is the config's learning rate unless given."""
   o = config.optimizer
   peak = o.learning_rate if peak is None else peak
   factor = named('optimizer.schedule', spec.choose, o.schedule, SCHEDULES)
   rate = schedule(factor, peak, o.warmup, config.training.steps, config.model.width)
   maker = named('optimizer.name', spec.choose, o.name, OPTIMIZERS)
-  return make_optimizer(maker, rate, o.clip, o.no_decay), rate
+  require(0 < o.layer_decay <= 1, f'config.optimizer.layer_decay={o.layer_decay} must lie above 0 and not above 1; 1.0 is none')
+  for field in ('no_decay', 'frozen'):
+    try:
+      re.compile(o[field])
+    except re.error as error:
+      raise ValueError(f'config.optimizer.{field}={o[field]!r} is no regular expression: {error}') from error
+  m, encoder = config.model, config.model.encoder
+  factor = None if o.layer_decay == 1 else by_depth(
+    o.layer_decay, m.layers, max(1, len(m.pattern)), *((encoder.layers, max(1, len(encoder.pattern))) if encoder else ()))
+  return make_optimizer(maker, rate, o.clip, o.no_decay, frozen(config), factor), rate
+
+
+def frozen(config: ConfigDict) -> str:
+  """A regular expression of the parameters that are not trained; '' for none."""
+  if not config.lora.rank:
+    return config.optimizer.frozen
+  own = config.optimizer.frozen or rf'^(?!{"|".join(HEADS)})(?!.*/({DOWN}|{UP})$)'
+  return f'({own})|/{SCALE}$'
+
+
+def lora(config: ConfigDict) -> Lora | None:
+  """The adapters that a config asks for.
+
+  Raises:
+    ValueError: for a rank below 0, or targets that are no regular expression.
+  """
+  rank, targets = config.lora.rank, config.lora.targets
+  require(rank >= 0, f'config.lora.rank={rank} must be 0 (none) or more')
+  try:
+    re.compile(targets)
+  except re.error as error:
+    raise ValueError(f'config.lora.targets={targets!r} is no regular expression: {error}') from error
+  return Lora(rank, config.lora.alpha, targets) if rank else None
 
 
 def source_tokenizer(config: ConfigDict) -> Tokenizer | None:

@@ -6,6 +6,7 @@ differ from `schema()`. The loader fills in the rest, so `--config.any.field=val
 
 import ast
 import json
+import pathlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -35,6 +36,7 @@ def schema() -> ConfigDict:
   """Every field with its default. None means "worked out from the others", in `resolve`."""
   return ConfigDict(dict(
     seed=0,
+    init_from='',                   # the --workdir of a run, trained or imported, whose last parameters training starts from
     data=dict(
       source='stdlib',              # tfm/data/sources: stdlib, text('*.txt'), tfds('name'), parallel(src, tgt), digits, …
       tokenizer='bytes',            # tfm/data/tokenizers: bytes, char, words, sentencepiece(8000)
@@ -57,7 +59,7 @@ def schema() -> ConfigDict:
       kernel='auto',                # tfm/kernels
       feed_forward='gelu',          # relu, gelu, geglu, swiglu, … of tfm/layers/mlp.py, mixture_of_experts(…), none
       feed_forward_width=placeholder(int),  # F, of one expert; None: 4 D, 8/3 D to the next 64 where gated, 0 without layer
-      norm='layernorm',             # layernorm(epsilon, bias=…), rmsnorm(epsilon)
+      norm='layernorm',             # layernorm(epsilon, bias=…, scale=…), rmsnorm(epsilon)
       norm_placement='pre',         # pre, post, sandwich
       residual='sequential',        # sequential, parallel, parallel_one_norm
       bias=False,                   # in projections, and in layer norms that do not say themselves
@@ -86,6 +88,11 @@ def schema() -> ConfigDict:
       cross=dict(),                 # and the fields of the cross-attention that differ
     ),
     objective='causal_lm',          # tfm/objectives: causal_lm(label_smoothing, z_loss), seq2seq, …
+    lora=dict(                      # adapters, which alone are trained, with heads that are new; 0: none
+      rank=0,
+      alpha=16.0,                   # their scale, times the rank
+      targets='mixer/(q|v)/',       # projections (regex on the path) that have one
+    ),
     optimizer=dict(
       name='adamw',                 # adam, adamw(b1, b2, eps, weight_decay), adafactor, lion, sgd(momentum)
       learning_rate=1e-3,           # the peak; with noam a factor on d^-0.5
@@ -93,6 +100,8 @@ def schema() -> ConfigDict:
       warmup=100,                   # steps
       clip=1.0,                     # global norm of the gradient; 0: no clipping
       no_decay=r'bias|scale|table|sinks|A_log|/D$',   # parameters (regex on the path) without weight decay
+      frozen='',                    # parameters (regex on the path) that stay as they are; '': none
+      layer_decay=1.0,              # factor on the learning rate from each layer to the one below it; 1.0: all learn alike
     ),
     training=dict(
       steps=1000,
@@ -128,11 +137,29 @@ def load(file: str) -> ConfigDict:
     ValueError: if the file is missing, has no `get_config`, or sets a field that is not there.
   """
   path, _, args = file.partition(':')
+  if path.endswith('.json'):
+    return from_json(path, args)
   args = [arg for arg in args.split(',') if arg]
   get_config = defined(path, 'get_config', '--config=')
   own = [arg for arg in args if arg != 'smoke']
   config = complete(get_config(','.join(own)))
   return smoke(config) if 'smoke' in args else config
+
+
+def from_json(path: str, args: str = '') -> ConfigDict:
+  """The config that a run left behind, complete; the argument `smoke` shrinks it.
+
+  Raises:
+    ValueError: if there is no such file, or it is no config.
+  """
+  require(args in ('', 'smoke'), f"--config={path}:{args} takes no argument but 'smoke'")
+  try:
+    given = json.loads(pathlib.Path(path).read_text())
+  except (OSError, ValueError) as error:
+    raise ValueError(f'--config={path} cannot be read: {error}') from error
+  require(isinstance(given, dict) and 'model' in given, f'--config={path} is no config of a run; DIR/config.json of a --workdir is')
+  config = complete(given)
+  return smoke(config) if args else config
 
 
 def complete(given: Mapping) -> ConfigDict:

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import importlib
+import itertools
 import json
 import math
 import pathlib
@@ -33,8 +34,8 @@ from tfm.parallel import mesh as meshes
 from tfm.parallel import sharding
 from tfm.shapes import Array, PyTree
 from tfm.spec import parse, suggest
+from tfm.training import checkpoint
 from tfm.training import state as states
-from tfm.training.checkpoint import target
 
 # What a class of the published implementation answers → our objective, by architecture.
 OBJECTIVES = {
@@ -117,6 +118,8 @@ class Pretrained:
       require(value is None or read, f'{name} was given, and {self.family.model_type!r} reads none; leave it out')
     [main, *_] = READS[kind]
     require(given[main] is not None, f'{self.family.model_type!r} reads {main}; give them')
+    require(kind != 'encoder_decoder' or decoder_input_ids is not None,
+            "decoder_input_ids are what a model of architecture 'encoder_decoder' continues; give them")
     if kind == 'vision':
       images = jnp.moveaxis(jnp.asarray(pixel_values), 1, -1)
       require(images.shape[1:] == self.model.shape, f'pixel_values are {np.shape(pixel_values)[1:]}, channels × height × '
@@ -189,6 +192,7 @@ class Pretrained:
     rows = [row[kept > 0].astype(np.int32) for row, kept in zip(ids, mask)]
     if self.config.model.architecture != 'encoder_decoder':
       return rows, None
+    require(self.ids.get('start') is not None, 'config.json tells no decoder_start_token_id, so no text can begin')
     return [np.array([self.ids['start']], np.int32) for _ in rows], rows
 
   def at(self, length: int) -> Trunk:
@@ -289,6 +293,8 @@ def from_pretrained(path: str, dtype: str = 'float32', mesh: dict[str, int] | No
   fields = json.loads((folder / 'config.json').read_text())
   family = family_of(fields, folder)
   config, output, ids, vocab = declared(family, fields)
+  stored = tensors.Tensors(folder)
+  settle(config, output, family, stored)
   require(dtype in build.DTYPES, f'dtype={dtype!r} is not there; {suggest(str(dtype), build.DTYPES)}')
   config.model.dtype = dtype
   model = model_of(config, vocab)
@@ -297,10 +303,31 @@ def from_pretrained(path: str, dtype: str = 'float32', mesh: dict[str, int] | No
   boxed = jax.eval_shape(lambda key: states.parameters(model, key, 1, min(config.data.length, 16)), jax.random.key(0))
   sharding.check_divisible(boxed, made, rules)
   abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, build.DTYPES[dtype]), nn.unbox(boxed))
-  wanted = target(abstract, sharding.partition_specs(boxed, made, rules))
-  params = tensors.load(tensors.Tensors(folder), family.weights(config), wanted, family.prefix, family.ignored,
+  wanted = checkpoint.target(abstract, sharding.partition_specs(boxed, made, rules))
+  params = tensors.load(stored, family.weights(config), wanted, family.prefix, family.ignored,
                         family.left_out)
   return Pretrained(config, model, params, family, output, ids, vocab, made, rules)
+
+
+def settle(config: ConfigDict, output: str, family: Family, stored: tensors.Tensors) -> None:
+  """What only the tensors tell, whether the output is tied to the embedding; and those that are no parameters are
+  looked at, and put aside.
+
+  Raises:
+    ValueError: for tables that are to be one and differ, and constants that are others.
+  """
+  for bare in ('', family.prefix):
+    stored.merge([name.removeprefix(bare) for name in family.twins])
+    for name, values in family.constants(config):
+      stored.expect(name.removeprefix(bare), values)
+  if not family.head or output != 'vocabulary':
+    return
+  if family.head not in stored.names:
+    config.model.tied = True
+  elif config.model.tied and stored.same(family.twins[0], family.head):
+    stored.merge((family.twins[0], family.head))
+  else:
+    config.model.tied = False
 
 
 def declared(family: Family, fields: dict[str, Any]) -> tuple[ConfigDict, str, dict[str, Any], int]:
@@ -342,10 +369,11 @@ def located(path: str) -> pathlib.Path:
   if not folder.exists() and len(pathlib.PurePath(path).parts) == 2 and not path.startswith(('.', '/', '~')):
     import huggingface_hub
     try:
-      return pathlib.Path(huggingface_hub.snapshot_download(
+      folder = pathlib.Path(huggingface_hub.snapshot_download(
         path, allow_patterns=['*.json', '*.safetensors', '*.txt', '*.model']))
-    except Exception as error:
-      raise ValueError(f'{path} is no folder here, and the hub does not give it: {error}') from error
+    except Exception as error:   # of the library, of what it is made of, of the system
+      [why, *_] = str(error).splitlines() or [type(error).__name__]
+      raise ValueError(f'{path} is no folder here, and the hub does not give it: {why.strip()}') from error
   require((folder / 'config.json').is_file(), f'{path} holds no config.json; a published checkpoint does')
   return folder
 
@@ -365,6 +393,10 @@ def export(
     ValueError: if the family is not there, or cannot say what the config says, naming the first field.
   """
   require(family in families(), f'--family={family!r} is not there; {suggest(family, families())}')
+  config = config.copy_and_resolve_references()
+  for part in configs.parts(config).values():
+    if part.get('position') == 'learned':   # as many rows as the sequences are long, which a config.json says
+      part.position = f'learned(rows={config.data.length})'
   family = families()[family]
   flat = dict(configs.leaves(config)) | {'vocab': vocab} | {f'ids.{name}': value for name, value in ids.items()}
   objective = parse(config.objective)
@@ -375,7 +407,8 @@ def export(
   folder = pathlib.Path(folder)
   folder.mkdir(parents=True, exist_ok=True)
   (folder / 'config.json').write_text(json.dumps(fields, indent=2) + '\n')
-  tensors.save(folder, tensors.unload(family.weights(config), trimmed(params, vocab)))
+  tensors.save(folder, itertools.chain(
+    tensors.unload(family.weights(config), trimmed(params, vocab)), family.constants(config)))
 
 
 class _Said(dict):
@@ -393,6 +426,8 @@ def refuse_unsaid(config: ConfigDict, family: Family, fields: dict[str, Any], vo
     raise ValueError(f'{family.model_type!r} cannot say what the config says: {error}') from error
   again = config.copy_and_resolve_references()
   for path, value in configs.leaves(read):
+    if path in family.unread:
+      continue
     if path.startswith('model.') and not path.removeprefix('model.').startswith(FREE) or path == 'data.length':
       section, field = configs.locate(again, path, value) if path in dict(configs.leaves(again)) else (None, None)
       if section is not None:

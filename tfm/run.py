@@ -6,7 +6,6 @@ import pathlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import flax.linen as nn
 import jax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
@@ -19,7 +18,6 @@ from tfm.data.corpus import ENDLESS
 from tfm.data.pipeline import ImageData, TextData
 from tfm.data.special import extended, plain
 from tfm.data.tokenizers.protocol import Tokenizer
-from tfm.data.tokenizers.protocol import load as load_tokenizer
 from tfm.decoding.translate import Translation, translate
 from tfm.decoding.unrolled import unrolled
 from tfm.evaluation import length
@@ -28,8 +26,8 @@ from tfm.models.trunk import Trunk
 from tfm.parallel import sharding
 from tfm.parallel import mesh as meshes
 from tfm.shapes import PyTree
+from tfm.start import make_model, read, tokenizers
 from tfm.training import checkpoint
-from tfm.training import state as states
 from tfm.training.progress import say
 from tfm.training.step import evaluation_step
 
@@ -71,8 +69,7 @@ def load(workdir: str, step: str = 'last', average: int | None = None) -> Run:
   number = checkpoints.find(step)
   saved = checkpoints.run(number)
   config = configs.resolve(configs.complete(saved['config']))
-  tokenizer, source_tokenizer = (
-    load_tokenizer(saved[name]) if saved.get(name) else None for name in ('tokenizer', 'source_tokenizer'))
+  tokenizer, source_tokenizer = tokenizers(saved)
   # A run is read on whatever is there, token by token too: not on the mesh, or by the kernel, that trained it.
   for part in configs.parts(config).values():
     if part.kernel != 'auto':
@@ -81,11 +78,9 @@ def load(workdir: str, step: str = 'last', average: int | None = None) -> Run:
   mesh = meshes.make(dict(data=-1))
   rules = sharding.parse_rules(config.rules)
   model = make_model(config, tokenizer, source_tokenizer)
-  boxed = jax.eval_shape(lambda key: states.parameters(model, key, 1, config.data.length), jax.random.key(0))
-  where = sharding.partition_specs(boxed, mesh, rules)
   average = config.decoding.average if average is None else average
   require(average >= 1, f'--average={average} must be at least 1')
-  params = checkpoints.averaged(number, average, checkpoint.target(nn.unbox(boxed), where))
+  params = read(checkpoints, number, config, model, mesh, average)
   checkpoints.close()
   tokenizer = extended(tokenizer, build.objective(config).special)
   return Run(config, model, params, tokenizer, mesh, rules, number, saved['corpus'], source_tokenizer)
@@ -97,12 +92,6 @@ def carried(workdir: str, step: str = 'last') -> dict[str, Any]:
   saved = checkpoints.run(checkpoints.find(step))
   checkpoints.close()
   return saved
-
-
-def make_model(config: ConfigDict, tokenizer: Tokenizer | None, source_tokenizer: Tokenizer | None) -> Trunk:
-  """The model for the vocabularies of some tokenizers."""
-  vocab, source_vocab = (one.vocab_size if one else 0 for one in (tokenizer, source_tokenizer))
-  return build.model(config, vocab, source_vocab=source_vocab)
 
 
 def evaluate(run: Run, split: str) -> dict[str, float]:
@@ -127,6 +116,8 @@ def extrapolation(
     ValueError: if the source has no such split, and for what that refuses.
   """
   length.check(run.model, protocols)
+  require(run.tokenizer.lossless, f'config.data.tokenizer={run.config.data.tokenizer!r} changes texts before it cuts them up, so '
+                                  'their bytes cannot be counted at every length; evaluate without --lengths')
   data, config = compared_data(run), run.config
   # A batch is of as many tokens as a microbatch of training, whose logits may have been made in pieces.
   batch_tokens = config.training.batch_size // config.training.accumulation * config.data.length
@@ -140,7 +131,7 @@ def extrapolation(
 def compared_data(run: Run) -> TextData | ImageData:
   """The data that a run's config names; it is said if they have changed since."""
   data = open_data(run)
-  if data.corpus.hash != run.corpus:
+  if run.corpus and data.corpus.hash != run.corpus:   # what was imported does not tell what it learnt from
     say(f'the data have changed since the run learnt from them: their content hash was {run.corpus} and is '
         f'{data.corpus.hash}; what was trained on and what is evaluated still differ, as splits go by document')
   return data
@@ -180,7 +171,8 @@ def evaluation(
   objective = build.objective(config)
   rows = objective.rows(build.packing(config), data.tokens(split), config.data.length, None, data.tokenizer)
   step = jax.jit(evaluation_step(model, objective))
-  token_bytes = extended(data.tokenizer, objective.special).token_bytes if data.tokenizer else None
+  counts = data.tokenizer is not None and data.tokenizer.lossless
+  token_bytes = extended(data.tokenizer, objective.special).token_bytes if counts else None
   # A microbatch, rounded up to what the devices divide: a run may be read on more of them than trained it.
   size = -(-config.training.batch_size // config.training.accumulation // where.num_devices) * where.num_devices
 

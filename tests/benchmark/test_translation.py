@@ -33,7 +33,8 @@ def test_the_two_take_turns_and_the_ratio_is_of_medians(monkeypatch, capsys, tmp
   (dict(kv_heads=2), 'config.model.kv_heads=2'), (dict(norm_placement='sandwich'), "config.model.norm_placement='sandwich'"),
   (dict(encoder=dict(norm_placement='post')), "config.model.encoder.norm_placement='post'"),
   (dict(bias=False), 'config.model.bias=False'), (dict(tied=False), 'config.model.tied=False'),
-  (dict(embedding_width=8), 'config.model.embedding_width=8'), (dict(output_soft_cap=5.0), 'config.model.output_soft_cap=5.0'),
+  (dict(embedding_width=8), 'config.model.embedding_width=8'),
+  (dict(output_soft_cap=5.0), 'config.model.output_soft_cap=5.0'),
   (dict(encoder=dict(position='none')), "config.model.encoder.position='none'"),
   (dict(cross=dict(heads=2)), 'config.model.cross.heads=2'),
 ])

@@ -72,6 +72,12 @@ def pairs_of(words):
   return {word for word, count in collections.Counter(words).items() if word[0] == 'k' and count == 2}
 
 
+def joined(text):
+  """The same text with pairs as one symbol."""
+  right, answers, end, length = recall(re.sub(r' (k\d+)=(v\d+)', r' \1 \2', text))
+  return right, answers, end, length - text.count('=')
+
+
 TASKS = {
   'copy(4, 7, 4)': (of_letters(lambda x: x), range(1, 5), range(5, 8)),
   'reverse(4, 7, 4)': (of_letters(lambda x: ''.join(reversed(x))), range(1, 5), range(5, 8)),
@@ -83,6 +89,7 @@ TASKS = {
   'selective_copy(12, 20, tokens=5, symbols=7)': (selective_copy, [12], [20]),
   'needle(300, 400, digits=3)': (needle, range(280, 301), range(380, 401)),
   'mqar(12, 24, pairs=2, more=4, vocabulary=16)': (recall, [12], [24]),
+  'mqar(12, 24, pairs=2, more=4, vocabulary=16, joined=True)': (joined, [12], [24]),
 }
 
 
@@ -251,10 +258,10 @@ def test_twins_tell_each_other(make_source, tmp_path):
   ('needle(length=150)', 'length=150 has no room for a text around the number; give at least 169'),
   ('needle(depth=1.5)', r'depth=1.5 must lie in \[0, 1\]'),
   ('needle(digits=0)', 'digits=0 must be at least 1'),
-  ('mqar(length=15, pairs=2)', 'length=15 must be even and have room for 2 pairs'),
-  ('mqar(length=64, pairs=17)', 'length=64 must be even and have room for 17 pairs and as many queries, 68 symbols'),
-  ('mqar(more=17)', 'length=64 must be even and have room for 17 pairs'),
-  ('mqar(longer=65)', 'longer=65 must be even'),
+  ('mqar(length=15, pairs=2)', 'length=15 must leave an even number of symbols after 2 pairs'),
+  ('mqar(length=64, pairs=17)', 'length=64 must leave an even number of symbols after 17 pairs, and have room for as many queries, 68 symbols'),
+  ('mqar(more=17)', 'length=64 must leave an even number of symbols after 17 pairs'),
+  ('mqar(longer=65)', 'longer=65 must leave an even number'),
   ('mqar(more=4)', 'more=4 are not beyond pairs=4'),
   ('mqar(pairs=0)', 'pairs=0 must be at least 1'),
   ('mqar(vocabulary=8)', 'vocabulary=8 has 3 keys for 4 pairs; give at least 10'),

@@ -5,18 +5,25 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tfm.layers.norm import NORMS, LayerNorm, RMSNorm
+from tfm.layers.norm import NORMS, LayerNorm, RMSNorm, norm
 
 X = jnp.asarray(np.random.default_rng(0).standard_normal((2, 3, 64)) * 5 + 2, jnp.float32)
 
 
-@pytest.mark.parametrize('norm, names', [
-  (LayerNorm(), {'scale', 'bias'}), (LayerNorm(bias=False), {'scale'}), (RMSNorm(), {'scale'})])
-def test_parameters(norm, names):
-  params = norm.init(jax.random.key(0), X)['params']
+@pytest.mark.parametrize('made, names', [
+  (LayerNorm(), {'scale', 'bias'}), (LayerNorm(bias=False), {'scale'}), (LayerNorm(scale=False), {'bias'}), (RMSNorm(), {'scale'})])
+def test_parameters(made, names):
+  params = made.init(jax.random.key(0), X)['params']
   assert set(params) == names
   assert all(box.names == ('embed',) and box.value.shape == (64,) for box in params.values())
-  assert (params['scale'].value == 1).all() and not ('bias' in params and params['bias'].value.any())
+  starts = dict(scale=1, bias=0)
+  assert all((box.value == starts[name]).all() for name, box in params.items())
+
+
+def test_a_norm_without_parameters():
+  made = norm('layernorm(bias=False, scale=False)', bias=True)()
+  assert not jax.tree.leaves(made.init(jax.random.key(0), X))
+  np.testing.assert_array_equal(made.apply({}, X), LayerNorm().init_with_output(jax.random.key(0), X)[0])
 
 
 def test_moments_at_the_start():
@@ -28,12 +35,12 @@ def test_moments_at_the_start():
   assert (jnp.abs(y.mean(-1)) > 0.1).all()  # the mean stays
 
 
-@pytest.mark.parametrize('norm', [LayerNorm(bias=False), RMSNorm()])
-def test_constant_and_zero_rows_are_finite_with_finite_gradients(norm):
+@pytest.mark.parametrize('made', [LayerNorm(bias=False), RMSNorm()])
+def test_constant_and_zero_rows_are_finite_with_finite_gradients(made):
   x = jnp.stack([jnp.zeros(64), jnp.ones(64)])
-  params = norm.init(jax.random.key(0), x)
-  gradient = jax.grad(lambda x: norm.apply(params, x).sum())(x)
-  assert jnp.isfinite(norm.apply(params, x)).all() and jnp.isfinite(gradient).all()
+  params = made.init(jax.random.key(0), x)
+  gradient = jax.grad(lambda x: made.apply(params, x).sum())(x)
+  assert jnp.isfinite(made.apply(params, x)).all() and jnp.isfinite(gradient).all()
 
 
 def test_table():

@@ -108,9 +108,11 @@ class TestBias:
   @pytest.mark.parametrize('bias', [True, False])
   def test_of_norms_as_they_say_themselves(self, bias):
     model = decoder(norm=f'layernorm(1e-5, bias={not bias})', mixer='softmax(qk_norm="layernorm")', bias=bias)
-    paths = [[k.key for k in path] for path, _ in jax.tree.leaves_with_path(boxed(model), is_leaf=lambda x: hasattr(x, 'names'))]
-    norms = {'q_norm', 'k_norm'} if bias else {'norm', 'mixer_norm', 'feed_forward_norm'}
-    assert {path[-2] for path in paths if path[-1] == 'bias'} == norms | ({'q', 'k', 'v', 'out', 'up', 'down'} if bias else set())
+    paths = [[k.key for k in path] for path, _ in jax.tree.leaves_with_path(
+      boxed(model), is_leaf=lambda x: hasattr(x, 'names'))]
+    others = {'q', 'k', 'v', 'out', 'up', 'down', 'q_norm', 'k_norm'}
+    norms = {'norm', 'mixer_norm', 'feed_forward_norm'}
+    assert {path[-2] for path in paths if path[-1] == 'bias'} == (others if bias else norms)
 
   @pytest.mark.parametrize('bias', [True, False])
   @pytest.mark.parametrize('biases', ['qkv', 'o', ''])
@@ -221,7 +223,8 @@ class TestDropout:
 
 
 @pytest.mark.parametrize('model', [
-  dict(residual='parallel_one_norm'), dict(feed_forward='none', mixer='mamba', position='none'), dict(embedding_width=6, tied=True, output_soft_cap=2.0)], ids=str)
+  dict(residual='parallel_one_norm'), dict(feed_forward='none', mixer='mamba', position='none'),
+  dict(embedding_width=6, tied=True, output_soft_cap=2.0)], ids=str)
 def test_what_is_read_from_a_cache_is_what_is_read_at_once(model):
   model = decoder(**model)
   params, context = parameters(model), Context.whole(TOKENS)

@@ -62,7 +62,8 @@ def test_a_narrow_table_is_a_product():
   narrow = params['embedding']
   whole = {'embedding': {'table': narrow['table'] @ narrow['project_in']['kernel']},
            'output': {'kernel': narrow['project_out']['kernel'] @ narrow['table'].T}}
-  found, expected = (answers(m, p, TOKENS, context(SEGMENTS), TYPES) for m, p in ((model, params), (plain, params | whole)))
+  found, expected = (
+    answers(m, p, TOKENS, context(SEGMENTS), TYPES) for m, p in ((model, params), (plain, params | whole)))
   for name in expected:
     np.testing.assert_allclose(found[name], expected[name], rtol=1e-4, atol=1e-4)
 

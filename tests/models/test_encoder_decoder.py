@@ -132,7 +132,8 @@ def test_narrow_tables(source_vocab):
     assert set(source) == {'table', 'project_in'}
     whole['source_embedding'] = {'table': source['table'] @ source['project_in']['kernel']}
   arguments = TARGET, context(HERE), SOURCE % 11, context(THERE)
-  np.testing.assert_allclose(logits(model, params, *arguments), logits(plain, params | whole, *arguments), rtol=1e-4, atol=1e-4)
+  expected = logits(plain, params | whole, *arguments)
+  np.testing.assert_allclose(logits(model, params, *arguments), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_scanned_or_not():
@@ -160,7 +161,7 @@ def test_a_memory_must_be_there():
   (dict(encoder=dict(layers=0)), r'config.model.encoder.layers=0 must be at least 1'),
   (dict(encoder=dict(mixer='mamba', position='none')), r"config.model.encoder.mixer='mamba' cannot honour mask='full'"),
   (dict(residual='parallel'), r"config.model.residual='parallel' is defined for a mixer and a feed-forward layer"),
-  (dict(residual='parallel_one_norm'), r"config.model.residual='parallel_one_norm' is defined for .* here is a third branch"),
+  (dict(residual='parallel_one_norm'), r"residual='parallel_one_norm' is defined for .* here is a third branch"),
   (dict(cross=dict(feed_forward='relu')), r'config.model.cross.feed_forward=.* is not a field'),
   (dict(architecture='encoder_dekoder'), r"config.model.architecture='encoder_dekoder' is not there"),
   (dict(architecture='decoder', encoder=dict(layers=2)), r'config.model.encoder.layers=2 is not a field'),

@@ -3,6 +3,7 @@
 q [B T H C], k [B S K C], positions [B T] and [B S] → [B H T S]; query head h meets key head h // (H/K).
 """
 
+import ml_dtypes
 import numpy as np
 
 
@@ -44,6 +45,16 @@ def alibi_slopes(n):
 
 def alibi(q, k, q_at, k_at):
   return each(q, k, q_at, k_at, lambda h, q_, k_, i, j: -alibi_slopes(q.shape[2])[h] * abs(i - j))
+
+
+def bfloat16(x):
+  return np.asarray(x, ml_dtypes.bfloat16)
+
+
+def falcon_alibi(q, k, q_at, k_at, scale):
+  """As Falcon's code adds it: of the key alone, a product of bfloat16 numbers (Almazrouei et al. 2023)."""
+  return each(q, k, q_at, k_at, lambda h, q_, k_, i, j: scale * float(
+    bfloat16(alibi_slopes(q.shape[2])[h]) * bfloat16(j)))
 
 
 def transformer_xl(q, k, q_at, k_at, u, v, kernel):

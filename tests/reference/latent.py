@@ -17,7 +17,7 @@ def forward(p, x, positions, segments, predicate, rotate):
     source = layers.rmsnorm(x @ p['q_down']['kernel'] + p['q_down'].get('bias', 0), p['q_norm']['scale'])
   q = np.einsum('btd,dhc->bthc', source, p['q']['kernel']) + p['q'].get('bias', 0)
   q = np.concatenate([q[..., :C], rotate(q[..., C:], positions)], -1)
-  k, v = np.empty((B, T, H, q.shape[-1])), np.empty((B, T, H, C))
+  k, v = np.empty((B, T, H, q.shape[-1])), np.empty((B, T, H, p['v_up'].shape[-1]))
   for h in range(H):
     k[:, :, h] = np.concatenate([c @ p['k_up'][:, h], shared[:, :, 0]], -1)
     v[:, :, h] = c @ p['v_up'][:, h]

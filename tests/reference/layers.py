@@ -38,8 +38,13 @@ def swish(x):
   return x / (1 + np.exp(-x))
 
 
-PLAIN = {'relu': relu, 'gelu': gelu, 'gelu_tanh': gelu_tanh}
-GATED = {'geglu': gelu, 'geglu_tanh': gelu_tanh, 'swiglu': swish}  # Shazeer 2020, eq. 6
+def quick_gelu(x):
+  """x σ(1.702 x), the other approximation of §2."""
+  return x / (1 + np.exp(-1.702 * x))
+
+
+PLAIN = {'relu': relu, 'gelu': gelu, 'gelu_tanh': gelu_tanh, 'quick_gelu': quick_gelu, 'silu': swish}
+GATED = {'reglu': relu, 'geglu': gelu, 'geglu_tanh': gelu_tanh, 'swiglu': swish}  # Shazeer 2020, eq. 6
 
 
 def feed_forward(name, x, up, down, gate=None):

@@ -102,6 +102,22 @@ def test_alibi_for_any_number_of_heads(heads):
   close(Asked('alibi', heads)(q, k, q_at, k_at), biases.alibi(q, k, q_at, k_at), 1e-6)
 
 
+@pytest.mark.parametrize('heads', [6, 8, 32])
+def test_alibi_as_falcon_rounds_it(heads):
+  """For softmax the same: they differ by what all keys of a query have in common."""
+  q, k = np.ones((1, 2, heads, C)), np.ones((1, 9, heads, C))
+  q_at, k_at = np.array([[2000, 1501]]), np.array([[0, 1, 3, 99, 257, 300, 513, 1030, 1499]])
+  ours = Asked('alibi(scale=0.125, rounded=True)', heads)(q, k, q_at, k_at)
+  published = biases.falcon_alibi(q, k, q_at, k_at, 0.125)
+  close(ours - ours[..., :1], published - published[..., :1], 1e-6)
+  exact = 0.125 * biases.alibi(q, k, q_at, k_at)
+  assert np.abs((ours - ours[..., :1]) - (exact - exact[..., :1])).max() > 0.1  # so much rounding is
+
+
+def test_alibi_takes_a_factor():
+  close(Asked('alibi(scale=0.25)')(), 0.25 * biases.alibi(Q, KEY, Q_AT, K_AT), 1e-6)
+
+
 def test_alibi_falls_on_either_side_of_the_query():
   at = np.tile(np.arange(S), (B, 1))
   logits = Asked('alibi')(q=np.ones((B, S, H, C)), q_at=at, k_at=at)
@@ -216,6 +232,7 @@ def test_what_is_far_is_all_alike(text, far):
 PARAMETERS = {
   't5(8, 16)': ({'table': (8, H)}, {}),
   'alibi': ({}, {}),
+  'alibi(scale=0.5, rounded=True)': ({}, {}),
   'transformer_xl': ({}, {'content_bias': (H, C), 'position_bias': (H, C), 'kernel': (D, H, C)}),
   'deberta(20, buckets=8, norm=True)': (
     {'table': (16, D), 'table_norm': {'scale': (D,), 'bias': (D,)}},
@@ -255,7 +272,7 @@ def test_softmax_lets_every_parameter_learn(text):
   assert all(np.isfinite(g).all() and np.abs(g).max() > 1e-4 for g in gradients)
 
 
-@pytest.mark.parametrize('text', [text for text in PARAMETERS if text != 'alibi'])
+@pytest.mark.parametrize('text', [text for text in PARAMETERS if not text.startswith('alibi')])
 def test_bfloat16_queries_give_float32_logits_close_by(text):
   asked = Asked(text)
   rounded = [np.asarray(jnp.asarray(x, jnp.bfloat16).astype(jnp.float32)) for x in (Q, KEY)]
@@ -276,6 +293,7 @@ def test_one_table_for_all_layers_of_a_model():
   ('t5(buckets=7, bidirectional=True)', 'buckets=7 must be an even number, 4'),
   ('t5(max_distance=16)', 'max_distance=16 must be above 16'),
   ('alibi(0.0)', 'exponent=0.0 must be above 0'),
+  ('alibi(scale=0.0)', 'scale=0.0 must be above 0'),
   ('deberta(c2p=False, p2c=False)', 'c2p=False and p2c=False leave no position'),
   ('deberta(0)', 'max_distance=0 must be at least 1'),
   ('deberta(64, buckets=7)', 'buckets=7 must be 0 .none. or an even number'),

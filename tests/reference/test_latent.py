@@ -23,7 +23,8 @@ SEGMENTS = np.array([[1] * 10, [0] * 2 + [1] * 7 + [0], [1] * 4 + [2] * 6])
 POSITIONS = np.array([[*range(10)], [9, 9, *range(7), 9], [*range(4), *range(6)]])
 REAL = SEGMENTS > 0
 WHOLE = np.tile(np.arange(T), (B, 1))
-SPECS = 'latent(rank=8, rope_width=6)', 'latent(rank=5, rope_width=2, query_rank=7)'
+SPECS = ('latent(rank=8, rope_width=6)', 'latent(rank=5, rope_width=2, query_rank=7)',
+         'latent(rank=8, rope_width=2, value_width=3)')
 ROTATE = {'rope': rope.rotate, 'none': lambda x, positions: x}
 
 
@@ -81,7 +82,7 @@ def test_what_is_read_piece_by_piece_is_no_whole_row():
 
 
 def test_what_rises_from_a_rank_has_no_bias():
-  for text, expected in zip(SPECS, ({'down', 'q', 'out'}, {'down', 'q_down', 'out'})):
+  for text, expected in zip(SPECS, ({'down', 'q', 'out'}, {'down', 'q_down', 'out'}, {'down', 'q', 'out'}), strict=True):
     leaves = jax.tree_util.tree_leaves_with_path(parameters(text))
     assert {path[0].key for path, _ in leaves if path[-1].key == 'bias'} == expected
 
@@ -126,12 +127,14 @@ def test_dropout_is_on_the_weights_in_training_only():
   assert (loud != quiet)[REAL].any()
 
 
-def test_flops_are_those_of_training():
-  text, rank, rope_width, length = 'latent(rank=8, rope_width=6)', 8, 6, 12
+@pytest.mark.parametrize('text, value_width', [
+  ('latent(rank=8, rope_width=6)', C), ('latent(rank=8, rope_width=6, value_width=7)', 7)])
+def test_flops_are_those_of_training(text, value_width):
+  rank, rope_width, length = 8, 6, 12
   counted = flops.per_token(decoder(length, mixer=text, layers=1), length).kinds
-  projections = D * H * (C + rope_width) + D * (rank + rope_width) + 2 * rank * H * C + H * C * D
+  projections = D * H * (C + rope_width) + D * (rank + rope_width) + rank * H * (C + value_width) + H * value_width * D
   assert counted['mixer'] == pytest.approx(2 * projections)
-  pairs = (length + 1) / 2 * H * (C + rope_width + C)
+  pairs = (length + 1) / 2 * H * (C + rope_width + value_width)
   assert counted['mixer' + flops.PAIRS] == pytest.approx(2 * pairs)
 
 
@@ -140,6 +143,7 @@ def test_refusals():
       ('latent(rank=0, rope_width=2)', 'rank=0 must be 1 or more'),
       ('latent(rank=4, rope_width=0)', 'rope_width=0 must be 1 or more'),
       ('latent(rank=4, rope_width=2, query_rank=-1)', 'query_rank=-1 must be 0 or more'),
+      ('latent(rank=4, rope_width=2, value_width=-1)', 'value_width=-1 must be 0 or more'),
       ('latent(rank=4, rope_width=3)', 'rope_width=3 is what the position rotates: .*'),
       ('latent(rank=4)', "leaves out 'rope_width'")):
     with pytest.raises(ValueError, match=rf'config\.model\.mixer=.*{complaint}'):

@@ -77,10 +77,12 @@ SETTINGS = [
   ('mamba', oracle.mamba, {}),
   ('mamba(state=3, expand=3, taps=2, rank=5, chunk=4)', oracle.mamba, dict(bias=True)),
   ('mamba(taps=1, chunk=1)', oracle.mamba, {}),
+  ('mamba(convolution_bias=False)', oracle.mamba, dict(bias=True)),
   ('mamba2(state=5)', oracle.mamba2, {}),
   ('mamba2(state=3, expand=3, taps=2, chunk=4)', oracle.mamba2, dict(bias=True)),
   ('mamba2(state=5, chunk=1, epsilon=0.1)', lambda p, x: oracle.mamba2(p, x, 0.1), dict(kv_heads=1)),
   ('mamba2(state=5, taps=1, chunk=3)', oracle.mamba2, dict(kv_heads=4, head_width=5)),
+  ('mamba2(state=5, convolution_bias=False)', oracle.mamba2, dict(bias=True)),
 ]
 
 

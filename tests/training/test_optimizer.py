@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tfm import build, spec
-from tfm.training.optimizer import OPTIMIZERS, optimizer, path_name
+from tfm.training.optimizer import OPTIMIZERS, by_depth, optimizer, path_name
 from tfm.training import state as states
 
 NO_DECAY = r'bias|scale|table'
@@ -69,3 +69,38 @@ def test_every_optimizer_goes_downhill(text):
     updates, state = made.update(jax.grad(loss)(tree), state, tree)
     tree = jax.tree.map(jnp.add, tree, updates)
   assert loss(tree) < 0.7 * before
+
+
+def test_what_is_frozen_stays_and_costs_nothing(tiny):
+  tree = params(tiny)
+  made = optimizer(spec.choose('adamw(weight_decay=0.5)', OPTIMIZERS), lambda count: 0.1, 0.0, NO_DECAY, frozen='^(?!norm|stack.*out)')
+  state, ones = made.init(tree), jax.tree.map(jnp.ones_like, tree)
+  updates, state = made.update(ones, state, tree)
+  moved = {path_name(path): bool(jnp.any(x != 0)) for path, x in jax.tree_util.tree_leaves_with_path(updates)}
+  assert moved == {name: name.startswith('norm') or '/out/' in name for name in moved}
+  assert any(moved.values()) and not all(moved.values())
+  trained = sum(x.size for path, x in jax.tree_util.tree_leaves_with_path(tree) if made.trains(path_name(path)))
+  assert sum(x.size for x in jax.tree.leaves(state)) <= 2 * trained + 2   # two moments and counters
+  # It is what the trained part alone would be, clipped by its own norm.
+  part = {'norm': tree['norm']}
+  clipped, alone = (optimizer(spec.choose('sgd', OPTIMIZERS), lambda count: 1.0, 0.5, NO_DECAY, frozen) for frozen in ('^(?!norm)', ''))
+  found, _ = clipped.update(ones, clipped.init(tree), tree)
+  wanted, _ = alone.update({'norm': ones['norm']}, alone.init(part), part)
+  jax.tree.map(np.testing.assert_array_equal, found['norm'], wanted['norm'])
+
+
+def test_lower_layers_learn_slower():
+  """The factor of each parameter, by hand."""
+  factor = by_depth(0.5, 5, 2, 3, 1)
+  shape = jnp.zeros((2, 3, 4))   # two turns of two blocks, and one is left
+  np.testing.assert_allclose(factor('stack/layers/block_0/mixer/q/kernel', shape)[:, 0, 0], [0.5**5, 0.5**3])
+  np.testing.assert_allclose(factor('stack/layers/block_1/mixer/q/kernel', shape)[:, 0, 0], [0.5**4, 0.5**2])
+  for path, wanted in {
+      'stack/layers_1/block_0/norm/scale': 0.5**3, 'stack/rest/block_0/norm/scale': 0.5, 'embedding/table': 0.5**6,
+      'position_0/table': 0.5**6, 'norm/scale': 1, 'classification/classes/kernel': 1, 'output/kernel': 1,
+      'encoder/stack/layers_2/block_0/norm/scale': 0.5, 'encoder/position_0/table': 0.5**4, 'encoder/norm/scale': 1}.items():
+    assert factor(path, jnp.zeros(3)) == wanted, path
+  made = optimizer(spec.choose('sgd', OPTIMIZERS), lambda count: 1.0, 0.0, NO_DECAY, factor=factor)
+  tree = {'embedding': {'table': jnp.ones(2)}, 'norm': {'scale': jnp.ones(2)}}
+  updates, _ = made.update(tree, made.init(tree), tree)
+  assert updates['embedding']['table'][0] == -0.5**6 and updates['norm']['scale'][0] == -1

@@ -1,5 +1,7 @@
 """The pure step: accumulation, smoothing, z-loss, chunks, float16, meshes."""
 
+import functools
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -12,6 +14,7 @@ from tfm.parallel import mesh as meshes
 from tfm.parallel import sharding
 from tfm.training import state as states
 from tfm.training.loss_scale import GROWTH_INTERVAL, LossScale
+from tfm.training.optimizer import path_name
 from tfm.training.step import microbatches, train_step
 
 VOCAB, ROWS, LENGTH = 50, 8, 32
@@ -78,7 +81,8 @@ def test_microbatches_partition_the_rows():
 
 
 @pytest.mark.parametrize('chunk, model', [
-  (1, {}), (64, {'model.tied': False}), (100, {}), (64, {'model.output_soft_cap': 0.01}), (64, {'model.embedding_width': 8})], ids=str)
+  (1, {}), (64, {'model.tied': False}), (100, {}), (64, {'model.output_soft_cap': 0.01}),
+  (64, {'model.embedding_width': 8})], ids=str)
 def test_loss_in_pieces_is_the_loss(tiny, chunk, model):
   fields = {'objective': 'causal_lm(label_smoothing=0.1, z_loss=0.01)', 'model.tied': True, **model}
   whole, a = prepared(sgd(tiny, **fields))
@@ -289,3 +293,32 @@ def test_every_mesh_routes_alike(tiny, rules):
   many, _ = prepared(tiny(**fields, **rules), steps=2, mesh=dict(data=2, fsdp=2, tensor=2))
   for got, wanted in zip(many, one, strict=True):
     assert got == pytest.approx(wanted, rel=2e-5)
+
+
+
+def test_what_is_frozen_stays_and_the_rest_moves_as_ever(tiny):
+  """On a mesh too: its state holds nothing of what is frozen."""
+  _, plain = prepared(sgd(tiny))
+  fields = {'optimizer.frozen': r'^(?!norm/|stack/.*/out/)'}
+  for mesh in (None, dict(fsdp=2, tensor=4)):
+    _, after = prepared(sgd(tiny, **fields), mesh=mesh)
+    before = initial(build.model(sgd(tiny), VOCAB))
+    for path, x in jax.tree_util.tree_leaves_with_path(after.params):
+      name = path_name(path)
+      was, moved = (functools.reduce(lambda tree, key: tree[key.key], path, tree) for tree in (before, plain.params))
+      wanted = moved if name.startswith('norm/') or '/out/' in name else None
+      if wanted is not None:
+        np.testing.assert_allclose(x, wanted, rtol=1e-4, atol=1e-6)
+        assert np.abs(np.asarray(x) - np.asarray(was)).max() > 1e-5, name
+
+
+def test_of_what_is_frozen_no_gradient_is_computed(tiny):
+  """XLA's own count of the step's work."""
+  def flops(**fields):
+    config = sgd(tiny, **fields)
+    model, (optimizer, rate) = build.model(config, VOCAB), build.optimizer(config)
+    state = nn.unbox(jax.eval_shape(states.init(model, optimizer, ROWS, LENGTH, False), jax.random.key(0)))
+    step = jax.jit(train_step(model, build.objective(config), optimizer, rate, 1))
+    return step.lower(state, batch()).compile().cost_analysis()['flops']
+  fields = {'model.scan': False}   # XLA counts the body of a scan once
+  assert flops(**fields, **{'optimizer.frozen': '^(?!norm/)'}) < 0.6 * flops(**fields)

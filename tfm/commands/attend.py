@@ -133,13 +133,13 @@ def asked(loaded: run.Run, text: str, target: str | None) -> tuple[list[Any], di
 
   def begun(text):
     ends = [tokenizer.eos_id] * (loaded.config.model.architecture == 'encoder')  # as its texts have in training
-    return np.array([tokenizer.eos_id, *tokenizer.encode(text), *ends], np.int32)
+    return np.array([tokenizer.begin_id, *tokenizer.encode(text), *ends], np.int32)
   if not pairs:
     tokens = dict(text=begun(text))
     check_length('input', tokens['text'], model.positions)
     return whole(tokens['text'], 'prefix' in model.reads), tokens
   reader = tokenizer_of(loaded, 'source')
-  source = np.append(reader.encode(text), reader.eos_id).astype(np.int32)
+  source = np.array([*reader.source_begins, *reader.encode(text), reader.eos_id], np.int32)
   check_length('input', source, model.encoder.keywords['positions'])
   tokens = dict(source=source, text=begun(target) if target is not None else translation(loaded, source))
   check_length('target', tokens['text'], model.positions)

@@ -1,7 +1,8 @@
 """The console script: `tfm COMMAND --flags`; every other file of this folder is one command.
 
 A command is a module with a docstring, `arguments(parser)` and `main(args)`. One that declares
-`--config` gets the complete config there, with every `--config.path.to.field=value` in it; one that declares
+`--config` gets the complete config there, with every `--config.path.to.field=value` in it; one with `OVERRIDES` gets
+such words as `overrides`; one that declares
 `study` gets the study, with every such value in its base, what named it as `file`, and all
 words of the command as `words`.
 """
@@ -90,6 +91,9 @@ def parse(name: str, command, argv: Sequence[str]) -> argparse.Namespace:
     parser.epilog = 'config fields, each set by --config.path.to.field=value (with their defaults):\n' + '\n'.join(
       f'  --config.{path}={value!r}' for path, value in configs.leaves(configs.schema()))
   args, rest = parser.parse_known_args(argv)
+  if getattr(command, 'OVERRIDES', False):
+    args.overrides = rest
+    return args
   if not fields:
     if rest:
       known = [s for action in parser._actions for s in action.option_strings]

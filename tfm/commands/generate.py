@@ -30,6 +30,7 @@ from tfm.decoding import beam, fill, loop, text
 from tfm.decoding.sampling import Sampling
 from tfm.decoding.translate import Translation, translate
 from tfm.decoding.unrolled import unrolled
+from tfm.objectives.masked_lm import MASK
 from tfm.parallel import sharding
 
 # Continuations made at once.
@@ -131,9 +132,10 @@ class Text(NamedTuple):
 
 def told(loaded: run.Run, prompts: list[str], args: argparse.Namespace) -> Iterator[Text]:
   """The texts with tokens for what they hide, in order."""
-  tokenizer, eos = loaded.tokenizer, loaded.tokenizer.eos_id
-  rows = [np.array([eos, *tokenizer.encode(prompt), eos], np.int32) for prompt in prompts]
-  found = fill.fill(loaded.model, loaded.params, rows, tokenizer.vocab_size - 1, args.num_samples)
+  tokenizer = loaded.tokenizer
+  rows = [np.array([tokenizer.begin_id, *tokenizer.encode(prompt), tokenizer.eos_id], np.int32) for prompt in prompts]
+  hidden = tokenizer.known.get(MASK, tokenizer.vocab_size - 1)
+  found = fill.fill(loaded.model, loaded.params, rows, hidden, args.num_samples)
   for i, best in enumerate(track(found, 'texts', len(prompts)) if len(prompts) > 1 else found):
     for j, (tokens, score) in enumerate(best):
       yield Text(i, j, [tokenizer.decode(tokens)], score)
@@ -143,7 +145,7 @@ def sampled(loaded: run.Run, prompts: list[str], args: argparse.Namespace, sampl
   """Texts drawn token by token, in order."""
   tokenizer, eos = loaded.tokenizer, loaded.tokenizer.eos_id
   begins = [args.forced or ''] * len(prompts) if pairs else prompts
-  tokens = [np.array([eos, *tokenizer.encode(begin)], np.int32) for begin in begins]
+  tokens = [np.array([tokenizer.begin_id, *tokenizer.encode(begin)], np.int32) for begin in begins]
   sources = read_sources(loaded, prompts) if pairs else None
   longest = max(map(len, sources)) + loaded.config.decoding.longer if pairs else MAX_TOKENS
   max_tokens = args.max_tokens or longest
@@ -195,7 +197,7 @@ def continued(
     model, params, tokenizer, prompts, beams, penalty, max_tokens, stopping,
 ) -> Iterator[tuple[int, list[Translation]]]:
   """As `translate`, of a decoder."""
-  tokens = [np.array([tokenizer.eos_id, *tokenizer.encode(prompt)], np.int32) for prompt in prompts]
+  tokens = [np.array([tokenizer.begin_id, *tokenizer.encode(prompt)], np.int32) for prompt in prompts]
   for start in range(0, len(prompts), ROWS):
     batch = range(start, min(start + ROWS, len(prompts)))
     hypotheses = beam.search(model, params, [tokens[i] for i in batch], max_tokens=max_tokens, eos=tokenizer.eos_id,
@@ -207,7 +209,7 @@ def continued(
 def read_sources(loaded: run.Run, texts: list[str]) -> list[np.ndarray]:
   """The tokens of sources, with their ends."""
   tokenizer = loaded.source_tokenizer or loaded.tokenizer
-  return [np.append(tokenizer.encode(text), tokenizer.eos_id).astype(np.int32) for text in texts]
+  return [np.array([*tokenizer.source_begins, *tokenizer.encode(text), tokenizer.eos_id], np.int32) for text in texts]
 
 
 def read_prompts(given: list[str] | None, file: str | None) -> list[str]:

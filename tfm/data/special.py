@@ -40,6 +40,14 @@ class Special(Tokenizer):
   def eos_id(self):
     return self.tokenizer.eos_id
 
+  @property
+  def begin_id(self):
+    return self.tokenizer.begin_id
+
+  @property
+  def source_begins(self):
+    return self.tokenizer.source_begins
+
   def encode(self, text):
     spaced = any(piece[:1] == b' ' and len(piece) > 1 for piece in self.tokenizer.pieces)
     parts = re.split(f'{" ?" if spaced else ""}({"|".join(map(re.escape, self.names))})', text)
@@ -49,8 +57,18 @@ class Special(Tokenizer):
 
 
 def extended(tokenizer: Tokenizer | None, names: tuple[str, ...]) -> Tokenizer | None:
-  """The tokenizer with some names; itself for none."""
-  return Special(tokenizer, names) if names else tokenizer
+  """The tokenizer with some names; itself for none, or if it has them."""
+  return Special(tokenizer, missing) if (missing := lacking(tokenizer, names)) else tokenizer
+
+
+def lacking(tokenizer: Tokenizer | None, names: tuple[str, ...]) -> tuple[str, ...]:
+  """The names that a tokenizer has not."""
+  return tuple(name for name in names if tokenizer is None or name not in tokenizer.known)
+
+
+def number(tokenizer: Tokenizer, name: str) -> int:
+  """The token of a name: its own, or the first behind its vocabulary."""
+  return tokenizer.known.get(name, tokenizer.vocab_size)
 
 
 def plain(tokenizer: Tokenizer | None) -> Tokenizer | None:

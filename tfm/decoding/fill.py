@@ -40,8 +40,8 @@ def fill(
   """
   if not model.hidden:
     raise ValueError('the encoder was not trained to tell hidden tokens; one of masked_lm would do')
-  if not 1 <= best <= mask:
-    raise ValueError(f'{best} tokens for each place are asked for, and there are {mask}')
+  if not 1 <= best < model.vocab:
+    raise ValueError(f'{best} tokens for each place are asked for, and there are {model.vocab - 1}')
   for i, row in enumerate(rows):
     if mask not in row:
       raise ValueError(f'text {i + 1} hides no token; write <mask> where one is to be told')
@@ -74,9 +74,10 @@ def _fill(model, params, rows, mask, best, batch):
 
 @functools.partial(jax.jit, static_argnums=(0, 5, 6))
 def likeliest(
-    model: Encoder, params: PyTree, tokens: Int[Array, 'B T'], context: Context, places: Int[Array, 'B P'], vocab: int,
+    model: Encoder, params: PyTree, tokens: Int[Array, 'B T'], context: Context, places: Int[Array, 'B P'], mask: int,
     best: int,
 ) -> tuple[Float[Array, 'B P N'], Int[Array, 'B P N']]:
-  """log p and number of the `best` likeliest of the first `vocab` tokens at each place."""
+  """log p and number of the `best` likeliest tokens but `mask` at each place."""
   logits = model.apply({'params': params}, tokens, context, None, places)[0]['vocabulary']
-  return jax.lax.top_k(jax.nn.log_softmax(logits)[..., :vocab], best)
+  log_p = jax.nn.log_softmax(logits)
+  return jax.lax.top_k(log_p.at[..., mask].set(-jnp.inf), best)

@@ -11,5 +11,19 @@ def stream(tokenizer: Tokenizer, chunks: Iterable[Iterable[int]]) -> Iterator[st
 
   A character whose bytes are spread over several tokens is held back until its last one is there.
   """
+  if not tokenizer.lossless:
+    return _grown(tokenizer, chunks)
   pieces = (b''.join([tokenizer.pieces[i] for i in chunk]) for chunk in chunks)
   return codecs.iterdecode(pieces, 'utf-8', errors='replace')
+
+
+def _grown(tokenizer: Tokenizer, chunks: Iterable[Iterable[int]]) -> Iterator[str]:
+  """What each chunk adds to the text of all tokens up to it; an unfinished character waits."""
+  ids, said = [], ''
+  for chunk in chunks:
+    ids += chunk
+    text = tokenizer.decode(ids)
+    if text.startswith(said) and not text.endswith('\ufffd'):
+      yield text[len(said):]
+      said = text
+  yield tokenizer.decode(ids)[len(said):]

@@ -21,7 +21,7 @@ def measure(
   Args:
     step: the compiled evaluation step: sums over a batch, by name.
     sharding: where a batch goes.
-    token_bytes: [V], the UTF-8 bytes that each token stands for; None where no token is a target.
+    token_bytes: [V], the UTF-8 bytes that each token stands for; None where no token is a target, or that is not known.
     summary: of an `Objective`: (sums over the split, bytes of all targets) → metrics.
   """
   size = 0
@@ -29,7 +29,7 @@ def measure(
   def read():
     nonlocal size
     for batch in batches:
-      if 'targets' in batch and batch['targets'].shape == batch['segments'].shape:
+      if token_bytes is not None and 'targets' in batch and batch['targets'].shape == batch['segments'].shape:
         size += int(token_bytes[batch['targets'][batch['segments'] > 0]].sum())
       yield batch
   total = totals(params, step, read(), sharding)

@@ -89,39 +89,54 @@ class Form:
   write: Callable[[Any], Any]
 
 
+def _one_of(known: Mapping[Any, Any], value: Any) -> Any:
+  if value not in known:
+    raise ValueError(f'{value!r} has no published name here; known: {", ".join(map(repr, known))}')
+  return known[value]
+
+
 SAME = Form(lambda value: value, lambda value: value)
 
 
-def names(**ours: str) -> Form:
-  """Published name → ours."""
+def names(given: Mapping[Any, Any] = {}, /, **ours: Any) -> Form:
+  """Published name → ours; what is no name, such as True, in a dict."""
+  ours = {**given, **ours}
+
   def read(value):
     if value not in ours:
-      raise ValueError(f'{value!r} is not understood; {suggest(str(value), ours)}')
+      raise ValueError(f'{value!r} is not understood; {suggest(str(value), map(str, ours))}')
     return ours[value]
 
   def write(value):
     for name, own in ours.items():
       if own == value:
         return name
-    raise ValueError(f'{value!r} has no published name here; known: {", ".join(ours.values())}')
+    raise ValueError(f'{value!r} has no published name here; known: {", ".join(dict.fromkeys(ours.values()))}')
   return Form(read, write)
+
+
+def spelled(name: str, kwargs: Mapping[str, Any]) -> str:
+  """The spec of a name and its arguments."""
+  words = ', '.join(f'{key}={value!r}' for key, value in kwargs.items())
+  return f'{name}({words})' if words else name
 
 
 def argument(name: str, of: str, default: Any = MISSING, **fixed: Any) -> Form:
   """A value as one argument of a spec: argument('layernorm', 'epsilon') reads 1e-5 as 'layernorm(epsilon=1e-05)'.
 
   Args:
-    default: of the argument, where a spec leaves it out; fixed: arguments that the family always has.
+    default: of the argument, where a spec leaves it out; fixed: arguments that the family always has, which a spec that
+      is written may leave to the rest of the config.
   """
   def read(value):
-    words = [f'{key}={item!r}' for key, item in ({of: value} | fixed).items()]
-    return f'{name}({", ".join(words)})'
+    return spelled(name, {of: value} | fixed)
 
   def write(text):
     call = parse(text)
     kwargs = dict(zip((of,), call.args)) | dict(call.kwargs)
     value = kwargs.pop(of, default)
-    if call.name != name or len(call.args) > 1 or kwargs != fixed or value is MISSING:
+    others = any(key not in fixed or item != fixed[key] for key, item in kwargs.items())
+    if call.name != name or len(call.args) > 1 or others or value is MISSING:
       raise ValueError(f'{text!r} is not said by the family; {read(value if value is not MISSING else "…")!r} would be')
     return value
   return Form(read, write)
@@ -133,15 +148,21 @@ class Same(Field):
 
   Attributes:
     name: in config.json; path: in our config; default: its value where config.json does not say.
+    older: other names of it, in older files.
   """
 
   name: str
   path: str
   form: Form = SAME
   default: Any = MISSING
+  older: tuple[str, ...] = ()
 
   def read(self, given, config):
-    value = given.take(self.name, self.default)
+    name = next((name for name in self.older if name in given), self.name)
+    value = given.take(name, self.default)
+    for other in (self.name, *self.older):
+      if (again := given.take(other, value)) != value:
+        raise ValueError(f'config.json: {other}={again!r} is what {name}={value!r} is; say one of them')
     try:
       config[self.path] = self.form.read(value)
     except ValueError as error:
@@ -152,6 +173,42 @@ class Same(Field):
       given[self.name] = self.form.write(config[self.path])
     except ValueError as error:
       raise ValueError(f'config.{self.path}={error}') from None
+
+
+@dataclasses.dataclass(frozen=True)
+class Argument(Field):
+  """A field that is one argument of a spec of ours, which a field before this one names.
+
+  Attributes:
+    name: in config.json; path: of the spec in our config; argument: of the spec.
+    default: where config.json does not say; usual: the argument's where the spec does not say.
+  """
+
+  name: str
+  path: str
+  argument: str
+  form: Form = SAME
+  default: Any = MISSING
+  usual: Any = MISSING
+
+  def read(self, given, config):
+    value = given.take(self.name, self.default)
+    try:
+      value = self.form.read(value)
+    except ValueError as error:
+      raise ValueError(f'config.json: {self.name}={error}') from None
+    call = parse(config[self.path])
+    if value != self.usual:
+      config[self.path] = spelled(call.name, dict(call.kwargs) | {self.argument: value})
+
+  def write(self, config, given):
+    value = parse(config[self.path]).kwargs.get(self.argument, self.usual)
+    if value is MISSING:
+      raise ValueError(f'config.{self.path}={config[self.path]!r} does not say {self.argument!r}, which the family needs')
+    try:
+      given[self.name] = self.form.write(value)
+    except ValueError as error:
+      raise ValueError(f'config.{self.path}={config[self.path]!r}: {self.argument}={error}') from None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,6 +244,42 @@ class Only(Field):
 
 
 @dataclasses.dataclass(frozen=True)
+class Either(Field):
+  """A field of config.json that is understood at several values, which mean the same; the first is written."""
+
+  name: str
+  values: tuple[Any, ...]
+
+  def read(self, given, config):
+    if (found := given.take(self.name, self.values[0])) not in self.values:
+      raise ValueError(f'config.json: {self.name}={found!r} is not understood; known: {", ".join(map(str, self.values))}')
+
+  def write(self, config, given):
+    given[self.name] = self.values[0]
+
+
+@dataclasses.dataclass(frozen=True)
+class Again(Field):
+  """A field that some files have besides another, and that must say what that one says.
+
+  Attributes:
+    name: of it; of: of the other; default: the other's value where config.json does not say.
+  """
+
+  name: str
+  of: str
+  default: Any
+
+  def read(self, given, config):
+    wanted = given.take(self.of, self.default)
+    if (value := given.take(self.name, None)) not in (None, wanted):
+      raise ValueError(f'config.json: {self.name}={value!r} is not understood beside {self.of}={wanted!r}')
+
+  def write(self, config, given):
+    pass
+
+
+@dataclasses.dataclass(frozen=True)
 class Ignored(Field):
   """Fields of config.json that change nothing, or nothing but training, in this family."""
 
@@ -201,6 +294,32 @@ class Ignored(Field):
 
   def write(self, config, given):
     pass
+
+
+@dataclasses.dataclass(frozen=True)
+class Inside(Field):
+  """Fields that lie in one of config.json, which is a table itself.
+
+  Attributes:
+    name: of the table; fields: that it holds.
+  """
+
+  name: str
+  fields: tuple[Field, ...]
+
+  def read(self, given, config):
+    inner = Given(given.take(self.name, None) or {})
+    try:
+      for field in self.fields:
+        field.read(inner, config)
+      inner.refuse_others()
+    except ValueError as error:
+      raise ValueError(f'{error} (in {self.name})') from None
+
+  def write(self, config, given):
+    inner = given.setdefault(self.name, {})
+    for field in self.fields:
+      field.write(config, inner)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -241,6 +360,12 @@ def learned(name: str, default: Any = MISSING, beside: int = 0, path: str = 'mod
     rows = given.take(name, default) - beside
     return {path: form.read(rows), 'data.length': rows}
   return Both(reading, writing)
+
+
+# A cap on logits, which may not be there.
+CAP = Form(lambda value: float(value or 0), lambda value: value or None)
+# Whether the projections of attention have biases, as the letters of a softmax mixer.
+QKVO = Form(lambda value: 'qkvo' if value else '', lambda letters: _one_of({'qkvo': True, '': False}, letters))
 
 
 def classes(output: str) -> tuple[Both, ...]:

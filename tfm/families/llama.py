@@ -1,5 +1,7 @@
 """LLaMA 1 to 3 (Touvron et al. 2023a, 2023b; Llama Team 2024)."""
 
+import dataclasses
+
 from tfm.families import rope
 from tfm.families.fields import GATED, Form, Same, argument
 from tfm.families.protocol import Family, Weight, biases, blocks, both, norm
@@ -12,9 +14,13 @@ def fields(output):
   yield Same('mlp_bias', 'model.bias', default=False)
 
 
-def shared():
-  """What LLaMA has in common with its descendants."""
-  yield from (
+def shared(*without, **usual):
+  """What LLaMA has in common with its descendants.
+
+  Args:
+    without: fields that they say otherwise; usual: what theirs are where config.json does not say.
+  """
+  found = (
     Same('num_hidden_layers', 'model.layers'),
     Same('hidden_size', 'model.width'),
     Same('num_attention_heads', 'model.heads'),
@@ -30,6 +36,9 @@ def shared():
     Same('eos_token_id', 'ids.eos', default=None),
     Same('pad_token_id', 'ids.pad', default=None),
   )
+  for field in found:
+    if field.name not in without:
+      yield dataclasses.replace(field, default=usual.get(field.name, field.default))
 
 
 # All four projections of attention, or none, whatever the feed-forward layer has.
@@ -73,6 +82,8 @@ def feed_forward(name, path, bias):
     yield from both(f'{name}.{theirs}', f'{path}/{ours}', 'f d -> d f', bias)
 
 
+# Constants, and an output that is the embedding.
+IGNORED = r'.*rotary_emb\.inv_freq|lm_head\.weight'
 FAMILIES = (Family(
   model_type='llama', architectures={'LlamaForCausalLM': 'vocabulary', 'LlamaModel': 'features'}, fields=fields,
-  weights=weights, prefix='model.', ignored=r'.*rotary_emb\.inv_freq|lm_head\.weight'),)
+  weights=weights, prefix='model.', ignored=IGNORED),)

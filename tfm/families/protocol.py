@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
 from ml_collections import ConfigDict
 
 from tfm.families.fields import Field, Given
@@ -70,8 +71,14 @@ class Family:
     fields: output → what config.json says.
     weights: config → its tensors and parameters, under the names of the class that has an output.
     prefix: of the names of what is no output, which checkpoints without one leave out.
-    ignored: a regular expression of tensors that are no parameters: constants that the implementation saves.
+    ignored: a regular expression of tensors that are no parameters and change nothing.
+    constants: config → names and values of tensors that are no parameters of ours; a checkpoint may lack them.
+    twins: names under which the table of the embedding stands, one of them or several that are the same; the first is
+      that of `weights`.
+    head: of the tensor of an output of its own, where config.json is not the one to tell whether there is one: it is
+      tied where there is no such tensor, or one that is the table.
     left_out: one of tensors that are parameters and change nothing of the output, such as a pooler; the log names them.
+    unread: paths of our config that its models do not read, such as the heads of a mixer that has none.
     counts: which of a row's ids have positions, counted from 0; one of `COUNTS`.
   """
 
@@ -81,8 +88,12 @@ class Family:
   weights: Callable[[ConfigDict], Iterator[Weight]]
   prefix: str = ''
   ignored: str = r'$^'
+  constants: Callable[[ConfigDict], Iterable[tuple[str, np.ndarray]]] = lambda config: ()
+  twins: tuple[str, ...] = ()
+  head: str = ''
   left_out: str = r'$^'
   counts: str = 'shown'
+  unread: tuple[str, ...] = ()
 
   def read(self, given: Mapping[str, Any]) -> 'Declared':
     """What a config.json says.

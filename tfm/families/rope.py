@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from tfm.families.fields import Both, Given
+from tfm.families.fields import MISSING, Both, Given, spelled
 from tfm.spec import Call, parse
 
 # What a scaling takes from config.json: name there → ours. `original` is the model's length where it is not there.
@@ -22,19 +22,20 @@ OLD_NAMES = {'su': 'longrope', 'default': 'default', 'mrope': 'mrope'}
 
 def field(
     theta: str = 'rope_theta', fraction: str = 'partial_rotary_factor', length: str = 'max_position_embeddings',
-    usual_theta: float = 10_000.0, usual_fraction: float = 1.0, interleaved: bool = False, path: str = 'model.position',
+    usual_theta: float = 10_000.0, usual_fraction: float = 1.0, usual_length: Any = MISSING, interleaved: bool = False,
+    path: str = 'model.position',
 ) -> Both:
   """`path` as a spec of rope.
 
   Args:
-    theta, fraction, length: names in older files; usual_theta, usual_fraction: where a file does not say.
+    theta, fraction, length: names in older files; usual_theta, usual_fraction, usual_length: where a file does not say.
     interleaved: what the family's pairs are.
   """
   def reading(given: Given) -> dict[str, Any]:
     new, old = dict(given.take('rope_parameters', None) or {}), dict(given.take('rope_scaling', None) or {})
     base = given.take(theta, None), new.pop('rope_theta', None), usual_theta
     part = given.take(fraction, None), new.pop('partial_rotary_factor', None), usual_fraction
-    longest, original = given.take(length), given.take('original_max_position_embeddings', None)
+    longest, original = given.take(length, usual_length), given.take('original_max_position_embeddings', None)
     told = {name: value for name, value in (old | new).items() if value is not None}
     kinds = told.pop('rope_type', None), told.pop('type', None), 'default'
     kind = next(x for x in kinds if x is not None)
@@ -50,7 +51,7 @@ def field(
       kwargs['scaling'] = _scaling(kind, told, longest, original)
     elif told.keys() - {'factor', 'original_max_position_embeddings'}:
       raise ValueError(f'config.json: rope_parameters has {next(iter(told))!r}, which rope_type={kind!r} does not use')
-    return {path: _spec('rope', kwargs)}
+    return {path: spelled('rope', kwargs)}
 
   def writing(config: Mapping[str, Any]) -> dict[str, Any]:
     call = parse(config[path])
@@ -93,7 +94,7 @@ def _scaling(kind: str, told: dict[str, Any], longest: int, original: int | None
     told.setdefault('factor', longest / told['original_max_position_embeddings'])
   if not (told.get('mscale') and told.get('mscale_all_dim')):   # one without the other is not looked at
     told = {name: value for name, value in told.items() if name not in ('mscale', 'mscale_all_dim')}
-  return _spec(kind, {known[name]: tuple(value) if isinstance(value, list) else value
+  return spelled(kind, {known[name]: tuple(value) if isinstance(value, list) else value
                       for name, value in told.items() if name in known})
 
 
@@ -108,7 +109,3 @@ def _written(call: Call) -> dict[str, Any]:
 def _first(values) -> Any:
   return next(value for value in values if value is not None)
 
-
-def _spec(name: str, kwargs: Mapping[str, Any]) -> str:
-  words = ', '.join(f'{key}={value!r}' for key, value in kwargs.items())
-  return f'{name}({words})' if words else name

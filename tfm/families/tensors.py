@@ -62,6 +62,38 @@ class Tensors:
     with safetensors.safe_open(self.folder / file, 'numpy') as opened:
       return opened.get_tensor(stored)
 
+  def same(self, one: str, other: str) -> bool:
+    """Whether two tensors are equal."""
+    return np.array_equal(self.read(one), self.read(other))
+
+  def merge(self, names: Sequence[str]) -> None:
+    """Lets the first of some names stand for all of them that are there.
+
+    Raises:
+      ValueError: if they are not the same tensor.
+    """
+    there = [name for name in names if name in self._files]
+    for other in there[1:]:
+      if not self.same(there[0], other):
+        raise ValueError(f'{self.folder} has {there[0]!r} and {other!r}, which differ; one table for both is understood')
+      del self._files[other]
+    if there:
+      self._files[names[0]] = self._files.pop(there[0])
+
+  def expect(self, name: str, values: np.ndarray) -> None:
+    """Puts a tensor aside, if it is there, that holds what is known; rounded, of sixteen bits.
+
+    Raises:
+      ValueError: if it holds something else.
+    """
+    if name not in self._files:
+      return
+    found = self.read(name)
+    if found.shape != values.shape or np.abs(found.astype(np.float32) - values).max() > (
+        1e-5 if found.dtype == np.float32 else 1e-2):
+      raise ValueError(f'{self.folder} has the tensor {name!r} with other numbers than the constants that its family has')
+    del self._files[name]
+
 
 def load(
     tensors: Tensors, weights: Iterable[Weight], target: PyTree, prefix: str = '', ignored: str = r'$^',

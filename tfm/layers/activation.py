@@ -9,6 +9,7 @@ ACTIVATIONS = {
   'relu': jax.nn.relu,
   'gelu': functools.partial(jax.nn.gelu, approximate=False),
   'gelu_tanh': functools.partial(jax.nn.gelu, approximate=True),
+  'quick_gelu': lambda x: x * jax.nn.sigmoid(1.702 * x),  # Hendrycks & Gimpel 2016, §2: x σ(1.702 x)
   'silu': jax.nn.silu,
   'tanh': jnp.tanh,
 }

@@ -51,11 +51,15 @@ def activated(form: str, rise: Callable[[str], Array]) -> Array:
   return y * rise('gate') if gated else y
 
 
-# name → (activation, gated): `geglu` is Shazeer's GELU gate, `geglu_tanh` T5 1.1's, `swiglu` Shazeer's Swish₁ gate.
+# name → (activation, gated): `silu` is Marian's swish, `reglu` Shazeer's ReLU gate, `geglu` his GELU gate,
+# `geglu_tanh` T5 1.1's, `swiglu` his Swish₁ gate.
 FORMS = {
   'relu': (ACTIVATIONS['relu'], False),
   'gelu': (ACTIVATIONS['gelu'], False),
   'gelu_tanh': (ACTIVATIONS['gelu_tanh'], False),
+  'quick_gelu': (ACTIVATIONS['quick_gelu'], False),
+  'silu': (ACTIVATIONS['silu'], False),
+  'reglu': (ACTIVATIONS['relu'], True),
   'geglu': (ACTIVATIONS['gelu'], True),
   'geglu_tanh': (ACTIVATIONS['gelu_tanh'], True),
   'swiglu': (ACTIVATIONS['silu'], True),

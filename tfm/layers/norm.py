@@ -17,12 +17,13 @@ class LayerNorm(nn.Module):
   """(x - mean) / √(variance + epsilon) · scale + bias (Ba et al. 2016, eq. 4).
 
   Attributes:
-    bias: whether there is one.
+    bias, scale: whether there is one; neither in Galactica (Taylor et al. 2022, released code) and OLMo.
     axis: the logical axis that is normalised; the model width unless given.
   """
 
   epsilon: float = 1e-5
   bias: bool = True
+  scale: bool = True
   axis: str = 'embed'
 
   @nn.compact
@@ -30,7 +31,8 @@ class LayerNorm(nn.Module):
     y = x.astype(jnp.float32)
     y = y - y.mean(-1, keepdims=True)
     y = y * jax.lax.rsqrt((y * y).mean(-1, keepdims=True) + self.epsilon)
-    y = y * _vector(self, 'scale', ones, x)
+    if self.scale:
+      y = y * _vector(self, 'scale', ones, x)
     if self.bias:
       y = y + _vector(self, 'bias', zeros, x)
     return y.astype(x.dtype)

@@ -34,12 +34,13 @@ class Latent(Mixer):
     position, score: factories of this layer's own instances, the latter a scaled dot product.
     mask, kernel: shared, stateless.
     rank: channels of c (DeepSeek-V2: 4 C; 512).
-    rope_width: channels of the rotated part (C / 2; 64); C is that of the other part and of values.
+    rope_width: channels of the rotated part (C / 2; 64); C is that of the other part.
     query_rank: channels that queries come from (1536); 0: queries come from x.
+    value_width: channels of a head's values; 0: C.
 
   Raises (from `check`):
-    ValueError: for a rank or width below 1, a width that the position cannot rotate, a position that
-      reads keys, or a score that is no dot product.
+    ValueError: for a rank or rope_width below 1, another width below 0, a rope_width that the position cannot
+      rotate, a position that reads keys, or a score that is no dot product.
   """
 
   position: Callable
@@ -49,14 +50,15 @@ class Latent(Mixer):
   rank: int
   rope_width: int
   query_rank: int = 0
+  value_width: int = 0
 
-  examples = 'latent(rank=8, rope_width=8)', 'latent(rank=16, rope_width=8, query_rank=8)'
+  examples = 'latent(rank=8, rope_width=8)', 'latent(rank=16, rope_width=8, query_rank=8, value_width=6)'
   hooks = frozenset({'rotate', 'bias'})
   groups = False
   tells = True
 
   def check(self):
-    for field, least in (('rank', 1), ('rope_width', 1), ('query_rank', 0)):
+    for field, least in (('rank', 1), ('rope_width', 1), ('query_rank', 0), ('value_width', 0)):
       if getattr(self, field) < least:
         raise ValueError(f'{field}={getattr(self, field)} must be {least} or more channels')
     if self.position.func.reads_content:
@@ -74,6 +76,11 @@ class Latent(Mixer):
   def init_cache(self, batch, length):
     return TokenCache.empty(batch, length, latent=(1, self.rank + self.rope_width, self.dtype))
 
+  @property
+  def values(self) -> int:
+    """Channels of a head's values."""
+    return self.value_width or self.head_width
+
   @nn.compact
   def __call__(self, x, memory, context, cache):
     if memory is not None:
@@ -83,7 +90,7 @@ class Latent(Mixer):
     latent, rotated = jnp.split(self.linear('down', x, self.rank + self.rope_width), [self.rank], -1)
     latent = RMSNorm(axis='rank', name='norm')(latent)
     rotated_q, rotated = position.rotate(rotated_q, rotated[:, :, None], context.positions, context.positions)
-    up_k, up_v = self.up('k'), self.up('v')
+    up_k, up_v = self.up('k', self.head_width), self.up('v', self.values)
     if cache is None:
       keys, layout = context, context.layout
       k = jnp.einsum('BTR,RHC->BTHC', latent, up_k)
@@ -109,7 +116,7 @@ class Latent(Mixer):
     self.tell(lambda: self.kernel.all_weights(q, k, **asked))
     if cache is not None:
       y = jnp.einsum('BTHR,RHC->BTHC', y, up_v)
-    y = Linear((self.heads, self.head_width, self.width), ('heads', 'kv', 'embed'),
+    y = Linear((self.heads, self.values, self.width), ('heads', 'kv', 'embed'),
                self.output_initializer, contracted=2, bias=self.bias, dtype=self.dtype, name='out')(y)
     return shard(y, 'batch', 'length', 'embed'), cache
 
@@ -130,8 +137,8 @@ class Latent(Mixer):
                name=name)(x)
     return shard(y, 'batch', 'length', None)
 
-  def up(self, name):
-    """The projection of c to heads, [rank H C]: no layer, as it is applied from both sides."""
-    shape = self.rank, self.heads, self.head_width
+  def up(self, name, channels):
+    """The projection of c to heads, [rank H channels]: no layer, as it is applied from both sides."""
+    shape = self.rank, self.heads, channels
     initializer = partitioned(self.initializer((0,), (1, 2)), ('embed', 'heads', 'kv'))
     return self.param(f'{name}_up', initializer, shape, jnp.float32).astype(self.dtype)

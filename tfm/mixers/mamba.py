@@ -40,6 +40,7 @@ class Mamba(Mixer):
     taps: of the convolution, in tokens.
     rank: of the projection that makes Δ; None: D / 16, rounded up.
     chunk: tokens whose states exist at once.
+    convolution_bias: whether the convolution has one, whatever the projections have.
 
   Raises (from `check`):
     ValueError: for a size below 1, or dropout, as there are no mixing weights to drop.
@@ -50,6 +51,7 @@ class Mamba(Mixer):
   taps: int = 4
   rank: int | None = None
   chunk: int = 64
+  convolution_bias: bool = True
 
   masks = ('causal',)
   groups = False
@@ -79,7 +81,9 @@ class Mamba(Mixer):
       raise ValueError("mixer='mamba' holds the state of one sequence, no memory; 'softmax' would do")
     before = self.init_cache(len(x), 0) if cache is None else cache
     x, z = self.rise('x', x), self.rise('z', x)
-    x, window = CausalConvolution((self.inner,), ('mlp',), self.taps, dtype=self.dtype, name='convolution')(
+    convolution = CausalConvolution(
+      (self.inner,), ('mlp',), self.taps, bias=self.convolution_bias, dtype=self.dtype, name='convolution')
+    x, window = convolution(
       x, context.segments, None if cache is None else cache.window,
       unbroken=cache is None and context.layout != 'any')
     x = nn.silu(x)

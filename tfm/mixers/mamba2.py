@@ -43,6 +43,7 @@ class Mamba2(Mixer):
     taps: of the convolutions, in tokens.
     chunk: tokens that meet in one product.
     epsilon: of the norm.
+    convolution_bias: whether the convolutions have one, whatever the projections have.
 
   Raises (from `check`):
     ValueError: for a size below 1, or dropout, which the published block has none of.
@@ -53,6 +54,7 @@ class Mamba2(Mixer):
   taps: int = 4
   chunk: int = 128
   epsilon: float = 1e-5
+  convolution_bias: bool = True
 
   # A large epsilon: over the few channels of a test's group the norm would make much of rounding.
   examples = ('mamba2(state=8, chunk=5, epsilon=0.1)',)
@@ -90,7 +92,8 @@ class Mamba2(Mixer):
     z, delta = self.rise('z', heads, axes, x), self.rise('dt', heads[:1], axes[:1], x)
     made, windows = {}, {}
     for name, (shape, names) in self.convolved().items():
-      convolution = CausalConvolution(shape, names, self.taps, dtype=self.dtype, name=f'{name}_convolution')
+      convolution = CausalConvolution(
+        shape, names, self.taps, bias=self.convolution_bias, dtype=self.dtype, name=f'{name}_convolution')
       y, windows[name] = convolution(
         self.rise(name, shape, names, x), context.segments, None if cache is None else cache.windows[name],
         unbroken=cache is None and context.layout != 'any')

@@ -17,7 +17,7 @@ class Block(nn.Module):
 
     pre:       x + f(norm(x))            (Xiong et al. 2020)
     post:      norm(x + f(x))            (Vaswani et al. 2017, §3.1)
-    sandwich:  x + norm(f(norm(x)))      (Ding et al. 2021, CogView)
+    sandwich:  x + norm(f(norm(x)))      (Ding et al. 2021, CogView; Gemma Team 2024, Gemma 2, §2)
 
   `residual` says whether one is added after another, or all at once to the same x, for 'pre' only:
 

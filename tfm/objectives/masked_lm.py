@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tfm.data import special
 from tfm.data.packing import protocol
 from tfm.data.packing.sentence_pairs import SentencePairs
 from tfm.mixers.protocol import Context
@@ -103,7 +104,7 @@ class MaskedLM(Prediction):
     made['places'][here], made['targets'][here], made['counted'][here] = places, inputs[places], 1
     fate = protocol.bits(seed, index, len(places), FATE) / 2**64
     other = protocol.bits(seed, index, len(places), REPLACEMENT) % tokenizer.vocab_size
-    given = np.where(fate < self.masked, tokenizer.vocab_size,
+    given = np.where(fate < self.masked, special.number(tokenizer, MASK),
                      np.where(fate < self.masked + self.replaced, other, inputs[places]))
     made['inputs'][:] = inputs
     made['inputs'][places] = given

@@ -145,8 +145,9 @@ class Prediction(Objective):
 
   def summary(self, total, size):
     """Also `bits_per_byte`, the whole loss in bits over the bytes that were predicted (the end of a document costs
-    bits and has no bytes)."""
-    return super().summary(total, size) | dict(bits_per_byte=total['loss'] / math.log(2) / max(size, 1))
+    bits and has no bytes), where those are known."""
+    bits = total['loss'] / math.log(2)
+    return super().summary(total, size) | (dict(bits_per_byte=bits / size) if size else {})
 
   def predicted(
       self, model: nn.Module, params: PyTree, features: Float[Array, 'B T D'], targets: Int[Array, 'B T'],

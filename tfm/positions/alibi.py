@@ -3,6 +3,7 @@
 import functools
 import math
 
+import jax
 import jax.numpy as jnp
 from jax.tree_util import Partial
 
@@ -11,28 +12,41 @@ from tfm.shapes import Array, Float, Int
 
 
 class Alibi(Position):
-  """logits -= slope[head] · |q - k|, with fixed slopes (Press et al. 2022, §3).
+  """logits -= scale · slope[head] · |q - k|, with fixed slopes (Press et al. 2022, §3).
 
   For past keys this is the paper's formula; for later ones it is the symmetric form that encoders
   use, so there is nothing to choose. Slopes are kept in float32.
+
+  Falcon's code makes slope · k of a key at k in bfloat16, and divides it by √C with q · k (Almazrouei et al. 2023).
+  That is scale=1/√C and rounded=True, as softmax forgets what all keys have in common:
+
+    logits -= scale · |r(q) - r(k)|,  r(x) = bfloat16(bfloat16(slope[head]) · bfloat16(x))
 
   Attributes:
     exponent: of the gentlest slope: n heads, n a power of two, have the slopes 2^(-exponent/n),
       2^(-2·exponent/n) … 2^(-exponent); 8 in the paper. Other numbers of heads take those of the power
       below, then every other one of the power above.
+    scale: a factor on the penalties; rounded: whether slopes and their products with positions are of bfloat16.
 
   Raises (from `check`):
-    ValueError: for an exponent not above 0.
+    ValueError: for an exponent or a scale not above 0.
   """
 
   exponent: float = 8.0
+  scale: float = 1.0
+  rounded: bool = False
+
+  examples = 'alibi', 'alibi(scale=0.5, rounded=True)'
 
   def check(self):
     if self.exponent <= 0:
       raise ValueError(f'exponent={self.exponent} must be above 0; 8 is the published one')
+    if self.scale <= 0:
+      raise ValueError(f'scale={self.scale} must be above 0; 1.0 leaves the penalties as they are')
 
   def bias(self, shared):
-    return Partial(functools.partial(penalties, slopes=slopes(self.heads, self.exponent)))
+    asked = rounded_penalties if self.rounded else penalties
+    return Partial(functools.partial(asked, slopes=slopes(self.heads, self.exponent), scale=self.scale))
 
 
 def slopes(heads: int, exponent: float) -> tuple[float, ...]:
@@ -45,9 +59,21 @@ def slopes(heads: int, exponent: float) -> tuple[float, ...]:
 
 def penalties(
     q: Float[Array, 'B K G T C'], k: Float[Array, 'B K S C'],
-    q_positions: Int[Array, 'B T'], k_positions: Int[Array, 'B S'], slopes: tuple[float, ...],
+    q_positions: Int[Array, 'B T'], k_positions: Int[Array, 'B S'], slopes: tuple[float, ...], scale: float,
 ) -> Float[Array, 'B K G T S']:
-  """-slope · |q - k|."""
+  """-scale · slope · |q - k|."""
   distances = jnp.abs(q_positions[:, :, None] - k_positions[:, None, :]).astype(jnp.float32)
-  slope = jnp.asarray(slopes, jnp.float32).reshape(1, k.shape[1], -1, 1, 1)
+  slope = scale * jnp.asarray(slopes, jnp.float32).reshape(1, k.shape[1], -1, 1, 1)
   return -slope * distances[:, None, None]
+
+
+def rounded_penalties(
+    q: Float[Array, 'B K G T C'], k: Float[Array, 'B K S C'],
+    q_positions: Int[Array, 'B T'], k_positions: Int[Array, 'B S'], slopes: tuple[float, ...], scale: float,
+) -> Float[Array, 'B K G T S']:
+  """-scale · |r(q) - r(k)|."""
+  def bfloat16(x):
+    return jax.lax.reduce_precision(x.astype(jnp.float32), 8, 7)  # XLA may skip a cast there and back
+  slope = bfloat16(jnp.asarray(slopes, jnp.float32)).reshape(1, k.shape[1], -1, 1)
+  to, of = (bfloat16(slope * bfloat16(positions)[:, None, None]) for positions in (q_positions, k_positions))
+  return -scale * jnp.abs(to[..., :, None] - of[..., None, :])

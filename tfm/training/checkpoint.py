@@ -12,9 +12,10 @@ from tfm.shapes import PyTree
 from tfm.training.state import State
 
 
-# Orbax warns of a read-only manager that it is read only.
+# Orbax warns of a read-only manager that it is read only, and of a checkpoint that has no metrics.
 logging.getLogger('absl').addFilter(lambda record: 'read only' not in record.getMessage() and
-                                    'read_only=True' not in record.getMessage())
+                                    'read_only=True' not in record.getMessage() and
+                                    'tracked_metric' not in record.getMessage())
 
 
 class Checkpoints:
@@ -43,6 +44,11 @@ class Checkpoints:
         params=ocp.args.StandardSave(state.params),
         rest=ocp.args.StandardSave(_rest(state)),
         run=ocp.args.JsonSave(run)))
+
+  def begin(self, params: PyTree, run: dict[str, Any]) -> None:
+    """Saves parameters that no step of this run made, as step 0, from which nothing is resumed."""
+    self.manager.save(0, force=True, args=ocp.args.Composite(
+      params=ocp.args.StandardSave(params), run=ocp.args.JsonSave(run)))
 
   def find(self, which: str) -> int:
     """The step that 'last', 'best' or a number names.

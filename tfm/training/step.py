@@ -11,6 +11,7 @@ from tfm.objectives.protocol import Objective
 from tfm.parallel.sharding import shard
 from tfm.shapes import Array, PyTree
 from tfm.training.loss_scale import all_finite
+from tfm.training.optimizer import Optimizer, path_name
 from tfm.training.state import State
 
 Batch = Mapping[str, Array]
@@ -18,7 +19,7 @@ Metrics = dict[str, Array]
 
 
 def train_step(
-    model: nn.Module, objective: Objective, optimizer: optax.GradientTransformation, rate: optax.Schedule,
+    model: nn.Module, objective: Objective, optimizer: Optimizer, rate: optax.Schedule,
     accumulation: int) -> Callable[[State, Batch], tuple[State, Metrics]]:
   """(state, batch) → (state after one update, metrics of the batch).
 
@@ -26,6 +27,9 @@ def train_step(
   microbatches: sums over tokens are added up and divided once.
   """
   def summed(params, batch, key, scale):
+    # Of what is frozen no gradient is computed.
+    params = jax.tree_util.tree_map_with_path(
+      lambda path, x: x if optimizer.trains(path_name(path)) else jax.lax.stop_gradient(x), params)
     total, sums = objective(model, params, batch, key)
     return total * scale, sums
 

@@ -28,6 +28,8 @@ class Mqar(task.Lengths):
     power: the smaller, the nearer to the pairs the queries stand; 1: anywhere alike often.
     noise: whether the filler between the queries is any symbol of the vocabulary, as the generator has it by default
       and the paper's own experiments have not.
+    joined: whether a pair is one symbol, k7=v3, so that nothing has to bring a key to its value before any key can be
+      looked for: an easier task, for small models.
   """
 
   length: int = 64
@@ -37,6 +39,7 @@ class Mqar(task.Lengths):
   vocabulary: int = 8192
   power: float = 0.01
   noise: bool = False
+  joined: bool = False
 
   def __post_init__(self):
     super().__post_init__()
@@ -47,9 +50,9 @@ class Mqar(task.Lengths):
                        'training')
     for beyond in (False, True):
       length, pairs = self.most(beyond), self._pairs(beyond)
-      if length % 2 or length < 4 * pairs:
-        raise ValueError(f'{"longer" if beyond and self.longer else "length"}={length} must be even and have room for '
-                         f'{pairs} pairs and as many queries, {4 * pairs} symbols')
+      if self._places(beyond) < pairs or (length - pairs * self._symbols) % 2:
+        raise ValueError(f'{"longer" if beyond and self.longer else "length"}={length} must leave an even number of symbols '
+                         f'after {pairs} pairs, and have room for as many queries, {pairs * (self._symbols + 2)} symbols')
       if len(self._keys) < pairs:
         raise ValueError(f'vocabulary={self.vocabulary} has {len(self._keys)} keys for {pairs} pairs; give at least '
                          f'{2 * pairs + 2}')
@@ -57,8 +60,9 @@ class Mqar(task.Lengths):
   def example(self, draw: random.Random, beyond: bool) -> tuple[str, str]:
     pairs = self._pairs(beyond)
     held = [*zip(draw.sample(self._keys, pairs), draw.sample(self._values, pairs))]
-    words = [(f' {self._word(symbol)}', False) for pair in held for symbol in pair]
-    places = (self.most(beyond) - 2 * pairs) // 2
+    told = [map(self._word, pair) for pair in held]
+    words = [(f' {word}', False) for pair in told for word in (('='.join(pair),) if self.joined else pair)]
+    places = self._places(beyond)
     after = [None] * places
     # The first of as many exponential clocks of these rates: drawing without putting back (Efraimidis & Spirakis 2006).
     rings = {g: -math.log(1 - draw.random()) * (g + 1) ** (1 - self.power) for g in range(places)}
@@ -67,6 +71,15 @@ class Mqar(task.Lengths):
     for query in after:
       words += query or [(f' {self._filler(draw)}', False) for _ in range(2)]
     return task.written([(FILLER, False), *words])
+
+  @property
+  def _symbols(self) -> int:
+    """Of a pair."""
+    return 1 if self.joined else 2
+
+  def _places(self, beyond: bool) -> int:
+    """Where a query could stand."""
+    return (self.most(beyond) - self._symbols * self._pairs(beyond)) // 2
 
   def _pairs(self, beyond: bool) -> int:
     return self.more if beyond and self.more is not None else self.pairs

@@ -7,7 +7,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -22,7 +22,12 @@ class Tokenizer(abc.ABC):
   The fields of a subclass are the literals of its spec and, last and with a default, what training
   finds, in types that JSON knows. A subclass has one special token, `eos_id`, which ends every
   document and begins every text.
+
+  Attributes:
+    lossless: whether the pieces of a text's tokens are the text.
   """
+
+  lossless: ClassVar[bool] = True
 
   @property
   @abc.abstractmethod
@@ -42,6 +47,21 @@ class Tokenizer(abc.ABC):
   @abc.abstractmethod
   def eos_id(self) -> int:
     """The token between documents."""
+
+  @property
+  def begin_id(self) -> int:
+    """The token before a text that is read as a whole or written: that between documents, unless there is another."""
+    return self.eos_id
+
+  @property
+  def source_begins(self) -> tuple[int, ...]:
+    """The tokens before a source."""
+    return ()
+
+  @property
+  def known(self) -> Mapping[str, int]:
+    """Tokens that an objective may ask for, by the names of `tfm`, and that are there already."""
+    return {}
 
   @abc.abstractmethod
   def encode(self, text: str) -> np.ndarray:

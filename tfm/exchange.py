@@ -1,0 +1,84 @@
+"""A run of a published checkpoint, and a published checkpoint of a run."""
+
+import contextlib
+import dataclasses
+import pathlib
+import shutil
+from collections.abc import Callable
+
+from ml_collections import ConfigDict
+
+from tfm import build
+from tfm import config as configs
+from tfm.config import require
+from tfm.layers.lora import merged
+from tfm.pretrained import Pretrained, export, families, from_pretrained, located
+from tfm.run import Run, carried
+from tfm.spec import parse
+from tfm.training import checkpoint
+
+# What a tokenizer is kept in, beside the tensors.
+TOKENIZER_FILES = ('tokenizer.json', 'tokenizer_config.json', 'special_tokens_map.json', 'spiece.model', 'tokenizer.model',
+                   'vocab.txt', 'vocab.json', 'merges.txt', 'added_tokens.json')
+
+
+def imported(path: str, workdir: str, assigned: Callable[[ConfigDict], ConfigDict] = lambda config: config) -> Pretrained:
+  """Makes a run of a published checkpoint: its parameters and its tokenizer, after no step.
+
+  Args:
+    assigned: config → the config with what the user said.
+
+  Raises:
+    ValueError: as `from_pretrained`; for a folder without a tokenizer, a workdir that holds a run, or a config whose model
+      is not the one that was published.
+  """
+  folder, workdir = located(path), pathlib.Path(workdir)
+  require(not (workdir / 'checkpoints').exists(), f'--workdir={workdir} holds a run; name another')
+  made = from_pretrained(str(folder))
+  config = made.config.copy_and_resolve_references()
+  if made.config.model.patch:
+    tokenizer = None
+  else:
+    config.data.tokenizer = f'published({str(folder.absolute())!r})'
+    tokenizer = build.tokenizer(config).train(())
+  config = configs.resolve(assigned(config))
+  lines = [line for line in configs.difference(made.config.to_dict(), config.to_dict()) if line.startswith('model.')]
+  require(not lines, f'--config.{lines[0] if lines else ""}: the model is the one that was published; leave it as it is')
+  workdir.mkdir(parents=True, exist_ok=True)
+  (workdir / 'config.json').write_text(configs.to_json(config))
+  run = dict(config=config.to_dict(), corpus='', tokenizer=tokenizer and tokenizer.state(), data=None,
+             published=dict(family=made.family.model_type, output=made.output, ids=made.ids, vocab=made.vocab))
+  with contextlib.closing(checkpoint.Checkpoints(workdir, keep=1)) as checkpoints:
+    checkpoints.begin(made.params, run)
+  return dataclasses.replace(made, config=config)
+
+
+def exported(run: Run, workdir: str, folder: str, family: str | None = None) -> str:
+  """Writes a run's model as a published checkpoint, and says what was written.
+
+  Args:
+    family: None: that which the run was imported of.
+
+  Raises:
+    ValueError: as `export`; for a run of no family.
+  """
+  published = carried(workdir, str(run.step)).get('published') or {}
+  require(bool(family or published), f'--workdir={workdir} was not imported; --family says how it is to be written, one of '
+                                     f'{", ".join(families())}')
+  tokenizer = run.tokenizer
+  vocab = published.get('vocab') or (tokenizer.vocab_size if tokenizer else 0)
+  ids = published.get('ids') or ({} if tokenizer is None else dict(eos=tokenizer.eos_id, start=tokenizer.begin_id))
+  objective = parse(run.config.objective)
+  classes = 'classes of words' if objective.kwargs.get('words') else 'classes'
+  output = classes if objective.name == 'classification' else published.get('output') or 'vocabulary'
+  export(run.config, merged(run.params), folder, family or published['family'], vocab, ids, output)
+  told = f'config.json and tensors of {family or published["family"]}'
+  came = parse(run.config.data.tokenizer)
+  if came.name == 'published':
+    files = [name for name in TOKENIZER_FILES if (pathlib.Path(came.args[0]) / name).exists()]
+    for name in files:
+      shutil.copy(pathlib.Path(came.args[0]) / name, folder)
+    told += f', and its tokenizer, {", ".join(files)}' if files else f'; {came.args[0]} no longer holds its tokenizer'
+  elif tokenizer:
+    told += f'; its tokenizer, {run.config.data.tokenizer!r}, has no published form and stays with the run'
+  return told
