@@ -27,7 +27,7 @@ from tfm.config import require
 from tfm.decoding import beam, loop
 from tfm.decoding.sampling import Sampling
 from tfm.decoding.unrolled import unrolled
-from tfm.families import rope, tensors
+from tfm.families import longformer, rope, tensors
 from tfm.families.protocol import Family
 from tfm.mixers.protocol import Context
 from tfm.models.trunk import Trunk
@@ -95,6 +95,7 @@ class Pretrained:
   def logits(
       self, input_ids: Array | None = None, attention_mask: Array | None = None, token_type_ids: Array | None = None,
       decoder_input_ids: Array | None = None, pixel_values: Array | None = None,
+      global_attention_mask: Array | None = None,
   ) -> np.ndarray:
     """What the published model answers, float32: logits [B, T, V] or [B, classes], or where it has no output the last
     hidden states [B, T, D].
@@ -105,13 +106,16 @@ class Pretrained:
       token_type_ids: of encoders that have types.
       decoder_input_ids: of encoder-decoders, [B, T]; `input_ids` are then the source.
       pixel_values: of images, [B, channels, H, W], as the published implementation has them.
+      global_attention_mask: of a Longformer, [B, T]: 1 where a token sees all and is seen by all, instead of where its
+        class would have such tokens.
     """
     given = dict(input_ids=input_ids, attention_mask=attention_mask, token_type_ids=token_type_ids,
-                 decoder_input_ids=decoder_input_ids, pixel_values=pixel_values)
+                 decoder_input_ids=decoder_input_ids, pixel_values=pixel_values,
+                 global_attention_mask=global_attention_mask)
     m = self.config.model
     kind = 'vision' if m.patch else m.architecture
     for name, value in given.items():
-      read = name in READS[kind] and (name != 'token_type_ids' or m.token_types)
+      read = name in READS[kind] and NEEDED.get(name, bool)(m)
       require(value is None or read, f'{name} was given, and {self.family.model_type!r} reads none; leave it out')
     [main, *_] = READS[kind]
     require(given[main] is not None, f'{self.family.model_type!r} reads {main}; give them')
@@ -125,6 +129,10 @@ class Pretrained:
     else:
       inputs, context = jnp.asarray(input_ids), context_of(input_ids, attention_mask, self.family.counts, self.ids.get('pad'))
       model = self.at(context.positions.shape[1])
+      if global_attention_mask is not None:
+        model = model_of(longformer.told(self.config), self.vocab)
+        context = context.replace(prefix=jnp.where(jnp.asarray(global_attention_mask) > 0, context.positions + 1, -1))
+      refuse_gaps(self.config, context)
       refuse_beyond(model, context)
       first = self.output != 'classes' or m.pooling != 'first' or (context.segments[:, 0] > 0).all()
       require(first, 'attention_mask hides the first id of a row, which its class is told from; pad on the right')
@@ -210,6 +218,16 @@ def context_of(ids: Array, mask: Array | None, counts: str = 'shown', pad: int |
   return Context(jnp.asarray(positions, jnp.int32), jnp.asarray(mask), jnp.zeros_like(jnp.asarray(mask)))
 
 
+def refuse_gaps(config: ConfigDict, context: Context) -> None:
+  """Refuses padding between tokens where positions do not count it and a mask, that asks for them, should."""
+  index, shown = np.arange(context.positions.shape[1]), np.asarray(context.segments) > 0
+  ahead, most = np.asarray(context.positions) - index, len(index)
+  gap = (np.where(shown, ahead, -most).max(1) > np.where(shown, ahead, most).min(1)).any()
+  gap &= config.model.architecture == 'encoder'
+  require(not gap or all(part.mask == 'full' for part in configs.parts(config).values()),
+          'input_ids have padding between the tokens of a row, which their windows would have to count; leave it out')
+
+
 def refuse_beyond(model: Trunk, context: Context) -> None:
   """Refuses tokens at positions that the model cannot tell."""
   reach = min((made().reach for made in model.positions if made().reach is not None), default=math.inf)
@@ -255,8 +273,10 @@ def vision(model, params, output, images, context, types, targets):
 ANSWERS = dict(decoder=decoder, encoder=encoder, encoder_decoder=encoder_decoder, vision=vision)
 # And what each reads; the first must be given.
 READS = dict(
-  decoder=('input_ids', 'attention_mask'), encoder=('input_ids', 'attention_mask', 'token_type_ids'),
+  decoder=('input_ids', 'attention_mask'), encoder=('input_ids', 'attention_mask', 'token_type_ids', 'global_attention_mask'),
   encoder_decoder=('input_ids', 'attention_mask', 'decoder_input_ids'), vision=('pixel_values',))
+# What only some models read, which config.model tells.
+NEEDED = {'token_type_ids': lambda m: m.token_types > 0, 'global_attention_mask': lambda m: parse(m.mixer).name == 'longformer'}
 
 
 def from_pretrained(path: str, dtype: str = 'float32', mesh: dict[str, int] | None = None) -> Pretrained:

@@ -12,7 +12,7 @@ import tfm
 from tfm import pretrained
 
 FOLDER = pathlib.Path(__file__).parents[3] / 'shared' / 'fixtures' / 'hf'
-ARGUMENTS = 'input_ids', 'attention_mask', 'token_type_ids', 'decoder_input_ids', 'pixel_values'
+ARGUMENTS = 'input_ids', 'attention_mask', 'token_type_ids', 'decoder_input_ids', 'pixel_values', 'global_attention_mask'
 NAMES = sorted(path.name for path in FOLDER.iterdir()) if FOLDER.is_dir() else []
 
 pytestmark = pytest.mark.skipif(not NAMES, reason='the reference models, ../shared/fixtures/hf, are not here')

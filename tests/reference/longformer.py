@@ -5,9 +5,16 @@ import numpy as np
 from reference import attention
 
 
-def forward(p, x, positions, segments, predicate, global_tokens, rotate):
-  """y [B T D]: each query by the projections of its kind, over all that the predicate shows it."""
+def forward(p, x, positions, segments, predicate, global_tokens, rotate, told=None):
+  """y [B T D]: each query by the projections of its kind, over all that the predicate shows it.
+
+  Tokens that are `told`, bool [B T], are the global ones, see all of their document and are seen by all of it.
+  """
   visible = attention.seen(predicate, positions, positions, segments, segments)
+  is_global = positions < global_tokens if told is None else told
+  if told is not None:
+    document = attention.seen(lambda q, k: True, positions, positions, segments, segments)
+    visible = visible | document & (told[:, :, None] | told[:, None, :])
   of_kind = []
   for kind in ('', '_global'):
     of = [p[name + kind] for name in 'qkv']
@@ -16,6 +23,6 @@ def forward(p, x, positions, segments, predicate, global_tokens, rotate):
     of_kind.append(attention.attend(attention.weights(logits, visible), v))
   y = np.array(of_kind[0])
   for b, t in np.ndindex(*positions.shape):
-    if positions[b, t] < global_tokens:
+    if is_global[b, t]:
       y[b, t] = of_kind[1][b, t]
   return np.einsum('bthc,hcd->btd', y, p['out']['kernel']) + p['out'].get('bias', 0)

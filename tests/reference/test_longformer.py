@@ -74,6 +74,21 @@ def test_whole_rows_give_the_same(n):
   close(y, expected, segments > 0)
 
 
+@pytest.mark.parametrize('kernel', ['dense', 'chunked(queries=4, keys=3)'])
+def test_global_tokens_that_are_told(kernel):
+  """Wherever they stand; and where none is told, all is local."""
+  made, told = mixer('longformer(0)', mask='longformer(1, 0)', kernel=kernel), np.zeros((B, T), bool)
+  told[0, [0, 5, 9]], told[1, 4], told[2, [2, 9]] = True, True, True
+  expected = longformer.forward(parameters(), X, POSITIONS, SEGMENTS, collect.mask('window(1, 1)'), 0, rope.rotate, told)
+  close(run(made, parameters(), prefix=jnp.where(told, POSITIONS + 1, -1)), expected)
+  local = longformer.forward(parameters(), X, POSITIONS, SEGMENTS, collect.mask('window(1, 1)'), 0, rope.rotate)
+  close(run(made, parameters()), local)
+  weights = made.apply({'params': parameters()}, jnp.asarray(X, jnp.float32), None, context(
+    prefix=jnp.where(told, POSITIONS + 1, -1)), None, mutable='attention')[1]['attention']['weights']
+  assert (np.asarray(weights)[0, :, :, 5] > 0).all() and (np.asarray(weights)[0, :, 5] > 0).all()
+  assert (np.asarray(weights)[0, :, 3, 7] == 0).all()
+
+
 def test_what_is_read_piece_by_piece_is_no_whole_row():
   made = mixer('longformer(3)', mask='causal & longformer(1, 3)', kernel='chunked(queries=4, keys=3)')
   y = [run(made, parameters(), pieces, positions=WHOLE, segments=WHOLE * 0 + 1, layout='whole')
@@ -108,8 +123,10 @@ def test_dropout_is_on_the_weights_of_both_in_training_only():
 
 
 def test_refusals():
-  with pytest.raises(ValueError, match=r"config\.model\.mixer=.*global_tokens=0 must be 1 or more; 'softmax'"):
-    mixer('longformer(0)')
+  with pytest.raises(ValueError, match=r"config\.model\.mixer=.*global_tokens=-1 must be 1 or more, or 0"):
+    mixer('longformer(-1)')
+  with pytest.raises(ValueError, match=r"mixer='longformer\(0\)' lets tokens see later ones whatever the mask"):
+    decoder(mixer='longformer(0)')
   with pytest.raises(ValueError, match="leaves out 'global_tokens'"):
     mixer('longformer')
   x, params = jnp.asarray(X, jnp.float32), {'params': parameters()}

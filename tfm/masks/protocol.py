@@ -60,6 +60,10 @@ class Mask(abc.ABC):
       return seen, seen
     return _constant(q, k, False), _constant(q, k, True)
 
+  def or_prefix(self) -> 'Mask':
+    """Also keys of the prefix, from wherever they are asked; it `reads` what tells them."""
+    return self | _Prefix()
+
   def __and__(self, other: 'Mask') -> 'Mask':
     return And(self, other) if isinstance(other, Mask) else NotImplemented
 
@@ -138,6 +142,34 @@ class Not(Mask):
   def bounds(self, q, k, layout):
     certain, possible = self.mask.bounds(q, k, layout)
     return ~possible, ~certain
+
+
+@dataclasses.dataclass(frozen=True)
+class _Prefix(Mask):
+  """k < prefix."""
+
+  reads = frozenset({'prefix'})
+
+  def __call__(self, q, k):
+    raise ValueError('keys of the prefix are asked for without it; `given(prefix)` puts it in place')
+
+  def given(self, prefix):
+    if prefix is None:
+      raise ValueError('keys of the prefix are asked for, and the context has none')
+    return _GivenPrefix(prefix)
+
+  def bounds(self, q, k, layout):
+    return _constant(q, k, False), _constant(q, k, True)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _GivenPrefix(Mask):
+  """The same with the data in place, shaped to meet q and k."""
+
+  prefix: Int[Array, '*#N'] | int
+
+  def __call__(self, q, k):
+    return k < self.prefix
 
 
 def _constant(q, k, value):

@@ -13,7 +13,7 @@ from tfm.parallel.sharding import shard
 
 
 class Longformer(Mixer):
-  """Two attentions under one mask: a document's first tokens ask with one set of projections, the others
+  """Two attentions under one mask: global tokens, a document's first, ask with one set of projections, the others
   with another (Beltagy et al. 2020, §3.1, "Linear projections for global attention").
 
     y_t = attend(W_Qg x_t, W_Kg x, W_Vg x)  where t < global_tokens
@@ -23,13 +23,16 @@ class Longformer(Mixer):
   global_tokens)' with the same number of global tokens, under 'causal' in a decoder; the others see
   the global tokens by W_K and W_V, as in the published code.
 
+  With longformer(0) the global tokens, if any, are told: those of the prefix, t < prefix_t, which the context may tell of
+  each token apart (position + 1 makes it one, -1 does not). They see all of their document and are seen by all of it.
+
   Attributes:
     position, score: factories of this layer's own instances, for both attentions.
     mask, kernel: shared, stateless.
-    global_tokens: n, the first tokens of each document.
+    global_tokens: n, the first tokens of each document; 0: those of the prefix, in an encoder.
 
   Raises (from `check`):
-    ValueError: for fewer than one global token.
+    ValueError: for fewer than none.
   """
 
   position: Callable
@@ -43,8 +46,12 @@ class Longformer(Mixer):
   tells = True
 
   def check(self):
-    if self.global_tokens < 1:
-      raise ValueError(f"global_tokens={self.global_tokens} must be 1 or more; 'softmax' does without")
+    if self.global_tokens < 0:
+      raise ValueError(f"global_tokens={self.global_tokens} must be 1 or more, or 0: told; 'softmax' does without")
+
+  @property
+  def looks_ahead(self):
+    return self.global_tokens == 0
 
   @nn.nowrap
   def init_cache(self, batch, length):
@@ -67,13 +74,17 @@ class Longformer(Mixer):
       read |= {name: cache[name] for name in cache.kept}
       layout = 'any'
 
+    told, count = not self.global_tokens and context.prefix is not None, self.global_tokens
     # In a row of one document global tokens stand first, and no other need ask.
-    first = min(self.global_tokens, x.shape[1]) if layout == 'whole' else x.shape[1]
+    first = x.shape[1] if told or count and layout != 'whole' else min(count, x.shape[1])
+    masks = {'': self.mask, '_global': self.mask}
+    if told:
+      masks = {'': self.mask.or_prefix(), '_global': self.mask | ~self.mask}   # the latter is everything
 
-    def asked(queries):
+    def asked(kind, queries):
       """By the first so many queries."""
       return dict(
-        score=score, mask=self.mask, bias=bias,
+        score=score, mask=masks[kind], bias=bias,
         q_positions=context.positions[:, :queries], k_positions=keys.positions,
         q_segments=context.segments[:, :queries], k_segments=keys.segments,
         k_prefix=keys.prefix, layout=layout, dropout=self.dropout)
@@ -82,17 +93,20 @@ class Longformer(Mixer):
       """By one set of projections."""
       with jax.named_scope('kernel'):
         return self.kernel(
-          read[f'q{kind}'][:, :queries], read[f'k{kind}'], read[f'v{kind}'], **asked(queries),
+          read[f'q{kind}'][:, :queries], read[f'k{kind}'], read[f'v{kind}'], **asked(kind, queries),
           dropout_key=self.make_rng('dropout') if context.train and self.dropout > 0 else None)
 
     def weights(kind, queries):
-      found = self.kernel.all_weights(read[f'q{kind}'][:, :queries], read[f'k{kind}'], **asked(queries))
+      found = self.kernel.all_weights(read[f'q{kind}'][:, :queries], read[f'k{kind}'], **asked(kind, queries))
       return found.swapaxes(1, 2)
 
     def by_kind(ask):
       """[B T …]: what global tokens get by their set of projections, and the others by theirs."""
-      y, top = ask('', None), ask('_global', first)
-      is_global = (context.positions < self.global_tokens)[:, :first, None, None]
+      y = ask('', None)
+      if not first:
+        return y
+      top = ask('_global', first)
+      is_global = (context.positions < (context.prefix if told else count))[:, :first, None, None]
       return jnp.concatenate([jnp.where(is_global, top, y[:, :first]), y[:, first:]], 1)
 
     y = by_kind(attend)

@@ -100,6 +100,11 @@ class Mixer(nn.Module):
   def check(self) -> None:
     """Raises ValueError, before anything is compiled, for what the mixer cannot honour."""
 
+  @property
+  def looks_ahead(self) -> bool:
+    """Whether tokens may see later ones whatever the mask says, which a decoder's may not."""
+    return False
+
   @nn.nowrap
   def tell(self, weights: Callable[[], Float[Array, 'B H T S']]) -> None:
     """Puts the weights before dropout into the collection `ATTENTION`, if a caller wants that one.
