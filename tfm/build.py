@@ -28,6 +28,7 @@ from tfm.kernels.protocol import Kernel
 from tfm.layers.activation import ACTIVATIONS
 from tfm.layers.feed_forward import FEED_FORWARDS
 from tfm.layers.initializer import INITIALIZERS, Factory, shrunk
+from tfm.layers.lora import DOWN, SCALE, UP, Lora
 from tfm.layers.norm import norm as make_norm
 from tfm.layers.pooled import POOLINGS, Pooled
 from tfm.masks.protocol import Mask, is_causal
@@ -50,6 +51,8 @@ from tfm.training.schedule import SCHEDULES, schedule
 DTYPES = {'float32': jnp.float32, 'bfloat16': jnp.bfloat16, 'float16': jnp.float16}
 # With an objective that trains each, for who has chosen one that does not.
 ARCHITECTURES = {'decoder': 'causal_lm', 'encoder_decoder': 'seq2seq', 'encoder': 'masked_lm'}
+# The parameters of what classifies: new to a model that did not.
+HEADS = 'classification', 'next_sentence'
 # What only one of them has.
 ENCODERS = ('patch', 'token_types', 'pooling', 'pooled_transform')
 # What only a model of tokens has.
@@ -104,7 +107,30 @@ def optimizer(
   m, encoder = config.model, config.model.encoder
   factor = None if o.layer_decay == 1 else by_depth(
     o.layer_decay, m.layers, max(1, len(m.pattern)), *((encoder.layers, max(1, len(encoder.pattern))) if encoder else ()))
-  return make_optimizer(maker, rate, o.clip, o.no_decay, o.frozen, factor), rate
+  return make_optimizer(maker, rate, o.clip, o.no_decay, frozen(config), factor), rate
+
+
+def frozen(config: ConfigDict) -> str:
+  """A regular expression of the parameters that are not trained; '' for none."""
+  if not config.lora.rank:
+    return config.optimizer.frozen
+  own = config.optimizer.frozen or rf'^(?!{"|".join(HEADS)})(?!.*/({DOWN}|{UP})$)'
+  return f'({own})|/{SCALE}$'
+
+
+def lora(config: ConfigDict) -> Lora | None:
+  """The adapters that a config asks for.
+
+  Raises:
+    ValueError: for a rank below 0, or targets that are no regular expression.
+  """
+  rank, targets = config.lora.rank, config.lora.targets
+  require(rank >= 0, f'config.lora.rank={rank} must be 0 (none) or more')
+  try:
+    re.compile(targets)
+  except re.error as error:
+    raise ValueError(f'config.lora.targets={targets!r} is no regular expression: {error}') from error
+  return Lora(rank, config.lora.alpha, targets) if rank else None
 
 
 def source_tokenizer(config: ConfigDict) -> Tokenizer | None:
@@ -341,6 +367,9 @@ def check_parts(config: ConfigDict, where: str, b: ConfigDict, mixer: type[Mixer
   extra = parts['position'].func.enters() - {'embed'} - mixer.hooks
   require(not extra, f'config.{where}.mixer={b.mixer!r} does not ask a position for its {" or ".join(sorted(extra))}, '
                      f"where position={b.position!r} enters; 'none' or one that enters at the embedding would do")
+  require(mixer.lends or not parts['position']().borrows,
+          f'config.{where}.mixer={b.mixer!r} does not lend its projections, which position={b.position!r} borrows; '
+          "'softmax' does, or the position may have its own")
   known = None if mixer.masks is None else [spec.build(text, tfm.masks, Mask) for text in mixer.masks]
   require(known is None or parts['mask'] in known,
           f'config.{where}.mixer={b.mixer!r} cannot honour mask={b.mask!r}; '

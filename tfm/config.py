@@ -88,6 +88,11 @@ def schema() -> ConfigDict:
       cross=dict(),                 # and the fields of the cross-attention that differ
     ),
     objective='causal_lm',          # tfm/objectives: causal_lm(label_smoothing, z_loss), seq2seq, …
+    lora=dict(                      # adapters, which alone are trained, with heads that are new; 0: none
+      rank=0,
+      alpha=16.0,                   # their scale, times the rank
+      targets='mixer/(q|v)/',       # projections (regex on the path) that have one
+    ),
     optimizer=dict(
       name='adamw',                 # adam, adamw(b1, b2, eps, weight_decay), adafactor, lion, sgd(momentum)
       learning_rate=1e-3,           # the peak; with noam a factor on d^-0.5

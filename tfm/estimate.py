@@ -58,7 +58,7 @@ def abstract_state(config: ConfigDict, model: Trunk) -> states.State:
   """Shapes and boxes of everything that training carries."""
   optimizer, _ = build.optimizer(config)
   return states.abstract(states.init(
-    model, optimizer, config.training.batch_size, config.data.length, config.model.dtype == 'float16'))
+    model, optimizer, config.training.batch_size, config.data.length, config.model.dtype == 'float16', build.lora(config)))
 
 
 def memory_by_kind(
@@ -124,7 +124,8 @@ def step(config: ConfigDict, seeds: int = 1, rounds: int = 3) -> StepCost:
   vocab, source_vocab = (one.vocab_size if one else 0 for one in (data.tokenizer, data.source_tokenizer))
   model, objective = build.model(config, vocab, source_vocab=source_vocab), build.objective(config)
   optimizer, rate = build.optimizer(config)
-  make = states.init(model, optimizer, config.training.batch_size, config.data.length, config.model.dtype == 'float16')
+  make = states.init(model, optimizer, config.training.batch_size, config.data.length, config.model.dtype == 'float16',
+                     build.lora(config))
   rows = objective.rows(build.packing(config), data.tokens('train'), config.data.length, 0, data.tokenizer)
   batch = pipeline.Batches(rows, config.training.batch_size, 0, 1)[0]
   mesh, rules = together.mesh(seeds, jax.devices()), sharding.parse_rules(config.rules)

@@ -11,6 +11,7 @@ from ml_collections import ConfigDict
 from tfm import build
 from tfm import config as configs
 from tfm.config import require
+from tfm.layers.lora import merged
 from tfm.pretrained import Pretrained, export, families, from_pretrained, located
 from tfm.run import Run, carried
 from tfm.spec import parse
@@ -67,8 +68,10 @@ def exported(run: Run, workdir: str, folder: str, family: str | None = None) -> 
   tokenizer = run.tokenizer
   vocab = published.get('vocab') or (tokenizer.vocab_size if tokenizer else 0)
   ids = published.get('ids') or ({} if tokenizer is None else dict(eos=tokenizer.eos_id, start=tokenizer.begin_id))
-  output = published.get('output') or ('classes' if parse(run.config.objective).name == 'classification' else 'vocabulary')
-  export(run.config, run.params, folder, family or published['family'], vocab, ids, output)
+  objective = parse(run.config.objective)
+  classes = 'classes of words' if objective.kwargs.get('words') else 'classes'
+  output = classes if objective.name == 'classification' else published.get('output') or 'vocabulary'
+  export(run.config, merged(run.params), folder, family or published['family'], vocab, ids, output)
   told = f'config.json and tensors of {family or published["family"]}'
   came = parse(run.config.data.tokenizer)
   if came.name == 'published':

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import importlib
+import itertools
 import json
 import math
 import pathlib
@@ -289,9 +290,16 @@ def from_pretrained(path: str, dtype: str = 'float32', mesh: dict[str, int] | No
 
 
 def settle(config: ConfigDict, output: str, family: Family, stored: tensors.Tensors) -> None:
-  """One name for the table of the embedding, and what only the tensors tell: whether the output is tied to it."""
-  for names in (family.twins, [name.removeprefix(family.prefix) for name in family.twins]):
-    stored.merge(names)
+  """What only the tensors tell, whether the output is tied to the embedding; and those that are no parameters are
+  looked at, and put aside.
+
+  Raises:
+    ValueError: for tables that are to be one and differ, and constants that are others.
+  """
+  for bare in ('', family.prefix):
+    stored.merge([name.removeprefix(bare) for name in family.twins])
+    for name, values in family.constants(config):
+      stored.expect(name.removeprefix(bare), values)
   if not family.head or output != 'vocabulary':
     return
   if family.head not in stored.names:
@@ -341,10 +349,11 @@ def located(path: str) -> pathlib.Path:
   if not folder.exists() and len(pathlib.PurePath(path).parts) == 2 and not path.startswith(('.', '/', '~')):
     import huggingface_hub
     try:
-      return pathlib.Path(huggingface_hub.snapshot_download(
+      folder = pathlib.Path(huggingface_hub.snapshot_download(
         path, allow_patterns=['*.json', '*.safetensors', '*.txt', '*.model']))
-    except Exception as error:
-      raise ValueError(f'{path} is no folder here, and the hub does not give it: {error}') from error
+    except Exception as error:   # of the library, of what it is made of, of the system
+      [why, *_] = str(error).splitlines() or [type(error).__name__]
+      raise ValueError(f'{path} is no folder here, and the hub does not give it: {why.strip()}') from error
   require((folder / 'config.json').is_file(), f'{path} holds no config.json; a published checkpoint does')
   return folder
 
@@ -378,7 +387,8 @@ def export(
   folder = pathlib.Path(folder)
   folder.mkdir(parents=True, exist_ok=True)
   (folder / 'config.json').write_text(json.dumps(fields, indent=2) + '\n')
-  tensors.save(folder, tensors.unload(family.weights(config), trimmed(params, vocab)))
+  tensors.save(folder, itertools.chain(
+    tensors.unload(family.weights(config), trimmed(params, vocab)), family.constants(config)))
 
 
 class _Said(dict):

@@ -6,7 +6,6 @@ import pathlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import flax.linen as nn
 import jax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
@@ -17,9 +16,8 @@ from tfm.config import require
 from tfm.data import cache, device, pipeline
 from tfm.data.corpus import ENDLESS
 from tfm.data.pipeline import ImageData, TextData
-from tfm.data.special import extended, lacking, plain
+from tfm.data.special import extended, plain
 from tfm.data.tokenizers.protocol import Tokenizer
-from tfm.data.tokenizers.protocol import load as load_tokenizer
 from tfm.decoding.translate import Translation, translate
 from tfm.decoding.unrolled import unrolled
 from tfm.evaluation import length
@@ -28,8 +26,8 @@ from tfm.models.trunk import Trunk
 from tfm.parallel import sharding
 from tfm.parallel import mesh as meshes
 from tfm.shapes import PyTree
+from tfm.start import make_model, read, tokenizers
 from tfm.training import checkpoint
-from tfm.training import state as states
 from tfm.training.progress import say
 from tfm.training.step import evaluation_step
 
@@ -71,8 +69,7 @@ def load(workdir: str, step: str = 'last', average: int | None = None) -> Run:
   number = checkpoints.find(step)
   saved = checkpoints.run(number)
   config = configs.resolve(configs.complete(saved['config']))
-  tokenizer, source_tokenizer = (
-    load_tokenizer(saved[name]) if saved.get(name) else None for name in ('tokenizer', 'source_tokenizer'))
+  tokenizer, source_tokenizer = tokenizers(saved)
   # A run is read on whatever is there, token by token too: not on the mesh, or by the kernel, that trained it.
   for part in configs.parts(config).values():
     if part.kernel != 'auto':
@@ -81,93 +78,12 @@ def load(workdir: str, step: str = 'last', average: int | None = None) -> Run:
   mesh = meshes.make(dict(data=-1))
   rules = sharding.parse_rules(config.rules)
   model = make_model(config, tokenizer, source_tokenizer)
-  boxed = jax.eval_shape(lambda key: states.parameters(model, key, 1, config.data.length), jax.random.key(0))
-  where = sharding.partition_specs(boxed, mesh, rules)
   average = config.decoding.average if average is None else average
   require(average >= 1, f'--average={average} must be at least 1')
-  params = checkpoints.averaged(number, average, checkpoint.target(nn.unbox(boxed), where))
+  params = read(checkpoints, number, config, model, mesh, average)
   checkpoints.close()
   tokenizer = extended(tokenizer, build.objective(config).special)
   return Run(config, model, params, tokenizer, mesh, rules, number, saved['corpus'], source_tokenizer)
-
-
-@dataclasses.dataclass(frozen=True)
-class Start:
-  """The parameters that training starts from, of another run; its tokenizers are this one's.
-
-  Attributes:
-    params: of the other run, on the host; workdir: its folder.
-  """
-
-  params: PyTree
-  workdir: str
-  tokenizer: Tokenizer | None
-  source_tokenizer: Tokenizer | None
-
-  def adopted(self, params: PyTree) -> PyTree:
-    """Initial parameters, of which all that the other run has are the other's; it is said which are new, and which
-    of the other's have no place.
-
-    Raises:
-      ValueError: for a parameter of another shape, unless it is of a head.
-    """
-    old = {_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(self.params)}
-    fresh = []
-
-    def one(path, leaf):
-      name = _name(path)
-      found = old.pop(name, None)
-      if found is not None and found.shape != leaf.shape:
-        require(name.split('/')[0] in HEADS, f'config.init_from={self.workdir!r} has the parameter {name} in the shape '
-                                             f'{found.shape}, and here it is {leaf.shape}; the models must be alike')
-        found = None
-      if found is None:
-        fresh.append(name)
-        return leaf
-      return jax.device_put(found.astype(leaf.dtype), leaf.sharding)
-    made = jax.tree_util.tree_map_with_path(one, params)
-    for names, what in ((fresh, 'new'), ([*old], 'of no use here')):
-      if names:
-        say(f'{self.workdir}: {what}: {", ".join(sorted(names))}')
-    return made
-
-
-# Where the parameters of what a model answers are: an objective of its own may want its own.
-HEADS = 'classification', 'next_sentence', 'transform', 'bias', 'output'
-# Fields of the model that may be others than those of the run that training starts from.
-OWN = ('dropout', 'dtype', 'scan', 'remat', 'kernel', 'initializer', 'embedding_initializer', 'depth_scaled', 'vocab_multiple',
-       'pooling', 'pooled_transform', 'output_transform', 'output_bias')
-
-
-def start_from(config: ConfigDict) -> Start:
-  """What config.init_from names.
-
-  Raises:
-    ValueError: if there is no such run, or its model or tokenizer is another.
-  """
-  workdir = pathlib.Path(config.init_from)
-  require((workdir / 'checkpoints').is_dir(), f'config.init_from={config.init_from!r} holds no run; tfm train or tfm import makes one')
-  with contextlib.closing(checkpoint.Checkpoints(workdir)) as checkpoints:
-    number = checkpoints.find('last')
-    saved = checkpoints.run(number)
-    old = configs.resolve(configs.complete(saved['config']))
-    for line in configs.difference(old.to_dict(), config.to_dict()):
-      path, name = line.partition(':')[0], line.partition(':')[0].removeprefix('model.')
-      same = not path.startswith('model.') or name.partition('.')[0] in OWN
-      require(same and path not in ('data.tokenizer', 'data.source_tokenizer'),
-              f'config.init_from={config.init_from!r} is of another model: {line}; its config.json has what is its own')
-    tokenizer, source_tokenizer = (
-      load_tokenizer(saved[name]) if saved.get(name) else None for name in ('tokenizer', 'source_tokenizer'))
-    model = make_model(old, tokenizer, source_tokenizer)
-    boxed = jax.eval_shape(lambda key: states.parameters(model, key, 1, old.data.length), jax.random.key(0))
-    mesh = meshes.make(dict(data=1), jax.local_devices()[:1])
-    where = sharding.partition_specs(boxed, mesh, sharding.parse_rules(old.rules))
-    params = checkpoints.params(number, checkpoint.target(nn.unbox(boxed), where))
-  return Start(jax.device_get(params), config.init_from, tokenizer, source_tokenizer)
-
-
-def _name(path) -> str:
-  return '/'.join(str(key.key) for key in path)
 
 
 def carried(workdir: str, step: str = 'last') -> dict[str, Any]:
@@ -176,13 +92,6 @@ def carried(workdir: str, step: str = 'last') -> dict[str, Any]:
   saved = checkpoints.run(checkpoints.find(step))
   checkpoints.close()
   return saved
-
-
-def make_model(config: ConfigDict, tokenizer: Tokenizer | None, source_tokenizer: Tokenizer | None) -> Trunk:
-  """The model for the vocabularies of some tokenizers."""
-  vocab, source_vocab = (one.vocab_size if one else 0 for one in (tokenizer, source_tokenizer))
-  names = build.objective(config).special
-  return build.model(config, vocab - len(names) + len(lacking(tokenizer, names)), source_vocab=source_vocab)
 
 
 def evaluate(run: Run, split: str) -> dict[str, float]:

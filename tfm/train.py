@@ -24,8 +24,9 @@ from tfm.data.pipeline import ImageData, TextData
 from tfm.models import flops
 from tfm.parallel import chips, sharding
 from tfm.parallel import mesh as meshes
-from tfm.run import evaluation, make_model, start_from
+from tfm.run import evaluation
 from tfm.shapes import PyTree
+from tfm.start import make_model, start_from, tokenizers
 from tfm.training import checkpoint, loop, together
 from tfm.training import state as states
 from tfm.training.metrics import Log
@@ -124,20 +125,26 @@ def train_together(places: Sequence[Place]) -> Report:
                                   f'another with --config.init_from={place.workdir}')
   saved = [place.carried(last) for place in places] if last else []
 
-  start = start_from(config) if config.init_from and not last else None
-  if start:
-    tokenizer, source_tokenizer = start.tokenizer, start.source_tokenizer
+  # What is frozen stays with the run that it came from, and is read there each time.
+  start = start_from(config) if config.init_from and (build.frozen(config) or not last) else None
+  require(bool(start) or not config.lora.rank, f'config.lora.rank={config.lora.rank} adapts the parameters of a run, and '
+                                               'config.init_from names none; name one')
+  if config.init_from:
+    tokenizer, source_tokenizer = tokenizers(saved[0]) if last else (start.tokenizer, start.source_tokenizer)
   data = pipeline.open_data(source, tokenizer, cache.directory(), source_tokenizer)
   carried = dict(corpus=data.corpus.hash) | {
     name: one.state() if one else None
     for name, one in dict(tokenizer=data.tokenizer, source_tokenizer=data.source_tokenizer).items()}
+  if published := saved[0].get('published') if last else start and start.published:
+    carried['published'] = published
   for place, before in zip(places, saved):
     refuse_other_data(place, before, carried)
   model = make_model(config, data.tokenizer, data.source_tokenizer)
   mesh = together.mesh(len(places), jax.devices()) if several else meshes.make(config.mesh.to_dict())
   whole = together.whole(mesh) if several else mesh
   rules = sharding.parse_rules(config.rules)
-  make = states.init(model, optimizer, training.batch_size, config.data.length, config.model.dtype == 'float16')
+  make = states.init(model, optimizer, training.batch_size, config.data.length, config.model.dtype == 'float16',
+                     build.lora(config))
   boxed = states.abstract(make)
   where = states.shardings(boxed, mesh, rules)
   batch_sharding = sharding.batch_sharding(mesh, rules)
@@ -157,14 +164,15 @@ def train_together(places: Sequence[Place]) -> Report:
     checkpoints = [stack.enter_context(contextlib.closing(checkpoint.Checkpoints(place.workdir, keep))) for place in places]
     if last:
       target = checkpoint.target(nn.unbox(boxed), where)
-      born = [kept.state(last, target) for kept in checkpoints]
+      born = [start.completed(kept.state(last, start.part(target, optimizer.trains)), target) if start else
+              kept.state(last, target) for kept in checkpoints]
       for kept, iterator, before in zip(checkpoints, iterators, saved):
         iterator.set_state(before['data'])
         kept.forget(last)
     else:
       born = states.born(make, seeds, where, mesh, rules)
       if start:
-        born = [state.replace(params=start.adopted(state.params)) for state in born]
+        born = [state.replace(params=start.adopted(state.params, optimizer.trains)) for state in born]
     said = introduction(config, data, boxed.params, mesh, last)
     say(said)
     logs = [stack.enter_context(contextlib.closing(Log(place.workdir, last))) for place in places]
@@ -188,7 +196,7 @@ def train_together(places: Sequence[Place]) -> Report:
       del born
 
       def save(run, state, position, loss):
-        checkpoints[run].save(state, dict(carried, config=places[run].config.to_dict(), data=position), loss)
+        checkpoints[run].save(start.part(state, optimizer.trains) if start else state, dict(carried, config=places[run].config.to_dict(), data=position), loss)
 
       evaluate = evaluation(
         config, model, data, sharding.batch_sharding(whole, rules), 'validation', training.evaluation_batches)

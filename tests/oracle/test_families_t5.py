@@ -1,20 +1,11 @@
 """T5 1.0, 1.1 and mT5 with random settings."""
 
-import numpy as np
 import pytest
 from reference import published
 
 pytestmark = pytest.mark.oracle
 SMALL = dict(vocab_size=61, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, layer_norm_epsilon=1e-3,
              relative_attention_num_buckets=8, relative_attention_max_distance=20, decoder_start_token_id=0)
-
-
-def asked(source=12, target=9, seed=0):
-  """Padded sources, and targets."""
-  draw = np.random.default_rng(seed)
-  mask = np.arange(source) < np.array([[source], [source - 3], [source // 2]])
-  ids = np.where(mask, draw.integers(5, 61, mask.shape), 0)
-  return dict(input_ids=ids, attention_mask=mask.astype(int), decoder_input_ids=draw.integers(0, 61, (3, target)))
 
 
 @pytest.mark.parametrize('settings', [
@@ -29,9 +20,9 @@ def test_t5(settings, tmp_path):
   transformers = pytest.importorskip('transformers')
   config = transformers.T5Config(**SMALL | settings)
   # The published cache has the layers of the encoder, so a decoder of more cannot write.
-  _, theirs = published.check(transformers.T5ForConditionalGeneration, config, tmp_path, given=asked(),
+  _, theirs = published.check(transformers.T5ForConditionalGeneration, config, tmp_path, given=published.pairs(),
                               writes=config.num_decoder_layers <= config.num_layers)
-  given = asked(60, 50)
+  given = published.pairs(60, 50)
   published.close(tfm.from_pretrained(str(tmp_path / 'theirs')).logits(**given), published.answered(theirs, given))
 
 
@@ -65,12 +56,12 @@ def test_an_output_of_its_own(kind, settings, older, tmp_path):
   published.older(tmp_path / 'theirs', **older)
   theirs, ours = cls.from_pretrained(tmp_path / 'theirs').eval(), tfm.from_pretrained(str(tmp_path / 'theirs'))
   assert not ours.config.model.tied
-  wanted = published.answered(theirs, asked())
-  published.close(ours.logits(**asked()), wanted)
+  wanted = published.answered(theirs, published.pairs())
+  published.close(ours.logits(**published.pairs()), wanted)
   published.continues_alike(ours, theirs, published.inputs(61, 1))
   returned, told = published.exported(ours, cls, tmp_path / 'ours')
   assert not any(told[name] for name in ('missing_keys', 'unexpected_keys', 'mismatched_keys')), told
-  published.close(published.answered(returned, asked()), wanted, tolerance=1e-6)
+  published.close(published.answered(returned, published.pairs()), wanted, tolerance=1e-6)
   published.same_parameters(theirs, returned)
 
 
@@ -78,12 +69,12 @@ def test_an_output_of_its_own(kind, settings, older, tmp_path):
 def test_without_an_output(kind, tmp_path):
   transformers = pytest.importorskip('transformers')
   config = getattr(transformers, f'{kind}Config')(**SMALL)
-  published.check(getattr(transformers, f'{kind}Model'), config, tmp_path, given=asked(), field='last_hidden_state', writes=False)
+  published.check(getattr(transformers, f'{kind}Model'), config, tmp_path, given=published.pairs(), field='last_hidden_state', writes=False)
 
 
 def test_tied_multilingual(tmp_path):
   transformers = pytest.importorskip('transformers')
-  published.check(transformers.MT5ForConditionalGeneration, transformers.MT5Config(**SMALL), tmp_path, given=asked())
+  published.check(transformers.MT5ForConditionalGeneration, transformers.MT5Config(**SMALL), tmp_path, given=published.pairs())
 
 
 @pytest.mark.parametrize('fields, sentence', [

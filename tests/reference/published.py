@@ -55,6 +55,14 @@ def inputs(vocab, seed=0, left=False, low=5):
   return dict(input_ids=np.where(mask, ids, 0), attention_mask=mask)
 
 
+def pairs(source=12, target=9, vocab=61, seed=0, low=5):
+  """Three sources, padded on the right, and as many targets."""
+  draw = np.random.default_rng(seed)
+  mask = (np.arange(source) < np.array([[source], [source - 3], [source // 2]])).astype(int)
+  ids = np.where(mask, draw.integers(low, vocab, mask.shape), 0)
+  return dict(input_ids=ids, attention_mask=mask, decoder_input_ids=draw.integers(0, vocab, (3, target)))
+
+
 def answered(model, given, field='logits'):
   """What the published model answers, float32."""
   import torch

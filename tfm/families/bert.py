@@ -11,37 +11,46 @@ def fields(output):
   yield learned('max_position_embeddings', 512)
   yield Same('type_vocab_size', 'model.token_types', default=2)
   yield Same('pad_token_id', 'ids.pad', default=0)
+  yield Only(position_embedding_type='absolute')
   yield Ignored('directionality', 'pooler_fc_size', 'pooler_num_attention_heads', 'pooler_num_fc_layers',
                 'pooler_size_per_head', 'pooler_type')
   if output == 'classes':
     yield Always('model.pooled_transform', 'tanh')
 
 
-def shared(output, transform=None, eos=None):
+# Of the published config class.
+DEFAULTS = dict(num_hidden_layers=12, hidden_size=768, num_attention_heads=12, intermediate_size=3072, layer_norm_eps=1e-12,
+                vocab_size=30522, eos_token_id=None)
+
+
+def shared(output, transform=None, **defaults):
   """What BERT has in common with its descendants.
 
   Args:
     transform: the activation of the layer before the vocabulary; None: that of the others.
-    eos: the id of the token at the end, where config.json does not say.
+    defaults: those that are not BERT's.
   """
+  usual = DEFAULTS | defaults
+  def same(name, path, *form):
+    return Same(name, path, *form, default=usual[name])
+
   yield from (
     Always('model.architecture', 'encoder'),
     Always('model.norm_placement', 'post'),
     Always('model.embedding_norm', True),
     Always('model.bias', True),
-    Same('num_hidden_layers', 'model.layers', default=12),
-    Same('hidden_size', 'model.width', default=768),
-    Same('num_attention_heads', 'model.heads', default=12),
-    Same('intermediate_size', 'model.feed_forward_width', default=3072),
+    same('num_hidden_layers', 'model.layers'),
+    same('hidden_size', 'model.width'),
+    same('num_attention_heads', 'model.heads'),
+    same('intermediate_size', 'model.feed_forward_width'),
     Same('hidden_act', 'model.feed_forward', PLAIN, default='gelu'),
-    Same('layer_norm_eps', 'model.norm', argument('layernorm', 'epsilon', 1e-5), default=1e-12),
+    same('layer_norm_eps', 'model.norm', argument('layernorm', 'epsilon', 1e-5)),
     Same('hidden_dropout_prob', 'model.dropout.embedding', default=0.1),
     Same('hidden_dropout_prob', 'model.dropout.residual', default=0.1),
     Same('attention_probs_dropout_prob', 'model.dropout.attention', default=0.1),
     Same('tie_word_embeddings', 'model.tied', default=True),
-    Same('vocab_size', 'vocab', default=30522),
-    Same('eos_token_id', 'ids.eos', default=eos),
-    Only(position_embedding_type='absolute'),
+    same('vocab_size', 'vocab'),
+    same('eos_token_id', 'ids.eos'),
     *classes(output),
   )
   if output == 'vocabulary':
@@ -73,9 +82,10 @@ def embeddings(name: str, config) -> Iterator[Weight]:
 
 
 def layer(name: str, path: str, section, names: Mapping[str, str]) -> Iterator[Weight]:
-  """A block of softmax attention and a feed-forward layer without gate; `names` are of its parts, as in `LAYER`."""
+  """A block of softmax attention and a feed-forward layer without gate; `names` are of its parts, as in `LAYER`, of which
+  those that are not told are none of its tensors."""
   have, heads = biases(section), dict(h=section.heads)
-  for letter in 'qkv':
+  for letter in [letter for letter in 'qkv' if letter in names]:
     yield from both(f'{name}.{names[letter]}', f'{path}/mixer/{letter}', '(h c) d -> d h c', letter in have, sizes=heads)
   yield Weight(f'{name}.{names["out"]}.weight', f'{path}/mixer/out/kernel', 'd (h c) -> h c d', heads)
   if 'o' in have:

@@ -4,6 +4,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from ml_collections import ConfigDict
+
 from tfm.families.fields import Both, Form, Given
 from tfm.spec import suggest
 
@@ -29,6 +31,13 @@ def each(config: Mapping[str, Any], field: str) -> list[Any]:
   turn = config['model.pattern'] or [None]
   return [config[f'model.{field}' if (name := turn[i % len(turn)]) is None else f'model.blocks.{name}.{field}']
           for i in range(config['model.layers'])]
+
+
+def sections(config: ConfigDict) -> list[ConfigDict]:
+  """Of every layer, the section of a config that describes it."""
+  m = config.model
+  turn = [m.blocks[name] for name in m.pattern] or [m]
+  return [turn[i % len(turn)] for i in range(m.layers)]
 
 
 def _read_window(size: int | None) -> str:

@@ -1,8 +1,11 @@
 """Marian (Junczys-Dowmunt et al. 2018), of which OPUS-MT is made: the first Transformer."""
 
+import numpy as np
+
 from tfm.families import bart
 from tfm.families.fields import Always, Both, Only, Same
 from tfm.families.protocol import Family
+from tfm.layers.rotary import frequencies
 
 
 def fields(output):
@@ -26,7 +29,14 @@ def vocabularies(given):
   return {}
 
 
+def constants(config):
+  """Sines and then cosines, which the published class stores, or makes again."""
+  angles = np.arange(config.data.length)[:, None] * frequencies(10_000, config.model.width)[None]
+  waves = np.concatenate([np.sin(angles), np.cos(angles)], 1).astype(np.float32)
+  for side in bart.SIDES:
+    yield f'model.{side}.embed_positions.weight', waves
+
+
 FAMILIES = (Family(
-  model_type='marian', fields=fields, weights=bart.layers, prefix='model.', twins=bart.TWINS,
-  architectures={'MarianMTModel': 'vocabulary', 'MarianModel': 'features'},
-  ignored=r'(model\.)?(encoder|decoder)\.embed_positions\.weight'),)   # sines and cosines
+  model_type='marian', fields=fields, weights=bart.layers, prefix='model.', twins=bart.TWINS, constants=constants,
+  architectures={'MarianMTModel': 'vocabulary', 'MarianModel': 'features'}),)

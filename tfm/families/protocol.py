@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
 from ml_collections import ConfigDict
 
 from tfm.families.fields import Field, Given
@@ -70,7 +71,8 @@ class Family:
     fields: output → what config.json says.
     weights: config → its tensors and parameters, under the names of the class that has an output.
     prefix: of the names of what is no output, which checkpoints without one leave out.
-    ignored: a regular expression of tensors that are no parameters: constants that the implementation saves.
+    ignored: a regular expression of tensors that are no parameters and change nothing.
+    constants: config → names and values of tensors that are no parameters of ours; a checkpoint may lack them.
     twins: names under which the table of the embedding stands, one of them or several that are the same; the first is
       that of `weights`.
     head: of the tensor of an output of its own, where config.json is not the one to tell whether there is one: it is
@@ -86,6 +88,7 @@ class Family:
   weights: Callable[[ConfigDict], Iterator[Weight]]
   prefix: str = ''
   ignored: str = r'$^'
+  constants: Callable[[ConfigDict], Iterable[tuple[str, np.ndarray]]] = lambda config: ()
   twins: tuple[str, ...] = ()
   head: str = ''
   left_out: str = r'$^'

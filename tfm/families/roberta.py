@@ -2,14 +2,15 @@
 (Martin et al. 2020)."""
 
 from tfm.families import bert
-from tfm.families.fields import Always, Both, Same
+from tfm.families.fields import Always, Both, Only, Same
 from tfm.families.protocol import Family, Weight, blocks, both
 from tfm.spec import parse
 
 
 def fields(output):
-  yield from bert.shared(output, transform='gelu', eos=2)
+  yield from bert.shared(output, transform='gelu', eos_token_id=2)
   yield Both(*POSITIONS)
+  yield Only(position_embedding_type='absolute')
   yield Same('type_vocab_size', 'model.token_types', default=2)
   if output == 'classes':
     yield Always('model.pooled_transform', 'tanh')

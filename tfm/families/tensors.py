@@ -23,7 +23,11 @@ WHOLE, INDEX = 'model.safetensors', 'model.safetensors.index.json'
 _log = logging.getLogger(__name__)
 SHARD = 5 * 2**30  # bytes of a file of several
 # How names began before they were what they are.
-RENAMED = (('LayerNorm.gamma', 'LayerNorm.weight'), ('LayerNorm.beta', 'LayerNorm.bias'))
+RENAMED = (
+  ('LayerNorm.gamma', 'LayerNorm.weight'), ('LayerNorm.beta', 'LayerNorm.bias'),
+  # DeBERTa's, which its classes call so, or so.
+  ('lm_predictions.lm_head.dense', 'cls.predictions.transform.dense'), ('lm_predictions.lm_head.bias', 'cls.predictions.bias'),
+  ('lm_predictions.lm_head.LayerNorm', 'cls.predictions.transform.LayerNorm'))
 
 
 class Tensors:
@@ -75,6 +79,20 @@ class Tensors:
       del self._files[other]
     if there:
       self._files[names[0]] = self._files.pop(there[0])
+
+  def expect(self, name: str, values: np.ndarray) -> None:
+    """Puts a tensor aside, if it is there, that holds what is known; rounded, of sixteen bits.
+
+    Raises:
+      ValueError: if it holds something else.
+    """
+    if name not in self._files:
+      return
+    found = self.read(name)
+    if found.shape != values.shape or np.abs(found.astype(np.float32) - values).max() > (
+        1e-5 if found.dtype == np.float32 else 1e-2):
+      raise ValueError(f'{self.folder} has the tensor {name!r} with other numbers than the constants that its family has')
+    del self._files[name]
 
 
 def load(

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from tfm.layers.initializer import Factory, zeros
+from tfm.layers.lora import correction
 from tfm.parallel.sharding import partitioned
 from tfm.shapes import Array, Float
 
@@ -46,6 +47,8 @@ class Linear(nn.Module):
     y = jax.lax.dot_general(
       x.astype(self.dtype).reshape(*x.shape[:-n], rows), kernel, (((x.ndim - n,), (0,)), ((), ())))
     y = y.reshape(*x.shape[:-n], *columns)
+    if (more := correction(self, x.astype(self.dtype), n)) is not None:
+      y = y + more
     if self.bias:
       b = self.param('bias', partitioned(zeros, self.axes[n:]), columns, jnp.float32)
       y = y + b.astype(self.dtype).reshape((1,) * (x.ndim - n) + columns)

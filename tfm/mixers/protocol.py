@@ -73,6 +73,7 @@ class Mixer(nn.Module):
     decodes: whether it has a step form; packs: whether it keeps the documents of a row apart.
     crosses: whether it can attend to a `Memory`.
     groups: whether several query heads can share a key head; where not, kv_heads must be heads.
+    lends: whether it projects what a position that borrows its projections wants projected.
     tells: whether it has weights of queries on keys, and tells them where it is asked (`tell`).
   """
 
@@ -83,6 +84,7 @@ class Mixer(nn.Module):
   packs: ClassVar[bool] = True
   crosses: ClassVar[bool] = False
   groups: ClassVar[bool] = True
+  lends: ClassVar[bool] = False
   tells: ClassVar[bool] = False
 
   width: int

@@ -60,6 +60,7 @@ class Softmax(Mixer):
               'softmax(normalizer="sigmoid", value_width=3)')
   hooks = frozenset({'rotate', 'bias'})
   crosses = True
+  lends = True
   tells = True
 
   def check(self):
@@ -91,7 +92,8 @@ class Softmax(Mixer):
   @nn.compact
   def __call__(self, x, memory, context, cache):
     position = self.position(name='position')
-    q = self.project('q', 'heads', self.heads, x)
+    to = {name: self.projection(name) for name in 'qkv'}
+    q = self.project(to['q'], x)
     keys, layout = context, context.layout
     if isinstance(memory, TokenCache):
       keys = cache = memory
@@ -99,8 +101,7 @@ class Softmax(Mixer):
     else:
       if memory is not None:
         x, keys = memory.x, memory.context
-      k = self.project('k', 'kv_heads', self.kv_heads, x)
-      v = self.project('v', 'kv_heads', self.kv_heads, x)
+      k, v = (self.project(to[name], x) for name in 'kv')
       q, k = position.rotate(q, k, context.positions, keys.positions)
       if memory is not None:
         keys = cache = self.init_cache(*k.shape[:2]).append(keys, k=k, v=v)
@@ -108,10 +109,13 @@ class Softmax(Mixer):
         keys = cache = cache.append(context, k=k, v=v)
     if cache is not None:
       k, v, layout = cache['k'], cache['v'], 'any'
+    shared = context.shared.get(position.identity)
+    if position.borrows:
+      shared = tuple(to[name](shared) for name in 'qk')
     with jax.named_scope('kernel'):
       asked = dict(
         score=self.score(name='score')(), mask=self.mask,
-        bias=position.bias(context.shared.get(position.identity)),
+        bias=position.bias(shared),
         q_positions=context.positions, k_positions=keys.positions,
         q_segments=context.segments, k_segments=keys.segments, k_prefix=keys.prefix, layout=layout,
         sinks=self.param('sinks', partitioned(zeros, ('heads',)), (self.heads,), jnp.float32) if self.sinks else None,
@@ -124,15 +128,20 @@ class Softmax(Mixer):
                self.output_initializer, contracted=2, bias=self.biased('o'), dtype=self.dtype, name='out')(y)
     return shard(y, 'batch', 'length', 'embed'), cache
 
-  def project(self, name, axis, heads, x):
+  def projection(self, name):
+    """That of a letter."""
+    axis, heads = ('heads', self.heads) if name == 'q' else ('kv_heads', self.kv_heads)
     width = self.values if name == 'v' else self.head_width
     shrinks = name == 'q' and self.query_init != 1
     initializer = shrunk(self.initializer, self.query_init) if shrinks else self.initializer
-    y = Linear((self.width, heads, width), ('embed', axis, 'kv'), initializer,
-               bias=self.biased(name), dtype=self.dtype, name=name)(x)
-    if self.qk_norm and name != 'v':
-      y = norm(self.qk_norm, self.bias, 'kv')(name=f'{name}_norm')(y)
-    return shard(y, 'batch', 'length', axis, 'kv')
+    return Linear((self.width, heads, width), ('embed', axis, 'kv'), initializer,
+                  bias=self.biased(name), dtype=self.dtype, name=name)
+
+  def project(self, projection, x):
+    y = projection(x)
+    if self.qk_norm and projection.name != 'v':
+      y = norm(self.qk_norm, self.bias, 'kv')(name=f'{projection.name}_norm')(y)
+    return shard(y, 'batch', 'length', projection.axes[1], 'kv')
 
   def biased(self, letter):
     """Whether the projection of a letter has a bias."""

@@ -23,16 +23,16 @@ class Deberta(Position):
   term; the bias is the other two. In k·Q_δ the paper's eq. 4 counts from the key to the query, its code
   and its weights from the query to the key, as here.
 
-  The published versions: v1 is deberta(512); v2 and v3 are deberta(512, buckets=256, norm=True), whose
-  projections of positions are those of the contents (copied here, they give that model; a bias of the
-  projected key is the same for all keys of a query, which softmax cancels, so there is none).
+  The published versions: v1 is deberta(512); v2 and v3 are deberta(512, buckets=256, norm=True, borrowed=True).
+  (A bias of the projected key is the same for all keys of a query, which softmax cancels, so there is none.)
 
   Attributes:
     max_distance: in tokens, from which on distances are no longer told apart.
     buckets: on either side; half of them hold one distance each, half logarithmically more (v2's code);
       0: each distance has its own.
     c2p, p2c: whether content meets position (q·K_δ), and position content (k·Q_δ).
-    norm: whether the table goes through a layer norm.
+    norm: whether the table goes through a layer norm; epsilon: its.
+    borrowed: whether positions are projected as contents are, with the same parameters.
 
   Raises (from `check`):
     ValueError: for neither term, a max_distance below 1, or buckets that are odd, fewer than 4, or no fewer
@@ -44,6 +44,8 @@ class Deberta(Position):
   c2p: bool = True
   p2c: bool = True
   norm: bool = False
+  epsilon: float = 1e-7
+  borrowed: bool = False
 
   examples = ('deberta(max_distance=9, buckets=6, norm=True)', 'deberta(max_distance=4, c2p=False)',
               'deberta(max_distance=4, p2c=False)')
@@ -57,6 +59,10 @@ class Deberta(Position):
     if self.buckets and (self.buckets < 4 or self.buckets % 2 or self.buckets >= self.max_distance):
       raise ValueError(f'buckets={self.buckets} must be 0 (none) or an even number, 4 or more and below '
                        f'max_distance={self.max_distance}')
+
+  @property
+  def borrows(self):
+    return self.borrowed
 
   @property
   def terms(self):
@@ -75,7 +81,7 @@ class Deberta(Position):
     rows = 2 * (self.buckets or self.max_distance)
     table = self.param('table', partitioned(normal()((0,), (1,)), ('table', 'embed')),
                        (rows, self.width), jnp.float32)
-    return LayerNorm(bias=True, epsilon=1e-7, name='table_norm')(table) if self.norm else table
+    return LayerNorm(bias=True, epsilon=self.epsilon, name='table_norm')(table) if self.norm else table
 
   def rotate(self, q, k, q_positions, k_positions):
     return q * jnp.asarray(self.terms**-0.5, q.dtype), k
@@ -84,6 +90,10 @@ class Deberta(Position):
     scale = (self.terms * self.head_width)**-0.5
     function = functools.partial(
       disentangled, max_distance=self.max_distance, buckets=self.buckets, scale=scale)
+    if self.borrowed:
+      queries, keys = shared
+      keys = jnp.repeat(keys, self.heads // keys.shape[1], axis=1)   # each for the queries that share it
+      return Partial(function, keys if self.c2p else None, queries if self.p2c else None)
     return Partial(function, self.key(shared) if self.c2p else None, self.query(shared) if self.p2c else None)
 
 

@@ -41,6 +41,12 @@ class Position(nn.Module):
     """One more than the last position that the scheme can tell; None where there is no end."""
     return None
 
+  @property
+  def borrows(self) -> bool:
+    """Whether what is shared is projected as contents are, by the mixer's own projections: `bias` is then given the
+    pair that those of queries and of keys make of it, [N H C] and [N K C]."""
+    return False
+
   @classmethod
   def enters(cls) -> frozenset[str]:
     """The hooks that the scheme fills: 'embed', 'rotate', 'bias', or none."""

@@ -9,6 +9,7 @@ import optax
 from flax import struct
 from jax.sharding import Mesh
 
+from tfm.layers.lora import Lora
 from tfm.parallel import sharding
 from tfm.shapes import Array, Int, PyTree, UInt32
 from tfm.training.loss_scale import LossScale
@@ -32,22 +33,24 @@ class State:
   loss_scale: LossScale | None
 
 
-def parameters(model: nn.Module, key: Array, batch: int, length: int) -> PyTree:
-  """The model's initial parameters, boxed; it is traced on `batch` rows of `length` tokens."""
-  return model.init(key, *model.example(batch, length))['params']
+def parameters(model: nn.Module, key: Array, batch: int, length: int, lora: Lora | None = None) -> PyTree:
+  """The model's initial parameters, boxed, with adapters if asked for; it is traced on `batch` rows of `length` tokens."""
+  params = model.init(key, *model.example(batch, length))['params']
+  return lora.added(params, key) if lora else params
 
 
-def init(model: nn.Module, optimizer: optax.GradientTransformation, batch: int, length: int, scaled: bool
-         ) -> Callable[[Array], State]:
+def init(model: nn.Module, optimizer: optax.GradientTransformation, batch: int, length: int, scaled: bool,
+         lora: Lora | None = None) -> Callable[[Array], State]:
   """The pure function seed key → initial state, its parameters boxed with their logical axes.
 
   Args:
     batch, length: of the rows that the model is traced on.
     scaled: whether the loss is scaled, for float16.
+    lora: adapters.
   """
   def make(seed):
     params_key, key = jax.random.split(seed)
-    params = parameters(model, params_key, batch, length)
+    params = parameters(model, params_key, batch, length, lora)
     return State(
       step=jnp.int32(0), params=params, opt_state=sharding.unbox_reshaped(optimizer.init(params), params),
       key=jax.random.key_data(key), loss_scale=LossScale.initial() if scaled else None)
