@@ -15,9 +15,8 @@ def fields(output):
   yield from (
     Always('model.heads', 1),   # there are none; one divides every width
     Both(mixer, mixer_written),
-    Only(rms_norm=True, ssm_cfg={}),
-    Ignored('time_step_scale', 'time_step_init_scheme', 'use_mambapy', 'use_associative_scan', 'd_inner', 'fused_add_norm',
-            'pad_vocab_size_multiple'),
+    Only(ssm_cfg={}),
+    Ignored('use_mambapy', 'use_associative_scan', 'd_inner', 'fused_add_norm', 'pad_vocab_size_multiple'),
   )
 
 
@@ -34,10 +33,10 @@ def shared(layers, width, tied, vocab, eos, pad):
     Same('pad_token_id', 'ids.pad', default=pad),
     Always('model.position', 'none'),
     Always('model.feed_forward', 'none'),
-    Only(hidden_act='silu'),
+    Only(hidden_act='silu', rms_norm=True),
     # How it began, and what follows from other fields.
     Ignored('intermediate_size', 'residual_in_fp32', 'rescale_prenorm_residual', 'time_step_min', 'time_step_max',
-            'time_step_floor'),
+            'time_step_floor', 'time_step_scale', 'time_step_init_scheme'),
   )
 
 

@@ -15,7 +15,8 @@ def fields(output):
   yield from mamba.shared(layers=64, width=4096, tied=False, vocab=32768, eos=2, pad=1)
   yield Both(mixer, mixer_written)
   yield Both(no_limit, lambda config: {})
-  yield Ignored('time_step_rank')
+  # The published class multiplies by the gate before its norm, whatever a file says; some say otherwise.
+  yield Ignored('time_step_rank', 'norm_before_gate')
 
 
 def mixer(given):
