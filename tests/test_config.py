@@ -322,7 +322,7 @@ class TestRefusals:
     (dict(norm='layernrom'), ["config.model.norm='layernrom'", "did you mean 'layernorm'?"]),
     (dict(norm='rmsnorm(bias=True)'),
      ["config.model.norm='rmsnorm(bias=True)' passes 'bias'; rmsnorm takes (epsilon=1e-06)"]),
-    (dict(norm='layernorm(axis="kv")'), ["passes 'axis'; layernorm takes (epsilon=1e-05, bias=True)"]),
+    (dict(norm='layernorm(axis="kv")'), ["passes 'axis'; layernorm takes (epsilon=1e-05, bias=True, scale=True)"]),
     (dict(norm='layernorm(bias=1)'), ['passes bias=1, which must be of type bool']),
     (dict(feed_forward='swigelu'), ["config.model.feed_forward='swigelu'", "did you mean 'swiglu'?"]),
     (dict(feed_forward='none', feed_forward_width=64),

@@ -24,9 +24,9 @@ PLAIN = dict(chunk=0, layout='whole', recurrence=0)
 
 
 class Numbered:
-  """A tokenizer of which only the size, the end and the pieces are asked."""
+  """A tokenizer of which only the size, the end, what it knows and the pieces are asked."""
 
-  vocab_size, eos_id = VOCAB, 0
+  vocab_size, eos_id, known = VOCAB, 0, {}
   pieces = [b''] + [(b' ' if i % 3 == 0 else b'') + b'x%d' % i for i in range(1, VOCAB)]
 
 
