@@ -80,7 +80,8 @@ def test_two_tensors_beside_the_parameters(folder, root):
   path, largest = folder
   # Memory that was let go is counted as such: glibc else keeps blocks of up to 32 MB for later.
   environment = os.environ | dict(MALLOC_MMAP_THRESHOLD_='131072', JAX_PLATFORMS='cpu', PYTHONPATH=str(root))
-  done = subprocess.run([sys.executable, '-c', READ, path, 'float32'], env=environment, capture_output=True, text=True, check=True)
+  done = subprocess.run(
+    [sys.executable, '-c', READ, path, 'float32'], env=environment, capture_output=True, text=True, check=True)
   found = json.loads(done.stdout.splitlines()[-1])
   assert found['samples'] > 100 and found['size'] > 700 * MB
   assert found['peak'] >= found['size']   # or it was not measured

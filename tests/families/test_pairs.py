@@ -56,7 +56,7 @@ def test_t5_of_this_project_is_that_of_the_hub(fields, name, root):
   assert fields.keys() - made.keys() <= {'initializer_factor', 'output_past', 'task_specific_params'}
   pretrained.refuse_unsaid(config, family, made, 32_128)
   config.model.encoder.position = 't5(buckets=16, bidirectional=True)'
-  with pytest.raises(ValueError, match=r"another model: .*model.encoder.position: 't5\(buckets=16, bidirectional=True\)' → "):
+  with pytest.raises(ValueError, match=r"another model: .*model.encoder.position: 't5\(buckets=16"):
     pretrained.refuse_unsaid(config, family, made, 32_128)
 
 

@@ -10,7 +10,8 @@ SMALL = dict(vocab_size=61, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads
 
 @pytest.mark.parametrize('settings', [
   dict(),
-  dict(num_decoder_layers=3, num_heads=3, d_kv=10, relative_attention_num_buckets=32, relative_attention_max_distance=128),
+  dict(num_decoder_layers=3, num_heads=3, d_kv=10, relative_attention_num_buckets=32,
+       relative_attention_max_distance=128),
   dict(feed_forward_proj='gated-gelu', tie_word_embeddings=False),   # as 5.x has it: tied and not scaled
   dict(feed_forward_proj='gated-silu', num_layers=3, num_decoder_layers=1),
 ], ids=str)
@@ -35,8 +36,8 @@ def untied(cls, config, folder):
   stored = load_file(folder / 'model.safetensors')
   assert 'lm_head.weight' not in stored
   torch.manual_seed(1)
-  save_file(stored | {'lm_head.weight': 0.1 * torch.randn(config.vocab_size, config.d_model)}, folder / 'model.safetensors',
-            metadata=dict(format='pt'))
+  stored['lm_head.weight'] = 0.1 * torch.randn(config.vocab_size, config.d_model)
+  save_file(stored, folder / 'model.safetensors', metadata=dict(format='pt'))
 
 
 @pytest.mark.parametrize('kind, settings, older', [
@@ -69,12 +70,14 @@ def test_an_output_of_its_own(kind, settings, older, tmp_path):
 def test_without_an_output(kind, tmp_path):
   transformers = pytest.importorskip('transformers')
   config = getattr(transformers, f'{kind}Config')(**SMALL)
-  published.check(getattr(transformers, f'{kind}Model'), config, tmp_path, given=published.pairs(), field='last_hidden_state', writes=False)
+  published.check(getattr(transformers, f'{kind}Model'), config, tmp_path, given=published.pairs(),
+                  field='last_hidden_state', writes=False)
 
 
 def test_tied_multilingual(tmp_path):
   transformers = pytest.importorskip('transformers')
-  published.check(transformers.MT5ForConditionalGeneration, transformers.MT5Config(**SMALL), tmp_path, given=published.pairs())
+  published.check(transformers.MT5ForConditionalGeneration, transformers.MT5Config(**SMALL), tmp_path,
+                  given=published.pairs())
 
 
 @pytest.mark.parametrize('fields, sentence', [
