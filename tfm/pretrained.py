@@ -395,9 +395,7 @@ def export(
   """
   require(family in families(), f'--family={family!r} is not there; {suggest(family, families())}')
   config = config.copy_and_resolve_references()
-  for part in configs.parts(config).values():
-    if part.get('position') == 'learned':   # as many rows as the sequences are long, which a config.json says
-      part.position = f'learned(rows={config.data.length})'
+  say_rows(config)
   family = families()[family]
   flat = dict(configs.leaves(config)) | {'vocab': vocab} | {f'ids.{name}': value for name, value in ids.items()}
   objective = parse(config.objective)
@@ -436,6 +434,16 @@ def refuse_unsaid(config: ConfigDict, family: Family, fields: dict[str, Any], vo
                         f'{"; ".join(lines) or "another length"}')
 
 
+def say_rows(config: ConfigDict) -> None:
+  """Puts into a config how many rows a learned position has, where these are as many as the sequences are long: a
+  config.json says it."""
+  for section in configs.parts(config).values():
+    call = parse(section.get('position') or 'none')
+    if call.name == 'learned' and not call.args and 'rows' not in call.kwargs:
+      words = [f'rows={config.data.length}', *(f'{name}={value!r}' for name, value in call.kwargs.items())]
+      section.position = f'learned({", ".join(words)})'
+
+
 def alike(config: ConfigDict) -> ConfigDict:
   """A copy in which what is free is as ever, and every layer is said by itself."""
   config, usual = config.copy_and_resolve_references(), configs.schema().model
@@ -445,8 +453,6 @@ def alike(config: ConfigDict) -> ConfigDict:
   for section in configs.parts(config).values():
     if 'kernel' in section:
       section.kernel = usual.kernel
-    if section.get('position') == 'learned':
-      section.position = f'learned(rows={config.data.length})'
     if section.get('pattern'):
       section.pattern = tuple(section.pattern[i % len(section.pattern)] for i in range(section.layers))
   return config

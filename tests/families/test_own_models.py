@@ -20,7 +20,8 @@ OWN = {
   'falcon': dict(kv_heads=2, residual='parallel', norm='layernorm(bias=True)', feed_forward_width=48),
   'gpt_bigcode': dict(bias=True, kv_heads=1, position='learned'),
   'opt': dict(bias=True, position='learned(before=2)', feed_forward='relu', embedding_width=16, norm_placement='post'),
-  'phi': dict(bias=True, residual='parallel_one_norm', output_bias=True, tied=False, mixer='softmax(qk_norm="layernorm")'),
+  'phi': dict(bias=True, residual='parallel_one_norm', output_bias=True, tied=False,
+              mixer='softmax(qk_norm="layernorm(epsilon=1e-05)")'),
   'mamba': dict(mixer='mamba', position='none', feed_forward='none', norm='rmsnorm'),
   'mamba2': dict(mixer='mamba2(16, expand=3)', position='none', feed_forward='none', norm='rmsnorm(1e-5)', kv_heads=2),
 }
@@ -38,9 +39,18 @@ def test_there_and_back(family, tmp_path):
   np.testing.assert_allclose(tfm.from_pretrained(str(tmp_path)).logits(ids), wanted, atol=1e-5)
 
 
-@pytest.mark.parametrize('family, said', [
-  ('gpt_neox', 'residual'), ('bloom', 'position'), ('mpt', 'position'), ('opt', 'position'), ('mamba', 'mixer'), ('mamba2', 'mixer')])
-def test_what_a_family_cannot_say(family, said, tmp_path):
-  config = configs.resolve(configs.complete(dict(model=COMMON | dict(residual='parallel_one_norm', norm='layernorm'))))
+@pytest.mark.parametrize('family, changed, said', [
+  ('gpt_neox', dict(residual='parallel_one_norm'), "config.model.residual='parallel_one_norm' has no published name here"),
+  ('gpt_neox', dict(norm='layernorm(bias=False)'), 'norm'), ('gpt_neox', dict(norm_placement='sandwich', residual='sequential'),
+   "model.norm_placement: 'sandwich' → 'pre'"),
+  ('gptj', dict(position='rope(fraction=0.5)'), 'model.position'), ('gptj', dict(output_bias=False), 'model.output_bias: False → True'),
+  ('bloom', dict(position='alibi(exponent=4)'), 'model.position'), ('bloom', dict(feed_forward_width=48), 'model.feed_forward_width'),
+  ('mpt', dict(score='cosine'), 'model.score'), ('falcon', dict(position='alibi'), 'model.position'),
+  ('gpt_bigcode', dict(kv_heads=2), 'model.kv_heads=2'), ('opt', dict(position='learned'), 'model.position'),
+  ('phi', dict(residual='sequential'), "model.residual: 'sequential' → 'parallel_one_norm'"),
+  ('mamba', dict(mixer='mamba2'), 'mamba2'), ('mamba2', dict(head_width=9), 'model.head_width=9'),
+])
+def test_what_a_family_cannot_say(family, changed, said, tmp_path):
+  config = configs.resolve(configs.complete(dict(model=COMMON | OWN[family] | changed, data=dict(length=24))))
   with pytest.raises(ValueError, match=said):
     pretrained.export(config, {}, str(tmp_path), family, 50)
