@@ -9,7 +9,6 @@ from tfm.spec import parse
 def fields(output):
   yield from (
     Always('model.architecture', 'encoder'),
-    Always('model.position', 'learned'),
     Always('model.bias', True),
     Always('model.vocab_multiple', 128),   # of no vocabulary
     Both(images, images_written),
@@ -41,8 +40,9 @@ def images(given):
   if len(sides) > 1:
     raise ValueError(f'config.json: patch_size={patch!r} is not understood; square patches are')
   [side] = sides
-  return {'data.source': f'shape({height}, {width}, {channels})', 'model.patch': side,
-          'data.length': (height // side) * (width // side) + 1}
+  length = (height // side) * (width // side) + 1
+  return {'data.source': f'shape({height}, {width}, {channels})', 'model.patch': side, 'data.length': length,
+          'model.position': f'learned(rows={length})'}
 
 
 def images_written(config):
