@@ -400,3 +400,10 @@ class TestRefusals:
     refused(lambda: check(kv_heads=2),
       "'kv_heads' of the parameter stack/layers/block_0/mixer/k/kernel into 4 parts",
             'it has 2', 'rules.kv_heads')
+
+
+@pytest.mark.parametrize('mixer', ['reformer(buckets=2, chunk=4)', 'softmax', 'latent(rank=8, rope_width=4)', 'mamba'])
+def test_a_decoder_of_what_decodes_is_built(mixer):
+  """With the check that it may not look ahead."""
+  position = 'none' if mixer.startswith(('mamba', 'reformer')) else 'rope'
+  assert build.model(resolved(mixer=mixer, position=position), 100).vocab == 100

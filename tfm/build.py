@@ -335,7 +335,7 @@ def mixer(config: ConfigDict, where: str, b: ConfigDict, causal: bool, outer: Fa
     kv_heads=b.kv_heads, head_width=b.head_width, bias=b.bias, dropout=m.dropout.attention,
     initializer=initializer(config, 'initializer'), output_initializer=outer, dtype=DTYPES[m.dtype], **slots)
   check_parts(config, where, b, made.func, slots)
-  require(not causal or not made().looks_ahead,
+  require(not causal or not made().sees_later,
           f'config.{where}.mixer={b.mixer!r} lets tokens see later ones whatever the mask, which a decoder may not; an '
           'encoder may')
   return made

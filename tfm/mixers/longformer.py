@@ -50,7 +50,7 @@ class Longformer(Mixer):
       raise ValueError(f"global_tokens={self.global_tokens} must be 1 or more, or 0: told; 'softmax' does without")
 
   @property
-  def looks_ahead(self):
+  def sees_later(self):
     return self.global_tokens == 0
 
   @nn.nowrap

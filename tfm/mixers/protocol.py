@@ -101,7 +101,7 @@ class Mixer(nn.Module):
     """Raises ValueError, before anything is compiled, for what the mixer cannot honour."""
 
   @property
-  def looks_ahead(self) -> bool:
+  def sees_later(self) -> bool:
     """Whether tokens may see later ones whatever the mask says, which a decoder's may not."""
     return False
 
