@@ -12,6 +12,7 @@ from tfm import spec
 from tfm.data import packing, pipeline
 from tfm.data.packing import protocol
 from tfm.data.tokenizers.bytes import Bytes
+from tfm.data.tokenizers.published import Published
 from tfm.data.tokenizers.sentencepiece import SentencePiece
 
 SPLITS = ('train', 'validation', 'test')
@@ -189,3 +190,19 @@ def test_a_tfds_set_names_its_classes(tmp_path, make_source):
 def test_texts_are_not_flipped(reviews):
   with pytest.raises(ValueError, match=r'flip=True and crop=0 are for images, and labelled.* train is text; leave them out'):
     spec.build('each(flip=True)', packing, protocol.Packing).rows(reviews.tokens('train'), 64, seed=0)
+
+
+def test_a_published_tokenizer_begins_a_text_in_its_own_way(tmp_path, make_source):
+  """[CLS] text [SEP], with a class at the first token of each word."""
+  (tmp_path / 'vocab.txt').write_text('\n'.join(['[PAD]', '[UNK]', '[CLS]', '[SEP]', 'now', 'is', 'bet', '##ter']))
+  for split in SPLITS:
+    (tmp_path / f'{split}.tsv').write_text('a\tnow is\nb\tbetter\n')
+  text = opened(make_source(f"labelled('{tmp_path}/{{split}}.tsv')"), Published(str(tmp_path)), tmp_path)
+  tokens = text.tokens('train')
+  for row in (EACH.evaluation_rows(tokens, 8)[i] for i in range(tokens.documents)):
+    assert row['inputs'].tolist() in ([2, 4, 5, 3, 0, 0, 0, 0], [2, 6, 7, 3, 0, 0, 0, 0]) and row['segments'].sum() == 4
+  assert EACH.evaluation_rows(tokens, 3)[0]['inputs'][0] == 2
+  (tmp_path / 'a.conll').write_text(conll(SENTENCES))
+  tagged = opened(make_source(f"tagged('{tmp_path}/a.conll')"), Published(str(tmp_path)), tmp_path)
+  with pytest.raises(ValueError, match='changes texts before it cuts them up, so nothing tells where the words'):
+    tagged.tokens('train')

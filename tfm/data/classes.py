@@ -66,6 +66,9 @@ def labelled(
     ValueError: for what `numbers` refuses, and if a text has not as many words as labels.
   """
   words = corpus.label == 'labels'
+  if words and not tokenizer.lossless:
+    raise ValueError(f'{tokenizer.identity} changes texts before it cuts them up, so nothing tells where the words of {corpus.name} '
+                     "begin, which have classes; 'bytes' or 'sentencepiece(8000)' would do")
   if text.documents == corpora.ENDLESS:
     labels = corpus.splits[split][corpus.label]
     told = ToldWords(text, labels, corpus.classes) if words else Told(labels, corpus.classes)

@@ -65,6 +65,9 @@ class TextData:
     if self.corpus.label:
       return classes.labelled(self.corpus, split, found['text'], self.tokenizer, self.cache_dir)
     if corpora.ANSWERS in self.corpus.fields:
+      if not self.tokenizer.lossless:
+        raise ValueError(f'{self.tokenizer.identity} changes texts before it cuts them up, so nothing tells where the answers of '
+                         f"{self.corpus.name} stand; 'bytes' or 'words' would do")
       answers = self.corpus.splits[split][corpora.ANSWERS]
       return token_arrays.Answered(f'{self.corpus.name} {split}', found['text'], answers, self.tokenizer.token_bytes)
     return found['text'] if 'text' in found else token_arrays.Pairs(f'{self.corpus.name} {split}', **found)

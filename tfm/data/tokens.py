@@ -22,6 +22,7 @@ class Tokens:
     offsets: int64 [documents + 1]; document d is `ids[offsets[d]:offsets[d + 1]]`.
     eos_id: the token that ends every document.
     bytes: the UTF-8 size of the text, for bits per byte.
+    begin: the token that begins a text which is read as a whole; None: that which ends it.
   """
 
   name: str
@@ -29,6 +30,7 @@ class Tokens:
   offsets: np.ndarray
   eos_id: int
   bytes: int
+  begin: int | None = None
 
   @property
   def documents(self) -> int:
@@ -53,6 +55,11 @@ class Tokens:
     """The tokens of one document and its end."""
     return np.append(self.ids[slice(*self.offsets[number:][:2])], self.eos_id)
 
+  @property
+  def frame(self) -> tuple[int, ...]:
+    """The token before a text that is read as a whole, and that behind it where there is another."""
+    return (self.eos_id,) if self.begin in (None, self.eos_id) else (self.begin, self.eos_id)
+
   def sides(self, number: int) -> tuple[np.ndarray, ...]:
     """What a document has side by side: one text."""
     return (self.document(number),)
@@ -76,6 +83,11 @@ class Drawn:
   def document(self, number: int) -> np.ndarray:
     """The tokens of one document and its end."""
     return np.append(encoded(self.texts[number], self.tokenizer, self.name), self.tokenizer.eos_id)
+
+  @property
+  def frame(self) -> tuple[int, ...]:
+    """As of `Tokens`."""
+    return tuple(dict.fromkeys((self.tokenizer.begin_id, self.tokenizer.eos_id)))
 
   def sides(self, number: int) -> tuple[np.ndarray, ...]:
     return (self.document(number),)
@@ -266,7 +278,7 @@ def tokenize(
     raise ValueError(f'{directory} is damaged: {size} bytes for {offsets[-1]} tokens; delete it')
   # A file without any bytes cannot be mapped.
   ids = np.memmap(directory / 'ids', dtype, 'r') if size else np.zeros(0, dtype)
-  return Tokens(name, ids, offsets, tokenizer.eos_id, int((directory / 'bytes').read_text()))
+  return Tokens(name, ids, offsets, tokenizer.eos_id, int((directory / 'bytes').read_text()), tokenizer.begin_id)
 
 
 def encoded(text: str, tokenizer: protocol.Tokenizer, name: str) -> np.ndarray:

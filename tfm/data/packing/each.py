@@ -16,7 +16,8 @@ _log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class Each(protocol.Packing):
-  """end of text, text (Devlin et al. 2019, §3: the end of a text stands where BERT has [CLS]); or an image.
+  """end of text, text (Devlin et al. 2019, §3: the end of a text stands where BERT has [CLS]), or where a published tokenizer
+  has a token of its own there, that, text, end of text; or an image.
 
   A text that is longer than a row is cut, and a warning tells of such. `classes` is the class of the text [], or
   of each of its words [T], at its first token, with -1 where there is none to tell.
@@ -70,14 +71,15 @@ class _TextRows(_Rows):
     super().__init__(labelled, length, seed)
     if labelled.documents == protocol.ENDLESS:
       return
-    longer = labelled.text.lengths >= length
+    longer = labelled.text.lengths + len(labelled.text.frame) > length
     if longer.any():
       _log.warning('%s: %d of %d texts are longer than %d tokens, the longest of %d, and are cut', labelled.name,
                    longer.sum(), len(longer), length - 1, labelled.text.lengths.max())
 
   def _row(self, number, index):
     text, told = self._documents.text, self._documents.told(number)
-    tokens = np.roll(text.document(number), 1)
+    first, *last = text.frame
+    tokens = np.array([first, *text.document(number)[:-1], *last], np.int32)
     size = min(len(tokens), self.length) - 1
     if len(tokens) > self.length and text.documents == protocol.ENDLESS:
       _log.warning('%s[%d] is of %d tokens, and longer than the %d of a row: it is cut', self._documents.name, number,
@@ -88,7 +90,7 @@ class _TextRows(_Rows):
     if not self._documents.words:
       return row | dict(classes=np.int32(told))
     row['classes'] = np.full(self.length, -1, np.int32)
-    row['classes'][1:size + 1] = told[:size]
+    row['classes'][1:size + 1][:len(told)] = told[:size]
     return row
 
 
