@@ -32,6 +32,15 @@ def test_without_matching_an_arm_is_what_it_changes():
   assert len(different) == 1 and 'alibi' in different[0] and not arms['alibi'].matched
 
 
+def test_what_is_frozen_is_not_learnt():
+  arms = planned.plan(study({'frozen': {'optimizer.frozen': 'embedding|stack'}}))
+  whole, frozen = (nn.unbox(estimate.abstract_state(arms[name].config, planned.model_of(arms[name].config)).params)
+                   for name in ('base', 'frozen'))
+  learnt = {name: part for name, part in frozen.items() if name not in ('embedding', 'stack')}
+  assert arms['base'].parameters == sum(x.size for x in jax.tree.leaves(whole))
+  assert arms['frozen'].parameters == sum(x.size for x in jax.tree.leaves(learnt)) > 0
+
+
 @pytest.mark.parametrize('match', ['parameters', 'flops'])
 def test_a_width_is_solved_for(match):
   arms = planned.plan(study(

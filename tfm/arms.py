@@ -19,6 +19,7 @@ from tfm.ablation.study import STEPS, Study
 from tfm.models import flops
 from tfm.parallel import sharding
 from tfm.spec import suggest
+from tfm.training.optimizer import path_name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,8 +153,9 @@ def model_of(config: ConfigDict):
 
 
 def parameters(model, config: ConfigDict) -> int:
-  """How many numbers it learns."""
-  return sum(x.size for x in jax.tree.leaves(nn.unbox(estimate.abstract_state(config, model).params)))
+  """How many numbers it learns: without those that are frozen."""
+  trains, params = build.optimizer(config)[0].trains, nn.unbox(estimate.abstract_state(config, model).params)
+  return sum(x.size for path, x in jax.tree_util.tree_leaves_with_path(params) if trains(path_name(path)))
 
 
 def cost(

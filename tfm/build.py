@@ -55,9 +55,10 @@ ARCHITECTURES = {'decoder': 'causal_lm', 'encoder_decoder': 'seq2seq', 'encoder'
 HEADS = 'classification', 'next_sentence'
 # What only one of them has.
 ENCODERS = ('patch', 'token_types', 'pooling', 'pooled_transform')
+# What stands between the trunk and the logits of a vocabulary.
+OUTPUT = 'output_transform', 'output_bias', 'output_soft_cap'
 # What only a model of tokens has.
-TOKENS = ('tied', 'embedding_width', 'embedding_scaled', 'embedding_initializer', 'output_transform', 'output_bias',
-          'output_soft_cap', 'token_types', 'vocab_multiple')
+TOKENS = ('tied', 'embedding_width', 'embedding_scaled', 'embedding_initializer', *OUTPUT, 'token_types', 'vocab_multiple')
 
 
 def named(field: str, make: Callable, *args, **kwargs):
@@ -167,6 +168,11 @@ def model(config: ConfigDict, vocab: int, causal: bool = True, source_vocab: int
     default = schema().model[field]
     require(encodes or m[field] == default, f'config.model.{field}={m[field]!r} is of an encoder, and '
             f'config.model.architecture={m.architecture!r} would ignore it; leave it at {default!r}')
+  for field in OUTPUT:
+    default = schema().model[field]
+    require(not encodes or aim.hidden or m[field] == default,
+            f'config.model.{field}={m[field]!r} is of the logits of a vocabulary, and config.objective={config.objective!r} asks '
+            f'an encoder for none; set it to {default!r}')
   for field in ('output_transform', 'pooled_transform'):
     if m[field]:
       one_of(f'model.{field}', m[field], ACTIVATIONS)

@@ -51,6 +51,8 @@ def known_vocabulary(tokenizer: Tokenizer | None) -> int | None:
   """Tokens there are, where the tokenizer's spec tells; 0 without one."""
   if tokenizer is None:
     return 0
+  if not (tokenizer.trained or tokenizer.learns):
+    tokenizer = tokenizer.train(())
   return tokenizer.vocab_size if tokenizer.trained else getattr(tokenizer, 'size', None)
 
 

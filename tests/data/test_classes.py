@@ -1,7 +1,9 @@
 """Labelled texts and tagged words: nothing lost, classes numbered once, rows of one document each."""
 
 import collections
+import csv
 import gzip
+import io
 import logging
 
 import numpy as np
@@ -81,6 +83,35 @@ def test_refusals(tmp_path, make_source, source, written, sentence):
     make_source(f"{source}('{tmp_path}/x')").prepare(tmp_path / 'cache')
   with pytest.raises(ValueError, match='matches no file: .*none.* is not there'):
     make_source(f"{source}('{tmp_path}/none')").prepare(tmp_path / 'cache')
+
+
+def test_a_table_has_its_texts_and_classes_in_columns(tmp_path, make_source):
+  rows = [(f'Line "{i}",\nand\tmore', ' good ' if i % 3 else 'bad', str(i)) for i in range(800)]
+  for name, delimiter, kind in (('a.csv.gz', ',', ''), ('b.tab', '\t', 'string\tdiscrete\tmeta\n\n')):
+    with io.StringIO(newline='') as file:
+      csv.writer(file, delimiter=delimiter).writerows([('text', 'label', 'number'), *(row for row in rows if (name[0] == 'a') == (
+        int(row[2]) % 2 == 0))])
+      written = file.getvalue().replace('\r\n', '\n', 1).replace('number\n', f'number\n{kind}')
+    data = written.encode()
+    (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith('.gz') else data)
+  parts = [make_source(f"table('{tmp_path}/{pattern}', text='text', label='label', skip={skip})").prepare(tmp_path / 'cache')
+           for pattern, skip in (('a*', 0), ('b*', 2))]
+  found = sum((examples(corpus, split) for corpus in parts for split in SPLITS), collections.Counter())
+  assert found == collections.Counter((text, label.strip()) for text, label, _ in rows)
+
+
+@pytest.mark.parametrize('name, written, more, sentence', [
+  ('x.csv', 'text,label\nfine,good\n', ", 'review', 'label'", r"reads a column 'review', and .*x.csv has the columns text, label"),
+  ('x.csv', 'text,label\nfine,good\nfine\n', ", 'text', 'label'", r"x.csv:3 has 1 columns of 2, or no label; it begins 'fine'"),
+  ('x.csv', 'text,label\nfine, \n', ", 'text', 'label'", r"x.csv:2 has 2 columns of 2, or no label; it begins 'fine | '"),
+  ('x.csv', 'text,label\n"fine"er,good\n', ", 'text', 'label'", r"x.csv:2 is no row: "),
+  ('x.txt', 'text,label\n', ", 'text', 'label'", r'reads .csv, .tsv, .tab, and .*x.txt is called otherwise; rename it'),
+  ('x.csv', 'text,label\n', ", 'text', 'label', skip=-1", r'skip=-1 must be 0 or more lines'),
+])
+def test_what_is_no_table(tmp_path, make_source, name, written, more, sentence):
+  (tmp_path / name).write_text(written)
+  with pytest.raises(ValueError, match=sentence):
+    make_source(f"table('{tmp_path}/{name}'{more})").prepare(tmp_path / 'cache')
 
 
 def test_a_row_holds_one_document(reviews, caplog):

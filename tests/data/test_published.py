@@ -98,3 +98,15 @@ def test_refusals(tmp_path):
   byte_level(tmp_path)
   with pytest.raises(ValueError, match='does not tell the token that ends a text; eos_token_id of config.json would'):
     Published(str(tmp_path)).train(())
+
+
+def test_rows_that_a_tokenizer_would_cut_and_fill_are_not(tmp_path):
+  """tokenizer.json may carry what cuts and fills texts for its publisher's model."""
+  theirs = byte_level(tmp_path)
+  whole = theirs.encode(TEXT).ids
+  theirs.enable_truncation(max_length=4)
+  theirs.enable_padding(length=8)
+  theirs.save(str(tmp_path / 'tokenizer.json'))
+  config(tmp_path, eos_token_id=0)
+  made = Published(str(tmp_path)).train(())
+  assert made.encode(TEXT).tolist() == whole and made.before == ()

@@ -25,9 +25,11 @@ class Tokenizer(abc.ABC):
 
   Attributes:
     lossless: whether the pieces of a text's tokens are the text.
+    learns: whether it is made of the texts, or is there without them.
   """
 
   lossless: ClassVar[bool] = True
+  learns: ClassVar[bool] = True
 
   @property
   @abc.abstractmethod

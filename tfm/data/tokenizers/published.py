@@ -36,6 +36,8 @@ class Published(protocol.Tokenizer):
     before: tokens that stand before a text that is read as a whole.
   """
 
+  learns = False
+
   folder: str
   model: str = dataclasses.field(default='', repr=False)
   kind: str = ''
@@ -137,6 +139,9 @@ class Published(protocol.Tokenizer):
     made = tokenizers.Tokenizer.from_str(self.model)
     # A text that speaks of <|endoftext|> does not end there.
     made.encode_special_tokens = self.mask is None
+    # Rows are ours to cut and to fill, and nothing of a text is lost here.
+    made.no_truncation()
+    made.no_padding()
     return made
 
   @functools.cached_property

