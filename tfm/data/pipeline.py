@@ -141,6 +141,8 @@ def fit(
   so that it is trained once."""
   if tokenizer.trained:
     return tokenizer
+  if not tokenizer.learns:
+    return tokenizer.train(())   # not kept: what it reads may have become another
 
   def write(directory: pathlib.Path):
     texts, count = [corpus.splits['train'][field] for field in fields], corpus.documents['train']
