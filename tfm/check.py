@@ -43,6 +43,7 @@ def run(config: ConfigDict, devices: int) -> None:
   except re.error as error:
     raise ValueError(f'config.optimizer.no_decay={o.no_decay!r} is no regular expression: {error}') from None
   sizes = meshes.resolve(config.mesh.to_dict(), devices)
+  meshes.check_slices(sizes, max(config.slices.number, 1), config.slices.axis)
   for axis, axes in config.rules.items():
     for name in axes.split():
       require(name in sizes, f'config.rules.{axis}={axes!r} names {name!r}, which is no mesh axis; '

@@ -120,7 +120,7 @@ class TestParameters:
 
 
 def test_batches_lie_over_the_axes_of_the_batch():
-  assert sharding.batch_sharding(mesh(), RULES).spec == PartitionSpec(('data', 'fsdp'))
+  assert sharding.batch_sharding(mesh(), RULES).spec == PartitionSpec(('data', 'fsdp', 'expert'))
   assert sharding.batch_sharding(mesh(), parse_rules(dict(batch=''))).is_fully_replicated
   assert sharding.replicated(mesh()).is_fully_replicated
 
