@@ -146,7 +146,7 @@ def train_together(places: Sequence[Place]) -> Report:
   make = states.init(model, optimizer, training.batch_size, config.data.length, config.model.dtype == 'float16',
                      build.lora(config))
   boxed = states.abstract(make)
-  where = states.shardings(boxed, mesh, rules)
+  where = states.shardings(boxed, mesh, rules, tuple(check.rows(config)))
   batch_sharding = sharding.batch_sharding(mesh, rules)
 
   def batches_of(seed):
