@@ -371,7 +371,7 @@ class TestRefusals:
      ['config.training.batch_size=16 in 4 microbatches', '32 or a multiple']),
     (dict(training=dict(batch_size=32, accumulation=3)),
      ['config.training.accumulation=3', 'config.training.batch_size=32']),
-    (dict(mesh=dict(data=3)), ["mesh {'data': 3, 'fsdp': 1, 'tensor': 1} needs 3 devices", 'there are 8',
+    (dict(mesh=dict(data=3)), ['mesh data=3 needs 3 devices', 'there are 8',
      'set mesh.data=-1']),
     (dict(mesh=dict(tensor=3)), ['needs a multiple of 3 devices', 'there are 8']),
     (dict(mesh=dict(data=2, fsdp=2, tensor=4)), ['needs 16 devices']),

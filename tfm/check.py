@@ -1,6 +1,8 @@
 """What is refused of a run before anything is read or made: sizes, cadence, data against objective, mesh against batch."""
 
+import dataclasses
 import re
+from collections.abc import Iterator
 
 from ml_collections import ConfigDict
 
@@ -9,6 +11,9 @@ from tfm.build import objective, one_of, packing, penalty, source
 from tfm.config import require, schema
 from tfm.decoding.beam import STOPPING
 from tfm.parallel import mesh as meshes
+from tfm.parallel import sharding
+from tfm.parallel.nearest import Need, Wish
+from tfm.training import state as states
 
 
 def run(config: ConfigDict, devices: int) -> None:
@@ -42,19 +47,50 @@ def run(config: ConfigDict, devices: int) -> None:
     re.compile(o.no_decay)
   except re.error as error:
     raise ValueError(f'config.optimizer.no_decay={o.no_decay!r} is no regular expression: {error}') from None
-  sizes = meshes.resolve(config.mesh.to_dict(), devices)
   for axis, axes in config.rules.items():
     for name in axes.split():
-      require(name in sizes, f'config.rules.{axis}={axes!r} names {name!r}, which is no mesh axis; '
-                             f'{spec.suggest(name, sizes)}')
-  ways = 1
-  for name in config.rules.batch.split():
-    ways *= sizes[name]
+      require(name in meshes.AXES, f'config.rules.{axis}={axes!r} names {name!r}, which is no mesh axis; '
+                                   f'{spec.suggest(name, meshes.AXES)}')
   require(t.batch_size % t.accumulation == 0,
           f'config.training.accumulation={t.accumulation} does not divide config.training.batch_size={t.batch_size}')
-  require(t.batch_size // t.accumulation % ways == 0,
-          f'config.training.batch_size={t.batch_size} in {t.accumulation} microbatches does not divide over the '
-          f'{ways} devices of the mesh axes {config.rules.batch!r}; {t.accumulation * ways} or a multiple would do')
+  mesh(config, devices)
+
+
+def mesh(config: ConfigDict, devices: int) -> None:
+  """Refuses a mesh that the devices are not, or that does not cut the rows of a batch into equal parts, with the nearest
+  one that works."""
+  wish = Wish(config.mesh.to_dict(), devices, tuple(rows(config)), (max(config.slices.number, 1), config.slices.axis))
+  try:
+    wish.sizes()
+  except ValueError as error:
+    # What is proposed must suit the parameters too. Tokens are not known yet, but that their rows are so many or a multiple.
+    model = build.model(config, vocab=1, source_vocab=1)
+    boxed = states.abstract(lambda key: states.parameters(model, key, 1, config.data.length))
+    wish = dataclasses.replace(wish, needs=(*wish.needs, *sharding.needs(boxed, sharding.parse_rules(config.rules))))
+    raise ValueError(f'{error}; {wish.instead()}') from None
+
+
+def rows(config: ConfigDict) -> Iterator[Need]:
+  """What a mesh must divide of a batch."""
+  t, rules = config.training, {name: tuple(axes.split()) for name, axes in config.rules.items()}
+  yield Need(
+    t.batch_size // t.accumulation, rules['batch'], lambda parts:
+    f'config.training.batch_size={t.batch_size} in {t.accumulation} microbatches does not divide over the {parts} devices of '
+    f'the mesh axes {config.rules.batch!r}; {t.accumulation * parts} or a multiple would do')
+  packs, length = packing(config), rules['length']
+  if not packs.even:
+    yield Need(1, length, lambda parts:
+      f'config.data.packing={config.data.packing!r} makes rows of several lengths, which the mesh axes {config.rules.length!r} '
+      f'cannot all cut into {parts} parts; another packing would do')
+  for field, x in objective(config).padding(config.data.length).items():
+    if x.ndim == 1 and x.dtype.kind == 'i':
+      yield Need(len(x), length, lambda parts, field=field, x=x:
+        f'config.data.length={config.data.length} gives rows of {len(x)} {field}, which do not divide over the {parts} devices '
+        f'of the mesh axes {config.rules.length!r}')
+  if t.recurrence:
+    yield Need(t.recurrence, length, lambda parts:
+      f'config.training.recurrence={t.recurrence} reads pieces that do not divide over the {parts} devices of the mesh axes '
+      f'{config.rules.length!r}; {parts} or a multiple would do')
 
 
 def seeds(config: ConfigDict, processes: int) -> None:

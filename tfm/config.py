@@ -28,7 +28,7 @@ INHERITING = ('model.blocks.', 'model.encoder.', 'model.cross.')
 
 # A resumed run may change these: they say how the work is done, not what is computed.
 FREE_FIELDS = (
-  'mesh', 'rules', 'decoding', 'training.log_every', 'training.evaluate_every', 'training.evaluation_batches',
+  'mesh', 'slices', 'rules', 'decoding', 'training.log_every', 'training.evaluate_every', 'training.evaluation_batches',
   'training.keep', 'training.profile', 'training.loss_chunk', 'model.remat', 'model.kernel', 'data.threads')
 
 
@@ -123,10 +123,15 @@ def schema() -> ConfigDict:
       longer=50,                    # tokens that a target may be longer than its source
       average=1,                    # checkpoints, the last ones, whose parameters are averaged when a run is read
     ),
-    mesh=dict(data=-1, fsdp=1, tensor=1),   # -1: the devices that are left
+    mesh=dict(data=-1, fsdp=1, tensor=1, sequence=1, expert=1, stage=1),   # -1: the devices that are left
+    slices=dict(                    # groups of devices with a slow network between them
+      number=-1,                    # -1: as many as the devices say, as a TPU's do; others are one
+      axis='data',                  # all that this network carries: data, stage
+    ),
     rules=dict(                     # logical axis → mesh axes, '' for none
-      batch='data fsdp', length='', vocab='tensor', heads='tensor', kv_heads='tensor', mlp='tensor',
-      embed='fsdp', kv='', table='', classes='', pixels='', expert='', rank='', state='', taps='', gates='', layers=''),
+      batch='data fsdp expert', length='sequence', vocab='tensor', heads='tensor', kv_heads='tensor', mlp='tensor',
+      embed='fsdp', kv='', table='', classes='', pixels='', expert='expert', rank='', state='', taps='', gates='',
+      layers='stage'),
   ), sort_keys=False)
 
 

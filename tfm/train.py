@@ -140,13 +140,13 @@ def train_together(places: Sequence[Place]) -> Report:
   for place, before in zip(places, saved):
     refuse_other_data(place, before, carried)
   model = make_model(config, data.tokenizer, data.source_tokenizer)
-  mesh = together.mesh(len(places), jax.devices()) if several else meshes.make(config.mesh.to_dict())
+  mesh = together.mesh(len(places), jax.devices()) if several else meshes.of(config)
   whole = together.whole(mesh) if several else mesh
   rules = sharding.parse_rules(config.rules)
   make = states.init(model, optimizer, training.batch_size, config.data.length, config.model.dtype == 'float16',
                      build.lora(config))
   boxed = states.abstract(make)
-  where = states.shardings(boxed, mesh, rules)
+  where = states.shardings(boxed, mesh, rules, tuple(check.rows(config)))
   batch_sharding = sharding.batch_sharding(mesh, rules)
 
   def batches_of(seed):

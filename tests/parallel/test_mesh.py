@@ -1,23 +1,29 @@
-"""Meshes: what is left is worked out, what cannot be is refused."""
+"""Meshes: what is left is worked out, what cannot be is refused, and neighbours are near."""
+
+import dataclasses
 
 import jax
+import numpy as np
 import pytest
+from jax.experimental import mesh_utils
 from jax.sharding import AxisType
 
+from tfm import config as configs
 from tfm.parallel import mesh as meshes
 
 
 @pytest.mark.parametrize('sizes, devices, resolved', [
-  (dict(data=-1, fsdp=1, tensor=1), 8, (8, 1, 1)),
-  (dict(data=-1), 8, (8, 1, 1)),
-  (dict(data=2, fsdp=-1, tensor=2), 8, (2, 2, 2)),
-  (dict(fsdp=4, tensor=2), 8, (1, 4, 2)),
-  (dict(data=-1, tensor=8), 8, (1, 1, 8)),
-  (dict(data=-1), 1, (1, 1, 1)),
-  (dict(tensor=1, fsdp=2, data=4), 8, (4, 2, 1)),  # the order is the axes' own
+  (dict(data=-1, fsdp=1, tensor=1), 8, dict(data=8)),
+  (dict(data=-1), 8, dict(data=8)),
+  (dict(data=2, fsdp=-1, tensor=2), 8, dict(data=2, fsdp=2, tensor=2)),
+  (dict(fsdp=4, tensor=2), 8, dict(fsdp=4, tensor=2)),
+  (dict(data=-1, tensor=8), 8, dict(tensor=8)),
+  (dict(data=-1), 1, {}),
+  (dict(stage=2, sequence=2, expert=-1), 8, dict(stage=2, expert=2, sequence=2)),
 ])
 def test_resolve(sizes, devices, resolved):
-  assert meshes.resolve(sizes, devices) == dict(zip(('data', 'fsdp', 'tensor'), resolved))
+  got = meshes.resolve(sizes, devices)
+  assert meshes.cut(got) == resolved and tuple(got) == tuple(meshes.AXES)  # the order is the axes' own
 
 
 @pytest.mark.parametrize('sizes, complaint', [
@@ -27,7 +33,7 @@ def test_resolve(sizes, devices, resolved):
   (dict(data=-1, fsdp=-1), 'mesh.data and mesh.fsdp are both -1'),
   (dict(data=0), 'mesh.data=0 must be at least 1'),
   (dict(fsdp=-2), 'mesh.fsdp=-2 must be at least 1'),
-  (dict(model=2), 'mesh.model is not a mesh axis; known: data, fsdp, tensor'),
+  (dict(model=2), 'mesh.model is not a mesh axis; known: stage, data, fsdp, expert, sequence, tensor'),
   (dict(), 'needs 1 devices and there are 8'),
 ])
 def test_refusals(sizes, complaint):
@@ -38,6 +44,69 @@ def test_refusals(sizes, complaint):
 def test_the_mesh_has_auto_axes_over_all_devices():
   """Explicit axes, the default of jax.make_mesh, would make linen's constraints assert."""
   made = meshes.make(dict(data=2, fsdp=-1))
-  assert dict(made.shape) == dict(data=2, fsdp=4, tensor=1)
+  assert meshes.cut(made.shape) == dict(data=2, fsdp=4)
   assert set(made.devices.flat) == set(jax.devices()) and len(jax.devices()) == 8
   assert set(made.axis_types) == {AxisType.Auto}
+
+
+def test_the_config_has_every_axis():
+  assert set(configs.schema().mesh) == set(meshes.AXES)
+
+
+def test_the_axis_that_says_most_has_the_nearest_neighbours():
+  """Devices are numbered board by board, host by host."""
+  made = meshes.make(dict(stage=2, data=2, tensor=2))
+  ids = np.vectorize(lambda device: device.id)(made.devices).squeeze()
+  np.testing.assert_array_equal(ids, np.arange(8).reshape(2, 2, 2))
+
+
+@dataclasses.dataclass(frozen=True)
+class Chip:
+  """What mesh_utils reads of a TPU."""
+
+  id: int
+  slice_index: int
+  process_index: int = 0
+  device_kind: str = 'imagined'
+  platform: str = 'imagined'
+
+
+# Listed in turns, so that the groups have to be found.
+CHIPS = [Chip(i, i % 2) for i in range(8)]
+
+
+class TestSlices:
+
+  @pytest.mark.parametrize('axis, sizes', [
+    ('data', dict(data=2, fsdp=2, tensor=2)), ('stage', dict(stage=2, tensor=4)), ('data', dict(data=4, sequence=2))])
+  def test_the_slow_network_carries_one_axis_alone(self, axis, sizes):
+    made = meshes.make(sizes, CHIPS, axis=axis)
+    outer = [2 if name == axis else 1 for name in made.axis_names]
+    inner = [size // n for size, n in zip(made.devices.shape, outer)]
+    expected = mesh_utils.create_hybrid_device_mesh(inner, outer, CHIPS)
+    np.testing.assert_array_equal(made.devices, expected)
+    # Along any other axis all devices are of one slice.
+    at = made.axis_names.index(axis)
+    slices = np.vectorize(lambda chip: chip.slice_index)(made.devices)
+    assert all((slices == slices.take([0], i)).all() for i in range(slices.ndim) if i != at)
+    assert (slices.take(0, at) == 0).all() and (slices.take(-1, at) == 1).all()
+
+  def test_a_config_may_say_where_the_devices_do_not(self):
+    config = configs.complete(dict(mesh=dict(data=2, stage=2, tensor=2), slices=dict(number=2, axis='data')))
+    ids = np.vectorize(lambda device: device.id)(meshes.of(config).devices).squeeze()  # stage, data, tensor
+    np.testing.assert_array_equal(ids, [[[0, 1], [4, 5]], [[2, 3], [6, 7]]])
+
+  @pytest.mark.parametrize('sizes, slices, complaint', [
+    (dict(tensor=8), {}, r'mesh.data=1 does not divide over 2 slices.*carries data alone; mesh.data=2 would do'),
+    (dict(data=1, stage=2, tensor=4), {}, r"mesh.data=1 does not .* mesh.data=2 or slices.axis='stage' would do"),
+    (dict(data=8), dict(axis='tensor'), "slices.axis='tensor' cannot be carried by a slow network; 'data' or 'stage' can"),
+    (dict(data=8), dict(number=4), 'slices.number=4 is not the 2 slices that the devices say'),
+  ])
+  def test_what_the_slow_network_cannot_carry_is_refused(self, sizes, slices, complaint):
+    with pytest.raises(ValueError, match=complaint):
+      meshes.make(sizes, CHIPS, **slices)
+
+  @pytest.mark.parametrize('number', [3, 0, -2])
+  def test_unequal_groups_are_refused(self, number):
+    with pytest.raises(ValueError, match=f'slices.number={number} does not divide 8 devices'):
+      meshes.make(dict(data=8), number=number)

@@ -1,6 +1,7 @@
 """The pure step: accumulation, smoothing, z-loss, chunks, float16, meshes."""
 
 import functools
+import itertools
 
 import flax.linen as nn
 import jax
@@ -130,24 +131,34 @@ def test_objective_against_numpy(tiny, smoothing, z):
   assert sums['tokens'] == (rows['segments'] > 0).sum()
 
 
-FACTORISATIONS = [dict(data=d, fsdp=f, tensor=8 // (d * f)) for d in (1, 2, 4, 8) for f in (1, 2, 4, 8) if 8 % (d * f) == 0]
+AXES = tuple(meshes.AXES)
+# Every axis alone, and every two together; (data=2, fsdp=2, tensor=2) is the default suite's.
+MESHES = [{axis: 8} for axis in AXES] + [{a: 2, b: 4} for a, b in itertools.combinations(AXES, 2)]
+MESHES += [dict(stage=2, data=2, tensor=2), dict(fsdp=2, expert=2, sequence=2)]
+WIDE = {'model.heads': 8, 'model.width': 64, 'model.layers': 8}
 
 
 @pytest.fixture(scope='module')
 def one_device(tiny):
-  return prepared(tiny(**{'model.heads': 8, 'model.width': 64}), steps=3)
+  return prepared(sgd(tiny, **WIDE))
 
 
-@pytest.mark.parametrize('mesh', [
-  pytest.param(mesh, marks=[] if mesh['data'] == mesh['fsdp'] else [pytest.mark.slow],
-               id='x'.join(map(str, mesh.values()))) for mesh in FACTORISATIONS])
-def test_every_mesh_gives_the_losses_of_one_device(tiny, one_device, mesh):
-  history, state = prepared(tiny(**{'model.heads': 8, 'model.width': 64}), steps=3, mesh=mesh)
-  for got, wanted in zip(history, one_device[0], strict=True):
-    np.testing.assert_allclose(got['loss'], wanted['loss'], rtol=2e-6)
+@pytest.mark.parametrize('mesh', [pytest.param(mesh, marks=pytest.mark.slow) for mesh in MESHES] + [
+  dict(data=2, fsdp=2, tensor=2)], ids=meshes.words)
+def test_every_mesh_gives_the_losses_and_gradients_of_one_device(tiny, one_device, mesh):
+  """Those of plain gradient descent are the difference of the parameters."""
+  (got,), state = prepared(sgd(tiny, **WIDE), mesh=mesh)
+  (wanted,), expected = one_device
+  for name in ('loss', 'gradient_norm', 'accuracy', 'tokens'):
+    np.testing.assert_allclose(got[name], wanted[name], rtol=2e-6)
+  assert_trees_close(state.params, expected.params, rtol=1e-5, atol=1e-6)
+
+
+def test_parameters_and_moments_lie_cut_alike(tiny):
+  mesh = dict(stage=2, fsdp=2, tensor=2)
+  _, state = prepared(tiny(**{'model.heads': 8, 'model.width': 64}), mesh=mesh)
   kernel = state.params['stack']['layers']['block_0']['feed_forward']['up']['kernel']
-  held = kernel.addressable_shards[0].data.size
-  assert kernel.size == held * mesh['fsdp'] * mesh['tensor']  # cut, not copied
+  assert kernel.size == 8 * kernel.addressable_shards[0].data.size  # cut, not copied
   moments = [x for x in jax.tree.leaves(state.opt_state) if x.shape == kernel.shape]
   assert len(moments) == 2 and all(x.sharding == kernel.sharding for x in moments)
 

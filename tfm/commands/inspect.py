@@ -38,7 +38,7 @@ def main(args: argparse.Namespace) -> None:
   vocab, source_vocab = estimate.vocabularies(config)
   model = build.model(config, vocab, source_vocab=source_vocab)
   boxed = estimate.abstract_state(config, model)
-  sharding.check_divisible(boxed.params, mesh, rules)
+  sharding.check_divisible(boxed.params, mesh, rules, tuple(check.rows(config)))
   rows = table.rows(boxed.params, rules)
   kinds = estimate.memory_by_kind(config, vocab, source_vocab, boxed, mesh, rules)
 

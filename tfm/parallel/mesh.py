@@ -1,16 +1,29 @@
-"""The device mesh: how many ways the run is cut along each axis."""
+"""The device mesh: how many ways the run is cut along each axis, and which devices are neighbours."""
 
 import math
 from collections.abc import Mapping, Sequence
 
 import jax
+import numpy as np
+from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh
 
+# From the outermost to the innermost, whose devices are the nearest neighbours: of one board, one host. What an axis has
+# to say grows in this order. Stages hand on activations, and copies of the model their gradients once a step, which may
+# travel while others are computed; fsdp gathers each layer's parameters as it comes to it; experts are sent tokens, and
+# pieces of a sequence keys and values, in every layer; and tensor adds up whole activations several times in each, while
+# all wait for them.
 AXES = {
+  'stage': 'groups of layers, one after another (pipeline)',
   'data': 'copies of the model, each with its own rows of the batch',
   'fsdp': 'rows of the batch, with parameters and optimizer state cut over the same devices',
+  'expert': 'rows of the batch, with the experts of mixtures cut over the same devices',
+  'sequence': 'tokens of each row (context)',
   'tensor': 'heads, feed-forward and vocabulary of one layer',
 }
+
+# Those that a slow network between slices can carry.
+SLOW = ('data', 'stage')
 
 
 def resolve(sizes: Mapping[str, int], devices: int) -> dict[str, int]:
@@ -30,14 +43,73 @@ def resolve(sizes: Mapping[str, int], devices: int) -> dict[str, int]:
     raise ValueError(f'mesh.{free[0]} and mesh.{free[1]} are both -1; only one can take what is left')
   fixed = math.prod(size for size in sizes.values() if size != -1)
   if devices % fixed or (not free and fixed != devices):
-    raise ValueError(f'mesh {sizes} needs {"a multiple of " if free else ""}{fixed} devices and there '
+    raise ValueError(f'mesh {words(sizes)} needs {"a multiple of " if free else ""}{fixed} devices and there '
                      f'are {devices}; set mesh.data=-1 to take what is left')
   return sizes | {axis: devices // fixed for axis in free}
 
 
-def make(sizes: Mapping[str, int], devices: Sequence[jax.Device] | None = None) -> Mesh:
-  """A mesh over the devices, all of them by default, with Auto axes (linen's constraints need them)."""
+def cut(sizes: Mapping[str, int]) -> dict[str, int]:
+  """The axes along which something is cut."""
+  return {axis: size for axis, size in sizes.items() if size != 1}
+
+
+def words(sizes: Mapping[str, int]) -> str:
+  """`fsdp=2 tensor=4`."""
+  return ' '.join(f'{axis}={size}' for axis, size in cut(sizes).items()) or 'one device'
+
+
+def slices(devices: Sequence[jax.Device], number: int = -1) -> list[list[jax.Device]]:
+  """The devices in groups between which the network is slow.
+
+  Args:
+    number: of groups; -1: as many as the devices say that they are in, which those of a TPU do.
+
+  Raises:
+    ValueError: if the devices do not fall into so many equal groups.
+  """
+  told = sorted({getattr(device, 'slice_index', 0) for device in devices})
+  if number not in (-1, len(told)) and len(told) > 1:
+    raise ValueError(f'slices.number={number} is not the {len(told)} slices that the devices say that they are in; leave it '
+                     'at -1')
+  if number < 1 and number != -1 or len(devices) % max(number, 1):
+    raise ValueError(f'slices.number={number} does not divide {len(devices)} devices; -1 takes what the devices say')
+  if len(told) > 1:
+    return [[device for device in devices if device.slice_index == index] for index in told]
+  size = len(devices) // max(number, 1)
+  return [list(devices[i:i + size]) for i in range(0, len(devices), size)]
+
+
+def check_slices(sizes: Mapping[str, int], number: int, axis: str) -> None:
+  """Refuses a mesh in which the slow network between `number` slices would carry another axis than `axis`."""
+  if axis not in SLOW:
+    raise ValueError(f'slices.axis={axis!r} cannot be carried by a slow network; {" or ".join(map(repr, SLOW))} can')
+  if sizes[axis] % number:
+    others = [f'slices.axis={other!r}' for other in SLOW if sizes[other] % number == 0]
+    would = ' or '.join([f'mesh.{axis}={math.lcm(sizes[axis], number)}', *others])
+    raise ValueError(f'mesh.{axis}={sizes[axis]} does not divide over {number} slices, between which the network is slow '
+                     f'and carries {axis} alone; {would} would do')
+
+
+def make(
+    sizes: Mapping[str, int], devices: Sequence[jax.Device] | None = None, number: int = -1, axis: str = 'data') -> Mesh:
+  """A mesh over the devices, all of them by default, with Auto axes (linen's constraints need them).
+
+  Args:
+    number, axis: of slices, and the mesh axis that goes from one to another; see `slices`.
+
+  Raises:
+    ValueError: for what `resolve`, `slices` and `check_slices` refuse.
+  """
   devices = jax.devices() if devices is None else devices
-  sizes = resolve(sizes, len(devices))
-  return jax.make_mesh(
-    tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes), devices=devices)
+  sizes, groups = resolve(sizes, len(devices)), slices(devices, number)
+  check_slices(sizes, len(groups), axis)
+  within = [size // len(groups) if name == axis else size for name, size in sizes.items()]
+  # What mesh_utils.create_hybrid_device_mesh does of TPU slices and of processes, but for any groups. Six logical axes
+  # rarely are whole physical ones.
+  blocks = [mesh_utils.create_device_mesh(within, group, allow_split_physical_axes=True) for group in groups]
+  return Mesh(np.concatenate(blocks, axis=list(sizes).index(axis)), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
+
+
+def of(config: Mapping) -> Mesh:
+  """The mesh that a config's `mesh` and `slices` describe, over all devices."""
+  return make(config['mesh'], **config['slices'])

@@ -3,7 +3,8 @@
 A misspelt axis would replicate silently, so the names are closed: `AXES` is all there are.
 """
 
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -11,6 +12,8 @@ import jax
 from flax import struct
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from tfm.parallel import mesh as meshes
+from tfm.parallel.nearest import Need, Wish
 from tfm.shapes import Array, PyTree
 
 AXES = {
@@ -32,6 +35,8 @@ AXES = {
   'gates': 'gates of a recurrent cell',
   'layers': 'stacked layers',
 }
+
+ROWS = 'batch', 'length'  # what data are cut along
 
 Rules = tuple[tuple[str, tuple[str, ...]], ...]
 
@@ -103,23 +108,48 @@ def partition_specs(boxed: PyTree, mesh: Mesh, rules: Rules) -> PyTree:
   return nn.unbox(nn.logical_to_mesh_sharding(nn.get_partition_spec(boxed), mesh, rules))
 
 
-def check_divisible(boxed: PyTree, mesh: Mesh, rules: Rules) -> None:
-  """Refuses a mesh that does not divide some parameter, naming the parameter and both numbers."""
-  boxes = jax.tree_util.tree_leaves_with_path(boxed, is_leaf=lambda x: isinstance(x, Parameter))
-  for path, box in boxes:
-    if not isinstance(box, Parameter):
-      continue
-    spec = nn.logical_to_mesh_axes(box.names, rules)
-    for size, name, axes in zip(box.value.shape, box.names, spec):
-      axes = (axes,) if isinstance(axes, str) else axes or ()
-      parts = 1
-      for axis in axes:
-        parts *= mesh.shape[axis]
-      if size % parts:
-        where = '/'.join(str(getattr(k, 'key', k)) for k in path)
-        raise ValueError(
-          f'mesh {dict(mesh.shape)} cuts {name!r} of the parameter {where} into {parts} parts, but it '
-          f'has {size}; change that size, mesh.{axes[-1]}, or rules.{name}')
+def needs(boxed: PyTree, rules: Rules) -> list[Need]:
+  """What a mesh must divide of the parameters, each named."""
+  found = []
+  for path, box in jax.tree_util.tree_leaves_with_path(boxed, is_leaf=lambda x: isinstance(x, Parameter)):
+    if isinstance(box, Parameter):
+      where = '/'.join(str(getattr(k, 'key', k)) for k in path)
+      for size, name, axes in zip(box.value.shape, box.names, nn.logical_to_mesh_axes(box.names, rules)):
+        axes = (axes,) if isinstance(axes, str) else tuple(axes or ())
+        if axes:
+          found.append(Need(size, axes, functools.partial(_indivisible, where, size, name, axes)))
+  return found
+
+
+def _indivisible(where: str, size: int, name: str, axes: tuple[str, ...], parts: int) -> str:
+  cuts = ' × '.join(f'mesh.{axis}' for axis in axes)
+  return (f"{cuts} = {parts} cuts {name!r} of the parameter {where} into {parts} parts, but it has {size}; "
+          f"change that size or {axes[-1]!r} of the mesh, or keep it whole with rules.{name}=''")
+
+
+def _idle(axis: str, parts: int) -> str:
+  why = 'no layers are stacked, as config.model.scan=True does' if axis == 'stage' else f'give it something in the rules'
+  return f'mesh.{axis}={parts} cuts nothing, so that {parts} devices would each do the same: {why}'
+
+
+def check_divisible(boxed: PyTree, mesh: Mesh, rules: Rules, more: Sequence[Need] = ()) -> None:
+  """Refuses a mesh that does not divide some parameter, or cuts nothing along an axis.
+
+  Args:
+    more: what else must be divided, by a mesh that is proposed instead.
+
+  Raises:
+    ValueError: naming the parameter, both numbers and the nearest mesh that works.
+  """
+  sizes, cut = dict(mesh.shape), needs(boxed, rules)
+  used = {axis for need in cut for axis in need.axes} | {axis for name, axes in rules if name in ROWS for axis in axes}
+  idle = [Need(1, (axis,), functools.partial(_idle, axis)) for axis in meshes.AXES if axis in sizes and axis not in used]
+  wish = Wish(sizes, mesh.size, (*cut, *idle, *more))
+  try:
+    for need in wish.needs:
+      need.check(sizes)
+  except ValueError as error:
+    raise ValueError(f'{error}; {wish.instead()}') from None
 
 
 def batch_sharding(mesh: Mesh, rules: Rules) -> NamedSharding:

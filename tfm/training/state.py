@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 
 from tfm.layers.lora import Lora
 from tfm.parallel import sharding
+from tfm.parallel.nearest import Need
 from tfm.shapes import Array, Int, PyTree, UInt32
 from tfm.training.loss_scale import LossScale
 
@@ -62,13 +63,16 @@ def abstract(make: Callable[[Array], State]) -> State:
   return jax.eval_shape(make, jax.random.key(0))
 
 
-def shardings(boxed: State, mesh: Mesh, rules: sharding.Rules) -> State:
+def shardings(boxed: State, mesh: Mesh, rules: sharding.Rules, needs: Sequence[Need] = ()) -> State:
   """Where each leaf lives.
+
+  Args:
+    needs: what else a mesh must divide, for one that is proposed instead.
 
   Raises:
     ValueError: if the mesh does not divide a parameter, naming it.
   """
-  sharding.check_divisible(boxed.params, mesh, rules)
+  sharding.check_divisible(boxed.params, mesh, rules, needs)
   return sharding.partition_specs(boxed, mesh, rules)
 
 

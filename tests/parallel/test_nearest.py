@@ -1,0 +1,115 @@
+"""Meshes that cannot be, and what is proposed instead."""
+
+import math
+
+import jax
+import pytest
+
+from tfm import build, check
+from tfm import config as configs
+from tfm.parallel import mesh as meshes
+from tfm.parallel import sharding
+from tfm.parallel.nearest import Need, Wish, factorisations
+from tfm.training import state as states
+
+VOCAB = 50
+
+
+def need(size, *axes):
+  return Need(size, axes, lambda parts: f'{size} into {parts}')
+
+
+class TestNearest:
+
+  @pytest.mark.parametrize('asked, devices, needs, near', [
+    (dict(data=3), 8, (), dict(data=8)),                           # one doubling less would leave two devices over
+    (dict(data=4, fsdp=4), 8, (), dict(data=2, fsdp=4)),          # fewer copies, rather than larger parts
+    (dict(data=-1, tensor=3), 8, (), dict(data=2, tensor=4)),
+    (dict(data=-1, tensor=4), 8, (need(6, 'tensor'),), dict(data=4, tensor=2)),
+    (dict(data=8), 8, (need(4, 'data', 'fsdp'),), dict(data=4, tensor=2)),
+    (dict(stage=4, tensor=2), 8, (need(6, 'stage'), need(12, 'data')), dict(stage=2, data=2, tensor=2)),
+    (dict(fsdp=64, tensor=8), 6 * 64, (), dict(fsdp=48, tensor=8)),
+    (dict(data=2), 7, (need(4, *meshes.AXES),), None),
+    (dict(data=-1), 1, (), {}),
+  ])
+  def test_is_the_fewest_doublings_away(self, asked, devices, needs, near):
+    got = Wish(asked, devices, needs).nearest()
+    assert got == near or meshes.cut(got) == near
+
+  def test_the_slow_network_counts_too(self):
+    assert meshes.cut(Wish(dict(tensor=8), 8, slices=(2, 'data')).nearest()) == dict(data=2, tensor=4)
+    assert meshes.cut(Wish(dict(tensor=8), 8, slices=(4, 'stage')).nearest()) == dict(stage=4, tensor=2)
+
+  def test_all_factorisations_are_looked_at(self):
+    found = [tuple(sizes.values()) for sizes in factorisations(12, ('a', 'b', 'c'))]
+    expected = {(a, b, 12 // (a * b)) for a in range(1, 13) for b in range(1, 13) if 12 % (a * b) == 0}
+    assert set(found) == expected and len(found) == len(expected)
+
+  def test_a_pod_of_thousands_is_looked_through(self):
+    assert math.prod(Wish(dict(fsdp=5000), 4096).nearest().values()) == 4096
+
+
+REFUSED = {
+  'product': ({'mesh.data': 3}, 'mesh data=3 needs 3 devices and there are 8; .* the nearest mesh of 8 devices that works is data=8$'),
+  'product and heads': ({'mesh.tensor': 5}, 'mesh data=-1 tensor=5 needs a multiple of 5 devices.* works is data=2 tensor=4$'),
+  'product and layers': ({'mesh.stage': 3, 'mesh.tensor': 2}, 'needs a multiple of 6 .* works is stage=2 data=2 tensor=2$'),
+  'batch': ({'training.batch_size': 4}, 'config.training.batch_size=4 in 1 microbatches .* 8 or a multiple would do; the nearest '
+                                        'mesh of 8 devices that works is data=4 tensor=2$'),
+  'batch over experts': ({'training.batch_size': 2, 'mesh.data': 1, 'mesh.expert': 8}, "mesh axes 'data fsdp expert'; 8 or .*; .*works is"),
+  'length': ({'mesh.sequence': 8, 'data.length': 12}, "config.data.length=12 gives rows of 12 inputs, which do not divide over the 8 devices "
+                                     "of the mesh axes 'sequence'; .* works is data=2 sequence=4$"),
+  'recurrence': ({'mesh.sequence': 8, 'training.recurrence': 4}, 'config.training.recurrence=4 reads pieces .* 8 devices .* '
+                                                                 'works is data=2 sequence=4$'),
+  'slices': ({'slices.number': 2, 'mesh.data': 1, 'mesh.tensor': 4, 'mesh.fsdp': 2},
+             'mesh.data=1 does not divide over 2 slices.* works is data=2 tensor=4$'),
+  'nothing works': ({'mesh.data': 7, 'training.batch_size': 3, 'data.length': 5, 'model.layers': 1, 'model.heads': 5, 'model.width': 50}, 'needs 7 devices.*; no mesh of 8 devices works$'),
+}
+
+
+@pytest.mark.parametrize('fields, sentence', REFUSED.values(), ids=REFUSED)
+def test_a_mesh_that_does_not_suit_the_run_is_refused(tiny, fields, sentence):
+  """Before anything is read or compiled."""
+  with pytest.raises(ValueError, match=sentence):
+    check.run(tiny(**fields), 8)
+
+
+def test_rows_of_several_lengths_cannot_be_cut(tiny):
+  config = tiny(**{'data.source': 'parallel("a", "b")', 'data.packing': 'buckets', 'objective': 'seq2seq',
+                   'model.architecture': 'encoder_decoder', 'mesh.sequence': 2})
+  with pytest.raises(ValueError, match="config.data.packing='buckets' makes rows of several lengths, which the mesh axes 'sequence'.*"
+                                       'works is data=8'):
+    check.run(config, 8)
+
+
+EXPERTS = {'model.feed_forward': 'mixture_of_experts(experts=4)'}
+INDIVISIBLE = {
+  'heads alike': (dict(tensor=8), {}, r"mesh.tensor = 8 cuts 'kv_heads' of the parameter stack/.*/kernel into 8 parts, "
+                                "but it has 4; .* rules.kv_heads=''; the nearest mesh of 8 devices that works is data=2 tensor=4$"),
+  'kv_heads': (dict(tensor=4), {'model.kv_heads': 2}, "'kv_heads' .* into 4 parts, but it has 2.* works is data=4 tensor=2$"),
+  'mlp': (dict(tensor=4), {'model.feed_forward_width': 98}, "'mlp' .* but it has 98.* works is data=4 tensor=2$"),
+  'vocab': (dict(tensor=4), {'model.vocab_multiple': 1}, "'vocab' .* embedding/table into 4 parts, but it has 50.* works is data=4 tensor=2$"),
+  'embed': (dict(fsdp=8), {'model.width': 36, 'model.heads': 2}, "mesh.fsdp = 8 cuts 'embed' .* but it has 36.* works is data=2 fsdp=4$"),
+  'expert': (dict(expert=8), EXPERTS, r"mesh.expert = 8 cuts 'expert' .* but it has 4.* works is data=2 expert=4$"),
+  'layers': (dict(stage=4), {}, r"mesh.stage = 4 cuts 'layers' .* but it has 2.* works is stage=2 data=4$"),
+  'stages without layers': (dict(stage=2), {'model.scan': False},
+                            'mesh.stage=2 cuts nothing, so that 2 devices would each do the same: no layers are stacked.* works is data=8$'),
+  'an axis without a rule': (dict(fsdp=2), {'rules.batch': 'data', 'rules.embed': ''}, 'mesh.fsdp=2 cuts nothing.* works is data=8$'),
+}
+
+
+@pytest.mark.parametrize('mesh, fields, sentence', INDIVISIBLE.values(), ids=INDIVISIBLE)
+def test_a_mesh_that_does_not_divide_the_model_is_refused(tiny, mesh, fields, sentence):
+  config = tiny(**fields)
+  boxed = states.abstract(lambda key: states.parameters(build.model(config, VOCAB), key, 8, 32))
+  with pytest.raises(ValueError, match=sentence):
+    sharding.check_divisible(boxed, meshes.make(dict(data=-1) | mesh), sharding.parse_rules(config.rules), tuple(check.rows(config)))
+
+
+def test_what_is_proposed_works(tiny):
+  """Of any mesh asked for on twelve devices, with 6 heads, 4 layers and rows of 24 tokens."""
+  config = tiny(**{'model.heads': 6, 'model.width': 48, 'model.layers': 4, 'data.length': 24, 'training.batch_size': 12})
+  boxed = jax.eval_shape(lambda key: states.parameters(build.model(config, VOCAB), key, 1, 24), jax.random.key(0))
+  needs = (*check.rows(config), *sharding.needs(boxed, sharding.parse_rules(config.rules)))
+  for asked in ({axis: size} for axis in meshes.AXES for size in (3, 5, 8, 12)):
+    near = Wish(asked, 12, needs).nearest()
+    assert Wish(near, 12, needs).sizes() == near
