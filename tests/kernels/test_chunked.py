@@ -10,7 +10,7 @@ import pytest
 import tfm.kernels
 from conformance import collect
 from tfm import spec
-from tfm.kernels.chunked import Blocks, plan
+from tfm.layers.blockwise import Blocks, plan
 from tfm.kernels.protocol import Kernel
 from tfm.masks.protocol import Mask, table
 

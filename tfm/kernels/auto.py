@@ -34,8 +34,8 @@ class Auto(Kernel):
 
 _log = logging.getLogger(__name__)
 
-# From the most specialised to the specification, which serves everything.
-ORDER = ('splash', 'cudnn', 'tokamax', 'chunked', 'dense')
+# First that for rows which a mesh cuts; then from the most specialised to the specification, which serves everything.
+ORDER = ('ring', 'splash', 'cudnn', 'tokamax', 'chunked', 'dense')
 
 
 @functools.cache

@@ -12,6 +12,7 @@ from flax import struct
 from jax.extend.random import threefry2x32_p
 
 from tfm.layers.dot_product import scaled_dot
+from tfm.layers.segments import same_document
 from tfm.shapes import Array, Bool, Float, Int
 
 
@@ -183,11 +184,6 @@ def grouped(q: Float[Array, 'B T H C'], K: int) -> Float[Array, 'B K G T C']:
   """Queries by the key head that they read."""
   B, T, H, C = q.shape
   return q.reshape(B, T, K, H // K, C).transpose(0, 2, 3, 1, 4)
-
-
-def same_document(q_segments: Int[Array, 'B T'], k_segments: Int[Array, 'B S']) -> Bool[Array, 'B T S']:
-  """Whether both stand in one document, and the key is no padding."""
-  return (q_segments[:, :, None] == k_segments[:, None, :]) & (k_segments != 0)[:, None, :]
 
 
 class Kernel(abc.ABC):
