@@ -48,8 +48,8 @@ class Sharded:
     return jax.jit(jax.value_and_grad(self.loss))(
       self.params, *map(jnp.asarray, self.rows))
 
-  def loss(self, params, rows, positions, segments):
-    logits, _ = self.model.apply({'params': params}, rows[:, :-1], Context(positions, segments))
+  def loss(self, params, rows, positions, segments, layout='any'):
+    logits, _ = self.model.apply({'params': params}, rows[:, :-1], Context(positions, segments, layout=layout))
     return -(jax.nn.log_softmax(logits) * jax.nn.one_hot(rows[:, 1:], VOCAB)).sum(-1).mean()
 
   def features(self, params, rows, positions, segments):
@@ -89,8 +89,12 @@ def cuts():
       yield pytest.param(*setting, sizes, id=f"{' · '.join(setting)} on {sizes}", marks=[] if now else [pytest.mark.slow])
 
 
+def axes(sizes):
+  return dict(zip(('data', 'fsdp', 'tensor'), sizes))
+
+
 def equal_on(made, sizes):
-  mesh = meshes.make(dict(zip(('data', 'fsdp', 'tensor'), sizes)))
+  mesh = meshes.make(sizes)
   where, params, batch = made.on(mesh)
   with sharding.context(mesh, made.rules):
     run = jax.jit(jax.value_and_grad(made.loss), out_shardings=(None, where))
@@ -104,7 +108,7 @@ def equal_on(made, sizes):
 
 @pytest.mark.parametrize('mixer, position, mask, sizes', list(cuts()))
 def test_loss_and_gradients_are_those_of_one_device(mixer, position, mask, sizes):
-  equal_on(sharded(mixer=mixer, position=position, mask=mask), sizes)
+  equal_on(sharded(mixer=mixer, position=position, mask=mask), axes(sizes))
 
 
 @pytest.mark.parametrize('sizes, model', [
@@ -113,14 +117,14 @@ def test_loss_and_gradients_are_those_of_one_device(mixer, position, mask, sizes
                marks=pytest.mark.slow),
 ], ids=['grouped, tied to a narrow table, remat, unscanned', 'post, gated, biases'])
 def test_other_shapes_of_model_too(sizes, model):
-  equal_on(sharded(**model), sizes)
+  equal_on(sharded(**model), axes(sizes))
 
 
 @pytest.mark.parametrize('sizes', MESHES, ids=str)
 @pytest.mark.parametrize('mixer, position, mask', settings())
 def test_parameters_lie_cut_as_the_rules_say(mixer, position, mask, sizes):
   made = sharded(mixer=mixer, position=position, mask=mask)
-  mesh = meshes.make(dict(zip(('data', 'fsdp', 'tensor'), sizes)))
+  mesh = meshes.make(axes(sizes))
   _, params, _ = made.on(mesh)
   boxes = jax.tree.leaves_with_path(made.boxes, is_leaf=lambda x: isinstance(x, sharding.Parameter))
   for (path, box), x in zip(boxes, jax.tree.leaves(params), strict=True):
@@ -138,7 +142,7 @@ def test_parameters_lie_cut_as_the_rules_say(mixer, position, mask, sizes):
 @pytest.mark.parametrize('sizes', [(8, 1, 1), (2, 2, 2), (1, 1, 8)], ids=str)
 def test_activations_are_cut_too(sizes):
   made = sharded(mixer='softmax', position='rope')
-  mesh = meshes.make(dict(zip(('data', 'fsdp', 'tensor'), sizes)))
+  mesh = meshes.make(axes(sizes))
   _, params, batch = made.on(mesh)
   with sharding.context(mesh, made.rules):
     x = jax.jit(made.features)(params, *batch)

@@ -5,7 +5,6 @@ import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,6 +13,7 @@ from jax.sharding import PartitionSpec
 from tfm.kernels.protocol import Kernel
 from tfm.layers import blockwise
 from tfm.layers.blockwise import Blocks, Plan
+from tfm.parallel.rows import pieces
 from tfm.parallel.sharding import shard
 from tfm.shapes import Array, Int, PyTree
 
@@ -55,7 +55,7 @@ class Ring(Kernel):
         raise ValueError(f'{field}={getattr(self, field)} must be at least 1 token')
 
   def refusal(self, q, k, v, asked):
-    axes, n = around()
+    axes, n = pieces()
     if len(axes) > 1:
       return f'keys go round one axis of the mesh, and the rules cut rows by {" and ".join(axes)}'
     if q.shape[1] % n or k.shape[1] % n:
@@ -65,10 +65,10 @@ class Ring(Kernel):
     return None
 
   def unsuited(self, q, k, v, asked, platform):
-    return None if around()[0] else 'no axis of the mesh cuts rows'
+    return None if pieces()[0] else 'no axis of the mesh cuts rows'
 
   def attend(self, q, k, v, asked):
-    axes, n = around()
+    axes, n = pieces()
     trip = Trip.of(asked.mask, asked.layout, q.shape[1], k.shape[1], n, self.queries, self.keys)
     axis = axes[0] if axes else None
     run = functools.partial(attend, trip, axis)
@@ -81,14 +81,6 @@ class Ring(Kernel):
     learned, rest = (asked.score, asked.bias, asked.sinks), asked.replace(score=None, bias=None, sinks=None)
     out, log_sum_exp = run(jnp.arange(n), q, k, v, learned, rest)
     return shard(out, 'batch', 'length', 'heads', 'kv'), log_sum_exp
-
-
-def around() -> tuple[tuple[str, ...], int]:
-  """The mesh axes, of more than one device, by which the rules in force cut rows, and into how many pieces."""
-  shape = jax.sharding.get_abstract_mesh().shape
-  [axes] = nn.logical_to_mesh_axes(('length',))
-  axes = tuple(axis for axis in ((axes,) if isinstance(axes, str) else axes or ()) if shape.get(axis, 1) > 1)
-  return axes, int(np.prod([shape[axis] for axis in axes], dtype=int))
 
 
 class Trip(NamedTuple):

@@ -12,6 +12,7 @@ from tfm.layers.norm import RMSNorm
 from tfm.layers.state_space import LOG_RATES, beginnings, segment_sums, step_bias
 from tfm.layers.triangular import solve
 from tfm.mixers.protocol import Mixer
+from tfm.parallel.rows import handed_on
 from tfm.parallel.sharding import partitioned, shard
 from tfm.shapes import Array, Bool, Float, Int
 
@@ -89,8 +90,9 @@ class GatedDelta(Mixer):
     q, k = unit(made['q']) * self.head_width**-0.5, unit(made['k'])
     first, segment = beginnings(context.segments, before.segment)
     with jax.named_scope('delta_rule'):
-      y, state = delta_rule(
-        q, k, made['v'], *self.rates(x, context.segments != 0), first, before.state, self.chunk)
+      state, y = handed_on(
+        lambda state, rows, _: delta_rule(*rows, state, self.chunk)[::-1], before.state,
+        (q, k, made['v'], *self.rates(x, context.segments != 0), first), unit=identity, act=jnp.matmul)
     y = RMSNorm(axis='kv', name='norm')(shard(y, 'batch', 'length', 'heads', 'kv'))
     y = y * nn.silu(self.project('gate', 'heads', self.heads, x).astype(jnp.float32))
     y = Linear((self.heads, self.head_width, self.width), ('heads', 'kv', 'embed'),
@@ -160,6 +162,11 @@ def delta_rule(
   y = (jnp.einsum('BNKGIJ,NBKGJE->BNKGIE', weights, u)
        + jnp.einsum('BNKGIC,NBKGCE->BNKGIE', entering * q, states))
   return joined(y, T), state.reshape(shape)
+
+
+def identity(state: Float[Array, 'B H C C']) -> Float[Array, 'B H C C']:
+  """The state that another, multiplied from the left, leaves itself."""
+  return jnp.broadcast_to(jnp.eye(state.shape[-1], dtype=state.dtype), state.shape)
 
 
 def unit(x: Float[Array, '... C']) -> Float[Array, '... C']:

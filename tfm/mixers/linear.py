@@ -11,8 +11,9 @@ from tfm.layers.chunks import Runs, cut, joined, reversed_time
 from tfm.layers.linear import Linear
 from tfm.layers.state_space import beginnings
 from tfm.mixers.protocol import Mixer
+from tfm.parallel.rows import handed_on
 from tfm.parallel.sharding import shard
-from tfm.shapes import Array, Float, Int
+from tfm.shapes import Array, Bool, Float, Int
 
 
 @struct.dataclass
@@ -105,16 +106,19 @@ class LinearAttention(Mixer):
     rotated = self.position(name='position').rotate(q, k, context.positions, context.positions)
     with jax.named_scope('sums'):
       first, segment = beginnings(context.segments, before.segment)
-      ways = [Runs.of(first, self.chunk)]
-      if not self.causal:
-        last, _ = beginnings(context.segments[:, ::-1], jnp.zeros_like(segment))
-        ways.append(Runs.within(reversed_time(cut(last[:, ::-1, None], 1, self.chunk))))
-      y, state = summed(*rotated, v, ways, before.state, self.chunk)
-      total, normalizer = summed(q, k, ones, ways, before.normalizer, self.chunk)
+      last = None if self.causal else beginnings(context.segments[:, ::-1], jnp.zeros_like(segment))[0][:, ::-1]
+      state, y = self.sums(before.state, *rotated, v, first, last)
+      normalizer, total = self.sums(before.normalizer, q, k, ones, first, last)
     y = shard((y / (total + 1e-6)).astype(self.dtype), 'batch', 'length', 'heads', 'kv')
     y = Linear((self.heads, self.head_width, self.width), ('heads', 'kv', 'embed'),
                self.output_initializer, contracted=2, bias=self.bias, dtype=self.dtype, name='out')(y)
     return shard(y, 'batch', 'length', 'embed'), None if cache is None else Cache(state, normalizer, segment)
+
+  def sums(self, state, *rows):
+    """`summed` of whole rows, whichever devices have them."""
+    if not self.causal:
+      return summed(state, *rows, self.chunk)
+    return handed_on(lambda state, rows, _: summed(state, *rows, self.chunk), state, rows)
 
   def project(self, name, axis, heads, x):
     y = Linear((self.width, heads, self.head_width), ('embed', axis, 'kv'), self.initializer,
@@ -127,15 +131,18 @@ class LinearAttention(Mixer):
 
 
 def summed(
-    q: Float[Array, 'B T H C'], k: Float[Array, 'B T K C'], v: Float[Array, 'B T K C2'], ways: list[Runs],
-    state: Float[Array, 'B K C C2'], chunk: int,
-) -> tuple[Float[Array, 'B T H C2'], Float[Array, 'B K C C2']]:
-  """Σ_s (q_t·k_s) v_s over the s of t's document, and the state Σ k_s v_sᵀ of the last one, in float32.
+    state: Float[Array, 'B K C C2'], q: Float[Array, 'B T H C'], k: Float[Array, 'B T K C'], v: Float[Array, 'B T K C2'],
+    first: Bool[Array, 'B T'], last: Bool[Array, 'B T'] | None, chunk: int,
+) -> tuple[Float[Array, 'B K C C2'], Float[Array, 'B T H C2']]:
+  """The state Σ k_s v_sᵀ of the last document, after one of what came before, and Σ_s (q_t·k_s) v_s over the s of t's
+  document, in float32.
 
-  `ways` holds how documents lie in the chunks, and of all s, not those up to t alone, if it also
-  holds how they do in the opposite order. `state` is that of the first `way`, of what came before.
+  `first` and `last` tell the tokens at the ends of documents; without the `last`, s goes up to t alone.
   """
   T, K = k.shape[1:3]
+  ways = [Runs.of(first, chunk)]
+  if last is not None:
+    ways.append(Runs.within(reversed_time(cut(last[:, :, None], 1, chunk))))
   q, k, v = (cut(x, K, chunk) for x in (q, k, v))
   weights = jnp.einsum('BNKGIC,BNKJC->BNKGIJ', q, k[:, :, :, 0], preferred_element_type=jnp.float32)
   seen = ways[0].together
@@ -148,7 +155,7 @@ def summed(
   for way in ways[1:]:
     read, _ = read_before(*map(reversed_time, (q, k, v)), way, jnp.zeros_like(state))
     y = y + reversed_time(read)
-  return joined(y, T), state
+  return state, joined(y, T)
 
 
 def read_before(q, k, v, runs, state):

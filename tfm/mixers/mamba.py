@@ -1,5 +1,7 @@
 """Mamba: a state space whose matrices depend on the input, by an associative scan."""
 
+import functools
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -10,6 +12,7 @@ from tfm.layers.initializer import Initializer, ones, uniform
 from tfm.layers.linear import Linear
 from tfm.layers.state_space import beginnings, by_chunks, step_bias
 from tfm.mixers.protocol import Mixer
+from tfm.parallel.rows import handed_on
 from tfm.parallel.sharding import partitioned, shard
 from tfm.shapes import Array, Float, Int
 
@@ -121,7 +124,7 @@ class Mamba(Mixer):
     skip = self.param('D', partitioned(ones, ('mlp',)), (self.inner,), jnp.float32)
     a = -jnp.exp(decays)
 
-    def step(h, chunk):
+    def step(a, h, chunk):
       x, delta, b, c, first = chunk
       decay = jnp.where(first[..., None, None], 0, jnp.exp(delta[..., None] * a[None, None]))
       enters = (delta * x.astype(jnp.float32))[..., None] * b[:, :, None]
@@ -129,7 +132,10 @@ class Mamba(Mixer):
       h = kept * h[:, None] + made
       return h[:, -1], jnp.einsum('BTIN,BTN->BTI', h, c, precision='highest')
 
-    state, y = by_chunks(step, state, (x, delta, b, c, first), self.chunk)
+    def scan(state, rows, a):
+      return by_chunks(functools.partial(step, a), state, rows, self.chunk)
+
+    state, y = handed_on(scan, state, (x, delta, b, c, first), a)
     return y + skip[None, None] * x.astype(jnp.float32), state
 
 

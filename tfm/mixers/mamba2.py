@@ -10,6 +10,7 @@ from tfm.layers.initializer import ones
 from tfm.layers.linear import Linear
 from tfm.layers.state_space import LOG_RATES, beginnings, by_chunks, segment_sums, step_bias
 from tfm.mixers.protocol import Mixer
+from tfm.parallel.rows import handed_on
 from tfm.parallel.sharding import partitioned, shard
 from tfm.shapes import Array, Float, Int
 
@@ -109,7 +110,8 @@ class Mamba2(Mixer):
     inputs = dict(x=made['x'].reshape(*grouped, self.head_width), b=made['B'], c=made['C'],
                   delta=delta.reshape(grouped), decay=decay.reshape(grouped), first=first)
     with jax.named_scope('scan'):
-      state, y = by_chunks(self.step, before.state, inputs, self.chunk)
+      state, y = handed_on(
+        lambda state, rows, _: by_chunks(self.step, state, rows, self.chunk), before.state, inputs)
     y = shard(y.reshape(z.shape), 'batch', 'length', *axes)
     y = y + vector('D', ones)[None, None, :, None] * made['x'].astype(jnp.float32)
     y = self.norm(y * nn.silu(z.astype(jnp.float32)))
