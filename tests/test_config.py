@@ -253,6 +253,19 @@ class TestLoad:
     assert configs.load(f'{tmp_path}/c.py').objective == "''"
     assert configs.load(f'{tmp_path}/c.py:a,smoke,b').objective == "'a,b'"
 
+  def test_what_is_laid_over_has_its_way(self, root, tmp_path):
+    (tmp_path / 'over.py').write_text('def get_config(arg): return dict(model=dict(heads=int(arg)), seed=7)')
+    (tmp_path / 'base.py').write_text("def get_config(arg): return dict(model=dict(heads=4, blocks=dict(a=dict(mask='full'))), seed=1)")
+    (tmp_path / 'blocks.py').write_text("def get_config(arg): return dict(model=dict(blocks=dict(a=dict(heads=2))))")
+    expected = configs.load(f'{tmp_path}/base.py')
+    expected.model.heads, expected.model.blocks.a.heads, expected.seed = 2, 2, 7
+    assert configs.load(f'{tmp_path}/base.py+{tmp_path}/over.py:2+{tmp_path}/blocks.py') == expected
+    small = configs.load(f'{tmp_path}/base.py:smoke+{tmp_path}/over.py:2+{tmp_path}/blocks.py')
+    assert small == configs.smoke(expected) == configs.load(f'{tmp_path}/base.py+{tmp_path}/over.py:2,smoke+{tmp_path}/blocks.py')
+    (tmp_path / 'config.json').write_text(configs.to_json(expected))
+    assert configs.load(f'{tmp_path}/config.json+{tmp_path}/over.py:2') == expected
+    refused(lambda: configs.load(f'{tmp_path}/base.py+{tmp_path}/config.json'), 'lays a whole run', 'name it first')
+
 
 class TestDifference:
 

@@ -136,35 +136,37 @@ def schema() -> ConfigDict:
 
 
 def load(file: str) -> ConfigDict:
-  """The config of `FILE` or `FILE:args`, complete; the argument `smoke` shrinks any config.
+  """The config of `FILE` or `FILE:args`, complete, with those of further ones, `FILE+FILE:args`, laid over it; the argument
+  `smoke` shrinks any config.
 
   Raises:
-    ValueError: if the file is missing, has no `get_config`, or sets a field that is not there.
+    ValueError: if a file is missing, has no `get_config`, or sets a field that is not there.
   """
-  path, _, args = file.partition(':')
-  if path.endswith('.json'):
-    return from_json(path, args)
-  args = [arg for arg in args.split(',') if arg]
-  get_config = defined(path, 'get_config', '--config=')
-  own = [arg for arg in args if arg != 'smoke']
-  config = complete(get_config(','.join(own)))
-  return smoke(config) if 'smoke' in args else config
+  config, small = schema(), False
+  for i, part in enumerate(file.split('+')):
+    path, _, text = part.partition(':')
+    args = [arg for arg in text.split(',') if arg]
+    small |= 'smoke' in args
+    own = ','.join(arg for arg in args if arg != 'smoke')
+    given = from_json(path, own) if path.endswith('.json') else defined(path, 'get_config', '--config=')(own)
+    require(i == 0 or not path.endswith('.json'), f'--config={file} lays a whole run, {path}, over another config; name it first')
+    config = laid(config, given)
+  return smoke(config) if small else config
 
 
-def from_json(path: str, args: str = '') -> ConfigDict:
-  """The config that a run left behind, complete; the argument `smoke` shrinks it.
+def from_json(path: str, args: str = '') -> Mapping:
+  """The config that a run left behind.
 
   Raises:
-    ValueError: if there is no such file, or it is no config.
+    ValueError: if there is no such file, it is no config, or there are arguments, of which it takes none.
   """
-  require(args in ('', 'smoke'), f"--config={path}:{args} takes no argument but 'smoke'")
+  require(not args, f"--config={path}:{args} takes no argument but 'smoke'")
   try:
     given = json.loads(pathlib.Path(path).read_text())
   except (OSError, ValueError) as error:
     raise ValueError(f'--config={path} cannot be read: {error}') from error
   require(isinstance(given, dict) and 'model' in given, f'--config={path} is no config of a run; DIR/config.json of a --workdir is')
-  config = complete(given)
-  return smoke(config) if args else config
+  return given
 
 
 def complete(given: Mapping) -> ConfigDict:
@@ -173,12 +175,21 @@ def complete(given: Mapping) -> ConfigDict:
   Raises:
     ValueError: for a field that is not there or a value of the wrong type.
   """
-  config = schema()
+  return laid(schema(), given)
+
+
+def laid(config: ConfigDict, given: Mapping) -> ConfigDict:
+  """A complete config with the given fields in place of its own.
+
+  Raises:
+    ValueError: for a field that is not there or a value of the wrong type.
+  """
   given = ConfigDict(given)
   model = given.get('model')
   blocks = model.get('blocks') if isinstance(model, ConfigDict) else None
   for name in blocks if isinstance(blocks, ConfigDict) else ():
-    config.model.blocks[name] = optional(BLOCK_FIELDS)
+    if name not in config.model.blocks:
+      config.model.blocks[name] = optional(BLOCK_FIELDS)
   if isinstance(model, ConfigDict) and 'architecture' in model:
     assign(config, 'model.architecture', model.architecture)  # first, as it brings sections
   for path, value in leaves(given):

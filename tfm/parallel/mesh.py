@@ -67,7 +67,7 @@ def slices(devices: Sequence[jax.Device], number: int = -1) -> list[list[jax.Dev
   Raises:
     ValueError: if the devices do not fall into so many equal groups.
   """
-  told = sorted({getattr(device, 'slice_index', 0) for device in devices})
+  told = sorted({getattr(device, 'slice_index', None) or 0 for device in devices})
   if number not in (-1, len(told)) and len(told) > 1:
     raise ValueError(f'slices.number={number} is not the {len(told)} slices that the devices say that they are in; leave it '
                      'at -1')
@@ -113,3 +113,9 @@ def make(
 def of(config: Mapping) -> Mesh:
   """The mesh that a config's `mesh` and `slices` describe, over all devices."""
   return make(config['mesh'], **config['slices'])
+
+
+def platform() -> str:
+  """Of the mesh in force, whose devices need not be here; outside of one of the devices that are."""
+  device = jax.sharding.get_abstract_mesh().abstract_device
+  return device.platform if device else jax.default_backend()

@@ -60,7 +60,7 @@ def init(model: nn.Module, optimizer: optax.GradientTransformation, batch: int, 
 
 def abstract(make: Callable[[Array], State]) -> State:
   """Shapes and boxes of the state; nothing is allocated."""
-  return jax.eval_shape(make, jax.random.key(0))
+  return jax.eval_shape(make, jax.eval_shape(lambda: jax.random.key(0)))
 
 
 def shardings(boxed: State, mesh: Mesh, rules: sharding.Rules, needs: Sequence[Need] = ()) -> State:
