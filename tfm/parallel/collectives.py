@@ -1,0 +1,162 @@
+"""What a compiled module sends between devices, read from its text: which collective, over which axes, how much."""
+
+import dataclasses
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from tfm.parallel.hlo import Executed, Module, Shape, parse
+
+# Of an array of so many bytes a device sends this part, in a group of n, if every byte takes the shortest way: a ring's
+# share, which no algorithm without arithmetic in the network betters (Patarasuk & Yuan 2009, §3).
+SENT = {
+  'all-reduce': lambda n: 2 * (n - 1) / n,
+  'all-gather': lambda n: (n - 1) / n,
+  'reduce-scatter': lambda n: (n - 1) / n,
+  'all-to-all': lambda n: (n - 1) / n,
+  'ragged-all-to-all': lambda n: (n - 1) / n,
+  'collective-permute': lambda n: 1,
+  'collective-broadcast': lambda n: 1,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Collective:
+  """One kind over one set of axes, in one execution of the module.
+
+  Attributes:
+    kind: one of `SENT`.
+    axes: the mesh axes along which its devices differ, in the mesh's order.
+    group: devices of a group. It is less than the axes have where only a part of them speak with each other.
+    count: how often it runs; bytes: all that, of one device: the array that is gathered, is reduced or changes hands,
+      whole, so that it is the same for an all-gather and the reduce-scatter that undoes it.
+  """
+
+  kind: str
+  axes: tuple[str, ...]
+  group: int
+  count: int
+  bytes: int
+
+  @property
+  def sent(self) -> int:
+    """Bytes that a device sends, at least."""
+    return math.ceil(self.bytes * SENT[self.kind](self.group))
+
+  def __str__(self):
+    return f'{self.kind} over {" ".join(self.axes)} ({self.group}): {self.count} times, {self.bytes:,} bytes'
+
+
+def collectives(text: str | Module, mesh: Mapping[str, int], unknown: int | None = None) -> list[Collective]:
+  """The collectives of a compiled module, those of one kind and axes as one, in the order of kinds and axes.
+
+  What stands in a loop counts as often as the loop runs, a pair of start and done once, and an all-reduce of which each
+  device keeps a slice, as TPUs fuse them, as the reduce-scatter that it is. Groups of one device send nothing and are
+  left out.
+
+  Args:
+    text: of `jax.stages.Compiled.as_text`, or parsed already.
+    mesh: the sizes of its axes, in order, as `Mesh.shape` has them.
+    unknown: how often a loop runs that does not tell, such as one that decodes until all rows have ended.
+
+  Raises:
+    ValueError: if there is such a loop around a collective, and `unknown` is None.
+  """
+  module = parse(text) if isinstance(text, str) else text
+  found = {}
+  for here in once(module):
+    made, kind = here.instruction, base(here.instruction.opcode)
+    if not here.known and unknown is None:
+      raise ValueError(f'the collective {made.name} stands in a loop that does not tell how often it runs')
+    groups = member_groups(made.attributes, mesh)
+    if kind != 'collective-permute' and max(map(len, groups)) == 1 or not groups:
+      continue
+    axes = varying(groups, mesh)
+    size = 2 if kind == 'collective-permute' else max(map(len, groups))
+    moved = payload(kind, made.shapes, here, module, size)
+    kind = 'reduce-scatter' if kind == 'all-reduce' and scatters(here, module) else kind
+    times = here.times * (1 if here.known else unknown)
+    count, total = found.get((kind, axes, size), (0, 0))
+    found[kind, axes, size] = count + times, total + times * moved
+  order = {axis: i for i, axis in enumerate(mesh)}
+  return [Collective(kind, axes, size, *counted) for (kind, axes, size), counted in sorted(
+    found.items(), key=lambda item: (list(SENT).index(item[0][0]), [order[axis] for axis in item[0][1]], item[0][2]))]
+
+
+def base(opcode: str) -> str:
+  """`all-gather-start` → 'all-gather'."""
+  return opcode.removesuffix('-start')
+
+
+def once(module: Module) -> Iterable[Executed]:
+  """The collectives that run, each once, however many instructions it is spread over."""
+  for here in module.executed():
+    if base(here.instruction.opcode) in SENT:
+      yield here
+
+
+def payload(kind: str, shapes: Sequence[Shape], here: Executed, module: Module, size: int) -> int:
+  """Bytes of the whole array, from what goes in."""
+  inside = module.computations[here.computation]
+  given = sum(inside[name].bytes for name in here.instruction.operands if name in inside)
+  return given * size if kind == 'all-gather' else given
+
+
+def scatters(here: Executed, module: Module) -> bool:
+  """Whether an all-reduce is fused with the slice that each device keeps of it."""
+  fusion = here.inside
+  return fusion is not None and fusion.opcode == 'fusion' and 'all-reduce-scatter' in ''.join((
+    fusion.name, here.computation)).replace('_', '-')
+
+
+def member_groups(attributes: str, mesh: Mapping[str, int]) -> list[tuple[int, ...]]:
+  """The groups of devices that a collective names, as places in the mesh; of a permute its pairs.
+
+  Written are they as lists, as `[4,2]<=[2,4]T(1,0)` (a counted array, reshaped, transposed, in rows), or as the axes of a
+  mesh of the compiler's own, `mesh['a'=2,'b'=4] {'a'}`, of which an axis may be cut, `'b':(2)2`; none given are all.
+  """
+  devices = math.prod(mesh.values())
+  if pairs := re.search(r'source_target_pairs=\{(.*?)\}\}', attributes + '}'):
+    return [tuple(map(int, pair)) for pair in re.findall(r'\{(\d+),(\d+)', pairs[0])]
+  if iota := re.search(r'replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?', attributes):
+    rows, sizes, order = ([int(n) for n in text.split(',')] if text else None for text in iota.groups())
+    places = np.arange(math.prod(sizes)).reshape(sizes)
+    places = places if order is None else places.transpose(order)
+    return [tuple(row) for row in places.reshape(-1, rows[-1]).tolist()]
+  if own := re.search(r"replica_groups=mesh\[([^\]]*)\]\s*(?:,?\s*device_ids=\((.*?)\))?\s*\{([^}]*)\}", attributes):
+    return mesh_groups(*own.groups())
+  if lists := re.search(r'replica_groups=\{((?:\{[\d,]*\},?)+)\}', attributes):
+    return [tuple(int(n) for n in row.split(',')) for row in re.findall(r'\{([\d,]+)\}', lists[1])]
+  if 'replica_groups=' in attributes and not re.search(r'replica_groups=\{\}', attributes):
+    raise ValueError(f'replica groups are written in a way that is not known here: {attributes[:200]}')
+  return [tuple(range(devices))]
+
+
+def mesh_groups(sizes: str, order: str | None, axes: str) -> list[tuple[int, ...]]:
+  """The groups along some axes, or parts of axes, of a mesh that the compiler names."""
+  shape = {name: int(size) for name, size in re.findall(r"'([^']+)'=(\d+)", sizes)}
+  places = np.arange(math.prod(shape.values())) if order is None else np.array(
+    [int(n) for n in re.findall(r'\d+', order)])
+  # An axis that is cut becomes three: what stands before the part, the part, and what stands behind it.
+  cut = {name: (int(before), int(size)) for name, before, size in re.findall(r"'([^']+)':\((\d+)\)(\d+)", axes)}
+  named = re.findall(r"'([^']+)'", axes)
+  dims, along = [], []
+  for name, size in shape.items():
+    before, part = cut.get(name, (1, size))
+    if name in named:
+      along.append(len(dims) + 1)
+    dims += [before, part, size // before // part]
+  rest = [i for i in range(len(dims)) if i not in along]
+  grouped = places.reshape(dims).transpose(rest + along)
+  return [tuple(row) for row in grouped.reshape(-1, math.prod(dims[i] for i in along)).tolist()]
+
+
+def varying(groups: Sequence[Sequence[int]], mesh: Mapping[str, int]) -> tuple[str, ...]:
+  """The axes along which the devices of a group differ."""
+  width = max(map(len, groups))
+  rows = np.array([group for group in groups if len(group) == width])
+  places = np.stack(np.unravel_index(rows, tuple(mesh.values())))
+  differ = (places != places[:, :, :1]).any((1, 2))
+  return tuple(axis for axis, does in zip(mesh, differ) if does)
