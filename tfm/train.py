@@ -32,7 +32,7 @@ from tfm.training import state as states
 from tfm.training.metrics import Log
 from tfm.training.progress import Line, say
 from tfm.training.report import Report
-from tfm.training.step import train_step
+from tfm.training.step import jitted, train_step
 
 
 # What runs of one compiled step may differ in.
@@ -186,12 +186,11 @@ def train_together(places: Sequence[Place]) -> Report:
         def one(state, batch, peak):
           return train_step(model, objective, *build.optimizer(config, peak), training.accumulation)(state, batch)
         state, split = together.stack(born, mesh), together.split(len(places), whole)
-        step = jax.jit(together.step(one, mesh, peaks), donate_argnums=0, out_shardings=(together.stacked(mesh), None))
+        step = jitted(together.step(one, mesh, peaks), together.stacked(mesh))
         batches = together.prefetch(iterators, mesh)
       else:
         (state,), split = born, lambda state: (state,)
-        step = jax.jit(train_step(model, objective, optimizer, rate, training.accumulation), donate_argnums=0,
-                       out_shardings=(where, None))
+        step = jitted(train_step(model, objective, optimizer, rate, training.accumulation), where)
         batches = device.prefetch(*iterators, batch_sharding, training.batch_size)
       del born
 

@@ -97,6 +97,7 @@ def test_what_is_sent():
   ('replica_groups=[4,2]<=[2,4]T(1,0)', [(0, 4), (1, 5), (2, 6), (3, 7)]),
   ('replica_groups=[2,4]<=[2,2,2]T(1,0,2)', [(0, 1, 4, 5), (2, 3, 6, 7)]),
   ("replica_groups=mesh['x'=2,'y'=4] {'x'}", [(0, 4), (1, 5), (2, 6), (3, 7)]),
+  ("replica_groups=mesh['x'=2,'y'=4], device_ids=([4,2]T(1,0)) {'x'}", [(0, 1), (2, 3), (4, 5), (6, 7)]),
   ("replica_groups=mesh['x'=2,'y'=4] {'y':(1)2}", [(0, 2), (1, 3), (4, 6), (5, 7)]),
   ("replica_groups=mesh['x'=2,'y'=4] {'x','y':(2)2}", [(0, 1, 4, 5), (2, 3, 6, 7)]),
   ('replica_groups={}', [tuple(range(8))]),
@@ -173,6 +174,66 @@ def test_as_a_tpu_has_it():
     Collective('reduce-scatter', ('tensor',), 2, 6, 6 * BYTES),
     Collective('all-to-all', ('data',), 2, 6, 6 * BYTES // 2),
   ]
+
+
+RING = '''
+%step (i.2: u32[], by: u32[]) -> (u32[], u32[]) {
+  %i.2 = u32[]{:T(128)} parameter(0)
+  %by = u32[]{:T(128)} parameter(1)
+  %more = u32[]{:T(128)} add(%i.2, %by)
+  ROOT %both = (u32[]{:T(128)}, u32[]{:T(128)}) tuple(%by, %more)
+}
+
+%begun (half: f32[8,8]) -> (f32[8,8], u32[]) {
+  %half = f32[8,8]{1,0} parameter(0)
+  %all-gather.1 = f32[16,8]{1,0} all-gather(%half), channel_id=9, replica_groups=[4,2]<=[8], dimensions={0}, frontend_attributes={chain_id="0"}
+  ROOT %chain = (f32[16,8]{1,0}, u32[]{:S(2)}) custom-call(%all-gather.1), custom_call_target="AsyncCollectiveStart"
+}
+
+%meanwhile (half.1: f32[8,8]) -> f32[16,8] {
+  %half.1 = f32[8,8]{1,0} parameter(0)
+  ROOT %all-gather.2 = f32[16,8]{1,0} all-gather(%half.1), channel_id=9, replica_groups=[4,2]<=[8], dimensions={0}, frontend_attributes={chain_id="0"}
+}
+
+%body (carry: (f32[8,8], u32[])) -> (f32[8,8], u32[]) {
+  %carry = (f32[8,8]{1,0}, u32[]{:T(128)}) parameter(0)
+  %x = f32[8,8]{1,0} get-tuple-element(%carry), index=0
+  %i = u32[]{:T(128)} get-tuple-element(%carry), index=1
+  %kernel = f32[8,8]{1,0} custom-call(%x), custom_call_target="tpu_custom_call", frontend_attributes={kernel_metadata={
+"what":"{\\"block\\": 512}"
+}}, metadata={op_name="kernel"}
+  %start.1 = (f32[8,8]{1,0}, f32[8,8]{1,0}, u32[]{:S(2)}, u32[]{:S(2)}) collective-permute-start(%kernel), channel_id=1, source_target_pairs={{0,2},{2,0},{1,3},{3,1},{4,6},{6,4},{5,7},{7,5}}
+  %done.1 = f32[8,8]{1,0} collective-permute-done(%start.1)
+  %half.2 = f32[16,8]{1,0} fusion(%x), kind=kOutput, calls=%meanwhile
+  %two = u32[]{:T(128)} constant(2)
+  %grown = (u32[]{:T(128)}, u32[]{:T(128)}) fusion(%i, %two), kind=kLoop, calls=%step
+  %next = u32[]{:T(128)} get-tuple-element(%grown), index=1
+  ROOT %after = (f32[8,8]{1,0}, u32[]{:T(128)}) tuple(%done.1, %next)
+}
+
+%below (carry.1: (f32[8,8], u32[])) -> pred[] {
+  %n = u32[]{:T(128)} constant(8)
+  %carry.1 = (f32[8,8]{1,0}, u32[]{:T(128)}) parameter(0)
+  %i.1 = u32[]{:T(128)} get-tuple-element(%carry.1), index=1
+  ROOT %is = pred[]{:T(512)} compare(%i.1, %n), direction=LT
+}
+
+ENTRY %main (x.1: f32[8,8]) -> f32[8,8] {
+  %x.1 = f32[8,8]{1,0} parameter(0)
+  %first = (f32[16,8]{1,0}, u32[]{:S(2)}) fusion(%x.1), kind=kOutput, calls=%begun
+  %one = u32[]{:T(128)} constant(1)
+  %kept = u32[]{:T(128)S(6)} copy(%one)
+  %begin = (f32[8,8]{1,0}, u32[]{:T(128)}) tuple(%x.1, %kept)
+  %loop = (f32[8,8]{1,0}, u32[]{:T(128)}) while(%begin), condition=%below, body=%body
+  ROOT %end = f32[8,8]{1,0} get-tuple-element(%loop), index=0
+}
+'''
+
+
+def test_a_ring_of_permutes_beside_a_gather_that_goes_on():
+  """The counter goes 1, 3, 5, 7; the gather is begun before the loop and written again into what computes meanwhile."""
+  assert collectives(RING, SIZES) == [
+    Collective('all-gather', ('tensor',), 2, 1, BYTES), Collective('collective-permute', ('fsdp',), 2, 4, 4 * BYTES // 2)]
 
 
 def test_where_an_array_lies():

@@ -5,10 +5,9 @@ import functools
 import importlib
 import logging
 
-import jax
-
 from tfm import spec
 from tfm.kernels.protocol import Kernel
+from tfm.parallel import mesh
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,7 +18,7 @@ class Auto(Kernel):
   """
 
   def attend(self, q, k, v, asked):
-    reasons, platform = [], jax.default_backend()
+    reasons, platform = [], mesh.platform()
     for name in ORDER:
       kernel = named(name)
       reason = (kernel.absence(platform) or kernel.refusal(q, k, v, asked)

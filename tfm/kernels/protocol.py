@@ -12,6 +12,7 @@ from flax import struct
 from jax.extend.random import threefry2x32_p
 
 from tfm.layers.dot_product import scaled_dot
+from tfm.parallel import mesh
 from tfm.shapes import Array, Bool, Float, Int
 
 
@@ -249,7 +250,7 @@ class Kernel(abc.ABC):
 
   def serve(self, q, k, v, asked: Asked):
     """`attend`, after a refusal where there is a reason for one."""
-    if reason := self.absence(jax.default_backend()) or self.refusal(q, k, v, asked):
+    if reason := self.absence(mesh.platform()) or self.refusal(q, k, v, asked):
       raise ValueError(f'kernel={type(self).__name__.lower()!r} cannot serve: {reason}')
     return self.attend(q, k, v, asked)
 

@@ -91,10 +91,18 @@ def base(opcode: str) -> str:
 
 
 def once(module: Module) -> Iterable[Executed]:
-  """The collectives that run, each once, however many instructions it is spread over."""
+  """The collectives that run, each once, however many instructions it is spread over.
+
+  A TPU goes on with what it has begun to gather in the fusions that compute meanwhile, and writes it into each of them; the
+  chain begins where a custom call takes it up.
+  """
   for here in module.executed():
-    if base(here.instruction.opcode) in SENT:
-      yield here
+    made = here.instruction
+    if base(made.opcode) in SENT:
+      chained = here.inside is not None and 'chain_id' in made.attributes
+      if not chained or any('AsyncCollectiveStart' in other.attributes and made.name in other.operands
+                            for other in module.computations[here.computation].values()):
+        yield here
 
 
 def payload(kind: str, shapes: Sequence[Shape], here: Executed, module: Module, size: int) -> int:
@@ -120,12 +128,9 @@ def member_groups(attributes: str, mesh: Mapping[str, int]) -> list[tuple[int, .
   devices = math.prod(mesh.values())
   if pairs := re.search(r'source_target_pairs=\{(.*?)\}\}', attributes + '}'):
     return [tuple(map(int, pair)) for pair in re.findall(r'\{(\d+),(\d+)', pairs[0])]
-  if iota := re.search(r'replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?', attributes):
-    rows, sizes, order = ([int(n) for n in text.split(',')] if text else None for text in iota.groups())
-    places = np.arange(math.prod(sizes)).reshape(sizes)
-    places = places if order is None else places.transpose(order)
-    return [tuple(row) for row in places.reshape(-1, rows[-1]).tolist()]
-  if own := re.search(r"replica_groups=mesh\[([^\]]*)\]\s*(?:,?\s*device_ids=\((.*?)\))?\s*\{([^}]*)\}", attributes):
+  if iota := re.search(r'replica_groups=(\[[\d,]+\]<=\[[\d,]+\](?:T\([\d,]+\))?)', attributes):
+    return [tuple(row) for row in counted(iota[1]).tolist()]
+  if own := re.search(r"replica_groups=mesh\[([^\]]*)\]\s*(?:,?\s*device_ids=\((\[.*?\](?:T\([\d,]+\))?)\))?\s*\{([^}]*)\}", attributes):
     return mesh_groups(*own.groups())
   if lists := re.search(r'replica_groups=\{((?:\{[\d,]*\},?)+)\}', attributes):
     return [tuple(int(n) for n in row.split(',')) for row in re.findall(r'\{([\d,]+)\}', lists[1])]
@@ -137,8 +142,7 @@ def member_groups(attributes: str, mesh: Mapping[str, int]) -> list[tuple[int, .
 def mesh_groups(sizes: str, order: str | None, axes: str) -> list[tuple[int, ...]]:
   """The groups along some axes, or parts of axes, of a mesh that the compiler names."""
   shape = {name: int(size) for name, size in re.findall(r"'([^']+)'=(\d+)", sizes)}
-  places = np.arange(math.prod(shape.values())) if order is None else np.array(
-    [int(n) for n in re.findall(r'\d+', order)])
+  places = np.arange(math.prod(shape.values())) if order is None else counted(order).reshape(-1)
   # An axis that is cut becomes three: what stands before the part, the part, and what stands behind it.
   cut = {name: (int(before), int(size)) for name, before, size in re.findall(r"'([^']+)':\((\d+)\)(\d+)", axes)}
   named = re.findall(r"'([^']+)'", axes)
@@ -151,6 +155,19 @@ def mesh_groups(sizes: str, order: str | None, axes: str) -> list[tuple[int, ...
   rest = [i for i in range(len(dims)) if i not in along]
   grouped = places.reshape(dims).transpose(rest + along)
   return [tuple(row) for row in grouped.reshape(-1, math.prod(dims[i] for i in along)).tolist()]
+
+
+def counted(text: str) -> np.ndarray:
+  """`[4,2]<=[2,4]T(1,0)`: so many numbers, in the shape that stands last, transposed, in the shape that stands first. The
+  first may be left out; a list without `T`, of more than one number, then is the numbers themselves."""
+  first, _, last = text.rpartition('<=')
+  sizes, _, order = last.partition('T')
+  sizes, order, first = ([int(n) for n in re.findall(r'\d+', part)] for part in (sizes, order, first))
+  if not first and not order:
+    return np.array(sizes)
+  places = np.arange(math.prod(sizes)).reshape(sizes)
+  places = places.transpose(order) if order else places
+  return places.reshape(first) if first else places
 
 
 def varying(groups: Sequence[Sequence[int]], mesh: Mapping[str, int]) -> tuple[str, ...]:

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 BYTES = dict(
   pred=1, s4=0.5, u4=0.5, s8=1, u8=1, s16=2, u16=2, s32=4, u32=4, s64=8, u64=8, f16=2, bf16=2, f32=4, f64=8, c64=8, c128=16,
   f8e4m3fn=1, f8e5m2=1, f8e4m3=1, f8e4m3fnuz=1, f8e5m2fnuz=1, f8e4m3b11fnuz=1, f8e3m4=1, f8e8m0fnu=1, f4e2m1fn=0.5)
+# What gives what it was given.
+SAME = ('copy', 'bitcast', 'convert', 'reshape', 'copy-start', 'copy-done')
 # The attributes that name a computation which runs with its instruction; what a reduction applies is no run of its own.
 CALLS = ('calls', 'branch_computations', 'true_computation', 'false_computation', 'called_computations')
 
@@ -85,7 +87,7 @@ class Module:
     for made in self.computations[computation].values():
       yield Executed(made, computation, times, known, inside)
       if made.opcode == 'while':
-        n = self.repetitions(made)
+        n = self.repetitions(made, computation)
         for body in made.named('body'):
           yield from self._walk(body, times * (1 if n is None else n), known and n is not None, inside)
       elif made.opcode == 'call':
@@ -97,24 +99,69 @@ class Module:
           for called in made.named(attribute):
             yield from self._walk(called, times, known, part)
 
-  def repetitions(self, loop: Instruction) -> int | None:
-    """How often a loop's body runs: as the compiler says, or from a condition that compares with a constant."""
+  def repetitions(self, loop: Instruction, inside: str) -> int | None:
+    """How often a loop's body runs: as the compiler says, or by its counter, from where it begins, by as much as it grows,
+    while it is below a constant; None if neither tells.
+
+    Args:
+      inside: the computation that the loop stands in.
+    """
     if told := re.search(r'known_trip_count"?:\s*\{"?n"?:\s*"?(\d+)', loop.attributes):
       return int(told[1])
-    [condition] = (self.computations[name] for name in loop.named('condition'))
-    constants = [int(made.arguments) for made in condition.values()
-                 if made.opcode == 'constant' and made.arguments.isdigit() and made.shapes[0].dims == ()]
-    # In a scan the index begins at zero and grows by one; the comparison may stand in a fusion.
-    inside = [made for name in loop.named('condition') for made in self.flat(name)]
-    below = any(made.opcode == 'compare' and 'direction=LT' in made.attributes for made in inside)
-    return constants[0] if below and len(constants) == 1 else None
+    condition, body = (self.computations[loop.named(name)[0]] for name in ('condition', 'body'))
+    compare, arguments = self.resolve(condition, root(condition).name, {})
+    if compare.opcode != 'compare' or 'direction=LT' not in compare.attributes:
+      return None
+    (counter, _), (none, limit) = (self.affine(*argument) for argument in arguments)
+    if counter is None or none is not None or limit is None or root(body).opcode != 'tuple':
+      return None
+    same, step = self.affine(body, root(body).operands[counter], {})
+    began = self.computations[inside][loop.operands[0]]
+    start = self.affine(self.computations[inside], began.operands[counter], {}) if began.opcode == 'tuple' else (None, None)
+    if same != counter or not step or start[0] is not None or start[1] is None:
+      return None
+    return max(0, -(-(limit - start[1]) // step))
 
-  def flat(self, computation: str) -> Iterator[Instruction]:
-    """The instructions of a computation and of its fusions."""
-    for made in self.computations[computation].values():
-      yield made
-      for called in made.named('calls'):
-        yield from self.flat(called)
+  def affine(self, computation, name, given) -> tuple[int | None, int | None]:
+    """(i, n): a value that is n more than element i of what its computation is given; (None, n): n; (None, None): neither."""
+    made, arguments = self.resolve(computation, name, given)
+    if made.opcode == 'constant' and re.fullmatch(r'-?\d+', made.arguments):
+      return None, int(made.arguments)
+    if made.opcode == 'get-tuple-element' and arguments[0][0][arguments[0][1]].opcode == 'parameter':
+      return index(made), 0
+    if made.opcode == 'add':
+      (i, m), (j, n) = (self.affine(*argument) for argument in arguments)
+      if None not in (m, n) and None in (i, j):
+        return (j if i is None else i), m + n
+    return None, None
+
+  def resolve(self, computation, name, given):
+    """What makes a value, looked for through copies and into fusions; and its operands, each with its computation and with
+    what that was given."""
+    made = computation[name]
+    if made.opcode == 'parameter' and int(made.arguments) in given:
+      return self.resolve(*given[int(made.arguments)])
+    if made.opcode in SAME:
+      return self.resolve(computation, made.operands[0], given)
+    of, wanted = made, None
+    if made.opcode == 'get-tuple-element' and computation[made.operands[0]].opcode == 'fusion':
+      of, wanted = computation[made.operands[0]], index(made)
+    if of.opcode == 'fusion':
+      fused = self.computations[of.named('calls')[0]]
+      inner = {i: (computation, operand, given) for i, operand in enumerate(of.operands)}
+      end = root(fused).name if wanted is None else root(fused).operands[wanted]
+      return self.resolve(fused, end, inner)
+    return made, [(computation, operand, given) for operand in made.operands]
+
+
+def root(computation: dict[str, Instruction]) -> Instruction:
+  """What a computation gives."""
+  return next(made for made in computation.values() if made.root)
+
+
+def index(made: Instruction) -> int:
+  """Of a get-tuple-element."""
+  return int(re.search(r'index=(\d+)', made.attributes)[1])
 
 
 def parse(text: str) -> Module:
@@ -124,11 +171,12 @@ def parse(text: str) -> Module:
     ValueError: if there is no entry computation in it.
   """
   computations, entry, current = {}, None, None
-  for line in text.splitlines():
+  # A few attributes, such as what a custom kernel tells of itself, go over several lines.
+  for line in re.sub(r'\n(?!(ROOT |ENTRY |%|\s|\}\n|\}$))', ' ', re.sub(r'\n\}(?=[^\n])', ' }', text)).splitlines():
     if line.endswith('{') and '->' in line and (head := re.match(r'(ENTRY )?%?([\w.\-]+) \(', line)):
       current = computations.setdefault(head[2], {})
       entry = head[2] if head[1] else entry
-    elif line.startswith('}'):
+    elif line.strip() == '}':
       current = None
     elif current is not None and (made := instruction(line)):
       current[made.name] = made

@@ -4,6 +4,8 @@ import math
 from collections.abc import Mapping, Sequence
 
 import jax
+import numpy as np
+from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh
 
 AXES = {
@@ -41,3 +43,27 @@ def make(sizes: Mapping[str, int], devices: Sequence[jax.Device] | None = None) 
   sizes = resolve(sizes, len(devices))
   return jax.make_mesh(
     tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes), devices=devices)
+
+
+def over(sizes: Mapping[str, int], devices: Sequence[jax.Device]) -> Mesh:
+  """A mesh over devices that need not be here, such as a topology's; of several slices, between which the network is slow,
+  `data` goes from one to another, and all else stays within.
+
+  Raises:
+    ValueError: for what `resolve` refuses, and if the slices do not divide `data`.
+  """
+  sizes, numbers = resolve(sizes, len(devices)), sorted({getattr(device, 'slice_index', None) or 0 for device in devices})
+  if sizes['data'] % len(numbers):
+    raise ValueError(f'mesh.data={sizes["data"]} does not divide over {len(numbers)} slices, between which the network is slow '
+                     f'and carries data alone; mesh.data={math.lcm(sizes["data"], len(numbers))} would do')
+  within = [size // len(numbers) if axis == 'data' else size for axis, size in sizes.items()]
+  blocks = [mesh_utils.create_device_mesh(
+    within, [device for device in devices if (getattr(device, 'slice_index', None) or 0) == number],
+    allow_split_physical_axes=True) for number in numbers]
+  return Mesh(np.concatenate(blocks, axis=list(sizes).index('data')), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
+
+
+def platform() -> str:
+  """Of the mesh in force, whose devices need not be here; outside of one of the devices that are."""
+  device = jax.sharding.get_abstract_mesh().abstract_device
+  return device.platform if device else jax.default_backend()

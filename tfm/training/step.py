@@ -67,6 +67,11 @@ def train_step(
   return step
 
 
+def jitted(step: Callable, where: State) -> Callable:
+  """The step as it is run: the state given to it is its own to write into, and lives where it did before."""
+  return jax.jit(step, donate_argnums=0, out_shardings=(where, None))
+
+
 def evaluation_step(model: nn.Module, objective: Objective) -> Callable[[PyTree, Batch], Metrics]:
   """(params, batch) → sums over the batch's tokens, without dropout."""
   return lambda params, batch: objective(model, params, batch, None)[1]
