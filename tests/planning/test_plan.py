@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import types
 
 import pytest
 
@@ -115,11 +116,26 @@ Output size 2.00G; shares 2.00G with arguments.
 '''
 
 
+STEP = types.SimpleNamespace(arguments=dict(parameters=2**30, optimizer=2**31))
+
+
 def test_what_the_compiler_refuses():
-  memory = plan.refused_memory(REFUSED, 16 * 2**30)
+  memory = plan.refused_memory(STEP, REFUSED, 16 * 2**30)
   assert memory.fits is False and memory.capacity == round(15.75 * 2**30) and memory.needed == round(20.17 * 2**30)
   assert memory.kinds == dict(reserved=258 * 2**20, program=round(18.17 * 2**30), arguments=2 * 2**30)
   assert plan.summary(REFUSED).startswith('XLA:TPU compile permanent error. Ran out of memory')
+
+
+def test_what_it_refuses_of_the_temporaries_alone():
+  memory = plan.refused_memory(STEP, 'RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO temporaries '
+                                     '(17.40G) exceeds available HBM (15.75G).', 16 * 2**30)
+  assert memory.fits is False and memory.capacity == round(15.75 * 2**30)
+  assert memory.kinds == STEP.arguments | dict(temporaries=round(17.4 * 2**30)) and memory.needed == 3 * 2**30 + round(17.4 * 2**30)
+
+
+def test_what_it_has_no_room_for():
+  memory = plan.refused_memory(STEP, 'RESOURCE_EXHAUSTED: Out of memory while trying to allocate 12.00GiB.', 2**33)
+  assert memory.fits is False and memory.capacity == 2**33 and memory.needed == 15 * 2**30
 
 
 @pytest.mark.slow
@@ -129,7 +145,8 @@ def test_for_a_topology(run, tmp_path):
     pytest.skip("libtpu is not installed; pip install -e '.[tpu]'")
   status, out, err = run('--topology=v5e:4x4', '--config.mesh.data=2', '--config.mesh.fsdp=4', '--config.data.length=128', '--to=out',
                          '--config.model.dtype=bfloat16', '--config.training.batch_size=16')
-  assert status == 0 and 'one device of 16 × TPU v5 lite' in out and 'kernel: auto takes splash on tpu' in err
+  assert status == 0, err
+  assert 'one device of 16 × TPU v5 lite' in out and 'kernel: auto takes splash on tpu' in err
   training, decoding = json.loads((tmp_path / 'out' / 'plan.json').read_text())['plans']
   for one in (training, decoding):
     assert one['fits'] and one['memory']['capacity'] == 16 * 2**30 and one['bound']['seconds'] > 0 and one['mfu'] < 1

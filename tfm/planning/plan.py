@@ -121,7 +121,7 @@ def plan(step: Step, mesh: Mesh, made: Compiled, slices: int = 1) -> Planned:
   chip = chips.of(first.device_kind)
   chip = chip and chip.device
   capacity = capacity_of(first, chip)
-  memory = refused_memory(made.refused, capacity) if made.refused else memory_of(step, made.memory, capacity)
+  memory = refused_memory(step, made.refused, capacity) if made.refused else memory_of(step, made.memory, capacity)
   common = dict(name=step.name, tokens=step.tokens, flops=step.flops, mesh=dict(mesh.shape), device=first.device_kind,
                 memory=memory, seconds=made.seconds, chip=chip)
   if made.refused:
@@ -161,15 +161,20 @@ def memory_of(step: Step, sizes: Mapping[str, int], capacity: int | None) -> Mem
   return Memory(kinds, sizes['argument'] + sizes['output'] - sizes['alias'] + sizes['temp'] + sizes['generated_code'], capacity)
 
 
-def refused_memory(text: str, capacity: int | None) -> Memory:
-  """`… Used 20.17G of 15.75G hbm …` and the lines of kinds below it."""
-  sizes = re.search(r'[Uu]sed ([\d.]+)([BKMGT]?) of ([\d.]+)([BKMGT]?) (?:hbm|\w+)', text)
-  kinds = {name: size(number, unit) for name, number, unit in re.findall(
-    r'^\s+(reserved|program|arguments|global|HLO temp|scoped) +([\d.]+)([BKMGT]?)\b', text, re.M)}
-  if not sizes:
-    wanted = re.search(r'allocate ([\d.]+)\s*([KMGT]?)i?B', text)
-    return Memory(kinds, size(*wanted.groups()) if wanted else 0, capacity, 'refusal')
-  return Memory(kinds, size(*sizes.groups()[:2]), size(*sizes.groups()[2:]), 'refusal')
+def refused_memory(step: Step, text: str, capacity: int | None) -> Memory:
+  """What a refusal tells, which has several forms: all that is `Used 20.17G of 15.75G hbm`, with lines of kinds below it; the
+  temporaries, `required for HLO temporaries (17.40G) exceeds available HBM (15.75G)`, beside which the arguments are; or
+  the array for which there was no room."""
+  if sizes := re.search(r'[Uu]sed ([\d.]+)([BKMGT]?) of ([\d.]+)([BKMGT]?) \w+', text):
+    kinds = {name: size(number, unit) for name, number, unit in re.findall(
+      r'^\s+(reserved|program|arguments) +([\d.]+)([BKMGT]?)\b', text, re.M)}
+    return Memory(kinds, size(*sizes.groups()[:2]), size(*sizes.groups()[2:]), 'refusal')
+  kinds = dict(step.arguments)
+  if sizes := re.search(r'temporaries \(([\d.]+)([BKMGT]?)\) exceeds available \w+ \(([\d.]+)([BKMGT]?)\)', text):
+    kinds['temporaries'], capacity = size(*sizes.groups()[:2]), size(*sizes.groups()[2:])
+  elif sizes := re.search(r'allocate ([\d.]+)\s*([KMGT]?)i?B', text):
+    kinds['an array beyond what else there was'] = size(*sizes.groups())
+  return Memory(kinds, sum(kinds.values()), capacity, 'refusal')
 
 
 def size(number: str, unit: str) -> int:

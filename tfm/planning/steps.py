@@ -76,8 +76,8 @@ class Asked:
 
   @functools.cached_property
   def state(self) -> states.State:
-    """Abstract, boxed."""
-    return estimate.abstract_state(self.config, self.model)
+    """Abstract, boxed; the kernel, of which there are no parameters, is that which is simplest to trace."""
+    return estimate.abstract_state(self.config, flops.with_kernel(self.model, Dense()))
 
 
 def fitting(asked: Asked, mesh: Mesh) -> None:
@@ -121,7 +121,8 @@ def decoding(asked: Asked, mesh: Mesh, rows: int) -> Step:
   length = loop.buckets(config.data.length, 16)
   model = unscanned(asked.model)
   keys = row_keys(0, [[0]], [0])
-  boxed = jax.eval_shape(lambda key: states.parameters(model, key, 1, config.data.length), jax.random.key(0))
+  dense = flops.with_kernel(model, Dense())
+  boxed = jax.eval_shape(lambda key: states.parameters(dense, key, 1, config.data.length), jax.random.key(0))
   params = target(nn.unbox(boxed), sharding.partition_specs(boxed, mesh, rules))
   on_rows, whole = sharding.batch_sharding(mesh, rules), sharding.replicated(mesh)
   with sharding.context(mesh, rules):
@@ -136,9 +137,8 @@ def decoding(asked: Asked, mesh: Mesh, rows: int) -> Step:
       model, params, state, jax.ShapeDtypeStruct((rows,), keys.dtype, sharding=on_rows), Sampling(), -1,
       jax.ShapeDtypeStruct((), jnp.int32, sharding=whole), 1)
   arguments = dict(parameters=memory.on_device(boxed, mesh, rules), cache=sum(map(own_bytes, jax.tree.leaves(caches))))
-  # All that is in the cache is counted as seen.
-  dense = flops.with_kernel(model, Dense())
 
+  # All that is in the cache is counted as seen.
   def read(params, caches):
     tokens = jnp.zeros((rows, 1), jnp.int32)
     return dense.apply({'params': params}, tokens, loop.Context(tokens, tokens + 1, tokens), caches)

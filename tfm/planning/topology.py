@@ -22,8 +22,10 @@ GENERATIONS = {
   'tpu7x': (3, 2, {}),
 }
 OTHER_NAMES = {'v5litepod': 'v5e', 'v6': 'v6e', 'v5': 'v5p', 'v7x': 'tpu7x', 'v7': 'tpu7x', 'ironwood': 'tpu7x', 'trillium': 'v6e'}
-# libtpu asks the machine that it is on what it is, unless told; it need not be a TPU.
-ENVIRONMENT = dict(TPU_SKIP_MDS_QUERY='1', TPU_ACCELERATOR_TYPE='v5litepod-16', TPU_WORKER_HOSTNAMES='localhost')
+# libtpu asks the machine that it is on what it is, unless told; it need not be a TPU. Nor is one used, which several processes
+# could not share.
+ENVIRONMENT = dict(TPU_SKIP_MDS_QUERY='1', TPU_ACCELERATOR_TYPE='v5litepod-16', TPU_WORKER_HOSTNAMES='localhost',
+                   ALLOW_MULTIPLE_LIBTPU_LOAD='1')
 # Of JAX on its own machine: nothing is computed there but constants.
 PLATFORM = 'cpu'
 
@@ -51,6 +53,7 @@ def devices(name: str, slices: int = 1) -> list[jax.Device]:
   try:
     return topologies.get_topology_desc(platform='tpu', topology_name=f'{generation}:{shape(sizes)}', **how).devices
   except (RuntimeError, ValueError) as error:
+    require('INVALID_ARGUMENT' in str(error), f'--topology={name} cannot be compiled for: {error}')
     close = nearest(generation, math.prod(sizes))
     raise ValueError(f'--topology={name} is none that libtpu knows ({str(error).splitlines()[0]}); {generation}:{shape(close)} '
                      'would do') from None
