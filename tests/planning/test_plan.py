@@ -1,0 +1,153 @@
+"""`tfm plan`: the steps of a tiny run compiled for the eight devices here, and refusals."""
+
+import json
+import os
+import re
+import types
+
+import pytest
+
+from tfm.commands import cli
+from tfm.parallel import chips
+from tfm.parallel.chips import Chip
+from tfm.planning import plan, topology
+
+CONFIG = '''
+def get_config(arg=''):
+  return dict(
+    data=dict(tokenizer='sentencepiece(300)', length=16),
+    model=dict(layers=3, width=32, heads=4, kv_heads=2, feed_forward='swiglu', remat='full', tied=False),
+    training=dict(batch_size=8), mesh=dict(data=2, fsdp=2, tensor=2))
+'''
+
+
+@pytest.fixture
+def run(tmp_path, capsys, monkeypatch):
+  """Words of the command line → exit status, stdout, stderr."""
+  monkeypatch.chdir(tmp_path)
+  monkeypatch.setattr(topology, 'PLATFORM', os.environ['JAX_PLATFORMS'])
+  (tmp_path / 'a.py').write_text(CONFIG)
+  def run(*words):
+    status = cli.main(['plan', '--config=a.py', *words])
+    return status, *capsys.readouterr()
+  return run
+
+
+# A chip of which a CPU's device is one.
+CPU = Chip('a CPU', flops=1e11, memory=2**20, bandwidth=1e10, links=1e9, network=1e8, dims=0)
+
+
+def test_here(run, tmp_path, monkeypatch):
+  """Memory, FLOPs and collectives of the training step, and the bound by a chip of our own."""
+  monkeypatch.setitem(chips.CHIPS, 'cpu', CPU)
+  status, out, _ = run('--topology=here', '--rows=0', '--to=out')
+  assert status == 0 and 'training: one device of 8 × cpu (data 2 × fsdp 2 × tensor 2)' in out and 'decoding' not in out
+  told = json.loads((tmp_path / 'out' / 'plan.json').read_text())
+  [one] = told['plans']
+  assert told['versions'].startswith('jax ')
+  kinds = one['memory']['kinds']
+  assert kinds['optimizer'] == 2 * kinds['parameters'] + 2 * 4   # two moments, two counters
+  assert sum(kinds.values()) == one['memory']['needed']
+  assert one['memory']['capacity'] == 2**20 and one['fits'] == (one['memory']['needed'] <= 2**20)
+  # What is computed again are three of four forward products of a layer; nothing is computed on all devices alike.
+  assert 1 < one['products'] * 8 / one['flops'] < 1.6
+  by = {(each['kind'], tuple(each['axes'])): each for each in one['collectives']}
+  assert by['all-gather', ('fsdp',)]['count'] >= 3 * 2 and by['all-reduce', ('tensor',)]['count'] >= 3 * 3
+  b = one['bound']
+  assert b['seconds'] == max(b[name] for name in ('compute', 'memory', 'links', 'network'))
+  assert b['compute'] == pytest.approx(one['products'] / 1e11)
+  assert one['mfu'] == pytest.approx(one['flops'] / 8 / b['seconds'] / 1e11)
+  assert one['tokens_per_second'] == pytest.approx(8 * 16 / b['seconds'])
+  text = (tmp_path / 'out' / 'plan.md').read_text()
+  assert '| parameters |' in text and 'all-reduce | tensor' in text
+
+
+@pytest.mark.slow
+def test_the_decoding_step(run, tmp_path):
+  status, out, _ = run('--topology=here', '--to=out')
+  assert status == 0
+  training, decoding = json.loads((tmp_path / 'out' / 'plan.json').read_text())['plans']
+  assert decoding['tokens'] == 4   # one row for each part of a batch
+  assert decoding['products'] * 8 == pytest.approx(decoding['flops'])
+  # Keys and values of 4 rows, 3 layers, 2 heads, 16 tokens, 8 channels, cut into 4 × 2; and where the tokens stand.
+  assert decoding['memory']['kinds']['cache'] == 2 * 3 * 16 * 8 * 4 + 3 * (3 * 16 * 4 + 4)
+  assert training['bound'] is None and 'no published peak' in out
+
+
+@pytest.mark.slow
+def test_a_search(run, tmp_path, monkeypatch):
+  """What does not fit is passed over, and the best that fits is told."""
+  needed = iter((2 * 2**20, 2**19, 2**19 + 1))
+  real = plan.memory_of
+  monkeypatch.setattr(plan, 'memory_of', lambda *args: plan.dataclasses.replace(real(*args), needed=next(needed)))
+  monkeypatch.setitem(chips.CHIPS, 'cpu', CPU)
+  status, out, err = run('--topology=here', '--search', '--limit=3', '--axes=data,fsdp', '--to=out')
+  told = json.loads((tmp_path / 'out' / 'plan.json').read_text())
+  assert status == 0 and [one['fits'] for one in told['tried']] == [False, True, True]
+  assert told['best'] in [one['flags'] for one in told['tried'][1:]] and f'best: {told["best"]}' in out
+  assert '3 of at most 3, about' in err and 'are left untried by --limit=3' in err
+
+
+@pytest.mark.parametrize('words, sentence', [
+  (('--topology=v5p-128',), 'v5p:4x4x4 would do'),
+  (('--topology=here', '--config.mesh.data=3'), 'needs 12 devices and there are 8'),
+  (('--topology=here', '--config.mesh.data=1', '--config.mesh.tensor=-1', '--config.mesh.fsdp=1'), 'cuts .* into 8 parts, but it has'),
+  (('--topology=here', '--config.training.batch_size=6'), '4 or a multiple would do'),
+  (('--topology=here', '--config.data.tokenizer=char'), '--vocab=N tells how many tokens there are'),
+  (('--topology=here', '--vocab=0'), '--vocab=0 must be at least 1'),
+  (('--topology=here', '--rows=-1'), '--rows=-1 must be 0'),
+  (('--topology=here', '--search', '--axes=data,model'), "names 'model', which is no mesh axis"),
+  (('--topology=here', '--search', '--config.training.batch_size=1', '--axes=data'), 'finds no mesh of 8 devices'),
+])
+def test_refusals(run, words, sentence):
+  status, _, err = run(*words)
+  assert status == 2 and len(err.strip().splitlines()) == 1
+  assert re.search(sentence, err)
+
+
+REFUSED = '''RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory space hbm. Used 20.17G of 15.75G hbm. Exceeded hbm capacity by 4.42G.
+
+Total hbm usage >= 20.42G:
+    reserved        258.00M
+    program          18.17G
+    arguments         2.00G
+
+Output size 2.00G; shares 2.00G with arguments.
+'''
+
+
+STEP = types.SimpleNamespace(arguments=dict(parameters=2**30, optimizer=2**31))
+
+
+def test_what_the_compiler_refuses():
+  memory = plan.refused_memory(STEP, REFUSED, 16 * 2**30)
+  assert memory.fits is False and memory.capacity == round(15.75 * 2**30) and memory.needed == round(20.17 * 2**30)
+  assert memory.kinds == dict(reserved=258 * 2**20, program=round(18.17 * 2**30), arguments=2 * 2**30)
+  assert plan.summary(REFUSED).startswith('XLA:TPU compile permanent error. Ran out of memory')
+
+
+def test_what_it_refuses_of_the_temporaries_alone():
+  memory = plan.refused_memory(STEP, 'RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO temporaries '
+                                     '(17.40G) exceeds available HBM (15.75G).', 16 * 2**30)
+  assert memory.fits is False and memory.capacity == round(15.75 * 2**30)
+  assert memory.kinds == STEP.arguments | dict(temporaries=round(17.4 * 2**30)) and memory.needed == 3 * 2**30 + round(17.4 * 2**30)
+
+
+def test_what_it_has_no_room_for():
+  memory = plan.refused_memory(STEP, 'RESOURCE_EXHAUSTED: Out of memory while trying to allocate 12.00GiB.', 2**33)
+  assert memory.fits is False and memory.capacity == 2**33 and memory.needed == 15 * 2**30
+
+
+@pytest.mark.slow
+def test_for_a_topology(run, tmp_path):
+  """A v5e slice of sixteen chips, none of which is here."""
+  if not topology.installed():
+    pytest.skip("libtpu is not installed; pip install -e '.[tpu]'")
+  status, out, err = run('--topology=v5e:4x4', '--config.mesh.data=2', '--config.mesh.fsdp=4', '--config.data.length=128', '--to=out',
+                         '--config.model.dtype=bfloat16', '--config.training.batch_size=16')
+  assert status == 0, err
+  assert 'one device of 16 × TPU v5 lite' in out and 'kernel: auto takes splash on tpu' in err
+  training, decoding = json.loads((tmp_path / 'out' / 'plan.json').read_text())['plans']
+  for one in (training, decoding):
+    assert one['fits'] and one['memory']['capacity'] == 16 * 2**30 and one['bound']['seconds'] > 0 and one['mfu'] < 1
+  assert {axis for each in training['collectives'] for axis in each['axes']} == {'data', 'fsdp', 'tensor'}

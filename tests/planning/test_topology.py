@@ -1,0 +1,52 @@
+"""Names of topologies: what they mean, and what is refused, with one that would do."""
+
+import math
+
+import pytest
+
+from tfm.planning import topology
+
+
+@pytest.mark.parametrize('name, parsed', [
+  ('v5e:4x4', ('v5e', (4, 4))), ('v5p:4x4x8', ('v5p', (4, 4, 8))), ('v4:2x2x1', ('v4', (2, 2, 1))), ('tpu7x:4x4x4', ('tpu7x', (4, 4, 4))),
+  ('trillium:16x16', ('v6e', (16, 16)))])
+def test_names(name, parsed):
+  assert topology.parse(name) == parsed
+
+
+@pytest.mark.parametrize('name, sentence', [
+  ('v5p-128', r'counts cores \(64 chips\), and does not say how they stand; v5p:4x4x4 would do'),
+  ('v5p-512', r'counts cores \(256 chips\).*v5p:4x8x8 would do'),
+  ('v5p-8', r'\(4 chips\).*v5p:2x2x1 would do'),
+  ('v5litepod-16', r'counts chips \(16 chips\).*v5e:4x4 would do'),
+  ('v6e-256', 'v6e:16x16 would do'),
+  ('v5e-32', 'v5e:4x8 would do'),
+  ('v5e:16', 'does not give the 2 dimensions of v5e; v5e:4x4 would do'),
+  ('v5p:16x16', 'does not give the 3 dimensions of v5p; v5p:4x8x8 would do'),
+  ('v5e:4x0', 'v5e:4x4 would do'),
+  ('v9:4x4', 'is not known; a topology is a generation, v4, v5e, v5p, v6e, tpu7x'),
+  ('h100', "'here' is what is attached"),
+])
+def test_refusals(name, sentence):
+  with pytest.raises(ValueError, match=sentence):
+    topology.parse(name)
+
+
+@pytest.mark.parametrize('generation', topology.GENERATIONS)
+@pytest.mark.parametrize('chips', [1, 4, 16, 60, 64, 100, 512, 4096])
+def test_the_nearest_has_as_many_chips_or_some_more(generation, chips):
+  sizes = topology.nearest(generation, chips)
+  assert chips <= math.prod(sizes) <= chips * 1.5 and len(sizes) == topology.GENERATIONS[generation][0]
+  assert topology.parse(f'{generation}:{topology.shape(sizes)}') == (generation, sizes)
+
+
+def test_without_libtpu(monkeypatch):
+  monkeypatch.setattr(topology, 'installed', lambda: False)
+  with pytest.raises(ValueError, match=r"needs libtpu, .* not installed; pip install -e '.\[tpu\]', or --topology=here"):
+    topology.devices('v5e:4x4')
+
+
+@pytest.mark.parametrize('name, slices, sentence', [('here', 2, 'what is here is as it is'), ('v5e:4x4', 0, 'must be at least 1')])
+def test_slices(name, slices, sentence):
+  with pytest.raises(ValueError, match=sentence):
+    topology.devices(name, slices)

@@ -1,0 +1,163 @@
+"""Plans a run on devices that need not be here: compiled for them, never run.
+
+  tfm plan --config=configs/llama.py:3-8b --topology=v5p:4x4x8
+  tfm plan --config=configs/llama.py:3-70b --topology=v5p:8x8x8 --slices=2 --config.mesh.data=2 --config.mesh.fsdp=-1
+  tfm plan --config=configs/gpt2.py:xl --topology=v5e:16x16 --search --to=plans/gpt2-xl
+
+The real training step, and of a decoder the step that writes one token, is compiled ahead of time by libtpu (the extra [tpu]),
+which needs no TPU. Told are, for one device, the memory by kind against what the chip has; FLOPs, memory traffic, and every
+collective with the mesh axes that it goes over; and the least time that a step can take by the published peaks of the chip:
+a bound, not a measurement. --topology=here compiles for the devices that are attached. --search tries meshes, remat policies
+and microbatches. No data is read: a vocabulary that is learnt from text has to be told by --vocab.
+"""
+
+import argparse
+import contextlib
+import math
+import pathlib
+import shlex
+import sys
+import time
+from collections.abc import Iterator
+
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from tfm.commands.inspect import titled, wide_console
+from tfm.config import require
+from tfm.parallel import chips
+from tfm.parallel import mesh as meshes
+from tfm.parallel import sharding
+from tfm.planning import plan, report, search, steps, topology
+from tfm.planning.plan import Planned
+from tfm.training.progress import console, say
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+  add = parser.add_argument
+  add('--config', required=True, metavar='FILE[:args]', help='the Python file of the config')
+  add('--topology', required=True, metavar='NAME', help=f'such as v5e:16x16 or v5p:4x4x8, or {topology.HERE}: what is attached')
+  add('--slices', type=int, default=1, metavar='N', help='so many of them, with a slow network between (default: 1)')
+  add('--vocab', type=int, metavar='N', help='tokens there are, where only the text tells')
+  add('--rows', type=int, metavar='N', help='that a decoder writes at once; 0: its step is left out (default: one for each part '
+                                            'that the mesh cuts a batch into)')
+  add('--search', action='store_true', help='try meshes, remat policies and microbatches')
+  add('--axes', default=','.join(search.USUAL), metavar='A,B', help='mesh axes that --search tries (default: %(default)s)')
+  add('--limit', type=int, default=16, metavar='N', help='steps that --search compiles at most (default: %(default)s)')
+  add('--to', metavar='DIR', help='where plan.json and plan.md go')
+
+
+def main(args: argparse.Namespace) -> int:
+  command = shlex.join(['tfm', *sys.argv[1:]])
+  require(args.rows is None or args.rows >= 0, f'--rows={args.rows} must be 0 (none) or more')
+  asked = steps.Asked.of(args.config, args.vocab)
+  devices = topology.devices(args.topology, args.slices)
+  if args.search:
+    return searched(asked, devices, args, command)
+  mesh = meshes.make(asked.config.mesh.to_dict(), devices, **asked.config.slices)
+  steps.fitting(asked, mesh)
+  plans = [planned('training', lambda: steps.training(asked, mesh), mesh, args.slices)]
+  rows = one_each(asked, mesh) if args.rows is None else args.rows
+  if rows and steps.decodes(asked):
+    plans.append(planned('decoding', lambda: steps.decoding(asked, mesh, rows), mesh, args.slices))
+  out = wide_console()
+  for title, columns, lines in report.tables(plans):
+    out.print(table(title, columns, lines))
+  if args.to:
+    report.write(plans, command, pathlib.Path(args.to))
+    out.print(f'plan: {pathlib.Path(args.to) / "plan.md"}', highlight=False)
+  return 0
+
+
+def one_each(asked: steps.Asked, mesh) -> int:
+  """A row for each part of a batch."""
+  return math.prod(mesh.shape[axis] for axis in dict(sharding.parse_rules(asked.config.rules)).get('batch') or ())
+
+
+def planned(name: str, step, mesh, slices: int) -> Planned:
+  """A step, lowered and compiled while a line tells of it."""
+  with working(f'{name}: compiling for {mesh.size} × {mesh.devices.flat[0].device_kind} …'):
+    lowered = step()
+    return plan.plan(lowered, mesh, plan.compiled(lowered), slices)
+
+
+@contextlib.contextmanager
+def working(text: str) -> Iterator[None]:
+  """A live line with the time that it has taken, or two plain ones where there is no terminal."""
+  begin = time.perf_counter()
+  if console.is_terminal:
+    with Progress(SpinnerColumn(), TextColumn('{task.description}'), TimeElapsedColumn(), console=console, transient=True) as line:
+      line.add_task(text)
+      yield
+  else:
+    say(text)
+    yield
+  say(f'{text.partition(":")[0]}: compiled in {time.perf_counter() - begin:.0f} s')
+
+
+def searched(asked: steps.Asked, devices, args: argparse.Namespace, command: str) -> int:
+  """Tries what there is to try; 1 where nothing fits."""
+  axes = args.axes.split(',')
+  for axis in axes:
+    require(axis in meshes.AXES, f'--axes={args.axes} names {axis!r}, which is no mesh axis; known: {", ".join(meshes.AXES)}')
+  require(args.limit >= 1, f'--limit={args.limit} must be at least 1')
+  chip = chips.of(devices[0].device_kind)
+  found = search.candidates(asked, len(devices), args.slices, axes, plan.capacity_of(devices[0], chip and chip.device))
+  require(bool(found), f'--search finds no mesh of {len(devices)} devices over {args.axes} that divides the model and its '
+                       f'batch of {asked.config.training.batch_size} rows, and whose devices hold the state; more devices, or '
+                       'another config.training.batch_size, would do')
+  tried, begin = [], time.perf_counter()
+  for i, one in enumerate(found):
+    if len(tried) == args.limit:
+      say(f'{len(found) - i} of {len(found)} are left untried by --limit={args.limit}')
+      break
+    if search.needless(one, tried):
+      continue
+    passed = time.perf_counter() - begin
+    left = f', about {passed / len(tried) * (min(args.limit, len(found)) - len(tried)) / 60:.0f} minutes left' if tried else ''
+    say(f'{len(tried) + 1} of at most {min(args.limit, len(found))}{left}: {one}')
+    trial = steps.Asked(one.config(asked.config), asked.vocab, asked.source_vocab)
+    mesh = meshes.make(trial.config.mesh.to_dict(), devices, **trial.config.slices)
+    try:
+      tried.append((one, planned('training', lambda: steps.training(trial, mesh), mesh, args.slices)))
+    except ValueError as error:
+      say(f'left out: {error}')
+      continue
+    say(f'  {report.verdict(tried[-1][1])}')
+  out, winner = wide_console(), search.best(tried)
+  columns, lines = search_rows(tried, winner)
+  out.print(table(f'{len(tried)} tried', columns, lines))
+  if winner:
+    for title, rest, rows in report.tables([winner[1]]):
+      out.print(table(title, rest, rows))
+    out.print(f'best: {winner[0]}', highlight=False)
+  else:
+    out.print('nothing that was tried fits', highlight=False)
+  if args.to:
+    folder = pathlib.Path(args.to)
+    report.write([winner[1]] if winner else [], command, folder, dict(
+      best=str(winner[0]) if winner else None, tried=[dict(flags=str(one)) | report.data(each) for one, each in tried]))
+    with (folder / 'plan.md').open('a') as file:
+      file.write('\n'.join(['', f'## {len(tried)} tried', '', *report.pipes(columns, lines), '']))
+    out.print(f'plan: {folder / "plan.md"}', highlight=False)
+  return 0 if winner else 1
+
+
+def search_rows(tried, winner):
+  """All that was tried, the best marked."""
+  columns = ('', 'mesh', 'remat', '>microbatches', '>memory', 'fits', '>least time', 'bound by', '>MFU')
+  lines = []
+  for one, each in sorted(tried, key=lambda pair: (pair[1].memory.fits is False, pair[1].bound.seconds if pair[1].bound else 0)):
+    b = each.bound
+    lines.append(('→' if winner and one == winner[0] else '', report.sizes(dict(one.mesh)), one.remat, str(one.accumulation),
+                  report.gib(each.memory.needed), {True: 'yes', False: 'no', None: '?'}[each.memory.fits],
+                  report.seconds(b.seconds) if b else '', b.by if b else '', f'{each.mfu:.1%}' if b else ''))
+  return columns, lines
+
+
+def table(title: str, columns, rows) -> Table:
+  """For the terminal."""
+  made = titled(title, *columns)
+  for row in rows:
+    made.add_row(*row)
+  return made

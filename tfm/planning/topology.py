@@ -1,0 +1,112 @@
+"""Devices to compile for: of a TPU topology, by its name, or those that are here."""
+
+import importlib.util
+import itertools
+import math
+import os
+import re
+from collections.abc import Sequence
+
+import jax
+from jax.experimental import topologies
+
+from tfm.config import require
+
+HERE = 'here'
+# generation → (dimensions, cores that a name such as v5p-128 counts for each chip, how its chips are to be described).
+GENERATIONS = {
+  'v4': (3, 2, dict(chip_config_name='megacore')),
+  'v5e': (2, 1, {}),
+  'v5p': (3, 2, {}),
+  'v6e': (2, 1, {}),
+  'tpu7x': (3, 2, {}),
+}
+OTHER_NAMES = {'v5litepod': 'v5e', 'v6': 'v6e', 'v5': 'v5p', 'v7x': 'tpu7x', 'v7': 'tpu7x', 'ironwood': 'tpu7x', 'trillium': 'v6e'}
+# libtpu asks the machine that it is on what it is, unless told; it need not be a TPU. Nor is one used, which several processes
+# could not share.
+ENVIRONMENT = dict(TPU_SKIP_MDS_QUERY='1', TPU_ACCELERATOR_TYPE='v5litepod-16', TPU_WORKER_HOSTNAMES='localhost',
+                   ALLOW_MULTIPLE_LIBTPU_LOAD='1')
+# Of JAX on its own machine: nothing is computed there but constants.
+PLATFORM = 'cpu'
+
+
+def devices(name: str, slices: int = 1) -> list[jax.Device]:
+  """The devices of `slices` topologies such as 'v5p:4x4x8', to compile for; of 'here', those that are attached.
+
+  Raises:
+    ValueError: for a name that is no topology, with one that would do, and without libtpu, which compiles for them.
+  """
+  if name == HERE:
+    require(slices == 1, f'--slices={slices} is of a topology; what is here is as it is')
+    return jax.devices()
+  require(slices >= 1, f'--slices={slices} must be at least 1')
+  generation, sizes = parse(name)
+  require(installed(), f'--topology={name} needs libtpu, the compiler for TPUs, which is not installed; '
+                       "pip install -e '.[tpu]', or --topology=here")
+  os.environ.update({key: value for key, value in ENVIRONMENT.items() if key not in os.environ})
+  jax.config.update('jax_platforms', PLATFORM)
+  how = dict(GENERATIONS[generation][2])
+  if math.prod(sizes) == 1:
+    how['chips_per_host_bounds'] = (1, 1, 1)
+  if slices > 1:
+    how['num_slices'] = slices
+  try:
+    return topologies.get_topology_desc(platform='tpu', topology_name=f'{generation}:{shape(sizes)}', **how).devices
+  except (RuntimeError, ValueError) as error:
+    require('INVALID_ARGUMENT' in str(error), f'--topology={name} cannot be compiled for: {error}')
+    close = nearest(generation, math.prod(sizes))
+    raise ValueError(f'--topology={name} is none that libtpu knows ({str(error).splitlines()[0]}); {generation}:{shape(close)} '
+                     'would do') from None
+
+
+def installed() -> bool:
+  """Whether libtpu is there."""
+  return bool(os.environ.get('TPU_LIBRARY_PATH')) or importlib.util.find_spec('libtpu') is not None
+
+
+def parse(name: str) -> tuple[str, tuple[int, ...]]:
+  """'v5p:4x4x8' → ('v5p', (4, 4, 8)).
+
+  Raises:
+    ValueError: for another form, with the nearest name of this one.
+  """
+  known = f'a topology is a generation, {", ".join(GENERATIONS)}, and its chips along each dimension, as v5e:4x4 or v5p:4x4x8'
+  counted = re.fullmatch(r'([a-z]\w*?)-(\d+)', name)
+  if counted:
+    given, count = counted[1], int(counted[2])
+    generation = OTHER_NAMES.get(given, given)
+    if generation in GENERATIONS and count:
+      cores = GENERATIONS[generation][1]
+      chips = max(1, count // cores)
+      raise ValueError(f'--topology={name} counts {"cores" if cores > 1 else "chips"} ({chips} chips), and does not say how '
+                       f'they stand; {generation}:{shape(nearest(generation, chips))} would do')
+  generation, _, sizes = name.partition(':')
+  generation = OTHER_NAMES.get(generation, generation)
+  require(generation in GENERATIONS, f'--topology={name} is not known; {known}; {HERE!r} is what is attached')
+  found = re.fullmatch(r'\d+(x\d+)*', sizes)
+  numbers = tuple(map(int, sizes.split('x'))) if found else ()
+  dims = GENERATIONS[generation][0]
+  chips = math.prod(numbers)
+  require(len(numbers) == dims and chips > 0,
+          f'--topology={name} does not give the {dims} dimensions of {generation}; '
+          f'{generation}:{shape(nearest(generation, chips or 16))} would do')
+  return generation, numbers
+
+
+def shape(sizes: Sequence[int]) -> str:
+  """(4, 4, 8) → '4x4x8'."""
+  return 'x'.join(map(str, sizes))
+
+
+def nearest(generation: str, chips: int) -> tuple[int, ...]:
+  """The topology of as many chips, or else of the next number above that has one, nearest to a cube or a square.
+
+  Its sides are powers of two, or above four multiples of four, as slices are sold.
+  """
+  dims, least = GENERATIONS[generation][0], 1
+  sides = [1, 2, *range(4, 100, 4)]
+  # A slice of at most a host has one plane.
+  found = [sizes for sizes in itertools.combinations_with_replacement(sides, dims) if math.prod(sizes) >= max(chips, least)]
+  best = min(found, key=lambda sizes: (math.prod(sizes), sum(sizes)))
+  # From the least on, but a plane of a host has its one last.
+  return best if 1 not in best or dims == 2 else tuple(sorted(best, key=lambda n: (n == 1, n)))
