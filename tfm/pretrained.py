@@ -29,10 +29,11 @@ from tfm.decoding.sampling import Sampling
 from tfm.decoding.unrolled import unrolled
 from tfm.families import longformer, rope, tensors
 from tfm.families.protocol import Family
-from tfm.mixers.protocol import Context
+from tfm.mixers.protocol import Context, Mixer
 from tfm.models.trunk import Trunk
 from tfm.parallel import mesh as meshes
 from tfm.parallel import sharding
+from tfm.positions.protocol import Position
 from tfm.shapes import Array, PyTree
 from tfm.spec import parse, suggest
 from tfm.training import checkpoint
@@ -459,8 +460,12 @@ def alike(config: ConfigDict) -> ConfigDict:
 
 
 def described(x: Any) -> Any:
-  """What a module or a factory is made of, with what it takes where nothing is said."""
+  """What a module or a factory is made of, with what it takes where nothing is said, and of a position what it means."""
   if isinstance(x, functools.partial):
+    if makes(x, Position):
+      return x.func, x().meaning()
+    if makes(x, Mixer) and 'position' in x.keywords:
+      x = functools.partial(x, position=functools.partial(x.keywords['position'], head_width=x().positioned))
     bound = inspect.signature(x.func).bind_partial(*x.args, **x.keywords)
     bound.apply_defaults()
     return x.func, {name: described(value) for name, value in bound.arguments.items() if name not in ('parent', 'name')}
@@ -471,14 +476,19 @@ def described(x: Any) -> Any:
   return tuple(map(described, x)) if isinstance(x, (tuple, list)) else re.sub(r' at 0x[0-9a-f]+', '', repr(x))
 
 
+def makes(x: functools.partial, kind: type) -> bool:
+  return isinstance(x.func, type) and issubclass(x.func, kind)
+
+
 # Fields of the model that say how it begins, is trained or computed: not what it is.
 FREE = ('dtype', 'scan', 'remat', 'kernel', 'dropout', 'initializer', 'embedding_initializer', 'depth_scaled', 'vocab_multiple')
 
 
-def trimmed(params: PyTree, vocab: int) -> PyTree:
-  """Parameters without the rows of the vocabulary that are no tokens."""
-  cuts = {'embedding/table': 0, 'output/kernel': 1, 'bias/bias': 0}
+def trimmed(params: PyTree, vocab: int, source_vocab: int = 0) -> PyTree:
+  """Parameters without the rows of a vocabulary that are no tokens."""
+  cuts = {'embedding/table': (0, vocab), 'output/kernel': (1, vocab), 'bias/bias': (0, vocab),
+          'source_embedding/table': (0, source_vocab)}
   def cut(path, x):
-    axis = cuts.get(tensors.path_of(path))
-    return x if axis is None or x.shape[axis] == vocab else jax.lax.slice_in_dim(x, 0, vocab, axis=axis)
+    axis, rows = cuts.get(tensors.path_of(path), (None, 0))
+    return x if axis is None or x.shape[axis] == rows else jax.lax.slice_in_dim(x, 0, rows, axis=axis)
   return jax.tree_util.tree_map_with_path(cut, params)
