@@ -30,7 +30,7 @@ from tfm.layers.feed_forward import FEED_FORWARDS
 from tfm.layers.initializer import INITIALIZERS, Factory, shrunk
 from tfm.layers.lora import DOWN, SCALE, UP, Lora
 from tfm.layers.norm import norm as make_norm
-from tfm.layers.pooled import POOLINGS, Pooled
+from tfm.layers.pooled import LEADING, Pooled
 from tfm.masks.protocol import Mask, is_causal
 from tfm.mixers.protocol import Mixer
 from tfm.models.block import PLACEMENTS, RESIDUALS, Block
@@ -195,9 +195,15 @@ def model(config: ConfigDict, vocab: int, causal: bool = True, source_vocab: int
     require(len(users) == 1, f'config.model.blocks.{name} is in the patterns of {" and ".join(users)}, whose blocks '
                              'inherit from different sections; define one for each')
 
+  one_of('model.pooling', m.pooling, LEADING)
   if m.patch or source(config).shape:
     return Vision(**trunk(config, 'model', causal=False, branches=2), **patches(config), heads=heads(config),
                   initializer=initializer(config, 'initializer'))
+
+  require(m.class_tokens == 0, f'config.model.class_tokens={m.class_tokens} stand before the patches of images, and the model '
+                               'reads texts; leave it at 0')
+  require(LEADING[m.pooling] < 2, f'config.model.pooling={m.pooling!r} is of the learned tokens of images, and the model reads '
+                                  "texts; 'first' would do")
 
   def rows(vocab):
     return -(-vocab // m.vocab_multiple) * m.vocab_multiple
@@ -219,8 +225,8 @@ def patches(config: ConfigDict) -> dict[str, Any]:
   """What images are, and how they become tokens.
 
   Raises:
-    ValueError: for a patch without images or images without one, one that does not divide them, a data.length that
-      is not as many, and what is said of tokens and would be ignored.
+    ValueError: for a patch without images or images without one, one that does not divide them, fewer class tokens than
+      the pooling reads, a data.length that is not as many, and what is said of tokens and would be ignored.
   """
   m, shape, length = config.model, source(config).shape, config.data.length
   require(bool(shape), f'config.model.patch={m.patch} cuts up images, and config.data.source={config.data.source!r} gives '
@@ -229,15 +235,18 @@ def patches(config: ConfigDict) -> dict[str, Any]:
   fit = [p for p in range(1, min(H, W) + 1) if H % p == W % p == 0]
   require(m.patch in fit, f'config.model.patch={m.patch} does not cut the {H} × {W} pixels of config.data.source='
                           f'{config.data.source!r} into patches; one of {", ".join(map(str, fit))} would do')
-  count, classed = (H // m.patch) * (W // m.patch), m.pooling == 'first'
+  count, classed = (H // m.patch) * (W // m.patch), m.class_tokens
+  require(classed >= LEADING[m.pooling], f'config.model.class_tokens={classed} are fewer than the {LEADING[m.pooling]} that '
+                                         f'config.model.pooling={m.pooling!r} reads; leave it out')
+  told = {0: '', 1: ' and the class token'}.get(classed, f' and {classed} class tokens')
   require(length == count + classed,
           f'config.data.length={length} is not the {count} patches of {m.patch} × {m.patch} pixels of config.data.source='
-          f"{config.data.source!r}{' and the class token' if classed else ''}; {count + classed} would do")
+          f"{config.data.source!r}{told}; {count + classed} would do")
   for field in TOKENS:
     default = m.width if field == 'embedding_width' else schema().model[field]
     require(m[field] == default, f'config.model.{field}={m[field]!r} is of a vocabulary, which images have not; leave it '
                                  f'at {default!r}')
-  return dict(shape=shape, patch=m.patch, class_token=classed)
+  return dict(shape=shape, patch=m.patch, class_tokens=classed)
 
 
 def token_types(config: ConfigDict) -> int:
@@ -252,7 +261,6 @@ def token_types(config: ConfigDict) -> int:
 def heads(config: ConfigDict) -> tuple[tuple[str, Callable], ...]:
   """(name, factory) of each head of an encoder that classifies."""
   m = config.model
-  one_of('model.pooling', m.pooling, [name for name in POOLINGS if name != 'none'])
   return tuple((name, functools.partial(
     Pooled, pooling or m.pooling, '' if pooling == 'none' else m.pooled_transform, classes, m.width,
     m.dropout.residual, initializer(config, 'initializer'), DTYPES[m.dtype]))

@@ -14,6 +14,7 @@ from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
 from tfm.layers.feed_forward import usual_hidden
+from tfm.layers.pooled import LEADING
 from tfm.spec import defined, parse, suggest
 from tfm.training.schedule import ENDLESS
 
@@ -41,7 +42,7 @@ def schema() -> ConfigDict:
       source='stdlib',              # tfm/data/sources: stdlib, text('*.txt'), tfds('name'), parallel(src, tgt), digits, …
       tokenizer='bytes',            # tfm/data/tokenizers: bytes, char, words, sentencepiece(8000)
       source_tokenizer=placeholder(str),  # of the source of a pair; None: the tokenizer, trained on both
-      length=256,                   # tokens of one sequence; of an image, its patches and the class token
+      length=256,                   # tokens of one sequence; of an image, its patches and the class tokens
       packing='concat',             # tfm/data/packing: concat, first_fit; pairs: buckets; classes: each; answers: answered
       threads=2,                    # reading threads of the training pipeline
     ),
@@ -73,7 +74,8 @@ def schema() -> ConfigDict:
       output_soft_cap=0.0,          # logits of the vocabulary become cap · tanh(logits / cap); 0: they do not
       patch=0,                      # of an encoder of images: pixels a side of what is one token; 0: of texts
       token_types=0,                # of an encoder: embeddings for first and second text; 0: none
-      pooling='first',              # of an encoder: what a class is told from: first, mean
+      class_tokens=placeholder(int),  # of images: learned tokens before the patches; None: as many as the pooling reads
+      pooling='first',              # of an encoder: what a class is told from: first, mean; first_two: the mean of two heads
       pooled_transform='',          # and the activation of a layer before the class; '': none
       vocab_multiple=128,           # rows of the embedding table are rounded up to a multiple
       initializer='normal(0.02)',   # normal, truncated_normal, xavier_uniform, lecun_normal
@@ -276,6 +278,8 @@ def resolve(config: ConfigDict) -> ConfigDict:
     model.mask = 'full' if model.architecture == 'encoder' else 'causal'
   if model.embedding_width is None:
     model.embedding_width = model.width
+  if model.class_tokens is None:
+    model.class_tokens = LEADING.get(model.pooling, 0) if model.patch else 0
   for part in (model.encoder, model.cross):
     inherit(part, model)
   for name, block in model.blocks.items():

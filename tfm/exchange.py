@@ -11,6 +11,7 @@ from ml_collections import ConfigDict
 from tfm import build
 from tfm import config as configs
 from tfm.config import require
+from tfm.data.tokenizers import marian
 from tfm.layers.lora import merged
 from tfm.pretrained import Pretrained, export, families, from_pretrained, located
 from tfm.run import Run, carried
@@ -19,7 +20,7 @@ from tfm.training import checkpoint
 
 # What a tokenizer is kept in, beside the tensors.
 TOKENIZER_FILES = ('tokenizer.json', 'tokenizer_config.json', 'special_tokens_map.json', 'spiece.model', 'tokenizer.model',
-                   'vocab.txt', 'vocab.json', 'merges.txt', 'added_tokens.json')
+                   'vocab.txt', 'vocab.json', 'merges.txt', 'added_tokens.json', *marian.FILES, marian.TARGET_VOCAB)
 
 
 def imported(path: str, workdir: str, assigned: Callable[[ConfigDict], ConfigDict] = lambda config: config) -> Pretrained:
@@ -36,18 +37,24 @@ def imported(path: str, workdir: str, assigned: Callable[[ConfigDict], ConfigDic
   require(not (workdir / 'checkpoints').exists(), f'--workdir={workdir} holds a run; name another')
   made = from_pretrained(str(folder))
   config = made.config.copy_and_resolve_references()
-  if made.config.model.patch:
-    tokenizer = None
-  else:
-    config.data.tokenizer = f'published({str(folder.absolute())!r})'
+  where = repr(str(folder.absolute()))
+  tokenizer = source_tokenizer = None
+  if not made.config.model.patch:
+    of_marian = all((folder / name).exists() for name in marian.FILES)
+    config.data.tokenizer = f'{"marian" if of_marian else "published"}({where})'
     tokenizer = build.tokenizer(config).train(())
+  if made.source_vocab:
+    config.data.source_tokenizer = f'marian({where}, sources=True)'
+    source_tokenizer = build.source_tokenizer(config).train(())
   config = configs.resolve(assigned(config))
   lines = [line for line in configs.difference(made.config.to_dict(), config.to_dict()) if line.startswith('model.')]
   require(not lines, f'--config.{lines[0] if lines else ""}: the model is the one that was published; leave it as it is')
   workdir.mkdir(parents=True, exist_ok=True)
   (workdir / 'config.json').write_text(configs.to_json(config))
   run = dict(config=config.to_dict(), corpus='', tokenizer=tokenizer and tokenizer.state(), data=None,
-             published=dict(family=made.family.model_type, output=made.output, ids=made.ids, vocab=made.vocab))
+             source_tokenizer=source_tokenizer and source_tokenizer.state(),
+             published=dict(family=made.family.model_type, output=made.output, ids=made.ids, vocab=made.vocab,
+                            source_vocab=made.source_vocab))
   with contextlib.closing(checkpoint.Checkpoints(workdir, keep=1)) as checkpoints:
     checkpoints.begin(made.params, run)
   return dataclasses.replace(made, config=config)
@@ -67,14 +74,17 @@ def exported(run: Run, workdir: str, folder: str, family: str | None = None) -> 
                                      f'{", ".join(families())}')
   tokenizer = run.tokenizer
   vocab = published.get('vocab') or (tokenizer.vocab_size if tokenizer else 0)
+  own = run.source_tokenizer
+  source_vocab = published.get('source_vocab') or (own.vocab_size if own else 0)
   ids = published.get('ids') or ({} if tokenizer is None else dict(eos=tokenizer.eos_id, start=tokenizer.begin_id))
   objective = parse(run.config.objective)
   classes = 'classes of words' if objective.kwargs.get('words') else 'classes'
   output = classes if objective.name == 'classification' else published.get('output') or 'vocabulary'
-  export(run.config, merged(run.params), folder, family or published['family'], vocab, ids, output)
+  export(run.config, merged(run.params), folder, family or published['family'], vocab, ids, output,
+         source_vocab)
   told = f'config.json and tensors of {family or published["family"]}'
   came = parse(run.config.data.tokenizer)
-  if came.name == 'published':
+  if came.name in ('published', 'marian'):
     files = [name for name in TOKENIZER_FILES if (pathlib.Path(came.args[0]) / name).exists()]
     for name in files:
       shutil.copy(pathlib.Path(came.args[0]) / name, folder)

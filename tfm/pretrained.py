@@ -29,10 +29,11 @@ from tfm.decoding.sampling import Sampling
 from tfm.decoding.unrolled import unrolled
 from tfm.families import longformer, rope, tensors
 from tfm.families.protocol import Family
-from tfm.mixers.protocol import Context
+from tfm.mixers.protocol import Context, Mixer
 from tfm.models.trunk import Trunk
 from tfm.parallel import mesh as meshes
 from tfm.parallel import sharding
+from tfm.positions.protocol import Position
 from tfm.shapes import Array, PyTree
 from tfm.spec import parse, suggest
 from tfm.training import checkpoint
@@ -78,7 +79,7 @@ class Pretrained:
     config: resolved; model, params: what it says.
     family: that it was read by; output: what it answers, one of `tfm.families.protocol.OUTPUTS`.
     ids: of the tokens that begin, end and fill up a text, by 'start', 'eos' and 'pad', where config.json tells.
-    vocab: how many tokens there are.
+    vocab: how many tokens there are; source_vocab: of the source, where it has a vocabulary of its own, else 0.
     mesh, rules: where the parameters live.
   """
 
@@ -91,6 +92,7 @@ class Pretrained:
   vocab: int
   mesh: Mesh
   rules: sharding.Rules
+  source_vocab: int = 0
 
   def logits(
       self, input_ids: Array | None = None, attention_mask: Array | None = None, token_type_ids: Array | None = None,
@@ -130,7 +132,7 @@ class Pretrained:
       inputs, context = jnp.asarray(input_ids), context_of(input_ids, attention_mask, self.family.counts, self.ids.get('pad'))
       model = self.at(context.positions.shape[1])
       if global_attention_mask is not None:
-        model = model_of(longformer.told(self.config), self.vocab)
+        model = model_of(longformer.told(self.config), self.vocab, self.source_vocab)
         context = context.replace(prefix=jnp.where(jnp.asarray(global_attention_mask) > 0, context.positions + 1, -1))
       refuse_gaps(self.config, context)
       refuse_beyond(model, context)
@@ -203,7 +205,7 @@ class Pretrained:
       return self.model
     config = self.config.copy_and_resolve_references()
     config.data.length = length
-    return model_of(config, self.vocab)
+    return model_of(config, self.vocab, self.source_vocab)
 
 
 def context_of(ids: Array, mask: Array | None, counts: str = 'shown', pad: int | None = None) -> Context:
@@ -293,12 +295,12 @@ def from_pretrained(path: str, dtype: str = 'float32', mesh: dict[str, int] | No
   folder = located(path)
   fields = json.loads((folder / 'config.json').read_text())
   family = family_of(fields, folder)
-  config, output, ids, vocab = declared(family, fields)
+  config, output, ids, vocab, source_vocab = declared(family, fields)
   stored = tensors.Tensors(folder)
   settle(config, output, family, stored)
   require(dtype in build.DTYPES, f'dtype={dtype!r} is not there; {suggest(str(dtype), build.DTYPES)}')
   config.model.dtype = dtype
-  model = model_of(config, vocab)
+  model = model_of(config, vocab, source_vocab)
   made = meshes.make(mesh) if mesh else meshes.make(dict(data=1), jax.devices()[:1])
   rules = sharding.parse_rules(config.rules)
   boxed = jax.eval_shape(lambda key: states.parameters(model, key, 1, min(config.data.length, 16)), jax.random.key(0))
@@ -307,7 +309,7 @@ def from_pretrained(path: str, dtype: str = 'float32', mesh: dict[str, int] | No
   wanted = checkpoint.target(abstract, sharding.partition_specs(boxed, made, rules))
   params = tensors.load(stored, family.weights(config), wanted, family.prefix, family.ignored,
                         family.left_out)
-  return Pretrained(config, model, params, family, output, ids, vocab, made, rules)
+  return Pretrained(config, model, params, family, output, ids, vocab, made, rules, source_vocab)
 
 
 def settle(config: ConfigDict, output: str, family: Family, stored: tensors.Tensors) -> None:
@@ -317,35 +319,37 @@ def settle(config: ConfigDict, output: str, family: Family, stored: tensors.Tens
   Raises:
     ValueError: for tables that are to be one and differ, and constants that are others.
   """
+  twins = family.twins(config)
   for bare in ('', family.prefix):
-    stored.merge([name.removeprefix(bare) for name in family.twins])
+    stored.merge([name.removeprefix(bare) for name in twins])
     for name, values in family.constants(config):
       stored.expect(name.removeprefix(bare), values)
   if not family.head or output != 'vocabulary':
     return
   if family.head not in stored.names:
     config.model.tied = True
-  elif config.model.tied and stored.same(family.twins[0], family.head):
-    stored.merge((family.twins[0], family.head))
+  elif config.model.tied and stored.same(twins[0], family.head):
+    stored.merge((twins[0], family.head))
   else:
     config.model.tied = False
 
 
-def declared(family: Family, fields: dict[str, Any]) -> tuple[ConfigDict, str, dict[str, Any], int]:
-  """The config that a config.json is, what its class answers, the ids of its tokens and how many there are."""
+def declared(family: Family, fields: dict[str, Any]) -> tuple[ConfigDict, str, dict[str, Any], int, int]:
+  """The config that a config.json is, what its class answers, the ids of its tokens, how many there are, and of a source's
+  own (0: it has none)."""
   found, output = family.read(fields)
-  vocab, classes = found.pop('vocab', 0), found.pop('classes', 0)
+  vocab, source_vocab, classes = (found.pop(name, 0) for name in ('vocab', 'source_vocab', 'classes'))
   ids = {path.removeprefix('ids.'): found.pop(path) for path in [*found] if path.startswith('ids.')}
   kind = found.get('model.architecture', 'decoder')
   objective = found.setdefault('objective', OBJECTIVES[kind, output].format(classes=classes))
   found.setdefault('data.packing', PACKINGS[objective.partition('(')[0]])
   found.setdefault('model.vocab_multiple', 1)
-  return configs.resolve(configs.complete(nested(found))), output, ids, vocab
+  return configs.resolve(configs.complete(nested(found))), output, ids, vocab, source_vocab
 
 
-def model_of(config: ConfigDict, vocab: int) -> Trunk:
+def model_of(config: ConfigDict, vocab: int, source_vocab: int = 0) -> Trunk:
   """The model of a config whose tokens, those that an objective wants among them, are `vocab`."""
-  return build.model(config, vocab - len(build.objective(config).special))
+  return build.model(config, vocab - len(build.objective(config).special), source_vocab=source_vocab)
 
 
 def nested(flat: dict[str, Any]) -> dict[str, Any]:
@@ -371,7 +375,7 @@ def located(path: str) -> pathlib.Path:
     import huggingface_hub
     try:
       folder = pathlib.Path(huggingface_hub.snapshot_download(
-        path, allow_patterns=['*.json', '*.safetensors', '*.txt', '*.model']))
+        path, allow_patterns=['*.json', '*.safetensors', '*.txt', '*.model', '*.spm']))
     except Exception as error:   # of the library, of what it is made of, of the system
       [why, *_] = str(error).splitlines() or [type(error).__name__]
       raise ValueError(f'{path} is no folder here, and the hub does not give it: {why.strip()}') from error
@@ -381,12 +385,12 @@ def located(path: str) -> pathlib.Path:
 
 def export(
     config: ConfigDict, params: PyTree, folder: str, family: str, vocab: int, ids: Mapping[str, Any] = {},
-    output: str = 'vocabulary') -> None:
+    output: str = 'vocabulary', source_vocab: int = 0) -> None:
   """Writes a model as a folder that `from_pretrained` and the published implementation read: config.json and
   model.safetensors, in float32.
 
   Args:
-    config: resolved; params: of its model, whose first `vocab` tokens are written.
+    config: resolved; params: of its model, whose first `vocab` tokens are written, and `source_vocab` of a source's own.
     family: what config.json is to call it.
     ids: of tokens, as of `Pretrained`; output: what the model answers.
 
@@ -397,17 +401,18 @@ def export(
   config = config.copy_and_resolve_references()
   say_rows(config)
   family = families()[family]
-  flat = dict(configs.leaves(config)) | {'vocab': vocab} | {f'ids.{name}': value for name, value in ids.items()}
+  flat = dict(configs.leaves(config)) | {'vocab': vocab, 'source_vocab': source_vocab} | {
+    f'ids.{name}': value for name, value in ids.items()}
   objective = parse(config.objective)
   if objective.name == 'classification':
     flat['classes'] = objective.args[0] if objective.args else objective.kwargs['classes']
   fields = family.write(output, _Said(flat))
-  refuse_unsaid(config, family, fields, vocab)
+  refuse_unsaid(config, family, fields, vocab, source_vocab)
   folder = pathlib.Path(folder)
   folder.mkdir(parents=True, exist_ok=True)
   (folder / 'config.json').write_text(json.dumps(fields, indent=2) + '\n')
   tensors.save(folder, itertools.chain(
-    tensors.unload(family.weights(config), trimmed(params, vocab)), family.constants(config)))
+    tensors.unload(family.weights(config), trimmed(params, vocab, source_vocab)), family.constants(config)))
 
 
 class _Said(dict):
@@ -417,17 +422,19 @@ class _Said(dict):
     return None
 
 
-def refuse_unsaid(config: ConfigDict, family: Family, fields: dict[str, Any], vocab: int) -> None:
+def refuse_unsaid(config: ConfigDict, family: Family, fields: dict[str, Any], vocab: int, source_vocab: int = 0) -> None:
   """Refuses a model that is another one when its config.json is read."""
   try:
-    read, *_ = declared(family, fields)
+    read, *_, read_source = declared(family, fields)
   except ValueError as error:
     raise ValueError(f'{family.model_type!r} cannot say what the config says: {error}') from error
   again = config.copy_and_resolve_references()
   again.model, again.data.length = read.model, read.data.length
   for path in family.unread:
     configs.assign(again, path, dict(configs.leaves(config))[path])
-  one, other = (described(model_of(alike(c), vocab)) for c in (config, again))
+  require(read_source == source_vocab, f'{family.model_type!r} cannot say what the config says: config.data.source_tokenizer='
+                                       f'{config.data.source_tokenizer!r} gives sources a vocabulary of their own')
+  one, other = (described(model_of(alike(c), vocab, source_vocab)) for c in (config, again))
   lines = [line for line in configs.difference(config.to_dict(), again.to_dict())
            if line.startswith('model.') and not line.removeprefix('model.').startswith(FREE)]
   require(one == other, f'{family.model_type!r} cannot say what the config says; what it says would be another model: '
@@ -459,8 +466,12 @@ def alike(config: ConfigDict) -> ConfigDict:
 
 
 def described(x: Any) -> Any:
-  """What a module or a factory is made of, with what it takes where nothing is said."""
+  """What a module or a factory is made of, with what it takes where nothing is said, and of a position what it means."""
   if isinstance(x, functools.partial):
+    if makes(x, Position):
+      return x.func, x().meaning()
+    if makes(x, Mixer) and 'position' in x.keywords:
+      x = functools.partial(x, position=functools.partial(x.keywords['position'], head_width=x().positioned))
     bound = inspect.signature(x.func).bind_partial(*x.args, **x.keywords)
     bound.apply_defaults()
     return x.func, {name: described(value) for name, value in bound.arguments.items() if name not in ('parent', 'name')}
@@ -471,14 +482,19 @@ def described(x: Any) -> Any:
   return tuple(map(described, x)) if isinstance(x, (tuple, list)) else re.sub(r' at 0x[0-9a-f]+', '', repr(x))
 
 
+def makes(x: functools.partial, kind: type) -> bool:
+  return isinstance(x.func, type) and issubclass(x.func, kind)
+
+
 # Fields of the model that say how it begins, is trained or computed: not what it is.
 FREE = ('dtype', 'scan', 'remat', 'kernel', 'dropout', 'initializer', 'embedding_initializer', 'depth_scaled', 'vocab_multiple')
 
 
-def trimmed(params: PyTree, vocab: int) -> PyTree:
-  """Parameters without the rows of the vocabulary that are no tokens."""
-  cuts = {'embedding/table': 0, 'output/kernel': 1, 'bias/bias': 0}
+def trimmed(params: PyTree, vocab: int, source_vocab: int = 0) -> PyTree:
+  """Parameters without the rows of a vocabulary that are no tokens."""
+  cuts = {'embedding/table': (0, vocab), 'output/kernel': (1, vocab), 'bias/bias': (0, vocab),
+          'source_embedding/table': (0, source_vocab)}
   def cut(path, x):
-    axis = cuts.get(tensors.path_of(path))
-    return x if axis is None or x.shape[axis] == vocab else jax.lax.slice_in_dim(x, 0, vocab, axis=axis)
+    axis, rows = cuts.get(tensors.path_of(path), (None, 0))
+    return x if axis is None or x.shape[axis] == rows else jax.lax.slice_in_dim(x, 0, rows, axis=axis)
   return jax.tree_util.tree_map_with_path(cut, params)

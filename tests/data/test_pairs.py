@@ -1,6 +1,7 @@
 """Packed and bucketed pairs: each once in an epoch, whole and side by side, and row i a function of its index."""
 
 import collections
+import dataclasses
 import logging
 
 import numpy as np
@@ -50,6 +51,21 @@ def read(batch):
       np.testing.assert_array_equal(row['source_positions'][there], np.arange(len(source)))
       found[tuple(source.tolist()), tuple(target.tolist())] += 1
   return found
+
+
+def test_targets_begin_and_sources_too_as_their_tokenizer_has_it(pack, pairs):
+  """What is no end of a text stands before the decoder's inputs, and before a source what it wants there."""
+  framed = Pairs('made up', dataclasses.replace(pairs.source, before=(7, 8)), dataclasses.replace(pairs.target, begin=9))
+  assert framed.sizes.tolist() == (pairs.sizes + [2, 0]).tolist()
+  count = 0
+  for batch in pipeline.evaluation_batches(pack.evaluation_rows(framed, LENGTH), 4):
+    for b in range(len(batch['inputs'])):
+      row = {name: x[b] for name, x in batch.items()}
+      for segment in set(row['segments']) - {0}:
+        here, there = row['segments'] == segment, row['source_segments'] == segment
+        assert row['inputs'][here].tolist() == [9, *row['targets'][here][:-1]] and row['source'][there][:2].tolist() == [7, 8]
+        count += 1
+  assert count == sum(framed.sizes.max(1) <= LENGTH)
 
 
 def test_evaluation_reads_every_pair_once(pack, pairs):

@@ -45,6 +45,8 @@ def test_a_model_of_our_own(fields, family, tmp_path):
   (LLAMA | dict(bias=True), 'mistral', 'model.bias'),
   (LLAMA | dict(mixer='softmax(sinks=True)'), 'mistral', 'model.mixer'),
   (LLAMA, 'gemma', 'model.feed_forward|embedding_scaled'),
+  # Its file says how long the texts of a run are, and published code takes that for the original length.
+  (LLAMA | dict(position='rope(scaling="dynamic(factor=2.0, original=64)")'), 'llama', 'model.position: .*original=64.*original=32'),
   (GEMMA2 | dict(norm_placement='pre'), 'gemma2', 'model.norm_placement'),
   (GEMMA2 | dict(blocks=dict(near=dict(mask='causal & window(2)'), far=dict(mask='causal & window(5)'))), 'gemma2',
    'windows'),

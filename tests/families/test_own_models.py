@@ -27,9 +27,11 @@ OWN = {
 }
 
 
-@pytest.mark.parametrize('family', OWN)
-def test_there_and_back(family, tmp_path):
-  config = configs.resolve(configs.complete(dict(model=COMMON | OWN[family], data=dict(length=24))))
+@pytest.mark.parametrize('family, changed', [(family, {}) for family in OWN] + [
+  # A table of more rows than the sequences are long.
+  ('gpt_bigcode', dict(position='learned(rows=40)')), ('opt', dict(position='learned(rows=40, before=2)'))], ids=str)
+def test_there_and_back(family, changed, tmp_path):
+  config = configs.resolve(configs.complete(dict(model=COMMON | OWN[family] | changed, data=dict(length=24))))
   model = pretrained.model_of(config, 50)
   boxed = jax.jit(lambda key: state.parameters(model, key, 1, 8))(jax.random.key(0))
   params = jax.tree.map(lambda x: x + 0.1 * np.random.default_rng(1).standard_normal(x.shape, np.float32), nn.unbox(boxed))

@@ -69,8 +69,8 @@ def test_t5_of_this_project_is_that_of_the_hub(fields, name, root):
              'model.embedding_norm': False, 'model.embedding_scaled': True}, dict(start=58_100, eos=0, pad=58_100)),
 ], ids=['mt5', 'bart', 'marian'])
 def test_what_the_hub_has(fields, said, ids):
-  config, output, found, vocab = read(fields)
+  config, output, found, vocab, source_vocab = read(fields)
   flat = dict(configs.leaves(config))
   assert {path: flat[path] for path in said} == said
-  assert (output, found, vocab) == ('vocabulary', ids, fields['vocab_size'])
+  assert (output, found, vocab, source_vocab) == ('vocabulary', ids, fields['vocab_size'], 0)
   assert config.model.encoder.layers == fields.get('encoder_layers', fields.get('num_layers'))

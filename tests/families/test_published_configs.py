@@ -101,7 +101,7 @@ def test_a_published_config(name):
   count, fields = PUBLISHED[name]
   fields = WRITTEN | fields
   family = pretrained.families()[fields['model_type']]
-  config, output, _, vocab = pretrained.declared(family, fields)
+  config, output, _, vocab, _ = pretrained.declared(family, fields)
   model = pretrained.model_of(config, vocab)
   params = jax.eval_shape(lambda key: state.parameters(model, key, 1, 4), jax.random.key(0))
   assert output == 'vocabulary' and sum(math.prod(x.shape) for x in jax.tree.leaves(params)) == count

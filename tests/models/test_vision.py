@@ -65,6 +65,25 @@ def test_the_class_token_stands_before_the_patches():
   assert np.abs(read(other, IMAGES)[1] - logits).max() > 1e-3
 
 
+def test_two_tokens_have_a_head_each_and_the_logits_are_the_mean():
+  read, params = made(**{'model.pooling': 'first_two', 'data.length': 18})
+  x, logits = map(np.asarray, read(params, IMAGES))
+  one, other = (jax.tree.map(np.asarray, params['classification'][name]) for name in ('classes', 'classes_1'))
+  wanted = (x[:, 0] @ one['kernel'] + one['bias'] + x[:, 1] @ other['kernel'] + other['bias']) / 2
+  np.testing.assert_allclose(logits, wanted, rtol=1e-5, atol=1e-5)
+  assert params['class_token']['table'].shape == (2, 16)
+  turned = params | dict(class_token=jax.tree.map(lambda x: x[::-1], params['class_token']))
+  assert np.abs(read(turned, IMAGES)[1] - logits).max() > 1e-3
+
+
+def test_a_token_that_nothing_is_told_from():
+  read, params = made(**{'model.class_tokens': 2, 'data.length': 18, 'model.position': 'learned_2d'})
+  x, logits = map(np.asarray, read(params, IMAGES))
+  head = jax.tree.map(np.asarray, params['classification']['classes'])
+  np.testing.assert_allclose(logits, x[:, 0] @ head['kernel'] + head['bias'], rtol=1e-5, atol=1e-5)
+  assert params['position_0']['table'].shape == (18, 16) and set(params['classification']) == {'classes'}
+
+
 def test_the_mean_of_patches_knows_no_order_but_by_positions():
   read, params = made(**{'model.pooling': 'mean', 'model.position': 'none', 'data.length': 16})
   assert 'class_token' not in params
@@ -96,6 +115,11 @@ def test_flops_are_those_of_the_products():
   ({'data.source': 'stdlib'}, r"patch=2 cuts up images, and config.data.source='stdlib' gives texts; leave it at 0"),
   ({'data.length': 16}, 'length=16 is not the 16 patches of 2 × 2 pixels .* and the class token; 17 would do'),
   ({'model.pooling': 'mean'}, "length=17 is not the 16 patches of 2 × 2 pixels of config.data.source='digits'; 16 would do"),
+  ({'model.pooling': 'first_two'}, 'length=17 is not the 16 patches .* and 2 class tokens; 18 would do'),
+  ({'model.pooling': 'first_two', 'model.class_tokens': 1}, "class_tokens=1 are fewer than the 2 that .*pooling='first_two' reads"),
+  ({'model.pooling': 'none'}, "pooling='none' is not there; known: first, first_two, mean"),
+  ({'data.source': 'stdlib', 'model.patch': 0, 'model.class_tokens': 1}, 'class_tokens=1 stand before the patches of images'),
+  ({'data.source': 'stdlib', 'model.patch': 0, 'model.pooling': 'first_two'}, "first_two' is of the learned tokens of images"),
   ({'model.token_types': 2}, 'token_types=2 is of a vocabulary, which images have not; leave it at 0'),
   ({'model.tied': False}, 'tied=False is of a vocabulary'),
   ({'model.embedding_width': 8}, 'embedding_width=8 is of a vocabulary, which images have not; leave it at 16'),

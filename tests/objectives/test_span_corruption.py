@@ -13,6 +13,12 @@ PLAIN = dict(chunk=0, layout='whole', recurrence=0)
 V = Numbered.vocab_size
 
 
+class Begun(Numbered):
+  """With a token before a text that is not the one behind it."""
+
+  begin_id = V - 1
+
+
 def joined(row):
   """The text that source and target are of, and the lengths of the spans that were cut out."""
   source, target = (row[field][row[segments] > 0].tolist() for field, segments in (
@@ -33,13 +39,13 @@ def joined(row):
 
 def test_source_and_target_are_the_text():
   data, objective, length = tokens(), SpanCorruption(**PLAIN), 40
-  rows, plain = objective.rows(Concat(), data, length, 1, Numbered), Concat().rows(data, objective.whole(length), 1)
+  rows, plain = objective.rows(Concat(), data, length, 1, Begun), Concat().rows(data, objective.whole(length), 1)
   sizes = collections.Counter()
   for i in range(50):
     text, spans = joined(rows[i])
     np.testing.assert_array_equal(text, plain[i]['inputs'])
     assert (sum(spans), len(spans)) == objective.counts(len(text))
-    np.testing.assert_array_equal(rows[i]['inputs'], np.roll(rows[i]['targets'], 1))
+    np.testing.assert_array_equal(rows[i]['inputs'], [V - 1, *rows[i]['targets'][:-1]])
     assert rows[i]['source'].shape == (length,) and (rows[i]['source_segments'] > 0).all()
     sizes.update(spans)
   assert len(sizes) > 2   # a mean of three, and not always three
@@ -47,7 +53,7 @@ def test_source_and_target_are_the_text():
 
 def test_one_pass_covers_the_split():
   data, objective = tokens(documents=3), SpanCorruption(**PLAIN)
-  texts = [joined(row)[0] for row in objective.rows(Concat(), data, 24, None, Numbered) if row['segments'].any()]
+  texts = [joined(row)[0] for row in objective.rows(Concat(), data, 24, None, Begun) if row['segments'].any()]
   whole = np.concatenate([data.document(d) for d in range(data.documents)])
   # The stream begins with the end of a text, and its last token is a target of Concat's alone.
   np.testing.assert_array_equal(sum(texts, [])[1:], whole[:len(sum(texts, [])) - 1])

@@ -27,6 +27,22 @@ def test_marian(settings, tmp_path):
   published.close(tfm.from_pretrained(str(tmp_path / 'theirs')).logits(**given), published.answered(theirs, given))
 
 
+@pytest.mark.parametrize('settings', [
+  dict(decoder_vocab_size=50, pad_token_id=49, decoder_start_token_id=49), dict(d_model=24, encoder_attention_heads=3),
+], ids=str)
+def test_vocabularies_of_their_own(settings, tmp_path):
+  import tfm
+  transformers = pytest.importorskip('transformers')
+  config = transformers.MarianConfig(**SMALL | dict(share_encoder_decoder_embeddings=False) | settings)
+  given = published.pairs(vocab=61)
+  given['decoder_input_ids'] %= config.decoder_vocab_size
+  ours, _ = published.check(transformers.MarianMTModel, config, tmp_path, given=given)
+  assert (ours.vocab, ours.source_vocab) == (config.decoder_vocab_size, 61)
+  with pytest.raises(ValueError, match="'bart' cannot say what the config says: .*a vocabulary of their own|config.model"):
+    tfm.pretrained.export(ours.config, ours.params, str(tmp_path / 'other'), 'bart', ours.vocab, ours.ids, ours.output,
+                          ours.source_vocab)
+
+
 def test_older_files(tmp_path):
   """What OPUS-MT says besides; and its sines and cosines, stored."""
   import tfm
@@ -56,7 +72,7 @@ def test_without_an_output(tmp_path):
 
 
 @pytest.mark.parametrize('fields, sentence', [
-  (dict(share_encoder_decoder_embeddings=False), 'share_encoder_decoder_embeddings=False'),
+  (dict(share_encoder_decoder_embeddings=False), "no tensor 'model.(de|en)coder.embed_tokens.weight'"),
   (dict(decoder_vocab_size=50), 'decoder_vocab_size=50'),
   (dict(normalize_embedding=True), 'normalize_embedding=True'),
   (dict(encoder_rotary=True), 'encoder_rotary=True'),

@@ -110,7 +110,8 @@ def check(cls, config, tmp_path, *, given=None, field='logits', writes=True, see
 
 def exported(ours, cls, folder):
   """What the published class reads of our export."""
-  pretrained.export(ours.config, ours.params, str(folder), ours.family.model_type, ours.vocab, ours.ids, ours.output)
+  pretrained.export(ours.config, ours.params, str(folder), ours.family.model_type, ours.vocab, ours.ids, ours.output,
+                    ours.source_vocab)
   return cls.from_pretrained(folder, output_loading_info=True)
 
 

@@ -69,14 +69,14 @@ def test_a_grid_that_grew_reads_the_same_table(method, kernel):
   np.testing.assert_allclose(embedded(made, {'params': {'table': found}}), X + wanted, atol=2e-6)
 
 
-@pytest.mark.parametrize('length, found', [(16, (4, 4, 0)), (17, (4, 4, 1)), (1, (1, 1, 0))])
+@pytest.mark.parametrize('length, found', [(16, (4, 4, 0)), (17, (4, 4, 1)), (18, (4, 4, 2)), (1, (1, 1, 0))])
 def test_squares_need_not_be_told(length, found):
   for kind in (Learned2D, Sinusoidal2D, Rope2D):
     assert kind(**SURROUNDINGS | dict(length=length)).grid == found
 
 
 @pytest.mark.parametrize('text, sentence', [
-  ('learned_2d', r'data.length=14 is no square, nor one with a class token; give rows'),
+  ('learned_2d', r'data.length=14 is no square, nor one with a class token or two; give rows'),
   ('rope_2d(rows=3)', r'rows=3 and columns=None are not both told'),
   ('sinusoidal_2d(rows=3, columns=5)', r'rows=3 × columns=5 are 15 tokens, and data.length=14'),
   ('sinusoidal_2d(rows=0, columns=5)', r'rows=0 and columns=5 must be at least 1'),

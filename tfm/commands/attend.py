@@ -139,9 +139,9 @@ def asked(loaded: run.Run, text: str, target: str | None) -> tuple[list[Any], di
     check_length('input', tokens['text'], model.positions)
     return whole(tokens['text'], 'prefix' in model.reads), tokens
   reader = tokenizer_of(loaded, 'source')
-  source = np.array([*reader.source_begins, *reader.encode(text), reader.eos_id], np.int32)
+  source = reader.source(text)
   check_length('input', source, model.encoder.keywords['positions'])
-  tokens = dict(source=source, text=begun(target) if target is not None else translation(loaded, source))
+  tokens = dict(source=source, text=tokenizer.target(target) if target is not None else translation(loaded, source))
   check_length('target', tokens['text'], model.positions)
   return [*whole(tokens['text']), None, *whole(source)], tokens
 
@@ -158,14 +158,14 @@ def whole(tokens: Int[np.ndarray, 'T'], prefixed: bool = False) -> list[Any]:
 
 
 def translation(loaded: run.Run, source: Int[np.ndarray, 'S']) -> Int[np.ndarray, 'T']:
-  """What the decoder reads as it writes its best translation: that, after the end-of-text token."""
-  decoding, eos = loaded.config.decoding, loaded.tokenizer.eos_id
+  """What the decoder reads as it writes its best translation: that, behind what a target begins with."""
+  decoding, eos, begins = loaded.config.decoding, loaded.tokenizer.eos_id, loaded.tokenizer.target()
   with sharding.context(loaded.mesh, loaded.rules):
     [found] = beam.search(
-      *unrolled(loaded.model, loaded.params), [[eos]], sources=[source], eos=eos, beams=decoding.beams,
+      *unrolled(loaded.model, loaded.params), [begins], sources=[source], eos=eos, beams=decoding.beams,
       penalty=build.penalty(loaded.config), max_tokens=min(len(source) + decoding.longer, LONGEST - 1),
       stopping=decoding.stopping)
-  return np.array([eos, *found[0].tokens], np.int32)
+  return np.array([*begins, *found[0].tokens], np.int32)
 
 
 def check_length(flag: str, tokens: Int[np.ndarray, 'T'], positions: Sequence[Callable]) -> None:

@@ -145,7 +145,8 @@ def sampled(loaded: run.Run, prompts: list[str], args: argparse.Namespace, sampl
   """Texts drawn token by token, in order."""
   tokenizer, eos = loaded.tokenizer, loaded.tokenizer.eos_id
   begins = [args.forced or ''] * len(prompts) if pairs else prompts
-  tokens = [np.array([tokenizer.begin_id, *tokenizer.encode(begin)], np.int32) for begin in begins]
+  tokens = [tokenizer.target(begin) if pairs else np.array([tokenizer.begin_id, *tokenizer.encode(begin)], np.int32)
+            for begin in begins]
   sources = read_sources(loaded, prompts) if pairs else None
   longest = max(map(len, sources)) + loaded.config.decoding.longer if pairs else MAX_TOKENS
   max_tokens = args.max_tokens or longest
@@ -209,7 +210,7 @@ def continued(
 def read_sources(loaded: run.Run, texts: list[str]) -> list[np.ndarray]:
   """The tokens of sources, with their ends."""
   tokenizer = loaded.source_tokenizer or loaded.tokenizer
-  return [np.array([*tokenizer.source_begins, *tokenizer.encode(text), tokenizer.eos_id], np.int32) for text in texts]
+  return [tokenizer.source(text) for text in texts]
 
 
 def read_prompts(given: list[str] | None, file: str | None) -> list[str]:

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import re
+from collections.abc import Callable
 
 import numpy as np
 
@@ -48,10 +49,20 @@ class Special(Tokenizer):
   def source_begins(self):
     return self.tokenizer.source_begins
 
+  @property
+  def target_begins(self):
+    return self.tokenizer.target_begins
+
   def encode(self, text):
+    return self._named(text, self.tokenizer.encode)
+
+  def encode_source(self, text):
+    return self._named(text, self.tokenizer.encode_source)
+
+  def _named(self, text: str, encode: Callable[[str], np.ndarray]) -> np.ndarray:
     spaced = any(piece[:1] == b' ' and len(piece) > 1 for piece in self.tokenizer.pieces)
     parts = re.split(f'{" ?" if spaced else ""}({"|".join(map(re.escape, self.names))})', text)
-    ids = [[self.tokenizer.vocab_size + self.names.index(part)] if part in self.names else self.tokenizer.encode(part)
+    ids = [[self.tokenizer.vocab_size + self.names.index(part)] if part in self.names else encode(part)
            for part in parts if part]
     return np.concatenate([np.zeros(0, np.int32), *ids]).astype(np.int32)
 

@@ -23,6 +23,7 @@ class Tokens:
     eos_id: the token that ends every document.
     bytes: the UTF-8 size of the text, for bits per byte.
     begin: the token that begins a text which is read as a whole; None: that which ends it.
+    before: tokens that stand before every document.
   """
 
   name: str
@@ -31,6 +32,7 @@ class Tokens:
   eos_id: int
   bytes: int
   begin: int | None = None
+  before: tuple[int, ...] = ()
 
   @property
   def documents(self) -> int:
@@ -44,7 +46,7 @@ class Tokens:
   @property
   def sizes(self) -> np.ndarray:
     """Tokens of each document with its end, int64 [documents, 1]."""
-    return self.lengths[:, None] + 1
+    return self.lengths[:, None] + len(self.before) + 1
 
   @property
   def targets(self) -> int:
@@ -53,12 +55,17 @@ class Tokens:
 
   def document(self, number: int) -> np.ndarray:
     """The tokens of one document and its end."""
-    return np.append(self.ids[slice(*self.offsets[number:][:2])], self.eos_id)
+    return framed(self.before, self.ids[slice(*self.offsets[number:][:2])], self.eos_id)
+
+  @property
+  def begins(self) -> int:
+    """The token before a text that is read as a whole."""
+    return self.eos_id if self.begin is None else self.begin
 
   @property
   def frame(self) -> tuple[int, ...]:
-    """The token before a text that is read as a whole, and that behind it where there is another."""
-    return (self.eos_id,) if self.begin in (None, self.eos_id) else (self.begin, self.eos_id)
+    """That, and the token behind such a text where it is another."""
+    return tuple(dict.fromkeys((self.begins, self.eos_id)))
 
   def sides(self, number: int) -> tuple[np.ndarray, ...]:
     """What a document has side by side: one text."""
@@ -72,6 +79,7 @@ class Drawn:
   Attributes:
     name: source and split, for messages.
     texts: by their numbers.
+    field: of a document that they are.
   """
 
   documents = targets = corpora.ENDLESS
@@ -79,18 +87,30 @@ class Drawn:
   name: str
   texts: Sequence[str]
   tokenizer: protocol.Tokenizer
+  field: str = 'text'
 
   def document(self, number: int) -> np.ndarray:
     """The tokens of one document and its end."""
-    return np.append(encoded(self.texts[number], self.tokenizer, self.name), self.tokenizer.eos_id)
+    ids = encoded(self.texts[number], self.tokenizer, self.name, self.field)
+    return framed(before(self.tokenizer, self.field), ids, self.tokenizer.eos_id)
+
+  @property
+  def begins(self) -> int:
+    """As of `Tokens`."""
+    return self.tokenizer.begin_id
 
   @property
   def frame(self) -> tuple[int, ...]:
     """As of `Tokens`."""
-    return tuple(dict.fromkeys((self.tokenizer.begin_id, self.tokenizer.eos_id)))
+    return tuple(dict.fromkeys((self.begins, self.tokenizer.eos_id)))
 
   def sides(self, number: int) -> tuple[np.ndarray, ...]:
     return (self.document(number),)
+
+
+def framed(before: Sequence[int], ids: np.ndarray, end: int) -> np.ndarray:
+  """Tokens with what stands before and behind, int64."""
+  return np.concatenate([np.array(before, np.int64), ids, [end]])
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -116,7 +136,12 @@ class Pairs:
   @property
   def sizes(self) -> np.ndarray:
     """Tokens of source and target of each pair, either with its end, int64 [documents, 2]."""
-    return np.stack([self.source.lengths, self.target.lengths], 1) + 1
+    return np.concatenate([self.source.sizes, self.target.sizes], 1)
+
+  @property
+  def begins(self) -> int:
+    """The token that a target is continued from."""
+    return self.target.begins
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -225,6 +250,10 @@ class Answered:
   def sides(self, number: int) -> tuple[np.ndarray, ...]:
     return self.text.sides(number)
 
+  @property
+  def begins(self) -> int:
+    return self.text.begins
+
   def told(self, number: int, tokens: np.ndarray) -> np.ndarray:
     """1 for those of a document's tokens, its end the last of them, that hold any of an answer; 0 for others.
 
@@ -256,14 +285,14 @@ def tokenize(
   name = f'{corpus.name} {split}' if corpus.texts == ('text',) else f'{corpus.name} {split} {field}'
   texts = corpus.splits[split][field]
   if len(texts) == corpora.ENDLESS:
-    return Drawn(name, texts, tokenizer)
+    return Drawn(name, texts, tokenizer, field)
   dtype = np.dtype('<u2' if tokenizer.vocab_size <= 2**16 else '<u4')
 
   def write(directory: pathlib.Path):
     offsets, size = [0], 0
     with (directory / 'ids').open('wb') as file:
       for text in progress.track(texts, f'tokenizing {name}', len(texts)):
-        ids = encoded(text, tokenizer, name)
+        ids = encoded(text, tokenizer, name, field)
         size += len(text.encode())
         ids.astype(dtype).tofile(file)
         offsets.append(offsets[-1] + len(ids))
@@ -278,16 +307,22 @@ def tokenize(
     raise ValueError(f'{directory} is damaged: {size} bytes for {offsets[-1]} tokens; delete it')
   # A file without any bytes cannot be mapped.
   ids = np.memmap(directory / 'ids', dtype, 'r') if size else np.zeros(0, dtype)
-  return Tokens(name, ids, offsets, tokenizer.eos_id, int((directory / 'bytes').read_text()), tokenizer.begin_id)
+  return Tokens(name, ids, offsets, tokenizer.eos_id, int((directory / 'bytes').read_text()), tokenizer.begin_id,
+                before(tokenizer, field))
 
 
-def encoded(text: str, tokenizer: protocol.Tokenizer, name: str) -> np.ndarray:
-  """The tokens of a text.
+def before(tokenizer: protocol.Tokenizer, field: str) -> tuple[int, ...]:
+  """The tokens before the texts of a field, behind that which a text is continued from."""
+  return {'source': tokenizer.source_begins, 'target': tokenizer.target_begins}.get(field, ())
+
+
+def encoded(text: str, tokenizer: protocol.Tokenizer, name: str, field: str) -> np.ndarray:
+  """The tokens of a text that is a field of a document.
 
   Raises:
     ValueError: if the tokenizer loses some of it.
   """
-  ids = tokenizer.encode(text)
+  ids = (tokenizer.encode_source if field == 'source' else tokenizer.encode)(text)
   if tokenizer.lossless and (written := int(tokenizer.token_bytes[ids].sum())) != len(text.encode()):
     raise ValueError(f'{tokenizer.identity} writes {len(text.encode())} bytes of {name} as '
                      f'{written}; its pieces must join to the text')

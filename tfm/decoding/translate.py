@@ -35,8 +35,8 @@ def translate(
     stopping: as in `beam.search`.
   """
   reader = source_tokenizer or tokenizer
-  sources = [np.array([*reader.source_begins, *reader.encode(text), reader.eos_id], np.int32) for text in texts]
-  prompt = np.array([tokenizer.begin_id, *tokenizer.encode(forced)], np.int32)
+  sources = [reader.source(text) for text in texts]
+  prompt = tokenizer.target(forced)
   order = sorted(range(len(texts)), key=lambda i: len(sources[i]))
   for start in range(0, len(order), rows):
     batch = order[start:start + rows]

@@ -58,6 +58,7 @@ def dropout(given):
 
 
 def weights(config):
+  yield Weight('model.shared.weight', 'embedding/table')
   for side, root in SIDES.items():
     # Positions count from 2, the number of a token of padding and one more.
     yield Weight(f'model.{side}.embed_positions.weight', f'{root}position_0/table', skip=2)
@@ -69,9 +70,8 @@ SIDES = {'encoder': 'encoder/', 'decoder': ''}
 
 
 def layers(config):
-  """The embedding, the blocks of both sides and the biases of the output."""
+  """The blocks of both sides and the biases of the output."""
   m = config.model
-  yield Weight('model.shared.weight', 'embedding/table')
   if m.output_bias:
     yield Weight('final_logits_bias', 'bias/bias', '1 v -> v')
   for side, where, part, branches in (
@@ -96,6 +96,6 @@ def attention(name, path, section):
 
 TWINS = ('model.shared.weight', 'model.encoder.embed_tokens.weight', 'model.decoder.embed_tokens.weight', 'lm_head.weight')
 FAMILIES = (Family(
-  model_type='bart', fields=fields, weights=weights, prefix='model.', twins=TWINS,
+  model_type='bart', fields=fields, weights=weights, prefix='model.', twins=lambda config: TWINS,
   architectures={'BartForConditionalGeneration': 'vocabulary', 'BartModel': 'features'},
   ignored=r'(model\.)?(encoder|decoder)\.version'),)

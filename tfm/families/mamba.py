@@ -94,4 +94,4 @@ def ends(model):
 FAMILIES = (Family(
   model_type='mamba', architectures={'MambaForCausalLM': 'vocabulary', 'MambaModel': 'features'}, fields=fields,
   weights=weights, prefix='backbone.', ignored=r'lm_head\.weight',
-  unread=('model.heads', 'model.kv_heads', 'model.head_width', 'data.length')),)
+  unread=('model.heads', 'model.kv_heads', 'model.head_width')),)

@@ -90,4 +90,4 @@ def weights(config):
 
 FAMILIES = (Family(
   model_type='mamba2', architectures={'Mamba2ForCausalLM': 'vocabulary', 'Mamba2Model': 'features'}, fields=fields,
-  weights=weights, prefix='backbone.', ignored=r'lm_head\.weight', unread=('data.length',)),)
+  weights=weights, prefix='backbone.', ignored=r'lm_head\.weight'),)

@@ -4,29 +4,53 @@ import numpy as np
 
 from tfm.families import bart
 from tfm.families.fields import Always, Both, Only, Same
-from tfm.families.protocol import Family
+from tfm.families.protocol import Family, Weight
 from tfm.layers.rotary import frequencies
+
+
+# What cuts up sources that have a vocabulary of their own; `tfm import` says where it lies.
+OF_SOURCES = "marian('', sources=True)"
 
 
 def fields(output):
   yield from bart.shared(output, activation='gelu', start=58_100, vocab=58_101)
   yield from (
     Same('max_position_embeddings', 'data.length', default=1024),
-    Both(vocabularies, lambda config: dict(decoder_vocab_size=config['vocab'])),
+    Both(vocabularies, vocabularies_written),
     Same('eos_token_id', 'ids.eos', default=0),
     Same('pad_token_id', 'ids.pad', default=58_100),
     Always('model.position', 'sinusoidal(interleaved=False)'),
-    Only(share_encoder_decoder_embeddings=True, normalize_embedding=False, static_position_embeddings=True),
+    Only(normalize_embedding=False, static_position_embeddings=True),
   )
 
 
 def vocabularies(given):
-  """One, whose size has two names."""
-  size = given.take('vocab_size', 58_101)
-  if (given.take('decoder_vocab_size', None) or size) != size:
-    raise ValueError(f"config.json: decoder_vocab_size={given.take('decoder_vocab_size')} is not understood beside "
-                     f'vocab_size={size}; one vocabulary for both is')
+  """One, whose size has two names, or that of sources and that of targets."""
+  size, shared = given.take('vocab_size', 58_101), given.take('share_encoder_decoder_embeddings', True)
+  targets = given.take('decoder_vocab_size', None) or size
+  if not shared:
+    return {'vocab': targets, 'source_vocab': size, 'data.source_tokenizer': OF_SOURCES}
+  if targets != size:
+    raise ValueError(f'config.json: decoder_vocab_size={targets} is not understood beside vocab_size={size}; one vocabulary '
+                     'for both is, or share_encoder_decoder_embeddings=False')
   return {}
+
+
+def vocabularies_written(config):
+  return dict(vocab_size=config['source_vocab'] or config['vocab'], decoder_vocab_size=config['vocab'],
+              share_encoder_decoder_embeddings=not config['source_vocab'])
+
+
+def weights(config):
+  if config.data.source_tokenizer:
+    yield Weight('model.encoder.embed_tokens.weight', 'source_embedding/table')
+  yield Weight(twins(config)[0], 'embedding/table')
+  yield from bart.layers(config)
+
+
+def twins(config):
+  """The output's table, where it is stored, is that of the targets."""
+  return ('model.decoder.embed_tokens.weight', 'lm_head.weight') if config.data.source_tokenizer else bart.TWINS
 
 
 def constants(config):
@@ -38,5 +62,5 @@ def constants(config):
 
 
 FAMILIES = (Family(
-  model_type='marian', fields=fields, weights=bart.layers, prefix='model.', twins=bart.TWINS, constants=constants,
+  model_type='marian', fields=fields, weights=weights, prefix='model.', twins=twins, constants=constants,
   architectures={'MarianMTModel': 'vocabulary', 'MarianModel': 'features'}),)

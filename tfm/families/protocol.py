@@ -73,7 +73,7 @@ class Family:
     prefix: of the names of what is no output, which checkpoints without one leave out.
     ignored: a regular expression of tensors that are no parameters and change nothing.
     constants: config → names and values of tensors that are no parameters of ours; a checkpoint may lack them.
-    twins: names under which the table of the embedding stands, one of them or several that are the same; the first is
+    twins: config → names under which the table of the embedding stands, one of them or several that are the same; the first is
       that of `weights`.
     head: of the tensor of an output of its own, where config.json is not the one to tell whether there is one: it is
       tied where there is no such tensor, or one that is the table.
@@ -89,7 +89,7 @@ class Family:
   prefix: str = ''
   ignored: str = r'$^'
   constants: Callable[[ConfigDict], Iterable[tuple[str, np.ndarray]]] = lambda config: ()
-  twins: tuple[str, ...] = ()
+  twins: Callable[[ConfigDict], tuple[str, ...]] = lambda config: ()
   head: str = ''
   left_out: str = r'$^'
   counts: str = 'shown'
@@ -139,7 +139,8 @@ class Declared(NamedTuple):
   """A config.json, read.
 
   Attributes:
-    fields: path → value of our config; besides `vocab`, how many tokens there are, and the `ids` of some.
+    fields: path → value of our config; besides `vocab` and `source_vocab`, how many tokens there are, and the `ids` of
+      some.
     output: one of `OUTPUTS`.
   """
 

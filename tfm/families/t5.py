@@ -142,8 +142,9 @@ def hidden(name, path, section):
 
 
 COMMON = dict(
-  weights=weights, twins=('shared.weight', 'encoder.embed_tokens.weight', 'decoder.embed_tokens.weight'),
+  weights=weights, twins=lambda config: TWINS,
   head='lm_head.weight', ignored=r'decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight')
+TWINS = 'shared.weight', 'encoder.embed_tokens.weight', 'decoder.embed_tokens.weight'
 FAMILIES = (
   Family(model_type='t5', fields=fields, architectures={
     'T5ForConditionalGeneration': 'vocabulary', 'T5WithLMHeadModel': 'vocabulary', 'T5Model': 'features'}, **COMMON),

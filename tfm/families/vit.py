@@ -1,4 +1,6 @@
-"""The Vision Transformer (Dosovitskiy et al. 2021), and DeiT without distillation (Touvron et al. 2021)."""
+"""The Vision Transformer (Dosovitskiy et al. 2021); its file is that of DeiT without distillation too (Touvron et al. 2021)."""
+
+import functools
 
 from tfm.families import bert
 from tfm.families.fields import PLAIN, Always, Both, Form, Ignored, Same, argument, classes
@@ -6,12 +8,14 @@ from tfm.families.protocol import Family, Weight, blocks, both, norm
 from tfm.spec import parse
 
 
-def fields(output):
+def fields(output, tokens=1):
+  """`tokens`: the learned ones before the patches."""
   yield from (
     Always('model.architecture', 'encoder'),
     Always('model.bias', True),
     Always('model.vocab_multiple', 128),   # of no vocabulary
-    Both(images, images_written),
+    Always('model.class_tokens', tokens),
+    Both(functools.partial(images, tokens=tokens), images_written),
     Same('num_hidden_layers', 'model.layers', default=12),
     Same('hidden_size', 'model.width', default=768),
     Same('num_attention_heads', 'model.heads', default=12),
@@ -32,7 +36,7 @@ BIASES = Form(lambda value: f'softmax(biases={"qkvo" if value else "o"!r})', lam
   "softmax(biases='qkvo')": True, "softmax(biases='o')": False}[text])
 
 
-def images(given):
+def images(given, tokens):
   """The shape of the images and what is a token of them."""
   size, patch, channels = given.take('image_size', 224), given.take('patch_size', 16), given.take('num_channels', 3)
   height, width = size if isinstance(size, (list, tuple)) else (size, size)
@@ -40,7 +44,7 @@ def images(given):
   if len(sides) > 1:
     raise ValueError(f'config.json: patch_size={patch!r} is not understood; square patches are')
   [side] = sides
-  length = (height // side) * (width // side) + 1
+  length = (height // side) * (width // side) + tokens
   return {'data.source': f'shape({height}, {width}, {channels})', 'model.patch': side, 'data.length': length,
           'model.position': f'learned(rows={length})'}
 
@@ -57,15 +61,20 @@ def images_written(config):
 
 def weights(config):
   yield Weight('vit.embeddings.cls_token', 'class_token/table', '1 1 d -> 1 d')
-  yield Weight('vit.embeddings.position_embeddings', 'position_0/table', '1 t d -> t d')
-  patch = dict(p=config.model.patch, r=config.model.patch)
-  yield Weight('vit.embeddings.patch_embeddings.projection.weight', 'patches/kernel', 'd c p r -> (p r c) d', patch)
-  yield Weight('vit.embeddings.patch_embeddings.projection.bias', 'patches/bias')
-  for i, block in enumerate(blocks(config)):
-    yield from bert.layer(f'vit.encoder.layer.{i}', block, config.model, LAYER)
-  yield from norm('vit.layernorm', 'norm', bias=True)
+  yield from trunk('vit', config)
   if config.objective.startswith('classification'):
     yield from both('classifier', 'classification/classes', 'n d -> d n', True)
+
+
+def trunk(name, config):
+  """What lies between the learned tokens and the heads."""
+  yield Weight(f'{name}.embeddings.position_embeddings', 'position_0/table', '1 t d -> t d')
+  patch = dict(p=config.model.patch, r=config.model.patch)
+  yield Weight(f'{name}.embeddings.patch_embeddings.projection.weight', 'patches/kernel', 'd c p r -> (p r c) d', patch)
+  yield Weight(f'{name}.embeddings.patch_embeddings.projection.bias', 'patches/bias')
+  for i, block in enumerate(blocks(config)):
+    yield from bert.layer(f'{name}.encoder.layer.{i}', block, config.model, LAYER)
+  yield from norm(f'{name}.layernorm', 'norm', bias=True)
 
 
 LAYER = dict(

@@ -23,7 +23,7 @@ class Grid(NamedTuple):
 
 
 def grid(rows: int | None, columns: int | None, length: int) -> Grid:
-  """The grid of rows of `length` tokens; a square one, of all of them or all but the first, unless told.
+  """The grid of rows of `length` tokens; a square one, of all of them or all but the first or the first two, unless told.
 
   Raises:
     ValueError: if it has no room, or cannot be told.
@@ -32,8 +32,8 @@ def grid(rows: int | None, columns: int | None, length: int) -> Grid:
     raise ValueError(f'rows={rows} and columns={columns} are not both told; give both, or neither for a square')
   if rows is None:
     side = math.isqrt(length)
-    if side * side not in (length, length - 1) or side < 1:
-      raise ValueError(f'data.length={length} is no square, nor one with a class token; give rows=… and columns=…')
+    if side * side < length - 2 or side < 1:
+      raise ValueError(f'data.length={length} is no square, nor one with a class token or two; give rows=… and columns=…')
     rows = columns = side
   if min(rows, columns) < 1:
     raise ValueError(f'rows={rows} and columns={columns} must be at least 1')

@@ -11,7 +11,8 @@ from tfm.shapes import Array, Bool, Float
 
 
 class Pooled(nn.Module):
-  """[transform](pool(x)) W + b → logits of the classes, in float32.
+  """[transform](pool(x)) W + b → logits of the classes, in float32; of a pooling that has several vectors, the mean of
+  as many heads' logits.
 
   Attributes:
     pooling: one of `POOLINGS`.
@@ -33,13 +34,17 @@ class Pooled(nn.Module):
       self, x: Float[Array, 'B T D'], valid: Bool[Array, 'B T'], train: bool
   ) -> Float[Array, 'B N'] | Float[Array, 'B T N']:
     """`valid`: which tokens are no padding."""
-    y = POOLINGS[self.pooling](x, valid)
+    told = [self.told(pool(x, valid), train, f'_{i}' if i else '') for i, pool in enumerate(POOLINGS[self.pooling])]
+    return sum(told) / len(told)
+
+  def told(self, y: Float[Array, '... D'], train: bool, which: str) -> Float[Array, '... N']:
+    """The logits of one head, whose parameters' names end in `which`."""
     y = shard(y, *('batch', 'length')[:y.ndim - 1], 'embed')
     if self.transform:
-      y = Transform(self.transform, self.width, None, self.initializer, self.dtype, name='transform')(y)
+      y = Transform(self.transform, self.width, None, self.initializer, self.dtype, name=f'transform{which}')(y)
     y = nn.Dropout(self.dropout, deterministic=not train)(y)
     return Linear((self.width, self.classes), ('embed', 'classes'), self.initializer, dtype=self.dtype,
-                  name='classes')(y).astype(jnp.float32)
+                  name=f'classes{which}')(y).astype(jnp.float32)
 
 
 def mean(x: Float[Array, 'B T D'], valid: Bool[Array, 'B T']) -> Float[Array, 'B D']:
@@ -49,9 +54,22 @@ def mean(x: Float[Array, 'B T D'], valid: Bool[Array, 'B T']) -> Float[Array, 'B
   return (total / jnp.maximum(weights.sum(1), 1)).astype(x.dtype)
 
 
-# name → (x, which tokens are no padding) → what is classified.
+def first(x: Float[Array, 'B T D'], valid: Bool[Array, 'B T']) -> Float[Array, 'B D']:
+  """[CLS] of BERT, the class token of ViT."""
+  return x[:, 0]
+
+
+def second(x: Float[Array, 'B T D'], valid: Bool[Array, 'B T']) -> Float[Array, 'B D']:
+  """The distillation token of DeiT (Touvron et al. 2021, §4)."""
+  return x[:, 1]
+
+
+# name → for each head, (x, which tokens are no padding) → what it classifies.
 POOLINGS = {
-  'first': lambda x, valid: x[:, 0],   # [CLS] of BERT, the class token of ViT
-  'mean': mean,
-  'none': lambda x, valid: x,          # each token for itself
+  'first': (first,),
+  'first_two': (first, second),
+  'mean': (mean,),
+  'none': (lambda x, valid: x,),   # each token for itself
 }
+# And how many tokens must stand before an image's patches for it.
+LEADING = {'first': 1, 'first_two': 2, 'mean': 0}

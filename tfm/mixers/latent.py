@@ -68,9 +68,13 @@ class Latent(Mixer):
       raise ValueError(f'the score {self.score.func.__name__.lower()!r} needs keys, which are never made when '
                        "decoding; 'dot' would do")
     try:
-      self.position(head_width=self.rope_width, parent=None).check()
+      self.position(head_width=self.positioned, parent=None).check()
     except ValueError as error:
       raise ValueError(f'rope_width={self.rope_width} is what the position rotates: {error}') from error
+
+  @property
+  def positioned(self):
+    return self.rope_width
 
   @nn.nowrap
   def init_cache(self, batch, length):
@@ -85,7 +89,7 @@ class Latent(Mixer):
   def __call__(self, x, memory, context, cache):
     if memory is not None:
       raise ValueError("mixer='latent' attends to its own sequence and reads no memory; 'softmax' would do")
-    position = self.position(head_width=self.rope_width, name='position')
+    position = self.position(head_width=self.positioned, name='position')
     q, rotated_q = jnp.split(self.queries(x), [self.head_width], -1)
     latent, rotated = jnp.split(self.linear('down', x, self.rank + self.rope_width), [self.rank], -1)
     latent = RMSNorm(axis='rank', name='norm')(latent)

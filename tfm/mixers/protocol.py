@@ -101,6 +101,11 @@ class Mixer(nn.Module):
     """Raises ValueError, before anything is compiled, for what the mixer cannot honour."""
 
   @property
+  def positioned(self) -> int:
+    """Channels of a head that its position is asked about."""
+    return self.head_width
+
+  @property
   def sees_later(self) -> bool:
     """Whether tokens may see later ones whatever the mask says, which a decoder's may not."""
     return False

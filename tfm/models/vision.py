@@ -16,20 +16,20 @@ from tfm.shapes import Array, Float
 
 
 class Vision(Trunk):
-  """image → patches, p × p pixels each, projected [behind a class token] → trunk → logits of classes
-  (Dosovitskiy et al. 2021, §3.1, eq. 1–4).
+  """image → patches, p × p pixels each, projected [behind learned tokens] → trunk → logits of classes
+  (Dosovitskiy et al. 2021, §3.1, eq. 1–4; with a second token for distillation, Touvron et al. 2021, DeiT, §4).
 
   Attributes:
     shape: H, W, Q of an image, pixels and channels.
     patch: p, which divides H and W; tokens are the patches row by row.
-    class_token: whether a learned token stands before them.
+    class_tokens: how many learned tokens stand before them.
     heads: (name, factory of `Pooled`) of each that classifies.
     initializer: of the projection.
   """
 
   shape: tuple[int, int, int]
   patch: int
-  class_token: bool
+  class_tokens: int
   heads: tuple[tuple[str, Callable], ...]
   initializer: Factory
 
@@ -37,8 +37,8 @@ class Vision(Trunk):
     super().setup()
     pixels = self.patch * self.patch * self.shape[2]
     self.patches = Linear((pixels, self.width), ('pixels', 'embed'), self.initializer, dtype=self.dtype)
-    if self.class_token:
-      self.first = Embedding(1, self.width, lambda inputs, outputs: zeros, self.dtype, axis='table', name='class_token')
+    if self.class_tokens:
+      self.first = Embedding(self.class_tokens, self.width, lambda inputs, outputs: zeros, self.dtype, axis='table', name='class_token')
     self.classifiers = {name: head(name=name) for name, head in self.heads}
 
   def __call__(self, images: Float[Array, 'B H W Q'], context: Context) -> tuple[dict[str, Array], None]:
@@ -49,8 +49,9 @@ class Vision(Trunk):
   def features(self, images: Float[Array, 'B H W Q'], context: Context) -> Float[Array, 'B T D']:
     """The last hidden states."""
     x = shard(self.patches(cut(images, self.patch)), 'batch', 'length', 'embed')
-    if self.class_token:
-      x = jnp.concatenate([self.first(jnp.zeros((len(images), 1), jnp.int32)), x], 1)
+    if self.class_tokens:
+      which = jnp.broadcast_to(jnp.arange(self.class_tokens), (len(images), self.class_tokens))
+      x = jnp.concatenate([self.first(which), x], 1)
     return self.run(x, None, context, None)[0]
 
   def classify(self, name: str, x: Float[Array, 'B T D'], context: Context) -> Float[Array, '...']:
@@ -62,7 +63,7 @@ class Vision(Trunk):
     """Arguments that the model can be traced on: `batch` images, which have a length of their own."""
     del length
     H, W, _ = self.shape
-    tokens = jnp.zeros((batch, (H // self.patch) * (W // self.patch) + self.class_token), jnp.int32)
+    tokens = jnp.zeros((batch, (H // self.patch) * (W // self.patch) + self.class_tokens), jnp.int32)
     return jnp.zeros((batch, *self.shape), jnp.float32), Context.whole(tokens)
 
 

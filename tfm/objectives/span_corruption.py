@@ -110,7 +110,7 @@ class SpanCorruption(Seq2Seq):
       at += stays + goes
     source, target = (np.concatenate([*side, [tokenizer.eos_id]]) for side in (source, target))
     here, there = slice(len(target)), slice(len(source))
-    made['targets'][here], made['inputs'][here], made['segments'][here] = target, np.roll(target, 1), 1
+    made['targets'][here], made['inputs'][here], made['segments'][here] = target, np.append(tokenizer.begin_id, target[:-1]), 1
     made['source'][there], made['source_segments'][there] = source, 1
     made['positions'][here], made['source_positions'][there] = np.arange(len(target)), np.arange(len(source))
     return made

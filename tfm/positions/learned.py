@@ -38,6 +38,9 @@ class Learned(Position):
   def reach(self):
     return self.length if self.rows is None else self.rows
 
+  def meaning(self):
+    return super().meaning() | dict(rows=self.reach, stddev=None)
+
   @nn.compact
   def embed(self, x, positions):
     table = self.param('table', partitioned(normal(self.stddev)((0,), (1,)), ('table', 'embed')),

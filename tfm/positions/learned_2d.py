@@ -59,6 +59,10 @@ class Learned2D(Position):
   def reach(self):
     return self.length
 
+  def meaning(self):
+    rows, columns, before = self.grid
+    return super().meaning() | dict(rows=rows, columns=columns, before=before, original=tuple(self.table), stddev=None)
+
   @nn.compact
   def embed(self, x, positions):
     here, (rows, columns) = self.grid, self.table

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import flax.linen as nn
 
@@ -58,6 +58,12 @@ class Position(nn.Module):
     surroundings = {field.name for field in dataclasses.fields(Position)}
     own = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name not in surroundings}
     return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in own.items())})"
+
+  def meaning(self) -> dict[str, Any]:
+    """Equal where two compute the same of the same parameters: the block's sizes and its own settings, but not `length`; a
+    scheme that looks at it puts here what follows from it."""
+    return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)
+            if field.name not in ('length', 'parent', 'name')}
 
   def embed(
       self, x: Float[Array, 'B T D'], positions: Int[Array, 'B T']

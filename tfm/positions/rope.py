@@ -64,6 +64,10 @@ class Rope(Position):
     """The frequency of each pair, and the factor on what is rotated."""
     return choose(self.scaling, SCALINGS, theta=self.theta, channels=self.channels, longest=self.length)
 
+  def meaning(self):
+    frequencies, factor = self.waves()
+    return super().meaning() | dict(theta=None, fraction=None, scaling=(*frequencies.tolist(), factor))
+
   def rotate(self, q, k, q_positions, k_positions):
     frequencies, factor = self.waves()
     return tuple(rotated(x, angles(positions, frequencies), self.interleaved, factor)

@@ -44,6 +44,9 @@ class Sinusoidal2D(Position):
   def grid(self) -> Grid:
     return grid(self.rows, self.columns, self.length)
 
+  def meaning(self):
+    return super().meaning() | self.grid._asdict()
+
   def embed(self, x, positions):
     row, column, there = self.grid.coordinates(positions)
     waves = frequencies(self.theta, self.width // 2)

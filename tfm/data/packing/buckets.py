@@ -78,7 +78,7 @@ class _Rows(protocol.Rows):
     if not 0 <= index < len(self):
       raise IndexError(index)
     row = protocol.padding(self.length // self._parts[index], protocol.PAIR_FIELDS)
-    protocol.put(row, self._pairs.sides(self._documents[index]), segment=1)
+    protocol.put(row, self._pairs, self._documents[index], segment=1)
     return row
 
   def batches(self, batch_size: int) -> int:

@@ -94,7 +94,7 @@ class _PairRows(_Rows):
   def _row(self, pieces):
     row, at = protocol.padding(self.length, protocol.PAIR_FIELDS), (0, 0)
     for segment, piece in enumerate(pieces, 1):
-      at = protocol.put(row, self._tokens.sides(self._documents[piece]), segment, at)
+      at = protocol.put(row, self._tokens, self._documents[piece], segment, at)
     return row
 
 

@@ -16,12 +16,11 @@ class Rows(protocol.OneEach):
   def _row(self, number, index):
     pairs = isinstance(self._documents, token_arrays.Pairs)
     row = protocol.padding(self.length, protocol.PAIR_FIELDS if pairs else protocol.FIELDS)
-    sides = self._documents.sides(number)
-    if (longest := max(map(len, sides))) > self.length:
+    if (longest := max(map(len, self._documents.sides(number)))) > self.length:
       _log.warning('%s[%d] is of %d tokens, and longer than a row of %d: it is left out', self._documents.name, number,
                    longest, self.length)
     else:
-      protocol.put(row, sides, segment=1)
+      protocol.put(row, self._documents, number, segment=1)
     return row
 
 

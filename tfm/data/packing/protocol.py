@@ -217,14 +217,14 @@ def within(documents: token_arrays.Tokens | token_arrays.Pairs, length: int) -> 
   return found
 
 
-def put(row: Row, sides: Sequence[np.ndarray], segment: int, at: Sequence[int] = (0, 0)) -> tuple[int, ...]:
+def put(row: Row, documents: Documents, number: int, segment: int, at: Sequence[int] = (0, 0)) -> tuple[int, ...]:
   """Writes a document, its sides being a text or a source and a target, into a row, from a place of each side on; the
   places behind it."""
-  *source, text = sides
+  *source, text = sides = documents.sides(number)
   for side, first in zip(source, at):
     here = slice(first, first + len(side))
     row['source'][here], row['source_positions'][here], row['source_segments'][here] = side, np.arange(len(side)), segment
   here = slice(at[len(source)], at[len(source)] + len(text))
   row['targets'][here], row['positions'][here], row['segments'][here] = text, np.arange(len(text)), segment
-  row['inputs'][here] = np.roll(text, 1)  # from the end of a text on
+  row['inputs'][here] = np.append(documents.begins, text[:-1])
   return tuple(first + len(side) for first, side in zip(at, sides))

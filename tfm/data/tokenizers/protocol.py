@@ -61,6 +61,11 @@ class Tokenizer(abc.ABC):
     return ()
 
   @property
+  def target_begins(self) -> tuple[int, ...]:
+    """The first tokens of a target, behind `begin_id`."""
+    return ()
+
+  @property
   def known(self) -> Mapping[str, int]:
     """Tokens that an objective may ask for, by the names of `tfm`, and that are there already."""
     return {}
@@ -68,6 +73,18 @@ class Tokenizer(abc.ABC):
   @abc.abstractmethod
   def encode(self, text: str) -> np.ndarray:
     """The tokens of a text, int32 [N], without `eos_id`; their pieces joined are the text."""
+
+  def encode_source(self, text: str) -> np.ndarray:
+    """Those of the source of a pair, which some tokenizers cut up by rules of its own."""
+    return self.encode(text)
+
+  def source(self, text: str) -> np.ndarray:
+    """All that a source is: what stands before it, its tokens, its end; int32 [N]."""
+    return np.array([*self.source_begins, *self.encode_source(text), self.eos_id], np.int32)
+
+  def target(self, text: str = '') -> np.ndarray:
+    """What a target is continued from that begins with a text, int32 [N]."""
+    return np.array([self.begin_id, *self.target_begins, *self.encode(text)], np.int32)
 
   @property
   def vocab_size(self) -> int:

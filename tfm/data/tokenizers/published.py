@@ -105,6 +105,10 @@ class Published(protocol.Tokenizer):
     return self.before
 
   @property
+  def target_begins(self):
+    return self.before[self.before[:1] == (self.begin,):]
+
+  @property
   def known(self):
     return {} if self.mask is None else {MASK: self.mask}
 
