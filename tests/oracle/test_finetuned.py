@@ -39,7 +39,7 @@ def test_a_classifier_goes_out(imported, tmp_path, adapted):
   (tmp_path / 'rows.tsv').write_text(''.join(f'{"abc"[k]}\t{text}\n' for k, text in rows))
   fields = {
     'init_from': str(imported), 'objective': 'classification(3)', 'data.source': f"labelled('{tmp_path / 'rows.tsv'}')",
-    'data.packing': 'each', 'data.length': 48, 'model.pooled_transform': 'tanh', 'model.output_transform': '',
+    'data.packing': 'each', 'data.length': 16, 'model.pooled_transform': 'tanh', 'model.output_transform': '',
     'model.output_bias': False, 'optimizer.warmup': 2, 'training.steps': 6, 'training.batch_size': 8,
     'training.evaluate_every': 6} | adapted
   assert cli.main(['train', f'--config={imported / "config.json"}', f'--workdir={tmp_path / "tuned"}',
