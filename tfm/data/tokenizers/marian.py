@@ -37,7 +37,7 @@ class Marian(protocol.Tokenizer):
     begin, end: numbers of the tokens that begin a written text, and end one.
   """
 
-  lossless = False
+  lossless = learns = False
 
   folder: str
   sources: bool = False
