@@ -48,6 +48,8 @@ def test_alike(one, other):
   (dict(position='rope'), dict(position='rope(theta=500)')),
   (dict(position='rope(scaling="dynamic(factor=2, original=8)")', length=16),
    dict(position='rope(scaling="dynamic(factor=2, original=8)")', length=32)),
+  # They rotate what is as long alike, and longer texts not.
+  (dict(position='rope(scaling="dynamic(factor=2, original=16)")'), dict(position='rope(scaling="dynamic(factor=2, original=32)")')),
   # Of two channels nothing but the base would tell; of the head's own eight, which are not rotated, more.
   (LATENT | dict(position='rope'), LATENT | dict(position='rope(theta=500)')),
   (LATENT, LATENT | dict(mixer='latent(rank=8, rope_width=6)')),
