@@ -5,7 +5,7 @@ import pytest
 from reference import published
 
 import tfm
-from tfm import pretrained
+from tfm import export
 
 pytestmark = pytest.mark.oracle
 SMALL = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48, image_size=12, patch_size=4,
@@ -65,4 +65,4 @@ def test_two_tokens_are_no_vit(tmp_path):
   published.made(cls, transformers.DeiTConfig(**SMALL)).save_pretrained(tmp_path / 'in')
   ours = tfm.from_pretrained(str(tmp_path / 'in'))
   with pytest.raises(ValueError, match='another model: .*model.class_tokens: 2 → 1'):
-    pretrained.export(ours.config, ours.params, str(tmp_path / 'out'), 'vit', ours.vocab, ours.ids, ours.output)
+    export.export(ours.config, ours.params, str(tmp_path / 'out'), 'vit', ours.vocab, ours.ids, ours.output)
