@@ -12,8 +12,10 @@ from tfm import build
 from tfm import config as configs
 from tfm.config import require
 from tfm.data.tokenizers import marian
+from tfm.declared import families
+from tfm.export import export
 from tfm.layers.lora import merged
-from tfm.pretrained import Pretrained, export, families, from_pretrained, located
+from tfm.pretrained import Pretrained, from_pretrained, located
 from tfm.run import Run, carried
 from tfm.spec import parse
 from tfm.training import checkpoint

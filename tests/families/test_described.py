@@ -6,9 +6,9 @@ import pytest
 from conformance import collect, tiny
 
 from tfm import config as configs
-from tfm import pretrained
+from tfm import declared
 from tfm.mixers.protocol import Context
-from tfm.pretrained import described
+from tfm.export import described
 
 # What looks at the length of the training, and cannot be the same at another.
 LENGTH_MATTERS = {'learned', 'learned(before=2)', 'rope(scaling="dynamic(factor=2, original=8)")'} | {
@@ -19,7 +19,7 @@ LATENT = dict(mixer='latent(rank=8, rope_width=4)', head_width=8)
 
 def text(length=16, **model):
   config = dict(model=dict(layers=2, width=32, heads=4, bias=True) | model, data=dict(length=length))
-  return described(pretrained.model_of(configs.resolve(configs.complete(config)), 50))
+  return described(declared.model_of(configs.resolve(configs.complete(config)), 50))
 
 
 @pytest.mark.parametrize('one, other', [
@@ -48,6 +48,8 @@ def test_alike(one, other):
   (dict(position='rope'), dict(position='rope(theta=500)')),
   (dict(position='rope(scaling="dynamic(factor=2, original=8)")', length=16),
    dict(position='rope(scaling="dynamic(factor=2, original=8)")', length=32)),
+  # They rotate what is as long alike, and longer texts not.
+  (dict(position='rope(scaling="dynamic(factor=2, original=16)")'), dict(position='rope(scaling="dynamic(factor=2, original=32)")')),
   # Of two channels nothing but the base would tell; of the head's own eight, which are not rotated, more.
   (LATENT | dict(position='rope'), LATENT | dict(position='rope(theta=500)')),
   (LATENT, LATENT | dict(mixer='latent(rank=8, rope_width=6)')),

@@ -7,7 +7,7 @@ import pytest
 
 import tfm
 from tfm import config as configs
-from tfm import pretrained
+from tfm import declared, export, pretrained
 from tfm.training import state
 
 LLAMA = dict(layers=2, width=32, heads=4, kv_heads=2, norm='rmsnorm', feed_forward='swiglu',
@@ -21,7 +21,7 @@ MIXTRAL = LLAMA | dict(feed_forward='mixture_of_experts(experts=3)', depth_scale
 
 def made(fields, vocab=61):
   config = configs.resolve(configs.complete(dict(model=fields, data=dict(length=32))))
-  model = pretrained.model_of(config, vocab)
+  model = declared.model_of(config, vocab)
   return config, model, nn.unbox(state.parameters(model, jax.random.key(0), 1, 16))
 
 
@@ -32,7 +32,7 @@ def made(fields, vocab=61):
   (GEMMA2, 'gemma2'), (MIXTRAL, 'mixtral')])
 def test_a_model_of_our_own(fields, family, tmp_path):
   config, model, params = made(fields)
-  pretrained.export(config, params, str(tmp_path), family, 61)
+  export.export(config, params, str(tmp_path), family, 61)
   ids = np.random.default_rng(0).integers(0, 61, (2, 12))
   wanted, _ = model.apply({'params': params}, ids, pretrained.context_of(ids, None))
   np.testing.assert_allclose(tfm.from_pretrained(str(tmp_path)).logits(ids), wanted, atol=1e-5)
@@ -54,5 +54,5 @@ def test_a_model_of_our_own(fields, family, tmp_path):
 def test_what_a_family_cannot_say_is_refused_by_name(fields, family, named, tmp_path):
   config, _, params = made(fields)
   with pytest.raises(ValueError, match=named):
-    pretrained.export(config, params, str(tmp_path), family, 61)
+    export.export(config, params, str(tmp_path), family, 61)
   assert not list(tmp_path.iterdir())

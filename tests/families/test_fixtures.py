@@ -9,7 +9,7 @@ import pytest
 from reference import published
 
 import tfm
-from tfm import pretrained
+from tfm import export
 
 FOLDER = pathlib.Path(__file__).parents[3] / 'shared' / 'fixtures' / 'hf'
 ARGUMENTS = 'input_ids', 'attention_mask', 'token_type_ids', 'decoder_input_ids', 'pixel_values', 'global_attention_mask'
@@ -65,7 +65,7 @@ def test_there_and_back(name, tmp_path):
   from safetensors.numpy import load_file
   (tmp_path / 'in').mkdir()
   model = opened(name, 'config.json', tmp_path / 'in')
-  pretrained.export(model.config, model.params, str(tmp_path / 'out'), model.family.model_type, model.vocab, model.ids,
+  export.export(model.config, model.params, str(tmp_path / 'out'), model.family.model_type, model.vocab, model.ids,
                     model.output)
   before, after = (load_file(folder / 'model.safetensors') for folder in (FOLDER / name, tmp_path / 'out'))
   constants = dict(model.family.constants(model.config))   # which published classes leave out or not

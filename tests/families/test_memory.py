@@ -20,7 +20,7 @@ READ = '''
 import json, sys, threading
 import jax
 import tfm
-from tfm import pretrained
+from tfm import declared
 
 def held():
   with open('/proc/self/status') as lines:
@@ -31,7 +31,7 @@ def watch():
     seen.append(held())
 
 jax.block_until_ready(jax.numpy.zeros(3))
-pretrained.families()
+declared.families()
 ended, before = threading.Event(), held()
 seen = [before]
 thread = threading.Thread(target=watch)

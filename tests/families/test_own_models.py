@@ -7,7 +7,7 @@ from flax import linen as nn
 
 import tfm
 from tfm import config as configs
-from tfm import pretrained
+from tfm import declared, export, pretrained
 from tfm.training import state
 
 COMMON = dict(layers=2, width=32, heads=4)
@@ -32,10 +32,10 @@ OWN = {
   ('gpt_bigcode', dict(position='learned(rows=40)')), ('opt', dict(position='learned(rows=40, before=2)'))], ids=str)
 def test_there_and_back(family, changed, tmp_path):
   config = configs.resolve(configs.complete(dict(model=COMMON | OWN[family] | changed, data=dict(length=24))))
-  model = pretrained.model_of(config, 50)
+  model = declared.model_of(config, 50)
   boxed = jax.jit(lambda key: state.parameters(model, key, 1, 8))(jax.random.key(0))
   params = jax.tree.map(lambda x: x + 0.1 * np.random.default_rng(1).standard_normal(x.shape, np.float32), nn.unbox(boxed))
-  pretrained.export(config, params, str(tmp_path), family, 50)
+  export.export(config, params, str(tmp_path), family, 50)
   ids = np.random.default_rng(0).integers(0, 50, (2, 9))
   wanted = model.apply({'params': params}, ids, pretrained.context_of(ids, None))[0]
   np.testing.assert_allclose(tfm.from_pretrained(str(tmp_path)).logits(ids), wanted, atol=1e-5)
@@ -55,4 +55,4 @@ def test_there_and_back(family, changed, tmp_path):
 def test_what_a_family_cannot_say(family, changed, said, tmp_path):
   config = configs.resolve(configs.complete(dict(model=COMMON | OWN[family] | changed, data=dict(length=24))))
   with pytest.raises(ValueError, match=said):
-    pretrained.export(config, {}, str(tmp_path), family, 50)
+    export.export(config, {}, str(tmp_path), family, 50)

@@ -5,7 +5,7 @@ import pathlib
 import pytest
 
 from tfm import config as configs
-from tfm import pretrained
+from tfm import declared, export
 
 T5_BASE = dict(
   architectures=['T5ForConditionalGeneration'], d_ff=3072, d_kv=64, d_model=768, decoder_start_token_id=0, dropout_rate=0.1,
@@ -41,23 +41,23 @@ OPUS_MT = dict(
 
 
 def read(fields):
-  return pretrained.declared(pretrained.family_of(fields, pathlib.Path()), fields)
+  return declared.declared(declared.family_of(fields, pathlib.Path()), fields)
 
 
 @pytest.mark.parametrize('fields, name', [(T5_BASE, 'base'), (T5_11_BASE, '1.1-base')], ids=['1.0', '1.1'])
 def test_t5_of_this_project_is_that_of_the_hub(fields, name, root):
   """But for the rate of dropout: what its config.json says is the published one, and says all of the model."""
   config = configs.resolve(configs.load(f'{root}/configs/t5.py:{name}'))
-  family = pretrained.families()['t5']
+  family = declared.families()['t5']
   made = family.write('vocabulary', dict(configs.leaves(config)) | {
     'vocab': 32_128, 'ids.start': 0, 'ids.eos': 1, 'ids.pad': 0})
   assert {field: made[field] for field in fields if field in made} == {
     field: value for field, value in fields.items() if field in made}
   assert fields.keys() - made.keys() <= {'initializer_factor', 'output_past', 'task_specific_params'}
-  pretrained.refuse_unsaid(config, family, made, 32_128)
+  export.refuse_unsaid(config, family, made, 32_128)
   config.model.encoder.position = 't5(buckets=16, bidirectional=True)'
   with pytest.raises(ValueError, match=r"another model: .*model.encoder.position: 't5\(buckets=16"):
-    pretrained.refuse_unsaid(config, family, made, 32_128)
+    export.refuse_unsaid(config, family, made, 32_128)
 
 
 @pytest.mark.parametrize('fields, said, ids', [

@@ -5,7 +5,7 @@ import math
 import jax
 import pytest
 
-from tfm import pretrained
+from tfm import declared
 from tfm.training import state
 
 SUMMARY = dict(summary_activation=None, summary_first_dropout=0.1, summary_proj_to_labels=True, summary_type='cls_index',
@@ -100,8 +100,8 @@ PUBLISHED = {
 def test_a_published_config(name):
   count, fields = PUBLISHED[name]
   fields = WRITTEN | fields
-  family = pretrained.families()[fields['model_type']]
-  config, output, _, vocab, _ = pretrained.declared(family, fields)
-  model = pretrained.model_of(config, vocab)
+  family = declared.families()[fields['model_type']]
+  config, output, _, vocab, _ = declared.declared(family, fields)
+  model = declared.model_of(config, vocab)
   params = jax.eval_shape(lambda key: state.parameters(model, key, 1, 4), jax.random.key(0))
   assert output == 'vocabulary' and sum(math.prod(x.shape) for x in jax.tree.leaves(params)) == count

@@ -4,7 +4,7 @@ import pytest
 from reference import published
 
 import tfm
-from tfm import pretrained
+from tfm import declared
 
 pytestmark = pytest.mark.oracle
 SMALL = dict(vocab_size=61, hidden_size=32, n_layer=2, n_head=4, layer_norm_epsilon=1e-3)
@@ -38,7 +38,7 @@ def test_older_files(tmp_path):
 
 def test_what_is_not_understood_is_refused_by_name():
   fields = SMALL | dict(model_type='bloom', architectures=['BloomForCausalLM'])
-  family = pretrained.families()['bloom']
+  family = declared.families()['bloom']
   family.read(fields)
   with pytest.raises(ValueError, match='apply_residual_connection_post_layernorm=True'):
     family.read(fields | dict(apply_residual_connection_post_layernorm=True))

@@ -47,9 +47,9 @@ def test_a_model_without_an_output_and_an_older_file(tmp_path):
   (dict(attention_bias=True), 'attention_bias'),
   (dict(num_key_value_heads=2), 'num_key_value_heads'), (dict(moe_layer_freq=2), 'moe_layer_freq')])
 def test_what_is_not_understood_is_refused_by_name(fields, named, tmp_path):
-  from tfm import pretrained
+  from tfm import declared
   transformers = pytest.importorskip('transformers')
-  family = pretrained.families()['deepseek_v2']
+  family = declared.families()['deepseek_v2']
   given = transformers.DeepseekV2Config(**SMALL).to_dict()
   family.read(given)
   with pytest.raises(ValueError, match=f'config.json: .*{named}'):

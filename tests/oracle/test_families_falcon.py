@@ -4,7 +4,7 @@ import pytest
 from reference import published
 
 import tfm
-from tfm import pretrained
+from tfm import declared
 from tfm.families import falcon
 
 pytestmark = pytest.mark.oracle
@@ -64,7 +64,7 @@ def test_older_files(tmp_path):
 ])
 def test_what_is_not_understood_is_refused_by_name(changed, said):
   with pytest.raises(ValueError, match=said):
-    pretrained.families()['falcon'].read(SMALL | dict(model_type='falcon', architectures=['FalconForCausalLM']) | changed)
+    declared.families()['falcon'].read(SMALL | dict(model_type='falcon', architectures=['FalconForCausalLM']) | changed)
 
 
 def test_groups_one_after_another_have_no_word():

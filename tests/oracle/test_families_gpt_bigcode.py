@@ -3,7 +3,7 @@
 import pytest
 from reference import published
 
-from tfm import pretrained
+from tfm import declared
 from tfm.families import gpt_bigcode
 
 pytestmark = pytest.mark.oracle
@@ -30,7 +30,7 @@ def test_a_model_without_an_output(tmp_path):
 def test_what_is_not_understood_is_refused_by_name(field, value):
   fields = SMALL | dict(model_type='gpt_bigcode', architectures=['GPTBigCodeForCausalLM']) | {field: value}
   with pytest.raises(ValueError, match=f'{field}={value}'):
-    pretrained.families()['gpt_bigcode'].read(fields)
+    declared.families()['gpt_bigcode'].read(fields)
 
 
 def test_groups_of_heads_have_no_word():

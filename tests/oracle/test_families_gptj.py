@@ -3,7 +3,7 @@
 import pytest
 from reference import published
 
-from tfm import pretrained
+from tfm import declared
 
 pytestmark = pytest.mark.oracle
 SMALL = dict(vocab_size=61, n_positions=48, n_embd=32, n_layer=2, n_head=4, rotary_dim=4, layer_norm_epsilon=1e-3)
@@ -28,4 +28,4 @@ def test_a_model_without_an_output(tmp_path):
 def test_what_is_not_understood_is_refused_by_name(field, value):
   fields = SMALL | dict(model_type='gptj', architectures=['GPTJForCausalLM']) | {field: value}
   with pytest.raises(ValueError, match=f'{field}={value}'):
-    pretrained.families()['gptj'].read(fields)
+    declared.families()['gptj'].read(fields)

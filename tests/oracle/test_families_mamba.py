@@ -5,7 +5,7 @@ import pytest
 from reference import published
 
 import tfm
-from tfm import pretrained
+from tfm import declared
 
 pytestmark = pytest.mark.oracle
 SMALL = dict(vocab_size=61, hidden_size=32, num_hidden_layers=2, state_size=5, layer_norm_epsilon=1e-3)
@@ -70,4 +70,4 @@ def test_older_files(tmp_path):
 ])
 def test_what_is_not_understood_is_refused_by_name(changed, said):
   with pytest.raises(ValueError, match=said):
-    pretrained.families()[changed['model_type']].read(SMALL | changed)
+    declared.families()[changed['model_type']].read(SMALL | changed)

@@ -31,7 +31,7 @@ def test_marian(settings, tmp_path):
   dict(decoder_vocab_size=50, pad_token_id=49, decoder_start_token_id=49), dict(d_model=24, encoder_attention_heads=3),
 ], ids=str)
 def test_vocabularies_of_their_own(settings, tmp_path):
-  import tfm
+  from tfm import export
   transformers = pytest.importorskip('transformers')
   config = transformers.MarianConfig(**SMALL | dict(share_encoder_decoder_embeddings=False) | settings)
   given = published.pairs(vocab=61)
@@ -39,8 +39,7 @@ def test_vocabularies_of_their_own(settings, tmp_path):
   ours, _ = published.check(transformers.MarianMTModel, config, tmp_path, given=given)
   assert (ours.vocab, ours.source_vocab) == (config.decoder_vocab_size, 61)
   with pytest.raises(ValueError, match="'bart' cannot say what the config says: .*a vocabulary of their own|config.model"):
-    tfm.pretrained.export(ours.config, ours.params, str(tmp_path / 'other'), 'bart', ours.vocab, ours.ids, ours.output,
-                          ours.source_vocab)
+    export.export(ours.config, ours.params, str(tmp_path / 'other'), 'bart', ours.vocab, ours.ids, ours.output, ours.source_vocab)
 
 
 def test_older_files(tmp_path):

@@ -4,7 +4,7 @@ import pytest
 from reference import published
 
 import tfm
-from tfm import pretrained
+from tfm import declared
 
 pytestmark = pytest.mark.oracle
 SMALL = dict(vocab_size=61, d_model=32, n_layers=2, n_heads=4, max_seq_len=48, layer_norm_epsilon=1e-3)
@@ -47,4 +47,4 @@ def test_older_files(tmp_path):
 ])
 def test_what_is_not_understood_is_refused_by_name(changed, said):
   with pytest.raises(ValueError, match=said):
-    pretrained.families()['mpt'].read(SMALL | dict(model_type='mpt', architectures=['MptForCausalLM']) | changed)
+    declared.families()['mpt'].read(SMALL | dict(model_type='mpt', architectures=['MptForCausalLM']) | changed)

@@ -4,7 +4,7 @@ import pytest
 from reference import published
 
 import tfm
-from tfm import pretrained
+from tfm import declared
 
 pytestmark = pytest.mark.oracle
 SMALL = dict(vocab_size=61, max_position_embeddings=32, hidden_size=32, ffn_dim=40, num_hidden_layers=2, num_attention_heads=4)
@@ -50,4 +50,4 @@ def test_the_longest_row_and_names_of_older_files(tmp_path):
 ])
 def test_what_is_not_understood_is_refused_by_name(changed, said):
   with pytest.raises(ValueError, match=said):
-    pretrained.families()['opt'].read(SMALL | dict(model_type='opt', architectures=['OPTForCausalLM']) | changed)
+    declared.families()['opt'].read(SMALL | dict(model_type='opt', architectures=['OPTForCausalLM']) | changed)

@@ -4,7 +4,7 @@ import pytest
 from reference import published
 
 import tfm
-from tfm import pretrained
+from tfm import declared
 
 pytestmark = pytest.mark.oracle
 SMALL = dict(vocab_size=61, max_position_embeddings=64, hidden_size=48, intermediate_size=40, num_hidden_layers=2,
@@ -47,4 +47,4 @@ def test_older_files(tmp_path):
 def test_what_is_not_understood_is_refused_by_name(field, value):
   fields = SMALL | dict(model_type='phi', architectures=['PhiForCausalLM']) | {field: value}
   with pytest.raises(ValueError, match=f'{field}={value!r}'):
-    pretrained.families()['phi'].read(fields)
+    declared.families()['phi'].read(fields)

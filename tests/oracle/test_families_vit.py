@@ -1,8 +1,11 @@
-"""The Vision Transformer with random settings: the answers of the published implementation, and back again."""
+"""The Vision Transformer and DeiT, with one head and with two, with random settings: the answers of the published implementation, and back again."""
 
 import numpy as np
 import pytest
 from reference import published
+
+import tfm
+from tfm import export
 
 pytestmark = pytest.mark.oracle
 SMALL = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48, image_size=12, patch_size=4,
@@ -17,16 +20,20 @@ def asked(*shape):
   ('ViTForImageClassification', dict(qkv_bias=False, hidden_act='relu'), (3, 12, 12), 'logits'),
   ('ViTForImageClassification', dict(image_size=[8, 20], num_channels=1, num_attention_heads=2), (1, 8, 20), 'logits'),
   ('ViTModel', dict(patch_size=[2, 2], num_hidden_layers=3), (3, 12, 12), 'last_hidden_state'),
+  ('DeiTForImageClassification', dict(qkv_bias=False, hidden_act='relu'), (3, 12, 12), 'logits'),
+  ('DeiTForImageClassificationWithTeacher', dict(num_attention_heads=2), (3, 12, 12), 'logits'),
+  ('DeiTForImageClassificationWithTeacher', dict(image_size=[8, 20], num_channels=1, num_labels=3), (1, 8, 20), 'logits'),
+  ('DeiTModel', dict(patch_size=[2, 2], num_hidden_layers=3), (3, 12, 12), 'last_hidden_state'),
 ])
-def test_vit(cls, settings, shape, field, tmp_path):
+def test_logits(cls, settings, shape, field, tmp_path):
   transformers = pytest.importorskip('transformers')
   made = getattr(transformers, cls)
-  made = published.WithoutPooler(made) if cls == 'ViTModel' else made
-  published.check(made, transformers.ViTConfig(**SMALL | settings), tmp_path, given=asked(2, *shape), field=field, writes=False)
+  made = published.WithoutPooler(made) if cls.endswith('Model') else made
+  config = getattr(transformers, f'{cls.partition("T")[0]}TConfig')(**SMALL | settings)
+  published.check(made, config, tmp_path, given=asked(2, *shape), field=field, writes=False)
 
 
 def test_what_no_output_needs_is_left_out_and_told(tmp_path, caplog):
-  import tfm
   transformers = pytest.importorskip('transformers')
   theirs = published.made(transformers.ViTModel, transformers.ViTConfig(**SMALL))
   theirs.save_pretrained(tmp_path)
@@ -42,11 +49,20 @@ def test_what_no_output_needs_is_left_out_and_told(tmp_path, caplog):
 
 
 @pytest.mark.parametrize('field, value, sentence', [
-  ('patch_size', [4, 2], 'patch_size='), ('patch_size', 5, 'config.model.patch=5'), ('use_mean_pooling', True, 'use_mean_pooling=True')])
+  ('patch_size', [4, 2], 'patch_size='), ('patch_size', 5, 'config.model.patch=5'), ('use_mean_pooling', True, 'use_mean_pooling=True'),
+  ('architectures', ['DeiTForMaskedImageModeling'], "architectures='DeiTForMaskedImageModeling' is not read of 'vit'")])
 def test_what_is_not_understood_is_refused_by_name(field, value, sentence, tmp_path):
-  import tfm
   transformers = pytest.importorskip('transformers')
   published.made(transformers.ViTForImageClassification, transformers.ViTConfig(**SMALL)).save_pretrained(tmp_path)
   published.older(tmp_path, **{field: value})
   with pytest.raises(ValueError, match=sentence):
     tfm.from_pretrained(str(tmp_path))
+
+
+def test_two_tokens_are_no_vit(tmp_path):
+  transformers = pytest.importorskip('transformers')
+  cls = transformers.DeiTForImageClassificationWithTeacher
+  published.made(cls, transformers.DeiTConfig(**SMALL)).save_pretrained(tmp_path / 'in')
+  ours = tfm.from_pretrained(str(tmp_path / 'in'))
+  with pytest.raises(ValueError, match='another model: .*model.class_tokens: 2 → 1'):
+    export.export(ours.config, ours.params, str(tmp_path / 'out'), 'vit', ours.vocab, ours.ids, ours.output)

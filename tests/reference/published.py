@@ -8,7 +8,7 @@ import json
 import numpy as np
 
 import tfm
-from tfm import pretrained
+from tfm import export
 
 TOLERANCE = 2e-5   # of the largest logit; noise in float32 is a tenth of it
 NEW = 8            # tokens to write
@@ -110,7 +110,7 @@ def check(cls, config, tmp_path, *, given=None, field='logits', writes=True, see
 
 def exported(ours, cls, folder):
   """What the published class reads of our export."""
-  pretrained.export(ours.config, ours.params, str(folder), ours.family.model_type, ours.vocab, ours.ids, ours.output,
+  export.export(ours.config, ours.params, str(folder), ours.family.model_type, ours.vocab, ours.ids, ours.output,
                     ours.source_vocab)
   return cls.from_pretrained(folder, output_loading_info=True)
 

@@ -116,7 +116,7 @@ def main() -> None:
   model = marian(loaded.config, loaded.params, loaded.model.vocab, eos)
 
   def write():
-    tokens = [[*tokenizer.encode(source), eos] for source in sources]
+    tokens = [tokenizer.source(source).tolist() for source in sources]
     order = sorted(range(len(tokens)), key=lambda i: len(tokens[i]))
     texts = [''] * len(tokens)
     for start in range(0, len(order), ROWS):

@@ -7,7 +7,7 @@ A run that was imported is of its family still; of another --family says how it 
 family's config.json cannot say is refused by name. A tokenizer that came along goes along.
 """
 
-from tfm import exchange, pretrained, run
+from tfm import declared, exchange, run
 from tfm.training.progress import say
 
 
@@ -16,7 +16,7 @@ def arguments(parser):
   add('--workdir', required=True, metavar='DIR', help='of a run')
   add('--to', required=True, metavar='FOLDER', help='that is made')
   add('--step', default='last', metavar='N|best|last', help='which checkpoint (default: last)')
-  add('--family', metavar='NAME', help=f'one of {", ".join(pretrained.families())} (default: that it was imported of)')
+  add('--family', metavar='NAME', help=f'one of {", ".join(declared.families())} (default: that it was imported of)')
 
 
 def main(args):

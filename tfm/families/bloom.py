@@ -1,8 +1,8 @@
 """BLOOM (BigScience Workshop 2022)."""
 
+from tfm.families import gpt_neox
 from tfm.families.fields import Always, Ignored, Only, Same, argument
-from tfm.families.gpt_neox import fused, out
-from tfm.families.protocol import Family, Weight, blocks, both, norm
+from tfm.families.protocol import Family, Weight, blocks, norm
 
 
 def fields(output):
@@ -34,17 +34,13 @@ def weights(config):
   yield Weight('transformer.word_embeddings.weight', 'embedding/table')
   yield from norm('transformer.word_embeddings_layernorm', 'embedding_norm', bias=True)
   for i, block in enumerate(blocks(config)):
-    name = f'transformer.h.{i}'
-    yield from norm(f'{name}.input_layernorm', f'{block}/mixer_norm', bias=True)
-    yield from norm(f'{name}.post_attention_layernorm', f'{block}/feed_forward_norm', bias=True)
-    yield from fused(f'{name}.self_attention.query_key_value', f'{block}/mixer', m, bias=True)
-    yield from out(f'{name}.self_attention.dense', f'{block}/mixer/out', m, bias=True)
-    yield from both(f'{name}.mlp.dense_h_to_4h', f'{block}/feed_forward/up', 'f d -> d f', bias=True)
-    yield from both(f'{name}.mlp.dense_4h_to_h', f'{block}/feed_forward/down', 'd f -> f d', bias=True)
+    yield from gpt_neox.layer(f'transformer.h.{i}', block, m, PARTS)
   yield from norm('transformer.ln_f', 'norm', bias=True)
   if not m.tied:
     yield Weight('lm_head.weight', 'output/kernel', 'v d -> d v')
 
+
+PARTS = gpt_neox.PARTS | dict(qkv='self_attention.query_key_value', out='self_attention.dense')
 
 FAMILIES = (Family(
   model_type='bloom', architectures={'BloomForCausalLM': 'vocabulary', 'BloomModel': 'features'}, fields=fields,

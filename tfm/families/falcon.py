@@ -1,9 +1,8 @@
 """Falcon (Almazrouei et al. 2023), from its first models of 1 to 180 billion parameters to Falcon 2."""
 
-from tfm.families import rope
+from tfm.families import bloom, gpt_neox, rope
 from tfm.families.fields import PLAIN, Both, Ignored, Only, Same, argument
-from tfm.families.gpt_neox import fused, out
-from tfm.families.protocol import Family, Weight, blocks, both, norm
+from tfm.families.protocol import Family, Weight, blocks, norm
 
 
 def fields(output):
@@ -89,13 +88,7 @@ def weights(config):
                sequential=dict(input_layernorm='mixer_norm', post_attention_layernorm='feed_forward_norm'))[m.residual]
   yield Weight('transformer.word_embeddings.weight', 'embedding/table')
   for i, block in enumerate(blocks(config)):
-    name = f'transformer.h.{i}'
-    for theirs, ours in norms.items():
-      yield from norm(f'{name}.{theirs}', f'{block}/{ours}', bias=True)
-    yield from fused(f'{name}.self_attention.query_key_value', f'{block}/mixer', m, m.bias)
-    yield from out(f'{name}.self_attention.dense', f'{block}/mixer/out', m, m.bias)
-    yield from both(f'{name}.mlp.dense_h_to_4h', f'{block}/feed_forward/up', 'f d -> d f', m.bias)
-    yield from both(f'{name}.mlp.dense_4h_to_h', f'{block}/feed_forward/down', 'd f -> f d', m.bias)
+    yield from gpt_neox.layer(f'transformer.h.{i}', block, m, bloom.PARTS, norms)
   yield from norm('transformer.ln_f', 'norm', bias=True)
   if not m.tied:
     yield Weight('lm_head.weight', 'output/kernel', 'v d -> d v')

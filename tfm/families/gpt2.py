@@ -5,11 +5,20 @@ from tfm.families.protocol import Family, Weight, blocks, norm
 
 
 def fields(output):
+  yield from shared()
   yield from (
-    Same('n_layer', 'model.layers'),
-    Same('n_embd', 'model.width'),
-    Same('n_head', 'model.heads'),
-    learned('n_positions'),
+    Only(scale_attn_by_inverse_layer_idx=False, reorder_and_upcast_attn=False),
+    Ignored('n_ctx'),
+  )
+
+
+def shared():
+  """What GPT-BigCode has too."""
+  yield from (
+    Same('n_layer', 'model.layers', default=12),
+    Same('n_embd', 'model.width', default=768),
+    Same('n_head', 'model.heads', default=12),
+    learned('n_positions', default=1024),
     Same('n_inner', 'model.feed_forward_width', default=None),
     Same('activation_function', 'model.feed_forward', PLAIN, default='gelu_new'),
     Same('layer_norm_epsilon', 'model.norm', argument('layernorm', 'epsilon', 1e-5), default=1e-5),
@@ -21,8 +30,7 @@ def fields(output):
     Same('eos_token_id', 'ids.eos', default=50256),
     Same('pad_token_id', 'ids.pad', default=None),
     Always('model.bias', True),
-    Only(scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False, reorder_and_upcast_attn=False),
-    Ignored('n_ctx'),
+    Only(scale_attn_weights=True),
   )
 
 

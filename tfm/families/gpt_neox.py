@@ -33,19 +33,27 @@ def fields(output):
 
 def weights(config):
   m = config.model
-  have = biases(m) == 'qkvo'
   yield Weight('gpt_neox.embed_in.weight', 'embedding/table')
   for i, block in enumerate(blocks(config)):
-    name = f'gpt_neox.layers.{i}'
-    yield from norm(f'{name}.input_layernorm', f'{block}/mixer_norm', bias=True)
-    yield from norm(f'{name}.post_attention_layernorm', f'{block}/feed_forward_norm', bias=True)
-    yield from fused(f'{name}.attention.query_key_value', f'{block}/mixer', m, have)
-    yield from out(f'{name}.attention.dense', f'{block}/mixer/out', m, have)
-    yield from both(f'{name}.mlp.dense_h_to_4h', f'{block}/feed_forward/up', 'f d -> d f', bias=True)
-    yield from both(f'{name}.mlp.dense_4h_to_h', f'{block}/feed_forward/down', 'd f -> f d', bias=True)
+    yield from layer(f'gpt_neox.layers.{i}', block, m)
   yield from norm('gpt_neox.final_layer_norm', 'norm', bias=True)
   if not m.tied:
     yield Weight('embed_out.weight', 'output/kernel', 'v d -> d v')
+
+
+PARTS = dict(qkv='attention.query_key_value', out='attention.dense', up='mlp.dense_h_to_4h', down='mlp.dense_4h_to_h')
+NORMS = dict(input_layernorm='mixer_norm', post_attention_layernorm='feed_forward_norm')
+
+
+def layer(name, path, section, parts=PARTS, norms=NORMS):
+  """A block whose queries, keys and values are one projection; `parts` and `norms` are what its tensors are called."""
+  have = biases(section) == 'qkvo'
+  for theirs, ours in norms.items():
+    yield from norm(f'{name}.{theirs}', f'{path}/{ours}', bias=True)
+  yield from fused(f'{name}.{parts["qkv"]}', f'{path}/mixer', section, have)
+  yield from out(f'{name}.{parts["out"]}', f'{path}/mixer/out', section, have)
+  yield from both(f'{name}.{parts["up"]}', f'{path}/feed_forward/up', 'f d -> d f', section.bias)
+  yield from both(f'{name}.{parts["down"]}', f'{path}/feed_forward/down', 'd f -> f d', section.bias)
 
 
 def fused(name, path, section, bias):

@@ -1,8 +1,11 @@
 """Rotary positions."""
 
+import inspect
+from typing import Any
+
 from tfm.layers.rotary import SCALINGS, Waves, angles, rotated
 from tfm.positions.protocol import Position
-from tfm.spec import choose
+from tfm.spec import choose, parse
 
 
 class Rope(Position):
@@ -66,7 +69,14 @@ class Rope(Position):
 
   def meaning(self):
     frequencies, factor = self.waves()
-    return super().meaning() | dict(theta=None, fraction=None, scaling=(*frequencies.tolist(), factor))
+    return super().meaning() | dict(theta=None, fraction=None, scaling=(*frequencies.tolist(), factor, self.grows()))
+
+  def grows(self) -> dict[str, Any]:
+    """What a scaling that looks at the length of texts makes of longer ones: its arguments; nothing of another."""
+    call = parse(self.scaling)
+    taken = [*inspect.signature(SCALINGS[call.name]).parameters]
+    own = [name for name in taken if name not in ('theta', 'channels', 'longest')]
+    return dict(zip(own, call.args)) | dict(call.kwargs) if 'longest' in taken else {}
 
   def rotate(self, q, k, q_positions, k_positions):
     frequencies, factor = self.waves()
