@@ -11,7 +11,7 @@ from tfm.layers.grouped import permuted, plan, product
 from tfm.layers.initializer import Factory, Initializer, zeros
 from tfm.layers.linear import Linear
 from tfm.layers.mlp import FORMS, MLP, activated
-from tfm.parallel.sharding import partitioned, shard
+from tfm.parallel.sharding import in_force, partitioned, parts, shard
 from tfm.shapes import Array, Bool, Float, Int
 
 
@@ -129,7 +129,7 @@ class MixtureOfExperts(nn.Module):
     (B, T, D), E, k = x.shape, self.experts, self.top_k
     capped = self.capacity is not None
     # Groups are sorted apart: rows, whose capacity it is, or what each device of the batch has.
-    G = B if capped else math.gcd(B, ways('batch'))
+    G = B if capped else math.gcd(B, parts(in_force('batch')))
     N = B * T // G
     rows, blocks = self.sizes(N)
 
@@ -222,10 +222,3 @@ def _each(initializer: Initializer, experts: int) -> Initializer:
   def make(key, shape, dtype):
     return jax.vmap(lambda key: initializer(key, shape[1:], dtype))(jax.random.split(key, experts))
   return Initializer(str(initializer), make)
-
-
-def ways(axis: str) -> int:
-  """Into how many parts the mesh and the rules in force cut a logical axis."""
-  axes = dict(nn.get_logical_axis_rules()).get(axis) or ()
-  mesh = jax.sharding.get_abstract_mesh()
-  return math.prod(mesh.shape[axis] for axis in axes)

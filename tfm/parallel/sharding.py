@@ -4,6 +4,7 @@ A misspelt axis would replicate silently, so the names are closed: `AXES` is all
 """
 
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -67,6 +68,18 @@ def shard(x: Array, *names: str | None) -> Array:
   whole = names.count(None)
   check_axes(tuple(name for name in names if name is not None), x.ndim - whole)
   return nn.with_logical_constraint(x, names)
+
+
+def in_force(name: str) -> tuple[str, ...]:
+  """The mesh axes that cut a logical axis by the rules in force, of those that the mesh in force has."""
+  axes, shape = dict(nn.get_logical_axis_rules()).get(name) or (), jax.sharding.get_abstract_mesh().shape
+  return tuple(axis for axis in ((axes,) if isinstance(axes, str) else axes) if axis in shape)
+
+
+def parts(axes: tuple[str, ...] | str | None) -> int:
+  """Into how many parts mesh axes cut, in the mesh in force."""
+  shape = jax.sharding.get_abstract_mesh().shape
+  return math.prod(shape.get(axis, 1) for axis in ((axes,) if isinstance(axes, str) else axes or ()))
 
 
 def partitioned(initializer: Callable, names: tuple[str, ...]) -> Callable[..., Parameter]:
