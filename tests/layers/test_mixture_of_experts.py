@@ -16,6 +16,7 @@ from tfm.layers.mixture_of_experts import MixtureOfExperts
 from tfm.layers.mlp import MLP
 from tfm.parallel import mesh as meshes
 from tfm.parallel import sharding
+from tfm.parallel.collectives import collectives
 
 B, T, D, F = 3, 11, 8, 6
 DRAW = np.random.default_rng(0)
@@ -269,6 +270,31 @@ def test_tokens_stay_on_their_devices(settings):
   text = compiled.as_text()
   assert 'all-reduce' in text
   assert not any(word in text for word in ('all-gather', 'all-to-all', 'collective-permute'))
+
+
+@pytest.mark.slow
+def test_rows_travel_to_their_experts_and_back():
+  """Over the axis of experts: the dispatched rows, all to all, and back, in the gradient too; no rows and no weights are gathered."""
+  made = MixtureOfExperts(16, 24, False, normal(1.0), normal(1.0), jnp.float32, experts=8, capacity=1.0)
+  x, valid = jnp.asarray(DRAW.standard_normal((8, 4, 16)), jnp.float32), jnp.ones((8, 4), bool)
+  boxed = made.init(jax.random.key(0), x, valid)
+  params = nn.unbox(boxed)
+  def loss(params, x):
+    return jnp.sin(made.apply(params, x, valid)).sum()
+  alone = jax.grad(loss, (0, 1))(params, x)
+  mesh, rules = meshes.make(dict(data=2, expert=4)), sharding.parse_rules(configs.schema().rules)
+  where, rows = sharding.partition_specs(boxed, mesh, rules), sharding.batch_sharding(mesh, rules)
+  with sharding.context(mesh, rules):
+    run = jax.jit(jax.grad(loss, (0, 1)), in_shardings=(where, rows), out_shardings=(where, rows)).lower(params, x).compile()
+    got = run(jax.device_put(params, where), jax.device_put(x, rows))
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), got, alone)
+  found = collectives(run.as_text(), mesh.shape)
+  travelled = [one for one in found if one.kind == 'all-to-all']
+  assert {one.axes for one in travelled} == {('expert',)}
+  sent = 8 // 8 * 8 * 1 * 16 * 4   # of one row a device: 8 experts of one place each, in numbers of 4 bytes
+  assert sum(one.bytes for one in travelled) == 4 * sent
+  router = 16 * 8 * 4
+  assert [one.bytes for one in found if one.kind in ('all-gather', 'collective-permute')] == [router]
 
 
 @pytest.mark.parametrize('settings, sentence', [

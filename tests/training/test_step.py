@@ -164,7 +164,7 @@ def test_parameters_and_moments_lie_cut_alike(tiny):
 
 
 def test_indivisible_parameter_is_refused_by_name(tiny):
-  with pytest.raises(ValueError, match=r"heads' of the parameter .*has 4.*mesh.tensor"):
+  with pytest.raises(ValueError, match=r"mesh.tensor = 8 cuts 'kv_heads' of the parameter .*has 4"):
     prepared(tiny(), mesh=dict(data=1, tensor=8))
 
 

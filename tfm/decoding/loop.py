@@ -9,7 +9,6 @@ penalised, never on a prompt's own length, on the sampling's numbers or on how m
 """
 
 import functools
-import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -22,6 +21,7 @@ from flax import struct
 from tfm.decoding.sampling import Sampling, present, row_keys, sample
 from tfm.mixers.protocol import Context, Memory
 from tfm.models.decoder import Decoder
+from tfm.parallel.sharding import in_force, parts
 from tfm.shapes import Array, Bool, Int, PyTree
 
 # Prompts are read in pieces of so many tokens: long ones, then short ones for what is left.
@@ -273,7 +273,7 @@ def buckets(n: int, least: int = 1) -> int:
 
 def padded(rows: int) -> int:
   """Rows rounded up to one of few numbers that the mesh in force divides."""
-  return buckets(-(-rows // ways())) * ways()
+  return buckets(-(-rows // parts(in_force('batch')))) * parts(in_force('batch'))
 
 
 def cut(n: int, widths: Sequence[int]) -> list[int]:
@@ -290,10 +290,3 @@ def until(tokens: np.ndarray, eos: int) -> int:
   """How many tokens stand before the first `eos`."""
   found = np.flatnonzero(tokens == eos)
   return int(found[0]) if len(found) else len(tokens)
-
-
-def ways() -> int:
-  """Into how many parts the mesh and rules in force cut a batch."""
-  axes = dict(nn.get_logical_axis_rules()).get('batch') or ()
-  mesh = jax.sharding.get_abstract_mesh()
-  return math.prod(mesh.shape[axis] for axis in axes)

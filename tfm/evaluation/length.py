@@ -27,7 +27,7 @@ from tfm.data.tokens import Tokens
 from tfm.decoding.loop import reaches
 from tfm.evaluation.measure import totals
 from tfm.evaluation.windows import Targets, Windows
-from tfm.layers import cross_entropy
+from tfm.layers import cross_entropy, in_pieces
 from tfm.mixers.protocol import Context
 from tfm.models.decoder import Decoder
 from tfm.shapes import Array, Float, PyTree
@@ -179,8 +179,8 @@ def position_sums(
     features, targets, counted = piece
     loss, _ = cross_entropy.each(model.apply({'params': head}, features, method='logits'), targets)
     return (loss * counted).sum(0)
-  pieces = cross_entropy.pieces(*counted.shape, chunk)
-  rows = tuple(cross_entropy.cut(x, pieces) for x in (features, batch['targets'], counted))
+  pieces = in_pieces.pieces(*counted.shape, chunk)
+  rows = tuple(in_pieces.cut(x, pieces) for x in (features, batch['targets'], counted))
   return dict(loss=jax.lax.map(of_piece, rows).reshape(-1), tokens=counted.sum(0))
 
 

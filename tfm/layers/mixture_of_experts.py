@@ -11,7 +11,7 @@ from tfm.layers.grouped import permuted, plan, product
 from tfm.layers.initializer import Factory, Initializer, zeros
 from tfm.layers.linear import Linear
 from tfm.layers.mlp import FORMS, MLP, activated
-from tfm.parallel.sharding import partitioned, shard
+from tfm.parallel.sharding import cuts, in_force, partitioned, parts, shard, shard_over
 from tfm.shapes import Array, Bool, Float, Int
 
 
@@ -37,9 +37,10 @@ class MixtureOfExperts(nn.Module):
   are asked alike), and log²Σ exp r (Zoph et al. 2022, ST-MoE, eq. 5). In 'metrics': 'load', the busiest
   expert's share of the choices over the even share, and 'dropped', the share of choices without room.
 
-  Where `rules.expert` cuts the experts over a mesh axis, such as 'tensor' with rules.mlp='' (an axis of two
-  rules is the first one's), each device computes its own experts if there is a capacity. Without one,
-  or over an axis that the batch is cut by too, each gathers the others' weights.
+  Where `rules.expert` cuts the experts over a mesh axis each device computes its own experts if there is a capacity: over
+  one that cuts the batch too, as 'expert' does, rows travel to their experts and back, all to all; over another, such as
+  'tensor' with rules.mlp='' (an axis of two rules is the first one's), each has the rows already. Without a capacity, which
+  leaves open how many rows an expert gets, the rows stay, and each device gathers the others' weights.
 
   Attributes:
     width: D; hidden: F of one expert.
@@ -129,7 +130,7 @@ class MixtureOfExperts(nn.Module):
     (B, T, D), E, k = x.shape, self.experts, self.top_k
     capped = self.capacity is not None
     # Groups are sorted apart: rows, whose capacity it is, or what each device of the batch has.
-    G = B if capped else math.gcd(B, ways('batch'))
+    G = B if capped else math.gcd(B, parts(in_force('batch')))
     N = B * T // G
     rows, blocks = self.sizes(N)
 
@@ -141,8 +142,10 @@ class MixtureOfExperts(nn.Module):
       self.say('metrics', 'dropped', 1 - fit)
     x = shard(x.astype(self.dtype).reshape(G, 1, N, D), 'batch', None, None, 'embed')
     x = permuted(jnp.broadcast_to(x, (G, k, N, D)).reshape(G, k * N, D), made.sources)
+    x = shard(x, 'batch', None, 'embed')
     with jax.named_scope(f'useful:{min(N * k, blocks * rows)}:{blocks * rows}'):
       y = self.each(x.reshape(G, blocks, rows, D), None if capped else made.owners)
+    y = shard(y, 'batch', None, None, 'embed')
     y = permuted(y.reshape(G, blocks * rows, D), made.slots).reshape(G, k, N, D)
     y = (y.astype(jnp.float32) * in_groups(weights)[..., None]).sum(1)
     return y.reshape(B, T, D).astype(self.dtype)
@@ -158,8 +161,13 @@ class MixtureOfExperts(nn.Module):
 
   def each(self, x: Float[Array, 'G n R D'], owners: Int[Array, 'G n'] | None) -> Float[Array, 'G n R D']:
     """The expert of each block applied to it."""
+    # Rows whose experts are cut over the same devices travel to them, all to all.
+    own, _, hidden = cuts('expert', 'embed', 'mlp')
+    away = tuple(axis for axis in in_force('batch') if axis not in own)
     def cut(x, axis):
-      return shard(x, 'batch', 'expert' if owners is None else None, None, axis)
+      if owners is not None:
+        return shard(x, 'batch', None, None, axis)
+      return shard_over(x, away, own, (), tuple(i for i in hidden if i not in away) if axis == 'mlp' else ())
     def project(name, x, shape, axes, initializer):
       y = Projections(self.experts, shape, axes, initializer, self.bias, self.dtype, name=name)(x, owners)
       return cut(y, axes[1])
@@ -222,10 +230,3 @@ def _each(initializer: Initializer, experts: int) -> Initializer:
   def make(key, shape, dtype):
     return jax.vmap(lambda key: initializer(key, shape[1:], dtype))(jax.random.split(key, experts))
   return Initializer(str(initializer), make)
-
-
-def ways(axis: str) -> int:
-  """Into how many parts the mesh and the rules in force cut a logical axis."""
-  axes = dict(nn.get_logical_axis_rules()).get(axis) or ()
-  mesh = jax.sharding.get_abstract_mesh()
-  return math.prod(mesh.shape[axis] for axis in axes)

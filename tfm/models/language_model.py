@@ -1,6 +1,9 @@
 """What every model of tokens has: a vocabulary on both sides of the trunk."""
 
+import functools
+
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 
 from tfm.layers.embedding import Embedding
@@ -8,7 +11,7 @@ from tfm.layers.initializer import Factory, zeros
 from tfm.layers.linear import Linear
 from tfm.layers.transform import Transform
 from tfm.models.trunk import Trunk
-from tfm.parallel.sharding import partitioned, shard
+from tfm.parallel.sharding import Parameter, partitioned, shard
 from tfm.shapes import Array, Float, PyTree
 
 
@@ -70,6 +73,16 @@ class LanguageModel(Trunk):
     """The part of the parameters that `logits` reads."""
     read = {'embedding': self.tied, 'output': not self.tied, 'transform': self.output_transform, 'bias': self.output_bias}
     return {name: params[name] for name, is_read in read.items() if is_read}
+
+  @nn.nowrap
+  def head_axes(self, head: PyTree, features: Float[Array, 'B T D']) -> PyTree | None:
+    """The logical axes of each parameter of `head`; None if others than `logits` alone has are among them, such as adapters'."""
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    with nn.logical_axis_rules(()):
+      boxed = jax.eval_shape(functools.partial(self.init, method='logits'), key, features)['params']
+    names = jax.tree.map(lambda box: box.names, boxed, is_leaf=lambda x: isinstance(x, Parameter))
+    alike = jax.tree.structure(head) == jax.tree.structure(names, is_leaf=lambda x: isinstance(x, tuple))
+    return names if alike else None
 
 
 class Bias(nn.Module):

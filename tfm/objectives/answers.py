@@ -33,9 +33,9 @@ class Answers(CausalLM):
   def given(self, batch, key):
     return None, batch['answers'].astype(jnp.float32)
 
-  def sums(self, logits, targets, weights):
-    total, sums = super().sums(logits, targets, weights)
-    return total, sums | dict(hits=((jnp.argmax(logits, -1) == targets) * weights).sum(1))
+  def sums(self, logits, targets, weights, columns):
+    total, sums = super().sums(logits, targets, weights, columns)
+    return total, sums | dict(hits=((columns.likeliest(logits) == targets) * weights).sum(1))
 
   def summary(self, total, size):
     """Also `exact`, the share of texts of which every token of an answer was the likeliest: greedy decoding would write

@@ -7,7 +7,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from tfm.layers.cross_entropy import cut
+from tfm.layers.in_pieces import cut
 from tfm.mixers.protocol import Context
 from tfm.objectives.protocol import Prediction
 from tfm.shapes import Array, Float, Int, PyTree

@@ -15,7 +15,9 @@ from tfm.data.packing.protocol import Documents, Packing, Row, Rows
 from tfm.data.packing.protocol import padding as empty
 from tfm.data.tokenizers.protocol import Tokenizer
 from tfm.layers import cross_entropy
-from tfm.layers.cross_entropy import Sums
+from tfm.layers.cross_entropy import HERE, Columns, Sums
+from tfm.layers.in_pieces import Devices, in_pieces, pieces
+from tfm.parallel.sharding import parts
 from tfm.shapes import Array, Float, Int, PyTree
 
 # What layers say of themselves in training, by `sow`: means over their tokens.
@@ -153,24 +155,30 @@ class Prediction(Objective):
       self, model: nn.Module, params: PyTree, features: Float[Array, 'B T D'], targets: Int[Array, 'B T'],
       weights: Float[Array, 'B T'], reports: PyTree,
   ) -> tuple[Float[Array, ''], Sums]:
-    """The loss of `targets` under the logits that `features` give, those of `chunk` tokens at a time."""
-    def summed(head, features, targets, weights):
-      logits = model.apply({'params': head}, features, method='logits')
-      return self.sums(logits, targets, weights)
-
-    pieces = cross_entropy.pieces(*targets.shape, self.chunk)
+    """The loss of `targets` under the logits that `features` give, those of `chunk` tokens at a time, and on a mesh of each
+    device's own rows and part of the vocabulary."""
     head, rows = model.head(params), (features, targets, weights)
-    if pieces == 1:
-      made = summed(head, *rows)
+    devices = Devices.of(*targets.shape, model.rows, head, model.head_axes(head, features))
+    part, columns = model, HERE
+    if devices.several:
+      width = model.rows // parts(devices.vocab)
+      # A model of as many tokens as there are columns here; which of them are none, `columns` tells.
+      part, columns = model.clone(rows=width, vocab=width), Columns(devices.vocab, model.vocab)
+
+    def summed(head, features, targets, weights):
+      return self.sums(part.apply({'params': head}, features, method='logits'), targets, weights, columns)
+    if devices.several or pieces(*targets.shape, self.chunk) > 1:
+      made = in_pieces(summed, devices, self.chunk, head, *rows)
     else:
-      made = cross_entropy.in_pieces(summed, head, *(cross_entropy.cut(x, pieces) for x in rows))
+      made = summed(head, *rows)
     return with_reports(*made, reports)
 
   def sums(
-      self, logits: Float[Array, 'B T V'], targets: Int[Array, 'B T'], weights: Float[Array, 'B T'],
+      self, logits: Float[Array, 'B T V'], targets: Int[Array, 'B T'], weights: Float[Array, 'B T'], columns: Columns,
   ) -> tuple[Float[Array, ''], Sums]:
-    """What is minimised, and the metrics, of some of the tokens of each row: what adds up over them."""
-    return cross_entropy.sums(logits, targets, weights, self.label_smoothing, self.z_loss)
+    """What is minimised, and the metrics, of some of the tokens of each row: what adds up over them. A metric is one number,
+    or one of each row."""
+    return cross_entropy.sums(logits, targets, weights, self.label_smoothing, self.z_loss, columns)
 
 
 def with_reports(

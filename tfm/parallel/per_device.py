@@ -1,12 +1,12 @@
 """Attention that the compiler cannot cut: each device computes its own rows and heads."""
 
-import math
 from collections.abc import Callable
 
 import flax.linen as nn
 import jax
 from jax.sharding import PartitionSpec
 
+from tfm.parallel.sharding import parts
 from tfm.shapes import Array, Float, Int
 
 Axes = tuple[str, ...] | str | None
@@ -42,9 +42,3 @@ def per_device(
 def cuts() -> tuple[Axes, Axes]:
   """The mesh axes that cut rows and heads by the rules in force."""
   return tuple(nn.logical_to_mesh_axes(('batch', 'heads')))
-
-
-def parts(axes: Axes) -> int:
-  """Into how many parts mesh axes cut, in the mesh in force."""
-  shape = jax.sharding.get_abstract_mesh().shape
-  return math.prod(shape.get(axis, 1) for axis in ((axes,) if isinstance(axes, str) else axes or ()))

@@ -4,6 +4,7 @@ A misspelt axis would replicate silently, so the names are closed: `AXES` is all
 """
 
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -67,6 +68,33 @@ def shard(x: Array, *names: str | None) -> Array:
   whole = names.count(None)
   check_axes(tuple(name for name in names if name is not None), x.ndim - whole)
   return nn.with_logical_constraint(x, names)
+
+
+def in_force(name: str) -> tuple[str, ...]:
+  """The mesh axes that cut a logical axis by the rules in force, of those that the mesh in force has."""
+  axes, shape = dict(nn.get_logical_axis_rules()).get(name) or (), jax.sharding.get_abstract_mesh().shape
+  return tuple(axis for axis in ((axes,) if isinstance(axes, str) else axes) if axis in shape)
+
+
+def cuts(*names: str) -> list[tuple[str, ...]]:
+  """The mesh axes that cut each axis of one array by the rules in force; where two ask for the same, the first rule has it."""
+  spec = nn.logical_to_mesh_axes(names) or [None] * len(names)
+  return [(axes,) if isinstance(axes, str) else tuple(axes or ()) for axes in spec]
+
+
+def parts(axes: tuple[str, ...] | str | None) -> int:
+  """Into how many parts mesh axes cut, in the mesh in force."""
+  shape = jax.sharding.get_abstract_mesh().shape
+  return math.prod(shape.get(axis, 1) for axis in ((axes,) if isinstance(axes, str) else axes or ()))
+
+
+def shard_over(x: Array, *axes: tuple[str, ...]) -> Array:
+  """Constrains an activation to mesh axes themselves, for each of its own, where they follow from several rules; outside a
+  mesh it returns `x`."""
+  if jax.sharding.get_abstract_mesh().empty:
+    return x
+  axes = (tuple(axis for axis in names if parts(axis) > 1) for names in axes)
+  return jax.lax.with_sharding_constraint(x, PartitionSpec(*(names or None for names in axes)))
 
 
 def partitioned(initializer: Callable, names: tuple[str, ...]) -> Callable[..., Parameter]:
