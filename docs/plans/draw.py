@@ -5,6 +5,7 @@ python docs/plans/draw.py
 
 import json
 import pathlib
+import re
 
 import matplotlib
 import matplotlib.pyplot as plt
@@ -21,8 +22,9 @@ def plans() -> dict[str, dict]:
 
 
 def series(found: dict[str, dict], start: str) -> list[dict]:
-  """The plans of one model and kind of chip, by devices; of those that fit."""
-  return sorted((one for name, one in found.items() if name.startswith(start) and one['bound']), key=lambda one: one['devices'])
+  """The plans of one model and kind of chip, by devices."""
+  return sorted((one for name, one in found.items() if re.fullmatch(rf'{start}-\d+', name) and one['bound']),
+                key=lambda one: one['devices'])
 
 
 def strong(found: list[dict], to: pathlib.Path) -> None:
