@@ -115,8 +115,8 @@ def compiled(step: Step) -> Compiled:
   return Compiled(made.as_text(), sizes, '', time.perf_counter() - begin)
 
 
-def plan(step: Step, mesh: Mesh, made: Compiled, slices: int = 1) -> Planned:
-  """What a compiled step tells."""
+def plan(step: Step, mesh: Mesh, made: Compiled, slices: int = 1, slow: str = 'data') -> Planned:
+  """What a compiled step tells; over `slices` the mesh axis `slow` goes."""
   first = mesh.devices.flat[0]
   chip = chips.of(first.device_kind)
   chip = chip and chip.device
@@ -131,7 +131,7 @@ def plan(step: Step, mesh: Mesh, made: Compiled, slices: int = 1) -> Planned:
   sent = tuple(collectives.collectives(module, mesh.shape, unknown=1 if step.name == 'decoding' else None))
   done = work.work(module)
   products = done.products + (step.pairs / mesh.size if custom(module) else 0)
-  found = chip and bounds.bound(chip, products, done.bytes, sent, bounds.reaches(mesh, chip.dims, sent), slices)
+  found = chip and bounds.bound(chip, products, done.bytes, sent, bounds.reaches(mesh, chip.dims, sent), slices, slow)
   return Planned(refused='', products=products, moved=done.bytes, collectives=sent, bound=found, **common)
 
 
