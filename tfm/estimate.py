@@ -91,6 +91,8 @@ def activations(
   What a mixer sizes by itself is taken whole. `held` is the bytes of the parameters on one device.
   """
   part = config.copy_and_resolve_references()
+  # Tokens of all devices, of which this one has its rows'.
+  part.training.loss_chunk = -(-part.training.loss_chunk // ways(mesh, rules, 'batch'))
   for b in configs.parts(part).values():
     b.heads = max(1, b.heads // ways(mesh, rules, 'heads'))
     b.kv_heads = math.gcd(b.heads, max(1, b.kv_heads // ways(mesh, rules, 'kv_heads')))

@@ -82,6 +82,15 @@ def test_refusals(run, words, sentence):
   assert status == 2 and sentence in err
 
 
+def test_a_piece_of_the_loss_is_of_all_devices(run):
+  """Sixteen devices have a sixteenth of its tokens each: what one has that sees as many rows in such pieces."""
+  def alive(*words):
+    return line(run('--config.mesh.data=-1', '--picture=', *words)[1], 'activations')[1]
+  many = alive('--devices=16', '--config.training.loss_chunk=4096')
+  assert many == alive('--devices=1', '--config.training.batch_size=16', '--config.training.loss_chunk=256')
+  assert many != alive('--devices=16', '--config.training.loss_chunk=0')
+
+
 def test_a_vocabulary_that_only_the_text_tells(monkeypatch):
   class Text:
     tokenizer = type('Tokenizer', (), dict(vocab_size=301))

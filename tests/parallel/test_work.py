@@ -52,6 +52,14 @@ def test_a_convolution_that_is_a_product(labels, window, given, kernel, made):
   assert work(hlo.parse(text)).products == 2 * heads * 8 * 16 * made[-1]
 
 
+def test_a_product_of_a_library():
+  text = ('ENTRY %main (x: f32[]) -> f32[] {\n  %x = bf16[8,16]{1,0} parameter(0)\n  %w = bf16[16,4]{1,0} parameter(1)\n'
+          '  ROOT %y = (bf16[8,4]{1,0}, s8[4194304]{0}) custom-call(%x, %w), custom_call_target="__cublas$lt$matmul", backend_config='
+          '{"gemm_backend_config":{"dot_dimension_numbers":{"lhs_contracting_dimensions":["1"],"rhs_contracting_dimensions":["0"]}}}\n}\n')
+  assert work(hlo.parse(text)).products == 2 * 8 * 16 * 4
+  assert work(hlo.parse(text.replace('__cublas', '__other'))).products == 0
+
+
 def test_a_real_convolution():
   """Five taps over a row of ten, filled with zeros to ten: the taps that meet the row."""
   assert meeting(given=10, kernel=5, made=10, stride=1, low=2, dilated=1, spread=1) == 5 * 10 - 2 * (1 + 2)

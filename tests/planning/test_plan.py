@@ -126,6 +126,16 @@ def test_what_the_compiler_refuses():
   assert plan.summary(REFUSED).startswith('XLA:TPU compile permanent error. Ran out of memory')
 
 
+@pytest.mark.parametrize('platform, temporaries, told', [('tpu', 700, 'compiler'), ('cpu', 1000, 'sum')])
+def test_what_is_alive_at_once(platform, temporaries, told):
+  step = types.SimpleNamespace(arguments=dict(parameters=100, optimizer=150))
+  sizes = dict(argument=260, output=255, alias=250, temp=1000, generated_code=30, peak=965)
+  memory = plan.memory_of(step, sizes, 1100, platform)
+  assert memory.kinds == {'parameters': 100, 'optimizer': 150, 'other arguments and padding': 10, 'results beside the arguments': 5,
+                          'temporaries': temporaries, 'code': 30}
+  assert memory.needed == 295 + temporaries and memory.told == told and memory.fits == (memory.needed <= 1100)
+
+
 def test_what_it_refuses_of_the_temporaries_alone():
   memory = plan.refused_memory(STEP, 'RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO temporaries '
                                      '(17.40G) exceeds available HBM (15.75G).', 16 * 2**30)

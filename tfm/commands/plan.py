@@ -56,10 +56,10 @@ def main(args: argparse.Namespace) -> int:
     return searched(asked, devices, args, command)
   mesh = meshes.make(asked.config.mesh.to_dict(), devices, **asked.config.slices)
   steps.fitting(asked, mesh)
-  plans = [planned('training', lambda: steps.training(asked, mesh), mesh, args.slices)]
+  plans = [planned('training', lambda: steps.training(asked, mesh), mesh, asked, args.slices)]
   rows = one_each(asked, mesh) if args.rows is None else args.rows
   if rows and steps.decodes(asked):
-    plans.append(planned('decoding', lambda: steps.decoding(asked, mesh, rows), mesh, args.slices))
+    plans.append(planned('decoding', lambda: steps.decoding(asked, mesh, rows), mesh, asked, args.slices))
   out = wide_console()
   for title, columns, lines in report.tables(plans):
     out.print(table(title, columns, lines))
@@ -74,11 +74,11 @@ def one_each(asked: steps.Asked, mesh) -> int:
   return math.prod(mesh.shape[axis] for axis in dict(sharding.parse_rules(asked.config.rules)).get('batch') or ())
 
 
-def planned(name: str, step, mesh, slices: int) -> Planned:
+def planned(name: str, step, mesh, asked: steps.Asked, slices: int) -> Planned:
   """A step, lowered and compiled while a line tells of it."""
   with working(f'{name}: compiling for {mesh.size} × {mesh.devices.flat[0].device_kind} …'):
     lowered = step()
-    return plan.plan(lowered, mesh, plan.compiled(lowered), slices)
+    return plan.plan(lowered, mesh, plan.compiled(lowered), slices, asked.config.slices.axis)
 
 
 @contextlib.contextmanager
@@ -119,7 +119,7 @@ def searched(asked: steps.Asked, devices, args: argparse.Namespace, command: str
     trial = steps.Asked(one.config(asked.config), asked.vocab, asked.source_vocab)
     mesh = meshes.make(trial.config.mesh.to_dict(), devices, **trial.config.slices)
     try:
-      tried.append((one, planned('training', lambda: steps.training(trial, mesh), mesh, args.slices)))
+      tried.append((one, planned('training', lambda: steps.training(trial, mesh), mesh, trial, args.slices)))
     except ValueError as error:
       say(f'left out: {error}')
       continue

@@ -38,8 +38,8 @@ def work(module: Module) -> Work:
   products = moved = 0
   for here in module.executed():
     inside, made = module.computations[here.computation], here.instruction
-    if made.opcode in ('dot', 'convolution'):
-      products += here.times * PRODUCTS[made.opcode](made, [inside[name].shapes[0] for name in made.operands])
+    if made.opcode in PRODUCTS:
+      products += here.times * PRODUCTS[made.opcode](made, [shape for name in made.operands for shape in inside[name].shapes[:1]])
     if here.inside is None:
       moved += here.times * bytes_of(made, inside, module)
   return Work(products, moved)
@@ -81,7 +81,16 @@ def meeting(given: int, kernel: int, made: int, stride: int, low: int, dilated: 
              for o in range(made) for at in range(o * stride - low, o * stride - low + kernel * spread, spread))
 
 
-PRODUCTS = dict(dot=dot, convolution=convolution)
+def library(made: Instruction, given: list[Shape]) -> int:
+  """A product that a GPU's library makes, and says how; of other custom calls nothing is known."""
+  if '__cublas' not in made.attributes:
+    return 0
+  contracted = re.search(r'"lhs_contracting_dimensions":\[([^\]]*)\]', made.attributes)
+  axes = [int(axis) for axis in re.findall(r'\d+', contracted[1])] if contracted else []
+  return 2 * math.prod(made.shapes[0].dims) * math.prod(given[0].dims[axis] for axis in axes)
+
+
+PRODUCTS = {'dot': dot, 'convolution': convolution, 'custom-call': library}
 
 
 def bytes_of(made: Instruction, inside: dict[str, Instruction], module: Module) -> int:

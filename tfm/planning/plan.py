@@ -25,18 +25,19 @@ class Memory:
   Attributes:
     kinds: what is there, by name; of the arguments, what they are.
     needed: all of it; capacity: of the device, None where it is not known.
-    told: by whom: 'compiler', or its 'refusal', which tells the sum alone.
+    told: by the 'compiler', which has laid out all that is alive at once in the memory of a TPU; by its 'refusal' to; or as the
+      'sum' of what there is at some time, which elsewhere is all that is told.
   """
 
   kinds: Mapping[str, int]
   needed: int
   capacity: int | None
-  told: str = 'compiler'
+  told: str
 
   @property
   def fits(self) -> bool | None:
-    if self.told == 'refusal':
-      return False
+    if self.told != 'sum':
+      return self.told == 'compiler'
     return None if self.capacity is None else self.needed <= self.capacity
 
 
@@ -112,16 +113,18 @@ def compiled(step: Step) -> Compiled:
     return Compiled('', {}, text, time.perf_counter() - begin)
   told = made.memory_analysis()
   sizes = {name: getattr(told, f'{name}_size_in_bytes') for name in ('argument', 'output', 'alias', 'temp', 'generated_code')}
+  sizes['peak'] = getattr(told, 'peak_memory_in_bytes', 0)
   return Compiled(made.as_text(), sizes, '', time.perf_counter() - begin)
 
 
-def plan(step: Step, mesh: Mesh, made: Compiled, slices: int = 1) -> Planned:
-  """What a compiled step tells."""
+def plan(step: Step, mesh: Mesh, made: Compiled, slices: int = 1, slow: str = 'data') -> Planned:
+  """What a compiled step tells; over `slices` the mesh axis `slow` goes."""
   first = mesh.devices.flat[0]
   chip = chips.of(first.device_kind)
   chip = chip and chip.device
   capacity = capacity_of(first, chip)
-  memory = refused_memory(step, made.refused, capacity) if made.refused else memory_of(step, made.memory, capacity)
+  memory = refused_memory(step, made.refused, capacity) if made.refused else memory_of(
+    step, made.memory, capacity, first.platform)
   common = dict(name=step.name, tokens=step.tokens, flops=step.flops, mesh=dict(mesh.shape), device=first.device_kind,
                 memory=memory, seconds=made.seconds, chip=chip)
   if made.refused:
@@ -131,7 +134,7 @@ def plan(step: Step, mesh: Mesh, made: Compiled, slices: int = 1) -> Planned:
   sent = tuple(collectives.collectives(module, mesh.shape, unknown=1 if step.name == 'decoding' else None))
   done = work.work(module)
   products = done.products + (step.pairs / mesh.size if custom(module) else 0)
-  found = chip and bounds.bound(chip, products, done.bytes, sent, bounds.reaches(mesh, chip.dims, sent), slices)
+  found = chip and bounds.bound(chip, products, done.bytes, sent, bounds.reaches(mesh, chip.dims, sent), slices, slow)
   return Planned(refused='', products=products, moved=done.bytes, collectives=sent, bound=found, **common)
 
 
@@ -150,15 +153,21 @@ def capacity_of(device: jax.Device, chip: Chip | None) -> int | None:
   return told.get('bytes_limit') or (chip and chip.memory)
 
 
-def memory_of(step: Step, sizes: Mapping[str, int], capacity: int | None) -> Memory:
+def memory_of(step: Step, sizes: Mapping[str, int], capacity: int | None, platform: str) -> Memory:
   """Arguments by what they are, and the rest by the compiler's names. What is written in the place of an argument needs none
-  of its own."""
-  kinds = dict(step.arguments)
+  of its own.
+
+  Of a TPU the compiler tells the most that is alive at once, by which it accepts or refuses; its sum of temporaries is up to
+  half as much again. On a CPU that peak leaves temporaries out, and the sum counts.
+  """
+  kinds, results = dict(step.arguments), sizes['output'] - sizes['alias']
   kinds['other arguments and padding'] = max(0, sizes['argument'] - sum(kinds.values()))
-  kinds['results beside the arguments'] = sizes['output'] - sizes['alias']
-  kinds['temporaries'], kinds['code'] = sizes['temp'], sizes['generated_code']
+  kinds['results beside the arguments'] = results
+  peaks = platform == 'tpu' and sizes['peak']
+  kinds['temporaries'] = max(0, sizes['peak'] - sizes['argument'] - results) if peaks else sizes['temp']
+  kinds['code'] = sizes['generated_code']
   kinds = {name: size for name, size in kinds.items() if size}
-  return Memory(kinds, sizes['argument'] + sizes['output'] - sizes['alias'] + sizes['temp'] + sizes['generated_code'], capacity)
+  return Memory(kinds, sum(kinds.values()), capacity, 'compiler' if platform == 'tpu' else 'sum')
 
 
 def refused_memory(step: Step, text: str, capacity: int | None) -> Memory:

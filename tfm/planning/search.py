@@ -47,7 +47,7 @@ def candidates(asked: Asked, devices: int, slices: int, axes: Sequence[str], cap
   found = []
   for sizes in factorisations(devices, len(axes)):
     mesh = tuple(zip(axes, sizes))
-    if dict(mesh).get('data', 1) % slices:
+    if dict(mesh).get(asked.config.slices.axis, 1) % slices:
       continue
     for accumulation in microbatches(asked.config.training.batch_size):
       one = Candidate(mesh, asked.config.model.remat, accumulation)

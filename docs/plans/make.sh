@@ -1,0 +1,40 @@
+#!/bin/sh
+# Makes every plan of this folder that is not there, one after another, and draws them. Run from the repository's root, with
+# the extra [tpu] installed: sh docs/plans/make.sh
+plan() {
+  name=$1
+  shift
+  [ -e "docs/plans/$name/plan.json" ] || tfm plan --to="docs/plans/$name" "$@"
+}
+
+# Rows of 8,192 tokens, 16.8 M tokens a step; fsdp at most as many ways as leave 128 of the width to each.
+LARGE=--config=configs/llama.py:3-70b
+plan llama-3-70b-v5p-64 $LARGE --topology=v5p:4x4x4 --config.mesh.data=1 --config.mesh.fsdp=64 \
+  --config.training.accumulation=8 --config.training.loss_chunk=524288 --rows=0
+plan llama-3-70b-v5p-128 $LARGE --topology=v5p:4x4x8 --config.mesh.data=2 --config.mesh.fsdp=64 \
+  --config.training.accumulation=4 --config.training.loss_chunk=1048576 --rows=0
+plan llama-3-70b-v5p-512 $LARGE --topology=v5p:8x8x8 --config.mesh.data=8 --config.mesh.fsdp=64 \
+  --config.training.loss_chunk=1048576 --rows=0
+plan llama-3-70b-v5p-4096 $LARGE --topology=v5p:16x16x16 --config.mesh.data=32 --config.mesh.fsdp=64 --config.mesh.tensor=2 \
+  --config.training.loss_chunk=4194304 --rows=0
+plan llama-2-70b-v5p-512 --config=configs/llama.py:2-70b --topology=v5p:8x8x8 --config.mesh.data=8 --config.mesh.fsdp=64 \
+  --config.training.batch_size=2048 --config.training.loss_chunk=1048576 --rows=0
+
+SMALL=--config=configs/llama.py:3-8b
+plan llama-3-8b-v6e-256 $SMALL --topology=v6e:16x16 --config.mesh.data=8 --config.mesh.fsdp=32 \
+  --config.training.loss_chunk=1048576 --rows=0
+plan llama-3-8b-v5e-256-in-4 $SMALL --topology=v5e:16x16 --config.mesh.data=8 --config.mesh.fsdp=32 \
+  --config.training.accumulation=4 --config.training.loss_chunk=524288 --rows=0
+# Eight rows a chip, one at a time.
+plan llama-3-8b-v5e-256 $SMALL --topology=v5e:16x16 --config.mesh.data=8 --config.mesh.fsdp=32 \
+  --config.training.accumulation=8 --config.training.loss_chunk=524288 --rows=0
+plan llama-3-8b-v5e-64 $SMALL --topology=v5e:8x8 --config.mesh.data=2 --config.mesh.fsdp=32 \
+  --config.training.batch_size=512 --config.training.accumulation=8 --config.training.loss_chunk=131072 --rows=0
+plan llama-3-8b-v5e-16 $SMALL --topology=v5e:4x4 --config.mesh.data=1 --config.mesh.fsdp=16 \
+  --config.training.batch_size=128 --config.training.accumulation=8 --config.training.loss_chunk=32768 --rows=0
+
+plan gpt2-xl-v5e-256 --config=configs/gpt2.py:xl --topology=v5e:16x16 --config.mesh.data=32 --config.mesh.fsdp=8 \
+  --config.training.loss_chunk=0 --rows=0
+plan vaswani2017-big-v5e-256 --config=configs/vaswani2017.py:big --topology=v5e:16x16 --config.training.batch_size=256
+
+python docs/plans/draw.py
