@@ -9,7 +9,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType
 from ml_collections import ConfigDict
 
-from tfm import build
+from tfm import build, check
 from tfm import config as configs
 from tfm.data import pipeline
 from tfm.data.packing.protocol import Row
@@ -86,14 +86,21 @@ def rows_at_once(config: ConfigDict, mesh: AbstractMesh, rules: sharding.Rules) 
 def activations(
     config: ConfigDict, vocab: int, source_vocab: int, mesh: AbstractMesh, rules: sharding.Rules, rows: int, held: int,
 ) -> int:
-  """`memory.activations` of what one device computes: its rows, heads, feed-forward and vocabulary.
+  """`memory.activations` of what one device computes: its rows, tokens, heads, feed-forward and vocabulary.
 
   What a mixer sizes by itself is taken whole. `held` is the bytes of the parameters on one device.
   """
   part = config.copy_and_resolve_references()
   # Tokens of all devices, of which this one has its rows'.
   part.training.loss_chunk = -(-part.training.loss_chunk // ways(mesh, rules, 'batch'))
+  plan = check.schedule(config, mesh.shape)
+  if not build.source(config).shape:
+    part.data.length //= ways(mesh, rules, 'length')
   for b in configs.parts(part).values():
+    if plan and 'layers' in b:
+      # Its own, once for every microbatch, and for those that it goes through in vain.
+      turn = max(1, len(b.pattern))
+      b.layers = turn * math.ceil(b.layers // turn / plan.stages * plan.iterations / (plan.microbatches * plan.repeats))
     b.heads = max(1, b.heads // ways(mesh, rules, 'heads'))
     b.kv_heads = math.gcd(b.heads, max(1, b.kv_heads // ways(mesh, rules, 'kv_heads')))
     if 'feed_forward_width' in b:
