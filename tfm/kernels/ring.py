@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec
 from tfm.kernels.protocol import Kernel
 from tfm.layers import blockwise
 from tfm.layers.blockwise import Blocks, Plan
-from tfm.parallel.rows import pieces
+from tfm.parallel.rows import by_hand, pieces
 from tfm.parallel.sharding import shard
 from tfm.shapes import Array, Int, PyTree
 
@@ -76,7 +76,7 @@ class Ring(Kernel):
       rows = PartitionSpec(None, axis)
       run = jax.shard_map(
         run, in_specs=(PartitionSpec(axis), rows, rows, rows, PartitionSpec(), rows),
-        out_specs=(rows, PartitionSpec(None, None, axis)), axis_names={axis}, check_vma=False)
+        out_specs=(rows, PartitionSpec(None, None, axis)), axis_names=by_hand(axis), check_vma=False)
       asked = asked.replace(dropout_key=None)   # there is none to be dropped
     learned, rest = (asked.score, asked.bias, asked.sinks), asked.replace(score=None, bias=None, sinks=None)
     out, log_sum_exp = run(jnp.arange(n), q, k, v, learned, rest)

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
+from tfm.parallel import pipeline
 from tfm.shapes import Array, Int, PyTree
 
 
@@ -18,6 +19,11 @@ def pieces() -> tuple[tuple[str, ...], int]:
   [axes] = nn.logical_to_mesh_axes(('length',))
   axes = tuple(axis for axis in ((axes,) if isinstance(axes, str) else axes or ()) if shape.get(axis, 1) > 1)
   return axes, math.prod(shape[axis] for axis in axes)
+
+
+def by_hand(axis: str) -> set[str]:
+  """The mesh axes of a `shard_map` over pieces of rows: theirs, and that of stages, which may be mapped over around it."""
+  return {axis, pipeline.AXIS} if pipeline.stages() > 1 else {axis}
 
 
 def handed_on(
@@ -54,5 +60,5 @@ def handed_on(
 
   along, whole = PartitionSpec(None, axis), PartitionSpec()
   return jax.shard_map(
-    read, in_specs=(PartitionSpec(axis), whole, along, whole), out_specs=(whole, along), axis_names={axis}, check_vma=False)(
+    read, in_specs=(PartitionSpec(axis), whole, along, whole), out_specs=(whole, along), axis_names=by_hand(axis), check_vma=False)(
       jnp.arange(n), state, rows, shared)
