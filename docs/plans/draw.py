@@ -1,4 +1,4 @@
-"""Draws strong.png and weak.png, and writes the table of docs/plans.md, from the plan.json of each folder beside this file.
+"""Draws strong.png and weak.png, and prints the table of docs/plans.md, from the plan.json of each folder beside this file.
 
 python docs/plans/draw.py
 """
@@ -67,7 +67,7 @@ def table(found: dict[str, dict]) -> str:
   for name, one in found.items():
     b, m = one['bound'], one['memory']
     mesh = ' × '.join(f'{axis} {size}' for axis, size in one['mesh'].items() if size > 1)
-    row = [f'[{name}](plans/{name}/plan.md)', mesh, f'{m["needed"] / 2**30:.1f} of {m["capacity"] / 2**30:.0f} GiB']
+    row = [f'[{name}](plans/{name}/plan.md)', mesh, f'{"≤ " * (m["told"] == "sum")}{m["needed"] / 2**30:.1f} of {m["capacity"] / 2**30:.0f} GiB{"¹" * (m["told"] == "sum")}']
     row += ['does not fit', '', '', '', ''] if not b else [
       f'{b["seconds"]:.3g} s', b['by'], ', '.join(f'{b[part]:.3g}' for part in PARTS) + ' s', f'{one["tokens_per_second"]:,.0f}',
       f'{one["mfu"]:.1%}']
