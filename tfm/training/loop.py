@@ -1,5 +1,6 @@
 """The training loop: visible, and the only one."""
 
+import contextlib
 import dataclasses
 import signal
 from collections.abc import Callable, Iterator, Sequence
@@ -7,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 import jax
 
 from tfm.data.device import Fetched
+from tfm.parallel import processes
 from tfm.shapes import PyTree
 from tfm.training.progress import say
 from tfm.training.report import Report
@@ -56,7 +58,7 @@ def fit(
   """
   first = int(split(state)[0].step)
   pending = None
-  with _Stop() as stop:
+  with stopping_for() as stop:
     for i, fetched in zip(range(first + 1, cadence.steps + 1), batches):
       if cadence.profile and i == first + 3:
         jax.profiler.start_trace(profile_dir)
@@ -67,7 +69,7 @@ def fit(
         jax.profiler.stop_trace()
         say(f'profile of {i - first - 2} steps: {profile_dir}')
 
-      stopping = stop.asked  # asked once: a signal that comes later is the next step's
+      stopping = stop(i)  # asked once: a signal that comes later is the next step's
       due = i % cadence.evaluate_every == 0 or i == cadence.steps or stopping
       if pending:
         _tell(report, cadence, *pending)
@@ -90,6 +92,17 @@ def fit(
 
 def _tell(report, cadence, i, metrics, fetched) -> None:
   report.trained(i, metrics, fetched, i % cadence.log_every == 0 or i == cadence.steps)
+
+
+@contextlib.contextmanager
+def stopping_for() -> Iterator[Callable[[int], bool]]:
+  """Step → whether to stop after it, because of a SIGTERM or Ctrl-C; all processes say the same of a step."""
+  if jax.process_count() > 1:
+    with processes.interrupt_is_preemption():
+      yield processes.stop_asked
+  else:
+    with _Stop() as stop:
+      yield lambda step: stop.asked
 
 
 class _Stop:

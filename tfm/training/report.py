@@ -41,9 +41,10 @@ class Report:
     read, loss = values.pop('read'), values['loss'][self.live].mean()
     self._line.advance(step, float(read.sum()), float(loss))
     if due:
+      hashes = fetched.hashes   # gathered from all processes
       for run in self.live:
         said = {name: float(x[run]) for name, x in values.items()}
-        said |= dict(tokens_per_second=self._line.rate(), batch=fetched.hashes[run])
+        said |= dict(tokens_per_second=self._line.rate(), batch=hashes[run])
         if self._line.peak_flops and self._line.flops_per_token:
           said |= dict(mfu=self._line.mfu())
         self._logs[run].write(step, 'train', said)
