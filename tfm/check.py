@@ -1,6 +1,7 @@
 """What is refused of a run before anything is read or made: sizes, cadence, data against objective, mesh against batch."""
 
 import dataclasses
+import pathlib
 import re
 from collections.abc import Iterator
 
@@ -31,6 +32,9 @@ def run(config: ConfigDict, devices: int) -> None:
   require(not t.recurrence or objective(config).recurs,
           f'config.training.recurrence={t.recurrence} reads rows in pieces, and config.objective={config.objective!r} '
           'has them seen at once; set it to 0')
+  require(t.skip_spikes == 0 or t.skip_spikes > 1, f'config.training.skip_spikes={t.skip_spikes} must be 0.0 (no step is skipped) '
+                                                   'or more than 1 times the usual norm of the gradient, such as 3.0')
+  build.interval(config)
   data(config)
   for field, least in (('beams', 1), ('longer', 0), ('average', 1)):
     value = config.decoding[field]
@@ -91,6 +95,12 @@ def rows(config: ConfigDict) -> Iterator[Need]:
     yield Need(t.recurrence, length, lambda parts:
       f'config.training.recurrence={t.recurrence} reads pieces that do not divide over the {parts} devices of the mesh axes '
       f'{config.rules.length!r}; {parts} or a multiple would do')
+
+
+def folder(workdir: str | pathlib.Path) -> None:
+  """Refuses a workdir that is a bucket: read as a path it would silently be a folder of another name."""
+  require(not re.match(r'\w+:/', str(workdir)), f'--workdir={workdir} is no folder; mount the bucket, as tfm launch does for gs://… with '
+                                               'gcsfuse, and name the folder')
 
 
 def seeds(config: ConfigDict, processes: int) -> None:

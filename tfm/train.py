@@ -7,6 +7,7 @@ import importlib.metadata
 import logging
 import pathlib
 import platform
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -29,11 +30,14 @@ from tfm.shapes import PyTree
 from tfm.start import make_model, start_from, tokenizers
 from tfm.training import checkpoint, loop, together
 from tfm.training import state as states
+from tfm.training.goodput import Goodput
 from tfm.training.metrics import Log, Unwritten
 from tfm.training.progress import Line, say
 from tfm.training.report import Report
 from tfm.training.step import jitted, train_step
 
+
+_log = logging.getLogger(__name__)
 
 # What runs of one compiled step may differ in.
 TOGETHER = 'seed', 'optimizer.learning_rate'
@@ -110,7 +114,9 @@ def train_together(places: Sequence[Place]) -> Report:
     ValueError, Diverged: as `train`; the latter if no run is left. For several runs also for configs that differ
       otherwise, a mesh, several processes, or batches of several shapes.
   """
-  config, several = places[0].config, len(places) > 1
+  for place in places:
+    check.folder(place.workdir)
+  begun, config, several = time.perf_counter(), places[0].config, len(places) > 1
   training, seeds = config.training, [place.config.seed for place in places]
   processes.agree({'--config': config.to_dict(), f'what --workdir={places[0].workdir} holds': [place.standing() for place in places]})
   for place in places:
@@ -154,7 +160,7 @@ def train_together(places: Sequence[Place]) -> Report:
   whole = together.whole(mesh) if several else mesh
   rules = sharding.parse_rules(config.rules)
   make = states.init(model, optimizer, training.batch_size, config.data.length, config.model.dtype == 'float16',
-                     build.lora(config))
+                     build.lora(config), training.skip_spikes > 0)
   boxed = states.abstract(make)
   where = states.shardings(boxed, mesh, rules, tuple(check.rows(config)))
   batch_sharding = sharding.batch_sharding(mesh, rules)
@@ -190,17 +196,19 @@ def train_together(places: Sequence[Place]) -> Report:
       stack.enter_context(heard(place.workdir, said))
 
     line = Line(last, training.steps, flops.training_flops_per_token(model, config.data.length), chips.peak_flops())
-    report = Report(logs, line)
+    goodput = Goodput([place.workdir for place in places] if processes.first() else [], last, begun)
+    report = Report(logs, line, goodput, last)
     with sharding.context(mesh, rules):
       if several:
         def one(state, batch, peak):
-          return train_step(model, objective, *build.optimizer(config, peak), training.accumulation)(state, batch)
+          return train_step(model, objective, *build.optimizer(config, peak), training.accumulation, training.skip_spikes)(
+            state, batch)
         state, split = together.stack(born, mesh), together.split(len(places), whole)
         step = jitted(together.step(one, mesh, peaks), together.stacked(mesh))
         batches = together.prefetch(iterators, mesh)
       else:
         (state,), split = born, lambda state: (state,)
-        step = jitted(train_step(model, objective, optimizer, rate, training.accumulation), where)
+        step = jitted(train_step(model, objective, optimizer, rate, training.accumulation, training.skip_spikes), where)
         batches = device.prefetch(*iterators, batch_sharding, training.batch_size)
       del born
 
@@ -218,8 +226,13 @@ def train_together(places: Sequence[Place]) -> Report:
         loop.fit(
           state, batches, step, validate, save,
           loop.Cadence(training.steps, training.log_every, training.evaluate_every,
-                       training.profile if processes.first() else 0),
+                       training.profile if processes.first() else 0, build.interval(config)),
           report, str(places[0].workdir / 'profile'), split)
+        with goodput.spent('saving'):
+          for kept in checkpoints:
+            kept.wait()
+        goodput.end()
+      _log.info('%s', goodput)
   for place in places:
     say(f'{place.workdir}: config.json, log.txt, metrics.jsonl, checkpoints/ and the loss curves, curves.png')
   return report
