@@ -7,7 +7,7 @@ import pytest
 
 # From the top; what stands on one line is of one level, and may import within its own folder.
 LEVELS = (
-  ('commands',), ('planning',), ('benchmark', 'trial'), ('arms', 'measures'), ('train', 'estimate'), ('exchange',), ('pretrained', 'export'), ('declared',), ('run', 'catalogue'), ('start',), ('check',), ('build',), ('config',), ('ablation',), ('evaluation',), ('decoding',),
+  ('commands',), ('planning',), ('benchmark', 'trial', 'launch'), ('arms', 'measures'), ('train', 'estimate'), ('exchange',), ('pretrained', 'export'), ('declared',), ('run', 'catalogue'), ('start',), ('check',), ('build',), ('config',), ('ablation',), ('evaluation',), ('decoding',),
   ('training',), ('objectives',), ('data',), ('families',), ('models',),
   ('mixers', 'positions', 'masks', 'scores', 'kernels'),
   ('layers',), ('parallel',), ('spec', 'shapes'))

@@ -44,6 +44,7 @@ from tfm.objectives.protocol import Objective
 from tfm.positions.protocol import Position
 from tfm.scores.protocol import Score
 from tfm.shapes import Array, Float
+from tfm.training.interval import INTERVALS, Interval
 from tfm.training.optimizer import OPTIMIZERS, Optimizer, by_depth
 from tfm.training.optimizer import optimizer as make_optimizer
 from tfm.training.schedule import SCHEDULES, schedule
@@ -109,6 +110,11 @@ def optimizer(
   factor = None if o.layer_decay == 1 else by_depth(
     o.layer_decay, m.layers, max(1, len(m.pattern)), *((encoder.layers, max(1, len(encoder.pattern))) if encoder else ()))
   return make_optimizer(maker, rate, o.clip, o.no_decay, frozen(config), factor), rate
+
+
+def interval(config: ConfigDict) -> Interval:
+  """When checkpoints are saved."""
+  return named('training.save_every', spec.choose, config.training.save_every, INTERVALS)
 
 
 def frozen(config: ConfigDict) -> str:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import pathlib
 import re
 import sys
 from collections.abc import Iterator, Mapping
@@ -33,6 +34,9 @@ def run(config: ConfigDict, devices: int) -> None:
   require(not t.recurrence or objective(config).recurs,
           f'config.training.recurrence={t.recurrence} reads rows in pieces, and config.objective={config.objective!r} '
           'has them seen at once; set it to 0')
+  require(t.skip_spikes == 0 or t.skip_spikes > 1, f'config.training.skip_spikes={t.skip_spikes} must be 0.0 (no step is skipped) '
+                                                   'or more than 1 times the usual norm of the gradient, such as 3.0')
+  build.interval(config)
   data(config)
   for field, least in (('beams', 1), ('longer', 0), ('average', 1)):
     value = config.decoding[field]
@@ -165,6 +169,12 @@ def schedule(config: ConfigDict, sizes: Mapping[str, int]) -> pipeline.Schedule 
   return pipeline.schedule(
     sizes[pipeline.AXIS], config.pipeline.repeats, config.pipeline.microbatches, t.batch_size // t.accumulation,
     math.prod(sizes[axis] for axis in config.rules.batch.split()))
+
+
+def folder(workdir: str | pathlib.Path) -> None:
+  """Refuses a workdir that is a bucket: read as a path it would silently be a folder of another name."""
+  require(not re.match(r'\w+:/', str(workdir)), f'--workdir={workdir} is no folder; mount the bucket, as tfm launch does for gs://… with '
+                                               'gcsfuse, and name the folder')
 
 
 def seeds(config: ConfigDict, processes: int) -> None:

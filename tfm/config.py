@@ -29,7 +29,8 @@ INHERITING = ('model.blocks.', 'model.encoder.', 'model.cross.')
 
 # A resumed run may change these: they say how the work is done, not what is computed.
 FREE_FIELDS = (
-  'mesh', 'slices', 'pipeline', 'rules', 'decoding', 'training.log_every', 'training.evaluate_every', 'training.evaluation_batches',
+  'mesh', 'slices', 'pipeline', 'rules', 'decoding', 'training.log_every', 'training.evaluate_every', 'training.save_every',
+  'training.evaluation_batches',
   'training.keep', 'training.profile', 'training.loss_chunk', 'model.remat', 'model.kernel', 'data.threads')
 
 
@@ -111,9 +112,11 @@ def schema() -> ConfigDict:
       accumulation=1,               # microbatches of one step
       recurrence=0,                 # tokens of a piece of a row; earlier ones are remembered without gradient
                                     # (Transformer-XL, truncated backpropagation); 0: the row at once
+      skip_spikes=0.0,              # times its running mean above which a gradient's norm makes its step be skipped; 0.0: none is
       loss_chunk=0,                 # tokens whose logits exist at once; 0: all of a microbatch
       log_every=10,                 # steps
-      evaluate_every=100,           # steps; a checkpoint is saved with every evaluation
+      evaluate_every=100,           # steps
+      save_every='evaluation',      # a checkpoint with every evaluation; steps(n); auto(hours): as often as loses least time
       evaluation_batches=0,         # spread over the validation split; 0: all of it
       keep=2,                       # last checkpoints kept, besides the best
       profile=0,                    # steps to profile, from the third; 0: none

@@ -180,9 +180,9 @@ def evaluation(
   size = -(-config.training.batch_size // config.training.accumulation // unit) * unit
 
   def evaluate(params):
-    made = pipeline.evaluation_batches(
-      rows, size, *device.process_rows(where, size), threads=config.data.threads, limit=batches)
+    part = device.process_rows(where, size)
+    made = pipeline.evaluation_batches(rows, size, *part, threads=config.data.threads, limit=batches)
     with contextlib.closing(made):
-      return measure(params, step, made, where, token_bytes, objective.summary)
+      return measure(params, step, made, where, token_bytes, objective.summary, part)
 
   return evaluate

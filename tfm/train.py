@@ -7,6 +7,7 @@ import importlib.metadata
 import logging
 import pathlib
 import platform
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -22,18 +23,21 @@ from tfm.config import require
 from tfm.data import cache, device, pipeline
 from tfm.data.pipeline import ImageData, TextData
 from tfm.models import flops
-from tfm.parallel import chips, sharding
+from tfm.parallel import chips, processes, sharding
 from tfm.parallel import mesh as meshes
 from tfm.run import evaluation
 from tfm.shapes import PyTree
 from tfm.start import make_model, start_from, tokenizers
 from tfm.training import checkpoint, loop, together
 from tfm.training import state as states
-from tfm.training.metrics import Log
+from tfm.training.goodput import Goodput
+from tfm.training.metrics import Log, Unwritten
 from tfm.training.progress import Line, say
 from tfm.training.report import Report
 from tfm.training.step import jitted, train_step
 
+
+_log = logging.getLogger(__name__)
 
 # What runs of one compiled step may differ in.
 TOGETHER = 'seed', 'optimizer.learning_rate'
@@ -60,6 +64,11 @@ class Place:
     """Those that are saved."""
     with self._read() as checkpoints:
       return set(checkpoints.steps() if checkpoints else ())
+
+  def standing(self) -> list[str] | None:
+    """What its folder of checkpoints holds, whole or not; None without one."""
+    folder = self.workdir / 'checkpoints'
+    return sorted(path.name for path in folder.iterdir()) if folder.is_dir() else None
 
   def carried(self, step: int) -> dict[str, Any]:
     """What a checkpoint carries beside arrays.
@@ -105,8 +114,11 @@ def train_together(places: Sequence[Place]) -> Report:
     ValueError, Diverged: as `train`; the latter if no run is left. For several runs also for configs that differ
       otherwise, a mesh, several processes, or batches of several shapes.
   """
-  config, several = places[0].config, len(places) > 1
+  for place in places:
+    check.folder(place.workdir)
+  begun, config, several = time.perf_counter(), places[0].config, len(places) > 1
   training, seeds = config.training, [place.config.seed for place in places]
+  processes.agree({'--config': config.to_dict(), f'what --workdir={places[0].workdir} holds': [place.standing() for place in places]})
   for place in places:
     refuse_another(config, place.config)
   if several:
@@ -131,12 +143,16 @@ def train_together(places: Sequence[Place]) -> Report:
                                                'config.init_from names none; name one')
   if config.init_from:
     tokenizer, source_tokenizer = tokenizers(saved[0]) if last else (start.tokenizer, start.source_tokenizer)
-  data = pipeline.open_data(source, tokenizer, cache.directory(), source_tokenizer)
+  with processes.in_turn():
+    data = pipeline.open_data(source, tokenizer, cache.directory(), source_tokenizer)
+    for split in ('train', 'validation') if jax.process_count() > 1 else ():
+      data.tokens(split)   # encoded by one of them, too
   carried = dict(corpus=data.corpus.hash) | {
     name: one.state() if one else None
     for name, one in dict(tokenizer=data.tokenizer, source_tokenizer=data.source_tokenizer).items()}
   if published := saved[0].get('published') if last else start and start.published:
     carried['published'] = published
+  processes.agree({f'what config.data.source={config.data.source!r} holds, or the tokenizer,': carried})
   for place, before in zip(places, saved):
     refuse_other_data(place, before, carried)
   model = make_model(config, data.tokenizer, data.source_tokenizer)
@@ -144,7 +160,7 @@ def train_together(places: Sequence[Place]) -> Report:
   whole = together.whole(mesh) if several else mesh
   rules = sharding.parse_rules(config.rules)
   make = states.init(model, optimizer, training.batch_size, config.data.length, config.model.dtype == 'float16',
-                     build.lora(config))
+                     build.lora(config), training.skip_spikes > 0)
   boxed = states.abstract(make)
   where = states.shardings(boxed, mesh, rules, tuple(check.needs(config)))
   batch_sharding = sharding.batch_sharding(mesh, rules)
@@ -157,8 +173,7 @@ def train_together(places: Sequence[Place]) -> Report:
 
   with contextlib.ExitStack() as stack:
     for place in places:
-      place.workdir.mkdir(parents=True, exist_ok=True)
-      (place.workdir / 'config.json').write_text(configs.to_json(place.config))
+      begin(place)
     # Of several, two are kept: a kill may come between the saves of two runs.
     keep = max(training.keep, 2) if several else training.keep
     checkpoints = [stack.enter_context(contextlib.closing(checkpoint.Checkpoints(place.workdir, keep))) for place in places]
@@ -175,22 +190,25 @@ def train_together(places: Sequence[Place]) -> Report:
         born = [state.replace(params=start.adopted(state.params, optimizer.trains)) for state in born]
     said = introduction(config, data, boxed.params, mesh, last)
     say(said)
-    logs = [stack.enter_context(contextlib.closing(Log(place.workdir, last))) for place in places]
-    for place in places:
+    logs = [stack.enter_context(contextlib.closing(Log(place.workdir, last) if processes.first() else Unwritten()))
+            for place in places]
+    for place in places if processes.first() else ():
       stack.enter_context(heard(place.workdir, said))
 
     line = Line(last, training.steps, flops.training_flops_per_token(model, config.data.length), chips.peak_flops())
-    report = Report(logs, line)
+    goodput = Goodput([place.workdir for place in places] if processes.first() else [], last, begun)
+    report = Report(logs, line, goodput, last)
     with sharding.context(mesh, rules):
       if several:
         def one(state, batch, peak):
-          return train_step(model, objective, *build.optimizer(config, peak), training.accumulation)(state, batch)
+          return train_step(model, objective, *build.optimizer(config, peak), training.accumulation, training.skip_spikes)(
+            state, batch)
         state, split = together.stack(born, mesh), together.split(len(places), whole)
         step = jitted(together.step(one, mesh, peaks), together.stacked(mesh))
         batches = together.prefetch(iterators, mesh)
       else:
         (state,), split = born, lambda state: (state,)
-        step = jitted(train_step(model, objective, optimizer, rate, training.accumulation), where)
+        step = jitted(train_step(model, objective, optimizer, rate, training.accumulation, training.skip_spikes), where)
         batches = device.prefetch(*iterators, batch_sharding, training.batch_size)
       del born
 
@@ -207,11 +225,31 @@ def train_together(places: Sequence[Place]) -> Report:
       with line:
         loop.fit(
           state, batches, step, validate, save,
-          loop.Cadence(training.steps, training.log_every, training.evaluate_every, training.profile),
+          loop.Cadence(training.steps, training.log_every, training.evaluate_every,
+                       training.profile if processes.first() else 0, build.interval(config)),
           report, str(places[0].workdir / 'profile'), split)
+        with goodput.spent('saving'):
+          for kept in checkpoints:
+            kept.wait()
+        goodput.end()
+      _log.info('%s', goodput)
   for place in places:
     say(f'{place.workdir}: config.json, log.txt, metrics.jsonl, checkpoints/ and the loss curves, curves.png')
   return report
+
+
+def begin(place: Place) -> None:
+  """Writes the folder and config.json of a run.
+
+  Raises:
+    ValueError: in all processes, if one does not see what process 0 wrote.
+  """
+  mark, text = place.workdir / 'config.json', configs.to_json(place.config)
+  if processes.first():
+    place.workdir.mkdir(parents=True, exist_ok=True)
+    mark.write_text(text)
+  processes.barrier()
+  processes.agree({f'what --workdir={place.workdir} holds': mark.read_text() if mark.is_file() else 'no config.json'})
 
 
 def refuse_another(one: ConfigDict, other: ConfigDict) -> None:
@@ -248,10 +286,11 @@ def introduction(config: ConfigDict, data: TextData | ImageData, params: PyTree,
   """What is about to be trained, for the log."""
   versions = ' '.join(f'{name} {importlib.metadata.version(name)}' for name in ('jax', 'flax', 'optax'))
   count = sum(x.size for x in jax.tree.leaves(nn.unbox(params)))
+  count_of = f'{jax.process_count()} processes, ' if jax.process_count() > 1 else ''
   plan = check.schedule(config, mesh.shape)
   return (f'{data}\n'
           f'model: {count:,} parameters, kernel {config.model.kernel}, {config.model.dtype}\n'
-          f'devices: {mesh.size} × {jax.devices()[0].device_kind}, mesh {dict(mesh.shape)}; {versions}, '
+          f'devices: {count_of}{mesh.size} × {jax.devices()[0].device_kind}, mesh {dict(mesh.shape)}; {versions}, '
           f'Python {platform.python_version()}' + (f'\npipeline: {plan}' if plan else '') + (f'\nresuming from step {last}' if last else ''))
 
 

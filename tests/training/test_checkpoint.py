@@ -1,8 +1,16 @@
 """Which checkpoints stay, and which one a name means."""
 
+import pathlib
+import shutil
+
+import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
+from tfm import run as runs
+from tfm.train import train
+from tfm.training import digests
 from tfm.training.checkpoint import Checkpoints
 from tfm.training.state import State
 
@@ -25,3 +33,72 @@ def test_the_last_few_and_the_best_are_kept(tmp_path):
   state = checkpoints.state(4, target)
   assert state.step == 4 and state.opt_state['count'] == 4 and state.params['kernel'].tolist() == [4.0, 4.0]
   checkpoints.close()
+
+
+@pytest.fixture(scope='module')
+def trained(tiny, tmp_path_factory):
+  """A run with the checkpoints 3 and 6."""
+  workdir = tmp_path_factory.mktemp('trained')
+  train(tiny(), workdir)
+  return workdir
+
+
+def largest(folder):
+  return max((path for path in folder.rglob('*') if path.is_file()), key=lambda path: path.stat().st_size)
+
+
+def flip(path):
+  content = bytearray(path.read_bytes())
+  content[len(content) // 2] ^= 1
+  path.write_bytes(content)
+
+
+def shorten(path):
+  path.write_bytes(path.read_bytes()[:-1])
+
+
+DAMAGES = (flip, 'SHA-256'), (shorten, 'bytes and had'), (pathlib.Path.unlink, 'is missing')
+
+
+@pytest.mark.parametrize('part, damage, said', [
+  pytest.param(part, *DAMAGES[j], marks=[] if i == j else [pytest.mark.slow], id=f'{part}-{DAMAGES[j][0].__name__}')
+  for i, part in enumerate(('params', 'rest', 'run')) for j in range(3)])
+def test_a_damaged_checkpoint_is_refused_by_name_and_the_one_before_is_offered(trained, tiny, tmp_path, part, damage, said):
+  workdir = shutil.copytree(trained, tmp_path / 'run')
+  path = largest(workdir / 'checkpoints' / '6' / part)
+  damage(path)
+  with pytest.raises(ValueError) as error:
+    train(tiny(), workdir)
+  sentence = str(error.value)
+  assert sentence.startswith(f'the checkpoint 6 in {workdir / "checkpoints"} is damaged: {path} ') and said in sentence
+  assert f'--step=3 reads it' in sentence and f'when the folder {workdir / "checkpoints" / "6"} is deleted' in sentence
+  if part == 'params':
+    with pytest.raises(ValueError, match='the checkpoint 6 .* is damaged'):
+      runs.load(workdir)
+    assert runs.load(workdir, '3').step == 3
+
+
+@pytest.mark.slow
+def test_training_goes_on_from_the_one_before(trained, tiny, tmp_path):
+  workdir = shutil.copytree(trained, tmp_path / 'run')
+  flip(largest(workdir / 'checkpoints' / '6' / 'rest'))
+  shutil.rmtree(workdir / 'checkpoints' / '6')
+  train(tiny(), workdir)
+  for path in ('params', 'rest'):
+    a, b = (Checkpoints(place).manager.restore(6)[path] for place in (workdir, trained))
+    jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+def test_every_file_of_a_checkpoint_has_its_digest(trained):
+  folder = trained / 'checkpoints' / '6'
+  told = digests.sealed(folder)
+  found = {str(path.relative_to(folder)) for path in folder.rglob('*') if path.is_file()}
+  assert found - set(told) == {digests.FILE, *digests.OPEN}
+  assert any(name.startswith('params/') for name in told) and not digests.damage(folder, told)
+
+
+def test_a_checkpoint_without_digests_is_read(trained, tmp_path):
+  """As earlier versions wrote them."""
+  workdir = shutil.copytree(trained, tmp_path / 'run')
+  (workdir / 'checkpoints' / '6' / digests.FILE).unlink()
+  assert runs.load(workdir).step == 6

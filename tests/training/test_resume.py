@@ -74,7 +74,7 @@ def everything(workdir):
 
 def history(workdir):
   """Every logged number that is not a timing."""
-  timing = ('tokens_per_second',)
+  timing = ('tokens_per_second', 'goodput', 'step_seconds', 'data_seconds')
   return [{k: v for k, v in row.items() if k not in timing} for row in read(workdir / 'metrics.jsonl')]
 
 

@@ -10,6 +10,7 @@ import grain
 import jax
 
 from tfm.data import pipeline
+from tfm.parallel import processes
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -22,22 +23,28 @@ class Fetched:
       continues with the next one.
     host: this process's rows.
     first_row: the number of the first of them in the batch.
+    whole: whether they are all rows of the batch.
   """
 
   batch: dict[str, jax.Array]
   state: dict[str, Any]
   host: pipeline.Batch
   first_row: int
+  whole: bool = True
 
   @functools.cached_property
   def hash(self) -> str:
     """`pipeline.batch_hash` of this process's rows; computed when read."""
     return pipeline.batch_hash(self.host, self.first_row)
 
-  @property
+  @functools.cached_property
   def hashes(self) -> tuple[str, ...]:
-    """That of each run that reads it."""
-    return (self.hash,)
+    """That of the whole batch, for each run that reads it; where it is not whole here, all processes must ask."""
+    if self.whole:
+      return (self.hash,)
+    parts = {record[:8]: record[8:].hex() for record in processes.gathered(
+      self.first_row.to_bytes(8) + bytes.fromhex(self.hash))}
+    return (pipeline.add_hashes(parts.values()),)
 
 
 def prefetch(
@@ -66,7 +73,7 @@ def prefetch(
                        f'process_count={count} has {batch_size // count}; build it with both')
     batch = {name: jax.make_array_from_process_local_data(sharding, value, (rows * count, *value.shape[1:]))
              for name, value in host.items()}
-    return Fetched(batch, iterator.get_state(), host, index * rows)
+    return Fetched(batch, iterator.get_state(), host, index * rows, whole=count == 1)
 
   def fetch() -> Iterator[Fetched]:
     waiting = collections.deque()

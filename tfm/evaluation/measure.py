@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 import jax
 import numpy as np
 
+from tfm.parallel import processes
 from tfm.shapes import Array, PyTree
 
 
@@ -15,6 +16,7 @@ def measure(
     sharding: jax.sharding.Sharding,
     token_bytes: np.ndarray | None,
     summary: Callable[[Mapping[str, np.ndarray], int], dict[str, float]],
+    part: tuple[int, int] = (0, 1),
 ) -> dict[str, float]:
   """One pass over `batches`, each row counted once.
 
@@ -23,6 +25,7 @@ def measure(
     sharding: where a batch goes.
     token_bytes: [V], the UTF-8 bytes that each token stands for; None where no token is a target, or that is not known.
     summary: of an `Objective`: (sums over the split, bytes of all targets) → metrics.
+    part: of each batch that `batches` has, of how many, as `device.process_rows` tells.
   """
   size = 0
 
@@ -33,6 +36,9 @@ def measure(
         size += int(token_bytes[batch['targets'][batch['segments'] > 0]].sum())
       yield batch
   total = totals(params, step, read(), sharding)
+  if part != (0, 1):   # the other processes have counted the bytes of their own rows
+    sizes = {record[:8]: int.from_bytes(record[8:]) for record in processes.gathered(part[0].to_bytes(8) + size.to_bytes(8))}
+    size = sum(sizes.values())
   return {name: float(value) for name, value in summary(total, size).items()}
 
 

@@ -8,9 +8,14 @@ import jax
 import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers as policies
 
+from tfm.parallel import processes
 from tfm.shapes import PyTree
+from tfm.training import digests
 from tfm.training.state import State
 
+
+# Bytes of a sentence that processes tell each other.
+SENTENCE = 512
 
 # Orbax warns of a read-only manager that it is read only, and of a checkpoint that has no metrics.
 logging.getLogger('absl').addFilter(lambda record: 'read only' not in record.getMessage() and
@@ -18,12 +23,17 @@ logging.getLogger('absl').addFilter(lambda record: 'read only' not in record.get
                                     'tracked_metric' not in record.getMessage())
 
 
+class Damaged(ValueError):
+  """A file of a checkpoint is not what was saved."""
+
+
 class Checkpoints:
   """The checkpoints of one run: atomic, written in the background, the last few and the best kept.
 
   One checkpoint holds `params`, `rest` (optimizer, step, key, loss scale: apart, so that evaluation
   reads half) and `run`, JSON: the data iterator's state, the tokenizer, the resolved config, the
-  corpus hash. "Best" is the lowest validation loss.
+  corpus hash. "Best" is the lowest validation loss. The digest of every file is written with it, before
+  it takes its place, and what is read is held against it.
   """
 
   def __init__(self, workdir: pathlib.Path, keep: int | None = None):
@@ -34,12 +44,16 @@ class Checkpoints:
     self.manager = ocp.CheckpointManager(self.directory, options=ocp.CheckpointManagerOptions(
       best_fn=_loss, best_mode='min', preservation_policy=keeps if keep else None,
       create=keep is not None, read_only=keep is None, cleanup_tmp_directories=keep is not None,
-      enable_async_checkpointing=keep is not None))
+      enable_async_checkpointing=keep is not None,
+      async_options=ocp.options.AsyncOptions(post_finalization_callback=self._seal) if keep else None))
+    self._whole, self._saving = {}, None
 
   def save(self, state: State, run: dict[str, Any], loss: float | None) -> None:
     """Begins to save; the write goes on in the background, the checkpoint appears when it is whole."""
+    self.manager.wait_until_finished()   # Orbax would, too; after it nobody asks for the earlier step's number
+    self._saving = int(state.step)
     self.manager.save(
-      int(state.step), metrics=None if loss is None else {'loss': loss}, force=True,
+      self._saving, metrics=None if loss is None else {'loss': loss}, force=True,
       args=ocp.args.Composite(
         params=ocp.args.StandardSave(state.params),
         rest=ocp.args.StandardSave(_rest(state)),
@@ -47,6 +61,7 @@ class Checkpoints:
 
   def begin(self, params: PyTree, run: dict[str, Any]) -> None:
     """Saves parameters that no step of this run made, as step 0, from which nothing is resumed."""
+    self._saving = 0
     self.manager.save(0, force=True, args=ocp.args.Composite(
       params=ocp.args.StandardSave(params), run=ocp.args.JsonSave(run)))
 
@@ -80,10 +95,12 @@ class Checkpoints:
 
   def run(self, step: int) -> dict[str, Any]:
     """The JSON part of a checkpoint."""
+    self.check(step, 'run')
     return self.manager.restore(step, args=ocp.args.Composite(run=ocp.args.JsonRestore()))['run']
 
   def params(self, step: int, target: PyTree) -> PyTree:
     """The parameters, each leaf born as its `ShapeDtypeStruct` in `target` says."""
+    self.check(step, 'params')
     return self.manager.restore(step, args=ocp.args.Composite(params=ocp.args.StandardRestore(target)))['params']
 
   def averaged(self, step: int, count: int, target: PyTree) -> PyTree:
@@ -103,12 +120,44 @@ class Checkpoints:
 
   def state(self, step: int, target: State) -> State:
     """The whole state, under the shardings of `target`, whatever mesh it was saved from."""
+    for part in ('params', 'rest'):
+      self.check(step, part)
     restored = self.manager.restore(step, args=ocp.args.Composite(
       params=ocp.args.StandardRestore(target.params), rest=ocp.args.StandardRestore(_rest(target))))
     leaves = jax.tree.leaves(restored['rest'])
     # Orbax gives containers back as dictionaries; the structure is the target's.
     rest = jax.tree.unflatten(jax.tree.structure(_rest(target)), leaves)
     return target.replace(params=restored['params'], **rest)
+
+  def check(self, step: int, part: str) -> None:
+    """Holds the files of a part of a checkpoint against the digests that were written with them; once.
+
+    Of several processes each reads some of the files, and all refuse what one finds. A checkpoint of an earlier version,
+    which has no digests, is not checked.
+
+    Raises:
+      Damaged: naming the file, and the checkpoint to go on from.
+    """
+    if (step, part) in self._whole:
+      return
+    folder = self.directory / str(step)
+    files = {name: told for name, told in digests.sealed(folder).items() if name.startswith(f'{part}/')}
+    mine = {name: told for i, (name, told) in enumerate(sorted(files.items())) if i % jax.process_count() == jax.process_index()}
+    said = digests.damage(folder, mine).encode()[:SENTENCE]
+    found = [one.rstrip().decode(errors='ignore') for one in processes.gathered(said.ljust(SENTENCE))]
+    if found := [one for one in found if one]:
+      before = [other for other in self.steps() if other < step]
+      raise Damaged(
+        f'the checkpoint {step} in {self.directory} is damaged: {found[0]}; ' + (
+          f'the one before it is {before[-1]}: --step={before[-1]} reads it, and training goes on from it when the folder '
+          f'{folder} is deleted' if before else 'there is none before it, and training begins anew when its folder is deleted'))
+    self._whole[step, part] = True
+
+  def _seal(self) -> None:
+    # Orbax asks this of the process that puts a checkpoint into its place, before it does; until then the folder has
+    # the name of the step with more behind it.
+    for folder in self.directory.glob(f'{self._saving}.*'):
+      digests.seal(folder)
 
   def forget(self, step: int) -> None:
     """Deletes what was saved after a step."""
@@ -130,7 +179,8 @@ def target(abstract: PyTree, shardings: PyTree) -> PyTree:
 
 
 def _rest(state: State) -> dict[str, PyTree]:
-  return dict(step=state.step, opt_state=state.opt_state, key=state.key, loss_scale=state.loss_scale)
+  rest = dict(step=state.step, opt_state=state.opt_state, key=state.key, loss_scale=state.loss_scale)
+  return rest | (dict(spikes=state.spikes) if state.spikes else {})   # earlier checkpoints know no such name
 
 
 def _loss(metrics) -> float:

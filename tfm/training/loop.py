@@ -1,5 +1,6 @@
 """The training loop: visible, and the only one."""
 
+import contextlib
 import dataclasses
 import signal
 from collections.abc import Callable, Iterator, Sequence
@@ -7,7 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 import jax
 
 from tfm.data.device import Fetched
+from tfm.parallel import processes
 from tfm.shapes import PyTree
+from tfm.training.interval import Interval
 from tfm.training.progress import say
 from tfm.training.report import Report
 from tfm.training.state import State
@@ -19,12 +22,14 @@ class Cadence:
 
   Attributes:
     steps: the last step; log_every, evaluate_every: intervals; profile: how many steps to profile.
+    save: when to, besides the end.
   """
 
   steps: int
   log_every: int
   evaluate_every: int
   profile: int
+  save: Interval
 
 
 def fit(
@@ -54,34 +59,41 @@ def fit(
     Diverged: if a metric of the last run that is left is NaN or infinite: its name and step; nothing of that
       step is saved.
   """
-  first = int(split(state)[0].step)
-  pending = None
-  with _Stop() as stop:
-    for i, fetched in zip(range(first + 1, cadence.steps + 1), batches):
+  first = saved = int(split(state)[0].step)
+  pending, goodput = None, report.goodput
+  with stopping_for() as stop, goodput.training():
+    for i, fetched in zip(range(first + 1, cadence.steps + 1), goodput.waited(batches)):
       if cadence.profile and i == first + 3:
         jax.profiler.start_trace(profile_dir)
-      with jax.transfer_guard('disallow'):
+      with jax.transfer_guard('disallow'), goodput.step():
         state, metrics = step(state, fetched.batch)
       if cadence.profile and i == min(first + 2 + cadence.profile, cadence.steps) >= first + 3:
         jax.block_until_ready(state)
         jax.profiler.stop_trace()
         say(f'profile of {i - first - 2} steps: {profile_dir}')
 
-      stopping = stop.asked  # asked once: a signal that comes later is the next step's
-      due = i % cadence.evaluate_every == 0 or i == cadence.steps or stopping
+      stopping = stop(i)  # asked once: a signal that comes later is the next step's
+      ends = stopping or i == cadence.steps
+      evaluated = i % cadence.evaluate_every == 0 or i == cadence.steps
       if pending:
         _tell(report, cadence, *pending)
       pending = i, metrics, fetched
-      if due:
+      due = ends or cadence.save(i, i - saved, evaluated, report.save_seconds, report.step_seconds)
+      if due or evaluated:
         _tell(report, cadence, *pending)
         pending = None
         with report.paused():
           for run, one in enumerate(split(state)):
             if run in report.live:
               # A run that was asked to stop has little time: it saves and does no more.
-              values = {} if stopping else evaluate(one.params)
-              if report.evaluated(i, run, values):
-                save(run, one, fetched.state, values.get('loss'))
+              with goodput.spent('evaluating'):
+                values = evaluate(one.params) if evaluated and not stopping else {}
+              if report.evaluated(i, run, values) and due:
+                with goodput.spent('saving'):
+                  save(run, one, fetched.state, values.get('loss'))
+        if due:
+          saved = i
+          goodput.saved(i)
       if stopping:
         say(f'stopped at step {i}, which is saved; the same command goes on from there')
         break
@@ -90,6 +102,17 @@ def fit(
 
 def _tell(report, cadence, i, metrics, fetched) -> None:
   report.trained(i, metrics, fetched, i % cadence.log_every == 0 or i == cadence.steps)
+
+
+@contextlib.contextmanager
+def stopping_for() -> Iterator[Callable[[int], bool]]:
+  """Step → whether to stop after it, because of a SIGTERM or Ctrl-C; all processes say the same of a step."""
+  if jax.process_count() > 1:
+    with processes.interrupt_is_preemption():
+      yield processes.stop_asked
+  else:
+    with _Stop() as stop:
+      yield lambda step: stop.asked
 
 
 class _Stop:

@@ -35,6 +35,16 @@ class Log:
     draw(self.path)
 
 
+class Unwritten:
+  """The log of a process that does not write one."""
+
+  def write(self, step: int, split: str, values: dict[str, float | str]) -> None:
+    pass
+
+  def close(self) -> None:
+    pass
+
+
 def read(path: pathlib.Path) -> list[dict]:
   """The rows of a metrics.jsonl; a last line cut off by a kill is left out."""
   if not path.exists():

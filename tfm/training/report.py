@@ -1,16 +1,23 @@
 """What is said of training while it goes on: the log of every run, and one live line."""
 
 import contextlib
+import logging
 import math
+import struct
 from collections.abc import Iterator, Mapping, Sequence
 
 import jax
 import numpy as np
 
 from tfm.data.device import Fetched
+from tfm.parallel import processes
 from tfm.shapes import Array
+from tfm.training.goodput import Goodput
 from tfm.training.metrics import Log
 from tfm.training.progress import Line, say
+
+
+_log = logging.getLogger(__name__)
 
 
 class Diverged(ValueError):
@@ -20,13 +27,20 @@ class Diverged(ValueError):
 class Report:
   """Takes the metrics of one run, or of several that train together, and stops what diverges.
 
+  Args:
+    first: the step before the first.
+
   Attributes:
     live: the numbers of the runs that have not diverged.
     diverged: why the others have, by their numbers.
+    goodput: where the time goes.
+    step_seconds, save_seconds: of a step since the last line of the log, and of the last save, in the slowest process.
   """
 
-  def __init__(self, logs: Sequence[Log], line: Line):
-    self._logs, self._line = logs, line
+  def __init__(self, logs: Sequence[Log], line: Line, goodput: Goodput, first: int = 0):
+    self._logs, self._line, self.goodput = logs, line, goodput
+    self._told, self._before = first, dict(goodput.seconds)
+    self.step_seconds = self.save_seconds = 0.0
     self.live, self.diverged = list(range(len(logs))), {}
 
   def trained(self, step: int, metrics: Mapping[str, Array], fetched: Fetched, due: bool) -> None:
@@ -38,12 +52,18 @@ class Report:
     values = {name: np.atleast_1d(x) for name, x in jax.device_get(metrics).items()}
     for run in tuple(self.live):
       self._check(step, run, 'train', {name: float(x[run]) for name, x in values.items()})
+    for run in self.live if 'spike' in values else ():
+      if values['spike'][run]:
+        due, which = True, f' of run {run}' if len(self._logs) > 1 else ''
+        _log.info(f'step {step}{which} is skipped: the norm of its gradient, {values["gradient_norm"][run]:.4g}, is more than '
+            f'config.training.skip_spikes times its running mean; {int(values["spikes"][run])} so far')
     read, loss = values.pop('read'), values['loss'][self.live].mean()
     self._line.advance(step, float(read.sum()), float(loss))
     if due:
+      pace, hashes = self._pace(step), fetched.hashes   # gathered from all processes
       for run in self.live:
         said = {name: float(x[run]) for name, x in values.items()}
-        said |= dict(tokens_per_second=self._line.rate(), batch=fetched.hashes[run])
+        said |= pace | dict(tokens_per_second=self._line.rate(), batch=hashes[run])
         if self._line.peak_flops and self._line.flops_per_token:
           said |= dict(mfu=self._line.mfu())
         self._logs[run].write(step, 'train', said)
@@ -60,6 +80,26 @@ class Report:
       which = f' of run {run}' if len(self._logs) > 1 else ''
       say(f'step {step}  validation{which}: ' + ', '.join(f'{k} {v:.4g}' for k, v in values.items()))
     return run in self.live
+
+  def _pace(self, step: int) -> dict[str, float]:
+    """Seconds of a step since the last line of the log, those of them that data were waited for, and the goodput so far.
+
+    A step takes all processes as long as the slowest of them; who waits least for data waits for the others in the step.
+    """
+    self.goodput.write()
+    shares, now = self.goodput.shares(), dict(self.goodput.seconds)
+    steps = max(step - self._told, 1)
+    spent = {kind: now[kind] - self._before[kind] for kind in now}
+    mine = spent['productive'] / steps, spent['waiting'] / steps, self.goodput.save_seconds
+    self._told, self._before = step, now
+    every = [struct.unpack('>ddd', record) for record in processes.gathered(struct.pack('>ddd', *mine))]
+    step_seconds, data_seconds, saving = zip(*every)
+    self.step_seconds, self.save_seconds = max(step_seconds), max(saving)
+    told = dict(goodput=shares['productive'], step_seconds=max(step_seconds), data_seconds=max(data_seconds))
+    if len(every) > 1:
+      told |= dict(step_seconds_fastest=min(step_seconds), data_seconds_fastest=min(data_seconds),
+                   data_slowest_process=data_seconds.index(max(data_seconds)))
+    return told
 
   @contextlib.contextmanager
   def paused(self) -> Iterator[None]:

@@ -14,6 +14,7 @@ from tfm.parallel import sharding
 from tfm.parallel.nearest import Need
 from tfm.shapes import Array, Int, PyTree, UInt32
 from tfm.training.loss_scale import LossScale
+from tfm.training.spikes import Spikes
 
 
 @struct.dataclass
@@ -25,6 +26,7 @@ class State:
     params, opt_state: of model and optimizer.
     key: randomness; step i uses fold_in(key, i), so nothing depends on call order.
     loss_scale: in float16, else None.
+    spikes: where they are skipped, else None.
   """
 
   step: Int[Array, '']
@@ -32,6 +34,7 @@ class State:
   opt_state: PyTree
   key: UInt32[Array, '2']
   loss_scale: LossScale | None
+  spikes: Spikes | None = None
 
 
 def parameters(model: nn.Module, key: Array, batch: int, length: int, lora: Lora | None = None) -> PyTree:
@@ -41,20 +44,22 @@ def parameters(model: nn.Module, key: Array, batch: int, length: int, lora: Lora
 
 
 def init(model: nn.Module, optimizer: optax.GradientTransformation, batch: int, length: int, scaled: bool,
-         lora: Lora | None = None) -> Callable[[Array], State]:
+         lora: Lora | None = None, spikes: bool = False) -> Callable[[Array], State]:
   """The pure function seed key → initial state, its parameters boxed with their logical axes.
 
   Args:
     batch, length: of the rows that the model is traced on.
     scaled: whether the loss is scaled, for float16.
     lora: adapters.
+    spikes: whether steps of a large gradient are skipped.
   """
   def make(seed):
     params_key, key = jax.random.split(seed)
     params = parameters(model, params_key, batch, length, lora)
     return State(
       step=jnp.int32(0), params=params, opt_state=sharding.unbox_reshaped(optimizer.init(params), params),
-      key=jax.random.key_data(key), loss_scale=LossScale.initial() if scaled else None)
+      key=jax.random.key_data(key), loss_scale=LossScale.initial() if scaled else None,
+      spikes=Spikes.initial() if spikes else None)
   return make
 
 

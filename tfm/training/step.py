@@ -20,11 +20,14 @@ Metrics = dict[str, Array]
 
 def train_step(
     model: nn.Module, objective: Objective, optimizer: Optimizer, rate: optax.Schedule,
-    accumulation: int) -> Callable[[State, Batch], tuple[State, Metrics]]:
+    accumulation: int, skip_spikes: float = 0.0) -> Callable[[State, Batch], tuple[State, Metrics]]:
   """(state, batch) → (state after one update, metrics of the batch).
 
   The gradient is that of the mean loss over all tokens of the batch, however it is cut into
   microbatches: sums over tokens are added up and divided once.
+
+  Args:
+    skip_spikes: of a state with `spikes`: a step whose gradient is so many times as large as usual changes nothing but counts.
   """
   def summed(params, batch, key, scale):
     # Of what is frozen no gradient is computed.
@@ -57,6 +60,11 @@ def train_step(
 
     updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
     after = state.replace(step=state.step + 1, params=optax.apply_updates(state.params, updates), opt_state=opt_state)
+    if state.spikes is not None:
+      spike, spikes = state.spikes.judged(metrics['gradient_norm'], skip_spikes)
+      after = jax.tree.map(lambda new, old: jnp.where(spike, old, new), after, state)
+      after = after.replace(step=state.step + 1, spikes=spikes)
+      metrics |= dict(spike=spike.astype(jnp.float32), spikes=spikes.skipped.astype(jnp.float32))
     if state.loss_scale is not None:
       finite = all_finite(grads)
       after = jax.tree.map(lambda new, old: jnp.where(finite, new, old), after, state)

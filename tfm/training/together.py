@@ -100,7 +100,7 @@ def prefetch(iterators: Sequence[grain.DatasetIterator], where: Mesh) -> Iterato
         raise ValueError(f'runs that train together need batches of one shape, and these are of {sorted(shapes)}; train '
                          'them one after another')
       batch = {name: jax.device_put(np.stack([host[name] for host in hosts]), stacked(where)) for name in hosts[0]}
-      yield FetchedTogether(batch, iterators[0].get_state(), hosts[0], 0, hosts)
+      yield FetchedTogether(batch, iterators[0].get_state(), hosts[0], 0, hosts=hosts)
   finally:
     for iterator in iterators:
       iterator.close()

@@ -1,0 +1,99 @@
+"""Every second is told what it was spent on, and what was done beyond the last checkpoint is lost."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from tfm.training import goodput as goodputs
+from tfm.training.goodput import Goodput
+
+
+@pytest.fixture
+def clock(monkeypatch):
+  """Seconds, to be added to."""
+  now = [100.0]
+  monkeypatch.setattr(goodputs.time, 'perf_counter', lambda: now[0])
+  return now
+
+
+def spend(goodput, clock, kind, seconds):
+  with goodput.spent(kind):
+    clock[0] += seconds
+
+
+def test_every_second_is_of_one_kind(clock):
+  goodput = Goodput()
+  clock[0] += 5
+  with goodput.training():
+    clock[0] += 10
+    with goodput.spent('evaluating'):
+      clock[0] += 3
+      with goodput.spent('saving'):
+        clock[0] += 2
+    items = goodput.waited(iter('ab'))
+    assert next(items) == 'a'
+    clock[0] += 5
+    assert list(items) == ['b']
+  seconds = goodput.seconds
+  assert seconds == dict(dict.fromkeys(goodputs.KINDS, 0), starting=5, productive=15, evaluating=3, saving=2)
+  assert goodput.shares()['productive'] == pytest.approx(15 / 25)
+  assert str(goodput) == 'goodput: of 25 seconds productive 60.0%, starting 20.0%, saving 8.0%, evaluating 12.0%'
+
+
+def test_waiting_is_for_the_next_item(clock):
+  def slow():
+    clock[0] += 4
+    yield 1
+  goodput = Goodput()
+  assert list(goodput.waited(slow())) == [1] and goodput.seconds['waiting'] == 4
+
+
+def test_a_step_that_compiles_is_no_productive_one(clock):
+  double = jax.jit(lambda x: 2 * x + 17)
+  goodput = Goodput()
+  for shape, kind in (((3,), 'compiling'), ((3,), 'productive'), ((4,), 'compiling')):
+    x = jnp.zeros(shape)
+    before = dict(goodput.seconds)
+    with goodput.training(), goodput.step():
+      double(x)
+      clock[0] += 7
+    assert goodput.seconds == before | {kind: before[kind] + 7}
+
+
+@pytest.mark.parametrize('last, lost', [(20, 11), (10, 21), (0, 26)])
+def test_what_a_kill_cost_is_told_by_the_one_that_goes_on(clock, tmp_path, last, lost):
+  goodput = Goodput([tmp_path], 0)
+  clock[0] += 5
+  for step, seconds in ((10, 0), (20, 10)):
+    spend(goodput, clock, 'productive', seconds)
+    goodput.saved(step)
+  spend(goodput, clock, 'productive', 11)
+  goodput.write()
+  clock[0] += 1000   # killed: not written, and nothing until the next one begins
+  again = Goodput([tmp_path], last)
+  assert again.seconds['lost'] == lost and sum(again.seconds.values()) == 26
+  spend(again, clock, 'productive', 4)
+  again.saved(last + 10)
+  again.end()
+  third = Goodput([tmp_path], last + 10)
+  assert third.seconds['lost'] == lost and sum(third.seconds.values()) == 30
+
+
+def test_the_last_save_is_told(clock):
+  goodput = Goodput()
+  for seconds in (3, 5):
+    spend(goodput, clock, 'saving', seconds)
+    spend(goodput, clock, 'productive', 100)
+    goodput.saved(seconds)
+    assert goodput.save_seconds == seconds
+
+
+def test_a_run_that_ended_lost_nothing(clock, tmp_path):
+  goodput = Goodput([tmp_path], 0)
+  goodput.saved(10)
+  spend(goodput, clock, 'saving', 3)
+  goodput.end()
+  assert Goodput([tmp_path], 10).seconds['lost'] == 0
+  assert json.loads((tmp_path / goodputs.FILE).read_text())['seconds']['saving'] == 3

@@ -1,0 +1,38 @@
+"""When a checkpoint is saved: with every evaluation, every so many steps, or as often as loses the least time."""
+
+import math
+from collections.abc import Callable
+
+# (step, steps since the last save, whether it was evaluated, seconds of the last save, seconds of a step) → whether to save.
+# The seconds are those on which all processes agree; the first is 0 until there was a save.
+Interval = Callable[[int, int, bool, float, float], bool]
+
+
+def evaluation() -> Interval:
+  """With every evaluation, so that each checkpoint has its loss."""
+  return lambda step, since, evaluated, save_seconds, step_seconds: evaluated
+
+
+def steps(every: int) -> Interval:
+  """Every so many steps."""
+  if every < 1:
+    raise ValueError(f'every={every} must be at least 1 step')
+  return lambda step, since, evaluated, save_seconds, step_seconds: step % every == 0
+
+
+def auto(hours: float = 24.0) -> Interval:
+  """Every √(2 · seconds of a save · seconds between failures) (Young 1974; Daly 2006, eq. 1); the first time with an evaluation.
+
+  The seconds of a save are those for which training waits. A shorter interval saves more often than failures cost, a longer
+  one loses more to a failure than saves would have cost.
+
+  Args:
+    hours: between two failures of anything that the run needs; of n machines an n-th of what one lasts.
+  """
+  if hours <= 0:
+    raise ValueError(f'hours={hours} must be above 0')
+  return lambda step, since, evaluated, save_seconds, step_seconds: (
+    since * step_seconds >= math.sqrt(2 * save_seconds * hours * 3600) if save_seconds else evaluated)
+
+
+INTERVALS = {f.__name__: f for f in (evaluation, steps, auto)}
