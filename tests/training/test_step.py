@@ -295,16 +295,17 @@ def test_accumulated_losses_of_layers_are_means_over_tokens(tiny):
   assert_trees_close(a.params, b.params, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize('rules', [
-  {}, {'rules.expert': 'tensor', 'rules.mlp': ''}], ids=str)
+@pytest.mark.parametrize('mesh, rules', [
+  (dict(data=2, fsdp=2, tensor=2), {}), (dict(data=2, fsdp=2, tensor=2), {'rules.expert': 'tensor', 'rules.mlp': ''}),
+  (dict(expert=4, data=2), {}), (dict(expert=4, fsdp=2), {}), (dict(expert=2, tensor=4), {}), (dict(expert=4, sequence=2), {}),
+  (dict(expert=4, stage=2), {})], ids=str)
 @pytest.mark.slow
-def test_every_mesh_routes_alike(tiny, rules):
+def test_every_mesh_routes_alike(tiny, mesh, rules):
   fields = {'model.heads': 8, 'model.width': 64, 'model.feed_forward': EXPERTS.format(0.5, 0.1)}
   one, _ = prepared(tiny(**fields), steps=2)
-  many, _ = prepared(tiny(**fields, **rules), steps=2, mesh=dict(data=2, fsdp=2, tensor=2))
+  many, _ = prepared(tiny(**fields, **rules), steps=2, mesh=mesh)
   for got, wanted in zip(many, one, strict=True):
     assert got == pytest.approx(wanted, rel=2e-5)
-
 
 
 def test_what_is_frozen_stays_and_the_rest_moves_as_ever(tiny):
