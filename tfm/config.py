@@ -29,7 +29,7 @@ INHERITING = ('model.blocks.', 'model.encoder.', 'model.cross.')
 
 # A resumed run may change these: they say how the work is done, not what is computed.
 FREE_FIELDS = (
-  'mesh', 'slices', 'rules', 'decoding', 'training.log_every', 'training.evaluate_every', 'training.evaluation_batches',
+  'mesh', 'slices', 'pipeline', 'rules', 'decoding', 'training.log_every', 'training.evaluate_every', 'training.evaluation_batches',
   'training.keep', 'training.profile', 'training.loss_chunk', 'model.remat', 'model.kernel', 'data.threads')
 
 
@@ -129,6 +129,10 @@ def schema() -> ConfigDict:
     slices=dict(                    # groups of devices with a slow network between them
       number=-1,                    # -1: as many as the devices say, as a TPU's do; others are one
       axis='data',                  # all that this network carries: data, stage
+    ),
+    pipeline=dict(                  # of a mesh with stages
+      microbatches=0,               # of a batch, one after another; 0: about four for each stage
+      repeats=1,                    # rounds that each makes, through thinner groups of layers (circular, interleaved)
     ),
     rules=dict(                     # logical axis → mesh axes, '' for none
       batch='data fsdp expert', length='sequence', vocab='tensor', heads='tensor', kv_heads='tensor', mlp='tensor',

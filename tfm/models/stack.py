@@ -8,7 +8,14 @@ import jax
 import jax.numpy as jnp
 
 from tfm.mixers.protocol import ATTENTION, Context, Memory
+from tfm.parallel import pipeline
+from tfm.parallel.per_device import cuts, parts
 from tfm.shapes import Array, Float, Int, PyTree
+
+
+# What layers sow in training, and what else.
+REPORTS = 'losses', 'metrics'
+SOWN = *REPORTS, ATTENTION
 
 
 class Group(nn.Module):
@@ -35,28 +42,67 @@ class Stack(nn.Module):
   Attributes:
     pattern: block factories; layers: how many blocks in all.
     scan: see above; remat: what the backward pass keeps, one of `REMAT`.
+    microbatches, repeats: of a pipeline, where the mesh has stages; see `pipeline.schedule`.
   """
 
   pattern: tuple[Callable, ...]
   layers: int
   scan: bool
   remat: str
+  microbatches: int = 0
+  repeats: int = 1
 
   @nn.compact
   def __call__(
       self, x: Float[Array, 'B T D'], memory: Memory | None, context: Context, caches: Any
   ) -> tuple[Float[Array, 'B T D'], Any]:
+    """What comes out, and the caches with x in them (None without).
+
+    Where the mesh has stages, training and evaluation go through them as through a pipeline; with caches, and where weights are
+    told, every device goes through all layers.
+    """
+    if pipeline.stages() > 1 and caches is None and not (self.is_initializing() or self.is_mutable_collection(ATTENTION)):
+      return self.pipelined(x, memory, context), None
     after = {}
     for name, blocks, repeats in self.parts():
       group = remat(Group, self.remat, scan=bool(repeats))
       if repeats:
         # A flax scan takes None for "no cache" as an empty tree, so both forms are one call.
         group = nn.scan(
-          group, variable_axes={'params': 0, 'losses': 0, 'metrics': 0, ATTENTION: 0},  # but the first: what layers sow
+          group, variable_axes=dict.fromkeys(('params', *SOWN), 0),
           split_rngs={'params': True, 'dropout': True},
           in_axes=(nn.broadcast, nn.broadcast, 0), length=repeats, metadata_params={nn.PARTITION_NAME: 'layers'})
       x, after[name] = group(blocks, name=name)(x, memory, context, None if caches is None else caches[name])
     return x, None if caches is None else after
+
+  @nn.nowrap
+  def pipelined(self, x: Float[Array, 'B T D'], memory: Memory | None, context: Context) -> Float[Array, 'B T D']:
+    """What comes out of the stages of the mesh in force. Layers report means over the tokens of all microbatches.
+
+    Raises:
+      ValueError: if the layers are no whole number of groups for each stage, or for what `pipeline.schedule` refuses.
+    """
+    stages, turns = pipeline.stages(), self.layers // len(self.pattern)
+    if not self.scan or self.layers % len(self.pattern) or turns % (stages * self.repeats):
+      raise ValueError(f'{self.layers} layers in turns of {len(self.pattern)}, scan={self.scan}, are not the same for each of '
+                       f'{stages} stages × {self.repeats} repeats')
+    plan = pipeline.schedule(stages, self.repeats, self.microbatches, x.shape[0], parts(cuts()[0]))
+    group = remat(Group, self.remat, scan=True)(self.pattern, parent=None)
+    key = self.make_rng('dropout') if self.has_rng('dropout') else None
+    told = [name for name in REPORTS if self.is_mutable_collection(name)]
+
+    def layer(params, x, beside, common, number, microbatch):
+      memory, context = with_shared(beside, common)
+      rngs = {} if key is None else {'dropout': jax.random.fold_in(jax.random.fold_in(key, microbatch), number)}
+      (x, _), said = group.apply({'params': params}, x, memory, context, None, rngs=rngs, mutable=told)
+      return x, said
+    params = self.variables['params']['layers']
+    x, said = pipeline.pipelined(layer, params, x, *without_shared(memory, context), plan)
+    tokens = pipeline.microbatches(context.segments > 0, plan.microbatches).sum((1, 2)).astype(jnp.float32)
+    share = tokens / jnp.maximum(tokens.sum(), 1)
+    for name, values in said.items():
+      self.put_variable(name, 'layers', jax.tree.map(lambda value: jnp.einsum('m,m...->...', share, value), values))
+    return x
 
   @nn.nowrap
   def init_caches(self, batch: int, length: int) -> PyTree:
@@ -113,6 +159,22 @@ class Stack(nn.Module):
       (f'layers_{i}', self.pattern, 0) for i in range(turns)]
     parts = [part for part in parts if turns]
     return parts + ([('rest', self.pattern[:rest], 0)] if rest else [])
+
+
+def without_shared(memory: Memory | None, context: Context) -> tuple[PyTree, PyTree]:
+  """Memory and context apart from what all rows share, and that."""
+  contexts = [context] if memory is None else [context, memory.context]
+  bare = [context.replace(shared={}) for context in contexts]
+  rows = (None, bare[0]) if memory is None else (memory.replace(context=bare[1]), bare[0])
+  return rows, [context.shared for context in contexts]
+
+
+def with_shared(rows: PyTree, shared: PyTree) -> tuple[Memory | None, Context]:
+  """Undoes `without_shared`."""
+  memory, context = rows
+  if memory is not None:
+    memory = memory.replace(context=memory.context.replace(shared=shared[1]))
+  return memory, context.replace(shared=shared[0])
 
 
 # name → what the backward pass need not compute again; 'none' keeps everything, 'full' nothing.

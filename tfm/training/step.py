@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from tfm.objectives.protocol import Objective
-from tfm.parallel.sharding import shard
+from tfm.parallel.microbatches import microbatches
 from tfm.shapes import Array, PyTree
 from tfm.training.loss_scale import all_finite
 from tfm.training.optimizer import Optimizer, path_name
@@ -75,9 +75,3 @@ def jitted(step: Callable, where: State) -> Callable:
 def evaluation_step(model: nn.Module, objective: Objective) -> Callable[[PyTree, Batch], Metrics]:
   """(params, batch) → sums over the batch's tokens, without dropout."""
   return lambda params, batch: objective(model, params, batch, None)[1]
-
-
-def microbatches(x: Array, n: int) -> Array:
-  """[B, …] → [n, B/n, …], microbatch i taking rows i, i + n, …: each device keeps its own rows."""
-  x = x.reshape(x.shape[0] // n, n, *x.shape[1:]).swapaxes(0, 1)
-  return jax.vmap(lambda rows: shard(rows, 'batch', *[None] * (rows.ndim - 1)))(x)
