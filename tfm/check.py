@@ -1,17 +1,18 @@
 """What is refused of a run before anything is read or made: sizes, cadence, data against objective, mesh against batch."""
 
 import dataclasses
+import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from ml_collections import ConfigDict
 
 from tfm import build, spec
 from tfm.build import objective, one_of, packing, penalty, source
-from tfm.config import require, schema
+from tfm.config import parts, require, schema
 from tfm.decoding.beam import STOPPING
 from tfm.parallel import mesh as meshes
-from tfm.parallel import sharding
+from tfm.parallel import pipeline, sharding
 from tfm.parallel.nearest import Need, Wish
 from tfm.training import state as states
 
@@ -57,11 +58,11 @@ def run(config: ConfigDict, devices: int) -> None:
 
 
 def mesh(config: ConfigDict, devices: int) -> None:
-  """Refuses a mesh that the devices are not, or that does not cut the rows of a batch into equal parts, with the nearest
-  one that works."""
-  wish = Wish(config.mesh.to_dict(), devices, tuple(rows(config)), (max(config.slices.number, 1), config.slices.axis))
+  """Refuses a mesh that the devices are not, or that does not cut the rows of a batch and the layers into equal parts, with the
+  nearest one that works."""
+  wish = Wish(config.mesh.to_dict(), devices, tuple(needs(config)), (max(config.slices.number, 1), config.slices.axis))
   try:
-    wish.sizes()
+    schedule(config, wish.sizes())
   except ValueError as error:
     # What is proposed must suit the parameters too. Tokens are not known yet, but that their rows are so many or a multiple.
     model = build.model(config, vocab=1, source_vocab=1)
@@ -70,13 +71,24 @@ def mesh(config: ConfigDict, devices: int) -> None:
     raise ValueError(f'{error}; {wish.instead()}') from None
 
 
+def needs(config: ConfigDict) -> Iterator[Need]:
+  """What a mesh must divide besides parameters."""
+  yield from rows(config)
+  yield from layers(config)
+
+
 def rows(config: ConfigDict) -> Iterator[Need]:
   """What a mesh must divide of a batch."""
   t, rules = config.training, {name: tuple(axes.split()) for name, axes in config.rules.items()}
+  cuts, said = t.accumulation, f'{t.accumulation} microbatches'
+  if config.pipeline.microbatches:
+    cuts, said = cuts * config.pipeline.microbatches, said + f' of config.pipeline.microbatches={config.pipeline.microbatches}'
+    require(t.batch_size % cuts == 0, f'config.training.batch_size={t.batch_size} is not to be had in {said}; {cuts} or a multiple '
+                                      'would do')
   yield Need(
-    t.batch_size // t.accumulation, rules['batch'], lambda parts:
-    f'config.training.batch_size={t.batch_size} in {t.accumulation} microbatches does not divide over the {parts} devices of '
-    f'the mesh axes {config.rules.batch!r}; {t.accumulation * parts} or a multiple would do')
+    t.batch_size // cuts, rules['batch'], lambda parts:
+    f'config.training.batch_size={t.batch_size} in {said} does not divide over the {parts} devices of '
+    f'the mesh axes {config.rules.batch!r}; {cuts * parts} or a multiple would do')
   packs, length = packing(config), rules['length']
   if not packs.even:
     yield Need(1, length, lambda parts:
@@ -91,6 +103,60 @@ def rows(config: ConfigDict) -> Iterator[Need]:
     yield Need(t.recurrence, length, lambda parts:
       f'config.training.recurrence={t.recurrence} reads pieces that do not divide over the {parts} devices of the mesh axes '
       f'{config.rules.length!r}; {parts} or a multiple would do')
+
+
+def layers(config: ConfigDict) -> Iterator[Need]:
+  """What the stages of a mesh must divide."""
+  repeats = config.pipeline.repeats
+  for field, least in (('microbatches', 0), ('repeats', 1)):
+    require(config.pipeline[field] >= least, f'config.pipeline.{field}={config.pipeline[field]} must be {least} or more')
+  if not config.model.scan:
+    yield Need(1, (pipeline.AXIS,), lambda stages:
+      f'config.model.scan=False stacks no layers, which {stages} stages could share; True would do')
+  if config.rules.layers.split() != [pipeline.AXIS]:
+    yield Need(1, (pipeline.AXIS,), lambda stages:
+      f"config.rules.layers={config.rules.layers!r} gives {stages} stages no layers of their own; 'stage' would do")
+  for axis, axes in config.rules.items():
+    if pipeline.AXIS in axes.split() and axis not in ('layers', 'vocab'):
+      yield Need(1, (pipeline.AXIS,), lambda stages, axis=axis, axes=axes:
+        f'config.rules.{axis}={axes!r} cuts what each of {stages} stages has for itself over the stages; leave out '
+        f'{pipeline.AXIS!r}, which can carry layers and vocab')
+  if config.training.recurrence:
+    yield Need(1, (pipeline.AXIS,), lambda stages:
+      f'config.training.recurrence={config.training.recurrence} remembers earlier pieces in caches, which {stages} stages do not '
+      'hand on; set it to 0')
+  for where, part in parts(config).items():
+    if 'pattern' in part:
+      turn = max(1, len(part.pattern))
+      said = f'config.{where}.layers={part.layers}' + (f' in turns of {turn}' if turn > 1 else '')
+      said += f', in {repeats} rounds (pipeline.repeats),' if repeats > 1 else ''
+      turns = 1 if part.layers % (turn * repeats) else part.layers // (turn * repeats)
+      # What is no whole number of turns in each round is so for any number of stages but one.
+      yield Need(turns, (pipeline.AXIS,), lambda stages, said=said, each=turn * repeats, now=part.layers:
+        f'{said} does not divide over {stages} stages; {would(now, each * stages)} would do')
+
+
+def would(now: int, unit: int) -> str:
+  """The multiples next to a number."""
+  below = now // unit * unit
+  return ' or '.join(str(n) for n in (below, below + unit) if n)
+
+
+def schedule(config: ConfigDict, sizes: Mapping[str, int]) -> pipeline.Schedule | None:
+  """When which stage of a mesh of these sizes computes what; None without stages.
+
+  Raises:
+    ValueError: for what `pipeline.schedule` refuses, and for what is said of a pipeline where there is none.
+  """
+  if sizes[pipeline.AXIS] == 1:
+    for field, none in (('microbatches', 0), ('repeats', 1)):
+      require(config.pipeline[field] == none, f'config.pipeline.{field}={config.pipeline[field]} is of a mesh with stages, and '
+                                              f'mesh.stage=1 is none; leave it at {none}')
+    return None
+  t = config.training
+  return pipeline.schedule(
+    sizes[pipeline.AXIS], config.pipeline.repeats, config.pipeline.microbatches, t.batch_size // t.accumulation,
+    math.prod(sizes[axis] for axis in config.rules.batch.split()))
 
 
 def seeds(config: ConfigDict, processes: int) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType
 from ml_collections import ConfigDict
 
-from tfm import build
+from tfm import build, check
 from tfm import config as configs
 from tfm.data import pipeline
 from tfm.data.packing.protocol import Row
@@ -91,7 +91,12 @@ def activations(
   What a mixer sizes by itself is taken whole. `held` is the bytes of the parameters on one device.
   """
   part = config.copy_and_resolve_references()
+  plan = check.schedule(config, mesh.shape)
   for b in configs.parts(part).values():
+    if plan and 'layers' in b:
+      # Its own, once for every microbatch, and for those that it goes through in vain.
+      turn = max(1, len(b.pattern))
+      b.layers = turn * math.ceil(b.layers // turn / plan.stages * plan.iterations / (plan.microbatches * plan.repeats))
     b.heads = max(1, b.heads // ways(mesh, rules, 'heads'))
     b.kv_heads = math.gcd(b.heads, max(1, b.kv_heads // ways(mesh, rules, 'kv_heads')))
     if 'feed_forward_width' in b:

@@ -174,7 +174,10 @@ def evaluation(
   counts = data.tokenizer is not None and data.tokenizer.lossless
   token_bytes = extended(data.tokenizer, objective.special).token_bytes if counts else None
   # A microbatch, rounded up to what the devices divide: a run may be read on more of them than trained it.
-  size = -(-config.training.batch_size // config.training.accumulation // where.num_devices) * where.num_devices
+  unit = where.num_devices // where.shard_shape((where.num_devices,))[0]
+  if where.mesh.shape['stage'] > 1:
+    unit *= max(1, config.pipeline.microbatches)
+  size = -(-config.training.batch_size // config.training.accumulation // unit) * unit
 
   def evaluate(params):
     made = pipeline.evaluation_batches(

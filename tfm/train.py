@@ -146,7 +146,7 @@ def train_together(places: Sequence[Place]) -> Report:
   make = states.init(model, optimizer, training.batch_size, config.data.length, config.model.dtype == 'float16',
                      build.lora(config))
   boxed = states.abstract(make)
-  where = states.shardings(boxed, mesh, rules, tuple(check.rows(config)))
+  where = states.shardings(boxed, mesh, rules, tuple(check.needs(config)))
   batch_sharding = sharding.batch_sharding(mesh, rules)
 
   def batches_of(seed):
@@ -248,10 +248,11 @@ def introduction(config: ConfigDict, data: TextData | ImageData, params: PyTree,
   """What is about to be trained, for the log."""
   versions = ' '.join(f'{name} {importlib.metadata.version(name)}' for name in ('jax', 'flax', 'optax'))
   count = sum(x.size for x in jax.tree.leaves(nn.unbox(params)))
+  plan = check.schedule(config, mesh.shape)
   return (f'{data}\n'
           f'model: {count:,} parameters, kernel {config.model.kernel}, {config.model.dtype}\n'
           f'devices: {mesh.size} × {jax.devices()[0].device_kind}, mesh {dict(mesh.shape)}; {versions}, '
-          f'Python {platform.python_version()}' + (f'\nresuming from step {last}' if last else ''))
+          f'Python {platform.python_version()}' + (f'\npipeline: {plan}' if plan else '') + (f'\nresuming from step {last}' if last else ''))
 
 
 @contextlib.contextmanager

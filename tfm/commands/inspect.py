@@ -1,8 +1,8 @@
 """Tells what a config is: parameters, FLOPs, memory, mask; nothing is trained.
 
 Prints the resolved config, the parameter table (path, shape, dtype, logical axes, partition spec,
-initializer, count), parameters and FLOPs per token by kind, and the bytes of one device by kind; and
-draws the masks. Nothing is allocated or compiled, so any model on any mesh fits a laptop.
+initializer, count), parameters and FLOPs per token by kind, the bytes of one device by kind, and how the
+stages of a pipeline work; and draws the masks. Nothing is allocated or compiled, so any model on any mesh fits a laptop.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from tfm.evaluation import mask_picture
 from tfm.masks.protocol import Mask
 from tfm.models import flops, table
 from tfm.models.trunk import Trunk
-from tfm.parallel import sharding
+from tfm.parallel import pipeline, sharding
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,7 +38,7 @@ def main(args: argparse.Namespace) -> None:
   vocab, source_vocab = estimate.vocabularies(config)
   model = build.model(config, vocab, source_vocab=source_vocab)
   boxed = estimate.abstract_state(config, model)
-  sharding.check_divisible(boxed.params, mesh, rules, tuple(check.rows(config)))
+  sharding.check_divisible(boxed.params, mesh, rules, tuple(check.needs(config)))
   rows = table.rows(boxed.params, rules)
   kinds = estimate.memory_by_kind(config, vocab, source_vocab, boxed, mesh, rules)
 
@@ -47,6 +47,8 @@ def main(args: argparse.Namespace) -> None:
   console.print(parameter_table(rows))
   console.print(cost_table(rows, flops.per_token(model, config.data.length), vocab, config.data.length))
   console.print(memory_table(kinds, mesh, estimate.rows_at_once(config, mesh, rules)))
+  if plan := check.schedule(config, mesh.shape):
+    console.print(pipeline_table(plan, config))
   if args.picture:
     if drawn := masks(config, model):
       mask_picture.draw(drawn, config.data.length, args.picture)
@@ -124,6 +126,22 @@ def memory_table(kinds: list[tuple[str, int, str]], mesh: AbstractMesh, rows: in
   made.add_section()
   total = sum(count for _, count, _ in kinds)
   made.add_row('all', f'{total:,}', readable(total), '')
+  return made
+
+
+def pipeline_table(plan: pipeline.Schedule, config: ConfigDict) -> Table:
+  """How the stages work, and the share of their time in which they cannot."""
+  made = titled('pipeline over the mesh axis stage', '', '>', 'how')
+  at_once = config.training.batch_size // config.training.accumulation // plan.microbatches
+  said = 'config.pipeline.microbatches' if config.pipeline.microbatches else 'worked out: about four for each stage'
+  made.add_row('stages', f'{plan.stages}', 'mesh.stage')
+  for where, part in configs.parts(config).items():
+    if 'layers' in part:
+      each = part.layers // (plan.stages * plan.repeats)
+      made.add_row('layers of a stage', f'{plan.repeats} × {each}', f'of config.{where}.layers={part.layers}, in each round')
+  made.add_row('microbatches', f'{plan.microbatches}', f'{said}; {at_once} rows each')
+  made.add_row('iterations', f'{plan.iterations}', 'microbatches × rounds + stages - 1')
+  made.add_row('bubble', f'{plan.bubble:.1%}', '(stages - 1) / iterations: the share of its time in which a stage is idle')
   return made
 
 

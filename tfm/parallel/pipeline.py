@@ -51,6 +51,10 @@ class Schedule:
     """The share of its time in which a stage is idle, (S - 1) / (M R + S - 1)."""
     return (self.stages - 1) / self.iterations
 
+  def __str__(self):
+    return (f'{self.stages} stages, {self.repeats} round{"s" * (self.repeats > 1)} of {self.microbatches} microbatches, '
+            f'bubble {self.bubble:.1%}')
+
   def moments(self) -> np.ndarray:
     """[S, R, M]: the iteration in which a stage has a microbatch in a round."""
     s, r, m = np.ogrid[:self.stages, :self.repeats, :self.microbatches]
