@@ -22,13 +22,16 @@ PRESETS = {
             'backward; so to be kept within a host.',
   'sequence': 'tokens of each row (context), for rows that one device cannot hold.',
   'expert': 'rows, and the experts of mixtures. Tokens travel to their experts and back, twice in each layer.',
-  'stage': 'layers (pipeline). Activations go from one to the next.',
+  'stage': 'layers (pipeline). Activations go from one to the next, of one part of the batch while the next part is computed; more and '
+           'smaller parts (config.pipeline) leave stages idle for less of the time.',
 }
 
 # Changes of the rules, by names that take no size.
 RULES = {
   # Multi-query attention, or fewer key heads than `tensor`: each device has them all.
   'whole_kv': dict(kv_heads=''),
+  # The embedding and the output are of no stage, and every one has them whole; so each has a part of the vocabulary.
+  'vocab_over_stages': dict(vocab='tensor stage'),
   # Experts over the devices of `tensor`, each whole, instead of a part of every expert.
   'experts_over_tensor': dict(expert='tensor', mlp=''),
 }

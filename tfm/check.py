@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import re
+import sys
 from collections.abc import Iterator, Mapping
 
 from ml_collections import ConfigDict
@@ -13,7 +14,7 @@ from tfm.config import parts, require, schema
 from tfm.decoding.beam import STOPPING
 from tfm.parallel import mesh as meshes
 from tfm.parallel import pipeline, sharding
-from tfm.parallel.nearest import Need, Wish
+from tfm.parallel.nearest import Limits, Need, Wish
 from tfm.training import state as states
 
 
@@ -62,7 +63,7 @@ def mesh(config: ConfigDict, devices: int) -> None:
   nearest one that works."""
   wish = Wish(config.mesh.to_dict(), devices, tuple(needs(config)), (max(config.slices.number, 1), config.slices.axis))
   try:
-    schedule(config, wish.sizes())
+    wish.sizes()
   except ValueError as error:
     # What is proposed must suit the parameters too. Tokens are not known yet, but that their rows are so many or a multiple.
     model = build.model(config, vocab=1, source_vocab=1)
@@ -108,8 +109,22 @@ def rows(config: ConfigDict) -> Iterator[Need]:
 def layers(config: ConfigDict) -> Iterator[Need]:
   """What the stages of a mesh must divide."""
   repeats = config.pipeline.repeats
-  for field, least in (('microbatches', 0), ('repeats', 1)):
-    require(config.pipeline[field] >= least, f'config.pipeline.{field}={config.pipeline[field]} must be {least} or more')
+  for field, none in (('microbatches', 0), ('repeats', 1)):
+    value = config.pipeline[field]
+    require(value >= none, f'config.pipeline.{field}={value} must be {none} or more')
+    if value > none:
+      yield Limits(sys.maxsize, (pipeline.AXIS,), lambda stages, field=field, value=value, none=none:
+        f'config.pipeline.{field}={value} is of a mesh with stages, and mesh.stage=1 has none; leave it at {none}', least=2)
+  each, known = config.training.batch_size // config.training.accumulation, config.pipeline.microbatches
+  if repeats > 1 and known:
+    yield Limits(known, (pipeline.AXIS,), lambda stages:
+      f'config.pipeline.microbatches={known} are fewer than {stages} stages, to the first of which they come back before it has had '
+      f'them all, in {repeats} rounds (pipeline.repeats); {stages} or more would do')
+  elif repeats > 1:
+    yield Limits(each, (*config.rules.batch.split(), pipeline.AXIS), lambda parts:
+      f'config.training.batch_size={config.training.batch_size} in {config.training.accumulation} microbatches is not a row for each '
+      f'of {parts} stages and devices of the mesh axes {config.rules.batch!r}, which {repeats} rounds (pipeline.repeats) want; '
+      f'{parts * config.training.accumulation} would do')
   if not config.model.scan:
     yield Need(1, (pipeline.AXIS,), lambda stages:
       f'config.model.scan=False stacks no layers, which {stages} stages could share; True would do')
@@ -143,15 +158,8 @@ def would(now: int, unit: int) -> str:
 
 
 def schedule(config: ConfigDict, sizes: Mapping[str, int]) -> pipeline.Schedule | None:
-  """When which stage of a mesh of these sizes computes what; None without stages.
-
-  Raises:
-    ValueError: for what `pipeline.schedule` refuses, and for what is said of a pipeline where there is none.
-  """
+  """When which stage of a mesh of these sizes computes what; None without stages."""
   if sizes[pipeline.AXIS] == 1:
-    for field, none in (('microbatches', 0), ('repeats', 1)):
-      require(config.pipeline[field] == none, f'config.pipeline.{field}={config.pipeline[field]} is of a mesh with stages, and '
-                                              f'mesh.stage=1 is none; leave it at {none}')
     return None
   t = config.training
   return pipeline.schedule(

@@ -70,6 +70,21 @@ def test_the_mesh_says_how_many_devices(run):
   assert 'one device of 12 (data 4 × fsdp 3 × tensor 1), 1 rows at once' in out
 
 
+def test_the_bubble_of_a_pipeline(run):
+  """(3 - 1) / (8 + 3 - 1)."""
+  words = ('--config.mesh.stage=3', '--devices=3', '--config.pipeline.microbatches=8', '--picture=')
+  _, out, _ = run(*words)
+  assert line(out, 'bubble')[1] == '20.0%' and line(out, 'iterations')[1] == '10' and line(out, 'microbatches')[1] == '8'
+  assert '32 rows each' in out
+  _, plain, _ = run('--config.mesh.data=1', '--picture=')
+  assert 'bubble' not in plain
+  def bytes_of(kind, out):
+    return int(line(out, kind)[1].replace(',', ''))
+  # A third of the layers, a fifth more of them for the idle time; embedding and logits are whole.
+  assert bytes_of('parameters', out) < bytes_of('parameters', plain)
+  assert 1 / 3 < bytes_of('activations', out) / bytes_of('activations', plain) < 1
+
+
 @pytest.mark.parametrize('words, sentence', [
   (('--config.mesh.data=3', '--devices=8'), 'needs 3 devices and there are 8'),
   (('--config.mesh.fsdp=128', '--config.mesh.data=1'), 'embedding/table into 128 parts, but it has 64'),

@@ -60,6 +60,31 @@ REFUSED = {
                                      "of the mesh axes 'sequence'; .* works is data=2 sequence=4$"),
   'recurrence': ({'mesh.sequence': 8, 'training.recurrence': 4}, 'config.training.recurrence=4 reads pieces .* 8 devices .* '
                                                                  'works is data=2 sequence=4$'),
+  'layers over stages': ({'mesh.stage': 4}, 'config.model.layers=2 does not divide over 4 stages; 4 would do; .* works is stage=2 data=4$'),
+  'layers in rounds': ({'mesh.stage': 4, 'model.layers': 12, 'pipeline.repeats': 2},
+                       r'layers=12, in 2 rounds \(pipeline.repeats\), does not divide over 4 stages; 8 or 16 would do; .*'),
+  'turns': ({'mesh.stage': 2, 'model.layers': 5, 'model.pattern': ('a', 'b')},
+            'config.model.layers=5 in turns of 2 does not divide over 2 stages; 4 or 8 would do; .* works is data=8$'),
+  'encoder': ({'mesh.stage': 2, 'model.architecture': 'encoder_decoder', 'objective': 'seq2seq', 'data.source': 'numbers("en", "de")',
+               'data.packing': 'first_fit', 'model.encoder.layers': 3}, 'config.model.encoder.layers=3 does not divide over 2 stages; 2 or 4 would do'),
+  'microbatches': ({'mesh.stage': 2, 'pipeline.microbatches': 4},
+                   "batch_size=8 in 1 microbatches of config.pipeline.microbatches=4 does not divide over the 4 devices .* 16 or a multiple "
+                   'would do; .* works is stage=2 data=2 tensor=2$'),
+  'microbatches of rows': ({'mesh.stage': 2, 'pipeline.microbatches': 3}, 'batch_size=8 is not to be had in 1 microbatches of '
+                                                                          'config.pipeline.microbatches=3; 3 or a multiple would do$'),
+  'rounds of few': ({'mesh.stage': 4, 'model.layers': 16, 'pipeline.repeats': 2, 'pipeline.microbatches': 2},
+                    'config.pipeline.microbatches=2 are fewer than 4 stages.*; 4 or more would do; .* works is stage=2 data=4$'),
+  'rounds of few rows': ({'mesh.stage': 4, 'model.layers': 16, 'pipeline.repeats': 2, 'training.batch_size': 4},
+                         "batch_size=4 in 1 microbatches is not a row for each of 8 stages and devices of the mesh axes 'data fsdp expert'.* "
+                         '8 would do; .* works is stage=4 tensor=2$'),
+  'rounds without stages': ({'pipeline.repeats': 2}, 'config.pipeline.repeats=2 is of a mesh with stages, and mesh.stage=1 has none; leave it at '
+                                                     '1; .* works is stage=2 data=4$'),
+  'microbatches without stages': ({'pipeline.microbatches': 1}, 'config.pipeline.microbatches=1 is of a mesh with stages'),
+  'no stack': ({'mesh.stage': 2, 'model.scan': False}, 'config.model.scan=False stacks no layers, which 2 stages could share; True would do; .*'
+                                                       'works is data=8$'),
+  'pieces': ({'mesh.stage': 2, 'training.recurrence': 8}, 'config.training.recurrence=8 remembers earlier pieces in caches'),
+  'a rule': ({'mesh.stage': 2, 'rules.mlp': 'tensor stage'}, "config.rules.mlp='tensor stage' cuts what each of 2 stages has for itself"),
+  'a rule of layers': ({'mesh.stage': 2, 'rules.layers': ''}, "config.rules.layers='' gives 2 stages no layers of their own; 'stage' would do"),
   'slices': ({'slices.number': 2, 'mesh.data': 1, 'mesh.tensor': 4, 'mesh.fsdp': 2},
              'mesh.data=1 does not divide over 2 slices.* works is data=2 tensor=4$'),
   'nothing works': ({'mesh.data': 7, 'training.batch_size': 3, 'data.length': 5, 'model.layers': 1, 'model.heads': 5, 'model.width': 50}, 'needs 7 devices.*; no mesh of 8 devices works$'),

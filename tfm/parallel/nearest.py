@@ -39,6 +39,16 @@ class Need:
 
 
 @dataclasses.dataclass(frozen=True)
+class Limits(Need):
+  """Mesh axes whose sizes must together lie between `least` and `size`."""
+
+  least: int = 1
+
+  def met(self, sizes: Mapping[str, int]) -> bool:
+    return self.least <= self.parts(sizes) <= self.size
+
+
+@dataclasses.dataclass(frozen=True)
 class Wish:
   """A mesh as somebody asked for it, with what is known of what it must divide.
 
@@ -74,7 +84,7 @@ class Wish:
       new = sum(size > 1 and axis != 'data' and self.asked.get(axis, 1) == 1 for axis, size in sizes.items())
       return round(sum(steps.values()), 6), new, *named, *(steps.get(axis, 0) for axis in LEFT_OUT)
     number, slow = self.slices
-    needs = {(need.size, need.axes): need for need in self.needs}.values()
+    needs = {(type(need), need.size, need.axes): need for need in self.needs}.values()
     fit = (sizes for sizes in factorisations(self.devices, tuple(meshes.AXES))
            if sizes[slow] % number == 0 and all(need.met(sizes) for need in needs))
     return min(fit, key=away, default=None)

@@ -179,7 +179,8 @@ def _dealt(p: Array, S: int, R: int) -> Array:
     place = (j + d * common // S) % R
     group = d * R + place
     to = group % S
-    got = jax.lax.ppermute(groups[jnp.asarray(place)[jax.lax.axis_index(AXIS)]], AXIS, [*zip(d.tolist(), to.tolist())])
+    sent = groups[jnp.asarray(place)[jax.lax.axis_index(AXIS)]]
+    got = sent if (to == d).all() else jax.lax.ppermute(sent, AXIS, [*zip(d.tolist(), to.tolist())])
     at = np.empty(S, np.int32)
     at[to] = group // S
     out = out.at[jnp.asarray(at)[jax.lax.axis_index(AXIS)]].set(got)
