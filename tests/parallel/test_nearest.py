@@ -63,10 +63,8 @@ REFUSED = {
   'layers over stages': ({'mesh.stage': 4}, 'config.model.layers=2 does not divide over 4 stages; 4 would do; .* works is stage=2 data=4$'),
   'layers in rounds': ({'mesh.stage': 4, 'model.layers': 12, 'pipeline.repeats': 2},
                        r'layers=12, in 2 rounds \(pipeline.repeats\), does not divide over 4 stages; 8 or 16 would do; .*'),
-  'turns': ({'mesh.stage': 2, 'model.layers': 5, 'model.pattern': ('a', 'b')},
-            'config.model.layers=5 in turns of 2 does not divide over 2 stages; 4 or 8 would do; .* works is data=8$'),
   'encoder': ({'mesh.stage': 2, 'model.architecture': 'encoder_decoder', 'objective': 'seq2seq', 'data.source': 'numbers("en", "de")',
-               'data.packing': 'first_fit', 'model.encoder.layers': 3}, 'config.model.encoder.layers=3 does not divide over 2 stages; 2 or 4 would do'),
+               'data.packing': 'padded', 'model.encoder.layers': 3}, 'config.model.encoder.layers=3 does not divide over 2 stages; 2 or 4 would do'),
   'microbatches': ({'mesh.stage': 2, 'pipeline.microbatches': 4},
                    "batch_size=8 in 1 microbatches of config.pipeline.microbatches=4 does not divide over the 4 devices .* 16 or a multiple "
                    'would do; .* works is stage=2 data=2 tensor=2$'),
@@ -77,7 +75,7 @@ REFUSED = {
   'rounds of few rows': ({'mesh.stage': 4, 'model.layers': 16, 'pipeline.repeats': 2, 'training.batch_size': 4},
                          "batch_size=4 in 1 microbatches is not a row for each of 8 stages and devices of the mesh axes 'data fsdp expert'.* "
                          '8 would do; .* works is stage=4 tensor=2$'),
-  'rounds without stages': ({'pipeline.repeats': 2}, 'config.pipeline.repeats=2 is of a mesh with stages, and mesh.stage=1 has none; leave it at '
+  'rounds without stages': ({'pipeline.repeats': 2, 'model.layers': 4}, 'config.pipeline.repeats=2 is of a mesh with stages, and mesh.stage=1 has none; leave it at '
                                                      '1; .* works is stage=2 data=4$'),
   'microbatches without stages': ({'pipeline.microbatches': 1}, 'config.pipeline.microbatches=1 is of a mesh with stages'),
   'no stack': ({'mesh.stage': 2, 'model.scan': False}, 'config.model.scan=False stacks no layers, which 2 stages could share; True would do; .*'
@@ -96,6 +94,13 @@ def test_a_mesh_that_does_not_suit_the_run_is_refused(tiny, fields, sentence):
   """Before anything is read or compiled."""
   with pytest.raises(ValueError, match=sentence):
     check.run(tiny(**fields), 8)
+
+
+def test_turns_of_a_pattern_are_whole_in_every_stage(tiny):
+  config = tiny(**{'mesh.stage': 2, 'model.layers': 5})
+  config.model.blocks, config.model.pattern = {name: configs.optional(configs.BLOCK_FIELDS) for name in 'ab'}, ('a', 'b')
+  with pytest.raises(ValueError, match='config.model.layers=5 in turns of 2 does not divide over 2 stages; 4 or 8 would do; .* works is data=8$'):
+    check.run(configs.resolve(config), 8)
 
 
 def test_rows_of_several_lengths_cannot_be_cut(tiny):
