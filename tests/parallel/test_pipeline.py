@@ -348,6 +348,23 @@ def test_a_run_of_stages_goes_on_without_them(tiny, tmp_path):
   assert '2 stages, 2 rounds of 4 microbatches, bubble 11.1%' in (tmp_path / 'pipe' / 'log.txt').read_text()
 
 
+@pytest.mark.parametrize('remat', ['none', 'dots', 'full'])
+@pytest.mark.slow
+def test_no_iteration_keeps_parameters(tiny, remat):
+  """Neither those of its round nor their copies in bfloat16; the backward pass keeps of a layer what its policy says."""
+  config = tiny(**{'model.layers': 8, 'model.width': 48, 'model.feed_forward_width': 112, 'model.remat': remat,
+                   'pipeline.repeats': 2, 'model.dtype': 'bfloat16'})
+  model, objective = build.model(config, VOCAB), build.objective(config)
+  params, _, on = placed(model, config, dict(stage=2))
+  with on():
+    text = str(jax.make_jaxpr(jax.grad(lambda p: objective(model, p, batch(), jax.random.key(0))[0]))(params))
+  # [iterations, stages, layers of a round, rows, tokens, …] of what is kept, and nothing of [D F].
+  its, rows = schedule(2, 2, 0, 8, 1).iterations, 2
+  assert f'[{its},2,2,{rows},{LENGTH},48]' in text
+  assert (f'[{its},2,2,{rows},{LENGTH},112]' in text) == (remat != 'full')
+  assert f'[{its},2,2,48,112]' not in text and f'[{its},2,2,112,48]' not in text
+
+
 @pytest.mark.slow
 def test_memory_of_a_device_falls_with_the_stages(tiny):
   """On so many devices as there are stages: parameters and moments as 1 / S, and so, but for the bubble, what is kept for the backward

@@ -9,9 +9,8 @@ import jax.numpy as jnp
 
 from tfm.mixers.protocol import ATTENTION, Context, Memory
 from tfm.parallel import pipeline
-from tfm.parallel.per_device import cuts, parts
+from tfm.parallel.sharding import in_force, parts
 from tfm.shapes import Array, Float, Int, PyTree
-
 
 # What layers sow in training, and what else.
 REPORTS = 'losses', 'metrics'
@@ -84,9 +83,9 @@ class Stack(nn.Module):
     """
     stages, turns = pipeline.stages(), self.layers // len(self.pattern)
     if not self.scan or self.layers % len(self.pattern) or turns % (stages * self.repeats):
-      raise ValueError(f'{self.layers} layers in turns of {len(self.pattern)}, scan={self.scan}, are not the same for each of '
-                       f'{stages} stages × {self.repeats} repeats')
-    plan = pipeline.schedule(stages, self.repeats, self.microbatches, x.shape[0], parts(cuts()[0]))
+      raise ValueError(f'{self.layers} layers in turns of {len(self.pattern)}, scan={self.scan}, do not divide over {stages} stages × '
+                       f'{self.repeats} rounds')
+    plan = pipeline.schedule(stages, self.repeats, self.microbatches, x.shape[0], parts(in_force('batch')))
     group = remat(Group, self.remat, scan=True)(self.pattern, parent=None)
     key = self.make_rng('dropout') if self.has_rng('dropout') else None
     told = [name for name in REPORTS if self.is_mutable_collection(name)]
@@ -97,7 +96,7 @@ class Stack(nn.Module):
       (x, _), said = group.apply({'params': params}, x, memory, context, None, rngs=rngs, mutable=told)
       return x, said
     params = self.variables['params']['layers']
-    x, said = pipeline.pipelined(layer, params, x, *without_shared(memory, context), plan)
+    x, said = pipeline.pipelined(layer, params, x, *without_shared(memory, context), plan, REMAT[self.remat])
     tokens = pipeline.microbatches(context.segments > 0, plan.microbatches).sum((1, 2)).astype(jnp.float32)
     share = tokens / jnp.maximum(tokens.sum(), 1)
     for name, values in said.items():

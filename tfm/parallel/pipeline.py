@@ -6,22 +6,29 @@ mapped, and to move on is to roll that axis (Xu et al. 2021, GSPMD, §3.3).
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 
 from tfm.parallel.microbatches import joined, microbatches
 from tfm.parallel.nearest import divisors
+from tfm.parallel.sharding import in_force, parts
 from tfm.shapes import Array, PyTree
 
 AXIS = 'stage'
 # Microbatches for each stage, where nobody says how many: from there on the bubble hardly counts (Huang et al. 2019, §2.3).
 USUAL = 4
+# By which parameters become those that a layer reads; no work to do again.
+PICKS = frozenset({
+  'gather', 'dynamic_slice', 'slice', 'squeeze', 'reshape', 'transpose', 'broadcast_in_dim', 'convert_element_type'})
+INPUT = 'input of a layer'
+INPUTS = jax.checkpoint_policies.save_only_these_names(INPUT)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,13 +96,13 @@ def schedule(stages: int, repeats: int, asked: int, rows: int, parts: int) -> Sc
 
 def stages() -> int:
   """The stages of the mesh in force, if the rules in force cut layers over them."""
-  cuts = dict(nn.get_logical_axis_rules()).get('layers') or ()
-  return jax.sharding.get_abstract_mesh().shape.get(AXIS, 1) if AXIS in cuts else 1
+  return parts(AXIS) if AXIS in in_force('layers') else 1
 
 
 def pipelined(
     layer: Callable[[PyTree, Array, PyTree, PyTree, Array, Array], tuple[Array, PyTree]],
-    params: PyTree, x: Array, beside: PyTree, common: PyTree, plan: Schedule) -> tuple[Array, PyTree]:
+    params: PyTree, x: Array, beside: PyTree, common: PyTree, plan: Schedule, keep: Callable | None = None,
+) -> tuple[Array, PyTree]:
   """x through all layers, and what they tell, [M, L, …] of each number: by microbatch, then by layer.
 
   Args:
@@ -103,6 +110,7 @@ def pipelined(
     params: of all layers, [L, …] each; S R divides L.
     x: [B, …]; beside: arrays [B, …] that belong to the rows of x and travel with them.
     common: arrays that are the same for all rows and layers.
+    keep: the checkpoint policy of `layer`, if it has one.
   """
   S, R, M = plan.stages, plan.repeats, plan.microbatches
   L = jax.tree.leaves(params)[0].shape[0]
@@ -118,8 +126,12 @@ def pipelined(
     here = jax.tree.map(lambda rows: rows[m], beside)
     mine = jax.tree.map(lambda p: p[0] if R == 1 else p[r], params)
     numbers = (r * S + s) * K + jnp.arange(K)
-    return jax.lax.scan(lambda x, now: layer(now[0], x, here, common, now[1], m), x, (mine, numbers))
 
+    def through(x, now):
+      return layer(now[0], checkpoint_name(x, INPUT), here, common, now[1], m)
+    return jax.lax.scan(through, x, (mine, numbers))
+
+  stage = jax.checkpoint(stage, policy=functools.partial(kept, keep), prevent_cse=False)
   every = jax.vmap(stage, in_axes=(0, 0, 0, 0, 0, None), spmd_axis_name=AXIS)
   numbers = jnp.arange(S)
 
@@ -131,8 +143,8 @@ def pipelined(
     arriving = staged(jnp.roll(x, 1, 0))
     # What leaves the last stage waits at the first for its next round, or for all to have ended.
     m = (t - (S - 1)) % M
-    kept = jax.lax.dynamic_index_in_dim(waiting, m, 1, keepdims=False)
-    back = jnp.where(t < S - 1, kept, arriving)
+    there = jax.lax.dynamic_index_in_dim(waiting, m, 1, keepdims=False)
+    back = jnp.where(t < S - 1, there, arriving)
     return (arriving, staged(jax.lax.dynamic_update_index_in_dim(waiting, back, m, 1))), told
 
   # Until its first work comes a stage goes through the first rows: numbers as real as others, so that none is infinite.
@@ -144,6 +156,15 @@ def pipelined(
     value = value[plan.moments(), np.arange(S)[:, None, None]]   # [S, R, M, K, …]
     return value.transpose(2, 1, 0, 3, *range(4, value.ndim)).reshape(M, L, *value.shape[4:])
   return x, jax.tree.map(by_layer, told)
+
+
+def kept(keep: Callable | None, primitive, *given, **fields) -> bool:
+  """The policy of an iteration: what goes into each layer is kept for the backward pass, and of a layer what it keeps itself, but no
+  parameters, picked or cast, of which there would be a copy for each iteration.
+  """
+  if primitive.name in PICKS:
+    return False
+  return keep is None or keep(primitive, *given, **fields) or INPUTS(primitive, *given, **fields)
 
 
 def staged(x: Array) -> Array:
