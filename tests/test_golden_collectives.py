@@ -23,6 +23,8 @@ STEPS = {
   'tensor': (dict(tensor=8), {}),
   'sequence and fsdp': (dict(fsdp=4, sequence=2), {}),
   'experts': (dict(data=2, expert=4), EXPERTS),
+  'stages': (dict(stage=4, data=2), {'model.layers': 4}),
+  'stages in rounds': (dict(stage=2, data=2, tensor=2), {'model.layers': 4, 'pipeline.repeats': 2}),
 }
 
 

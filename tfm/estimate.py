@@ -71,6 +71,8 @@ def memory_by_kind(
   optimizer = memory.on_device(boxed.opt_state, mesh, rules)
   alive = activations(config, vocab, source_vocab, mesh, rules, rows_at_once(config, mesh, rules), params)
   estimate = f'estimate: the most that is alive at once in the gradient, remat {config.model.remat}'
+  if check.schedule(config, mesh.shape):
+    estimate += '; of a pipeline too much, by up to what a layer needs for all rows'
   gradients = ('gradients', params, 'float32')
   if config.training.accumulation > 1:
     gradients = 'gradients', 2 * params, "float32: a microbatch's and their sum"
@@ -106,6 +108,28 @@ def activations(
     if 'feed_forward_width' in b:
       b.feed_forward_width //= ways(mesh, rules, 'mlp')
   vocab, source_vocab = (-(-v // ways(mesh, rules, 'vocab')) for v in (vocab, source_vocab))
+  plan = check.schedule(config, mesh.shape)
+  if plan is None:
+    return alive(part, vocab, source_vocab, rows, held)
+  # What a stage keeps of its layers, of every iteration and few rows, and what is of no stage, and of all rows.
+  few = max(1, rows // plan.microbatches)
+  short, long = with_layers(part, 0), with_layers(part, plan.iterations / (plan.stages * plan.repeats))
+  return alive(long, vocab, source_vocab, few, held) + max(0, alive(short, vocab, source_vocab, rows, held) - alive(
+    short, vocab, source_vocab, few, held))
+
+
+def with_layers(config: ConfigDict, times: float) -> ConfigDict:
+  """A config with so many times the layers, at least one turn of each pattern."""
+  config = config.copy_and_resolve_references()
+  for part in configs.parts(config).values():
+    if 'layers' in part:
+      turn = max(1, len(part.pattern))
+      part.layers = turn * max(1, round(part.layers // turn * times))
+  return config
+
+
+def alive(part: ConfigDict, vocab: int, source_vocab: int, rows: int, held: int) -> int:
+  """`memory.activations` of a config as it stands."""
   model = build.model(part, vocab, source_vocab=source_vocab)
   params = nn.unbox(abstract_state(part, model).params)
   objective = build.objective(part)
