@@ -95,14 +95,9 @@ def activations(
   part = config.copy_and_resolve_references()
   # Tokens of all devices, of which this one has its rows'.
   part.training.loss_chunk = -(-part.training.loss_chunk // ways(mesh, rules, 'batch'))
-  plan = check.schedule(config, mesh.shape)
   if not build.source(config).shape:
     part.data.length //= ways(mesh, rules, 'length')
   for b in configs.parts(part).values():
-    if plan and 'layers' in b:
-      # Its own, once for every microbatch, and for those that it goes through in vain.
-      turn = max(1, len(b.pattern))
-      b.layers = turn * math.ceil(b.layers // turn / plan.stages * plan.iterations / (plan.microbatches * plan.repeats))
     b.heads = max(1, b.heads // ways(mesh, rules, 'heads'))
     b.kv_heads = math.gcd(b.heads, max(1, b.kv_heads // ways(mesh, rules, 'kv_heads')))
     if 'feed_forward_width' in b:
