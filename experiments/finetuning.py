@@ -11,6 +11,8 @@ Command:   tfm ablate experiments/finetuning.py --workdir=runs/finetuning
            tfm ablate experiments/finetuning.py:RUN,TABLE --workdir=runs/finetuning          (both elsewhere)
 """
 
+import pathlib
+
 from tfm import config as configs
 from tfm.ablation.study import Study
 
@@ -27,6 +29,10 @@ def get_study(arg: str = '') -> Study:
   if arg.count(',') not in (0, 1) or arg and not all(arg.split(',')):
     raise ValueError(f'experiments/finetuning.py takes RUN,TABLE, or RUN, or nothing, not {arg!r}')
   run, table = (*arg.split(','), TABLE)[:2] if arg else (RUN, TABLE)
+  for path in (f'{run}/config.json', table):
+    if not pathlib.Path(path).is_file():
+      raise ValueError(f'experiments/finetuning.py takes a run of published weights and a table of texts, and {path} is not there; '
+                       'its first lines say how they are made')
   config = configs.load(f'{run}/config.json')
   config.init_from = run
   config.objective = 'classification(2)'

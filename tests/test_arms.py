@@ -87,9 +87,24 @@ def test_shipped_studies_can_be_planned(file):
     try:
       found = studies.load(file + arg)
     except ValueError as error:
-      assert arg and 'takes' in str(error)
+      assert 'takes' in str(error) and (arg or 'is not there' in str(error))
       continue
     assert len(planned.plan(found)) == len(found.arms) > 1
+
+
+def test_fine_tuning_is_planned_for_a_run_and_a_table(tiny, tmp_path, monkeypatch):
+  """It wants weights and texts that are not everywhere; any encoder and any such table do."""
+  encoder = {'model.architecture': 'encoder', 'objective': 'masked_lm', 'model.mask': 'full', 'model.position': 'learned(rows=64)'}
+  (tmp_path / 'config.json').write_text(configs.to_json(tiny(**encoder)))
+  (tmp_path / 'tweets.tab').write_text('Author\tContent\nd\ts\nclass\tmeta\n' + ''.join(
+    f'{"ab"[i % 2]}\ttext {i}\n' for i in range(400)))
+  experiments = pathlib.Path(__file__).parent.parent / 'experiments'
+  made = studies.load(f'{experiments}/finetuning.py:{tmp_path},{tmp_path}/tweets.tab')
+  arms = planned.plan(made)
+  assert arms['frozen'].parameters < arms['LoRA'].parameters < arms['full'].parameters / 4
+  monkeypatch.chdir(tmp_path)
+  with pytest.raises(ValueError, match='and runs/minilm/config.json is not there; its first lines say how they are made'):
+    studies.load(f'{experiments}/finetuning.py')
 
 
 @pytest.mark.parametrize('changes', [

@@ -44,7 +44,7 @@ def test_says_all_there_is(run, tmp_path):
   assert status == 0
   assert line(out, 'model.feed_forward_width') == ['model.feed_forward_width', '=', '192']
   assert line(out, 'stack/layers/block_1/mixer/k/kernel') == (
-    'stack/layers/block_1/mixer/k/kernel 3 × 64 × 4 × 8 float32 layers embed kv_heads kv - fsdp tensor - '
+    'stack/layers/block_1/mixer/k/kernel 3 × 64 × 4 × 8 float32 layers embed kv_heads kv stage fsdp tensor - '
     'normal(0.02) 6,144').split()
   assert line(out, 'embedding')[:2] == ['embedding', '2,048,000']
   assert line(out, 'training (3 × forward)')
@@ -56,7 +56,7 @@ def test_says_all_there_is(run, tmp_path):
 def test_any_mesh_fits_here(run):
   status, out, _ = run('--config.mesh.fsdp=64', '--config.mesh.tensor=4', '--devices=1024', '--picture=')
   assert status == 0
-  assert 'one device of 1024 (data 4 × fsdp 64 × tensor 4), 1 rows at once' in out
+  assert 'one device of 1024 (data=4 fsdp=64 tensor=4), 1 rows at once' in out
   assert 'masks' not in out
   _, whole, _ = run('--config.mesh.data=1', '--picture=')
   def count(out):
@@ -67,7 +67,7 @@ def test_any_mesh_fits_here(run):
 def test_the_mesh_says_how_many_devices(run):
   _, out, _ = run('--config.mesh.data=4', '--config.mesh.fsdp=3', '--config.training.batch_size=12',
                   '--config.model.width=96', '--picture=')
-  assert 'one device of 12 (data 4 × fsdp 3 × tensor 1), 1 rows at once' in out
+  assert 'one device of 12 (data=4 fsdp=3), 1 rows at once' in out
 
 
 def test_the_bubble_of_a_pipeline(run):

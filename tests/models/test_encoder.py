@@ -115,7 +115,7 @@ def test_the_mask_is_full_unless_told():
   (dict(objective='causal_lm'), "objective='causal_lm' does not train config.model.architecture='encoder', but 'decoder'; 'masked_lm'"),
   (dict(architecture='decoder', objective='causal_lm'), "token_types=2 is of an encoder, and .*'decoder' would ignore it; leave it at 0"),
   (dict(token_types=0), "packing='sentence_pairs' tells first and second texts apart, and config.model.token_types=0 would ignore"),
-  (dict(pooling='last'), "config.model.pooling='last' is not there; .*first, mean"),
+  (dict(pooling='last'), "config.model.pooling='last' is not there; .*first, first_two, mean"),
   (dict(pooling='none'), "config.model.pooling='none' is not there"),
   (dict(output_transform='gelo'), "config.model.output_transform='gelo' is not there; .*did you mean 'gelu'"),
   (dict(mixer='mamba', position='none'), "mixer='mamba' cannot honour mask='full'"),

@@ -19,6 +19,7 @@ from tfm.evaluation import mask_picture
 from tfm.masks.protocol import Mask
 from tfm.models import flops, table
 from tfm.models.trunk import Trunk
+from tfm.parallel import mesh as meshes
 from tfm.parallel import pipeline, sharding
 
 
@@ -119,8 +120,7 @@ def cost_table(rows: list[table.Row], cost: flops.Flops, vocab: int, length: int
 
 def memory_table(kinds: list[tuple[str, int, str]], mesh: AbstractMesh, rows: int) -> Table:
   """Bytes of one device, by kind."""
-  sizes = ' × '.join(f'{axis} {size}' for axis, size in mesh.shape.items())
-  made = titled(f'one device of {mesh.size} ({sizes}), {rows} rows at once', 'kind', '>bytes', '>', 'how')
+  made = titled(f'one device of {mesh.size} ({meshes.words(mesh.shape)}), {rows} rows at once', 'kind', '>bytes', '>', 'how')
   for name, count, how in kinds:
     made.add_row(name, f'{count:,}', readable(count), how)
   made.add_section()
