@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from conformance.test_decoding import POSITIONS, SEGMENTS, SLACK, TOKENS
-from conformance.test_mesh import Sharded, equal_on
+from conformance.test_mesh import Sharded, axes, equal_on
 from conformance.test_packing import A, B, PAD, close, row, rows
 from conformance.tiny import LENGTH, Tiny
 from tfm.layers.feed_forward import FEED_FORWARDS
@@ -64,7 +64,7 @@ def sharded(text, rules):
 @pytest.mark.parametrize('text', TRIED)
 @pytest.mark.slow
 def test_the_mesh_changes_nothing(text):
-  equal_on(sharded(text, {}), (2, 2, 2))
+  equal_on(sharded(text, {}), axes((2, 2, 2)))
 
 
 # With a capacity that drops choices too: rows are what counts, wherever they lie.
@@ -77,7 +77,7 @@ def test_the_mesh_changes_nothing(text):
 @pytest.mark.slow
 def test_experts_may_be_cut_over_any_axis(text, sizes, rules, cut):
   made = sharded(text, rules)
-  equal_on(made, sizes)
-  _, params, _ = made.on(meshes.make(dict(zip(('data', 'fsdp', 'tensor'), sizes))))
+  equal_on(made, axes(sizes))
+  _, params, _ = made.on(meshes.make(axes(sizes)))
   kernel = params['stack']['layers']['block_0']['feed_forward']['up']['kernel']
   assert kernel.shape[1:] == (8, 32, 32) and kernel.addressable_shards[0].data.shape[1:] == cut

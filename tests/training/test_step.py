@@ -297,8 +297,8 @@ def test_accumulated_losses_of_layers_are_means_over_tokens(tiny):
 
 @pytest.mark.parametrize('mesh, rules', [
   (dict(data=2, fsdp=2, tensor=2), {}), (dict(data=2, fsdp=2, tensor=2), {'rules.expert': 'tensor', 'rules.mlp': ''}),
-  (dict(expert=4, data=2), {}), (dict(expert=4, fsdp=2), {}), (dict(expert=2, tensor=4), {}), (dict(expert=4, sequence=2), {}),
-  (dict(expert=4, stage=2), {})], ids=str)
+  (dict(expert=4, data=2), {}), (dict(expert=4, fsdp=2), {}), (dict(expert=2, tensor=4), {}), (dict(expert=4, sequence=2), {})],
+  ids=str)   # with stages balance is that of microbatches: tests/parallel/test_pipeline.py
 @pytest.mark.slow
 def test_every_mesh_routes_alike(tiny, mesh, rules):
   fields = {'model.heads': 8, 'model.width': 64, 'model.feed_forward': EXPERTS.format(0.5, 0.1)}
