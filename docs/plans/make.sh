@@ -23,6 +23,8 @@ plan llama-2-70b-v5p-512 --config=configs/llama.py:2-70b --topology=v5p:8x8x8 --
 SMALL=--config=configs/llama.py:3-8b
 plan llama-3-8b-v6e-256 $SMALL --topology=v6e:16x16 --config.mesh.data=8 --config.mesh.fsdp=32 \
   --config.training.loss_chunk=1048576 --rows=0
+plan llama-3-8b-v6e-256-in-2 $SMALL --topology=v6e:16x16 --config.mesh.data=8 --config.mesh.fsdp=32 \
+  --config.training.accumulation=2 --config.training.loss_chunk=1048576 --rows=0
 plan llama-3-8b-v5e-256-in-4 $SMALL --topology=v5e:16x16 --config.mesh.data=8 --config.mesh.fsdp=32 \
   --config.training.accumulation=4 --config.training.loss_chunk=524288 --rows=0
 # Eight rows a chip, one at a time.
