@@ -7,12 +7,12 @@ import jax
 
 from tfm.kernels.protocol import Kernel
 from tfm.layers import blockwise
-from tfm.layers.blockwise import Blocks
+from tfm.layers.blockwise import Blocks, Sizes
 from tfm.parallel.sharding import shard
 
 
 @dataclasses.dataclass(frozen=True)
-class Chunked(Kernel):
+class Chunked(Sizes, Kernel):
   """Attention by online softmax over blocks of keys (Rabe & Staats 2021; Milakov & Gimelshein 2018), its
   backward pass by hand from q, k, v, the output and its log-sum-exp (Dao et al. 2022, FlashAttention, alg. 4).
 
@@ -33,14 +33,6 @@ class Chunked(Kernel):
   """
 
   examples = ('chunked', 'chunked(queries=4, keys=5)')
-
-  queries: int = 256
-  keys: int = 512
-
-  def __post_init__(self):
-    for field in ('queries', 'keys'):
-      if getattr(self, field) < 1:
-        raise ValueError(f'{field}={getattr(self, field)} must be at least 1 token')
 
   def unsuited(self, q, k, v, asked, platform):
     T, S = q.shape[1], k.shape[1]

@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec
 
 from tfm.kernels.protocol import Kernel
 from tfm.layers import blockwise
-from tfm.layers.blockwise import Blocks, Plan
+from tfm.layers.blockwise import Blocks, Plan, Sizes
 from tfm.parallel.rows import by_hand, pieces
 from tfm.parallel.sharding import shard
 from tfm.shapes import Array, Int, PyTree
@@ -22,7 +22,7 @@ WORTH = 0.75
 
 
 @dataclasses.dataclass(frozen=True)
-class Ring(Kernel):
+class Ring(Sizes, Kernel):
   """Ring attention (Liu, Zaharia & Abbeel 2023): each of n devices has T/n queries, keys and values of a row.
 
   n times the queries add what the keys at hand give, as `chunked` does, block by block with running sums, while those keys
@@ -45,14 +45,6 @@ class Ring(Kernel):
   """
 
   examples = ('ring', 'ring(queries=4, keys=5)')
-
-  queries: int = 256
-  keys: int = 512
-
-  def __post_init__(self):
-    for field in ('queries', 'keys'):
-      if getattr(self, field) < 1:
-        raise ValueError(f'{field}={getattr(self, field)} must be at least 1 token')
 
   def refusal(self, q, k, v, asked):
     axes, n = pieces()

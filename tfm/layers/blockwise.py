@@ -17,6 +17,23 @@ from tfm.shapes import Array, Bool, Float, Int, PyTree
 
 
 @dataclasses.dataclass(frozen=True)
+class Sizes:
+  """Tokens of a block, at most.
+
+  Raises:
+    ValueError: for a block without tokens.
+  """
+
+  queries: int = 256
+  keys: int = 512
+
+  def __post_init__(self):
+    for field in ('queries', 'keys'):
+      if getattr(self, field) < 1:
+        raise ValueError(f'{field}={getattr(self, field)} must be at least 1 token')
+
+
+@dataclasses.dataclass(frozen=True)
 class Blocks:
   """T queries in blocks of `queries`, S keys in blocks of `keys`; the last ones are padded."""
 

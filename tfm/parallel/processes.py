@@ -193,6 +193,6 @@ def _end(status: int) -> None:
     # The coordination service ends with process 0, and takes down whoever has not yet spoken.
     barrier('end', PARTING)
   except Exception:
-    pass
+    pass   # whoever does not come is gone already, and this process ends in any case
   sys.stdout.flush()
   os._exit(status)
