@@ -112,9 +112,9 @@ def optimizer(
   return make_optimizer(maker, rate, o.clip, o.no_decay, frozen(config), factor), rate
 
 
-def interval(config: ConfigDict) -> Interval:
-  """When checkpoints are saved."""
-  return named('training.save_every', spec.choose, config.training.save_every, INTERVALS)
+def intervals(config: ConfigDict) -> tuple[Interval, Interval]:
+  """When checkpoints are saved: those that last, and those near at hand."""
+  return tuple(named(f'training.{field}', spec.choose, config.training[field], INTERVALS) for field in ('save_every', 'save_near'))
 
 
 def frozen(config: ConfigDict) -> str:

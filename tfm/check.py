@@ -36,7 +36,7 @@ def run(config: ConfigDict, devices: int) -> None:
           'has them seen at once; set it to 0')
   require(t.skip_spikes == 0 or t.skip_spikes > 1, f'config.training.skip_spikes={t.skip_spikes} must be 0.0 (no step is skipped) '
                                                    'or more than 1 times the usual norm of the gradient, such as 3.0')
-  build.interval(config)
+  build.intervals(config)
   data(config)
   for field, least in (('beams', 1), ('longer', 0), ('average', 1)):
     value = config.decoding[field]
@@ -183,6 +183,8 @@ def seeds(config: ConfigDict, processes: int) -> None:
   require(not cut, f'config.mesh={cut} cuts one run over devices, and seeds that train together are themselves what is '
                    'laid over them; leave it out, or train them one after another')
   require(processes == 1, f'seeds train together in one process, and here are {processes}; train them one after another')
+  require(not config.training.near, f'config.training.near={config.training.near!r} keeps one run near at hand, and these train '
+                                    "together; set it to '', or train them one after another")
   require(build.packing(config).even,
           f'config.data.packing={config.data.packing!r} makes batches of several shapes, which seeds cannot share; another '
           'packing would do, or train them one after another')

@@ -29,7 +29,7 @@ INHERITING = ('model.blocks.', 'model.encoder.', 'model.cross.')
 
 # A resumed run may change these: they say how the work is done, not what is computed.
 FREE_FIELDS = (
-  'mesh', 'slices', 'pipeline', 'rules', 'decoding', 'training.log_every', 'training.evaluate_every', 'training.save_every',
+  'mesh', 'slices', 'pipeline', 'rules', 'decoding', 'training.log_every', 'training.evaluate_every', 'training.save_every', 'training.near', 'training.save_near',
   'training.evaluation_batches',
   'training.keep', 'training.profile', 'training.loss_chunk', 'model.remat', 'model.kernel', 'data.threads')
 
@@ -117,6 +117,8 @@ def schema() -> ConfigDict:
       log_every=10,                 # steps
       evaluate_every=100,           # steps
       save_every='evaluation',      # a checkpoint with every evaluation; steps(n); auto(hours): as often as loses least time
+      near='',                      # a folder on a disk, or in the memory, of each machine, for checkpoints between those; '': none
+      save_near='auto(hours=4.0)',  # a checkpoint there; as save_every, by failures that leave it there
       evaluation_batches=0,         # spread over the validation split; 0: all of it
       keep=2,                       # last checkpoints kept, besides the best
       profile=0,                    # steps to profile, from the third; 0: none

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import datetime
+import functools
 import importlib.metadata
 import logging
 import pathlib
@@ -30,8 +31,9 @@ from tfm.shapes import PyTree
 from tfm.start import make_model, start_from, tokenizers
 from tfm.training import checkpoint, loop, together
 from tfm.training import state as states
-from tfm.training.goodput import Goodput
+from tfm.training.goodput import TIERS, Goodput
 from tfm.training.metrics import Log, Unwritten
+from tfm.training.near import Near
 from tfm.training.progress import Line, say
 from tfm.training.report import Report
 from tfm.training.step import jitted, train_step
@@ -77,7 +79,10 @@ class Place:
       ValueError: if it was trained by a config that computes something else.
     """
     with self._read() as checkpoints:
-      saved = checkpoints.run(step)
+      return self.known(checkpoints.run(step))
+
+  def known(self, saved: dict[str, Any]) -> dict[str, Any]:
+    """What a checkpoint carries, if it is of a run like this one."""
     refuse_difference(saved['config'], self.config, self.workdir)
     return saved
 
@@ -135,7 +140,10 @@ def train_together(places: Sequence[Place]) -> Report:
   for place in places:
     require(place.steps() != {0}, f'--workdir={place.workdir} was made by tfm import, and training would write over it; train in '
                                   f'another with --config.init_from={place.workdir}')
-  saved = [place.carried(last) for place in places] if last else []
+  near = Near(training.near, places[0].workdir) if training.near else None
+  closer = near and near.newer(last, config)
+  saved = [places[0].known(near.run(closer))] if closer else [place.carried(last) for place in places] if last else []
+  last = closer or last
 
   # What is frozen stays with the run that it came from, and is read there each time.
   start = start_from(config) if config.init_from and (build.frozen(config) or not last) else None
@@ -177,10 +185,14 @@ def train_together(places: Sequence[Place]) -> Report:
     # Of several, two are kept: a kill may come between the saves of two runs.
     keep = max(training.keep, 2) if several else training.keep
     checkpoints = [stack.enter_context(contextlib.closing(checkpoint.Checkpoints(place.workdir, keep))) for place in places]
+    if near:
+      stack.enter_context(contextlib.closing(near))
+      if not closer:
+        near.clear()
     if last:
       target = checkpoint.target(nn.unbox(boxed), where)
       born = [start.completed(kept.state(last, start.part(target, optimizer.trains)), target) if start else
-              kept.state(last, target) for kept in checkpoints]
+              kept.state(last, target) for kept in ([near] if closer else checkpoints)]
       for kept, iterator, before in zip(checkpoints, iterators, saved):
         iterator.set_state(before['data'])
         kept.forget(last)
@@ -212,8 +224,10 @@ def train_together(places: Sequence[Place]) -> Report:
         batches = device.prefetch(*iterators, batch_sharding, training.batch_size)
       del born
 
-      def save(run, state, position, loss):
-        checkpoints[run].save(start.part(state, optimizer.trains) if start else state, dict(carried, config=places[run].config.to_dict(), data=position), loss)
+      def into(checkpoints, run, state, position, loss):
+        checkpoints[run].save(start.part(state, optimizer.trains) if start else state,
+                              dict(carried, config=places[run].config.to_dict(), data=position), loss)
+      tiers = dict(zip(TIERS, (checkpoints, [near]) if near else (checkpoints,)))
 
       evaluate = evaluation(
         config, model, data, sharding.batch_sharding(whole, rules), 'validation', training.evaluation_batches)
@@ -224,13 +238,15 @@ def train_together(places: Sequence[Place]) -> Report:
 
       with line:
         loop.fit(
-          state, batches, step, validate, save,
+          state, batches, step, validate, {tier: functools.partial(into, kept) for tier, kept in tiers.items()},
           loop.Cadence(training.steps, training.log_every, training.evaluate_every,
-                       training.profile if processes.first() else 0, build.interval(config)),
+                       training.profile if processes.first() else 0, dict(zip(TIERS, build.intervals(config)))),
           report, str(places[0].workdir / 'profile'), split)
         with goodput.spent('saving'):
           for kept in checkpoints:
             kept.wait()
+          if near:
+            near.clear()
         goodput.end()
       _log.info('%s', goodput)
   for place in places:

@@ -3,6 +3,7 @@
 import collections
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -174,6 +175,27 @@ def test_killed_in_mid_save_the_rest_stops_and_all_go_on(start, tiny, fields, tm
   assert status in (processes.LOST, -signal.SIGABRT) and 'process of this run is gone' in said and processes.AGAIN in said
   finished(start(2, 4, place))
   assert_same_run(place, wanted, SAME_DEVICES * 10)
+
+
+@pytest.mark.slow
+def test_what_each_process_keeps_near_at_hand_is_gone_on_from_if_all_have_it(start, tiny, fields, tmp_path):
+  place, disk = tmp_path / 'run', tmp_path / 'disk'
+  # Parameters are cut over the processes: each has a part of them that the other has not.
+  flags = [f'--config.training.near={disk}', '--config.training.save_near=steps(5)', '--config.mesh.data=1', '--config.mesh.fsdp=4']
+  wanted = alone(tiny, fields, tmp_path / 'unbroken')
+  begun = []
+  for step, lose in ((EVERY + 13, False), (2 * EVERY + 13, True)):
+    started = start(2, 2, place, *flags)
+    when(reached(place, step), started)
+    started[1].kill()
+    begun.append(finish(started, 60)[0][2])
+    if lose:   # the machine is gone
+      shutil.rmtree(next(disk.glob('*/process_1')))
+  begun.append(finished(start(2, 2, place, *flags))[0][2])
+  near, lasts = (int(re.search(r'resuming from step (\d+)', said)[1]) for said in begun[1:])
+  assert near in (EVERY + 5, EVERY + 10) and lasts == 2 * EVERY   # a save takes some steps
+  assert_same_run(place, wanted, OTHER_DEVICES)
+  assert not [path for path in disk.glob('*/*/*')]
 
 
 @pytest.mark.slow

@@ -87,7 +87,19 @@ def test_the_last_save_is_told(clock):
     spend(goodput, clock, 'saving', seconds)
     spend(goodput, clock, 'productive', 100)
     goodput.saved(seconds)
-    assert goodput.save_seconds == seconds
+    assert goodput.save_seconds == dict(marks=seconds, near=0)
+  spend(goodput, clock, 'saving', 1)
+  goodput.saved(7, 'near')
+  assert goodput.save_seconds == dict(marks=5, near=1)
+
+
+def test_of_many_near_saves_the_last_that_lasts_is_remembered(clock, tmp_path):
+  goodput = Goodput([tmp_path], 0)
+  for step in range(40):
+    spend(goodput, clock, 'productive', 1)
+    goodput.saved(step, 'near' if step else 'marks')
+  assert Goodput([tmp_path], 39).seconds['lost'] == 0
+  assert Goodput([tmp_path], 0).seconds['lost'] == 39
 
 
 def test_a_run_that_ended_lost_nothing(clock, tmp_path):

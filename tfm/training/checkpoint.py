@@ -17,10 +17,10 @@ from tfm.training.state import State
 # Bytes of a sentence that processes tell each other.
 SENTENCE = 512
 
-# Orbax warns of a read-only manager that it is read only, and of a checkpoint that has no metrics.
-logging.getLogger('absl').addFilter(lambda record: 'read only' not in record.getMessage() and
-                                    'read_only=True' not in record.getMessage() and
-                                    'tracked_metric' not in record.getMessage())
+# Orbax warns of a read-only manager that it is read only, of a checkpoint that has no metrics, and of one that every process
+# writes for itself that nobody tells the size of all.
+KNOWN = 'read only', 'read_only=True', 'tracked_metric', 'Global object size logging disabled'
+logging.getLogger('absl').addFilter(lambda record: not any(known in record.getMessage() for known in KNOWN))
 
 
 class Damaged(ValueError):
@@ -36,16 +36,24 @@ class Checkpoints:
   it takes its place, and what is read is held against it.
   """
 
+  # How Orbax writes a tree of arrays, and reads it into a target.
+  write, read = ocp.args.StandardSave, ocp.args.StandardRestore
+
   def __init__(self, workdir: pathlib.Path, keep: int | None = None):
     """Opens the checkpoints of `workdir`, which `keep=None` leaves as they are."""
+    self._open(pathlib.Path(workdir).absolute() / 'checkpoints', keep)
+
+  def _open(self, directory: pathlib.Path, keep: int | None, handlers=None, **options) -> None:
     keeps = policies.AnyPreservationPolicy([
       policies.LatestN(keep), policies.BestN(get_metric_fn=_loss, reverse=True, n=1, keep_checkpoints_without_metrics=False)])
-    self.directory = pathlib.Path(workdir).absolute() / 'checkpoints'
-    self.manager = ocp.CheckpointManager(self.directory, options=ocp.CheckpointManagerOptions(
+    self.directory = directory
+    if keep:
+      directory.mkdir(parents=True, exist_ok=True)
+    self.manager = ocp.CheckpointManager(directory, item_handlers=handlers, options=ocp.CheckpointManagerOptions(
       best_fn=_loss, best_mode='min', preservation_policy=keeps if keep else None,
-      create=keep is not None, read_only=keep is None, cleanup_tmp_directories=keep is not None,
+      create=False, read_only=keep is None, cleanup_tmp_directories=keep is not None,
       enable_async_checkpointing=keep is not None,
-      async_options=ocp.options.AsyncOptions(post_finalization_callback=self._seal) if keep else None))
+      async_options=ocp.options.AsyncOptions(post_finalization_callback=self._seal) if keep else None, **options))
     self._whole, self._saving = {}, None
 
   def save(self, state: State, run: dict[str, Any], loss: float | None) -> None:
@@ -55,15 +63,15 @@ class Checkpoints:
     self.manager.save(
       self._saving, metrics=None if loss is None else {'loss': loss}, force=True,
       args=ocp.args.Composite(
-        params=ocp.args.StandardSave(state.params),
-        rest=ocp.args.StandardSave(_rest(state)),
+        params=self.write(state.params),
+        rest=self.write(_rest(state)),
         run=ocp.args.JsonSave(run)))
 
   def begin(self, params: PyTree, run: dict[str, Any]) -> None:
     """Saves parameters that no step of this run made, as step 0, from which nothing is resumed."""
     self._saving = 0
     self.manager.save(0, force=True, args=ocp.args.Composite(
-      params=ocp.args.StandardSave(params), run=ocp.args.JsonSave(run)))
+      params=self.write(params), run=ocp.args.JsonSave(run)))
 
   def find(self, which: str) -> int:
     """The step that 'last', 'best' or a number names.
@@ -101,7 +109,7 @@ class Checkpoints:
   def params(self, step: int, target: PyTree) -> PyTree:
     """The parameters, each leaf born as its `ShapeDtypeStruct` in `target` says."""
     self.check(step, 'params')
-    return self.manager.restore(step, args=ocp.args.Composite(params=ocp.args.StandardRestore(target)))['params']
+    return self.manager.restore(step, args=ocp.args.Composite(params=self.read(target)))['params']
 
   def averaged(self, step: int, count: int, target: PyTree) -> PyTree:
     """The mean of the parameters of the last `count` checkpoints up to `step` (Vaswani et al. 2017, §6.1).
@@ -123,7 +131,7 @@ class Checkpoints:
     for part in ('params', 'rest'):
       self.check(step, part)
     restored = self.manager.restore(step, args=ocp.args.Composite(
-      params=ocp.args.StandardRestore(target.params), rest=ocp.args.StandardRestore(_rest(target))))
+      params=self.read(target.params), rest=self.read(_rest(target))))
     leaves = jax.tree.leaves(restored['rest'])
     # Orbax gives containers back as dictionaries; the structure is the target's.
     rest = jax.tree.unflatten(jax.tree.structure(_rest(target)), leaves)
@@ -142,16 +150,17 @@ class Checkpoints:
       return
     folder = self.directory / str(step)
     files = {name: told for name, told in digests.sealed(folder).items() if name.startswith(f'{part}/')}
-    mine = {name: told for i, (name, told) in enumerate(sorted(files.items())) if i % jax.process_count() == jax.process_index()}
-    said = digests.damage(folder, mine).encode()[:SENTENCE]
-    found = [one.rstrip().decode(errors='ignore') for one in processes.gathered(said.ljust(SENTENCE))]
-    if found := [one for one in found if one]:
+    if found := said_by_all(digests.damage(folder, self._mine(files))):
       before = [other for other in self.steps() if other < step]
       raise Damaged(
-        f'the checkpoint {step} in {self.directory} is damaged: {found[0]}; ' + (
+        f'the checkpoint {step} in {self.directory} is damaged: {found}; ' + (
           f'the one before it is {before[-1]}: --step={before[-1]} reads it, and training goes on from it when the folder '
           f'{folder} is deleted' if before else 'there is none before it, and training begins anew when its folder is deleted'))
     self._whole[step, part] = True
+
+  def _mine(self, files: dict[str, list]) -> dict[str, list]:
+    """Those of all files that this process reads."""
+    return {name: told for i, (name, told) in enumerate(sorted(files.items())) if i % jax.process_count() == jax.process_index()}
 
   def _seal(self) -> None:
     # Orbax asks this of the process that puts a checkpoint into its place, before it does; until then the folder has
@@ -171,6 +180,12 @@ class Checkpoints:
   def close(self) -> None:
     """Waits for the writes and lets go."""
     self.manager.close()
+
+
+def said_by_all(sentence: str) -> str:
+  """The first sentence that any process says; '' if none says any."""
+  every = processes.gathered(sentence.encode()[:SENTENCE].ljust(SENTENCE))
+  return next((said for one in every if (said := one.rstrip().decode(errors='ignore'))), '')
 
 
 def target(abstract: PyTree, shardings: PyTree) -> PyTree:

@@ -22,7 +22,9 @@ KINDS = {
   'lost': 'after the last checkpoint before a kill: to be done again',
 }
 FILE = 'goodput.json'
-MARKS = 8   # saves that are remembered
+# Checkpoints that last, and those near at hand (tfm/training/near.py); in `goodput.json`, what was spent until each.
+TIERS = 'marks', 'near'
+MARKS = 8   # saves of a tier that are remembered
 COMPILED = '/jax/core/compile/backend_compile_duration'
 
 T = TypeVar('T')
@@ -37,19 +39,21 @@ class Goodput:
     begun: when it began, by `time.perf_counter`.
 
   Attributes:
-    seconds: by kind; save_seconds: that training waited for the last save.
+    seconds: by kind; save_seconds: that training waited for the last save of each tier of checkpoints.
   """
 
   def __init__(self, folders: Sequence[pathlib.Path] = (), step: int = 0, begun: float | None = None):
     self._folders, self._kinds, self._compiled = folders, ['starting'], False
     self._since = time.perf_counter() if begun is None else begun
-    self.seconds, self._marks, self.save_seconds = dict.fromkeys(KINDS, 0.0), {}, 0.0
+    self.seconds, self.save_seconds = dict.fromkeys(KINDS, 0.0), dict.fromkeys(TIERS, 0.0)
+    self._marks = {tier: {} for tier in TIERS}
     if folders and (path := folders[0] / FILE).exists():
       before = json.loads(path.read_text())
-      kept = before['marks'].get(str(step), self.seconds)
+      marks = {tier: before.get(tier, {}) for tier in TIERS}
+      kept = next((marks[tier][str(step)] for tier in TIERS if str(step) in marks[tier]), self.seconds)
       self.seconds = {kind: kept.get(kind, 0.0) for kind in KINDS}
       self.seconds['lost'] += sum(before['seconds'].values()) - sum(kept.values())
-      self._marks = {at: mark for at, mark in before['marks'].items() if int(at) <= step}
+      self._marks = {tier: {at: mark for at, mark in marks[tier].items() if int(at) <= step} for tier in TIERS}
     self._unsaved = self.seconds['saving']
 
   @contextlib.contextmanager
@@ -96,26 +100,27 @@ class Goodput:
           return
       yield item
 
-  def saved(self, step: int) -> None:
+  def saved(self, step: int, tier: str = TIERS[0]) -> None:
     """Remembers what was spent until a checkpoint."""
     self._turn()
-    self.save_seconds, self._unsaved = self.seconds['saving'] - self._unsaved, self.seconds['saving']
-    self._marks[str(step)] = dict(self.seconds)
-    for old in sorted(self._marks, key=int)[:-MARKS]:
-      del self._marks[old]
+    self.save_seconds[tier], self._unsaved = self.seconds['saving'] - self._unsaved, self.seconds['saving']
+    marks = self._marks[tier]
+    marks[str(step)] = dict(self.seconds)
+    for old in sorted(marks, key=int)[:-MARKS]:
+      del marks[old]
     self.write()
 
   def end(self) -> None:
     """Nothing is lost of what was spent since the last save: it is the end."""
-    if self._marks:
-      self.saved(max(map(int, self._marks)))
+    if marks := self._marks[TIERS[0]]:
+      self.saved(max(map(int, marks)))
 
   def write(self) -> None:
     """Keeps what was counted, whole or not at all."""
     self._turn()
     for folder in self._folders:
       part = folder / f'{FILE}.{os.getpid()}'
-      part.write_text(json.dumps(dict(seconds=self.seconds, marks=self._marks)))
+      part.write_text(json.dumps(dict(seconds=self.seconds) | self._marks))
       part.replace(folder / FILE)
 
   def shares(self) -> dict[str, float]:

@@ -2,8 +2,9 @@
 
 import contextlib
 import dataclasses
+import itertools
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import jax
 
@@ -22,14 +23,14 @@ class Cadence:
 
   Attributes:
     steps: the last step; log_every, evaluate_every: intervals; profile: how many steps to profile.
-    save: when to, besides the end.
+    save: when to, for each tier of checkpoints; besides the end, at which the first does.
   """
 
   steps: int
   log_every: int
   evaluate_every: int
   profile: int
-  save: Interval
+  save: Mapping[str, Interval]
 
 
 def fit(
@@ -37,7 +38,7 @@ def fit(
     batches: Iterator[Fetched],
     step: Callable[[State, PyTree], tuple[State, dict[str, jax.Array]]],
     evaluate: Callable[[PyTree], dict[str, float]],
-    save: Callable[[int, State, dict, float | None], None],
+    save: Mapping[str, Callable[[int, State, dict, float | None], None]],
     cadence: Cadence,
     report: Report,
     profile_dir: str,
@@ -51,7 +52,8 @@ def fit(
     batches: device batches with the iterator's state after each.
     step: the compiled step; it may consume the state it is given.
     evaluate: parameters → metrics of the validation split.
-    save: (run, its state, the iterator's state, validation loss or None) → a checkpoint.
+    save: for each tier of checkpoints, the most lasting first, (run, its state, the iterator's state, validation loss or None) →
+      a checkpoint.
     report: takes the metrics.
     split: the state of every run that `state` holds; one, unless several train together.
 
@@ -59,8 +61,8 @@ def fit(
     Diverged: if a metric of the last run that is left is NaN or infinite: its name and step; nothing of that
       step is saved.
   """
-  first = saved = int(split(state)[0].step)
-  pending, goodput = None, report.goodput
+  first = int(split(state)[0].step)
+  saved, pending, goodput = dict.fromkeys(save, first), None, report.goodput
   with stopping_for() as stop, goodput.training():
     for i, fetched in zip(range(first + 1, cadence.steps + 1), goodput.waited(batches)):
       if cadence.profile and i == first + 3:
@@ -78,7 +80,8 @@ def fit(
       if pending:
         _tell(report, cadence, *pending)
       pending = i, metrics, fetched
-      due = ends or cadence.save(i, i - saved, evaluated, report.save_seconds, report.step_seconds)
+      due = next(iter(save)) if ends else next((tier for tier in save if cadence.save[tier](
+        i, i - saved[tier], evaluated, report.save_takes(tier), report.step_seconds)), None)
       if due or evaluated:
         _tell(report, cadence, *pending)
         pending = None
@@ -90,10 +93,11 @@ def fit(
                 values = evaluate(one.params) if evaluated and not stopping else {}
               if report.evaluated(i, run, values) and due:
                 with goodput.spent('saving'):
-                  save(run, one, fetched.state, values.get('loss'))
+                  save[due](run, one, fetched.state, values.get('loss'))
         if due:
-          saved = i
-          goodput.saved(i)
+          # What was saved where it lasts need not be saved near at hand.
+          saved |= {tier: i for tier in itertools.dropwhile(lambda tier: tier != due, save)}
+          goodput.saved(i, due)
       if stopping:
         say(f'stopped at step {i}, which is saved; the same command goes on from there')
         break

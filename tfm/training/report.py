@@ -34,13 +34,14 @@ class Report:
     live: the numbers of the runs that have not diverged.
     diverged: why the others have, by their numbers.
     goodput: where the time goes.
-    step_seconds, save_seconds: of a step since the last line of the log, and of the last save, in the slowest process.
+    step_seconds, save_seconds: of a step since the last line of the log, and of the last save of each tier of checkpoints, in
+      the slowest process.
   """
 
   def __init__(self, logs: Sequence[Log], line: Line, goodput: Goodput, first: int = 0):
     self._logs, self._line, self.goodput = logs, line, goodput
     self._told, self._before = first, dict(goodput.seconds)
-    self.step_seconds = self.save_seconds = 0.0
+    self.step_seconds, self.save_seconds = 0.0, dict(goodput.save_seconds)
     self.live, self.diverged = list(range(len(logs))), {}
 
   def trained(self, step: int, metrics: Mapping[str, Array], fetched: Fetched, due: bool) -> None:
@@ -90,16 +91,21 @@ class Report:
     shares, now = self.goodput.shares(), dict(self.goodput.seconds)
     steps = max(step - self._told, 1)
     spent = {kind: now[kind] - self._before[kind] for kind in now}
-    mine = spent['productive'] / steps, spent['waiting'] / steps, self.goodput.save_seconds
+    mine = spent['productive'] / steps, spent['waiting'] / steps, *self.goodput.save_seconds.values()
     self._told, self._before = step, now
-    every = [struct.unpack('>ddd', record) for record in processes.gathered(struct.pack('>ddd', *mine))]
-    step_seconds, data_seconds, saving = zip(*every)
-    self.step_seconds, self.save_seconds = max(step_seconds), max(saving)
+    form = f'>{len(mine)}d'
+    every = [struct.unpack(form, record) for record in processes.gathered(struct.pack(form, *mine))]
+    step_seconds, data_seconds, *saving = zip(*every)
+    self.step_seconds, self.save_seconds = max(step_seconds), dict(zip(self.save_seconds, map(max, saving)))
     told = dict(goodput=shares['productive'], step_seconds=max(step_seconds), data_seconds=max(data_seconds))
     if len(every) > 1:
       told |= dict(step_seconds_fastest=min(step_seconds), data_seconds_fastest=min(data_seconds),
                    data_slowest_process=data_seconds.index(max(data_seconds)))
     return told
+
+  def save_takes(self, tier: str) -> float:
+    """Seconds for which training waits for a save: of a tier that has had none, those of the other."""
+    return self.save_seconds[tier] or max(self.save_seconds.values())
 
   @contextlib.contextmanager
   def paused(self) -> Iterator[None]:

@@ -1,0 +1,160 @@
+"""Checkpoints near at hand: gone on from when they are newer and of use, and otherwise told."""
+
+import pathlib
+import shutil
+
+import jax
+import numpy as np
+import pytest
+
+from tfm import check
+from tfm import config as configs
+from tfm.parallel import processes
+from tfm.train import Place, train, train_together
+from tfm.training import digests
+from tfm.training.checkpoint import Checkpoints
+from tfm.training.metrics import read
+from tfm.training.near import MARK, Near
+from tfm.training.report import Report
+
+
+class Died(Exception):
+  """What ends a run in the middle of a step."""
+
+
+@pytest.fixture(scope='module')
+def settings():
+  """Checkpoints at 4 and 8, near ones at 2, 6 and 10."""
+  return {'training.steps': 12, 'training.evaluate_every': 4, 'training.save_near': 'steps(2)', 'mesh.data': 4, 'mesh.fsdp': 2}
+
+
+@pytest.fixture(scope='module')
+def unbroken(tiny, settings, tmp_path_factory):
+  workdir = tmp_path_factory.mktemp('unbroken')
+  train(tiny(**settings), workdir)
+  return workdir
+
+
+@pytest.fixture
+def dies(monkeypatch):
+  """(config, workdir, a step) → has the run die as that step is told of."""
+  def make(config, workdir, last):
+    plain = Report.trained
+
+    def trained(self, step, *told):
+      if step == last:
+        raise Died
+      plain(self, step, *told)
+    with monkeypatch.context() as patch, pytest.raises(Died):
+      patch.setattr(Report, 'trained', trained)
+      train(config, workdir)
+  return make
+
+
+def kept(folder):
+  """The near steps of this process, of whatever run."""
+  return sorted(int(path.name) for path in pathlib.Path(folder).glob('*/process_0/*') if path.name.isdigit())
+
+
+def assert_same_run(workdir, wanted):
+  ours, theirs = ([(row['step'], row['batch'], row['loss']) for row in read(place / 'metrics.jsonl') if row['split'] == 'train']
+                  for place in (workdir, wanted))
+  assert ours == theirs
+  for part in ('params', 'rest'):
+    a, b = (Checkpoints(place).manager.restore(12)[part] for place in (workdir, wanted))
+    jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+def steps_begun(said):
+  """The steps from which a run said to go on."""
+  return [int(line.rpartition(' ')[2]) for line in said.splitlines() if line.startswith('resuming from step')]
+
+
+def test_it_goes_on_from_the_newest_and_ends_as_the_unbroken_run(tiny, settings, unbroken, dies, tmp_path, capsys):
+  config = tiny(**settings, **{'training.near': str(tmp_path / 'disk')})
+  dies(config, tmp_path / 'run', 8)
+  assert kept(tmp_path / 'disk') == [2, 6] and Checkpoints(tmp_path / 'run').steps() == [4]
+  capsys.readouterr()
+  dies(config, tmp_path / 'run', 9)
+  train(config, tmp_path / 'run')
+  assert steps_begun(capsys.readouterr().err) == [6, 8]   # what lasts is newer then
+  assert_same_run(tmp_path / 'run', unbroken)
+  assert kept(tmp_path / 'disk') == []   # nothing is left of a run that has ended
+
+
+def test_how_often_follows_from_the_time_of_a_save(tiny, settings, dies, tmp_path):
+  """The first that lasts tells it; a failure every few microseconds then asks for one with every step."""
+  near = {'training.near': str(tmp_path / 'disk'), 'training.save_near': 'auto(hours=1e-9)'}
+  dies(tiny(**settings | near), tmp_path / 'run', 8)
+  assert kept(tmp_path / 'disk') == [6, 7]
+
+
+def lost(folder, workdir):
+  shutil.rmtree(folder)
+
+
+def flipped(folder, workdir):
+  path = max((path for path in folder.glob('*/process_0/6/params/**/*') if path.is_file()), key=lambda path: path.stat().st_size)
+  path.write_bytes(bytes([path.read_bytes()[0] ^ 1]) + path.read_bytes()[1:])
+
+
+def moved(folder, workdir):
+  (workdir / MARK).write_text('{"workdir": "elsewhere", "name": "other"}')
+
+
+@pytest.mark.parametrize('harm, said', [(lost, ''), (flipped, 'near at hand cannot be gone on from: the checkpoint 6 in'), (moved, '')])
+def test_what_is_lost_or_damaged_is_not_gone_on_from(tiny, settings, unbroken, dies, tmp_path, capsys, harm, said):
+  config = tiny(**settings, **{'training.near': str(tmp_path / 'disk')})
+  dies(config, tmp_path / 'run', 8)
+  harm(tmp_path / 'disk', tmp_path / 'run')
+  capsys.readouterr()
+  train(config, tmp_path / 'run')
+  told = capsys.readouterr().err
+  assert steps_begun(told) == [4] and said in told
+  assert_same_run(tmp_path / 'run', unbroken)
+
+
+def test_another_mesh_goes_on_from_what_lasts(tiny, settings, dies, tmp_path, capsys):
+  near = {'training.near': str(tmp_path / 'disk')}
+  dies(tiny(**settings, **near), tmp_path / 'run', 8)
+  capsys.readouterr()
+  train(tiny(**settings | {'mesh.data': 2, 'mesh.fsdp': 4}, **near), tmp_path / 'run')
+  told = capsys.readouterr().err
+  assert steps_begun(told) == [4]
+  assert 'the checkpoint 6 near at hand cannot be gone on from: this run has mesh' in told
+
+
+def test_a_new_run_in_the_same_place_finds_nothing(tiny, settings, dies, tmp_path, capsys):
+  config = tiny(**settings, **{'training.near': str(tmp_path / 'disk')})
+  dies(config, tmp_path / 'run', 8)
+  shutil.rmtree(tmp_path / 'run')
+  capsys.readouterr()
+  dies(config, tmp_path / 'run', 2)
+  assert not steps_begun(capsys.readouterr().err)
+
+
+def test_another_config_is_refused_of_a_near_one_too(tiny, settings, dies, tmp_path):
+  near = {'training.near': str(tmp_path / 'disk')}
+  dies(tiny(**settings, **near), tmp_path / 'run', 3)
+  with pytest.raises(ValueError, match='optimizer.learning_rate: '):
+    train(tiny(**settings, **near, **{'optimizer.learning_rate': 0.5}), tmp_path / 'run')
+
+
+def test_of_several_processes_those_steps_count_that_all_have(tmp_path, monkeypatch):
+  near = Near(str(tmp_path / 'disk'), tmp_path / 'run')
+  monkeypatch.setattr(Checkpoints, 'steps', lambda self: [2, 6])
+  monkeypatch.setattr(processes, 'gathered', lambda mine: [mine, b''.join(n.to_bytes(8, signed=True) for n in (-1, 2, 4))])
+  assert near.steps() == [2]
+  near.close()
+
+
+def test_refusals(tiny, tmp_path):
+  (tmp_path / 'file').write_text('')
+  near = {'training.near': str(tmp_path / 'file')}
+  with pytest.raises(ValueError, match=r"config.training.near='.*file' cannot be written to here"):
+    train(tiny(**near), tmp_path / 'run')
+  with pytest.raises(ValueError, match="config.training.save_near='never'"):
+    check.run(tiny(**{'training.save_near': 'never'}), 1)
+  config = tiny(**near)
+  with pytest.raises(ValueError, match="config.training.near=.* keeps one run near at hand"):
+    train_together([Place.of(config, seed, tmp_path / str(seed)) for seed in (0, 1)])

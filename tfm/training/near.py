@@ -1,0 +1,116 @@
+"""Checkpoints near at hand: what each process keeps for itself, on a disk or in the memory of its machine.
+
+They are quick to write, and so may be written often; most of what ends a run (a preemption, a process that dies) leaves them
+there. What takes a machine away takes its part, and the run goes on from the lasting checkpoints (Wang et al. 2023, Gemini).
+"""
+
+import functools
+import json
+import pathlib
+import shutil
+import struct
+import uuid
+from typing import Any
+
+import jax
+import orbax.checkpoint as ocp
+from ml_collections import ConfigDict
+
+from tfm.parallel import processes
+from tfm.shapes import PyTree
+from tfm.training.checkpoint import Checkpoints, Damaged, said_by_all
+from tfm.training.progress import say
+from tfm.training.state import State
+
+MARK = 'near.json'   # in --workdir: the name of its folders
+KEEP = 2             # a kill may come between the saves of two processes
+NONE = -1            # no step
+
+
+class Near(Checkpoints):
+  """The checkpoints of one run in `folder`, a folder of this machine's own, of every process those of its devices.
+
+  A process writes all that its devices hold, copies of what others hold too, and reads nothing else: no process waits for the
+  disk of another. Orbax writes them as its experimental emergency checkpoints do (`ArrayHandler(replica_id=None)`), without
+  their want of several slices.
+
+  Args:
+    workdir: of the run. A new run in it does not find those of an old one.
+  """
+
+  write = ocp.args.PyTreeSave
+
+  @staticmethod
+  def read(target: PyTree) -> ocp.args.PyTreeRestore:
+    return ocp.args.PyTreeRestore(item=target, restore_args=ocp.checkpoint_utils.construct_restore_args(target))
+
+  def __init__(self, folder: str, workdir: pathlib.Path):
+    alone = ocp.options.MultiprocessingOptions(
+      primary_host=None, active_processes=set(range(jax.process_count())), barrier_sync_key_prefix='near')
+    registry = ocp.type_handlers.create_type_handler_registry(
+      (jax.Array, ocp.type_handlers.ArrayHandler(primary_host=None, replica_id=None, use_replica_parallel=False)))
+    tree = functools.partial(ocp.PyTreeCheckpointHandler, multiprocessing_options=alone, type_handler_registry=registry)
+    directory = pathlib.Path(folder).absolute() / named(workdir) / f'process_{jax.process_index()}'
+    try:
+      directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+      raise ValueError(f'config.training.near={folder!r} cannot be written to here ({error}); a folder on a disk of each machine, '
+                       'or in its memory, such as /dev/shm, would do') from None
+    self._open(directory, KEEP, dict(params=tree(), rest=tree(), run=ocp.JsonCheckpointHandler(multiprocessing_options=alone)),
+               multiprocessing_options=alone, save_root_metadata=False)
+
+  def save(self, state: State, run: dict[str, Any], loss: float | None) -> None:
+    """Begins to save; no checkpoint here is best, as none stays."""
+    super().save(state, run | dict(layout=layout(run['config'])), None)
+
+  def steps(self) -> list[int]:
+    """Those that every process has."""
+    mine, form = super().steps()[-KEEP - 1:], f'>{KEEP + 1}q'
+    every = processes.gathered(struct.pack(form, *mine, *[NONE] * (KEEP + 1 - len(mine))))
+    return sorted(set.intersection(*(set(struct.unpack(form, one)) for one in every)) - {NONE})
+
+  def newer(self, last: int, config: ConfigDict) -> int | None:
+    """The newest step, if it is after `last` and can be gone on from; what is in the way of that is told."""
+    found = max(self.steps(), default=0)
+    if found <= last:
+      return None
+    try:
+      for part in ('run', 'params', 'rest'):
+        self.check(found, part)
+      before, now = self.run(found)['layout'], layout(config.to_dict())
+      why = ', '.join(f'{name} {now[name]} and had {before[name]}' for name in now if now[name] != before[name])
+      why = said_by_all(f'this run has {why}' if why else '')
+    except Damaged as error:
+      why = str(error)
+    if why:
+      say(f'the checkpoint {found} near at hand cannot be gone on from: {why}')
+      return None
+    return found
+
+  def clear(self) -> None:
+    """Deletes what is here, where a lasting checkpoint is newer or is gone on from."""
+    self.wait()
+    for step in self.directory.iterdir():
+      shutil.rmtree(step)
+    self.manager.reload()
+
+  def _mine(self, files: dict[str, list]) -> dict[str, list]:
+    return files
+
+
+def layout(config: dict[str, Any]) -> dict[str, Any]:
+  """What says which part of an array this process holds."""
+  return {field: config[field] for field in ('mesh', 'slices', 'rules')} | dict(
+    processes=jax.process_count(), devices=[device.id for device in jax.local_devices()])
+
+
+def named(workdir: pathlib.Path) -> str:
+  """The name of a run's folders on all machines: the same as long as its --workdir is there and is not moved."""
+  mark, place = workdir / MARK, str(workdir.absolute())
+  told = json.loads(mark.read_text()) if mark.is_file() else {}
+  if told.get('workdir') != place:
+    told = dict(workdir=place, name=uuid.uuid4().hex)
+    if processes.first():
+      workdir.mkdir(parents=True, exist_ok=True)
+      mark.write_text(json.dumps(told))
+  return processes.gathered(told['name'].encode())[0].decode()   # process 0's
