@@ -27,6 +27,7 @@ from tfm import check, run, spec
 from tfm.ablation.study import Study
 from tfm.arms import Arm
 from tfm.measures.protocol import Measure
+from tfm.parallel import chips
 from tfm.train import Place, train_together
 from tfm.training import checkpoint, metrics
 from tfm.training.progress import say
@@ -245,7 +246,7 @@ def gathered(
 def machine() -> str:
   """What the numbers were made on."""
   device = jax.devices()[0]
-  return f'{jax.device_count()} × {device.device_kind}, {os.cpu_count()} cores, {platform.machine()}'
+  return f'{jax.device_count()} × {device.device_kind}, {chips.cores()} cores, {platform.machine()}'
 
 
 def final(place: pathlib.Path) -> dict[str, float]:

@@ -7,7 +7,6 @@ with the norms before the sublayers. It is asked by `generate(num_beams=4)` with
 has too: a row stops as soon as the likeliest live hypothesis, were it to end now, would be no better than what has ended.
 """
 
-import os
 
 import numpy as np
 from ml_collections import ConfigDict
@@ -16,6 +15,7 @@ from tfm.benchmark.translation import PENALTY, asked, report
 from tfm.config import parts, require
 from tfm.decoding.translate import ROWS
 from tfm.decoding.unrolled import unstacked
+from tfm.parallel import chips
 from tfm.shapes import PyTree
 
 # What a run's config.model has to say for Marian to have a place for its parameters.
@@ -110,7 +110,7 @@ def marian(config: ConfigDict, params: PyTree, vocab: int, eos: int):
 def main() -> None:
   """Measures what the command line names."""
   import torch
-  torch.set_num_threads(os.cpu_count())
+  torch.set_num_threads(chips.cores())
   loaded, sources, references, beams = asked()
   tokenizer, eos = loaded.tokenizer, loaded.tokenizer.eos_id
   model = marian(loaded.config, loaded.params, loaded.model.vocab, eos)

@@ -28,6 +28,7 @@ from tfm import estimate, trial
 from tfm.ablation import report
 from tfm.ablation.study import Study
 from tfm.config import require
+from tfm.parallel import chips
 from tfm.training.progress import say
 
 
@@ -85,7 +86,7 @@ def cores(study: Study) -> None:
   rows = training.batch_size // training.accumulation
   if study.seeds > 1 and not told:
     with contextlib.suppress(RuntimeError):  # where Python has used JAX before, what it found there stays
-      jax.config.update('jax_num_cpu_devices', max(n for n in range(1, os.cpu_count() + 1) if rows % n == 0))
+      jax.config.update('jax_num_cpu_devices', max(n for n in range(1, chips.cores() + 1) if rows % n == 0))
 
 
 def seconds(study: Study, arms: Mapping[str, planned.Arm], names: Iterable[str]) -> dict[str, float]:

@@ -1,6 +1,7 @@
 """What the makers say that a chip can do: products, memory, networks; for MFU and for bounds."""
 
 import dataclasses
+import os
 
 import jax
 
@@ -68,6 +69,11 @@ def of(kind: str) -> Chip | None:
   """The chip of a device by its `device_kind`; None where it is not in the table."""
   names = sorted((name for name in CHIPS if kind.startswith(name)), key=len)
   return CHIPS[names[-1]] if names else None
+
+
+def cores() -> int:
+  """Cores of the CPU that this process may use, of which taskset or Slurm may leave it some."""
+  return len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count()   # macOS binds no process
 
 
 def peak_flops() -> float | None:
