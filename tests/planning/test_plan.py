@@ -62,6 +62,14 @@ def test_here(run, tmp_path, monkeypatch):
   assert '| parameters |' in text and 'all-reduce | tensor' in text
 
 
+def test_loops_that_do_not_tell_count_no_less_than_the_model(run, tmp_path):
+  """The ring goes over the blocks that a mask opens, which are others on each device."""
+  status, out, _ = run('--topology=here', '--rows=0', '--to=out', '--config.mesh.tensor=1', '--config.mesh.sequence=2')
+  assert status == 0 and 'not every loop tells how often it runs' in out
+  [one] = json.loads((tmp_path / 'out' / 'plan.json').read_text())['plans']
+  assert one['products'] * 8 >= one['flops'] and not one['told']
+
+
 @pytest.mark.slow
 def test_the_decoding_step(run, tmp_path):
   status, out, _ = run('--topology=here', '--to=out')

@@ -63,7 +63,9 @@ class Planned:
     name, tokens, flops: as of the `Step`.
     mesh: sizes of its axes; device: its kind.
     memory: see `Memory`; refused: why the compiler made nothing, else ''.
-    products, moved: FLOPs and bytes of one device, as the compiled text tells them, with what is computed again.
+    products, moved: FLOPs and bytes of one device, as the compiled text tells them, with what is computed again; at least.
+    told: whether every loop in it tells how often it runs. If not, as in kernels that go over the open blocks of a mask, the
+      products are no fewer than the model's.
     collectives: of one device. bound: None where the chip is not known, or nothing was made.
     seconds: of compiling. chip: a device's share; None where it is not known.
   """
@@ -77,6 +79,7 @@ class Planned:
   refused: str
   products: float
   moved: float
+  told: bool
   collectives: tuple[collectives.Collective, ...]
   bound: Bound | None
   seconds: float
@@ -128,14 +131,17 @@ def plan(step: Step, mesh: Mesh, made: Compiled, slices: int = 1, slow: str = 'd
   common = dict(name=step.name, tokens=step.tokens, flops=step.flops, mesh=dict(mesh.shape), device=first.device_kind,
                 memory=memory, seconds=made.seconds, chip=chip)
   if made.refused:
-    return Planned(refused=summary(made.refused), products=0, moved=0, collectives=(), bound=None, **common)
+    return Planned(refused=summary(made.refused), products=0, moved=0, told=True, collectives=(), bound=None, **common)
   module = hlo.parse(made.text)
   # A loop that does not tell is that over the tokens to write, of which there is one here.
-  sent = tuple(collectives.collectives(module, mesh.shape, unknown=1 if step.name == 'decoding' else None))
+  writes = step.name == 'decoding'
+  told = writes or all(here.known for here in module.executed())
+  sent = tuple(collectives.collectives(module, mesh.shape, unknown=1 if writes else None))
   done = work.work(module)
   products = done.products + (step.pairs / mesh.size if custom(module) else 0)
+  products = products if told else max(products, step.flops / mesh.size)
   found = chip and bounds.bound(chip, products, done.bytes, sent, bounds.reaches(mesh, chip.dims, sent), slices, slow)
-  return Planned(refused='', products=products, moved=done.bytes, collectives=sent, bound=found, **common)
+  return Planned(refused='', products=products, moved=done.bytes, told=told, collectives=sent, bound=found, **common)
 
 
 def custom(module: hlo.Module) -> bool:

@@ -47,7 +47,8 @@ def summary(one: Planned) -> list[tuple[str, ...]]:
   if one.refused:
     return rows
   again = one.products * one.devices / one.flops if one.flops else 0
-  rows += [('FLOPs', f'{one.products:.3e}', f'a device and step, as compiled: {again:.2f} × the model’s'),
+  how = f'as compiled: {again:.2f} × the model’s' if one.told else 'at least: not every loop tells how often it runs'
+  rows += [('FLOPs', f'{one.products:.3e}', f'a device and step, {how}'),
            ('memory traffic', gib(one.moved), 'at least, by the compiled instructions')]
   if not one.bound:
     return rows + [('time', 'not known', 'no published peak of this chip is known here')]
