@@ -71,8 +71,6 @@ def memory_by_kind(
   optimizer = memory.on_device(boxed.opt_state, mesh, rules)
   alive = activations(config, vocab, source_vocab, mesh, rules, rows_at_once(config, mesh, rules), params)
   estimate = f'estimate: the most that is alive at once in the gradient, remat {config.model.remat}'
-  if check.schedule(config, mesh.shape):
-    estimate += '; of a pipeline too much, by up to what a layer needs for all rows'
   gradients = ('gradients', params, 'float32')
   if config.training.accumulation > 1:
     gradients = 'gradients', 2 * params, "float32: a microbatch's and their sum"
@@ -103,14 +101,23 @@ def activations(
     if 'feed_forward_width' in b:
       b.feed_forward_width //= ways(mesh, rules, 'mlp')
   vocab, source_vocab = (-(-v // ways(mesh, rules, 'vocab')) for v in (vocab, source_vocab))
-  plan = check.schedule(config, mesh.shape)
+  plan, model = check.schedule(config, mesh.shape), build.model(part, vocab, source_vocab=source_vocab)
   if plan is None:
-    return alive(part, vocab, source_vocab, rows, held)
+    return alive(part, model, rows, held)
   # What a stage keeps of its layers, of every iteration and few rows, and what is of no stage, and of all rows.
   few = max(1, rows // plan.microbatches)
-  short, long = with_layers(part, 0), with_layers(part, plan.iterations / (plan.stages * plan.repeats))
-  return alive(long, vocab, source_vocab, few, held) + max(0, alive(short, vocab, source_vocab, rows, held) - alive(
-    short, vocab, source_vocab, few, held))
+  part = with_layers(part, plan.iterations / (plan.stages * plan.repeats))
+  encoder = getattr(model, 'encoder', None)
+  outside = model.clone(stack=Through, **{} if encoder is None else dict(encoder=functools.partial(encoder, stack=Through)))
+  return alive(part, build.model(part, vocab, source_vocab=source_vocab), few, held) + max(
+    0, alive(part, outside, rows, held) - alive(part, outside, few, held))
+
+
+class Through(nn.Module):
+  """No layers, in the place of a stack."""
+
+  def __call__(self, x, memory, context, caches):
+    return x, caches
 
 
 def with_layers(config: ConfigDict, times: float) -> ConfigDict:
@@ -123,9 +130,8 @@ def with_layers(config: ConfigDict, times: float) -> ConfigDict:
   return config
 
 
-def alive(part: ConfigDict, vocab: int, source_vocab: int, rows: int, held: int) -> int:
-  """`memory.activations` of a config as it stands."""
-  model = build.model(part, vocab, source_vocab=source_vocab)
+def alive(part: ConfigDict, model: Trunk, rows: int, held: int) -> int:
+  """`memory.activations` of a model under a config as it stands."""
   params = nn.unbox(abstract_state(part, model).params)
   objective = build.objective(part)
   return memory.activations(

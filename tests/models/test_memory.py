@@ -84,6 +84,7 @@ def test_what_grows_with_depth():
   pytest.param(dict(data=2, fsdp=4), 1, dict(layers=12, remat='dots'), marks=pytest.mark.slow),
   pytest.param(dict(tensor=4), 1, dict(kv_heads=4, feed_forward='swiglu'), marks=pytest.mark.slow),
   pytest.param(dict(stage=2), 1, dict(layers=12), marks=pytest.mark.slow),
+  pytest.param(dict(stage=4, fsdp=2), 1, dict(layers=16, remat='full'), marks=pytest.mark.slow),
 ], ids=str)
 def test_against_xla(mesh, accumulation, model):
   """Parameters and optimizer state are XLA's arguments; gradients and activations its temporaries.
