@@ -138,25 +138,32 @@ class Checkpoints:
     return target.replace(params=restored['params'], **rest)
 
   def check(self, step: int, part: str) -> None:
-    """Holds the files of a part of a checkpoint against the digests that were written with them; once.
-
-    Of several processes each reads some of the files, and all refuse what one finds. A checkpoint of an earlier version,
-    which has no digests, is not checked.
+    """Refuses a part of a checkpoint that is `damaged`.
 
     Raises:
       Damaged: naming the file, and the checkpoint to go on from.
     """
+    if said := self.damaged(step, part):
+      folder, before = self.directory / str(step), [other for other in self.steps() if other < step]
+      raise Damaged(f'{said}; ' + (
+        f'the one before it is {before[-1]}: --step={before[-1]} reads it, and training goes on from it when the folder '
+        f'{folder} is deleted' if before else 'there is none before it, and training begins anew when its folder is deleted'))
+
+  def damaged(self, step: int, part: str) -> str:
+    """What is wrong with the files of a part of a checkpoint, held against the digests that were written with them, once; '' for
+    nothing.
+
+    Of several processes each reads some of the files, and all say what one finds. A checkpoint of an earlier version,
+    which has no digests, is not checked.
+    """
     if (step, part) in self._whole:
-      return
+      return ''
     folder = self.directory / str(step)
     files = {name: told for name, told in digests.sealed(folder).items() if name.startswith(f'{part}/')}
     if found := said_by_all(digests.damage(folder, self._mine(files))):
-      before = [other for other in self.steps() if other < step]
-      raise Damaged(
-        f'the checkpoint {step} in {self.directory} is damaged: {found}; ' + (
-          f'the one before it is {before[-1]}: --step={before[-1]} reads it, and training goes on from it when the folder '
-          f'{folder} is deleted' if before else 'there is none before it, and training begins anew when its folder is deleted'))
+      return f'the checkpoint {step} in {self.directory} is damaged: {found}'
     self._whole[step, part] = True
+    return ''
 
   def _mine(self, files: dict[str, list]) -> dict[str, list]:
     """Those of all files that this process reads."""

@@ -18,7 +18,7 @@ from ml_collections import ConfigDict
 
 from tfm.parallel import processes
 from tfm.shapes import PyTree
-from tfm.training.checkpoint import Checkpoints, Damaged, said_by_all
+from tfm.training.checkpoint import Checkpoints, said_by_all
 from tfm.training.progress import say
 from tfm.training.state import State
 
@@ -74,14 +74,11 @@ class Near(Checkpoints):
     found = max(self.steps(), default=0)
     if found <= last:
       return None
-    try:
-      for part in ('run', 'params', 'rest'):
-        self.check(found, part)
+    why = next((said for part in ('run', 'params', 'rest') if (said := self.damaged(found, part))), '')
+    if not why:
       before, now = self.run(found)['layout'], layout(config.to_dict())
-      why = ', '.join(f'{name} {now[name]} and had {before[name]}' for name in now if now[name] != before[name])
-      why = said_by_all(f'this run has {why}' if why else '')
-    except Damaged as error:
-      why = str(error)
+      changed = ', '.join(f'{name} {now[name]} and had {before[name]}' for name in now if now[name] != before[name])
+      why = said_by_all(changed and f'this run has {changed}')
     if why:
       say(f'the checkpoint {found} near at hand cannot be gone on from: {why}')
       return None
