@@ -200,6 +200,8 @@ def train_together(places: Sequence[Place]) -> Report:
       born = states.born(make, seeds, where, mesh, rules)
       if start:
         born = [state.replace(params=start.adopted(state.params, optimizer.trains)) for state in born]
+    if near:
+      near.require_whole(born[0])
     said = introduction(config, data, boxed.params, mesh, last)
     say(said)
     logs = [stack.enter_context(contextlib.closing(Log(place.workdir, last) if processes.first() else Unwritten()))

@@ -199,6 +199,15 @@ def test_what_each_process_keeps_near_at_hand_is_gone_on_from_if_all_have_it(sta
 
 
 @pytest.mark.slow
+def test_near_at_hand_nothing_is_kept_in_part(start, tmp_path):
+  """The second of two processes with three devices each has a half of one copy, and another copy whole."""
+  ends = finish(start(2, 3, tmp_path / 'run', f'--config.training.near={tmp_path / "disk"}', '--config.training.batch_size=6',
+                      '--config.mesh.data=3', '--config.mesh.fsdp=2'), 120)
+  for status, _, said in ends:
+    assert status == 2 and 'in this mesh process 1 has parts of several copies' in said and 'Traceback' not in said
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize('dead, number', [(1, signal.SIGKILL), (0, signal.SIGKILL), (1, signal.SIGSTOP), (0, signal.SIGSTOP)])
 def test_without_a_peer_the_rest_stops_and_says_why(start, tmp_path, dead, number):
   started = start(2, 1, tmp_path, '--config.training.steps=100000')

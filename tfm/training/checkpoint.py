@@ -64,7 +64,7 @@ class Checkpoints:
       self._saving, metrics=None if loss is None else {'loss': loss}, force=True,
       args=ocp.args.Composite(
         params=self.write(state.params),
-        rest=self.write(_rest(state)),
+        rest=self.write(rest(state)),
         run=ocp.args.JsonSave(run)))
 
   def begin(self, params: PyTree, run: dict[str, Any]) -> None:
@@ -131,11 +131,11 @@ class Checkpoints:
     for part in ('params', 'rest'):
       self.check(step, part)
     restored = self.manager.restore(step, args=ocp.args.Composite(
-      params=self.read(target.params), rest=self.read(_rest(target))))
+      params=self.read(target.params), rest=self.read(rest(target))))
     leaves = jax.tree.leaves(restored['rest'])
     # Orbax gives containers back as dictionaries; the structure is the target's.
-    rest = jax.tree.unflatten(jax.tree.structure(_rest(target)), leaves)
-    return target.replace(params=restored['params'], **rest)
+    others = jax.tree.unflatten(jax.tree.structure(rest(target)), leaves)
+    return target.replace(params=restored['params'], **others)
 
   def check(self, step: int, part: str) -> None:
     """Refuses a part of a checkpoint that is `damaged`.
@@ -200,9 +200,10 @@ def target(abstract: PyTree, shardings: PyTree) -> PyTree:
   return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), abstract, shardings)
 
 
-def _rest(state: State) -> dict[str, PyTree]:
-  rest = dict(step=state.step, opt_state=state.opt_state, key=state.key, loss_scale=state.loss_scale)
-  return rest | (dict(spikes=state.spikes) if state.spikes else {})   # earlier checkpoints know no such name
+def rest(state: State) -> dict[str, PyTree]:
+  """All of a state but its parameters."""
+  others = dict(step=state.step, opt_state=state.opt_state, key=state.key, loss_scale=state.loss_scale)
+  return others | (dict(spikes=state.spikes) if state.spikes else {})   # earlier checkpoints know no such name
 
 
 def _loss(metrics) -> float:

@@ -18,7 +18,7 @@ from ml_collections import ConfigDict
 
 from tfm.parallel import processes
 from tfm.shapes import PyTree
-from tfm.training.checkpoint import Checkpoints, said_by_all
+from tfm.training.checkpoint import Checkpoints, rest, said_by_all
 from tfm.training.progress import say
 from tfm.training.state import State
 
@@ -83,6 +83,22 @@ class Near(Checkpoints):
       say(f'the checkpoint {found} near at hand cannot be gone on from: {why}')
       return None
     return found
+
+  def require_whole(self, state: State) -> None:
+    """Refuses arrays of which Orbax would write a part: it takes the copy that the first device of a process has, and of an array
+    that is cut otherwise over other devices of that process there may be no such copy.
+
+    Raises:
+      ValueError: in all processes, for what one finds.
+    """
+    def held(shards):
+      return {str(shard.index) for shard in shards}
+    partly = any(held(x.addressable_shards) != held(
+      [shard for shard in x.addressable_shards if shard.replica_id == x.addressable_shards[0].replica_id])
+      for x in jax.tree.leaves((state.params, rest(state))))
+    if said := said_by_all(f'process {jax.process_index()} has parts of several copies' if partly else ''):
+      raise ValueError(f'config.training.near keeps one copy of what the devices of a process hold, and in this mesh {said}; a mesh whose '
+                       "inner axes are the devices of a process, or near='', would do")
 
   def clear(self) -> None:
     """Deletes what is here, where a lasting checkpoint is newer or is gone on from."""
