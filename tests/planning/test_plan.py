@@ -10,7 +10,7 @@ import pytest
 from tfm.commands import cli
 from tfm.parallel import chips
 from tfm.parallel.chips import Chip
-from tfm.planning import plan, topology
+from tfm.planning import plan, search, topology
 
 CONFIG = '''
 def get_config(arg=''):
@@ -94,6 +94,15 @@ def test_a_search(run, tmp_path, monkeypatch):
   assert status == 0 and [one['fits'] for one in told['tried']] == [False, True, True]
   assert told['best'] in [one['flags'] for one in told['tried'][1:]] and f'best: {told["best"]}' in out
   assert '3 of at most 3, about' in err and 'are left untried by --limit=3' in err
+
+
+def test_a_search_passes_over_what_is_estimated_not_to_fit(run, tmp_path, monkeypatch):
+  monkeypatch.setitem(chips.CHIPS, 'cpu', CPU)
+  monkeypatch.setattr(search, 'estimated', lambda asked, devices: (3 if asked.config.training.accumulation == 1 else 1) * 2**20)
+  status, _, err = run('--topology=here', '--search', '--limit=1', '--axes=data', '--to=out', '--config.training.batch_size=16')
+  told = json.loads((tmp_path / 'out' / 'plan.json').read_text())
+  assert status in (0, 1) and [one['flags'].endswith('accumulation=2') for one in told['tried']] == [True]
+  assert 'passed over, as it is estimated to need' in err and err.count('passed over') == len(search.POLICIES)
 
 
 @pytest.mark.parametrize('words, sentence', [

@@ -55,14 +55,14 @@ def planned(fits, seconds=1.0):
 
 def test_what_is_needless():
   mesh, other = (('data', 8),), (('data', 4),)
-  fit = [(Candidate(mesh, 'dots', 2), planned(True))]
+  fit = [(Candidate(mesh, 'dots', 2), True)]
   assert search.needless(Candidate(mesh, 'full', 2), fit) and search.needless(Candidate(mesh, 'dots', 4), fit)
   assert not search.needless(Candidate(mesh, 'none', 2), fit) and not search.needless(Candidate(mesh, 'full', 1), fit)
   assert not search.needless(Candidate(other, 'full', 2), fit)
-  full = [(Candidate(mesh, 'dots', 2), planned(False))]
+  full = [(Candidate(mesh, 'dots', 2), False)]
   assert search.needless(Candidate(mesh, 'none', 2), full) and search.needless(Candidate(mesh, 'dots', 1), full)
   assert not search.needless(Candidate(mesh, 'full', 2), full)
-  unknown = [(Candidate(mesh, 'dots', 2), planned(None))]
+  unknown = [(Candidate(mesh, 'dots', 2), None)]
   assert not search.needless(Candidate(mesh, 'full', 4), unknown)
 
 

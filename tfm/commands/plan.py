@@ -102,27 +102,33 @@ def searched(asked: steps.Asked, devices, args: argparse.Namespace, command: str
     require(axis in meshes.AXES, f'--axes={args.axes} names {axis!r}, which is no mesh axis; known: {", ".join(meshes.AXES)}')
   require(args.limit >= 1, f'--limit={args.limit} must be at least 1')
   chip = chips.of(devices[0].device_kind)
-  found = search.candidates(asked, len(devices), args.slices, axes, plan.capacity_of(devices[0], chip and chip.device))
+  capacity = plan.capacity_of(devices[0], chip and chip.device)
+  found = search.candidates(asked, len(devices), args.slices, axes, capacity)
   require(bool(found), f'--search finds no mesh of {len(devices)} devices over {args.axes} that divides the model and its '
                        f'batch of {asked.config.training.batch_size} rows, and whose devices hold the state; more devices, or '
                        'another config.training.batch_size, would do')
-  tried, begin = [], time.perf_counter()
+  tried, known, begin = [], [], time.perf_counter()
   for i, one in enumerate(found):
     if len(tried) == args.limit:
       say(f'{len(found) - i} of {len(found)} are left untried by --limit={args.limit}')
       break
-    if search.needless(one, tried):
+    if search.needless(one, known):
+      continue
+    trial = steps.Asked(one.config(asked.config), asked.vocab, asked.source_vocab)
+    if capacity and (needs := search.estimated(trial, len(devices))) > search.SURE * capacity:
+      say(f'passed over, as it is estimated to need {report.gib(needs)} of {report.gib(capacity)}: {one}')
+      known.append((one, False))
       continue
     passed = time.perf_counter() - begin
     left = f', about {passed / len(tried) * (min(args.limit, len(found)) - len(tried)) / 60:.0f} minutes left' if tried else ''
     say(f'{len(tried) + 1} of at most {min(args.limit, len(found))}{left}: {one}')
-    trial = steps.Asked(one.config(asked.config), asked.vocab, asked.source_vocab)
     mesh = meshes.make(trial.config.mesh.to_dict(), devices, **trial.config.slices)
     try:
       tried.append((one, planned('training', lambda: steps.training(trial, mesh), mesh, trial, args.slices)))
     except ValueError as error:
       say(f'left out: {error}')
       continue
+    known.append((one, tried[-1][1].memory.fits))
     say(f'  {report.verdict(tried[-1][1])}')
   out, winner = wide_console(), search.best(tried)
   columns, lines = search_rows(tried, winner)

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from jax.sharding import AxisType, AbstractMesh
 from ml_collections import ConfigDict
 
+from tfm import estimate
 from tfm.models import memory
 from tfm.models.stack import REMAT
 from tfm.parallel import mesh as meshes
@@ -16,6 +17,8 @@ from tfm.planning.steps import Asked, fitting
 
 # The axes that are tried unless others are asked for: every model can be cut along them.
 USUAL = ('data', 'fsdp', 'tensor')
+# An estimate is within a factor of two of what compilers say; so what is estimated to need more than twice what there is does not fit.
+SURE = 2
 # From what computes least again to what keeps least.
 POLICIES = ('none', 'dots', 'dots_with_no_batch_dims', 'full')
 
@@ -88,15 +91,22 @@ def microbatches(batch: int) -> list[int]:
   return [n for n in itertools.takewhile(lambda n: n <= batch, (2**i for i in itertools.count())) if batch % n == 0]
 
 
-def needless(one: Candidate, tried: Sequence[tuple[Candidate, Planned]]) -> bool:
-  """Whether what is known already answers: on the same mesh, something that fits computes less again in no more
-  microbatches, or something that keeps less in as many does not fit."""
-  for other, planned in tried:
+def estimated(asked: Asked, devices: int) -> int:
+  """Bytes that one device will need, as `tfm inspect` estimates them, which takes seconds where compiling takes minutes."""
+  mesh, rules = abstract_mesh(asked.config, devices), sharding.parse_rules(asked.config.rules)
+  return sum(size for _, size, _ in estimate.memory_by_kind(
+    asked.config, asked.vocab, asked.source_vocab, asked.state, mesh, rules))
+
+
+def needless(one: Candidate, known: Sequence[tuple[Candidate, bool | None]]) -> bool:
+  """Whether what is known already, which fits and which does not, answers: on the same mesh, something that fits computes less
+  again in no more microbatches, or something that keeps less in as many does not fit."""
+  for other, fits in known:
     if other.mesh != one.mesh:
       continue
     less = POLICIES.index(other.remat) <= POLICIES.index(one.remat) and other.accumulation <= one.accumulation
     more = POLICIES.index(other.remat) >= POLICIES.index(one.remat) and other.accumulation >= one.accumulation
-    if less and planned.memory.fits or more and planned.memory.fits is False:
+    if less and fits or more and fits is False:
       return True
   return False
 
