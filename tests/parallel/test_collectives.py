@@ -230,6 +230,36 @@ ENTRY %main (x.1: f32[8,8]) -> f32[8,8] {
 '''
 
 
+# Two slices of eight TPUs: an all-reduce of what each device has of an array, and what a stage hands to the next.
+SLICES = '''
+HloModule jit_train, is_scheduled=true, entry_computation_layout={()->f32[72,8,128]{2,1,0:T(8,128)}}
+
+ENTRY %main (p: f32[72,8,128], q: f32[1,256,384]) -> f32[72,8,128] {
+  %p = f32[72,8,128]{2,1,0:T(8,128)} parameter(0)
+  %q = f32[1,256,384]{2,1,0:T(8,128)} parameter(1)
+  %after-all.1 = token[] after-all(), frontend_attributes={MegascaleRendezvousKeyName="all-reduce.1_0"}
+  %send.1 = (f32[72,8,128]{2,1,0:T(8,128)}, u32[], token[]) send(%p, %after-all.1), channel_id=2, is_host_transfer=true, frontend_attributes={_xla_host_transfer_handler_name="xla_megascale_runtime",_xla_host_transfer_rendezvous="all-reduce.1_0",_xla_megascale_reduce_operation="SUM",_xla_megascale_target="{1,2}x{0:7}",_xla_megascale_transfer_type="ALL_REDUCE"}
+  %send-done.1 = token[] send-done(%send.1), channel_id=2, is_host_transfer=true, frontend_attributes={_xla_megascale_transfer_type="ALL_REDUCE"}
+  %after-all.2 = token[] after-all(), frontend_attributes={MegascaleRendezvousKeyName="collective-permute.5_0"}
+  %send.2 = (f32[1,256,384]{2,1,0:T(8,128)}, u32[], token[]) send(%q, %after-all.2), channel_id=6, is_host_transfer=true, frontend_attributes={_xla_host_transfer_handler_name="xla_megascale_runtime",_xla_megascale_target={{100000->200000},{100001->200001}},_xla_megascale_transfer_type="ONE_TO_ONE"}
+  %send-done.2 = token[] send-done(%send.2), channel_id=6, is_host_transfer=true
+  %recv.1 = (f32[72,8,128]{2,1,0:T(8,128)}, u32[], token[]) recv(%after-all.1), channel_id=1, is_host_transfer=true, frontend_attributes={_xla_megascale_target="{1,2}x{0:7}",_xla_megascale_transfer_type="ALL_REDUCE"}
+  %recv-done.1 = (f32[72,8,128]{2,1,0:T(8,128)}, token[]) recv-done(%recv.1), channel_id=1, is_host_transfer=true
+  ROOT %got = f32[72,8,128]{2,1,0:T(8,128)} get-tuple-element(%recv-done.1), index=0
+}
+'''
+
+
+def test_what_slices_exchange():
+  sizes = dict(data=2, fsdp=8)
+  reduced, handed = collectives(SLICES, sizes)
+  assert reduced == Collective('all-reduce', ('data',), 2, 1, 72 * 8 * 128 * 4, between=True) and reduced.sent == reduced.bytes
+  assert handed == Collective('collective-permute', ('data',), 2, 1, 256 * 384 * 4, between=True)
+  assert [one.axes for one in collectives(SLICES, dict(stage=2, fsdp=8), slow='stage')] == [('stage',)] * 2
+  [of_four] = collectives(SLICES.replace('{1,2}x', '{1:4}x').replace('ONE_TO_ONE', 'NONE').replace('send(%q', 'copy(%q'), sizes)
+  assert of_four.group == 4 and of_four.sent == 1.5 * of_four.bytes
+
+
 def test_a_ring_of_permutes_beside_a_gather_that_goes_on():
   """The counter goes 1, 3, 5, 7; the gather is begun before the loop and written again into what computes meanwhile."""
   assert collectives(RING, SIZES) == [

@@ -37,6 +37,12 @@ def test_what_goes_from_slice_to_slice():
   assert bound(CHIP, 0, 0, [Collective('all-reduce', ('fsdp',), 8, 1, 40)], slices=2).network == 0
 
 
+def test_what_a_compiler_has_split_between_slices_and_within_them():
+  sent = [Collective('all-reduce', ('data',), 4, 1, 40), Collective('all-reduce', ('data',), 2, 1, 10, between=True)]
+  b = bound(CHIP, 0, 0, sent, slices=2)
+  assert b.network == 10 / 1 and b.links == 2 * 0.75 * 40 / 4 and b.axes == dict(data=b.links)
+
+
 def test_the_part_of_a_torus_that_an_axis_is_laid_over():
   """4 × 4 × 2 chips: data over the first dimension, fsdp over the two others."""
   places = np.array([types.SimpleNamespace(coords=(x, y, z), platform='tpu', device_kind='TPU v5', id=x * 8 + y * 2 + z)

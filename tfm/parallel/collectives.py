@@ -22,6 +22,12 @@ SENT = {
 }
 
 
+# How a TPU gives its host what is for other slices, by the names of the exchange there.
+SEND = 'send'
+TRANSFERS = {'ALL_REDUCE': 'all-reduce', 'REDUCE_SCATTER': 'reduce-scatter', 'ALL_GATHER': 'all-gather', 'ALL_TO_ALL': 'all-to-all',
+             'ONE_TO_ONE': 'collective-permute'}
+
+
 @dataclasses.dataclass(frozen=True)
 class Collective:
   """One kind over one set of axes, in one execution of the module.
@@ -32,6 +38,7 @@ class Collective:
     group: devices of a group. It is less than the axes have where only a part of them speak with each other.
     count: how often it runs; bytes: all that, of one device: the array that is gathered, is reduced or changes hands,
       whole, so that it is the same for an all-gather and the reduce-scatter that undoes it.
+    between: whether the group are slices, with the slow network between them, of each of which one device takes part.
   """
 
   kind: str
@@ -39,6 +46,7 @@ class Collective:
   group: int
   count: int
   bytes: int
+  between: bool = False
 
   @property
   def sent(self) -> int:
@@ -46,20 +54,23 @@ class Collective:
     return math.ceil(self.bytes * SENT[self.kind](self.group))
 
   def __str__(self):
-    return f'{self.kind} over {" ".join(self.axes)} ({self.group}): {self.count} times, {self.bytes:,} bytes'
+    slices = ' slices' * self.between
+    return f'{self.kind} over {" ".join(self.axes)} ({self.group}{slices}): {self.count} times, {self.bytes:,} bytes'
 
 
-def collectives(text: str | Module, mesh: Mapping[str, int], unknown: int | None = None) -> list[Collective]:
+def collectives(text: str | Module, mesh: Mapping[str, int], unknown: int | None = None, slow: str = 'data') -> list[Collective]:
   """The collectives of a compiled module, those of one kind and axes as one, in the order of kinds and axes.
 
   What stands in a loop counts as often as the loop runs, a pair of start and done once, and an all-reduce of which each
   device keeps a slice, as TPUs fuse them, as the reduce-scatter that it is. Groups of one device send nothing and are
-  left out.
+  left out. Between slices of TPUs, what each device has of an array goes to the others by the hosts, and what stands before
+  and after that is within a slice.
 
   Args:
     text: of `jax.stages.Compiled.as_text`, or parsed already.
     mesh: the sizes of its axes, in order, as `Mesh.shape` has them.
     unknown: how often a loop runs that does not tell, such as one that decodes until all rows have ended.
+    slow: the mesh axis that lies over slices.
 
   Raises:
     ValueError: if there is such a loop around a collective, and `unknown` is None.
@@ -70,19 +81,35 @@ def collectives(text: str | Module, mesh: Mapping[str, int], unknown: int | None
     made, kind = here.instruction, base(here.instruction.opcode)
     if not here.known and unknown is None:
       raise ValueError(f'the collective {made.name} stands in a loop that does not tell how often it runs')
-    groups = member_groups(made.attributes, mesh)
-    if kind != 'collective-permute' and max(map(len, groups)) == 1 or not groups:
-      continue
-    axes = varying(groups, mesh)
-    size = 2 if kind == 'collective-permute' else max(map(len, groups))
+    if between := made.opcode == SEND:
+      kind, size = between_slices(made.attributes)
+      axes = (slow,)
+    else:
+      groups = member_groups(made.attributes, mesh)
+      if kind != 'collective-permute' and max(map(len, groups)) == 1 or not groups:
+        continue
+      axes = varying(groups, mesh)
+      size = 2 if kind == 'collective-permute' else max(map(len, groups))
     moved = payload(kind, made.shapes, here, module, size)
     kind = 'reduce-scatter' if kind == 'all-reduce' and scatters(here, module) else kind
     times = here.times * (1 if here.known else unknown)
-    count, total = found.get((kind, axes, size), (0, 0))
-    found[kind, axes, size] = count + times, total + times * moved
+    key = kind, axes, size, between
+    count, total = found.get(key, (0, 0))
+    found[key] = count + times, total + times * moved
   order = {axis: i for i, axis in enumerate(mesh)}
-  return [Collective(kind, axes, size, *counted) for (kind, axes, size), counted in sorted(
-    found.items(), key=lambda item: (list(SENT).index(item[0][0]), [order[axis] for axis in item[0][1]], item[0][2]))]
+  return [Collective(kind, axes, size, *counted, between) for (kind, axes, size, between), counted in sorted(
+    found.items(), key=lambda item: (item[0][3], list(SENT).index(item[0][0]), [order[axis] for axis in item[0][1]], item[0][2]))]
+
+
+def between_slices(attributes: str) -> tuple[str, int]:
+  """(kind, slices) of what a TPU gives its host to exchange with other slices: `_xla_megascale_transfer_type="ALL_REDUCE"`,
+  `_xla_megascale_target="{1,2}x{0:7}"` for slices 1 and 2, devices 0 … 7 of each."""
+  kind = re.search(r'_xla_megascale_transfer_type="(\w+)"', attributes)[1]
+  if kind == 'ONE_TO_ONE':
+    return TRANSFERS[kind], 2
+  slices = re.search(r'_xla_megascale_target="\{([\d,:]+)\}', attributes)[1]
+  ends = [[int(n) for n in part.split(':')] for part in slices.split(',')]
+  return TRANSFERS[kind], sum(part[-1] - part[0] + 1 for part in ends)
 
 
 def base(opcode: str) -> str:
@@ -98,6 +125,8 @@ def once(module: Module) -> Iterable[Executed]:
   """
   for here in module.executed():
     made = here.instruction
+    if made.opcode == SEND and 'xla_megascale' in made.attributes:
+      yield here
     if base(made.opcode) in SENT:
       chained = here.inside is not None and 'chain_id' in made.attributes
       if not chained or any('AsyncCollectiveStart' in other.attributes and made.name in other.operands

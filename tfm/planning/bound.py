@@ -57,11 +57,12 @@ def bound(
     products, moved: FLOPs, and bytes of memory, of one device.
     reach: the part of the chip's links that the collectives over some axes can use; all unless told.
     slices: over which the axis `slow` goes: of what is exchanged over it, each device of a slice sends its share once to
-      other slices, and the rest stays within.
+      other slices, and the rest stays within; as libtpu has it compiled, and as it is counted for others.
   """
-  axes, total, network = {}, 0.0, 0.0
-  for one in collectives:
-    crosses = slices > 1 and slow in one.axes and one.kind != 'collective-permute'
+  axes, total, network = {}, 0.0, sum(one.sent for one in collectives if one.between)
+  told = any(one.between for one in collectives)
+  for one in (one for one in collectives if not one.between):
+    crosses = slices > 1 and not told and slow in one.axes and one.kind != 'collective-permute'
     within = one.group // slices if crosses else one.group
     sent = one.bytes * SENT[one.kind](within) if within > 1 or not crosses else 0.0
     if crosses:

@@ -136,7 +136,7 @@ def plan(step: Step, mesh: Mesh, made: Compiled, slices: int = 1, slow: str = 'd
   # A loop that does not tell is that over the tokens to write, of which there is one here.
   writes = step.name == 'decoding'
   told = writes or all(here.known for here in module.executed())
-  sent = tuple(collectives.collectives(module, mesh.shape, unknown=1 if writes else None))
+  sent = tuple(collectives.collectives(module, mesh.shape, unknown=1 if writes else None, slow=slow))
   done = work.work(module)
   products = done.products + (step.pairs / mesh.size if custom(module) else 0)
   products = products if told else max(products, step.flops / mesh.size)

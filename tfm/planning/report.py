@@ -79,10 +79,10 @@ def sent(one: Planned) -> list[tuple[str, ...]]:
   rows = []
   for each in one.collectives:
     axes = ' '.join(each.axes)
-    least = one.bound and each.sent and one.bound.axes.get(axes)
-    of_axes = sum(other.sent for other in one.collectives if other.axes == each.axes)
-    rows.append((each.kind, axes, str(each.group), f'{each.count:,}', gib(each.bytes), gib(each.sent),
-                 seconds(least * each.sent / of_axes) if least else ''))
+    least = one.bound and each.sent and (one.bound.network if each.between else one.bound.axes.get(axes))
+    alike = sum(other.sent for other in one.collectives if (other.axes, other.between) == (each.axes, each.between))
+    rows.append((each.kind, axes, f'{each.group} slices' if each.between else str(each.group), f'{each.count:,}', gib(each.bytes),
+                 gib(each.sent), seconds(least * each.sent / alike) if least else ''))
   return rows
 
 
