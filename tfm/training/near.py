@@ -119,11 +119,13 @@ def layout(config: dict[str, Any]) -> dict[str, Any]:
 
 def named(workdir: pathlib.Path) -> str:
   """The name of a run's folders on all machines: the same as long as its --workdir is there and is not moved."""
-  mark, place = workdir / MARK, str(workdir.absolute())
-  told = json.loads(mark.read_text()) if mark.is_file() else {}
-  if told.get('workdir') != place:
-    told = dict(workdir=place, name=uuid.uuid4().hex)
-    if processes.first():
+  name = uuid.uuid4().hex
+  if processes.first():   # another would read what is being written
+    mark, place = workdir / MARK, str(workdir.absolute())
+    before = json.loads(mark.read_text()) if mark.is_file() else {}
+    if before.get('workdir') == place:
+      name = before['name']
+    else:
       workdir.mkdir(parents=True, exist_ok=True)
-      mark.write_text(json.dumps(told))
-  return processes.gathered(told['name'].encode())[0].decode()   # process 0's
+      mark.write_text(json.dumps(dict(workdir=place, name=name)))
+  return processes.gathered(name.encode())[0].decode()
