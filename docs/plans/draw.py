@@ -17,8 +17,10 @@ PARTS = dict(compute='products', memory='memory traffic', links='links between c
 
 
 def plans() -> dict[str, dict]:
-  """Folder → its training step."""
-  return {path.parent.name: json.loads(path.read_text())['plans'][0] for path in sorted(HERE.glob('*/plan.json'))}
+  """Folder → its training step, numbers in their order."""
+  def order(path):
+    return [int(part) if part.isdigit() else part for part in re.split(r'(\d+)', path.parent.name)]
+  return {path.parent.name: json.loads(path.read_text())['plans'][0] for path in sorted(HERE.glob('*/plan.json'), key=order)}
 
 
 def series(found: dict[str, dict], start: str) -> list[dict]:
