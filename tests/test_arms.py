@@ -81,7 +81,9 @@ def test_a_bad_arm_is_named():
     planned.select(planned.plan(study({})), ['alib'])
 
 
-@pytest.mark.parametrize('file', sorted(str(p) for p in (pathlib.Path(__file__).parent.parent / 'experiments').glob('*.py')))
+@pytest.mark.parametrize('file', [
+  pytest.param(str(path), marks=[] if path.stem == 'heads' else [pytest.mark.slow], id=path.stem)
+  for path in sorted((pathlib.Path(__file__).parent.parent / 'experiments').glob('*.py'))])
 def test_shipped_studies_can_be_planned(file):
   for arg in ('', ':demo'):
     try:

@@ -26,10 +26,9 @@ def made(fields, vocab=61):
 
 
 @pytest.mark.parametrize('fields, family', [
-  (LLAMA, 'llama'), (LLAMA, 'mistral'), (LLAMA | dict(mixer="softmax(biases='qkv')"), 'qwen2'),
-  (LLAMA | dict(bias=True, scan=False), 'llama'),
-  (LLAMA | dict(mixer="softmax(qk_norm='rmsnorm(epsilon=1e-06)')"), 'qwen3'),
-  (GEMMA2, 'gemma2'), (MIXTRAL, 'mixtral')])
+  (LLAMA, 'llama'), *(pytest.param(*of, marks=pytest.mark.slow) for of in (
+    (LLAMA, 'mistral'), (LLAMA | dict(mixer="softmax(biases='qkv')"), 'qwen2'), (LLAMA | dict(bias=True, scan=False), 'llama'),
+    (LLAMA | dict(mixer="softmax(qk_norm='rmsnorm(epsilon=1e-06)')"), 'qwen3'), (GEMMA2, 'gemma2'), (MIXTRAL, 'mixtral')))])
 def test_a_model_of_our_own(fields, family, tmp_path):
   config, model, params = made(fields)
   export.export(config, params, str(tmp_path), family, 61)

@@ -14,6 +14,7 @@ from tfm import export
 FOLDER = pathlib.Path(__file__).parents[3] / 'shared' / 'fixtures' / 'hf'
 ARGUMENTS = 'input_ids', 'attention_mask', 'token_type_ids', 'decoder_input_ids', 'pixel_values', 'global_attention_mask'
 NAMES = sorted(path.name for path in FOLDER.iterdir()) if FOLDER.is_dir() else []
+COMMON = 'gpt2', 'llama', 'bert', 't5_v1_1', 'vit'   # the others there and back are slow
 
 pytestmark = pytest.mark.skipif(not NAMES, reason='the reference models, ../shared/fixtures/hf, are not here')
 
@@ -59,7 +60,8 @@ def test_what_is_written(name, tmp_path):
       np.testing.assert_array_equal(one.tokens, wanted[:len(one.tokens)])
 
 
-@pytest.mark.parametrize('name', NAMES)
+@pytest.mark.parametrize('name', [
+  pytest.param(name, marks=[] if name in COMMON else [pytest.mark.slow]) for name in NAMES])
 def test_there_and_back(name, tmp_path):
   """Our export holds the very tensors that were read, under their names, and says the same of the model."""
   from safetensors.numpy import load_file

@@ -27,6 +27,7 @@ OWN = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('family, changed', [(family, {}) for family in OWN] + [
   # A table of more rows than the sequences are long.
   ('gpt_bigcode', dict(position='learned(rows=40)')), ('opt', dict(position='learned(rows=40, before=2)'))], ids=str)

@@ -102,7 +102,9 @@ def moved(folder, workdir):
   (workdir / MARK).write_text('{"workdir": "elsewhere", "name": "other"}')
 
 
-@pytest.mark.parametrize('harm, said', [(lost, ''), (flipped, 'near at hand cannot be gone on from: the checkpoint 6 in'), (moved, '')])
+@pytest.mark.parametrize('harm, said', [
+  pytest.param(lost, '', marks=pytest.mark.slow), (flipped, 'near at hand cannot be gone on from: the checkpoint 6 in'),
+  pytest.param(moved, '', marks=pytest.mark.slow)])
 def test_what_is_lost_or_damaged_is_not_gone_on_from(tiny, settings, unbroken, dies, tmp_path, capsys, harm, said):
   config = tiny(**settings, **{'training.near': str(tmp_path / 'disk')})
   dies(config, tmp_path / 'run', 8)
