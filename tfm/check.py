@@ -37,6 +37,8 @@ def run(config: ConfigDict, devices: int) -> None:
   require(t.skip_spikes == 0 or t.skip_spikes > 1, f'config.training.skip_spikes={t.skip_spikes} must be 0.0 (no step is skipped) '
                                                    'or more than 1 times the usual norm of the gradient, such as 3.0')
   build.intervals(config)
+  require(not re.match(r'\w+:/', t.near), f'config.training.near={t.near!r} is no folder of a machine; one on its disk, or in its '
+                                          'memory, such as /dev/shm, would do')
   data(config)
   for field, least in (('beams', 1), ('longer', 0), ('average', 1)):
     value = config.decoding[field]

@@ -29,9 +29,8 @@ INHERITING = ('model.blocks.', 'model.encoder.', 'model.cross.')
 
 # A resumed run may change these: they say how the work is done, not what is computed.
 FREE_FIELDS = (
-  'mesh', 'slices', 'pipeline', 'rules', 'decoding', 'training.log_every', 'training.evaluate_every', 'training.save_every', 'training.near', 'training.save_near',
-  'training.evaluation_batches',
-  'training.keep', 'training.profile', 'training.loss_chunk', 'model.remat', 'model.kernel', 'data.threads')
+  'mesh', 'slices', 'pipeline', 'rules', 'decoding', 'training.log_every', 'training.evaluate_every', 'training.save_every',
+  'training.near', 'training.save_near', 'training.evaluation_batches', 'training.keep', 'training.profile', 'training.loss_chunk', 'model.remat', 'model.kernel', 'data.threads')
 
 
 def schema() -> ConfigDict:

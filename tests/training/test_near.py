@@ -8,10 +8,8 @@ import numpy as np
 import pytest
 
 from tfm import check
-from tfm import config as configs
 from tfm.parallel import processes
 from tfm.train import Place, train, train_together
-from tfm.training import digests
 from tfm.training.checkpoint import Checkpoints
 from tfm.training.metrics import read
 from tfm.training.near import MARK, Near
@@ -155,6 +153,8 @@ def test_refusals(tiny, tmp_path):
   near = {'training.near': str(tmp_path / 'file')}
   with pytest.raises(ValueError, match=r"config.training.near='.*file' cannot be written to here"):
     train(tiny(**near), tmp_path / 'run')
+  with pytest.raises(ValueError, match="config.training.near='gs://b/near' is no folder of a machine"):
+    check.run(tiny(**{'training.near': 'gs://b/near'}), 1)
   with pytest.raises(ValueError, match="config.training.save_near='never'"):
     check.run(tiny(**{'training.save_near': 'never'}), 1)
   config = tiny(**near)

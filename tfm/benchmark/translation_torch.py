@@ -7,7 +7,6 @@ with the norms before the sublayers. It is asked by `generate(num_beams=4)` with
 has too: a row stops as soon as the likeliest live hypothesis, were it to end now, would be no better than what has ended.
 """
 
-
 import numpy as np
 from ml_collections import ConfigDict
 

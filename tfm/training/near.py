@@ -80,7 +80,7 @@ class Near(Checkpoints):
       changed = ', '.join(f'{name} {now[name]} and had {before[name]}' for name in now if now[name] != before[name])
       why = said_by_all(changed and f'this run has {changed}')
     if why:
-      say(f'the checkpoint {found} near at hand cannot be gone on from: {why}')
+      say(f'the checkpoint {found} near at hand cannot be gone on from: {why}; it is deleted as the run goes on from step {last}')
       return None
     return found
 
