@@ -15,7 +15,7 @@ import tfm.scores
 from tfm import spec
 from tfm.build.named import named, one_of
 from tfm.build.recipe import objective, packing
-from tfm.config import parts, require, schema
+from tfm.config import require, schema
 from tfm.kernels.protocol import Kernel
 from tfm.layers.feed_forward import FEED_FORWARDS
 from tfm.layers.initializer import INITIALIZERS, Factory
