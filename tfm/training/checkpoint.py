@@ -38,6 +38,8 @@ class Checkpoints:
 
   # How Orbax writes a tree of arrays, and reads it into a target.
   write, read = ocp.args.StandardSave, ocp.args.StandardRestore
+  # Whether its folders are made in the background, too, of which process 0 tells the others.
+  in_background = True
 
   def __init__(self, workdir: pathlib.Path, keep: int | None = None):
     """Opens the checkpoints of `workdir`, which `keep=None` leaves as they are."""
@@ -53,7 +55,8 @@ class Checkpoints:
       best_fn=_loss, best_mode='min', preservation_policy=keeps if keep else None,
       create=False, read_only=keep is None, cleanup_tmp_directories=keep is not None,
       enable_async_checkpointing=keep is not None,
-      async_options=ocp.options.AsyncOptions(post_finalization_callback=self._seal) if keep else None, **options))
+      async_options=ocp.options.AsyncOptions(
+        post_finalization_callback=self._seal, create_directories_asynchronously=self.in_background) if keep else None, **options))
     self._whole, self._saving = {}, None
 
   def save(self, state: State, run: dict[str, Any], loss: float | None) -> None:

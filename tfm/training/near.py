@@ -39,6 +39,8 @@ class Near(Checkpoints):
   """
 
   write = ocp.args.PyTreeSave
+  # The folders of another process say nothing of one's own: told so, Orbax would write before there is a place to write to.
+  in_background = False
 
   @staticmethod
   def read(target: PyTree) -> ocp.args.PyTreeRestore:
