@@ -1,6 +1,6 @@
 #!/bin/sh
 # Makes every plan of this folder that is not there, one after another, and draws them. Run from the repository's root, with
-# the extra [tpu] installed: sh docs/plans/make.sh
+# the extras [tpu] and [cuda_compiler] installed: sh docs/plans/make.sh
 plan() {
   name=$1
   shift
@@ -48,6 +48,12 @@ plan llama-3-8b-v5p-8 $SMALL --topology=v5p:2x2x2 --config.mesh.data=1 --config.
 # Two slices, with the slow network between.
 plan llama-3-8b-v5e-2x256 $SMALL --topology=v5e:16x16 --slices=2 --config.mesh.data=16 --config.mesh.fsdp=32 \
   --config.training.batch_size=4096 --config.training.accumulation=8 --config.training.loss_chunk=1048576 --rows=0
+
+# One box of GPUs, and four with the slow network between.
+plan llama-3-8b-h100-8 $SMALL --topology=h100:8 --config.mesh.data=1 --config.mesh.fsdp=8 \
+  --config.training.batch_size=64 --config.training.accumulation=8 --config.training.loss_chunk=16384 --rows=8
+plan llama-3-8b-h100-4x8 $SMALL --topology=h100:8 --slices=4 --config.mesh.data=4 --config.mesh.fsdp=8 \
+  --config.training.batch_size=256 --config.training.accumulation=8 --config.training.loss_chunk=65536 --rows=0
 
 plan gpt2-xl-v5e-256 --config=configs/gpt2.py:xl --topology=v5e:16x16 --config.mesh.data=32 --config.mesh.fsdp=8 \
   --config.training.loss_chunk=0 --rows=0

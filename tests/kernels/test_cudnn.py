@@ -183,6 +183,7 @@ def test_is_for_a_gpu():
     kernel('cudnn')(*arrays(), **given('causal'))
   assert too_old('9.0') is None and too_old('10.3') is None
   assert "says '7.5'" in too_old('7.5') and "says 'gfx942'" in too_old('gfx942')
+  assert 'none is attached' in kernel('cudnn').absence('gpu')
 
 
 def test_an_unknown_implementation_is_refused():

@@ -124,6 +124,7 @@ def test_is_for_a_gpu_of_some_age():
   assert module.unfit('mosaic', '9.0') is None and module.unfit('triton', '8.6') is None
   assert "capability 9 or later, below 11, and this one says '8.0'" in module.unfit('mosaic', '8.0')
   assert "says 'gfx942'" in module.unfit('triton', 'gfx942')
+  assert 'none is attached' in module.unfit('mosaic', None)
 
 
 def test_the_command_line_is_left_alone(tokamax, monkeypatch):

@@ -5,12 +5,13 @@ import os
 import re
 import types
 
+import jax
 import pytest
 
 from tfm.commands import cli
 from tfm.parallel import chips
 from tfm.parallel.chips import Chip
-from tfm.planning import plan, search, topology
+from tfm.planning import gpus, plan, search, topology
 
 CONFIG = '''
 def get_config(arg=''):
@@ -178,3 +179,26 @@ def test_for_a_topology(run, tmp_path):
   for one in (training, decoding):
     assert one['fits'] and one['memory']['capacity'] == 16 * 2**30 and one['bound']['seconds'] > 0 and one['mfu'] < 1
   assert {axis for each in training['collectives'] for axis in each['axes']} == {'data', 'fsdp', 'tensor'}
+
+
+@pytest.mark.slow
+def test_for_boxes_of_gpus(run, tmp_path):
+  """Two boxes of eight GPUs, none of which is here: what goes over `data` goes from box to box."""
+  if not gpus.installed():
+    pytest.skip("JAX's plugin for CUDA is not installed; pip install -e '.[cuda_compiler]'")
+  status, out, err = run('--topology=h100:8', '--slices=2', '--config.mesh.data=2', '--config.mesh.fsdp=4', '--config.data.length=256',
+                         '--to=out', '--config.model.dtype=bfloat16', '--config.training.batch_size=16')
+  assert status == 0, err
+  assert 'one device of 16 × NVIDIA H100 80GB HBM3' in out
+  assert 'kernel: auto takes chunked on gpu' in err and 'not cudnn: it asks the GPU what it is capable of, and none is attached' in err
+  training, decoding = json.loads((tmp_path / 'out' / 'plan.json').read_text())['plans']
+  for one in (training, decoding):
+    assert one['fits'] and one['memory']['capacity'] == 80 * 10**9 and one['bound']['seconds'] > 0 and one['mfu'] < 1
+  assert {axis for each in training['collectives'] for axis in each['axes']} == {'data', 'fsdp', 'tensor'}
+  assert training['bound']['network'] > 0 and decoding['bound']['network'] < training['bound']['network']
+
+
+def test_slices_that_are_not_the_topologys_are_refused(run, monkeypatch):
+  monkeypatch.setattr(topology, 'devices', lambda name, slices: jax.devices())
+  status, _, err = run('--topology=h100:4', '--slices=2', '--config.slices.number=4')
+  assert status == 2 and 'config.slices.number=4 is not --slices=2; leave it at -1' in err

@@ -4,12 +4,13 @@ import math
 
 import pytest
 
-from tfm.planning import topology
+from tfm.parallel import chips
+from tfm.planning import gpus, topology
 
 
 @pytest.mark.parametrize('name, parsed', [
   ('v5e:4x4', ('v5e', (4, 4))), ('v5p:4x4x8', ('v5p', (4, 4, 8))), ('v4:2x2x1', ('v4', (2, 2, 1))), ('tpu7x:4x4x4', ('tpu7x', (4, 4, 4))),
-  ('trillium:16x16', ('v6e', (16, 16)))])
+  ('trillium:16x16', ('v6e', (16, 16))), ('h100:8', ('h100', (8,)))])
 def test_names(name, parsed):
   assert topology.parse(name) == parsed
 
@@ -24,8 +25,10 @@ def test_names(name, parsed):
   ('v5e:16', 'does not give the 2 dimensions of v5e; v5e:4x4 would do'),
   ('v5p:16x16', 'does not give the 3 dimensions of v5p; v5p:4x8x8 would do'),
   ('v5e:4x0', 'v5e:4x4 would do'),
-  ('v9:4x4', 'is not known; a topology is a generation, v4, v5e, v5p, v6e, tpu7x'),
-  ('h100', "'here' is what is attached"),
+  ('v9:4x4', 'is not known; a topology is a generation of TPUs, v4, v5e, v5p, v6e, tpu7x'),
+  ('mi300:8', "or GPUs of one box, a100, h100, h200, b200, as h100:8; 'here' is what is attached"),
+  ('h100', 'does not say how many GPUs a box has; h100:8 would do, and --slices=N says how many boxes'),
+  ('b200:2x8', 'does not say how many GPUs a box has; b200:8 would do'),
 ])
 def test_refusals(name, sentence):
   with pytest.raises(ValueError, match=sentence):
@@ -44,6 +47,21 @@ def test_without_libtpu(monkeypatch):
   monkeypatch.setattr(topology, 'installed', lambda: False)
   with pytest.raises(ValueError, match=r"needs libtpu, .* not installed; pip install -e '.\[tpu\]', or --topology=here"):
     topology.devices('v5e:4x4')
+
+
+def test_without_the_plugin_for_cuda(monkeypatch):
+  monkeypatch.setattr(gpus, 'installed', lambda: False)
+  with pytest.raises(ValueError, match=r"needs JAX's plugin for CUDA, .* not installed; pip install -e '.\[cuda_compiler\]', or"):
+    topology.devices('h100:8')
+
+
+@pytest.mark.parametrize('name', gpus.GPUS)
+def test_a_gpu_is_told_to_the_compiler_with_what_its_maker_says(name):
+  gpu = gpus.GPUS[name]
+  chip, text = chips.of(gpu.kind), gpus.target(gpu)
+  assert chip.name.lower().startswith(name) and text.count('{') == text.count('}') == 3
+  for field, value in (('device_memory_size', chip.memory), ('memory_bandwidth', int(chip.bandwidth)), ('core_count', gpu.cores)):
+    assert f'  {field}: {value}\n' in text
 
 
 @pytest.mark.parametrize('name, slices, sentence', [('here', 2, 'what is here is as it is'), ('v5e:4x4', 0, 'must be at least 1')])

@@ -3,12 +3,14 @@
   tfm plan --config=configs/llama.py:3-8b --topology=v5p:4x4x8
   tfm plan --config=configs/llama.py:3-70b --topology=v5p:8x8x8 --slices=2 --config.mesh.data=2 --config.mesh.fsdp=-1
   tfm plan --config=configs/gpt2.py:xl --topology=v5e:16x16 --search --to=plans/gpt2-xl
+  tfm plan --config=configs/llama.py:3-8b --topology=h100:8 --slices=4
 
-The real training step, and of a decoder the step that writes one token, is compiled ahead of time by libtpu (the extra [tpu]),
-which needs no TPU. Told are, for one device, the memory by kind against what the chip has; FLOPs, memory traffic, and every
-collective with the mesh axes that it goes over; and the least time that a step can take by the published peaks of the chip:
-a bound, not a measurement. --topology=here compiles for the devices that are attached. --search tries meshes, remat policies
-and microbatches. No data is read: a vocabulary that is learnt from text has to be told by --vocab.
+The real training step, and of a decoder the step that writes one token, is compiled ahead of time, for TPUs by libtpu (the extra
+[tpu]), for boxes of GPUs by JAX's plugin for CUDA (the extra [cuda_compiler]); neither needs what it compiles for. Told are, for
+one device, the memory by kind against what the chip has; FLOPs, memory traffic, and every collective with the mesh axes that it
+goes over; and the least time that a step can take by the published peaks of the chip: a bound, not a measurement.
+--topology=here compiles for the devices that are attached. --search tries meshes, remat policies and microbatches. No data is
+read: a vocabulary that is learnt from text has to be told by --vocab.
 """
 
 import argparse
@@ -36,7 +38,7 @@ from tfm.training.progress import console, say
 def arguments(parser: argparse.ArgumentParser) -> None:
   add = parser.add_argument
   add('--config', required=True, metavar='FILE[:args]', help='the Python file of the config')
-  add('--topology', required=True, metavar='NAME', help=f'such as v5e:16x16 or v5p:4x4x8, or {topology.HERE}: what is attached')
+  add('--topology', required=True, metavar='NAME', help=f'such as v5e:16x16, v5p:4x4x8 or h100:8, or {topology.HERE}: what is attached')
   add('--slices', type=int, default=1, metavar='N', help='so many of them, with a slow network between (default: 1)')
   add('--vocab', type=int, metavar='N', help='tokens there are, where only the text tells')
   add('--rows', type=int, metavar='N', help='that a decoder writes at once; 0: its step is left out (default: one for each part '
@@ -52,6 +54,10 @@ def main(args: argparse.Namespace) -> int:
   require(args.rows is None or args.rows >= 0, f'--rows={args.rows} must be 0 (none) or more')
   asked = steps.Asked.of(args.config, args.vocab)
   devices = topology.devices(args.topology, args.slices)
+  if args.slices > 1:
+    number = asked.config.slices.number
+    require(number in (-1, args.slices), f'config.slices.number={number} is not --slices={args.slices}; leave it at -1')
+    asked.config.slices.number = args.slices   # which GPUs do not say of themselves
   if args.search:
     return searched(asked, devices, args, command)
   mesh = meshes.make(asked.config.mesh.to_dict(), devices, **asked.config.slices)

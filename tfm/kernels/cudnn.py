@@ -6,7 +6,8 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from tfm.kernels.protocol import Kernel, band, fancy
+from tfm.kernels.protocol import UNKNOWN, Kernel, band, fancy
+from tfm.parallel import mesh
 from tfm.parallel.per_device import per_device, uneven
 from tfm.parallel.sharding import shard
 
@@ -44,7 +45,7 @@ class Cudnn(Kernel):
   def absence(self, platform):
     if self.implementation == 'xla':
       return None
-    return super().absence(platform) or too_old(jax.local_devices(backend=platform)[0].compute_capability)
+    return super().absence(platform) or too_old(mesh.capability(platform))
 
   def refusal(self, q, k, v, asked):
     T, S, C = q.shape[1], k.shape[1], q.shape[3]
@@ -82,8 +83,10 @@ class Cudnn(Kernel):
     return jnp.where(there[:, :, None, None], out, 0)
 
 
-def too_old(capability: str) -> str | None:
-  """Why cuDNN has no fused attention for a GPU; what is no number is another maker's."""
+def too_old(capability: str | None) -> str | None:
+  """Why cuDNN has no fused attention for a GPU; what is no number is another maker's, and None is of one that is not here."""
+  if capability is None:
+    return UNKNOWN
   major = capability.partition('.')[0]
   if major.isdigit() and int(major) >= 8:
     return None

@@ -16,6 +16,9 @@ from tfm.layers.segments import same_document
 from tfm.parallel import mesh
 from tfm.shapes import Array, Bool, Float, Int
 
+# Why kernels of a maker's library are not compiled for a GPU that is not here.
+UNKNOWN = 'it asks the GPU what it is capable of, and none is attached'
+
 
 @struct.dataclass
 class Asked:

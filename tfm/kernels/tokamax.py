@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 from absl import flags
 
-from tfm.kernels.protocol import Kernel, band, fancy
+from tfm.kernels.protocol import UNKNOWN, Kernel, band, fancy
+from tfm.parallel import mesh
 from tfm.parallel.per_device import per_device, uneven
 from tfm.parallel.sharding import shard
 
@@ -51,7 +52,7 @@ class Tokamax(Kernel):
     if not IMPLEMENTATIONS[self.implementation]:
       return missing()
     return (super().absence(platform) or missing()
-            or unfit(self.implementation, jax.local_devices(backend=platform)[0].compute_capability))
+            or unfit(self.implementation, mesh.capability(platform)))
 
   def refusal(self, q, k, v, asked):
     T, S = q.shape[1], k.shape[1]
@@ -128,8 +129,11 @@ def missing() -> str | None:
   return None
 
 
-def unfit(implementation: str, capability: str) -> str | None:
-  """Why an implementation does not run on a GPU; a capability that is no number is another maker's."""
+def unfit(implementation: str, capability: str | None) -> str | None:
+  """Why an implementation does not run on a GPU; a capability that is no number is another maker's, and None is of one that is
+  not here."""
+  if capability is None:
+    return UNKNOWN
   first, end = IMPLEMENTATIONS[implementation]
   major = capability.partition('.')[0]
   if major.isdigit() and first <= int(major) < end:

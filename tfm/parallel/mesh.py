@@ -119,3 +119,11 @@ def platform() -> str:
   """Of the mesh in force, whose devices need not be here; outside of one of the devices that are."""
   device = jax.sharding.get_abstract_mesh().abstract_device
   return device.platform if device else jax.default_backend()
+
+
+def capability(platform: str) -> str | None:
+  """What the GPUs of this process say that they can compute, such as '9.0'; None where none is attached, as those of a plan."""
+  try:
+    return jax.local_devices(backend=platform)[0].compute_capability
+  except RuntimeError:   # JAX knows no such devices here
+    return None

@@ -1,4 +1,4 @@
-"""Devices to compile for: of a TPU topology, by its name, or those that are here."""
+"""Devices to compile for: of a TPU topology or a box of GPUs, by its name, or those that are here."""
 
 import importlib.util
 import itertools
@@ -11,6 +11,7 @@ import jax
 from jax.experimental import topologies
 
 from tfm.config import require
+from tfm.planning import gpus
 
 HERE = 'here'
 # generation → (dimensions, cores that a name such as v5p-128 counts for each chip, how its chips are to be described).
@@ -31,20 +32,25 @@ PLATFORM = 'cpu'
 
 
 def devices(name: str, slices: int = 1) -> list[jax.Device]:
-  """The devices of `slices` topologies such as 'v5p:4x4x8', to compile for; of 'here', those that are attached.
+  """The devices of `slices` topologies such as 'v5p:4x4x8' or 'h100:8', to compile for; of 'here', those that are attached.
 
   Raises:
-    ValueError: for a name that is no topology, with one that would do, and without libtpu, which compiles for them.
+    ValueError: for a name that is no topology, with one that would do, and without what compiles for them: libtpu, or JAX's
+      plugin for CUDA.
   """
   if name == HERE:
     require(slices == 1, f'--slices={slices} is of a topology; what is here is as it is')
     return jax.devices()
   require(slices >= 1, f'--slices={slices} must be at least 1')
   generation, sizes = parse(name)
+  jax.config.update('jax_platforms', PLATFORM)
+  if generation in gpus.GPUS:
+    require(gpus.installed(), f"--topology={name} needs JAX's plugin for CUDA, which compiles for GPUs and is not installed; "
+                              "pip install -e '.[cuda_compiler]', or --topology=here")
+    return gpus.devices(generation, *sizes, slices)
   require(installed(), f'--topology={name} needs libtpu, the compiler for TPUs, which is not installed; '
                        "pip install -e '.[tpu]', or --topology=here")
   os.environ.update({key: value for key, value in ENVIRONMENT.items() if key not in os.environ})
-  jax.config.update('jax_platforms', PLATFORM)
   how = dict(GENERATIONS[generation][2])
   if math.prod(sizes) == 1:
     how['chips_per_host_bounds'] = (1, 1, 1)
@@ -65,12 +71,13 @@ def installed() -> bool:
 
 
 def parse(name: str) -> tuple[str, tuple[int, ...]]:
-  """'v5p:4x4x8' → ('v5p', (4, 4, 8)).
+  """'v5p:4x4x8' → ('v5p', (4, 4, 8)); 'h100:8' → ('h100', (8,)).
 
   Raises:
     ValueError: for another form, with the nearest name of this one.
   """
-  known = f'a topology is a generation, {", ".join(GENERATIONS)}, and its chips along each dimension, as v5e:4x4 or v5p:4x4x8'
+  known = (f'a topology is a generation of TPUs, {", ".join(GENERATIONS)}, and its chips along each dimension, as v5e:4x4 or '
+           f'v5p:4x4x8, or GPUs of one box, {", ".join(gpus.GPUS)}, as h100:8')
   counted = re.fullmatch(r'([a-z]\w*?)-(\d+)', name)
   if counted:
     given, count = counted[1], int(counted[2])
@@ -82,6 +89,10 @@ def parse(name: str) -> tuple[str, tuple[int, ...]]:
                        f'they stand; {generation}:{shape(nearest(generation, chips))} would do')
   generation, _, sizes = name.partition(':')
   generation = OTHER_NAMES.get(generation, generation)
+  if generation in gpus.GPUS:
+    require(sizes.isdigit() and int(sizes) > 0, f'--topology={name} does not say how many GPUs a box has; {generation}:8 would do, and '
+                                                '--slices=N says how many boxes there are')
+    return generation, (int(sizes),)
   require(generation in GENERATIONS, f'--topology={name} is not known; {known}; {HERE!r} is what is attached')
   found = re.fullmatch(r'\d+(x\d+)*', sizes)
   numbers = tuple(map(int, sizes.split('x'))) if found else ()
