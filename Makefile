@@ -9,7 +9,7 @@ TESTS ?=
 # A process a core; a file's tests stay together, as they share what is compiled, and in the order of tests/conftest.py.
 PARALLEL = -n auto --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-slow oracle clean
+.PHONY: demo test test-slow oracle compilers clean
 
 $(VENV)/installed: setup.cfg constraints.txt
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("tfm needs Python 3.11 or newer; name one: make PYTHON=python3.12 …")'
@@ -32,6 +32,11 @@ oracle: $(VENV)/installed
 	$(VENV)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt 'torch==2.13.0'
 	$(VENV)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[oracle]'
 	$(VENV)/bin/python -m pytest -m oracle $(PARALLEL)
+
+# Plans for TPUs and GPUs that are not here, which need the compilers of both.
+compilers: $(VENV)/installed
+	$(VENV)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[tpu,cuda_compiler]'
+	$(VENV)/bin/python -m pytest -m slow tests/planning/test_plan.py -k 'for_a_topology or for_boxes_of_gpus'
 
 clean:
 	rm -rf $(VENV) .cache build *.egg-info
