@@ -1,6 +1,7 @@
 """What a few seeds can tell: intervals, paired differences, exact permutation tests, Holm's correction."""
 
 import dataclasses
+import gc
 import math
 from collections.abc import Mapping, Sequence
 
@@ -106,7 +107,11 @@ def smallest(n: int) -> float:
 
 def holm(ps: Sequence[float]) -> list[float]:
   """Holm's (1979) step-down correction: the chance of any false difference among all stays at most p."""
-  return multipletests(ps, method='holm')[1].tolist() if len(ps) else []
+  gc.freeze()   # statsmodels collects garbage here, which among the objects of JAX takes a quarter of a second
+  try:
+    return multipletests(ps, method='holm')[1].tolist() if len(ps) else []
+  finally:
+    gc.unfreeze()
 
 
 def needed(arms: int) -> int:
