@@ -216,8 +216,10 @@ def test_dense_is_the_formula(name):
   close(call('dense', CASES[name]), formula(CASES[name]), TOLERANCE['float32'])
 
 
+# In blocks as long as the rows there is little that could go wrong, and what does is one block of many.
 @pytest.mark.parametrize('text, name', [
-  (text, name) for text in KERNELS if text != 'dense' for name in CASES | DROPPED])
+  pytest.param(text, name, marks=[] if '(' in text or name in ('multi-head', 'packed', 'whole') else [pytest.mark.slow])
+  for text in KERNELS if text != 'dense' for name in CASES | DROPPED])
 def test_every_kernel_is_the_dense_one(text, name):
   case = (CASES | DROPPED)[name]
   close(call(text, case), call('dense', case), TOLERANCE['float32'])

@@ -78,7 +78,7 @@ def reference(model, params, prompt, limit, beams, penalty, source=None, eos=EOS
 
 @pytest.mark.parametrize('penalty', PENALTIES, ids=str)
 @pytest.mark.parametrize('beams, stopping', [
-  (3, 'proven'), (2, 'first'), (2, 'likely'), pytest.param(2, 'proven', marks=pytest.mark.slow),
+  (3, 'proven'), (2, 'first'), pytest.param(2, 'likely', marks=pytest.mark.slow), pytest.param(2, 'proven', marks=pytest.mark.slow),
   pytest.param(1, 'first', marks=pytest.mark.slow)])
 def test_the_search_is_that_of_plain_python(beams, stopping, penalty):
   """All of its hypotheses: nothing is lost by stopping early, by caches that change places, or by a limit of one's own."""
@@ -104,8 +104,8 @@ def test_an_encoder_decoder():
     close([h.score for h in hypotheses], [score for _, score in expected])
 
 
-@pytest.mark.parametrize('mixer', ['softmax', 'mamba', pytest.param('recurrent', marks=pytest.mark.slow)])
-@pytest.mark.parametrize('scan', [True, False])
+@pytest.mark.parametrize('mixer', ['softmax', *(pytest.param(mixer, marks=pytest.mark.slow) for mixer in ('mamba', 'recurrent'))])
+@pytest.mark.parametrize('scan', [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_scores_are_the_models_own(mixer, scan):
   """Rescored by a forward pass without a cache, whatever the mixers remember and wherever it lies."""
   position = 'rope' if mixer == 'softmax' else 'none'

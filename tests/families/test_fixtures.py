@@ -14,7 +14,7 @@ from tfm import export
 FOLDER = pathlib.Path(__file__).parents[3] / 'shared' / 'fixtures' / 'hf'
 ARGUMENTS = 'input_ids', 'attention_mask', 'token_type_ids', 'decoder_input_ids', 'pixel_values', 'global_attention_mask'
 NAMES = sorted(path.name for path in FOLDER.iterdir()) if FOLDER.is_dir() else []
-COMMON = 'gpt2', 'llama', 'bert', 't5_v1_1', 'vit'   # the others there and back are slow
+COMMON = 'gpt2', 'llama', 'bert', 't5_v1_1', 'vit'   # what the others write, and there and back, is slow
 
 pytestmark = pytest.mark.skipif(not NAMES, reason='the reference models, ../shared/fixtures/hf, are not here')
 
@@ -34,8 +34,13 @@ def opened(name, config, tmp_path):
   return tfm.from_pretrained(str(tmp_path))
 
 
-@pytest.mark.parametrize('config', ['config.json', 'config_hub.json'])
-@pytest.mark.parametrize('name', NAMES)
+def rest_slow(names):
+  return [pytest.param(name, marks=[] if name in COMMON else [pytest.mark.slow]) for name in names]
+
+
+@pytest.mark.parametrize('name, config', [
+  *((name, 'config.json') for name in NAMES),
+  *(pytest.param(name, 'config_hub.json', marks=[] if name in COMMON else [pytest.mark.slow]) for name in NAMES)])
 def test_logits(name, config, tmp_path):
   model, numbers = opened(name, config, tmp_path), np.load(FOLDER / name / 'io.npz')
   found = list(cases(numbers))
@@ -45,8 +50,8 @@ def test_logits(name, config, tmp_path):
     published.close(model.logits(**given), wanted, mask)
 
 
-@pytest.mark.parametrize('name', [name for name in NAMES if (FOLDER / name / 'io.npz').exists()
-                                  and 'greedy_ids' in np.load(FOLDER / name / 'io.npz')])
+@pytest.mark.parametrize('name', rest_slow(
+  name for name in NAMES if (FOLDER / name / 'io.npz').exists() and 'greedy_ids' in np.load(FOLDER / name / 'io.npz')))
 def test_what_is_written(name, tmp_path):
   model, numbers = opened(name, 'config.json', tmp_path), np.load(FOLDER / name / 'io.npz')
   given = {name: numbers[f'gen.{name}'] for name in ('input_ids', 'attention_mask')}
@@ -60,8 +65,7 @@ def test_what_is_written(name, tmp_path):
       np.testing.assert_array_equal(one.tokens, wanted[:len(one.tokens)])
 
 
-@pytest.mark.parametrize('name', [
-  pytest.param(name, marks=[] if name in COMMON else [pytest.mark.slow]) for name in NAMES])
+@pytest.mark.parametrize('name', rest_slow(NAMES))
 def test_there_and_back(name, tmp_path):
   """Our export holds the very tensors that were read, under their names, and says the same of the model."""
   from safetensors.numpy import load_file

@@ -30,7 +30,9 @@ def logits(model, params):
   return model.apply({'params': params}, TOKENS, Context.whole(TOKENS))[0]
 
 
-@pytest.mark.parametrize('fields', [{}, {'model.scan': False, 'model.feed_forward': 'swiglu'}, {'model.kv_heads': 1}])
+@pytest.mark.parametrize('fields', [
+  {}, *(pytest.param(fields, marks=pytest.mark.slow) for fields in (
+    {'model.scan': False, 'model.feed_forward': 'swiglu'}, {'model.kv_heads': 1}))])
 def test_they_begin_as_nothing_and_can_be_merged(tiny, fields):
   model, params, drawn = adapted(tiny, Lora(3, 6.0, 'mixer|feed_forward'), **fields)
   plain = nn.unbox(jax.jit(lambda key: states.parameters(model, key, 1, 12))(jax.random.key(0)))

@@ -121,7 +121,7 @@ def in_chunks(arrays, chunk):
 
 
 @pytest.mark.parametrize('rate', [0.01, 1.0, 200.0])
-@pytest.mark.parametrize('chunk', [1, 4, 5, 64])
+@pytest.mark.parametrize('chunk', [4, 5, *(pytest.param(chunk, marks=pytest.mark.slow) for chunk in (1, 64))])
 def test_the_delta_rule_in_chunks_is_the_recurrence(chunk, rate):
   q, k, v, log_alpha, beta = arrays = drawn(rate)
   y, state = in_chunks(arrays, chunk)

@@ -73,7 +73,7 @@ def test_formula(text, mask, bias):
     close(run(made, pieces=(7, 1, 1, 12, 12), bias=bias), expected)
 
 
-@pytest.mark.parametrize('text', ['reformer(buckets=4, chunk=3)', 'reformer(buckets=2, chunk=4, hashes=4)'])
+@pytest.mark.parametrize('text', ['reformer(buckets=4, chunk=3)', pytest.param('reformer(buckets=2, chunk=4, hashes=4)', marks=pytest.mark.slow)])
 def test_what_is_heard_does_not_change_with_the_future(text):
   """By value: hashing has no gradient that would tell."""
   made, cut = mixer(text), 20
@@ -85,6 +85,7 @@ def test_what_is_heard_does_not_change_with_the_future(text):
     assert (np.abs(y[:, cut:] - run(made)[:, cut:]) > 1e-3).any()
 
 
+@pytest.mark.slow
 def test_every_round_finds_more_and_nothing_twice():
   """A fourth round equal to the first adds nothing; rounds apart from it do."""
   params, x = parameters(), jnp.asarray(X, jnp.float32)

@@ -114,6 +114,7 @@ def test_what_is_lost_or_damaged_is_not_gone_on_from(tiny, settings, unbroken, d
   assert_same_run(tmp_path / 'run', unbroken)
 
 
+@pytest.mark.slow
 def test_another_mesh_goes_on_from_what_lasts(tiny, settings, dies, tmp_path, capsys):
   near = {'training.near': str(tmp_path / 'disk')}
   dies(tiny(**settings, **near), tmp_path / 'run', 8)

@@ -64,7 +64,7 @@ def sgd(tiny, **fields):
                  'optimizer.schedule': 'constant', 'optimizer.warmup': 0, **fields})
 
 
-@pytest.mark.parametrize('parts', [2, 4])
+@pytest.mark.parametrize('parts', [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_accumulation_is_the_large_batch(tiny, parts):
   """Rows hold unequal numbers of tokens, so a mean of microbatch means would be wrong."""
   whole, a = prepared(sgd(tiny))
@@ -82,8 +82,9 @@ def test_microbatches_partition_the_rows():
 
 
 @pytest.mark.parametrize('chunk, model', [
-  (1, {}), (64, {'model.tied': False}), (100, {}), (64, {'model.output_soft_cap': 0.01}),
-  (64, {'model.embedding_width': 8})], ids=str)
+  (100, {}), (64, {'model.tied': False}),
+  *(pytest.param(chunk, model, marks=pytest.mark.slow) for chunk, model in (
+    (1, {}), (64, {'model.output_soft_cap': 0.01}), (64, {'model.embedding_width': 8})))], ids=str)
 def test_loss_in_pieces_is_the_loss(tiny, chunk, model):
   fields = {'objective': 'causal_lm(label_smoothing=0.1, z_loss=0.01)', 'model.tied': True, **model}
   whole, a = prepared(sgd(tiny, **fields))
