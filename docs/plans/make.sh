@@ -57,7 +57,7 @@ plan llama-3-8b-h100-4x8 $SMALL --topology=h100:8 --slices=4 --config.mesh.data=
 
 plan gpt2-xl-v5e-256 --config=configs/gpt2.py:xl --topology=v5e:16x16 --config.mesh.data=32 --config.mesh.fsdp=8 \
   --config.training.loss_chunk=0 --rows=0
-plan gpt2-v5e-16-searched --config=configs/gpt2.py --topology=v5e:4x4 --search --limit=6
+plan gpt2-large-h100-8-searched --config=configs/gpt2.py:large --topology=h100:8 --search --limit=12
 plan vaswani2017-big-v5e-256 --config=configs/vaswani2017.py:big --topology=v5e:16x16 --config.training.batch_size=256
 
 python docs/plans/draw.py
