@@ -195,6 +195,7 @@ def test_for_boxes_of_gpus(run, tmp_path):
   for one in (training, decoding):
     assert one['fits'] and one['memory']['capacity'] == 80 * 10**9 and one['bound']['seconds'] > 0 and one['mfu'] < 1
   assert {axis for each in training['collectives'] for axis in each['axes']} == {'data', 'fsdp', 'tensor'}
+  assert 'jax-cuda12-plugin' in (tmp_path / 'out' / 'plan.md').read_text()
   assert training['bound']['network'] > 0 and decoding['bound']['network'] < training['bound']['network']
 
 

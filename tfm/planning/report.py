@@ -88,7 +88,7 @@ def sent(one: Planned) -> list[tuple[str, ...]]:
 
 def markdown(plans: Sequence[Planned], command: str) -> str:
   """The tables, with what they were made by."""
-  lines = ['# Plan', '', f'`{command}`', '', f'Compiled, not run, with {versions()}. Times are bounds by published peaks: '
+  lines = ['# Plan', '', f'`{command}`', '', f'Compiled, not run, with {versions(plans)}. Times are bounds by published peaks: '
            'none can be less, most will be more.']
   for title, columns, rows in tables(plans):
     lines += ['', f'## {title}', '', *pipes(columns, rows)]
@@ -116,15 +116,20 @@ def data(one: Planned) -> dict:
 def write(plans: Sequence[Planned], command: str, folder: pathlib.Path, more: Mapping = {}) -> None:
   """plan.json and plan.md."""
   folder.mkdir(parents=True, exist_ok=True)
-  told = dict(command=command, versions=versions(), plans=[data(one) for one in plans]) | dict(more)
+  told = dict(command=command, versions=versions(plans), plans=[data(one) for one in plans]) | dict(more)
   (folder / 'plan.json').write_text(json.dumps(told, indent=2) + '\n')
   (folder / 'plan.md').write_text(markdown(plans, command))
 
 
-def versions() -> str:
-  """Of what compiles."""
+# How the name of a device begins → packages that may have compiled for it.
+COMPILERS = {'TPU': ('libtpu',), 'NVIDIA': ('jax-cuda12-plugin', 'jax-cuda13-plugin')}
+
+
+def versions(plans: Sequence[Planned]) -> str:
+  """Of what has compiled."""
   found = []
-  for name in ('jax', 'jaxlib', 'libtpu'):
+  makers = [name for kind, names in COMPILERS.items() if any(one.device.startswith(kind) for one in plans) for name in names]
+  for name in ('jax', 'jaxlib', *makers):
     try:
       found.append(f'{name} {importlib.metadata.version(name)}')
     except importlib.metadata.PackageNotFoundError:
