@@ -126,7 +126,7 @@ def schema() -> ConfigDict:
       beams=1,                      # hypotheses kept side by side; 1: greedy
       penalty='gnmt(0.6)',          # of a hypothesis's length: gnmt(alpha), power(alpha)
       stopping='proven',            # when none better can come; 'likely': none would now; 'first': `beams` have ended
-      longer=50,                    # tokens that a target may be longer than its source
+      longer=50,                    # tokens that a target may be longer than its source, as far as there are positions
       average=1,                    # checkpoints, the last ones, whose parameters are averaged when a run is read
     ),
     mesh=dict(data=-1, fsdp=1, tensor=1, sequence=1, expert=1, stage=1),   # -1: the devices that are left

@@ -115,11 +115,16 @@ def check(
   needed = longest + max_tokens - 1   # the last token written is never read
   for name, reach in reaches(model.positions):
     if needed > reach:
-      room = reach + 1 - longest
+      room = most(reach, longest)
       raise ValueError(
         f'max_tokens={max_tokens} after a prompt of {longest} tokens needs {needed} positions and '
         f'{name} has {reach}; ' + (f'at most max_tokens={room} would do' if room > 0 else 'shorten the prompt'))
   check_sources(model, sources, len(prompts))
+
+
+def most(reach: int, prompt: int) -> int:
+  """The tokens for which there are positions after a prompt of so many."""
+  return reach + 1 - prompt
 
 
 def check_sources(model: Decoder, sources: Sequence[Sequence[int]] | None, rows: int) -> None:
