@@ -41,6 +41,12 @@ for data in 1:4x8 2:8x8 4:8x16 8:16x16; do
   plan llama-3-8b-v5e-$((32 * n)) $SMALL --topology=v5e:${data#*:} --config.mesh.data=$n --config.mesh.fsdp=32 \
     --config.training.batch_size=$((256 * n)) --config.training.accumulation=8 --config.training.loss_chunk=$((65536 * n)) --rows=0
 done
+# One row a chip and step.
+for data in 4:4x4x8 128:16x16x16; do
+  n=${data%:*}
+  plan llama-3-8b-v5p-$((32 * n)) $SMALL --topology=v5p:${data#*:} --config.mesh.data=$n --config.mesh.fsdp=32 \
+    --config.training.batch_size=$((32 * n)) --config.training.loss_chunk=$((65536 * n)) --rows=0
+done
 
 # Decoding, too: 64 rows with a cache of 8,192 tokens each.
 plan llama-3-8b-v5p-8 $SMALL --topology=v5p:2x2x2 --config.mesh.data=1 --config.mesh.tensor=8 \
