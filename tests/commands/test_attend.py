@@ -78,6 +78,7 @@ def kinds(folder):
   return {k['kind']: (k['queries'], k['keys'], k['layers'], weights(k)) for k in data['kinds']}
 
 
+@pytest.mark.slow
 def test_an_encoder_decoder_and_its_own_translation(pair, capsys):
   status, out, _ = tfm(capsys, pair, '--input=two')
   assert status == 0

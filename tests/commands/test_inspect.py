@@ -97,6 +97,7 @@ def test_refusals(run, words, sentence):
   assert status == 2 and sentence in err
 
 
+@pytest.mark.slow
 def test_a_piece_of_the_loss_is_of_all_devices(run):
   """Sixteen devices have a sixteenth of its tokens each: what one has that sees as many rows in such pieces."""
   def alive(*words):

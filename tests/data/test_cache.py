@@ -41,6 +41,7 @@ def test_the_loser_of_a_race_reads_the_winners(tmp_path):
   assert [path.name for path in tmp_path.iterdir()] == ['x']
 
 
+@pytest.mark.slow
 def test_several_processes_prepare_one_cache(tmp_path, make_text):
   (tmp_path / 'a.txt').write_text(make_text(0, 3000), newline='')
   program = f'''

@@ -90,6 +90,7 @@ def test_documents_that_do_not_meet_are_skipped():
   assert np.isfinite(out[:, 16:]).all() and np.isnan(out[:, :16]).all()
 
 
+@pytest.mark.slow
 def test_the_mask_is_not_asked_where_it_shows_everything():
   @dataclasses.dataclass(frozen=True)
   class Lying(Mask):

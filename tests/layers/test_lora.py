@@ -92,6 +92,7 @@ def test_what_was_stopped_goes_on(folders):
   jax.tree.map(np.testing.assert_array_equal, jax.device_get(whole), jax.device_get(pieces))
 
 
+@pytest.mark.slow
 def test_they_are_merged_when_published(folders):
   assert cli.main(['export', f'--workdir={folders / "whole"}', f'--to={folders / "out"}', '--family=gpt2']) == 0
   tuned, model = run.load(str(folders / 'whole')), tfm.from_pretrained(str(folders / 'out'))

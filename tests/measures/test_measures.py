@@ -40,6 +40,7 @@ def test_decoding_counts_the_cache(run):
   assert found['cache_bytes_per_token'] == 2 * (2 * 32 * 4 + 12) and found['decoding_tokens_per_second'] > 0
 
 
+@pytest.mark.slow
 def test_a_step_costs_more_in_longer_rows(run):
   found = asked('step((16, 64), rounds=1)', run)
   assert found['step_seconds'] > 0
@@ -73,6 +74,7 @@ def test_a_measure_that_is_not_there():
     trial.measure('splits')
 
 
+@pytest.mark.slow
 def test_a_needle_is_looked_for_at_each_depth_and_length(tiny, tmp_path):
   train(tiny(**{
     'objective': 'answers', 'data.source': 'needle(length=180, longer=None, digits=1)', 'data.length': 181,

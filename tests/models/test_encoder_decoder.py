@@ -87,6 +87,7 @@ def test_the_encoder_looks_both_ways():
   assert np.abs(jax.grad(first)(params['embedding']['table']))[:S].max(-1).all()
 
 
+@pytest.mark.slow
 def test_each_part_has_its_own_mask():
   """In one layer a target hears the source token in its own place, and that one its neighbours."""
   model, params = made(layers=1, tied=False, encoder=dict(mask='window(1, 1)'), cross=dict(mask='window(0, 0)'))

@@ -132,6 +132,7 @@ def size(**model):
     lambda p: made.apply({'params': p}, TOKENS, Context.whole(TOKENS))[0].sum()))(parameters(made)).jaxpr)
 
 
+@pytest.mark.slow
 def test_what_is_compiled_does_not_grow_with_depth():
   assert size(layers=2) == size(layers=9)
   assert size(layers=3, **PATTERN) == size(layers=9, **PATTERN)

@@ -92,6 +92,7 @@ def test_what_does_not_go_together_is_refused(fields, sentence):
     build.model(made, 8)
 
 
+@pytest.mark.slow
 def test_a_layer_learns_to_sort(tmp_path):
   """On texts that it has not seen, where a guess among three letters is right a third of the time."""
   made = config(**{

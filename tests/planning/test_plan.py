@@ -97,6 +97,7 @@ def test_a_search(run, tmp_path, monkeypatch):
   assert '3 of at most 3, about' in err and 'are left untried by --limit=3' in err
 
 
+@pytest.mark.slow
 def test_a_search_passes_over_what_is_estimated_not_to_fit(run, tmp_path, monkeypatch):
   monkeypatch.setitem(chips.CHIPS, 'cpu', CPU)
   monkeypatch.setattr(search, 'estimated', lambda asked, devices: (3 if asked.config.training.accumulation == 1 else 1) * 2**20)

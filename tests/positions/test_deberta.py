@@ -11,6 +11,7 @@ from tfm.mixers.protocol import Context
 TOKENS = jnp.array([[3, 1, 4, 1, 5, 2, 6, 5]])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('kv_heads', [1, 4])
 @pytest.mark.parametrize('terms', ['', ', c2p=False', ', p2c=False'])
 def test_borrowed_projections_are_those_of_the_mixer(terms, kv_heads):

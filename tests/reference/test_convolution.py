@@ -69,7 +69,8 @@ def test_formula(stack, segments, layout, bias):
   close(y, formula(made, params, segments), segments)
 
 
-@pytest.mark.parametrize('cut', [(5, 12), (1, 2, 3, 9, 12), tuple(range(1, 13))], ids=str)
+@pytest.mark.parametrize('cut', [
+  (1, 2, 3, 9, 12), *(pytest.param(cut, marks=pytest.mark.slow) for cut in ((5, 12), tuple(range(1, 13))))], ids=str)
 @pytest.mark.parametrize('stack', STACKS, ids=str)
 @pytest.mark.parametrize('segments', [UNBROKEN, BROKEN], ids=['unbroken', 'broken'])
 def test_pieces_that_begin_and_end_anywhere(stack, segments, cut):

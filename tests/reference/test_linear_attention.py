@@ -147,6 +147,7 @@ def test_a_strong_decay_leaves_the_weak_ones_their_digits():
   np.testing.assert_allclose(np.asarray(y)[REAL], expected[REAL], **EXACT)
 
 
+@pytest.mark.slow
 def test_gradients_of_the_delta_rule_are_those_of_the_recurrence():
   arrays = drawn()
   g = np.random.default_rng(5).standard_normal((B, T, H, C)) * REAL[..., None, None]

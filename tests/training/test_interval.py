@@ -34,6 +34,7 @@ def test_refusals(tiny, spec, said):
     check.run(tiny(**{'training.save_every': spec}), 1)
 
 
+@pytest.mark.slow
 def test_a_run_saves_as_it_says_and_at_its_end(tiny, tmp_path):
   train(tiny(**{'training.save_every': 'steps(2)', 'training.keep': 9, 'training.steps': 7, 'training.evaluate_every': 4}), tmp_path)
   checkpoints = checkpoint.Checkpoints(tmp_path)

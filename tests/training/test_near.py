@@ -125,6 +125,7 @@ def test_another_mesh_goes_on_from_what_lasts(tiny, settings, dies, tmp_path, ca
   assert 'the checkpoint 6 near at hand cannot be gone on from: this run has mesh' in told
 
 
+@pytest.mark.slow
 def test_a_new_run_in_the_same_place_finds_nothing(tiny, settings, dies, tmp_path, capsys):
   config = tiny(**settings, **{'training.near': str(tmp_path / 'disk')})
   dies(config, tmp_path / 'run', 8)

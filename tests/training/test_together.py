@@ -97,6 +97,7 @@ def test_one_goes_on_alone(tiny, side_by_side, alone, tmp_path):
   np.testing.assert_allclose(values(tmp_path / 'run', 'loss'), values(alone[SEEDS[0]], 'loss'), rtol=2e-5)
 
 
+@pytest.mark.slow
 def test_what_diverges_stops_and_the_others_go_on(tiny, side_by_side, tmp_path, monkeypatch):
   """The loss of run 0 becomes no number in step 5."""
   step, key = together.step, jax.random.key_data(jax.random.split(jax.random.key(SEEDS[0]))[1])
