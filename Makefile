@@ -35,7 +35,7 @@ oracle: $(VENV)/installed
 
 # Plans for TPUs and GPUs that are not here, which need the compilers of both.
 compilers: $(VENV)/installed
-	$(VENV)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[tpu,cuda_compiler]'
+	$(VENV)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[tpu,cuda-compiler]'
 	$(VENV)/bin/python -m pytest -m slow tests/planning/test_plan.py -k 'for_a_topology or for_boxes_of_gpus'
 
 clean:

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Makes every plan of this folder that is not there, one after another, and draws them. Run from the repository's root, with
-# the extras [tpu] and [cuda_compiler] installed: sh docs/plans/make.sh
+# the extras [tpu] and [cuda-compiler] installed: sh docs/plans/make.sh
 plan() {
   name=$1
   shift

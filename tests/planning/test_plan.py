@@ -186,7 +186,7 @@ def test_for_a_topology(run, tmp_path):
 def test_for_boxes_of_gpus(run, tmp_path):
   """Two boxes of eight GPUs, none of which is here: what goes over `data` goes from box to box."""
   if not gpus.installed():
-    pytest.skip("JAX's plugin for CUDA is not installed; pip install -e '.[cuda_compiler]'")
+    pytest.skip("JAX's plugin for CUDA is not installed; pip install -e '.[cuda-compiler]'")
   status, out, err = run('--topology=h100:8', '--slices=2', '--config.mesh.data=2', '--config.mesh.fsdp=4', '--config.data.length=256',
                          '--to=out', '--config.model.dtype=bfloat16', '--config.training.batch_size=16')
   assert status == 0, err

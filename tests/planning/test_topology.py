@@ -51,7 +51,7 @@ def test_without_libtpu(monkeypatch):
 
 def test_without_the_plugin_for_cuda(monkeypatch):
   monkeypatch.setattr(gpus, 'installed', lambda: False)
-  with pytest.raises(ValueError, match=r"needs JAX's plugin for CUDA, .* not installed; pip install -e '.\[cuda_compiler\]', or"):
+  with pytest.raises(ValueError, match=r"needs JAX's plugin for CUDA, .* not installed; pip install -e '.\[cuda-compiler\]', or"):
     topology.devices('h100:8')
 
 

@@ -6,7 +6,7 @@
   tfm plan --config=configs/llama.py:3-8b --topology=h100:8 --slices=4
 
 The real training step, and of a decoder the step that writes one token, is compiled ahead of time, for TPUs by libtpu (the extra
-[tpu]), for boxes of GPUs by JAX's plugin for CUDA (the extra [cuda_compiler]); neither needs what it compiles for. Told are, for
+[tpu]), for boxes of GPUs by JAX's plugin for CUDA (the extra [cuda-compiler]); neither needs what it compiles for. Told are, for
 one device, the memory by kind against what the chip has; FLOPs, memory traffic, and every collective with the mesh axes that it
 goes over; and the least time that a step can take by the published peaks of the chip: a bound, not a measurement.
 --topology=here compiles for the devices that are attached. --search tries meshes, remat policies and microbatches. No data is

@@ -46,7 +46,7 @@ def devices(name: str, slices: int = 1) -> list[jax.Device]:
   jax.config.update('jax_platforms', PLATFORM)
   if generation in gpus.GPUS:
     require(gpus.installed(), f"--topology={name} needs JAX's plugin for CUDA, which compiles for GPUs and is not installed; "
-                              "pip install -e '.[cuda_compiler]', or --topology=here")
+                              "pip install -e '.[cuda-compiler]', or --topology=here")
     return gpus.devices(generation, *sizes, slices)
   require(installed(), f'--topology={name} needs libtpu, the compiler for TPUs, which is not installed; '
                        "pip install -e '.[tpu]', or --topology=here")
