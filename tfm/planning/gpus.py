@@ -82,5 +82,6 @@ def installed() -> bool:
 
 def devices(name: str, count: int, boxes: int) -> list[jax.Device]:
   """Those of `boxes` boxes of `count` GPUs each, one box after another; to compile for, by JAX's CUDA plugin alone."""
+  jax.config.update('jax_enable_compilation_cache', False)   # nothing that is kept there could be read back without a GPU
   return topologies.get_topology_desc(
     platform='cuda', topology_name=name, topology=f'{boxes} x 1 x {count}', target_config=target(GPUS[name])).devices
