@@ -23,6 +23,7 @@ STEPS, EVERY = 60, 20
 # (1.2e-7), seen up to 1.5e-7 on equal devices. Over 60 steps of Adam on other meshes they grow (tests/training/test_resume.py).
 SAME_DEVICES, OTHER_DEVICES = 2e-6, 1e-4
 
+TFM = '-m', 'tfm'
 # `tfm train`, which also notes the rows that it reads for training.
 NOTING = textwrap.dedent('''
   import dataclasses, sys
@@ -45,6 +46,24 @@ NOTING = textwrap.dedent('''
   sys.exit(cli.main(sys.argv[1:]))
 ''')
 
+# `tfm train`, of which process 1 dies between the last that it does for its second checkpoint and telling so.
+DYING = textwrap.dedent('''
+  import itertools, os, signal, sys
+  import jax
+  from orbax.checkpoint._src.checkpointers import async_checkpointer
+  from tfm.commands import cli
+
+  saves, commit = itertools.count(1), async_checkpointer._AsyncManager.start_async_commit
+
+  def start_async_commit(*args, **kwargs):
+    if jax.process_index() == 1 and next(saves) == 2:
+      os.kill(os.getpid(), signal.SIGKILL)
+    return commit(*args, **kwargs)
+
+  async_checkpointer._AsyncManager.start_async_commit = start_async_commit
+  sys.exit(cli.main(sys.argv[1:]))
+''')
+
 
 @pytest.fixture(scope='module')
 def fields(book):
@@ -61,7 +80,7 @@ def start(fields, tmp_path_factory):
   config = tmp_path_factory.mktemp('config') / 'plain.py'
   config.write_text('def get_config(arg=""):\n  return {}\n')
 
-  def make(count, devices, workdirs, *more, program=('-m', 'tfm')):
+  def make(count, devices, workdirs, *more, program=TFM):
     with socket.socket() as free:
       free.bind(('localhost', 0))
       port = free.getsockname()[1]
@@ -163,13 +182,15 @@ def test_processes_come_and_go(start, tiny, fields, tmp_path):
 
 
 @pytest.mark.slow
-def test_killed_in_mid_save_the_rest_stops_and_all_go_on(start, tiny, fields, tmp_path):
+@pytest.mark.parametrize('program', [TFM, ('-c', DYING)], ids=['anywhere', 'at its end'])
+def test_killed_in_mid_save_the_rest_stops_and_all_go_on(start, tiny, fields, tmp_path, program):
   place, wanted = tmp_path / 'killed', alone(tiny, fields, tmp_path / 'unbroken')
-  started = start(2, 4, place)
+  started = start(2, 4, place, program=program)
   saving = place / 'checkpoints' / f'{2 * EVERY}.orbax-checkpoint-tmp'
-  when(saving.exists, started)
-  started[1].kill()
-  (status, _, said), (killed, _, last) = finish(started, 60)
+  if program == TFM:
+    when(saving.exists, started)
+    started[1].kill()
+  (status, _, said), (killed, _, last) = finish(started, 120)
   assert saving.exists() and not (place / 'checkpoints' / str(2 * EVERY)).exists()   # it was in mid-save
   assert killed == -signal.SIGKILL and 'process 1 of 2: it was killed' in last
   assert status in (processes.LOST, -signal.SIGABRT) and 'process of this run is gone' in said and processes.AGAIN in said

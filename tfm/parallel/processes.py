@@ -169,13 +169,28 @@ def together(name: str, refused: tuple[type[Exception], ...]) -> Iterator[None]:
 
 
 def _sentence(error: Exception, refused: tuple[type[Exception], ...]) -> tuple[int, str]:
-  said = ' '.join(str(error).split())
-  runtime = type(error).__module__.startswith(('jax', 'jaxlib')) or re.match('[A-Z_]+: ', said)
-  if runtime and GONE.search(said):
-    return LOST, f'another process of this run is gone ({said[:160]}); {AGAIN}'
-  if isinstance(error, refused) and not runtime:
-    return 2, said
-  return 1, f'{type(error).__name__}: {said}'
+  # Orbax makes an OSError of the runtime's error, and closing what was open may fail after the error that counts.
+  for one in _causes(error):
+    if _of_runtime(one) and GONE.search(said := _line(one)):
+      return LOST, f'another process of this run is gone ({said[:160]}); {AGAIN}'
+  if isinstance(error, refused) and not _of_runtime(error):
+    return 2, _line(error)
+  return 1, f'{type(error).__name__}: {_line(error)}'
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+  """An error, what it was raised from or in the handling of, and so on: what a traceback tells."""
+  while error is not None:
+    yield error
+    error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+
+
+def _of_runtime(error: BaseException) -> bool:
+  return type(error).__module__.startswith(('jax', 'jaxlib')) or bool(re.match('[A-Z_]+: ', _line(error)))
+
+
+def _line(error: BaseException) -> str:
+  return ' '.join(str(error).split())
 
 
 @contextlib.contextmanager
