@@ -91,6 +91,7 @@ def parameters(family, name):
   return sum(math.prod(x.shape) for x in jax.tree.leaves(nn.unbox(boxed)))
 
 
+@pytest.mark.slow
 def test_every_size_has_the_published_parameters(capsys):
   here = {(family, name): parameters(family, name) for family, sizes in PUBLISHED.items() for name in sizes}
   numbers = (Column(title, justify='right') for title in ('parameters', 'published'))

@@ -45,6 +45,7 @@ def counted():
   return found
 
 
+@pytest.mark.slow
 def test_every_row_has_the_papers_parameters(counted, capsys):
   here, slope, there = np.array(list(counted.values())).T
   # The one unknown: tokens beyond those named, by least squares of relative errors of the rows that have a number.

@@ -19,10 +19,10 @@ GEMMA2 = LLAMA | dict(
 MIXTRAL = LLAMA | dict(feed_forward='mixture_of_experts(experts=3)', depth_scaled=False, dropout=dict(residual=0.1))
 
 
-def made(fields, vocab=61):
+def made(fields, vocab=61, drawn=lambda make: jax.jit(make)()):
   config = configs.resolve(configs.complete(dict(model=fields, data=dict(length=32))))
   model = declared.model_of(config, vocab)
-  return config, model, nn.unbox(state.parameters(model, jax.random.key(0), 1, 16))
+  return config, model, nn.unbox(drawn(lambda: state.parameters(model, jax.random.key(0), 1, 16)))
 
 
 @pytest.mark.parametrize('fields, family', [
@@ -33,7 +33,7 @@ def test_a_model_of_our_own(fields, family, tmp_path):
   config, model, params = made(fields)
   export.export(config, params, str(tmp_path), family, 61)
   ids = np.random.default_rng(0).integers(0, 61, (2, 12))
-  wanted, _ = model.apply({'params': params}, ids, pretrained.context_of(ids, None))
+  wanted = jax.jit(lambda params: model.apply({'params': params}, ids, pretrained.context_of(ids, None))[0])(params)
   np.testing.assert_allclose(tfm.from_pretrained(str(tmp_path)).logits(ids), wanted, atol=1e-5)
 
 
@@ -51,7 +51,7 @@ def test_a_model_of_our_own(fields, family, tmp_path):
    'windows'),
   (MIXTRAL | dict(feed_forward='mixture_of_experts(experts=3, normalize=False)'), 'mixtral', 'model.feed_forward')])
 def test_what_a_family_cannot_say_is_refused_by_name(fields, family, named, tmp_path):
-  config, _, params = made(fields)
+  config, _, params = made(fields, drawn=jax.eval_shape)   # of which no number is asked
   with pytest.raises(ValueError, match=named):
     export.export(config, params, str(tmp_path), family, 61)
   assert not list(tmp_path.iterdir())

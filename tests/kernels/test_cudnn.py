@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax._src.cudnn import fused_attention_stablehlo
-from jax.sharding import AxisType
+from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 from jax.tree_util import Partial
 
 from conformance import collect
@@ -19,6 +19,7 @@ from tfm import spec
 from tfm.kernels.cudnn import too_old
 from tfm.kernels.protocol import Asked, band
 from tfm.layers.dot_product import scaled_dot
+from tfm.parallel import mesh
 from tfm.parallel.sharding import context, parse_rules
 
 B, T, H, K, C = 3, 24, 4, 2, 8
@@ -184,6 +185,15 @@ def test_is_for_a_gpu():
   assert too_old('9.0') is None and too_old('10.3') is None
   assert "says '7.5'" in too_old('7.5') and "says 'gfx942'" in too_old('gfx942')
   assert 'none is attached' in kernel('cudnn').absence('gpu')
+
+
+@pytest.mark.parametrize('kind, told', [('NVIDIA H100 80GB HBM3', '9.0'), ('NVIDIA B200', '10.0'), ('Another', None)])
+def test_of_a_gpu_that_is_not_here_is_told_what_is_known(kind, told):
+  device = AbstractDevice(device_kind=kind, num_cores=132, platform='cuda')
+  with jax.sharding.use_abstract_mesh(AbstractMesh((1,), ('data',), axis_types=(AxisType.Auto,), abstract_device=device)):
+    assert mesh.capability('gpu') == told
+    assert (kernel('cudnn').absence('gpu') is None) == (told is not None)
+    assert mesh.attached('gpu') is None
 
 
 def test_an_unknown_implementation_is_refused():

@@ -1,5 +1,7 @@
 """Adapters: the correction by hand, none at first, in the kernels when merged, and alone when trained and kept."""
 
+import functools
+
 import flax.linen as nn
 import jax
 import numpy as np
@@ -26,6 +28,7 @@ def adapted(tiny, lora, **fields):
   return model, params, jax.tree_util.tree_map_with_path(drawn, params)
 
 
+@functools.partial(jax.jit, static_argnums=0)
 def logits(model, params):
   return model.apply({'params': params}, TOKENS, Context.whole(TOKENS))[0]
 
@@ -61,16 +64,19 @@ def test_targets_that_are_none(tiny, targets, sentence):
     adapted(tiny, Lora(3, 6.0, targets), **{'model.feed_forward': 'mixture_of_experts(experts=2)', 'model.feed_forward_width': 16})
 
 
+BASE = {'model.position': 'learned', 'model.norm': 'layernorm(1e-5)', 'model.bias': True, 'model.feed_forward': 'gelu_tanh'}
+
+
+def tuned(root):
+  return BASE | {'init_from': str(root / 'base'), 'lora.rank': 2, 'optimizer.learning_rate': 0.05, 'optimizer.schedule': 'constant'}
+
+
 @pytest.fixture(scope='module')
 def folders(tiny, tmp_path_factory):
-  """A run, and another that adapts it, stopped after three steps and gone on with."""
+  """A run, and another that adapts it."""
   root = tmp_path_factory.mktemp('lora')
-  base = {'model.position': 'learned', 'model.norm': 'layernorm(1e-5)', 'model.bias': True, 'model.feed_forward': 'gelu_tanh'}
-  train.train(tiny(**base), str(root / 'base'))
-  tuned = base | {'init_from': str(root / 'base'), 'lora.rank': 2, 'optimizer.learning_rate': 0.05, 'optimizer.schedule': 'constant'}
-  train.train(tiny(**tuned), str(root / 'whole'))
-  train.train(tiny(**tuned | {'training.steps': 3}), str(root / 'pieces'))
-  train.train(tiny(**tuned), str(root / 'pieces'))
+  train.train(tiny(**BASE), str(root / 'base'))
+  train.train(tiny(**tuned(root)), str(root / 'whole'))
   return root
 
 
@@ -87,7 +93,10 @@ def test_they_alone_are_trained_and_kept(folders):
   assert all(np.abs(mixer[letter][UP]).min(axis=(1, 2, 3)).max() > 0 for letter in 'qv')   # no longer zero
 
 
-def test_what_was_stopped_goes_on(folders):
+@pytest.mark.slow
+def test_what_was_stopped_goes_on(folders, tiny):
+  for steps in ({'training.steps': 3}, {}):
+    train.train(tiny(**tuned(folders) | steps), str(folders / 'pieces'))
   whole, pieces = (run.load(str(folders / name)).params for name in ('whole', 'pieces'))
   jax.tree.map(np.testing.assert_array_equal, jax.device_get(whole), jax.device_get(pieces))
 

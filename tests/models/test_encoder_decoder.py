@@ -84,7 +84,7 @@ def test_the_encoder_looks_both_ways():
     changed = params | {'embedding': {'table': table}}
     source = np.arange(S)[None]
     return model.apply({'params': changed}, source, context(np.ones((1, S))), method='encode').x[0, 0].sum()
-  assert np.abs(jax.grad(first)(params['embedding']['table']))[:S].max(-1).all()
+  assert np.abs(jax.jit(jax.grad(first))(params['embedding']['table']))[:S].max(-1).all()
 
 
 @pytest.mark.slow

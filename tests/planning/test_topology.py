@@ -60,6 +60,7 @@ def test_a_gpu_is_told_to_the_compiler_with_what_its_maker_says(name):
   gpu = gpus.GPUS[name]
   chip, text = chips.of(gpu.kind), gpus.target(gpu)
   assert chip.name.lower().startswith(name) and text.count('{') == text.count('}') == 3
+  assert f'cuda_compute_capability {{ major: {chip.capability.replace(".", " minor: ")} }}' in text
   for field, value in (('device_memory_size', chip.memory), ('memory_bandwidth', int(chip.bandwidth)), ('core_count', gpu.cores)):
     assert f'  {field}: {value}\n' in text
 

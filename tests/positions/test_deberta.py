@@ -22,7 +22,7 @@ def test_borrowed_projections_are_those_of_the_mixer(terms, kv_heads):
   copies = jax.tree_util.tree_map_with_path(
     lambda path, box: copied(params, [key.key for key in path], box.value.shape), tiny.boxed(owning),
     is_leaf=lambda x: hasattr(x, 'names'))
-  found, other = (model.apply({'params': p}, TOKENS, Context.whole(TOKENS))[0]
+  found, other = (jax.jit(lambda p, model=model: model.apply({'params': p}, TOKENS, Context.whole(TOKENS))[0])(p)
                   for model, p in ((borrowing, params), (owning, copies)))
   np.testing.assert_allclose(found, other, rtol=1e-5, atol=1e-5)
   assert sum(x.size for x in jax.tree.leaves(params)) < sum(x.size for x in jax.tree.leaves(copies))

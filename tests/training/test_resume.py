@@ -94,6 +94,7 @@ def assert_same_run(workdir, unbroken):
   assert history(workdir) == history(unbroken)
 
 
+@pytest.mark.slow
 def test_killed_anywhere_it_ends_as_the_unbroken_run(command, unbroken, tmp_path):
   """Killed before the first checkpoint, between two, and in the middle of a save."""
   kill_when(start(command, tmp_path), reached(tmp_path, 3))

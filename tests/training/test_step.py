@@ -99,7 +99,7 @@ def test_the_loss_is_of_capped_logits(tiny):
   for cap, chunk in ((0.0, 0), (0.01, 0), (0.01, 64)):
     config = tiny(**{'model.output_soft_cap': cap, 'training.loss_chunk': chunk})
     model, objective = build.model(config, VOCAB), build.objective(config)
-    found[cap, chunk] = jax.value_and_grad(lambda p: objective(model, p, batch(), None)[0])(initial(model))
+    found[cap, chunk] = jax.jit(jax.value_and_grad(lambda p: objective(model, p, batch(), None)[0]))(initial(model))
   assert abs(found[0.0, 0][0] - found[0.01, 0][0]) > 1e-3 * found[0.0, 0][0]
   np.testing.assert_allclose(found[0.01, 64][0], found[0.01, 0][0], rtol=1e-5)
   assert_trees_close(found[0.01, 64][1], found[0.01, 0][1], rtol=1e-4, atol=1e-5)
@@ -125,8 +125,11 @@ def test_objective_against_numpy(tiny, smoothing, z):
   config = tiny(objective=f'causal_lm(label_smoothing={smoothing}, z_loss={z})')
   model, objective, rows = build.model(config, VOCAB), build.objective(config), batch()
   params = initial(model)
-  logits, _ = model.apply({'params': params}, rows['inputs'], Context(rows['positions'], rows['segments']))
-  total, sums = objective(model, params, rows, None)
+  @jax.jit
+  def told(params):
+    return model.apply({'params': params}, rows['inputs'], Context(rows['positions'], rows['segments']))[0], objective(
+      model, params, rows, None)
+  logits, (total, sums) = told(params)
   np.testing.assert_allclose(total / sums['tokens'], numpy_objective(np.asarray(logits, np.float64), rows, smoothing, z), rtol=1e-5)
   np.testing.assert_allclose(sums['loss'] / sums['tokens'], numpy_objective(np.asarray(logits, np.float64), rows, 0, 0), rtol=1e-5)
   assert sums['tokens'] == (rows['segments'] > 0).sum()

@@ -52,7 +52,7 @@ class Tokamax(Kernel):
     if not IMPLEMENTATIONS[self.implementation]:
       return missing()
     return (super().absence(platform) or missing()
-            or unfit(self.implementation, mesh.capability(platform)))
+            or unfit(self.implementation, (device := mesh.attached(platform)) and device.compute_capability))
 
   def refusal(self, q, k, v, asked):
     T, S = q.shape[1], k.shape[1]

@@ -20,6 +20,7 @@ class Chip:
     network: bytes/s that it sends beyond them: to another slice of TPUs, another box of GPUs.
     dims: of the torus that its neighbours make; 0: a switch.
     devices: of JAX, that share one chip.
+    capability: of a GPU, the compute capability that it would tell.
   """
 
   name: str
@@ -30,6 +31,7 @@ class Chip:
   network: float
   dims: int
   devices: int = 1
+  capability: str | None = None
 
   @property
   def device(self) -> 'Chip':
@@ -58,10 +60,10 @@ CHIPS = {
   'TPU v6 lite': Chip('TPU v6e', 918e12, 32 * GIB, 1638e9, 400e9, 12.5e9, dims=2),
   'TPU v6e': Chip('TPU v6e', 918e12, 32 * GIB, 1638e9, 400e9, 12.5e9, dims=2),
   'TPU7x': Chip('TPU7x', 2307e12, 192 * GIB, 7380e9, 600e9, 12.5e9, dims=3, devices=2),
-  'NVIDIA A100': Chip('A100 80GB SXM', 312e12, 80 * 10**9, 2039e9, 300e9, 25e9, dims=0),
-  'NVIDIA H100': Chip('H100 SXM', 989e12, 80 * 10**9, 3350e9, 450e9, 50e9, dims=0),
-  'NVIDIA H200': Chip('H200 SXM', 989e12, 141 * 10**9, 4800e9, 450e9, 50e9, dims=0),
-  'NVIDIA B200': Chip('B200', 2250e12, 180 * 10**9, 8000e9, 900e9, 50e9, dims=0),
+  'NVIDIA A100': Chip('A100 80GB SXM', 312e12, 80 * 10**9, 2039e9, 300e9, 25e9, dims=0, capability='8.0'),
+  'NVIDIA H100': Chip('H100 SXM', 989e12, 80 * 10**9, 3350e9, 450e9, 50e9, dims=0, capability='9.0'),
+  'NVIDIA H200': Chip('H200 SXM', 989e12, 141 * 10**9, 4800e9, 450e9, 50e9, dims=0, capability='9.0'),
+  'NVIDIA B200': Chip('B200', 2250e12, 180 * 10**9, 8000e9, 900e9, 50e9, dims=0, capability='10.0'),
 }
 
 

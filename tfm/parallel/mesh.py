@@ -8,6 +8,8 @@ import numpy as np
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh
 
+from tfm.parallel import chips
+
 # From the outermost to the innermost, whose devices are the nearest neighbours: of one board, one host. What an axis has
 # to say grows in this order. Stages hand on activations, and copies of the model their gradients once a step, which may
 # travel while others are computed; fsdp gathers each layer's parameters as it comes to it; experts are sent tokens, and
@@ -122,8 +124,18 @@ def platform() -> str:
 
 
 def capability(platform: str) -> str | None:
-  """What the GPUs of this process say that they can compute, such as '9.0'; None where none is attached, as those of a plan."""
+  """What the GPUs of this process say that they can compute, such as '9.0', or else what is known of those of the mesh in force,
+  which need not be here; None where neither is told."""
+  if device := attached(platform):
+    return device.compute_capability
+  device = jax.sharding.get_abstract_mesh().abstract_device
+  chip = device and chips.of(device.device_kind)
+  return chip and chip.capability
+
+
+def attached(platform: str) -> jax.Device | None:
+  """A device of this process; None where JAX knows none of the platform."""
   try:
-    return jax.local_devices(backend=platform)[0].compute_capability
-  except RuntimeError:   # JAX knows no such devices here
+    return jax.local_devices(backend=platform)[0]
+  except RuntimeError:
     return None

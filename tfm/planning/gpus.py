@@ -17,14 +17,12 @@ class Gpu:
 
   Attributes:
     kind: as its driver calls it.
-    capability: compute capability, major and minor.
     cores: streaming multiprocessors. lanes: float32 units of one.
     shared, block: bytes of a multiprocessor's shared memory, and of it what one block may have.
     cache: bytes of its L2. clock: GHz, at most.
   """
 
   kind: str
-  capability: tuple[int, int]
   cores: int
   lanes: int
   shared: int
@@ -36,18 +34,19 @@ class Gpu:
 # NVIDIA: the architecture papers of A100, H100 and Blackwell (multiprocessors, L2, clocks), and the CUDA C++ Programming Guide,
 # "Technical specifications per compute capability" (shared memory, float32 units).
 GPUS = {
-  'a100': Gpu('NVIDIA A100-SXM4-80GB', (8, 0), 108, 64, 164 * KIB, 163 * KIB, 40 * MIB, 1.41),
-  'h100': Gpu('NVIDIA H100 80GB HBM3', (9, 0), 132, 128, 228 * KIB, 227 * KIB, 50 * MIB, 1.98),
-  'h200': Gpu('NVIDIA H200', (9, 0), 132, 128, 228 * KIB, 227 * KIB, 50 * MIB, 1.98),
-  'b200': Gpu('NVIDIA B200', (10, 0), 148, 128, 228 * KIB, 227 * KIB, 126 * MIB, 1.965),
+  'a100': Gpu('NVIDIA A100-SXM4-80GB', 108, 64, 164 * KIB, 163 * KIB, 40 * MIB, 1.41),
+  'h100': Gpu('NVIDIA H100 80GB HBM3', 132, 128, 228 * KIB, 227 * KIB, 50 * MIB, 1.98),
+  'h200': Gpu('NVIDIA H200', 132, 128, 228 * KIB, 227 * KIB, 50 * MIB, 1.98),
+  'b200': Gpu('NVIDIA B200', 148, 128, 228 * KIB, 227 * KIB, 126 * MIB, 1.965),
 }
+CUDNN = 9, 8
 # Of all of them: what XLA calls them, and threads, registers and blocks that one may have.
 TARGET = '''
 platform_name: "CUDA"
 device_description_str: "{kind}"
-dnn_version_info {{ major: 9 minor: 8 }}
+dnn_version_info {{ major: {cudnn[0]} minor: {cudnn[1]} }}
 gpu_device_info {{
-  cuda_compute_capability {{ major: {capability[0]} minor: {capability[1]} }}
+  cuda_compute_capability {{ major: {major} minor: {minor} }}
   core_count: {cores}
   fpus_per_core: {lanes}
   shared_memory_per_core: {shared}
@@ -70,9 +69,10 @@ gpu_device_info {{
 
 
 def target(gpu: Gpu) -> str:
-  """Its description in the text form of XLA's GpuTargetConfigProto."""
+  """Its description, with a cuDNN beside it, in the text form of XLA's GpuTargetConfigProto."""
   chip = chips.of(gpu.kind)
-  return TARGET.format(memory=chip.memory, bandwidth=chip.bandwidth, **dataclasses.asdict(gpu))
+  major, minor = chip.capability.split('.')
+  return TARGET.format(major=major, minor=minor, memory=chip.memory, bandwidth=chip.bandwidth, cudnn=CUDNN, **dataclasses.asdict(gpu))
 
 
 def installed() -> bool:
@@ -82,6 +82,9 @@ def installed() -> bool:
 
 def devices(name: str, count: int, boxes: int) -> list[jax.Device]:
   """Those of `boxes` boxes of `count` GPUs each, one box after another; to compile for, by JAX's CUDA plugin alone."""
+  from jax._src.cudnn import fused_attention_stablehlo
   jax.config.update('jax_enable_compilation_cache', False)   # nothing that is kept there could be read back without a GPU
+  # JAX asks cuDNN itself, which need not be installed, for its version before it has attention computed by it.
+  fused_attention_stablehlo.check_cudnn_version = lambda: CUDNN[0] * 10_000 + CUDNN[1] * 100
   return topologies.get_topology_desc(
     platform='cuda', topology_name=name, topology=f'{boxes} x 1 x {count}', target_config=target(GPUS[name])).devices
