@@ -74,11 +74,11 @@ def test_a_block_that_is_not_visited_is_not_touched():
   q, k, v = arrays()
   spoilt = (k.at[:, 16:32].set(jnp.nan), v.at[:, 16:32].set(jnp.nan))
   mask = 'causal & window(7)'
-  out = kernel(CHUNKED)(q, *spoilt, **asked(mask))
-  expected = kernel('dense')(q, k, v, **asked(mask))
+  out = jax.jit(lambda *qkv: kernel(CHUNKED)(*qkv, **asked(mask)))(q, *spoilt)
+  expected = jax.jit(lambda *qkv: kernel('dense')(*qkv, **asked(mask)))(q, k, v)
   clean = np.r_[0:16, 40:48]  # the queries whose blocks of keys are sound
   np.testing.assert_allclose(out[:, clean], expected[:, clean], rtol=1e-5, atol=1e-6)
-  gradient = jax.grad(lambda q: kernel(CHUNKED)(q, *spoilt, **asked(mask))[:, clean].sum())(q)
+  gradient = jax.jit(jax.grad(lambda q: kernel(CHUNKED)(q, *spoilt, **asked(mask))[:, clean].sum()))(q)
   assert np.isfinite(gradient[:, clean]).all()
 
 
@@ -86,7 +86,7 @@ def test_documents_that_do_not_meet_are_skipped():
   q, k, v = arrays()
   segments = jnp.asarray([[1] * 16 + [2] * 32, [1] * 16 + [2] * 16 + [0] * 16])
   v = v.at[:, :16].set(jnp.nan)
-  out = kernel(CHUNKED)(q, k, v, **asked('full', layout='packed', q_segments=segments, k_segments=segments))
+  out = jax.jit(lambda *qkv: kernel(CHUNKED)(*qkv, **asked('full', layout='packed', q_segments=segments, k_segments=segments)))(q, k, v)
   assert np.isfinite(out[:, 16:]).all() and np.isnan(out[:, :16]).all()
 
 
@@ -134,7 +134,7 @@ def test_the_log_sum_exp_has_a_gradient():
     def f(q, k, sinks):
       out, lse = kernel(text).with_log_sum_exp(q, k, v, **asked('causal', sinks=sinks))
       return (jnp.sin(out).sum() + jnp.cos(lse).sum())
-    return jax.grad(f, (0, 1, 2))(q, k, sinks)
+    return jax.jit(jax.grad(f, (0, 1, 2)))(q, k, sinks)
   for a, b in zip(loss(CHUNKED), loss('dense')):
     np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 

@@ -213,7 +213,8 @@ class TestPlan:
   def test_everything_has_one_place_in_order(self, kind, N, k, E, capacity):
     rows, blocks = layer(experts=E, top_k=k, normalize=False, capacity=capacity).sizes(N)
     choices = self.choices(kind, N, k, E)
-    made = jax.tree.map(np.asarray, plan(jnp.asarray(choices), E, blocks, rows, capacity is not None))
+    made = jax.tree.map(np.asarray, jax.jit(plan, static_argnums=(1, 2, 3, 4))(
+      jnp.asarray(choices), E, blocks, rows, capacity is not None))
     M, A = blocks * rows, len(choices)
     placed = made.slots < M
     assert len(set(made.slots)) == A and len(set(made.sources)) == M

@@ -5,8 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tfm.layers.triangular import solve
+from tfm.layers import triangular
 
+solve = jax.jit(triangular.solve)
 draw = np.random.default_rng(0)
 
 

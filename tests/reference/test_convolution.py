@@ -41,7 +41,7 @@ def parameters(made):
 
 def run(made, params, segments, x=X, cache=None, layout='any'):
   params = jax.tree.map(lambda p: jnp.asarray(p, jnp.float32), params)
-  return made.apply({'params': params}, jnp.asarray(x, made.dtype), None, context(segments, layout), cache)
+  return jax.jit(made.apply)({'params': params}, jnp.asarray(x, made.dtype), None, context(segments, layout), cache)
 
 
 def formula(made, params, segments):

@@ -117,7 +117,7 @@ def first_tokens():
 
 def in_chunks(arrays, chunk):
   q, k, v, log_alpha, beta = (jnp.asarray(x, jnp.float32) for x in arrays)
-  return delta_rule(q, k, v, log_alpha, beta, jnp.asarray(first_tokens()), jnp.zeros((B, H, C, C)), chunk)
+  return jax.jit(delta_rule, static_argnums=7)(q, k, v, log_alpha, beta, jnp.asarray(first_tokens()), jnp.zeros((B, H, C, C)), chunk)
 
 
 @pytest.mark.parametrize('rate', [0.01, 1.0, 200.0])

@@ -54,7 +54,7 @@ def parameters(bias=True):
 
 def run(made, x, context, **rngs):
   params = {'params': parameters(made.bias)}
-  y, cache = made.apply(params, jnp.asarray(x, made.dtype), None, context, None, rngs=rngs)
+  y, cache = jax.jit(made.apply)(params, jnp.asarray(x, made.dtype), None, context, None, rngs=rngs)
   assert cache is None
   return y
 
@@ -89,7 +89,7 @@ def test_a_promised_layout_gives_the_same():
 
 
 def test_every_token_is_felt_by_every_other_and_padding_by_none():
-  felt = jax.jacobian(lambda x: run(mixer(), x, context()).sum(-1))(jnp.asarray(X, jnp.float32))
+  felt = jax.jit(jax.jacobian(lambda x: run(mixer(), x, context()).sum(-1)))(jnp.asarray(X, jnp.float32))
   for row, real in enumerate(SEGMENTS > 0):
     by = np.abs(felt[row, :, row]).max(-1)
     np.testing.assert_array_equal(by > 0, real[:, None] & real[None, :])

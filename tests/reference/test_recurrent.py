@@ -40,7 +40,7 @@ def parameters(made):
 
 def run(made, params, part=slice(None), cache=None):
   params = jax.tree.map(lambda p: jnp.asarray(p, jnp.float32), params)
-  return made.apply({'params': params}, jnp.asarray(X[:, part], made.dtype), None, context(part), cache)
+  return jax.jit(made.apply)({'params': params}, jnp.asarray(X[:, part], made.dtype), None, context(part), cache)
 
 
 def formula(cell, params):

@@ -240,9 +240,15 @@ def _put(buffer: Array | None, array: np.ndarray, index: int | None, leaf: jax.S
   if index is None:
     return jax.block_until_ready(jax.device_put(array.astype(leaf.dtype, copy=False), leaf.sharding))
   if buffer is None:
-    buffer = jax.jit(lambda: jnp.zeros(leaf.shape, leaf.dtype), out_shardings=leaf.sharding)()
+    buffer = _zeros(leaf.shape, leaf.dtype, leaf.sharding)()
   # As it is, out of order and of sixteen bits: the device's copy is the only one.
   return jax.block_until_ready(_written(buffer, jax.device_put(array, _of_one(leaf.sharding)), index))
+
+
+@functools.cache
+def _zeros(shape: tuple[int, ...], dtype: np.dtype, sharding: jax.sharding.Sharding) -> Callable[[], Array]:
+  """Makes them, compiled once for all leaves that are alike."""
+  return jax.jit(lambda: jnp.zeros(shape, dtype), out_shardings=sharding)
 
 
 @functools.partial(jax.jit, donate_argnums=0)
