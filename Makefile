@@ -9,7 +9,7 @@ TESTS ?=
 # A process a core; a file's tests stay together, as they share what is compiled, and in the order of tests/conftest.py.
 PARALLEL = -n auto --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-slow oracle compilers clean
+.PHONY: demo test test-slow oracle compilers browser clean
 
 $(VENV)/installed: setup.cfg constraints.txt
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("tfm needs Python 3.11 or newer; name one: make PYTHON=python3.12 …")'
@@ -37,6 +37,11 @@ oracle: $(VENV)/installed
 compilers: $(VENV)/installed
 	$(VENV)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[tpu,cuda-compiler]'
 	$(VENV)/bin/python -m pytest -m slow tests/planning/test_plan.py -k 'for_a_topology or for_boxes_of_gpus'
+
+# Reports in a real browser, where one is installed, such as Debian's package chromium.
+browser: $(VENV)/installed
+	$(VENV)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[browser]'
+	$(VENV)/bin/python -m pytest -m slow tests/ablation/test_browser.py
 
 clean:
 	rm -rf $(VENV) .cache build *.egg-info
