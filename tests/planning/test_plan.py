@@ -162,6 +162,17 @@ def test_what_it_refuses_of_the_temporaries_alone():
   assert memory.kinds == STEP.arguments | dict(temporaries=round(17.4 * 2**30)) and memory.needed == 3 * 2**30 + round(17.4 * 2**30)
 
 
+def refuses():
+  raise jax.errors.JaxRuntimeError('UNIMPLEMENTED: of a device that is not here')
+
+
+@pytest.mark.parametrize('stats, chip, capacity', [
+  (lambda: dict(bytes_limit=100), 'NVIDIA H200', 100), (lambda: None, 'NVIDIA H200', 141 * 10**9), (lambda: None, 'cpu', None),
+  (refuses, 'TPU v5 lite', 16 * 2**30)])
+def test_a_device_that_is_here_says_itself_what_it_has(stats, chip, capacity):
+  assert plan.capacity_of(types.SimpleNamespace(memory_stats=stats), chips.of(chip)) == capacity
+
+
 def test_what_it_has_no_room_for():
   memory = plan.refused_memory(STEP, 'RESOURCE_EXHAUSTED: Out of memory while trying to allocate 12.00GiB.', 2**33)
   assert memory.fits is False and memory.capacity == 2**33 and memory.needed == 15 * 2**30
