@@ -249,6 +249,18 @@ def test_what_processes_do_not_share_is_refused_by_all(start, tmp_path):
     assert status == 2 and f'tfm train: process {process} of 2: what --workdir=' in said and 'Traceback' not in said
 
 
+@pytest.mark.slow
+def test_when_not_all_come_it_is_said(start, tmp_path):
+  alone, *others = start(2, 1, tmp_path, '--gathering=1')[::-1]
+  for other in others:
+    other.kill()
+  (status, _, said), *_ = finish([alone, *others], 60)
+  assert status == -signal.SIGABRT and not (tmp_path / 'config.json').exists()
+  assert said.splitlines()[-1] == (
+    'tfm train: process 1 of 2: it was killed, or ended by JAX (in its words above) because not all processes came within --gathering=1 '
+    'seconds; see that all were started, each with a --process of its own, and reach the same --coordinator, a free port where process 0 runs')
+
+
 @pytest.mark.parametrize('flags, said', [
   (('two', None, None, 60, 300), '--processes=two must be a number of processes'),
   (('2', None, 'localhost:1', 60, 300), '--process=None is not below --processes=2'),

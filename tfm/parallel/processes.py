@@ -57,8 +57,12 @@ def join(count: str, index: int | None, coordinator: str | None, heartbeat: int,
     raise ValueError(f'--coordinator={coordinator} must be HOST:PORT of process 0, the same for all processes')
   known = {} if count == AUTO else dict(coordinator_address=coordinator, num_processes=int(count), process_id=index,
                                         cluster_detection_method='deactivate')
+  speaker = 'tfm train' + (f': process {index} of {count}' if known else '')
+  with_own = ', each with a --process of its own, and reach the same --coordinator, a free port where process 0 runs' if known else ''
   try:
-    jax.distributed.initialize(**known, heartbeat_timeout_seconds=heartbeat, initialization_timeout=gathering)
+    with _last_words(f'{speaker}: it was killed, or ended by JAX (in its words above) because not all processes came within '
+                     f'--gathering={gathering} seconds; see that all were started{with_own}'):
+      jax.distributed.initialize(**known, heartbeat_timeout_seconds=heartbeat, initialization_timeout=gathering)
   except ValueError as error:
     raise ValueError(f'--processes={count} finds no Slurm step, TPU pod, Kubernetes job or Open MPI here ({error}); '
                      '--processes=N --process=I --coordinator=HOST:PORT says it') from error
