@@ -13,14 +13,21 @@ from tfm import build, spec
 from tfm.build import objective, one_of, packing, penalty, source
 from tfm.config import parts, require, schema
 from tfm.decoding.beam import STOPPING
+from tfm.kernels.dense import Dense
+from tfm.models import flops
 from tfm.parallel import mesh as meshes
 from tfm.parallel import pipeline, sharding
 from tfm.parallel.nearest import Limits, Need, Wish
+from tfm.shapes import PyTree
 from tfm.training import state as states
 
 
-def run(config: ConfigDict, devices: int) -> None:
-  """Refuses what can be told without data or model: sizes, cadence, mesh against batch."""
+def run(config: ConfigDict, devices: int | None) -> None:
+  """Refuses what can be told without data or model: sizes, cadence, mesh against batch.
+
+  Args:
+    devices: None: nobody knows yet how many there will be, and the mesh is not looked at.
+  """
   t, o = config.training, config.optimizer
   require(config.data.length >= 1, f'config.data.length={config.data.length} must be at least 1')
   for field in ('steps', 'batch_size', 'accumulation', 'log_every', 'evaluate_every', 'keep'):
@@ -61,7 +68,18 @@ def run(config: ConfigDict, devices: int) -> None:
                                    f'{spec.suggest(name, meshes.AXES)}')
   require(t.batch_size % t.accumulation == 0,
           f'config.training.accumulation={t.accumulation} does not divide config.training.batch_size={t.batch_size}')
-  mesh(config, devices)
+  if devices is not None:
+    mesh(config, devices)
+
+
+def made(config: ConfigDict) -> None:
+  """Refuses what nothing to train can be made of, whatever the data: optimizer, tokenizers, adapters, model."""
+  build.optimizer(config)
+  build.tokenizer(config)
+  build.source_tokenizer(config)
+  require(build.lora(config) is None or bool(config.init_from),
+          f'config.lora.rank={config.lora.rank} adapts the parameters of a run, and config.init_from names none; name one')
+  build.model(config, vocab=1)
 
 
 def mesh(config: ConfigDict, devices: int) -> None:
@@ -72,10 +90,26 @@ def mesh(config: ConfigDict, devices: int) -> None:
     wish.sizes()
   except ValueError as error:
     # What is proposed must suit the parameters too. Tokens are not known yet, but that their rows are so many or a multiple.
-    model = build.model(config, vocab=1, source_vocab=1)
-    boxed = states.abstract(lambda key: states.parameters(model, key, 1, config.data.length))
-    wish = dataclasses.replace(wish, needs=(*wish.needs, *sharding.needs(boxed, sharding.parse_rules(config.rules))))
+    wish = dataclasses.replace(wish, needs=(*wish.needs, *sharding.needs(parameters(config), sharding.parse_rules(config.rules))))
     raise ValueError(f'{error}; {wish.instead()}') from None
+
+
+def divides(config: ConfigDict, devices: int) -> None:
+  """Refuses a mesh that does not divide parameters, but for the rows of a vocabulary, which the data tell."""
+  boxed, rules = parameters(config), sharding.parse_rules(config.rules)
+  known = sharding.needs(boxed, [(name, () if name == 'vocab' else axes) for name, axes in rules])
+  wish = Wish(config.mesh.to_dict(), devices, (*needs(config), *known), (max(config.slices.number, 1), config.slices.axis))
+  try:
+    wish.sizes()
+  except ValueError as error:
+    raise ValueError(f'{error}; {wish.instead()}') from None
+
+
+def parameters(config: ConfigDict) -> PyTree:
+  """Shapes and boxes of all parameters, as of a vocabulary of one token."""
+  # The kernel, of which there are none, may be one that is not here.
+  model = flops.with_kernel(build.model(config, vocab=1, source_vocab=1), Dense())
+  return states.abstract(lambda key: states.parameters(model, key, 1, config.data.length))
 
 
 def needs(config: ConfigDict) -> Iterator[Need]:

@@ -14,6 +14,8 @@ REFUSED = 2
 BUCKET = re.compile(r'gs://([\w.-]+)(/.*)?')
 # Renames of folders, by which a checkpoint becomes whole, on a bucket that does not know folders.
 GCSFUSE = 'gcsfuse --implicit-dirs --rename-dir-limit=1000000'
+# What says how a TPU VM is to be created; without any of these it is there.
+CREATED = 'accelerator-type', 'runtime-version', 'spot', 'reserved'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +26,8 @@ class Job:
     name: of the job, the TPU or the workload; words: of the `tfm train` command, the workdir left out.
     workdir: a folder that all machines see, or gs://BUCKET/….
     environment: variables; folder: that the machines run in, '' for the one they start in.
-    options: of the place, by name, those of them that were given.
+    options: of the place, by name, those of them that were given; '' is of one without a value.
+    setup: a shell command that comes before, '' for none.
   """
 
   name: str
@@ -33,6 +36,7 @@ class Job:
   environment: Mapping[str, str]
   folder: str
   options: Mapping[str, str]
+  setup: str = ''
 
   def command(self, workdir: str, *before: str) -> str:
     """The command of every process."""
@@ -41,16 +45,21 @@ class Job:
   def setting(self) -> list[str]:
     """Shell lines that come before it."""
     return [f'export {name}={shlex.quote(value)}' for name, value in self.environment.items()] + (
-      [f'cd {shlex.quote(self.folder)}'] if self.folder else [])
+      [self.setup] if self.setup else []) + ([f'cd {shlex.quote(self.folder)}'] if self.folder else [])
 
   def needs(self, place: str, *names: str) -> None:
     """Refuses a job without some options."""
     for name in names:
-      require(name in self.options, f'--{name} is missing; tfm launch {place} needs {", ".join(f"--{n}" for n in names)}')
+      require(bool(self.options.get(name)), f'--{name} is missing; tfm launch {place} needs {", ".join(f"--{n}" for n in names)}')
 
   def flags(self, *names: str) -> list[str]:
     """Those of these options that were given, as flags."""
-    return [f'--{name}={self.options[name]}' for name in names if name in self.options]
+    return [flag(name, self.options[name]) for name in names if name in self.options]
+
+
+def flag(name: str, value: str) -> str:
+  """`--name=value`, or `--name` of one without a value."""
+  return f'--{name}={value}' if value else f'--{name}'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,7 +107,9 @@ def slurm(job: Job) -> list[Step]:
   job.needs('slurm', 'nodes')
   require(not BUCKET.fullmatch(job.workdir), f'--workdir={job.workdir} is a bucket; on Slurm name a folder that all nodes see')
   options = {'ntasks-per-node': '1', 'signal': 'B:TERM@120', 'open-mode': 'append', 'output': f'{job.name}-%j.log'} | dict(job.options)
-  lines = [f'#SBATCH --{name}={value}' for name, value in {'job-name': job.name, **options}.items()]
+  require(re.fullmatch(r'B:(SIG)?TERM(@\d+)?', options['signal']) is not None,
+          f'--signal={options["signal"]} is not what the script saves at; B:TERM@SECONDS is, so many before the time limit')
+  lines = [f'#SBATCH {flag(name, value)}' for name, value in {'job-name': job.name, **options}.items()]
   requeue = 'if [ -n "$stopped" ] && [ "$status" = 0 ]; then scontrol requeue "$SLURM_JOB_ID"; fi\n'
   text = '\n'.join(['#!/bin/bash', *lines, '#SBATCH --requeue', '', *job.setting(),
                     again(job.command(job.workdir, 'srun', '--kill-on-bad-exit=1'), requeue)])
@@ -106,38 +117,91 @@ def slurm(job: Job) -> list[Step]:
 
 
 def tpu(job: Job) -> list[Step]:
-  """The same command on every worker of a TPU VM pod slice, which goes on when the connection ends."""
+  """The same command on every worker of a TPU VM pod slice, which goes on when the connection ends.
+
+  With --accelerator-type a loop here creates the slice as a queued resource, and again whenever it is taken away.
+  """
   job.needs('tpu', 'zone')
+  creates = job.flags(*CREATED)
+  if creates:
+    job.needs('tpu', 'zone', 'accelerator-type', 'runtime-version')
+  placed(job)
   mount, workdir = [], job.workdir
   if found := BUCKET.fullmatch(job.workdir):
     bucket, path = found[1], found[2] or ''
     folder = f'buckets/{bucket}'
     mount = [f'mkdir -p ~/{folder}', f'mountpoint -q ~/{folder} || {GCSFUSE} {bucket} ~/{folder}']
     workdir = f'{folder}{path}'
-  log = f'{job.name}.log'
   # The folder of the bucket lies in that of the user.
   train = job.command(workdir) if not mount else job.command('WORKDIR').replace('--workdir=WORKDIR', f'--workdir="$HOME"/{shlex.quote(workdir)}')
-  script = '\n'.join([*mount, *job.setting(), again(train)])
-  def ssh(command, note):
-    return Step(('gcloud', 'compute', 'tpus', 'tpu-vm', 'ssh', job.name, *job.flags('zone', 'project'), '--worker=all',
-                 f'--command={command}'), note=note)
-  return [
-    ssh(f'nohup bash -c {shlex.quote(script)} >> {log} 2>&1 < /dev/null &', 'train on every worker; it goes on without this connection'),
-  ]
+  # What asks it to stop may be the end of the machine, which is not its own.
+  ended = f'[ -n "$stopped" ] || echo "$status" > ~/{job.name}.status\n' if creates else ''
+  script = '\n'.join([*mount, *job.setting(), again(train, ended)])
+  begin = f'bash -c {shlex.quote(script)} >> {job.name}.log 2>&1 < /dev/null &'
+  if not creates:
+    return [Step(ssh(job, 'all', f'nohup {begin}'), note='train on every worker; it goes on without this connection')]
+  return [Step(('bash',), kept(job, f'[ -e {job.name}.status ] || {{ nohup flock -n {job.name}.lock {begin} }}', creates),
+               'as long as this runs, the slice is created again when it is taken away, and trains on from the last checkpoint')]
+
+
+def kept(job: Job, begin: str, creates: Sequence[str]) -> str:
+  """A shell script that looks every minute whether the queued resource is there and trains, and sees to it, until it is done or refused.
+
+  A queued resource whose slice was preempted is suspended for ever: it is deleted, and another created by its name.
+
+  Args:
+    begin: shell for every worker, of no effect where it trains already or did to its end; creates: flags of what is created.
+  """
+  def queued(verb, *flags):
+    return shlex.join(['gcloud', 'compute', 'tpus', 'queued-resources', verb, job.name, *job.flags('zone', 'project'), *flags])
+  def told(which, command):
+    return shlex.join(ssh(job, which, command))
+  return f'''{told('all', f'rm -f {job.name}.status')} < /dev/null 2> /dev/null
+while :; do
+  case "$({queued('describe', '--format=value(state.state)')} 2> /dev/null)" in
+    ACTIVE)
+      {told('all', begin)}
+      status=$({told('0', f'cat {job.name}.status')} 2> /dev/null)
+      if [ "$status" = 0 ] || [ "$status" = {REFUSED} ]; then exit "$status"; fi ;;
+    SUSPENDED | FAILED)
+      {queued('delete', '--force', '--quiet')} ;;
+    '')
+      {queued('create', f'--node-id={job.name}', *creates)} ;;
+  esac
+  sleep 60
+done < /dev/null
+'''
+
+
+def ssh(job: Job, which: str, command: str) -> tuple[str, ...]:
+  """The words that run a command on some workers of a TPU VM."""
+  return 'gcloud', 'compute', 'tpus', 'tpu-vm', 'ssh', job.name, *job.flags('zone', 'project'), f'--worker={which}', f'--command={command}'
 
 
 def watching(job: Job) -> list[Step]:
   """What to look at a TPU VM's job with, and what to stop it with: not run by --run."""
-  def ssh(which, command, note):
-    return Step(('gcloud', 'compute', 'tpus', 'tpu-vm', 'ssh', job.name, *job.flags('zone', 'project'), f'--worker={which}',
-                 f'--command={command}'), note=note)
-  return [ssh('0', f'tail -F {job.name}.log', 'what it says'),
-          ssh('all', f'pkill -TERM -f {shlex.quote("^bash -c .*tfm train")}', 'save and stop')]
+  creates = job.flags(*CREATED)
+  stop = 'save and stop' + ' (end the loop first: it would begin again)' * bool(creates)
+  steps = [Step(ssh(job, '0', f'tail -F {job.name}.log'), note='what it says'),
+           Step(ssh(job, 'all', f'pkill -TERM -f {shlex.quote("^bash -c .*tfm train")}'), note=stop)]
+  if creates:
+    steps.append(Step(('gcloud', 'compute', 'tpus', 'queued-resources', 'delete', job.name, *job.flags('zone', 'project'), '--force'),
+                      note='give the slice back, when all is done'))
+  return steps
+
+
+def placed(job: Job) -> None:
+  """Refuses what machines that are made for the job cannot use: a name that is none, a folder that is not the same for all."""
+  require(re.fullmatch('[a-z]([-a-z0-9]*[a-z0-9])?', job.name) is not None,
+          f'--name={job.name} must be of small letters, digits and dashes, and begin with a letter')
+  require(BUCKET.fullmatch(job.workdir) is not None or job.workdir.startswith('/'),
+          f'--workdir={job.workdir} would be another folder on each machine; gs://BUCKET/…, or the whole path of one that all see, would do')
 
 
 def gke(job: Job) -> list[Step]:
   """An xpk workload: a JobSet whose pods are all begun again when one is lost."""
   job.needs('gke', 'cluster', 'tpu-type', 'docker-image')
+  placed(job)
   where, steps, workdir = job.flags('cluster', 'zone', 'project'), [], job.workdir
   if found := BUCKET.fullmatch(job.workdir):
     point = f'/buckets/{found[1]}'

@@ -129,12 +129,11 @@ def train_together(places: Sequence[Place]) -> Report:
   if several:
     check.seeds(config, jax.process_count())
   check.run(config, 1 if several else jax.device_count())
+  check.made(config)
   objective, packing = build.objective(config), build.packing(config)
   optimizer, rate = build.optimizer(config)
   peaks = np.asarray([place.config.optimizer.learning_rate for place in places], np.float32)
-  # What can be refused without the data is refused before they are read.
   source, tokenizer, source_tokenizer = build.source(config), build.tokenizer(config), build.source_tokenizer(config)
-  build.model(config, vocab=1)
   # A kill may have come between the saves of two runs.
   last = max(set.intersection(*(place.steps() for place in places)), default=0)
   for place in places:
@@ -147,8 +146,6 @@ def train_together(places: Sequence[Place]) -> Report:
 
   # What is frozen stays with the run that it came from, and is read there each time.
   start = start_from(config) if config.init_from and (build.frozen(config) or not last) else None
-  require(bool(start) or not config.lora.rank, f'config.lora.rank={config.lora.rank} adapts the parameters of a run, and '
-                                               'config.init_from names none; name one')
   if config.init_from:
     tokenizer, source_tokenizer = tokenizers(saved[0]) if last else (start.tokenizer, start.source_tokenizer)
   with processes.in_turn():

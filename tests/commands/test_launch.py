@@ -25,7 +25,9 @@ JOBS = {
             '--env=XLA_FLAGS=--xla_gpu_enable_latency_hiding_scheduler=true', '--folder=/home/me/my work'],
   'tpu': ['tpu', *CONFIG, '--workdir=gs://my-bucket/runs/lm', '--name=my-pod', '--zone=my-zone', '--project=my-project'],
   'tpu_folder': ['tpu', *CONFIG, '--workdir=/nfs/runs/lm', '--name=my-pod', '--zone=my-zone'],
-  'gke': ['gke', *CONFIG, '--workdir=gs://my-bucket/runs/lm', '--name=lm-1', '--cluster=my-cluster', '--tpu-type=v5litepod-256',
+  'tpu_created': ['tpu', *CONFIG, '--workdir=gs://my-bucket/runs/lm', '--name=my-pod', '--zone=my-zone', '--accelerator-type=v5litepod-16',
+                  '--runtime-version=v2-alpha-tpuv5-lite', '--spot', '--setup=pip install tfm'],
+  'gke': ['gke', *CONFIG, '--config.training.batch_size=512', '--workdir=gs://my-bucket/runs/lm', '--name=lm-1', '--cluster=my-cluster', '--tpu-type=v5litepod-256',
           '--num-slices=2', '--docker-image=my-image', '--env=TFM_CACHE=/cache'],
 }
 
@@ -66,6 +68,27 @@ def test_what_is_printed_is_shell_that_says_what_was_meant(name, capsys, root, m
   (['tpu', *CONFIG, '--workdir=x', '--zone=z', '--nodes=2'], "--nodes is not a flag of tfm launch tpu"),
   (['gke', *CONFIG, '--workdir=x', '--cluster=c'], '--tpu-type is missing'),
   (['slurm', *CONFIG, '--workdir=x', '--nodes=2', '--config.model.heads=5'], 'model.heads=5 does not divide'),
+  (['slurm', *CONFIG, '--workdir=x', '--nodes=2', '--config.model.mixer=softmx'], "config.model.mixer='softmx' names"),
+  (['slurm', *CONFIG, '--workdir=x', '--nodes=2', '--config.rules.vocab=tensr'], "config.rules.vocab='tensr' names"),
+  (['slurm', *CONFIG, '--workdir=x', '--nodes=2', '--config.optimizer.name=adamm'], "config.optimizer.name='adamm' names"),
+  (['slurm', *CONFIG, '--workdir=x', '--nodes=2', '--config.training.save_every=nonsense'], "config.training.save_every='nonsense' names"),
+  (['slurm', *CONFIG, '--workdir=x', '--nodes=2', '--config.lora.rank=4'], 'config.init_from names none'),
+  (['slurm', *CONFIG, '--workdir=x', '--nodes=2', '--ntasks-per-node=4', '--config.mesh.data=3'],
+   'mesh data=3 needs 3 devices and there are 8'),
+  (['slurm', *CONFIG, '--workdir=x', '--nodes=2', '--ntasks-per-node=4', '--config.mesh.tensor=4'],
+   "mesh.tensor = 4 cuts 'kv_heads' of the parameter"),
+  (['slurm', *CONFIG, '--workdir=x', '--nodes=1-2', '--config.mesh.data=3'], 'config.training.batch_size=32 in 1 microbatches'),
+  (['slurm', *CONFIG, '--workdir=s3://b/x', '--nodes=2'], '--workdir=s3://b/x is no folder'),
+  (['slurm', *CONFIG, '--workdir=x', '--nodes'], '--nodes is missing'),
+  (['slurm', *CONFIG, '--workdir=x', '--nodes=2', '--signal=B:USR1@60'], '--signal=B:USR1@60 is not what the script saves at'),
+  (['tpu', *CONFIG, '--workdir=runs/lm', '--zone=z'], '--workdir=runs/lm would be another folder on each machine'),
+  (['tpu', *CONFIG, '--workdir=gs://b/x', '--zone=z', '--spot'], '--accelerator-type is missing'),
+  (['tpu', *CONFIG, '--workdir=gs://b/x', '--zone=z', '--accelerator-type=v4-8', '--runtime-version=r', '--config.mesh.data=8'],
+   'mesh data=8 needs 8 devices and there are 4'),
+  (['gke', *CONFIG, '--workdir=gs://b/x', '--cluster=c', '--tpu-type=v5p-16', '--num-slices=2', '--docker-image=i', '--config.mesh.fsdp=16',
+    '--config.mesh.data=1'], 'mesh.data=1 does not divide over 2 slices'),
+  (['gke', *CONFIG, '--workdir=gs://b/x', '--cluster=c', '--tpu-type=v6e-8', '--docker-image=i', '--name=Bad Name_1'],
+   '--name=Bad Name_1 must be of small letters'),
   (['slurm', *CONFIG, '--workdir=x', '--nodes=2', '--env=A'], '--env=A must be NAME=VALUE'),
   (['slurm', *CONFIG, '--workdir=x', '--nodes=2', '--run'], '--run needs sbatch, which is not on the PATH'),
 ])
@@ -74,6 +97,53 @@ def test_refusals(capsys, root, monkeypatch, argv, said):
   monkeypatch.setenv('PATH', '')
   status, _, err = tfm(capsys, 'launch', *argv)
   assert status == 2 and said in err
+
+
+@pytest.mark.parametrize('flags, line', [
+  (['--exclusive'], '#SBATCH --exclusive'),
+  (['--signal=B:TERM@600'], '#SBATCH --signal=B:TERM@600'),
+  # What only those machines can have is not asked for here.
+  (['--config.model.kernel=cudnn', '--config.data.source=text("/nowhere/*.txt")', '--config.init_from=/nowhere'], '#SBATCH --nodes=2'),
+  # Of CPUs a process may be told to have more.
+  (['--env=XLA_FLAGS=--xla_force_host_platform_device_count=4', '--config.mesh.data=8'], '#SBATCH --nodes=2'),
+])
+def test_what_is_not_refused(capsys, root, monkeypatch, flags, line):
+  monkeypatch.chdir(root)
+  status, out, err = tfm(capsys, 'launch', 'slurm', '--config=configs/lm.py', '--workdir=x', '--nodes=2', *flags)
+  assert status == 0 and line in out.splitlines(), err
+
+
+# A TPU VM, as a folder, which is there from create to delete; what trains in the first one loses the machine.
+GCLOUD = '''#!/bin/bash
+echo "${@:3:2}" >> "$FAKE/noted"
+case "$3 $4" in
+  'queued-resources describe') cat "$FAKE/state" ;;
+  'queued-resources create') mkdir "$FAKE/vm"; echo ACTIVE > "$FAKE/state" ;;
+  'queued-resources delete') rm -r "$FAKE/vm" "$FAKE/state" ;;
+  'tpu-vm ssh') cd "$FAKE/vm" && HOME=$FAKE/vm bash -c "$(sed '1s/^--command=//' <<< "${@: -1}")" ;;
+esac
+'''
+LOST = '#!/bin/bash\necho "$@" >> "$FAKE/trained"\n[ $(wc -l < "$FAKE/trained") = 2 ] || { echo SUSPENDED > "$FAKE/state"; kill -9 $PPID; }\n'
+
+
+def test_a_slice_that_is_taken_away_is_created_again(capsys, tmp_path, root, monkeypatch):
+  """The loop itself, run with a gcloud that knows one machine."""
+  monkeypatch.chdir(root)
+  text = tfm(capsys, 'launch', 'tpu', '--config=configs/lm.py', '--workdir=/nfs/lm', '--name=pod', '--zone=z',
+             '--accelerator-type=v5litepod-16', '--runtime-version=r', '--setup=echo installed >> "$FAKE/setup"')[1]
+  programs = tmp_path / 'bin'
+  programs.mkdir()
+  for name, program in {'gcloud': GCLOUD, 'tfm': LOST, 'sleep': '#!/bin/sh\nexec /bin/sleep 0.2\n'}.items():
+    (programs / name).write_text(program)
+    (programs / name).chmod(0o755)
+  loop = re.match(r"# [^\n]*\nbash <<'END'\n(.*?)END\n\n", text, re.DOTALL)[1]
+  done = subprocess.run(['bash'], input=loop, text=True, timeout=60, env=dict(
+    os.environ, PATH=f'{programs}:{os.environ["PATH"]}', FAKE=str(tmp_path)))
+  assert done.returncode == 0
+  verbs = [line.split()[1] for line in (tmp_path / 'noted').read_text().splitlines() if 'queued' in line]
+  assert [verb for verb in verbs if verb != 'describe'] == ['create', 'delete', 'create']
+  assert (tmp_path / 'trained').read_text() == 2 * 'train --processes=auto --workdir=/nfs/lm --config=configs/lm.py\n'
+  assert (tmp_path / 'setup').read_text() == 'installed\ninstalled\n'
 
 
 def test_run_runs_the_steps_in_order(tmp_path):

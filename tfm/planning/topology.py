@@ -22,6 +22,7 @@ GENERATIONS = {
   'v6e': (2, 1, {}),
   'tpu7x': (3, 2, {}),
 }
+DEVICES = {'tpu7x': 2}   # of JAX, that one chip is, where it is not one
 OTHER_NAMES = {'v5litepod': 'v5e', 'v6': 'v6e', 'v5': 'v5p', 'v7x': 'tpu7x', 'v7': 'tpu7x', 'ironwood': 'tpu7x', 'trillium': 'v6e'}
 # libtpu asks the machine that it is on what it is, unless told; it need not be a TPU. Nor is one used, which several processes
 # could not share.
@@ -78,15 +79,10 @@ def parse(name: str) -> tuple[str, tuple[int, ...]]:
   """
   known = (f'a topology is a generation of TPUs, {", ".join(GENERATIONS)}, and its chips along each dimension, as v5e:4x4 or '
            f'v5p:4x4x8, or GPUs of one box, {", ".join(gpus.GPUS)}, as h100:8')
-  counted = re.fullmatch(r'([a-z]\w*?)-(\d+)', name)
-  if counted:
-    given, count = counted[1], int(counted[2])
-    generation = OTHER_NAMES.get(given, given)
-    if generation in GENERATIONS and count:
-      cores = GENERATIONS[generation][1]
-      chips = max(1, count // cores)
-      raise ValueError(f'--topology={name} counts {"cores" if cores > 1 else "chips"} ({chips} chips), and does not say how '
-                       f'they stand; {generation}:{shape(nearest(generation, chips))} would do')
+  if known_chips := counted(name):
+    generation, chips = known_chips
+    raise ValueError(f'--topology={name} counts {"cores" if GENERATIONS[generation][1] > 1 else "chips"} ({chips} chips), and does '
+                     f'not say how they stand; {generation}:{shape(nearest(generation, chips))} would do')
   generation, _, sizes = name.partition(':')
   generation = OTHER_NAMES.get(generation, generation)
   if generation in gpus.GPUS:
@@ -102,6 +98,15 @@ def parse(name: str) -> tuple[str, tuple[int, ...]]:
           f'--topology={name} does not give the {dims} dimensions of {generation}; '
           f'{generation}:{shape(nearest(generation, chips or 16))} would do')
   return generation, numbers
+
+
+def counted(name: str) -> tuple[str, int] | None:
+  """'v5p-128' → ('v5p', 64), the generation and how many chips; None for a name of another form."""
+  found = re.fullmatch(r'([a-z]\w*?)-(\d+)', name)
+  generation = found and OTHER_NAMES.get(found[1], found[1])
+  if generation not in GENERATIONS or not int(found[2]):
+    return None
+  return generation, max(1, int(found[2]) // GENERATIONS[generation][1])
 
 
 def shape(sizes: Sequence[int]) -> str:
