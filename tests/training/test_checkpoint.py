@@ -78,6 +78,19 @@ def test_a_damaged_checkpoint_is_refused_by_name_and_the_one_before_is_offered(t
     assert runs.load(workdir, '3').step == 3
 
 
+@pytest.mark.parametrize('content', ['', '{"params/a": [1', '[]', '{"params/a": 1}', '\0'])
+def test_digests_that_cannot_be_read_are_damage_of_their_checkpoint(trained, tiny, tmp_path, content):
+  workdir = shutil.copytree(trained, tmp_path / 'run')
+  path = workdir / 'checkpoints' / '6' / digests.FILE
+  path.write_text(content)
+  for ask in (lambda: runs.load(workdir), lambda: train(tiny(), workdir)):
+    with pytest.raises(ValueError) as error:
+      ask()
+    sentence = str(error.value)
+    assert sentence.startswith(f'the checkpoint 6 in {workdir / "checkpoints"} is damaged: {path} cannot be read (')
+    assert '--step=3 reads it' in sentence
+
+
 @pytest.mark.slow
 def test_training_goes_on_from_the_one_before(trained, tiny, tmp_path):
   workdir = shutil.copytree(trained, tmp_path / 'run')

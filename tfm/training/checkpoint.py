@@ -162,8 +162,12 @@ class Checkpoints:
     if (step, part) in self._whole:
       return ''
     folder = self.directory / str(step)
-    files = {name: told for name, told in digests.sealed(folder).items() if name.startswith(f'{part}/')}
-    if found := said_by_all(digests.damage(folder, self._mine(files))):
+    try:
+      files = {name: told for name, told in digests.sealed(folder).items() if name.startswith(f'{part}/')}
+      found = digests.damage(folder, self._mine(files))
+    except ValueError as error:   # to be said by all, too
+      found = str(error)
+    if found := said_by_all(found):
       return f'the checkpoint {step} in {self.directory} is damaged: {found}'
     self._whole[step, part] = True
     return ''

@@ -20,9 +20,21 @@ def seal(folder: pathlib.Path) -> None:
 
 
 def sealed(folder: pathlib.Path) -> dict[str, list]:
-  """What `seal` wrote; empty where it did not, as in checkpoints of earlier versions."""
+  """What `seal` wrote; empty where it did not, as in checkpoints of earlier versions.
+
+  Raises:
+    ValueError: naming the file, if that is not what it wrote.
+  """
   path = folder / FILE
-  return json.loads(path.read_text()) if path.is_file() else {}
+  if not path.is_file():
+    return {}
+  try:
+    told = json.loads(path.read_text())
+    if not all(isinstance(size, int) and isinstance(digest, str) for size, digest in told.values()):
+      raise TypeError('it is another list')
+  except (ValueError, TypeError, AttributeError) as error:
+    raise ValueError(f'{path} cannot be read ({error})') from error
+  return told
 
 
 def damage(folder: pathlib.Path, wanted: Mapping[str, Sequence]) -> str:
