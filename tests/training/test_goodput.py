@@ -109,3 +109,15 @@ def test_a_run_that_ended_lost_nothing(clock, tmp_path):
   goodput.end()
   assert Goodput([tmp_path], 10).seconds['lost'] == 0
   assert json.loads((tmp_path / goodputs.FILE).read_text())['seconds']['saving'] == 3
+
+
+@pytest.mark.parametrize('content', ['', '{"seconds": {"producti', '[]', '{}', '{"seconds": {"productive": "x"}}', '{"seconds": {}, "near": {"a": {}}}'])
+def test_what_cannot_be_read_stops_no_run(clock, tmp_path, capsys, content):
+  path = tmp_path / goodputs.FILE
+  path.write_text(content)
+  goodput = Goodput([tmp_path], 10)
+  assert f'{path} cannot be read (' in capsys.readouterr().err
+  assert sum(goodput.seconds.values()) == 0
+  spend(goodput, clock, 'productive', 4)
+  goodput.saved(20)
+  assert Goodput([tmp_path], 20).seconds['productive'] == 4

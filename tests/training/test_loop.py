@@ -46,6 +46,16 @@ def test_metrics_beyond_the_checkpoint_are_forgotten(tmp_path):
   assert [row['step'] for row in metrics.read(tmp_path / 'metrics.jsonl')] == [1, 2, 3]
 
 
+@pytest.mark.parametrize('line', [b'{"step": 2, "spl\n', b'\xff\xfe\n', b'3\n', b'{"stup": 2}\n', b'\n'])
+def test_a_broken_line_of_metrics_is_named(tmp_path, line):
+  path = tmp_path / 'metrics.jsonl'
+  path.write_bytes(b'{"step": 1}\n' + line + b'{"step": 3}\n{"st')
+  with pytest.raises(ValueError, match=f'{path}:2 is no line of metrics .* delete the line'):
+    metrics.read(path)
+  path.write_bytes(b'{"step": 1}\n{"st')
+  assert metrics.read(path) == [dict(step=1)]
+
+
 def test_evaluation_counts_every_token_once(tiny, tmp_path):
   """Whatever the batch size, and in agreement with the corpus."""
   config = tiny(**{'training.steps': 2, 'training.evaluate_every': 2})

@@ -5,10 +5,12 @@ import json
 import os
 import pathlib
 import time
-from collections.abc import Iterator, Sequence
-from typing import TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 import jax
+
+from tfm.training.progress import say
 
 # What a second may be spent on. Each since a process began to train is one of these; the time between two processes of a
 # run, of which nobody knows what it was for, is none.
@@ -48,12 +50,10 @@ class Goodput:
     self.seconds, self.save_seconds = dict.fromkeys(KINDS, 0.0), dict.fromkeys(TIERS, 0.0)
     self._marks = {tier: {} for tier in TIERS}
     if folders and (path := folders[0] / FILE).exists():
-      before = json.loads(path.read_text())
-      marks = {tier: before.get(tier, {}) for tier in TIERS}
-      kept = next((marks[tier][str(step)] for tier in TIERS if str(step) in marks[tier]), self.seconds)
-      self.seconds = {kind: kept.get(kind, 0.0) for kind in KINDS}
-      self.seconds['lost'] += sum(before['seconds'].values()) - sum(kept.values())
-      self._marks = {tier: {at: mark for at, mark in marks[tier].items() if int(at) <= step} for tier in TIERS}
+      try:
+        self.seconds, self._marks = until(json.loads(path.read_text()), step)
+      except (ValueError, KeyError, TypeError, AttributeError) as error:
+        say(f'{path} cannot be read ({type(error).__name__}: {error}), and where the time of this run went is counted anew')
     self._unsaved = self.seconds['saving']
 
   @contextlib.contextmanager
@@ -137,3 +137,12 @@ class Goodput:
     now = time.perf_counter()
     self.seconds[self._kinds[-1]] += now - self._since
     self._since = now
+
+
+def until(before: Mapping[str, Any], step: int) -> tuple[dict[str, float], dict[str, dict]]:
+  """Of what `goodput.json` tells, the seconds until a step, with those after it as lost, and the marks until it."""
+  marks = {tier: before.get(tier, {}) for tier in TIERS}
+  kept = next((marks[tier][str(step)] for tier in TIERS if str(step) in marks[tier]), {})
+  seconds = {kind: kept.get(kind, 0.0) for kind in KINDS}
+  seconds['lost'] += sum(before['seconds'].values()) - sum(kept.values())
+  return seconds, {tier: {at: mark for at, mark in marks[tier].items() if int(at) <= step} for tier in TIERS}

@@ -46,11 +46,23 @@ class Unwritten:
 
 
 def read(path: pathlib.Path) -> list[dict]:
-  """The rows of a metrics.jsonl; a last line cut off by a kill is left out."""
+  """The rows of a metrics.jsonl; a last line cut off by a kill is left out.
+
+  Raises:
+    ValueError: naming the file and the line that is no row.
+  """
   if not path.exists():
     return []
-  lines = path.read_text().splitlines(keepends=True)
-  return [json.loads(line) for line in lines if line.endswith('\n')]
+  rows = []
+  for number, line in enumerate(path.read_bytes().splitlines(keepends=True), start=1):
+    if line.endswith(b'\n'):
+      try:
+        rows.append(json.loads(line))
+        rows[-1]['step']   # by which all are looked up
+      except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f'{path}:{number} is no line of metrics ({type(error).__name__}: {error}); the run can do without it: delete '
+                         'the line') from error
+  return rows
 
 
 def draw(path: pathlib.Path) -> pathlib.Path:
