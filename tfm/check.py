@@ -46,6 +46,10 @@ def run(config: ConfigDict, devices: int | None) -> None:
   build.intervals(config)
   require(not re.match(r'\w+:/', t.near), f'config.training.near={t.near!r} is no folder of a machine; one on its disk, or in its '
                                           'memory, such as /dev/shm, would do')
+  default = schema().training.save_near
+  require(bool(t.near) or t.save_near == default,
+          f'config.training.save_near={t.save_near!r} is of checkpoints in config.training.near, which is no folder: name one, or leave it '
+          f'at {default!r}')
   data(config)
   for field, least in (('beams', 1), ('longer', 0), ('average', 1)):
     value = config.decoding[field]

@@ -266,8 +266,10 @@ def test_when_not_all_come_it_is_said(start, tmp_path):
   (('2', None, 'localhost:1', 60, 300), '--process=None is not below --processes=2'),
   (('2', 2, 'localhost:1', 60, 300), '--process=2 is not below --processes=2'),
   (('2', 0, 'localhost', 60, 300), '--coordinator=localhost must be HOST:PORT'),
-  (('1', 0, None, 60, 300), '--processes=1 takes neither'),
+  (('1', 0, None, None, None), '--processes=1 takes neither'),
   (('2', 0, 'localhost:1', 0, 300), '--heartbeat=0 must be at least 1'),
+  (('1', None, None, 10, None), '--heartbeat=10 is of several processes'),
+  (('1', None, None, None, 10), '--gathering=10 is of several processes'),
 ])
 def test_flags_that_make_no_sense(flags, said):
   with pytest.raises(ValueError, match=said):

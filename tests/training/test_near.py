@@ -29,7 +29,7 @@ def settings():
 @pytest.fixture(scope='module')
 def unbroken(tiny, settings, tmp_path_factory):
   workdir = tmp_path_factory.mktemp('unbroken')
-  train(tiny(**settings), workdir)
+  train(tiny(**settings | {'training.save_near': tiny().training.save_near}), workdir)
   return workdir
 
 
@@ -159,6 +159,8 @@ def test_refusals(tiny, tmp_path):
     check.run(tiny(**{'training.near': 'gs://b/near'}), 1)
   with pytest.raises(ValueError, match="config.training.save_near='never'"):
     check.run(tiny(**{'training.save_near': 'never'}), 1)
+  with pytest.raises(ValueError, match=r"config.training.save_near='steps\(5\)' is of checkpoints in config.training.near, which is no folder"):
+    check.run(tiny(**{'training.save_near': 'steps(5)'}), 1)
   config = tiny(**near)
   with pytest.raises(ValueError, match="config.training.near=.* keeps one run near at hand"):
     train_together([Place.of(config, seed, tmp_path / str(seed)) for seed in (0, 1)])

@@ -27,9 +27,10 @@ def arguments(parser):
   parser.add_argument('--processes', default='1', metavar='N', help="how many train as one; 'auto': as the environment says")
   parser.add_argument('--process', type=int, metavar='I', help='the number of this one, from 0')
   parser.add_argument('--coordinator', metavar='HOST:PORT', help='where process 0 is reached')
-  parser.add_argument('--heartbeat', type=int, default=60, metavar='SECONDS',
-                      help='without a sign of life, after which a process is given up and all end')
-  parser.add_argument('--gathering', type=int, default=300, metavar='SECONDS', help='to wait for all processes at the start')
+  parser.add_argument('--heartbeat', type=int, metavar='SECONDS',
+                      help=f'without a sign of life, after which a process is given up and all end (default: {processes.HEARTBEAT})')
+  parser.add_argument('--gathering', type=int, metavar='SECONDS',
+                      help=f'to wait for all processes at the start (default: {processes.GATHERING})')
 
 
 def main(args):

@@ -21,21 +21,22 @@ from orbax.checkpoint import multihost
 AUTO = 'auto'
 LOST = 75     # exit status when another process is gone: EX_TEMPFAIL, the same command may be run again
 AGAIN = 'what came after the last checkpoint is lost, and the same command in every process goes on from there'
+HEARTBEAT, GATHERING = 60, 300   # seconds, unless told
 PARTING = 5   # seconds that a process waits for the others to say the same, before it ends
 # How the runtime and the libraries of collectives say that another process does not answer.
 GONE = re.compile(r'gloo|nccl|connection|unavailable|deadline|heartbeat|barrier|coordination|preempt|aborted|peer', re.IGNORECASE)
 _barriers = itertools.count()
 
 
-def join(count: str, index: int | None, coordinator: str | None, heartbeat: int, gathering: int) -> None:
+def join(count: str, index: int | None, coordinator: str | None, heartbeat: int | None, gathering: int | None) -> None:
   """Makes this process one of `count`; must come before anything asks for devices.
 
   Args:
     count: how many; 'auto' is what `jax.distributed.initialize` finds in the environment (Slurm, a TPU pod, Kubernetes,
       Open MPI), '1' joins nothing.
     index, coordinator: this process's number, and HOST:PORT at which process 0 is reached; of a number above 1.
-    heartbeat: seconds without a sign of life after which a process counts as dead, and all end.
-    gathering: seconds to wait for all processes to come.
+    heartbeat: seconds without a sign of life after which a process counts as dead, and all end; None: HEARTBEAT.
+    gathering: seconds to wait for all processes to come; None: GATHERING.
 
   Raises:
     ValueError: if these do not make sense, or `auto` finds nothing.
@@ -44,8 +45,11 @@ def join(count: str, index: int | None, coordinator: str | None, heartbeat: int,
   if count != AUTO and not (count.isdigit() and int(count) >= 1):
     raise ValueError(f"--processes={count} must be a number of processes, or 'auto' where Slurm, a TPU pod or Kubernetes tells it")
   for name, value in (('heartbeat', heartbeat), ('gathering', gathering)):
-    if value < 1:
+    if value is not None and count == '1':
+      raise ValueError(f'--{name}={value} is of several processes, and here is one; leave it out, or tell --processes')
+    if value is not None and value < 1:
       raise ValueError(f'--{name}={value} must be at least 1 second')
+  heartbeat, gathering = heartbeat or HEARTBEAT, gathering or GATHERING
   if count in (AUTO, '1'):
     if told:
       raise ValueError(f'--processes={count} takes neither --process nor --coordinator, which are of a number of processes above 1')
