@@ -123,7 +123,9 @@ def train_together(places: Sequence[Place]) -> Report:
     check.folder(place.workdir)
   begun, config, several = time.perf_counter(), places[0].config, len(places) > 1
   training, seeds = config.training, [place.config.seed for place in places]
-  processes.agree({'--config': config.to_dict(), f'what --workdir={places[0].workdir} holds': [place.standing() for place in places]})
+  fields = {f'config.{path}': value for path, value in configs.leaves(config)}
+  processes.agree({'which fields --config has': [*fields]})
+  processes.agree(fields | {f'what --workdir={places[0].workdir} holds': [place.standing() for place in places]})
   for place in places:
     refuse_another(config, place.config)
   if several:

@@ -250,6 +250,17 @@ def test_what_processes_do_not_share_is_refused_by_all(start, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize('config, said', [
+  ('dict(optimizer=dict(learning_rate=os.getpid() * 1e-9))', 'config.optimizer.learning_rate'),
+  ("dict(model=dict(blocks={f'b{os.getpid()}': dict(heads=2)}))", 'which fields --config has')])
+def test_what_differs_between_configs_is_named(start, tmp_path, config, said):
+  file = tmp_path / 'own.py'
+  file.write_text(f'import os\n\ndef get_config(arg=""):\n  return {config}\n')
+  for status, _, err in finish(start(2, 1, tmp_path / 'run', f'--config={file}'), 120):
+    assert status == 2 and f': {said} is not the same in all processes: that of process 1 differs' in err and 'Traceback' not in err
+
+
+@pytest.mark.slow
 def test_when_not_all_come_it_is_said(start, tmp_path):
   alone, *others = start(2, 1, tmp_path, '--gathering=1')[::-1]
   for other in others:
