@@ -195,7 +195,8 @@ def placed(job: Job) -> None:
   require(re.fullmatch('[a-z]([-a-z0-9]*[a-z0-9])?', job.name) is not None,
           f'--name={job.name} must be of small letters, digits and dashes, and begin with a letter')
   require(BUCKET.fullmatch(job.workdir) is not None or job.workdir.startswith('/'),
-          f'--workdir={job.workdir} would be another folder on each machine; gs://BUCKET/…, or the whole path of one that all see, would do')
+          f'--workdir={job.workdir} would be another folder on each machine; gs://BUCKET/…, or the whole path of one that all see, '
+          'would do')
 
 
 def gke(job: Job) -> list[Step]:

@@ -27,8 +27,8 @@ JOBS = {
   'tpu_folder': ['tpu', *CONFIG, '--workdir=/nfs/runs/lm', '--name=my-pod', '--zone=my-zone'],
   'tpu_created': ['tpu', *CONFIG, '--workdir=gs://my-bucket/runs/lm', '--name=my-pod', '--zone=my-zone', '--accelerator-type=v5litepod-16',
                   '--runtime-version=v2-alpha-tpuv5-lite', '--spot', '--setup=pip install tfm'],
-  'gke': ['gke', *CONFIG, '--config.training.batch_size=512', '--workdir=gs://my-bucket/runs/lm', '--name=lm-1', '--cluster=my-cluster', '--tpu-type=v5litepod-256',
-          '--num-slices=2', '--docker-image=my-image', '--env=TFM_CACHE=/cache'],
+  'gke': ['gke', *CONFIG, '--config.training.batch_size=512', '--workdir=gs://my-bucket/runs/lm', '--name=lm-1',
+          '--cluster=my-cluster', '--tpu-type=v5litepod-256', '--num-slices=2', '--docker-image=my-image', '--env=TFM_CACHE=/cache'],
 }
 
 

@@ -111,7 +111,8 @@ def test_a_run_that_ended_lost_nothing(clock, tmp_path):
   assert json.loads((tmp_path / goodputs.FILE).read_text())['seconds']['saving'] == 3
 
 
-@pytest.mark.parametrize('content', ['', '{"seconds": {"producti', '[]', '{}', '{"seconds": {"productive": "x"}}', '{"seconds": {}, "near": {"a": {}}}'])
+@pytest.mark.parametrize('content', [
+  '', '{"seconds": {"producti', '[]', '{}', '{"seconds": {"productive": "x"}}', '{"seconds": {}, "near": {"a": {}}}'])
 def test_what_cannot_be_read_stops_no_run(clock, tmp_path, capsys, content):
   path = tmp_path / goodputs.FILE
   path.write_text(content)

@@ -159,7 +159,7 @@ def test_refusals(tiny, tmp_path):
     check.run(tiny(**{'training.near': 'gs://b/near'}), 1)
   with pytest.raises(ValueError, match="config.training.save_near='never'"):
     check.run(tiny(**{'training.save_near': 'never'}), 1)
-  with pytest.raises(ValueError, match=r"config.training.save_near='steps\(5\)' is of checkpoints in config.training.near, which is no folder"):
+  with pytest.raises(ValueError, match=r"config.training.save_near='steps\(5\)' is of checkpoints in config.training.near"):
     check.run(tiny(**{'training.save_near': 'steps(5)'}), 1)
   config = tiny(**near)
   with pytest.raises(ValueError, match="config.training.near=.* keeps one run near at hand"):
