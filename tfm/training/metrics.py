@@ -78,7 +78,8 @@ def draw(path: pathlib.Path) -> pathlib.Path:
   if rates:
     bottom.plot(*zip(*rates), lw=1, color='gray')
   top.set(ylabel='loss (nats per token)')
-  top.legend()
+  if top.lines:
+    top.legend()
   bottom.set(ylabel='learning rate', xlabel='step')
   for axes in (top, bottom):
     axes.grid(alpha=0.3)
