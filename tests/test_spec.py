@@ -21,6 +21,15 @@ from tfm.spec import Call, SpecError
 SURROUNDINGS = dict(width=8, heads=2, head_width=4, length=16)
 
 
+def test_a_value_alone_is_told_who_takes_it():
+  def steps(every: int):
+    pass
+  with pytest.raises(SpecError, match=r"'200' names nothing; steps\(200\) would do"):
+    spec.choose('200', dict(evaluation=lambda: None, steps=steps))
+  with pytest.raises(SpecError, match=r"'None' names nothing; known: evaluation, steps"):
+    spec.choose('None', dict(evaluation=lambda: None, steps=steps))
+
+
 def mask(text):
   return spec.build(text, tfm.masks, Mask)
 

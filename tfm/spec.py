@@ -97,6 +97,9 @@ def factory(text: str, package: ModuleType, base: type, **context) -> functools.
 
 def pick(text: str, table: Mapping[str, Callable], **context) -> functools.partial:
   """The entry of `table` that a spec names, arguments bound: for variants of a few lines each."""
+  if isinstance(node := _tree(text), ast.Constant):
+    takers = [f'{name}({text})' for name, maker in table.items() if _takes(maker, node.value)]
+    raise SpecError(f'{text!r} names nothing; ' + (f'{" or ".join(takers)} would do' if takers else suggest(text, table)))
   call = parse(text)
   if call.name not in table:
     raise SpecError(f'{text!r} names {call.name!r}, which is not there; {suggest(call.name, table)}')
@@ -211,6 +214,12 @@ def _called(make: Callable, text: str) -> Any:
     return make()
   except (TypeError, ValueError) as error:
     raise SpecError(f'{text!r}: {error}') from error
+
+
+def _takes(maker: Callable, value: Any) -> bool:
+  """Whether it asks for one value, and this may be it."""
+  asked = [p for p in inspect.signature(maker).parameters.values() if p.default is inspect.Parameter.empty]
+  return len(asked) == 1 and fits(value, asked[0].annotation)
 
 
 def _tree(text: str) -> ast.expr:

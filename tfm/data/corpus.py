@@ -140,6 +140,13 @@ def _tell(name: str, found: str, sizes: str) -> None:
   _log.info('%s: content hash %s; %s', name, found, sizes)
 
 
+@functools.cache
+def _tell_few(name: str, documents: int, pieces: int, size: int) -> None:
+  """As `_tell`."""
+  _log.warning('%s has too few documents to be split by their hashes: %d are cut into %d pieces of about %d '
+               'bytes, each then a document', name, documents, pieces, size)
+
+
 def drawn(
   name: str, draw: Callable[[str, int], tuple[str, ...]], sizes: Mapping[str, int], fields: tuple[str, ...],
   classes: tuple[str, ...] = (),
@@ -329,9 +336,7 @@ def _by_piece(name, read, carved, survey: _Survey) -> Rule:
     raise ValueError(
       f'{name} is too short to be split: {free} bytes in {len(sizes)} different pieces of about '
       f'{size}; give at least {PIECES * PIECE_BYTES[0]} bytes of text')
-  _log.warning(
-    '%s has too few documents to be split by their hashes: %d are cut into %d pieces of about %d '
-    'bytes, each then a document', name, sum(survey.documents[s] for s in carved), len(sizes), size)
+  _tell_few(name, sum(survey.documents[s] for s in carved), len(sizes), size)
   where, order, count, dealt = {}, [*carved[1:], 'train'], 0, 0
   for index, digest in enumerate(sorted(sizes)):
     full = dealt >= SHARE * free or len(sizes) - index < len(order)
