@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from ml_collections import ConfigDict
+from rich.console import Console
 
 from tfm import arms as planned
 from tfm import build, estimate
@@ -64,6 +65,13 @@ def test_steps_are_solved_for():
   arms = planned.plan(study({'long': {'data.length': 64}}, match='time', free='training.steps'),
                       seconds=lambda config: measured.append(config) or {32: 1.0, 64: 5.0}[config.data.length])
   assert arms['long'].matched == {'training.steps': (50, 10)} and len(measured) == 2
+
+
+def test_the_plan_has_a_time_in_all(capsys):
+  made = study({'alibi': {'model.position': 'alibi'}})
+  Console(width=200).print(planned.table(made, planned.plan(made), dict(base=3600.0, alibi=60.0)))
+  said = capsys.readouterr().out
+  assert 'time, by FLOPs' in said and '0:01:00' in said and 'in all 1:01:00' in said
 
 
 def test_what_cannot_be_matched_is_refused_with_the_numbers():

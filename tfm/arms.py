@@ -179,15 +179,24 @@ def table(study: Study, arms: Mapping[str, Arm], seconds: Mapping[str, float]) -
   matched = any(arm.matched for arm in arms.values())
   for column in ('arm', 'changes', *(['matched by'] if matched else [])):
     made.add_column(column, overflow='fold')
-  for column in ('parameters', 'FLOPs/token', 'tokens', 'memory', 'time'):
+  for column in ('parameters', 'FLOPs/token', 'tokens', 'memory', 'time, by FLOPs'):
     made.add_column(column, justify='right', no_wrap=True)
   for name, arm in arms.items():
     changes = '\n'.join(f'{path.rpartition(".")[2]}={value!r}' for path, value in arm.changes.items()) or 'the base'
     by = '\n'.join(f'{path.rpartition(".")[2]} {a:,} → {b:,}' for path, (a, b) in arm.matched.items())
     made.add_row(
       name, changes, *([by] if matched else []), short(arm.parameters), short(arm.flops), short(arm.tokens),
-      f'{arm.memory / 2**20:,.0f} MiB', str(datetime.timedelta(seconds=round(seconds[name]))) if name in seconds else '')
+      f'{arm.memory / 2**20:,.0f} MiB', duration(seconds[name]) if name in seconds else '')
+  if seconds:
+    made.caption = (f'in all {duration(sum(seconds.values()))}: steps alone, of which another arm\'s FLOPs may take longer than the '
+                    'base\'s; compiling, validation and measures come on top')
+    made.caption_justify = 'left'
   return made
+
+
+def duration(seconds: float) -> str:
+  """`1:02:03`."""
+  return str(datetime.timedelta(seconds=round(seconds)))
 
 
 def short(number: float) -> str:
