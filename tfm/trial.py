@@ -29,7 +29,7 @@ from tfm.arms import Arm
 from tfm.measures.protocol import Measure
 from tfm.parallel import chips
 from tfm.train import Place, train_together
-from tfm.training import checkpoint, metrics
+from tfm.training import checkpoint, goodput, metrics
 from tfm.training.progress import say
 from tfm.training.report import Diverged
 
@@ -60,6 +60,7 @@ def carry_out(study: Study, arms: Mapping[str, Arm], workdir: pathlib.Path) -> N
       say(f'arm {i} of {len(arms)}: {name}, which is finished')
       continue
     say(f'arm {i} of {len(arms)}: {name}')
+    said['made'] = [*(one for one in said.get('made', []) if one != makers()), makers()]
     try:
       chosen = arm if not study.rates else at_best_rate(study, arm, folder, said)
       if train_all(of_seeds(chosen, folder, range(study.seeds)), said):
@@ -195,12 +196,13 @@ def results(study: Study, name: str, arms: Mapping[str, Arm], workdir: pathlib.P
   """What came of a study, so far as it went: the table that `ablation.report` writes."""
   folders = {arm: folder_of(workdir, arm) for arm in arms}
   places = {arm: {seed: folder / f'seed{seed}' for seed in range(study.seeds)} for arm, folder in folders.items()}
-  told = {arm: about(folder) for arm, folder in folders.items()}
+  told = {arm: about(folder) | dict(seconds=spent(folder)) for arm, folder in folders.items()}
   about_study = dict(
     name=name, question=study.question, literature=study.literature, base=study.base, against=dict(study.against),
     metric=study.metric, costs=[cost for text in study.measures for cost in measure(text).costs],
     lower_is_better=not study.higher, match=study.match, seeds=list(range(study.seeds)), command=command,
-    length=arms[study.base].config.data.length, seconds=sum(said.get('seconds', 0.0) for said in told.values()))
+    length=arms[study.base].config.data.length, seconds=sum(said['seconds'] for said in told.values()),
+    jobs=len([*(workdir / 'jobs').glob('*.txt')]))
   return gathered(about_study, arms, places, told)
 
 
@@ -235,18 +237,41 @@ def gathered(
       name=arm.name, changes=dict(arm.changes), matched={path: list(ends) for path, ends in arm.matched.items()},
       parameters=arm.parameters, flops_per_token=arm.flops, memory_bytes=arm.memory,
       tokens_per_second=sum(speeds) / len(speeds) if speeds else None, error=said.get('error'),
-      diverged=diverged, rate=said.get('rate'), notes=[*dict.fromkeys(notes)], seconds=said.get('seconds')))
+      diverged=diverged, why=next(iter(said.get('diverged', {}).values()), None), rate=said.get('rate'),
+      rates=said.get('rates'), notes=[*dict.fromkeys(notes)], seconds=said.get('seconds')))
   made = dict(
-    versions={package: importlib.metadata.version(package) for package in ('jax', 'flax', 'optax', 'numpy')}
-    | dict(python=platform.python_version()), machine=machine(), data=', '.join(sorted(data)),
-    date=f'{datetime.date.today():%Y-%m-%d}')
+    data=', '.join(sorted(data)),
+    **made_by({name: told[name].get('made', []) for name in dict.fromkeys(value['arm'] for value in values)}))
   return dict(study=dict(about_study) | made, arms=rows, values=values, curves=curves)
 
 
-def machine() -> str:
-  """What the numbers were made on."""
+def made_by(of_arms: Mapping[str, Sequence[Mapping[str, str]]]) -> dict[str, str]:
+  """The machines, versions and days of all `makers` of some arms, each once, and what is known of the report alone."""
+  several = [one for arm in of_arms.values() for one in arm]
+  days = sorted({one['date'] for one in several})
+  known = {key: '; '.join(dict.fromkeys(one[key] for one in several)) for key in ('machine', 'versions')}
+  known['date'] = ' to '.join(dict.fromkeys([*days[:1], *days[-1:]]))
+  if unknown := [name for name, arm in of_arms.items() if not arm]:  # runs of tfm train, and arms that kept none of it
+    here = makers()
+    known['written'] = (f'{here["date"]}, {here["machine"]}; {here["versions"]}; where and when {", ".join(unknown)} trained was '
+                        'not kept')
+  return known
+
+
+def makers() -> dict[str, str]:
+  """What the numbers of today are made on, and by: machine, versions, date."""
   device = jax.devices()[0]
-  return f'{jax.device_count()} × {device.device_kind}, {chips.cores()} cores, {platform.machine()}'
+  cpu = f' of {chips.cpu()}' if device.platform == 'cpu' and chips.cpu() else ''
+  versions = [f'{package} {importlib.metadata.version(package)}' for package in ('jax', 'flax', 'optax', 'numpy')]
+  return dict(machine=f'{jax.device_count()} × {device.device_kind}, {chips.cores()} cores{cpu}, {platform.machine()}',
+              versions=', '.join([*versions, f'python {platform.python_version()}']), date=f'{datetime.date.today():%Y-%m-%d}')
+
+
+def spent(folder: pathlib.Path) -> float:
+  """Seconds of an arm: those of its sessions, or those that its runs counted, which outlast a kill, where they are more."""
+  # Runs that trained together counted the same seconds, each in its own folder.
+  counted = {path.read_text() for path in folder.glob(f'*/{goodput.FILE}')}
+  return max(about(folder).get('seconds', 0.0), sum(sum(json.loads(text)['seconds'].values()) for text in counted))
 
 
 def final(place: pathlib.Path) -> dict[str, float]:

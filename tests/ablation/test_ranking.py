@@ -91,6 +91,13 @@ def test_many_arms_are_counted_in_the_answer():
     'arm8, arm7, arm6, arm5, arm4, arm3 and 3 more are better than rope in loss.')
 
 
+def test_what_diverged_tells_why():
+  made = results(dict(rope=0.0, alibi=-0.3), diverged=dict(alibi=[1]))
+  made['arms'][1]['why'] = 'train loss is nan at step 2'
+  alibi, = (row for row in ranking.ranked(made) if row.name == 'alibi')
+  assert alibi.notes == ('diverged at seed 1: train loss is nan at step 2',)
+
+
 def test_a_diverged_seed_has_a_curve_and_no_line():
   made = results(dict(rope=0.0, alibi=-0.3), diverged=dict(alibi=[1]))
   assert set(ranking.curves(made, 'train')['alibi']) == {0, 1, 2}

@@ -64,9 +64,13 @@ def test_the_markdown_has_every_arm_and_its_means(written):
   tables = [[[cell.strip() for cell in re.split(r'(?<!\\)\|', line)[1:-1]] for line in part.splitlines()]
             for part in re.findall(r'(?:^\|.*\n)+', text, re.MULTILINE)]
   assert all(len({*map(len, table)}) == 1 for table in tables)  # no cell of a name is taken for two
-  ranking_, lengths, others, how = tables
+  ranking_, arms, lengths, others, how = tables
   assert [row[1] for row in ranking_[2:]] == [row.name.replace('|', r'\|') for row in ranking.ranked(made)]
   assert lengths[0] == ['arm', '64', '128', '256'] and others[0][:2] == ['arm', 'accuracy']
+  assert arms[0] == ['arm', 'changes', 'matched in parameters', 'parameters', 'training FLOPs per token']
+  learned = next(row for row in arms if row[0] == 'learned')
+  assert learned[1:4] == ["`model.position='learned'`", '`model.feed_forward`: 512 → 502', '1,041,216']
+  assert made['study']['literature'] in text
   assert f'failed: {ranking.first_line(ERROR)}' in text and 'diverged at seed 1' in text
   for name in re.findall(r'\]\((.+)\)', text):
     assert (page.parent / name).exists()
@@ -173,6 +177,28 @@ def test_the_text_table(written):
   assert 'learned: failed: ValueError: no <position> 1024' in lines and 'none: diverged at seed 1' in lines
   assert ranking.number(rows[0].summary.mean, ranking.decimals(rows)) in text
   assert all(line in lines for line in report.reading(made, rows))
+
+
+def test_a_chosen_rate_is_told_with_what_it_was_chosen_from(tmp_path):
+  made = results(dict(rope=0.0, alibi=-0.3, none=0.1))
+  for arm, rate, reached in zip(made['arms'], (0.003, 0.01, 0.003), ((5.2, 2.5), (5.1, 2.25), (5.3, 2.75))):
+    arm |= dict(rate=rate, rates=dict(reached=dict(zip(('0.001', f'{rate:g}'), reached)), diverged={'0.03': 'nan'}))
+  made['arms'][2]['rates'] = dict(reached={'0.003': 2.75, '0.001': 5.3}, diverged={})
+  page = report.write(made, tmp_path)
+  whole = ' '.join(Read(page.read_text(encoding='utf-8')).text.split())
+  for text in ((tmp_path / 'report.md').read_text(encoding='utf-8'), ' '.join(report.table(made).split())):
+    assert '0.003 (0.001: 5.2,' in text  # the terminal's table may break the line there
+    assert 'none: the best learning rate is 0.003, at an end of those tried (0.001, 0.003)' in text
+    assert 'rope: the best' not in text and 'alibi: the best' not in text
+  assert '0.003 (0.001: 5.2, 0.003: 2.5, 0.03: diverged)' in (tmp_path / 'report.md').read_text(encoding='utf-8')
+  assert '0.003: 2.5' in whole and '0.03: diverged' in whole and 'at an end of those tried' in whole
+
+
+def test_times_beside_other_processes_say_so():
+  made = results(dict(rope=0.0, alibi=-0.3), jobs=4)
+  assert any('Up to 4 processes' in line for line in report.reading(made, ranking.ranked(made)))
+  made['study']['jobs'] = 1
+  assert not any('processes' in line for line in report.reading(made, ranking.ranked(made)))
 
 
 def test_the_noise_floor_is_the_bases():

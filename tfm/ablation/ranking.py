@@ -155,10 +155,14 @@ def notes(results: dict, arm: dict, values: Mapping[int, float]) -> Iterable[str
   if arm['error']:
     yield f'failed: {first_line(arm["error"])}'
   if arm['diverged']:
-    yield f'diverged at {seeds(arm["diverged"])}'
+    yield f'diverged at {seeds(arm["diverged"])}' + (f': {arm["why"]}' if arm.get('why') else '')
   missing = [seed for seed in results['study']['seeds'] if seed not in values and seed not in arm['diverged']]
   if missing and not arm['error']:
     yield f'no finite {results["study"]["metric"]} of {seeds(missing)}'
+  tried = arm.get('rates') or {}
+  rates = sorted({*tried.get('reached', {}), *tried.get('diverged', {})}, key=float)
+  if len(rates) > 1 and arm.get('rate') is not None and f'{arm["rate"]:g}' in (rates[0], rates[-1]):
+    yield f'the best learning rate is {arm["rate"]:g}, at an end of those tried ({", ".join(rates)}): a wider range may do better'
   yield from arm.get('notes', ())
 
 
@@ -195,11 +199,12 @@ def beside(base: str | None, rows: Sequence[Row], metric: str, ahead: str) -> li
     comparisons = sum(row.comparison is not None and row.comparison.difference is not None for row in rows)
     few = all(c.reachable > statistics.SIGNIFICANT for c in of_arms)
     least = min(c.reachable if few else c.corrected for c in of_arms)
+    most = statistics.count(max(c.difference.n for c in of_arms), 'seed')
     alike = of['no difference shown']
     whole = f'any of the {len(alike)} other arms' if 4 < len(alike) == len(rows) - 1 else listed(alike)
     parts = [f'no difference from {base} in {metric} is shown for {whole}'
-             + (f', and with so few seeds none can be, whatever its size (Holm\'s p stays at {p_value(least)[4:]} or '
-                f'above; {statistics.needed(comparisons)} seeds could show one)' if few
+             + (f', and with so few seeds none can be, whatever its size (with {most} Holm\'s p cannot be less than '
+                f'{p_value(least)[4:]}; {statistics.needed(comparisons)} seeds could show one)' if few
                 else f' ({p_value(least)} at the least)'), ahead]
   else:
     parts = [f'nothing could be compared with {base}', ahead]

@@ -76,11 +76,14 @@ def table(results: dict) -> str:
   study = results['study']
   shown = Table(box=box.SIMPLE, pad_edge=False)
   for column, justify in (('', 'right'), ('arm', 'left'), ('seeds', 'right'), (f'mean {study["metric"]}', 'right'),
-                          ('95 % interval', 'right'), ('minus base', 'right'), ('Holm p', 'right'), ('', 'left')):
-    shown.add_column(column, justify=justify, overflow='fold', no_wrap=column not in ('arm', ''))
+                          ('95 % interval', 'right'), ('minus base', 'right'), ('Holm p', 'right'), ('', 'left'),
+                          *([('learning rate', 'left')] if tried(results) else [])):
+    shown.add_column(column, justify=justify, overflow='fold', no_wrap=column not in ('arm', '', 'learning rate'))
+  of_arms = {arm['name']: setting(arm) for arm in results['arms']}
   for cells in map(entry(rows), rows):
     # As text, not as rich's markup: an arm may be called '[b]'.
-    shown.add_row(*(Text(cells[key]) for key in ('rank', 'name', 'n', 'mean', 'interval', 'difference', 'holm', 'verdict')))
+    shown.add_row(*(Text(cells[key]) for key in ('rank', 'name', 'n', 'mean', 'interval', 'difference', 'holm', 'verdict')),
+                  *([Text(chosen(of_arms[cells['name']]))] if tried(results) else []))
   text = io.StringIO()
   console = Console(file=text, width=120, color_system=None)
   console.print(shown)
@@ -98,15 +101,15 @@ def html(results: dict, rows: Sequence[Row], drawn: Sequence[Picture]) -> str:
     figures={picture.name: dict(title=picture.title, caption=picture.caption, alt=f'{picture.title}. {picture.caption}',
                                 wide=embedded(picture, WIDE), narrow=embedded(picture, NARROW)) for picture in drawn},
     along=ranking.listed([*dict.fromkeys(parted(name)[1] for name in ranking.metrics(results, by_x=True))]),
-    others=others(results, rows), made=made(study), links=linked)
+    rates=tried(results), others=others(results, rows), made=made(study), links=linked)
 
 
 def markdown(results: dict, rows: Sequence[Row], drawn: Sequence[Picture]) -> str:
-  """What is worth keeping with a text: the ranking, means at a few places each, how it was made; beside a few pictures."""
+  """What is worth keeping with a text: the ranking, the arms, means at a few places each, how it was made; a few pictures."""
   shown = {'ranking', 'loss_at_length', *(f'cost_{cost}' for cost in results['study'].get('costs', ()))}
   return template('report.md').render(
     study=results['study'], answer=answer(results, rows), reading=reading(results, rows), rows=[*map(entry(rows), rows)],
-    pictures=[picture for picture in drawn if picture.name in shown], lines=[*means(results, rows)],
+    arms=settings(results, rows), pictures=[picture for picture in drawn if picture.name in shown], lines=[*means(results, rows)],
     others=others(results, rows), made=made(results['study']))
 
 
@@ -184,6 +187,9 @@ def reading(results: dict, rows: Sequence[Row]) -> list[str]:
     if least > statistics.SIGNIFICANT:
       found.append('So few seeds cannot show a difference here, whatever its size: the least corrected p they can '
                    f'reach is {p_value(least).removeprefix("p = ")}; {statistics.needed(len(compared))} seeds could.')
+  if study.get('jobs', 0) > 1:
+    found.append(f'Up to {study["jobs"]} processes trained and measured at once on one machine: seconds and tokens/s are those of '
+                 'a machine that did other work.')
   if any(len(row.values) < len(study['seeds']) for row in rows):
     found.append('Means are over the seeds that finished; an arm that lost its worst seeds looks better than it is.')
   return found
@@ -264,12 +270,42 @@ def others(results: dict, rows: Sequence[Row]) -> dict | None:
 
 
 def setting(arm: dict) -> dict:
-  """What an arm changes, what matching changed in it, and what it costs, as text."""
+  """What an arm changes, what matching changed in it, what it costs, and the learning rate that was chosen, as text."""
+  tried = arm.get('rates') or {}
+  losses = {rate: 'diverged' for rate in tried.get('diverged', ())} | {
+    rate: f'{loss:.4g}' for rate, loss in tried.get('reached', {}).items()}
   return dict(
     changes=[(path, repr(value)) for path, value in arm['changes'].items()],
     matched=[(path, repr(before), repr(after)) for path, (before, after) in arm['matched'].items()],
     costs=[(label, '–' if arm.get(key) is None else f'{arm[key]:,}' if key == 'parameters'
-            else EngFormatter(places=2, sep=' ')(arm[key])) for key, label in COSTS.items()])
+            else EngFormatter(places=2, sep=' ')(arm[key])) for key, label in COSTS.items()],
+    rate='–' if arm.get('rate') is None else f'{arm["rate"]:g}',
+    rates=[f'{rate}: {losses[rate]}' for rate in sorted(losses, key=float)])
+
+
+def chosen(text: dict) -> str:
+  """The learning rate of a `setting`, and what each that was tried came to: '0.01 (0.001: 5.19, 0.01: 2.99)'."""
+  return text['rate'] + f' ({", ".join(text["rates"])})' * bool(text['rates'])
+
+
+def tried(results: dict) -> bool:
+  """Whether learning rates were chosen."""
+  return any(arm.get('rates') for arm in results['arms'])
+
+
+def settings(results: dict, rows: Sequence[Row]) -> dict:
+  """The arms as a table of a few columns, in the ranking's order."""
+  match, numbers = results['study']['match'], ['parameters', 'training FLOPs per token']
+  of_arms = {arm['name']: setting(arm) for arm in results['arms']}
+
+  def cells(text):
+    costs = dict(text['costs'])
+    return ['<br>'.join(f'`{path}={value}`' for path, value in text['changes']) or 'nothing',
+            *(['<br>'.join(f'`{path}`: {a} → {b}' for path, a, b in text['matched']) or 'nothing'] if match else []),
+            *(costs[name] for name in numbers), *([chosen(text)] if tried(results) else [])]
+
+  columns = ['changes', *([f'matched in {match}'] if match else []), *numbers, *(['learning rate'] if tried(results) else [])]
+  return dict(columns=columns, rows=[(row.name, cells(of_arms[row.name])) for row in rows])
 
 
 def facts(results: dict, rows: Sequence[Row]) -> list[tuple[str, str]]:
@@ -294,6 +330,7 @@ def made(study: dict) -> list[tuple[str, str]]:
   seconds = study.get('seconds')
   return [(name, str(value)) for name, value in (
     ('command', study.get('command')), ('machine', study.get('machine')), ('date', study.get('date')),
+    ('report', study.get('written')),
     ('time', seconds is not None and str(datetime.timedelta(seconds=round(seconds)))),
     ('seeds', ', '.join(map(str, study['seeds']))), ('data', joined['data']), ('versions', joined['versions'])) if value]
 

@@ -2,6 +2,9 @@
 
 import dataclasses
 import os
+import pathlib
+import platform
+import re
 
 import jax
 
@@ -76,6 +79,13 @@ def of(kind: str) -> Chip | None:
 def cores() -> int:
   """Cores of the CPU that this process may use, of which taskset or Slurm may leave it some."""
   return len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count()   # macOS binds no process
+
+
+def cpu() -> str:
+  """The model of the CPU, where the platform tells it; else nothing."""
+  told = pathlib.Path('/proc/cpuinfo')
+  names = re.findall(r'^model name\s*:\s*(.*)$', told.read_text(), re.MULTILINE) if told.is_file() else []
+  return (names or [platform.processor()])[0].strip()
 
 
 def peak_flops() -> float | None:
