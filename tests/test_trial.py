@@ -3,6 +3,8 @@
 import csv
 import json
 import os
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,7 +15,7 @@ import pytest
 from tfm import estimate
 from tfm import run as runs
 from tfm import trial
-from tfm.commands import cli
+from tfm.commands import cli, compare
 from tfm.evaluation.cost import StepCost
 
 STUDY = """
@@ -86,11 +88,33 @@ def test_what_could_not_be_measured_says_why(done):
   assert 'impossible' in note and '32' in note and note in (done / 'report.html').read_text()
 
 
+def test_every_maker_is_told_once(monkeypatch):
+  monkeypatch.setattr(trial, 'makers', lambda: dict(machine='another', versions='jax 9', date='2999-01-01'))
+  made = dict(rope=[dict(machine='a', versions='v', date='2026-01-02'), dict(machine='b', versions='v', date='2026-01-01')], old=[])
+  told = trial.made_by(made)
+  assert (told['machine'], told['versions'], told['date']) == ('a; b', 'v', '2026-01-01 to 2026-01-02')
+  assert 'another' in told['written'] and 'where and when old trained was not kept' in told['written']
+
+
+def test_a_kill_does_not_take_the_time_before_it(tmp_path):
+  for run, seconds in (('seed0', 40.0), ('seed1', 40.0), ('rate0.1', 5.0)):
+    (tmp_path / run).mkdir()
+    (tmp_path / run / 'goodput.json').write_text(json.dumps(dict(seconds=dict(productive=seconds, lost=10.0))))
+  (tmp_path / 'arm.json').write_text(json.dumps(dict(name='a', seconds=7.0)))
+  assert trial.spent(tmp_path) == 65.0  # the seeds trained together
+  (tmp_path / 'arm.json').write_text(json.dumps(dict(name='a', seconds=70.0)))
+  assert trial.spent(tmp_path) == 70.0
+
+
 def test_again_it_trains_nothing(file, done, monkeypatch, capsys):
+  """And the machine and the day stay those of the training, whoever writes the report."""
+  monkeypatch.setattr(trial, 'makers', lambda: dict(machine='another', versions='jax 9', date='2999-01-01'))
   monkeypatch.setattr(trial, 'train_together', None)
   before = results(done)
   assert cli.main(['ablate', file, f'--workdir={done}']) == 0
   assert results(done)['values'] == before['values'] and 'report.html' in capsys.readouterr().out
+  made, = trial.about(done / 'arms/rope')['made']
+  assert results(done)['study'].items() >= made.items() and made['machine'] != 'another'
 
 
 def test_an_arm_alone_and_a_slice(file, tmp_path):
@@ -172,7 +196,22 @@ def test_compare_is_the_report_without_training(done, tmp_path, capsys):
   assert plain(ours) == plain(theirs) and ours['study']['base'] == 'rope'
   assert [list(arm['changes']) for arm in ours['arms']] == [[], ['model.position']]
   capsys.readouterr()
-  for words, sentence in (([*folders, folders[0]], 'are one run, of seed 0'), ([str(done)], 'holds no run'),
+  for words, sentence in (([*folders, folders[0]], 'are one run, of seed 0'), ([str(done / 'arms')], 'holds no run'),
                           ([folders[0], '--base=alibi'], '--base=alibi is no arm')):
     assert cli.main(['compare', *words, f'--to={tmp_path}/x']) == 2
     assert sentence in capsys.readouterr().err and not (tmp_path / 'x').exists()
+
+
+def test_compare_takes_the_folder_of_a_study_or_an_arm(done, tmp_path):
+  words = ['compare', str(done), f'--to={tmp_path / "a b"}', '--metric=accuracy', '--higher']
+  assert cli.main(words) == 0
+  found = results(tmp_path / 'a b')
+  assert [arm['name'] for arm in found['arms']] == ['rope', 'learned'] and found['study']['seeds'] == [0, 1]
+  assert shlex.split(found['study']['command']) == ['tfm', *words]
+  assert found['study']['machine'] == trial.about(done / 'arms/rope')['made'][0]['machine']
+  other = tmp_path / 'other/arms/rope'
+  other.parent.mkdir(parents=True)
+  shutil.copytree(done / 'arms/learned', other)  # another study, whose arm of this name is something else
+  (other / 'arm.json').write_text(json.dumps(dict(name='rope', diverged={'1': 'nan'})))
+  groups = compare.grouped([run for folder in (done / 'arms/rope', other) for run in compare.runs(folder)])
+  assert {name: len(runs) for name, runs in groups.items()} == {'which/rope': 2, 'other/rope': 1}

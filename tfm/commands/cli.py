@@ -81,7 +81,7 @@ class Said(logging.Handler):
 
 
 def parse(name: str, command, argv: Sequence[str]) -> argparse.Namespace:
-  """The command's flags, with `config` complete, or `study` read, where the command takes one."""
+  """The command's flags, with `config` complete, or `study` read, where the command takes one; as `words` all that was said."""
   parser = argparse.ArgumentParser(
     f'tfm {name}', description=command.__doc__, allow_abbrev=False,
     formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -90,7 +90,7 @@ def parse(name: str, command, argv: Sequence[str]) -> argparse.Namespace:
   if fields:
     parser.epilog = 'config fields, each set by --config.path.to.field=value (with their defaults):\n' + '\n'.join(
       f'  --config.{path}={value!r}' for path, value in configs.leaves(configs.schema()))
-  args, rest = parser.parse_known_args(argv)
+  args, rest = parser.parse_known_args(argv, argparse.Namespace(words=[name, *argv]))
   if getattr(command, 'OVERRIDES', False):
     args.overrides = rest
     return args
@@ -100,7 +100,7 @@ def parse(name: str, command, argv: Sequence[str]) -> argparse.Namespace:
       raise ValueError(f'{rest[0]!r} is not a flag; {suggest(rest[0].partition("=")[0], known)}')
     return args
   if 'study' in args:
-    args.file, args.words, found = args.study, [name, *argv], studies.load(args.study)
+    args.file, found = args.study, studies.load(args.study)
     args.study = dataclasses.replace(found, config=assigned(configs.complete(found.config), rest))
   else:
     args.config = with_overrides(configs.load(args.config), rest)
