@@ -104,6 +104,8 @@ def test_a_kill_does_not_take_the_time_before_it(tmp_path):
   assert trial.spent(tmp_path) == 65.0  # the seeds trained together
   (tmp_path / 'arm.json').write_text(json.dumps(dict(name='a', seconds=70.0)))
   assert trial.spent(tmp_path) == 70.0
+  (tmp_path / 'seed1/goodput.json').write_text('{"seconds"')
+  assert trial.spent(tmp_path) == 70.0
 
 
 def test_again_it_trains_nothing(file, done, monkeypatch, capsys):

@@ -1,10 +1,11 @@
 """A study carried out: its arms trained and asked, in folders that are ordinary runs, and what came of it as a table.
 
-  DIR/arms/ARM/arm.json        what the arm is, how long it took, what went wrong
+  DIR/arms/ARM/arm.json        what the arm is, where and when it trained, how long it took, what went wrong
   DIR/arms/ARM/seed0/          a run, as tfm train makes it
   DIR/arms/ARM/seed0/measured.json
 """
 
+import contextlib
 import dataclasses
 import datetime
 import importlib.metadata
@@ -271,7 +272,11 @@ def spent(folder: pathlib.Path) -> float:
   """Seconds of an arm: those of its sessions, or those that its runs counted, which outlast a kill, where they are more."""
   # Runs that trained together counted the same seconds, each in its own folder.
   counted = {path.read_text() for path in folder.glob(f'*/{goodput.FILE}')}
-  return max(about(folder).get('seconds', 0.0), sum(sum(json.loads(text)['seconds'].values()) for text in counted))
+  seconds = 0.0
+  for text in counted:
+    with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):  # one that cannot be read tells nothing
+      seconds += sum(json.loads(text)['seconds'].values())
+  return max(about(folder).get('seconds', 0.0), seconds)
 
 
 def final(place: pathlib.Path) -> dict[str, float]:
