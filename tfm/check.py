@@ -17,7 +17,7 @@ from tfm.kernels.dense import Dense
 from tfm.models import flops
 from tfm.parallel import mesh as meshes
 from tfm.parallel import pipeline, sharding
-from tfm.parallel.nearest import Limits, Need, Wish
+from tfm.parallel.nearest import Limits, Need, Slices, Wish
 from tfm.shapes import PyTree
 from tfm.training import state as states
 
@@ -89,7 +89,8 @@ def made(config: ConfigDict) -> None:
 def mesh(config: ConfigDict, devices: int) -> None:
   """Refuses a mesh that the devices are not, or that does not cut the rows of a batch and the layers into equal parts, with the
   nearest one that works."""
-  wish = Wish(config.mesh.to_dict(), devices, tuple(needs(config)), (max(config.slices.number, 1), config.slices.axis))
+  slices(config, devices)
+  wish = Wish(config.mesh.to_dict(), devices, tuple(needs(config)))
   try:
     wish.sizes()
   except ValueError as error:
@@ -102,7 +103,7 @@ def divides(config: ConfigDict, devices: int) -> None:
   """Refuses a mesh that does not divide parameters, but for the rows of a vocabulary, which the data tell."""
   boxed, rules = parameters(config), sharding.parse_rules(config.rules)
   known = sharding.needs(boxed, [(name, () if name == 'vocab' else axes) for name, axes in rules])
-  wish = Wish(config.mesh.to_dict(), devices, (*needs(config), *known), (max(config.slices.number, 1), config.slices.axis))
+  wish = Wish(config.mesh.to_dict(), devices, (*needs(config), *known))
   try:
     wish.sizes()
   except ValueError as error:
@@ -116,8 +117,15 @@ def parameters(config: ConfigDict) -> PyTree:
   return states.abstract(lambda key: states.parameters(model, key, 1, config.data.length))
 
 
+def slices(config: ConfigDict, devices: int) -> None:
+  """Refuses what no mesh of so many devices mends."""
+  meshes.check_number(config.slices.number, devices)
+  meshes.check_axis(config.slices.axis)
+
+
 def needs(config: ConfigDict) -> Iterator[Need]:
   """What a mesh must divide besides parameters."""
+  yield Slices(max(config.slices.number, 1), (config.slices.axis,))
   yield from rows(config)
   yield from layers(config)
 

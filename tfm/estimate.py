@@ -24,14 +24,16 @@ from tfm.training import together
 from tfm.training.step import train_step
 
 
-def abstract_mesh(config: ConfigDict, devices: int | None) -> AbstractMesh:
+def devices(config: ConfigDict) -> int:
+  """As many as the mesh of a config names, or as are here."""
+  named, here = config.mesh.values(), jax.device_count()
+  fixed = math.prod(size for size in named if size != -1)
+  return here if fixed < 1 or -1 in named and here % fixed == 0 else fixed
+
+
+def abstract_mesh(config: ConfigDict, devices: int) -> AbstractMesh:
   """The mesh of a config, over devices that need not be here."""
-  named = config.mesh.to_dict()
-  if devices is None:
-    fixed = math.prod(size for size in named.values() if size != -1)
-    here = jax.device_count()
-    devices = here if -1 in named.values() and here % fixed == 0 else fixed
-  sizes = meshes.resolve(named, devices)
+  sizes = meshes.resolve(config.mesh.to_dict(), devices)
   return AbstractMesh(tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
 
 

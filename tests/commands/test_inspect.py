@@ -53,6 +53,18 @@ def test_says_all_there_is(run, tmp_path):
   assert (tmp_path / 'mask.png').read_bytes().startswith(b'\x89PNG') and 'masks: mask.png' in out
 
 
+@pytest.mark.parametrize('words, sentence', [
+  (('--devices=4', '--config.mesh.stage=3', '--config.mesh.data=1'),
+   'mesh stage=3 needs 3 devices and there are 4; the nearest mesh of 4 devices that works is data=4'),
+  (('--devices=0',), '--devices=0 must be at least 1'),
+  (('--config.mesh.data=0',), 'mesh.data=0 must be at least 1, or -1 for the devices that are left; the nearest mesh of 8 devices that works is'),
+  (('--config.slices.axis=foo',), "slices.axis='foo' cannot be carried by a slow network; 'data' or 'stage' can"),
+])
+def test_a_mesh_that_cannot_be_is_refused_with_the_nearest(run, words, sentence):
+  status, out, err = run(*words)
+  assert status == 2 and not out and sentence in err and len(err.splitlines()) == 1
+
+
 def test_any_mesh_fits_here(run):
   status, out, _ = run('--config.mesh.fsdp=64', '--config.mesh.tensor=4', '--devices=1024', '--picture=')
   assert status == 0

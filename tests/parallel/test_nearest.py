@@ -9,7 +9,7 @@ from tfm import build, check
 from tfm import config as configs
 from tfm.parallel import mesh as meshes
 from tfm.parallel import sharding
-from tfm.parallel.nearest import Need, Wish, factorisations
+from tfm.parallel.nearest import Need, Slices, Wish, factorisations
 from tfm.training import state as states
 
 VOCAB = 50
@@ -37,8 +37,8 @@ class TestNearest:
     assert got == near or meshes.cut(got) == near
 
   def test_the_slow_network_counts_too(self):
-    assert meshes.cut(Wish(dict(tensor=8), 8, slices=(2, 'data')).nearest()) == dict(data=2, tensor=4)
-    assert meshes.cut(Wish(dict(tensor=8), 8, slices=(4, 'stage')).nearest()) == dict(stage=4, tensor=2)
+    assert meshes.cut(Wish(dict(tensor=8), 8, (Slices(2, ('data',)),)).nearest()) == dict(data=2, tensor=4)
+    assert meshes.cut(Wish(dict(tensor=8), 8, (Slices(4, ('stage',)),)).nearest()) == dict(stage=4, tensor=2)
 
   def test_all_factorisations_are_looked_at(self):
     found = [tuple(sizes.values()) for sizes in factorisations(12, ('a', 'b', 'c'))]
@@ -85,6 +85,13 @@ REFUSED = {
   'a rule of layers': ({'mesh.stage': 2, 'rules.layers': ''}, "config.rules.layers='' gives 2 stages no layers of their own; 'stage' would do"),
   'slices': ({'slices.number': 2, 'mesh.data': 1, 'mesh.tensor': 4, 'mesh.fsdp': 2},
              'mesh.data=1 does not divide over 2 slices.* works is data=2 tensor=4$'),
+  'an axis of slices that is none': ({'slices.axis': 'foo'}, "^slices.axis='foo' cannot be carried by a slow network; 'data' or 'stage' can$"),
+  'an axis that slices cannot have': ({'slices.axis': 'fsdp', 'slices.number': 2}, "^slices.axis='fsdp' cannot .* 'data' or 'stage' can$"),
+  'slices that no mesh has': ({'slices.number': 3}, '^slices.number=3 does not divide 8 devices; -1 takes what the devices say$'),
+  'no slices': ({'slices.number': 0}, '^slices.number=0 does not divide 8 devices'),
+  'what is left is taken already': ({'mesh.tensor': 16}, '^mesh data=-1 tensor=16 needs a multiple of 16 devices and there are 8; '
+                                                         'the nearest mesh of 8 devices that works is data=2 tensor=4$'),
+  'what is left would not do': ({'mesh.stage': 3, 'mesh.data': 1}, '^mesh stage=3 needs 3 devices and there are 8; the nearest mesh .* is stage=2 data=4$'),
   'nothing works': ({'mesh.data': 7, 'training.batch_size': 3, 'data.length': 5, 'model.layers': 1, 'model.heads': 5, 'model.width': 50}, 'needs 7 devices.*; no mesh of 8 devices works$'),
 }
 
@@ -123,6 +130,8 @@ INDIVISIBLE = {
   'layers': (dict(stage=4), {}, r"mesh.stage = 4 cuts 'layers' .* but it has 2.* works is stage=2 data=4$"),
   'stages without layers': (dict(stage=2), {'model.scan': False},
                             'mesh.stage=2 cuts nothing, so that 2 devices would each do the same: no layers are stacked.* works is data=8$'),
+  'a slow network': (dict(data=2, tensor=4), {'model.kv_heads': 2, 'slices.number': 2, 'slices.axis': 'stage', 'mesh.stage': 1},
+                     "'kv_heads' .* into 4 parts, but it has 2.* works is stage=2 data=2 tensor=2$"),
   'an axis without a rule': (dict(fsdp=2), {'rules.batch': 'data', 'rules.embed': ''}, 'mesh.fsdp=2 cuts nothing.* works is data=8$'),
 }
 
@@ -132,7 +141,7 @@ def test_a_mesh_that_does_not_divide_the_model_is_refused(tiny, mesh, fields, se
   config = tiny(**fields)
   boxed = states.abstract(lambda key: states.parameters(build.model(config, VOCAB), key, 8, 32))
   with pytest.raises(ValueError, match=sentence):
-    sharding.check_divisible(boxed, meshes.make(dict(data=-1) | mesh), sharding.parse_rules(config.rules), tuple(check.rows(config)))
+    sharding.check_divisible(boxed, meshes.make(dict(data=-1) | mesh), sharding.parse_rules(config.rules), tuple(check.needs(config)))
 
 
 def test_what_is_proposed_works(tiny):

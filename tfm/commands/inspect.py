@@ -33,8 +33,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> None:
   config = args.config
-  mesh = estimate.abstract_mesh(config, args.devices)
-  check.run(config, mesh.size)
+  configs.require(args.devices is None or args.devices >= 1, f'--devices={args.devices} must be at least 1')
+  devices = args.devices or estimate.devices(config)
+  check.run(config, devices)
+  mesh = estimate.abstract_mesh(config, devices)
   rules = sharding.parse_rules(config.rules)
   vocab, source_vocab = estimate.vocabularies(config)
   model = build.model(config, vocab, source_vocab=source_vocab)

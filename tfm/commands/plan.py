@@ -25,6 +25,7 @@ from collections.abc import Iterator
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from tfm import check
 from tfm.commands.inspect import titled, wide_console
 from tfm.config import require
 from tfm.parallel import chips
@@ -58,8 +59,10 @@ def main(args: argparse.Namespace) -> int:
     number = asked.config.slices.number
     require(number in (-1, args.slices), f'config.slices.number={number} is not --slices={args.slices}; leave it at -1')
     asked.config.slices.number = args.slices   # which GPUs do not say of themselves
+  check.slices(asked.config, len(devices))
   if args.search:
     return searched(asked, devices, args, command)
+  check.run(asked.config, len(devices))
   mesh = meshes.make(asked.config.mesh.to_dict(), devices, **asked.config.slices)
   steps.fitting(asked, mesh)
   plans = [planned('training', lambda: steps.training(asked, mesh), mesh, asked, args.slices)]

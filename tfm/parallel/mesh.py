@@ -45,8 +45,9 @@ def resolve(sizes: Mapping[str, int], devices: int) -> dict[str, int]:
     raise ValueError(f'mesh.{free[0]} and mesh.{free[1]} are both -1; only one can take what is left')
   fixed = math.prod(size for size in sizes.values() if size != -1)
   if devices % fixed or (not free and fixed != devices):
+    helps = not free and devices % (fixed // sizes['data']) == 0
     raise ValueError(f'mesh {words(sizes)} needs {"a multiple of " if free else ""}{fixed} devices and there '
-                     f'are {devices}; set mesh.data=-1 to take what is left')
+                     f'are {devices}' + '; set mesh.data=-1 to take what is left' * helps)
   return sizes | {axis: devices // fixed for axis in free}
 
 
@@ -73,18 +74,28 @@ def slices(devices: Sequence[jax.Device], number: int = -1) -> list[list[jax.Dev
   if number not in (-1, len(told)) and len(told) > 1:
     raise ValueError(f'slices.number={number} is not the {len(told)} slices that the devices say that they are in; leave it '
                      'at -1')
-  if number < 1 and number != -1 or len(devices) % max(number, 1):
-    raise ValueError(f'slices.number={number} does not divide {len(devices)} devices; -1 takes what the devices say')
+  check_number(number, len(devices))
   if len(told) > 1:
     return [[device for device in devices if device.slice_index == index] for index in told]
   size = len(devices) // max(number, 1)
   return [list(devices[i:i + size]) for i in range(0, len(devices), size)]
 
 
-def check_slices(sizes: Mapping[str, int], number: int, axis: str) -> None:
-  """Refuses a mesh in which the slow network between `number` slices would carry another axis than `axis`."""
+def check_number(number: int, devices: int) -> None:
+  """Refuses what no mesh of so many devices can be cut into."""
+  if number < 1 and number != -1 or devices % max(number, 1):
+    raise ValueError(f'slices.number={number} does not divide {devices} devices; -1 takes what the devices say')
+
+
+def check_axis(axis: str) -> None:
+  """Refuses what no mesh lets a slow network carry."""
   if axis not in SLOW:
     raise ValueError(f'slices.axis={axis!r} cannot be carried by a slow network; {" or ".join(map(repr, SLOW))} can')
+
+
+def check_slices(sizes: Mapping[str, int], number: int, axis: str) -> None:
+  """Refuses a mesh in which the slow network between `number` slices would carry another axis than `axis`."""
+  check_axis(axis)
   if sizes[axis] % number:
     others = [f'slices.axis={other!r}' for other in SLOW if sizes[other] % number == 0]
     would = ' or '.join([f'mesh.{axis}={math.lcm(sizes[axis], number)}', *others])

@@ -49,27 +49,38 @@ class Limits(Need):
 
 
 @dataclasses.dataclass(frozen=True)
+class Slices(Need):
+  """The one mesh axis that a slow network between `size` slices carries, whose size must be a multiple."""
+
+  said: None = None
+
+  def met(self, sizes: Mapping[str, int]) -> bool:
+    return self.parts(sizes) % self.size == 0
+
+  def check(self, sizes: Mapping[str, int]) -> None:
+    meshes.check_slices(sizes, self.size, *self.axes)
+
+
+@dataclasses.dataclass(frozen=True)
 class Wish:
   """A mesh as somebody asked for it, with what is known of what it must divide.
 
   Attributes:
     asked: axis → size; devices: how many there are.
-    needs: what it must divide; slices: how many there are, and the axis that goes from one to another.
+    needs: what it must divide.
   """
 
   asked: Mapping[str, int]
   devices: int
   needs: tuple[Need, ...] = ()
-  slices: tuple[int, str] = (1, 'data')
 
   def sizes(self) -> dict[str, int]:
     """Every axis with its size.
 
     Raises:
-      ValueError: if there are not as many devices, or a need or the slices are not met.
+      ValueError: if there are not as many devices, or a need is not met.
     """
     sizes = meshes.resolve(self.asked, self.devices)
-    meshes.check_slices(sizes, *self.slices)
     for need in self.needs:
       need.check(sizes)
     return sizes
@@ -83,10 +94,8 @@ class Wish:
       named = [steps[axis] for axis in KEPT if self.asked.get(axis, 1) > 1]
       new = sum(size > 1 and axis != 'data' and self.asked.get(axis, 1) == 1 for axis, size in sizes.items())
       return round(sum(steps.values()), 6), new, *named, *(steps.get(axis, 0) for axis in LEFT_OUT)
-    number, slow = self.slices
     needs = {(type(need), need.size, need.axes): need for need in self.needs}.values()
-    fit = (sizes for sizes in factorisations(self.devices, tuple(meshes.AXES))
-           if sizes[slow] % number == 0 and all(need.met(sizes) for need in needs))
+    fit = (sizes for sizes in factorisations(self.devices, tuple(meshes.AXES)) if all(need.met(sizes) for need in needs))
     return min(fit, key=away, default=None)
 
   def instead(self) -> str:

@@ -4,13 +4,11 @@ import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
 
-from jax.sharding import AxisType, AbstractMesh
 from ml_collections import ConfigDict
 
 from tfm import estimate
 from tfm.models import memory
 from tfm.models.stack import REMAT
-from tfm.parallel import mesh as meshes
 from tfm.parallel import sharding
 from tfm.planning.plan import Planned
 from tfm.planning.steps import Asked, fitting
@@ -56,7 +54,7 @@ def candidates(asked: Asked, devices: int, slices: int, axes: Sequence[str], cap
       one = Candidate(mesh, asked.config.model.remat, accumulation)
       try:
         trial = Asked(one.config(asked.config), asked.vocab, asked.source_vocab)
-        abstract = abstract_mesh(trial.config, devices)
+        abstract = estimate.abstract_mesh(trial.config, devices)
         fitting(trial, abstract)
       except ValueError:
         continue
@@ -68,12 +66,6 @@ def candidates(asked: Asked, devices: int, slices: int, axes: Sequence[str], cap
   return sorted(found, key=lambda one: (
     [size for axis, size in one.mesh if axis not in ('data', 'fsdp')], one.accumulation, -dict(one.mesh).get('fsdp', 1),
     POLICIES.index(one.remat)))
-
-
-def abstract_mesh(config: ConfigDict, devices: int) -> AbstractMesh:
-  """The mesh of a config over so many devices."""
-  sizes = meshes.resolve(config.mesh.to_dict(), devices)
-  return AbstractMesh(tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
 
 
 def factorisations(n: int, parts: int) -> Iterator[tuple[int, ...]]:
@@ -93,7 +85,7 @@ def microbatches(batch: int) -> list[int]:
 
 def estimated(asked: Asked, devices: int) -> int:
   """Bytes that one device will need, as `tfm inspect` estimates them, which takes seconds where compiling takes minutes."""
-  mesh, rules = abstract_mesh(asked.config, devices), sharding.parse_rules(asked.config.rules)
+  mesh, rules = estimate.abstract_mesh(asked.config, devices), sharding.parse_rules(asked.config.rules)
   return sum(size for _, size, _ in estimate.memory_by_kind(
     asked.config, asked.vocab, asked.source_vocab, asked.state, mesh, rules))
 

@@ -87,7 +87,7 @@ def fitting(asked: Asked, mesh: Mesh) -> None:
     ValueError: naming the field, or the parameter.
   """
   check.run(asked.config, mesh.size)
-  sharding.check_divisible(asked.state.params, mesh, sharding.parse_rules(asked.config.rules))
+  sharding.check_divisible(asked.state.params, mesh, sharding.parse_rules(asked.config.rules), tuple(check.needs(asked.config)))
 
 
 def training(asked: Asked, mesh: Mesh) -> Step:
