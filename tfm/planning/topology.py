@@ -23,6 +23,11 @@ GENERATIONS = {
   'tpu7x': (3, 2, {}),
 }
 DEVICES = {'tpu7x': 2}   # of JAX, that one chip is, where it is not one
+# Slices as they are sold: the largest of each generation; all of two dimensions; and of three those with less than four chips along
+# one, as others have a multiple of four along each.
+SLICES = {'v4': (16, 16, 16), 'v5e': (16, 16), 'v5p': (16, 20, 28), 'v6e': (16, 16), 'tpu7x': (16, 24, 24)}
+SQUARES = (1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16)
+HOSTS = (1, 1, 1), (2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4)
 OTHER_NAMES = {'v5litepod': 'v5e', 'v6': 'v6e', 'v5': 'v5p', 'v7x': 'tpu7x', 'v7': 'tpu7x', 'ironwood': 'tpu7x', 'trillium': 'v6e'}
 # libtpu asks the machine that it is on what it is, unless told; it need not be a TPU. Nor is one used, which several processes
 # could not share.
@@ -61,9 +66,8 @@ def devices(name: str, slices: int = 1) -> list[jax.Device]:
     return topologies.get_topology_desc(platform='tpu', topology_name=f'{generation}:{shape(sizes)}', **how).devices
   except (RuntimeError, ValueError) as error:
     require('INVALID_ARGUMENT' in str(error), f'--topology={name} cannot be compiled for: {error}')
-    close = nearest(generation, math.prod(sizes))
-    raise ValueError(f'--topology={name} is none that libtpu knows ({str(error).splitlines()[0]}); {generation}:{shape(close)} '
-                     'would do') from None
+    raise ValueError(f'--topology={name} is none that libtpu knows ({str(error).splitlines()[0]}); '
+                     f'{would(generation, math.prod(sizes))} would do') from None
 
 
 def installed() -> bool:
@@ -82,7 +86,7 @@ def parse(name: str) -> tuple[str, tuple[int, ...]]:
   if known_chips := counted(name):
     generation, chips = known_chips
     raise ValueError(f'--topology={name} counts {"cores" if GENERATIONS[generation][1] > 1 else "chips"} ({chips} chips), and does '
-                     f'not say how they stand; {generation}:{shape(nearest(generation, chips))} would do')
+                     f'not say how they stand; {would(generation, chips)} would do')
   generation, _, sizes = name.partition(':')
   generation = OTHER_NAMES.get(generation, generation)
   if generation in gpus.GPUS:
@@ -96,7 +100,7 @@ def parse(name: str) -> tuple[str, tuple[int, ...]]:
   chips = math.prod(numbers)
   require(len(numbers) == dims and chips > 0,
           f'--topology={name} does not give the {dims} dimensions of {generation}; '
-          f'{generation}:{shape(nearest(generation, chips or 16))} would do')
+          f'{would(generation, chips or 16)} would do')
   return generation, numbers
 
 
@@ -115,14 +119,20 @@ def shape(sizes: Sequence[int]) -> str:
 
 
 def nearest(generation: str, chips: int) -> tuple[int, ...]:
-  """The topology of as many chips, or else of the next number above that has one, nearest to a cube or a square.
+  """The slice that is sold with as many chips, or else with the next number above, nearest to a cube or a square; the largest
+  where none has so many."""
+  largest = SLICES[generation]
+  if len(largest) == 2:
+    found = SQUARES
+  else:
+    sides = range(4, largest[-1] + 1, 4)
+    found = [*HOSTS, *itertools.combinations_with_replacement(sides, 3)]
+    found = [sizes for sizes in found if all(size <= most for size, most in zip(sizes, largest))]
+  return min((sizes for sizes in found if math.prod(sizes) >= chips), key=lambda sizes: (math.prod(sizes), sum(sizes)), default=largest)
 
-  Its sides are powers of two, or above four multiples of four, as slices are sold.
-  """
-  dims, least = GENERATIONS[generation][0], 1
-  sides = [1, 2, *range(4, 100, 4)]
-  # A slice of at most a host has one plane.
-  found = [sizes for sizes in itertools.combinations_with_replacement(sides, dims) if math.prod(sizes) >= max(chips, least)]
-  best = min(found, key=lambda sizes: (math.prod(sizes), sum(sizes)))
-  # From the least on, but a plane of a host has its one last.
-  return best if 1 not in best or dims == 2 else tuple(sorted(best, key=lambda n: (n == 1, n)))
+
+def would(generation: str, chips: int) -> str:
+  """What has so many chips: 'v5e:4x4', or of the largest several."""
+  sizes = nearest(generation, chips)
+  slices = math.ceil(chips / math.prod(sizes))
+  return f'{generation}:{shape(sizes)}' + (f' with --slices={slices}' if slices > 1 else '')
