@@ -1,17 +1,21 @@
 """`tfm plan`: the steps of a tiny run compiled for the eight devices here, and refusals."""
 
+import dataclasses
 import json
 import os
 import re
 import types
 
 import jax
+import jax.numpy as jnp
 import pytest
 
 from tfm.commands import cli
 from tfm.parallel import chips
+from tfm.parallel import mesh as meshes
 from tfm.parallel.chips import Chip
-from tfm.planning import gpus, plan, search, topology
+from tfm.parallel.collectives import Collective
+from tfm.planning import gpus, plan, report, search, topology
 
 CONFIG = '''
 def get_config(arg=''):
@@ -72,6 +76,40 @@ def test_loops_that_do_not_tell_count_no_less_than_the_model(run, tmp_path):
 
 
 @pytest.mark.slow
+def test_a_collective_in_a_loop_that_does_not_tell_is_counted_once_and_said_so(run, tmp_path):
+  """Dropout of attention weights leaves `chunked`, which gathers rows and goes over the blocks that a mask opens."""
+  status, out, _ = run('--topology=here', '--rows=0', '--to=out', '--config.mesh.tensor=1', '--config.mesh.fsdp=1', '--config.mesh.data=4',
+                       '--config.mesh.sequence=2', '--config.data.length=1024', '--config.model.dropout.attention=0.1')
+  assert status == 0 and 'counted once' in out
+  [one] = json.loads((tmp_path / 'out' / 'plan.json').read_text())['plans']
+  assert any(each['least'] and each['axes'] == ['sequence'] for each in one['collectives'])
+
+
+@pytest.fixture
+def sums():
+  """A plan of a decoding step in whose text no product is left."""
+  text = jax.jit(lambda x: x.sum()).lower(jax.ShapeDtypeStruct((8,), jnp.float32)).compile().as_text()
+  step = types.SimpleNamespace(name='decoding', arguments={}, tokens=8, flops=8000.0, pairs=0.0)
+  return plan.plan(step, meshes.make({'data': -1}), plan.Compiled(
+    text, dict.fromkeys(('argument', 'output', 'alias', 'temp', 'generated_code', 'peak'), 0), '', 1.0))
+
+
+def test_decoding_counts_no_less_than_the_model(sums):
+  assert sums.products == 1000 and not sums.told
+  assert ('FLOPs', '1.000e+03', 'a device and step, at least: the model’s, not all of which are compiled to products') in report.summary(sums)
+
+
+def test_what_is_counted_once_is_marked(sums):
+  one = dataclasses.replace(sums, collectives=(
+    Collective('all-gather', ('sequence',), 2, 3, 2**20, least=True), Collective('all-reduce', ('data',), 4, 1, 2**20)))
+  title, _, rows = report.tables([one])[-1]
+  assert title == 'decoding: sent by a device in a step (≥: in a loop that does not tell how often it runs, and counted once)'
+  assert [row[3:5] for row in rows] == [('≥ 3', '≥ 1.00 MiB'), ('1', '1.00 MiB')]
+  assert [each['least'] for each in report.data(one)['collectives']] == [True, False]
+  assert '≥' not in report.tables([dataclasses.replace(one, collectives=one.collectives[1:])])[-1][0]
+
+
+@pytest.mark.slow
 def test_the_decoding_step(run, tmp_path):
   status, out, _ = run('--topology=here', '--to=out')
   assert status == 0
@@ -88,7 +126,7 @@ def test_a_search(run, tmp_path, monkeypatch):
   """What does not fit is passed over, and the best that fits is told."""
   needed = iter((2 * 2**20, 2**19, 2**19 + 1))
   real = plan.memory_of
-  monkeypatch.setattr(plan, 'memory_of', lambda *args: plan.dataclasses.replace(real(*args), needed=next(needed)))
+  monkeypatch.setattr(plan, 'memory_of', lambda *args: dataclasses.replace(real(*args), needed=next(needed)))
   monkeypatch.setitem(chips.CHIPS, 'cpu', CPU)
   status, out, err = run('--topology=here', '--search', '--limit=3', '--axes=data,fsdp', '--to=out')
   told = json.loads((tmp_path / 'out' / 'plan.json').read_text())

@@ -39,6 +39,7 @@ class Collective:
     count: how often it runs; bytes: all that, of one device: the array that is gathered, is reduced or changes hands,
       whole, so that it is the same for an all-gather and the reduce-scatter that undoes it.
     between: whether the group are slices, with the slow network between them, of each of which one device takes part.
+    least: whether some of them stand in a loop that does not tell how often it runs, and are counted once.
   """
 
   kind: str
@@ -47,6 +48,7 @@ class Collective:
   count: int
   bytes: int
   between: bool = False
+  least: bool = False
 
   @property
   def sent(self) -> int:
@@ -54,8 +56,8 @@ class Collective:
     return math.ceil(self.bytes * SENT[self.kind](self.group))
 
   def __str__(self):
-    slices = ' slices' * self.between
-    return f'{self.kind} over {" ".join(self.axes)} ({self.group}{slices}): {self.count} times, {self.bytes:,} bytes'
+    slices, least = ' slices' * self.between, 'at least ' * self.least
+    return f'{self.kind} over {" ".join(self.axes)} ({self.group}{slices}): {least}{self.count} times, {self.bytes:,} bytes'
 
 
 def collectives(text: str | Module, mesh: Mapping[str, int], unknown: int | None = None, slow: str = 'data') -> list[Collective]:
@@ -69,18 +71,13 @@ def collectives(text: str | Module, mesh: Mapping[str, int], unknown: int | None
   Args:
     text: of `jax.stages.Compiled.as_text`, or parsed already.
     mesh: the sizes of its axes, in order, as `Mesh.shape` has them.
-    unknown: how often a loop runs that does not tell, such as one that decodes until all rows have ended.
+    unknown: how often a loop runs that does not tell, such as one that decodes until all rows have ended; None: at least once.
     slow: the mesh axis that lies over slices.
-
-  Raises:
-    ValueError: if there is such a loop around a collective, and `unknown` is None.
   """
   module = parse(text) if isinstance(text, str) else text
   found = {}
   for here in once(module):
     made, kind = here.instruction, base(here.instruction.opcode)
-    if not here.known and unknown is None:
-      raise ValueError(f'the collective {made.name} stands in a loop that does not tell how often it runs')
     if between := made.opcode == SEND:
       kind, size = between_slices(made.attributes)
       axes = (slow,)
@@ -92,12 +89,12 @@ def collectives(text: str | Module, mesh: Mapping[str, int], unknown: int | None
       size = 2 if kind == 'collective-permute' else max(map(len, groups))
     moved = payload(kind, made.shapes, here, module, size)
     kind = 'reduce-scatter' if kind == 'all-reduce' and scatters(here, module) else kind
-    times = here.times * (1 if here.known else unknown)
+    times = here.times * (1 if here.known or unknown is None else unknown)
     key = kind, axes, size, between
-    count, total = found.get(key, (0, 0))
-    found[key] = count + times, total + times * moved
+    count, total, least = found.get(key, (0, 0, False))
+    found[key] = count + times, total + times * moved, least or not here.known and unknown is None
   order = {axis: i for i, axis in enumerate(mesh)}
-  return [Collective(kind, axes, size, *counted, between) for (kind, axes, size, between), counted in sorted(
+  return [Collective(kind, axes, size, count, total, between, least) for (kind, axes, size, between), (count, total, least) in sorted(
     found.items(), key=lambda item: (item[0][3], list(SENT).index(item[0][0]), [order[axis] for axis in item[0][1]], item[0][2]))]
 
 

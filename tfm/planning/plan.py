@@ -64,8 +64,9 @@ class Planned:
     mesh: sizes of its axes; device: its kind.
     memory: see `Memory`; refused: why the compiler made nothing, else ''.
     products, moved: FLOPs and bytes of one device, as the compiled text tells them, with what is computed again; at least.
-    told: whether every loop in it tells how often it runs. If not, as in kernels that go over the open blocks of a mask, the
-      products are no fewer than the model's.
+    told: whether the text tells all products. If not, they are no fewer than the model's: in training where a loop does not tell
+      how often it runs, as in kernels that go over the open blocks of a mask; in decoding where they are fewer, as products of a
+      matrix with one row become sums.
     collectives: of one device. bound: None where the chip is not known, or nothing was made.
     seconds: of compiling. chip: a device's share; None where it is not known.
   """
@@ -135,11 +136,12 @@ def plan(step: Step, mesh: Mesh, made: Compiled, slices: int = 1, slow: str = 'd
   module = hlo.parse(made.text)
   # A loop that does not tell is that over the tokens to write, of which there is one here.
   writes = step.name == 'decoding'
-  told = writes or all(here.known for here in module.executed())
   sent = tuple(collectives.collectives(module, mesh.shape, unknown=1 if writes else None, slow=slow))
   done = work.work(module)
   products = done.products + (step.pairs / mesh.size if custom(module) else 0)
-  products = products if told else max(products, step.flops / mesh.size)
+  model = step.flops / mesh.size
+  told = products >= model if writes else all(here.known for here in module.executed())
+  products = products if told else max(products, model)
   found = chip and bounds.bound(chip, products, done.bytes, sent, bounds.reaches(mesh, chip.dims, sent), slices, slow)
   return Planned(refused='', products=products, moved=done.bytes, told=told, collectives=sent, bound=found, **common)
 

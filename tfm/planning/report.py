@@ -19,7 +19,8 @@ def tables(plans: Sequence[Planned]) -> list[Table]:
     found += [(f'{one.name}: one device of {one.devices} × {one.device} ({sizes(one.mesh)})', ('of the step', '>', 'how'), summary(one)),
               (f'{one.name}: memory of a device', ('kind', '>bytes', '>'), memory(one))]
     if one.collectives:
-      found.append((f'{one.name}: sent by a device in a step', (
+      least = ' (≥: in a loop that does not tell how often it runs, and counted once)' * any(each.least for each in one.collectives)
+      found.append((f'{one.name}: sent by a device in a step{least}', (
         'collective', 'axes', '>devices', '>times', '>of arrays of', '>sent', '>at least'), sent(one)))
   return found
 
@@ -47,7 +48,8 @@ def summary(one: Planned) -> list[tuple[str, ...]]:
   if one.refused:
     return rows
   again = one.products * one.devices / one.flops if one.flops else 0
-  how = f'as compiled: {again:.2f} × the model’s' if one.told else 'at least: not every loop tells how often it runs'
+  why = 'the model’s, not all of which are compiled to products' if one.name == 'decoding' else 'not every loop tells how often it runs'
+  how = f'as compiled: {again:.2f} × the model’s' if one.told else f'at least: {why}'
   rows += [('FLOPs', f'{one.products:.3e}', f'a device and step, {how}'),
            ('memory traffic', gib(one.moved), 'at least, by the compiled instructions')]
   if not one.bound:
@@ -81,8 +83,9 @@ def sent(one: Planned) -> list[tuple[str, ...]]:
     axes = ' '.join(each.axes)
     least = one.bound and each.sent and (one.bound.network if each.between else one.bound.axes.get(axes))
     alike = sum(other.sent for other in one.collectives if (other.axes, other.between) == (each.axes, each.between))
-    rows.append((each.kind, axes, f'{each.group} slices' if each.between else str(each.group), f'{each.count:,}', gib(each.bytes),
-                 gib(each.sent), seconds(least * each.sent / alike) if least else ''))
+    least_of = '≥ ' * each.least
+    rows.append((each.kind, axes, f'{each.group} slices' if each.between else str(each.group), f'{least_of}{each.count:,}',
+                 least_of + gib(each.bytes), least_of + gib(each.sent), seconds(least * each.sent / alike) if least else ''))
   return rows
 
 
