@@ -312,6 +312,18 @@ def test_every_mesh_routes_alike(tiny, mesh, rules):
     assert got == pytest.approx(wanted, rel=2e-5)
 
 
+@pytest.mark.parametrize('capacity', [0.75, None])
+@pytest.mark.slow
+def test_gradients_of_experts_on_devices_of_their_own_are_those_of_one_device(tiny, capacity):
+  """Leaf by leaf, with `expert` as the only axis; every expert learns."""
+  fields = {'model.feed_forward': f'mixture_of_experts(experts=8, capacity={capacity}, balance=0.5, z_loss=0.1)'}
+  (_, one), (_, many) = (prepared(sgd(tiny, **fields), mesh=mesh) for mesh in (None, dict(expert=8)))
+  assert_trees_close(many.params, one.params, rtol=1e-4, atol=1e-6)
+  before = initial(build.model(sgd(tiny, **fields), VOCAB))
+  up, was = (np.asarray(params['stack']['layers']['block_0']['feed_forward']['up']['kernel']) for params in (many.params, before))
+  assert up.shape[:2] == (2, 8) and (np.abs(up - was).max((2, 3)) > 1e-4).all()
+
+
 def test_what_is_frozen_stays_and_the_rest_moves_as_ever(tiny):
   """On a mesh too: its state holds nothing of what is frozen."""
   _, plain = prepared(sgd(tiny))
