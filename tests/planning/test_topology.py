@@ -1,7 +1,9 @@
 """Names of topologies: what they mean, and what is refused, with one that would do."""
 
 import math
+import types
 
+import jax
 import pytest
 
 from tfm.parallel import chips
@@ -59,6 +61,21 @@ def test_without_the_plugin_for_cuda(monkeypatch):
   monkeypatch.setattr(gpus, 'installed', lambda: False)
   with pytest.raises(ValueError, match=r"needs JAX's plugin for CUDA, .* not installed; pip install -e '.\[cuda-compiler\]', or"):
     topology.devices('h100:8')
+
+
+@pytest.mark.parametrize('name', ['v5e:2x2', 'h100:8'])
+def test_what_is_compiled_for_others_is_not_kept(name, monkeypatch):
+  """Without them it could not be read back, and JAX would warn of each."""
+  for module in (topology, gpus):
+    monkeypatch.setattr(module, 'installed', lambda: True)
+  monkeypatch.setattr(topology, 'ENVIRONMENT', {})
+  monkeypatch.setattr(topology.topologies, 'get_topology_desc', lambda **_: types.SimpleNamespace(devices=['one']))
+  monkeypatch.setattr(gpus, 'devices', lambda *_: ['one'])
+  kept = jax.config.jax_enable_compilation_cache
+  try:
+    assert topology.devices(name) == ['one'] and not jax.config.jax_enable_compilation_cache
+  finally:
+    jax.config.update('jax_enable_compilation_cache', kept)
 
 
 @pytest.mark.parametrize('name', gpus.GPUS)

@@ -83,7 +83,6 @@ def installed() -> bool:
 def devices(name: str, count: int, boxes: int) -> list[jax.Device]:
   """Those of `boxes` boxes of `count` GPUs each, one box after another; to compile for, by JAX's CUDA plugin alone."""
   from jax._src.cudnn import fused_attention_stablehlo
-  jax.config.update('jax_enable_compilation_cache', False)   # nothing that is kept there could be read back without a GPU
   # JAX asks cuDNN itself, which need not be installed, for its version before it has attention computed by it.
   fused_attention_stablehlo.check_cudnn_version = lambda: CUDNN[0] * 10_000 + CUDNN[1] * 100
   return topologies.get_topology_desc(

@@ -53,9 +53,12 @@ def devices(name: str, slices: int = 1) -> list[jax.Device]:
   if generation in gpus.GPUS:
     require(gpus.installed(), f"--topology={name} needs JAX's plugin for CUDA, which compiles for GPUs and is not installed; "
                               "pip install -e '.[cuda-compiler]', or --topology=here")
+  else:
+    require(installed(), f'--topology={name} needs libtpu, the compiler for TPUs, which is not installed; '
+                         "pip install -e '.[tpu]', or --topology=here")
+  jax.config.update('jax_enable_compilation_cache', False)   # nothing that is kept there could be read back without what it is for
+  if generation in gpus.GPUS:
     return gpus.devices(generation, *sizes, slices)
-  require(installed(), f'--topology={name} needs libtpu, the compiler for TPUs, which is not installed; '
-                       "pip install -e '.[tpu]', or --topology=here")
   os.environ.update({key: value for key, value in ENVIRONMENT.items() if key not in os.environ})
   how = dict(GENERATIONS[generation][2])
   if math.prod(sizes) == 1:
