@@ -15,8 +15,6 @@ plan llama-3-70b-v5p-128 $LARGE --topology=v5p:4x4x8 --config.mesh.data=2 --conf
   --config.training.accumulation=4 --config.training.loss_chunk=1048576 --rows=0
 plan llama-3-70b-v5p-512 $LARGE --topology=v5p:8x8x8 --config.mesh.data=8 --config.mesh.fsdp=64 \
   --config.training.loss_chunk=1048576 --rows=0
-plan llama-3-70b-v5p-1024 $LARGE --topology=v5p:8x8x16 --config.mesh.data=16 --config.mesh.fsdp=64 \
-  --config.training.loss_chunk=2097152 --rows=0
 plan llama-3-70b-v5p-4096 $LARGE --topology=v5p:16x16x16 --config.mesh.data=32 --config.mesh.fsdp=64 --config.mesh.tensor=2 \
   --config.training.loss_chunk=4194304 --rows=0
 plan llama-2-70b-v5p-512 --config=configs/llama.py:2-70b --topology=v5p:8x8x8 --config.mesh.data=8 --config.mesh.fsdp=64 \
@@ -67,12 +65,12 @@ plan llama-3-8b-h100-8 $SMALL --topology=h100:8 --config.mesh.data=1 --config.me
 plan llama-3-8b-h100-4x8 $SMALL --topology=h100:8 --slices=4 --config.mesh.data=4 --config.mesh.fsdp=8 \
   --config.training.batch_size=256 --config.training.accumulation=8 --config.training.loss_chunk=65536 --rows=0
 
-for at in v5e-256:16x16:32 v5p-128:4x4x8:16 v6e-256:16x16:32; do
-  pod=${at%%:*} rest=${at#*:}
-  topology=${pod%-*}:${rest%:*}
-  plan gpt2-xl-$pod --config=configs/gpt2.py:xl --topology=$topology --config.mesh.data=${rest#*:} --config.mesh.fsdp=8 \
-    --config.training.loss_chunk=0 --rows=0
-  plan vaswani2017-big-$pod --config=configs/vaswani2017.py:big --topology=$topology --config.training.batch_size=256
+plan gpt2-xl-v5e-256 --config=configs/gpt2.py:xl --topology=v5e:16x16 --config.mesh.data=32 --config.mesh.fsdp=8 \
+  --config.training.loss_chunk=0 --rows=0
+plan gpt2-xl-v5p-128 --config=configs/gpt2.py:xl --topology=v5p:4x4x8 --config.mesh.data=16 --config.mesh.fsdp=8 \
+  --config.training.loss_chunk=0 --rows=0
+for pod in v5e-256:16x16 v5p-128:4x4x8 v6e-256:16x16; do
+  plan vaswani2017-big-${pod%:*} --config=configs/vaswani2017.py:big --topology=${pod%-*}:${pod#*:} --config.training.batch_size=256
 done
 plan gpt2-large-h100-8-searched --config=configs/gpt2.py:large --topology=h100:8 --search --limit=12
 
