@@ -15,6 +15,8 @@ plan llama-3-70b-v5p-128 $LARGE --topology=v5p:4x4x8 --config.mesh.data=2 --conf
   --config.training.accumulation=4 --config.training.loss_chunk=1048576 --rows=0
 plan llama-3-70b-v5p-512 $LARGE --topology=v5p:8x8x8 --config.mesh.data=8 --config.mesh.fsdp=64 \
   --config.training.loss_chunk=1048576 --rows=0
+plan llama-3-70b-v5p-1024 $LARGE --topology=v5p:8x8x16 --config.mesh.data=16 --config.mesh.fsdp=64 \
+  --config.training.loss_chunk=2097152 --rows=0
 plan llama-3-70b-v5p-4096 $LARGE --topology=v5p:16x16x16 --config.mesh.data=32 --config.mesh.fsdp=64 --config.mesh.tensor=2 \
   --config.training.loss_chunk=4194304 --rows=0
 plan llama-2-70b-v5p-512 --config=configs/llama.py:2-70b --topology=v5p:8x8x8 --config.mesh.data=8 --config.mesh.fsdp=64 \
