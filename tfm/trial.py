@@ -15,7 +15,6 @@ import logging
 import os
 import pathlib
 import platform
-import re
 import time
 import traceback
 from collections.abc import Mapping, Sequence
@@ -25,7 +24,7 @@ import jax
 
 import tfm.measures
 from tfm import check, run, spec
-from tfm.ablation.study import Study
+from tfm.ablation.study import Study, folder_name
 from tfm.arms import Arm
 from tfm.measures.protocol import Measure
 from tfm.parallel import chips
@@ -308,8 +307,8 @@ def about(folder: pathlib.Path) -> dict[str, Any]:
 
 
 def folder_of(workdir: pathlib.Path, name: str) -> pathlib.Path:
-  """The folder of an arm, whose name may hold anything."""
-  return workdir / 'arms' / (re.sub(r'[^\w.=+-]+', '_', name).strip('_') or '_')
+  """The folder of an arm."""
+  return workdir / 'arms' / folder_name(name)
 
 
 def write(path: pathlib.Path, text: str) -> None:

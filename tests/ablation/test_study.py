@@ -35,6 +35,9 @@ def test_a_product_of_axes():
   (dict(match='parameters', free='training.steps'), "match='parameters' does not follow from free='training.steps'"),
   (dict(match='flops', free='model.position'), "the arm 'rope' sets model.position, which is free='model.position'"),
   (dict(arms={'a,b': {}}, base='a,b'), 'a comma in its name'),
+  (dict(arms={'a!': {}, 'a?': {}}, base='a!'), "the arms 'a!' and 'a?' would share the folder 'a'"),
+  (dict(arms={'rope': {}, 'slow': {'optimizer.learning_rate': 1e-5}}, rates=(1e-3,)), "the arm 'slow' sets optimizer.learning_rate"),
+  (dict(rates=(1e-3, 0.001)), 'has one twice'),
   (dict(against={'alibi': 'rop'}), "against names 'rop', which is no arm"),
   (dict(against={'rope': 'alibi', 'alibi': 'rope'}), "against['rope']='alibi' is itself compared with 'rope'"),
 ])

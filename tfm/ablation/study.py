@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -77,9 +78,23 @@ class Study:
       if self.match and self.free in changes:
         raise ValueError(f'the arm {name!r} sets {self.free}, which is free={self.free!r} for match={self.match!r}; leave '
                          'one of them out')
+      if self.rates and RATE in changes:
+        raise ValueError(f'the arm {name!r} sets {RATE}, which rates={self.rates} choose for each arm; leave one of them out')
+    if len({f'{rate:g}' for rate in self.rates}) < len(self.rates):
+      raise ValueError(f'rates={self.rates} has one twice, to six digits; leave one of them out')
+    names = {}
+    for name in self.arms:
+      if (other := names.setdefault(folder_name(name), name)) != name:
+        raise ValueError(f'the arms {other!r} and {name!r} would share the folder {folder_name(name)!r}; let them differ in letters, '
+                         'digits or =+-.')
 
 
-STEPS = 'training.steps'
+STEPS, RATE = 'training.steps', 'optimizer.learning_rate'
+
+
+def folder_name(name: str) -> str:
+  """What the folder of an arm is called, whose name may hold anything."""
+  return re.sub(r'[^\w.=+-]+', '_', name).strip('_') or '_'
 
 
 def product(*axes: Mapping[str, Changes]) -> dict[str, Changes]:
