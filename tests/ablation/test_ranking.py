@@ -52,6 +52,19 @@ def test_what_did_not_finish_stays_with_its_reason():
   assert ranking.answer(made, [*rows.values()]).endswith('learned and none did not finish.')
 
 
+def test_what_was_never_begun_is_not_said_to_have_stopped():
+  made = results(dict(rope=0.0, alibi=-0.3, learned=0.1, none=0.2))
+  made['values'] = [v for v in made['values'] if v['arm'] not in ('learned', 'none') and (v['arm'], v['seed']) != ('alibi', 2)]
+  untrained = dict(rope=[], alibi=[2], learned=[0, 1, 2], none=[1, 2])
+  for arm in made['arms']:
+    arm['untrained'] = untrained[arm['name']]
+  rows = {row.name: row for row in ranking.ranked(made)}
+  assert rows['learned'].verdict == 'not trained yet' and rows['learned'].notes == ()
+  assert rows['none'].verdict == 'did not finish' and rows['none'].notes == ('no finite loss of seed 0',)
+  assert rows['alibi'].notes == ('seed 2 not trained yet',)
+  assert ranking.answer(made, [*rows.values()]).endswith('none did not finish; learned is not trained yet.')
+
+
 @pytest.mark.parametrize('value', (None, math.nan, math.inf))
 def test_a_value_that_is_not_finite_counts_nowhere_and_is_said(value):
   made = results(dict(rope=0.0, alibi=-0.3))

@@ -83,7 +83,7 @@ def dots(rows: Sequence[Row], label: str, width: float) -> Figure:
   least, _ = axes.get_xlim()
   for i, row in enumerate(rows):
     if not row.summary:
-      axes.text(least, i, ' did not finish', color=LIGHT['bad'], fontsize=FONT - 1, va='center_baseline')
+      axes.text(least, i, f' {row.verdict}', color=LIGHT['bad'], fontsize=FONT - 1, va='center_baseline')
   axes.set_yticks(range(len(rows)), labels)
   for text in axes.get_yticklabels():
     text.set_parse_math(False)

@@ -23,6 +23,7 @@ class Row:
     values: of the metric, by seed: those that finished.
     notes: whatever did not finish, and why.
     of: the arm that it is compared with: itself, if it is a base; None without one.
+    begun: whether any seed of it was.
   """
 
   rank: int | None
@@ -33,6 +34,7 @@ class Row:
   comparison: Comparison | None
   notes: tuple[str, ...]
   of: str | None
+  begun: bool = True
 
   @property
   def base(self) -> bool:
@@ -40,8 +42,8 @@ class Row:
 
   @property
   def verdict(self) -> str:
-    """'base', 'better', 'worse', 'no difference shown', 'not compared', or 'did not finish'."""
-    return ('did not finish' if self.summary is None else 'base' if self.base
+    """'base', 'better', 'worse', 'no difference shown', 'not compared', 'did not finish', or 'not trained yet'."""
+    return ('not trained yet' if not self.begun else 'did not finish' if self.summary is None else 'base' if self.base
             else self.comparison.verdict if self.comparison else 'not compared')
 
 
@@ -146,7 +148,8 @@ def ranked(results: dict) -> list[Row]:
     rows.append(Row(
       order.index(name) + 1 if name in order else None, place, name, values[name],
       statistics.summary(list(values[name].values())) if name in finished else None, compared.get(name),
-      tuple(notes(results, arm, values[name])), bases[name]))
+      tuple(notes(results, arm, values[name])), bases[name],
+      bool(values[name] or arm['error'] or arm['diverged'] or {*study['seeds']} - {*arm.get('untrained', ())})))
   return sorted(rows, key=lambda row: row.rank or math.inf)
 
 
@@ -156,7 +159,10 @@ def notes(results: dict, arm: dict, values: Mapping[int, float]) -> Iterable[str
     yield f'failed: {first_line(arm["error"])}'
   if arm['diverged']:
     yield f'diverged at {seeds(arm["diverged"])}' + (f': {arm["why"]}' if arm.get('why') else '')
-  missing = [seed for seed in results['study']['seeds'] if seed not in values and seed not in arm['diverged']]
+  untrained = arm.get('untrained', ())
+  missing = [seed for seed in results['study']['seeds'] if seed not in values and seed not in (*arm['diverged'], *untrained)]
+  if untrained and values:
+    yield f'{seeds(untrained)} not trained yet'
   if missing and not arm['error']:
     yield f'no finite {results["study"]["metric"]} of {seeds(missing)}'
   tried = arm.get('rates') or {}
@@ -177,6 +183,8 @@ def answer(results: dict, rows: Sequence[Row]) -> str:
     parts += beside(base, rows, metric, ahead)
   if gone := [row.name for row in rows if row.verdict == 'did not finish']:
     parts.append(f'{listed(gone)} did not finish')
+  if left := [row.name for row in rows if row.verdict == 'not trained yet']:
+    parts.append(f'{listed(left)} {"is" if len(left) == 1 else "are"} not trained yet')
   parts = [*dict.fromkeys(parts)]
   sentence = '; '.join(parts)
   # A name keeps its letters, a word begins the sentence with a capital.

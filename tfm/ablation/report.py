@@ -190,7 +190,7 @@ def reading(results: dict, rows: Sequence[Row]) -> list[str]:
   if study.get('jobs', 0) > 1:
     found.append(f'Up to {study["jobs"]} processes trained and measured at once on one machine: seconds and tokens/s are those of '
                  'a machine that did other work.')
-  if any(len(row.values) < len(study['seeds']) for row in rows):
+  if any(len(row.values) < len(study['seeds']) for row in rows if row.begun):
     found.append('Means are over the seeds that finished; an arm that lost its worst seeds looks better than it is.')
   return found
 
