@@ -63,8 +63,8 @@ def test_steps_are_solved_for():
   assert arms['long'].matched == {'training.steps': (50, 25)} and arms['long'].tokens == arms['base'].tokens
   measured = []
   arms = planned.plan(study({'long': {'data.length': 64}}, match='time', free='training.steps'),
-                      seconds=lambda config: measured.append(config) or {32: 1.0, 64: 5.0}[config.data.length])
-  assert arms['long'].matched == {'training.steps': (50, 10)} and len(measured) == 2
+                      seconds=lambda found: measured.append(found) or dict(base=1.0, long=5.0))
+  assert arms['long'].matched == {'training.steps': (50, 10)} and [list(found) for found in measured] == [['base', 'long']]
 
 
 def test_the_plan_has_a_time_in_all(capsys):
@@ -80,6 +80,12 @@ def test_what_cannot_be_matched_is_refused_with_the_numbers():
   sentence = str(refusal.value)
   assert sentence.startswith("the arm 'wide': match='parameters' by free='model.feed_forward_width' cannot be had: 8 gives ")
   assert sentence.endswith('is asked for within 2%') and '\n' not in sentence
+
+
+def test_what_is_not_asked_for_is_not_planned():
+  made = study({'typo': {'model.positon': 'rope'}, 'far': {'model.layers': 1},
+                'far alibi': {'model.layers': 1, 'model.position': 'alibi'}}, against={'far': 'far', 'far alibi': 'far'})
+  assert list(planned.plan(made, ['far alibi'])) == ['base', 'far', 'far alibi']
 
 
 def test_a_bad_arm_is_named():

@@ -11,10 +11,12 @@ import sys
 import time
 
 import pytest
+from ml_collections import ConfigDict
 
 from tfm import estimate
 from tfm import run as runs
 from tfm import trial
+from tfm.ablation.study import Study
 from tfm.commands import cli, compare
 from tfm.evaluation.cost import StepCost
 
@@ -79,6 +81,36 @@ def test_the_results_are_those_of_the_runs(done, capsys):
   assert len(rows) == 4
 
 
+def test_time_is_measured_once(tiny, tmp_path, monkeypatch):
+  """Whoever plans again has the times of the first, whatever the clock says then."""
+  study = Study(question='Which?', config=ConfigDict(), base='base', arms={'base': {}, 'alibi': {}, 'deep': {}})
+  arms = dict(base=tiny(), alibi=tiny(**{'model.position': 'alibi'}), deep=tiny(**{'model.layers': 4}))
+  clock, asked = iter([(2.0, 1.0), (9.0, 3.0), (8.0, 2.0)]), []
+  monkeypatch.setattr(estimate, 'beside', lambda base, others, seeds: asked.append([*others]) or {
+    name: next(clock) for name in others})
+
+  def paced(keep, *names):
+    return trial.paced(study, tmp_path, keep, {name: arms[name] for name in ('base', *names)})
+  assert paced(True) == dict(base=1.0) and asked == []
+  assert paced(True, 'alibi') == dict(base=1.0, alibi=2.0)
+  assert paced(False, 'alibi', 'deep') == dict(base=1.0, alibi=2.0, deep=3.0) and not (tmp_path / 'arms/deep').exists()
+  # The machine takes twice as long now, for both.
+  assert paced(True, 'alibi', 'deep') == dict(base=1.0, alibi=2.0, deep=4.0) == paced(True, 'alibi', 'deep')
+  assert asked == [['alibi'], ['deep'], ['deep']]
+  assert trial.kept(tmp_path / 'arms/deep/time.json', dict(seconds=9))['seconds'] == 8  # another process came first
+  arms['deep'] = tiny(**{'model.layers': 4, 'training.steps': 3})
+  assert paced(True, 'deep') == dict(base=2.0, deep=8.0)
+  arms['deep'] = tiny(**{'model.layers': 3})
+  with pytest.raises(ValueError, match='deep/time.json was measured of another config, model.layers: 4 → 3; set it back'):
+    paced(True, 'deep')
+
+
+@pytest.mark.slow
+def test_steps_are_timed_in_turns(tiny):
+  found, = estimate.beside(tiny(), dict(deep=tiny(**{'model.layers': 4})), rounds=2).values()
+  assert min(found) > 0
+
+
 def test_what_could_not_be_measured_says_why(done):
   found = results(done)
   lengths = {arm: {v['x'] for v in found['values'] if v['arm'] == arm and v['metric'] == 'loss_at_length'}
@@ -122,6 +154,7 @@ def test_again_it_trains_nothing(file, done, monkeypatch, capsys):
 def test_an_arm_alone_and_a_slice(file, tmp_path):
   assert cli.main(['ablate', file, f'--workdir={tmp_path}', '--slice=1/2']) == 0
   assert [p.name for p in (tmp_path / 'arms').iterdir()] == ['learned']
+  assert 'rope is not trained yet' in (tmp_path / 'report.md').read_text()
   assert cli.main(['ablate', file, f'--workdir={tmp_path}', '--slice=2/2']) == 2
   assert cli.main(['ablate', file, f'--workdir={tmp_path}', '--arms=lerned']) == 2
 

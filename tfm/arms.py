@@ -1,9 +1,9 @@
 """The arms of a study: their configs, what matching changed in them, and what they will cost."""
 
+import contextlib
 import dataclasses
 import datetime
-import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -20,6 +20,9 @@ from tfm.models import flops
 from tfm.parallel import sharding
 from tfm.spec import suggest
 from tfm.training.optimizer import path_name
+
+# What a step of each arm's config takes: name → config to name → seconds.
+Seconds = Callable[[Mapping[str, ConfigDict]], Mapping[str, float]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,34 +51,47 @@ class Arm:
     return tokens(self.config)
 
 
-def plan(study: Study, seconds: Callable[[ConfigDict], float] | None = None) -> dict[str, Arm]:
-  """All arms of a study, by name, the base first.
+def plan(study: Study, names: Collection[str] | None = None, seconds: Seconds | None = None) -> dict[str, Arm]:
+  """The arms of a study, by name, the base first.
 
   Args:
-    seconds: of one step of a config, measured; for match='time'.
+    names: of those that are wanted, to which those that they are compared with are added; None: all.
+    seconds: of one step of each config, measured, by the arm; for match='time'.
 
   Raises:
     ValueError: for a config that cannot be run, or an arm that cannot be matched, naming the arm.
   """
-  base = configs.complete(study.config)
-  made, target = {}, None
-  for name in (study.base, *(name for name in study.arms if name != study.base)):
-    try:
-      config, matched = changed(base, study.arms[name], study.seeds), {}
+  base, made, target = configs.complete(study.config), {}, None
+  names = [*study.arms] if names is None else [study.base, *names, *(study.against.get(name, study.base) for name in names)]
+  found = {}
+  for name in sorted(filter({*names}.__contains__, study.arms), key=lambda name: name != study.base):
+    with naming(name):
+      found[name] = changed(base, study.arms[name], study.seeds)
+  # How long a step takes does not depend on how many there are.
+  times = seconds(found) if study.match == 'time' else {}
+  for name, config in found.items():
+    with naming(name):
+      matched = {}
       if study.match:
-        # How long a step takes does not depend on how many there are, and is measured once.
-        quantity = quantities(functools.cache(lambda config=config: seconds(config)))[study.match]
+        quantity = quantities(times.get(name))[study.match]
         if target is None:
           target = quantity(config)
         else:
           config, matched = to_target(study, base, study.arms[name], quantity, target)
       made[name] = cost(name, study.arms[name], config, matched, study.seeds)
-    except ValueError as error:
-      raise ValueError(f'the arm {name!r}: {error}') from error
   return made
 
 
-def select(arms: Mapping[str, Arm], names: Sequence[str] | None) -> dict[str, Arm]:
+@contextlib.contextmanager
+def naming(name: str) -> Iterator[None]:
+  """Says which arm it is that cannot be."""
+  try:
+    yield
+  except ValueError as error:
+    raise ValueError(f'the arm {name!r}: {error}') from error
+
+
+def select(arms: Mapping[str, Any], names: Sequence[str] | None) -> dict[str, Any]:
   """Some of the arms, by name.
 
   Raises:
@@ -132,13 +148,13 @@ def multiple(study: Study) -> int:
   return 1 if study.free == STEPS else study.multiple
 
 
-def quantities(seconds: Callable[[], float]) -> dict[str, Callable[[ConfigDict], float]]:
+def quantities(seconds: float | None) -> dict[str, Callable[[ConfigDict], float]]:
   """How much of each of `matching.QUANTITIES` the whole training of a config has, whose steps take some seconds."""
   return dict(
     parameters=lambda config: parameters(model_of(config), config),
     flops=lambda config: flops.training_flops_per_token(model_of(config), config.data.length) * tokens(config),
     tokens=tokens,
-    time=lambda config: seconds() * config.training.steps)
+    time=lambda config: seconds * config.training.steps)
 
 
 def tokens(config: ConfigDict) -> int:

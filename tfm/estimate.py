@@ -1,7 +1,9 @@
 """What a config will need: worked out from shapes, before anything is allocated or compiled, but for its time."""
 
+import contextlib
 import functools
 import math
+from collections.abc import Callable, Iterator, Mapping
 
 import flax.linen as nn
 import jax
@@ -14,11 +16,12 @@ from tfm import config as configs
 from tfm.data import pipeline
 from tfm.data.packing.protocol import Row
 from tfm.data.tokenizers.protocol import Tokenizer
-from tfm.evaluation.cost import StepCost, step_cost
+from tfm.evaluation.cost import StepCost, in_turns, repeated, step_cost
 from tfm.models import memory
 from tfm.models.trunk import Trunk
 from tfm.parallel import mesh as meshes
 from tfm.parallel import sharding
+from tfm.shapes import PyTree
 from tfm.training import state as states
 from tfm.training import together
 from tfm.training.step import train_step
@@ -158,6 +161,26 @@ def batch(row: Row, rows: int) -> dict[str, jax.ShapeDtypeStruct]:
 
 def step(config: ConfigDict, seeds: int = 1, rounds: int = 3) -> StepCost:
   """What a training step of some seeds together costs, measured on a first batch; it is compiled for that."""
+  with prepared(config, seeds) as (run, state, batch):
+    return step_cost(run, state, batch, rounds)
+
+
+def beside(base: ConfigDict, others: Mapping[str, ConfigDict], seeds: int = 1, rounds: int = 11) -> dict[str, tuple[float, float]]:
+  """Seconds of a step of each of some configs, and of the base's beside it, in turns; as `step`."""
+  found = {}
+  with prepared(base, seeds) as of_base:
+    first, _ = repeated(*of_base)
+  for name, config in others.items():
+    with prepared(config, seeds) as of_other:
+      second, _ = repeated(*of_other)
+      ours, theirs = in_turns((first, second), rounds)
+      found[name] = theirs, ours
+  return found
+
+
+@contextlib.contextmanager
+def prepared(config: ConfigDict, seeds: int) -> Iterator[tuple[Callable, PyTree, PyTree]]:
+  """The jitted training step of some seeds together, the state that it begins with, and its first batch."""
   data = pipeline.open_data(build.source(config), build.tokenizer(config), source_tokenizer=build.source_tokenizer(config))
   vocab, source_vocab = (one.vocab_size if one else 0 for one in (data.tokenizer, data.source_tokenizer))
   model, objective = build.model(config, vocab, source_vocab=source_vocab), build.objective(config)
@@ -173,4 +196,4 @@ def step(config: ConfigDict, seeds: int = 1, rounds: int = 3) -> StepCost:
   with sharding.context(mesh, rules):
     one = train_step(model, objective, optimizer, rate, config.training.accumulation)
     run = together.step(lambda state, batch, _: one(state, batch), mesh, np.zeros(seeds, np.float32))
-    return step_cost(jax.jit(run, donate_argnums=0), state, batch, rounds)
+    yield jax.jit(run, donate_argnums=0), state, batch

@@ -1,6 +1,7 @@
 """A study carried out: its arms trained and asked, in folders that are ordinary runs, and what came of it as a table.
 
   DIR/arms/ARM/arm.json        what the arm is, where and when it trained, how long it took, what went wrong
+  DIR/arms/ARM/time.json       of match='time': how long its step takes, and the base's beside it
   DIR/arms/ARM/seed0/          a run, as tfm train makes it
   DIR/arms/ARM/seed0/measured.json
 """
@@ -21,11 +22,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+from ml_collections import ConfigDict
 
 import tfm.measures
-from tfm import check, run, spec
+from tfm import check, estimate, run, spec
+from tfm import config as configs
 from tfm.ablation.study import Study, folder_name
 from tfm.arms import Arm
+from tfm.config import require
 from tfm.measures.protocol import Measure
 from tfm.parallel import chips
 from tfm.train import Place, train_together
@@ -84,6 +88,48 @@ def refuse_others(study: Study, arms: Mapping[str, Arm], workdir: pathlib.Path) 
       if (step := reached(folder / f'seed{seed}')):
         rate = about(folder).get('rate', arm.config.optimizer.learning_rate)
         Place.of(with_rate(arm, rate).config, seed, folder / f'seed{seed}').carried(step)
+
+
+def paced(study: Study, workdir: pathlib.Path, keep: bool, arms: Mapping[str, ConfigDict]) -> dict[str, float]:
+  """Seconds of a step of each arm's config: as its folder has kept them, else measured beside the base's. So every process,
+  and every later call, matches the arms alike.
+
+  Args:
+    keep: whether what is measured is kept.
+
+  Raises:
+    ValueError: if what is kept is of another config.
+  """
+  base, found = arms[study.base], {}
+  paths = {name: folder_of(workdir, name) / 'time.json' for name in arms if name != study.base}
+  for name, path in paths.items():
+    if path.exists():
+      found[name] = json.loads(path.read_text())
+      for field, config in (('base', base), ('config', arms[name])):
+        old = configs.resolve(configs.complete(found[name][field]))
+        old.training.steps = config.training.steps
+        lines = configs.difference(old.to_dict(), config.to_dict())
+        require(not lines, f'{path} was measured of another config, {"; ".join(lines)}; set it back or give a new --workdir')
+  missing = {name: arms[name] for name in paths if name not in found}
+  for name, (own, of_base) in (estimate.beside(base, missing, study.seeds) if missing else {}).items():
+    found[name] = dict(
+      seconds=own, base_seconds=of_base, machine=makers()['machine'], config=arms[name].to_dict(), base=base.to_dict())
+    if keep:
+      found[name] = kept(paths[name], found[name])
+  # Only what an arm takes beside the base counts: what else the machine did fell on both.
+  unit = next(iter(found.values()))['base_seconds'] if found else 1.0
+  return {study.base: unit} | {name: unit * told['seconds'] / told['base_seconds'] for name, told in found.items()}
+
+
+def kept(path: pathlib.Path, made: Mapping[str, Any]) -> dict[str, Any]:
+  """What a file holds, which is written unless another process has done so before."""
+  path.parent.mkdir(parents=True, exist_ok=True)
+  part = path.with_name(f'{path.name}.{os.getpid()}')
+  part.write_text(json.dumps(made, indent=2))
+  with contextlib.suppress(FileExistsError):
+    os.link(part, path)  # whole, and only if there is none
+  part.unlink()
+  return json.loads(path.read_text())
 
 
 def finished(study: Study, arm: Arm, folder: pathlib.Path) -> bool:
@@ -203,7 +249,12 @@ def results(study: Study, name: str, arms: Mapping[str, Arm], workdir: pathlib.P
     lower_is_better=not study.higher, match=study.match, seeds=list(range(study.seeds)), command=command,
     length=arms[study.base].config.data.length, seconds=sum(said['seconds'] for said in told.values()),
     jobs=len([*(workdir / 'jobs').glob('*.txt')]))
-  return gathered(about_study, arms, places, told)
+  found = gathered(about_study, arms, places, told)
+  rows = {row['name']: row for row in found['arms']}
+  for name in study.arms:
+    rows.setdefault(name, dict(name=name, changes=dict(study.arms[name]), matched={}, error=None, diverged=[],
+                               untrained=about_study['seeds']))
+  return found | dict(arms=[rows[name] for name in sorted(study.arms, key=lambda name: name != study.base)])
 
 
 def gathered(
@@ -238,6 +289,7 @@ def gathered(
       parameters=arm.parameters, flops_per_token=arm.flops, memory_bytes=arm.memory,
       tokens_per_second=sum(speeds) / len(speeds) if speeds else None, error=said.get('error'),
       diverged=diverged, why=next(iter(said.get('diverged', {}).values()), None), rate=said.get('rate'),
+      untrained=[seed for seed, place in places[arm.name].items() if not (place / 'config.json').exists()],
       rates=said.get('rates'), notes=[*dict.fromkeys(notes)], seconds=said.get('seconds')))
   made = dict(
     data=', '.join(sorted(data)),
@@ -298,6 +350,11 @@ def asked(place: pathlib.Path) -> dict[str, list[dict[str, Any]]]:
   """What a run was asked, by the measure's spec, and what it said."""
   path = place / 'measured.json'
   return json.loads(path.read_text()) if path.exists() else {}
+
+
+def begun(folder: pathlib.Path) -> bool:
+  """Whether any run of an arm was."""
+  return bool(about(folder)) or any(folder.glob('*/config.json'))
 
 
 def about(folder: pathlib.Path) -> dict[str, Any]:

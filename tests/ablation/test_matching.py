@@ -30,5 +30,7 @@ def test_the_nearest(target, start, multiple):
 def test_what_is_too_coarse_is_refused_with_the_nearest():
   with pytest.raises(ValueError, match='^8 gives 800 and 16 gives 1,600, and 1,200 is asked for within 2%$'):
     match(1200, lambda value: 100 * value, 64, 8)
+  with pytest.raises(ValueError, match='^17 gives 0.068 and 18 gives 0.072, and 0.07001 is asked for within 2%$'):
+    match(0.070011, lambda value: 0.004 * value, 4, 1)
   with pytest.raises(ValueError, match='^8 gives 800, and 90 is asked for'):
     match(90, lambda value: 100 * value, 64, 8)

@@ -52,6 +52,12 @@ def test_a_pattern_adds_up():
   assert cost.cache_bytes(mixed) == CacheBytes(2 * full.per_token, 2 * full.constant + recurrent.constant)
 
 
+def test_turns_are_shared(monkeypatch):
+  clock = iter([0, 9, 9, 10] + [0, 1, 1, 3] + [0, 5, 5, 15] + [0, 1, 1, 3])  # the first does not count, the third is disturbed
+  monkeypatch.setattr(cost.time, 'perf_counter', lambda: next(clock))
+  assert cost.in_turns((lambda: 0, lambda: 0), rounds=3) == [1, 2]
+
+
 def test_a_cache_that_grows_unevenly_is_refused():
   class Halved:
     @staticmethod

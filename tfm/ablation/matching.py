@@ -41,6 +41,11 @@ def match(target: float, quantity: Callable[[int], float], start: int, multiple:
   near = [n for n in (low, high) if n]
   best = min(near, key=lambda n: abs(at(n) - target))
   if abs(at(best) - target) > TOLERANCE * target:
-    found = ' and '.join(f'{n * multiple} gives {at(n):,.0f}' for n in near)
-    raise ValueError(f'{found}, and {target:,.0f} is asked for within {TOLERANCE:.0%}')
+    found = ' and '.join(f'{n * multiple} gives {amount(at(n))}' for n in near)
+    raise ValueError(f'{found}, and {amount(target)} is asked for within {TOLERANCE:.0%}')
   return best * multiple, at(best)
+
+
+def amount(quantity: float) -> str:
+  """Of anything: parameters are many, and seconds few."""
+  return f'{quantity:,.0f}' if quantity >= 1000 else f'{quantity:.4g}'

@@ -11,6 +11,7 @@ command reads. --config.path=value changes the base of all arms. An arm that fai
 import argparse
 import contextlib
 import dataclasses
+import functools
 import os
 import pathlib
 import shlex
@@ -51,8 +52,10 @@ def main(args: argparse.Namespace) -> int:
   require(args.jobs == 1 or args.slice is None, f'--jobs={args.jobs} makes slices of its own beside --slice={args.slice}; '
                                                 'leave one of them out')
   cores(study)
-  everything = planned.plan(study, lambda config: estimate.step(config, study.seeds).seconds)
-  arms = planned.select(everything, args.arms and args.arms.split(','))
+  wanted = planned.select(study.arms, args.arms and args.arms.split(','))
+  everything = planned.plan(study, [name for name in study.arms if name in wanted or trial.begun(trial.folder_of(workdir, name))],
+                            functools.partial(trial.paced, study, workdir, not args.dry_run))
+  arms = {name: arm for name, arm in everything.items() if name in wanted}
   left = everything if args.dry_run else {
     name: arm for name, arm in arms.items() if not trial.finished(study, arm, trial.folder_of(workdir, name))}
   # One of several processes has others beside it, which would be measured too.

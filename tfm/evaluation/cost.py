@@ -6,7 +6,8 @@ Bytes are worked out or told by the compiler; rates are measured, so that they a
 import dataclasses
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -98,17 +99,33 @@ def step_cost(step: Callable, state: PyTree, batch: PyTree, rounds: int = 5) -> 
     step: jitted, (state, batch) → (state, metrics), such as `jax.jit(train_step(…), donate_argnums=0)`.
     state: where the first step begins; gone after it, where the step is given it to keep.
   """
-  compiled = step.lower(state, batch).compile()
-  told = compiled.memory_analysis()
-  after = [state]
-
-  def again(_):
-    after[0], metrics = compiled(after[0], batch)
-    return after[0], metrics
-  seconds = median_seconds(again, lambda: None, rounds)
+  again, told = repeated(step, state, batch)
+  seconds = median_seconds(lambda _: again(), lambda: None, rounds)
   # Not `peak_memory_in_bytes`: on the CPU it leaves temporaries out that are alive beside the arguments.
   held = told.argument_size_in_bytes + told.output_size_in_bytes - told.alias_size_in_bytes + told.temp_size_in_bytes
   return StepCost(seconds, held, told.temp_size_in_bytes)
+
+
+def repeated(step: Callable, state: PyTree, batch: PyTree) -> tuple[Callable[[], PyTree], Any]:
+  """A function that takes one more step at each call, and what the compiler tells of its memory; as `step_cost`."""
+  compiled = step.lower(state, batch).compile()
+  after = [state]
+
+  def again():
+    after[0], metrics = compiled(after[0], batch)
+    return after[0], metrics
+  return again, compiled.memory_analysis()
+
+
+def in_turns(runs: Sequence[Callable[[], PyTree]], rounds: int) -> list[float]:
+  """The median seconds of each of some functions, called one after another in every round, after a first round that does
+  not count: what else the machine does falls on all of them."""
+  def seconds(run):
+    start = time.perf_counter()
+    jax.block_until_ready(run())
+    return time.perf_counter() - start
+  times = [[seconds(run) for run in runs] for _ in range(rounds + 1)]
+  return [statistics.median(of_run) for of_run in zip(*times[1:])]
 
 
 def median_seconds(run: Callable, begin: Callable, rounds: int) -> float:
