@@ -88,6 +88,45 @@ def test_what_is_not_asked_for_is_not_planned():
   assert list(planned.plan(made, ['far alibi'])) == ['base', 'far', 'far alibi']
 
 
+@pytest.mark.parametrize('changes, sentence', [
+  ({'data.source': 'digits'}, "data.source='digits' evaluates other texts than 'stdlib'"),
+  ({'training.evaluation_batches': 2}, 'training.evaluation_batches=2 evaluates other texts than 4'),
+  ({'data.length': 16}, 'data.length=16 makes other rows than 32 .* training.evaluation_batches=4 are of other texts; 0 evaluates all'),
+  ({'training.batch_size': 16}, 'training.batch_size=16 makes other rows'),
+  ({'data.tokenizer': 'char'}, "data.tokenizer='char' makes other rows"),
+])
+def test_another_evaluation_is_refused(changes, sentence):
+  base = configs.complete(BASE | dict(training=BASE['training'] | dict(evaluation_batches=4)))
+  other = base.copy_and_resolve_references()
+  for path, value in changes.items():
+    configs.assign(other, path, value)
+  planned.refuse_other_evaluation('loss', base, base)
+  with pytest.raises(ValueError, match=sentence):
+    planned.refuse_other_evaluation('loss', other, base)
+
+
+def test_a_whole_split_may_be_cut_into_other_rows_and_tokens():
+  base = configs.complete(BASE)
+  changes = {'data.length': 16, 'training.batch_size': 16, 'data.tokenizer': 'char'}
+  other = base.copy_and_resolve_references()
+  for path, value in changes.items():
+    configs.assign(other, path, value)
+  planned.refuse_other_evaluation('bits_per_byte', other, base)
+  for metric in ('loss', 'test_loss'):
+    with pytest.raises(ValueError, match=f"makes other tokens than 'bytes' .* metric='{metric}' is per token; 'bits_per_byte' would do"):
+      planned.refuse_other_evaluation(metric, other, base)
+  other.data.packing = 'padded'
+  with pytest.raises(ValueError, match="data.length=16 with data.packing='padded' may cut or leave out"):
+    planned.refuse_other_evaluation('bits_per_byte', other, base)
+
+
+def test_arms_of_other_data_are_compared_among_themselves(book):
+  other = {'data.source': f'text({str(book)!r})'}
+  with pytest.raises(ValueError, match="the arm 'other': data.source="):
+    planned.plan(study({'other': other}), ['other'])
+  assert list(planned.plan(study({'other': other}, against={'other': 'other'}), ['other'])) == ['base', 'other']
+
+
 def test_a_bad_arm_is_named():
   with pytest.raises(ValueError, match="the arm 'typo': .*model.positon"):
     planned.plan(study({'typo': {'model.positon': 'rope'}}))

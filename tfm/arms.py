@@ -16,11 +16,17 @@ from tfm import build, check, estimate
 from tfm import config as configs
 from tfm.ablation import matching
 from tfm.ablation.study import STEPS, Study
+from tfm.config import require
 from tfm.models import flops
+from tfm.objectives.protocol import Prediction
 from tfm.parallel import sharding
-from tfm.spec import suggest
+from tfm.spec import parse, suggest
 from tfm.training.optimizer import path_name
 
+# What cuts the same texts into other rows.
+ROWS = 'data.tokenizer', 'data.source_tokenizer', 'data.length', 'data.packing', 'training.batch_size', 'training.accumulation'
+# Metrics that depend on what a token is.
+PER_TOKEN = 'loss', 'perplexity', 'accuracy'
 # What a step of each arm's config takes: name → config to name → seconds.
 Seconds = Callable[[Mapping[str, ConfigDict]], Mapping[str, float]]
 
@@ -67,6 +73,9 @@ def plan(study: Study, names: Collection[str] | None = None, seconds: Seconds | 
   for name in sorted(filter({*names}.__contains__, study.arms), key=lambda name: name != study.base):
     with naming(name):
       found[name] = changed(base, study.arms[name], study.seeds)
+  for name, config in found.items():
+    with naming(name):
+      refuse_other_evaluation(study.metric, config, found[study.against.get(name, study.base)])
   # How long a step takes does not depend on how many there are.
   times = seconds(found) if study.match == 'time' else {}
   for name, config in found.items():
@@ -115,6 +124,31 @@ def changed(base: ConfigDict, changes: Mapping[str, Any], seeds: int) -> ConfigD
   config = configs.resolve(config)
   check.run(config, devices(config, seeds))
   return config
+
+
+def refuse_other_evaluation(metric: str, config: ConfigDict, base: ConfigDict) -> None:
+  """Refuses an arm that is not evaluated on the texts of the arm that it is compared with, or in another unit.
+
+  Of a whole split that is cut into other rows all tokens are evaluated, of some of its batches others.
+  """
+  ours, theirs = (dict(configs.leaves(one)) for one in (config, base))
+  for field in ('data.source', 'training.evaluation_batches'):
+    require(ours[field] == theirs[field], f'{field}={ours[field]!r} evaluates other texts than {theirs[field]!r} of the arm that it '
+                                          'is compared with; leave it as it is there, or compare it with an arm like it by against=')
+  # The length of an image is how many patches it has.
+  images, batches = bool(build.source(config).shape), config.training.evaluation_batches
+  for field in ROWS:
+    require(not batches or ours[field] == theirs[field] or images and field == 'data.length',
+            f'{field}={ours[field]!r} makes other rows than {theirs[field]!r} of the arm that it is compared with, and '
+            f'training.evaluation_batches={batches} are of other texts; 0 evaluates all of them')
+  whole = images or all(parse(one.data.packing).name == 'concat' for one in (config, base))
+  require(whole or config.data.length == base.data.length,
+          f'data.length={config.data.length} with data.packing={config.data.packing!r} may cut or leave out other texts than '
+          f'{base.data.length} of the arm that it is compared with; leave it as it is there')
+  per_token = isinstance(build.objective(config), Prediction) and metric.rpartition('_')[2] in PER_TOKEN
+  require(not per_token or config.data.tokenizer == base.data.tokenizer,
+          f'data.tokenizer={config.data.tokenizer!r} makes other tokens than {base.data.tokenizer!r} of the arm that it is compared '
+          f"with, and metric={metric!r} is per token; 'bits_per_byte' would do")
 
 
 def devices(config: ConfigDict, seeds: int) -> int:
