@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 from rich.console import Console
 
 from tfm import arms as planned
-from tfm import build, estimate
+from tfm import build, estimate, trial
 from tfm import config as configs
 from tfm.ablation import study as studies
 from tfm.ablation.study import Study
@@ -144,7 +144,9 @@ def test_shipped_studies_can_be_planned(file):
     except ValueError as error:
       assert 'takes' in str(error) and (arg or 'is not there' in str(error))
       continue
-    assert len(planned.plan(found)) == len(found.arms) > 1
+    arms = planned.plan(found)
+    assert len(arms) == len(found.arms) > 1
+    trial.check_questions(found, arms)
 
 
 def test_fine_tuning_is_planned_for_a_run_and_a_table(tiny, tmp_path, monkeypatch):
@@ -156,6 +158,7 @@ def test_fine_tuning_is_planned_for_a_run_and_a_table(tiny, tmp_path, monkeypatc
   experiments = pathlib.Path(__file__).parent.parent / 'experiments'
   made = studies.load(f'{experiments}/finetuning.py:{tmp_path},{tmp_path}/tweets.tab')
   arms = planned.plan(made)
+  trial.check_questions(made, arms)
   assert arms['frozen'].parameters < arms['LoRA'].parameters < arms['full'].parameters / 4
   monkeypatch.chdir(tmp_path)
   with pytest.raises(ValueError, match='and runs/minilm/config.json is not there; its first lines say how they are made'):

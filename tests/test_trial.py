@@ -1,6 +1,7 @@
 """A study carried out: trained, asked and reported once; gone on with after a stop; a failed arm in nobody's way."""
 
 import csv
+import dataclasses
 import json
 import os
 import shlex
@@ -13,12 +14,18 @@ import time
 import pytest
 from ml_collections import ConfigDict
 
+from tfm import config as configs
 from tfm import estimate
 from tfm import run as runs
 from tfm import trial
+from tfm.ablation import study as studies
 from tfm.ablation.study import Study
+from tfm.arms import Arm
 from tfm.commands import cli, compare
 from tfm.evaluation.cost import StepCost
+from tfm.measures.decoding import Decoding
+from tfm.measures.lengths import Lengths
+from tfm.measures.protocol import Value
 
 STUDY = """
 from ml_collections import ConfigDict
@@ -177,7 +184,7 @@ def test_an_arm_that_fails_does_not_stop_the_others(file, tmp_path, monkeypatch)
       raise RuntimeError('out of memory')
     return train(places)
   monkeypatch.setattr(trial, 'train_together', failing)
-  assert cli.main(['ablate', file, f'--workdir={tmp_path}']) == 0
+  assert cli.main(['ablate', file, f'--workdir={tmp_path}']) == 1
   rope, learned = results(tmp_path)['arms']
   assert rope['error'] == 'RuntimeError: out of memory' and learned['error'] is None
   assert 'out of memory' in (tmp_path / 'arms/rope/error.txt').read_text()
@@ -185,6 +192,68 @@ def test_an_arm_that_fails_does_not_stop_the_others(file, tmp_path, monkeypatch)
   monkeypatch.setattr(trial, 'train_together', train)
   assert cli.main(['ablate', file, f'--workdir={tmp_path}']) == 0
   assert {v['arm'] for v in results(tmp_path)['values']} == {'rope', 'learned'} and results(tmp_path)['arms'][0]['error'] is None
+
+
+def test_a_measure_that_fails_leaves_the_others(done, tmp_path):
+  class Given:
+    def __init__(self, prepare):
+      self.prepare = prepare
+  place, said = tmp_path / 'seed0', dict(unmeasured={})
+  shutil.copytree(done / 'arms/rope/seed0', place)
+  (place / 'measured.json').unlink()
+  measures = {'bad': Given(lambda run: 1 / 0), 'good': Given(lambda run: lambda params: [Value('made', 1.0)])}
+  trial.ask(Arm('rope', {}, None, {}, 0, 0.0, 0), tmp_path, [0], measures, said)
+  assert said['unmeasured'] == {'bad': 'ZeroDivisionError: division by zero'} and list(trial.asked(place)) == ['good']
+
+
+@pytest.mark.slow
+def test_what_could_not_be_measured_is_told_and_asked_again(file, done, tmp_path, monkeypatch):
+  measured = shutil.copytree(done, tmp_path / 'copy')
+  for path in measured.glob('arms/*/*/measured.json'):
+    path.unlink()
+  study = dataclasses.replace(studies.load(file), measures=('lengths((8,), targets=64)', 'decoding(tokens=2, context=8)'))
+  monkeypatch.setattr(studies, 'load', lambda file: study)
+  prepare = Lengths.prepare
+  monkeypatch.setattr(Lengths, 'prepare', lambda self, run: 1 / 0)
+  assert cli.main(['ablate', file, f'--workdir={measured}']) == 1
+  found = results(measured)
+  assert {'decoding_tokens_per_second'} < {v['metric'] for v in found['values']} and all(arm['error'] is None for arm in found['arms'])
+  assert found['arms'][0]['notes'] == ['lengths((8,), targets=64) could not be measured: ZeroDivisionError: division by zero']
+  monkeypatch.setattr(Lengths, 'prepare', prepare)
+  monkeypatch.setattr(Decoding, 'prepare', None)  # what was measured is not again
+  assert cli.main(['ablate', file, f'--workdir={measured}']) == 0
+  assert 'loss_at_length' in {v['metric'] for v in results(measured)['values']} and not results(measured)['arms'][0]['notes']
+
+
+@pytest.mark.parametrize('fields, sentence', [
+  (dict(measures=('lenghts',)), "measures='lenghts' names 'lenghts', which measures does not have"),
+  (dict(measures=('needle',)), "the arm 'rope': measures='needle' asks what learnt from a needle"),
+  (dict(metric='los'), "metric='los' is given neither by the validation nor, without an x, by measures=.*did you mean 'loss'"),
+  (dict(metric='loss_at_length'), "metric='loss_at_length' is given neither"),
+  (dict(metric='test_loss', measures=('split',), rates=(1e-3,)), "metric='test_loss' is no metric of the validation, by which rates"),
+])
+def test_a_question_that_has_no_answer_is_refused_before_training(tiny, fields, sentence):
+  arms = {name: Arm(name, {}, tiny(), {}, 0, 0.0, 0) for name in ('rope', 'other')}
+  study = Study(question='Which?', config=ConfigDict(), base='rope', arms={'rope': {}, 'other': {}},
+                **dict(measures=('lengths', 'decoding', 'step', 'split')) | fields)
+  with pytest.raises(ValueError, match=sentence):
+    trial.check_questions(study, arms)
+  trial.check_questions(dataclasses.replace(study, metric='test_bits_per_byte', measures=('split',), rates=()), arms)
+
+
+@pytest.mark.parametrize('said, rates, sentence', [
+  ({}, (1e-3, 3e-3), 'has a learning rate of its own, and the study has rates='),
+  (dict(rate=1e-3, rates=dict(reached={'0.001': 2.0}, diverged={'0.1': 'loss is nan'})), (1e-3,), 'from 0.001, 0.1, and the study'),
+  (dict(rate=3e-3, rates=dict(reached={'0.003': 2.0})), (), r'from 0.003, and the study has rates=\(\)'),
+])
+def test_rates_that_were_not_tried_for_all_arms_are_refused(file, done, tmp_path, said, rates, sentence):
+  shutil.copytree(done / 'arms/rope', tmp_path / 'arms/rope')
+  path = tmp_path / 'arms/rope/arm.json'
+  path.write_text(json.dumps(json.loads(path.read_text()) | said))
+  study = dataclasses.replace(studies.load(file), rates=rates)
+  rope = Arm('rope', {}, configs.resolve(configs.complete(study.config)), {}, 0, 0.0, 0)
+  with pytest.raises(ValueError, match=sentence):
+    trial.refuse_others(study, dict(rope=rope), tmp_path)
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ from typing import Any
 
 import flax.linen as nn
 import jax
+import numpy as np
 from ml_collections import ConfigDict
 from rich import box
 from rich.table import Table
@@ -200,6 +201,16 @@ def model_of(config: ConfigDict):
   """The model, for the vocabularies of its data."""
   vocab, source_vocab = estimate.vocabularies(config)
   return build.model(config, vocab, source_vocab=source_vocab)
+
+
+def validated(config: ConfigDict) -> list[str]:
+  """The metrics of its validation."""
+  objective, model, tokenizer = build.objective(config), model_of(config), build.tokenizer(config)
+  sums = jax.eval_shape(
+    lambda params, batch: objective(model, params, batch, None)[1], nn.unbox(estimate.abstract_state(config, model).params),
+    estimate.batch(objective.padding(config.data.length), 1))
+  total = {name: np.zeros(x.shape) for name, x in sums.items()}
+  return [*objective.summary(total, int(tokenizer is not None and tokenizer.lossless))]
 
 
 def parameters(model, config: ConfigDict) -> int:

@@ -27,11 +27,13 @@ from ml_collections import ConfigDict
 import tfm.measures
 from tfm import check, estimate, run, spec
 from tfm import config as configs
+from tfm.ablation import ranking
 from tfm.ablation.study import Study, folder_name
-from tfm.arms import Arm
+from tfm.arms import Arm, model_of, naming, validated
 from tfm.config import require
 from tfm.measures.protocol import Measure
 from tfm.parallel import chips
+from tfm.spec import suggest
 from tfm.train import Place, train_together
 from tfm.training import checkpoint, goodput, metrics
 from tfm.training.progress import say
@@ -51,22 +53,22 @@ def carry_out(study: Study, arms: Mapping[str, Arm], workdir: pathlib.Path) -> N
 
   Raises:
     Stopped: if it was asked to; the same call goes on from there.
-    ValueError: before anything is trained, for a measure that is not there, or a folder in which an arm was trained
-      by another config.
   """
   measures = {text: measure(text) for text in study.measures}
-  refuse_others(study, arms, workdir)
   for i, (name, arm) in enumerate(arms.items(), 1):
     folder, began = folder_of(workdir, name), time.time()
     folder.mkdir(parents=True, exist_ok=True)
-    said = about(folder) | dict(name=name, error=None)
+    said = about(folder) | dict(name=name, error=None, unmeasured={})
     if finished(study, arm, folder):
       say(f'arm {i} of {len(arms)}: {name}, which is finished')
       continue
     say(f'arm {i} of {len(arms)}: {name}')
     said['made'] = [*(one for one in said.get('made', []) if one != makers()), makers()]
     try:
-      chosen = arm if not study.rates else at_best_rate(study, arm, folder, said)
+      chosen = arm
+      if study.rates:
+        chosen = at_best_rate(study, arm, folder, said)
+        write(folder / 'arm.json', json.dumps(said, indent=2))  # whatever ends the process: its seeds have this rate
       if train_all(of_seeds(chosen, folder, range(study.seeds)), said):
         ask(chosen, folder, range(study.seeds), measures, said)
     except Stopped:
@@ -80,13 +82,41 @@ def carry_out(study: Study, arms: Mapping[str, Arm], workdir: pathlib.Path) -> N
       write(folder / 'arm.json', json.dumps(said, indent=2))
 
 
+def check_questions(study: Study, arms: Mapping[str, Arm]) -> None:
+  """Refuses what would come out only when an arm has been trained.
+
+  Raises:
+    ValueError: for a measure that is not there, or that cannot be asked of an arm, and for a metric that nothing gives.
+  """
+  measures = [measure(text) for text in study.measures]
+  for arm in arms.values() if measures else ():
+    model = model_of(arm.config)
+    for one in measures:
+      with naming(arm.name):
+        one.check(arm.config, model)
+  validation = validated(arms[study.base].config)
+  others = [one.plain(validation) for one in measures]
+  known = [*validation, *itertools.chain(*filter(None, others))]
+  require(study.metric in known or None in others, f'metric={study.metric!r} is given neither by the validation nor, without an '
+                                                   f'x, by measures={study.measures}; {suggest(study.metric, known)}')
+  require(study.metric in validation or not study.rates,
+          f'metric={study.metric!r} is no metric of the validation, by which rates={study.rates} are chosen; '
+          f'{suggest(study.metric, validation)}')
+
+
 def refuse_others(study: Study, arms: Mapping[str, Arm], workdir: pathlib.Path) -> None:
   """Refuses to go on with arms that are no longer what they were."""
   for arm in arms.values():
     folder = folder_of(workdir, arm.name)
     for seed in range(study.seeds):
       if (step := reached(folder / f'seed{seed}')):
-        rate = about(folder).get('rate', arm.config.optimizer.learning_rate)
+        said = about(folder)
+        tried, rates = said.get('rates', {}), {f'{rate:g}' for rate in study.rates}
+        tried = {*tried.get('reached', ()), *tried.get('diverged', ())}
+        require(tried == rates, f'the arm {arm.name!r} in {folder} has a learning rate '
+                f'{"of its own" if not tried else "from " + ", ".join(sorted(tried, key=float))}, and the study has '
+                f'rates={study.rates}; set them back or give a new --workdir')
+        rate = said.get('rate', arm.config.optimizer.learning_rate)
         Place.of(with_rate(arm, rate).config, seed, folder / f'seed{seed}').carried(step)
 
 
@@ -135,7 +165,7 @@ def kept(path: pathlib.Path, made: Mapping[str, Any]) -> dict[str, Any]:
 def finished(study: Study, arm: Arm, folder: pathlib.Path) -> bool:
   """Whether nothing of an arm is left to train or to ask."""
   said, seeds = about(folder), [str(seed) for seed in range(study.seeds)]
-  if said.get('error') or not said:
+  if failed(folder) or not said:
     return False
   for seed in (seed for seed in seeds if seed not in said.get('diverged', {})):
     place = folder / f'seed{seed}'
@@ -182,9 +212,13 @@ def of_seeds(arm: Arm, folder: pathlib.Path, seeds: Sequence[int]) -> dict[str, 
   return {str(seed): Place.of(arm.config, seed, folder / f'seed{seed}') for seed in seeds}
 
 
-def ask(arm: Arm, folder: pathlib.Path, seeds: Sequence[int], measures: Mapping[str, Measure], said: Mapping[str, Any]) -> None:
-  """Asks every seed that came through what it was not asked before."""
-  prepared = None
+def ask(arm: Arm, folder: pathlib.Path, seeds: Sequence[int], measures: Mapping[str, Measure], said: dict[str, Any]) -> None:
+  """Asks every seed that came through what it was not asked before.
+
+  Args:
+    said: of which 'unmeasured' tells why something could not be.
+  """
+  prepared, unmeasured = {}, said['unmeasured']
   for seed in seeds:
     if str(seed) in map(str, said.get('diverged', {})):
       continue
@@ -194,9 +228,18 @@ def ask(arm: Arm, folder: pathlib.Path, seeds: Sequence[int], measures: Mapping[
     if not missing:
       continue
     loaded = run.load(place)
-    prepared = prepared or {text: measures[text].prepare(loaded) for text in measures}
     for text in missing:
-      found[text] = [dataclasses.asdict(value) for value in prepared[text](loaded.params)]
+      if text in unmeasured:
+        continue
+      try:
+        if text not in prepared:
+          prepared[text] = measures[text].prepare(loaded)
+        found[text] = [dataclasses.asdict(value) for value in prepared[text](loaded.params)]
+      except Exception as error:  # whatever it is, the other measures are no worse for it
+        unmeasured[text] = f'{type(error).__name__}: {error}'
+        (folder / 'error.txt').write_text(traceback.format_exc())
+        say(f'{text} of the arm {arm.name!r} could not be measured: {error}; {folder / "error.txt"} tells where')
+        continue
       write(place / 'measured.json', json.dumps(found, indent=2))
 
 
@@ -267,7 +310,8 @@ def gathered(
   """
   rows, values, curves, data = [], [], [], set()
   for arm in arms.values():
-    said, speeds, notes = told[arm.name], [], []
+    said, speeds = told[arm.name], []
+    notes = [f'{text} could not be measured: {ranking.first_line(why)}' for text, why in said.get('unmeasured', {}).items()]
     diverged = sorted(int(seed) for seed in said.get('diverged', {}))
     for seed, place in places[arm.name].items():
       lines = metrics.read(place / 'metrics.jsonl')
@@ -350,6 +394,12 @@ def asked(place: pathlib.Path) -> dict[str, list[dict[str, Any]]]:
   """What a run was asked, by the measure's spec, and what it said."""
   path = place / 'measured.json'
   return json.loads(path.read_text()) if path.exists() else {}
+
+
+def failed(folder: pathlib.Path) -> bool:
+  """Whether something of an arm went wrong, when it was last tried."""
+  said = about(folder)
+  return bool(said.get('error') or said.get('unmeasured'))
 
 
 def begun(folder: pathlib.Path) -> bool:

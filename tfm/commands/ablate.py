@@ -5,7 +5,8 @@
   tfm ablate experiments/position.py --workdir=/shared/position --slice=0/4     (and 1/4, 2/4, 3/4 elsewhere)
 
 DIR gets report.html, report.md, results.csv, results.json and pictures, and in arms/ARM/seedN ordinary runs, which every other
-command reads. --config.path=value changes the base of all arms. An arm that fails is reported, and the others go on.
+command reads. --config.path=value changes the base of all arms. An arm that fails is reported, the others go on, and the exit
+status is 1; one that diverges has done what it does.
 """
 
 import argparse
@@ -56,6 +57,9 @@ def main(args: argparse.Namespace) -> int:
   everything = planned.plan(study, [name for name in study.arms if name in wanted or trial.begun(trial.folder_of(workdir, name))],
                             functools.partial(trial.paced, study, workdir, not args.dry_run))
   arms = {name: arm for name, arm in everything.items() if name in wanted}
+  trial.check_questions(study, everything)
+  mine = part(arms, args.slice)
+  trial.refuse_others(study, everything if args.slice is None else mine, workdir)
   left = everything if args.dry_run else {
     name: arm for name, arm in arms.items() if not trial.finished(study, arm, trial.folder_of(workdir, name))}
   # One of several processes has others beside it, which would be measured too.
@@ -68,7 +72,7 @@ def main(args: argparse.Namespace) -> int:
     if args.jobs > 1:
       failed = spread(args.words, args.jobs, workdir)
     else:
-      trial.carry_out(study, part(arms, args.slice), workdir)
+      trial.carry_out(study, mine, workdir)
   except trial.Stopped:
     say('stopped; the same command goes on from there')
     return 1
@@ -76,7 +80,7 @@ def main(args: argparse.Namespace) -> int:
   page = report.write(found, workdir)
   print(report.table(found))
   print(f'report: {page}')
-  return 1 if failed else 0
+  return 1 if failed or any(trial.failed(trial.folder_of(workdir, name)) for name in mine) else 0
 
 
 def cores(study: Study) -> None:
@@ -117,7 +121,7 @@ def spread(words: Sequence[str], jobs: int, workdir: pathlib.Path) -> list[int]:
   """Carries out a command in several processes, each with a slice; what they say goes to DIR/jobs.
 
   Returns:
-    The processes that ended early.
+    The processes that did not come through all of their arms.
 
   Raises:
     Stopped: if this one was asked to stop, when the others have stopped.
@@ -145,5 +149,5 @@ def spread(words: Sequence[str], jobs: int, workdir: pathlib.Path) -> list[int]:
   finally:
     signal.signal(signal.SIGTERM, before)
   if failed:
-    say(f'the processes {failed} ended early; {folder} tells why')
+    say(f'the processes {failed} did not come through all of their arms; {folder} tells why')
   return failed

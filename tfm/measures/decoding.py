@@ -22,6 +22,14 @@ class Decoding(protocol.Measure):
   context: int = 128
   tokens: int = 64
 
+  def check(self, config, model):
+    if not hasattr(model, 'init_caches'):
+      raise ValueError("measures='decoding' asks what writes, and the model is an encoder; another measure would do")
+    cost.cache_bytes(model)
+
+  def plain(self, validation):
+    return 'cache_bytes_per_token', 'cache_bytes_constant', 'decoding_tokens_per_second'
+
   def prepare(self, run):
     size = cost.cache_bytes(run.model)
 

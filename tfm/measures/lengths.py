@@ -25,8 +25,14 @@ class Lengths(protocol.Measure):
   targets: int = 65_536
   split: str = 'validation'
 
+  def check(self, config, model):
+    length.check(model, (self.protocol,))
+
+  def plain(self, validation):
+    return ()
+
   def prepare(self, run):
-    length.check(run.model, (self.protocol,))
+    self.check(run.config, run.model)
     L = run.config.data.length
     lengths, before = self.lengths or (L // 2, L, 2 * L, 4 * L, 8 * L), 'sliding_' if self.protocol == 'sliding' else ''
 

@@ -29,11 +29,17 @@ class Needle(protocol.Measure):
   depths: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)
   texts: int = 100
 
-  def prepare(self, run):
-    source = build.source(run.config)
-    if not isinstance(source, needles.Needle):
-      raise ValueError(f"measures='needle' asks what learnt from a needle, and the run learnt from {run.config.data.source!r}; "
+  def check(self, config, model):
+    if not isinstance(build.source(config), needles.Needle):
+      raise ValueError(f"measures='needle' asks what learnt from a needle, and the run learns from {config.data.source!r}; "
                        "config.data.source='needle' would do")
+
+  def plain(self, validation):
+    return ()
+
+  def prepare(self, run):
+    self.check(run.config, run.model)
+    source = build.source(run.config)
     L = source.length
     asked = {}
     with sharding.context(run.mesh, run.rules):

@@ -2,9 +2,12 @@
 
 import abc
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
+from ml_collections import ConfigDict
+
+from tfm.models.trunk import Trunk
 from tfm.run import Run
 from tfm.shapes import PyTree
 
@@ -33,6 +36,17 @@ class Measure(abc.ABC):
   """
 
   costs: ClassVar[tuple[str, ...]] = ()
+
+  def check(self, config: ConfigDict, model: Trunk) -> None:
+    """Whether runs of a config, which have such a model, can be asked.
+
+    Raises:
+      ValueError: if they cannot.
+    """
+
+  def plain(self, validation: Sequence[str]) -> Sequence[str] | None:
+    """The metrics without x, of a run whose validation has those given; None: that is not known before."""
+    return None
 
   @abc.abstractmethod
   def prepare(self, run: Run) -> Callable[[PyTree], list[Value]]:

@@ -18,6 +18,9 @@ class Split(protocol.Measure):
 
   split: str = 'test'
 
+  def plain(self, validation):
+    return [f'{self.split}_{metric}' for metric in validation]
+
   def prepare(self, run):
     with sharding.context(run.mesh, run.rules):
       where = sharding.batch_sharding(run.mesh, run.rules)

@@ -27,6 +27,9 @@ class Step(protocol.Measure):
   lengths: tuple[int, ...] = ()
   rounds: int = 5
 
+  def plain(self, validation):
+    return self.costs
+
   def prepare(self, run):
     cost = estimate.step(run.config, rounds=self.rounds)
     found = [Value('step_seconds', cost.seconds), Value('step_bytes', cost.peak_bytes)]
