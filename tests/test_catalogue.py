@@ -6,6 +6,7 @@ from conformance import collect
 from tfm import catalogue
 
 
+@pytest.mark.slow
 def test_the_table_of_the_docs_is_current(root):
   written = (root / 'docs' / 'variants.md').read_text()
   assert written == catalogue.markdown(), 'renew it with: tfm variants > docs/variants.md'

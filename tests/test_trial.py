@@ -40,6 +40,8 @@ def get_study(arg=''):
   arms = {{'rope': {{'model.position': 'rope'}}, 'learned': {{'model.position': 'learned'}}}}
   if 'ill' in arg:
     arms['ill'] = {{'optimizer.learning_rate': 1e30}}
+  if 'twice' in arg:
+    arms['twice'] = {{'optimizer.learning_rate': 6e-3}}
   return Study(question='Which?', config=config, base='rope', arms=arms, seeds=2,
                rates=(1e-3, 3e-3) if 'rates' in arg else (), measures=('lengths((8, 16, 32), targets=64)',))
 """
@@ -158,6 +160,7 @@ def test_again_it_trains_nothing(file, done, monkeypatch, capsys):
   assert results(done)['study'].items() >= made.items() and made['machine'] != 'another'
 
 
+@pytest.mark.slow
 def test_an_arm_alone_and_a_slice(file, tmp_path):
   assert cli.main(['ablate', file, f'--workdir={tmp_path}', '--slice=1/2']) == 0
   assert [p.name for p in (tmp_path / 'arms').iterdir()] == ['learned']
@@ -254,6 +257,21 @@ def test_rates_that_were_not_tried_for_all_arms_are_refused(file, done, tmp_path
   rope = Arm('rope', {}, configs.resolve(configs.complete(study.config)), {}, 0, 0.0, 0)
   with pytest.raises(ValueError, match=sentence):
     trial.refuse_others(study, dict(rope=rope), tmp_path)
+
+
+@pytest.mark.slow
+def test_arms_that_differ_in_their_rate_alone_train_together(file, done, tmp_path, monkeypatch):
+  train, trained = trial.train_together, []
+  monkeypatch.setattr(trial, 'train_together', lambda places: trained.append(len(places)) or train(places))
+  assert cli.main(['ablate', f'{file}:twice', f'--workdir={tmp_path}']) == 0
+  assert trained == [4, 2]   # rope and rope at twice the rate, of two seeds, and then learned
+  assert cli.main(['ablate', f'{file}:twice', f'--workdir={tmp_path}']) == 0 and len(trained) == 2
+  assert json.loads((tmp_path / 'arms/twice/arm.json').read_text())['together'] == ['rope', 'twice']
+  alone, values = ({(v['arm'], v['seed'], v['metric'], v['x']): v['value'] for v in results(place)['values']} for place in (done, tmp_path))
+  for key, value in alone.items():
+    assert 'second' in key[2] or values[key] == pytest.approx(value, rel=1e-4), key
+  rates = {arm: runs.carried(tmp_path / 'arms' / arm / 'seed1')['config']['optimizer']['learning_rate'] for arm in ('rope', 'twice')}
+  assert rates == dict(rope=3e-3, twice=6e-3)
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ import pathlib
 import platform
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -55,6 +55,8 @@ def carry_out(study: Study, arms: Mapping[str, Arm], workdir: pathlib.Path) -> N
     Stopped: if it was asked to; the same call goes on from there.
   """
   measures = {text: measure(text) for text in study.measures}
+  if not study.rates:
+    train_alike(arms, workdir, range(study.seeds))
   for i, (name, arm) in enumerate(arms.items(), 1):
     folder, began = folder_of(workdir, name), time.time()
     folder.mkdir(parents=True, exist_ok=True)
@@ -174,8 +176,38 @@ def finished(study: Study, arm: Arm, folder: pathlib.Path) -> bool:
   return True
 
 
-def train_all(places: Mapping[str, Place], said: dict[str, Any]) -> list[str]:
-  """Trains those runs of an arm that are not done, together where they can be; the names of all that came through.
+def train_alike(arms: Mapping[str, Arm], workdir: pathlib.Path, seeds: Sequence[int]) -> None:
+  """Trains arms that differ in their learning rate alone in one step, as seeds are. What they are asked, and what went wrong
+  with them together, is each arm's own.
+
+  Raises:
+    Stopped: if it was asked to.
+  """
+  groups = {}
+  for arm in arms.values():
+    groups.setdefault(repr(sorted(configs.leaves(with_rate(arm, 0.0).config))), []).append(arm)
+  for group in groups.values():
+    folders = {arm.name: folder_of(workdir, arm.name) for arm in group}
+    told = {name: about(folder) for name, folder in folders.items()}
+    places = {(arm.name, seed): place for arm in group for seed, place in of_seeds(arm, folders[arm.name], seeds).items()}
+    diverged = {(name, seed): why for name, said in told.items() for seed, why in said.get('diverged', {}).items()}
+    if len(group) < 2 or all(run in diverged or done(place) for run, place in places.items()):
+      continue
+    say(f'{", ".join(folders)} differ in their learning rate alone, and train together')
+    try:
+      train_all(places, dict(diverged=diverged))
+    except Stopped:
+      raise
+    except Exception as error:  # whatever it is, it may not be one of an arm alone
+      say(f'they could not: {error}; each goes on alone')
+      continue
+    for name, folder in folders.items():
+      said = dict(diverged={seed: why for (of, seed), why in diverged.items() if of == name}, together=[*folders])
+      write(folder / 'arm.json', json.dumps(told[name] | dict(name=name) | said, indent=2))
+
+
+def train_all(places: Mapping[Hashable, Place], said: dict[str, Any]) -> list[Hashable]:
+  """Trains those runs that are not done, together where they can be; the names of all that came through.
 
   Args:
     said: of which 'diverged' tells why some did not.
@@ -365,13 +397,14 @@ def makers() -> dict[str, str]:
 
 def spent(folder: pathlib.Path) -> float:
   """Seconds of an arm: those of its sessions, or those that its runs counted, which outlast a kill, where they are more."""
-  # Runs that trained together counted the same seconds, each in its own folder.
+  # Runs that trained together counted the same seconds, each in its own folder, and each arm of several has its share.
   counted = {path.read_text() for path in folder.glob(f'*/{goodput.FILE}')}
   seconds = 0.0
   for text in counted:
     with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):  # one that cannot be read tells nothing
       seconds += sum(json.loads(text)['seconds'].values())
-  return max(about(folder).get('seconds', 0.0), seconds)
+  said = about(folder)
+  return max(said.get('seconds', 0.0), seconds / len(said.get('together', [folder])))
 
 
 def final(place: pathlib.Path) -> dict[str, float]:

@@ -47,6 +47,7 @@ def fake(run):
   return dict(forward=dict(ms=ms, mib=float(length)), both=None if length > 8192 else dict(ms=3 * ms, mib=2.0 * length))
 
 
+@pytest.mark.slow
 def test_tables_curves_and_results_already_measured(tmp_path, monkeypatch, capsys):
   measured = []
   monkeypatch.setattr(compare_attention, 'measured', lambda run: measured.append(run) or fake(run))

@@ -101,6 +101,7 @@ def test_an_encoder_decoder_and_its_own_translation(pair, capsys):
   assert first == f'translation: {capsys.readouterr().out}'.rstrip('\n')
 
 
+@pytest.mark.slow
 def test_a_target_from_a_file(pair, capsys, tmp_path):
   (tmp_path / 'target').write_text('a b\n', encoding='utf-8')
   flags = ['--input=two', f'--target={tmp_path}/target', f'--output={tmp_path}/maps/here', '--heads=0']

@@ -63,6 +63,7 @@ def test_commands_read_it(folders, capsys):
   assert one == other
 
 
+@pytest.mark.slow
 def test_training_starts_from_it(folders, tiny, capsys):
   config = f'--config={folders / "run" / "config.json"}'
   words = [config, f'--workdir={folders / "tuned"}', '--config.training.steps=2', '--config.training.batch_size=8',

@@ -65,6 +65,7 @@ def test_a_mesh_that_cannot_be_is_refused_with_the_nearest(run, words, sentence)
   assert status == 2 and not out and sentence in err and len(err.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_any_mesh_fits_here(run):
   status, out, _ = run('--config.mesh.fsdp=64', '--config.mesh.tensor=4', '--devices=1024', '--picture=')
   assert status == 0

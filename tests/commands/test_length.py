@@ -45,6 +45,7 @@ def tfm(capsys, *argv):
   return status, out, err
 
 
+@pytest.mark.slow
 def test_the_length_of_training_agrees_with_the_evaluation(saved, capsys):
   """Rows of that length, none overlapping, are what `concat` makes: the same loss of the same tokens."""
   status, out, _ = tfm(capsys, f'--workdir={saved}', '--split=test', '--lengths=32,16')

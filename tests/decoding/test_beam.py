@@ -146,6 +146,7 @@ def test_one_beam_of_an_encoder_decoder_is_greedy():
       assert np.argmax(row) == tokens[n]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('eos, penalty, stopping, beams, limits', [
   (18, Power(3.0), 'likely', 2, [14] * 6),   # by which a row that has stopped could go on to something better
   pytest.param(EOS, Gnmt(), 'proven', 3, [9, 3, 7, 5, 2, 8], marks=pytest.mark.slow)])

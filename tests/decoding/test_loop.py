@@ -42,6 +42,7 @@ def test_a_repetition_penalty_looks_at_the_prompt_and_what_was_written(tiny, pro
   assert sum(len(set(new)) for new in out) > sum(len(set(new)) for new in free)
 
 
+@pytest.mark.slow
 def test_a_repetition_penalty_does_not_look_at_the_source():
   model, params = pairs.made()
   source, prompt = np.arange(10, 18, dtype=np.int32), np.array([2, 4], np.int32)

@@ -246,7 +246,7 @@ def test_without_a_peer_the_rest_stops_and_says_why(start, tmp_path, dead, numbe
 @pytest.mark.slow
 def test_what_processes_do_not_share_is_refused_by_all(start, tmp_path):
   for (status, _, said), process in zip(finish(start(2, 1, [tmp_path / 'a', tmp_path / 'b']), 120), '01'):
-    assert status == 2 and f'tfm train: process {process} of 2: what --workdir=' in said and 'Traceback' not in said
+    assert status == 2 and f'tfm train: process {process} of 2: what --workdir=' in said and 'Traceback' not in said, said
 
 
 @pytest.mark.slow

@@ -100,6 +100,7 @@ def moved(folder, workdir):
   (workdir / MARK).write_text('{"workdir": "elsewhere", "name": "other"}')
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('harm, said', [
   pytest.param(lost, '', marks=pytest.mark.slow), (flipped, 'near at hand cannot be gone on from: the checkpoint 6 in'),
   pytest.param(moved, '', marks=pytest.mark.slow)])

@@ -75,6 +75,7 @@ def test_seeds_differ(side_by_side):
   assert values(first, 'batch')[0] != values(second, 'batch')[0] and values(first, 'loss')[0] != values(second, 'loss')[0]
 
 
+@pytest.mark.slow
 def test_they_go_on_from_the_last_step_that_all_have(tiny, side_by_side, tmp_path):
   folders = {seed: tmp_path / str(seed) for seed in SEEDS}
   train_seeds(tiny(**DROPPED, **{'training.steps': 6}), folders)

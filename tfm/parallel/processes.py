@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -23,6 +24,7 @@ LOST = 75     # exit status when another process is gone: EX_TEMPFAIL, the same 
 AGAIN = 'what came after the last checkpoint is lost, and the same command in every process goes on from there'
 HEARTBEAT, GATHERING = 60, 300   # seconds, unless told
 PARTING = 5   # seconds that a process waits for the others to say the same, before it ends
+AFTER = 1     # seconds after which the first follows the others: whoever sees it go, JAX aborts
 # How the runtime and the libraries of collectives say that another process does not answer.
 GONE = re.compile(r'gloo|nccl|connection|unavailable|deadline|heartbeat|barrier|coordination|preempt|aborted|peer', re.IGNORECASE)
 _barriers = itertools.count()
@@ -215,6 +217,8 @@ def _end(status: int) -> None:
   try:
     # The coordination service ends with process 0, and takes down whoever has not yet spoken.
     barrier('end', PARTING)
+    if first():
+      time.sleep(AFTER)
   except Exception:
     pass   # whoever does not come is gone already, and this process ends in any case
   sys.stdout.flush()
