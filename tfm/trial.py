@@ -193,7 +193,7 @@ def train_alike(arms: Mapping[str, Arm], workdir: pathlib.Path, seeds: Sequence[
     diverged = {(name, seed): why for name, said in told.items() for seed, why in said.get('diverged', {}).items()}
     if len(group) < 2 or all(run in diverged or done(place) for run, place in places.items()):
       continue
-    say(f'{", ".join(folders)} differ in their learning rate alone, and train together')
+    say(f'{", ".join(folders)} differ in their learning rate alone, and train first, together where their seeds can')
     try:
       train_all(places, dict(diverged=diverged))
     except Stopped:
