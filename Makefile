@@ -36,12 +36,12 @@ oracle: $(VENV)/installed
 # Plans for TPUs and GPUs that are not here, which need the compilers of both.
 compilers: $(VENV)/installed
 	$(VENV)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[tpu,cuda-compiler]'
-	$(VENV)/bin/python -m pytest -m slow tests/planning/test_plan.py -k 'for_a_topology or for_boxes_of_gpus'
+	$(VENV)/bin/python -m pytest -m slow tests/analysis/test_plan.py -k 'for_a_topology or for_boxes_of_gpus'
 
 # Reports in a real browser, where one is installed, such as Debian's package chromium.
 browser: $(VENV)/installed
 	$(VENV)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[browser]'
-	$(VENV)/bin/python -m pytest -m slow tests/ablation/test_browser.py
+	$(VENV)/bin/python -m pytest -m slow tests/studies/report/test_browser.py
 
 clean:
 	rm -rf $(VENV) .cache build *.egg-info

@@ -11,6 +11,7 @@ Expected:  base 110 M parameters, large 340 M, after 1,000,000 steps of 256 rows
 
 from ml_collections import ConfigDict
 
+
 SIZES = {
   'base': dict(layers=12, width=768, heads=12),
   'large': dict(layers=24, width=1024, heads=16),
@@ -24,15 +25,36 @@ def get_config(arg: str = '') -> ConfigDict:
   config = ConfigDict()
   config.objective = 'masked_lm(next_sentence=True)'
   # With <mask> 30,522 tokens; English Wikipedia without its books.
-  config.data = dict(source="tfds('wiki40b/en')", tokenizer='sentencepiece(30521)', length=512, packing='sentence_pairs')
+  config.data = dict(
+    source="tfds('wiki40b/en')", tokenizer='sentencepiece(30521)', length=512, packing='sentence_pairs'
+  )
   config.model = SIZES[arg or 'base'] | dict(
-    architecture='encoder', position='learned', norm='layernorm(1e-12)', norm_placement='post', embedding_norm=True,
-    bias=True, feed_forward='gelu', token_types=2, pooling='first', pooled_transform='tanh', output_transform='gelu',
-    output_bias=True, vocab_multiple=1, depth_scaled=False, initializer='truncated_normal(0.02)',
-    embedding_initializer='truncated_normal(0.02)', dropout=dict(embedding=0.1, attention=0.1, residual=0.1))
+    architecture='encoder',
+    position='learned',
+    norm='layernorm(1e-12)',
+    norm_placement='post',
+    embedding_norm=True,
+    bias=True,
+    feed_forward='gelu',
+    token_types=2,
+    pooling='first',
+    pooled_transform='tanh',
+    output_transform='gelu',
+    output_bias=True,
+    vocab_multiple=1,
+    depth_scaled=False,
+    initializer='truncated_normal(0.02)',
+    embedding_initializer='truncated_normal(0.02)',
+    dropout=dict(embedding=0.1, attention=0.1, residual=0.1),
+  )
   config.optimizer = dict(
-    name='adamw(b1=0.9, b2=0.999, eps=1e-6, weight_decay=0.01)', learning_rate=1e-4, schedule='linear', warmup=10_000,
-    clip=1.0, no_decay='bias|scale')
+    name='adamw(b1=0.9, b2=0.999, eps=1e-6, weight_decay=0.01)',
+    learning_rate=1e-4,
+    schedule='linear',
+    warmup=10_000,
+    clip=1.0,
+    no_decay='bias|scale',
+  )
   config.training = dict(steps=1_000_000, batch_size=256, evaluate_every=10_000, evaluation_batches=100)
   if arg == 'tiny':
     config.data.update(source='stdlib', tokenizer='sentencepiece(8000)', length=128)

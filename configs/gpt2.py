@@ -39,13 +39,27 @@ def get_config(arg: str = '') -> ConfigDict:
   config = ConfigDict()
   config.data = dict(source="tfds('c4/webtextlike')", tokenizer='sentencepiece(50257)', length=1024)
   config.model = dict(
-    layers=size.layers, width=size.width, heads=size.heads, position='learned(rows=1024)',
-    feed_forward='gelu_tanh', norm='layernorm(1e-5)', bias=True, initializer='normal(0.02)', depth_scaled=True,
-    dropout=dict(embedding=0.1, attention=0.1, residual=0.1), dtype='bfloat16',
-    remat='full' if size.layers > 24 else 'none')
+    layers=size.layers,
+    width=size.width,
+    heads=size.heads,
+    position='learned(rows=1024)',
+    feed_forward='gelu_tanh',
+    norm='layernorm(1e-5)',
+    bias=True,
+    initializer='normal(0.02)',
+    depth_scaled=True,
+    dropout=dict(embedding=0.1, attention=0.1, residual=0.1),
+    dtype='bfloat16',
+    remat='full' if size.layers > 24 else 'none',
+  )
   config.optimizer = dict(
-    name='adamw(b1=0.9, b2=0.95, weight_decay=0.1)', learning_rate=size.learning_rate, schedule='cosine(0.1)',
-    warmup=715, clip=1.0)
+    name='adamw(b1=0.9, b2=0.95, weight_decay=0.1)',
+    learning_rate=size.learning_rate,
+    schedule='cosine(0.1)',
+    warmup=715,
+    clip=1.0,
+  )
   config.training = dict(
-    steps=572_000, batch_size=512, loss_chunk=65_536, evaluate_every=1000, evaluation_batches=20)
+    steps=572_000, batch_size=512, loss_chunk=65_536, evaluate_every=1000, evaluation_batches=20
+  )
   return config

@@ -77,20 +77,41 @@ SIZES = {
 def get_config(arg: str = '') -> ConfigDict:
   name = arg or '3-8b'
   if name not in SIZES:
-    raise ValueError(f'configs/llama.py takes a generation and a size, one of {", ".join(SIZES)}, not {arg!r}')
+    raise ValueError(
+      f'configs/llama.py takes a generation and a size, one of {", ".join(SIZES)}, not {arg!r}'
+    )
   size, shared = SIZES[name], GENERATIONS[name.partition('-')[0]]
   config = ConfigDict()
   config.data = dict(source="tfds('c4/en')", tokenizer=f'sentencepiece({shared.vocab})', length=shared.length)
   # How parameters start is not published; GPT-2's way stands for it.
   config.model = dict(
-    layers=size.layers, width=size.width, heads=size.heads, kv_heads=size.kv_heads, position=shared.position,
-    feed_forward='swiglu', feed_forward_width=size.feed_forward_width, norm=f'rmsnorm({size.epsilon:.0e})',
-    tied=shared.tied, initializer='normal(0.02)', depth_scaled=True, dtype='bfloat16', remat='full')
+    layers=size.layers,
+    width=size.width,
+    heads=size.heads,
+    kv_heads=size.kv_heads,
+    position=shared.position,
+    feed_forward='swiglu',
+    feed_forward_width=size.feed_forward_width,
+    norm=f'rmsnorm({size.epsilon:.0e})',
+    tied=shared.tied,
+    initializer='normal(0.02)',
+    depth_scaled=True,
+    dtype='bfloat16',
+    remat='full',
+  )
   config.optimizer = dict(
-    name=f'adamw(b1=0.9, b2=0.95, eps={shared.eps:.0e}, weight_decay=0.1)', learning_rate=size.learning_rate,
-    schedule=f'cosine({shared.floor})', warmup=shared.warmup, clip=1.0)
+    name=f'adamw(b1=0.9, b2=0.95, eps={shared.eps:.0e}, weight_decay=0.1)',
+    learning_rate=size.learning_rate,
+    schedule=f'cosine({shared.floor})',
+    warmup=shared.warmup,
+    clip=1.0,
+  )
   config.training = dict(
-    steps=int(size.tokens) // (shared.batch * shared.length), batch_size=shared.batch, loss_chunk=65_536,
-    evaluate_every=1000, evaluation_batches=20)
+    steps=int(size.tokens) // (shared.batch * shared.length),
+    batch_size=shared.batch,
+    loss_chunk=65_536,
+    evaluate_every=1000,
+    evaluation_batches=20,
+  )
   config.mesh = dict(data=1, fsdp=-1)
   return config

@@ -13,7 +13,9 @@ from ml_collections import ConfigDict
 def get_config(arg: str = '') -> ConfigDict:
   config = ConfigDict()
   config.data = dict(source='stdlib', tokenizer='bytes', length=256)
-  config.model = dict(layers=6, width=384, heads=6, position='rope', mask='causal', initializer='lecun_normal')
+  config.model = dict(
+    layers=6, width=384, heads=6, position='rope', mask='causal', initializer='lecun_normal'
+  )
   config.optimizer = dict(name='adamw', learning_rate=1e-3, schedule='cosine', warmup=100)
   config.training = dict(steps=2000, batch_size=32, evaluate_every=250)
   if arg == 'demo':

@@ -17,13 +17,13 @@ batch has fewer rows than there are devices, `tensor`, `sequence` or `stage` too
 PRESETS = {
   'data': 'rows; every device has the whole model. The gradients are added up once a step.',
   'fsdp': 'rows, and along the width parameters, gradients and optimizer state (ZeRO-3). Each layer is gathered where it is '
-          'needed, forward and backward, and its gradient is added up and scattered.',
+  'needed, forward and backward, and its gradient is added up and scattered.',
   'tensor': 'heads, feed-forward and vocabulary (Megatron). Activations are added up twice in each layer, forward and '
-            'backward; so to be kept within a host.',
+  'backward; so to be kept within a host.',
   'sequence': 'tokens of each row (context), for rows that one device cannot hold.',
   'expert': 'rows, and the experts of mixtures. Tokens travel to their experts and back, twice in each layer.',
   'stage': 'layers (pipeline). Activations go from one to the next, of one part of the batch while the next part is computed; more and '
-           'smaller parts (config.pipeline) leave stages idle for less of the time.',
+  'smaller parts (config.pipeline) leave stages idle for less of the time.',
 }
 
 # Changes of the rules, by names that take no size.
@@ -46,8 +46,10 @@ def get_config(arg: str = ''):
     elif name in PRESETS and name not in mesh and (not equals or size.isdecimal()):
       mesh[name] = int(size) if equals else -1
     else:
-      raise ValueError(f'--config=configs/meshes.py:{arg} has {word!r}; known, each once and with =SIZE or without: {", ".join(PRESETS)}; '
-                       f'without: {", ".join(RULES)}')
+      raise ValueError(
+        f'--config=configs/meshes.py:{arg} has {word!r}; known, each once and with =SIZE or without: {", ".join(PRESETS)}; '
+        f'without: {", ".join(RULES)}'
+      )
   if -1 not in mesh.values():
     mesh.setdefault('data', -1)
   return dict(mesh=dict(data=1) | mesh, rules=rules)

@@ -20,8 +20,16 @@ def get_config(arg: str = '') -> ConfigDict:
   config.objective = 'seq2seq(label_smoothing=0.1)'
   config.data = dict(source="numbers('en', 'de')", tokenizer='bytes', length=96, packing='padded')
   config.model = dict(
-    architecture='encoder_decoder', layers=2, width=128, heads=4, feed_forward='relu', position='rope', bias=True,
-    initializer='xavier_uniform', cross=dict(position='none'))
+    architecture='encoder_decoder',
+    layers=2,
+    width=128,
+    heads=4,
+    feed_forward='relu',
+    position='rope',
+    bias=True,
+    initializer='xavier_uniform',
+    cross=dict(position='none'),
+  )
   config.optimizer = dict(learning_rate=2e-3, schedule='cosine', warmup=100)
   config.training = dict(steps=1000, batch_size=32, evaluate_every=250)
   config.decoding = dict(beams=4)

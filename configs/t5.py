@@ -52,22 +52,35 @@ def get_config(arg: str = '') -> ConfigDict:
   config.data = dict(source="tfds('c4/en')", tokenizer="sentencepiece(32000, kind='unigram')", length=512)
   # Products of queries and keys are not scaled; queries start smaller instead.
   config.model = dict(
-    architecture='encoder_decoder', **size._asdict(), mixer=f'softmax(query_init={size.head_width ** -0.5:.4g})',
-    score='dot(scale=1.0)', position='t5', encoder=dict(position='t5(bidirectional=True)'), norm='rmsnorm(1e-6)',
-    initializer='lecun_normal', depth_scaled=False, dtype='bfloat16', remat='full' if large else 'none')
+    architecture='encoder_decoder',
+    **size._asdict(),
+    mixer=f'softmax(query_init={size.head_width**-0.5:.4g})',
+    score='dot(scale=1.0)',
+    position='t5',
+    encoder=dict(position='t5(bidirectional=True)'),
+    norm='rmsnorm(1e-6)',
+    initializer='lecun_normal',
+    depth_scaled=False,
+    dtype='bfloat16',
+    remat='full' if large else 'none',
+  )
   rate = 0.1 if first else 0.0
   config.model.dropout = dict(embedding=rate, attention=rate, residual=rate)
   if first:
     # T5's table starts from N(0, 1), and its logits are scaled by 1/√D. This is 1/√D times that table, which goes
     # in times √D: the same model, and the same steps, as Adafactor's are relative to a parameter's size.
     config.model.update(
-      feed_forward='relu', tied=True, embedding_scaled=True,
-      embedding_initializer=f'normal({size.width ** -0.5:.4g})')
+      feed_forward='relu',
+      tied=True,
+      embedding_scaled=True,
+      embedding_initializer=f'normal({size.width**-0.5:.4g})',
+    )
   else:
     config.model.update(feed_forward='geglu_tanh', tied=False, embedding_initializer='normal(1.0)')
   config.optimizer = dict(name='adafactor', learning_rate=0.01, schedule='rsqrt', warmup=10_000, clip=0.0)
   config.training = dict(
-    steps=1_000_000, batch_size=2048, loss_chunk=65_536, evaluate_every=1000, evaluation_batches=20)
+    steps=1_000_000, batch_size=2048, loss_chunk=65_536, evaluate_every=1000, evaluation_batches=20
+  )
   if large:
     config.mesh = dict(data=1, fsdp=-1)
   return config

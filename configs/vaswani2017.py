@@ -51,7 +51,12 @@ ROWS = {
   'd3': Row(dict(smoothing=0.0), None, 4.67, 25.3),
   'd4': Row(dict(smoothing=0.2), None, 5.47, 25.7),
   'e1': Row(dict(position='learned'), None, 4.92, 25.7),
-  'big': Row(dict(width=1024, feed_forward_width=4096, heads=16, dropout=0.3, steps=300_000, average=20), 213, 4.33, 26.4),
+  'big': Row(
+    dict(width=1024, feed_forward_width=4096, heads=16, dropout=0.3, steps=300_000, average=20),
+    213,
+    4.33,
+    26.4,
+  ),
 }
 
 
@@ -59,9 +64,19 @@ def get_config(arg: str = '') -> ConfigDict:
   if (arg or 'base') not in ROWS:
     raise ValueError(f'configs/vaswani2017.py takes a row of Table 3, one of {", ".join(ROWS)}, not {arg!r}')
   model = dict(
-    architecture='encoder_decoder', layers=6, width=512, heads=8, feed_forward='relu', feed_forward_width=2048,
-    position='sinusoidal', norm_placement='post', bias=True, embedding_scaled=True, depth_scaled=False,
-    initializer='xavier_uniform')
+    architecture='encoder_decoder',
+    layers=6,
+    width=512,
+    heads=8,
+    feed_forward='relu',
+    feed_forward_width=2048,
+    position='sinusoidal',
+    norm_placement='post',
+    bias=True,
+    embedding_scaled=True,
+    depth_scaled=False,
+    initializer='xavier_uniform',
+  )
   changes = dict(ROWS[arg or 'base'].changes)
   rate, smoothing = changes.pop('dropout', 0.1), changes.pop('smoothing', 0.1)
   steps, average = changes.pop('steps', 100_000), changes.pop('average', 5)
@@ -69,12 +84,22 @@ def get_config(arg: str = '') -> ConfigDict:
   config = ConfigDict()
   config.objective = f'seq2seq(label_smoothing={smoothing})'
   config.data = dict(
-    source="tfds('wmt14_translate/de-en', 'en', 'de')", tokenizer='sentencepiece(37000)', length=256, packing='buckets')
+    source="tfds('wmt14_translate/de-en', 'en', 'de')",
+    tokenizer='sentencepiece(37000)',
+    length=256,
+    packing='buckets',
+  )
   # Embeddings have the variance that √D times them is one (§3.4 scales them so, and says no more).
   config.model = model | dict(
-    embedding_initializer=f'normal({model["width"] ** -0.5:.4g})', dropout=dict(embedding=rate, attention=0.0, residual=rate))
-  config.optimizer = dict(name='adam(b1=0.9, b2=0.98, eps=1e-9)', learning_rate=1.0, schedule='noam', warmup=4000, clip=0.0)
+    embedding_initializer=f'normal({model["width"] ** -0.5:.4g})',
+    dropout=dict(embedding=rate, attention=0.0, residual=rate),
+  )
+  config.optimizer = dict(
+    name='adam(b1=0.9, b2=0.98, eps=1e-9)', learning_rate=1.0, schedule='noam', warmup=4000, clip=0.0
+  )
   # 96 × 256 tokens a side; the paper averages checkpoints that are ten minutes apart, 1500 steps of base and 600 of big.
-  config.training = dict(steps=steps, batch_size=96, evaluate_every=600 if arg == 'big' else 1500, keep=average)
+  config.training = dict(
+    steps=steps, batch_size=96, evaluate_every=600 if arg == 'big' else 1500, keep=average
+  )
   config.decoding = dict(beams=4, penalty='gnmt(0.6)', longer=50, average=average)
   return config

@@ -44,14 +44,31 @@ def get_config(arg: str = '') -> ConfigDict:
   size = SIZES[arg or 'b16']
   config = ConfigDict()
   config.objective = 'classification(1000)'
-  config.data = dict(source="images('imagenet2012', 224)", packing='each(flip=True, crop=28)',
-                     length=(224 // size.patch)**2 + 1, threads=16)
+  config.data = dict(
+    source="images('imagenet2012', 224)",
+    packing='each(flip=True, crop=28)',
+    length=(224 // size.patch) ** 2 + 1,
+    threads=16,
+  )
   config.model = size._asdict() | dict(
-    architecture='encoder', position='learned', norm='layernorm(1e-6)', bias=True, feed_forward='gelu', pooling='first',
-    initializer='xavier_uniform', depth_scaled=False, dropout=dict(embedding=0.1, attention=0.0, residual=0.1),
-    dtype='bfloat16')
+    architecture='encoder',
+    position='learned',
+    norm='layernorm(1e-6)',
+    bias=True,
+    feed_forward='gelu',
+    pooling='first',
+    initializer='xavier_uniform',
+    depth_scaled=False,
+    dropout=dict(embedding=0.1, attention=0.0, residual=0.1),
+    dtype='bfloat16',
+  )
   config.optimizer = dict(
-    name='adamw(b1=0.9, b2=0.999, weight_decay=0.3)', learning_rate=3e-3, schedule='cosine', warmup=10_000, clip=1.0)
+    name='adamw(b1=0.9, b2=0.999, weight_decay=0.3)',
+    learning_rate=3e-3,
+    schedule='cosine',
+    warmup=10_000,
+    clip=1.0,
+  )
   config.training = dict(steps=94_000, batch_size=4096, evaluate_every=1000)
   if arg == 'digits':
     config.objective = 'classification(10)'

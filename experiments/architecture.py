@@ -10,14 +10,18 @@ Command:   tfm ablate experiments/architecture.py --workdir=runs/architecture   
 
 from ml_collections import ConfigDict
 
-from tfm.ablation.study import Study
+from tfm.studies.study import Study
+
 
 ARMS = {
   'transformer': {},
   # Attention reads what the recurrent layer below it wrote; that tells it the order.
   'lstm + attention': {'model.blocks.lower.mixer': 'recurrent', 'model.position': 'none'},
-  'convolution': {'model.blocks.lower.mixer': 'convolution(taps=2, dilations=(1, 2))',
-                  'model.blocks.upper.mixer': 'convolution(taps=2, dilations=(4, 8))', 'model.position': 'none'},
+  'convolution': {
+    'model.blocks.lower.mixer': 'convolution(taps=2, dilations=(1, 2))',
+    'model.blocks.upper.mixer': 'convolution(taps=2, dilations=(4, 8))',
+    'model.position': 'none',
+  },
   'mamba': {'model.mixer': 'mamba', 'model.position': 'none'},
   'linear attention': {'model.mixer': 'linear'},
 }
@@ -28,24 +32,44 @@ def get_study(arg: str = '') -> Study:
     raise ValueError(f"experiments/architecture.py takes 'flops', 'recall' or nothing, not {arg!r}")
   config = ConfigDict()
   config.data = dict(source='stdlib', tokenizer='bytes', length=128)
-  config.model = dict(layers=2, width=64, heads=4, position='rope', initializer='lecun_normal',
-                      pattern=('lower', 'upper'), blocks=dict(lower=dict(), upper=dict()))
+  config.model = dict(
+    layers=2,
+    width=64,
+    heads=4,
+    position='rope',
+    initializer='lecun_normal',
+    pattern=('lower', 'upper'),
+    blocks=dict(lower=dict(), upper=dict()),
+  )
   config.optimizer = dict(learning_rate=3e-3, schedule='cosine', warmup=50)
   config.training = dict(steps=400, batch_size=8, evaluate_every=100, evaluation_batches=48)
   if arg == 'recall':
     config.objective = 'answers'
-    config.data = dict(source='mqar(length=48, pairs=16, vocabulary=34, joined=True)', tokenizer='words', length=50,
-                       packing='answered')
+    config.data = dict(
+      source='mqar(length=48, pairs=16, vocabulary=34, joined=True)',
+      tokenizer='words',
+      length=50,
+      packing='answered',
+    )
     config.training = dict(steps=400, batch_size=32, evaluate_every=100)
-  question = ('Which architecture recalls what it read?' if arg == 'recall' else
-              'Transformer, LSTM with attention, gated convolution, mamba or linear attention: which has the lower loss, and '
-              'what does each cost as texts grow?')
+  question = (
+    'Which architecture recalls what it read?'
+    if arg == 'recall'
+    else 'Transformer, LSTM with attention, gated convolution, mamba or linear attention: which has the lower loss, and '
+    'what does each cost as texts grow?'
+  )
   return Study(
     question=question,
     literature='Vaswani et al. 2017, table 1: a layer costs n² d of attention, n d² of recurrence, k n d² of convolution. '
-               'Arora et al. 2023: convolutions and recurrences of a fixed state lag behind attention in recall; Gu & Dao 2023: '
-               'mamba equals Transformers in perplexity.',
-    config=config, base='transformer', arms=ARMS, match='flops' if arg == 'flops' else 'parameters',
-    metric='exact' if arg == 'recall' else 'loss', higher=arg == 'recall',
+    'Arora et al. 2023: convolutions and recurrences of a fixed state lag behind attention in recall; Gu & Dao 2023: '
+    'mamba equals Transformers in perplexity.',
+    config=config,
+    base='transformer',
+    arms=ARMS,
+    match='flops' if arg == 'flops' else 'parameters',
+    metric='exact' if arg == 'recall' else 'loss',
+    higher=arg == 'recall',
     # Of 4 comparisons Holm leaves something to be shown from 8 seeds on.
-    seeds=8, measures=() if arg == 'recall' else ('step((128, 512, 2048))',))
+    seeds=8,
+    measures=() if arg == 'recall' else ('step((128, 512, 2048))',),
+  )

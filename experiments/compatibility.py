@@ -7,7 +7,8 @@ Command:   tfm ablate experiments/compatibility.py --workdir=runs/compatibility
 
 from ml_collections import ConfigDict
 
-from tfm.ablation.study import Study, product, within
+from tfm.studies.study import Study, product, within
+
 
 SCORES = {
   'dot': 'dot',
@@ -28,12 +29,18 @@ def get_study(arg: str = '') -> Study:
   config.model = dict(layers=2, width=64, heads=2, position='learned', initializer='lecun_normal')
   config.optimizer = dict(learning_rate=3e-3, schedule='cosine', warmup=50)
   config.training = dict(steps=400, batch_size=16, evaluate_every=100, evaluation_batches=48)
-  arms = product({name: {'model.score': score} for name, score in SCORES.items()},
-                 {f'{width}': {'model.head_width': width} for width in WIDTHS})
+  arms = product(
+    {name: {'model.score': score} for name, score in SCORES.items()},
+    {f'{width}': {'model.head_width': width} for width in WIDTHS},
+  )
   return Study(
     question='Which compatibility function, and why is the dot product divided by √d?',
     literature='Vaswani et al. 2017: additive attention outperforms dot products without scaling for larger d, they suspect '
-               'because large products push the softmax to where its gradients are small, and with 1/√d both do alike.',
-    config=config, arms=arms, base=f'dot + {WIDTHS[0]}', against=within(arms, 'dot'),
+    'because large products push the softmax to where its gradients are small, and with 1/√d both do alike.',
+    config=config,
+    arms=arms,
+    base=f'dot + {WIDTHS[0]}',
+    against=within(arms, 'dot'),
     # Of 12 comparisons Holm leaves something to be shown from 9 seeds on; ten divide among more devices.
-    seeds=10)
+    seeds=10,
+  )

@@ -13,8 +13,9 @@ Command:   tfm ablate experiments/finetuning.py --workdir=runs/finetuning
 
 import pathlib
 
-from tfm import config as configs
-from tfm.ablation.study import Study
+from tfm.config.load import load_config
+from tfm.studies.study import Study
+
 
 RUN, TABLE = 'runs/minilm', 'published/orangecontrib/text/datasets/election-tweets-2016.tab'
 # What is trained, at a learning rate that suits how much it is.
@@ -31,18 +32,29 @@ def get_study(arg: str = '') -> Study:
   run, table = (*arg.split(','), TABLE)[:2] if arg else (RUN, TABLE)
   for path in (f'{run}/config.json', table):
     if not pathlib.Path(path).is_file():
-      raise ValueError(f'experiments/finetuning.py takes a run of published weights and a table of texts, and {path} is not there; '
-                       'its first lines say how they are made')
-  config = configs.load(f'{run}/config.json')
+      raise ValueError(
+        f'experiments/finetuning.py takes a run of published weights and a table of texts, and {path} is not there; '
+        'its first lines say how they are made'
+      )
+  config = load_config(f'{run}/config.json')
   config.init_from = run
   config.objective = 'classification(2)'
   # The two lines below the names tell what kind the columns are of.
-  config.data.update(source=f"table({table!r}, text='Content', label='Author', skip=2)", packing='each', length=48)
+  config.data.update(
+    source=f"table({table!r}, text='Content', label='Author', skip=2)", packing='each', length=48
+  )
   config.model.pooling = 'mean'
   config.optimizer.update(schedule='linear', warmup=20)
   config.training.update(steps=100, batch_size=16, evaluate_every=50, keep=1)
   return Study(
     question='What of published weights is worth training: a head on frozen features, adapters, or everything?',
     literature='Devlin et al. 2019, table 7: F1 of named entities 96.4 fine-tuned, 96.1 on features of four layers. Hu et al. '
-               '2021, table 2: RoBERTa-base on GLUE 86.4 with all parameters trained, 87.2 with LoRA.',
-    config=config, base='full', arms=ARMS, metric='accuracy', higher=True, seeds=3, measures=('split("test")',))
+    '2021, table 2: RoBERTa-base on GLUE 86.4 with all parameters trained, 87.2 with LoRA.',
+    config=config,
+    base='full',
+    arms=ARMS,
+    metric='accuracy',
+    higher=True,
+    seeds=3,
+    measures=('split("test")',),
+  )

@@ -7,7 +7,8 @@ Command:   tfm ablate experiments/heads.py --workdir=runs/heads
 
 from ml_collections import ConfigDict
 
-from tfm.ablation.study import Study
+from tfm.studies.study import Study
+
 
 HEADS = 4, 1, 2, 8, 16, 32
 
@@ -23,7 +24,10 @@ def get_study(arg: str = '') -> Study:
   return Study(
     question='How many heads does a layer need, when the width and the parameters stay the same?',
     literature='Vaswani et al. 2017: 1 head loses 0.9 BLEU beside 8, and 32 lose 0.4; Michel et al. 2019 remove most heads of '
-               'trained models at little cost; Bhojanapalli et al. 2020 blame heads that are narrower than the sequence is long.',
-    config=config, base='4 heads', arms={f'{n} head{"s" * (n > 1)}': {'model.heads': n} for n in HEADS},
+    'trained models at little cost; Bhojanapalli et al. 2020 blame heads that are narrower than the sequence is long.',
+    config=config,
+    base='4 heads',
+    arms={f'{n} head{"s" * (n > 1)}': {'model.heads': n} for n in HEADS},
     # Of 5 comparisons Holm leaves something to be shown from 8 seeds on.
-    seeds=8)
+    seeds=8,
+  )

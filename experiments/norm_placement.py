@@ -6,7 +6,8 @@ Command:   tfm ablate experiments/norm_placement.py --workdir=runs/norm_placemen
 
 from ml_collections import ConfigDict
 
-from tfm.ablation.study import Study, product, within
+from tfm.studies.study import Study, product, within
+
 
 PLACEMENTS = 'pre', 'post', 'sandwich'
 
@@ -20,13 +21,19 @@ def get_study(arg: str = '') -> Study:
   config.model = dict(width=64, heads=4, initializer='xavier_uniform', depth_scaled=False)
   config.optimizer = dict(learning_rate=3e-3, schedule='cosine')
   config.training = dict(steps=250, batch_size=8, evaluate_every=50, evaluation_batches=48)
-  arms = product({placement: {'model.norm_placement': placement} for placement in PLACEMENTS},
-                 {f'{layers} layers': {'model.layers': layers} for layers in (2, 12)},
-                 {'warm-up': {'optimizer.warmup': 100}, 'at once': {'optimizer.warmup': 1}})
+  arms = product(
+    {placement: {'model.norm_placement': placement} for placement in PLACEMENTS},
+    {f'{layers} layers': {'model.layers': layers} for layers in (2, 12)},
+    {'warm-up': {'optimizer.warmup': 100}, 'at once': {'optimizer.warmup': 1}},
+  )
   return Study(
     question='Where should the norm stand, how deep may the stack be, and when does post-norm need its warm-up?',
     literature='Xiong et al. 2020: the gradients of post-norm are large near its output when training begins, so that it needs '
-               'warm-up, and pre-norm does not. Ding et al. 2021 find sandwich norms to keep large models from diverging.',
-    config=config, arms=arms, base='pre + 2 layers + warm-up', against=within(arms, 'pre'),
+    'warm-up, and pre-norm does not. Ding et al. 2021 find sandwich norms to keep large models from diverging.',
+    config=config,
+    arms=arms,
+    base='pre + 2 layers + warm-up',
+    against=within(arms, 'pre'),
     # Of 8 comparisons Holm leaves something to be shown from 9 seeds on; ten divide among more devices.
-    seeds=10)
+    seeds=10,
+  )

@@ -8,7 +8,8 @@ Command:   tfm ablate experiments/position.py --workdir=runs/position
 
 from ml_collections import ConfigDict
 
-from tfm.ablation.study import Study
+from tfm.studies.study import Study
+
 
 SCHEMES = 'rope', 'none', 'sinusoidal', 'learned', 't5', 'alibi', 'kerple', 'fire'
 
@@ -21,7 +22,13 @@ def get_study(arg: str = '') -> Study:
   config.data = dict(source='stdlib', tokenizer='bytes', length=128)
   # Embeddings of about unit size, as in Vaswani et al. 2017, §3.4: smaller ones drown in sines of size one.
   config.model = dict(
-    layers=2, width=128, heads=4, initializer='lecun_normal', embedding_scaled=True, embedding_initializer='normal(0.1)')
+    layers=2,
+    width=128,
+    heads=4,
+    initializer='lecun_normal',
+    embedding_scaled=True,
+    embedding_initializer='normal(0.1)',
+  )
   config.optimizer = dict(learning_rate=3e-3, schedule='cosine', warmup=50)
   config.training = dict(steps=500, batch_size=8, evaluate_every=100, evaluation_batches=48)
   if demo:
@@ -30,9 +37,14 @@ def get_study(arg: str = '') -> Study:
   return Study(
     question='Which position scheme learns best, and which holds beyond the length that it was trained at?',
     literature='Textbooks rank generalisation to greater lengths as fair (sinusoidal), poor (learned), medium (relative), '
-               'strong (rope) and strong (alibi). Press et al. 2022 find alibi better than t5, rope and sinusoidal beyond the '
-               'length of training; Kazemnejad et al. 2023 find decoders without any best on small reasoning tasks.',
-    config=config, base='rope', arms={name: {'model.position': name} for name in (SCHEMES[:6] if demo else SCHEMES)},
+    'strong (rope) and strong (alibi). Press et al. 2022 find alibi better than t5, rope and sinusoidal beyond the '
+    'length of training; Kazemnejad et al. 2023 find decoders without any best on small reasoning tasks.',
+    config=config,
+    base='rope',
+    arms={name: {'model.position': name} for name in (SCHEMES[:6] if demo else SCHEMES)},
     # Of 7 comparisons Holm leaves something to be shown from 9 seeds on; ten divide among more devices.
     seeds=2 if demo else 10,
-    measures=('lengths((64, 128, 256, 512), targets=16_384)',) if demo else ('lengths((64, 128, 256, 512, 1024), targets=32_768)',))
+    measures=('lengths((64, 128, 256, 512), targets=16_384)',)
+    if demo
+    else ('lengths((64, 128, 256, 512, 1024), targets=32_768)',),
+  )

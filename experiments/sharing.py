@@ -7,7 +7,7 @@ Command:   tfm ablate experiments/sharing.py --workdir=runs/sharing
 
 from ml_collections import ConfigDict
 
-from tfm.ablation.study import Study
+from tfm.studies.study import Study
 
 
 def get_study(arg: str = '') -> Study:
@@ -21,9 +21,11 @@ def get_study(arg: str = '') -> Study:
   return Study(
     question='What does it cost to share keys and values among heads, and what does it save?',
     literature='Shazeer 2019 loses a little quality by one key/value head and decodes much faster; Ainslie et al. 2023 find '
-               'grouped heads close to multi-head; DeepSeek-AI 2024 finds latent attention better than multi-head with a '
-               'smaller cache.',
-    config=config, base='multi-head', match='parameters',
+    'grouped heads close to multi-head; DeepSeek-AI 2024 finds latent attention better than multi-head with a '
+    'smaller cache.',
+    config=config,
+    base='multi-head',
+    match='parameters',
     # A head has 16 channels: 256 cached numbers a token and layer, then 64 and 32, and latent attention with as many.
     arms={
       'multi-head': {},
@@ -33,4 +35,6 @@ def get_study(arg: str = '') -> Study:
       'latent (32)': {'model.mixer': 'latent(rank=24, rope_width=8)'},
     },
     # Of 4 comparisons Holm leaves something to be shown from 8 seeds on.
-    seeds=8, measures=('decoding(rows=8, context=1024)',))
+    seeds=8,
+    measures=('decoding(rows=8, context=1024)',),
+  )

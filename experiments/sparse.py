@@ -8,7 +8,8 @@ Command:   tfm ablate experiments/sparse.py --workdir=runs/sparse               
 
 from ml_collections import ConfigDict
 
-from tfm.ablation.study import Study
+from tfm.studies.study import Study
+
 
 # Of 64 tokens a query sees 16 to 22 on the average in each, and Linformer 16 mixtures of all.
 ARMS = {
@@ -33,14 +34,21 @@ def get_study(arg: str = '') -> Study:
   config = ConfigDict()
   source, config.objective = TASKS[arg]
   config.data = dict(source=source, tokenizer='words', length=64, packing='each')
-  config.model = dict(architecture='encoder', layers=2, width=64, heads=4, position='learned', pooling='first')
+  config.model = dict(
+    architecture='encoder', layers=2, width=64, heads=4, position='learned', pooling='first'
+  )
   config.optimizer = dict(learning_rate=3e-3, schedule='cosine', warmup=50)
   config.training = dict(steps=600, batch_size=32, evaluate_every=150)
   return Study(
     question=f'What do sparse and low-rank attentions lose as encoders on {arg}?',
     literature='Tay et al. 2020 find on ListOps, in per cent: full 36.4, Reformer 37.3, BigBird 36.1, Linformer 35.7, Longformer '
-               '35.6, local 15.8; on retrieval of documents full 57.5, BigBird 59.3, Longformer 56.9, Reformer and local 53.4, '
-               'Linformer 52.3.',
-    config=config, base='full', arms=ARMS, metric='accuracy', higher=True,
+    '35.6, local 15.8; on retrieval of documents full 57.5, BigBird 59.3, Longformer 56.9, Reformer and local 53.4, '
+    'Linformer 52.3.',
+    config=config,
+    base='full',
+    arms=ARMS,
+    metric='accuracy',
+    higher=True,
     # Of 5 comparisons Holm leaves something to be shown from 8 seeds on.
-    seeds=8)
+    seeds=8,
+  )

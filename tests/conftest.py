@@ -5,6 +5,7 @@ import itertools
 import os
 import pathlib
 
+
 # Before jax is imported anywhere.
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
 # Tiny arrays take longer to optimise for than to compute; nor is a module worth cutting up to compile in parallel.
@@ -13,7 +14,9 @@ if importlib.metadata.version('jaxlib').startswith('0.10.'):
   # XLA's older emitters write the same operations in less than half the time. In jaxlib 0.11 they are no more,
   # and an unknown flag ends the process.
   QUICK += ' --xla_cpu_use_fusion_emitters=false'
-os.environ['XLA_FLAGS'] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8 {QUICK}"
+os.environ['XLA_FLAGS'] = (
+  f'{os.environ.get("XLA_FLAGS", "")} --xla_force_host_platform_device_count=8 {QUICK}'
+)
 ROOT = pathlib.Path(__file__).parent.parent
 os.environ.setdefault('JAX_COMPILATION_CACHE_DIR', str(ROOT / '.cache' / 'jax'))
 os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0.2')
@@ -22,6 +25,7 @@ os.environ.setdefault('TFM_CACHE', str(ROOT / '.cache' / 'tfm'))
 import jax  # noqa: E402
 import pytest  # noqa: E402
 from absl import flags  # noqa: E402
+
 
 jax.config.update('jax_numpy_rank_promotion', 'raise')
 if not flags.FLAGS.is_parsed():
@@ -33,7 +37,13 @@ def pytest_addoption(parser):
 
 
 # Files of few and long tests: begun last, one would leave the other cores idle.
-FIRST = ('training/test_resume.py', 'test_smoke.py', 'test_trial.py', 'training/test_step.py', 'training/test_together.py')
+FIRST = (
+  'runs/test_resume.py',
+  'test_smoke.py',
+  'studies/test_runner.py',
+  'training/test_step.py',
+  'training/test_together.py',
+)
 
 
 def pytest_collection_modifyitems(items):
@@ -65,22 +75,28 @@ def book(tmp_path_factory):
   return path
 
 
-VERSE = 'Now is better than never.\nAlthough never is often better than right now.\nSparse is better than dense.\n'
+VERSE = (
+  'Now is better than never.\nAlthough never is often better than right now.\nSparse is better than dense.\n'
+)
 
 
 @pytest.fixture(scope='session')
 def tiny(book):
   """A complete config of a run that takes a second: tiny(model.layers=3, …) by dotted paths."""
-  from tfm import config as configs
+  from tfm.config.overlay import assign, complete
+  from tfm.config.resolve import resolve_config
 
   def make(**fields):
-    config = configs.complete(dict(
-      data=dict(source=f'text({str(book)!r})', length=32),
-      model=dict(layers=2, width=32, heads=4),
-      optimizer=dict(warmup=2),
-      training=dict(steps=6, batch_size=8, log_every=1, evaluate_every=3, evaluation_batches=2)))
+    config = complete(
+      dict(
+        data=dict(source=f'text({str(book)!r})', length=32),
+        model=dict(layers=2, width=32, heads=4),
+        optimizer=dict(warmup=2),
+        training=dict(steps=6, batch_size=8, log_every=1, evaluate_every=3, evaluation_batches=2),
+      )
+    )
     for path, value in fields.items():
-      configs.assign(config, path, value)
-    return configs.resolve(config)
+      assign(config, path, value)
+    return resolve_config(config)
 
   return make

@@ -3,33 +3,40 @@
 import numpy as np
 import pytest
 
-from tfm import build, run as runs
-from tfm import config as configs
+from tfm.config import assemble
+from tfm.config.load import load_config
+from tfm.config.resolve import resolve_config
 from tfm.data import cache, pipeline
-from tfm.train import train
+from tfm.runs import load as runs
+from tfm.runs.train import train
 
 
 def counted(train, held_out, order):
   """Bits per byte of an add-one n-gram model of bytes, trained on `train`."""
   index = np.zeros(len(train) - order + 1, np.int64)
   for i in range(order):
-    index = index * 256 + train[i:len(train) - order + 1 + i]
+    index = index * 256 + train[i : len(train) - order + 1 + i]
   counts = np.bincount(index, minlength=256**order).reshape(-1, 256).astype(float) + 1
   bits = -np.log2(counts / counts.sum(-1, keepdims=True))
   context = np.zeros(len(held_out) - order + 1, np.int64)
   for i in range(order - 1):
-    context = context * 256 + held_out[i:len(held_out) - order + 1 + i]
-  return bits[context, held_out[order - 1:]].mean()
+    context = context * 256 + held_out[i : len(held_out) - order + 1 + i]
+  return bits[context, held_out[order - 1 :]].mean()
 
 
 @pytest.mark.slow
 def test_demo_beats_unigrams_and_bigrams(root, tmp_path):
-  config = configs.resolve(configs.load(str(root / 'configs' / 'lm.py') + ':demo'))
-  text = pipeline.open_text(build.source(config), build.tokenizer(config), cache.directory())
-  splits = {s: np.frombuffer(''.join(text.corpus.splits[s]['text']).encode(), np.uint8) for s in ('train', 'validation')}
+  config = resolve_config(load_config(str(root / 'configs' / 'lm.py') + ':demo'))
+  text = pipeline.open_text(assemble.source(config), assemble.tokenizer(config), cache.directory())
+  splits = {
+    s: np.frombuffer(''.join(text.corpus.splits[s]['text']).encode(), np.uint8)
+    for s in ('train', 'validation')
+  }
   unigram, bigram = (counted(splits['train'], splits['validation'], n) for n in (1, 2))
   train(config, tmp_path)
   reached = runs.evaluate(runs.load(tmp_path), 'validation')['bits_per_byte']
-  print(f'bits per byte of the validation split: unigram {unigram:.3f}, bigram {bigram:.3f}, model {reached:.3f}')
+  print(
+    f'bits per byte of the validation split: unigram {unigram:.3f}, bigram {bigram:.3f}, model {reached:.3f}'
+  )
   assert bigram < unigram
   assert reached < 0.8 * bigram

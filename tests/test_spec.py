@@ -18,12 +18,14 @@ from tfm.positions.protocol import Position
 from tfm.positions.rope import Rope
 from tfm.spec import Call, SpecError
 
+
 SURROUNDINGS = dict(width=8, heads=2, head_width=4, length=16)
 
 
 def test_a_value_alone_is_told_who_takes_it():
   def steps(every: int):
     pass
+
   with pytest.raises(SpecError, match=r"'200' names nothing; steps\(200\) would do"):
     spec.choose('200', dict(evaluation=lambda: None, steps=steps))
   with pytest.raises(SpecError, match=r"'None' names nothing; known: evaluation, steps"):
@@ -38,41 +40,109 @@ def position(text):
   return spec.factory(text, tfm.positions, Position, **SURROUNDINGS)
 
 
-@pytest.mark.parametrize('text, args, kwargs', [
-  ('name', (), {}),
-  ('name()', (), {}),
-  ('  name ', (), {}),
-  ('name(1, 2)', (1, 2), {}),
-  ('name(-1, +2.5)', (-1, 2.5), {}),
-  ('name(10_000, 1e-5)', (10_000, 1e-5), {}),
-  ('name(a=1, b="x")', (), {'a': 1, 'b': 'x'}),
-  ("name('*.txt', True, None)", ('*.txt', True, None), {}),
-  ('name((1, (2, -3)), ())', ((1, (2, -3)), ()), {}),
-  ('name([1, {"a": (2,)}])', ([1, {'a': (2,)}],), {}),
-  ('name(a=((1, 2), (3, 4)))', (), {'a': ((1, 2), (3, 4))}),
-  ('name(\n  1)', (1,), {}),
-  ('name("os.system(1) # & | ~")', ('os.system(1) # & | ~',), {}),
-])
+@pytest.mark.parametrize(
+  'text, args, kwargs',
+  [
+    ('name', (), {}),
+    ('name()', (), {}),
+    ('  name ', (), {}),
+    ('name(1, 2)', (1, 2), {}),
+    ('name(-1, +2.5)', (-1, 2.5), {}),
+    ('name(10_000, 1e-5)', (10_000, 1e-5), {}),
+    ('name(a=1, b="x")', (), {'a': 1, 'b': 'x'}),
+    ("name('*.txt', True, None)", ('*.txt', True, None), {}),
+    ('name((1, (2, -3)), ())', ((1, (2, -3)), ()), {}),
+    ('name([1, {"a": (2,)}])', ([1, {'a': (2,)}],), {}),
+    ('name(a=((1, 2), (3, 4)))', (), {'a': ((1, 2), (3, 4))}),
+    ('name(\n  1)', (1,), {}),
+    ('name("os.system(1) # & | ~")', ('os.system(1) # & | ~',), {}),
+  ],
+)
 def test_what_is_read(text, args, kwargs):
   assert spec.parse(text) == Call('name', args, kwargs)
 
 
-@pytest.mark.parametrize('text', [
-  '', ' ', '1', '"rope"', 'None', '()', '[]', 'a b', 'a(', 'a)', 'a, b', 'a; b', 'a = 1', 'import os',
-  'os.path', 'os.path()', 'a.b(1)', 'a()()', 'a(1)(2)', 'a[0]', 'a()[0]', '"a"(1)', '(lambda: 1)()',
-  'lambda: 1',
-  '__import__("os").system("x")', 'a if b else c', 'a + b', 'a and b', 'not a', 'a < b', '-a', 'a @ b',
-  '(a := b)',
-  'f"a"', '[a for a in b]', '{a: 1}', 'await a', 'a(*[1])', 'a(*b)', 'a(**{})', 'a(**b)', 'a(1, *(2,), b=3)',
-  'a(b)', 'a(b())', 'a(b.c)', 'a(b=c)', 'a(lambda: 1)', 'a(f"{1}")', 'a([x for x in (1,)])',
-  'a(x for x in (1,))',
-  'a(1 + 1)', 'a(2 ** 9)', 'a(9 ** 9 ** 9)', 'a("x" * 9)', 'a(not 1)', 'a(1 if 1 else 2)', 'a((b := 1))',
-  'a(b[0])',
-  'a(__import__("os"))', 'a(().__class__)', 'a(-"x")', 'a([1, b])', 'a({b: 1})', 'a({1: b()})', 'a({**{}})',
-  'a({[]: 1})', 'a({[1]})', 'a(b"\\xff" b"x" "y")', 'a(1=2)', 'a(b=1, b=2)', 'a\nb', 'a\x00', '(' * 300,
-  '-' * 100_000 + '1',
-  'a(' * 100 + ')' * 100, 'a(' + '9' * 5000 + ')',
-])
+@pytest.mark.parametrize(
+  'text',
+  [
+    '',
+    ' ',
+    '1',
+    '"rope"',
+    'None',
+    '()',
+    '[]',
+    'a b',
+    'a(',
+    'a)',
+    'a, b',
+    'a; b',
+    'a = 1',
+    'import os',
+    'os.path',
+    'os.path()',
+    'a.b(1)',
+    'a()()',
+    'a(1)(2)',
+    'a[0]',
+    'a()[0]',
+    '"a"(1)',
+    '(lambda: 1)()',
+    'lambda: 1',
+    '__import__("os").system("x")',
+    'a if b else c',
+    'a + b',
+    'a and b',
+    'not a',
+    'a < b',
+    '-a',
+    'a @ b',
+    '(a := b)',
+    'f"a"',
+    '[a for a in b]',
+    '{a: 1}',
+    'await a',
+    'a(*[1])',
+    'a(*b)',
+    'a(**{})',
+    'a(**b)',
+    'a(1, *(2,), b=3)',
+    'a(b)',
+    'a(b())',
+    'a(b.c)',
+    'a(b=c)',
+    'a(lambda: 1)',
+    'a(f"{1}")',
+    'a([x for x in (1,)])',
+    'a(x for x in (1,))',
+    'a(1 + 1)',
+    'a(2 ** 9)',
+    'a(9 ** 9 ** 9)',
+    'a("x" * 9)',
+    'a(not 1)',
+    'a(1 if 1 else 2)',
+    'a((b := 1))',
+    'a(b[0])',
+    'a(__import__("os"))',
+    'a(().__class__)',
+    'a(-"x")',
+    'a([1, b])',
+    'a({b: 1})',
+    'a({1: b()})',
+    'a({**{}})',
+    'a({[]: 1})',
+    'a({[1]})',
+    'a(b"\\xff" b"x" "y")',
+    'a(1=2)',
+    'a(b=1, b=2)',
+    'a\nb',
+    'a\x00',
+    '(' * 300,
+    '-' * 100_000 + '1',
+    'a(' * 100 + ')' * 100,
+    'a(' + '9' * 5000 + ')',
+  ],
+)
 def test_what_is_refused_and_never_run(text):
   with pytest.raises(SpecError):
     spec.parse(text)
@@ -84,10 +154,26 @@ def test_a_spec_is_a_string(text):
     spec.parse(text)
 
 
-@pytest.mark.parametrize('text', [
-  '__import__("os")', '__import__', '__init__', '__class__', 'protocol', 'eval("1")', 'exec', 'print', 'And',
-  'Mask',
-  '_find', 'np', 'causal.Causal', 'getattr(1, "x")', 'open("/etc/passwd")'])
+@pytest.mark.parametrize(
+  'text',
+  [
+    '__import__("os")',
+    '__import__',
+    '__init__',
+    '__class__',
+    'protocol',
+    'eval("1")',
+    'exec',
+    'print',
+    'And',
+    'Mask',
+    '_find',
+    'np',
+    'causal.Causal',
+    'getattr(1, "x")',
+    'open("/etc/passwd")',
+  ],
+)
 def test_only_files_of_the_slot_are_names(text):
   with pytest.raises(SpecError):
     mask(text)
@@ -97,23 +183,26 @@ def test_errors_are_value_errors():
   assert issubclass(SpecError, ValueError)
 
 
-@pytest.mark.parametrize('text, parts', [
-  ('causl', ["'causl'", 'masks does not have', 'causal', 'window', "did you mean 'causal'?"]),
-  ('causal & windw(2)', ["'causal & windw(2)'", "'windw'", "did you mean 'window'?"]),
-  ('zzz', ["'zzz'", 'known: ', 'causal']),
-  ('window(lft=2)', ["passes 'lft'", 'window takes (left, right=None)', "did you mean 'left'?"]),
-  ('window', ["leaves out 'left'", 'window takes (left, right=None)']),
-  ('window()', ["leaves out 'left'"]),
-  ('window(right=1)', ["leaves out 'left'"]),
-  ('window(1, 2, 3)', ['passes 3 positional arguments', 'window takes (left, right=None)']),
-  ('window(1, left=2)', ["sets 'left' twice"]),
-  ('causal(1)', ['passes 1 positional arguments', 'causal takes ()']),
-  ('causal(x=1)', ["passes 'x'", 'known: none']),
-  ('window(left)', ["'left'", 'not a literal', "for a string write 'left' in quotes"]),
-  ('window(-1)', ["'window(-1)'", 'left=-1', '0 or more']),
-  ('window(2.5)', ['left=2.5', 'must be of type int']),
-  ('window("2")', ["left='2'", 'must be of type int']),
-])
+@pytest.mark.parametrize(
+  'text, parts',
+  [
+    ('causl', ["'causl'", 'masks does not have', 'causal', 'window', "did you mean 'causal'?"]),
+    ('causal & windw(2)', ["'causal & windw(2)'", "'windw'", "did you mean 'window'?"]),
+    ('zzz', ["'zzz'", 'known: ', 'causal']),
+    ('window(lft=2)', ["passes 'lft'", 'window takes (left, right=None)', "did you mean 'left'?"]),
+    ('window', ["leaves out 'left'", 'window takes (left, right=None)']),
+    ('window()', ["leaves out 'left'"]),
+    ('window(right=1)', ["leaves out 'left'"]),
+    ('window(1, 2, 3)', ['passes 3 positional arguments', 'window takes (left, right=None)']),
+    ('window(1, left=2)', ["sets 'left' twice"]),
+    ('causal(1)', ['passes 1 positional arguments', 'causal takes ()']),
+    ('causal(x=1)', ["passes 'x'", 'known: none']),
+    ('window(left)', ["'left'", 'not a literal', "for a string write 'left' in quotes"]),
+    ('window(-1)', ["'window(-1)'", 'left=-1', '0 or more']),
+    ('window(2.5)', ['left=2.5', 'must be of type int']),
+    ('window("2")', ["left='2'", 'must be of type int']),
+  ],
+)
 def test_refusals_say_what_would_do(text, parts):
   with pytest.raises(SpecError) as refusal:
     mask(text)
@@ -125,25 +214,40 @@ def test_positional_and_keyword_arguments_mean_the_same():
   assert mask('window(3, 0)') == mask('window(3, right=0)') == mask('window(right=0, left=3)') == Window(3, 0)
 
 
-@pytest.mark.parametrize('text, expected', [
-  ('causal', Causal()),
-  ('~causal', Not(Causal())),
-  ('~~causal', Not(Not(Causal()))),
-  ('causal & window(2)', And(Causal(), Window(2))),
-  ('causal | window(2) & ~causal', Or(Causal(), And(Window(2), Not(Causal())))),
-  ('(causal | window(2)) & causal', And(Or(Causal(), Window(2)), Causal())),
-  ('~causal & window(2)', And(Not(Causal()), Window(2))),
-  ('~(causal & window(2))', Not(And(Causal(), Window(2)))),
-  ('causal & window(1) & window(2)', And(And(Causal(), Window(1)), Window(2))),
-])
+@pytest.mark.parametrize(
+  'text, expected',
+  [
+    ('causal', Causal()),
+    ('~causal', Not(Causal())),
+    ('~~causal', Not(Not(Causal()))),
+    ('causal & window(2)', And(Causal(), Window(2))),
+    ('causal | window(2) & ~causal', Or(Causal(), And(Window(2), Not(Causal())))),
+    ('(causal | window(2)) & causal', And(Or(Causal(), Window(2)), Causal())),
+    ('~causal & window(2)', And(Not(Causal()), Window(2))),
+    ('~(causal & window(2))', Not(And(Causal(), Window(2)))),
+    ('causal & window(1) & window(2)', And(And(Causal(), Window(1)), Window(2))),
+  ],
+)
 def test_operators_and_their_precedence(text, expected):
   assert mask(text) == expected
 
 
-@pytest.mark.parametrize('text', ['causal ^ causal', 'causal + causal', 'causal and causal', 'not causal',
-  '-causal',
-                                  'causal & 1', 'causal & "x"', '~1', 'causal << causal', 'causal &',
-                                  'causal < window(1)'])
+@pytest.mark.parametrize(
+  'text',
+  [
+    'causal ^ causal',
+    'causal + causal',
+    'causal and causal',
+    'not causal',
+    '-causal',
+    'causal & 1',
+    'causal & "x"',
+    '~1',
+    'causal << causal',
+    'causal &',
+    'causal < window(1)',
+  ],
+)
 def test_no_other_operators(text):
   with pytest.raises(SpecError):
     mask(text)
@@ -164,15 +268,18 @@ def test_factories_make_modules_with_the_surroundings_set():
   assert position('learned(20)')() == Learned(rows=20, **SURROUNDINGS)
 
 
-@pytest.mark.parametrize('text, parts', [
-  ('rope(width=3)', ["passes 'width'", 'rope takes (theta=10000.0', 'known: theta']),
-  ('rope(name="x")', ["passes 'name'"]),
-  ('rope(parent=None)', ["passes 'parent'"]),
-  ('rope(examples=())', ["passes 'examples'"]),
-  ('rope(thta=3)', ["did you mean 'theta'?"]),
-  ('rope(theta=-1)', ['theta=-1', 'above 0']),
-  ('learned(3)', ['rows=3', 'data.length=16']),
-])
+@pytest.mark.parametrize(
+  'text, parts',
+  [
+    ('rope(width=3)', ["passes 'width'", 'rope takes (theta=10000.0', 'known: theta']),
+    ('rope(name="x")', ["passes 'name'"]),
+    ('rope(parent=None)', ["passes 'parent'"]),
+    ('rope(examples=())', ["passes 'examples'"]),
+    ('rope(thta=3)', ["did you mean 'theta'?"]),
+    ('rope(theta=-1)', ['theta=-1', 'above 0']),
+    ('learned(3)', ['rows=3', 'data.length=16']),
+  ],
+)
 def test_factories_check_at_once(text, parts):
   with pytest.raises(SpecError) as refusal:
     position(text)
@@ -203,11 +310,13 @@ def test_a_file_defines_one_public_class(tmp_path, monkeypatch):
   (package / '__init__.py').write_text('')
   head = 'from tfm.masks.protocol import Mask\nfrom tfm.masks.causal import Causal\n'
   (package / 'one.py').write_text(
-    head + 'class _Base(Mask): pass\nclass One(_Base):\n  def __call__(self, q, k): return q == k\n')
+    head + 'class _Base(Mask): pass\nclass One(_Base):\n  def __call__(self, q, k): return q == k\n'
+  )
   (package / 'two.py').write_text(head + 'class A(Mask): pass\nclass B(Mask): pass\n')
   (package / 'nothing.py').write_text(head)
   monkeypatch.syspath_prepend(tmp_path)
   import slot_of_test
+
   assert type(spec.build('one', slot_of_test, Mask)).__name__ == 'One'
   with pytest.raises(SpecError, match=r"two must define one public Mask, found \['A', 'B'\]"):
     spec.build('two', slot_of_test, Mask)
@@ -215,12 +324,15 @@ def test_a_file_defines_one_public_class(tmp_path, monkeypatch):
     spec.build('nothing', slot_of_test, Mask)
 
 
-@pytest.mark.parametrize('text, said', [
-  ('window("3")', "left='3', which must be of type int;"),
-  ('window(3.5)', 'left=3.5'),
-  ('window(True)', 'left=True'),
-  ('window(3, right=(1,))', 'right=(1,), which must be of type int | None'),
-])
+@pytest.mark.parametrize(
+  'text, said',
+  [
+    ('window("3")', "left='3', which must be of type int;"),
+    ('window(3.5)', 'left=3.5'),
+    ('window(True)', 'left=True'),
+    ('window(3, right=(1,))', 'right=(1,), which must be of type int | None'),
+  ],
+)
 def test_arguments_of_a_wrong_type_are_refused(text, said):
   with pytest.raises(spec.SpecError) as error:
     mask(text)
@@ -228,5 +340,7 @@ def test_arguments_of_a_wrong_type_are_refused(text, said):
 
 
 def test_what_fits_a_type():
-  assert spec.fits(1, float) and spec.fits(None, int | None) and spec.fits('x', dict) and spec.fits(True, bool)
+  assert (
+    spec.fits(1, float) and spec.fits(None, int | None) and spec.fits('x', dict) and spec.fits(True, bool)
+  )
   assert not any((spec.fits(1.0, int), spec.fits(True, float), spec.fits(None, str), spec.fits(1, bool)))

@@ -6,6 +6,7 @@ from typing import Any
 def __getattr__(name: str) -> Any:
   # What it needs is imported when it is asked for: a command does not wait for it.
   if name == 'from_pretrained':
-    from tfm.pretrained import from_pretrained
+    from tfm.hf.pretrained import from_pretrained
+
     return from_pretrained
   raise AttributeError(f'module {__name__!r} has no attribute {name!r}')

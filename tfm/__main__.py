@@ -4,5 +4,6 @@ import sys
 
 from tfm.commands.cli import main
 
+
 if __name__ == '__main__':
   sys.exit(main())

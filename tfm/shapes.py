@@ -14,4 +14,5 @@
 from jax import Array
 from jaxtyping import Bool, Float, Int, PyTree, UInt32
 
+
 __all__ = ['Array', 'Bool', 'Float', 'Int', 'PyTree', 'UInt32']

@@ -12,7 +12,6 @@ where the slot allows it, the operators `&`, `|` and `~` between specs.
 
 import ast
 import dataclasses
-import difflib
 import functools
 import importlib
 import importlib.util
@@ -25,11 +24,10 @@ import typing
 from types import ModuleType
 from typing import Any, Callable, Mapping
 
-OPERATORS = {
-  ast.BitAnd: operator.and_,
-  ast.BitOr: operator.or_,
-  ast.Invert: operator.invert,
-}
+from tfm.errors import suggest
+
+
+OPERATORS = {ast.BitAnd: operator.and_, ast.BitOr: operator.or_, ast.Invert: operator.invert}
 
 
 class SpecError(ValueError):
@@ -67,6 +65,7 @@ def build(text: str, package: ModuleType, base: type, **context) -> Any:
   Raises:
     SpecError: for an unknown name or argument, with the known ones and the nearest match.
   """
+
   def walk(node):
     if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
       return combine(node.op, walk(node.left), walk(node.right))
@@ -79,7 +78,7 @@ def build(text: str, package: ModuleType, base: type, **context) -> Any:
     try:
       return OPERATORS[type(op)](*operands)
     except TypeError:
-      raise SpecError(f"{text!r} combines specs with an operator, which only masks allow") from None
+      raise SpecError(f'{text!r} combines specs with an operator, which only masks allow') from None
 
   return walk(_tree(text))
 
@@ -99,7 +98,9 @@ def pick(text: str, table: Mapping[str, Callable], **context) -> functools.parti
   """The entry of `table` that a spec names, arguments bound: for variants of a few lines each."""
   if isinstance(node := _tree(text), ast.Constant):
     takers = [f'{name}({text})' for name, maker in table.items() if _takes(maker, node.value)]
-    raise SpecError(f'{text!r} names nothing; ' + (f'{" or ".join(takers)} would do' if takers else suggest(text, table)))
+    raise SpecError(
+      f'{text!r} names nothing; ' + (f'{" or ".join(takers)} would do' if takers else suggest(text, table))
+    )
   call = parse(text)
   if call.name not in table:
     raise SpecError(f'{text!r} names {call.name!r}, which is not there; {suggest(call.name, table)}')
@@ -112,21 +113,31 @@ def choose(text: str, table: Mapping[str, Callable], **context) -> Any:
 
 
 def names(package: ModuleType) -> tuple[str, ...]:
-  """The variants of a slot: the names of its files, but for `protocol`."""
-  return tuple(sorted(m.name for m in pkgutil.iter_modules(package.__path__) if m.name != 'protocol'))
+  """The variants of a slot: the names of its files, but for `protocol` and those that begin with `_`."""
+  found = (m.name for m in pkgutil.iter_modules(package.__path__))
+  return tuple(sorted(name for name in found if name != 'protocol' and not name.startswith('_')))
 
 
 def find(name: str, package: ModuleType, base: type, text: str | None = None) -> type:
   """The one public class derived from `base` in the file `name.py` of `package`."""
   slot = package.__name__.rpartition('.')[2]
   if name not in names(package):
-    raise SpecError(f"{text or name!r} names {name!r}, which {slot} does not have; {suggest(name, names(package))}")
+    raise SpecError(
+      f'{text or name!r} names {name!r}, which {slot} does not have; {suggest(name, names(package))}'
+    )
   module = importlib.import_module(f'{package.__name__}.{name}')
-  found = [c for c in vars(module).values()
-           if inspect.isclass(c) and issubclass(c, base) and c.__module__ == module.__name__
-           and not c.__name__.startswith('_')]
+  found = [
+    c
+    for c in vars(module).values()
+    if inspect.isclass(c)
+    and issubclass(c, base)
+    and c.__module__ == module.__name__
+    and not c.__name__.startswith('_')
+  ]
   if len(found) != 1:
-    raise SpecError(f'{module.__name__} must define one public {base.__name__}, found {[c.__name__ for c in found]}')
+    raise SpecError(
+      f'{module.__name__} must define one public {base.__name__}, found {[c.__name__ for c in found]}'
+    )
   return found[0]
 
 
@@ -154,8 +165,10 @@ def bind(call: Call, maker: Callable, text: str, context: Mapping[str, Any] = {}
       raise SpecError(f'{text!r} leaves out {name!r}; {takes}')
   for name, value in given.items():
     if not fits(value, parameters[name].annotation):
-      raise SpecError(f'{text!r} passes {name}={value!r}, which must be of type '
-                      f'{inspect.formatannotation(parameters[name].annotation)}; {takes}')
+      raise SpecError(
+        f'{text!r} passes {name}={value!r}, which must be of type '
+        f'{inspect.formatannotation(parameters[name].annotation)}; {takes}'
+      )
   known = {name: value for name, value in context.items() if name in parameters}
   return functools.partial(maker, **given, **known)
 
@@ -177,9 +190,11 @@ def fits(value: Any, annotation: Any) -> bool:
 def signature(maker: Callable, settable: list[str]) -> str:
   """`(left, right=0)`: what a spec may say, for error messages and `--help`."""
   parameters = inspect.signature(maker).parameters
-  shown = [n if parameters[n].default is inspect.Parameter.empty else f'{n}={parameters[n].default!r}'
-           for n in settable]
-  return f"({', '.join(shown)})"
+  shown = [
+    n if parameters[n].default is inspect.Parameter.empty else f'{n}={parameters[n].default!r}'
+    for n in settable
+  ]
+  return f'({", ".join(shown)})'
 
 
 def defined(path: str, function: str, flag: str = '') -> Callable:
@@ -199,14 +214,6 @@ def defined(path: str, function: str, flag: str = '') -> Callable:
   if not hasattr(module, function):
     raise ValueError(f'{flag}{path} defines no {function}(arg)')
   return getattr(module, function)
-
-
-def suggest(name: str, known) -> str:
-  """`known: a, b, c; did you mean 'b'?`"""
-  known = list(known)
-  near = difflib.get_close_matches(name, known, n=1)
-  listed = f"known: {', '.join(known) or 'none'}"
-  return f'{listed}; did you mean {near[0]!r}?' if near else listed
 
 
 def _called(make: Callable, text: str) -> Any:
@@ -229,8 +236,10 @@ def _tree(text: str) -> ast.expr:
     return ast.parse(text.strip(), mode='eval').body
   # Besides SyntaxError: a null byte, and nesting too deep for the parser.
   except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
-    raise SpecError(f'{text[:80]!r} is not a spec ({getattr(error, "msg", error)}); '
-                    'write "name" or "name(literal, key=literal)"') from None
+    raise SpecError(
+      f'{text[:80]!r} is not a spec ({getattr(error, "msg", error)}); '
+      'write "name" or "name(literal, key=literal)"'
+    ) from None
 
 
 def _call(node: ast.expr, text: str) -> Call:
@@ -243,14 +252,24 @@ def _call(node: ast.expr, text: str) -> Call:
     for key in keys:
       if keys.count(key) > 1:  # the parser does not mind
         raise SpecError(f'{text!r} sets {key!r} twice; say it once')
-    return Call(node.func.id, tuple(_literal(a, text) for a in node.args),
-                {k.arg: _literal(k.value, text) for k in node.keywords})
+    return Call(
+      node.func.id,
+      tuple(_literal(a, text) for a in node.args),
+      {k.arg: _literal(k.value, text) for k in node.keywords},
+    )
   raise SpecError(f'{text!r} holds {ast.unparse(node)!r}; a spec is "name" or "name(literal, key=literal)"')
 
 
 def _literal(node: ast.expr, text: str) -> Any:
   try:
     return ast.literal_eval(node)
-  except (ValueError, TypeError, MemoryError, RecursionError):  # TypeError: an unhashable key of a literal dict
+  except (
+    ValueError,
+    TypeError,
+    MemoryError,
+    RecursionError,
+  ):  # TypeError: an unhashable key of a literal dict
     hint = f'; for a string write {node.id!r} in quotes' if isinstance(node, ast.Name) else ''
-    raise SpecError(f'{text!r} holds the argument {ast.unparse(node)!r}, which is not a literal{hint}') from None
+    raise SpecError(
+      f'{text!r} holds the argument {ast.unparse(node)!r}, which is not a literal{hint}'
+    ) from None

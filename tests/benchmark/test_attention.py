@@ -17,8 +17,10 @@ def test_an_exponent_is_the_slope_from_the_fitted_length_on():
   assert curves.exponent({2048: 1.0, 4096: 2.0}) is None
 
 
-@pytest.mark.parametrize('what', [
-  ('kernel', 'chunked', 't5'), pytest.param(('mixer', 'softmax, window(256)'), marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+  'what',
+  [('kernel', 'chunked', 't5'), pytest.param(('mixer', 'softmax, window(256)'), marks=pytest.mark.slow)],
+)
 def test_one_process_measures_both_passes(what):
   result = measure('tfm.benchmark.attention', *what, '64')
   assert result.keys() == {'forward', 'both'}
@@ -31,8 +33,10 @@ def test_what_does_not_fit_is_told_and_not_tried():
     measure('tfm.benchmark.attention', 'kernel', 'dense', 'causal', str(2**17))
 
 
-@pytest.mark.parametrize('mixer', [
-  pytest.param(mixer, marks=[pytest.mark.slow] * (i > 1)) for i, mixer in enumerate(attention.MIXERS)])
+@pytest.mark.parametrize(
+  'mixer',
+  [pytest.param(mixer, marks=[pytest.mark.slow] * (i > 1)) for i, mixer in enumerate(attention.MIXERS)],
+)
 def test_every_mixer_of_the_benchmark_is_a_config(mixer):
   run, arguments = attention.mixer(mixer, 64)
   assert jax.eval_shape(run, *arguments).shape == (1, 64, attention.WIDTH)
@@ -44,7 +48,9 @@ def fake(run):
   if 'dense' in run and length > 4096:
     return {}
   ms = length**2 / 1e4 if 'dense' in run else length / 10
-  return dict(forward=dict(ms=ms, mib=float(length)), both=None if length > 8192 else dict(ms=3 * ms, mib=2.0 * length))
+  return dict(
+    forward=dict(ms=ms, mib=float(length)), both=None if length > 8192 else dict(ms=3 * ms, mib=2.0 * length)
+  )
 
 
 @pytest.mark.slow
@@ -73,10 +79,13 @@ def test_results_of_another_machine_are_not_mixed_in(tmp_path, capsys):
   assert 'holds measurements of another machine (an abacus)' in capsys.readouterr().err
 
 
-@pytest.mark.parametrize('argv, sentence', [
-  (['attention', '--lengths=0'], '--lengths names 0; a row has at least 1 token'),
-  (['gpt2', '--rounds=0'], '--rounds=0 must be at least 1'),
-])
+@pytest.mark.parametrize(
+  'argv, sentence',
+  [
+    (['attention', '--lengths=0'], '--lengths names 0; a row has at least 1 token'),
+    (['gpt2', '--rounds=0'], '--rounds=0 must be at least 1'),
+  ],
+)
 def test_refusals(argv, sentence, capsys):
   assert cli.main(['benchmark', *argv]) == 2
   assert sentence in capsys.readouterr().err

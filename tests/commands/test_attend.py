@@ -11,26 +11,31 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from tfm import config as configs
-from tfm import run
 from tfm.commands import cli
+from tfm.config.overlay import complete
+from tfm.config.resolve import resolve_config
 from tfm.data.tokenizers.bytes import Bytes
+from tfm.runs import load as run
 from tfm.training.checkpoint import Checkpoints
 from tfm.training.state import State
+
 
 TINY = dict(width=16, heads=2, feed_forward_width=16, vocab_multiple=1)
 
 
 def saved(folder, **fields):
   """A run of random parameters, written as training writes it."""
-  config = configs.resolve(configs.complete(fields | dict(model=TINY | fields['model'])))
+  config = resolve_config(complete(fields | dict(model=TINY | fields['model'])))
   model = run.make_model(config, Bytes(), None)
   shapes = nn.unbox(jax.eval_shape(model.init, jax.random.key(0), *model.example(1, 4)))['params']
   draw = np.random.default_rng(0)
   params = jax.tree.map(lambda x: jnp.asarray(draw.normal(0, 0.5, x.shape), x.dtype), shapes)
   checkpoints = Checkpoints(folder, keep=1)
-  checkpoints.save(State(jnp.int32(7), params, dict(none=jnp.zeros(1)), jnp.zeros(2, jnp.uint32), None), dict(
-    config=config.to_dict(), tokenizer=Bytes().state(), source_tokenizer=None, corpus=''), None)
+  checkpoints.save(
+    State(jnp.int32(7), params, dict(none=jnp.zeros(1)), jnp.zeros(2, jnp.uint32), None),
+    dict(config=config.to_dict(), tokenizer=Bytes().state(), source_tokenizer=None, corpus=''),
+    None,
+  )
   checkpoints.close()
   return folder
 
@@ -38,16 +43,27 @@ def saved(folder, **fields):
 @pytest.fixture(scope='module')
 def pair(tmp_path_factory):
   """An encoder-decoder; its encoder is the deeper."""
-  return saved(tmp_path_factory.mktemp('pair') / 'run', objective='seq2seq',
-               data=dict(source='numbers("en", "de", pairs=2000)', packing='first_fit', length=32), decoding=dict(longer=3),
-               model=dict(architecture='encoder_decoder', layers=1, scan=False, encoder=dict(layers=2)))
+  return saved(
+    tmp_path_factory.mktemp('pair') / 'run',
+    objective='seq2seq',
+    data=dict(source='numbers("en", "de", pairs=2000)', packing='first_fit', length=32),
+    decoding=dict(longer=3),
+    model=dict(architecture='encoder_decoder', layers=1, scan=False, encoder=dict(layers=2)),
+  )
 
 
 @pytest.fixture(scope='module')
 def mixed(tmp_path_factory):
   """A decoder whose second layer has no weights, and which knows 24 positions."""
-  return saved(tmp_path_factory.mktemp('mixed') / 'run', data=dict(length=24), model=dict(
-    layers=3, pattern=('a', 'b'), blocks=dict(a=dict(position='learned'), b=dict(mixer='convolution', position='none'))))
+  return saved(
+    tmp_path_factory.mktemp('mixed') / 'run',
+    data=dict(length=24),
+    model=dict(
+      layers=3,
+      pattern=('a', 'b'),
+      blocks=dict(a=dict(position='learned'), b=dict(mixer='convolution', position='none')),
+    ),
+  )
 
 
 @pytest.fixture(scope='module', autouse=True)
@@ -57,6 +73,7 @@ def once(pair, mixed):
 
   def load(path, step, average):
     return read[path] if step == 'last' else real(path, step, average)
+
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(run, 'load', load)
     yield
@@ -72,9 +89,11 @@ def kinds(folder):
   """The kinds of a page: name → (queries, keys, layers, weights)."""
   [data] = re.findall(r'id="data">(.*?)</script>', (folder / 'index.html').read_text(encoding='utf-8'), re.S)
   data = json.loads(data)
+
   def weights(kind):
     read = np.frombuffer(base64.b64decode(kind['weights']), '<u2') / data['levels']
     return read.reshape(-1, len(kind['queries']), len(kind['keys']))
+
   return {k['kind']: (k['queries'], k['keys'], k['layers'], weights(k)) for k in data['kinds']}
 
 
@@ -83,10 +102,12 @@ def test_an_encoder_decoder_and_its_own_translation(pair, capsys):
   status, out, _ = tfm(capsys, pair, '--input=two')
   assert status == 0
   first, *lines = out.splitlines()
-  assert lines == [f'{pair}/attention/encoder.png: layers 0, 1, heads 0, 1',
-                   f'{pair}/attention/decoder.png: layers 0, heads 0, 1',
-                   f'{pair}/attention/cross.png: layers 0, heads 0, 1',
-                   f'{pair}/attention/index.html: the same, to browse']
+  assert lines == [
+    f'{pair}/attention/encoder.png: layers 0, 1, heads 0, 1',
+    f'{pair}/attention/decoder.png: layers 0, heads 0, 1',
+    f'{pair}/attention/cross.png: layers 0, heads 0, 1',
+    f'{pair}/attention/index.html: the same, to browse',
+  ]
   found = kinds(pair / 'attention')
   assert list(found) == ['encoder', 'decoder', 'cross']
   source, written = found['encoder'][0], found['decoder'][0]
@@ -109,7 +130,8 @@ def test_a_target_from_a_file(pair, capsys, tmp_path):
   assert status == 0 and 'translation' not in out
   found = kinds(tmp_path / 'maps' / 'here')
   assert {name: kind[2] for name, kind in found.items()} == dict(
-    encoder=[[0, [0]], [1, [0]]], decoder=[[0, [0]]], cross=[[0, [0]]])
+    encoder=[[0, [0]], [1, [0]]], decoder=[[0, [0]]], cross=[[0, [0]]]
+  )
   assert found['decoder'][0] == ['<eos>', 'a', '␣', 'b'] == found['cross'][0]
   status, out, _ = tfm(capsys, pair, *flags, '--layers=1')
   assert status == 0 and list(kinds(tmp_path / 'maps' / 'here')) == ['encoder']
@@ -121,24 +143,28 @@ def test_a_decoder_says_which_layers_have_none(mixed, capsys):
   assert status == 0 and out.splitlines() == [
     f'{mixed}/attention/decoder.png: layers 0, 2, heads 1',
     "decoder: layers 1 mix by 'convolution', which has no attention weights",
-    f'{mixed}/attention/index.html: the same, to browse']
+    f'{mixed}/attention/index.html: the same, to browse',
+  ]
   [(queries, keys, layers, weights)] = kinds(mixed / 'attention').values()
   assert queries == keys == ['<eos>', *'</script>'] and layers == [[0, [1]], [2, [1]]]
   assert weights.shape == (2, 10, 10)
 
 
-@pytest.mark.parametrize('which, flags, sentence', [
-  ('pair', ['--layers=0,2'], '--layers names 2, which is none that has attention weights: 0, 1'),
-  ('pair', ['--heads=2'], '--heads names 2, which is none of the heads of these layers: 0, 1'),
-  ('pair', ['--layers=0,-1'], '--layers=0,-1 is no list of numbers from 0 on; one such as 0,2,5 would do'),
-  ('pair', ['--heads='], '--heads= is no list of numbers'),
-  ('pair', ['--target=\udcff'], "--target='\\udcff' is not UTF-8 text"),
-  ('pair', ['--target=' + 600 * 'a'], '--target has 601 tokens, and a map shows 512 at most; shorten it'),
-  ('pair', ['--step=8'], "'last', 'best' or one of [7] would do"),
-  ('mixed', ['--layers=1'], '--layers names 1, which is none that has attention weights: 0, 2'),
-  ('mixed', ['--target=b'], '--target is for an encoder-decoder'),
-  ('mixed', ['--input=' + 24 * 'a'], '--input has 25 tokens, and Learned has 24 positions; shorten it'),
-])
+@pytest.mark.parametrize(
+  'which, flags, sentence',
+  [
+    ('pair', ['--layers=0,2'], '--layers names 2, which is none that has attention weights: 0, 1'),
+    ('pair', ['--heads=2'], '--heads names 2, which is none of the heads of these layers: 0, 1'),
+    ('pair', ['--layers=0,-1'], '--layers=0,-1 is no list of numbers from 0 on; one such as 0,2,5 would do'),
+    ('pair', ['--heads='], '--heads= is no list of numbers'),
+    ('pair', ['--target=\udcff'], "--target='\\udcff' is not UTF-8 text"),
+    ('pair', ['--target=' + 600 * 'a'], '--target has 601 tokens, and a map shows 512 at most; shorten it'),
+    ('pair', ['--step=8'], "'last', 'best' or one of [7] would do"),
+    ('mixed', ['--layers=1'], '--layers names 1, which is none that has attention weights: 0, 2'),
+    ('mixed', ['--target=b'], '--target is for an encoder-decoder'),
+    ('mixed', ['--input=' + 24 * 'a'], '--input has 25 tokens, and Learned has 24 positions; shorten it'),
+  ],
+)
 def test_refusals(request, capsys, which, flags, sentence):
   status, out, err = tfm(capsys, request.getfixturevalue(which), '--input=a', *flags)
   assert (status, out) == (2, '') and sentence in err and len(err.strip().splitlines()) == 1
@@ -146,12 +172,20 @@ def test_refusals(request, capsys, which, flags, sentence):
 
 def test_a_model_without_weights(capsys, monkeypatch):
   """Refused before anything is computed, with what would have them."""
+
   class Loaded:
     tokenizer = Bytes()
-    model = run.make_model(configs.resolve(configs.complete(dict(
-      data=dict(length=24), model=TINY | dict(layers=1, mixer='recurrent', position='none')))), Bytes(), None)
+    model = run.make_model(
+      resolve_config(
+        complete(dict(data=dict(length=24), model=TINY | dict(layers=1, mixer='recurrent', position='none')))
+      ),
+      Bytes(),
+      None,
+    )
+
   monkeypatch.setattr(run, 'load', lambda *asked: Loaded)
   status, out, err = tfm(capsys, 'here', '--input=a')
   assert (status, out) == (2, '') and err == (
     'tfm attend: --workdir=here holds a model that mixes by recurrent, without attention weights; '
-    'latent, longformer, softmax have them\n')
+    'latent, longformer, softmax have them\n'
+  )

@@ -36,19 +36,38 @@ def test_python_m_tfm_is_the_same():
   assert 'train' in done.stdout
 
 
-@pytest.mark.parametrize('argv, said', [
-  (['trian'], "'trian' is no command; known: .*did you mean 'train'"),
-  (['evaluate', '--workdir=nowhere'], 'nowhere.*holds no run'),
-  (['evaluate', '--workdir=nowhere', '--spilt=test'], "'--spilt=test' is not a flag.*did you mean '--split'"),
-  (['train', '--config=missing.py', '--workdir=x'], 'missing.py is no file'),
-  (['train', '--config=configs/lm.py', '--workdir=x', '--config.model.layer=3'], "config.model.layer='3'.*did you mean 'layers'"),
-  (['train', '--config=configs/lm.py', '--workdir=x', '--config.model.heads=5'], 'model.heads=5 does not divide .*model.width=384'),
-  (['train', '--config=configs/lm.py', '--workdir=x', "--config.model.position=roep"], "config.model.position='roep'.*did you mean 'rope'"),
-  (['train', '--config=configs/lm.py', '--workdir=x', '--config.data.source=text("nothing/*.txt")'], 'nothing/\\*.txt'),
-  (['train', '--config=configs/lm.py:huge', '--workdir=x'], "'huge'"),
-])
+@pytest.mark.parametrize(
+  'argv, said',
+  [
+    (['trian'], "'trian' is no command; known: .*did you mean 'train'"),
+    (['evaluate', '--workdir=nowhere'], 'nowhere.*holds no run'),
+    (
+      ['evaluate', '--workdir=nowhere', '--spilt=test'],
+      "'--spilt=test' is not a flag.*did you mean '--split'",
+    ),
+    (['train', '--config=missing.py', '--workdir=x'], 'missing.py is no file'),
+    (
+      ['train', '--config=configs/lm.py', '--workdir=x', '--config.model.layer=3'],
+      "config.model.layer='3'.*did you mean 'layers'",
+    ),
+    (
+      ['train', '--config=configs/lm.py', '--workdir=x', '--config.model.heads=5'],
+      'model.heads=5 does not divide .*model.width=384',
+    ),
+    (
+      ['train', '--config=configs/lm.py', '--workdir=x', '--config.model.position=roep'],
+      "config.model.position='roep'.*did you mean 'rope'",
+    ),
+    (
+      ['train', '--config=configs/lm.py', '--workdir=x', '--config.data.source=text("nothing/*.txt")'],
+      'nothing/\\*.txt',
+    ),
+    (['train', '--config=configs/lm.py:huge', '--workdir=x'], "'huge'"),
+  ],
+)
 def test_refusals_are_one_sentence(capsys, root, monkeypatch, argv, said):
   import re
+
   monkeypatch.chdir(root)
   monkeypatch.delenv('TFM_TRACEBACK', raising=False)
   status, out, err = tfm(capsys, *argv)
@@ -63,16 +82,29 @@ def test_a_newcomer_trains_on_their_own_files(capsys, root, monkeypatch, book, t
   monkeypatch.chdir(tmp_path)
   (tmp_path / 'plays').mkdir()
   (tmp_path / 'plays' / 'one.txt').write_text(book.read_text())
-  train = ['train', f'--config={root}/configs/lm.py', '--workdir=run', '--config.data.source=text("plays/*.txt")',
-           '--config.data.tokenizer=char', '--config.model.layers=2', '--config.model.width=32', '--config.model.heads=4',
-           '--config.data.length=32', '--config.training.batch_size=8', '--config.training.evaluate_every=10',
-           '--config.training.evaluation_batches=2', '--config.optimizer.schedule=constant']
+  train = [
+    'train',
+    f'--config={root}/configs/lm.py',
+    '--workdir=run',
+    '--config.data.source=text("plays/*.txt")',
+    '--config.data.tokenizer=char',
+    '--config.model.layers=2',
+    '--config.model.width=32',
+    '--config.model.heads=4',
+    '--config.data.length=32',
+    '--config.training.batch_size=8',
+    '--config.training.evaluate_every=10',
+    '--config.training.evaluation_batches=2',
+    '--config.optimizer.schedule=constant',
+  ]
   status, _, err = tfm(capsys, *train, '--config.training.steps=20')
   assert status == 0, err
   status, out, _ = tfm(capsys, 'evaluate', '--workdir=run', '--step=best', '--split=test')
   values = json.loads(out)
   assert status == 0 and {'loss', 'perplexity', 'bits_per_byte', 'accuracy', 'tokens'} <= values.keys()
-  status, out, _ = tfm(capsys, 'generate', '--workdir=run', '--prompt=Verse', '--max_tokens=5', '--temperature=0')
+  status, out, _ = tfm(
+    capsys, 'generate', '--workdir=run', '--prompt=Verse', '--max_tokens=5', '--temperature=0'
+  )
   assert status == 0 and out.startswith('Verse')
   # A schedule without an end lets a run be prolonged.
   status, _, err = tfm(capsys, *train, '--config.training.steps=30')

@@ -8,19 +8,28 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 import tfm
-from tfm import run, train
 from tfm.commands import cli
+from tfm.runs import load, train
+
 
 GPT2 = {
-  'model.position': 'learned', 'model.norm': 'layernorm(1e-5)', 'model.bias': True, 'model.feed_forward': 'gelu_tanh'}
+  'model.position': 'learned',
+  'model.norm': 'layernorm(1e-5)',
+  'model.bias': True,
+  'model.feed_forward': 'gelu_tanh',
+}
 
 
 def tokenizer(folder):
   """GPT-2's kind, whose every byte is a token, with an end: 257 tokens, as many as tfm's bytes."""
   made = Tokenizer(models.BPE())
   made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-  made.train_from_iterator([''], trainers.BpeTrainer(
-    vocab_size=257, special_tokens=['</s>'], initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
+  made.train_from_iterator(
+    [''],
+    trainers.BpeTrainer(
+      vocab_size=257, special_tokens=['</s>'], initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
+    ),
+  )
   made.save(str(folder / 'tokenizer.json'))
 
 
@@ -34,18 +43,31 @@ def folders(tiny, tmp_path_factory):
   told = json.loads((root / 'published' / 'config.json').read_text())
   (root / 'published' / 'config.json').write_text(json.dumps(told | dict(eos_token_id=0)))
   source = tiny().data.source
-  assert cli.main(['import', f'--from={root / "published"}', f'--workdir={root / "run"}', f'--config.data.source={source}']) == 0
+  assert (
+    cli.main(
+      [
+        'import',
+        f'--from={root / "published"}',
+        f'--workdir={root / "run"}',
+        f'--config.data.source={source}',
+      ]
+    )
+    == 0
+  )
   return root
 
 
 def test_the_numbers_are_the_run_s(folders):
-  own, model = run.load(str(folders / 'own')), tfm.from_pretrained(str(folders / 'published'))
+  own, model = load.load(str(folders / 'own')), tfm.from_pretrained(str(folders / 'published'))
   ids = np.random.default_rng(0).integers(0, 257, (2, 20))
   from tfm.mixers.protocol import Context
+
   wanted = jax.jit(lambda params: own.model.apply({'params': params}, ids, Context.whole(ids))[0])(own.params)
   np.testing.assert_allclose(model.logits(ids), wanted, atol=1e-5)
-  again = run.load(str(folders / 'run'))
-  assert jax.tree.all(jax.tree.map(lambda a, b: bool((np.asarray(a) == np.asarray(b)).all()), again.params, model.params))
+  again = load.load(str(folders / 'run'))
+  assert jax.tree.all(
+    jax.tree.map(lambda a, b: bool((np.asarray(a) == np.asarray(b)).all()), again.params, model.params)
+  )
   assert again.step == 0 and again.config.data.tokenizer == f'published({str(folders / "published")!r})'
 
 
@@ -53,7 +75,12 @@ def test_commands_read_it(folders, capsys):
   assert cli.main(['evaluate', f'--workdir={folders / "run"}']) == 0
   assert 4 < json.loads(capsys.readouterr().out)['bits_per_byte'] < 12
   for _ in range(2):
-    assert cli.main(['generate', f'--workdir={folders / "run"}', '--prompt=Now is', '--max_tokens=5', '--temperature=0']) == 0
+    assert (
+      cli.main(
+        ['generate', f'--workdir={folders / "run"}', '--prompt=Now is', '--max_tokens=5', '--temperature=0']
+      )
+      == 0
+    )
   first, second = capsys.readouterr().out.split('Now is')[1:]
   assert first == second
   assert cli.main(['export', f'--workdir={folders / "run"}', f'--to={folders / "again"}']) == 0
@@ -66,35 +93,77 @@ def test_commands_read_it(folders, capsys):
 @pytest.mark.slow
 def test_training_starts_from_it(folders, tiny, capsys):
   config = f'--config={folders / "run" / "config.json"}'
-  words = [config, f'--workdir={folders / "tuned"}', '--config.training.steps=2', '--config.training.batch_size=8',
-           '--config.training.evaluate_every=1', '--config.training.evaluation_batches=2', '--config.optimizer.warmup=0',
-           '--config.optimizer.learning_rate=1e-9', '--config.optimizer.schedule=constant']
+  words = [
+    config,
+    f'--workdir={folders / "tuned"}',
+    '--config.training.steps=2',
+    '--config.training.batch_size=8',
+    '--config.training.evaluate_every=1',
+    '--config.training.evaluation_batches=2',
+    '--config.optimizer.warmup=0',
+    '--config.optimizer.learning_rate=1e-9',
+    '--config.optimizer.schedule=constant',
+  ]
   assert cli.main(['train', *words, f'--config.init_from={folders / "run"}']) == 0
-  before, after = (run.load(str(folders / name)) for name in ('run', 'tuned'))
+  before, after = (load.load(str(folders / name)) for name in ('run', 'tuned'))
   jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), before.params, after.params)
   assert after.tokenizer.identity == before.tokenizer.identity
   # What it is resumed from is its own checkpoint, wherever the first run has gone.
   assert cli.main(['train', *words, f'--config.init_from={folders / "run"}']) == 0
 
 
-@pytest.mark.parametrize('words, sentence', [
-  (['train', '--config=RUN/config.json', '--workdir=RUN'], 'was made by tfm import, and training would write over it'),
-  (['train', '--config=RUN/config.json', '--workdir=NEW', '--config.init_from=NEW'], 'holds no run; tfm train or tfm import makes one'),
-  (['train', '--config=RUN/config.json', '--workdir=NEW', '--config.init_from=RUN', '--config.model.head_width=4'],
-   'is of another model: model.head_width: 8 → 4'),
-  (['train', '--config=RUN/config.json', '--workdir=NEW', '--config.init_from=RUN', '--config.data.tokenizer=bytes'],
-   "is of another model: data.tokenizer: "),
-  (['import', '--from=OWN', '--workdir=NEW'], 'holds no config.json|model_type=None is no family'),
-  (['import', '--from=PUBLISHED', '--workdir=RUN'], 'holds a run; name another'),
-  (['import', '--from=PUBLISHED', '--workdir=NEW', '--config.model.heads=2'], 'the model is the one that was published'),
-  (['export', '--workdir=OWN', '--to=NEW'], 'was not imported; --family says how it is to be written'),
-  (['export', '--workdir=OWN', '--to=NEW', '--family=llama'], "config.model.feed_forward='gelu_tanh' has no published name here"),
-  (['export', '--workdir=OWN', '--to=NEW', '--family=gpt3'], "--family='gpt3' is not there"),
-  (['train', '--config=NEW/config.json', '--workdir=NEW'], 'cannot be read'),
-])
+@pytest.mark.parametrize(
+  'words, sentence',
+  [
+    (
+      ['train', '--config=RUN/config.json', '--workdir=RUN'],
+      'was made by tfm import, and training would write over it',
+    ),
+    (
+      ['train', '--config=RUN/config.json', '--workdir=NEW', '--config.init_from=NEW'],
+      'holds no run; tfm train or tfm import makes one',
+    ),
+    (
+      [
+        'train',
+        '--config=RUN/config.json',
+        '--workdir=NEW',
+        '--config.init_from=RUN',
+        '--config.model.head_width=4',
+      ],
+      'is of another model: model.head_width: 8 → 4',
+    ),
+    (
+      [
+        'train',
+        '--config=RUN/config.json',
+        '--workdir=NEW',
+        '--config.init_from=RUN',
+        '--config.data.tokenizer=bytes',
+      ],
+      'is of another model: data.tokenizer: ',
+    ),
+    (['import', '--from=OWN', '--workdir=NEW'], 'holds no config.json|model_type=None is no family'),
+    (['import', '--from=PUBLISHED', '--workdir=RUN'], 'holds a run; name another'),
+    (
+      ['import', '--from=PUBLISHED', '--workdir=NEW', '--config.model.heads=2'],
+      'the model is the one that was published',
+    ),
+    (['export', '--workdir=OWN', '--to=NEW'], 'was not imported; --family says how it is to be written'),
+    (
+      ['export', '--workdir=OWN', '--to=NEW', '--family=llama'],
+      "config.model.feed_forward='gelu_tanh' has no published name here",
+    ),
+    (['export', '--workdir=OWN', '--to=NEW', '--family=gpt3'], "--family='gpt3' is not there"),
+    (['train', '--config=NEW/config.json', '--workdir=NEW'], 'cannot be read'),
+  ],
+)
 def test_refusals(folders, tmp_path, words, sentence, capsys):
   import re
-  places = dict(RUN=folders / 'run', NEW=tmp_path / 'new', OWN=folders / 'own', PUBLISHED=folders / 'published')
+
+  places = dict(
+    RUN=folders / 'run', NEW=tmp_path / 'new', OWN=folders / 'own', PUBLISHED=folders / 'published'
+  )
   for name, place in places.items():
     words = [word.replace(name, str(place)) for word in words]
   assert cli.main(words) == 2

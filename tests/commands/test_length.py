@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from tfm import config as configs
-from tfm import run
 from tfm.commands import cli
+from tfm.config.overlay import complete
+from tfm.config.resolve import resolve_config
 from tfm.data.tokenizers.bytes import Bytes
+from tfm.runs import load
 from tfm.training.checkpoint import Checkpoints
 from tfm.training.state import State
 
@@ -22,20 +23,29 @@ from tfm.training.state import State
 def saved(book, tmp_path_factory):
   """A run of random parameters whose positions end after 16 tokens, written as training writes it."""
   folder = tmp_path_factory.mktemp('length') / 'run'
-  config = configs.resolve(configs.complete(dict(
-    data=dict(source=f'text({str(book)!r})', length=16), training=dict(batch_size=64), model=dict(
-      layers=1, width=16, heads=2, feed_forward_width=16, vocab_multiple=1, position='learned'))))
-  model = run.make_model(config, Bytes(), None)
+  config = resolve_config(
+    complete(
+      dict(
+        data=dict(source=f'text({str(book)!r})', length=16),
+        training=dict(batch_size=64),
+        model=dict(layers=1, width=16, heads=2, feed_forward_width=16, vocab_multiple=1, position='learned'),
+      )
+    )
+  )
+  model = load.make_model(config, Bytes(), None)
   shapes = nn.unbox(jax.eval_shape(model.init, jax.random.key(0), *model.example(1, 4)))['params']
   draw = np.random.default_rng(0)
   params = jax.tree.map(lambda x: jnp.asarray(draw.normal(0, 0.5, x.shape), x.dtype), shapes)
   checkpoints = Checkpoints(folder, keep=1)
-  checkpoints.save(State(jnp.int32(7), params, dict(none=jnp.zeros(1)), jnp.zeros(2, jnp.uint32), None), dict(
-    config=config.to_dict(), tokenizer=Bytes().state(), source_tokenizer=None, corpus=''), None)
+  checkpoints.save(
+    State(jnp.int32(7), params, dict(none=jnp.zeros(1)), jnp.zeros(2, jnp.uint32), None),
+    dict(config=config.to_dict(), tokenizer=Bytes().state(), source_tokenizer=None, corpus=''),
+    None,
+  )
   checkpoints.close()
-  loaded = run.load(folder)
+  loaded = load.load(folder)
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(run, 'load', lambda *asked: loaded)
+    patch.setattr(load, 'load', lambda *asked: loaded)
     yield folder
 
 
@@ -71,18 +81,21 @@ def test_the_length_of_training_agrees_with_the_evaluation(saved, capsys):
     assert of[name] == pytest.approx(whole[name], rel=1e-6)
 
 
-@pytest.mark.parametrize('flags, sentence', [
-  (['--stride=4'], '--stride is of --lengths, which is not given'),
-  (['--protocol=sliding'], '--protocol is of --lengths'),
-  (['--targets=100'], '--targets is of --lengths'),
-  (['--lengths=16,a'], '--lengths=16,a is no list of numbers from 1 on'),
-  (['--lengths=0'], '--lengths=0 is no list'),
-  (['--lengths=16', '--stride=4'], '--stride=4 is of --protocol=sliding, which is not given'),
-  (['--lengths=16', '--protocol=slide'], "protocol='slide' is not there; known: nonoverlapping, sliding"),
-  (['--lengths=16', '--metric=bleu'], '--metric=bleu compares written targets'),
-  (['--lengths=16', '--split=tset'], "has no split 'tset'"),
-  (['--lengths=16,24', '--targets=20'], 'targets=20 is less than the 48 tokens'),
-])
+@pytest.mark.parametrize(
+  'flags, sentence',
+  [
+    (['--stride=4'], '--stride is of --lengths, which is not given'),
+    (['--protocol=sliding'], '--protocol is of --lengths'),
+    (['--targets=100'], '--targets is of --lengths'),
+    (['--lengths=16,a'], '--lengths=16,a is no list of numbers from 1 on'),
+    (['--lengths=0'], '--lengths=0 is no list'),
+    (['--lengths=16', '--stride=4'], '--stride=4 is of --protocol=sliding, which is not given'),
+    (['--lengths=16', '--protocol=slide'], "protocol='slide' is not there; known: nonoverlapping, sliding"),
+    (['--lengths=16', '--metric=bleu'], '--metric=bleu compares written targets'),
+    (['--lengths=16', '--split=tset'], "has no split 'tset'"),
+    (['--lengths=16,24', '--targets=20'], 'targets=20 is less than the 48 tokens'),
+  ],
+)
 def test_refusals(saved, capsys, flags, sentence):
   status, out, err = tfm(capsys, f'--workdir={saved}', *flags)
   assert (status, out) == (2, '') and sentence in err, err

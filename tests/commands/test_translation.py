@@ -7,6 +7,7 @@ import pytest
 
 from tfm.commands import cli
 
+
 DRAW = random.Random(0)
 NUMBERS = [''.join(DRAW.choices('0123456789', k=DRAW.randrange(1, 6))) for _ in range(600)]
 
@@ -17,14 +18,14 @@ def files(tmp_path_factory):
   (folder / 'a').write_text(''.join(f'{n}\n' for n in NUMBERS))
   (folder / 'b').write_text(''.join(f'{n[::-1]}\n' for n in NUMBERS))
   config = folder / 'config.py'
-  config.write_text(f'''
+  config.write_text(f"""
 def get_config(arg):
   return dict(
     objective='seq2seq', data=dict(source="parallel('{folder}/a', '{folder}/b')", length=8, packing=arg or 'first_fit'),
     model=dict(architecture='encoder_decoder', layers=1, width=32, heads=2, encoder=dict(layers=1)),
     optimizer=dict(learning_rate=1e-2, warmup=5),
     training=dict(steps=30, batch_size=32, evaluate_every=15, keep=2))
-''')
+""")
   return folder
 
 
@@ -42,8 +43,16 @@ def tfm(capsys, *flags):
 
 
 def test_evaluate_writes_and_compares(workdir, capsys):
-  status, out, _ = tfm(capsys, 'evaluate', f'--workdir={workdir}', '--split=test', '--metric=exact', '--metric=bleu', '--metric=chrf',
-                       '--metric=bleu(lowercase=True)')
+  status, out, _ = tfm(
+    capsys,
+    'evaluate',
+    f'--workdir={workdir}',
+    '--split=test',
+    '--metric=exact',
+    '--metric=bleu',
+    '--metric=chrf',
+    '--metric=bleu(lowercase=True)',
+  )
   assert status == 0
   values = json.loads(out)
   assert {'loss', 'exact', 'bleu', 'chrf', 'bleu(lowercase=True)'} <= set(values)
@@ -62,7 +71,9 @@ def test_generate_from_a_file(workdir, files, capsys):
   assert len(lines) == 5 and lines[-1] == ''
   assert tfm(capsys, *flags, f'--output={files}/out.jsonl', '--beams=3', '--num_samples=3')[0] == 0
   rows = [json.loads(line) for line in open(files / 'out.jsonl', encoding='utf-8')]
-  assert [(row['prompt'], row['sample']) for row in rows] == [(p, j) for p in ('12', '345', '', '6789') for j in range(3)]
+  assert [(row['prompt'], row['sample']) for row in rows] == [
+    (p, j) for p in ('12', '345', '', '6789') for j in range(3)
+  ]
   assert [row['text'] for row in rows[::3]] == lines[:-1]
   assert all(a['score'] >= b['score'] for a, b in zip(rows, rows[1:]) if b['sample'])
 
@@ -70,25 +81,32 @@ def test_generate_from_a_file(workdir, files, capsys):
 def test_generate_samples_and_forces(workdir, capsys):
   status, out, _ = tfm(capsys, 'generate', f'--workdir={workdir}', '--prompt=123', '--forced=32')
   assert status == 0 and out.startswith('32')
-  status, out, _ = tfm(capsys, 'generate', f'--workdir={workdir}', '--prompt=123', '--temperature=1', '--num_samples=4')
+  status, out, _ = tfm(
+    capsys, 'generate', f'--workdir={workdir}', '--prompt=123', '--temperature=1', '--num_samples=4'
+  )
   assert status == 0 and out.count('=== prompt 1 of 1') == 4
 
 
 @pytest.mark.slow
 def test_checkpoints_are_averaged(workdir, capsys):
-  losses = [json.loads(tfm(capsys, 'evaluate', f'--workdir={workdir}', '--metric=exact', *more)[1])['loss'] for more in (
-    ['--step=15'], ['--step=30'], ['--average=2'])]
+  losses = [
+    json.loads(tfm(capsys, 'evaluate', f'--workdir={workdir}', '--metric=exact', *more)[1])['loss']
+    for more in (['--step=15'], ['--step=30'], ['--average=2'])
+  ]
   assert len(set(losses)) == 3
   status, _, err = tfm(capsys, 'evaluate', f'--workdir={workdir}', '--average=3')
   assert status == 2 and 'average=3 checkpoints up to step 30 are not there; there are [15, 30]' in err
 
 
-@pytest.mark.parametrize('flags, sentence', [
-  (['--prompt=1', '--beams=2', '--temperature=1'], '--temperature is for sampling'),
-  (['--prompt=1', '--beams=0'], '--beams=0 must be at least 1'),
-  (['--prompt=1', '--beams=2', '--num_samples=3'], '--num_samples=3 is more than the 2 hypotheses'),
-  (['--prompt=1', '--penalty=gnu'], "'gnu'"),
-])
+@pytest.mark.parametrize(
+  'flags, sentence',
+  [
+    (['--prompt=1', '--beams=2', '--temperature=1'], '--temperature is for sampling'),
+    (['--prompt=1', '--beams=0'], '--beams=0 must be at least 1'),
+    (['--prompt=1', '--beams=2', '--num_samples=3'], '--num_samples=3 is more than the 2 hypotheses'),
+    (['--prompt=1', '--penalty=gnu'], "'gnu'"),
+  ],
+)
 def test_refusals(workdir, capsys, flags, sentence):
   status, out, err = tfm(capsys, 'generate', f'--workdir={workdir}', *flags)
   assert (status, out) == (2, '') and sentence in err

@@ -20,23 +20,17 @@ from rich import box
 from rich.console import Console
 from rich.table import Column, Table
 
-from tests.conftest import ROOT
-from tfm import build, check
-from tfm import config as configs
-from tfm import estimate
+from tests.paths import ROOT
+from tfm.analysis import estimate
+from tfm.config import assemble, validate
+from tfm.config.load import load_config
+from tfm.config.resolve import resolve_config
 from tfm.training import state as states
 
+
 PUBLISHED = {
-  'bert': {
-    'base': 110_106_428,
-    'large': 336_226_108,
-  },
-  'gpt2': {
-    'small': 124_439_808,
-    'medium': 354_823_168,
-    'large': 774_030_080,
-    'xl': 1_557_611_200,
-  },
+  'bert': {'base': 110_106_428, 'large': 336_226_108},
+  'gpt2': {'small': 124_439_808, 'medium': 354_823_168, 'large': 774_030_080, 'xl': 1_557_611_200},
   'llama': {
     '1-7b': 6_738_415_616,
     '1-13b': 13_015_864_320,
@@ -65,13 +59,7 @@ PUBLISHED = {
     '1.1-xl': 2_849_757_184,
     '1.1-xxl': 11_135_332_352,
   },
-  'vit': {
-    'ti16': 5_717_416,
-    's16': 22_050_664,
-    'b16': 86_567_656,
-    'b32': 88_224_232,
-    'l16': 304_326_632,
-  },
+  'vit': {'ti16': 5_717_416, 's16': 22_050_664, 'b16': 86_567_656, 'b32': 88_224_232, 'l16': 304_326_632},
 }
 # Sizes that are nobody's but ours.
 OURS = {'bert': ('tiny',), 'vit': ('digits',)}
@@ -80,13 +68,13 @@ ROUNDED = {'t5': 128, 'vit': 128}
 
 
 def resolved(family, name):
-  return configs.resolve(configs.load(f'{ROOT}/configs/{family}.py:{name}'))
+  return resolve_config(load_config(f'{ROOT}/configs/{family}.py:{name}'))
 
 
 def parameters(family, name):
   config = resolved(family, name)
   config.model.vocab_multiple = ROUNDED.get(family, 1)
-  model = build.model(config, estimate.known_vocabulary(build.tokenizer(config)))
+  model = assemble.model(config, estimate.known_vocabulary(assemble.tokenizer(config)))
   boxed = jax.eval_shape(lambda key: states.parameters(model, key, 1, 8), jax.random.key(0))
   return sum(math.prod(x.shape) for x in jax.tree.leaves(nn.unbox(boxed)))
 
@@ -100,7 +88,9 @@ def test_every_size_has_the_published_parameters(capsys):
     table.add_row(f'{family}.py:{name}', f'{count:,}', f'{PUBLISHED[family][name]:,}')
   with capsys.disabled():
     Console(width=90).print(table)
-  assert here == {(family, name): count for family, sizes in PUBLISHED.items() for name, count in sizes.items()}
+  assert here == {
+    (family, name): count for family, sizes in PUBLISHED.items() for name, count in sizes.items()
+  }
 
 
 @pytest.mark.parametrize('family', PUBLISHED)
@@ -110,11 +100,11 @@ def test_every_size_is_in_the_table_and_could_run(family):
   assert list(namespace['SIZES']) == [*PUBLISHED[family], *OURS.get(family, ())]
   for name in PUBLISHED[family]:
     config = resolved(family, name)
-    check.run(config, 256)
-    build.optimizer(config)
+    validate.run(config, 256)
+    assemble.optimizer(config)
 
 
 @pytest.mark.parametrize('family', PUBLISHED)
 def test_what_is_no_size_is_refused(family):
   with pytest.raises(ValueError, match=rf'configs/{family}\.py takes .*one of .*, not .9b.'):
-    configs.load(f'{ROOT}/configs/{family}.py:9b')
+    load_config(f'{ROOT}/configs/{family}.py:9b')

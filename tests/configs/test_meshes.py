@@ -2,27 +2,40 @@
 
 import pytest
 
-from tfm import check
-from tfm import config as configs
+from tfm.config import validate
+from tfm.config.load import load_config
+from tfm.config.overlay import overlay
+from tfm.config.resolve import resolve_config
 from tfm.parallel import mesh as meshes
 
 
 def load(root, text, base='gpt2.py'):
-  return configs.load(f'{root}/configs/{base}+{root}/configs/meshes.py{text}')
+  return load_config(f'{root}/configs/{base}+{root}/configs/meshes.py{text}')
 
 
-@pytest.mark.parametrize('text, sizes', [
-  ('', dict(fsdp=8)), (':data', dict(data=8)), (':fsdp,tensor=4', dict(fsdp=2, tensor=4)),
-  (':fsdp=2,tensor=2', dict(data=2, fsdp=2, tensor=2)), (':stage=2,expert=2,sequence', dict(stage=2, expert=2, sequence=2)),
-  (':fsdp,data=2', dict(data=2, fsdp=4)), (':tensor=2,whole_kv', dict(data=4, tensor=2)),
-])
+@pytest.mark.parametrize(
+  'text, sizes',
+  [
+    ('', dict(fsdp=8)),
+    (':data', dict(data=8)),
+    (':fsdp,tensor=4', dict(fsdp=2, tensor=4)),
+    (':fsdp=2,tensor=2', dict(data=2, fsdp=2, tensor=2)),
+    (':stage=2,expert=2,sequence', dict(stage=2, expert=2, sequence=2)),
+    (':fsdp,data=2', dict(data=2, fsdp=4)),
+    (':tensor=2,whole_kv', dict(data=4, tensor=2)),
+  ],
+)
 def test_what_has_no_size_takes_what_is_left(root, text, sizes):
   config = load(root, text)
-  plain = configs.load(f'{root}/configs/gpt2.py')
+  plain = load_config(f'{root}/configs/gpt2.py')
   assert meshes.cut(meshes.resolve(config.mesh.to_dict(), 8)) == sizes
   assert config.model == plain.model and config.training == plain.training
-  assert config.rules == (plain.rules if 'kv' not in text else configs.laid(plain.copy_and_resolve_references(), dict(rules=dict(kv_heads=''))).rules)
-  check.run(configs.resolve(config), 8)
+  assert config.rules == (
+    plain.rules
+    if 'kv' not in text
+    else overlay(plain.copy_and_resolve_references(), dict(rules=dict(kv_heads=''))).rules
+  )
+  validate.run(resolve_config(config), 8)
 
 
 def test_every_axis_is_a_preset(root):

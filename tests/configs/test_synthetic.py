@@ -4,9 +4,11 @@ import importlib.util
 
 import pytest
 
-from tests.conftest import ROOT
-from tfm import build, check
-from tfm import config as configs
+from tests.paths import ROOT
+from tfm.config import assemble, validate
+from tfm.config.load import load_config
+from tfm.config.resolve import resolve_config
+
 
 PATH = ROOT / 'configs' / 'synthetic.py'
 _spec = importlib.util.spec_from_file_location('synthetic', PATH)
@@ -16,10 +18,10 @@ _spec.loader.exec_module(synthetic)
 
 @pytest.mark.parametrize('name', synthetic.TASKS)
 def test_a_task(name):
-  config = configs.resolve(configs.load(f'{PATH}:{name}'))
-  check.run(config, 1)
-  build.model(config, 300)
-  source = build.source(config)
+  config = resolve_config(load_config(f'{PATH}:{name}'))
+  validate.run(config, 1)
+  assemble.model(config, 300)
+  source = assemble.source(config)
   texts = [source._document('test', i)[0] for i in range(20 if name == 'listops' else 400)]
   # With its end, or of what is classified with its beginning.
   lengths = [(len(text.split(' ')) if config.data.tokenizer == 'words' else len(text)) + 1 for text in texts]
@@ -29,4 +31,4 @@ def test_a_task(name):
 
 def test_another_task_is_refused():
   with pytest.raises(ValueError, match="takes a task, one of copy, .*listops, not 'count'"):
-    configs.load(f'{PATH}:count')
+    load_config(f'{PATH}:count')

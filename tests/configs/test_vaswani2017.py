@@ -13,10 +13,12 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from tests.conftest import ROOT
-from tfm import build
-from tfm import config as configs
+from tests.paths import ROOT
+from tfm.config import assemble
+from tfm.config.load import load_config
+from tfm.config.resolve import resolve_config
 from tfm.training import state as states
+
 
 FILE = f'{ROOT}/configs/vaswani2017.py'
 SAID = 37_000
@@ -29,8 +31,8 @@ def rows():
 
 
 def parameters(name, vocab):
-  config = configs.resolve(configs.load(f'{FILE}:{name}'))
-  model = build.model(config, vocab)
+  config = resolve_config(load_config(f'{FILE}:{name}'))
+  model = assemble.model(config, vocab)
   boxed = jax.eval_shape(lambda key: states.parameters(model, key, 1, 8), jax.random.key(0))
   return sum(x.size for x in jax.tree.leaves(nn.unbox(boxed)))
 
@@ -52,8 +54,14 @@ def test_every_row_has_the_papers_parameters(counted, capsys):
   given = np.array([row.million is not None for row in rows().values()])
   share, error = (slope / there)[given], (1 - here / there)[given]
   more = float(share @ error / (share @ share))
-  table = Table('row', 'paper, million', f'with {SAID:,} tokens', f'with {SAID + more:,.0f} tokens', box=box.SIMPLE,
-                title='Table 3 of Vaswani et al. 2017')
+  table = Table(
+    'row',
+    'paper, million',
+    f'with {SAID:,} tokens',
+    f'with {SAID + more:,.0f} tokens',
+    box=box.SIMPLE,
+    title='Table 3 of Vaswani et al. 2017',
+  )
   for name, a, b, c in zip(counted, there, here, here + more * slope):
     table.add_row(name, f'{a:.0f}', f'{b:.1f} ({b / a - 1:+.1%})', f'{c:.1f} ({c / a - 1:+.1%})')
   with capsys.disabled():
@@ -64,8 +72,8 @@ def test_every_row_has_the_papers_parameters(counted, capsys):
 
 @pytest.mark.parametrize('name, shape', [('b1', (512, 8, 16)), ('b2', (512, 8, 32)), ('a1', (512, 1, 512))])
 def test_only_keys_are_narrower(name, shape):
-  config = configs.resolve(configs.load(f'{FILE}:{name}'))
-  model = build.model(config, 128)
+  config = resolve_config(load_config(f'{FILE}:{name}'))
+  model = assemble.model(config, 128)
   params = nn.unbox(jax.eval_shape(lambda key: states.parameters(model, key, 1, 8), jax.random.key(0)))
   for stack in (params['stack'], params['encoder']['stack']):
     mixer = stack['layers']['block_0']['mixer']
@@ -75,4 +83,4 @@ def test_only_keys_are_narrower(name, shape):
 
 def test_what_is_no_row_is_refused():
   with pytest.raises(ValueError, match='takes a row of Table 3, one of base, a1'):
-    configs.load(f'{FILE}:f1')
+    load_config(f'{FILE}:f1')

@@ -20,6 +20,7 @@ from tfm.mixers.protocol import Mixer
 from tfm.positions.protocol import Position
 from tfm.scores.protocol import Score
 
+
 SLOTS = {
   'mixer': (tfm.mixers, Mixer),
   'position': (tfm.positions, Position),
@@ -54,8 +55,11 @@ def tried(variant: type, base: type, name: str) -> tuple[str, ...]:
 def required(variant: type, base: type) -> list[str]:
   """The arguments that a spec must give: what has no default and does not come from the model."""
   surroundings = {*inspect.signature(base).parameters, *SLOTS}
-  return [name for name, parameter in inspect.signature(variant).parameters.items()
-          if parameter.default is inspect.Parameter.empty and name not in surroundings]
+  return [
+    name
+    for name, parameter in inspect.signature(variant).parameters.items()
+    if parameter.default is inspect.Parameter.empty and name not in surroundings
+  ]
 
 
 def specs(slot: str) -> list[str]:
@@ -88,8 +92,9 @@ def surroundings(mixer: str) -> dict[str, str]:
 def takes(mixer: str, position: str, text: str) -> bool:
   """Whether a mixer says that it has a place for a position and honours a mask."""
   kind = variant('mixer', mixer)
-  return (variant('position', position).enters() <= kind.hooks | {'embed'}
-          and (kind.masks is None or text in kind.masks))
+  return variant('position', position).enters() <= kind.hooks | {'embed'} and (
+    kind.masks is None or text in kind.masks
+  )
 
 
 def first(slot: str) -> list[str]:
@@ -117,8 +122,10 @@ def combinations(length: int, causal: bool = True) -> list:
     return [triple for triple in dict.fromkeys(found) if takes(*triple)]
 
   quick = [triple for triple in alone(first) if causal or triple[1] == surroundings(triple[0])['position']]
-  return [pytest.param(*triple, marks=[] if triple in quick else [pytest.mark.slow], id=' · '.join(triple))
-          for triple in alone(specs)]
+  return [
+    pytest.param(*triple, marks=[] if triple in quick else [pytest.mark.slow], id=' · '.join(triple))
+    for triple in alone(specs)
+  ]
 
 
 def product(length: int, causal: bool = True) -> list:

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from conformance.tiny import LENGTH, VOCAB
+from tests.conformance.tiny import LENGTH, VOCAB
+
 
 PAD = None
 

@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
-from conformance import collect
-from conformance.tiny import LENGTH, PREFIX, Tiny, accepted
+from tests.conformance import collect
+from tests.conformance.tiny import LENGTH, PREFIX, Tiny, accepted
 from tfm.masks.protocol import table
+
 
 ROW = np.arange(LENGTH)
 

@@ -4,8 +4,9 @@ import jax
 import numpy as np
 import pytest
 
-from conformance import collect
-from conformance.tiny import LENGTH, VOCAB, accepted
+from tests.conformance import collect
+from tests.conformance.tiny import LENGTH, VOCAB, accepted
+
 
 # A whole document; one padded on the left, as prompts of unequal length are; two documents in one row.
 SEGMENTS = np.array([[1] * 12, [0] * 2 + [1] * 10, [1] * 5 + [2] * 7])
@@ -14,8 +15,11 @@ TOKENS = np.random.default_rng(0).integers(0, VOCAB, SEGMENTS.shape)
 SLACK = 3  # a cache may be longer than what is read
 
 
-@pytest.mark.parametrize('pieces', [(5,) + (1,) * 7, (5, 5, 1, 1), (1,) * 12],
-                         ids=['prefill then steps', 'prefill in pieces', 'steps only'])
+@pytest.mark.parametrize(
+  'pieces',
+  [(5,) + (1,) * 7, (5, 5, 1, 1), (1,) * 12],
+  ids=['prefill then steps', 'prefill in pieces', 'steps only'],
+)
 @pytest.mark.parametrize('mixer, position, mask', collect.combinations(LENGTH))
 def test_cached_reading_equals_the_full_pass(mixer, position, mask, pieces):
   tiny = accepted(mixer, position, mask)
@@ -34,7 +38,9 @@ def test_cached_reading_equals_the_full_pass(mixer, position, mask, pieces):
   np.testing.assert_allclose(np.concatenate(read, 1)[real], full[real], rtol=2e-5, atol=2e-5)
 
 
-@pytest.mark.parametrize('mixer', [text for text in collect.specs('mixer') if collect.variant('mixer', text).decodes])
+@pytest.mark.parametrize(
+  'mixer', [text for text in collect.specs('mixer') if collect.variant('mixer', text).decodes]
+)
 def test_the_cache_keeps_its_form(mixer):
   """A loop over tokens carries the cache, so shapes and types may not change on the way."""
   tiny = accepted(**collect.surroundings(mixer))

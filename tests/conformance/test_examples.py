@@ -4,11 +4,13 @@ import dataclasses
 
 import pytest
 
-from conformance import collect
-from conformance.tiny import LENGTH, VOCAB, Tiny, config, decoder
-from tfm import build, spec
+from tests.conformance import collect
+from tests.conformance.tiny import LENGTH, VOCAB, Tiny, config, decoder
+from tfm import spec
+from tfm.config import assemble
 from tfm.masks.protocol import Mask, is_causal
 from tfm.mixers.protocol import Mixer
+
 
 FILES = [(slot, name) for slot in collect.SLOTS for name in collect.variants(slot)]
 
@@ -17,13 +19,16 @@ FILES = [(slot, name) for slot in collect.SLOTS for name in collect.variants(slo
 def test_every_variant_has_an_example_of_itself(slot, name):
   needs = collect.required(spec.find(name, *collect.SLOTS[slot]), collect.SLOTS[slot][1])
   texts = collect.examples(slot, name)
-  assert texts, (f'tfm/{slot}s/{name}.py requires the arguments {needs} and says no examples: give its class '
-                 f"examples = ('{name}(…)',), the specs that the conformance suite is to try")
+  assert texts, (
+    f'tfm/{slot}s/{name}.py requires the arguments {needs} and says no examples: give its class '
+    f"examples = ('{name}(…)',), the specs that the conformance suite is to try"
+  )
   assert all(spec.parse(text).name == name for text in texts), f'examples of {name!r} must name it: {texts}'
 
 
-@pytest.mark.parametrize('slot, text', [
-  (slot, text) for slot in collect.SLOTS for text in collect.specs(slot)])
+@pytest.mark.parametrize(
+  'slot, text', [(slot, text) for slot in collect.SLOTS for text in collect.specs(slot)]
+)
 def test_every_example_makes_a_model(slot, text):
   # A variant may refuse the default surroundings, but then some mixer must take it in its own.
   mixers = [text] if slot == 'mixer' else collect.specs('mixer')
@@ -43,8 +48,9 @@ def test_softmax_over_the_dense_kernel_takes_everything(position, text):
   decoder(mixer='softmax', position=position, mask=text, kernel='dense')
 
 
-@pytest.mark.parametrize('text', [text for text in collect.specs('mask')
-                                  if not is_causal(collect.mask(text), LENGTH)])
+@pytest.mark.parametrize(
+  'text', [text for text in collect.specs('mask') if not is_causal(collect.mask(text), LENGTH)]
+)
 def test_a_decoder_refuses_a_mask_that_looks_ahead(text):
   with pytest.raises(ValueError, match=r'config\.model\.mask=.* lets a token see later ones.*causal & '):
     decoder(mask=text)
@@ -52,27 +58,35 @@ def test_a_decoder_refuses_a_mask_that_looks_ahead(text):
 
 @pytest.mark.parametrize('position', collect.specs('position'))
 def test_a_position_reaches_as_far_as_it_is_trained(position):
-  made = build.position(config(position=position), 'model', config(position=position).model)()
+  made = assemble.position(config(position=position), 'model', config(position=position).model)()
   assert made.reach is None or made.reach >= LENGTH
 
 
 @pytest.mark.parametrize('mixer, position, mask', collect.refusals(LENGTH))
 def test_what_does_not_go_together_is_refused(mixer, position, mask):
-  with pytest.raises(ValueError, match=r'config\.model\.mixer=.*(does not ask a position|cannot honour mask).* would do'):
+  with pytest.raises(
+    ValueError, match=r'config\.model\.mixer=.*(does not ask a position|cannot honour mask).* would do'
+  ):
     decoder(mixer=mixer, position=position, mask=mask, causal=False)
 
 
-@pytest.mark.parametrize('mixer', [text for text in collect.specs('mixer') if not collect.variant('mixer', text).packs])
+@pytest.mark.parametrize(
+  'mixer', [text for text in collect.specs('mixer') if not collect.variant('mixer', text).packs]
+)
 def test_packed_rows_are_refused_by_a_mixer_that_cannot_tell_documents_apart(mixer):
   packed = config(**collect.surroundings(mixer))
   packed.data.packing = 'first_fit'
-  with pytest.raises(ValueError, match=r"config\.data\.packing='first_fit' puts several into one; 'concat' would do"):
-    build.model(packed, vocab=VOCAB, causal=False)
+  with pytest.raises(
+    ValueError, match=r"config\.data\.packing='first_fit' puts several into one; 'concat' would do"
+  ):
+    assemble.model(packed, vocab=VOCAB, causal=False)
 
 
 @pytest.mark.parametrize('slot, text', [('score', 'cosine'), ('kernel', 'chunked')])
 def test_a_slot_that_a_mixer_has_not_is_not_to_be_filled(slot, text):
-  with pytest.raises(ValueError, match=f"mixer='recurrent' has no {slot}, so {slot}='{text}' would be ignored"):
+  with pytest.raises(
+    ValueError, match=f"mixer='recurrent' has no {slot}, so {slot}='{text}' would be ignored"
+  ):
     decoder(mixer='recurrent', position='none', **{slot: text})
 
 

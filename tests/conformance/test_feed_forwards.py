@@ -5,14 +5,15 @@ import functools
 import numpy as np
 import pytest
 
-from conformance.test_decoding import POSITIONS, SEGMENTS, SLACK, TOKENS
-from conformance.test_mesh import Sharded, axes, equal_on
-from conformance.test_packing import A, B, PAD, close, row, rows
-from conformance.tiny import LENGTH, Tiny
+from tests.conformance.test_decoding import POSITIONS, SEGMENTS, SLACK, TOKENS
+from tests.conformance.test_mesh import Sharded, axes, equal_on
+from tests.conformance.test_packing import PAD, A, B, close, row, rows
+from tests.conformance.tiny import LENGTH, Tiny
 from tfm.layers.feed_forward import FEED_FORWARDS
 from tfm.layers.mlp import FORMS
 from tfm.parallel import mesh as meshes
 from tfm.parallel import sharding
+
 
 SPECS = [text for name, entry in FEED_FORWARDS.items() for text in getattr(entry, 'examples', (name,))]
 # Among those that take every token by itself one is enough for a quick run.
@@ -69,11 +70,17 @@ def test_the_mesh_changes_nothing(text):
 
 # With a capacity that drops choices too: rows are what counts, wherever they lie.
 @pytest.mark.parametrize('text', ['mixture_of_experts(shared=1)', 'mixture_of_experts(capacity=0.75)'])
-@pytest.mark.parametrize('sizes, rules, cut', [
-  ((2, 2, 2), dict(expert='tensor', mlp=''), (4, 16, 32)),
-  pytest.param((1, 2, 4), dict(expert='fsdp', embed=''), (4, 32, 8), marks=pytest.mark.slow),
-  pytest.param((2, 2, 2), dict(expert='fsdp tensor', embed='', mlp=''), (2, 32, 32), marks=pytest.mark.slow),
-], ids=str)
+@pytest.mark.parametrize(
+  'sizes, rules, cut',
+  [
+    ((2, 2, 2), dict(expert='tensor', mlp=''), (4, 16, 32)),
+    pytest.param((1, 2, 4), dict(expert='fsdp', embed=''), (4, 32, 8), marks=pytest.mark.slow),
+    pytest.param(
+      (2, 2, 2), dict(expert='fsdp tensor', embed='', mlp=''), (2, 32, 32), marks=pytest.mark.slow
+    ),
+  ],
+  ids=str,
+)
 @pytest.mark.slow
 def test_experts_may_be_cut_over_any_axis(text, sizes, rules, cut):
   made = sharded(text, rules)

@@ -10,17 +10,22 @@ import pytest
 from jax.tree_util import Partial
 
 import tfm.positions
-from conformance import collect
-from conformance.tiny import PREFIX, asked, config
-from reference import attention
-from tfm import build, spec
+from tests.conformance import collect
+from tests.conformance.tiny import PREFIX, asked, config
+from tests.reference import attention
+from tfm import spec
+from tfm.config import assemble
 from tfm.kernels.protocol import Kernel
 from tfm.positions.protocol import Position
 
+
 B, S, C = 2, 12, 4
 # Those for another platform have tests of their own in tests/kernels, and so has `auto`, which is one of them all.
-KERNELS = [text for text in collect.specs('kernel')
-           if text != 'auto' and not spec.build(text, *collect.SLOTS['kernel']).absence(jax.default_backend())]
+KERNELS = [
+  text
+  for text in collect.specs('kernel')
+  if text != 'auto' and not spec.build(text, *collect.SLOTS['kernel']).absence(jax.default_backend())
+]
 TOLERANCE = {'float32': 2e-5, 'bfloat16': 3e-2}  # bf16 keeps 8 bits of each weight and each value
 
 
@@ -32,9 +37,9 @@ class Case:
   heads: int = 4
   kv_heads: int = 4
   score: str = 'dot'
-  bias: str = ''            # a position spec that has one, or 'own', below
-  segments: str = 'whole'   # whole, packed (two documents and padding), padding (nothing else)
-  queries: tuple = (0, S)   # which of the S tokens ask
+  bias: str = ''  # a position spec that has one, or 'own', below
+  segments: str = 'whole'  # whole, packed (two documents and padding), padding (nothing else)
+  queries: tuple = (0, S)  # which of the S tokens ask
   learned_score: bool = False
   soft_cap: float = 0.0
   sinks: bool = False
@@ -51,8 +56,9 @@ class Case:
     packed = np.array([[1] * 5 + [2] * 4 + [0] * 3, [0] * 2 + [1] * 10])
     restarted = np.array([[*range(5), *range(4), 0, 0, 0], [0, 0, *range(10)]])
     whole, at = np.ones((B, S), int), np.tile(np.arange(S), (B, 1))
-    segments, positions = {
-      'whole': (whole, at), 'packed': (packed, restarted), 'padding': (0 * whole, at)}[self.segments]
+    segments, positions = {'whole': (whole, at), 'packed': (packed, restarted), 'padding': (0 * whole, at)}[
+      self.segments
+    ]
     a |= dict(k_segments=segments.astype(np.int32), k_positions=positions.astype(np.int32))
     asking = slice(*self.queries)
     a |= dict(q_segments=a['k_segments'][:, asking], q_positions=a['k_positions'][:, asking])
@@ -62,12 +68,20 @@ class Case:
   def asked(self):
     """The keywords that are no arrays of the tokens."""
     return dict(
-      mask=collect.mask(self.mask), soft_cap=self.soft_cap, normalizer=self.normalizer, offset=-0.5, layout=self.layout,
-      dropout=self.dropout, dropout_key=jax.random.key(3) if self.dropout else None)
+      mask=collect.mask(self.mask),
+      soft_cap=self.soft_cap,
+      normalizer=self.normalizer,
+      offset=-0.5,
+      layout=self.layout,
+      dropout=self.dropout,
+      dropout_key=jax.random.key(3) if self.dropout else None,
+    )
 
   def learned(self):
     """The score, the bias and the sinks: what has learned leaves."""
-    sinks = jnp.asarray(np.random.default_rng(4).standard_normal(self.heads), jnp.float32) if self.sinks else None
+    sinks = (
+      jnp.asarray(np.random.default_rng(4).standard_normal(self.heads), jnp.float32) if self.sinks else None
+    )
     return *self.functions(), sinks
 
   def functions(self):
@@ -79,20 +93,23 @@ class Case:
       table = jnp.asarray(np.random.default_rng(1).standard_normal((self.heads, 5)), jnp.float32)
       return score, Partial(by_distance, table) if self.bias else None
     c = config(position=self.bias, heads=self.heads, kv_heads=self.kv_heads, head_width=C)
-    return score, asked(build.position(c, 'model', c.model), lambda made: made.bias(made.share()))
+    return score, asked(assemble.position(c, 'model', c.model), lambda made: made.bias(made.share()))
 
 
 def weighted(weight, q, k):
   """A score with a learned vector, Σ_c w_c q_c k_c."""
-  return jnp.einsum('BKGTC,BKSC->BKGTS', q * weight.reshape(1, 1, 1, 1, -1).astype(q.dtype), k,
-                    preferred_element_type=jnp.float32)
+  return jnp.einsum(
+    'BKGTC,BKSC->BKGTS',
+    q * weight.reshape(1, 1, 1, 1, -1).astype(q.dtype),
+    k,
+    preferred_element_type=jnp.float32,
+  )
 
 
 def by_distance(table, q, k, q_positions, k_positions):
   """A learned bias per head and clipped distance."""
   distance = jnp.clip(q_positions[:, :, None] - k_positions[:, None, :], -2, 2) + 2
-  return jnp.moveaxis(table[:, distance], 0, 1).reshape(
-    q.shape[0], k.shape[1], -1, q.shape[3], k.shape[2])
+  return jnp.moveaxis(table[:, distance], 0, 1).reshape(q.shape[0], k.shape[1], -1, q.shape[3], k.shape[2])
 
 
 CASES = {
@@ -122,12 +139,15 @@ DROPPED = {
   'dropout of sigmoid': Case(kv_heads=2, dropout=0.3, normalizer='sigmoid'),
 }
 COLLECTED = {f'score {text}': Case(kv_heads=2, score=text) for text in collect.specs('score')}
-COLLECTED |= {f'mask {text}': Case(kv_heads=2, mask=text, segments='packed')
-  for text in collect.specs('mask')}
 COLLECTED |= {
-  f'position {text}': Case(kv_heads=2, bias=text, segments='packed') for name in collect.variants('position')
+  f'mask {text}': Case(kv_heads=2, mask=text, segments='packed') for text in collect.specs('mask')
+}
+COLLECTED |= {
+  f'position {text}': Case(kv_heads=2, bias=text, segments='packed')
+  for name in collect.variants('position')
   for text in collect.examples('position', name)
-  if spec.find(name, tfm.positions, Position).bias != Position.bias}
+  if spec.find(name, tfm.positions, Position).bias != Position.bias
+}
 CASES |= {name: case for name, case in COLLECTED.items() if case not in CASES.values()}
 
 
@@ -150,6 +170,7 @@ def call(text, case, dtype='float32', order=None):
   def run(q, k, v, *learned):
     def out(q, k, v, score, bias, sinks):
       return kernel(text)(q, k, v, score=score, bias=bias, sinks=sinks, **fixed)
+
     y, back = jax.vjp(out, q, k, v, *learned)
     return y, back(jnp.asarray(g, y.dtype))
 
@@ -189,7 +210,8 @@ def formula(case, dtype='float32'):
     np.testing.assert_allclose(flat, attention.dot_logits(q, k), rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
   visible = attention.seen(
     lambda q, k: bool(collect.mask(case.mask).given(PREFIX)(np.asarray(q), np.asarray(k))),
-    *(a[n] for n in ('q_positions', 'k_positions', 'q_segments', 'k_segments')))
+    *(a[n] for n in ('q_positions', 'k_positions', 'q_segments', 'k_segments')),
+  )
   asked = case.asked()
   if case.normalizer == 'sigmoid':
     p = attention.sigmoid_weights(flat, visible, asked['offset'])
@@ -200,7 +222,8 @@ def formula(case, dtype='float32'):
     d_p, d_v = attention.weight_gradients(p, v, cotangent(a))
     d_logits, d_sinks = attention.softmax_gradients(p, d_p)
   d_score, d_bias, d_q, d_k = jax.jit(lambda back, g: back(g))(
-    back, jnp.asarray(d_logits.reshape(logits.shape), jnp.float32))
+    back, jnp.asarray(d_logits.reshape(logits.shape), jnp.float32)
+  )
   d_q, d_k = d_q.transpose(0, 3, 1, 2, 4).reshape(q.shape), d_k.swapaxes(1, 2)
   return attention.attend(p, v), (d_q, d_k, d_v, d_score, d_bias, None if sinks is None else d_sinks)
 
@@ -217,9 +240,17 @@ def test_dense_is_the_formula(name):
 
 
 # In blocks as long as the rows there is little that could go wrong, and what does is one block of many.
-@pytest.mark.parametrize('text, name', [
-  pytest.param(text, name, marks=[] if '(' in text or name in ('multi-head', 'packed', 'whole') else [pytest.mark.slow])
-  for text in KERNELS if text != 'dense' for name in CASES | DROPPED])
+@pytest.mark.parametrize(
+  'text, name',
+  [
+    pytest.param(
+      text, name, marks=[] if '(' in text or name in ('multi-head', 'packed', 'whole') else [pytest.mark.slow]
+    )
+    for text in KERNELS
+    if text != 'dense'
+    for name in CASES | DROPPED
+  ],
+)
 def test_every_kernel_is_the_dense_one(text, name):
   case = (CASES | DROPPED)[name]
   close(call(text, case), call('dense', case), TOLERANCE['float32'])
@@ -255,22 +286,35 @@ def test_the_order_of_keys_does_not_matter(text, name):
   order = np.random.default_rng(3).permutation(S)
   out, (d_q, d_k, d_v, _, d_bias, _) = call(text, case)
   out_, (d_q_, d_k_, d_v_, _, d_bias_, _) = call(text, case, order=tuple(order.tolist()))
-  close((out, d_q, d_k[:, order], d_v[:, order], d_bias), (out_, d_q_, d_k_, d_v_, d_bias_),
-    TOLERANCE['float32'])
+  close(
+    (out, d_q, d_k[:, order], d_v[:, order], d_bias), (out_, d_q_, d_k_, d_v_, d_bias_), TOLERANCE['float32']
+  )
 
 
 @pytest.mark.parametrize('text', KERNELS)
 class TestDropout:
-
   def mixed(self, text, rate, key, rows=64):
     """With values of one, an output is the sum of what is left of its weights."""
     q = jnp.zeros((1, rows, 4, C))
     k = v = jnp.ones((1, rows, 2, C))
     at, one = jnp.arange(rows)[None], jnp.ones((1, rows), jnp.int32)
     score, _ = Case().functions()
-    run = jax.jit(lambda key: kernel(text)(
-      q, k, v, score=score, mask=collect.mask('window(0)'), bias=None, q_positions=at, k_positions=at,
-      q_segments=one, k_segments=one, dropout=rate, dropout_key=key))
+    run = jax.jit(
+      lambda key: kernel(text)(
+        q,
+        k,
+        v,
+        score=score,
+        mask=collect.mask('window(0)'),
+        bias=None,
+        q_positions=at,
+        k_positions=at,
+        q_segments=one,
+        k_segments=one,
+        dropout=rate,
+        dropout_key=key,
+      )
+    )
     return np.asarray(run(key))
 
   def test_drops_its_share_and_keeps_the_mean(self, text):

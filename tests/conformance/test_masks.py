@@ -8,12 +8,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from conformance import collect
+from tests.conformance import collect
 from tfm.masks.protocol import density, is_causal, table
 
+
 TEXTS = collect.specs('mask')
-COMBINED = TEXTS + [f'~({text})' for text in TEXTS] + [
-  f'({a}) {op} ({b})' for a, b in itertools.combinations(TEXTS, 2) for op in '&|']
+COMBINED = (
+  TEXTS
+  + [f'~({text})' for text in TEXTS]
+  + [f'({a}) {op} ({b})' for a, b in itertools.combinations(TEXTS, 2) for op in '&|']
+)
 Q = np.random.default_rng(0).integers(0, 40, (2, 9, 1))
 K = np.random.default_rng(1).integers(0, 40, (2, 1, 13))
 
@@ -48,8 +52,13 @@ def test_a_mask_knows_positions_and_no_indices(text):
 @pytest.mark.parametrize('a, b', list(itertools.product(TEXTS, TEXTS)))
 def test_algebra(a, b):
   x, y = table(known(a), 12), table(known(b), 12)
-  for text, truth in ((f'({a}) & ({b})', x & y), (f'({a}) | ({b})', x | y), (f'~({a})', ~x),
-                      (f'~({a}) & ({b})', ~x & y), (f'({a}) | ~(({b}) & ({a}))', x | ~(y & x))):
+  for text, truth in (
+    (f'({a}) & ({b})', x & y),
+    (f'({a}) | ({b})', x | y),
+    (f'~({a})', ~x),
+    (f'~({a}) & ({b})', ~x & y),
+    (f'({a}) | ~(({b}) & ({a}))', x | ~(y & x)),
+  ):
     np.testing.assert_array_equal(table(known(text), 12), truth, err_msg=text)
 
 
@@ -65,10 +74,12 @@ def test_equal_specs_are_equal_objects(text):
 @pytest.mark.parametrize('text', TEXTS)
 def test_static_arguments_compile_once(text):
   traced = []
+
   @functools.partial(jax.jit, static_argnums=0)
   def seen(mask, q, k, prefix):
     traced.append(mask)
     return mask.given(prefix)(q, k)
+
   asked = jnp.asarray(Q), jnp.asarray(K), jnp.full((1, 1, 1), 5)
   seen(collect.mask(text), *asked), seen(collect.mask(text), *asked)
   assert len(traced) == 1

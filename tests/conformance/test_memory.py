@@ -7,10 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from conformance import collect
-from conformance.tiny import LENGTH, config
-from tfm import build
+from tests.conformance import collect
+from tests.conformance.tiny import config
+from tfm.config import assemble
 from tfm.mixers.protocol import Context, Memory
+
 
 B, T, S, D = 2, 5, 9, 16
 
@@ -21,12 +22,15 @@ class Crossed:
   def __init__(self, text, position='rope'):
     mask = {'mask': 'full'} if collect.variant('mixer', text).masks in (None, ('causal', 'full')) else {}
     c = config(**collect.surroundings(text) | mask | ({'position': position} if position != 'rope' else {}))
-    self.mixer = build.block(c, 'model', c.model, causal=False)().mixer()
+    self.mixer = assemble.block(c, 'model', c.model, causal=False)().mixer()
     draw = np.random.default_rng(0)
     self.x, self.y = (jnp.asarray(draw.standard_normal((B, n, D)), jnp.float32) for n in (T, S))
-    shapes = jax.eval_shape(self.mixer.init, jax.random.key(0), self.x, None, Context.whole(self.x[..., 0]), None)
+    shapes = jax.eval_shape(
+      self.mixer.init, jax.random.key(0), self.x, None, Context.whole(self.x[..., 0]), None
+    )
     self.params = jax.tree.map(
-      lambda x: jnp.asarray(0.4 * draw.standard_normal(x.shape), jnp.float32), shapes.get('params', {}))
+      lambda x: jnp.asarray(0.4 * draw.standard_normal(x.shape), jnp.float32), shapes.get('params', {})
+    )
     self.compiled = jax.jit(self.apply)
 
   def apply(self, x, memory, context):
@@ -73,9 +77,9 @@ def test_a_memory_is_read_once(crossed):
   here = context(range(T), [1] * T)
   whole, read = crossed(crossed.x, Memory(crossed.y, context(range(S), [1] * S)), here)
   for t in range(T):
-    one = jax.tree.map(lambda a: a[:, t:t + 1], here)
-    y, same = crossed(crossed.x[:, t:t + 1], read, one)
-    close(y, whole[:, t:t + 1])
+    one = jax.tree.map(lambda a: a[:, t : t + 1], here)
+    y, same = crossed(crossed.x[:, t : t + 1], read, one)
+    close(y, whole[:, t : t + 1])
     jax.tree.map(np.testing.assert_array_equal, same, read)
 
 
@@ -91,6 +95,8 @@ def test_padding_and_neighbours_of_the_memory_are_not_heard(crossed):
 
 def test_every_memory_token_is_heard(crossed):
   here, there = context(range(T), [1] * T), context(range(S), [1] * S)
+
   def y(memory):
     return jnp.sin(crossed.apply(crossed.x, Memory(memory, there), here)[0]).sum()
+
   assert np.abs(jax.jit(jax.grad(y))(crossed.y)).max(-1).all()

@@ -9,12 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from conformance import collect
-from conformance.tiny import VOCAB, boxed, config, parameters
-from tfm import build
+from tests.conformance import collect
+from tests.conformance.tiny import VOCAB, boxed, config, parameters
+from tfm.config import assemble
 from tfm.mixers.protocol import Context
 from tfm.parallel import mesh as meshes
 from tfm.parallel import sharding
+
 
 B, T = 8, 12
 # data, fsdp, tensor
@@ -23,11 +24,22 @@ ROWS = np.random.default_rng(0).integers(0, VOCAB, (B, T + 1))
 SEGMENTS = np.array([[1] * 7 + [2] * 5] * 4 + [[0] * 2 + [1] * 8 + [0] * 2] * 4)
 POSITIONS = np.array([[*range(7), *range(5)]] * 4 + [[0, 0, *range(8), 0, 0]] * 4)
 # For mixers that cannot keep documents apart: one a row, some of them padded on both sides.
-ALONE = (np.array([[*range(12)]] * 4 + [[0, 0, *range(8), 0, 0]] * 4),
-         np.array([[1] * 12] * 4 + [[0] * 2 + [1] * 8 + [0] * 2] * 4))
+ALONE = (
+  np.array([[*range(12)]] * 4 + [[0, 0, *range(8), 0, 0]] * 4),
+  np.array([[1] * 12] * 4 + [[0] * 2 + [1] * 8 + [0] * 2] * 4),
+)
 # Every size divides by 8, so that each cut is possible; plain parts, because eight devices compile slowly.
-WIDE = dict(width=32, heads=8, kv_heads=8, head_width=4, feed_forward_width=32, vocab_multiple=16,
-            bias=False, feed_forward='relu', norm='rmsnorm')
+WIDE = dict(
+  width=32,
+  heads=8,
+  kv_heads=8,
+  head_width=4,
+  feed_forward_width=32,
+  vocab_multiple=16,
+  bias=False,
+  feed_forward='relu',
+  norm='rmsnorm',
+)
 
 
 class Sharded:
@@ -39,22 +51,24 @@ class Sharded:
     packs = collect.variant('mixer', self.config.model.mixer).packs
     self.rows = ROWS, *((POSITIONS, SEGMENTS) if packs else ALONE)
     self.rules = sharding.parse_rules(self.config.rules)
-    self.model = build.model(self.config, VOCAB, causal=False)
+    self.model = assemble.model(self.config, VOCAB, causal=False)
     self.boxes = boxed(self.model)
     self.params = parameters(self.model)
 
   @functools.cached_property
   def alone(self):
-    return jax.jit(jax.value_and_grad(self.loss))(
-      self.params, *map(jnp.asarray, self.rows))
+    return jax.jit(jax.value_and_grad(self.loss))(self.params, *map(jnp.asarray, self.rows))
 
   def loss(self, params, rows, positions, segments, layout='any'):
-    logits, _ = self.model.apply({'params': params}, rows[:, :-1], Context(positions, segments, layout=layout))
+    logits, _ = self.model.apply(
+      {'params': params}, rows[:, :-1], Context(positions, segments, layout=layout)
+    )
     return -(jax.nn.log_softmax(logits) * jax.nn.one_hot(rows[:, 1:], VOCAB)).sum(-1).mean()
 
   def features(self, params, rows, positions, segments):
-    return self.model.apply({'params': params}, rows[:, :-1], Context(positions, segments),
-      method='features')[0]
+    return self.model.apply(
+      {'params': params}, rows[:, :-1], Context(positions, segments), method='features'
+    )[0]
 
   def on(self, mesh):
     """The parameters and the batch, each where it belongs on the mesh."""
@@ -72,7 +86,9 @@ def settings(texts=collect.specs):
   """(mixer, position, mask): each mixer in the plainest surroundings, each position under the defaults."""
   plain = [tuple(collect.surroundings(mixer).values()) for mixer in texts('mixer')]
   mixer, position, mask = collect.DEFAULTS.values()
-  return list(dict.fromkeys([(mixer, position, mask), *plain, *((mixer, p, mask) for p in texts('position'))]))
+  return list(
+    dict.fromkeys([(mixer, position, mask), *plain, *((mixer, p, mask) for p in texts('position'))])
+  )
 
 
 def cuts():
@@ -86,7 +102,9 @@ def cuts():
   for setting in settings():
     for sizes in MESHES if setting == quick[0] else [three]:
       now = setting in quick and (sizes == three or 8 in sizes)
-      yield pytest.param(*setting, sizes, id=f"{' · '.join(setting)} on {sizes}", marks=[] if now else [pytest.mark.slow])
+      yield pytest.param(
+        *setting, sizes, id=f'{" · ".join(setting)} on {sizes}', marks=[] if now else [pytest.mark.slow]
+      )
 
 
 def axes(sizes):
@@ -111,11 +129,18 @@ def test_loss_and_gradients_are_those_of_one_device(mixer, position, mask, sizes
   equal_on(sharded(mixer=mixer, position=position, mask=mask), axes(sizes))
 
 
-@pytest.mark.parametrize('sizes, model', [
-  ((1, 2, 4), dict(kv_heads=4, remat='full', scan=False, tied=True, layers=1, embedding_width=16)),
-  pytest.param((2, 2, 2), dict(kv_heads=2, norm_placement='post', feed_forward='swiglu', bias=True),
-               marks=pytest.mark.slow),
-], ids=['grouped, tied to a narrow table, remat, unscanned', 'post, gated, biases'])
+@pytest.mark.parametrize(
+  'sizes, model',
+  [
+    ((1, 2, 4), dict(kv_heads=4, remat='full', scan=False, tied=True, layers=1, embedding_width=16)),
+    pytest.param(
+      (2, 2, 2),
+      dict(kv_heads=2, norm_placement='post', feed_forward='swiglu', bias=True),
+      marks=pytest.mark.slow,
+    ),
+  ],
+  ids=['grouped, tied to a narrow table, remat, unscanned', 'post, gated, biases'],
+)
 def test_other_shapes_of_model_too(sizes, model):
   equal_on(sharded(**model), axes(sizes))
 
@@ -134,8 +159,11 @@ def test_parameters_lie_cut_as_the_rules_say(mixer, position, mask, sizes):
     assert len({str(shard.index) for shard in x.addressable_shards}) == math.prod(cuts)
   # No kernel is whole on a device where fsdp or tensor could have cut it.
   if sizes != (8, 1, 1):
-    whole = [path for (path, _), x in zip(boxes, jax.tree.leaves(params))
-             if path[-1].key == 'kernel' and x.sharding.is_fully_replicated]
+    whole = [
+      path
+      for (path, _), x in zip(boxes, jax.tree.leaves(params))
+      if path[-1].key == 'kernel' and x.sharding.is_fully_replicated
+    ]
     assert not whole
 
 

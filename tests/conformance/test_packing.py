@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
-from conformance import collect
-from conformance.rows import PAD, row, rows
-from conformance.tiny import LENGTH, VOCAB, accepted
+from tests.conformance import collect
+from tests.conformance.rows import PAD, row, rows
+from tests.conformance.tiny import LENGTH, VOCAB, accepted
+
 
 A = np.random.default_rng(0).integers(0, VOCAB, 7)
 B = np.random.default_rng(1).integers(0, VOCAB, 5)
@@ -21,9 +22,9 @@ def combination(mixer, position, mask):
 
 
 @pytest.mark.parametrize(
-  'mixer, position, mask', collect.combinations(LENGTH) + collect.combinations(LENGTH, causal=False))
+  'mixer, position, mask', collect.combinations(LENGTH) + collect.combinations(LENGTH, causal=False)
+)
 class TestRows:
-
   def test_packed_documents_give_what_each_gives_alone(self, combination, mixer):
     if not collect.variant('mixer', mixer).packs:
       pytest.skip('the config is refused: test_examples')

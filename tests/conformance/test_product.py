@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
-from conformance import collect
-from conformance.rows import PAD, row, rows
-from conformance.tiny import LENGTH, VOCAB, accepted
+from tests.conformance import collect
+from tests.conformance.rows import PAD, row, rows
+from tests.conformance.tiny import LENGTH, VOCAB, accepted
+
 
 pytestmark = pytest.mark.slow
 A = np.random.default_rng(0).integers(0, VOCAB, 5)

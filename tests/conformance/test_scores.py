@@ -5,14 +5,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from conformance import collect
-from conformance.tiny import asked, config
-from tfm import build, spec
+from tests.conformance import collect
+from tests.conformance.tiny import asked, config
+from tfm import spec
+from tfm.config import assemble
+
 
 B, T, S, H, K, C, D = 2, 6, 10, 4, 2, 4, 16
 DRAW = np.random.default_rng(0)
-Q, KEY = (jnp.asarray(DRAW.standard_normal(shape), jnp.float32)
-  for shape in ((B, K, H // K, T, C), (B, K, S, C)))
+Q, KEY = (
+  jnp.asarray(DRAW.standard_normal(shape), jnp.float32) for shape in ((B, K, H // K, T, C), (B, K, S, C))
+)
 Q_AT = jnp.asarray(DRAW.integers(0, 12, (B, T)), jnp.int32)
 K_AT = jnp.asarray(DRAW.integers(0, 12, (B, S)), jnp.int32)
 
@@ -23,7 +26,7 @@ def score(text):
 
 def position(text, ask):
   c = config(position=text)
-  return asked(build.position(c, 'model', c.model), ask)
+  return asked(assemble.position(c, 'model', c.model), ask)
 
 
 def close(a, b):
@@ -32,7 +35,6 @@ def close(a, b):
 
 @pytest.mark.parametrize('text', collect.specs('score'))
 class TestScore:
-
   def test_logits_are_float32_and_shaped(self, text):
     for dtype in (jnp.float32, jnp.bfloat16):
       logits = score(text)(Q.astype(dtype), KEY.astype(dtype))
@@ -59,13 +61,14 @@ class TestScore:
 
 @pytest.mark.parametrize('text', collect.specs('position'))
 class TestPosition:
-
   def test_embed_and_rotate_know_no_order_but_the_positions(self, text):
     x = jnp.asarray(DRAW.standard_normal((B, S, D)), jnp.float32)
     heads, keys = (jnp.asarray(DRAW.standard_normal((B, S, n, C)), jnp.float32) for n in (H, K))
     order = np.random.default_rng(3).permutation(S)
+
     def ask(x, q, k, at):
       return position(text, lambda made: (made.embed(x, at), *made.rotate(q, k, at, at)))
+
     straight = ask(x, heads, keys, K_AT)
     shuffled = ask(x[:, order], heads[:, order], keys[:, order], K_AT[:, order])
     for a, b, like in zip(straight, shuffled, (x, heads, keys)):
@@ -83,11 +86,13 @@ class TestPosition:
     if bias is None:
       pytest.skip('adds nothing to the logits')
     assert isinstance(bias, jax.tree_util.Partial)
+
     def values(q, k, q_at, k_at):
       shape = (B, K, H // K, q.shape[3], k.shape[2])
       given = jax.jit(lambda bias: bias(q, k, q_at, k_at))(bias)
       assert given.ndim == 5  # rank promotion is an error
       return np.broadcast_to(given, shape)
+
     whole = values(Q, KEY, Q_AT, K_AT)
     close(values(Q[..., 2:5, :], KEY[:, :, 4:7], Q_AT[:, 2:5], K_AT[:, 4:7]), whole[..., 2:5, 4:7])
     order = np.random.default_rng(3).permutation(S)

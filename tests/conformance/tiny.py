@@ -9,18 +9,22 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from conformance import collect
-from tfm import build, spec
-from tfm import config as configs
+from tests.conformance import collect
+from tfm import spec
+from tfm.config import assemble
+from tfm.config.overlay import complete
+from tfm.config.resolve import resolve_config
 from tfm.mixers.protocol import Context
+
 
 VOCAB = 29
 LENGTH = 12
 PREFIX = 3
 # Two layers, so that what one layer leaks another carries on; grouped heads; biases, so that there is
 # something to forget; an output of its own, so that the embedding's gradient is the input's alone.
-MODEL = dict(layers=2, width=16, heads=4, kv_heads=2, feed_forward_width=32, bias=True, tied=False,
-             vocab_multiple=8)
+MODEL = dict(
+  layers=2, width=16, heads=4, kv_heads=2, feed_forward_width=32, bias=True, tied=False, vocab_multiple=8
+)
 
 
 def config(length=LENGTH, **model):
@@ -31,19 +35,22 @@ def config(length=LENGTH, **model):
   grouped = mixer not in collect.variants('mixer') or collect.variant('mixer', mixer).groups
   heads = {} if grouped else dict(kv_heads=None)
   bare = dict(feed_forward_width=None) if model.get('feed_forward') == 'none' else {}
-  return configs.resolve(configs.complete(dict(
-    data=dict(length=length), model=MODEL | heads | bare | model, objective=objective)))
+  return resolve_config(
+    complete(dict(data=dict(length=length), model=MODEL | heads | bare | model, objective=objective))
+  )
 
 
 def decoder(length=LENGTH, vocab=VOCAB, causal=True, **model):
   """The model of `config`."""
-  return build.model(config(length, **model), vocab, causal)
+  return assemble.model(config(length, **model), vocab, causal)
 
 
 def boxed(model, rows=1, length=LENGTH):
   """The abstract parameters in their boxes."""
+
   def init(tokens):
     return model.init(jax.random.key(0), tokens, Context.whole(tokens))
+
   return jax.eval_shape(init, jax.ShapeDtypeStruct((rows, length), jnp.int32))['params']
 
 
@@ -53,9 +60,11 @@ def parameters(model, seed=0, scale=0.4):
   Not the initializers' own: what starts at zero or close to it hides mistakes.
   """
   draw = np.random.default_rng(seed)
+
   def make(path, box):
     about = 1.0 if path[-1].key == 'scale' else 0.0
     return jnp.asarray(about + scale * draw.standard_normal(box.value.shape), jnp.float32)
+
   return jax.tree_util.tree_map_with_path(make, boxed(model), is_leaf=lambda x: hasattr(x, 'names'))
 
 
@@ -68,8 +77,9 @@ class Tiny:
   def __init__(self, **model):
     self.model = decoder(causal=False, **model)
     self.params = parameters(self.model)
-    self.apply = jax.jit(lambda params, tokens, context, caches: self.model.apply(
-      {'params': params}, tokens, context, caches))
+    self.apply = jax.jit(
+      lambda params, tokens, context, caches: self.model.apply({'params': params}, tokens, context, caches)
+    )
 
   def __call__(self, tokens, positions, segments, caches=None, prefix=PREFIX):
     """Logits [B T V], and the caches where some were given."""
@@ -87,7 +97,7 @@ class Tiny:
     Every token of the row is another, so that the gradient of row `token` of the table is the
     gradient of one input.
     """
-    tokens = np.random.default_rng(1).permutation(VOCAB)[:len(positions)]
+    tokens = np.random.default_rng(1).permutation(VOCAB)[: len(positions)]
     context = self.context([positions], [segments], PREFIX)
     by_row = np.asarray(self.gradients(self.params, jnp.asarray([tokens], jnp.int32), context))
     return np.abs(by_row[:, tokens]).max(-1)
@@ -98,10 +108,12 @@ class Tiny:
       def logits(table):
         embedding = params['embedding'] | {'table': table}
         return self.model.apply({'params': params | {'embedding': embedding}}, tokens, context)[0][0]
+
       out, back = jax.vjp(logits, params['embedding']['table'])
       direction = jax.random.normal(jax.random.key(0), out.shape)
       one_each = jnp.eye(len(out))[:, :, None] * direction[None]
       return jax.vmap(back)(one_each)[0]
+
     return jax.jit(run)
 
 

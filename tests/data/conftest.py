@@ -11,10 +11,13 @@ from tfm.data import sources
 from tfm.data import tokens as token_arrays
 from tfm.data.sources.protocol import Source
 
+
 _draw = random.Random(0)
 WORDS = 'the cat sat on a mat, and née Ünal said: "42 §§" to  the\tdog 猫 🐈'.split(' ') + [
   ''.join(_draw.choices(('ba', 'cro', 'del', 'fin', 'gus', 'ham', 'is', 'jo', 'kew', 'lid'), k=k))
-  for k in (1, 2, 3, 4) for _ in range(30)]
+  for k in (1, 2, 3, 4)
+  for _ in range(30)
+]
 
 
 @pytest.fixture(scope='session')
@@ -25,9 +28,11 @@ def cache_dir(tmp_path_factory) -> pathlib.Path:
 @pytest.fixture(scope='session')
 def make_text():
   """A function (seed, lines) -> text of random words with blank lines."""
+
   def make(seed: int, lines: int) -> str:
     draw = random.Random(seed)
     return ''.join(' '.join(draw.choices(WORDS, k=draw.randrange(12))) + '\n' for _ in range(lines))
+
   return make
 
 
@@ -40,8 +45,10 @@ def make_source():
 @pytest.fixture(scope='session')
 def make_tokens():
   """A function (lengths) -> tokens that are all different, so that each can be followed."""
+
   def make(lengths) -> token_arrays.Tokens:
     offsets = np.concatenate([[0], np.cumsum(np.array(lengths, np.int64))])
     ids = np.arange(offsets[-1], dtype=np.uint32) + 1
     return token_arrays.Tokens('made up', ids, offsets, eos_id=10**6, bytes=int(offsets[-1]))
+
   return make

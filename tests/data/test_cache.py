@@ -44,15 +44,16 @@ def test_the_loser_of_a_race_reads_the_winners(tmp_path):
 @pytest.mark.slow
 def test_several_processes_prepare_one_cache(tmp_path, make_text):
   (tmp_path / 'a.txt').write_text(make_text(0, 3000), newline='')
-  program = f'''
+  program = f"""
 from tfm.data import pipeline
 from tfm.data.sources.text import Text
 from tfm.data.tokenizers.char import Char
 text = pipeline.open_text(Text('{tmp_path}/a.txt'), Char(), '{tmp_path}/cache')
 print(text.corpus.hash, text.tokenizer.identity, len(text.tokens('train').ids))
-'''
-  processes = [subprocess.Popen([sys.executable, '-c', program], stdout=subprocess.PIPE, text=True)
-               for _ in range(3)]
+"""
+  processes = [
+    subprocess.Popen([sys.executable, '-c', program], stdout=subprocess.PIPE, text=True) for _ in range(3)
+  ]
   said = {process.communicate()[0] for process in processes}
   assert len(said) == 1 and said != {''} and not any(process.returncode for process in processes)
   assert not [path for path in pathlib.Path(tmp_path, 'cache').rglob('.*')]  # no parts left

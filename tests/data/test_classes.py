@@ -17,6 +17,7 @@ from tfm.data.tokenizers.bytes import Bytes
 from tfm.data.tokenizers.published import Published
 from tfm.data.tokenizers.sentencepiece import SentencePiece
 
+
 SPLITS = ('train', 'validation', 'test')
 REVIEWS = [(f'{"good" if i % 3 else "bad"}', f'review\t{i} née') for i in range(400)]
 SENTENCES = [([f'Wörd{i}', 'is', 'in', f'Town{i % 7}'], ['O', 'O', 'O', 'B-LOC']) for i in range(300)]
@@ -29,7 +30,8 @@ def lines(examples):
 
 def conll(sentences):
   return '-DOCSTART- -X- O\n\n' + '\n'.join(
-    ''.join(f'{word} X {tag}\n' for word, tag in zip(*sentence)) for sentence in sentences)
+    ''.join(f'{word} X {tag}\n' for word, tag in zip(*sentence)) for sentence in sentences
+  )
 
 
 def examples(corpus, split):
@@ -51,7 +53,9 @@ def reviews(tmp_path_factory, make_source):
 def test_a_line_is_a_label_and_a_text(reviews):
   found = sum((examples(reviews.corpus, split) for split in SPLITS), collections.Counter())
   assert found == collections.Counter((text, label) for label, text in REVIEWS)
-  assert reviews.corpus.fields == ('text', 'label') and all(reviews.corpus.documents[split] for split in SPLITS)
+  assert reviews.corpus.fields == ('text', 'label') and all(
+    reviews.corpus.documents[split] for split in SPLITS
+  )
 
 
 def test_classes_are_numbered_in_the_order_of_their_names(reviews):
@@ -65,18 +69,25 @@ def test_classes_are_numbered_in_the_order_of_their_names(reviews):
 def test_files_of_each_split_and_labels_that_training_lacks(tmp_path, make_source):
   for name, label in (('train', 'a'), ('dev', 'a'), ('test', 'b')):
     (tmp_path / f'{name}.tsv').write_text(lines([(label, f'{name} {i}') for i in range(9)]))
-  text = opened(make_source(f"labelled('{tmp_path}/{{split}}.tsv', splits=('train', 'dev', 'test'))"), Bytes(), tmp_path)
+  text = opened(
+    make_source(f"labelled('{tmp_path}/{{split}}.tsv', splits=('train', 'dev', 'test'))"), Bytes(), tmp_path
+  )
   assert set(text.corpus.splits['validation']['text']) == {f'dev {i}' for i in range(9)}
   assert text.tokens('validation').names == ('a',)
-  with pytest.raises(ValueError, match=r"test has the label 'b', which the training split has not \(a\); leave"):
+  with pytest.raises(
+    ValueError, match=r"test has the label 'b', which the training split has not \(a\); leave"
+  ):
     text.tokens('test')
 
 
-@pytest.mark.parametrize('source, written, sentence', [
-  ('labelled', 'good\tfine\nno label\n', r'x:2 is not `label TAB text`; it begins .no label'),
-  ('labelled', '\tfine\n', r'x:1 is not `label TAB text`'),
-  ('tagged', 'one O\ntwo\n', r'x:2 has one column; a line is a word and its tag'),
-])
+@pytest.mark.parametrize(
+  'source, written, sentence',
+  [
+    ('labelled', 'good\tfine\nno label\n', r'x:2 is not `label TAB text`; it begins .no label'),
+    ('labelled', '\tfine\n', r'x:1 is not `label TAB text`'),
+    ('tagged', 'one O\ntwo\n', r'x:2 has one column; a line is a word and its tag'),
+  ],
+)
 def test_refusals(tmp_path, make_source, source, written, sentence):
   (tmp_path / 'x').write_text(written)
   with pytest.raises(ValueError, match=sentence):
@@ -89,25 +100,53 @@ def test_a_table_has_its_texts_and_classes_in_columns(tmp_path, make_source):
   rows = [(f'Line "{i}",\nand\tmore', ' good ' if i % 3 else 'bad', str(i)) for i in range(800)]
   for name, delimiter, kind in (('a.csv.gz', ',', ''), ('b.tab', '\t', 'string\tdiscrete\tmeta\n\n')):
     with io.StringIO(newline='') as file:
-      csv.writer(file, delimiter=delimiter).writerows([('text', 'label', 'number'), *(row for row in rows if (name[0] == 'a') == (
-        int(row[2]) % 2 == 0))])
+      csv.writer(file, delimiter=delimiter).writerows(
+        [('text', 'label', 'number'), *(row for row in rows if (name[0] == 'a') == (int(row[2]) % 2 == 0))]
+      )
       written = file.getvalue().replace('\r\n', '\n', 1).replace('number\n', f'number\n{kind}')
     data = written.encode()
     (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith('.gz') else data)
-  parts = [make_source(f"table('{tmp_path}/{pattern}', text='text', label='label', skip={skip})").prepare(tmp_path / 'cache')
-           for pattern, skip in (('a*', 0), ('b*', 2))]
+  parts = [
+    make_source(f"table('{tmp_path}/{pattern}', text='text', label='label', skip={skip})").prepare(
+      tmp_path / 'cache'
+    )
+    for pattern, skip in (('a*', 0), ('b*', 2))
+  ]
   found = sum((examples(corpus, split) for corpus in parts for split in SPLITS), collections.Counter())
   assert found == collections.Counter((text, label.strip()) for text, label, _ in rows)
 
 
-@pytest.mark.parametrize('name, written, more, sentence', [
-  ('x.csv', 'text,label\nfine,good\n', ", 'review', 'label'", r"reads a column 'review', and .*x.csv has the columns text, label"),
-  ('x.csv', 'text,label\nfine,good\nfine\n', ", 'text', 'label'", r"x.csv:3 has 1 columns of 2, or no label; it begins 'fine'"),
-  ('x.csv', 'text,label\nfine, \n', ", 'text', 'label'", r"x.csv:2 has 2 columns of 2, or no label; it begins 'fine | '"),
-  ('x.csv', 'text,label\n"fine"er,good\n', ", 'text', 'label'", r"x.csv:2 is no row: "),
-  ('x.txt', 'text,label\n', ", 'text', 'label'", r'reads .csv, .tsv, .tab, and .*x.txt is called otherwise; rename it'),
-  ('x.csv', 'text,label\n', ", 'text', 'label', skip=-1", r'skip=-1 must be 0 or more lines'),
-])
+@pytest.mark.parametrize(
+  'name, written, more, sentence',
+  [
+    (
+      'x.csv',
+      'text,label\nfine,good\n',
+      ", 'review', 'label'",
+      r"reads a column 'review', and .*x.csv has the columns text, label",
+    ),
+    (
+      'x.csv',
+      'text,label\nfine,good\nfine\n',
+      ", 'text', 'label'",
+      r"x.csv:3 has 1 columns of 2, or no label; it begins 'fine'",
+    ),
+    (
+      'x.csv',
+      'text,label\nfine, \n',
+      ", 'text', 'label'",
+      r"x.csv:2 has 2 columns of 2, or no label; it begins 'fine | '",
+    ),
+    ('x.csv', 'text,label\n"fine"er,good\n', ", 'text', 'label'", r'x.csv:2 is no row: '),
+    (
+      'x.txt',
+      'text,label\n',
+      ", 'text', 'label'",
+      r'reads .csv, .tsv, .tab, and .*x.txt is called otherwise; rename it',
+    ),
+    ('x.csv', 'text,label\n', ", 'text', 'label', skip=-1", r'skip=-1 must be 0 or more lines'),
+  ],
+)
 def test_what_is_no_table(tmp_path, make_source, name, written, more, sentence):
   (tmp_path / name).write_text(written)
   with pytest.raises(ValueError, match=sentence):
@@ -141,7 +180,10 @@ def test_what_is_longer_is_cut_and_told(reviews, caplog):
 def test_every_epoch_reads_each_once_in_an_order_of_its_own(reviews):
   tokens = reviews.tokens('train')
   rows, again = (EACH.rows(tokens, 64, seed=3) for _ in range(2))
-  orders = [[rows[i]['inputs'].tobytes() for i in range(e * tokens.documents, (e + 1) * tokens.documents)] for e in (0, 1)]
+  orders = [
+    [rows[i]['inputs'].tobytes() for i in range(e * tokens.documents, (e + 1) * tokens.documents)]
+    for e in (0, 1)
+  ]
   assert sorted(orders[0]) == sorted(orders[1]) and orders[0] != orders[1]
   assert again[tokens.documents + 5]['inputs'].tobytes() == orders[1][5]
   other = EACH.rows(tokens, 64, seed=4)
@@ -151,6 +193,7 @@ def test_every_epoch_reads_each_once_in_an_order_of_its_own(reviews):
 def test_batches_resume_by_their_index(reviews):
   def batches():
     return pipeline.train_iterator(EACH.rows(reviews.tokens('train'), 64, seed=0), 8)
+
   whole = batches()
   wanted = [pipeline.batch_hash(next(whole)) for _ in range(5)]
   whole.close()
@@ -181,7 +224,12 @@ def test_a_word_has_its_class_at_its_first_token(tmp_path, make_source, tokenize
     assert [tokens.names[i] for i in row['classes'][starts]] == labels.split(' ')
     pieces = [*starts, n]
     words = [text.tokenizer.decode(row['inputs'][a:b]).strip() for a, b in zip(pieces, pieces[1:])]
-    assert len(words) == 4 and words[0].startswith('Wörd') and words[1:3] == ['is', 'in'] and words[3].startswith('Town')
+    assert (
+      len(words) == 4
+      and words[0].startswith('Wörd')
+      and words[1:3] == ['is', 'in']
+      and words[3].startswith('Town')
+    )
   # Of a sentence that is cut, the words that are left have their classes.
   cut = EACH.evaluation_rows(tokens, 6)[0]
   assert cut['classes'].shape == (6,) and (cut['classes'] >= 0).any()
@@ -194,11 +242,21 @@ class Judged(tensorflow_datasets.core.GeneratorBasedBuilder):
 
   def _info(self):
     features = tensorflow_datasets.features
-    return tensorflow_datasets.core.DatasetInfo(builder=self, features=features.FeaturesDict(dict(
-      text=features.Text(), label=features.ClassLabel(names=['neg', 'pos']), stars=features.Scalar(np.int64))))
+    return tensorflow_datasets.core.DatasetInfo(
+      builder=self,
+      features=features.FeaturesDict(
+        dict(
+          text=features.Text(),
+          label=features.ClassLabel(names=['neg', 'pos']),
+          stars=features.Scalar(np.int64),
+        )
+      ),
+    )
 
   def _split_generators(self, dl_manager):
-    return {split: self._generate_examples(split, n) for split, n in dict(train=40, validation=6, test=6).items()}
+    return {
+      split: self._generate_examples(split, n) for split, n in dict(train=40, validation=6, test=6).items()
+    }
 
   def _generate_examples(self, split, count):
     for i in range(count):
@@ -208,8 +266,11 @@ class Judged(tensorflow_datasets.core.GeneratorBasedBuilder):
 def test_a_tfds_set_names_its_classes(tmp_path, make_source):
   def corpus(words):
     return make_source(f"tfds('judged', {words}, data_dir='{tmp_path}')").prepare(tmp_path / 'cache')
+
   named = corpus("label='label'")
-  assert examples(named, 'validation') == collections.Counter((f'validation {i}', ('neg', 'pos')[i % 2]) for i in range(6))
+  assert examples(named, 'validation') == collections.Counter(
+    (f'validation {i}', ('neg', 'pos')[i % 2]) for i in range(6)
+  )
   assert set(named.splits['test']['label']) == {'-1'}
   assert set(corpus("label='stars'").splits['train']['label']) == {'0', '1', '2'}
   with pytest.raises(ValueError, match="has no label under 'mood'; it has .*'stars'"):
@@ -219,21 +280,30 @@ def test_a_tfds_set_names_its_classes(tmp_path, make_source):
 
 
 def test_texts_are_not_flipped(reviews):
-  with pytest.raises(ValueError, match=r'flip=True and crop=0 are for images, and labelled.* train is text; leave them out'):
+  with pytest.raises(
+    ValueError, match=r'flip=True and crop=0 are for images, and labelled.* train is text; leave them out'
+  ):
     spec.build('each(flip=True)', packing, protocol.Packing).rows(reviews.tokens('train'), 64, seed=0)
 
 
 def test_a_published_tokenizer_begins_a_text_in_its_own_way(tmp_path, make_source):
   """[CLS] text [SEP], with a class at the first token of each word."""
-  (tmp_path / 'vocab.txt').write_text('\n'.join(['[PAD]', '[UNK]', '[CLS]', '[SEP]', 'now', 'is', 'bet', '##ter']))
+  (tmp_path / 'vocab.txt').write_text(
+    '\n'.join(['[PAD]', '[UNK]', '[CLS]', '[SEP]', 'now', 'is', 'bet', '##ter'])
+  )
   for split in SPLITS:
     (tmp_path / f'{split}.tsv').write_text('a\tnow is\nb\tbetter\n')
   text = opened(make_source(f"labelled('{tmp_path}/{{split}}.tsv')"), Published(str(tmp_path)), tmp_path)
   tokens = text.tokens('train')
   for row in (EACH.evaluation_rows(tokens, 8)[i] for i in range(tokens.documents)):
-    assert row['inputs'].tolist() in ([2, 4, 5, 3, 0, 0, 0, 0], [2, 6, 7, 3, 0, 0, 0, 0]) and row['segments'].sum() == 4
+    assert (
+      row['inputs'].tolist() in ([2, 4, 5, 3, 0, 0, 0, 0], [2, 6, 7, 3, 0, 0, 0, 0])
+      and row['segments'].sum() == 4
+    )
   assert EACH.evaluation_rows(tokens, 3)[0]['inputs'][0] == 2
   (tmp_path / 'a.conll').write_text(conll(SENTENCES))
   tagged = opened(make_source(f"tagged('{tmp_path}/a.conll')"), Published(str(tmp_path)), tmp_path)
-  with pytest.raises(ValueError, match='changes texts before it cuts them up, so nothing tells where the words'):
+  with pytest.raises(
+    ValueError, match='changes texts before it cuts them up, so nothing tells where the words'
+  ):
     tagged.tokens('train')

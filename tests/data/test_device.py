@@ -14,8 +14,7 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from tfm.data import device
-from tfm.data import pipeline
+from tfm.data import device, pipeline
 from tfm.data.packing.concat import Concat
 
 
@@ -33,8 +32,7 @@ def mesh():
 def test_batches_come_in_order_with_the_state_after_each(rows, mesh, size):
   sharding = NamedSharding(mesh, P('data'))
   wanted = [pipeline.Batches(rows, 16, 0, 1)[k] for k in range(12)]
-  fetched = list(itertools.islice(
-    device.prefetch(pipeline.train_iterator(rows, 16), sharding, 16, size), 8))
+  fetched = list(itertools.islice(device.prefetch(pipeline.train_iterator(rows, 16), sharding, 16, size), 8))
   for got, batch in zip(fetched, wanted):
     assert got.batch['inputs'].sharding == sharding and got.batch['inputs'].shape == (16, 8)
     for field, value in batch.items():
@@ -96,12 +94,15 @@ class Placed:
     return {n: (slice(*span), slice(None)) for n, span in enumerate(self.spans)}
 
 
-@pytest.mark.parametrize('spans, wanted', (
-  (((None, None),), (0, 1)),
-  (((0, 8), (8, 16)), (0, 1)),
-  (((8, 12), (12, 16)), (1, 2)),
-  (((4, 8), (4, 8)), (1, 4)),  # two devices with the same rows
-))
+@pytest.mark.parametrize(
+  'spans, wanted',
+  (
+    (((None, None),), (0, 1)),
+    (((0, 8), (8, 16)), (0, 1)),
+    (((8, 12), (12, 16)), (1, 2)),
+    (((4, 8), (4, 8)), (1, 4)),  # two devices with the same rows
+  ),
+)
 def test_a_process_finds_its_rows(spans, wanted):
   assert device.process_rows(Placed(*spans), 16) == wanted
 
@@ -117,7 +118,7 @@ def test_a_sharded_length_is_no_matter(mesh):
   assert device.process_rows(NamedSharding(mesh, P('data', 'length')), 4) == (0, 1)
 
 
-PROGRAM = textwrap.dedent('''
+PROGRAM = textwrap.dedent("""
   import sys
   import jax
   import numpy as np
@@ -143,17 +144,26 @@ PROGRAM = textwrap.dedent('''
       np.testing.assert_array_equal(np.asarray(shard.data), mine)
     print(fetched.hash, fetched.state)
   batches.close()
-''')
+""")
 
 
 def run(count: int) -> list[list[str]]:
   with socket.socket() as free:
     free.bind(('localhost', 0))
     port = str(free.getsockname()[1])
-  environment = {**os.environ, 'XLA_FLAGS': f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=2"}
-  processes = [subprocess.Popen([sys.executable, '-c', PROGRAM, port, str(index), str(count)],
-                                stdout=subprocess.PIPE, text=True, env=environment)
-               for index in range(count)]
+  environment = {
+    **os.environ,
+    'XLA_FLAGS': f'{os.environ["XLA_FLAGS"]} --xla_force_host_platform_device_count=2',
+  }
+  processes = [
+    subprocess.Popen(
+      [sys.executable, '-c', PROGRAM, port, str(index), str(count)],
+      stdout=subprocess.PIPE,
+      text=True,
+      env=environment,
+    )
+    for index in range(count)
+  ]
   said = [process.communicate(timeout=120)[0].splitlines() for process in processes]
   assert not any(process.returncode for process in processes)
   return said

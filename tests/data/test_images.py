@@ -12,6 +12,7 @@ from tfm import spec
 from tfm.data import packing, pipeline
 from tfm.data.packing import protocol
 
+
 SPLITS = ('train', 'validation', 'test')
 
 
@@ -39,10 +40,15 @@ def digits(tmp_path_factory, make_source):
 
 def test_the_digits_are_scikit_learns(digits, make_source):
   found = sklearn.datasets.load_digits()
-  wanted = sorted((np.round(image * 255 / 16).astype(np.uint8).tobytes(), str(label))
-                  for image, label in zip(found.images, found.target))
-  here = [(image.tobytes(), label) for split in SPLITS
-          for image, label in zip(*(digits.corpus.splits[split][field] for field in ('image', 'label')))]
+  wanted = sorted(
+    (np.round(image * 255 / 16).astype(np.uint8).tobytes(), str(label))
+    for image, label in zip(found.images, found.target)
+  )
+  here = [
+    (image.tobytes(), label)
+    for split in SPLITS
+    for image, label in zip(*(digits.corpus.splits[split][field] for field in ('image', 'label')))
+  ]
   assert sorted(here) == wanted
   assert make_source('digits').shape == digits.corpus.splits['test']['image'][0].shape == (8, 8, 1)
   assert all(50 < digits.corpus.documents[split] < 150 for split in SPLITS[1:])
@@ -77,7 +83,9 @@ def test_training_reads_every_image_once_an_epoch(digits):
 def test_training_varies_images(digits):
   """As another reading of He et al. would: every shift there is, mirrored or not, and one and the same by index."""
   tokens, crop = digits.tokens('validation'), 1
-  plain, rows, again = (build(text).rows(tokens, 17, seed=1) for text in ('each', *['each(flip=True, crop=1)'] * 2))
+  plain, rows, again = (
+    build(text).rows(tokens, 17, seed=1) for text in ('each', *['each(flip=True, crop=1)'] * 2)
+  )
   seen = set()
   for i in range(200):
     image, varied = (((x[i]['image'] + 1) * 127.5).round().astype(np.uint8)[:, :, 0] for x in (plain, rows))
@@ -86,16 +94,22 @@ def test_training_varies_images(digits):
     for mirrored in (False, True):
       padded = np.zeros((10, 10), np.uint8)
       padded[1:9, 1:9] = image[:, ::-1] if mirrored else image
-      options |= {padded[y:y + 8, x:x + 8].tobytes(): (mirrored, y, x) for y in range(3) for x in range(3)}
+      options |= {
+        padded[y : y + 8, x : x + 8].tobytes(): (mirrored, y, x) for y in range(3) for x in range(3)
+      }
     seen.add(options[varied.tobytes()])
-  assert len(seen) == 2 * (2 * crop + 1)**2
+  assert len(seen) == 2 * (2 * crop + 1) ** 2
 
 
 def test_batches_are_filled_with_what_has_no_class(digits):
   tokens = digits.tokens('test')
   [batch] = pipeline.evaluation_batches(build('each').evaluation_rows(tokens, 17), tokens.documents + 2)
   assert batch['image'].shape == (tokens.documents + 2, 8, 8, 1)
-  assert (batch['classes'][-2:] == -1).all() and not batch['segments'][-2:].any() and (batch['classes'][:-2] >= 0).all()
+  assert (
+    (batch['classes'][-2:] == -1).all()
+    and not batch['segments'][-2:].any()
+    and (batch['classes'][:-2] >= 0).all()
+  )
 
 
 @pytest.mark.parametrize('parts', [False, True])
@@ -105,8 +119,11 @@ def test_a_folder_for_each_class(tmp_path, make_source, parts):
     split = SPLITS[i % 3] if parts else ''
     save(tmp_path / 'in' / split / ('cat', 'train')[i % 2] / f'{i}.png', drawn(i))
   data = opened(make_source(f"folder('{tmp_path}/in', size=6)"), tmp_path)
-  found = {image.tobytes(): (split, label) for split in SPLITS
-           for image, label in zip(*(data.corpus.splits[split][field] for field in ('image', 'label')))}
+  found = {
+    image.tobytes(): (split, label)
+    for split in SPLITS
+    for image, label in zip(*(data.corpus.splits[split][field] for field in ('image', 'label')))
+  }
   for i in range(120):
     split, label = found[drawn(i).tobytes()]
     assert label == ('cat', 'train')[i % 2] and (not parts or split == SPLITS[i % 3])
@@ -114,7 +131,9 @@ def test_a_folder_for_each_class(tmp_path, make_source, parts):
 
 
 def test_files_become_squares_of_one_size(tmp_path, make_source):
-  wide = np.concatenate([np.full((8, 4, 3), 9, np.uint8), np.full((8, 8, 3), 200, np.uint8), np.full((8, 4, 3), 9, np.uint8)], 1)
+  wide = np.concatenate(
+    [np.full((8, 4, 3), 9, np.uint8), np.full((8, 8, 3), 200, np.uint8), np.full((8, 4, 3), 9, np.uint8)], 1
+  )
   for split in SPLITS:
     save(tmp_path / 'in' / split / 'a' / 'wide.png', wide)
   source = make_source(f"folder('{tmp_path}/in', 4, channels=1)")
@@ -129,7 +148,10 @@ def test_refusals_name_the_file(tmp_path, make_source):
   (tmp_path / 'in' / 'a' / 'x.png').write_bytes(b'no image')
   with pytest.raises(ValueError, match=r'in/a/x.png cannot be read as an image: '):
     make_source(f"folder('{tmp_path}/in', 4)").prepare(tmp_path)
-  for text, sentence in (("folder('a', 0)", 'size=0 must be'), ("images('a', 4, channels=2)", r'channels=2 must be 1 \(gray\)')):
+  for text, sentence in (
+    ("folder('a', 0)", 'size=0 must be'),
+    ("images('a', 4, channels=2)", r'channels=2 must be 1 \(gray\)'),
+  ):
     with pytest.raises(ValueError, match=sentence):
       make_source(text)
   with pytest.raises(ValueError, match=r'crop=-1 must be 0 or more'):
@@ -143,8 +165,12 @@ class Shapes(tensorflow_datasets.core.GeneratorBasedBuilder):
 
   def _info(self):
     features = tensorflow_datasets.features
-    return tensorflow_datasets.core.DatasetInfo(builder=self, features=features.FeaturesDict(dict(
-      image=features.Image(encoding_format='png'), label=features.ClassLabel(names=['disc', 'ring']))))
+    return tensorflow_datasets.core.DatasetInfo(
+      builder=self,
+      features=features.FeaturesDict(
+        dict(image=features.Image(encoding_format='png'), label=features.ClassLabel(names=['disc', 'ring']))
+      ),
+    )
 
   def _split_generators(self, dl_manager):
     return {split: self._generate_examples(n) for split, n in dict(train=150, validation=5).items()}
@@ -169,7 +195,9 @@ def test_a_tfds_set(tmp_path, make_source):
 def test_a_shape_alone_has_nothing_to_learn(tmp_path, make_source):
   source = make_source('shape(8, 12, 1)')
   assert source.shape == (8, 12, 1)
-  with pytest.raises(ValueError, match=r"shape\(8, 12, channels=1\) says only what images are like, .*'folder"):
+  with pytest.raises(
+    ValueError, match=r"shape\(8, 12, channels=1\) says only what images are like, .*'folder"
+  ):
     source.prepare(tmp_path)
   with pytest.raises(ValueError, match='width=0 must be at least 1'):
     make_source('shape(8, 0)')

@@ -5,33 +5,46 @@ import json
 import numpy as np
 import pytest
 import sentencepiece
-from reference import marian_folder
 
+from tests.data import marian_folder
 from tfm.data.special import Special
 from tfm.data.tokenizers.marian import Marian
 from tfm.data.tokenizers.protocol import load
 from tfm.data.tokens import Drawn
+
 
 TEXT = marian_folder.SOURCE[1]
 
 
 def test_one_table(tmp_path):
   [size] = marian_folder.write(tmp_path)
-  (tmp_path / 'config.json').write_text(json.dumps(dict(vocab_size=size + 3, decoder_start_token_id=size - 1)))
+  (tmp_path / 'config.json').write_text(
+    json.dumps(dict(vocab_size=size + 3, decoder_start_token_id=size - 1))
+  )
   made = Marian(str(tmp_path)).train(())
   numbers = json.loads((tmp_path / 'vocab.json').read_text())
-  cut = {name: sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / f'{name}.spm')).encode(TEXT, out_type=str)
-         for name in ('source', 'target')}
+  cut = {
+    name: sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / f'{name}.spm')).encode(
+      TEXT, out_type=str
+    )
+    for name in ('source', 'target')
+  }
   assert cut['source'] != cut['target']
   assert made.encode_source(TEXT).tolist() == [numbers.get(piece, 1) for piece in cut['source']]
   assert made.encode(TEXT).tolist() == [numbers.get(piece, 1) for piece in cut['target']]
   assert made.source('>>de<< ' + TEXT).tolist() == [numbers['>>de<<'], *made.encode_source(' ' + TEXT), 0]
   assert (made.begin_id, made.eos_id, made.vocab_size, made.lossless) == (size - 1, 0, size + 3, False)
   pieces = [piece for piece in cut['source'] if piece in numbers]
-  assert made.decode([size - 1, *(numbers[piece] for piece in pieces), 1, 0]) == ''.join(pieces).replace('▁', ' ').strip()
+  assert (
+    made.decode([size - 1, *(numbers[piece] for piece in pieces), 1, 0])
+    == ''.join(pieces).replace('▁', ' ').strip()
+  )
   assert made.pieces[numbers['>>de<<']] == b'>>de<<' and made.pieces[0] == made.pieces[size + 2] == b''
   again = load(json.loads(json.dumps(made.state())))
-  assert again.identity == made.identity and again.encode_source(TEXT).tolist() == made.encode_source(TEXT).tolist()
+  assert (
+    again.identity == made.identity
+    and again.encode_source(TEXT).tolist() == made.encode_source(TEXT).tolist()
+  )
 
 
 def test_a_table_of_the_targets(tmp_path):
@@ -41,7 +54,9 @@ def test_a_table_of_the_targets(tmp_path):
   assert (one.vocab_size, other.vocab_size) == (source, target)
   for made, file, name in ((one, 'vocab.json', 'source'), (other, 'target_vocab.json', 'target')):
     numbers = json.loads((tmp_path / file).read_text())
-    pieces = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / f'{name}.spm')).encode(TEXT, out_type=str)
+    pieces = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / f'{name}.spm')).encode(
+      TEXT, out_type=str
+    )
     ids = made.encode_source(TEXT) if made is one else made.encode(TEXT)
     assert ids.tolist() == [numbers.get(piece, 1) for piece in pieces] and made.begin_id == numbers['<pad>']
 
@@ -56,10 +71,13 @@ def test_sources_are_read_as_such_wherever_they_are(tmp_path):
   assert special.source(f'{TEXT}<x>').tolist() == [*made.encode_source(TEXT), made.vocab_size, 0]
 
 
-@pytest.mark.parametrize('file, text, sentence', [
-  ('target.spm', None, 'lacks target.spm, and a tokenizer of Marian is source.spm, target.spm, vocab.json'),
-  ('vocab.json', '{"</s>": 0}', "has no '<unk>' in vocab.json"),
-])
+@pytest.mark.parametrize(
+  'file, text, sentence',
+  [
+    ('target.spm', None, 'lacks target.spm, and a tokenizer of Marian is source.spm, target.spm, vocab.json'),
+    ('vocab.json', '{"</s>": 0}', "has no '<unk>' in vocab.json"),
+  ],
+)
 def test_refusals(tmp_path, file, text, sentence):
   marian_folder.write(tmp_path)
   if text is None:

@@ -29,15 +29,23 @@ def test_sizes_and_languages(corpus):
   for source, target in dates:
     day, year = re.fullmatch(r'\w+day, \w+ (\d+), (19\d\d)', source).groups()
     assert re.fullmatch(rf'\w+, {day}\. \w+ {year}', target), (source, target)
-  assert all(re.fullmatch('[a-zäöüß]+', target) and re.fullmatch('[a-z, -]+', source) for source, target in found - dates)
+  assert all(
+    re.fullmatch('[a-zäöüß]+', target) and re.fullmatch('[a-z, -]+', source)
+    for source, target in found - dates
+  )
 
 
 def test_known_ones():
   import datetime
+
   from tfm.data.sources.numbers import spelt
+
   assert [spelt(205, language) for language in ('en', 'de')] == ['two hundred and five', 'zweihundertfünf']
   day = datetime.date(1971, 5, 1)
-  assert [spelt(day, language) for language in ('en', 'de')] == ['Saturday, May 1, 1971', 'Samstag, 1. Mai 1971']
+  assert [spelt(day, language) for language in ('en', 'de')] == [
+    'Saturday, May 1, 1971',
+    'Samstag, 1. Mai 1971',
+  ]
 
 
 def test_splits_are_apart(corpus):
@@ -52,11 +60,14 @@ def test_the_seed_decides(make_source, tmp_path, corpus):
   assert same.hash == corpus.hash != other.hash
 
 
-@pytest.mark.parametrize('spec, sentence', [
-  ('numbers("en", "xx")', "'xx' is no language of num2words and Babel; known: .*de.*en"),
-  ('numbers(pairs=3)', 'pairs=3 are too few'),
-  ('numbers(digits=7)', 'digits=7 and longest=7 leave no longer numbers'),
-])
+@pytest.mark.parametrize(
+  'spec, sentence',
+  [
+    ('numbers("en", "xx")', "'xx' is no language of num2words and Babel; known: .*de.*en"),
+    ('numbers(pairs=3)', 'pairs=3 are too few'),
+    ('numbers(digits=7)', 'digits=7 and longest=7 leave no longer numbers'),
+  ],
+)
 def test_refusals(make_source, spec, sentence):
   with pytest.raises(ValueError, match=sentence):
     make_source(spec)
@@ -65,7 +76,9 @@ def test_refusals(make_source, spec, sentence):
 @pytest.fixture(scope='module')
 def endless(make_source, tmp_path_factory):
   """Pairs without end, and how to pack them."""
-  data = pipeline.open_data(make_source('numbers'), spec.build('bytes', tokenizers, Tokenizer), tmp_path_factory.mktemp('numbers'))
+  data = pipeline.open_data(
+    make_source('numbers'), spec.build('bytes', tokenizers, Tokenizer), tmp_path_factory.mktemp('numbers')
+  )
   return data, spec.build('padded', packing, Packing)
 
 
@@ -78,14 +91,18 @@ def test_pairs_have_no_end(endless):
   row, text = rows[7], data.tokenizer.decode
   source = text(row['source'][row['source_segments'] > 0][:-1])
   assert re.fullmatch('[A-Za-z0-9, -]+', source) and row['source_segments'].sum() == len(source) + 1
-  np.testing.assert_array_equal(row['inputs'][1:][row['segments'][1:] > 0], row['targets'][:-1][row['segments'][1:] > 0])
+  np.testing.assert_array_equal(
+    row['inputs'][1:][row['segments'][1:] > 0], row['targets'][:-1][row['segments'][1:] > 0]
+  )
 
 
 def test_the_seed_of_the_run_tells_where_they_begin(endless):
   data, pack = endless
   first, same, other = (pack.rows(data.tokens('train'), 64, seed=seed) for seed in (0, 0, 1))
+
   def read(rows):
     return [rows[i]['targets'].tolist() for i in range(20)]
+
   assert read(first) == read(same) != read(other)
 
 
@@ -106,17 +123,23 @@ def test_what_is_too_long_leaves_its_row_empty(endless, caplog):
   with caplog.at_level(logging.WARNING):
     found = [rows[i] for i in range(30)]
   empty = [row for row in found if not row['segments'].any()]
-  assert 0 < len(empty) < 30 and caplog.text.count('and longer than a row of 20: it is left out') == len(empty)
+  assert 0 < len(empty) < 30 and caplog.text.count('and longer than a row of 20: it is left out') == len(
+    empty
+  )
   assert not any(x.any() for row in empty for x in row.values())
 
 
 def test_a_tokenizer_is_trained_on_the_beginning(make_source, tmp_path, monkeypatch):
   monkeypatch.setattr(pipeline, 'BEGINNING', 200)
-  data = pipeline.open_data(make_source('numbers'), spec.build('sentencepiece(400)', tokenizers, Tokenizer), tmp_path)
+  data = pipeline.open_data(
+    make_source('numbers'), spec.build('sentencepiece(400)', tokenizers, Tokenizer), tmp_path
+  )
   assert data.tokenizer.vocab_size == 400
 
 
 def test_others_refuse_what_has_no_end(endless):
   for other in ('buckets', 'first_fit'):
-    with pytest.raises(ValueError, match="numbers train has no end, .* plans all of an epoch; packing='padded' would do"):
+    with pytest.raises(
+      ValueError, match="numbers train has no end, .* plans all of an epoch; packing='padded' would do"
+    ):
       spec.build(other, packing, Packing).rows(endless[0].tokens('train'), 64, seed=0)

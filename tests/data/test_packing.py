@@ -8,8 +8,8 @@ import pytest
 
 from tfm import spec
 from tfm.data import packing
-from tfm.data.packing import concat
-from tfm.data.packing import protocol
+from tfm.data.packing import concat, protocol
+
 
 SPECS = 'concat', 'concat(shuffle=False)', 'first_fit', 'first_fit(bins=1)', 'first_fit(bins=3)'
 
@@ -20,10 +20,11 @@ def build(text: str) -> protocol.Packing:
 
 def random_lengths(seed: int, length: int) -> list[int]:
   draw = random.Random(seed)
-  edges = (0, 0, 1, 2, length - 2, length - 1, length, length + 1, 2 * length - 1, 2 * length,
-           5 * length)
-  lengths = [max(0, draw.choice([draw.choice(edges), draw.randrange(3 * length)]))
-             for _ in range(draw.randrange(1, 40))]
+  edges = (0, 0, 1, 2, length - 2, length - 1, length, length + 1, 2 * length - 1, 2 * length, 5 * length)
+  lengths = [
+    max(0, draw.choice([draw.choice(edges), draw.randrange(3 * length)]))
+    for _ in range(draw.randrange(1, 40))
+  ]
   return [*lengths, length]  # long enough for one row
 
 
@@ -45,7 +46,7 @@ def epoch_targets(rows, epoch: int) -> list[int]:
     row = rows[index]
     stream.extend(row['targets'][row['segments'] > 0].tolist())
     index += 1
-  return stream[epoch * size:(epoch + 1) * size]
+  return stream[epoch * size : (epoch + 1) * size]
 
 
 def check_row(row, tokens, length):
@@ -109,8 +110,9 @@ def test_seeds_and_epochs_have_their_own_order(text, make_tokens):
   rows = build(text).rows(tokens, 16, seed=0)
   first, second = epoch_targets(rows, 0), epoch_targets(rows, 1)
   other = epoch_targets(build(text).rows(tokens, 16, seed=1), 0)
-  in_order = [t for row in build(text).evaluation_rows(tokens, 16)
-              for t in row['targets'][row['segments'] > 0].tolist()]
+  in_order = [
+    t for row in build(text).evaluation_rows(tokens, 16) for t in row['targets'][row['segments'] > 0].tolist()
+  ]
   assert len({tuple(order) for order in (first, second, other, in_order)}) == 4
 
 
@@ -124,11 +126,14 @@ def test_a_shuffle_of_rows_loses_none(length, window, make_tokens, monkeypatch):
   size = min(tokens.targets // length, window)
   assert size > 1
   for first in range(0, 4 * size, size):  # window by window, over the ends of epochs
-    wanted, found = ([[rows[i][f].tolist() for f in protocol.FIELDS]
-                      for i in range(first, first + size)] for rows in (stream, shuffled))
+    wanted, found = (
+      [[rows[i][f].tolist() for f in protocol.FIELDS] for i in range(first, first + size)]
+      for rows in (stream, shuffled)
+    )
     assert sorted(found) == sorted(wanted)
   assert [stream[i]['targets'].tolist() for i in range(4 * size)] != [
-    shuffled[i]['targets'].tolist() for i in range(4 * size)]
+    shuffled[i]['targets'].tolist() for i in range(4 * size)
+  ]
 
 
 def test_every_window_has_its_own_order(make_tokens):
@@ -171,13 +176,17 @@ def test_first_fit_keeps_documents_apart(make_tokens):
   end = tokens.eos_id
   rows = build('first_fit').evaluation_rows(tokens, 5)
   assert [row['inputs'].tolist() for row in rows] == [
-    [end, 1, 2, end, 10], [end, 3, 4, 5, 6], [7, 8, 9, end, 0]]
+    [end, 1, 2, end, 10],
+    [end, 3, 4, 5, 6],
+    [7, 8, 9, end, 0],
+  ]
   assert [row['targets'].tolist() for row in rows] == [
-    [1, 2, end, 10, end], [3, 4, 5, 6, 7], [8, 9, end, end, 0]]
-  assert [row['segments'].tolist() for row in rows] == [
-    [1, 1, 1, 2, 2], [1, 1, 1, 1, 1], [1, 1, 1, 2, 0]]
-  assert [row['positions'].tolist() for row in rows] == [
-    [0, 1, 2, 0, 1], [0, 1, 2, 3, 4], [0, 1, 2, 0, 0]]
+    [1, 2, end, 10, end],
+    [3, 4, 5, 6, 7],
+    [8, 9, end, end, 0],
+  ]
+  assert [row['segments'].tolist() for row in rows] == [[1, 1, 1, 2, 2], [1, 1, 1, 1, 1], [1, 1, 1, 2, 0]]
+  assert [row['positions'].tolist() for row in rows] == [[0, 1, 2, 0, 1], [0, 1, 2, 3, 4], [0, 1, 2, 0, 0]]
 
 
 def test_first_fit_segments_restart_and_fill(make_tokens):
@@ -222,7 +231,16 @@ def test_padded_has_a_text_a_row(make_tokens, caplog):
   rows = build('padded').evaluation_rows(tokens, 5)
   assert 'made up: 1 of 4 texts are longer than 5 tokens' in caplog.text
   assert [row['targets'].tolist() for row in map(rows.__getitem__, range(3))] == [
-    [1, 2, 3, tokens.eos_id, 0], [tokens.eos_id, 0, 0, 0, 0], [13, 14, 15, 16, tokens.eos_id]]
-  assert rows[0]['inputs'].tolist() == [tokens.eos_id, 1, 2, 3, 0] and rows[0]['segments'].tolist() == [1, 1, 1, 1, 0]
+    [1, 2, 3, tokens.eos_id, 0],
+    [tokens.eos_id, 0, 0, 0, 0],
+    [13, 14, 15, 16, tokens.eos_id],
+  ]
+  assert rows[0]['inputs'].tolist() == [tokens.eos_id, 1, 2, 3, 0] and rows[0]['segments'].tolist() == [
+    1,
+    1,
+    1,
+    1,
+    0,
+  ]
   epoch = [build('padded').rows(tokens, 5, seed=0)[i]['targets'].tobytes() for i in range(6)]
   assert {*epoch[:3]} == {*epoch[3:]} == {rows[i]['targets'].tobytes() for i in range(3)}

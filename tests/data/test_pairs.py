@@ -12,8 +12,16 @@ from tfm.data import packing, pipeline
 from tfm.data.packing import protocol
 from tfm.data.tokens import Pairs
 
+
 LENGTH = 16
-SPECS = 'first_fit', 'first_fit(bins=2)', 'buckets', 'buckets(least=3)', 'buckets(least=3, ratio=1.1)', 'padded'
+SPECS = (
+  'first_fit',
+  'first_fit(bins=2)',
+  'buckets',
+  'buckets(least=3)',
+  'buckets(least=3, ratio=1.1)',
+  'padded',
+)
 
 
 @pytest.fixture(scope='module')
@@ -33,7 +41,9 @@ def pack(request):
 def fitting(pairs):
   return collections.Counter(
     (tuple(pairs.source.document(d).tolist()), tuple(pairs.target.document(d).tolist()))
-    for d in range(pairs.source.documents) if pairs.sizes[d].max() <= LENGTH)
+    for d in range(pairs.source.documents)
+    if pairs.sizes[d].max() <= LENGTH
+  )
 
 
 def read(batch):
@@ -55,7 +65,9 @@ def read(batch):
 
 def test_targets_begin_and_sources_too_as_their_tokenizer_has_it(pack, pairs):
   """What is no end of a text stands before the decoder's inputs, and before a source what it wants there."""
-  framed = Pairs('made up', dataclasses.replace(pairs.source, before=(7, 8)), dataclasses.replace(pairs.target, begin=9))
+  framed = Pairs(
+    'made up', dataclasses.replace(pairs.source, before=(7, 8)), dataclasses.replace(pairs.target, begin=9)
+  )
   assert framed.sizes.tolist() == (pairs.sizes + [2, 0]).tolist()
   count = 0
   for batch in pipeline.evaluation_batches(pack.evaluation_rows(framed, LENGTH), 4):
@@ -63,7 +75,9 @@ def test_targets_begin_and_sources_too_as_their_tokenizer_has_it(pack, pairs):
       row = {name: x[b] for name, x in batch.items()}
       for segment in set(row['segments']) - {0}:
         here, there = row['segments'] == segment, row['source_segments'] == segment
-        assert row['inputs'][here].tolist() == [9, *row['targets'][here][:-1]] and row['source'][there][:2].tolist() == [7, 8]
+        assert row['inputs'][here].tolist() == [9, *row['targets'][here][:-1]] and row['source'][there][
+          :2
+        ].tolist() == [7, 8]
         count += 1
   assert count == sum(framed.sizes.max(1) <= LENGTH)
 
@@ -87,24 +101,31 @@ def test_an_epoch_of_training_reads_every_pair_once_in_an_order_of_its_own(pack,
     assert found == expected
     orders.append(order)
   assert orders[0] != orders[1]
-  assert [next(pipeline.train_iterator(pack.rows(pairs, LENGTH, seed=3), 1))['source'].tobytes()] == orders[0][:1]
+  assert [next(pipeline.train_iterator(pack.rows(pairs, LENGTH, seed=3), 1))['source'].tobytes()] == orders[
+    0
+  ][:1]
 
 
 def test_what_is_too_long_is_told(pack, pairs, make_tokens, caplog):
   with caplog.at_level(logging.WARNING):
     pack.evaluation_rows(pairs, LENGTH)
-  assert f'made up: 2 of 60 pairs are longer than {LENGTH} tokens, the longest of {3 * LENGTH + 1}' in caplog.text
+  assert (
+    f'made up: 2 of 60 pairs are longer than {LENGTH} tokens, the longest of {3 * LENGTH + 1}' in caplog.text
+  )
   with pytest.raises(ValueError, match='has no pair within length=3 '):
     pack.evaluation_rows(Pairs('made up', make_tokens([5]), make_tokens([1])), 3)
 
 
-@pytest.mark.parametrize('ratio, expected', [
-  (2.0, {(2, 16), (4, 8), (8, 4)}),
-  (1.3, {(2, 16), (4, 8), (6, 5), (10, 3)}),
-])
+@pytest.mark.parametrize(
+  'ratio, expected', [(2.0, {(2, 16), (4, 8), (8, 4)}), (1.3, {(2, 16), (4, 8), (6, 5), (10, 3)})]
+)
 def test_batches_of_buckets_have_about_equal_tokens(pairs, ratio, expected):
   rows = spec.build(f'buckets(least=3, ratio={ratio})', packing, protocol.Packing).rows(pairs, LENGTH, seed=0)
-  iterator, shapes, lengths = pipeline.train_iterator(rows, 2), set(), sorted(length for _, length in expected)
+  iterator, shapes, lengths = (
+    pipeline.train_iterator(rows, 2),
+    set(),
+    sorted(length for _, length in expected),
+  )
   for _ in range(rows_of_an_epoch := len(rows._plan(0, 2))):
     batch = next(iterator)
     shapes.add(batch['inputs'].shape)

@@ -6,6 +6,7 @@ import gzip
 import pytest
 import tensorflow_datasets
 
+
 PAIRS = [(f'source {i} née', f'Ziel {i} Ünal') for i in range(400)]
 
 
@@ -26,7 +27,9 @@ def every(corpus):
 def test_line_by_line(tmp_path, make_source, end, zipped):
   for name, texts in zip(('a.en', 'a.de'), zip(*PAIRS)):
     write(tmp_path, name + '.gz' * zipped, texts, end, zipped)
-  corpus = make_source(f'parallel("{tmp_path}/a.en{".gz" * zipped}", "{tmp_path}/a.de{".gz" * zipped}")').prepare(tmp_path)
+  corpus = make_source(
+    f'parallel("{tmp_path}/a.en{".gz" * zipped}", "{tmp_path}/a.de{".gz" * zipped}")'
+  ).prepare(tmp_path)
   assert every(corpus) == collections.Counter(PAIRS) and corpus.fields == ('source', 'target')
   assert all(corpus.documents[split] for split in ('train', 'validation', 'test'))
 
@@ -42,7 +45,9 @@ def test_splits_of_their_own(tmp_path, make_source):
   for name, found in parts.items():
     for language, texts in zip(('en', 'de'), zip(*found)):
       write(tmp_path, f'{name}.{language}', texts)
-  corpus = make_source(f'parallel("{tmp_path}/{{split}}.en", "{tmp_path}/{{split}}.de", splits={tuple(parts)})').prepare(tmp_path)
+  corpus = make_source(
+    f'parallel("{tmp_path}/{{split}}.en", "{tmp_path}/{{split}}.de", splits={tuple(parts)})'
+  ).prepare(tmp_path)
   for split, found in zip(('train', 'validation', 'test'), parts.values()):
     assert collections.Counter(pairs(corpus, split)) == collections.Counter(found)
 
@@ -67,15 +72,18 @@ def test_empty_sides_are_left_out_and_told(tmp_path, make_source, caplog):
   assert len(told) == 1 and '3 of 400 pairs' in told[0] and 'lines 3, 6, 391' in told[0]
 
 
-@pytest.mark.parametrize('spec, sentence', [
-  ('"{}/a.en", "{}/short.de"', r'a.en has 3 lines and .*short.de 2; line i of one must be the translation'),
-  ('"{}/a.en", "{}/none.de"', r'none.de is no file'),
-  ('"{}/a.en"', r'a.en:1 has 1 columns; a line is `source TAB target`'),
-  ('"{}/{{split}}.en", "{}/a.en"', r'has \{{split\}} in one path only'),
-  ('"{}/{{split}}.en", "{}/{{split}}.de", splits=()', r'splits=\(\) must name the training split'),
-  ('"{}/a.en", "{}/latin.de"', r'latin.de:2 is not UTF-8'),
-  ('"{}/a.en", "{}/a.en"', r'too few documents to be split by their hashes: 3'),
-])
+@pytest.mark.parametrize(
+  'spec, sentence',
+  [
+    ('"{}/a.en", "{}/short.de"', r'a.en has 3 lines and .*short.de 2; line i of one must be the translation'),
+    ('"{}/a.en", "{}/none.de"', r'none.de is no file'),
+    ('"{}/a.en"', r'a.en:1 has 1 columns; a line is `source TAB target`'),
+    ('"{}/{{split}}.en", "{}/a.en"', r'has \{{split\}} in one path only'),
+    ('"{}/{{split}}.en", "{}/{{split}}.de", splits=()', r'splits=\(\) must name the training split'),
+    ('"{}/a.en", "{}/latin.de"', r'latin.de:2 is not UTF-8'),
+    ('"{}/a.en", "{}/a.en"', r'too few documents to be split by their hashes: 3'),
+  ],
+)
 def test_refusals(tmp_path, make_source, spec, sentence):
   write(tmp_path, 'a.en', 'one two three'.split())
   write(tmp_path, 'short.de', 'eins zwei'.split())
@@ -94,10 +102,14 @@ class Prepared(tensorflow_datasets.core.GeneratorBasedBuilder, skip_registration
 
   def _info(self):
     return tensorflow_datasets.core.DatasetInfo(
-      builder=self, features=tensorflow_datasets.features.Translation(languages=('de', 'en')))
+      builder=self, features=tensorflow_datasets.features.Translation(languages=('de', 'en'))
+    )
 
   def _split_generators(self, dl_manager):
-    return {split: self._generate_examples(split, size) for split, size in dict(train=50, validation=5, test=7).items()}
+    return {
+      split: self._generate_examples(split, size)
+      for split, size in dict(train=50, validation=5, test=7).items()
+    }
 
   def _generate_examples(self, split, count):
     for i in range(count):
@@ -112,4 +124,6 @@ def test_a_prepared_tfds_set_of_translations(tmp_path, make_source):
   for split, size in dict(train=50, validation=5, test=7).items():
     assert set(pairs(corpus, split)) == {(f'{split} line {i}', f'{split} Zeile {i}') for i in range(size)}
   with pytest.raises(ValueError, match="no text under 'fr'; it has .*'de', 'en'"):
-    make_source(f"tfds('wmt14_translate/de-en', 'en', 'fr', data_dir='{tmp_path}')").prepare(tmp_path / 'cache')
+    make_source(f"tfds('wmt14_translate/de-en', 'en', 'fr', data_dir='{tmp_path}')").prepare(
+      tmp_path / 'cache'
+    )

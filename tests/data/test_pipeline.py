@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from tfm import spec
-from tfm.data import packing
-from tfm.data import pipeline
+from tfm.data import packing, pipeline
 from tfm.data.packing import protocol
 from tfm.data.tokenizers.bytes import Bytes
+
 
 SPECS = 'concat', 'first_fit(bins=4)'
 LENGTHS = [5, 0, 40, 3, 17, 1, 9, 22, 8, 31, 2]
@@ -119,7 +119,7 @@ def test_a_limited_evaluation_is_spread_over_the_split(pack, make_tokens):
 def test_hashes_of_parts_add_up(pack, make_tokens):
   rows = pack.rows(make_tokens(LENGTHS), 8, seed=0)
   [batch] = take(pipeline.train_iterator(rows, 8), 1)
-  halves = [{f: v[4 * i:4 * i + 4] for f, v in batch.items()} for i in range(2)]
+  halves = [{f: v[4 * i : 4 * i + 4] for f, v in batch.items()} for i in range(2)]
   parts = [pipeline.batch_hash(half, first_row=4 * i) for i, half in enumerate(halves)]
   assert pipeline.add_hashes(parts) == pipeline.batch_hash(batch)
   assert len(pipeline.batch_hash(batch)) == 16
@@ -137,8 +137,11 @@ def test_a_hash_sees_values_and_order(make_tokens):
 
 def test_refusals_name_the_field(pack, make_tokens):
   rows = pack.rows(make_tokens(LENGTHS), 8, seed=0)
-  for arguments, said in (((6, 0, 4), 'batch_size=6'), ((0, 0, 1), 'batch_size=0'),
-                          ((4, 2, 2), 'process_index=2')):
+  for arguments, said in (
+    ((6, 0, 4), 'batch_size=6'),
+    ((0, 0, 1), 'batch_size=0'),
+    ((4, 2, 2), 'process_index=2'),
+  ):
     with pytest.raises(ValueError, match=said):
       pipeline.train_iterator(rows, *arguments)
 

@@ -13,14 +13,19 @@ from tfm.data.tokenizers.protocol import load
 from tfm.data.tokenizers.published import Published
 from tfm.decoding.text import stream
 
+
 TEXT = 'Now is better than never. Wörter, two  spaces and\na line.'
 
 
 def byte_level(folder, special=('</s>',)):
   made = Tokenizer(models.BPE())
   made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-  made.train_from_iterator([TEXT] * 20, trainers.BpeTrainer(
-    vocab_size=300, special_tokens=list(special), initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
+  made.train_from_iterator(
+    [TEXT] * 20,
+    trainers.BpeTrainer(
+      vocab_size=300, special_tokens=list(special), initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
+    ),
+  )
   made.save(str(folder / 'tokenizer.json'))
   return made
 
@@ -50,7 +55,10 @@ def test_word_pieces_have_a_frame_and_a_mask(tmp_path):
   made = Published(str(tmp_path)).train(())
   assert made.encode('Now is better.').tolist() == [5, 6, 7, 8, 9] and not made.lossless
   assert (made.begin_id, made.eos_id, made.before, made.vocab_size) == (2, 3, (2,), 12)
-  assert made.encode('now <mask> better').tolist() == [5, 4, 7, 8] and made.decode([5, 6, 7, 8, 9]) == 'now is better.'
+  assert (
+    made.encode('now <mask> better').tolist() == [5, 4, 7, 8]
+    and made.decode([5, 6, 7, 8, 9]) == 'now is better.'
+  )
   # What an objective asks for is there already.
   assert extended(made, ('<mask>',)) is made and number(made, '<mask>') == 4
   assert isinstance(extended(made, ('<mask>', '<other>')), Special)
@@ -62,19 +70,31 @@ def test_word_pieces_have_a_frame_and_a_mask(tmp_path):
 def test_sentence_pieces(tmp_path, name):
   model = io.BytesIO()
   sentencepiece.SentencePieceTrainer.train(
-    sentence_iterator=iter([TEXT] * 20), model_writer=model, vocab_size=40, hard_vocab_limit=False, minloglevel=2)
+    sentence_iterator=iter([TEXT] * 20),
+    model_writer=model,
+    vocab_size=40,
+    hard_vocab_limit=False,
+    minloglevel=2,
+  )
   (tmp_path / name).write_bytes(model.getvalue())
   config(tmp_path, vocab_size=64, eos_token_id=1, decoder_start_token_id=0)
   made = Published(str(tmp_path)).train(())
   theirs = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
-  assert made.encode('is better').tolist() == theirs.encode('is better') and made.decode(made.encode('is better')) == 'is better'
+  assert (
+    made.encode('is better').tolist() == theirs.encode('is better')
+    and made.decode(made.encode('is better')) == 'is better'
+  )
   assert (made.begin_id, made.eos_id, made.vocab_size, made.lossless) == (0, 1, 64, False)
 
 
 def test_its_own_rules_are_read(tmp_path):
-  made = Tokenizer(models.WordLevel(dict(zip(['<s>', '</s>', '<mask>', '<unk>', 'a', 'b'], range(6))), unk_token='<unk>'))
+  made = Tokenizer(
+    models.WordLevel(dict(zip(['<s>', '</s>', '<mask>', '<unk>', 'a', 'b'], range(6))), unk_token='<unk>')
+  )
   made.pre_tokenizer, made.normalizer = pre_tokenizers.Whitespace(), normalizers.Lowercase()
-  made.post_processor = processors.TemplateProcessing(single='<s> $A </s>', special_tokens=[('<s>', 0), ('</s>', 1)])
+  made.post_processor = processors.TemplateProcessing(
+    single='<s> $A </s>', special_tokens=[('<s>', 0), ('</s>', 1)]
+  )
   made.add_special_tokens(['<s>', '</s>', '<mask>'])
   made.save(str(tmp_path / 'tokenizer.json'))
   found = Published(str(tmp_path)).train(())
@@ -95,12 +115,16 @@ def test_text_as_it_comes_is_the_whole_text(tmp_path):
 
 
 def test_refusals(tmp_path):
-  with pytest.raises(ValueError, match='holds no tokenizer; tokenizer.json, spiece.model or tokenizer.model, vocab.txt'):
+  with pytest.raises(
+    ValueError, match='holds no tokenizer; tokenizer.json, spiece.model or tokenizer.model, vocab.txt'
+  ):
     Published(str(tmp_path)).train(())
   with pytest.raises(ValueError, match='is not trained'):
     Published(str(tmp_path)).encode('a')
   byte_level(tmp_path)
-  with pytest.raises(ValueError, match='does not tell the token that ends a text; eos_token_id of config.json would'):
+  with pytest.raises(
+    ValueError, match='does not tell the token that ends a text; eos_token_id of config.json would'
+  ):
     Published(str(tmp_path)).train(())
 
 

@@ -14,6 +14,7 @@ import zstandard
 
 from tfm.data import corpus as corpora
 
+
 SPLITS = ('train', 'validation', 'test')
 
 
@@ -48,15 +49,15 @@ def test_nothing_is_lost_and_the_counts_are_true(documents, tmp_path, cache_dir,
   assert corpus.documents['train'] > 0.8 * len(documents)
 
 
-def test_splits_do_not_depend_on_the_order_or_the_names_of_files(
-    documents, tmp_path, make_source):
+def test_splits_do_not_depend_on_the_order_or_the_names_of_files(documents, tmp_path, make_source):
   for name, order in (('a', documents), ('b', documents[::-1])):
     (tmp_path / name).mkdir()
     for index, text in enumerate(order):
       (tmp_path / name / f'{index:03}.txt').write_text(text, newline='')
   (tmp_path / 'b' / '000.txt').rename(tmp_path / 'b' / 'zzz.txt')
-  a, b = (make_source(f"text('{tmp_path}/{name}/*.txt')").prepare(tmp_path / 'caches' / name)
-          for name in 'ab')  # each prepared, none found
+  a, b = (
+    make_source(f"text('{tmp_path}/{name}/*.txt')").prepare(tmp_path / 'caches' / name) for name in 'ab'
+  )  # each prepared, none found
   assert a.hash == b.hash
   for split in SPLITS:
     assert list(a.splits[split]['text']) == list(b.splits[split]['text'])
@@ -82,8 +83,10 @@ def test_the_hash_sees_every_character(tmp_path, cache_dir, make_source, make_te
 
 
 def test_the_hash_sees_the_splits(cache_dir):
-  hashes = {corpora.prepare('own', lambda: zip(SPLITS, texts), cache_dir, fixed=SPLITS).hash
-            for texts in ('abc', 'acb', 'bac')}
+  hashes = {
+    corpora.prepare('own', lambda: zip(SPLITS, texts), cache_dir, fixed=SPLITS).hash
+    for texts in ('abc', 'acb', 'bac')
+  }
   assert len(hashes) == 3
 
 
@@ -94,8 +97,7 @@ def test_three_documents_are_one_for_each_split(cache_dir):
     assert set(corpus.documents.values()) == {1} and set(every(corpus)) == set(texts)
 
 
-def test_a_single_book_is_cut_into_pieces_and_says_so(
-    tmp_path, cache_dir, make_source, make_text, caplog):
+def test_a_single_book_is_cut_into_pieces_and_says_so(tmp_path, cache_dir, make_source, make_text, caplog):
   book = make_text(1, 6000)
   (tmp_path / 'book.txt').write_text(book, newline='')
   corpus = make_source(f"text('{tmp_path}/book.txt')").prepare(cache_dir)
@@ -118,8 +120,20 @@ def test_few_files_of_uneven_size_are_cut_too(tmp_path, cache_dir, make_source, 
 
 
 @pytest.mark.parametrize('size', (1, 3, 50, 10**6))
-@pytest.mark.parametrize('text', ('', '\n', 'a', 'a\n\nb', '\n\n\n', 'x' * 500, 'no end\nof line',
-                                  'a\r\n\r\nb\r\n' * 40, '\n' * 300 + 'é猫🐈\u2028\x85\f\v' * 50))
+@pytest.mark.parametrize(
+  'text',
+  (
+    '',
+    '\n',
+    'a',
+    'a\n\nb',
+    '\n\n\n',
+    'x' * 500,
+    'no end\nof line',
+    'a\r\n\r\nb\r\n' * 40,
+    '\n' * 300 + 'é猫🐈\u2028\x85\f\v' * 50,
+  ),
+)
 def test_pieces_join_to_the_text(text, size):
   pieces = list(corpora.cut(text, size))
   assert ''.join(pieces) == text
@@ -133,13 +147,15 @@ def test_pieces_end_at_blank_lines(make_text):
   assert sum(ends) > 0.8 * len(ends) > 20
 
 
-@pytest.mark.parametrize('compress', (
-  lambda data: ('', data),
-  lambda data: ('.gz', gzip.compress(data[:700]) + gzip.compress(data[700:])),
-  lambda data: ('.zst', b''.join(map(zstandard.compress, (data[:700], data[700:])))),
-))
-def test_compressed_files_are_the_same_text(
-    compress, documents, tmp_path, cache_dir, make_source, make_text):
+@pytest.mark.parametrize(
+  'compress',
+  (
+    lambda data: ('', data),
+    lambda data: ('.gz', gzip.compress(data[:700]) + gzip.compress(data[700:])),
+    lambda data: ('.zst', b''.join(map(zstandard.compress, (data[:700], data[700:])))),
+  ),
+)
+def test_compressed_files_are_the_same_text(compress, documents, tmp_path, cache_dir, make_source, make_text):
   suffix, data = compress(jsonl(documents, field='body'))
   (tmp_path / f'a.jsonl{suffix}').write_bytes(data)
   corpus = make_source(f"text('{tmp_path}/a.*', field='body')").prepare(cache_dir)
@@ -151,8 +167,7 @@ def test_compressed_files_are_the_same_text(
   assert sum(corpus.bytes.values()) == len(book.encode())
 
 
-def test_patterns_are_recursive_and_know_the_home(
-    tmp_path, cache_dir, make_source, monkeypatch, make_text):
+def test_patterns_are_recursive_and_know_the_home(tmp_path, cache_dir, make_source, monkeypatch, make_text):
   monkeypatch.setenv('HOME', str(tmp_path))
   (tmp_path / 'x' / 'y').mkdir(parents=True)
   (tmp_path / 'x' / 'a[1].txt').write_text(make_text(0, 300), newline='')
@@ -173,26 +188,29 @@ def test_a_line_is_a_document_whatever_its_line_end(tmp_path, cache_dir, make_so
 GOOD = b'{"text": "fine"}\n'
 
 
-@pytest.mark.parametrize('name, data, said', (
-  ('none', None, ('none', 'matches no file')),
-  ('empty.txt', b'', ('empty.txt', 'empty')),
-  ('empty.jsonl', b'{"text": ""}\n\n', ('empty.jsonl', 'empty')),
-  ('short.txt', b'too little', ('short.txt', 'too short', '10 bytes')),
-  ('same.txt', b'all\n\nall\n\n', ('same.txt', 'too short')),
-  ('latin.txt', 'caf\xe9'.encode('latin-1'), ('latin.txt', 'not UTF-8', 'byte 3')),
-  ('latin.jsonl', GOOD + b'{"text": "\xff"}', ('latin.jsonl:2', 'not UTF-8')),
-  ('bad.jsonl', GOOD + b'\n{"text": "fine"\n' + GOOD, ('bad.jsonl:3', 'not JSON')),
-  ('key.jsonl', GOOD + b'{"body": "fine"}\n', ('key.jsonl:2', "'text'", "['body']")),
-  ('null.jsonl', GOOD + b'{"text": null}\n', ('null.jsonl:2', "'text'")),
-  ('list.jsonl', GOOD + b'["text"]\n', ('list.jsonl:2', "'text'", 'list')),
-  ('half.jsonl', GOOD + b'{"text": "\\ud83d"}\n', ('half.jsonl:2', 'surrogate')),
-  ('a.csv', b'text', ('a.csv', '.jsonl')),
-  ('a.csv.gz', gzip.compress(b'text', mtime=0), ('a.csv.gz', '.jsonl')),
-  ('not.txt.gz', b'text', ('not.txt.gz', 'cannot be read')),
-  ('cut.txt.gz', gzip.compress(b'text' * 999, mtime=0)[:-9], ('cut.txt.gz', 'cannot be read')),
-  ('not.txt.zst', b'text', ('not.txt.zst', 'cannot be read')),
-  ('cut.txt.zst', zstandard.compress(b'text' * 999)[:-2], ('cut.txt.zst', 'middle of a zstd')),
-))
+@pytest.mark.parametrize(
+  'name, data, said',
+  (
+    ('none', None, ('none', 'matches no file')),
+    ('empty.txt', b'', ('empty.txt', 'empty')),
+    ('empty.jsonl', b'{"text": ""}\n\n', ('empty.jsonl', 'empty')),
+    ('short.txt', b'too little', ('short.txt', 'too short', '10 bytes')),
+    ('same.txt', b'all\n\nall\n\n', ('same.txt', 'too short')),
+    ('latin.txt', 'caf\xe9'.encode('latin-1'), ('latin.txt', 'not UTF-8', 'byte 3')),
+    ('latin.jsonl', GOOD + b'{"text": "\xff"}', ('latin.jsonl:2', 'not UTF-8')),
+    ('bad.jsonl', GOOD + b'\n{"text": "fine"\n' + GOOD, ('bad.jsonl:3', 'not JSON')),
+    ('key.jsonl', GOOD + b'{"body": "fine"}\n', ('key.jsonl:2', "'text'", "['body']")),
+    ('null.jsonl', GOOD + b'{"text": null}\n', ('null.jsonl:2', "'text'")),
+    ('list.jsonl', GOOD + b'["text"]\n', ('list.jsonl:2', "'text'", 'list')),
+    ('half.jsonl', GOOD + b'{"text": "\\ud83d"}\n', ('half.jsonl:2', 'surrogate')),
+    ('a.csv', b'text', ('a.csv', '.jsonl')),
+    ('a.csv.gz', gzip.compress(b'text', mtime=0), ('a.csv.gz', '.jsonl')),
+    ('not.txt.gz', b'text', ('not.txt.gz', 'cannot be read')),
+    ('cut.txt.gz', gzip.compress(b'text' * 999, mtime=0)[:-9], ('cut.txt.gz', 'cannot be read')),
+    ('not.txt.zst', b'text', ('not.txt.zst', 'cannot be read')),
+    ('cut.txt.zst', zstandard.compress(b'text' * 999)[:-2], ('cut.txt.zst', 'middle of a zstd')),
+  ),
+)
 def test_refusals_name_the_file(name, data, said, tmp_path, cache_dir, make_source):
   if data is not None:
     (tmp_path / name).write_bytes(data)
@@ -244,10 +262,13 @@ class TinySet(tensorflow_datasets.core.GeneratorBasedBuilder):
   VERSION = tensorflow_datasets.core.Version('1.0.0')
 
   def _info(self):
-    features = {'text': tensorflow_datasets.features.Text(),
-                'label': tensorflow_datasets.features.Scalar(np.int64)}
+    features = {
+      'text': tensorflow_datasets.features.Text(),
+      'label': tensorflow_datasets.features.Scalar(np.int64),
+    }
     return tensorflow_datasets.core.DatasetInfo(
-      builder=self, features=tensorflow_datasets.features.FeaturesDict(features))
+      builder=self, features=tensorflow_datasets.features.FeaturesDict(features)
+    )
 
   def _split_generators(self, dl_manager):
     sizes = {'train': 300, 'test': 9, 'extra': 5}
@@ -274,10 +295,13 @@ def test_tfds_keeps_its_own_splits_and_carves_the_missing_one(tiny, cache_dir, m
   assert make_source(source).prepare(cache_dir).hash == corpus.hash  # prepared, now read
 
 
-@pytest.mark.parametrize('spec, said', (
-  ("tfds('tiny_set', field='label', data_dir='{}')", ("'label'", "['text']")),
-  ("tfds('no_such_set_at_all', data_dir='{}')", ('no_such_set_at_all',)),
-))
+@pytest.mark.parametrize(
+  'spec, said',
+  (
+    ("tfds('tiny_set', field='label', data_dir='{}')", ("'label'", "['text']")),
+    ("tfds('no_such_set_at_all', data_dir='{}')", ('no_such_set_at_all',)),
+  ),
+)
 def test_tfds_refuses_by_name(spec, said, tiny, cache_dir, make_source):
   with pytest.raises(ValueError) as error:
     make_source(spec.format(tiny)).prepare(cache_dir)
@@ -295,7 +319,7 @@ def test_tfds_refuses_what_needs_tensorflow(tmp_path, cache_dir, make_source):
 
 def test_tensorflow_is_never_imported(tmp_path, make_text):
   (tmp_path / 'a.txt').write_text(make_text(0, 900), newline='')
-  program = f'''
+  program = f"""
 import sys
 from tfm import spec
 from tfm.data import packing, pipeline, sources, tokenizers, device
@@ -309,7 +333,11 @@ assert next(iterator)['inputs'].shape == (2, 16)
 iterator.close()
 assert 'tensorflow_datasets' in sys.modules
 print([name for name in sys.modules if name.split('.')[0] == 'tensorflow'])
-'''
-  done = subprocess.run([sys.executable, '-W', 'error::ResourceWarning', '-c', program],
-                        capture_output=True, text=True, check=True)
+"""
+  done = subprocess.run(
+    [sys.executable, '-W', 'error::ResourceWarning', '-c', program],
+    capture_output=True,
+    text=True,
+    check=True,
+  )
   assert done.stdout.strip() == '[]', done.stdout

@@ -7,6 +7,7 @@ from tfm.data.special import extended, plain
 from tfm.data.tokenizers.char import Char
 from tfm.data.tokenizers.sentencepiece import SentencePiece
 
+
 NAMES = '<extra_id_0>', '<extra_id_1>'
 
 
@@ -35,6 +36,10 @@ def test_without_names_it_is_the_tokenizer(char):
 def test_the_space_before_a_word_is_its_token_s():
   spaced = SentencePiece(size=280, kind='bpe').train(['the cat sat on the mat ' * 50])
   made = extended(spaced, ('<mask>',))
-  assert made.encode('the <mask> sat').tolist() == [*spaced.encode('the'), spaced.vocab_size, *spaced.encode(' sat')]
+  assert made.encode('the <mask> sat').tolist() == [
+    *spaced.encode('the'),
+    spaced.vocab_size,
+    *spaced.encode(' sat'),
+  ]
   assert made.encode('<mask>').tolist() == [spaced.vocab_size]
   assert made.encode('').tolist() == []

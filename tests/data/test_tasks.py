@@ -15,6 +15,7 @@ from tfm.data.sources import mqar
 from tfm.data.tokenizers.protocol import Tokenizer
 from tfm.data.tokens import Answered
 
+
 COUNT = 150
 HAY = 'The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again. '
 
@@ -23,6 +24,7 @@ def of_letters(f):
   def oracle(text):
     x, told = text.split('=')
     return told == f(x) and re.fullmatch('[a-d]+', x), [told], True, len(x)
+
   return oracle
 
 
@@ -54,7 +56,8 @@ def selective_copy(text):
 
 def needle(text):
   before, number, after, told = re.fullmatch(
-    r'(.*)The pass key is (\d{3})\. Remember it\. (.*)What is the pass key\? The pass key is (\d{3})', text).groups()
+    r'(.*)The pass key is (\d{3})\. Remember it\. (.*)What is the pass key\? The pass key is (\d{3})', text
+  ).groups()
   return number == told and before + after in HAY * 9, [told], False, len(text)
 
 
@@ -62,9 +65,14 @@ def recall(text):
   first, *words = text.split(' ')
   assert first == '.'
   pairs = dict(itertools.takewhile(lambda pair: pair[0] in pairs_of(words), zip(words[::2], words[1::2])))
-  after = words[2 * len(pairs):]
+  after = words[2 * len(pairs) :]
   asked = {key: value for key, value in zip(after[::2], after[1::2]) if key != '.'}
-  return asked == pairs and {*after} <= {'.', *pairs, *pairs.values()}, [f' {v}' for k, v in zip(after[::2], after[1::2]) if k != '.'], False, len(words)
+  return (
+    asked == pairs and {*after} <= {'.', *pairs, *pairs.values()},
+    [f' {v}' for k, v in zip(after[::2], after[1::2]) if k != '.'],
+    False,
+    len(words),
+  )
 
 
 def pairs_of(words):
@@ -118,16 +126,22 @@ def test_answers_lengths_and_splits(make_source, tmp_path, text):
       assert bounds[-1][1] == len(written) + 1 if end else bounds[-1][1] <= len(written)
       lengths.add(length)
     # Texts of one letter are few, and may all be training's.
-    assert lengths <= {*allowed} and (split == 'validation' or 'needle' in text or lengths == {*allowed}), lengths
+    assert lengths <= {*allowed} and (split == 'validation' or 'needle' in text or lengths == {*allowed}), (
+      lengths
+    )
     seen[split] = {written for written, _ in found}
-  assert not (seen['train'] & seen['validation'] or seen['train'] & seen['test'] or seen['validation'] & seen['test'])
+  assert not (
+    seen['train'] & seen['validation'] or seen['train'] & seen['test'] or seen['validation'] & seen['test']
+  )
 
 
 def test_a_test_like_training_is_apart_too(make_source, tmp_path):
   """510 texts are possible; all of training, which would meet every one of them, meets none of the others'."""
   made = corpus(make_source, 'parity(8, None)', tmp_path, 400)
-  train, validation, test = ({text for text, _ in documents(made, split, count)}
-                             for split, count in (('train', 6000), ('validation', 400), ('test', 400)))
+  train, validation, test = (
+    {text for text, _ in documents(made, split, count)}
+    for split, count in (('train', 6000), ('validation', 400), ('test', 400))
+  )
   assert len(train) > 300 and len(validation) > 30 and len(test) > 30
   assert not (train & validation or train & test or validation & test)
   # What belongs where says nothing of the answer.
@@ -141,7 +155,10 @@ def test_a_document_depends_on_seed_split_and_number_alone(make_source, tmp_path
   first = documents(made, 'train', 5)
   backwards = [tuple(again.splits['train'][field][i] for field in again.fields) for i in (4, 3, 2, 1, 0)]
   assert first == backwards[::-1] and made.hash == again.hash != other.hash
-  assert documents(other, 'train', 5) != first and len({*documents(made, 'train', 5), *documents(made, 'validation', 5)}) > 5
+  assert (
+    documents(other, 'train', 5) != first
+    and len({*documents(made, 'train', 5), *documents(made, 'validation', 5)}) > 5
+  )
   assert made.documents['train'] > 10**15
 
 
@@ -155,7 +172,9 @@ def test_queries_stand_at_distances_of_a_power_law(power):
   """One pair, so that its place has just the law's probability; counts within four standard deviations of it."""
   task, count = mqar.Mqar(length=18, pairs=1, power=power), 4000
   texts = [task._document('train', i)[0].split(' ')[3:] for i in range(count)]
-  places = np.bincount([next(i for i, word in enumerate(text) if word != '.') // 2 for text in texts], minlength=8)
+  places = np.bincount(
+    [next(i for i, word in enumerate(text) if word != '.') // 2 for text in texts], minlength=8
+  )
   law = np.arange(1, 9) ** (power - 1.0)
   expected = count * law / law.sum()
   assert (abs(places - expected) < 4 * np.sqrt(expected)).all(), (places, expected)
@@ -188,11 +207,16 @@ def test_keys_and_values_are_different_ones_of_half_the_vocabulary_each(make_sou
 
 def test_the_needle_stands_at_its_depth(make_source, tmp_path):
   for depth in (0.0, 0.5, 1.0):
-    for text, _ in documents(corpus(make_source, f'needle(length=600, longer=None, depth={depth})', tmp_path, 1), 'train', 20):
+    for text, _ in documents(
+      corpus(make_source, f'needle(length=600, longer=None, depth={depth})', tmp_path, 1), 'train', 20
+    ):
       before, after = text.split('The pass key is ')[:2]
       n, m = before.count('.'), after.count('.') - 2
       assert n == round(depth * (n + m)) and n + m > 20
-  anywhere = {text.index('pass key') // 60 for text, _ in documents(corpus(make_source, 'needle(600, None)', tmp_path, 1), 'train', 200)}
+  anywhere = {
+    text.index('pass key') // 60
+    for text, _ in documents(corpus(make_source, 'needle(600, None)', tmp_path, 1), 'train', 200)
+  }
   assert len(anywhere) >= 7
 
 
@@ -205,8 +229,14 @@ def value(symbols):
     elif symbol == ']':
       name, *values = stack.pop()
       assert 2 <= len(values) <= 10
-      stack[-1].append({'[MIN': np.min, '[MAX': np.max, '[SM': lambda x: np.sum(x) % 10,
-                        '[MED': lambda x: int(np.median(x))}[name](values))
+      stack[-1].append(
+        {
+          '[MIN': np.min,
+          '[MAX': np.max,
+          '[SM': lambda x: np.sum(x) % 10,
+          '[MED': lambda x: int(np.median(x)),
+        }[name](values)
+      )
     else:
       stack[-1].append(int(symbol))
     assert len(stack) <= 10  # operations within each other: the tenth level is digits
@@ -242,45 +272,59 @@ def test_twins_tell_each_other(make_source, tmp_path):
       [twin] = [j for j in range(10) if j != i and keys[j] == key]
       assert labels.split(' ')[i] == words[twin][1]
       apart[abs(twin - i)] += 1
-  assert {*apart} == {*range(1, 10)} and made.fields == ('text', 'labels') and made.classes == tuple('0123456789')
+  assert (
+    {*apart} == {*range(1, 10)} and made.fields == ('text', 'labels') and made.classes == tuple('0123456789')
+  )
 
 
-@pytest.mark.parametrize('text, sentence', [
-  ('copy(length=0)', 'length=0 must be at least 1'),
-  ('copy(length=5, longer=5)', 'longer=5 is not beyond length=5; give more, or None'),
-  ('copy(symbols=1)', r'symbols=1 must lie in 2 … 52'),
-  ('copy(held_out=0)', 'held_out=0 must be at least 1'),
-  ('copy(examples=0)', 'examples=0 must be at least 1'),
-  ('induction(length=2)', 'length=2 has no room for a symbol twice'),
-  ('induction(symbols=60)', 'symbols=60 must lie in 2 … 52'),
-  ('selective_copy(length=5, tokens=6)', r'tokens=6 must lie in 1 … length=5'),
-  ('selective_copy(symbols=2)', 'symbols=2 must lie in 3 … 53'),
-  ('needle(length=150)', 'length=150 has no room for a text around the number; give at least 169'),
-  ('needle(depth=1.5)', r'depth=1.5 must lie in \[0, 1\]'),
-  ('needle(digits=0)', 'digits=0 must be at least 1'),
-  ('mqar(length=15, pairs=2)', 'length=15 must leave an even number of symbols after 2 pairs'),
-  ('mqar(length=64, pairs=17)', 'length=64 must leave an even number of symbols after 17 pairs, and have room for as many queries, 68 symbols'),
-  ('mqar(more=17)', 'length=64 must leave an even number of symbols after 17 pairs'),
-  ('mqar(longer=65)', 'longer=65 must leave an even number'),
-  ('mqar(more=4)', 'more=4 are not beyond pairs=4'),
-  ('mqar(pairs=0)', 'pairs=0 must be at least 1'),
-  ('mqar(vocabulary=8)', 'vocabulary=8 has 3 keys for 4 pairs; give at least 10'),
-  ('twins(pairs=0)', 'pairs=0 must be at least 1'),
-  ('twins(pairs=9, keys=8)', 'keys=8 are too few for 9 different ones'),
-  ('listops(depth=1)', 'depth=1 has digits alone'),
-  ('listops(arguments=1)', 'arguments=1 must be at least 2'),
-  ('listops(least=5)', 'least=5 lets the same short expressions into training and test; give at least 20'),
-  ('listops(most=501)', 'most=501 leaves no length beyond least=500; give at least 502'),
-])
+@pytest.mark.parametrize(
+  'text, sentence',
+  [
+    ('copy(length=0)', 'length=0 must be at least 1'),
+    ('copy(length=5, longer=5)', 'longer=5 is not beyond length=5; give more, or None'),
+    ('copy(symbols=1)', r'symbols=1 must lie in 2 … 52'),
+    ('copy(held_out=0)', 'held_out=0 must be at least 1'),
+    ('copy(examples=0)', 'examples=0 must be at least 1'),
+    ('induction(length=2)', 'length=2 has no room for a symbol twice'),
+    ('induction(symbols=60)', 'symbols=60 must lie in 2 … 52'),
+    ('selective_copy(length=5, tokens=6)', r'tokens=6 must lie in 1 … length=5'),
+    ('selective_copy(symbols=2)', 'symbols=2 must lie in 3 … 53'),
+    ('needle(length=150)', 'length=150 has no room for a text around the number; give at least 169'),
+    ('needle(depth=1.5)', r'depth=1.5 must lie in \[0, 1\]'),
+    ('needle(digits=0)', 'digits=0 must be at least 1'),
+    ('mqar(length=15, pairs=2)', 'length=15 must leave an even number of symbols after 2 pairs'),
+    (
+      'mqar(length=64, pairs=17)',
+      'length=64 must leave an even number of symbols after 17 pairs, and have room for as many queries, 68 symbols',
+    ),
+    ('mqar(more=17)', 'length=64 must leave an even number of symbols after 17 pairs'),
+    ('mqar(longer=65)', 'longer=65 must leave an even number'),
+    ('mqar(more=4)', 'more=4 are not beyond pairs=4'),
+    ('mqar(pairs=0)', 'pairs=0 must be at least 1'),
+    ('mqar(vocabulary=8)', 'vocabulary=8 has 3 keys for 4 pairs; give at least 10'),
+    ('twins(pairs=0)', 'pairs=0 must be at least 1'),
+    ('twins(pairs=9, keys=8)', 'keys=8 are too few for 9 different ones'),
+    ('listops(depth=1)', 'depth=1 has digits alone'),
+    ('listops(arguments=1)', 'arguments=1 must be at least 2'),
+    ('listops(least=5)', 'least=5 lets the same short expressions into training and test; give at least 20'),
+    ('listops(most=501)', 'most=501 leaves no length beyond least=500; give at least 502'),
+  ],
+)
 def test_refusals(make_source, text, sentence):
   with pytest.raises(ValueError, match=sentence):
     make_source(text)
 
 
-@pytest.mark.parametrize('text, sentence', [
-  ('parity(length=1)', r'parity\(.*length=1.*\) has too few different texts for a validation split of its own'),
-  ('listops(depth=2, arguments=3)', r'hardly an expression of more than least=500 symbols'),
-])
+@pytest.mark.parametrize(
+  'text, sentence',
+  [
+    (
+      'parity(length=1)',
+      r'parity\(.*length=1.*\) has too few different texts for a validation split of its own',
+    ),
+    ('listops(depth=2, arguments=3)', r'hardly an expression of more than least=500 symbols'),
+  ],
+)
 def test_what_cannot_be_drawn_is_refused(make_source, tmp_path, text, sentence):
   with pytest.raises(ValueError, match=sentence):
     make_source(text).prepare(tmp_path)
@@ -314,15 +358,23 @@ def test_an_answer_is_every_token_that_holds_any_of_it(tokenizer):
   made = spec.build(tokenizer, tokenizers, Tokenizer).train([text * 9, 'said forty two, né'])
   ids = np.append(made.encode(text), made.eos_id)
   raw, place = text.encode(), 0
-  first, last = raw.index('Ünal'.encode()) + 1, raw.index(b'y two')  # begins within a character and ends within a word
-  for spans, wanted in ((f'{first}:{last}', {*range(first, last)}), (f'0:2 {len(raw) - 1}:{len(raw) + 1}', {0, 1, len(raw) - 1, len(raw)})):
+  first, last = (
+    raw.index('Ünal'.encode()) + 1,
+    raw.index(b'y two'),
+  )  # begins within a character and ends within a word
+  for spans, wanted in (
+    (f'{first}:{last}', {*range(first, last)}),
+    (f'0:2 {len(raw) - 1}:{len(raw) + 1}', {0, 1, len(raw) - 1, len(raw)}),
+  ):
     told = Answered('made up', None, [spans], made.token_bytes).told(0, ids)
     place = 0
     for token, counted in zip(ids, told):
       size = max(len(made.pieces[token]), 1)
       assert counted == bool({*range(place, place + size)} & wanted), (made.pieces[token], spans)
       place += size
-  with pytest.raises(ValueError, match=rf'made up\[0\] has an answer at 3:{len(raw) + 2}, and {len(raw) + 1} bytes'):
+  with pytest.raises(
+    ValueError, match=rf'made up\[0\] has an answer at 3:{len(raw) + 2}, and {len(raw) + 1} bytes'
+  ):
     Answered('made up', None, [f'3:{len(raw) + 2}'], made.token_bytes).told(0, ids)
 
 
@@ -366,7 +418,9 @@ def test_words_with_labels_and_without_end(make_source, tmp_path):
   pack = spec.build('each', packing, Packing)
   for tokenizer in ('bytes', 'words'):
     endless, ended = (
-      opened(make_source, f'twins(pairs=4, keys=9{end})', tokenizer, tmp_path) for end in ('', ', examples=30'))
+      opened(make_source, f'twins(pairs=4, keys=9{end})', tokenizer, tmp_path)
+      for end in ('', ', examples=30')
+    )
     read, kept = (data.tokens('train') for data in (endless, ended))
     for number in range(30):
       np.testing.assert_array_equal(read.told(number), kept.told(number))
@@ -377,5 +431,5 @@ def test_words_with_labels_and_without_end(make_source, tmp_path):
     words = endless.tokenizer.decode(row['inputs'][1:size]).split(' ')
     first = np.flatnonzero(row['classes'] >= 0)
     assert len(first) == len(words) == 8 and row['classes'].max() < 10
-    for word, at in zip(words, first):   # a class stands where its word begins
-      assert endless.tokenizer.decode(row['inputs'][at:at + 9]).strip().startswith(word[:2])
+    for word, at in zip(words, first):  # a class stands where its word begins
+      assert endless.tokenizer.decode(row['inputs'][at : at + 9]).strip().startswith(word[:2])

@@ -9,17 +9,42 @@ import pytest
 
 from tfm import spec
 from tfm.data import corpus as corpora
-from tfm.data import pipeline
-from tfm.data import tokenizers
+from tfm.data import pipeline, tokenizers
 from tfm.data import tokens as token_arrays
 from tfm.data.tokenizers import protocol
 
-SPECS = 'bytes', 'char', 'words', "sentencepiece(400)", "sentencepiece(400, kind='unigram')"
+
+SPECS = 'bytes', 'char', 'words', 'sentencepiece(400)', "sentencepiece(400, kind='unigram')"
 TRAPS = (
-  '', ' ', '  lead', 'trail  ', '\n', '\n\n\t\t x', '\r\n', '\0', 'a\0b', '\ufeff', '▁', '▁▁ ▁a',
-  'a▁b', ' ▁ ', '▅', '<unk>', '</s>', '<s>', '<0x0A>', '⁇', '🐈\u200d⬛', 'e\u0301 é', 'ﬁ ½ Ａ',
-  '\u2028\x85\u00a0\u3000', '\u200b\u200d\ufffe\uffff\U0010ffff', '\x1b[0m\x7f',
-  ''.join(map(chr, range(256))), ' ' * 999, 'a' * 999,
+  '',
+  ' ',
+  '  lead',
+  'trail  ',
+  '\n',
+  '\n\n\t\t x',
+  '\r\n',
+  '\0',
+  'a\0b',
+  '\ufeff',
+  '▁',
+  '▁▁ ▁a',
+  'a▁b',
+  ' ▁ ',
+  '▅',
+  '<unk>',
+  '</s>',
+  '<s>',
+  '<0x0A>',
+  '⁇',
+  '🐈\u200d⬛',
+  'e\u0301 é',
+  'ﬁ ½ Ａ',
+  '\u2028\x85\u00a0\u3000',
+  '\u200b\u200d\ufffe\uffff\U0010ffff',
+  '\x1b[0m\x7f',
+  ''.join(map(chr, range(256))),
+  ' ' * 999,
+  'a' * 999,
 )
 
 
@@ -40,9 +65,14 @@ def trained(request, texts):
 def random_texts(count: int) -> list[str]:
   draw = random.Random(0)
   pools = ('ab \n', ' \t\n\r', 'the cat ▁ sat', ''.join(map(chr, range(0x300))), '猫🐈▁é\u0301 ')
-  anything = lambda: chr(draw.choice([draw.randrange(0xd800), draw.randrange(0xe000, 0x110000)]))
-  return [''.join(draw.choice([draw.choice(pools[i % 5]), draw.choice(pools[i % 5]), anything()])
-                  for _ in range(draw.randrange(60))) for i in range(count)]
+  anything = lambda: chr(draw.choice([draw.randrange(0xD800), draw.randrange(0xE000, 0x110000)]))
+  return [
+    ''.join(
+      draw.choice([draw.choice(pools[i % 5]), draw.choice(pools[i % 5]), anything()])
+      for _ in range(draw.randrange(60))
+    )
+    for i in range(count)
+  ]
 
 
 def test_every_text_is_kept_and_its_bytes_counted(trained, texts):
@@ -121,22 +151,25 @@ def test_sentencepiece_learns_from_every_part_of_a_long_document(texts):
   assert len(build('sentencepiece(400)').train([long]).encode(' zebra')) <= 2
 
 
-@pytest.mark.parametrize('text, said', (
-  ("sentencepiece(100)", 'size=100 has no room for the 256 bytes'),
-  ("sentencepiece(259)", 'size=259 has no room for the characters.*give at least'),
-  ("sentencepiece(30000)", 'size=30000 is more than .*give at most'),
-  ("sentencepiece(30000, kind='unigram')", 'size=30000 is more than .*give at most'),
-  ("sentencepiece(400, kind='word')", "kind='word'.*bpe, unigram"),
-  ("sentencepiece(400, coverage=2)", 'coverage=2'),
-  ("sentencepiece(400, sample=0)", 'sample=0'),
-))
+@pytest.mark.parametrize(
+  'text, said',
+  (
+    ('sentencepiece(100)', 'size=100 has no room for the 256 bytes'),
+    ('sentencepiece(259)', 'size=259 has no room for the characters.*give at least'),
+    ('sentencepiece(30000)', 'size=30000 is more than .*give at most'),
+    ("sentencepiece(30000, kind='unigram')", 'size=30000 is more than .*give at most'),
+    ("sentencepiece(400, kind='word')", "kind='word'.*bpe, unigram"),
+    ('sentencepiece(400, coverage=2)', 'coverage=2'),
+    ('sentencepiece(400, sample=0)', 'sample=0'),
+  ),
+)
 def test_refusals_name_the_field(text, said, texts):
   with pytest.raises(ValueError, match=said):
     build(text).train(texts)
 
 
 def test_the_size_that_a_refusal_gives_would_do(texts):
-  for text, words in (("sentencepiece(30000)", 'at most '), ("sentencepiece(259)", 'at least ')):
+  for text, words in (('sentencepiece(30000)', 'at most '), ('sentencepiece(259)', 'at least ')):
     with pytest.raises(ValueError) as error:
       build(text).train(texts)
     size = int(str(error.value).split(words)[1].split(',')[0])

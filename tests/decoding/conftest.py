@@ -8,9 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tfm import build
-from tfm import config as configs
+from tfm.config import assemble
+from tfm.config.overlay import complete
+from tfm.config.resolve import resolve_config
 from tfm.mixers.protocol import Context
+
 
 VOCAB, LENGTH = 37, 64
 
@@ -18,8 +20,8 @@ VOCAB, LENGTH = 37, 64
 def tiny_model(vocab=VOCAB, **fields):
   """(model, params); `fields` are those of config.model."""
   tiny = dict(layers=2, width=16, heads=4, feed_forward_width=32, vocab_multiple=1, tied=False)
-  config = configs.resolve(configs.complete(dict(model=tiny | fields, data=dict(length=LENGTH))))
-  model = build.model(config, vocab)
+  config = resolve_config(complete(dict(model=tiny | fields, data=dict(length=LENGTH))))
+  model = assemble.model(config, vocab)
   tokens = jnp.zeros((1, 4), jnp.int32)
   shapes = nn.unbox(jax.eval_shape(model.init, jax.random.key(0), tokens, Context.whole(tokens)))
   random = np.random.default_rng(1)
@@ -36,8 +38,10 @@ def follows(model, params, prompt, new, penalty=1.0):
   """
   read = np.concatenate([prompt, new[:-1]])
   logits = forward(model, params, np.pad(read, (0, LENGTH - len(read)))[None])
-  return np.array_equal([np.argmax(penalized(logits[0, n - 1], read[:n], penalty))
-                         for n in range(len(prompt), len(read) + 1)], new)
+  return np.array_equal(
+    [np.argmax(penalized(logits[0, n - 1], read[:n], penalty)) for n in range(len(prompt), len(read) + 1)],
+    new,
+  )
 
 
 def penalized(logits, seen, penalty):

@@ -14,8 +14,13 @@ from tfm.decoding.beam import Gnmt, Power
 from tfm.decoding.sampling import Sampling
 from tfm.decoding.unrolled import unrolled
 
+
 EOS = 2
-PENALTIES = Gnmt(0.6), Power(-0.5), *(pytest.param(made, marks=pytest.mark.slow) for made in (Power(1.0), Power(0.0)))
+PENALTIES = (
+  Gnmt(0.6),
+  Power(-0.5),
+  *(pytest.param(made, marks=pytest.mark.slow) for made in (Power(1.0), Power(0.0))),
+)
 
 
 def few(vocab=4, **model):
@@ -30,9 +35,15 @@ def log_p(model, params, prompt, tokens, source=None):
   if source is None:
     logits = forward(model, params, padded)[0]
   else:
-    logits = pairs.logits(model, params, padded, pairs.context(np.ones((1, 12))), source[None],
-                          pairs.context(np.ones((1, len(source)))))[0]
-  rows = jax.nn.log_softmax(logits[len(prompt) - 1:len(read) - 1])
+    logits = pairs.logits(
+      model,
+      params,
+      padded,
+      pairs.context(np.ones((1, 12))),
+      source[None],
+      pairs.context(np.ones((1, len(source)))),
+    )[0]
+  rows = jax.nn.log_softmax(logits[len(prompt) - 1 : len(read) - 1])
   return np.asarray(rows)[np.arange(len(tokens)), tokens]
 
 
@@ -48,12 +59,16 @@ def test_a_wide_beam_finds_the_best_of_all(penalty):
   others = [t for t in range(4) if t != EOS]
   every = [(*tokens, EOS) for n in range(limit) for tokens in itertools.product(others, repeat=n)]
   every += itertools.product(others, repeat=limit)
-  scores = {tokens: log_p(model, params, prompt, tokens).sum() / float(penalty(len(tokens))) for tokens in every}
+  scores = {
+    tokens: log_p(model, params, prompt, tokens).sum() / float(penalty(len(tokens))) for tokens in every
+  }
   best = sorted(every, key=scores.get, reverse=True)
   # So many beams that none is ever left out.
   [found] = beam.search(model, params, [prompt], max_tokens=limit, eos=EOS, beams=64, penalty=penalty)
   assert len(found) == len(every)
-  assert [tuple(h.tokens.tolist()) for h in found] == [tuple(t for t in tokens if t != EOS) for tokens in best]
+  assert [tuple(h.tokens.tolist()) for h in found] == [
+    tuple(t for t in tokens if t != EOS) for tokens in best
+  ]
   close([h.score for h in found], [scores[tokens] for tokens in best])
 
 
@@ -67,25 +82,45 @@ def reference(model, params, prompt, limit, beams, penalty, source=None, eos=EOS
       extended += [((*tokens, t), total + last[t]) for t in range(model.vocab)]
     extended.sort(key=lambda pair: pair[1], reverse=True)
     ends = [pair for pair in extended[:beams] if pair[0][-1] == eos or step + 1 == limit]
-    ended += [(tuple(t for t in tokens if t != eos), total / float(penalty(step + 1))) for tokens, total in ends]
+    ended += [
+      (tuple(t for t in tokens if t != eos), total / float(penalty(step + 1))) for tokens, total in ends
+    ]
     ended = sorted(ended, key=lambda pair: pair[1], reverse=True)[:beams]
     worst = ended[-1][1] if len(ended) == beams else -np.inf
-    live = [pair for pair in extended[:2 * beams] if pair[0][-1] != eos][:beams]
-    if worst > -np.inf and (stopping == 'first' or stopping == 'likely' and live[0][1] / float(penalty(step + 1)) <= worst):
+    live = [pair for pair in extended[: 2 * beams] if pair[0][-1] != eos][:beams]
+    if worst > -np.inf and (
+      stopping == 'first' or stopping == 'likely' and live[0][1] / float(penalty(step + 1)) <= worst
+    ):
       break
   return ended
 
 
 @pytest.mark.parametrize('penalty', PENALTIES, ids=str)
-@pytest.mark.parametrize('beams, stopping', [
-  (3, 'proven'), (2, 'first'), pytest.param(2, 'likely', marks=pytest.mark.slow), pytest.param(2, 'proven', marks=pytest.mark.slow),
-  pytest.param(1, 'first', marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+  'beams, stopping',
+  [
+    (3, 'proven'),
+    (2, 'first'),
+    pytest.param(2, 'likely', marks=pytest.mark.slow),
+    pytest.param(2, 'proven', marks=pytest.mark.slow),
+    pytest.param(1, 'first', marks=pytest.mark.slow),
+  ],
+)
 def test_the_search_is_that_of_plain_python(beams, stopping, penalty):
   """All of its hypotheses: nothing is lost by stopping early, by caches that change places, or by a limit of one's own."""
   model, params = few(vocab=5)
   prompts, limits = [np.array(p, np.int32) for p in ([1], [3, 4, 0, 1], [0, 3])], [6, 4, 1]
-  found = beam.search(model, params, prompts, max_tokens=limits, eos=EOS, beams=beams, penalty=penalty,
-                      stopping=stopping, room=2)
+  found = beam.search(
+    model,
+    params,
+    prompts,
+    max_tokens=limits,
+    eos=EOS,
+    beams=beams,
+    penalty=penalty,
+    stopping=stopping,
+    room=2,
+  )
   for prompt, limit, hypotheses in zip(prompts, limits, found):
     expected = reference(model, params, prompt, limit, beams, penalty, stopping=stopping)
     assert [tuple(h.tokens.tolist()) for h in hypotheses] == [tokens for tokens, _ in expected]
@@ -104,7 +139,9 @@ def test_an_encoder_decoder():
     close([h.score for h in hypotheses], [score for _, score in expected])
 
 
-@pytest.mark.parametrize('mixer', ['softmax', *(pytest.param(mixer, marks=pytest.mark.slow) for mixer in ('mamba', 'recurrent'))])
+@pytest.mark.parametrize(
+  'mixer', ['softmax', *(pytest.param(mixer, marks=pytest.mark.slow) for mixer in ('mamba', 'recurrent'))]
+)
 @pytest.mark.parametrize('scan', [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_scores_are_the_models_own(mixer, scan):
   """Rescored by a forward pass without a cache, whatever the mixers remember and wherever it lies."""
@@ -134,26 +171,47 @@ def test_one_beam_of_an_encoder_decoder_is_greedy():
   sources = [np.arange(n, dtype=np.int32) + 3 for n in (5, 9, 2)]
   prompts = [np.array([EOS], np.int32)] * 3
   greedy = loop.complete(model, params, prompts, sources=sources, max_tokens=6, eos=EOS)
-  for tokens, [hypothesis] in zip(greedy, beam.search(
-      model, params, prompts, sources=sources, max_tokens=6, eos=EOS, beams=1)):
+  for tokens, [hypothesis] in zip(
+    greedy, beam.search(model, params, prompts, sources=sources, max_tokens=6, eos=EOS, beams=1)
+  ):
     np.testing.assert_array_equal(hypothesis.tokens, tokens)
   # And greedy is what takes the likeliest token of a whole forward pass.
   for source, tokens in zip(sources, greedy):
     for n in range(len(tokens)):
       padded = np.pad(np.append([EOS], tokens[:n]), (0, 8 - n - 1))[None]
-      row = pairs.logits(model, params, padded, pairs.context(np.ones((1, 8))), source[None],
-                         pairs.context(np.ones((1, len(source)))))[0, n]
+      row = pairs.logits(
+        model,
+        params,
+        padded,
+        pairs.context(np.ones((1, 8))),
+        source[None],
+        pairs.context(np.ones((1, len(source)))),
+      )[0, n]
       assert np.argmax(row) == tokens[n]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('eos, penalty, stopping, beams, limits', [
-  (18, Power(3.0), 'likely', 2, [14] * 6),   # by which a row that has stopped could go on to something better
-  pytest.param(EOS, Gnmt(), 'proven', 3, [9, 3, 7, 5, 2, 8], marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+  'eos, penalty, stopping, beams, limits',
+  [
+    (
+      18,
+      Power(3.0),
+      'likely',
+      2,
+      [14] * 6,
+    ),  # by which a row that has stopped could go on to something better
+    pytest.param(EOS, Gnmt(), 'proven', 3, [9, 3, 7, 5, 2, 8], marks=pytest.mark.slow),
+  ],
+)
 def test_rows_do_not_depend_on_their_company(tiny, prompts, eos, penalty, stopping, beams, limits):
   model, params = tiny
+
   def search(some, limits):
-    return beam.search(model, params, some, max_tokens=limits, eos=eos, beams=beams, penalty=penalty, stopping=stopping)
+    return beam.search(
+      model, params, some, max_tokens=limits, eos=eos, beams=beams, penalty=penalty, stopping=stopping
+    )
+
   for prompt, limit, together in zip(prompts, limits, search(prompts, limits)):
     [alone] = search([prompt], limit)
     assert [h.tokens.tolist() for h in alone] == [h.tokens.tolist() for h in together]

@@ -8,6 +8,7 @@ from tests.models import test_encoder
 from tests.models.pairs import context
 from tfm.decoding.fill import fill
 
+
 MASK = test_encoder.VOCAB - 1
 ROWS = [np.array(row) for row in ([0, 5, MASK, 7, 0], [0, MASK, MASK, 0], [0, 1, 2, 3, 4, 5, MASK, 0])]
 
@@ -29,11 +30,14 @@ def test_the_likeliest():
   assert [a.tokens.tolist() for a in alone] == [a.tokens.tolist() for a in found[2]]
 
 
-@pytest.mark.parametrize('rows, best, sentence', [
-  ([np.array([1, 2])], 1, 'text 1 hides no token; write <mask>'),
-  ([np.array([1] * 8 + [MASK])], 1, 'text 1 has 9 tokens and Learned has 8 positions'),
-  (ROWS, MASK + 1, f'{MASK + 1} tokens for each place are asked for, and there are {MASK}'),
-])
+@pytest.mark.parametrize(
+  'rows, best, sentence',
+  [
+    ([np.array([1, 2])], 1, 'text 1 hides no token; write <mask>'),
+    ([np.array([1] * 8 + [MASK])], 1, 'text 1 has 9 tokens and Learned has 8 positions'),
+    (ROWS, MASK + 1, f'{MASK + 1} tokens for each place are asked for, and there are {MASK}'),
+  ],
+)
 def test_refusals(rows, best, sentence):
   with pytest.raises(ValueError, match=sentence):
     fill(*test_encoder.made(), rows, MASK, best)

@@ -7,19 +7,20 @@ import numpy as np
 import pytest
 
 from tests.decoding.conftest import LENGTH, tiny_model
-from tfm import config as configs
-from tfm import run
 from tfm.commands import cli
+from tfm.config.overlay import complete
+from tfm.config.resolve import resolve_config
 from tfm.data.tokenizers.bytes import Bytes
 from tfm.parallel import mesh as meshes
 from tfm.parallel import sharding
+from tfm.runs import load as run
 
 
 @pytest.fixture(scope='module')
 def loaded():
   """As `run.load` gives it, on all eight devices. It knows 257 tokens and 64 positions."""
   model, params = tiny_model(vocab=257, position='learned')
-  config = configs.resolve(configs.complete({}))
+  config = resolve_config(complete({}))
   rules = sharding.parse_rules(config.rules)
   mesh = meshes.make(dict(data=-1))
   params = jax.device_put(params, sharding.replicated(mesh))
@@ -73,7 +74,7 @@ def test_a_file_of_prompts(generate, tmp_path):
   heads = [f'=== prompt {i} of 3, sample {j} of 2 ===\n' for i in (1, 2, 3) for j in (1, 2)]
   at = [out.index(head) for head in heads]
   assert at == sorted(at) and at[0] == 0
-  texts = [out[start + len(head):stop] for start, head, stop in zip(at, heads, [*at[1:], None])]
+  texts = [out[start + len(head) : stop] for start, head, stop in zip(at, heads, [*at[1:], None])]
 
   assert generate(*flags, f'--output={tmp_path}/out')[:2] == (0, '')
   rows = [json.loads(line) for line in open(tmp_path / 'out', encoding='utf-8')]
@@ -98,29 +99,37 @@ def test_no_further_than_the_positions_reach(generate):
   assert (status, out) == (2, '') and 'at most max_tokens=61 would do' in err
 
 
-@pytest.mark.parametrize('flags, message', [
-  ([], 'give either --prompt=TEXT or --input=FILE'),
-  (['--prompt=a', '--input=b'], 'give either --prompt=TEXT or --input=FILE'),
-  (['--prompt=\udcff'], 'is not UTF-8 text'),
-  (['--input=EMPTY'], 'EMPTY is empty'),
-  (['--input=LATIN'], 'LATIN is not UTF-8 text'),
-  (['--input=MISSING'], 'MISSING'),
-  (['--prompt=a', '--max_tokens=12', '--output=MISSING/out'], 'MISSING'),
-  (['--prompt=a', '--temperature=-1'], 'temperature=-1'),
-  (['--prompt=a', '--temperature=nan'], 'temperature=nan'),
-  (['--prompt=a', '--top_k=-1'], 'top_k=-1'),
-  (['--prompt=a', '--top_p=0'], 'top_p=0'),
-  (['--prompt=a', '--top_p=1.5'], 'top_p=1.5'),
-  (['--prompt=a', '--min_p=-1'], 'min_p=-1'),
-  (['--prompt=a', '--repetition_penalty=0'], 'repetition_penalty=0'),
-  (['--prompt=a', '--repetition_penalty=2', '--beams=2'],
-   '--repetition_penalty is for sampling, and --beams for beam search'),
-  (['--prompt=a', '--top_k=2', '--stopping=first'], '--top_k is for sampling, and --stopping for beam search'),
-  (['--prompt=a', '--max_tokens=0'], 'max_tokens=0'),
-  (['--prompt=a', '--num_samples=0'], 'num_samples=0'),
-  (['--prompt=a', '--seed=-1'], 'seed=-1'),
-  (['--prompt=a', '--top_q=1'], "did you mean '--top_"),
-])
+@pytest.mark.parametrize(
+  'flags, message',
+  [
+    ([], 'give either --prompt=TEXT or --input=FILE'),
+    (['--prompt=a', '--input=b'], 'give either --prompt=TEXT or --input=FILE'),
+    (['--prompt=\udcff'], 'is not UTF-8 text'),
+    (['--input=EMPTY'], 'EMPTY is empty'),
+    (['--input=LATIN'], 'LATIN is not UTF-8 text'),
+    (['--input=MISSING'], 'MISSING'),
+    (['--prompt=a', '--max_tokens=12', '--output=MISSING/out'], 'MISSING'),
+    (['--prompt=a', '--temperature=-1'], 'temperature=-1'),
+    (['--prompt=a', '--temperature=nan'], 'temperature=nan'),
+    (['--prompt=a', '--top_k=-1'], 'top_k=-1'),
+    (['--prompt=a', '--top_p=0'], 'top_p=0'),
+    (['--prompt=a', '--top_p=1.5'], 'top_p=1.5'),
+    (['--prompt=a', '--min_p=-1'], 'min_p=-1'),
+    (['--prompt=a', '--repetition_penalty=0'], 'repetition_penalty=0'),
+    (
+      ['--prompt=a', '--repetition_penalty=2', '--beams=2'],
+      '--repetition_penalty is for sampling, and --beams for beam search',
+    ),
+    (
+      ['--prompt=a', '--top_k=2', '--stopping=first'],
+      '--top_k is for sampling, and --stopping for beam search',
+    ),
+    (['--prompt=a', '--max_tokens=0'], 'max_tokens=0'),
+    (['--prompt=a', '--num_samples=0'], 'num_samples=0'),
+    (['--prompt=a', '--seed=-1'], 'seed=-1'),
+    (['--prompt=a', '--top_q=1'], "did you mean '--top_"),
+  ],
+)
 def test_refusals(generate, tmp_path, monkeypatch, flags, message):
   monkeypatch.chdir(tmp_path)
   (tmp_path / 'EMPTY').touch()

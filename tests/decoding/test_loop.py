@@ -12,6 +12,7 @@ from tfm.decoding.unrolled import unrolled
 from tfm.parallel import mesh as meshes
 from tfm.parallel import sharding
 
+
 MASKS = ('causal', 'causal & window(3)')
 WARM = Sampling(temperature=1.3, top_k=20, top_p=0.95, min_p=0.01, repetition_penalty=1.2)
 
@@ -21,9 +22,14 @@ def same(a, b):
 
 
 # Every pair of settings once or more, in nine models instead of 36.
-@pytest.mark.parametrize('position, kv_heads, mask, scan', [
-  (position, kv_heads, MASKS[(i + j) % 2], (i + 2 * j) % 3 != 1)
-  for i, position in enumerate(['none', 'learned', 'rope']) for j, kv_heads in enumerate([1, 2, 4])])
+@pytest.mark.parametrize(
+  'position, kv_heads, mask, scan',
+  [
+    (position, kv_heads, MASKS[(i + j) % 2], (i + 2 * j) % 3 != 1)
+    for i, position in enumerate(['none', 'learned', 'rope'])
+    for j, kv_heads in enumerate([1, 2, 4])
+  ],
+)
 def test_greedy_is_the_rollout_without_a_cache(position, kv_heads, mask, scan, prompts):
   """To the last position that the learned table has; what is written last is never read."""
   model, params = tiny_model(position=position, mask=mask, kv_heads=kv_heads, scan=scan)
@@ -36,8 +42,10 @@ def test_greedy_is_the_rollout_without_a_cache(position, kv_heads, mask, scan, p
 
 def test_a_repetition_penalty_looks_at_the_prompt_and_what_was_written(tiny, prompts):
   """In every piece and chunk."""
-  free, out = (loop.complete(*tiny, prompts, max_tokens=24, eos=None, sampling=Sampling(repetition_penalty=penalty))
-               for penalty in (1.0, 1.5))
+  free, out = (
+    loop.complete(*tiny, prompts, max_tokens=24, eos=None, sampling=Sampling(repetition_penalty=penalty))
+    for penalty in (1.0, 1.5)
+  )
   assert all(follows(*tiny, prompt, new, 1.5) for prompt, new in zip(prompts, out))
   assert sum(len(set(new)) for new in out) > sum(len(set(new)) for new in free)
 
@@ -46,11 +54,24 @@ def test_a_repetition_penalty_looks_at_the_prompt_and_what_was_written(tiny, pro
 def test_a_repetition_penalty_does_not_look_at_the_source():
   model, params = pairs.made()
   source, prompt = np.arange(10, 18, dtype=np.int32), np.array([2, 4], np.int32)
-  [new] = loop.complete(model, params, [prompt], sources=[source], max_tokens=6, eos=None,
-                        sampling=Sampling(repetition_penalty=1.5))
+  [new] = loop.complete(
+    model,
+    params,
+    [prompt],
+    sources=[source],
+    max_tokens=6,
+    eos=None,
+    sampling=Sampling(repetition_penalty=1.5),
+  )
   read = np.append(prompt, new)
-  rows = pairs.logits(model, params, read[None, :-1], pairs.context(np.ones((1, 7))), source[None],
-                      pairs.context(np.ones((1, 8))))[0]
+  rows = pairs.logits(
+    model,
+    params,
+    read[None, :-1],
+    pairs.context(np.ones((1, 7))),
+    source[None],
+    pairs.context(np.ones((1, 8))),
+  )[0]
   assert [np.argmax(penalized(rows[n - 1], read[:n], 1.5)) for n in range(2, 8)] == list(new)
   assert [np.argmax(penalized(rows[n - 1], [*source, *read[:n]], 1.5)) for n in range(2, 8)] != list(new)
 
@@ -65,8 +86,9 @@ def test_unrolled_is_the_same_function(pattern, prompts):
   assert unrolled(flat, flat_params) == (flat, flat_params)
   assert sum(x.size for x in jax.tree.leaves(params)) == sum(x.size for x in jax.tree.leaves(flat_params))
   options = dict(max_tokens=16, eos=None, sampling=WARM, seed=3)
-  assert same(loop.complete(model, params, prompts, **options),
-              loop.complete(flat, flat_params, prompts, **options))
+  assert same(
+    loop.complete(model, params, prompts, **options), loop.complete(flat, flat_params, prompts, **options)
+  )
 
 
 @pytest.mark.parametrize('sampling', [Sampling(), WARM], ids=['greedy', 'warm'])
@@ -98,8 +120,9 @@ def test_chunks_do_not_matter(tiny, prompts, chunk):
 @pytest.mark.parametrize('pieces', [(32,), (8, 3)])
 def test_pieces_do_not_matter(tiny, prompts, pieces):
   options = dict(max_tokens=16, eos=None)
-  assert same(loop.complete(*tiny, prompts, **options),
-              loop.complete(*tiny, prompts, pieces=pieces, **options))
+  assert same(
+    loop.complete(*tiny, prompts, **options), loop.complete(*tiny, prompts, pieces=pieces, **options)
+  )
 
 
 def test_stops_at_the_end_of_text(tiny, prompts):
@@ -107,7 +130,7 @@ def test_stops_at_the_end_of_text(tiny, prompts):
   free = loop.complete(*tiny, prompts, max_tokens=16, eos=None)
   eos = int(free[2][5])
   ended = loop.complete(*tiny, prompts, max_tokens=16, eos=eos)
-  assert same(ended, [new[:loop.until(new, eos)] for new in free]) and len(ended[2]) <= 5
+  assert same(ended, [new[: loop.until(new, eos)] for new in free]) and len(ended[2]) <= 5
   chunks = list(loop.generate(*tiny, prompts[2:3], max_tokens=16, eos=eos, chunk=5))
   assert len(chunks) == len(ended[2]) // 5 + 1 < 4
 
@@ -136,9 +159,9 @@ def test_compiles_little_for_many_lengths():
     sampling = Sampling(0.1 * (length % 3), length % 5, 1 - 0.01 * (length % 7), 0.01 * (length % 2))
     options = dict(max_tokens=1 + length % 4, eos=0, sampling=sampling)
     loop.complete(model, params, [np.ones(length, np.int32)], **options)
-  sizes = 3   # of caches: 16, 32 and 48 slots
+  sizes = 3  # of caches: 16, 32 and 48 slots
   assert loop.decode._cache_size() - before[1] == sizes
-  assert loop.read._cache_size() - before[0] == sizes - 1   # the shortest prompts are not read ahead
+  assert loop.read._cache_size() - before[0] == sizes - 1  # the shortest prompts are not read ahead
   for penalty in (0.9, 1.1, 2):
     loop.complete(model, params, [[1]], max_tokens=4, eos=0, sampling=Sampling(repetition_penalty=penalty))
   assert loop.decode._cache_size() - before[1] == sizes + 1
@@ -165,19 +188,22 @@ def test_no_further_than_the_learned_positions(prompts):
     loop.generate(model, params, [np.ones(65, np.int32)], max_tokens=1, eos=None)
 
 
-@pytest.mark.parametrize('given, message', [
-  (dict(max_tokens=0), 'max_tokens=0'),
-  (dict(prompts=[]), 'prompts is empty'),
-  (dict(prompts=[[1], []]), r'prompts\[1\] is empty'),
-  (dict(prompts=[[VOCAB]]), 'outside of the vocabulary of 37'),
-  (dict(sampling=Sampling(temperature=-1)), 'temperature=-1'),
-  (dict(sampling=Sampling(temperature=float('nan'))), 'temperature=nan'),
-  (dict(sampling=Sampling(top_k=-1)), 'top_k=-1'),
-  (dict(sampling=Sampling(top_p=0)), 'top_p=0'),
-  (dict(sampling=Sampling(top_p=1.1)), 'top_p=1.1'),
-  (dict(sampling=Sampling(min_p=1.1)), 'min_p=1.1'),
-  (dict(sampling=Sampling(repetition_penalty=0)), 'repetition_penalty=0'),
-])
+@pytest.mark.parametrize(
+  'given, message',
+  [
+    (dict(max_tokens=0), 'max_tokens=0'),
+    (dict(prompts=[]), 'prompts is empty'),
+    (dict(prompts=[[1], []]), r'prompts\[1\] is empty'),
+    (dict(prompts=[[VOCAB]]), 'outside of the vocabulary of 37'),
+    (dict(sampling=Sampling(temperature=-1)), 'temperature=-1'),
+    (dict(sampling=Sampling(temperature=float('nan'))), 'temperature=nan'),
+    (dict(sampling=Sampling(top_k=-1)), 'top_k=-1'),
+    (dict(sampling=Sampling(top_p=0)), 'top_p=0'),
+    (dict(sampling=Sampling(top_p=1.1)), 'top_p=1.1'),
+    (dict(sampling=Sampling(min_p=1.1)), 'min_p=1.1'),
+    (dict(sampling=Sampling(repetition_penalty=0)), 'repetition_penalty=0'),
+  ],
+)
 def test_refusals(tiny, given, message):
   with pytest.raises(ValueError, match=message):
     loop.generate(*tiny, **(dict(prompts=[[1]], max_tokens=4, eos=0) | given))

@@ -8,6 +8,7 @@ import pytest
 from tests.decoding.conftest import penalized
 from tfm.decoding.sampling import Sampling, filtered, likeliest, ordered, present, row_keys, sample
 
+
 FILTERED, SAMPLE = jax.jit(filtered), jax.jit(sample)
 
 
@@ -34,7 +35,9 @@ def test_filters_against_sorting(top_k, top_p, ties):
   check_filters(logits, top_k, top_p, 0.0)
 
 
-@pytest.mark.parametrize('top_k, top_p, min_p', [(0, 1.0, 0.1), (0, 1.0, 1e-6), (0, 1.0, 1.0), (7, 0.93, 0.02), (0, 0.8, 0.05)])
+@pytest.mark.parametrize(
+  'top_k, top_p, min_p', [(0, 1.0, 0.1), (0, 1.0, 1e-6), (0, 1.0, 1.0), (7, 0.93, 0.02), (0, 0.8, 0.05)]
+)
 def test_min_p_against_sorting(top_k, top_p, min_p):
   check_filters(np.random.default_rng(1).normal(0, 3, (5, 100)).astype(np.float32), top_k, top_p, min_p)
 
@@ -55,9 +58,18 @@ def test_filters_of_equal_logits():
   assert np.isfinite(FILTERED(even, 0, 1.0, 1.0)).all()
 
 
-@pytest.mark.parametrize('sampling', [
-  Sampling(), Sampling(temperature=5.0, top_k=1), Sampling(temperature=5.0, top_p=1e-9),
-  Sampling(temperature=5.0, min_p=1.0), Sampling(temperature=1e-38), Sampling(temperature=1e-6)], ids=str)
+@pytest.mark.parametrize(
+  'sampling',
+  [
+    Sampling(),
+    Sampling(temperature=5.0, top_k=1),
+    Sampling(temperature=5.0, top_p=1e-9),
+    Sampling(temperature=5.0, min_p=1.0),
+    Sampling(temperature=1e-38),
+    Sampling(temperature=1e-6),
+  ],
+  ids=str,
+)
 def test_greedy_in_every_way(sampling):
   """Among ties too, where the first token is taken; with logits at either end of float32's range."""
   logits = np.round(np.random.default_rng(0).normal(0, 1, (64, 50))).astype(np.float32)
@@ -72,7 +84,7 @@ def test_greedy_in_every_way(sampling):
 
 
 def test_likeliest_is_argmax_and_marks_nan():
-  logits = jnp.array([[0., 2, 2], [-jnp.inf, -jnp.inf, -1], [0, jnp.nan, 1], [-0., 0, 0]])
+  logits = jnp.array([[0.0, 2, 2], [-jnp.inf, -jnp.inf, -1], [0, jnp.nan, 1], [-0.0, 0, 0]])
   assert likeliest(logits).tolist() == [1, 2, 3, 0]
 
 
@@ -82,9 +94,18 @@ def test_ordered_keeps_the_order():
   assert ordered(jnp.float32(-0.0)) == ordered(jnp.float32(0.0))
 
 
-@pytest.mark.parametrize('sampling', [
-  Sampling(1.0), Sampling(0.5), Sampling(2.0, top_k=3), Sampling(1.0, top_p=0.8),
-  Sampling(1.5, 5, 0.7), Sampling(1.5, min_p=0.3)], ids=str)
+@pytest.mark.parametrize(
+  'sampling',
+  [
+    Sampling(1.0),
+    Sampling(0.5),
+    Sampling(2.0, top_k=3),
+    Sampling(1.0, top_p=0.8),
+    Sampling(1.5, 5, 0.7),
+    Sampling(1.5, min_p=0.3),
+  ],
+  ids=str,
+)
 def test_frequencies(sampling):
   """χ² of 20 000 draws against the probabilities; nothing that is left out is ever drawn."""
   logits = np.array([2.0, -1.0, 0.5, 1.5, 0.0, 1.0, -2.0, 0.7], np.float32)

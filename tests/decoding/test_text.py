@@ -7,6 +7,7 @@ from tfm.data.tokenizers.bytes import Bytes
 from tfm.data.tokenizers.char import Char
 from tfm.decoding import text
 
+
 WORDS = 'naïve 東京 🦜🏽 \u0000 end'
 
 
@@ -14,7 +15,7 @@ WORDS = 'naïve 東京 🦜🏽 \u0000 end'
 @pytest.mark.parametrize('size', [1, 2, 3, 100])
 def test_characters_split_over_tokens(tokenizer, size):
   ids = tokenizer.encode(WORDS)
-  chunks = [ids[i:i + size] for i in range(0, len(ids), size)]
+  chunks = [ids[i : i + size] for i in range(0, len(ids), size)]
   shown = list(text.stream(tokenizer, chunks))
   assert ''.join(shown) == WORDS and '\ufffd' not in ''.join(shown)
 

@@ -29,7 +29,7 @@ def lengths(position, **limits):
 
 
 def test_so_much_longer_than_its_source():
-  assert lengths('sinusoidal', longer=2) == [4 + 2, 9 + 2]   # with the source's end
+  assert lengths('sinusoidal', longer=2) == [4 + 2, 9 + 2]  # with the source's end
 
 
 def test_no_longer_than_there_are_positions():

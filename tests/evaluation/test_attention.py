@@ -5,17 +5,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from conformance import collect
-from conformance.tiny import LENGTH, VOCAB, Tiny, decoder, parameters
-from reference import attention as formula
-from reference import layers
+from tests.conformance import collect
+from tests.conformance.tiny import LENGTH, VOCAB, Tiny, decoder, parameters
 from tests.models import pairs
+from tests.reference import attention as formula
+from tests.reference import layers
 from tfm.data.tokenizers.bytes import Bytes
 from tfm.data.tokenizers.char import Char
 from tfm.decoding.unrolled import unrolled
 from tfm.evaluation import attention
 from tfm.kernels.protocol import Kernel
 from tfm.mixers.protocol import ATTENTION, Context
+
 
 TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, VOCAB, (1, LENGTH)))
 # Two documents and padding between and after them.
@@ -35,9 +36,15 @@ def inside(tiny):
   """(weights [B H T S], what its modules made by name, parameters, output) of the mixer of a model's one layer."""
   kept = 'v', 'v_global', 'norm', 'mixer'
   context = tiny.context(POSITIONS, SEGMENTS, 0)
-  _, found = jax.jit(lambda params: tiny.model.apply(
-    {'params': params}, TOKENS, context, mutable=[ATTENTION, 'intermediates'],
-    capture_intermediates=lambda module, method: method == '__call__' and module.name in kept))(tiny.params)
+  _, found = jax.jit(
+    lambda params: tiny.model.apply(
+      {'params': params},
+      TOKENS,
+      context,
+      mutable=[ATTENTION, 'intermediates'],
+      capture_intermediates=lambda module, method: method == '__call__' and module.name in kept,
+    )
+  )(tiny.params)
   [weights] = attention.kinds(tiny.model)[0].weights(found[ATTENTION])
   made = found['intermediates']['stack']['layers_0']['block_0']['mixer']
   assert attention.kinds(tiny.model)[0].mixers[0].tells
@@ -53,15 +60,35 @@ def one_layer(**fields):
   return Tiny(layers=1, scan=False, **fields)
 
 
-@pytest.mark.parametrize('fields, predicate', [
-  (dict(mixer='softmax', position='rope'), lambda q, k: k <= q),
-  (dict(mixer='softmax(soft_cap=5.0, qk_norm="rmsnorm", sinks=True)', position='deberta(2)',
-        mask='causal & window(2)'), lambda q, k: 0 <= q - k <= 2),
-  (dict(mixer='softmax(normalizer="sigmoid", value_width=3)', position='t5', score='additive', mask='full'),
-   lambda q, k: True),
-  (dict(mixer='latent(rank=8, rope_width=8)', kv_heads=None, dropout=dict(attention=0.5)), lambda q, k: k <= q),
-  (dict(mixer='longformer(2)', mask='causal & longformer(1, 2)'), lambda q, k: k <= q and (q - k <= 1 or k < 2)),
-], ids=lambda x: x['mixer'] if isinstance(x, dict) else '')
+@pytest.mark.parametrize(
+  'fields, predicate',
+  [
+    (dict(mixer='softmax', position='rope'), lambda q, k: k <= q),
+    (
+      dict(
+        mixer='softmax(soft_cap=5.0, qk_norm="rmsnorm", sinks=True)',
+        position='deberta(2)',
+        mask='causal & window(2)',
+      ),
+      lambda q, k: 0 <= q - k <= 2,
+    ),
+    (
+      dict(
+        mixer='softmax(normalizer="sigmoid", value_width=3)', position='t5', score='additive', mask='full'
+      ),
+      lambda q, k: True,
+    ),
+    (
+      dict(mixer='latent(rank=8, rope_width=8)', kv_heads=None, dropout=dict(attention=0.5)),
+      lambda q, k: k <= q,
+    ),
+    (
+      dict(mixer='longformer(2)', mask='causal & longformer(1, 2)'),
+      lambda q, k: k <= q and (q - k <= 1 or k < 2),
+    ),
+  ],
+  ids=lambda x: x['mixer'] if isinstance(x, dict) else '',
+)
 def test_the_values_were_weighted_so(fields, predicate):
   """out = projection of Σ weight · value is what the mixer gave, whatever kernel made it."""
   weights, made, params, out = inside(one_layer(**fields))
@@ -89,22 +116,29 @@ def test_the_formula():
   tiny = one_layer(position='none')
   weights, _, p, _ = inside(tiny)
   norm = host(tiny.params['stack']['layers_0']['block_0']['mixer_norm'])
-  x = layers.layernorm(np.asarray(tiny.params['embedding']['table'], np.float64)[TOKENS], norm['scale'], norm['bias'])
+  x = layers.layernorm(
+    np.asarray(tiny.params['embedding']['table'], np.float64)[TOKENS], norm['scale'], norm['bias']
+  )
   q, k = (np.einsum('btd,dhc->bthc', x, p[name]['kernel']) + p[name]['bias'] for name in 'qk')
   close(weights, formula.weights(formula.dot_logits(q, k), seen(lambda q, k: k <= q)))
 
 
 def test_layers_are_counted_through_pattern_scan_and_rest():
   """Of a, b, a the scan holds the first two and the rest the third; side by side they tell the same."""
-  model = decoder(layers=3, pattern=('a', 'b'), blocks=dict(
-    a=dict(mask='causal & window(0)'), b=dict(heads=2, kv_heads=1)))
+  model = decoder(
+    layers=3, pattern=('a', 'b'), blocks=dict(a=dict(mask='causal & window(0)'), b=dict(heads=2, kv_heads=1))
+  )
   params = parameters(model)
   inputs = TOKENS, Context.whole(TOKENS)
   labels = dict(text=[str(i) for i in range(LENGTH)])
   [scanned] = attention.maps(model, params, inputs, labels)
   [apart] = attention.maps(*unrolled(model, params), inputs, labels)
   assert scanned.kind == 'decoder' and scanned.queries == scanned.keys == labels['text']
-  assert {i: list(heads) for i, heads in scanned.layers.items()} == {0: [0, 1, 2, 3], 1: [0, 1], 2: [0, 1, 2, 3]}
+  assert {i: list(heads) for i, heads in scanned.layers.items()} == {
+    0: [0, 1, 2, 3],
+    1: [0, 1],
+    2: [0, 1, 2, 3],
+  }
   # A window of nothing is the token itself, in the first layer and in the third.
   assert all((scanned.layers[i][h] == np.eye(LENGTH)).all() for i in (0, 2) for h in range(4))
   second = scanned.layers[1]
@@ -116,13 +150,22 @@ def test_layers_are_counted_through_pattern_scan_and_rest():
 
 
 def test_an_encoder_decoder_has_three_kinds():
-  model, params = pairs.made(layers=2, scan=False, encoder=dict(layers=1, mask='window(1, 1)'), cross=dict(heads=2))
+  model, params = pairs.made(
+    layers=2, scan=False, encoder=dict(layers=1, mask='window(1, 1)'), cross=dict(heads=2)
+  )
   source, target = np.arange(7)[None], np.arange(5)[None]
   labels = dict(source=list('abcdefg'), text=list('vwxyz'))
-  maps = attention.maps(model, params, [target, Context.whole(target), None, source, Context.whole(source)], labels)
+  maps = attention.maps(
+    model, params, [target, Context.whole(target), None, source, Context.whole(source)], labels
+  )
   assert [(m.kind, len(m.queries), len(m.keys), len(m.layers), len(m.layers[0])) for m in maps] == [
-    ('encoder', 7, 7, 1, 4), ('decoder', 5, 5, 2, 4), ('cross', 5, 7, 2, 2)]
-  encoder, own, cross = (np.stack([np.stack(list(heads.values())) for heads in m.layers.values()]) for m in maps)
+    ('encoder', 7, 7, 1, 4),
+    ('decoder', 5, 5, 2, 4),
+    ('cross', 5, 7, 2, 2),
+  ]
+  encoder, own, cross = (
+    np.stack([np.stack(list(heads.values())) for heads in m.layers.values()]) for m in maps
+  )
   t, s = np.indices((7, 7))
   assert ((encoder > 0) == (abs(t - s) <= 1)).all() and (np.triu(own, 1) == 0).all() and (cross > 0).all()
   for weights in (encoder, own, cross):
@@ -139,6 +182,7 @@ def test_nothing_is_computed_unless_it_is_asked_for(monkeypatch):
 
   def refuse(*args, **asked):
     raise AssertionError('weights are computed')
+
   monkeypatch.setattr(Kernel, 'all_weights', staticmethod(refuse))
   params = parameters(model)
   jax.eval_shape(lambda: model.apply({'params': params}, *model.example(1, 4), mutable=['losses', 'metrics']))
@@ -162,5 +206,6 @@ def test_who_says_that_it_tells_does(mixer):
 def test_labels_show_what_could_not_be_seen():
   def shown(tokenizer, text):
     return attention.labels([tokenizer.eos_id, *tokenizer.encode(text)], tokenizer)
+
   assert shown(Bytes(), 'a b\n\tü\0') == ['<eos>', 'a', '␣', 'b', '↵', '⇥', '<C3>', '<BC>', '<00>']
   assert shown(Char('abü\u200b'), 'ü\u200bz') == ['<eos>', 'ü', '<200B>', 'z']

@@ -14,15 +14,22 @@ from matplotlib.image import imread
 from tfm.evaluation import attention_page, attention_picture
 from tfm.evaluation.attention import Maps
 
+
 TRICKY = ['</script>', '<!--', '"', '\\', '$x', '{{data}}', '\u2028', '日', '␣word']
 
 
 def drawn(queries, keys, heads_of_layers):
   """Maps of random weights."""
   draw = np.random.default_rng(0)
-  return Maps('cross', queries, keys, {
-    layer: {head: draw.dirichlet(np.ones(len(keys)), len(queries)) for head in heads}
-    for layer, heads in heads_of_layers.items()})
+  return Maps(
+    'cross',
+    queries,
+    keys,
+    {
+      layer: {head: draw.dirichlet(np.ones(len(keys)), len(queries)) for head in heads}
+      for layer, heads in heads_of_layers.items()
+    },
+  )
 
 
 class Read(html.parser.HTMLParser):
@@ -79,11 +86,19 @@ def test_the_page_stands_alone(page):
   """No token ends a script or begins another, and nothing is fetched; what its code looks for is there."""
   read = Read(page[1])
   assert list(read.scripts) == ['data', 'code'] and 'kinds = data.kinds.map' in read.scripts['code']
-  assert not re.search(r'https?:|//\w+\.|@import|url\(', re.sub(r'"data">.*?</script>', '', page[1], flags=re.S))
-  assert not [tag for tag, attributes in read.tags if tag in ('link', 'img', 'iframe') or attributes.keys() & {'src', 'href'}]
-  assert page[1].count('{{data}}') == 3   # the label, where it is one
-  assert 'prefers-color-scheme: dark' in page[1] and ('meta', dict(
-    name='viewport', content='width=device-width, initial-scale=1')) in read.tags
+  assert not re.search(
+    r'https?:|//\w+\.|@import|url\(', re.sub(r'"data">.*?</script>', '', page[1], flags=re.S)
+  )
+  assert not [
+    tag
+    for tag, attributes in read.tags
+    if tag in ('link', 'img', 'iframe') or attributes.keys() & {'src', 'href'}
+  ]
+  assert page[1].count('{{data}}') == 3  # the label, where it is one
+  assert (
+    'prefers-color-scheme: dark' in page[1]
+    and ('meta', dict(name='viewport', content='width=device-width, initial-scale=1')) in read.tags
+  )
   used = set(re.findall(r"byId\('(\w+)'\)", read.scripts['code']))
   assert used == {attributes['id'] for _, attributes in read.tags if 'id' in attributes}
 

@@ -4,12 +4,12 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
-from conformance import tiny
+from tests.conformance import tiny
 from tfm.evaluation import cost
 from tfm.evaluation.cost import CacheBytes
+
 
 # Of a cache that keeps tokens: position, segment and prefix of each, int32; where the next token goes.
 PLACE, INDEX = 3 * 4, 4
@@ -46,14 +46,21 @@ def test_the_state_of_an_lstm_by_hand():
 
 
 def test_a_pattern_adds_up():
-  mixed = tiny.decoder(layers=3, pattern=('a', 'b'), blocks=dict(
-    a=dict(), b=dict(mixer='recurrent', position='none', kv_heads=4)))
-  full, recurrent = (cost.cache_bytes(tiny.decoder(layers=1, **b)) for b in (dict(), dict(mixer='recurrent', position='none')))
+  mixed = tiny.decoder(
+    layers=3,
+    pattern=('a', 'b'),
+    blocks=dict(a=dict(), b=dict(mixer='recurrent', position='none', kv_heads=4)),
+  )
+  full, recurrent = (
+    cost.cache_bytes(tiny.decoder(layers=1, **b)) for b in (dict(), dict(mixer='recurrent', position='none'))
+  )
   assert cost.cache_bytes(mixed) == CacheBytes(2 * full.per_token, 2 * full.constant + recurrent.constant)
 
 
 def test_turns_are_shared(monkeypatch):
-  clock = iter([0, 9, 9, 10] + [0, 1, 1, 3] + [0, 5, 5, 15] + [0, 1, 1, 3])  # the first does not count, the third is disturbed
+  clock = iter(
+    [0, 9, 9, 10] + [0, 1, 1, 3] + [0, 5, 5, 15] + [0, 1, 1, 3]
+  )  # the first does not count, the third is disturbed
   monkeypatch.setattr(cost.time, 'perf_counter', lambda: next(clock))
   assert cost.in_turns((lambda: 0, lambda: 0), rounds=3) == [1, 2]
 
@@ -63,6 +70,7 @@ def test_a_cache_that_grows_unevenly_is_refused():
     @staticmethod
     def init_caches(batch, length):
       return jnp.zeros((batch, length // 2 if length > 100 else length))
+
   with pytest.raises(ValueError, match='which do not grow by as many for each token'):
     cost.cache_bytes(Halved)
 
@@ -82,6 +90,7 @@ def test_decoding_counts_the_tokens_that_are_written(clock, monkeypatch):
     state, made, count = decode(*args)
     written.append((made.shape, int(count), int(args[2].positions[0])))
     return state, made, count
+
   monkeypatch.setattr(cost.loop, 'decode', counted)
   rate = cost.decoding_rate(model, tiny.parameters(model), rows=3, context=5, tokens=4, rounds=2)
   # 4 tokens of each of 3 rows in a quarter of a second, whatever the rows are padded to; the first round warms up.
@@ -104,11 +113,13 @@ def test_a_step_is_timed_and_its_memory_told(clock):
   @dataclasses.dataclass
   class Seen:
     steps: int = 0
+
   seen = Seen()
 
   def step(state, batch):
     jax.debug.callback(lambda: setattr(seen, 'steps', seen.steps + 1))
     return state + batch @ batch, dict(loss=state[0, 0])
+
   state, batch = jnp.zeros((n, n)), jnp.ones((n, n))
   found = cost.step_cost(jax.jit(step, donate_argnums=0), state, batch, rounds=4)
   jax.effects_barrier()

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from conformance import tiny
-from conformance.tiny import VOCAB
-from models import pairs
+from tests.conformance import tiny
+from tests.conformance.tiny import VOCAB
+from tests.models import pairs
 from tfm.data.tokens import Pairs, Tokens
 from tfm.evaluation import length, length_picture
 from tfm.evaluation.length import PROTOCOLS, Bin, Record, extrapolation
@@ -18,6 +18,7 @@ from tfm.evaluation.windows import Targets, Windows
 from tfm.mixers.protocol import Context
 from tfm.parallel import mesh as meshes
 from tfm.parallel import sharding
+
 
 EOS = 0
 HERE = jax.sharding.SingleDeviceSharding(jax.devices()[0])
@@ -40,8 +41,16 @@ def numbered(count):
 
 
 def measured(model, params, tokens, lengths=LENGTHS, **asked):
-  return extrapolation(model, params, tokens, lengths, **dict(
-    token_bytes=BYTES, sharding=HERE, protocols=tuple(PROTOCOLS), stride=STRIDE, batch_tokens=40, chunk=7) | asked)
+  return extrapolation(
+    model,
+    params,
+    tokens,
+    lengths,
+    **dict(
+      token_bytes=BYTES, sharding=HERE, protocols=tuple(PROTOCOLS), stride=STRIDE, batch_tokens=40, chunk=7
+    )
+    | asked,
+  )
 
 
 def context(target, T, protocol, stride=STRIDE, span=24):
@@ -69,7 +78,7 @@ def test_each_target_counts_once_with_its_context(T, stride, count, limit):
     assert (row['segments'][:n] == 1).all() and (row['positions'][:n] == np.arange(n)).all()
     begin = int(row['targets'][0])
     assert (row['targets'][:n] == begin + np.arange(n)).all()
-    assert row['inputs'][0] == (begin - 1) % count and (row['inputs'][1:n] == row['targets'][:n - 1]).all()
+    assert row['inputs'][0] == (begin - 1) % count and (row['inputs'][1:n] == row['targets'][: n - 1]).all()
     # Behind it is padding, which does not count.
     assert all(not row[field][n:].any() for field in row)
     for at in np.flatnonzero(row['counted']):
@@ -88,7 +97,11 @@ def test_each_target_counts_once_with_its_context(T, stride, count, limit):
 def test_a_limit_takes_whole_spans_from_all_over_the_split():
   targets = Targets(numbered(24 * 10 + 5), LENGTHS, 24 * 4 + 23)
   assert targets.spans == [(24 * i, 24 * i + 24) for i in (0, 2, 5, 7)] and len(targets) == 96
-  assert Targets(numbered(61), LENGTHS, 61).spans == Targets(numbered(61), LENGTHS).spans == [(0, 24), (24, 48), (48, 61)]
+  assert (
+    Targets(numbered(61), LENGTHS, 61).spans
+    == Targets(numbered(61), LENGTHS).spans
+    == [(0, 24), (24, 48), (48, 61)]
+  )
 
 
 def test_the_bytes_of_the_targets():
@@ -97,16 +110,28 @@ def test_the_bytes_of_the_targets():
   assert Targets(tokens, LENGTHS, 24).bytes(BYTES) == BYTES[running[:24]].sum()
 
 
-@pytest.mark.parametrize('make, sentence', [
-  (lambda: Targets(numbered(50), ()), 'at least one of them and each 1 or more'),
-  (lambda: Targets(numbered(50), (0, 4)), r'lengths=\(0, 4\) must be whole numbers'),
-  (lambda: Targets(numbered(50), (25, 51)), 'numbers has 50 tokens, which do not fill one row of length=51'),
-  (lambda: Targets(numbered(50), LENGTHS, 23), 'targets=23 is less than the 24 tokens that are whole rows of every'),
-  (lambda: Targets(numbered(50), LENGTHS, -1), 'targets=-1 is less'),
-  (lambda: Targets(Pairs('couples', numbered(50), numbered(50)), LENGTHS), 'couples is not of texts alone'),
-  (lambda: Windows(Targets(numbered(50), LENGTHS), 4, 5), r'stride=5 must lie in 1 … 4, the length of a row'),
-  (lambda: Windows(Targets(numbered(50), LENGTHS), 4, 0), 'stride=0 must lie'),
-])
+@pytest.mark.parametrize(
+  'make, sentence',
+  [
+    (lambda: Targets(numbered(50), ()), 'at least one of them and each 1 or more'),
+    (lambda: Targets(numbered(50), (0, 4)), r'lengths=\(0, 4\) must be whole numbers'),
+    (
+      lambda: Targets(numbered(50), (25, 51)),
+      'numbers has 50 tokens, which do not fill one row of length=51',
+    ),
+    (
+      lambda: Targets(numbered(50), LENGTHS, 23),
+      'targets=23 is less than the 24 tokens that are whole rows of every',
+    ),
+    (lambda: Targets(numbered(50), LENGTHS, -1), 'targets=-1 is less'),
+    (lambda: Targets(Pairs('couples', numbered(50), numbered(50)), LENGTHS), 'couples is not of texts alone'),
+    (
+      lambda: Windows(Targets(numbered(50), LENGTHS), 4, 5),
+      r'stride=5 must lie in 1 … 4, the length of a row',
+    ),
+    (lambda: Windows(Targets(numbered(50), LENGTHS), 4, 0), 'stride=0 must lie'),
+  ],
+)
 def test_rows_that_are_refused(make, sentence):
   with pytest.raises(ValueError, match=sentence):
     make()
@@ -123,9 +148,11 @@ def model(position='rope'):
 
 def only(params, **kept):
   """Parameters that are all 0 but for those of some modules, and norms that change nothing."""
+
   def keep(path, x):
     names = [entry.key for entry in path]
     return x if names[0] in kept else np.full(x.shape, names[-1] == 'scale', np.float32)
+
   return jax.tree_util.tree_map_with_path(keep, params)
 
 
@@ -141,7 +168,7 @@ def direct(made, params, running, T, protocol):
   begins = np.array([context(t, T, protocol) for t in range(len(running))])
   rows = np.zeros((len(running), max(LENGTHS)), np.int32)
   for target, begin in enumerate(begins):
-    rows[target, :target + 1 - begin] = stream[begin:target + 1]
+    rows[target, : target + 1 - begin] = stream[begin : target + 1]
   places = np.arange(len(running)) - begins
   logits = forward(made, params, rows)
   return softmax_losses(logits[np.arange(len(running)), places], running), places
@@ -158,8 +185,13 @@ def test_losses_are_those_of_the_full_softmax(position):
   tokens, running = text(30, 9, 17)
   records = measured(made, params, tokens, stride=3)
   assert [(r.protocol, r.length, r.stride) for r in records] == [
-    ('nonoverlapping', 4, 4), ('nonoverlapping', 8, 8), ('nonoverlapping', 12, 12),
-    ('sliding', 4, 3), ('sliding', 8, 3), ('sliding', 12, 3)]
+    ('nonoverlapping', 4, 4),
+    ('nonoverlapping', 8, 8),
+    ('nonoverlapping', 12, 12),
+    ('sliding', 4, 3),
+    ('sliding', 8, 3),
+    ('sliding', 12, 3),
+  ]
   for r in records:
     losses, places = direct(made, params, running, r.length, r.protocol)
     assert r.tokens == len(running)
@@ -206,7 +238,9 @@ def test_a_limit_and_batches_change_no_target():
   one = measured(made, params, tokens, **asked)
   other = measured(made, params, tokens, **asked, batch_tokens=1, chunk=0)
   with sharding.context(mesh, rules):
-    eight = measured(made, params, tokens, **asked, sharding=sharding.batch_sharding(mesh, rules), batch_tokens=1000)
+    eight = measured(
+      made, params, tokens, **asked, sharding=sharding.batch_sharding(mesh, rules), batch_tokens=1000
+    )
   assert {r.tokens for r in one} == {96}
   for found in (other, eight):
     for a, b in zip(one, found, strict=True):
@@ -233,8 +267,14 @@ def test_many_models_at_once():
 
 def test_learned_positions_end():
   tokens, running = text(30, 9, 32)
-  records = measured(*model('learned'), tokens, lengths=(6, 12, 24), protocols=('nonoverlapping',), stride=None)
-  assert [r.impossible for r in records] == ['', '', 'impossible: Learned has 12 positions, and rows of 24 tokens need as many']
+  records = measured(
+    *model('learned'), tokens, lengths=(6, 12, 24), protocols=('nonoverlapping',), stride=None
+  )
+  assert [r.impossible for r in records] == [
+    '',
+    '',
+    'impossible: Learned has 12 positions, and rows of 24 tokens need as many',
+  ]
   assert records[2] == Record(24, 'nonoverlapping', 24, impossible=records[2].impossible)
   assert all(r.tokens == len(running) and r.loss > 0 for r in records[:2])
   # The same targets as where all lengths are possible.
@@ -249,12 +289,23 @@ def test_a_loss_that_is_no_number_is_told():
   assert r.impossible == 'impossible: in rows of 8 tokens the loss is nan' and r.loss is None
 
 
-@pytest.mark.parametrize('make, asked, sentence', [
-  (lambda: tiny.decoder(12, mask='prefix'), {}, "a mask of the model reads prefixes.*mask='causal' would do"),
-  (lambda: pairs.made()[0], {}, 'EncoderDecoder does not go on with a running text.*a decoder does'),
-  (lambda: model()[0], dict(protocols=('slidign',)), "protocol='slidign' is not there.*did you mean 'sliding'"),
-  (lambda: model()[0], dict(stride=5, protocols=('sliding',)), 'stride=5 must lie in 1 … 4'),
-])
+@pytest.mark.parametrize(
+  'make, asked, sentence',
+  [
+    (
+      lambda: tiny.decoder(12, mask='prefix'),
+      {},
+      "a mask of the model reads prefixes.*mask='causal' would do",
+    ),
+    (lambda: pairs.made()[0], {}, 'EncoderDecoder does not go on with a running text.*a decoder does'),
+    (
+      lambda: model()[0],
+      dict(protocols=('slidign',)),
+      "protocol='slidign' is not there.*did you mean 'sliding'",
+    ),
+    (lambda: model()[0], dict(stride=5, protocols=('sliding',)), 'stride=5 must lie in 1 … 4'),
+  ],
+)
 def test_refusals(make, asked, sentence):
   with pytest.raises(ValueError, match=sentence):
     measured(make(), None, text(30)[0], **asked)
@@ -290,7 +341,11 @@ def test_a_picture_with_a_length_that_is_impossible(tmp_path):
   one = Record(4, 'sliding', 2, 40, 3.0, 20.0, 2.0, bins)
   assert length_picture.usual(one) == [bins[2], bins[3]]
   assert length_picture.usual(dataclasses.replace(one, protocol='nonoverlapping', stride=4)) == list(bins)
-  records = [one, dataclasses.replace(one, length=8, loss=3.5), Record(16, 'sliding', 2, impossible='impossible: …')]
+  records = [
+    one,
+    dataclasses.replace(one, length=8, loss=3.5),
+    Record(16, 'sliding', 2, impossible='impossible: …'),
+  ]
   for name, found in (('a', records), ('b', records[2:])):
     length_picture.draw(found, 8, 'a run', tmp_path / f'{name}.png')
     assert (tmp_path / f'{name}.png').stat().st_size > 10_000

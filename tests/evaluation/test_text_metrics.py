@@ -4,13 +4,16 @@ import pytest
 
 from tfm.evaluation.text_metrics import METRICS
 
+
 SAID, TRUE = ['Der Hund läuft .', 'ein Teil'], ['der Hund läuft .', 'ein Teil']
 
 
 @pytest.mark.parametrize('name', ['bleu', 'chrf', 'rouge', 'exact'])
 def test_the_reference_itself_is_perfect(name):
   texts = ['eins zwei drei vier fünf', 'sechs sieben acht neun zehn']
-  assert all(v == pytest.approx(100) for v in METRICS[name]()(texts, texts).values() if not isinstance(v, str))
+  assert all(
+    v == pytest.approx(100) for v in METRICS[name]()(texts, texts).values() if not isinstance(v, str)
+  )
 
 
 def test_case_counts_unless_told():
@@ -23,7 +26,9 @@ def test_case_counts_unless_told():
 def test_a_compound_is_split_where_asked():
   """Of gut-altes and gut-neues the first half is then found, and the hyphen."""
   texts = ['wir sehen heute ein gut-altes Haus'], ['wir sehen heute ein gut-neues Haus']
-  whole, split = (METRICS['tokenized_bleu']('de', split_compounds=s)(*texts)['tokenized_bleu'] for s in (False, True))
+  whole, split = (
+    METRICS['tokenized_bleu']('de', split_compounds=s)(*texts)['tokenized_bleu'] for s in (False, True)
+  )
   assert split > whole > 0
 
 

@@ -6,9 +6,9 @@ import logging
 import jax
 import jax.numpy as jnp
 import pytest
+from kernels.test_chunked import arrays, asked, kernel
 
 import tfm.kernels.auto
-from kernels.test_chunked import arrays, asked, kernel
 from tfm.kernels.dense import Dense
 from tfm.kernels.protocol import Kernel
 
@@ -24,7 +24,9 @@ def test_short_rows_are_dense_and_long_ones_chunked(said):
   for T in (32, 512):
     jax.eval_shape(lambda *qkv: kernel('auto')(*qkv, **asked(T=T)), *arrays(T))
   first, second = said.messages
-  assert 'auto takes dense on cpu' in first and 'chunked: queries and keys are no more than one block' in first
+  assert (
+    'auto takes dense on cpu' in first and 'chunked: queries and keys are no more than one block' in first
+  )
   assert 'auto takes chunked on cpu' in second
 
 
@@ -39,6 +41,7 @@ def test_what_cannot_serve_is_passed_over_and_named_it_is_an_error(said, monkeyp
   class Proud(Kernel):
     def refusal(self, q, k, v, asked):
       return 'it takes no soft cap' if asked.soft_cap else None
+
     def attend(self, q, k, v, asked):
       return jnp.zeros(q.shape), None
 

@@ -11,16 +11,17 @@ import pytest
 from jax._src.cudnn import fused_attention_stablehlo
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 from jax.tree_util import Partial
-
-from conformance import collect
-from conformance.tiny import asked as made
 from kernels.test_chunked import asked, kernel
+
+from tests.conformance import collect
+from tests.conformance.tiny import asked as made
 from tfm import spec
 from tfm.kernels.cudnn import too_old
 from tfm.kernels.protocol import Asked, band
 from tfm.layers.dot_product import scaled_dot
 from tfm.parallel import mesh
 from tfm.parallel.sharding import context, parse_rules
+
 
 B, T, H, K, C = 3, 24, 4, 2, 8
 MASKS = ('causal', 'causal & window(5)', 'window(7, 0)', 'full', 'window(30) & causal', 'causal & window(0)')
@@ -37,15 +38,20 @@ def given(mask, T=T, scale=0.4, lengths=(24, 15, 0), **more):
   segments = (jnp.arange(T)[None, :] < jnp.asarray(lengths)[:, None]).astype(jnp.int32)
   score = Partial(functools.partial(scaled_dot, scale=scale))
   at = jnp.broadcast_to(jnp.arange(T), segments.shape)
-  return asked(mask, T=T, score=score) | dict(
-    q_segments=segments, k_segments=segments, q_positions=at, k_positions=at) | more
+  return (
+    asked(mask, T=T, score=score)
+    | dict(q_segments=segments, k_segments=segments, q_positions=at, k_positions=at)
+    | more
+  )
 
 
 def run(text, qkv, given):
   """(out, gradients of q, k, v), compiled."""
+
   def pull(*qkv):
     y, back = jax.vjp(lambda *qkv: kernel(text)(*qkv, **given), *qkv)
     return y, back(jnp.cos(jnp.arange(y.size, dtype=y.dtype)).reshape(y.shape))
+
   return jax.jit(pull)(*qkv)
 
 
@@ -57,7 +63,9 @@ def fused(monkeypatch):
 
 
 @pytest.mark.parametrize('dtype, tolerance', [('float32', 2e-6), ('bfloat16', 2e-2)])
-@pytest.mark.parametrize('K', [pytest.param(4, marks=pytest.mark.slow), 2, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+  'K', [pytest.param(4, marks=pytest.mark.slow), 2, pytest.param(1, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize('mask', MASKS)
 def test_what_is_asked_of_jax_is_the_dense_kernel(mask, K, dtype, tolerance):
   qkv = arrays(K=K, dtype=dtype)
@@ -79,8 +87,9 @@ def test_padding_has_no_part(mask):
   np.testing.assert_array_equal(out[:2], run('cudnn("xla")', (q, k, v), given(mask))[0][:2])
 
 
-@pytest.mark.parametrize('mask, kind, window', [
-  ('causal', 'CAUSAL', 0), ('causal & window(5)', 'CAUSAL', 6), ('full', 'PADDING', 0)])
+@pytest.mark.parametrize(
+  'mask, kind, window', [('causal', 'CAUSAL', 0), ('causal & window(5)', 'CAUSAL', 6), ('full', 'PADDING', 0)]
+)
 def test_lowers_to_the_fused_calls(fused, mask, kind, window):
   def loss(*qkv):
     return kernel('cudnn').attend(*qkv, Asked(**given(mask)))[0].astype(jnp.float32).sum()
@@ -111,33 +120,37 @@ def test_each_device_computes_its_own_rows_and_heads(fused, K, local):
   with context(mesh, rules):
     text = step('cudnn').trace(q, k, v).lower(lowering_platforms=('cuda',)).as_text()
     cut = step('cudnn("xla")')(q, k, v)
-  call, = re.findall(r'@__cudnn\$fmhaSoftmax\(.*?: \((.*?)\) ->', text)
+  (call,) = re.findall(r'@__cudnn\$fmhaSoftmax\(.*?: \((.*?)\) ->', text)
   assert call.split(', ')[:3] == ['tensor<1x24x2x8xbf16>'] + [f'tensor<1x24x{local}x8xbf16>'] * 2
   for x, y in zip(jax.tree.leaves(cut), jax.tree.leaves(step('dense')(q, k, v))):
     np.testing.assert_allclose(np.asarray(x, np.float32), np.asarray(y, np.float32), rtol=2e-2, atol=2e-2)
 
 
-@pytest.mark.parametrize('fields, words', [
-  (dict(mask='window(5)'), 'full, or causal with or without a window to the left'),
-  (dict(mask='~causal'), 'full, or causal'),
-  (dict(mask='causal & ~window(0)'), 'full, or causal'),
-  (dict(mask='dilated(3, 2) & causal'), 'full, or causal'),
-  (dict(mask='longformer(3, 1)'), 'full, or causal'),
-  (dict(mask='prefix'), 'must know the mask before the data'),
-  (dict(layout='packed'), "layout='packed' does not promise that"),
-  (dict(layout='any'), "layout='any' does not promise that"),
-  (dict(S=30), 'as many keys as queries, not 30 and 24'),
-  (dict(C2=16), 'as wide as its keys, not 16 by 8'),
-  (dict(dtype='float32'), 'float16 or bfloat16, and this is float32'),
-  (dict(C=12), 'a multiple of 8 and at most 128, not 12'),
-  (dict(C=136), 'at most 128, not 136'),
-  (dict(bias=Partial(jnp.add)), 'no bias'),
-  (dict(score=Partial(jnp.add)), 'no other score'),
-  (dict(sinks=jnp.zeros(H)), 'no sinks'),
-  (dict(soft_cap=3.0), 'does not cap'),
-  (dict(normalizer='sigmoid'), 'softmax only'),
-  (dict(dropout=0.1, dropout_key=jax.random.key(0)), 'dropout'),
-], ids=lambda x: '' if isinstance(x, str) else ' '.join(f'{key}={value}'[:30] for key, value in x.items()))
+@pytest.mark.parametrize(
+  'fields, words',
+  [
+    (dict(mask='window(5)'), 'full, or causal with or without a window to the left'),
+    (dict(mask='~causal'), 'full, or causal'),
+    (dict(mask='causal & ~window(0)'), 'full, or causal'),
+    (dict(mask='dilated(3, 2) & causal'), 'full, or causal'),
+    (dict(mask='longformer(3, 1)'), 'full, or causal'),
+    (dict(mask='prefix'), 'must know the mask before the data'),
+    (dict(layout='packed'), "layout='packed' does not promise that"),
+    (dict(layout='any'), "layout='any' does not promise that"),
+    (dict(S=30), 'as many keys as queries, not 30 and 24'),
+    (dict(C2=16), 'as wide as its keys, not 16 by 8'),
+    (dict(dtype='float32'), 'float16 or bfloat16, and this is float32'),
+    (dict(C=12), 'a multiple of 8 and at most 128, not 12'),
+    (dict(C=136), 'at most 128, not 136'),
+    (dict(bias=Partial(jnp.add)), 'no bias'),
+    (dict(score=Partial(jnp.add)), 'no other score'),
+    (dict(sinks=jnp.zeros(H)), 'no sinks'),
+    (dict(soft_cap=3.0), 'does not cap'),
+    (dict(normalizer='sigmoid'), 'softmax only'),
+    (dict(dropout=0.1, dropout_key=jax.random.key(0)), 'dropout'),
+  ],
+  ids=lambda x: '' if isinstance(x, str) else ' '.join(f'{key}={value}'[:30] for key, value in x.items()),
+)
 def test_refuses(fields, words):
   fields = dict(fields)
   qkv = arrays(**{name: fields.pop(name) for name in ('S', 'C', 'C2', 'dtype') if name in fields})
@@ -150,8 +163,11 @@ def test_dropout_that_does_not_drop_is_served():
     assert kernel('cudnn').refusal(*arrays(), Asked(**given('causal', **more))) is None
 
 
-@pytest.mark.parametrize('text, scale', [('dot', 0.25), ('dot(1.0)', 1.0)] + [
-  (text, None) for text in collect.specs('score') if not text.startswith('dot')])
+@pytest.mark.parametrize(
+  'text, scale',
+  [('dot', 0.25), ('dot(1.0)', 1.0)]
+  + [(text, None) for text in collect.specs('score') if not text.startswith('dot')],
+)
 def test_a_score_is_known_by_its_function(text, scale):
   score = made(spec.factory(text, *collect.SLOTS['score'], head_width=16), lambda made: made())
   assert Asked(**given('causal', score=score)).scale == scale
@@ -164,11 +180,24 @@ def test_a_learned_factor_is_no_scaled_dot_product():
   assert jax.jit(lambda asked: jnp.float32(asked.scale))(Asked(**given('causal'))) == jnp.float32(0.4)
 
 
-@pytest.mark.parametrize('mask, expected', [
-  ('full', (None, None)), ('causal', (None, 0)), ('~causal', (-1, None)), ('causal & window(3)', (3, 0)),
-  ('window(2, 4)', (2, 4)), ('window(5) & ~causal', (-1, 5)), ('window(11)', (None, None)),
-  ('window(9)', (9, 9)), ('dilated(2, 3)', None), ('~window(3)', None), ('chunked(4)', None),
-  ('window(2) | (causal & window(4))', (4, 2)), ('causal & ~causal', None)])
+@pytest.mark.parametrize(
+  'mask, expected',
+  [
+    ('full', (None, None)),
+    ('causal', (None, 0)),
+    ('~causal', (-1, None)),
+    ('causal & window(3)', (3, 0)),
+    ('window(2, 4)', (2, 4)),
+    ('window(5) & ~causal', (-1, 5)),
+    ('window(11)', (None, None)),
+    ('window(9)', (9, 9)),
+    ('dilated(2, 3)', None),
+    ('~window(3)', None),
+    ('chunked(4)', None),
+    ('window(2) | (causal & window(4))', (4, 2)),
+    ('causal & ~causal', None),
+  ],
+)
 def test_a_mask_is_known_by_what_it_shows(mask, expected):
   assert band(collect.mask(mask), 12, 12) == expected
 
@@ -187,10 +216,14 @@ def test_is_for_a_gpu():
   assert 'none is attached' in kernel('cudnn').absence('gpu')
 
 
-@pytest.mark.parametrize('kind, told', [('NVIDIA H100 80GB HBM3', '9.0'), ('NVIDIA B200', '10.0'), ('Another', None)])
+@pytest.mark.parametrize(
+  'kind, told', [('NVIDIA H100 80GB HBM3', '9.0'), ('NVIDIA B200', '10.0'), ('Another', None)]
+)
 def test_of_a_gpu_that_is_not_here_is_told_what_is_known(kind, told):
   device = AbstractDevice(device_kind=kind, num_cores=132, platform='cuda')
-  with jax.sharding.use_abstract_mesh(AbstractMesh((1,), ('data',), axis_types=(AxisType.Auto,), abstract_device=device)):
+  with jax.sharding.use_abstract_mesh(
+    AbstractMesh((1,), ('data',), axis_types=(AxisType.Auto,), abstract_device=device)
+  ):
     assert mesh.capability('gpu') == told
     assert (kernel('cudnn').absence('gpu') is None) == (told is not None)
     assert mesh.attached('gpu') is None

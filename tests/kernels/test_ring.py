@@ -7,16 +7,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from conformance import collect
-from conformance.test_kernels import CASES, DROPPED, TOLERANCE, call, close, cotangent, kernel
-from conformance.tiny import PREFIX
-from tfm import config as configs
+from tests.conformance import collect
+from tests.conformance.test_kernels import CASES, DROPPED, TOLERANCE, call, close, cotangent, kernel
+from tests.conformance.tiny import PREFIX
+from tfm.config.schema import default_config
 from tfm.kernels import ring
 from tfm.kernels.ring import Trip
 from tfm.parallel import mesh as meshes
 from tfm.parallel import sharding
 
-RULES = sharding.parse_rules(configs.schema().rules)
+
+RULES = sharding.parse_rules(default_config().rules)
 # What cannot be cut: fewer queries than devices.
 WHOLE = [name for name, case in CASES.items() if case.queries == (0, 12)]
 QUICK = 'multi-head', 'learned score', 'sinks', 'packed layout', 'whole'
@@ -32,19 +33,26 @@ def on(sizes, text, case):
   @jax.jit
   def run(q, k, v, *learned):
     def out(q, k, v, score, bias, sinks):
-      q, k, v = (sharding.shard(x, 'batch', 'length', heads, 'kv') for x, heads in
-                 ((q, 'heads'), (k, 'kv_heads'), (v, 'kv_heads')))
+      q, k, v = (
+        sharding.shard(x, 'batch', 'length', heads, 'kv')
+        for x, heads in ((q, 'heads'), (k, 'kv_heads'), (v, 'kv_heads'))
+      )
       return made(q, k, v, score=score, bias=bias, sinks=sinks, **fixed)
+
     y, back = jax.vjp(out, q, k, v, *learned)
     return y, back(jnp.asarray(cotangent(a), y.dtype))
 
-  learned = case.learned()   # outside: it is made of arrays that lie on no mesh
+  learned = case.learned()  # outside: it is made of arrays that lie on no mesh
   with sharding.context(meshes.make(sizes), RULES):
     return run(*(jnp.asarray(a[name]) for name in 'qkv'), *learned)
 
 
-@pytest.mark.parametrize('sizes', [dict(sequence=2, data=2, tensor=2), dict(sequence=4, data=2)], ids=['zigzag', 'straight'])
-@pytest.mark.parametrize('name', [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in WHOLE])
+@pytest.mark.parametrize(
+  'sizes', [dict(sequence=2, data=2, tensor=2), dict(sequence=4, data=2)], ids=['zigzag', 'straight']
+)
+@pytest.mark.parametrize(
+  'name', [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in WHOLE]
+)
 def test_round_the_devices_the_numbers_are_the_same(name, sizes):
   close(on(sizes, 'ring(queries=2, keys=3)', CASES[name]), call('dense', CASES[name]), TOLERANCE['float32'])
 
@@ -54,14 +62,19 @@ def test_what_cannot_go_round_is_refused():
     on(dict(sequence=8), 'ring', CASES['multi-head'])
   with pytest.raises(ValueError, match='2 devices share a row, which do not divide 3 queries and 12 keys'):
     on(dict(sequence=2, data=-1), 'ring', CASES['few queries'])
-  with pytest.raises(ValueError, match='does not draw the dropout that all kernels agree on where a mesh cuts rows'):
+  with pytest.raises(
+    ValueError, match='does not draw the dropout that all kernels agree on where a mesh cuts rows'
+  ):
     on(dict(sequence=2, data=-1), 'ring', DROPPED['dropout'])
 
 
 @pytest.mark.parametrize('devices', [2, 4, 8])
 def test_tokens_change_places_where_that_balances_the_work(devices):
   """Under a causal mask all devices then have the same to do, about half of all; under a full one nobody moves."""
-  trips = {zigzag: Trip.along(collect.mask('causal'), 'whole', 256, 256, devices, 4, 4, zigzag) for zigzag in (False, True)}
+  trips = {
+    zigzag: Trip.along(collect.mask('causal'), 'whole', 256, 256, devices, 4, 4, zigzag)
+    for zigzag in (False, True)
+  }
   assert Trip.of(collect.mask('causal'), 'whole', 256, 256, devices, 4, 4).zigzag
   assert not Trip.of(collect.mask('full'), 'whole', 256, 256, devices, 4, 4).zigzag
   assert not Trip.of(collect.mask('causal'), 'any', 256, 256, devices, 4, 4).zigzag
@@ -87,10 +100,17 @@ def test_pieces_go_to_their_places_and_back():
 
   def run(f):
     spec_ = jax.sharding.PartitionSpec
-    mapped = jax.shard_map(f, in_specs=(spec_('sequence'), spec_(None, 'sequence')), out_specs=spec_(None, 'sequence'),
-                           axis_names={'sequence'}, check_vma=False)
+    mapped = jax.shard_map(
+      f,
+      in_specs=(spec_('sequence'), spec_(None, 'sequence')),
+      out_specs=spec_(None, 'sequence'),
+      axis_names={'sequence'},
+      check_vma=False,
+    )
     return lambda x: mapped(jnp.arange(8), x)
 
   with jax.set_mesh(mesh):
-    np.testing.assert_array_equal(there(x)[0], np.concatenate([ring.indices(32, 8, i, True) for i in range(8)]))
+    np.testing.assert_array_equal(
+      there(x)[0], np.concatenate([ring.indices(32, 8, i, True) for i in range(8)])
+    )
     np.testing.assert_array_equal(again(x), x)

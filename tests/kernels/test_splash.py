@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 from jax.tree_util import Partial
-
-from conformance import collect
 from kernels.test_chunked import asked, kernel
+
+from tests.conformance import collect
 from tfm.kernels.protocol import Asked
 from tfm.layers.dot_product import scaled_dot
 from tfm.parallel.sharding import context, parse_rules
+
 
 INTERPRETED = 'splash(128, interpret=True)'
 B, T, H, K, C = 2, 128, 4, 2, 8
@@ -70,8 +71,9 @@ def close(a, b, tolerance=2e-5):
     assert np.abs(x - y).max() <= tolerance * max(1, np.abs(y).max())
 
 
-@pytest.mark.parametrize('name', [
-  pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in CASES])
+@pytest.mark.parametrize(
+  'name', [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in CASES]
+)
 def test_equals_the_dense_kernel(name):
   case = CASES[name]
   close(run(INTERPRETED, **case), run('dense', **case), 2e-2 if 'dtype' in case else 2e-5)
@@ -86,10 +88,14 @@ def on_a_mesh(text, sizes, **case):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('case', [
-  dict(mask='causal', B=4, **segments(*([(1, 70), (0, 58)], [(1, 128)]) * 2)),
-  dict(mask='causal', K=1, sinks=SINKS),     # one key head, which is not cut; rows that are not
-], ids=['grouped', 'multi-query'])
+@pytest.mark.parametrize(
+  'case',
+  [
+    dict(mask='causal', B=4, **segments(*([(1, 70), (0, 58)], [(1, 128)]) * 2)),
+    dict(mask='causal', K=1, sinks=SINKS),  # one key head, which is not cut; rows that are not
+  ],
+  ids=['grouped', 'multi-query'],
+)
 def test_the_mesh_changes_nothing(case):
   close(on_a_mesh(INTERPRETED, (2, 2, 2), **case), run('dense', **case))
 
@@ -123,18 +129,22 @@ def test_what_the_mask_closes_is_not_visited():
   assert np.isfinite(out[:, :128]).all() and np.isnan(out[:, 128:]).all()
 
 
-@pytest.mark.parametrize('fields, words', [
-  (dict(T=48), 'a multiple of 128, not 48 queries and 48 keys'),
-  (dict(layout='any'), "which layout='any' does not make of a relative mask"),
-  (dict(layout='packed', mask='longformer(9, 1)'), "layout='packed' does not make of this mask"),
-  (dict(mask='~causal'), 'must see themselves, and the mask hides some'),
-  (dict(mask='prefix'), 'must know the mask before the data'),
-  (dict(bias=Partial(jnp.add)), 'no bias'),
-  (dict(score=Partial(jnp.add)), 'no other score'),
-  (dict(normalizer='sigmoid'), 'softmax only'),
-  (dict(dropout=0.1, dropout_key=jax.random.key(0)), 'dropout'),
-  (dict(dtype='float16'), 'bfloat16 or float32, and this is float16'),
-], ids=lambda x: '' if isinstance(x, str) else ' '.join(x))
+@pytest.mark.parametrize(
+  'fields, words',
+  [
+    (dict(T=48), 'a multiple of 128, not 48 queries and 48 keys'),
+    (dict(layout='any'), "which layout='any' does not make of a relative mask"),
+    (dict(layout='packed', mask='longformer(9, 1)'), "layout='packed' does not make of this mask"),
+    (dict(mask='~causal'), 'must see themselves, and the mask hides some'),
+    (dict(mask='prefix'), 'must know the mask before the data'),
+    (dict(bias=Partial(jnp.add)), 'no bias'),
+    (dict(score=Partial(jnp.add)), 'no other score'),
+    (dict(normalizer='sigmoid'), 'softmax only'),
+    (dict(dropout=0.1, dropout_key=jax.random.key(0)), 'dropout'),
+    (dict(dtype='float16'), 'bfloat16 or float32, and this is float16'),
+  ],
+  ids=lambda x: '' if isinstance(x, str) else ' '.join(x),
+)
 def test_refuses(fields, words):
   fields = dict(mask='causal', T=T, dtype='float32') | fields
   qkv = arrays(fields['T'], dtype=fields.pop('dtype'))

@@ -11,11 +11,12 @@ import pytest
 from absl import flags
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 from jax.tree_util import Partial
+from kernels.test_cudnn import MASKS, arrays, given, kernel, run
 
 import tfm.kernels.tokamax as module
-from kernels.test_cudnn import MASKS, arrays, given, kernel, run
 from tfm.kernels.protocol import Asked
 from tfm.parallel.sharding import context, parse_rules
+
 
 ANYWHERE = 'tokamax("xla_chunked")'
 
@@ -60,6 +61,7 @@ def test_the_mesh_changes_nothing(tokamax, K):
 
 class Gpu:
   """What the library asks the machine's own."""
+
   device_kind, platform, compute_capability = 'NVIDIA H100 80GB HBM3', 'gpu', '9.0'
 
 
@@ -81,18 +83,22 @@ def test_lowers_to_the_librarys_kernels(tokamax, monkeypatch, implementation, ca
   assert len(re.findall(rf'custom_call @\S*{call}', lowered.as_text())) >= 2
 
 
-@pytest.mark.parametrize('fields, words', [
-  (dict(mask='window(5)'), 'full, or causal with or without a window to the left'),
-  (dict(layout='packed'), "layout='packed' does not promise that"),
-  (dict(T=128, S=256), 'as many keys as queries, not 256 and 128'),
-  (dict(T=100), 'lengths are multiples of 128, not 100'),
-  (dict(T=128, dtype='float32'), 'float16 or bfloat16, and this is float32'),
-  (dict(bias=Partial(jnp.add)), 'no bias'),
-  (dict(score=Partial(jnp.add)), 'no other score'),
-  (dict(sinks=jnp.zeros(4)), 'no sinks'),
-  (dict(normalizer='sigmoid'), 'softmax only'),
-  (dict(dropout=0.1, dropout_key=jax.random.key(0)), 'dropout'),
-], ids=lambda x: '' if isinstance(x, str) else ' '.join(f'{key}={value}'[:30] for key, value in x.items()))
+@pytest.mark.parametrize(
+  'fields, words',
+  [
+    (dict(mask='window(5)'), 'full, or causal with or without a window to the left'),
+    (dict(layout='packed'), "layout='packed' does not promise that"),
+    (dict(T=128, S=256), 'as many keys as queries, not 256 and 128'),
+    (dict(T=100), 'lengths are multiples of 128, not 100'),
+    (dict(T=128, dtype='float32'), 'float16 or bfloat16, and this is float32'),
+    (dict(bias=Partial(jnp.add)), 'no bias'),
+    (dict(score=Partial(jnp.add)), 'no other score'),
+    (dict(sinks=jnp.zeros(4)), 'no sinks'),
+    (dict(normalizer='sigmoid'), 'softmax only'),
+    (dict(dropout=0.1, dropout_key=jax.random.key(0)), 'dropout'),
+  ],
+  ids=lambda x: '' if isinstance(x, str) else ' '.join(f'{key}={value}'[:30] for key, value in x.items()),
+)
 def test_refuses(fields, words):
   fields = dict(fields)
   shape = {name: fields.pop(name) for name in ('T', 'S', 'dtype') if name in fields}
@@ -102,8 +108,10 @@ def test_refuses(fields, words):
 
 
 def test_only_the_newer_kernel_has_caps_with_a_gradient():
-  reasons = [kernel(text).refusal(*arrays(128), Asked(**given('causal', T=128, soft_cap=3.0)))
-             for text in ('tokamax', 'tokamax("triton")')]
+  reasons = [
+    kernel(text).refusal(*arrays(128), Asked(**given('causal', T=128, soft_cap=3.0)))
+    for text in ('tokamax', 'tokamax("triton")')
+  ]
   assert reasons[0] is None and 'does not cap' in reasons[1]
 
 

@@ -7,14 +7,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from reference import mamba as oracle
+from tests.reference import mamba as oracle
 from tfm.layers.causal_convolution import CausalConvolution, Window
+
 
 B, T = 4, 13
 CHANNELS = (2, 3)
 # Two documents side by side; padding around; a document broken by padding; one whole row.
-SEGMENTS = np.array([
-  [1] * 5 + [2] * 8, [0] * 3 + [3] * 7 + [0] * 3, [1, 1, 1, 0, 0, 1, 1, 0, 2, 2, 2, 0, 2], [1] * 13])
+SEGMENTS = np.array(
+  [[1] * 5 + [2] * 8, [0] * 3 + [3] * 7 + [0] * 3, [1, 1, 1, 0, 0, 1, 1, 0, 2, 2, 2, 0, 2], [1] * 13]
+)
 X = np.random.default_rng(0).standard_normal((B, T, *CHANNELS)).astype(np.float32)
 REAL = SEGMENTS[..., None, None] > 0
 SETTINGS = [(4, 1), (1, 1), (3, 2), (2, 5), (3, 20)]
@@ -59,8 +61,16 @@ def test_whole_documents_need_not_be_moved():
   np.testing.assert_allclose(np.where(REAL[rows], y, 0), expected(params)[rows], rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize('pieces', [
-  (13,), pytest.param((5, 8), marks=pytest.mark.slow), (2, 1, 7, 3), pytest.param((1,) * 13, marks=pytest.mark.slow)], ids=str)
+@pytest.mark.parametrize(
+  'pieces',
+  [
+    (13,),
+    pytest.param((5, 8), marks=pytest.mark.slow),
+    (2, 1, 7, 3),
+    pytest.param((1,) * 13, marks=pytest.mark.slow),
+  ],
+  ids=str,
+)
 @pytest.mark.parametrize('taps, dilation', SETTINGS)
 def test_through_a_window(taps, dilation, pieces):
   made, params = layer(taps, dilation)
@@ -74,7 +84,8 @@ def test_through_a_window(taps, dilation, pieces):
     read.append(y)
     start += piece
   np.testing.assert_allclose(
-    np.where(REAL, np.concatenate(read, 1), 0), expected(params, dilation), rtol=1e-5, atol=1e-5)
+    np.where(REAL, np.concatenate(read, 1), 0), expected(params, dilation), rtol=1e-5, atol=1e-5
+  )
 
 
 def test_nothing_comes_from_later_or_elsewhere():

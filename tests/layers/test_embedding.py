@@ -7,6 +7,7 @@ import numpy as np
 from tfm.layers.embedding import Embedding
 from tfm.layers.initializer import normal
 
+
 TABLE = np.random.default_rng(0).standard_normal((11, 4)).astype(np.float32)
 TOKENS = jnp.array([[3, 0, 10], [7, 7, 1]])
 
@@ -40,11 +41,18 @@ def test_logits_of_bfloat16_are_summed_in_float32():
 def test_a_narrow_table_is_lifted_and_lowered():
   layer = Embedding(11, 6, normal(), jnp.float32, 0.5, table_width=4, projection=normal())
   draw = np.random.default_rng(2)
-  rise, fall = draw.standard_normal((4, 6)).astype(np.float32), draw.standard_normal((6, 4)).astype(np.float32)
-  params = {'params': {'table': jnp.asarray(TABLE), 'project_in': {'kernel': rise}, 'project_out': {'kernel': fall}}}
+  rise, fall = (
+    draw.standard_normal((4, 6)).astype(np.float32),
+    draw.standard_normal((6, 4)).astype(np.float32),
+  )
+  params = {
+    'params': {'table': jnp.asarray(TABLE), 'project_in': {'kernel': rise}, 'project_out': {'kernel': fall}}
+  }
   np.testing.assert_allclose(layer.apply(params, TOKENS), 0.5 * TABLE[TOKENS] @ rise, rtol=1e-5, atol=1e-6)
   x = draw.standard_normal((2, 3, 6)).astype(np.float32)
-  np.testing.assert_allclose(layer.apply(params, x, method='attend'), x @ fall @ TABLE.T, rtol=1e-5, atol=1e-5)
+  np.testing.assert_allclose(
+    layer.apply(params, x, method='attend'), x @ fall @ TABLE.T, rtol=1e-5, atol=1e-5
+  )
   # What is never read backwards has nothing to go down by.
   boxes = layer.init(jax.random.key(0), TOKENS)['params']
   assert set(boxes) == {'table', 'project_in'} and boxes['project_in']['kernel'].names == ('embed', 'mlp')

@@ -7,11 +7,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from conformance.tiny import VOCAB, boxed, config, decoder
-from tfm import build
+from tests.conformance.tiny import VOCAB, boxed, config, decoder
+from tfm.config import assemble
 from tfm.layers.initializer import (
-  INITIALIZERS, lecun_normal, normal, shrunk, truncated_normal, xavier_uniform)
+  INITIALIZERS,
+  lecun_normal,
+  normal,
+  shrunk,
+  truncated_normal,
+  xavier_uniform,
+)
 from tfm.mixers.protocol import Context
+
 
 # Fan in 40, fan out 60 · 50; 120 000 numbers, so moments are known to half a percent.
 SHAPE, INPUTS, OUTPUTS = (40, 60, 50), (0,), (1, 2)
@@ -21,17 +28,21 @@ def drawn(factory, shape=SHAPE, inputs=INPUTS, outputs=OUTPUTS):
   return np.asarray(factory(inputs, outputs)(jax.random.key(0), shape, jnp.float32))
 
 
-@pytest.mark.parametrize('factory, stddev, largest', [
-  (normal(0.02), 0.02, None),
-  (normal(0.5), 0.5, None),
-  (truncated_normal(0.02), 0.02 * 0.87963, 0.04),     # cut at two deviations, which takes some away
-  (xavier_uniform(), (2 / 3040) ** 0.5, (6 / 3040) ** 0.5),
-  (xavier_uniform(2.0), (4 / 3040) ** 0.5, (12 / 3040) ** 0.5),
-  (lecun_normal(), 40**-0.5, 2 * 40**-0.5 / 0.87963),  # the variance is made good
-  (lecun_normal(3.0), (3 / 40) ** 0.5, None),
-  (shrunk(normal(0.5), 0.1), 0.05, None),
-  (shrunk(lecun_normal(), 0.25), 0.25 * 40**-0.5, None),
-], ids=lambda x: str(x((0,), (1,))) if callable(x) else None)
+@pytest.mark.parametrize(
+  'factory, stddev, largest',
+  [
+    (normal(0.02), 0.02, None),
+    (normal(0.5), 0.5, None),
+    (truncated_normal(0.02), 0.02 * 0.87963, 0.04),  # cut at two deviations, which takes some away
+    (xavier_uniform(), (2 / 3040) ** 0.5, (6 / 3040) ** 0.5),
+    (xavier_uniform(2.0), (4 / 3040) ** 0.5, (12 / 3040) ** 0.5),
+    (lecun_normal(), 40**-0.5, 2 * 40**-0.5 / 0.87963),  # the variance is made good
+    (lecun_normal(3.0), (3 / 40) ** 0.5, None),
+    (shrunk(normal(0.5), 0.1), 0.05, None),
+    (shrunk(lecun_normal(), 0.25), 0.25 * 40**-0.5, None),
+  ],
+  ids=lambda x: str(x((0,), (1,))) if callable(x) else None,
+)
 def test_moments(factory, stddev, largest):
   x = drawn(factory)
   assert abs(x.mean()) < 0.02 * stddev and abs(x.std() / stddev - 1) < 0.02
@@ -45,16 +56,30 @@ def test_two_contracted_axes_are_both_fan_in():
 
 def test_names_tell_the_whole_initializer():
   assert {name: str(factory()((0,), (1,))) for name, factory in INITIALIZERS.items()} == {
-    'normal': 'normal(0.02)', 'truncated_normal': 'truncated_normal(0.02)',
-    'xavier_uniform': 'xavier_uniform(1.0)', 'lecun_normal': 'lecun_normal(1.0)'}
+    'normal': 'normal(0.02)',
+    'truncated_normal': 'truncated_normal(0.02)',
+    'xavier_uniform': 'xavier_uniform(1.0)',
+    'lecun_normal': 'lecun_normal(1.0)',
+  }
   assert str(shrunk(normal(0.1), 0.5)((0,), (1,))) == 'normal(0.1) · 0.5'
 
 
 @functools.cache
 def initial(layers, **model):
   """Standard deviations of the kernels of a model as it starts, by their names."""
-  made = build.model(config(layers=layers, width=64, heads=4, feed_forward_width=256, scan=True,
-                            initializer='normal(0.3)', embedding_initializer='normal(0.05)', **model), VOCAB)
+  made = assemble.model(
+    config(
+      layers=layers,
+      width=64,
+      heads=4,
+      feed_forward_width=256,
+      scan=True,
+      initializer='normal(0.3)',
+      embedding_initializer='normal(0.05)',
+      **model,
+    ),
+    VOCAB,
+  )
   tokens = jnp.zeros((1, 2), jnp.int32)
   init = jax.jit(made.init)
   params = init(jax.random.key(0), tokens, Context.whole(tokens))['params']
@@ -91,9 +116,11 @@ def test_the_parameter_table_names_the_initializers():
 def test_what_adds_to_the_stream_starts_smaller_by_how_much_adds():
   """A block without a feed-forward layer adds once."""
   blocks = dict(alone=dict(feed_forward='none'), whole=dict(feed_forward='relu'))
-  for model, added in ((dict(layers=9, feed_forward='none', feed_forward_width=None), 9),
-                       (dict(layers=6, pattern=('alone', 'alone', 'whole'), blocks=blocks), 8),
-                       (dict(layers=4, pattern=('alone', 'alone', 'whole'), blocks=blocks), 5)):
+  for model, added in (
+    (dict(layers=9, feed_forward='none', feed_forward_width=None), 9),
+    (dict(layers=6, pattern=('alone', 'alone', 'whole'), blocks=blocks), 8),
+    (dict(layers=4, pattern=('alone', 'alone', 'whole'), blocks=blocks), 5),
+  ):
     block = boxed(decoder(**model))['stack']['layers']['block_0']
     assert block['mixer']['out']['kernel'].initializer == f'normal(0.02) · {added**-0.5:.4g}'
 

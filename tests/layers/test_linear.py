@@ -8,6 +8,7 @@ import pytest
 from tfm.layers.initializer import normal, xavier_uniform
 from tfm.layers.linear import Linear
 
+
 X = jnp.asarray(np.random.default_rng(0).standard_normal((2, 3, 4, 5)), jnp.float32)
 
 
@@ -18,12 +19,15 @@ def made(x, *args, **kwargs):
   return layer, {name: box.value for name, box in boxes.items()}, boxes
 
 
-@pytest.mark.parametrize('shape, axes, contracted, einsum', [
-  ((5, 6), ('embed', 'mlp'), 1, 'abcd,de->abce'),
-  ((5, 6, 7), ('embed', 'heads', 'kv'), 1, 'abcd,def->abcef'),
-  ((4, 5, 6), ('heads', 'kv', 'embed'), 2, 'abcd,cde->abe'),
-  ((4, 5, 6, 7), ('heads', 'kv', 'embed', 'mlp'), 2, 'abcd,cdef->abef'),
-])
+@pytest.mark.parametrize(
+  'shape, axes, contracted, einsum',
+  [
+    ((5, 6), ('embed', 'mlp'), 1, 'abcd,de->abce'),
+    ((5, 6, 7), ('embed', 'heads', 'kv'), 1, 'abcd,def->abcef'),
+    ((4, 5, 6), ('heads', 'kv', 'embed'), 2, 'abcd,cde->abe'),
+    ((4, 5, 6, 7), ('heads', 'kv', 'embed', 'mlp'), 2, 'abcd,cdef->abef'),
+  ],
+)
 def test_contracts_the_last_axes_with_the_first(shape, axes, contracted, einsum):
   layer, params, boxes = made(X, shape, axes, contracted=contracted)
   assert params['kernel'].shape == shape and boxes['kernel'].names == axes
@@ -61,8 +65,12 @@ def test_refuses_what_does_not_meet():
 def test_fans_are_those_of_the_contraction_at_any_rank(shape, contracted):
   """A projection to 8 heads of 10 channels makes 80 numbers, and the one back contracts 80."""
   x = jnp.zeros((1, *shape[:contracted]))
-  layer = Linear(shape, ('embed', 'heads', 'kv') if contracted == 1 else ('heads', 'kv', 'embed'),
-                 xavier_uniform(), contracted)
+  layer = Linear(
+    shape,
+    ('embed', 'heads', 'kv') if contracted == 1 else ('heads', 'kv', 'embed'),
+    xavier_uniform(),
+    contracted,
+  )
   kernel = layer.init(jax.random.key(0), x)['params']['kernel'].value
   bound = (6 / (30 + 80)) ** 0.5
   assert 0.98 * bound < jnp.abs(kernel).max() <= bound

@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 
 import tfm
-from tfm import build, run, train
 from tfm.commands import cli
+from tfm.config import assemble
 from tfm.layers.lora import DOWN, SCALE, UP, Lora, merged
 from tfm.mixers.protocol import Context
+from tfm.runs import load, train
 from tfm.training import state as states
 from tfm.training.optimizer import path_name
+
 
 VOCAB = 40
 TOKENS = np.random.default_rng(0).integers(0, VOCAB, (2, 12))
@@ -21,10 +23,16 @@ TOKENS = np.random.default_rng(0).integers(0, VOCAB, (2, 12))
 
 def adapted(tiny, lora, **fields):
   """A model, its parameters with adapters, and the same with random ones instead of zeros."""
-  model = build.model(tiny(**fields), VOCAB)
+  model = assemble.model(tiny(**fields), VOCAB)
   params = nn.unbox(jax.jit(lambda key: states.parameters(model, key, 1, 12, lora))(jax.random.key(0)))
+
   def drawn(path, x):
-    return 0.3 * jax.random.normal(jax.random.key(len(path_name(path))), x.shape) if path_name(path).endswith(UP) else x
+    return (
+      0.3 * jax.random.normal(jax.random.key(len(path_name(path))), x.shape)
+      if path_name(path).endswith(UP)
+      else x
+    )
+
   return model, params, jax.tree_util.tree_map_with_path(drawn, params)
 
 
@@ -33,9 +41,16 @@ def logits(model, params):
   return model.apply({'params': params}, TOKENS, Context.whole(TOKENS))[0]
 
 
-@pytest.mark.parametrize('fields', [
-  {}, *(pytest.param(fields, marks=pytest.mark.slow) for fields in (
-    {'model.scan': False, 'model.feed_forward': 'swiglu'}, {'model.kv_heads': 1}))])
+@pytest.mark.parametrize(
+  'fields',
+  [
+    {},
+    *(
+      pytest.param(fields, marks=pytest.mark.slow)
+      for fields in ({'model.scan': False, 'model.feed_forward': 'swiglu'}, {'model.kv_heads': 1})
+    ),
+  ],
+)
 def test_they_begin_as_nothing_and_can_be_merged(tiny, fields):
   model, params, drawn = adapted(tiny, Lora(3, 6.0, 'mixer|feed_forward'), **fields)
   plain = nn.unbox(jax.jit(lambda key: states.parameters(model, key, 1, 12))(jax.random.key(0)))
@@ -50,25 +65,56 @@ def test_a_correction_by_hand(tiny):
   block = drawn['stack']['layers_0']['block_0']['mixer']
   assert set(block['q']) == set(block['out']) == {'kernel', DOWN, UP, SCALE} and DOWN not in block['k']
   q, out = block['q'], block['out']
-  assert q[DOWN].shape == (32, 3) and q[UP].shape == (3, 4, 8) and out[DOWN].shape == (4, 8, 3) and out[UP].shape == (3, 32)
+  assert (
+    q[DOWN].shape == (32, 3)
+    and q[UP].shape == (3, 4, 8)
+    and out[DOWN].shape == (4, 8, 3)
+    and out[UP].shape == (3, 32)
+  )
   after = merged(block)
-  np.testing.assert_allclose(after['q']['kernel'], q['kernel'] + 2 * np.einsum('dr,rhc->dhc', q[DOWN], q[UP]), rtol=1e-5, atol=1e-6)
-  np.testing.assert_allclose(after['out']['kernel'], out['kernel'] + 2 * np.einsum('hcr,rd->hcd', out[DOWN], out[UP]), rtol=1e-5, atol=1e-6)
-  np.testing.assert_allclose(np.std(q[DOWN]), 32 ** -0.5, rtol=0.3)
+  np.testing.assert_allclose(
+    after['q']['kernel'], q['kernel'] + 2 * np.einsum('dr,rhc->dhc', q[DOWN], q[UP]), rtol=1e-5, atol=1e-6
+  )
+  np.testing.assert_allclose(
+    after['out']['kernel'],
+    out['kernel'] + 2 * np.einsum('hcr,rd->hcd', out[DOWN], out[UP]),
+    rtol=1e-5,
+    atol=1e-6,
+  )
+  np.testing.assert_allclose(np.std(q[DOWN]), 32**-0.5, rtol=0.3)
 
 
-@pytest.mark.parametrize('targets, sentence', [
-  ('nowhere', "targets='nowhere' finds no projection"), ('feed_forward', 'which is no single projection; leave it out')])
+@pytest.mark.parametrize(
+  'targets, sentence',
+  [
+    ('nowhere', "targets='nowhere' finds no projection"),
+    ('feed_forward', 'which is no single projection; leave it out'),
+  ],
+)
 def test_targets_that_are_none(tiny, targets, sentence):
   with pytest.raises(ValueError, match=sentence):
-    adapted(tiny, Lora(3, 6.0, targets), **{'model.feed_forward': 'mixture_of_experts(experts=2)', 'model.feed_forward_width': 16})
+    adapted(
+      tiny,
+      Lora(3, 6.0, targets),
+      **{'model.feed_forward': 'mixture_of_experts(experts=2)', 'model.feed_forward_width': 16},
+    )
 
 
-BASE = {'model.position': 'learned', 'model.norm': 'layernorm(1e-5)', 'model.bias': True, 'model.feed_forward': 'gelu_tanh'}
+BASE = {
+  'model.position': 'learned',
+  'model.norm': 'layernorm(1e-5)',
+  'model.bias': True,
+  'model.feed_forward': 'gelu_tanh',
+}
 
 
 def tuned(root):
-  return BASE | {'init_from': str(root / 'base'), 'lora.rank': 2, 'optimizer.learning_rate': 0.05, 'optimizer.schedule': 'constant'}
+  return BASE | {
+    'init_from': str(root / 'base'),
+    'lora.rank': 2,
+    'optimizer.learning_rate': 0.05,
+    'optimizer.schedule': 'constant',
+  }
 
 
 @pytest.fixture(scope='module')
@@ -81,33 +127,48 @@ def folders(tiny, tmp_path_factory):
 
 
 def test_they_alone_are_trained_and_kept(folders):
-  base, tuned = (run.load(str(folders / name)) for name in ('base', 'whole'))
+  base, tuned = (load.load(str(folders / name)) for name in ('base', 'whole'))
   before = {path_name(path): x for path, x in jax.tree_util.tree_leaves_with_path(base.params)}
-  moved = {name for path, x in jax.tree_util.tree_leaves_with_path(tuned.params)
-           if (name := path_name(path)) not in before or not (np.asarray(before[name]) == np.asarray(x)).all()}
-  assert moved == {f'stack/layers/block_0/mixer/{letter}/{name}' for letter in 'qv' for name in (DOWN, UP, SCALE)}
-  sizes = {name: sum(path.stat().st_size for path in (folders / name / 'checkpoints').rglob('*') if path.is_file()
-                     and '/params/' in str(path)) for name in ('base', 'whole')}
+  moved = {
+    name
+    for path, x in jax.tree_util.tree_leaves_with_path(tuned.params)
+    if (name := path_name(path)) not in before or not (np.asarray(before[name]) == np.asarray(x)).all()
+  }
+  assert moved == {
+    f'stack/layers/block_0/mixer/{letter}/{name}' for letter in 'qv' for name in (DOWN, UP, SCALE)
+  }
+  sizes = {
+    name: sum(
+      path.stat().st_size
+      for path in (folders / name / 'checkpoints').rglob('*')
+      if path.is_file() and '/params/' in str(path)
+    )
+    for name in ('base', 'whole')
+  }
   assert sizes['whole'] < 0.5 * sizes['base']
   mixer = tuned.params['stack']['layers']['block_0']['mixer']
-  assert all(np.abs(mixer[letter][UP]).min(axis=(1, 2, 3)).max() > 0 for letter in 'qv')   # no longer zero
+  assert all(np.abs(mixer[letter][UP]).min(axis=(1, 2, 3)).max() > 0 for letter in 'qv')  # no longer zero
 
 
 @pytest.mark.slow
 def test_what_was_stopped_goes_on(folders, tiny):
   for steps in ({'training.steps': 3}, {}):
     train.train(tiny(**tuned(folders) | steps), str(folders / 'pieces'))
-  whole, pieces = (run.load(str(folders / name)).params for name in ('whole', 'pieces'))
+  whole, pieces = (load.load(str(folders / name)).params for name in ('whole', 'pieces'))
   jax.tree.map(np.testing.assert_array_equal, jax.device_get(whole), jax.device_get(pieces))
 
 
 @pytest.mark.slow
 def test_they_are_merged_when_published(folders):
-  assert cli.main(['export', f'--workdir={folders / "whole"}', f'--to={folders / "out"}', '--family=gpt2']) == 0
-  tuned, model = run.load(str(folders / 'whole')), tfm.from_pretrained(str(folders / 'out'))
+  assert (
+    cli.main(['export', f'--workdir={folders / "whole"}', f'--to={folders / "out"}', '--family=gpt2']) == 0
+  )
+  tuned, model = load.load(str(folders / 'whole')), tfm.from_pretrained(str(folders / 'out'))
   np.testing.assert_allclose(model.logits(TOKENS), logits(tuned.model, tuned.params), atol=2e-5)
 
 
 def test_without_a_run_there_is_nothing_to_adapt(tiny, tmp_path):
-  with pytest.raises(ValueError, match='config.lora.rank=2 adapts the parameters of a run, and config.init_from names none'):
+  with pytest.raises(
+    ValueError, match='config.lora.rank=2 adapts the parameters of a run, and config.init_from names none'
+  ):
     train.train(tiny(**{'lora.rank': 2}), str(tmp_path))

@@ -6,9 +6,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from reference import layers
-from reference import mixture_of_experts as reference
-from tfm import config as configs
+from tests.reference import layers
+from tests.reference import mixture_of_experts as reference
+from tfm.analysis.collectives import collectives
+from tfm.config.schema import default_config
 from tfm.layers.feed_forward import FEED_FORWARDS, usual_hidden
 from tfm.layers.grouped import plan, product
 from tfm.layers.initializer import lecun_normal, normal
@@ -16,7 +17,7 @@ from tfm.layers.mixture_of_experts import MixtureOfExperts
 from tfm.layers.mlp import MLP
 from tfm.parallel import mesh as meshes
 from tfm.parallel import sharding
-from tfm.parallel.collectives import collectives
+
 
 B, T, D, F = 3, 11, 8, 6
 DRAW = np.random.default_rng(0)
@@ -43,15 +44,27 @@ def run(made, params, x=X, valid=VALID, **kwargs):
 
 def projections(params, i=...):
   """(kernel, bias) of up, gate and down of one expert; without `i` of an MLP."""
-  return {name: tuple(p.get(part, np.zeros(1))[i] for part in ('kernel', 'bias'))
-          for name, p in params.items() if name in ('up', 'gate', 'down')}
+  return {
+    name: tuple(p.get(part, np.zeros(1))[i] for part in ('kernel', 'bias'))
+    for name, p in params.items()
+    if name in ('up', 'gate', 'down')
+  }
 
 
 SETTINGS = [
-  dict(), dict(top_k=1, normalize=False), dict(top_k=3, normalize=False, scale=2.5), dict(experts=1, top_k=1),
-  dict(top_k=4), dict(experts=40, top_k=5),
-  dict(capacity=1.0), dict(top_k=1, normalize=False, capacity=0.7), dict(top_k=3, capacity=0.5),
-  dict(capacity=1e-3), dict(experts=40, top_k=5, capacity=1.25), dict(capacity=100.0)]
+  dict(),
+  dict(top_k=1, normalize=False),
+  dict(top_k=3, normalize=False, scale=2.5),
+  dict(experts=1, top_k=1),
+  dict(top_k=4),
+  dict(experts=40, top_k=5),
+  dict(capacity=1.0),
+  dict(top_k=1, normalize=False, capacity=0.7),
+  dict(top_k=3, capacity=0.5),
+  dict(capacity=1e-3),
+  dict(experts=40, top_k=5, capacity=1.25),
+  dict(capacity=100.0),
+]
 
 
 @pytest.mark.parametrize('settings', SETTINGS, ids=str)
@@ -64,9 +77,11 @@ def test_is_the_formula(settings):
   np.testing.assert_allclose(run(made, params), made.scale * y, rtol=2e-5, atol=2e-5 * np.abs(y).max())
 
 
-@pytest.mark.parametrize('settings', [
-  dict(), dict(top_k=3, normalize=False), dict(capacity=0.8), dict(experts=2, top_k=1, normalize=False),
-], ids=str)
+@pytest.mark.parametrize(
+  'settings',
+  [dict(), dict(top_k=3, normalize=False), dict(capacity=0.8), dict(experts=2, top_k=1, normalize=False)],
+  ids=str,
+)
 def test_gradients_are_those_of_all_experts_weighed(settings):
   """Every expert computed for every token, and the products with its weight summed: nothing to sort."""
   settings = dict(experts=4) | settings
@@ -88,6 +103,7 @@ def test_gradients_are_those_of_all_experts_weighed(settings):
   def gradients(f):
     gradient = jax.grad(lambda params, x: jnp.sin(f(params, x)).sum(), argnums=(0, 1))
     return jax.jit(gradient)(params, jnp.asarray(X, jnp.float32))
+
   ours = gradients(lambda params, x: made.apply({'params': params}, x, jnp.asarray(VALID)))
   theirs = gradients(dense)
   for (path, a), b in zip(jax.tree.leaves_with_path(ours), jax.tree.leaves(theirs), strict=True):
@@ -98,11 +114,15 @@ def test_gradients_are_those_of_all_experts_weighed(settings):
 
 def test_first_choices_are_seated_before_second_ones():
   """Two experts with room for two: the third token's first choice comes before the first one's second."""
-  made = MixtureOfExperts(2, 2, False, normal(1.0), normal(1.0), jnp.float32, experts=2, capacity=0.5,
-                          activation='relu')
+  made = MixtureOfExperts(
+    2, 2, False, normal(1.0), normal(1.0), jnp.float32, experts=2, capacity=0.5, activation='relu'
+  )
   x = np.array([[[2.0, 1.0], [2.0, 1.0], [2.0, 1.0], [1.0, 2.0]]])  # prefer 0, 0, 0, 1
-  params = dict(router=dict(kernel=np.eye(2)), up=dict(kernel=np.stack([np.eye(2)] * 2)),
-                down=dict(kernel=np.stack([np.eye(2), 10 * np.eye(2)])))
+  params = dict(
+    router=dict(kernel=np.eye(2)),
+    up=dict(kernel=np.stack([np.eye(2)] * 2)),
+    down=dict(kernel=np.stack([np.eye(2), 10 * np.eye(2)])),
+  )
   y = run(made, params, x, np.ones((1, 4), bool))
   much, little = 1 / (1 + np.exp(-1)), 1 / (1 + np.exp(1))
   # Room for ⌈0.5 · 2 · 4 / 2⌉ = 2: expert 0 has tokens 0 and 1, expert 1 token 3 and then token 0.
@@ -151,12 +171,15 @@ def test_losses(k):
 
 def test_balance_of_even_and_of_uneven_routing():
   """k where all experts are asked alike; E · (its probability) where one is asked alone."""
-  made = MixtureOfExperts(4, F, False, normal(1.0), normal(1.0), jnp.float32, experts=4, top_k=1,
-                          normalize=False, balance=1.0)
+  made = MixtureOfExperts(
+    4, F, False, normal(1.0), normal(1.0), jnp.float32, experts=4, top_k=1, normalize=False, balance=1.0
+  )
   params = parameters(made, np.eye(4)[None], np.ones((1, 4), bool))
   params['router']['kernel'] = 5 * np.eye(4)
+
   def loss(x):
     return float(run(made, params, x, np.ones((1, 4), bool), mutable=['losses'])[1]['losses']['balance'][0])
+
   assert loss(np.eye(4)[None]) == pytest.approx(1, rel=1e-5)
   assert loss(np.eye(4)[[0, 0, 0, 0]][None]) == pytest.approx(4 * np.exp(5) / (np.exp(5) + 3), rel=1e-5)
 
@@ -182,7 +205,8 @@ def test_each_expert_is_drawn_as_if_alone():
     router=dict(kernel=('embed', 'expert')),
     up=dict(kernel=('expert', 'embed', 'mlp'), bias=('expert', 'mlp')),
     gate=dict(kernel=('expert', 'embed', 'mlp'), bias=('expert', 'mlp')),
-    down=dict(kernel=('expert', 'mlp', 'embed'), bias=('expert', 'embed')))
+    down=dict(kernel=('expert', 'mlp', 'embed'), bias=('expert', 'embed')),
+  )
   assert boxes['up']['kernel'].initializer == 'lecun_normal(1.0)'
   params = nn.unbox(boxes)
   for name, deviation in dict(up=64**-0.5, gate=64**-0.5, down=0.3).items():
@@ -193,7 +217,6 @@ def test_each_expert_is_drawn_as_if_alone():
 
 
 class TestPlan:
-
   def choices(self, kind, N, k, E, seed=0):
     """[k · N], first choices first; E is none."""
     draw = np.random.default_rng(seed)
@@ -213,8 +236,10 @@ class TestPlan:
   def test_everything_has_one_place_in_order(self, kind, N, k, E, capacity):
     rows, blocks = layer(experts=E, top_k=k, normalize=False, capacity=capacity).sizes(N)
     choices = self.choices(kind, N, k, E)
-    made = jax.tree.map(np.asarray, jax.jit(plan, static_argnums=(1, 2, 3, 4))(
-      jnp.asarray(choices), E, blocks, rows, capacity is not None))
+    made = jax.tree.map(
+      np.asarray,
+      jax.jit(plan, static_argnums=(1, 2, 3, 4))(jnp.asarray(choices), E, blocks, rows, capacity is not None),
+    )
     M, A = blocks * rows, len(choices)
     placed = made.slots < M
     assert len(set(made.slots)) == A and len(set(made.sources)) == M
@@ -223,7 +248,7 @@ class TestPlan:
     for i in range(E):
       here = np.flatnonzero((choices == i) & placed)
       wanted = np.flatnonzero(choices == i)
-      np.testing.assert_array_equal(here, wanted[:len(here)])
+      np.testing.assert_array_equal(here, wanted[: len(here)])
       assert capacity is None or len(here) == min(len(wanted), rows)
       slots = made.slots[here]
       np.testing.assert_array_equal(slots, slots[:1].repeat(len(slots)) + np.arange(len(slots)))
@@ -259,15 +284,22 @@ def test_product_of_blocks():
 def test_tokens_stay_on_their_devices(settings):
   """With rows cut over eight devices no device hears of another's: only the kernels' gradients are summed."""
   made = MixtureOfExperts(
-    16, 16, False, normal(1.0), normal(1.0), jnp.float32, experts=4, shared=1, **settings)
+    16, 16, False, normal(1.0), normal(1.0), jnp.float32, experts=4, shared=1, **settings
+  )
   x, valid = jnp.ones((8, 4, 16)), jnp.ones((8, 4), bool)
   params = nn.unbox(made.init(jax.random.key(0), x, valid))
-  mesh, rules = meshes.make(dict(data=8)), sharding.parse_rules(configs.schema().rules)
+  mesh, rules = meshes.make(dict(data=8)), sharding.parse_rules(default_config().rules)
   rows = sharding.batch_sharding(mesh, rules)
   with sharding.context(mesh, rules):
-    compiled = jax.jit(
-      jax.grad(lambda p, x: jnp.sin(made.apply(p, x, valid)).sum(), (0, 1)), in_shardings=(None, rows),
-      out_shardings=(None, rows)).lower(params, x).compile()
+    compiled = (
+      jax.jit(
+        jax.grad(lambda p, x: jnp.sin(made.apply(p, x, valid)).sum(), (0, 1)),
+        in_shardings=(None, rows),
+        out_shardings=(None, rows),
+      )
+      .lower(params, x)
+      .compile()
+    )
   text = compiled.as_text()
   assert 'all-reduce' in text
   assert not any(word in text for word in ('all-gather', 'all-to-all', 'collective-permute'))
@@ -280,53 +312,77 @@ def test_rows_travel_to_their_experts_and_back():
   x, valid = jnp.asarray(DRAW.standard_normal((8, 4, 16)), jnp.float32), jnp.ones((8, 4), bool)
   boxed = made.init(jax.random.key(0), x, valid)
   params = nn.unbox(boxed)
+
   def loss(params, x):
     return jnp.sin(made.apply(params, x, valid)).sum()
+
   alone = jax.grad(loss, (0, 1))(params, x)
-  mesh, rules = meshes.make(dict(data=2, expert=4)), sharding.parse_rules(configs.schema().rules)
+  mesh, rules = meshes.make(dict(data=2, expert=4)), sharding.parse_rules(default_config().rules)
   where, rows = sharding.partition_specs(boxed, mesh, rules), sharding.batch_sharding(mesh, rules)
   with sharding.context(mesh, rules):
-    run = jax.jit(jax.grad(loss, (0, 1)), in_shardings=(where, rows), out_shardings=(where, rows)).lower(params, x).compile()
+    run = (
+      jax.jit(jax.grad(loss, (0, 1)), in_shardings=(where, rows), out_shardings=(where, rows))
+      .lower(params, x)
+      .compile()
+    )
     got = run(jax.device_put(params, where), jax.device_put(x, rows))
   jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), got, alone)
   found = collectives(run.as_text(), mesh.shape)
   travelled = [one for one in found if one.kind == 'all-to-all']
   assert {one.axes for one in travelled} == {('expert',)}
-  sent = 8 // 8 * 8 * 1 * 16 * 4   # of one row a device: 8 experts of one place each, in numbers of 4 bytes
+  sent = 8 // 8 * 8 * 1 * 16 * 4  # of one row a device: 8 experts of one place each, in numbers of 4 bytes
   assert sum(one.bytes for one in travelled) == 4 * sent
   router = 16 * 8 * 4
   assert [one.bytes for one in found if one.kind in ('all-gather', 'collective-permute')] == [router]
 
 
-@pytest.mark.parametrize('settings, sentence', [
-  (dict(experts=0), 'experts=0 must be at least 1'),
-  (dict(top_k=0), 'top_k=0 must lie in 1 … experts=8'),
-  (dict(top_k=9), 'top_k=9 must lie in 1 … experts=8'),
-  (dict(top_k=1), 'top_k=1 with normalize=True weighs every token 1.*normalize=False would do'),
-  (dict(activation='swigul'), "activation='swigul' is not there; known: relu, gelu"),
-  (dict(capacity=0.0), 'capacity=0.0 must be more than 0, or None'),
-  (dict(balance=-1.0), 'balance=-1.0 must be 0 or more'),
-  (dict(shared=-1), 'shared=-1 must be 0 or more'),
-])
+@pytest.mark.parametrize(
+  'settings, sentence',
+  [
+    (dict(experts=0), 'experts=0 must be at least 1'),
+    (dict(top_k=0), 'top_k=0 must lie in 1 … experts=8'),
+    (dict(top_k=9), 'top_k=9 must lie in 1 … experts=8'),
+    (dict(top_k=1), 'top_k=1 with normalize=True weighs every token 1.*normalize=False would do'),
+    (dict(activation='swigul'), "activation='swigul' is not there; known: relu, gelu"),
+    (dict(capacity=0.0), 'capacity=0.0 must be more than 0, or None'),
+    (dict(balance=-1.0), 'balance=-1.0 must be 0 or more'),
+    (dict(shared=-1), 'shared=-1 must be 0 or more'),
+  ],
+)
 def test_refusals(settings, sentence):
   with pytest.raises(ValueError, match=sentence):
     layer(**settings)
 
 
-@pytest.mark.parametrize('text, hidden', [
-  ('gelu', 192), ('relu', 192), ('swiglu', 128), ('geglu', 128), ('mixture_of_experts', 128),
-  ('mixture_of_experts(4, activation="gelu")', 192), ('none', 0)])
+@pytest.mark.parametrize(
+  'text, hidden',
+  [
+    ('gelu', 192),
+    ('relu', 192),
+    ('swiglu', 128),
+    ('geglu', 128),
+    ('mixture_of_experts', 128),
+    ('mixture_of_experts(4, activation="gelu")', 192),
+    ('none', 0),
+  ],
+)
 def test_the_usual_width_follows_the_gate(text, hidden):
   assert usual_hidden(text, 48) == hidden
 
 
-@pytest.mark.parametrize('text, sentence', [
-  ('swigelu', "did you mean 'swiglu'"), ('gelu(experts=4)', "'gelu.experts=4.' passes 'experts'"),
-  ('gelu(form="relu")', "passes 'form'"), ('mixture_of_experts(expert=4)', "did you mean 'experts'"),
-  ('mixture_of_experts(hidden=4)', "passes 'hidden'"),
-  ('mixture_of_experts(experts=2.5)', 'must be of type int'),
-  ('none(3)', 'none takes ()'),
-  ('mixture_of_experts(top_k=9)', "'mixture_of_experts.top_k=9.': top_k=9 must lie in")])
+@pytest.mark.parametrize(
+  'text, sentence',
+  [
+    ('swigelu', "did you mean 'swiglu'"),
+    ('gelu(experts=4)', "'gelu.experts=4.' passes 'experts'"),
+    ('gelu(form="relu")', "passes 'form'"),
+    ('mixture_of_experts(expert=4)', "did you mean 'experts'"),
+    ('mixture_of_experts(hidden=4)', "passes 'hidden'"),
+    ('mixture_of_experts(experts=2.5)', 'must be of type int'),
+    ('none(3)', 'none takes ()'),
+    ('mixture_of_experts(top_k=9)', "'mixture_of_experts.top_k=9.': top_k=9 must lie in"),
+  ],
+)
 def test_specs_that_make_no_layer(text, sentence):
   with pytest.raises(ValueError, match=sentence):
     usual_hidden(text, 48)
@@ -337,7 +393,8 @@ def test_every_entry_says_whether_it_is_gated():
   for name, make in FEED_FORWARDS.items():
     if name == 'none':
       continue
-    made = make(width=D, hidden=F, bias=True, initializer=normal(), output_initializer=normal(),
-                dtype=jnp.float32)
+    made = make(
+      width=D, hidden=F, bias=True, initializer=normal(), output_initializer=normal(), dtype=jnp.float32
+    )
     params = jax.eval_shape(made.init, jax.random.key(0), x, valid)['params']
     assert ('gate' in params) == made.gated, name

@@ -7,11 +7,19 @@ import pytest
 
 from tfm.layers.norm import NORMS, LayerNorm, RMSNorm, norm
 
+
 X = jnp.asarray(np.random.default_rng(0).standard_normal((2, 3, 64)) * 5 + 2, jnp.float32)
 
 
-@pytest.mark.parametrize('made, names', [
-  (LayerNorm(), {'scale', 'bias'}), (LayerNorm(bias=False), {'scale'}), (LayerNorm(scale=False), {'bias'}), (RMSNorm(), {'scale'})])
+@pytest.mark.parametrize(
+  'made, names',
+  [
+    (LayerNorm(), {'scale', 'bias'}),
+    (LayerNorm(bias=False), {'scale'}),
+    (LayerNorm(scale=False), {'bias'}),
+    (RMSNorm(), {'scale'}),
+  ],
+)
 def test_parameters(made, names):
   params = made.init(jax.random.key(0), X)['params']
   assert set(params) == names

@@ -7,36 +7,57 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tfm import build
-from tfm import config as configs
+from tfm.config import assemble
+from tfm.config.overlay import complete
+from tfm.config.resolve import resolve_config
 from tfm.mixers.protocol import Context
 
+
 VOCAB, LENGTH = 23, 16
-MODEL = dict(architecture='encoder_decoder', layers=2, width=16, heads=4, feed_forward_width=32, bias=True,
-             vocab_multiple=8)
+MODEL = dict(
+  architecture='encoder_decoder',
+  layers=2,
+  width=16,
+  heads=4,
+  feed_forward_width=32,
+  bias=True,
+  vocab_multiple=8,
+)
 
 
 def config(**model):
-  return configs.resolve(configs.complete(dict(
-    data=dict(length=LENGTH, packing='first_fit'), objective='seq2seq', model=MODEL | model)))
+  return resolve_config(
+    complete(dict(data=dict(length=LENGTH, packing='first_fit'), objective='seq2seq', model=MODEL | model))
+  )
 
 
 @functools.cache
 def _made(items, source_vocab):
-  model = build.model(config(**{key: dict(value) if isinstance(value, tuple) and value and isinstance(value[0], tuple)
-                                else value for key, value in items}), VOCAB, source_vocab=source_vocab)
+  model = assemble.model(
+    config(
+      **{
+        key: dict(value) if isinstance(value, tuple) and value and isinstance(value[0], tuple) else value
+        for key, value in items
+      }
+    ),
+    VOCAB,
+    source_vocab=source_vocab,
+  )
   shapes = nn.unbox(jax.eval_shape(model.init, jax.random.key(0), *model.example(1, 4)))['params']
   draw = np.random.default_rng(1)
 
   def make(path, x):
     about = 1.0 if path[-1].key == 'scale' else 0.0
     return jnp.asarray(about + 0.4 * draw.standard_normal(x.shape), jnp.float32)
+
   return model, jax.tree_util.tree_map_with_path(make, shapes)
 
 
 def made(source_vocab=0, **model):
   """(model, params), made once for equal fields; parameters are random, not the initializers' own."""
-  items = tuple((key, tuple(value.items()) if isinstance(value, dict) else value) for key, value in model.items())
+  items = tuple(
+    (key, tuple(value.items()) if isinstance(value, dict) else value) for key, value in model.items()
+  )
   return _made(items, source_vocab)
 
 

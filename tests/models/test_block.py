@@ -11,6 +11,7 @@ import pytest
 from tfm.mixers.protocol import Context
 from tfm.models.block import PLACEMENTS, RESIDUALS, Block
 
+
 X = np.random.default_rng(0).standard_normal((2, 3, 4)).astype(np.float32)
 
 
@@ -56,8 +57,14 @@ def block(placement='pre', residual='sequential', dropout=0.0, mixer=Mix, feed_f
 def out(made, norms, x=X, cache=None, train=False, key=None):
   params = {name: {'a': jnp.float32(a)} for name, a in norms.items()}
   context = Context.whole(jnp.zeros(x.shape[:2], jnp.int32), train)
-  y, kept = made.apply({'params': params}, jnp.asarray(x), None, context, None if cache is None else {'mixer': cache},
-                       rngs={} if key is None else {'dropout': key})
+  y, kept = made.apply(
+    {'params': params},
+    jnp.asarray(x),
+    None,
+    context,
+    None if cache is None else {'mixer': cache},
+    rngs={} if key is None else {'dropout': key},
+  )
   return y, None if kept is None else kept['mixer']
 
 
@@ -87,9 +94,12 @@ def side_by_side_of_one_norm(x):
 NORMS = dict(mixer_norm=2, feed_forward_norm=3)
 AFTER = dict(mixer_norm_after=4, feed_forward_norm_after=5)
 FORMULAS = {
-  ('pre', 'sequential'): (pre, NORMS), ('post', 'sequential'): (post, NORMS),
+  ('pre', 'sequential'): (pre, NORMS),
+  ('post', 'sequential'): (post, NORMS),
   ('sandwich', 'sequential'): (sandwich, NORMS | AFTER),
-  ('pre', 'parallel'): (side_by_side, NORMS), ('pre', 'parallel_one_norm'): (side_by_side_of_one_norm, dict(norm=2))}
+  ('pre', 'parallel'): (side_by_side, NORMS),
+  ('pre', 'parallel_one_norm'): (side_by_side_of_one_norm, dict(norm=2)),
+}
 
 
 @pytest.mark.parametrize('placement, residual', FORMULAS)
@@ -104,9 +114,15 @@ def test_placement(placement, residual):
   assert set(params) == set(norms)
 
 
-@pytest.mark.parametrize('placement, formula, norms', [
-  ('pre', lambda x: x + f(n(2, x)), dict(mixer_norm=2)), ('post', lambda x: n(2, x + f(x)), dict(mixer_norm=2)),
-  ('sandwich', lambda x: x + n(4, f(n(2, x))), dict(mixer_norm=2, mixer_norm_after=4))], ids=PLACEMENTS)
+@pytest.mark.parametrize(
+  'placement, formula, norms',
+  [
+    ('pre', lambda x: x + f(n(2, x)), dict(mixer_norm=2)),
+    ('post', lambda x: n(2, x + f(x)), dict(mixer_norm=2)),
+    ('sandwich', lambda x: x + n(4, f(n(2, x))), dict(mixer_norm=2, mixer_norm_after=4)),
+  ],
+  ids=PLACEMENTS,
+)
 def test_a_mixer_alone(placement, formula, norms):
   made = block(placement, feed_forward=None)
   y, cache = out(made, norms, cache=jnp.int32(5))
@@ -148,19 +164,16 @@ class One(Mix):
 
 
 class Nothing(Mix):
-
   def __call__(self, x, valid):
     return jnp.zeros_like(x)
 
 
 class Ones(Mix):
-
   def __call__(self, x, valid):
     return jnp.ones_like(x)
 
 
 class Silent(Mix):
-
   def __call__(self, x, memory, context, cache):
     return jnp.zeros_like(x), None
 
@@ -187,7 +200,13 @@ def test_dropout_drops_its_share_of_what_a_branch_adds(branches, residual):
 @pytest.mark.parametrize('residual', RESIDUALS)
 def test_the_two_branches_are_dropped_apart(residual):
   made = block('pre', residual, 0.5, One, Ones)
-  y, _ = out(made, FORMULAS['pre', residual][1], np.full((4, 100, 50), 10, np.float32), train=True, key=jax.random.key(0))
+  y, _ = out(
+    made,
+    FORMULAS['pre', residual][1],
+    np.full((4, 100, 50), 10, np.float32),
+    train=True,
+    key=jax.random.key(0),
+  )
   counts = np.unique(np.round(np.asarray(y) - 10), return_counts=True)
   assert counts[0].tolist() == [0, 2, 4]  # neither, one, both
   np.testing.assert_allclose(counts[1] / y.size, [0.25, 0.5, 0.25], atol=0.02)

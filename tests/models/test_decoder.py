@@ -6,22 +6,24 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from conformance.tiny import LENGTH, VOCAB, boxed, decoder, parameters
+from tests.conformance.tiny import LENGTH, VOCAB, boxed, decoder, parameters
 from tfm.mixers.protocol import Context
+
 
 TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, VOCAB, (2, LENGTH)))
 
 
 def apply(model, params, method=None, tokens=TOKENS, train=False, key=None):
   context = Context.whole(tokens, train)
+
   def run(p, key):
     rngs = {} if key is None else {'dropout': key}
     return model.apply({'params': p}, tokens, context, method=method, rngs=rngs)[0]
+
   return np.asarray(jax.jit(run)(params, key))
 
 
 class TestOutput:
-
   @pytest.mark.parametrize('tied', [True, False])
   def test_logits_read_the_table_or_a_kernel_of_their_own(self, tied):
     model = decoder(tied=tied)
@@ -52,7 +54,8 @@ class TestOutput:
     params = parameters(model)
     embedding = params['embedding']
     assert {name: jax.tree.leaves(x)[0].shape for name, x in embedding.items()} == dict(
-      table=(32, 6), project_in=(6, 16)) | (dict(project_out=(16, 6)) if tied else {})
+      table=(32, 6), project_in=(6, 16)
+    ) | (dict(project_out=(16, 6)) if tied else {})
     product = params | {'embedding': {'table': embedding['table'] @ embedding['project_in']['kernel']}}
     if tied:
       product['output'] = {'kernel': embedding['project_out']['kernel'] @ embedding['table'].T}
@@ -65,7 +68,9 @@ class TestOutput:
     params = parameters(plain)
     logits, bent = apply(plain, params), apply(capped, params)
     assert np.abs(logits).max() > 3
-    np.testing.assert_allclose(bent, 1.5 * np.tanh(np.asarray(logits, np.float64) / 1.5), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(
+      bent, 1.5 * np.tanh(np.asarray(logits, np.float64) / 1.5), rtol=1e-5, atol=1e-5
+    )
 
   @pytest.mark.parametrize('placement, norm', [('pre', True), ('sandwich', True), ('post', False)])
   def test_the_last_norm_stands_once(self, placement, norm):
@@ -78,7 +83,6 @@ class TestOutput:
 
 
 class TestTypes:
-
   def test_bfloat16_computes_in_it_and_keeps_the_rest_in_float32(self):
     model, exact = decoder(dtype='bfloat16'), decoder()
     params = parameters(model, scale=0.2)
@@ -95,12 +99,15 @@ class TestTypes:
 
 
 class TestBias:
-
   @pytest.mark.parametrize('bias', [True, False])
   @pytest.mark.parametrize('norm', ['layernorm', 'rmsnorm'])
   def test_everywhere_or_nowhere(self, bias, norm):
-    paths = [[k.key for k in path] for path, _ in jax.tree.leaves_with_path(
-      boxed(decoder(bias=bias, norm=norm)), is_leaf=lambda x: hasattr(x, 'names'))]
+    paths = [
+      [k.key for k in path]
+      for path, _ in jax.tree.leaves_with_path(
+        boxed(decoder(bias=bias, norm=norm)), is_leaf=lambda x: hasattr(x, 'names')
+      )
+    ]
     with_bias = {path[-2] for path in paths if path[-1] == 'bias'}
     norms = {'norm', 'mixer_norm', 'feed_forward_norm'} if norm == 'layernorm' else set()
     assert with_bias == ({'q', 'k', 'v', 'out', 'up', 'down'} | norms if bias else set())
@@ -108,8 +115,10 @@ class TestBias:
   @pytest.mark.parametrize('bias', [True, False])
   def test_of_norms_as_they_say_themselves(self, bias):
     model = decoder(norm=f'layernorm(1e-5, bias={not bias})', mixer='softmax(qk_norm="layernorm")', bias=bias)
-    paths = [[k.key for k in path] for path, _ in jax.tree.leaves_with_path(
-      boxed(model), is_leaf=lambda x: hasattr(x, 'names'))]
+    paths = [
+      [k.key for k in path]
+      for path, _ in jax.tree.leaves_with_path(boxed(model), is_leaf=lambda x: hasattr(x, 'names'))
+    ]
     others = {'q', 'k', 'v', 'out', 'up', 'down', 'q_norm', 'k_norm'}
     norms = {'norm', 'mixer_norm', 'feed_forward_norm'}
     assert {path[-2] for path in paths if path[-1] == 'bias'} == (others if bias else norms)
@@ -124,7 +133,6 @@ class TestBias:
 
 
 class TestPositions:
-
   def test_each_scheme_in_use_embeds_once(self):
     # Two layers of each kind, one table; rope embeds nothing.
     blocks = dict(a=dict(position='learned'), b=dict(position='rope'), c=dict(position='learned'))
@@ -137,16 +145,19 @@ class TestPositions:
     blocks = dict(a=dict(position='rope(theta=100)'), b=dict(position='rope(theta=10)'))
     params = parameters(decoder(layers=2))
     mixed = decoder(layers=2, pattern=('a', 'b'), blocks=blocks, scan=False)
-    split = params | {'stack': {'layers_0': {f'block_{i}': jax.tree.map(lambda x: x[i],
-      params['stack']['layers']['block_0'])
-                                             for i in range(2)}}}
+    split = params | {
+      'stack': {
+        'layers_0': {
+          f'block_{i}': jax.tree.map(lambda x: x[i], params['stack']['layers']['block_0']) for i in range(2)
+        }
+      }
+    }
     logits = apply(mixed, split)
     assert np.abs(logits - apply(decoder(layers=2, position='rope(theta=100)'), params)).max() > 1e-3
     assert np.abs(logits - apply(decoder(layers=2, position='rope(theta=10)'), params)).max() > 1e-3
 
 
 class TestBlocksWithoutFeedForward:
-
   def test_they_have_a_mixer_and_its_norm(self):
     params = boxed(decoder(feed_forward='none', mixer='mamba', position='none'))
     assert set(params['stack']['layers']['block_0']) == {'mixer', 'mixer_norm'}
@@ -159,13 +170,14 @@ class TestBlocksWithoutFeedForward:
 
   def test_others_beside_them(self):
     blocks = dict(a=dict(), b=dict(feed_forward='swiglu'))
-    block = boxed(decoder(layers=2, feed_forward='none', pattern=('a', 'b'), blocks=blocks))['stack']['layers']
+    block = boxed(decoder(layers=2, feed_forward='none', pattern=('a', 'b'), blocks=blocks))['stack'][
+      'layers'
+    ]
     assert set(block['block_0']) == {'mixer', 'mixer_norm'}
     assert block['block_1']['feed_forward']['gate']['kernel'].value.shape == (1, 16, 64)
 
 
 class TestDropout:
-
   def test_the_embedding_drops_its_share(self):
     # Without blocks of any effect, features before the norm are the embedding.
     model = decoder(layers=1, dropout=dict(embedding=0.25), position='none', norm_placement='post', width=64)
@@ -174,15 +186,18 @@ class TestDropout:
     params['stack']['layers']['block_0']['mixer_norm']['bias'] += 1.0
     tokens = jnp.zeros((8, LENGTH), jnp.int32)
     seen = []
+
     def spy(next_function, args, kwargs, context):
       y = next_function(*args, **kwargs)
       if context.module.name == 'drop':
         seen.append(y)
       return y
+
     with nn.intercept_methods(spy):
       for train in (True, False):
-        model.apply({'params': params}, tokens, Context.whole(tokens, train),
-          rngs={'dropout': jax.random.key(0)})
+        model.apply(
+          {'params': params}, tokens, Context.whole(tokens, train), rngs={'dropout': jax.random.key(0)}
+        )
     dropped, kept = (np.asarray(x) for x in seen)
     assert abs((dropped == 0).mean() - 0.25) < 0.03 and np.allclose(dropped[dropped > 0], 1 / 0.75)
     assert (kept == 1).all()
@@ -208,13 +223,16 @@ class TestDropout:
     mixer = model.stack().pattern[0]().mixer()
     x = jnp.ones((64, LENGTH, 16))
     context = Context.whole(x[..., 0], True)
-    shapes = nn.unbox(jax.eval_shape(
-      lambda: mixer.init(jax.random.key(0), x, None, Context.whole(x[..., 0]), None)))
+    shapes = nn.unbox(
+      jax.eval_shape(lambda: mixer.init(jax.random.key(0), x, None, Context.whole(x[..., 0]), None))
+    )
     params = jax.tree.map(lambda x: jnp.zeros(x.shape), shapes['params'])
     params['v']['bias'] += 1.0
     params['out']['kernel'] = params['out']['kernel'].at[0, 0, 0].set(1.0)
+
     def run(key):
       return mixer.apply({'params': params}, x, None, context, None, rngs={'dropout': key})[0]
+
     y = jax.jit(run)(jax.random.key(0))
     sums = np.asarray(y)[..., 0]
     assert abs(sums.mean() - 1) < 0.05 and sums[:, -1].std() > 0.1
@@ -222,14 +240,22 @@ class TestDropout:
     assert set(np.round(np.unique(sums[:, 0]), 4)) <= {0.0, np.float32(1.4286)}
 
 
-@pytest.mark.parametrize('model', [
-  dict(residual='parallel_one_norm'), dict(feed_forward='none', mixer='mamba', position='none'),
-  dict(embedding_width=6, tied=True, output_soft_cap=2.0)], ids=str)
+@pytest.mark.parametrize(
+  'model',
+  [
+    dict(residual='parallel_one_norm'),
+    dict(feed_forward='none', mixer='mamba', position='none'),
+    dict(embedding_width=6, tied=True, output_soft_cap=2.0),
+  ],
+  ids=str,
+)
 def test_what_is_read_from_a_cache_is_what_is_read_at_once(model):
   model = decoder(**model)
   params, context = parameters(model), Context.whole(TOKENS)
   whole, caches, pieces = apply(model, params), model.init_caches(2, LENGTH), []
-  step = jax.jit(lambda params, tokens, context, caches: model.apply({'params': params}, tokens, context, caches))
+  step = jax.jit(
+    lambda params, tokens, context, caches: model.apply({'params': params}, tokens, context, caches)
+  )
   for start, end in ((0, 7), (7, 8), (8, LENGTH)):
     here = Context(context.positions[:, start:end], context.segments[:, start:end])
     logits, caches = step(params, TOKENS[:, start:end], here, caches)

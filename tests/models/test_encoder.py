@@ -8,16 +8,31 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from reference import encoder
 from tests.models.pairs import context
-from tfm import build, check
-from tfm import config as configs
+from tests.reference import encoder
+from tfm.config import assemble, validate
+from tfm.config.overlay import complete
+from tfm.config.resolve import resolve_config
+
 
 VOCAB, LENGTH = 23, 8
 MODEL = dict(
-  architecture='encoder', layers=2, width=16, heads=4, feed_forward_width=32, bias=True, vocab_multiple=8, scan=False,
-  position='learned', norm_placement='post', embedding_norm=True, token_types=2, pooled_transform='tanh',
-  output_transform='gelu', output_bias=True)
+  architecture='encoder',
+  layers=2,
+  width=16,
+  heads=4,
+  feed_forward_width=32,
+  bias=True,
+  vocab_multiple=8,
+  scan=False,
+  position='learned',
+  norm_placement='post',
+  embedding_norm=True,
+  token_types=2,
+  pooled_transform='tanh',
+  output_transform='gelu',
+  output_bias=True,
+)
 DRAW = np.random.default_rng(0)
 B, T = 2, 7
 TOKENS, TYPES = DRAW.integers(0, VOCAB, (B, T)), DRAW.integers(0, 2, (B, T))
@@ -25,19 +40,21 @@ SEGMENTS = np.array([[1] * T, [1] * 4 + [0] * 3])
 
 
 def config(objective='masked_lm(next_sentence=True)', packing='sentence_pairs', **model):
-  return configs.resolve(configs.complete(dict(
-    data=dict(length=LENGTH, packing=packing), objective=objective, model=MODEL | model)))
+  return resolve_config(
+    complete(dict(data=dict(length=LENGTH, packing=packing), objective=objective, model=MODEL | model))
+  )
 
 
 @functools.cache
 def made(**model):
-  model = build.model(config(**model), VOCAB - 1)   # and <mask>
+  model = assemble.model(config(**model), VOCAB - 1)  # and <mask>
   shapes = nn.unbox(jax.eval_shape(model.init, jax.random.key(0), *model.example(1, LENGTH)))['params']
   draw = np.random.default_rng(1)
 
   def make(path, x):
     about = 1.0 if path[-1].key == 'scale' else 0.0
     return jnp.asarray(about + 0.4 * draw.standard_normal(x.shape), jnp.float32)
+
   return model, jax.tree_util.tree_map_with_path(make, shapes)
 
 
@@ -60,10 +77,13 @@ def test_a_narrow_table_is_a_product():
   """It is lifted before types and positions are added, and what goes down goes after the transform."""
   (model, params), (plain, _) = made(embedding_width=6), made(tied=False)
   narrow = params['embedding']
-  whole = {'embedding': {'table': narrow['table'] @ narrow['project_in']['kernel']},
-           'output': {'kernel': narrow['project_out']['kernel'] @ narrow['table'].T}}
+  whole = {
+    'embedding': {'table': narrow['table'] @ narrow['project_in']['kernel']},
+    'output': {'kernel': narrow['project_out']['kernel'] @ narrow['table'].T},
+  }
   found, expected = (
-    answers(m, p, TOKENS, context(SEGMENTS), TYPES) for m, p in ((model, params), (plain, params | whole)))
+    answers(m, p, TOKENS, context(SEGMENTS), TYPES) for m, p in ((model, params), (plain, params | whole))
+  )
   for name in expected:
     np.testing.assert_allclose(found[name], expected[name], rtol=1e-4, atol=1e-4)
 
@@ -73,16 +93,23 @@ def test_logits_where_they_are_asked_for():
   places = np.array([[6, 0, 3], [1, 1, 2]])
   everywhere, there = (answers(model, params, TOKENS, context(SEGMENTS), TYPES, p) for p in (None, places))
   np.testing.assert_allclose(
-    there['vocabulary'], np.take_along_axis(everywhere['vocabulary'], places[..., None], 1), rtol=1e-5, atol=1e-5)
+    there['vocabulary'],
+    np.take_along_axis(everywhere['vocabulary'], places[..., None], 1),
+    rtol=1e-5,
+    atol=1e-5,
+  )
 
 
 def test_every_token_hears_every_other_and_no_padding():
   model, params = made()
 
-  def run(x):   # of the second row, through the table that the first type stands in
+  def run(x):  # of the second row, through the table that the first type stands in
     shifted = params | {'type_embedding': {'table': jnp.zeros_like(params['type_embedding']['table'])}}
-    made = model.apply({'params': shifted}, x, context(SEGMENTS[1:]), method=lambda m, x, c: m.run(x, None, c, None)[0])
+    made = model.apply(
+      {'params': shifted}, x, context(SEGMENTS[1:]), method=lambda m, x, c: m.run(x, None, c, None)[0]
+    )
     return made[0].sum(-1)
+
   x = jnp.asarray(DRAW.standard_normal((1, T, 16)), jnp.float32)
   heard = np.abs(jax.jit(jax.jacrev(run))(x))[:, 0].max(-1) > 0
   assert heard[:4, :4].all()
@@ -102,34 +129,62 @@ def test_padding_changes_nothing(pooling):
 
 def test_a_token_is_of_the_first_type_unless_told():
   model, params = made()
-  np.testing.assert_array_equal(answers(model, params, TOKENS, context(SEGMENTS), np.zeros_like(TYPES))['vocabulary'],
-                                answers(model, params, TOKENS, context(SEGMENTS), None)['vocabulary'])
+  np.testing.assert_array_equal(
+    answers(model, params, TOKENS, context(SEGMENTS), np.zeros_like(TYPES))['vocabulary'],
+    answers(model, params, TOKENS, context(SEGMENTS), None)['vocabulary'],
+  )
 
 
 def test_the_mask_is_full_unless_told():
   assert config().model.mask == 'full'
-  assert configs.resolve(configs.complete({})).model.mask == 'causal'
+  assert resolve_config(complete({})).model.mask == 'causal'
 
 
-@pytest.mark.parametrize('fields, sentence', [
-  (dict(objective='causal_lm'), "objective='causal_lm' does not train config.model.architecture='encoder', but 'decoder'; 'masked_lm'"),
-  (dict(architecture='decoder', objective='causal_lm'), "token_types=2 is of an encoder, and .*'decoder' would ignore it; leave it at 0"),
-  (dict(token_types=0), "packing='sentence_pairs' tells first and second texts apart, and config.model.token_types=0 would ignore"),
-  (dict(pooling='last'), "config.model.pooling='last' is not there; .*first, first_two, mean"),
-  (dict(pooling='none'), "config.model.pooling='none' is not there"),
-  (dict(output_transform='gelo'), "config.model.output_transform='gelo' is not there; .*did you mean 'gelu'"),
-  (dict(mixer='mamba', position='none'), "mixer='mamba' cannot honour mask='full'"),
-])
+@pytest.mark.parametrize(
+  'fields, sentence',
+  [
+    (
+      dict(objective='causal_lm'),
+      "objective='causal_lm' does not train config.model.architecture='encoder', but 'decoder'; 'masked_lm'",
+    ),
+    (
+      dict(architecture='decoder', objective='causal_lm'),
+      "token_types=2 is of an encoder, and .*'decoder' would ignore it; leave it at 0",
+    ),
+    (
+      dict(token_types=0),
+      "packing='sentence_pairs' tells first and second texts apart, and config.model.token_types=0 would ignore",
+    ),
+    (dict(pooling='last'), "config.model.pooling='last' is not there; .*first, first_two, mean"),
+    (dict(pooling='none'), "config.model.pooling='none' is not there"),
+    (
+      dict(output_transform='gelo'),
+      "config.model.output_transform='gelo' is not there; .*did you mean 'gelu'",
+    ),
+    (dict(mixer='mamba', position='none'), "mixer='mamba' cannot honour mask='full'"),
+  ],
+)
 def test_refusals(fields, sentence):
   with pytest.raises(ValueError, match=sentence):
-    build.model(config(**fields), VOCAB)
+    assemble.model(config(**fields), VOCAB)
 
 
-@pytest.mark.parametrize('objective, packing, sentence', [
-  ('masked_lm(next_sentence=True)', 'concat', "reads next and types of a row beside its tokens, and .*'concat' gives nothing; 'sentence_pairs'"),
-  ('masked_lm', 'sentence_pairs', "reads nothing of a row .*'sentence_pairs' gives next and types; 'concat' would do"),
-  ('seq2seq', 'concat', "objective='seq2seq' learns from pairs of source and target"),
-])
+@pytest.mark.parametrize(
+  'objective, packing, sentence',
+  [
+    (
+      'masked_lm(next_sentence=True)',
+      'concat',
+      "reads next and types of a row beside its tokens, and .*'concat' gives nothing; 'sentence_pairs'",
+    ),
+    (
+      'masked_lm',
+      'sentence_pairs',
+      "reads nothing of a row .*'sentence_pairs' gives next and types; 'concat' would do",
+    ),
+    ('seq2seq', 'concat', "objective='seq2seq' learns from pairs of source and target"),
+  ],
+)
 def test_data_that_does_not_fit(objective, packing, sentence):
   with pytest.raises(ValueError, match=sentence):
-    check.data(config(objective, packing))
+    validate.data(config(objective, packing))

@@ -1,15 +1,15 @@
 """The encoder-decoder: the paper's own formula, who hears whom, padding, packing, tables, and refusals."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from reference import encoder_decoder
 from tests.models import pairs
 from tests.models.pairs import VOCAB, context, logits, made
-from tfm import build
-from tfm import config as configs
+from tests.reference import encoder_decoder
+from tfm.config import assemble
+from tfm.config.overlay import complete
+
 
 DRAW = np.random.default_rng(0)
 B, T, S = 2, 5, 7
@@ -22,7 +22,9 @@ def close(a, b):
 
 
 def test_the_first_transformer():
-  model, params = made(scan=False, norm_placement='post', position='sinusoidal', feed_forward='relu', embedding_scaled=True)
+  model, params = made(
+    scan=False, norm_placement='post', position='sinusoidal', feed_forward='relu', embedding_scaled=True
+  )
   exact = jax.tree.map(lambda x: np.asarray(x, np.float64), params)
   expected = encoder_decoder.forward(exact, SOURCE, THERE, TARGET, HERE)[..., :VOCAB]
   close(logits(model, params, TARGET, context(HERE), SOURCE, context(THERE)), expected)
@@ -37,24 +39,33 @@ def test_padding_changes_nothing(before, after):
     wide = ((0, 0), (before, after))
     segments = np.pad(np.ones_like(tokens), wide)
     return np.pad(tokens, wide, constant_values=3), context(segments)
+
   target, here = padded(TARGET)
   source, there = padded(SOURCE)
   close(logits(model, params, TARGET, context(HERE), source, there), plain)
-  close(logits(model, params, target, here, SOURCE, context(np.ones((B, S), int)))[:, before:before + T], plain)
+  close(
+    logits(model, params, target, here, SOURCE, context(np.ones((B, S), int)))[:, before : before + T], plain
+  )
 
 
 def test_packed_pairs_are_what_each_is_alone():
   model, params = made()
-  lengths = (3, 4), (2, 1)   # of source and target
+  lengths = (3, 4), (2, 1)  # of source and target
   source = context([[1] * 3 + [2] * 2 + [0]])
   target = context([[1] * 4 + [2] * 1])
   tokens, sources = TARGET[:1], SOURCE[:1, :6]
   packed = logits(model, params, tokens, target, sources, source)
   at = [0, 0]
   for s, t in lengths:
-    alone = logits(model, params, tokens[:, at[1]:at[1] + t], context(np.ones((1, t), int)),
-                   sources[:, at[0]:at[0] + s], context(np.ones((1, s), int)))
-    close(packed[:, at[1]:at[1] + t], alone)
+    alone = logits(
+      model,
+      params,
+      tokens[:, at[1] : at[1] + t],
+      context(np.ones((1, t), int)),
+      sources[:, at[0] : at[0] + s],
+      context(np.ones((1, s), int)),
+    )
+    close(packed[:, at[1] : at[1] + t], alone)
     at = [at[0] + s, at[1] + t]
 
 
@@ -65,9 +76,12 @@ def influence(model, params):
 
   def run(table):
     changed = params | {'embedding': {'table': table}, 'output': params['output']}
-    return model.apply({'params': changed}, target, context(np.ones((1, T))), None, source, context(np.ones((1, S))))[0][0].sum(-1)
+    return model.apply(
+      {'params': changed}, target, context(np.ones((1, T))), None, source, context(np.ones((1, S)))
+    )[0][0].sum(-1)
+
   by_row = np.abs(jax.jit(jax.jacrev(run))(table)).max(-1)
-  return by_row[:, :S], by_row[:, S:S + T]
+  return by_row[:, :S], by_row[:, S : S + T]
 
 
 def test_who_hears_whom():
@@ -84,13 +98,16 @@ def test_the_encoder_looks_both_ways():
     changed = params | {'embedding': {'table': table}}
     source = np.arange(S)[None]
     return model.apply({'params': changed}, source, context(np.ones((1, S))), method='encode').x[0, 0].sum()
+
   assert np.abs(jax.jit(jax.grad(first))(params['embedding']['table']))[:S].max(-1).all()
 
 
 @pytest.mark.slow
 def test_each_part_has_its_own_mask():
   """In one layer a target hears the source token in its own place, and that one its neighbours."""
-  model, params = made(layers=1, tied=False, encoder=dict(mask='window(1, 1)'), cross=dict(mask='window(0, 0)'))
+  model, params = made(
+    layers=1, tied=False, encoder=dict(mask='window(1, 1)'), cross=dict(mask='window(0, 0)')
+  )
   of_source, _ = influence(model, params)
   t, s = np.indices((T, S))
   np.testing.assert_array_equal(of_source != 0, abs(t - s) <= 1)
@@ -98,11 +115,16 @@ def test_each_part_has_its_own_mask():
 
 def test_each_part_has_its_own_mixer_position_and_size():
   model, params = made(
-    tied=False, position='learned', kv_heads=2,
+    tied=False,
+    position='learned',
+    kv_heads=2,
     encoder=dict(mixer='linear', position='sinusoidal', layers=3, heads=2, feed_forward='swiglu'),
-    cross=dict(score='bilinear', position='rope', heads=1))
-  here, there = (params[name]['layers']['block_0'] if name == 'x' else p['stack']['layers']['block_0']
-                 for name, p in (('stack', params), ('encoder', params['encoder'])))
+    cross=dict(score='bilinear', position='rope', heads=1),
+  )
+  here, there = (
+    params[name]['layers']['block_0'] if name == 'x' else p['stack']['layers']['block_0']
+    for name, p in (('stack', params), ('encoder', params['encoder']))
+  )
   assert here['mixer']['k']['kernel'].shape == (2, 16, 2, 4) and 'cross' not in there
   assert there['mixer']['q']['kernel'].shape == (3, 16, 2, 8) and 'gate' in there['feed_forward']
   assert here['cross']['q']['kernel'].shape == (2, 16, 1, 16) and here['cross']['score']
@@ -111,11 +133,17 @@ def test_each_part_has_its_own_mixer_position_and_size():
 
 
 def test_one_table_or_two():
-  tables = {'/'.join(k.key for k in path) for path, _ in jax.tree.leaves_with_path(made()[1]) if 'embedding' in path[0].key
-            or 'output' in path[0].key}
-  assert tables == {'embedding/table'}   # source, target and output
+  tables = {
+    '/'.join(k.key for k in path)
+    for path, _ in jax.tree.leaves_with_path(made()[1])
+    if 'embedding' in path[0].key or 'output' in path[0].key
+  }
+  assert tables == {'embedding/table'}  # source, target and output
   model, params = made(source_vocab=11, tied=False)
-  assert params['source_embedding']['table'].shape == (16, 16) and params['embedding']['table'].shape == (24, 16)
+  assert params['source_embedding']['table'].shape == (16, 16) and params['embedding']['table'].shape == (
+    24,
+    16,
+  )
   assert params['output']['kernel'].shape == (16, 24)
   assert logits(model, params, TARGET, context(HERE), SOURCE % 11, context(THERE)).shape == (B, T, VOCAB)
 
@@ -126,8 +154,10 @@ def test_narrow_tables(source_vocab):
   model, params = made(source_vocab=source_vocab, embedding_width=6)
   plain, _ = made(source_vocab=source_vocab, tied=False)
   narrow = params['embedding']
-  whole = {'embedding': {'table': narrow['table'] @ narrow['project_in']['kernel']},
-           'output': {'kernel': narrow['project_out']['kernel'] @ narrow['table'].T}}
+  whole = {
+    'embedding': {'table': narrow['table'] @ narrow['project_in']['kernel']},
+    'output': {'kernel': narrow['project_out']['kernel'] @ narrow['table'].T},
+  }
   if source_vocab:
     source = params['source_embedding']
     assert set(source) == {'table', 'project_in'}
@@ -143,6 +173,7 @@ def test_scanned_or_not():
   def apart(p):
     layers = p['stack']['layers']
     return p | {'stack': {f'layers_{i}': jax.tree.map(lambda x: x[i], layers) for i in range(2)}}
+
   side_by_side = apart(params) | {'encoder': apart(params['encoder'])}
   arguments = TARGET, context(HERE), SOURCE, context(THERE)
   close(logits(unscanned, side_by_side, *arguments), logits(scanned, params, *arguments))
@@ -154,36 +185,66 @@ def test_a_memory_must_be_there():
     model.apply({'params': params}, TARGET, context(HERE))
 
 
-@pytest.mark.parametrize('model, sentence', [
-  (dict(cross=dict(mixer='mamba', position='none')), r"config.model.cross.mixer='mamba' reads no memory; 'softmax' would do"),
-  (dict(cross=dict(mixer='linear', mask='full')), r"config.model.cross.mixer='linear' reads no memory"),
-  (dict(cross=dict(position='learned')), r"config.model.cross.position='learned' enters at the embedding"),
-  (dict(cross=dict(heads=3)), r'config.model.cross.heads=3 does not divide config.model.width=16'),
-  (dict(encoder=dict(layers=0)), r'config.model.encoder.layers=0 must be at least 1'),
-  (dict(encoder=dict(mixer='mamba', position='none')), r"config.model.encoder.mixer='mamba' cannot honour mask='full'"),
-  (dict(residual='parallel'), r"config.model.residual='parallel' is defined for a mixer and a feed-forward layer"),
-  (dict(residual='parallel_one_norm'), r"residual='parallel_one_norm' is defined for .* here is a third branch"),
-  (dict(cross=dict(feed_forward='relu')), r'config.model.cross.feed_forward=.* is not a field'),
-  (dict(architecture='encoder_dekoder'), r"config.model.architecture='encoder_dekoder' is not there"),
-  (dict(architecture='decoder', encoder=dict(layers=2)), r'config.model.encoder.layers=2 is not a field'),
-  (dict(pattern=('a',), blocks=dict(a=dict(heads=2)), encoder=dict(pattern=('a',))), r'config.model.blocks.a is in the patterns of'),
-])
+@pytest.mark.parametrize(
+  'model, sentence',
+  [
+    (
+      dict(cross=dict(mixer='mamba', position='none')),
+      r"config.model.cross.mixer='mamba' reads no memory; 'softmax' would do",
+    ),
+    (dict(cross=dict(mixer='linear', mask='full')), r"config.model.cross.mixer='linear' reads no memory"),
+    (dict(cross=dict(position='learned')), r"config.model.cross.position='learned' enters at the embedding"),
+    (dict(cross=dict(heads=3)), r'config.model.cross.heads=3 does not divide config.model.width=16'),
+    (dict(encoder=dict(layers=0)), r'config.model.encoder.layers=0 must be at least 1'),
+    (
+      dict(encoder=dict(mixer='mamba', position='none')),
+      r"config.model.encoder.mixer='mamba' cannot honour mask='full'",
+    ),
+    (
+      dict(residual='parallel'),
+      r"config.model.residual='parallel' is defined for a mixer and a feed-forward layer",
+    ),
+    (
+      dict(residual='parallel_one_norm'),
+      r"residual='parallel_one_norm' is defined for .* here is a third branch",
+    ),
+    (dict(cross=dict(feed_forward='relu')), r'config.model.cross.feed_forward=.* is not a field'),
+    (dict(architecture='encoder_dekoder'), r"config.model.architecture='encoder_dekoder' is not there"),
+    (dict(architecture='decoder', encoder=dict(layers=2)), r'config.model.encoder.layers=2 is not a field'),
+    (
+      dict(pattern=('a',), blocks=dict(a=dict(heads=2)), encoder=dict(pattern=('a',))),
+      r'config.model.blocks.a is in the patterns of',
+    ),
+  ],
+)
 def test_what_cannot_be_is_refused(model, sentence):
   with pytest.raises(ValueError, match=sentence):
-    build.model(pairs.config(**model), VOCAB)
+    assemble.model(pairs.config(**model), VOCAB)
 
 
 def test_an_objective_of_another_kind_is_refused():
   config = pairs.config()
   config.objective = 'causal_lm'
-  with pytest.raises(ValueError, match="objective='causal_lm' does not train.*'encoder_decoder', but 'decoder'; 'seq2seq' would do"):
-    build.model(config, VOCAB)
+  with pytest.raises(
+    ValueError,
+    match="objective='causal_lm' does not train.*'encoder_decoder', but 'decoder'; 'seq2seq' would do",
+  ):
+    assemble.model(config, VOCAB)
 
 
 def test_the_command_line_reaches_the_parts():
   from tfm.commands import cli
-  config = cli.with_overrides(configs.complete({}), [
-    '--config.model.architecture=encoder_decoder', '--config.objective=seq2seq', '--config.model.encoder.layers=2',
-    '--config.model.cross.heads=1'])
+
+  config = cli.with_overrides(
+    complete({}),
+    [
+      '--config.model.architecture=encoder_decoder',
+      '--config.objective=seq2seq',
+      '--config.model.encoder.layers=2',
+      '--config.model.cross.heads=1',
+    ],
+  )
   assert (config.model.encoder.layers, config.model.cross.heads, config.model.encoder.mask) == (2, 1, 'full')
-  assert config.model.encoder.heads == config.model.heads and config.model.cross.head_width == config.model.width
+  assert (
+    config.model.encoder.heads == config.model.heads and config.model.cross.head_width == config.model.width
+  )

@@ -7,11 +7,12 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from conformance import tiny
+from tests.conformance import tiny
 from tfm.kernels.protocol import Kernel
 from tfm.mixers.protocol import Context
 from tfm.models import flops
 from tfm.models.flops import PAIRS
+
 
 T = 12
 
@@ -24,16 +25,27 @@ def products(f, *shapes):
 @pytest.mark.parametrize('tied', [True, False])
 def test_formulas_of_a_decoder(tied):
   L, D, H, K, C, F, rows = 3, 16, 4, 2, 6, 40, 32
-  model = tiny.decoder(T, layers=L, width=D, heads=H, kv_heads=K, head_width=C, feed_forward='swiglu',
-                       feed_forward_width=F, tied=tied)
+  model = tiny.decoder(
+    T,
+    layers=L,
+    width=D,
+    heads=H,
+    kv_heads=K,
+    head_width=C,
+    feed_forward='swiglu',
+    feed_forward_width=F,
+    tied=tied,
+  )
   counted = flops.per_token(model, T)
   density = (T + 1) / (2 * T)
-  assert counted.kinds == pytest.approx({
-    'mixer': L * 2 * D * C * (2 * H + 2 * K),
-    'mixer' + PAIRS: L * 2 * T * H * C * 2 * density,
-    'feed_forward': L * 2 * D * F * 3,
-    'output': 2 * D * rows,
-  })
+  assert counted.kinds == pytest.approx(
+    {
+      'mixer': L * 2 * D * C * (2 * H + 2 * K),
+      'mixer' + PAIRS: L * 2 * T * H * C * 2 * density,
+      'feed_forward': L * 2 * D * F * 3,
+      'output': 2 * D * rows,
+    }
+  )
   assert counted.unmasked == pytest.approx(counted.forward + L * 4 * T * H * C * (1 - density))
   assert flops.training_flops_per_token(model, T) == counted.training == 3 * counted.forward
 
@@ -55,8 +67,13 @@ def test_a_mixer_alone_is_all_that_counts():
 def test_of_experts_those_that_are_asked_count(capacity, asked):
   """However many rows stand empty beside their tokens; with a small capacity the room there is."""
   L, D, F, E = 3, 16, 40, 4
-  model = tiny.decoder(T, layers=L, width=D, feed_forward_width=F,
-                       feed_forward=f'mixture_of_experts({E}, top_k=2, shared=1, capacity={capacity})')
+  model = tiny.decoder(
+    T,
+    layers=L,
+    width=D,
+    feed_forward_width=F,
+    feed_forward=f'mixture_of_experts({E}, top_k=2, shared=1, capacity={capacity})',
+  )
   expected = L * (2 * D * E + 2 * D * F * 3 * (asked + 1))
   assert flops.per_token(model, T).kinds['feed_forward'] == pytest.approx(expected)
 
@@ -69,9 +86,17 @@ def test_every_block_has_its_own_mask():
   assert counted.kinds['mixer' + PAIRS] == pytest.approx(seen * 16 * 2 * 2 / T)
 
 
-@pytest.mark.parametrize('other', [
-  dict(scan=False), dict(remat='full'), dict(scan=False, remat='dots'), dict(dtype='bfloat16'),
-  dict(dropout=dict(attention=0.1, residual=0.1, embedding=0.1))], ids=str)
+@pytest.mark.parametrize(
+  'other',
+  [
+    dict(scan=False),
+    dict(remat='full'),
+    dict(scan=False, remat='dots'),
+    dict(dtype='bfloat16'),
+    dict(dropout=dict(attention=0.1, residual=0.1, embedding=0.1)),
+  ],
+  ids=str,
+)
 def test_how_it_is_computed_does_not_count(other):
   model = dict(layers=3, pattern=('a', 'b'), blocks=dict(a=dict(mask='causal & window(2)'), b=dict()))
   same = flops.per_token(tiny.decoder(T, **model), T)
@@ -82,8 +107,10 @@ def test_the_kernel_does_not_count():
   @dataclasses.dataclass(frozen=True)
   class Hidden(Kernel):
     """As a vendor's: no product to be seen."""
+
     def attend(self, q, k, v, asked):
       return q, None
+
   model = tiny.decoder(T)
   hidden = flops.with_kernel(model, Hidden())
   tokens = jnp.zeros((1, T), jnp.int32)
@@ -108,6 +135,7 @@ def test_against_xla():
 
   def xla(f):
     return jax.jit(f).lower(params, tokens).compile().cost_analysis()['flops'] / (rows * length)
+
   counted = flops.per_token(model, length)
   assert 1 < xla(forward) / counted.unmasked < 1.06
   step = jax.grad(lambda p, t: (forward(p, t) ** 2).sum())
@@ -119,8 +147,10 @@ def test_loops_and_branches():
     def body(x, _):
       inner, _ = jax.lax.scan(lambda x, _: (x @ w, None), x, length=3)
       return jax.checkpoint(lambda x: x @ w)(inner), None
+
     x, _ = jax.lax.scan(body, x, length=5)
     return jax.lax.cond(x[0, 0] > 0, lambda x: x @ w @ w, lambda x: x @ w, x)
+
   assert sum(p.flops for p in products(f, (2, 4), (4, 4))) == (5 * (3 + 1) + 2) * 2 * 2 * 4 * 4
 
 
@@ -128,6 +158,7 @@ def test_a_loop_without_end_is_refused():
   def f(x):
     with jax.named_scope('mixer'):
       return jax.lax.while_loop(lambda x: x[0, 0] > 0, lambda x: x @ x, x)
+
   with pytest.raises(ValueError, match='a while in mixer holds matrix products'):
     products(f, (4, 4))
 
@@ -136,7 +167,9 @@ def test_a_loop_without_end_is_refused():
 def test_convolution(groups):
   def f(x, w):
     return jax.lax.conv_general_dilated(
-      x, w, (1,), 'VALID', dimension_numbers=('NWC', 'WIO', 'NWC'), feature_group_count=groups)
+      x, w, (1,), 'VALID', dimension_numbers=('NWC', 'WIO', 'NWC'), feature_group_count=groups
+    )
+
   out, taps, features = 8, 3, 6
   [product] = products(f, (2, 10, 6), (taps, 6 // groups, features))
   assert product.flops == 2 * (2 * out * features) * taps * (6 // groups)
@@ -146,6 +179,7 @@ def test_only_pairs_are_weighed_by_the_mask():
   def f(q, k, w):
     with jax.named_scope('pairs:5:5:0.25'):
       return jnp.einsum('tc,sc->ts', q @ w, k)
+
   projection, scores = products(f, (5, 3), (5, 7), (3, 7))
   assert not projection.pairs and projection.seen == 2 * 5 * 3 * 7
   assert scores.pairs and scores.seen == 2 * 5 * 5 * 7 / 4
@@ -155,10 +189,15 @@ def test_filling_does_not_count():
   def f(x, w):
     with jax.named_scope('useful:3:4'):
       return jax.lax.map(lambda x: x @ w, x)
+
   assert sum(p.flops for p in products(f, (4, 2, 5), (5, 7))) == 2 * 4 * 2 * 5 * 7 * 3 // 4
 
 
 def test_scopes():
   assert flops.scopes('Decoder/Decoder.features//vmap(jvp(stack))/vmap()/q') == (
-    'Decoder', 'Decoder.features', 'stack', 'q')
+    'Decoder',
+    'Decoder.features',
+    'stack',
+    'q',
+  )
   assert flops.Counted.read(('a', 'pairs:3:4:1e-05', 'score')) == (3, 4, 1e-5)

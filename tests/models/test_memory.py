@@ -9,16 +9,18 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import AbstractMesh, AxisType
 
-from conformance import tiny
-from tfm import build
-from tfm import config as configs
-from tfm import estimate
+from tests.conformance import tiny
+from tfm.analysis import estimate
+from tfm.config import assemble
+from tfm.config.overlay import complete
+from tfm.config.resolve import resolve_config
 from tfm.data.packing.protocol import padding
 from tfm.models import memory
 from tfm.parallel import mesh as meshes
 from tfm.parallel import sharding
 from tfm.training import state as states
 from tfm.training.step import train_step
+
 
 FLOAT = 4
 MESH = AbstractMesh((2, 4, 2), ('data', 'fsdp', 'tensor'), axis_types=(AxisType.Auto,) * 3)
@@ -52,6 +54,7 @@ def test_a_view_keeps_its_array_alive_and_costs_nothing():
     view = y.reshape(5, 2)
     z = jnp.sin(jnp.sin(jnp.cos(x)))
     return view @ z.reshape(2, 5)
+
   assert peak(f, (10,)) == 3 * 10 * FLOAT
 
 
@@ -60,16 +63,22 @@ def test_an_inner_peak_stands_on_what_is_alive_outside():
     y = jnp.sin(x)
     z, _ = jax.lax.scan(lambda c, _: (jnp.sin(jnp.sin(jnp.sin(c))), None), x, length=7)
     return y * z
+
   assert peak(f, (10,)) == (1 + 1 + 2) * 10 * FLOAT
 
 
 def test_what_grows_with_depth():
   def alive(**model):
     config = tiny.config(32, **model)
-    made, objective = build.model(config, 29), build.objective(config)
+    made, objective = assemble.model(config, 29), assemble.objective(config)
     params = nn.unbox(tiny.boxed(made, length=32))
-    return memory.activations(functools.partial(estimate.loss, objective, made), params,
-                              functools.partial(estimate.batch, padding(32)), rows=4)
+    return memory.activations(
+      functools.partial(estimate.loss, objective, made),
+      params,
+      functools.partial(estimate.batch, padding(32)),
+      rows=4,
+    )
+
   four, eight = alive(layers=4), alive(layers=8)
   assert 1.7 < eight / four < 2
   # Remat keeps one [rows, T, D] array for each block more.
@@ -77,40 +86,56 @@ def test_what_grows_with_depth():
   assert 1 <= saved / (4 * 4 * 32 * 16 * FLOAT) < 1.3
 
 
-@pytest.mark.parametrize('mesh, accumulation, model', [
-  (dict(data=2, fsdp=2, tensor=2), 1, dict(remat='full')),
-  pytest.param(dict(data=8), 1, dict(), marks=pytest.mark.slow),
-  pytest.param(dict(data=8), 2, dict(layers=12), marks=pytest.mark.slow),
-  pytest.param(dict(data=2, fsdp=4), 1, dict(layers=12, remat='dots'), marks=pytest.mark.slow),
-  pytest.param(dict(tensor=4), 1, dict(kv_heads=4, feed_forward='swiglu'), marks=pytest.mark.slow),
-  pytest.param(dict(stage=2), 1, dict(layers=12), marks=pytest.mark.slow),
-  pytest.param(dict(stage=4, fsdp=2), 1, dict(layers=16, remat='full'), marks=pytest.mark.slow),
-], ids=str)
+@pytest.mark.parametrize(
+  'mesh, accumulation, model',
+  [
+    (dict(data=2, fsdp=2, tensor=2), 1, dict(remat='full')),
+    pytest.param(dict(data=8), 1, dict(), marks=pytest.mark.slow),
+    pytest.param(dict(data=8), 2, dict(layers=12), marks=pytest.mark.slow),
+    pytest.param(dict(data=2, fsdp=4), 1, dict(layers=12, remat='dots'), marks=pytest.mark.slow),
+    pytest.param(dict(tensor=4), 1, dict(kv_heads=4, feed_forward='swiglu'), marks=pytest.mark.slow),
+    pytest.param(dict(stage=2), 1, dict(layers=12), marks=pytest.mark.slow),
+    pytest.param(dict(stage=4, fsdp=2), 1, dict(layers=16, remat='full'), marks=pytest.mark.slow),
+  ],
+  ids=str,
+)
 def test_against_xla(mesh, accumulation, model):
   """Parameters and optimizer state are XLA's arguments; gradients and activations its temporaries.
 
   In float32, as XLA's CPU compiler makes float32 of bfloat16.
   """
-  config = configs.resolve(configs.complete(dict(
-    data=dict(length=64), model=dict(layers=3, width=64, heads=4) | model, mesh=mesh,
-    training=dict(accumulation=accumulation))))
+  config = resolve_config(
+    complete(
+      dict(
+        data=dict(length=64),
+        model=dict(layers=3, width=64, heads=4) | model,
+        mesh=mesh,
+        training=dict(accumulation=accumulation),
+      )
+    )
+  )
   vocab, training = 257, config.training
   here, rules = meshes.make(config.mesh.to_dict()), sharding.parse_rules(config.rules)
   there = estimate.abstract_mesh(config, devices=8)
-  boxed = estimate.abstract_state(config, build.model(config, vocab))
+  boxed = estimate.abstract_state(config, assemble.model(config, vocab))
   params = memory.on_device(boxed.params, there, rules)
   optimizer = memory.on_device(boxed.opt_state, there, rules)
   rows = training.batch_size // accumulation // estimate.ways(there, rules, 'batch')
   activations = estimate.activations(config, vocab, 0, there, rules, rows, params)
 
   where, split = states.shardings(boxed, here, rules), sharding.batch_sharding(here, rules)
+
   def placed(x, sharding):
     return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+
   state = jax.tree.map(placed, nn.unbox(boxed), where)
-  batch = jax.tree.map(lambda x: placed(x, split), estimate.batch(padding(config.data.length), training.batch_size))
+  batch = jax.tree.map(
+    lambda x: placed(x, split), estimate.batch(padding(config.data.length), training.batch_size)
+  )
   with sharding.context(here, rules):
     step = train_step(
-      build.model(config, vocab), build.objective(config), *build.optimizer(config), accumulation)
+      assemble.model(config, vocab), assemble.objective(config), *assemble.optimizer(config), accumulation
+    )
     compiled = jax.jit(step, donate_argnums=0, out_shardings=(where, None)).lower(state, batch).compile()
   used = compiled.memory_analysis()
   ints = math.prod((accumulation, rows, config.data.length, 4, 4))

@@ -6,15 +6,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from conformance.tiny import LENGTH, VOCAB, decoder, parameters
+from tests.conformance.tiny import LENGTH, VOCAB, decoder, parameters
 from tfm.mixers.protocol import Context
 from tfm.models.stack import REMAT, Stack
+
 
 TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, VOCAB, (2, LENGTH)))
 PATTERN = dict(
   pattern=('local', 'far'),
-  blocks=dict(local=dict(mask='causal & window(2)', kv_heads=1),
-    far=dict(position='none', feed_forward='swiglu')))
+  blocks=dict(
+    local=dict(mask='causal & window(2)', kv_heads=1), far=dict(position='none', feed_forward='swiglu')
+  ),
+)
 
 
 def turns(stack):
@@ -34,6 +37,7 @@ def gradient(model, params):
   def loss(params):
     logits, _ = model.apply({'params': params}, TOKENS, Context.whole(TOKENS))
     return jnp.sin(logits).sum()
+
   return jax.jit(jax.grad(loss))(params)
 
 
@@ -41,14 +45,22 @@ def close(a, b, tolerance=2e-5):
   """Equal up to the order of sums, judged by the largest number there is."""
   size = max(float(np.abs(x).max()) for x in jax.tree.leaves(b))
   for (path, x), y in zip(jax.tree.leaves_with_path(a), jax.tree.leaves(b), strict=True):
-    np.testing.assert_allclose(x, y, rtol=tolerance, atol=tolerance * size,
-      err_msg=jax.tree_util.keystr(path))
+    np.testing.assert_allclose(
+      x, y, rtol=tolerance, atol=tolerance * size, err_msg=jax.tree_util.keystr(path)
+    )
 
 
-@pytest.mark.parametrize('model', [
-  dict(layers=3), dict(layers=1), PATTERN | dict(layers=4), PATTERN | dict(layers=5),
-  PATTERN | dict(layers=2),
-], ids=['plain', 'one layer', 'two turns', 'an incomplete last turn', 'one turn'])
+@pytest.mark.parametrize(
+  'model',
+  [
+    dict(layers=3),
+    dict(layers=1),
+    PATTERN | dict(layers=4),
+    PATTERN | dict(layers=5),
+    PATTERN | dict(layers=2),
+  ],
+  ids=['plain', 'one layer', 'two turns', 'an incomplete last turn', 'one turn'],
+)
 def test_scan_is_the_loop(model):
   scanned, unscanned = decoder(**model), decoder(scan=False, **model)
   params = parameters(scanned)
@@ -64,8 +76,10 @@ def test_an_incomplete_last_turn_has_its_own_parameters_in_order():
   stack = parameters(decoder(layers=5, **PATTERN))['stack']
   assert set(stack) == {'layers', 'rest'} and set(stack['rest']) == {'block_0'}
   assert set(stack['layers']) == {'block_0', 'block_1'}
+
   def rank(group, block):
     return group[block]['feed_forward']['up']['kernel'].ndim
+
   assert rank(stack['layers'], 'block_0') == 3 and rank(stack['rest'], 'block_0') == 2
   # The second block of a turn is the gated one.
   assert ['gate' in stack['layers'][f'block_{i}']['feed_forward'] for i in range(2)] == [False, True]
@@ -100,8 +114,10 @@ def test_remat_changes_no_gradient(scan):
 def dots(remat, scan=True):
   """How many matrix products a training step spells out."""
   model = decoder(layers=3, remat=remat, scan=scan)
+
   def loss(params):
     return model.apply({'params': params}, TOKENS, Context.whole(TOKENS))[0].sum()
+
   jaxpr = jax.make_jaxpr(jax.grad(loss))(parameters(model))
   return str(jaxpr).count('dot_general')
 
@@ -128,8 +144,11 @@ def equations(jaxpr):
 def size(**model):
   """Equations of one gradient."""
   made = decoder(**model)
-  return equations(jax.make_jaxpr(jax.grad(
-    lambda p: made.apply({'params': p}, TOKENS, Context.whole(TOKENS))[0].sum()))(parameters(made)).jaxpr)
+  return equations(
+    jax.make_jaxpr(jax.grad(lambda p: made.apply({'params': p}, TOKENS, Context.whole(TOKENS))[0].sum()))(
+      parameters(made)
+    ).jaxpr
+  )
 
 
 @pytest.mark.slow
@@ -141,6 +160,7 @@ def test_what_is_compiled_does_not_grow_with_depth():
 
 def test_dropout_differs_from_layer_to_layer():
   """One key for all turns of a scan would drop the same numbers in each."""
+
   class Drops(nn.Module):
     @nn.compact
     def __call__(self, x, memory, context, cache):

@@ -6,38 +6,57 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tfm import build, check
-from tfm import config as configs
+from tfm.config import assemble, validate
+from tfm.config.overlay import assign, complete
+from tfm.config.resolve import resolve_config
 from tfm.mixers.protocol import Context
 from tfm.models import flops, vision
 from tfm.training import state as states
+
 
 IMAGES = np.random.default_rng(0).standard_normal((2, 8, 8, 1)).astype(np.float32)
 
 
 def config(**fields):
   """A complete config of a tiny model of the digits, by dotted paths."""
-  made = configs.complete(dict(
-    data=dict(source='digits', length=17, packing='each'), objective='classification(10)',
-    model=dict(architecture='encoder', patch=2, layers=1, scan=False, width=16, heads=2, position='learned', bias=True)))
+  made = complete(
+    dict(
+      data=dict(source='digits', length=17, packing='each'),
+      objective='classification(10)',
+      model=dict(
+        architecture='encoder',
+        patch=2,
+        layers=1,
+        scan=False,
+        width=16,
+        heads=2,
+        position='learned',
+        bias=True,
+      ),
+    )
+  )
   for path, value in fields.items():
-    configs.assign(made, path, value)
-  return configs.resolve(made)
+    assign(made, path, value)
+  return resolve_config(made)
 
 
 def made(**fields):
   """(parameters, images) → features and logits of a model, and parameters that are far from where they start."""
   chosen, draw = config(**fields), np.random.default_rng(0)
-  model = build.model(chosen, 0)
+  model = assemble.model(chosen, 0)
 
   @jax.jit
   def read(params, images):
     def both(model, x):
       features = model.features(x, context)
       return features, model.classify('classification', features, context)
+
     context = Context.whole(jnp.zeros((len(images), chosen.data.length), jnp.int32))
     return model.apply({'params': params}, images, method=both)
-  params = jax.tree.map(lambda x: jnp.asarray(0.3 * draw.standard_normal(x.shape), jnp.float32), shapes(model))
+
+  params = jax.tree.map(
+    lambda x: jnp.asarray(0.3 * draw.standard_normal(x.shape), jnp.float32), shapes(model)
+  )
   return read, params
 
 
@@ -95,46 +114,90 @@ def test_the_mean_of_patches_knows_no_order_but_by_positions():
 
 
 def test_another_resolution_reads_the_same_parameters():
-  small, large = config(), config(**{
-    'data.source': "images('photographs', 12, channels=1)", 'data.length': 37, 'model.position': 'learned_2d(original=(4, 4))'})
-  a, b = (jax.tree.map(lambda x: x.shape, shapes(build.model(chosen, 0))) for chosen in (small, large))
+  small, large = (
+    config(),
+    config(
+      **{
+        'data.source': "images('photographs', 12, channels=1)",
+        'data.length': 37,
+        'model.position': 'learned_2d(original=(4, 4))',
+      }
+    ),
+  )
+  a, b = (jax.tree.map(lambda x: x.shape, shapes(assemble.model(chosen, 0))) for chosen in (small, large))
   assert a == b
 
 
 def test_flops_are_those_of_the_products():
-  model = build.model(config(), 0)
+  model = assemble.model(config(), 0)
   kinds = flops.per_token(model, 17).kinds
   assert kinds['patches'] == pytest.approx(16 * 2 * 4 * 16 / 17)
   assert kinds['classification'] == pytest.approx(2 * 16 * 10 / 17)
   assert kinds['feed_forward'] == pytest.approx(2 * 2 * 16 * 64)
 
 
-@pytest.mark.parametrize('fields, sentence', [
-  ({'model.patch': 3}, r'patch=3 does not cut the 8 × 8 pixels of config.data.source=.digits. .*one of 1, 2, 4, 8 would do'),
-  ({'model.patch': 0}, r'patch=0 does not cut the 8 × 8 pixels'),
-  ({'data.source': 'stdlib'}, r"patch=2 cuts up images, and config.data.source='stdlib' gives texts; leave it at 0"),
-  ({'data.length': 16}, 'length=16 is not the 16 patches of 2 × 2 pixels .* and the class token; 17 would do'),
-  ({'model.pooling': 'mean'}, "length=17 is not the 16 patches of 2 × 2 pixels of config.data.source='digits'; 16 would do"),
-  ({'model.pooling': 'first_two'}, 'length=17 is not the 16 patches .* and 2 class tokens; 18 would do'),
-  ({'model.pooling': 'first_two', 'model.class_tokens': 1}, "class_tokens=1 are fewer than the 2 that .*pooling='first_two' reads"),
-  ({'model.pooling': 'none'}, "pooling='none' is not there; known: first, first_two, mean"),
-  ({'data.source': 'stdlib', 'model.patch': 0, 'model.class_tokens': 1}, 'class_tokens=1 stand before the patches of images'),
-  ({'data.source': 'stdlib', 'model.patch': 0, 'model.pooling': 'first_two'}, "first_two' is of the learned tokens of images"),
-  ({'model.token_types': 2}, 'token_types=2 is of a vocabulary, which images have not; leave it at 0'),
-  ({'model.tied': False}, 'tied=False is of a vocabulary'),
-  ({'model.embedding_width': 8}, 'embedding_width=8 is of a vocabulary, which images have not; leave it at 16'),
-  ({'model.architecture': 'decoder'}, "model.architecture='decoder'"),
-])
+@pytest.mark.parametrize(
+  'fields, sentence',
+  [
+    (
+      {'model.patch': 3},
+      r'patch=3 does not cut the 8 × 8 pixels of config.data.source=.digits. .*one of 1, 2, 4, 8 would do',
+    ),
+    ({'model.patch': 0}, r'patch=0 does not cut the 8 × 8 pixels'),
+    (
+      {'data.source': 'stdlib'},
+      r"patch=2 cuts up images, and config.data.source='stdlib' gives texts; leave it at 0",
+    ),
+    (
+      {'data.length': 16},
+      'length=16 is not the 16 patches of 2 × 2 pixels .* and the class token; 17 would do',
+    ),
+    (
+      {'model.pooling': 'mean'},
+      "length=17 is not the 16 patches of 2 × 2 pixels of config.data.source='digits'; 16 would do",
+    ),
+    ({'model.pooling': 'first_two'}, 'length=17 is not the 16 patches .* and 2 class tokens; 18 would do'),
+    (
+      {'model.pooling': 'first_two', 'model.class_tokens': 1},
+      "class_tokens=1 are fewer than the 2 that .*pooling='first_two' reads",
+    ),
+    ({'model.pooling': 'none'}, "pooling='none' is not there; known: first, first_two, mean"),
+    (
+      {'data.source': 'stdlib', 'model.patch': 0, 'model.class_tokens': 1},
+      'class_tokens=1 stand before the patches of images',
+    ),
+    (
+      {'data.source': 'stdlib', 'model.patch': 0, 'model.pooling': 'first_two'},
+      "first_two' is of the learned tokens of images",
+    ),
+    ({'model.token_types': 2}, 'token_types=2 is of a vocabulary, which images have not; leave it at 0'),
+    ({'model.tied': False}, 'tied=False is of a vocabulary'),
+    (
+      {'model.embedding_width': 8},
+      'embedding_width=8 is of a vocabulary, which images have not; leave it at 16',
+    ),
+    ({'model.architecture': 'decoder'}, "model.architecture='decoder'"),
+  ],
+)
 def test_refusals_of_the_model(fields, sentence):
   with pytest.raises(ValueError, match=sentence):
-    build.model(config(**fields), 0)
+    assemble.model(config(**fields), 0)
 
 
-@pytest.mark.parametrize('fields, sentence', [
-  ({'data.tokenizer': 'char'}, r"tokenizer='char' is for texts, and config.data.source='digits' gives images; leave it at 'bytes'"),
-  ({'objective': 'masked_lm', 'data.packing': 'concat'}, "masked_lm. learns from texts, .*source='digits' gives image and label"),
-  ({'data.packing': 'concat'}, "packing='concat' does not pack images with a label; 'each' would do"),
-])
+@pytest.mark.parametrize(
+  'fields, sentence',
+  [
+    (
+      {'data.tokenizer': 'char'},
+      r"tokenizer='char' is for texts, and config.data.source='digits' gives images; leave it at 'bytes'",
+    ),
+    (
+      {'objective': 'masked_lm', 'data.packing': 'concat'},
+      "masked_lm. learns from texts, .*source='digits' gives image and label",
+    ),
+    ({'data.packing': 'concat'}, "packing='concat' does not pack images with a label; 'each' would do"),
+  ],
+)
 def test_refusals_of_the_run(fields, sentence):
   with pytest.raises(ValueError, match=sentence):
-    check.run(config(**fields), 1)
+    validate.run(config(**fields), 1)

@@ -5,39 +5,47 @@ import jax
 import numpy as np
 import pytest
 
-from tfm import build, check
-from tfm import config as configs
-from tfm import run as runs
+from tfm.config import assemble, validate
+from tfm.config.overlay import assign, complete
+from tfm.config.resolve import resolve_config
 from tfm.data import pipeline
 from tfm.mixers.protocol import Context
-from tfm.train import train
+from tfm.runs import load as runs
+from tfm.runs.train import train
 from tfm.training import state as states
 from tfm.training.metrics import read
 
 
 def config(**fields):
   """A complete config of a decoder that takes a second to train, by dotted paths."""
-  made = configs.complete(dict(
-    objective='answers',
-    data=dict(source='copy(4, None, 3, held_out=40)', length=12, packing='answered'),
-    model=dict(layers=1, width=32, heads=2),
-    training=dict(steps=4, batch_size=8, log_every=1, evaluate_every=4)))
+  made = complete(
+    dict(
+      objective='answers',
+      data=dict(source='copy(4, None, 3, held_out=40)', length=12, packing='answered'),
+      model=dict(layers=1, width=32, heads=2),
+      training=dict(steps=4, batch_size=8, log_every=1, evaluate_every=4),
+    )
+  )
   for path, value in fields.items():
-    configs.assign(made, path, value)
-  return configs.resolve(made)
+    assign(made, path, value)
+  return resolve_config(made)
 
 
 @pytest.fixture(scope='module')
 def given(tmp_path_factory):
   """A model, its parameters, and a batch of 40 texts and 3 rows of padding, one text being made right by hand."""
   made = config()
-  data = pipeline.open_data(build.source(made), build.tokenizer(made), tmp_path_factory.mktemp('cache'))
+  data = pipeline.open_data(assemble.source(made), assemble.tokenizer(made), tmp_path_factory.mktemp('cache'))
   model = runs.make_model(made, data.tokenizer, None)
   params = nn.unbox(jax.jit(lambda key: states.parameters(model, key, 1, 12))(jax.random.key(0)))
-  rows = build.objective(made).rows(build.packing(made), data.tokens('validation'), 12, None, data.tokenizer)
+  rows = assemble.objective(made).rows(
+    assemble.packing(made), data.tokens('validation'), 12, None, data.tokenizer
+  )
   [batch] = pipeline.evaluation_batches(rows, 43)
-  logits = np.asarray(model.apply(
-    {'params': params}, batch['inputs'], Context(batch['positions'], batch['segments']))[0], np.float64)
+  logits = np.asarray(
+    model.apply({'params': params}, batch['inputs'], Context(batch['positions'], batch['segments']))[0],
+    np.float64,
+  )
   # Some texts whose answers the model would write, as far as their own inputs go.
   batch['targets'][:5] = logits[:5].argmax(-1)
   return model, params, batch, logits
@@ -46,7 +54,7 @@ def given(tmp_path_factory):
 @pytest.mark.parametrize('chunk', [0, 129])
 def test_only_answers_count(given, chunk):
   model, params, batch, logits = given
-  objective = build.objective(config(**{'training.loss_chunk': chunk}))
+  objective = assemble.objective(config(**{'training.loss_chunk': chunk}))
   total, sums = jax.jit(lambda p, b: objective(model, p, b, None))(params, batch)
   costs = np.log(np.exp(logits).sum(-1)) - np.take_along_axis(logits, batch['targets'][..., None], -1)[..., 0]
   right = logits.argmax(-1) == batch['targets']
@@ -54,17 +62,31 @@ def test_only_answers_count(given, chunk):
   exact = [right[i][marked[i]].all() for i in range(43) if marked[i].any()]
   assert len(exact) == 40 and 5 <= sum(exact) < 40
   values = objective.summary({name: np.asarray(x) for name, x in sums.items()}, 0)
-  assert values['tokens'] == marked.sum() and {*values} == {'loss', 'accuracy', 'perplexity', 'tokens', 'exact'}
-  assert values['loss'] == pytest.approx(costs[marked].mean(), rel=1e-5) == pytest.approx(float(total) / marked.sum())
-  assert values['accuracy'] == pytest.approx(right[marked].mean()) and values['exact'] == pytest.approx(np.mean(exact))
+  assert values['tokens'] == marked.sum() and {*values} == {
+    'loss',
+    'accuracy',
+    'perplexity',
+    'tokens',
+    'exact',
+  }
+  assert (
+    values['loss']
+    == pytest.approx(costs[marked].mean(), rel=1e-5)
+    == pytest.approx(float(total) / marked.sum())
+  )
+  assert values['accuracy'] == pytest.approx(right[marked].mean()) and values['exact'] == pytest.approx(
+    np.mean(exact)
+  )
   # In training `exact` is the mean over the texts, too, once it is divided by the tokens.
   _, sums = jax.jit(lambda p, b: objective(model, p, b, jax.random.key(0)))(params, batch)
-  assert float(sums['exact'] / sums['tokens']) == pytest.approx(np.mean(exact)) and all(x.shape == () for x in sums.values())
+  assert float(sums['exact'] / sums['tokens']) == pytest.approx(np.mean(exact)) and all(
+    x.shape == () for x in sums.values()
+  )
 
 
 def test_what_is_not_an_answer_has_no_gradient(given):
   model, params, batch, _ = given
-  objective = build.objective(config())
+  objective = assemble.objective(config())
   gradient = jax.jit(lambda b: jax.grad(lambda p: objective(model, p, b, None)[0])(params))
   other = dict(batch, targets=np.where(batch['answers'] > 0, batch['targets'], 7))
   assert (other['targets'] != batch['targets']).any()
@@ -72,32 +94,50 @@ def test_what_is_not_an_answer_has_no_gradient(given):
 
 
 def test_padding_has_the_form_of_rows(given):
-  objective, batch = build.objective(config()), given[2]
+  objective, batch = assemble.objective(config()), given[2]
   padding = objective.padding(12)
   assert {name: x.shape for name, x in padding.items()} == {name: x.shape[1:] for name, x in batch.items()}
   assert not any(x.any() for x in padding.values())
 
 
-@pytest.mark.parametrize('fields, sentence', [
-  ({'data.source': 'stdlib'}, "learns from texts with answers, and config.data.source='stdlib' gives text; 'copy' would do"),
-  ({'data.packing': 'padded'}, "packing='padded' does not pack texts with answers; 'answered' would do"),
-  ({'objective': 'causal_lm'}, 'learns from texts, and .* gives text and answers'),
-  ({'model.architecture': 'encoder'}, "does not train config.model.architecture='encoder', but 'decoder'"),
-  ({'data.source': 'listops'}, 'learns from texts with answers, and .* gives text and label'),
-])
+@pytest.mark.parametrize(
+  'fields, sentence',
+  [
+    (
+      {'data.source': 'stdlib'},
+      "learns from texts with answers, and config.data.source='stdlib' gives text; 'copy' would do",
+    ),
+    ({'data.packing': 'padded'}, "packing='padded' does not pack texts with answers; 'answered' would do"),
+    ({'objective': 'causal_lm'}, 'learns from texts, and .* gives text and answers'),
+    ({'model.architecture': 'encoder'}, "does not train config.model.architecture='encoder', but 'decoder'"),
+    ({'data.source': 'listops'}, 'learns from texts with answers, and .* gives text and label'),
+  ],
+)
 def test_what_does_not_go_together_is_refused(fields, sentence):
   made = config(**fields)
   with pytest.raises(ValueError, match=sentence):
-    check.run(made, 1)
-    build.model(made, 8)
+    validate.run(made, 1)
+    assemble.model(made, 8)
 
 
 @pytest.mark.slow
 def test_a_layer_learns_to_sort(tmp_path):
   """On texts that it has not seen, where a guess among three letters is right a third of the time."""
-  made = config(**{
-    'data.source': 'sort(4, None, 3, held_out=100)', 'training.steps': 120, 'training.batch_size': 64,
-    'training.log_every': 120, 'training.evaluate_every': 120, 'optimizer.learning_rate': 1e-2, 'optimizer.warmup': 20})
+  made = config(
+    **{
+      'data.source': 'sort(4, None, 3, held_out=100)',
+      'training.steps': 120,
+      'training.batch_size': 64,
+      'training.log_every': 120,
+      'training.evaluate_every': 120,
+      'optimizer.learning_rate': 1e-2,
+      'optimizer.warmup': 20,
+    }
+  )
   train(made, tmp_path)
   rows = {row['split']: row for row in read(tmp_path / 'metrics.jsonl')}
-  assert rows['validation']['accuracy'] > 0.8 and rows['validation']['exact'] > 0.4 and rows['train']['exact'] > 0.4
+  assert (
+    rows['validation']['accuracy'] > 0.8
+    and rows['validation']['exact'] > 0.4
+    and rows['train']['exact'] > 0.4
+  )

@@ -8,28 +8,39 @@ import numpy as np
 import pytest
 from sklearn import metrics
 
-from tfm import build, check
-from tfm import config as configs
-from tfm import run as runs
 from tfm.commands import cli
+from tfm.config import assemble, validate
+from tfm.config.overlay import assign, complete
+from tfm.config.resolve import resolve_config
 from tfm.data import pipeline
 from tfm.mixers.protocol import Context
 from tfm.parallel import mesh as meshes
 from tfm.parallel import sharding
-from tfm.train import train
+from tfm.runs import load as runs
+from tfm.runs.train import train
 from tfm.training import state as states
 
 
 def config(**fields):
   """A complete config of a classifier that takes a second to train, by dotted paths."""
-  made = configs.complete(dict(
-    data=dict(length=32, packing='each'),
-    model=dict(architecture='encoder', layers=1, width=32, heads=2, initializer='lecun_normal', embedding_initializer='normal(1.0)'),
-    optimizer=dict(warmup=2, learning_rate=3e-3),
-    training=dict(steps=6, batch_size=16, accumulation=2, evaluate_every=6)))
+  made = complete(
+    dict(
+      data=dict(length=32, packing='each'),
+      model=dict(
+        architecture='encoder',
+        layers=1,
+        width=32,
+        heads=2,
+        initializer='lecun_normal',
+        embedding_initializer='normal(1.0)',
+      ),
+      optimizer=dict(warmup=2, learning_rate=3e-3),
+      training=dict(steps=6, batch_size=16, accumulation=2, evaluate_every=6),
+    )
+  )
   for path, value in fields.items():
-    configs.assign(made, path, value)
-  return configs.resolve(made)
+    assign(made, path, value)
+  return resolve_config(made)
 
 
 @pytest.fixture(scope='module')
@@ -48,10 +59,13 @@ def words(tmp_path_factory):
 
 def told(config, model, params, data, split):
   """(true, told), classes of a whole split, by the rows and the model alone."""
-  rows = build.packing(config).evaluation_rows(data.tokens(split), config.data.length)
+  rows = assemble.packing(config).evaluation_rows(data.tokens(split), config.data.length)
   [batch] = pipeline.evaluation_batches(rows, len(rows) + 3)
-  logits = jax.jit(model.apply)({'params': params}, batch.get('image', batch.get('inputs')),
-                                Context(batch['positions'], batch['segments']))[0]['classification']
+  logits = jax.jit(model.apply)(
+    {'params': params},
+    batch.get('image', batch.get('inputs')),
+    Context(batch['positions'], batch['segments']),
+  )[0]['classification']
   there = batch['classes'] >= 0
   return batch['classes'][there], np.asarray(logits).argmax(-1)[there]
 
@@ -63,12 +77,16 @@ def compared(values, true, found):
   assert values['f1'] == pytest.approx(metrics.f1_score(true, found, average='macro'))
 
 
-@pytest.mark.parametrize('objective, kind', [('classification(3)', 'texts'), ('classification(3, words=True)', 'words')])
+@pytest.mark.parametrize(
+  'objective, kind', [('classification(3)', 'texts'), ('classification(3, words=True)', 'words')]
+)
 def test_accuracy_and_f1_are_those_of_scikit_learn(objective, kind, request, tmp_path):
   made = config(**{'objective': objective, 'data.source': request.getfixturevalue(kind)})
-  data = pipeline.open_data(build.source(made), build.tokenizer(made), tmp_path)
+  data = pipeline.open_data(assemble.source(made), assemble.tokenizer(made), tmp_path)
   model = runs.make_model(made, data.tokenizer, None)
-  params = nn.unbox(jax.jit(lambda key: states.parameters(model, key, 1, made.data.length))(jax.random.key(0)))
+  params = nn.unbox(
+    jax.jit(lambda key: states.parameters(model, key, 1, made.data.length))(jax.random.key(0))
+  )
   mesh = meshes.make(dict(data=-1))
   with sharding.context(mesh, sharding.parse_rules(made.rules)):
     where = sharding.batch_sharding(mesh, sharding.parse_rules(made.rules))
@@ -79,43 +97,80 @@ def test_accuracy_and_f1_are_those_of_scikit_learn(objective, kind, request, tmp
 @pytest.mark.parametrize('pooling', ['mean', 'first'])
 def test_padding_is_not_pooled(pooling):
   """A text gives the logits that it gives without any, and so does a row of more padding than text."""
-  made = config(**{'objective': 'classification(3)', 'data.source': "labelled('a')", 'model.pooling': pooling, 'model.scan': False})
-  model = build.model(made, 257)
+  made = config(
+    **{
+      'objective': 'classification(3)',
+      'data.source': "labelled('a')",
+      'model.pooling': pooling,
+      'model.scan': False,
+    }
+  )
+  model = assemble.model(made, 257)
   params = nn.unbox(jax.jit(lambda key: states.parameters(model, key, 1, 32))(jax.random.key(0)))
   text = np.arange(65, 75, dtype=np.int32)[None]
 
   def logits(padding):
     rows = np.pad(np.stack([text, np.arange(10)[None], np.ones_like(text)]), ((0, 0), (0, 0), (0, padding)))
     return model.apply({'params': params}, rows[0], Context(rows[1], rows[2]))[0]['classification']
-  np.testing.assert_allclose(jax.jit(logits, static_argnums=0)(22), jax.jit(logits, static_argnums=0)(0), rtol=1e-5, atol=1e-5)
+
+  np.testing.assert_allclose(
+    jax.jit(logits, static_argnums=0)(22), jax.jit(logits, static_argnums=0)(0), rtol=1e-5, atol=1e-5
+  )
 
 
 def test_another_number_of_classes_is_refused(texts, tmp_path):
-  with pytest.raises(ValueError, match=r'config.objective has classes=2, and labelled.* train has 3: a, b, c; classes=3 would do'):
+  with pytest.raises(
+    ValueError,
+    match=r'config.objective has classes=2, and labelled.* train has 3: a, b, c; classes=3 would do',
+  ):
     train(config(**{'objective': 'classification(2)', 'data.source': texts}), tmp_path)
 
 
-@pytest.mark.parametrize('fields, sentence', [
-  ({'data.source': 'stdlib'}, r"learns from texts with a label.*data.source='stdlib' gives text; .labelled"),
-  ({'data.source': "labelled('a')", 'data.packing': 'concat'}, "packing='concat' does not pack texts with a label; 'each' would do"),
-  ({'data.source': "labelled('a')", 'objective': 'classification(2, words=True)'},
-   'learns from texts with a label for each word, .* gives text and label; "tagged'),
-  ({'data.source': "labelled('a')", 'model.architecture': 'decoder'}, "does not train config.model.architecture='decoder'"),
-])
+@pytest.mark.parametrize(
+  'fields, sentence',
+  [
+    (
+      {'data.source': 'stdlib'},
+      r"learns from texts with a label.*data.source='stdlib' gives text; .labelled",
+    ),
+    (
+      {'data.source': "labelled('a')", 'data.packing': 'concat'},
+      "packing='concat' does not pack texts with a label; 'each' would do",
+    ),
+    (
+      {'data.source': "labelled('a')", 'objective': 'classification(2, words=True)'},
+      'learns from texts with a label for each word, .* gives text and label; "tagged',
+    ),
+    (
+      {'data.source': "labelled('a')", 'model.architecture': 'decoder'},
+      "does not train config.model.architecture='decoder'",
+    ),
+  ],
+)
 def test_what_does_not_go_together_is_refused(fields, sentence):
   made = config(**{'objective': 'classification(2)'} | fields)
   with pytest.raises(ValueError, match=sentence):
-    check.run(made, 1)
-    build.model(made, 8)
+    validate.run(made, 1)
+    assemble.model(made, 8)
 
 
 @pytest.mark.slow
 def test_images_are_learnt_and_a_run_of_them_is_read_back(tmp_path, capsys):
   """Through the commands: 60 steps tell most of the digits."""
-  made = config(**{
-    'objective': 'classification(10)', 'data.source': 'digits', 'data.length': 17, 'data.packing': 'each', 'optimizer.learning_rate': 1e-2,
-    'model.patch': 2, 'model.embedding_initializer': 'normal(0.02)', 'training.steps': 60, 'training.batch_size': 64,
-    'training.evaluate_every': 60})
+  made = config(
+    **{
+      'objective': 'classification(10)',
+      'data.source': 'digits',
+      'data.length': 17,
+      'data.packing': 'each',
+      'optimizer.learning_rate': 1e-2,
+      'model.patch': 2,
+      'model.embedding_initializer': 'normal(0.02)',
+      'training.steps': 60,
+      'training.batch_size': 64,
+      'training.evaluate_every': 60,
+    }
+  )
   train(made, tmp_path)
   assert cli.main(['evaluate', f'--workdir={tmp_path}', '--split=test']) == 0
   values, run = json.loads(capsys.readouterr().out), runs.load(tmp_path)

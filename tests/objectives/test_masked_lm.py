@@ -10,7 +10,7 @@ import pytest
 from tests.models import test_encoder
 from tests.models.pairs import context
 from tests.training.test_step import LENGTH, ROWS, prepared
-from tfm import build
+from tfm.config import assemble
 from tfm.data import pipeline
 from tfm.data.packing.concat import Concat
 from tfm.data.packing.protocol import Mapped
@@ -18,6 +18,7 @@ from tfm.data.packing.sentence_pairs import SentencePairs
 from tfm.data.tokenizers.char import Char
 from tfm.data.tokens import Tokens
 from tfm.objectives.masked_lm import MaskedLM
+
 
 VOCAB = test_encoder.VOCAB - 1
 PLAIN = dict(chunk=0, layout='whole', recurrence=0)
@@ -67,7 +68,9 @@ def test_what_is_hidden():
 
 def test_another_choice_each_time_and_the_same_for_a_seed():
   objective, data = MaskedLM(**PLAIN), tokens(documents=2)
-  first, again, other = (objective.rows(Concat(shuffle=False), data, 16, seed, Numbered) for seed in (1, 1, 2))
+  first, again, other = (
+    objective.rows(Concat(shuffle=False), data, 16, seed, Numbered) for seed in (1, 1, 2)
+  )
   assert all((first[i]['inputs'] == again[i]['inputs']).all() for i in range(20))
   assert any((first[i]['places'] != other[i]['places']).any() for i in range(20))
   evaluated = [objective.rows(Concat(), data, 16, None, Numbered) for _ in range(2)]
@@ -82,7 +85,7 @@ def test_whole_words():
     assert len(places) <= round(0.15 * (plain['inputs'] != 0).sum())
     for i in range(1, len(plain['inputs'])):
       here, before = plain['inputs'][i], plain['inputs'][i - 1]
-      if here and before and not Numbered.pieces[here].startswith(b' '):   # one word
+      if here and before and not Numbered.pieces[here].startswith(b' '):  # one word
         assert (i in places) == (i - 1 in places)
 
 
@@ -95,7 +98,9 @@ def test_words_of_characters():
 
 
 def test_a_row_of_ends_hides_nothing():
-  row = dict(inputs=np.zeros(8, np.int32), segments=np.ones(8, np.int32), positions=np.arange(8, dtype=np.int32))
+  row = dict(
+    inputs=np.zeros(8, np.int32), segments=np.ones(8, np.int32), positions=np.arange(8, dtype=np.int32)
+  )
   made = MaskedLM(**PLAIN).hide(Numbered, 0, row, 0)
   assert not made['counted'].any() and not made['inputs'].any()
 
@@ -103,7 +108,7 @@ def test_a_row_of_ends_hides_nothing():
 @pytest.mark.parametrize('chunk', [0, 1])
 def test_loss(chunk):
   config = test_encoder.config()
-  objective = dataclasses.replace(build.objective(config), chunk=chunk)
+  objective = dataclasses.replace(assemble.objective(config), chunk=chunk)
   model, params = test_encoder.made()
   rows = objective.rows(SentencePairs(), tokens(4, 20), 8, None, Numbered)
   step = jax.jit(lambda params, batch: objective(model, params, batch, None))
@@ -111,8 +116,12 @@ def test_loss(chunk):
   total, sums = step(params, batch)
   answers = test_encoder.answers(model, params, batch['inputs'], context(batch['segments']), batch['types'])
   log_p = jax.nn.log_softmax(np.asarray(answers['vocabulary'], np.float64))
-  loss = -sum(log_p[b, place, target] for b, p in np.ndenumerate(batch['counted'][:, 0]) for place, target, counted in zip(
-    batch['places'][b], batch['targets'][b], batch['counted'][b]) if counted)
+  loss = -sum(
+    log_p[b, place, target]
+    for b, p in np.ndenumerate(batch['counted'][:, 0])
+    for place, target, counted in zip(batch['places'][b], batch['targets'][b], batch['counted'][b])
+    if counted
+  )
   following = np.asarray(jax.nn.log_softmax(answers['next_sentence']))
   second = -following[np.arange(3), batch['next']].mean()
   np.testing.assert_allclose(sums['loss'], loss, rtol=2e-5)
@@ -133,7 +142,8 @@ def test_pairs_of_texts():
     a, b = a[1:-1], b[:-1]
 
     def stands(text, whole):
-      return any(whole[k:k + len(text)] == text for k in range(len(whole)))
+      return any(whole[k : k + len(text)] == text for k in range(len(whole)))
+
     assert any(stands(a, text) for text in texts)
     # Of made-up tokens, two texts together are nowhere by chance.
     assert any(stands(a + b, text) for text in texts) == bool(row['next'])
@@ -153,25 +163,40 @@ def test_one_pass_of_pairs_is_always_the_same():
 @pytest.mark.slow
 def test_neither_a_mesh_nor_microbatches_change_the_losses(tiny):
   def run(accumulation, mesh):
-    config = tiny(**{
-      'model.architecture': 'encoder', 'model.token_types': 2, 'model.output_transform': 'gelu', 'model.output_bias': True,
-      'model.pooled_transform': 'tanh', 'objective': 'masked_lm(next_sentence=True)', 'data.packing': 'sentence_pairs',
-      'training.accumulation': accumulation})
-    objective = build.objective(config)
+    config = tiny(
+      **{
+        'model.architecture': 'encoder',
+        'model.token_types': 2,
+        'model.output_transform': 'gelu',
+        'model.output_bias': True,
+        'model.pooled_transform': 'tanh',
+        'objective': 'masked_lm(next_sentence=True)',
+        'data.packing': 'sentence_pairs',
+        'training.accumulation': accumulation,
+      }
+    )
+    objective = assemble.objective(config)
     rows = objective.rows(SentencePairs(), tokens(), LENGTH, 1, Numbered)
     batches = pipeline.train_iterator(rows, ROWS)
     history, _ = prepared(config, 2, mesh, lambda seed: next(batches))
     return [[losses[name] for name in ('loss', 'next_sentence_loss', 'gradient_norm')] for losses in history]
+
   # The mean over rows is one of microbatches, by their tokens.
   np.testing.assert_allclose(run(2, dict(data=2, fsdp=2, tensor=2)), run(1, None), rtol=2e-3)
 
 
-@pytest.mark.parametrize('call, sentence', [
-  (lambda: MaskedLM(rate=0.0, **PLAIN), 'rate=0.0 must lie above 0'),
-  (lambda: MaskedLM(masked=0.9, replaced=0.2, **PLAIN), 'masked=0.9 and replaced=0.2 are no shares'),
-  (lambda: SentencePairs().rows(tokens(documents=1), 16, 0), "no text could be from elsewhere; packing='concat' would do"),
-  (lambda: SentencePairs().rows(tokens(), 4, 0), 'length=4 has no room for two texts'),
-])
+@pytest.mark.parametrize(
+  'call, sentence',
+  [
+    (lambda: MaskedLM(rate=0.0, **PLAIN), 'rate=0.0 must lie above 0'),
+    (lambda: MaskedLM(masked=0.9, replaced=0.2, **PLAIN), 'masked=0.9 and replaced=0.2 are no shares'),
+    (
+      lambda: SentencePairs().rows(tokens(documents=1), 16, 0),
+      "no text could be from elsewhere; packing='concat' would do",
+    ),
+    (lambda: SentencePairs().rows(tokens(), 4, 0), 'length=4 has no room for two texts'),
+  ],
+)
 def test_refusals(call, sentence):
   with pytest.raises(ValueError, match=sentence):
     call()

@@ -7,24 +7,31 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from conformance import tiny
-from conformance.tiny import LENGTH, VOCAB
-from tfm import build, check
+from tests.conformance import tiny
+from tests.conformance.tiny import LENGTH, VOCAB
+from tfm.config import assemble, validate
+
 
 PIECE = 4
 DRAW = np.random.default_rng(0)
-TOKENS = DRAW.permutation(VOCAB)[:LENGTH + 1][None].repeat(2, 0)
-BATCH = dict(inputs=TOKENS[:, :-1], targets=TOKENS[:, 1:], positions=np.arange(LENGTH)[None].repeat(2, 0),
-             segments=np.array([[1] * LENGTH, [1] * 6 + [2] * 4 + [0] * 2]))
+TOKENS = DRAW.permutation(VOCAB)[: LENGTH + 1][None].repeat(2, 0)
+BATCH = dict(
+  inputs=TOKENS[:, :-1],
+  targets=TOKENS[:, 1:],
+  positions=np.arange(LENGTH)[None].repeat(2, 0),
+  segments=np.array([[1] * LENGTH, [1] * 6 + [2] * 4 + [0] * 2]),
+)
 BATCH['positions'][1] = [*range(6), *range(4), 0, 0]
 MIXERS = [('softmax', 'transformer_xl'), ('recurrent', 'none')] + [
-  pytest.param(mixer, position, marks=pytest.mark.slow) for mixer, position in (('mamba', 'none'), ('gated_delta', 'learned'))]
+  pytest.param(mixer, position, marks=pytest.mark.slow)
+  for mixer, position in (('mamba', 'none'), ('gated_delta', 'learned'))
+]
 
 
 def made(recurrence, mixer='softmax', position='transformer_xl', **model):
   config = tiny.config(mixer=mixer, position=position, **model)
   config.training.recurrence, config.data.packing = recurrence, 'first_fit'
-  return build.model(config, VOCAB), build.objective(config)
+  return assemble.model(config, VOCAB), assemble.objective(config)
 
 
 def loss(recurrence, mixer, position, weighted=slice(None), **model):
@@ -39,10 +46,12 @@ def loss(recurrence, mixer, position, weighted=slice(None), **model):
 
 def some(objective, keep):
   """The objective of some columns only; the others are read, and their targets do not count."""
+
   class Some(type(objective)):
     def given(self, batch, key):
       prefix, weights = super().given(batch, key)
       return prefix, weights * keep[None]
+
   return Some(**{field.name: getattr(objective, field.name) for field in dataclasses.fields(objective)})
 
 
@@ -58,12 +67,18 @@ def test_the_loss_is_that_of_the_row_at_once(mixer, position):
 @pytest.mark.parametrize('mixer, position', MIXERS)
 def test_what_was_read_is_heard_and_gets_no_gradient(mixer, position):
   last = slice(2 * PIECE, None)
+
   def felt(recurrence):
     f, params = loss(recurrence, mixer, position, last)
-    by_row = jax.grad(lambda table: f(params | {'embedding': {'table': table}})[0])(params['embedding']['table'])
-    return np.abs(np.asarray(by_row)[TOKENS[0, :-1]]).sum(-1)  # of the tokens of the row, each of which is another
+    by_row = jax.grad(lambda table: f(params | {'embedding': {'table': table}})[0])(
+      params['embedding']['table']
+    )
+    return np.abs(np.asarray(by_row)[TOKENS[0, :-1]]).sum(
+      -1
+    )  # of the tokens of the row, each of which is another
+
   whole, cut = felt(0), felt(PIECE)
-  assert whole.all() and not cut[:2 * PIECE].any() and cut[2 * PIECE:].all()
+  assert whole.all() and not cut[: 2 * PIECE].any() and cut[2 * PIECE :].all()
   # Heard nevertheless: another token before the piece changes its loss.
   f, params = loss(PIECE, mixer, position, last)
   table = params['embedding']['table']
@@ -76,16 +91,22 @@ def test_with_one_piece_nothing_is_cut():
   def gradient(recurrence):
     f, params = loss(recurrence, 'softmax', 'transformer_xl')
     return jax.grad(lambda p: f(p)[0])(params)
-  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), gradient(0), gradient(LENGTH))
+
+  jax.tree.map(
+    lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), gradient(0), gradient(LENGTH)
+  )
 
 
-@pytest.mark.parametrize('recurrence, objective, sentence', [
-  (5, 'causal_lm', 'config.training.recurrence=5 must be 0 .* or divide config.data.length=12'),
-  (-4, 'causal_lm', 'config.training.recurrence=-4 must be 0'),
-  (4, 'prefix_lm', "config.training.recurrence=4 reads rows in pieces, and config.objective='prefix_lm'"),
-])
+@pytest.mark.parametrize(
+  'recurrence, objective, sentence',
+  [
+    (5, 'causal_lm', 'config.training.recurrence=5 must be 0 .* or divide config.data.length=12'),
+    (-4, 'causal_lm', 'config.training.recurrence=-4 must be 0'),
+    (4, 'prefix_lm', "config.training.recurrence=4 reads rows in pieces, and config.objective='prefix_lm'"),
+  ],
+)
 def test_refusals(recurrence, objective, sentence):
   config = tiny.config()
   config.training.recurrence, config.objective = recurrence, objective
   with pytest.raises(ValueError, match=sentence):
-    check.run(config, 8)
+    validate.run(config, 8)

@@ -8,10 +8,12 @@ import pytest
 
 from tests.models import pairs
 from tests.models.pairs import VOCAB, context, logits, made
-from tfm import build, check, spec
+from tfm import spec
+from tfm.config import assemble, validate
 from tfm.data import packing, pipeline
 from tfm.data.packing.protocol import Packing
 from tfm.data.tokens import Pairs, Tokens
+
 
 LENGTH = 16
 
@@ -25,6 +27,7 @@ def data():
     lengths = draw.integers(0, 7, 5)
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     return Tokens(name, draw.integers(1, VOCAB, offsets[-1]), offsets, eos_id=0, bytes=1)
+
   return Pairs('made up', tokens('source'), tokens('target'))
 
 
@@ -39,19 +42,27 @@ def expected(data, smoothing):
   totals = np.zeros(2)
   for d in range(data.source.documents):
     source, target = data.source.document(d)[None], data.target.document(d)[None]
-    given = logits(model, params, np.roll(target, 1), context(np.ones_like(target)), source, context(np.ones_like(source)))
+    given = logits(
+      model, params, np.roll(target, 1), context(np.ones_like(target)), source, context(np.ones_like(source))
+    )
     log_p = np.asarray(jax.nn.log_softmax(given[0]), np.float64)
     right = -log_p[np.arange(target.size), target[0]].sum()
     totals += (1 - smoothing) * right - smoothing * log_p.mean(-1).sum(), right
   return totals
 
 
-@pytest.mark.parametrize('text, chunk, smoothing', [
-  ('first_fit', 8, 0.1), ('buckets(least=4)', 0, 0.0), pytest.param('first_fit', 0, 0.0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+  'text, chunk, smoothing',
+  [
+    ('first_fit', 8, 0.1),
+    ('buckets(least=4)', 0, 0.0),
+    pytest.param('first_fit', 0, 0.0, marks=pytest.mark.slow),
+  ],
+)
 def test_loss(data, text, chunk, smoothing):
   config = pairs.config()
   config.objective, config.data.packing = f'seq2seq(label_smoothing={smoothing})', text.partition('(')[0]
-  objective = dataclasses.replace(build.objective(config), chunk=chunk)
+  objective = dataclasses.replace(assemble.objective(config), chunk=chunk)
   model, params = made()
   step = jax.jit(lambda params, batch: objective(model, params, batch, None))
   totals, tokens = np.zeros(2), 0
@@ -66,16 +77,18 @@ def test_loss(data, text, chunk, smoothing):
 def test_what_does_not_fit_is_refused():
   config = pairs.config()
   config.data.source = 'stdlib'
-  with pytest.raises(ValueError, match="objective='seq2seq' learns from pairs.*data.source='stdlib' gives text; 'parallel"):
-    check.run(config, 1)
+  with pytest.raises(
+    ValueError, match="objective='seq2seq' learns from pairs.*data.source='stdlib' gives text; 'parallel"
+  ):
+    validate.run(config, 1)
   config.data.update(source="parallel('a', 'b')", packing='concat')
   with pytest.raises(ValueError, match="packing='concat' does not pack pairs.*'buckets' would do"):
-    check.run(config, 1)
+    validate.run(config, 1)
   config.data.packing, config.training.recurrence = 'first_fit', 8
   with pytest.raises(ValueError, match='recurrence=8 reads rows in pieces'):
-    check.run(config, 1)
+    validate.run(config, 1)
   config = pairs.config()
   config.data.update(source="parallel('a', 'b')")
   config.decoding.penalty = 'gnu(1)'
   with pytest.raises(ValueError, match="config.decoding.penalty='gnu"):
-    check.run(config, 1)
+    validate.run(config, 1)

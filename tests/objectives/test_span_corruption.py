@@ -9,6 +9,7 @@ from tests.objectives.test_masked_lm import Numbered, tokens
 from tfm.data.packing.concat import Concat
 from tfm.objectives.span_corruption import SpanCorruption, parts
 
+
 PLAIN = dict(chunk=0, layout='whole', recurrence=0)
 V = Numbered.vocab_size
 
@@ -21,8 +22,10 @@ class Begun(Numbered):
 
 def joined(row):
   """The text that source and target are of, and the lengths of the spans that were cut out."""
-  source, target = (row[field][row[segments] > 0].tolist() for field, segments in (
-    ('source', 'source_segments'), ('targets', 'segments')))
+  source, target = (
+    row[field][row[segments] > 0].tolist()
+    for field, segments in (('source', 'source_segments'), ('targets', 'segments'))
+  )
   assert source.pop() == target.pop() == Numbered.eos_id
   spans, text = {}, []
   for token in target:
@@ -39,7 +42,10 @@ def joined(row):
 
 def test_source_and_target_are_the_text():
   data, objective, length = tokens(), SpanCorruption(**PLAIN), 40
-  rows, plain = objective.rows(Concat(), data, length, 1, Begun), Concat().rows(data, objective.whole(length), 1)
+  rows, plain = (
+    objective.rows(Concat(), data, length, 1, Begun),
+    Concat().rows(data, objective.whole(length), 1),
+  )
   sizes = collections.Counter()
   for i in range(50):
     text, spans = joined(rows[i])
@@ -48,7 +54,7 @@ def test_source_and_target_are_the_text():
     np.testing.assert_array_equal(rows[i]['inputs'], [V - 1, *rows[i]['targets'][:-1]])
     assert rows[i]['source'].shape == (length,) and (rows[i]['source_segments'] > 0).all()
     sizes.update(spans)
-  assert len(sizes) > 2   # a mean of three, and not always three
+  assert len(sizes) > 2  # a mean of three, and not always three
 
 
 def test_one_pass_covers_the_split():
@@ -56,7 +62,7 @@ def test_one_pass_covers_the_split():
   texts = [joined(row)[0] for row in objective.rows(Concat(), data, 24, None, Begun) if row['segments'].any()]
   whole = np.concatenate([data.document(d) for d in range(data.documents)])
   # The stream begins with the end of a text, and its last token is a target of Concat's alone.
-  np.testing.assert_array_equal(sum(texts, [])[1:], whole[:len(sum(texts, [])) - 1])
+  np.testing.assert_array_equal(sum(texts, [])[1:], whole[: len(sum(texts, [])) - 1])
   assert len(sum(texts, [])) >= len(whole) - 1
 
 
@@ -78,12 +84,15 @@ def test_parts_are_all_ways_alike_likely(total, count):
   assert max(seen.values()) < 2 * 600 / ways
 
 
-@pytest.mark.parametrize('call, sentence', [
-  (lambda: SpanCorruption(rate=1.0, **PLAIN), 'rate=1.0 must lie between 0 and 1'),
-  (lambda: SpanCorruption(span=0.5, **PLAIN), 'span=0.5 must be 1 or more'),
-  (lambda: SpanCorruption(sentinels=5, **PLAIN).padding(512), 'sentinels=5 do not tell 28 spans apart'),
-  (lambda: SpanCorruption(**PLAIN).padding(2), 'data.length=2 has no room'),
-])
+@pytest.mark.parametrize(
+  'call, sentence',
+  [
+    (lambda: SpanCorruption(rate=1.0, **PLAIN), 'rate=1.0 must lie between 0 and 1'),
+    (lambda: SpanCorruption(span=0.5, **PLAIN), 'span=0.5 must be 1 or more'),
+    (lambda: SpanCorruption(sentinels=5, **PLAIN).padding(512), 'sentinels=5 do not tell 28 spans apart'),
+    (lambda: SpanCorruption(**PLAIN).padding(2), 'data.length=2 has no room'),
+  ],
+)
 def test_refusals(call, sentence):
   with pytest.raises(ValueError, match=sentence):
     call()

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+
 pytestmark = pytest.mark.oracle
 torch = pytest.importorskip('torch', reason='needs the extra [oracle]: make oracle')
 transformers = pytest.importorskip('transformers', reason='needs the extra [oracle]: make oracle')
@@ -20,6 +21,7 @@ import tfm.positions  # noqa: E402
 from tfm import spec  # noqa: E402
 from tfm.positions import deberta, t5  # noqa: E402
 from tfm.positions.protocol import Position  # noqa: E402
+
 
 B, T, H, C = 2, 24, 4, 8
 D = H * C
@@ -44,7 +46,7 @@ def logits(made, q, k, shared=None, params=()):
   q, k = (jnp.asarray(x).swapaxes(1, 2) for x in (q, k))
   q, k = (x.swapaxes(1, 2) for x in made.apply({}, q, k, at, at, method='rotate'))
   bias = made.apply({'params': dict(params)}, shared, method='bias')(q[:, :, None], k, at, at)
-  return np.asarray(jnp.einsum('bhtc,bhsc->bhts', q, k) * q.shape[-1]**-0.5 + bias[:, :, 0])
+  return np.asarray(jnp.einsum('bhtc,bhsc->bhts', q, k) * q.shape[-1] ** -0.5 + bias[:, :, 0])
 
 
 def softmax(x):
@@ -65,8 +67,11 @@ def draw(*shape):
 @pytest.mark.parametrize('buckets, max_distance', [(32, 128), (16, 20)])
 def test_t5(decoder, buckets, max_distance):
   config = transformers.T5Config(
-    d_model=D, num_heads=H, relative_attention_num_buckets=buckets,
-    relative_attention_max_distance=max_distance)
+    d_model=D,
+    num_heads=H,
+    relative_attention_num_buckets=buckets,
+    relative_attention_max_distance=max_distance,
+  )
   config.is_decoder = decoder
   module = T5Attention(config, has_relative_attention_bias=True, layer_idx=0)
   table = numbers(module)['relative_attention_bias.weight']
@@ -79,7 +84,8 @@ def test_t5(decoder, buckets, max_distance):
   far = np.arange(-5000, 5001)
   np.testing.assert_array_equal(
     t5.bucket(far, buckets, max_distance, not decoder),
-    T5Attention._relative_position_bucket(torch.tensor(far), not decoder, buckets, max_distance))
+    T5Attention._relative_position_bucket(torch.tensor(far), not decoder, buckets, max_distance),
+  )
 
 
 @pytest.mark.parametrize('heads', [1, 2, 6, 8, 12, 16, 20, 71, 112])
@@ -104,8 +110,12 @@ def test_transformer_xl():
   with torch.no_grad():
     *_, theirs = module(torch.tensor(h), None, None, None, torch.tensor(r), None, output_attentions=True)
   q, k = (np.einsum('tbd,dhc->bhtc', h, w[name]) for name in 'qk')
-  ours = logits(position('transformer_xl'), q, k, params=dict(
-    content_bias=w['r_w_bias'], position_bias=w['r_r_bias'], kernel=w['r']))
+  ours = logits(
+    position('transformer_xl'),
+    q,
+    k,
+    params=dict(content_bias=w['r_w_bias'], position_bias=w['r_r_bias'], kernel=w['r']),
+  )
   np.testing.assert_allclose(softmax(ours), theirs.numpy().transpose(2, 3, 0, 1), rtol=2e-4, atol=2e-6)
 
 
@@ -114,16 +124,24 @@ def test_transformer_xl():
 @pytest.mark.parametrize('span, buckets', [(16, 8), (9, 0)])
 def test_deberta_v2(span, buckets, share_att_key, terms):
   config = transformers.DebertaV2Config(
-    hidden_size=D, num_attention_heads=H, relative_attention=True, position_buckets=buckets or -1,
-    max_relative_positions=span, pos_att_type=list(terms), share_att_key=share_att_key)
+    hidden_size=D,
+    num_attention_heads=H,
+    relative_attention=True,
+    position_buckets=buckets or -1,
+    max_relative_positions=span,
+    pos_att_type=list(terms),
+    share_att_key=share_att_key,
+  )
   module = modeling_deberta_v2.DisentangledSelfAttention(config)
   w, h, table = numbers(module), draw(B, T, D), draw(2 * (buckets or span), D)
   with torch.no_grad():
     _, theirs = module(torch.tensor(h), torch.ones(B, 1, T, T), True, rel_embeddings=torch.tensor(table))
   prefix = '' if share_att_key else 'pos_'
+
   def project(name):
     kernel = dict(kernel=w[f'{prefix}{name}_proj.weight'].T.reshape(D, H, C))
     return kernel | (dict(bias=w[f'{prefix}{name}_proj.bias'].reshape(H, C)) if name == 'query' else {})
+
   q, k = (split(h @ w[f'{name}_proj.weight'].T + w[f'{name}_proj.bias']) for name in ('query', 'key'))
   made = position(f'deberta({span}, {buckets}, {"c2p" in terms}, {"p2c" in terms})')
   names = [name for name, term in (('key', 'c2p'), ('query', 'p2c')) if term in terms]
@@ -133,8 +151,12 @@ def test_deberta_v2(span, buckets, share_att_key, terms):
 
 def test_deberta_v1():
   config = transformers.DebertaConfig(
-    hidden_size=D, num_attention_heads=H, relative_attention=True, max_relative_positions=9,
-    pos_att_type=['c2p', 'p2c'])
+    hidden_size=D,
+    num_attention_heads=H,
+    relative_attention=True,
+    max_relative_positions=9,
+    pos_att_type=['c2p', 'p2c'],
+  )
   module = modeling_deberta.DisentangledSelfAttention(config)
   w, h, table = numbers(module), draw(B, T, D), draw(18, D)
   h_, mask = torch.tensor(h), torch.ones(B, 1, T, T)
@@ -144,7 +166,8 @@ def test_deberta_v1():
   q, k, _ = np.split((h @ w['in_proj.weight'].T).reshape(B, T, H, 3 * C).swapaxes(1, 2), 3, -1)
   params = dict(
     key=dict(kernel=w['pos_proj.weight'].T.reshape(D, H, C)),
-    query=dict(kernel=w['pos_q_proj.weight'].T.reshape(D, H, C), bias=w['pos_q_proj.bias'].reshape(H, C)))
+    query=dict(kernel=w['pos_q_proj.weight'].T.reshape(D, H, C), bias=w['pos_q_proj.bias'].reshape(H, C)),
+  )
   ours = logits(position('deberta(9)'), q + w['q_bias'].reshape(1, H, 1, C), k, jnp.asarray(table), params)
   np.testing.assert_allclose(softmax(ours), theirs.numpy(), rtol=2e-4, atol=2e-6)
 
@@ -155,14 +178,20 @@ def test_deberta_buckets(buckets, max_distance):
   published = modeling_deberta_v2.make_log_bucket_position
   theirs = published(torch.tensor(distances), buckets, max_distance).numpy()
   np.testing.assert_array_equal(
-    deberta.bucket(distances, max_distance, buckets), np.clip(theirs + buckets, 0, 2 * buckets - 1))
+    deberta.bucket(distances, max_distance, buckets), np.clip(theirs + buckets, 0, 2 * buckets - 1)
+  )
 
 
 def test_shaw():
   """Wav2Vec2-BERT and SeamlessM4T clip distances so, and have no table for values either."""
   config = transformers.Wav2Vec2BertConfig(
-    hidden_size=D, num_attention_heads=H, position_embeddings_type='relative_key',
-    left_max_position_embeddings=6, right_max_position_embeddings=6, attn_implementation='eager')
+    hidden_size=D,
+    num_attention_heads=H,
+    position_embeddings_type='relative_key',
+    left_max_position_embeddings=6,
+    right_max_position_embeddings=6,
+    attn_implementation='eager',
+  )
   module = Wav2Vec2BertSelfAttention(config)
   w, h = numbers(module), draw(B, T, D)
   with torch.no_grad():

@@ -2,11 +2,20 @@
 
 import numpy as np
 import pytest
-from reference import published
+
+from tests.oracle import published
+
 
 pytestmark = pytest.mark.oracle
-SMALL = dict(vocab_size=61, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48,
-             max_position_embeddings=40, layer_norm_eps=1e-3)
+SMALL = dict(
+  vocab_size=61,
+  hidden_size=32,
+  num_hidden_layers=2,
+  num_attention_heads=4,
+  intermediate_size=48,
+  max_position_embeddings=40,
+  layer_norm_eps=1e-3,
+)
 
 
 def asked(seed=0, left=False):
@@ -15,36 +24,56 @@ def asked(seed=0, left=False):
   return given | dict(token_type_ids=np.random.default_rng(seed).integers(0, 2, given['input_ids'].shape))
 
 
-@pytest.mark.parametrize('cls, settings, field, left', [
-  ('BertForMaskedLM', dict(hidden_act='relu', type_vocab_size=3), 'logits', True),
-  ('BertForMaskedLM', dict(num_attention_heads=2, num_hidden_layers=3, hidden_act='gelu_new', layer_norm_eps=1e-12), 'logits',
-   False),
-  ('BertModel', dict(), 'last_hidden_state', True),
-  ('BertForSequenceClassification', dict(num_labels=3), 'logits', False),
-  ('BertForTokenClassification', dict(num_labels=5), 'logits', True),
-])
+@pytest.mark.parametrize(
+  'cls, settings, field, left',
+  [
+    ('BertForMaskedLM', dict(hidden_act='relu', type_vocab_size=3), 'logits', True),
+    (
+      'BertForMaskedLM',
+      dict(num_attention_heads=2, num_hidden_layers=3, hidden_act='gelu_new', layer_norm_eps=1e-12),
+      'logits',
+      False,
+    ),
+    ('BertModel', dict(), 'last_hidden_state', True),
+    ('BertForSequenceClassification', dict(num_labels=3), 'logits', False),
+    ('BertForTokenClassification', dict(num_labels=5), 'logits', True),
+  ],
+)
 def test_bert(cls, settings, field, left, tmp_path):
   """Padding on the left, too, has positions."""
   transformers = pytest.importorskip('transformers')
   made = getattr(transformers, cls)
   made = published.WithoutPooler(made) if cls == 'BertModel' else made
-  published.check(made, transformers.BertConfig(**SMALL | settings), tmp_path, given=asked(left=left), field=field, writes=False)
+  published.check(
+    made,
+    transformers.BertConfig(**SMALL | settings),
+    tmp_path,
+    given=asked(left=left),
+    field=field,
+    writes=False,
+  )
 
 
 def test_an_output_of_its_own(tmp_path):
   """Published models of this kind have two biases, of which one is read."""
   import tfm
+
   transformers = pytest.importorskip('transformers')
   config = transformers.BertConfig(**SMALL, tie_word_embeddings=False)
-  ours, theirs = published.check(transformers.BertForMaskedLM, config, tmp_path, given=asked(), writes=False, again=False)
+  ours, theirs = published.check(
+    transformers.BertForMaskedLM, config, tmp_path, given=asked(), writes=False, again=False
+  )
   returned, told = published.exported(ours, transformers.BertForMaskedLM, tmp_path / 'ours')
   assert told['missing_keys'] == {'cls.predictions.bias'} and not told['unexpected_keys']
-  np.testing.assert_allclose(published.answered(returned, asked()), published.answered(theirs, asked()), atol=1e-6)
+  np.testing.assert_allclose(
+    published.answered(returned, asked()), published.answered(theirs, asked()), atol=1e-6
+  )
   assert tfm.from_pretrained(str(tmp_path / 'ours')).config.model.tied is False
 
 
 def test_what_no_output_needs_is_left_out_and_told(tmp_path, caplog):
   import tfm
+
   transformers = pytest.importorskip('transformers')
   theirs = published.made(transformers.BertForPreTraining, transformers.BertConfig(**SMALL))
   theirs.save_pretrained(tmp_path)
@@ -57,23 +86,30 @@ def test_what_no_output_needs_is_left_out_and_told(tmp_path, caplog):
 
 def test_a_class_is_not_told_from_padding(tmp_path):
   import tfm
+
   transformers = pytest.importorskip('transformers')
-  published.made(transformers.BertForSequenceClassification, transformers.BertConfig(**SMALL)).save_pretrained(tmp_path)
+  published.made(
+    transformers.BertForSequenceClassification, transformers.BertConfig(**SMALL)
+  ).save_pretrained(tmp_path)
   with pytest.raises(ValueError, match='attention_mask hides the first id'):
     tfm.from_pretrained(str(tmp_path)).logits(**asked(left=True))
 
 
 def test_rows_longer_than_the_table_are_refused(tmp_path):
   import tfm
+
   transformers = pytest.importorskip('transformers')
   published.made(transformers.BertModel, transformers.BertConfig(**SMALL)).save_pretrained(tmp_path)
   with pytest.raises(ValueError, match='reach position 40, and the model has 40'):
     tfm.from_pretrained(str(tmp_path)).logits(np.ones((1, 41), np.int32))
 
 
-@pytest.mark.parametrize('field, value', [('position_embedding_type', 'relative_key'), ('is_decoder', True), ('hidden_act', 'mish')])
+@pytest.mark.parametrize(
+  'field, value', [('position_embedding_type', 'relative_key'), ('is_decoder', True), ('hidden_act', 'mish')]
+)
 def test_what_is_not_understood_is_refused_by_name(field, value, tmp_path):
   import tfm
+
   transformers = pytest.importorskip('transformers')
   published.made(transformers.BertForMaskedLM, transformers.BertConfig(**SMALL)).save_pretrained(tmp_path)
   published.older(tmp_path, **{field: value})

@@ -1,20 +1,24 @@
 """BLOOM with random settings."""
 
 import pytest
-from reference import published
 
 import tfm
-from tfm import declared
+from tests.oracle import published
+from tfm.hf import from_config
+
 
 pytestmark = pytest.mark.oracle
 SMALL = dict(vocab_size=61, hidden_size=32, n_layer=2, n_head=4, layer_norm_epsilon=1e-3)
 
 
-@pytest.mark.parametrize('settings', [
-  dict(hidden_size=48, n_head=6),
-  dict(hidden_size=36, n_head=3, n_layer=3, tie_word_embeddings=False),
-  dict(n_head=1, layer_norm_epsilon=1e-5),
-])
+@pytest.mark.parametrize(
+  'settings',
+  [
+    dict(hidden_size=48, n_head=6),
+    dict(hidden_size=36, n_head=3, n_layer=3, tie_word_embeddings=False),
+    dict(n_head=1, layer_norm_epsilon=1e-5),
+  ],
+)
 def test_bloom(settings, tmp_path):
   transformers = pytest.importorskip('transformers')
   published.check(transformers.BloomForCausalLM, transformers.BloomConfig(**SMALL | settings), tmp_path)
@@ -22,7 +26,13 @@ def test_bloom(settings, tmp_path):
 
 def test_a_model_without_an_output(tmp_path):
   transformers = pytest.importorskip('transformers')
-  published.check(transformers.BloomModel, transformers.BloomConfig(**SMALL), tmp_path, field='last_hidden_state', writes=False)
+  published.check(
+    transformers.BloomModel,
+    transformers.BloomConfig(**SMALL),
+    tmp_path,
+    field='last_hidden_state',
+    writes=False,
+  )
 
 
 def test_older_files(tmp_path):
@@ -31,14 +41,29 @@ def test_older_files(tmp_path):
   theirs = published.made(transformers.BloomForCausalLM, transformers.BloomConfig(**SMALL))
   theirs.save_pretrained(tmp_path)
   given = published.inputs(61)
-  published.older(tmp_path, n_layer=None, num_hidden_layers=2, hidden_size=None, n_embed=32, n_head=None, num_attention_heads=4,
-                  offset_alibi=100, n_inner=4096, skip_bias_add=True, attention_softmax_in_fp32=True)
-  published.close(tfm.from_pretrained(str(tmp_path)).logits(**given), published.answered(theirs, given), given['attention_mask'])
+  published.older(
+    tmp_path,
+    n_layer=None,
+    num_hidden_layers=2,
+    hidden_size=None,
+    n_embed=32,
+    n_head=None,
+    num_attention_heads=4,
+    offset_alibi=100,
+    n_inner=4096,
+    skip_bias_add=True,
+    attention_softmax_in_fp32=True,
+  )
+  published.close(
+    tfm.from_pretrained(str(tmp_path)).logits(**given),
+    published.answered(theirs, given),
+    given['attention_mask'],
+  )
 
 
 def test_what_is_not_understood_is_refused_by_name():
   fields = SMALL | dict(model_type='bloom', architectures=['BloomForCausalLM'])
-  family = declared.families()['bloom']
+  family = from_config.families()['bloom']
   family.read(fields)
   with pytest.raises(ValueError, match='apply_residual_connection_post_layernorm=True'):
     family.read(fields | dict(apply_residual_connection_post_layernorm=True))

@@ -2,11 +2,22 @@
 
 import numpy as np
 import pytest
-from reference import published
+
+from tests.oracle import published
+
 
 pytestmark = pytest.mark.oracle
-SMALL = dict(vocab_size=61, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48,
-             max_position_embeddings=40, layer_norm_eps=1e-3, relative_attention=True, position_biased_input=False)
+SMALL = dict(
+  vocab_size=61,
+  hidden_size=32,
+  num_hidden_layers=2,
+  num_attention_heads=4,
+  intermediate_size=48,
+  max_position_embeddings=40,
+  layer_norm_eps=1e-3,
+  relative_attention=True,
+  position_biased_input=False,
+)
 BOTH = ['p2c', 'c2p']
 
 
@@ -19,51 +30,94 @@ def asked(left=False):
   return dict(input_ids=ids, attention_mask=np.ascontiguousarray(mask))
 
 
-@pytest.mark.parametrize('cls, settings, left', [
-  ('DebertaForMaskedLM', dict(pos_att_type=BOTH, type_vocab_size=2), True),
-  ('DebertaForMaskedLM', dict(pos_att_type=['c2p'], max_relative_positions=9, num_attention_heads=2), False),
-  ('DebertaModel', dict(pos_att_type=['p2c'], max_relative_positions=7), True),
-  ('DebertaForSequenceClassification', dict(relative_attention=False, position_biased_input=True, num_labels=3), False),
-  ('DebertaForTokenClassification', dict(pos_att_type=BOTH, num_labels=5, num_hidden_layers=3), True),
-  ('DebertaV2ForMaskedLM', dict(pos_att_type=BOTH, share_att_key=True, position_buckets=8, norm_rel_ebd='layer_norm'), True),
-  ('DebertaV2ForMaskedLM', dict(relative_attention=False, pos_att_type=None, type_vocab_size=2), False),
-  ('DebertaV2Model', dict(pos_att_type=['p2c'], share_att_key=True, max_relative_positions=20, position_buckets=6), True),
-  ('DebertaV2ForSequenceClassification', dict(pos_att_type=['c2p'], share_att_key=True, num_labels=3, pooler_hidden_act='tanh'),
-   False),
-  ('DebertaV2ForTokenClassification', dict(pos_att_type=['p2c'], norm_rel_ebd='layer_norm', num_labels=5), False),
-])
+@pytest.mark.parametrize(
+  'cls, settings, left',
+  [
+    ('DebertaForMaskedLM', dict(pos_att_type=BOTH, type_vocab_size=2), True),
+    (
+      'DebertaForMaskedLM',
+      dict(pos_att_type=['c2p'], max_relative_positions=9, num_attention_heads=2),
+      False,
+    ),
+    ('DebertaModel', dict(pos_att_type=['p2c'], max_relative_positions=7), True),
+    (
+      'DebertaForSequenceClassification',
+      dict(relative_attention=False, position_biased_input=True, num_labels=3),
+      False,
+    ),
+    ('DebertaForTokenClassification', dict(pos_att_type=BOTH, num_labels=5, num_hidden_layers=3), True),
+    (
+      'DebertaV2ForMaskedLM',
+      dict(pos_att_type=BOTH, share_att_key=True, position_buckets=8, norm_rel_ebd='layer_norm'),
+      True,
+    ),
+    ('DebertaV2ForMaskedLM', dict(relative_attention=False, pos_att_type=None, type_vocab_size=2), False),
+    (
+      'DebertaV2Model',
+      dict(pos_att_type=['p2c'], share_att_key=True, max_relative_positions=20, position_buckets=6),
+      True,
+    ),
+    (
+      'DebertaV2ForSequenceClassification',
+      dict(pos_att_type=['c2p'], share_att_key=True, num_labels=3, pooler_hidden_act='tanh'),
+      False,
+    ),
+    (
+      'DebertaV2ForTokenClassification',
+      dict(pos_att_type=['p2c'], norm_rel_ebd='layer_norm', num_labels=5),
+      False,
+    ),
+  ],
+)
 def test_deberta(cls, settings, left, tmp_path):
   transformers = pytest.importorskip('transformers')
   made = getattr(transformers, cls)
   field = 'last_hidden_state' if cls.endswith('Model') else 'logits'
-  published.check(made, made.config_class(**SMALL | settings), tmp_path, given=asked(left), field=field, writes=False)
+  published.check(
+    made, made.config_class(**SMALL | settings), tmp_path, given=asked(left), field=field, writes=False
+  )
 
 
 def test_projections_of_positions(tmp_path, caplog):
   """Those of keys have a bias that nothing depends on; it is left out."""
   transformers = pytest.importorskip('transformers')
   config = transformers.DebertaV2Config(**SMALL, pos_att_type=BOTH, position_buckets=8)
-  ours, theirs = published.check(transformers.DebertaV2ForMaskedLM, config, tmp_path, given=asked(), writes=False, again=False)
+  ours, theirs = published.check(
+    transformers.DebertaV2ForMaskedLM, config, tmp_path, given=asked(), writes=False, again=False
+  )
   assert 'pos_key_proj.bias' in caplog.text
   returned, told = published.exported(ours, transformers.DebertaV2ForMaskedLM, tmp_path / 'ours')
-  assert all(name.endswith('pos_key_proj.bias') for name in told['missing_keys']) and not told['unexpected_keys']
+  assert (
+    all(name.endswith('pos_key_proj.bias') for name in told['missing_keys']) and not told['unexpected_keys']
+  )
   given, mask = asked(), asked()['attention_mask'] > 0
-  np.testing.assert_allclose(published.answered(returned, given)[mask], published.answered(theirs, given)[mask], atol=1e-5)
+  np.testing.assert_allclose(
+    published.answered(returned, given)[mask], published.answered(theirs, given)[mask], atol=1e-5
+  )
 
 
 @pytest.mark.parametrize('cls', ['DebertaForMaskedLM', 'DebertaV2ForMaskedLM'])
 def test_the_other_names_of_the_output(cls, tmp_path):
   transformers = pytest.importorskip('transformers')
   made = getattr(transformers, cls)
-  published.check(made, made.config_class(**SMALL, pos_att_type=BOTH, legacy=False), tmp_path, given=asked(), writes=False,
-                  again=False)
+  published.check(
+    made,
+    made.config_class(**SMALL, pos_att_type=BOTH, legacy=False),
+    tmp_path,
+    given=asked(),
+    writes=False,
+    again=False,
+  )
 
 
 def test_older_files(tmp_path):
   """Terms in one string, and no class: hidden states."""
   import tfm
+
   transformers = pytest.importorskip('transformers')
-  theirs = published.made(transformers.DebertaForMaskedLM, transformers.DebertaConfig(**SMALL, pos_att_type=BOTH))
+  theirs = published.made(
+    transformers.DebertaForMaskedLM, transformers.DebertaConfig(**SMALL, pos_att_type=BOTH)
+  )
   theirs.save_pretrained(tmp_path)
   published.older(tmp_path, pos_att_type='c2p|p2c', architectures=None, padding_idx=0, pad_token_id=None)
   given = asked()
@@ -71,12 +125,22 @@ def test_older_files(tmp_path):
   published.close(tfm.from_pretrained(str(tmp_path)).logits(**given), wanted, given['attention_mask'])
 
 
-@pytest.mark.parametrize('field, value', [
-  ('conv_kernel_size', 3), ('norm_rel_ebd', 'rms'), ('position_biased_input', True), ('pos_att_type', 'c2p|p2p'),
-  ('embedding_size', 16), ('relative_attention', False)])
+@pytest.mark.parametrize(
+  'field, value',
+  [
+    ('conv_kernel_size', 3),
+    ('norm_rel_ebd', 'rms'),
+    ('position_biased_input', True),
+    ('pos_att_type', 'c2p|p2p'),
+    ('embedding_size', 16),
+    ('relative_attention', False),
+  ],
+)
 def test_what_is_not_understood_is_refused_by_name(field, value, tmp_path):
   import re
+
   import tfm
+
   transformers = pytest.importorskip('transformers')
   config = transformers.DebertaV2Config(**SMALL, pos_att_type=BOTH, share_att_key=True)
   published.made(transformers.DebertaV2ForMaskedLM, config).save_pretrained(tmp_path)

@@ -1,19 +1,26 @@
 """GPT-2 with random settings: the logits, tokens and beams of the published implementation, and back again."""
 
 import pytest
-from reference import published
+
+from tests.oracle import published
+
 
 pytestmark = pytest.mark.oracle
 
 
-@pytest.mark.parametrize('settings', [
-  dict(n_inner=40, activation_function='relu', layer_norm_epsilon=1e-3),
-  dict(n_layer=3, n_head=2, tie_word_embeddings=False),
-  dict(activation_function='gelu'),
-])
+@pytest.mark.parametrize(
+  'settings',
+  [
+    dict(n_inner=40, activation_function='relu', layer_norm_epsilon=1e-3),
+    dict(n_layer=3, n_head=2, tie_word_embeddings=False),
+    dict(activation_function='gelu'),
+  ],
+)
 def test_gpt2(settings, tmp_path):
   transformers = pytest.importorskip('transformers')
-  config = transformers.GPT2Config(**dict(vocab_size=61, n_positions=48, n_embd=32, n_layer=2, n_head=4) | settings)
+  config = transformers.GPT2Config(
+    **dict(vocab_size=61, n_positions=48, n_embd=32, n_layer=2, n_head=4) | settings
+  )
   published.check(transformers.GPT2LMHeadModel, config, tmp_path)
 
 
@@ -23,9 +30,12 @@ def test_a_model_without_an_output(tmp_path):
   published.check(transformers.GPT2Model, config, tmp_path, field='last_hidden_state', writes=False)
 
 
-@pytest.mark.parametrize('field, value', [('scale_attn_by_inverse_layer_idx', True), ('rotary', 3), ('add_cross_attention', True)])
+@pytest.mark.parametrize(
+  'field, value', [('scale_attn_by_inverse_layer_idx', True), ('rotary', 3), ('add_cross_attention', True)]
+)
 def test_what_is_not_understood_is_refused_by_name(field, value, tmp_path):
   import tfm
+
   transformers = pytest.importorskip('transformers')
   config = transformers.GPT2Config(vocab_size=61, n_positions=48, n_embd=32, n_layer=1, n_head=4)
   published.made(transformers.GPT2LMHeadModel, config).save_pretrained(tmp_path)

@@ -1,25 +1,43 @@
 """GPT-NeoX with random settings."""
 
 import pytest
-from reference import published
 
 import tfm
+from tests.oracle import published
+
 
 pytestmark = pytest.mark.oracle
-SMALL = dict(vocab_size=61, max_position_embeddings=64, hidden_size=48, intermediate_size=40, num_hidden_layers=2,
-             num_attention_heads=6, layer_norm_eps=1e-3)
+SMALL = dict(
+  vocab_size=61,
+  max_position_embeddings=64,
+  hidden_size=48,
+  intermediate_size=40,
+  num_hidden_layers=2,
+  num_attention_heads=6,
+  layer_norm_eps=1e-3,
+)
 
 
 def rotary(**parameters):
-  return dict(rope_parameters=dict(rope_type='default', rope_theta=10_000.0, partial_rotary_factor=0.25) | parameters)
+  return dict(
+    rope_parameters=dict(rope_type='default', rope_theta=10_000.0, partial_rotary_factor=0.25) | parameters
+  )
 
 
-@pytest.mark.parametrize('settings', [
-  dict(hidden_size=32, num_attention_heads=4),
-  dict(use_parallel_residual=False, hidden_act='gelu_new', tie_word_embeddings=True, **rotary(partial_rotary_factor=1.0)),
-  dict(attention_bias=False, num_hidden_layers=3, **rotary(rope_theta=500.0, partial_rotary_factor=0.5)),
-  dict(hidden_act='gelu_fast', **rotary(rope_type='linear', factor=3.0)),
-])
+@pytest.mark.parametrize(
+  'settings',
+  [
+    dict(hidden_size=32, num_attention_heads=4),
+    dict(
+      use_parallel_residual=False,
+      hidden_act='gelu_new',
+      tie_word_embeddings=True,
+      **rotary(partial_rotary_factor=1.0),
+    ),
+    dict(attention_bias=False, num_hidden_layers=3, **rotary(rope_theta=500.0, partial_rotary_factor=0.5)),
+    dict(hidden_act='gelu_fast', **rotary(rope_type='linear', factor=3.0)),
+  ],
+)
 def test_gpt_neox(settings, tmp_path):
   transformers = pytest.importorskip('transformers')
   config = transformers.GPTNeoXConfig(**SMALL | settings)
@@ -35,12 +53,21 @@ def test_a_model_without_an_output(tmp_path):
 def test_older_files(tmp_path):
   """Rotations under their older names, without what a later version says by itself."""
   transformers = pytest.importorskip('transformers')
-  theirs = published.made(transformers.GPTNeoXForCausalLM, transformers.GPTNeoXConfig(**SMALL, **rotary(rope_theta=500.0)))
+  theirs = published.made(
+    transformers.GPTNeoXForCausalLM, transformers.GPTNeoXConfig(**SMALL, **rotary(rope_theta=500.0))
+  )
   theirs.save_pretrained(tmp_path)
   given = published.inputs(61)
   wanted = published.answered(theirs, given)
-  published.older(tmp_path, rope_parameters=None, rotary_emb_base=500, rotary_pct=0.25, use_parallel_residual=None,
-                  attention_bias=None, tie_word_embeddings=None)
+  published.older(
+    tmp_path,
+    rope_parameters=None,
+    rotary_emb_base=500,
+    rotary_pct=0.25,
+    use_parallel_residual=None,
+    attention_bias=None,
+    tie_word_embeddings=None,
+  )
   published.close(tfm.from_pretrained(str(tmp_path)).logits(**given), wanted, given['attention_mask'])
   published.older(tmp_path, rope_theta=500.0, partial_rotary_factor=0.25)
   published.close(tfm.from_pretrained(str(tmp_path)).logits(**given), wanted, given['attention_mask'])

@@ -1,24 +1,43 @@
 """LLaMA with random settings, and every scaling of its rotations."""
 
 import pytest
-from reference import published
+
+from tests.oracle import published
+
 
 pytestmark = pytest.mark.oracle
-SMALL = dict(vocab_size=61, max_position_embeddings=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
-             num_attention_heads=4, num_key_value_heads=2, rms_norm_eps=1e-3)
+SMALL = dict(
+  vocab_size=61,
+  max_position_embeddings=64,
+  hidden_size=32,
+  intermediate_size=48,
+  num_hidden_layers=2,
+  num_attention_heads=4,
+  num_key_value_heads=2,
+  rms_norm_eps=1e-3,
+)
 SCALINGS = {
-  'linear': dict(factor=3.0), 'dynamic': dict(factor=2.0), 'yarn': dict(factor=4.0, original_max_position_embeddings=16),
-  'yarn scaled': dict(factor=4.0, original_max_position_embeddings=16, mscale=0.7, mscale_all_dim=1.2, beta_fast=8, beta_slow=2),
+  'linear': dict(factor=3.0),
+  'dynamic': dict(factor=2.0),
+  'yarn': dict(factor=4.0, original_max_position_embeddings=16),
+  'yarn scaled': dict(
+    factor=4.0, original_max_position_embeddings=16, mscale=0.7, mscale_all_dim=1.2, beta_fast=8, beta_slow=2
+  ),
   'llama3': dict(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=16),
-  'longrope': dict(short_factor=[1.0, 1.1, 1.2, 1.3], long_factor=[1.5, 2.0, 3.0, 4.0], original_max_position_embeddings=16),
+  'longrope': dict(
+    short_factor=[1.0, 1.1, 1.2, 1.3], long_factor=[1.5, 2.0, 3.0, 4.0], original_max_position_embeddings=16
+  ),
 }
 
 
-@pytest.mark.parametrize('settings', [
-  dict(attention_bias=True, tie_word_embeddings=True),
-  dict(mlp_bias=True, head_dim=12, hidden_act='gelu'),
-  dict(num_key_value_heads=1, num_hidden_layers=3, rope_theta=500_000.0),
-])
+@pytest.mark.parametrize(
+  'settings',
+  [
+    dict(attention_bias=True, tie_word_embeddings=True),
+    dict(mlp_bias=True, head_dim=12, hidden_act='gelu'),
+    dict(num_key_value_heads=1, num_hidden_layers=3, rope_theta=500_000.0),
+  ],
+)
 def test_llama(settings, tmp_path):
   transformers = pytest.importorskip('transformers')
   published.check(transformers.LlamaForCausalLM, transformers.LlamaConfig(**SMALL | settings), tmp_path)
@@ -28,14 +47,23 @@ def test_llama(settings, tmp_path):
 def test_rotations(name, tmp_path):
   """Of a text within the length of the first training, and of one beyond."""
   import numpy as np
+
   import tfm
+
   transformers = pytest.importorskip('transformers')
-  config = transformers.LlamaConfig(**SMALL, rope_parameters=dict(
-    rope_type=name.split()[0], rope_theta=1000.0, **SCALINGS[name]))
-  _, theirs = published.check(transformers.LlamaForCausalLM, config, tmp_path, writes=name not in ('dynamic', 'longrope'))
+  config = transformers.LlamaConfig(
+    **SMALL, rope_parameters=dict(rope_type=name.split()[0], rope_theta=1000.0, **SCALINGS[name])
+  )
+  _, theirs = published.check(
+    transformers.LlamaForCausalLM, config, tmp_path, writes=name not in ('dynamic', 'longrope')
+  )
   ids = np.random.default_rng(3).integers(5, 61, (2, 90 if name == 'dynamic' else 40))
   wanted = published.answered(theirs, dict(input_ids=ids))
   published.close(tfm.from_pretrained(str(tmp_path / 'theirs')).logits(ids), wanted)
-  published.older(tmp_path / 'theirs', rope_parameters=None, rope_theta=1000.0, rope_scaling=dict(
-    type=name.split()[0], **SCALINGS[name]))
+  published.older(
+    tmp_path / 'theirs',
+    rope_parameters=None,
+    rope_theta=1000.0,
+    rope_scaling=dict(type=name.split()[0], **SCALINGS[name]),
+  )
   published.close(tfm.from_pretrained(str(tmp_path / 'theirs')).logits(ids), wanted)

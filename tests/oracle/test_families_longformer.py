@@ -2,11 +2,21 @@
 
 import numpy as np
 import pytest
-from reference import published
+
+from tests.oracle import published
+
 
 pytestmark = pytest.mark.oracle
-SMALL = dict(vocab_size=61, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48,
-             max_position_embeddings=40, layer_norm_eps=1e-3, attention_window=4)
+SMALL = dict(
+  vocab_size=61,
+  hidden_size=32,
+  num_hidden_layers=2,
+  num_attention_heads=4,
+  intermediate_size=48,
+  max_position_embeddings=40,
+  layer_norm_eps=1e-3,
+  attention_window=4,
+)
 
 
 def asked(left=False, marks=(), pad=1):
@@ -23,40 +33,54 @@ def asked(left=False, marks=(), pad=1):
   return given
 
 
-@pytest.mark.parametrize('cls, settings, left, marks', [
-  ('LongformerForMaskedLM', dict(attention_window=[4, 8], type_vocab_size=1), False, (0, 5, 28)),
-  ('LongformerForMaskedLM', dict(hidden_act='relu', num_attention_heads=2), True, (11, 29)),
-  ('LongformerForMaskedLM', dict(attention_window=[4, 8, 4], num_hidden_layers=3), True, ()),
-  ('LongformerModel', dict(pad_token_id=0), False, (3,)),
-  ('LongformerForSequenceClassification', dict(num_labels=3), False, ()),
-  ('LongformerForSequenceClassification', dict(num_labels=3, attention_window=[4, 12]), False, (4,)),
-  ('LongformerForTokenClassification', dict(num_labels=5), False, ()),
-])
+@pytest.mark.parametrize(
+  'cls, settings, left, marks',
+  [
+    ('LongformerForMaskedLM', dict(attention_window=[4, 8], type_vocab_size=1), False, (0, 5, 28)),
+    ('LongformerForMaskedLM', dict(hidden_act='relu', num_attention_heads=2), True, (11, 29)),
+    ('LongformerForMaskedLM', dict(attention_window=[4, 8, 4], num_hidden_layers=3), True, ()),
+    ('LongformerModel', dict(pad_token_id=0), False, (3,)),
+    ('LongformerForSequenceClassification', dict(num_labels=3), False, ()),
+    ('LongformerForSequenceClassification', dict(num_labels=3, attention_window=[4, 12]), False, (4,)),
+    ('LongformerForTokenClassification', dict(num_labels=5), False, ()),
+  ],
+)
 def test_longformer(cls, settings, left, marks, tmp_path):
   transformers = pytest.importorskip('transformers')
   made = getattr(transformers, cls)
   made = published.WithoutPooler(made) if cls == 'LongformerModel' else made
   config = made.config_class(**SMALL | settings)
   field = 'last_hidden_state' if cls == 'LongformerModel' else 'logits'
-  published.check(made, config, tmp_path, given=asked(left, marks, config.pad_token_id), field=field, writes=False)
+  published.check(
+    made, config, tmp_path, given=asked(left, marks, config.pad_token_id), field=field, writes=False
+  )
 
 
 def test_padding_between_tokens_is_refused(tmp_path):
   import tfm
+
   transformers = pytest.importorskip('transformers')
-  published.made(transformers.LongformerForMaskedLM, transformers.LongformerConfig(**SMALL)).save_pretrained(tmp_path)
+  published.made(transformers.LongformerForMaskedLM, transformers.LongformerConfig(**SMALL)).save_pretrained(
+    tmp_path
+  )
   given = asked()
   given['input_ids'][0, 4] = 1
   with pytest.raises(ValueError, match='padding between the tokens of a row'):
     tfm.from_pretrained(str(tmp_path)).logits(**given)
 
 
-@pytest.mark.parametrize('field, value', [('attention_window', [4]), ('attention_window', 5), ('attention_mode', 'sliding')])
+@pytest.mark.parametrize(
+  'field, value', [('attention_window', [4]), ('attention_window', 5), ('attention_mode', 'sliding')]
+)
 def test_what_is_not_understood_is_refused_by_name(field, value, tmp_path):
   import re
+
   import tfm
+
   transformers = pytest.importorskip('transformers')
-  published.made(transformers.LongformerForMaskedLM, transformers.LongformerConfig(**SMALL)).save_pretrained(tmp_path)
+  published.made(transformers.LongformerForMaskedLM, transformers.LongformerConfig(**SMALL)).save_pretrained(
+    tmp_path
+  )
   published.older(tmp_path, **{field: value})
   with pytest.raises(ValueError, match=re.escape(f'{field}={value!r}')):
     tfm.from_pretrained(str(tmp_path))

@@ -2,32 +2,39 @@
 
 import numpy as np
 import pytest
-from reference import published
 
 import tfm
-from tfm import declared
+from tests.oracle import published
+from tfm.hf import from_config
+
 
 pytestmark = pytest.mark.oracle
 SMALL = dict(vocab_size=61, hidden_size=32, num_hidden_layers=2, state_size=5, layer_norm_epsilon=1e-3)
 SECOND = SMALL | dict(num_heads=8, head_dim=8, n_groups=2, chunk_size=4)
 
 
-@pytest.mark.parametrize('settings', [
-  dict(),
-  dict(expand=3, conv_kernel=2, use_conv_bias=False, time_step_rank=5, num_hidden_layers=3),
-  dict(tie_word_embeddings=False, layer_norm_epsilon=1e-5, state_size=16),
-])
+@pytest.mark.parametrize(
+  'settings',
+  [
+    dict(),
+    dict(expand=3, conv_kernel=2, use_conv_bias=False, time_step_rank=5, num_hidden_layers=3),
+    dict(tie_word_embeddings=False, layer_norm_epsilon=1e-5, state_size=16),
+  ],
+)
 def test_mamba(settings, tmp_path):
   transformers = pytest.importorskip('transformers')
   published.check(transformers.MambaForCausalLM, transformers.MambaConfig(**SMALL | settings), tmp_path)
 
 
-@pytest.mark.parametrize('settings', [
-  dict(n_groups=1),
-  dict(num_heads=6, head_dim=16, expand=3, conv_kernel=3, use_conv_bias=False, tie_word_embeddings=True),
-  # As many groups as heads, more than the model itself has.
-  dict(num_heads=4, head_dim=16, n_groups=4, num_hidden_layers=3, layer_norm_epsilon=1e-5),
-])
+@pytest.mark.parametrize(
+  'settings',
+  [
+    dict(n_groups=1),
+    dict(num_heads=6, head_dim=16, expand=3, conv_kernel=3, use_conv_bias=False, tie_word_embeddings=True),
+    # As many groups as heads, more than the model itself has.
+    dict(num_heads=4, head_dim=16, n_groups=4, num_hidden_layers=3, layer_norm_epsilon=1e-5),
+  ],
+)
 def test_mamba2(settings, tmp_path):
   transformers = pytest.importorskip('transformers')
   published.check(transformers.Mamba2ForCausalLM, transformers.Mamba2Config(**SECOND | settings), tmp_path)
@@ -48,7 +55,9 @@ def test_biases(cls, settings, tmp_path):
 def test_a_model_without_an_output(cls, settings, tmp_path):
   transformers = pytest.importorskip('transformers')
   config = getattr(transformers, f'{cls}Config')(**settings)
-  published.check(getattr(transformers, f'{cls}Model'), config, tmp_path, field='last_hidden_state', writes=False)
+  published.check(
+    getattr(transformers, f'{cls}Model'), config, tmp_path, field='last_hidden_state', writes=False
+  )
 
 
 def test_older_files(tmp_path):
@@ -57,17 +66,36 @@ def test_older_files(tmp_path):
   theirs = published.made(transformers.MambaForCausalLM, transformers.MambaConfig(**SMALL))
   theirs.save_pretrained(tmp_path)
   given = published.inputs(61)
-  published.older(tmp_path, d_model=32, d_inner=64, n_layer=2, fused_add_norm=True, rms_norm=True, ssm_cfg={}, use_conv_bias=None,
-                  pad_vocab_size_multiple=8, tie_word_embeddings=None, time_step_rank='auto')
-  published.close(tfm.from_pretrained(str(tmp_path)).logits(**given), published.answered(theirs, given), given['attention_mask'])
+  published.older(
+    tmp_path,
+    d_model=32,
+    d_inner=64,
+    n_layer=2,
+    fused_add_norm=True,
+    rms_norm=True,
+    ssm_cfg={},
+    use_conv_bias=None,
+    pad_vocab_size_multiple=8,
+    tie_word_embeddings=None,
+    time_step_rank='auto',
+  )
+  published.close(
+    tfm.from_pretrained(str(tmp_path)).logits(**given),
+    published.answered(theirs, given),
+    given['attention_mask'],
+  )
 
 
-@pytest.mark.parametrize('changed, said', [
-  (dict(model_type='mamba', hidden_act='gelu'), "hidden_act='gelu'"), (dict(model_type='mamba', rms_norm=False), 'rms_norm=False'),
-  (dict(model_type='mamba2', **SECOND, time_step_limit=[0.0, 0.1]), r'time_step_limit=\[0.0, 0.1\]'),
-  (dict(model_type='mamba2', **SECOND | dict(num_heads=7)), 'num_heads=7 is not understood .*; 8 would be'),
-  (dict(model_type='mamba2', **SECOND, hidden_act='gelu'), "hidden_act='gelu'"),
-])
+@pytest.mark.parametrize(
+  'changed, said',
+  [
+    (dict(model_type='mamba', hidden_act='gelu'), "hidden_act='gelu'"),
+    (dict(model_type='mamba', rms_norm=False), 'rms_norm=False'),
+    (dict(model_type='mamba2', **SECOND, time_step_limit=[0.0, 0.1]), r'time_step_limit=\[0.0, 0.1\]'),
+    (dict(model_type='mamba2', **SECOND | dict(num_heads=7)), 'num_heads=7 is not understood .*; 8 would be'),
+    (dict(model_type='mamba2', **SECOND, hidden_act='gelu'), "hidden_act='gelu'"),
+  ],
+)
 def test_what_is_not_understood_is_refused_by_name(changed, said):
   with pytest.raises(ValueError, match=said):
-    declared.families()[changed['model_type']].read(SMALL | changed)
+    from_config.families()[changed['model_type']].read(SMALL | changed)

@@ -6,10 +6,16 @@ import pathlib
 
 import numpy as np
 import pytest
-from reference import published
+
+from tests.oracle import published
+
 
 pytestmark = pytest.mark.oracle
-SENTENCES = 'A cat sits on the mat.', 'There is a feline on the rug, sitting quietly.', 'Interest rates rose again.'
+SENTENCES = (
+  'A cat sits on the mat.',
+  'There is a feline on the rug, sitting quietly.',
+  'Interest rates rose again.',
+)
 
 
 @pytest.fixture(scope='module')
@@ -28,18 +34,23 @@ def cosines(hidden, mask):
 
 
 def test_embeddings_of_sentences(folder):
-  import tfm
   import tokenizers
+
+  import tfm
+
   transformers = pytest.importorskip('transformers')
   tokenizer = tokenizers.Tokenizer.from_file(str(folder / 'tokenizer.json'))
   tokenizer.enable_padding()
   tokenizer.no_truncation()
   read = tokenizer.encode_batch(list(SENTENCES))
-  given = dict(input_ids=np.array([row.ids for row in read]), attention_mask=np.array([row.attention_mask for row in read]))
-  assert given['attention_mask'].min() == 0   # one sentence is shorter
+  given = dict(
+    input_ids=np.array([row.ids for row in read]),
+    attention_mask=np.array([row.attention_mask for row in read]),
+  )
+  assert given['attention_mask'].min() == 0  # one sentence is shorter
   ours = tfm.from_pretrained(str(folder)).logits(**given)
   theirs = published.answered(transformers.BertModel.from_pretrained(folder), given, 'last_hidden_state')
   published.close(ours, theirs, given['attention_mask'])
   found = cosines(ours, given['attention_mask'])
   np.testing.assert_allclose(found, cosines(theirs, given['attention_mask']), atol=1e-5)
-  assert found[0, 1] > 0.5 > 0.2 > max(found[0, 2], found[1, 2])   # the weights are those that were trained
+  assert found[0, 1] > 0.5 > 0.2 > max(found[0, 2], found[1, 2])  # the weights are those that were trained

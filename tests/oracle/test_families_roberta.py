@@ -2,11 +2,20 @@
 
 import numpy as np
 import pytest
-from reference import published
+
+from tests.oracle import published
+
 
 pytestmark = pytest.mark.oracle
-SMALL = dict(vocab_size=61, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48,
-             max_position_embeddings=40, layer_norm_eps=1e-3)
+SMALL = dict(
+  vocab_size=61,
+  hidden_size=32,
+  num_hidden_layers=2,
+  num_attention_heads=4,
+  intermediate_size=48,
+  max_position_embeddings=40,
+  layer_norm_eps=1e-3,
+)
 
 
 def asked(pad=1, left=False):
@@ -17,15 +26,18 @@ def asked(pad=1, left=False):
   return given | dict(input_ids=ids)
 
 
-@pytest.mark.parametrize('cls, settings, field, left', [
-  ('RobertaForMaskedLM', dict(hidden_act='relu', type_vocab_size=1), 'logits', True),
-  ('RobertaForMaskedLM', dict(num_attention_heads=2, num_hidden_layers=3, pad_token_id=0), 'logits', False),
-  ('RobertaModel', dict(pad_token_id=3), 'last_hidden_state', True),
-  ('RobertaForSequenceClassification', dict(num_labels=3), 'logits', False),
-  ('RobertaForTokenClassification', dict(num_labels=5), 'logits', True),
-  ('XLMRobertaForMaskedLM', dict(type_vocab_size=1), 'logits', False),
-  ('CamembertForMaskedLM', dict(type_vocab_size=1), 'logits', False),
-])
+@pytest.mark.parametrize(
+  'cls, settings, field, left',
+  [
+    ('RobertaForMaskedLM', dict(hidden_act='relu', type_vocab_size=1), 'logits', True),
+    ('RobertaForMaskedLM', dict(num_attention_heads=2, num_hidden_layers=3, pad_token_id=0), 'logits', False),
+    ('RobertaModel', dict(pad_token_id=3), 'last_hidden_state', True),
+    ('RobertaForSequenceClassification', dict(num_labels=3), 'logits', False),
+    ('RobertaForTokenClassification', dict(num_labels=5), 'logits', True),
+    ('XLMRobertaForMaskedLM', dict(type_vocab_size=1), 'logits', False),
+    ('CamembertForMaskedLM', dict(type_vocab_size=1), 'logits', False),
+  ],
+)
 def test_roberta(cls, settings, field, left, tmp_path):
   """Padding has a position of its own, and the others are counted without it."""
   transformers = pytest.importorskip('transformers')
@@ -38,15 +50,20 @@ def test_roberta(cls, settings, field, left, tmp_path):
 def test_an_output_of_its_own(tmp_path):
   transformers = pytest.importorskip('transformers')
   config = transformers.RobertaConfig(**SMALL, tie_word_embeddings=False)
-  ours, theirs = published.check(transformers.RobertaForMaskedLM, config, tmp_path, given=asked(), writes=False, again=False)
+  ours, theirs = published.check(
+    transformers.RobertaForMaskedLM, config, tmp_path, given=asked(), writes=False, again=False
+  )
   returned, told = published.exported(ours, transformers.RobertaForMaskedLM, tmp_path / 'ours')
-  assert told['missing_keys'] == {'lm_head.bias'} and not told['unexpected_keys']   # which nothing reads
-  np.testing.assert_allclose(published.answered(returned, asked()), published.answered(theirs, asked()), atol=1e-6)
+  assert told['missing_keys'] == {'lm_head.bias'} and not told['unexpected_keys']  # which nothing reads
+  np.testing.assert_allclose(
+    published.answered(returned, asked()), published.answered(theirs, asked()), atol=1e-6
+  )
 
 
 def test_the_longest_row(tmp_path):
   """Positions are fewer than rows of the table."""
   import tfm
+
   transformers = pytest.importorskip('transformers')
   theirs = published.made(transformers.RobertaForMaskedLM, transformers.RobertaConfig(**SMALL))
   theirs.save_pretrained(tmp_path)
@@ -59,8 +76,11 @@ def test_the_longest_row(tmp_path):
 @pytest.mark.parametrize('field, value', [('position_embedding_type', 'relative_key'), ('adapter', 3)])
 def test_what_is_not_understood_is_refused_by_name(field, value, tmp_path):
   import tfm
+
   transformers = pytest.importorskip('transformers')
-  published.made(transformers.RobertaForMaskedLM, transformers.RobertaConfig(**SMALL)).save_pretrained(tmp_path)
+  published.made(transformers.RobertaForMaskedLM, transformers.RobertaConfig(**SMALL)).save_pretrained(
+    tmp_path
+  )
   published.older(tmp_path, **{field: value})
   with pytest.raises(ValueError, match=f'{field}=.?{value}'):
     tfm.from_pretrained(str(tmp_path))

@@ -2,29 +2,51 @@
 
 import numpy as np
 import pytest
-from reference import published
 
 import tfm
-from tfm import export
+from tests.oracle import published
+from tfm.hf import export
+
 
 pytestmark = pytest.mark.oracle
-SMALL = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48, image_size=12, patch_size=4,
-             layer_norm_eps=1e-3, num_labels=5)
+SMALL = dict(
+  hidden_size=32,
+  num_hidden_layers=2,
+  num_attention_heads=4,
+  intermediate_size=48,
+  image_size=12,
+  patch_size=4,
+  layer_norm_eps=1e-3,
+  num_labels=5,
+)
 
 
 def asked(*shape):
   return dict(pixel_values=np.random.default_rng(0).normal(size=shape).astype(np.float32))
 
 
-@pytest.mark.parametrize('cls, settings, shape, field', [
-  ('ViTForImageClassification', dict(qkv_bias=False, hidden_act='relu'), (3, 12, 12), 'logits'),
-  ('ViTForImageClassification', dict(image_size=[8, 20], num_channels=1, num_attention_heads=2), (1, 8, 20), 'logits'),
-  ('ViTModel', dict(patch_size=[2, 2], num_hidden_layers=3), (3, 12, 12), 'last_hidden_state'),
-  ('DeiTForImageClassification', dict(qkv_bias=False, hidden_act='relu'), (3, 12, 12), 'logits'),
-  ('DeiTForImageClassificationWithTeacher', dict(num_attention_heads=2), (3, 12, 12), 'logits'),
-  ('DeiTForImageClassificationWithTeacher', dict(image_size=[8, 20], num_channels=1, num_labels=3), (1, 8, 20), 'logits'),
-  ('DeiTModel', dict(patch_size=[2, 2], num_hidden_layers=3), (3, 12, 12), 'last_hidden_state'),
-])
+@pytest.mark.parametrize(
+  'cls, settings, shape, field',
+  [
+    ('ViTForImageClassification', dict(qkv_bias=False, hidden_act='relu'), (3, 12, 12), 'logits'),
+    (
+      'ViTForImageClassification',
+      dict(image_size=[8, 20], num_channels=1, num_attention_heads=2),
+      (1, 8, 20),
+      'logits',
+    ),
+    ('ViTModel', dict(patch_size=[2, 2], num_hidden_layers=3), (3, 12, 12), 'last_hidden_state'),
+    ('DeiTForImageClassification', dict(qkv_bias=False, hidden_act='relu'), (3, 12, 12), 'logits'),
+    ('DeiTForImageClassificationWithTeacher', dict(num_attention_heads=2), (3, 12, 12), 'logits'),
+    (
+      'DeiTForImageClassificationWithTeacher',
+      dict(image_size=[8, 20], num_channels=1, num_labels=3),
+      (1, 8, 20),
+      'logits',
+    ),
+    ('DeiTModel', dict(patch_size=[2, 2], num_hidden_layers=3), (3, 12, 12), 'last_hidden_state'),
+  ],
+)
 def test_logits(cls, settings, shape, field, tmp_path):
   transformers = pytest.importorskip('transformers')
   made = getattr(transformers, cls)
@@ -48,12 +70,24 @@ def test_what_no_output_needs_is_left_out_and_told(tmp_path, caplog):
     ours.logits()
 
 
-@pytest.mark.parametrize('field, value, sentence', [
-  ('patch_size', [4, 2], 'patch_size='), ('patch_size', 5, 'config.model.patch=5'), ('use_mean_pooling', True, 'use_mean_pooling=True'),
-  ('architectures', ['DeiTForMaskedImageModeling'], "architectures='DeiTForMaskedImageModeling' is not read of 'vit'")])
+@pytest.mark.parametrize(
+  'field, value, sentence',
+  [
+    ('patch_size', [4, 2], 'patch_size='),
+    ('patch_size', 5, 'config.model.patch=5'),
+    ('use_mean_pooling', True, 'use_mean_pooling=True'),
+    (
+      'architectures',
+      ['DeiTForMaskedImageModeling'],
+      "architectures='DeiTForMaskedImageModeling' is not read of 'vit'",
+    ),
+  ],
+)
 def test_what_is_not_understood_is_refused_by_name(field, value, sentence, tmp_path):
   transformers = pytest.importorskip('transformers')
-  published.made(transformers.ViTForImageClassification, transformers.ViTConfig(**SMALL)).save_pretrained(tmp_path)
+  published.made(transformers.ViTForImageClassification, transformers.ViTConfig(**SMALL)).save_pretrained(
+    tmp_path
+  )
   published.older(tmp_path, **{field: value})
   with pytest.raises(ValueError, match=sentence):
     tfm.from_pretrained(str(tmp_path))

@@ -10,32 +10,55 @@ import numpy as np
 import pytest
 import sentencepiece
 import tokenizers
-from reference import marian_folder, published
 
 import tfm
-from tfm import build, exchange, run
-from tfm import config as configs
+from tests.data import marian_folder
+from tests.oracle import published
+from tfm.config import assemble
+from tfm.config.overlay import assign
 from tfm.data import pipeline
 from tfm.data.tokenizers.marian import Marian
 from tfm.decoding.translate import translate
+from tfm.hf import convert
+from tfm.runs import load
+
 
 pytestmark = pytest.mark.oracle
-SIZES = dict(d_model=32, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4, decoder_attention_heads=4,
-             encoder_ffn_dim=48, decoder_ffn_dim=48, max_position_embeddings=64)
+SIZES = dict(
+  d_model=32,
+  encoder_layers=2,
+  decoder_layers=2,
+  encoder_attention_heads=4,
+  decoder_attention_heads=4,
+  encoder_ffn_dim=48,
+  decoder_ffn_dim=48,
+  max_position_embeddings=64,
+)
 
 
 def t5(transformers, folder):
   """A checkpoint with spiece.model, whose decoder begins with the token of padding; and its tokenizer."""
   model = io.BytesIO()
   sentencepiece.SentencePieceTrainer.train(
-    sentence_iterator=iter((marian_folder.SOURCE + marian_folder.TARGET) * 20), model_writer=model, vocab_size=60,
-    hard_vocab_limit=False, pad_id=0, eos_id=1, unk_id=2, bos_id=-1, minloglevel=2)
+    sentence_iterator=iter((marian_folder.SOURCE + marian_folder.TARGET) * 20),
+    model_writer=model,
+    vocab_size=60,
+    hard_vocab_limit=False,
+    pad_id=0,
+    eos_id=1,
+    unk_id=2,
+    bos_id=-1,
+    minloglevel=2,
+  )
   (folder / 'spiece.model').write_bytes(model.getvalue())
   cut = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
   config = transformers.T5Config(
-    vocab_size=len(cut) + 4, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, decoder_start_token_id=0)
+    vocab_size=len(cut) + 4, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, decoder_start_token_id=0
+  )
+
   def encode(text, target=False):
     return [*cut.encode(text), 1]
+
   return transformers.T5ForConditionalGeneration, config, encode
 
 
@@ -43,13 +66,27 @@ def marian(transformers, folder, separate=False):
   """One whose decoder begins with the token of padding, the last."""
   sizes = marian_folder.write(folder, separate)
   config = transformers.MarianConfig(
-    **SIZES, vocab_size=sizes[0], decoder_vocab_size=sizes[-1], share_encoder_decoder_embeddings=not separate, eos_token_id=0,
-    pad_token_id=sizes[-1] - 1, decoder_start_token_id=sizes[-1] - 1, forced_eos_token_id=None, scale_embedding=True)
+    **SIZES,
+    vocab_size=sizes[0],
+    decoder_vocab_size=sizes[-1],
+    share_encoder_decoder_embeddings=not separate,
+    eos_token_id=0,
+    pad_token_id=sizes[-1] - 1,
+    decoder_start_token_id=sizes[-1] - 1,
+    forced_eos_token_id=None,
+    scale_embedding=True,
+  )
   made = transformers.MarianTokenizer(
-    str(folder / 'source.spm'), str(folder / 'target.spm'), str(folder / 'vocab.json'),
-    target_vocab_file=str(folder / 'target_vocab.json') if separate else None, separate_vocabs=separate)
+    str(folder / 'source.spm'),
+    str(folder / 'target.spm'),
+    str(folder / 'vocab.json'),
+    target_vocab_file=str(folder / 'target_vocab.json') if separate else None,
+    separate_vocabs=separate,
+  )
+
   def encode(text, target=False):
     return made(text_target=text).input_ids if target else made(text).input_ids
+
   encode.decode = lambda ids: made.decode(ids, skip_special_tokens=True)
   return transformers.MarianMTModel, config, encode
 
@@ -59,13 +96,23 @@ def bart(transformers, folder):
   special = ['<s>', '<pad>', '</s>', '<unk>']
   made = tokenizers.Tokenizer(tokenizers.models.BPE(unk_token='<unk>'))
   made.pre_tokenizer, made.decoder = tokenizers.pre_tokenizers.ByteLevel(), tokenizers.decoders.ByteLevel()
-  made.train_from_iterator(marian_folder.SOURCE + marian_folder.TARGET, tokenizers.trainers.BpeTrainer(
-    vocab_size=300, special_tokens=special, initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet()))
-  made.post_processor = tokenizers.processors.TemplateProcessing(single='<s> $A </s>', special_tokens=[('<s>', 0), ('</s>', 2)])
+  made.train_from_iterator(
+    marian_folder.SOURCE + marian_folder.TARGET,
+    tokenizers.trainers.BpeTrainer(
+      vocab_size=300, special_tokens=special, initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    ),
+  )
+  made.post_processor = tokenizers.processors.TemplateProcessing(
+    single='<s> $A </s>', special_tokens=[('<s>', 0), ('</s>', 2)]
+  )
   made.save(str(folder / 'tokenizer.json'))
-  config = transformers.BartConfig(**SIZES, vocab_size=made.get_vocab_size(), forced_eos_token_id=None, forced_bos_token_id=0)
+  config = transformers.BartConfig(
+    **SIZES, vocab_size=made.get_vocab_size(), forced_eos_token_id=None, forced_bos_token_id=0
+  )
+
   def encode(text, target=False):
     return made.encode(text).ids
+
   return transformers.BartForConditionalGeneration, config, encode
 
 
@@ -86,12 +133,15 @@ def pair(request, tmp_path):
       (tmp_path / f'{split}.{side}').write_text('\n'.join(texts) + '\n')
 
   def assigned(made):
-    for path, value in {'data.source': f"parallel('{tmp_path}/{{split}}.source', '{tmp_path}/{{split}}.target')",
-                        'data.length': 64}.items():
-      configs.assign(made, path, value)
+    for path, value in {
+      'data.source': f"parallel('{tmp_path}/{{split}}.source', '{tmp_path}/{{split}}.target')",
+      'data.length': 64,
+    }.items():
+      assign(made, path, value)
     return made
-  exchange.imported(str(tmp_path / 'theirs'), str(tmp_path / 'run'), assigned)
-  return theirs, encode, run.load(str(tmp_path / 'run'))
+
+  convert.imported(str(tmp_path / 'theirs'), str(tmp_path / 'run'), assigned)
+  return theirs, encode, load.load(str(tmp_path / 'run'))
 
 
 @pytest.mark.parametrize('separate', [False, True])
@@ -101,7 +151,16 @@ def test_marian_cuts_up_and_joins_as_published(separate, tmp_path):
   config.save_pretrained(tmp_path)
   target, source = Marian(str(tmp_path)).train(()), Marian(str(tmp_path), sources=True).train(())
   source = source if separate else target
-  for text in (*marian_folder.SOURCE, '>>de<< Now is', '>>de<<never', '>>xx<< a', '>> a', 'snow ☃ and  ice', 'Ⅷ ﬁne', ''):
+  for text in (
+    *marian_folder.SOURCE,
+    '>>de<< Now is',
+    '>>de<<never',
+    '>>xx<< a',
+    '>> a',
+    'snow ☃ and  ice',
+    'Ⅷ ﬁne',
+    '',
+  ):
     assert source.source(text).tolist() == encode(text), text
     assert [*target.encode(text), 0] == encode(text, target=True), text
   draw = np.random.default_rng(0)
@@ -115,24 +174,34 @@ def test_marian_cuts_up_and_joins_as_published(separate, tmp_path):
 @pytest.mark.parametrize('packing', ['padded', 'buckets'])
 def test_the_loss_of_each_pair(pair, packing, tmp_path):
   import torch
+
   theirs, encode, ours = pair
   config = ours.config.copy_and_resolve_references()
   config.data.packing = packing
-  data = pipeline.open_data(build.source(config), ours.tokenizer, tmp_path / 'cache', ours.source_tokenizer)
-  objective = build.objective(config)
-  rows = objective.rows(build.packing(config), data.tokens('train'), 64, None, ours.tokenizer)
+  data = pipeline.open_data(
+    assemble.source(config), ours.tokenizer, tmp_path / 'cache', ours.source_tokenizer
+  )
+  objective = assemble.objective(config)
+  rows = objective.rows(assemble.packing(config), data.tokens('train'), 64, None, ours.tokenizer)
   step, seen = jax.jit(lambda params, batch: objective(ours.model, params, batch, None)), set()
   for batch in pipeline.evaluation_batches(rows, 1):
     for b in np.flatnonzero(batch['segments'].any(1)):
-      row = {name: x[b:b + 1] for name, x in batch.items()}
+      row = {name: x[b : b + 1] for name, x in batch.items()}
       here, there = row['segments'][0] > 0, row['source_segments'][0] > 0
-      number = next(i for i, text in enumerate(marian_folder.TARGET) if encode(text, target=True) == row['targets'][0][here].tolist())
+      number = next(
+        i
+        for i, text in enumerate(marian_folder.TARGET)
+        if encode(text, target=True) == row['targets'][0][here].tolist()
+      )
       assert row['source'][0][there].tolist() == encode(marian_folder.SOURCE[number])
       assert row['inputs'][0][0] == theirs.config.decoder_start_token_id
       _, sums = step(ours.params, row)
       with torch.no_grad():
-        wanted = theirs(input_ids=torch.as_tensor(row['source'][:, there]).long(), attention_mask=torch.ones(1, int(there.sum())),
-                        labels=torch.as_tensor(row['targets'][:, here]).long()).loss
+        wanted = theirs(
+          input_ids=torch.as_tensor(row['source'][:, there]).long(),
+          attention_mask=torch.ones(1, int(there.sum())),
+          labels=torch.as_tensor(row['targets'][:, here]).long(),
+        ).loss
       assert math.isclose(float(sums['loss'] / sums['tokens']), float(wanted), rel_tol=2e-5)
       seen.add(number)
   assert seen == {0, 1, 2}
@@ -141,27 +210,51 @@ def test_the_loss_of_each_pair(pair, packing, tmp_path):
 def test_what_is_written(pair):
   """Texts in and texts out."""
   import torch
+
   theirs, encode, ours = pair
   more = len(ours.tokenizer.target_begins)
-  found = dict(translate(
-    ours.model, ours.params, ours.tokenizer, marian_folder.SOURCE, beams=1, penalty=build.penalty(ours.config), longer=0,
-    max_tokens=8, source_tokenizer=ours.source_tokenizer))
+  found = dict(
+    translate(
+      ours.model,
+      ours.params,
+      ours.tokenizer,
+      marian_folder.SOURCE,
+      beams=1,
+      penalty=assemble.penalty(ours.config),
+      longer=0,
+      max_tokens=8,
+      source_tokenizer=ours.source_tokenizer,
+    )
+  )
   for i, text in enumerate(marian_folder.SOURCE):
     ids = torch.as_tensor([encode(text)])
     with torch.no_grad():
-      wanted = theirs.generate(ids, max_new_tokens=8 + more, do_sample=False, num_beams=1, bad_words_ids=None)[0].tolist()
-    wanted = wanted[1 + more:]
-    assert found[i][0].text == (encode.decode(wanted) if hasattr(encode, 'decode') else ours.tokenizer.decode(wanted))
+      wanted = theirs.generate(
+        ids, max_new_tokens=8 + more, do_sample=False, num_beams=1, bad_words_ids=None
+      )[0].tolist()
+    wanted = wanted[1 + more :]
+    assert found[i][0].text == (
+      encode.decode(wanted) if hasattr(encode, 'decode') else ours.tokenizer.decode(wanted)
+    )
 
 
 def test_back_again(pair, tmp_path):
   """With its tokenizer, as it came."""
   theirs, _, ours = pair
-  told = exchange.exported(ours, str(tmp_path / 'run'), str(tmp_path / 'ours'))
-  files = {path.name for path in (tmp_path / 'theirs').iterdir() if path.suffix in ('.spm', '.model') or 'vocab' in path.name or 'tokenizer' in path.name}
-  assert files and all((tmp_path / 'ours' / name).read_bytes() == (tmp_path / 'theirs' / name).read_bytes() for name in files)
+  told = convert.exported(ours, str(tmp_path / 'run'), str(tmp_path / 'ours'))
+  files = {
+    path.name
+    for path in (tmp_path / 'theirs').iterdir()
+    if path.suffix in ('.spm', '.model') or 'vocab' in path.name or 'tokenizer' in path.name
+  }
+  assert files and all(
+    (tmp_path / 'ours' / name).read_bytes() == (tmp_path / 'theirs' / name).read_bytes() for name in files
+  )
   assert all(name in told for name in files)
   returned, loading = type(theirs).from_pretrained(tmp_path / 'ours', output_loading_info=True)
   assert not loading['missing_keys'] and not loading['unexpected_keys']
   published.same_parameters(theirs, returned, published.unread(tfm.from_pretrained(str(tmp_path / 'ours'))))
-  assert json.loads((tmp_path / 'ours' / 'config.json').read_text())['decoder_start_token_id'] == theirs.config.decoder_start_token_id
+  assert (
+    json.loads((tmp_path / 'ours' / 'config.json').read_text())['decoder_start_token_id']
+    == theirs.config.decoder_start_token_id
+  )

@@ -3,10 +3,12 @@
 import numpy as np
 import pytest
 
+
 pytestmark = pytest.mark.oracle
 torch = pytest.importorskip('torch', reason='needs the extra [oracle]: make oracle')
 published = pytest.importorskip(
-  'transformers.models.qwen3_next.modeling_qwen3_next', reason='needs the extra [oracle]: make oracle')
+  'transformers.models.qwen3_next.modeling_qwen3_next', reason='needs the extra [oracle]: make oracle'
+)
 
 import jax.numpy as jnp  # noqa: E402
 from transformers import Qwen3NextConfig  # noqa: E402
@@ -16,6 +18,7 @@ from tfm import spec  # noqa: E402
 from tfm.layers.initializer import normal  # noqa: E402
 from tfm.mixers.gated_delta import delta_rule, unit  # noqa: E402
 from tfm.mixers.protocol import Context, Mixer  # noqa: E402
+
 
 B, T, D, H, K, C, TAPS = 2, 75, 24, 4, 2, 6, 4
 DRAW = np.random.default_rng(0)
@@ -35,22 +38,45 @@ def test_the_rule(rule, chunk):
   beta = DRAW.uniform(size=(B, T, H)).astype(np.float32)
   state = DRAW.standard_normal((B, H, C, C)).astype(np.float32)
   y, last = getattr(published, rule)(
-    *map(torch.tensor, (q, k, v)), g=torch.tensor(log_alpha), beta=torch.tensor(beta),
-    initial_state=torch.tensor(state), output_final_state=True, use_qk_l2norm_in_kernel=True)
+    *map(torch.tensor, (q, k, v)),
+    g=torch.tensor(log_alpha),
+    beta=torch.tensor(beta),
+    initial_state=torch.tensor(state),
+    output_final_state=True,
+    use_qk_l2norm_in_kernel=True,
+  )
   none_first = jnp.zeros((B, T), bool)  # the document is that of the state
   ours, ours_last = delta_rule(
-    unit(jnp.asarray(q)) * C**-0.5, unit(jnp.asarray(k)), jnp.asarray(v), log_alpha, beta,
-    none_first, state, chunk)
+    unit(jnp.asarray(q)) * C**-0.5,
+    unit(jnp.asarray(k)),
+    jnp.asarray(v),
+    log_alpha,
+    beta,
+    none_first,
+    state,
+    chunk,
+  )
   assert_equal(ours, y)
   assert_equal(ours_last, last)
 
 
 @pytest.mark.parametrize('kv_heads', [K, H])
 def test_the_layer(kv_heads):
-  theirs = published.Qwen3NextGatedDeltaNet(Qwen3NextConfig(
-    hidden_size=D, linear_num_value_heads=H, linear_num_key_heads=kv_heads, linear_key_head_dim=C,
-    linear_value_head_dim=C, linear_conv_kernel_dim=TAPS, hidden_act='silu', rms_norm_eps=1e-6,
-    num_hidden_layers=1, layer_types=['linear_attention']), 0)
+  theirs = published.Qwen3NextGatedDeltaNet(
+    Qwen3NextConfig(
+      hidden_size=D,
+      linear_num_value_heads=H,
+      linear_num_key_heads=kv_heads,
+      linear_key_head_dim=C,
+      linear_value_head_dim=C,
+      linear_conv_kernel_dim=TAPS,
+      hidden_act='silu',
+      rms_norm_eps=1e-6,
+      num_hidden_layers=1,
+      layer_types=['linear_attention'],
+    ),
+    0,
+  )
   torch.manual_seed(0)
   with torch.no_grad():
     for parameter in theirs.parameters():
@@ -66,13 +92,28 @@ def test_the_layer(kv_heads):
   params = {name: dict(kernel=y.reshape(D, -1, C)) for name, y in dict(q=q, k=k, v=v, gate=z).items()}
   params |= {f'{name}_convolution': dict(weight=y.reshape(TAPS, -1, C)) for name, y in zip('qkv', taps)}
   params |= dict(
-    alpha=dict(kernel=alpha.reshape(D, H)), beta=dict(kernel=beta.reshape(D, H)), A_log=w['A_log'],
-    dt_bias=w['dt_bias'], norm=dict(scale=w['norm.weight']),
-    out=dict(kernel=w['out_proj.weight'].T.reshape(H, C, D)))
+    alpha=dict(kernel=alpha.reshape(D, H)),
+    beta=dict(kernel=beta.reshape(D, H)),
+    A_log=w['A_log'],
+    dt_bias=w['dt_bias'],
+    norm=dict(scale=w['norm.weight']),
+    out=dict(kernel=w['out_proj.weight'].T.reshape(H, C, D)),
+  )
 
   made = spec.factory(
-    f'gated_delta(taps={TAPS})', tfm.mixers, Mixer, width=D, heads=H, kv_heads=kv_heads, head_width=C,
-    bias=False, dropout=0.0, initializer=normal(), output_initializer=normal(), dtype=jnp.float32)()
+    f'gated_delta(taps={TAPS})',
+    tfm.mixers,
+    Mixer,
+    width=D,
+    heads=H,
+    kv_heads=kv_heads,
+    head_width=C,
+    bias=False,
+    dropout=0.0,
+    initializer=normal(),
+    output_initializer=normal(),
+    dtype=jnp.float32,
+  )()
   x = DRAW.standard_normal((B, T, D)).astype(np.float32)
   ours, _ = made.apply({'params': params}, jnp.asarray(x), None, Context.whole(x[..., 0]), None)
   assert_equal(ours, theirs(torch.tensor(x)))

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+
 pytestmark = pytest.mark.oracle
 torch = pytest.importorskip('torch', reason='needs the extra [oracle]: make oracle')
 pytest.importorskip('transformers', reason='needs the extra [oracle]: make oracle')
@@ -11,9 +12,11 @@ import jax.numpy as jnp  # noqa: E402
 from transformers import DeepseekV2Config  # noqa: E402
 from transformers.models.deepseek_v2 import modeling_deepseek_v2 as published  # noqa: E402
 
-from tfm import build  # noqa: E402
-from tfm import config as configs  # noqa: E402
+from tfm.config import assemble  # noqa: E402
+from tfm.config.overlay import complete
+from tfm.config.resolve import resolve_config  # noqa: E402
 from tfm.mixers.protocol import Context  # noqa: E402
+
 
 B, T, D, H, C, RANK, ROPE, THETA = 2, 17, 32, 4, 6, 10, 8, 500.0
 X = np.random.default_rng(0).standard_normal((B, T, D)).astype(np.float32)
@@ -22,10 +25,20 @@ X = np.random.default_rng(0).standard_normal((B, T, D)).astype(np.float32)
 def attention(query_rank, bias):
   """The module with random weights, norms' too, and its output for X under a causal mask."""
   config = DeepseekV2Config(
-    hidden_size=D, num_attention_heads=H, num_key_value_heads=H, kv_lora_rank=RANK,
-    q_lora_rank=query_rank or None, qk_rope_head_dim=ROPE, qk_nope_head_dim=C, v_head_dim=C, head_dim=ROPE, attention_bias=bias,
-    max_position_embeddings=64, rope_parameters=dict(rope_type='default', rope_theta=THETA),
-    attn_implementation='eager')
+    hidden_size=D,
+    num_attention_heads=H,
+    num_key_value_heads=H,
+    kv_lora_rank=RANK,
+    q_lora_rank=query_rank or None,
+    qk_rope_head_dim=ROPE,
+    qk_nope_head_dim=C,
+    v_head_dim=C,
+    head_dim=ROPE,
+    attention_bias=bias,
+    max_position_embeddings=64,
+    rope_parameters=dict(rope_type='default', rope_theta=THETA),
+    attn_implementation='eager',
+  )
   torch.manual_seed(0)
   module = published.DeepseekV2Attention(config, layer_idx=0).eval()
   x, positions = torch.tensor(X), torch.arange(T)[None]
@@ -39,28 +52,48 @@ def attention(query_rank, bias):
 
 def parameters(w):
   """Ours from theirs."""
+
   def linear(name, shape=None):
     kernel = w[f'{name}.weight'].T
     kernel = {'kernel': kernel if shape is None else kernel.reshape(shape)}
     return kernel | ({'bias': w[f'{name}.bias']} if f'{name}.bias' in w else {})
+
   up = w['kv_b_proj.weight'].T.reshape(RANK, H, 2 * C)
   params = dict(
-    down=linear('kv_a_proj_with_mqa'), norm=dict(scale=w['kv_a_layernorm.weight']),
-    k_up=up[..., :C], v_up=up[..., C:], out=linear('o_proj', (H, C, D)))
+    down=linear('kv_a_proj_with_mqa'),
+    norm=dict(scale=w['kv_a_layernorm.weight']),
+    k_up=up[..., :C],
+    v_up=up[..., C:],
+    out=linear('o_proj', (H, C, D)),
+  )
   if 'q_proj.weight' in w:
     return params | dict(q=linear('q_proj', (D, H, C + ROPE)))
   return params | dict(
-    q_down=linear('q_a_proj'), q_norm=dict(scale=w['q_a_layernorm.weight']),
-    q=linear('q_b_proj', (-1, H, C + ROPE)))
+    q_down=linear('q_a_proj'),
+    q_norm=dict(scale=w['q_a_layernorm.weight']),
+    q=linear('q_b_proj', (-1, H, C + ROPE)),
+  )
 
 
 @pytest.mark.parametrize('query_rank, bias', [(0, False), (12, False), (12, True)])
 def test_deepseek_v2(query_rank, bias):
   w, theirs = attention(query_rank, bias)
-  config = configs.resolve(configs.complete(dict(data=dict(length=T), model=dict(
-    width=D, heads=H, head_width=C, bias=bias, position=f'rope({THETA}, interleaved=True)',
-    mixer=f'latent(rank={RANK}, rope_width={ROPE}, query_rank={query_rank})'))))
-  mixer = build.block(config, 'model', config.model, causal=True)().mixer()
+  config = resolve_config(
+    complete(
+      dict(
+        data=dict(length=T),
+        model=dict(
+          width=D,
+          heads=H,
+          head_width=C,
+          bias=bias,
+          position=f'rope({THETA}, interleaved=True)',
+          mixer=f'latent(rank={RANK}, rope_width={ROPE}, query_rank={query_rank})',
+        ),
+      )
+    )
+  )
+  mixer = assemble.block(config, 'model', config.model, causal=True)().mixer()
   params, context = {'params': parameters(w)}, Context.whole(jnp.asarray(X[..., 0]))
   whole, _ = mixer.apply(params, jnp.asarray(X), None, context, None)
   np.testing.assert_allclose(whole, theirs, rtol=2e-5, atol=2e-5 * np.abs(theirs).max())

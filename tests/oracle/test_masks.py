@@ -7,6 +7,7 @@ tells: what a query does not see has no influence on its output.
 import numpy as np
 import pytest
 
+
 pytestmark = pytest.mark.oracle
 torch = pytest.importorskip('torch', reason='needs the extra [oracle]: make oracle')
 transformers = pytest.importorskip('transformers', reason='needs the extra [oracle]: make oracle')
@@ -18,6 +19,7 @@ from transformers.models.longformer import modeling_longformer  # noqa: E402
 import tfm.masks  # noqa: E402
 from tfm import spec  # noqa: E402
 from tfm.masks.protocol import Mask, table  # noqa: E402
+
 
 WIDTH = 8
 
@@ -49,22 +51,29 @@ def test_chunked_is_llama4s(chunk):
 def test_window_is_mistrals(window):
   """Theirs counts the token itself."""
   np.testing.assert_array_equal(
-    ours(f'causal & window({window - 1})', 20), theirs(masking_utils.sliding_window_overlay(window), 20))
+    ours(f'causal & window({window - 1})', 20), theirs(masking_utils.sliding_window_overlay(window), 20)
+  )
 
 
 @pytest.mark.parametrize('window, tokens', [(2, 0), (2, 1), (3, 2), (4, 5)])
 def test_longformer(window, tokens):
   length = 24
   config = transformers.LongformerConfig(
-    hidden_size=WIDTH, num_attention_heads=2, attention_window=[2 * window], attention_probs_dropout_prob=0.0)
+    hidden_size=WIDTH, num_attention_heads=2, attention_window=[2 * window], attention_probs_dropout_prob=0.0
+  )
   torch.manual_seed(0)
   layer = modeling_longformer.LongformerSelfAttention(config, layer_id=0).eval()
   mask = torch.zeros(1, length)
   mask[:, :tokens] = 10000.0  # global; 0 is local
 
   def attend(x):
-    return layer(x, attention_mask=mask, is_index_masked=mask < 0, is_index_global_attn=mask > 0,
-                 is_global_attn=tokens > 0)[0]
+    return layer(
+      x,
+      attention_mask=mask,
+      is_index_masked=mask < 0,
+      is_index_global_attn=mask > 0,
+      is_global_attn=tokens > 0,
+    )[0]
 
   np.testing.assert_array_equal(influence(attend, length), ours(f'longformer({window}, {tokens})', length))
 
@@ -72,12 +81,19 @@ def test_longformer(window, tokens):
 def big_bird(block, random, length, training):
   """One layer of block-sparse attention as a function of x; training draws the random blocks."""
   config = transformers.BigBirdConfig(
-    hidden_size=WIDTH, num_attention_heads=1, block_size=block, num_random_blocks=random, use_bias=True,
-    attention_type='block_sparse', max_position_embeddings=length)
+    hidden_size=WIDTH,
+    num_attention_heads=1,
+    block_size=block,
+    num_random_blocks=random,
+    use_bias=True,
+    attention_type='block_sparse',
+    max_position_embeddings=length,
+  )
   torch.manual_seed(0)
   layer = modeling_big_bird.BigBirdBlockSparseAttention(config, seed=3).train(training)
   blocked, band, row, column = modeling_big_bird.BigBirdModel.create_masks_for_block_sparse_attn(
-    torch.ones(1, length), block)
+    torch.ones(1, length), block
+  )
   return lambda x: layer(x, band, row, column, blocked, blocked)[0]
 
 
@@ -93,7 +109,8 @@ def test_bigbird_without_the_random_blocks():
   block, length = 2, 32
   found = influence(big_bird(block, 3, length, training=False), length)
   np.testing.assert_array_equal(
-    found, with_last(ours(f'bigbird({block}, random=0, window=1, global_tokens={block})', length), block))
+    found, with_last(ours(f'bigbird({block}, random=0, window=1, global_tokens={block})', length), block)
+  )
 
 
 def test_bigbird_draws_as_many_blocks_from_the_same():

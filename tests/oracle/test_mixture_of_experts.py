@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+
 pytestmark = pytest.mark.oracle
 torch = pytest.importorskip('torch', reason='needs the extra [oracle]: make oracle')
 transformers = pytest.importorskip('transformers', reason='needs the extra [oracle]: make oracle')
@@ -10,13 +11,12 @@ transformers = pytest.importorskip('transformers', reason='needs the extra [orac
 import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2Moe  # noqa: E402
-from transformers.models.mixtral.modeling_mixtral import (  # noqa: E402
-  MixtralSparseMoeBlock, load_balancing_loss_func)
-from transformers.models.switch_transformers.modeling_switch_transformers import (  # noqa: E402
-  SwitchTransformersSparseMLP)
+from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock, load_balancing_loss_func  # noqa: E402
+from transformers.models.switch_transformers.modeling_switch_transformers import SwitchTransformersSparseMLP  # noqa: E402
 
 from tfm.layers.initializer import normal  # noqa: E402
 from tfm.layers.mixture_of_experts import MixtureOfExperts  # noqa: E402
+
 
 B, T, D, F, E = 3, 20, 16, 12, 6
 DRAW = np.random.default_rng(0)
@@ -41,8 +41,9 @@ def experts(w):
 
 def ours(params, valid=np.ones((B, T), bool), **settings):
   made = MixtureOfExperts(D, F, False, normal(), normal(), jnp.float32, experts=E, **settings)
-  run = jax.jit(lambda params, x: made.apply(
-    {'params': params}, x, jnp.asarray(valid), mutable=['losses', 'metrics']))
+  run = jax.jit(
+    lambda params, x: made.apply({'params': params}, x, jnp.asarray(valid), mutable=['losses', 'metrics'])
+  )
   return run(params, jnp.asarray(X))
 
 
@@ -57,8 +58,9 @@ def close(a, b):
 
 @pytest.mark.parametrize('k', [2, 3])
 def test_mixtral(k):
-  module = MixtralSparseMoeBlock(transformers.MixtralConfig(
-    hidden_size=D, intermediate_size=F, num_local_experts=E, num_experts_per_tok=k))
+  module = MixtralSparseMoeBlock(
+    transformers.MixtralConfig(hidden_size=D, intermediate_size=F, num_local_experts=E, num_experts_per_tok=k)
+  )
   w = weights(module)
   params = dict(router=dict(kernel=w['gate.weight'].T), **experts(w))
   close(ours(params, top_k=k)[0], theirs(module))
@@ -67,8 +69,9 @@ def test_mixtral(k):
 @pytest.mark.parametrize('k', [1, 2, 4])
 def test_mixtral_balance(k):
   """With padding, which has no part in it."""
-  module = MixtralSparseMoeBlock(transformers.MixtralConfig(
-    hidden_size=D, intermediate_size=F, num_local_experts=E, num_experts_per_tok=k))
+  module = MixtralSparseMoeBlock(
+    transformers.MixtralConfig(hidden_size=D, intermediate_size=F, num_local_experts=E, num_experts_per_tok=k)
+  )
   w = weights(module)
   params = dict(router=dict(kernel=w['gate.weight'].T), **experts(w))
   logits = torch.tensor(X.reshape(-1, D) @ w['gate.weight'].T)
@@ -81,11 +84,16 @@ def test_mixtral_balance(k):
 @pytest.mark.parametrize('room', [2, 4, 20])
 def test_switch(room):
   """One expert a token, weighed by its probability, with room for so many of a row."""
-  module = SwitchTransformersSparseMLP(transformers.SwitchTransformersConfig(
-    d_model=D, d_ff=F, num_experts=E, expert_capacity=room, dense_act_fn='relu'))
+  module = SwitchTransformersSparseMLP(
+    transformers.SwitchTransformersConfig(
+      d_model=D, d_ff=F, num_experts=E, expert_capacity=room, dense_act_fn='relu'
+    )
+  )
   w = weights(module)
+
   def stacked(name):
     return dict(kernel=np.stack([w[f'experts.expert_{i}.{name}.weight'].T for i in range(E)]))
+
   params = dict(router=dict(kernel=w['router.classifier.weight'].T), up=stacked('wi'), down=stacked('wo'))
   y, said = ours(params, top_k=1, normalize=False, activation='relu', capacity=room * E / T)
   close(y, theirs(module))
@@ -94,11 +102,23 @@ def test_switch(room):
 
 def test_deepseek():
   """Probabilities that do not sum to one, a factor on the mixture, shared experts."""
-  module = DeepseekV2Moe(transformers.DeepseekV2Config(
-    hidden_size=D, num_attention_heads=4, moe_intermediate_size=F, n_routed_experts=E, num_experts_per_tok=3,
-    n_shared_experts=2, routed_scaling_factor=1.7, topk_method='greedy', norm_topk_prob=False))
+  module = DeepseekV2Moe(
+    transformers.DeepseekV2Config(
+      hidden_size=D,
+      num_attention_heads=4,
+      moe_intermediate_size=F,
+      n_routed_experts=E,
+      num_experts_per_tok=3,
+      n_shared_experts=2,
+      routed_scaling_factor=1.7,
+      topk_method='greedy',
+      norm_topk_prob=False,
+    )
+  )
   w = weights(module)
-  shared = {ours: dict(kernel=w[f'shared_experts.{theirs}_proj.weight'].T)
-            for ours, theirs in dict(up='gate', gate='up', down='down').items()}
+  shared = {
+    ours: dict(kernel=w[f'shared_experts.{theirs}_proj.weight'].T)
+    for ours, theirs in dict(up='gate', gate='up', down='down').items()
+  }
   params = dict(router=dict(kernel=w['gate.weight'].T), shared=shared, **experts(w))
   close(ours(params, top_k=3, normalize=False, scale=1.7, shared=2)[0], theirs(module))

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+
 pytestmark = pytest.mark.oracle
 torch = pytest.importorskip('torch', reason='needs the extra [oracle]: make oracle')
 
@@ -14,6 +15,7 @@ from tfm import spec  # noqa: E402
 from tfm.layers.initializer import normal  # noqa: E402
 from tfm.mixers.protocol import Context, Mixer  # noqa: E402
 from tfm.mixers.recurrent import FORGET_BIAS  # noqa: E402
+
 
 B, T, D, F = 3, 40, 6, 5
 X = np.random.default_rng(0).standard_normal((B, T, D)).astype(np.float32)
@@ -53,12 +55,23 @@ def parameters(cell, w):
 def ours(cell, params, bias, pieces=(T,)):
   """The hidden states, shown by an identity for the projection out, and the last cache."""
   made = spec.factory(
-    f'recurrent({cell!r}, hidden={F})', tfm.mixers, Mixer, width=D, heads=2, kv_heads=2, head_width=3,
-    bias=bias, dropout=0.0, initializer=normal(), output_initializer=normal(), dtype=jnp.float32)()
+    f'recurrent({cell!r}, hidden={F})',
+    tfm.mixers,
+    Mixer,
+    width=D,
+    heads=2,
+    kv_heads=2,
+    head_width=3,
+    bias=bias,
+    dropout=0.0,
+    initializer=normal(),
+    output_initializer=normal(),
+    dtype=jnp.float32,
+  )()
   out = dict(kernel=jnp.eye(F, D)) | (dict(bias=jnp.zeros(D)) if bias else {})
   cache, read, start = made.init_cache(B, T), [], 0
   for piece in pieces:
-    x = jnp.asarray(X[:, start:start + piece])
+    x = jnp.asarray(X[:, start : start + piece])
     y, cache = made.apply({'params': params | {'out': out}}, x, None, Context.whole(x[..., 0]), cache)
     read.append(y)
     start += piece
@@ -87,13 +100,15 @@ def test_gradients(cell):
   theirs = {name.removesuffix('_l0'): p.grad.numpy() for name, p in module.named_parameters()}
   expected = dict(
     input=dict(kernel=gates(cell, theirs['weight_ih']), bias=gates(cell, theirs['bias_ih'])[0]),
-    recurrent=gates(cell, theirs['weight_hh']))
+    recurrent=gates(cell, theirs['weight_hh']),
+  )
   if cell == 'gru':
     expected['recurrent_bias'] = gates(cell, theirs['bias_hh'])[0, :, 2:]
   params = jax.tree.map(jnp.asarray, parameters(cell, w))
   found = jax.grad(lambda params: (ours(cell, params, True)[0] * weight).sum())(params)
   jax.tree.map(
-    lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5 * np.abs(b).max()), found, expected)
+    lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5 * np.abs(b).max()), found, expected
+  )
 
 
 def test_an_lstm_without_biases_still_remembers():
@@ -103,7 +118,7 @@ def test_an_lstm_without_biases_still_remembers():
     for name, weight in module.named_parameters():
       if name.startswith('bias'):
         weight.zero_()
-    module.bias_ih_l0[F:2 * F] = 1.0
+    module.bias_ih_l0[F : 2 * F] = 1.0
     theirs = module(torch.tensor(X))[0].numpy()
   h, _ = ours('lstm', parameters('lstm', {k: v for k, v in w.items() if k.startswith('weight')}), False)
   np.testing.assert_allclose(h, theirs, rtol=1e-5, atol=1e-5)

@@ -7,6 +7,7 @@ by cuts of the sorted row, and across buckets.
 import numpy as np
 import pytest
 
+
 pytestmark = pytest.mark.oracle
 torch = pytest.importorskip('torch', reason='needs the extra [oracle]: make oracle')
 pytest.importorskip('transformers', reason='needs the extra [oracle]: make oracle')
@@ -15,10 +16,12 @@ import jax.numpy as jnp  # noqa: E402
 from transformers import ReformerConfig  # noqa: E402
 from transformers.models.reformer.modeling_reformer import LSHSelfAttention  # noqa: E402
 
-from tfm import build  # noqa: E402
-from tfm import config as configs  # noqa: E402
+from tfm.config import assemble  # noqa: E402
+from tfm.config.overlay import complete
+from tfm.config.resolve import resolve_config  # noqa: E402
 from tfm.mixers.protocol import Context  # noqa: E402
 from tfm.mixers.reformer import hashed  # noqa: E402
+
 
 B, T, D, H, C, BUCKETS, SEED = 2, 16, 12, 3, 4, 6, 5
 DRAW = np.random.default_rng(0)
@@ -26,10 +29,21 @@ DRAW = np.random.default_rng(0)
 
 def published(chunk, hashes, causal=True):
   torch.manual_seed(0)
-  module = LSHSelfAttention(ReformerConfig(
-    hidden_size=D, num_attention_heads=H, attention_head_size=C, num_buckets=BUCKETS, num_hashes=hashes,
-    lsh_attn_chunk_length=chunk, lsh_num_chunks_before=1, lsh_num_chunks_after=0, is_decoder=causal,
-    hash_seed=SEED, lsh_attention_probs_dropout_prob=0.0)).eval()
+  module = LSHSelfAttention(
+    ReformerConfig(
+      hidden_size=D,
+      num_attention_heads=H,
+      attention_head_size=C,
+      num_buckets=BUCKETS,
+      num_hashes=hashes,
+      lsh_attn_chunk_length=chunk,
+      lsh_num_chunks_before=1,
+      lsh_num_chunks_after=0,
+      is_decoder=causal,
+      hash_seed=SEED,
+      lsh_attention_probs_dropout_prob=0.0,
+    )
+  ).eval()
   with torch.no_grad():
     for parameter in module.parameters():
       parameter.copy_(torch.randn_like(parameter) * 0.5)
@@ -49,9 +63,15 @@ def test_buckets(hashes):
   assert len(np.unique(ours)) == BUCKETS
 
 
-@pytest.mark.parametrize('chunk, hashes, causal', [
-  (T, 1, True), (T, 1, False),  # no longer than a chunk: theirs does not hash
-  (T // 2, 1, True), (T // 2, 3, True)])  # two chunks of one bucket, all of which the second sees
+@pytest.mark.parametrize(
+  'chunk, hashes, causal',
+  [
+    (T, 1, True),
+    (T, 1, False),  # no longer than a chunk: theirs does not hash
+    (T // 2, 1, True),
+    (T // 2, 3, True),
+  ],
+)  # two chunks of one bucket, all of which the second sees
 def test_attention(chunk, hashes, causal, monkeypatch):
   module, x = published(chunk, hashes, causal), DRAW.standard_normal((B, T, D)).astype(np.float32)
   # Both are told that all tokens share a bucket in every round; theirs numbers on from round to round.
@@ -60,14 +80,28 @@ def test_attention(chunk, hashes, causal, monkeypatch):
   with torch.no_grad():
     theirs = module(torch.tensor(x), buckets=one_each).hidden_states.numpy()
   w = {name: value.numpy() for name, value in module.state_dict().items()}
-  params = {ours: dict(kernel=w[f'{name}.weight'].T.reshape(D, H, C))
-            for ours, name in (('qk', 'query_key'), ('v', 'value'))}
+  params = {
+    ours: dict(kernel=w[f'{name}.weight'].T.reshape(D, H, C))
+    for ours, name in (('qk', 'query_key'), ('v', 'value'))
+  }
   # Theirs ends before the projection out: an identity shows ours.
   params['out'] = dict(kernel=np.eye(D, dtype=np.float32).reshape(H, C, D))
-  config = configs.resolve(configs.complete(dict(data=dict(length=T), model=dict(
-    width=D, heads=H, head_width=C, position='none', mask='causal' if causal else 'full',
-    mixer=f'reformer(buckets=2, chunk={T}, hashes={hashes})'))))
-  mixer = build.block(config, 'model', config.model, causal=causal)().mixer()
+  config = resolve_config(
+    complete(
+      dict(
+        data=dict(length=T),
+        model=dict(
+          width=D,
+          heads=H,
+          head_width=C,
+          position='none',
+          mask='causal' if causal else 'full',
+          mixer=f'reformer(buckets=2, chunk={T}, hashes={hashes})',
+        ),
+      )
+    )
+  )
+  mixer = assemble.block(config, 'model', config.model, causal=causal)().mixer()
   y, _ = mixer.apply({'params': params}, jnp.asarray(x), None, Context.whole(jnp.asarray(x[..., 0])), None)
   # The first token hears only itself: the sum of theirs over rounds is rounded at logits of -1e5 then.
   heard = slice(int(causal and hashes > 1), None)

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+
 pytestmark = pytest.mark.oracle
 torch = pytest.importorskip('torch', reason='needs the extra [oracle]: make oracle')
 transformers = pytest.importorskip('transformers', reason='needs the extra [oracle]: make oracle')
@@ -21,26 +22,35 @@ import tfm.positions  # noqa: E402
 from tfm import spec  # noqa: E402
 from tfm.positions.protocol import Position  # noqa: E402
 
+
 HEADS, WIDTH = 4, 16  # of a head
 
 
 def made(text, width=WIDTH, length=64):
-  return spec.factory(text, tfm.positions, Position, width=HEADS * width, heads=HEADS, head_width=width,
-                      length=length)()
+  return spec.factory(
+    text, tfm.positions, Position, width=HEADS * width, heads=HEADS, head_width=width, length=length
+  )()
 
 
 def config(theta, width=WIDTH, longest=64, fraction=1.0, kind=transformers.LlamaConfig, **parameters):
   """A published config; `longest` is what it calls max_position_embeddings."""
   return kind(
-    hidden_size=HEADS * width, num_attention_heads=HEADS, max_position_embeddings=longest,
-    rope_parameters=dict(rope_theta=theta, partial_rotary_factor=fraction, **parameters), pad_token_id=0)
+    hidden_size=HEADS * width,
+    num_attention_heads=HEADS,
+    max_position_embeddings=longest,
+    rope_parameters=dict(rope_theta=theta, partial_rotary_factor=fraction, **parameters),
+    pad_token_id=0,
+  )
 
 
 def yarn(draw):
   chosen = dict(factor=draw.uniform(1, 40), original=int(draw.choice([64, 777, 4096])))
   chosen |= [
-    {}, dict(beta_fast=draw.uniform(8, 50), beta_slow=draw.uniform(0.5, 4)), dict(truncate=False),
-    dict(attention_factor=draw.uniform(0.5, 2)), dict(mscale=draw.uniform(0.5, 1.5), mscale_all_dim=0.8),
+    {},
+    dict(beta_fast=draw.uniform(8, 50), beta_slow=draw.uniform(0.5, 4)),
+    dict(truncate=False),
+    dict(attention_factor=draw.uniform(0.5, 2)),
+    dict(mscale=draw.uniform(0.5, 1.5), mscale_all_dim=0.8),
   ][draw.integers(5)]
   return chosen
 
@@ -56,11 +66,15 @@ def longrope(draw, pairs):
 DRAWN = {
   'linear': lambda draw, pairs: dict(factor=draw.uniform(1, 20)),
   'dynamic': lambda draw, pairs: dict(
-    factor=draw.uniform(1, 20), original=int(draw.choice([64, 2048])), length=int(draw.integers(32, 10_000))),
+    factor=draw.uniform(1, 20), original=int(draw.choice([64, 2048])), length=int(draw.integers(32, 10_000))
+  ),
   'yarn': lambda draw, pairs: yarn(draw),
   'llama3': lambda draw, pairs: dict(
-    factor=draw.uniform(1, 40), low_freq_factor=draw.uniform(0.5, 2), high_freq_factor=draw.uniform(2.5, 9),
-    original=int(draw.choice([64, 1024, 8192]))),
+    factor=draw.uniform(1, 40),
+    low_freq_factor=draw.uniform(0.5, 2),
+    high_freq_factor=draw.uniform(2.5, 9),
+    original=int(draw.choice([64, 1024, 8192])),
+  ),
   'longrope': lambda draw, pairs: longrope(draw, pairs) | dict(length=int(draw.integers(32, 10_000))),
 }
 
@@ -81,13 +95,16 @@ def test_frequencies_and_attention_factors(name, seed):
   if name in ('yarn', 'llama3', 'longrope'):
     chosen['original_max_position_embeddings'] = original
   theirs, their_factor = ROPE_INIT_FUNCTIONS[name](
-    config(theta, width, original, fraction, rope_type=name, **chosen), seq_len=length)
+    config(theta, width, original, fraction, rope_type=name, **chosen), seq_len=length
+  )
   np.testing.assert_allclose(ours, theirs.double().numpy(), rtol=2e-6)
   np.testing.assert_allclose(factor, their_factor, rtol=1e-12)
 
 
-Q, K = (np.random.default_rng(i).standard_normal((2, 64, heads, WIDTH)).astype(np.float32)
-        for i, heads in ((0, HEADS), (1, 2)))
+Q, K = (
+  np.random.default_rng(i).standard_normal((2, 64, heads, WIDTH)).astype(np.float32)
+  for i, heads in ((0, HEADS), (1, 2))
+)
 AT = np.stack([np.arange(64), np.random.default_rng(2).permutation(64)])
 PAIRS = tuple(np.linspace(1, 9, WIDTH // 2).tolist())
 
@@ -108,22 +125,35 @@ def assert_equal(mine, published):
   """Rotated queries and keys, and so their products."""
   for x, y in zip(mine, published, strict=True):
     np.testing.assert_allclose(x, y, rtol=0, atol=3e-5)
-  products = [np.einsum('bthc,bshc->bhts', np.asarray(q, np.float64)[:, :, :2], np.asarray(k, np.float64))
-              for q, k in (mine, published)]
+  products = [
+    np.einsum('bthc,bshc->bhts', np.asarray(q, np.float64)[:, :, :2], np.asarray(k, np.float64))
+    for q, k in (mine, published)
+  ]
   np.testing.assert_allclose(*products, rtol=0, atol=2e-4)
 
 
-@pytest.mark.parametrize('scaling, longest, parameters', [
-  ('none', 64, dict(rope_type='default')),
-  ('linear(4)', 64, dict(rope_type='linear', factor=4.0)),
-  # Read 64 tokens at once where 16 were trained on, theirs is ours; with a cache it is not.
-  ('dynamic(2, 16)', 16, dict(rope_type='dynamic', factor=2.0)),
-  ('dynamic(2, 100)', 100, dict(rope_type='dynamic', factor=2.0)),
-  ('yarn(4, 16)', 64, dict(rope_type='yarn', factor=4.0, original_max_position_embeddings=16)),
-  ('llama3(4, original=32)', 64, dict(
-    rope_type='llama3', factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0,
-    original_max_position_embeddings=32)),
-])
+@pytest.mark.parametrize(
+  'scaling, longest, parameters',
+  [
+    ('none', 64, dict(rope_type='default')),
+    ('linear(4)', 64, dict(rope_type='linear', factor=4.0)),
+    # Read 64 tokens at once where 16 were trained on, theirs is ours; with a cache it is not.
+    ('dynamic(2, 16)', 16, dict(rope_type='dynamic', factor=2.0)),
+    ('dynamic(2, 100)', 100, dict(rope_type='dynamic', factor=2.0)),
+    ('yarn(4, 16)', 64, dict(rope_type='yarn', factor=4.0, original_max_position_embeddings=16)),
+    (
+      'llama3(4, original=32)',
+      64,
+      dict(
+        rope_type='llama3',
+        factor=4.0,
+        low_freq_factor=1.0,
+        high_freq_factor=4.0,
+        original_max_position_embeddings=32,
+      ),
+    ),
+  ],
+)
 def test_llama(scaling, longest, parameters):
   c = config(500.0, longest=longest, **parameters)
   assert_equal(ours(f'rope(500, scaling={scaling!r})'), theirs(llama, llama.LlamaRotaryEmbedding, c))
@@ -132,8 +162,15 @@ def test_llama(scaling, longest, parameters):
 @pytest.mark.parametrize('original', [16, 63, 64])
 def test_phi3(original):
   """The long factors for more than the original length; its attention factor is that of the whole config."""
-  c = config(500.0, longest=64, kind=transformers.Phi3Config, rope_type='longrope', short_factor=[1.5] * 8,
-             long_factor=list(PAIRS), original_max_position_embeddings=original)
+  c = config(
+    500.0,
+    longest=64,
+    kind=transformers.Phi3Config,
+    rope_type='longrope',
+    short_factor=[1.5] * 8,
+    long_factor=list(PAIRS),
+    original_max_position_embeddings=original,
+  )
   c.original_max_position_embeddings = original
   scaling = f'longrope({(1.5,) * 8}, {PAIRS}, {original})'
   assert_equal(ours(f'rope(500, scaling={scaling!r})'), theirs(phi3, phi3.Phi3RotaryEmbedding, c))
@@ -150,9 +187,11 @@ def test_gptj(fraction):
   """Neighbours are pairs."""
   channels = int(fraction * WIDTH)
   sin, cos = gptj.create_sinusoidal_positions(64, channels)[torch.tensor(AT)].split(channels // 2, -1)
+
   def turned(x):
     x = torch.tensor(x)
     return torch.cat([gptj.apply_rotary_pos_emb(x[..., :channels], sin, cos), x[..., channels:]], -1).numpy()
+
   assert_equal(ours(f'rope(fraction={fraction}, interleaved=True)'), (turned(Q), turned(K)))
 
 
@@ -178,9 +217,11 @@ def test_phi():
 def test_marian_and_fairseq(width):
   """Sines before cosines; fairseq's last wavelength is the base itself, and its positions count from 2."""
   at = np.tile(np.arange(50), (1, 1))
+
   def encoding(text):
     zeros = jnp.zeros((1, 50, HEADS * width))
     return np.asarray(made(text, width).apply({}, zeros, jnp.asarray(at), method='embed'))[0]
+
   D = HEADS * width
   table = marian.MarianSinusoidalPositionalEmbedding(50, D).create_weight().numpy()
   np.testing.assert_allclose(encoding('sinusoidal(interleaved=False)'), table, rtol=0, atol=1e-6)

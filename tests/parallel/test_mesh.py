@@ -8,34 +8,41 @@ import pytest
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType
 
-from tfm import config as configs
+from tfm.config.overlay import complete
+from tfm.config.schema import default_config
 from tfm.parallel import mesh as meshes
 
 
-@pytest.mark.parametrize('sizes, devices, resolved', [
-  (dict(data=-1, fsdp=1, tensor=1), 8, dict(data=8)),
-  (dict(data=-1), 8, dict(data=8)),
-  (dict(data=2, fsdp=-1, tensor=2), 8, dict(data=2, fsdp=2, tensor=2)),
-  (dict(fsdp=4, tensor=2), 8, dict(fsdp=4, tensor=2)),
-  (dict(data=-1, tensor=8), 8, dict(tensor=8)),
-  (dict(data=-1), 1, {}),
-  (dict(stage=2, sequence=2, expert=-1), 8, dict(stage=2, expert=2, sequence=2)),
-])
+@pytest.mark.parametrize(
+  'sizes, devices, resolved',
+  [
+    (dict(data=-1, fsdp=1, tensor=1), 8, dict(data=8)),
+    (dict(data=-1), 8, dict(data=8)),
+    (dict(data=2, fsdp=-1, tensor=2), 8, dict(data=2, fsdp=2, tensor=2)),
+    (dict(fsdp=4, tensor=2), 8, dict(fsdp=4, tensor=2)),
+    (dict(data=-1, tensor=8), 8, dict(tensor=8)),
+    (dict(data=-1), 1, {}),
+    (dict(stage=2, sequence=2, expert=-1), 8, dict(stage=2, expert=2, sequence=2)),
+  ],
+)
 def test_resolve(sizes, devices, resolved):
   got = meshes.resolve(sizes, devices)
   assert meshes.cut(got) == resolved and tuple(got) == tuple(meshes.AXES)  # the order is the axes' own
 
 
-@pytest.mark.parametrize('sizes, complaint', [
-  (dict(data=3), 'needs 3 devices and there are 8; set mesh.data=-1'),
-  (dict(data=4, fsdp=4), 'needs 16 devices'),
-  (dict(data=-1, fsdp=3), 'needs a multiple of 3 devices'),
-  (dict(data=-1, fsdp=-1), 'mesh.data and mesh.fsdp are both -1'),
-  (dict(data=0), 'mesh.data=0 must be at least 1'),
-  (dict(fsdp=-2), 'mesh.fsdp=-2 must be at least 1'),
-  (dict(model=2), 'mesh.model is not a mesh axis; known: stage, data, fsdp, expert, sequence, tensor'),
-  (dict(), 'needs 1 devices and there are 8'),
-])
+@pytest.mark.parametrize(
+  'sizes, complaint',
+  [
+    (dict(data=3), 'needs 3 devices and there are 8; set mesh.data=-1'),
+    (dict(data=4, fsdp=4), 'needs 16 devices'),
+    (dict(data=-1, fsdp=3), 'needs a multiple of 3 devices'),
+    (dict(data=-1, fsdp=-1), 'mesh.data and mesh.fsdp are both -1'),
+    (dict(data=0), 'mesh.data=0 must be at least 1'),
+    (dict(fsdp=-2), 'mesh.fsdp=-2 must be at least 1'),
+    (dict(model=2), 'mesh.model is not a mesh axis; known: stage, data, fsdp, expert, sequence, tensor'),
+    (dict(), 'needs 1 devices and there are 8'),
+  ],
+)
 def test_refusals(sizes, complaint):
   with pytest.raises(ValueError, match=complaint):
     meshes.resolve(sizes, 8)
@@ -50,7 +57,7 @@ def test_the_mesh_has_auto_axes_over_all_devices():
 
 
 def test_the_config_has_every_axis():
-  assert set(configs.schema().mesh) == set(meshes.AXES)
+  assert set(default_config().mesh) == set(meshes.AXES)
 
 
 def test_the_axis_that_says_most_has_the_nearest_neighbours():
@@ -76,9 +83,14 @@ CHIPS = [Chip(i, i % 2) for i in range(8)]
 
 
 class TestSlices:
-
-  @pytest.mark.parametrize('axis, sizes', [
-    ('data', dict(data=2, fsdp=2, tensor=2)), ('stage', dict(stage=2, tensor=4)), ('data', dict(data=4, sequence=2))])
+  @pytest.mark.parametrize(
+    'axis, sizes',
+    [
+      ('data', dict(data=2, fsdp=2, tensor=2)),
+      ('stage', dict(stage=2, tensor=4)),
+      ('data', dict(data=4, sequence=2)),
+    ],
+  )
   def test_the_slow_network_carries_one_axis_alone(self, axis, sizes):
     made = meshes.make(sizes, CHIPS, axis=axis)
     outer = [2 if name == axis else 1 for name in made.axis_names]
@@ -92,16 +104,31 @@ class TestSlices:
     assert (slices.take(0, at) == 0).all() and (slices.take(-1, at) == 1).all()
 
   def test_a_config_may_say_where_the_devices_do_not(self):
-    config = configs.complete(dict(mesh=dict(data=2, stage=2, tensor=2), slices=dict(number=2, axis='data')))
+    config = complete(dict(mesh=dict(data=2, stage=2, tensor=2), slices=dict(number=2, axis='data')))
     ids = np.vectorize(lambda device: device.id)(meshes.of(config).devices).squeeze()  # stage, data, tensor
     np.testing.assert_array_equal(ids, [[[0, 1], [4, 5]], [[2, 3], [6, 7]]])
 
-  @pytest.mark.parametrize('sizes, slices, complaint', [
-    (dict(tensor=8), {}, r'mesh.data=1 does not divide over 2 slices.*carries data alone; mesh.data=2 would do'),
-    (dict(data=1, stage=2, tensor=4), {}, r"mesh.data=1 does not .* mesh.data=2 or slices.axis='stage' would do"),
-    (dict(data=8), dict(axis='tensor'), "slices.axis='tensor' cannot be carried by a slow network; 'data' or 'stage' can"),
-    (dict(data=8), dict(number=4), 'slices.number=4 is not the 2 slices that the devices say'),
-  ])
+  @pytest.mark.parametrize(
+    'sizes, slices, complaint',
+    [
+      (
+        dict(tensor=8),
+        {},
+        r'mesh.data=1 does not divide over 2 slices.*carries data alone; mesh.data=2 would do',
+      ),
+      (
+        dict(data=1, stage=2, tensor=4),
+        {},
+        r"mesh.data=1 does not .* mesh.data=2 or slices.axis='stage' would do",
+      ),
+      (
+        dict(data=8),
+        dict(axis='tensor'),
+        "slices.axis='tensor' cannot be carried by a slow network; 'data' or 'stage' can",
+      ),
+      (dict(data=8), dict(number=4), 'slices.number=4 is not the 2 slices that the devices say'),
+    ],
+  )
   def test_what_the_slow_network_cannot_carry_is_refused(self, sizes, slices, complaint):
     with pytest.raises(ValueError, match=complaint):
       meshes.make(sizes, CHIPS, **slices)

@@ -5,12 +5,14 @@ import math
 import jax
 import pytest
 
-from tfm import build, check
-from tfm import config as configs
+from tfm.config import assemble, validate
+from tfm.config.resolve import resolve_config
+from tfm.config.schema import BLOCK_FIELDS, optional
 from tfm.parallel import mesh as meshes
 from tfm.parallel import sharding
 from tfm.parallel.nearest import Need, Slices, Wish, factorisations
 from tfm.training import state as states
+
 
 VOCAB = 50
 
@@ -20,18 +22,20 @@ def need(size, *axes):
 
 
 class TestNearest:
-
-  @pytest.mark.parametrize('asked, devices, needs, near', [
-    (dict(data=3), 8, (), dict(data=8)),                           # one doubling less would leave two devices over
-    (dict(data=4, fsdp=4), 8, (), dict(data=2, fsdp=4)),          # fewer copies, rather than larger parts
-    (dict(data=-1, tensor=3), 8, (), dict(data=2, tensor=4)),
-    (dict(data=-1, tensor=4), 8, (need(6, 'tensor'),), dict(data=4, tensor=2)),
-    (dict(data=8), 8, (need(4, 'data', 'fsdp'),), dict(data=4, tensor=2)),
-    (dict(stage=4, tensor=2), 8, (need(6, 'stage'), need(12, 'data')), dict(stage=2, data=2, tensor=2)),
-    (dict(fsdp=64, tensor=8), 6 * 64, (), dict(fsdp=48, tensor=8)),
-    (dict(data=2), 7, (need(4, *meshes.AXES),), None),
-    (dict(data=-1), 1, (), {}),
-  ])
+  @pytest.mark.parametrize(
+    'asked, devices, needs, near',
+    [
+      (dict(data=3), 8, (), dict(data=8)),  # one doubling less would leave two devices over
+      (dict(data=4, fsdp=4), 8, (), dict(data=2, fsdp=4)),  # fewer copies, rather than larger parts
+      (dict(data=-1, tensor=3), 8, (), dict(data=2, tensor=4)),
+      (dict(data=-1, tensor=4), 8, (need(6, 'tensor'),), dict(data=4, tensor=2)),
+      (dict(data=8), 8, (need(4, 'data', 'fsdp'),), dict(data=4, tensor=2)),
+      (dict(stage=4, tensor=2), 8, (need(6, 'stage'), need(12, 'data')), dict(stage=2, data=2, tensor=2)),
+      (dict(fsdp=64, tensor=8), 6 * 64, (), dict(fsdp=48, tensor=8)),
+      (dict(data=2), 7, (need(4, *meshes.AXES),), None),
+      (dict(data=-1), 1, (), {}),
+    ],
+  )
   def test_is_the_fewest_doublings_away(self, asked, devices, needs, near):
     got = Wish(asked, devices, needs).nearest()
     assert got == near or meshes.cut(got) == near
@@ -50,49 +54,136 @@ class TestNearest:
 
 
 REFUSED = {
-  'product': ({'mesh.data': 3}, 'mesh data=3 needs 3 devices and there are 8; .* the nearest mesh of 8 devices that works is data=8$'),
-  'product and heads': ({'mesh.tensor': 5}, 'mesh data=-1 tensor=5 needs a multiple of 5 devices.* works is data=2 tensor=4$'),
-  'product and layers': ({'mesh.stage': 3, 'mesh.tensor': 2}, 'needs a multiple of 6 .* works is stage=2 data=2 tensor=2$'),
-  'batch': ({'training.batch_size': 4}, 'config.training.batch_size=4 in 1 microbatches .* 8 or a multiple would do; the nearest '
-                                        'mesh of 8 devices that works is data=4 tensor=2$'),
-  'batch over experts': ({'training.batch_size': 2, 'mesh.data': 1, 'mesh.expert': 8}, "mesh axes 'data fsdp expert'; 8 or .*; .*works is"),
-  'length': ({'mesh.sequence': 8, 'data.length': 12}, "config.data.length=12 gives rows of 12 inputs, which do not divide over the 8 devices "
-                                     "of the mesh axes 'sequence'; .* works is data=2 sequence=4$"),
-  'recurrence': ({'mesh.sequence': 8, 'training.recurrence': 4}, 'config.training.recurrence=4 reads pieces .* 8 devices .* '
-                                                                 'works is data=2 sequence=4$'),
-  'layers over stages': ({'mesh.stage': 4}, 'config.model.layers=2 does not divide over 4 stages; 4 would do; .* works is stage=2 data=4$'),
-  'layers in rounds': ({'mesh.stage': 4, 'model.layers': 12, 'pipeline.repeats': 2},
-                       r'layers=12, in 2 rounds \(pipeline.repeats\), does not divide over 4 stages; 8 or 16 would do; .*'),
-  'encoder': ({'mesh.stage': 2, 'model.architecture': 'encoder_decoder', 'objective': 'seq2seq', 'data.source': 'numbers("en", "de")',
-               'data.packing': 'padded', 'model.encoder.layers': 3}, 'config.model.encoder.layers=3 does not divide over 2 stages; 2 or 4 would do'),
-  'microbatches': ({'mesh.stage': 2, 'pipeline.microbatches': 4},
-                   "batch_size=8 in 1 microbatches of config.pipeline.microbatches=4 does not divide over the 4 devices .* 16 or a multiple "
-                   'would do; .* works is stage=2 data=2 tensor=2$'),
-  'microbatches of rows': ({'mesh.stage': 2, 'pipeline.microbatches': 3}, 'batch_size=8 is not to be had in 1 microbatches of '
-                                                                          'config.pipeline.microbatches=3; 3 or a multiple would do$'),
-  'rounds of few': ({'mesh.stage': 4, 'model.layers': 16, 'pipeline.repeats': 2, 'pipeline.microbatches': 2},
-                    'config.pipeline.microbatches=2 are fewer than 4 stages.*; 4 or more would do; .* works is stage=2 data=4$'),
-  'rounds of few rows': ({'mesh.stage': 4, 'model.layers': 16, 'pipeline.repeats': 2, 'training.batch_size': 4},
-                         "batch_size=4 in 1 microbatches is not a row for each of 8 stages and devices of the mesh axes 'data fsdp expert'.* "
-                         '8 would do; .* works is stage=4 tensor=2$'),
-  'rounds without stages': ({'pipeline.repeats': 2, 'model.layers': 4}, 'config.pipeline.repeats=2 is of a mesh with stages, and mesh.stage=1 has none; leave it at '
-                                                     '1; .* works is stage=2 data=4$'),
-  'microbatches without stages': ({'pipeline.microbatches': 1}, 'config.pipeline.microbatches=1 is of a mesh with stages'),
-  'no stack': ({'mesh.stage': 2, 'model.scan': False}, 'config.model.scan=False stacks no layers, which 2 stages could share; True would do; .*'
-                                                       'works is data=8$'),
-  'pieces': ({'mesh.stage': 2, 'training.recurrence': 8}, 'config.training.recurrence=8 remembers earlier pieces in caches'),
-  'a rule': ({'mesh.stage': 2, 'rules.mlp': 'tensor stage'}, "config.rules.mlp='tensor stage' cuts what each of 2 stages has for itself"),
-  'a rule of layers': ({'mesh.stage': 2, 'rules.layers': ''}, "config.rules.layers='' gives 2 stages no layers of their own; 'stage' would do"),
-  'slices': ({'slices.number': 2, 'mesh.data': 1, 'mesh.tensor': 4, 'mesh.fsdp': 2},
-             'mesh.data=1 does not divide over 2 slices.* works is data=2 tensor=4$'),
-  'an axis of slices that is none': ({'slices.axis': 'foo'}, "^slices.axis='foo' cannot be carried by a slow network; 'data' or 'stage' can$"),
-  'an axis that slices cannot have': ({'slices.axis': 'fsdp', 'slices.number': 2}, "^slices.axis='fsdp' cannot .* 'data' or 'stage' can$"),
-  'slices that no mesh has': ({'slices.number': 3}, '^slices.number=3 does not divide 8 devices; -1 takes what the devices say$'),
+  'product': (
+    {'mesh.data': 3},
+    'mesh data=3 needs 3 devices and there are 8; .* the nearest mesh of 8 devices that works is data=8$',
+  ),
+  'product and heads': (
+    {'mesh.tensor': 5},
+    'mesh data=-1 tensor=5 needs a multiple of 5 devices.* works is data=2 tensor=4$',
+  ),
+  'product and layers': (
+    {'mesh.stage': 3, 'mesh.tensor': 2},
+    'needs a multiple of 6 .* works is stage=2 data=2 tensor=2$',
+  ),
+  'batch': (
+    {'training.batch_size': 4},
+    'config.training.batch_size=4 in 1 microbatches .* 8 or a multiple would do; the nearest '
+    'mesh of 8 devices that works is data=4 tensor=2$',
+  ),
+  'batch over experts': (
+    {'training.batch_size': 2, 'mesh.data': 1, 'mesh.expert': 8},
+    "mesh axes 'data fsdp expert'; 8 or .*; .*works is",
+  ),
+  'length': (
+    {'mesh.sequence': 8, 'data.length': 12},
+    'config.data.length=12 gives rows of 12 inputs, which do not divide over the 8 devices '
+    "of the mesh axes 'sequence'; .* works is data=2 sequence=4$",
+  ),
+  'recurrence': (
+    {'mesh.sequence': 8, 'training.recurrence': 4},
+    'config.training.recurrence=4 reads pieces .* 8 devices .* works is data=2 sequence=4$',
+  ),
+  'layers over stages': (
+    {'mesh.stage': 4},
+    'config.model.layers=2 does not divide over 4 stages; 4 would do; .* works is stage=2 data=4$',
+  ),
+  'layers in rounds': (
+    {'mesh.stage': 4, 'model.layers': 12, 'pipeline.repeats': 2},
+    r'layers=12, in 2 rounds \(pipeline.repeats\), does not divide over 4 stages; 8 or 16 would do; .*',
+  ),
+  'encoder': (
+    {
+      'mesh.stage': 2,
+      'model.architecture': 'encoder_decoder',
+      'objective': 'seq2seq',
+      'data.source': 'numbers("en", "de")',
+      'data.packing': 'padded',
+      'model.encoder.layers': 3,
+    },
+    'config.model.encoder.layers=3 does not divide over 2 stages; 2 or 4 would do',
+  ),
+  'microbatches': (
+    {'mesh.stage': 2, 'pipeline.microbatches': 4},
+    'batch_size=8 in 1 microbatches of config.pipeline.microbatches=4 does not divide over the 4 devices .* 16 or a multiple '
+    'would do; .* works is stage=2 data=2 tensor=2$',
+  ),
+  'microbatches of rows': (
+    {'mesh.stage': 2, 'pipeline.microbatches': 3},
+    'batch_size=8 is not to be had in 1 microbatches of '
+    'config.pipeline.microbatches=3; 3 or a multiple would do$',
+  ),
+  'rounds of few': (
+    {'mesh.stage': 4, 'model.layers': 16, 'pipeline.repeats': 2, 'pipeline.microbatches': 2},
+    'config.pipeline.microbatches=2 are fewer than 4 stages.*; 4 or more would do; .* works is stage=2 data=4$',
+  ),
+  'rounds of few rows': (
+    {'mesh.stage': 4, 'model.layers': 16, 'pipeline.repeats': 2, 'training.batch_size': 4},
+    "batch_size=4 in 1 microbatches is not a row for each of 8 stages and devices of the mesh axes 'data fsdp expert'.* "
+    '8 would do; .* works is stage=4 tensor=2$',
+  ),
+  'rounds without stages': (
+    {'pipeline.repeats': 2, 'model.layers': 4},
+    'config.pipeline.repeats=2 is of a mesh with stages, and mesh.stage=1 has none; leave it at '
+    '1; .* works is stage=2 data=4$',
+  ),
+  'microbatches without stages': (
+    {'pipeline.microbatches': 1},
+    'config.pipeline.microbatches=1 is of a mesh with stages',
+  ),
+  'no stack': (
+    {'mesh.stage': 2, 'model.scan': False},
+    'config.model.scan=False stacks no layers, which 2 stages could share; True would do; .*works is data=8$',
+  ),
+  'pieces': (
+    {'mesh.stage': 2, 'training.recurrence': 8},
+    'config.training.recurrence=8 remembers earlier pieces in caches',
+  ),
+  'a rule': (
+    {'mesh.stage': 2, 'rules.mlp': 'tensor stage'},
+    "config.rules.mlp='tensor stage' cuts what each of 2 stages has for itself",
+  ),
+  'a rule of layers': (
+    {'mesh.stage': 2, 'rules.layers': ''},
+    "config.rules.layers='' gives 2 stages no layers of their own; 'stage' would do",
+  ),
+  'slices': (
+    {'slices.number': 2, 'mesh.data': 1, 'mesh.tensor': 4, 'mesh.fsdp': 2},
+    'mesh.data=1 does not divide over 2 slices.* works is data=2 tensor=4$',
+  ),
+  'an axis of slices that is none': (
+    {'slices.axis': 'foo'},
+    "^slices.axis='foo' cannot be carried by a slow network; 'data' or 'stage' can$",
+  ),
+  'an axis that slices cannot have': (
+    {'slices.axis': 'fsdp', 'slices.number': 2},
+    "^slices.axis='fsdp' cannot .* 'data' or 'stage' can$",
+  ),
+  'slices that no mesh has': (
+    {'slices.number': 3},
+    '^slices.number=3 does not divide 8 devices; -1 takes what the devices say$',
+  ),
   'no slices': ({'slices.number': 0}, '^slices.number=0 does not divide 8 devices'),
-  'what is left is taken already': ({'mesh.tensor': 16}, '^mesh data=-1 tensor=16 needs a multiple of 16 devices and there are 8; '
-                                                         'the nearest mesh of 8 devices that works is data=2 tensor=4$'),
-  'what is left would not do': ({'mesh.stage': 3, 'mesh.data': 1}, '^mesh stage=3 needs 3 devices and there are 8; the nearest mesh .* is stage=2 data=4$'),
-  'nothing works': ({'mesh.data': 7, 'training.batch_size': 3, 'data.length': 5, 'model.layers': 1, 'model.heads': 5, 'model.width': 50}, 'needs 7 devices.*; no mesh of 8 devices works$'),
+  'what is left is taken already': (
+    {'mesh.tensor': 16},
+    '^mesh data=-1 tensor=16 needs a multiple of 16 devices and there are 8; '
+    'the nearest mesh of 8 devices that works is data=2 tensor=4$',
+  ),
+  'what is left would not do': (
+    {'mesh.stage': 3, 'mesh.data': 1},
+    '^mesh stage=3 needs 3 devices and there are 8; the nearest mesh .* is stage=2 data=4$',
+  ),
+  'nothing works': (
+    {
+      'mesh.data': 7,
+      'training.batch_size': 3,
+      'data.length': 5,
+      'model.layers': 1,
+      'model.heads': 5,
+      'model.width': 50,
+    },
+    'needs 7 devices.*; no mesh of 8 devices works$',
+  ),
 }
 
 
@@ -100,55 +191,111 @@ REFUSED = {
 def test_a_mesh_that_does_not_suit_the_run_is_refused(tiny, fields, sentence):
   """Before anything is read or compiled."""
   with pytest.raises(ValueError, match=sentence):
-    check.run(tiny(**fields), 8)
+    validate.run(tiny(**fields), 8)
 
 
 def test_turns_of_a_pattern_are_whole_in_every_stage(tiny):
   config = tiny(**{'mesh.stage': 2, 'model.layers': 5})
-  config.model.blocks, config.model.pattern = {name: configs.optional(configs.BLOCK_FIELDS) for name in 'ab'}, ('a', 'b')
-  with pytest.raises(ValueError, match='config.model.layers=5 in turns of 2 does not divide over 2 stages; 4 or 8 would do; .* works is data=8$'):
-    check.run(configs.resolve(config), 8)
+  config.model.blocks, config.model.pattern = {name: optional(BLOCK_FIELDS) for name in 'ab'}, ('a', 'b')
+  with pytest.raises(
+    ValueError,
+    match='config.model.layers=5 in turns of 2 does not divide over 2 stages; 4 or 8 would do; .* works is data=8$',
+  ):
+    validate.run(resolve_config(config), 8)
 
 
 def test_rows_of_several_lengths_cannot_be_cut(tiny):
-  config = tiny(**{'data.source': 'parallel("a", "b")', 'data.packing': 'buckets', 'objective': 'seq2seq',
-                   'model.architecture': 'encoder_decoder', 'mesh.sequence': 2})
-  with pytest.raises(ValueError, match="config.data.packing='buckets' makes rows of several lengths, which the mesh axes 'sequence'.*"
-                                       'works is data=8'):
-    check.run(config, 8)
+  config = tiny(
+    **{
+      'data.source': 'parallel("a", "b")',
+      'data.packing': 'buckets',
+      'objective': 'seq2seq',
+      'model.architecture': 'encoder_decoder',
+      'mesh.sequence': 2,
+    }
+  )
+  with pytest.raises(
+    ValueError,
+    match="config.data.packing='buckets' makes rows of several lengths, which the mesh axes 'sequence'.*"
+    'works is data=8',
+  ):
+    validate.run(config, 8)
 
 
 EXPERTS = {'model.feed_forward': 'mixture_of_experts(experts=4)'}
 INDIVISIBLE = {
-  'heads alike': (dict(tensor=8), {}, r"mesh.tensor = 8 cuts 'kv_heads' of the parameter stack/.*/kernel into 8 parts, "
-                                "but it has 4; .* rules.kv_heads=''; the nearest mesh of 8 devices that works is data=2 tensor=4$"),
-  'kv_heads': (dict(tensor=4), {'model.kv_heads': 2}, "'kv_heads' .* into 4 parts, but it has 2.* works is data=4 tensor=2$"),
-  'mlp': (dict(tensor=4), {'model.feed_forward_width': 98}, "'mlp' .* but it has 98.* works is data=4 tensor=2$"),
-  'vocab': (dict(tensor=4), {'model.vocab_multiple': 1}, "'vocab' .* embedding/table into 4 parts, but it has 50.* works is data=4 tensor=2$"),
-  'embed': (dict(fsdp=8), {'model.width': 36, 'model.heads': 2}, "mesh.fsdp = 8 cuts 'embed' .* but it has 36.* works is data=2 fsdp=4$"),
-  'expert': (dict(expert=8), EXPERTS, r"mesh.expert = 8 cuts 'expert' .* but it has 4.* works is data=2 expert=4$"),
+  'heads alike': (
+    dict(tensor=8),
+    {},
+    r"mesh.tensor = 8 cuts 'kv_heads' of the parameter stack/.*/kernel into 8 parts, "
+    "but it has 4; .* rules.kv_heads=''; the nearest mesh of 8 devices that works is data=2 tensor=4$",
+  ),
+  'kv_heads': (
+    dict(tensor=4),
+    {'model.kv_heads': 2},
+    "'kv_heads' .* into 4 parts, but it has 2.* works is data=4 tensor=2$",
+  ),
+  'mlp': (
+    dict(tensor=4),
+    {'model.feed_forward_width': 98},
+    "'mlp' .* but it has 98.* works is data=4 tensor=2$",
+  ),
+  'vocab': (
+    dict(tensor=4),
+    {'model.vocab_multiple': 1},
+    "'vocab' .* embedding/table into 4 parts, but it has 50.* works is data=4 tensor=2$",
+  ),
+  'embed': (
+    dict(fsdp=8),
+    {'model.width': 36, 'model.heads': 2},
+    "mesh.fsdp = 8 cuts 'embed' .* but it has 36.* works is data=2 fsdp=4$",
+  ),
+  'expert': (
+    dict(expert=8),
+    EXPERTS,
+    r"mesh.expert = 8 cuts 'expert' .* but it has 4.* works is data=2 expert=4$",
+  ),
   'layers': (dict(stage=4), {}, r"mesh.stage = 4 cuts 'layers' .* but it has 2.* works is stage=2 data=4$"),
-  'stages without layers': (dict(stage=2), {'model.scan': False},
-                            'mesh.stage=2 cuts nothing, so that 2 devices would each do the same: no layers are stacked.* works is data=8$'),
-  'a slow network': (dict(data=2, tensor=4), {'model.kv_heads': 2, 'slices.number': 2, 'slices.axis': 'stage', 'mesh.stage': 1},
-                     "'kv_heads' .* into 4 parts, but it has 2.* works is stage=2 data=2 tensor=2$"),
-  'an axis without a rule': (dict(fsdp=2), {'rules.batch': 'data', 'rules.embed': ''}, 'mesh.fsdp=2 cuts nothing.* works is data=8$'),
+  'stages without layers': (
+    dict(stage=2),
+    {'model.scan': False},
+    'mesh.stage=2 cuts nothing, so that 2 devices would each do the same: no layers are stacked.* works is data=8$',
+  ),
+  'a slow network': (
+    dict(data=2, tensor=4),
+    {'model.kv_heads': 2, 'slices.number': 2, 'slices.axis': 'stage', 'mesh.stage': 1},
+    "'kv_heads' .* into 4 parts, but it has 2.* works is stage=2 data=2 tensor=2$",
+  ),
+  'an axis without a rule': (
+    dict(fsdp=2),
+    {'rules.batch': 'data', 'rules.embed': ''},
+    'mesh.fsdp=2 cuts nothing.* works is data=8$',
+  ),
 }
 
 
 @pytest.mark.parametrize('mesh, fields, sentence', INDIVISIBLE.values(), ids=INDIVISIBLE)
 def test_a_mesh_that_does_not_divide_the_model_is_refused(tiny, mesh, fields, sentence):
   config = tiny(**fields)
-  boxed = states.abstract(lambda key: states.parameters(build.model(config, VOCAB), key, 8, 32))
+  boxed = states.abstract(lambda key: states.parameters(assemble.model(config, VOCAB), key, 8, 32))
   with pytest.raises(ValueError, match=sentence):
-    sharding.check_divisible(boxed, meshes.make(dict(data=-1) | mesh), sharding.parse_rules(config.rules), tuple(check.needs(config)))
+    sharding.check_divisible(
+      boxed,
+      meshes.make(dict(data=-1) | mesh),
+      sharding.parse_rules(config.rules),
+      tuple(validate.needs(config)),
+    )
 
 
 def test_what_is_proposed_works(tiny):
   """Of any mesh asked for on twelve devices, with 6 heads, 4 layers and rows of 24 tokens."""
-  config = tiny(**{'model.heads': 6, 'model.width': 48, 'model.layers': 4, 'data.length': 24, 'training.batch_size': 12})
-  boxed = jax.eval_shape(lambda key: states.parameters(build.model(config, VOCAB), key, 1, 24), jax.random.key(0))
-  needs = (*check.rows(config), *sharding.needs(boxed, sharding.parse_rules(config.rules)))
+  config = tiny(
+    **{'model.heads': 6, 'model.width': 48, 'model.layers': 4, 'data.length': 24, 'training.batch_size': 12}
+  )
+  boxed = jax.eval_shape(
+    lambda key: states.parameters(assemble.model(config, VOCAB), key, 1, 24), jax.random.key(0)
+  )
+  needs = (*validate.rows(config), *sharding.needs(boxed, sharding.parse_rules(config.rules)))
   for asked in ({axis: size} for axis in meshes.AXES for size in (3, 5, 8, 12)):
     near = Wish(asked, 12, needs).nearest()
     assert Wish(near, 12, needs).sizes() == near

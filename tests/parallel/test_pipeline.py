@@ -15,24 +15,27 @@ import pytest
 
 from tests.models import pairs
 from tests.training.test_step import EXPERTS, LENGTH, VOCAB, assert_trees_close, batch, prepared, sgd
-from tfm import build, check
-from tfm import config as configs
+from tfm.analysis.collectives import collectives
+from tfm.config import assemble, validate
+from tfm.config.resolve import resolve_config
+from tfm.config.schema import BLOCK_FIELDS, default_config, optional
 from tfm.mixers.protocol import ATTENTION, Context
 from tfm.parallel import mesh as meshes
 from tfm.parallel import pipeline, sharding
-from tfm.parallel.collectives import collectives
 from tfm.parallel.pipeline import Schedule, schedule
-from tfm.train import train
+from tfm.runs.train import train
 from tfm.training import metrics
 from tfm.training import state as states
 from tfm.training.step import jitted, train_step
 
+
 DEEP = {'model.layers': 4}
-PLANS = [Schedule(S, R, M) for S, R, M in itertools.product((2, 3, 4), (1, 2, 3), (1, 2, 4, 6)) if R == 1 or M >= S]
+PLANS = [
+  Schedule(S, R, M) for S, R, M in itertools.product((2, 3, 4), (1, 2, 3), (1, 2, 4, 6)) if R == 1 or M >= S
+]
 
 
 class TestSchedule:
-
   @pytest.mark.parametrize('plan', PLANS, ids=str)
   def test_every_microbatch_goes_through_all_groups_in_order(self, plan):
     """By walking them round: a stage has one piece of work at a time, and gets it from the stage before in the iteration before."""
@@ -47,32 +50,68 @@ class TestSchedule:
     busy = at.size / (plan.iterations * S)
     assert at.max() == plan.iterations - 1 and plan.bubble == pytest.approx(1 - busy)
 
-  @pytest.mark.parametrize('S, R, M, bubble', [(4, 1, 4, 3 / 7), (4, 1, 12, 3 / 15), (4, 3, 4, 3 / 15), (8, 1, 32, 7 / 39), (2, 5, 3, 1 / 16)])
+  @pytest.mark.parametrize(
+    'S, R, M, bubble',
+    [(4, 1, 4, 3 / 7), (4, 1, 12, 3 / 15), (4, 3, 4, 3 / 15), (8, 1, 32, 7 / 39), (2, 5, 3, 1 / 16)],
+  )
   def test_bubble(self, S, R, M, bubble):
     """Huang et al. 2019, §2.3: (K - 1) / (M + K - 1); rounds make it as much smaller as more microbatches do."""
     assert Schedule(S, R, M).bubble == pytest.approx(bubble)
 
-  @pytest.mark.parametrize('S, R, rows, parts, M', [
-    (2, 1, 64, 2, 8), (4, 1, 64, 1, 16), (4, 2, 64, 1, 8), (4, 1, 60, 2, 30), (4, 1, 8, 2, 4), (2, 1, 8, 8, 1), (4, 8, 64, 1, 4), (2, 1, 7, 2, 7)])
+  @pytest.mark.parametrize(
+    'S, R, rows, parts, M',
+    [
+      (2, 1, 64, 2, 8),
+      (4, 1, 64, 1, 16),
+      (4, 2, 64, 1, 8),
+      (4, 1, 60, 2, 30),
+      (4, 1, 8, 2, 4),
+      (2, 1, 8, 8, 1),
+      (4, 8, 64, 1, 4),
+      (2, 1, 7, 2, 7),
+    ],
+  )
   def test_microbatches_that_nobody_named(self, S, R, rows, parts, M):
     assert schedule(S, R, 0, rows, parts).microbatches == M
 
-  @pytest.mark.parametrize('S, R, asked, rows, parts, sentence', [
-    (2, 1, 3, 8, 1, 'pipeline.microbatches=3 does not divide 8 rows.*; 4 or 2 would do'),
-    (2, 1, 8, 8, 2, 'microbatches=8 does not divide 8 rows, of which 2 go at once; 4 or 2 would do'),
-    (4, 2, 2, 8, 1, 'repeats=2 wants at least as many microbatches as mesh.stage=4, and there are 2 of 8 rows.*microbatches=4 or 8 would do'),
-    (4, 2, 0, 8, 4, 'there are 2 of 8 rows, of which 4 go at once; more rows, or repeats=1, would do')])
+  @pytest.mark.parametrize(
+    'S, R, asked, rows, parts, sentence',
+    [
+      (2, 1, 3, 8, 1, 'pipeline.microbatches=3 does not divide 8 rows.*; 4 or 2 would do'),
+      (2, 1, 8, 8, 2, 'microbatches=8 does not divide 8 rows, of which 2 go at once; 4 or 2 would do'),
+      (
+        4,
+        2,
+        2,
+        8,
+        1,
+        'repeats=2 wants at least as many microbatches as mesh.stage=4, and there are 2 of 8 rows.*microbatches=4 or 8 would do',
+      ),
+      (4, 2, 0, 8, 4, 'there are 2 of 8 rows, of which 4 go at once; more rows, or repeats=1, would do'),
+    ],
+  )
   def test_refusals(self, S, R, asked, rows, parts, sentence):
     with pytest.raises(ValueError, match=sentence):
       schedule(S, R, asked, rows, parts)
 
-  @pytest.mark.parametrize('S, R', [(4, 2), (6, 4), *(pytest.param(*case, marks=pytest.mark.slow) for case in (
-    (2, 2), (2, 4), (4, 6), (3, 2), (4, 3), (8, 8)))])
+  @pytest.mark.parametrize(
+    'S, R',
+    [
+      (4, 2),
+      (6, 4),
+      *(
+        pytest.param(*case, marks=pytest.mark.slow)
+        for case in ((2, 2), (2, 4), (4, 6), (3, 2), (4, 3), (8, 8))
+      ),
+    ],
+  )
   def test_stages_change_groups_without_loss(self, S, R):
     """Stage s has groups r S + s, and before group r of the layers in order."""
     groups = jnp.arange(S * R * 2).reshape(S, R * 2)
     dealt = jax.jit(jax.vmap(lambda own: pipeline._dealt(own, S, R), axis_name=pipeline.AXIS))(groups)
-    np.testing.assert_array_equal(dealt.reshape(S, R, 2), np.arange(S * R * 2).reshape(R, S, 2).swapaxes(0, 1))
+    np.testing.assert_array_equal(
+      dealt.reshape(S, R, 2), np.arange(S * R * 2).reshape(R, S, 2).swapaxes(0, 1)
+    )
 
 
 @dataclasses.dataclass
@@ -84,8 +123,11 @@ class Compiled:
 
   def __post_init__(self):
     config, training = self.config, self.config.training
-    model, (optimizer, rate) = build.model(config, VOCAB), build.optimizer(config)
-    self.mesh, self.rules = meshes.make(self.sizes, jax.devices()[:math.prod(self.sizes.values())]), sharding.parse_rules(config.rules)
+    model, (optimizer, rate) = assemble.model(config, VOCAB), assemble.optimizer(config)
+    self.mesh, self.rules = (
+      meshes.make(self.sizes, jax.devices()[: math.prod(self.sizes.values())]),
+      sharding.parse_rules(config.rules),
+    )
     self.make = states.init(model, optimizer, training.batch_size, config.data.length, False)
     boxed = states.abstract(self.make)
     self.where = states.shardings(boxed, self.mesh, self.rules)
@@ -93,15 +135,20 @@ class Compiled:
 
     def placed(x, where):
       return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)
+
     state = jax.tree.map(placed, nn.unbox(boxed), self.where)
     rows = {name: placed(x, self.split) for name, x in batch(training.batch_size, config.data.length).items()}
     with sharding.context(self.mesh, self.rules):
-      step = jitted(train_step(model, build.objective(config), optimizer, rate, training.accumulation), self.where)
+      step = jitted(
+        train_step(model, assemble.objective(config), optimizer, rate, training.accumulation), self.where
+      )
       self.step = step.lower(state, rows).compile()
 
   def over_stages(self, kind):
     """(how often, bytes) of what goes between stages, and other axes too perhaps."""
-    found = [c for c in collectives(self.step.as_text(), self.mesh.shape) if c.kind == kind and 'stage' in c.axes]
+    found = [
+      c for c in collectives(self.step.as_text(), self.mesh.shape) if c.kind == kind and 'stage' in c.axes
+    ]
     return sum(c.count for c in found), sum(c.bytes for c in found)
 
   def run(self):
@@ -147,7 +194,7 @@ def stays(made):
   What all stages add up is what comes out, the gradients of what went in and of what all layers share, and the norm of the gradients:
   none of it in the loop. As fsdp cuts it, XLA may gather the embedding over stages instead, which all have.
   """
-  plan = check.schedule(made.config, dict.fromkeys(meshes.AXES, 1) | made.sizes)
+  plan = validate.schedule(made.config, dict.fromkeys(meshes.AXES, 1) | made.sizes)
   assert made.over_stages('collective-permute')[0] >= 2 * plan.iterations
   assert made.over_stages('all-reduce')[0] <= 8
   times, size = made.over_stages('all-gather')
@@ -155,9 +202,17 @@ def stays(made):
   assert made.over_stages('all-to-all') == made.over_stages('reduce-scatter') == (0, 0)
 
 
-@pytest.mark.parametrize('mesh, fields', [
-  (dict(stage=4), {}), (dict(stage=4, data=2), {}), (dict(stage=2, fsdp=2, tensor=2), {'pipeline.repeats': 2}),
-  (dict(stage=4, data=2), {'model.layers': 8, 'pipeline.repeats': 2}), (dict(stage=2, fsdp=2), {'model.position': 't5'})], ids=str)
+@pytest.mark.parametrize(
+  'mesh, fields',
+  [
+    (dict(stage=4), {}),
+    (dict(stage=4, data=2), {}),
+    (dict(stage=2, fsdp=2, tensor=2), {'pipeline.repeats': 2}),
+    (dict(stage=4, data=2), {'model.layers': 8, 'pipeline.repeats': 2}),
+    (dict(stage=2, fsdp=2), {'model.position': 't5'}),
+  ],
+  ids=str,
+)
 @pytest.mark.slow
 def test_activations_move_on_and_parameters_stay(tiny, mesh, fields):
   made = Compiled(sgd(tiny, **DEEP | fields, **{'training.batch_size': 16}), mesh)
@@ -169,17 +224,31 @@ def test_moments_are_cut_over_stages_too(tiny):
   made = Compiled(tiny(**DEEP), dict(stage=4, fsdp=2))
   _, state = made.run()
   cut_over_stages(state.params, 4)
-  moments = [x for x in jax.tree.leaves(state.opt_state, is_leaf=lambda x: isinstance(x, dict)) if isinstance(x, dict)]
+  moments = [
+    x for x in jax.tree.leaves(state.opt_state, is_leaf=lambda x: isinstance(x, dict)) if isinstance(x, dict)
+  ]
   assert len(moments) == 2
   for tree in moments:
     cut_over_stages(tree, 4)
 
 
-MESHES = [(mesh, pipe) for pipe in ({}, {'pipeline.repeats': 2}) for mesh in (
-  dict(stage=2, data=4), dict(stage=2, data=2, tensor=2), dict(stage=2, fsdp=4), dict(stage=2, sequence=2, fsdp=2))]
-MESHES += [(dict(stage=4, data=2), {}), (dict(stage=4, tensor=2), {}), (dict(stage=4, fsdp=2), {'pipeline.microbatches': 2}),
-           (dict(stage=2, data=2, tensor=2), {'pipeline.microbatches': 4, 'pipeline.repeats': 2}),
-           (dict(stage=2, data=2, tensor=2), {'rules.vocab': 'tensor stage'})]
+MESHES = [
+  (mesh, pipe)
+  for pipe in ({}, {'pipeline.repeats': 2})
+  for mesh in (
+    dict(stage=2, data=4),
+    dict(stage=2, data=2, tensor=2),
+    dict(stage=2, fsdp=4),
+    dict(stage=2, sequence=2, fsdp=2),
+  )
+]
+MESHES += [
+  (dict(stage=4, data=2), {}),
+  (dict(stage=4, tensor=2), {}),
+  (dict(stage=4, fsdp=2), {'pipeline.microbatches': 2}),
+  (dict(stage=2, data=2, tensor=2), {'pipeline.microbatches': 4, 'pipeline.repeats': 2}),
+  (dict(stage=2, data=2, tensor=2), {'rules.vocab': 'tensor stage'}),
+]
 
 
 @pytest.mark.parametrize('mesh, pipe', MESHES, ids=str)
@@ -199,7 +268,7 @@ MODELS = {
   'remat': {'model.remat': 'full'},
   'dots': {'model.remat': 'dots_with_no_batch_dims'},
   'accumulation': {'training.accumulation': 2},
-  'cosine score': {'model.score': 'cosine'},   # has no gradient at zero
+  'cosine score': {'model.score': 'cosine'},  # has no gradient at zero
   'mamba': {'model.mixer': 'mamba', 'model.position': 'none'},
   'post norm': {'model.norm_placement': 'post', 'model.norm': 'rmsnorm'},
 }
@@ -211,14 +280,21 @@ def test_every_model_is_one_device(tiny, one_device, fields):
   equal_on(tiny, one_device, dict(stage=2, data=2, tensor=2), fields, {'pipeline.repeats': 2})
 
 
-@pytest.mark.parametrize('mesh, pipe', [
-  (dict(stage=2, data=2, tensor=2), {'pipeline.microbatches': 4}),
-  (dict(stage=2, expert=4), {'pipeline.microbatches': 2, 'pipeline.repeats': 2})], ids=str)
+@pytest.mark.parametrize(
+  'mesh, pipe',
+  [
+    (dict(stage=2, data=2, tensor=2), {'pipeline.microbatches': 4}),
+    (dict(stage=2, expert=4), {'pipeline.microbatches': 2, 'pipeline.repeats': 2}),
+  ],
+  ids=str,
+)
 @pytest.mark.slow
 def test_layers_report_of_their_work_alone(tiny, one_device, mesh, pipe):
   """Losses and metrics of mixtures are means over microbatches, as those of accumulation are, none of them of an idle stage."""
   experts = {'model.feed_forward': EXPERTS.format(0.5, 0.1)}
-  equal_on(tiny, one_device, mesh, experts, pipe, alone={'training.accumulation': pipe['pipeline.microbatches']})
+  equal_on(
+    tiny, one_device, mesh, experts, pipe, alone={'training.accumulation': pipe['pipeline.microbatches']}
+  )
 
 
 @pytest.mark.slow
@@ -231,8 +307,13 @@ def test_a_mean_over_tokens_is_that_of_the_whole_batch(tiny, one_device):
 
 @pytest.mark.slow
 def test_dropout_depends_on_the_seed_and_differs_by_layer_and_microbatch(tiny):
-  mesh, half = dict(stage=2, data=2, tensor=2), {'model.dropout.residual': 0.5, 'model.dropout.attention': 0.2}
-  first, again, other = (prepared(sgd(tiny, **DEEP, **half, seed=seed), mesh=mesh, steps=2)[0] for seed in (0, 0, 1))
+  mesh, half = (
+    dict(stage=2, data=2, tensor=2),
+    {'model.dropout.residual': 0.5, 'model.dropout.attention': 0.2},
+  )
+  first, again, other = (
+    prepared(sgd(tiny, **DEEP, **half, seed=seed), mesh=mesh, steps=2)[0] for seed in (0, 0, 1)
+  )
   assert first == again and first[0]['loss'] != other[0]['loss']
 
 
@@ -248,12 +329,21 @@ class Drops(nn.Module):
 @pytest.mark.slow
 def test_each_layer_and_microbatch_drops_for_itself():
   from tfm.models.stack import Stack
-  rules = sharding.parse_rules(configs.schema().rules)
+
+  rules = sharding.parse_rules(default_config().rules)
   stack, x = Stack((Drops,), 4, True, 'none', 4, 2), jnp.zeros((8, 40, 10))
   params = {'layers': {'block_0': {'number': 10.0 ** jnp.arange(4)}}}
   with sharding.context(meshes.make(dict(stage=2, data=2), jax.devices()[:4]), rules):
-    made, _ = jax.jit(lambda p, x: stack.apply({'params': p}, x, None, Context.whole(x[..., 0], train=True), None,
-                                               rngs={'dropout': jax.random.key(0)}))(params, x)
+    made, _ = jax.jit(
+      lambda p, x: stack.apply(
+        {'params': p},
+        x,
+        None,
+        Context.whole(x[..., 0], train=True),
+        None,
+        rngs={'dropout': jax.random.key(0)},
+      )
+    )(params, x)
   digits = np.asarray(made).astype(int)
   # Microbatch i has rows i and i + 4; two rows of one microbatch draw from one key, at other places.
   drawn = [digits[row] // 10**layer % 10 for layer in range(4) for row in range(8)]
@@ -273,6 +363,7 @@ def test_a_memory_travels_with_its_microbatch():
   def loss(params):
     y, _ = model.apply({'params': params}, tokens, here, None, source, there)
     return (jnp.sin(y) * (here.segments > 0)[..., None]).sum()
+
   run = jax.value_and_grad(loss)
   wanted, expected = jax.jit(run)(params)
   boxed = jax.eval_shape(model.init, jax.random.key(0), *model.example(1, 4))['params']
@@ -286,31 +377,41 @@ def test_a_memory_travels_with_its_microbatch():
 
 def placed(model, config, mesh):
   """The same random parameters, on one device and on a mesh, and the mesh's context."""
-  made = meshes.make(mesh, jax.devices()[:math.prod(mesh.values())])
+  made = meshes.make(mesh, jax.devices()[: math.prod(mesh.values())])
   rules = sharding.parse_rules(config.rules)
   boxed = jax.jit(lambda key: states.parameters(model, key, 8, LENGTH))(jax.random.key(0))
   params = nn.unbox(boxed)
-  return params, jax.device_put(params, sharding.partition_specs(boxed, made, rules)), functools.partial(sharding.context, made, rules)
+  return (
+    params,
+    jax.device_put(params, sharding.partition_specs(boxed, made, rules)),
+    functools.partial(sharding.context, made, rules),
+  )
 
 
 @pytest.mark.slow
 def test_patterns_prefixes_and_packed_rows(tiny):
   """Two turns of a pattern of two, in documents side by side that have prefixes."""
   config = tiny(**DEEP, objective='prefix_lm', **{'data.packing': 'first_fit'})
-  config.model.blocks = dict(near=configs.optional(configs.BLOCK_FIELDS) | dict(mask='causal & window(3)'),
-                             far=configs.optional(configs.BLOCK_FIELDS) | dict(mask='prefix | causal', position='none'))
+  config.model.blocks = dict(
+    near=optional(BLOCK_FIELDS) | dict(mask='causal & window(3)'),
+    far=optional(BLOCK_FIELDS) | dict(mask='prefix | causal', position='none'),
+  )
   config.model.pattern = ('near', 'far')
-  config = configs.resolve(config)
-  model = build.model(config, VOCAB, causal=False)
+  config = resolve_config(config)
+  model = assemble.model(config, VOCAB, causal=False)
   params, cut, on = placed(model, config, dict(stage=2, data=2))
   draw = np.random.default_rng(0)
   tokens, ends = draw.integers(0, VOCAB, (8, LENGTH)), draw.integers(4, LENGTH - 4, (8, 1))
   i = np.arange(LENGTH)
-  context = Context(jnp.asarray(np.where(i < ends, i, i - ends)), jnp.asarray(1 + (i >= ends)),
-                    prefix=jnp.asarray(np.where(i < ends, 2, draw.integers(0, 4, (8, 1)))))
+  context = Context(
+    jnp.asarray(np.where(i < ends, i, i - ends)),
+    jnp.asarray(1 + (i >= ends)),
+    prefix=jnp.asarray(np.where(i < ends, 2, draw.integers(0, 4, (8, 1)))),
+  )
 
   def loss(params):
     return jnp.sin(100 * model.apply({'params': params}, tokens, context)[0]).sum()
+
   wanted, expected = jax.jit(jax.value_and_grad(loss))(params)
   with on():
     got, grads = jax.jit(jax.value_and_grad(loss))(cut)
@@ -323,7 +424,7 @@ def test_patterns_prefixes_and_packed_rows(tiny):
 def test_what_is_no_training_goes_through_all_layers(tiny):
   """Caches, and weights that are told."""
   config = tiny(**DEEP)
-  model = build.model(config, VOCAB)
+  model = assemble.model(config, VOCAB)
   params, cut, on = placed(model, config, dict(stage=2, data=2))
   tokens = np.random.default_rng(0).integers(0, VOCAB, (2, 6))
 
@@ -332,6 +433,7 @@ def test_what_is_no_training_goes_through_all_layers(tiny):
 
   def cached(params):
     return model.apply({'params': params}, tokens, Context.whole(tokens), model.init_caches(2, 8))
+
   for f in (told, cached):
     with on():
       got = jax.jit(f)(cut)
@@ -341,12 +443,23 @@ def test_what_is_no_training_goes_through_all_layers(tiny):
 @pytest.mark.slow
 def test_a_run_of_stages_goes_on_without_them(tiny, tmp_path):
   """Through files: a checkpoint of a pipeline, with its evaluations, and the rest of the run on another mesh."""
-  pipe = {'mesh.data': 2, 'mesh.stage': 2, 'mesh.tensor': 2, 'pipeline.repeats': 2, 'pipeline.microbatches': 4, **DEEP}
+  pipe = {
+    'mesh.data': 2,
+    'mesh.stage': 2,
+    'mesh.tensor': 2,
+    'pipeline.repeats': 2,
+    'pipeline.microbatches': 4,
+    **DEEP,
+  }
   train(tiny(**DEEP), tmp_path / 'one')
   train(tiny(**pipe, **{'training.steps': 6}), tmp_path / 'pipe')
+
   def compare():
-    loss = [[row['loss'] for row in metrics.read(tmp_path / name / 'metrics.jsonl')] for name in ('one', 'pipe')]
+    loss = [
+      [row['loss'] for row in metrics.read(tmp_path / name / 'metrics.jsonl')] for name in ('one', 'pipe')
+    ]
     np.testing.assert_allclose(*loss, rtol=2e-5)
+
   compare()
   shutil.rmtree(tmp_path / 'pipe' / 'checkpoints' / '6')
   train(tiny(**DEEP), tmp_path / 'pipe')
@@ -359,9 +472,17 @@ def test_a_run_of_stages_goes_on_without_them(tiny, tmp_path):
 @pytest.mark.slow
 def test_no_iteration_keeps_parameters(tiny, remat):
   """Neither those of its round nor their copies in bfloat16; the backward pass keeps of a layer what its policy says."""
-  config = tiny(**{'model.layers': 8, 'model.width': 48, 'model.feed_forward_width': 112, 'model.remat': remat,
-                   'pipeline.repeats': 2, 'model.dtype': 'bfloat16'})
-  model, objective = build.model(config, VOCAB), build.objective(config)
+  config = tiny(
+    **{
+      'model.layers': 8,
+      'model.width': 48,
+      'model.feed_forward_width': 112,
+      'model.remat': remat,
+      'pipeline.repeats': 2,
+      'model.dtype': 'bfloat16',
+    }
+  )
+  model, objective = assemble.model(config, VOCAB), assemble.objective(config)
   params, _, on = placed(model, config, dict(stage=2))
   with on():
     text = str(jax.make_jaxpr(jax.grad(lambda p: objective(model, p, batch(), jax.random.key(0))[0]))(params))

@@ -8,15 +8,23 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from conformance.test_mesh import equal_on, sharded
+from tests.conformance.test_mesh import equal_on, sharded
 from tfm.parallel import mesh as meshes
 from tfm.parallel import rows, sharding
 
-MIXERS = {'softmax': 'rope', 'linear(chunk=2)': 'rope', 'mamba': 'none', 'mamba2(state=8, chunk=2, epsilon=0.1)': 'none',
-          'gated_delta(chunk=2)': 'none'}
+
+MIXERS = {
+  'softmax': 'rope',
+  'linear(chunk=2)': 'rope',
+  'mamba': 'none',
+  'mamba2(state=8, chunk=2, epsilon=0.1)': 'none',
+  'gated_delta(chunk=2)': 'none',
+}
 
 
-@pytest.mark.parametrize('mixer', [pytest.param(name, marks=[] if name[:6] == 'linear' else pytest.mark.slow) for name in MIXERS])
+@pytest.mark.parametrize(
+  'mixer', [pytest.param(name, marks=[] if name[:6] == 'linear' else pytest.mark.slow) for name in MIXERS]
+)
 def test_loss_and_gradients_are_those_of_one_device(mixer):
   equal_on(sharded(mixer=mixer, position=MIXERS[mixer], mask='causal'), dict(data=2, sequence=4))
 
@@ -24,12 +32,15 @@ def test_loss_and_gradients_are_those_of_one_device(mixer):
 def test_a_state_goes_from_piece_to_piece():
   """h → a_t h + x_t, of which the numbers are known; and its derivatives by all that goes in."""
   draw = np.random.default_rng(0)
-  a, x, h = (jnp.asarray(draw.uniform(0.5, 1, shape), jnp.float32) for shape in ((2, 16, 3), (2, 16, 3), (2, 3)))
+  a, x, h = (
+    jnp.asarray(draw.uniform(0.5, 1, shape), jnp.float32) for shape in ((2, 16, 3), (2, 16, 3), (2, 3))
+  )
 
   def scan(h, rows, scale):
     def step(h, row):
       h = row[0] * h + scale * row[1]
       return h, h
+
     last, y = jax.lax.scan(step, h, jax.tree.map(lambda x: x.swapaxes(0, 1), rows))
     return last, y.swapaxes(0, 1)
 
@@ -38,7 +49,9 @@ def test_a_state_goes_from_piece_to_piece():
     return jnp.sin(y).sum() + jnp.cos(last).sum()
 
   def run(handed):
-    return jax.jit(jax.value_and_grad(lambda *args: total(handed, *args), (0, 1, 2)))(h, (a, x), jnp.float32(0.7))
+    return jax.jit(jax.value_and_grad(lambda *args: total(handed, *args), (0, 1, 2)))(
+      h, (a, x), jnp.float32(0.7)
+    )
 
   expected = run(lambda scan, *args: scan(*args))
   with sharding.context(meshes.make(dict(sequence=8)), sharding.parse_rules(dict(length='sequence'))):
@@ -55,6 +68,11 @@ def test_no_device_has_a_whole_row(mixer):
   mesh = meshes.make(dict(sequence=8))
   batch = [jnp.zeros((1, T + 1), int), jnp.zeros((1, T), int), jnp.ones((1, T), int)]
   with sharding.context(mesh, made.rules):
-    text = jax.jit(jax.grad(functools.partial(made.loss, layout='packed'))).lower(made.params, *batch).compile().as_text()
+    text = (
+      jax.jit(jax.grad(functools.partial(made.loss, layout='packed')))
+      .lower(made.params, *batch)
+      .compile()
+      .as_text()
+    )
   whole = {line for line in text.splitlines() if re.search(rf'f32\[[^\]]*\b{T}\b', line)}
   assert not whole, '\n'.join(sorted(whole)[:5])

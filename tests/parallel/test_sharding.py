@@ -9,13 +9,21 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from tfm import config as configs
+from tfm.config.schema import default_config
 from tfm.parallel import mesh as meshes
 from tfm.parallel import sharding
 from tfm.parallel.sharding import (
-  AXES, Parameter, check_divisible, parse_rules, partition_specs, partitioned, shard)
+  AXES,
+  Parameter,
+  check_divisible,
+  parse_rules,
+  partition_specs,
+  partitioned,
+  shard,
+)
 
-RULES = parse_rules(configs.schema().rules)
+
+RULES = parse_rules(default_config().rules)
 X = jnp.ones((8, 4, 16))
 
 
@@ -29,17 +37,19 @@ def box(*shape_and_names):
 
 
 class TestShard:
-
   @pytest.mark.parametrize('inside', [False, True])
-  @pytest.mark.parametrize('names, complaint', [
-    (('batch', 'length', 'embd'), "'embd' is not a logical axis; known: batch, length, embed"),
-    (('batch', 'length', 'Embed'), "'Embed' is not a logical axis"),
-    (('batch', 'length', ''), "'' is not a logical axis"),
-    (('batch', 'length', 'tensor'), "'tensor' is not a logical axis"),  # a mesh axis is no meaning
-    (('batch', 'length'), 'give one each'),
-    (('batch', 'length', 'heads', 'kv'), 'give one each'),
-    ((), 'give one each'),
-  ])
+  @pytest.mark.parametrize(
+    'names, complaint',
+    [
+      (('batch', 'length', 'embd'), "'embd' is not a logical axis; known: batch, length, embed"),
+      (('batch', 'length', 'Embed'), "'Embed' is not a logical axis"),
+      (('batch', 'length', ''), "'' is not a logical axis"),
+      (('batch', 'length', 'tensor'), "'tensor' is not a logical axis"),  # a mesh axis is no meaning
+      (('batch', 'length'), 'give one each'),
+      (('batch', 'length', 'heads', 'kv'), 'give one each'),
+      ((), 'give one each'),
+    ],
+  )
   def test_raises_inside_and_outside_of_a_mesh(self, names, complaint, inside):
     with sharding.context(mesh(), RULES) if inside else contextlib.nullcontext():
       with pytest.raises(ValueError, match=complaint):
@@ -48,14 +58,17 @@ class TestShard:
   def test_outside_of_a_mesh_it_returns_what_it_got(self):
     assert shard(X, 'batch', 'length', 'embed') is X
 
-  @pytest.mark.parametrize('names, own', [
-    (('batch', 'length', 'mlp'), (2, 4, 8)),    # batch over data and fsdp, mlp over tensor
-    (('batch', 'length', 'embed'), (2, 4, 16)),  # fsdp is the batch's already
-    (('length', 'batch', 'vocab'), (8, 1, 8)),
-    (('embed', 'kv', 'heads'), (4, 4, 8)),
-    (('kv', 'table', 'layers'), (8, 4, 16)),
-    (('batch', None, 'mlp'), (2, 4, 8)),         # None says that an axis stays whole
-  ])
+  @pytest.mark.parametrize(
+    'names, own',
+    [
+      (('batch', 'length', 'mlp'), (2, 4, 8)),  # batch over data and fsdp, mlp over tensor
+      (('batch', 'length', 'embed'), (2, 4, 16)),  # fsdp is the batch's already
+      (('length', 'batch', 'vocab'), (8, 1, 8)),
+      (('embed', 'kv', 'heads'), (4, 4, 8)),
+      (('kv', 'table', 'layers'), (8, 4, 16)),
+      (('batch', None, 'mlp'), (2, 4, 8)),  # None says that an axis stays whole
+    ],
+  )
   def test_inside_it_cuts(self, names, own):
     with sharding.context(mesh(), RULES):
       y = jax.jit(lambda x: shard(x * 2, *names))(X)
@@ -72,10 +85,12 @@ class TestShard:
 
 
 class TestRules:
-
   def test_read_in_the_order_of_the_axes(self):
     assert parse_rules({'embed': 'fsdp', 'length': '', 'batch': 'data fsdp'}) == (
-      ('batch', ('data', 'fsdp')), ('length', ()), ('embed', ('fsdp',)))
+      ('batch', ('data', 'fsdp')),
+      ('length', ()),
+      ('embed', ('fsdp',)),
+    )
 
   def test_an_unknown_axis_is_refused(self):
     with pytest.raises(ValueError, match='rules.embd names no logical axis; known: batch'):
@@ -83,18 +98,22 @@ class TestRules:
 
   def test_the_schema_has_a_rule_for_every_axis(self):
     """An axis without a rule would be left to the compiler."""
-    assert set(configs.schema().rules) == set(AXES)
+    assert set(default_config().rules) == set(AXES)
 
 
 class TestParameters:
-
   def test_specs(self):
-    boxed = dict(kernel=box(16, 8, 4, ('embed', 'heads', 'kv')),
+    boxed = dict(
+      kernel=box(16, 8, 4, ('embed', 'heads', 'kv')),
       stacked=box(3, 16, 8, ('layers', 'embed', 'mlp')),
-                 table=box(32, 16, ('vocab', 'embed')), step=jax.ShapeDtypeStruct((), jnp.int32))
+      table=box(32, 16, ('vocab', 'embed')),
+      step=jax.ShapeDtypeStruct((), jnp.int32),
+    )
     where = partition_specs(boxed, mesh(), RULES)
+
     def cut(name, shape):
       return where[name].shard_shape(shape)
+
     assert cut('kernel', (16, 8, 4)) == (8, 4, 4)
     assert cut('stacked', (3, 16, 8)) == (3, 8, 4)
     assert cut('table', (32, 16)) == (16, 8)

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tfm import spec
 import tfm.positions
+from tfm import spec
 from tfm.positions.protocol import Position
 
 
@@ -23,8 +23,13 @@ def test_rows_before_are_those_of_negative_positions():
   np.testing.assert_array_equal(found[0], table[np.array([1, 2, 6])])
 
 
-@pytest.mark.parametrize('text, sentence', [
-  ('learned(rows=3)', 'rows=3 is shorter than data.length=4'), ('learned(before=-1)', 'before=-1 must be 0')])
+@pytest.mark.parametrize(
+  'text, sentence',
+  [
+    ('learned(rows=3)', 'rows=3 is shorter than data.length=4'),
+    ('learned(before=-1)', 'before=-1 must be 0'),
+  ],
+)
 def test_what_is_no_table_is_refused(text, sentence):
   with pytest.raises(ValueError, match=sentence):
     made(text)

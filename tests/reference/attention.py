@@ -18,8 +18,11 @@ def seen(predicate, q_positions, k_positions, q_segments, k_segments):
   """[B T S]: the predicate holds, both stand in one document, and the key is no padding."""
   out = np.zeros((*q_positions.shape, k_positions.shape[1]), bool)
   for b, t, s in np.ndindex(*out.shape):
-    out[b, t, s] = (predicate(q_positions[b, t], k_positions[b, s])
-                    and q_segments[b, t] == k_segments[b, s] and k_segments[b, s] != 0)
+    out[b, t, s] = (
+      predicate(q_positions[b, t], k_positions[b, s])
+      and q_segments[b, t] == k_segments[b, s]
+      and k_segments[b, s] != 0
+    )
   return out
 
 
@@ -71,7 +74,7 @@ def softmax_gradients(p, d_p):
 
 def dot_gradients(q, k, d_logits, scale=None):
   """(d q, d k) of `dot_logits`."""
-  scale, group = q.shape[-1]**-0.5 if scale is None else scale, q.shape[2] // k.shape[2]
+  scale, group = q.shape[-1] ** -0.5 if scale is None else scale, q.shape[2] // k.shape[2]
   d_q, d_k = np.zeros(q.shape), np.zeros(k.shape)
   for b, h in np.ndindex(*d_logits.shape[:2]):
     d_q[b, :, h] = scale * d_logits[b, h] @ k[b, :, h // group]

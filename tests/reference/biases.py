@@ -31,8 +31,13 @@ def t5_bucket(relative, buckets, max_distance, bidirectional):
 
 def t5(q, k, q_at, k_at, table, max_distance, bidirectional):
   """Raffel et al. 2020, §2.1; table [buckets H]."""
-  return each(q, k, q_at, k_at, lambda h, q, k, i, j: table[
-    t5_bucket(j - i, len(table), max_distance, bidirectional), h])
+  return each(
+    q,
+    k,
+    q_at,
+    k_at,
+    lambda h, q, k, i, j: table[t5_bucket(j - i, len(table), max_distance, bidirectional), h],
+  )
 
 
 def alibi_slopes(n):
@@ -40,7 +45,7 @@ def alibi_slopes(n):
   if n & (n - 1) == 0:
     return [2 ** (-8 * (i + 1) / n) for i in range(n)]
   power = 1 << (n.bit_length() - 1)
-  return alibi_slopes(power) + alibi_slopes(2 * power)[0::2][:n - power]
+  return alibi_slopes(power) + alibi_slopes(2 * power)[0::2][: n - power]
 
 
 def alibi(q, k, q_at, k_at):
@@ -53,8 +58,13 @@ def bfloat16(x):
 
 def falcon_alibi(q, k, q_at, k_at, scale):
   """As Falcon's code adds it: of the key alone, a product of bfloat16 numbers (Almazrouei et al. 2023)."""
-  return each(q, k, q_at, k_at, lambda h, q_, k_, i, j: scale * float(
-    bfloat16(alibi_slopes(q.shape[2])[h]) * bfloat16(j)))
+  return each(
+    q,
+    k,
+    q_at,
+    k_at,
+    lambda h, q_, k_, i, j: scale * float(bfloat16(alibi_slopes(q.shape[2])[h]) * bfloat16(j)),
+  )
 
 
 def transformer_xl(q, k, q_at, k_at, u, v, kernel):
@@ -66,6 +76,7 @@ def transformer_xl(q, k, q_at, k_at, u, v, kernel):
     r = np.concatenate([np.sin((i - j) * frequencies), np.cos((i - j) * frequencies)])
     projected = kernel[:, h].T @ r
     return (q @ projected + u[h] @ k + v[h] @ projected) / np.sqrt(C)
+
   return each(q, k, q_at, k_at, logit)
 
 
@@ -96,6 +107,7 @@ def deberta(q, k, q_at, k_at, table, key, query, query_bias, max_distance, bucke
     if query is not None:
       total += k @ (row @ query[:, h] + query_bias[h])
     return total / np.sqrt(terms * q.shape[-1])
+
   return each(q, k, q_at, k_at, logit)
 
 
@@ -111,20 +123,25 @@ def shaw(q, k, q_at, k_at, table):
   def logit(h, q, k, i, j):
     row = table[max(-reach, min(reach, j - i)) + reach]
     return q @ (row[h] if row.ndim == 2 else row) / np.sqrt(len(q))
+
   return each(q, k, q_at, k_at, logit)
 
 
 def kerple(q, k, q_at, k_at, r1, r2, kind):
   """Chi et al. 2022."""
+
   def logit(h, q, k, i, j):
     d = abs(i - j)
     return -r1[h] * (np.log(1 + r2[h] * d) if kind == 'log' else d ** r2[h])
+
   return each(q, k, q_at, k_at, logit)
 
 
 def fire(q, k, q_at, k_at, c, threshold, weight_1, bias_1, weight_2):
   """Li et al. 2024."""
+
   def logit(h, q, k, i, j):
     x = np.log(c * abs(i - j) + 1) / np.log(c * max(i, threshold) + 1)
     return sum(w2 * max(w1 * x + b1, 0) for w1, b1, w2 in zip(weight_1, bias_1, weight_2[:, h]))
+
   return each(q, k, q_at, k_at, logit)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from reference import attention, layers, rope
+from tests.reference import attention, layers, rope
 
 
 def forward(params, tokens, positions, segments, heads_per_key, position='rope', feed_forward='gelu'):
@@ -16,8 +16,11 @@ def forward(params, tokens, positions, segments, heads_per_key, position='rope',
     block = stack[f'layers_{i}']['block_0']
     x = x + mix(block['mixer'], norm(block['mixer_norm'], x), positions, segments, heads_per_key, position)
     f = block['feed_forward']
-    x = x + layers.feed_forward(feed_forward, norm(block['feed_forward_norm'], x), *(
-      (f[name]['kernel'], f[name].get('bias', 0)) for name in ('up', 'down', 'gate') if name in f))
+    x = x + layers.feed_forward(
+      feed_forward,
+      norm(block['feed_forward_norm'], x),
+      *((f[name]['kernel'], f[name].get('bias', 0)) for name in ('up', 'down', 'gate') if name in f),
+    )
   x = norm(params['norm'], x)
   return x @ (params['output']['kernel'] if 'output' in params else table.T)
 

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from reference import layers
-from reference.encoder_decoder import run
+from tests.reference import layers
+from tests.reference.encoder_decoder import run
 
 
 def forward(params, tokens, types, segments):

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from reference import attention, layers, sinusoidal
+from tests.reference import attention, layers, sinusoidal
 
 
 def forward(params, source, source_segments, target, segments):
@@ -29,8 +29,12 @@ def run(params, x, segments, memory=None, memory_segments=None, activation='relu
     if memory is not None:
       x = add(block, 'cross', x, attend(block['cross'], x, segments, memory, memory_segments, causal=False))
     f = block['feed_forward']
-    x = add(block, 'feed_forward', x, layers.feed_forward(
-      activation, x, *((f[name]['kernel'], f[name]['bias']) for name in ('up', 'down'))))
+    x = add(
+      block,
+      'feed_forward',
+      x,
+      layers.feed_forward(activation, x, *((f[name]['kernel'], f[name]['bias']) for name in ('up', 'down'))),
+    )
   return x
 
 

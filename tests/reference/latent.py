@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from reference import attention, layers
+from tests.reference import attention, layers
 
 
 def forward(p, x, positions, segments, predicate, rotate):

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 
+
 erf = np.vectorize(math.erf)
 
 

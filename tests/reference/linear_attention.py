@@ -61,7 +61,7 @@ def convolved(x, weight, segments):
     for document in set(segments[b]) - {0}:
       at = np.flatnonzero(segments[b] == document)
       for i, t in enumerate(at):
-        for back, w in enumerate(weight[::-1][:i + 1]):
+        for back, w in enumerate(weight[::-1][: i + 1]):
           out[b, t] += w * x[b, at[i - back]]
   return out
 
@@ -72,10 +72,13 @@ def silu(x):
 
 def gated_delta(params, x, segments):
   """The layer of Yang et al. (2024), §3.4, on x [B T D], from a tree of parameters without biases."""
+
   def risen(name):
     return np.einsum('btd,d...->bt...', x, params[name]['kernel'])
-  q, k, v = (silu(convolved(risen(name), params[f'{name}_convolution']['weight'], segments))
-             for name in 'qkv')
+
+  q, k, v = (
+    silu(convolved(risen(name), params[f'{name}_convolution']['weight'], segments)) for name in 'qkv'
+  )
   q, k = (y / np.sqrt((y * y).sum(-1, keepdims=True) + 1e-6) for y in (q, k))
   alpha = np.exp(-np.exp(params['A_log']) * np.log1p(np.exp(risen('alpha') + params['dt_bias'])))
   y, _ = delta_rule(q / np.sqrt(q.shape[-1]), k, v, alpha, 1 / (1 + np.exp(-risen('beta'))), segments)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from reference import attention
+from tests.reference import attention
 
 
 def forward(p, x, positions, segments, predicate, global_tokens, rotate, told=None):

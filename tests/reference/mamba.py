@@ -40,7 +40,7 @@ def mamba(p, x):
   u = silu(convolution(u, **p['convolution']))
   selected = u @ p['x_proj']
   delta = softplus(selected[:, :rank] @ p['dt_proj'] + p['dt_bias'])
-  y = selective_scan(u, delta, -np.exp(p['A_log']), selected[:, rank:rank + N], selected[:, rank + N:])
+  y = selective_scan(u, delta, -np.exp(p['A_log']), selected[:, rank : rank + N], selected[:, rank + N :])
   return linear(p['out'], (y + p['D'] * u) * silu(z))
 
 
@@ -77,5 +77,7 @@ def linear(p, x):
 
 
 def float64(tree):
-  return {name: float64(value) if isinstance(value, dict) else np.asarray(value, np.float64)
-          for name, value in tree.items()}
+  return {
+    name: float64(value) if isinstance(value, dict) else np.asarray(value, np.float64)
+    for name, value in tree.items()
+  }

@@ -12,7 +12,9 @@ def read(made, params, x, context, pieces=None):
   cache, found, start = None if pieces is None else made.init_cache(B, T + 2), [], 0
   for piece in pieces or (T,):
     here = slice(start, start + piece)
-    y, cache = jax.jit(made.apply)({'params': params}, jnp.asarray(x[:, here], made.dtype), None, context(here), cache)
+    y, cache = jax.jit(made.apply)(
+      {'params': params}, jnp.asarray(x[:, here], made.dtype), None, context(here), cache
+    )
     found.append(y)
     start += piece
   return np.concatenate(found, 1), cache

@@ -11,8 +11,10 @@ def bucket(q, R):
 def partners(buckets, positions, segments, chunk):
   """[T T], one round: in one document and bucket, less than `chunk` ranks apart."""
   T = len(buckets)
+
   def alike(t, s):
     return segments[t] == segments[s] != 0 and buckets[t] == buckets[s]
+
   rank = [sum(alike(t, s) and positions[s] < positions[t] for s in range(T)) for t in range(T)]
   return np.array([[alike(t, s) and abs(rank[t] - rank[s]) < chunk for s in range(T)] for t in range(T)])
 

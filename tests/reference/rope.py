@@ -51,8 +51,10 @@ def dynamic(theta, channels, factor, original, length):
 
 def yarn(theta, channels, factor, original, beta_fast=32, beta_slow=1):
   """By parts, with a ramp over indices: the last pair of `beta_fast` turns to the first of `beta_slow`."""
+
   def turns(i):
     return original * theta ** (-2 * i / channels) / (2 * np.pi)
+
   low = max([i for i in range(channels) if turns(i) >= beta_fast], default=0)
   high = min([i for i in range(channels) if turns(i) <= beta_slow], default=channels - 1)
   waves = []

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tfm import run as runs
-from tfm.train import train
+from tfm.runs import load as runs
+from tfm.runs.train import train
 from tfm.training import digests
 from tfm.training.checkpoint import Checkpoints
 from tfm.training.state import State
@@ -29,7 +29,9 @@ def test_the_last_few_and_the_best_are_kept(tmp_path):
   assert sorted(checkpoints.manager.all_steps()) == [2, 4, 5]
   assert [checkpoints.find(which) for which in ('last', 'best', '4')] == [5, 2, 4]
   assert checkpoints.run(2) == dict(data=2)
-  target = State(jnp.int32(0), {'kernel': jnp.zeros(2)}, {'count': jnp.int32(0)}, jnp.zeros(2, jnp.uint32), None)
+  target = State(
+    jnp.int32(0), {'kernel': jnp.zeros(2)}, {'count': jnp.int32(0)}, jnp.zeros(2, jnp.uint32), None
+  )
   state = checkpoints.state(4, target)
   assert state.step == 4 and state.opt_state['count'] == 4 and state.params['kernel'].tolist() == [4.0, 4.0]
   checkpoints.close()
@@ -60,18 +62,33 @@ def shorten(path):
 DAMAGES = (flip, 'SHA-256'), (shorten, 'bytes and had'), (pathlib.Path.unlink, 'is missing')
 
 
-@pytest.mark.parametrize('part, damage, said', [
-  pytest.param(part, *DAMAGES[j], marks=[] if i == j else [pytest.mark.slow], id=f'{part}-{DAMAGES[j][0].__name__}')
-  for i, part in enumerate(('params', 'rest', 'run')) for j in range(3)])
-def test_a_damaged_checkpoint_is_refused_by_name_and_the_one_before_is_offered(trained, tiny, tmp_path, part, damage, said):
+@pytest.mark.parametrize(
+  'part, damage, said',
+  [
+    pytest.param(
+      part, *DAMAGES[j], marks=[] if i == j else [pytest.mark.slow], id=f'{part}-{DAMAGES[j][0].__name__}'
+    )
+    for i, part in enumerate(('params', 'rest', 'run'))
+    for j in range(3)
+  ],
+)
+def test_a_damaged_checkpoint_is_refused_by_name_and_the_one_before_is_offered(
+  trained, tiny, tmp_path, part, damage, said
+):
   workdir = shutil.copytree(trained, tmp_path / 'run')
   path = largest(workdir / 'checkpoints' / '6' / part)
   damage(path)
   with pytest.raises(ValueError) as error:
     train(tiny(), workdir)
   sentence = str(error.value)
-  assert sentence.startswith(f'the checkpoint 6 in {workdir / "checkpoints"} is damaged: {path} ') and said in sentence
-  assert f'--step=3 reads it' in sentence and f'when the folder {workdir / "checkpoints" / "6"} is deleted' in sentence
+  assert (
+    sentence.startswith(f'the checkpoint 6 in {workdir / "checkpoints"} is damaged: {path} ')
+    and said in sentence
+  )
+  assert (
+    '--step=3 reads it' in sentence
+    and f'when the folder {workdir / "checkpoints" / "6"} is deleted' in sentence
+  )
   if part == 'params':
     with pytest.raises(ValueError, match='the checkpoint 6 .* is damaged'):
       runs.load(workdir)
@@ -87,7 +104,9 @@ def test_digests_that_cannot_be_read_are_damage_of_their_checkpoint(trained, tin
     with pytest.raises(ValueError) as error:
       ask()
     sentence = str(error.value)
-    assert sentence.startswith(f'the checkpoint 6 in {workdir / "checkpoints"} is damaged: {path} cannot be read (')
+    assert sentence.startswith(
+      f'the checkpoint 6 in {workdir / "checkpoints"} is damaged: {path} cannot be read ('
+    )
     assert '--step=3 reads it' in sentence
 
 

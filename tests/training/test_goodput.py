@@ -39,13 +39,16 @@ def test_every_second_is_of_one_kind(clock):
   seconds = goodput.seconds
   assert seconds == dict(dict.fromkeys(goodputs.KINDS, 0), starting=5, productive=15, evaluating=3, saving=2)
   assert goodput.shares()['productive'] == pytest.approx(15 / 25)
-  assert str(goodput) == 'goodput: of 25 seconds productive 60.0%, starting 20.0%, saving 8.0%, evaluating 12.0%'
+  assert (
+    str(goodput) == 'goodput: of 25 seconds productive 60.0%, starting 20.0%, saving 8.0%, evaluating 12.0%'
+  )
 
 
 def test_waiting_is_for_the_next_item(clock):
   def slow():
     clock[0] += 4
     yield 1
+
   goodput = Goodput()
   assert list(goodput.waited(slow())) == [1] and goodput.seconds['waiting'] == 4
 
@@ -71,7 +74,7 @@ def test_what_a_kill_cost_is_told_by_the_one_that_goes_on(clock, tmp_path, last,
     goodput.saved(step)
   spend(goodput, clock, 'productive', 11)
   goodput.write()
-  clock[0] += 1000   # killed: not written, and nothing until the next one begins
+  clock[0] += 1000  # killed: not written, and nothing until the next one begins
   again = Goodput([tmp_path], last)
   assert again.seconds['lost'] == lost and sum(again.seconds.values()) == 26
   spend(again, clock, 'productive', 4)
@@ -111,8 +114,17 @@ def test_a_run_that_ended_lost_nothing(clock, tmp_path):
   assert json.loads((tmp_path / goodputs.FILE).read_text())['seconds']['saving'] == 3
 
 
-@pytest.mark.parametrize('content', [
-  '', '{"seconds": {"producti', '[]', '{}', '{"seconds": {"productive": "x"}}', '{"seconds": {}, "near": {"a": {}}}'])
+@pytest.mark.parametrize(
+  'content',
+  [
+    '',
+    '{"seconds": {"producti',
+    '[]',
+    '{}',
+    '{"seconds": {"productive": "x"}}',
+    '{"seconds": {}, "near": {"a": {}}}',
+  ],
+)
 def test_what_cannot_be_read_stops_no_run(clock, tmp_path, capsys, content):
   path = tmp_path / goodputs.FILE
   path.write_text(content)

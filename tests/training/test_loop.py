@@ -4,16 +4,24 @@ import json
 
 import pytest
 
-from tfm import run as runs
-from tfm.train import train
+from tfm.runs import load as runs
+from tfm.runs.train import train
 from tfm.training import checkpoint, metrics
 
 
 def test_a_nan_names_metric_and_step_and_leaves_the_last_good_checkpoint(tiny, tmp_path):
   """An absurd learning rate without clipping blows up after the first checkpoint."""
-  config = tiny(**{
-    'optimizer.name': 'sgd', 'optimizer.clip': 0.0, 'optimizer.learning_rate': 1e30, 'optimizer.warmup': 0,
-    'optimizer.schedule': 'wsd(decay=1.0)', 'training.steps': 20, 'training.evaluate_every': 1})
+  config = tiny(
+    **{
+      'optimizer.name': 'sgd',
+      'optimizer.clip': 0.0,
+      'optimizer.learning_rate': 1e30,
+      'optimizer.warmup': 0,
+      'optimizer.schedule': 'wsd(decay=1.0)',
+      'training.steps': 20,
+      'training.evaluate_every': 1,
+    }
+  )
   with pytest.raises(ValueError, match=r'(train|validation) \w+ is (nan|inf) at step (\d+)') as error:
     train(config, tmp_path)
   failed = int(str(error.value).partition('at step ')[2].partition(';')[0])

@@ -7,9 +7,9 @@ import jax
 import numpy as np
 import pytest
 
-from tfm import check
+from tfm.config import validate
 from tfm.parallel import processes
-from tfm.train import Place, train, train_together
+from tfm.runs.train import Place, train, train_together
 from tfm.training.checkpoint import Checkpoints
 from tfm.training.metrics import read
 from tfm.training.near import MARK, Near
@@ -23,7 +23,13 @@ class Died(Exception):
 @pytest.fixture(scope='module')
 def settings():
   """Checkpoints at 4 and 8, near ones at 2, 6 and 10."""
-  return {'training.steps': 12, 'training.evaluate_every': 4, 'training.save_near': 'steps(2)', 'mesh.data': 4, 'mesh.fsdp': 2}
+  return {
+    'training.steps': 12,
+    'training.evaluate_every': 4,
+    'training.save_near': 'steps(2)',
+    'mesh.data': 4,
+    'mesh.fsdp': 2,
+  }
 
 
 @pytest.fixture(scope='module')
@@ -36,6 +42,7 @@ def unbroken(tiny, settings, tmp_path_factory):
 @pytest.fixture
 def dies(monkeypatch):
   """(config, workdir, a step) → has the run die as that step is told of."""
+
   def make(config, workdir, last):
     plain = Report.trained
 
@@ -43,9 +50,11 @@ def dies(monkeypatch):
       if step == last:
         raise Died
       plain(self, step, *told)
+
     with monkeypatch.context() as patch, pytest.raises(Died):
       patch.setattr(Report, 'trained', trained)
       train(config, workdir)
+
   return make
 
 
@@ -55,8 +64,14 @@ def kept(folder):
 
 
 def assert_same_run(workdir, wanted):
-  ours, theirs = ([(row['step'], row['batch'], row['loss']) for row in read(place / 'metrics.jsonl') if row['split'] == 'train']
-                  for place in (workdir, wanted))
+  ours, theirs = (
+    [
+      (row['step'], row['batch'], row['loss'])
+      for row in read(place / 'metrics.jsonl')
+      if row['split'] == 'train'
+    ]
+    for place in (workdir, wanted)
+  )
   assert ours == theirs
   for part in ('params', 'rest'):
     a, b = (Checkpoints(place).manager.restore(12)[part] for place in (workdir, wanted))
@@ -68,16 +83,18 @@ def steps_begun(said):
   return [int(line.rpartition(' ')[2]) for line in said.splitlines() if line.startswith('resuming from step')]
 
 
-def test_it_goes_on_from_the_newest_and_ends_as_the_unbroken_run(tiny, settings, unbroken, dies, tmp_path, capsys):
+def test_it_goes_on_from_the_newest_and_ends_as_the_unbroken_run(
+  tiny, settings, unbroken, dies, tmp_path, capsys
+):
   config = tiny(**settings, **{'training.near': str(tmp_path / 'disk')})
   dies(config, tmp_path / 'run', 8)
   assert kept(tmp_path / 'disk') == [2, 6] and Checkpoints(tmp_path / 'run').steps() == [4]
   capsys.readouterr()
   dies(config, tmp_path / 'run', 9)
   train(config, tmp_path / 'run')
-  assert steps_begun(capsys.readouterr().err) == [6, 8]   # what lasts is newer then
+  assert steps_begun(capsys.readouterr().err) == [6, 8]  # what lasts is newer then
   assert_same_run(tmp_path / 'run', unbroken)
-  assert kept(tmp_path / 'disk') == []   # nothing is left of a run that has ended
+  assert kept(tmp_path / 'disk') == []  # nothing is left of a run that has ended
 
 
 def test_how_often_follows_from_the_time_of_a_save(tiny, settings, dies, tmp_path):
@@ -92,7 +109,10 @@ def lost(folder, workdir):
 
 
 def flipped(folder, workdir):
-  path = max((path for path in folder.glob('*/process_0/6/params/**/*') if path.is_file()), key=lambda path: path.stat().st_size)
+  path = max(
+    (path for path in folder.glob('*/process_0/6/params/**/*') if path.is_file()),
+    key=lambda path: path.stat().st_size,
+  )
   path.write_bytes(bytes([path.read_bytes()[0] ^ 1]) + path.read_bytes()[1:])
 
 
@@ -101,10 +121,17 @@ def moved(folder, workdir):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('harm, said', [
-  pytest.param(lost, '', marks=pytest.mark.slow), (flipped, 'near at hand cannot be gone on from: the checkpoint 6 in'),
-  pytest.param(moved, '', marks=pytest.mark.slow)])
-def test_what_is_lost_or_damaged_is_not_gone_on_from(tiny, settings, unbroken, dies, tmp_path, capsys, harm, said):
+@pytest.mark.parametrize(
+  'harm, said',
+  [
+    pytest.param(lost, '', marks=pytest.mark.slow),
+    (flipped, 'near at hand cannot be gone on from: the checkpoint 6 in'),
+    pytest.param(moved, '', marks=pytest.mark.slow),
+  ],
+)
+def test_what_is_lost_or_damaged_is_not_gone_on_from(
+  tiny, settings, unbroken, dies, tmp_path, capsys, harm, said
+):
   config = tiny(**settings, **{'training.near': str(tmp_path / 'disk')})
   dies(config, tmp_path / 'run', 8)
   harm(tmp_path / 'disk', tmp_path / 'run')
@@ -146,7 +173,9 @@ def test_another_config_is_refused_of_a_near_one_too(tiny, settings, dies, tmp_p
 def test_of_several_processes_those_steps_count_that_all_have(tmp_path, monkeypatch):
   near = Near(str(tmp_path / 'disk'), tmp_path / 'run')
   monkeypatch.setattr(Checkpoints, 'steps', lambda self: [2, 6])
-  monkeypatch.setattr(processes, 'gathered', lambda mine: [mine, b''.join(n.to_bytes(8, signed=True) for n in (-1, 2, 4))])
+  monkeypatch.setattr(
+    processes, 'gathered', lambda mine: [mine, b''.join(n.to_bytes(8, signed=True) for n in (-1, 2, 4))]
+  )
   assert near.steps() == [2]
   near.close()
 
@@ -157,11 +186,13 @@ def test_refusals(tiny, tmp_path):
   with pytest.raises(ValueError, match=r"config.training.near='.*file' cannot be written to here"):
     train(tiny(**near), tmp_path / 'run')
   with pytest.raises(ValueError, match="config.training.near='gs://b/near' is no folder of a machine"):
-    check.run(tiny(**{'training.near': 'gs://b/near'}), 1)
+    validate.run(tiny(**{'training.near': 'gs://b/near'}), 1)
   with pytest.raises(ValueError, match="config.training.save_near='never'"):
-    check.run(tiny(**{'training.save_near': 'never'}), 1)
-  with pytest.raises(ValueError, match=r"config.training.save_near='steps\(5\)' is of checkpoints in config.training.near"):
-    check.run(tiny(**{'training.save_near': 'steps(5)'}), 1)
+    validate.run(tiny(**{'training.save_near': 'never'}), 1)
+  with pytest.raises(
+    ValueError, match=r"config.training.save_near='steps\(5\)' is of checkpoints in config.training.near"
+  ):
+    validate.run(tiny(**{'training.save_near': 'steps(5)'}), 1)
   config = tiny(**near)
-  with pytest.raises(ValueError, match="config.training.near=.* keeps one run near at hand"):
+  with pytest.raises(ValueError, match='config.training.near=.* keeps one run near at hand'):
     train_together([Place.of(config, seed, tmp_path / str(seed)) for seed in (0, 1)])

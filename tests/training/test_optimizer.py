@@ -6,27 +6,36 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tfm import build, spec
-from tfm.training.optimizer import OPTIMIZERS, by_depth, optimizer, path_name
+from tfm import spec
+from tfm.config import assemble
 from tfm.training import state as states
+from tfm.training.optimizer import OPTIMIZERS, by_depth, optimizer, path_name
+
 
 NO_DECAY = r'bias|scale|table'
 
 
 def params(tiny):
   config = tiny(**{'model.bias': True, 'model.position': 'learned', 'model.tied': False})
-  model = build.model(config, 32)
+  model = assemble.model(config, 32)
   return nn.unbox(jax.jit(lambda key: states.parameters(model, key, 1, 32))(jax.random.key(0)))
 
 
-@pytest.mark.parametrize('text', [
-  'adamw(weight_decay=0.5)', pytest.param('lion(weight_decay=0.5)', marks=pytest.mark.slow),
-  pytest.param('adafactor(weight_decay=0.5)', marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+  'text',
+  [
+    'adamw(weight_decay=0.5)',
+    pytest.param('lion(weight_decay=0.5)', marks=pytest.mark.slow),
+    pytest.param('adafactor(weight_decay=0.5)', marks=pytest.mark.slow),
+  ],
+)
 def test_decay_spares_biases_norms_and_tables(tiny, text):
   """With a zero gradient, decay is all that moves a parameter."""
   tree = jax.tree.map(np.ones_like, params(tiny))
   made = optimizer(spec.choose(text, OPTIMIZERS), lambda count: 0.1, 0.0, NO_DECAY)
-  updates, _ = jax.jit(lambda tree: made.update(jax.tree.map(jnp.zeros_like, tree), made.init(tree), tree))(tree)
+  updates, _ = jax.jit(lambda tree: made.update(jax.tree.map(jnp.zeros_like, tree), made.init(tree), tree))(
+    tree
+  )
   moved = {path_name(path): bool(jnp.any(x != 0)) for path, x in jax.tree_util.tree_leaves_with_path(updates)}
   assert moved == {name: name.endswith('kernel') for name in moved}
   assert any(moved.values()) and not all(moved.values())
@@ -73,17 +82,28 @@ def test_every_optimizer_goes_downhill(text):
 
 def test_what_is_frozen_stays_and_costs_nothing(tiny):
   tree = params(tiny)
-  made = optimizer(spec.choose('adamw(weight_decay=0.5)', OPTIMIZERS), lambda count: 0.1, 0.0, NO_DECAY, frozen='^(?!norm|stack.*out)')
+  made = optimizer(
+    spec.choose('adamw(weight_decay=0.5)', OPTIMIZERS),
+    lambda count: 0.1,
+    0.0,
+    NO_DECAY,
+    frozen='^(?!norm|stack.*out)',
+  )
   state, ones = made.init(tree), jax.tree.map(jnp.ones_like, tree)
   updates, state = made.update(ones, state, tree)
   moved = {path_name(path): bool(jnp.any(x != 0)) for path, x in jax.tree_util.tree_leaves_with_path(updates)}
   assert moved == {name: name.startswith('norm') or '/out/' in name for name in moved}
   assert any(moved.values()) and not all(moved.values())
-  trained = sum(x.size for path, x in jax.tree_util.tree_leaves_with_path(tree) if made.trains(path_name(path)))
-  assert sum(x.size for x in jax.tree.leaves(state)) <= 2 * trained + 2   # two moments and counters
+  trained = sum(
+    x.size for path, x in jax.tree_util.tree_leaves_with_path(tree) if made.trains(path_name(path))
+  )
+  assert sum(x.size for x in jax.tree.leaves(state)) <= 2 * trained + 2  # two moments and counters
   # It is what the trained part alone would be, clipped by its own norm.
   part = {'norm': tree['norm']}
-  clipped, alone = (optimizer(spec.choose('sgd', OPTIMIZERS), lambda count: 1.0, 0.5, NO_DECAY, frozen) for frozen in ('^(?!norm)', ''))
+  clipped, alone = (
+    optimizer(spec.choose('sgd', OPTIMIZERS), lambda count: 1.0, 0.5, NO_DECAY, frozen)
+    for frozen in ('^(?!norm)', '')
+  )
   found, _ = clipped.update(ones, clipped.init(tree), tree)
   wanted, _ = alone.update({'norm': ones['norm']}, alone.init(part), part)
   jax.tree.map(np.testing.assert_array_equal, found['norm'], wanted['norm'])
@@ -92,15 +112,23 @@ def test_what_is_frozen_stays_and_costs_nothing(tiny):
 def test_lower_layers_learn_slower():
   """The factor of each parameter, by hand."""
   factor = by_depth(0.5, 5, 2, 3, 1)
-  shape = jnp.zeros((2, 3, 4))   # two turns of two blocks, and one is left
+  shape = jnp.zeros((2, 3, 4))  # two turns of two blocks, and one is left
   np.testing.assert_allclose(factor('stack/layers/block_0/mixer/q/kernel', shape)[:, 0, 0], [0.5**5, 0.5**3])
   np.testing.assert_allclose(factor('stack/layers/block_1/mixer/q/kernel', shape)[:, 0, 0], [0.5**4, 0.5**2])
   for path, wanted in {
-      'stack/layers_1/block_0/norm/scale': 0.5**3, 'stack/rest/block_0/norm/scale': 0.5, 'embedding/table': 0.5**6,
-      'position_0/table': 0.5**6, 'norm/scale': 1, 'classification/classes/kernel': 1, 'output/kernel': 1,
-      'encoder/stack/layers_2/block_0/norm/scale': 0.5, 'encoder/position_0/table': 0.5**4, 'encoder/norm/scale': 1}.items():
+    'stack/layers_1/block_0/norm/scale': 0.5**3,
+    'stack/rest/block_0/norm/scale': 0.5,
+    'embedding/table': 0.5**6,
+    'position_0/table': 0.5**6,
+    'norm/scale': 1,
+    'classification/classes/kernel': 1,
+    'output/kernel': 1,
+    'encoder/stack/layers_2/block_0/norm/scale': 0.5,
+    'encoder/position_0/table': 0.5**4,
+    'encoder/norm/scale': 1,
+  }.items():
     assert factor(path, jnp.zeros(3)) == wanted, path
   made = optimizer(spec.choose('sgd', OPTIMIZERS), lambda count: 1.0, 0.0, NO_DECAY, factor=factor)
   tree = {'embedding': {'table': jnp.ones(2)}, 'norm': {'scale': jnp.ones(2)}}
   updates, _ = made.update(tree, made.init(tree), tree)
-  assert updates['embedding']['table'][0] == -0.5**6 and updates['norm']['scale'][0] == -1
+  assert updates['embedding']['table'][0] == -(0.5**6) and updates['norm']['scale'][0] == -1

@@ -28,6 +28,7 @@ def test_rate_leaves_out_the_first_step_and_pauses(monkeypatch):
 def test_the_longest_name_of_a_chip_counts(monkeypatch):
   class Device:
     device_kind = 'TPU v5 lite'
+
   monkeypatch.setattr(chips.jax, 'devices', lambda: [Device()])
   monkeypatch.setattr(chips.jax, 'device_count', lambda: 4)
   assert chips.peak_flops() == 4 * 197e12

@@ -8,6 +8,7 @@ import pytest
 from tfm import spec
 from tfm.training.schedule import SCHEDULES, schedule
 
+
 WARMUP, STEPS, WIDTH, PEAK = 10, 100, 64, 0.3
 
 
@@ -33,7 +34,9 @@ FORMULAS = {
 def test_formula(text):
   rate = schedule(spec.choose(text, SCHEDULES), PEAK, WARMUP, STEPS, WIDTH)
   got = [float(rate(t - 1)) for t in range(1, STEPS + 1)]
-  np.testing.assert_allclose(got, [PEAK * FORMULAS[text](t) for t in range(1, STEPS + 1)], rtol=2e-5, atol=1e-7)
+  np.testing.assert_allclose(
+    got, [PEAK * FORMULAS[text](t) for t in range(1, STEPS + 1)], rtol=2e-5, atol=1e-7
+  )
 
 
 def test_every_schedule_has_a_formula():

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tfm import build
-from tfm.train import train
+from tfm.config import assemble
+from tfm.runs.train import train
 from tfm.training import checkpoint, metrics
 from tfm.training import state as states
 from tfm.training.loss_scale import LossScale
@@ -38,7 +38,7 @@ def test_what_is_above_the_factor_is_a_spike_and_counts_as_what_may_pass():
   found, spikes = after([1.0] * LEARNING + [2.9, 4.0, 1.0])
   assert found == [False] * (LEARNING + 1) + [True, False] and spikes.skipped == 1
   assert spikes.usual() < 1.3
-  assert not any(after([1.0] * (LEARNING - 1) + [100.0])[0])      # nothing is known yet
+  assert not any(after([1.0] * (LEARNING - 1) + [100.0])[0])  # nothing is known yet
 
 
 def test_a_norm_that_stays_high_becomes_the_usual_one():
@@ -49,19 +49,29 @@ def test_a_norm_that_stays_high_becomes_the_usual_one():
 @pytest.mark.parametrize('dtype', ['float32', pytest.param('float16', marks=pytest.mark.slow)])
 def test_a_skipped_step_changes_nothing_but_counts(tiny, dtype):
   config = tiny(**{'training.skip_spikes': 3.0, 'model.dtype': dtype})
-  model, objective, (optimizer, rate) = build.model(config, 50), build.objective(config), build.optimizer(config)
+  model, objective, (optimizer, rate) = (
+    assemble.model(config, 50),
+    assemble.objective(config),
+    assemble.optimizer(config),
+  )
   state = nn.unbox(states.init(model, optimizer, 4, 8, dtype == 'float16', spikes=True)(jax.random.key(0)))
-  if state.loss_scale:   # so small that nothing overflows
+  if state.loss_scale:  # so small that nothing overflows
     state = state.replace(loss_scale=LossScale(jnp.float32(1), jnp.int32(0)))
   tokens = np.random.default_rng(0).integers(0, 50, (4, 9)).astype(np.int32)
-  batch = dict(inputs=tokens[:, :-1], targets=tokens[:, 1:], segments=np.ones((4, 8), np.int32),
-               positions=np.broadcast_to(np.arange(8, dtype=np.int32), (4, 8)).copy())
+  batch = dict(
+    inputs=tokens[:, :-1],
+    targets=tokens[:, 1:],
+    segments=np.ones((4, 8), np.int32),
+    positions=np.broadcast_to(np.arange(8, dtype=np.int32), (4, 8)).copy(),
+  )
   step = jax.jit(train_step(model, objective, optimizer, rate, 1, 3.0))
   taken, told = step(state, batch)
   assert told['spike'] == 0 and taken.spikes.seen == 1
   # As if the norm had been a thousandth so far.
   usual = told['gradient_norm'] / 1000
-  state = state.replace(step=jnp.int32(50), spikes=Spikes(usual * (1 - 0.98**50), jnp.int32(50), jnp.int32(2)))
+  state = state.replace(
+    step=jnp.int32(50), spikes=Spikes(usual * (1 - 0.98**50), jnp.int32(50), jnp.int32(2))
+  )
   left, told = step(state, batch)
   assert told['spike'] == 1 and told['spikes'] == 3 and left.spikes.skipped == 3 and left.step == 51
   for same in ('params', 'opt_state', 'key'):
@@ -71,18 +81,39 @@ def test_a_skipped_step_changes_nothing_but_counts(tiny, dtype):
 @pytest.mark.slow
 def test_a_run_tells_what_it_skipped_and_resumes_bit_for_bit(tiny, tmp_path, caplog):
   """With a factor so low that ordinary batches exceed it, and so slow that the norm does not fall."""
+
   def run(folder, steps):
-    train(tiny(**{'training.skip_spikes': 1.01, 'optimizer.learning_rate': 1e-5, 'training.steps': steps, 'training.evaluate_every': 12,
-                  'optimizer.schedule': 'constant', 'training.log_every': 100}), folder)
+    train(
+      tiny(
+        **{
+          'training.skip_spikes': 1.01,
+          'optimizer.learning_rate': 1e-5,
+          'training.steps': steps,
+          'training.evaluate_every': 12,
+          'optimizer.schedule': 'constant',
+          'training.log_every': 100,
+        }
+      ),
+      folder,
+    )
     with_closed = checkpoint.Checkpoints(folder)
     tree = with_closed.manager.restore(with_closed.find('last'))
     with_closed.close()
-    return tree['params'], tree['rest'], [r['step'] for r in metrics.read(pathlib.Path(folder) / 'metrics.jsonl') if r.get('spike')]
+    return (
+      tree['params'],
+      tree['rest'],
+      [r['step'] for r in metrics.read(pathlib.Path(folder) / 'metrics.jsonl') if r.get('spike')],
+    )
+
   caplog.set_level('INFO', logger='tfm')
   params, rest, skipped = run(tmp_path / 'whole', 36)
   run(tmp_path / 'parts', 24)
   again, rest_again, skipped_again = run(tmp_path / 'parts', 36)
-  assert skipped == skipped_again and any(LEARNING < step <= 24 for step in skipped) and any(step > 24 for step in skipped)
+  assert (
+    skipped == skipped_again
+    and any(LEARNING < step <= 24 for step in skipped)
+    and any(step > 24 for step in skipped)
+  )
   assert rest['spikes']['skipped'] == len(skipped)
   jax.tree.map(np.testing.assert_array_equal, (params, rest), (again, rest_again))
   assert f'step {skipped[0]} is skipped: the norm of its gradient' in caplog.text

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tfm import build
+from tfm.config import assemble
 from tfm.mixers.protocol import Context
 from tfm.parallel import mesh as meshes
 from tfm.parallel import sharding
@@ -17,6 +17,7 @@ from tfm.training import state as states
 from tfm.training.loss_scale import GROWTH_INTERVAL, LossScale
 from tfm.training.optimizer import path_name
 from tfm.training.step import microbatches, train_step
+
 
 VOCAB, ROWS, LENGTH = 50, 8, 32
 
@@ -26,14 +27,18 @@ def batch(rows=ROWS, length=LENGTH, seed=0):
   rng = np.random.default_rng(seed)
   tokens = rng.integers(0, VOCAB, (rows, length + 1)).astype(np.int32)
   kept = np.arange(length)[None] < rng.integers(1, length + 1, rows)[:, None]
-  return dict(inputs=tokens[:, :-1], targets=tokens[:, 1:], segments=kept.astype(np.int32),
-              positions=np.broadcast_to(np.arange(length, dtype=np.int32), (rows, length)).copy())
+  return dict(
+    inputs=tokens[:, :-1],
+    targets=tokens[:, 1:],
+    segments=kept.astype(np.int32),
+    positions=np.broadcast_to(np.arange(length, dtype=np.int32), (rows, length)).copy(),
+  )
 
 
 def prepared(config, steps=1, mesh=None, batch=batch):
   """(losses, final state) of a few steps on one batch after another."""
-  objective, (optimizer, rate) = build.objective(config), build.optimizer(config)
-  model = build.model(config, VOCAB)
+  objective, (optimizer, rate) = assemble.objective(config), assemble.optimizer(config)
+  model = assemble.model(config, VOCAB)
   mesh = meshes.make(mesh) if mesh else meshes.make({}, jax.devices()[:1])
   rules = sharding.parse_rules(config.rules)
   make = states.init(model, optimizer, ROWS, LENGTH, config.model.dtype == 'float16')
@@ -41,8 +46,9 @@ def prepared(config, steps=1, mesh=None, batch=batch):
   (state,) = states.born(make, [config.seed], where, mesh, rules)
   history = []
   with sharding.context(mesh, rules):
-    step = jax.jit(train_step(model, objective, optimizer, rate, config.training.accumulation),
-                   out_shardings=(where, None))
+    step = jax.jit(
+      train_step(model, objective, optimizer, rate, config.training.accumulation), out_shardings=(where, None)
+    )
     for i in range(steps):
       placed = jax.device_put(batch(seed=i), sharding.batch_sharding(mesh, rules))
       state, metrics = step(state, placed)
@@ -55,13 +61,23 @@ def initial(model):
 
 
 def assert_trees_close(a, b, rtol, atol):
-  jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=rtol, atol=atol), jax.device_get(a), jax.device_get(b))
+  jax.tree.map(
+    lambda x, y: np.testing.assert_allclose(x, y, rtol=rtol, atol=atol), jax.device_get(a), jax.device_get(b)
+  )
 
 
 def sgd(tiny, **fields):
   """Plain gradient descent shows the gradient itself; Adam would hide its scale."""
-  return tiny(**{'optimizer.name': 'sgd', 'optimizer.learning_rate': 1.0, 'optimizer.clip': 0.0,
-                 'optimizer.schedule': 'constant', 'optimizer.warmup': 0, **fields})
+  return tiny(
+    **{
+      'optimizer.name': 'sgd',
+      'optimizer.learning_rate': 1.0,
+      'optimizer.clip': 0.0,
+      'optimizer.schedule': 'constant',
+      'optimizer.warmup': 0,
+      **fields,
+    }
+  )
 
 
 @pytest.mark.parametrize('parts', [2, pytest.param(4, marks=pytest.mark.slow)])
@@ -81,10 +97,18 @@ def test_microbatches_partition_the_rows():
   assert sorted(got.reshape(-1).tolist()) == list(range(12))
 
 
-@pytest.mark.parametrize('chunk, model', [
-  (100, {}), (64, {'model.tied': False}),
-  *(pytest.param(chunk, model, marks=pytest.mark.slow) for chunk, model in (
-    (1, {}), (64, {'model.output_soft_cap': 0.01}), (64, {'model.embedding_width': 8})))], ids=str)
+@pytest.mark.parametrize(
+  'chunk, model',
+  [
+    (100, {}),
+    (64, {'model.tied': False}),
+    *(
+      pytest.param(chunk, model, marks=pytest.mark.slow)
+      for chunk, model in ((1, {}), (64, {'model.output_soft_cap': 0.01}), (64, {'model.embedding_width': 8}))
+    ),
+  ],
+  ids=str,
+)
 def test_loss_in_pieces_is_the_loss(tiny, chunk, model):
   fields = {'objective': 'causal_lm(label_smoothing=0.1, z_loss=0.01)', 'model.tied': True, **model}
   whole, a = prepared(sgd(tiny, **fields))
@@ -98,8 +122,10 @@ def test_the_loss_is_of_capped_logits(tiny):
   found = {}
   for cap, chunk in ((0.0, 0), (0.01, 0), (0.01, 64)):
     config = tiny(**{'model.output_soft_cap': cap, 'training.loss_chunk': chunk})
-    model, objective = build.model(config, VOCAB), build.objective(config)
-    found[cap, chunk] = jax.jit(jax.value_and_grad(lambda p: objective(model, p, batch(), None)[0]))(initial(model))
+    model, objective = assemble.model(config, VOCAB), assemble.objective(config)
+    found[cap, chunk] = jax.jit(jax.value_and_grad(lambda p: objective(model, p, batch(), None)[0]))(
+      initial(model)
+    )
   assert abs(found[0.0, 0][0] - found[0.01, 0][0]) > 1e-3 * found[0.0, 0][0]
   np.testing.assert_allclose(found[0.01, 64][0], found[0.01, 0][0], rtol=1e-5)
   assert_trees_close(found[0.01, 64][1], found[0.01, 0][1], rtol=1e-4, atol=1e-5)
@@ -123,15 +149,22 @@ def numpy_objective(logits, batch, smoothing, z):
 @pytest.mark.parametrize('smoothing, z', [(0.0, 0.0), (0.1, 0.0), (0.0, 0.5), (0.3, 0.1)])
 def test_objective_against_numpy(tiny, smoothing, z):
   config = tiny(objective=f'causal_lm(label_smoothing={smoothing}, z_loss={z})')
-  model, objective, rows = build.model(config, VOCAB), build.objective(config), batch()
+  model, objective, rows = assemble.model(config, VOCAB), assemble.objective(config), batch()
   params = initial(model)
+
   @jax.jit
   def told(params):
-    return model.apply({'params': params}, rows['inputs'], Context(rows['positions'], rows['segments']))[0], objective(
-      model, params, rows, None)
+    return model.apply({'params': params}, rows['inputs'], Context(rows['positions'], rows['segments']))[
+      0
+    ], objective(model, params, rows, None)
+
   logits, (total, sums) = told(params)
-  np.testing.assert_allclose(total / sums['tokens'], numpy_objective(np.asarray(logits, np.float64), rows, smoothing, z), rtol=1e-5)
-  np.testing.assert_allclose(sums['loss'] / sums['tokens'], numpy_objective(np.asarray(logits, np.float64), rows, 0, 0), rtol=1e-5)
+  np.testing.assert_allclose(
+    total / sums['tokens'], numpy_objective(np.asarray(logits, np.float64), rows, smoothing, z), rtol=1e-5
+  )
+  np.testing.assert_allclose(
+    sums['loss'] / sums['tokens'], numpy_objective(np.asarray(logits, np.float64), rows, 0, 0), rtol=1e-5
+  )
   assert sums['tokens'] == (rows['segments'] > 0).sum()
 
 
@@ -147,8 +180,11 @@ def one_device(tiny):
   return prepared(sgd(tiny, **WIDE))
 
 
-@pytest.mark.parametrize('mesh', [pytest.param(mesh, marks=pytest.mark.slow) for mesh in MESHES] + [
-  dict(data=2, fsdp=2, tensor=2)], ids=meshes.words)
+@pytest.mark.parametrize(
+  'mesh',
+  [pytest.param(mesh, marks=pytest.mark.slow) for mesh in MESHES] + [dict(data=2, fsdp=2, tensor=2)],
+  ids=meshes.words,
+)
 def test_every_mesh_gives_the_losses_and_gradients_of_one_device(tiny, one_device, mesh):
   """Those of plain gradient descent are the difference of the parameters."""
   (got,), state = prepared(sgd(tiny, **WIDE), mesh=mesh)
@@ -173,7 +209,9 @@ def test_indivisible_parameter_is_refused_by_name(tiny):
 
 
 def test_dropout_depends_on_step_and_seed_only(tiny):
-  config = tiny(**{'model.dropout.residual': 0.5, 'model.dropout.attention': 0.2, 'model.dropout.embedding': 0.1})
+  config = tiny(
+    **{'model.dropout.residual': 0.5, 'model.dropout.attention': 0.2, 'model.dropout.embedding': 0.1}
+  )
   first, _ = prepared(config, steps=2)
   again, _ = prepared(config, steps=2)
   other, _ = prepared(tiny(**{'model.dropout.residual': 0.5, 'seed': 1}), steps=2)
@@ -194,7 +232,11 @@ def test_float16_scales_skips_and_recovers(tiny):
 def test_overflow_skips_the_update_and_halves_the_scale(tiny):
   """A scale beyond float16's range makes every gradient overflow."""
   config = tiny(**{'model.dtype': 'float16'})
-  model, objective, (optimizer, rate) = build.model(config, VOCAB), build.objective(config), build.optimizer(config)
+  model, objective, (optimizer, rate) = (
+    assemble.model(config, VOCAB),
+    assemble.objective(config),
+    assemble.optimizer(config),
+  )
   state = nn.unbox(states.init(model, optimizer, ROWS, LENGTH, True)(jax.random.key(0)))
   state = state.replace(loss_scale=LossScale(jnp.float32(2.0**40), jnp.int32(5)))
   after, metrics = jax.jit(train_step(model, objective, optimizer, rate, 1))(state, batch())
@@ -217,8 +259,7 @@ def test_parameters_and_losses_stay_in_float32(tiny, dtype):
   assert history[0]['loss'] == pytest.approx(np.log(VOCAB), rel=0.05)
 
 
-@pytest.mark.parametrize('name', [
-  'adafactor(min_dim_size_to_factor=16)', 'lion', 'sgd(momentum=0.9)'])
+@pytest.mark.parametrize('name', ['adafactor(min_dim_size_to_factor=16)', 'lion', 'sgd(momentum=0.9)'])
 @pytest.mark.slow
 def test_every_optimizer_trains_on_a_mesh(tiny, name):
   """Factored moments have other axes than their parameters."""
@@ -234,7 +275,7 @@ EXPERTS = 'mixture_of_experts(experts=4, capacity=0.75, balance={}, z_loss={})'
 def told(tiny, key, **model):
   """((objective, sums), gradient) of one batch."""
   config = tiny(**{f'model.{name}': value for name, value in model.items()})
-  model, objective = build.model(config, VOCAB), build.objective(config)
+  model, objective = assemble.model(config, VOCAB), assemble.objective(config)
   params = initial(model)
   loss = jax.value_and_grad(lambda params: objective(model, params, batch(), key), has_aux=True)
   return jax.jit(loss)(params)
@@ -249,7 +290,9 @@ def test_losses_of_layers_are_minimised_and_told(tiny):
   np.testing.assert_allclose(total - plain, sums['auxiliary'], rtol=1e-5)
   # For each of two layers: routing that is not far from even has a balance loss of about k = 2, and
   # log Σ exp r of about log 4.
-  np.testing.assert_allclose(sums['auxiliary'] / sums['tokens'], 2 * (0.5 * 2 + 0.1 * np.log(4)**2), rtol=0.1)
+  np.testing.assert_allclose(
+    sums['auxiliary'] / sums['tokens'], 2 * (0.5 * 2 + 0.1 * np.log(4) ** 2), rtol=0.1
+  )
   assert 0 < sums['dropped'] < sums['tokens'] < sums['load'] < 4 * sums['tokens']
   # They teach the routers, and through what these read the layers below.
   routers = [g['stack']['layers']['block_0']['feed_forward']['router']['kernel'] for g in (gradient, without)]
@@ -264,8 +307,9 @@ def test_an_evaluation_tells_the_loss_alone(tiny):
   assert set(sums) == {'loss', 'accuracy', 'tokens'}  # nor does a model whose layers report nothing
 
 
-@pytest.mark.parametrize('fields', [
-  {'model.remat': 'full'}, {'model.remat': 'dots', 'training.loss_chunk': 64}], ids=str)
+@pytest.mark.parametrize(
+  'fields', [{'model.remat': 'full'}, {'model.remat': 'dots', 'training.loss_chunk': 64}], ids=str
+)
 @pytest.mark.slow
 def test_reports_are_the_same_however_they_are_computed(tiny, fields):
   fields |= {'model.feed_forward': EXPERTS.format(0.5, 0.1)}
@@ -279,10 +323,10 @@ def test_unscanned_layers_report_too(tiny):
   """Of one layer the parameters are the same either way but for an axis."""
   key, text = jax.random.key(0), EXPERTS.format(0.5, 0.1)
   config = tiny(**{'model.layers': 1, 'model.feed_forward': text})
-  model, objective = build.model(config, VOCAB), build.objective(config)
+  model, objective = assemble.model(config, VOCAB), assemble.objective(config)
   params = initial(model)
   layers = jax.tree.map(lambda x: x[0], params['stack']['layers'])
-  apart = build.model(tiny(**{'model.layers': 1, 'model.feed_forward': text, 'model.scan': False}), VOCAB)
+  apart = assemble.model(tiny(**{'model.layers': 1, 'model.feed_forward': text, 'model.scan': False}), VOCAB)
   expected = jax.jit(lambda p: objective(model, p, batch(), key)[1])(params)
   got = jax.jit(lambda p: objective(apart, p, batch(), key)[1])(params | {'stack': {'layers_0': layers}})
   assert set(got) == set(expected) > {'auxiliary', 'load', 'dropped'}
@@ -299,10 +343,18 @@ def test_accumulated_losses_of_layers_are_means_over_tokens(tiny):
   assert_trees_close(a.params, b.params, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize('mesh, rules', [
-  (dict(data=2, fsdp=2, tensor=2), {}), (dict(data=2, fsdp=2, tensor=2), {'rules.expert': 'tensor', 'rules.mlp': ''}),
-  (dict(expert=4, data=2), {}), (dict(expert=4, fsdp=2), {}), (dict(expert=2, tensor=4), {}), (dict(expert=4, sequence=2), {})],
-  ids=str)   # with stages balance is that of microbatches: tests/parallel/test_pipeline.py
+@pytest.mark.parametrize(
+  'mesh, rules',
+  [
+    (dict(data=2, fsdp=2, tensor=2), {}),
+    (dict(data=2, fsdp=2, tensor=2), {'rules.expert': 'tensor', 'rules.mlp': ''}),
+    (dict(expert=4, data=2), {}),
+    (dict(expert=4, fsdp=2), {}),
+    (dict(expert=2, tensor=4), {}),
+    (dict(expert=4, sequence=2), {}),
+  ],
+  ids=str,
+)  # with stages balance is that of microbatches: tests/parallel/test_pipeline.py
 @pytest.mark.slow
 def test_every_mesh_routes_alike(tiny, mesh, rules):
   fields = {'model.heads': 8, 'model.width': 64, 'model.feed_forward': EXPERTS.format(0.5, 0.1)}
@@ -316,11 +368,16 @@ def test_every_mesh_routes_alike(tiny, mesh, rules):
 @pytest.mark.slow
 def test_gradients_of_experts_on_devices_of_their_own_are_those_of_one_device(tiny, capacity):
   """Leaf by leaf, with `expert` as the only axis; every expert learns."""
-  fields = {'model.feed_forward': f'mixture_of_experts(experts=8, capacity={capacity}, balance=0.5, z_loss=0.1)'}
+  fields = {
+    'model.feed_forward': f'mixture_of_experts(experts=8, capacity={capacity}, balance=0.5, z_loss=0.1)'
+  }
   (_, one), (_, many) = (prepared(sgd(tiny, **fields), mesh=mesh) for mesh in (None, dict(expert=8)))
   assert_trees_close(many.params, one.params, rtol=1e-4, atol=1e-6)
-  before = initial(build.model(sgd(tiny, **fields), VOCAB))
-  up, was = (np.asarray(params['stack']['layers']['block_0']['feed_forward']['up']['kernel']) for params in (many.params, before))
+  before = initial(assemble.model(sgd(tiny, **fields), VOCAB))
+  up, was = (
+    np.asarray(params['stack']['layers']['block_0']['feed_forward']['up']['kernel'])
+    for params in (many.params, before)
+  )
   assert up.shape[:2] == (2, 8) and (np.abs(up - was).max((2, 3)) > 1e-4).all()
 
 
@@ -330,10 +387,12 @@ def test_what_is_frozen_stays_and_the_rest_moves_as_ever(tiny):
   fields = {'optimizer.frozen': r'^(?!norm/|stack/.*/out/)'}
   for mesh in (None, dict(fsdp=2, tensor=4)):
     _, after = prepared(sgd(tiny, **fields), mesh=mesh)
-    before = initial(build.model(sgd(tiny), VOCAB))
+    before = initial(assemble.model(sgd(tiny), VOCAB))
     for path, x in jax.tree_util.tree_leaves_with_path(after.params):
       name = path_name(path)
-      was, moved = (functools.reduce(lambda tree, key: tree[key.key], path, tree) for tree in (before, plain.params))
+      was, moved = (
+        functools.reduce(lambda tree, key: tree[key.key], path, tree) for tree in (before, plain.params)
+      )
       wanted = moved if name.startswith('norm/') or '/out/' in name else None
       if wanted is not None:
         np.testing.assert_allclose(x, wanted, rtol=1e-4, atol=1e-6)
@@ -342,11 +401,13 @@ def test_what_is_frozen_stays_and_the_rest_moves_as_ever(tiny):
 
 def test_of_what_is_frozen_no_gradient_is_computed(tiny):
   """XLA's own count of the step's work."""
+
   def flops(**fields):
     config = sgd(tiny, **fields)
-    model, (optimizer, rate) = build.model(config, VOCAB), build.optimizer(config)
+    model, (optimizer, rate) = assemble.model(config, VOCAB), assemble.optimizer(config)
     state = nn.unbox(jax.eval_shape(states.init(model, optimizer, ROWS, LENGTH, False), jax.random.key(0)))
-    step = jax.jit(train_step(model, build.objective(config), optimizer, rate, 1))
+    step = jax.jit(train_step(model, assemble.objective(config), optimizer, rate, 1))
     return step.lower(state, batch()).compile().cost_analysis()['flops']
-  fields = {'model.scan': False}   # XLA counts the body of a scan once
+
+  fields = {'model.scan': False}  # XLA counts the body of a scan once
   assert flops(**fields, **{'optimizer.frozen': '^(?!norm/)'}) < 0.6 * flops(**fields)

@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tfm import run as runs
-from tfm.train import Place, train, train_together
+from tfm.runs import load as runs
+from tfm.runs.train import Place, train, train_together
 from tfm.training import metrics, together
+
 
 SEEDS = 3, 4
 
@@ -72,7 +73,10 @@ def test_at_once_is_as_one_after_another(tiny, side_by_side, tmp_path, monkeypat
 
 def test_seeds_differ(side_by_side):
   first, second = side_by_side.values()
-  assert values(first, 'batch')[0] != values(second, 'batch')[0] and values(first, 'loss')[0] != values(second, 'loss')[0]
+  assert (
+    values(first, 'batch')[0] != values(second, 'batch')[0]
+    and values(first, 'loss')[0] != values(second, 'loss')[0]
+  )
 
 
 @pytest.mark.slow
@@ -108,18 +112,22 @@ def test_what_diverges_stops_and_the_others_go_on(tiny, side_by_side, tmp_path, 
       after, found = one(state, batch, peak)
       ill = (state.step == 4) & (state.key == key).all()
       return after, found | dict(loss=jnp.where(ill, jnp.nan, found['loss']))
+
     return step(tainted, *rest)
+
   monkeypatch.setattr(together, 'step', stepped)
   folders = {seed: tmp_path / str(seed) for seed in SEEDS}
   report = train_seeds(tiny(**DROPPED), folders)
   assert report.live == [1] and 'loss is nan at step 5' in report.diverged[0]
   assert max(values(folders[SEEDS[0]], 'step')) == 4 and runs.load(folders[SEEDS[0]]).step == 3
-  np.testing.assert_allclose(values(folders[SEEDS[1]], 'loss'), values(side_by_side[SEEDS[1]], 'loss'), rtol=1e-6)
+  np.testing.assert_allclose(
+    values(folders[SEEDS[1]], 'loss'), values(side_by_side[SEEDS[1]], 'loss'), rtol=1e-6
+  )
 
 
-@pytest.mark.parametrize('fields, sentence', [
-  ({'mesh.tensor': 2}, r"config.mesh=\{'tensor': 2\} cuts one run over devices"),
-])
+@pytest.mark.parametrize(
+  'fields, sentence', [({'mesh.tensor': 2}, r"config.mesh=\{'tensor': 2\} cuts one run over devices")]
+)
 def test_refusals(tiny, tmp_path, fields, sentence):
   with pytest.raises(ValueError, match=sentence):
     train_seeds(tiny(**fields), {seed: tmp_path / str(seed) for seed in SEEDS})
@@ -128,18 +136,31 @@ def test_refusals(tiny, tmp_path, fields, sentence):
 def test_learning_rates_together(tiny, alone, tmp_path):
   """Each is the run that it would be alone, and they differ."""
   seed = SEEDS[0]
-  configs = {rate: tiny(**DROPPED, **{'optimizer.learning_rate': rate}) for rate in (tiny().optimizer.learning_rate, 0.03)}
+  configs = {
+    rate: tiny(**DROPPED, **{'optimizer.learning_rate': rate})
+    for rate in (tiny().optimizer.learning_rate, 0.03)
+  }
   train_together([Place.of(config, seed, tmp_path / f'{rate}') for rate, config in configs.items()])
   same, other = (tmp_path / f'{rate}' for rate in configs)
   np.testing.assert_allclose(values(same, 'loss'), values(alone[seed], 'loss'), rtol=2e-5)
   assert (same / 'config.json').read_text() == (alone[seed] / 'config.json').read_text()
-  np.testing.assert_allclose(np.array(values(other, 'learning_rate')) / values(same, 'learning_rate'),
-                             0.03 / tiny().optimizer.learning_rate, rtol=1e-5)
-  assert values(other, 'batch') == values(same, 'batch') and values(other, 'loss')[-1] != values(same, 'loss')[-1]
+  np.testing.assert_allclose(
+    np.array(values(other, 'learning_rate')) / values(same, 'learning_rate'),
+    0.03 / tiny().optimizer.learning_rate,
+    rtol=1e-5,
+  )
+  assert (
+    values(other, 'batch') == values(same, 'batch') and values(other, 'loss')[-1] != values(same, 'loss')[-1]
+  )
   assert runs.load(other).config.optimizer.learning_rate == 0.03
 
 
 def test_what_is_of_another_shape_is_refused(tiny, tmp_path):
-  with pytest.raises(ValueError, match='config.model.layers is 2 of one run and 3 of another, and runs that train together '
-                                       'may differ in seed and optimizer.learning_rate alone'):
-    train_together([Place.of(tiny(), 0, tmp_path / 'a'), Place.of(tiny(**{'model.layers': 3}), 0, tmp_path / 'b')])
+  with pytest.raises(
+    ValueError,
+    match='config.model.layers is 2 of one run and 3 of another, and runs that train together '
+    'may differ in seed and optimizer.learning_rate alone',
+  ):
+    train_together(
+      [Place.of(tiny(), 0, tmp_path / 'a'), Place.of(tiny(**{'model.layers': 3}), 0, tmp_path / 'b')]
+    )

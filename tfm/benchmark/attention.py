@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from tfm.benchmark import process
 
+
 SHAPE = dict(batch=1, heads=8, head_width=64)
 WIDTH = SHAPE['heads'] * SHAPE['head_width']
 
@@ -32,7 +33,9 @@ MIXERS = {
   'softmax, chunked': dict(mixer='softmax', kernel='chunked'),
   'softmax, window(256)': dict(mixer='softmax', kernel='chunked', mask='causal & window(256)'),
   'latent': dict(mixer='latent(rank=128, rope_width=32)', kernel='chunked'),
-  'longformer': dict(mixer='longformer(global_tokens=16)', kernel='chunked', mask='causal & longformer(256, 16)'),
+  'longformer': dict(
+    mixer='longformer(global_tokens=16)', kernel='chunked', mask='causal & longformer(256, 16)'
+  ),
   'reformer': dict(mixer='reformer(buckets=64, chunk=64)', position='none'),
   'linformer': dict(mixer='linformer(rank=256)', position='none', mask='full'),
   'linear': dict(mixer='linear', position='none'),
@@ -68,16 +71,26 @@ def kernel(name: str, variant: str, length: int) -> tuple[Callable, tuple]:
 
     @nn.compact
     def __call__(self, q, k, v):
-      position = spec.factory(fields['position'], tfm.positions, Position, width=WIDTH, heads=H, head_width=C,
-                              length=length)
+      position = spec.factory(
+        fields['position'], tfm.positions, Position, width=WIDTH, heads=H, head_width=C, length=length
+      )
       score = spec.factory('dot', tfm.scores, Score, head_width=C)
       index = jnp.broadcast_to(jnp.arange(length), (SHAPE['batch'], length))
       at, segments = index % fields['document'], 1 + index // fields['document']
       return spec.build(name, tfm.kernels, Kernel)(
-        q, k, v, score=score()(), bias=position(name='layer').bias(position(name='model').share()),
-        mask=spec.build(fields['mask'], tfm.masks, Mask), q_positions=at, k_positions=at, q_segments=segments,
-        k_segments=segments, soft_cap=fields['soft_cap'],
-        layout='whole' if fields['document'] == length else 'packed')
+        q,
+        k,
+        v,
+        score=score()(),
+        bias=position(name='layer').bias(position(name='model').share()),
+        mask=spec.build(fields['mask'], tfm.masks, Mask),
+        q_positions=at,
+        k_positions=at,
+        q_segments=segments,
+        k_segments=segments,
+        soft_cap=fields['soft_cap'],
+        layout='whole' if fields['document'] == length else 'packed',
+      )
 
   qkv = tuple(jax.random.normal(jax.random.key(i), (SHAPE['batch'], length, H, C)) for i in range(3))
   params = nn.unbox(jax.jit(Attention().init)(jax.random.key(3), *qkv))
@@ -89,19 +102,23 @@ def mixer(name: str, length: int) -> tuple[Callable, tuple]:
   import flax.linen as nn
   import jax
 
-  from tfm import build
-  from tfm import config as configs
+  from tfm.config import assemble
+  from tfm.config.overlay import complete
+  from tfm.config.resolve import resolve_config
   from tfm.mixers.protocol import Context
 
-  c = configs.resolve(configs.complete(dict(
-    data=dict(length=length), model=dict(width=WIDTH, heads=SHAPE['heads']) | MIXERS[name])))
-  made = build.block(c, 'model', c.model, causal=False)().mixer()
+  c = resolve_config(
+    complete(dict(data=dict(length=length), model=dict(width=WIDTH, heads=SHAPE['heads']) | MIXERS[name]))
+  )
+  made = assemble.block(c, 'model', c.model, causal=False)().mixer()
   x = jax.random.normal(jax.random.key(0), (SHAPE['batch'], length, WIDTH))
 
   def run(params, x):
     return made.apply(params, x, None, Context.whole(x[..., 0]), None)[0]
 
-  params = nn.unbox(jax.jit(lambda x: made.init(jax.random.key(1), x, None, Context.whole(x[..., 0]), None))(x))
+  params = nn.unbox(
+    jax.jit(lambda x: made.init(jax.random.key(1), x, None, Context.whole(x[..., 0]), None))(x)
+  )
   return run, (params, x)
 
 
@@ -110,6 +127,7 @@ def main() -> None:
   kind, *what, length = sys.argv[1:]
   free = process.limit_memory()
   import jax
+
   jax.config.update('jax_numpy_rank_promotion', 'raise')
   run, arguments = {'kernel': kernel, 'mixer': mixer}[kind](*what, int(length))
 

@@ -11,6 +11,7 @@ import sys
 from tfm.benchmark import process
 from tfm.benchmark.attention import SHAPE
 
+
 VARIANTS = ('causal', 'window', 'alibi', 't5', 'documents')
 
 
@@ -20,6 +21,7 @@ def main() -> None:
   process.limit_memory()
   import torch
   from torch.nn.functional import scaled_dot_product_attention
+
   torch.manual_seed(0)
   B, H, C = SHAPE['batch'], SHAPE['heads'], SHAPE['head_width']
   qkv = [torch.randn(B, H, length, C, requires_grad=True) for _ in range(3)]

@@ -20,16 +20,24 @@ from tfm.benchmark import attention, attention_torch, curves
 from tfm.benchmark.process import OutOfMemory, machine, measure
 from tfm.data.progress import track
 
+
 LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768)
 OURS, THEIRS = 'tfm.benchmark.attention', 'tfm.benchmark.attention_torch'
 PASSES = {'forward': 'forward', 'both': 'forward + backward'}
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-  parser.add_argument('--lengths', type=lambda text: tuple(map(int, text.split(','))), default=LENGTHS,
-                      metavar='N,N,…', help=f'tokens of the row (default: {",".join(map(str, LENGTHS))})')
+  parser.add_argument(
+    '--lengths',
+    type=lambda text: tuple(map(int, text.split(','))),
+    default=LENGTHS,
+    metavar='N,N,…',
+    help=f'tokens of the row (default: {",".join(map(str, LENGTHS))})',
+  )
   parser.add_argument('--only', choices=('kernels', 'mixers'), help='one half of it')
-  parser.add_argument('--out', default='attention', metavar='FILE', help='FILE.jsonl and FILE.png (default: attention)')
+  parser.add_argument(
+    '--out', default='attention', metavar='FILE', help='FILE.jsonl and FILE.png (default: attention)'
+  )
 
 
 def main(args: argparse.Namespace) -> None:
@@ -53,8 +61,13 @@ def main(args: argparse.Namespace) -> None:
   if args.only != 'kernels':
     for what in PASSES:
       console.print(mixer_table(results, args.lengths, what))
-    panels = {f'{label}, {unit}': {name: curve(results, ('mixer', name), args.lengths, what, field) for name in attention.MIXERS}
-              for what, label in PASSES.items() for field, unit in (('ms', 'ms'), ('mib', 'MiB'))}
+    panels = {
+      f'{label}, {unit}': {
+        name: curve(results, ('mixer', name), args.lengths, what, field) for name in attention.MIXERS
+      }
+      for what, label in PASSES.items()
+      for field, unit in (('ms', 'ms'), ('mib', 'MiB'))
+    }
     curves.draw(panels, machine(), f'{args.out}.png')
     console.print(f'curves: {args.out}.png', highlight=False)
 
@@ -95,8 +108,10 @@ def read(file: pathlib.Path) -> Results:
   for line in file.read_text().splitlines() if file.exists() else ():
     entry = json.loads(line)
     if entry['machine'] != machine():
-      raise ValueError(f'--out={file.stem} holds measurements of another machine ({entry["machine"]}); '
-                       'name another file, or delete it')
+      raise ValueError(
+        f'--out={file.stem} holds measurements of another machine ({entry["machine"]}); '
+        'name another file, or delete it'
+      )
     results[tuple(entry['run'])] = entry['result']
   return results
 
@@ -110,16 +125,30 @@ def curve(results: Results, run: Run, lengths: tuple[int, ...], what: str, field
 def kernel_table(results: Results, lengths: tuple[int, ...], what: str) -> Table:
   """A line for each variant and length."""
   table = Table(title=f'kernels, {PASSES[what]}', title_justify='left', box=box.MARKDOWN)
-  for column in ('variant', 'length', 'dense ms', 'chunked ms', 'PyTorch ms', 'dense / chunked', 'PyTorch / chunked',
-                 'dense MiB', 'chunked MiB', 'PyTorch MiB'):
+  for column in (
+    'variant',
+    'length',
+    'dense ms',
+    'chunked ms',
+    'PyTorch ms',
+    'dense / chunked',
+    'PyTorch / chunked',
+    'dense MiB',
+    'chunked MiB',
+    'PyTorch MiB',
+  ):
     table.add_column(column, justify='left' if column == 'variant' else 'right')
   for variant in attention.VARIANTS:
     for length in map(str, lengths):
       keys = {kernel: (OURS, 'kernel', kernel, variant, length) for kernel in attention.KERNELS}
       entries = [results.get(key) for key in (*keys.values(), (THEIRS, variant, length))]
-      ms, mib = ([None if entry is None else (entry.get(what) or {}).get(field, 'no memory') for entry in entries]
-                 for field in ('ms', 'mib'))
-      table.add_row(variant, length, *map(cell, ms), ratio(ms[0], ms[1]), ratio(ms[2], ms[1]), *map(cell, mib))
+      ms, mib = (
+        [None if entry is None else (entry.get(what) or {}).get(field, 'no memory') for entry in entries]
+        for field in ('ms', 'mib')
+      )
+      table.add_row(
+        variant, length, *map(cell, ms), ratio(ms[0], ms[1]), ratio(ms[2], ms[1]), *map(cell, mib)
+      )
   return table
 
 
@@ -130,8 +159,13 @@ def mixer_table(results: Results, lengths: tuple[int, ...], what: str) -> Table:
     table.add_column(column, justify='left' if column == 'mixer' else 'right')
   for name in attention.MIXERS:
     ms, mib = (curve(results, ('mixer', name), lengths, what, field) for field in ('ms', 'mib'))
-    table.add_row(name, *(cell(ms.get(length, 'no memory')) for length in lengths), slope(ms),
-                  cell(mib.get(lengths[-1], 'no memory')), slope(mib))
+    table.add_row(
+      name,
+      *(cell(ms.get(length, 'no memory')) for length in lengths),
+      slope(ms),
+      cell(mib.get(lengths[-1], 'no memory')),
+      slope(mib),
+    )
   return table
 
 

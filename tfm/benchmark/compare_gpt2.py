@@ -17,12 +17,19 @@ from rich.table import Table
 from tfm.benchmark.process import machine, measure
 from tfm.data.progress import track
 
-MEASUREMENTS = {'training': ('training',), 'decoding 1 row': ('decoding', '1'), 'decoding 8 rows': ('decoding', '8')}
+
+MEASUREMENTS = {
+  'training': ('training',),
+  'decoding 1 row': ('decoding', '1'),
+  'decoding 8 rows': ('decoding', '8'),
+}
 OURS, THEIRS = 'tfm.benchmark.gpt2', 'tfm.benchmark.gpt2_torch'
 
 
 def arguments(parser):
-  parser.add_argument('--rounds', type=int, default=3, metavar='N', help='how often each is measured (default: 3)')
+  parser.add_argument(
+    '--rounds', type=int, default=3, metavar='N', help='how often each is measured (default: 3)'
+  )
 
 
 def main(args):
@@ -36,7 +43,15 @@ def main(args):
     results.setdefault((name, module), []).append(measure(module, *MEASUREMENTS[name]))
 
   table = Table(title=machine(), title_justify='left', box=box.SIMPLE)
-  for column in ('', 'tfm tokens/s', 'PyTorch tokens/s', 'ratio', 'tfm peak MiB', 'PyTorch peak MiB', 'ratio'):
+  for column in (
+    '',
+    'tfm tokens/s',
+    'PyTorch tokens/s',
+    'ratio',
+    'tfm peak MiB',
+    'PyTorch peak MiB',
+    'ratio',
+  ):
     table.add_column(column, justify='right')
   for name in MEASUREMENTS:
     cells = []

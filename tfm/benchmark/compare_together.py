@@ -15,11 +15,14 @@ from rich.table import Table
 from tfm.benchmark.process import machine, measure
 from tfm.data.progress import track
 
+
 RUNS = 1, 2, 4, 8
 
 
 def arguments(parser):
-  parser.add_argument('--rounds', type=int, default=3, metavar='N', help='how often each is measured (default: 3)')
+  parser.add_argument(
+    '--rounds', type=int, default=3, metavar='N', help='how often each is measured (default: 3)'
+  )
 
 
 def main(args):

@@ -18,10 +18,12 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from tfm import config as configs
 from tfm.benchmark.process import machine, measure
 from tfm.benchmark.translation_torch import check
+from tfm.config.overlay import complete
+from tfm.config.resolve import resolve_config
 from tfm.data.progress import track
+
 
 OURS, THEIRS = 'tfm.benchmark.translation', 'tfm.benchmark.translation_torch'
 
@@ -29,8 +31,12 @@ OURS, THEIRS = 'tfm.benchmark.translation', 'tfm.benchmark.translation_torch'
 def arguments(parser: argparse.ArgumentParser) -> None:
   parser.add_argument('--workdir', required=True, metavar='DIR', help='of a trained encoder-decoder')
   parser.add_argument('--split', default='test', metavar='NAME', help='of its data (default: test)')
-  parser.add_argument('--beams', type=int, default=4, metavar='K', help='hypotheses kept side by side (default: 4)')
-  parser.add_argument('--rounds', type=int, default=3, metavar='N', help='how often each is measured (default: 3)')
+  parser.add_argument(
+    '--beams', type=int, default=4, metavar='K', help='hypotheses kept side by side (default: 4)'
+  )
+  parser.add_argument(
+    '--rounds', type=int, default=3, metavar='N', help='how often each is measured (default: 3)'
+  )
 
 
 def main(args: argparse.Namespace) -> None:
@@ -38,7 +44,7 @@ def main(args: argparse.Namespace) -> None:
     if getattr(args, name) < 1:
       raise ValueError(f'--{name}={getattr(args, name)} must be at least 1')
   # What Marian has no place for is refused before anything is measured.
-  check(configs.resolve(configs.complete(json.loads((pathlib.Path(args.workdir) / 'config.json').read_text()))))
+  check(resolve_config(complete(json.loads((pathlib.Path(args.workdir) / 'config.json').read_text()))))
   with_torch = all(importlib.util.find_spec(name) for name in ('torch', 'transformers'))
   modules = {'tfm': OURS} | ({'PyTorch': THEIRS} if with_torch else {})
   results = {name: [] for name in modules}
@@ -48,13 +54,19 @@ def main(args: argparse.Namespace) -> None:
   table = Table(title=machine(), title_justify='left', box=box.SIMPLE)
   for column in ('', 'sentences', 'seconds', 'sentences/s', 'BLEU'):
     table.add_column(column, justify='right')
-  seconds = {name: statistics.median(result['seconds'] for result in found) for name, found in results.items()}
+  seconds = {
+    name: statistics.median(result['seconds'] for result in found) for name, found in results.items()
+  }
   for name, (first, *_) in results.items():
     count = len(first['texts'])
-    table.add_row(name, f'{count:,}', f'{seconds[name]:.2f}', f'{count / seconds[name]:.1f}', f'{first["bleu"]:.2f}')
+    table.add_row(
+      name, f'{count:,}', f'{seconds[name]:.2f}', f'{count / seconds[name]:.1f}', f'{first["bleu"]:.2f}'
+    )
   Console(width=None if sys.stdout.isatty() else 120).print(table)
   if not with_torch:
     print('PyTorch and transformers are not installed; `make oracle` installs them.')
     return
   same = sum(a == b for a, b in zip(*(found[0]['texts'] for found in results.values())))
-  print(f'ratio of speed: {seconds["PyTorch"] / seconds["tfm"]:.2f}; {same:,} of {count:,} translations are the same')
+  print(
+    f'ratio of speed: {seconds["PyTorch"] / seconds["tfm"]:.2f}; {same:,} of {count:,} translations are the same'
+  )

@@ -7,6 +7,7 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+
 INK = '#1f2933'
 # Below this length, what does not depend on it weighs too much to fit an exponent.
 FITTED = 2048
@@ -34,8 +35,14 @@ def draw(panels: Mapping[str, Mapping[str, Curve]], title: str, file: str | path
     # One hue a curve, and a mark of its own every ten, so that no two look alike.
     for i, (name, curve) in enumerate(curves.items()):
       fitted = exponent(curve)
-      axes.plot(list(curve), list(curve.values()), marker='os^'[i // 10 % 3], markersize=4, color=f'C{i % 10}',
-                label=name if fitted is None else f'{name}: {fitted:.2f}')
+      axes.plot(
+        list(curve),
+        list(curve.values()),
+        marker='os^'[i // 10 % 3],
+        markersize=4,
+        color=f'C{i % 10}',
+        label=name if fitted is None else f'{name}: {fitted:.2f}',
+      )
     axes.set_xscale('log', base=2)
     axes.set_yscale('log')
     axes.set_xlabel('length (tokens)', color=INK)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from tfm.benchmark.process import peak_memory
 
+
 # The shape that both frameworks get.
 SHAPE = dict(layers=6, width=384, heads=6, length=256, vocab=8192)
 TRAINING = dict(batch_size=16, warmup=2, steps=6)
@@ -27,13 +28,25 @@ def report(training: Callable[[], float], decoding: Callable[[int], float]) -> N
 
 def config():
   """GPT-2 (Radford et al. 2019) at the benchmark's shape."""
-  from tfm import config as configs
-  return configs.resolve(configs.complete(dict(
-    data=dict(length=SHAPE['length']),
-    model=dict(
-      layers=SHAPE['layers'], width=SHAPE['width'], heads=SHAPE['heads'], position='learned', bias=True,
-      feed_forward='gelu_tanh'),
-    training=dict(batch_size=TRAINING['batch_size'], loss_chunk=512))))
+  from tfm.config.overlay import complete
+  from tfm.config.resolve import resolve_config
+
+  return resolve_config(
+    complete(
+      dict(
+        data=dict(length=SHAPE['length']),
+        model=dict(
+          layers=SHAPE['layers'],
+          width=SHAPE['width'],
+          heads=SHAPE['heads'],
+          position='learned',
+          bias=True,
+          feed_forward='gelu_tanh',
+        ),
+        training=dict(batch_size=TRAINING['batch_size'], loss_chunk=512),
+      )
+    )
+  )
 
 
 def training() -> float:
@@ -41,7 +54,7 @@ def training() -> float:
   import jax
   import numpy as np
 
-  from tfm import build
+  from tfm.config import assemble as build
   from tfm.parallel import mesh as meshes
   from tfm.parallel import sharding
   from tfm.training import state as states
@@ -55,11 +68,17 @@ def training() -> float:
   where = states.shardings(states.abstract(make), mesh, rules)
   (state,) = states.born(make, [0], where, mesh, rules)
   tokens = np.random.default_rng(0).integers(0, SHAPE['vocab'], (size, length + 1)).astype(np.int32)
-  batch = dict(inputs=tokens[:, :-1], targets=tokens[:, 1:], segments=np.ones((size, length), np.int32),
-               positions=np.broadcast_to(np.arange(length, dtype=np.int32), (size, length)))
+  batch = dict(
+    inputs=tokens[:, :-1],
+    targets=tokens[:, 1:],
+    segments=np.ones((size, length), np.int32),
+    positions=np.broadcast_to(np.arange(length, dtype=np.int32), (size, length)),
+  )
   batch = jax.device_put(batch, sharding.batch_sharding(mesh, rules))
   with sharding.context(mesh, rules):
-    step = jax.jit(train_step(model, objective, optimizer, rate, 1), donate_argnums=0, out_shardings=(where, None))
+    step = jax.jit(
+      train_step(model, objective, optimizer, rate, 1), donate_argnums=0, out_shardings=(where, None)
+    )
     for _ in range(TRAINING['warmup']):
       state, metrics = step(state, batch)
     jax.block_until_ready(state)
@@ -76,7 +95,7 @@ def decoding(batch: int) -> float:
   import jax
   import numpy as np
 
-  from tfm import build
+  from tfm.config import assemble as build
   from tfm.decoding import loop
   from tfm.decoding.sampling import Sampling
   from tfm.decoding.unrolled import unrolled
@@ -88,8 +107,9 @@ def decoding(batch: int) -> float:
   prompts = np.random.default_rng(0).integers(0, SHAPE['vocab'], (batch, DECODING['prompt']))
 
   def generate():
-    return loop.complete(model, params, list(prompts), max_tokens=DECODING['new'], eos=None,
-                         sampling=Sampling(temperature=0.0))
+    return loop.complete(
+      model, params, list(prompts), max_tokens=DECODING['new'], eos=None, sampling=Sampling(temperature=0.0)
+    )
 
   made = {len(row) for row in generate()}
   if made != {DECODING['new']}:

@@ -1,6 +1,6 @@
 """What `gpt2` measures, with `transformers`' GPT-2 in PyTorch: same shape, same optimizer, float32.
 
-  python -m tfm.benchmark.gpt2_torch training     → {"tokens_per_second": …, "peak_memory_mib": …}
+python -m tfm.benchmark.gpt2_torch training     → {"tokens_per_second": …, "peak_memory_mib": …}
 """
 
 import time
@@ -12,15 +12,26 @@ def gpt2():
   """The model, without dropout."""
   import torch
   from transformers import GPT2Config, GPT2LMHeadModel
+
   torch.manual_seed(0)
-  return GPT2LMHeadModel(GPT2Config(
-    vocab_size=SHAPE['vocab'], n_positions=SHAPE['length'], n_embd=SHAPE['width'], n_layer=SHAPE['layers'],
-    n_head=SHAPE['heads'], resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0))
+  return GPT2LMHeadModel(
+    GPT2Config(
+      vocab_size=SHAPE['vocab'],
+      n_positions=SHAPE['length'],
+      n_embd=SHAPE['width'],
+      n_layer=SHAPE['layers'],
+      n_head=SHAPE['heads'],
+      resid_pdrop=0.0,
+      embd_pdrop=0.0,
+      attn_pdrop=0.0,
+    )
+  )
 
 
 def training() -> float:
   """Tokens per second of whole training steps: forward, backward, clipping, AdamW."""
   import torch
+
   model = gpt2().train()
   optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1)
   tokens = torch.randint(0, SHAPE['vocab'], (TRAINING['batch_size'], SHAPE['length']))
@@ -42,13 +53,21 @@ def training() -> float:
 def decoding(batch: int) -> float:
   """New tokens per second of `generate`, greedy, with its key/value cache."""
   import torch
+
   model = gpt2().eval()
   prompt = torch.randint(0, SHAPE['vocab'], (batch, DECODING['prompt']))
 
   def generate():
     return model.generate(
-      prompt, attention_mask=torch.ones_like(prompt), do_sample=False, use_cache=True, pad_token_id=0,
-      eos_token_id=None, min_new_tokens=DECODING['new'], max_new_tokens=DECODING['new'])
+      prompt,
+      attention_mask=torch.ones_like(prompt),
+      do_sample=False,
+      use_cache=True,
+      pad_token_id=0,
+      eos_token_id=None,
+      min_new_tokens=DECODING['new'],
+      max_new_tokens=DECODING['new'],
+    )
 
   made = generate().shape[1] - DECODING['prompt']
   if made != DECODING['new']:

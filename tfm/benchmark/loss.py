@@ -8,11 +8,13 @@ The devices are eight simulated ones of a CPU.
 import jax
 import jax.numpy as jnp
 
-from tfm import build
-from tfm import config as configs
+from tfm.config import assemble
+from tfm.config.overlay import complete
+from tfm.config.resolve import resolve_config
 from tfm.parallel import mesh as meshes
 from tfm.parallel import sharding
 from tfm.training import state as states
+
 
 ROWS, LENGTH, WIDTH = 8, 1024, 256
 VOCABULARIES = 8_192, 32_768, 131_072
@@ -22,19 +24,35 @@ MESHES = None, dict(fsdp=8), dict(tensor=8), dict(fsdp=2, tensor=4)
 
 def temporaries(vocab: int, chunk: int, sizes: dict[str, int] | None) -> int:
   """Bytes of one device."""
-  config = configs.resolve(configs.complete(dict(
-    data=dict(length=LENGTH), model=dict(layers=1, width=WIDTH, heads=8), training=dict(loss_chunk=chunk))))
-  model, objective, rules = build.model(config, vocab), build.objective(config), sharding.parse_rules(config.rules)
+  config = resolve_config(
+    complete(
+      dict(
+        data=dict(length=LENGTH), model=dict(layers=1, width=WIDTH, heads=8), training=dict(loss_chunk=chunk)
+      )
+    )
+  )
+  model, objective, rules = (
+    assemble.model(config, vocab),
+    assemble.objective(config),
+    sharding.parse_rules(config.rules),
+  )
   mesh = meshes.make(sizes or {}, None if sizes else jax.devices()[:1])
   boxed = states.abstract(lambda key: states.parameters(model, key, 1, LENGTH))
   head, rows = sharding.partition_specs(boxed, mesh, rules)['embedding'], sharding.batch_sharding(mesh, rules)
+
   def like(shape, dtype, where):
     return jax.ShapeDtypeStruct(shape, dtype, sharding=where)
+
   params = {'embedding': {'table': like((model.rows, WIDTH), jnp.float32, head['table'])}}
-  batch = [like((ROWS, LENGTH, WIDTH), jnp.float32, rows), like((ROWS, LENGTH), jnp.int32, rows), like((ROWS, LENGTH), jnp.float32, rows)]
+  batch = [
+    like((ROWS, LENGTH, WIDTH), jnp.float32, rows),
+    like((ROWS, LENGTH), jnp.int32, rows),
+    like((ROWS, LENGTH), jnp.float32, rows),
+  ]
 
   def loss(params, features, targets, weights):
     return objective.predicted(model, params, features, targets, weights, {})[0]
+
   with sharding.context(mesh, rules):
     gradient = jax.jit(jax.grad(loss, argnums=(0, 1)), out_shardings=({'embedding': head}, rows))
     return gradient.lower(params, *batch).compile().memory_analysis().temp_size_in_bytes
@@ -42,7 +60,9 @@ def temporaries(vocab: int, chunk: int, sizes: dict[str, int] | None) -> int:
 
 def main() -> None:
   jax.config.update('jax_num_cpu_devices', 8)
-  print(f'| vocabulary | mesh | {" | ".join(f"{chunk:,} tokens" if chunk else "all at once" for chunk in CHUNKS)} |')
+  print(
+    f'| vocabulary | mesh | {" | ".join(f"{chunk:,} tokens" if chunk else "all at once" for chunk in CHUNKS)} |'
+  )
   print('|---' * (2 + len(CHUNKS)) + '|')
   for vocab in VOCABULARIES:
     for sizes in MESHES:

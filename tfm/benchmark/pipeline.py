@@ -12,38 +12,58 @@ import flax.linen as nn
 import jax
 from ml_collections import ConfigDict
 
-from tfm import build, check, estimate
-from tfm import config as configs
+from tfm.analysis import estimate
+from tfm.config import assemble, validate
+from tfm.config.overlay import assign, complete
+from tfm.config.resolve import resolve_config
 from tfm.data.packing.protocol import padding
 from tfm.parallel import mesh as meshes
 from tfm.parallel import sharding
 from tfm.training import state as states
 from tfm.training.step import jitted, train_step
 
+
 VOCAB = 8192
-RUN = dict(data=dict(length=256), model=dict(layers=16, width=256, heads=4, remat='full'), mesh=dict(data=1),
-           training=dict(batch_size=32, loss_chunk=1024))
+RUN = dict(
+  data=dict(length=256),
+  model=dict(layers=16, width=256, heads=4, remat='full'),
+  mesh=dict(data=1),
+  training=dict(batch_size=32, loss_chunk=1024),
+)
 CASES = (
-  {}, {'mesh.stage': 2}, {'mesh.stage': 4}, {'mesh.stage': 8}, {'mesh.stage': 4, 'pipeline.repeats': 2},
-  {'mesh.stage': 4, 'rules.vocab': 'tensor stage'}, {'mesh.stage': 4, 'mesh.tensor': 2}, {'mesh.stage': 4, 'mesh.fsdp': 2})
+  {},
+  {'mesh.stage': 2},
+  {'mesh.stage': 4},
+  {'mesh.stage': 8},
+  {'mesh.stage': 4, 'pipeline.repeats': 2},
+  {'mesh.stage': 4, 'rules.vocab': 'tensor stage'},
+  {'mesh.stage': 4, 'mesh.tensor': 2},
+  {'mesh.stage': 4, 'mesh.fsdp': 2},
+)
 
 
 def planned(config: ConfigDict) -> tuple[int, int]:
   """(bytes of state and batch, of temporaries) of one device."""
   sizes = config.mesh.to_dict()
-  mesh, rules = meshes.make(sizes, jax.devices()[:math.prod(sizes.values())]), sharding.parse_rules(config.rules)
-  check.run(config, mesh.size)
-  model, (optimizer, rate) = build.model(config, VOCAB), build.optimizer(config)
+  mesh, rules = (
+    meshes.make(sizes, jax.devices()[: math.prod(sizes.values())]),
+    sharding.parse_rules(config.rules),
+  )
+  validate.run(config, mesh.size)
+  model, (optimizer, rate) = assemble.model(config, VOCAB), assemble.optimizer(config)
   boxed = estimate.abstract_state(config, model)
   where, split = states.shardings(boxed, mesh, rules), sharding.batch_sharding(mesh, rules)
 
   def placed(x, where):
     return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)
+
   state = jax.tree.map(placed, nn.unbox(boxed), where)
   batch = estimate.batch(padding(config.data.length), config.training.batch_size)
   batch = jax.tree.map(lambda x: placed(x, split), batch)
   with sharding.context(mesh, rules):
-    step = jitted(train_step(model, build.objective(config), optimizer, rate, config.training.accumulation), where)
+    step = jitted(
+      train_step(model, assemble.objective(config), optimizer, rate, config.training.accumulation), where
+    )
     used = step.lower(state, batch).compile().memory_analysis()
   return used.argument_size_in_bytes, used.temp_size_in_bytes
 
@@ -53,17 +73,19 @@ def main() -> None:
   print('| | microbatches × rounds | bubble | parameters and moments, MiB | temporary, MiB |')
   print('|---|---|---|---|---|')
   for fields in CASES:
-    config = configs.complete(RUN)
+    config = complete(RUN)
     for path, value in fields.items():
-      configs.assign(config, path, value)
-    config = configs.resolve(config)
-    plan = check.schedule(config, config.mesh)
+      assign(config, path, value)
+    config = resolve_config(config)
+    plan = validate.schedule(config, config.mesh)
     words = ' '.join(f'{path}={value!r}'.replace("'", '') for path, value in fields.items()) or 'one device'
     work = f'{plan.microbatches} × {plan.repeats} | {plan.bubble:.1%}' if plan else '| '
-    print(f'| {words} | {work} | {" | ".join(f"{size / 2**20:,.0f}" for size in planned(config))} |', flush=True)
+    print(
+      f'| {words} | {work} | {" | ".join(f"{size / 2**20:,.0f}" for size in planned(config))} |', flush=True
+    )
 
 
 if __name__ == '__main__':
   # Nothing is run, so nothing need be fast.
-  os.environ['XLA_FLAGS'] = f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=0"
+  os.environ['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} --xla_backend_optimization_level=0'
   main()

@@ -26,13 +26,22 @@ def measure(module: str, *what: str) -> dict[str, float]:
   """
   done = subprocess.run([sys.executable, '-m', module, *what], capture_output=True, text=True)
   if done.returncode:
-    kind = OutOfMemory if any(sign in done.stderr for sign in SIGNS) or done.returncode == -9 else RuntimeError
+    kind = (
+      OutOfMemory if any(sign in done.stderr for sign in SIGNS) or done.returncode == -9 else RuntimeError
+    )
     raise kind(f'{module} {" ".join(what)} failed:\n{done.stderr}')
   return json.loads(done.stdout.splitlines()[-1])
 
 
 # How Python, XLA, PyTorch and the C++ library say that there is no more.
-SIGNS = ('OutOfMemory', 'MemoryError', 'RESOURCE_EXHAUSTED', "can't allocate memory", 'not enough memory', 'bad_alloc')
+SIGNS = (
+  'OutOfMemory',
+  'MemoryError',
+  'RESOURCE_EXHAUSTED',
+  "can't allocate memory",
+  'not enough memory',
+  'bad_alloc',
+)
 
 
 def limit_memory() -> int:

@@ -10,9 +10,11 @@ import sys
 
 import jax
 
-from tfm import config as configs
-from tfm import estimate
+from tfm.analysis import estimate
+from tfm.config.overlay import complete
+from tfm.config.resolve import resolve_config
 from tfm.parallel import chips
+
 
 ROUNDS = 10
 SHAPE = dict(layers=2, width=128, heads=4)
@@ -22,8 +24,9 @@ ROWS, LENGTH = 8, 128
 def main(runs: int) -> None:
   if runs > 1:
     jax.config.update('jax_num_cpu_devices', chips.cores())  # as tfm ablate does
-  config = configs.resolve(configs.complete(dict(
-    data=dict(source='stdlib', length=LENGTH), model=SHAPE, training=dict(batch_size=ROWS))))
+  config = resolve_config(
+    complete(dict(data=dict(source='stdlib', length=LENGTH), model=SHAPE, training=dict(batch_size=ROWS)))
+  )
   print(json.dumps(dict(seconds=estimate.step(config, runs, ROUNDS).seconds)))
 
 

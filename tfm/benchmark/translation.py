@@ -14,21 +14,22 @@ from collections.abc import Callable, Sequence
 
 import sacrebleu
 
-from tfm import run
 from tfm.decoding.beam import Power
 from tfm.decoding.translate import translate
 from tfm.decoding.unrolled import unrolled
 from tfm.parallel import sharding
+from tfm.runs import load
+
 
 # The length penalty and the rule of stopping that `generate(num_beams=…)` has unless told.
 PENALTY, STOPPING = Power(1.0), 'likely'
 
 
-def asked() -> tuple[run.Run, list[str], list[str], int]:
+def asked() -> tuple[load.Run, list[str], list[str], int]:
   """The run, the sources, the references and the number of beams that the command line names."""
   workdir, split, beams = sys.argv[1:]
-  loaded = run.load(workdir)
-  pairs, _ = run.written(loaded, split)
+  loaded = load.load(workdir)
+  pairs, _ = load.written(loaded, split)
   return loaded, [source for source, _ in pairs], [reference for _, reference in pairs], int(beams)
 
 
@@ -47,9 +48,19 @@ def main() -> None:
   model, params = unrolled(loaded.model, loaded.params)
 
   def write():
-    found = dict(translate(
-      model, params, loaded.tokenizer, sources, beams=beams, penalty=PENALTY, longer=loaded.config.decoding.longer,
-      source_tokenizer=loaded.source_tokenizer, stopping=STOPPING))
+    found = dict(
+      translate(
+        model,
+        params,
+        loaded.tokenizer,
+        sources,
+        beams=beams,
+        penalty=PENALTY,
+        longer=loaded.config.decoding.longer,
+        source_tokenizer=loaded.source_tokenizer,
+        stopping=STOPPING,
+      )
+    )
     return [found[i][0].text for i in range(len(sources))]
 
   with sharding.context(loaded.mesh, loaded.rules):

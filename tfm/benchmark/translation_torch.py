@@ -11,38 +11,68 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from tfm.benchmark.translation import PENALTY, asked, report
-from tfm.config import parts, require
+from tfm.config.schema import parts
 from tfm.decoding.translate import ROWS
 from tfm.decoding.unrolled import unstacked
+from tfm.errors import require
 from tfm.parallel import chips
 from tfm.shapes import PyTree
 
+
 # What a run's config.model has to say for Marian to have a place for its parameters.
 SHAPE = dict(
-  architecture='encoder_decoder', dtype='float32', mixer='softmax', score='dot', position='sinusoidal', feed_forward='relu',
-  norm='layernorm', residual='sequential', bias=True, tied=True, embedding_scaled=True, embedding_norm=False,
-  output_transform='', output_bias=False, output_soft_cap=0.0, pattern=())
+  architecture='encoder_decoder',
+  dtype='float32',
+  mixer='softmax',
+  score='dot',
+  position='sinusoidal',
+  feed_forward='relu',
+  norm='layernorm',
+  residual='sequential',
+  bias=True,
+  tied=True,
+  embedding_scaled=True,
+  embedding_norm=False,
+  output_transform='',
+  output_bias=False,
+  output_soft_cap=0.0,
+  pattern=(),
+)
 # norm_placement → what `transformers` calls it.
-NAMES = {'post': ('MarianConfig', 'MarianMTModel'), 'pre': ('PegasusConfig', 'PegasusForConditionalGeneration')}
+NAMES = {
+  'post': ('MarianConfig', 'MarianMTModel'),
+  'pre': ('PegasusConfig', 'PegasusForConditionalGeneration'),
+}
 
 
 def check(config: ConfigDict) -> None:
   """Refuses a run of another shape than Marian's."""
   m = config.model
-  require(m.norm_placement in NAMES,
-          f"config.model.norm_placement={m.norm_placement!r} is not Marian's; pre or post would do")
+  require(
+    m.norm_placement in NAMES,
+    f"config.model.norm_placement={m.norm_placement!r} is not Marian's; pre or post would do",
+  )
   for where, part in parts(config).items():
-    wanted = SHAPE | dict(embedding_width=m.width, kv_heads=part.heads, head_width=m.width // part.heads,
-                          feed_forward_width=m.feed_forward_width, norm_placement=m.norm_placement,
-                          mask='causal' if where == 'model' else 'full')
+    wanted = SHAPE | dict(
+      embedding_width=m.width,
+      kv_heads=part.heads,
+      head_width=m.width // part.heads,
+      feed_forward_width=m.feed_forward_width,
+      norm_placement=m.norm_placement,
+      mask='causal' if where == 'model' else 'full',
+    )
     if where == 'model.cross':
       wanted |= dict(position='none', heads=m.heads)
     for field, value in part.items():
-      require(wanted.get(field, value) == value,
-              f"config.{where}.{field}={value!r} is not Marian's, which has {wanted.get(field)!r}; benchmark such a run")
-  require(config.data.source_tokenizer is None,
-          f'config.data.source_tokenizer={config.data.source_tokenizer!r} gives the source a table of its own, and Marian '
-          'has one for all; benchmark a run without')
+      require(
+        wanted.get(field, value) == value,
+        f"config.{where}.{field}={value!r} is not Marian's, which has {wanted.get(field)!r}; benchmark such a run",
+      )
+  require(
+    config.data.source_tokenizer is None,
+    f'config.data.source_tokenizer={config.data.source_tokenizer!r} gives the source a table of its own, and Marian '
+    'has one for all; benchmark a run without',
+  )
 
 
 def marian(config: ConfigDict, params: PyTree, vocab: int, eos: int):
@@ -52,16 +82,30 @@ def marian(config: ConfigDict, params: PyTree, vocab: int, eos: int):
   """
   import torch
   import transformers
+
   check(config)
   m = config.model
   D, F = m.width, m.feed_forward_width
   back = np.arange(D).reshape(D // 2, 2).T.reshape(-1)  # where ours has Marian's channels
   settings, kind = (getattr(transformers, name) for name in NAMES[m.norm_placement])
-  made = kind(settings(
-    vocab_size=vocab, d_model=D, encoder_layers=m.encoder.layers, decoder_layers=m.layers,
-    encoder_attention_heads=m.encoder.heads, decoder_attention_heads=m.heads, encoder_ffn_dim=F, decoder_ffn_dim=F,
-    activation_function='relu', scale_embedding=True, pad_token_id=eos, eos_token_id=eos, decoder_start_token_id=eos,
-    forced_eos_token_id=None))
+  made = kind(
+    settings(
+      vocab_size=vocab,
+      d_model=D,
+      encoder_layers=m.encoder.layers,
+      decoder_layers=m.layers,
+      encoder_attention_heads=m.encoder.heads,
+      decoder_attention_heads=m.heads,
+      encoder_ffn_dim=F,
+      decoder_ffn_dim=F,
+      activation_function='relu',
+      scale_embedding=True,
+      pad_token_id=eos,
+      eos_token_id=eos,
+      decoder_start_token_id=eos,
+      forced_eos_token_id=None,
+    )
+  )
   state = {}
 
   def put(name, value):
@@ -100,7 +144,9 @@ def marian(config: ConfigDict, params: PyTree, vocab: int, eos: int):
   for name in ('model.shared', 'model.encoder.embed_tokens', 'model.decoder.embed_tokens', 'lm_head'):
     put(f'{name}.weight', params['embedding']['table'][:vocab, back])
   missing, unexpected = made.load_state_dict(state, strict=False)
-  missing = [name for name in missing if 'embed_positions' not in name and name != 'final_logits_bias']  # no parameters
+  missing = [
+    name for name in missing if 'embed_positions' not in name and name != 'final_logits_bias'
+  ]  # no parameters
   if missing or unexpected:
     raise RuntimeError(f'Marian lacks {missing} and has no place for {unexpected}')
   return made.eval()
@@ -109,6 +155,7 @@ def marian(config: ConfigDict, params: PyTree, vocab: int, eos: int):
 def main() -> None:
   """Measures what the command line names."""
   import torch
+
   torch.set_num_threads(chips.cores())
   loaded, sources, references, beams = asked()
   tokenizer, eos = loaded.tokenizer, loaded.tokenizer.eos_id
@@ -119,15 +166,21 @@ def main() -> None:
     order = sorted(range(len(tokens)), key=lambda i: len(tokens[i]))
     texts = [''] * len(tokens)
     for start in range(0, len(order), ROWS):
-      batch = order[start:start + ROWS]
+      batch = order[start : start + ROWS]
       longest = len(tokens[batch[-1]])
       ids = torch.tensor([tokens[i] + [eos] * (longest - len(tokens[i])) for i in batch])
       there = torch.tensor([[1] * len(tokens[i]) + [0] * (longest - len(tokens[i])) for i in batch])
       with torch.inference_mode():
-        out = model.generate(input_ids=ids, attention_mask=there, num_beams=beams, do_sample=False,
-                             length_penalty=PENALTY.alpha, max_new_tokens=longest + loaded.config.decoding.longer)
+        out = model.generate(
+          input_ids=ids,
+          attention_mask=there,
+          num_beams=beams,
+          do_sample=False,
+          length_penalty=PENALTY.alpha,
+          max_new_tokens=longest + loaded.config.decoding.longer,
+        )
       for i, row in zip(batch, out[:, 1:].tolist()):
-        texts[i] = tokenizer.decode(row[:row.index(eos)] if eos in row else row)
+        texts[i] = tokenizer.decode(row[: row.index(eos)] if eos in row else row)
     return texts
 
   report(write, references)

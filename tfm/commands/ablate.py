@@ -24,13 +24,14 @@ from collections.abc import Iterable, Mapping, Sequence
 import jax
 from rich.console import Console
 
-from tfm import arms as planned
-from tfm import config as configs
-from tfm import estimate, trial
-from tfm.ablation import report
-from tfm.ablation.study import Study
-from tfm.config import require
+from tfm.analysis import estimate
+from tfm.config.overlay import complete
+from tfm.errors import require
 from tfm.parallel import chips
+from tfm.studies import arms as planned
+from tfm.studies import runner
+from tfm.studies.report import page as report
+from tfm.studies.study import Study
 from tfm.training.progress import say
 
 
@@ -40,7 +41,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
   add('--workdir', required=True, metavar='DIR', help='where the study lives')
   add('--arms', metavar='A,B', help='train only these arms; the report has all that are there (default: all)')
   add('--seeds', type=int, metavar='N', help='seeds of each arm (default: as the study says)')
-  add('--slice', metavar='I/N', help='train only every N-th arm from the I-th on, the first being 0: machines share a folder')
+  add(
+    '--slice',
+    metavar='I/N',
+    help='train only every N-th arm from the I-th on, the first being 0: machines share a folder',
+  )
   add('--jobs', type=int, default=1, metavar='N', help='processes here, each with a slice (default: 1)')
   add('--dry_run', action='store_true', help='plan only')
 
@@ -50,21 +55,35 @@ def main(args: argparse.Namespace) -> int:
   if args.seeds is not None:
     study = dataclasses.replace(study, seeds=args.seeds)
   require(args.jobs >= 1, f'--jobs={args.jobs} must be at least 1')
-  require(args.jobs == 1 or args.slice is None, f'--jobs={args.jobs} makes slices of its own beside --slice={args.slice}; '
-                                                'leave one of them out')
+  require(
+    args.jobs == 1 or args.slice is None,
+    f'--jobs={args.jobs} makes slices of its own beside --slice={args.slice}; leave one of them out',
+  )
   cores(study)
   wanted = planned.select(study.arms, args.arms and args.arms.split(','))
-  everything = planned.plan(study, [name for name in study.arms if name in wanted or trial.begun(trial.folder_of(workdir, name))],
-                            functools.partial(trial.paced, study, workdir, not args.dry_run))
+  everything = planned.plan(
+    study,
+    [name for name in study.arms if name in wanted or runner.begun(runner.folder_of(workdir, name))],
+    functools.partial(runner.paced, study, workdir, not args.dry_run),
+  )
   arms = {name: arm for name, arm in everything.items() if name in wanted}
-  trial.check_questions(study, everything)
+  runner.check_questions(study, everything)
   mine = part(arms, args.slice)
-  trial.refuse_others(study, everything if args.slice is None else mine, workdir)
-  left = everything if args.dry_run else {
-    name: arm for name, arm in arms.items() if not trial.finished(study, arm, trial.folder_of(workdir, name))}
+  runner.refuse_others(study, everything if args.slice is None else mine, workdir)
+  left = (
+    everything
+    if args.dry_run
+    else {
+      name: arm
+      for name, arm in arms.items()
+      if not runner.finished(study, arm, runner.folder_of(workdir, name))
+    }
+  )
   # One of several processes has others beside it, which would be measured too.
   timed = seconds(study, everything, left) if left and args.slice is None else {}
-  Console(stderr=True, width=None if sys.stderr.isatty() else 120).print(planned.table(study, everything, timed))
+  Console(stderr=True, width=None if sys.stderr.isatty() else 120).print(
+    planned.table(study, everything, timed)
+  )
   if args.dry_run:
     return 0
   failed = []
@@ -72,15 +91,15 @@ def main(args: argparse.Namespace) -> int:
     if args.jobs > 1:
       failed = spread(args.words, args.jobs, workdir)
     else:
-      trial.carry_out(study, mine, workdir)
-  except trial.Stopped:
+      runner.carry_out(study, mine, workdir)
+  except runner.Stopped:
     say('stopped; the same command goes on from there')
     return 1
-  found = trial.results(study, args.file, everything, workdir, shlex.join(['tfm', *args.words]))
+  found = runner.results(study, args.file, everything, workdir, shlex.join(['tfm', *args.words]))
   page = report.write(found, workdir)
   print(report.table(found))
   print(f'report: {page}')
-  return 1 if failed or any(trial.failed(trial.folder_of(workdir, name)) for name in mine) else 0
+  return 1 if failed or any(runner.failed(runner.folder_of(workdir, name)) for name in mine) else 0
 
 
 def cores(study: Study) -> None:
@@ -88,8 +107,10 @@ def cores(study: Study) -> None:
 
   Not more than divide the rows of a batch, which a run that trains alone lays over them.
   """
-  told = jax.config.jax_num_cpu_devices >= 0 or 'xla_force_host_platform_device_count' in os.environ.get('XLA_FLAGS', '')
-  training = configs.complete(study.config).training
+  told = jax.config.jax_num_cpu_devices >= 0 or 'xla_force_host_platform_device_count' in os.environ.get(
+    'XLA_FLAGS', ''
+  )
+  training = complete(study.config).training
   rows = training.batch_size // training.accumulation
   if study.seeds > 1 and not told:
     with contextlib.suppress(RuntimeError):  # where Python has used JAX before, what it found there stays
@@ -99,7 +120,9 @@ def cores(study: Study) -> None:
 def seconds(study: Study, arms: Mapping[str, planned.Arm], names: Iterable[str]) -> dict[str, float]:
   """Of all seeds of some arms: the base's, measured, in proportion to the FLOPs."""
   base = arms[study.base]
-  rate = estimate.step(base.config, study.seeds).seconds * base.config.training.steps / (base.flops * base.tokens)
+  rate = (
+    estimate.step(base.config, study.seeds).seconds * base.config.training.steps / (base.flops * base.tokens)
+  )
   return {name: rate * arms[name].flops * arms[name].tokens for name in names}
 
 
@@ -112,9 +135,11 @@ def part(arms: dict[str, planned.Arm], text: str | None) -> dict[str, planned.Ar
   if text is None:
     return arms
   first, _, count = text.partition('/')
-  require(first.isdigit() and count.isdigit() and int(first) < int(count),
-          f'--slice={text} must be I/N, such as 0/4 for the first of four')
-  return dict(list(arms.items())[int(first)::int(count)])
+  require(
+    first.isdigit() and count.isdigit() and int(first) < int(count),
+    f'--slice={text} must be I/N, such as 0/4 for the first of four',
+  )
+  return dict(list(arms.items())[int(first) :: int(count)])
 
 
 def spread(words: Sequence[str], jobs: int, workdir: pathlib.Path) -> list[int]:
@@ -136,16 +161,21 @@ def spread(words: Sequence[str], jobs: int, workdir: pathlib.Path) -> list[int]:
   try:
     for i in range(jobs):
       with (folder / f'{i}.txt').open('w') as file:
-        running.append(subprocess.Popen(
-          [sys.executable, '-m', 'tfm', *words, '--jobs=1', f'--slice={i}/{jobs}'], stdout=file, stderr=file,
-          env=environment))
+        running.append(
+          subprocess.Popen(
+            [sys.executable, '-m', 'tfm', *words, '--jobs=1', f'--slice={i}/{jobs}'],
+            stdout=file,
+            stderr=file,
+            env=environment,
+          )
+        )
     failed = [i for i, process in enumerate(running) if process.wait()]
   except KeyboardInterrupt:
     for process in running:
       process.terminate()
     for process in running:
       process.wait()
-    raise trial.Stopped from None
+    raise runner.Stopped from None
   finally:
     signal.signal(signal.SIGTERM, before)
   if failed:

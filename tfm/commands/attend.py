@@ -21,15 +21,18 @@ from typing import Any
 import numpy as np
 
 import tfm.mixers
-from tfm import build, run, spec
-from tfm.config import require
+from tfm import spec
+from tfm.config import assemble
 from tfm.data.tokenizers.protocol import Tokenizer
 from tfm.decoding import beam, loop
 from tfm.decoding.unrolled import unrolled
+from tfm.errors import require
 from tfm.evaluation import attention, attention_page, attention_picture
 from tfm.mixers.protocol import Context, Mixer
 from tfm.parallel import sharding
+from tfm.runs import load
 from tfm.shapes import Int
+
 
 # Tokens of a text at most: beyond, a map has more cells than a screen.
 LONGEST = 512
@@ -39,11 +42,23 @@ def arguments(parser: argparse.ArgumentParser) -> None:
   add = parser.add_argument
   add('--workdir', required=True, metavar='DIR', help='of a run that tfm train made')
   add('--step', default='last', metavar='N|best|last', help='which checkpoint (default: last)')
-  add('--average', type=int, metavar='N', help='average the last N checkpoints (default: config.decoding.average)')
-  add('--input', required=True, metavar='TEXT|FILE',
-      help='what is read, of an encoder-decoder its source: a text, or a file in UTF-8 that holds it')
-  add('--target', metavar='TEXT|FILE',
-      help="what the decoder of an encoder-decoder reads (default: the model's own translation, by config.decoding)")
+  add(
+    '--average',
+    type=int,
+    metavar='N',
+    help='average the last N checkpoints (default: config.decoding.average)',
+  )
+  add(
+    '--input',
+    required=True,
+    metavar='TEXT|FILE',
+    help='what is read, of an encoder-decoder its source: a text, or a file in UTF-8 that holds it',
+  )
+  add(
+    '--target',
+    metavar='TEXT|FILE',
+    help="what the decoder of an encoder-decoder reads (default: the model's own translation, by config.decoding)",
+  )
   add('--layers', metavar='N,N,…', help='layers to show, counted from 0 (default: all)')
   add('--heads', metavar='N,N,…', help='heads to show, counted from 0 (default: all)')
   add('--output', metavar='DIR', help='where the maps are written (default: attention in that of --workdir)')
@@ -53,8 +68,10 @@ def main(args: argparse.Namespace) -> None:
   layers, heads = (numbers(flag, getattr(args, flag)) for flag in ('layers', 'heads'))
   text = read('input', args.input)
   target = None if args.target is None else read('target', args.target)
-  loaded = run.load(args.workdir, args.step, args.average)
-  require(loaded.tokenizer is not None, f'--workdir={args.workdir} holds a model of images, and --input is a text')
+  loaded = load.load(args.workdir, args.step, args.average)
+  require(
+    loaded.tokenizer is not None, f'--workdir={args.workdir} holds a model of images, and --input is a text'
+  )
   kinds = attention.kinds(loaded.model)
   check(kinds, layers, heads, args.workdir)
 
@@ -86,8 +103,10 @@ def numbers(flag: str, given: str | None) -> list[int] | None:
   if given is None:
     return None
   words = given.split(',')
-  require(all(word.strip().isdecimal() for word in words),
-          f'--{flag}={given} is no list of numbers from 0 on; one such as 0,2,5 would do')
+  require(
+    all(word.strip().isdecimal() for word in words),
+    f'--{flag}={given} is no list of numbers from 0 on; one such as 0,2,5 would do',
+  )
   return sorted({int(word) for word in words})
 
 
@@ -103,16 +122,21 @@ def read(flag: str, given: str) -> str:
     raise ValueError(f'--{flag}={given} is not UTF-8 text: {error}') from None
 
 
-def check(kinds: list[attention.Kind], layers: list[int] | None, heads: list[int] | None, workdir: str) -> None:
+def check(
+  kinds: list[attention.Kind], layers: list[int] | None, heads: list[int] | None, workdir: str
+) -> None:
   """Refuses a model without weights, and layers and heads that have none."""
   mixers = [(i, mixer) for kind in kinds for i, mixer in enumerate(kind.mixers)]
-  have = {}   # layer → heads, the most of all kinds
+  have = {}  # layer → heads, the most of all kinds
   for i, mixer in mixers:
     if mixer.tells:
       have[i] = max(mixer.heads, have.get(i, 0))
   names = dict.fromkeys(named(mixer) for _, mixer in mixers)
-  require(bool(have), f'--workdir={workdir} holds a model that mixes by {" and ".join(names)}, without attention '
-                      f'weights; {", ".join(tellers())} have them')
+  require(
+    bool(have),
+    f'--workdir={workdir} holds a model that mixes by {" and ".join(names)}, without attention '
+    f'weights; {", ".join(tellers())} have them',
+  )
   for i in layers or ():
     require(i in have, f'--layers names {i}, which is none that has attention weights: {listed(have)}')
   most = max(have[i] for i in layers or have)
@@ -125,15 +149,20 @@ def tellers() -> list[str]:
   return [name for name in spec.names(tfm.mixers) if spec.find(name, tfm.mixers, Mixer).tells]
 
 
-def asked(loaded: run.Run, text: str, target: str | None) -> tuple[list[Any], dict[str, Int[np.ndarray, 'T']]]:
+def asked(
+  loaded: load.Run, text: str, target: str | None
+) -> tuple[list[Any], dict[str, Int[np.ndarray, 'T']]]:
   """What the model is called with to read a text, and the tokens of the 'text' and, of a pair, of the 'source'."""
   model, tokenizer = loaded.model, loaded.tokenizer
   pairs = hasattr(model, 'encode')
   require(pairs or target is None, '--target is for an encoder-decoder, and this model has one text, --input')
 
   def begun(text):
-    ends = [tokenizer.eos_id] * (loaded.config.model.architecture == 'encoder')  # as its texts have in training
+    ends = [tokenizer.eos_id] * (
+      loaded.config.model.architecture == 'encoder'
+    )  # as its texts have in training
     return np.array([tokenizer.begin_id, *tokenizer.encode(text), *ends], np.int32)
+
   if not pairs:
     tokens = dict(text=begun(text))
     check_length('input', tokens['text'], model.positions)
@@ -141,7 +170,9 @@ def asked(loaded: run.Run, text: str, target: str | None) -> tuple[list[Any], di
   reader = tokenizer_of(loaded, 'source')
   source = reader.source(text)
   check_length('input', source, model.encoder.keywords['positions'])
-  tokens = dict(source=source, text=tokenizer.target(target) if target is not None else translation(loaded, source))
+  tokens = dict(
+    source=source, text=tokenizer.target(target) if target is not None else translation(loaded, source)
+  )
   check_length('target', tokens['text'], model.positions)
   return [*whole(tokens['text']), None, *whole(source)], tokens
 
@@ -157,25 +188,36 @@ def whole(tokens: Int[np.ndarray, 'T'], prefixed: bool = False) -> list[Any]:
   return [tokens[None], context]
 
 
-def translation(loaded: run.Run, source: Int[np.ndarray, 'S']) -> Int[np.ndarray, 'T']:
+def translation(loaded: load.Run, source: Int[np.ndarray, 'S']) -> Int[np.ndarray, 'T']:
   """What the decoder reads as it writes its best translation: that, behind what a target begins with."""
   decoding, eos, begins = loaded.config.decoding, loaded.tokenizer.eos_id, loaded.tokenizer.target()
   with sharding.context(loaded.mesh, loaded.rules):
     [found] = beam.search(
-      *unrolled(loaded.model, loaded.params), [begins], sources=[source], eos=eos, beams=decoding.beams,
-      penalty=build.penalty(loaded.config), max_tokens=min(len(source) + decoding.longer, LONGEST - 1),
-      stopping=decoding.stopping)
+      *unrolled(loaded.model, loaded.params),
+      [begins],
+      sources=[source],
+      eos=eos,
+      beams=decoding.beams,
+      penalty=assemble.penalty(loaded.config),
+      max_tokens=min(len(source) + decoding.longer, LONGEST - 1),
+      stopping=decoding.stopping,
+    )
   return np.array([*begins, *found[0].tokens], np.int32)
 
 
 def check_length(flag: str, tokens: Int[np.ndarray, 'T'], positions: Sequence[Callable]) -> None:
   """Refuses a text of more tokens than a map can show, or a position tell."""
-  require(len(tokens) <= LONGEST, f'--{flag} has {len(tokens)} tokens, and a map shows {LONGEST} at most; shorten it')
+  require(
+    len(tokens) <= LONGEST,
+    f'--{flag} has {len(tokens)} tokens, and a map shows {LONGEST} at most; shorten it',
+  )
   for name, reach in loop.reaches(positions):
-    require(len(tokens) <= reach, f'--{flag} has {len(tokens)} tokens, and {name} has {reach} positions; shorten it')
+    require(
+      len(tokens) <= reach, f'--{flag} has {len(tokens)} tokens, and {name} has {reach} positions; shorten it'
+    )
 
 
-def tokenizer_of(loaded: run.Run, name: str) -> Tokenizer:
+def tokenizer_of(loaded: load.Run, name: str) -> Tokenizer:
   """The tokenizer of the 'text' or of the 'source'."""
   return (name == 'source' and loaded.source_tokenizer) or loaded.tokenizer
 

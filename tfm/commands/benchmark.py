@@ -12,15 +12,26 @@ import argparse
 
 from tfm.benchmark import compare_attention, compare_gpt2, compare_together, compare_translation
 
-SUBJECTS = {'gpt2': compare_gpt2, 'attention': compare_attention, 'translation': compare_translation,
-            'together': compare_together}
+
+SUBJECTS = {
+  'gpt2': compare_gpt2,
+  'attention': compare_attention,
+  'translation': compare_translation,
+  'together': compare_together,
+}
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
   subjects = parser.add_subparsers(dest='subject', required=True, metavar=f'{{{",".join(SUBJECTS)}}}')
   for name, subject in SUBJECTS.items():
-    subject.arguments(subjects.add_parser(
-      name, description=subject.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False))
+    subject.arguments(
+      subjects.add_parser(
+        name,
+        description=subject.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+      )
+    )
 
 
 def main(args: argparse.Namespace) -> None:

@@ -20,10 +20,13 @@ import jax
 from ml_collections import ConfigDict
 
 import tfm.commands
-from tfm import config as configs
-from tfm.ablation import study as studies
+from tfm.config.load import load_config
+from tfm.config.overlay import assign_text, complete
+from tfm.config.resolve import resolve_config
+from tfm.config.schema import default_config, leaves
 from tfm.data import cache
-from tfm.spec import suggest
+from tfm.errors import suggest
+from tfm.studies import study as studies
 from tfm.training.progress import say
 
 
@@ -70,7 +73,7 @@ def listen() -> None:
   log.setLevel(logging.INFO)
   if not log.handlers:
     log.addHandler(Said())
-    log.propagate = False   # what is said once need not be said by the root's handlers, too
+    log.propagate = False  # what is said once need not be said by the root's handlers, too
 
 
 class Said(logging.Handler):
@@ -83,13 +86,18 @@ class Said(logging.Handler):
 def parse(name: str, command, argv: Sequence[str]) -> argparse.Namespace:
   """The command's flags, with `config` complete, or `study` read, where the command takes one; as `words` all that was said."""
   parser = argparse.ArgumentParser(
-    f'tfm {name}', description=command.__doc__, allow_abbrev=False,
-    formatter_class=argparse.RawDescriptionHelpFormatter)
+    f'tfm {name}',
+    description=command.__doc__,
+    allow_abbrev=False,
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+  )
   command.arguments(parser)
   fields = [action for action in parser._actions if action.dest in ('config', 'study')]
   if fields:
-    parser.epilog = 'config fields, each set by --config.path.to.field=value (with their defaults):\n' + '\n'.join(
-      f'  --config.{path}={value!r}' for path, value in configs.leaves(configs.schema()))
+    parser.epilog = (
+      'config fields, each set by --config.path.to.field=value (with their defaults):\n'
+      + '\n'.join(f'  --config.{path}={value!r}' for path, value in leaves(default_config()))
+    )
   args, rest = parser.parse_known_args(argv, argparse.Namespace(words=[name, *argv]))
   if getattr(command, 'OVERRIDES', False):
     args.overrides = rest
@@ -101,15 +109,15 @@ def parse(name: str, command, argv: Sequence[str]) -> argparse.Namespace:
     return args
   if 'study' in args:
     args.file, found = args.study, studies.load(args.study)
-    args.study = dataclasses.replace(found, config=assigned(configs.complete(found.config), rest))
+    args.study = dataclasses.replace(found, config=assigned(complete(found.config), rest))
   else:
-    args.config = with_overrides(configs.load(args.config), rest)
+    args.config = with_overrides(load_config(args.config), rest)
   return args
 
 
 def with_overrides(config: ConfigDict, argv: Sequence[str]) -> ConfigDict:
   """The resolved config with `--config.path=value` (or `--config.path value`) words in it."""
-  return configs.resolve(assigned(config, argv))
+  return resolve_config(assigned(config, argv))
 
 
 def assigned(config: ConfigDict, argv: Sequence[str]) -> ConfigDict:
@@ -122,5 +130,5 @@ def assigned(config: ConfigDict, argv: Sequence[str]) -> ConfigDict:
     text = text if equals else next(words, None)
     if text is None:
       raise ValueError(f'{word} needs a value: {word}=…')
-    configs.assign_text(config, path, text)
+    assign_text(config, path, text)
   return config

@@ -16,21 +16,32 @@ import pathlib
 import re
 import shlex
 
-from tfm import arms as planned
-from tfm import config as configs
-from tfm import run, trial
-from tfm.ablation import report
-from tfm.config import require
-from tfm.spec import suggest
+from ml_collections import ConfigDict
+
+from tfm.config.overlay import complete
+from tfm.config.resolve import resolve_config
+from tfm.config.schema import leaves
+from tfm.errors import require, suggest
+from tfm.runs import load
+from tfm.studies import arms as planned
+from tfm.studies import runner
+from tfm.studies.report import page as report
 from tfm.training.progress import say
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
   add = parser.add_argument
-  add('runs', nargs='+', metavar='DIR', help='of a run that tfm train or tfm ablate made, of a study, or of an arm')
+  add(
+    'runs',
+    nargs='+',
+    metavar='DIR',
+    help='of a run that tfm train or tfm ablate made, of a study, or of an arm',
+  )
   add('--to', required=True, metavar='DIR', help='where the report goes')
   add('--base', metavar='ARM', help='that the others are compared with (default: the first)')
-  add('--metric', default='loss', metavar='NAME', help='of the validation split, that decides (default: loss)')
+  add(
+    '--metric', default='loss', metavar='NAME', help='of the validation split, that decides (default: loss)'
+  )
   add('--higher', action='store_true', help='more of it is better')
 
 
@@ -42,21 +53,35 @@ def main(args: argparse.Namespace) -> int:
   first = groups[base][0]
   for name, found in groups.items():
     config = found[0][1]
-    changes = {path: value for path, value in configs.leaves(config) if dict(configs.leaves(first[1])).get(path) != value
-               and path != 'seed'}
+    changes = {
+      path: value
+      for path, value in leaves(config)
+      if dict(leaves(first[1])).get(path) != value and path != 'seed'
+    }
     arms[name] = planned.cost(name, changes, config, {}, len(found))
     places[name] = {config.seed: place for place, config in found}
   seeds = sorted({seed for found in places.values() for seed in found})
   about = dict(
-    name=f'{len(arms)} arms of finished runs', question=f'How do {", ".join(arms)} compare?', literature='', base=base,
-    metric=args.metric, lower_is_better=not args.higher, match=None, seeds=seeds, command=shlex.join(['tfm', *args.words]),
-    length=first[1].data.length, seconds=None)
+    name=f'{len(arms)} arms of finished runs',
+    question=f'How do {", ".join(arms)} compare?',
+    literature='',
+    base=base,
+    metric=args.metric,
+    lower_is_better=not args.higher,
+    match=None,
+    seeds=seeds,
+    command=shlex.join(['tfm', *args.words]),
+    length=first[1].data.length,
+    seconds=None,
+  )
   # Of a run of a study its arm knows where and when it trained.
   told = {name: {'made': made(found[0][0])} for name, found in groups.items()}
-  found = trial.gathered(about, arms, places, told)
+  found = runner.gathered(about, arms, places, told)
   hashes = found['study']['data'].split(', ')
-  require(len(hashes) == 1, f'the runs learnt from different data, by their content hashes {", ".join(hashes)}; compare those '
-                            'of one')
+  require(
+    len(hashes) == 1,
+    f'the runs learnt from different data, by their content hashes {", ".join(hashes)}; compare those of one',
+  )
   page = report.write(found, pathlib.Path(args.to))
   print(report.table(found))
   print(f'report: {page}')
@@ -65,7 +90,7 @@ def main(args: argparse.Namespace) -> int:
 
 def made(folder: pathlib.Path) -> list[dict[str, str]]:
   """What the arm of a run keeps of its `makers`; nothing where it is of no study."""
-  return trial.about(folder.resolve().parent).get('made', [])
+  return runner.about(folder.resolve().parent).get('made', [])
 
 
 def runs(folder: pathlib.Path) -> list[pathlib.Path]:
@@ -74,7 +99,10 @@ def runs(folder: pathlib.Path) -> list[pathlib.Path]:
     return [folder]
   results = folder / 'results.json'
   order = [arm['name'] for arm in json.loads(results.read_text())['arms']] if results.is_file() else []
-  arms = [(trial.about(path.parent), path.parent) for path in sorted([*folder.glob('arms/*/arm.json'), *folder.glob('arm.json')])]
+  arms = [
+    (runner.about(path.parent), path.parent)
+    for path in sorted([*folder.glob('arms/*/arm.json'), *folder.glob('arm.json')])
+  ]
   found = []
   # As the study has them, its base first.
   for said, arm in sorted(arms, key=lambda pair: [*order, pair[0]['name']].index(pair[0]['name'])):
@@ -89,10 +117,12 @@ def runs(folder: pathlib.Path) -> list[pathlib.Path]:
 def named(folder: pathlib.Path) -> tuple[str, str]:
   """What the arm of a run is called, and the study, or whatever the folder above it is of."""
   arm = folder.parent if re.fullmatch(r'seed_?\d+', folder.name) else folder
-  return trial.about(arm).get('name', arm.name), (arm.parents[1] if arm.parent.name == 'arms' else arm.parent).name
+  return runner.about(arm).get('name', arm.name), (
+    arm.parents[1] if arm.parent.name == 'arms' else arm.parent
+  ).name
 
 
-def grouped(folders: list[pathlib.Path]) -> dict[str, list[tuple[pathlib.Path, configs.ConfigDict]]]:
+def grouped(folders: list[pathlib.Path]) -> dict[str, list[tuple[pathlib.Path, ConfigDict]]]:
   """The runs and their configs, by arm.
 
   Raises:
@@ -101,16 +131,28 @@ def grouped(folders: list[pathlib.Path]) -> dict[str, list[tuple[pathlib.Path, c
   arms, names = collections.defaultdict(list), {}
   for folder in folders:
     require((folder / 'checkpoints').is_dir(), f'{folder} holds no run; tfm train makes one')
-    config = configs.resolve(configs.complete(run.carried(folder)['config']))
-    require(trial.reached(folder) == config.training.steps, f'{folder} has come to step {trial.reached(folder)} of '
-                                                            f'{config.training.steps}; the command that made it goes on')
+    config = resolve_config(complete(load.carried(folder)['config']))
+    require(
+      runner.reached(folder) == config.training.steps,
+      f'{folder} has come to step {runner.reached(folder)} of '
+      f'{config.training.steps}; the command that made it goes on',
+    )
     key = json.dumps(config.to_dict() | dict(seed=None), sort_keys=True)
     twice = [other for other, its in arms[key] if its.seed == config.seed]
-    require(not twice, f'{folder} and {", ".join(map(str, twice))} are one run, of seed {config.seed}; give one of them')
+    require(
+      not twice,
+      f'{folder} and {", ".join(map(str, twice))} are one run, of seed {config.seed}; give one of them',
+    )
     arms[key].append((folder, config))
     names.setdefault(key, named(folder.resolve()))
   names = {key: name for key, (name, _) in names.items()} | {
-    key: f'{above}/{name}' for key, (name, above) in names.items() if [other for other, _ in names.values()].count(name) > 1}
-  require(len({*names.values()}) == len(names), f'two arms are called {max(names.values(), key=list(names.values()).count)!r}; '
-                                                'put the runs into folders of different names')
+    key: f'{above}/{name}'
+    for key, (name, above) in names.items()
+    if [other for other, _ in names.values()].count(name) > 1
+  }
+  require(
+    len({*names.values()}) == len(names),
+    f'two arms are called {max(names.values(), key=list(names.values()).count)!r}; '
+    'put the runs into folders of different names',
+  )
   return {names[key]: found for key, found in arms.items()}

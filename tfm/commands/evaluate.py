@@ -27,13 +27,15 @@ import json
 import pathlib
 from collections.abc import Sequence
 
-from tfm import run, spec
+from tfm import spec
 from tfm.commands.inspect import titled, wide_console
-from tfm.config import require
 from tfm.data.progress import track
+from tfm.errors import require
 from tfm.evaluation import length_picture
 from tfm.evaluation.length import PROTOCOLS, Record
 from tfm.evaluation.text_metrics import METRICS
+from tfm.runs import load
+
 
 COLUMNS = 'protocol', 'stride', 'length', 'tokens', 'loss', 'perplexity', 'bits_per_byte', 'impossible'
 
@@ -42,32 +44,61 @@ def arguments(parser):
   add = parser.add_argument
   add('--workdir', required=True, metavar='DIR', help='of a run that tfm train made')
   add('--step', default='last', metavar='N|best|last', help='which checkpoint (default: last)')
-  add('--average', type=int, metavar='N', help='average the last N checkpoints (default: config.decoding.average)')
+  add(
+    '--average',
+    type=int,
+    metavar='N',
+    help='average the last N checkpoints (default: config.decoding.average)',
+  )
   add('--split', default='validation', metavar='NAME', help='train, validation or test (default: validation)')
-  add('--metric', action='append', metavar='SPEC', help='of written targets; may be given several times (default: bleu and chrf)')
+  add(
+    '--metric',
+    action='append',
+    metavar='SPEC',
+    help='of written targets; may be given several times (default: bleu and chrf)',
+  )
   add('--lengths', metavar='N,N,…', help='of rows to read the split in, of a decoder')
-  add('--protocol', action='append', metavar='|'.join(PROTOCOLS),
-      help='of --lengths; may be given several times (default: nonoverlapping)')
-  add('--stride', type=int, metavar='N', help='tokens that count of a sliding window (default: half the shortest length)')
-  add('--targets', type=int, metavar='N', help='predict at most so many tokens of the split (default: 0, all)')
+  add(
+    '--protocol',
+    action='append',
+    metavar='|'.join(PROTOCOLS),
+    help='of --lengths; may be given several times (default: nonoverlapping)',
+  )
+  add(
+    '--stride',
+    type=int,
+    metavar='N',
+    help='tokens that count of a sliding window (default: half the shortest length)',
+  )
+  add(
+    '--targets', type=int, metavar='N', help='predict at most so many tokens of the split (default: 0, all)'
+  )
 
 
 def main(args):
   if args.lengths is not None:
     return lengths(args)
   for flag in ('protocol', 'stride', 'targets'):
-    require(getattr(args, flag) is None, f'--{flag} is of --lengths, which is not given; such as --lengths=64,128,256')
+    require(
+      getattr(args, flag) is None,
+      f'--{flag} is of --lengths, which is not given; such as --lengths=64,128,256',
+    )
   metrics = {text: spec.choose(text, METRICS) for text in args.metric or ('bleu', 'chrf')}
-  loaded = run.load(args.workdir, args.step, args.average)
+  loaded = load.load(args.workdir, args.step, args.average)
   writes = hasattr(loaded.model, 'encode')
-  require(writes or args.metric is None, f'--metric={(args.metric or [""])[0]} compares written targets, and a decoder has '
-                                         'no references to compare with; leave it out')
-  values = run.evaluate(loaded, args.split)
+  require(
+    writes or args.metric is None,
+    f'--metric={(args.metric or [""])[0]} compares written targets, and a decoder has '
+    'no references to compare with; leave it out',
+  )
+  values = load.evaluate(loaded, args.split)
   if writes:
-    pairs, found = run.written(loaded, args.split)
+    pairs, found = load.written(loaded, args.split)
     hypotheses = dict(track(found, f'translating {args.split}', len(pairs)))
-    rows = [dict(source=source, reference=reference, hypothesis=hypotheses[i][0].text, score=hypotheses[i][0].score)
-            for i, (source, reference) in enumerate(pairs)]
+    rows = [
+      dict(source=source, reference=reference, hypothesis=hypotheses[i][0].text, score=hypotheses[i][0].score)
+      for i, (source, reference) in enumerate(pairs)
+    ]
     kept = pathlib.Path(args.workdir) / 'hypotheses' / f'{args.split}-{loaded.step}.jsonl'
     kept.parent.mkdir(exist_ok=True)
     kept.write_text(''.join(json.dumps(row, ensure_ascii=False) + '\n' for row in rows), encoding='utf-8')
@@ -81,33 +112,59 @@ def main(args):
 
 def lengths(args):
   """`--lengths`: measures, prints the table, and keeps it."""
-  require(args.metric is None, f'--metric={(args.metric or [""])[0]} compares written targets, and --lengths predicts a '
-                               'text; leave one out')
+  require(
+    args.metric is None,
+    f'--metric={(args.metric or [""])[0]} compares written targets, and --lengths predicts a '
+    'text; leave one out',
+  )
   words = args.lengths.split(',')
-  require(all(word.strip().isdecimal() and int(word) for word in words),
-          f'--lengths={args.lengths} is no list of numbers from 1 on; one such as 64,128,256 would do')
+  require(
+    all(word.strip().isdecimal() and int(word) for word in words),
+    f'--lengths={args.lengths} is no list of numbers from 1 on; one such as 64,128,256 would do',
+  )
   protocols = list(dict.fromkeys(args.protocol or ['nonoverlapping']))
-  require(args.stride is None or 'sliding' in protocols,
-          f'--stride={args.stride} is of --protocol=sliding, which is not given; give it or leave the stride out')
-  loaded = run.load(args.workdir, args.step, args.average)
-  records = run.extrapolation(
-    loaded, args.split, sorted({int(word) for word in words}), protocols, args.stride, args.targets or 0)
+  require(
+    args.stride is None or 'sliding' in protocols,
+    f'--stride={args.stride} is of --protocol=sliding, which is not given; give it or leave the stride out',
+  )
+  loaded = load.load(args.workdir, args.step, args.average)
+  records = load.extrapolation(
+    loaded, args.split, sorted({int(word) for word in words}), protocols, args.stride, args.targets or 0
+  )
   trained = loaded.config.data.length
   wide_console().print(table(records, trained))
   folder = pathlib.Path(args.workdir)
   keep(records, dict(step=loaded.step, split=args.split, trained=trained), folder)
-  length_picture.draw(records, trained, f'{args.workdir}, step {loaded.step}: {args.split} in rows of other lengths than '
-                      f'{trained}, the length of training', folder / 'length.png')
+  length_picture.draw(
+    records,
+    trained,
+    f'{args.workdir}, step {loaded.step}: {args.split} in rows of other lengths than '
+    f'{trained}, the length of training',
+    folder / 'length.png',
+  )
   print(f'{folder}: length.csv, length.json and the curves, length.png')
 
 
 def table(records: Sequence[Record], trained: int):
   """One row for each record."""
-  made = titled(f'trained in rows of {trained} tokens', 'protocol', '>stride', '>length', '>× trained', '>loss',
-                '>perplexity', '>bits per byte', '>tokens', '')
+  made = titled(
+    f'trained in rows of {trained} tokens',
+    'protocol',
+    '>stride',
+    '>length',
+    '>× trained',
+    '>loss',
+    '>perplexity',
+    '>bits per byte',
+    '>tokens',
+    '',
+  )
   for r in records:
-    values = [''] * 4 if r.impossible else [
-      f'{r.loss:.4f}', f'{r.perplexity:.4g}', f'{r.bits_per_byte:.4f}', f'{r.tokens:,}']
+    values = (
+      [''] * 4
+      if r.impossible
+      else [f'{r.loss:.4f}', f'{r.perplexity:.4g}', f'{r.bits_per_byte:.4f}', f'{r.tokens:,}']
+    )
     made.add_row(r.protocol, str(r.stride), str(r.length), f'{r.length / trained:.4g}', *values, r.impossible)
   return made
 
@@ -119,4 +176,6 @@ def keep(records: Sequence[Record], about: dict, folder: pathlib.Path) -> None:
     writer.writerow(COLUMNS)
     writer.writerows([getattr(r, name) for name in COLUMNS] for r in records)
   (folder / 'length.json').write_text(
-    json.dumps(about | dict(records=[dataclasses.asdict(r) for r in records]), indent=2) + '\n', encoding='utf-8')
+    json.dumps(about | dict(records=[dataclasses.asdict(r) for r in records]), indent=2) + '\n',
+    encoding='utf-8',
+  )

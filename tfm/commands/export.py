@@ -7,7 +7,8 @@ A run that was imported is of its family still; of another --family says how it 
 family's config.json cannot say is refused by name. A tokenizer that came along goes along.
 """
 
-from tfm import declared, exchange, run
+from tfm.hf import convert, from_config
+from tfm.runs import load
 from tfm.training.progress import say
 
 
@@ -16,9 +17,13 @@ def arguments(parser):
   add('--workdir', required=True, metavar='DIR', help='of a run')
   add('--to', required=True, metavar='FOLDER', help='that is made')
   add('--step', default='last', metavar='N|best|last', help='which checkpoint (default: last)')
-  add('--family', metavar='NAME', help=f'one of {", ".join(declared.families())} (default: that it was imported of)')
+  add(
+    '--family',
+    metavar='NAME',
+    help=f'one of {", ".join(from_config.families())} (default: that it was imported of)',
+  )
 
 
 def main(args):
-  told = exchange.exported(run.load(args.workdir, args.step), args.workdir, args.to, args.family)
+  told = convert.exported(load.load(args.workdir, args.step), args.workdir, args.to, args.family)
   say(f'{args.to}: {told}')

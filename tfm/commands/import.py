@@ -8,19 +8,28 @@ run has no steps behind it: generate, evaluate and attend read it at once. Field
 the model, such as the data that it is evaluated on, are set by --config.path.to.field=value.
 """
 
-from tfm import exchange
 from tfm.commands.cli import assigned
+from tfm.hf import convert
 from tfm.training.progress import say
 
-OVERRIDES = True   # words --config.path=value are read
+
+OVERRIDES = True  # words --config.path=value are read
 
 
 def arguments(parser):
   add = parser.add_argument
-  add('--from', required=True, dest='folder', metavar='FOLDER', help='a published checkpoint, or its name on the hub')
+  add(
+    '--from',
+    required=True,
+    dest='folder',
+    metavar='FOLDER',
+    help='a published checkpoint, or its name on the hub',
+  )
   add('--workdir', required=True, metavar='DIR', help='of the run that is made; must not hold one')
 
 
 def main(args):
-  run = exchange.imported(args.folder, args.workdir, lambda config: assigned(config, args.overrides))
-  say(f'{args.workdir}: {run.family.model_type}, {run.vocab:,} tokens; tfm generate, evaluate and attend read it')
+  run = convert.imported(args.folder, args.workdir, lambda config: assigned(config, args.overrides))
+  say(
+    f'{args.workdir}: {run.family.model_type}, {run.vocab:,} tokens; tfm generate, evaluate and attend read it'
+  )

@@ -13,8 +13,10 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from tfm import build, check, estimate
-from tfm import config as configs
+from tfm.analysis import estimate
+from tfm.config import assemble, validate
+from tfm.config.schema import leaves, parts
+from tfm.errors import require
 from tfm.evaluation import mask_picture
 from tfm.masks.protocol import Mask
 from tfm.models import flops, table
@@ -25,23 +27,28 @@ from tfm.parallel import pipeline, sharding
 
 def arguments(parser: argparse.ArgumentParser) -> None:
   parser.add_argument('--config', required=True, metavar='FILE[:args]', help='the Python file of the config')
-  parser.add_argument('--devices', type=int, metavar='N',
-                      help='lay the mesh over so many devices; default: as many as it names, or as are here')
-  parser.add_argument('--picture', default='mask.png', metavar='FILE',
-                      help="where the masks are drawn; '' for nowhere")
+  parser.add_argument(
+    '--devices',
+    type=int,
+    metavar='N',
+    help='lay the mesh over so many devices; default: as many as it names, or as are here',
+  )
+  parser.add_argument(
+    '--picture', default='mask.png', metavar='FILE', help="where the masks are drawn; '' for nowhere"
+  )
 
 
 def main(args: argparse.Namespace) -> None:
   config = args.config
-  configs.require(args.devices is None or args.devices >= 1, f'--devices={args.devices} must be at least 1')
+  require(args.devices is None or args.devices >= 1, f'--devices={args.devices} must be at least 1')
   devices = args.devices or estimate.devices(config)
-  check.run(config, devices)
+  validate.run(config, devices)
   mesh = estimate.abstract_mesh(config, devices)
   rules = sharding.parse_rules(config.rules)
   vocab, source_vocab = estimate.vocabularies(config)
-  model = build.model(config, vocab, source_vocab=source_vocab)
+  model = assemble.model(config, vocab, source_vocab=source_vocab)
   boxed = estimate.abstract_state(config, model)
-  sharding.check_divisible(boxed.params, mesh, rules, tuple(check.needs(config)))
+  sharding.check_divisible(boxed.params, mesh, rules, tuple(validate.needs(config)))
   rows = table.rows(boxed.params, rules)
   kinds = estimate.memory_by_kind(config, vocab, source_vocab, boxed, mesh, rules)
 
@@ -50,7 +57,7 @@ def main(args: argparse.Namespace) -> None:
   console.print(parameter_table(rows))
   console.print(cost_table(rows, flops.per_token(model, config.data.length), vocab, config.data.length))
   console.print(memory_table(kinds, mesh, estimate.rows_at_once(config, mesh, rules)))
-  if plan := check.schedule(config, mesh.shape):
+  if plan := validate.schedule(config, mesh.shape):
     console.print(pipeline_table(plan, config))
   if args.picture:
     if drawn := masks(config, model):
@@ -73,7 +80,8 @@ def masks(config: ConfigDict, model: Trunk) -> dict[str, Mask]:
   def add(title, mixer, text):
     if hasattr(mixer, 'mask'):
       made[f'{title}: {text}' if title else text] = mixer.mask
-  for where, part in configs.parts(config).items():
+
+  for where, part in parts(config).items():
     title = where.removeprefix('model').removeprefix('.')
     if where == 'model.cross':
       add(title, model.stack().pattern[0]().cross(), part.mask)
@@ -86,31 +94,51 @@ def masks(config: ConfigDict, model: Trunk) -> dict[str, Mask]:
 
 def config_text(config: ConfigDict) -> str:
   """One line for every field."""
-  return ''.join(f'{path} = {value!r}\n' for path, value in configs.leaves(config))
+  return ''.join(f'{path} = {value!r}\n' for path, value in leaves(config))
 
 
 def parameter_table(rows: list[table.Row]) -> Table:
   """One row for each parameter."""
-  made = titled('parameters',
-                'path', 'shape', 'dtype', 'logical axes', 'partition spec', 'initializer', '>count')
+  made = titled(
+    'parameters', 'path', 'shape', 'dtype', 'logical axes', 'partition spec', 'initializer', '>count'
+  )
   for row in rows:
-    made.add_row('/'.join(row.path), ' × '.join(map(str, row.shape)), row.dtype, ' '.join(row.axes),
-                 ' '.join(row.spec), row.initializer, f'{row.count:,}')
+    made.add_row(
+      '/'.join(row.path),
+      ' × '.join(map(str, row.shape)),
+      row.dtype,
+      ' '.join(row.axes),
+      ' '.join(row.spec),
+      row.initializer,
+      f'{row.count:,}',
+    )
   return made
 
 
 def cost_table(rows: list[table.Row], cost: flops.Flops, vocab: int, length: int) -> Table:
   """Parameters and FLOPs per token, by kind."""
-  made = titled((f'vocabulary {vocab:,}, ' if vocab else '') + f'rows of {length:,} tokens',
-                'kind', '>parameters', '>share', '>forward FLOPs per token', '>share')
+  made = titled(
+    (f'vocabulary {vocab:,}, ' if vocab else '') + f'rows of {length:,} tokens',
+    'kind',
+    '>parameters',
+    '>share',
+    '>forward FLOPs per token',
+    '>share',
+  )
   counts = {}
   for row in rows:
     counts[row.kind] = counts.get(row.kind, 0) + row.count
   total = sum(counts.values())
 
   def line(name, count, spent):
-    made.add_row(name, f'{count:,}' if count else '', f'{count / total:.1%}' if count else '',
-                 f'{spent:,.0f}' if spent else '', f'{spent / cost.forward:.1%}' if spent else '')
+    made.add_row(
+      name,
+      f'{count:,}' if count else '',
+      f'{count / total:.1%}' if count else '',
+      f'{spent:,.0f}' if spent else '',
+      f'{spent / cost.forward:.1%}' if spent else '',
+    )
+
   for name in dict.fromkeys((*counts, *cost.kinds)):
     line(name, counts.get(name, 0), cost.kinds.get(name, 0))
   made.add_section()
@@ -122,7 +150,13 @@ def cost_table(rows: list[table.Row], cost: flops.Flops, vocab: int, length: int
 
 def memory_table(kinds: list[tuple[str, int, str]], mesh: AbstractMesh, rows: int) -> Table:
   """Bytes of one device, by kind."""
-  made = titled(f'one device of {mesh.size} ({meshes.words(mesh.shape)}), {rows} rows at once', 'kind', '>bytes', '>', 'how')
+  made = titled(
+    f'one device of {mesh.size} ({meshes.words(mesh.shape)}), {rows} rows at once',
+    'kind',
+    '>bytes',
+    '>',
+    'how',
+  )
   for name, count, how in kinds:
     made.add_row(name, f'{count:,}', readable(count), how)
   made.add_section()
@@ -135,15 +169,27 @@ def pipeline_table(plan: pipeline.Schedule, config: ConfigDict) -> Table:
   """How the stages work, and the share of their time in which they cannot."""
   made = titled('pipeline over the mesh axis stage', '', '>', 'how')
   at_once = config.training.batch_size // config.training.accumulation // plan.microbatches
-  said = 'config.pipeline.microbatches' if config.pipeline.microbatches else 'worked out: about four for each stage'
+  said = (
+    'config.pipeline.microbatches'
+    if config.pipeline.microbatches
+    else 'worked out: about four for each stage'
+  )
   made.add_row('stages', f'{plan.stages}', 'mesh.stage')
-  for where, part in configs.parts(config).items():
+  for where, part in parts(config).items():
     if 'layers' in part:
       each = part.layers // (plan.stages * plan.repeats)
-      made.add_row('layers of a stage', f'{plan.repeats} × {each}', f'of config.{where}.layers={part.layers}, in each round')
+      made.add_row(
+        'layers of a stage',
+        f'{plan.repeats} × {each}',
+        f'of config.{where}.layers={part.layers}, in each round',
+      )
   made.add_row('microbatches', f'{plan.microbatches}', f'{said}; {at_once} rows each')
   made.add_row('iterations', f'{plan.iterations}', 'microbatches × rounds + stages - 1')
-  made.add_row('bubble', f'{plan.bubble:.1%}', '(stages - 1) / iterations: the share of its time in which a stage is idle')
+  made.add_row(
+    'bubble',
+    f'{plan.bubble:.1%}',
+    '(stages - 1) / iterations: the share of its time in which a stage is idle',
+  )
   return made
 
 
@@ -152,8 +198,12 @@ def titled(title: str, *columns: str) -> Table:
   made = Table(title=title, title_justify='left', box=box.SIMPLE)
   for name in columns:
     # A path is for copying: in a narrow terminal the other columns give way to it.
-    made.add_column(name.removeprefix('>'), justify='right' if name.startswith('>') else 'left',
-                    overflow='fold', no_wrap=name in ('path', '>count'))
+    made.add_column(
+      name.removeprefix('>'),
+      justify='right' if name.startswith('>') else 'left',
+      overflow='fold',
+      no_wrap=name in ('path', '>count'),
+    )
   return made
 
 

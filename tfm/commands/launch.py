@@ -16,57 +16,91 @@ from collections.abc import Mapping, Sequence
 
 from ml_collections import ConfigDict
 
-from tfm import check
-from tfm import config as configs
-from tfm import launch
+from tfm.analysis import topology
 from tfm.commands import cli
-from tfm.planning import topology
-from tfm.spec import suggest
+from tfm.config import validate
+from tfm.config.load import load_config
+from tfm.config.resolve import resolve_config
+from tfm.errors import require, suggest
+from tfm.launch import jobs
+
 
 OVERRIDES = True
 
 
 def arguments(parser):
-  parser.add_argument('place', choices=launch.PLACES, help='where')
-  parser.add_argument('--config', required=True, metavar='FILE[:args]', help='as for tfm train, at its path on those machines')
-  parser.add_argument('--workdir', required=True, metavar='DIR', help='a folder that all of them see, or gs://BUCKET/…')
-  parser.add_argument('--name', metavar='NAME', help='of the job, the TPU or the workload; else of the workdir')
+  parser.add_argument('place', choices=jobs.PLACES, help='where')
+  parser.add_argument(
+    '--config', required=True, metavar='FILE[:args]', help='as for tfm train, at its path on those machines'
+  )
+  parser.add_argument(
+    '--workdir', required=True, metavar='DIR', help='a folder that all of them see, or gs://BUCKET/…'
+  )
+  parser.add_argument(
+    '--name', metavar='NAME', help='of the job, the TPU or the workload; else of the workdir'
+  )
   parser.add_argument('--folder', default='', metavar='DIR', help='to run in, there')
-  parser.add_argument('--setup', default='', metavar='COMMAND', help='of the shell, to run there first, such as what installs tfm')
-  parser.add_argument('--env', action='append', default=[], metavar='NAME=VALUE', help='to set there; may be told again')
+  parser.add_argument(
+    '--setup',
+    default='',
+    metavar='COMMAND',
+    help='of the shell, to run there first, such as what installs tfm',
+  )
+  parser.add_argument(
+    '--env', action='append', default=[], metavar='NAME=VALUE', help='to set there; may be told again'
+  )
   parser.add_argument('--run', action='store_true', help='run what is printed')
 
 
 def main(args):
   config_words = [word for word in args.overrides if word.startswith('--config.')]
   options = dict(option(word) for word in args.overrides if not word.startswith('--config.'))
-  if not launch.BUCKET.fullmatch(args.workdir):
-    check.folder(args.workdir)
-  refuse(configs.resolve(cli.assigned(configs.load(args.config), config_words)), options, args.env)
+  if not jobs.BUCKET.fullmatch(args.workdir):
+    validate.folder(args.workdir)
+  refuse(resolve_config(cli.assigned(load_config(args.config), config_words)), options, args.env)
   for word in args.env:
-    configs.require('=' in word, f'--env={word} must be NAME=VALUE')
+    require('=' in word, f'--env={word} must be NAME=VALUE')
   if args.place != 'slurm':
     for name in options:
-      configs.require(name in KNOWN[args.place], f'--{name} is not a flag of tfm launch {args.place}; {suggest(name, KNOWN[args.place])}')
-  job = launch.Job(args.name or launch.named(args.workdir), [f'--config={args.config}', *config_words], args.workdir,
-                   dict(word.split('=', 1) for word in args.env), args.folder, options, args.setup)
-  steps = launch.PLACES[args.place](job)
-  for step in steps + (launch.watching(job) if args.place == 'tpu' else []):
+      require(
+        name in KNOWN[args.place],
+        f'--{name} is not a flag of tfm launch {args.place}; {suggest(name, KNOWN[args.place])}',
+      )
+  job = jobs.Job(
+    args.name or jobs.named(args.workdir),
+    [f'--config={args.config}', *config_words],
+    args.workdir,
+    dict(word.split('=', 1) for word in args.env),
+    args.folder,
+    options,
+    args.setup,
+  )
+  steps = jobs.PLACES[args.place](job)
+  for step in steps + (jobs.watching(job) if args.place == 'tpu' else []):
     print(step, end='\n\n')
   if args.run:
-    launch.run(steps, shutil.which)
+    jobs.run(steps, shutil.which)
 
 
 KNOWN = {
-  'tpu': ('zone', 'project', *launch.CREATED),
-  'gke': ('cluster', 'tpu-type', 'docker-image', 'num-slices', 'zone', 'project', 'max-restarts', 'termination-grace-period-seconds'),
+  'tpu': ('zone', 'project', *jobs.CREATED),
+  'gke': (
+    'cluster',
+    'tpu-type',
+    'docker-image',
+    'num-slices',
+    'zone',
+    'project',
+    'max-restarts',
+    'termination-grace-period-seconds',
+  ),
 }
 
 
 def option(word: str) -> tuple[str, str]:
   """`--name=value` as a pair; of `--name` the value is ''."""
   name, _, value = word.removeprefix('--').partition('=')
-  configs.require(word.startswith('--') and bool(name), f'{word!r} is not a flag; --name=value is one')
+  require(word.startswith('--') and bool(name), f'{word!r} is not a flag; --name=value is one')
   return name, value
 
 
@@ -75,13 +109,13 @@ def refuse(config: ConfigDict, options: Mapping[str, str], env: Sequence[str]) -
   count = devices(options, env)
   slices = options.get('num-slices', '')
   if slices.isdigit() and config.slices.number == -1:
-    config.slices.number = int(slices)   # which the devices will say
+    config.slices.number = int(slices)  # which the devices will say
   if count is None and -1 not in config.mesh.values():
     count = math.prod(config.mesh.values())
-  check.run(config, count)
-  check.made(config)
+  validate.run(config, count)
+  validate.made(config)
   if count is not None:
-    check.divides(config, count)
+    validate.divides(config, count)
 
 
 def devices(options: Mapping[str, str], env: Sequence[str]) -> int | None:
@@ -91,6 +125,10 @@ def devices(options: Mapping[str, str], env: Sequence[str]) -> int | None:
     return int(slices) * chips * topology.DEVICES.get(generation, 1) if slices.isdigit() else None
   # Of Slurm JAX expects a task for each device, but of CPUs there may be told to be more.
   told = options.get('nodes', ''), options.get('ntasks-per-node', '1')
-  if 'ntasks' in options or any('XLA_FLAGS=' in word or 'CPU_DEVICES=' in word for word in env) or not all(map(str.isdigit, told)):
+  if (
+    'ntasks' in options
+    or any('XLA_FLAGS=' in word or 'CPU_DEVICES=' in word for word in env)
+    or not all(map(str.isdigit, told))
+  ):
     return None
   return math.prod(map(int, told))

@@ -25,28 +25,54 @@ from collections.abc import Iterator
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from tfm import check
+from tfm.analysis import plan, report, search, steps, topology
+from tfm.analysis.plan import Planned
 from tfm.commands.inspect import titled, wide_console
-from tfm.config import require
-from tfm.parallel import chips
+from tfm.config import validate
+from tfm.errors import require
+from tfm.parallel import chips, sharding
 from tfm.parallel import mesh as meshes
-from tfm.parallel import sharding
-from tfm.planning import plan, report, search, steps, topology
-from tfm.planning.plan import Planned
 from tfm.training.progress import console, say
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
   add = parser.add_argument
   add('--config', required=True, metavar='FILE[:args]', help='the Python file of the config')
-  add('--topology', required=True, metavar='NAME', help=f'such as v5e:16x16, v5p:4x4x8 or h100:8, or {topology.HERE}: what is attached')
-  add('--slices', type=int, default=1, metavar='N', help='so many of them, with a slow network between (default: 1)')
+  add(
+    '--topology',
+    required=True,
+    metavar='NAME',
+    help=f'such as v5e:16x16, v5p:4x4x8 or h100:8, or {topology.HERE}: what is attached',
+  )
+  add(
+    '--slices',
+    type=int,
+    default=1,
+    metavar='N',
+    help='so many of them, with a slow network between (default: 1)',
+  )
   add('--vocab', type=int, metavar='N', help='tokens there are, where only the text tells')
-  add('--rows', type=int, metavar='N', help='that a decoder writes at once; 0: its step is left out (default: one for each part '
-                                            'that the mesh cuts a batch into)')
+  add(
+    '--rows',
+    type=int,
+    metavar='N',
+    help='that a decoder writes at once; 0: its step is left out (default: one for each part '
+    'that the mesh cuts a batch into)',
+  )
   add('--search', action='store_true', help='try meshes, remat policies and microbatches')
-  add('--axes', default=','.join(search.USUAL), metavar='A,B', help='mesh axes that --search tries (default: %(default)s)')
-  add('--limit', type=int, default=16, metavar='N', help='steps that --search compiles at most (default: %(default)s)')
+  add(
+    '--axes',
+    default=','.join(search.USUAL),
+    metavar='A,B',
+    help='mesh axes that --search tries (default: %(default)s)',
+  )
+  add(
+    '--limit',
+    type=int,
+    default=16,
+    metavar='N',
+    help='steps that --search compiles at most (default: %(default)s)',
+  )
   add('--to', metavar='DIR', help='where plan.json and plan.md go')
 
 
@@ -57,12 +83,15 @@ def main(args: argparse.Namespace) -> int:
   devices = topology.devices(args.topology, args.slices)
   if args.slices > 1:
     number = asked.config.slices.number
-    require(number in (-1, args.slices), f'config.slices.number={number} is not --slices={args.slices}; leave it at -1')
-    asked.config.slices.number = args.slices   # which GPUs do not say of themselves
-  check.slices(asked.config, len(devices))
+    require(
+      number in (-1, args.slices),
+      f'config.slices.number={number} is not --slices={args.slices}; leave it at -1',
+    )
+    asked.config.slices.number = args.slices  # which GPUs do not say of themselves
+  validate.slices(asked.config, len(devices))
   if args.search:
     return searched(asked, devices, args, command)
-  check.run(asked.config, len(devices))
+  validate.run(asked.config, len(devices))
   mesh = meshes.make(asked.config.mesh.to_dict(), devices, **asked.config.slices)
   steps.fitting(asked, mesh)
   plans = [planned('training', lambda: steps.training(asked, mesh), mesh, asked, args.slices)]
@@ -80,7 +109,9 @@ def main(args: argparse.Namespace) -> int:
 
 def one_each(asked: steps.Asked, mesh) -> int:
   """A row for each part of a batch."""
-  return math.prod(mesh.shape[axis] for axis in dict(sharding.parse_rules(asked.config.rules)).get('batch') or ())
+  return math.prod(
+    mesh.shape[axis] for axis in dict(sharding.parse_rules(asked.config.rules)).get('batch') or ()
+  )
 
 
 def planned(name: str, step, mesh, asked: steps.Asked, slices: int) -> Planned:
@@ -95,7 +126,9 @@ def working(text: str) -> Iterator[None]:
   """A live line with the time that it has taken, or two plain ones where there is no terminal."""
   begin = time.perf_counter()
   if console.is_terminal:
-    with Progress(SpinnerColumn(), TextColumn('{task.description}'), TimeElapsedColumn(), console=console, transient=True) as line:
+    with Progress(
+      SpinnerColumn(), TextColumn('{task.description}'), TimeElapsedColumn(), console=console, transient=True
+    ) as line:
       line.add_task(text)
       yield
   else:
@@ -108,14 +141,20 @@ def searched(asked: steps.Asked, devices, args: argparse.Namespace, command: str
   """Tries what there is to try; 1 where nothing fits."""
   axes = args.axes.split(',')
   for axis in axes:
-    require(axis in meshes.AXES, f'--axes={args.axes} names {axis!r}, which is no mesh axis; known: {", ".join(meshes.AXES)}')
+    require(
+      axis in meshes.AXES,
+      f'--axes={args.axes} names {axis!r}, which is no mesh axis; known: {", ".join(meshes.AXES)}',
+    )
   require(args.limit >= 1, f'--limit={args.limit} must be at least 1')
   chip = chips.of(devices[0].device_kind)
   capacity = plan.capacity_of(devices[0], chip and chip.device)
   found = search.candidates(asked, len(devices), args.slices, axes, capacity)
-  require(bool(found), f'--search finds no mesh of {len(devices)} devices over {args.axes} that divides the model and its '
-                       f'batch of {asked.config.training.batch_size} rows, and whose devices hold the state; more devices, or '
-                       'another config.training.batch_size, would do')
+  require(
+    bool(found),
+    f'--search finds no mesh of {len(devices)} devices over {args.axes} that divides the model and its '
+    f'batch of {asked.config.training.batch_size} rows, and whose devices hold the state; more devices, or '
+    'another config.training.batch_size, would do',
+  )
   tried, known, begin = [], [], time.perf_counter()
   for i, one in enumerate(found):
     if len(tried) == args.limit:
@@ -129,7 +168,11 @@ def searched(asked: steps.Asked, devices, args: argparse.Namespace, command: str
       known.append((one, False))
       continue
     passed = time.perf_counter() - begin
-    left = f', about {passed / len(tried) * (min(args.limit, len(found)) - len(tried)) / 60:.0f} minutes left' if tried else ''
+    left = (
+      f', about {passed / len(tried) * (min(args.limit, len(found)) - len(tried)) / 60:.0f} minutes left'
+      if tried
+      else ''
+    )
     say(f'{len(tried) + 1} of at most {min(args.limit, len(found))}{left}: {one}')
     mesh = meshes.make(trial.config.mesh.to_dict(), devices, **trial.config.slices)
     try:
@@ -150,8 +193,15 @@ def searched(asked: steps.Asked, devices, args: argparse.Namespace, command: str
     out.print('nothing that was tried fits', highlight=False)
   if args.to:
     folder = pathlib.Path(args.to)
-    report.write([winner[1]] if winner else [], command, folder, dict(
-      best=str(winner[0]) if winner else None, tried=[dict(flags=str(one)) | report.data(each) for one, each in tried]))
+    report.write(
+      [winner[1]] if winner else [],
+      command,
+      folder,
+      dict(
+        best=str(winner[0]) if winner else None,
+        tried=[dict(flags=str(one)) | report.data(each) for one, each in tried],
+      ),
+    )
     with (folder / 'plan.md').open('a') as file:
       file.write('\n'.join(['', f'## {len(tried)} tried', '', *report.pipes(columns, lines), '']))
     out.print(f'plan: {folder / "plan.md"}', highlight=False)
@@ -162,11 +212,23 @@ def search_rows(tried, winner):
   """All that was tried, the best marked."""
   columns = ('', 'mesh', 'remat', '>microbatches', '>memory', 'fits', '>least time', 'bound by', '>MFU')
   lines = []
-  for one, each in sorted(tried, key=lambda pair: (pair[1].memory.fits is False, pair[1].bound.seconds if pair[1].bound else 0)):
+  for one, each in sorted(
+    tried, key=lambda pair: (pair[1].memory.fits is False, pair[1].bound.seconds if pair[1].bound else 0)
+  ):
     b = each.bound
-    lines.append(('→' if winner and one == winner[0] else '', report.sizes(dict(one.mesh)), one.remat, str(one.accumulation),
-                  report.gib(each.memory.needed), {True: 'yes', False: 'no', None: '?'}[each.memory.fits],
-                  report.seconds(b.seconds) if b else '', b.by if b else '', f'{each.mfu:.1%}' if b else ''))
+    lines.append(
+      (
+        '→' if winner and one == winner[0] else '',
+        report.sizes(dict(one.mesh)),
+        one.remat,
+        str(one.accumulation),
+        report.gib(each.memory.needed),
+        {True: 'yes', False: 'no', None: '?'}[each.memory.fits],
+        report.seconds(b.seconds) if b else '',
+        b.by if b else '',
+        f'{each.mfu:.1%}' if b else '',
+      )
+    )
   return columns, lines
 
 

@@ -5,7 +5,7 @@ Prints the Markdown of docs/variants.md; `tfm variants > docs/variants.md` renew
 
 import argparse
 
-from tfm import catalogue
+from tfm.analysis import catalogue
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

@@ -5,12 +5,12 @@ import pathlib
 
 import numpy as np
 
-from tfm.data import cache
+from tfm.data import cache, progress
 from tfm.data import corpus as corpora
-from tfm.data import progress
 from tfm.data.images import Images
 from tfm.data.tokenizers.protocol import Tokenizer
-from tfm.data.tokens import Drawn, Labelled, Told, Tokens, ToldWords, beside
+from tfm.data.tokens import Drawn, Labelled, Tokens, Told, ToldWords, beside
+
 
 SHOWN = 10  # names in an error
 
@@ -22,8 +22,11 @@ def names(corpus: corpora.Corpus, cache_dir: pathlib.Path) -> tuple[str, ...]:
 
   def write(directory: pathlib.Path):
     labels = corpus.splits['train'][corpus.label]
-    found = {label for text in progress.track(labels, f'reading the labels of {corpus.name}', len(labels))
-             for label in _labels(corpus, text)}
+    found = {
+      label
+      for text in progress.track(labels, f'reading the labels of {corpus.name}', len(labels))
+      for label in _labels(corpus, text)
+    }
     (directory / 'names.json').write_text(json.dumps(sorted(found)))
 
   directory = cache.once(cache_dir / 'classes' / f'{corpus.hash}-{corpus.label}', write)
@@ -46,8 +49,10 @@ def numbers(corpus: corpora.Corpus, split: str, cache_dir: pathlib.Path) -> tupl
       for label in _labels(corpus, text):
         if label not in number:
           known = ', '.join([*number][:SHOWN]) + (', …' if len(number) > SHOWN else '')
-          raise ValueError(f'{corpus.name} {split} has the label {label!r}, which the training split has not ({known}); '
-                           'leave such examples out, or move some to the training split')
+          raise ValueError(
+            f'{corpus.name} {split} has the label {label!r}, which the training split has not ({known}); '
+            'leave such examples out, or move some to the training split'
+          )
         found.append(number[label])
       offsets.append(len(found))
     np.save(directory / 'classes.npy', np.array(found, np.int32))
@@ -58,7 +63,7 @@ def numbers(corpus: corpora.Corpus, split: str, cache_dir: pathlib.Path) -> tupl
 
 
 def labelled(
-  corpus: corpora.Corpus, split: str, text: Tokens | Drawn, tokenizer: Tokenizer, cache_dir: pathlib.Path,
+  corpus: corpora.Corpus, split: str, text: Tokens | Drawn, tokenizer: Tokenizer, cache_dir: pathlib.Path
 ) -> Labelled:
   """The texts of a split with the classes of each, or of each of its words.
 
@@ -67,8 +72,10 @@ def labelled(
   """
   words = corpus.label == 'labels'
   if words and not tokenizer.lossless:
-    raise ValueError(f'{tokenizer.identity} changes texts before it cuts them up, so nothing tells where the words of {corpus.name} '
-                     "begin, which have classes; 'bytes' or 'sentencepiece(8000)' would do")
+    raise ValueError(
+      f'{tokenizer.identity} changes texts before it cuts them up, so nothing tells where the words of {corpus.name} '
+      "begin, which have classes; 'bytes' or 'sentencepiece(8000)' would do"
+    )
   if text.documents == corpora.ENDLESS:
     labels = corpus.splits[split][corpus.label]
     told = ToldWords(text, labels, corpus.classes) if words else Told(labels, corpus.classes)
@@ -86,7 +93,9 @@ def images(corpus: corpora.Corpus, split: str, cache_dir: pathlib.Path) -> Image
     ValueError: for what `numbers` refuses.
   """
   found, _ = numbers(corpus, split, cache_dir)
-  return Images(f'{corpus.name} {split}', corpus.splits[split][corpora.IMAGE], found, names(corpus, cache_dir))
+  return Images(
+    f'{corpus.name} {split}', corpus.splits[split][corpora.IMAGE], found, names(corpus, cache_dir)
+  )
 
 
 def _labels(corpus: corpora.Corpus, text: str) -> list[str]:
@@ -95,12 +104,15 @@ def _labels(corpus: corpora.Corpus, text: str) -> list[str]:
 
 def _of_words(corpus, split, text, tokenizer, classes, offsets, cache_dir) -> np.ndarray:
   """The classes beside the tokens, each at that which holds the first byte of its word; -1 elsewhere."""
+
   def write(directory: pathlib.Path):
     told = np.zeros(len(text.ids), np.int32)
     texts = corpus.splits[split]['text']
     for d, written in enumerate(progress.track(texts, f'finding the words of {text.name}', len(texts))):
-      at = slice(*text.offsets[d:d + 2])
-      told[at] = beside(written, classes[slice(*offsets[d:d + 2])], tokenizer.token_bytes[text.ids[at]], f'{text.name}[{d}]')
+      at = slice(*text.offsets[d : d + 2])
+      told[at] = beside(
+        written, classes[slice(*offsets[d : d + 2])], tokenizer.token_bytes[text.ids[at]], f'{text.name}[{d}]'
+      )
     np.save(directory / 'classes.npy', told)
 
   name = f'{corpus.hash}-{tokenizer.identity}-{split}-words'

@@ -25,9 +25,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import numpy as np
 import tensorflow_datasets as tfds
 
-from tfm.data import cache
-from tfm.data import images
-from tfm.data import progress
+from tfm.data import cache, images, progress
+
 
 SPLITS = ('train', 'validation', 'test')
 SHARE = 0.05  # of the validation and of the test split, where the source has none
@@ -39,12 +38,16 @@ SAMPLE = 500  # of those, the documents that tell by their hash what all are
 READ = 256  # documents to read at once
 VERSION = 1  # of the rules of this file; a part of every hash
 LABELS = 'label', 'labels'  # fields that are to be told from the others: of a document, of each of its words
-ANSWERS = 'answers'  # the field that says which bytes of the text are to be told, as `first:last` divided by spaces
+ANSWERS = (
+  'answers'  # the field that says which bytes of the text are to be told, as `first:last` divided by spaces
+)
 
 IMAGE = 'image'  # the field that is no text
 
 Field = str | np.ndarray  # a text, or an image, uint8 [H, W, C]
-Document = tuple[str | None, *tuple[Field, ...]]  # the split that the source itself gives, if any, and the fields
+Document = tuple[
+  str | None, *tuple[Field, ...]
+]  # the split that the source itself gives, if any, and the fields
 Placed = tuple[str, *tuple[Field, ...]]
 Rule = Callable[[Iterable[Document]], Iterator[Placed]]  # gives every document its split
 
@@ -92,8 +95,11 @@ class Corpus:
 
 
 def prepare(
-  name: str, read: Callable[[], Iterable[Document]], cache_dir: pathlib.Path,
-  fixed: Sequence[str] = (), fields: tuple[str, ...] = ('text',),
+  name: str,
+  read: Callable[[], Iterable[Document]],
+  cache_dir: pathlib.Path,
+  fixed: Sequence[str] = (),
+  fields: tuple[str, ...] = ('text',),
 ) -> Corpus:
   """Splits the documents that `read()` yields and keeps them under their content's hash.
 
@@ -116,8 +122,10 @@ def prepare(
     raise ValueError(f'{name} is empty: {survey.documents.total()} documents without any text')
   if not _balanced(survey, carved):
     if len(fields) > 1:
-      raise ValueError(f'{name} has too few documents to be split by their hashes: {survey.documents.total()}; '
-                       'give more, or splits of their own')
+      raise ValueError(
+        f'{name} has too few documents to be split by their hashes: {survey.documents.total()}; '
+        'give more, or splits of their own'
+      )
     rule = _by_piece(name, read, carved, survey)
     survey = _survey(name, rule(read()))
   for split in SPLITS:
@@ -125,8 +133,11 @@ def prepare(
       raise ValueError(f'{name} has no documents in its {split!r} split')
   directory = cache_dir / 'corpora' / survey.hash
   cache.once(directory, lambda part: _write(part, name, lambda: rule(read()), survey, fields))
-  _tell(name, survey.hash, ', '.join(
-    f'{split} {survey.documents[split]} documents {survey.bytes[split]} bytes' for split in SPLITS))
+  _tell(
+    name,
+    survey.hash,
+    ', '.join(f'{split} {survey.documents[split]} documents {survey.bytes[split]} bytes' for split in SPLITS),
+  )
   stored = tfds.builder_from_directory(directory / Documents.name / str(Documents.VERSION))
   raw = {field: tfds.decode.SkipDecoding() for field in fields if field == IMAGE}
   sources = {split: stored.as_data_source(split, decoders=raw or None) for split in SPLITS}
@@ -143,12 +154,21 @@ def _tell(name: str, found: str, sizes: str) -> None:
 @functools.cache
 def _tell_few(name: str, documents: int, pieces: int, size: int) -> None:
   """As `_tell`."""
-  _log.warning('%s has too few documents to be split by their hashes: %d are cut into %d pieces of about %d '
-               'bytes, each then a document', name, documents, pieces, size)
+  _log.warning(
+    '%s has too few documents to be split by their hashes: %d are cut into %d pieces of about %d '
+    'bytes, each then a document',
+    name,
+    documents,
+    pieces,
+    size,
+  )
 
 
 def drawn(
-  name: str, draw: Callable[[str, int], tuple[str, ...]], sizes: Mapping[str, int], fields: tuple[str, ...],
+  name: str,
+  draw: Callable[[str, int], tuple[str, ...]],
+  sizes: Mapping[str, int],
+  fields: tuple[str, ...],
   classes: tuple[str, ...] = (),
 ) -> Corpus:
   """Documents that are made when they are read, by their split and number.
@@ -164,14 +184,21 @@ def drawn(
   """
   if ENDLESS in sizes.values() and any(field in LABELS for field in fields) and not classes:
     raise ValueError(f'{name} has no end, and so it has to say which labels there are')
-  survey, kept = _Survey(), functools.lru_cache(maxsize=64)(draw)  # a document's fields are read one after another
+  survey, kept = (
+    _Survey(),
+    functools.lru_cache(maxsize=64)(draw),
+  )  # a document's fields are read one after another
   for split, size in sizes.items():
     for number in progress.track(range(SAMPLE if size == ENDLESS else size), f'drawing {name} {split}'):
       survey.add(split, *kept(split, number))
-  splits = {split: {field: _Drawn(functools.partial(kept, split), place, size) for place, field in enumerate(fields)}
-            for split, size in sizes.items()}
+  splits = {
+    split: {field: _Drawn(functools.partial(kept, split), place, size) for place, field in enumerate(fields)}
+    for split, size in sizes.items()
+  }
   found = hashlib.blake2b(f'{name} {survey.hash}'.encode(), digest_size=16).hexdigest()
-  return Corpus(name, found, splits, {split: survey.bytes[split] for split in sizes if sizes[split] != ENDLESS}, classes)
+  return Corpus(
+    name, found, splits, {split: survey.bytes[split] for split in sizes if sizes[split] != ENDLESS}, classes
+  )
 
 
 class Documents(tfds.core.GeneratorBasedBuilder, skip_registration=True):
@@ -187,8 +214,10 @@ class Documents(tfds.core.GeneratorBasedBuilder, skip_registration=True):
     super().__init__(file_format='array_record', **kwargs)
 
   def _info(self):
-    features = {field: tfds.features.Image(encoding_format='png') if field == IMAGE else tfds.features.Text()
-                for field in self._fields}
+    features = {
+      field: tfds.features.Image(encoding_format='png') if field == IMAGE else tfds.features.Text()
+      for field in self._fields
+    }
     return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict(features))
 
   def _split_generators(self, dl_manager):
@@ -217,8 +246,10 @@ def by_split(spec: str, pattern: str, names: Sequence[str]) -> dict[str, str]:
     ValueError: for other names than that.
   """
   if not 1 <= len(names) <= len(SPLITS) or not all(isinstance(name, str) for name in names):
-    raise ValueError(f'{spec}: splits={names!r} must name the training split, and after it the '
-                     'validation and the test split or not')
+    raise ValueError(
+      f'{spec}: splits={names!r} must name the training split, and after it the '
+      'validation and the test split or not'
+    )
   found = dict(zip(SPLITS, names)) if '{split}' in pattern else {'train': ''}
   return {split: pattern.replace('{split}', name) for split, name in found.items()}
 
@@ -298,7 +329,7 @@ def cut(text: str, size: int) -> Iterator[str]:
   for match in re.finditer(r'[^\n]*\n|[^\n]+', text):
     line = match[0]
     for start in range(0, len(line), 2 * size):
-      part = line[start:start + 2 * size]
+      part = line[start : start + 2 * size]
       if length + len(part) > 2 * size:
         yield ''.join(piece)
         piece, length = [], 0
@@ -335,7 +366,8 @@ def _by_piece(name, read, carved, survey: _Survey) -> Rule:
   if len(sizes) < len(carved):
     raise ValueError(
       f'{name} is too short to be split: {free} bytes in {len(sizes)} different pieces of about '
-      f'{size}; give at least {PIECES * PIECE_BYTES[0]} bytes of text')
+      f'{size}; give at least {PIECES * PIECE_BYTES[0]} bytes of text'
+    )
   _tell_few(name, sum(survey.documents[s] for s in carved), len(sizes), size)
   where, order, count, dealt = {}, [*carved[1:], 'train'], 0, 0
   for index, digest in enumerate(sorted(sizes)):
@@ -362,8 +394,9 @@ def _by_piece(name, read, carved, survey: _Survey) -> Rule:
 def _balanced(survey: _Survey, carved: Sequence[str]) -> bool:
   total = sum(survey.bytes[split] for split in carved) or 1
   shares = {split: SHARE for split in carved[1:]} | {'train': 1 - SHARE * len(carved[1:])}
-  return all(shares[split] / TOLERANCE <= survey.bytes[split] / total <= shares[split] * TOLERANCE
-             for split in carved)
+  return all(
+    shares[split] / TOLERANCE <= survey.bytes[split] / total <= shares[split] * TOLERANCE for split in carved
+  )
 
 
 def _survey(name: str, documents: Iterable[Placed]) -> _Survey:
@@ -398,4 +431,6 @@ def _digest(*fields: Field) -> bytes:
 
 
 def _joined(fields: Sequence[Field]) -> bytes:
-  return b'\0'.join(x.encode() if isinstance(x, str) else repr(x.shape).encode() + x.tobytes() for x in fields)
+  return b'\0'.join(
+    x.encode() if isinstance(x, str) else repr(x.shape).encode() + x.tobytes() for x in fields
+  )

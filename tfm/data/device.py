@@ -42,13 +42,15 @@ class Fetched:
     """That of the whole batch, for each run that reads it; where it is not whole here, all processes must ask."""
     if self.whole:
       return (self.hash,)
-    parts = {record[:8]: record[8:].hex() for record in processes.gathered(
-      self.first_row.to_bytes(8) + bytes.fromhex(self.hash))}
+    parts = {
+      record[:8]: record[8:].hex()
+      for record in processes.gathered(self.first_row.to_bytes(8) + bytes.fromhex(self.hash))
+    }
     return (pipeline.add_hashes(parts.values()),)
 
 
 def prefetch(
-  iterator: grain.DatasetIterator, sharding: jax.sharding.Sharding, batch_size: int, size: int = 2,
+  iterator: grain.DatasetIterator, sharding: jax.sharding.Sharding, batch_size: int, size: int = 2
 ) -> Iterator[Fetched]:
   """Yields the iterator's batches on the devices, with `size` more of them on the way.
 
@@ -69,10 +71,14 @@ def prefetch(
     rows = len(next(iter(host.values())))
     # A batch of shorter rows has as many times more of them.
     if rows % (batch_size // count):
-      raise ValueError(f'the iterator reads {rows} rows, but batch_size={batch_size} over '
-                       f'process_count={count} has {batch_size // count}; build it with both')
-    batch = {name: jax.make_array_from_process_local_data(sharding, value, (rows * count, *value.shape[1:]))
-             for name, value in host.items()}
+      raise ValueError(
+        f'the iterator reads {rows} rows, but batch_size={batch_size} over '
+        f'process_count={count} has {batch_size // count}; build it with both'
+      )
+    batch = {
+      name: jax.make_array_from_process_local_data(sharding, value, (rows * count, *value.shape[1:]))
+      for name, value in host.items()
+    }
     return Fetched(batch, iterator.get_state(), host, index * rows, whole=count == 1)
 
   def fetch() -> Iterator[Fetched]:
@@ -105,6 +111,8 @@ def process_rows(sharding: jax.sharding.Sharding, batch_size: int) -> tuple[int,
   first, stop = min(a for a, _ in spans), max(b for _, b in spans)
   width = stop - first
   if sum(b - a for a, b in spans) != width or batch_size % width or first % width:
-    raise ValueError(f'{sharding} puts the rows {sorted(spans)} of batch_size={batch_size} on one '
-                     'process, which is no equal part; order the devices of the mesh by process')
+    raise ValueError(
+      f'{sharding} puts the rows {sorted(spans)} of batch_size={batch_size} on one '
+      'process, which is no equal part; order the devices of the mesh by process'
+    )
   return first // width, batch_size // width

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import zstandard
 
+
 CHUNK = 1 << 20
 
 
@@ -28,8 +29,9 @@ def of_splits(spec: str, patterns: Mapping[str, str]) -> dict[str, list[pathlib.
   paths = {split: matching(pattern) for split, pattern in patterns.items()}
   for split, pattern in patterns.items():
     if not paths[split]:
-      raise ValueError(f'{spec} matches no file: {pattern!r} is not there;'
-                       ' give a path, or splits=… as the files are called')
+      raise ValueError(
+        f'{spec} matches no file: {pattern!r} is not there; give a path, or splits=… as the files are called'
+      )
   return paths
 
 

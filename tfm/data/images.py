@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from PIL import Image, ImageOps
 
+
 MODES = {1: 'L', 3: 'RGB'}  # channels → what Pillow calls it
 
 

@@ -25,7 +25,7 @@ class Letters(task.Lengths):
       raise ValueError(f'symbols={self.symbols} must lie in 2 … {len(string.ascii_letters)}')
 
   def example(self, draw: random.Random, beyond: bool) -> tuple[str, str]:
-    x = ''.join(draw.choices(string.ascii_letters[:self.symbols], k=self.size(draw, beyond)))
+    x = ''.join(draw.choices(string.ascii_letters[: self.symbols], k=self.size(draw, beyond)))
     return task.written([(f'{x}=', False), (self.answer(x), True)], end=True)
 
   @abc.abstractmethod

@@ -14,19 +14,17 @@ import pathlib
 from collections.abc import Iterable, Mapping
 from typing import ClassVar
 
-from absl import flags
 import grain
 import numpy as np
+from absl import flags
 
-from tfm.data import cache
-from tfm.data import classes
+from tfm.data import cache, classes, images, progress
 from tfm.data import corpus as corpora
-from tfm.data import images
-from tfm.data import progress
 from tfm.data import tokens as token_arrays
 from tfm.data.packing import protocol as packing
 from tfm.data.sources.protocol import Source
 from tfm.data.tokenizers import protocol as tokenizers
+
 
 BEGINNING = 20_000  # documents of a split without end, to train a tokenizer on
 
@@ -51,25 +49,35 @@ class TextData:
   def __str__(self):
     """What it is, for the log."""
     own = self.source_tokenizer
-    return (f'text: {_content(self.corpus)}\n'
-            f'tokens: {self.tokenizer.identity}, vocabulary {self.tokenizer.vocab_size}'
-            + (f'; of the source: {own.identity}, vocabulary {own.vocab_size}' if own else ''))
+    return (
+      f'text: {_content(self.corpus)}\n'
+      f'tokens: {self.tokenizer.identity}, vocabulary {self.tokenizer.vocab_size}'
+      + (f'; of the source: {own.identity}, vocabulary {own.vocab_size}' if own else '')
+    )
 
-  def tokens(self, split: str) -> token_arrays.Tokens | token_arrays.Pairs | token_arrays.Labelled | token_arrays.Answered:
+  def tokens(
+    self, split: str
+  ) -> token_arrays.Tokens | token_arrays.Pairs | token_arrays.Labelled | token_arrays.Answered:
     """The tokens of 'train', 'validation' or 'test', encoded on first use: pairs, labelled or answered, where documents
     are."""
+
     def field(name):
       tokenizer = self.source_tokenizer if name == 'source' and self.source_tokenizer else self.tokenizer
       return token_arrays.tokenize(self.corpus, split, name, tokenizer, self.cache_dir)
+
     found = {name: field(name) for name in self.corpus.texts}
     if self.corpus.label:
       return classes.labelled(self.corpus, split, found['text'], self.tokenizer, self.cache_dir)
     if corpora.ANSWERS in self.corpus.fields:
       if not self.tokenizer.lossless:
-        raise ValueError(f'{self.tokenizer.identity} changes texts before it cuts them up, so nothing tells where the answers of '
-                         f"{self.corpus.name} stand; 'bytes' or 'words' would do")
+        raise ValueError(
+          f'{self.tokenizer.identity} changes texts before it cuts them up, so nothing tells where the answers of '
+          f"{self.corpus.name} stand; 'bytes' or 'words' would do"
+        )
       answers = self.corpus.splits[split][corpora.ANSWERS]
-      return token_arrays.Answered(f'{self.corpus.name} {split}', found['text'], answers, self.tokenizer.token_bytes)
+      return token_arrays.Answered(
+        f'{self.corpus.name} {split}', found['text'], answers, self.tokenizer.token_bytes
+      )
     return found['text'] if 'text' in found else token_arrays.Pairs(f'{self.corpus.name} {split}', **found)
 
 
@@ -94,13 +102,17 @@ class ImageData:
 
 
 def _content(corpus: corpora.Corpus) -> str:
-  sizes = ', '.join(f'{split} {corpus.bytes[split]:,} bytes' if split in corpus.bytes else f'{split} without end'
-                    for split in corpus.splits)
+  sizes = ', '.join(
+    f'{split} {corpus.bytes[split]:,} bytes' if split in corpus.bytes else f'{split} without end'
+    for split in corpus.splits
+  )
   return f'{corpus.name}, content hash {corpus.hash}: {sizes}'
 
 
 def open_data(
-  source: Source, tokenizer: tokenizers.Tokenizer | None, cache_dir: pathlib.Path | None = None,
+  source: Source,
+  tokenizer: tokenizers.Tokenizer | None,
+  cache_dir: pathlib.Path | None = None,
   source_tokenizer: tokenizers.Tokenizer | None = None,
 ) -> TextData | ImageData:
   """Prepares a source of texts or of images; without a tokenizer, of images.
@@ -115,7 +127,9 @@ def open_data(
 
 
 def open_text(
-  source: Source, tokenizer: tokenizers.Tokenizer, cache_dir: pathlib.Path | None = None,
+  source: Source,
+  tokenizer: tokenizers.Tokenizer,
+  cache_dir: pathlib.Path | None = None,
   source_tokenizer: tokenizers.Tokenizer | None = None,
 ) -> TextData:
   """Prepares a source, and trains the tokenizers on its training split unless they are trained.
@@ -135,22 +149,23 @@ def open_text(
 
 
 def fit(
-  tokenizer: tokenizers.Tokenizer, corpus: corpora.Corpus, fields: tuple[str, ...], cache_dir: pathlib.Path,
+  tokenizer: tokenizers.Tokenizer, corpus: corpora.Corpus, fields: tuple[str, ...], cache_dir: pathlib.Path
 ) -> tokenizers.Tokenizer:
   """The tokenizer trained on some fields of the corpus's training split, or of one without end on its beginning; kept,
   so that it is trained once."""
   if tokenizer.trained:
     return tokenizer
   if not tokenizer.learns:
-    return tokenizer.train(())   # not kept: what it reads may have become another
+    return tokenizer.train(())  # not kept: what it reads may have become another
 
   def write(directory: pathlib.Path):
     texts, count = [corpus.splits['train'][field] for field in fields], corpus.documents['train']
     if count == corpora.ENDLESS:
       texts, count = [itertools.islice(text, BEGINNING) for text in texts], BEGINNING
     _log.info('training the tokenizer %s on %s', tokenizer, corpus.name)
-    trained = tokenizer.train(progress.track(
-      itertools.chain(*texts), f'training on {corpus.name}', count * len(texts)))
+    trained = tokenizer.train(
+      progress.track(itertools.chain(*texts), f'training on {corpus.name}', count * len(texts))
+    )
     (directory / 'state.json').write_text(json.dumps(trained.state()))
 
   name = '-'.join((corpus.hash, *fields, tokenizer.identity))
@@ -175,11 +190,15 @@ class Batches:
 
   def __post_init__(self):
     if self.batch_size < 1 or self.batch_size % self.process_count:
-      raise ValueError(f'batch_size={self.batch_size} does not divide among process_count='
-                       f'{self.process_count}; give a positive multiple of it')
+      raise ValueError(
+        f'batch_size={self.batch_size} does not divide among process_count='
+        f'{self.process_count}; give a positive multiple of it'
+      )
     if not 0 <= self.process_index < self.process_count:
-      raise ValueError(f'process_index={self.process_index} is not below process_count='
-                       f'{self.process_count}; number the processes from 0')
+      raise ValueError(
+        f'process_index={self.process_index} is not below process_count='
+        f'{self.process_count}; number the processes from 0'
+      )
 
   def __len__(self) -> int:
     return self.rows.batches(self.batch_size)
@@ -188,11 +207,11 @@ class Batches:
     numbers = self.rows.batch(index, self.batch_size)
     size = len(numbers) // self.process_count
     first = self.process_index * size
-    there = {i: self.rows[i] for i in numbers[first:first + size] if i is not None}
+    there = {i: self.rows[i] for i in numbers[first : first + size] if i is not None}
     # All processes fill with padding alike, of the shape that the batch has.
     like = next(iter(there.values()), None) or self.rows[numbers[0]]
     padding = self.rows.padding(like)
-    rows = [there.get(i, padding) for i in numbers[first:first + size]]
+    rows = [there.get(i, padding) for i in numbers[first : first + size]]
     return {field: np.stack([row[field] for row in rows]) for field in padding}
 
   def __repr__(self) -> str:  # Grain puts it into its messages
@@ -200,8 +219,12 @@ class Batches:
 
 
 def train_iterator(
-  rows: packing.Rows, batch_size: int, process_index: int = 0, process_count: int = 1,
-  threads: int = 1, buffer: int = 4,
+  rows: packing.Rows,
+  batch_size: int,
+  process_index: int = 0,
+  process_count: int = 1,
+  threads: int = 1,
+  buffer: int = 4,
 ) -> grain.DatasetIterator:
   """Iterates over this process's part of the batches, without end for the rows of training.
 
@@ -225,8 +248,13 @@ def train_iterator(
 
 
 def evaluation_batches(
-  rows: packing.Rows, batch_size: int, process_index: int = 0, process_count: int = 1,
-  threads: int = 1, buffer: int = 4, limit: int = 0,
+  rows: packing.Rows,
+  batch_size: int,
+  process_index: int = 0,
+  process_count: int = 1,
+  threads: int = 1,
+  buffer: int = 4,
+  limit: int = 0,
 ) -> grain.DatasetIterator:
   """As `train_iterator`, once over the rows of `Packing.evaluation_rows`.
 
@@ -238,7 +266,7 @@ def evaluation_batches(
   """
   batches = _batches(rows, batch_size, process_index, process_count)
   if limit and limit < len(batches):
-    batches = batches[::len(batches) // limit][:limit]
+    batches = batches[:: len(batches) // limit][:limit]
   return _iterate(batches, threads, buffer)
 
 

@@ -3,8 +3,8 @@
 import time
 from typing import Iterable, Iterator, TypeVar
 
-from rich import console
-from rich import progress
+from rich import console, progress
+
 
 PATIENCE = 2.0  # seconds without a bar
 PERIOD = 0.1  # seconds between its updates, which are slow
@@ -20,8 +20,9 @@ def track(items: Iterable[T], description: str, total: int | None = None) -> Ite
       if (now := time.monotonic()) > due:
         if bar is None:
           columns = (*progress.Progress.get_default_columns(), progress.MofNCompleteColumn())
-          bar = progress.Progress(*columns, console=console.Console(stderr=True), transient=True,
-                                redirect_stdout=False)
+          bar = progress.Progress(
+            *columns, console=console.Console(stderr=True), transient=True, redirect_stdout=False
+          )
           task = bar.add_task(description, total=total)
           bar.start()
         bar.update(task, completed=done)

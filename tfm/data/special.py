@@ -62,8 +62,11 @@ class Special(Tokenizer):
   def _named(self, text: str, encode: Callable[[str], np.ndarray]) -> np.ndarray:
     spaced = any(piece[:1] == b' ' and len(piece) > 1 for piece in self.tokenizer.pieces)
     parts = re.split(f'{" ?" if spaced else ""}({"|".join(map(re.escape, self.names))})', text)
-    ids = [[self.tokenizer.vocab_size + self.names.index(part)] if part in self.names else encode(part)
-           for part in parts if part]
+    ids = [
+      [self.tokenizer.vocab_size + self.names.index(part)] if part in self.names else encode(part)
+      for part in parts
+      if part
+    ]
     return np.concatenate([np.zeros(0, np.int32), *ids]).astype(np.int32)
 
 

@@ -11,6 +11,7 @@ from typing import ClassVar
 from tfm.data import corpus
 from tfm.data.sources import protocol
 
+
 PARTS = 8  # of the documents there could be, one part is validation's, one the test's
 TRIES = 10_000  # draws for a document of one part
 
@@ -68,7 +69,9 @@ class Task(protocol.Source):
       found = self.example(draw, split == 'test')
       if not self.apart or _split(found[0]) == split:
         return found
-    raise ValueError(f'{self.spec} has too few different texts for a {split} split of its own; let them be longer')
+    raise ValueError(
+      f'{self.spec} has too few different texts for a {split} split of its own; let them be longer'
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,8 +91,10 @@ class Lengths(Task):
     if self.length < 1:
       raise ValueError(f'length={self.length} must be at least 1')
     if self.longer is not None and self.longer <= self.length:
-      raise ValueError(f'longer={self.longer} is not beyond length={self.length}; give more, or None for a test that is as '
-                       'training')
+      raise ValueError(
+        f'longer={self.longer} is not beyond length={self.length}; give more, or None for a test that is as '
+        'training'
+      )
 
   def most(self, beyond: bool) -> int:
     """The greatest length, of training or of the test."""

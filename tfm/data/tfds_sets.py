@@ -10,6 +10,7 @@ from tensorflow_datasets.core.registered import DatasetNotFoundError
 
 from tfm.data import corpus
 
+
 Builder = tensorflow_datasets.core.DatasetBuilder
 
 _log = logging.getLogger(__name__)
@@ -27,7 +28,8 @@ def prepared(spec: str, dataset: str, data_dir: str | None) -> Builder:
       if (stored := builder.info.file_format.value) != 'array_record':
         raise ValueError(
           f'{spec} is stored as {stored}, but only array_record is read without TensorFlow; '
-          "prepare it again with file_format='array_record' in another data_dir")
+          "prepare it again with file_format='array_record' in another data_dir"
+        )
     else:
       with contextlib.redirect_stdout(sys.stderr):
         builder.download_and_prepare(file_format='array_record')
@@ -69,4 +71,5 @@ def label(spec: str, builder: Builder, field: str) -> Callable[[Mapping], str]:
       return value.decode()
     # Of test splits without labels TFDS says -1, which is no class.
     return names[value] if 0 <= value < len(names) else str(value)
+
   return tell

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tfm.data import cache
+from tfm.data import cache, progress
 from tfm.data import corpus as corpora
-from tfm.data import progress
 from tfm.data.tokenizers import protocol
 
 
@@ -172,7 +171,9 @@ class Labelled:
 
   def told(self, number: int) -> np.ndarray:
     """The class of a document, int32 []; or those beside its tokens, without its end, int32 [T]."""
-    at = slice(*self.text.offsets[number:][:2]) if self.words and self.documents != corpora.ENDLESS else number
+    at = (
+      slice(*self.text.offsets[number:][:2]) if self.words and self.documents != corpora.ENDLESS else number
+    )
     return np.asarray(self.classes[at], np.int32)
 
 
@@ -198,8 +199,12 @@ class ToldWords:
   def __getitem__(self, number: int) -> np.ndarray:
     written, tokenizer = self.text.texts[number], self.text.tokenizer
     sizes = tokenizer.token_bytes[tokenizer.encode(written)]
-    return beside(written, [self.names.index(label) for label in self.labels[number].split(' ')], sizes,
-                  f'{self.text.name}[{number}]')
+    return beside(
+      written,
+      [self.names.index(label) for label in self.labels[number].split(' ')],
+      sizes,
+      f'{self.text.name}[{number}]',
+    )
 
 
 def beside(written: str, classes: Sequence[int], sizes: np.ndarray, name: str) -> np.ndarray:
@@ -213,8 +218,10 @@ def beside(written: str, classes: Sequence[int], sizes: np.ndarray, name: str) -
   """
   words = np.array([len(word.encode()) + 1 for word in written.split(' ')])
   if len(words) != len(classes):
-    raise ValueError(f'{name} has {len(words)} words and {len(classes)} labels; give each word one, words being divided by '
-                     'one space')
+    raise ValueError(
+      f'{name} has {len(words)} words and {len(classes)} labels; give each word one, words being divided by '
+      'one space'
+    )
   told = np.full(len(sizes), -1, np.int32)
   told[np.searchsorted(np.cumsum(sizes), np.cumsum(words) - words, side='right')] = classes
   return told
@@ -267,12 +274,12 @@ class Answered:
       first, last = map(int, span.split(':'))
       if not 0 <= first < last <= ends[-1]:
         raise ValueError(f'{self.name}[{number}] has an answer at {span}, and {ends[-1]} bytes with its end')
-      found[np.searchsorted(ends, first, 'right'):np.searchsorted(ends, last) + 1] = 1
+      found[np.searchsorted(ends, first, 'right') : np.searchsorted(ends, last) + 1] = 1
     return found
 
 
 def tokenize(
-  corpus: corpora.Corpus, split: str, field: str, tokenizer: protocol.Tokenizer, cache_dir: pathlib.Path,
+  corpus: corpora.Corpus, split: str, field: str, tokenizer: protocol.Tokenizer, cache_dir: pathlib.Path
 ) -> Tokens | Drawn:
   """Encodes one field of a split once and keeps the result under the corpus's hash and the tokenizer's; what has no
   end is encoded as it is read.
@@ -307,8 +314,15 @@ def tokenize(
     raise ValueError(f'{directory} is damaged: {size} bytes for {offsets[-1]} tokens; delete it')
   # A file without any bytes cannot be mapped.
   ids = np.memmap(directory / 'ids', dtype, 'r') if size else np.zeros(0, dtype)
-  return Tokens(name, ids, offsets, tokenizer.eos_id, int((directory / 'bytes').read_text()), tokenizer.begin_id,
-                before(tokenizer, field))
+  return Tokens(
+    name,
+    ids,
+    offsets,
+    tokenizer.eos_id,
+    int((directory / 'bytes').read_text()),
+    tokenizer.begin_id,
+    before(tokenizer, field),
+  )
 
 
 def before(tokenizer: protocol.Tokenizer, field: str) -> tuple[int, ...]:
@@ -324,6 +338,8 @@ def encoded(text: str, tokenizer: protocol.Tokenizer, name: str, field: str) -> 
   """
   ids = (tokenizer.encode_source if field == 'source' else tokenizer.encode)(text)
   if tokenizer.lossless and (written := int(tokenizer.token_bytes[ids].sum())) != len(text.encode()):
-    raise ValueError(f'{tokenizer.identity} writes {len(text.encode())} bytes of {name} as '
-                     f'{written}; its pieces must join to the text')
+    raise ValueError(
+      f'{tokenizer.identity} writes {len(text.encode())} bytes of {name} as '
+      f'{written}; its pieces must join to the text'
+    )
   return ids

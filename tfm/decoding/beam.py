@@ -78,9 +78,17 @@ class Beams:
 
 
 def search(
-    model: Decoder, params: PyTree, prompts: Sequence[Sequence[int]], *, max_tokens: int | Sequence[int], eos: int,
-    beams: int = 4, penalty: Callable = Gnmt(), sources: Sequence[Sequence[int]] | None = None,
-    stopping: str = 'proven', room: int = ROOM,
+  model: Decoder,
+  params: PyTree,
+  prompts: Sequence[Sequence[int]],
+  *,
+  max_tokens: int | Sequence[int],
+  eos: int,
+  beams: int = 4,
+  penalty: Callable = Gnmt(),
+  sources: Sequence[Sequence[int]] | None = None,
+  stopping: str = 'proven',
+  room: int = ROOM,
 ) -> list[list[Hypothesis]]:
   """The `beams` best hypotheses of every row, the best first; fewer where there are no more.
 
@@ -111,9 +119,14 @@ def search(
     memory = jax.tree.map(lambda x: jnp.repeat(x, beams, 0), memory)
   most = buckets(int(limits.max()), 16)
   rows, until = beams * padded(len(prompts)), min(room, most)
-  state = prefill(model, params, [prompt for prompt in prompts for _ in range(beams)], until, memory=memory, rows=rows)
+  state = prefill(
+    model, params, [prompt for prompt in prompts for _ in range(beams)], until, memory=memory, rows=rows
+  )
   limits = np.resize(limits, padded(len(prompts)))  # rows of padding are done, whatever their limit
-  found, read = begun(state, beams, most), sum(reading(model, max(map(len, prompts)), remembers=memory is not None))
+  found, read = (
+    begun(state, beams, most),
+    sum(reading(model, max(map(len, prompts)), remembers=memory is not None)),
+  )
   while True:
     found, goes_on = run(model, params, found, limits, until, eos, beams, penalty, stopping)
     if not goes_on:
@@ -122,10 +135,12 @@ def search(
     caches = widened(model, found.state.caches, rows, buckets(read + until, 16))
     found = found.replace(state=found.state.replace(caches=caches))
   scores, tokens, lengths = jax.device_get((found.scores, found.ended, found.lengths))
-  if np.isnan(scores[:len(prompts)]).any():
+  if np.isnan(scores[: len(prompts)]).any():
     raise ValueError('the logits of the model are not numbers; its parameters are no use')
-  return [[Hypothesis(t[:n], float(s)) for s, t, n in zip(*row) if s > -np.inf]
-          for row in zip(scores[:len(prompts)], tokens, lengths)]
+  return [
+    [Hypothesis(t[:n], float(s)) for s, t, n in zip(*row) if s > -np.inf]
+    for row in zip(scores[: len(prompts)], tokens, lengths)
+  ]
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2))
@@ -134,8 +149,16 @@ def begun(state: State, beams: int, most: int) -> Beams:
   B, K = len(state.done) // beams, beams
   alive = jnp.where(state.done.reshape(B, K) | (jnp.arange(K) > 0)[None], -jnp.inf, 0.0)
   blank = jnp.zeros((B, K, most), jnp.int32)
-  return Beams(state, jnp.int32(0), alive, blank, jnp.full((B, K), -jnp.inf), blank, jnp.zeros((B, K), jnp.int32),
-               jnp.ones(B, bool))
+  return Beams(
+    state,
+    jnp.int32(0),
+    alive,
+    blank,
+    jnp.full((B, K), -jnp.inf),
+    blank,
+    jnp.zeros((B, K), jnp.int32),
+    jnp.ones(B, bool),
+  )
 
 
 @functools.partial(jax.jit, static_argnums=(0, 2, 3))
@@ -146,8 +169,15 @@ def widened(model: Decoder, caches: PyTree, rows: int, length: int) -> PyTree:
 
 @functools.partial(jax.jit, static_argnums=(0, 5, 6, 7, 8), donate_argnums=2)
 def run(
-    model: Decoder, params: PyTree, found: Beams, limits: Int[Array, 'B'], until: Int[Array, ''], eos: int, beams: int,
-    penalty: Callable, stopping: str,
+  model: Decoder,
+  params: PyTree,
+  found: Beams,
+  limits: Int[Array, 'B'],
+  until: Int[Array, ''],
+  eos: int,
+  beams: int,
+  penalty: Callable,
+  stopping: str,
 ) -> tuple[Beams, Bool[Array, '']]:
   """Up to `until` tokens, and whether there is more to be done."""
   K, B, V = beams, len(limits), model.vocab
@@ -187,7 +217,16 @@ def run(
     source, token = source[rows, best], token[rows, best]
     caches = model.stack().reordered(caches, (K * rows + source).reshape(-1))
     state = State(caches, token.reshape(-1), state.positions + here[:, 0], state.done)
-    return Beams(state, found.step + 1, log_p, written[rows, best], jnp.where(bad, jnp.nan, scores), ended, lengths, going)
+    return Beams(
+      state,
+      found.step + 1,
+      log_p,
+      written[rows, best],
+      jnp.where(bad, jnp.nan, scores),
+      ended,
+      lengths,
+      going,
+    )
 
   found = jax.lax.while_loop(lambda found: unfinished(found).any() & (found.step < until), step, found)
   return found, unfinished(found).any()

@@ -13,6 +13,7 @@ from tfm.mixers.protocol import Context
 from tfm.models.encoder import Encoder
 from tfm.shapes import Array, Float, Int, PyTree
 
+
 # Texts read at once.
 ROWS = 32
 
@@ -25,7 +26,7 @@ class Filled(NamedTuple):
 
 
 def fill(
-    model: Encoder, params: PyTree, rows: Sequence[np.ndarray], mask: int, best: int = 1, batch: int = ROWS,
+  model: Encoder, params: PyTree, rows: Sequence[np.ndarray], mask: int, best: int = 1, batch: int = ROWS
 ) -> Iterator[list[Filled]]:
   """Each row `best` times, the likeliest first: the i-th with the i-th likeliest token in every hidden place.
 
@@ -53,29 +54,36 @@ def fill(
 
 def _fill(model, params, rows, mask, best, batch):
   for start in range(0, len(rows), batch):
-    part = rows[start:start + batch]
+    part = rows[start : start + batch]
     hidden = [np.flatnonzero(row == mask) for row in part]
     size, length, count = padded(len(part)), buckets(max(map(len, part)), 16), buckets(max(map(len, hidden)))
     tokens, segments = np.zeros((2, size, length), np.int32)
     places = np.zeros((size, count), np.int32)
     for i, (row, at) in enumerate(zip(part, hidden)):
-      tokens[i, :len(row)], segments[i, :len(row)], places[i, :len(at)] = row, 1, at
+      tokens[i, : len(row)], segments[i, : len(row)], places[i, : len(at)] = row, 1, at
     positions = np.broadcast_to(np.arange(length, dtype=np.int32), tokens.shape)
-    scores, found = map(np.asarray, likeliest(
-      model, params, tokens, Context(positions, segments, layout='whole'), places, mask, best))
+    scores, found = map(
+      np.asarray,
+      likeliest(model, params, tokens, Context(positions, segments, layout='whole'), places, mask, best),
+    )
     for i, (row, at) in enumerate(zip(part, hidden)):
       made = []
       for rank in range(best):
         filled = row.copy()
-        filled[at] = found[i, :len(at), rank]
-        made.append(Filled(filled, float(scores[i, :len(at), rank].sum())))
+        filled[at] = found[i, : len(at), rank]
+        made.append(Filled(filled, float(scores[i, : len(at), rank].sum())))
       yield made
 
 
 @functools.partial(jax.jit, static_argnums=(0, 5, 6))
 def likeliest(
-    model: Encoder, params: PyTree, tokens: Int[Array, 'B T'], context: Context, places: Int[Array, 'B P'], mask: int,
-    best: int,
+  model: Encoder,
+  params: PyTree,
+  tokens: Int[Array, 'B T'],
+  context: Context,
+  places: Int[Array, 'B P'],
+  mask: int,
+  best: int,
 ) -> tuple[Float[Array, 'B P N'], Int[Array, 'B P N']]:
   """log p and number of the `best` likeliest tokens but `mask` at each place."""
   logits = model.apply({'params': params}, tokens, context, None, places)[0]['vocabulary']

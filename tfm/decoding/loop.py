@@ -10,9 +10,7 @@ penalised, never on a prompt's own length, on the sampling's numbers or on how m
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -23,6 +21,7 @@ from tfm.mixers.protocol import Context, Memory
 from tfm.models.decoder import Decoder
 from tfm.parallel.sharding import in_force, parts
 from tfm.shapes import Array, Bool, Int, PyTree
+
 
 # Prompts are read in pieces of so many tokens: long ones, then short ones for what is left.
 PIECES = (128, 16)
@@ -50,9 +49,18 @@ class State:
 
 
 def generate(
-    model: Decoder, params: PyTree, prompts: Sequence[Sequence[int]], *, max_tokens: int, eos: int | None,
-    sources: Sequence[Sequence[int]] | None = None, sampling: Sampling = Sampling(), seed: int = 0,
-    samples: Sequence[int] | None = None, chunk: int = CHUNK, pieces: Sequence[int] = PIECES,
+  model: Decoder,
+  params: PyTree,
+  prompts: Sequence[Sequence[int]],
+  *,
+  max_tokens: int,
+  eos: int | None,
+  sources: Sequence[Sequence[int]] | None = None,
+  sampling: Sampling = Sampling(),
+  seed: int = 0,
+  samples: Sequence[int] | None = None,
+  chunk: int = CHUNK,
+  pieces: Sequence[int] = PIECES,
 ) -> Iterator[list[np.ndarray]]:
   """Continues every prompt; yields the new tokens of each row, int32, up to `chunk` at a time.
 
@@ -81,8 +89,12 @@ def generate(
   keys = row_keys(seed, told, [0] * len(prompts) if samples is None else samples)
   # One type for each setting, whatever was given: another would compile again.
   sampling = Sampling(
-    float(sampling.temperature), min(int(sampling.top_k), model.vocab), float(sampling.top_p),
-    float(sampling.min_p), float(sampling.repetition_penalty))
+    float(sampling.temperature),
+    min(int(sampling.top_k), model.vocab),
+    float(sampling.top_p),
+    float(sampling.min_p),
+    float(sampling.repetition_penalty),
+  )
   eos = -1 if eos is None else eos
   return _generate(model, params, prompts, sources, keys, sampling, max_tokens, eos, chunk, pieces)
 
@@ -93,7 +105,10 @@ def complete(*args, **kwargs) -> list[np.ndarray]:
 
 
 def check(
-    model: Decoder, prompts: Sequence[Sequence[int]], max_tokens: int, sources: Sequence[Sequence[int]] | None = None,
+  model: Decoder,
+  prompts: Sequence[Sequence[int]],
+  max_tokens: int,
+  sources: Sequence[Sequence[int]] | None = None,
 ) -> None:
   """Refuses what cannot be generated.
 
@@ -112,13 +127,15 @@ def check(
     if not 0 <= np.min(prompt) <= np.max(prompt) < model.vocab:
       raise ValueError(f'prompts[{i}] holds a token outside of the vocabulary of {model.vocab}')
   longest = max(map(len, prompts))
-  needed = longest + max_tokens - 1   # the last token written is never read
+  needed = longest + max_tokens - 1  # the last token written is never read
   for name, reach in reaches(model.positions):
     if needed > reach:
       room = most(reach, longest)
       raise ValueError(
         f'max_tokens={max_tokens} after a prompt of {longest} tokens needs {needed} positions and '
-        f'{name} has {reach}; ' + (f'at most max_tokens={room} would do' if room > 0 else 'shorten the prompt'))
+        f'{name} has {reach}; '
+        + (f'at most max_tokens={room} would do' if room > 0 else 'shorten the prompt')
+      )
   check_sources(model, sources, len(prompts))
 
 
@@ -131,11 +148,15 @@ def check_sources(model: Decoder, sources: Sequence[Sequence[int]] | None, rows:
   """Refuses sources that the model cannot read."""
   if not hasattr(model, 'encode'):
     if sources is not None:
-      raise ValueError('sources are for an encoder-decoder, and the model is a decoder; put them into the prompts')
+      raise ValueError(
+        'sources are for an encoder-decoder, and the model is a decoder; put them into the prompts'
+      )
     return
   if sources is None or len(sources) != rows:
-    raise ValueError(f'an encoder-decoder needs a source for each of {rows} prompts, and here are '
-                     f'{0 if sources is None else len(sources)}')
+    raise ValueError(
+      f'an encoder-decoder needs a source for each of {rows} prompts, and here are '
+      f'{0 if sources is None else len(sources)}'
+    )
   vocab = model.source_vocab or model.vocab
   for i, source in enumerate(sources):
     if not len(source) or not 0 <= np.min(source) <= np.max(source) < vocab:
@@ -143,7 +164,9 @@ def check_sources(model: Decoder, sources: Sequence[Sequence[int]] | None, rows:
   longest = max(map(len, sources))
   for name, reach in reaches(model.encoder.keywords['positions']):
     if longest > reach:
-      raise ValueError(f'a source of {longest} tokens needs as many positions and {name} has {reach}; shorten it')
+      raise ValueError(
+        f'a source of {longest} tokens needs as many positions and {name} has {reach}; shorten it'
+      )
 
 
 def reaches(positions: Sequence[Callable]) -> Iterator[tuple[str, int]]:
@@ -159,15 +182,15 @@ def _generate(model, params, prompts, sources, keys, sampling, max_tokens, eos, 
   state = prefill(model, params, prompts, max_tokens, pieces, memory)
   if sampling.repetition_penalty != 1:
     state = state.replace(seen=present(prompts, len(state.done), model.vocab))
-  keys = keys[np.minimum(np.arange(len(state.done)), len(prompts) - 1)]   # padding rows need one too
+  keys = keys[np.minimum(np.arange(len(state.done)), len(prompts) - 1)]  # padding rows need one too
   ended = np.zeros(len(prompts), bool)
   for start in range(0, max_tokens, chunk):
     count = min(chunk, max_tokens - start)
     state, made, count = decode(model, params, state, keys, sampling, eos, count, chunk)
-    made = np.asarray(made)[:len(prompts), :int(count)]
+    made = np.asarray(made)[: len(prompts), : int(count)]
     if (made == model.vocab).any():
       raise ValueError('the logits of the model are not numbers; its parameters are no use')
-    new = [row[:0] if end else row[:until(row, eos)] for row, end in zip(made, ended)]
+    new = [row[:0] if end else row[: until(row, eos)] for row, end in zip(made, ended)]
     ended |= (made == eos).any(1)
     yield new
     if ended.all():
@@ -179,7 +202,7 @@ def remember(model: Decoder, params: PyTree, sources: Sequence[np.ndarray]) -> M
   length, rows = buckets(max(map(len, sources)), 8), padded(len(sources))
   tokens, segments = np.zeros((2, rows, length), np.int32)
   for row, source in enumerate(sources):
-    tokens[row, :len(source)], segments[row, :len(source)] = source, 1
+    tokens[row, : len(source)], segments[row, : len(source)] = source, 1
   positions = np.broadcast_to(np.arange(length, dtype=np.int32), tokens.shape)
   return encode(model, params, tokens, Context(positions, segments))
 
@@ -191,8 +214,13 @@ def encode(model: Decoder, params: PyTree, tokens: Int[Array, 'B S'], context: C
 
 
 def prefill(
-    model: Decoder, params: PyTree, prompts: Sequence[np.ndarray], room: int, pieces: Sequence[int] = PIECES,
-    memory: Memory | None = None, rows: int | None = None,
+  model: Decoder,
+  params: PyTree,
+  prompts: Sequence[np.ndarray],
+  room: int,
+  pieces: Sequence[int] = PIECES,
+  memory: Memory | None = None,
+  rows: int | None = None,
 ) -> State:
   """Reads all prompts but their last tokens, into caches with slots for `room` more tokens.
 
@@ -207,7 +235,12 @@ def prefill(
   tokens, positions, segments, prefix = np.zeros((4, rows, length + 1), np.int32)
   for row, prompt in enumerate(prompts):
     n = len(prompt)
-    tokens[row, -n:], positions[row, -n:], segments[row, -n:], prefix[row, -n:] = prompt, np.arange(n), 1, n - 1
+    tokens[row, -n:], positions[row, -n:], segments[row, -n:], prefix[row, -n:] = (
+      prompt,
+      np.arange(n),
+      1,
+      n - 1,
+    )
   caches = empty(model, rows, buckets(length + room, 16))
   start = 0
   for width in widths:
@@ -218,7 +251,9 @@ def prefill(
   return State(caches, tokens[:, -1], positions[:, -1], segments[:, -1] == 0)
 
 
-def reading(model: Decoder, longest: int, pieces: Sequence[int] = PIECES, remembers: bool = False) -> list[int]:
+def reading(
+  model: Decoder, longest: int, pieces: Sequence[int] = PIECES, remembers: bool = False
+) -> list[int]:
   """How many tokens are read at once, time after time, of prompts of which the longest has so many."""
   # A prefix is what was there before writing began; seen from everywhere in it, it is read at once.
   widths = [buckets(longest - 1, 16)] * (longest > 1) if 'prefix' in model.reads else cut(longest - 1, pieces)
@@ -233,8 +268,12 @@ def empty(model: Decoder, batch: int, length: int) -> PyTree:
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=4)
 def read(
-    model: Decoder, params: PyTree, tokens: Int[Array, 'B T'], context: Context, caches: PyTree,
-    memory: Memory | None = None,
+  model: Decoder,
+  params: PyTree,
+  tokens: Int[Array, 'B T'],
+  context: Context,
+  caches: PyTree,
+  memory: Memory | None = None,
 ) -> PyTree:
   """The caches with `tokens` in them, and with the memory where one is given."""
   return model.apply({'params': params}, tokens, context, caches, memory, method='features')[1]
@@ -242,13 +281,20 @@ def read(
 
 @functools.partial(jax.jit, static_argnums=(0, 7), donate_argnums=2)
 def decode(
-    model: Decoder, params: PyTree, state: State, keys: Array, sampling: Sampling, eos: int, count: int,
-    chunk: int,
+  model: Decoder,
+  params: PyTree,
+  state: State,
+  keys: Array,
+  sampling: Sampling,
+  eos: int,
+  count: int,
+  chunk: int,
 ) -> tuple[State, Int[Array, 'B chunk'], Int[Array, '']]:
   """Writes up to `count` ≤ `chunk` tokens, fewer if all rows end; (state, tokens, how many).
 
   A row that has ended repeats its last token.
   """
+
   def unfinished(carry):
     i, state, _ = carry
     return (i < count) & ~state.done.all()

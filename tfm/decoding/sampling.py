@@ -69,8 +69,11 @@ def present(prompts: Sequence[np.ndarray], rows: int, vocab: int) -> Bool[np.nda
 
 
 def sample(
-    logits: Float[Array, 'B V'], keys: Array, positions: Int[Array, 'B'], sampling: Sampling,
-    seen: Bool[Array, 'B V'] | None = None,
+  logits: Float[Array, 'B V'],
+  keys: Array,
+  positions: Int[Array, 'B'],
+  sampling: Sampling,
+  seen: Bool[Array, 'B V'] | None = None,
 ) -> Int[Array, 'B']:
   """The token that each row has at its position; V where its logits are not numbers.
 
@@ -84,8 +87,9 @@ def sample(
     logits = penalized(logits, seen, sampling.repetition_penalty)
 
   def draw():
-    noise = jax.vmap(lambda key, position: jax.random.gumbel(
-      jax.random.fold_in(key, position), logits.shape[-1:]))(keys, positions)
+    noise = jax.vmap(
+      lambda key, position: jax.random.gumbel(jax.random.fold_in(key, position), logits.shape[-1:])
+    )(keys, positions)
     return warmed(logits, sampling) + noise
 
   # Greedy needs neither noise nor filters, and pays for none.
@@ -99,7 +103,7 @@ def likeliest(logits: Float[Array, 'B V']) -> Int[Array, 'B']:
 
 
 def penalized(
-    logits: Float[Array, 'B V'], seen: Bool[Array, 'B V'], penalty: Float[Array, '']
+  logits: Float[Array, 'B V'], seen: Bool[Array, 'B V'], penalty: Float[Array, '']
 ) -> Float[Array, 'B V']:
   """The logits, lower by the penalty where `seen`, whatever their sign."""
   return jnp.where(seen, jnp.where(logits > 0, logits / penalty, logits * penalty), logits)
@@ -114,9 +118,10 @@ def warmed(logits: Float[Array, 'B V'], sampling: Sampling) -> Float[Array, 'B V
 
 
 def filtered(
-    logits: Float[Array, 'B V'], top_k: Int[Array, ''], top_p: Float[Array, ''], min_p: Float[Array, '']
+  logits: Float[Array, 'B V'], top_k: Int[Array, ''], top_p: Float[Array, ''], min_p: Float[Array, '']
 ) -> Float[Array, 'B V']:
   """-inf in place of the logits that top-k, then top-p among the rest, and then min-p leave out."""
+
   def only(weights: Callable, target: Array) -> Callable:
     return lambda x: jnp.where(leading(x, weights(x), target), x, -jnp.inf)
 
@@ -127,7 +132,7 @@ def filtered(
 
 
 def leading(
-    logits: Float[Array, 'B V'], weights: Float[Array, 'B V'], target: Float[Array, '']
+  logits: Float[Array, 'B V'], weights: Float[Array, 'B V'], target: Float[Array, '']
 ) -> Bool[Array, 'B V']:
   """The fewest tokens, from the likeliest down, whose weights sum to `target`.
 
@@ -149,5 +154,5 @@ def leading(
 
 def ordered(x: Float[Array, '*N']) -> Int[Array, '*N']:
   """float32 → uint32 in the same order: negative numbers have all bits turned, others the sign bit."""
-  bits = jax.lax.bitcast_convert_type(x.astype(jnp.float32) + 0.0, jnp.uint32)   # + 0.0: -0 is 0
+  bits = jax.lax.bitcast_convert_type(x.astype(jnp.float32) + 0.0, jnp.uint32)  # + 0.0: -0 is 0
   return jnp.where(bits >> 31 == 1, ~bits, bits | jnp.uint32(1 << 31))

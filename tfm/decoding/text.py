@@ -24,6 +24,6 @@ def _grown(tokenizer: Tokenizer, chunks: Iterable[Iterable[int]]) -> Iterator[st
     ids += chunk
     text = tokenizer.decode(ids)
     if text.startswith(said) and not text.endswith('\ufffd'):
-      yield text[len(said):]
+      yield text[len(said) :]
       said = text
-  yield tokenizer.decode(ids)[len(said):]
+  yield tokenizer.decode(ids)[len(said) :]

@@ -4,13 +4,12 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-import numpy as np
-
 from tfm.data.tokenizers.protocol import Tokenizer
 from tfm.decoding import beam
 from tfm.decoding.loop import most, reaches
 from tfm.models.decoder import Decoder
 from tfm.shapes import PyTree
+
 
 # Rows decoded at once; those of a batch are of like length.
 ROWS = 64
@@ -24,9 +23,19 @@ class Translation(NamedTuple):
 
 
 def translate(
-    model: Decoder, params: PyTree, tokenizer: Tokenizer, texts: Sequence[str], *, beams: int, penalty: Callable,
-    longer: int, max_tokens: int | None = None, source_tokenizer: Tokenizer | None = None, forced: str = '',
-    stopping: str = 'proven', rows: int = ROWS,
+  model: Decoder,
+  params: PyTree,
+  tokenizer: Tokenizer,
+  texts: Sequence[str],
+  *,
+  beams: int,
+  penalty: Callable,
+  longer: int,
+  max_tokens: int | None = None,
+  source_tokenizer: Tokenizer | None = None,
+  forced: str = '',
+  stopping: str = 'proven',
+  rows: int = ROWS,
 ) -> Iterator[tuple[int, list[Translation]]]:
   """(number of the text, its translations, the best first), batch by batch, shortest texts first.
 
@@ -43,10 +52,17 @@ def translate(
   room = max(1, min((most(reach, len(prompt)) for _, reach in reaches(model.positions)), default=math.inf))
   order = sorted(range(len(texts)), key=lambda i: len(sources[i]))
   for start in range(0, len(order), rows):
-    batch = order[start:start + rows]
+    batch = order[start : start + rows]
     found = beam.search(
-      model, params, [prompt] * len(batch), sources=[sources[i] for i in batch], eos=tokenizer.eos_id, beams=beams,
-      penalty=penalty, max_tokens=[max_tokens or min(len(sources[i]) + longer, room) for i in batch],
-      stopping=stopping)
+      model,
+      params,
+      [prompt] * len(batch),
+      sources=[sources[i] for i in batch],
+      eos=tokenizer.eos_id,
+      beams=beams,
+      penalty=penalty,
+      max_tokens=[max_tokens or min(len(sources[i]) + longer, room) for i in batch],
+      stopping=stopping,
+    )
     for i, hypotheses in zip(batch, found):
       yield i, [Translation(forced + tokenizer.decode(tokens), score) for tokens, score in hypotheses]

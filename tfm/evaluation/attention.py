@@ -15,6 +15,7 @@ from tfm.models.decoder import Decoder
 from tfm.models.stack import Stack
 from tfm.shapes import Float, PyTree
 
+
 # What stands for characters that a label could not show.
 VISIBLE = {' ': '␣', '\n': '↵', '\t': '⇥'}
 
@@ -57,8 +58,11 @@ def kinds(model: nn.Module) -> list[Kind]:
   stack = model.stack()
   found = [Kind(own, 'text', 'text', stack, ('stack',), 'mixer')]
   if hasattr(model, 'encode'):
-    found = [Kind('encoder', 'source', 'source', model.encoder().stack(), ('encoder', 'stack'), 'mixer'), *found,
-             Kind('cross', 'text', 'source', stack, ('stack',), 'cross')]
+    found = [
+      Kind('encoder', 'source', 'source', model.encoder().stack(), ('encoder', 'stack'), 'mixer'),
+      *found,
+      Kind('cross', 'text', 'source', stack, ('stack',), 'cross'),
+    ]
   return found
 
 
@@ -84,8 +88,12 @@ class Maps:
 
 
 def maps(
-    model: nn.Module, params: PyTree, inputs: Sequence[Any], labels: Mapping[str, Sequence[str]],
-    layers: Sequence[int] | None = None, heads: Sequence[int] | None = None,
+  model: nn.Module,
+  params: PyTree,
+  inputs: Sequence[Any],
+  labels: Mapping[str, Sequence[str]],
+  layers: Sequence[int] | None = None,
+  heads: Sequence[int] | None = None,
 ) -> list[Maps]:
   """The maps of a model as it reads the first row of `inputs`, of each kind that has some.
 
@@ -96,8 +104,11 @@ def maps(
   """
   found, said = [], jax.device_get(told(model, params, *inputs))
   for kind in kinds(model):
-    chosen = {i: {h: x[0, h] for h in range(x.shape[1]) if heads is None or h in heads}
-              for i, x in enumerate(kind.weights(said)) if x is not None and (layers is None or i in layers)}
+    chosen = {
+      i: {h: x[0, h] for h in range(x.shape[1]) if heads is None or h in heads}
+      for i, x in enumerate(kind.weights(said))
+      if x is not None and (layers is None or i in layers)
+    }
     chosen = {i: of_layer for i, of_layer in chosen.items() if of_layer}
     if chosen:
       found.append(Maps(kind.name, labels[kind.queries], labels[kind.keys], chosen))
@@ -110,13 +121,15 @@ def labels(tokens: Sequence[int], tokenizer: Tokenizer) -> list[str]:
   `<eos>` is the end of a text, with which a decoder's begins; ␣ a space, ↵ the end of a line, ⇥ a tab;
   `<C3>` a byte that is no character, or a character that is not to be seen.
   """
+
   def shown(c):
-    if '\udc80' <= c <= '\udcff':   # a byte that is no UTF-8
-      return f'<{ord(c) - 0xdc00:02X}>'
+    if '\udc80' <= c <= '\udcff':  # a byte that is no UTF-8
+      return f'<{ord(c) - 0xDC00:02X}>'
     return VISIBLE.get(c) or (c if c.isprintable() else f'<{ord(c):02X}>')
 
   def label(token):
     if token == tokenizer.eos_id:
       return '<eos>'
     return ''.join(map(shown, tokenizer.pieces[token].decode(errors='surrogateescape'))) or f'<{token}>'
+
   return [label(int(token)) for token in tokens]

@@ -10,6 +10,7 @@ import numpy as np
 
 from tfm.evaluation.attention import Maps
 
+
 # The weight 1; a weight is kept to half of 1 / LEVELS.
 LEVELS = 2**16 - 1
 
@@ -27,6 +28,9 @@ def packed(maps: Maps) -> dict:
   weights = np.stack([weights for of_layer in maps.layers.values() for weights in of_layer.values()])
   whole = np.round(weights.clip(0, 1) * LEVELS).astype('<u2')
   return dict(
-    kind=maps.kind, queries=list(maps.queries), keys=list(maps.keys),
+    kind=maps.kind,
+    queries=list(maps.queries),
+    keys=list(maps.keys),
     layers=[[layer, list(of_layer)] for layer, of_layer in maps.layers.items()],
-    weights=base64.b64encode(whole.tobytes()).decode())
+    weights=base64.b64encode(whole.tobytes()).decode(),
+  )

@@ -13,10 +13,15 @@ from matplotlib.patches import Rectangle
 
 from tfm.evaluation.attention import Maps
 
+
 INK, ALL, NOTHING, LINE = '#1f2933', '#1f5fa8', '#eef1f5', '#c3cad3'
 # The shade is the square root of the weight, so that a hundredth is still seen.
-SHADES = dict(cmap=LinearSegmentedColormap.from_list('weight', [NOTHING, ALL]), norm=PowerNorm(0.5, 0, 1),
-              aspect='auto', interpolation='nearest')
+SHADES = dict(
+  cmap=LinearSegmentedColormap.from_list('weight', [NOTHING, ALL]),
+  norm=PowerNorm(0.5, 0, 1),
+  aspect='auto',
+  interpolation='nearest',
+)
 # Inches: of a token with its label, a character of it, a line of text, between panels; of a panel's sides, and of
 # all panels together.
 TOKEN, CHARACTER, LINE_HEIGHT, BETWEEN, LEAST, MOST, TOGETHER = 0.11, 0.065, 0.22, 0.1, 1.0, 4.5, 45.0
@@ -32,8 +37,10 @@ def draw(maps: Maps, title: str, file: str | pathlib.Path) -> None:
   """
   heads = sorted({head for of_layer in maps.layers.values() for head in of_layer})
   across, down = side(len(maps.keys), len(heads)), side(len(maps.queries), len(maps.layers))
-  left, top = (CHARACTER * max(len(short(label)) for label in labels) + lines * LINE_HEIGHT + BETWEEN
-               for labels, lines in ((maps.queries, 1), (maps.keys, 2)))
+  left, top = (
+    CHARACTER * max(len(short(label)) for label in labels) + lines * LINE_HEIGHT + BETWEEN
+    for labels, lines in ((maps.queries, 1), (maps.keys, 2))
+  )
   right, bottom = left + len(heads) * (across + BETWEEN), top + len(maps.layers) * (down + BETWEEN)
 
   # One pair of axes in inches from the corner: hundreds of them would take minutes.
@@ -45,7 +52,9 @@ def draw(maps: Maps, title: str, file: str | pathlib.Path) -> None:
   write(axes, 0.1, LINE_HEIGHT / 2, title, 8)
   for row, (layer, of_layer) in enumerate(maps.layers.items()):
     y = top + row * (down + BETWEEN)
-    write(axes, LINE_HEIGHT / 2 + 0.05, y + down / 2, f'layer {layer}', 8, ha='center', weight='bold', rotation=90)
+    write(
+      axes, LINE_HEIGHT / 2 + 0.05, y + down / 2, f'layer {layer}', 8, ha='center', weight='bold', rotation=90
+    )
     for place, label in legible(maps.queries, down):
       write(axes, left - 0.05, y + place, label, 6, ha='right')
     for column, head in enumerate(heads):
@@ -94,4 +103,4 @@ def legible(labels: Sequence[str], inches: float) -> list[tuple[float, str]]:
 
 def short(label: str) -> str:
   """A label cut to what an axis has room for."""
-  return label if len(label) <= CHARACTERS else label[:CHARACTERS - 1] + '…'
+  return label if len(label) <= CHARACTERS else label[: CHARACTERS - 1] + '…'

@@ -54,19 +54,24 @@ def cache_bytes(model: Decoder) -> CacheBytes:
   Raises:
     ValueError: if a mixer has no cache, or one that does not grow evenly with the length.
   """
+
   def size(length):
     return memory.whole(jax.eval_shape(lambda: model.init_caches(1, length)))
+
   short, long = 64, 128
   per_token, rest = divmod(size(long) - size(short), long - short)
   constant = size(short) - per_token * short
   if rest or size(2 * long) != constant + per_token * 2 * long:
-    raise ValueError(f'the caches of {short}, {long} and {2 * long} tokens have {size(short)}, {size(long)} and '
-                     f'{size(2 * long)} bytes, which do not grow by as many for each token')
+    raise ValueError(
+      f'the caches of {short}, {long} and {2 * long} tokens have {size(short)}, {size(long)} and '
+      f'{size(2 * long)} bytes, which do not grow by as many for each token'
+    )
   return CacheBytes(per_token, constant)
 
 
 def decoding_rate(
-    model: Decoder, params: PyTree, *, rows: int = 1, context: int = 128, tokens: int = 64, rounds: int = 5) -> float:
+  model: Decoder, params: PyTree, *, rows: int = 1, context: int = 128, tokens: int = 64, rounds: int = 5
+) -> float:
   """New tokens per second of greedy decoding with the cache, over all rows; the median of some rounds.
 
   Measured is one compiled loop that writes `tokens` tokens of each row after `context` others. Compiling it and reading
@@ -89,6 +94,7 @@ def decoding_rate(
   def write(state):
     _, made, count = loop.decode(model, params, state, keys, Sampling(temperature=0.0), -1, tokens, tokens)
     return made, count
+
   return rows * tokens / median_seconds(write, begin, rounds)
 
 
@@ -102,7 +108,12 @@ def step_cost(step: Callable, state: PyTree, batch: PyTree, rounds: int = 5) -> 
   again, told = repeated(step, state, batch)
   seconds = median_seconds(lambda _: again(), lambda: None, rounds)
   # Not `peak_memory_in_bytes`: on the CPU it leaves temporaries out that are alive beside the arguments.
-  held = told.argument_size_in_bytes + told.output_size_in_bytes - told.alias_size_in_bytes + told.temp_size_in_bytes
+  held = (
+    told.argument_size_in_bytes
+    + told.output_size_in_bytes
+    - told.alias_size_in_bytes
+    + told.temp_size_in_bytes
+  )
   return StepCost(seconds, held, told.temp_size_in_bytes)
 
 
@@ -114,16 +125,19 @@ def repeated(step: Callable, state: PyTree, batch: PyTree) -> tuple[Callable[[],
   def again():
     after[0], metrics = compiled(after[0], batch)
     return after[0], metrics
+
   return again, compiled.memory_analysis()
 
 
 def in_turns(runs: Sequence[Callable[[], PyTree]], rounds: int) -> list[float]:
   """The median seconds of each of some functions, called one after another in every round, after a first round that does
   not count: what else the machine does falls on all of them."""
+
   def seconds(run):
     start = time.perf_counter()
     jax.block_until_ready(run())
     return time.perf_counter() - start
+
   times = [[seconds(run) for run in runs] for _ in range(rounds + 1)]
   return [statistics.median(of_run) for of_run in zip(*times[1:])]
 

@@ -25,13 +25,14 @@ import numpy as np
 from tfm.data import device, pipeline
 from tfm.data.tokens import Tokens
 from tfm.decoding.loop import reaches
+from tfm.errors import suggest
 from tfm.evaluation.measure import totals
 from tfm.evaluation.windows import Targets, Windows
-from tfm.layers import cross_entropy, in_pieces
+from tfm.layers import _cross_entropy, chunked_cross_entropy
 from tfm.mixers.protocol import Context
 from tfm.models.decoder import Decoder
 from tfm.shapes import Array, Float, PyTree
-from tfm.spec import suggest
+
 
 # (length, stride of the sliding window) → targets that count of each row.
 PROTOCOLS = {'nonoverlapping': lambda length, stride: length, 'sliding': lambda length, stride: stride}
@@ -82,9 +83,19 @@ class Record:
 
 
 def extrapolation(
-    model: Decoder, params: PyTree, tokens: Tokens, lengths: Sequence[int], *, token_bytes: np.ndarray,
-    sharding: jax.sharding.Sharding, protocols: Sequence[str] = ('nonoverlapping',), stride: int | None = None,
-    targets: int = 0, batch_tokens: int = 8192, chunk: int = CHUNK, threads: int = 2,
+  model: Decoder,
+  params: PyTree,
+  tokens: Tokens,
+  lengths: Sequence[int],
+  *,
+  token_bytes: np.ndarray,
+  sharding: jax.sharding.Sharding,
+  protocols: Sequence[str] = ('nonoverlapping',),
+  stride: int | None = None,
+  targets: int = 0,
+  batch_tokens: int = 8192,
+  chunk: int = CHUNK,
+  threads: int = 2,
 ) -> list[Record]:
   """A record for each protocol and length, in the order given.
 
@@ -120,8 +131,14 @@ def extrapolation(
       if reason:
         records.append(record(impossible=reason))
         continue
-      sums = summed(lambda params, batch: position_sums(model, params, batch, chunk), params, rows, sharding,
-                    batch_tokens, threads)
+      sums = summed(
+        lambda params, batch: position_sums(model, params, batch, chunk),
+        params,
+        rows,
+        sharding,
+        batch_tokens,
+        threads,
+      )
       records.append(record(**summary(sums, size, length)))
   return records
 
@@ -129,10 +146,14 @@ def extrapolation(
 def check(model: nn.Module, protocols: Sequence[str]) -> None:
   """Refuses what is no causal language model, and unknown protocols."""
   if hasattr(model, 'encode') or not isinstance(model, Decoder):
-    raise ValueError(f'{type(model).__name__} does not go on with a running text, which lengths are compared on; a decoder '
-                     'does')
+    raise ValueError(
+      f'{type(model).__name__} does not go on with a running text, which lengths are compared on; a decoder '
+      'does'
+    )
   if 'prefix' in model.reads:
-    raise ValueError("a mask of the model reads prefixes, which a running text has not; a decoder with mask='causal' would do")
+    raise ValueError(
+      "a mask of the model reads prefixes, which a running text has not; a decoder with mask='causal' would do"
+    )
   for protocol in protocols:
     if protocol not in PROTOCOLS:
       raise ValueError(f'protocol={protocol!r} is not there; {suggest(protocol, PROTOCOLS)}')
@@ -147,7 +168,12 @@ def impossible(model: Decoder, length: int) -> str:
 
 
 def summed(
-    step: Callable, params: PyTree, rows: Windows, sharding: jax.sharding.Sharding, batch_tokens: int, threads: int,
+  step: Callable,
+  params: PyTree,
+  rows: Windows,
+  sharding: jax.sharding.Sharding,
+  batch_tokens: int,
+  threads: int,
 ) -> dict[str, np.ndarray]:
   """What `step(params, batch)` gives of all rows, added up."""
   devices = sharding.num_devices
@@ -160,7 +186,8 @@ def summed(
 
 @functools.partial(jax.jit, static_argnums=(0, 3))
 def position_sums(
-    model: Decoder, params: PyTree, batch: Mapping[str, Array], chunk: int) -> dict[str, Float[Array, 'T']]:
+  model: Decoder, params: PyTree, batch: Mapping[str, Array], chunk: int
+) -> dict[str, Float[Array, 'T']]:
   """The losses of the `counted` targets of some rows (`Windows`) summed at each position, and their numbers.
 
   A pure function; under `vmap` over `params` it is that of as many models at once.
@@ -177,10 +204,11 @@ def position_sums(
 
   def of_piece(piece):
     features, targets, counted = piece
-    loss, _ = cross_entropy.each(model.apply({'params': head}, features, method='logits'), targets)
+    loss, _ = _cross_entropy.each(model.apply({'params': head}, features, method='logits'), targets)
     return (loss * counted).sum(0)
-  pieces = in_pieces.pieces(*counted.shape, chunk)
-  rows = tuple(in_pieces.cut(x, pieces) for x in (features, batch['targets'], counted))
+
+  pieces = chunked_cross_entropy.pieces(*counted.shape, chunk)
+  rows = tuple(chunked_cross_entropy.cut(x, pieces) for x in (features, batch['targets'], counted))
   return dict(loss=jax.lax.map(of_piece, rows).reshape(-1), tokens=counted.sum(0))
 
 
@@ -190,8 +218,13 @@ def summary(sums: Mapping[str, np.ndarray], size: int, length: int) -> dict[str,
   if not math.isfinite(total):
     return dict(impossible=f'impossible: in rows of {length} tokens the loss is {total}')
   loss = total / tokens
-  return dict(tokens=tokens, loss=loss, perplexity=math.exp(min(loss, 700)), bits_per_byte=total / math.log(2) / max(size, 1),
-              positions=binned(sums['loss'], sums['tokens']))
+  return dict(
+    tokens=tokens,
+    loss=loss,
+    perplexity=math.exp(min(loss, 700)),
+    bits_per_byte=total / math.log(2) / max(size, 1),
+    positions=binned(sums['loss'], sums['tokens']),
+  )
 
 
 def binned(loss: Float[np.ndarray, 'T'], tokens: Float[np.ndarray, 'T']) -> tuple[Bin, ...]:

@@ -10,6 +10,7 @@ from matplotlib.ticker import FuncFormatter
 
 from tfm.evaluation.length import Bin, Record
 
+
 INK, LINE, GRID, TRAINED = '#1f2933', '#c3cad3', '#e4e8ee', '#8a94a3'
 
 
@@ -38,8 +39,14 @@ def draw(records: Sequence[Record], trained: int, title: str, file: str | pathli
       if r.protocol == protocol and not r.impossible:
         bins = usual(r)
         # Position 0 has no place on a logarithmic axis; the number of tokens read, one more, has.
-        axes.plot([(b.first + b.last) / 2 + 1 for b in bins], [b.loss for b in bins], marker='o', markersize=2.5,
-                  linewidth=1.2, label=f'{r.length}')
+        axes.plot(
+          [(b.first + b.last) / 2 + 1 for b in bins],
+          [b.loss for b in bins],
+          marker='o',
+          markersize=2.5,
+          linewidth=1.2,
+          label=f'{r.length}',
+        )
     dress(axes, f'{protocol}: tokens of the row that were read', trained)
   figure.savefig(file, dpi=144)
 

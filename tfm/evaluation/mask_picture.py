@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from tfm.masks.protocol import Mask, density, table
 from tfm.shapes import Float
 
+
 # Positions of one picture, and the cells of a side that they are drawn in.
 POSITIONS, CELLS = 4096, 128
 

@@ -10,13 +10,13 @@ from tfm.shapes import Array, PyTree
 
 
 def measure(
-    params: PyTree,
-    step: Callable[[PyTree, Mapping[str, Array]], Mapping[str, Array]],
-    batches: Iterable[Mapping[str, np.ndarray]],
-    sharding: jax.sharding.Sharding,
-    token_bytes: np.ndarray | None,
-    summary: Callable[[Mapping[str, np.ndarray], int], dict[str, float]],
-    part: tuple[int, int] = (0, 1),
+  params: PyTree,
+  step: Callable[[PyTree, Mapping[str, Array]], Mapping[str, Array]],
+  batches: Iterable[Mapping[str, np.ndarray]],
+  sharding: jax.sharding.Sharding,
+  token_bytes: np.ndarray | None,
+  summary: Callable[[Mapping[str, np.ndarray], int], dict[str, float]],
+  part: tuple[int, int] = (0, 1),
 ) -> dict[str, float]:
   """One pass over `batches`, each row counted once.
 
@@ -35,18 +35,22 @@ def measure(
       if token_bytes is not None and 'targets' in batch and batch['targets'].shape == batch['segments'].shape:
         size += int(token_bytes[batch['targets'][batch['segments'] > 0]].sum())
       yield batch
+
   total = totals(params, step, read(), sharding)
-  if part != (0, 1):   # the other processes have counted the bytes of their own rows
-    sizes = {record[:8]: int.from_bytes(record[8:]) for record in processes.gathered(part[0].to_bytes(8) + size.to_bytes(8))}
+  if part != (0, 1):  # the other processes have counted the bytes of their own rows
+    sizes = {
+      record[:8]: int.from_bytes(record[8:])
+      for record in processes.gathered(part[0].to_bytes(8) + size.to_bytes(8))
+    }
     size = sum(sizes.values())
   return {name: float(value) for name, value in summary(total, size).items()}
 
 
 def totals(
-    params: PyTree,
-    step: Callable[[PyTree, Mapping[str, Array]], Mapping[str, Array]],
-    batches: Iterable[Mapping[str, np.ndarray]],
-    sharding: jax.sharding.Sharding,
+  params: PyTree,
+  step: Callable[[PyTree, Mapping[str, Array]], Mapping[str, Array]],
+  batches: Iterable[Mapping[str, np.ndarray]],
+  sharding: jax.sharding.Sharding,
 ) -> dict[str, np.ndarray]:
   """What `step` gives of each batch, added up in float64, by name; the arguments are those of `measure`."""
   total = {}

@@ -8,6 +8,7 @@ import sacrebleu
 import sacremoses
 from rouge_score.rouge_scorer import RougeScorer
 
+
 # (hypotheses, references) → values by name; a value is a number, or words on how it was computed.
 Metric = Callable[[Sequence[str], Sequence[str]], dict[str, float | str]]
 
@@ -37,6 +38,7 @@ def tokenized_bleu(language: str, lowercase: bool = False, split_compounds: bool
 
   def metric(hypotheses, references):
     return _sacre('tokenized_bleu', score, *([*map(tokenized, texts)] for texts in (hypotheses, references)))
+
   return metric
 
 
@@ -53,14 +55,17 @@ def rouge(stem: bool = True) -> Metric:
   def metric(hypotheses, references):
     found = [scorer.score(r, h) for h, r in zip(hypotheses, references, strict=True)]
     return {name: 100 * sum(s[name].fmeasure for s in found) / len(found) for name in names}
+
   return metric
 
 
 def exact() -> Metric:
   """The share of texts that are what they should be, to the letter, in per cent."""
+
   def metric(hypotheses, references):
     right = sum(h == r for h, r in zip(hypotheses, references, strict=True))
     return dict(exact=100 * right / len(references))
+
   return metric
 
 

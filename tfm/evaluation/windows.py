@@ -35,19 +35,29 @@ class Targets:
       limit: targets at most; 0: all.
     """
     if not lengths or min(lengths) < 1:
-      raise ValueError(f'lengths={tuple(lengths)} must be whole numbers of tokens, at least one of them and each 1 or more')
+      raise ValueError(
+        f'lengths={tuple(lengths)} must be whole numbers of tokens, at least one of them and each 1 or more'
+      )
     if not isinstance(tokens, Tokens):
-      what = 'has no end' if isinstance(tokens, Drawn) or tokens.documents == ENDLESS else 'is not of texts alone'
+      what = (
+        'has no end' if isinstance(tokens, Drawn) or tokens.documents == ENDLESS else 'is not of texts alone'
+      )
       raise ValueError(f'{tokens.name} {what}, and lengths are compared on running text')
     if tokens.targets < max(lengths):
-      raise ValueError(f'{tokens.name} has {tokens.targets} tokens, which do not fill one row of length={max(lengths)}; '
-                       'give a shorter one, or another split')
+      raise ValueError(
+        f'{tokens.name} has {tokens.targets} tokens, which do not fill one row of length={max(lengths)}; '
+        'give a shorter one, or another split'
+      )
     self.span = math.lcm(*lengths)
     if limit < 0 or 0 < limit < min(self.span, tokens.targets):
-      raise ValueError(f'targets={limit} is less than the {self.span} tokens that are whole rows of every length; give 0 '
-                       '(all) or at least so many, or lengths that divide one another')
+      raise ValueError(
+        f'targets={limit} is less than the {self.span} tokens that are whole rows of every length; give 0 '
+        '(all) or at least so many, or lengths that divide one another'
+      )
     self._rows = Concat(shuffle=False).evaluation_rows(tokens, self.span)
-    self._row = functools.lru_cache(maxsize=8)(self._rows.__getitem__)  # a window is read from two spans at most
+    self._row = functools.lru_cache(maxsize=8)(
+      self._rows.__getitem__
+    )  # a window is read from two spans at most
     numbers = np.arange(len(self._rows))
     if 0 < limit < tokens.targets:
       whole, count = tokens.targets // self.span, limit // self.span
@@ -62,7 +72,9 @@ class Targets:
     """Inputs and targets number first … stop - 1 of the running text, of which there are `span` at most."""
     here = range(first // self.span, (stop - 1) // self.span + 1)
     place = slice(first - here[0] * self.span, stop - here[0] * self.span)
-    return tuple(np.concatenate([self._row(number)[field] for number in here])[place] for field in ('inputs', 'targets'))
+    return tuple(
+      np.concatenate([self._row(number)[field] for number in here])[place] for field in ('inputs', 'targets')
+    )
 
   def bytes(self, token_bytes: np.ndarray) -> int:
     """The UTF-8 bytes that the targets stand for, of `token_bytes` [V] for each token."""
@@ -86,7 +98,9 @@ class Windows(protocol.Rows):
 
   def __init__(self, targets: Targets, length: int, stride: int):
     if not 1 <= stride <= length:
-      raise ValueError(f'stride={stride} must lie in 1 … {length}, the length of a row; every target counts once')
+      raise ValueError(
+        f'stride={stride} must lie in 1 … {length}, the length of a row; every target counts once'
+      )
     self.length, self.tokens_per_epoch = length, len(targets)
     self._targets, self.stride = targets, stride
     firsts = [np.arange(first, stop, stride) for first, stop in targets.spans]
@@ -104,5 +118,5 @@ class Windows(protocol.Rows):
     row, n = protocol.padding(self.length, (*protocol.FIELDS, 'counted')), stop - begin
     row['inputs'][:n], row['targets'][:n] = self._targets.read(begin, stop)
     row['positions'][:n], row['segments'][:n] = np.arange(n), 1
-    row['counted'][first - begin:n] = 1
+    row['counted'][first - begin : n] = 1
     return row

@@ -21,11 +21,16 @@ class Auto(Kernel):
     reasons, platform = [], mesh.platform()
     for name in ORDER:
       kernel = named(name)
-      reason = (kernel.absence(platform) or kernel.refusal(q, k, v, asked)
-                or kernel.unsuited(q, k, v, asked, platform))
+      reason = (
+        kernel.absence(platform)
+        or kernel.refusal(q, k, v, asked)
+        or kernel.unsuited(q, k, v, asked, platform)
+      )
       if not reason:
-        _say(f'kernel: auto takes {name} on {platform}'
-             + ''.join(f'; not {other}: {why}' for other, why in reasons))
+        _say(
+          f'kernel: auto takes {name} on {platform}'
+          + ''.join(f'; not {other}: {why}' for other, why in reasons)
+        )
         return kernel.attend(q, k, v, asked)
       reasons.append((name, reason))
     raise ValueError(f"kernel='auto' finds none: {reasons}")

@@ -5,9 +5,9 @@ from collections.abc import Callable
 
 import jax
 
+from tfm.kernels import _blockwise
+from tfm.kernels._blockwise import Blocks, Sizes
 from tfm.kernels.protocol import Kernel
-from tfm.layers import blockwise
-from tfm.layers.blockwise import Blocks, Sizes
 from tfm.parallel.sharding import shard
 
 
@@ -44,9 +44,9 @@ class Chunked(Sizes, Kernel):
   def attend(self, q, k, v, asked):
     T, H = q.shape[1:3]
     blocks = Blocks(min(self.queries, T), min(self.keys, k.shape[1]), T, k.shape[1])
-    q, k, v, learned, asked = blockwise.laid_out(blocks, q, k, v, asked)
+    q, k, v, learned, asked = _blockwise.laid_out(blocks, q, k, v, asked)
     out, log_sum_exp = attention(blocks)(q, k, v, learned, asked)
-    out, log_sum_exp = blockwise.taken_back(out.astype(v.dtype), log_sum_exp, T, H)
+    out, log_sum_exp = _blockwise.taken_back(out.astype(v.dtype), log_sum_exp, T, H)
     return shard(out, 'batch', 'length', 'heads', 'kv'), log_sum_exp
 
 
@@ -55,21 +55,22 @@ def attention(blocks: Blocks) -> Callable:
 
   `learned` is (score, bias, sinks), `asked` the rest; a function with a backward pass of its own.
   """
+
   def forward(q, k, v, learned, asked):
-    whole = blockwise.complete(asked, learned)
-    rows, _ = blockwise.plan(asked.mask, asked.layout, blocks)
-    sums = blockwise.add(blocks, rows, blockwise.start(blocks, q, v, whole), q, k, v, whole)
-    out, log_sum_exp = blockwise.finish(sums, whole)
+    whole = _blockwise.complete(asked, learned)
+    rows, _ = _blockwise.plan(asked.mask, asked.layout, blocks)
+    sums = _blockwise.add(blocks, rows, _blockwise.start(blocks, q, v, whole), q, k, v, whole)
+    out, log_sum_exp = _blockwise.finish(sums, whole)
     return (out, log_sum_exp), (q, k, v, learned, asked, out, log_sum_exp)
 
   def backward(kept, cotangents):
     q, k, v, learned, asked, out, log_sum_exp = kept
-    whole, d_out = blockwise.complete(asked, learned), cotangents[0]
-    _, columns = blockwise.plan(asked.mask, asked.layout, blocks)
-    inner = blockwise.inner(out, *cotangents)
-    *d_arrays, d_leaves = blockwise.gradients(blocks, columns, q, k, v, whole, log_sum_exp, inner, d_out)
+    whole, d_out = _blockwise.complete(asked, learned), cotangents[0]
+    _, columns = _blockwise.plan(asked.mask, asked.layout, blocks)
+    inner = _blockwise.inner(out, *cotangents)
+    *d_arrays, d_leaves = _blockwise.gradients(blocks, columns, q, k, v, whole, log_sum_exp, inner, d_out)
     d_arrays = (d.astype(x.dtype) for d, x in zip(d_arrays, (q, k, v)))
-    return *d_arrays, blockwise.learned_gradients(whole, d_leaves, log_sum_exp, inner), None
+    return *d_arrays, _blockwise.learned_gradients(whole, d_leaves, log_sum_exp, inner), None
 
   run = jax.custom_vjp(lambda *args: forward(*args)[0])
   run.defvjp(forward, backward)

@@ -11,6 +11,7 @@ from tfm.parallel import mesh
 from tfm.parallel.per_device import per_device, uneven
 from tfm.parallel.sharding import shard
 
+
 IMPLEMENTATIONS = ('cudnn', 'xla')
 
 
@@ -78,8 +79,15 @@ class Cudnn(Kernel):
       # Whatever is written as the gradient of a key behind the last.
       k, v = (jnp.where(keys[:, :, None, None], x, 0) for x in (k, v))
     out = jax.nn.dot_product_attention(
-      q, k, v, scale=scale, is_causal=causal, key_value_seq_lengths=lengths,
-      local_window_size=None if left is None else (left, 0), implementation=self.implementation)
+      q,
+      k,
+      v,
+      scale=scale,
+      is_causal=causal,
+      key_value_seq_lengths=lengths,
+      local_window_size=None if left is None else (left, 0),
+      implementation=self.implementation,
+    )
     return jnp.where(there[:, :, None, None], out, 0)
 
 

@@ -16,6 +16,7 @@ from tfm.layers.segments import same_document
 from tfm.parallel import mesh
 from tfm.shapes import Array, Bool, Float, Int
 
+
 # Why kernels of a maker's library are not compiled for a GPU that is not here.
 UNKNOWN = 'it asks the GPU what it is capable of, and none is attached'
 
@@ -76,8 +77,11 @@ class Asked:
     return next((reason for is_asked, reason in special if is_asked(self)), None)
 
   def logits(
-      self, q: Float[Array, 'B K G T C'], k: Float[Array, 'B K S C'],
-      q_positions: Int[Array, 'B T'], k_positions: Int[Array, 'B S'],
+    self,
+    q: Float[Array, 'B K G T C'],
+    k: Float[Array, 'B K S C'],
+    q_positions: Int[Array, 'B T'],
+    k_positions: Int[Array, 'B S'],
   ) -> Float[Array, 'B K G T S']:
     """The capped logits of some queries and keys, in float32; nothing is masked yet."""
     logits = self.score(q, k)
@@ -92,14 +96,14 @@ class Asked:
     return seen & same_document(self.q_segments, self.k_segments)
 
   def weights(
-      self, q: Float[Array, 'B K G T C'], k: Float[Array, 'B K S C']
+    self, q: Float[Array, 'B K G T C'], k: Float[Array, 'B K S C']
   ) -> tuple[Float[Array, 'B K G T S'], Float[Array, 'B H T'] | None]:
     """The weights before dropout, all at once, and the log of their denominator where there is one."""
     logits = self.logits(q, k, self.q_positions, self.k_positions)
     return NORMALIZERS[self.normalizer](logits, self.seen()[:, None, None], self)
 
   def kept(
-      self, shape: tuple[int, int, int], q_index: Int[Array, 'T'], k_index: Int[Array, 'S'], queries: int
+    self, shape: tuple[int, int, int], q_index: Int[Array, 'T'], k_index: Int[Array, 'S'], queries: int
   ) -> Bool[Array, 'B K G T S']:
     """Which weights of a `(B, K, G)` batch survive dropout, for some of the `queries` that there are in all.
 
@@ -112,12 +116,13 @@ class Asked:
     low = jnp.broadcast_to(k_index.astype(jnp.uint32)[None, None, None, None, :], full)
     first, second = jax.random.key_data(self.dropout_key).astype(jnp.uint32)[:2]
     bits, _ = threefry2x32_p.bind(
-      jnp.broadcast_to(first, full), jnp.broadcast_to(second, full), jnp.broadcast_to(high, full), low)
+      jnp.broadcast_to(first, full), jnp.broadcast_to(second, full), jnp.broadcast_to(high, full), low
+    )
     return bits >= jnp.uint32(round(self.dropout * 2**32))
 
 
 def softmax(
-    logits: Float[Array, 'B K G T S'], seen: Bool[Array, 'B 1 1 T S'], asked: Asked
+  logits: Float[Array, 'B K G T S'], seen: Bool[Array, 'B 1 1 T S'], asked: Asked
 ) -> tuple[Float[Array, 'B K G T S'], Float[Array, 'B H T']]:
   """Weights that sum to one over the keys seen and the sink; and the log of their denominator."""
   B, K, G, T, S = logits.shape
@@ -133,7 +138,7 @@ def softmax(
 
 
 def sigmoid(
-    logits: Float[Array, 'B K G T S'], seen: Bool[Array, 'B 1 1 T S'], asked: Asked
+  logits: Float[Array, 'B K G T S'], seen: Bool[Array, 'B 1 1 T S'], asked: Asked
 ) -> tuple[Float[Array, 'B K G T S'], None]:
   """σ(logits + offset) for each key seen (Ramapuram et al. 2024, "Sigmoid self-attention", eq. 3)."""
   return jnp.where(seen, jax.nn.sigmoid(logits + asked.offset), 0), None
@@ -165,8 +170,10 @@ def band(mask: Callable, T: int, S: int) -> tuple[int | None, int | None] | None
   seen = np.flatnonzero(mask(np.maximum(distance, 0), np.maximum(-distance, 0)))
   if not len(seen) or len(seen) <= seen[-1] - seen[0]:
     return None
-  return (None if seen[-1] == len(distance) - 1 else int(distance[seen[-1]]),
-          None if seen[0] == 0 else -int(distance[seen[0]]))
+  return (
+    None if seen[-1] == len(distance) - 1 else int(distance[seen[-1]]),
+    None if seen[0] == 0 else -int(distance[seen[0]]),
+  )
 
 
 def fancy(asked: Asked, T: int, S: int) -> str | None:
@@ -204,7 +211,7 @@ class Kernel(abc.ABC):
   platforms: ClassVar[tuple[str, ...]] = ()
 
   def __call__(
-      self, q: Float[Array, 'B T H C'], k: Float[Array, 'B S K C'], v: Float[Array, 'B S K C2'], **asked
+    self, q: Float[Array, 'B T H C'], k: Float[Array, 'B S K C'], v: Float[Array, 'B S K C2'], **asked
   ) -> Float[Array, 'B T H C2']:
     """Attention as `Asked`, whose fields are the keywords, describes it.
 
@@ -231,7 +238,7 @@ class Kernel(abc.ABC):
 
   @staticmethod
   def weights(
-      q: Float[Array, 'B T H C'], k: Float[Array, 'B S K C'], log_sum_exp: Float[Array, 'B H T'], **asked
+    q: Float[Array, 'B T H C'], k: Float[Array, 'B S K C'], log_sum_exp: Float[Array, 'B H T'], **asked
   ) -> Float[Array, 'B H T S']:
     """The weights of chosen queries, exp(logits - log-sum-exp) where seen, from what `with_log_sum_exp` told of them."""
     asked = Asked(**asked)
@@ -269,6 +276,6 @@ class Kernel(abc.ABC):
 
   @abc.abstractmethod
   def attend(
-      self, q: Float[Array, 'B T H C'], k: Float[Array, 'B S K C'], v: Float[Array, 'B S K C2'], asked: Asked
+    self, q: Float[Array, 'B T H C'], k: Float[Array, 'B S K C'], v: Float[Array, 'B S K C2'], asked: Asked
   ) -> tuple[Float[Array, 'B T H C2'], Float[Array, 'B H T'] | None]:
     """The output, and the log-sum-exp, or None from a kernel that does not tell it."""

@@ -10,12 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
+from tfm.kernels import _blockwise
+from tfm.kernels._blockwise import Blocks, Plan, Sizes
 from tfm.kernels.protocol import Kernel
-from tfm.layers import blockwise
-from tfm.layers.blockwise import Blocks, Plan, Sizes
 from tfm.parallel.rows import by_hand, pieces
 from tfm.parallel.sharding import shard
 from tfm.shapes import Array, Int, PyTree
+
 
 # Tokens change places only for so much less to do: the two exchanges are not free.
 WORTH = 0.75
@@ -67,9 +68,13 @@ class Ring(Sizes, Kernel):
     if axes:
       rows = PartitionSpec(None, axis)
       run = jax.shard_map(
-        run, in_specs=(PartitionSpec(axis), rows, rows, rows, PartitionSpec(), rows),
-        out_specs=(rows, PartitionSpec(None, None, axis)), axis_names=by_hand(axis), check_vma=False)
-      asked = asked.replace(dropout_key=None)   # there is none to be dropped
+        run,
+        in_specs=(PartitionSpec(axis), rows, rows, rows, PartitionSpec(), rows),
+        out_specs=(rows, PartitionSpec(None, None, axis)),
+        axis_names=by_hand(axis),
+        check_vma=False,
+      )
+      asked = asked.replace(dropout_key=None)  # there is none to be dropped
     learned, rest = (asked.score, asked.bias, asked.sinks), asked.replace(score=None, bias=None, sinks=None)
     out, log_sum_exp = run(jnp.arange(n), q, k, v, learned, rest)
     return shard(out, 'batch', 'length', 'heads', 'kv'), log_sum_exp
@@ -100,13 +105,14 @@ class Trip(NamedTuple):
 
   @classmethod
   def along(
-      cls, mask: Callable, layout: str, T: int, S: int, devices: int, queries: int, keys: int, zigzag: bool) -> 'Trip':
+    cls, mask: Callable, layout: str, T: int, S: int, devices: int, queries: int, keys: int, zigzag: bool
+  ) -> 'Trip':
     """That of tokens in one order or the other."""
-    ways = devices * (2 if zigzag else 1)   # a block lies in one piece
+    ways = devices * (2 if zigzag else 1)  # a block lies in one piece
     blocks = Blocks(min(queries, T // ways), min(keys, S // ways), T // devices, S // devices)
     of_queries = [padded(indices(T, devices, i, zigzag), blocks.queries) for i in range(devices)]
     of_keys = [padded(indices(S, devices, i, zigzag), blocks.keys) for i in range(devices)]
-    found = [[blockwise.shown(mask, layout, q, k) for k in of_keys] for q in of_queries]
+    found = [[_blockwise.shown(mask, layout, q, k) for k in of_keys] for q in of_queries]
     rows = stacked([[Plan.of(live, certain) for live, certain in line] for line in found])
     columns = stacked([[Plan.of(live.T, certain.T) for live, certain in line] for line in found])
     return cls(devices, blocks, zigzag, rows, columns)
@@ -135,21 +141,32 @@ def padded(at: Int[np.ndarray, 'T'], size: int) -> Int[np.ndarray, 'I T']:
 def stacked(plans: list[list[Plan]]) -> Plan:
   """Plans of different lengths in arrays of one."""
   longest = max(1, max(len(plan.others) for line in plans for plan in line))
-  return Plan(*(np.array([[np.pad(x, (0, (longest if name != 'starts' else len(x)) - len(x))) for x in line] for line in grid])
-                for name, grid in ((name, [[getattr(plan, name) for plan in line] for line in plans]) for name in Plan._fields)))
+  return Plan(
+    *(
+      np.array(
+        [[np.pad(x, (0, (longest if name != 'starts' else len(x)) - len(x))) for x in line] for line in grid]
+      )
+      for name, grid in (
+        (name, [[getattr(plan, name) for plan in line] for line in plans]) for name in Plan._fields
+      )
+    )
+  )
 
 
-def attend(trip: Trip, axis: str | None, device: Int[Array, '1'], q: Array, k: Array, v: Array, learned: PyTree, asked):
+def attend(
+  trip: Trip, axis: str | None, device: Int[Array, '1'], q: Array, k: Array, v: Array, learned: PyTree, asked
+):
   """What one device does: its own queries against all keys. `device` is its number; the others' part is asked for by
   collectives along `axis`, None for one device alone.
   """
   me, T, H = device[0], q.shape[1], q.shape[2]
   swap = functools.partial(exchange, axis, trip.devices, me) if trip.zigzag else lambda x, back=False: x
   asked = jax.tree.map(swap, asked)
-  q, k, v, learned, asked = blockwise.laid_out(trip.blocks, *map(swap, (q, k, v)), asked.replace(
-    score=learned[0], bias=learned[1], sinks=learned[2]))
+  q, k, v, learned, asked = _blockwise.laid_out(
+    trip.blocks, *map(swap, (q, k, v)), asked.replace(score=learned[0], bias=learned[1], sinks=learned[2])
+  )
   out, log_sum_exp = attention(trip, axis)(q, k, v, me, learned, asked)
-  out, log_sum_exp = blockwise.taken_back(out.astype(v.dtype), log_sum_exp, T, H)
+  out, log_sum_exp = _blockwise.taken_back(out.astype(v.dtype), log_sum_exp, T, H)
   return swap(out, back=True), swap(log_sum_exp.swapaxes(1, 2), back=True).swapaxes(1, 2)
 
 
@@ -158,8 +175,11 @@ def attention(trip: Trip, axis: str | None) -> Callable:
   n, blocks = trip.devices, trip.blocks
 
   def onward(tree):
-    return tree if n == 1 else jax.tree.map(
-      lambda x: jax.lax.ppermute(x, axis, [(i, (i + 1) % n) for i in range(n)]), tree)
+    return (
+      tree
+      if n == 1
+      else jax.tree.map(lambda x: jax.lax.ppermute(x, axis, [(i, (i + 1) % n) for i in range(n)]), tree)
+    )
 
   def at(plan, me, turn):
     """The plan for the keys that have come after some turns."""
@@ -172,39 +192,40 @@ def attention(trip: Trip, axis: str | None) -> Callable:
     return asked.replace(**dict(zip(('k_positions', 'k_segments', 'k_prefix'), keys)))
 
   def forward(q, k, v, me, learned, asked):
-    whole = blockwise.complete(asked, learned)
+    whole = _blockwise.complete(asked, learned)
 
     def turn(i, carry):
       sums, travelling = carry
       k, v, keys = travelling
       # Sent on before they are used, so that the journey and the work go on at once.
       ahead = onward(travelling)
-      return blockwise.add(blocks, at(trip.rows, me, i), sums, q, k, v, with_keys(whole, keys)), ahead
+      return _blockwise.add(blocks, at(trip.rows, me, i), sums, q, k, v, with_keys(whole, keys)), ahead
 
-    carry = blockwise.start(blocks, q, v, whole), (k, v, keys_of(asked))
+    carry = _blockwise.start(blocks, q, v, whole), (k, v, keys_of(asked))
     sums, _ = jax.lax.fori_loop(0, n, turn, carry)
-    out, log_sum_exp = blockwise.finish(sums, whole)
+    out, log_sum_exp = _blockwise.finish(sums, whole)
     return (out, log_sum_exp), (q, k, v, me, learned, asked, out, log_sum_exp)
 
   def backward(kept, cotangents):
     q, k, v, me, learned, asked, out, log_sum_exp = kept
-    whole, d_out = blockwise.complete(asked, learned), cotangents[0]
-    inner = blockwise.inner(out, *cotangents)
+    whole, d_out = _blockwise.complete(asked, learned), cotangents[0]
+    inner = _blockwise.inner(out, *cotangents)
 
     def turn(i, carry):
       d_own, d_travelling, travelling = carry
       k, v, keys = travelling
       ahead = onward(travelling)
-      d_q, *d_keys, d_leaves = blockwise.gradients(
-        blocks, at(trip.columns, me, i), q, k, v, with_keys(whole, keys), log_sum_exp, inner, d_out)
+      d_q, *d_keys, d_leaves = _blockwise.gradients(
+        blocks, at(trip.columns, me, i), q, k, v, with_keys(whole, keys), log_sum_exp, inner, d_out
+      )
       d_own = jax.tree.map(jnp.add, d_own, (d_q, [d.astype(jnp.float32) for d in d_leaves]))
       return d_own, onward(jax.tree.map(jnp.add, d_travelling, tuple(d_keys))), ahead
 
-    leaves, _ = blockwise.floating((whole.score, whole.bias))
-    start = jax.tree.map(blockwise.zeros, ((q, leaves), (k, v)))
+    leaves, _ = _blockwise.floating((whole.score, whole.bias))
+    start = jax.tree.map(_blockwise.zeros, ((q, leaves), (k, v)))
     (d_q, d_leaves), d_keys, _ = jax.lax.fori_loop(0, n, turn, (*start, (k, v, keys_of(asked))))
     d_arrays = (d.astype(x.dtype) for d, x in zip((d_q, *d_keys), (q, k, v)))
-    return *d_arrays, None, blockwise.learned_gradients(whole, d_leaves, log_sum_exp, inner), None
+    return *d_arrays, None, _blockwise.learned_gradients(whole, d_leaves, log_sum_exp, inner), None
 
   run = jax.custom_vjp(lambda *args: forward(*args)[0])
   run.defvjp(forward, backward)

@@ -13,6 +13,7 @@ from tfm.kernels.protocol import Kernel
 from tfm.parallel.per_device import per_device, uneven
 from tfm.parallel.sharding import shard
 
+
 # Blocks are made of whole vector registers, this many lanes wide.
 LANES = 128
 
@@ -56,8 +57,10 @@ class Splash(Kernel):
     if T != S or T % LANES:
       return f'it takes as many keys as queries, a multiple of {LANES}, not {T} queries and {S} keys'
     if not (asked.layout == 'whole' or asked.layout == 'packed' and asked.mask.relative):
-      return (f'its mask is one of indices, which layout={asked.layout!r} does not make of '
-              f'{"a relative" if asked.mask.relative else "this"} mask of positions')
+      return (
+        f'its mask is one of indices, which layout={asked.layout!r} does not make of '
+        f'{"a relative" if asked.mask.relative else "this"} mask of positions'
+      )
     at = np.arange(T)
     if not np.all(asked.mask(at, at)):
       return 'its queries must see themselves, and the mask hides some'
@@ -81,10 +84,16 @@ class Splash(Kernel):
     # Made here, while tracing, of the mask's blocks, which the library keeps in a cache: an array made
     # outside would have to live on a mesh that may not be this machine's.
     kernel = splash.make_splash_mha(
-      splash_mask.MultiHeadMask([_Indices((T, T), Seen(mask))] * H), block_sizes=splash.BlockSizes(**sizes),
-      attn_logits_soft_cap=soft_cap, head_shards=1, q_seq_shards=1, interpret=self.interpret)
+      splash_mask.MultiHeadMask([_Indices((T, T), Seen(mask))] * H),
+      block_sizes=splash.BlockSizes(**sizes),
+      attn_logits_soft_cap=soft_cap,
+      head_shards=1,
+      q_seq_shards=1,
+      interpret=self.interpret,
+    )
     out = jax.vmap(kernel, (0, 0, 0, 0, None))(
-      *(x.swapaxes(1, 2) for x in (q, k, v)), splash.SegmentIds(q_segments, k_segments), sinks)
+      *(x.swapaxes(1, 2) for x in (q, k, v)), splash.SegmentIds(q_segments, k_segments), sinks
+    )
     return out.swapaxes(1, 2)
 
 

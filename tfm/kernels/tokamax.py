@@ -15,6 +15,7 @@ from tfm.parallel import mesh
 from tfm.parallel.per_device import per_device, uneven
 from tfm.parallel.sharding import shard
 
+
 # The compute capabilities from which, and up to which, an implementation runs; () runs anywhere.
 IMPLEMENTATIONS = {'mosaic': (9, 11), 'triton': (8, 100), 'xla_chunked': ()}
 # What the backward pass on Blackwell takes as blocks.
@@ -51,8 +52,11 @@ class Tokamax(Kernel):
   def absence(self, platform):
     if not IMPLEMENTATIONS[self.implementation]:
       return missing()
-    return (super().absence(platform) or missing()
-            or unfit(self.implementation, (device := mesh.attached(platform)) and device.compute_capability))
+    return (
+      super().absence(platform)
+      or missing()
+      or unfit(self.implementation, (device := mesh.attached(platform)) and device.compute_capability)
+    )
 
   def refusal(self, q, k, v, asked):
     T, S = q.shape[1], k.shape[1]
@@ -82,9 +86,13 @@ class Tokamax(Kernel):
       # A row that is thrown away sees all its keys: no weights can be made of none.
       seen = (keys | ~keys.any(1, keepdims=True))[:, None, None, :]
     attention = functools.partial(
-      package().dot_product_attention, scale=scale, logits_soft_cap=soft_cap,
-      is_causal=causal and left is None, local_window_size=None if left is None else (left, 0),
-      implementation=self.implementation)
+      package().dot_product_attention,
+      scale=scale,
+      logits_soft_cap=soft_cap,
+      is_causal=causal and left is None,
+      local_window_size=None if left is None else (left, 0),
+      implementation=self.implementation,
+    )
     out = promoting(lambda q, k, v, seen: attention(q, k, v, mask=seen))(q, k, v, seen)
     return jnp.where(there[:, :, None, None], out, 0).astype(v.dtype)
 
@@ -138,5 +146,7 @@ def unfit(implementation: str, capability: str | None) -> str | None:
   major = capability.partition('.')[0]
   if major.isdigit() and first <= int(major) < end:
     return None
-  return (f'its implementation={implementation!r} wants an NVIDIA GPU of compute capability {first} or later'
-          f'{f", below {end}" if end < 100 else ""}, and this one says {capability!r}')
+  return (
+    f'its implementation={implementation!r} wants an NVIDIA GPU of compute capability {first} or later'
+    f'{f", below {end}" if end < 100 else ""}, and this one says {capability!r}'
+  )

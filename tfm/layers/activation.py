@@ -5,6 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
+
 ACTIVATIONS = {
   'relu': jax.nn.relu,
   'gelu': functools.partial(jax.nn.gelu, approximate=False),

@@ -20,8 +20,10 @@ class Window:
   @classmethod
   def empty(cls, shape: tuple[int, ...], axes: tuple[str, ...], dtype: jnp.dtype) -> 'Window':
     """Nothing seen yet, with room for `shape` = (B, S, *channels); `axes` are those of the channels."""
-    return cls(shard(jnp.zeros(shape, dtype), 'batch', 'length', *axes),
-               shard(jnp.zeros(shape[:2], jnp.int32), 'batch', 'length'))
+    return cls(
+      shard(jnp.zeros(shape, dtype), 'batch', 'length', *axes),
+      shard(jnp.zeros(shape[:2], jnp.int32), 'batch', 'length'),
+    )
 
 
 class CausalConvolution(nn.Module):
@@ -49,8 +51,11 @@ class CausalConvolution(nn.Module):
 
   @nn.compact
   def __call__(
-      self, x: Float[Array, 'B T ...'], segments: Int[Array, 'B T'], window: Window | None = None,
-      unbroken: bool = False,
+    self,
+    x: Float[Array, 'B T ...'],
+    segments: Int[Array, 'B T'],
+    window: Window | None = None,
+    unbroken: bool = False,
   ) -> tuple[Float[Array, 'B T ...'], Window | None]:
     """The convolution, and with a `window` on what came before, the window on what comes after.
 
@@ -66,18 +71,19 @@ class CausalConvolution(nn.Module):
       order = jnp.argsort(segments > 0, axis=1, stable=True)
       x, segments = _rows(x, order), _rows(segments, order)
     if window is not None:
-      after = jax.tree.map(lambda y: y[:, y.shape[1] - reach:], Window(x, segments))
+      after = jax.tree.map(lambda y: y[:, y.shape[1] - reach :], Window(x, segments))
     y = self.weigh(x, segments)
     if not unbroken:
       y = _rows(y, jnp.argsort(order, axis=1))
-    return shard(y[:, y.shape[1] - T:], 'batch', 'length', *self.axes), after
+    return shard(y[:, y.shape[1] - T :], 'batch', 'length', *self.axes), after
 
   def weigh(self, x, segments):
     """The sum over the taps, of tokens that stand side by side."""
     S, ones = x.shape[1], (1,) * len(self.channels)
-    initializer = uniform(-self.taps**-0.5, self.taps**-0.5)
+    initializer = uniform(-(self.taps**-0.5), self.taps**-0.5)
     weight = self.param(
-      'weight', partitioned(initializer, ('taps', *self.axes)), (self.taps, *self.channels), jnp.float32)
+      'weight', partitioned(initializer, ('taps', *self.axes)), (self.taps, *self.channels), jnp.float32
+    )
     y = 0.0
     for tap in range(self.taps):
       back = min((self.taps - 1 - tap) * self.dilation, S)
@@ -96,4 +102,4 @@ def _rows(x, index):
 
 def _delayed(x, by):
   """x moved along the length, zeros first."""
-  return jnp.pad(x, ((0, 0), (by, 0), *((0, 0),) * (x.ndim - 2)))[:, :x.shape[1]]
+  return jnp.pad(x, ((0, 0), (by, 0), *((0, 0),) * (x.ndim - 2)))[:, : x.shape[1]]

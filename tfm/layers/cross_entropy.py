@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from tfm.shapes import Array, Bool, Float, Int
 
+
 Sums = dict[str, Float[Array, '']]
 
 
@@ -59,8 +60,12 @@ HERE = Columns()
 
 
 def sums(
-    logits: Float[Array, 'B T V'], targets: Int[Array, 'B T'], weights: Float[Array, 'B T'],
-    label_smoothing: float, z_loss: float, columns: Columns = HERE,
+  logits: Float[Array, 'B T V'],
+  targets: Int[Array, 'B T'],
+  weights: Float[Array, 'B T'],
+  label_smoothing: float,
+  z_loss: float,
+  columns: Columns = HERE,
 ) -> tuple[Float[Array, ''], Sums]:
   """The objective and its metrics, summed over weighted tokens.
 
@@ -77,11 +82,12 @@ def sums(
   objective, loss = told(columns, label_smoothing, z_loss, logits, targets)
   right = columns.likeliest(logits) == targets
   return (objective * weights).sum(), dict(
-    loss=(loss * weights).sum(), accuracy=(right * weights).sum(), tokens=weights.sum())
+    loss=(loss * weights).sum(), accuracy=(right * weights).sum(), tokens=weights.sum()
+  )
 
 
 def each(
-    logits: Float[Array, 'B T V'], targets: Int[Array, 'B T'], columns: Columns = HERE,
+  logits: Float[Array, 'B T V'], targets: Int[Array, 'B T'], columns: Columns = HERE
 ) -> tuple[Float[Array, 'B T'], Float[Array, 'B T']]:
   """-log p(target) of every token in nats, and the logarithm of its normaliser, log Z."""
   logits = jnp.where(columns.real(logits), logits, -jnp.inf)
@@ -94,7 +100,11 @@ def each(
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
 def told(
-    columns: Columns, label_smoothing: float, z_loss: float, logits: Float[Array, 'B T V'], targets: Int[Array, 'B T'],
+  columns: Columns,
+  label_smoothing: float,
+  z_loss: float,
+  logits: Float[Array, 'B T V'],
+  targets: Int[Array, 'B T'],
 ) -> tuple[Float[Array, 'B T'], Float[Array, 'B T']]:
   """The objective of every token, and -log p(target).
 

@@ -35,14 +35,18 @@ class Embedding(nn.Module):
   projection: Factory | None = None
 
   def setup(self):
-    initializer, E = partitioned(self.initializer((1,), (0,)), (self.axis, 'embed')), self.table_width or self.width
+    initializer, E = (
+      partitioned(self.initializer((1,), (0,)), (self.axis, 'embed')),
+      self.table_width or self.width,
+    )
     self.table = self.param('table', initializer, (self.rows, E), jnp.float32)
     self.projects = E != self.width
     if self.projects:
       # Each has parameters where it is used: the second of what is read backwards.
       self.project_in, self.project_out = (
         Linear(shape, ('embed', 'mlp'), self.projection, bias=False, dtype=self.dtype)
-        for shape in ((E, self.width), (self.width, E)))
+        for shape in ((E, self.width), (self.width, E))
+      )
 
   def __call__(self, tokens: Int[Array, 'B T']) -> Float[Array, 'B T D']:
     # Whole rows where fsdp cuts them: an index over a table cut both ways makes XLA copy everything.
@@ -55,6 +59,7 @@ class Embedding(nn.Module):
   def attend(self, x: Float[Array, '... D']) -> Float[Array, '... V']:
     if self.projects:
       x = self.project_out(x)
-      x = shard(x, *('batch', 'length')[:x.ndim - 1], None)
-    return jnp.einsum('...D,VD->...V', x.astype(self.dtype), self.table.astype(self.dtype),
-                      preferred_element_type=jnp.float32)
+      x = shard(x, *('batch', 'length')[: x.ndim - 1], None)
+    return jnp.einsum(
+      '...D,VD->...V', x.astype(self.dtype), self.table.astype(self.dtype), preferred_element_type=jnp.float32
+    )

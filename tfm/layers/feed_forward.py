@@ -15,6 +15,7 @@ from tfm.layers.mixture_of_experts import MixtureOfExperts
 from tfm.layers.mlp import FORMS, MLP
 from tfm.spec import choose
 
+
 def none() -> None:
   """No layer."""
 
@@ -33,8 +34,16 @@ def usual_hidden(text: str, width: int) -> int:
   Raises:
     ValueError: if `text` names no feed-forward layer, or one that cannot be.
   """
-  layer = choose(text, FEED_FORWARDS, width=width, hidden=1, bias=False, initializer=normal(),
-                 output_initializer=normal(), dtype=jnp.float32)
+  layer = choose(
+    text,
+    FEED_FORWARDS,
+    width=width,
+    hidden=1,
+    bias=False,
+    initializer=normal(),
+    output_initializer=normal(),
+    dtype=jnp.float32,
+  )
   if layer is None:
     return 0
   return -(-8 * width // (3 * 64)) * 64 if layer.gated else 4 * width

@@ -58,8 +58,11 @@ def permuted(x: Float[Array, 'G A D'], places: Int[Array, 'G M']) -> Float[Array
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def product(
-    axes: tuple[str | None, str | None], x: Float[Array, 'G n R I'], kernels: Float[Array, 'E I O'],
-    owners: Int[Array, 'G n']) -> Float[Array, 'G n R O']:
+  axes: tuple[str | None, str | None],
+  x: Float[Array, 'G n R I'],
+  kernels: Float[Array, 'E I O'],
+  owners: Int[Array, 'G n'],
+) -> Float[Array, 'G n R O']:
   """Each block times its owner's kernel, one block of every group after another.
 
   Only as many rows are multiplied as there are, and for the gradient of the kernels nothing is held
@@ -69,9 +72,11 @@ def product(
     axes: the logical axes of a kernel that stay cut; groups are cut as 'batch'.
   """
   kernels = shard(kernels, None, *axes)
+
   def one(_, block):
     x, owner = block
     return None, jnp.einsum('gri,gio->gro', x, kernels[owner])
+
   return _loop(one, None, x, owners)[1].swapaxes(0, 1)
 
 
@@ -81,10 +86,12 @@ def _forward(axes, x, kernels, owners):
 
 def _backward(axes, kept, dy):
   x, kernels, owners = kept
+
   def add(total, block):
     x, dy, owner = block
     made = jnp.einsum('gri,gro->gio', x, dy, preferred_element_type=jnp.float32)
     return jax.vmap(lambda total, i, one: total.at[i].add(one))(total, owner, made), None
+
   # Every group has a sum of its own until the end: there is one exchange between devices, not one a block.
   zeros = shard(jnp.zeros((len(x), *kernels.shape), jnp.float32), 'batch', None, *axes)
   total, _ = _loop(add, zeros, x, dy, owners)

@@ -8,6 +8,7 @@ import jax
 
 from tfm.shapes import Array
 
+
 Axes = tuple[int, ...]
 
 
@@ -37,7 +38,8 @@ def normal(stddev: float = 0.02) -> Factory:
 def truncated_normal(stddev: float = 0.02) -> Factory:
   """N(0, stddev²) cut at two standard deviations."""
   return lambda inputs, outputs: Initializer(
-    f'truncated_normal({stddev})', nn.initializers.truncated_normal(stddev))
+    f'truncated_normal({stddev})', nn.initializers.truncated_normal(stddev)
+  )
 
 
 def xavier_uniform(scale: float = 1.0) -> Factory:
@@ -51,22 +53,27 @@ def lecun_normal(scale: float = 1.0) -> Factory:
 
 
 def _scaled(name, scale, mode, distribution) -> Factory:
-  return lambda inputs, outputs: Initializer(name, nn.initializers.variance_scaling(
-    scale, mode, distribution, in_axis=inputs, out_axis=outputs))
+  return lambda inputs, outputs: Initializer(
+    name, nn.initializers.variance_scaling(scale, mode, distribution, in_axis=inputs, out_axis=outputs)
+  )
 
 
 def shrunk(factory: Factory, by: float) -> Factory:
   """The same distribution times `by`."""
+
   def made(inputs, outputs):
     whole = factory(inputs, outputs)
     return Initializer(f'{whole} · {by:.4g}', lambda *args: by * whole(*args))
+
   return made
 
 
 def uniform(low: float, high: float) -> Initializer:
   """U(low, high)."""
-  return Initializer(f'uniform({low:.4g}, {high:.4g})', lambda key, shape, dtype: jax.random.uniform(
-    key, shape, dtype, low, high))
+  return Initializer(
+    f'uniform({low:.4g}, {high:.4g})',
+    lambda key, shape, dtype: jax.random.uniform(key, shape, dtype, low, high),
+  )
 
 
 zeros = Initializer('zeros', nn.initializers.zeros)

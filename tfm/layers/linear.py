@@ -45,7 +45,8 @@ class Linear(nn.Module):
     rows, columns = math.prod(self.shape[:n]), self.shape[n:]
     kernel = kernel.astype(self.dtype).reshape(rows, math.prod(columns))
     y = jax.lax.dot_general(
-      x.astype(self.dtype).reshape(*x.shape[:-n], rows), kernel, (((x.ndim - n,), (0,)), ((), ())))
+      x.astype(self.dtype).reshape(*x.shape[:-n], rows), kernel, (((x.ndim - n,), (0,)), ((), ()))
+    )
     y = y.reshape(*x.shape[:-n], *columns)
     if (more := correction(self, x.astype(self.dtype), n)) is not None:
       y = y + more

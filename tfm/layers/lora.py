@@ -12,6 +12,7 @@ from tfm.layers.initializer import normal, zeros
 from tfm.parallel.sharding import Parameter, partitioned
 from tfm.shapes import Array, PyTree
 
+
 DOWN, UP, SCALE = 'lora_down', 'lora_up', 'lora_scale'
 # Axes of kernels that are no plain projection: experts, convolutions, recurrent cells.
 OTHERS = {'expert', 'taps', 'gates', 'state'}
@@ -41,18 +42,24 @@ class Lora:
 
     def walk(tree, path):
       nonlocal count
-      made = {name: walk(leaf, f'{path}{name}/') if isinstance(leaf, dict) else leaf for name, leaf in tree.items()}
+      made = {
+        name: walk(leaf, f'{path}{name}/') if isinstance(leaf, dict) else leaf for name, leaf in tree.items()
+      }
       kernel = tree.get('kernel')
       if not isinstance(kernel, Parameter) or not re.search(self.targets, path):
         return made
       if OTHERS & set(kernel.names):
-        raise ValueError(f'targets={self.targets!r} finds {path}kernel, which is no single projection; leave it out')
+        raise ValueError(
+          f'targets={self.targets!r} finds {path}kernel, which is no single projection; leave it out'
+        )
       count += 1
       return made | self._beside(kernel, jax.random.fold_in(key, count))
 
     made = walk(params, '')
     if not count:
-      raise ValueError(f"targets={self.targets!r} finds no projection; 'mixer/(q|v)/' finds those of queries and values")
+      raise ValueError(
+        f"targets={self.targets!r} finds no projection; 'mixer/(q|v)/' finds those of queries and values"
+      )
     return made
 
   def _beside(self, kernel: Parameter, key: Array) -> dict[str, Parameter]:
@@ -61,12 +68,17 @@ class Lora:
     layers, first = kernel.value.shape[:stacked], kernel.names[:stacked]
     inputs = contracted(names)
     fan = math.prod(shape[:inputs])
+
     def made(initializer, own, axes):
       return partitioned(initializer((0,), (1,)), (*first, *axes))(key, (*layers, *own), jnp.float32)
+
     return {
-      DOWN: made(normal(fan ** -0.5), (*shape[:inputs], self.rank), (*names[:inputs], 'rank')),
+      DOWN: made(normal(fan**-0.5), (*shape[:inputs], self.rank), (*names[:inputs], 'rank')),
       UP: made(lambda *_: zeros, (self.rank, *shape[inputs:]), ('rank', *names[inputs:])),
-      SCALE: made(lambda *_: zeros, (), ()).replace_boxed(jnp.full(layers, self.alpha / self.rank, jnp.float32))}
+      SCALE: made(lambda *_: zeros, (), ()).replace_boxed(
+        jnp.full(layers, self.alpha / self.rank, jnp.float32)
+      ),
+    }
 
 
 def contracted(names: tuple[str, ...]) -> int:
@@ -84,7 +96,7 @@ def correction(module: nn.Module, x: Array, inputs: int) -> Array | None:
     return None
   down, up, scale = (module.get_variable('params', name) for name in (DOWN, UP, SCALE))
   rank, rows = down.shape[-1], math.prod(down.shape[:-1])
-  y = x.reshape(*x.shape[:x.ndim - inputs], rows) @ down.reshape(rows, rank).astype(x.dtype)
+  y = x.reshape(*x.shape[: x.ndim - inputs], rows) @ down.reshape(rows, rank).astype(x.dtype)
   y = y @ (scale * up).reshape(rank, -1).astype(x.dtype)
   return y.reshape(*y.shape[:-1], *up.shape[1:])
 
@@ -97,7 +109,11 @@ def merged(params: PyTree) -> PyTree:
   if DOWN in params:
     down, up, scale = (params[name] for name in (DOWN, UP, SCALE))
     stacked = scale.ndim
+
     def product(down, up, scale):
       return scale * jnp.tensordot(down, up, 1)
-    own['kernel'] = own['kernel'] + (jax.vmap(product) if stacked else product)(down, up, scale).astype(own['kernel'].dtype)
+
+    own['kernel'] = own['kernel'] + (jax.vmap(product) if stacked else product)(down, up, scale).astype(
+      own['kernel'].dtype
+    )
   return own

@@ -62,7 +62,8 @@ class MixtureOfExperts(nn.Module):
   examples: ClassVar[tuple[str, ...]] = (
     'mixture_of_experts(experts=4, shared=1)',
     # Room for all: with less, neither packing nor decoding would change nothing.
-    'mixture_of_experts(experts=4, top_k=1, activation="gelu", normalize=False, capacity=4.0)')
+    'mixture_of_experts(experts=4, top_k=1, activation="gelu", normalize=False, capacity=4.0)',
+  )
 
   width: int
   hidden: int
@@ -91,8 +92,10 @@ class MixtureOfExperts(nn.Module):
     if not 1 <= self.top_k <= self.experts:
       raise ValueError(f'top_k={self.top_k} must lie in 1 … experts={self.experts}')
     if self.top_k == 1 < self.experts and self.normalize:
-      raise ValueError('top_k=1 with normalize=True weighs every token 1, which teaches the router nothing; '
-                       'normalize=False would do')
+      raise ValueError(
+        'top_k=1 with normalize=True weighs every token 1, which teaches the router nothing; '
+        'normalize=False would do'
+      )
     if self.activation not in FORMS:
       raise ValueError(f'activation={self.activation!r} is not there; known: {", ".join(FORMS)}')
     if self.capacity is not None and self.capacity <= 0:
@@ -108,23 +111,37 @@ class MixtureOfExperts(nn.Module):
   @nn.compact
   def __call__(self, x: Float[Array, 'B T D'], valid: Bool[Array, 'B T']) -> Float[Array, 'B T D']:
     with jax.default_matmul_precision('float32'):
-      logits = Linear((self.width, self.experts), ('embed', 'expert'), self.initializer, bias=False,
-                      dtype=jnp.float32, name='router')(x)
+      logits = Linear(
+        (self.width, self.experts),
+        ('embed', 'expert'),
+        self.initializer,
+        bias=False,
+        dtype=jnp.float32,
+        name='router',
+      )(x)
     logits = shard(logits, 'batch', 'length', None)
     # Not `lax.top_k`: for that XLA copies the logits of all devices to each.
-    choices = jnp.argsort(-logits, stable=True)[..., :self.top_k]
+    choices = jnp.argsort(-logits, stable=True)[..., : self.top_k]
     top = jnp.take_along_axis(logits, choices, -1)
     total = jax.nn.logsumexp(top if self.normalize else logits, -1, keepdims=True)
     choices = jnp.where(valid[..., None], choices, self.experts)
     y = self.mixed(x, choices, self.scale * jnp.exp(top - total))
     self.report(logits, choices, valid)
     if self.shared:
-      y = y + MLP(self.activation, self.width, self.shared * self.hidden, self.bias, self.initializer,
-                  self.output_initializer, self.dtype, name='shared')(x, valid)
+      y = y + MLP(
+        self.activation,
+        self.width,
+        self.shared * self.hidden,
+        self.bias,
+        self.initializer,
+        self.output_initializer,
+        self.dtype,
+        name='shared',
+      )(x, valid)
     return shard(y, 'batch', 'length', 'embed')
 
   def mixed(
-      self, x: Float[Array, 'B T D'], choices: Int[Array, 'B T k'], weights: Float[Array, 'B T k']
+    self, x: Float[Array, 'B T D'], choices: Int[Array, 'B T k'], weights: Float[Array, 'B T k']
   ) -> Float[Array, 'B T D']:
     """Σ_k weight · chosen expert(x); a choice of E is none."""
     (B, T, D), E, k = x.shape, self.experts, self.top_k
@@ -136,6 +153,7 @@ class MixtureOfExperts(nn.Module):
 
     def in_groups(x):
       return x.reshape(G, N, k).swapaxes(1, 2)  # the first choices, then the second ones
+
     made = jax.vmap(lambda group: plan(group.reshape(k * N), E, blocks, rows, capped))(in_groups(choices))
     if capped:
       fit = (made.slots < blocks * rows).sum() / jnp.maximum((choices < E).sum(), 1)
@@ -164,24 +182,31 @@ class MixtureOfExperts(nn.Module):
     # Rows whose experts are cut over the same devices travel to them, all to all.
     own, _, hidden = cuts('expert', 'embed', 'mlp')
     away = tuple(axis for axis in in_force('batch') if axis not in own)
+
     def cut(x, axis):
       if owners is not None:
         return shard(x, 'batch', None, None, axis)
       return shard_over(x, away, own, (), tuple(i for i in hidden if i not in away) if axis == 'mlp' else ())
+
     def project(name, x, shape, axes, initializer):
       y = Projections(self.experts, shape, axes, initializer, self.bias, self.dtype, name=name)(x, owners)
       return cut(y, axes[1])
+
     x = cut(x, 'embed')
-    y = activated(self.activation, lambda name: project(
-      name, x, (self.width, self.hidden), ('embed', 'mlp'), self.initializer))
+    y = activated(
+      self.activation,
+      lambda name: project(name, x, (self.width, self.hidden), ('embed', 'mlp'), self.initializer),
+    )
     return project('down', y, (self.hidden, self.width), ('mlp', 'embed'), self.output_initializer)
 
   def report(self, logits, choices, valid) -> None:
     """Losses and metrics, as means over the tokens."""
     count = jnp.maximum(valid.sum(), 1)
     chosen = (choices[..., None] == jnp.arange(self.experts)[None, None, None]).sum((0, 1, 2)) / count
+
     def mean(x):
       return jnp.where(valid[..., None], x, 0).sum((0, 1)) / count
+
     if self.balance:
       balance = self.experts * (chosen * mean(jax.nn.softmax(logits))).sum()
       self.say('losses', 'balance', self.balance * balance)
@@ -207,9 +232,7 @@ class Projections(nn.Module):
   dtype: jnp.dtype
 
   @nn.compact
-  def __call__(
-      self, x: Float[Array, 'G n R I'], owners: Int[Array, 'G n'] | None
-  ) -> Float[Array, 'G n R O']:
+  def __call__(self, x: Float[Array, 'G n R I'], owners: Int[Array, 'G n'] | None) -> Float[Array, 'G n R O']:
     """Of blocks that belong to their `owners`; None: the i-th block to the i-th expert."""
     initializer = partitioned(_each(self.initializer((0,), (1,)), self.experts), ('expert', *self.axes))
     kernel = self.param('kernel', initializer, (self.experts, *self.shape), jnp.float32).astype(self.dtype)
@@ -219,14 +242,17 @@ class Projections(nn.Module):
       # Whole but for `mlp`: of what is cut otherwise, every block would ask all devices for its part.
       y = product(tuple(axis if axis == 'mlp' else None for axis in self.axes), x, kernel, owners)
     if self.bias:
-      b = self.param('bias', partitioned(zeros, ('expert', self.axes[1])), (self.experts, self.shape[1]),
-                     jnp.float32).astype(self.dtype)
+      b = self.param(
+        'bias', partitioned(zeros, ('expert', self.axes[1])), (self.experts, self.shape[1]), jnp.float32
+      ).astype(self.dtype)
       y = y + (b[None] if owners is None else b[owners])[:, :, None]
     return y
 
 
 def _each(initializer: Initializer, experts: int) -> Initializer:
   """Every expert drawn as if it were alone: the number of experts is no fan."""
+
   def make(key, shape, dtype):
     return jax.vmap(lambda key: initializer(key, shape[1:], dtype))(jax.random.split(key, experts))
+
   return Initializer(str(initializer), make)

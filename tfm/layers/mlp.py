@@ -36,12 +36,26 @@ class MLP(nn.Module):
   @nn.compact
   def __call__(self, x: Float[Array, 'B T D'], valid: Bool[Array, 'B T']) -> Float[Array, 'B T D']:
     del valid  # each token goes by itself, padding too
+
     def rise(name):
-      return Linear((self.width, self.hidden), ('embed', 'mlp'), self.initializer,
-                    bias=self.bias, dtype=self.dtype, name=name)(x)
+      return Linear(
+        (self.width, self.hidden),
+        ('embed', 'mlp'),
+        self.initializer,
+        bias=self.bias,
+        dtype=self.dtype,
+        name=name,
+      )(x)
+
     y = shard(activated(self.form, rise), 'batch', 'length', 'mlp')
-    return Linear((self.hidden, self.width), ('mlp', 'embed'), self.output_initializer,
-                  bias=self.bias, dtype=self.dtype, name='down')(y)
+    return Linear(
+      (self.hidden, self.width),
+      ('mlp', 'embed'),
+      self.output_initializer,
+      bias=self.bias,
+      dtype=self.dtype,
+      name='down',
+    )(y)
 
 
 def activated(form: str, rise: Callable[[str], Array]) -> Array:

@@ -31,20 +31,29 @@ class Pooled(nn.Module):
 
   @nn.compact
   def __call__(
-      self, x: Float[Array, 'B T D'], valid: Bool[Array, 'B T'], train: bool
+    self, x: Float[Array, 'B T D'], valid: Bool[Array, 'B T'], train: bool
   ) -> Float[Array, 'B N'] | Float[Array, 'B T N']:
     """`valid`: which tokens are no padding."""
-    told = [self.told(pool(x, valid), train, f'_{i}' if i else '') for i, pool in enumerate(POOLINGS[self.pooling])]
+    told = [
+      self.told(pool(x, valid), train, f'_{i}' if i else '') for i, pool in enumerate(POOLINGS[self.pooling])
+    ]
     return sum(told) / len(told)
 
   def told(self, y: Float[Array, '... D'], train: bool, which: str) -> Float[Array, '... N']:
     """The logits of one head, whose parameters' names end in `which`."""
-    y = shard(y, *('batch', 'length')[:y.ndim - 1], 'embed')
+    y = shard(y, *('batch', 'length')[: y.ndim - 1], 'embed')
     if self.transform:
-      y = Transform(self.transform, self.width, None, self.initializer, self.dtype, name=f'transform{which}')(y)
+      y = Transform(self.transform, self.width, None, self.initializer, self.dtype, name=f'transform{which}')(
+        y
+      )
     y = nn.Dropout(self.dropout, deterministic=not train)(y)
-    return Linear((self.width, self.classes), ('embed', 'classes'), self.initializer, dtype=self.dtype,
-                  name=f'classes{which}')(y).astype(jnp.float32)
+    return Linear(
+      (self.width, self.classes),
+      ('embed', 'classes'),
+      self.initializer,
+      dtype=self.dtype,
+      name=f'classes{which}',
+    )(y).astype(jnp.float32)
 
 
 def mean(x: Float[Array, 'B T D'], valid: Bool[Array, 'B T']) -> Float[Array, 'B D']:
@@ -69,7 +78,7 @@ POOLINGS = {
   'first': (first,),
   'first_two': (first, second),
   'mean': (mean,),
-  'none': (lambda x, valid: x,),   # each token for itself
+  'none': (lambda x, valid: x,),  # each token for itself
 }
 # And how many tokens must stand before an image's patches for it.
 LEADING = {'first': 1, 'first_two': 2, 'mean': 0}

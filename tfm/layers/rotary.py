@@ -7,6 +7,7 @@ import numpy as np
 
 from tfm.shapes import Array, Float, Int
 
+
 # Radians per token of each pair of channels, on the host in float64, and a factor on what is rotated.
 Waves = tuple[np.ndarray, float]
 
@@ -31,7 +32,7 @@ def angles(positions: Int[Array, 'B T'], frequencies: np.ndarray) -> Float[Array
 
 
 def rotated(
-    x: Float[Array, 'B T H C'], angles: Float[Array, 'B T N'], interleaved: bool = False, factor: float = 1.0
+  x: Float[Array, 'B T H C'], angles: Float[Array, 'B T N'], interleaved: bool = False, factor: float = 1.0
 ) -> Float[Array, 'B T H C']:
   """Turns the pairs of the first 2N channels of each head by N angles, and stretches them by `factor`.
 
@@ -68,7 +69,7 @@ def linear(theta: float, channels: int, factor: float) -> Waves:
 
 
 def dynamic(
-    theta: float, channels: int, longest: int, factor: float, original: int, length: int | None = None
+  theta: float, channels: int, longest: int, factor: float, original: int, length: int | None = None
 ) -> Waves:
   """Dynamic NTK: theta · (factor · length / original - factor + 1)^(channels / (channels - 2)), where
   `length` exceeds `original` (bloc97 and emozilla 2023; Peng et al. 2023, §3.3, where factor is 1).
@@ -84,16 +85,24 @@ def dynamic(
   _at_least(1, factor=factor, original=original)
   length = _length(length, longest, original)
   if channels < 4:
-    raise ValueError(f'the exponent is channels / (channels - 2), and only {channels} channels are rotated; '
-                     'rotate 4 or more')
+    raise ValueError(
+      f'the exponent is channels / (channels - 2), and only {channels} channels are rotated; rotate 4 or more'
+    )
   grown = factor * length / original - factor + 1
   return frequencies(theta * grown ** (channels / (channels - 2)), channels), 1.0
 
 
 def yarn(
-    theta: float, channels: int, factor: float, original: int, beta_fast: float = 32.0,
-    beta_slow: float = 1.0, attention_factor: float | None = None, mscale: float = 1.0,
-    mscale_all_dim: float = 0.0, truncate: bool = True,
+  theta: float,
+  channels: int,
+  factor: float,
+  original: int,
+  beta_fast: float = 32.0,
+  beta_slow: float = 1.0,
+  attention_factor: float | None = None,
+  mscale: float = 1.0,
+  mscale_all_dim: float = 0.0,
+  truncate: bool = True,
 ) -> Waves:
   """Slow frequencies divided by `factor`, fast ones kept, and what is rotated stretched (Peng et al. 2023,
   §3.4).
@@ -115,14 +124,18 @@ def yarn(
   if theta <= 1:
     raise ValueError(f'theta={theta} must be above 1, or later pairs turn no slower')
   # The real-valued index of the pair that turns so many times.
-  low, high = (channels * math.log(original / (2 * math.pi * turns)) / (2 * math.log(theta))
-               for turns in (beta_fast, beta_slow))
+  low, high = (
+    channels * math.log(original / (2 * math.pi * turns)) / (2 * math.log(theta))
+    for turns in (beta_fast, beta_slow)
+  )
   if truncate:
     low, high = math.floor(low), math.ceil(high)
   low, high = max(low, 0), min(high, channels - 1)
   if low > high:
-    raise ValueError(f'original={original} is so {"short" if high < 0 else "long"} that no pair of '
-                     f'theta={theta} turns from beta_slow={beta_slow} to beta_fast={beta_fast} times in it')
+    raise ValueError(
+      f'original={original} is so {"short" if high < 0 else "long"} that no pair of '
+      f'theta={theta} turns from beta_slow={beta_slow} to beta_fast={beta_fast} times in it'
+    )
   high = high + 0.001 if low == high else high  # a step; so small as published
   kept = 1 - np.clip((np.arange(channels // 2) - low) / (high - low), 0, 1)
   if attention_factor is None:
@@ -132,8 +145,12 @@ def yarn(
 
 
 def llama3(
-    theta: float, channels: int, factor: float = 8.0, low_freq_factor: float = 1.0,
-    high_freq_factor: float = 4.0, original: int = 8192,
+  theta: float,
+  channels: int,
+  factor: float = 8.0,
+  low_freq_factor: float = 1.0,
+  high_freq_factor: float = 4.0,
+  original: int = 8192,
 ) -> Waves:
   """Slow frequencies divided by `factor`, fast ones kept (Llama Team 2024, Llama 3.1, in its code).
 
@@ -149,9 +166,15 @@ def llama3(
 
 
 def longrope(
-    theta: float, channels: int, longest: int, short_factor: tuple[float, ...],
-    long_factor: tuple[float, ...], original: int, factor: float | None = None,
-    attention_factor: float | None = None, length: int | None = None,
+  theta: float,
+  channels: int,
+  longest: int,
+  short_factor: tuple[float, ...],
+  long_factor: tuple[float, ...],
+  original: int,
+  factor: float | None = None,
+  attention_factor: float | None = None,
+  length: int | None = None,
 ) -> Waves:
   """Each frequency divided by a factor of its own, and what is rotated stretched (Ding et al. 2024; Phi-3).
 

@@ -30,7 +30,9 @@ class Transform(nn.Module):
 
   @nn.compact
   def __call__(self, x: Float[Array, '... D']) -> Float[Array, '... D']:
-    y = Linear((self.width, self.width), ('embed', 'mlp'), self.initializer, dtype=self.dtype, name='dense')(x)
+    y = Linear((self.width, self.width), ('embed', 'mlp'), self.initializer, dtype=self.dtype, name='dense')(
+      x
+    )
     y = ACTIVATIONS[self.activation](y)
-    y = shard(y, *('batch', 'length')[:y.ndim - 1], 'embed')
+    y = shard(y, *('batch', 'length')[: y.ndim - 1], 'embed')
     return self.norm(name='norm')(y) if self.norm else y

@@ -7,6 +7,7 @@ import numpy as np
 from tfm.masks.protocol import Mask, check_whole
 from tfm.shapes import Array, Bool, Int
 
+
 # The largest prime whose square fits into 31 bits: products of two residues overflow nowhere.
 PRIME = 46337
 
@@ -87,7 +88,7 @@ class BigBird(Mask):
 
 
 def choice(
-    yes: Bool[Array, '*#N'], a: Int[Array, '*#N'] | int, b: Int[Array, '*#N'] | int
+  yes: Bool[Array, '*#N'], a: Int[Array, '*#N'] | int, b: Int[Array, '*#N'] | int
 ) -> Int[Array, '*N']:
   """a where `yes`, else b, by operators."""
   return b + yes * (a - b)

@@ -19,12 +19,16 @@ class Prefix(Mask):
   reads = frozenset({'prefix'})
 
   def __call__(self, q, k):
-    raise ValueError("the mask 'prefix' is asked without the prefix lengths; `given(prefix)` puts them in place")
+    raise ValueError(
+      "the mask 'prefix' is asked without the prefix lengths; `given(prefix)` puts them in place"
+    )
 
   def given(self, prefix):
     if prefix is None:
-      raise ValueError("the mask 'prefix' wants to know the prefix length of each document, and the context has none; "
-                       "an objective that draws them would do")
+      raise ValueError(
+        "the mask 'prefix' wants to know the prefix length of each document, and the context has none; "
+        'an objective that draws them would do'
+      )
     return _Given(prefix)
 
   def bounds(self, q, k, layout):

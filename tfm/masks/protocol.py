@@ -13,6 +13,7 @@ import numpy as np
 
 from tfm.shapes import Array, Bool, Int
 
+
 # What a caller can promise about rows of tokens, for planning on the host:
 #   whole   the token at index i stands at position i, and padding behind the last (one document a row);
 #   packed  two tokens of one document are as far apart in position as in index;
@@ -49,7 +50,7 @@ class Mask(abc.ABC):
     return self
 
   def bounds(
-      self, q: Int[np.ndarray, '*#N'], k: Int[np.ndarray, '*#N'], layout: str
+    self, q: Int[np.ndarray, '*#N'], k: Int[np.ndarray, '*#N'], layout: str
   ) -> tuple[Bool[np.ndarray, '*N'], Bool[np.ndarray, '*N']]:
     """(certainly seen, possibly seen) for the pairs at *indices* q and k of rows of that layout.
 
@@ -209,5 +210,6 @@ def density(mask: Mask, queries: int, keys: int | None = None) -> float:
   """The share of the pairs of `table` that the mask lets through, counted some rows at a time."""
   keys = queries if keys is None else keys
   rows = max(1, 2**24 // keys)
-  return sum(int(table(mask, min(start + rows, queries), keys, start).sum())
-             for start in range(0, queries, rows)) / (queries * keys)
+  return sum(
+    int(table(mask, min(start + rows, queries), keys, start).sum()) for start in range(0, queries, rows)
+  ) / (queries * keys)

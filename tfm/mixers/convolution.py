@@ -58,11 +58,14 @@ class Convolution(Mixer):
       raise ValueError(f'taps={self.taps} must be at least 2, or no token would hear of another')
     whole = isinstance(self.dilations, tuple) and all(type(d) is int and d >= 1 for d in self.dilations)
     if not whole or not self.dilations:
-      raise ValueError(f'dilations={self.dilations!r} must be whole numbers from 1, one for each layer; '
-                       '(1, 2, 4) would do')
+      raise ValueError(
+        f'dilations={self.dilations!r} must be whole numbers from 1, one for each layer; (1, 2, 4) would do'
+      )
     if self.dropout > 0:
-      raise ValueError(f'dropout.attention={self.dropout} drops mixing weights, of which a convolution has '
-                       'none; 0 would do, or dropout.residual')
+      raise ValueError(
+        f'dropout.attention={self.dropout} drops mixing weights, of which a convolution has '
+        'none; 0 would do, or dropout.residual'
+      )
 
   @property
   def reaches(self):
@@ -71,15 +74,18 @@ class Convolution(Mixer):
 
   @nn.nowrap
   def init_cache(self, batch, length):
-    inputs = tuple(shard(jnp.zeros((batch, reach, self.width), self.dtype), 'batch', 'length', 'embed')
-                   for reach in self.reaches)
+    inputs = tuple(
+      shard(jnp.zeros((batch, reach, self.width), self.dtype), 'batch', 'length', 'embed')
+      for reach in self.reaches
+    )
     return Cache(inputs, shard(jnp.zeros((batch, max(self.reaches)), jnp.int32), 'batch', 'length'))
 
   @nn.compact
   def __call__(self, x, memory, context, cache):
     if memory is not None:
-      raise ValueError("mixer='convolution' looks back on its own sequence and reads no memory; "
-                       "'softmax' would do")
+      raise ValueError(
+        "mixer='convolution' looks back on its own sequence and reads no memory; 'softmax' would do"
+      )
     before = self.init_cache(len(x), 0) if cache is None else cache
     h, segments = x.astype(self.dtype), context.segments
     # Padding goes to the end, where it separates no token from what the cache remembers, nor from the
@@ -92,38 +98,56 @@ class Convolution(Mixer):
     inputs = []
     for i, (d, reach) in enumerate(zip(self.dilations, self.reaches)):
       inputs.append(jnp.concatenate([before.inputs[i], h], 1))
-      seen = window(inputs[-1], row[:, row.shape[1] - inputs[-1].shape[1]:], self.taps, d)
+      seen = window(inputs[-1], row[:, row.shape[1] - inputs[-1].shape[1] :], self.taps, d)
       gated = self.convolve(f'value_{i}', seen) * nn.sigmoid(self.convolve(f'gate_{i}', seen))
       h = shard(h + gated, 'batch', 'length', 'embed')
     if moved:
       h = rows(h, jnp.argsort(order, axis=1))
-    y = Linear((self.width, self.width), ('mlp', 'embed'), self.output_initializer, bias=self.bias,
-               dtype=self.dtype, name='out')(h)
+    y = Linear(
+      (self.width, self.width),
+      ('mlp', 'embed'),
+      self.output_initializer,
+      bias=self.bias,
+      dtype=self.dtype,
+      name='out',
+    )(h)
     if cache is not None:
       count = (segments > 0).sum(1)
-      cache = Cache(tuple(latest(x, count, reach) for x, reach in zip(inputs, self.reaches)),
-                    latest(row, count, max(self.reaches)))
+      cache = Cache(
+        tuple(latest(x, count, reach) for x, reach in zip(inputs, self.reaches)),
+        latest(row, count, max(self.reaches)),
+      )
     return shard(y, 'batch', 'length', 'embed'), cache
 
   def convolve(self, name, seen):
-    y = Linear((self.taps, self.width, self.width), ('taps', 'embed', 'mlp'), self.initializer, contracted=2,
-               bias=self.bias, dtype=self.dtype, name=name)(seen)
+    y = Linear(
+      (self.taps, self.width, self.width),
+      ('taps', 'embed', 'mlp'),
+      self.initializer,
+      contracted=2,
+      bias=self.bias,
+      dtype=self.dtype,
+      name=name,
+    )(seen)
     return shard(y, 'batch', 'length', 'mlp')
 
 
 def window(
-    x: Float[Array, 'B S D'], segments: Int[Array, 'B S'], taps: int, dilation: int
+  x: Float[Array, 'B S D'], segments: Int[Array, 'B S'], taps: int, dilation: int
 ) -> Float[Array, 'B T taps D']:
   """[b, t, j] = x at j · dilation before token t in its document, else zeros.
 
   The T tokens are the last ones of S, and (taps - 1) · dilation stand before them.
   """
   T = x.shape[1] - (taps - 1) * dilation
+
   def back(y, j):
     start = (taps - 1 - j) * dilation
-    return y[:, start:start + T]
-  return jnp.stack([
-    jnp.where((back(segments, j) == back(segments, 0))[..., None], back(x, j), 0) for j in range(taps)], 2)
+    return y[:, start : start + T]
+
+  return jnp.stack(
+    [jnp.where((back(segments, j) == back(segments, 0))[..., None], back(x, j), 0) for j in range(taps)], 2
+  )
 
 
 def latest(x: Array, count: Int[Array, 'B'], length: int) -> Array:

@@ -6,11 +6,11 @@ import jax.numpy as jnp
 from flax import struct
 
 from tfm.layers.causal_convolution import CausalConvolution, Window
-from tfm.layers.chunks import Runs, cut, joined
 from tfm.layers.linear import Linear
 from tfm.layers.norm import RMSNorm
-from tfm.layers.state_space import LOG_RATES, beginnings, segment_sums, step_bias
-from tfm.layers.triangular import solve
+from tfm.mixers._chunks import Runs, cut, joined
+from tfm.mixers._state_space import LOG_RATES, beginnings, segment_sums, step_bias
+from tfm.mixers._triangular import solve
 from tfm.mixers.protocol import Mixer
 from tfm.parallel.rows import handed_on
 from tfm.parallel.sharding import partitioned, shard
@@ -57,14 +57,18 @@ class GatedDelta(Mixer):
       if getattr(self, name) < 1:
         raise ValueError(f'{name}={getattr(self, name)} must be at least 1')
     if self.dropout > 0:
-      raise ValueError(f'dropout.attention={self.dropout} drops mixing weights, of which the delta rule has '
-                       'none; 0 would do, or dropout.residual')
+      raise ValueError(
+        f'dropout.attention={self.dropout} drops mixing weights, of which the delta rule has '
+        'none; 0 would do, or dropout.residual'
+      )
 
   @nn.nowrap
   def init_cache(self, batch, length):
     state = jnp.zeros((batch, self.heads, self.head_width, self.head_width), jnp.float32)
-    windows = {name: Window.empty((batch, self.taps - 1, heads, self.head_width), (axis, 'kv'), self.dtype)
-               for name, axis, heads in self.read()}
+    windows = {
+      name: Window.empty((batch, self.taps - 1, heads, self.head_width), (axis, 'kv'), self.dtype)
+      for name, axis, heads in self.read()
+    }
     return Cache(shard(state, 'batch', 'heads', 'state', 'kv'), jnp.zeros(batch, jnp.int32), windows)
 
   @nn.nowrap
@@ -75,41 +79,70 @@ class GatedDelta(Mixer):
   @nn.compact
   def __call__(self, x, memory, context, cache):
     if memory is not None:
-      raise ValueError("mixer='gated_delta' keeps one state for one sequence and reads no memory; "
-                       "'softmax' would do")
+      raise ValueError(
+        "mixer='gated_delta' keeps one state for one sequence and reads no memory; 'softmax' would do"
+      )
     before = self.init_cache(len(x), 0) if cache is None else cache
     made, windows = {}, {}
     for name, axis, heads in self.read():
       convolution = CausalConvolution(
-        (heads, self.head_width), (axis, 'kv'), self.taps, bias=False, dtype=self.dtype,
-        name=f'{name}_convolution')
+        (heads, self.head_width),
+        (axis, 'kv'),
+        self.taps,
+        bias=False,
+        dtype=self.dtype,
+        name=f'{name}_convolution',
+      )
       y, windows[name] = convolution(
-        self.project(name, axis, heads, x), context.segments, None if cache is None else cache.windows[name],
-        unbroken=cache is None and context.layout != 'any')
+        self.project(name, axis, heads, x),
+        context.segments,
+        None if cache is None else cache.windows[name],
+        unbroken=cache is None and context.layout != 'any',
+      )
       made[name] = nn.silu(y.astype(jnp.float32))
     q, k = unit(made['q']) * self.head_width**-0.5, unit(made['k'])
     first, segment = beginnings(context.segments, before.segment)
     with jax.named_scope('delta_rule'):
       state, y = handed_on(
-        lambda state, rows, _: delta_rule(*rows, state, self.chunk)[::-1], before.state,
-        (q, k, made['v'], *self.rates(x, context.segments != 0), first), unit=identity, act=jnp.matmul)
+        lambda state, rows, _: delta_rule(*rows, state, self.chunk)[::-1],
+        before.state,
+        (q, k, made['v'], *self.rates(x, context.segments != 0), first),
+        unit=identity,
+        act=jnp.matmul,
+      )
     y = RMSNorm(axis='kv', name='norm')(shard(y, 'batch', 'length', 'heads', 'kv'))
     y = y * nn.silu(self.project('gate', 'heads', self.heads, x).astype(jnp.float32))
-    y = Linear((self.heads, self.head_width, self.width), ('heads', 'kv', 'embed'),
-               self.output_initializer, contracted=2, bias=self.bias, dtype=self.dtype, name='out')(y)
+    y = Linear(
+      (self.heads, self.head_width, self.width),
+      ('heads', 'kv', 'embed'),
+      self.output_initializer,
+      contracted=2,
+      bias=self.bias,
+      dtype=self.dtype,
+      name='out',
+    )(y)
     return shard(y, 'batch', 'length', 'embed'), None if cache is None else Cache(state, segment, windows)
 
   def project(self, name, axis, heads, x):
-    y = Linear((self.width, heads, self.head_width), ('embed', axis, 'kv'), self.initializer,
-               bias=self.bias, dtype=self.dtype, name=name)(x)
+    y = Linear(
+      (self.width, heads, self.head_width),
+      ('embed', axis, 'kv'),
+      self.initializer,
+      bias=self.bias,
+      dtype=self.dtype,
+      name=name,
+    )(x)
     return shard(y, 'batch', 'length', axis, 'kv')
 
   def rates(self, x, real):
     """log α and β of every token and head, in float32; 0 for padding."""
+
     def rate(name, bias):
-      y = Linear((self.width, self.heads), ('embed', 'heads'), self.initializer,
-                 bias=bias, dtype=self.dtype, name=name)(x)
+      y = Linear(
+        (self.width, self.heads), ('embed', 'heads'), self.initializer, bias=bias, dtype=self.dtype, name=name
+      )(x)
       return shard(y, 'batch', 'length', 'heads').astype(jnp.float32)
+
     scale = self.param('A_log', partitioned(LOG_RATES, ('heads',)), (self.heads,), jnp.float32)
     bias = self.param('dt_bias', partitioned(step_bias(), ('heads',)), (self.heads,), jnp.float32)
     log_decay = -jnp.exp(scale)[None, None] * nn.softplus(rate('alpha', bias=False) + bias[None, None])
@@ -117,9 +150,14 @@ class GatedDelta(Mixer):
 
 
 def delta_rule(
-    q: Float[Array, 'B T K C'], k: Float[Array, 'B T K C'], v: Float[Array, 'B T H C2'],
-    log_decay: Float[Array, 'B T H'], beta: Float[Array, 'B T H'], first: Bool[Array, 'B T'],
-    state: Float[Array, 'B H C C2'], chunk: int,
+  q: Float[Array, 'B T K C'],
+  k: Float[Array, 'B T K C'],
+  v: Float[Array, 'B T H C2'],
+  log_decay: Float[Array, 'B T H'],
+  beta: Float[Array, 'B T H'],
+  first: Bool[Array, 'B T'],
+  state: Float[Array, 'B H C C2'],
+  chunk: int,
 ) -> tuple[Float[Array, 'B T H C2'], Float[Array, 'B H C C2']]:
   """S_t q_t of the gated delta rule, and the last state, by chunks, in float32 (Yang et al. 2024, §3.3).
 
@@ -156,11 +194,14 @@ def delta_rule(
 
   shape = state.shape
   state, (states, u) = jax.lax.scan(
-    step, state.reshape(len(state), K, -1, *shape[2:]),
-    jax.tree.map(lambda x: x.swapaxes(0, 1), (u, w, leaving * k, through)))
+    step,
+    state.reshape(len(state), K, -1, *shape[2:]),
+    jax.tree.map(lambda x: x.swapaxes(0, 1), (u, w, leaving * k, through)),
+  )
   weights = upto * jnp.einsum('BNKGIC,BNKGJC->BNKGIJ', q, k)
-  y = (jnp.einsum('BNKGIJ,NBKGJE->BNKGIE', weights, u)
-       + jnp.einsum('BNKGIC,NBKGCE->BNKGIE', entering * q, states))
+  y = jnp.einsum('BNKGIJ,NBKGJE->BNKGIE', weights, u) + jnp.einsum(
+    'BNKGIC,NBKGCE->BNKGIE', entering * q, states
+  )
   return joined(y, T), state.reshape(shape)
 
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from tfm.layers.linear import Linear
 from tfm.layers.norm import RMSNorm
-from tfm.layers.token_cache import TokenCache
+from tfm.mixers._token_cache import TokenCache
 from tfm.mixers.protocol import Mixer
 from tfm.parallel.sharding import partitioned, shard
 
@@ -62,11 +62,15 @@ class Latent(Mixer):
       if getattr(self, field) < least:
         raise ValueError(f'{field}={getattr(self, field)} must be {least} or more channels')
     if self.position.func.reads_content:
-      raise ValueError(f'the position {self.position.func.__name__.lower()!r} reads the keys, which are never '
-                       "made when decoding; one that only rotates, such as 'rope', would do")
+      raise ValueError(
+        f'the position {self.position.func.__name__.lower()!r} reads the keys, which are never '
+        "made when decoding; one that only rotates, such as 'rope', would do"
+      )
     if not self.score.func.absorbs:
-      raise ValueError(f'the score {self.score.func.__name__.lower()!r} needs keys, which are never made when '
-                       "decoding; 'dot' would do")
+      raise ValueError(
+        f'the score {self.score.func.__name__.lower()!r} needs keys, which are never made when '
+        "decoding; 'dot' would do"
+      )
     try:
       self.position(head_width=self.positioned, parent=None).check()
     except ValueError as error:
@@ -104,24 +108,38 @@ class Latent(Mixer):
     else:
       keys = cache = cache.append(context, latent=jnp.concatenate([latent[:, :, None], rotated], -1))
       k, layout = cache['latent'], 'any'
-      v = k[..., :self.rank]
+      v = k[..., : self.rank]
       q = shard(jnp.einsum('BTHC,RHC->BTHR', q, up_k), 'batch', 'length', 'heads', None)
     # The logits' scale is that of the keys as they are in training.
     score = self.score(head_width=self.head_width + self.rope_width, name='score')()
     q = jnp.concatenate([q, rotated_q], -1)
     with jax.named_scope('kernel'):
       asked = dict(
-        score=score, mask=self.mask, bias=position.bias(context.shared.get(position.identity)),
-        q_positions=context.positions, k_positions=keys.positions,
-        q_segments=context.segments, k_segments=keys.segments, k_prefix=keys.prefix, layout=layout,
+        score=score,
+        mask=self.mask,
+        bias=position.bias(context.shared.get(position.identity)),
+        q_positions=context.positions,
+        k_positions=keys.positions,
+        q_segments=context.segments,
+        k_segments=keys.segments,
+        k_prefix=keys.prefix,
+        layout=layout,
         dropout=self.dropout,
-        dropout_key=self.make_rng('dropout') if context.train and self.dropout > 0 else None)
+        dropout_key=self.make_rng('dropout') if context.train and self.dropout > 0 else None,
+      )
       y = self.kernel(q, k, v, **asked)
     self.tell(lambda: self.kernel.all_weights(q, k, **asked))
     if cache is not None:
       y = jnp.einsum('BTHR,RHC->BTHC', y, up_v)
-    y = Linear((self.heads, self.values, self.width), ('heads', 'kv', 'embed'),
-               self.output_initializer, contracted=2, bias=self.bias, dtype=self.dtype, name='out')(y)
+    y = Linear(
+      (self.heads, self.values, self.width),
+      ('heads', 'kv', 'embed'),
+      self.output_initializer,
+      contracted=2,
+      bias=self.bias,
+      dtype=self.dtype,
+      name='out',
+    )(y)
     return shard(y, 'batch', 'length', 'embed'), cache
 
   def queries(self, x):
@@ -129,16 +147,23 @@ class Latent(Mixer):
     if self.query_rank:
       x = RMSNorm(axis='rank', name='q_norm')(self.linear('q_down', x, self.query_rank))
     shape = x.shape[-1], self.heads, self.head_width + self.rope_width
-    q = Linear(shape, ('embed', 'heads', 'kv'), self.initializer, bias=self.bias and not self.query_rank,
-               dtype=self.dtype, name='q')(x)
+    q = Linear(
+      shape,
+      ('embed', 'heads', 'kv'),
+      self.initializer,
+      bias=self.bias and not self.query_rank,
+      dtype=self.dtype,
+      name='q',
+    )(x)
     return shard(q, 'batch', 'length', 'heads', 'kv')
 
   def linear(self, name, x, rank):
     """A projection down to a few channels."""
     # The kernels into a rank and out of it are large: they are cut as all kernels are, what is contracted
     # like the model width, what is made like a hidden one. What lies between is small, and whole.
-    y = Linear((self.width, rank), ('embed', 'mlp'), self.initializer, bias=self.bias, dtype=self.dtype,
-               name=name)(x)
+    y = Linear(
+      (self.width, rank), ('embed', 'mlp'), self.initializer, bias=self.bias, dtype=self.dtype, name=name
+    )(x)
     return shard(y, 'batch', 'length', None)
 
   def up(self, name, channels):

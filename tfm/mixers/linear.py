@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from tfm.layers.chunks import Runs, cut, joined, reversed_time
 from tfm.layers.linear import Linear
-from tfm.layers.state_space import beginnings
+from tfm.mixers._chunks import Runs, cut, joined, reversed_time
+from tfm.mixers._state_space import beginnings
 from tfm.mixers.protocol import Mixer
 from tfm.parallel.rows import handed_on
 from tfm.parallel.sharding import shard
@@ -62,8 +62,10 @@ class LinearAttention(Mixer):
     if self.chunk < 1:
       raise ValueError(f'chunk={self.chunk} must be at least 1 token')
     if self.dropout > 0:
-      raise ValueError(f'dropout.attention={self.dropout} drops mixing weights, which linear attention does '
-                       'not make for all pairs; 0 would do, or dropout.residual')
+      raise ValueError(
+        f'dropout.attention={self.dropout} drops mixing weights, which linear attention does '
+        'not make for all pairs; 0 would do, or dropout.residual'
+      )
 
   @property
   def causal(self) -> bool:
@@ -79,22 +81,32 @@ class LinearAttention(Mixer):
   def check_steps(self):
     """Raises ValueError where there is no step form."""
     if not self.causal:
-      raise ValueError("mixer='linear' has no step form under a mask that looks ahead, as every token "
-                       "changes what those before it read; mask='causal' would do")
+      raise ValueError(
+        "mixer='linear' has no step form under a mask that looks ahead, as every token "
+        "changes what those before it read; mask='causal' would do"
+      )
 
   @nn.nowrap
   def empty(self, batch: int) -> Cache:
     """Nothing read yet."""
+
     def zeros(channels):
-      return shard(jnp.zeros((batch, self.kv_heads, self.head_width, channels), jnp.float32),
-                   'batch', 'kv_heads', 'state', 'kv' if channels > 1 else None)
+      return shard(
+        jnp.zeros((batch, self.kv_heads, self.head_width, channels), jnp.float32),
+        'batch',
+        'kv_heads',
+        'state',
+        'kv' if channels > 1 else None,
+      )
+
     return Cache(zeros(self.head_width), zeros(1), jnp.zeros(batch, jnp.int32))
 
   @nn.compact
   def __call__(self, x, memory, context, cache):
     if memory is not None:
-      raise ValueError("mixer='linear' keeps one state for one sequence and reads no memory; "
-                       "'softmax' would do")
+      raise ValueError(
+        "mixer='linear' keeps one state for one sequence and reads no memory; 'softmax' would do"
+      )
     if cache is not None:
       self.check_steps()
     before = self.empty(len(x)) if cache is None else cache
@@ -106,12 +118,21 @@ class LinearAttention(Mixer):
     rotated = self.position(name='position').rotate(q, k, context.positions, context.positions)
     with jax.named_scope('sums'):
       first, segment = beginnings(context.segments, before.segment)
-      last = None if self.causal else beginnings(context.segments[:, ::-1], jnp.zeros_like(segment))[0][:, ::-1]
+      last = (
+        None if self.causal else beginnings(context.segments[:, ::-1], jnp.zeros_like(segment))[0][:, ::-1]
+      )
       state, y = self.sums(before.state, *rotated, v, first, last)
       normalizer, total = self.sums(before.normalizer, q, k, ones, first, last)
     y = shard((y / (total + 1e-6)).astype(self.dtype), 'batch', 'length', 'heads', 'kv')
-    y = Linear((self.heads, self.head_width, self.width), ('heads', 'kv', 'embed'),
-               self.output_initializer, contracted=2, bias=self.bias, dtype=self.dtype, name='out')(y)
+    y = Linear(
+      (self.heads, self.head_width, self.width),
+      ('heads', 'kv', 'embed'),
+      self.output_initializer,
+      contracted=2,
+      bias=self.bias,
+      dtype=self.dtype,
+      name='out',
+    )(y)
     return shard(y, 'batch', 'length', 'embed'), None if cache is None else Cache(state, normalizer, segment)
 
   def sums(self, state, *rows):
@@ -121,8 +142,14 @@ class LinearAttention(Mixer):
     return handed_on(lambda state, rows, _: summed(state, *rows, self.chunk), state, rows)
 
   def project(self, name, axis, heads, x):
-    y = Linear((self.width, heads, self.head_width), ('embed', axis, 'kv'), self.initializer,
-               bias=self.bias, dtype=self.dtype, name=name)(x)
+    y = Linear(
+      (self.width, heads, self.head_width),
+      ('embed', axis, 'kv'),
+      self.initializer,
+      bias=self.bias,
+      dtype=self.dtype,
+      name=name,
+    )(x)
     return shard(y, 'batch', 'length', axis, 'kv')
 
   def featured(self, x):
@@ -131,8 +158,13 @@ class LinearAttention(Mixer):
 
 
 def summed(
-    state: Float[Array, 'B K C C2'], q: Float[Array, 'B T H C'], k: Float[Array, 'B T K C'], v: Float[Array, 'B T K C2'],
-    first: Bool[Array, 'B T'], last: Bool[Array, 'B T'] | None, chunk: int,
+  state: Float[Array, 'B K C C2'],
+  q: Float[Array, 'B T H C'],
+  k: Float[Array, 'B T K C'],
+  v: Float[Array, 'B T K C2'],
+  first: Bool[Array, 'B T'],
+  last: Bool[Array, 'B T'] | None,
+  chunk: int,
 ) -> tuple[Float[Array, 'B K C C2'], Float[Array, 'B T H C2']]:
   """The state Σ k_s v_sᵀ of the last document, after one of what came before, and Σ_s (q_t·k_s) v_s over the s of t's
   document, in float32.

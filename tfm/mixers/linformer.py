@@ -51,50 +51,83 @@ class Linformer(Mixer):
 
   @nn.nowrap
   def init_cache(self, batch, length):
-    raise ValueError("mixer='linformer' mixes all tokens before it looks at one, so there is no cache to "
-                     "decode with; 'softmax' would do")
+    raise ValueError(
+      "mixer='linformer' mixes all tokens before it looks at one, so there is no cache to "
+      "decode with; 'softmax' would do"
+    )
 
   @nn.compact
   def __call__(self, x, memory, context, cache):
     position = self.position(name='position')
     B, T = x.shape[:2]
     if memory is not None:
-      raise ValueError("mixer='linformer' projects the length of its own sequence and reads no memory; "
-                       "'softmax' would do")
+      raise ValueError(
+        "mixer='linformer' projects the length of its own sequence and reads no memory; 'softmax' would do"
+      )
     if cache is not None:
       self.init_cache(B, T)
     if T > position.length:
-      raise ValueError(f"mixer='linformer' was given {T} tokens and projects a length of {position.length} "
-                       'at most; cut the sequence or train with a longer data.length')
-    q, k, v = (self.project(*form, x) for form in (
-      ('q', 'heads', self.heads), ('k', 'kv_heads', self.kv_heads), ('v', 'kv_heads', self.kv_heads)))
+      raise ValueError(
+        f"mixer='linformer' was given {T} tokens and projects a length of {position.length} "
+        'at most; cut the sequence or train with a longer data.length'
+      )
+    q, k, v = (
+      self.project(*form, x)
+      for form in (
+        ('q', 'heads', self.heads),
+        ('k', 'kv_heads', self.kv_heads),
+        ('v', 'kv_heads', self.kv_heads),
+      )
+    )
     q, k = position.rotate(q, k, context.positions, context.positions)
     k, v = self.shorten('E', k, context, position.length), self.shorten('F', v, context, position.length)
     # What the kernel sees are `rank` keys without a place of their own, for every query that is no padding.
     places = jnp.broadcast_to(jnp.arange(self.rank)[None], (B, self.rank))
     with jax.named_scope('kernel'):
       y = self.kernel(
-        q, k, v, score=self.score(name='score')(), mask=self.mask, bias=None,
-        q_positions=context.positions, k_positions=places,
-        q_segments=(context.segments > 0).astype(jnp.int32), k_segments=jnp.ones_like(places),
+        q,
+        k,
+        v,
+        score=self.score(name='score')(),
+        mask=self.mask,
+        bias=None,
+        q_positions=context.positions,
+        k_positions=places,
+        q_segments=(context.segments > 0).astype(jnp.int32),
+        k_segments=jnp.ones_like(places),
         dropout=self.dropout,
-        dropout_key=self.make_rng('dropout') if context.train and self.dropout > 0 else None)
-    y = Linear((self.heads, self.head_width, self.width), ('heads', 'kv', 'embed'),
-               self.output_initializer, contracted=2, bias=self.bias, dtype=self.dtype, name='out')(y)
+        dropout_key=self.make_rng('dropout') if context.train and self.dropout > 0 else None,
+      )
+    y = Linear(
+      (self.heads, self.head_width, self.width),
+      ('heads', 'kv', 'embed'),
+      self.output_initializer,
+      contracted=2,
+      bias=self.bias,
+      dtype=self.dtype,
+      name='out',
+    )(y)
     return shard(y, 'batch', 'length', 'embed'), None
 
   def project(self, name, axis, heads, x):
-    y = Linear((self.width, heads, self.head_width), ('embed', axis, 'kv'), self.initializer,
-               bias=self.bias, dtype=self.dtype, name=name)(x)
+    y = Linear(
+      (self.width, heads, self.head_width),
+      ('embed', axis, 'kv'),
+      self.initializer,
+      bias=self.bias,
+      dtype=self.dtype,
+      name=name,
+    )(x)
     return shard(y, 'batch', 'length', axis, 'kv')
 
   def shorten(self, name, x, context, length):
     """[B S K C] → [B rank K C], by the rows of a learned [length, rank] that the tokens' positions choose."""
-    table = self.param(name, partitioned(self.initializer((0,), (1,)), ('table', 'rank')),
-                       (length, self.rank), jnp.float32).astype(self.dtype)
+    table = self.param(
+      name, partitioned(self.initializer((0,), (1,)), ('table', 'rank')), (length, self.rank), jnp.float32
+    ).astype(self.dtype)
     real = context.segments > 0
     if context.layout == 'whole':
-      mixed = jnp.einsum('SR,BSKC->BRKC', table[:x.shape[1]], jnp.where(real[..., None, None], x, 0))
+      mixed = jnp.einsum('SR,BSKC->BRKC', table[: x.shape[1]], jnp.where(real[..., None, None], x, 0))
     else:
       chosen = jnp.where(real[..., None], table[jnp.where(real, context.positions, 0)], 0)
       mixed = jnp.einsum('BSR,BSKC->BRKC', chosen, x)

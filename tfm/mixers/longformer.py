@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from tfm.layers.linear import Linear
-from tfm.layers.token_cache import TokenCache
+from tfm.mixers._token_cache import TokenCache
 from tfm.mixers.protocol import Mixer
 from tfm.parallel.sharding import shard
 
@@ -47,7 +47,9 @@ class Longformer(Mixer):
 
   def check(self):
     if self.global_tokens < 0:
-      raise ValueError(f"global_tokens={self.global_tokens} must be 1 or more, or 0: told; 'softmax' does without")
+      raise ValueError(
+        f"global_tokens={self.global_tokens} must be 1 or more, or 0: told; 'softmax' does without"
+      )
 
   @property
   def sees_later(self):
@@ -79,22 +81,33 @@ class Longformer(Mixer):
     first = x.shape[1] if told or count and layout != 'whole' else min(count, x.shape[1])
     masks = {'': self.mask, '_global': self.mask}
     if told:
-      masks = {'': self.mask.or_prefix(), '_global': self.mask | ~self.mask}   # the latter is everything
+      masks = {'': self.mask.or_prefix(), '_global': self.mask | ~self.mask}  # the latter is everything
 
     def asked(kind, queries):
       """By the first so many queries."""
       return dict(
-        score=score, mask=masks[kind], bias=bias,
-        q_positions=context.positions[:, :queries], k_positions=keys.positions,
-        q_segments=context.segments[:, :queries], k_segments=keys.segments,
-        k_prefix=keys.prefix, layout=layout, dropout=self.dropout)
+        score=score,
+        mask=masks[kind],
+        bias=bias,
+        q_positions=context.positions[:, :queries],
+        k_positions=keys.positions,
+        q_segments=context.segments[:, :queries],
+        k_segments=keys.segments,
+        k_prefix=keys.prefix,
+        layout=layout,
+        dropout=self.dropout,
+      )
 
     def attend(kind, queries):
       """By one set of projections."""
       with jax.named_scope('kernel'):
         return self.kernel(
-          read[f'q{kind}'][:, :queries], read[f'k{kind}'], read[f'v{kind}'], **asked(kind, queries),
-          dropout_key=self.make_rng('dropout') if context.train and self.dropout > 0 else None)
+          read[f'q{kind}'][:, :queries],
+          read[f'k{kind}'],
+          read[f'v{kind}'],
+          **asked(kind, queries),
+          dropout_key=self.make_rng('dropout') if context.train and self.dropout > 0 else None,
+        )
 
     def weights(kind, queries):
       found = self.kernel.all_weights(read[f'q{kind}'][:, :queries], read[f'k{kind}'], **asked(kind, queries))
@@ -111,12 +124,25 @@ class Longformer(Mixer):
 
     y = by_kind(attend)
     self.tell(lambda: by_kind(weights).swapaxes(1, 2))
-    y = Linear((self.heads, self.head_width, self.width), ('heads', 'kv', 'embed'),
-               self.output_initializer, contracted=2, bias=self.bias, dtype=self.dtype, name='out')(y)
+    y = Linear(
+      (self.heads, self.head_width, self.width),
+      ('heads', 'kv', 'embed'),
+      self.output_initializer,
+      contracted=2,
+      bias=self.bias,
+      dtype=self.dtype,
+      name='out',
+    )(y)
     return shard(y, 'batch', 'length', 'embed'), cache
 
   def project(self, name, x):
     axis, heads = ('heads', self.heads) if name.startswith('q') else ('kv_heads', self.kv_heads)
-    y = Linear((self.width, heads, self.head_width), ('embed', axis, 'kv'), self.initializer,
-               bias=self.bias, dtype=self.dtype, name=name)(x)
+    y = Linear(
+      (self.width, heads, self.head_width),
+      ('embed', axis, 'kv'),
+      self.initializer,
+      bias=self.bias,
+      dtype=self.dtype,
+      name=name,
+    )(x)
     return shard(y, 'batch', 'length', axis, 'kv')

@@ -10,7 +10,7 @@ from flax import struct
 from tfm.layers.causal_convolution import CausalConvolution, Window
 from tfm.layers.initializer import Initializer, ones, uniform
 from tfm.layers.linear import Linear
-from tfm.layers.state_space import beginnings, by_chunks, step_bias
+from tfm.mixers._state_space import beginnings, by_chunks, step_bias
 from tfm.mixers.protocol import Mixer
 from tfm.parallel.rows import handed_on
 from tfm.parallel.sharding import partitioned, shard
@@ -64,8 +64,10 @@ class Mamba(Mixer):
       if getattr(self, name) is not None and getattr(self, name) < 1:
         raise ValueError(f'{name}={getattr(self, name)} must be at least 1')
     if self.dropout > 0:
-      raise ValueError(f'dropout.attention={self.dropout} drops mixing weights, of which a state space has '
-                       'none; 0 would do, or dropout.residual')
+      raise ValueError(
+        f'dropout.attention={self.dropout} drops mixing weights, of which a state space has '
+        'none; 0 would do, or dropout.residual'
+      )
 
   @property
   def inner(self):
@@ -76,7 +78,9 @@ class Mamba(Mixer):
     state = jnp.zeros((batch, self.inner, self.state), jnp.float32)
     return Cache(
       Window.empty((batch, self.taps - 1, self.inner), ('mlp',), self.dtype),
-      shard(state, 'batch', 'mlp', 'state'), jnp.zeros(batch, jnp.int32))
+      shard(state, 'batch', 'mlp', 'state'),
+      jnp.zeros(batch, jnp.int32),
+    )
 
   @nn.compact
   def __call__(self, x, memory, context, cache):
@@ -85,33 +89,57 @@ class Mamba(Mixer):
     before = self.init_cache(len(x), 0) if cache is None else cache
     x, z = self.rise('x', x), self.rise('z', x)
     convolution = CausalConvolution(
-      (self.inner,), ('mlp',), self.taps, bias=self.convolution_bias, dtype=self.dtype, name='convolution')
+      (self.inner,), ('mlp',), self.taps, bias=self.convolution_bias, dtype=self.dtype, name='convolution'
+    )
     x, window = convolution(
-      x, context.segments, None if cache is None else cache.window,
-      unbroken=cache is None and context.layout != 'any')
+      x,
+      context.segments,
+      None if cache is None else cache.window,
+      unbroken=cache is None and context.layout != 'any',
+    )
     x = nn.silu(x)
     first, segment = beginnings(context.segments, before.segment)
     selected = self.select(x, context.segments > 0)
     with jax.named_scope('scan'):
       y, state = self.scan(x, *selected, first, before.state)
     y = (y * nn.silu(z.astype(jnp.float32))).astype(self.dtype)
-    y = Linear((self.inner, self.width), ('mlp', 'embed'), self.output_initializer,
-               bias=self.bias, dtype=self.dtype, name='out')(y)
+    y = Linear(
+      (self.inner, self.width),
+      ('mlp', 'embed'),
+      self.output_initializer,
+      bias=self.bias,
+      dtype=self.dtype,
+      name='out',
+    )(y)
     return shard(y, 'batch', 'length', 'embed'), None if cache is None else Cache(window, state, segment)
 
   def rise(self, name, x):
     """One half of the projection in."""
-    y = Linear((self.width, self.inner), ('embed', 'mlp'), self.initializer,
-               bias=self.bias, dtype=self.dtype, name=name)(x)
+    y = Linear(
+      (self.width, self.inner),
+      ('embed', 'mlp'),
+      self.initializer,
+      bias=self.bias,
+      dtype=self.dtype,
+      name=name,
+    )(x)
     return shard(y, 'batch', 'length', 'mlp')
 
   def select(self, x, real):
     """Δ, B and C of every token, in float32; Δ = 0 for padding."""
     rank = -(-self.width // 16) if self.rank is None else self.rank
-    down = self.param('x_proj', partitioned(self.initializer((0,), (1,)), ('mlp', 'state')),
-                      (self.inner, rank + 2 * self.state), jnp.float32)
-    up = self.param('dt_proj', partitioned(uniform(-rank**-0.5, rank**-0.5), ('rank', 'mlp')),
-                    (rank, self.inner), jnp.float32)
+    down = self.param(
+      'x_proj',
+      partitioned(self.initializer((0,), (1,)), ('mlp', 'state')),
+      (self.inner, rank + 2 * self.state),
+      jnp.float32,
+    )
+    up = self.param(
+      'dt_proj',
+      partitioned(uniform(-(rank**-0.5), rank**-0.5), ('rank', 'mlp')),
+      (rank, self.inner),
+      jnp.float32,
+    )
     bias = self.param('dt_bias', partitioned(step_bias(), ('mlp',)), (self.inner,), jnp.float32)
     delta, b, c = jnp.split(x @ down.astype(self.dtype), (rank, rank + self.state), -1)
     delta = (delta @ up.astype(self.dtype)).astype(jnp.float32) + bias[None, None]
@@ -145,5 +173,7 @@ def _then(p, q):
 
 
 # -A is 1, 2, … for the state's numbers, the real part of S4D's (Gu et al. 2022; Gu & Dao 2023, §3.6).
-POLES = Initializer('log(1, 2, …)', lambda key, shape, dtype: jnp.broadcast_to(
-  jnp.log(jnp.arange(1, shape[-1] + 1, dtype=dtype)), shape))
+POLES = Initializer(
+  'log(1, 2, …)',
+  lambda key, shape, dtype: jnp.broadcast_to(jnp.log(jnp.arange(1, shape[-1] + 1, dtype=dtype)), shape),
+)

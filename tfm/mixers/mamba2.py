@@ -8,7 +8,7 @@ from flax import struct
 from tfm.layers.causal_convolution import CausalConvolution, Window
 from tfm.layers.initializer import ones
 from tfm.layers.linear import Linear
-from tfm.layers.state_space import LOG_RATES, beginnings, by_chunks, segment_sums, step_bias
+from tfm.mixers._state_space import LOG_RATES, beginnings, by_chunks, segment_sums, step_bias
 from tfm.mixers.protocol import Mixer
 from tfm.parallel.rows import handed_on
 from tfm.parallel.sharding import partitioned, shard
@@ -66,8 +66,10 @@ class Mamba2(Mixer):
       if getattr(self, name) < 1:
         raise ValueError(f'{name}={getattr(self, name)} must be at least 1')
     if self.dropout > 0:
-      raise ValueError(f'dropout.attention={self.dropout} drops mixing weights, of which a state space has '
-                       'none; 0 would do, or dropout.residual')
+      raise ValueError(
+        f'dropout.attention={self.dropout} drops mixing weights, of which a state space has '
+        'none; 0 would do, or dropout.residual'
+      )
 
   @nn.nowrap
   def convolved(self):
@@ -80,8 +82,10 @@ class Mamba2(Mixer):
   def init_cache(self, batch, length):
     K, G = self.kv_heads, self.expand * self.heads // self.kv_heads
     state = jnp.zeros((batch, K, G, self.head_width, self.state), jnp.float32)
-    windows = {name: Window.empty((batch, self.taps - 1, *shape), axes, self.dtype)
-               for name, (shape, axes) in self.convolved().items()}
+    windows = {
+      name: Window.empty((batch, self.taps - 1, *shape), axes, self.dtype)
+      for name, (shape, axes) in self.convolved().items()
+    }
     return Cache(windows, shard(state, 'batch', 'kv_heads', None, 'kv', 'state'), jnp.zeros(batch, jnp.int32))
 
   @nn.compact
@@ -94,42 +98,64 @@ class Mamba2(Mixer):
     made, windows = {}, {}
     for name, (shape, names) in self.convolved().items():
       convolution = CausalConvolution(
-        shape, names, self.taps, bias=self.convolution_bias, dtype=self.dtype, name=f'{name}_convolution')
+        shape, names, self.taps, bias=self.convolution_bias, dtype=self.dtype, name=f'{name}_convolution'
+      )
       y, windows[name] = convolution(
-        self.rise(name, shape, names, x), context.segments, None if cache is None else cache.windows[name],
-        unbroken=cache is None and context.layout != 'any')
+        self.rise(name, shape, names, x),
+        context.segments,
+        None if cache is None else cache.windows[name],
+        unbroken=cache is None and context.layout != 'any',
+      )
       made[name] = nn.silu(y)
 
     def vector(name, initializer):
       return self.param(name, partitioned(initializer, ('heads',)), heads[:1], jnp.float32)
+
     delta = nn.softplus(delta.astype(jnp.float32) + vector('dt_bias', step_bias())[None, None])
     delta = jnp.where(context.segments[..., None] > 0, delta, 0)
     decay = -jnp.exp(vector('A_log', LOG_RATES))[None, None] * delta
     first, segment = beginnings(context.segments, before.segment)
     grouped = (*x.shape[:2], self.kv_heads, -1)
-    inputs = dict(x=made['x'].reshape(*grouped, self.head_width), b=made['B'], c=made['C'],
-                  delta=delta.reshape(grouped), decay=decay.reshape(grouped), first=first)
+    inputs = dict(
+      x=made['x'].reshape(*grouped, self.head_width),
+      b=made['B'],
+      c=made['C'],
+      delta=delta.reshape(grouped),
+      decay=decay.reshape(grouped),
+      first=first,
+    )
     with jax.named_scope('scan'):
       state, y = handed_on(
-        lambda state, rows, _: by_chunks(self.step, state, rows, self.chunk), before.state, inputs)
+        lambda state, rows, _: by_chunks(self.step, state, rows, self.chunk), before.state, inputs
+      )
     y = shard(y.reshape(z.shape), 'batch', 'length', *axes)
     y = y + vector('D', ones)[None, None, :, None] * made['x'].astype(jnp.float32)
     y = self.norm(y * nn.silu(z.astype(jnp.float32)))
-    y = Linear((*heads, self.width), (*axes, 'embed'), self.output_initializer, contracted=2,
-               bias=self.bias, dtype=self.dtype, name='out')(y)
+    y = Linear(
+      (*heads, self.width),
+      (*axes, 'embed'),
+      self.output_initializer,
+      contracted=2,
+      bias=self.bias,
+      dtype=self.dtype,
+      name='out',
+    )(y)
     return shard(y, 'batch', 'length', 'embed'), None if cache is None else Cache(windows, state, segment)
 
   def rise(self, name, shape, axes, x):
     """One part of the projection in."""
-    y = Linear((self.width, *shape), ('embed', *axes), self.initializer,
-               bias=self.bias, dtype=self.dtype, name=name)(x)
+    y = Linear(
+      (self.width, *shape), ('embed', *axes), self.initializer, bias=self.bias, dtype=self.dtype, name=name
+    )(x)
     return shard(y, 'batch', 'length', *axes)
 
   @nn.nowrap
   def step(self, h, chunk):
     """The state after a chunk of T tokens, and y of each, from the state h [B K G C state] before it."""
+
     def product(letters, *pair):
       return jnp.einsum(letters, *(x.astype(self.dtype) for x in pair), preferred_element_type=jnp.float32)
+
     b, c, begun = chunk['b'], chunk['c'], jnp.cumsum(chunk['first'], 1)
     x = chunk['delta'][..., None] * chunk['x'].astype(jnp.float32)
     # How much of what enters at s is left at t, nothing across the border of a document: L.

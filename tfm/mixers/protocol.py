@@ -10,6 +10,7 @@ from flax import struct
 from tfm.layers.initializer import Factory
 from tfm.shapes import Array, Float, Int, PyTree
 
+
 # The collection of what attention weights tell.
 ATTENTION = 'attention'
 
@@ -125,6 +126,6 @@ class Mixer(nn.Module):
     raise NotImplementedError(f'{type(self).__name__} must say what decoding remembers')
 
   def __call__(
-      self, x: Float[Array, 'B T D'], memory: Any, context: Context, cache: Any
+    self, x: Float[Array, 'B T D'], memory: Any, context: Context, cache: Any
   ) -> tuple[Float[Array, 'B T D'], Any]:
     raise NotImplementedError(f'{type(self).__name__} must say how it mixes')

@@ -9,12 +9,13 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from tfm.errors import suggest
 from tfm.layers.initializer import zeros
 from tfm.layers.linear import Linear
 from tfm.mixers.protocol import Mixer
 from tfm.parallel.sharding import partitioned, shard
 from tfm.shapes import Array, Float, Int
-from tfm.spec import suggest
+
 
 State = tuple[Float[Array, 'B F'], ...]
 
@@ -62,8 +63,10 @@ class Recurrent(Mixer):
     if self.hidden is not None and self.hidden < 1:
       raise ValueError(f'hidden={self.hidden} must be at least 1; left out it is the model width')
     if self.dropout > 0:
-      raise ValueError(f'dropout.attention={self.dropout} drops mixing weights, of which a recurrent network '
-                       'has none; 0 would do, or dropout.residual')
+      raise ValueError(
+        f'dropout.attention={self.dropout} drops mixing weights, of which a recurrent network '
+        'has none; 0 would do, or dropout.residual'
+      )
 
   @property
   def channels(self):
@@ -77,37 +80,48 @@ class Recurrent(Mixer):
   @nn.compact
   def __call__(self, x, memory, context, cache):
     if memory is not None:
-      raise ValueError("mixer='recurrent' keeps one state for one sequence and reads no memory; "
-                       "'softmax' would do")
+      raise ValueError(
+        "mixer='recurrent' keeps one state for one sequence and reads no memory; 'softmax' would do"
+      )
     cell, F = CELLS[self.cell], self.channels
     # Gates are the last axis of both, so that cutting the channels keeps the gates of one together.
-    W = Linear((self.width, F, cell.gates), ('embed', 'mlp', 'gates'), self.initializer,
-               bias=self.bias, dtype=self.dtype, name='input')
-    U = self.param('recurrent', partitioned(self.initializer((0,), (1, 2)), ('embed', 'mlp', 'gates')),
-                   (F, F, cell.gates), jnp.float32)
+    W = Linear(
+      (self.width, F, cell.gates),
+      ('embed', 'mlp', 'gates'),
+      self.initializer,
+      bias=self.bias,
+      dtype=self.dtype,
+      name='input',
+    )
+    U = self.param(
+      'recurrent',
+      partitioned(self.initializer((0,), (1, 2)), ('embed', 'mlp', 'gates')),
+      (F, F, cell.gates),
+      jnp.float32,
+    )
     # Whole columns where fsdp cuts them: gathered once, and not again for every token.
     U = shard(U.astype(self.dtype).swapaxes(1, 2), None, 'gates', 'mlp')
     x = shard(W(x).transpose(1, 0, 3, 2), 'length', 'batch', 'gates', 'mlp')
     inner = jnp.zeros((cell.gates, F), jnp.float32)
     if self.bias and cell.inner:
-      b = self.param(
-        'recurrent_bias', partitioned(zeros, ('mlp', 'gates')), (F, cell.inner), jnp.float32)
-      inner = inner.at[-cell.inner:].set(b.T)
+      b = self.param('recurrent_bias', partitioned(zeros, ('mlp', 'gates')), (F, cell.inner), jnp.float32)
+      inner = inner.at[-cell.inner :].set(b.T)
     with jax.named_scope('scan'):
       before = self.init_cache(x.shape[1], 0) if cache is None else cache
       inner = jnp.broadcast_to(inner[None, None], x.shape)
       after, h = recur(cell, U, x, inner, context.segments.T, before)
-    y = Linear((F, self.width), ('mlp', 'embed'), self.output_initializer, bias=self.bias, dtype=self.dtype,
-               name='out')(shard(h.swapaxes(0, 1), 'batch', 'length', 'mlp'))
+    y = Linear(
+      (F, self.width), ('mlp', 'embed'), self.output_initializer, bias=self.bias, dtype=self.dtype, name='out'
+    )(shard(h.swapaxes(0, 1), 'batch', 'length', 'mlp'))
     return shard(y, 'batch', 'length', 'embed'), None if cache is None else after
 
 
 def lstm(
-    x: Float[Array, 'B 4 F'], u: Float[Array, 'B 4 F'], h: Float[Array, 'B F'], c: Float[Array, 'B F']
+  x: Float[Array, 'B 4 F'], u: Float[Array, 'B 4 F'], h: Float[Array, 'B F'], c: Float[Array, 'B F']
 ) -> State:
   """Long short-term memory (Hochreiter & Schmidhuber 1997) with forget gates (Gers et al. 2000).
 
-    i, f, g, o = x + u        c' = σ(f + 1) ⊙ c + σ(i) ⊙ tanh(g)        h' = σ(o) ⊙ tanh(c')
+  i, f, g, o = x + u        c' = σ(f + 1) ⊙ c + σ(i) ⊙ tanh(g)        h' = σ(o) ⊙ tanh(c')
   """
   i, f, g, o = (x + u).swapaxes(0, 1)
   c = nn.sigmoid(f + FORGET_BIAS) * c + nn.sigmoid(i) * jnp.tanh(g)
@@ -148,6 +162,7 @@ CELLS = {'lstm': Cell(lstm, 4, 2, 0), 'gru': Cell(gru, 3, 1, 1)}
 
 def scan(cell, U, x, inner, segments, before):
   """What `recur` gives, and the h that meets U at every token."""
+
   def step(before, token):
     x, inner, segment = token
     real = segment > 0
@@ -157,7 +172,8 @@ def scan(cell, U, x, inner, segments, before):
     u = jnp.einsum('BE,EnF->BnF', h, U, preferred_element_type=jnp.float32) + inner
     after = cell.advance(x.astype(jnp.float32), u, *state)
     after = jax.tree.map(
-      lambda new, old: shard(jnp.where(real[:, None], new, old), 'batch', 'mlp'), after, state)
+      lambda new, old: shard(jnp.where(real[:, None], new, old), 'batch', 'mlp'), after, state
+    )
     return Cache(after, jnp.where(real, segment, before.segment)), (after[0].astype(U.dtype), h)
 
   after, (h, met) = jax.lax.scan(step, before, (x, inner, segments))
@@ -166,8 +182,12 @@ def scan(cell, U, x, inner, segments, before):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def recur(
-    cell: Cell, U: Float[Array, 'F n F'], x: Float[Array, 'T B n F'], inner: Float[Array, 'T B n F'],
-    segments: Int[Array, 'T B'], before: Cache,
+  cell: Cell,
+  U: Float[Array, 'F n F'],
+  x: Float[Array, 'T B n F'],
+  inner: Float[Array, 'T B n F'],
+  segments: Int[Array, 'T B'],
+  before: Cache,
 ) -> tuple[Cache, Float[Array, 'T B F']]:
   """The last state, and h of every token; `inner` is added to U h.
 
@@ -181,6 +201,7 @@ def recur_forward(cell, U, x, inner, segments, before):
   def run(x, inner, state):
     (after, h), met = scan(cell, U, x, inner, segments, before.replace(state=state))
     return (after.state, h), (after.segment, met)
+
   (state, h), back, (segment, met) = jax.vjp(run, x, inner, before.state, has_aux=True)
   return (Cache(state, segment), h), (back, met)
 

@@ -12,10 +12,11 @@ import numpy as np
 from flax import struct
 
 from tfm.layers.linear import Linear
-from tfm.layers.token_cache import TokenCache
+from tfm.mixers._token_cache import TokenCache
 from tfm.mixers.protocol import Mixer
 from tfm.parallel.sharding import shard
 from tfm.shapes import Array, Bool, Float, Int
+
 
 # Logits of what is not seen, and of a token with itself: finite, so that gradients are no NaN, and so
 # far apart that either counts only where nothing better is there.
@@ -92,13 +93,26 @@ class Reformer(Mixer):
       read = Tokens.of(cache, **cache.kept)
       y, _ = self.attend(tokens, read, functools.reduce(operator.or_, self.near(tokens, read)), dropped)
     y = shard(y.swapaxes(1, 2), 'batch', 'length', 'heads', 'kv')
-    y = Linear((self.heads, self.head_width, self.width), ('heads', 'kv', 'embed'),
-               self.output_initializer, contracted=2, bias=self.bias, dtype=self.dtype, name='out')(y)
+    y = Linear(
+      (self.heads, self.head_width, self.width),
+      ('heads', 'kv', 'embed'),
+      self.output_initializer,
+      contracted=2,
+      bias=self.bias,
+      dtype=self.dtype,
+      name='out',
+    )(y)
     return shard(y, 'batch', 'length', 'embed'), cache
 
   def project(self, name, x):
-    y = Linear((self.width, self.heads, self.head_width), ('embed', 'heads', 'kv'), self.initializer,
-               bias=self.bias, dtype=self.dtype, name=name)(x)
+    y = Linear(
+      (self.width, self.heads, self.head_width),
+      ('embed', 'heads', 'kv'),
+      self.initializer,
+      bias=self.bias,
+      dtype=self.dtype,
+      name=name,
+    )(x)
     return shard(y, 'batch', 'length', 'heads', 'kv')
 
   def attend_sorted(self, tokens, dropped):
@@ -121,7 +135,7 @@ class Reformer(Mixer):
       ahead = int(self.looks_ahead(S))
       y = jnp.pad(y, [(0, 0)] * 3 + [(1, ahead)] + [(0, 0)] * 2)
       n = S // chunk
-      return jnp.concatenate([y[:, :, :, i:i + n] for i in range(2 + ahead)], -2)
+      return jnp.concatenate([y[:, :, :, i : i + n] for i in range(2 + ahead)], -2)
 
     queries = jax.tree.map(arranged, tokens)
     keys = jax.tree.map(beside, queries)
@@ -138,8 +152,10 @@ class Reformer(Mixer):
 
   def near(self, q, k):
     """For each round: whether both are in one bucket and less than a chunk apart there, [... T S]."""
+
     def pairs(of, r):
       return getattr(q, of)[..., r, None], getattr(k, of)[..., None, :, r]
+
     for_round = []
     for r in range(self.hashes):
       (q_bucket, k_bucket), (q_rank, k_rank) = pairs('buckets', r), pairs('ranks', r)
@@ -148,8 +164,10 @@ class Reformer(Mixer):
 
   def attend(self, q, k, near, dropped):
     """softmax(q · k / |k|) v over the near keys that are seen, and log Σ exp of those logits."""
+
     def keys(y):
       return y.swapaxes(-1, -2)
+
     mask = self.mask.given(None if k.prefix is None else keys(k.prefix))
     seen = near & mask(q.positions, keys(k.positions)) & together(q, k)
     logits = jnp.einsum('...TC,...SC->...TS', q.x, k.x, preferred_element_type=jnp.float32)
@@ -228,8 +246,10 @@ def hashed(x: Float[Array, 'B T H C'], rotations: Float[Array, 'H C N F']) -> In
 def bucket_order(tokens: Tokens) -> tuple[Int[Array, 'B H N T'], Int[Array, 'B H N T']]:
   """Which token is at each place, sorted by document, bucket and position; and the place of each token."""
   buckets = tokens.buckets.swapaxes(2, 3)
+
   def row(y):
     return jnp.broadcast_to(y.swapaxes(2, 3), buckets.shape)
+
   index = jnp.broadcast_to(jnp.arange(buckets.shape[-1]), buckets.shape)
   order = jax.lax.sort((row(tokens.segments), buckets, row(tokens.positions), index), num_keys=3)[-1]
   return order, jnp.argsort(order, axis=-1)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from tfm.layers.initializer import shrunk, zeros
 from tfm.layers.linear import Linear
 from tfm.layers.norm import norm
-from tfm.layers.token_cache import TokenCache
+from tfm.mixers._token_cache import TokenCache
 from tfm.mixers.protocol import Mixer
 from tfm.parallel.sharding import partitioned, shard
 
@@ -56,8 +56,11 @@ class Softmax(Mixer):
   query_init: float = 1.0
   biases: str | None = None
 
-  examples = ('softmax', 'softmax(soft_cap=5.0, qk_norm="rmsnorm", sinks=True, biases="ko")',
-              'softmax(normalizer="sigmoid", value_width=3)')
+  examples = (
+    'softmax',
+    'softmax(soft_cap=5.0, qk_norm="rmsnorm", sinks=True, biases="ko")',
+    'softmax(normalizer="sigmoid", value_width=3)',
+  )
   hooks = frozenset({'rotate', 'bias'})
   crosses = True
   lends = True
@@ -75,7 +78,9 @@ class Softmax(Mixer):
       raise ValueError(f"normalizer={self.normalizer!r} is not there; known: 'softmax', 'sigmoid'")
     given = self.biases or ''
     if not set(given) <= set('qkvo') or len(given) > len(set(given)):
-      raise ValueError(f"biases={given!r} must be letters of 'qkvo', each once at most; None leaves it to model.bias")
+      raise ValueError(
+        f"biases={given!r} must be letters of 'qkvo', each once at most; None leaves it to model.bias"
+      )
     if self.sinks and self.normalizer == 'sigmoid':
       raise ValueError("sinks=True stand in a denominator, and normalizer='sigmoid' has none; choose one")
 
@@ -114,18 +119,35 @@ class Softmax(Mixer):
       shared = tuple(to[name](shared) for name in 'qk')
     with jax.named_scope('kernel'):
       asked = dict(
-        score=self.score(name='score')(), mask=self.mask,
+        score=self.score(name='score')(),
+        mask=self.mask,
         bias=position.bias(shared),
-        q_positions=context.positions, k_positions=keys.positions,
-        q_segments=context.segments, k_segments=keys.segments, k_prefix=keys.prefix, layout=layout,
-        sinks=self.param('sinks', partitioned(zeros, ('heads',)), (self.heads,), jnp.float32) if self.sinks else None,
-        normalizer=self.normalizer, offset=-math.log(position.length), soft_cap=self.soft_cap,
+        q_positions=context.positions,
+        k_positions=keys.positions,
+        q_segments=context.segments,
+        k_segments=keys.segments,
+        k_prefix=keys.prefix,
+        layout=layout,
+        sinks=self.param('sinks', partitioned(zeros, ('heads',)), (self.heads,), jnp.float32)
+        if self.sinks
+        else None,
+        normalizer=self.normalizer,
+        offset=-math.log(position.length),
+        soft_cap=self.soft_cap,
         dropout=self.dropout,
-        dropout_key=self.make_rng('dropout') if context.train and self.dropout > 0 else None)
+        dropout_key=self.make_rng('dropout') if context.train and self.dropout > 0 else None,
+      )
       y = self.kernel(q, k, v, **asked)
     self.tell(lambda: self.kernel.all_weights(q, k, **asked))
-    y = Linear((self.heads, self.values, self.width), ('heads', 'kv', 'embed'),
-               self.output_initializer, contracted=2, bias=self.biased('o'), dtype=self.dtype, name='out')(y)
+    y = Linear(
+      (self.heads, self.values, self.width),
+      ('heads', 'kv', 'embed'),
+      self.output_initializer,
+      contracted=2,
+      bias=self.biased('o'),
+      dtype=self.dtype,
+      name='out',
+    )(y)
     return shard(y, 'batch', 'length', 'embed'), cache
 
   def projection(self, name):
@@ -134,8 +156,14 @@ class Softmax(Mixer):
     width = self.values if name == 'v' else self.head_width
     shrinks = name == 'q' and self.query_init != 1
     initializer = shrunk(self.initializer, self.query_init) if shrinks else self.initializer
-    return Linear((self.width, heads, width), ('embed', axis, 'kv'), initializer,
-                  bias=self.biased(name), dtype=self.dtype, name=name)
+    return Linear(
+      (self.width, heads, width),
+      ('embed', axis, 'kv'),
+      initializer,
+      bias=self.biased(name),
+      dtype=self.dtype,
+      name=name,
+    )
 
   def project(self, projection, x):
     y = projection(x)

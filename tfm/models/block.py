@@ -41,7 +41,7 @@ class Block(nn.Module):
 
   @nn.compact
   def __call__(
-      self, x: Float[Array, 'B T D'], memory: Memory | None, context: Context, cache: Any
+    self, x: Float[Array, 'B T D'], memory: Memory | None, context: Context, cache: Any
   ) -> tuple[Float[Array, 'B T D'], Any]:
     """`memory` is read once: with a cache, its keys and values are kept there, and it is None from then on."""
     cached = cache is not None

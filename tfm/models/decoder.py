@@ -14,14 +14,14 @@ class Decoder(LanguageModel):
   """tokens → logits of the token after each, remembering in caches what was read (Radford et al. 2019, §2.3)."""
 
   def __call__(
-      self, tokens: Int[Array, 'B T'], context: Context, caches: PyTree = None
+    self, tokens: Int[Array, 'B T'], context: Context, caches: PyTree = None
   ) -> tuple[Float[Array, 'B T V'], PyTree]:
     """Logits of the token after each, and the caches with `tokens` in them (None without)."""
     x, caches = self.features(tokens, context, caches)
     return self.logits(x), caches
 
   def features(
-      self, tokens: Int[Array, 'B T'], context: Context, caches: PyTree = None, memory: Memory | None = None
+    self, tokens: Int[Array, 'B T'], context: Context, caches: PyTree = None, memory: Memory | None = None
   ) -> tuple[Float[Array, 'B T D'], PyTree]:
     """The last hidden states: everything but the logits, so that a loss can make those in pieces.
 

@@ -29,12 +29,17 @@ class Encoder(LanguageModel):
   def setup(self):
     super().setup()
     if self.token_types:
-      self.type_embedding = Embedding(self.token_types, self.width, self.embedding_initializer, self.dtype, axis='table')
+      self.type_embedding = Embedding(
+        self.token_types, self.width, self.embedding_initializer, self.dtype, axis='table'
+      )
     self.classifiers = {name: head(name=name) for name, head in self.heads}
 
   def __call__(
-      self, tokens: Int[Array, 'B T'], context: Context, types: Int[Array, 'B T'] | None = None,
-      places: Int[Array, 'B P'] | None = None,
+    self,
+    tokens: Int[Array, 'B T'],
+    context: Context,
+    types: Int[Array, 'B T'] | None = None,
+    places: Int[Array, 'B P'] | None = None,
   ) -> tuple[dict[str, Array], None]:
     """Logits by name: of each head, and of the 'vocabulary' at `places`, everywhere unless given; no caches."""
     x = self.features(tokens, context, types)
@@ -44,7 +49,7 @@ class Encoder(LanguageModel):
     return answers, None
 
   def features(
-      self, tokens: Int[Array, 'B T'], context: Context, types: Int[Array, 'B T'] | None = None
+    self, tokens: Int[Array, 'B T'], context: Context, types: Int[Array, 'B T'] | None = None
   ) -> Float[Array, 'B T D']:
     """The last hidden states. A token is of type 0 unless `types` says otherwise."""
     x = self.embedding(tokens)
@@ -60,7 +65,7 @@ class Encoder(LanguageModel):
   def example(self, batch: int, length: int) -> tuple[Any, ...]:
     """Arguments that the model can be traced on: `batch` rows of `length` tokens."""
     tokens = jnp.zeros((batch, length), jnp.int32)
-    return tokens, Context.whole(tokens), tokens, tokens[:, :max(1, round(self.hidden * length))]
+    return tokens, Context.whole(tokens), tokens, tokens[:, : max(1, round(self.hidden * length))]
 
 
 def at(x: Float[Array, 'B T D'], places: Int[Array, 'B P']) -> Float[Array, 'B P D']:

@@ -40,8 +40,12 @@ class EncoderDecoder(Decoder):
       self.source_embedding = self.vocabulary(self.source_rows)
 
   def __call__(
-      self, tokens: Int[Array, 'B T'], context: Context, caches: PyTree = None,
-      source: Int[Array, 'B S'] | None = None, source_context: Context | None = None,
+    self,
+    tokens: Int[Array, 'B T'],
+    context: Context,
+    caches: PyTree = None,
+    source: Int[Array, 'B S'] | None = None,
+    source_context: Context | None = None,
   ) -> tuple[Float[Array, 'B T V'], PyTree]:
     """Logits of the token after each; `source` is read, unless caches remember it."""
     memory = None if source is None else self.encode(source, source_context)

@@ -27,6 +27,7 @@ from tfm.kernels.protocol import Kernel
 from tfm.masks.protocol import density
 from tfm.models.table import kind
 
+
 # Added to the kind of a product that runs over query-key pairs.
 PAIRS = ', query · key pairs'
 
@@ -74,7 +75,9 @@ class Product:
       return 'output'
     modules = [scope.partition('.')[0] for scope in inner]
     # The model's own methods are no place.
-    return kind([name for name in modules if name.isidentifier() and name != model]) + (PAIRS if self.pairs else '')
+    return kind([name for name in modules if name.isidentifier() and name != model]) + (
+      PAIRS if self.pairs else ''
+    )
 
   @property
   def pairs(self) -> bool:
@@ -85,8 +88,11 @@ class Product:
     T, S, _ = scope
     # One operand or the result has an axis for the keys and another for the queries, which the heads
     # of a group may share.
-    return any(keys == S and queries % T == 0 for shape in self.shapes
-               for keys, queries in itertools.permutations(shape, 2))
+    return any(
+      keys == S and queries % T == 0
+      for shape in self.shapes
+      for keys, queries in itertools.permutations(shape, 2)
+    )
 
   @property
   def seen(self) -> float:
@@ -133,8 +139,10 @@ def products(jaxpr: Jaxpr, path: str = '', times: int = 1) -> Iterator[Product]:
     if primitive == 'cond':
       inner = [max(inner, key=lambda part: sum(p.flops for p in part))]
     elif primitive in ('while', 'shard_map', 'pallas_call') and any(inner):
-      raise ValueError(f'a {primitive} in {"/".join(scopes(here))} holds matrix products, and how often they '
-                       'run cannot be read from it; a scan of known length would do')
+      raise ValueError(
+        f'a {primitive} in {"/".join(scopes(here))} holds matrix products, and how often they '
+        'run cannot be read from it; a scan of known length would do'
+      )
     for part in inner:
       yield from part
 
@@ -195,6 +203,7 @@ _density = functools.lru_cache(density)
 
 def with_kernel(model: nn.Module, kernel: Kernel) -> nn.Module:
   """The same model with another kernel in every factory, at any depth, that was given one."""
+
   def swap(made):
     if isinstance(made, tuple):
       return tuple(map(swap, made))
@@ -202,6 +211,7 @@ def with_kernel(model: nn.Module, kernel: Kernel) -> nn.Module:
       fields = {name: swap(value) for name, value in made.keywords.items()}
       return functools.partial(made.func, *map(swap, made.args), **fields)
     return kernel if isinstance(made, Kernel) else made
+
   # Linen adds the last two to every module.
   names = {field.name for field in dataclasses.fields(model) if field.init} - {'parent', 'name'}
   return model.clone(**{name: swap(getattr(model, name)) for name in names})

@@ -43,7 +43,9 @@ class LanguageModel(Trunk):
     super().setup()
     self.embedding = self.vocabulary(self.rows)
     if not self.tied:
-      self.output = Linear((self.width, self.rows), ('embed', 'vocab'), self.initializer, bias=False, dtype=self.dtype)
+      self.output = Linear(
+        (self.width, self.rows), ('embed', 'vocab'), self.initializer, bias=False, dtype=self.dtype
+      )
     if self.output_transform:
       self.transform = Transform(self.output_transform, self.width, self.norm, self.initializer, self.dtype)
     if self.output_bias:
@@ -52,8 +54,15 @@ class LanguageModel(Trunk):
   @nn.nowrap
   def vocabulary(self, rows: int) -> Embedding:
     """The embedding of a vocabulary, to be made in `setup`."""
-    return Embedding(rows, self.width, self.embedding_initializer, self.dtype, self.embedding_scale,
-                     table_width=self.embedding_width, projection=self.initializer)
+    return Embedding(
+      rows,
+      self.width,
+      self.embedding_initializer,
+      self.dtype,
+      self.embedding_scale,
+      table_width=self.embedding_width,
+      projection=self.initializer,
+    )
 
   def logits(self, x: Float[Array, 'B T D']) -> Float[Array, 'B T V']:
     """Float32 logits over the whole vocabulary."""
@@ -66,12 +75,17 @@ class LanguageModel(Trunk):
       y = self.output_soft_cap * jnp.tanh(y / self.output_soft_cap)
     y = shard(y, 'batch', 'length', 'vocab')
     # Rows beyond the vocabulary exist for the mesh's sake; they are no tokens.
-    return y[..., :self.vocab]
+    return y[..., : self.vocab]
 
   @nn.nowrap
   def head(self, params: PyTree) -> PyTree:
     """The part of the parameters that `logits` reads."""
-    read = {'embedding': self.tied, 'output': not self.tied, 'transform': self.output_transform, 'bias': self.output_bias}
+    read = {
+      'embedding': self.tied,
+      'output': not self.tied,
+      'transform': self.output_transform,
+      'bias': self.output_bias,
+    }
     return {name: params[name] for name, is_read in read.items() if is_read}
 
   @nn.nowrap

@@ -10,6 +10,7 @@ from jax.sharding import AbstractMesh, Mesh
 from tfm.parallel.sharding import Rules, partition_specs
 from tfm.shapes import PyTree
 
+
 # Results that are no memory of their own: other views of an array, and what XLA makes where it is read.
 VIEWS = 'reshape', 'squeeze', 'sharding_constraint'
 FREE = 'broadcast_in_dim', 'iota'
@@ -26,14 +27,20 @@ def on_device(boxed: PyTree, mesh: Mesh | AbstractMesh, rules: Rules) -> int:
   Raises:
     ValueError: if the mesh does not divide some array.
   """
+
   def part(x, sharding):
     return _bytes(jax.ShapeDtypeStruct(sharding.shard_shape(x.shape), x.dtype))
+
   return sum(jax.tree.leaves(jax.tree.map(part, nn.unbox(boxed), partition_specs(boxed, mesh, rules))))
 
 
 def activations(
-    loss: Callable[[PyTree, PyTree], jax.Array], params: PyTree, batch: Callable[[int], PyTree], rows: int,
-    share: float = 1.0) -> int:
+  loss: Callable[[PyTree, PyTree], jax.Array],
+  params: PyTree,
+  batch: Callable[[int], PyTree],
+  rows: int,
+  share: float = 1.0,
+) -> int:
   """An estimate of the bytes that one device needs beside parameters, gradients and optimizer state.
 
   It is the `peak` of the gradient of the loss over the rows of one device, with remat, kernel and
@@ -45,8 +52,10 @@ def activations(
     batch: a number of rows → abstract batch; rows: of one device and microbatch.
     share: the part of `params` that one device holds.
   """
+
   def bytes_of(n):
     return peak(jax.make_jaxpr(jax.grad(loss))(params, batch(n)).jaxpr)
+
   bytes_here = bytes_of(rows)
   if share == 1:
     return bytes_here

@@ -12,6 +12,7 @@ from tfm.parallel import pipeline
 from tfm.parallel.sharding import in_force, parts
 from tfm.shapes import Array, Float, Int, PyTree
 
+
 # What layers sow in training, and what else.
 REPORTS = 'losses', 'metrics'
 SOWN = *REPORTS, ATTENTION
@@ -53,14 +54,18 @@ class Stack(nn.Module):
 
   @nn.compact
   def __call__(
-      self, x: Float[Array, 'B T D'], memory: Memory | None, context: Context, caches: Any
+    self, x: Float[Array, 'B T D'], memory: Memory | None, context: Context, caches: Any
   ) -> tuple[Float[Array, 'B T D'], Any]:
     """What comes out, and the caches with x in them (None without).
 
     Where the mesh has stages, training and evaluation go through them as through a pipeline; with caches, and where weights are
     told, every device goes through all layers.
     """
-    if pipeline.stages() > 1 and caches is None and not (self.is_initializing() or self.is_mutable_collection(ATTENTION)):
+    if (
+      pipeline.stages() > 1
+      and caches is None
+      and not (self.is_initializing() or self.is_mutable_collection(ATTENTION))
+    ):
       return self.pipelined(x, memory, context), None
     after = {}
     for name, blocks, repeats in self.parts():
@@ -68,14 +73,20 @@ class Stack(nn.Module):
       if repeats:
         # A flax scan takes None for "no cache" as an empty tree, so both forms are one call.
         group = nn.scan(
-          group, variable_axes=dict.fromkeys(('params', *SOWN), 0),
+          group,
+          variable_axes=dict.fromkeys(('params', *SOWN), 0),
           split_rngs={'params': True, 'dropout': True},
-          in_axes=(nn.broadcast, nn.broadcast, 0), length=repeats, metadata_params={nn.PARTITION_NAME: 'layers'})
+          in_axes=(nn.broadcast, nn.broadcast, 0),
+          length=repeats,
+          metadata_params={nn.PARTITION_NAME: 'layers'},
+        )
       x, after[name] = group(blocks, name=name)(x, memory, context, None if caches is None else caches[name])
     return x, None if caches is None else after
 
   @nn.nowrap
-  def pipelined(self, x: Float[Array, 'B T D'], memory: Memory | None, context: Context) -> Float[Array, 'B T D']:
+  def pipelined(
+    self, x: Float[Array, 'B T D'], memory: Memory | None, context: Context
+  ) -> Float[Array, 'B T D']:
     """What comes out of the stages of the mesh in force. Layers report means over the tokens of all microbatches.
 
     Raises:
@@ -83,8 +94,10 @@ class Stack(nn.Module):
     """
     stages, turns = pipeline.stages(), self.layers // len(self.pattern)
     if not self.scan or self.layers % len(self.pattern) or turns % (stages * self.repeats):
-      raise ValueError(f'{self.layers} layers in turns of {len(self.pattern)}, scan={self.scan}, do not divide over {stages} stages × '
-                       f'{self.repeats} rounds')
+      raise ValueError(
+        f'{self.layers} layers in turns of {len(self.pattern)}, scan={self.scan}, do not divide over {stages} stages × '
+        f'{self.repeats} rounds'
+      )
     plan = pipeline.schedule(stages, self.repeats, self.microbatches, x.shape[0], parts(in_force('batch')))
     group = remat(Group, self.remat, scan=True)(self.pattern, parent=None)
     key = self.make_rng('dropout') if self.has_rng('dropout') else None
@@ -92,24 +105,32 @@ class Stack(nn.Module):
 
     def layer(params, x, beside, common, number, microbatch):
       memory, context = with_shared(beside, common)
-      rngs = {} if key is None else {'dropout': jax.random.fold_in(jax.random.fold_in(key, microbatch), number)}
+      rngs = (
+        {} if key is None else {'dropout': jax.random.fold_in(jax.random.fold_in(key, microbatch), number)}
+      )
       (x, _), said = group.apply({'params': params}, x, memory, context, None, rngs=rngs, mutable=told)
       return x, said
+
     params = self.variables['params']['layers']
     x, said = pipeline.pipelined(layer, params, x, *without_shared(memory, context), plan, REMAT[self.remat])
     tokens = pipeline.microbatches(context.segments > 0, plan.microbatches).sum((1, 2)).astype(jnp.float32)
     share = tokens / jnp.maximum(tokens.sum(), 1)
     for name, values in said.items():
-      self.put_variable(name, 'layers', jax.tree.map(lambda value: jnp.einsum('m,m...->...', share, value), values))
+      self.put_variable(
+        name, 'layers', jax.tree.map(lambda value: jnp.einsum('m,m...->...', share, value), values)
+      )
     return x
 
   @nn.nowrap
   def init_caches(self, batch: int, length: int) -> PyTree:
     """An empty cache for every block, in the structure of the stack."""
+
     def group(blocks):
       return {f'block_{i}': block().init_cache(batch, length) for i, block in enumerate(blocks)}
+
     def stacked(tree, repeats):
       return jax.tree.map(lambda x: jnp.broadcast_to(x[None], (repeats, *x.shape)), tree) if repeats else tree
+
     return {name: stacked(group(blocks), repeats) for name, blocks, repeats in self.parts()}
 
   @nn.nowrap
@@ -123,9 +144,15 @@ class Stack(nn.Module):
       axes = [i for i, (m, n) in enumerate(zip(a.shape, b.shape)) if m != n]  # an index of all rows has none
       # All rows are there; the default would look for those that are not, in another pass over the cache.
       return jnp.take(x, rows, axis=axes[0], mode='clip') if axes else x
-    return {part: {name: cache | {'mixer': jax.tree.map(
-      take, cache['mixer'], one[part][name]['mixer'], two[part][name]['mixer'])} for name, cache in blocks.items()}
-      for part, blocks in caches.items()}
+
+    return {
+      part: {
+        name: cache
+        | {'mixer': jax.tree.map(take, cache['mixer'], one[part][name]['mixer'], two[part][name]['mixer'])}
+        for name, cache in blocks.items()
+      }
+      for part, blocks in caches.items()
+    }
 
   @nn.nowrap
   def by_layer(self, tree: PyTree) -> list[PyTree]:
@@ -147,15 +174,24 @@ class Stack(nn.Module):
 
     def widen(x, to):
       return x if x.shape == to.shape else jnp.pad(x, [(0, n - m) for m, n in zip(x.shape, to.shape)])
-    return {part: {name: cache | {'mixer': jax.tree.map(widen, cache['mixer'], wanted[part][name]['mixer'])}
-                   for name, cache in blocks.items()} for part, blocks in caches.items()}
+
+    return {
+      part: {
+        name: cache | {'mixer': jax.tree.map(widen, cache['mixer'], wanted[part][name]['mixer'])}
+        for name, cache in blocks.items()
+      }
+      for part, blocks in caches.items()
+    }
 
   @nn.nowrap
   def parts(self) -> list[tuple[str, tuple[Callable, ...], int]]:
     """(name, blocks, scanned repeats, 0 for none) of each part of the stack."""
     turns, rest = divmod(self.layers, len(self.pattern))
-    parts = [('layers', self.pattern, turns)] if self.scan else [
-      (f'layers_{i}', self.pattern, 0) for i in range(turns)]
+    parts = (
+      [('layers', self.pattern, turns)]
+      if self.scan
+      else [(f'layers_{i}', self.pattern, 0) for i in range(turns)]
+    )
     parts = [part for part in parts if turns]
     return parts + ([('rest', self.pattern[:rest], 0)] if rest else [])
 

@@ -51,6 +51,7 @@ def rows(boxed: PyTree, rules: Rules = ()) -> list[Row]:
   Raises:
     ValueError: for a parameter without logical axes, naming it.
   """
+
   def row(path, box):
     names = tuple(str(key.key) for key in path)
     if not isinstance(box, Parameter):
@@ -58,17 +59,22 @@ def rows(boxed: PyTree, rules: Rules = ()) -> list[Row]:
     cuts = nn.logical_to_mesh_axes(box.names, rules) if rules else ()
     spec = tuple('-' if not cut else cut if isinstance(cut, str) else '+'.join(cut) for cut in cuts)
     return Row(names, box.value.shape, str(box.value.dtype), box.names, spec, box.initializer)
-  return [row(*leaf) for leaf in jax.tree_util.tree_leaves_with_path(
-    boxed, is_leaf=lambda x: isinstance(x, Parameter))]
+
+  return [
+    row(*leaf)
+    for leaf in jax.tree_util.tree_leaves_with_path(boxed, is_leaf=lambda x: isinstance(x, Parameter))
+  ]
 
 
 def kind(modules: Sequence[str]) -> str:
   """What the module at a path is for: its name within the block, or in the model; norms are one kind.
 
-    stack/layers/block_0/mixer/q → mixer       stack/rest/block_1/mixer_norm → norm
-    position_0 → position                      embedding → embedding
+  stack/layers/block_0/mixer/q → mixer       stack/rest/block_1/mixer_norm → norm
+  position_0 → position                      embedding → embedding
   """
   blocks = [i for i, name in enumerate(modules) if re.fullmatch(r'block_\d+', name)]
-  inner = modules[blocks[-1] + 1:] if blocks else [name for name in modules if name not in ('encoder', 'stack')]
+  inner = (
+    modules[blocks[-1] + 1 :] if blocks else [name for name in modules if name not in ('encoder', 'stack')]
+  )
   name = re.sub(r'_\d+$', '', inner[0]) if inner else 'other'
   return 'norm' if re.search(r'(^|_)norm(_|$)', name) else name

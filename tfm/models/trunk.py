@@ -45,7 +45,7 @@ class Trunk(nn.Module):
     self.drop = nn.Dropout(self.dropout)
 
   def run(
-      self, x: Float[Array, 'B T D'], memory: Memory | None, context: Context, caches: Any
+    self, x: Float[Array, 'B T D'], memory: Memory | None, context: Context, caches: Any
   ) -> tuple[Float[Array, 'B T D'], Any]:
     """The last hidden states of embedded tokens, and the caches with them in (None without)."""
     for position in self.embedders:

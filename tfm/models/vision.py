@@ -38,7 +38,14 @@ class Vision(Trunk):
     pixels = self.patch * self.patch * self.shape[2]
     self.patches = Linear((pixels, self.width), ('pixels', 'embed'), self.initializer, dtype=self.dtype)
     if self.class_tokens:
-      self.first = Embedding(self.class_tokens, self.width, lambda inputs, outputs: zeros, self.dtype, axis='table', name='class_token')
+      self.first = Embedding(
+        self.class_tokens,
+        self.width,
+        lambda inputs, outputs: zeros,
+        self.dtype,
+        axis='table',
+        name='class_token',
+      )
     self.classifiers = {name: head(name=name) for name, head in self.heads}
 
   def __call__(self, images: Float[Array, 'B H W Q'], context: Context) -> tuple[dict[str, Array], None]:

@@ -9,6 +9,7 @@ import numpy as np
 from tfm.mixers.protocol import Context
 from tfm.objectives.protocol import Objective, with_reports
 
+
 SHOWN = 10  # names of classes in an error
 
 
@@ -59,8 +60,10 @@ class Classification(Objective):
   def rows(self, packing, tokens, length, seed, tokenizer):
     if (found := len(tokens.names)) != self.classes:
       shown = ', '.join(tokens.names[:SHOWN]) + (', …' if found > SHOWN else '')
-      raise ValueError(f'config.objective has classes={self.classes}, and {tokens.name} has {found}: {shown}; '
-                       f'classes={found} would do')
+      raise ValueError(
+        f'config.objective has classes={self.classes}, and {tokens.name} has {found}: {shown}; '
+        f'classes={found} would do'
+      )
     return super().rows(packing, tokens, length, seed, tokenizer)
 
   def padding(self, length):
@@ -75,11 +78,15 @@ class Classification(Objective):
     classified; `tokens`, how many that were."""
     del size
     count = max(total['tokens'], 1)
-    table = total['table']   # true class × class told
+    table = total['table']  # true class × class told
     seen = table.sum(0) + table.sum(1)
     f1 = 2 * np.diag(table)[seen > 0] / seen[seen > 0]
-    return dict(loss=total['loss'] / count, accuracy=np.trace(table) / count, f1=f1.mean() if len(f1) else 0.0,
-                tokens=total['tokens'])
+    return dict(
+      loss=total['loss'] / count,
+      accuracy=np.trace(table) / count,
+      f1=f1.mean() if len(f1) else 0.0,
+      tokens=total['tokens'],
+    )
 
   def __call__(self, model, params, batch, key):
     context = Context(batch['positions'], batch['segments'], train=key is not None, layout=self.layout)
@@ -90,7 +97,7 @@ class Classification(Objective):
     inputs = batch['image' if self.shape else 'inputs']
     logits, reports = self.applied(model, params, key, read, inputs)
     true = batch['classes']
-    weights = (true >= 0).astype(jnp.float32)   # -1: nothing to tell, as in padding
+    weights = (true >= 0).astype(jnp.float32)  # -1: nothing to tell, as in padding
     log_p = jax.nn.log_softmax(logits)
     hit = jax.nn.one_hot(true, self.classes)
     loss = -(hit * log_p).sum(-1)

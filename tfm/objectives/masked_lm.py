@@ -15,6 +15,7 @@ from tfm.mixers.protocol import Context
 from tfm.models.encoder import at
 from tfm.objectives.protocol import Objective, Prediction
 
+
 MASK = '<mask>'
 CHOICE, FATE, REPLACEMENT = 0, 1, 2  # what bits are for
 
@@ -104,8 +105,11 @@ class MaskedLM(Prediction):
     made['places'][here], made['targets'][here], made['counted'][here] = places, inputs[places], 1
     fate = protocol.bits(seed, index, len(places), FATE) / 2**64
     other = protocol.bits(seed, index, len(places), REPLACEMENT) % tokenizer.vocab_size
-    given = np.where(fate < self.masked, special.number(tokenizer, MASK),
-                     np.where(fate < self.masked + self.replaced, other, inputs[places]))
+    given = np.where(
+      fate < self.masked,
+      special.number(tokenizer, MASK),
+      np.where(fate < self.masked + self.replaced, other, inputs[places]),
+    )
     made['inputs'][:] = inputs
     made['inputs'][places] = given
     return made | {field: row[field] for field in ('positions', 'segments', *self.wants)}
@@ -113,14 +117,20 @@ class MaskedLM(Prediction):
   def words(self, tokenizer, row: protocol.Row, free: np.ndarray) -> list[list[int]]:
     """The places of each word's tokens."""
     pieces = tokenizer.pieces
-    before = {i: row['inputs'][i - 1] for i in free.tolist() if i and row['segments'][i - 1] == row['segments'][i]}
+    before = {
+      i: row['inputs'][i - 1] for i in free.tolist() if i and row['segments'][i - 1] == row['segments'][i]
+    }
 
     def begins(i):
       if i not in before or before[i] == tokenizer.eos_id:
         return True
       return pieces[row['inputs'][i]][:1].isspace() or pieces[before[i]][-1:].isspace()
+
     number = np.cumsum([begins(i) for i in free.tolist()])
-    return [[i for _, i in group] for _, group in itertools.groupby(zip(number, free.tolist()), key=lambda pair: pair[0])]
+    return [
+      [i for _, i in group]
+      for _, group in itertools.groupby(zip(number, free.tolist()), key=lambda pair: pair[0])
+    ]
 
   def summary(self, total, size):
     return Objective.summary(self, total, size)
@@ -132,9 +142,13 @@ class MaskedLM(Prediction):
       x = model.features(tokens, context, types)
       return x, model.classify('next_sentence', x, context) if self.next_sentence else None
 
-    (features, following), reports = self.applied(model, params, key, read, batch['inputs'], batch.get('types'))
+    (features, following), reports = self.applied(
+      model, params, key, read, batch['inputs'], batch.get('types')
+    )
     weights = batch['counted'].astype(jnp.float32)
-    total, sums = self.predicted(model, params, at(features, batch['places']), batch['targets'], weights, reports)
+    total, sums = self.predicted(
+      model, params, at(features, batch['places']), batch['targets'], weights, reports
+    )
     if not self.next_sentence:
       return total, sums
     there = (batch['segments'] > 0).any(1).astype(jnp.float32)

@@ -24,7 +24,11 @@ class PrefixLM(CausalLM):
     segments = batch['segments']
     rows, length = segments.shape
     tokens = jax.vmap(lambda row: jnp.bincount(row, length=length + 1))(segments)
-    share = 0.5 * jnp.ones(tokens.shape) if key is None else jax.random.uniform(jax.random.fold_in(key, 1), tokens.shape)
+    share = (
+      0.5 * jnp.ones(tokens.shape)
+      if key is None
+      else jax.random.uniform(jax.random.fold_in(key, 1), tokens.shape)
+    )
     lengths = jnp.floor(share * tokens).astype(jnp.int32)
     prefix = jnp.take_along_axis(lengths, segments, axis=1)
     # The last token of the prefix is the first whose target is not seen.

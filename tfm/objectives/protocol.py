@@ -15,10 +15,11 @@ from tfm.data.packing.protocol import Documents, Packing, Row, Rows
 from tfm.data.packing.protocol import padding as empty
 from tfm.data.tokenizers.protocol import Tokenizer
 from tfm.layers import cross_entropy
+from tfm.layers.chunked_cross_entropy import Devices, in_pieces, pieces
 from tfm.layers.cross_entropy import HERE, Columns, Sums
-from tfm.layers.in_pieces import Devices, in_pieces, pieces
 from tfm.parallel.sharding import parts
 from tfm.shapes import Array, Float, Int, PyTree
+
 
 # What layers say of themselves in training, by `sow`: means over their tokens.
 REPORTS = ('losses', 'metrics')
@@ -74,7 +75,9 @@ class Objective(abc.ABC):
   def packs(self) -> str:
     return 'concat'
 
-  def rows(self, packing: Packing, tokens: Documents, length: int, seed: int | None, tokenizer: Tokenizer) -> Rows:
+  def rows(
+    self, packing: Packing, tokens: Documents, length: int, seed: int | None, tokenizer: Tokenizer
+  ) -> Rows:
     """The rows of training that a packing makes, in the form that the objective reads; for no seed those of
     evaluation, one pass that is always the same.
 
@@ -99,7 +102,7 @@ class Objective(abc.ABC):
 
   @abc.abstractmethod
   def __call__(
-      self, model: nn.Module, params: PyTree, batch: Mapping[str, Array], key: Array | None
+    self, model: nn.Module, params: PyTree, batch: Mapping[str, Array], key: Array | None
   ) -> tuple[Float[Array, ''], Sums]:
     """The loss summed over the batch, and sums for the metrics.
 
@@ -112,13 +115,17 @@ class Objective(abc.ABC):
       their losses, which are minimised too, as `auxiliary`, and their metrics, as means over the layers.
     """
 
-
   def applied(
-      self, model: nn.Module, params: PyTree, key: Array | None, method: str | Callable, *args: Any
+    self, model: nn.Module, params: PyTree, key: Array | None, method: str | Callable, *args: Any
   ) -> tuple[Any, PyTree]:
     """What a method of the model gives, with dropout by `key`, and the collections that layers report in."""
-    return model.apply({'params': params}, *args, method=method, rngs={} if key is None else {'dropout': key},
-                       mutable=[] if key is None else REPORTS)
+    return model.apply(
+      {'params': params},
+      *args,
+      method=method,
+      rngs={} if key is None else {'dropout': key},
+      mutable=[] if key is None else REPORTS,
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,8 +159,13 @@ class Prediction(Objective):
     return super().summary(total, size) | (dict(bits_per_byte=bits / size) if size else {})
 
   def predicted(
-      self, model: nn.Module, params: PyTree, features: Float[Array, 'B T D'], targets: Int[Array, 'B T'],
-      weights: Float[Array, 'B T'], reports: PyTree,
+    self,
+    model: nn.Module,
+    params: PyTree,
+    features: Float[Array, 'B T D'],
+    targets: Int[Array, 'B T'],
+    weights: Float[Array, 'B T'],
+    reports: PyTree,
   ) -> tuple[Float[Array, ''], Sums]:
     """The loss of `targets` under the logits that `features` give, those of `chunk` tokens at a time, and on a mesh of each
     device's own rows and part of the vocabulary."""
@@ -167,6 +179,7 @@ class Prediction(Objective):
 
     def summed(head, features, targets, weights):
       return self.sums(part.apply({'params': head}, features, method='logits'), targets, weights, columns)
+
     if devices.several or pieces(*targets.shape, self.chunk) > 1:
       made = in_pieces(summed, devices, self.chunk, head, *rows)
     else:
@@ -174,15 +187,20 @@ class Prediction(Objective):
     return with_reports(*made, reports)
 
   def sums(
-      self, logits: Float[Array, 'B T V'], targets: Int[Array, 'B T'], weights: Float[Array, 'B T'], columns: Columns,
+    self,
+    logits: Float[Array, 'B T V'],
+    targets: Int[Array, 'B T'],
+    weights: Float[Array, 'B T'],
+    columns: Columns,
   ) -> tuple[Float[Array, ''], Sums]:
     """What is minimised, and the metrics, of some of the tokens of each row: what adds up over them. A metric is one number,
     or one of each row."""
-    return cross_entropy.sums(logits, targets, weights, self.label_smoothing, self.z_loss, columns)
+    return _cross_entropy.sums(logits, targets, weights, self.label_smoothing, self.z_loss, columns)
 
 
 def with_reports(
-    total: Float[Array, ''], sums: Sums, reports: Mapping[str, PyTree]) -> tuple[Float[Array, ''], Sums]:
+  total: Float[Array, ''], sums: Sums, reports: Mapping[str, PyTree]
+) -> tuple[Float[Array, ''], Sums]:
   """An objective and its sums with the collections `REPORTS` in them, each number times `tokens`.
 
   Losses of microbatches are so averaged by their tokens; one that is no mean over tokens, such as that

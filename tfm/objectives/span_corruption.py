@@ -9,6 +9,7 @@ from tfm.data.packing import protocol
 from tfm.objectives.protocol import Objective
 from tfm.objectives.seq2seq import Seq2Seq
 
+
 NOISE, KEPT = 0, 1  # what bits are for
 
 
@@ -81,8 +82,10 @@ class SpanCorruption(Seq2Seq):
       tokens += 1
     spans = self.counts(tokens)[1]
     if spans > self.sentinels:
-      raise ValueError(f'sentinels={self.sentinels} do not tell {spans} spans apart, which a source of '
-                       f'data.length={length} tokens has; give as many')
+      raise ValueError(
+        f'sentinels={self.sentinels} do not tell {spans} spans apart, which a source of '
+        f'data.length={length} tokens has; give as many'
+      )
     return tokens
 
   def padding(self, length):
@@ -92,7 +95,9 @@ class SpanCorruption(Seq2Seq):
 
   def rows(self, packing, tokens, length, seed, tokenizer):
     made = super().rows(packing, tokens, self.whole(length), seed, tokenizer)
-    return protocol.Mapped(made, functools.partial(self.corrupt, tokenizer, length, 0 if seed is None else seed))
+    return protocol.Mapped(
+      made, functools.partial(self.corrupt, tokenizer, length, 0 if seed is None else seed)
+    )
 
   def corrupt(self, tokenizer, length: int, seed: int, row: protocol.Row, index: int) -> protocol.Row:
     """The pair that a row of text becomes."""
@@ -100,17 +105,23 @@ class SpanCorruption(Seq2Seq):
     if len(text) < 2:  # nothing that could be cut in two
       return made
     noise, spans = self.counts(len(text))
-    cut, kept = (parts(n, spans, protocol.bits(seed, index, max(n - 1, 1), purpose))
-                 for n, purpose in ((noise, NOISE), (len(text) - noise, KEPT)))
+    cut, kept = (
+      parts(n, spans, protocol.bits(seed, index, max(n - 1, 1), purpose))
+      for n, purpose in ((noise, NOISE), (len(text) - noise, KEPT))
+    )
     source, target, at = [], [], 0
     for i, (stays, goes) in enumerate(zip(kept, cut)):
       sentinel = [tokenizer.vocab_size + i]
-      source += [text[at:at + stays], sentinel]
-      target += [sentinel, text[at + stays:at + stays + goes]]
+      source += [text[at : at + stays], sentinel]
+      target += [sentinel, text[at + stays : at + stays + goes]]
       at += stays + goes
     source, target = (np.concatenate([*side, [tokenizer.eos_id]]) for side in (source, target))
     here, there = slice(len(target)), slice(len(source))
-    made['targets'][here], made['inputs'][here], made['segments'][here] = target, np.append(tokenizer.begin_id, target[:-1]), 1
+    made['targets'][here], made['inputs'][here], made['segments'][here] = (
+      target,
+      np.append(tokenizer.begin_id, target[:-1]),
+      1,
+    )
     made['source'][there], made['source_segments'][there] = source, 1
     made['positions'][here], made['source_positions'][there] = np.arange(len(target)), np.arange(len(source))
     return made
@@ -121,5 +132,5 @@ class SpanCorruption(Seq2Seq):
 
 def parts(total: int, count: int, bits: np.ndarray) -> np.ndarray:
   """`total` in `count` parts of at least 1, all ways alike likely: cuts at the places of the least bits."""
-  cuts = np.sort(np.argsort(bits[:total - 1], kind='stable')[:count - 1]) + 1
+  cuts = np.sort(np.argsort(bits[: total - 1], kind='stable')[: count - 1]) + 1
   return np.diff(np.concatenate([[0], cuts, [total]]))

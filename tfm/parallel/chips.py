@@ -8,6 +8,7 @@ import re
 
 import jax
 
+
 GIB = 2**30
 
 
@@ -41,8 +42,14 @@ class Chip:
     """One device's share."""
     n = self.devices
     return dataclasses.replace(
-      self, flops=self.flops / n, memory=self.memory // n, bandwidth=self.bandwidth / n, links=self.links / n,
-      network=self.network / n, devices=1)
+      self,
+      flops=self.flops / n,
+      memory=self.memory // n,
+      bandwidth=self.bandwidth / n,
+      links=self.links / n,
+      network=self.network / n,
+      devices=1,
+    )
 
 
 # How a device_kind begins → its chip.
@@ -78,7 +85,9 @@ def of(kind: str) -> Chip | None:
 
 def cores() -> int:
   """Cores of the CPU that this process may use, of which taskset or Slurm may leave it some."""
-  return len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count()   # macOS binds no process
+  return (
+    len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count()
+  )  # macOS binds no process
 
 
 def cpu() -> str:

@@ -10,6 +10,7 @@ from jax.sharding import AxisType, Mesh
 
 from tfm.parallel import chips
 
+
 # From the outermost to the innermost, whose devices are the nearest neighbours: of one board, one host. What an axis has
 # to say grows in this order. Stages hand on activations, and copies of the model their gradients once a step, which may
 # travel while others are computed; fsdp gathers each layer's parameters as it comes to it; experts are sent tokens, and
@@ -46,8 +47,10 @@ def resolve(sizes: Mapping[str, int], devices: int) -> dict[str, int]:
   fixed = math.prod(size for size in sizes.values() if size != -1)
   if devices % fixed or (not free and fixed != devices):
     helps = not free and devices % (fixed // sizes['data']) == 0
-    raise ValueError(f'mesh {words(sizes)} needs {"a multiple of " if free else ""}{fixed} devices and there '
-                     f'are {devices}' + '; set mesh.data=-1 to take what is left' * helps)
+    raise ValueError(
+      f'mesh {words(sizes)} needs {"a multiple of " if free else ""}{fixed} devices and there '
+      f'are {devices}' + '; set mesh.data=-1 to take what is left' * helps
+    )
   return sizes | {axis: devices // fixed for axis in free}
 
 
@@ -72,25 +75,31 @@ def slices(devices: Sequence[jax.Device], number: int = -1) -> list[list[jax.Dev
   """
   told = sorted({getattr(device, 'slice_index', None) or 0 for device in devices})
   if number not in (-1, len(told)) and len(told) > 1:
-    raise ValueError(f'slices.number={number} is not the {len(told)} slices that the devices say that they are in; leave it '
-                     'at -1')
+    raise ValueError(
+      f'slices.number={number} is not the {len(told)} slices that the devices say that they are in; leave it '
+      'at -1'
+    )
   check_number(number, len(devices))
   if len(told) > 1:
     return [[device for device in devices if device.slice_index == index] for index in told]
   size = len(devices) // max(number, 1)
-  return [list(devices[i:i + size]) for i in range(0, len(devices), size)]
+  return [list(devices[i : i + size]) for i in range(0, len(devices), size)]
 
 
 def check_number(number: int, devices: int) -> None:
   """Refuses what no mesh of so many devices can be cut into."""
   if number < 1 and number != -1 or devices % max(number, 1):
-    raise ValueError(f'slices.number={number} does not divide {devices} devices; -1 takes what the devices say')
+    raise ValueError(
+      f'slices.number={number} does not divide {devices} devices; -1 takes what the devices say'
+    )
 
 
 def check_axis(axis: str) -> None:
   """Refuses what no mesh lets a slow network carry."""
   if axis not in SLOW:
-    raise ValueError(f'slices.axis={axis!r} cannot be carried by a slow network; {" or ".join(map(repr, SLOW))} can')
+    raise ValueError(
+      f'slices.axis={axis!r} cannot be carried by a slow network; {" or ".join(map(repr, SLOW))} can'
+    )
 
 
 def check_slices(sizes: Mapping[str, int], number: int, axis: str) -> None:
@@ -99,12 +108,15 @@ def check_slices(sizes: Mapping[str, int], number: int, axis: str) -> None:
   if sizes[axis] % number:
     others = [f'slices.axis={other!r}' for other in SLOW if sizes[other] % number == 0]
     would = ' or '.join([f'mesh.{axis}={math.lcm(sizes[axis], number)}', *others])
-    raise ValueError(f'mesh.{axis}={sizes[axis]} does not divide over {number} slices, between which the network is slow '
-                     f'and carries {axis} alone; {would} would do')
+    raise ValueError(
+      f'mesh.{axis}={sizes[axis]} does not divide over {number} slices, between which the network is slow '
+      f'and carries {axis} alone; {would} would do'
+    )
 
 
 def make(
-    sizes: Mapping[str, int], devices: Sequence[jax.Device] | None = None, number: int = -1, axis: str = 'data') -> Mesh:
+  sizes: Mapping[str, int], devices: Sequence[jax.Device] | None = None, number: int = -1, axis: str = 'data'
+) -> Mesh:
   """A mesh over the devices, all of them by default, with Auto axes (linen's constraints need them).
 
   Args:
@@ -120,7 +132,11 @@ def make(
   # What mesh_utils.create_hybrid_device_mesh does of TPU slices and of processes, but for any groups. Six logical axes
   # rarely are whole physical ones.
   blocks = [mesh_utils.create_device_mesh(within, group, allow_split_physical_axes=True) for group in groups]
-  return Mesh(np.concatenate(blocks, axis=list(sizes).index(axis)), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
+  return Mesh(
+    np.concatenate(blocks, axis=list(sizes).index(axis)),
+    tuple(sizes),
+    axis_types=(AxisType.Auto,) * len(sizes),
+  )
 
 
 def of(config: Mapping) -> Mesh:

@@ -3,9 +3,10 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 
 from tfm.parallel import mesh as meshes
+
 
 # Of equally near meshes with as few axes, which that was asked for is to be kept, and which that was not is to be left out,
 # the first before the others: copies of the model are the easiest to have more or fewer of.
@@ -89,13 +90,21 @@ class Wish:
     """Of all meshes over the devices that meet the needs, the one whose sizes are the fewest doublings away from those
     asked for; an axis that takes what is left is as near with any. None if there is none.
     """
+
     def away(sizes):
-      steps = {axis: abs(math.log2(sizes[axis] / size)) for axis in KEPT if (size := self.asked.get(axis, 1)) >= 1}
+      steps = {
+        axis: abs(math.log2(sizes[axis] / size)) for axis in KEPT if (size := self.asked.get(axis, 1)) >= 1
+      }
       named = [steps[axis] for axis in KEPT if self.asked.get(axis, 1) > 1]
       new = sum(size > 1 and axis != 'data' and self.asked.get(axis, 1) == 1 for axis, size in sizes.items())
       return round(sum(steps.values()), 6), new, *named, *(steps.get(axis, 0) for axis in LEFT_OUT)
+
     needs = {(type(need), need.size, need.axes): need for need in self.needs}.values()
-    fit = (sizes for sizes in factorisations(self.devices, tuple(meshes.AXES)) if all(need.met(sizes) for need in needs))
+    fit = (
+      sizes
+      for sizes in factorisations(self.devices, tuple(meshes.AXES))
+      if all(need.met(sizes) for need in needs)
+    )
     return min(fit, key=away, default=None)
 
   def instead(self) -> str:

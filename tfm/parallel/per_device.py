@@ -9,6 +9,7 @@ from jax.sharding import PartitionSpec
 from tfm.parallel.sharding import parts
 from tfm.shapes import Array, Float, Int
 
+
 Axes = tuple[str, ...] | str | None
 
 
@@ -21,8 +22,13 @@ def uneven(heads: int, kv_heads: int) -> str | None:
 
 
 def per_device(
-    attention: Callable, q: Float[Array, 'B T H C'], k: Float[Array, 'B S K C'], v: Float[Array, 'B S K C2'],
-    q_segments: Int[Array, 'B T'], k_segments: Int[Array, 'B S'], sinks: Float[Array, 'H'] | None = None,
+  attention: Callable,
+  q: Float[Array, 'B T H C'],
+  k: Float[Array, 'B S K C'],
+  v: Float[Array, 'B S K C2'],
+  q_segments: Int[Array, 'B T'],
+  k_segments: Int[Array, 'B S'],
+  sinks: Float[Array, 'H'] | None = None,
 ) -> Float[Array, 'B T H C2']:
   """`attention` of these arrays, which need nothing of another row or head; outside a mesh just that.
 
@@ -36,7 +42,8 @@ def per_device(
   of_k = PartitionSpec(batch, None, None if k.shape[2] == 1 else heads, None)
   specs = of_q, of_k, of_k, rows, rows, None if sinks is None else PartitionSpec(heads)
   return jax.shard_map(attention, in_specs=specs, out_specs=of_q, check_vma=False)(
-    q, k, v, q_segments, k_segments, sinks)
+    q, k, v, q_segments, k_segments, sinks
+  )
 
 
 def cuts() -> tuple[Axes, Axes]:

@@ -21,12 +21,23 @@ from tfm.parallel.nearest import divisors
 from tfm.parallel.sharding import in_force, parts
 from tfm.shapes import Array, PyTree
 
+
 AXIS = 'stage'
 # Microbatches for each stage, where nobody says how many: from there on the bubble hardly counts (Huang et al. 2019, §2.3).
 USUAL = 4
 # By which parameters become those that a layer reads; no work to do again.
-PICKS = frozenset({
-  'gather', 'dynamic_slice', 'slice', 'squeeze', 'reshape', 'transpose', 'broadcast_in_dim', 'convert_element_type'})
+PICKS = frozenset(
+  {
+    'gather',
+    'dynamic_slice',
+    'slice',
+    'squeeze',
+    'reshape',
+    'transpose',
+    'broadcast_in_dim',
+    'convert_element_type',
+  }
+)
 INPUT = 'input of a layer'
 INPUTS = jax.checkpoint_policies.save_only_these_names(INPUT)
 
@@ -59,12 +70,14 @@ class Schedule:
     return (self.stages - 1) / self.iterations
 
   def __str__(self):
-    return (f'{self.stages} stages, {self.repeats} round{"s" * (self.repeats > 1)} of {self.microbatches} microbatches, '
-            f'bubble {self.bubble:.1%}')
+    return (
+      f'{self.stages} stages, {self.repeats} round{"s" * (self.repeats > 1)} of {self.microbatches} microbatches, '
+      f'bubble {self.bubble:.1%}'
+    )
 
   def moments(self) -> np.ndarray:
     """[S, R, M]: the iteration in which a stage has a microbatch in a round."""
-    s, r, m = np.ogrid[:self.stages, :self.repeats, :self.microbatches]
+    s, r, m = np.ogrid[: self.stages, : self.repeats, : self.microbatches]
     return s + r * self.microbatches + m
 
 
@@ -85,12 +98,16 @@ def schedule(stages: int, repeats: int, asked: int, rows: int, parts: int) -> Sc
   possible = [n for n in fit if n >= least]
   would = ' or '.join(map(str, sorted(possible, key=lambda other: abs(math.log(other / n)))[:2]))
   if rows % (n * math.gcd(rows, parts)):
-    raise ValueError(f'config.pipeline.microbatches={n} does not divide {rows} rows, of which {parts} go at once; '
-                     f'{would or "more rows"} would do')
+    raise ValueError(
+      f'config.pipeline.microbatches={n} does not divide {rows} rows, of which {parts} go at once; '
+      f'{would or "more rows"} would do'
+    )
   if n < least:
-    raise ValueError(f'config.pipeline.repeats={repeats} wants at least as many microbatches as mesh.stage={stages}, and '
-                     f'there are {n} of {rows} rows, of which {parts} go at once; '
-                     f'{f"config.pipeline.microbatches={would}" if would else "more rows, or repeats=1,"} would do')
+    raise ValueError(
+      f'config.pipeline.repeats={repeats} wants at least as many microbatches as mesh.stage={stages}, and '
+      f'there are {n} of {rows} rows, of which {parts} go at once; '
+      f'{f"config.pipeline.microbatches={would}" if would else "more rows, or repeats=1,"} would do'
+    )
   return Schedule(stages, repeats, n)
 
 
@@ -100,8 +117,13 @@ def stages() -> int:
 
 
 def pipelined(
-    layer: Callable[[PyTree, Array, PyTree, PyTree, Array, Array], tuple[Array, PyTree]],
-    params: PyTree, x: Array, beside: PyTree, common: PyTree, plan: Schedule, keep: Callable | None = None,
+  layer: Callable[[PyTree, Array, PyTree, PyTree, Array, Array], tuple[Array, PyTree]],
+  params: PyTree,
+  x: Array,
+  beside: PyTree,
+  common: PyTree,
+  plan: Schedule,
+  keep: Callable | None = None,
 ) -> tuple[Array, PyTree]:
   """x through all layers, and what they tell, [M, L, …] of each number: by microbatch, then by layer.
 
@@ -129,6 +151,7 @@ def pipelined(
 
     def through(x, now):
       return layer(now[0], checkpoint_name(x, INPUT), here, common, now[1], m)
+
     return jax.lax.scan(through, x, (mine, numbers))
 
   stage = jax.checkpoint(stage, policy=functools.partial(kept, keep), prevent_cse=False)
@@ -150,11 +173,14 @@ def pipelined(
   # Until its first work comes a stage goes through the first rows: numbers as real as others, so that none is infinite.
   (_, ended), told = jax.lax.scan(iteration, (waiting[:, 0], waiting), jnp.arange(plan.iterations))
   own = numbers.reshape(S, *[1] * (ended.ndim - 1)) == 0
-  x = joined(jnp.where(own, ended, 0).sum(0, dtype=ended.dtype))   # [M, B/M, …]: a sum, as it is what all stages can add up
+  x = joined(
+    jnp.where(own, ended, 0).sum(0, dtype=ended.dtype)
+  )  # [M, B/M, …]: a sum, as it is what all stages can add up
 
-  def by_layer(value):   # [iterations, S, K, …]
-    value = value[plan.moments(), np.arange(S)[:, None, None]]   # [S, R, M, K, …]
+  def by_layer(value):  # [iterations, S, K, …]
+    value = value[plan.moments(), np.arange(S)[:, None, None]]  # [S, R, M, K, …]
     return value.transpose(2, 1, 0, 3, *range(4, value.ndim)).reshape(M, L, *value.shape[4:])
+
   return x, jax.tree.map(by_layer, told)
 
 
@@ -169,7 +195,9 @@ def kept(keep: Callable | None, primitive, *given, **fields) -> bool:
 
 def staged(x: Array) -> Array:
   """x with its first axis cut over the stages."""
-  return jax.lax.with_sharding_constraint(x, PartitionSpec(AXIS, *[PartitionSpec.UNCONSTRAINED] * (x.ndim - 1)))
+  return jax.lax.with_sharding_constraint(
+    x, PartitionSpec(AXIS, *[PartitionSpec.UNCONSTRAINED] * (x.ndim - 1))
+  )
 
 
 def copied(x: Array, stages: int) -> Array:
@@ -185,8 +213,13 @@ def in_stages(p: Array, stages: int, repeats: int) -> Array:
   """
   K = p.shape[0] // (stages * repeats)
   if repeats > 1:
-    p = jax.shard_map(lambda own: _dealt(own, stages, repeats), in_specs=PartitionSpec(AXIS), out_specs=PartitionSpec(AXIS),
-                      axis_names={AXIS}, check_vma=False)(p)
+    p = jax.shard_map(
+      lambda own: _dealt(own, stages, repeats),
+      in_specs=PartitionSpec(AXIS),
+      out_specs=PartitionSpec(AXIS),
+      axis_names={AXIS},
+      check_vma=False,
+    )(p)
   return staged(p.reshape(stages, repeats, K, *p.shape[1:]))
 
 

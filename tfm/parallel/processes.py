@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -19,18 +19,26 @@ import numpy as np
 from jax.experimental import multihost_utils
 from orbax.checkpoint import multihost
 
+
 AUTO = 'auto'
-LOST = 75     # exit status when another process is gone: EX_TEMPFAIL, the same command may be run again
-AGAIN = 'what came after the last checkpoint is lost, and the same command in every process goes on from there'
-HEARTBEAT, GATHERING = 60, 300   # seconds, unless told
-PARTING = 5   # seconds that a process waits for the others to say the same, before it ends
-AFTER = 1     # seconds after which the first follows the others: whoever sees it go, JAX aborts
+LOST = 75  # exit status when another process is gone: EX_TEMPFAIL, the same command may be run again
+AGAIN = (
+  'what came after the last checkpoint is lost, and the same command in every process goes on from there'
+)
+HEARTBEAT, GATHERING = 60, 300  # seconds, unless told
+PARTING = 5  # seconds that a process waits for the others to say the same, before it ends
+AFTER = 1  # seconds after which the first follows the others: whoever sees it go, JAX aborts
 # How the runtime and the libraries of collectives say that another process does not answer.
-GONE = re.compile(r'gloo|nccl|connection|unavailable|deadline|heartbeat|barrier|coordination|preempt|aborted|peer', re.IGNORECASE)
+GONE = re.compile(
+  r'gloo|nccl|connection|unavailable|deadline|heartbeat|barrier|coordination|preempt|aborted|peer',
+  re.IGNORECASE,
+)
 _barriers = itertools.count()
 
 
-def join(count: str, index: int | None, coordinator: str | None, heartbeat: int | None, gathering: int | None) -> None:
+def join(
+  count: str, index: int | None, coordinator: str | None, heartbeat: int | None, gathering: int | None
+) -> None:
   """Makes this process one of `count`; must come before anything asks for devices.
 
   Args:
@@ -45,33 +53,59 @@ def join(count: str, index: int | None, coordinator: str | None, heartbeat: int 
   """
   told = index is not None or coordinator is not None
   if count != AUTO and not (count.isdigit() and int(count) >= 1):
-    raise ValueError(f"--processes={count} must be a number of processes, or 'auto' where Slurm, a TPU pod or Kubernetes tells it")
+    raise ValueError(
+      f"--processes={count} must be a number of processes, or 'auto' where Slurm, a TPU pod or Kubernetes tells it"
+    )
   for name, value in (('heartbeat', heartbeat), ('gathering', gathering)):
     if value is not None and count == '1':
-      raise ValueError(f'--{name}={value} is of several processes, and here is one; leave it out, or tell --processes')
+      raise ValueError(
+        f'--{name}={value} is of several processes, and here is one; leave it out, or tell --processes'
+      )
     if value is not None and value < 1:
       raise ValueError(f'--{name}={value} must be at least 1 second')
   heartbeat, gathering = heartbeat or HEARTBEAT, gathering or GATHERING
   if count in (AUTO, '1'):
     if told:
-      raise ValueError(f'--processes={count} takes neither --process nor --coordinator, which are of a number of processes above 1')
+      raise ValueError(
+        f'--processes={count} takes neither --process nor --coordinator, which are of a number of processes above 1'
+      )
     if count == '1':
       return
   elif index is None or not 0 <= index < int(count):
     raise ValueError(f'--process={index} is not below --processes={count}; number the processes from 0')
   elif not re.fullmatch(r'\S+:\d+', coordinator or ''):
-    raise ValueError(f'--coordinator={coordinator} must be HOST:PORT of process 0, the same for all processes')
-  known = {} if count == AUTO else dict(coordinator_address=coordinator, num_processes=int(count), process_id=index,
-                                        cluster_detection_method='deactivate')
+    raise ValueError(
+      f'--coordinator={coordinator} must be HOST:PORT of process 0, the same for all processes'
+    )
+  known = (
+    {}
+    if count == AUTO
+    else dict(
+      coordinator_address=coordinator,
+      num_processes=int(count),
+      process_id=index,
+      cluster_detection_method='deactivate',
+    )
+  )
   speaker = 'tfm train' + (f': process {index} of {count}' if known else '')
-  with_own = ', each with a --process of its own, and reach the same --coordinator, a free port where process 0 runs' if known else ''
+  with_own = (
+    ', each with a --process of its own, and reach the same --coordinator, a free port where process 0 runs'
+    if known
+    else ''
+  )
   try:
-    with _last_words(f'{speaker}: it was killed, or ended by JAX (in its words above) because not all processes came within '
-                     f'--gathering={gathering} seconds; see that all were started{with_own}'):
-      jax.distributed.initialize(**known, heartbeat_timeout_seconds=heartbeat, initialization_timeout=gathering)
+    with _last_words(
+      f'{speaker}: it was killed, or ended by JAX (in its words above) because not all processes came within '
+      f'--gathering={gathering} seconds; see that all were started{with_own}'
+    ):
+      jax.distributed.initialize(
+        **known, heartbeat_timeout_seconds=heartbeat, initialization_timeout=gathering
+      )
   except ValueError as error:
-    raise ValueError(f'--processes={count} finds no Slurm step, TPU pod, Kubernetes job or Open MPI here ({error}); '
-                     '--processes=N --process=I --coordinator=HOST:PORT says it') from error
+    raise ValueError(
+      f'--processes={count} finds no Slurm step, TPU pod, Kubernetes job or Open MPI here ({error}); '
+      '--processes=N --process=I --coordinator=HOST:PORT says it'
+    ) from error
 
 
 def first() -> bool:
@@ -121,12 +155,16 @@ def agree(facts: Mapping[str, Any]) -> None:
   Raises:
     ValueError: naming the facts and the processes that differ from process 0.
   """
-  digests = gathered(b''.join(hashlib.blake2b(repr(value).encode(), digest_size=8).digest() for value in facts.values()))
+  digests = gathered(
+    b''.join(hashlib.blake2b(repr(value).encode(), digest_size=8).digest() for value in facts.values())
+  )
   for i, (name, value) in enumerate(facts.items()):
-    of = [digest[8 * i:8 * i + 8] for digest in digests]
+    of = [digest[8 * i : 8 * i + 8] for digest in digests]
     if others := [process for process, one in enumerate(of) if one != of[0]]:
-      raise ValueError(f'{name} is not the same in all processes: that of process {", ".join(map(str, others))} differs from that of '
-                       f'process 0, and process {jax.process_index()} has {str(value)[:200]}; all need the same files and flags')
+      raise ValueError(
+        f'{name} is not the same in all processes: that of process {", ".join(map(str, others))} differs from that of '
+        f'process 0, and process {jax.process_index()} has {str(value)[:200]}; all need the same files and flags'
+      )
 
 
 def stop_asked(step: int) -> bool:
@@ -146,6 +184,7 @@ def interrupt_is_preemption() -> Iterator[None]:
   def note(number, frame):
     signal.signal(signal.SIGINT, before)
     signal.raise_signal(signal.SIGTERM)
+
   signal.signal(signal.SIGINT, note)
   try:
     yield
@@ -165,8 +204,10 @@ def together(name: str, refused: tuple[type[Exception], ...]) -> Iterator[None]:
     return
   speaker = f'tfm {name}: process {jax.process_index()} of {jax.process_count()}'
   status = None
-  with _last_words(f'{speaker}: it was killed, or ended by JAX (in its words above, if any) because another process of this '
-                   f'run is gone or gives no sign of life; {AGAIN}'):
+  with _last_words(
+    f'{speaker}: it was killed, or ended by JAX (in its words above, if any) because another process of this '
+    f'run is gone or gives no sign of life; {AGAIN}'
+  ):
     try:
       yield
     except Exception as error:
@@ -206,7 +247,9 @@ def _line(error: BaseException) -> str:
 @contextlib.contextmanager
 def _last_words(said: str) -> Iterator[None]:
   """Has them said if this process dies in the block: JAX's runtime aborts where another process is gone, and asks no Python."""
-  heir = subprocess.Popen(['sh', '-c', 'read -r done || echo "$0" >&2', said], stdin=subprocess.PIPE, start_new_session=True)
+  heir = subprocess.Popen(
+    ['sh', '-c', 'read -r done || echo "$0" >&2', said], stdin=subprocess.PIPE, start_new_session=True
+  )
   try:
     yield
   finally:
@@ -220,6 +263,6 @@ def _end(status: int) -> None:
     if first():
       time.sleep(AFTER)
   except Exception:
-    pass   # whoever does not come is gone already, and this process ends in any case
+    pass  # whoever does not come is gone already, and this process ends in any case
   sys.stdout.flush()
   os._exit(status)

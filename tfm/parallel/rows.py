@@ -27,8 +27,12 @@ def by_hand(axis: str) -> set[str]:
 
 
 def handed_on(
-    scan: Callable, state: PyTree, rows: PyTree, shared: Any = None, unit: Callable = jnp.ones_like,
-    act: Callable = jnp.multiply,
+  scan: Callable,
+  state: PyTree,
+  rows: PyTree,
+  shared: Any = None,
+  unit: Callable = jnp.ones_like,
+  act: Callable = jnp.multiply,
 ) -> tuple[PyTree, PyTree]:
   """`scan(state, rows, shared) → (state, outputs)` of whole rows, of which each device of a mesh has a piece.
 
@@ -54,11 +58,16 @@ def handed_on(
     def after(state, one):
       added, factor = one
       return jax.tree.map(lambda a, h, b: act(a, h) + b, factor, state, added), state
+
     last, before = jax.lax.scan(after, state, jax.lax.all_gather(own, axis))
     _, outputs = scan(jax.tree.map(lambda x: x[device[0]], before), rows, shared)
     return last, outputs
 
   along, whole = PartitionSpec(None, axis), PartitionSpec()
   return jax.shard_map(
-    read, in_specs=(PartitionSpec(axis), whole, along, whole), out_specs=(whole, along), axis_names=by_hand(axis), check_vma=False)(
-      jnp.arange(n), state, rows, shared)
+    read,
+    in_specs=(PartitionSpec(axis), whole, along, whole),
+    out_specs=(whole, along),
+    axis_names=by_hand(axis),
+    check_vma=False,
+  )(jnp.arange(n), state, rows, shared)

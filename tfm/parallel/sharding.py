@@ -17,6 +17,7 @@ from tfm.parallel import mesh as meshes
 from tfm.parallel.nearest import Need, Wish
 from tfm.shapes import Array, PyTree
 
+
 AXES = {
   'batch': 'sequences',
   'length': 'tokens of a sequence',
@@ -99,9 +100,11 @@ def shard_over(x: Array, *axes: tuple[str, ...]) -> Array:
 
 def partitioned(initializer: Callable, names: tuple[str, ...]) -> Callable[..., Parameter]:
   """Wraps an initializer so that the parameter it makes carries its logical axes."""
+
   def init(key, shape, dtype):
     check_axes(names, len(shape))
     return Parameter(initializer(key, shape, dtype), names, initializer=str(initializer))
+
   return init
 
 
@@ -121,11 +124,14 @@ def unbox_reshaped(tree: PyTree, params: PyTree) -> PyTree:
 
   Those are adafactor's factored moments; unboxed, they are replicated, which is right for their size.
   """
+
   def is_box(x):
     return isinstance(x, Parameter)
+
   shapes = {(box.names, box.value.shape) for box in jax.tree.leaves(params, is_leaf=is_box)}
   return jax.tree.map(
-    lambda x: x.value if is_box(x) and (x.names, x.value.shape) not in shapes else x, tree, is_leaf=is_box)
+    lambda x: x.value if is_box(x) and (x.names, x.value.shape) not in shapes else x, tree, is_leaf=is_box
+  )
 
 
 def partition_specs(boxed: PyTree, mesh: Mesh, rules: Rules) -> PyTree:
@@ -151,12 +157,18 @@ def needs(boxed: PyTree, rules: Rules) -> list[Need]:
 
 def _indivisible(where: str, size: int, name: str, axes: tuple[str, ...], parts: int) -> str:
   cuts = ' × '.join(f'mesh.{axis}' for axis in axes)
-  return (f"{cuts} = {parts} cuts {name!r} of the parameter {where} into {parts} parts, but it has {size}; "
-          f"change that size or {axes[-1]!r} of the mesh, or keep it whole with rules.{name}=''")
+  return (
+    f'{cuts} = {parts} cuts {name!r} of the parameter {where} into {parts} parts, but it has {size}; '
+    f"change that size or {axes[-1]!r} of the mesh, or keep it whole with rules.{name}=''"
+  )
 
 
 def _idle(axis: str, parts: int) -> str:
-  why = 'no layers are stacked, as config.model.scan=True does' if axis == 'stage' else f'give it something in the rules'
+  why = (
+    'no layers are stacked, as config.model.scan=True does'
+    if axis == 'stage'
+    else 'give it something in the rules'
+  )
   return f'mesh.{axis}={parts} cuts nothing, so that {parts} devices would each do the same: {why}'
 
 
@@ -170,8 +182,14 @@ def check_divisible(boxed: PyTree, mesh: Mesh, rules: Rules, more: Sequence[Need
     ValueError: naming the parameter, both numbers and the nearest mesh that works.
   """
   sizes, cut = dict(mesh.shape), needs(boxed, rules)
-  used = {axis for need in cut for axis in need.axes} | {axis for name, axes in rules if name in ROWS for axis in axes}
-  idle = [Need(1, (axis,), functools.partial(_idle, axis)) for axis in meshes.AXES if axis in sizes and axis not in used]
+  used = {axis for need in cut for axis in need.axes} | {
+    axis for name, axes in rules if name in ROWS for axis in axes
+  }
+  idle = [
+    Need(1, (axis,), functools.partial(_idle, axis))
+    for axis in meshes.AXES
+    if axis in sizes and axis not in used
+  ]
   wish = Wish(sizes, mesh.size, (*cut, *idle, *more))
   try:
     for need in wish.needs:
@@ -196,7 +214,6 @@ def context(mesh: Mesh, rules: Rules) -> Any:
 
 
 class _Context:
-
   def __init__(self, mesh: Mesh, rules: Rules):
     self.entered = jax.set_mesh(mesh), nn.logical_axis_rules(rules)
 

@@ -58,8 +58,12 @@ def slopes(heads: int, exponent: float) -> tuple[float, ...]:
 
 
 def penalties(
-    q: Float[Array, 'B K G T C'], k: Float[Array, 'B K S C'],
-    q_positions: Int[Array, 'B T'], k_positions: Int[Array, 'B S'], slopes: tuple[float, ...], scale: float,
+  q: Float[Array, 'B K G T C'],
+  k: Float[Array, 'B K S C'],
+  q_positions: Int[Array, 'B T'],
+  k_positions: Int[Array, 'B S'],
+  slopes: tuple[float, ...],
+  scale: float,
 ) -> Float[Array, 'B K G T S']:
   """-scale · slope · |q - k|."""
   distances = jnp.abs(q_positions[:, :, None] - k_positions[:, None, :]).astype(jnp.float32)
@@ -68,12 +72,18 @@ def penalties(
 
 
 def rounded_penalties(
-    q: Float[Array, 'B K G T C'], k: Float[Array, 'B K S C'],
-    q_positions: Int[Array, 'B T'], k_positions: Int[Array, 'B S'], slopes: tuple[float, ...], scale: float,
+  q: Float[Array, 'B K G T C'],
+  k: Float[Array, 'B K S C'],
+  q_positions: Int[Array, 'B T'],
+  k_positions: Int[Array, 'B S'],
+  slopes: tuple[float, ...],
+  scale: float,
 ) -> Float[Array, 'B K G T S']:
   """-scale · |r(q) - r(k)|."""
+
   def bfloat16(x):
     return jax.lax.reduce_precision(x.astype(jnp.float32), 8, 7)  # XLA may skip a cast there and back
+
   slope = bfloat16(jnp.asarray(slopes, jnp.float32)).reshape(1, k.shape[1], -1, 1)
   to, of = (bfloat16(slope * bfloat16(positions)[:, None, None]) for positions in (q_positions, k_positions))
   return -scale * jnp.abs(to[..., :, None] - of[..., None, :])

@@ -47,8 +47,11 @@ class Deberta(Position):
   epsilon: float = 1e-7
   borrowed: bool = False
 
-  examples = ('deberta(max_distance=9, buckets=6, norm=True)', 'deberta(max_distance=4, c2p=False)',
-              'deberta(max_distance=4, p2c=False)')
+  examples = (
+    'deberta(max_distance=9, buckets=6, norm=True)',
+    'deberta(max_distance=4, c2p=False)',
+    'deberta(max_distance=4, p2c=False)',
+  )
   reads_content = True
 
   def check(self):
@@ -57,8 +60,10 @@ class Deberta(Position):
     if self.max_distance < 1:
       raise ValueError(f'max_distance={self.max_distance} must be at least 1 token')
     if self.buckets and (self.buckets < 4 or self.buckets % 2 or self.buckets >= self.max_distance):
-      raise ValueError(f'buckets={self.buckets} must be 0 (none) or an even number, 4 or more and below '
-                       f'max_distance={self.max_distance}')
+      raise ValueError(
+        f'buckets={self.buckets} must be 0 (none) or an even number, 4 or more and below '
+        f'max_distance={self.max_distance}'
+      )
 
   @property
   def borrows(self):
@@ -73,26 +78,29 @@ class Deberta(Position):
     # Made where they are called: the table's instance is the model's, the projections' the layer's.
     def project(bias):
       return Linear((self.width, self.heads, self.head_width), ('embed', 'heads', 'kv'), normal(), bias=bias)
+
     self.key, self.query = project(bias=False), project(bias=True)
 
   @nn.compact
   def share(self):
     """The embedding of each bucket, [2 · buckets, D]."""
     rows = 2 * (self.buckets or self.max_distance)
-    table = self.param('table', partitioned(normal()((0,), (1,)), ('table', 'embed')),
-                       (rows, self.width), jnp.float32)
+    table = self.param(
+      'table', partitioned(normal()((0,), (1,)), ('table', 'embed')), (rows, self.width), jnp.float32
+    )
     return LayerNorm(bias=True, epsilon=self.epsilon, name='table_norm')(table) if self.norm else table
 
   def rotate(self, q, k, q_positions, k_positions):
     return q * jnp.asarray(self.terms**-0.5, q.dtype), k
 
   def bias(self, shared):
-    scale = (self.terms * self.head_width)**-0.5
+    scale = (self.terms * self.head_width) ** -0.5
     function = functools.partial(
-      disentangled, max_distance=self.max_distance, buckets=self.buckets, scale=scale)
+      disentangled, max_distance=self.max_distance, buckets=self.buckets, scale=scale
+    )
     if self.borrowed:
       queries, keys = shared
-      keys = jnp.repeat(keys, self.heads // keys.shape[1], axis=1)   # each for the queries that share it
+      keys = jnp.repeat(keys, self.heads // keys.shape[1], axis=1)  # each for the queries that share it
       return Partial(function, keys if self.c2p else None, queries if self.p2c else None)
     return Partial(function, self.key(shared) if self.c2p else None, self.query(shared) if self.p2c else None)
 
@@ -109,10 +117,15 @@ def bucket(distances: Int[np.ndarray, 'N'], max_distance: int, buckets: int) -> 
 
 
 def disentangled(
-    keys: Float[Array, 'N H C'] | None, queries: Float[Array, 'N H C'] | None,
-    q: Float[Array, 'B K G T C'], k: Float[Array, 'B K S C'],
-    q_positions: Int[Array, 'B T'], k_positions: Int[Array, 'B S'],
-    max_distance: int, buckets: int, scale: float,
+  keys: Float[Array, 'N H C'] | None,
+  queries: Float[Array, 'N H C'] | None,
+  q: Float[Array, 'B K G T C'],
+  k: Float[Array, 'B K S C'],
+  q_positions: Int[Array, 'B T'],
+  k_positions: Int[Array, 'B S'],
+  max_distance: int,
+  buckets: int,
+  scale: float,
 ) -> Float[Array, 'B K G T S']:
   """scale · k·queries[δ], and q·keys[δ]/√C for a q that is scaled already; what there is of them."""
   K, G, _, C = q.shape[1:]
@@ -121,11 +134,13 @@ def disentangled(
   index = rows[distances + max_distance][:, None, None]
   logits = 0
   if keys is not None:
-    met = jnp.einsum('BKGTC,NKGC->BKGTN', q, keys.reshape(-1, K, G, C).astype(q.dtype),
-                     preferred_element_type=jnp.float32)
+    met = jnp.einsum(
+      'BKGTC,NKGC->BKGTN', q, keys.reshape(-1, K, G, C).astype(q.dtype), preferred_element_type=jnp.float32
+    )
     logits += C**-0.5 * jnp.take_along_axis(met, index, axis=-1)
   if queries is not None:
-    met = jnp.einsum('BKSC,NKGC->BKGSN', k, queries.reshape(-1, K, G, C).astype(k.dtype),
-                     preferred_element_type=jnp.float32)
+    met = jnp.einsum(
+      'BKSC,NKGC->BKGSN', k, queries.reshape(-1, K, G, C).astype(k.dtype), preferred_element_type=jnp.float32
+    )
     logits += scale * jnp.take_along_axis(met, index.swapaxes(-1, -2), axis=-1).swapaxes(-1, -2)
   return logits

@@ -42,20 +42,30 @@ class Fire(Position):
   def bias(self, shared):
     def learned(name, initializer, axes, shape):
       return self.param(name, partitioned(initializer, axes), shape, jnp.float32)
+
     start = Initializer(f'constant({self.steepness})', nn.initializers.constant(self.steepness))
     c = jnp.abs(learned('steepness_scale', start, (), ()))
     L = self.threshold * jnp.abs(learned('threshold_scale', ones, (), ()))
     return Partial(
-      interpolated, c, L,
+      interpolated,
+      c,
+      L,
       learned('weight_1', lecun_normal()((), (0,)), ('rank',), (self.hidden,)),
       learned('bias_1', zeros, ('rank',), (self.hidden,)),
-      learned('weight_2', lecun_normal()((0,), (1,)), ('rank', 'heads'), (self.hidden, self.heads)))
+      learned('weight_2', lecun_normal()((0,), (1,)), ('rank', 'heads'), (self.hidden, self.heads)),
+    )
 
 
 def interpolated(
-    c: Float[Array, ''], L: Float[Array, ''], weight_1: Float[Array, 'F'], bias_1: Float[Array, 'F'],
-    weight_2: Float[Array, 'F H'], q: Float[Array, 'B K G T C'], k: Float[Array, 'B K S C'],
-    q_positions: Int[Array, 'B T'], k_positions: Int[Array, 'B S'],
+  c: Float[Array, ''],
+  L: Float[Array, ''],
+  weight_1: Float[Array, 'F'],
+  bias_1: Float[Array, 'F'],
+  weight_2: Float[Array, 'F H'],
+  q: Float[Array, 'B K G T C'],
+  k: Float[Array, 'B K S C'],
+  q_positions: Int[Array, 'B T'],
+  k_positions: Int[Array, 'B S'],
 ) -> Float[Array, 'B K G T S']:
   """f of every pair, in float32."""
   distances = jnp.abs(q_positions[:, :, None] - k_positions[:, None, :]).astype(jnp.float32)

@@ -7,11 +7,11 @@ import jax
 import jax.numpy as jnp
 from jax.tree_util import Partial
 
+from tfm.errors import suggest
 from tfm.layers.initializer import normal
 from tfm.parallel.sharding import partitioned
 from tfm.positions.protocol import Position
 from tfm.shapes import Array, Float, Int
-from tfm.spec import suggest
 
 
 class Kerple(Position):
@@ -43,13 +43,19 @@ class Kerple(Position):
     kernel, bounded = KINDS[self.kind]
     first, second = (
       self.param(name, partitioned(normal(1.0)((), (0,)), ('heads',)), (self.heads,), jnp.float32)
-      for name in ('scale_1', 'scale_2'))
+      for name in ('scale_1', 'scale_2')
+    )
     return Partial(functools.partial(penalties, kernel=kernel), jax.nn.softplus(first), bounded(second))
 
 
 def penalties(
-    r1: Float[Array, 'H'], r2: Float[Array, 'H'], q: Float[Array, 'B K G T C'], k: Float[Array, 'B K S C'],
-    q_positions: Int[Array, 'B T'], k_positions: Int[Array, 'B S'], kernel,
+  r1: Float[Array, 'H'],
+  r2: Float[Array, 'H'],
+  q: Float[Array, 'B K G T C'],
+  k: Float[Array, 'B K S C'],
+  q_positions: Int[Array, 'B T'],
+  k_positions: Int[Array, 'B S'],
+  kernel,
 ) -> Float[Array, 'B K G T S']:
   """-r₁ · kernel(|q - k|, r₂)."""
   distances = jnp.abs(q_positions[:, :, None] - k_positions[:, None, :]).astype(jnp.float32)[:, None, None]

@@ -29,8 +29,10 @@ class Learned(Position):
 
   def check(self):
     if self.reach < self.length:
-      raise ValueError(f'rows={self.rows} is shorter than data.length={self.length}; '
-                       f'give the table at least {self.length} rows')
+      raise ValueError(
+        f'rows={self.rows} is shorter than data.length={self.length}; '
+        f'give the table at least {self.length} rows'
+      )
     if self.before < 0:
       raise ValueError(f'before={self.before} must be 0 (no further rows) or more')
 
@@ -43,6 +45,10 @@ class Learned(Position):
 
   @nn.compact
   def embed(self, x, positions):
-    table = self.param('table', partitioned(normal(self.stddev)((0,), (1,)), ('table', 'embed')),
-                       (self.before + self.reach, self.width), jnp.float32)
+    table = self.param(
+      'table',
+      partitioned(normal(self.stddev)((0,), (1,)), ('table', 'embed')),
+      (self.before + self.reach, self.width),
+      jnp.float32,
+    )
     return x + shard(table[positions + self.before].astype(x.dtype), 'batch', 'length', 'embed')

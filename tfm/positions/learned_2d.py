@@ -4,10 +4,11 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from tfm.layers.grid import Grid, grid
 from tfm.layers.initializer import normal
 from tfm.parallel.sharding import partitioned, shard
+from tfm.positions._grid import Grid, grid
 from tfm.positions.protocol import Position
+
 
 METHODS = 'bilinear', 'bicubic'
 
@@ -36,13 +37,22 @@ class Learned2D(Position):
   method: str = 'bilinear'
   stddev: float = 0.02
 
-  examples = ('learned_2d(rows=3, columns=4)', 'learned_2d(rows=2, columns=5, original=(3, 3), method="bicubic")')
+  examples = (
+    'learned_2d(rows=3, columns=4)',
+    'learned_2d(rows=2, columns=5, original=(3, 3), method="bicubic")',
+  )
 
   def check(self):
     self.grid
     table = self.table
-    if not isinstance(table, (tuple, list)) or len(table) != 2 or not all(type(n) is int and n > 0 for n in table):
-      raise ValueError(f'original={self.original!r} must be two numbers above 0, rows and columns of the table')
+    if (
+      not isinstance(table, (tuple, list))
+      or len(table) != 2
+      or not all(type(n) is int and n > 0 for n in table)
+    ):
+      raise ValueError(
+        f'original={self.original!r} must be two numbers above 0, rows and columns of the table'
+      )
     if self.method not in METHODS:
       raise ValueError(f'method={self.method!r} is not there; known: {", ".join(METHODS)}')
 
@@ -61,15 +71,21 @@ class Learned2D(Position):
 
   def meaning(self):
     rows, columns, before = self.grid
-    return super().meaning() | dict(rows=rows, columns=columns, before=before, original=tuple(self.table), stddev=None)
+    return super().meaning() | dict(
+      rows=rows, columns=columns, before=before, original=tuple(self.table), stddev=None
+    )
 
   @nn.compact
   def embed(self, x, positions):
     here, (rows, columns) = self.grid, self.table
-    table = self.param('table', partitioned(normal(self.stddev)((0,), (1,)), ('table', 'embed')),
-                       (here.before + rows * columns, self.width), jnp.float32)
+    table = self.param(
+      'table',
+      partitioned(normal(self.stddev)((0,), (1,)), ('table', 'embed')),
+      (here.before + rows * columns, self.width),
+      jnp.float32,
+    )
     if (rows, columns) != here[:2]:
-      patches = table[here.before:].reshape(rows, columns, self.width)
+      patches = table[here.before :].reshape(rows, columns, self.width)
       patches = jax.image.resize(patches, (*here[:2], self.width), self.method, antialias=False)
-      table = jnp.concatenate([table[:here.before], patches.reshape(-1, self.width)])
+      table = jnp.concatenate([table[: here.before], patches.reshape(-1, self.width)])
     return x + shard(table[positions].astype(x.dtype), 'batch', 'length', 'embed')

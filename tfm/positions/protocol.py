@@ -50,33 +50,40 @@ class Position(nn.Module):
   @classmethod
   def enters(cls) -> frozenset[str]:
     """The hooks that the scheme fills: 'embed', 'rotate', 'bias', or none."""
-    return frozenset(hook for hook in ('embed', 'rotate', 'bias') if getattr(cls, hook) is not getattr(Position, hook))
+    return frozenset(
+      hook for hook in ('embed', 'rotate', 'bias') if getattr(cls, hook) is not getattr(Position, hook)
+    )
 
   @property
   def identity(self) -> str:
     """Equal where two specs mean the same: the scheme and its own settings, not the block's sizes."""
     surroundings = {field.name for field in dataclasses.fields(Position)}
-    own = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name not in surroundings}
-    return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in own.items())})"
+    own = {
+      field.name: getattr(self, field.name)
+      for field in dataclasses.fields(self)
+      if field.name not in surroundings
+    }
+    return f'{type(self).__name__}({", ".join(f"{name}={value!r}" for name, value in own.items())})'
 
   def meaning(self) -> dict[str, Any]:
     """Equal where two compute the same of the same parameters: the block's sizes and its own settings, but not `length`; a
     scheme that looks at it puts here what follows from it."""
-    return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)
-            if field.name not in ('length', 'parent', 'name')}
+    return {
+      field.name: getattr(self, field.name)
+      for field in dataclasses.fields(self)
+      if field.name not in ('length', 'parent', 'name')
+    }
 
-  def embed(
-      self, x: Float[Array, 'B T D'], positions: Int[Array, 'B T']
-  ) -> Float[Array, 'B T D']:
+  def embed(self, x: Float[Array, 'B T D'], positions: Int[Array, 'B T']) -> Float[Array, 'B T D']:
     """Enters at the embedding."""
     return x
 
   def rotate(
-      self,
-      q: Float[Array, 'B T H C'],
-      k: Float[Array, 'B S K C'],
-      q_positions: Int[Array, 'B T'],
-      k_positions: Int[Array, 'B S'],
+    self,
+    q: Float[Array, 'B T H C'],
+    k: Float[Array, 'B S K C'],
+    q_positions: Int[Array, 'B T'],
+    k_positions: Int[Array, 'B S'],
   ) -> tuple[Float[Array, 'B T H C'], Float[Array, 'B S K C']]:
     """Enters at the queries and keys."""
     return q, k

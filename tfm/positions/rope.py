@@ -39,21 +39,29 @@ class Rope(Position):
   scaling: str = 'none'
 
   examples = (
-    'rope', 'rope(fraction=0.5, interleaved=True, scaling="yarn(factor=4, original=8)")',
-    'rope(scaling="dynamic(factor=2, original=8)")')
+    'rope',
+    'rope(fraction=0.5, interleaved=True, scaling="yarn(factor=4, original=8)")',
+    'rope(scaling="dynamic(factor=2, original=8)")',
+  )
 
   def check(self):
     C, wanted = self.head_width, self.fraction * self.head_width
     if not 0 < self.fraction <= 1:
-      raise ValueError(f"fraction={self.fraction} must lie above 0 and not above 1; to rotate nothing, "
-                       "position='none' would do")
+      raise ValueError(
+        f'fraction={self.fraction} must lie above 0 and not above 1; to rotate nothing, '
+        "position='none' would do"
+      )
     if C < 2 or C % 2 and self.fraction == 1:
-      raise ValueError(f'rotates pairs of channels, and the head width is {C} (model.width / model.heads); '
-                       'choose an even one')
+      raise ValueError(
+        f'rotates pairs of channels, and the head width is {C} (model.width / model.heads); '
+        'choose an even one'
+      )
     if abs(wanted - self.channels) > 1e-3 or self.channels % 2 or self.channels < 2:
       even = min(max(2, 2 * round(wanted / 2)), C // 2 * 2)
-      raise ValueError(f'fraction={self.fraction} of the head width {C} is {wanted:.6g} channels, which is '
-                       f'no number of pairs; fraction={even / C:.6g}, {even} channels, would do')
+      raise ValueError(
+        f'fraction={self.fraction} of the head width {C} is {wanted:.6g} channels, which is '
+        f'no number of pairs; fraction={even / C:.6g}, {even} channels, would do'
+      )
     if not self.theta > 0:
       raise ValueError(f'theta={self.theta} must be above 0')
     self.waves()
@@ -69,7 +77,9 @@ class Rope(Position):
 
   def meaning(self):
     frequencies, factor = self.waves()
-    return super().meaning() | dict(theta=None, fraction=None, scaling=(*frequencies.tolist(), factor, self.grows()))
+    return super().meaning() | dict(
+      theta=None, fraction=None, scaling=(*frequencies.tolist(), factor, self.grows())
+    )
 
   def grows(self) -> dict[str, Any]:
     """What a scaling that looks at the length of texts makes of longer ones: its arguments; nothing of another."""
@@ -80,5 +90,7 @@ class Rope(Position):
 
   def rotate(self, q, k, q_positions, k_positions):
     frequencies, factor = self.waves()
-    return tuple(rotated(x, angles(positions, frequencies), self.interleaved, factor)
-                 for x, positions in ((q, q_positions), (k, k_positions)))
+    return tuple(
+      rotated(x, angles(positions, frequencies), self.interleaved, factor)
+      for x, positions in ((q, q_positions), (k, k_positions))
+    )

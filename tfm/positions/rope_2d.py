@@ -2,8 +2,8 @@
 
 import jax.numpy as jnp
 
-from tfm.layers.grid import Grid, grid
 from tfm.layers.rotary import angles, frequencies, rotated
+from tfm.positions._grid import Grid, grid
 from tfm.positions.protocol import Position
 
 
@@ -34,8 +34,10 @@ class Rope2D(Position):
   def check(self):
     self.grid
     if self.head_width % 4:
-      raise ValueError(f'rotates pairs of channels by row and by column, and the head width is {self.head_width} '
-                       '(model.width / model.heads); choose a multiple of 4')
+      raise ValueError(
+        f'rotates pairs of channels by row and by column, and the head width is {self.head_width} '
+        '(model.width / model.heads); choose a multiple of 4'
+      )
     if not self.theta > 0:
       raise ValueError(f'theta={self.theta} must be above 0')
 
@@ -52,4 +54,5 @@ class Rope2D(Position):
     def turned(x, positions):
       row, column, _ = self.grid.coordinates(positions)
       return rotated(x, jnp.concatenate([angles(row, waves), angles(column, waves)], -1), self.interleaved)
+
     return turned(q, q_positions), turned(k, k_positions)

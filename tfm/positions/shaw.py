@@ -37,21 +37,30 @@ class Shaw(Position):
   @nn.compact
   def bias(self, shared):
     heads, axes = ((self.heads,), ('heads',)) if self.by_head else ((), ())
-    table = self.param('table', partitioned(normal()((0,), (1,)), ('table', *axes, 'kv')),
-                       (2 * self.max_distance + 1, *heads, self.head_width), jnp.float32)
+    table = self.param(
+      'table',
+      partitioned(normal()((0,), (1,)), ('table', *axes, 'kv')),
+      (2 * self.max_distance + 1, *heads, self.head_width),
+      jnp.float32,
+    )
     return Partial(edges, table)
 
 
 def edges(
-    table: Float[Array, 'N C'] | Float[Array, 'N H C'],
-    q: Float[Array, 'B K G T C'], k: Float[Array, 'B K S C'],
-    q_positions: Int[Array, 'B T'], k_positions: Int[Array, 'B S'],
+  table: Float[Array, 'N C'] | Float[Array, 'N H C'],
+  q: Float[Array, 'B K G T C'],
+  k: Float[Array, 'B K S C'],
+  q_positions: Int[Array, 'B T'],
+  k_positions: Int[Array, 'B S'],
 ) -> Float[Array, 'B K G T S']:
   """The product of each query with every row, then the row of each key; the middle row is distance 0."""
   K, G, _, C = q.shape[1:]
   reach = table.shape[0] // 2
-  rows = table.reshape(table.shape[0], K, G, C) if table.ndim == 3 else jnp.broadcast_to(
-    table[:, None, None], (table.shape[0], K, G, C))
+  rows = (
+    table.reshape(table.shape[0], K, G, C)
+    if table.ndim == 3
+    else jnp.broadcast_to(table[:, None, None], (table.shape[0], K, G, C))
+  )
   scores = jnp.einsum('BKGTC,NKGC->BKGTN', q, rows.astype(q.dtype), preferred_element_type=jnp.float32)
   distances = jnp.clip(k_positions[:, None, :] - q_positions[:, :, None], -reach, reach)
   return jnp.take_along_axis(scores, (distances + reach)[:, None, None], axis=-1) * C**-0.5

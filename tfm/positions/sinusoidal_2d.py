@@ -2,9 +2,9 @@
 
 import jax.numpy as jnp
 
-from tfm.layers.grid import Grid, grid
 from tfm.layers.rotary import angles, frequencies
 from tfm.parallel.sharding import shard
+from tfm.positions._grid import Grid, grid
 from tfm.positions.protocol import Position
 
 
@@ -35,8 +35,10 @@ class Sinusoidal2D(Position):
   def check(self):
     self.grid
     if self.width % 4:
-      raise ValueError(f'tells row and column each by sines and cosines, and model.width={self.width} is no multiple of '
-                       '4; choose one')
+      raise ValueError(
+        f'tells row and column each by sines and cosines, and model.width={self.width} is no multiple of '
+        '4; choose one'
+      )
     if not self.theta > 0:
       raise ValueError(f'theta={self.theta} must be above 0')
 

@@ -42,14 +42,17 @@ class T5(Position):
       raise ValueError(f'buckets={self.buckets} must be {least} or more')
     exact = self.buckets // ways // 2
     if self.max_distance <= exact:
-      raise ValueError(f'max_distance={self.max_distance} must be above {exact}, the distances that '
-                       f'have a bucket each of buckets={self.buckets}')
+      raise ValueError(
+        f'max_distance={self.max_distance} must be above {exact}, the distances that '
+        f'have a bucket each of buckets={self.buckets}'
+      )
 
   @nn.compact
   def share(self):
     """The logit of each head at each distance, -max_distance … max_distance."""
-    table = self.param('table', partitioned(normal()((0,), (1,)), ('table', 'heads')),
-                       (self.buckets, self.heads), jnp.float32)
+    table = self.param(
+      'table', partitioned(normal()((0,), (1,)), ('table', 'heads')), (self.buckets, self.heads), jnp.float32
+    )
     distances = np.arange(-self.max_distance, self.max_distance + 1)
     return table[bucket(distances, self.buckets, self.max_distance, self.bidirectional)].T
 
@@ -58,7 +61,7 @@ class T5(Position):
 
 
 def bucket(
-    distances: Int[np.ndarray, 'N'], buckets: int, max_distance: int, bidirectional: bool
+  distances: Int[np.ndarray, 'N'], buckets: int, max_distance: int, bidirectional: bool
 ) -> Int[np.ndarray, 'N']:
   """The row of the table for each distance k - q, on the host: in float64, and once."""
   if bidirectional:
@@ -73,8 +76,11 @@ def bucket(
 
 
 def by_distance(
-    logits: Float[Array, 'H N'], q: Float[Array, 'B K G T C'], k: Float[Array, 'B K S C'],
-    q_positions: Int[Array, 'B T'], k_positions: Int[Array, 'B S'],
+  logits: Float[Array, 'H N'],
+  q: Float[Array, 'B K G T C'],
+  k: Float[Array, 'B K S C'],
+  q_positions: Int[Array, 'B T'],
+  k_positions: Int[Array, 'B S'],
 ) -> Float[Array, 'B K G T S']:
   """logits[head, k - q], whose middle column is distance 0, clipped to the columns there are."""
   reach = logits.shape[1] // 2

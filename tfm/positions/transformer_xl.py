@@ -34,34 +34,46 @@ class TransformerXL(Position):
 
   def check(self):
     if self.width % 2:
-      raise ValueError(f'sines and cosines fill half of the model width each, and model.width={self.width} '
-                       'is odd; choose an even one')
+      raise ValueError(
+        f'sines and cosines fill half of the model width each, and model.width={self.width} '
+        'is odd; choose an even one'
+      )
 
   @nn.compact
   def bias(self, shared):
     heads = self.heads, self.head_width
+
     def learned(name, axes, shape):
       return self.param(name, partitioned(normal()((0,), (1, 2)), axes), shape, jnp.float32)
+
     return Partial(
       relative_logits,
       learned('content_bias', ('heads', 'kv'), heads),
       learned('position_bias', ('heads', 'kv'), heads),
-      learned('kernel', ('embed', 'heads', 'kv'), (self.width, *heads)))
+      learned('kernel', ('embed', 'heads', 'kv'), (self.width, *heads)),
+    )
 
 
 def relative_logits(
-    u: Float[Array, 'H C'], v: Float[Array, 'H C'], kernel: Float[Array, 'D H C'],
-    q: Float[Array, 'B K G T C'], k: Float[Array, 'B K S C'],
-    q_positions: Int[Array, 'B T'], k_positions: Int[Array, 'B S'],
+  u: Float[Array, 'H C'],
+  v: Float[Array, 'H C'],
+  kernel: Float[Array, 'D H C'],
+  q: Float[Array, 'B K G T C'],
+  k: Float[Array, 'B K S C'],
+  q_positions: Int[Array, 'B T'],
+  k_positions: Int[Array, 'B S'],
 ) -> Float[Array, 'B K G T S']:
   """Both terms; products in the type of q and k, sums in float32."""
   B, K, G, T, C = q.shape
   D = kernel.shape[0]
+
   def product(equation, x, y):
     return jnp.einsum(equation, x.astype(q.dtype), y.astype(q.dtype), preferred_element_type=jnp.float32)
+
   def waves(positions):
     angle = angles(positions, frequencies(10_000.0, D))
     return jnp.sin(angle), jnp.cos(angle)
+
   content = product('BKSC,KGC->BKGS', k, u.reshape(K, G, C))
   wanted = product('BKGTC,DKGC->BKGTD', q + v.reshape(1, K, G, 1, C), kernel.reshape(D, K, G, C))
   # sin(q - k) and cos(q - k) by angle addition; what belongs to the query is put with the query.

@@ -40,12 +40,16 @@ class Additive(Score):
       additive,
       self.param('query', projection, (C, hidden), jnp.float32),
       self.param('key', projection, (C, hidden), jnp.float32),
-      self.param('vector', vector, (hidden,), jnp.float32))
+      self.param('vector', vector, (hidden,), jnp.float32),
+    )
 
 
 def additive(
-    w_q: Float[Array, 'C N'], w_k: Float[Array, 'C N'], v: Float[Array, 'N'],
-    q: Float[Array, 'B K G T C'], k: Float[Array, 'B K S C'],
+  w_q: Float[Array, 'C N'],
+  w_k: Float[Array, 'C N'],
+  v: Float[Array, 'N'],
+  q: Float[Array, 'B K G T C'],
+  k: Float[Array, 'B K S C'],
 ) -> Float[Array, 'B K G T S']:
   """v · tanh(W q + U k) in float32, from products in the type of q and k."""
   q = jnp.einsum('BKGTC,CN->NBKGT', q, w_q.astype(q.dtype), preferred_element_type=jnp.float32)

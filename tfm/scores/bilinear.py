@@ -26,13 +26,17 @@ class Bilinear(Score):
   @nn.compact
   def __call__(self):
     # 'kv' names one axis only, for no mesh axis can cut both.
-    weight = self.param('weight', partitioned(lecun_normal()((0,), (1,)), ('kv', 'rank')),
-                        (self.head_width, self.head_width), jnp.float32)
+    weight = self.param(
+      'weight',
+      partitioned(lecun_normal()((0,), (1,)), ('kv', 'rank')),
+      (self.head_width, self.head_width),
+      jnp.float32,
+    )
     return Partial(functools.partial(bilinear, scale=self.scale), weight)
 
 
 def bilinear(
-    weight: Float[Array, 'C N'], q: Float[Array, 'B K G T C'], k: Float[Array, 'B K S N'], scale: float
+  weight: Float[Array, 'C N'], q: Float[Array, 'B K G T C'], k: Float[Array, 'B K S N'], scale: float
 ) -> Float[Array, 'B K G T S']:
   """scale · qᵀ W k, accumulated in float32; projected are the queries, of which decoding has fewer."""
   q = jnp.einsum('BKGTC,CN->BKGTN', q, weight.astype(q.dtype), preferred_element_type=jnp.float32)

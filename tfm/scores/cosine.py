@@ -13,6 +13,7 @@ from tfm.parallel.sharding import partitioned
 from tfm.scores.protocol import Score
 from tfm.shapes import Array, Float
 
+
 # What a learned τ may reach at most (Liu et al. 2022, §3.2, where 1/τ stays above 0.01).
 CEILING = 100.0
 # Vectors shorter than this count as that long, so that zero has a cosine, zero, and a gradient.
@@ -44,8 +45,9 @@ class Cosine(Score):
     if self.temperature <= 0:
       raise ValueError(f'temperature={self.temperature} must be above 0')
     if self.learned and self.temperature >= CEILING:
-      raise ValueError(f'temperature={self.temperature} must start below {CEILING:g} where it is learned, '
-                       'for there it ends')
+      raise ValueError(
+        f'temperature={self.temperature} must start below {CEILING:g} where it is learned, for there it ends'
+      )
 
   @nn.compact
   def __call__(self):
@@ -57,14 +59,14 @@ class Cosine(Score):
 
 
 def exponential(
-    log_temperature: Float[Array, ''], q: Float[Array, 'B K G T C'], k: Float[Array, 'B K S C']
+  log_temperature: Float[Array, ''], q: Float[Array, 'B K G T C'], k: Float[Array, 'B K S C']
 ) -> Float[Array, 'B K G T S']:
   """`cosine` with the temperature that its logarithm says, at most `CEILING`."""
   return cosine(jnp.exp(jnp.minimum(log_temperature, math.log(CEILING))), q, k)
 
 
 def cosine(
-    temperature: Float[Array, ''] | float, q: Float[Array, 'B K G T C'], k: Float[Array, 'B K S C']
+  temperature: Float[Array, ''] | float, q: Float[Array, 'B K G T C'], k: Float[Array, 'B K S C']
 ) -> Float[Array, 'B K G T S']:
   """temperature · cos(q, k), accumulated in float32."""
   return jnp.einsum('BKGTC,BKSC->BKGTS', unit(q, temperature), unit(k), preferred_element_type=jnp.float32)

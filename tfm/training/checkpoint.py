@@ -46,35 +46,55 @@ class Checkpoints:
     self._open(pathlib.Path(workdir).absolute() / 'checkpoints', keep)
 
   def _open(self, directory: pathlib.Path, keep: int | None, handlers=None, **options) -> None:
-    keeps = policies.AnyPreservationPolicy([
-      policies.LatestN(keep), policies.BestN(get_metric_fn=_loss, reverse=True, n=1, keep_checkpoints_without_metrics=False)])
+    keeps = policies.AnyPreservationPolicy(
+      [
+        policies.LatestN(keep),
+        policies.BestN(get_metric_fn=_loss, reverse=True, n=1, keep_checkpoints_without_metrics=False),
+      ]
+    )
     self.directory = directory
     if keep:
       directory.mkdir(parents=True, exist_ok=True)
-    self.manager = ocp.CheckpointManager(directory, item_handlers=handlers, options=ocp.CheckpointManagerOptions(
-      best_fn=_loss, best_mode='min', preservation_policy=keeps if keep else None,
-      create=False, read_only=keep is None, cleanup_tmp_directories=keep is not None,
-      enable_async_checkpointing=keep is not None,
-      async_options=ocp.options.AsyncOptions(
-        post_finalization_callback=self._seal, create_directories_asynchronously=self.in_background) if keep else None, **options))
+    self.manager = ocp.CheckpointManager(
+      directory,
+      item_handlers=handlers,
+      options=ocp.CheckpointManagerOptions(
+        best_fn=_loss,
+        best_mode='min',
+        preservation_policy=keeps if keep else None,
+        create=False,
+        read_only=keep is None,
+        cleanup_tmp_directories=keep is not None,
+        enable_async_checkpointing=keep is not None,
+        async_options=ocp.options.AsyncOptions(
+          post_finalization_callback=self._seal, create_directories_asynchronously=self.in_background
+        )
+        if keep
+        else None,
+        **options,
+      ),
+    )
     self._whole, self._saving = {}, None
 
   def save(self, state: State, run: dict[str, Any], loss: float | None) -> None:
     """Begins to save; the write goes on in the background, the checkpoint appears when it is whole."""
-    self.manager.wait_until_finished()   # Orbax would, too; after it nobody asks for the earlier step's number
+    self.manager.wait_until_finished()  # Orbax would, too; after it nobody asks for the earlier step's number
     self._saving = int(state.step)
     self.manager.save(
-      self._saving, metrics=None if loss is None else {'loss': loss}, force=True,
+      self._saving,
+      metrics=None if loss is None else {'loss': loss},
+      force=True,
       args=ocp.args.Composite(
-        params=self.write(state.params),
-        rest=self.write(rest(state)),
-        run=ocp.args.JsonSave(run)))
+        params=self.write(state.params), rest=self.write(rest(state)), run=ocp.args.JsonSave(run)
+      ),
+    )
 
   def begin(self, params: PyTree, run: dict[str, Any]) -> None:
     """Saves parameters that no step of this run made, as step 0, from which nothing is resumed."""
     self._saving = 0
-    self.manager.save(0, force=True, args=ocp.args.Composite(
-      params=self.write(params), run=ocp.args.JsonSave(run)))
+    self.manager.save(
+      0, force=True, args=ocp.args.Composite(params=self.write(params), run=ocp.args.JsonSave(run))
+    )
 
   def find(self, which: str) -> int:
     """The step that 'last', 'best' or a number names.
@@ -122,8 +142,10 @@ class Checkpoints:
     """
     steps = [s for s in self.steps() if s <= step][-count:]
     if len(steps) < count:
-      raise ValueError(f'average={count} checkpoints up to step {step} are not there; there are {steps}, and '
-                       '--average=1 takes that one alone')
+      raise ValueError(
+        f'average={count} checkpoints up to step {step} are not there; there are {steps}, and '
+        '--average=1 takes that one alone'
+      )
     mean = self.params(steps[0], target)
     for i, s in enumerate(steps[1:], start=2):
       mean = jax.tree.map(lambda m, x: m + (x - m) / i, mean, self.params(s, target))
@@ -133,8 +155,9 @@ class Checkpoints:
     """The whole state, under the shardings of `target`, whatever mesh it was saved from."""
     for part in ('params', 'rest'):
       self.check(step, part)
-    restored = self.manager.restore(step, args=ocp.args.Composite(
-      params=self.read(target.params), rest=self.read(rest(target))))
+    restored = self.manager.restore(
+      step, args=ocp.args.Composite(params=self.read(target.params), rest=self.read(rest(target)))
+    )
     leaves = jax.tree.leaves(restored['rest'])
     # Orbax gives containers back as dictionaries; the structure is the target's.
     others = jax.tree.unflatten(jax.tree.structure(rest(target)), leaves)
@@ -148,9 +171,15 @@ class Checkpoints:
     """
     if said := self.damaged(step, part):
       folder, before = self.directory / str(step), [other for other in self.steps() if other < step]
-      raise Damaged(f'{said}; ' + (
-        f'the one before it is {before[-1]}: --step={before[-1]} reads it, and training goes on from it when the folder '
-        f'{folder} is deleted' if before else 'there is none before it, and training begins anew when its folder is deleted'))
+      raise Damaged(
+        f'{said}; '
+        + (
+          f'the one before it is {before[-1]}: --step={before[-1]} reads it, and training goes on from it when the folder '
+          f'{folder} is deleted'
+          if before
+          else 'there is none before it, and training begins anew when its folder is deleted'
+        )
+      )
 
   def damaged(self, step: int, part: str) -> str:
     """What is wrong with the files of a part of a checkpoint, held against the digests that were written with them, once; '' for
@@ -165,7 +194,7 @@ class Checkpoints:
     try:
       files = {name: told for name, told in digests.sealed(folder).items() if name.startswith(f'{part}/')}
       found = digests.damage(folder, self._mine(files))
-    except ValueError as error:   # to be said by all, too
+    except ValueError as error:  # to be said by all, too
       found = str(error)
     if found := said_by_all(found):
       return f'the checkpoint {step} in {self.directory} is damaged: {found}'
@@ -174,7 +203,11 @@ class Checkpoints:
 
   def _mine(self, files: dict[str, list]) -> dict[str, list]:
     """Those of all files that this process reads."""
-    return {name: told for i, (name, told) in enumerate(sorted(files.items())) if i % jax.process_count() == jax.process_index()}
+    return {
+      name: told
+      for i, (name, told) in enumerate(sorted(files.items()))
+      if i % jax.process_count() == jax.process_index()
+    }
 
   def _seal(self) -> None:
     # Orbax asks this of the process that puts a checkpoint into its place, before it does; until then the folder has
@@ -210,7 +243,7 @@ def target(abstract: PyTree, shardings: PyTree) -> PyTree:
 def rest(state: State) -> dict[str, PyTree]:
   """All of a state but its parameters."""
   others = dict(step=state.step, opt_state=state.opt_state, key=state.key, loss_scale=state.loss_scale)
-  return others | (dict(spikes=state.spikes) if state.spikes else {})   # earlier checkpoints know no such name
+  return others | (dict(spikes=state.spikes) if state.spikes else {})  # earlier checkpoints know no such name
 
 
 def _loss(metrics) -> float:

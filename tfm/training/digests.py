@@ -6,10 +6,11 @@ import json
 import pathlib
 from collections.abc import Mapping, Sequence
 
+
 FILE = 'digests.json'
 # Orbax notes in them that and when a checkpoint was complete, which is after the rest is.
 OPEN = '_CHECKPOINT_METADATA', 'commit_success.txt'
-THREADS = 8   # hashing lets other threads run
+THREADS = 8  # hashing lets other threads run
 
 
 def seal(folder: pathlib.Path) -> None:
@@ -57,5 +58,6 @@ def _digests(folder: pathlib.Path, names: Sequence[str]) -> list[tuple[int, str]
     with (folder / name).open('rb') as file:
       digest = hashlib.file_digest(file, 'sha256').hexdigest()
     return (folder / name).stat().st_size, digest
+
   with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
     return list(pool.map(one, names))

@@ -12,6 +12,7 @@ import jax
 
 from tfm.training.progress import say
 
+
 # What a second may be spent on. Each since a process began to train is one of these; the time between two processes of a
 # run, of which nobody knows what it was for, is none.
 KINDS = {
@@ -26,7 +27,7 @@ KINDS = {
 FILE = 'goodput.json'
 # Checkpoints that last, and those near at hand (tfm/training/near.py); in `goodput.json`, what was spent until each.
 TIERS = 'marks', 'near'
-MARKS = 8   # saves of a tier that are remembered
+MARKS = 8  # saves of a tier that are remembered
 COMPILED = '/jax/core/compile/backend_compile_duration'
 
 T = TypeVar('T')
@@ -53,7 +54,9 @@ class Goodput:
       try:
         self.seconds, self._marks = until(json.loads(path.read_text()), step)
       except (ValueError, KeyError, TypeError, AttributeError) as error:
-        say(f'{path} cannot be read ({type(error).__name__}: {error}), and where the time of this run went is counted anew')
+        say(
+          f'{path} cannot be read ({type(error).__name__}: {error}), and where the time of this run went is counted anew'
+        )
     self._unsaved = self.seconds['saving']
 
   @contextlib.contextmanager
@@ -70,8 +73,10 @@ class Goodput:
   @contextlib.contextmanager
   def training(self) -> Iterator[None]:
     """The block of all steps."""
+
     def heard(event, seconds, **about):
       self._compiled |= event == COMPILED
+
     jax.monitoring.register_event_duration_secs_listener(heard)
     try:
       with self.spent('productive'):

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 
+
 # (step, steps since the last save, whether it was evaluated, seconds of the last save, seconds of a step) → whether to save.
 # The seconds are those on which all processes agree; the first is 0 until there was a save.
 Interval = Callable[[int, int, bool, float, float], bool]
@@ -32,7 +33,8 @@ def auto(hours: float = 24.0) -> Interval:
   if hours <= 0:
     raise ValueError(f'hours={hours} must be above 0')
   return lambda step, since, evaluated, save_seconds, step_seconds: (
-    since * step_seconds >= math.sqrt(2 * save_seconds * hours * 3600) if save_seconds else evaluated)
+    since * step_seconds >= math.sqrt(2 * save_seconds * hours * 3600) if save_seconds else evaluated
+  )
 
 
 INTERVALS = {f.__name__: f for f in (evaluation, steps, auto)}

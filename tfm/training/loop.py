@@ -34,15 +34,15 @@ class Cadence:
 
 
 def fit(
-    state: State,
-    batches: Iterator[Fetched],
-    step: Callable[[State, PyTree], tuple[State, dict[str, jax.Array]]],
-    evaluate: Callable[[PyTree], dict[str, float]],
-    save: Mapping[str, Callable[[int, State, dict, float | None], None]],
-    cadence: Cadence,
-    report: Report,
-    profile_dir: str,
-    split: Callable[[State], Sequence[State]] = lambda state: (state,),
+  state: State,
+  batches: Iterator[Fetched],
+  step: Callable[[State, PyTree], tuple[State, dict[str, jax.Array]]],
+  evaluate: Callable[[PyTree], dict[str, float]],
+  save: Mapping[str, Callable[[int, State, dict, float | None], None]],
+  cadence: Cadence,
+  report: Report,
+  profile_dir: str,
+  split: Callable[[State], Sequence[State]] = lambda state: (state,),
 ) -> State:
   """Trains from `state` to the last step, or to a SIGTERM (or Ctrl-C), and saves what it reached.
 
@@ -80,8 +80,18 @@ def fit(
       if pending:
         _tell(report, cadence, *pending)
       pending = i, metrics, fetched
-      due = next(iter(save)) if ends else next((tier for tier in save if cadence.save[tier](
-        i, i - saved[tier], evaluated, report.save_takes(tier), report.step_seconds)), None)
+      due = (
+        next(iter(save))
+        if ends
+        else next(
+          (
+            tier
+            for tier in save
+            if cadence.save[tier](i, i - saved[tier], evaluated, report.save_takes(tier), report.step_seconds)
+          ),
+          None,
+        )
+      )
       if due or evaluated:
         _tell(report, cadence, *pending)
         pending = None

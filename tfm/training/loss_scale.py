@@ -6,6 +6,7 @@ from flax import struct
 
 from tfm.shapes import Array, Bool, Float, Int, PyTree
 
+
 GROWTH_INTERVAL = 2000
 LARGEST = 2.0**24
 
@@ -29,8 +30,7 @@ class LossScale:
     grown = self.good_steps + 1 >= GROWTH_INTERVAL
     larger = jnp.where(grown, jnp.minimum(self.scale * 2, LARGEST), self.scale)
     smaller = jnp.maximum(self.scale / 2, 1.0)
-    return LossScale(jnp.where(finite, larger, smaller),
-                     jnp.where(finite & ~grown, self.good_steps + 1, 0))
+    return LossScale(jnp.where(finite, larger, smaller), jnp.where(finite & ~grown, self.good_steps + 1, 0))
 
 
 def all_finite(tree: PyTree) -> Bool[Array, '']:

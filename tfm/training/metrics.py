@@ -6,6 +6,7 @@ import pathlib
 import matplotlib
 import tensorboardX
 
+
 matplotlib.use('Agg')
 import matplotlib.pyplot as plt  # noqa: E402
 
@@ -58,10 +59,12 @@ def read(path: pathlib.Path) -> list[dict]:
     if line.endswith(b'\n'):
       try:
         rows.append(json.loads(line))
-        rows[-1]['step']   # by which all are looked up
+        rows[-1]['step']  # by which all are looked up
       except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f'{path}:{number} is no line of metrics ({type(error).__name__}: {error}); the run can do without it: delete '
-                         'the line') from error
+        raise ValueError(
+          f'{path}:{number} is no line of metrics ({type(error).__name__}: {error}); the run can do without it: delete '
+          'the line'
+        ) from error
   return rows
 
 
@@ -69,7 +72,8 @@ def draw(path: pathlib.Path) -> pathlib.Path:
   """Draws loss against step for every split, and the learning rate, into curves.png beside `path`."""
   rows = read(path)
   figure, (top, bottom) = plt.subplots(
-    2, 1, figsize=(8, 6), sharex=True, height_ratios=(3, 1), layout='constrained')
+    2, 1, figsize=(8, 6), sharex=True, height_ratios=(3, 1), layout='constrained'
+  )
   for split, style in (('train', dict(lw=1, alpha=0.7)), ('validation', dict(lw=2, marker='o', ms=4))):
     points = [(row['step'], row['loss']) for row in rows if row['split'] == split and 'loss' in row]
     if points:

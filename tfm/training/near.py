@@ -22,9 +22,10 @@ from tfm.training.checkpoint import Checkpoints, rest, said_by_all
 from tfm.training.progress import say
 from tfm.training.state import State
 
-MARK = 'near.json'   # in --workdir: the name of its folders
-KEEP = 2             # a kill may come between the saves of two processes
-NONE = -1            # no step
+
+MARK = 'near.json'  # in --workdir: the name of its folders
+KEEP = 2  # a kill may come between the saves of two processes
+NONE = -1  # no step
 
 
 class Near(Checkpoints):
@@ -44,22 +45,38 @@ class Near(Checkpoints):
 
   @staticmethod
   def read(target: PyTree) -> ocp.args.PyTreeRestore:
-    return ocp.args.PyTreeRestore(item=target, restore_args=ocp.checkpoint_utils.construct_restore_args(target))
+    return ocp.args.PyTreeRestore(
+      item=target, restore_args=ocp.checkpoint_utils.construct_restore_args(target)
+    )
 
   def __init__(self, folder: str, workdir: pathlib.Path):
     alone = ocp.options.MultiprocessingOptions(
-      primary_host=None, active_processes=set(range(jax.process_count())), barrier_sync_key_prefix='near')
+      primary_host=None, active_processes=set(range(jax.process_count())), barrier_sync_key_prefix='near'
+    )
     registry = ocp.type_handlers.create_type_handler_registry(
-      (jax.Array, ocp.type_handlers.ArrayHandler(primary_host=None, replica_id=None, use_replica_parallel=False)))
-    tree = functools.partial(ocp.PyTreeCheckpointHandler, multiprocessing_options=alone, type_handler_registry=registry)
+      (
+        jax.Array,
+        ocp.type_handlers.ArrayHandler(primary_host=None, replica_id=None, use_replica_parallel=False),
+      )
+    )
+    tree = functools.partial(
+      ocp.PyTreeCheckpointHandler, multiprocessing_options=alone, type_handler_registry=registry
+    )
     directory = pathlib.Path(folder).absolute() / named(workdir) / f'process_{jax.process_index()}'
     try:
       directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-      raise ValueError(f'config.training.near={folder!r} cannot be written to here ({error}); a folder on a disk of each machine, '
-                       'or in its memory, such as /dev/shm, would do') from None
-    self._open(directory, KEEP, dict(params=tree(), rest=tree(), run=ocp.JsonCheckpointHandler(multiprocessing_options=alone)),
-               multiprocessing_options=alone, save_root_metadata=False)
+      raise ValueError(
+        f'config.training.near={folder!r} cannot be written to here ({error}); a folder on a disk of each machine, '
+        'or in its memory, such as /dev/shm, would do'
+      ) from None
+    self._open(
+      directory,
+      KEEP,
+      dict(params=tree(), rest=tree(), run=ocp.JsonCheckpointHandler(multiprocessing_options=alone)),
+      multiprocessing_options=alone,
+      save_root_metadata=False,
+    )
 
   def save(self, state: State, run: dict[str, Any], loss: float | None) -> None:
     """Begins to save; no checkpoint here is best, as none stays."""
@@ -67,7 +84,7 @@ class Near(Checkpoints):
 
   def steps(self) -> list[int]:
     """Those that every process has."""
-    mine, form = super().steps()[-KEEP - 1:], f'>{KEEP + 1}q'
+    mine, form = super().steps()[-KEEP - 1 :], f'>{KEEP + 1}q'
     every = processes.gathered(struct.pack(form, *mine, *[NONE] * (KEEP + 1 - len(mine))))
     return sorted(set.intersection(*(set(struct.unpack(form, one)) for one in every)) - {NONE})
 
@@ -79,10 +96,14 @@ class Near(Checkpoints):
     why = next((said for part in ('run', 'params', 'rest') if (said := self.damaged(found, part))), '')
     if not why:
       before, now = self.run(found)['layout'], layout(config.to_dict())
-      changed = ', '.join(f'{name} {now[name]} and had {before[name]}' for name in now if now[name] != before[name])
+      changed = ', '.join(
+        f'{name} {now[name]} and had {before[name]}' for name in now if now[name] != before[name]
+      )
       why = said_by_all(changed and f'this run has {changed}')
     if why:
-      say(f'the checkpoint {found} near at hand cannot be gone on from: {why}; it is deleted as the run goes on from step {last}')
+      say(
+        f'the checkpoint {found} near at hand cannot be gone on from: {why}; it is deleted as the run goes on from step {last}'
+      )
       return None
     return found
 
@@ -93,14 +114,22 @@ class Near(Checkpoints):
     Raises:
       ValueError: in all processes, for what one finds.
     """
+
     def held(shards):
       return {str(shard.index) for shard in shards}
-    partly = any(held(x.addressable_shards) != held(
-      [shard for shard in x.addressable_shards if shard.replica_id == x.addressable_shards[0].replica_id])
-      for x in jax.tree.leaves((state.params, rest(state))))
+
+    partly = any(
+      held(x.addressable_shards)
+      != held(
+        [shard for shard in x.addressable_shards if shard.replica_id == x.addressable_shards[0].replica_id]
+      )
+      for x in jax.tree.leaves((state.params, rest(state)))
+    )
     if said := said_by_all(f'process {jax.process_index()} has parts of several copies' if partly else ''):
-      raise ValueError(f'config.training.near keeps one copy of what the devices of a process hold, and in this mesh {said}; a mesh whose '
-                       "inner axes are the devices of a process, or near='', would do")
+      raise ValueError(
+        f'config.training.near keeps one copy of what the devices of a process hold, and in this mesh {said}; a mesh whose '
+        "inner axes are the devices of a process, or near='', would do"
+      )
 
   def clear(self) -> None:
     """Deletes what is here, where a lasting checkpoint is newer or is gone on from."""
@@ -116,13 +145,14 @@ class Near(Checkpoints):
 def layout(config: dict[str, Any]) -> dict[str, Any]:
   """What says which part of an array this process holds."""
   return {field: config[field] for field in ('mesh', 'slices', 'rules')} | dict(
-    processes=jax.process_count(), devices=[device.id for device in jax.local_devices()])
+    processes=jax.process_count(), devices=[device.id for device in jax.local_devices()]
+  )
 
 
 def named(workdir: pathlib.Path) -> str:
   """The name of a run's folders on all machines: the same as long as its --workdir is there and is not moved."""
   name = uuid.uuid4().hex
-  if processes.first():   # another would read what is being written
+  if processes.first():  # another would read what is being written
     mark, place = workdir / MARK, str(workdir.absolute())
     before = json.loads(mark.read_text()) if mark.is_file() else {}
     if before.get('workdir') == place:

@@ -11,6 +11,7 @@ import optax
 from tfm.parallel.sharding import Parameter
 from tfm.shapes import Array, PyTree
 
+
 # (learning rate, mask of the parameters that decay) -> transformation
 Maker = Callable[[optax.Schedule, Callable[[PyTree], PyTree]], optax.GradientTransformation]
 
@@ -28,8 +29,11 @@ def adamw(b1: float = 0.9, b2: float = 0.95, eps: float = 1e-8, weight_decay: fl
 def adafactor(weight_decay: float = 0.0, min_dim_size_to_factor: int = 128) -> Maker:
   """Factored second moments, no first (Shazeer & Stern 2018)."""
   return lambda rate, decays: optax.adafactor(
-    rate, min_dim_size_to_factor=min_dim_size_to_factor,
-    weight_decay_rate=weight_decay or None, weight_decay_mask=decays)
+    rate,
+    min_dim_size_to_factor=min_dim_size_to_factor,
+    weight_decay_rate=weight_decay or None,
+    weight_decay_mask=decays,
+  )
 
 
 def lion(b1: float = 0.9, b2: float = 0.99, weight_decay: float = 0.1) -> Maker:
@@ -59,8 +63,13 @@ class Optimizer(NamedTuple):
 
 
 def optimizer(
-    maker: Maker, rate: optax.Schedule, clip: float, no_decay: str, frozen: str = '',
-    factor: Callable[[str, Array], Array] | None = None) -> Optimizer:
+  maker: Maker,
+  rate: optax.Schedule,
+  clip: float,
+  no_decay: str,
+  frozen: str = '',
+  factor: Callable[[str, Array], Array] | None = None,
+) -> Optimizer:
   """Clips the global norm of the gradient at `clip` (0: not), then optimizes.
 
   Args:
@@ -68,12 +77,19 @@ def optimizer(
     frozen: searched as well: what it is found in stays as it is; '': nothing.
     factor: (path, parameter) → factor on its learning rate, such as `by_depth`.
   """
+
   def decays(params):
     return jax.tree_util.tree_map_with_path(lambda path, _: not re.search(no_decay, path_name(path)), params)
+
   parts = [optax.clip_by_global_norm(clip)] * bool(clip) + [maker(rate, decays)]
   if factor:
-    parts.append(optax.stateless(lambda updates, _: jax.tree_util.tree_map_with_path(
-      lambda path, x: x * factor(path_name(path), x).astype(x.dtype), updates)))
+    parts.append(
+      optax.stateless(
+        lambda updates, _: jax.tree_util.tree_map_with_path(
+          lambda path, x: x * factor(path_name(path), x).astype(x.dtype), updates
+        )
+      )
+    )
   made = optax.chain(*parts) if len(parts) > 1 else parts[0]
   if not frozen:
     return Optimizer(*made)
@@ -84,22 +100,26 @@ def optimizer(
   def trained(tree):
     """None for what is frozen: nothing is kept of it."""
     return jax.tree_util.tree_map_with_path(
-      lambda path, x: x if trains(path_name(path)) else None, tree, is_leaf=lambda x: isinstance(x, Parameter))
+      lambda path, x: x if trains(path_name(path)) else None, tree, is_leaf=lambda x: isinstance(x, Parameter)
+    )
 
   def update(grads, state, params):
     updates, state = made.update(trained(grads), state, trained(params))
     return jax.tree.map(lambda x, u: jnp.zeros_like(x) if u is None else u, params, updates), state
+
   return Optimizer(lambda params: made.init(trained(params)), update, trains)
 
 
-def by_depth(decay: float, layers: int, turn: int, encoder_layers: int = 0, encoder_turn: int = 1
-             ) -> Callable[[str, Array], Array]:
+def by_depth(
+  decay: float, layers: int, turn: int, encoder_layers: int = 0, encoder_turn: int = 1
+) -> Callable[[str, Array], Array]:
   """The factor decay^(L - l) on the learning rate of layer l of L, decay^(L + 1) of what is embedded, 1 of what comes
   after the layers (Clark et al. 2020, ELECTRA, app. B; Bao et al. 2022, BEiT, app.).
 
   Args:
     layers, turn: L, and blocks of one turn of the pattern; encoder_layers, encoder_turn: of an encoder-decoder's encoder.
   """
+
   def factor(path, x):
     own = path.removeprefix('encoder/')
     count, size = (layers, turn) if own == path else (encoder_layers, encoder_turn)
@@ -110,6 +130,7 @@ def by_depth(decay: float, layers: int, turn: int, encoder_layers: int = 0, enco
     if found := re.match(r'stack/rest/block_(\d+)/', own):
       return jnp.float32(decay ** (count % size - int(found[1])))
     return jnp.float32(decay ** (count + 1) if re.match(EMBEDDED, own) else 1.0)
+
   return factor
 
 

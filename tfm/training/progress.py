@@ -5,6 +5,7 @@ import time
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+
 console = Console(stderr=True)
 
 
@@ -28,8 +29,14 @@ class Line:
   def __init__(self, first: int, steps: int, flops_per_token: float | None, peak_flops: float | None):
     self.flops_per_token, self.peak_flops = flops_per_token, peak_flops
     self.progress = Progress(
-      TextColumn('training'), BarColumn(), MofNCompleteColumn(), TextColumn('{task.fields[status]}'),
-      TimeRemainingColumn(elapsed_when_finished=True), console=console, refresh_per_second=4)
+      TextColumn('training'),
+      BarColumn(),
+      MofNCompleteColumn(),
+      TextColumn('{task.fields[status]}'),
+      TimeRemainingColumn(elapsed_when_finished=True),
+      console=console,
+      refresh_per_second=4,
+    )
     self.task = self.progress.add_task('training', total=steps, completed=first, status='compiling …')
     self.steps, self.tokens, self.timed, self.since, self.said = steps, 0.0, 0, None, time.perf_counter()
 

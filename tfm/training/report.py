@@ -56,12 +56,14 @@ class Report:
     for run in self.live if 'spike' in values else ():
       if values['spike'][run]:
         due, which = True, f' of run {run}' if len(self._logs) > 1 else ''
-        _log.info(f'step {step}{which} is skipped: the norm of its gradient, {values["gradient_norm"][run]:.4g}, is more than '
-            f'config.training.skip_spikes times its running mean; {int(values["spikes"][run])} so far')
+        _log.info(
+          f'step {step}{which} is skipped: the norm of its gradient, {values["gradient_norm"][run]:.4g}, is more than '
+          f'config.training.skip_spikes times its running mean; {int(values["spikes"][run])} so far'
+        )
     read, loss = values.pop('read'), values['loss'][self.live].mean()
     self._line.advance(step, float(read.sum()), float(loss))
     if due:
-      pace, hashes = self._pace(step), fetched.hashes   # gathered from all processes
+      pace, hashes = self._pace(step), fetched.hashes  # gathered from all processes
       for run in self.live:
         said = {name: float(x[run]) for name, x in values.items()}
         said |= pace | dict(tokens_per_second=self._line.rate(), batch=hashes[run])
@@ -99,8 +101,11 @@ class Report:
     self.step_seconds, self.save_seconds = max(step_seconds), dict(zip(self.save_seconds, map(max, saving)))
     told = dict(goodput=shares['productive'], step_seconds=max(step_seconds), data_seconds=max(data_seconds))
     if len(every) > 1:
-      told |= dict(step_seconds_fastest=min(step_seconds), data_seconds_fastest=min(data_seconds),
-                   data_slowest_process=data_seconds.index(max(data_seconds)))
+      told |= dict(
+        step_seconds_fastest=min(step_seconds),
+        data_seconds_fastest=min(data_seconds),
+        data_slowest_process=data_seconds.index(max(data_seconds)),
+      )
     return told
 
   def save_takes(self, tier: str) -> float:
@@ -118,8 +123,10 @@ class Report:
     for name, value in values.items():
       if not math.isfinite(value):
         self.live.remove(run)
-        self.diverged[run] = (f'{split} {name} is {value} at step {step}; nothing of that step is saved, the last '
-                              'checkpoint is good (a lower optimizer.learning_rate or optimizer.clip may help)')
+        self.diverged[run] = (
+          f'{split} {name} is {value} at step {step}; nothing of that step is saved, the last '
+          'checkpoint is good (a lower optimizer.learning_rate or optimizer.clip may help)'
+        )
         if not self.live:
           raise Diverged(self.diverged[run])
         say(f'run {run}: {self.diverged[run]}; the others go on')

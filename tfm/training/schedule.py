@@ -6,6 +6,7 @@ import jax.numpy as jnp
 
 from tfm.shapes import Array, Float
 
+
 # (step from 1, warm-up steps, steps in all, model width) -> factor on the learning rate.
 Factor = Callable[[Array, int, int, int], Float[Array, '']]
 
@@ -13,13 +14,15 @@ Factor = Callable[[Array, int, int, int], Float[Array, '']]
 def noam() -> Factor:
   """D^-0.5 · min(step^-0.5, step · warmup^-1.5) (Vaswani et al. 2017, eq. 3)."""
   return lambda step, warmup, steps, width: (
-    width**-0.5 * jnp.minimum(step**-0.5, step * max(warmup, 1) ** -1.5))
+    width**-0.5 * jnp.minimum(step**-0.5, step * max(warmup, 1) ** -1.5)
+  )
 
 
 def rsqrt() -> Factor:
   """√(warmup / step) after the warm-up (Raffel et al. 2020, §3.1.2, scaled to peak at 1)."""
-  return lambda step, warmup, steps, width: _warm(step, warmup) * jnp.sqrt(
-    max(warmup, 1) / jnp.maximum(step, max(warmup, 1)))
+  return lambda step, warmup, steps, width: (
+    _warm(step, warmup) * jnp.sqrt(max(warmup, 1) / jnp.maximum(step, max(warmup, 1)))
+  )
 
 
 def constant() -> Factor:
@@ -29,14 +32,16 @@ def constant() -> Factor:
 
 def cosine(floor: float = 0.1) -> Factor:
   """From 1 down to `floor` along half a cosine (Loshchilov & Hutter 2017, eq. 5)."""
-  return lambda step, warmup, steps, width: _warm(step, warmup) * (
-    floor + (1 - floor) * 0.5 * (1 + jnp.cos(jnp.pi * _progress(step, warmup, steps))))
+  return lambda step, warmup, steps, width: (
+    _warm(step, warmup) * (floor + (1 - floor) * 0.5 * (1 + jnp.cos(jnp.pi * _progress(step, warmup, steps))))
+  )
 
 
 def linear(floor: float = 0.0) -> Factor:
   """From 1 down to `floor` along a line."""
-  return lambda step, warmup, steps, width: _warm(step, warmup) * (
-    1 - (1 - floor) * _progress(step, warmup, steps))
+  return lambda step, warmup, steps, width: (
+    _warm(step, warmup) * (1 - (1 - floor) * _progress(step, warmup, steps))
+  )
 
 
 def wsd(decay: float = 0.2, floor: float = 0.0) -> Factor:
@@ -44,8 +49,9 @@ def wsd(decay: float = 0.2, floor: float = 0.0) -> Factor:
   (Hu et al. 2024, MiniCPM, §4.2)."""
   if not 0 < decay <= 1:
     raise ValueError(f'decay={decay} must be a share of the steps, in (0, 1]')
-  return lambda step, warmup, steps, width: _warm(step, warmup) * (
-    1 - (1 - floor) * jnp.clip((step - (1 - decay) * steps) / (decay * steps), 0, 1))
+  return lambda step, warmup, steps, width: (
+    _warm(step, warmup) * (1 - (1 - floor) * jnp.clip((step - (1 - decay) * steps) / (decay * steps), 0, 1))
+  )
 
 
 def _warm(step, warmup):

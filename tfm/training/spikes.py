@@ -5,8 +5,9 @@ from flax import struct
 
 from tfm.shapes import Array, Bool, Float, Int
 
-DECAY = 0.98    # of the running mean, from one step to the next
-LEARNING = 20   # first steps, which are taken whatever they are: nothing tells yet what is usual
+
+DECAY = 0.98  # of the running mean, from one step to the next
+LEARNING = 20  # first steps, which are taken whatever they are: nothing tells yet what is usual
 
 
 @struct.dataclass

@@ -43,8 +43,15 @@ def parameters(model: nn.Module, key: Array, batch: int, length: int, lora: Lora
   return lora.added(params, key) if lora else params
 
 
-def init(model: nn.Module, optimizer: optax.GradientTransformation, batch: int, length: int, scaled: bool,
-         lora: Lora | None = None, spikes: bool = False) -> Callable[[Array], State]:
+def init(
+  model: nn.Module,
+  optimizer: optax.GradientTransformation,
+  batch: int,
+  length: int,
+  scaled: bool,
+  lora: Lora | None = None,
+  spikes: bool = False,
+) -> Callable[[Array], State]:
   """The pure function seed key → initial state, its parameters boxed with their logical axes.
 
   Args:
@@ -53,13 +60,19 @@ def init(model: nn.Module, optimizer: optax.GradientTransformation, batch: int, 
     lora: adapters.
     spikes: whether steps of a large gradient are skipped.
   """
+
   def make(seed):
     params_key, key = jax.random.split(seed)
     params = parameters(model, params_key, batch, length, lora)
     return State(
-      step=jnp.int32(0), params=params, opt_state=sharding.unbox_reshaped(optimizer.init(params), params),
-      key=jax.random.key_data(key), loss_scale=LossScale.initial() if scaled else None,
-      spikes=Spikes.initial() if spikes else None)
+      step=jnp.int32(0),
+      params=params,
+      opt_state=sharding.unbox_reshaped(optimizer.init(params), params),
+      key=jax.random.key_data(key),
+      loss_scale=LossScale.initial() if scaled else None,
+      spikes=Spikes.initial() if spikes else None,
+    )
+
   return make
 
 
@@ -81,7 +94,9 @@ def shardings(boxed: State, mesh: Mesh, rules: sharding.Rules, needs: Sequence[N
   return sharding.partition_specs(boxed, mesh, rules)
 
 
-def born(make: Callable[[Array], State], seeds: Sequence[int], where: State, mesh: Mesh, rules: sharding.Rules) -> list[State]:
+def born(
+  make: Callable[[Array], State], seeds: Sequence[int], where: State, mesh: Mesh, rules: sharding.Rules
+) -> list[State]:
   """The initial state of each seed, each leaf made where it will live."""
   with sharding.context(mesh, rules):
     made = jax.jit(lambda key: nn.unbox(make(key)), out_shardings=where)

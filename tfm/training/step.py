@@ -14,13 +14,19 @@ from tfm.training.loss_scale import all_finite
 from tfm.training.optimizer import Optimizer, path_name
 from tfm.training.state import State
 
+
 Batch = Mapping[str, Array]
 Metrics = dict[str, Array]
 
 
 def train_step(
-    model: nn.Module, objective: Objective, optimizer: Optimizer, rate: optax.Schedule,
-    accumulation: int, skip_spikes: float = 0.0) -> Callable[[State, Batch], tuple[State, Metrics]]:
+  model: nn.Module,
+  objective: Objective,
+  optimizer: Optimizer,
+  rate: optax.Schedule,
+  accumulation: int,
+  skip_spikes: float = 0.0,
+) -> Callable[[State, Batch], tuple[State, Metrics]]:
   """(state, batch) → (state after one update, metrics of the batch).
 
   The gradient is that of the mean loss over all tokens of the batch, however it is cut into
@@ -29,10 +35,12 @@ def train_step(
   Args:
     skip_spikes: of a state with `spikes`: a step whose gradient is so many times as large as usual changes nothing but counts.
   """
+
   def summed(params, batch, key, scale):
     # Of what is frozen no gradient is computed.
     params = jax.tree_util.tree_map_with_path(
-      lambda path, x: x if optimizer.trains(path_name(path)) else jax.lax.stop_gradient(x), params)
+      lambda path, x: x if optimizer.trains(path_name(path)) else jax.lax.stop_gradient(x), params
+    )
     total, sums = objective(model, params, batch, key)
     return total * scale, sums
 
@@ -43,23 +51,35 @@ def train_step(
     if accumulation == 1:
       grads, sums = gradient(state.params, batch, key, scale)
     else:
+
       def add(total, microbatch):
         rows, i = microbatch
-        return jax.tree.map(jnp.add, total, gradient(state.params, rows, jax.random.fold_in(key, i), scale)), None
+        return jax.tree.map(
+          jnp.add, total, gradient(state.params, rows, jax.random.fold_in(key, i), scale)
+        ), None
+
       rows = jax.tree.map(lambda x: microbatches(x, accumulation), batch)
       one = jax.tree.map(lambda x: x[0], rows)
-      zero = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(
-        gradient, state.params, one, key, scale))
+      zero = jax.tree.map(
+        lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(gradient, state.params, one, key, scale)
+      )
       (grads, sums), _ = jax.lax.scan(add, zero, (rows, jnp.arange(accumulation)))
 
     tokens = jnp.maximum(sums['tokens'], 1)
     grads = jax.tree.map(lambda g: g / (tokens * scale), grads)
     metrics = {name: value / tokens for name, value in sums.items() if name != 'tokens'}
     # What was read is no less work for what of it is to be predicted.
-    metrics |= dict(tokens=sums['tokens'], read=(batch['segments'] > 0).sum().astype(jnp.float32), gradient_norm=optax.tree.norm(grads), learning_rate=rate(state.step))
+    metrics |= dict(
+      tokens=sums['tokens'],
+      read=(batch['segments'] > 0).sum().astype(jnp.float32),
+      gradient_norm=optax.tree.norm(grads),
+      learning_rate=rate(state.step),
+    )
 
     updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-    after = state.replace(step=state.step + 1, params=optax.apply_updates(state.params, updates), opt_state=opt_state)
+    after = state.replace(
+      step=state.step + 1, params=optax.apply_updates(state.params, updates), opt_state=opt_state
+    )
     if state.spikes is not None:
       spike, spikes = state.spikes.judged(metrics['gradient_norm'], skip_spikes)
       after = jax.tree.map(lambda new, old: jnp.where(spike, old, new), after, state)
@@ -69,7 +89,9 @@ def train_step(
       finite = all_finite(grads)
       after = jax.tree.map(lambda new, old: jnp.where(finite, new, old), after, state)
       after = after.replace(step=state.step + 1, loss_scale=state.loss_scale.update(finite))
-      metrics |= dict(loss_scale=scale, skipped=1.0 - finite, gradient_norm=jnp.where(finite, metrics['gradient_norm'], 0))
+      metrics |= dict(
+        loss_scale=scale, skipped=1.0 - finite, gradient_norm=jnp.where(finite, metrics['gradient_norm'], 0)
+      )
     return after, metrics
 
   return step

@@ -18,6 +18,7 @@ from tfm.parallel import mesh as meshes
 from tfm.shapes import Array, PyTree
 from tfm.training.state import State
 
+
 RUNS = 'runs'  # the mesh axis
 
 
@@ -40,7 +41,9 @@ def mesh(runs: int, devices: Sequence[jax.Device]) -> Mesh:
   """As many devices as divide the runs, each with equally many of them; the ordinary axes have one device."""
   count = max(n for n in range(1, len(devices) + 1) if runs % n == 0)
   axes = (RUNS, *meshes.AXES)
-  return jax.make_mesh((count, *[1] * len(meshes.AXES)), axes, axis_types=(AxisType.Auto,) * len(axes), devices=devices[:count])
+  return jax.make_mesh(
+    (count, *[1] * len(meshes.AXES)), axes, axis_types=(AxisType.Auto,) * len(axes), devices=devices[:count]
+  )
 
 
 def stacked(where: Mesh) -> NamedSharding:
@@ -50,7 +53,9 @@ def stacked(where: Mesh) -> NamedSharding:
 
 def stack(states: Sequence[State], where: Mesh) -> State:
   """One state of all runs, each leaf [runs, …]."""
-  return jax.jit(lambda *states: jax.tree.map(lambda *x: jnp.stack(x), *states), out_shardings=stacked(where))(*states)
+  return jax.jit(
+    lambda *states: jax.tree.map(lambda *x: jnp.stack(x), *states), out_shardings=stacked(where)
+  )(*states)
 
 
 def whole(where: Mesh) -> Mesh:
@@ -60,8 +65,10 @@ def whole(where: Mesh) -> Mesh:
 
 def split(runs: int, where: Mesh) -> Callable[[State], list[State]]:
   """State of all runs → the state of each, on every device of an ordinary mesh."""
+
   def one(state):
     return [jax.tree.map(lambda x: x[run], state) for run in range(runs)]
+
   return jax.jit(one, out_shardings=NamedSharding(where, PartitionSpec()))
 
 
@@ -73,15 +80,17 @@ def at_once(where: Mesh) -> bool:
 
 
 def step(
-    one: Callable[[State, PyTree, Array], tuple[State, PyTree]], where: Mesh, numbers: Array,
+  one: Callable[[State, PyTree, Array], tuple[State, PyTree]], where: Mesh, numbers: Array
 ) -> Callable[[State, PyTree], tuple[State, PyTree]]:
   """The step of all runs, of that of one: every device does its own, `at_once` or one after another.
 
   Args:
     one: (state, batch, the run's own number) → (state, metrics); numbers: one a run.
   """
+
   def one_by_one(*runs):
     return jax.lax.map(lambda run: one(*run), runs)
+
   some = jax.vmap(one) if at_once(where) else one_by_one
   axis = PartitionSpec(RUNS)
   mapped = jax.shard_map(some, mesh=where, in_specs=axis, out_specs=axis, axis_names={RUNS}, check_vma=False)
@@ -97,9 +106,13 @@ def prefetch(iterators: Sequence[grain.DatasetIterator], where: Mesh) -> Iterato
   try:
     for hosts in zip(*iterators):
       if len(shapes := {x.shape for host in hosts for name, x in host.items() if name == 'segments'}) > 1:
-        raise ValueError(f'runs that train together need batches of one shape, and these are of {sorted(shapes)}; train '
-                         'them one after another')
-      batch = {name: jax.device_put(np.stack([host[name] for host in hosts]), stacked(where)) for name in hosts[0]}
+        raise ValueError(
+          f'runs that train together need batches of one shape, and these are of {sorted(shapes)}; train '
+          'them one after another'
+        )
+      batch = {
+        name: jax.device_put(np.stack([host[name] for host in hosts]), stacked(where)) for name in hosts[0]
+      }
       yield FetchedTogether(batch, iterators[0].get_state(), hosts[0], 0, hosts=hosts)
   finally:
     for iterator in iterators:

@@ -8,7 +8,6 @@ from tfm.data.packing import padded
 
 
 class _Rows(padded.Rows):
-
   def _row(self, number, index):
     row = super()._row(number, index)
     there = row['segments'] > 0

@@ -8,6 +8,7 @@ import numpy as np
 from tfm.data import tokens as token_arrays
 from tfm.data.packing import protocol
 
+
 DOCUMENTS, BATCHES = 0, 1  # what an order is for
 
 
@@ -97,7 +98,7 @@ class _Rows(protocol.Rows):
     for k in np.unique(self._parts)[::-1]:
       members, size = order[self._parts[order] == k].tolist(), batch_size * int(k)
       members += [None] * (-len(members) % size)
-      batches += [members[i:i + size] for i in range(0, len(members), size)]
+      batches += [members[i : i + size] for i in range(0, len(members), size)]
     if self._seed is None:
       return batches
     return [batches[i] for i in protocol.permutation(self._seed, epoch, len(batches), BATCHES)]

@@ -34,7 +34,6 @@ class Concat(protocol.Packing):
 
 
 class _Rows(protocol.Rows):
-
   def __init__(self, tokens: token_arrays.Tokens, length: int, seed: int | None, shuffle: bool):
     self.length, self.tokens_per_epoch = length, tokens.targets
     self._tokens, self._seed, self._shuffle = tokens, seed, shuffle

@@ -9,6 +9,7 @@ from tfm.data import images as image_arrays
 from tfm.data import tokens as token_arrays
 from tfm.data.packing import protocol
 
+
 FLIP, CROP = 1, 2  # what bits are for; 0 is the order
 
 _log = logging.getLogger(__name__)
@@ -55,26 +56,32 @@ class Each(protocol.Packing):
     if isinstance(tokens, image_arrays.Images):
       return _ImageRows(tokens, length, seed, self.flip, self.crop)
     if self.flip or self.crop:
-      raise ValueError(f'flip={self.flip} and crop={self.crop} are for images, and {tokens.name} is text; leave them out')
+      raise ValueError(
+        f'flip={self.flip} and crop={self.crop} are for images, and {tokens.name} is text; leave them out'
+      )
     return _TextRows(tokens, length, seed)
 
 
 class _Rows(protocol.OneEach):
-
   def padding(self, like):
     return super().padding(like) | dict(classes=np.full_like(like['classes'], -1))
 
 
 class _TextRows(_Rows):
-
   def __init__(self, labelled: token_arrays.Labelled, length: int, seed: int | None):
     super().__init__(labelled, length, seed)
     if labelled.documents == protocol.ENDLESS:
       return
     longer = labelled.text.lengths + len(labelled.text.frame) > length
     if longer.any():
-      _log.warning('%s: %d of %d texts are longer than %d tokens, the longest of %d, and are cut', labelled.name,
-                   longer.sum(), len(longer), length - 1, labelled.text.lengths.max())
+      _log.warning(
+        '%s: %d of %d texts are longer than %d tokens, the longest of %d, and are cut',
+        labelled.name,
+        longer.sum(),
+        len(longer),
+        length - 1,
+        labelled.text.lengths.max(),
+      )
 
   def _row(self, number, index):
     text, told = self._documents.text, self._documents.told(number)
@@ -82,20 +89,24 @@ class _TextRows(_Rows):
     tokens = np.array([first, *text.document(number)[:-1], *last], np.int32)
     size = min(len(tokens), self.length) - 1
     if len(tokens) > self.length and text.documents == protocol.ENDLESS:
-      _log.warning('%s[%d] is of %d tokens, and longer than the %d of a row: it is cut', self._documents.name, number,
-                   len(tokens) - 1, self.length - 1)
+      _log.warning(
+        '%s[%d] is of %d tokens, and longer than the %d of a row: it is cut',
+        self._documents.name,
+        number,
+        len(tokens) - 1,
+        self.length - 1,
+      )
     row = protocol.padding(self.length, ('inputs', 'positions', 'segments'))
-    row['inputs'][:size + 1] = tokens[:size + 1]
-    row['positions'][:size + 1], row['segments'][:size + 1] = np.arange(size + 1), 1
+    row['inputs'][: size + 1] = tokens[: size + 1]
+    row['positions'][: size + 1], row['segments'][: size + 1] = np.arange(size + 1), 1
     if not self._documents.words:
       return row | dict(classes=np.int32(told))
     row['classes'] = np.full(self.length, -1, np.int32)
-    row['classes'][1:size + 1][:len(told)] = told[:size]
+    row['classes'][1 : size + 1][: len(told)] = told[:size]
     return row
 
 
 class _ImageRows(_Rows):
-
   def __init__(self, images: image_arrays.Images, length: int, seed: int | None, flip: bool, crop: int):
     super().__init__(images, length, seed)
     self._flip, self._crop = flip, crop
@@ -115,4 +126,4 @@ class _ImageRows(_Rows):
       return image
     (height, width, _), sides = image.shape, (self._crop, self._crop)
     top, left = (protocol.bits(self._seed, index, 2, CROP) % np.uint64(2 * self._crop + 1)).astype(int)
-    return np.pad(image, (sides, sides, (0, 0)))[top:top + height, left:left + width]
+    return np.pad(image, (sides, sides, (0, 0)))[top : top + height, left : left + width]

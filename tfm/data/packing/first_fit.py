@@ -12,6 +12,7 @@ from tfm.data import progress
 from tfm.data import tokens as token_arrays
 from tfm.data.packing import protocol
 
+
 ROWS, PLAN = 0, 1  # what an order is for
 
 
@@ -46,7 +47,6 @@ class FirstFit(protocol.Packing):
 
 
 class _Rows(protocol.Rows):
-
   def __init__(self, tokens, length: int, seed: int | None, bins: int):
     self.length, self.tokens_per_epoch = length, tokens.targets
     self._tokens, self._seed = tokens, seed
@@ -55,7 +55,8 @@ class _Rows(protocol.Rows):
     order = np.arange(count) if seed is None else protocol.permutation(seed, 0, count, PLAN)
     row_of = np.empty(count, np.int64)
     row_of[order] = _first_fit(
-      progress.track(map(tuple, sizes[order].tolist()), f'packing {tokens.name}', count), length, bins)
+      progress.track(map(tuple, sizes[order].tolist()), f'packing {tokens.name}', count), length, bins
+    )
     self._by_row = order[np.argsort(row_of[order], kind='stable')]
     self._bounds = np.concatenate([[0], np.cumsum(np.bincount(row_of))])
     self._count = len(self._bounds) - 1
@@ -77,7 +78,7 @@ class _Rows(protocol.Rows):
       raise IndexError(index)
     epoch, place = divmod(index, self._count)
     number = self._order(epoch)[place]
-    return self._row(self._by_row[self._bounds[number]:self._bounds[number + 1]])
+    return self._row(self._by_row[self._bounds[number] : self._bounds[number + 1]])
 
   def _order(self, epoch: int) -> np.ndarray:
     if self._seed is None:
@@ -86,7 +87,6 @@ class _Rows(protocol.Rows):
 
 
 class _PairRows(_Rows):
-
   def _sizes(self, tokens):
     self._documents = protocol.within(tokens, self.length)
     return tokens.sizes[self._documents]
@@ -99,7 +99,6 @@ class _PairRows(_Rows):
 
 
 class _TextRows(_Rows):
-
   def _sizes(self, tokens):
     """Those of a document's pieces, as many as it has to be cut into."""
     targets = tokens.lengths + 1
@@ -124,11 +123,11 @@ class _TextRows(_Rows):
 
   def _stream(self, piece: int) -> np.ndarray:
     """The tokens of a piece, with the one before it in front."""
-    begin, end = self._tokens.offsets[self._document[piece]:][:2]
+    begin, end = self._tokens.offsets[self._document[piece] :][:2]
     first = begin + self._start[piece] - 1
     stream = np.full(self._size[piece] + 1, self._tokens.eos_id)
     low, high = max(first, begin), min(first + len(stream), end)  # outside of the document is eos
-    stream[low - first:high - first] = self._tokens.ids[low:high]
+    stream[low - first : high - first] = self._tokens.ids[low:high]
     return stream
 
 

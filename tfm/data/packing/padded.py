@@ -7,6 +7,7 @@ from typing import ClassVar
 from tfm.data import tokens as token_arrays
 from tfm.data.packing import protocol
 
+
 _log = logging.getLogger(__name__)
 
 
@@ -17,8 +18,13 @@ class Rows(protocol.OneEach):
     pairs = isinstance(self._documents, token_arrays.Pairs)
     row = protocol.padding(self.length, protocol.PAIR_FIELDS if pairs else protocol.FIELDS)
     if (longest := max(map(len, self._documents.sides(number)))) > self.length:
-      _log.warning('%s[%d] is of %d tokens, and longer than a row of %d: it is left out', self._documents.name, number,
-                   longest, self.length)
+      _log.warning(
+        '%s[%d] is of %d tokens, and longer than a row of %d: it is left out',
+        self._documents.name,
+        number,
+        longest,
+        self.length,
+      )
     else:
       protocol.put(row, self._documents, number, segment=1)
     return row

@@ -13,13 +13,20 @@ from tfm.data import images
 from tfm.data import tokens as token_arrays
 from tfm.data.corpus import ENDLESS
 
+
 FIELDS = 'inputs', 'targets', 'positions', 'segments'
 PAIR_FIELDS = *FIELDS, 'source', 'source_positions', 'source_segments'
 
 Row = dict[str, np.ndarray]
 # What is packed: a split's documents.
 Documents = (
-  token_arrays.Tokens | token_arrays.Drawn | token_arrays.Pairs | token_arrays.Labelled | token_arrays.Answered | images.Images)
+  token_arrays.Tokens
+  | token_arrays.Drawn
+  | token_arrays.Pairs
+  | token_arrays.Labelled
+  | token_arrays.Answered
+  | images.Images
+)
 
 _log = logging.getLogger(__name__)
 
@@ -168,10 +175,14 @@ class Packing(abc.ABC):
     """Refuses what cannot be trained on."""
     check_length(length)
     if tokens.documents == ENDLESS and not self.endless:
-      raise ValueError(f"{tokens.name} has no end, and {self} plans all of an epoch; packing='padded' would do")
+      raise ValueError(
+        f"{tokens.name} has no end, and {self} plans all of an epoch; packing='padded' would do"
+      )
     if tokens.targets < length:
-      raise ValueError(f'{tokens.name} is too short: {tokens.targets} tokens do not fill one row of '
-                       f'length={length}; shorten the length or give more text')
+      raise ValueError(
+        f'{tokens.name} is too short: {tokens.targets} tokens do not fill one row of '
+        f'length={length}; shorten the length or give more text'
+      )
 
   @abc.abstractmethod
   def pack(self, tokens: Documents, length: int, seed: int | None) -> Rows:
@@ -212,18 +223,31 @@ def within(documents: token_arrays.Tokens | token_arrays.Pairs, length: int) -> 
   if not len(found):
     raise ValueError(f'{documents.name} has no {kind} within length={length} tokens; give a greater length')
   if len(found) < len(longest):
-    _log.warning('%s: %d of %d %ss are longer than %d tokens, the longest of %d, and are left out', documents.name,
-                 len(longest) - len(found), len(longest), kind, length, longest.max())
+    _log.warning(
+      '%s: %d of %d %ss are longer than %d tokens, the longest of %d, and are left out',
+      documents.name,
+      len(longest) - len(found),
+      len(longest),
+      kind,
+      length,
+      longest.max(),
+    )
   return found
 
 
-def put(row: Row, documents: Documents, number: int, segment: int, at: Sequence[int] = (0, 0)) -> tuple[int, ...]:
+def put(
+  row: Row, documents: Documents, number: int, segment: int, at: Sequence[int] = (0, 0)
+) -> tuple[int, ...]:
   """Writes a document, its sides being a text or a source and a target, into a row, from a place of each side on; the
   places behind it."""
   *source, text = sides = documents.sides(number)
   for side, first in zip(source, at):
     here = slice(first, first + len(side))
-    row['source'][here], row['source_positions'][here], row['source_segments'][here] = side, np.arange(len(side)), segment
+    row['source'][here], row['source_positions'][here], row['source_segments'][here] = (
+      side,
+      np.arange(len(side)),
+      segment,
+    )
   here = slice(at[len(source)], at[len(source)] + len(text))
   row['targets'][here], row['positions'][here], row['segments'][here] = text, np.arange(len(text)), segment
   row['inputs'][here] = np.append(documents.begins, text[:-1])

@@ -7,6 +7,7 @@ import numpy as np
 from tfm.data import tokens as token_arrays
 from tfm.data.packing import protocol
 
+
 ROWS, CUT, COIN, OTHER, PLACE = 0, 1, 2, 3, 4  # what bits are for
 
 
@@ -31,7 +32,6 @@ class SentencePairs(protocol.Packing):
 
 
 class _Rows(protocol.Rows):
-
   def __init__(self, tokens: token_arrays.Tokens, length: int, seed: int | None):
     if length < 5:
       raise ValueError(f'length={length} has no room for two texts and three ends; give at least 5')
@@ -45,8 +45,10 @@ class _Rows(protocol.Rows):
     self._pieces = np.stack([document, start, size], 1)[there]
     self._others = np.flatnonzero(tokens.lengths > 0)
     if not len(self._pieces) or len(self._others) < 2:
-      raise ValueError(f'{tokens.name} has not two documents with text, so that no text could be from elsewhere; '
-                       "packing='concat' would do")
+      raise ValueError(
+        f'{tokens.name} has not two documents with text, so that no text could be from elsewhere; '
+        "packing='concat' would do"
+      )
     self.tokens_per_epoch = int(self._pieces[:, 2].sum())
 
   def __len__(self):
@@ -60,7 +62,9 @@ class _Rows(protocol.Rows):
     if self._seed is not None:
       place = protocol.permutation(seed, epoch, len(self._pieces), ROWS)[place]
     document, start, size = self._pieces[place].tolist()
-    cut, coin, other, where = (int(protocol.bits(seed, index, 1, purpose)[0]) for purpose in (CUT, COIN, OTHER, PLACE))
+    cut, coin, other, where = (
+      int(protocol.bits(seed, index, 1, purpose)[0]) for purpose in (CUT, COIN, OTHER, PLACE)
+    )
     cut = start + 1 + cut % (size - 1)
     first, second = self._text(document, start, cut - start), self._text(document, cut, start + size - cut)
     follows = coin % 2
@@ -77,10 +81,10 @@ class _Rows(protocol.Rows):
     row = protocol.padding(self.length) | dict(types=np.zeros(self.length, np.int32), next=np.int32(follows))
     here = slice(len(text))
     row['inputs'][here], row['positions'][here], row['segments'][here] = text, np.arange(len(text)), 1
-    row['targets'][:len(text) - 1] = text[1:]
-    row['types'][len(first) + 2:len(text)] = 1
+    row['targets'][: len(text) - 1] = text[1:]
+    row['types'][len(first) + 2 : len(text)] = 1
     return row
 
   def _text(self, document: int, start: int, size: int) -> np.ndarray:
     begin = int(self._tokens.offsets[document]) + start
-    return self._tokens.ids[begin:min(begin + size, int(self._tokens.offsets[document + 1]))]
+    return self._tokens.ids[begin : min(begin + size, int(self._tokens.offsets[document + 1]))]

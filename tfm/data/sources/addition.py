@@ -23,7 +23,7 @@ class Addition(task.Lengths):
 
   def example(self, draw: random.Random, beyond: bool) -> tuple[str, str]:
     a, b = (self._summand(draw, beyond) for _ in range(2))
-    total = str(a + b)[::-1 if self.reversed else 1]
+    total = str(a + b)[:: -1 if self.reversed else 1]
     return task.written([(f'{a}+{b}=', False), (total, True)], end=True)
 
   def _summand(self, draw: random.Random, beyond: bool) -> int:

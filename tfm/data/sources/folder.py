@@ -9,6 +9,7 @@ from tfm.data import corpus
 from tfm.data import images as arrays
 from tfm.data.sources import protocol
 
+
 SUFFIXES = '.png', '.jpg', '.jpeg'
 
 
@@ -40,14 +41,22 @@ class Folder(protocol.Source):
     root = pathlib.Path(os.path.expanduser(self.path))
     folders = sorted(path.name for path in root.glob('*/'))
     # Splits if that is all there is: a class may be called train, too.
-    splits = {'train': root} if set(folders) - set(corpus.SPLITS) else {split: root / split for split in folders}
+    splits = (
+      {'train': root} if set(folders) - set(corpus.SPLITS) else {split: root / split for split in folders}
+    )
     if 'train' not in splits:
-      raise ValueError(f'{root} has the folders {folders}; there must be one for each class, or one called train')
-    found = {split: sorted(path for path in folder.glob('*/**/*') if path.suffix.lower() in SUFFIXES)
-             for split, folder in splits.items()}
+      raise ValueError(
+        f'{root} has the folders {folders}; there must be one for each class, or one called train'
+      )
+    found = {
+      split: sorted(path for path in folder.glob('*/**/*') if path.suffix.lower() in SUFFIXES)
+      for split, folder in splits.items()
+    }
     for split, paths in found.items():
       if not paths:
-        raise ValueError(f'{splits[split]} holds no image; put .png or .jpg files into a folder for each class, CLASS/FILE.png')
+        raise ValueError(
+          f'{splits[split]} holds no image; put .png or .jpg files into a folder for each class, CLASS/FILE.png'
+        )
     fixed = corpus.kept(found)
 
     def read() -> Iterator[corpus.Document]:

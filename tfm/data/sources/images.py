@@ -6,9 +6,8 @@ from collections.abc import Iterator
 
 import tensorflow_datasets
 
-from tfm.data import corpus
+from tfm.data import corpus, tfds_sets
 from tfm.data import images as arrays
-from tfm.data import tfds_sets
 from tfm.data.sources import protocol
 
 
@@ -45,7 +44,9 @@ class Images(protocol.Source):
   def prepare(self, cache_dir: pathlib.Path) -> corpus.Corpus:
     builder = tfds_sets.prepared(self.spec, self.dataset, self.data_dir)
     features = builder.info.features
-    images = [name for name, feature in features.items() if isinstance(feature, tensorflow_datasets.features.Image)]
+    images = [
+      name for name, feature in features.items() if isinstance(feature, tensorflow_datasets.features.Image)
+    ]
     if self.image not in images:
       raise ValueError(f'{self.spec} has no image under {self.image!r}; it has {images}')
     tell = tfds_sets.label(self.spec, builder, self.label)
@@ -57,7 +58,9 @@ class Images(protocol.Source):
     def read() -> Iterator[corpus.Document]:
       for split in given:
         for index, example in enumerate(corpus.examples(builder.as_data_source(split, decoders=raw))):
-          image = arrays.fitted(example[self.image], self.size, self.channels, f'{self.spec} {split}[{index}]')
+          image = arrays.fitted(
+            example[self.image], self.size, self.channels, f'{self.spec} {split}[{index}]'
+          )
           yield split if split in fixed else None, image, tell(example)
 
     return corpus.prepare(self.spec, read, cache_dir, fixed, self.fields)

@@ -6,6 +6,7 @@ import string
 
 from tfm.data import task
 
+
 PREFIX = '*'
 
 
@@ -27,12 +28,14 @@ class Induction(task.Lengths):
   def __post_init__(self):
     super().__post_init__()
     if self.length < 3:
-      raise ValueError(f'length={self.length} has no room for a symbol twice and what follows it; give at least 3')
+      raise ValueError(
+        f'length={self.length} has no room for a symbol twice and what follows it; give at least 3'
+      )
     if not 2 <= self.symbols <= len(string.ascii_letters):
       raise ValueError(f'symbols={self.symbols} must lie in 2 … {len(string.ascii_letters)}')
 
   def example(self, draw: random.Random, beyond: bool) -> tuple[str, str]:
-    text = draw.choices(string.ascii_letters[:self.symbols], k=self.most(beyond))
+    text = draw.choices(string.ascii_letters[: self.symbols], k=self.most(beyond))
     first = draw.randrange(len(text) - 2)
     text[first] = text[-1] = PREFIX
     return task.written([(''.join(text), False), (text[first + 1], True)])

@@ -6,6 +6,7 @@ import statistics
 
 from tfm.data import task
 
+
 OPERATION = 0.25  # of arguments, as long as they may be operations
 LEAST = 20  # symbols
 
@@ -55,9 +56,13 @@ class Listops(task.Task):
     if self.arguments < 2:
       raise ValueError(f'arguments={self.arguments} must be at least 2')
     if self.least < LEAST:
-      raise ValueError(f'least={self.least} lets the same short expressions into training and test; give at least {LEAST}')
+      raise ValueError(
+        f'least={self.least} lets the same short expressions into training and test; give at least {LEAST}'
+      )
     if self.most < self.least + 2:
-      raise ValueError(f'most={self.most} leaves no length beyond least={self.least}; give at least {self.least + 2}')
+      raise ValueError(
+        f'most={self.most} leaves no length beyond least={self.least}; give at least {self.least + 2}'
+      )
 
   def example(self, draw: random.Random, beyond: bool) -> tuple[str, str]:
     for _ in range(task.TRIES):
@@ -65,8 +70,10 @@ class Listops(task.Task):
       value = self._expression(draw, 1, symbols)
       if self.least < len(symbols) < self.most:
         return ' '.join(symbols), str(value)
-    raise ValueError(f'{self.spec} has hardly an expression of more than least={self.least} symbols and fewer than most='
-                     f'{self.most}; give a greater depth or more arguments, or other bounds')
+    raise ValueError(
+      f'{self.spec} has hardly an expression of more than least={self.least} symbols and fewer than most='
+      f'{self.most}; give a greater depth or more arguments, or other bounds'
+    )
 
   def _expression(self, draw: random.Random, depth: int, symbols: list[str]) -> int:
     """The value of an expression that is written behind the symbols."""

@@ -6,6 +6,7 @@ import random
 
 from tfm.data import task
 
+
 FILLER = '.'
 
 
@@ -46,16 +47,22 @@ class Mqar(task.Lengths):
     if self.pairs < 1:
       raise ValueError(f'pairs={self.pairs} must be at least 1')
     if self.more is not None and self.more <= self.pairs:
-      raise ValueError(f'more={self.more} are not beyond pairs={self.pairs}; give more, or None for a test that is as '
-                       'training')
+      raise ValueError(
+        f'more={self.more} are not beyond pairs={self.pairs}; give more, or None for a test that is as '
+        'training'
+      )
     for beyond in (False, True):
       length, pairs = self.most(beyond), self._pairs(beyond)
       if self._places(beyond) < pairs or (length - pairs * self._symbols) % 2:
-        raise ValueError(f'{"longer" if beyond and self.longer else "length"}={length} must leave an even number of symbols '
-                         f'after {pairs} pairs, and have room for as many queries, {pairs * (self._symbols + 2)} symbols')
+        raise ValueError(
+          f'{"longer" if beyond and self.longer else "length"}={length} must leave an even number of symbols '
+          f'after {pairs} pairs, and have room for as many queries, {pairs * (self._symbols + 2)} symbols'
+        )
       if len(self._keys) < pairs:
-        raise ValueError(f'vocabulary={self.vocabulary} has {len(self._keys)} keys for {pairs} pairs; give at least '
-                         f'{2 * pairs + 2}')
+        raise ValueError(
+          f'vocabulary={self.vocabulary} has {len(self._keys)} keys for {pairs} pairs; give at least '
+          f'{2 * pairs + 2}'
+        )
 
   def example(self, draw: random.Random, beyond: bool) -> tuple[str, str]:
     pairs = self._pairs(beyond)

@@ -6,7 +6,14 @@ import random
 
 from tfm.data import task
 
-HAY = 'The grass is green. ', 'The sky is blue. ', 'The sun is yellow. ', 'Here we go. ', 'There and back again. '
+
+HAY = (
+  'The grass is green. ',
+  'The sky is blue. ',
+  'The sun is yellow. ',
+  'Here we go. ',
+  'There and back again. ',
+)
 NEEDLE = 'The pass key is {}. Remember it. '
 QUESTION = 'What is the pass key? The pass key is '
 
@@ -38,8 +45,10 @@ class Needle(task.Lengths):
     if self.depth is not None and not 0 <= self.depth <= 1:
       raise ValueError(f'depth={self.depth} must lie in [0, 1]')
     if self._room(False) < (least := sum(map(len, HAY))):
-      raise ValueError(f'length={self.length} has no room for a text around the number; give at least '
-                       f'{self.length - self._room(False) + least}')
+      raise ValueError(
+        f'length={self.length} has no room for a text around the number; give at least '
+        f'{self.length - self._room(False) + least}'
+      )
 
   def example(self, draw: random.Random, beyond: bool) -> tuple[str, str]:
     number = f'{draw.randrange(10**self.digits):0{self.digits}}'

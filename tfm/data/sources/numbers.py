@@ -12,6 +12,7 @@ import num2words
 from tfm.data import corpus
 from tfm.data.sources import protocol
 
+
 HELD_OUT = 1000  # pairs of validation, and of the test
 DATES = 0.3  # of the pairs; the others are numbers
 FIRST_YEAR, LAST_YEAR = 1900, 1999  # of training; the century after it is for the test
@@ -48,12 +49,16 @@ class Numbers(protocol.Source):
     if self.pairs is not None and self.pairs < 20:
       raise ValueError(f'pairs={self.pairs} are too few; give at least 20, or none for pairs without end')
     if not 1 <= self.digits < self.longest:
-      raise ValueError(f'digits={self.digits} and longest={self.longest} leave no longer numbers to the test; give '
-                       'digits of at least 1 and a longest beyond them')
+      raise ValueError(
+        f'digits={self.digits} and longest={self.longest} leave no longer numbers to the test; give '
+        'digits of at least 1 and a longest beyond them'
+      )
     for language in (self.src, self.tgt):
       if language not in num2words.CONVERTER_CLASSES or not babel.localedata.exists(language):
         both = [name for name in num2words.CONVERTER_CLASSES if babel.localedata.exists(name)]
-        raise ValueError(f'{language!r} is no language of num2words and Babel; known: {", ".join(sorted(both))}')
+        raise ValueError(
+          f'{language!r} is no language of num2words and Babel; known: {", ".join(sorted(both))}'
+        )
 
   @property
   def endless(self):
@@ -67,7 +72,9 @@ class Numbers(protocol.Source):
   def _pair(self, split: str, number: int) -> tuple[str, str]:
     draw = random.Random(f'{self.seed} {split} {number}')
     while True:
-      value = self._date(draw, split == 'test') if draw.random() < DATES else self._number(draw, split == 'test')
+      value = (
+        self._date(draw, split == 'test') if draw.random() < DATES else self._number(draw, split == 'test')
+      )
       # Every twentieth value is validation's, however many pairs there are.
       if split == 'test' or (split == 'validation') == (zlib.crc32(str(value).encode()) % 20 == 0):
         return spelt(value, self.src), spelt(value, self.tgt)

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from tfm.data import corpus, files
 from tfm.data.sources import protocol
 
+
 SHOWN = 10  # line numbers in a warning
 
 _log = logging.getLogger(__name__)
@@ -51,13 +52,21 @@ class Parallel(protocol.Source):
         empty, count = [], 0
         for count, pair in enumerate(_pairs(*found), start=1):
           if all(text.strip() for text in pair):
-            yield split if split in fixed else None, *(text.lower() if self.lowercase else text for text in pair)
+            yield (
+              split if split in fixed else None,
+              *(text.lower() if self.lowercase else text for text in pair),
+            )
           else:
             empty.append(count)
         if empty and split not in told:
           told.add(split)
-          _log.warning('%s: %d of %d pairs have an empty side and are left out: lines %s', ' and '.join(map(str, found)),
-                       len(empty), count, ', '.join(map(str, empty[:SHOWN])) + (', …' if len(empty) > SHOWN else ''))
+          _log.warning(
+            '%s: %d of %d pairs have an empty side and are left out: lines %s',
+            ' and '.join(map(str, found)),
+            len(empty),
+            count,
+            ', '.join(map(str, empty[:SHOWN])) + (', …' if len(empty) > SHOWN else ''),
+          )
 
     return corpus.prepare(self.spec, read, cache_dir, fixed, self.fields)
 
@@ -84,5 +93,7 @@ def _pairs(*paths: pathlib.Path) -> Iterator[tuple[str, str]]:
     if None not in pair:
       yield pair
   if counts[0] != counts[1]:
-    raise ValueError(f'{paths[0]} has {counts[0]} lines and {paths[1]} {counts[1]}; line i of one must be the '
-                     'translation of line i of the other')
+    raise ValueError(
+      f'{paths[0]} has {counts[0]} lines and {paths[1]} {counts[1]}; line i of one must be the '
+      'translation of line i of the other'
+    )

@@ -31,9 +31,12 @@ class Source(abc.ABC):
   def spec(self) -> str:
     """The source as a spec, which is its name in messages: "text('plays/*.txt')"."""
     fields = [(f, getattr(self, f.name)) for f in dataclasses.fields(self)]
-    given = [repr(value) if f.default is dataclasses.MISSING else f'{f.name}={value!r}'
-             for f, value in fields if value != f.default]
-    return type(self).__module__.rpartition('.')[2] + (f"({', '.join(given)})" if given else '')
+    given = [
+      repr(value) if f.default is dataclasses.MISSING else f'{f.name}={value!r}'
+      for f, value in fields
+      if value != f.default
+    ]
+    return type(self).__module__.rpartition('.')[2] + (f'({", ".join(given)})' if given else '')
 
   @abc.abstractmethod
   def prepare(self, cache_dir: pathlib.Path) -> corpus.Corpus:

@@ -6,6 +6,7 @@ import string
 
 from tfm.data import task
 
+
 NOISE = '.'
 
 
@@ -35,7 +36,7 @@ class SelectiveCopy(task.Lengths):
 
   def example(self, draw: random.Random, beyond: bool) -> tuple[str, str]:
     text = [NOISE] * self.most(beyond)
-    found = ''.join(draw.choices(string.ascii_letters[:self.symbols - 1], k=self.tokens))
+    found = ''.join(draw.choices(string.ascii_letters[: self.symbols - 1], k=self.tokens))
     for place, letter in zip(sorted(draw.sample(range(len(text)), self.tokens)), found):
       text[place] = letter
     return task.written([(f'{"".join(text)}=', False), (found, True)])

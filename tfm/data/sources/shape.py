@@ -35,4 +35,6 @@ class Shape(protocol.Source):
     return self.height, self.width, self.channels
 
   def prepare(self, cache_dir: pathlib.Path) -> corpus.Corpus:
-    raise ValueError(f"{self.spec} says only what images are like, and has none; 'folder(…)' or 'images(…)' has")
+    raise ValueError(
+      f"{self.spec} says only what images are like, and has none; 'folder(…)' or 'images(…)' has"
+    )

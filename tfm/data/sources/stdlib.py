@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from tfm.data import corpus
 from tfm.data.sources import protocol
 
+
 OUTSIDE = {'test', 'tests', 'idle_test', 'site-packages', 'dist-packages'}
 
 
@@ -22,11 +23,12 @@ class Stdlib(protocol.Source):
 
   def prepare(self, cache_dir: pathlib.Path) -> corpus.Corpus:
     root = pathlib.Path(sysconfig.get_paths()['stdlib'])
-    files = sorted(path for path in root.rglob('*.py')
-                   if not OUTSIDE & set(path.relative_to(root).parts))
+    files = sorted(path for path in root.rglob('*.py') if not OUTSIDE & set(path.relative_to(root).parts))
     if not files:
-      raise ValueError(f'{self.spec} found no .py files under {root}; this Python has no sources, '
-                       "use another Python or text('…')")
+      raise ValueError(
+        f'{self.spec} found no .py files under {root}; this Python has no sources, '
+        "use another Python or text('…')"
+      )
 
     def read() -> Iterator[corpus.Document]:
       for path in files:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from tfm.data import corpus, files
 from tfm.data.sources import protocol
 
+
 # How a file is called → what divides its columns.
 DELIMITERS = {'.csv': ',', '.tsv': '\t', '.tab': '\t'}
 
@@ -53,20 +54,28 @@ class Table(protocol.Source):
     """(text, label) of each row of a file."""
     ends = [end for end in path.suffixes if end in DELIMITERS]
     if not ends:
-      raise ValueError(f'{self.spec} reads {", ".join(DELIMITERS)}, and {path} is called otherwise; rename it')
-    rows = csv.reader((f'{line}\n' for line in files.text_lines(path)), delimiter=DELIMITERS[ends[-1]], strict=True)
+      raise ValueError(
+        f'{self.spec} reads {", ".join(DELIMITERS)}, and {path} is called otherwise; rename it'
+      )
+    rows = csv.reader(
+      (f'{line}\n' for line in files.text_lines(path)), delimiter=DELIMITERS[ends[-1]], strict=True
+    )
     try:
       names = next(rows, [])
       for name in (self.text, self.label):
         if names.count(name) != 1:
-          raise ValueError(f'{self.spec} reads a column {name!r}, and {path} has the columns {", ".join(names)}')
+          raise ValueError(
+            f'{self.spec} reads a column {name!r}, and {path} has the columns {", ".join(names)}'
+          )
       text, label = names.index(self.text), names.index(self.label)
       for number, row in enumerate(rows):
-        if number < self.skip or not row:   # a blank line is no row
+        if number < self.skip or not row:  # a blank line is no row
           continue
         if len(row) != len(names) or not row[label].strip():
-          raise ValueError(f'{path}:{rows.line_num} has {len(row)} columns of {len(names)}, or no {self.label}; it begins '
-                           f'{" | ".join(row)[:40]!r}')
+          raise ValueError(
+            f'{path}:{rows.line_num} has {len(row)} columns of {len(names)}, or no {self.label}; it begins '
+            f'{" | ".join(row)[:40]!r}'
+          )
         yield row[text].strip(), row[label].strip()
     except csv.Error as error:
       raise ValueError(f'{path}:{rows.line_num} is no row: {error}') from error

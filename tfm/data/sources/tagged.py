@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from tfm.data import corpus, files
 from tfm.data.sources import protocol
 
+
 HEAD = '-DOCSTART-'  # CoNLL's word between documents, which is in no sentence
 
 
@@ -47,7 +48,9 @@ def _sentences(path: pathlib.Path) -> Iterator[tuple[list[str], list[str]]]:
     columns = re.findall(r'[^ \t]+', line)
     if columns and columns[0] != HEAD:
       if len(columns) < 2:
-        raise ValueError(f'{path}:{number} has one column; a line is a word and its tag, and a blank line ends a sentence')
+        raise ValueError(
+          f'{path}:{number} has one column; a line is a word and its tag, and a blank line ends a sentence'
+        )
       words.append(columns[0])
       tags.append(columns[-1])
     elif not columns and words:

@@ -44,8 +44,9 @@ def _format(path: pathlib.Path) -> str:
   compressed = path.suffix in ('.gz', '.zst')
   suffix = pathlib.Path(path.stem).suffix if compressed else path.suffix
   if suffix not in ('.txt', '.jsonl') and not (compressed and not suffix):
-    raise ValueError(f'{path} is not a .txt or .jsonl file, plain or with .gz or .zst; '
-                     'narrow the pattern or rename it')
+    raise ValueError(
+      f'{path} is not a .txt or .jsonl file, plain or with .gz or .zst; narrow the pattern or rename it'
+    )
   return suffix or '.txt'
 
 

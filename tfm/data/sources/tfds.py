@@ -38,12 +38,17 @@ class Tfds(protocol.Source):
 
   def __post_init__(self):
     if self.target and self.label:
-      raise ValueError(f'target={self.target!r} makes pairs, which have no label={self.label!r}; leave one of them out')
+      raise ValueError(
+        f'target={self.target!r} makes pairs, which have no label={self.label!r}; leave one of them out'
+      )
 
   def prepare(self, cache_dir: pathlib.Path) -> corpus.Corpus:
     builder = tfds_sets.prepared(self.spec, self.dataset, self.data_dir)
-    texts = [name for name, feature in builder.info.features.items()
-             if isinstance(feature, tensorflow_datasets.features.Text)]
+    texts = [
+      name
+      for name, feature in builder.info.features.items()
+      if isinstance(feature, tensorflow_datasets.features.Text)
+    ]
     for field in self._features:
       if field not in texts:
         raise ValueError(f'{self.spec} has no text under {field!r}; it has {texts}')
@@ -67,5 +72,4 @@ class Tfds(protocol.Source):
     try:
       return example[field].decode()
     except UnicodeDecodeError as error:
-      raise ValueError(
-        f'{self.spec} {where} is not UTF-8 (byte {error.start}: {error.reason})') from None
+      raise ValueError(f'{self.spec} {where} is not UTF-8 (byte {error.start}: {error.reason})') from None

@@ -12,12 +12,13 @@ import sentencepiece
 
 from tfm.data.tokenizers import protocol
 
+
 SOURCE, TARGET = 'source.spm', 'target.spm'
 VOCAB, TARGET_VOCAB = 'vocab.json', 'target_vocab.json'
 FILES = SOURCE, TARGET, VOCAB
 UNKNOWN, END, PAD = '<unk>', '</s>', '<pad>'
 SPACE = '▁'  # what SentencePiece writes for a space
-LANGUAGE = re.compile(r'>>.*?<<', re.DOTALL)   # which to write, before a source: one token
+LANGUAGE = re.compile(r'>>.*?<<', re.DOTALL)  # which to write, before a source: one token
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,19 +61,29 @@ class Marian(protocol.Tokenizer):
     """
     folder = pathlib.Path(self.folder).expanduser()
     if missing := [name for name in FILES if not (folder / name).exists()]:
-      raise ValueError(f'{self.folder} lacks {" and ".join(missing)}, and a tokenizer of Marian is {", ".join(FILES)}')
+      raise ValueError(
+        f'{self.folder} lacks {" and ".join(missing)}, and a tokenizer of Marian is {", ".join(FILES)}'
+      )
     own = not self.sources and (folder / TARGET_VOCAB).exists()
     table = (folder / (TARGET_VOCAB if own else VOCAB)).read_text()
     numbers = json.loads(table)
     if lacking := [name for name in (UNKNOWN, END) if name not in numbers]:
-      raise ValueError(f'{self.folder} has no {lacking[0]!r} in {TARGET_VOCAB if own else VOCAB}; a tokenizer of Marian has one')
+      raise ValueError(
+        f'{self.folder} has no {lacking[0]!r} in {TARGET_VOCAB if own else VOCAB}; a tokenizer of Marian has one'
+      )
     config = folder / 'config.json'
     fields = json.loads(config.read_text()) if config.exists() else {}
     size = (fields.get('decoder_vocab_size') if not self.sources else None) or fields.get('vocab_size', 0)
     begin = fields.get('decoder_start_token_id')
     return dataclasses.replace(
-      self, table=table, reads=_read(folder / SOURCE), writes=_read(folder / TARGET), end=numbers[END],
-      size=max(size, *(number + 1 for number in numbers.values())), begin=numbers.get(PAD, numbers[END]) if begin is None else begin)
+      self,
+      table=table,
+      reads=_read(folder / SOURCE),
+      writes=_read(folder / TARGET),
+      end=numbers[END],
+      size=max(size, *(number + 1 for number in numbers.values())),
+      begin=numbers.get(PAD, numbers[END]) if begin is None else begin,
+    )
 
   @functools.cached_property
   def pieces(self):
@@ -96,7 +107,11 @@ class Marian(protocol.Tokenizer):
     return self._encode(text, self.reads)
 
   def decode(self, ids):
-    pieces = [self._pieces[i] for i in np.asarray(ids, np.int64).tolist() if i in self._pieces and i not in self._special]
+    pieces = [
+      self._pieces[i]
+      for i in np.asarray(ids, np.int64).tolist()
+      if i in self._pieces and i not in self._special
+    ]
     return _processor(self.writes).decode_pieces(pieces).replace(SPACE, ' ').strip()
 
   def _encode(self, text: str, model: str) -> np.ndarray:
@@ -104,7 +119,7 @@ class Marian(protocol.Tokenizer):
       raise protocol.no_model(self)
     language = LANGUAGE.match(text)
     first = [language[0]] if language else []
-    pieces = first + _processor(model).encode(text[language.end() if language else 0:], out_type=str)
+    pieces = first + _processor(model).encode(text[language.end() if language else 0 :], out_type=str)
     return np.array([self._numbers.get(piece, self._numbers[UNKNOWN]) for piece in pieces], np.int32)
 
   @functools.cached_property

@@ -14,7 +14,13 @@ from tokenizers.implementations import BertWordPieceTokenizer, ByteLevelBPEToken
 
 from tfm.data.tokenizers import protocol
 
-JSON, PIECES, WORDS, MERGES = 'tokenizer.json', ('spiece.model', 'tokenizer.model'), 'vocab.txt', ('vocab.json', 'merges.txt')
+
+JSON, PIECES, WORDS, MERGES = (
+  'tokenizer.json',
+  ('spiece.model', 'tokenizer.model'),
+  'vocab.txt',
+  ('vocab.json', 'merges.txt'),
+)
 SPACE = '▁'  # what SentencePiece writes for a space
 MASK = '<mask>'  # what tfm calls the token that hides another
 
@@ -57,7 +63,11 @@ class Published(protocol.Tokenizer):
       return False
     rules = json.loads(self.model)
     before = rules.get('pre_tokenizer') or {}
-    return before.get('type') == 'ByteLevel' and not before.get('add_prefix_space') and rules.get('normalizer') is None
+    return (
+      before.get('type') == 'ByteLevel'
+      and not before.get('add_prefix_space')
+      and rules.get('normalizer') is None
+    )
 
   def train(self, texts: Iterable[str]) -> 'Published':
     """Reads the folder; the texts are not looked at.
@@ -71,24 +81,37 @@ class Published(protocol.Tokenizer):
     read = dataclasses.replace(self, kind=kind, model=model, size=fields.get('vocab_size', 0))
     around = read._around()
     named = _json(folder / 'special_tokens_map.json') | _json(folder / 'tokenizer_config.json')
+
     def number(name):
       token = named.get(f'{name}_token')
       token = token.get('content') if isinstance(token, Mapping) else token
       told = fields.get(f'{name}_token_id')
       return read._number(token) if token and told is None else told[0] if isinstance(told, list) else told
+
     end = next((x for x in (number('eos'), number('sep'), *around[1][-1:]) if x is not None), None)
     if end is None:
-      raise ValueError(f'{self.folder} does not tell the token that ends a text; eos_token_id of config.json would')
+      raise ValueError(
+        f'{self.folder} does not tell the token that ends a text; eos_token_id of config.json would'
+      )
     starts = fields.get('decoder_start_token_id'), *around[0][:1], number('bos'), end
     return dataclasses.replace(
-      read, begin=next(x for x in starts if x is not None), end=end, before=tuple(around[0]),
-      mask=number('mask') if number('mask') is not None else next(filter(None, map(read._number, ('[MASK]', MASK))), None),
-      size=max(read.size, len(read._strings)))
+      read,
+      begin=next(x for x in starts if x is not None),
+      end=end,
+      before=tuple(around[0]),
+      mask=number('mask')
+      if number('mask') is not None
+      else next(filter(None, map(read._number, ('[MASK]', MASK))), None),
+      size=max(read.size, len(read._strings)),
+    )
 
   @functools.cached_property
   def pieces(self):
-    special = set() if self.kind != 'json' else {
-      i for i, token in self._tokenizer.get_added_tokens_decoder().items() if token.special}
+    special = (
+      set()
+      if self.kind != 'json'
+      else {i for i, token in self._tokenizer.get_added_tokens_decoder().items() if token.special}
+    )
     read = (b'' if i in special else self._piece(text) for i, text in enumerate(self._strings))
     return (*read, *(b'' for _ in range(self.size - len(self._strings))))
 
@@ -106,7 +129,7 @@ class Published(protocol.Tokenizer):
 
   @property
   def target_begins(self):
-    return self.before[self.before[:1] == (self.begin,):]
+    return self.before[self.before[:1] == (self.begin,) :]
 
   @property
   def known(self):
@@ -132,8 +155,8 @@ class Published(protocol.Tokenizer):
     if self.kind == 'sentencepiece':
       return [], []
     plain, whole = (self._tokenizer.encode('a', add_special_tokens=added).ids for added in (False, True))
-    first = next(i for i in range(len(whole)) if whole[i:i + len(plain)] == plain)
-    return whole[:first], whole[first + len(plain):]
+    first = next(i for i in range(len(whole)) if whole[i : i + len(plain)] == plain)
+    return whole[:first], whole[first + len(plain) :]
 
   def _number(self, token: str) -> int | None:
     return self._strings.index(token) if token in self._strings else None
@@ -180,7 +203,9 @@ def _found(folder: pathlib.Path) -> tuple[str, str]:
     return 'json', BertWordPieceTokenizer(str(folder / WORDS), lowercase=small).to_str()
   if all((folder / name).exists() for name in MERGES):
     return 'json', ByteLevelBPETokenizer(*(str(folder / name) for name in MERGES)).to_str()
-  raise ValueError(f'{folder} holds no tokenizer; {JSON}, {" or ".join(PIECES)}, {WORDS}, or {" with ".join(MERGES)} would do')
+  raise ValueError(
+    f'{folder} holds no tokenizer; {JSON}, {" or ".join(PIECES)}, {WORDS}, or {" with ".join(MERGES)} would do'
+  )
 
 
 def _json(path: pathlib.Path) -> dict:

@@ -14,6 +14,7 @@ import sentencepiece
 from tfm.data import corpus
 from tfm.data.tokenizers import protocol
 
+
 KINDS = 'bpe', 'unigram'
 UNK, EOS = 0, 1
 SPACE = '▁'  # what SentencePiece writes for a space, so that it reads the character itself as one
@@ -50,8 +51,9 @@ class SentencePiece(protocol.Tokenizer):
     if self.kind not in KINDS:
       raise ValueError(f'kind={self.kind!r} is not a kind of sentencepiece; known: bpe, unigram')
     if not 256 + 2 < self.size:
-      raise ValueError(f'size={self.size} has no room for the 256 bytes and 2 special tokens; '
-                       'give more than 258')
+      raise ValueError(
+        f'size={self.size} has no room for the 256 bytes and 2 special tokens; give more than 258'
+      )
     if not 0 < self.coverage <= 1:
       raise ValueError(f'coverage={self.coverage} is not a part; give more than 0 and at most 1')
     if self.sample < 1:
@@ -80,7 +82,10 @@ class SentencePiece(protocol.Tokenizer):
         remove_extra_whitespaces=False,
         allow_whitespace_only_pieces=True,
         max_sentence_length=4 * SENTENCE,
-        unk_id=UNK, eos_id=EOS, bos_id=-1, pad_id=-1,
+        unk_id=UNK,
+        eos_id=EOS,
+        bos_id=-1,
+        pad_id=-1,
         num_threads=1,  # sums in threads have no order, and so no single result
         minloglevel=2,
       )
@@ -105,8 +110,9 @@ class SentencePiece(protocol.Tokenizer):
     for text in texts:
       yield from corpus.cut(text[:left], SENTENCE // 2)
       if len(text) > left:
-        _log.warning('sentencepiece trains on the first %d characters only; sample=… sets how many',
-                     self.sample)
+        _log.warning(
+          'sentencepiece trains on the first %d characters only; sample=… sets how many', self.sample
+        )
         return
       left -= len(text)
 
@@ -131,9 +137,12 @@ class SentencePiece(protocol.Tokenizer):
 
   def _refusal(self, reason: str) -> ValueError:
     if most := re.search(r'too high .*<= (\d+)', reason):
-      return ValueError(f'size={self.size} is more than the training split can fill; give at most '
-                        f'{most[1]}, or more text')
+      return ValueError(
+        f'size={self.size} is more than the training split can fill; give at most {most[1]}, or more text'
+      )
     if least := re.search(r'smaller than required_chars. \d+ vs (\d+)', reason):
-      return ValueError(f'size={self.size} has no room for the characters of the training split; '
-                        f'give at least {least[1]}, or a lower coverage')
+      return ValueError(
+        f'size={self.size} has no room for the characters of the training split; '
+        f'give at least {least[1]}, or a lower coverage'
+      )
     return ValueError(f'sentencepiece cannot be trained with size={self.size}: {reason}')

@@ -9,6 +9,7 @@ import numpy as np
 
 from tfm.data.tokenizers import protocol
 
+
 WORD = re.compile(r' ?\S+|\s')
 
 

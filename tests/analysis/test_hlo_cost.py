@@ -1,0 +1,91 @@
+"""Products and bytes of compiled functions, against what can be counted by hand."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from tfm.analysis import hlo
+from tfm.analysis.hlo_cost import meeting, work
+
+
+def done(f, *shapes):
+  text = jax.jit(f).lower(*(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes)).compile().as_text()
+  return work(hlo.parse(text))
+
+
+def test_a_product():
+  one = done(lambda x, w: x @ w, (8, 16), (16, 4))
+  assert one.products == 2 * 8 * 16 * 4
+  assert one.bytes == 4 * (8 * 16 + 16 * 4 + 8 * 4)
+
+
+def test_of_batches_and_heads():
+  assert (
+    done(lambda q, k: jnp.einsum('bthc,bshc->bhts', q, k), (2, 5, 3, 7), (2, 6, 3, 7)).products
+    == 2 * 2 * 3 * 5 * 6 * 7
+  )
+
+
+def test_a_scan_counts_as_often_as_it_runs_and_reads_a_slice_at_a_time():
+  def f(x, ws):
+    return jax.lax.scan(lambda x, w: (jnp.sin(x @ w), None), x, ws)[0]
+
+  one = done(f, (8, 16), (10, 16, 16))
+  assert one.products == 10 * 2 * 8 * 16 * 16
+  # All of ws is read once in all, not ten times.
+  assert one.bytes < 10 * 4 * (2 * 16 * 16 + 8 * 8 * 16)
+
+
+def test_what_is_written_into_a_large_array_is_a_slice():
+  def f(x):
+    return jax.lax.scan(lambda c, _: (c * 1.5, jnp.sin(c)), x, None, length=100)
+
+  assert done(f, (32,)).bytes < 100 * 4 * 32 * 10  # and not 100 times the result's 100 · 32
+
+
+@pytest.mark.parametrize(
+  'labels, window, given, kernel, made',
+  [
+    # A plain product; the same with a head as a spatial axis (what a TPU has of [T, H·C] · [H, C, D] heads apart).
+    ('bf_io->bf', '', (8, 16), (16, 4), (8, 4)),
+    ('0bf_0io->b0f', 'window={size=4 stride=3 pad=0_0 lhs_dilate=4}, ', (4, 8, 16), (4, 16, 5), (8, 4, 5)),
+  ],
+)
+def test_a_convolution_that_is_a_product(labels, window, given, kernel, made):
+  def written(shape):
+    return f'f32[{",".join(map(str, shape))}]{{0}}'
+
+  text = (
+    f'ENTRY %main (x: f32[]) -> f32[] {{\n  %x = {written(given)} parameter(0)\n  %w = {written(kernel)} parameter(1)\n'
+    f'  ROOT %y = {written(made)} convolution(%x, %w), {window}dim_labels={labels}\n}}\n'
+  )
+  heads = 4 if window else 1
+  assert work(hlo.parse(text)).products == 2 * heads * 8 * 16 * made[-1]
+
+
+def test_a_product_of_a_library():
+  text = (
+    'ENTRY %main (x: f32[]) -> f32[] {\n  %x = bf16[8,16]{1,0} parameter(0)\n  %w = bf16[16,4]{1,0} parameter(1)\n'
+    '  ROOT %y = (bf16[8,4]{1,0}, s8[4194304]{0}) custom-call(%x, %w), custom_call_target="__cublas$lt$matmul", backend_config='
+    '{"gemm_backend_config":{"dot_dimension_numbers":{"lhs_contracting_dimensions":["1"],"rhs_contracting_dimensions":["0"]}}}\n}\n'
+  )
+  assert work(hlo.parse(text)).products == 2 * 8 * 16 * 4
+  assert work(hlo.parse(text.replace('__cublas', '__other'))).products == 0
+
+
+def test_a_real_convolution():
+  """Five taps over a row of ten, filled with zeros to ten: the taps that meet the row."""
+  assert meeting(given=10, kernel=5, made=10, stride=1, low=2, dilated=1, spread=1) == 5 * 10 - 2 * (1 + 2)
+
+
+def test_what_lies_beside_the_core_does_not_count():
+  text = """
+ENTRY %main (x: f32[]) -> f32[] {
+  %x = f32[100]{0:T(128)} parameter(0)
+  %start = (f32[100]{0:T(128)S(1)}, f32[100]{0:T(128)}, u32[]{:S(2)}) copy-start(%x)
+  %near = f32[100]{0:T(128)S(1)} copy-done(%start)
+  %sine = f32[100]{0:T(128)S(1)} sine(%near)
+  ROOT %out = f32[100]{0:T(128)} negate(%sine)
+}
+"""
+  assert work(hlo.parse(text)).bytes == 400 + 400

@@ -1,0 +1,362 @@
+"""`tfm plan`: the steps of a tiny run compiled for the eight devices here, and refusals."""
+
+import dataclasses
+import json
+import os
+import re
+import types
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from tfm.analysis import gpus, plan, report, search, topology
+from tfm.analysis.collectives import Collective
+from tfm.commands import cli
+from tfm.parallel import chips
+from tfm.parallel import mesh as meshes
+from tfm.parallel.chips import Chip
+
+
+CONFIG = """
+def get_config(arg=''):
+  return dict(
+    data=dict(tokenizer='sentencepiece(300)', length=16),
+    model=dict(layers=3, width=32, heads=4, kv_heads=2, feed_forward='swiglu', remat='full', tied=False),
+    training=dict(batch_size=8), mesh=dict(data=2, fsdp=2, tensor=2))
+"""
+
+
+@pytest.fixture
+def run(tmp_path, capsys, monkeypatch):
+  """Words of the command line → exit status, stdout, stderr."""
+  monkeypatch.chdir(tmp_path)
+  monkeypatch.setattr(topology, 'PLATFORM', os.environ['JAX_PLATFORMS'])
+  (tmp_path / 'a.py').write_text(CONFIG)
+
+  def run(*words):
+    status = cli.main(['plan', '--config=a.py', *words])
+    return status, *capsys.readouterr()
+
+  return run
+
+
+# A chip of which a CPU's device is one.
+CPU = Chip('a CPU', flops=1e11, memory=2**20, bandwidth=1e10, links=1e9, network=1e8, dims=0)
+
+
+def test_here(run, tmp_path, monkeypatch):
+  """Memory, FLOPs and collectives of the training step, and the bound by a chip of our own."""
+  monkeypatch.setitem(chips.CHIPS, 'cpu', CPU)
+  status, out, _ = run('--topology=here', '--rows=0', '--to=out')
+  assert (
+    status == 0
+    and 'training: one device of 8 × cpu (data 2 × fsdp 2 × tensor 2)' in out
+    and 'decoding' not in out
+  )
+  told = json.loads((tmp_path / 'out' / 'plan.json').read_text())
+  [one] = told['plans']
+  assert told['versions'].startswith('jax ')
+  kinds = one['memory']['kinds']
+  assert kinds['optimizer'] == 2 * kinds['parameters'] + 2 * 4  # two moments, two counters
+  assert sum(kinds.values()) == one['memory']['needed']
+  assert one['memory']['capacity'] == 2**20 and one['fits'] == (one['memory']['needed'] <= 2**20)
+  # What is computed again are three of four forward products of a layer; nothing is computed on all devices alike.
+  assert 1 < one['products'] * 8 / one['flops'] < 1.6
+  by = {(each['kind'], tuple(each['axes'])): each for each in one['collectives']}
+  assert by['all-gather', ('fsdp',)]['count'] >= 3 * 2 and by['all-reduce', ('tensor',)]['count'] >= 3 * 3
+  b = one['bound']
+  assert b['seconds'] == max(b[name] for name in ('compute', 'memory', 'links', 'network'))
+  assert b['compute'] == pytest.approx(one['products'] / 1e11)
+  assert one['mfu'] == pytest.approx(one['flops'] / 8 / b['seconds'] / 1e11)
+  assert one['tokens_per_second'] == pytest.approx(8 * 16 / b['seconds'])
+  text = (tmp_path / 'out' / 'plan.md').read_text()
+  assert '| parameters |' in text and 'all-reduce | tensor' in text
+
+
+def test_loops_that_do_not_tell_count_no_less_than_the_model(run, tmp_path):
+  """The ring goes over the blocks that a mask opens, which are others on each device."""
+  status, out, _ = run(
+    '--topology=here', '--rows=0', '--to=out', '--config.mesh.tensor=1', '--config.mesh.sequence=2'
+  )
+  assert status == 0 and 'not every loop tells how often it runs' in out
+  [one] = json.loads((tmp_path / 'out' / 'plan.json').read_text())['plans']
+  assert one['products'] * 8 >= one['flops'] and not one['told']
+
+
+@pytest.mark.slow
+def test_a_collective_in_a_loop_that_does_not_tell_is_counted_once_and_said_so(run, tmp_path):
+  """Dropout of attention weights leaves `chunked`, which gathers rows and goes over the blocks that a mask opens."""
+  status, out, _ = run(
+    '--topology=here',
+    '--rows=0',
+    '--to=out',
+    '--config.mesh.tensor=1',
+    '--config.mesh.fsdp=1',
+    '--config.mesh.data=4',
+    '--config.mesh.sequence=2',
+    '--config.data.length=1024',
+    '--config.model.dropout.attention=0.1',
+  )
+  assert status == 0 and 'counted once' in out
+  [one] = json.loads((tmp_path / 'out' / 'plan.json').read_text())['plans']
+  assert any(each['least'] and each['axes'] == ['sequence'] for each in one['collectives'])
+
+
+@pytest.fixture
+def sums():
+  """A plan of a decoding step in whose text no product is left."""
+  text = jax.jit(lambda x: x.sum()).lower(jax.ShapeDtypeStruct((8,), jnp.float32)).compile().as_text()
+  step = types.SimpleNamespace(name='decoding', arguments={}, tokens=8, flops=8000.0, pairs=0.0)
+  return plan.plan(
+    step,
+    meshes.make({'data': -1}),
+    plan.Compiled(
+      text, dict.fromkeys(('argument', 'output', 'alias', 'temp', 'generated_code', 'peak'), 0), '', 1.0
+    ),
+  )
+
+
+def test_decoding_counts_no_less_than_the_model(sums):
+  assert sums.products == 1000 and not sums.told
+  assert (
+    'FLOPs',
+    '1.000e+03',
+    'a device and step, at least: the model’s, not all of which are compiled to products',
+  ) in report.summary(sums)
+
+
+def test_what_is_counted_once_is_marked(sums):
+  one = dataclasses.replace(
+    sums,
+    collectives=(
+      Collective('all-gather', ('sequence',), 2, 3, 2**20, least=True),
+      Collective('all-reduce', ('data',), 4, 1, 2**20),
+    ),
+  )
+  title, _, rows = report.tables([one])[-1]
+  assert (
+    title
+    == 'decoding: sent by a device in a step (≥: in a loop that does not tell how often it runs, and counted once)'
+  )
+  assert [row[3:5] for row in rows] == [('≥ 3', '≥ 1.00 MiB'), ('1', '1.00 MiB')]
+  assert [each['least'] for each in report.data(one)['collectives']] == [True, False]
+  assert '≥' not in report.tables([dataclasses.replace(one, collectives=one.collectives[1:])])[-1][0]
+
+
+@pytest.mark.slow
+def test_the_decoding_step(run, tmp_path):
+  status, out, _ = run('--topology=here', '--to=out')
+  assert status == 0
+  training, decoding = json.loads((tmp_path / 'out' / 'plan.json').read_text())['plans']
+  assert decoding['tokens'] == 4  # one row for each part of a batch
+  assert decoding['products'] * 8 == pytest.approx(decoding['flops'])
+  # Keys and values of 4 rows, 3 layers, 2 heads, 16 tokens, 8 channels, cut into 4 × 2; and where the tokens stand.
+  assert decoding['memory']['kinds']['cache'] == 2 * 3 * 16 * 8 * 4 + 3 * (3 * 16 * 4 + 4)
+  assert training['bound'] is None and 'no published peak' in out
+
+
+@pytest.mark.slow
+def test_a_search(run, tmp_path, monkeypatch):
+  """What does not fit is passed over, and the best that fits is told."""
+  needed = iter((2 * 2**20, 2**19, 2**19 + 1))
+  real = plan.memory_of
+  monkeypatch.setattr(plan, 'memory_of', lambda *args: dataclasses.replace(real(*args), needed=next(needed)))
+  monkeypatch.setitem(chips.CHIPS, 'cpu', CPU)
+  status, out, err = run('--topology=here', '--search', '--limit=3', '--axes=data,fsdp', '--to=out')
+  told = json.loads((tmp_path / 'out' / 'plan.json').read_text())
+  assert status == 0 and [one['fits'] for one in told['tried']] == [False, True, True]
+  assert told['best'] in [one['flags'] for one in told['tried'][1:]] and f'best: {told["best"]}' in out
+  assert '3 of at most 3, about' in err and 'are left untried by --limit=3' in err
+
+
+@pytest.mark.slow
+def test_a_search_passes_over_what_is_estimated_not_to_fit(run, tmp_path, monkeypatch):
+  monkeypatch.setitem(chips.CHIPS, 'cpu', CPU)
+  monkeypatch.setattr(
+    search, 'estimated', lambda asked, devices: (3 if asked.config.training.accumulation == 1 else 1) * 2**20
+  )
+  status, _, err = run(
+    '--topology=here', '--search', '--limit=1', '--axes=data', '--to=out', '--config.training.batch_size=16'
+  )
+  told = json.loads((tmp_path / 'out' / 'plan.json').read_text())
+  assert status in (0, 1) and [one['flags'].endswith('accumulation=2') for one in told['tried']] == [True]
+  assert 'passed over, as it is estimated to need' in err and err.count('passed over') == len(search.POLICIES)
+
+
+@pytest.mark.parametrize(
+  'words, sentence',
+  [
+    (('--topology=v5p-128',), 'v5p:4x4x4 would do'),
+    (('--topology=here', '--config.mesh.data=3'), 'needs 12 devices and there are 8'),
+    (
+      ('--topology=here', '--config.mesh.data=1', '--config.mesh.tensor=-1', '--config.mesh.fsdp=1'),
+      'cuts .* into 8 parts, but it has',
+    ),
+    (
+      ('--topology=here', '--config.mesh.tensor=16'),
+      'needs 64 devices and there are 8; the nearest mesh of 8 devices that works is data=2',
+    ),
+    (
+      ('--topology=here', '--config.slices.axis=foo'),
+      "slices.axis='foo' cannot be carried by a slow network; 'data' or 'stage' can",
+    ),
+    (
+      ('--topology=here', '--search', '--config.slices.number=3'),
+      'slices.number=3 does not divide 8 devices',
+    ),
+    (('--topology=here', '--config.training.batch_size=6'), '4 or a multiple would do'),
+    (('--topology=here', '--config.data.tokenizer=char'), '--vocab=N tells how many tokens there are'),
+    (('--topology=here', '--vocab=0'), '--vocab=0 must be at least 1'),
+    (('--topology=here', '--rows=-1'), '--rows=-1 must be 0'),
+    (('--topology=here', '--search', '--axes=data,model'), "names 'model', which is no mesh axis"),
+    (
+      ('--topology=here', '--search', '--config.training.batch_size=1', '--axes=data'),
+      'finds no mesh of 8 devices',
+    ),
+  ],
+)
+def test_refusals(run, words, sentence):
+  status, _, err = run(*words)
+  assert status == 2 and len(err.strip().splitlines()) == 1 and 'kernel: auto' not in err
+  assert re.search(sentence, err)
+
+
+REFUSED = """RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory space hbm. Used 20.17G of 15.75G hbm. Exceeded hbm capacity by 4.42G.
+
+Total hbm usage >= 20.42G:
+    reserved        258.00M
+    program          18.17G
+    arguments         2.00G
+
+Output size 2.00G; shares 2.00G with arguments.
+"""
+
+
+STEP = types.SimpleNamespace(arguments=dict(parameters=2**30, optimizer=2**31))
+
+
+def test_what_the_compiler_refuses():
+  memory = plan.refused_memory(STEP, REFUSED, 16 * 2**30)
+  assert (
+    memory.fits is False and memory.capacity == round(15.75 * 2**30) and memory.needed == round(20.17 * 2**30)
+  )
+  assert memory.kinds == dict(reserved=258 * 2**20, program=round(18.17 * 2**30), arguments=2 * 2**30)
+  assert plan.summary(REFUSED).startswith('XLA:TPU compile permanent error. Ran out of memory')
+
+
+@pytest.mark.parametrize('platform, temporaries, told', [('tpu', 700, 'compiler'), ('cpu', 1000, 'sum')])
+def test_what_is_alive_at_once(platform, temporaries, told):
+  step = types.SimpleNamespace(arguments=dict(parameters=100, optimizer=150))
+  sizes = dict(argument=260, output=255, alias=250, temp=1000, generated_code=30, peak=965)
+  memory = plan.memory_of(step, sizes, 1100, platform)
+  assert memory.kinds == {
+    'parameters': 100,
+    'optimizer': 150,
+    'other arguments and padding': 10,
+    'results beside the arguments': 5,
+    'temporaries': temporaries,
+    'code': 30,
+  }
+  assert memory.needed == 295 + temporaries and memory.told == told and memory.fits == (memory.needed <= 1100)
+
+
+def test_what_it_refuses_of_the_temporaries_alone():
+  memory = plan.refused_memory(
+    STEP,
+    'RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO temporaries '
+    '(17.40G) exceeds available HBM (15.75G).',
+    16 * 2**30,
+  )
+  assert memory.fits is False and memory.capacity == round(15.75 * 2**30)
+  assert memory.kinds == STEP.arguments | dict(
+    temporaries=round(17.4 * 2**30)
+  ) and memory.needed == 3 * 2**30 + round(17.4 * 2**30)
+
+
+def refuses():
+  raise jax.errors.JaxRuntimeError('UNIMPLEMENTED: of a device that is not here')
+
+
+@pytest.mark.parametrize(
+  'stats, chip, capacity',
+  [
+    (lambda: dict(bytes_limit=100), 'NVIDIA H200', 100),
+    (lambda: None, 'NVIDIA H200', 141 * 10**9),
+    (lambda: None, 'cpu', None),
+    (refuses, 'TPU v5 lite', 16 * 2**30),
+  ],
+)
+def test_a_device_that_is_here_says_itself_what_it_has(stats, chip, capacity):
+  assert plan.capacity_of(types.SimpleNamespace(memory_stats=stats), chips.of(chip)) == capacity
+
+
+def test_what_it_has_no_room_for():
+  memory = plan.refused_memory(
+    STEP, 'RESOURCE_EXHAUSTED: Out of memory while trying to allocate 12.00GiB.', 2**33
+  )
+  assert memory.fits is False and memory.capacity == 2**33 and memory.needed == 15 * 2**30
+
+
+@pytest.mark.slow
+def test_for_a_topology(run, tmp_path):
+  """A v5e slice of sixteen chips, none of which is here."""
+  if not topology.installed():
+    pytest.skip("libtpu is not installed; pip install -e '.[tpu]'")
+  status, out, err = run(
+    '--topology=v5e:4x4',
+    '--config.mesh.data=2',
+    '--config.mesh.fsdp=4',
+    '--config.data.length=128',
+    '--to=out',
+    '--config.model.dtype=bfloat16',
+    '--config.training.batch_size=16',
+  )
+  assert status == 0, err
+  assert 'one device of 16 × TPU v5 lite' in out and 'kernel: auto takes splash on tpu' in err
+  training, decoding = json.loads((tmp_path / 'out' / 'plan.json').read_text())['plans']
+  for one in (training, decoding):
+    assert (
+      one['fits']
+      and one['memory']['capacity'] == 16 * 2**30
+      and one['bound']['seconds'] > 0
+      and one['mfu'] < 1
+    )
+  assert {axis for each in training['collectives'] for axis in each['axes']} == {'data', 'fsdp', 'tensor'}
+
+
+@pytest.mark.slow
+def test_for_boxes_of_gpus(run, tmp_path):
+  """Two boxes of eight GPUs, none of which is here: what goes over `data` goes from box to box."""
+  if not gpus.installed():
+    pytest.skip("JAX's plugin for CUDA is not installed; pip install -e '.[cuda-compiler]'")
+  status, out, err = run(
+    '--topology=h100:8',
+    '--slices=2',
+    '--config.mesh.data=2',
+    '--config.mesh.fsdp=4',
+    '--config.data.length=256',
+    '--to=out',
+    '--config.model.dtype=bfloat16',
+    '--config.training.batch_size=16',
+  )
+  assert status == 0, err
+  assert 'one device of 16 × NVIDIA H100 80GB HBM3' in out
+  assert 'kernel: auto takes cudnn on gpu' in err
+  training, decoding = json.loads((tmp_path / 'out' / 'plan.json').read_text())['plans']
+  for one in (training, decoding):
+    assert (
+      one['fits']
+      and one['memory']['capacity'] == 80 * 10**9
+      and one['bound']['seconds'] > 0
+      and one['mfu'] < 1
+    )
+  assert {axis for each in training['collectives'] for axis in each['axes']} == {'data', 'fsdp', 'tensor'}
+  assert 'jax-cuda12-plugin' in (tmp_path / 'out' / 'plan.md').read_text()
+  assert training['bound']['network'] > 0 and decoding['bound']['network'] < training['bound']['network']
+
+
+def test_slices_that_are_not_the_topologys_are_refused(run, monkeypatch):
+  monkeypatch.setattr(topology, 'devices', lambda name, slices: jax.devices())
+  status, _, err = run('--topology=h100:4', '--slices=2', '--config.slices.number=4')
+  assert status == 2 and 'config.slices.number=4 is not --slices=2; leave it at -1' in err

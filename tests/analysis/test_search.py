@@ -1,0 +1,83 @@
+"""What is tried, and what is not."""
+
+import types
+
+import pytest
+
+from tfm.analysis import search
+from tfm.analysis.search import Candidate
+from tfm.analysis.steps import Asked
+
+
+def test_factorisations():
+  assert set(search.factorisations(12, 2)) == {(1, 12), (2, 6), (3, 4), (4, 3), (6, 2), (12, 1)}
+  assert len(list(search.factorisations(8, 3))) == 10
+
+
+@pytest.fixture
+def asked(tiny):
+  return Asked(tiny(**{'training.batch_size': 8}), 256, 0)
+
+
+def test_only_what_divides(asked):
+  """Four heads cannot be cut into eight, and eight rows are at most eight parts of microbatches."""
+  found = search.candidates(asked, 8, 1, ('data', 'fsdp', 'tensor'), None)
+  assert found and len(found) == len(set(found))
+  for one in found:
+    sizes = dict(one.mesh)
+    assert sizes['tensor'] <= 4 and sizes['data'] * sizes['fsdp'] * one.accumulation <= 8
+  assert {one.remat for one in found} == set(search.POLICIES)
+  assert dict(found[0].mesh) == dict(data=1, fsdp=8, tensor=1)
+
+
+def test_only_what_holds_the_state(asked):
+  every = search.candidates(asked, 8, 1, ('data', 'fsdp'), None)
+  few = search.candidates(asked, 8, 1, ('data', 'fsdp'), capacity=60_000)
+  assert set(few) < set(every) and {dict(one.mesh)['fsdp'] for one in few} == {8}
+  assert search.candidates(asked, 8, 1, ('data', 'fsdp'), capacity=1000) == []
+
+
+def test_slices_divide_data(asked):
+  assert {dict(one.mesh)['data'] for one in search.candidates(asked, 8, 4, ('data', 'fsdp'), None)} == {4, 8}
+
+
+def test_a_candidate_as_flags_is_a_config(asked):
+  one = Candidate((('data', 2), ('tensor', 4)), 'dots', 2)
+  config = one.config(asked.config)
+  assert config.mesh.to_dict() == dict.fromkeys(asked.config.mesh, 1) | dict(data=2, tensor=4)
+  assert str(one) == (
+    '--config.mesh.data=2 --config.mesh.tensor=4 --config.model.remat=dots --config.training.accumulation=2'
+  )
+
+
+def planned(fits, seconds=1.0):
+  return types.SimpleNamespace(
+    memory=types.SimpleNamespace(fits=fits),
+    bound=types.SimpleNamespace(seconds=seconds, compute=seconds, memory=0, links=0, network=0),
+  )
+
+
+def test_what_is_needless():
+  mesh, other = (('data', 8),), (('data', 4),)
+  fit = [(Candidate(mesh, 'dots', 2), True)]
+  assert search.needless(Candidate(mesh, 'full', 2), fit) and search.needless(Candidate(mesh, 'dots', 4), fit)
+  assert not search.needless(Candidate(mesh, 'none', 2), fit) and not search.needless(
+    Candidate(mesh, 'full', 1), fit
+  )
+  assert not search.needless(Candidate(other, 'full', 2), fit)
+  full = [(Candidate(mesh, 'dots', 2), False)]
+  assert search.needless(Candidate(mesh, 'none', 2), full) and search.needless(
+    Candidate(mesh, 'dots', 1), full
+  )
+  assert not search.needless(Candidate(mesh, 'full', 2), full)
+  unknown = [(Candidate(mesh, 'dots', 2), None)]
+  assert not search.needless(Candidate(mesh, 'full', 4), unknown)
+
+
+def test_the_best_fits():
+  tried = [
+    (Candidate((), 'none', 1), planned(False, 1)),
+    (Candidate((), 'dots', 1), planned(True, 3)),
+    (Candidate((), 'full', 1), planned(True, 2)),
+  ]
+  assert search.best(tried)[0].remat == 'full' and search.best(tried[:1]) is None

@@ -1,0 +1,118 @@
+"""Names of topologies: what they mean, and what is refused, with one that would do."""
+
+import math
+import types
+
+import jax
+import pytest
+
+from tfm.analysis import gpus, topology
+from tfm.parallel import chips
+
+
+@pytest.mark.parametrize(
+  'name, parsed',
+  [
+    ('v5e:4x4', ('v5e', (4, 4))),
+    ('v5p:4x4x8', ('v5p', (4, 4, 8))),
+    ('v4:2x2x1', ('v4', (2, 2, 1))),
+    ('tpu7x:4x4x4', ('tpu7x', (4, 4, 4))),
+    ('trillium:16x16', ('v6e', (16, 16))),
+    ('h100:8', ('h100', (8,))),
+  ],
+)
+def test_names(name, parsed):
+  assert topology.parse(name) == parsed
+
+
+@pytest.mark.parametrize(
+  'name, sentence',
+  [
+    ('v5p-128', r'counts cores \(64 chips\), and does not say how they stand; v5p:4x4x4 would do'),
+    ('v5p-512', r'counts cores \(256 chips\).*v5p:4x8x8 would do'),
+    ('v5p-8', r'\(4 chips\).*v5p:2x2x1 would do'),
+    ('v5litepod-16', r'counts chips \(16 chips\).*v5e:4x4 would do'),
+    ('v6e-256', 'v6e:16x16 would do'),
+    ('v5e-32', 'v5e:4x8 would do'),
+    ('v5e:16', 'does not give the 2 dimensions of v5e; v5e:4x4 would do'),
+    ('v5p:16x16', 'does not give the 3 dimensions of v5p; v5p:4x8x8 would do'),
+    ('v5e-9', 'v5e:4x4 would do'),
+    ('v6e-12', 'v6e:4x4 would do'),
+    ('v5e-512', 'v5e:16x16 with --slices=2 would do'),
+    ('v4-20000', 'v4:16x16x16 with --slices=3 would do'),
+    ('v5p:4x39996', 'v5p:16x20x28 with --slices=18 would do'),
+    ('v5e:4x0', 'v5e:4x4 would do'),
+    ('v9:4x4', 'is not known; a topology is a generation of TPUs, v4, v5e, v5p, v6e, tpu7x'),
+    ('mi300:8', "or GPUs of one box, a100, h100, h200, b200, as h100:8; 'here' is what is attached"),
+    ('h100', 'does not say how many GPUs a box has; h100:8 would do, and --slices=N says how many boxes'),
+    ('b200:2x8', 'does not say how many GPUs a box has; b200:8 would do'),
+  ],
+)
+def test_refusals(name, sentence):
+  with pytest.raises(ValueError, match=sentence):
+    topology.parse(name)
+
+
+@pytest.mark.parametrize('generation', topology.GENERATIONS)
+@pytest.mark.parametrize('chips', [1, 4, 16, 60, 64, 100, 256, 4096])
+def test_the_nearest_has_as_many_chips_or_some_more(generation, chips):
+  sizes = topology.nearest(generation, chips)
+  chips = min(chips, math.prod(topology.SLICES[generation]))
+  assert chips <= math.prod(sizes) <= chips * 1.5 and len(sizes) == topology.GENERATIONS[generation][0]
+  assert topology.parse(f'{generation}:{topology.shape(sizes)}') == (generation, sizes)
+
+
+def test_without_libtpu(monkeypatch):
+  monkeypatch.setattr(topology, 'installed', lambda: False)
+  with pytest.raises(
+    ValueError, match=r"needs libtpu, .* not installed; pip install -e '.\[tpu\]', or --topology=here"
+  ):
+    topology.devices('v5e:4x4')
+
+
+def test_without_the_plugin_for_cuda(monkeypatch):
+  monkeypatch.setattr(gpus, 'installed', lambda: False)
+  with pytest.raises(
+    ValueError,
+    match=r"needs JAX's plugin for CUDA, .* not installed; pip install -e '.\[cuda-compiler\]', or",
+  ):
+    topology.devices('h100:8')
+
+
+@pytest.mark.parametrize('name', ['v5e:2x2', 'h100:8'])
+def test_what_is_compiled_for_others_is_not_kept(name, monkeypatch):
+  """Without them it could not be read back, and JAX would warn of each."""
+  for module in (topology, gpus):
+    monkeypatch.setattr(module, 'installed', lambda: True)
+  monkeypatch.setattr(topology, 'ENVIRONMENT', {})
+  monkeypatch.setattr(
+    topology.topologies, 'get_topology_desc', lambda **_: types.SimpleNamespace(devices=['one'])
+  )
+  monkeypatch.setattr(gpus, 'devices', lambda *_: ['one'])
+  kept = jax.config.jax_enable_compilation_cache
+  try:
+    assert topology.devices(name) == ['one'] and not jax.config.jax_enable_compilation_cache
+  finally:
+    jax.config.update('jax_enable_compilation_cache', kept)
+
+
+@pytest.mark.parametrize('name', gpus.GPUS)
+def test_a_gpu_is_told_to_the_compiler_with_what_its_maker_says(name):
+  gpu = gpus.GPUS[name]
+  chip, text = chips.of(gpu.kind), gpus.target(gpu)
+  assert chip.name.lower().startswith(name) and text.count('{') == text.count('}') == 3
+  assert f'cuda_compute_capability {{ major: {chip.capability.replace(".", " minor: ")} }}' in text
+  for field, value in (
+    ('device_memory_size', chip.memory),
+    ('memory_bandwidth', int(chip.bandwidth)),
+    ('core_count', gpu.cores),
+  ):
+    assert f'  {field}: {value}\n' in text
+
+
+@pytest.mark.parametrize(
+  'name, slices, sentence', [('here', 2, 'what is here is as it is'), ('v5e:4x4', 0, 'must be at least 1')]
+)
+def test_slices(name, slices, sentence):
+  with pytest.raises(ValueError, match=sentence):
+    topology.devices(name, slices)

@@ -1,0 +1,123 @@
+"""Models that are alike are described alike, whatever the length that they are trained at; and others are not."""
+
+import jax
+import numpy as np
+import pytest
+
+from tests.conformance import collect, tiny
+from tfm.config.overlay import complete
+from tfm.config.resolve import resolve_config
+from tfm.hf import from_config
+from tfm.hf.export import described
+from tfm.mixers.protocol import Context
+
+
+# What looks at the length of the training, and cannot be the same at another.
+LENGTH_MATTERS = {'learned', 'learned(before=2)', 'rope(scaling="dynamic(factor=2, original=8)")'} | {
+  text for text in collect.specs('position') if '_2d' in text
+}
+QUICK = 'alibi', 'learned', 'rope'
+LATENT = dict(mixer='latent(rank=8, rope_width=4)', head_width=8)
+
+
+def text(length=16, **model):
+  config = dict(model=dict(layers=2, width=32, heads=4, bias=True) | model, data=dict(length=length))
+  return described(from_config.model_of(resolve_config(complete(config)), 50))
+
+
+@pytest.mark.parametrize(
+  'one, other',
+  [
+    (dict(norm='layernorm'), dict(norm='layernorm(epsilon=1e-05, bias=True)')),
+    (dict(position='learned'), dict(position='learned(rows=16)')),
+    (dict(position='learned(rows=64)', length=16), dict(position='learned(rows=64, stddev=0.1)', length=32)),
+    (dict(position='rope(theta=10000)', length=16), dict(position='rope', length=32)),
+    (
+      dict(position='rope(scaling="yarn(factor=4, original=8)")'),
+      dict(position='rope(scaling="yarn(original=8, factor=4.0)")'),
+    ),
+    (
+      dict(position='rope(scaling="dynamic(factor=2, original=32)")', length=16),
+      dict(position='rope(scaling="dynamic(factor=2, original=32)")', length=32),
+    ),
+    (LATENT, LATENT | dict(length=32)),
+    (dict(mixer='softmax(biases=None)'), dict(mixer='softmax')),
+  ],
+)
+def test_alike(one, other):
+  assert text(**one) == text(**other)
+
+
+@pytest.mark.parametrize(
+  'one, other',
+  [
+    (dict(norm='layernorm'), dict(norm='layernorm(bias=False)')),
+    (dict(norm='layernorm'), dict(norm='layernorm(1e-6)')),
+    (dict(position='learned(rows=64)'), dict(position='learned(rows=32)')),
+    (dict(position='learned(rows=64)'), dict(position='learned(rows=64, before=2)')),
+    (dict(position='learned', length=16), dict(position='learned', length=32)),
+    (dict(position='rope'), dict(position='rope(interleaved=True)')),
+    (dict(position='rope'), dict(position='rope(fraction=0.5)')),
+    (dict(position='rope'), dict(position='rope(theta=500)')),
+    (
+      dict(position='rope(scaling="dynamic(factor=2, original=8)")', length=16),
+      dict(position='rope(scaling="dynamic(factor=2, original=8)")', length=32),
+    ),
+    # They rotate what is as long alike, and longer texts not.
+    (
+      dict(position='rope(scaling="dynamic(factor=2, original=16)")'),
+      dict(position='rope(scaling="dynamic(factor=2, original=32)")'),
+    ),
+    # Of two channels nothing but the base would tell; of the head's own eight, which are not rotated, more.
+    (LATENT | dict(position='rope'), LATENT | dict(position='rope(theta=500)')),
+    (LATENT, LATENT | dict(mixer='latent(rank=8, rope_width=6)')),
+    (dict(feed_forward='relu'), dict(feed_forward='gelu')),
+    (dict(mask='causal'), dict(mask='causal & window(8)')),
+    (dict(residual='parallel'), dict(residual='sequential')),
+    (dict(kv_heads=1), dict(kv_heads=2)),
+    (dict(score='dot'), dict(score='dot(scale=0.5)')),
+  ],
+)
+def test_different(one, other):
+  assert text(**one) != text(**other)
+
+
+def test_of_latent_the_part_is_compared_that_it_rotates():
+  """And in the trunk, which rotates nothing, the head's width as the config has it."""
+  widths = [part[1]['head_width'] for part in found(text(**LATENT)) if part[0].__name__ == 'Rope']
+  assert set(widths) == {4, 8}
+
+
+def found(tree):
+  """All described modules in what describes one."""
+  if isinstance(tree, tuple) and len(tree) == 2 and isinstance(tree[0], type):
+    yield tree
+    tree = tuple(tree[1].values())
+  if isinstance(tree, tuple):
+    for part in tree:
+      yield from found(part)
+
+
+@pytest.mark.parametrize(
+  'position',
+  [pytest.param(text, marks=[] if text in QUICK else pytest.mark.slow) for text in collect.specs('position')],
+)
+def test_what_is_said_to_be_the_same_computes_the_same(position):
+  """Every position, at two lengths of training: described alike, it is one program."""
+  models = [
+    tiny.decoder(length=length, position=position, layers=1) for length in (tiny.LENGTH, 2 * tiny.LENGTH)
+  ]
+  alike = described(models[0]) == described(models[1])
+  assert alike == (position not in LENGTH_MATTERS)
+  if alike:
+    tokens = np.arange(8)[None]
+    one, other = (program(model, tokens) for model in models)
+    assert str(one.jaxpr) == str(other.jaxpr)
+    for a, b in zip(one.consts, other.consts, strict=True):
+      np.testing.assert_array_equal(a, b)
+
+
+def program(model, tokens):
+  context = Context.whole(tokens)
+  params = jax.eval_shape(model.init, jax.random.key(0), tokens, context)
+  return jax.make_jaxpr(lambda params: model.apply(params, tokens, context)[0])(params)

@@ -1,0 +1,104 @@
+"""Models of our own are written as a published family where it is able to say them, in whatever words they are said."""
+
+import flax.linen as nn
+import jax
+import numpy as np
+import pytest
+
+import tfm
+from tfm.config.overlay import complete
+from tfm.config.resolve import resolve_config
+from tfm.hf import export, from_config, pretrained
+from tfm.training import state
+
+
+LLAMA = dict(
+  layers=2,
+  width=32,
+  heads=4,
+  kv_heads=2,
+  norm='rmsnorm',
+  feed_forward='swiglu',
+  feed_forward_width=48,
+  tied=False,
+)
+GEMMA2 = LLAMA | dict(
+  layers=4,
+  norm_placement='sandwich',
+  embedding_scaled=True,
+  output_soft_cap=5.0,
+  mixer='softmax(soft_cap=3.0)',
+  pattern=('near', 'far', 'near', 'far'),
+  blocks=dict(near=dict(mask='causal & window(left=2)'), far=dict(kernel='dense')),
+)
+MIXTRAL = LLAMA | dict(
+  feed_forward='mixture_of_experts(experts=3)', depth_scaled=False, dropout=dict(residual=0.1)
+)
+
+
+def made(fields, vocab=61, drawn=lambda make: jax.jit(make)()):
+  config = resolve_config(complete(dict(model=fields, data=dict(length=32))))
+  model = from_config.model_of(config, vocab)
+  return config, model, nn.unbox(drawn(lambda: state.parameters(model, jax.random.key(0), 1, 16)))
+
+
+@pytest.mark.parametrize(
+  'fields, family',
+  [
+    (LLAMA, 'llama'),
+    *(
+      pytest.param(*of, marks=pytest.mark.slow)
+      for of in (
+        (LLAMA, 'mistral'),
+        (LLAMA | dict(mixer="softmax(biases='qkv')"), 'qwen2'),
+        (LLAMA | dict(bias=True, scan=False), 'llama'),
+        (LLAMA | dict(mixer="softmax(qk_norm='rmsnorm(epsilon=1e-06)')"), 'qwen3'),
+        (GEMMA2, 'gemma2'),
+        (MIXTRAL, 'mixtral'),
+      )
+    ),
+  ],
+)
+def test_a_model_of_our_own(fields, family, tmp_path):
+  config, model, params = made(fields)
+  export.export(config, params, str(tmp_path), family, 61)
+  ids = np.random.default_rng(0).integers(0, 61, (2, 12))
+  wanted = jax.jit(lambda params: model.apply({'params': params}, ids, pretrained.context_of(ids, None))[0])(
+    params
+  )
+  np.testing.assert_allclose(tfm.from_pretrained(str(tmp_path)).logits(ids), wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+  'fields, family, named',
+  [
+    (LLAMA | dict(norm='layernorm'), 'llama', 'model.norm'),
+    (LLAMA | dict(mask='causal & window(3)'), 'llama', 'model.mask'),
+    (LLAMA | dict(mixer="softmax(biases='q')"), 'llama', 'model.mixer'),
+    (LLAMA | dict(bias=True), 'mistral', 'model.bias'),
+    (LLAMA | dict(mixer='softmax(sinks=True)'), 'mistral', 'model.mixer'),
+    (LLAMA, 'gemma', 'model.feed_forward|embedding_scaled'),
+    # Its file says how long the texts of a run are, and published code takes that for the original length.
+    (
+      LLAMA | dict(position='rope(scaling="dynamic(factor=2.0, original=64)")'),
+      'llama',
+      'model.position: .*original=64.*original=32',
+    ),
+    (GEMMA2 | dict(norm_placement='pre'), 'gemma2', 'model.norm_placement'),
+    (
+      GEMMA2 | dict(blocks=dict(near=dict(mask='causal & window(2)'), far=dict(mask='causal & window(5)'))),
+      'gemma2',
+      'windows',
+    ),
+    (
+      MIXTRAL | dict(feed_forward='mixture_of_experts(experts=3, normalize=False)'),
+      'mixtral',
+      'model.feed_forward',
+    ),
+  ],
+)
+def test_what_a_family_cannot_say_is_refused_by_name(fields, family, named, tmp_path):
+  config, _, params = made(fields, drawn=jax.eval_shape)  # of which no number is asked
+  with pytest.raises(ValueError, match=named):
+    export.export(config, params, str(tmp_path), family, 61)
+  assert not list(tmp_path.iterdir())

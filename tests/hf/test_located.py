@@ -1,0 +1,73 @@
+"""Where a checkpoint is looked for: in a folder here, or on the hub."""
+
+import pathlib
+
+import huggingface_hub
+import pytest
+from huggingface_hub.errors import LocalEntryNotFoundError
+
+from tfm.hf import pretrained
+
+
+def test_a_name_of_two_words_is_fetched(monkeypatch, tmp_path):
+  (tmp_path / 'config.json').write_text('{}')
+  asked = []
+
+  def snapshot_download(name, allow_patterns):
+    asked.append(name)
+    files = [
+      pathlib.PurePath(file)
+      for file in (
+        'config.json',
+        'model-00001-of-00002.safetensors',
+        'model.safetensors.index.json',
+        'vocab.txt',
+        'spiece.model',
+        'pytorch_model.bin',
+        'tf_model.h5',
+      )
+    ]
+    assert [any(file.match(pattern) for pattern in allow_patterns) for file in files] == [True] * 5 + [
+      False
+    ] * 2
+    return str(tmp_path)
+
+  monkeypatch.setattr(huggingface_hub, 'snapshot_download', snapshot_download)
+  assert pretrained.located('owner/name') == tmp_path and asked == ['owner/name']
+  (tmp_path / 'config.json').unlink()
+  with pytest.raises(ValueError, match='owner/name holds no config.json'):
+    pretrained.located('owner/name')
+
+
+def test_what_is_here_or_cannot_be_a_name_is_not_asked_for(monkeypatch, tmp_path):
+  monkeypatch.setattr(
+    huggingface_hub, 'snapshot_download', lambda *args, **kwargs: pytest.fail('asked the hub')
+  )
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / 'models' / 'mine').mkdir(parents=True)
+  for path in ('models/mine', './mine', '../mine', '/models/mine', '~/no-models/mine', 'mine', 'a/b/c'):
+    with pytest.raises(ValueError, match='holds no config.json'):
+      pretrained.located(path)
+  (tmp_path / 'models' / 'mine' / 'config.json').write_text('{}')
+  assert pretrained.located('models/mine') == pathlib.Path('models/mine')
+
+
+@pytest.mark.parametrize(
+  'error',
+  [
+    LocalEntryNotFoundError('Got: ConnectError: no route to host\nAn error happened.\nTry again.'),
+    OSError(101, 'Network is unreachable'),
+    TimeoutError(),
+  ],
+)
+def test_without_a_network_it_says_so_in_one_sentence(error, monkeypatch, tmp_path):
+  def snapshot_download(name, **kwargs):
+    raise error
+
+  monkeypatch.setattr(huggingface_hub, 'snapshot_download', snapshot_download)
+  monkeypatch.chdir(tmp_path)
+  with pytest.raises(
+    ValueError, match='owner/name is no folder here, and the hub does not give it: .'
+  ) as raised:
+    pretrained.located('owner/name')
+  assert '\n' not in str(raised.value)

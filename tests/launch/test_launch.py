@@ -1,0 +1,401 @@
+"""What is launched elsewhere: golden text, refusals, and the Slurm file run for real with two tasks on loopback."""
+
+import json
+import os
+import pathlib
+import re
+import shlex
+import signal
+import stat
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tfm.commands import cli
+from tfm.launch import jobs
+from tfm.runs.train import train
+from tfm.training import metrics
+
+
+GOLDEN = pathlib.Path(__file__).parent.parent / 'golden' / 'launch'
+CONFIG = ['--config=configs/lm.py', '--config.model.layers=12', '--config.data.source=text("plays/*.txt")']
+JOBS = {
+  'slurm': [
+    'slurm',
+    *CONFIG,
+    '--workdir=runs/lm',
+    '--nodes=4',
+    '--gres=gpu:8',
+    '--ntasks-per-node=8',
+    '--time=24:00:00',
+    '--env=XLA_FLAGS=--xla_gpu_enable_latency_hiding_scheduler=true',
+    '--folder=/home/me/my work',
+  ],
+  'tpu': [
+    'tpu',
+    *CONFIG,
+    '--workdir=gs://my-bucket/runs/lm',
+    '--name=my-pod',
+    '--zone=my-zone',
+    '--project=my-project',
+  ],
+  'tpu_folder': ['tpu', *CONFIG, '--workdir=/nfs/runs/lm', '--name=my-pod', '--zone=my-zone'],
+  'tpu_created': [
+    'tpu',
+    *CONFIG,
+    '--workdir=gs://my-bucket/runs/lm',
+    '--name=my-pod',
+    '--zone=my-zone',
+    '--accelerator-type=v5litepod-16',
+    '--runtime-version=v2-alpha-tpuv5-lite',
+    '--spot',
+    '--setup=pip install tfm',
+  ],
+  'gke': [
+    'gke',
+    *CONFIG,
+    '--config.training.batch_size=512',
+    '--workdir=gs://my-bucket/runs/lm',
+    '--name=lm-1',
+    '--cluster=my-cluster',
+    '--tpu-type=v5litepod-256',
+    '--num-slices=2',
+    '--docker-image=my-image',
+    '--env=TFM_CACHE=/cache',
+  ],
+}
+
+
+def tfm(capsys, *argv):
+  status = cli.main(argv)
+  out, err = capsys.readouterr()
+  return status, out, err
+
+
+@pytest.mark.parametrize('name', JOBS)
+def test_what_is_printed(name, capsys, root, monkeypatch, request):
+  monkeypatch.chdir(root)
+  status, out, err = tfm(capsys, 'launch', *JOBS[name])
+  assert status == 0, err
+  file = GOLDEN / f'{name}.txt'
+  if request.config.getoption('--update-golden'):
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(out)
+  assert out == file.read_text(), 'it is not what it was; if so meant, --update-golden'
+
+
+@pytest.mark.parametrize('name', JOBS)
+def test_what_is_printed_is_shell_that_says_what_was_meant(name, capsys, root, monkeypatch):
+  """Through all the quoting, the command of the machines is the one that was asked for."""
+  monkeypatch.chdir(root)
+  text = tfm(capsys, 'launch', *JOBS[name])[1]
+  assert not subprocess.run(['bash', '-n'], input=text, text=True, capture_output=True, check=True).stderr
+  while '--processes=auto' not in (words := shlex.split(text, comments=True)):
+    text = max((word for word in words if '--processes=auto' in word), key=len).removeprefix('--command=')
+  assert {'tfm', 'train', *CONFIG} <= set(words)
+
+
+@pytest.mark.parametrize(
+  'argv, said',
+  [
+    (['slurm', *CONFIG, '--workdir=x'], '--nodes is missing'),
+    (['slurm', *CONFIG, '--workdir=gs://b/x', '--nodes=2'], '--workdir=gs://b/x is a bucket'),
+    (['tpu', *CONFIG, '--workdir=x'], '--zone is missing'),
+    (['tpu', *CONFIG, '--workdir=x', '--zone=z', '--nodes=2'], '--nodes is not a flag of tfm launch tpu'),
+    (['gke', *CONFIG, '--workdir=x', '--cluster=c'], '--tpu-type is missing'),
+    (
+      ['slurm', *CONFIG, '--workdir=x', '--nodes=2', '--config.model.heads=5'],
+      'model.heads=5 does not divide',
+    ),
+    (
+      ['slurm', *CONFIG, '--workdir=x', '--nodes=2', '--config.model.mixer=softmx'],
+      "config.model.mixer='softmx' names",
+    ),
+    (
+      ['slurm', *CONFIG, '--workdir=x', '--nodes=2', '--config.rules.vocab=tensr'],
+      "config.rules.vocab='tensr' names",
+    ),
+    (
+      ['slurm', *CONFIG, '--workdir=x', '--nodes=2', '--config.optimizer.name=adamm'],
+      "config.optimizer.name='adamm' names",
+    ),
+    (
+      ['slurm', *CONFIG, '--workdir=x', '--nodes=2', '--config.training.save_every=nonsense'],
+      "config.training.save_every='nonsense' names",
+    ),
+    (['slurm', *CONFIG, '--workdir=x', '--nodes=2', '--config.lora.rank=4'], 'config.init_from names none'),
+    (
+      ['slurm', *CONFIG, '--workdir=x', '--nodes=2', '--ntasks-per-node=4', '--config.mesh.data=3'],
+      'mesh data=3 needs 3 devices and there are 8',
+    ),
+    (
+      ['slurm', *CONFIG, '--workdir=x', '--nodes=2', '--ntasks-per-node=4', '--config.mesh.tensor=4'],
+      "mesh.tensor = 4 cuts 'kv_heads' of the parameter",
+    ),
+    (
+      ['slurm', *CONFIG, '--workdir=x', '--nodes=1-2', '--config.mesh.data=3'],
+      'config.training.batch_size=32 in 1 microbatches',
+    ),
+    (['slurm', *CONFIG, '--workdir=s3://b/x', '--nodes=2'], '--workdir=s3://b/x is no folder'),
+    (['slurm', *CONFIG, '--workdir=x', '--nodes'], '--nodes is missing'),
+    (
+      ['slurm', *CONFIG, '--workdir=x', '--nodes=2', '--signal=B:USR1@60'],
+      '--signal=B:USR1@60 is not what the script saves at',
+    ),
+    (
+      ['tpu', *CONFIG, '--workdir=runs/lm', '--zone=z'],
+      '--workdir=runs/lm would be another folder on each machine',
+    ),
+    (['tpu', *CONFIG, '--workdir=gs://b/x', '--zone=z', '--spot'], '--accelerator-type is missing'),
+    (
+      [
+        'tpu',
+        *CONFIG,
+        '--workdir=gs://b/x',
+        '--zone=z',
+        '--accelerator-type=v4-8',
+        '--runtime-version=r',
+        '--config.mesh.data=8',
+      ],
+      'mesh data=8 needs 8 devices and there are 4',
+    ),
+    (
+      [
+        'gke',
+        *CONFIG,
+        '--workdir=gs://b/x',
+        '--cluster=c',
+        '--tpu-type=v5p-16',
+        '--num-slices=2',
+        '--docker-image=i',
+        '--config.mesh.fsdp=16',
+        '--config.mesh.data=1',
+      ],
+      'mesh.data=1 does not divide over 2 slices',
+    ),
+    (
+      [
+        'gke',
+        *CONFIG,
+        '--workdir=gs://b/x',
+        '--cluster=c',
+        '--tpu-type=v6e-8',
+        '--docker-image=i',
+        '--name=Bad Name_1',
+      ],
+      '--name=Bad Name_1 must be of small letters',
+    ),
+    (['slurm', *CONFIG, '--workdir=x', '--nodes=2', '--env=A'], '--env=A must be NAME=VALUE'),
+    (['slurm', *CONFIG, '--workdir=x', '--nodes=2', '--run'], '--run needs sbatch, which is not on the PATH'),
+  ],
+)
+def test_refusals(capsys, root, monkeypatch, argv, said):
+  monkeypatch.chdir(root)
+  monkeypatch.setenv('PATH', '')
+  status, _, err = tfm(capsys, 'launch', *argv)
+  assert status == 2 and said in err
+
+
+@pytest.mark.parametrize(
+  'flags, line',
+  [
+    (['--exclusive'], '#SBATCH --exclusive'),
+    (['--signal=B:TERM@600'], '#SBATCH --signal=B:TERM@600'),
+    # What only those machines can have is not asked for here.
+    (
+      [
+        '--config.model.kernel=cudnn',
+        '--config.data.source=text("/nowhere/*.txt")',
+        '--config.init_from=/nowhere',
+      ],
+      '#SBATCH --nodes=2',
+    ),
+    # Of CPUs a process may be told to have more.
+    (
+      ['--env=XLA_FLAGS=--xla_force_host_platform_device_count=4', '--config.mesh.data=8'],
+      '#SBATCH --nodes=2',
+    ),
+  ],
+)
+def test_what_is_not_refused(capsys, root, monkeypatch, flags, line):
+  monkeypatch.chdir(root)
+  status, out, err = tfm(
+    capsys, 'launch', 'slurm', '--config=configs/lm.py', '--workdir=x', '--nodes=2', *flags
+  )
+  assert status == 0 and line in out.splitlines(), err
+
+
+# A TPU VM, as a folder, which is there from create to delete; what trains in the first one loses the machine.
+GCLOUD = """#!/bin/bash
+echo "${@:3:2}" >> "$FAKE/noted"
+case "$3 $4" in
+  'queued-resources describe') cat "$FAKE/state" ;;
+  'queued-resources create') mkdir "$FAKE/vm"; echo ACTIVE > "$FAKE/state" ;;
+  'queued-resources delete') rm -r "$FAKE/vm" "$FAKE/state" ;;
+  'tpu-vm ssh') cd "$FAKE/vm" && HOME=$FAKE/vm bash -c "$(sed '1s/^--command=//' <<< "${@: -1}")" ;;
+esac
+"""
+LOST = '#!/bin/bash\necho "$@" >> "$FAKE/trained"\n[ $(wc -l < "$FAKE/trained") = 2 ] || { echo SUSPENDED > "$FAKE/state"; kill -9 $PPID; }\n'
+
+
+def test_a_slice_that_is_taken_away_is_created_again(capsys, tmp_path, root, monkeypatch):
+  """The loop itself, run with a gcloud that knows one machine."""
+  monkeypatch.chdir(root)
+  text = tfm(
+    capsys,
+    'launch',
+    'tpu',
+    '--config=configs/lm.py',
+    '--workdir=/nfs/lm',
+    '--name=pod',
+    '--zone=z',
+    '--accelerator-type=v5litepod-16',
+    '--runtime-version=r',
+    '--setup=echo installed >> "$FAKE/setup"',
+  )[1]
+  programs = tmp_path / 'bin'
+  programs.mkdir()
+  for name, program in {'gcloud': GCLOUD, 'tfm': LOST, 'sleep': '#!/bin/sh\nexec /bin/sleep 0.2\n'}.items():
+    (programs / name).write_text(program)
+    (programs / name).chmod(0o755)
+  loop = re.match(r"# [^\n]*\nbash <<'END'\n(.*?)END\n\n", text, re.DOTALL)[1]
+  done = subprocess.run(
+    ['bash'],
+    input=loop,
+    text=True,
+    timeout=60,
+    env=dict(os.environ, PATH=f'{programs}:{os.environ["PATH"]}', FAKE=str(tmp_path)),
+  )
+  assert done.returncode == 0
+  verbs = [line.split()[1] for line in (tmp_path / 'noted').read_text().splitlines() if 'queued' in line]
+  assert [verb for verb in verbs if verb != 'describe'] == ['create', 'delete', 'create']
+  assert (
+    tmp_path / 'trained'
+  ).read_text() == 2 * 'train --processes=auto --workdir=/nfs/lm --config=configs/lm.py\n'
+  assert (tmp_path / 'setup').read_text() == 'installed\ninstalled\n'
+
+
+def test_run_runs_the_steps_in_order(tmp_path):
+  """With programs that note what they were given."""
+  program = tmp_path / 'noting'
+  program.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/noted; cat >> {tmp_path}/noted; [ "$1" != fail ]\n')
+  program.chmod(program.stat().st_mode | stat.S_IEXEC)
+  jobs.run(
+    [jobs.Step((str(program), 'one'), 'text\n'), jobs.Step((str(program), 'two words'))], lambda name: name
+  )
+  assert (tmp_path / 'noted').read_text() == 'one\ntext\ntwo words\n'
+  with pytest.raises(ValueError, match='ended with the status 1'):
+    jobs.run([jobs.Step((str(program), 'fail'))], lambda name: name)
+
+
+def test_a_bucket_is_no_folder(tiny):
+  with pytest.raises(ValueError, match='--workdir=gs:/bucket/run is no folder; mount'):
+    train(tiny(), 'gs://bucket/run')
+
+
+# What Slurm does for a batch file, on one machine: two tasks, each told its number; signals are handed on.
+SRUN = """#!/bin/bash
+while [[ $1 == --* ]]; do shift; done
+echo step >> "$FAKE/steps"
+trap 'kill -TERM "${tasks[@]}" 2>/dev/null' TERM
+for task in 0 1; do
+  SLURM_PROCID=$task SLURM_LOCALID=$task SLURM_NTASKS=2 SLURM_STEP_NUM_NODES=1 SLURM_STEP_NODELIST=localhost "$@" 2> "$FAKE/task$task" &
+  tasks[task]=$!
+done
+status=0
+for task in "${tasks[@]}"; do
+  wait "$task"; one=$?
+  while kill -0 "$task" 2>/dev/null; do wait "$task"; one=$?; done
+  [ $one = 0 ] || status=$one
+done
+exit $status
+"""
+
+
+@pytest.fixture
+def cluster(tmp_path, monkeypatch, book, root):
+  """Runs a batch file under a fake Slurm; returns its process."""
+  programs = tmp_path / 'bin'
+  programs.mkdir()
+  for name, text in {
+    'srun': SRUN,
+    'scontrol': '#!/bin/sh\necho "$@" >> "$FAKE/requeued"\n',
+    'tfm': f'#!/bin/sh\nexec {sys.executable} -m tfm "$@"\n',
+  }.items():
+    (programs / name).write_text(text)
+    (programs / name).chmod(0o755)
+  config = tmp_path / 'small.py'
+  config.write_text(f"""
+from ml_collections import ConfigDict
+
+def get_config(arg=''):
+  return ConfigDict(dict(
+    data=dict(source="text({str(book)!r})", length=32), model=dict(layers=2, width=32, heads=4), optimizer=dict(warmup=2),
+    training=dict(steps=40, batch_size=8, log_every=1, evaluate_every=10, evaluation_batches=1)))
+""")
+  job = 90_000 + os.getpid() % 4096  # the port of the coordinator follows from it
+  env = dict(
+    os.environ,
+    PATH=f'{programs}:{os.environ["PATH"]}',
+    FAKE=str(tmp_path),
+    SLURM_JOB_ID=str(job),
+    PYTHONPATH=f'{root}:{os.environ.get("PYTHONPATH", "")}',
+    XLA_FLAGS=f'{os.environ["XLA_FLAGS"]} --xla_force_host_platform_device_count=2',
+  )
+
+  def submit(capsys):
+    monkeypatch.chdir(root)
+    status, out, err = tfm(
+      capsys, 'launch', 'slurm', f'--config={config}', f'--workdir={tmp_path}/run', '--nodes=2'
+    )
+    assert status == 0, err
+    text = re.fullmatch(r"sbatch <<'END'\n(.*)END\n\n", out, re.DOTALL)[1]
+    (tmp_path / 'job.sh').write_text(text)
+    return subprocess.Popen(['bash', tmp_path / 'job.sh'], env=env, text=True, stderr=subprocess.PIPE)
+
+  return submit
+
+
+def rows(tmp_path):
+  return [row for row in metrics.read(tmp_path / 'run' / 'metrics.jsonl') if row['split'] == 'train']
+
+
+@pytest.mark.slow
+def test_slurm_trains_goes_on_after_a_death_and_is_requeued_when_preempted(cluster, capsys, tmp_path):
+  def wait_for(step, job):
+    deadline = time.time() + 300
+    while not any(row['step'] >= step for row in rows(tmp_path)):
+      assert job.poll() is None and time.time() < deadline, [
+        path.read_text() for path in tmp_path.glob('task*')
+      ]
+      time.sleep(0.01)
+
+  def tasks():
+    found = subprocess.run(['pgrep', '-f', f'{tmp_path}/run'], capture_output=True, text=True).stdout.split()
+    return [
+      int(pid)
+      for pid in found
+      if b'--processes=auto' in pathlib.Path(f'/proc/{pid}/cmdline').read_bytes()
+      and b'-m\0tfm' in pathlib.Path(f'/proc/{pid}/cmdline').read_bytes()
+    ]
+
+  job = cluster(capsys)
+  wait_for(12, job)
+  os.kill(tasks()[1], signal.SIGKILL)  # a machine is lost
+  wait_for(22, job)
+  assert (tmp_path / 'steps').read_text() == 'step\nstep\n'
+  job.send_signal(signal.SIGTERM)  # the job is preempted
+  _, err = job.communicate(timeout=120)
+  assert job.returncode == 0 and 'again in 10 seconds' in err, err
+  assert re.fullmatch(r'requeue \d+\n', (tmp_path / 'requeued').read_text())
+  reached = rows(tmp_path)[-1]['step']
+  assert reached < 40 and (tmp_path / 'run' / 'checkpoints' / str(reached)).is_dir()
+  job = cluster(capsys)  # and begins again
+  _, err = job.communicate(timeout=300)
+  assert job.returncode == 0, err
+  assert [row['step'] for row in rows(tmp_path)] == list(range(1, 41))
+  assert 'devices: 2 processes, 4 × cpu' in (tmp_path / 'run' / 'log.txt').read_text()
+  told = json.loads((tmp_path / 'run' / 'goodput.json').read_text())['seconds']
+  assert told['lost'] > 0 and told['productive'] > 0

@@ -1,0 +1,148 @@
+"""Gated convolutions against the formula: documents, padding within them, and what a cache holds."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import tfm.mixers
+from tests.reference import convolution
+from tfm import spec
+from tfm.layers.initializer import normal
+from tfm.mixers.protocol import Context, Memory, Mixer
+
+
+D = 6
+DRAW = np.random.default_rng(0)
+X = DRAW.standard_normal((3, 12, D))
+# Padding left, right and between documents; a whole row; one of nothing.
+UNBROKEN = np.array([[0, 1, 1, 1, 0, 2, 2, 2, 2, 2, 0, 0], [1] * 12, [0] * 12])
+# Within documents too.
+BROKEN = np.array([[0, 1, 0, 1, 1, 0, 0, 2, 2, 0, 2, 2], [1, 1, 0, 0, 1, 1, 1, 0, 1, 3, 3, 3], [2, 0] * 6])
+STACKS = [(3, (1, 2, 4)), (2, (3, 1)), (2, (20,))]  # the last looks back farther than any row
+
+
+def mixer(taps=3, dilations=(1, 2, 4), bias=True, dtype=jnp.float32, dropout=0.0):
+  return spec.factory(
+    f'convolution({taps!r}, {dilations!r})',
+    tfm.mixers,
+    Mixer,
+    width=D,
+    heads=2,
+    kv_heads=2,
+    head_width=3,
+    bias=bias,
+    dropout=dropout,
+    initializer=normal(1.0),
+    output_initializer=normal(1.0),
+    dtype=dtype,
+  )()
+
+
+def context(segments, layout='any'):
+  segments = jnp.asarray(segments, jnp.int32)
+  return Context(jnp.zeros_like(segments), segments, layout=layout)  # nobody asks for positions
+
+
+def parameters(made):
+  inputs = jnp.asarray(X, jnp.float32), None, context(BROKEN), None
+  shapes = nn.unbox(jax.eval_shape(made.init, jax.random.key(0), *inputs))['params']
+  return jax.tree.map(lambda p: 0.3 * DRAW.standard_normal(p.shape), shapes)
+
+
+def run(made, params, segments, x=X, cache=None, layout='any'):
+  params = jax.tree.map(lambda p: jnp.asarray(p, jnp.float32), params)
+  return jax.jit(made.apply)(
+    {'params': params}, jnp.asarray(x, made.dtype), None, context(segments, layout), cache
+  )
+
+
+def formula(made, params, segments):
+  def part(name):
+    return params[name]['kernel'], params[name].get('bias', 0.0)
+
+  layers = [(d, *part(f'value_{i}'), *part(f'gate_{i}')) for i, d in enumerate(made.dilations)]
+  kernel, bias = part('out')
+  return convolution.gated(X, layers, segments) @ kernel + bias
+
+
+def close(y, expected, segments):
+  assert np.isfinite(y).all()
+  np.testing.assert_allclose(np.asarray(y)[segments > 0], expected[segments > 0], rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize('bias', [True, False])
+@pytest.mark.parametrize('stack', STACKS, ids=str)
+@pytest.mark.parametrize('segments, layout', [(UNBROKEN, 'packed'), (UNBROKEN, 'any'), (BROKEN, 'any')])
+def test_formula(stack, segments, layout, bias):
+  made = mixer(*stack, bias=bias)
+  params = parameters(made)
+  assert len(params) == 2 * len(stack[1]) + 1
+  y, cache = run(made, params, segments, layout=layout)
+  assert cache is None
+  close(y, formula(made, params, segments), segments)
+
+
+@pytest.mark.parametrize(
+  'cut',
+  [(1, 2, 3, 9, 12), *(pytest.param(cut, marks=pytest.mark.slow) for cut in ((5, 12), tuple(range(1, 13))))],
+  ids=str,
+)
+@pytest.mark.parametrize('stack', STACKS, ids=str)
+@pytest.mark.parametrize('segments', [UNBROKEN, BROKEN], ids=['unbroken', 'broken'])
+def test_pieces_that_begin_and_end_anywhere(stack, segments, cut):
+  made = mixer(*stack)
+  params = parameters(made)
+  cache, read = made.init_cache(len(X), 12), []
+  for start, stop in zip((0, *cut), cut):
+    # Whatever is promised of a piece, it says nothing of what came before.
+    y, cache = run(made, params, segments[:, start:stop], X[:, start:stop], cache, layout='packed')
+    read.append(y)
+  close(np.concatenate(read, 1), formula(made, params, segments), segments)
+
+
+def test_the_cache_remembers_real_tokens_only():
+  made = mixer(3, (1, 2))
+  params = parameters(made)
+  _, cache = run(made, params, BROKEN, cache=made.init_cache(len(X), 12))
+  # What enters the first layer is x itself.
+  for row, real in enumerate(BROKEN > 0):
+    np.testing.assert_allclose(cache.inputs[0][row], X[row, real][-2:], rtol=1e-6)
+  np.testing.assert_array_equal(cache.segments, [[2, 2, 2, 2], [1, 3, 3, 3], [2, 2, 2, 2]])
+  _, after = run(made, params, 0 * BROKEN, cache=cache)
+  jax.tree.map(np.testing.assert_array_equal, after, cache)
+
+
+def test_bfloat16():
+  made = mixer(dtype=jnp.bfloat16)
+  params = parameters(made)
+  y, cache = run(made, params, BROKEN, cache=made.init_cache(len(X), 12))
+  assert y.dtype == jnp.bfloat16 and {x.dtype for x in cache.inputs} == {jnp.dtype('bfloat16')}
+  expected = formula(made, params, BROKEN)
+  np.testing.assert_allclose(
+    y.astype(jnp.float32)[BROKEN > 0], expected[BROKEN > 0], atol=0.03 * np.abs(expected).max()
+  )
+
+
+@pytest.mark.parametrize(
+  'fields, sentence',
+  [
+    (dict(taps=1), 'taps=1 must be at least 2'),
+    (dict(dilations=()), r'dilations=\(\) must be whole numbers from 1'),
+    (dict(dilations=2), 'dilations=2 must be whole numbers from 1'),
+    (dict(dilations=(1, 0)), r'dilations=\(1, 0\) must be whole numbers from 1'),
+    (dict(dilations=(1, 2.0)), r'dilations=\(1, 2.0\) must be whole numbers from 1'),
+    (dict(dropout=0.1), 'dropout.attention=0.1 drops mixing weights, of which a convolution has none'),
+  ],
+)
+def test_refusals(fields, sentence):
+  with pytest.raises(ValueError, match=sentence):
+    mixer(**fields)
+
+
+def test_memory_is_refused():
+  made = mixer()
+  x = jnp.asarray(X, jnp.float32)
+  with pytest.raises(ValueError, match="mixer='convolution' .* reads no memory"):
+    made.apply({'params': parameters(made)}, x, Memory(x, context(BROKEN)), context(BROKEN), None)

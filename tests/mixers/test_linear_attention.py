@@ -1,0 +1,308 @@
+"""Linear attention and the gated delta rule against their recurrences, over rows of documents and padding."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import tfm.masks
+import tfm.mixers
+import tfm.positions
+from tests.conformance import tiny
+from tests.reference import linear_attention as oracle
+from tests.reference import rope
+from tfm import spec
+from tfm.layers.initializer import normal
+from tfm.masks.protocol import Mask
+from tfm.mixers.gated_delta import delta_rule
+from tfm.mixers.linear import FEATURE_MAPS
+from tfm.mixers.protocol import Context, Memory, Mixer
+from tfm.models import flops
+from tfm.positions.protocol import Position
+
+
+B, T, D, H, K, C = 4, 13, 16, 4, 2, 4
+# Two documents side by side; padding around; documents broken by padding; one whole row.
+SEGMENTS = np.array(
+  [
+    [1] * 5 + [2] * 8,
+    [0] * 3 + [3] * 7 + [0] * 3,
+    [1] * 3 + [0] * 2 + [1] * 2 + [0] + [2] * 3 + [0] + [2],
+    [1] * 13,
+  ]
+)
+POSITIONS = np.array(
+  [
+    [*range(5), *range(8)],
+    [0] * 3 + [*range(7)] + [0] * 3,
+    [0, 1, 2, 7, 7, 3, 4, 7, 0, 1, 2, 7, 3],
+    [*range(13)],
+  ]
+)
+REAL = SEGMENTS > 0
+X = np.random.default_rng(0).standard_normal((B, T, D))
+EXACT = dict(rtol=2e-5, atol=2e-5)
+
+
+def mixer(text, position='none', mask='causal', **settings):
+  fields = dict(
+    width=D,
+    heads=H,
+    kv_heads=K,
+    head_width=C,
+    bias=False,
+    dropout=0.0,
+    initializer=normal(0.5),
+    output_initializer=normal(0.5),
+    dtype=jnp.float32,
+  )
+  turned = spec.factory(position, tfm.positions, Position, width=D, heads=H, head_width=C, length=T)
+  mask = spec.build(mask, tfm.masks, Mask)
+  return spec.factory(text, tfm.mixers, Mixer, position=turned, mask=mask, **fields | settings)()
+
+
+def context(positions=POSITIONS, segments=SEGMENTS):
+  return Context(jnp.asarray(positions, jnp.int32), jnp.asarray(segments, jnp.int32))
+
+
+def parameters(made, seed=1):
+  """All of them random, so that nothing hides behind a zero or a one."""
+  draw = np.random.default_rng(seed)
+  shapes = jax.eval_shape(lambda: made.init(jax.random.key(0), jnp.zeros((B, T, D)), None, context(), None))
+  return jax.tree.map(
+    lambda box: (0.5 * draw.standard_normal(box.value.shape)).astype(np.float32),
+    shapes['params'],
+    is_leaf=lambda x: hasattr(x, 'names'),
+  )
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def applied(made, params, cache=None):
+  return made.apply({'params': params}, jnp.asarray(X, jnp.float32), None, context(), cache)
+
+
+@pytest.mark.parametrize(
+  'chunk', [pytest.param(1, marks=pytest.mark.slow), 4, 5, pytest.param(64, marks=pytest.mark.slow)]
+)
+@pytest.mark.parametrize('mask', ['causal', 'full'])
+@pytest.mark.parametrize('position', ['none', 'rope'])
+def test_linear_is_the_formula(position, mask, chunk):
+  made = mixer(f'linear(chunk={chunk})', position, mask)
+  params = parameters(made)
+  q, k, v = (np.einsum('btd,dhc->bthc', X, params[name]['kernel']) for name in 'qkv')
+  q, k = oracle.elu(q), oracle.elu(k)
+  turned = [rope.rotate(y, POSITIONS) for y in (q, k)] if position == 'rope' else (q, k)
+  y = oracle.attend(q, k, v, turned, SEGMENTS, mask == 'causal')
+  y = np.einsum('bthc,hcd->btd', y, params['out']['kernel'])
+  np.testing.assert_allclose(np.asarray(applied(made, params)[0])[REAL], y[REAL], **EXACT)
+
+
+@pytest.mark.parametrize('name', ['elu', 'relu', 'softmax'])
+def test_feature_maps(name):
+  made, phi = mixer(f'linear({name!r}, chunk=4)'), getattr(oracle, name)
+  params = parameters(made)
+  q, k, v = (np.einsum('btd,dhc->bthc', X, params[name]['kernel']) for name in 'qkv')
+  y = oracle.attend(phi(q), phi(k), v, (phi(q), phi(k)), SEGMENTS)
+  y = np.einsum('bthc,hcd->btd', y, params['out']['kernel'])
+  np.testing.assert_allclose(np.asarray(applied(made, params)[0])[REAL], y[REAL], **EXACT)
+
+
+def test_far_below_zero_elu_is_no_zero():
+  """elu(x) + 1 as it stands is 0 there in float32, and a row of such keys would be divided by nothing."""
+  y = FEATURE_MAPS['elu'](jnp.float32(-40.0))
+  np.testing.assert_allclose(y, np.exp(-40.0), rtol=1e-6)
+
+
+@pytest.mark.parametrize('text', ['linear("relu")', 'linear("relu", chunk=4)'])
+def test_a_query_that_meets_no_key_has_finite_gradients(text):
+  made = mixer(text)
+  params = parameters(made)
+  params['k']['kernel'] *= 0
+
+  def loss(params):
+    return (applied(made, params)[0] ** 2).sum()
+
+  y, gradient = jax.value_and_grad(loss)(params)
+  assert y == 0 and all(np.isfinite(g).all() for g in jax.tree.leaves(gradient))
+
+
+def drawn(rate=1.0, seed=0):
+  """q, k, v, log α and β in float64; keys are of one length, and padding is α = 1, β = 0."""
+  draw = np.random.default_rng(seed)
+  q, k, v = (draw.standard_normal((B, T, heads, C)) for heads in (K, K, H))
+  log_alpha, beta = -rate * draw.exponential(size=(B, T, H)), draw.uniform(size=(B, T, H))
+  k = k / np.sqrt((k * k).sum(-1, keepdims=True))
+  return q, k, v, log_alpha * REAL[..., None], beta * REAL[..., None]
+
+
+def first_tokens():
+  """Which tokens begin a document."""
+  return np.array([[s != 0 and not (row[:t] == s).any() for t, s in enumerate(row)] for row in SEGMENTS])
+
+
+def in_chunks(arrays, chunk):
+  q, k, v, log_alpha, beta = (jnp.asarray(x, jnp.float32) for x in arrays)
+  return jax.jit(delta_rule, static_argnums=7)(
+    q, k, v, log_alpha, beta, jnp.asarray(first_tokens()), jnp.zeros((B, H, C, C)), chunk
+  )
+
+
+@pytest.mark.parametrize('rate', [0.01, 1.0, 200.0])
+@pytest.mark.parametrize('chunk', [4, 5, *(pytest.param(chunk, marks=pytest.mark.slow) for chunk in (1, 64))])
+def test_the_delta_rule_in_chunks_is_the_recurrence(chunk, rate):
+  q, k, v, log_alpha, beta = arrays = drawn(rate)
+  y, state = in_chunks(arrays, chunk)
+  expected, last = oracle.delta_rule(q, k, v, np.exp(log_alpha), beta, SEGMENTS)
+  np.testing.assert_allclose(np.asarray(y)[REAL], expected[REAL], **EXACT)
+  np.testing.assert_allclose(np.asarray(state).swapaxes(-1, -2), last, **EXACT)
+
+
+def test_one_key_over_and_over():
+  """The hardest system: with β = 1 and nothing forgotten each token replaces the value of the one before."""
+  q, k, v, log_alpha, beta = drawn()
+  k[:] = q[:] = k[0, 0, 0]
+  y, _ = in_chunks((q, k, v, 0 * log_alpha, np.ones_like(beta) * REAL[..., None]), 64)
+  np.testing.assert_allclose(np.asarray(y)[REAL], v[REAL], **EXACT)
+
+
+def test_a_strong_decay_leaves_the_weak_ones_their_digits():
+  """Σ log α from the start of a chunk would be a number so large that what is added to it is lost."""
+  q, k, v, log_alpha, beta = drawn(0.01)
+  log_alpha[:, 2] = -1e5 * REAL[:, 2, None]
+  y, _ = in_chunks((q, k, v, log_alpha, beta), 64)
+  expected, _ = oracle.delta_rule(q, k, v, np.exp(log_alpha), beta, SEGMENTS)
+  np.testing.assert_allclose(np.asarray(y)[REAL], expected[REAL], **EXACT)
+
+
+@pytest.mark.slow
+def test_gradients_of_the_delta_rule_are_those_of_the_recurrence():
+  arrays = drawn()
+  g = np.random.default_rng(5).standard_normal((B, T, H, C)) * REAL[..., None, None]
+
+  def loss(*arrays):
+    return (in_chunks(arrays, 5)[0] * g).sum()
+
+  gradients = jax.grad(loss, range(5))(*(jnp.asarray(x, jnp.float32) for x in arrays))
+
+  def exact(*arrays):
+    q, k, v, log_alpha, beta = arrays
+    return (oracle.delta_rule(q, k, v, np.exp(log_alpha), beta, SEGMENTS)[0] * g).sum()
+
+  draw = np.random.default_rng(6)
+  for i, gradient in enumerate(gradients):
+    way = draw.standard_normal(gradient.shape) * REAL.reshape(B, T, *(1,) * (gradient.ndim - 2))
+    up, down = (
+      exact(*(x + sign * 1e-5 * way if j == i else x for j, x in enumerate(arrays))) for sign in (1, -1)
+    )
+    np.testing.assert_allclose((np.asarray(gradient) * way).sum(), (up - down) / 2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+  'text, kv_heads',
+  [('gated_delta', 4), ('gated_delta(chunk=4)', 2), ('gated_delta(2, 5)', 1), ('gated_delta(taps=1)', 2)],
+)
+def test_gated_delta_is_the_layer(text, kv_heads):
+  made = mixer(text, kv_heads=kv_heads)
+  params = parameters(made)
+  y = oracle.gated_delta(jax.tree.map(np.float64, params), X, SEGMENTS)
+  np.testing.assert_allclose(np.asarray(applied(made, params)[0])[REAL], y[REAL], **EXACT)
+
+
+@pytest.mark.parametrize('text', ['linear', 'gated_delta'])
+def test_the_state_is_of_one_size_and_in_float32(text):
+  made = mixer(text, dtype=jnp.bfloat16)
+  params = parameters(made)
+  short, long = (jax.eval_shape(lambda: made.init_cache(B, length)) for length in (5, 500))
+  assert short == long and short.state.dtype == jnp.float32 and short.state.shape[-2:] == (C, C)
+  y, cache = applied(made, params, made.init_cache(B, T))
+  assert y.dtype == jnp.bfloat16 and cache.state.dtype == jnp.float32
+  np.testing.assert_array_equal(cache.segment, [2, 3, 2, 1])
+
+
+def test_flops_of_linear_attention_grow_with_the_length_and_not_its_square():
+  """Weights and values of a chunk, its sum into the state, what is read of it; numerator and denominator."""
+  for length, chunk in ((16, 4), (64, 4), (64, 16)):
+    model = tiny.decoder(
+      length, layers=1, width=D, heads=H, kv_heads=K, head_width=C, mixer=f'linear(chunk={chunk})'
+    )
+    projections = 2 * D * C * (2 * H + 2 * K)
+    sums = sum(2 * chunk * H * (C + width) + 2 * C * width * (K + H) for width in (C, 1))
+    assert flops.per_token(model, length).kinds['mixer'] == pytest.approx(projections + sums)
+
+
+def test_flops_of_the_delta_rule():
+  """Products of a chunk, its triangular system for v and k, corrections by its state, and what is read.
+
+  Each half of a system's inverse is multiplied twice: 2 · 2 s³ for each of the I / 2s pairs of halves of s rows.
+  """
+  for length, chunk in ((16, 4), (64, 4), (64, 16)):
+    model = tiny.decoder(
+      length,
+      layers=1,
+      width=D,
+      heads=H,
+      kv_heads=K,
+      head_width=C,
+      position='none',
+      mixer=f'gated_delta(chunk={chunk})',
+    )
+    projections = 2 * D * (C * (3 * H + 2 * K) + 2 * H)
+    inverse = sum(2 * s**2 for s in (1, 2, 4, 8) if s < chunk) * H
+    rule = 2 * chunk * C * (2 * K + H) + inverse + 2 * chunk * 2 * C * H + 3 * 2 * C * C * H
+    assert flops.per_token(model, length).kinds['mixer'] == pytest.approx(projections + rule)
+
+
+@pytest.mark.parametrize(
+  'text, settings, sentence',
+  [
+    (
+      'linear(feature_map="cosine")',
+      {},
+      r"feature_map='cosine' is not there; known: 'elu', 'relu', 'softmax'",
+    ),
+    ('linear(chunk=0)', {}, r'chunk=0 must be at least 1 token'),
+    ('linear', dict(dropout=0.1), r'dropout\.attention=0\.1 drops mixing weights'),
+    ('gated_delta(taps=0)', {}, r'taps=0 must be at least 1'),
+    ('gated_delta(chunk=-1)', {}, r'chunk=-1 must be at least 1'),
+    ('gated_delta', dict(dropout=0.1), r'dropout\.attention=0\.1 drops mixing weights'),
+  ],
+)
+def test_what_cannot_be_is_refused(text, settings, sentence):
+  with pytest.raises(ValueError, match=sentence):
+    mixer(text, **settings)
+
+
+@pytest.mark.parametrize('text', ['linear', 'gated_delta'])
+def test_a_memory_is_refused(text):
+  made, x = mixer(text), jnp.zeros((B, T, D))
+  with pytest.raises(ValueError, match=f"mixer='{text}' .* reads no memory"):
+    made.init(jax.random.key(0), x, Memory(x, context()), context(), None)
+
+
+def test_a_cache_under_a_mask_that_looks_ahead_is_refused():
+  made, causal = mixer('linear', mask='full'), mixer('linear')
+  with pytest.raises(ValueError, match="mixer='linear' has no step form under a mask that looks ahead"):
+    made.init_cache(B, T)
+  with pytest.raises(ValueError, match="mixer='linear' has no step form under a mask that looks ahead"):
+    applied(made, parameters(made), causal.init_cache(B, T))
+
+
+@pytest.mark.parametrize(
+  'model, sentence',
+  [
+    (
+      dict(mixer='linear', mask='window(3)'),
+      r"cannot honour mask='window\(3\)'; 'causal' or 'full' would do",
+    ),
+    (
+      dict(mixer='gated_delta', mask='full', position='none'),
+      r"cannot honour mask='full'; 'causal' would do",
+    ),
+    (dict(mixer='gated_delta', position='rope'), r'does not ask a position for its rotate'),
+  ],
+)
+def test_what_a_config_cannot_have_is_refused(model, sentence):
+  with pytest.raises(ValueError, match=sentence):
+    tiny.decoder(causal=False, **model)

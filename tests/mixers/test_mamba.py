@@ -1,0 +1,262 @@
+"""The state space mixers against the recurrences of their papers, over rows of documents and padding."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import tfm.mixers
+from tests.conformance import tiny
+from tests.reference import mamba as oracle
+from tfm import spec
+from tfm.layers.initializer import normal
+from tfm.mixers._state_space import beginnings, by_chunks, segment_sums
+from tfm.mixers.protocol import Context, Mixer
+from tfm.models import flops
+
+
+B, T, D = 4, 13, 8
+# Two documents side by side; padding around; a document broken by padding; one whole row.
+SEGMENTS = np.array(
+  [[1] * 5 + [2] * 8, [0] * 3 + [3] * 7 + [0] * 3, [1, 1, 1, 0, 0, 1, 1, 0, 2, 2, 2, 0, 2], [1] * 13]
+)
+X = np.random.default_rng(0).standard_normal((B, T, D))
+EXACT = dict(rtol=2e-5, atol=2e-5)
+
+
+def mixer(text, **settings):
+  fields = dict(
+    width=D,
+    heads=4,
+    kv_heads=2,
+    head_width=2,
+    bias=False,
+    dropout=0.0,
+    initializer=normal(0.5),
+    output_initializer=normal(0.5),
+    dtype=jnp.float32,
+  )
+  return spec.factory(text, tfm.mixers, Mixer, **fields | settings)()
+
+
+def context(segments, layout='any'):
+  segments = jnp.asarray(segments, jnp.int32)
+  return Context(jnp.zeros_like(segments), segments, layout=layout)
+
+
+def parameters(made, seed=1):
+  """All of them random, so that nothing hides behind a zero or a one."""
+  draw = np.random.default_rng(seed)
+  boxes = jax.eval_shape(
+    lambda: made.init(jax.random.key(0), jnp.zeros((1, 2, D)), None, context([[1, 1]]), None)
+  )
+
+  def make(box):
+    return (0.5 * draw.standard_normal(box.value.shape)).astype(np.float32)
+
+  return jax.tree.map(make, boxes['params'], is_leaf=lambda x: hasattr(x, 'names'))
+
+
+def applied(made, params, x=X, segments=SEGMENTS, cache=None, layout='any'):
+  return run(made, params, jnp.asarray(x, made.dtype), context(segments, layout), cache)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def run(made, params, x, context, cache):
+  return made.apply({'params': params}, x, None, context, cache)
+
+
+def gradients(made, params):
+  """Of the spread of what stands at real tokens, with respect to the parameters and x."""
+
+  def spread(params, x):
+    y, _ = made.apply({'params': params}, x, None, context(SEGMENTS), None)
+    return jnp.where(SEGMENTS[..., None] > 0, y, 0).std()
+
+  run = jax.jit(jax.grad(spread, argnums=(0, 1)))
+  return run(params, jnp.asarray(X, jnp.float32))
+
+
+def expected(formula, params, x=X, segments=SEGMENTS):
+  """The formula on each document alone; zeros for padding."""
+  y = np.zeros(x.shape)
+  for row in range(len(x)):
+    for document in set(segments[row]) - {0}:
+      here = segments[row] == document
+      y[row, here] = formula(params, x[row, here])
+  return y
+
+
+SETTINGS = [
+  ('mamba', oracle.mamba, {}),
+  ('mamba(state=3, expand=3, taps=2, rank=5, chunk=4)', oracle.mamba, dict(bias=True)),
+  ('mamba(taps=1, chunk=1)', oracle.mamba, {}),
+  ('mamba(convolution_bias=False)', oracle.mamba, dict(bias=True)),
+  ('mamba2(state=5)', oracle.mamba2, {}),
+  ('mamba2(state=3, expand=3, taps=2, chunk=4)', oracle.mamba2, dict(bias=True)),
+  ('mamba2(state=5, chunk=1, epsilon=0.1)', lambda p, x: oracle.mamba2(p, x, 0.1), dict(kv_heads=1)),
+  ('mamba2(state=5, taps=1, chunk=3)', oracle.mamba2, dict(kv_heads=4, head_width=5)),
+  ('mamba2(state=5, convolution_bias=False)', oracle.mamba2, dict(bias=True)),
+]
+
+
+@pytest.mark.parametrize('text, formula, settings', SETTINGS)
+def test_the_recurrence(text, formula, settings):
+  made = mixer(text, **settings)
+  params = parameters(made)
+  y, none = applied(made, params)
+  real = SEGMENTS[..., None] > 0
+  np.testing.assert_allclose(np.where(real, y, 0), expected(formula, params), **EXACT)
+  assert none is None and np.isfinite(y).all()
+
+
+@pytest.mark.parametrize('pieces', [(6, 1, 6), (1,) * 13], ids=str)
+@pytest.mark.parametrize('text, formula, settings', SETTINGS)
+def test_pieces_through_a_cache(text, formula, settings, pieces):
+  """Also of a document that padding breaks, within a piece or between two."""
+  made = mixer(text, **settings)
+  params = parameters(made)
+  cache, read, start = made.init_cache(B, T), [], 0
+  for piece in pieces:
+    here = slice(start, start + piece)
+    y, cache = applied(made, params, X[:, here], SEGMENTS[:, here], cache)
+    read.append(y)
+    start += piece
+  real = SEGMENTS[..., None] > 0
+  np.testing.assert_allclose(np.where(real, np.concatenate(read, 1), 0), expected(formula, params), **EXACT)
+
+
+@pytest.mark.parametrize('text', ['mamba', 'mamba2'])
+def test_a_promised_layout_changes_nothing(text):
+  made = mixer(text)
+  params = parameters(made)
+  rows = [0, 1, 3]  # those whose documents are not broken
+  real = SEGMENTS[rows, :, None] > 0
+  free, promised = (
+    applied(made, params, X[rows], SEGMENTS[rows], layout=given)[0] for given in ('any', 'packed')
+  )
+  # Sums in which the largest cancel are exact to units in the last place of those.
+  promised, free = np.where(real, promised, 0), np.where(real, free, 0)
+  np.testing.assert_allclose(promised, free, rtol=1e-6, atol=4 * np.spacing(np.abs(free).max()))
+
+
+@pytest.mark.parametrize('text', ['mamba(chunk={})', 'mamba2(chunk={})'])
+def test_chunks_change_no_gradient(text):
+  params = parameters(mixer(text.format(1)))
+  one = gradients(mixer(text.format(64)), params)
+  for chunk in (1, 5):
+    jax.tree.map(
+      lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5 * np.abs(b).max()),
+      gradients(mixer(text.format(chunk)), params),
+      one,
+    )
+
+
+@pytest.mark.parametrize('text', ['mamba', 'mamba2'])
+def test_violent_decays_are_exact_and_have_finite_gradients(text):
+  """Steps of none to hundreds: decays sum to thousands, and what lies ahead would overflow."""
+  made = mixer(text)
+  params = parameters(made)
+  name, matrix = ('dt_proj', params) if text == 'mamba' else ('kernel', params['dt'])
+  matrix[name] = 200 * matrix[name]
+  formula = getattr(oracle, text)
+  y, _ = applied(made, params)
+  size = np.abs(y).max()
+  real = SEGMENTS[..., None] > 0
+  np.testing.assert_allclose(np.where(real, y, 0) / size, expected(formula, params) / size, **EXACT)
+  assert all(np.isfinite(g).all() for g in jax.tree.leaves(gradients(made, params)))
+
+
+@pytest.mark.parametrize('text', ['mamba', 'mamba2'])
+def test_bfloat16_keeps_its_states_in_float32(text):
+  exact, made = mixer(text), mixer(text, dtype=jnp.bfloat16)
+  params = parameters(exact)
+  y, cache = applied(made, params, cache=made.init_cache(B, T))
+  assert y.dtype == jnp.bfloat16 and cache.state.dtype == jnp.float32
+  y, full = np.asarray(y, np.float32), np.asarray(applied(exact, params)[0])
+  real = SEGMENTS > 0
+  assert np.abs(y - full)[real].max() < 0.05 * np.abs(full[real]).max()
+
+
+def test_beginnings():
+  first, held = beginnings(jnp.asarray(SEGMENTS), jnp.asarray([1, 2, 0, 0]))
+  starts = {(0, 5), (1, 3), (2, 0), (2, 8), (3, 0)}  # row 0 goes on with document 1, row 1 leaves document 2
+  assert set(zip(*map(lambda x: x.tolist(), np.nonzero(first)))) == starts
+  assert held.tolist() == [2, 3, 2, 1]
+  assert beginnings(jnp.zeros((1, 3), int), jnp.asarray([7]))[1].tolist() == [7]
+
+
+@pytest.mark.parametrize('chunk', [1, 4, 12, 13, 100])
+def test_chunks_follow_one_another(chunk):
+  def step(sums, x):
+    assert x.shape[1] <= chunk
+    sums = sums[:, None] + jnp.cumsum(x, 1)
+    return sums[:, -1], sums
+
+  last, y = by_chunks(step, jnp.zeros((B, D)), jnp.asarray(X, jnp.float32), chunk)
+  np.testing.assert_allclose(y, np.cumsum(X, 1), rtol=1e-5, atol=1e-5)
+  np.testing.assert_allclose(last, X.sum(1), rtol=1e-5, atol=1e-5)
+
+
+def test_segment_sums_do_not_cancel():
+  x = np.array([1e6, 0.1, 0.2, 0.3], np.float32)
+  sums = segment_sums(jnp.asarray(x))
+  for s in range(4):
+    for t in range(s, 4):
+      np.testing.assert_allclose(sums[t, s], x[s + 1 : t + 1].sum(dtype=np.float64), rtol=1e-6)
+
+
+@pytest.mark.parametrize('text', ['mamba', 'mamba2'])
+def test_the_published_start(text):
+  made = mixer(text, width=64, heads=8, head_width=32)
+  params = jax.jit(
+    lambda: made.init(jax.random.key(0), jnp.zeros((1, 2, 64)), None, context([[1, 1]]), None)['params']
+  )()
+  params = jax.tree.map(lambda box: np.asarray(box.value), params, is_leaf=lambda x: hasattr(x, 'names'))
+  steps = np.logaddexp(0, params['dt_bias'])
+  assert (steps > 0.99e-3).all() and (steps < 1.01e-1).all() and (params['D'] == 1).all()
+  poles = np.exp(params['A_log'])
+  if text == 'mamba':
+    np.testing.assert_allclose(poles, np.tile(np.arange(1, 17), (128, 1)), rtol=1e-5)
+    assert np.log(steps).mean() == pytest.approx(np.log(1e-2), abs=0.4)
+    assert np.abs(params['dt_proj']).max() == pytest.approx(4**-0.5, rel=0.05)  # its rank is 64 / 16
+  else:
+    assert (poles >= 1).all() and (poles <= 16).all() and (params['scale'] == 1).all()
+
+
+@pytest.mark.parametrize(
+  'text, settings, sentence',
+  [
+    ('mamba(state=0)', {}, 'state=0 must be at least 1'),
+    ('mamba(rank=-1)', {}, 'rank=-1 must be at least 1'),
+    ('mamba2(chunk=0)', {}, 'chunk=0 must be at least 1'),
+    ('mamba2(expand=0)', {}, 'expand=0 must be at least 1'),
+    ('mamba', dict(dropout=0.1), 'dropout.attention=0.1 drops mixing weights'),
+    ('mamba2', dict(dropout=0.1), 'dropout.attention=0.1 drops mixing weights'),
+  ],
+)
+def test_refusals(text, settings, sentence):
+  with pytest.raises(ValueError, match=sentence):
+    mixer(text, **settings)
+
+
+@pytest.mark.parametrize('text', ['mamba', 'mamba2'])
+def test_a_memory_is_refused(text):
+  made = mixer(text)
+  with pytest.raises(ValueError, match='no memory'):
+    made.init(jax.random.key(0), jnp.zeros((1, 2, D)), object(), context([[1, 1]]), None)
+
+
+def test_products_are_counted():
+  """The scan's own, chunk by chunk, beside the projections'."""
+  width, length, heads, groups, channels, state, chunk = 16, 12, 8, 2, 4, 8, 4
+  inner = heads * channels
+  model = tiny.decoder(length, mixer=f'mamba2(state={state}, chunk={chunk})', position='none')
+  projections = width * (2 * inner + 2 * groups * state + heads) + inner * width
+  scan = groups * chunk * state + heads * chunk * channels + 2 * heads * channels * state
+  assert flops.per_token(model, length).kinds['mixer'] == pytest.approx(2 * 2 * (projections + scan))
+  model = tiny.decoder(length, mixer=f'mamba(state={state}, chunk={chunk}, rank=3)', position='none')
+  projections = 3 * width * inner + inner * (2 * state + 3) + 3 * inner
+  assert flops.per_token(model, length).kinds['mixer'] == pytest.approx(2 * 2 * (projections + inner * state))

@@ -1,0 +1,123 @@
+"""What a study asks of a trained run is what the commands would tell of it."""
+
+import jax
+import pytest
+
+from tfm.models import flops
+from tfm.runs import load as runs
+from tfm.runs.train import train
+from tfm.studies import runner
+
+
+@pytest.fixture(scope='module')
+def run(tiny, tmp_path_factory):
+  folder = tmp_path_factory.mktemp('measured')
+  train(tiny(), folder)
+  return runs.load(folder)
+
+
+def asked(text, run, params=None):
+  """metric → value, or metric → x → value."""
+  found = {}
+  for value in runner.measure(text).prepare(run)(run.params if params is None else params):
+    assert value.value is not None and not value.why
+    if value.x is None:
+      found[value.metric] = value.value
+    else:
+      found.setdefault(value.metric, {})[value.x] = value.value
+  return found
+
+
+def test_a_split_is_what_evaluate_tells(run):
+  assert asked('split("validation")', run) == {
+    f'validation_{name}': x for name, x in runs.evaluate(run, 'validation').items()
+  }
+  doubled = asked('split("validation")', run, jax.tree.map(lambda x: 2 * x, run.params))
+  assert doubled['validation_loss'] != asked('split("validation")', run)['validation_loss']
+
+
+def test_decoding_counts_the_cache(run):
+  found = asked('decoding(rows=2, context=16, tokens=4)', run)
+  # 2 layers of keys and values of 32 channels in float32, and where each token stands.
+  assert found['cache_bytes_per_token'] == 2 * (2 * 32 * 4 + 12) and found['decoding_tokens_per_second'] > 0
+
+
+@pytest.mark.slow
+def test_a_step_costs_more_in_longer_rows(run):
+  found = asked('step((16, 64), rounds=1)', run)
+  assert found['step_seconds'] > 0
+  # Parameters, two moments, and activations.
+  assert found['step_bytes'] > 3 * 4 * sum(x.size for x in jax.tree.leaves(run.params))
+  assert found['flops_per_token_at_length'] == {
+    L: flops.training_flops_per_token(run.model, L) for L in (16, 64)
+  }
+  assert (
+    set(found['step_seconds_per_token_at_length']) == set(found['step_bytes_per_token_at_length']) == {16, 64}
+  )
+
+
+def test_what_is_written_needs_a_model_that_writes(run):
+  with pytest.raises(ValueError, match='the model is no encoder-decoder; another measure would do'):
+    runner.measure('written').prepare(run)
+
+
+def test_what_is_written_is_what_evaluate_tells(tiny, tmp_path):
+  for side in ('a', 'b'):
+    (tmp_path / side).write_text(''.join(f'{n}\n' for n in range(300)))
+  train(
+    tiny(
+      **{
+        'objective': 'seq2seq',
+        'data.source': f'parallel({str(tmp_path / "a")!r}, {str(tmp_path / "b")!r})',
+        'data.length': 8,
+        'data.packing': 'first_fit',
+        'model.architecture': 'encoder_decoder',
+        'model.layers': 1,
+        'model.mask': None,
+        'training.steps': 2,
+      }
+    ),
+    tmp_path / 'run',
+  )
+  run = runs.load(tmp_path / 'run')
+  pairs, found = runs.written(run, 'test')
+  texts = {i: made[0].text for i, made in found}
+  same = sum(texts[i] == reference for i, (_, reference) in enumerate(pairs)) / len(pairs)
+  assert asked('written("exact")', run)['test_exact'] == pytest.approx(100 * same)
+
+
+def test_a_measure_that_is_not_there():
+  with pytest.raises(ValueError, match="'splits'.*did you mean 'split'"):
+    runner.measure('splits')
+
+
+@pytest.mark.slow
+def test_a_needle_is_looked_for_at_each_depth_and_length(tiny, tmp_path):
+  train(
+    tiny(
+      **{
+        'objective': 'answers',
+        'data.source': 'needle(length=180, longer=None, digits=1)',
+        'data.length': 181,
+        'data.packing': 'answered',
+        'model.position': 'learned',
+        'training.steps': 2,
+        'training.batch_size': 8,
+      }
+    ),
+    tmp_path,
+  )
+  run = runs.load(tmp_path)
+  ask = runner.measure('needle((170, 180, 360), depths=(0.0, 1.0), texts=16)').prepare(run)
+  found = {(value.metric, value.x): value for value in ask(run.params)}
+  assert {*found} == {(f'exact_in_{L}_at_depth', depth) for L in (170, 180, 360) for depth in (0.0, 1.0)}
+  for (metric, _), value in found.items():
+    if '360' in metric:
+      assert value.value is None and 'Learned has 181 positions' in value.why
+    else:
+      assert value.value in {i / 16 for i in range(17)} and not value.why
+
+
+def test_a_needle_needs_a_run_that_learnt_from_one(run):
+  with pytest.raises(ValueError, match="measures='needle' asks what learnt from a needle"):
+    runner.measure('needle').prepare(run)

@@ -1,0 +1,60 @@
+"""Made-up results: a base, arms at given distances from it, and what a study says about itself."""
+
+import math
+
+import numpy as np
+
+
+def results(shifts, seeds=range(3), base='rope', failed=(), diverged=None, **study):
+  """Results of one arm for each name and shift of its loss; noise is shared by the seeds of all."""
+  draw, diverged = np.random.default_rng(0), diverged or {}
+  noise = {seed: draw.normal(0, 0.01) for seed in seeds}
+  made = dict(arms=[], values=[], curves=[])
+  for i, (name, shift) in enumerate(shifts.items()):
+    made['arms'].append(
+      dict(
+        name=name,
+        changes={'model.position': name},
+        matched={'model.feed_forward': [512, 500 + i]},
+        parameters=841_216 + 100_000 * i,
+        flops_per_token=5.04e6,
+        memory_bytes=None,
+        tokens_per_second=8192 / (0.2 + i / 100),
+        diverged=diverged.get(name, []),
+        error=failed[name] if name in failed else None,
+      )
+    )
+    if name in failed:
+      continue
+    for seed in seeds:
+      loss = 2.0 + shift + noise[seed]
+      values = [('loss', None, loss), ('accuracy', None, 0.4 - shift / 10)]
+      values += [('loss_at_length', x, loss + math.log2(x / 64)) for x in (64, 128, 256)]
+      values += [('loss_by_position', x, loss + 1 / (1 + x)) for x in range(0, 40, 4)]
+      made['values'] += [dict(arm=name, seed=seed, metric=m, x=x, value=float(v)) for m, x, v in values]
+      made['curves'] += [
+        dict(arm=name, seed=seed, split=split, step=step, loss=float(loss + 3 * math.exp(-step / 20)))
+        for split in ('train', 'validation')
+        for step in range(0, 101, 10)
+      ]
+  return dict(
+    study=dict(
+      name='position',
+      question='Which position reads on?',
+      literature='Press et al. (2022), https://arxiv.org/abs/2108.12409.',
+      base=base,
+      metric='loss',
+      lower_is_better=True,
+      match='parameters',
+      seeds=list(seeds),
+      length=128,
+      command='tfm ablate experiments/position.py',
+      versions={'jax': '0.10.2'},
+      machine='2 CPU cores',
+      data={'stdlib': '3f2a9c81'},
+      date='2026-11-22',
+      seconds=83.2,
+    )
+    | study,
+    **made,
+  )

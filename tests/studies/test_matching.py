@@ -1,0 +1,39 @@
+"""Matching finds the nearest value, asks for few, and refuses what is not near enough."""
+
+import math
+
+import pytest
+
+from tfm.studies.matching import TOLERANCE, match
+
+
+@pytest.mark.parametrize('multiple', [1, 4, 8])
+@pytest.mark.parametrize('target', [1_000, 12_345, 1_000_000])
+@pytest.mark.parametrize('start', [1, 64, 100_000])
+def test_the_nearest(target, start, multiple):
+  asked = []
+
+  def quantity(value):
+    asked.append(value)
+    return 20 * value + 7 * math.sqrt(value)  # grows, unevenly
+
+  best = min(range(multiple, 2 * target, multiple), key=lambda v: abs(20 * v + 7 * math.sqrt(v) - target))
+  if abs(quantity(best) - target) <= TOLERANCE * target:
+    asked.clear()
+    value, reached = match(target, quantity, start, multiple)
+    assert value == best and reached == quantity(best)
+    assert len(asked) <= 3 + 2 * math.log2(max(start, 4 * best)) and len(asked) - 1 == len({*asked})
+  else:
+    with pytest.raises(ValueError, match=f'{target:,} is asked for within 2%'):
+      match(target, quantity, start, multiple)
+
+
+def test_what_is_too_coarse_is_refused_with_the_nearest():
+  with pytest.raises(ValueError, match='^8 gives 800 and 16 gives 1,600, and 1,200 is asked for within 2%$'):
+    match(1200, lambda value: 100 * value, 64, 8)
+  with pytest.raises(
+    ValueError, match='^17 gives 0.068 and 18 gives 0.072, and 0.07001 is asked for within 2%$'
+  ):
+    match(0.070011, lambda value: 0.004 * value, 4, 1)
+  with pytest.raises(ValueError, match='^8 gives 800, and 90 is asked for'):
+    match(90, lambda value: 100 * value, 64, 8)

@@ -1,0 +1,420 @@
+"""A study carried out: trained, asked and reported once; gone on with after a stop; a failed arm in nobody's way."""
+
+import csv
+import dataclasses
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from ml_collections import ConfigDict
+
+from tfm.analysis import estimate
+from tfm.commands import cli, compare
+from tfm.config.overlay import complete
+from tfm.config.resolve import resolve_config
+from tfm.evaluation.cost import StepCost
+from tfm.runs import load as runs
+from tfm.studies import runner
+from tfm.studies import study as studies
+from tfm.studies.arms import Arm
+from tfm.studies.measures.decoding import Decoding
+from tfm.studies.measures.lengths import Lengths
+from tfm.studies.measures.protocol import Value
+from tfm.studies.study import Study
+
+
+STUDY = """
+from ml_collections import ConfigDict
+from tfm.studies.study import Study
+
+def get_study(arg=''):
+  config = ConfigDict()
+  config.data = dict(source="text({book!r})", tokenizer='bytes', length=16)
+  config.model = dict(layers=1, width=16, heads=2)
+  config.optimizer = dict(learning_rate=3e-3, warmup=2)
+  config.training = dict(steps=4, batch_size=8, log_every=1, evaluate_every=2, evaluation_batches=2)
+  arms = {{'rope': {{'model.position': 'rope'}}, 'learned': {{'model.position': 'learned'}}}}
+  if 'ill' in arg:
+    arms['ill'] = {{'optimizer.learning_rate': 1e30}}
+  if 'twice' in arg:
+    arms['twice'] = {{'optimizer.learning_rate': 6e-3}}
+  return Study(question='Which?', config=config, base='rope', arms=arms, seeds=2,
+               rates=(1e-3, 3e-3) if 'rates' in arg else (), measures=('lengths((8, 16, 32), targets=64)',))
+"""
+
+
+@pytest.fixture(scope='module', autouse=True)
+def no_clock():
+  """A plan's times are measured, which takes some."""
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(estimate, 'step', lambda config, seeds: StepCost(0.01, 0, 0))
+    yield
+
+
+@pytest.fixture(scope='module')
+def file(book, tmp_path_factory):
+  path = tmp_path_factory.mktemp('study') / 'which.py'
+  path.write_text(STUDY.format(book=str(book)))
+  return str(path)
+
+
+@pytest.fixture(scope='module')
+def done(file, tmp_path_factory):
+  """The study, carried out."""
+  workdir = tmp_path_factory.mktemp('done') / 'which'
+  assert cli.main(['ablate', file, f'--workdir={workdir}']) == 0
+  return workdir
+
+
+def results(workdir):
+  return json.loads((workdir / 'results.json').read_text())
+
+
+def test_the_results_are_those_of_the_runs(done, capsys):
+  found = results(done)
+  assert [arm['name'] for arm in found['arms']] == ['rope', 'learned'] and found['study']['seeds'] == [0, 1]
+  assert found['study']['data'] == runs.carried(done / 'arms/rope/seed0')['corpus']
+  for arm in ('rope', 'learned'):
+    for seed in (0, 1):
+      assert cli.main(['evaluate', f'--workdir={done}/arms/{arm}/seed{seed}']) == 0  # an ordinary run
+      capsys.readouterr()
+      losses = [
+        v['value'] for v in found['values'] if (v['arm'], v['seed'], v['metric']) == (arm, seed, 'loss')
+      ]
+      assert losses == [runner.final(done / 'arms' / arm / f'seed{seed}')['loss']]
+  assert (done / 'report.html').is_file()
+  with (done / 'results.csv').open() as lines:
+    rows = [row for row in csv.DictReader(lines) if row['metric'] == 'loss']
+  assert len(rows) == 4
+
+
+def test_time_is_measured_once(tiny, tmp_path, monkeypatch):
+  """Whoever plans again has the times of the first, whatever the clock says then."""
+  study = Study(
+    question='Which?', config=ConfigDict(), base='base', arms={'base': {}, 'alibi': {}, 'deep': {}}
+  )
+  arms = dict(base=tiny(), alibi=tiny(**{'model.position': 'alibi'}), deep=tiny(**{'model.layers': 4}))
+  clock, asked = iter([(2.0, 1.0), (9.0, 3.0), (8.0, 2.0)]), []
+  monkeypatch.setattr(
+    estimate,
+    'beside',
+    lambda base, others, seeds: asked.append([*others]) or {name: next(clock) for name in others},
+  )
+
+  def paced(keep, *names):
+    return runner.paced(study, tmp_path, keep, {name: arms[name] for name in ('base', *names)})
+
+  assert paced(True) == dict(base=1.0) and asked == []
+  assert paced(True, 'alibi') == dict(base=1.0, alibi=2.0)
+  assert (
+    paced(False, 'alibi', 'deep') == dict(base=1.0, alibi=2.0, deep=3.0)
+    and not (tmp_path / 'arms/deep').exists()
+  )
+  # The machine takes twice as long now, for both.
+  assert paced(True, 'alibi', 'deep') == dict(base=1.0, alibi=2.0, deep=4.0) == paced(True, 'alibi', 'deep')
+  assert asked == [['alibi'], ['deep'], ['deep']]
+  assert (
+    runner.kept(tmp_path / 'arms/deep/time.json', dict(seconds=9))['seconds'] == 8
+  )  # another process came first
+  arms['deep'] = tiny(**{'model.layers': 4, 'training.steps': 3})
+  assert paced(True, 'deep') == dict(base=2.0, deep=8.0)
+  arms['deep'] = tiny(**{'model.layers': 3})
+  with pytest.raises(
+    ValueError, match='deep/time.json was measured of another config, model.layers: 4 → 3; set it back'
+  ):
+    paced(True, 'deep')
+
+
+@pytest.mark.slow
+def test_steps_are_timed_in_turns(tiny):
+  (found,) = estimate.beside(tiny(), dict(deep=tiny(**{'model.layers': 4})), rounds=2).values()
+  assert min(found) > 0
+
+
+def test_what_could_not_be_measured_says_why(done):
+  found = results(done)
+  lengths = {
+    arm: {v['x'] for v in found['values'] if v['arm'] == arm and v['metric'] == 'loss_at_length'}
+    for arm in ('rope', 'learned')
+  }
+  assert lengths == {'rope': {8, 16, 32}, 'learned': {8, 16}}
+  (note,) = next(arm for arm in found['arms'] if arm['name'] == 'learned')['notes']
+  assert 'impossible' in note and '32' in note and note in (done / 'report.html').read_text()
+
+
+def test_every_maker_is_told_once(monkeypatch):
+  monkeypatch.setattr(runner, 'makers', lambda: dict(machine='another', versions='jax 9', date='2999-01-01'))
+  made = dict(
+    rope=[
+      dict(machine='a', versions='v', date='2026-01-02'),
+      dict(machine='b', versions='v', date='2026-01-01'),
+    ],
+    old=[],
+  )
+  told = runner.made_by(made)
+  assert (told['machine'], told['versions'], told['date']) == ('a; b', 'v', '2026-01-01 to 2026-01-02')
+  assert 'another' in told['written'] and 'where and when old trained was not kept' in told['written']
+
+
+def test_a_kill_does_not_take_the_time_before_it(tmp_path):
+  for run, seconds in (('seed0', 40.0), ('seed1', 40.0), ('rate0.1', 5.0)):
+    (tmp_path / run).mkdir()
+    (tmp_path / run / 'goodput.json').write_text(
+      json.dumps(dict(seconds=dict(productive=seconds, lost=10.0)))
+    )
+  (tmp_path / 'arm.json').write_text(json.dumps(dict(name='a', seconds=7.0)))
+  assert runner.spent(tmp_path) == 65.0  # the seeds trained together
+  (tmp_path / 'arm.json').write_text(json.dumps(dict(name='a', seconds=70.0)))
+  assert runner.spent(tmp_path) == 70.0
+  (tmp_path / 'seed1/goodput.json').write_text('{"seconds"')
+  assert runner.spent(tmp_path) == 70.0
+
+
+def test_again_it_trains_nothing(file, done, monkeypatch, capsys):
+  """And the machine and the day stay those of the training, whoever writes the report."""
+  monkeypatch.setattr(runner, 'makers', lambda: dict(machine='another', versions='jax 9', date='2999-01-01'))
+  monkeypatch.setattr(runner, 'train_together', None)
+  before = results(done)
+  assert cli.main(['ablate', file, f'--workdir={done}']) == 0
+  assert results(done)['values'] == before['values'] and 'report.html' in capsys.readouterr().out
+  (made,) = runner.about(done / 'arms/rope')['made']
+  assert results(done)['study'].items() >= made.items() and made['machine'] != 'another'
+
+
+@pytest.mark.slow
+def test_an_arm_alone_and_a_slice(file, tmp_path):
+  assert cli.main(['ablate', file, f'--workdir={tmp_path}', '--slice=1/2']) == 0
+  assert [p.name for p in (tmp_path / 'arms').iterdir()] == ['learned']
+  assert 'rope is not trained yet' in (tmp_path / 'report.md').read_text()
+  assert cli.main(['ablate', file, f'--workdir={tmp_path}', '--slice=2/2']) == 2
+  assert cli.main(['ablate', file, f'--workdir={tmp_path}', '--arms=lerned']) == 2
+
+
+def test_another_config_in_the_same_folder_is_refused(file, done, capsys):
+  assert cli.main(['ablate', file, f'--workdir={done}', '--config.model.width=32']) == 2
+  assert 'model.width' in capsys.readouterr().err
+
+
+def test_a_dry_run_makes_nothing(file, tmp_path, capsys):
+  assert cli.main(['ablate', file, f'--workdir={tmp_path}/x', '--dry_run']) == 0
+  assert not (tmp_path / 'x').exists()
+
+
+def test_an_arm_that_fails_does_not_stop_the_others(file, tmp_path, monkeypatch):
+  train = runner.train_together
+
+  def failing(places):
+    if places[0].config.model.position == 'rope':
+      raise RuntimeError('out of memory')
+    return train(places)
+
+  monkeypatch.setattr(runner, 'train_together', failing)
+  assert cli.main(['ablate', file, f'--workdir={tmp_path}']) == 1
+  rope, learned = results(tmp_path)['arms']
+  assert rope['error'] == 'RuntimeError: out of memory' and learned['error'] is None
+  assert 'out of memory' in (tmp_path / 'arms/rope/error.txt').read_text()
+  assert {v['arm'] for v in results(tmp_path)['values']} == {'learned'}
+  monkeypatch.setattr(runner, 'train_together', train)
+  assert cli.main(['ablate', file, f'--workdir={tmp_path}']) == 0
+  assert {v['arm'] for v in results(tmp_path)['values']} == {'rope', 'learned'} and results(tmp_path)['arms'][
+    0
+  ]['error'] is None
+
+
+def test_a_measure_that_fails_leaves_the_others(done, tmp_path):
+  class Given:
+    def __init__(self, prepare):
+      self.prepare = prepare
+
+  place, said = tmp_path / 'seed0', dict(unmeasured={})
+  shutil.copytree(done / 'arms/rope/seed0', place)
+  (place / 'measured.json').unlink()
+  measures = {'bad': Given(lambda run: 1 / 0), 'good': Given(lambda run: lambda params: [Value('made', 1.0)])}
+  runner.ask(Arm('rope', {}, None, {}, 0, 0.0, 0), tmp_path, [0], measures, said)
+  assert said['unmeasured'] == {'bad': 'ZeroDivisionError: division by zero'} and list(
+    runner.asked(place)
+  ) == ['good']
+
+
+@pytest.mark.slow
+def test_what_could_not_be_measured_is_told_and_asked_again(file, done, tmp_path, monkeypatch):
+  measured = shutil.copytree(done, tmp_path / 'copy')
+  for path in measured.glob('arms/*/*/measured.json'):
+    path.unlink()
+  study = dataclasses.replace(
+    studies.load(file), measures=('lengths((8,), targets=64)', 'decoding(tokens=2, context=8)')
+  )
+  monkeypatch.setattr(studies, 'load', lambda file: study)
+  prepare = Lengths.prepare
+  monkeypatch.setattr(Lengths, 'prepare', lambda self, run: 1 / 0)
+  assert cli.main(['ablate', file, f'--workdir={measured}']) == 1
+  found = results(measured)
+  assert {'decoding_tokens_per_second'} < {v['metric'] for v in found['values']} and all(
+    arm['error'] is None for arm in found['arms']
+  )
+  assert found['arms'][0]['notes'] == [
+    'lengths((8,), targets=64) could not be measured: ZeroDivisionError: division by zero'
+  ]
+  monkeypatch.setattr(Lengths, 'prepare', prepare)
+  monkeypatch.setattr(Decoding, 'prepare', None)  # what was measured is not again
+  assert cli.main(['ablate', file, f'--workdir={measured}']) == 0
+  assert (
+    'loss_at_length' in {v['metric'] for v in results(measured)['values']}
+    and not results(measured)['arms'][0]['notes']
+  )
+
+
+@pytest.mark.parametrize(
+  'fields, sentence',
+  [
+    (dict(measures=('lenghts',)), "measures='lenghts' names 'lenghts', which measures does not have"),
+    (dict(measures=('needle',)), "the arm 'rope': measures='needle' asks what learnt from a needle"),
+    (
+      dict(metric='los'),
+      "metric='los' is given neither by the validation nor, without an x, by measures=.*did you mean 'loss'",
+    ),
+    (dict(metric='loss_at_length'), "metric='loss_at_length' is given neither"),
+    (
+      dict(metric='test_loss', measures=('split',), rates=(1e-3,)),
+      "metric='test_loss' is no metric of the validation, by which rates",
+    ),
+  ],
+)
+def test_a_question_that_has_no_answer_is_refused_before_training(tiny, fields, sentence):
+  arms = {name: Arm(name, {}, tiny(), {}, 0, 0.0, 0) for name in ('rope', 'other')}
+  study = Study(
+    question='Which?',
+    config=ConfigDict(),
+    base='rope',
+    arms={'rope': {}, 'other': {}},
+    **dict(measures=('lengths', 'decoding', 'step', 'split')) | fields,
+  )
+  with pytest.raises(ValueError, match=sentence):
+    runner.check_questions(study, arms)
+  runner.check_questions(
+    dataclasses.replace(study, metric='test_bits_per_byte', measures=('split',), rates=()), arms
+  )
+
+
+@pytest.mark.parametrize(
+  'said, rates, sentence',
+  [
+    ({}, (1e-3, 3e-3), 'has a learning rate of its own, and the study has rates='),
+    (
+      dict(rate=1e-3, rates=dict(reached={'0.001': 2.0}, diverged={'0.1': 'loss is nan'})),
+      (1e-3,),
+      'from 0.001, 0.1, and the study',
+    ),
+    (dict(rate=3e-3, rates=dict(reached={'0.003': 2.0})), (), r'from 0.003, and the study has rates=\(\)'),
+  ],
+)
+def test_rates_that_were_not_tried_for_all_arms_are_refused(file, done, tmp_path, said, rates, sentence):
+  shutil.copytree(done / 'arms/rope', tmp_path / 'arms/rope')
+  path = tmp_path / 'arms/rope/arm.json'
+  path.write_text(json.dumps(json.loads(path.read_text()) | said))
+  study = dataclasses.replace(studies.load(file), rates=rates)
+  rope = Arm('rope', {}, resolve_config(complete(study.config)), {}, 0, 0.0, 0)
+  with pytest.raises(ValueError, match=sentence):
+    runner.refuse_others(study, dict(rope=rope), tmp_path)
+
+
+@pytest.mark.slow
+def test_arms_that_differ_in_their_rate_alone_train_together(file, done, tmp_path, monkeypatch):
+  train, trained = runner.train_together, []
+  monkeypatch.setattr(runner, 'train_together', lambda places: trained.append(len(places)) or train(places))
+  assert cli.main(['ablate', f'{file}:twice', f'--workdir={tmp_path}']) == 0
+  assert trained == [4, 2]  # rope and rope at twice the rate, of two seeds, and then learned
+  assert cli.main(['ablate', f'{file}:twice', f'--workdir={tmp_path}']) == 0 and len(trained) == 2
+  assert json.loads((tmp_path / 'arms/twice/arm.json').read_text())['together'] == ['rope', 'twice']
+  alone, values = (
+    {(v['arm'], v['seed'], v['metric'], v['x']): v['value'] for v in results(place)['values']}
+    for place in (done, tmp_path)
+  )
+  for key, value in alone.items():
+    assert 'second' in key[2] or values[key] == pytest.approx(value, rel=1e-4), key
+  rates = {
+    arm: runs.carried(tmp_path / 'arms' / arm / 'seed1')['config']['optimizer']['learning_rate']
+    for arm in ('rope', 'twice')
+  }
+  assert rates == dict(rope=3e-3, twice=6e-3)
+
+
+@pytest.mark.slow
+def test_what_diverges_is_told(file, tmp_path):
+  assert cli.main(['ablate', f'{file}:ill', f'--workdir={tmp_path}', '--arms=rope,ill']) == 0
+  ill = next(arm for arm in results(tmp_path)['arms'] if arm['name'] == 'ill')
+  assert ill['diverged'] == [0, 1] and ill['error'] is None
+
+
+@pytest.mark.slow
+def test_the_rate_is_chosen_for_each_arm_by_another_seed(file, tmp_path):
+  assert cli.main(['ablate', f'{file}:rates', f'--workdir={tmp_path}']) == 0
+  for arm in results(tmp_path)['arms']:
+    said = json.loads((tmp_path / 'arms' / arm['name'] / 'arm.json').read_text())
+    reached = {float(rate): loss for rate, loss in said['rates']['reached'].items()}
+    assert arm['rate'] == min(reached, key=reached.get)
+    assert (
+      runs.carried(tmp_path / 'arms' / arm['name'] / 'seed0')['config']['optimizer']['learning_rate']
+      == arm['rate']
+    )
+
+
+@pytest.mark.slow
+def test_killed_and_gone_on_with(file, done, tmp_path):
+  """A SIGTERM in the middle: what is there stays, and the end is that of the unbroken study."""
+  command = [sys.executable, '-m', 'tfm', 'ablate', file, f'--workdir={tmp_path}', '--jobs', '2']
+  env = dict(os.environ)
+  process = subprocess.Popen(command, env=env)
+  wanted = tmp_path / 'arms/rope/seed0/metrics.jsonl'
+  while not (wanted.exists() and wanted.read_text()):
+    assert process.poll() is None
+    time.sleep(0.2)
+  process.send_signal(signal.SIGTERM)
+  assert process.wait() in (0, 1)
+  assert subprocess.run(command, env=env).returncode == 0
+
+  def final(workdir):
+    return {(v['arm'], v['seed'], v['metric'], v['x']): v['value'] for v in results(workdir)['values']}
+
+  assert final(tmp_path) == pytest.approx(final(done), rel=1e-4)
+
+
+def test_compare_is_the_report_without_training(done, tmp_path, capsys):
+  folders = [str(done / 'arms' / arm / f'seed{seed}') for arm in ('rope', 'learned') for seed in (0, 1)]
+  assert cli.main(['compare', *folders, f'--to={tmp_path}']) == 0
+  ours, theirs = results(tmp_path), results(done)
+
+  def plain(found):
+    return {(v['arm'], v['seed'], v['metric']): v['value'] for v in found['values'] if v['x'] is None}
+
+  assert plain(ours) == plain(theirs) and ours['study']['base'] == 'rope'
+  assert [list(arm['changes']) for arm in ours['arms']] == [[], ['model.position']]
+  capsys.readouterr()
+  for words, sentence in (
+    ([*folders, folders[0]], 'are one run, of seed 0'),
+    ([str(done / 'arms')], 'holds no run'),
+    ([folders[0], '--base=alibi'], '--base=alibi is no arm'),
+  ):
+    assert cli.main(['compare', *words, f'--to={tmp_path}/x']) == 2
+    assert sentence in capsys.readouterr().err and not (tmp_path / 'x').exists()
+
+
+def test_compare_takes_the_folder_of_a_study_or_an_arm(done, tmp_path):
+  words = ['compare', str(done), f'--to={tmp_path / "a b"}', '--metric=accuracy', '--higher']
+  assert cli.main(words) == 0
+  found = results(tmp_path / 'a b')
+  assert [arm['name'] for arm in found['arms']] == ['rope', 'learned'] and found['study']['seeds'] == [0, 1]
+  assert shlex.split(found['study']['command']) == ['tfm', *words]
+  assert found['study']['machine'] == runner.about(done / 'arms/rope')['made'][0]['machine']
+  other = tmp_path / 'other/arms/rope'
+  other.parent.mkdir(parents=True)
+  shutil.copytree(done / 'arms/learned', other)  # another study, whose arm of this name is something else
+  (other / 'arm.json').write_text(json.dumps(dict(name='rope', diverged={'1': 'nan'})))
+  groups = compare.grouped([run for folder in (done / 'arms/rope', other) for run in compare.runs(folder)])
+  assert {name: len(runs) for name, runs in groups.items()} == {'which/rope': 2, 'other/rope': 1}

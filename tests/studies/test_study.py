@@ -1,0 +1,78 @@
+"""A study says what it asks, and refuses what cannot be asked."""
+
+import pytest
+from ml_collections import ConfigDict
+
+from tfm.studies.study import Study, load, product, within
+
+
+ARMS = {'rope': {'model.position': 'rope'}, 'alibi': {'model.position': 'alibi'}}
+
+
+def study(**fields):
+  return Study(**dict(question='Which?', config=ConfigDict(), arms=ARMS, base='rope') | fields)
+
+
+def test_within_a_product():
+  arms = product(ARMS, {'pre': {'model.norm_placement': 'pre'}, 'post': {'model.norm_placement': 'post'}})
+  assert within(arms, 'rope') == {
+    'rope + pre': 'rope + pre',
+    'rope + post': 'rope + post',
+    'alibi + pre': 'rope + pre',
+    'alibi + post': 'rope + post',
+  }
+  study(arms=arms, base='rope + pre', against=within(arms, 'rope'))
+
+
+def test_a_product_of_axes():
+  arms = product(ARMS, {'pre': {'model.norm_placement': 'pre'}, 'post': {'model.norm_placement': 'post'}})
+  assert list(arms) == ['rope + pre', 'rope + post', 'alibi + pre', 'alibi + post']
+  assert arms['alibi + post'] == {'model.position': 'alibi', 'model.norm_placement': 'post'}
+  with pytest.raises(ValueError, match=r'two axes change model.position, in rope \+ rope; let one'):
+    product(ARMS, ARMS)
+
+
+@pytest.mark.parametrize(
+  'fields, sentence',
+  [
+    (dict(base='rop'), "base='rop' is no arm; known: rope, alibi; did you mean 'rope'?"),
+    (dict(seeds=0), 'seeds=0 must be at least 1'),
+    (dict(match='params'), "match='params' is not known; known: parameters, flops, tokens, time"),
+    (
+      dict(match='time'),
+      "match='time' follows from how long an arm trains, and free='model.feed_forward_width'",
+    ),
+    (
+      dict(match='parameters', free='training.steps'),
+      "match='parameters' does not follow from free='training.steps'",
+    ),
+    (
+      dict(match='flops', free='model.position'),
+      "the arm 'rope' sets model.position, which is free='model.position'",
+    ),
+    (dict(arms={'a,b': {}}, base='a,b'), 'a comma in its name'),
+    (dict(arms={'a!': {}, 'a?': {}}, base='a!'), "the arms 'a!' and 'a?' would share the folder 'a'"),
+    (
+      dict(arms={'rope': {}, 'slow': {'optimizer.learning_rate': 1e-5}}, rates=(1e-3,)),
+      "the arm 'slow' sets optimizer.learning_rate",
+    ),
+    (dict(rates=(1e-3, 0.001)), 'has one twice'),
+    (dict(against={'alibi': 'rop'}), "against names 'rop', which is no arm"),
+    (
+      dict(against={'rope': 'alibi', 'alibi': 'rope'}),
+      "against['rope']='alibi' is itself compared with 'rope'",
+    ),
+  ],
+)
+def test_refusals(fields, sentence):
+  with pytest.raises(ValueError) as refusal:
+    study(**fields)
+  assert sentence in str(refusal.value) and '\n' not in str(refusal.value)
+
+
+def test_files(tmp_path):
+  with pytest.raises(ValueError, match='nowhere.py is no file'):
+    load('nowhere.py')
+  (tmp_path / 'empty.py').write_text('')
+  with pytest.raises(ValueError, match=r'defines no get_study\(arg\)'):
+    load(str(tmp_path / 'empty.py'))

@@ -1,0 +1,299 @@
+"""What every slot holds, and what each variant goes together with: asked of the code, not written down."""
+
+import dataclasses
+import functools
+import importlib
+import inspect
+import io
+
+import jax
+import jax.numpy as jnp
+from jax.tree_util import Partial
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+import tfm.kernels
+import tfm.masks
+import tfm.mixers
+import tfm.positions
+import tfm.scores
+from tfm import spec
+from tfm.config import assemble
+from tfm.config.overlay import complete
+from tfm.config.resolve import resolve_config
+from tfm.config.schema import default_config
+from tfm.kernels.dense import Dense
+from tfm.kernels.protocol import Asked, Kernel
+from tfm.masks.protocol import Mask, is_causal
+from tfm.mixers.protocol import Context, Mixer
+from tfm.models.decoder import Decoder
+from tfm.models.flops import with_kernel
+from tfm.models.table import rows as parameter_rows
+from tfm.parallel.sharding import parse_rules
+from tfm.positions.protocol import Position
+from tfm.scores.protocol import Score
+
+
+SLOTS = {
+  'mixer': (tfm.mixers, Mixer),
+  'position': (tfm.positions, Position),
+  'mask': (tfm.masks, Mask),
+  'score': (tfm.scores, Score),
+  'kernel': (tfm.kernels, Kernel),
+}
+# Sizes that every kernel takes, vendors' too.
+LENGTH, VOCAB = 256, 32
+FRIENDLY = dict(layers=1, width=128, heads=2, head_width=64, dtype='bfloat16', vocab_multiple=8, scan=False)
+YES, NO = 'yes', '–'
+
+
+@dataclasses.dataclass(frozen=True)
+class Variant:
+  """One file of a slot.
+
+  Attributes:
+    slot, name: where it is; kind: its class; spec: the first that the conformance suite tries.
+  """
+
+  slot: str
+  name: str
+
+  @functools.cached_property
+  def kind(self) -> type:
+    return spec.find(self.name, *SLOTS[self.slot])
+
+  @property
+  def spec(self) -> str:
+    return (self.kind.examples or (self.name,))[0]
+
+  @property
+  def arguments(self) -> str:
+    """What a spec may say."""
+    surroundings = {*inspect.signature(SLOTS[self.slot][1]).parameters, *SLOTS, 'parent', 'name'}
+    settable = [name for name in inspect.signature(self.kind).parameters if name not in surroundings]
+    return spec.signature(self.kind, settable) if settable else ''
+
+  @property
+  def summary(self) -> str:
+    """The first line of its file."""
+    return importlib.import_module(self.kind.__module__).__doc__.splitlines()[0].rstrip('.')
+
+  @functools.cached_property
+  def fields(self) -> dict[str, str]:
+    """The model fields of the plainest model that has it."""
+    fields = dict(mixer='softmax', position='rope', mask='causal', score='dot', kernel='dense') | {
+      self.slot: self.spec
+    }
+    if self.slot == 'mixer':
+      if not self.kind.hooks:
+        fields['position'] = 'none'
+      if self.kind.masks is not None and 'causal' not in self.kind.masks:
+        fields['mask'] = self.kind.masks[0]
+      if 'kernel' not in self.kind.__dataclass_fields__:
+        fields['kernel'] = default_config().model.kernel
+    return fields
+
+
+def variants(slot: str) -> list[Variant]:
+  """The files of a slot."""
+  return [Variant(slot, name) for name in spec.names(SLOTS[slot][0])]
+
+
+def model(variant: Variant, packing: str = 'concat') -> Decoder:
+  """The plainest model with a variant in it, of sizes that every kernel takes, for rows packed so."""
+  objective = (
+    'prefix_lm'
+    if assemble.named('model.mask', spec.build, variant.fields['mask'], tfm.masks, Mask).reads
+    else 'causal_lm'
+  )
+  config = complete(
+    dict(data=dict(length=LENGTH, packing=packing), model=FRIENDLY | variant.fields, objective=objective)
+  )
+  return assemble.model(resolve_config(config), VOCAB, causal=False)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Probe(Kernel):
+  """The dense kernel, which asks all the others what they would say."""
+
+  heard: dict[str, str | None] = dataclasses.field(default_factory=dict)
+
+  def attend(self, q, k, v, asked):
+    for variant in variants('kernel'):
+      if variant.name != 'auto':
+        made = assemble.named('model.kernel', spec.build, variant.name, tfm.kernels, Kernel)
+        refusal = made.refusal(q, k, v, asked)
+        self.heard[variant.name] = self.heard.get(variant.name) or refusal
+    return Dense().attend(q, k, v, asked)
+
+
+def kernels(variant: Variant) -> dict[str, str | None]:
+  """kernel → why it cannot serve the variant in training, None where it can; {} for what has no kernel."""
+  probe = Probe()
+  probed = with_kernel(model(variant), probe)
+  tokens = jax.ShapeDtypeStruct((1, LENGTH), jnp.int32)
+  jax.eval_shape(lambda key, t: probed.init(key, t, Context.whole(t)), jax.random.key(0), tokens)
+  return probe.heard
+
+
+def decodes(variant: Variant) -> bool:
+  """Whether a model with the variant reads on from a cache."""
+  made = model(variant)
+  tokens = jax.ShapeDtypeStruct((1, 1), jnp.int32)
+  try:
+    caches = jax.eval_shape(lambda: made.init_caches(1, LENGTH))
+    jax.eval_shape(
+      lambda key, t, c: made.init_with_output(key, t, Context.whole(t), c), jax.random.key(0), tokens, caches
+    )
+  except (ValueError, NotImplementedError):
+    return False
+  return True
+
+
+def packs(variant: Variant) -> bool:
+  """Whether a model with the variant is built for rows of several documents."""
+  try:
+    model(variant, 'first_fit')
+  except ValueError:
+    return False
+  return True
+
+
+def cut(variant: Variant) -> str:
+  """The mesh axes that cut the variant's own parameters under the default rules; '' if it has none."""
+  made = model(variant)
+  tokens = jax.ShapeDtypeStruct((1, LENGTH), jnp.int32)
+  boxed = jax.eval_shape(lambda key, t: made.init(key, t, Context.whole(t)), jax.random.key(0), tokens)[
+    'params'
+  ]
+  rules = parse_rules(default_config().rules)
+  own = [
+    row for row in parameter_rows(boxed, rules) if any(part.startswith(variant.slot) for part in row.path)
+  ]
+  axes = {axis for row in own for entry in row.spec for axis in entry.split('+')} - {'-'}
+  return ' '.join(axis for axis in default_config().mesh if axis in axes) or ('whole' if own else '')
+
+
+def features(variant: Variant) -> str:
+  """What a kernel takes beyond plain causal attention over whole rows of one document."""
+  kernel = spec.build(variant.name, tfm.kernels, Kernel)
+  return (
+    'all'
+    if not (refused := [name for name, change in FEATURES.items() if refusal(kernel, **change)])
+    else (', '.join(name for name in FEATURES if name not in refused) or 'nothing')
+  )
+
+
+def refusal(kernel: Kernel, **change) -> str | None:
+  """What the kernel says of plain attention with a change."""
+  tokens = jax.ShapeDtypeStruct((1, LENGTH), jnp.int32)
+  heads = jax.ShapeDtypeStruct(
+    (1, LENGTH, FRIENDLY['heads'], FRIENDLY['head_width']), jnp.dtype(FRIENDLY['dtype'])
+  )
+  score = spec.factory('dot', tfm.scores, Score, head_width=FRIENDLY['head_width'])().apply({})
+  plain = dict(
+    score=score,
+    bias=None,
+    mask=spec.build('causal', tfm.masks, Mask),
+    layout='whole',
+    q_positions=tokens,
+    k_positions=tokens,
+    q_segments=tokens,
+    k_segments=tokens,
+  )
+  return kernel.refusal(heads, heads, heads, Asked(**plain | change))
+
+
+_anything = Partial(lambda *args: None)
+FEATURES = {
+  'windows': dict(mask=spec.build('causal & window(64)', tfm.masks, Mask)),
+  'masks of positions': dict(mask=spec.build('causal & chunked(64)', tfm.masks, Mask)),
+  'prefixes': dict(mask=spec.build('prefix', tfm.masks, Mask)),
+  'packed rows': dict(layout='packed'),
+  'caches': dict(layout='any'),
+  'other scores': dict(score=_anything),
+  'biases': dict(bias=_anything),
+  'soft cap': dict(soft_cap=50.0),
+  'sinks': dict(sinks=jax.ShapeDtypeStruct((FRIENDLY['heads'],), jnp.float32)),
+  'sigmoid': dict(normalizer='sigmoid'),
+  'dropout': dict(dropout=0.1, dropout_key=jax.eval_shape(lambda: jax.random.key(0))),
+}
+
+
+def table(slot: str) -> Table:
+  """One line a variant."""
+  lines = Table(box=box.MARKDOWN, header_style='', pad_edge=False)
+  columns = {'name': 1, 'arguments': 1, 'what': 1} | COLUMNS[slot]
+  for column in columns:
+    lines.add_column(column, no_wrap=True)
+  for variant in variants(slot):
+    lines.add_row(
+      f'`{variant.name}`',
+      f'`{variant.arguments}`' if variant.arguments else '',
+      variant.summary,
+      *(tell(variant) for tell in COLUMNS[slot].values()),
+    )
+  return lines
+
+
+def _served(variant: Variant) -> str:
+  heard = kernels(variant)
+  return ' '.join(name for name, refusal in heard.items() if not refusal) if heard else 'its own'
+
+
+def _yes(told: bool) -> str:
+  return YES if told else NO
+
+
+def _masks(variant: Variant) -> str:
+  return 'any' if variant.kind.masks is None else ' '.join(variant.kind.masks)
+
+
+def _asked(variant: Variant) -> str:
+  return ' '.join(['embed', *sorted(variant.kind.hooks)])
+
+
+# slot → heading → what it says of a variant.
+COMMON = {
+  'kernels': _served,
+  'cache': lambda v: _yes(decodes(v)),
+  'packing': lambda v: _yes(packs(v)),
+  'cut over': cut,
+}
+COLUMNS = {
+  'mixer': {'masks': _masks, 'asks a position to': _asked} | COMMON,
+  'position': {'enters': lambda v: ' '.join(sorted(v.kind.enters()))} | COMMON,
+  'mask': {
+    'looks ahead': lambda v: _yes(
+      not is_causal(assemble.named('mask', spec.build, v.spec, tfm.masks, Mask), LENGTH)
+    ),
+    **{name: COMMON[name] for name in ('kernels', 'cache', 'packing')},
+  },
+  'score': COMMON,
+  'kernel': {
+    'runs on': lambda v: ' '.join(v.kind.platforms) or 'anything',
+    'takes, beyond plain causal rows': features,
+  },
+}
+
+
+def markdown() -> str:
+  """All slots, as docs/variants.md has them."""
+  text = io.StringIO()
+  console = Console(file=text, width=10_000, highlight=False, markup=False)
+  console.print(HEAD)
+  for slot in SLOTS:
+    console.print(f'## {slot}\n')
+    console.print(table(slot))
+  return '\n'.join(line.rstrip() for line in text.getvalue().splitlines()) + '\n'
+
+
+HEAD = """# What there is
+
+Made by `tfm variants` from the code; a test holds this file to it. *kernels*: those that can serve a
+model with the variant in training (bfloat16, rows of 256 tokens, the rest at its plainest); *cache*:
+whether decoding reads on from a cache; *packing*: whether documents of one row are kept apart; *cut
+over*: the mesh axes that cut its own parameters under the default rules (nothing: it has none).
+The conformance suite proves each yes: cached equals uncached, packed equals alone, eight devices equal one.
+"""

@@ -1,0 +1,1 @@
+"""Run configs: fields, files, resolution, validation, and the objects that they describe."""

@@ -1,0 +1,246 @@
+"""Blocks of a model: mixers with their slots, feed-forward layers, norms; what they cannot honour is refused."""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+from ml_collections import ConfigDict
+
+import tfm.kernels
+import tfm.masks
+import tfm.mixers
+import tfm.positions
+import tfm.scores
+from tfm import spec
+from tfm.config.assemble.named import named, one_of
+from tfm.config.assemble.recipe import objective, packing
+from tfm.config.schema import default_config
+from tfm.errors import require
+from tfm.kernels.protocol import Kernel
+from tfm.layers.feed_forward import FEED_FORWARDS
+from tfm.layers.initializer import INITIALIZERS, Factory
+from tfm.layers.norm import norm as make_norm
+from tfm.masks.protocol import Mask, is_causal
+from tfm.mixers.protocol import Mixer
+from tfm.models.block import PLACEMENTS, RESIDUALS, Block
+from tfm.positions.protocol import Position
+from tfm.scores.protocol import Score
+
+
+DTYPES = {'float32': jnp.float32, 'bfloat16': jnp.bfloat16, 'float16': jnp.float16}
+
+
+def block(
+  config: ConfigDict,
+  where: str,
+  b: ConfigDict,
+  causal: bool,
+  outer: Factory | None = None,
+  across: Callable | None = None,
+) -> Callable:
+  """The factory of one kind of block.
+
+  Args:
+    where: the config section that describes it.
+    outer: the initializer of projections into the residual stream, if not the model's.
+    across: the factory of the mixer that attends to a memory.
+  """
+  m = config.model
+  one_of(f'{where}.norm_placement', b.norm_placement, PLACEMENTS)
+  one_of(f'{where}.residual', b.residual, RESIDUALS)
+  require(
+    b.residual == 'sequential' or b.norm_placement == 'pre',
+    f"config.{where}.residual={b.residual!r} is defined for norm_placement='pre', not {b.norm_placement!r}",
+  )
+  require(
+    b.residual == 'sequential' or across is None,
+    f'config.{where}.residual={b.residual!r} is defined for a mixer and a feed-forward layer, and here is a third '
+    "branch, cross-attention; 'sequential' would do",
+  )
+  outer = outer or initializer(config, 'initializer')
+  made = mixer(config, where, b, causal, outer)
+  sizes = dict(
+    width=m.width,
+    hidden=b.feed_forward_width,
+    bias=b.bias,
+    initializer=initializer(config, 'initializer'),
+    output_initializer=outer,
+    dtype=DTYPES[m.dtype],
+  )
+  layer = named(f'{where}.feed_forward', spec.choose, b.feed_forward, FEED_FORWARDS, **sizes)  # to be refused
+  width = f'config.{where}.feed_forward_width={b.feed_forward_width}'
+  require(layer is None or b.feed_forward_width >= 1, f'{width} must be at least 1')
+  require(
+    layer is not None or b.feed_forward_width == 0,
+    f"{width} is of a layer that feed_forward='none' leaves out; leave it out too",
+  )
+  require(
+    layer is not None or b.residual == 'sequential',
+    f'config.{where}.residual={b.residual!r} adds a mixer and a feed-forward layer at once, and '
+    f"feed_forward='none' leaves the mixer alone; 'sequential' would do",
+  )
+  feed_forward = None if layer is None else spec.pick(b.feed_forward, FEED_FORWARDS, **sizes)
+  return functools.partial(
+    Block,
+    made,
+    feed_forward,
+    norm(config, where, b),
+    b.norm_placement,
+    b.residual,
+    m.dropout.residual,
+    across,
+  )
+
+
+def mixer(config: ConfigDict, where: str, b: ConfigDict, causal: bool, outer: Factory) -> Callable:
+  """The factory of the mixer that a section describes."""
+  m = config.model
+  require(
+    b.kv_heads >= 1 and b.heads % b.kv_heads == 0,
+    f'config.{where}.kv_heads={b.kv_heads} must divide config.{where}.heads={b.heads}',
+  )
+  require(b.head_width >= 1, f'config.{where}.head_width={b.head_width} must be at least 1')
+  slots = dict(
+    position=position(config, where, b),
+    score=named(f'{where}.score', spec.factory, b.score, tfm.scores, Score, head_width=b.head_width),
+    mask=mask(config, where, b, causal),
+    kernel=named(f'{where}.kernel', spec.build, b.kernel, tfm.kernels, Kernel),
+  )
+  made = named(
+    f'{where}.mixer',
+    spec.factory,
+    b.mixer,
+    tfm.mixers,
+    Mixer,
+    width=m.width,
+    heads=b.heads,
+    kv_heads=b.kv_heads,
+    head_width=b.head_width,
+    bias=b.bias,
+    dropout=m.dropout.attention,
+    initializer=initializer(config, 'initializer'),
+    output_initializer=outer,
+    dtype=DTYPES[m.dtype],
+    **slots,
+  )
+  check_parts(config, where, b, made.func, slots)
+  require(
+    not causal or not made().sees_later,
+    f'config.{where}.mixer={b.mixer!r} lets tokens see later ones whatever the mask, which a decoder may not; an '
+    'encoder may',
+  )
+  return made
+
+
+def cross(config: ConfigDict, outer: Factory) -> Callable:
+  """The factory of the mixer through which a decoder attends to its encoder's output."""
+  c = config.model.cross
+  kind = named(
+    'model.cross.mixer', lambda text: spec.find(spec.parse(text).name, tfm.mixers, Mixer, text), c.mixer
+  )
+  require(kind.crosses, f"config.model.cross.mixer={c.mixer!r} reads no memory; 'softmax' would do")
+  made = mixer(config, 'model.cross', c, causal=False, outer=outer)
+  require(
+    'embed' not in made.keywords['position'].func.enters(),
+    f'config.model.cross.position={c.position!r} enters at the embedding, where cross-attention has no say; '
+    "'none' or one that enters elsewhere would do",
+  )
+  return made
+
+
+def check_parts(
+  config: ConfigDict, where: str, b: ConfigDict, mixer: type[Mixer], parts: Mapping[str, Any]
+) -> None:
+  """Refuses what is said of a block and the mixer has no place for."""
+  fields = mixer.__dataclass_fields__
+  for slot in ('score', 'kernel'):
+    default = default_config().model[slot]
+    require(
+      slot in fields or b[slot] == default,
+      f'config.{where}.mixer={b.mixer!r} has no {slot}, so {slot}={b[slot]!r} would be ignored; '
+      f'leave it at {default!r}',
+    )
+  require(
+    mixer.packs or packing(config).layout == 'whole',
+    f'config.{where}.mixer={b.mixer!r} does not keep the documents of a row apart, and config.data.packing='
+    f"{config.data.packing!r} puts several into one; 'concat' would do",
+  )
+  require(
+    mixer.groups or b.kv_heads == b.heads,
+    f'config.{where}.mixer={b.mixer!r} has no groups of heads, so kv_heads={b.kv_heads} would be ignored; '
+    f'leave it out, or set it to heads={b.heads}',
+  )
+  extra = parts['position'].func.enters() - {'embed'} - mixer.hooks
+  require(
+    not extra,
+    f'config.{where}.mixer={b.mixer!r} does not ask a position for its {" or ".join(sorted(extra))}, '
+    f"where position={b.position!r} enters; 'none' or one that enters at the embedding would do",
+  )
+  require(
+    mixer.lends or not parts['position']().borrows,
+    f'config.{where}.mixer={b.mixer!r} does not lend its projections, which position={b.position!r} borrows; '
+    "'softmax' does, or the position may have its own",
+  )
+  known = None if mixer.masks is None else [spec.build(text, tfm.masks, Mask) for text in mixer.masks]
+  require(
+    known is None or parts['mask'] in known,
+    f'config.{where}.mixer={b.mixer!r} cannot honour mask={b.mask!r}; '
+    f'{" or ".join(map(repr, mixer.masks or ()))} would do',
+  )
+
+
+def distinct(config: ConfigDict, kinds: Sequence[tuple[str, ConfigDict]]) -> tuple[Callable, ...]:
+  """The factory of every positional scheme in use, each once, as what it embeds and shares is made once."""
+  found = {}
+  for where, b in kinds:
+    made = position(config, where, b)
+    first, sizes = found.setdefault(made().identity, (made, (b.heads, b.head_width)))
+    require(
+      sizes == (b.heads, b.head_width) or made.func.share is Position.share,
+      f'config.{where}.position={b.position!r} is one table for all its blocks, and they differ in heads or '
+      'head_width; give them the same',
+    )
+  return tuple(made for made, _ in found.values())
+
+
+def position(config: ConfigDict, where: str, b: ConfigDict) -> Callable:
+  """The factory of a block's positional scheme."""
+  return named(
+    f'{where}.position',
+    spec.factory,
+    b.position,
+    tfm.positions,
+    Position,
+    width=config.model.width,
+    heads=b.heads,
+    head_width=b.head_width,
+    length=config.data.length,
+  )
+
+
+def mask(config: ConfigDict, where: str, b: ConfigDict, causal: bool) -> Mask:
+  """A block's mask; a decoder's must not look ahead, and what it reads must come from somewhere."""
+  made = named(f'{where}.mask', spec.build, b.mask, tfm.masks, Mask)
+  require(
+    not causal or is_causal(made, config.data.length),
+    f'config.{where}.mask={b.mask!r} lets a token see later ones, which a decoder may not; '
+    f"'causal & ({b.mask})' would do",
+  )
+  missing = made.reads - objective(config).gives
+  require(
+    not missing,
+    f'config.{where}.mask={b.mask!r} wants to know the {" and ".join(sorted(missing))} of each '
+    f"document, which config.objective={config.objective!r} does not tell; 'prefix_lm' would do",
+  )
+  return made
+
+
+def norm(config: ConfigDict, where: str, b: ConfigDict) -> Callable:
+  """The factory of a norm: its spec's arguments bound."""
+  return named(f'{where}.norm', make_norm, b.norm, b.bias)
+
+
+def initializer(config: ConfigDict, field: str) -> Callable:
+  """An initializer factory by name."""
+  return named(f'model.{field}', spec.choose, config.model[field], INITIALIZERS)

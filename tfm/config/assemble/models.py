@@ -1,0 +1,270 @@
+"""Models: the trunk of a section, and what stands before and after it."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from tfm.config.assemble.blocks import DTYPES, block, cross, distinct, initializer, mask, norm
+from tfm.config.assemble.named import one_of
+from tfm.config.assemble.recipe import objective, packing, source
+from tfm.config.schema import default_config, parts
+from tfm.errors import require, suggest
+from tfm.layers.activation import ACTIVATIONS
+from tfm.layers.initializer import shrunk
+from tfm.layers.pooled import LEADING, Pooled
+from tfm.models.decoder import Decoder
+from tfm.models.encoder import Encoder
+from tfm.models.encoder_decoder import EncoderDecoder, SourceEncoder
+from tfm.models.stack import REMAT, Stack
+from tfm.models.trunk import Trunk
+from tfm.models.vision import Vision
+
+
+# With an objective that trains each, for who has chosen one that does not.
+ARCHITECTURES = {'decoder': 'causal_lm', 'encoder_decoder': 'seq2seq', 'encoder': 'masked_lm'}
+# What only one of them has.
+ENCODERS = ('patch', 'token_types', 'pooling', 'pooled_transform')
+# What stands between the trunk and the logits of a vocabulary.
+OUTPUT = 'output_transform', 'output_bias', 'output_soft_cap'
+# What only a model of tokens has.
+TOKENS = (
+  'tied',
+  'embedding_width',
+  'embedding_scaled',
+  'embedding_initializer',
+  *OUTPUT,
+  'token_types',
+  'vocab_multiple',
+)
+
+
+def model(config: ConfigDict, vocab: int, causal: bool = True, source_vocab: int = 0) -> Trunk:
+  """The model of a resolved config, for a tokenizer of `vocab` tokens, to which come those of the objective.
+
+  Args:
+    vocab: 0 where there is none, as of images.
+    causal: whether a decoder's mask that lets a token see later ones is refused.
+    source_vocab: tokens of the source, where it has a vocabulary of its own.
+
+  Raises:
+    ValueError: one sentence naming the field, its value and what would do.
+  """
+  m = config.model
+  one_of('model.architecture', m.architecture, ARCHITECTURES)
+  pair, encodes, aim = m.architecture == 'encoder_decoder', m.architecture == 'encoder', objective(config)
+  require(
+    pair or not m.encoder,
+    f'config.model.architecture={m.architecture!r} has no encoder beside a decoder, so '
+    "config.model.encoder would be ignored; 'encoder_decoder' has one",
+  )
+  require(
+    m.architecture in aim.architectures,
+    f'config.objective={config.objective!r} does not train config.model.architecture={m.architecture!r}, but '
+    f'{" and ".join(map(repr, aim.architectures))}; {ARCHITECTURES[m.architecture]!r} would do',
+  )
+  for field in ENCODERS:
+    default = default_config().model[field]
+    require(
+      encodes or m[field] == default,
+      f'config.model.{field}={m[field]!r} is of an encoder, and '
+      f'config.model.architecture={m.architecture!r} would ignore it; leave it at {default!r}',
+    )
+  for field in OUTPUT:
+    default = default_config().model[field]
+    require(
+      not encodes or aim.hidden or m[field] == default,
+      f'config.model.{field}={m[field]!r} is of the logits of a vocabulary, and config.objective={config.objective!r} asks '
+      f'an encoder for none; set it to {default!r}',
+    )
+  for field in ('output_transform', 'pooled_transform'):
+    if m[field]:
+      one_of(f'model.{field}', m[field], ACTIVATIONS)
+  for field in ('layers', 'width', 'embedding_width', 'vocab_multiple'):
+    require(m[field] >= 1, f'config.model.{field}={m[field]} must be at least 1')
+  require(
+    m.output_soft_cap >= 0, f'config.model.output_soft_cap={m.output_soft_cap} must be 0 (none) or more'
+  )
+  for field in m.dropout:
+    require(0 <= m.dropout[field] < 1, f'config.model.dropout.{field}={m.dropout[field]} must lie in [0, 1)')
+  one_of('model.dtype', m.dtype, DTYPES)
+  one_of('model.remat', m.remat, REMAT)
+  turns = {where: part.pattern for where, part in parts(config).items() if 'pattern' in part}
+  for where, pattern in turns.items():
+    for name in pattern:
+      require(
+        name in m.blocks,
+        f'config.{where}.pattern names {name!r}, which config.model.blocks does not '
+        f'define; {suggest(name, m.blocks)}',
+      )
+  for name in m.blocks:
+    users = [where for where, pattern in turns.items() if name in pattern]
+    require(
+      bool(users),
+      f'config.model.blocks.{name} is not in config.model.pattern={m.pattern!r}; name it there or delete it',
+    )
+    require(
+      len(users) == 1,
+      f'config.model.blocks.{name} is in the patterns of {" and ".join(users)}, whose blocks '
+      'inherit from different sections; define one for each',
+    )
+
+  one_of('model.pooling', m.pooling, LEADING)
+  if m.patch or source(config).shape:
+    return Vision(
+      **trunk(config, 'model', causal=False, branches=2),
+      **patches(config),
+      heads=heads(config),
+      initializer=initializer(config, 'initializer'),
+    )
+
+  require(
+    m.class_tokens == 0,
+    f'config.model.class_tokens={m.class_tokens} stand before the patches of images, and the model '
+    'reads texts; leave it at 0',
+  )
+  require(
+    LEADING[m.pooling] < 2,
+    f'config.model.pooling={m.pooling!r} is of the learned tokens of images, and the model reads '
+    "texts; 'first' would do",
+  )
+
+  def rows(vocab):
+    return -(-vocab // m.vocab_multiple) * m.vocab_multiple
+
+  vocab += len(aim.special)
+  fields = trunk(config, 'model', causal and not encodes, branches=3 if pair else 2) | dict(
+    vocab=vocab,
+    rows=rows(vocab),
+    embedding_width=m.embedding_width,
+    embedding_scale=m.width**0.5 if m.embedding_scaled else 1.0,
+    tied=m.tied,
+    output_transform=m.output_transform,
+    output_bias=m.output_bias,
+    output_soft_cap=m.output_soft_cap,
+    embedding_initializer=initializer(config, 'embedding_initializer'),
+    initializer=initializer(config, 'initializer'),
+  )
+  if encodes:
+    return Encoder(**fields, token_types=token_types(config), heads=heads(config), hidden=aim.hidden)
+  if not pair:
+    return Decoder(**fields)
+  encoder = functools.partial(SourceEncoder, **trunk(config, 'model.encoder', causal=False, branches=2))
+  return EncoderDecoder(**fields, encoder=encoder, source_vocab=source_vocab, source_rows=rows(source_vocab))
+
+
+def patches(config: ConfigDict) -> dict[str, Any]:
+  """What images are, and how they become tokens.
+
+  Raises:
+    ValueError: for a patch without images or images without one, one that does not divide them, fewer class tokens than
+      the pooling reads, a data.length that is not as many, and what is said of tokens and would be ignored.
+  """
+  m, shape, length = config.model, source(config).shape, config.data.length
+  require(
+    bool(shape),
+    f'config.model.patch={m.patch} cuts up images, and config.data.source={config.data.source!r} gives '
+    'texts; leave it at 0',
+  )
+  H, W, _ = shape
+  fit = [p for p in range(1, min(H, W) + 1) if H % p == W % p == 0]
+  require(
+    m.patch in fit,
+    f'config.model.patch={m.patch} does not cut the {H} × {W} pixels of config.data.source='
+    f'{config.data.source!r} into patches; one of {", ".join(map(str, fit))} would do',
+  )
+  count, classed = (H // m.patch) * (W // m.patch), m.class_tokens
+  require(
+    classed >= LEADING[m.pooling],
+    f'config.model.class_tokens={classed} are fewer than the {LEADING[m.pooling]} that '
+    f'config.model.pooling={m.pooling!r} reads; leave it out',
+  )
+  told = {0: '', 1: ' and the class token'}.get(classed, f' and {classed} class tokens')
+  require(
+    length == count + classed,
+    f'config.data.length={length} is not the {count} patches of {m.patch} × {m.patch} pixels of config.data.source='
+    f'{config.data.source!r}{told}; {count + classed} would do',
+  )
+  for field in TOKENS:
+    default = m.width if field == 'embedding_width' else default_config().model[field]
+    require(
+      m[field] == default,
+      f'config.model.{field}={m[field]!r} is of a vocabulary, which images have not; leave it at {default!r}',
+    )
+  return dict(shape=shape, patch=m.patch, class_tokens=classed)
+
+
+def token_types(config: ConfigDict) -> int:
+  """How many there are; as many as the packing tells apart."""
+  types, tells = config.model.token_types, 'types' in packing(config).gives
+  require(types >= 0, f'config.model.token_types={types} must be 0 (none) or more')
+  require(
+    types >= 2 or not tells,
+    f'config.data.packing={config.data.packing!r} tells first and second texts apart, and '
+    f'config.model.token_types={types} would ignore it; 2 would do',
+  )
+  return types
+
+
+def heads(config: ConfigDict) -> tuple[tuple[str, Callable], ...]:
+  """(name, factory) of each head of an encoder that classifies."""
+  m = config.model
+  return tuple(
+    (
+      name,
+      functools.partial(
+        Pooled,
+        pooling or m.pooling,
+        '' if pooling == 'none' else m.pooled_transform,
+        classes,
+        m.width,
+        m.dropout.residual,
+        initializer(config, 'initializer'),
+        DTYPES[m.dtype],
+      ),
+    )
+    for name, classes, pooling in objective(config).heads
+  )
+
+
+def trunk(config: ConfigDict, where: str, causal: bool, branches: int) -> dict[str, Any]:
+  """The fields of the trunk that a config section describes.
+
+  Args:
+    branches: residual branches of a block that has a feed-forward layer; of three, the second attends to a memory.
+  """
+  m, part = config.model, parts(config)[where]
+  require(part.layers >= 1, f'config.{where}.layers={part.layers} must be at least 1')
+  require(
+    len(part.pattern) <= part.layers,
+    f'config.{where}.pattern has {len(part.pattern)} blocks and config.{where}.'
+    f'layers={part.layers}; the first turn would not be whole',
+  )
+  kinds = [(f'model.blocks.{name}', m.blocks[name]) for name in part.pattern] or [(where, part)]
+  outer = initializer(config, 'initializer')
+  layers = [kinds[i % len(kinds)][1] for i in range(part.layers)]
+  added = sum(branches - (b.feed_forward_width == 0) for b in layers)
+  outer = shrunk(outer, added**-0.5) if m.depth_scaled else outer
+  crossed = [('model.cross', m.cross)] if branches == 3 else []
+  across = cross(config, outer) if crossed else None
+  blocks = {at: block(config, at, b, causal, outer, across) for at, b in kinds}
+  return dict(
+    width=m.width,
+    positions=distinct(config, kinds + crossed),
+    reads=frozenset().union(*(mask(config, at, b, causal).reads for at, b in kinds)),
+    stack=functools.partial(
+      Stack,
+      tuple(blocks[at] for at, _ in kinds),
+      part.layers,
+      m.scan,
+      m.remat,
+      config.pipeline.microbatches,
+      config.pipeline.repeats,
+    ),
+    norm=norm(config, where, part),
+    embedding_norm=m.embedding_norm,
+    final_norm=layers[-1].norm_placement != 'post',
+    dropout=m.dropout.embedding,
+    dtype=DTYPES[m.dtype],
+  )

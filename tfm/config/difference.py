@@ -1,0 +1,52 @@
+"""What differs between two configs, and what of it changes the result."""
+
+from collections.abc import Mapping
+
+from tfm.config.schema import INHERITING, leaves
+from tfm.spec import parse
+from tfm.training.schedule import ENDLESS
+
+
+# A resumed run may change these: they say how the work is done, not what is computed.
+FREE_FIELDS = (
+  'mesh',
+  'slices',
+  'pipeline',
+  'rules',
+  'decoding',
+  'training.log_every',
+  'training.evaluate_every',
+  'training.save_every',
+  'training.near',
+  'training.save_near',
+  'training.evaluation_batches',
+  'training.keep',
+  'training.profile',
+  'training.loss_chunk',
+  'model.remat',
+  'model.kernel',
+  'data.threads',
+)
+
+
+def list_differences(old: Mapping, new: Mapping) -> list[str]:
+  """One line for every field that matters and differs: `field: old → new`.
+
+  The number of steps matters to the schedules that look at it.
+  """
+  endless = parse(old['optimizer']['schedule']).name in ENDLESS
+  before, after = dict(leaves(old)), dict(leaves(new))
+  lines = []
+  for path in dict.fromkeys((*before, *after)):
+    free = any(path == f or path.startswith(f'{f}.') or _block_field(path, f) for f in FREE_FIELDS)
+    free |= endless and path == 'training.steps'
+    a, b = before.get(path), after.get(path)
+    a, b = (tuple(x) if isinstance(x, list) else x for x in (a, b))
+    if a != b and not free:
+      lines.append(f'{path}: {a!r} → {b!r}')
+  return lines
+
+
+def _block_field(path: str, free: str) -> bool:
+  """Whether `path` is a part's own form of a free field of the model."""
+  return path.startswith(INHERITING) and free == f'model.{path.rpartition(".")[2]}'

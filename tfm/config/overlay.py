@@ -1,0 +1,81 @@
+"""Fields set in a config: from another config, by dotted path, from the text of a command line."""
+
+import ast
+from collections.abc import Mapping
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from tfm.config.schema import BLOCK_FIELDS, INHERITING, default_config, give_sections, leaves, optional
+from tfm.errors import require, suggest
+
+
+def complete(given: Mapping) -> ConfigDict:
+  """The schema with the given fields in place.
+
+  Raises:
+    ValueError: for a field that is not there or a value of the wrong type.
+  """
+  return overlay(default_config(), given)
+
+
+def overlay(config: ConfigDict, given: Mapping) -> ConfigDict:
+  """A complete config with the given fields in place of its own.
+
+  Raises:
+    ValueError: for a field that is not there or a value of the wrong type.
+  """
+  given = ConfigDict(given)
+  model = given.get('model')
+  blocks = model.get('blocks') if isinstance(model, ConfigDict) else None
+  for name in blocks if isinstance(blocks, ConfigDict) else ():
+    if name not in config.model.blocks:
+      config.model.blocks[name] = optional(BLOCK_FIELDS)
+  if isinstance(model, ConfigDict) and 'architecture' in model:
+    assign(config, 'model.architecture', model.architecture)  # first, as it brings sections
+  for path, value in leaves(given):
+    assign(config, path, value)
+  return config
+
+
+def locate(config: ConfigDict, path: str, value: Any) -> tuple[ConfigDict, str]:
+  """The section that holds `config.path.to.field` and the field's name in it; both must exist."""
+  node, names = config, path.split('.')
+  for depth, name in enumerate(names):
+    if not isinstance(node, ConfigDict) or name not in node:
+      section = '.'.join(['config', *names[:depth]])
+      known = suggest(name, node) if isinstance(node, ConfigDict) else 'it has no fields of its own'
+      raise ValueError(f'config.{path}={value!r} is not a field; under {section}: {known}')
+    section, node = node, node[name]
+  if isinstance(node, ConfigDict):
+    raise ValueError(f'config.{path}={value!r} is a section; {suggest("", node)}')
+  return section, names[-1]
+
+
+def assign(config: ConfigDict, path: str, value: Any) -> None:
+  """Sets `config.path.to.field`, which must exist and keep its type."""
+  section, field = locate(config, path, value)
+  # ConfigDict takes None for anything; here it is a value only where it has a meaning.
+  may_be = (
+    value is not None or path.startswith(INHERITING) or dict(leaves(default_config())).get(path) is None
+  )
+  require(may_be, f'config.{path}=None must be of type {section.get_type(field).__name__}')
+  try:
+    section[field] = value
+  except TypeError:
+    raise ValueError(f'config.{path}={value!r} must be of type {section.get_type(field).__name__}') from None
+  if path == 'model.architecture':
+    give_sections(section)
+
+
+def assign_text(config: ConfigDict, path: str, text: str) -> None:
+  """Sets a field from its text on the command line: strings as they stand, the rest as literals."""
+  section, field = locate(config, path, text)
+  if section.get_type(field) is str:
+    value = text
+  else:
+    try:
+      value = ast.literal_eval({'true': 'True', 'false': 'False', 'none': 'None'}.get(text.lower(), text))
+    except (ValueError, SyntaxError):
+      value = text
+  assign(config, path, value)

@@ -1,0 +1,52 @@
+"""Every None of a config becomes the value that it stands for."""
+
+from ml_collections import ConfigDict
+
+from tfm.config.schema import parts
+from tfm.errors import require
+from tfm.layers.feed_forward import usual_hidden
+from tfm.layers.pooled import LEADING
+
+
+def resolve_config(config: ConfigDict) -> ConfigDict:
+  """A copy in which every None has become the value that it stands for."""
+  config = config.copy_and_resolve_references()
+  model = config.model
+  if model.mask is None:
+    model.mask = 'full' if model.architecture == 'encoder' else 'causal'
+  if model.embedding_width is None:
+    model.embedding_width = model.width
+  if model.class_tokens is None:
+    model.class_tokens = LEADING.get(model.pooling, 0) if model.patch else 0
+  for part in (model.encoder, model.cross):
+    inherit(part, model)
+  for name, block in model.blocks.items():
+    inherit(block, model.encoder if name in model.encoder.get('pattern', ()) else model)
+  for where, block in parts(config).items():
+    require(block.heads >= 1, f'config.{where}.heads={block.heads} must be at least 1')
+    if block.head_width is None:
+      require(
+        model.width % block.heads == 0,
+        f'config.{where}.heads={block.heads} does not divide config.model.width={model.width}; choose a '
+        f'divisor, or set config.{where}.head_width',
+      )
+      block.head_width = model.width // block.heads
+    if block.kv_heads is None:
+      block.kv_heads = block.heads
+    if 'feed_forward' in block and block.feed_forward_width is None:
+      try:
+        block.feed_forward_width = usual_hidden(block.feed_forward, model.width)
+      except ValueError as error:
+        raise ValueError(f'config.{where}.feed_forward={error}') from error
+  return config
+
+
+def inherit(part: ConfigDict, whole: ConfigDict) -> None:
+  """Fills what a section leaves open from the one that it is a part of."""
+  # What follows from the whole's heads must follow from the part's own where it has some.
+  own = ('kv_heads', 'head_width') if part and part.heads not in (None, whole.heads) else ()
+  if part.get('feed_forward') == 'none':
+    own += ('feed_forward_width',)
+  for field, value in part.items():
+    if value is None and field not in own:
+      part[field] = whole[field]

@@ -1,0 +1,1 @@
+"""Published models: read, written, run."""

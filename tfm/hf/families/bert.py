@@ -1,0 +1,159 @@
+"""BERT (Devlin et al. 2019)."""
+
+from collections.abc import Iterator, Mapping
+
+from tfm.hf.families.fields import PLAIN, Always, Ignored, Only, Same, argument, classes, learned
+from tfm.hf.families.protocol import Family, Weight, biases, blocks, both, norm
+
+
+def fields(output):
+  yield from shared(output)
+  yield learned('max_position_embeddings', 512)
+  yield Same('type_vocab_size', 'model.token_types', default=2)
+  yield Same('pad_token_id', 'ids.pad', default=0)
+  yield Only(position_embedding_type='absolute')
+  yield Ignored(
+    'directionality',
+    'pooler_fc_size',
+    'pooler_num_attention_heads',
+    'pooler_num_fc_layers',
+    'pooler_size_per_head',
+    'pooler_type',
+  )
+  if output == 'classes':
+    yield Always('model.pooled_transform', 'tanh')
+
+
+# Of the published config class.
+DEFAULTS = dict(
+  num_hidden_layers=12,
+  hidden_size=768,
+  num_attention_heads=12,
+  intermediate_size=3072,
+  layer_norm_eps=1e-12,
+  vocab_size=30522,
+  eos_token_id=None,
+)
+
+
+def shared(output, transform=None, **defaults):
+  """What BERT has in common with its descendants.
+
+  Args:
+    transform: the activation of the layer before the vocabulary; None: that of the others.
+    defaults: those that are not BERT's.
+  """
+  usual = DEFAULTS | defaults
+
+  def same(name, path, *form):
+    return Same(name, path, *form, default=usual[name])
+
+  yield from (
+    Always('model.architecture', 'encoder'),
+    Always('model.norm_placement', 'post'),
+    Always('model.embedding_norm', True),
+    Always('model.bias', True),
+    same('num_hidden_layers', 'model.layers'),
+    same('hidden_size', 'model.width'),
+    same('num_attention_heads', 'model.heads'),
+    same('intermediate_size', 'model.feed_forward_width'),
+    Same('hidden_act', 'model.feed_forward', PLAIN, default='gelu'),
+    same('layer_norm_eps', 'model.norm', argument('layernorm', 'epsilon', 1e-5)),
+    Same('hidden_dropout_prob', 'model.dropout.embedding', default=0.1),
+    Same('hidden_dropout_prob', 'model.dropout.residual', default=0.1),
+    Same('attention_probs_dropout_prob', 'model.dropout.attention', default=0.1),
+    Same('tie_word_embeddings', 'model.tied', default=True),
+    same('vocab_size', 'vocab'),
+    same('eos_token_id', 'ids.eos'),
+    *classes(output),
+  )
+  if output == 'vocabulary':
+    yield (
+      Always('model.output_transform', transform)
+      if transform
+      else Same('hidden_act', 'model.output_transform', PLAIN, default='gelu')
+    )
+    yield Always('model.output_bias', True)
+
+
+def weights(config):
+  m = config.model
+  yield from embeddings('bert.embeddings', config)
+  yield Weight('bert.embeddings.position_embeddings.weight', 'position_0/table')
+  for i, block in enumerate(blocks(config)):
+    yield from layer(f'bert.encoder.layer.{i}', block, m, LAYER)
+  if m.output_bias:
+    yield from vocabulary(
+      m, 'cls.predictions.transform.dense', 'cls.predictions.transform.LayerNorm', 'cls.predictions'
+    )
+  if config.objective.startswith('classification'):
+    if m.pooled_transform:
+      yield from both('bert.pooler.dense', 'classification/transform/dense', 'f d -> d f', True)
+    yield from both('classifier', 'classification/classes', 'n d -> d n', True)
+
+
+def embeddings(name: str, config) -> Iterator[Weight]:
+  """Of tokens and their types, and the norm behind."""
+  yield Weight(f'{name}.word_embeddings.weight', 'embedding/table')
+  if config.model.token_types:
+    yield Weight(f'{name}.token_type_embeddings.weight', 'type_embedding/table')
+  yield from norm(f'{name}.LayerNorm', 'embedding_norm', bias=True)
+
+
+def layer(name: str, path: str, section, names: Mapping[str, str]) -> Iterator[Weight]:
+  """A block of softmax attention and a feed-forward layer without gate; `names` are of its parts, as in `LAYER`, of which
+  those that are not told are none of its tensors."""
+  have, heads = biases(section), dict(h=section.heads)
+  for letter in [letter for letter in 'qkv' if letter in names]:
+    yield from both(
+      f'{name}.{names[letter]}', f'{path}/mixer/{letter}', '(h c) d -> d h c', letter in have, sizes=heads
+    )
+  yield Weight(f'{name}.{names["out"]}.weight', f'{path}/mixer/out/kernel', 'd (h c) -> h c d', heads)
+  if 'o' in have:
+    yield Weight(f'{name}.{names["out"]}.bias', f'{path}/mixer/out/bias')
+  for part in ('up', 'down'):
+    yield from both(f'{name}.{names[part]}', f'{path}/feed_forward/{part}', 'f d -> d f', section.bias)
+  for part in ('mixer_norm', 'feed_forward_norm'):
+    yield from norm(f'{name}.{names[part]}', f'{path}/{part}', bias=True)
+
+
+def vocabulary(section, dense: str, after: str, output: str) -> Iterator[Weight]:
+  """The layer before the vocabulary, its norm, and the output; one that is not tied has a bias of its own."""
+  yield from both(dense, 'transform/dense', 'f d -> d f', True)
+  yield from norm(after, 'transform/norm', bias=True)
+  if section.tied:
+    yield Weight(f'{output}.bias', 'bias/bias')
+  else:
+    yield Weight(f'{output}.decoder.weight', 'output/kernel', 'v d -> d v')
+    yield Weight(f'{output}.decoder.bias', 'bias/bias')
+
+
+LAYER = dict(
+  q='attention.self.query',
+  k='attention.self.key',
+  v='attention.self.value',
+  out='attention.output.dense',
+  mixer_norm='attention.output.LayerNorm',
+  up='intermediate.dense',
+  down='output.dense',
+  feed_forward_norm='output.LayerNorm',
+)
+
+FAMILIES = (
+  Family(
+    model_type='bert',
+    architectures={
+      'BertForMaskedLM': 'vocabulary',
+      'BertForPreTraining': 'vocabulary',
+      'BertModel': 'features',
+      'BertForSequenceClassification': 'classes',
+      'BertForTokenClassification': 'classes of words',
+    },
+    fields=fields,
+    weights=weights,
+    prefix='bert.',
+    counts='all',
+    ignored=r'(bert\.)?embeddings\.position_ids|cls\.predictions\.(bias|decoder\.(weight|bias))',
+    left_out=r'(bert\.)?pooler\.dense\.(weight|bias)|cls\.seq_relationship\.(weight|bias)',
+  ),
+)

@@ -1,0 +1,184 @@
+"""DeepSeek-V2 (DeepSeek-AI 2024): latent attention, and experts in all but the first layers."""
+
+import math
+
+from tfm.hf.families import llama, mixtral, rope
+from tfm.hf.families.fields import GATED, MISSING, Always, Argument, Both, Form, Ignored, Only, spelled
+from tfm.hf.families.layers import each, pattern, sections
+from tfm.hf.families.protocol import Family, Part, Weight, blocks, norm
+from tfm.spec import parse
+
+
+POSITION = rope.field(interleaved=True)
+
+
+def fields(output):
+  yield from llama.shared('hidden_act', 'num_key_value_heads', 'head_dim', 'intermediate_size')
+  yield Both(attention, written_attention)
+  yield Always('model.bias', False)
+  yield from mixtral.experts('n_routed_experts', usual=64, per_token=MISSING)
+  yield Argument('n_shared_experts', 'model.feed_forward', 'shared', OR_NONE, default=2, usual=0)
+  yield Argument('routed_scaling_factor', 'model.feed_forward', 'scale', default=1.0, usual=1.0)
+  yield Argument('norm_topk_prob', 'model.feed_forward', 'normalize', UNNORMALIZED, default=False, usual=True)
+  yield Argument('aux_loss_alpha', 'model.feed_forward', 'balance', default=0.001, usual=0.01)
+  yield Both(layers, written_layers)
+  yield Both(routing, lambda config: dict(topk_method='greedy', n_group=1, topk_group=1))
+  yield Only(attention_bias=False, mlp_bias=False, moe_layer_freq=1, scoring_func='softmax')
+  # Widths that others make up; and what is of training.
+  yield Ignored(
+    'head_dim', 'qk_head_dim', 'ep_size', 'seq_aux', 'output_router_logits', 'router_aux_loss_coef'
+  )
+
+
+def attention(given):
+  heads, groups = given.take('num_attention_heads'), given.take('num_key_value_heads', None)
+  if groups not in (None, heads):
+    raise ValueError(
+      f'config.json: num_key_value_heads={groups!r} is not understood; num_attention_heads={heads} alone is'
+    )
+  plain, turned = given.take('qk_nope_head_dim', 128), given.take('qk_rope_head_dim', 64)
+  kwargs = dict(rank=given.take('kv_lora_rank', 512), rope_width=turned)
+  if (rank := given.take('q_lora_rank', 1536)) is not None:
+    kwargs['query_rank'] = rank
+  if (values := given.take('v_head_dim', 128)) != plain:
+    kwargs['value_width'] = values
+  for name in ('rope_parameters', 'rope_scaling'):
+    told = given.take(name, None) or {}
+    if told.get('mscale_all_dim') and not told.get('mscale'):
+      raise ValueError(
+        f'config.json: {name}.mscale_all_dim={told["mscale_all_dim"]!r} is not understood without mscale'
+      )
+  found = POSITION.reading(given)
+  return found | {
+    'model.mixer': spelled('latent', kwargs),
+    'model.head_width': plain,
+    'model.score': score(found['model.position'], plain + turned),
+  }
+
+
+def score(position, channels):
+  """Dot products over √channels, times the square of what yarn stretches with mscale_all_dim."""
+  told = parse(parse(position).kwargs.get('scaling', 'none')).kwargs
+  if not told.get('mscale_all_dim'):
+    return 'dot'
+  stretch = 0.1 * told['mscale_all_dim'] * math.log(max(1, told['factor'])) + 1
+  return f'dot(scale={stretch**2 * channels**-0.5!r})'
+
+
+def written_attention(config):
+  call = parse(config['model.mixer'])
+  if call.name != 'latent' or call.args:
+    raise ValueError(
+      f"config.model.mixer={config['model.mixer']!r} is not said by the family; 'latent(rank=…, …)' would be"
+    )
+  return POSITION.writing(config) | dict(
+    num_key_value_heads=config['model.heads'],
+    qk_nope_head_dim=config['model.head_width'],
+    qk_rope_head_dim=call.kwargs['rope_width'],
+    v_head_dim=call.kwargs.get('value_width') or config['model.head_width'],
+    kv_lora_rank=call.kwargs['rank'],
+    q_lora_rank=call.kwargs.get('query_rank') or None,
+  )
+
+
+def unnormalized(value):
+  if value:
+    raise ValueError(f'{value!r} is not understood, as published codes differ in it; False alone is')
+  return False
+
+
+UNNORMALIZED = Form(unnormalized, unnormalized)
+OR_NONE = Form(lambda count: count or 0, lambda count: count)
+
+
+def layers(given):
+  """The first ones have no experts."""
+  count, first = given.take('num_hidden_layers'), given.take('first_k_dense_replace', 0)
+  if not 0 <= first < count:
+    raise ValueError(
+      f'config.json: first_k_dense_replace={first!r} is not understood of {count} layers; '
+      f'0 to {count - 1} would do'
+    )
+  width = given.take('intermediate_size', 11008)
+  found = {'model.feed_forward_width': given.take('moe_intermediate_size', 1407)}
+  if not first:
+    return found
+  dense = dict(feed_forward=GATED.read(given.take('hidden_act', 'silu')), feed_forward_width=width)
+  kinds = ['dense'] * first + ['sparse'] * (count - first)
+  return found | pattern(kinds, dict(dense=dense, sparse=dict(feed_forward=None)))
+
+
+def written_layers(config):
+  kinds, widths = each(config, 'feed_forward'), each(config, 'feed_forward_width')
+  first = next((i for i, kind in enumerate(kinds) if mixed(kind)), 0)
+  return dict(first_k_dense_replace=first, intermediate_size=widths[0], moe_intermediate_size=widths[first])
+
+
+def mixed(feed_forward):
+  return parse(feed_forward).name == 'mixture_of_experts'
+
+
+def routing(given):
+  """The best experts of all, or of groups that are all asked."""
+  method = given.take('topk_method', 'greedy')
+  groups, asked = (given.take(name, None) for name in ('n_group', 'topk_group'))
+  if method not in ('greedy', 'group_limited_greedy'):
+    raise ValueError(f"config.json: topk_method={method!r} is not understood; 'greedy' would do")
+  if method != 'greedy' and groups not in (None, 1, asked):
+    raise ValueError(
+      f'config.json: topk_method={method!r} is not understood of n_group={groups!r} of which '
+      f"topk_group={asked!r} are asked; 'greedy' would do"
+    )
+  return {}
+
+
+def weights(config):
+  yield from llama.ends(config)
+  for i, (block, section) in enumerate(zip(blocks(config), sections(config))):
+    name = f'model.layers.{i}'
+    yield from norm(f'{name}.input_layernorm', f'{block}/mixer_norm', bias=False)
+    yield from norm(f'{name}.post_attention_layernorm', f'{block}/feed_forward_norm', bias=False)
+    yield from latent(f'{name}.self_attn', f'{block}/mixer', section)
+    if not mixed(section.feed_forward):
+      yield from llama.feed_forward(f'{name}.mlp', f'{block}/feed_forward', bias=False)
+      continue
+    yield from mixtral.mixture(
+      f'{name}.mlp',
+      f'{block}/feed_forward',
+      section.feed_forward,
+      gate_proj='up',
+      up_proj='gate',
+      down_proj='down',
+    )
+    if parse(section.feed_forward).kwargs.get('shared'):
+      yield from llama.feed_forward(f'{name}.mlp.shared_experts', f'{block}/feed_forward/shared', bias=False)
+
+
+def latent(name, path, section):
+  """The projections down to ranks, up to heads, and out."""
+  said, heads = parse(section.mixer).kwargs, dict(h=section.heads)
+  query = 'q_proj'
+  if said.get('query_rank'):
+    query = 'q_b_proj'
+    yield Weight(f'{name}.q_a_proj.weight', f'{path}/q_down/kernel', 'r d -> d r')
+    yield from norm(f'{name}.q_a_layernorm', f'{path}/q_norm', bias=False)
+  yield Weight(f'{name}.{query}.weight', f'{path}/q/kernel', '(h c) d -> d h c', heads)
+  yield Weight(f'{name}.kv_a_proj_with_mqa.weight', f'{path}/down/kernel', 'r d -> d r')
+  yield from norm(f'{name}.kv_a_layernorm', f'{path}/norm', bias=False)
+  # Of every head first its keys', then its values'.
+  widths = dict(k_up=section.head_width, v_up=said.get('value_width') or section.head_width)
+  parts = tuple(Part(f'{path}/{ours}', width, 'c r h -> r h c') for ours, width in widths.items())
+  yield Weight(f'{name}.kv_b_proj.weight', parts, '(h c) r -> c r h', heads)
+  yield Weight(f'{name}.o_proj.weight', f'{path}/out/kernel', 'd (h c) -> h c d', heads)
+
+
+FAMILIES = (
+  Family(
+    model_type='deepseek_v2',
+    architectures={'DeepseekV2ForCausalLM': 'vocabulary', 'DeepseekV2Model': 'features'},
+    fields=fields,
+    weights=weights,
+    prefix='model.',
+    ignored=llama.IGNORED,
+  ),
+)

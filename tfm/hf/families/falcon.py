@@ -1,0 +1,130 @@
+"""Falcon (Almazrouei et al. 2023), from its first models of 1 to 180 billion parameters to Falcon 2."""
+
+from tfm.hf.families import bloom, gpt_neox, rope
+from tfm.hf.families.fields import PLAIN, Both, Ignored, Only, Same, argument
+from tfm.hf.families.protocol import Family, Weight, blocks, norm
+
+
+def fields(output):
+  yield from (
+    Same('num_hidden_layers', 'model.layers', default=32, older=('n_layer',)),
+    Same('hidden_size', 'model.width', default=4544, older=('n_embed',)),
+    Same('num_attention_heads', 'model.heads', default=71, older=('n_head',)),
+    Both(structure, structure_written),
+    Both(position, position_written),
+    Same('ffn_hidden_size', 'model.feed_forward_width', default=None),
+    Same('activation', 'model.feed_forward', PLAIN, default='gelu'),
+    Same('bias', 'model.bias', default=False),
+    Same('layer_norm_epsilon', 'model.norm', argument('layernorm', 'epsilon', 1e-5, bias=True), default=1e-5),
+    Same('max_position_embeddings', 'data.length', default=2048),
+    Same('attention_dropout', 'model.dropout.attention', default=0.0),
+    Same('hidden_dropout', 'model.dropout.residual', default=0.0),
+    Same('tie_word_embeddings', 'model.tied', default=True),
+    Same('vocab_size', 'vocab', default=65024),
+    Same('eos_token_id', 'ids.eos', default=11),
+    Same('pad_token_id', 'ids.pad', default=None),
+    Only(apply_residual_connection_post_layernorm=False),
+    Ignored('ff_factor'),
+  )
+
+
+# How many norms a block has, and what they stand before → of the branches.
+RESIDUALS = {2: 'parallel', 1: 'parallel_one_norm'}
+
+
+def structure(given):
+  """Groups of heads, and how the branches are added: two generations say it in different words."""
+  new, parallel, shared, groups, norms = (
+    given.take(*field)
+    for field in (
+      ('new_decoder_architecture', False),
+      ('parallel_attn', True),
+      ('multi_query', True),
+      ('num_kv_heads', None),
+      ('num_ln_in_parallel_attn', None),
+    )
+  )
+  heads = given.take('num_attention_heads', given.take('n_head', 71))
+  if new:
+    norms = 2 if norms is None else norms
+    if not parallel or norms not in RESIDUALS:
+      wrong = f'num_ln_in_parallel_attn={norms!r}' if parallel else f'parallel_attn={parallel!r}'
+      raise ValueError(f'config.json: {wrong} is not understood beside new_decoder_architecture=True')
+    return {'model.kv_heads': groups, 'model.residual': RESIDUALS[norms]}
+  if parallel and norms == 2:
+    raise ValueError(
+      'config.json: num_ln_in_parallel_attn=2 is not understood beside new_decoder_architecture=False'
+    )
+  if not shared and groups not in (None, heads):
+    raise ValueError(
+      f'config.json: num_kv_heads={groups} is not understood beside new_decoder_architecture=False and '
+      f'multi_query=False; {heads} would be'
+    )
+  return {
+    'model.kv_heads': 1 if shared else None,
+    'model.residual': 'parallel_one_norm' if parallel else 'sequential',
+  }
+
+
+def structure_written(config):
+  heads, groups, residual = (config[f'model.{name}'] for name in ('heads', 'kv_heads', 'residual'))
+  old = groups in (1, heads) and residual != 'parallel'
+  if not old and residual == 'sequential':
+    raise ValueError(
+      f"config.model.kv_heads={groups} is not said by the family of residual='sequential'; 1 or {heads} would be"
+    )
+  norms = None if old else 2 if residual == 'parallel' else 1
+  return dict(
+    new_decoder_architecture=not old,
+    parallel_attn=residual != 'sequential',
+    multi_query=groups == 1,
+    num_kv_heads=groups,
+    num_ln_in_parallel_attn=norms,
+  )
+
+
+ROPE = rope.field(usual_length=2048)
+
+
+def position(given):
+  rotated = ROPE.reading(given)
+  heads = given.take('num_attention_heads', given.take('n_head', 71))
+  width = given.take('hidden_size', given.take('n_embed', 4544))
+  return {'model.position': alibi(width // heads)} if given.take('alibi', False) else rotated
+
+
+def position_written(config):
+  penalised = config['model.position'] == alibi(config['model.head_width'])
+  return dict(alibi=penalised) | ({} if penalised else ROPE.writing(config))
+
+
+def alibi(channels):
+  """The published penalties: products in bfloat16, divided as the scores are."""
+  return f'alibi(scale={channels**-0.5!r}, rounded=True)'
+
+
+def weights(config):
+  m = config.model
+  norms = dict(
+    parallel=dict(ln_attn='mixer_norm', ln_mlp='feed_forward_norm'),
+    parallel_one_norm=dict(input_layernorm='norm'),
+    sequential=dict(input_layernorm='mixer_norm', post_attention_layernorm='feed_forward_norm'),
+  )[m.residual]
+  yield Weight('transformer.word_embeddings.weight', 'embedding/table')
+  for i, block in enumerate(blocks(config)):
+    yield from gpt_neox.layer(f'transformer.h.{i}', block, m, bloom.PARTS, norms)
+  yield from norm('transformer.ln_f', 'norm', bias=True)
+  if not m.tied:
+    yield Weight('lm_head.weight', 'output/kernel', 'v d -> d v')
+
+
+FAMILIES = (
+  Family(
+    model_type='falcon',
+    architectures={'FalconForCausalLM': 'vocabulary', 'FalconModel': 'features'},
+    fields=fields,
+    weights=weights,
+    prefix='transformer.',
+    ignored=r'(transformer\.)?h\.\d+\.self_attention\.rotary_emb\.inv_freq|lm_head\.weight',
+  ),
+)

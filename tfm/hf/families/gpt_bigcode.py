@@ -1,0 +1,59 @@
+"""GPT-BigCode: SantaCoder (Allal et al. 2023) and StarCoder (Li et al. 2023)."""
+
+from tfm.hf.families import gpt2, gpt_neox
+from tfm.hf.families.fields import Both, Ignored
+from tfm.hf.families.protocol import Family, Weight, blocks, norm
+
+
+def fields(output):
+  yield from gpt2.shared()
+  yield from (
+    Both(lambda given: {'model.kv_heads': 1 if given.take('multi_query', True) else None}, shares),
+    # Softmax is in float32 here; what else is left is told to a server.
+    Ignored(
+      'attention_softmax_in_fp32',
+      'scale_attention_softmax_in_fp32',
+      'num_key_value_heads',
+      'n_ctx',
+      'inference_runner',
+      'max_batch_size',
+      'max_sequence_length',
+      'pad_key_length',
+      'pre_allocate_kv_cache',
+      'validate_runner_input',
+    ),
+  )
+
+
+def shares(config):
+  """Whether all heads read one key and value, or each its own."""
+  heads, shared = config['model.heads'], config['model.kv_heads']
+  if shared not in (1, heads):
+    raise ValueError(f'config.model.kv_heads={shared} is not said by the family; 1 or {heads} would be')
+  return dict(multi_query=shared == 1)
+
+
+def weights(config):
+  m = config.model
+  yield Weight('transformer.wte.weight', 'embedding/table')
+  yield Weight('transformer.wpe.weight', 'position_0/table')
+  for i, block in enumerate(blocks(config)):
+    yield from gpt_neox.layer(f'transformer.h.{i}', block, m, PARTS, NORMS)
+  yield from norm('transformer.ln_f', 'norm', bias=True)
+  if not m.tied:
+    yield Weight('lm_head.weight', 'output/kernel', 'v d -> d v')
+
+
+PARTS = dict(qkv='attn.c_attn', out='attn.c_proj', up='mlp.c_fc', down='mlp.c_proj')
+NORMS = dict(ln_1='mixer_norm', ln_2='feed_forward_norm')
+
+FAMILIES = (
+  Family(
+    model_type='gpt_bigcode',
+    architectures={'GPTBigCodeForCausalLM': 'vocabulary', 'GPTBigCodeModel': 'features'},
+    fields=fields,
+    weights=weights,
+    prefix='transformer.',
+    ignored=r'(transformer\.)?(bias|h\.\d+\.attn\.(masked_)?bias)|lm_head\.weight',
+  ),
+)

@@ -1,0 +1,109 @@
+"""LLaMA 1 to 3 (Touvron et al. 2023a, 2023b; Llama Team 2024)."""
+
+import dataclasses
+
+from tfm.hf.families import rope
+from tfm.hf.families.fields import GATED, QKVO, Both, Same, argument, spelled
+from tfm.hf.families.protocol import Family, Weight, biases, blocks, both, norm
+from tfm.spec import parse
+
+
+def fields(output):
+  yield from shared()
+  yield rope.field()
+  yield Both(biases_in_layers, written_biases)
+
+
+def shared(*without, **usual):
+  """What LLaMA has in common with its descendants.
+
+  Args:
+    without: fields that they say otherwise; usual: what theirs are where config.json does not say.
+  """
+  found = (
+    Same('num_hidden_layers', 'model.layers'),
+    Same('hidden_size', 'model.width'),
+    Same('num_attention_heads', 'model.heads'),
+    Same('num_key_value_heads', 'model.kv_heads', default=None),
+    Same('head_dim', 'model.head_width', default=None),
+    Same('intermediate_size', 'model.feed_forward_width'),
+    Same('hidden_act', 'model.feed_forward', GATED, default='silu'),
+    Same('rms_norm_eps', 'model.norm', argument('rmsnorm', 'epsilon', 1e-6), default=1e-6),
+    Same('attention_dropout', 'model.dropout.attention', default=0.0),
+    Same('max_position_embeddings', 'data.length'),
+    Same('tie_word_embeddings', 'model.tied', default=False),
+    Same('vocab_size', 'vocab'),
+    Same('eos_token_id', 'ids.eos', default=None),
+    Same('pad_token_id', 'ids.pad', default=None),
+  )
+  for field in found:
+    if field.name not in without:
+      yield dataclasses.replace(field, default=usual.get(field.name, field.default))
+
+
+def biases_in_layers(given):
+  """In all four projections of attention, or in none, and in the feed-forward layer."""
+  bias, others = given.take('attention_bias', False), given.take('mlp_bias', False)
+  mixer = 'softmax' if bias == others else spelled('softmax', dict(biases=QKVO.read(bias)))
+  return {'model.mixer': mixer, 'model.bias': others}
+
+
+def written_biases(config):
+  letters = parse(config['model.mixer']).kwargs.get('biases')
+  try:
+    bias = config['model.bias'] if letters is None else QKVO.write(letters)
+  except ValueError as error:
+    raise ValueError(f'config.model.mixer={config["model.mixer"]!r}: biases={error}') from None
+  return dict(attention_bias=bias, mlp_bias=config['model.bias'])
+
+
+def weights(config):
+  m = config.model
+  yield from ends(config)
+  for i, block in enumerate(blocks(config)):
+    name = f'model.layers.{i}'
+    yield from attention(f'{name}.self_attn', f'{block}/mixer', m)
+    yield from feed_forward(f'{name}.mlp', f'{block}/feed_forward', m.bias)
+    yield from norm(f'{name}.input_layernorm', f'{block}/mixer_norm', bias=False)
+    yield from norm(f'{name}.post_attention_layernorm', f'{block}/feed_forward_norm', bias=False)
+
+
+def ends(config, offset=0.0):
+  """The embedding, the last norm and the output."""
+  yield Weight('model.embed_tokens.weight', 'embedding/table')
+  yield from norm('model.norm', 'norm', bias=False, offset=offset)
+  if not config.model.tied:
+    yield Weight('lm_head.weight', 'output/kernel', 'v d -> d v')
+
+
+def attention(name, path, section):
+  """Four projections; `section` is that of the block."""
+  have = biases(section)
+  for letter, heads in (('q', section.heads), ('k', section.kv_heads), ('v', section.kv_heads)):
+    yield from both(
+      f'{name}.{letter}_proj', f'{path}/{letter}', '(h c) d -> d h c', letter in have, sizes=dict(h=heads)
+    )
+  # Of the output the heads are what goes in, so its bias is as it is.
+  yield Weight(f'{name}.o_proj.weight', f'{path}/out/kernel', 'd (h c) -> h c d', dict(h=section.heads))
+  if 'o' in have:
+    yield Weight(f'{name}.o_proj.bias', f'{path}/out/bias')
+
+
+def feed_forward(name, path, bias):
+  """Three projections, one of them the gate."""
+  for theirs, ours in (('gate_proj', 'up'), ('up_proj', 'gate'), ('down_proj', 'down')):
+    yield from both(f'{name}.{theirs}', f'{path}/{ours}', 'f d -> d f', bias)
+
+
+# Constants, and an output that is the embedding.
+IGNORED = r'.*rotary_emb\.inv_freq|lm_head\.weight'
+FAMILIES = (
+  Family(
+    model_type='llama',
+    architectures={'LlamaForCausalLM': 'vocabulary', 'LlamaModel': 'features'},
+    fields=fields,
+    weights=weights,
+    prefix='model.',
+    ignored=IGNORED,
+  ),
+)

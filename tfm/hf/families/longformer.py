@@ -1,0 +1,107 @@
+"""Longformer (Beltagy et al. 2020)."""
+
+from ml_collections import ConfigDict
+
+from tfm.hf.families import bert, roberta
+from tfm.hf.families.fields import Always, Both, Ignored, Only, Same
+from tfm.hf.families.protocol import Family, Weight, blocks, both
+from tfm.spec import parse
+
+
+def fields(output):
+  first = int(
+    output == 'classes'
+  )  # the first token is global where a class is told from it; else none is, unless told
+  yield from bert.shared(output, transform='gelu', eos_token_id=2)
+  yield from (
+    Both(*roberta.POSITIONS),
+    Both(lambda given: windows(given, first), windows_written),
+    Same('type_vocab_size', 'model.token_types', default=2),
+    Always('model.mixer', f'longformer({first})'),
+    Only(attention_mode='longformer', ignore_attention_mask=False),
+    Ignored('onnx_export'),
+  )
+  if output == 'classes':
+    yield Always('model.pooled_transform', 'tanh')
+
+
+def windows(given, first):
+  """The published window counts both sides: of all layers, or of each."""
+  told, layers = given.take('attention_window', 512), given.take('num_hidden_layers', 12)
+  each = list(told) if isinstance(told, (list, tuple)) else [told] * layers
+  if len(each) != layers or any(type(window) is not int or window < 2 or window % 2 for window in each):
+    raise ValueError(
+      f'config.json: attention_window={told!r} is not understood; an even number is, or one for each of '
+      f'num_hidden_layers={layers}'
+    )
+
+  def mask(window):
+    return f'longformer({window // 2}, {first})'
+
+  if len({*each}) == 1:
+    return {'model.mask': mask(each[0])}
+  turn = next(n for n in range(1, layers + 1) if all(each[i] == each[i % n] for i in range(layers)))
+  return {'model.pattern': tuple(f'window_{window}' for window in each[:turn])} | {
+    f'model.blocks.window_{window}.mask': mask(window) for window in dict.fromkeys(each)
+  }
+
+
+def windows_written(config):
+  pattern = config['model.pattern'] or (None,)
+  paths = ['model.mask' if name is None else f'model.blocks.{name}.mask' for name in pattern]
+  found = []
+  for path in paths:
+    call = parse(config[path]) if config[path].isidentifier() or config[path].endswith(')') else None
+    if call is None or call.name != 'longformer' or len(call.args) != 2:
+      raise ValueError(
+        f"config.{path}={config[path]!r} is not said by the family; 'longformer(256, 0)' would be"
+      )
+    found.append(2 * call.args[0])
+  return dict(attention_window=[found[i % len(found)] for i in range(config['model.layers'])])
+
+
+def told(config: ConfigDict) -> ConfigDict:
+  """The config of the same model, whose global tokens are those that the context tells."""
+  config = config.copy_and_resolve_references()
+  for part in (config.model, *config.model.blocks.values()):
+    part.mixer = 'longformer(0)'
+    if parse(part.mask).name == 'longformer':
+      part.mask = f'longformer({parse(part.mask).args[0]}, 0)'
+  return config
+
+
+def weights(config):
+  base, heads = 'longformer', dict(h=config.model.heads)
+  yield from bert.embeddings(f'{base}.embeddings', config)
+  yield Weight(f'{base}.embeddings.position_embeddings.weight', 'position_0/table')
+  for i, block in enumerate(blocks(config)):
+    name = f'{base}.encoder.layer.{i}'
+    yield from bert.layer(name, block, config.model, bert.LAYER)
+    for letter in 'qkv':
+      yield from both(
+        f'{name}.{bert.LAYER[letter]}_global',
+        f'{block}/mixer/{letter}_global',
+        '(h c) d -> d h c',
+        True,
+        sizes=heads,
+      )
+  yield from roberta.heads(config)
+
+
+FAMILIES = (
+  Family(
+    model_type='longformer',
+    architectures={
+      'LongformerForMaskedLM': 'vocabulary',
+      'LongformerModel': 'features',
+      'LongformerForSequenceClassification': 'classes',
+      'LongformerForTokenClassification': 'classes of words',
+    },
+    fields=fields,
+    weights=weights,
+    prefix='longformer.',
+    counts='filled',
+    ignored=roberta.IGNORED,
+    left_out=roberta.LEFT_OUT,
+  ),
+)

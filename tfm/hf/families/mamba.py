@@ -1,0 +1,126 @@
+"""Mamba (Gu & Dao 2023)."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from tfm.hf.families.fields import Always, Both, Ignored, Only, Same, argument
+from tfm.hf.families.protocol import Family, Weight, blocks, both, norm
+from tfm.mixers.mamba import Mamba
+from tfm.mixers.protocol import Mixer
+from tfm.spec import bind, parse
+
+
+def fields(output):
+  yield from shared(layers=32, width=768, tied=True, vocab=50280, eos=0, pad=0)
+  yield from (
+    Always('model.heads', 1),  # there are none; one divides every width
+    Both(mixer, mixer_written),
+    Only(ssm_cfg={}),
+    Ignored('use_mambapy', 'use_associative_scan', 'd_inner', 'fused_add_norm', 'pad_vocab_size_multiple'),
+  )
+
+
+def shared(layers, width, tied, vocab, eos, pad):
+  """What both generations have in common, with what they take for granted."""
+  yield from (
+    Same('num_hidden_layers', 'model.layers', default=layers, older=('n_layer',)),
+    Same('hidden_size', 'model.width', default=width, older=('d_model',)),
+    Same('layer_norm_epsilon', 'model.norm', argument('rmsnorm', 'epsilon', 1e-6), default=1e-5),
+    Same('use_bias', 'model.bias', default=False),
+    Same('tie_word_embeddings', 'model.tied', default=tied),
+    Same('vocab_size', 'vocab', default=vocab),
+    Same('eos_token_id', 'ids.eos', default=eos),
+    Same('pad_token_id', 'ids.pad', default=pad),
+    Always('model.position', 'none'),
+    Always('model.feed_forward', 'none'),
+    Only(hidden_act='silu', rms_norm=True),
+    # How it began, and what follows from other fields.
+    Ignored(
+      'intermediate_size',
+      'residual_in_fp32',
+      'rescale_prenorm_residual',
+      'time_step_min',
+      'time_step_max',
+      'time_step_floor',
+      'time_step_scale',
+      'time_step_init_scheme',
+    ),
+  )
+
+
+def mixer(given):
+  width, rank = given.take('hidden_size', given.take('d_model', 768)), given.take('time_step_rank', 'auto')
+  told = dict(
+    state=given.take('state_size', 16),
+    expand=given.take('expand', 2),
+    taps=given.take('conv_kernel', 4),
+    rank=None if rank in ('auto', -(-width // 16)) else rank,
+    convolution_bias=given.take('use_conv_bias', True),
+  )
+  return {'model.mixer': f'mamba({", ".join(f"{name}={value!r}" for name, value in told.items())})'}
+
+
+def mixer_written(config):
+  told = settings(config['model.mixer'], Mamba, ('state', 'expand', 'taps', 'rank', 'convolution_bias'))
+  return dict(
+    state_size=told['state'],
+    expand=told['expand'],
+    conv_kernel=told['taps'],
+    time_step_rank='auto' if told['rank'] is None else told['rank'],
+    use_conv_bias=told['convolution_bias'],
+  )
+
+
+def settings(text: str, kind: type, names: Iterable[str]) -> dict[str, Any]:
+  """Arguments of the spec of a mixer of a kind, those left out too."""
+  call = parse(text)
+  if call.name != kind.__name__.lower():
+    raise ValueError(
+      f'config.model.mixer={text!r} is not said by the family; {kind.__name__.lower()!r} would be'
+    )
+  given = bind(call, kind, text, dict.fromkeys(Mixer.__dataclass_fields__)).keywords
+  return {name: given.get(name, kind.__dataclass_fields__[name].default) for name in names}
+
+
+def weights(config):
+  m = config.model
+  bias = settings(m.mixer, Mamba, ('convolution_bias',))['convolution_bias']
+  yield from ends(m)
+  for i, block in enumerate(blocks(config)):
+    name, path = f'backbone.layers.{i}.mixer', f'{block}/mixer'
+    yield from norm(f'backbone.layers.{i}.norm', f'{block}/mixer_norm', bias=False)
+    yield Weight(
+      f'{name}.in_proj.weight', (f'{path}/x/kernel', f'{path}/z/kernel'), '(n i) d -> n d i', dict(n=2)
+    )
+    if m.bias:
+      yield Weight(f'{name}.in_proj.bias', (f'{path}/x/bias', f'{path}/z/bias'), '(n i) -> n i', dict(n=2))
+    yield Weight(f'{name}.conv1d.weight', f'{path}/convolution/weight', 'i 1 t -> t i')
+    if bias:
+      yield Weight(f'{name}.conv1d.bias', f'{path}/convolution/bias')
+    yield Weight(f'{name}.x_proj.weight', f'{path}/x_proj', 'r i -> i r')
+    yield Weight(f'{name}.dt_proj.weight', f'{path}/dt_proj', 'i r -> r i')
+    yield Weight(f'{name}.dt_proj.bias', f'{path}/dt_bias')
+    for part in ('A_log', 'D'):
+      yield Weight(f'{name}.{part}', f'{path}/{part}')
+    yield from both(f'{name}.out_proj', f'{path}/out', 'd i -> i d', m.bias)
+
+
+def ends(model):
+  """The embedding, the last norm and the output."""
+  yield Weight('backbone.embeddings.weight', 'embedding/table')
+  yield from norm('backbone.norm_f', 'norm', bias=False)
+  if not model.tied:
+    yield Weight('lm_head.weight', 'output/kernel', 'v d -> d v')
+
+
+FAMILIES = (
+  Family(
+    model_type='mamba',
+    architectures={'MambaForCausalLM': 'vocabulary', 'MambaModel': 'features'},
+    fields=fields,
+    weights=weights,
+    prefix='backbone.',
+    ignored=r'lm_head\.weight',
+    unread=('model.heads', 'model.kv_heads', 'model.head_width'),
+  ),
+)

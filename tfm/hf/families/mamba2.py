@@ -1,0 +1,146 @@
+"""Mamba-2 (Dao & Gu 2024)."""
+
+import math
+
+from tfm.hf.families import mamba
+from tfm.hf.families.fields import Both, Ignored
+from tfm.hf.families.mamba import settings
+from tfm.hf.families.protocol import Family, Part, Weight, blocks, norm
+from tfm.mixers.mamba2 import Mamba2
+
+
+NAMES = 'state', 'expand', 'taps', 'chunk', 'epsilon', 'convolution_bias'
+
+
+def fields(output):
+  yield from mamba.shared(layers=64, width=4096, tied=False, vocab=32768, eos=2, pad=1)
+  yield Both(mixer, mixer_written)
+  yield Both(no_limit, lambda config: {})
+  # The published class multiplies by the gate before its norm, whatever a file says; some say otherwise.
+  yield Ignored('time_step_rank', 'norm_before_gate')
+
+
+def mixer(given):
+  """Heads are `expand` times the model's where they can be, and the model's where not."""
+  heads, channels, groups, expand = (
+    given.take(*field) for field in (('num_heads', 128), ('head_dim', 64), ('n_groups', 8), ('expand', 2))
+  )
+  width = given.take('hidden_size', given.take('d_model', 4096))
+  if heads * channels != expand * width:
+    raise ValueError(
+      f'config.json: num_heads={heads} is not understood beside head_dim={channels}, expand={expand} and '
+      f'hidden_size={width}; {expand * width / channels:g} would be'
+    )
+  times = expand if heads % (expand * groups) == 0 else 1
+  told = dict(
+    state=given.take('state_size', 128),
+    expand=times,
+    taps=given.take('conv_kernel', 4),
+    chunk=given.take('chunk_size', 256),
+    epsilon=given.take('layer_norm_epsilon', 1e-5),
+    convolution_bias=given.take('use_conv_bias', True),
+  )
+  return {
+    'model.heads': heads // times,
+    'model.kv_heads': groups,
+    'model.head_width': channels,
+    'model.mixer': f'mamba2({", ".join(f"{name}={value!r}" for name, value in told.items())})',
+  }
+
+
+def mixer_written(config):
+  told = settings(config['model.mixer'], Mamba2, NAMES)
+  heads, channels, width = (
+    told['expand'] * config['model.heads'],
+    config['model.head_width'],
+    config['model.width'],
+  )
+  if heads * channels % width:
+    raise ValueError(
+      f'config.model.head_width={channels} is not said by the family: {heads} heads of so many channels '
+      f'are no multiple of config.model.width={width}'
+    )
+  return dict(
+    num_heads=heads,
+    head_dim=channels,
+    n_groups=config['model.kv_heads'],
+    expand=heads * channels // width,
+    state_size=told['state'],
+    conv_kernel=told['taps'],
+    chunk_size=told['chunk'],
+    use_conv_bias=told['convolution_bias'],
+  )
+
+
+def no_limit(given):
+  """Steps of time are as they are."""
+  low, high = given.take('time_step_limit', None) or (0.0, math.inf)
+  high = float(high['__float__']) if isinstance(high, dict) else high
+  if low > 0 or high < math.inf:
+    raise ValueError(f'config.json: time_step_limit={[low, high]!r} is not understood; [0.0, inf] alone is')
+  return {}
+
+
+def weights(config):
+  m = config.model
+  told = settings(m.mixer, Mamba2, NAMES)
+  heads, channels, groups, state = told['expand'] * m.heads, m.head_width, m.kv_heads, told['state']
+  # What is projected lies one after another: name → (rows, their axes).
+  inner, shared = (
+    (heads * channels, '(h c)', 'h c', dict(h=heads)),
+    (groups * state, '(k n)', 'k n', dict(k=groups)),
+  )
+  parts = dict(z=inner, x=inner, B=shared, C=shared, dt=(heads, 'h', 'h', {}))
+  convolved = {name: parts[name] for name in 'xBC'}
+  yield from mamba.ends(m)
+  for i, block in enumerate(blocks(config)):
+    name, path = f'backbone.layers.{i}.mixer', f'{block}/mixer'
+    yield from norm(f'backbone.layers.{i}.norm', f'{block}/mixer_norm', bias=False)
+    yield Weight(
+      f'{name}.in_proj.weight',
+      tuple(
+        Part(f'{path}/{part}/kernel', rows, f'{flat} d -> d {axes}', sizes)
+        for part, (rows, flat, axes, sizes) in parts.items()
+      ),
+    )
+    if m.bias:
+      yield Weight(
+        f'{name}.in_proj.bias',
+        tuple(
+          Part(f'{path}/{part}/bias', rows, f'{flat} -> {axes}', sizes)
+          for part, (rows, flat, axes, sizes) in parts.items()
+        ),
+      )
+    yield Weight(
+      f'{name}.conv1d.weight',
+      tuple(
+        Part(f'{path}/{part}_convolution/weight', rows, f'{flat} 1 t -> t {axes}', sizes)
+        for part, (rows, flat, axes, sizes) in convolved.items()
+      ),
+    )
+    if told['convolution_bias']:
+      yield Weight(
+        f'{name}.conv1d.bias',
+        tuple(
+          Part(f'{path}/{part}_convolution/bias', rows, f'{flat} -> {axes}', sizes)
+          for part, (rows, flat, axes, sizes) in convolved.items()
+        ),
+      )
+    for part in ('dt_bias', 'A_log', 'D'):
+      yield Weight(f'{name}.{part}', f'{path}/{part}')
+    yield Weight(f'{name}.norm.weight', f'{path}/scale', '(h c) -> h c', dict(h=heads))
+    yield Weight(f'{name}.out_proj.weight', f'{path}/out/kernel', 'd (h c) -> h c d', dict(h=heads))
+    if m.bias:
+      yield Weight(f'{name}.out_proj.bias', f'{path}/out/bias')
+
+
+FAMILIES = (
+  Family(
+    model_type='mamba2',
+    architectures={'Mamba2ForCausalLM': 'vocabulary', 'Mamba2Model': 'features'},
+    fields=fields,
+    weights=weights,
+    prefix='backbone.',
+    ignored=r'lm_head\.weight',
+  ),
+)

@@ -1,0 +1,81 @@
+"""Marian (Junczys-Dowmunt et al. 2018), of which OPUS-MT is made: the first Transformer."""
+
+import numpy as np
+
+from tfm.hf.families import bart
+from tfm.hf.families.fields import Always, Both, Only, Same
+from tfm.hf.families.protocol import Family, Weight
+from tfm.layers.rotary import frequencies
+
+
+# What cuts up sources that have a vocabulary of their own; `tfm import` says where it lies.
+OF_SOURCES = "marian('', sources=True)"
+
+
+def fields(output):
+  yield from bart.shared(output, activation='gelu', start=58_100, vocab=58_101)
+  yield from (
+    Same('max_position_embeddings', 'data.length', default=1024),
+    Both(vocabularies, vocabularies_written),
+    Same('eos_token_id', 'ids.eos', default=0),
+    Same('pad_token_id', 'ids.pad', default=58_100),
+    Always('model.position', 'sinusoidal(interleaved=False)'),
+    Only(normalize_embedding=False, static_position_embeddings=True),
+  )
+
+
+def vocabularies(given):
+  """One, whose size has two names, or that of sources and that of targets."""
+  size, shared = given.take('vocab_size', 58_101), given.take('share_encoder_decoder_embeddings', True)
+  targets = given.take('decoder_vocab_size', None) or size
+  if not shared:
+    return {'vocab': targets, 'source_vocab': size, 'data.source_tokenizer': OF_SOURCES}
+  if targets != size:
+    raise ValueError(
+      f'config.json: decoder_vocab_size={targets} is not understood beside vocab_size={size}; one vocabulary '
+      'for both is, or share_encoder_decoder_embeddings=False'
+    )
+  return {}
+
+
+def vocabularies_written(config):
+  return dict(
+    vocab_size=config['source_vocab'] or config['vocab'],
+    decoder_vocab_size=config['vocab'],
+    share_encoder_decoder_embeddings=not config['source_vocab'],
+  )
+
+
+def weights(config):
+  if config.data.source_tokenizer:
+    yield Weight('model.encoder.embed_tokens.weight', 'source_embedding/table')
+  yield Weight(twins(config)[0], 'embedding/table')
+  yield from bart.layers(config)
+
+
+def twins(config):
+  """The output's table, where it is stored, is that of the targets."""
+  return (
+    ('model.decoder.embed_tokens.weight', 'lm_head.weight') if config.data.source_tokenizer else bart.TWINS
+  )
+
+
+def constants(config):
+  """Sines and then cosines, which the published class stores, or makes again."""
+  angles = np.arange(config.data.length)[:, None] * frequencies(10_000, config.model.width)[None]
+  waves = np.concatenate([np.sin(angles), np.cos(angles)], 1).astype(np.float32)
+  for side in bart.SIDES:
+    yield f'model.{side}.embed_positions.weight', waves
+
+
+FAMILIES = (
+  Family(
+    model_type='marian',
+    fields=fields,
+    weights=weights,
+    prefix='model.',
+    twins=twins,
+    constants=constants,
+    architectures={'MarianMTModel': 'vocabulary', 'MarianModel': 'features'},
+  ),
+)

@@ -1,0 +1,26 @@
+"""Mistral 7B (Jiang et al. 2023)."""
+
+from tfm.hf.families import llama, rope
+from tfm.hf.families.fields import Always, Same
+from tfm.hf.families.layers import WINDOW
+from tfm.hf.families.protocol import Family
+
+
+def fields(output):
+  yield from llama.shared(num_key_value_heads=8)
+  yield rope.field()
+  yield Same('sliding_window', 'model.mask', WINDOW, default=4096)
+  yield Always('model.mixer', 'softmax')
+  yield Always('model.bias', False)
+
+
+FAMILIES = (
+  Family(
+    model_type='mistral',
+    architectures={'MistralForCausalLM': 'vocabulary', 'MistralModel': 'features'},
+    fields=fields,
+    weights=llama.weights,
+    prefix='model.',
+    ignored=llama.IGNORED,
+  ),
+)

@@ -1,0 +1,60 @@
+"""Mixtral (Jiang et al. 2024): Mistral with a mixture of experts."""
+
+from tfm.hf.families import llama, rope
+from tfm.hf.families.fields import GATED, Always, Argument, Ignored, Same
+from tfm.hf.families.layers import WINDOW
+from tfm.hf.families.protocol import Family, Weight, blocks, norm
+from tfm.spec import parse
+
+
+def fields(output):
+  yield from llama.shared('hidden_act', num_key_value_heads=8, rms_norm_eps=1e-5)
+  yield rope.field(usual_theta=1e6)
+  yield Same('sliding_window', 'model.mask', WINDOW, default=None)
+  yield Always('model.mixer', 'softmax')
+  yield Always('model.bias', False)
+  yield from experts('num_local_experts', usual=8, per_token=2)
+  yield Argument('router_aux_loss_coef', 'model.feed_forward', 'balance', default=0.001, usual=0.01)
+  yield Ignored('output_router_logits', 'router_jitter_noise')  # of training
+
+
+def experts(name, usual, per_token):
+  """A mixture of gated layers; `name` says of how many, `usual` where it does not say."""
+  yield Always('model.feed_forward', 'mixture_of_experts')
+  yield Argument(name, 'model.feed_forward', 'experts', default=usual, usual=8)
+  yield Argument('num_experts_per_tok', 'model.feed_forward', 'top_k', default=per_token, usual=2)
+  yield Argument('hidden_act', 'model.feed_forward', 'activation', GATED, default='silu', usual='swiglu')
+
+
+def weights(config):
+  m = config.model
+  yield from llama.ends(config)
+  for i, block in enumerate(blocks(config)):
+    name = f'model.layers.{i}'
+    yield from llama.attention(f'{name}.self_attn', f'{block}/mixer', m)
+    yield from norm(f'{name}.input_layernorm', f'{block}/mixer_norm', bias=False)
+    yield from norm(f'{name}.post_attention_layernorm', f'{block}/feed_forward_norm', bias=False)
+    yield from mixture(
+      f'{name}.block_sparse_moe', f'{block}/feed_forward', m.feed_forward, w1='up', w3='gate', w2='down'
+    )
+
+
+def mixture(name, path, spec, **projections):
+  """The router and each expert's projections, published name → ours, which are stacked."""
+  yield Weight(f'{name}.gate.weight', f'{path}/router/kernel', 'e d -> d e')
+  count = parse(spec).kwargs.get('experts', 8)
+  for theirs, ours in projections.items():
+    tensors = tuple(f'{name}.experts.{i}.{theirs}.weight' for i in range(count))
+    yield Weight(tensors, f'{path}/{ours}/kernel', 'e o i -> e i o')
+
+
+FAMILIES = (
+  Family(
+    model_type='mixtral',
+    architectures={'MixtralForCausalLM': 'vocabulary', 'MixtralModel': 'features'},
+    fields=fields,
+    weights=weights,
+    prefix='model.',
+    ignored=llama.IGNORED,
+  ),
+)

@@ -1,0 +1,97 @@
+"""RoBERTa (Liu et al. 2019), and what is the same model of other languages: XLM-R (Conneau et al. 2020), CamemBERT
+(Martin et al. 2020)."""
+
+from tfm.hf.families import bert
+from tfm.hf.families.fields import Always, Both, Only, Same
+from tfm.hf.families.protocol import Family, Weight, blocks, both
+from tfm.spec import parse
+
+
+def fields(output):
+  yield from bert.shared(output, transform='gelu', eos_token_id=2)
+  yield Both(*POSITIONS)
+  yield Only(position_embedding_type='absolute')
+  yield Same('type_vocab_size', 'model.token_types', default=2)
+  if output == 'classes':
+    yield Always('model.pooled_transform', 'tanh')
+
+
+def positions(given):
+  """Positions begin behind the id of padding, which is the position of padding: those rows stand before."""
+  pad, rows = given.take('pad_token_id', 1), given.take('max_position_embeddings', 512)
+  if pad is None:
+    raise ValueError('config.json: pad_token_id=None is not understood; positions begin behind it')
+  length = rows - pad - 1
+  return {
+    'model.position': f'learned(rows={length}, before={pad + 1})',
+    'data.length': length,
+    'ids.pad': pad,
+  }
+
+
+def positions_written(config):
+  kwargs = parse(config['model.position']).kwargs
+  if (
+    parse(config['model.position']).name != 'learned'
+    or kwargs.keys() - {'rows', 'before'}
+    or not kwargs.get('before')
+  ):
+    raise ValueError(
+      f'config.model.position={config["model.position"]!r} is not said by the family; '
+      "'learned(rows=…, before=…)' would be"
+    )
+  rows = kwargs.get('rows') or config['data.length']
+  return dict(pad_token_id=kwargs['before'] - 1, max_position_embeddings=rows + kwargs['before'])
+
+
+POSITIONS = positions, positions_written
+
+
+def weights(config, base='roberta'):
+  m = config.model
+  yield from bert.embeddings(f'{base}.embeddings', config)
+  yield Weight(f'{base}.embeddings.position_embeddings.weight', 'position_0/table')
+  for i, block in enumerate(blocks(config)):
+    yield from bert.layer(f'{base}.encoder.layer.{i}', block, m, bert.LAYER)
+  yield from heads(config)
+
+
+def heads(config):
+  """What follows the last hidden states."""
+  m = config.model
+  if m.output_bias:
+    yield from bert.vocabulary(m, 'lm_head.dense', 'lm_head.layer_norm', 'lm_head')
+  if config.objective.startswith('classification'):
+    if m.pooled_transform:
+      yield from both('classifier.dense', 'classification/transform/dense', 'f d -> d f', True)
+    yield from both(
+      'classifier.out_proj' if m.pooled_transform else 'classifier',
+      'classification/classes',
+      'n d -> d n',
+      True,
+    )
+
+
+def family(model_type, classes):
+  """A family of such models; `classes` begin their names."""
+  return Family(
+    model_type=model_type,
+    architectures={
+      f'{classes}ForMaskedLM': 'vocabulary',
+      f'{classes}Model': 'features',
+      f'{classes}ForSequenceClassification': 'classes',
+      f'{classes}ForTokenClassification': 'classes of words',
+    },
+    fields=fields,
+    weights=weights,
+    prefix='roberta.',
+    counts='filled',
+    ignored=IGNORED,
+    left_out=LEFT_OUT,
+  )
+
+
+IGNORED = r'(\w+\.)?embeddings\.position_ids|lm_head\.(bias|decoder\.(weight|bias))'
+LEFT_OUT = r'(\w+\.)?pooler\.dense\.(weight|bias)'
+
+FAMILIES = family('roberta', 'Roberta'), family('xlm-roberta', 'XLMRoberta'), family('camembert', 'Camembert')

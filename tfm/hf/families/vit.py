@@ -1,0 +1,117 @@
+"""The Vision Transformer (Dosovitskiy et al. 2021); its file is that of DeiT without distillation too (Touvron et al. 2021)."""
+
+import functools
+
+from tfm.hf.families import bert
+from tfm.hf.families.fields import PLAIN, Always, Both, Form, Ignored, Same, argument, classes
+from tfm.hf.families.protocol import Family, Weight, blocks, both, norm
+from tfm.spec import parse
+
+
+def fields(output, tokens=1):
+  """`tokens`: the learned ones before the patches."""
+  yield from (
+    Always('model.architecture', 'encoder'),
+    Always('model.bias', True),
+    Always('model.vocab_multiple', 128),  # of no vocabulary
+    Always('model.class_tokens', tokens),
+    Both(functools.partial(images, tokens=tokens), images_written),
+    Same('num_hidden_layers', 'model.layers', default=12),
+    Same('hidden_size', 'model.width', default=768),
+    Same('num_attention_heads', 'model.heads', default=12),
+    Same('intermediate_size', 'model.feed_forward_width', default=3072),
+    Same('hidden_act', 'model.feed_forward', PLAIN, default='gelu'),
+    Same('qkv_bias', 'model.mixer', BIASES, default=True),
+    Same('layer_norm_eps', 'model.norm', argument('layernorm', 'epsilon', 1e-5), default=1e-12),
+    Same('hidden_dropout_prob', 'model.dropout.embedding', default=0.0),
+    Same('hidden_dropout_prob', 'model.dropout.residual', default=0.0),
+    Same('attention_probs_dropout_prob', 'model.dropout.attention', default=0.0),
+    Ignored('encoder_stride', 'pooler_output_size', 'pooler_act'),  # of what is not read here
+    *classes(output),
+  )
+
+
+# Those of queries, keys and values; the output has its own in any case.
+BIASES = Form(
+  lambda value: f'softmax(biases={"qkvo" if value else "o"!r})',
+  lambda text: {"softmax(biases='qkvo')": True, "softmax(biases='o')": False}[text],
+)
+
+
+def images(given, tokens):
+  """The shape of the images and what is a token of them."""
+  size, patch, channels = (
+    given.take('image_size', 224),
+    given.take('patch_size', 16),
+    given.take('num_channels', 3),
+  )
+  height, width = size if isinstance(size, (list, tuple)) else (size, size)
+  sides = {*patch} if isinstance(patch, (list, tuple)) else {patch}
+  if len(sides) > 1:
+    raise ValueError(f'config.json: patch_size={patch!r} is not understood; square patches are')
+  [side] = sides
+  length = (height // side) * (width // side) + tokens
+  return {
+    'data.source': f'shape({height}, {width}, {channels})',
+    'model.patch': side,
+    'data.length': length,
+    'model.position': f'learned(rows={length})',
+  }
+
+
+def images_written(config):
+  call = parse(config['data.source'])
+  if call.name != 'shape' or len(call.args) != 3:
+    raise ValueError(
+      f'config.data.source={config["data.source"]!r} does not say the shape of the images alone; '
+      "'shape(height, width, channels)' does"
+    )
+  height, width, channels = call.args
+  return dict(
+    image_size=height if height == width else [height, width],
+    patch_size=config['model.patch'],
+    num_channels=channels,
+  )
+
+
+def weights(config):
+  yield Weight('vit.embeddings.cls_token', 'class_token/table', '1 1 d -> 1 d')
+  yield from trunk('vit', config)
+  if config.objective.startswith('classification'):
+    yield from both('classifier', 'classification/classes', 'n d -> d n', True)
+
+
+def trunk(name, config):
+  """What lies between the learned tokens and the heads."""
+  yield Weight(f'{name}.embeddings.position_embeddings', 'position_0/table', '1 t d -> t d')
+  patch = dict(p=config.model.patch, r=config.model.patch)
+  yield Weight(
+    f'{name}.embeddings.patch_embeddings.projection.weight', 'patches/kernel', 'd c p r -> (p r c) d', patch
+  )
+  yield Weight(f'{name}.embeddings.patch_embeddings.projection.bias', 'patches/bias')
+  for i, block in enumerate(blocks(config)):
+    yield from bert.layer(f'{name}.encoder.layer.{i}', block, config.model, LAYER)
+  yield from norm(f'{name}.layernorm', 'norm', bias=True)
+
+
+LAYER = dict(
+  q='attention.attention.query',
+  k='attention.attention.key',
+  v='attention.attention.value',
+  out='attention.output.dense',
+  mixer_norm='layernorm_before',
+  up='intermediate.dense',
+  down='output.dense',
+  feed_forward_norm='layernorm_after',
+)
+
+FAMILIES = (
+  Family(
+    model_type='vit',
+    architectures={'ViTForImageClassification': 'classes', 'ViTModel': 'features'},
+    fields=fields,
+    weights=weights,
+    prefix='vit.',
+    left_out=r'(vit\.)?(pooler\.dense\.(weight|bias)|embeddings\.mask_token)',
+  ),
+)

@@ -1,0 +1,1 @@
+"""Launch scripts for Slurm, TPU slices and Kubernetes."""

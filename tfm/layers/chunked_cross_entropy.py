@@ -1,0 +1,210 @@
+"""A loss of logits that are never all there at once: in pieces of each row, and on a mesh each device its own part."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+from tfm.layers.cross_entropy import Sums
+from tfm.parallel.sharding import in_force, parts
+from tfm.shapes import Array, Float, PyTree
+
+
+def pieces(rows: int, length: int, chunk: int) -> int:
+  """How many equal pieces of the length keep rows × piece within `chunk` tokens; 0 is no bound."""
+  least = -(-rows * length // chunk) if chunk else 1
+  return next(n for n in range(1, length + 1) if length % n == 0 and (n >= least or n == length))
+
+
+def cut(x: Array, pieces: int) -> Array:
+  """[B, T, …] → [pieces, B, T / pieces, …]."""
+  return jnp.moveaxis(x.reshape(x.shape[0], pieces, x.shape[1] // pieces, *x.shape[2:]), 1, 0)
+
+
+def joined(x: Array) -> Array:
+  """What `cut` cut."""
+  x = jnp.moveaxis(x, 0, 1)
+  return x.reshape(x.shape[0], -1, *x.shape[3:])
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Devices:
+  """What of rows [B, T] and of a head each device of the mesh in force computes.
+
+  Attributes:
+    batch, length, vocab: the mesh axes that cut rows, tokens of a row, and the vocabulary.
+    specs: of each parameter of the head: its vocabulary stays cut, and the rest is gathered.
+    kept: and of each, for each of its axes, those of the mesh that cut rows here and the parameter where it lives.
+  """
+
+  batch: tuple[str, ...] = ()
+  length: tuple[str, ...] = ()
+  vocab: tuple[str, ...] = ()
+  specs: PyTree = None
+  kept: PyTree = None
+
+  @classmethod
+  def of(cls, rows: int, length: int, vocab: int, head: PyTree, names: PyTree | None) -> 'Devices':
+    """As the rules in force say, as far as the sizes divide: an initialisation has one row.
+
+    Args:
+      vocab: columns of the logits; names: the logical axes of each parameter of the head; None: it is taken whole.
+    """
+
+    def fit(name, size, taken=()):
+      axes = tuple(axis for axis in in_force(name) if axis not in taken and parts(axis) > 1)
+      return axes if size % parts(axes) == 0 else ()
+
+    batch = fit('batch', rows)
+    tokens = fit('length', length, batch)
+    columns = fit('vocab', vocab, batch + tokens) if names is not None else ()
+
+    def spec(_, names):
+      return PartitionSpec(*(columns or None if name == 'vocab' else None for name in names))
+
+    def kept(x, names):
+      found = ()
+      for name, size in zip(names, x.shape):
+        axes = tuple(axis for axis in in_force(name) if axis in batch + tokens and axis not in sum(found, ()))
+        found += (axes if name != 'vocab' and size % parts(axes) == 0 else (),)
+      return found
+
+    names = jax.tree.map(lambda _: (), head) if names is None else names
+    return cls(batch, tokens, columns, jax.tree.map(spec, head, names), jax.tree.map(kept, head, names))
+
+  @property
+  def rows(self) -> tuple[str, ...]:
+    return self.batch + self.length
+
+  @property
+  def several(self) -> bool:
+    return bool(self.rows + self.vocab)
+
+  def run(self, f: Callable, head: PyTree, rows: tuple[Array, ...], outside: Any) -> Any:
+    """`f(head, *rows)` on every device, of what it has."""
+    inside = self.specs, *(PartitionSpec(self.batch or None, self.length or None) for _ in rows)
+    # What is said of shardings inside is said of whole arrays, and these are parts.
+    with nn.logical_axis_rules(()):
+      return jax.shard_map(f, in_specs=inside, out_specs=outside, check_vma=False)(head, *rows)
+
+  def total(self, total: Float[Array, ''], sums: Sums) -> tuple[Float[Array, ''], Sums, Sums]:
+    """The sums of all devices: the objective, metrics that are one number, and those of each row."""
+    numbers = {name: added(x, self.rows) for name, x in sums.items() if not x.ndim}
+    return (
+      added(total, self.rows),
+      numbers,
+      {name: added(x, self.length) for name, x in sums.items() if x.ndim},
+    )
+
+  @property
+  def of_total(self) -> tuple[PartitionSpec, ...]:
+    """Where `total` lies."""
+    return PartitionSpec(), PartitionSpec(), PartitionSpec(self.batch or None)
+
+  def gradient(self, x: Array, spec: PartitionSpec, kept: tuple[tuple[str, ...], ...]) -> Array:
+    """The gradient of a parameter added up over devices, of which each keeps what it has of the parameter."""
+    for i, axes in enumerate(kept):
+      if axes:
+        x = jax.lax.psum_scatter(x, axes, scatter_dimension=i, tiled=True)
+    # Where the vocabulary is not the parameter's own, each device has the part that goes through its own logits.
+    over = self.rows + (() if any(spec) else self.vocab)
+    return added(x, tuple(axis for axis in over if axis not in sum(kept, ())))
+
+  @property
+  def of_gradient(self) -> PyTree:
+    """Where `gradient` lies."""
+    return jax.tree.map(
+      lambda spec, kept: PartitionSpec(*(axes or whole for axes, whole in zip(kept, spec))),
+      self.specs,
+      self.kept,
+      is_leaf=lambda x: isinstance(x, PartitionSpec),
+    )
+
+
+def added(x: Array, axes: tuple[str, ...]) -> Array:
+  return jax.lax.psum(x, axes) if axes else x
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+def in_pieces(
+  summed: Callable, devices: Devices, chunk: int, head: PyTree, *rows: Array
+) -> tuple[Float[Array, ''], Sums]:
+  """`summed(head, *rows)` of rows [B, T, …], added up over pieces of at most `chunk` tokens and over devices.
+
+  The objective is linear in its own cotangent, so its gradient is made right after each piece's
+  logits, while they are at hand: no piece's logits outlive it, and none are made twice. Only the
+  objective has a gradient, in `head` and in the first of `rows`; the metrics have none.
+
+  On a mesh a device sees the logits of its own rows and, as `Columns` tell `summed`, of its own part of the vocabulary; the
+  head is gathered along the rest once for all pieces, and its gradient is added up over devices once.
+  """
+
+  def here(head, *rows):
+    return _added(summed, head, _cut(rows, devices, chunk))
+
+  if not devices.several:
+    return here(head, *rows)
+  total, numbers, of_rows = devices.run(
+    lambda head, *rows: devices.total(*here(head, *rows)), head, rows, devices.of_total
+  )
+  return total, numbers | of_rows
+
+
+def _cut(rows, devices, chunk):
+  n = pieces(*rows[0].shape[:2], max(1, chunk // parts(devices.rows)) if chunk else 0)
+  return tuple(cut(x, n) for x in rows)
+
+
+def _added(summed, head, rows):
+  def add(total, piece):
+    return jax.tree.map(jnp.add, total, summed(head, *piece)), None
+
+  return jax.lax.scan(add, _zeros(summed, head, *(x[0] for x in rows)), rows)[0]
+
+
+def _forward(summed, devices, chunk, head, *rows):
+  def here(head, *rows):
+    (total, to_head), to_features = _gradient(summed, head, _cut(rows, devices, chunk))
+    return total, to_head, joined(to_features)
+
+  def part(head, *rows):
+    total, to_head, to_features = here(head, *rows)
+    to_head = jax.tree.map(devices.gradient, to_head, devices.specs, devices.kept)
+    return *devices.total(*total), to_head, added(to_features, devices.vocab)
+
+  if not devices.several:
+    total, *gradients = here(head, *rows)
+    return total, gradients
+  of_features = PartitionSpec(devices.batch or None, devices.length or None)
+  total, numbers, of_rows, *gradients = devices.run(
+    part, head, rows, (*devices.of_total, devices.of_gradient, of_features)
+  )
+  return (total, numbers | of_rows), gradients
+
+
+def _gradient(summed, head, rows):
+  gradient = jax.value_and_grad(summed, argnums=(0, 1), has_aux=True)
+
+  def add(total, piece):
+    values, (to_head, to_features) = gradient(head, *piece)
+    return jax.tree.map(jnp.add, total, (values, to_head)), to_features
+
+  zeros = _zeros(summed, head, *(x[0] for x in rows)), jax.tree.map(jnp.zeros_like, head)
+  return jax.lax.scan(add, zeros, rows)
+
+
+def _backward(summed, devices, chunk, gradients, cotangents):
+  to_head, to_features = jax.tree.map(lambda x: x * cotangents[0].astype(x.dtype), gradients)
+  return to_head, to_features, None, None
+
+
+in_pieces.defvjp(_forward, _backward)
+
+
+def _zeros(f, *args):
+  return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(f, *args))

@@ -1,0 +1,47 @@
+"""What decoding with the cache costs."""
+
+import dataclasses
+
+from tfm.evaluation import cost
+from tfm.parallel import sharding
+from tfm.studies.measures import protocol
+from tfm.studies.measures.protocol import Value
+
+
+@dataclasses.dataclass(frozen=True)
+class Decoding(protocol.Measure):
+  """`cache_bytes_per_token` and `cache_bytes_constant` of a sequence, by shapes; `decoding_tokens_per_second`, measured.
+
+  Attributes:
+    rows: decoded at once; context: tokens before the first; tokens: that are timed.
+  """
+
+  costs = 'cache_bytes_per_token', 'decoding_tokens_per_second'
+
+  rows: int = 1
+  context: int = 128
+  tokens: int = 64
+
+  def check(self, config, model):
+    if not hasattr(model, 'init_caches'):
+      raise ValueError(
+        "measures='decoding' asks what writes, and the model is an encoder; another measure would do"
+      )
+    cost.cache_bytes(model)
+
+  def plain(self, validation):
+    return 'cache_bytes_per_token', 'cache_bytes_constant', 'decoding_tokens_per_second'
+
+  def prepare(self, run):
+    size = cost.cache_bytes(run.model)
+
+    def measure(params):
+      with sharding.context(run.mesh, run.rules):
+        rate = cost.decoding_rate(run.model, params, rows=self.rows, context=self.context, tokens=self.tokens)
+      return [
+        Value('cache_bytes_per_token', size.per_token),
+        Value('cache_bytes_constant', size.constant),
+        Value('decoding_tokens_per_second', rate),
+      ]
+
+    return measure

@@ -1,0 +1,33 @@
+"""A whole split, by the objective's own metrics."""
+
+import dataclasses
+
+from tfm.parallel import sharding
+from tfm.runs import load as runs
+from tfm.studies.measures import protocol
+from tfm.studies.measures.protocol import Value
+
+
+@dataclasses.dataclass(frozen=True)
+class Split(protocol.Measure):
+  """What `tfm evaluate --split=SPLIT` tells, each under SPLIT_metric.
+
+  Attributes:
+    split: 'validation' or 'test'.
+  """
+
+  split: str = 'test'
+
+  def plain(self, validation):
+    return [f'{self.split}_{metric}' for metric in validation]
+
+  def prepare(self, run):
+    with sharding.context(run.mesh, run.rules):
+      where = sharding.batch_sharding(run.mesh, run.rules)
+      evaluate = runs.evaluation(run.config, run.model, runs.open_data(run), where, self.split, batches=0)
+
+    def measure(params):
+      with sharding.context(run.mesh, run.rules):
+        return [Value(f'{self.split}_{metric}', value) for metric, value in evaluate(params).items()]
+
+    return measure

@@ -1,0 +1,1 @@
+"""Reports of studies: ranking, page and pictures."""

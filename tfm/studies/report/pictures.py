@@ -1,0 +1,362 @@
+"""The pictures of a report at any width: dots with intervals, lines with bands, quality against cost."""
+
+import io
+import re
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import (
+  EngFormatter,
+  LogLocator,
+  MaxNLocator,
+  NullFormatter,
+  NullLocator,
+  StrMethodFormatter,
+)
+from scipy.optimize import isotonic_regression
+
+from tfm.studies.report import palette
+from tfm.studies.report.palette import LIGHT
+from tfm.studies.report.ranking import Row
+
+
+# Inches: pictures of a laptop's page and of a phone's, a character of a label, a line of text.
+WIDE, NARROW = 6.4, 3.55
+CHARACTER, LINE = 0.078, 0.19
+FONT = 9
+# This share of the steps is left out of sight at the top of a learning curve, where every model falls alike.
+START = 0.2
+
+Draw = Callable[[float], Figure]
+
+
+class Picture(NamedTuple):
+  """`draw(width in inches)`, what it is called as a file, its heading and what is to be known to read it."""
+
+  name: str
+  title: str
+  caption: str
+  draw: Draw
+
+
+def svg(draw: Draw, width: float, name: str) -> str:
+  """For a page: text is text, colours are CSS variables, and no identifier is another picture's."""
+  with (
+    warnings.catch_warnings(),
+    matplotlib.rc_context({'svg.fonttype': 'none', 'svg.hashsalt': f'{name} {width}'}),
+  ):
+    warnings.filterwarnings('ignore', 'Glyph .* missing')
+    file = io.StringIO()
+    draw(width).savefig(file, format='svg', metadata={'Date': None}, transparent=True)
+  found = file.getvalue()
+  found = found[found.index('<svg') :]
+  for unused in (
+    r'<metadata>.*?</metadata>\s*',
+    r'<style.*?</style>\s*',
+    r' id="(?:figure|axes|patch|text|line2d|xtick|'
+    r'ytick|matplotlib\.axis|PathCollection|FillBetweenPolyCollection|LineCollection|legend)[^"]*"',
+    r' xmlns(?::\w+)?="[^"]*"',
+    r'<!--.*?-->\s*',
+  ):
+    found = re.sub(unused, '', found, flags=re.S)
+  # A hundredth of a point is finer than any screen.
+  found = re.sub(r' d="[^"]*"', lambda d: re.sub(r'(\.\d\d)\d+', r'\1', d[0]), found, flags=re.S)
+  return palette.themed(found)
+
+
+def png(draw: Draw, file) -> None:
+  with warnings.catch_warnings():
+    warnings.filterwarnings('ignore', 'Glyph .* missing')
+    draw(WIDE).savefig(file, dpi=144)
+
+
+def dots(rows: Sequence[Row], label: str, width: float) -> Figure:
+  """A line for each arm: its seeds, their mean and the interval; the mean and range of an only base run through all."""
+  labels = [name(row, width) for row in rows]
+  left = 0.15 + CHARACTER * max(map(len, labels))
+  figure, axes = panel(width, 0.62 + 1.4 * LINE * len(rows), left=left, right=0.2, top=0.3, bottom=0.32)
+  heading(axes, label, left - 0.05)
+  for row in rows:
+    if row.base and row.summary and {other.of for other in rows} == {row.name}:
+      axes.axvspan(row.summary.least, row.summary.most, color=LIGHT['line'], alpha=0.3, linewidth=0)
+      axes.axvline(row.summary.mean, color=LIGHT['base'], linewidth=0.8)
+  for i, row in enumerate(rows):
+    colour = LIGHT[palette.hue(row.place, row.base)]
+    if row.summary:
+      axes.plot([*row.values.values()], [i] * len(row.values), '|', color=colour, markersize=7, alpha=0.8)
+      if row.summary.interval:
+        axes.plot(row.summary.interval, [i, i], color=colour, linewidth=2, solid_capstyle='butt')
+      axes.plot(
+        row.summary.mean,
+        i,
+        palette.mark(row.place),
+        color=colour,
+        markersize=7,
+        markeredgecolor=LIGHT['ground'],
+        markeredgewidth=0.6,
+      )
+  axes.set_ylim(len(rows) - 0.4, -0.6)
+  least, _ = axes.get_xlim()
+  for i, row in enumerate(rows):
+    if not row.summary:
+      axes.text(least, i, f' {row.verdict}', color=LIGHT['bad'], fontsize=FONT - 1, va='center_baseline')
+  axes.set_yticks(range(len(rows)), labels)
+  for text in axes.get_yticklabels():
+    text.set_parse_math(False)
+  axes.tick_params(axis='y', length=0, labelcolor=LIGHT['ink'])
+  axes.xaxis.set_major_locator(MaxNLocator(max(3, int((width - left) / 0.9))))
+  axes.grid(axis='y', visible=False)
+  return figure
+
+
+class Line(NamedTuple):
+  """A mean and what lies between its lowest and its highest seed, over x; without a band it is one seed's alone."""
+
+  row: Row
+  x: Sequence[float]
+  mean: Sequence[float]
+  low: Sequence[float] | None = None
+  high: Sequence[float] | None = None
+
+
+def traces(
+  rows: Sequence[Row],
+  seeds: Mapping[str, Mapping[int, Mapping[float, float]]],
+  out: set[tuple[str, int]] = frozenset(),
+) -> list[Line]:
+  """Of each arm the mean and range over its seeds at each x that all of them have; what is `out` stands for itself."""
+  found = []
+  for row in rows:
+    of_arm = seeds.get(row.name, {})
+    of_all = [line for seed, line in of_arm.items() if (row.name, seed) not in out]
+    if shared := sorted(set.intersection(*(set(line) for line in of_all)) if of_all else ()):
+      table = np.array([[line[x] for x in shared] for line in of_all])
+      found.append(Line(row, shared, table.mean(0), table.min(0), table.max(0)))
+    found += [
+      Line(row, [*line], [*line.values()]) for seed, line in of_arm.items() if (row.name, seed) in out
+    ]
+  return found
+
+
+def over(
+  lines: Sequence[Line],
+  label: str,
+  along: str,
+  width: float,
+  log: bool = False,
+  marked: float | None = None,
+  cut: bool = False,
+) -> Figure:
+  """Lines with bands, each labelled at its end.
+
+  Args:
+    log: whether x doubles from one mark to the next.
+    marked: an x to draw a line at, that of training.
+    cut: hides at the top what only the first `START` of x reaches, and what diverges.
+  """
+  whole = [line for line in lines if line.low is not None]
+  ends = [(line.row, line.x[-1], line.mean[-1]) for line in whole]
+  # An arm of which every seed diverged is named at the end of one.
+  ends += list(
+    {
+      line.row.name: (line.row, line.x[-1], line.mean[-1])
+      for line in lines
+      if line.row.name not in {w.row.name for w in whole}
+    }.values()
+  )
+  right = 0.4 + CHARACTER * max(len(name(row, width)) for row, _, _ in ends)
+  height = max(0.62 * width if width > NARROW else 2.7, 0.9 + LINE * len(ends))
+  figure, axes = panel(width, height, left=0.48, right=right, top=0.32, bottom=0.5)
+  heading(axes, label, 0.4)
+  axes.set_xlabel(along, color=LIGHT['faint'], fontsize=FONT)
+  if log:
+    axes.set_xscale('log', base=2)
+    axes.xaxis.set_major_locator(LogLocator(2, numticks=20))
+    axes.xaxis.set_minor_locator(NullLocator())
+  else:
+    axes.xaxis.set_major_locator(MaxNLocator(4))
+  axes.xaxis.set_major_formatter(StrMethodFormatter('{x:,g}'))
+  if marked is not None:
+    axes.axvline(marked, color=LIGHT['faint'], linewidth=0.9, linestyle=(0, (2, 2)))
+    axes.annotate(
+      'trained',
+      (marked, 1),
+      (3, -3),
+      axes.get_xaxis_transform(),
+      'offset points',
+      va='top',
+      fontsize=FONT - 1,
+      color=LIGHT['faint'],
+    )
+  # What is better is drawn over what is worse.
+  for line in reversed(lines):
+    colour, dash = LIGHT[palette.hue(line.row.place, line.row.base)], palette.dash(line.row.place)
+    few = len(line.x) <= 16
+    if line.low is None:
+      axes.plot(line.x, line.mean, color=colour, linewidth=0.9, linestyle=(0, (1, 1.5)))
+      axes.plot(line.x[-1], line.mean[-1], 'x', color=colour, markersize=5)
+      continue
+    axes.fill_between(line.x, line.low, line.high, color=colour, alpha=0.15, linewidth=0)
+    axes.plot(
+      line.x,
+      line.mean,
+      color=colour,
+      linewidth=1.6,
+      linestyle=dash,
+      marker=palette.mark(line.row.place) if few else None,
+      markersize=4,
+      markeredgecolor=LIGHT['ground'],
+      markeredgewidth=0.5,
+    )
+  if cut and whole:
+    top, bottom = ceiling(whole), min(min(line.low) for line in whole)
+    if top > bottom:
+      axes.set_ylim(bottom - 0.04 * (top - bottom), top + 0.02 * (top - bottom))
+  label_ends(figure, axes, ends, width)
+  return figure
+
+
+def ceiling(lines: Sequence[Line]) -> float:
+  """The highest that a line is past the first `START` of its x, or at its last point."""
+  return max(
+    high
+    for line in lines
+    for x, high in zip(line.x, line.high)
+    if x >= line.x[0] + START * (line.x[-1] - line.x[0])
+  )
+
+
+def scatter(rows: Sequence[Row], cost: Mapping[str, float], label: str, along: str, width: float) -> Figure:
+  """An arm's mean and interval at its cost."""
+  shown = [row for row in rows if row.summary and row.name in cost]
+  right = 0.4 + CHARACTER * max(len(name(row, width)) for row in shown)
+  height = max(0.62 * width if width > NARROW else 2.7, 0.9 + LINE * len(shown))
+  figure, axes = panel(width, height, left=0.48, right=right, top=0.32, bottom=0.5)
+  heading(axes, label, 0.4)
+  axes.set_xlabel(along, color=LIGHT['faint'], fontsize=FONT)
+  costs = [cost[row.name] for row in shown]
+  if min(costs) > 0 and max(costs) > 4 * min(costs):
+    axes.set_xscale('log')
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    if max(costs) < 30 * min(costs):
+      axes.xaxis.set_major_locator(LogLocator(10, subs=(1, 2, 5)))
+  else:
+    axes.xaxis.set_major_locator(MaxNLocator(4))
+  axes.xaxis.set_major_formatter(EngFormatter(sep=''))
+  for row in shown:
+    colour = LIGHT[palette.hue(row.place, row.base)]
+    if row.summary.interval:
+      axes.plot([cost[row.name]] * 2, row.summary.interval, color=colour, linewidth=1.4)
+    axes.plot(
+      cost[row.name],
+      row.summary.mean,
+      palette.mark(row.place),
+      color=colour,
+      markersize=7,
+      markeredgecolor=LIGHT['ground'],
+      markeredgewidth=0.6,
+    )
+  axes.margins(x=0.08, y=0.1)
+  label_ends(figure, axes, [(row, cost[row.name], row.summary.mean) for row in shown], width)
+  return figure
+
+
+def panel(
+  width: float, height: float, left: float, right: float, top: float, bottom: float
+) -> tuple[Figure, Axes]:
+  """Axes with margins in inches."""
+  figure = Figure(figsize=(width, height), facecolor=LIGHT['ground'])
+  FigureCanvasAgg(figure)
+  axes = figure.add_axes(
+    (left / width, bottom / height, (width - left - right) / width, (height - top - bottom) / height),
+    facecolor='none',
+  )
+  axes.spines[['top', 'right', 'left']].set_visible(False)
+  axes.spines['bottom'].set_color(LIGHT['line'])
+  axes.grid(color=LIGHT['grid'], linewidth=0.8)
+  axes.set_axisbelow(True)
+  axes.tick_params(labelsize=FONT, color=LIGHT['line'], labelcolor=LIGHT['faint'], length=3)
+  axes.tick_params(axis='y', length=0)
+  axes.ticklabel_format(useOffset=False)
+  return figure, axes
+
+
+def heading(axes: Axes, text: str, left: float) -> None:
+  """What y is, upright and above it, from the left side of the picture."""
+  axes.annotate(
+    text,
+    (0, 1),
+    (-left * 72, 7),
+    'axes fraction',
+    textcoords='offset points',
+    fontsize=FONT,
+    color=LIGHT['faint'],
+    va='bottom',
+    parse_math=False,
+  )
+
+
+def label_ends(figure: Figure, axes: Axes, ends: Sequence[tuple[Row, float, float]], width: float) -> None:
+  """Names beside the axes, as near to the height of their ends as they find room, with a thin line to each."""
+  box = axes.get_position()
+  edge, bottom, top = box.x1 * width, box.y0 * figure.get_figheight(), box.y1 * figure.get_figheight()
+  # In inches, once: axes do not move any more. Their limits are settled when they are asked for.
+  axes.get_xlim(), axes.get_ylim()
+  points = axes.transData.transform([(x, y) for _, x, y in ends]) / figure.dpi
+  order = np.argsort(points[:, 1])
+  heights = spread(points[order, 1].clip(bottom, top), LINE, bottom, max(top, bottom + LINE * len(ends)))
+  for i, height in zip(order, heights):
+    row, (x, y) = ends[i][0], points[i]
+    colour = LIGHT[palette.hue(row.place, row.base)]
+    if bottom <= y <= top:
+      figure.add_artist(
+        Line2D(
+          [x + 0.05, edge + 0.12],
+          [y, height],
+          color=LIGHT['line'],
+          linewidth=0.7,
+          transform=figure.dpi_scale_trans,
+          zorder=0,
+        )
+      )
+    figure.add_artist(
+      Line2D(
+        [edge + 0.17],
+        [height],
+        marker=palette.mark(row.place),
+        markersize=5.5,
+        color=colour,
+        markeredgewidth=0,
+        transform=figure.dpi_scale_trans,
+      )
+    )
+    figure.text(
+      edge + 0.26,
+      height,
+      name(row, width),
+      transform=figure.dpi_scale_trans,
+      fontsize=FONT,
+      color=LIGHT['ink'],
+      va='center_baseline',
+      parse_math=False,
+    )
+
+
+def spread(heights: Sequence[float], gap: float, least: float, most: float) -> np.ndarray:
+  """The rising numbers nearest to rising `heights` (in least squares) that are `gap` apart and within least … most."""
+  steps = gap * np.arange(len(heights))
+  return isotonic_regression(np.asarray(heights) - steps).x.clip(least, most - steps[-1]) + steps
+
+
+def name(row: Row, width: float) -> str:
+  """'1 rope': the rank, by which the tables tell it too, and as much of the name as there is room for."""
+  room = 26 if width > NARROW else 14
+  text = row.name if len(row.name) <= room else row.name[: room - 1] + '…'
+  return f'{row.rank or "–"} {text}'
