@@ -4,6 +4,8 @@ import pytest
 
 from tfm.analysis import estimate
 from tfm.commands import cli
+from tfm.config.overlay import complete
+from tfm.config.resolve import resolve_config
 
 
 CONFIG = """
@@ -163,7 +165,7 @@ def test_a_vocabulary_that_only_the_text_tells(monkeypatch):
     tokenizer = type('Tokenizer', (), dict(vocab_size=301))
 
   monkeypatch.setattr(estimate.pipeline, 'open_text', lambda source, tokenizer, source_tokenizer: Text)
-  config = estimate.configs.resolve(estimate.configs.complete(dict(data=dict(tokenizer='char'))))
+  config = resolve_config(complete(dict(data=dict(tokenizer='char'))))
   assert estimate.vocabularies(config) == (301, 0)
 
 

@@ -145,7 +145,7 @@ class TestColumns:
   LOGITS = jnp.asarray(3 * RNG.standard_normal((B, T, 64)), jnp.float32)
 
   def told(self, logits, columns, smoothing=0.1, z=0.01):
-    return _cross_entropy.told(columns, smoothing, z, logits, TARGETS)
+    return cross_entropy.told(columns, smoothing, z, logits, TARGETS)
 
   def test_the_gradient_is_that_of_the_formula(self):
     """By autodiff of each part of it."""

@@ -28,7 +28,7 @@ from tfm.decoding.loop import reaches
 from tfm.errors import suggest
 from tfm.evaluation.measure import totals
 from tfm.evaluation.windows import Targets, Windows
-from tfm.layers import _cross_entropy, chunked_cross_entropy
+from tfm.layers import chunked_cross_entropy, cross_entropy
 from tfm.mixers.protocol import Context
 from tfm.models.decoder import Decoder
 from tfm.shapes import Array, Float, PyTree
@@ -204,7 +204,7 @@ def position_sums(
 
   def of_piece(piece):
     features, targets, counted = piece
-    loss, _ = _cross_entropy.each(model.apply({'params': head}, features, method='logits'), targets)
+    loss, _ = cross_entropy.each(model.apply({'params': head}, features, method='logits'), targets)
     return (loss * counted).sum(0)
 
   pieces = chunked_cross_entropy.pieces(*counted.shape, chunk)

@@ -195,7 +195,7 @@ class Prediction(Objective):
   ) -> tuple[Float[Array, ''], Sums]:
     """What is minimised, and the metrics, of some of the tokens of each row: what adds up over them. A metric is one number,
     or one of each row."""
-    return _cross_entropy.sums(logits, targets, weights, self.label_smoothing, self.z_loss, columns)
+    return cross_entropy.sums(logits, targets, weights, self.label_smoothing, self.z_loss, columns)
 
 
 def with_reports(
