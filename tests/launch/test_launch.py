@@ -1,4 +1,4 @@
-"""What is launched elsewhere: golden text, refusals, and the Slurm file run for real with two tasks on loopback."""
+"""Launch commands: golden text, invalid input, and the Slurm file run for real with two tasks on loopback."""
 
 import json
 import os
@@ -14,7 +14,7 @@ import time
 import pytest
 
 from tfm.commands import cli
-from tfm.launch import jobs
+from tfm.launch.job import Step, run_steps
 from tfm.runs.train import train
 from tfm.training import metrics
 
@@ -31,7 +31,7 @@ JOBS = {
     '--ntasks-per-node=8',
     '--time=24:00:00',
     '--env=XLA_FLAGS=--xla_gpu_enable_latency_hiding_scheduler=true',
-    '--folder=/home/me/my work',
+    '--directory=/home/me/my work',
   ],
   'tpu': [
     'tpu',
@@ -75,7 +75,7 @@ def tfm(capsys, *argv):
 
 
 @pytest.mark.parametrize('name', JOBS)
-def test_what_is_printed(name, capsys, root, monkeypatch, request):
+def test_printed_commands_match_the_golden_text(name, capsys, root, monkeypatch, request):
   monkeypatch.chdir(root)
   status, out, err = tfm(capsys, 'launch', *JOBS[name])
   assert status == 0, err
@@ -83,12 +83,12 @@ def test_what_is_printed(name, capsys, root, monkeypatch, request):
   if request.config.getoption('--update-golden'):
     file.parent.mkdir(exist_ok=True)
     file.write_text(out)
-  assert out == file.read_text(), 'it is not what it was; if so meant, --update-golden'
+  assert out == file.read_text(), 'the printed commands changed; if intended, run with --update-golden'
 
 
 @pytest.mark.parametrize('name', JOBS)
-def test_what_is_printed_is_shell_that_says_what_was_meant(name, capsys, root, monkeypatch):
-  """Through all the quoting, the command of the machines is the one that was asked for."""
+def test_printed_commands_are_valid_shell_and_keep_every_argument(name, capsys, root, monkeypatch):
+  """Unquoted level by level, the innermost command is `tfm train` with the arguments of the command line."""
   monkeypatch.chdir(root)
   text = tfm(capsys, 'launch', *JOBS[name])[1]
   assert not subprocess.run(['bash', '-n'], input=text, text=True, capture_output=True, check=True).stderr
@@ -98,7 +98,7 @@ def test_what_is_printed_is_shell_that_says_what_was_meant(name, capsys, root, m
 
 
 @pytest.mark.parametrize(
-  'argv, said',
+  'argv, message',
   [
     (['slurm', *CONFIG, '--workdir=x'], '--nodes is missing'),
     (['slurm', *CONFIG, '--workdir=gs://b/x', '--nodes=2'], '--workdir=gs://b/x is a bucket'),
@@ -142,12 +142,9 @@ def test_what_is_printed_is_shell_that_says_what_was_meant(name, capsys, root, m
     (['slurm', *CONFIG, '--workdir=x', '--nodes'], '--nodes is missing'),
     (
       ['slurm', *CONFIG, '--workdir=x', '--nodes=2', '--signal=B:USR1@60'],
-      '--signal=B:USR1@60 is not what the script saves at',
+      '--signal=B:USR1@60 does not make the script save',
     ),
-    (
-      ['tpu', *CONFIG, '--workdir=runs/lm', '--zone=z'],
-      '--workdir=runs/lm would be another folder on each machine',
-    ),
+    (['tpu', *CONFIG, '--workdir=runs/lm', '--zone=z'], '--workdir=runs/lm is a relative path'),
     (['tpu', *CONFIG, '--workdir=gs://b/x', '--zone=z', '--spot'], '--accelerator-type is missing'),
     (
       [
@@ -185,17 +182,17 @@ def test_what_is_printed_is_shell_that_says_what_was_meant(name, capsys, root, m
         '--docker-image=i',
         '--name=Bad Name_1',
       ],
-      '--name=Bad Name_1 must be of small letters',
+      '--name=Bad Name_1 must consist of lower-case letters',
     ),
     (['slurm', *CONFIG, '--workdir=x', '--nodes=2', '--env=A'], '--env=A must be NAME=VALUE'),
     (['slurm', *CONFIG, '--workdir=x', '--nodes=2', '--run'], '--run needs sbatch, which is not on the PATH'),
   ],
 )
-def test_refusals(capsys, root, monkeypatch, argv, said):
+def test_invalid_jobs_are_rejected(capsys, root, monkeypatch, argv, message):
   monkeypatch.chdir(root)
   monkeypatch.setenv('PATH', '')
   status, _, err = tfm(capsys, 'launch', *argv)
-  assert status == 2 and said in err
+  assert status == 2 and message in err
 
 
 @pytest.mark.parametrize(
@@ -203,7 +200,7 @@ def test_refusals(capsys, root, monkeypatch, argv, said):
   [
     (['--exclusive'], '#SBATCH --exclusive'),
     (['--signal=B:TERM@600'], '#SBATCH --signal=B:TERM@600'),
-    # What only those machines can have is not asked for here.
+    # Files and kernels of the target machines are not looked for on this one.
     (
       [
         '--config.model.kernel=cudnn',
@@ -212,14 +209,14 @@ def test_refusals(capsys, root, monkeypatch, argv, said):
       ],
       '#SBATCH --nodes=2',
     ),
-    # Of CPUs a process may be told to have more.
+    # A process on CPUs may simulate several devices.
     (
       ['--env=XLA_FLAGS=--xla_force_host_platform_device_count=4', '--config.mesh.data=8'],
       '#SBATCH --nodes=2',
     ),
   ],
 )
-def test_what_is_not_refused(capsys, root, monkeypatch, flags, line):
+def test_valid_jobs_are_accepted(capsys, root, monkeypatch, flags, line):
   monkeypatch.chdir(root)
   status, out, err = tfm(
     capsys, 'launch', 'slurm', '--config=configs/lm.py', '--workdir=x', '--nodes=2', *flags
@@ -227,9 +224,9 @@ def test_what_is_not_refused(capsys, root, monkeypatch, flags, line):
   assert status == 0 and line in out.splitlines(), err
 
 
-# A TPU VM, as a folder, which is there from create to delete; what trains in the first one loses the machine.
+# A fake gcloud whose TPU VM is a folder, from create to delete; training in the first VM loses the machine.
 GCLOUD = """#!/bin/bash
-echo "${@:3:2}" >> "$FAKE/noted"
+echo "${@:3:2}" >> "$FAKE/calls"
 case "$3 $4" in
   'queued-resources describe') cat "$FAKE/state" ;;
   'queued-resources create') mkdir "$FAKE/vm"; echo ACTIVE > "$FAKE/state" ;;
@@ -237,11 +234,14 @@ case "$3 $4" in
   'tpu-vm ssh') cd "$FAKE/vm" && HOME=$FAKE/vm bash -c "$(sed '1s/^--command=//' <<< "${@: -1}")" ;;
 esac
 """
-LOST = '#!/bin/bash\necho "$@" >> "$FAKE/trained"\n[ $(wc -l < "$FAKE/trained") = 2 ] || { echo SUSPENDED > "$FAKE/state"; kill -9 $PPID; }\n'
+PREEMPTED_ONCE = """#!/bin/bash
+echo "$@" >> "$FAKE/trained"
+[ $(wc -l < "$FAKE/trained") = 2 ] || { echo SUSPENDED > "$FAKE/state"; kill -9 $PPID; }
+"""
 
 
-def test_a_slice_that_is_taken_away_is_created_again(capsys, tmp_path, root, monkeypatch):
-  """The loop itself, run with a gcloud that knows one machine."""
+def test_a_preempted_slice_is_created_again(capsys, tmp_path, root, monkeypatch):
+  """Runs the printed loop with a fake gcloud that has one machine."""
   monkeypatch.chdir(root)
   text = tfm(
     capsys,
@@ -257,7 +257,11 @@ def test_a_slice_that_is_taken_away_is_created_again(capsys, tmp_path, root, mon
   )[1]
   programs = tmp_path / 'bin'
   programs.mkdir()
-  for name, program in {'gcloud': GCLOUD, 'tfm': LOST, 'sleep': '#!/bin/sh\nexec /bin/sleep 0.2\n'}.items():
+  for name, program in {
+    'gcloud': GCLOUD,
+    'tfm': PREEMPTED_ONCE,
+    'sleep': '#!/bin/sh\nexec /bin/sleep 0.2\n',
+  }.items():
     (programs / name).write_text(program)
     (programs / name).chmod(0o755)
   loop = re.match(r"# [^\n]*\nbash <<'END'\n(.*?)END\n\n", text, re.DOTALL)[1]
@@ -269,7 +273,7 @@ def test_a_slice_that_is_taken_away_is_created_again(capsys, tmp_path, root, mon
     env=dict(os.environ, PATH=f'{programs}:{os.environ["PATH"]}', FAKE=str(tmp_path)),
   )
   assert done.returncode == 0
-  verbs = [line.split()[1] for line in (tmp_path / 'noted').read_text().splitlines() if 'queued' in line]
+  verbs = [line.split()[1] for line in (tmp_path / 'calls').read_text().splitlines() if 'queued' in line]
   assert [verb for verb in verbs if verb != 'describe'] == ['create', 'delete', 'create']
   assert (
     tmp_path / 'trained'
@@ -278,30 +282,30 @@ def test_a_slice_that_is_taken_away_is_created_again(capsys, tmp_path, root, mon
 
 
 def test_run_runs_the_steps_in_order(tmp_path):
-  """With programs that note what they were given."""
-  program = tmp_path / 'noting'
-  program.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/noted; cat >> {tmp_path}/noted; [ "$1" != fail ]\n')
+  """Runs a program that records its arguments and standard input."""
+  program = tmp_path / 'record'
+  program.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/calls; cat >> {tmp_path}/calls; [ "$1" != fail ]\n')
   program.chmod(program.stat().st_mode | stat.S_IEXEC)
-  jobs.run(
-    [jobs.Step((str(program), 'one'), 'text\n'), jobs.Step((str(program), 'two words'))], lambda name: name
-  )
-  assert (tmp_path / 'noted').read_text() == 'one\ntext\ntwo words\n'
-  with pytest.raises(ValueError, match='ended with the status 1'):
-    jobs.run([jobs.Step((str(program), 'fail'))], lambda name: name)
+  run_steps([Step((str(program), 'one'), 'text\n'), Step((str(program), 'two words'))], lambda name: name)
+  assert (tmp_path / 'calls').read_text() == 'one\ntext\ntwo words\n'
+  with pytest.raises(ValueError, match='failed with exit status 1'):
+    run_steps([Step((str(program), 'fail'))], lambda name: name)
 
 
-def test_a_bucket_is_no_folder(tiny):
+def test_a_bucket_is_not_a_workdir_of_train(tiny):
   with pytest.raises(ValueError, match='--workdir=gs:/bucket/run is no folder; mount'):
     train(tiny(), 'gs://bucket/run')
 
 
-# What Slurm does for a batch file, on one machine: two tasks, each told its number; signals are handed on.
+# Slurm's part for a batch file on one machine: two tasks, each with its number; signals are forwarded.
 SRUN = """#!/bin/bash
 while [[ $1 == --* ]]; do shift; done
 echo step >> "$FAKE/steps"
 trap 'kill -TERM "${tasks[@]}" 2>/dev/null' TERM
 for task in 0 1; do
-  SLURM_PROCID=$task SLURM_LOCALID=$task SLURM_NTASKS=2 SLURM_STEP_NUM_NODES=1 SLURM_STEP_NODELIST=localhost "$@" 2> "$FAKE/task$task" &
+  export SLURM_PROCID=$task SLURM_LOCALID=$task SLURM_NTASKS=2 SLURM_STEP_NUM_NODES=1
+  export SLURM_STEP_NODELIST=localhost
+  "$@" 2> "$FAKE/task$task" &
   tasks[task]=$!
 done
 status=0
@@ -332,7 +336,9 @@ from ml_collections import ConfigDict
 
 def get_config(arg=''):
   return ConfigDict(dict(
-    data=dict(source="text({str(book)!r})", length=32), model=dict(layers=2, width=32, heads=4), optimizer=dict(warmup=2),
+    data=dict(source="text({str(book)!r})", length=32),
+    model=dict(layers=2, width=32, heads=4),
+    optimizer=dict(warmup=2),
     training=dict(steps=40, batch_size=8, log_every=1, evaluate_every=10, evaluation_batches=1)))
 """)
   job = 90_000 + os.getpid() % 4096  # the port of the coordinator follows from it
@@ -363,7 +369,7 @@ def rows(tmp_path):
 
 
 @pytest.mark.slow
-def test_slurm_trains_goes_on_after_a_death_and_is_requeued_when_preempted(cluster, capsys, tmp_path):
+def test_slurm_job_resumes_after_a_lost_process_and_is_requeued_after_preemption(cluster, capsys, tmp_path):
   def wait_for(step, job):
     deadline = time.time() + 300
     while not any(row['step'] >= step for row in rows(tmp_path)):
@@ -373,10 +379,10 @@ def test_slurm_trains_goes_on_after_a_death_and_is_requeued_when_preempted(clust
       time.sleep(0.01)
 
   def tasks():
-    found = subprocess.run(['pgrep', '-f', f'{tmp_path}/run'], capture_output=True, text=True).stdout.split()
+    pids = subprocess.run(['pgrep', '-f', f'{tmp_path}/run'], capture_output=True, text=True).stdout.split()
     return [
       int(pid)
-      for pid in found
+      for pid in pids
       if b'--processes=auto' in pathlib.Path(f'/proc/{pid}/cmdline').read_bytes()
       and b'-m\0tfm' in pathlib.Path(f'/proc/{pid}/cmdline').read_bytes()
     ]
@@ -388,14 +394,14 @@ def test_slurm_trains_goes_on_after_a_death_and_is_requeued_when_preempted(clust
   assert (tmp_path / 'steps').read_text() == 'step\nstep\n'
   job.send_signal(signal.SIGTERM)  # the job is preempted
   _, err = job.communicate(timeout=120)
-  assert job.returncode == 0 and 'again in 10 seconds' in err, err
+  assert job.returncode == 0 and 'restarting from the last checkpoint' in err, err
   assert re.fullmatch(r'requeue \d+\n', (tmp_path / 'requeued').read_text())
   reached = rows(tmp_path)[-1]['step']
   assert reached < 40 and (tmp_path / 'run' / 'checkpoints' / str(reached)).is_dir()
-  job = cluster(capsys)  # and begins again
+  job = cluster(capsys)  # the requeued job
   _, err = job.communicate(timeout=300)
   assert job.returncode == 0, err
   assert [row['step'] for row in rows(tmp_path)] == list(range(1, 41))
   assert 'devices: 2 processes, 4 × cpu' in (tmp_path / 'run' / 'log.txt').read_text()
-  told = json.loads((tmp_path / 'run' / 'goodput.json').read_text())['seconds']
-  assert told['lost'] > 0 and told['productive'] > 0
+  seconds = json.loads((tmp_path / 'run' / 'goodput.json').read_text())['seconds']
+  assert seconds['lost'] > 0 and seconds['productive'] > 0

@@ -1,1 +1,1 @@
-"""Launch scripts for Slurm, TPU slices and Kubernetes."""
+"""Launch commands for Slurm, TPU VMs and Kubernetes: one file per scheduler."""
