@@ -1,0 +1,1 @@
+"""Runs: trained, read back, started from another."""
