@@ -7,7 +7,7 @@ import pytest
 from ml_collections import ConfigDict
 
 from tests.conformance.tiny import boxed, decoder
-from tfm.commands.cli import with_overrides
+from tfm.commands.cli import resolve_with_overrides
 from tfm.config import assemble, overlay
 from tfm.config import validate as check
 from tfm.config.difference import list_differences
@@ -34,7 +34,7 @@ def resolved(**model):
 
 def typed(*words, **model):
   """The resolved config with words of the command line in it."""
-  return with_overrides(complete(model=model), words)
+  return resolve_with_overrides(complete(model=model), words)
 
 
 def refused(call, *parts):
@@ -128,7 +128,7 @@ class TestCommandLine:
   )
   def test_text_becomes_the_fields_type(self, word, path, value):
     config = complete(model=dict(heads=4))
-    made = with_overrides(config, [word])
+    made = resolve_with_overrides(config, [word])
     got = dict(leaves(made))[path]
     assert got == value and type(got) is type(value)
 
@@ -279,7 +279,7 @@ class TestSmoke:
     assemble.model(small, 300)
 
   def test_fields_keep_their_types(self):
-    refused(lambda: with_overrides(smoke(complete()), ['--config.model.kv_heads=x']), 'must be of type int')
+    refused(lambda: resolve_with_overrides(smoke(complete()), ['--config.model.kv_heads=x']), 'must be of type int')
 
   def test_the_given_config_is_left_alone(self):
     given = complete()

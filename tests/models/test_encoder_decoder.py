@@ -235,7 +235,7 @@ def test_an_objective_of_another_kind_is_refused():
 def test_the_command_line_reaches_the_parts():
   from tfm.commands import cli
 
-  config = cli.with_overrides(
+  config = cli.resolve_with_overrides(
     complete({}),
     [
       '--config.model.architecture=encoder_decoder',

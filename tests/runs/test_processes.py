@@ -18,6 +18,7 @@ from tfm.parallel import processes
 from tfm.runs.train import train
 from tfm.training.metrics import read
 
+
 STEPS, EVERY = 60, 20
 # The sums of a step are added in another order when other devices hold the rows: a few units in the last place of float32
 # (1.2e-7), seen up to 1.5e-7 on equal devices. Over 60 steps of Adam on other meshes they grow (tests/runs/test_resume.py).
@@ -91,7 +92,7 @@ def start(fields, tmp_path_factory):
     return [subprocess.Popen([
       sys.executable, *program, 'train', f'--config={config}', f'--workdir={workdirs[i]}',
       *(f'--config.{path}={value}' for path, value in fields.items()),
-      *([] if alone else [f'--processes={count}', f'--process={i}', f'--coordinator=localhost:{port}', '--heartbeat=10']),
+      *([] if alone else [f'--processes={count}', f'--process={i}', f'--coordinator=localhost:{port}', '--heartbeat_timeout=10']),
       *more], env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for i in range(count)]
   return make
 
@@ -262,13 +263,13 @@ def test_what_differs_between_configs_is_named(start, tmp_path, config, said):
 
 @pytest.mark.slow
 def test_when_not_all_come_it_is_said(start, tmp_path):
-  alone, *others = start(2, 1, tmp_path, '--gathering=1')[::-1]
+  alone, *others = start(2, 1, tmp_path, '--connect_timeout=1')[::-1]
   for other in others:
     other.kill()
   (status, _, said), *_ = finish([alone, *others], 60)
   assert status == -signal.SIGABRT and not (tmp_path / 'config.json').exists()
   assert said.splitlines()[-1] == (
-    'tfm train: process 1 of 2: it was killed, or ended by JAX (in its words above) because not all processes came within --gathering=1 '
+    'tfm train: process 1 of 2: it was killed, or ended by JAX (in its words above) because not all processes came within --connect_timeout=1 '
     'seconds; see that all were started, each with a --process of its own, and reach the same --coordinator, a free port where process 0 runs')
 
 
@@ -278,9 +279,9 @@ def test_when_not_all_come_it_is_said(start, tmp_path):
   (('2', 2, 'localhost:1', 60, 300), '--process=2 is not below --processes=2'),
   (('2', 0, 'localhost', 60, 300), '--coordinator=localhost must be HOST:PORT'),
   (('1', 0, None, None, None), '--processes=1 takes neither'),
-  (('2', 0, 'localhost:1', 0, 300), '--heartbeat=0 must be at least 1'),
-  (('1', None, None, 10, None), '--heartbeat=10 is of several processes'),
-  (('1', None, None, None, 10), '--gathering=10 is of several processes'),
+  (('2', 0, 'localhost:1', 0, 300), '--heartbeat_timeout=0 must be at least 1'),
+  (('1', None, None, 10, None), '--heartbeat_timeout=10 is of several processes'),
+  (('1', None, None, None, 10), '--connect_timeout=10 is of several processes'),
 ])
 def test_flags_that_make_no_sense(flags, said):
   with pytest.raises(ValueError, match=said):

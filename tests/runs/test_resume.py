@@ -15,6 +15,7 @@ from tfm.runs import load as runs
 from tfm.training import checkpoint
 from tfm.training.metrics import read
 
+
 STEPS, EVERY = 60, 20
 
 

@@ -1,23 +1,23 @@
-"""Measures speed and memory on this machine, beside PyTorch where the extra [oracle] is installed.
+"""Measures speed and memory on this machine, and compares with PyTorch if the extra [oracle] is installed.
 
-  tfm benchmark gpt2          training and decoding of a small GPT-2, tfm and transformers in turn
-  tfm benchmark attention     kernels × variants and all mixers, over lengths from 1k to 32k
-  tfm benchmark translation   beam search by a run, tfm and transformers' Marian with its parameters in turn
-  tfm benchmark together      seeds that train in one step, and one after another
+  tfm benchmark gpt2          training and decoding of a small GPT-2: tfm and transformers, alternating
+  tfm benchmark attention     kernels × variants and all mixers, at lengths from 1k to 32k
+  tfm benchmark translation   beam search of a run: tfm and transformers' Marian with the same parameters
+  tfm benchmark ensemble      several seeds trained in one step, and one after another
 
-Each measurement is a process of its own, and a ratio compares what one run has measured.
+Each measurement is a separate process; ratios compare measurements of one command.
 """
 
 import argparse
 
-from tfm.benchmark import compare_attention, compare_gpt2, compare_together, compare_translation
+from tfm.benchmark import compare_attention, compare_ensemble, compare_gpt2, compare_translation
 
 
 SUBJECTS = {
   'gpt2': compare_gpt2,
   'attention': compare_attention,
   'translation': compare_translation,
-  'together': compare_together,
+  'ensemble': compare_ensemble,
 }
 
 

@@ -1,10 +1,13 @@
 """The console script: `tfm COMMAND --flags`; every other file of this folder is one command.
 
-A command is a module with a docstring, `arguments(parser)` and `main(args)`. One that declares
-`--config` gets the complete config there, with every `--config.path.to.field=value` in it; one with `OVERRIDES` gets
-such words as `overrides`; one that declares
-`study` gets the study, with every such value in its base, what named it as `file`, and all
-words of the command as `words`.
+A command is a module with a docstring, `arguments(parser)` and `main(args)`. `args` holds, besides the
+command's own flags:
+
+  words      the whole command line
+  config     if the command declares `--config`: the resolved config with every `--config.path.to.field=value`
+  overrides  if the module sets `OVERRIDES`: the unparsed words, `--config.path=value` among them
+  study      if the command declares `study`: the study with such overrides in its base config; `file` is
+             the path that named it
 """
 
 import argparse
@@ -30,61 +33,61 @@ from tfm.studies import study as studies
 from tfm.training.progress import say
 
 
-def commands() -> tuple[str, ...]:
+def command_names() -> tuple[str, ...]:
   """The names of all commands."""
   return tuple(info.name for info in pkgutil.iter_modules(tfm.commands.__path__) if info.name != 'cli')
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-  """Runs one command; returns the exit status: 0, or 2 where what was asked cannot be done."""
+  """Runs one command; returns the exit status: 0, or 2 for invalid input."""
   name, *rest = list(sys.argv[1:] if argv is None else argv) or ['--help']
   if name in ('--help', '-h'):
-    print('usage: tfm COMMAND [--flag=value …]; tfm COMMAND --help tells the flags\n')
-    for command in commands():
+    print('usage: tfm COMMAND [--flag=value …]; tfm COMMAND --help lists the flags\n')
+    for command in command_names():
       doc = importlib.import_module(f'tfm.commands.{command}').__doc__
       print(f'  {command:10} {doc.splitlines()[0]}')
     return 0
   try:
-    if name not in commands():
-      raise ValueError(f'{name!r} is no command; {suggest(name, commands())}')
+    if name not in command_names():
+      raise ValueError(f'{name!r} is not a command; {suggest(name, command_names())}')
     command = importlib.import_module(f'tfm.commands.{name}')
-    args = parse(name, command, rest)
-    strict()
-    listen()
+    args = parse_arguments(name, command, rest)
+    configure_jax()
+    configure_logging()
     return command.main(args) or 0
   except (ValueError, OSError) as error:
-    # A refusal is one sentence; TFM_TRACEBACK=1 shows where it came from.
+    # Invalid input is reported in one sentence; TFM_TRACEBACK=1 shows where it was raised.
     if os.environ.get('TFM_TRACEBACK'):
       raise
     print(f'tfm {name}: {error}', file=sys.stderr)
     return 2
 
 
-def strict() -> None:
-  """JAX as every command wants it: no silent broadcasting over ranks; what was compiled is kept."""
+def configure_jax() -> None:
+  """Makes rank promotion an error, and caches compiled programs on disk."""
   jax.config.update('jax_numpy_rank_promotion', 'raise')
   if not jax.config.jax_compilation_cache_dir:
     jax.config.update('jax_compilation_cache_dir', str(cache.directory() / 'jax'))
 
 
-def listen() -> None:
-  """What tfm logs, such as the kernel that was chosen, is said."""
+def configure_logging() -> None:
+  """Shows what tfm logs, such as the selected kernel, on the console."""
   log = logging.getLogger('tfm')
   log.setLevel(logging.INFO)
   if not log.handlers:
-    log.addHandler(Said())
-    log.propagate = False  # what is said once need not be said by the root's handlers, too
+    log.addHandler(ConsoleHandler())
+    log.propagate = False  # else the root logger's handlers would show it again
 
 
-class Said(logging.Handler):
-  """A log that speaks as the commands do."""
+class ConsoleHandler(logging.Handler):
+  """Prints log records as the commands print their own lines."""
 
   def emit(self, record):
     say(record.getMessage())
 
 
-def parse(name: str, command, argv: Sequence[str]) -> argparse.Namespace:
-  """The command's flags, with `config` complete, or `study` read, where the command takes one; as `words` all that was said."""
+def parse_arguments(name: str, command, argv: Sequence[str]) -> argparse.Namespace:
+  """Parses the command line; loads `config` or `study` if the command declares one."""
   parser = argparse.ArgumentParser(
     f'tfm {name}',
     description=command.__doc__,
@@ -108,24 +111,24 @@ def parse(name: str, command, argv: Sequence[str]) -> argparse.Namespace:
       raise ValueError(f'{rest[0]!r} is not a flag; {suggest(rest[0].partition("=")[0], known)}')
     return args
   if 'study' in args:
-    args.file, found = args.study, studies.load(args.study)
-    args.study = dataclasses.replace(found, config=assigned(complete(found.config), rest))
+    args.file, loaded = args.study, studies.load(args.study)
+    args.study = dataclasses.replace(loaded, config=assign_overrides(complete(loaded.config), rest))
   else:
-    args.config = with_overrides(load_config(args.config), rest)
+    args.config = resolve_with_overrides(load_config(args.config), rest)
   return args
 
 
-def with_overrides(config: ConfigDict, argv: Sequence[str]) -> ConfigDict:
-  """The resolved config with `--config.path=value` (or `--config.path value`) words in it."""
-  return resolve_config(assigned(config, argv))
+def resolve_with_overrides(config: ConfigDict, argv: Sequence[str]) -> ConfigDict:
+  """Applies `--config.path=value` (or `--config.path value`) words, then resolves the config."""
+  return resolve_config(assign_overrides(config, argv))
 
 
-def assigned(config: ConfigDict, argv: Sequence[str]) -> ConfigDict:
-  """The config with such words in it, as it was not resolved."""
+def assign_overrides(config: ConfigDict, argv: Sequence[str]) -> ConfigDict:
+  """Applies such words to a config that is not yet resolved; returns it."""
   words = iter(argv)
   for word in words:
     if not word.startswith('--config.'):
-      raise ValueError(f'{word!r} is not a flag; config fields are set by --config.path.to.field=value')
+      raise ValueError(f'{word!r} is not a flag; set config fields by --config.path.to.field=value')
     path, equals, text = word.removeprefix('--config.').partition('=')
     text = text if equals else next(words, None)
     if text is None:

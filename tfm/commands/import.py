@@ -8,7 +8,7 @@ run has no steps behind it: generate, evaluate and attend read it at once. Field
 the model, such as the data that it is evaluated on, are set by --config.path.to.field=value.
 """
 
-from tfm.commands.cli import assigned
+from tfm.commands.cli import assign_overrides
 from tfm.hf import convert
 from tfm.training.progress import say
 
@@ -29,7 +29,7 @@ def arguments(parser):
 
 
 def main(args):
-  run = convert.imported(args.folder, args.workdir, lambda config: assigned(config, args.overrides))
+  run = convert.imported(args.folder, args.workdir, lambda config: assign_overrides(config, args.overrides))
   say(
     f'{args.workdir}: {run.family.model_type}, {run.vocab:,} tokens; tfm generate, evaluate and attend read it'
   )

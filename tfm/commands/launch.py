@@ -64,7 +64,9 @@ def main(args):
   options = dict(parse_option(word) for word in args.overrides if not word.startswith('--config.'))
   if not BUCKET.fullmatch(args.workdir):
     validate.folder(args.workdir)
-  validate_config(resolve_config(cli.assigned(load_config(args.config), config_words)), options, args.env)
+  validate_config(
+    resolve_config(cli.assign_overrides(load_config(args.config), config_words)), options, args.env
+  )
   for word in args.env:
     require('=' in word, f'--env={word} must be NAME=VALUE')
   scheduler = SCHEDULERS[args.scheduler]

@@ -1,6 +1,6 @@
-"""Lists what every slot holds: arguments, kernels, cached decoding, packing, sharding.
+"""Lists the variants of every slot: arguments, kernels, cached decoding, packing, sharding.
 
-Prints the Markdown of docs/variants.md; `tfm variants > docs/variants.md` renews it.
+Prints the Markdown of docs/variants.md; `tfm variants > docs/variants.md` updates the file.
 """
 
 import argparse

@@ -56,7 +56,7 @@ def join(
     raise ValueError(
       f"--processes={count} must be a number of processes, or 'auto' where Slurm, a TPU pod or Kubernetes tells it"
     )
-  for name, value in (('heartbeat', heartbeat), ('gathering', gathering)):
+  for name, value in (('heartbeat_timeout', heartbeat), ('connect_timeout', gathering)):
     if value is not None and count == '1':
       raise ValueError(
         f'--{name}={value} is of several processes, and here is one; leave it out, or tell --processes'
@@ -96,7 +96,7 @@ def join(
   try:
     with _last_words(
       f'{speaker}: it was killed, or ended by JAX (in its words above) because not all processes came within '
-      f'--gathering={gathering} seconds; see that all were started{with_own}'
+      f'--connect_timeout={gathering} seconds; see that all were started{with_own}'
     ):
       jax.distributed.initialize(
         **known, heartbeat_timeout_seconds=heartbeat, initialization_timeout=gathering

@@ -16,10 +16,10 @@ from tfm.config import assemble
 from tfm.config.difference import list_differences
 from tfm.config.overlay import complete
 from tfm.config.resolve import resolve_config
-from tfm.errors import require
 from tfm.data.special import lacking
 from tfm.data.tokenizers.protocol import Tokenizer
 from tfm.data.tokenizers.protocol import load as load_tokenizer
+from tfm.errors import require
 from tfm.layers.lora import SCALE, merged
 from tfm.models.trunk import Trunk
 from tfm.parallel import mesh as meshes
@@ -30,6 +30,7 @@ from tfm.training import state as states
 from tfm.training.optimizer import path_name
 from tfm.training.progress import say
 from tfm.training.state import State
+
 
 # Where the parameters of what a model answers are: an objective of its own may want its own.
 HEADS = 'classification', 'next_sentence', 'transform', 'bias', 'output'

@@ -14,7 +14,6 @@ from tfm.config import assemble
 from tfm.config.overlay import complete
 from tfm.config.resolve import resolve_config
 from tfm.config.schema import parts
-from tfm.errors import require
 from tfm.data import cache, device, pipeline
 from tfm.data.corpus import ENDLESS
 from tfm.data.pipeline import ImageData, TextData
@@ -22,13 +21,14 @@ from tfm.data.special import extended, plain
 from tfm.data.tokenizers.protocol import Tokenizer
 from tfm.decoding.translate import Translation, translate
 from tfm.decoding.unrolled import unrolled
+from tfm.errors import require
 from tfm.evaluation import length
 from tfm.evaluation.measure import measure
 from tfm.models.trunk import Trunk
-from tfm.parallel import sharding
 from tfm.parallel import mesh as meshes
-from tfm.shapes import PyTree
+from tfm.parallel import sharding
 from tfm.runs.init_from import make_model, read, tokenizers
+from tfm.shapes import PyTree
 from tfm.training import checkpoint
 from tfm.training.progress import say
 from tfm.training.step import evaluation_step

@@ -18,21 +18,22 @@ import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from tfm.config import assemble, validate as check
+from tfm.config import assemble
+from tfm.config import validate as check
 from tfm.config.difference import list_differences
 from tfm.config.load import to_json
 from tfm.config.overlay import complete
 from tfm.config.resolve import resolve_config
 from tfm.config.schema import leaves
-from tfm.errors import require
 from tfm.data import cache, device, pipeline
 from tfm.data.pipeline import ImageData, TextData
+from tfm.errors import require
 from tfm.models import flops
 from tfm.parallel import chips, processes, sharding
 from tfm.parallel import mesh as meshes
+from tfm.runs.init_from import make_model, start_from, tokenizers
 from tfm.runs.load import evaluation
 from tfm.shapes import PyTree
-from tfm.runs.init_from import make_model, start_from, tokenizers
 from tfm.training import checkpoint, loop, together
 from tfm.training import state as states
 from tfm.training.goodput import TIERS, Goodput

@@ -1,8 +1,8 @@
 """Seconds of a training step of some runs together, as one process measures it.
 
-  python -m tfm.benchmark.together 8     → {"seconds": …}
+  python -m tfm.benchmark.ensemble 8     → {"seconds": …}
 
-`tfm benchmark together` measures several numbers of runs in turn and gives the ratio to one alone.
+`tfm benchmark ensemble` measures several numbers of runs in turn and gives the ratio to one alone.
 """
 
 import json

@@ -4,13 +4,13 @@ import argparse
 
 import pytest
 
-from tfm.benchmark import compare_together
+from tfm.benchmark import compare_ensemble
 
 
 def test_the_speed_up_is_that_of_as_many_runs_alone(monkeypatch, capsys):
   seconds = {'1': [0.1, 0.3, 0.2], '2': [0.2] * 3, '4': [0.4] * 3, '8': [1.6] * 3}
-  monkeypatch.setattr(compare_together, 'measure', lambda module, runs: dict(seconds=seconds[runs].pop()))
-  compare_together.main(argparse.Namespace(rounds=3))
+  monkeypatch.setattr(compare_ensemble, 'measure', lambda module, runs: dict(seconds=seconds[runs].pop()))
+  compare_ensemble.main(argparse.Namespace(rounds=3))
   rows = [
     line.split()
     for line in capsys.readouterr().out.splitlines()
@@ -23,4 +23,4 @@ def test_the_speed_up_is_that_of_as_many_runs_alone(monkeypatch, capsys):
     ['8', '1600.0', '200.0', '1.00'],
   ]
   with pytest.raises(ValueError, match='--rounds=0 must be at least 1'):
-    compare_together.main(argparse.Namespace(rounds=0))
+    compare_ensemble.main(argparse.Namespace(rounds=0))

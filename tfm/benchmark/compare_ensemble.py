@@ -30,7 +30,7 @@ def main(args):
     raise ValueError(f'--rounds={args.rounds} must be at least 1')
   found = {runs: [] for runs in RUNS}
   for runs in track(list(RUNS) * args.rounds, 'benchmark', len(RUNS) * args.rounds):
-    found[runs].append(measure('tfm.benchmark.together', str(runs))['seconds'])
+    found[runs].append(measure('tfm.benchmark.ensemble', str(runs))['seconds'])
   table = Table(title=machine(), title_justify='left', box=box.SIMPLE)
   for column in ('runs together', 'ms a step', 'ms a step and run', 'speed-up'):
     table.add_column(column, justify='right')
