@@ -1,4 +1,4 @@
-"""The benchmark of runs that train together: what it asks and how it divides. No time is judged here."""
+"""The ensemble benchmark: its ratios. No test depends on a time."""
 
 import argparse
 
@@ -7,7 +7,7 @@ import pytest
 from tfm.benchmark import compare_ensemble
 
 
-def test_the_speed_up_is_that_of_as_many_runs_alone(monkeypatch, capsys):
+def test_speed_up_is_relative_to_single_runs(monkeypatch, capsys):
   seconds = {'1': [0.1, 0.3, 0.2], '2': [0.2] * 3, '4': [0.4] * 3, '8': [1.6] * 3}
   monkeypatch.setattr(compare_ensemble, 'measure', lambda module, runs: dict(seconds=seconds[runs].pop()))
   compare_ensemble.main(argparse.Namespace(rounds=3))

@@ -177,7 +177,7 @@ def test_what_the_benchmark_makes_is_the_same_model(placement, scan):
     encoder=dict(layers=3, heads=2),
   )
   model, params = pairs.made(**shape)
-  made = translation_torch.marian(pairs.config(**shape), params, V, eos=2)
+  made = translation_torch.make_marian(pairs.config(**shape), params, V, eos=2)
   draw = np.random.default_rng(4)
   source, target = draw.integers(0, V, (2, 7)), draw.integers(0, V, (2, 5))
   there = np.array([[1] * 7, [1] * 4 + [0] * 3])

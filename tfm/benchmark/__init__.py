@@ -1,0 +1,1 @@
+"""Speed and memory, measured beside PyTorch; the only folder that may import other frameworks."""

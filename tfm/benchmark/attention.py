@@ -1,10 +1,10 @@
-"""Time and memory of one attention kernel, or of one mixer, at one length, as one process measures it.
+"""Time and memory of one attention kernel, or of one mixer, at one length, measured in this process.
 
   python -m tfm.benchmark.attention kernel chunked window 4096
   python -m tfm.benchmark.attention mixer mamba 4096
 
-prints what `process.report` measures. One row, 8 heads of 64 channels (width 512), float32, one document
-unless the variant says otherwise; `attention_torch` does the same with PyTorch.
+prints the result of `process.print_passes`. One row, 8 heads of 64 channels (width 512), float32, one
+document unless the variant packs several; `attention_torch` does the same with PyTorch.
 """
 
 import sys
@@ -16,7 +16,7 @@ from tfm.benchmark import process
 SHAPE = dict(batch=1, heads=8, head_width=64)
 WIDTH = SHAPE['heads'] * SHAPE['head_width']
 
-# variant → what it changes in causal dot-product attention.
+# variant → fields that differ from causal dot-product attention.
 VARIANTS = {
   'causal': {},
   'window': dict(mask='causal & window(256)'),
@@ -27,7 +27,7 @@ VARIANTS = {
 }
 KERNELS = ('dense', 'chunked')
 
-# mixer → the model fields that make it, in sizes that papers use.
+# mixer → model fields, in sizes that papers use.
 MIXERS = {
   'softmax, dense': dict(mixer='softmax', kernel='dense'),
   'softmax, chunked': dict(mixer='softmax', kernel='chunked'),
@@ -47,8 +47,8 @@ MIXERS = {
 }
 
 
-def kernel(name: str, variant: str, length: int) -> tuple[Callable, tuple]:
-  """`f(learned, q, k, v) -> out` and its arguments."""
+def make_kernel(name: str, variant: str, length: int) -> tuple[Callable, tuple]:
+  """`f(params, q, k, v) -> out` and its arguments."""
   import flax.linen as nn
   import jax
   import jax.numpy as jnp
@@ -76,7 +76,7 @@ def kernel(name: str, variant: str, length: int) -> tuple[Callable, tuple]:
       )
       score = spec.factory('dot', tfm.scores, Score, head_width=C)
       index = jnp.broadcast_to(jnp.arange(length), (SHAPE['batch'], length))
-      at, segments = index % fields['document'], 1 + index // fields['document']
+      positions, segments = index % fields['document'], 1 + index // fields['document']
       return spec.build(name, tfm.kernels, Kernel)(
         q,
         k,
@@ -84,8 +84,8 @@ def kernel(name: str, variant: str, length: int) -> tuple[Callable, tuple]:
         score=score()(),
         bias=position(name='layer').bias(position(name='model').share()),
         mask=spec.build(fields['mask'], tfm.masks, Mask),
-        q_positions=at,
-        k_positions=at,
+        q_positions=positions,
+        k_positions=positions,
         q_segments=segments,
         k_segments=segments,
         soft_cap=fields['soft_cap'],
@@ -97,7 +97,7 @@ def kernel(name: str, variant: str, length: int) -> tuple[Callable, tuple]:
   return Attention().apply, (params, *qkv)
 
 
-def mixer(name: str, length: int) -> tuple[Callable, tuple]:
+def make_mixer(name: str, length: int) -> tuple[Callable, tuple]:
   """`f(params, x) -> y` of one mixer and its arguments."""
   import flax.linen as nn
   import jax
@@ -110,38 +110,40 @@ def mixer(name: str, length: int) -> tuple[Callable, tuple]:
   c = resolve_config(
     complete(dict(data=dict(length=length), model=dict(width=WIDTH, heads=SHAPE['heads']) | MIXERS[name]))
   )
-  made = assemble.block(c, 'model', c.model, causal=False)().mixer()
+  module = assemble.block(c, 'model', c.model, causal=False)().mixer()
   x = jax.random.normal(jax.random.key(0), (SHAPE['batch'], length, WIDTH))
 
   def run(params, x):
-    return made.apply(params, x, None, Context.whole(x[..., 0]), None)[0]
+    return module.apply(params, x, None, Context.whole(x[..., 0]), None)[0]
 
   params = nn.unbox(
-    jax.jit(lambda x: made.init(jax.random.key(1), x, None, Context.whole(x[..., 0]), None))(x)
+    jax.jit(lambda x: module.init(jax.random.key(1), x, None, Context.whole(x[..., 0]), None))(x)
   )
   return run, (params, x)
 
 
 def main() -> None:
-  """Measures what the command line names."""
-  kind, *what, length = sys.argv[1:]
+  """Measures the kernel or mixer that the command line names."""
+  kind, *names, length = sys.argv[1:]
   free = process.limit_memory()
   import jax
 
   jax.config.update('jax_numpy_rank_promotion', 'raise')
-  run, arguments = {'kernel': kernel, 'mixer': mixer}[kind](*what, int(length))
+  run, arguments = {'kernel': make_kernel, 'mixer': make_mixer}[kind](*names, int(length))
 
   def loss(*arguments):
     return (run(*arguments) ** 2).sum()
 
-  def compiled(f):
-    made = jax.jit(f).lower(*arguments).compile()
-    sizes = made.memory_analysis()
+  def compile_or_raise(f):
+    compiled = jax.jit(f).lower(*arguments).compile()
+    sizes = compiled.memory_analysis()
     if (needed := sizes.temp_size_in_bytes + sizes.output_size_in_bytes) > free:
-      raise process.OutOfMemory(f'it needs {needed / 2**30:.1f} GiB')
-    return lambda: jax.block_until_ready(made(*arguments))
+      raise process.OutOfMemory(f'the computation needs {needed / 2**30:.1f} GiB')
+    return lambda: jax.block_until_ready(compiled(*arguments))
 
-  process.report(compiled(run), lambda: compiled(jax.grad(loss, tuple(range(len(arguments))))))
+  process.print_passes(
+    compile_or_raise(run), lambda: compile_or_raise(jax.grad(loss, tuple(range(len(arguments)))))
+  )
 
 
 if __name__ == '__main__':

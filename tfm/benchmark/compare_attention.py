@@ -1,9 +1,9 @@
 """Time and memory of attention against length: kernels × variants, and all mixers.
 
-One row, 8 heads of 64 channels (width 512), float32, causal; forward, and forward with backward. Memory
-is how far the process's resident size rises meanwhile. What does not fit into the memory that is free is
-told so. Every line is written to FILE.jsonl as soon as it is measured; a run that is asked again measures
-only what is missing there. The mixers' curves are drawn to FILE.png, their exponents fitted from 2048 on.
+One row, 8 heads of 64 channels (width 512), float32, causal; forward, and forward with backward. Memory is
+the rise of the process's resident size during the computation; "no memory" marks what does not fit into free
+memory. Each measurement is appended to FILE.jsonl at once; the same command run again measures only what is
+missing. The mixers' curves are drawn to FILE.png, with exponents fitted from length 2048 on.
 """
 
 import argparse
@@ -17,12 +17,12 @@ from rich.console import Console
 from rich.table import Table
 
 from tfm.benchmark import attention, attention_torch, curves
-from tfm.benchmark.process import OutOfMemory, machine, measure
+from tfm.benchmark.process import OutOfMemory, describe_machine, measure
 from tfm.data.progress import track
 
 
 LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768)
-OURS, THEIRS = 'tfm.benchmark.attention', 'tfm.benchmark.attention_torch'
+TFM, TORCH = 'tfm.benchmark.attention', 'tfm.benchmark.attention_torch'
 PASSES = {'forward': 'forward', 'both': 'forward + backward'}
 
 
@@ -34,7 +34,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     metavar='N,N,…',
     help=f'tokens of the row (default: {",".join(map(str, LENGTHS))})',
   )
-  parser.add_argument('--only', choices=('kernels', 'mixers'), help='one half of it')
+  parser.add_argument('--only', choices=('kernels', 'mixers'), help='measure kernels only, or mixers only')
   parser.add_argument(
     '--out', default='attention', metavar='FILE', help='FILE.jsonl and FILE.png (default: attention)'
   )
@@ -43,18 +43,18 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> None:
   for length in args.lengths:
     if length < 1:
-      raise ValueError(f'--lengths names {length}; a row has at least 1 token')
-  asked = runs(args.lengths, args.only, importlib.util.find_spec('torch') is not None)
-  known = pathlib.Path(f'{args.out}.jsonl')
-  results = read(known)
-  for run in track(asked, 'benchmark', len(asked)):
+      raise ValueError(f'--lengths contains {length}; a row has at least 1 token')
+  measurements = list_measurements(args.lengths, args.only, importlib.util.find_spec('torch') is not None)
+  log = pathlib.Path(f'{args.out}.jsonl')
+  results = read_results(log)
+  for run in track(measurements, 'benchmark', len(measurements)):
     if run not in results:
-      results[run] = measured(run)
-      with known.open('a') as file:
-        file.write(json.dumps(dict(run=run, machine=machine(), result=results[run])) + '\n')
+      results[run] = measure_or_empty(run)
+      with log.open('a') as file:
+        file.write(json.dumps(dict(run=run, machine=describe_machine(), result=results[run])) + '\n')
 
   console = Console(width=None if sys.stdout.isatty() else 160)
-  console.print(machine(), highlight=False)
+  console.print(describe_machine(), highlight=False)
   if args.only != 'mixers':
     for what in PASSES:
       console.print(kernel_table(results, args.lengths, what))
@@ -63,12 +63,12 @@ def main(args: argparse.Namespace) -> None:
       console.print(mixer_table(results, args.lengths, what))
     panels = {
       f'{label}, {unit}': {
-        name: curve(results, ('mixer', name), args.lengths, what, field) for name in attention.MIXERS
+        name: select_curve(results, ('mixer', name), args.lengths, what, field) for name in attention.MIXERS
       }
       for what, label in PASSES.items()
       for field, unit in (('ms', 'ms'), ('mib', 'MiB'))
     }
-    curves.draw(panels, machine(), f'{args.out}.png')
+    curves.draw_curves(panels, describe_machine(), f'{args.out}.png')
     console.print(f'curves: {args.out}.png', highlight=False)
 
 
@@ -76,54 +76,54 @@ Run = tuple[str, ...]
 Results = dict[Run, dict]
 
 
-def runs(lengths: tuple[int, ...], only: str | None, with_torch: bool) -> list[Run]:
+def list_measurements(lengths: tuple[int, ...], only: str | None, with_torch: bool) -> list[Run]:
   """(module, arguments…) of every measurement."""
-  made = []
+  result = []
   for length in map(str, lengths):
     if only != 'mixers':
       for variant in attention.VARIANTS:
-        made += [(OURS, 'kernel', kernel, variant, length) for kernel in attention.KERNELS]
+        result += [(TFM, 'kernel', kernel, variant, length) for kernel in attention.KERNELS]
         if with_torch and variant in attention_torch.VARIANTS:
-          made.append((THEIRS, variant, length))
+          result.append((TORCH, variant, length))
     if only != 'kernels':
-      made += [(OURS, 'mixer', mixer, length) for mixer in attention.MIXERS]
-  return made
+      result += [(TFM, 'mixer', mixer, length) for mixer in attention.MIXERS]
+  return result
 
 
-def measured(run: Run) -> dict:
-  """What a run prints; {} where there is no memory for it."""
+def measure_or_empty(run: Run) -> dict:
+  """The result of a measurement; {} if it does not fit into memory."""
   try:
     return measure(*run)
   except OutOfMemory:
     return {}
 
 
-def read(file: pathlib.Path) -> Results:
-  """What an earlier call has measured here.
+def read_results(file: pathlib.Path) -> Results:
+  """The results of earlier calls on this machine.
 
   Raises:
-    ValueError: if it was measured on another machine or with other versions.
+    ValueError: if they were measured on another machine or with other versions.
   """
   results = {}
   for line in file.read_text().splitlines() if file.exists() else ():
     entry = json.loads(line)
-    if entry['machine'] != machine():
+    if entry['machine'] != describe_machine():
       raise ValueError(
         f'--out={file.stem} holds measurements of another machine ({entry["machine"]}); '
-        'name another file, or delete it'
+        'choose another file, or delete this one'
       )
     results[tuple(entry['run'])] = entry['result']
   return results
 
 
-def curve(results: Results, run: Run, lengths: tuple[int, ...], what: str, field: str) -> curves.Curve:
-  """length → value of a mixer or kernel, where it was to be had."""
-  found = {length: (results.get((OURS, *run, str(length))) or {}).get(what) for length in lengths}
-  return {length: entry[field] for length, entry in found.items() if entry}
+def select_curve(results: Results, run: Run, lengths: tuple[int, ...], what: str, field: str) -> curves.Curve:
+  """length → value of a mixer or kernel, where it was measured."""
+  entries = {length: (results.get((TFM, *run, str(length))) or {}).get(what) for length in lengths}
+  return {length: entry[field] for length, entry in entries.items() if entry}
 
 
 def kernel_table(results: Results, lengths: tuple[int, ...], what: str) -> Table:
-  """A line for each variant and length."""
+  """One row per variant and length."""
   table = Table(title=f'kernels, {PASSES[what]}', title_justify='left', box=box.MARKDOWN)
   for column in (
     'variant',
@@ -140,44 +140,49 @@ def kernel_table(results: Results, lengths: tuple[int, ...], what: str) -> Table
     table.add_column(column, justify='left' if column == 'variant' else 'right')
   for variant in attention.VARIANTS:
     for length in map(str, lengths):
-      keys = {kernel: (OURS, 'kernel', kernel, variant, length) for kernel in attention.KERNELS}
-      entries = [results.get(key) for key in (*keys.values(), (THEIRS, variant, length))]
+      keys = {kernel: (TFM, 'kernel', kernel, variant, length) for kernel in attention.KERNELS}
+      entries = [results.get(key) for key in (*keys.values(), (TORCH, variant, length))]
       ms, mib = (
         [None if entry is None else (entry.get(what) or {}).get(field, 'no memory') for entry in entries]
         for field in ('ms', 'mib')
       )
       table.add_row(
-        variant, length, *map(cell, ms), ratio(ms[0], ms[1]), ratio(ms[2], ms[1]), *map(cell, mib)
+        variant,
+        length,
+        *map(format_cell, ms),
+        format_ratio(ms[0], ms[1]),
+        format_ratio(ms[2], ms[1]),
+        *map(format_cell, mib),
       )
   return table
 
 
 def mixer_table(results: Results, lengths: tuple[int, ...], what: str) -> Table:
-  """A line for each mixer: time by length, and the exponents of time and memory."""
+  """One row per mixer: time by length, and the exponents of time and memory."""
   table = Table(title=f'mixers, {PASSES[what]}, ms', title_justify='left', box=box.MARKDOWN)
   for column in ('mixer', *map(str, lengths), 'exponent', 'MiB at the longest', 'exponent of memory'):
     table.add_column(column, justify='left' if column == 'mixer' else 'right')
   for name in attention.MIXERS:
-    ms, mib = (curve(results, ('mixer', name), lengths, what, field) for field in ('ms', 'mib'))
+    ms, mib = (select_curve(results, ('mixer', name), lengths, what, field) for field in ('ms', 'mib'))
     table.add_row(
       name,
-      *(cell(ms.get(length, 'no memory')) for length in lengths),
-      slope(ms),
-      cell(mib.get(lengths[-1], 'no memory')),
-      slope(mib),
+      *(format_cell(ms.get(length, 'no memory')) for length in lengths),
+      format_exponent(ms),
+      format_cell(mib.get(lengths[-1], 'no memory')),
+      format_exponent(mib),
     )
   return table
 
 
-def slope(values: curves.Curve) -> str:
-  fitted = curves.exponent(values)
-  return '' if fitted is None else f'{fitted:.2f}'
+def format_exponent(values: curves.Curve) -> str:
+  exponent = curves.fit_exponent(values)
+  return '' if exponent is None else f'{exponent:.2f}'
 
 
-def cell(value: float | str | None) -> str:
-  """A number as one reads it; '–' for what was not measured."""
+def format_cell(value: float | str | None) -> str:
+  """A rounded number; '–' if it was not measured."""
   return '–' if value is None else value if isinstance(value, str) else f'{value:,.0f}'
 
 
-def ratio(a: float | str | None, b: float | str | None) -> str:
+def format_ratio(a: float | str | None, b: float | str | None) -> str:
   return f'{a / b:.2f}' if isinstance(a, float) and isinstance(b, float) else '–'

@@ -2,8 +2,8 @@
 
 A GPT-2-shaped model (6 layers, width 384, 6 heads, context 256, vocabulary 8192, float32, no dropout)
 trains with AdamW on batches of 16 rows, and decodes 224 tokens greedily after prompts of 32 with its
-key/value cache. The two take turns, and the ratio is that of the medians. Peak memory is the process's
-largest resident size, its imports included.
+key/value cache. tfm and PyTorch alternate; ratios are ratios of medians. Peak memory is the largest resident
+size of the process, imports included.
 """
 
 import importlib.util
@@ -14,7 +14,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from tfm.benchmark.process import machine, measure
+from tfm.benchmark.process import describe_machine, measure
 from tfm.data.progress import track
 
 
@@ -23,26 +23,24 @@ MEASUREMENTS = {
   'decoding 1 row': ('decoding', '1'),
   'decoding 8 rows': ('decoding', '8'),
 }
-OURS, THEIRS = 'tfm.benchmark.gpt2', 'tfm.benchmark.gpt2_torch'
+TFM, TORCH = 'tfm.benchmark.gpt2', 'tfm.benchmark.gpt2_torch'
 
 
 def arguments(parser):
-  parser.add_argument(
-    '--rounds', type=int, default=3, metavar='N', help='how often each is measured (default: 3)'
-  )
+  parser.add_argument('--rounds', type=int, default=3, metavar='N', help='measurements of each (default: 3)')
 
 
 def main(args):
   if args.rounds < 1:
     raise ValueError(f'--rounds={args.rounds} must be at least 1')
   with_torch = all(importlib.util.find_spec(name) for name in ('torch', 'transformers'))
-  modules = (OURS, THEIRS) if with_torch else (OURS,)
+  modules = (TFM, TORCH) if with_torch else (TFM,)
   runs = [(name, module) for name in MEASUREMENTS for _ in range(args.rounds) for module in modules]
   results = {}
   for name, module in track(runs, 'benchmark', len(runs)):
     results.setdefault((name, module), []).append(measure(module, *MEASUREMENTS[name]))
 
-  table = Table(title=machine(), title_justify='left', box=box.SIMPLE)
+  table = Table(title=describe_machine(), title_justify='left', box=box.SIMPLE)
   for column in (
     '',
     'tfm tokens/s',

@@ -1,10 +1,11 @@
-"""Beam search beside PyTorch's Marian of the same shape and with the same parameters, in one run.
+"""Beam search beside PyTorch's Marian of the same shape and with the same parameters.
 
-Both translate a whole split of a run's data in float32, in batches of 64 sentences of like length, each with all cores,
-as `generate(num_beams=4)` of `transformers` does: the score is the mean log-probability of a token. A target may be
-config.decoding.longer tokens longer than its source; Marian, which has one limit for a batch, takes the longest. The two
-take turns, and the ratio is that of the medians. A first pass of each process, in which things are compiled, is not
-counted. Where translations differ, Marian may have stopped earlier: `tfm/benchmark/translation_torch.py` says when.
+Both translate a whole split of a run's data in float32, in batches of 64 sentences of similar length, each
+with all cores, as `generate(num_beams=4)` of `transformers` does: the score is the mean log-probability per
+token. A target may be config.decoding.max_extra_tokens longer than its source; Marian, which has one limit
+per batch, takes the longest. tfm and PyTorch alternate; the ratio is the ratio of medians. The first pass of
+each process, which compiles, is not counted. Where translations differ, Marian may have stopped earlier:
+`tfm/benchmark/translation_torch.py` explains when.
 """
 
 import argparse
@@ -18,44 +19,44 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from tfm.benchmark.process import machine, measure
-from tfm.benchmark.translation_torch import check
+from tfm.benchmark.process import describe_machine, measure
+from tfm.benchmark.translation_torch import validate_marian_shape
 from tfm.config.overlay import complete
 from tfm.config.resolve import resolve_config
 from tfm.data.progress import track
 
 
-OURS, THEIRS = 'tfm.benchmark.translation', 'tfm.benchmark.translation_torch'
+TFM, TORCH = 'tfm.benchmark.translation', 'tfm.benchmark.translation_torch'
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-  parser.add_argument('--workdir', required=True, metavar='DIR', help='of a trained encoder-decoder')
-  parser.add_argument('--split', default='test', metavar='NAME', help='of its data (default: test)')
+  parser.add_argument('--workdir', required=True, metavar='DIR', help='the run of a trained encoder-decoder')
   parser.add_argument(
-    '--beams', type=int, default=4, metavar='K', help='hypotheses kept side by side (default: 4)'
+    '--split', default='test', metavar='NAME', help='the split to translate (default: test)'
   )
-  parser.add_argument(
-    '--rounds', type=int, default=3, metavar='N', help='how often each is measured (default: 3)'
-  )
+  parser.add_argument('--beams', type=int, default=4, metavar='K', help='beam size (default: 4)')
+  parser.add_argument('--rounds', type=int, default=3, metavar='N', help='measurements of each (default: 3)')
 
 
 def main(args: argparse.Namespace) -> None:
   for name in ('beams', 'rounds'):
     if getattr(args, name) < 1:
       raise ValueError(f'--{name}={getattr(args, name)} must be at least 1')
-  # What Marian has no place for is refused before anything is measured.
-  check(resolve_config(complete(json.loads((pathlib.Path(args.workdir) / 'config.json').read_text()))))
+  # Models that Marian cannot represent are rejected before anything is measured.
+  validate_marian_shape(
+    resolve_config(complete(json.loads((pathlib.Path(args.workdir) / 'config.json').read_text())))
+  )
   with_torch = all(importlib.util.find_spec(name) for name in ('torch', 'transformers'))
-  modules = {'tfm': OURS} | ({'PyTorch': THEIRS} if with_torch else {})
+  modules = {'tfm': TFM} | ({'PyTorch': TORCH} if with_torch else {})
   results = {name: [] for name in modules}
   for name in track(list(modules) * args.rounds, 'benchmark', len(modules) * args.rounds):
     results[name].append(measure(modules[name], args.workdir, args.split, str(args.beams)))
 
-  table = Table(title=machine(), title_justify='left', box=box.SIMPLE)
+  table = Table(title=describe_machine(), title_justify='left', box=box.SIMPLE)
   for column in ('', 'sentences', 'seconds', 'sentences/s', 'BLEU'):
     table.add_column(column, justify='right')
   seconds = {
-    name: statistics.median(result['seconds'] for result in found) for name, found in results.items()
+    name: statistics.median(result['seconds'] for result in measured) for name, measured in results.items()
   }
   for name, (first, *_) in results.items():
     count = len(first['texts'])
@@ -66,7 +67,7 @@ def main(args: argparse.Namespace) -> None:
   if not with_torch:
     print('PyTorch and transformers are not installed; `make oracle` installs them.')
     return
-  same = sum(a == b for a, b in zip(*(found[0]['texts'] for found in results.values())))
+  same = sum(a == b for a, b in zip(*(measured[0]['texts'] for measured in results.values())))
   print(
-    f'ratio of speed: {seconds["PyTorch"] / seconds["tfm"]:.2f}; {same:,} of {count:,} translations are the same'
+    f'speed ratio: {seconds["PyTorch"] / seconds["tfm"]:.2f}; {same:,} of {count:,} translations are equal'
   )

@@ -1,8 +1,8 @@
-"""Seconds of a training step of some runs together, as one process measures it.
+"""Seconds per training step of several vmapped runs, measured in this process.
 
   python -m tfm.benchmark.ensemble 8     → {"seconds": …}
 
-`tfm benchmark ensemble` measures several numbers of runs in turn and gives the ratio to one alone.
+`tfm benchmark ensemble` alternates several numbers of runs and prints the ratio to a single run.
 """
 
 import json

@@ -1,8 +1,8 @@
-"""Training and decoding speed of a GPT-2-shaped model, as one process measures it.
+"""Training and decoding speed of a GPT-2-shaped model, measured in this process.
 
   python -m tfm.benchmark.gpt2 training     → {"tokens_per_second": …, "peak_memory_mib": …}
 
-`gpt2_torch` does the same with PyTorch; `tfm benchmark gpt2` runs both in turn and gives the ratio.
+`gpt2_torch` does the same with PyTorch; `tfm benchmark gpt2` alternates both and prints the ratio.
 """
 
 import json
@@ -13,20 +13,20 @@ from collections.abc import Callable
 from tfm.benchmark.process import peak_memory
 
 
-# The shape that both frameworks get.
+# The same shape in both frameworks.
 SHAPE = dict(layers=6, width=384, heads=6, length=256, vocab=8192)
 TRAINING = dict(batch_size=16, warmup=2, steps=6)
 DECODING = dict(prompt=32, new=224, rounds=3)
 
 
-def report(training: Callable[[], float], decoding: Callable[[int], float]) -> None:
-  """Measures what the command line names, `training` or `decoding ROWS`, and prints it as JSON."""
-  what, *rows = sys.argv[1:]
-  rate = training() if what == 'training' else decoding(int(rows[0]))
+def print_measurement(training: Callable[[], float], decoding: Callable[[int], float]) -> None:
+  """Measures `training` or `decoding ROWS`, as the command line says, and prints the result as JSON."""
+  task, *rows = sys.argv[1:]
+  rate = training() if task == 'training' else decoding(int(rows[0]))
   print(json.dumps(dict(tokens_per_second=rate, peak_memory_mib=peak_memory())))
 
 
-def config():
+def make_config():
   """GPT-2 (Radford et al. 2019) at the benchmark's shape."""
   from tfm.config.overlay import complete
   from tfm.config.resolve import resolve_config
@@ -49,7 +49,7 @@ def config():
   )
 
 
-def training() -> float:
+def measure_training() -> float:
   """Tokens per second of whole training steps: forward, backward, clipping, AdamW."""
   import jax
   import numpy as np
@@ -60,7 +60,7 @@ def training() -> float:
   from tfm.training import state as states
   from tfm.training.step import train_step
 
-  c = config()
+  c = make_config()
   model, objective, (optimizer, rate) = build.model(c, SHAPE['vocab']), build.objective(c), build.optimizer(c)
   mesh, rules = meshes.of(c), sharding.parse_rules(c.rules)
   size, length = TRAINING['batch_size'], SHAPE['length']
@@ -89,8 +89,8 @@ def training() -> float:
   return TRAINING['steps'] * size * length / (time.perf_counter() - start)
 
 
-def decoding(batch: int) -> float:
-  """New tokens per second of greedy decoding with the key/value cache, prompts read anew each time."""
+def measure_decoding(batch: int) -> float:
+  """New tokens per second of greedy decoding with the key/value cache, prefill included."""
   import flax.linen as nn
   import jax
   import numpy as np
@@ -101,7 +101,7 @@ def decoding(batch: int) -> float:
   from tfm.decoding.unrolled import unrolled
   from tfm.training import state as states
 
-  model = build.model(config(), SHAPE['vocab'])
+  model = build.model(make_config(), SHAPE['vocab'])
   params = jax.jit(lambda key: nn.unbox(states.parameters(model, key, 1, SHAPE['length'])))(jax.random.key(0))
   model, params = unrolled(model, params)
   prompts = np.random.default_rng(0).integers(0, SHAPE['vocab'], (batch, DECODING['prompt']))
@@ -111,9 +111,9 @@ def decoding(batch: int) -> float:
       model, params, list(prompts), max_tokens=DECODING['new'], eos=None, sampling=Sampling(temperature=0.0)
     )
 
-  made = {len(row) for row in generate()}
-  if made != {DECODING['new']}:
-    raise RuntimeError(f'generate made {made} tokens, not {DECODING["new"]}')
+  lengths = {len(row) for row in generate()}
+  if lengths != {DECODING['new']}:
+    raise RuntimeError(f'generate returned {lengths} tokens, not {DECODING["new"]}')
   return decoding_rate(generate, batch)
 
 
@@ -126,4 +126,4 @@ def decoding_rate(generate: Callable, batch: int) -> float:
 
 
 if __name__ == '__main__':
-  report(training, decoding)
+  print_measurement(measure_training, measure_decoding)

@@ -1,14 +1,14 @@
-"""What `gpt2` measures, with `transformers`' GPT-2 in PyTorch: same shape, same optimizer, float32.
+"""The measurements of `gpt2`, with `transformers`' GPT-2 in PyTorch: same shape, same optimizer, float32.
 
 python -m tfm.benchmark.gpt2_torch training     → {"tokens_per_second": …, "peak_memory_mib": …}
 """
 
 import time
 
-from tfm.benchmark.gpt2 import DECODING, SHAPE, TRAINING, decoding_rate, report
+from tfm.benchmark.gpt2 import DECODING, SHAPE, TRAINING, decoding_rate, print_measurement
 
 
-def gpt2():
+def make_gpt2():
   """The model, without dropout."""
   import torch
   from transformers import GPT2Config, GPT2LMHeadModel
@@ -28,11 +28,11 @@ def gpt2():
   )
 
 
-def training() -> float:
+def measure_training() -> float:
   """Tokens per second of whole training steps: forward, backward, clipping, AdamW."""
   import torch
 
-  model = gpt2().train()
+  model = make_gpt2().train()
   optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1)
   tokens = torch.randint(0, SHAPE['vocab'], (TRAINING['batch_size'], SHAPE['length']))
 
@@ -50,11 +50,11 @@ def training() -> float:
   return TRAINING['steps'] * tokens.numel() / (time.perf_counter() - start)
 
 
-def decoding(batch: int) -> float:
+def measure_decoding(batch: int) -> float:
   """New tokens per second of `generate`, greedy, with its key/value cache."""
   import torch
 
-  model = gpt2().eval()
+  model = make_gpt2().eval()
   prompt = torch.randint(0, SHAPE['vocab'], (batch, DECODING['prompt']))
 
   def generate():
@@ -69,11 +69,11 @@ def decoding(batch: int) -> float:
       max_new_tokens=DECODING['new'],
     )
 
-  made = generate().shape[1] - DECODING['prompt']
-  if made != DECODING['new']:
-    raise RuntimeError(f'generate made {made} tokens, not {DECODING["new"]}')
+  count = generate().shape[1] - DECODING['prompt']
+  if count != DECODING['new']:
+    raise RuntimeError(f'generate returned {count} tokens, not {DECODING["new"]}')
   return decoding_rate(generate, batch)
 
 
 if __name__ == '__main__':
-  report(training, decoding)
+  print_measurement(measure_training, measure_decoding)

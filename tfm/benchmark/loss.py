@@ -1,8 +1,10 @@
-"""Bytes that the loss over a vocabulary needs beside features, head and their gradients, as XLA plans them; nothing runs.
+"""Temporary memory of the loss over a vocabulary, from XLA's memory analysis; nothing runs.
 
-  python -m tfm.benchmark.loss     → a Markdown table: vocabulary × mesh, by tokens whose logits exist at once
+Temporaries are what is needed beside features, output projection and their gradients.
 
-The devices are eight simulated ones of a CPU.
+  python -m tfm.benchmark.loss     → a Markdown table: vocabulary × mesh, by tokens per chunk
+
+The devices are eight simulated CPU devices.
 """
 
 import jax
@@ -22,8 +24,8 @@ CHUNKS = 0, 2048, 512
 MESHES = None, dict(fsdp=8), dict(tensor=8), dict(fsdp=2, tensor=4)
 
 
-def temporaries(vocab: int, chunk: int, sizes: dict[str, int] | None) -> int:
-  """Bytes of one device."""
+def temporary_bytes(vocab: int, chunk: int, sizes: dict[str, int] | None) -> int:
+  """Temporary bytes per device."""
   config = resolve_config(
     complete(
       dict(
@@ -40,14 +42,14 @@ def temporaries(vocab: int, chunk: int, sizes: dict[str, int] | None) -> int:
   boxed = states.abstract(lambda key: states.parameters(model, key, 1, LENGTH))
   head, rows = sharding.partition_specs(boxed, mesh, rules)['embedding'], sharding.batch_sharding(mesh, rules)
 
-  def like(shape, dtype, where):
+  def abstract_array(shape, dtype, where):
     return jax.ShapeDtypeStruct(shape, dtype, sharding=where)
 
-  params = {'embedding': {'table': like((model.rows, WIDTH), jnp.float32, head['table'])}}
+  params = {'embedding': {'table': abstract_array((model.rows, WIDTH), jnp.float32, head['table'])}}
   batch = [
-    like((ROWS, LENGTH, WIDTH), jnp.float32, rows),
-    like((ROWS, LENGTH), jnp.int32, rows),
-    like((ROWS, LENGTH), jnp.float32, rows),
+    abstract_array((ROWS, LENGTH, WIDTH), jnp.float32, rows),
+    abstract_array((ROWS, LENGTH), jnp.int32, rows),
+    abstract_array((ROWS, LENGTH), jnp.float32, rows),
   ]
 
   def loss(params, features, targets, weights):
@@ -61,13 +63,13 @@ def temporaries(vocab: int, chunk: int, sizes: dict[str, int] | None) -> int:
 def main() -> None:
   jax.config.update('jax_num_cpu_devices', 8)
   print(
-    f'| vocabulary | mesh | {" | ".join(f"{chunk:,} tokens" if chunk else "all at once" for chunk in CHUNKS)} |'
+    f'| vocabulary | mesh | {" | ".join(f"{chunk:,} tokens" if chunk else "one chunk" for chunk in CHUNKS)} |'
   )
   print('|---' * (2 + len(CHUNKS)) + '|')
   for vocab in VOCABULARIES:
     for sizes in MESHES:
-      found = (f'{temporaries(vocab, chunk, sizes) / 2**20:,.1f}' for chunk in CHUNKS)
-      print(f'| {vocab:,} | {meshes.words(sizes or {})} | {" | ".join(found)} |', flush=True)
+      cells = (f'{temporary_bytes(vocab, chunk, sizes) / 2**20:,.1f}' for chunk in CHUNKS)
+      print(f'| {vocab:,} | {meshes.words(sizes or {})} | {" | ".join(cells)} |', flush=True)
 
 
 if __name__ == '__main__':

@@ -1,8 +1,8 @@
-"""Bytes of one device of a pipeline, and its bubble, by stages, as XLA plans the training step; nothing runs.
+"""Memory per device and bubble of pipeline schedules, from XLA's memory analysis; nothing runs.
 
-  python -m tfm.benchmark.pipeline     → a Markdown table: mesh × pipeline
+  python -m tfm.benchmark.pipeline     → a Markdown table: one row per mesh and pipeline
 
-There are as many devices as the mesh needs, of eight simulated ones of a CPU.
+The devices are simulated CPU devices, as many as the mesh needs, at most eight.
 """
 
 import math
@@ -42,8 +42,8 @@ CASES = (
 )
 
 
-def planned(config: ConfigDict) -> tuple[int, int]:
-  """(bytes of state and batch, of temporaries) of one device."""
+def bytes_per_device(config: ConfigDict) -> tuple[int, int]:
+  """(bytes of state and batch, bytes of temporaries) per device."""
   sizes = config.mesh.to_dict()
   mesh, rules = (
     meshes.make(sizes, jax.devices()[: math.prod(sizes.values())]),
@@ -54,12 +54,12 @@ def planned(config: ConfigDict) -> tuple[int, int]:
   boxed = estimate.abstract_state(config, model)
   where, split = states.shardings(boxed, mesh, rules), sharding.batch_sharding(mesh, rules)
 
-  def placed(x, where):
+  def with_sharding(x, where):
     return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)
 
-  state = jax.tree.map(placed, nn.unbox(boxed), where)
+  state = jax.tree.map(with_sharding, nn.unbox(boxed), where)
   batch = estimate.batch(padding(config.data.length), config.training.batch_size)
-  batch = jax.tree.map(lambda x: placed(x, split), batch)
+  batch = jax.tree.map(lambda x: with_sharding(x, split), batch)
   with sharding.context(mesh, rules):
     step = jitted(
       train_step(model, assemble.objective(config), optimizer, rate, config.training.accumulation), where
@@ -81,11 +81,12 @@ def main() -> None:
     words = ' '.join(f'{path}={value!r}'.replace("'", '') for path, value in fields.items()) or 'one device'
     work = f'{plan.microbatches} × {plan.repeats} | {plan.bubble:.1%}' if plan else '| '
     print(
-      f'| {words} | {work} | {" | ".join(f"{size / 2**20:,.0f}" for size in planned(config))} |', flush=True
+      f'| {words} | {work} | {" | ".join(f"{size / 2**20:,.0f}" for size in bytes_per_device(config))} |',
+      flush=True,
     )
 
 
 if __name__ == '__main__':
-  # Nothing is run, so nothing need be fast.
+  # Nothing runs, so XLA need not optimise.
   os.environ['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} --xla_backend_optimization_level=0'
   main()

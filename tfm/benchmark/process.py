@@ -1,4 +1,4 @@
-"""One measurement is one process: its peak memory is its own, and frameworks do not meet."""
+"""One measurement is one process, so that peak memory is per measurement and frameworks do not mix."""
 
 import importlib.metadata
 import importlib.util
@@ -14,27 +14,29 @@ from collections.abc import Callable
 
 
 class OutOfMemory(RuntimeError):
-  """A measurement that this machine has not the memory for."""
+  """A measurement needs more memory than this machine has."""
 
 
-def measure(module: str, *what: str) -> dict[str, float]:
-  """What `python -m module *what` prints as JSON in its last line.
+def measure(module: str, *args: str) -> dict[str, float]:
+  """Runs `python -m module *args`; returns the JSON object that it prints as its last line.
 
   Raises:
-    OutOfMemory: if that was why it failed.
+    OutOfMemory: if it failed for lack of memory.
     RuntimeError: if it failed otherwise.
   """
-  done = subprocess.run([sys.executable, '-m', module, *what], capture_output=True, text=True)
+  done = subprocess.run([sys.executable, '-m', module, *args], capture_output=True, text=True)
   if done.returncode:
-    kind = (
-      OutOfMemory if any(sign in done.stderr for sign in SIGNS) or done.returncode == -9 else RuntimeError
+    error = (
+      OutOfMemory
+      if any(text in done.stderr for text in OUT_OF_MEMORY_TEXTS) or done.returncode == -9
+      else RuntimeError
     )
-    raise kind(f'{module} {" ".join(what)} failed:\n{done.stderr}')
+    raise error(f'{module} {" ".join(args)} failed:\n{done.stderr}')
   return json.loads(done.stdout.splitlines()[-1])
 
 
-# How Python, XLA, PyTorch and the C++ library say that there is no more.
-SIGNS = (
+# What Python, XLA, PyTorch and the C++ library print when memory runs out.
+OUT_OF_MEMORY_TEXTS = (
   'OutOfMemory',
   'MemoryError',
   'RESOURCE_EXHAUSTED',
@@ -45,7 +47,7 @@ SIGNS = (
 
 
 def limit_memory() -> int:
-  """Lets this process have the memory that is free now, in bytes, and no more: beyond, it fails instead of the machine."""
+  """Limits this process to the memory that is free now, so that it fails first; returns it in bytes."""
   free = os.sysconf('SC_AVPHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')
   resource.setrlimit(resource.RLIMIT_DATA, (free, free))
   return free
@@ -56,52 +58,54 @@ def peak_memory() -> float:
   return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def memory_of(run: Callable) -> float:
+def measure_memory(run: Callable) -> float:
   """How far the resident size of this process rises above what it is while `run()` runs, in MiB (Linux)."""
-  pathlib.Path('/proc/self/clear_refs').write_text('5')  # the highest so far is now the present size
-  before = _status('VmRSS')
+  pathlib.Path('/proc/self/clear_refs').write_text('5')  # resets the peak to the current size
+  before = _read_status('VmRSS')
   run()
-  return (_status('VmHWM') - before) / 1024
+  return (_read_status('VmHWM') - before) / 1024
 
 
-def _status(field: str) -> int:
-  """A line of /proc/self/status, in KiB."""
+def _read_status(field: str) -> int:
+  """A field of /proc/self/status, in KiB."""
   lines = pathlib.Path('/proc/self/status').read_text().splitlines()
   return next(int(line.split()[1]) for line in lines if line.startswith(f'{field}:'))
 
 
-def seconds(run: Callable, least: float = 0.5, most: int = 20) -> float:
-  """The median time of `run()`, repeated for `least` seconds and 3 to `most` times; it has run before."""
+def median_seconds(run: Callable, min_seconds: float = 0.5, max_runs: int = 20) -> float:
+  """The median time of `run()`, run 3 to `max_runs` times for about `min_seconds`; it must be warmed up."""
   times = []
-  while len(times) < 3 or (sum(times) < least and len(times) < most):
+  while len(times) < 3 or (sum(times) < min_seconds and len(times) < max_runs):
     start = time.perf_counter()
     run()
     times.append(time.perf_counter() - start)
     if times[0] > 20:
-      break  # long enough to be told from one
+      break  # one run is long enough
   return sorted(times)[len(times) // 2]
 
 
-def report(forward: Callable, both: Callable[[], Callable]) -> None:
-  """Prints {"forward": {"ms": …, "mib": …}, "both": …} as JSON: the forward pass, and it with the backward pass.
+def print_passes(forward: Callable, make_both: Callable[[], Callable]) -> None:
+  """Prints {"forward": {"ms": …, "mib": …}, "both": …} as JSON: the forward pass, and forward with backward.
 
-  `both()` makes the second run; where there is no memory for it, its entry is null.
+  `make_both()` returns the second function; its entry is null if it does not fit into memory.
   """
   results = {}
-  for name, make in (('forward', lambda: forward), ('both', both)):
+  for name, make in (('forward', lambda: forward), ('both', make_both)):
     try:
       run = make()
-      # The first run may set up what stays; its peak is what counts.
-      results[name] = dict(mib=memory_of(run), ms=1000 * seconds(run))
+      # The first run allocates what later runs reuse, so its peak counts.
+      results[name] = dict(mib=measure_memory(run), ms=1000 * median_seconds(run))
     except (OutOfMemory, MemoryError, RuntimeError) as error:
-      if name == 'forward' or not any(sign in f'{type(error).__name__}: {error}' for sign in SIGNS):
+      if name == 'forward' or not any(
+        text in f'{type(error).__name__}: {error}' for text in OUT_OF_MEMORY_TEXTS
+      ):
         raise
       results[name] = None
   print(json.dumps(results))
 
 
-def machine() -> str:
-  """Where and with what this is measured."""
+def describe_machine() -> str:
+  """Cores, architecture and versions."""
   names = [name for name in ('jax', 'flax', 'torch', 'transformers') if importlib.util.find_spec(name)]
   versions = ', '.join(f'{name} {importlib.metadata.version(name)}' for name in names)
   return f'{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}, {versions}'

@@ -1,10 +1,10 @@
-"""Beam search over a split by a trained encoder-decoder, as one process measures it.
+"""Beam search over a split by a trained encoder-decoder, measured in this process.
 
   python -m tfm.benchmark.translation runs/multi30k test 4     → {"seconds": …, "bleu": …, "texts": […]}
 
-The second of two passes over all sources of the split, in batches of like length; what is compiled is compiled in the
-first. `translation_torch` does the same with `transformers`' Marian and the same parameters; `tfm benchmark
-translation` runs both in turn and gives the ratio.
+Measures the second of two passes over all sources of the split, in batches of similar length; the first pass
+compiles. `translation_torch` does the same with `transformers`' Marian and the same parameters; `tfm
+benchmark translation` alternates both and prints the ratio.
 """
 
 import json
@@ -21,34 +21,34 @@ from tfm.parallel import sharding
 from tfm.runs import load
 
 
-# The length penalty and the rule of stopping that `generate(num_beams=…)` has unless told.
+# The defaults of `generate(num_beams=…)` in `transformers`.
 PENALTY, STOPPING = Power(1.0), 'likely'
 
 
-def asked() -> tuple[load.Run, list[str], list[str], int]:
-  """The run, the sources, the references and the number of beams that the command line names."""
+def load_task() -> tuple[load.Run, list[str], list[str], int]:
+  """The run, sources, references and beam size that the command line names."""
   workdir, split, beams = sys.argv[1:]
   loaded = load.load(workdir)
   pairs, _ = load.written(loaded, split)
   return loaded, [source for source, _ in pairs], [reference for _, reference in pairs], int(beams)
 
 
-def report(write: Callable[[], Sequence[str]], references: Sequence[str]) -> None:
-  """Prints, as JSON, how long the second `write()` takes, and what it writes."""
-  write()
+def print_measurement(translate_all: Callable[[], Sequence[str]], references: Sequence[str]) -> None:
+  """Prints, as JSON, the time of the second `translate_all()` and its texts."""
+  translate_all()
   start = time.perf_counter()
-  texts = write()
+  texts = translate_all()
   seconds = time.perf_counter() - start
   print(json.dumps(dict(seconds=seconds, bleu=sacrebleu.corpus_bleu(texts, [references]).score, texts=texts)))
 
 
 def main() -> None:
-  """Measures what the command line names."""
-  loaded, sources, references, beams = asked()
+  """Measures the run that the command line names."""
+  loaded, sources, references, beams = load_task()
   model, params = unrolled(loaded.model, loaded.params)
 
-  def write():
-    found = dict(
+  def translate_all():
+    translations = dict(
       translate(
         model,
         params,
@@ -61,10 +61,10 @@ def main() -> None:
         stopping=STOPPING,
       )
     )
-    return [found[i][0].text for i in range(len(sources))]
+    return [translations[i][0].text for i in range(len(sources))]
 
   with sharding.context(loaded.mesh, loaded.rules):
-    report(write, references)
+    print_measurement(translate_all, references)
 
 
 if __name__ == '__main__':

@@ -1,16 +1,17 @@
-"""What `translation` measures, with `transformers`' Marian in PyTorch: same shape, same parameters, float32.
+"""The measurement of `translation`, with `transformers`' Marian in PyTorch: same shape, same parameters,
+float32.
 
   python -m tfm.benchmark.translation_torch runs/multi30k test 4     → {"seconds": …, "bleu": …, "texts": […]}
 
-Marian is the first Transformer, post-norm, with one table for all; of a pre-norm run it is Pegasus, which is Marian
-with the norms before the sublayers. It is asked by `generate(num_beams=4)` with that function's own defaults, which ours
-has too: a row stops as soon as the likeliest live hypothesis, were it to end now, would be no better than what has ended.
+Marian is the 2017 Transformer, post-norm, with one embedding table; for a pre-norm run Pegasus is used, which
+is Marian with pre-norm. `generate(num_beams=4)` runs with its defaults, which ours has too: a row stops as
+soon as the best unfinished hypothesis, if it ended now, would score no better than the finished ones.
 """
 
 import numpy as np
 from ml_collections import ConfigDict
 
-from tfm.benchmark.translation import PENALTY, asked, report
+from tfm.benchmark.translation import PENALTY, load_task, print_measurement
 from tfm.config.schema import parts
 from tfm.decoding.translate import ROWS
 from tfm.decoding.unrolled import unstacked
@@ -19,7 +20,7 @@ from tfm.parallel import chips
 from tfm.shapes import PyTree
 
 
-# What a run's config.model has to say for Marian to have a place for its parameters.
+# The config.model fields of a run whose parameters Marian can hold.
 SHAPE = dict(
   architecture='encoder_decoder',
   dtype='float32',
@@ -38,22 +39,22 @@ SHAPE = dict(
   output_soft_cap=0.0,
   pattern=(),
 )
-# norm_placement → what `transformers` calls it.
+# norm_placement → classes of `transformers`.
 NAMES = {
   'post': ('MarianConfig', 'MarianMTModel'),
   'pre': ('PegasusConfig', 'PegasusForConditionalGeneration'),
 }
 
 
-def check(config: ConfigDict) -> None:
-  """Refuses a run of another shape than Marian's."""
+def validate_marian_shape(config: ConfigDict) -> None:
+  """Raises ValueError for a model that Marian cannot represent."""
   m = config.model
   require(
     m.norm_placement in NAMES,
-    f"config.model.norm_placement={m.norm_placement!r} is not Marian's; pre or post would do",
+    f"config.model.norm_placement={m.norm_placement!r} is not Marian's; use 'pre' or 'post'",
   )
   for where, part in parts(config).items():
-    wanted = SHAPE | dict(
+    required = SHAPE | dict(
       embedding_width=m.width,
       kv_heads=part.heads,
       head_width=m.width // part.heads,
@@ -62,34 +63,35 @@ def check(config: ConfigDict) -> None:
       mask='causal' if where == 'model' else 'full',
     )
     if where == 'model.cross':
-      wanted |= dict(position='none', heads=m.heads)
+      required |= dict(position='none', heads=m.heads)
     for field, value in part.items():
       require(
-        wanted.get(field, value) == value,
-        f"config.{where}.{field}={value!r} is not Marian's, which has {wanted.get(field)!r}; benchmark such a run",
+        required.get(field, value) == value,
+        f"config.{where}.{field}={value!r} is not Marian's; benchmark a run with {required.get(field)!r}",
       )
   require(
     config.data.source_tokenizer is None,
-    f'config.data.source_tokenizer={config.data.source_tokenizer!r} gives the source a table of its own, and Marian '
-    'has one for all; benchmark a run without',
+    f'config.data.source_tokenizer={config.data.source_tokenizer!r} gives the source a separate embedding '
+    'table, and Marian has one; benchmark a run without source_tokenizer',
   )
 
 
-def marian(config: ConfigDict, params: PyTree, vocab: int, eos: int):
+def make_marian(config: ConfigDict, params: PyTree, vocab: int, eos: int):
   """Marian, or its pre-norm sibling, with a run's parameters.
 
-  Its positions are sines and then cosines, the paper's take turns: so do the channels.
+  Marian's positions are all sines, then all cosines; the paper's alternate: the channels are permuted
+  accordingly.
   """
   import torch
   import transformers
 
-  check(config)
+  validate_marian_shape(config)
   m = config.model
   D, F = m.width, m.feed_forward_width
-  back = np.arange(D).reshape(D // 2, 2).T.reshape(-1)  # where ours has Marian's channels
-  settings, kind = (getattr(transformers, name) for name in NAMES[m.norm_placement])
-  made = kind(
-    settings(
+  order = np.arange(D).reshape(D // 2, 2).T.reshape(-1)  # Marian's channels as indices into ours
+  config_class, model_class = (getattr(transformers, name) for name in NAMES[m.norm_placement])
+  model = model_class(
+    config_class(
       vocab_size=vocab,
       d_model=D,
       encoder_layers=m.encoder.layers,
@@ -116,13 +118,13 @@ def marian(config: ConfigDict, params: PyTree, vocab: int, eos: int):
     put(f'{name}.bias', np.asarray(bias).reshape(-1)[outputs])
 
   def attention(name, p):
-    for one in 'qkv':
-      affine(f'{name}.{one}_proj', p[one]['kernel'].reshape(D, D), p[one]['bias'], inputs=back)
-    affine(f'{name}.out_proj', p['out']['kernel'].reshape(D, D), p['out']['bias'], outputs=back)
+    for letter in 'qkv':
+      affine(f'{name}.{letter}_proj', p[letter]['kernel'].reshape(D, D), p[letter]['bias'], inputs=order)
+    affine(f'{name}.out_proj', p['out']['kernel'].reshape(D, D), p['out']['bias'], outputs=order)
 
   def norm(name, p):
-    put(f'{name}.weight', p['scale'][back])
-    put(f'{name}.bias', p['bias'][back])
+    put(f'{name}.weight', p['scale'][order])
+    put(f'{name}.bias', p['bias'][order])
 
   def stack(side, params, layers):
     blocks = unstacked(params['stack']['layers'], layers) if 'layers' in params['stack'] else params['stack']
@@ -133,8 +135,8 @@ def marian(config: ConfigDict, params: PyTree, vocab: int, eos: int):
       if 'cross' in p:
         attention(f'{name}.encoder_attn', p['cross'])
         norm(f'{name}.encoder_attn_layer_norm', p['cross_norm'])
-      affine(f'{name}.fc1', *(p['feed_forward']['up'][key] for key in ('kernel', 'bias')), inputs=back)
-      affine(f'{name}.fc2', *(p['feed_forward']['down'][key] for key in ('kernel', 'bias')), outputs=back)
+      affine(f'{name}.fc1', *(p['feed_forward']['up'][key] for key in ('kernel', 'bias')), inputs=order)
+      affine(f'{name}.fc2', *(p['feed_forward']['down'][key] for key in ('kernel', 'bias')), outputs=order)
       norm(f'{name}.final_layer_norm', p['feed_forward_norm'])
     if 'norm' in params:
       norm(f'model.{side}.layer_norm', params['norm'])
@@ -142,38 +144,38 @@ def marian(config: ConfigDict, params: PyTree, vocab: int, eos: int):
   stack('encoder', params['encoder'], m.encoder.layers)
   stack('decoder', params, m.layers)
   for name in ('model.shared', 'model.encoder.embed_tokens', 'model.decoder.embed_tokens', 'lm_head'):
-    put(f'{name}.weight', params['embedding']['table'][:vocab, back])
-  missing, unexpected = made.load_state_dict(state, strict=False)
+    put(f'{name}.weight', params['embedding']['table'][:vocab, order])
+  missing, unexpected = model.load_state_dict(state, strict=False)
   missing = [
     name for name in missing if 'embed_positions' not in name and name != 'final_logits_bias'
-  ]  # no parameters
+  ]  # these are no parameters
   if missing or unexpected:
-    raise RuntimeError(f'Marian lacks {missing} and has no place for {unexpected}')
-  return made.eval()
+    raise RuntimeError(f'Marian misses parameters {missing}, and has no parameters {unexpected}')
+  return model.eval()
 
 
 def main() -> None:
-  """Measures what the command line names."""
+  """Measures the run that the command line names."""
   import torch
 
   torch.set_num_threads(chips.cores())
-  loaded, sources, references, beams = asked()
+  loaded, sources, references, beams = load_task()
   tokenizer, eos = loaded.tokenizer, loaded.tokenizer.eos_id
-  model = marian(loaded.config, loaded.params, loaded.model.vocab, eos)
+  model = make_marian(loaded.config, loaded.params, loaded.model.vocab, eos)
 
-  def write():
+  def translate_all():
     tokens = [tokenizer.source(source).tolist() for source in sources]
-    order = sorted(range(len(tokens)), key=lambda i: len(tokens[i]))
+    by_length = sorted(range(len(tokens)), key=lambda i: len(tokens[i]))
     texts = [''] * len(tokens)
-    for start in range(0, len(order), ROWS):
-      batch = order[start : start + ROWS]
+    for start in range(0, len(by_length), ROWS):
+      batch = by_length[start : start + ROWS]
       longest = len(tokens[batch[-1]])
       ids = torch.tensor([tokens[i] + [eos] * (longest - len(tokens[i])) for i in batch])
-      there = torch.tensor([[1] * len(tokens[i]) + [0] * (longest - len(tokens[i])) for i in batch])
+      mask = torch.tensor([[1] * len(tokens[i]) + [0] * (longest - len(tokens[i])) for i in batch])
       with torch.inference_mode():
         out = model.generate(
           input_ids=ids,
-          attention_mask=there,
+          attention_mask=mask,
           num_beams=beams,
           do_sample=False,
           length_penalty=PENALTY.alpha,
@@ -183,7 +185,7 @@ def main() -> None:
         texts[i] = tokenizer.decode(row[: row.index(eos)] if eos in row else row)
     return texts
 
-  report(write, references)
+  print_measurement(translate_all, references)
 
 
 if __name__ == '__main__':
