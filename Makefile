@@ -1,46 +1,53 @@
-# make demo   install, carry out a small study, look at its report   make test        the test suite
-# make clean  remove what was installed and cached here              make test-slow   the heavier proofs
+# make demo   install, run a small study, look at its report     make test        the test suite
+# make lint   ruff: rules and formatting                         make test-slow   the slow tests
+# make clean  remove what was installed and cached here          make oracle      published implementations
 
 PYTHON ?= python3
 VENV ?= .venv
 RUN ?= runs/demo
-# Paths to test; all unless told.
+# Paths to test; empty: all.
 TESTS ?=
-# A process a core; a file's tests stay together, as they share what is compiled, and in the order of tests/conftest.py.
+# One process per core. The tests of a file stay in one process, because they share compiled functions;
+# tests/conftest.py sets their order.
 PARALLEL = -n auto --dist loadfile --no-loadscope-reorder
+PIP_INSTALL = $(VENV)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-slow oracle compilers browser clean
+.PHONY: demo lint test test-slow oracle compilers browser clean
 
 $(VENV)/installed: setup.cfg constraints.txt
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("tfm needs Python 3.11 or newer; name one: make PYTHON=python3.12 …")'
 	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
+	$(PIP_INSTALL) -e '.[test]'
 	@touch $@
 
 demo: $(VENV)/installed
 	$(VENV)/bin/tfm ablate experiments/position.py:demo --workdir=$(RUN)
 
+lint: $(VENV)/installed
+	$(VENV)/bin/ruff check
+	$(VENV)/bin/ruff format --check
+
 test: $(VENV)/installed
 	$(VENV)/bin/python -m pytest $(PARALLEL) $(TESTS)
 
-# Here one file holds most of the tests, and they share nothing.
+# One file holds most of the slow tests, and they share nothing: they are spread over the cores one by one.
 test-slow: $(VENV)/installed
 	$(VENV)/bin/python -m pytest -m slow -n auto --dist worksteal
 
-# Comparisons with published implementations, which need PyTorch (the CPU build will do).
+# Comparisons with published implementations; they need PyTorch (the CPU build is enough).
 oracle: $(VENV)/installed
-	$(VENV)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt 'torch==2.13.0'
-	$(VENV)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[oracle]'
+	$(PIP_INSTALL) 'torch==2.13.0'
+	$(PIP_INSTALL) -e '.[oracle]'
 	$(VENV)/bin/python -m pytest -m oracle $(PARALLEL)
 
-# Plans for TPUs and GPUs that are not here, which need the compilers of both.
+# Plans for TPUs and GPUs without the devices; they need the compilers of both.
 compilers: $(VENV)/installed
-	$(VENV)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[tpu,cuda-compiler]'
+	$(PIP_INSTALL) -e '.[tpu,cuda-compiler]'
 	$(VENV)/bin/python -m pytest -m slow tests/analysis/test_plan.py -k 'for_a_topology or for_boxes_of_gpus'
 
-# Reports in a real browser, where one is installed, such as Debian's package chromium.
+# Reports in a real browser, such as Debian's package chromium.
 browser: $(VENV)/installed
-	$(VENV)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[browser]'
+	$(PIP_INSTALL) -e '.[browser]'
 	$(VENV)/bin/python -m pytest -m slow tests/studies/report/test_browser.py
 
 clean:

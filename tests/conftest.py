@@ -19,7 +19,7 @@ os.environ['XLA_FLAGS'] = (
 )
 ROOT = pathlib.Path(__file__).parent.parent
 os.environ.setdefault('JAX_COMPILATION_CACHE_DIR', str(ROOT / '.cache' / 'jax'))
-os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0.2')
+os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0')
 os.environ.setdefault('TFM_CACHE', str(ROOT / '.cache' / 'tfm'))
 
 import jax  # noqa: E402
