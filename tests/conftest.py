@@ -1,4 +1,4 @@
-"""Eight simulated devices, strict shapes, and a compilation cache that outlives the run."""
+"""Eight simulated devices, rank promotion as an error, and a compilation cache on disk."""
 
 import importlib.metadata
 import itertools
@@ -6,16 +6,16 @@ import os
 import pathlib
 
 
-# Before jax is imported anywhere.
+# Set before jax is imported anywhere.
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
-# Tiny arrays take longer to optimise for than to compute; nor is a module worth cutting up to compile in parallel.
-QUICK = '--xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1'
+# For tiny arrays optimising takes longer than computing, and compiling in parallel does not pay.
+FAST_COMPILATION = '--xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1'
 if importlib.metadata.version('jaxlib').startswith('0.10.'):
-  # XLA's older emitters write the same operations in less than half the time. In jaxlib 0.11 they are no more,
-  # and an unknown flag ends the process.
-  QUICK += ' --xla_cpu_use_fusion_emitters=false'
+  # XLA's older emitters compile the same operations in less than half the time. jaxlib 0.11 removed them,
+  # and an unknown flag aborts the process.
+  FAST_COMPILATION += ' --xla_cpu_use_fusion_emitters=false'
 os.environ['XLA_FLAGS'] = (
-  f'{os.environ.get("XLA_FLAGS", "")} --xla_force_host_platform_device_count=8 {QUICK}'
+  f'{os.environ.get("XLA_FLAGS", "")} --xla_force_host_platform_device_count=8 {FAST_COMPILATION}'
 )
 ROOT = pathlib.Path(__file__).parent.parent
 os.environ.setdefault('JAX_COMPILATION_CACHE_DIR', str(ROOT / '.cache' / 'jax'))
@@ -33,10 +33,10 @@ if not flags.FLAGS.is_parsed():
 
 
 def pytest_addoption(parser):
-  parser.addoption('--update-golden', action='store_true', help='rewrite the golden text')
+  parser.addoption('--update-golden', action='store_true', help='rewrite the golden texts')
 
 
-# Files of few and long tests: begun last, one would leave the other cores idle.
+# Files with few, long tests run first; run last, one of them would leave the other cores idle.
 FIRST = (
   'runs/test_resume.py',
   'test_smoke.py',
@@ -52,13 +52,13 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_runtest_teardown(item, nextitem):
-  """What was compiled goes in time: a process may map only so many pieces of memory (Linux: 65,530)."""
+  """Frees compiled programs before the process reaches the limit on memory maps (Linux: 65,530)."""
   maps = pathlib.Path('/proc/self/maps')
-  if next(ENDED) % 25 == 0 and maps.exists() and len(maps.read_text().splitlines()) > 30_000:
+  if next(FINISHED_TESTS) % 25 == 0 and maps.exists() and len(maps.read_text().splitlines()) > 30_000:
     jax.clear_caches()
 
 
-ENDED = itertools.count(1)
+FINISHED_TESTS = itertools.count(1)
 
 
 @pytest.fixture(scope='session')
@@ -69,7 +69,7 @@ def root():
 
 @pytest.fixture(scope='session')
 def book(tmp_path_factory):
-  """A small text file that a tiny model can learn something from."""
+  """A small text file that a tiny model can learn from."""
   path = tmp_path_factory.mktemp('book') / 'book.txt'
   path.write_text('\n\n'.join(f'Verse {i}.\n{VERSE}' for i in range(400)))
   return path
@@ -82,7 +82,7 @@ VERSE = (
 
 @pytest.fixture(scope='session')
 def tiny(book):
-  """A complete config of a run that takes a second: tiny(model.layers=3, …) by dotted paths."""
+  """Makes configs of runs that take a second: `tiny(**{'model.layers': 3})` sets fields by dotted path."""
   from tfm.config.overlay import assign, complete
   from tfm.config.resolve import resolve_config
 

@@ -1,4 +1,4 @@
-"""Every config runs in miniature: trained to its last step, and read back."""
+"""Every config trains in its smoke size to its last step, and loads again."""
 
 import math
 
@@ -14,25 +14,23 @@ from tfm.runs.train import train
 from tfm.training.metrics import read
 
 
-HERE = 'stdlib', 'numbers', 'digits', 'copy'
+BUILT_IN_SOURCES = 'stdlib', 'numbers', 'digits', 'copy'
 CONFIGS = sorted((ROOT / 'configs').glob('*.py'))
-FIRST = 'lm', 'bert'  # the others wait for `make test-slow`; other tests train pairs
+FAST = 'lm', 'bert'  # the others run in `make test-slow`; other tests train pairs
 
 
 @pytest.mark.parametrize(
   'path',
-  [
-    pytest.param(path, id=path.stem, marks=() if path.stem in FIRST else pytest.mark.slow) for path in CONFIGS
-  ],
+  [pytest.param(path, id=path.stem, marks=() if path.stem in FAST else pytest.mark.slow) for path in CONFIGS],
 )
-def test_smoke(path, tmp_path):
+def test_smoke_run(path, tmp_path):
   config = load_config(f'{path}:smoke')
-  if not config.data.source.startswith(HERE):
-    # Data that does not come along: a few lines stand for it, by a tokenizer that is content with few; or digits.
+  if not config.data.source.startswith(BUILT_IN_SOURCES):
+    # The config's data is not in the repository: a few lines, read as bytes, or digits take its place.
     fields = assemble.source(config).fields
     (tmp_path / 'lines.txt').write_text(''.join(f'line {i}\tZeile {i}\n' for i in range(400)))
-    stand_in = f'{"parallel" if "source" in fields else "text"}({str(tmp_path / "lines.txt")!r})'
-    config.data.update(source='digits' if 'image' in fields else stand_in, tokenizer='bytes')
+    substitute = f'{"parallel" if "source" in fields else "text"}({str(tmp_path / "lines.txt")!r})'
+    config.data.update(source='digits' if 'image' in fields else substitute, tokenizer='bytes')
     if 'image' in fields:
       config.model.patch, config.data.length, config.objective = 2, 17, 'classification(10)'
   config = resolve_config(config)
@@ -46,5 +44,5 @@ def test_smoke(path, tmp_path):
   )
 
 
-def test_there_are_configs():
+def test_configs_are_found():
   assert CONFIGS
