@@ -78,7 +78,7 @@ def test_the_part_of_a_torus_that_an_axis_is_laid_over():
 
 def test_every_chip_is_whole():
   for kind, chip in CHIPS.items():
-    assert chips.of(kind) is chip
+    assert chips.find_chip(kind) is chip
     assert 1e14 < chip.flops < 1e16 and 10e9 < chip.memory < 1e12 and 1e11 < chip.bandwidth < 1e13
     assert chip.network < chip.links < chip.bandwidth < chip.flops
 
@@ -95,11 +95,11 @@ def test_every_chip_is_whole():
   ],
 )
 def test_by_device_kind(kind, name):
-  assert chips.of(kind).name == name
+  assert chips.find_chip(kind).name == name
 
 
 def test_what_is_not_known():
-  assert chips.of('cpu') is None and chips.of('NVIDIA GeForce RTX 4090') is None
+  assert chips.find_chip('cpu') is None and chips.find_chip('NVIDIA GeForce RTX 4090') is None
 
 
 def test_two_devices_of_a_chip_share_it():

@@ -9,7 +9,7 @@ from tfm.analysis import catalogue
 @pytest.mark.slow
 def test_the_table_of_the_docs_is_current(root):
   written = (root / 'docs' / 'variants.md').read_text()
-  assert written == catalogue.markdown(), 'renew it with: tfm variants > docs/variants.md'
+  assert written == catalogue.format_markdown(), 'renew it with: tfm variants > docs/variants.md'
 
 
 @pytest.mark.parametrize('slot', catalogue.SLOTS)
@@ -26,6 +26,6 @@ def test_a_mixer_decodes_if_it_says_so(name):
 def test_a_kernel_that_refuses_is_not_listed(monkeypatch):
   from tfm.kernels.chunked import Chunked
 
-  monkeypatch.setattr(Chunked, 'refusal', lambda *args: 'not today')
+  monkeypatch.setattr(Chunked, 'unsupported_reason', lambda *args: 'not today')
   assert catalogue.kernels(catalogue.Variant('mask', 'causal'))['chunked'] == 'not today'
   assert catalogue.kernels(catalogue.Variant('mask', 'causal'))['dense'] is None

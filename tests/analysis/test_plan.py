@@ -288,7 +288,7 @@ def refuses():
   ],
 )
 def test_a_device_that_is_here_says_itself_what_it_has(stats, chip, capacity):
-  assert plan.capacity_of(types.SimpleNamespace(memory_stats=stats), chips.of(chip)) == capacity
+  assert plan.capacity_of(types.SimpleNamespace(memory_stats=stats), chips.find_chip(chip)) == capacity
 
 
 def test_what_it_has_no_room_for():

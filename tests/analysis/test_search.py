@@ -6,22 +6,22 @@ import pytest
 
 from tfm.analysis import search
 from tfm.analysis.search import Candidate
-from tfm.analysis.steps import Asked
+from tfm.analysis.steps import PlanRequest
 
 
 def test_factorisations():
-  assert set(search.factorisations(12, 2)) == {(1, 12), (2, 6), (3, 4), (4, 3), (6, 2), (12, 1)}
-  assert len(list(search.factorisations(8, 3))) == 10
+  assert set(search.factorizations(12, 2)) == {(1, 12), (2, 6), (3, 4), (4, 3), (6, 2), (12, 1)}
+  assert len(list(search.factorizations(8, 3))) == 10
 
 
 @pytest.fixture
-def asked(tiny):
-  return Asked(tiny(**{'training.batch_size': 8}), 256, 0)
+def plan_request(tiny):
+  return PlanRequest(tiny(**{'training.batch_size': 8}), 256, 0)
 
 
-def test_only_what_divides(asked):
+def test_only_what_divides(plan_request):
   """Four heads cannot be cut into eight, and eight rows are at most eight parts of microbatches."""
-  found = search.candidates(asked, 8, 1, ('data', 'fsdp', 'tensor'), None)
+  found = search.candidates(plan_request, 8, 1, ('data', 'fsdp', 'tensor'), None)
   assert found and len(found) == len(set(found))
   for one in found:
     sizes = dict(one.mesh)
@@ -30,21 +30,21 @@ def test_only_what_divides(asked):
   assert dict(found[0].mesh) == dict(data=1, fsdp=8, tensor=1)
 
 
-def test_only_what_holds_the_state(asked):
-  every = search.candidates(asked, 8, 1, ('data', 'fsdp'), None)
-  few = search.candidates(asked, 8, 1, ('data', 'fsdp'), capacity=60_000)
+def test_only_what_holds_the_state(plan_request):
+  every = search.candidates(plan_request, 8, 1, ('data', 'fsdp'), None)
+  few = search.candidates(plan_request, 8, 1, ('data', 'fsdp'), capacity=60_000)
   assert set(few) < set(every) and {dict(one.mesh)['fsdp'] for one in few} == {8}
-  assert search.candidates(asked, 8, 1, ('data', 'fsdp'), capacity=1000) == []
+  assert search.candidates(plan_request, 8, 1, ('data', 'fsdp'), capacity=1000) == []
 
 
-def test_slices_divide_data(asked):
-  assert {dict(one.mesh)['data'] for one in search.candidates(asked, 8, 4, ('data', 'fsdp'), None)} == {4, 8}
+def test_slices_divide_data(plan_request):
+  assert {dict(one.mesh)['data'] for one in search.candidates(plan_request, 8, 4, ('data', 'fsdp'), None)} == {4, 8}
 
 
-def test_a_candidate_as_flags_is_a_config(asked):
+def test_a_candidate_as_flags_is_a_config(plan_request):
   one = Candidate((('data', 2), ('tensor', 4)), 'dots', 2)
-  config = one.config(asked.config)
-  assert config.mesh.to_dict() == dict.fromkeys(asked.config.mesh, 1) | dict(data=2, tensor=4)
+  config = one.config(plan_request.config)
+  assert config.mesh.to_dict() == dict.fromkeys(plan_request.config.mesh, 1) | dict(data=2, tensor=4)
   assert str(one) == (
     '--config.mesh.data=2 --config.mesh.tensor=4 --config.model.remat=dots --config.training.accumulation=2'
   )

@@ -166,7 +166,7 @@ def test_a_vocabulary_that_only_the_text_tells(monkeypatch):
 
   monkeypatch.setattr(estimate.pipeline, 'open_text', lambda source, tokenizer, source_tokenizer: Text)
   config = resolve_config(complete(dict(data=dict(tokenizer='char'))))
-  assert estimate.vocabularies(config) == (301, 0)
+  assert estimate.vocabulary_sizes(config) == (301, 0)
 
 
 def test_an_encoder_decoder(tmp_path, monkeypatch, capsys):

@@ -279,7 +279,9 @@ class TestSmoke:
     assemble.model(small, 300)
 
   def test_fields_keep_their_types(self):
-    refused(lambda: resolve_with_overrides(smoke(complete()), ['--config.model.kv_heads=x']), 'must be of type int')
+    refused(
+      lambda: resolve_with_overrides(smoke(complete()), ['--config.model.kv_heads=x']), 'must be of type int'
+    )
 
   def test_the_given_config_is_left_alone(self):
     given = complete()
@@ -533,7 +535,7 @@ class TestRefusals:
   def test_a_mesh_that_does_not_divide_the_model(self):
     def check(**model):
       mesh = meshes.make(dict(tensor=4, data=-1))
-      sharding.check_divisible(
+      sharding.validate_divisibility(
         boxed(decoder(bias=False, **model)), mesh, sharding.parse_rules(default_config().rules)
       )
 

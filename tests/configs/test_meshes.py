@@ -28,7 +28,7 @@ def load(root, text, base='gpt2.py'):
 def test_what_has_no_size_takes_what_is_left(root, text, sizes):
   config = load(root, text)
   plain = load_config(f'{root}/configs/gpt2.py')
-  assert meshes.cut(meshes.resolve(config.mesh.to_dict(), 8)) == sizes
+  assert meshes.sharded_axes(meshes.resolve(config.mesh.to_dict(), 8)) == sizes
   assert config.model == plain.model and config.training == plain.training
   assert config.rules == (
     plain.rules
@@ -40,7 +40,7 @@ def test_what_has_no_size_takes_what_is_left(root, text, sizes):
 
 def test_every_axis_is_a_preset(root):
   for axis in meshes.AXES:
-    assert meshes.cut(meshes.resolve(load(root, f':{axis}').mesh.to_dict(), 8)) == {axis: 8}
+    assert meshes.sharded_axes(meshes.resolve(load(root, f':{axis}').mesh.to_dict(), 8)) == {axis: 8}
 
 
 @pytest.mark.parametrize('text', [':fdsp', ':fsdp,fsdp=2', ':tensor=two', ':whole_kv=2', ':tensor=-1'])

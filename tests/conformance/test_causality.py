@@ -17,7 +17,7 @@ def test_no_output_feels_a_later_input(mixer, position, mask):
   assert np.isfinite(felt).all()
   # Within a prefix, where the mask knows one, everything may be felt.
   ahead = np.triu(felt, 1)
-  assert not ahead[:, PREFIX:].any() and (not ahead.any() or collect.mask(mask).reads)
+  assert not ahead[:, PREFIX:].any() and (not ahead.any() or collect.mask(mask).required_fields)
   # Each token feels itself, and what came before is felt too, or the zeros above would prove nothing.
   assert np.diag(felt).all() and np.tril(felt, -1).any()
 
@@ -42,6 +42,6 @@ def test_a_row_of_padding_has_finite_gradients(mixer, position, mask):
 @pytest.mark.parametrize('text', collect.masks(collect.specs('mask'), LENGTH))
 def test_one_layer_of_softmax_feels_what_its_mask_shows_and_no_more(text):
   felt = Tiny(layers=1, mixer='softmax', mask=text).influence(ROW, np.ones(LENGTH))
-  given = collect.mask(text).given(np.full((1, 1), PREFIX))
+  given = collect.mask(text).bind_prefix(np.full((1, 1), PREFIX))
   shown = table(given, LENGTH) | np.eye(LENGTH, dtype=bool)  # a residual stream feels itself
   np.testing.assert_array_equal(felt > 0, shown)

@@ -24,7 +24,8 @@ B, S, C = 2, 12, 4
 KERNELS = [
   text
   for text in collect.specs('kernel')
-  if text != 'auto' and not spec.build(text, *collect.SLOTS['kernel']).absence(jax.default_backend())
+  if text != 'auto'
+  and not spec.build(text, *collect.SLOTS['kernel']).unavailable_reason(jax.default_backend())
 ]
 TOLERANCE = {'float32': 2e-5, 'bfloat16': 3e-2}  # bf16 keeps 8 bits of each weight and each value
 
@@ -45,7 +46,7 @@ class Case:
   sinks: bool = False
   normalizer: str = 'softmax'
   dropout: float = 0.0
-  layout: str = 'any'
+  layout: str = 'arbitrary'
 
   @functools.cached_property
   def arrays(self):
@@ -129,7 +130,7 @@ CASES = {
   'sinks over nothing': Case(sinks=True, mask='~causal'),
   'sigmoid': Case(kv_heads=2, normalizer='sigmoid', bias='own', segments='packed'),
   'prefix': Case(kv_heads=2, mask='prefix', segments='packed'),
-  'whole': Case(kv_heads=2, mask='causal & window(4)', layout='whole'),
+  'whole': Case(kv_heads=2, mask='causal & window(4)', layout='contiguous'),
   'packed layout': Case(kv_heads=2, mask='causal & window(2)', segments='packed', layout='packed'),
 }
 # Each kernel draws as the dense one does, whose own share and mean are tested below.
@@ -209,7 +210,7 @@ def formula(case, dtype='float32'):
   if case.score == 'dot' and not case.learned_score and bias is None and not case.soft_cap:
     np.testing.assert_allclose(flat, attention.dot_logits(q, k), rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
   visible = attention.seen(
-    lambda q, k: bool(collect.mask(case.mask).given(PREFIX)(np.asarray(q), np.asarray(k))),
+    lambda q, k: bool(collect.mask(case.mask).bind_prefix(PREFIX)(np.asarray(q), np.asarray(k))),
     *(a[n] for n in ('q_positions', 'k_positions', 'q_segments', 'k_segments')),
   )
   asked = case.asked()

@@ -24,7 +24,7 @@ K = np.random.default_rng(1).integers(0, 40, (2, 1, 13))
 
 def known(text):
   """The mask as it is asked: every document has a prefix of 5, for those that want to know."""
-  return collect.mask(text).given(5)
+  return collect.mask(text).bind_prefix(5)
 
 
 @pytest.mark.parametrize('text', COMBINED)
@@ -78,7 +78,7 @@ def test_static_arguments_compile_once(text):
   @functools.partial(jax.jit, static_argnums=0)
   def seen(mask, q, k, prefix):
     traced.append(mask)
-    return mask.given(prefix)(q, k)
+    return mask.bind_prefix(prefix)(q, k)
 
   asked = jnp.asarray(Q), jnp.asarray(K), jnp.full((1, 1, 1), 5)
   seen(collect.mask(text), *asked), seen(collect.mask(text), *asked)
@@ -87,7 +87,7 @@ def test_static_arguments_compile_once(text):
   assert len(traced) == 2
 
 
-@pytest.mark.parametrize('layout', ['whole', 'packed', 'any'])
+@pytest.mark.parametrize('layout', ['contiguous', 'packed', 'arbitrary'])
 @pytest.mark.parametrize('text', COMBINED)
 def test_bounds_hold_whatever_the_data(text, layout):
   """Wherever documents of a row of 12 tokens begin, whatever their prefix: what is certain is seen, and no more
@@ -97,15 +97,15 @@ def test_bounds_hold_whatever_the_data(text, layout):
   certain, possible = mask.bounds(q, k, layout)
   assert certain.shape == possible.shape == (12, 12)
   assert not (certain & ~possible).any()
-  for start in (0,) if layout == 'whole' else (0, 1, 3, 7):
+  for start in (0,) if layout == 'contiguous' else (0, 1, 3, 7):
     for prefix in (0, 2, 5, 12):
       positions = index - start  # of the document that begins at `start`
-      if layout == 'any':
+      if layout == 'arbitrary':
         positions = np.random.default_rng(start).permutation(12)
-      seen = np.broadcast_to(mask.given(prefix)(positions[:, None], positions[None, :]), (12, 12))
+      seen = np.broadcast_to(mask.bind_prefix(prefix)(positions[:, None], positions[None, :]), (12, 12))
       within = (positions[:, None] >= 0) & (positions[None, :] >= 0)
       assert not (certain & ~seen & within).any() and not (seen & ~possible & within).any()
-  if mask.relative and layout != 'any' or layout == 'whole' and not mask.reads:
+  if mask.relative and layout != 'arbitrary' or layout == 'contiguous' and not mask.required_fields:
     np.testing.assert_array_equal(certain, possible)  # nothing is left open that could be told
 
 

@@ -59,7 +59,7 @@ class Sharded:
   def alone(self):
     return jax.jit(jax.value_and_grad(self.loss))(self.params, *map(jnp.asarray, self.rows))
 
-  def loss(self, params, rows, positions, segments, layout='any'):
+  def loss(self, params, rows, positions, segments, layout='arbitrary'):
     logits, _ = self.model.apply(
       {'params': params}, rows[:, :-1], Context(positions, segments, layout=layout)
     )
@@ -72,7 +72,7 @@ class Sharded:
 
   def on(self, mesh):
     """The parameters and the batch, each where it belongs on the mesh."""
-    where = sharding.partition_specs(self.boxes, mesh, self.rules)
+    where = sharding.named_shardings(self.boxes, mesh, self.rules)
     batch = [jax.device_put(x, sharding.batch_sharding(mesh, self.rules)) for x in self.rows]
     return where, jax.device_put(self.params, where), batch
 

@@ -54,7 +54,7 @@ def test_under_causal(mixer, position, mask):
   positions, segments = np.array([0, *range(4), *range(5), 0, 0]), np.array([0] + [1] * 4 + [2] * 5 + [0] * 2)
   felt = made.influence(positions, segments)
   hidden = (segments[:, None] != segments[None]) | (segments == 0)[None]
-  if not collect.mask(mask).reads:
+  if not collect.mask(mask).required_fields:
     hidden |= np.triu(np.ones_like(hidden), 1)
   assert np.isfinite(felt).all() and not felt[hidden & (segments > 0)[:, None]].any()
   assert np.diag(felt)[segments > 0].all() and np.tril(felt, -1)[segments == 2][:, segments == 2].any()

@@ -29,7 +29,7 @@ MODEL = dict(
 
 def config(length=LENGTH, **model):
   """The resolved config of a tiny model with some fields of `model` set, and an objective for its mask."""
-  objective = 'prefix_lm' if collect.mask(model.get('mask', 'causal')).reads else 'causal_lm'
+  objective = 'prefix_lm' if collect.mask(model.get('mask', 'causal')).required_fields else 'causal_lm'
   # A mixer without groups has as many key heads as query heads; what is no mixer is refused later.
   mixer = spec.parse(model.get('mixer', 'softmax')).name
   grouped = mixer not in collect.variants('mixer') or collect.variant('mixer', mixer).groups

@@ -147,7 +147,7 @@ def test_the_mesh_does_not_matter(tiny, prompts):
   alone = loop.complete(*tiny, prompts, **options)
   rules = sharding.parse_rules(dict(batch='data', heads='tensor', kv_heads='tensor', mlp='tensor'))
   with sharding.context(meshes.make(dict(data=4, tensor=2)), rules):
-    assert sharding.parts(sharding.in_force('batch')) == 4
+    assert sharding.shard_count(sharding.mesh_axes_of('batch')) == 4
     assert same(alone, loop.complete(*tiny, prompts, **options))
 
 

@@ -41,7 +41,7 @@ def file(name: str) -> pathlib.Path:
 def text(name: str) -> str:
   stem, colon, arg = name.partition(':')
   config = resolve_config(load_config(f'{ROOT}/configs/{stem}.py{colon}{arg}'))
-  vocab = estimate.known_vocabulary(assemble.tokenizer(config))
+  vocab = estimate.vocabulary_size_of(assemble.tokenizer(config))
   vocab = VOCAB if vocab is None else vocab
   model = assemble.model(config, vocab)
   boxed = jax.eval_shape(lambda key: states.parameters(model, key, 1, config.data.length), jax.random.key(0))

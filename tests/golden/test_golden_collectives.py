@@ -38,7 +38,7 @@ def file(name: str) -> pathlib.Path:
 
 def text(config, sizes) -> str:
   mesh = meshes.make(sizes)
-  compiled = steps.training(steps.Asked.of(config, None), mesh).lowered.compile()
+  compiled = steps.lower_training_step(steps.PlanRequest.from_config(config, None), mesh).lowered.compile()
   found = collectives(compiled.as_text(), mesh.shape)
   return ''.join(f'{one}\n' for one in found)
 
@@ -56,7 +56,7 @@ def test_collectives_of_the_training_step(tiny, name, request):
     file(name).write_text(found)
   assert file(name).is_file(), f'no golden text of {name}; --update-golden writes it'
   assert found == file(name).read_text(), (
-    f'on {meshes.words(sizes)} devices tell each other something else; if so meant, --update-golden'
+    f'on {meshes.format_sizes(sizes)} devices tell each other something else; if so meant, --update-golden'
   )
 
 

@@ -31,7 +31,7 @@ def arrays(T=T, S=None, seed=0):
   )
 
 
-def asked(mask='causal', T=T, S=None, layout='whole', **more):
+def attention_inputs(mask='causal', T=T, S=None, layout='contiguous', **more):
   at = jnp.broadcast_to(jnp.arange(S or T), (B, S or T))
   ones = jnp.ones_like(at)
   score = spec.factory('dot', *collect.SLOTS['score'], head_width=C)().apply({})
@@ -72,8 +72,8 @@ def visited(mask, layout, blocks):
 def test_visits_what_the_mask_shows_and_no_more(text):
   blocks = Blocks(8, 12, 48, 48)
   cells = table(collect.mask(text), 48).reshape(6, 8, 4, 12).swapaxes(1, 2)
-  found = visited(text, 'whole', blocks)
-  if collect.mask(text).reads:
+  found = visited(text, 'contiguous', blocks)
+  if collect.mask(text).required_fields:
     assert (found[cells.any((2, 3))] > 0).all() and not (found == 2)[~cells.all((2, 3))].any()
   else:
     np.testing.assert_array_equal(found, cells.any((2, 3)).astype(int) + cells.all((2, 3)))
@@ -82,20 +82,24 @@ def test_visits_what_the_mask_shows_and_no_more(text):
 def test_packed_rows_are_planned_for_relative_masks():
   blocks = Blocks(8, 8, 48, 48)
   np.testing.assert_array_equal(
-    visited('causal & window(9)', 'packed', blocks), visited('causal & window(9)', 'whole', blocks)
+    visited('causal & window(9)', 'packed', blocks), visited('causal & window(9)', 'contiguous', blocks)
   )
-  assert visited('causal', 'any', blocks).all() and not (visited('causal', 'any', blocks) == 2).any()
+  assert (
+    visited('causal', 'arbitrary', blocks).all() and not (visited('causal', 'arbitrary', blocks) == 2).any()
+  )
 
 
 def test_a_block_that_is_not_visited_is_not_touched():
   q, k, v = arrays()
   spoilt = (k.at[:, 16:32].set(jnp.nan), v.at[:, 16:32].set(jnp.nan))
   mask = 'causal & window(7)'
-  out = jax.jit(lambda *qkv: kernel(CHUNKED)(*qkv, **asked(mask)))(q, *spoilt)
-  expected = jax.jit(lambda *qkv: kernel('dense')(*qkv, **asked(mask)))(q, k, v)
+  out = jax.jit(lambda *qkv: kernel(CHUNKED)(*qkv, **attention_inputs(mask)))(q, *spoilt)
+  expected = jax.jit(lambda *qkv: kernel('dense')(*qkv, **attention_inputs(mask)))(q, k, v)
   clean = np.r_[0:16, 40:48]  # the queries whose blocks of keys are sound
   np.testing.assert_allclose(out[:, clean], expected[:, clean], rtol=1e-5, atol=1e-6)
-  gradient = jax.jit(jax.grad(lambda q: kernel(CHUNKED)(q, *spoilt, **asked(mask))[:, clean].sum()))(q)
+  gradient = jax.jit(
+    jax.grad(lambda q: kernel(CHUNKED)(q, *spoilt, **attention_inputs(mask))[:, clean].sum())
+  )(q)
   assert np.isfinite(gradient[:, clean]).all()
 
 
@@ -105,7 +109,7 @@ def test_documents_that_do_not_meet_are_skipped():
   v = v.at[:, :16].set(jnp.nan)
   out = jax.jit(
     lambda *qkv: kernel(CHUNKED)(
-      *qkv, **asked('full', layout='packed', q_segments=segments, k_segments=segments)
+      *qkv, **attention_inputs('full', layout='packed', q_segments=segments, k_segments=segments)
     )
   )(q, k, v)
   assert np.isfinite(out[:, 16:]).all() and np.isnan(out[:, :16]).all()
@@ -123,12 +127,12 @@ def test_the_mask_is_not_asked_where_it_shows_everything():
       return k < q - 100 if isinstance(k, jax.Array) else k <= q
 
   q, k, v = arrays()
-  out = kernel(CHUNKED)(q, k, v, **asked(Lying()))
+  out = kernel(CHUNKED)(q, k, v, **attention_inputs(Lying()))
   assert not out[:, :16].any()  # blocks on the diagonal ask
   whole = kernel('dense')(
-    q[:, 40:], k, v, **asked('full', T=8, S=48) | dict(q_positions=jnp.full((B, 8), 40))
+    q[:, 40:], k, v, **attention_inputs('full', T=8, S=48) | dict(q_positions=jnp.full((B, 8), 40))
   )
-  part = kernel('dense')(q[:, 40:], k[:, :32], v[:, :32], **asked('full', T=8, S=32))
+  part = kernel('dense')(q[:, 40:], k[:, :32], v[:, :32], **attention_inputs('full', T=8, S=32))
   np.testing.assert_allclose(out[:, 40:], part, rtol=1e-5, atol=1e-6)
   assert np.abs(whole - part).max() > 0.01
 
@@ -141,9 +145,9 @@ def test_rows_of_weights_come_back_from_the_log_sum_exp(mask, fields):
   q, k, v = arrays()
   if 'sinks' in fields:
     fields = dict(sinks=jnp.asarray([0.3, -1.0, 2.0, 0.0]))
-  given = asked(mask, **fields)
-  out, lse = kernel(CHUNKED).with_log_sum_exp(q, k, v, **given)
-  same, expected = kernel('dense').with_log_sum_exp(q, k, v, **given)
+  inputs = attention_inputs(mask, **fields)
+  out, lse = kernel(CHUNKED).with_log_sum_exp(q, k, v, **inputs)
+  same, expected = kernel('dense').with_log_sum_exp(q, k, v, **inputs)
   np.testing.assert_allclose(out, same, rtol=1e-5, atol=1e-5)
   np.testing.assert_allclose(lse, expected, rtol=1e-5, atol=1e-5)
   rows = jnp.asarray([5, 30])  # two queries' weights, and not the others'
@@ -151,7 +155,7 @@ def test_rows_of_weights_come_back_from_the_log_sum_exp(mask, fields):
     q[:, rows],
     k,
     lse[:, :, rows],
-    **given | dict(q_positions=given['q_positions'][:, rows], q_segments=given['q_segments'][:, rows]),
+    **inputs | dict(q_positions=inputs['q_positions'][:, rows], q_segments=inputs['q_segments'][:, rows]),
   )
   assert weights.shape == (B, H, 2, T)
   recovered = jnp.einsum('BHTS,BSHC->BTHC', weights, jnp.repeat(v, H // K, 2))
@@ -164,7 +168,7 @@ def test_the_log_sum_exp_has_a_gradient():
 
   def loss(text):
     def f(q, k, sinks):
-      out, lse = kernel(text).with_log_sum_exp(q, k, v, **asked('causal', sinks=sinks))
+      out, lse = kernel(text).with_log_sum_exp(q, k, v, **attention_inputs('causal', sinks=sinks))
       return jnp.sin(out).sum() + jnp.cos(lse).sum()
 
     return jax.jit(jax.grad(f, (0, 1, 2)))(q, k, sinks)
@@ -175,7 +179,7 @@ def test_the_log_sum_exp_has_a_gradient():
 
 def test_sigmoid_has_no_log_sum_exp():
   with pytest.raises(ValueError, match="normalizer='sigmoid' has no log-sum-exp"):
-    kernel('chunked').with_log_sum_exp(*arrays(), **asked(normalizer='sigmoid'))
+    kernel('chunked').with_log_sum_exp(*arrays(), **attention_inputs(normalizer='sigmoid'))
 
 
 @pytest.mark.parametrize('bias', [False, True], ids=['plain', 'learned bias'])
@@ -187,12 +191,12 @@ def test_memory_grows_with_length_and_not_with_its_square(bias):
       return table[jnp.clip(q_at[:, :, None] - k_at[:, None, :], 0, 7)][:, None, None]
 
     def loss(q, k, v, table):
-      given = (
-        asked('causal', T=T) | dict(bias=jax.tree_util.Partial(by_distance, table))
+      inputs = (
+        attention_inputs('causal', T=T) | dict(bias=jax.tree_util.Partial(by_distance, table))
         if bias
-        else asked('causal', T=T)
+        else attention_inputs('causal', T=T)
       )
-      return kernel(text)(q, k, v, **given).sum()
+      return kernel(text)(q, k, v, **inputs).sum()
 
     step = jax.jit(jax.grad(loss, (0, 1, 2, 3)))
     return step.lower(*arrays(T), jnp.zeros(8)).compile().memory_analysis().temp_size_in_bytes

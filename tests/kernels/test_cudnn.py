@@ -11,13 +11,13 @@ import pytest
 from jax._src.cudnn import fused_attention_stablehlo
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 from jax.tree_util import Partial
-from kernels.test_chunked import asked, kernel
 
 from tests.conformance import collect
-from tests.conformance.tiny import asked as made
+from tests.conformance.tiny import asked as evaluate_module
+from tests.kernels.test_chunked import attention_inputs, kernel
 from tfm import spec
-from tfm.kernels.cudnn import too_old
-from tfm.kernels.protocol import Asked, band
+from tfm.kernels.cudnn import unsupported_gpu_reason
+from tfm.kernels.protocol import AttentionInputs, mask_band
 from tfm.layers.dot_product import scaled_dot
 from tfm.parallel import mesh
 from tfm.parallel.sharding import context, parse_rules
@@ -33,23 +33,23 @@ def arrays(T=T, S=None, K=K, C=C, C2=None, dtype='bfloat16'):
   return tuple(jnp.asarray(draw.standard_normal((B, *shape)), dtype) for shape in shapes)
 
 
-def given(mask, T=T, scale=0.4, lengths=(24, 15, 0), **more):
+def padded_row_inputs(mask, T=T, scale=0.4, lengths=(24, 15, 0), **more):
   """Rows of some lengths; the rest is padding."""
   segments = (jnp.arange(T)[None, :] < jnp.asarray(lengths)[:, None]).astype(jnp.int32)
   score = Partial(functools.partial(scaled_dot, scale=scale))
   at = jnp.broadcast_to(jnp.arange(T), segments.shape)
   return (
-    asked(mask, T=T, score=score)
+    attention_inputs(mask, T=T, score=score)
     | dict(q_segments=segments, k_segments=segments, q_positions=at, k_positions=at)
     | more
   )
 
 
-def run(text, qkv, given):
+def run(text, qkv, fields):
   """(out, gradients of q, k, v), compiled."""
 
   def pull(*qkv):
-    y, back = jax.vjp(lambda *qkv: kernel(text)(*qkv, **given), *qkv)
+    y, back = jax.vjp(lambda *qkv: kernel(text)(*qkv, **fields), *qkv)
     return y, back(jnp.cos(jnp.arange(y.size, dtype=y.dtype)).reshape(y.shape))
 
   return jax.jit(pull)(*qkv)
@@ -69,7 +69,9 @@ def fused(monkeypatch):
 @pytest.mark.parametrize('mask', MASKS)
 def test_what_is_asked_of_jax_is_the_dense_kernel(mask, K, dtype, tolerance):
   qkv = arrays(K=K, dtype=dtype)
-  for x, y in zip(*(jax.tree.leaves(run(text, qkv, given(mask))) for text in ('cudnn("xla")', 'dense'))):
+  for x, y in zip(
+    *(jax.tree.leaves(run(text, qkv, padded_row_inputs(mask))) for text in ('cudnn("xla")', 'dense'))
+  ):
     assert x.dtype == y.dtype
     x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
     assert np.abs(x - y).max() <= tolerance * max(1, np.abs(y).max())
@@ -80,11 +82,11 @@ def test_padding_has_no_part(mask):
   """What stands in the padding changes nothing, and gets zeros, also as its gradient."""
   q, k, v = arrays(dtype='float32')
   wild = tuple(x.at[1, 15:].set(1e3).at[2].set(1e3) for x in (q, k, v))
-  out, gradients = run('cudnn("xla")', wild, given(mask))
+  out, gradients = run('cudnn("xla")', wild, padded_row_inputs(mask))
   assert not out[1, 15:].any() and not out[2].any()
   for gradient in gradients:
     assert not gradient[1, 15:].any() and not gradient[2].any()
-  np.testing.assert_array_equal(out[:2], run('cudnn("xla")', (q, k, v), given(mask))[0][:2])
+  np.testing.assert_array_equal(out[:2], run('cudnn("xla")', (q, k, v), padded_row_inputs(mask))[0][:2])
 
 
 @pytest.mark.parametrize(
@@ -92,7 +94,9 @@ def test_padding_has_no_part(mask):
 )
 def test_lowers_to_the_fused_calls(fused, mask, kind, window):
   def loss(*qkv):
-    return kernel('cudnn').attend(*qkv, Asked(**given(mask)))[0].astype(jnp.float32).sum()
+    return (
+      kernel('cudnn').attend(*qkv, AttentionInputs(**padded_row_inputs(mask)))[0].astype(jnp.float32).sum()
+    )
 
   text = jax.jit(jax.grad(loss, (0, 1, 2))).trace(*arrays()).lower(lowering_platforms=('cuda',)).as_text()
   assert re.findall(r'@__cudnn\$(\w+)', text) == ['fmhaSoftmax', 'fmhaSoftmaxBackward']
@@ -108,11 +112,11 @@ def test_each_device_computes_its_own_rows_and_heads(fused, K, local):
   """On 2 × 2 × 2 devices, two heads for each: of two key heads one, of one that one."""
   mesh = jax.make_mesh((2, 2, 2), ('data', 'fsdp', 'tensor'), axis_types=(AxisType.Auto,) * 3)
   rules = parse_rules(dict(batch='data fsdp', length='', heads='tensor', kv_heads='tensor', kv=''))
-  given_ = given('causal', lengths=(24, 15, 0, 24))
+  inputs = padded_row_inputs('causal', lengths=(24, 15, 0, 24))
   q, k, v = (jnp.concatenate([x, x[:1]]) for x in arrays(K=K))
 
   def loss(kernel, *qkv):
-    return jnp.sin(kernel.attend(*qkv, Asked(**given_))[0].astype(jnp.float32)).sum()
+    return jnp.sin(kernel.attend(*qkv, AttentionInputs(**inputs))[0].astype(jnp.float32)).sum()
 
   def step(text):
     return jax.jit(jax.value_and_grad(functools.partial(loss, kernel(text)), (0, 1, 2)))
@@ -136,7 +140,7 @@ def test_each_device_computes_its_own_rows_and_heads(fused, K, local):
     (dict(mask='longformer(3, 1)'), 'full, or causal'),
     (dict(mask='prefix'), 'must know the mask before the data'),
     (dict(layout='packed'), "layout='packed' does not promise that"),
-    (dict(layout='any'), "layout='any' does not promise that"),
+    (dict(layout='arbitrary'), "layout='arbitrary' does not promise that"),
     (dict(S=30), 'as many keys as queries, not 30 and 24'),
     (dict(C2=16), 'as wide as its keys, not 16 by 8'),
     (dict(dtype='float32'), 'float16 or bfloat16, and this is float32'),
@@ -154,13 +158,18 @@ def test_each_device_computes_its_own_rows_and_heads(fused, K, local):
 def test_refuses(fields, words):
   fields = dict(fields)
   qkv = arrays(**{name: fields.pop(name) for name in ('S', 'C', 'C2', 'dtype') if name in fields})
-  reason = kernel('cudnn').refusal(*qkv, Asked(**given(fields.pop('mask', 'causal'), **fields)))
+  reason = kernel('cudnn').unsupported_reason(
+    *qkv, AttentionInputs(**padded_row_inputs(fields.pop('mask', 'causal'), **fields))
+  )
   assert words in reason
 
 
 def test_dropout_that_does_not_drop_is_served():
   for more in (dict(dropout=0.1), dict(dropout_key=jax.random.key(0))):
-    assert kernel('cudnn').refusal(*arrays(), Asked(**given('causal', **more))) is None
+    assert (
+      kernel('cudnn').unsupported_reason(*arrays(), AttentionInputs(**padded_row_inputs('causal', **more)))
+      is None
+    )
 
 
 @pytest.mark.parametrize(
@@ -169,15 +178,17 @@ def test_dropout_that_does_not_drop_is_served():
   + [(text, None) for text in collect.specs('score') if not text.startswith('dot')],
 )
 def test_a_score_is_known_by_its_function(text, scale):
-  score = made(spec.factory(text, *collect.SLOTS['score'], head_width=16), lambda made: made())
-  assert Asked(**given('causal', score=score)).scale == scale
+  score = evaluate_module(spec.factory(text, *collect.SLOTS['score'], head_width=16), lambda made: made())
+  assert AttentionInputs(**padded_row_inputs('causal', score=score)).scale == scale
 
 
 def test_a_learned_factor_is_no_scaled_dot_product():
-  assert Asked(**given('causal')).scale == 0.4
+  assert AttentionInputs(**padded_row_inputs('causal')).scale == 0.4
   learned = Partial(lambda weight, q, k: weight * scaled_dot(q, k, 1.0), jnp.ones(()))
-  assert Asked(**given('causal', score=learned)).scale is None
-  assert jax.jit(lambda asked: jnp.float32(asked.scale))(Asked(**given('causal'))) == jnp.float32(0.4)
+  assert AttentionInputs(**padded_row_inputs('causal', score=learned)).scale is None
+  assert jax.jit(lambda inputs: jnp.float32(inputs.scale))(
+    AttentionInputs(**padded_row_inputs('causal'))
+  ) == jnp.float32(0.4)
 
 
 @pytest.mark.parametrize(
@@ -199,21 +210,21 @@ def test_a_learned_factor_is_no_scaled_dot_product():
   ],
 )
 def test_a_mask_is_known_by_what_it_shows(mask, expected):
-  assert band(collect.mask(mask), 12, 12) == expected
+  assert mask_band(collect.mask(mask), 12, 12) == expected
 
 
 def test_a_band_between_other_lengths():
-  assert band(collect.mask('window(3)'), 4, 12) == (None, 3)
-  assert band(collect.mask('window(3)'), 12, 4) == (3, None)
-  assert band(collect.mask('causal'), 1, 1) == (None, None)
+  assert mask_band(collect.mask('window(3)'), 4, 12) == (None, 3)
+  assert mask_band(collect.mask('window(3)'), 12, 4) == (3, None)
+  assert mask_band(collect.mask('causal'), 1, 1) == (None, None)
 
 
 def test_is_for_a_gpu():
   with pytest.raises(ValueError, match='it runs on gpu, and this is a cpu'):
-    kernel('cudnn')(*arrays(), **given('causal'))
-  assert too_old('9.0') is None and too_old('10.3') is None
-  assert "says '7.5'" in too_old('7.5') and "says 'gfx942'" in too_old('gfx942')
-  assert 'none is attached' in kernel('cudnn').absence('gpu')
+    kernel('cudnn')(*arrays(), **padded_row_inputs('causal'))
+  assert unsupported_gpu_reason('9.0') is None and unsupported_gpu_reason('10.3') is None
+  assert "says '7.5'" in unsupported_gpu_reason('7.5') and "says 'gfx942'" in unsupported_gpu_reason('gfx942')
+  assert 'none is attached' in kernel('cudnn').unavailable_reason('gpu')
 
 
 @pytest.mark.parametrize(
@@ -224,9 +235,9 @@ def test_of_a_gpu_that_is_not_here_is_told_what_is_known(kind, told):
   with jax.sharding.use_abstract_mesh(
     AbstractMesh((1,), ('data',), axis_types=(AxisType.Auto,), abstract_device=device)
   ):
-    assert mesh.capability('gpu') == told
-    assert (kernel('cudnn').absence('gpu') is None) == (told is not None)
-    assert mesh.attached('gpu') is None
+    assert mesh.gpu_capability('gpu') == told
+    assert (kernel('cudnn').unavailable_reason('gpu') is None) == (told is not None)
+    assert mesh.attached_device('gpu') is None
 
 
 def test_an_unknown_implementation_is_refused():

@@ -72,12 +72,12 @@ def test_what_cannot_go_round_is_refused():
 def test_tokens_change_places_where_that_balances_the_work(devices):
   """Under a causal mask all devices then have the same to do, about half of all; under a full one nobody moves."""
   trips = {
-    zigzag: Trip.along(collect.mask('causal'), 'whole', 256, 256, devices, 4, 4, zigzag)
+    zigzag: Trip.along(collect.mask('causal'), 'contiguous', 256, 256, devices, 4, 4, zigzag)
     for zigzag in (False, True)
   }
-  assert Trip.of(collect.mask('causal'), 'whole', 256, 256, devices, 4, 4).zigzag
-  assert not Trip.of(collect.mask('full'), 'whole', 256, 256, devices, 4, 4).zigzag
-  assert not Trip.of(collect.mask('causal'), 'any', 256, 256, devices, 4, 4).zigzag
+  assert Trip.of(collect.mask('causal'), 'contiguous', 256, 256, devices, 4, 4).zigzag
+  assert not Trip.of(collect.mask('full'), 'contiguous', 256, 256, devices, 4, 4).zigzag
+  assert not Trip.of(collect.mask('causal'), 'arbitrary', 256, 256, devices, 4, 4).zigzag
   all_blocks = (64 // devices) * 64
   by_device = trips[True].rows.starts[..., -1].sum(1)
   assert by_device.min() == by_device.max() and trips[True].work / all_blocks < 0.5 + 1 / devices

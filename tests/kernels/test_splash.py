@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 from jax.tree_util import Partial
-from kernels.test_chunked import asked, kernel
 
 from tests.conformance import collect
-from tfm.kernels.protocol import Asked
+from tests.kernels.test_chunked import attention_inputs, kernel
+from tfm.kernels.protocol import AttentionInputs
 from tfm.layers.dot_product import scaled_dot
 from tfm.parallel.sharding import context, parse_rules
 
@@ -50,12 +50,12 @@ SLOW = [name for name in CASES if name not in ('grouped', 'packed window')]
 
 def run(text, mask, T=T, K=K, B=B, dtype='float32', **more):
   """(out, gradients of q, k, v and what is learned), compiled."""
-  given = asked(mask, T=T, score=Partial(functools.partial(scaled_dot, scale=0.5)))
+  fields = attention_inputs(mask, T=T, score=Partial(functools.partial(scaled_dot, scale=0.5)))
   tokens = [f'{of}_{what}' for of in 'qk' for what in ('positions', 'segments')]
-  given |= {name: jnp.resize(given[name], (B, T)) for name in tokens}
+  fields |= {name: jnp.resize(fields[name], (B, T)) for name in tokens}
 
   def out(q, k, v, sinks):
-    return kernel(text)(q, k, v, **given | more | dict(sinks=sinks))
+    return kernel(text)(q, k, v, **fields | more | dict(sinks=sinks))
 
   def pull(*args):
     y, back = jax.vjp(out, *args)
@@ -105,15 +105,17 @@ def test_heads_that_the_mesh_does_not_cut_alike_are_refused():
     on_a_mesh(INTERPRETED, (2, 1, 4), mask='causal')
 
 
-@pytest.mark.parametrize('mask', [text for text in collect.specs('mask') if not collect.mask(text).reads])
+@pytest.mark.parametrize(
+  'mask', [text for text in collect.specs('mask') if not collect.mask(text).required_fields]
+)
 def test_every_mask_compiles_into_the_kernel(mask):
   """Lowered for a TPU, forward and backward: the mask becomes part of the three kernels."""
   device = AbstractDevice(device_kind='TPU v5 lite', num_cores=1, platform='tpu')
   mesh = AbstractMesh((1,), ('data',), axis_types=(AxisType.Auto,), abstract_device=device)
-  given = Asked(**asked(f'window(0) | ({mask})', T=256))
+  fields = AttentionInputs(**attention_inputs(f'window(0) | ({mask})', T=256))
 
   def loss(q, k, v):
-    return kernel('splash').attend(q, k, v, given)[0].sum()
+    return kernel('splash').attend(q, k, v, fields)[0].sum()
 
   with jax.sharding.use_abstract_mesh(mesh):
     lowered = jax.jit(jax.grad(loss, (0, 1, 2))).trace(*arrays(256)).lower(lowering_platforms=('tpu',))
@@ -124,7 +126,7 @@ def test_what_the_mask_closes_is_not_visited():
   """A value that is no number spoils all who multiply it, be it by zero; the first queries do not."""
   q, k, v = arrays(512)
   v = v.at[:, 128:].set(jnp.nan)
-  run = functools.partial(kernel(INTERPRETED), **asked('causal', T=512))
+  run = functools.partial(kernel(INTERPRETED), **attention_inputs('causal', T=512))
   out = jax.jit(run)(q, k, v)
   assert np.isfinite(out[:, :128]).all() and np.isnan(out[:, 128:]).all()
 
@@ -133,7 +135,7 @@ def test_what_the_mask_closes_is_not_visited():
   'fields, words',
   [
     (dict(T=48), 'a multiple of 128, not 48 queries and 48 keys'),
-    (dict(layout='any'), "which layout='any' does not make of a relative mask"),
+    (dict(layout='arbitrary'), "which layout='arbitrary' does not make of a relative mask"),
     (dict(layout='packed', mask='longformer(9, 1)'), "layout='packed' does not make of this mask"),
     (dict(mask='~causal'), 'must see themselves, and the mask hides some'),
     (dict(mask='prefix'), 'must know the mask before the data'),
@@ -149,13 +151,13 @@ def test_refuses(fields, words):
   fields = dict(mask='causal', T=T, dtype='float32') | fields
   qkv = arrays(fields['T'], dtype=fields.pop('dtype'))
   with pytest.raises(ValueError, match=f'kernel=.splash. cannot serve: .*{words}'):
-    kernel(INTERPRETED)(*qkv, **asked(**fields))
+    kernel(INTERPRETED)(*qkv, **attention_inputs(**fields))
 
 
 def test_is_for_a_tpu():
-  assert kernel('splash').absence('tpu') is None
+  assert kernel('splash').unavailable_reason('tpu') is None
   with pytest.raises(ValueError, match='it runs on tpu, and this is a cpu'):
-    kernel('splash')(*arrays(), **asked(T=T))
+    kernel('splash')(*arrays(), **attention_inputs(T=T))
 
 
 def test_a_block_is_made_of_registers():

@@ -11,10 +11,10 @@ import pytest
 from absl import flags
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 from jax.tree_util import Partial
-from kernels.test_cudnn import MASKS, arrays, given, kernel, run
 
 import tfm.kernels.tokamax as module
-from tfm.kernels.protocol import Asked
+from tests.kernels.test_cudnn import MASKS, arrays, kernel, padded_row_inputs, run
+from tfm.kernels.protocol import AttentionInputs
 from tfm.parallel.sharding import context, parse_rules
 
 
@@ -23,7 +23,7 @@ ANYWHERE = 'tokamax("xla_chunked")'
 
 @pytest.fixture
 def tokamax():
-  if reason := module.missing():
+  if reason := module.import_error():
     pytest.skip(reason)
   return module.package()
 
@@ -33,7 +33,9 @@ def tokamax():
 @pytest.mark.parametrize('mask', MASKS)
 def test_what_is_asked_of_tokamax_is_the_dense_kernel(tokamax, mask, fields, dtype, tolerance):
   qkv = arrays(C2=16, dtype=dtype)
-  for x, y in zip(*(jax.tree.leaves(run(text, qkv, given(mask, **fields))) for text in (ANYWHERE, 'dense'))):
+  for x, y in zip(
+    *(jax.tree.leaves(run(text, qkv, padded_row_inputs(mask, **fields))) for text in (ANYWHERE, 'dense'))
+  ):
     assert x.dtype == y.dtype
     x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
     assert np.abs(x - y).max() <= tolerance * max(1, np.abs(y).max())
@@ -42,7 +44,7 @@ def test_what_is_asked_of_tokamax_is_the_dense_kernel(tokamax, mask, fields, dty
 @pytest.mark.parametrize('mask', ['causal', 'full'])
 def test_padding_has_no_part(tokamax, mask):
   qkv = tuple(x.at[1, 15:].set(1e3).at[2].set(1e3) for x in arrays(dtype='float32'))
-  out, gradients = run(ANYWHERE, qkv, given(mask))
+  out, gradients = run(ANYWHERE, qkv, padded_row_inputs(mask))
   for x in (out, *gradients):
     assert not x[1, 15:].any() and not x[2].any() and x[0].any()
 
@@ -53,8 +55,8 @@ def test_the_mesh_changes_nothing(tokamax, K):
   rules = parse_rules(dict(batch='data fsdp', length='', heads='tensor', kv_heads='tensor', kv=''))
   qkv = tuple(jnp.concatenate([x, x[:1]]) for x in arrays(K=K, dtype='float32'))
   with context(mesh, rules):
-    cut = run(ANYWHERE, qkv, given('full', lengths=(24, 15, 0, 24)))
-  whole = run('dense', qkv, given('full', lengths=(24, 15, 0, 24)))
+    cut = run(ANYWHERE, qkv, padded_row_inputs('full', lengths=(24, 15, 0, 24)))
+  whole = run('dense', qkv, padded_row_inputs('full', lengths=(24, 15, 0, 24)))
   for x, y in zip(jax.tree.leaves(cut), jax.tree.leaves(whole)):
     np.testing.assert_allclose(x, y, rtol=1e-5, atol=2e-6)
 
@@ -76,7 +78,7 @@ def test_lowers_to_the_librarys_kernels(tokamax, monkeypatch, implementation, ca
 
   def loss(*qkv):
     made = kernel(f'tokamax({implementation!r})')
-    return made.attend(*qkv, Asked(**given(mask, T=256)))[0].astype(jnp.float32).sum()
+    return made.attend(*qkv, AttentionInputs(**padded_row_inputs(mask, T=256)))[0].astype(jnp.float32).sum()
 
   with jax.sharding.use_abstract_mesh(mesh), tokamax.config.cross_compile(True):
     lowered = jax.jit(jax.grad(loss, (0, 1, 2))).trace(*arrays(256, C=64)).lower(lowering_platforms=('cuda',))
@@ -103,13 +105,15 @@ def test_refuses(fields, words):
   fields = dict(fields)
   shape = {name: fields.pop(name) for name in ('T', 'S', 'dtype') if name in fields}
   mask = fields.pop('mask', 'causal')
-  asked = Asked(**given(mask, T=shape.get('T', 24), **fields))
-  assert words in kernel('tokamax').refusal(*arrays(**shape), asked)
+  inputs = AttentionInputs(**padded_row_inputs(mask, T=shape.get('T', 24), **fields))
+  assert words in kernel('tokamax').unsupported_reason(*arrays(**shape), inputs)
 
 
 def test_only_the_newer_kernel_has_caps_with_a_gradient():
   reasons = [
-    kernel(text).refusal(*arrays(128), Asked(**given('causal', T=128, soft_cap=3.0)))
+    kernel(text).unsupported_reason(
+      *arrays(128), AttentionInputs(**padded_row_inputs('causal', T=128, soft_cap=3.0))
+    )
     for text in ('tokamax', 'tokamax("triton")')
   ]
   assert reasons[0] is None and 'does not cap' in reasons[1]
@@ -117,29 +121,34 @@ def test_only_the_newer_kernel_has_caps_with_a_gradient():
 
 def test_without_the_package_it_says_so(monkeypatch):
   monkeypatch.setitem(sys.modules, 'tokamax', None)
-  for cached in (module.package, module.missing):
+  for cached in (module.package, module.import_error):
     cached.cache_clear()
   try:
     with pytest.raises(ValueError, match=f'package tokamax cannot be imported with jax {jax.__version__}'):
-      kernel(ANYWHERE)(*arrays(), **given('causal'))
+      kernel(ANYWHERE)(*arrays(), **padded_row_inputs('causal'))
   finally:
-    for cached in (module.package, module.missing):
+    for cached in (module.package, module.import_error):
       cached.cache_clear()
 
 
 def test_is_for_a_gpu_of_some_age():
-  assert 'it runs on gpu, and this is a tpu' in kernel('tokamax').absence('tpu')
-  assert module.unfit('mosaic', '9.0') is None and module.unfit('triton', '8.6') is None
-  assert "capability 9 or later, below 11, and this one says '8.0'" in module.unfit('mosaic', '8.0')
-  assert "says 'gfx942'" in module.unfit('triton', 'gfx942')
-  assert 'none is attached' in module.unfit('mosaic', None)
+  assert 'it runs on gpu, and this is a tpu' in kernel('tokamax').unavailable_reason('tpu')
+  assert (
+    module.unsupported_gpu_reason('mosaic', '9.0') is None
+    and module.unsupported_gpu_reason('triton', '8.6') is None
+  )
+  assert "capability 9 or later, below 11, and this one says '8.0'" in module.unsupported_gpu_reason(
+    'mosaic', '8.0'
+  )
+  assert "says 'gfx942'" in module.unsupported_gpu_reason('triton', 'gfx942')
+  assert 'none is attached' in module.unsupported_gpu_reason('mosaic', None)
 
 
 def test_the_command_line_is_left_alone(tokamax, monkeypatch):
   monkeypatch.setattr(sys, 'argv', ['tfm', '--unknown'])
   flags.FLAGS.unparse_flags()
   module.package.cache_clear()
-  kernel(ANYWHERE)(*arrays(), **given('causal'))
+  kernel(ANYWHERE)(*arrays(), **padded_row_inputs('causal'))
   assert flags.FLAGS.is_parsed()
 
 

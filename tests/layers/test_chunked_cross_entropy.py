@@ -49,7 +49,7 @@ def made(tiny, mesh=None, **fields):
   if mesh is None:
     return jax.jit(gradient)(params, FEATURES), None
   mesh = meshes.make(mesh)
-  where = sharding.partition_specs(boxed, mesh, rules)
+  where = sharding.named_shardings(boxed, mesh, rules)
   rows = sharding.batch_sharding(mesh, rules)
   with sharding.context(mesh, rules):
     run = (

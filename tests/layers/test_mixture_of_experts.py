@@ -318,7 +318,7 @@ def test_rows_travel_to_their_experts_and_back():
 
   alone = jax.grad(loss, (0, 1))(params, x)
   mesh, rules = meshes.make(dict(data=2, expert=4)), sharding.parse_rules(default_config().rules)
-  where, rows = sharding.partition_specs(boxed, mesh, rules), sharding.batch_sharding(mesh, rules)
+  where, rows = sharding.named_shardings(boxed, mesh, rules), sharding.batch_sharding(mesh, rules)
   with sharding.context(mesh, rules):
     run = (
       jax.jit(jax.grad(loss, (0, 1)), in_shardings=(where, rows), out_shardings=(where, rows))

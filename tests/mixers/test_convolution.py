@@ -40,7 +40,7 @@ def mixer(taps=3, dilations=(1, 2, 4), bias=True, dtype=jnp.float32, dropout=0.0
   )()
 
 
-def context(segments, layout='any'):
+def context(segments, layout='arbitrary'):
   segments = jnp.asarray(segments, jnp.int32)
   return Context(jnp.zeros_like(segments), segments, layout=layout)  # nobody asks for positions
 
@@ -51,7 +51,7 @@ def parameters(made):
   return jax.tree.map(lambda p: 0.3 * DRAW.standard_normal(p.shape), shapes)
 
 
-def run(made, params, segments, x=X, cache=None, layout='any'):
+def run(made, params, segments, x=X, cache=None, layout='arbitrary'):
   params = jax.tree.map(lambda p: jnp.asarray(p, jnp.float32), params)
   return jax.jit(made.apply)(
     {'params': params}, jnp.asarray(x, made.dtype), None, context(segments, layout), cache
@@ -74,7 +74,9 @@ def close(y, expected, segments):
 
 @pytest.mark.parametrize('bias', [True, False])
 @pytest.mark.parametrize('stack', STACKS, ids=str)
-@pytest.mark.parametrize('segments, layout', [(UNBROKEN, 'packed'), (UNBROKEN, 'any'), (BROKEN, 'any')])
+@pytest.mark.parametrize(
+  'segments, layout', [(UNBROKEN, 'packed'), (UNBROKEN, 'arbitrary'), (BROKEN, 'arbitrary')]
+)
 def test_formula(stack, segments, layout, bias):
   made = mixer(*stack, bias=bias)
   params = parameters(made)

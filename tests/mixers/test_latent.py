@@ -82,7 +82,7 @@ def test_what_is_cached_is_the_rank_and_the_rotated_key(text):
 def test_what_is_read_piece_by_piece_is_no_whole_row():
   """Of a whole row a blockwise kernel would take indices for positions."""
   made = mixer(kernel='chunked(queries=4, keys=3)')
-  at = dict(layout='whole', positions=WHOLE, segments=WHOLE * 0 + 1)
+  at = dict(layout='contiguous', positions=WHOLE, segments=WHOLE * 0 + 1)
   whole, pieced = (run(made, parameters(SPECS[0]), pieces, **at)[0] for pieces in (None, (2, 5, 3)))
   np.testing.assert_allclose(pieced, whole, rtol=2e-5, atol=2e-5 * np.abs(whole).max())
 

@@ -96,7 +96,7 @@ def test_formula(position, bias):
 def test_a_promised_layout_gives_the_same():
   """Padding in front stands where it stands; the positions of a whole row are its indices."""
   at = np.tile(np.arange(T), (4, 1))
-  y = [run(mixer(), X, context(positions=at, layout=layout)) for layout in ('whole', 'any')]
+  y = [run(mixer(), X, context(positions=at, layout=layout)) for layout in ('contiguous', 'arbitrary')]
   np.testing.assert_allclose(y[0], y[1], rtol=1e-5, atol=1e-5)
   np.testing.assert_allclose(y[0][SEGMENTS > 0], formula(X, SEGMENTS, at)[SEGMENTS > 0], rtol=2e-5, atol=2e-5)
 

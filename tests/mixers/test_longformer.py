@@ -77,7 +77,11 @@ def test_whole_rows_give_the_same(n):
   segments = np.array([[1] * 10, [0] + [1] * 9, [1] * 7 + [0] * 3])
   mask = 'longformer(1, 2)'
   y = run(
-    mixer(f'longformer({n})', mask=mask), parameters(), positions=WHOLE, segments=segments, layout='whole'
+    mixer(f'longformer({n})', mask=mask),
+    parameters(),
+    positions=WHOLE,
+    segments=segments,
+    layout='contiguous',
   )
   expected = longformer.forward(parameters(), X, WHOLE, segments, collect.mask(mask), n, rope.rotate)
   close(y, expected, segments > 0)
@@ -110,7 +114,7 @@ def test_global_tokens_that_are_told(kernel):
 def test_what_is_read_piece_by_piece_is_no_whole_row():
   made = mixer('longformer(3)', mask='causal & longformer(1, 3)', kernel='chunked(queries=4, keys=3)')
   y = [
-    run(made, parameters(), pieces, positions=WHOLE, segments=WHOLE * 0 + 1, layout='whole')
+    run(made, parameters(), pieces, positions=WHOLE, segments=WHOLE * 0 + 1, layout='contiguous')
     for pieces in (None, (2, 5, 3))
   ]
   close(y[1], y[0], WHOLE >= 0)

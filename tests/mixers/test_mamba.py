@@ -41,7 +41,7 @@ def mixer(text, **settings):
   return spec.factory(text, tfm.mixers, Mixer, **fields | settings)()
 
 
-def context(segments, layout='any'):
+def context(segments, layout='arbitrary'):
   segments = jnp.asarray(segments, jnp.int32)
   return Context(jnp.zeros_like(segments), segments, layout=layout)
 
@@ -59,7 +59,7 @@ def parameters(made, seed=1):
   return jax.tree.map(make, boxes['params'], is_leaf=lambda x: hasattr(x, 'names'))
 
 
-def applied(made, params, x=X, segments=SEGMENTS, cache=None, layout='any'):
+def applied(made, params, x=X, segments=SEGMENTS, cache=None, layout='arbitrary'):
   return run(made, params, jnp.asarray(x, made.dtype), context(segments, layout), cache)
 
 
@@ -135,7 +135,7 @@ def test_a_promised_layout_changes_nothing(text):
   rows = [0, 1, 3]  # those whose documents are not broken
   real = SEGMENTS[rows, :, None] > 0
   free, promised = (
-    applied(made, params, X[rows], SEGMENTS[rows], layout=given)[0] for given in ('any', 'packed')
+    applied(made, params, X[rows], SEGMENTS[rows], layout=given)[0] for given in ('arbitrary', 'packed')
   )
   # Sums in which the largest cancel are exact to units in the last place of those.
   promised, free = np.where(real, promised, 0), np.where(real, free, 0)

@@ -73,9 +73,9 @@ def test_what_grows_with_depth():
     made, objective = assemble.model(config, 29), assemble.objective(config)
     params = nn.unbox(tiny.boxed(made, length=32))
     return memory.activations(
-      functools.partial(estimate.loss, objective, made),
+      functools.partial(estimate.training_loss, objective, made),
       params,
-      functools.partial(estimate.batch, padding(32)),
+      functools.partial(estimate.abstract_batch, padding(32)),
       rows=4,
     )
 
@@ -120,8 +120,8 @@ def test_against_xla(mesh, accumulation, model):
   boxed = estimate.abstract_state(config, assemble.model(config, vocab))
   params = memory.on_device(boxed.params, there, rules)
   optimizer = memory.on_device(boxed.opt_state, there, rules)
-  rows = training.batch_size // accumulation // estimate.ways(there, rules, 'batch')
-  activations = estimate.activations(config, vocab, 0, there, rules, rows, params)
+  rows = training.batch_size // accumulation // estimate.shard_count(there, rules, 'batch')
+  activations = estimate.activation_bytes(config, vocab, 0, there, rules, rows, params)
 
   where, split = states.shardings(boxed, here, rules), sharding.batch_sharding(here, rules)
 
@@ -130,7 +130,7 @@ def test_against_xla(mesh, accumulation, model):
 
   state = jax.tree.map(placed, nn.unbox(boxed), where)
   batch = jax.tree.map(
-    lambda x: placed(x, split), estimate.batch(padding(config.data.length), training.batch_size)
+    lambda x: placed(x, split), estimate.abstract_batch(padding(config.data.length), training.batch_size)
   )
   with sharding.context(here, rules):
     step = train_step(

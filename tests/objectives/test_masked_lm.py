@@ -21,7 +21,7 @@ from tfm.objectives.masked_lm import MaskedLM
 
 
 VOCAB = test_encoder.VOCAB - 1
-PLAIN = dict(chunk=0, layout='whole', recurrence=0)
+PLAIN = dict(chunk=0, layout='contiguous', recurrence=0)
 
 
 class Numbered:

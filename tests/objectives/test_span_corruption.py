@@ -10,7 +10,7 @@ from tfm.data.packing.concat import Concat
 from tfm.objectives.span_corruption import SpanCorruption, parts
 
 
-PLAIN = dict(chunk=0, layout='whole', recurrence=0)
+PLAIN = dict(chunk=0, layout='contiguous', recurrence=0)
 V = Numbered.vocab_size
 
 

@@ -12,7 +12,7 @@ def test_cores_are_those_that_the_process_may_use():
   before = os.sched_getaffinity(0)
   try:
     os.sched_setaffinity(0, {min(before)})
-    assert chips.cores() == 1
+    assert chips.cpu_core_count() == 1
   finally:
     os.sched_setaffinity(0, before)
-  assert chips.cores() == len(before)
+  assert chips.cpu_core_count() == len(before)

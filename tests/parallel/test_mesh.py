@@ -27,7 +27,9 @@ from tfm.parallel import mesh as meshes
 )
 def test_resolve(sizes, devices, resolved):
   got = meshes.resolve(sizes, devices)
-  assert meshes.cut(got) == resolved and tuple(got) == tuple(meshes.AXES)  # the order is the axes' own
+  assert meshes.sharded_axes(got) == resolved and tuple(got) == tuple(
+    meshes.AXES
+  )  # the order is the axes' own
 
 
 @pytest.mark.parametrize(
@@ -51,7 +53,7 @@ def test_refusals(sizes, complaint):
 def test_the_mesh_has_auto_axes_over_all_devices():
   """Explicit axes, the default of jax.make_mesh, would make linen's constraints assert."""
   made = meshes.make(dict(data=2, fsdp=-1))
-  assert meshes.cut(made.shape) == dict(data=2, fsdp=4)
+  assert meshes.sharded_axes(made.shape) == dict(data=2, fsdp=4)
   assert set(made.devices.flat) == set(jax.devices()) and len(jax.devices()) == 8
   assert set(made.axis_types) == {AxisType.Auto}
 
@@ -105,7 +107,9 @@ class TestSlices:
 
   def test_a_config_may_say_where_the_devices_do_not(self):
     config = complete(dict(mesh=dict(data=2, stage=2, tensor=2), slices=dict(number=2, axis='data')))
-    ids = np.vectorize(lambda device: device.id)(meshes.of(config).devices).squeeze()  # stage, data, tensor
+    ids = np.vectorize(lambda device: device.id)(
+      meshes.from_config(config).devices
+    ).squeeze()  # stage, data, tensor
     np.testing.assert_array_equal(ids, [[[0, 1], [4, 5]], [[2, 3], [6, 7]]])
 
   @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from tfm.config.schema import BLOCK_FIELDS, default_config, optional
 from tfm.mixers.protocol import ATTENTION, Context
 from tfm.parallel import mesh as meshes
 from tfm.parallel import pipeline, sharding
-from tfm.parallel.pipeline import Schedule, schedule
+from tfm.parallel.pipeline import Schedule, plan_schedule
 from tfm.runs.train import train
 from tfm.training import metrics
 from tfm.training import state as states
@@ -72,7 +72,7 @@ class TestSchedule:
     ],
   )
   def test_microbatches_that_nobody_named(self, S, R, rows, parts, M):
-    assert schedule(S, R, 0, rows, parts).microbatches == M
+    assert plan_schedule(S, R, 0, rows, parts).microbatches == M
 
   @pytest.mark.parametrize(
     'S, R, asked, rows, parts, sentence',
@@ -92,7 +92,7 @@ class TestSchedule:
   )
   def test_refusals(self, S, R, asked, rows, parts, sentence):
     with pytest.raises(ValueError, match=sentence):
-      schedule(S, R, asked, rows, parts)
+      plan_schedule(S, R, asked, rows, parts)
 
   @pytest.mark.parametrize(
     'S, R',
@@ -108,7 +108,9 @@ class TestSchedule:
   def test_stages_change_groups_without_loss(self, S, R):
     """Stage s has groups r S + s, and before group r of the layers in order."""
     groups = jnp.arange(S * R * 2).reshape(S, R * 2)
-    dealt = jax.jit(jax.vmap(lambda own: pipeline._dealt(own, S, R), axis_name=pipeline.AXIS))(groups)
+    dealt = jax.jit(jax.vmap(lambda own: pipeline._exchange_groups(own, S, R), axis_name=pipeline.AXIS))(
+      groups
+    )
     np.testing.assert_array_equal(
       dealt.reshape(S, R, 2), np.arange(S * R * 2).reshape(R, S, 2).swapaxes(0, 1)
     )
@@ -369,7 +371,7 @@ def test_a_memory_travels_with_its_microbatch():
   boxed = jax.eval_shape(model.init, jax.random.key(0), *model.example(1, 4))['params']
   mesh, rules = meshes.make(dict(stage=2, data=2, tensor=2)), sharding.parse_rules(pairs.config().rules)
   with sharding.context(mesh, rules):
-    got, grads = jax.jit(run)(jax.device_put(params, sharding.partition_specs(boxed, mesh, rules)))
+    got, grads = jax.jit(run)(jax.device_put(params, sharding.named_shardings(boxed, mesh, rules)))
   np.testing.assert_allclose(got, wanted, rtol=1e-5)
   size = max(float(np.abs(x).max()) for x in jax.tree.leaves(expected))
   assert_trees_close(grads, expected, rtol=1e-4, atol=1e-5 * size)
@@ -383,7 +385,7 @@ def placed(model, config, mesh):
   params = nn.unbox(boxed)
   return (
     params,
-    jax.device_put(params, sharding.partition_specs(boxed, made, rules)),
+    jax.device_put(params, sharding.named_shardings(boxed, made, rules)),
     functools.partial(sharding.context, made, rules),
   )
 
@@ -487,7 +489,7 @@ def test_no_iteration_keeps_parameters(tiny, remat):
   with on():
     text = str(jax.make_jaxpr(jax.grad(lambda p: objective(model, p, batch(), jax.random.key(0))[0]))(params))
   # [iterations, stages, layers of a round, rows, tokens, …] of what is kept, and nothing of [D F].
-  its, rows = schedule(2, 2, 0, 8, 1).iterations, 2
+  its, rows = plan_schedule(2, 2, 0, 8, 1).iterations, 2
   assert f'[{its},2,2,{rows},{LENGTH},48]' in text
   assert (f'[{its},2,2,{rows},{LENGTH},112]' in text) == (remat != 'full')
   assert f'[{its},2,2,48,112]' not in text and f'[{its},2,2,112,48]' not in text

@@ -15,11 +15,11 @@ from tfm.parallel import sharding
 from tfm.parallel.sharding import (
   AXES,
   Parameter,
-  check_divisible,
+  named_shardings,
   parse_rules,
-  partition_specs,
-  partitioned,
   shard,
+  validate_divisibility,
+  with_logical_axes,
 )
 
 
@@ -109,7 +109,7 @@ class TestParameters:
       table=box(32, 16, ('vocab', 'embed')),
       step=jax.ShapeDtypeStruct((), jnp.int32),
     )
-    where = partition_specs(boxed, mesh(), RULES)
+    where = named_shardings(boxed, mesh(), RULES)
 
     def cut(name, shape):
       return where[name].shard_shape(shape)
@@ -121,21 +121,21 @@ class TestParameters:
 
   def test_partitioned_checks_the_names(self):
     key = jax.random.key(0)
-    made = partitioned(nn.initializers.ones, ('embed', 'mlp'))(key, (2, 3), jnp.float32)
+    made = with_logical_axes(nn.initializers.ones, ('embed', 'mlp'))(key, (2, 3), jnp.float32)
     assert isinstance(made, Parameter) and made.names == ('embed', 'mlp') and made.value.shape == (2, 3)
     with pytest.raises(ValueError, match="'mpl' is not a logical axis"):
-      partitioned(nn.initializers.ones, ('embed', 'mpl'))(key, (2, 3), jnp.float32)
+      with_logical_axes(nn.initializers.ones, ('embed', 'mpl'))(key, (2, 3), jnp.float32)
     with pytest.raises(ValueError, match='give one each'):
-      partitioned(nn.initializers.ones, ('embed',))(key, (2, 3), jnp.float32)
+      with_logical_axes(nn.initializers.ones, ('embed',))(key, (2, 3), jnp.float32)
 
   def test_divisibility(self):
-    check_divisible(dict(a=box(16, 8, ('embed', 'mlp')), step=jnp.int32(0)), mesh(), RULES)
+    validate_divisibility(dict(a=box(16, 8, ('embed', 'mlp')), step=jnp.int32(0)), mesh(), RULES)
     complaint = "cuts 'mlp' of the parameter block/up into 2 parts, but it has 7; .*'tensor' of the mesh.* nearest mesh of 8 devices that works is data=4 fsdp=2"
     with pytest.raises(ValueError, match=complaint):
-      check_divisible(dict(block=dict(up=box(16, 7, ('embed', 'mlp')))), mesh(), RULES)
+      validate_divisibility(dict(block=dict(up=box(16, 7, ('embed', 'mlp')))), mesh(), RULES)
     with pytest.raises(ValueError, match="'vocab' of the parameter t into 4 parts, but it has 6"):
       rules = parse_rules(dict(vocab='data tensor', embed=''))
-      check_divisible(dict(t=box(6, 4, ('vocab', 'embed'))), mesh(), rules)
+      validate_divisibility(dict(t=box(6, 4, ('vocab', 'embed'))), mesh(), rules)
 
 
 def test_batches_lie_over_the_axes_of_the_batch():
@@ -145,6 +145,6 @@ def test_batches_lie_over_the_axes_of_the_batch():
 
 
 def test_a_parameter_must_name_every_axis():
-  init = sharding.partitioned(lambda key, shape, dtype: jnp.zeros(shape, dtype), ('embed', None))
+  init = sharding.with_logical_axes(lambda key, shape, dtype: jnp.zeros(shape, dtype), ('embed', None))
   with pytest.raises(ValueError, match='None is not a logical axis'):
     init(jax.random.key(0), (2, 2), jnp.float32)

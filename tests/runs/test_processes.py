@@ -26,7 +26,7 @@ SAME_DEVICES, OTHER_DEVICES = 2e-6, 1e-4
 
 TFM = '-m', 'tfm'
 # `tfm train`, which also notes the rows that it reads for training.
-NOTING = textwrap.dedent('''
+NOTING = textwrap.dedent("""
   import dataclasses, sys
   from tfm.commands import cli
   from tfm.data import pipeline
@@ -45,10 +45,10 @@ NOTING = textwrap.dedent('''
   plain = pipeline.Batches.__getitem__
   pipeline.Batches.__getitem__ = lambda self, i: plain(dataclasses.replace(self, rows=Noting(self.rows, i)), i)
   sys.exit(cli.main(sys.argv[1:]))
-''')
+""")
 
 # `tfm train`, of which process 1 dies between the last that it does for its second checkpoint and telling so.
-DYING = textwrap.dedent('''
+DYING = textwrap.dedent("""
   import itertools, os, signal, sys
   import jax
   from orbax.checkpoint._src.checkpointers import async_checkpointer
@@ -63,16 +63,27 @@ DYING = textwrap.dedent('''
 
   async_checkpointer._AsyncManager.start_async_commit = start_async_commit
   sys.exit(cli.main(sys.argv[1:]))
-''')
+""")
 
 
 @pytest.fixture(scope='module')
 def fields(book):
   """Of a small run."""
   return {
-    'data.source': f'text({str(book)!r})', 'data.length': 32, 'data.packing': 'first_fit', 'model.layers': 2,
-    'model.width': 32, 'model.heads': 4, 'model.dropout.residual': 0.1, 'optimizer.warmup': 2, 'training.batch_size': 8,
-    'training.log_every': 1, 'training.evaluate_every': EVERY, 'training.evaluation_batches': 2, 'training.steps': STEPS}
+    'data.source': f'text({str(book)!r})',
+    'data.length': 32,
+    'data.packing': 'first_fit',
+    'model.layers': 2,
+    'model.width': 32,
+    'model.heads': 4,
+    'model.dropout.residual': 0.1,
+    'optimizer.warmup': 2,
+    'training.batch_size': 8,
+    'training.log_every': 1,
+    'training.evaluate_every': EVERY,
+    'training.evaluation_batches': 2,
+    'training.steps': STEPS,
+  }
 
 
 @pytest.fixture(scope='module')
@@ -86,14 +97,40 @@ def start(fields, tmp_path_factory):
       free.bind(('localhost', 0))
       port = free.getsockname()[1]
     # Of two flags of a name the last counts.
-    env = dict(os.environ, XLA_FLAGS=f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}")
+    env = dict(
+      os.environ, XLA_FLAGS=f'{os.environ["XLA_FLAGS"]} --xla_force_host_platform_device_count={devices}'
+    )
     workdirs = workdirs if isinstance(workdirs, list) else [workdirs] * count
     alone = count == 1
-    return [subprocess.Popen([
-      sys.executable, *program, 'train', f'--config={config}', f'--workdir={workdirs[i]}',
-      *(f'--config.{path}={value}' for path, value in fields.items()),
-      *([] if alone else [f'--processes={count}', f'--process={i}', f'--coordinator=localhost:{port}', '--heartbeat_timeout=10']),
-      *more], env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for i in range(count)]
+    return [
+      subprocess.Popen(
+        [
+          sys.executable,
+          *program,
+          'train',
+          f'--config={config}',
+          f'--workdir={workdirs[i]}',
+          *(f'--config.{path}={value}' for path, value in fields.items()),
+          *(
+            []
+            if alone
+            else [
+              f'--processes={count}',
+              f'--process={i}',
+              f'--coordinator=localhost:{port}',
+              '--heartbeat_timeout=10',
+            ]
+          ),
+          *more,
+        ],
+        env=env,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+      )
+      for i in range(count)
+    ]
+
   return make
 
 
@@ -119,7 +156,9 @@ def when(happened, started):
 
 
 def reached(workdir, step):
-  return lambda: any(row['step'] >= step and row['split'] == 'train' for row in read(workdir / 'metrics.jsonl'))
+  return lambda: any(
+    row['step'] >= step and row['split'] == 'train' for row in read(workdir / 'metrics.jsonl')
+  )
 
 
 def history(workdir, split='train'):
@@ -131,11 +170,16 @@ def assert_same_run(workdir, wanted, rtol):
   ours, theirs = (history(place) for place in (workdir, wanted))
   assert [(row['step'], row['batch']) for row in ours] == [(row['step'], row['batch']) for row in theirs]
   assert len({row['batch'] for row in ours}) == len(ours)
-  for split, names in (('train', ('loss', 'gradient_norm')), ('validation', ('loss', 'bits_per_byte', 'tokens'))):
+  for split, names in (
+    ('train', ('loss', 'gradient_norm')),
+    ('validation', ('loss', 'bits_per_byte', 'tokens')),
+  ):
     ours, theirs = (history(place, split) for place in (workdir, wanted))
     assert len(ours) == len(theirs) > 0
     for name in names:
-      np.testing.assert_allclose([row[name] for row in ours], [row[name] for row in theirs], rtol=rtol, err_msg=name)
+      np.testing.assert_allclose(
+        [row[name] for row in ours], [row[name] for row in theirs], rtol=rtol, err_msg=name
+      )
 
 
 def alone(tiny, fields, workdir, **changes):
@@ -147,8 +191,15 @@ def alone(tiny, fields, workdir, **changes):
 @pytest.mark.parametrize('count', [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_processes_train_as_one_and_read_their_own_rows(start, tiny, fields, tmp_path, count):
   steps = {'training.steps': 6, 'training.evaluate_every': 3}
-  ends = finished(start(count, 8 // count, tmp_path / 'many', *(f'--config.{path}={value}' for path, value in steps.items()),
-                        program=('-c', NOTING)))
+  ends = finished(
+    start(
+      count,
+      8 // count,
+      tmp_path / 'many',
+      *(f'--config.{path}={value}' for path, value in steps.items()),
+      program=('-c', NOTING),
+    )
+  )
   wanted = alone(tiny, fields, tmp_path / 'one', **steps)
   assert_same_run(tmp_path / 'many', wanted, SAME_DEVICES)
   assert (tmp_path / 'many' / 'config.json').read_text() == (wanted / 'config.json').read_text()
@@ -162,8 +213,10 @@ def test_processes_train_as_one_and_read_their_own_rows(start, tiny, fields, tmp
   whole = {key: found for key, found in rows.items() if len({row for _, row in found}) == 8}
   assert len(whole) >= 6
   for found in whole.values():
-    assert len(found) == 8                                    # no row is read twice
-    assert collections.Counter(process for process, _ in found) == {process: 8 // count for process in range(count)}
+    assert len(found) == 8  # no row is read twice
+    assert collections.Counter(process for process, _ in found) == {
+      process: 8 // count for process in range(count)
+    }
 
 
 @pytest.mark.slow
@@ -177,7 +230,7 @@ def test_processes_come_and_go(start, tiny, fields, tmp_path):
     ends = finished(started)
     assert 'goes on from there' in ends[0][2]
     saved = max(int(path.name) for path in (place / 'checkpoints').iterdir())
-    assert step <= saved < STEPS and history(place)[-1]['step'] == saved   # all stopped where it is saved
+    assert step <= saved < STEPS and history(place)[-1]['step'] == saved  # all stopped where it is saved
   finished(start(1, 2, place))
   assert_same_run(place, wanted, OTHER_DEVICES)
 
@@ -192,9 +245,13 @@ def test_killed_in_mid_save_the_rest_stops_and_all_go_on(start, tiny, fields, tm
     when(saving.exists, started)
     started[1].kill()
   (status, _, said), (killed, _, last) = finish(started, 120)
-  assert saving.exists() and not (place / 'checkpoints' / str(2 * EVERY)).exists()   # it was in mid-save
+  assert saving.exists() and not (place / 'checkpoints' / str(2 * EVERY)).exists()  # it was in mid-save
   assert killed == -signal.SIGKILL and 'process 1 of 2: it was killed' in last
-  assert status in (processes.LOST, -signal.SIGABRT) and 'process of this run is gone' in said and processes.AGAIN in said
+  assert (
+    status in (processes.PEER_LOST_STATUS, -signal.SIGABRT)
+    and 'process of this run is gone' in said
+    and processes.RESUME_HINT in said
+  )
   finished(start(2, 4, place))
   assert_same_run(place, wanted, SAME_DEVICES * 10)
 
@@ -203,7 +260,12 @@ def test_killed_in_mid_save_the_rest_stops_and_all_go_on(start, tiny, fields, tm
 def test_what_each_process_keeps_near_at_hand_is_gone_on_from_if_all_have_it(start, tiny, fields, tmp_path):
   place, disk = tmp_path / 'run', tmp_path / 'disk'
   # Parameters are cut over the processes: each has a part of them that the other has not.
-  flags = [f'--config.training.near={disk}', '--config.training.save_near=steps(5)', '--config.mesh.data=1', '--config.mesh.fsdp=4']
+  flags = [
+    f'--config.training.near={disk}',
+    '--config.training.save_near=steps(5)',
+    '--config.mesh.data=1',
+    '--config.mesh.fsdp=4',
+  ]
   wanted = alone(tiny, fields, tmp_path / 'unbroken')
   begun = []
   for step, lose in ((EVERY + 13, False), (2 * EVERY + 7, True)):
@@ -211,7 +273,7 @@ def test_what_each_process_keeps_near_at_hand_is_gone_on_from_if_all_have_it(sta
     when(reached(place, step), started)
     started[1].kill()
     begun.append(finish(started, 60)[0][2])
-    if lose:   # the machine is gone
+    if lose:  # the machine is gone
       shutil.rmtree(next(disk.glob('*/process_1')))
   begun.append(finished(start(2, 2, place, *flags))[0][2])
   near, lasts = (int(re.search(r'resuming from step (\d+)', said)[1]) for said in begun[1:])
@@ -223,42 +285,72 @@ def test_what_each_process_keeps_near_at_hand_is_gone_on_from_if_all_have_it(sta
 @pytest.mark.slow
 def test_near_at_hand_nothing_is_kept_in_part(start, tmp_path):
   """The second of two processes with three devices each has a half of one copy, and another copy whole."""
-  ends = finish(start(2, 3, tmp_path / 'run', f'--config.training.near={tmp_path / "disk"}', '--config.training.batch_size=6',
-                      '--config.mesh.data=3', '--config.mesh.fsdp=2'), 120)
+  ends = finish(
+    start(
+      2,
+      3,
+      tmp_path / 'run',
+      f'--config.training.near={tmp_path / "disk"}',
+      '--config.training.batch_size=6',
+      '--config.mesh.data=3',
+      '--config.mesh.fsdp=2',
+    ),
+    120,
+  )
   for status, _, said in ends:
-    assert status == 2 and 'in this mesh process 1 has parts of several copies' in said and 'Traceback' not in said
+    assert (
+      status == 2 and 'in this mesh process 1 has parts of several copies' in said and 'Traceback' not in said
+    )
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('dead, number', [(1, signal.SIGKILL), (0, signal.SIGKILL), (1, signal.SIGSTOP), (0, signal.SIGSTOP)])
+@pytest.mark.parametrize(
+  'dead, number', [(1, signal.SIGKILL), (0, signal.SIGKILL), (1, signal.SIGSTOP), (0, signal.SIGSTOP)]
+)
 def test_without_a_peer_the_rest_stops_and_says_why(start, tmp_path, dead, number):
   started = start(2, 1, tmp_path, '--config.training.steps=100000')
   when(reached(tmp_path, 3), started)
   started[dead].send_signal(number)
   try:
-    _, said = started[1 - dead].communicate(timeout=60)   # six times the heartbeat
+    _, said = started[1 - dead].communicate(timeout=60)  # six times the heartbeat
   finally:
     started[dead].kill()
-  assert started[1 - dead].returncode in (processes.LOST, -signal.SIGABRT)
-  assert f'process {1 - dead} of 2: ' in said and 'process of this run is gone' in said and processes.AGAIN in said
+  assert started[1 - dead].returncode in (processes.PEER_LOST_STATUS, -signal.SIGABRT)
+  assert (
+    f'process {1 - dead} of 2: ' in said
+    and 'process of this run is gone' in said
+    and processes.RESUME_HINT in said
+  )
   finish(started)
 
 
 @pytest.mark.slow
 def test_what_processes_do_not_share_is_refused_by_all(start, tmp_path):
   for (status, _, said), process in zip(finish(start(2, 1, [tmp_path / 'a', tmp_path / 'b']), 120), '01'):
-    assert status == 2 and f'tfm train: process {process} of 2: what --workdir=' in said and 'Traceback' not in said, said
+    assert (
+      status == 2
+      and f'tfm train: process {process} of 2: what --workdir=' in said
+      and 'Traceback' not in said
+    ), said
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('config, said', [
-  ('dict(optimizer=dict(learning_rate=os.getpid() * 1e-9))', 'config.optimizer.learning_rate'),
-  ("dict(model=dict(blocks={f'b{os.getpid()}': dict(heads=2)}))", 'which fields --config has')])
+@pytest.mark.parametrize(
+  'config, said',
+  [
+    ('dict(optimizer=dict(learning_rate=os.getpid() * 1e-9))', 'config.optimizer.learning_rate'),
+    ("dict(model=dict(blocks={f'b{os.getpid()}': dict(heads=2)}))", 'which fields --config has'),
+  ],
+)
 def test_what_differs_between_configs_is_named(start, tmp_path, config, said):
   file = tmp_path / 'own.py'
   file.write_text(f'import os\n\ndef get_config(arg=""):\n  return {config}\n')
   for status, _, err in finish(start(2, 1, tmp_path / 'run', f'--config={file}'), 120):
-    assert status == 2 and f': {said} is not the same in all processes: that of process 1 differs' in err and 'Traceback' not in err
+    assert (
+      status == 2
+      and f': {said} is not the same in all processes: that of process 1 differs' in err
+      and 'Traceback' not in err
+    )
 
 
 @pytest.mark.slow
@@ -270,27 +362,31 @@ def test_when_not_all_come_it_is_said(start, tmp_path):
   assert status == -signal.SIGABRT and not (tmp_path / 'config.json').exists()
   assert said.splitlines()[-1] == (
     'tfm train: process 1 of 2: it was killed, or ended by JAX (in its words above) because not all processes came within --connect_timeout=1 '
-    'seconds; see that all were started, each with a --process of its own, and reach the same --coordinator, a free port where process 0 runs')
+    'seconds; see that all were started, each with a --process of its own, and reach the same --coordinator, a free port where process 0 runs'
+  )
 
 
-@pytest.mark.parametrize('flags, said', [
-  (('two', None, None, 60, 300), '--processes=two must be a number of processes'),
-  (('2', None, 'localhost:1', 60, 300), '--process=None is not below --processes=2'),
-  (('2', 2, 'localhost:1', 60, 300), '--process=2 is not below --processes=2'),
-  (('2', 0, 'localhost', 60, 300), '--coordinator=localhost must be HOST:PORT'),
-  (('1', 0, None, None, None), '--processes=1 takes neither'),
-  (('2', 0, 'localhost:1', 0, 300), '--heartbeat_timeout=0 must be at least 1'),
-  (('1', None, None, 10, None), '--heartbeat_timeout=10 is of several processes'),
-  (('1', None, None, None, 10), '--connect_timeout=10 is of several processes'),
-])
+@pytest.mark.parametrize(
+  'flags, said',
+  [
+    (('two', None, None, 60, 300), '--processes=two must be a number of processes'),
+    (('2', None, 'localhost:1', 60, 300), '--process=None is not below --processes=2'),
+    (('2', 2, 'localhost:1', 60, 300), '--process=2 is not below --processes=2'),
+    (('2', 0, 'localhost', 60, 300), '--coordinator=localhost must be HOST:PORT'),
+    (('1', 0, None, None, None), '--processes=1 takes neither'),
+    (('2', 0, 'localhost:1', 0, 300), '--heartbeat_timeout=0 must be at least 1'),
+    (('1', None, None, 10, None), '--heartbeat_timeout=10 is of several processes'),
+    (('1', None, None, None, 10), '--connect_timeout=10 is of several processes'),
+  ],
+)
 def test_flags_that_make_no_sense(flags, said):
   with pytest.raises(ValueError, match=said):
-    processes.join(*flags)
+    processes.connect(*flags)
 
 
 def test_alone_all_is_as_ever():
-  assert processes.first() and processes.gathered(b'one') == [b'one']
+  assert processes.is_main_process() and processes.gather_bytes(b'one') == [b'one']
   processes.barrier()
-  processes.agree(dict(anything=1))
-  with pytest.raises(KeyError), processes.together('train', (ValueError,)):
+  processes.require_equal(dict(anything=1))
+  with pytest.raises(KeyError), processes.abort_all_on_error('train', (ValueError,)):
     raise KeyError

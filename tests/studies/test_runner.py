@@ -53,7 +53,7 @@ def get_study(arg=''):
 def no_clock():
   """A plan's times are measured, which takes some."""
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(estimate, 'step', lambda config, seeds: StepCost(0.01, 0, 0))
+    patch.setattr(estimate, 'measure_step', lambda config, seeds: StepCost(0.01, 0, 0))
     yield
 
 
@@ -133,7 +133,9 @@ def test_time_is_measured_once(tiny, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_steps_are_timed_in_turns(tiny):
-  (found,) = estimate.beside(tiny(), dict(deep=tiny(**{'model.layers': 4})), rounds=2).values()
+  (found,) = estimate.measure_steps_in_turns(
+    tiny(), dict(deep=tiny(**{'model.layers': 4})), rounds=2
+  ).values()
   assert min(found) > 0
 
 

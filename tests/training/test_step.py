@@ -16,7 +16,7 @@ from tfm.parallel import sharding
 from tfm.training import state as states
 from tfm.training.loss_scale import GROWTH_INTERVAL, LossScale
 from tfm.training.optimizer import path_name
-from tfm.training.step import microbatches, train_step
+from tfm.training.step import split_into_microbatches, train_step
 
 
 VOCAB, ROWS, LENGTH = 50, 8, 32
@@ -92,7 +92,7 @@ def test_accumulation_is_the_large_batch(tiny, parts):
 
 def test_microbatches_partition_the_rows():
   x = jnp.arange(12).reshape(12, 1)
-  got = microbatches(x, 3)
+  got = split_into_microbatches(x, 3)
   assert got.shape == (3, 4, 1)
   assert sorted(got.reshape(-1).tolist()) == list(range(12))
 
@@ -183,7 +183,7 @@ def one_device(tiny):
 @pytest.mark.parametrize(
   'mesh',
   [pytest.param(mesh, marks=pytest.mark.slow) for mesh in MESHES] + [dict(data=2, fsdp=2, tensor=2)],
-  ids=meshes.words,
+  ids=meshes.format_sizes,
 )
 def test_every_mesh_gives_the_losses_and_gradients_of_one_device(tiny, one_device, mesh):
   """Those of plain gradient descent are the difference of the parameters."""

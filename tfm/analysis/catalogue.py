@@ -24,7 +24,7 @@ from tfm.config.overlay import complete
 from tfm.config.resolve import resolve_config
 from tfm.config.schema import default_config
 from tfm.kernels.dense import Dense
-from tfm.kernels.protocol import Asked, Kernel
+from tfm.kernels.protocol import AttentionInputs, Kernel
 from tfm.masks.protocol import Mask, is_causal
 from tfm.mixers.protocol import Context, Mixer
 from tfm.models.decoder import Decoder
@@ -104,7 +104,7 @@ def model(variant: Variant, packing: str = 'concat') -> Decoder:
   """The plainest model with a variant in it, of sizes that every kernel takes, for rows packed so."""
   objective = (
     'prefix_lm'
-    if assemble.named('model.mask', spec.build, variant.fields['mask'], tfm.masks, Mask).reads
+    if assemble.named('model.mask', spec.build, variant.fields['mask'], tfm.masks, Mask).required_fields
     else 'causal_lm'
   )
   config = complete(
@@ -123,7 +123,7 @@ class Probe(Kernel):
     for variant in variants('kernel'):
       if variant.name != 'auto':
         made = assemble.named('model.kernel', spec.build, variant.name, tfm.kernels, Kernel)
-        refusal = made.refusal(q, k, v, asked)
+        refusal = made.unsupported_reason(q, k, v, asked)
         self.heard[variant.name] = self.heard.get(variant.name) or refusal
     return Dense().attend(q, k, v, asked)
 
@@ -196,13 +196,13 @@ def refusal(kernel: Kernel, **change) -> str | None:
     score=score,
     bias=None,
     mask=spec.build('causal', tfm.masks, Mask),
-    layout='whole',
+    layout='contiguous',
     q_positions=tokens,
     k_positions=tokens,
     q_segments=tokens,
     k_segments=tokens,
   )
-  return kernel.refusal(heads, heads, heads, Asked(**plain | change))
+  return kernel.unsupported_reason(heads, heads, heads, AttentionInputs(**plain | change))
 
 
 _anything = Partial(lambda *args: None)
@@ -211,7 +211,7 @@ FEATURES = {
   'masks of positions': dict(mask=spec.build('causal & chunked(64)', tfm.masks, Mask)),
   'prefixes': dict(mask=spec.build('prefix', tfm.masks, Mask)),
   'packed rows': dict(layout='packed'),
-  'caches': dict(layout='any'),
+  'caches': dict(layout='arbitrary'),
   'other scores': dict(score=_anything),
   'biases': dict(bias=_anything),
   'soft cap': dict(soft_cap=50.0),
@@ -278,7 +278,7 @@ COLUMNS = {
 }
 
 
-def markdown() -> str:
+def format_markdown() -> str:
   """All slots, as docs/variants.md has them."""
   text = io.StringIO()
   console = Console(file=text, width=10_000, highlight=False, markup=False)

@@ -1,4 +1,4 @@
-"""What a config will need: worked out from shapes, before anything is allocated or compiled, but for its time."""
+"""Estimates what a config needs: devices, vocabulary and memory from shapes alone, and measures its step time."""
 
 import contextlib
 import functools
@@ -27,33 +27,34 @@ from tfm.training import together
 from tfm.training.step import train_step
 
 
-def devices(config: ConfigDict) -> int:
-  """As many as the mesh of a config names, or as are here."""
-  named, here = config.mesh.values(), jax.device_count()
-  fixed = math.prod(size for size in named if size != -1)
-  return here if fixed < 1 or -1 in named and here % fixed == 0 else fixed
+def device_count(config: ConfigDict) -> int:
+  """The devices of a config's mesh; all attached devices where the mesh leaves one axis at -1."""
+  sizes, attached = config.mesh.values(), jax.device_count()
+  fixed = math.prod(size for size in sizes if size != -1)
+  return attached if fixed < 1 or -1 in sizes and attached % fixed == 0 else fixed
 
 
 def abstract_mesh(config: ConfigDict, devices: int) -> AbstractMesh:
-  """The mesh of a config, over devices that need not be here."""
+  """The mesh of a config over `devices` devices, which need not be attached."""
   sizes = meshes.resolve(config.mesh.to_dict(), devices)
   return AbstractMesh(tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
 
 
-def vocabularies(config: ConfigDict) -> tuple[int, int]:
-  """Tokens there are, and those of the source where they are others (0: they are not); the text is read only
-  where nothing else tells.
+def vocabulary_sizes(config: ConfigDict) -> tuple[int, int]:
+  """(target vocabulary, source vocabulary); the second is 0 where source and target share one vocabulary.
+
+  Reads the text only if a tokenizer learns its vocabulary from it.
   """
   tokenizer, source_tokenizer = assemble.tokenizer(config), assemble.source_tokenizer(config)
-  vocab = known_vocabulary(tokenizer), known_vocabulary(source_tokenizer)
-  if None not in vocab:
-    return vocab
+  sizes = vocabulary_size_of(tokenizer), vocabulary_size_of(source_tokenizer)
+  if None not in sizes:
+    return sizes
   text = pipeline.open_text(assemble.source(config), tokenizer, source_tokenizer=source_tokenizer)
   return text.tokenizer.vocab_size, text.source_tokenizer.vocab_size if source_tokenizer else 0
 
 
-def known_vocabulary(tokenizer: Tokenizer | None) -> int | None:
-  """Tokens there are, where the tokenizer's spec tells; 0 without one."""
+def vocabulary_size_of(tokenizer: Tokenizer | None) -> int | None:
+  """The vocabulary size that a tokenizer's spec determines; None if it depends on the text, 0 without a tokenizer."""
   if tokenizer is None:
     return 0
   if not (tokenizer.trained or tokenizer.learns):
@@ -62,7 +63,7 @@ def known_vocabulary(tokenizer: Tokenizer | None) -> int | None:
 
 
 def abstract_state(config: ConfigDict, model: Trunk) -> states.State:
-  """Shapes and boxes of everything that training carries."""
+  """The abstract training state: shapes, with the logical axes of every parameter."""
   optimizer, _ = assemble.optimizer(config)
   return states.abstract(
     states.init(
@@ -84,11 +85,12 @@ def memory_by_kind(
   mesh: AbstractMesh,
   rules: sharding.Rules,
 ) -> list[tuple[str, int, str]]:
-  """(kind, bytes of one device, how they are known)."""
+  """(category, bytes per device, how the number is obtained) of parameters, gradients, optimizer and activations."""
   params = memory.on_device(boxed.params, mesh, rules)
   optimizer = memory.on_device(boxed.opt_state, mesh, rules)
-  alive = activations(config, vocab, source_vocab, mesh, rules, rows_at_once(config, mesh, rules), params)
-  estimate = f'estimate: the most that is alive at once in the gradient, remat {config.model.remat}'
+  activations = activation_bytes(
+    config, vocab, source_vocab, mesh, rules, rows_at_once(config, mesh, rules), params
+  )
   gradients = ('gradients', params, 'float32')
   if config.training.accumulation > 1:
     gradients = 'gradients', 2 * params, "float32: a microbatch's and their sum"
@@ -96,130 +98,144 @@ def memory_by_kind(
     ('parameters', params, 'float32'),
     gradients,
     ('optimizer', optimizer, config.optimizer.name),
-    ('activations', alive, estimate),
+    (
+      'activations',
+      activations,
+      f'estimate: peak of live arrays in the gradient, remat {config.model.remat}',
+    ),
   ]
 
 
 def rows_at_once(config: ConfigDict, mesh: AbstractMesh, rules: sharding.Rules) -> int:
-  """Rows of a microbatch on one device."""
-  return config.training.batch_size // config.training.accumulation // ways(mesh, rules, 'batch')
+  """Rows of one microbatch on one device."""
+  return config.training.batch_size // config.training.accumulation // shard_count(mesh, rules, 'batch')
 
 
-def activations(
+# more than six parameters: the config, its two vocabularies, its mesh and rules, and two sizes per device
+def activation_bytes(
   config: ConfigDict,
   vocab: int,
   source_vocab: int,
   mesh: AbstractMesh,
   rules: sharding.Rules,
   rows: int,
-  held: int,
+  param_bytes: int,
 ) -> int:
-  """`memory.activations` of what one device computes: its rows, tokens, heads, feed-forward and vocabulary.
+  """`memory.activations` of one device's shard of rows, tokens, heads, feed-forward channels and vocabulary.
 
-  What a mixer sizes by itself is taken whole. `held` is the bytes of the parameters on one device.
+  Sizes that a mixer sets itself are counted unsharded.
+
+  Args:
+    rows: of one device; param_bytes: of the parameters on one device.
   """
-  part = config.copy_and_resolve_references()
-  # Tokens of all devices, of which this one has its rows'.
-  part.training.loss_chunk = -(-part.training.loss_chunk // ways(mesh, rules, 'batch'))
+  local = config.copy_and_resolve_references()
+  # The loss chunk counts tokens of all devices; one device holds those of its rows.
+  local.training.loss_chunk = -(-local.training.loss_chunk // shard_count(mesh, rules, 'batch'))
   if not assemble.source(config).shape:
-    part.data.length //= ways(mesh, rules, 'length')
-  for b in parts(part).values():
-    b.heads = max(1, b.heads // ways(mesh, rules, 'heads'))
-    b.kv_heads = math.gcd(b.heads, max(1, b.kv_heads // ways(mesh, rules, 'kv_heads')))
-    if 'feed_forward_width' in b:
-      b.feed_forward_width //= ways(mesh, rules, 'mlp')
-  vocab, source_vocab = (-(-v // ways(mesh, rules, 'vocab')) for v in (vocab, source_vocab))
-  plan, model = validate.schedule(config, mesh.shape), assemble.model(part, vocab, source_vocab=source_vocab)
-  if plan is None:
-    return alive(part, model, rows, held)
-  # What a stage keeps of its layers, of every iteration and few rows, and what is of no stage, and of all rows.
-  few = max(1, rows // plan.microbatches)
-  part = with_layers(part, plan.iterations / (plan.stages * plan.repeats))
+    local.data.length //= shard_count(mesh, rules, 'length')
+  for block in parts(local).values():
+    block.heads = max(1, block.heads // shard_count(mesh, rules, 'heads'))
+    block.kv_heads = math.gcd(block.heads, max(1, block.kv_heads // shard_count(mesh, rules, 'kv_heads')))
+    if 'feed_forward_width' in block:
+      block.feed_forward_width //= shard_count(mesh, rules, 'mlp')
+  vocab, source_vocab = (-(-v // shard_count(mesh, rules, 'vocab')) for v in (vocab, source_vocab))
+  schedule = validate.schedule(config, mesh.shape)
+  model = assemble.model(local, vocab, source_vocab=source_vocab)
+  if schedule is None:
+    return peak_live_bytes(local, model, rows, param_bytes)
+  # Pipeline: a stage stores its layers' residuals of every iteration for a microbatch of rows; embeddings and loss, which
+  # belong to no stage, are stored for all rows.
+  microbatch_rows = max(1, rows // schedule.microbatches)
+  local = scale_layers(local, schedule.iterations / (schedule.stages * schedule.repeats))
   encoder = getattr(model, 'encoder', None)
-  outside = model.clone(
-    stack=Through, **{} if encoder is None else dict(encoder=functools.partial(encoder, stack=Through))
+  without_layers = model.clone(
+    stack=IdentityStack,
+    **{} if encoder is None else dict(encoder=functools.partial(encoder, stack=IdentityStack)),
   )
-  return alive(part, assemble.model(part, vocab, source_vocab=source_vocab), few, held) + max(
-    0, alive(part, outside, rows, held) - alive(part, outside, few, held)
-  )
+  stage_model = assemble.model(local, vocab, source_vocab=source_vocab)
+  stage_bytes = peak_live_bytes(local, stage_model, microbatch_rows, param_bytes)
+  outside_bytes = [
+    peak_live_bytes(local, without_layers, count, param_bytes) for count in (rows, microbatch_rows)
+  ]
+  return stage_bytes + max(0, outside_bytes[0] - outside_bytes[1])
 
 
-class Through(nn.Module):
-  """No layers, in the place of a stack."""
+class IdentityStack(nn.Module):
+  """A stack without layers: returns its input."""
 
   def __call__(self, x, memory, context, caches):
     return x, caches
 
 
-def with_layers(config: ConfigDict, times: float) -> ConfigDict:
-  """A config with so many times the layers, at least one turn of each pattern."""
+def scale_layers(config: ConfigDict, factor: float) -> ConfigDict:
+  """A config with `factor` times the layers, rounded to whole repetitions of each block pattern, at least one."""
   config = config.copy_and_resolve_references()
   for part in parts(config).values():
     if 'layers' in part:
-      turn = max(1, len(part.pattern))
-      part.layers = turn * max(1, round(part.layers // turn * times))
+      period = max(1, len(part.pattern))
+      part.layers = period * max(1, round(part.layers // period * factor))
   return config
 
 
-def alive(part: ConfigDict, model: Trunk, rows: int, held: int) -> int:
-  """`memory.activations` of a model under a config as it stands."""
-  params = nn.unbox(abstract_state(part, model).params)
-  objective = assemble.objective(part)
+def peak_live_bytes(config: ConfigDict, model: Trunk, rows: int, param_bytes: int) -> int:
+  """`memory.activations` of a model on `rows` rows, without any sharding of its sizes."""
+  params = nn.unbox(abstract_state(config, model).params)
+  objective = assemble.objective(config)
   return memory.activations(
-    functools.partial(loss, objective, model),
+    functools.partial(training_loss, objective, model),
     params,
-    functools.partial(batch, objective.padding(part.data.length)),
+    functools.partial(abstract_batch, objective.padding(config.data.length)),
     rows,
-    held / memory.whole(params),
+    param_bytes / memory.whole(params),
   )
 
 
-def ways(mesh: AbstractMesh, rules: sharding.Rules, axis: str) -> int:
-  """How many parts a logical axis is cut into."""
+def shard_count(mesh: AbstractMesh, rules: sharding.Rules, axis: str) -> int:
+  """The number of shards into which a mesh splits a logical axis."""
   return math.prod(mesh.shape[name] for name in dict(rules).get(axis, ()))
 
 
-def loss(objective, model: Trunk, params, rows):
-  """What training differentiates, dropout on."""
+def training_loss(objective, model: Trunk, params, rows):
+  """The loss that training differentiates, with dropout."""
   return objective(model, params, rows, jax.random.key(0))[0]
 
 
-def batch(row: Row, rows: int) -> dict[str, jax.ShapeDtypeStruct]:
-  """The shapes of a batch of rows like one."""
+def abstract_batch(row: Row, rows: int) -> dict[str, jax.ShapeDtypeStruct]:
+  """The shapes of a batch of `rows` rows like `row`."""
   return {field: jax.ShapeDtypeStruct((rows, *x.shape), x.dtype) for field, x in row.items()}
 
 
-def step(config: ConfigDict, seeds: int = 1, rounds: int = 3) -> StepCost:
-  """What a training step of some seeds together costs, measured on a first batch; it is compiled for that."""
-  with prepared(config, seeds) as (run, state, batch):
-    return step_cost(run, state, batch, rounds)
+def measure_step(config: ConfigDict, seeds: int = 1, rounds: int = 3) -> StepCost:
+  """Compiles the training step of `seeds` stacked seeds and measures its cost on a first batch."""
+  with prepare_step(config, seeds) as (step, state, batch):
+    return step_cost(step, state, batch, rounds)
 
 
-def beside(
+def measure_steps_in_turns(
   base: ConfigDict, others: Mapping[str, ConfigDict], seeds: int = 1, rounds: int = 11
 ) -> dict[str, tuple[float, float]]:
-  """Seconds of a step of each of some configs, and of the base's beside it, in turns; as `step`."""
-  found = {}
-  with prepared(base, seeds) as of_base:
-    first, _ = repeated(*of_base)
+  """Name → (seconds of its step, seconds of the base's step), timed in alternation so that both see the same machine load."""
+  seconds = {}
+  with prepare_step(base, seeds) as prepared_base:
+    run_base, _ = repeated(*prepared_base)
   for name, config in others.items():
-    with prepared(config, seeds) as of_other:
-      second, _ = repeated(*of_other)
-      ours, theirs = in_turns((first, second), rounds)
-      found[name] = theirs, ours
-  return found
+    with prepare_step(config, seeds) as prepared_other:
+      run_other, _ = repeated(*prepared_other)
+      base_seconds, other_seconds = in_turns((run_base, run_other), rounds)
+      seconds[name] = other_seconds, base_seconds
+  return seconds
 
 
 @contextlib.contextmanager
-def prepared(config: ConfigDict, seeds: int) -> Iterator[tuple[Callable, PyTree, PyTree]]:
-  """The jitted training step of some seeds together, the state that it begins with, and its first batch."""
+def prepare_step(config: ConfigDict, seeds: int) -> Iterator[tuple[Callable, PyTree, PyTree]]:
+  """(jitted training step of `seeds` stacked seeds, their initial state, a first batch)."""
   data = pipeline.open_data(
     assemble.source(config), assemble.tokenizer(config), source_tokenizer=assemble.source_tokenizer(config)
   )
-  vocab, source_vocab = (one.vocab_size if one else 0 for one in (data.tokenizer, data.source_tokenizer))
+  vocab, source_vocab = (t.vocab_size if t else 0 for t in (data.tokenizer, data.source_tokenizer))
   model, objective = assemble.model(config, vocab, source_vocab=source_vocab), assemble.objective(config)
   optimizer, rate = assemble.optimizer(config)
-  make = states.init(
+  init = states.init(
     model,
     optimizer,
     config.training.batch_size,
@@ -230,10 +246,12 @@ def prepared(config: ConfigDict, seeds: int) -> Iterator[tuple[Callable, PyTree,
   rows = objective.rows(assemble.packing(config), data.tokens('train'), config.data.length, 0, data.tokenizer)
   batch = pipeline.Batches(rows, config.training.batch_size, 0, 1)[0]
   mesh, rules = together.mesh(seeds, jax.devices()), sharding.parse_rules(config.rules)
-  born = states.born(make, range(seeds), states.shardings(states.abstract(make), mesh, rules), mesh, rules)
-  state = together.stack(born, mesh)
+  initial = states.born(init, range(seeds), states.shardings(states.abstract(init), mesh, rules), mesh, rules)
+  state = together.stack(initial, mesh)
   batch = {name: jax.device_put(np.stack([x] * seeds), together.stacked(mesh)) for name, x in batch.items()}
   with sharding.context(mesh, rules):
-    one = train_step(model, objective, optimizer, rate, config.training.accumulation)
-    run = together.step(lambda state, batch, _: one(state, batch), mesh, np.zeros(seeds, np.float32))
-    yield jax.jit(run, donate_argnums=0), state, batch
+    step = train_step(model, objective, optimizer, rate, config.training.accumulation)
+    ensemble_step = together.step(
+      lambda state, batch, _: step(state, batch), mesh, np.zeros(seeds, np.float32)
+    )
+    yield jax.jit(ensemble_step, donate_argnums=0), state, batch

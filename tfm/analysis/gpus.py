@@ -71,7 +71,7 @@ gpu_device_info {{
 
 def target(gpu: Gpu) -> str:
   """Its description, with a cuDNN beside it, in the text form of XLA's GpuTargetConfigProto."""
-  chip = chips.of(gpu.kind)
+  chip = chips.find_chip(gpu.kind)
   major, minor = chip.capability.split('.')
   return TARGET.format(
     major=major,

@@ -129,7 +129,7 @@ def compiled(step: Step) -> Compiled:
 def plan(step: Step, mesh: Mesh, made: Compiled, slices: int = 1, slow: str = 'data') -> Planned:
   """What a compiled step tells; over `slices` the mesh axis `slow` goes."""
   first = mesh.devices.flat[0]
-  chip = chips.of(first.device_kind)
+  chip = chips.find_chip(first.device_kind)
   chip = chip and chip.device
   capacity = capacity_of(first, chip)
   memory = (

@@ -8,7 +8,7 @@ from ml_collections import ConfigDict
 
 from tfm.analysis import estimate
 from tfm.analysis.plan import Planned
-from tfm.analysis.steps import Asked, fitting
+from tfm.analysis.steps import PlanRequest, validate_mesh
 from tfm.models import memory
 from tfm.models.stack import REMAT
 from tfm.parallel import sharding
@@ -43,29 +43,29 @@ class Candidate:
 
 
 def candidates(
-  asked: Asked, devices: int, slices: int, axes: Sequence[str], capacity: int | None
+  request: PlanRequest, devices: int, slices: int, axes: Sequence[str], capacity: int | None
 ) -> list[Candidate]:
   """Those that can be: the mesh divides all that it cuts, and a device holds its part of the state, in the order in which
   they are worth a try: little `tensor` first, which is in the way of each layer, then few microbatches, then little remat.
   """
   found = []
-  for sizes in factorisations(devices, len(axes)):
+  for sizes in factorizations(devices, len(axes)):
     mesh = tuple(zip(axes, sizes))
-    if dict(mesh).get(asked.config.slices.axis, 1) % slices:
+    if dict(mesh).get(request.config.slices.axis, 1) % slices:
       continue
-    for accumulation in microbatches(asked.config.training.batch_size):
-      one = Candidate(mesh, asked.config.model.remat, accumulation)
+    for accumulation in microbatches(request.config.training.batch_size):
+      one = Candidate(mesh, request.config.model.remat, accumulation)
       try:
-        trial = Asked(one.config(asked.config), asked.vocab, asked.source_vocab)
+        trial = PlanRequest(one.config(request.config), request.vocab, request.source_vocab)
         abstract = estimate.abstract_mesh(trial.config, devices)
-        fitting(trial, abstract)
+        validate_mesh(trial, abstract)
       except ValueError:
         continue
       rules = sharding.parse_rules(trial.config.rules)
       if (
         capacity is not None
         and sum(
-          memory.on_device(part, abstract, rules) for part in (asked.state.params, asked.state.opt_state)
+          memory.on_device(part, abstract, rules) for part in (request.state.params, request.state.opt_state)
         )
         > capacity
       ):
@@ -82,13 +82,13 @@ def candidates(
   )
 
 
-def factorisations(n: int, parts: int) -> Iterator[tuple[int, ...]]:
+def factorizations(n: int, parts: int) -> Iterator[tuple[int, ...]]:
   """(1, 1, 8), (1, 2, 4), …: all ways to write n as a product of so many."""
   if parts == 1:
     yield (n,)
     return
   for first in (d for d in range(1, n + 1) if n % d == 0):
-    for rest in factorisations(n // first, parts - 1):
+    for rest in factorizations(n // first, parts - 1):
       yield first, *rest
 
 
@@ -99,13 +99,13 @@ def microbatches(batch: int) -> list[int]:
   ]
 
 
-def estimated(asked: Asked, devices: int) -> int:
+def estimated(request: PlanRequest, devices: int) -> int:
   """Bytes that one device will need, as `tfm inspect` estimates them, which takes seconds where compiling takes minutes."""
-  mesh, rules = estimate.abstract_mesh(asked.config, devices), sharding.parse_rules(asked.config.rules)
+  mesh, rules = estimate.abstract_mesh(request.config, devices), sharding.parse_rules(request.config.rules)
   return sum(
     size
     for _, size, _ in estimate.memory_by_kind(
-      asked.config, asked.vocab, asked.source_vocab, asked.state, mesh, rules
+      request.config, request.vocab, request.source_vocab, request.state, mesh, rules
     )
   )
 

@@ -47,7 +47,7 @@ class Step:
 
 
 @dataclasses.dataclass(frozen=True)
-class Asked:
+class PlanRequest:
   """A config with its vocabularies, which are not read from the data."""
 
   config: ConfigDict
@@ -55,7 +55,7 @@ class Asked:
   source_vocab: int
 
   @classmethod
-  def of(cls, config: ConfigDict, vocab: int | None) -> 'Asked':
+  def from_config(cls, config: ConfigDict, vocab: int | None) -> 'PlanRequest':
     """With `vocab` tokens where it is given, of source and target, else as many as the tokenizers' specs tell.
 
     Raises:
@@ -66,7 +66,7 @@ class Asked:
       ('tokenizer', assemble.tokenizer(config)),
       ('source_tokenizer', assemble.source_tokenizer(config)),
     ):
-      known = estimate.known_vocabulary(one)
+      known = estimate.vocabulary_size_of(one)
       known = vocab if one is not None and vocab is not None else known
       require(
         known is not None,
@@ -87,37 +87,40 @@ class Asked:
     return estimate.abstract_state(self.config, flops.with_kernel(self.model, Dense()))
 
 
-def fitting(asked: Asked, mesh: Mesh) -> None:
+def validate_mesh(request: PlanRequest, mesh: Mesh) -> None:
   """Refuses what the mesh does not divide.
 
   Raises:
     ValueError: naming the field, or the parameter.
   """
-  validate.run(asked.config, mesh.size)
-  sharding.check_divisible(
-    asked.state.params, mesh, sharding.parse_rules(asked.config.rules), tuple(validate.needs(asked.config))
+  validate.run(request.config, mesh.size)
+  sharding.validate_divisibility(
+    request.state.params,
+    mesh,
+    sharding.parse_rules(request.config.rules),
+    tuple(validate.needs(request.config)),
   )
 
 
-def training(asked: Asked, mesh: Mesh) -> Step:
+def lower_training_step(request: PlanRequest, mesh: Mesh) -> Step:
   """The step of `tfm train`."""
-  config, t, rules = asked.config, asked.config.training, sharding.parse_rules(asked.config.rules)
-  boxed, objective = asked.state, assemble.objective(config)
+  config, t, rules = request.config, request.config.training, sharding.parse_rules(request.config.rules)
+  boxed, objective = request.state, assemble.objective(config)
   optimizer, rate = assemble.optimizer(config)
   where, rows = states.shardings(boxed, mesh, rules), sharding.batch_sharding(mesh, rules)
-  batch = estimate.batch(objective.padding(config.data.length), t.batch_size)
+  batch = estimate.abstract_batch(objective.padding(config.data.length), t.batch_size)
   batch = target(batch, jax.tree.map(lambda _: rows, batch))
   state = target(nn.unbox(boxed), where)  # outside of the mesh, where a box would constrain what it gives
   with sharding.context(mesh, rules):
-    lowered = jitted(train_step(asked.model, objective, optimizer, rate, t.accumulation), where).lower(
+    lowered = jitted(train_step(request.model, objective, optimizer, rate, t.accumulation), where).lower(
       state, batch
     )
   arguments = dict(
     parameters=memory.on_device(boxed.params, mesh, rules),
     optimizer=memory.on_device(boxed.opt_state, mesh, rules),
-    batch=sum(own_bytes(x) for x in jax.tree.leaves(batch)),
+    batch=sum(bytes_per_device(x) for x in jax.tree.leaves(batch)),
   )
-  cost, tokens = flops.per_token(asked.model, config.data.length), t.batch_size * config.data.length
+  cost, tokens = flops.per_token(request.model, config.data.length), t.batch_size * config.data.length
   pairs = sum(count for kind, count in cost.kinds.items() if kind.endswith(flops.PAIRS))
   return Step(
     'training',
@@ -129,20 +132,20 @@ def training(asked: Asked, mesh: Mesh) -> Step:
   )
 
 
-def decodes(asked: Asked) -> bool:
+def supports_decoding(request: PlanRequest) -> bool:
   """Whether the model is one whose decoding step is planned: a decoder without an encoder."""
-  return type(asked.model) is Decoder
+  return type(request.model) is Decoder
 
 
-def decoding(asked: Asked, mesh: Mesh, rows: int) -> Step:
+def lower_decoding_step(request: PlanRequest, mesh: Mesh, rows: int) -> Step:
   """The step of `tfm generate` that writes a token of each of `rows` rows, when their caches are full: `data.length` tokens."""
-  config, rules = asked.config, sharding.parse_rules(asked.config.rules)
+  config, rules = request.config, sharding.parse_rules(request.config.rules)
   length = loop.buckets(config.data.length, 16)
-  model = unscanned(asked.model)
+  model = unscanned(request.model)
   keys = row_keys(0, [[0]], [0])
   dense = flops.with_kernel(model, Dense())
   boxed = jax.eval_shape(lambda key: states.parameters(dense, key, 1, config.data.length), jax.random.key(0))
-  params = target(nn.unbox(boxed), sharding.partition_specs(boxed, mesh, rules))
+  params = target(nn.unbox(boxed), sharding.named_shardings(boxed, mesh, rules))
   on_rows, whole = sharding.batch_sharding(mesh, rules), sharding.replicated(mesh)
   with sharding.context(mesh, rules):
     rows = loop.padded(rows)
@@ -164,7 +167,7 @@ def decoding(asked: Asked, mesh: Mesh, rows: int) -> Step:
       1,
     )
   arguments = dict(
-    parameters=memory.on_device(boxed, mesh, rules), cache=sum(map(own_bytes, jax.tree.leaves(caches)))
+    parameters=memory.on_device(boxed, mesh, rules), cache=sum(map(bytes_per_device, jax.tree.leaves(caches)))
   )
 
   # All that is in the cache is counted as seen.
@@ -177,6 +180,6 @@ def decoding(asked: Asked, mesh: Mesh, rows: int) -> Step:
   return Step('decoding', lowered, arguments, rows, sum(one.flops for one in products), 0.0)
 
 
-def own_bytes(x: jax.ShapeDtypeStruct) -> int:
+def bytes_per_device(x: jax.ShapeDtypeStruct) -> int:
   """One device's part of an array."""
   return memory.whole(jax.ShapeDtypeStruct(x.sharding.shard_shape(x.shape), x.dtype))

@@ -113,7 +113,7 @@ def parse(name: str) -> tuple[str, tuple[int, ...]]:
     f'a topology is a generation of TPUs, {", ".join(GENERATIONS)}, and its chips along each dimension, as v5e:4x4 or '
     f'v5p:4x4x8, or GPUs of one box, {", ".join(gpus.GPUS)}, as h100:8'
   )
-  if known_chips := counted(name):
+  if known_chips := parse_core_count(name):
     generation, chips = known_chips
     raise ValueError(
       f'--topology={name} counts {"cores" if GENERATIONS[generation][1] > 1 else "chips"} ({chips} chips), and does '
@@ -141,7 +141,7 @@ def parse(name: str) -> tuple[str, tuple[int, ...]]:
   return generation, numbers
 
 
-def counted(name: str) -> tuple[str, int] | None:
+def parse_core_count(name: str) -> tuple[str, int] | None:
   """'v5p-128' → ('v5p', 64), the generation and how many chips; None for a name of another form."""
   found = re.fullmatch(r'([a-z]\w*?)-(\d+)', name)
   generation = found and OTHER_NAMES.get(found[1], found[1])

@@ -89,7 +89,7 @@ def make_kernel(name: str, variant: str, length: int) -> tuple[Callable, tuple]:
         q_segments=segments,
         k_segments=segments,
         soft_cap=fields['soft_cap'],
-        layout='whole' if fields['document'] == length else 'packed',
+        layout='contiguous' if fields['document'] == length else 'packed',
       )
 
   qkv = tuple(jax.random.normal(jax.random.key(i), (SHAPE['batch'], length, H, C)) for i in range(3))

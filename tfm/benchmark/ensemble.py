@@ -23,11 +23,11 @@ ROWS, LENGTH = 8, 128
 
 def main(runs: int) -> None:
   if runs > 1:
-    jax.config.update('jax_num_cpu_devices', chips.cores())  # as tfm ablate does
+    jax.config.update('jax_num_cpu_devices', chips.cpu_core_count())  # as tfm ablate does
   config = resolve_config(
     complete(dict(data=dict(source='stdlib', length=LENGTH), model=SHAPE, training=dict(batch_size=ROWS)))
   )
-  print(json.dumps(dict(seconds=estimate.step(config, runs, ROUNDS).seconds)))
+  print(json.dumps(dict(seconds=estimate.measure_step(config, runs, ROUNDS).seconds)))
 
 
 if __name__ == '__main__':

@@ -62,7 +62,7 @@ def measure_training() -> float:
 
   c = make_config()
   model, objective, (optimizer, rate) = build.model(c, SHAPE['vocab']), build.objective(c), build.optimizer(c)
-  mesh, rules = meshes.of(c), sharding.parse_rules(c.rules)
+  mesh, rules = meshes.from_config(c), sharding.parse_rules(c.rules)
   size, length = TRAINING['batch_size'], SHAPE['length']
   make = states.init(model, optimizer, size, length, scaled=False)
   where = states.shardings(states.abstract(make), mesh, rules)

@@ -40,7 +40,7 @@ def temporary_bytes(vocab: int, chunk: int, sizes: dict[str, int] | None) -> int
   )
   mesh = meshes.make(sizes or {}, None if sizes else jax.devices()[:1])
   boxed = states.abstract(lambda key: states.parameters(model, key, 1, LENGTH))
-  head, rows = sharding.partition_specs(boxed, mesh, rules)['embedding'], sharding.batch_sharding(mesh, rules)
+  head, rows = sharding.named_shardings(boxed, mesh, rules)['embedding'], sharding.batch_sharding(mesh, rules)
 
   def abstract_array(shape, dtype, where):
     return jax.ShapeDtypeStruct(shape, dtype, sharding=where)
@@ -69,7 +69,7 @@ def main() -> None:
   for vocab in VOCABULARIES:
     for sizes in MESHES:
       cells = (f'{temporary_bytes(vocab, chunk, sizes) / 2**20:,.1f}' for chunk in CHUNKS)
-      print(f'| {vocab:,} | {meshes.words(sizes or {})} | {" | ".join(cells)} |', flush=True)
+      print(f'| {vocab:,} | {meshes.format_sizes(sizes or {})} | {" | ".join(cells)} |', flush=True)
 
 
 if __name__ == '__main__':

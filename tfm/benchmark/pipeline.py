@@ -58,7 +58,7 @@ def bytes_per_device(config: ConfigDict) -> tuple[int, int]:
     return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)
 
   state = jax.tree.map(with_sharding, nn.unbox(boxed), where)
-  batch = estimate.batch(padding(config.data.length), config.training.batch_size)
+  batch = estimate.abstract_batch(padding(config.data.length), config.training.batch_size)
   batch = jax.tree.map(lambda x: with_sharding(x, split), batch)
   with sharding.context(mesh, rules):
     step = jitted(

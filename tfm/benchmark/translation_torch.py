@@ -158,7 +158,7 @@ def main() -> None:
   """Measures the run that the command line names."""
   import torch
 
-  torch.set_num_threads(chips.cores())
+  torch.set_num_threads(chips.cpu_core_count())
   loaded, sources, references, beams = load_task()
   tokenizer, eos = loaded.tokenizer, loaded.tokenizer.eos_id
   model = make_marian(loaded.config, loaded.params, loaded.model.vocab, eos)

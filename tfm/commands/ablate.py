@@ -114,14 +114,18 @@ def cores(study: Study) -> None:
   rows = training.batch_size // training.accumulation
   if study.seeds > 1 and not told:
     with contextlib.suppress(RuntimeError):  # where Python has used JAX before, what it found there stays
-      jax.config.update('jax_num_cpu_devices', max(n for n in range(1, chips.cores() + 1) if rows % n == 0))
+      jax.config.update(
+        'jax_num_cpu_devices', max(n for n in range(1, chips.cpu_core_count() + 1) if rows % n == 0)
+      )
 
 
 def seconds(study: Study, arms: Mapping[str, planned.Arm], names: Iterable[str]) -> dict[str, float]:
   """Of all seeds of some arms: the base's, measured, in proportion to the FLOPs."""
   base = arms[study.base]
   rate = (
-    estimate.step(base.config, study.seeds).seconds * base.config.training.steps / (base.flops * base.tokens)
+    estimate.measure_step(base.config, study.seeds).seconds
+    * base.config.training.steps
+    / (base.flops * base.tokens)
   )
   return {name: rate * arms[name].flops * arms[name].tokens for name in names}
 

@@ -41,14 +41,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> None:
   config = args.config
   require(args.devices is None or args.devices >= 1, f'--devices={args.devices} must be at least 1')
-  devices = args.devices or estimate.devices(config)
+  devices = args.devices or estimate.device_count(config)
   validate.run(config, devices)
   mesh = estimate.abstract_mesh(config, devices)
   rules = sharding.parse_rules(config.rules)
-  vocab, source_vocab = estimate.vocabularies(config)
+  vocab, source_vocab = estimate.vocabulary_sizes(config)
   model = assemble.model(config, vocab, source_vocab=source_vocab)
   boxed = estimate.abstract_state(config, model)
-  sharding.check_divisible(boxed.params, mesh, rules, tuple(validate.needs(config)))
+  sharding.validate_divisibility(boxed.params, mesh, rules, tuple(validate.needs(config)))
   rows = table.rows(boxed.params, rules)
   kinds = estimate.memory_by_kind(config, vocab, source_vocab, boxed, mesh, rules)
 
@@ -151,7 +151,7 @@ def cost_table(rows: list[table.Row], cost: flops.Flops, vocab: int, length: int
 def memory_table(kinds: list[tuple[str, int, str]], mesh: AbstractMesh, rows: int) -> Table:
   """Bytes of one device, by kind."""
   made = titled(
-    f'one device of {mesh.size} ({meshes.words(mesh.shape)}), {rows} rows at once',
+    f'one device of {mesh.size} ({meshes.format_sizes(mesh.shape)}), {rows} rows at once',
     'kind',
     '>bytes',
     '>',

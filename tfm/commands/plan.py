@@ -79,25 +79,27 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
   command = shlex.join(['tfm', *sys.argv[1:]])
   require(args.rows is None or args.rows >= 0, f'--rows={args.rows} must be 0 (none) or more')
-  asked = steps.Asked.of(args.config, args.vocab)
+  request = steps.PlanRequest.from_config(args.config, args.vocab)
   devices = topology.devices(args.topology, args.slices)
   if args.slices > 1:
-    number = asked.config.slices.number
+    number = request.config.slices.number
     require(
       number in (-1, args.slices),
       f'config.slices.number={number} is not --slices={args.slices}; leave it at -1',
     )
-    asked.config.slices.number = args.slices  # which GPUs do not say of themselves
-  validate.slices(asked.config, len(devices))
+    request.config.slices.number = args.slices  # which GPUs do not say of themselves
+  validate.slices(request.config, len(devices))
   if args.search:
-    return searched(asked, devices, args, command)
-  validate.run(asked.config, len(devices))
-  mesh = meshes.make(asked.config.mesh.to_dict(), devices, **asked.config.slices)
-  steps.fitting(asked, mesh)
-  plans = [planned('training', lambda: steps.training(asked, mesh), mesh, asked, args.slices)]
-  rows = one_each(asked, mesh) if args.rows is None else args.rows
-  if rows and steps.decodes(asked):
-    plans.append(planned('decoding', lambda: steps.decoding(asked, mesh, rows), mesh, asked, args.slices))
+    return searched(request, devices, args, command)
+  validate.run(request.config, len(devices))
+  mesh = meshes.make(request.config.mesh.to_dict(), devices, **request.config.slices)
+  steps.validate_mesh(request, mesh)
+  plans = [planned('training', lambda: steps.lower_training_step(request, mesh), mesh, request, args.slices)]
+  rows = one_each(request, mesh) if args.rows is None else args.rows
+  if rows and steps.supports_decoding(request):
+    plans.append(
+      planned('decoding', lambda: steps.lower_decoding_step(request, mesh, rows), mesh, request, args.slices)
+    )
   out = wide_console()
   for title, columns, lines in report.tables(plans):
     out.print(table(title, columns, lines))
@@ -107,18 +109,18 @@ def main(args: argparse.Namespace) -> int:
   return 0
 
 
-def one_each(asked: steps.Asked, mesh) -> int:
+def one_each(request: steps.PlanRequest, mesh) -> int:
   """A row for each part of a batch."""
   return math.prod(
-    mesh.shape[axis] for axis in dict(sharding.parse_rules(asked.config.rules)).get('batch') or ()
+    mesh.shape[axis] for axis in dict(sharding.parse_rules(request.config.rules)).get('batch') or ()
   )
 
 
-def planned(name: str, step, mesh, asked: steps.Asked, slices: int) -> Planned:
+def planned(name: str, step, mesh, request: steps.PlanRequest, slices: int) -> Planned:
   """A step, lowered and compiled while a line tells of it."""
   with working(f'{name}: compiling for {mesh.size} × {mesh.devices.flat[0].device_kind} …'):
     lowered = step()
-    return plan.plan(lowered, mesh, plan.compiled(lowered), slices, asked.config.slices.axis)
+    return plan.plan(lowered, mesh, plan.compiled(lowered), slices, request.config.slices.axis)
 
 
 @contextlib.contextmanager
@@ -137,7 +139,7 @@ def working(text: str) -> Iterator[None]:
   say(f'{text.partition(":")[0]}: compiled in {time.perf_counter() - begin:.0f} s')
 
 
-def searched(asked: steps.Asked, devices, args: argparse.Namespace, command: str) -> int:
+def searched(request: steps.PlanRequest, devices, args: argparse.Namespace, command: str) -> int:
   """Tries what there is to try; 1 where nothing fits."""
   axes = args.axes.split(',')
   for axis in axes:
@@ -146,13 +148,13 @@ def searched(asked: steps.Asked, devices, args: argparse.Namespace, command: str
       f'--axes={args.axes} names {axis!r}, which is no mesh axis; known: {", ".join(meshes.AXES)}',
     )
   require(args.limit >= 1, f'--limit={args.limit} must be at least 1')
-  chip = chips.of(devices[0].device_kind)
+  chip = chips.find_chip(devices[0].device_kind)
   capacity = plan.capacity_of(devices[0], chip and chip.device)
-  found = search.candidates(asked, len(devices), args.slices, axes, capacity)
+  found = search.candidates(request, len(devices), args.slices, axes, capacity)
   require(
     bool(found),
     f'--search finds no mesh of {len(devices)} devices over {args.axes} that divides the model and its '
-    f'batch of {asked.config.training.batch_size} rows, and whose devices hold the state; more devices, or '
+    f'batch of {request.config.training.batch_size} rows, and whose devices hold the state; more devices, or '
     'another config.training.batch_size, would do',
   )
   tried, known, begin = [], [], time.perf_counter()
@@ -162,7 +164,7 @@ def searched(asked: steps.Asked, devices, args: argparse.Namespace, command: str
       break
     if search.needless(one, known):
       continue
-    trial = steps.Asked(one.config(asked.config), asked.vocab, asked.source_vocab)
+    trial = steps.PlanRequest(one.config(request.config), request.vocab, request.source_vocab)
     if capacity and (needs := search.estimated(trial, len(devices))) > search.SURE * capacity:
       say(f'passed over, as it is estimated to need {report.gib(needs)} of {report.gib(capacity)}: {one}')
       known.append((one, False))
@@ -176,7 +178,9 @@ def searched(asked: steps.Asked, devices, args: argparse.Namespace, command: str
     say(f'{len(tried) + 1} of at most {min(args.limit, len(found))}{left}: {one}')
     mesh = meshes.make(trial.config.mesh.to_dict(), devices, **trial.config.slices)
     try:
-      tried.append((one, planned('training', lambda: steps.training(trial, mesh), mesh, trial, args.slices)))
+      tried.append(
+        (one, planned('training', lambda: steps.lower_training_step(trial, mesh), mesh, trial, args.slices))
+      )
     except ValueError as error:
       say(f'left out: {error}')
       continue

@@ -40,18 +40,20 @@ def arguments(parser):
     '--heartbeat_timeout',
     type=int,
     metavar='SECONDS',
-    help=f'timeout after which a silent process counts as lost and all others exit (default: {processes.HEARTBEAT})',
+    help=f'timeout after which a silent process counts as lost and all others exit (default: {processes.HEARTBEAT_TIMEOUT})',
   )
   parser.add_argument(
     '--connect_timeout',
     type=int,
     metavar='SECONDS',
-    help=f'timeout for all processes to connect at the start (default: {processes.GATHERING})',
+    help=f'timeout for all processes to connect at the start (default: {processes.CONNECT_TIMEOUT})',
   )
 
 
 def main(args):
-  processes.join(args.processes, args.process, args.coordinator, args.heartbeat_timeout, args.connect_timeout)
-  with processes.together('train', (ValueError, OSError)):
-    console.quiet = not processes.first()
+  processes.connect(
+    args.processes, args.process, args.coordinator, args.heartbeat_timeout, args.connect_timeout
+  )
+  with processes.abort_all_on_error('train', (ValueError, OSError)):
+    console.quiet = not processes.is_main_process()
     train.train(args.config, args.workdir)

@@ -13,4 +13,4 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> None:
-  print(catalogue.markdown(), end='')
+  print(catalogue.format_markdown(), end='')

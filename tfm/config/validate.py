@@ -18,7 +18,7 @@ from tfm.kernels.dense import Dense
 from tfm.models import flops
 from tfm.parallel import mesh as meshes
 from tfm.parallel import pipeline, sharding
-from tfm.parallel.nearest import Limits, Need, Slices, Wish
+from tfm.parallel.mesh_request import DivisibilityConstraint, MeshRequest, RangeConstraint, SliceConstraint
 from tfm.shapes import PyTree
 from tfm.training import state as states
 
@@ -111,26 +111,30 @@ def mesh(config: ConfigDict, devices: int) -> None:
   """Refuses a mesh that the devices are not, or that does not cut the rows of a batch and the layers into equal parts, with the
   nearest one that works."""
   slices(config, devices)
-  wish = Wish(config.mesh.to_dict(), devices, tuple(needs(config)))
+  request = MeshRequest(config.mesh.to_dict(), devices, tuple(needs(config)))
   try:
-    wish.sizes()
+    request.sizes()
   except ValueError as error:
     # What is proposed must suit the parameters too. Tokens are not known yet, but that their rows are so many or a multiple.
-    wish = dataclasses.replace(
-      wish, needs=(*wish.needs, *sharding.needs(parameters(config), sharding.parse_rules(config.rules)))
+    request = dataclasses.replace(
+      request,
+      constraints=(
+        *request.constraints,
+        *sharding.mesh_constraints(parameters(config), sharding.parse_rules(config.rules)),
+      ),
     )
-    raise ValueError(f'{error}; {wish.instead()}') from None
+    raise ValueError(f'{error}; {request.describe_nearest()}') from None
 
 
 def divides(config: ConfigDict, devices: int) -> None:
   """Refuses a mesh that does not divide parameters, but for the rows of a vocabulary, which the data tell."""
   boxed, rules = parameters(config), sharding.parse_rules(config.rules)
-  known = sharding.needs(boxed, [(name, () if name == 'vocab' else axes) for name, axes in rules])
-  wish = Wish(config.mesh.to_dict(), devices, (*needs(config), *known))
+  known = sharding.mesh_constraints(boxed, [(name, () if name == 'vocab' else axes) for name, axes in rules])
+  request = MeshRequest(config.mesh.to_dict(), devices, (*needs(config), *known))
   try:
-    wish.sizes()
+    request.sizes()
   except ValueError as error:
-    raise ValueError(f'{error}; {wish.instead()}') from None
+    raise ValueError(f'{error}; {request.describe_nearest()}') from None
 
 
 def parameters(config: ConfigDict) -> PyTree:
@@ -142,18 +146,18 @@ def parameters(config: ConfigDict) -> PyTree:
 
 def slices(config: ConfigDict, devices: int) -> None:
   """Refuses what no mesh of so many devices mends."""
-  meshes.check_number(config.slices.number, devices)
-  meshes.check_axis(config.slices.axis)
+  meshes.validate_slice_count(config.slices.number, devices)
+  meshes.validate_slice_axis(config.slices.axis)
 
 
-def needs(config: ConfigDict) -> Iterator[Need]:
+def needs(config: ConfigDict) -> Iterator[DivisibilityConstraint]:
   """What a mesh must divide besides parameters."""
-  yield Slices(max(config.slices.number, 1), (config.slices.axis,))
+  yield SliceConstraint(max(config.slices.number, 1), (config.slices.axis,))
   yield from rows(config)
   yield from layers(config)
 
 
-def rows(config: ConfigDict) -> Iterator[Need]:
+def rows(config: ConfigDict) -> Iterator[DivisibilityConstraint]:
   """What a mesh must divide of a batch."""
   t, rules = config.training, {name: tuple(axes.split()) for name, axes in config.rules.items()}
   cuts, said = t.accumulation, f'{t.accumulation} microbatches'
@@ -166,7 +170,7 @@ def rows(config: ConfigDict) -> Iterator[Need]:
       t.batch_size % cuts == 0,
       f'config.training.batch_size={t.batch_size} is not to be had in {said}; {cuts} or a multiple would do',
     )
-  yield Need(
+  yield DivisibilityConstraint(
     t.batch_size // cuts,
     rules['batch'],
     lambda parts: (
@@ -176,7 +180,7 @@ def rows(config: ConfigDict) -> Iterator[Need]:
   )
   packs, length = packing(config), rules['length']
   if not packs.even:
-    yield Need(
+    yield DivisibilityConstraint(
       1,
       length,
       lambda parts: (
@@ -186,7 +190,7 @@ def rows(config: ConfigDict) -> Iterator[Need]:
     )
   for field, x in objective(config).padding(config.data.length).items():
     if x.ndim == 1 and x.dtype.kind == 'i':
-      yield Need(
+      yield DivisibilityConstraint(
         len(x),
         length,
         lambda parts, field=field, x=x: (
@@ -195,7 +199,7 @@ def rows(config: ConfigDict) -> Iterator[Need]:
         ),
       )
   if t.recurrence:
-    yield Need(
+    yield DivisibilityConstraint(
       t.recurrence,
       length,
       lambda parts: (
@@ -205,14 +209,14 @@ def rows(config: ConfigDict) -> Iterator[Need]:
     )
 
 
-def layers(config: ConfigDict) -> Iterator[Need]:
+def layers(config: ConfigDict) -> Iterator[DivisibilityConstraint]:
   """What the stages of a mesh must divide."""
   repeats = config.pipeline.repeats
   for field, none in (('microbatches', 0), ('repeats', 1)):
     value = config.pipeline[field]
     require(value >= none, f'config.pipeline.{field}={value} must be {none} or more')
     if value > none:
-      yield Limits(
+      yield RangeConstraint(
         sys.maxsize,
         (pipeline.AXIS,),
         lambda stages, field=field, value=value, none=none: (
@@ -222,7 +226,7 @@ def layers(config: ConfigDict) -> Iterator[Need]:
       )
   each, known = config.training.batch_size // config.training.accumulation, config.pipeline.microbatches
   if repeats > 1 and known:
-    yield Limits(
+    yield RangeConstraint(
       known,
       (pipeline.AXIS,),
       lambda stages: (
@@ -231,7 +235,7 @@ def layers(config: ConfigDict) -> Iterator[Need]:
       ),
     )
   elif repeats > 1:
-    yield Limits(
+    yield RangeConstraint(
       each,
       (*config.rules.batch.split(), pipeline.AXIS),
       lambda parts: (
@@ -241,7 +245,7 @@ def layers(config: ConfigDict) -> Iterator[Need]:
       ),
     )
   if not config.model.scan:
-    yield Need(
+    yield DivisibilityConstraint(
       1,
       (pipeline.AXIS,),
       lambda stages: (
@@ -249,7 +253,7 @@ def layers(config: ConfigDict) -> Iterator[Need]:
       ),
     )
   if config.rules.layers.split() != [pipeline.AXIS]:
-    yield Need(
+    yield DivisibilityConstraint(
       1,
       (pipeline.AXIS,),
       lambda stages: (
@@ -258,7 +262,7 @@ def layers(config: ConfigDict) -> Iterator[Need]:
     )
   for axis, axes in config.rules.items():
     if pipeline.AXIS in axes.split() and axis not in ('layers', 'vocab'):
-      yield Need(
+      yield DivisibilityConstraint(
         1,
         (pipeline.AXIS,),
         lambda stages, axis=axis, axes=axes: (
@@ -267,7 +271,7 @@ def layers(config: ConfigDict) -> Iterator[Need]:
         ),
       )
   if config.training.recurrence:
-    yield Need(
+    yield DivisibilityConstraint(
       1,
       (pipeline.AXIS,),
       lambda stages: (
@@ -282,7 +286,7 @@ def layers(config: ConfigDict) -> Iterator[Need]:
       said += f', in {repeats} rounds (pipeline.repeats),' if repeats > 1 else ''
       turns = 1 if part.layers % (turn * repeats) else part.layers // (turn * repeats)
       # What is no whole number of turns in each round is so for any number of stages but one.
-      yield Need(
+      yield DivisibilityConstraint(
         turns,
         (pipeline.AXIS,),
         lambda stages, said=said, each=turn * repeats, now=part.layers: (
@@ -302,7 +306,7 @@ def schedule(config: ConfigDict, sizes: Mapping[str, int]) -> pipeline.Schedule 
   if sizes[pipeline.AXIS] == 1:
     return None
   t = config.training
-  return pipeline.schedule(
+  return pipeline.plan_schedule(
     sizes[pipeline.AXIS],
     config.pipeline.repeats,
     config.pipeline.microbatches,

@@ -44,7 +44,7 @@ class Fetched:
       return (self.hash,)
     parts = {
       record[:8]: record[8:].hex()
-      for record in processes.gathered(self.first_row.to_bytes(8) + bytes.fromhex(self.hash))
+      for record in processes.gather_bytes(self.first_row.to_bytes(8) + bytes.fromhex(self.hash))
     }
     return (pipeline.add_hashes(parts.values()),)
 

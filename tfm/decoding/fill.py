@@ -64,7 +64,7 @@ def _fill(model, params, rows, mask, best, batch):
     positions = np.broadcast_to(np.arange(length, dtype=np.int32), tokens.shape)
     scores, found = map(
       np.asarray,
-      likeliest(model, params, tokens, Context(positions, segments, layout='whole'), places, mask, best),
+      likeliest(model, params, tokens, Context(positions, segments, layout='contiguous'), places, mask, best),
     )
     for i, (row, at) in enumerate(zip(part, hidden)):
       made = []

@@ -19,7 +19,7 @@ from flax import struct
 from tfm.decoding.sampling import Sampling, present, row_keys, sample
 from tfm.mixers.protocol import Context, Memory
 from tfm.models.decoder import Decoder
-from tfm.parallel.sharding import in_force, parts
+from tfm.parallel.sharding import mesh_axes_of, shard_count
 from tfm.shapes import Array, Bool, Int, PyTree
 
 
@@ -324,7 +324,7 @@ def buckets(n: int, least: int = 1) -> int:
 
 def padded(rows: int) -> int:
   """Rows rounded up to one of few numbers that the mesh in force divides."""
-  return buckets(-(-rows // parts(in_force('batch')))) * parts(in_force('batch'))
+  return buckets(-(-rows // shard_count(mesh_axes_of('batch')))) * shard_count(mesh_axes_of('batch'))
 
 
 def cut(n: int, widths: Sequence[int]) -> list[int]:

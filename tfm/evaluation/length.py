@@ -198,7 +198,7 @@ def position_sums(
   Returns:
     `loss` in nats and `tokens`, of each position.
   """
-  context = Context(batch['positions'], batch['segments'], layout='whole')
+  context = Context(batch['positions'], batch['segments'], layout='contiguous')
   features, _ = model.apply({'params': params}, batch['inputs'], context, method='features')
   head, counted = model.head(params), batch['counted'].astype(jnp.float32)
 

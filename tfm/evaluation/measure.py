@@ -40,7 +40,7 @@ def measure(
   if part != (0, 1):  # the other processes have counted the bytes of their own rows
     sizes = {
       record[:8]: int.from_bytes(record[8:])
-      for record in processes.gathered(part[0].to_bytes(8) + size.to_bytes(8))
+      for record in processes.gather_bytes(part[0].to_bytes(8) + size.to_bytes(8))
     }
     size = sum(sizes.values())
   return {name: float(value) for name, value in summary(total, size).items()}

@@ -346,9 +346,9 @@ def from_pretrained(path: str, dtype: str = 'float32', mesh: dict[str, int] | No
   boxed = jax.eval_shape(
     lambda key: states.parameters(model, key, 1, min(config.data.length, 16)), jax.random.key(0)
   )
-  sharding.check_divisible(boxed, made, rules)
+  sharding.validate_divisibility(boxed, made, rules)
   abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, assemble.DTYPES[dtype]), nn.unbox(boxed))
-  wanted = checkpoint.target(abstract, sharding.partition_specs(boxed, made, rules))
+  wanted = checkpoint.target(abstract, sharding.named_shardings(boxed, made, rules))
   params = tensors.load(
     stored, family.weights(config), wanted, family.prefix, family.ignored, family.left_out
   )

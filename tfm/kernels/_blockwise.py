@@ -121,7 +121,7 @@ def laid_out(
   q: Float[Array, 'B T H C'],
   k: Float[Array, 'B S K C'],
   v: Float[Array, 'B S K C2'],
-  asked: Any,
+  inputs: Any,
 ) -> tuple[Array, Array, Array, PyTree, Any]:
   """q [B K G T C], k [B K S C], v, (score, bias, sinks), and what else is asked; all in whole blocks."""
   B, T, H, C = q.shape
@@ -129,17 +129,17 @@ def laid_out(
   q = blocks.pad_queries(q.reshape(B, T, K, H // K, C).transpose(0, 2, 3, 1, 4), 3)
   k, v = blocks.pad_keys(k.swapaxes(1, 2), 2), blocks.pad_keys(v.swapaxes(1, 2), 2)
   # Padded tokens are in segment 0, which nobody sees.
-  rest = asked.replace(
-    q_positions=blocks.pad_queries(asked.q_positions, 1),
-    q_segments=blocks.pad_queries(asked.q_segments, 1),
-    k_positions=blocks.pad_keys(asked.k_positions, 1),
-    k_segments=blocks.pad_keys(asked.k_segments, 1),
-    k_prefix=None if asked.k_prefix is None else blocks.pad_keys(asked.k_prefix, 1),
+  rest = inputs.replace(
+    q_positions=blocks.pad_queries(inputs.q_positions, 1),
+    q_segments=blocks.pad_queries(inputs.q_segments, 1),
+    k_positions=blocks.pad_keys(inputs.k_positions, 1),
+    k_segments=blocks.pad_keys(inputs.k_segments, 1),
+    k_prefix=None if inputs.k_prefix is None else blocks.pad_keys(inputs.k_prefix, 1),
     score=None,
     bias=None,
     sinks=None,
   )
-  return q, k, v, (asked.score, asked.bias, asked.sinks), rest
+  return q, k, v, (inputs.score, inputs.bias, inputs.sinks), rest
 
 
 def taken_back(
@@ -150,10 +150,10 @@ def taken_back(
   return out, log_sum_exp[..., :T].reshape(len(out), H, T)
 
 
-def complete(asked: Any, learned: PyTree) -> Any:
+def complete(inputs: Any, learned: PyTree) -> Any:
   """The parts together again."""
   score, bias, sinks = learned
-  return asked.replace(score=score, bias=bias, sinks=sinks)
+  return inputs.replace(score=score, bias=bias, sinks=sinks)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,42 +161,42 @@ class _Tile:
   """Block i of the queries against block j of the keys."""
 
   blocks: Blocks
-  asked: Any
+  inputs: Any
   i: Int[Array, '']
   j: Int[Array, '']
 
   def logits(self, q: Array, k: Array, score: Callable, bias: Callable | None) -> Float[Array, 'B K G T S']:
-    q_positions = self.blocks.of_queries(self.asked.q_positions, self.i, 1)
-    k_positions = self.blocks.of_keys(self.asked.k_positions, self.j, 1)
-    return self.asked.replace(score=score, bias=bias).logits(q, k, q_positions, k_positions)
+    q_positions = self.blocks.of_queries(self.inputs.q_positions, self.i, 1)
+    k_positions = self.blocks.of_keys(self.inputs.k_positions, self.j, 1)
+    return self.inputs.replace(score=score, bias=bias).logits(q, k, q_positions, k_positions)
 
   def seen(self, wholly: bool) -> Bool[Array, 'B 1 1 T S']:
     """Which pairs stand in one document and are shown by the mask, not asked where it shows them wholly."""
-    asked, blocks = self.asked, self.blocks
+    inputs, blocks = self.inputs, self.blocks
     seen = same_document(
-      blocks.of_queries(asked.q_segments, self.i, 1), blocks.of_keys(asked.k_segments, self.j, 1)
+      blocks.of_queries(inputs.q_segments, self.i, 1), blocks.of_keys(inputs.k_segments, self.j, 1)
     )
     if not wholly:
-      prefix = None if asked.k_prefix is None else blocks.of_keys(asked.k_prefix, self.j, 1)[:, None, :]
-      q, k = blocks.of_queries(asked.q_positions, self.i, 1), blocks.of_keys(asked.k_positions, self.j, 1)
-      seen &= asked.mask.given(prefix)(q[:, :, None], k[:, None, :])
+      prefix = None if inputs.k_prefix is None else blocks.of_keys(inputs.k_prefix, self.j, 1)[:, None, :]
+      q, k = blocks.of_queries(inputs.q_positions, self.i, 1), blocks.of_keys(inputs.k_positions, self.j, 1)
+      seen &= inputs.mask.bind_prefix(prefix)(q[:, :, None], k[:, None, :])
     return seen[:, None, None]
 
   def dropped(self, weights: Float[Array, 'B K G T S']) -> Float[Array, 'B K G T S']:
     """The weights, or their cotangents, after dropout."""
-    if not self.asked.drops:
+    if not self.inputs.uses_dropout:
       return weights
     # A tile's indices may lie in the padding, where the weights are zero.
-    kept = self.asked.kept(
+    kept = self.inputs.dropout_keep_mask(
       weights.shape[:3],
       self.i * self.blocks.queries + jnp.arange(self.blocks.queries),
       self.j * self.blocks.keys + jnp.arange(self.blocks.keys),
       self.blocks.T,
     )
-    return jnp.where(kept, weights / (1 - self.asked.dropout), 0)
+    return jnp.where(kept, weights / (1 - self.inputs.dropout), 0)
 
 
-def common(blocks: Blocks, asked: Any) -> Bool[Array, 'I J']:
+def common(blocks: Blocks, inputs: Any) -> Bool[Array, 'I J']:
   """Whether some row of two blocks may have a document in common, by the first and last of each block."""
 
   def ends(segments, size):
@@ -204,8 +204,8 @@ def common(blocks: Blocks, asked: Any) -> Bool[Array, 'I J']:
     return jnp.where(segments > 0, segments, np.iinfo(np.int32).max).min(-1), segments.max(-1)
 
   (q_low, q_high), (k_low, k_high) = (
-    ends(asked.q_segments, blocks.queries),
-    ends(asked.k_segments, blocks.keys),
+    ends(inputs.q_segments, blocks.queries),
+    ends(inputs.k_segments, blocks.keys),
   )
   meet = (q_low[:, :, None] <= k_high[:, None, :]) & (k_low[:, None, :] <= q_high[:, :, None])
   return meet.any(0)
@@ -222,9 +222,9 @@ def _visit(line: Plan, i: Int[Array, ''], met: Bool[Array, 'J'], fold: Callable,
   return jax.lax.fori_loop(starts[i], starts[i + 1], step, carry)
 
 
-def start(blocks: Blocks, q: Float[Array, 'B K G T C'], v: Float[Array, 'B K S C2'], asked: Any) -> PyTree:
+def start(blocks: Blocks, q: Float[Array, 'B K G T C'], v: Float[Array, 'B K S C2'], inputs: Any) -> PyTree:
   """The sums of every block of queries before any key has come."""
-  one = NORMALIZERS[asked.normalizer].start(asked, (*q.shape[:3], blocks.queries), v.shape[-1])
+  one = NORMALIZERS[inputs.normalizer].start(inputs, (*q.shape[:3], blocks.queries), v.shape[-1])
   return jax.tree.map(lambda x: jnp.broadcast_to(x[None], (blocks.shape[0], *x.shape)), one)
 
 
@@ -235,10 +235,10 @@ def add(
   q: Float[Array, 'B K G T C'],
   k: Float[Array, 'B K S C'],
   v: Float[Array, 'B K S C2'],
-  asked: Any,
+  inputs: Any,
 ) -> PyTree:
   """The sums with what some keys add; `rows` says which of their blocks each block of queries visits."""
-  met, normalizer = common(blocks, asked), NORMALIZERS[asked.normalizer]
+  met, normalizer = common(blocks, inputs), NORMALIZERS[inputs.normalizer]
 
   def line(at):
     i, carry = at
@@ -246,9 +246,9 @@ def add(
 
     def fold(carry, j, kind):
       def tile(wholly):
-        here = _Tile(blocks, asked, i, j)
-        logits = here.logits(q_i, blocks.of_keys(k, j, 2), asked.score, asked.bias)
-        return normalizer.add(carry, logits, here.seen(wholly), here.dropped, blocks.of_keys(v, j, 2), asked)
+        here = _Tile(blocks, inputs, i, j)
+        logits = here.logits(q_i, blocks.of_keys(k, j, 2), inputs.score, inputs.bias)
+        return normalizer.add(carry, logits, here.seen(wholly), here.dropped, blocks.of_keys(v, j, 2), inputs)
 
       return jax.lax.switch(kind, [lambda: carry, lambda: tile(False), lambda: tile(True)])
 
@@ -257,9 +257,9 @@ def add(
   return jax.lax.map(line, (jnp.arange(blocks.shape[0]), sums))
 
 
-def finish(sums: PyTree, asked: Any) -> tuple[Float[Array, 'B K G T C2'], Float[Array, 'B K G T']]:
+def finish(sums: PyTree, inputs: Any) -> tuple[Float[Array, 'B K G T C2'], Float[Array, 'B K G T']]:
   """The output, and the log-sum-exp, which is zeros where the normalizer has none."""
-  out, log_sum_exp = NORMALIZERS[asked.normalizer].finish(sums)
+  out, log_sum_exp = NORMALIZERS[inputs.normalizer].finish(sums)
   out, log_sum_exp = jnp.moveaxis(out, 0, 3), jnp.moveaxis(log_sum_exp, 0, 3)
   return out.reshape(*out.shape[:3], -1, out.shape[-1]), log_sum_exp.reshape(*log_sum_exp.shape[:3], -1)
 
@@ -276,16 +276,16 @@ def gradients(
   q: Float[Array, 'B K G T C'],
   k: Float[Array, 'B K S C'],
   v: Float[Array, 'B K S C2'],
-  asked: Any,
+  inputs: Any,
   log_sum_exp: Float[Array, 'B K G T'],
   inner: Float[Array, 'B K G T'],
   d_out: Float[Array, 'B K G T C2'],
 ) -> tuple[Array, Array, Array, list[Array]]:
   """What some keys add to the cotangents of q and of the leaves of (score, bias), and those of k and v, all in float32: one
   pass over the tiles, whose logits are made again; `columns` says which blocks of queries each block of keys visits."""
-  met, normalizer = common(blocks, asked), NORMALIZERS[asked.normalizer]
+  met, normalizer = common(blocks, inputs), NORMALIZERS[inputs.normalizer]
   d_out = d_out.astype(v.dtype)
-  leaves, rebuild = floating((asked.score, asked.bias))
+  leaves, rebuild = floating((inputs.score, inputs.bias))
 
   def line(carry, j):
     k_j, v_j = blocks.of_keys(k, j, 2), blocks.of_keys(v, j, 2)
@@ -294,9 +294,9 @@ def gradients(
       q_i = blocks.of_queries(q, i, 3)
 
       def tile(wholly):
-        here, d_out_i = _Tile(blocks, asked, i, j), blocks.of_queries(d_out, i, 3)
+        here, d_out_i = _Tile(blocks, inputs, i, j), blocks.of_queries(d_out, i, 3)
         logits, back = jax.vjp(lambda q, k, leaves: here.logits(q, k, *rebuild(leaves)), q_i, k_j, leaves)
-        weights = normalizer.weights(logits, here.seen(wholly), blocks.of_queries(log_sum_exp, i, 3), asked)
+        weights = normalizer.weights(logits, here.seen(wholly), blocks.of_queries(log_sum_exp, i, 3), inputs)
         d_weights = here.dropped(over_channels(d_out_i, v_j))
         d_q_i, d_k, d_leaves = back(normalizer.gradient(weights, d_weights, blocks.of_queries(inner, i, 3)))
         return d_q_i, d_k, over_queries(here.dropped(weights).astype(v.dtype), d_out_i), d_leaves
@@ -322,15 +322,15 @@ def gradients(
 
 
 def learned_gradients(
-  asked: Any, d_leaves: list[Array], log_sum_exp: Float[Array, 'B K G T'], inner: Float[Array, 'B K G T']
+  inputs: Any, d_leaves: list[Array], log_sum_exp: Float[Array, 'B K G T'], inner: Float[Array, 'B K G T']
 ) -> PyTree:
   """The cotangents of (score, bias, sinks), of those of the leaves of the first two."""
   d_sinks = None
-  if asked.sinks is not None:
+  if inputs.sinks is not None:
     # A sink is one more logit, whose value is zero.
-    sinks = asked.sinks.astype(jnp.float32).reshape(1, *log_sum_exp.shape[1:3], 1)
-    d_sinks = -(jnp.exp(sinks - log_sum_exp) * inner).sum((0, 3)).reshape(-1).astype(asked.sinks.dtype)
-  leaves, rebuild = floating((asked.score, asked.bias))
+    sinks = inputs.sinks.astype(jnp.float32).reshape(1, *log_sum_exp.shape[1:3], 1)
+    d_sinks = -(jnp.exp(sinks - log_sum_exp) * inner).sum((0, 3)).reshape(-1).astype(inputs.sinks.dtype)
+  leaves, rebuild = floating((inputs.score, inputs.bias))
   return *rebuild([d.astype(leaf.dtype) for d, leaf in zip(d_leaves, leaves)], rest=None), d_sinks
 
 
@@ -381,16 +381,16 @@ class Softmax:
   """Sums that are rescaled whenever a greater logit comes; `carry` is (maximum, denominator, numerator)."""
 
   @staticmethod
-  def start(asked, shape, channels):
+  def start(inputs, shape, channels):
     numerator = jnp.zeros((*shape, channels), jnp.float32)
-    if asked.sinks is None:
+    if inputs.sinks is None:
       return jnp.full(shape, -jnp.inf), jnp.zeros(shape), numerator
     # As if the sink had come first, with a value of zero.
-    sinks = asked.sinks.astype(jnp.float32).reshape(1, *shape[1:3], 1)
+    sinks = inputs.sinks.astype(jnp.float32).reshape(1, *shape[1:3], 1)
     return jnp.broadcast_to(sinks, shape), jnp.ones(shape), numerator
 
   @staticmethod
-  def add(carry, logits, seen, dropped, v, asked):
+  def add(carry, logits, seen, dropped, v, inputs):
     top, denominator, numerator = carry
     logits = jnp.where(seen, logits, -jnp.inf)
     new = jnp.maximum(top, logits.max(-1))
@@ -409,7 +409,7 @@ class Softmax:
     return numerator / jnp.where(denominator == 0, 1, denominator)[..., None], top + jnp.log(denominator)
 
   @staticmethod
-  def weights(logits, seen, log_sum_exp, asked):
+  def weights(logits, seen, log_sum_exp, inputs):
     return jnp.where(seen, jnp.exp(logits - log_sum_exp[..., None]), 0)
 
   @staticmethod
@@ -421,12 +421,12 @@ class Sigmoid:
   """Each key for itself: a sum, and nothing to rescale."""
 
   @staticmethod
-  def start(asked, shape, channels):
+  def start(inputs, shape, channels):
     return jnp.zeros((*shape, channels), jnp.float32)
 
   @staticmethod
-  def add(numerator, logits, seen, dropped, v, asked):
-    weights = jnp.where(seen, jax.nn.sigmoid(logits + asked.offset), 0)
+  def add(numerator, logits, seen, dropped, v, inputs):
+    weights = jnp.where(seen, jax.nn.sigmoid(logits + inputs.offset), 0)
     return numerator + over_keys(dropped(weights).astype(v.dtype), v)
 
   @staticmethod
@@ -434,8 +434,8 @@ class Sigmoid:
     return numerator, jnp.zeros(numerator.shape[:-1])
 
   @staticmethod
-  def weights(logits, seen, log_sum_exp, asked):
-    return jnp.where(seen, jax.nn.sigmoid(logits + asked.offset), 0)
+  def weights(logits, seen, log_sum_exp, inputs):
+    return jnp.where(seen, jax.nn.sigmoid(logits + inputs.offset), 0)
 
   @staticmethod
   def gradient(weights, d_weights, inner):

@@ -17,21 +17,21 @@ class Auto(Kernel):
   A kernel suits if it can serve and says that it is worth it (`Kernel.unsuited`).
   """
 
-  def attend(self, q, k, v, asked):
-    reasons, platform = [], mesh.platform()
+  def attend(self, q, k, v, inputs):
+    reasons, platform = [], mesh.current_platform()
     for name in ORDER:
-      kernel = named(name)
+      kernel = load_kernel(name)
       reason = (
-        kernel.absence(platform)
-        or kernel.refusal(q, k, v, asked)
-        or kernel.unsuited(q, k, v, asked, platform)
+        kernel.unavailable_reason(platform)
+        or kernel.unsupported_reason(q, k, v, inputs)
+        or kernel.unpreferred_reason(q, k, v, inputs, platform)
       )
       if not reason:
-        _say(
+        _log_once(
           f'kernel: auto takes {name} on {platform}'
           + ''.join(f'; not {other}: {why}' for other, why in reasons)
         )
-        return kernel.attend(q, k, v, asked)
+        return kernel.attend(q, k, v, inputs)
       reasons.append((name, reason))
     raise ValueError(f"kernel='auto' finds none: {reasons}")
 
@@ -43,12 +43,12 @@ ORDER = ('ring', 'splash', 'cudnn', 'tokamax', 'chunked', 'dense')
 
 
 @functools.cache
-def named(name: str) -> Kernel:
+def load_kernel(name: str) -> Kernel:
   """The kernel of a file beside this one, as its bare name makes it."""
   return spec.build(name, importlib.import_module('tfm.kernels'), Kernel)
 
 
 @functools.cache
-def _say(text: str) -> None:
+def _log_once(text: str) -> None:
   """Logs a text the first time that it comes."""
   _log.info(text)

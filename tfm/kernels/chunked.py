@@ -34,18 +34,18 @@ class Chunked(Sizes, Kernel):
 
   examples = ('chunked', 'chunked(queries=4, keys=5)')
 
-  def unsuited(self, q, k, v, asked, platform):
+  def unpreferred_reason(self, q, k, v, inputs, platform):
     T, S = q.shape[1], k.shape[1]
     # Measured (README, `tfm benchmark attention`): below, one block is all there is, and skips nothing.
     if T * S < 256 * 256:
       return 'queries and keys are no more than one block'
     return None
 
-  def attend(self, q, k, v, asked):
+  def attend(self, q, k, v, inputs):
     T, H = q.shape[1:3]
     blocks = Blocks(min(self.queries, T), min(self.keys, k.shape[1]), T, k.shape[1])
-    q, k, v, learned, asked = _blockwise.laid_out(blocks, q, k, v, asked)
-    out, log_sum_exp = attention(blocks)(q, k, v, learned, asked)
+    q, k, v, learned, inputs = _blockwise.laid_out(blocks, q, k, v, inputs)
+    out, log_sum_exp = attention(blocks)(q, k, v, learned, inputs)
     out, log_sum_exp = _blockwise.taken_back(out.astype(v.dtype), log_sum_exp, T, H)
     return shard(out, 'batch', 'length', 'heads', 'kv'), log_sum_exp
 
@@ -56,17 +56,17 @@ def attention(blocks: Blocks) -> Callable:
   `learned` is (score, bias, sinks), `asked` the rest; a function with a backward pass of its own.
   """
 
-  def forward(q, k, v, learned, asked):
-    whole = _blockwise.complete(asked, learned)
-    rows, _ = _blockwise.plan(asked.mask, asked.layout, blocks)
+  def forward(q, k, v, learned, inputs):
+    whole = _blockwise.complete(inputs, learned)
+    rows, _ = _blockwise.plan(inputs.mask, inputs.layout, blocks)
     sums = _blockwise.add(blocks, rows, _blockwise.start(blocks, q, v, whole), q, k, v, whole)
     out, log_sum_exp = _blockwise.finish(sums, whole)
-    return (out, log_sum_exp), (q, k, v, learned, asked, out, log_sum_exp)
+    return (out, log_sum_exp), (q, k, v, learned, inputs, out, log_sum_exp)
 
   def backward(kept, cotangents):
-    q, k, v, learned, asked, out, log_sum_exp = kept
-    whole, d_out = _blockwise.complete(asked, learned), cotangents[0]
-    _, columns = _blockwise.plan(asked.mask, asked.layout, blocks)
+    q, k, v, learned, inputs, out, log_sum_exp = kept
+    whole, d_out = _blockwise.complete(inputs, learned), cotangents[0]
+    _, columns = _blockwise.plan(inputs.mask, inputs.layout, blocks)
     inner = _blockwise.inner(out, *cotangents)
     *d_arrays, d_leaves = _blockwise.gradients(blocks, columns, q, k, v, whole, log_sum_exp, inner, d_out)
     d_arrays = (d.astype(x.dtype) for d, x in zip(d_arrays, (q, k, v)))

@@ -18,11 +18,11 @@ from tfm.shapes import Array, Bool, Float, Int
 
 
 # Why kernels of a maker's library are not compiled for a GPU that is not here.
-UNKNOWN = 'it asks the GPU what it is capable of, and none is attached'
+NO_GPU_ATTACHED = 'it asks the GPU what it is capable of, and none is attached'
 
 
 @struct.dataclass
-class Asked:
+class AttentionInputs:
   """What is asked of a kernel besides q, k and v.
 
     logits  = cap(score(q, k) + bias(q, k, q_positions, k_positions)),  cap(x) = soft_cap · tanh(x / soft_cap)
@@ -54,14 +54,14 @@ class Asked:
   sinks: Float[Array, 'H'] | None = None
   dropout_key: Array | None = None
   mask: Callable = struct.field(pytree_node=False, kw_only=True)
-  layout: str = struct.field(pytree_node=False, default='any')
+  layout: str = struct.field(pytree_node=False, default='arbitrary')
   normalizer: str = struct.field(pytree_node=False, default='softmax')
   offset: float = struct.field(pytree_node=False, default=0.0)
   soft_cap: float = struct.field(pytree_node=False, default=0.0)
   dropout: float = struct.field(pytree_node=False, default=0.0)
 
   @property
-  def drops(self) -> bool:
+  def uses_dropout(self) -> bool:
     """Whether weights are dropped at all."""
     return self.dropout > 0 and self.dropout_key is not None
 
@@ -71,10 +71,10 @@ class Asked:
     plain = getattr(self.score, 'func', None)  # of the Partial, which has no leaves then
     return plain.keywords['scale'] if getattr(plain, 'func', None) is scaled_dot else None
 
-  def beyond(self, *able: str) -> str | None:
+  def unsupported_feature_reason(self, *supported: str) -> str | None:
     """What is asked of `SPECIAL` besides what a kernel is `able` to do, in its words; None if nothing is."""
-    special = (SPECIAL[name] for name in SPECIAL if name not in able)
-    return next((reason for is_asked, reason in special if is_asked(self)), None)
+    special = (OPTIONAL_FEATURES[name] for name in OPTIONAL_FEATURES if name not in supported)
+    return next((reason for is_requested, reason in special if is_requested(self)), None)
 
   def logits(
     self,
@@ -89,10 +89,10 @@ class Asked:
       logits = logits + self.bias(q, k, q_positions, k_positions)
     return self.soft_cap * jnp.tanh(logits / self.soft_cap) if self.soft_cap else logits
 
-  def seen(self) -> Bool[Array, 'B T S']:
+  def visibility_mask(self) -> Bool[Array, 'B T S']:
     """Which query sees which key."""
     prefix = None if self.k_prefix is None else self.k_prefix[:, None, :]
-    seen = self.mask.given(prefix)(self.q_positions[:, :, None], self.k_positions[:, None, :])
+    seen = self.mask.bind_prefix(prefix)(self.q_positions[:, :, None], self.k_positions[:, None, :])
     return seen & same_document(self.q_segments, self.k_segments)
 
   def weights(
@@ -100,9 +100,9 @@ class Asked:
   ) -> tuple[Float[Array, 'B K G T S'], Float[Array, 'B H T'] | None]:
     """The weights before dropout, all at once, and the log of their denominator where there is one."""
     logits = self.logits(q, k, self.q_positions, self.k_positions)
-    return NORMALIZERS[self.normalizer](logits, self.seen()[:, None, None], self)
+    return NORMALIZERS[self.normalizer](logits, self.visibility_mask()[:, None, None], self)
 
-  def kept(
+  def dropout_keep_mask(
     self, shape: tuple[int, int, int], q_index: Int[Array, 'T'], k_index: Int[Array, 'S'], queries: int
   ) -> Bool[Array, 'B K G T S']:
     """Which weights of a `(B, K, G)` batch survive dropout, for some of the `queries` that there are in all.
@@ -122,14 +122,14 @@ class Asked:
 
 
 def softmax(
-  logits: Float[Array, 'B K G T S'], seen: Bool[Array, 'B 1 1 T S'], asked: Asked
+  logits: Float[Array, 'B K G T S'], seen: Bool[Array, 'B 1 1 T S'], inputs: AttentionInputs
 ) -> tuple[Float[Array, 'B K G T S'], Float[Array, 'B H T']]:
   """Weights that sum to one over the keys seen and the sink; and the log of their denominator."""
   B, K, G, T, S = logits.shape
   # Finite where nothing is seen: the gradient of such a row is zero and not NaN.
   logits = jnp.where(seen, logits, -1e30)
-  if asked.sinks is not None:
-    sinks = jnp.broadcast_to(asked.sinks.astype(jnp.float32).reshape(1, K, G, 1, 1), (B, K, G, T, 1))
+  if inputs.sinks is not None:
+    sinks = jnp.broadcast_to(inputs.sinks.astype(jnp.float32).reshape(1, K, G, 1, 1), (B, K, G, T, 1))
     logits = jnp.concatenate([logits, sinks], -1)
   weights = jax.nn.softmax(logits, axis=-1)[..., :S]
   weights = jnp.where(seen.any(-1, keepdims=True), weights, 0)
@@ -138,28 +138,31 @@ def softmax(
 
 
 def sigmoid(
-  logits: Float[Array, 'B K G T S'], seen: Bool[Array, 'B 1 1 T S'], asked: Asked
+  logits: Float[Array, 'B K G T S'], seen: Bool[Array, 'B 1 1 T S'], inputs: AttentionInputs
 ) -> tuple[Float[Array, 'B K G T S'], None]:
   """σ(logits + offset) for each key seen (Ramapuram et al. 2024, "Sigmoid self-attention", eq. 3)."""
-  return jnp.where(seen, jax.nn.sigmoid(logits + asked.offset), 0), None
+  return jnp.where(seen, jax.nn.sigmoid(logits + inputs.offset), 0), None
 
 
 NORMALIZERS = {'softmax': softmax, 'sigmoid': sigmoid}
 
 # What not every kernel can: whether it is asked, and the words of one that cannot.
-SPECIAL = {
-  'score': (lambda asked: asked.scale is None, 'it has no other score than the scaled dot product'),
-  'bias': (lambda asked: asked.bias is not None, 'it takes no bias on the logits'),
-  'sinks': (lambda asked: asked.sinks is not None, 'it has no sinks in the denominator'),
-  'sigmoid': (lambda asked: asked.normalizer != 'softmax', 'it normalizes by softmax only'),
-  'soft_cap': (lambda asked: asked.soft_cap > 0, 'it does not cap logits'),
-  'dropout': (lambda asked: asked.drops, 'it does not draw the dropout that all kernels agree on'),
-  'prefix': (lambda asked: asked.mask.reads, 'it must know the mask before the data, which a prefix is'),
+OPTIONAL_FEATURES = {
+  'score': (lambda inputs: inputs.scale is None, 'it has no other score than the scaled dot product'),
+  'bias': (lambda inputs: inputs.bias is not None, 'it takes no bias on the logits'),
+  'sinks': (lambda inputs: inputs.sinks is not None, 'it has no sinks in the denominator'),
+  'sigmoid': (lambda inputs: inputs.normalizer != 'softmax', 'it normalizes by softmax only'),
+  'soft_cap': (lambda inputs: inputs.soft_cap > 0, 'it does not cap logits'),
+  'dropout': (lambda inputs: inputs.uses_dropout, 'it does not draw the dropout that all kernels agree on'),
+  'prefix': (
+    lambda inputs: inputs.mask.required_fields,
+    'it must know the mask before the data, which a prefix is',
+  ),
 }
 
 
 @functools.lru_cache(maxsize=64)
-def band(mask: Callable, T: int, S: int) -> tuple[int | None, int | None] | None:
+def mask_band(mask: Callable, T: int, S: int) -> tuple[int | None, int | None] | None:
   """(left, right), if T queries see, by index, just those of S keys from q - left to q + right; else None.
 
   None for a side: it has no end. A mask that is not relative may be a band, and is not known to be.
@@ -176,12 +179,12 @@ def band(mask: Callable, T: int, S: int) -> tuple[int | None, int | None] | None
   )
 
 
-def fancy(asked: Asked, T: int, S: int) -> str | None:
+def unsupported_mask_reason(inputs: AttentionInputs, T: int, S: int) -> str | None:
   """Why the mask is beyond a kernel for the usual: rows of one document each, whose queries are the keys' own
   tokens, under a mask that is causal, causal with a window to the left, or full; None if it is not."""
-  if asked.layout != 'whole':
-    return f'it takes rows of one document each, and layout={asked.layout!r} does not promise that'
-  left, right = band(asked.mask, T, S) or (-1, -1)
+  if inputs.layout != 'contiguous':
+    return f'it takes rows of one document each, and layout={inputs.layout!r} does not promise that'
+  left, right = mask_band(inputs.mask, T, S) or (-1, -1)
   if left is None and right is None:
     return None
   if right != 0 or left is not None and left < 0:
@@ -191,7 +194,7 @@ def fancy(asked: Asked, T: int, S: int) -> str | None:
   return None
 
 
-def grouped(q: Float[Array, 'B T H C'], K: int) -> Float[Array, 'B K G T C']:
+def group_queries(q: Float[Array, 'B T H C'], K: int) -> Float[Array, 'B K G T C']:
   """Queries by the key head that they read."""
   B, T, H, C = q.shape
   return q.reshape(B, T, K, H // K, C).transpose(0, 2, 3, 1, 4)
@@ -211,16 +214,16 @@ class Kernel(abc.ABC):
   platforms: ClassVar[tuple[str, ...]] = ()
 
   def __call__(
-    self, q: Float[Array, 'B T H C'], k: Float[Array, 'B S K C'], v: Float[Array, 'B S K C2'], **asked
+    self, q: Float[Array, 'B T H C'], k: Float[Array, 'B S K C'], v: Float[Array, 'B S K C2'], **inputs
   ) -> Float[Array, 'B T H C2']:
     """Attention as `Asked`, whose fields are the keywords, describes it.
 
     Raises:
       ValueError: if this kernel cannot serve, with the reason.
     """
-    return self.serve(q, k, v, Asked(**asked))[0]
+    return self.serve(q, k, v, AttentionInputs(**inputs))[0]
 
-  def with_log_sum_exp(self, q, k, v, **asked) -> tuple[Float[Array, 'B T H C2'], Float[Array, 'B H T']]:
+  def with_log_sum_exp(self, q, k, v, **inputs) -> tuple[Float[Array, 'B T H C2'], Float[Array, 'B H T']]:
     """The same, and log Σ exp(logits) over what each query sees, sinks included; -inf where it sees nothing.
 
     With it a chosen row of weights is exp(logits - log-sum-exp), and the others need not be stored.
@@ -228,54 +231,62 @@ class Kernel(abc.ABC):
     Raises:
       ValueError: also for a normalizer that has no sum.
     """
-    asked = Asked(**asked)
-    if asked.normalizer != 'softmax':
-      raise ValueError(f'normalizer={asked.normalizer!r} has no log-sum-exp; softmax has one')
-    out, log_sum_exp = self.serve(q, k, v, asked)
+    inputs = AttentionInputs(**inputs)
+    if inputs.normalizer != 'softmax':
+      raise ValueError(f'normalizer={inputs.normalizer!r} has no log-sum-exp; softmax has one')
+    out, log_sum_exp = self.serve(q, k, v, inputs)
     if log_sum_exp is None:
       raise ValueError(f'{type(self).__name__} does not tell the log-sum-exp; dense and chunked do')
     return out, log_sum_exp
 
   @staticmethod
   def weights(
-    q: Float[Array, 'B T H C'], k: Float[Array, 'B S K C'], log_sum_exp: Float[Array, 'B H T'], **asked
+    q: Float[Array, 'B T H C'], k: Float[Array, 'B S K C'], log_sum_exp: Float[Array, 'B H T'], **inputs
   ) -> Float[Array, 'B H T S']:
     """The weights of chosen queries, exp(logits - log-sum-exp) where seen, from what `with_log_sum_exp` told of them."""
-    asked = Asked(**asked)
+    inputs = AttentionInputs(**inputs)
     B, T, H, _ = q.shape
-    q, k = grouped(q, k.shape[2]), k.swapaxes(1, 2)
-    logits = asked.logits(q, k, asked.q_positions, asked.k_positions).reshape(B, H, T, -1)
-    return jnp.where(asked.seen()[:, None], jnp.exp(logits - log_sum_exp[..., None]), 0)
+    q, k = group_queries(q, k.shape[2]), k.swapaxes(1, 2)
+    logits = inputs.logits(q, k, inputs.q_positions, inputs.k_positions).reshape(B, H, T, -1)
+    return jnp.where(inputs.visibility_mask()[:, None], jnp.exp(logits - log_sum_exp[..., None]), 0)
 
   @staticmethod
-  def all_weights(q: Float[Array, 'B T H C'], k: Float[Array, 'B S K C'], **asked) -> Float[Array, 'B H T S']:
+  def all_weights(
+    q: Float[Array, 'B T H C'], k: Float[Array, 'B S K C'], **inputs
+  ) -> Float[Array, 'B H T S']:
     """What the values are weighted by, before dropout: of the specification, whose numbers every kernel has."""
     B, T, H, _ = q.shape
-    weights, _ = Asked(**asked).weights(grouped(q, k.shape[2]), k.swapaxes(1, 2))
+    weights, _ = AttentionInputs(**inputs).weights(group_queries(q, k.shape[2]), k.swapaxes(1, 2))
     return weights.reshape(B, H, T, -1)
 
-  def serve(self, q, k, v, asked: Asked):
+  def serve(self, q, k, v, inputs: AttentionInputs):
     """`attend`, after a refusal where there is a reason for one."""
-    if reason := self.absence(mesh.platform()) or self.refusal(q, k, v, asked):
+    if reason := self.unavailable_reason(mesh.current_platform()) or self.unsupported_reason(q, k, v, inputs):
       raise ValueError(f'kernel={type(self).__name__.lower()!r} cannot serve: {reason}')
-    return self.attend(q, k, v, asked)
+    return self.attend(q, k, v, inputs)
 
-  def absence(self, platform: str) -> str | None:
+  def unavailable_reason(self, platform: str) -> str | None:
     """Why this kernel is not to be had on a platform, or without a package; None if it is."""
     if self.platforms and platform not in self.platforms:
       return f'it runs on {" and ".join(self.platforms)}, and this is a {platform}'
     return None
 
-  def refusal(self, q: Array, k: Array, v: Array, asked: Asked) -> str | None:
+  def unsupported_reason(self, q: Array, k: Array, v: Array, inputs: AttentionInputs) -> str | None:
     """Why this kernel cannot serve, told from shapes, types and static fields; None if it can."""
     return None
 
-  def unsuited(self, q: Array, k: Array, v: Array, asked: Asked, platform: str) -> str | None:
+  def unpreferred_reason(
+    self, q: Array, k: Array, v: Array, inputs: AttentionInputs, platform: str
+  ) -> str | None:
     """Why 'auto' should rather take another, though this one could serve; None if there is no reason."""
     return None
 
   @abc.abstractmethod
   def attend(
-    self, q: Float[Array, 'B T H C'], k: Float[Array, 'B S K C'], v: Float[Array, 'B S K C2'], asked: Asked
+    self,
+    q: Float[Array, 'B T H C'],
+    k: Float[Array, 'B S K C'],
+    v: Float[Array, 'B S K C2'],
+    inputs: AttentionInputs,
   ) -> tuple[Float[Array, 'B T H C2'], Float[Array, 'B H T'] | None]:
     """The output, and the log-sum-exp, or None from a kernel that does not tell it."""

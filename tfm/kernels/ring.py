@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec
 from tfm.kernels import _blockwise
 from tfm.kernels._blockwise import Blocks, Plan, Sizes
 from tfm.kernels.protocol import Kernel
-from tfm.parallel.rows import by_hand, pieces
+from tfm.parallel.sequence import manual_axes, sequence_shards
 from tfm.parallel.sharding import shard
 from tfm.shapes import Array, Int, PyTree
 
@@ -47,22 +47,22 @@ class Ring(Sizes, Kernel):
 
   examples = ('ring', 'ring(queries=4, keys=5)')
 
-  def refusal(self, q, k, v, asked):
-    axes, n = pieces()
+  def unsupported_reason(self, q, k, v, inputs):
+    axes, n = sequence_shards()
     if len(axes) > 1:
       return f'keys go round one axis of the mesh, and the rules cut rows by {" and ".join(axes)}'
     if q.shape[1] % n or k.shape[1] % n:
       return f'{n} devices share a row, which do not divide {q.shape[1]} queries and {k.shape[1]} keys'
-    if asked.drops and n > 1:
+    if inputs.uses_dropout and n > 1:
       return 'it does not draw the dropout that all kernels agree on where a mesh cuts rows'
     return None
 
-  def unsuited(self, q, k, v, asked, platform):
-    return None if pieces()[0] else 'no axis of the mesh cuts rows'
+  def unpreferred_reason(self, q, k, v, inputs, platform):
+    return None if sequence_shards()[0] else 'no axis of the mesh cuts rows'
 
-  def attend(self, q, k, v, asked):
-    axes, n = pieces()
-    trip = Trip.of(asked.mask, asked.layout, q.shape[1], k.shape[1], n, self.queries, self.keys)
+  def attend(self, q, k, v, inputs):
+    axes, n = sequence_shards()
+    trip = Trip.of(inputs.mask, inputs.layout, q.shape[1], k.shape[1], n, self.queries, self.keys)
     axis = axes[0] if axes else None
     run = functools.partial(attend, trip, axis)
     if axes:
@@ -71,11 +71,14 @@ class Ring(Sizes, Kernel):
         run,
         in_specs=(PartitionSpec(axis), rows, rows, rows, PartitionSpec(), rows),
         out_specs=(rows, PartitionSpec(None, None, axis)),
-        axis_names=by_hand(axis),
+        axis_names=manual_axes(axis),
         check_vma=False,
       )
-      asked = asked.replace(dropout_key=None)  # there is none to be dropped
-    learned, rest = (asked.score, asked.bias, asked.sinks), asked.replace(score=None, bias=None, sinks=None)
+      inputs = inputs.replace(dropout_key=None)  # there is none to be dropped
+    learned, rest = (
+      (inputs.score, inputs.bias, inputs.sinks),
+      inputs.replace(score=None, bias=None, sinks=None),
+    )
     out, log_sum_exp = run(jnp.arange(n), q, k, v, learned, rest)
     return shard(out, 'batch', 'length', 'heads', 'kv'), log_sum_exp
 
@@ -128,8 +131,8 @@ def indices(length: int, devices: int, device: int, zigzag: bool) -> Int[np.ndar
   """The places in a row of the tokens that a device has."""
   if not zigzag:
     return np.arange(length).reshape(devices, -1)[device]
-  pieces = np.arange(length).reshape(2 * devices, -1)
-  return np.concatenate([pieces[device], pieces[2 * devices - 1 - device]])
+  sequence_shards = np.arange(length).reshape(2 * devices, -1)
+  return np.concatenate([sequence_shards[device], sequence_shards[2 * devices - 1 - device]])
 
 
 def padded(at: Int[np.ndarray, 'T'], size: int) -> Int[np.ndarray, 'I T']:
@@ -154,18 +157,18 @@ def stacked(plans: list[list[Plan]]) -> Plan:
 
 
 def attend(
-  trip: Trip, axis: str | None, device: Int[Array, '1'], q: Array, k: Array, v: Array, learned: PyTree, asked
+  trip: Trip, axis: str | None, device: Int[Array, '1'], q: Array, k: Array, v: Array, learned: PyTree, inputs
 ):
   """What one device does: its own queries against all keys. `device` is its number; the others' part is asked for by
   collectives along `axis`, None for one device alone.
   """
   me, T, H = device[0], q.shape[1], q.shape[2]
   swap = functools.partial(exchange, axis, trip.devices, me) if trip.zigzag else lambda x, back=False: x
-  asked = jax.tree.map(swap, asked)
-  q, k, v, learned, asked = _blockwise.laid_out(
-    trip.blocks, *map(swap, (q, k, v)), asked.replace(score=learned[0], bias=learned[1], sinks=learned[2])
+  inputs = jax.tree.map(swap, inputs)
+  q, k, v, learned, inputs = _blockwise.laid_out(
+    trip.blocks, *map(swap, (q, k, v)), inputs.replace(score=learned[0], bias=learned[1], sinks=learned[2])
   )
-  out, log_sum_exp = attention(trip, axis)(q, k, v, me, learned, asked)
+  out, log_sum_exp = attention(trip, axis)(q, k, v, me, learned, inputs)
   out, log_sum_exp = _blockwise.taken_back(out.astype(v.dtype), log_sum_exp, T, H)
   return swap(out, back=True), swap(log_sum_exp.swapaxes(1, 2), back=True).swapaxes(1, 2)
 
@@ -185,14 +188,14 @@ def attention(trip: Trip, axis: str | None) -> Callable:
     """The plan for the keys that have come after some turns."""
     return Plan(*(jnp.asarray(x)[me, (me - turn) % n] for x in plan))
 
-  def keys_of(asked):
-    return asked.k_positions, asked.k_segments, asked.k_prefix
+  def keys_of(inputs):
+    return inputs.k_positions, inputs.k_segments, inputs.k_prefix
 
-  def with_keys(asked, keys):
-    return asked.replace(**dict(zip(('k_positions', 'k_segments', 'k_prefix'), keys)))
+  def with_keys(inputs, keys):
+    return inputs.replace(**dict(zip(('k_positions', 'k_segments', 'k_prefix'), keys)))
 
-  def forward(q, k, v, me, learned, asked):
-    whole = _blockwise.complete(asked, learned)
+  def forward(q, k, v, me, learned, inputs):
+    whole = _blockwise.complete(inputs, learned)
 
     def turn(i, carry):
       sums, travelling = carry
@@ -201,14 +204,14 @@ def attention(trip: Trip, axis: str | None) -> Callable:
       ahead = onward(travelling)
       return _blockwise.add(blocks, at(trip.rows, me, i), sums, q, k, v, with_keys(whole, keys)), ahead
 
-    carry = _blockwise.start(blocks, q, v, whole), (k, v, keys_of(asked))
+    carry = _blockwise.start(blocks, q, v, whole), (k, v, keys_of(inputs))
     sums, _ = jax.lax.fori_loop(0, n, turn, carry)
     out, log_sum_exp = _blockwise.finish(sums, whole)
-    return (out, log_sum_exp), (q, k, v, me, learned, asked, out, log_sum_exp)
+    return (out, log_sum_exp), (q, k, v, me, learned, inputs, out, log_sum_exp)
 
   def backward(kept, cotangents):
-    q, k, v, me, learned, asked, out, log_sum_exp = kept
-    whole, d_out = _blockwise.complete(asked, learned), cotangents[0]
+    q, k, v, me, learned, inputs, out, log_sum_exp = kept
+    whole, d_out = _blockwise.complete(inputs, learned), cotangents[0]
     inner = _blockwise.inner(out, *cotangents)
 
     def turn(i, carry):
@@ -223,7 +226,7 @@ def attention(trip: Trip, axis: str | None) -> Callable:
 
     leaves, _ = _blockwise.floating((whole.score, whole.bias))
     start = jax.tree.map(_blockwise.zeros, ((q, leaves), (k, v)))
-    (d_q, d_leaves), d_keys, _ = jax.lax.fori_loop(0, n, turn, (*start, (k, v, keys_of(asked))))
+    (d_q, d_leaves), d_keys, _ = jax.lax.fori_loop(0, n, turn, (*start, (k, v, keys_of(inputs))))
     d_arrays = (d.astype(x.dtype) for d, x in zip((d_q, *d_keys), (q, k, v)))
     return *d_arrays, None, _blockwise.learned_gradients(whole, d_leaves, log_sum_exp, inner), None
 

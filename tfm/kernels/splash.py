@@ -10,7 +10,7 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ke
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as splash_mask
 
 from tfm.kernels.protocol import Kernel
-from tfm.parallel.per_device import per_device, uneven
+from tfm.parallel.attention import attend_per_device, uneven_heads_reason
 from tfm.parallel.sharding import shard
 
 
@@ -23,7 +23,7 @@ class Splash(Kernel):
   """`jax.experimental.pallas.ops.tpu.splash_attention`: FlashAttention (Dao 2023) on what a mask leaves.
 
   The mask goes into the kernel as the predicate on indices that it is: any mask for rows of one document
-  (layout 'whole'), a relative one for packed rows. Queries and keys are the same tokens, and each must see
+  (layout 'contiguous'), a relative one for packed rows. Queries and keys are the same tokens, and each must see
   itself, since the kernel divides by the sum of what a query sees. Segments are compared for equality
   there, so that padding sees padding; what it gets is made zeros.
 
@@ -47,32 +47,32 @@ class Splash(Kernel):
     if self.block < 1 or self.block % LANES:
       raise ValueError(f'block={self.block} must be a multiple of {LANES} tokens')
 
-  def absence(self, platform):
-    return None if self.interpret else super().absence(platform)
+  def unavailable_reason(self, platform):
+    return None if self.interpret else super().unavailable_reason(platform)
 
-  def refusal(self, q, k, v, asked):
+  def unsupported_reason(self, q, k, v, inputs):
     T, S, H, K = q.shape[1], k.shape[1], q.shape[2], k.shape[2]
-    if reason := asked.beyond('soft_cap', 'sinks'):
+    if reason := inputs.unsupported_feature_reason('soft_cap', 'sinks'):
       return reason
     if T != S or T % LANES:
       return f'it takes as many keys as queries, a multiple of {LANES}, not {T} queries and {S} keys'
-    if not (asked.layout == 'whole' or asked.layout == 'packed' and asked.mask.relative):
+    if not (inputs.layout == 'contiguous' or inputs.layout == 'packed' and inputs.mask.relative):
       return (
-        f'its mask is one of indices, which layout={asked.layout!r} does not make of '
-        f'{"a relative" if asked.mask.relative else "this"} mask of positions'
+        f'its mask is one of indices, which layout={inputs.layout!r} does not make of '
+        f'{"a relative" if inputs.mask.relative else "this"} mask of positions'
       )
     at = np.arange(T)
-    if not np.all(asked.mask(at, at)):
+    if not np.all(inputs.mask(at, at)):
       return 'its queries must see themselves, and the mask hides some'
     if q.dtype not in (jnp.bfloat16, jnp.float32):
       return f'it computes in bfloat16 or float32, and this is {q.dtype}'
-    return uneven(H, K)
+    return uneven_heads_reason(H, K)
 
-  def attend(self, q, k, v, asked):
-    q = q * jnp.asarray(asked.scale, q.dtype)
-    arrays = q, k, v, asked.q_segments, asked.k_segments, asked.sinks
-    out = per_device(functools.partial(self.local, asked.mask, asked.soft_cap or None), *arrays)
-    out = jnp.where(asked.q_segments[:, :, None, None] != 0, out, 0).astype(v.dtype)
+  def attend(self, q, k, v, inputs):
+    q = q * jnp.asarray(inputs.scale, q.dtype)
+    arrays = q, k, v, inputs.q_segments, inputs.k_segments, inputs.sinks
+    out = attend_per_device(functools.partial(self.local, inputs.mask, inputs.soft_cap or None), *arrays)
+    out = jnp.where(inputs.q_segments[:, :, None, None] != 0, out, 0).astype(v.dtype)
     return shard(out, 'batch', 'length', 'heads', 'kv'), None
 
   def local(self, mask, soft_cap, q, k, v, q_segments, k_segments, sinks):

@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 from absl import flags
 
-from tfm.kernels.protocol import UNKNOWN, Kernel, band, fancy
+from tfm.kernels.protocol import NO_GPU_ATTACHED, Kernel, mask_band, unsupported_mask_reason
 from tfm.parallel import mesh
-from tfm.parallel.per_device import per_device, uneven
+from tfm.parallel.attention import attend_per_device, uneven_heads_reason
 from tfm.parallel.sharding import shard
 
 
@@ -27,7 +27,7 @@ class Tokamax(Kernel):
   """`tokamax.dot_product_attention`, FlashAttention (Dao 2023; Shah et al. 2024) written in Pallas.
 
   It serves what `cudnn` does, and soft caps, wider heads, and values of another width: rows of one
-  document each (layout 'whole') whose queries are the keys' own tokens, under a mask that is causal, causal
+  document each (layout 'contiguous') whose queries are the keys' own tokens, under a mask that is causal, causal
   with a window to the left, or full. The library's own sequence lengths are not used, for its gradients
   are wrong with them: under the full mask the keys of the padding are masked. There is no log-sum-exp.
 
@@ -46,43 +46,45 @@ class Tokamax(Kernel):
 
   def __post_init__(self):
     if self.implementation not in IMPLEMENTATIONS:
-      known = ', '.join(map(repr, IMPLEMENTATIONS))
-      raise ValueError(f'implementation={self.implementation!r} is not there; known: {known}')
+      valid = ', '.join(map(repr, IMPLEMENTATIONS))
+      raise ValueError(f'implementation={self.implementation!r} is not there; known: {valid}')
 
-  def absence(self, platform):
+  def unavailable_reason(self, platform):
     if not IMPLEMENTATIONS[self.implementation]:
-      return missing()
+      return import_error()
     return (
-      super().absence(platform)
-      or missing()
-      or unfit(self.implementation, (device := mesh.attached(platform)) and device.compute_capability)
+      super().unavailable_reason(platform)
+      or import_error()
+      or unsupported_gpu_reason(
+        self.implementation, (device := mesh.attached_device(platform)) and device.compute_capability
+      )
     )
 
-  def refusal(self, q, k, v, asked):
+  def unsupported_reason(self, q, k, v, inputs):
     T, S = q.shape[1], k.shape[1]
     # The backward pass of 'triton' has no caps.
-    able = () if self.implementation == 'triton' else ('soft_cap',)
-    if reason := asked.beyond(*able) or fancy(asked, T, S):
+    supported = () if self.implementation == 'triton' else ('soft_cap',)
+    if reason := inputs.unsupported_feature_reason(*supported) or unsupported_mask_reason(inputs, T, S):
       return reason
     if IMPLEMENTATIONS[self.implementation]:
       if q.dtype not in (jnp.float16, jnp.bfloat16) or not q.dtype == k.dtype == v.dtype:
         return f'it computes in float16 or bfloat16, and this is {q.dtype}'
       if T % BLOCK or S % BLOCK:
         return f'its lengths are multiples of {BLOCK}, not {T} queries and {S} keys'
-    return uneven(q.shape[2], k.shape[2])
+    return uneven_heads_reason(q.shape[2], k.shape[2])
 
-  def attend(self, q, k, v, asked):
-    left, right = band(asked.mask, q.shape[1], k.shape[1])
-    attention = functools.partial(self.local, asked.scale, asked.soft_cap or None, left, right)
-    out = per_device(attention, q, k, v, asked.q_segments, asked.k_segments)
+  def attend(self, q, k, v, inputs):
+    left, right = mask_band(inputs.mask, q.shape[1], k.shape[1])
+    attention = functools.partial(self.local, inputs.scale, inputs.soft_cap or None, left, right)
+    out = attend_per_device(attention, q, k, v, inputs.q_segments, inputs.k_segments)
     return shard(out, 'batch', 'length', 'heads', 'kv'), None
 
   def local(self, scale, soft_cap, left, right, q, k, v, q_segments, k_segments, sinks):
     """Attention over what one device has of rows and heads."""
-    causal, seen, there = right == 0, None, q_segments != 0
+    causal, seen, valid = right == 0, None, q_segments != 0
     if not causal:
       keys = k_segments != 0
-      there &= keys.any(1, keepdims=True)
+      valid &= keys.any(1, keepdims=True)
       # A row that is thrown away sees all its keys: no weights can be made of none.
       seen = (keys | ~keys.any(1, keepdims=True))[:, None, None, :]
     attention = functools.partial(
@@ -93,11 +95,11 @@ class Tokamax(Kernel):
       local_window_size=None if left is None else (left, 0),
       implementation=self.implementation,
     )
-    out = promoting(lambda q, k, v, seen: attention(q, k, v, mask=seen))(q, k, v, seen)
-    return jnp.where(there[:, :, None, None], out, 0).astype(v.dtype)
+    out = with_rank_promotion(lambda q, k, v, seen: attention(q, k, v, mask=seen))(q, k, v, seen)
+    return jnp.where(valid[:, :, None, None], out, 0).astype(v.dtype)
 
 
-def promoting(function: Callable) -> Callable:
+def with_rank_promotion(function: Callable) -> Callable:
   """The function, traced with ranks promoted both forward and backward, which is forbidden elsewhere."""
   allowed = functools.partial(jax.numpy_rank_promotion, 'allow')
 
@@ -128,7 +130,7 @@ def package() -> ModuleType:
 
 
 @functools.cache
-def missing() -> str | None:
+def import_error() -> str | None:
   """Why the package cannot be imported; None if it can."""
   try:
     package()
@@ -137,11 +139,11 @@ def missing() -> str | None:
   return None
 
 
-def unfit(implementation: str, capability: str | None) -> str | None:
+def unsupported_gpu_reason(implementation: str, capability: str | None) -> str | None:
   """Why an implementation does not run on a GPU; a capability that is no number is another maker's, and None is of one that is
   not here."""
   if capability is None:
-    return UNKNOWN
+    return NO_GPU_ATTACHED
   first, end = IMPLEMENTATIONS[implementation]
   major = capability.partition('.')[0]
   if major.isdigit() and first <= int(major) < end:

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from tfm.layers.initializer import uniform
-from tfm.parallel.sharding import partitioned, shard
+from tfm.parallel.sharding import shard, with_logical_axes
 from tfm.shapes import Array, Float, Int
 
 
@@ -82,7 +82,7 @@ class CausalConvolution(nn.Module):
     S, ones = x.shape[1], (1,) * len(self.channels)
     initializer = uniform(-(self.taps**-0.5), self.taps**-0.5)
     weight = self.param(
-      'weight', partitioned(initializer, ('taps', *self.axes)), (self.taps, *self.channels), jnp.float32
+      'weight', with_logical_axes(initializer, ('taps', *self.axes)), (self.taps, *self.channels), jnp.float32
     )
     y = 0.0
     for tap in range(self.taps):
@@ -91,7 +91,12 @@ class CausalConvolution(nn.Module):
       seen = jnp.where(same.reshape(*same.shape, *ones), _delayed(x, back), 0)
       y = y + seen.astype(jnp.float32) * weight[tap][None, None]
     if self.bias:
-      y = y + self.param('bias', partitioned(initializer, self.axes), self.channels, jnp.float32)[None, None]
+      y = (
+        y
+        + self.param('bias', with_logical_axes(initializer, self.axes), self.channels, jnp.float32)[
+          None, None
+        ]
+      )
     return y.astype(self.dtype)
 
 

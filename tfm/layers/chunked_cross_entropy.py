@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from tfm.layers.cross_entropy import Sums
-from tfm.parallel.sharding import in_force, parts
+from tfm.parallel.sharding import mesh_axes_of, shard_count
 from tfm.shapes import Array, Float, PyTree
 
 
@@ -57,8 +57,8 @@ class Devices:
     """
 
     def fit(name, size, taken=()):
-      axes = tuple(axis for axis in in_force(name) if axis not in taken and parts(axis) > 1)
-      return axes if size % parts(axes) == 0 else ()
+      axes = tuple(axis for axis in mesh_axes_of(name) if axis not in taken and shard_count(axis) > 1)
+      return axes if size % shard_count(axes) == 0 else ()
 
     batch = fit('batch', rows)
     tokens = fit('length', length, batch)
@@ -70,8 +70,10 @@ class Devices:
     def kept(x, names):
       found = ()
       for name, size in zip(names, x.shape):
-        axes = tuple(axis for axis in in_force(name) if axis in batch + tokens and axis not in sum(found, ()))
-        found += (axes if name != 'vocab' and size % parts(axes) == 0 else (),)
+        axes = tuple(
+          axis for axis in mesh_axes_of(name) if axis in batch + tokens and axis not in sum(found, ())
+        )
+        found += (axes if name != 'vocab' and size % shard_count(axes) == 0 else (),)
       return found
 
     names = jax.tree.map(lambda _: (), head) if names is None else names
@@ -156,7 +158,7 @@ def in_pieces(
 
 
 def _cut(rows, devices, chunk):
-  n = pieces(*rows[0].shape[:2], max(1, chunk // parts(devices.rows)) if chunk else 0)
+  n = pieces(*rows[0].shape[:2], max(1, chunk // shard_count(devices.rows)) if chunk else 0)
   return tuple(cut(x, n) for x in rows)
 
 

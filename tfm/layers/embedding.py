@@ -5,7 +5,7 @@ import jax.numpy as jnp
 
 from tfm.layers.initializer import Factory
 from tfm.layers.linear import Linear
-from tfm.parallel.sharding import partitioned, shard
+from tfm.parallel.sharding import shard, with_logical_axes
 from tfm.shapes import Array, Float, Int
 
 
@@ -36,7 +36,7 @@ class Embedding(nn.Module):
 
   def setup(self):
     initializer, E = (
-      partitioned(self.initializer((1,), (0,)), (self.axis, 'embed')),
+      with_logical_axes(self.initializer((1,), (0,)), (self.axis, 'embed')),
       self.table_width or self.width,
     )
     self.table = self.param('table', initializer, (self.rows, E), jnp.float32)

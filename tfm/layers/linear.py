@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from tfm.layers.initializer import Factory, zeros
 from tfm.layers.lora import correction
-from tfm.parallel.sharding import partitioned
+from tfm.parallel.sharding import with_logical_axes
 from tfm.shapes import Array, Float
 
 
@@ -38,7 +38,7 @@ class Linear(nn.Module):
   def __call__(self, x: Float[Array, '...']) -> Float[Array, '...']:
     n, rank = self.contracted, len(self.shape)
     initializer = self.initializer(tuple(range(n)), tuple(range(n, rank)))
-    kernel = self.param('kernel', partitioned(initializer, self.axes), self.shape, jnp.float32)
+    kernel = self.param('kernel', with_logical_axes(initializer, self.axes), self.shape, jnp.float32)
     if x.shape[-n:] != self.shape[:n]:
       raise ValueError(f'Linear contracts {self.shape[:n]} and the input ends in {x.shape[-n:]}')
     # One matrix product whatever the rank: XLA's CPU backend is much faster on it.
@@ -51,6 +51,6 @@ class Linear(nn.Module):
     if (more := correction(self, x.astype(self.dtype), n)) is not None:
       y = y + more
     if self.bias:
-      b = self.param('bias', partitioned(zeros, self.axes[n:]), columns, jnp.float32)
+      b = self.param('bias', with_logical_axes(zeros, self.axes[n:]), columns, jnp.float32)
       y = y + b.astype(self.dtype).reshape((1,) * (x.ndim - n) + columns)
     return y

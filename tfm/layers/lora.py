@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from tfm.layers.initializer import normal, zeros
-from tfm.parallel.sharding import Parameter, partitioned
+from tfm.parallel.sharding import Parameter, with_logical_axes
 from tfm.shapes import Array, PyTree
 
 
@@ -70,7 +70,7 @@ class Lora:
     fan = math.prod(shape[:inputs])
 
     def made(initializer, own, axes):
-      return partitioned(initializer((0,), (1,)), (*first, *axes))(key, (*layers, *own), jnp.float32)
+      return with_logical_axes(initializer((0,), (1,)), (*first, *axes))(key, (*layers, *own), jnp.float32)
 
     return {
       DOWN: made(normal(fan**-0.5), (*shape[:inputs], self.rank), (*names[:inputs], 'rank')),

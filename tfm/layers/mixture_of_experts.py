@@ -11,7 +11,14 @@ from tfm.layers.grouped import permuted, plan, product
 from tfm.layers.initializer import Factory, Initializer, zeros
 from tfm.layers.linear import Linear
 from tfm.layers.mlp import FORMS, MLP, activated
-from tfm.parallel.sharding import cuts, in_force, partitioned, parts, shard, shard_over
+from tfm.parallel.sharding import (
+  mesh_axes_of,
+  mesh_axes_per_dimension,
+  shard,
+  shard_count,
+  shard_over_mesh_axes,
+  with_logical_axes,
+)
 from tfm.shapes import Array, Bool, Float, Int
 
 
@@ -147,7 +154,7 @@ class MixtureOfExperts(nn.Module):
     (B, T, D), E, k = x.shape, self.experts, self.top_k
     capped = self.capacity is not None
     # Groups are sorted apart: rows, whose capacity it is, or what each device of the batch has.
-    G = B if capped else math.gcd(B, parts(in_force('batch')))
+    G = B if capped else math.gcd(B, shard_count(mesh_axes_of('batch')))
     N = B * T // G
     rows, blocks = self.sizes(N)
 
@@ -180,13 +187,15 @@ class MixtureOfExperts(nn.Module):
   def each(self, x: Float[Array, 'G n R D'], owners: Int[Array, 'G n'] | None) -> Float[Array, 'G n R D']:
     """The expert of each block applied to it."""
     # Rows whose experts are cut over the same devices travel to them, all to all.
-    own, _, hidden = cuts('expert', 'embed', 'mlp')
-    away = tuple(axis for axis in in_force('batch') if axis not in own)
+    own, _, hidden = mesh_axes_per_dimension('expert', 'embed', 'mlp')
+    away = tuple(axis for axis in mesh_axes_of('batch') if axis not in own)
 
     def cut(x, axis):
       if owners is not None:
         return shard(x, 'batch', None, None, axis)
-      return shard_over(x, away, own, (), tuple(i for i in hidden if i not in away) if axis == 'mlp' else ())
+      return shard_over_mesh_axes(
+        x, away, own, (), tuple(i for i in hidden if i not in away) if axis == 'mlp' else ()
+      )
 
     def project(name, x, shape, axes, initializer):
       y = Projections(self.experts, shape, axes, initializer, self.bias, self.dtype, name=name)(x, owners)
@@ -234,7 +243,7 @@ class Projections(nn.Module):
   @nn.compact
   def __call__(self, x: Float[Array, 'G n R I'], owners: Int[Array, 'G n'] | None) -> Float[Array, 'G n R O']:
     """Of blocks that belong to their `owners`; None: the i-th block to the i-th expert."""
-    initializer = partitioned(_each(self.initializer((0,), (1,)), self.experts), ('expert', *self.axes))
+    initializer = with_logical_axes(_each(self.initializer((0,), (1,)), self.experts), ('expert', *self.axes))
     kernel = self.param('kernel', initializer, (self.experts, *self.shape), jnp.float32).astype(self.dtype)
     if owners is None:
       y = jnp.einsum('gnri,nio->gnro', x, kernel)
@@ -243,7 +252,7 @@ class Projections(nn.Module):
       y = product(tuple(axis if axis == 'mlp' else None for axis in self.axes), x, kernel, owners)
     if self.bias:
       b = self.param(
-        'bias', partitioned(zeros, ('expert', self.axes[1])), (self.experts, self.shape[1]), jnp.float32
+        'bias', with_logical_axes(zeros, ('expert', self.axes[1])), (self.experts, self.shape[1]), jnp.float32
       ).astype(self.dtype)
       y = y + (b[None] if owners is None else b[owners])[:, :, None]
     return y

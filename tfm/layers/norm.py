@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from tfm.layers.initializer import ones, zeros
-from tfm.parallel.sharding import partitioned
+from tfm.parallel.sharding import with_logical_axes
 from tfm.shapes import Array, Float
 from tfm.spec import pick
 
@@ -53,7 +53,7 @@ class RMSNorm(nn.Module):
 
 def _vector(module, name, initializer, x):
   """A parameter of the width of x, shaped to meet it (rank promotion is an error here)."""
-  vector = module.param(name, partitioned(initializer, (module.axis,)), x.shape[-1:], jnp.float32)
+  vector = module.param(name, with_logical_axes(initializer, (module.axis,)), x.shape[-1:], jnp.float32)
   return vector.reshape((1,) * (x.ndim - 1) + x.shape[-1:])
 
 

@@ -16,14 +16,14 @@ class Prefix(Mask):
   How many tokens the prefix has is data, a number for each document; it comes with the context.
   """
 
-  reads = frozenset({'prefix'})
+  required_fields = frozenset({'prefix'})
 
   def __call__(self, q, k):
     raise ValueError(
       "the mask 'prefix' is asked without the prefix lengths; `given(prefix)` puts them in place"
     )
 
-  def given(self, prefix):
+  def bind_prefix(self, prefix):
     if prefix is None:
       raise ValueError(
         "the mask 'prefix' wants to know the prefix length of each document, and the context has none; "
@@ -33,7 +33,7 @@ class Prefix(Mask):
 
   def bounds(self, q, k, layout):
     pairs = np.broadcast_shapes(q.shape, k.shape)
-    causal = np.full(pairs, False) if layout == 'any' else np.broadcast_to(k <= q, pairs)
+    causal = np.full(pairs, False) if layout == 'arbitrary' else np.broadcast_to(k <= q, pairs)
     return causal, np.full(pairs, True)
 
 

@@ -15,10 +15,10 @@ from tfm.shapes import Array, Bool, Int
 
 
 # What a caller can promise about rows of tokens, for planning on the host:
-#   whole   the token at index i stands at position i, and padding behind the last (one document a row);
-#   packed  two tokens of one document are as far apart in position as in index;
-#   any     nothing.
-LAYOUTS = ('whole', 'packed', 'any')
+#   contiguous  the token at index i stands at position i, and padding behind the last (one document a row);
+#   packed      two tokens of one document are as far apart in position as in index;
+#   arbitrary   nothing.
+LAYOUTS = ('contiguous', 'packed', 'arbitrary')
 
 
 class Mask(abc.ABC):
@@ -35,13 +35,13 @@ class Mask(abc.ABC):
 
   examples: ClassVar[tuple[str, ...]] = ()
   relative: ClassVar[bool] = False
-  reads: ClassVar[frozenset[str]] = frozenset()
+  required_fields: ClassVar[frozenset[str]] = frozenset()
 
   @abc.abstractmethod
   def __call__(self, q: Int[Array, '*#N'], k: Int[Array, '*#N']) -> Bool[Array, '*N']:
     """True where the query at position `q` may see the key at position `k`; both broadcast."""
 
-  def given(self, prefix: Int[Array, '*#N'] | int | None) -> 'Mask':
+  def bind_prefix(self, prefix: Int[Array, '*#N'] | int | None) -> 'Mask':
     """The mask with the data in place that it `reads`: the prefix length of each key's document.
 
     Raises:
@@ -56,7 +56,7 @@ class Mask(abc.ABC):
 
     What a kernel needs to leave out blocks on the host; of pairs within one document only.
     """
-    if layout == 'whole' or layout == 'packed' and self.relative:
+    if layout == 'contiguous' or layout == 'packed' and self.relative:
       seen = np.broadcast_to(self(q, k), np.broadcast_shapes(q.shape, k.shape))
       return seen, seen
     return _constant(q, k, False), _constant(q, k, True)
@@ -83,11 +83,11 @@ class _Pair(Mask):
     return self.left.relative and self.right.relative
 
   @property
-  def reads(self):
-    return self.left.reads | self.right.reads
+  def required_fields(self):
+    return self.left.required_fields | self.right.required_fields
 
-  def given(self, prefix):
-    return dataclasses.replace(self, left=self.left.given(prefix), right=self.right.given(prefix))
+  def bind_prefix(self, prefix):
+    return dataclasses.replace(self, left=self.left.bind_prefix(prefix), right=self.right.bind_prefix(prefix))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,14 +131,14 @@ class Not(Mask):
     return self.mask.relative
 
   @property
-  def reads(self):
-    return self.mask.reads
+  def required_fields(self):
+    return self.mask.required_fields
 
   def __call__(self, q, k):
     return ~self.mask(q, k)
 
-  def given(self, prefix):
-    return Not(self.mask.given(prefix))
+  def bind_prefix(self, prefix):
+    return Not(self.mask.bind_prefix(prefix))
 
   def bounds(self, q, k, layout):
     certain, possible = self.mask.bounds(q, k, layout)
@@ -149,12 +149,12 @@ class Not(Mask):
 class _Prefix(Mask):
   """k < prefix."""
 
-  reads = frozenset({'prefix'})
+  required_fields = frozenset({'prefix'})
 
   def __call__(self, q, k):
     raise ValueError('keys of the prefix are asked for without it; `given(prefix)` puts it in place')
 
-  def given(self, prefix):
+  def bind_prefix(self, prefix):
     if prefix is None:
       raise ValueError('keys of the prefix are asked for, and the context has none')
     return _GivenPrefix(prefix)
@@ -192,7 +192,7 @@ def table(mask: Mask, queries: int, keys: int | None = None, start: int = 0) -> 
   """
   keys = queries if keys is None else keys
   q, k = np.arange(start, queries)[:, None], np.arange(keys)[None, :]
-  return np.broadcast_to(mask.given(keys // 2)(q, k), (len(q), keys))
+  return np.broadcast_to(mask.bind_prefix(keys // 2)(q, k), (len(q), keys))
 
 
 def is_causal(mask: Mask, length: int) -> bool:
@@ -203,7 +203,7 @@ def is_causal(mask: Mask, length: int) -> bool:
   near, grid = np.arange(min(length, 1024)), np.linspace(0, length - 1, min(length, 4096)).astype(int)
   positions = np.unique(np.concatenate([near, length - 1 - near, grid]))
   q, k = positions[:, None], positions[None, :]
-  return not np.triu(np.broadcast_to(mask.given(0)(q, k), (len(positions),) * 2), 1).any()
+  return not np.triu(np.broadcast_to(mask.bind_prefix(0)(q, k), (len(positions),) * 2), 1).any()
 
 
 def density(mask: Mask, queries: int, keys: int | None = None) -> float:

@@ -90,7 +90,7 @@ class Convolution(Mixer):
     h, segments = x.astype(self.dtype), context.segments
     # Padding goes to the end, where it separates no token from what the cache remembers, nor from the
     # token before it. Without a cache the layout may promise that there is nothing to move.
-    moved = cache is not None or context.layout == 'any'
+    moved = cache is not None or context.layout == 'arbitrary'
     if moved:
       order = jnp.argsort(segments == 0, axis=1, stable=True)
       h, segments = rows(h, order), rows(segments, order)

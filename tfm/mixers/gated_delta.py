@@ -12,8 +12,8 @@ from tfm.mixers._chunks import Runs, cut, joined
 from tfm.mixers._state_space import LOG_RATES, beginnings, segment_sums, step_bias
 from tfm.mixers._triangular import solve
 from tfm.mixers.protocol import Mixer
-from tfm.parallel.rows import handed_on
-from tfm.parallel.sharding import partitioned, shard
+from tfm.parallel.sequence import scan_over_sequence_shards
+from tfm.parallel.sharding import shard, with_logical_axes
 from tfm.shapes import Array, Bool, Float, Int
 
 
@@ -97,13 +97,13 @@ class GatedDelta(Mixer):
         self.project(name, axis, heads, x),
         context.segments,
         None if cache is None else cache.windows[name],
-        unbroken=cache is None and context.layout != 'any',
+        unbroken=cache is None and context.layout != 'arbitrary',
       )
       made[name] = nn.silu(y.astype(jnp.float32))
     q, k = unit(made['q']) * self.head_width**-0.5, unit(made['k'])
     first, segment = beginnings(context.segments, before.segment)
     with jax.named_scope('delta_rule'):
-      state, y = handed_on(
+      state, y = scan_over_sequence_shards(
         lambda state, rows, _: delta_rule(*rows, state, self.chunk)[::-1],
         before.state,
         (q, k, made['v'], *self.rates(x, context.segments != 0), first),
@@ -143,8 +143,8 @@ class GatedDelta(Mixer):
       )(x)
       return shard(y, 'batch', 'length', 'heads').astype(jnp.float32)
 
-    scale = self.param('A_log', partitioned(LOG_RATES, ('heads',)), (self.heads,), jnp.float32)
-    bias = self.param('dt_bias', partitioned(step_bias(), ('heads',)), (self.heads,), jnp.float32)
+    scale = self.param('A_log', with_logical_axes(LOG_RATES, ('heads',)), (self.heads,), jnp.float32)
+    bias = self.param('dt_bias', with_logical_axes(step_bias(), ('heads',)), (self.heads,), jnp.float32)
     log_decay = -jnp.exp(scale)[None, None] * nn.softplus(rate('alpha', bias=False) + bias[None, None])
     return (jnp.where(real[..., None], y, 0) for y in (log_decay, nn.sigmoid(rate('beta', bias=self.bias))))
 

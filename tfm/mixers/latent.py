@@ -10,7 +10,7 @@ from tfm.layers.linear import Linear
 from tfm.layers.norm import RMSNorm
 from tfm.mixers._token_cache import TokenCache
 from tfm.mixers.protocol import Mixer
-from tfm.parallel.sharding import partitioned, shard
+from tfm.parallel.sharding import shard, with_logical_axes
 
 
 class Latent(Mixer):
@@ -107,7 +107,7 @@ class Latent(Mixer):
       k, v = (shard(y, 'batch', 'length', 'heads', 'kv') for y in (k, v))
     else:
       keys = cache = cache.append(context, latent=jnp.concatenate([latent[:, :, None], rotated], -1))
-      k, layout = cache['latent'], 'any'
+      k, layout = cache['latent'], 'arbitrary'
       v = k[..., : self.rank]
       q = shard(jnp.einsum('BTHC,RHC->BTHR', q, up_k), 'batch', 'length', 'heads', None)
     # The logits' scale is that of the keys as they are in training.
@@ -169,5 +169,5 @@ class Latent(Mixer):
   def up(self, name, channels):
     """The projection of c to heads, [rank H channels]: no layer, as it is applied from both sides."""
     shape = self.rank, self.heads, channels
-    initializer = partitioned(self.initializer((0,), (1, 2)), ('embed', 'heads', 'kv'))
+    initializer = with_logical_axes(self.initializer((0,), (1, 2)), ('embed', 'heads', 'kv'))
     return self.param(f'{name}_up', initializer, shape, jnp.float32).astype(self.dtype)

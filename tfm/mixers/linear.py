@@ -11,7 +11,7 @@ from tfm.layers.linear import Linear
 from tfm.mixers._chunks import Runs, cut, joined, reversed_time
 from tfm.mixers._state_space import beginnings
 from tfm.mixers.protocol import Mixer
-from tfm.parallel.rows import handed_on
+from tfm.parallel.sequence import scan_over_sequence_shards
 from tfm.parallel.sharding import shard
 from tfm.shapes import Array, Bool, Float, Int
 
@@ -139,7 +139,7 @@ class LinearAttention(Mixer):
     """`summed` of whole rows, whichever devices have them."""
     if not self.causal:
       return summed(state, *rows, self.chunk)
-    return handed_on(lambda state, rows, _: summed(state, *rows, self.chunk), state, rows)
+    return scan_over_sequence_shards(lambda state, rows, _: summed(state, *rows, self.chunk), state, rows)
 
   def project(self, name, axis, heads, x):
     y = Linear(

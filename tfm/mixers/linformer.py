@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from tfm.layers.linear import Linear
 from tfm.mixers.protocol import Mixer
-from tfm.parallel.sharding import partitioned, shard
+from tfm.parallel.sharding import shard, with_logical_axes
 
 
 class Linformer(Mixer):
@@ -123,10 +123,13 @@ class Linformer(Mixer):
   def shorten(self, name, x, context, length):
     """[B S K C] → [B rank K C], by the rows of a learned [length, rank] that the tokens' positions choose."""
     table = self.param(
-      name, partitioned(self.initializer((0,), (1,)), ('table', 'rank')), (length, self.rank), jnp.float32
+      name,
+      with_logical_axes(self.initializer((0,), (1,)), ('table', 'rank')),
+      (length, self.rank),
+      jnp.float32,
     ).astype(self.dtype)
     real = context.segments > 0
-    if context.layout == 'whole':
+    if context.layout == 'contiguous':
       mixed = jnp.einsum('SR,BSKC->BRKC', table[: x.shape[1]], jnp.where(real[..., None, None], x, 0))
     else:
       chosen = jnp.where(real[..., None], table[jnp.where(real, context.positions, 0)], 0)

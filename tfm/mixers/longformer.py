@@ -74,11 +74,11 @@ class Longformer(Mixer):
     if cache is not None:
       keys = cache = cache.append(context, **read)
       read |= {name: cache[name] for name in cache.kept}
-      layout = 'any'
+      layout = 'arbitrary'
 
     told, count = not self.global_tokens and context.prefix is not None, self.global_tokens
     # In a row of one document global tokens stand first, and no other need ask.
-    first = x.shape[1] if told or count and layout != 'whole' else min(count, x.shape[1])
+    first = x.shape[1] if told or count and layout != 'contiguous' else min(count, x.shape[1])
     masks = {'': self.mask, '_global': self.mask}
     if told:
       masks = {'': self.mask.or_prefix(), '_global': self.mask | ~self.mask}  # the latter is everything

@@ -12,8 +12,8 @@ from tfm.layers.initializer import Initializer, ones, uniform
 from tfm.layers.linear import Linear
 from tfm.mixers._state_space import beginnings, by_chunks, step_bias
 from tfm.mixers.protocol import Mixer
-from tfm.parallel.rows import handed_on
-from tfm.parallel.sharding import partitioned, shard
+from tfm.parallel.sequence import scan_over_sequence_shards
+from tfm.parallel.sharding import shard, with_logical_axes
 from tfm.shapes import Array, Float, Int
 
 
@@ -95,7 +95,7 @@ class Mamba(Mixer):
       x,
       context.segments,
       None if cache is None else cache.window,
-      unbroken=cache is None and context.layout != 'any',
+      unbroken=cache is None and context.layout != 'arbitrary',
     )
     x = nn.silu(x)
     first, segment = beginnings(context.segments, before.segment)
@@ -130,17 +130,17 @@ class Mamba(Mixer):
     rank = -(-self.width // 16) if self.rank is None else self.rank
     down = self.param(
       'x_proj',
-      partitioned(self.initializer((0,), (1,)), ('mlp', 'state')),
+      with_logical_axes(self.initializer((0,), (1,)), ('mlp', 'state')),
       (self.inner, rank + 2 * self.state),
       jnp.float32,
     )
     up = self.param(
       'dt_proj',
-      partitioned(uniform(-(rank**-0.5), rank**-0.5), ('rank', 'mlp')),
+      with_logical_axes(uniform(-(rank**-0.5), rank**-0.5), ('rank', 'mlp')),
       (rank, self.inner),
       jnp.float32,
     )
-    bias = self.param('dt_bias', partitioned(step_bias(), ('mlp',)), (self.inner,), jnp.float32)
+    bias = self.param('dt_bias', with_logical_axes(step_bias(), ('mlp',)), (self.inner,), jnp.float32)
     delta, b, c = jnp.split(x @ down.astype(self.dtype), (rank, rank + self.state), -1)
     delta = (delta @ up.astype(self.dtype)).astype(jnp.float32) + bias[None, None]
     delta = shard(jnp.where(real[..., None], nn.softplus(delta), 0), 'batch', 'length', 'mlp')
@@ -148,8 +148,10 @@ class Mamba(Mixer):
 
   def scan(self, x, delta, b, c, first, state):
     """y in float32, and the last state."""
-    decays = self.param('A_log', partitioned(POLES, ('mlp', 'state')), (self.inner, self.state), jnp.float32)
-    skip = self.param('D', partitioned(ones, ('mlp',)), (self.inner,), jnp.float32)
+    decays = self.param(
+      'A_log', with_logical_axes(POLES, ('mlp', 'state')), (self.inner, self.state), jnp.float32
+    )
+    skip = self.param('D', with_logical_axes(ones, ('mlp',)), (self.inner,), jnp.float32)
     a = -jnp.exp(decays)
 
     def step(a, h, chunk):
@@ -163,7 +165,7 @@ class Mamba(Mixer):
     def scan(state, rows, a):
       return by_chunks(functools.partial(step, a), state, rows, self.chunk)
 
-    state, y = handed_on(scan, state, (x, delta, b, c, first), a)
+    state, y = scan_over_sequence_shards(scan, state, (x, delta, b, c, first), a)
     return y + skip[None, None] * x.astype(jnp.float32), state
 
 

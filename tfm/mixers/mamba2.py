@@ -10,8 +10,8 @@ from tfm.layers.initializer import ones
 from tfm.layers.linear import Linear
 from tfm.mixers._state_space import LOG_RATES, beginnings, by_chunks, segment_sums, step_bias
 from tfm.mixers.protocol import Mixer
-from tfm.parallel.rows import handed_on
-from tfm.parallel.sharding import partitioned, shard
+from tfm.parallel.sequence import scan_over_sequence_shards
+from tfm.parallel.sharding import shard, with_logical_axes
 from tfm.shapes import Array, Float, Int
 
 
@@ -104,12 +104,12 @@ class Mamba2(Mixer):
         self.rise(name, shape, names, x),
         context.segments,
         None if cache is None else cache.windows[name],
-        unbroken=cache is None and context.layout != 'any',
+        unbroken=cache is None and context.layout != 'arbitrary',
       )
       made[name] = nn.silu(y)
 
     def vector(name, initializer):
-      return self.param(name, partitioned(initializer, ('heads',)), heads[:1], jnp.float32)
+      return self.param(name, with_logical_axes(initializer, ('heads',)), heads[:1], jnp.float32)
 
     delta = nn.softplus(delta.astype(jnp.float32) + vector('dt_bias', step_bias())[None, None])
     delta = jnp.where(context.segments[..., None] > 0, delta, 0)
@@ -125,7 +125,7 @@ class Mamba2(Mixer):
       first=first,
     )
     with jax.named_scope('scan'):
-      state, y = handed_on(
+      state, y = scan_over_sequence_shards(
         lambda state, rows, _: by_chunks(self.step, state, rows, self.chunk), before.state, inputs
       )
     y = shard(y.reshape(z.shape), 'batch', 'length', *axes)
@@ -170,7 +170,7 @@ class Mamba2(Mixer):
 
   def norm(self, y):
     """RMSNorm over the channels of each group (Dao & Gu 2024, §7.1), in float32."""
-    scale = self.param('scale', partitioned(ones, ('heads', 'kv')), y.shape[2:], jnp.float32)
+    scale = self.param('scale', with_logical_axes(ones, ('heads', 'kv')), y.shape[2:], jnp.float32)
     groups = y.reshape(*y.shape[:2], self.kv_heads, -1)
     groups = groups * jax.lax.rsqrt((groups * groups).mean(-1, keepdims=True) + self.epsilon)
     return (groups.reshape(y.shape) * scale[None, None]).astype(self.dtype)

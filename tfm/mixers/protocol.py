@@ -34,14 +34,14 @@ class Context:
   prefix: Int[Array, 'B T'] | None = None
   shared: Mapping[str, PyTree] = struct.field(default_factory=dict)
   train: bool = struct.field(pytree_node=False, default=False)
-  layout: str = struct.field(pytree_node=False, default='any')
+  layout: str = struct.field(pytree_node=False, default='arbitrary')
 
   @classmethod
   def whole(cls, tokens: Int[Array, 'B T'], train: bool = False) -> 'Context':
     """Rows that hold one document each, from position 0, without padding or prefix."""
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
     ones = jnp.ones_like(positions)
-    return cls(positions, ones, ones - 1, train=train, layout='whole')
+    return cls(positions, ones, ones - 1, train=train, layout='contiguous')
 
 
 @struct.dataclass

@@ -13,7 +13,7 @@ from tfm.errors import suggest
 from tfm.layers.initializer import zeros
 from tfm.layers.linear import Linear
 from tfm.mixers.protocol import Mixer
-from tfm.parallel.sharding import partitioned, shard
+from tfm.parallel.sharding import shard, with_logical_axes
 from tfm.shapes import Array, Float, Int
 
 
@@ -95,7 +95,7 @@ class Recurrent(Mixer):
     )
     U = self.param(
       'recurrent',
-      partitioned(self.initializer((0,), (1, 2)), ('embed', 'mlp', 'gates')),
+      with_logical_axes(self.initializer((0,), (1, 2)), ('embed', 'mlp', 'gates')),
       (F, F, cell.gates),
       jnp.float32,
     )
@@ -104,7 +104,9 @@ class Recurrent(Mixer):
     x = shard(W(x).transpose(1, 0, 3, 2), 'length', 'batch', 'gates', 'mlp')
     inner = jnp.zeros((cell.gates, F), jnp.float32)
     if self.bias and cell.inner:
-      b = self.param('recurrent_bias', partitioned(zeros, ('mlp', 'gates')), (F, cell.inner), jnp.float32)
+      b = self.param(
+        'recurrent_bias', with_logical_axes(zeros, ('mlp', 'gates')), (F, cell.inner), jnp.float32
+      )
       inner = inner.at[-cell.inner :].set(b.T)
     with jax.named_scope('scan'):
       before = self.init_cache(x.shape[1], 0) if cache is None else cache

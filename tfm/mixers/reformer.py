@@ -168,7 +168,7 @@ class Reformer(Mixer):
     def keys(y):
       return y.swapaxes(-1, -2)
 
-    mask = self.mask.given(None if k.prefix is None else keys(k.prefix))
+    mask = self.mask.bind_prefix(None if k.prefix is None else keys(k.prefix))
     seen = near & mask(q.positions, keys(k.positions)) & together(q, k)
     logits = jnp.einsum('...TC,...SC->...TS', q.x, k.x, preferred_element_type=jnp.float32)
     square = jnp.square(k.x.astype(jnp.float32)).mean(-1, keepdims=True)

@@ -12,7 +12,7 @@ from tfm.layers.linear import Linear
 from tfm.layers.norm import norm
 from tfm.mixers._token_cache import TokenCache
 from tfm.mixers.protocol import Mixer
-from tfm.parallel.sharding import partitioned, shard
+from tfm.parallel.sharding import shard, with_logical_axes
 
 
 class Softmax(Mixer):
@@ -113,7 +113,7 @@ class Softmax(Mixer):
       elif cache is not None:
         keys = cache = cache.append(context, k=k, v=v)
     if cache is not None:
-      k, v, layout = cache['k'], cache['v'], 'any'
+      k, v, layout = cache['k'], cache['v'], 'arbitrary'
     shared = context.shared.get(position.identity)
     if position.borrows:
       shared = tuple(to[name](shared) for name in 'qk')
@@ -128,7 +128,7 @@ class Softmax(Mixer):
         k_segments=keys.segments,
         k_prefix=keys.prefix,
         layout=layout,
-        sinks=self.param('sinks', partitioned(zeros, ('heads',)), (self.heads,), jnp.float32)
+        sinks=self.param('sinks', with_logical_axes(zeros, ('heads',)), (self.heads,), jnp.float32)
         if self.sinks
         else None,
         normalizer=self.normalizer,

@@ -11,7 +11,7 @@ from tfm.layers.initializer import Factory, zeros
 from tfm.layers.linear import Linear
 from tfm.layers.transform import Transform
 from tfm.models.trunk import Trunk
-from tfm.parallel.sharding import Parameter, partitioned, shard
+from tfm.parallel.sharding import Parameter, shard, with_logical_axes
 from tfm.shapes import Array, Float, PyTree
 
 
@@ -106,4 +106,6 @@ class Bias(nn.Module):
 
   @nn.compact
   def __call__(self, x: Float[Array, 'B T V']) -> Float[Array, 'B T V']:
-    return x + self.param('bias', partitioned(zeros, ('vocab',)), (self.rows,), jnp.float32)[None, None, :]
+    return (
+      x + self.param('bias', with_logical_axes(zeros, ('vocab',)), (self.rows,), jnp.float32)[None, None, :]
+    )

@@ -7,7 +7,7 @@ import jax
 from jax.extend.core import Jaxpr, Var, jaxprs_in_params
 from jax.sharding import AbstractMesh, Mesh
 
-from tfm.parallel.sharding import Rules, partition_specs
+from tfm.parallel.sharding import Rules, named_shardings
 from tfm.shapes import PyTree
 
 
@@ -31,7 +31,7 @@ def on_device(boxed: PyTree, mesh: Mesh | AbstractMesh, rules: Rules) -> int:
   def part(x, sharding):
     return _bytes(jax.ShapeDtypeStruct(sharding.shard_shape(x.shape), x.dtype))
 
-  return sum(jax.tree.leaves(jax.tree.map(part, nn.unbox(boxed), partition_specs(boxed, mesh, rules))))
+  return sum(jax.tree.leaves(jax.tree.map(part, nn.unbox(boxed), named_shardings(boxed, mesh, rules))))
 
 
 def activations(

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from tfm.mixers.protocol import ATTENTION, Context, Memory
 from tfm.parallel import pipeline
-from tfm.parallel.sharding import in_force, parts
+from tfm.parallel.sharding import mesh_axes_of, shard_count
 from tfm.shapes import Array, Float, Int, PyTree
 
 
@@ -42,7 +42,7 @@ class Stack(nn.Module):
   Attributes:
     pattern: block factories; layers: how many blocks in all.
     scan: see above; remat: what the backward pass keeps, one of `REMAT`.
-    microbatches, repeats: of a pipeline, where the mesh has stages; see `pipeline.schedule`.
+    microbatches, repeats: of a pipeline, where the mesh has stages; see `pipeline.plan_schedule`.
   """
 
   pattern: tuple[Callable, ...]
@@ -62,7 +62,7 @@ class Stack(nn.Module):
     told, every device goes through all layers.
     """
     if (
-      pipeline.stages() > 1
+      pipeline.stage_count() > 1
       and caches is None
       and not (self.is_initializing() or self.is_mutable_collection(ATTENTION))
     ):
@@ -90,15 +90,17 @@ class Stack(nn.Module):
     """What comes out of the stages of the mesh in force. Layers report means over the tokens of all microbatches.
 
     Raises:
-      ValueError: if the layers are no whole number of groups for each stage, or for what `pipeline.schedule` refuses.
+      ValueError: if the layers are no whole number of groups for each stage, or for what `pipeline.plan_schedule` refuses.
     """
-    stages, turns = pipeline.stages(), self.layers // len(self.pattern)
+    stages, turns = pipeline.stage_count(), self.layers // len(self.pattern)
     if not self.scan or self.layers % len(self.pattern) or turns % (stages * self.repeats):
       raise ValueError(
         f'{self.layers} layers in turns of {len(self.pattern)}, scan={self.scan}, do not divide over {stages} stages × '
         f'{self.repeats} rounds'
       )
-    plan = pipeline.schedule(stages, self.repeats, self.microbatches, x.shape[0], parts(in_force('batch')))
+    plan = pipeline.plan_schedule(
+      stages, self.repeats, self.microbatches, x.shape[0], shard_count(mesh_axes_of('batch'))
+    )
     group = remat(Group, self.remat, scan=True)(self.pattern, parent=None)
     key = self.make_rng('dropout') if self.has_rng('dropout') else None
     told = [name for name in REPORTS if self.is_mutable_collection(name)]
@@ -112,8 +114,14 @@ class Stack(nn.Module):
       return x, said
 
     params = self.variables['params']['layers']
-    x, said = pipeline.pipelined(layer, params, x, *without_shared(memory, context), plan, REMAT[self.remat])
-    tokens = pipeline.microbatches(context.segments > 0, plan.microbatches).sum((1, 2)).astype(jnp.float32)
+    x, said = pipeline.run_pipeline(
+      layer, params, x, *without_shared(memory, context), plan, REMAT[self.remat]
+    )
+    tokens = (
+      pipeline.split_into_microbatches(context.segments > 0, plan.microbatches)
+      .sum((1, 2))
+      .astype(jnp.float32)
+    )
     share = tokens / jnp.maximum(tokens.sum(), 1)
     for name, values in said.items():
       self.put_variable(

@@ -55,7 +55,9 @@ def rows(boxed: PyTree, rules: Rules = ()) -> list[Row]:
   def row(path, box):
     names = tuple(str(key.key) for key in path)
     if not isinstance(box, Parameter):
-      raise ValueError(f'the parameter {"/".join(names)} has no logical axes; make it with `partitioned`')
+      raise ValueError(
+        f'the parameter {"/".join(names)} has no logical axes; create it with `with_logical_axes`'
+      )
     cuts = nn.logical_to_mesh_axes(box.names, rules) if rules else ()
     spec = tuple('-' if not cut else cut if isinstance(cut, str) else '+'.join(cut) for cut in cuts)
     return Row(names, box.value.shape, str(box.value.dtype), box.names, spec, box.initializer)

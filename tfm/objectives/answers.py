@@ -17,7 +17,7 @@ class Answers(CausalLM):
   """
 
   takes = (('text', 'answers'),)
-  layouts = ('whole',)
+  layouts = ('contiguous',)
 
   @property
   def packs(self):

@@ -50,7 +50,7 @@ class CausalLM(Prediction):
       return jax.lax.stop_gradient(caches), (features, reports)
 
     # In a piece an index is no position.
-    context = jax.tree.map(lambda x: cut(x, pieces), context.replace(layout='any'))
+    context = jax.tree.map(lambda x: cut(x, pieces), context.replace(layout='arbitrary'))
     _, (features, reports) = jax.lax.scan(
       step, model.init_caches(rows, length), (jnp.arange(pieces), cut(tokens, pieces), context)
     )

@@ -17,7 +17,7 @@ from tfm.data.tokenizers.protocol import Tokenizer
 from tfm.layers import cross_entropy
 from tfm.layers.chunked_cross_entropy import Devices, in_pieces, pieces
 from tfm.layers.cross_entropy import HERE, Columns, Sums
-from tfm.parallel.sharding import parts
+from tfm.parallel.sharding import shard_count
 from tfm.shapes import Array, Float, Int, PyTree
 
 
@@ -47,7 +47,7 @@ class Objective(abc.ABC):
 
   takes: ClassVar[tuple[tuple[str, ...], ...]] = (('text',),)
   architectures: ClassVar[tuple[str, ...]] = ('decoder',)
-  layouts: ClassVar[tuple[str, ...]] = ('whole', 'packed')
+  layouts: ClassVar[tuple[str, ...]] = ('contiguous', 'packed')
   gives: ClassVar[frozenset[str]] = frozenset()
   recurs: ClassVar[bool] = False
 
@@ -173,7 +173,7 @@ class Prediction(Objective):
     devices = Devices.of(*targets.shape, model.rows, head, model.head_axes(head, features))
     part, columns = model, HERE
     if devices.several:
-      width = model.rows // parts(devices.vocab)
+      width = model.rows // shard_count(devices.vocab)
       # A model of as many tokens as there are columns here; which of them are none, `columns` tells.
       part, columns = model.clone(rows=width, vocab=width), Columns(devices.vocab, model.vocab)
 

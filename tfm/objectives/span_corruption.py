@@ -36,7 +36,7 @@ class SpanCorruption(Seq2Seq):
   """
 
   takes = (('text',),)
-  layouts = ('whole',)
+  layouts = ('contiguous',)
 
   rate: float = 0.15
   span: float = 3.0

@@ -77,27 +77,29 @@ CHIPS = {
 }
 
 
-def of(kind: str) -> Chip | None:
+def find_chip(device_kind: str) -> Chip | None:
   """The chip of a device by its `device_kind`; None where it is not in the table."""
-  names = sorted((name for name in CHIPS if kind.startswith(name)), key=len)
+  names = sorted((name for name in CHIPS if device_kind.startswith(name)), key=len)
   return CHIPS[names[-1]] if names else None
 
 
-def cores() -> int:
+def cpu_core_count() -> int:
   """Cores of the CPU that this process may use, of which taskset or Slurm may leave it some."""
   return (
     len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count()
   )  # macOS binds no process
 
 
-def cpu() -> str:
+def cpu_model() -> str:
   """The model of the CPU, where the platform tells it; else nothing."""
-  told = pathlib.Path('/proc/cpuinfo')
-  names = re.findall(r'^model name\s*:\s*(.*)$', told.read_text(), re.MULTILINE) if told.is_file() else []
+  cpuinfo = pathlib.Path('/proc/cpuinfo')
+  names = (
+    re.findall(r'^model name\s*:\s*(.*)$', cpuinfo.read_text(), re.MULTILINE) if cpuinfo.is_file() else []
+  )
   return (names or [platform.processor()])[0].strip()
 
 
 def peak_flops() -> float | None:
   """Peak FLOP/s of all devices together; None where the chip is not in the table."""
-  chip = of(jax.devices()[0].device_kind)
+  chip = find_chip(jax.devices()[0].device_kind)
   return chip and chip.device.flops * jax.device_count()

@@ -26,7 +26,7 @@ AXES = {
 }
 
 # Those that a slow network between slices can carry.
-SLOW = ('data', 'stage')
+SLOW_NETWORK_AXES = ('data', 'stage')
 
 
 def resolve(sizes: Mapping[str, int], devices: int) -> dict[str, int]:
@@ -41,30 +41,30 @@ def resolve(sizes: Mapping[str, int], devices: int) -> dict[str, int]:
       raise ValueError(f'mesh.{axis} is not a mesh axis; known: {", ".join(AXES)}')
     if size < 1 and size != -1:
       raise ValueError(f'mesh.{axis}={size} must be at least 1, or -1 for the devices that are left')
-  free = [axis for axis, size in sizes.items() if size == -1]
-  if len(free) > 1:
-    raise ValueError(f'mesh.{free[0]} and mesh.{free[1]} are both -1; only one can take what is left')
+  inferred = [axis for axis, size in sizes.items() if size == -1]
+  if len(inferred) > 1:
+    raise ValueError(f'mesh.{inferred[0]} and mesh.{inferred[1]} are both -1; only one can take what is left')
   fixed = math.prod(size for size in sizes.values() if size != -1)
-  if devices % fixed or (not free and fixed != devices):
-    helps = not free and devices % (fixed // sizes['data']) == 0
+  if devices % fixed or (not inferred and fixed != devices):
+    hint_applies = not inferred and devices % (fixed // sizes['data']) == 0
     raise ValueError(
-      f'mesh {words(sizes)} needs {"a multiple of " if free else ""}{fixed} devices and there '
-      f'are {devices}' + '; set mesh.data=-1 to take what is left' * helps
+      f'mesh {format_sizes(sizes)} needs {"a multiple of " if inferred else ""}{fixed} devices and there '
+      f'are {devices}' + '; set mesh.data=-1 to take what is left' * hint_applies
     )
-  return sizes | {axis: devices // fixed for axis in free}
+  return sizes | {axis: devices // fixed for axis in inferred}
 
 
-def cut(sizes: Mapping[str, int]) -> dict[str, int]:
+def sharded_axes(sizes: Mapping[str, int]) -> dict[str, int]:
   """The axes along which something is cut."""
   return {axis: size for axis, size in sizes.items() if size != 1}
 
 
-def words(sizes: Mapping[str, int]) -> str:
+def format_sizes(sizes: Mapping[str, int]) -> str:
   """`fsdp=2 tensor=4`."""
-  return ' '.join(f'{axis}={size}' for axis, size in cut(sizes).items()) or 'one device'
+  return ' '.join(f'{axis}={size}' for axis, size in sharded_axes(sizes).items()) or 'one device'
 
 
-def slices(devices: Sequence[jax.Device], number: int = -1) -> list[list[jax.Device]]:
+def group_by_slice(devices: Sequence[jax.Device], number: int = -1) -> list[list[jax.Device]]:
   """The devices in groups between which the network is slow.
 
   Args:
@@ -73,20 +73,20 @@ def slices(devices: Sequence[jax.Device], number: int = -1) -> list[list[jax.Dev
   Raises:
     ValueError: if the devices do not fall into so many equal groups.
   """
-  told = sorted({getattr(device, 'slice_index', None) or 0 for device in devices})
-  if number not in (-1, len(told)) and len(told) > 1:
+  slice_indices = sorted({getattr(device, 'slice_index', None) or 0 for device in devices})
+  if number not in (-1, len(slice_indices)) and len(slice_indices) > 1:
     raise ValueError(
-      f'slices.number={number} is not the {len(told)} slices that the devices say that they are in; leave it '
+      f'slices.number={number} is not the {len(slice_indices)} slices that the devices say that they are in; leave it '
       'at -1'
     )
-  check_number(number, len(devices))
-  if len(told) > 1:
-    return [[device for device in devices if device.slice_index == index] for index in told]
+  validate_slice_count(number, len(devices))
+  if len(slice_indices) > 1:
+    return [[device for device in devices if device.slice_index == index] for index in slice_indices]
   size = len(devices) // max(number, 1)
   return [list(devices[i : i + size]) for i in range(0, len(devices), size)]
 
 
-def check_number(number: int, devices: int) -> None:
+def validate_slice_count(number: int, devices: int) -> None:
   """Refuses what no mesh of so many devices can be cut into."""
   if number < 1 and number != -1 or devices % max(number, 1):
     raise ValueError(
@@ -94,23 +94,23 @@ def check_number(number: int, devices: int) -> None:
     )
 
 
-def check_axis(axis: str) -> None:
+def validate_slice_axis(axis: str) -> None:
   """Refuses what no mesh lets a slow network carry."""
-  if axis not in SLOW:
+  if axis not in SLOW_NETWORK_AXES:
     raise ValueError(
-      f'slices.axis={axis!r} cannot be carried by a slow network; {" or ".join(map(repr, SLOW))} can'
+      f'slices.axis={axis!r} cannot be carried by a slow network; {" or ".join(map(repr, SLOW_NETWORK_AXES))} can'
     )
 
 
-def check_slices(sizes: Mapping[str, int], number: int, axis: str) -> None:
+def validate_slices(sizes: Mapping[str, int], number: int, axis: str) -> None:
   """Refuses a mesh in which the slow network between `number` slices would carry another axis than `axis`."""
-  check_axis(axis)
+  validate_slice_axis(axis)
   if sizes[axis] % number:
-    others = [f'slices.axis={other!r}' for other in SLOW if sizes[other] % number == 0]
-    would = ' or '.join([f'mesh.{axis}={math.lcm(sizes[axis], number)}', *others])
+    others = [f'slices.axis={other!r}' for other in SLOW_NETWORK_AXES if sizes[other] % number == 0]
+    alternatives = ' or '.join([f'mesh.{axis}={math.lcm(sizes[axis], number)}', *others])
     raise ValueError(
       f'mesh.{axis}={sizes[axis]} does not divide over {number} slices, between which the network is slow '
-      f'and carries {axis} alone; {would} would do'
+      f'and carries {axis} alone; {alternatives} would do'
     )
 
 
@@ -126,12 +126,15 @@ def make(
     ValueError: for what `resolve`, `slices` and `check_slices` refuse.
   """
   devices = jax.devices() if devices is None else devices
-  sizes, groups = resolve(sizes, len(devices)), slices(devices, number)
-  check_slices(sizes, len(groups), axis)
-  within = [size // len(groups) if name == axis else size for name, size in sizes.items()]
+  sizes, groups = resolve(sizes, len(devices)), group_by_slice(devices, number)
+  validate_slices(sizes, len(groups), axis)
+  sizes_within_slice = [size // len(groups) if name == axis else size for name, size in sizes.items()]
   # What mesh_utils.create_hybrid_device_mesh does of TPU slices and of processes, but for any groups. Six logical axes
   # rarely are whole physical ones.
-  blocks = [mesh_utils.create_device_mesh(within, group, allow_split_physical_axes=True) for group in groups]
+  blocks = [
+    mesh_utils.create_device_mesh(sizes_within_slice, group, allow_split_physical_axes=True)
+    for group in groups
+  ]
   return Mesh(
     np.concatenate(blocks, axis=list(sizes).index(axis)),
     tuple(sizes),
@@ -139,28 +142,28 @@ def make(
   )
 
 
-def of(config: Mapping) -> Mesh:
+def from_config(config: Mapping) -> Mesh:
   """The mesh that a config's `mesh` and `slices` describe, over all devices."""
   return make(config['mesh'], **config['slices'])
 
 
-def platform() -> str:
+def current_platform() -> str:
   """Of the mesh in force, whose devices need not be here; outside of one of the devices that are."""
   device = jax.sharding.get_abstract_mesh().abstract_device
   return device.platform if device else jax.default_backend()
 
 
-def capability(platform: str) -> str | None:
+def gpu_capability(platform: str) -> str | None:
   """What the GPUs of this process say that they can compute, such as '9.0', or else what is known of those of the mesh in force,
   which need not be here; None where neither is told."""
-  if device := attached(platform):
+  if device := attached_device(platform):
     return device.compute_capability
   device = jax.sharding.get_abstract_mesh().abstract_device
-  chip = device and chips.of(device.device_kind)
+  chip = device and chips.find_chip(device.device_kind)
   return chip and chip.capability
 
 
-def attached(platform: str) -> jax.Device | None:
+def attached_device(platform: str) -> jax.Device | None:
   """A device of this process; None where JAX knows none of the platform."""
   try:
     return jax.local_devices(backend=platform)[0]

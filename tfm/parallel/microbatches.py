@@ -6,13 +6,13 @@ from tfm.parallel.sharding import shard
 from tfm.shapes import Array
 
 
-def microbatches(x: Array, n: int) -> Array:
+def split_into_microbatches(x: Array, n: int) -> Array:
   """[B, …] → [n, B/n, …], microbatch i taking rows i, i + n, …: each device keeps its own rows."""
   x = x.reshape(x.shape[0] // n, n, *x.shape[1:]).swapaxes(0, 1)
   return jax.vmap(lambda rows: shard(rows, 'batch', *[None] * (rows.ndim - 1)))(x)
 
 
-def joined(x: Array) -> Array:
+def join_microbatches(x: Array) -> Array:
   """[n, B/n, …] → [B, …], the rows where they were before `microbatches`."""
   x = x.swapaxes(0, 1)
   return shard(x.reshape(x.shape[0] * x.shape[1], *x.shape[2:]), 'batch', *[None] * (x.ndim - 2))

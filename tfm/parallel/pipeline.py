@@ -16,17 +16,17 @@ import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 
-from tfm.parallel.microbatches import joined, microbatches
-from tfm.parallel.nearest import divisors
-from tfm.parallel.sharding import in_force, parts
+from tfm.parallel.mesh_request import divisors
+from tfm.parallel.microbatches import join_microbatches, split_into_microbatches
+from tfm.parallel.sharding import mesh_axes_of, shard_count
 from tfm.shapes import Array, PyTree
 
 
 AXIS = 'stage'
 # Microbatches for each stage, where nobody says how many: from there on the bubble hardly counts (Huang et al. 2019, §2.3).
-USUAL = 4
+DEFAULT_MICROBATCHES_PER_STAGE = 4
 # By which parameters become those that a layer reads; no work to do again.
-PICKS = frozenset(
+PARAMETER_SELECTION_PRIMITIVES = frozenset(
   {
     'gather',
     'dynamic_slice',
@@ -38,8 +38,8 @@ PICKS = frozenset(
     'convert_element_type',
   }
 )
-INPUT = 'input of a layer'
-INPUTS = jax.checkpoint_policies.save_only_these_names(INPUT)
+LAYER_INPUT = 'input of a layer'
+SAVE_LAYER_INPUTS = jax.checkpoint_policies.save_only_these_names(LAYER_INPUT)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,13 +75,13 @@ class Schedule:
       f'bubble {self.bubble:.1%}'
     )
 
-  def moments(self) -> np.ndarray:
+  def iteration_index(self) -> np.ndarray:
     """[S, R, M]: the iteration in which a stage has a microbatch in a round."""
     s, r, m = np.ogrid[: self.stages, : self.repeats, : self.microbatches]
     return s + r * self.microbatches + m
 
 
-def schedule(stages: int, repeats: int, asked: int, rows: int, parts: int) -> Schedule:
+def plan_schedule(stages: int, repeats: int, requested: int, rows: int, parts: int) -> Schedule:
   """The schedule of so many rows, which a mesh cuts into `parts`.
 
   Args:
@@ -93,8 +93,8 @@ def schedule(stages: int, repeats: int, asked: int, rows: int, parts: int) -> Sc
   """
   fit = divisors(rows // math.gcd(rows, parts))
   least = stages if repeats > 1 else 1
-  enough = [n for n in fit if n >= max(least, math.ceil(USUAL * stages / repeats))]
-  n = asked or (min(enough) if enough else max(fit))
+  enough = [n for n in fit if n >= max(least, math.ceil(DEFAULT_MICROBATCHES_PER_STAGE * stages / repeats))]
+  n = requested or (min(enough) if enough else max(fit))
   possible = [n for n in fit if n >= least]
   would = ' or '.join(map(str, sorted(possible, key=lambda other: abs(math.log(other / n)))[:2]))
   if rows % (n * math.gcd(rows, parts)):
@@ -111,19 +111,19 @@ def schedule(stages: int, repeats: int, asked: int, rows: int, parts: int) -> Sc
   return Schedule(stages, repeats, n)
 
 
-def stages() -> int:
+def stage_count() -> int:
   """The stages of the mesh in force, if the rules in force cut layers over them."""
-  return parts(AXIS) if AXIS in in_force('layers') else 1
+  return shard_count(AXIS) if AXIS in mesh_axes_of('layers') else 1
 
 
-def pipelined(
+def run_pipeline(
   layer: Callable[[PyTree, Array, PyTree, PyTree, Array, Array], tuple[Array, PyTree]],
   params: PyTree,
   x: Array,
-  beside: PyTree,
-  common: PyTree,
+  row_data: PyTree,
+  shared: PyTree,
   plan: Schedule,
-  keep: Callable | None = None,
+  policy: Callable | None = None,
 ) -> tuple[Array, PyTree]:
   """x through all layers, and what they tell, [M, L, …] of each number: by microbatch, then by layer.
 
@@ -137,75 +137,75 @@ def pipelined(
   S, R, M = plan.stages, plan.repeats, plan.microbatches
   L = jax.tree.leaves(params)[0].shape[0]
   K = L // (S * R)
-  params = jax.tree.map(lambda p: in_stages(p, S, R), params)
-  beside = jax.tree.map(lambda rows: copied(microbatches(rows, M), S), beside)
-  common = jax.tree.map(lambda value: copied(value, S), common)
+  params = jax.tree.map(lambda p: group_by_stage(p, S, R), params)
+  row_data = jax.tree.map(lambda rows: replicate_over_stages(split_into_microbatches(rows, M), S), row_data)
+  shared = jax.tree.map(lambda value: replicate_over_stages(value, S), shared)
   # What waits to begin a round stands with the first stage; that of the others is of no account.
-  waiting = copied(microbatches(x, M), S)
+  waiting = replicate_over_stages(split_into_microbatches(x, M), S)
 
-  def stage(params, x, beside, common, s, t):
+  def stage(params, x, row_data, shared, s, t):
     r, m = jnp.clip((t - s) // M, 0, R - 1), (t - s) % M
-    here = jax.tree.map(lambda rows: rows[m], beside)
+    here = jax.tree.map(lambda rows: rows[m], row_data)
     mine = jax.tree.map(lambda p: p[0] if R == 1 else p[r], params)
     numbers = (r * S + s) * K + jnp.arange(K)
 
     def through(x, now):
-      return layer(now[0], checkpoint_name(x, INPUT), here, common, now[1], m)
+      return layer(now[0], checkpoint_name(x, LAYER_INPUT), here, shared, now[1], m)
 
     return jax.lax.scan(through, x, (mine, numbers))
 
-  stage = jax.checkpoint(stage, policy=functools.partial(kept, keep), prevent_cse=False)
+  stage = jax.checkpoint(stage, policy=functools.partial(checkpoint_policy, policy), prevent_cse=False)
   every = jax.vmap(stage, in_axes=(0, 0, 0, 0, 0, None), spmd_axis_name=AXIS)
   numbers = jnp.arange(S)
 
   def iteration(carry, t):
     arriving, waiting = carry
     first = jax.lax.dynamic_index_in_dim(waiting, t % M, 1, keepdims=False)
-    x = staged(jnp.where(numbers.reshape(S, *[1] * (first.ndim - 1)) == 0, first, arriving))
-    x, told = every(params, x, beside, common, numbers, t)
-    arriving = staged(jnp.roll(x, 1, 0))
+    x = shard_over_stages(jnp.where(numbers.reshape(S, *[1] * (first.ndim - 1)) == 0, first, arriving))
+    x, aux = every(params, x, row_data, shared, numbers, t)
+    arriving = shard_over_stages(jnp.roll(x, 1, 0))
     # What leaves the last stage waits at the first for its next round, or for all to have ended.
     m = (t - (S - 1)) % M
     there = jax.lax.dynamic_index_in_dim(waiting, m, 1, keepdims=False)
     back = jnp.where(t < S - 1, there, arriving)
-    return (arriving, staged(jax.lax.dynamic_update_index_in_dim(waiting, back, m, 1))), told
+    return (arriving, shard_over_stages(jax.lax.dynamic_update_index_in_dim(waiting, back, m, 1))), aux
 
   # Until its first work comes a stage goes through the first rows: numbers as real as others, so that none is infinite.
-  (_, ended), told = jax.lax.scan(iteration, (waiting[:, 0], waiting), jnp.arange(plan.iterations))
+  (_, ended), aux = jax.lax.scan(iteration, (waiting[:, 0], waiting), jnp.arange(plan.iterations))
   own = numbers.reshape(S, *[1] * (ended.ndim - 1)) == 0
-  x = joined(
+  x = join_microbatches(
     jnp.where(own, ended, 0).sum(0, dtype=ended.dtype)
   )  # [M, B/M, …]: a sum, as it is what all stages can add up
 
   def by_layer(value):  # [iterations, S, K, …]
-    value = value[plan.moments(), np.arange(S)[:, None, None]]  # [S, R, M, K, …]
+    value = value[plan.iteration_index(), np.arange(S)[:, None, None]]  # [S, R, M, K, …]
     return value.transpose(2, 1, 0, 3, *range(4, value.ndim)).reshape(M, L, *value.shape[4:])
 
-  return x, jax.tree.map(by_layer, told)
+  return x, jax.tree.map(by_layer, aux)
 
 
-def kept(keep: Callable | None, primitive, *given, **fields) -> bool:
+def checkpoint_policy(policy: Callable | None, primitive, *args, **fields) -> bool:
   """The policy of an iteration: what goes into each layer is kept for the backward pass, and of a layer what it keeps itself, but no
   parameters, picked or cast, of which there would be a copy for each iteration.
   """
-  if primitive.name in PICKS:
+  if primitive.name in PARAMETER_SELECTION_PRIMITIVES:
     return False
-  return keep is None or keep(primitive, *given, **fields) or INPUTS(primitive, *given, **fields)
+  return policy is None or policy(primitive, *args, **fields) or SAVE_LAYER_INPUTS(primitive, *args, **fields)
 
 
-def staged(x: Array) -> Array:
+def shard_over_stages(x: Array) -> Array:
   """x with its first axis cut over the stages."""
   return jax.lax.with_sharding_constraint(
     x, PartitionSpec(AXIS, *[PartitionSpec.UNCONSTRAINED] * (x.ndim - 1))
   )
 
 
-def copied(x: Array, stages: int) -> Array:
+def replicate_over_stages(x: Array, stages: int) -> Array:
   """[…] → [S, …]: every stage's own, so that gradients are added up over stages once, at the end."""
-  return staged(jnp.broadcast_to(x[None], (stages, *x.shape)))
+  return shard_over_stages(jnp.broadcast_to(x[None], (stages, *x.shape)))
 
 
-def in_stages(p: Array, stages: int, repeats: int) -> Array:
+def group_by_stage(p: Array, stages: int, repeats: int) -> Array:
   """[L, …] → [S, R, K, …], K layers for each stage and round.
 
   Parameters lie on the stages in the order of the layers. If they go round several times, the stages change them once, each sending
@@ -214,16 +214,16 @@ def in_stages(p: Array, stages: int, repeats: int) -> Array:
   K = p.shape[0] // (stages * repeats)
   if repeats > 1:
     p = jax.shard_map(
-      lambda own: _dealt(own, stages, repeats),
+      lambda own: _exchange_groups(own, stages, repeats),
       in_specs=PartitionSpec(AXIS),
       out_specs=PartitionSpec(AXIS),
       axis_names={AXIS},
       check_vma=False,
     )(p)
-  return staged(p.reshape(stages, repeats, K, *p.shape[1:]))
+  return shard_over_stages(p.reshape(stages, repeats, K, *p.shape[1:]))
 
 
-def _dealt(p: Array, S: int, R: int) -> Array:
+def _exchange_groups(p: Array, S: int, R: int) -> Array:
   """Of one stage's R groups, one after another, those that it works on: groups d R + i of stage d → groups r S + s of stage s."""
   groups = p.reshape(R, -1, *p.shape[1:])
   d, common = np.arange(S), math.gcd(S, R)

@@ -21,23 +21,31 @@ from orbax.checkpoint import multihost
 
 
 AUTO = 'auto'
-LOST = 75  # exit status when another process is gone: EX_TEMPFAIL, the same command may be run again
-AGAIN = (
+PEER_LOST_STATUS = (
+  75  # exit status when another process is gone: EX_TEMPFAIL, the same command may be run again
+)
+RESUME_HINT = (
   'what came after the last checkpoint is lost, and the same command in every process goes on from there'
 )
-HEARTBEAT, GATHERING = 60, 300  # seconds, unless told
-PARTING = 5  # seconds that a process waits for the others to say the same, before it ends
-AFTER = 1  # seconds after which the first follows the others: whoever sees it go, JAX aborts
+HEARTBEAT_TIMEOUT, CONNECT_TIMEOUT = 60, 300  # seconds, unless told
+EXIT_BARRIER_TIMEOUT = 5  # seconds that a process waits for the others to say the same, before it ends
+MAIN_PROCESS_EXIT_DELAY = (
+  1  # seconds after which the first follows the others: whoever sees it go, JAX aborts
+)
 # How the runtime and the libraries of collectives say that another process does not answer.
-GONE = re.compile(
+PEER_LOST_PATTERN = re.compile(
   r'gloo|nccl|connection|unavailable|deadline|heartbeat|barrier|coordination|preempt|aborted|peer',
   re.IGNORECASE,
 )
 _barriers = itertools.count()
 
 
-def join(
-  count: str, index: int | None, coordinator: str | None, heartbeat: int | None, gathering: int | None
+def connect(
+  count: str,
+  index: int | None,
+  coordinator: str | None,
+  heartbeat_timeout: int | None,
+  connect_timeout: int | None,
 ) -> None:
   """Makes this process one of `count`; must come before anything asks for devices.
 
@@ -51,21 +59,24 @@ def join(
   Raises:
     ValueError: if these do not make sense, or `auto` finds nothing.
   """
-  told = index is not None or coordinator is not None
+  has_address = index is not None or coordinator is not None
   if count != AUTO and not (count.isdigit() and int(count) >= 1):
     raise ValueError(
       f"--processes={count} must be a number of processes, or 'auto' where Slurm, a TPU pod or Kubernetes tells it"
     )
-  for name, value in (('heartbeat_timeout', heartbeat), ('connect_timeout', gathering)):
+  for name, value in (('heartbeat_timeout', heartbeat_timeout), ('connect_timeout', connect_timeout)):
     if value is not None and count == '1':
       raise ValueError(
         f'--{name}={value} is of several processes, and here is one; leave it out, or tell --processes'
       )
     if value is not None and value < 1:
       raise ValueError(f'--{name}={value} must be at least 1 second')
-  heartbeat, gathering = heartbeat or HEARTBEAT, gathering or GATHERING
+  heartbeat_timeout, connect_timeout = (
+    heartbeat_timeout or HEARTBEAT_TIMEOUT,
+    connect_timeout or CONNECT_TIMEOUT,
+  )
   if count in (AUTO, '1'):
-    if told:
+    if has_address:
       raise ValueError(
         f'--processes={count} takes neither --process nor --coordinator, which are of a number of processes above 1'
       )
@@ -77,7 +88,7 @@ def join(
     raise ValueError(
       f'--coordinator={coordinator} must be HOST:PORT of process 0, the same for all processes'
     )
-  known = (
+  initialize_fields = (
     {}
     if count == AUTO
     else dict(
@@ -87,19 +98,21 @@ def join(
       cluster_detection_method='deactivate',
     )
   )
-  speaker = 'tfm train' + (f': process {index} of {count}' if known else '')
+  prefix = 'tfm train' + (f': process {index} of {count}' if initialize_fields else '')
   with_own = (
     ', each with a --process of its own, and reach the same --coordinator, a free port where process 0 runs'
-    if known
+    if initialize_fields
     else ''
   )
   try:
-    with _last_words(
-      f'{speaker}: it was killed, or ended by JAX (in its words above) because not all processes came within '
-      f'--connect_timeout={gathering} seconds; see that all were started{with_own}'
+    with _print_if_killed(
+      f'{prefix}: it was killed, or ended by JAX (in its words above) because not all processes came within '
+      f'--connect_timeout={connect_timeout} seconds; see that all were started{with_own}'
     ):
       jax.distributed.initialize(
-        **known, heartbeat_timeout_seconds=heartbeat, initialization_timeout=gathering
+        **initialize_fields,
+        heartbeat_timeout_seconds=heartbeat_timeout,
+        initialization_timeout=connect_timeout,
       )
   except ValueError as error:
     raise ValueError(
@@ -108,7 +121,7 @@ def join(
     ) from error
 
 
-def first() -> bool:
+def is_main_process() -> bool:
   """Whether this is the process that writes and speaks for all; true of one alone."""
   return jax.process_index() == 0
 
@@ -124,38 +137,38 @@ def barrier(name: str = '', timeout: float = 7 * 24 * 3600) -> None:
 
 
 @contextlib.contextmanager
-def in_turn() -> Iterator[None]:
+def main_process_first() -> Iterator[None]:
   """Process 0 does the block first, and then the others, which find on a shared disk what it has written."""
-  if not first():
+  if not is_main_process():
     barrier()
   try:
     yield
   finally:
-    if first():
+    if is_main_process():
       barrier()
 
 
-def gathered(record: bytes) -> list[bytes]:
+def gather_bytes(record: bytes) -> list[bytes]:
   """The records of all processes, each as long as this one, in their order; a small collective."""
   if jax.process_count() == 1:
     return [record]
-  _meet()
+  _barrier_before_first_collective()
   return [row.tobytes() for row in multihost_utils.process_allgather(np.frombuffer(record, np.uint8))]
 
 
 @functools.cache
-def _meet() -> None:
+def _barrier_before_first_collective() -> None:
   """Once: gloo, the collectives of CPUs, gives a process 30 seconds to come to the first one, and others may yet prepare data."""
   barrier()
 
 
-def agree(facts: Mapping[str, Any]) -> None:
+def require_equal(facts: Mapping[str, Any]) -> None:
   """Refuses what is not the same in every process; each fact has its name, for the sentence.
 
   Raises:
     ValueError: naming the facts and the processes that differ from process 0.
   """
-  digests = gathered(
+  digests = gather_bytes(
     b''.join(hashlib.blake2b(repr(value).encode(), digest_size=8).digest() for value in facts.values())
   )
   for i, (name, value) in enumerate(facts.items()):
@@ -167,7 +180,7 @@ def agree(facts: Mapping[str, Any]) -> None:
       )
 
 
-def stop_asked(step: int) -> bool:
+def preemption_requested(step: int) -> bool:
   """Whether all processes are to stop after this step, because one of them got SIGTERM; to be asked at every step, by all.
 
   JAX's preemption service agrees on a step in the background, which costs the step nothing
@@ -177,7 +190,7 @@ def stop_asked(step: int) -> bool:
 
 
 @contextlib.contextmanager
-def interrupt_is_preemption() -> Iterator[None]:
+def interrupt_requests_preemption() -> Iterator[None]:
   """Makes Ctrl-C in one process the SIGTERM for which JAX's preemption service waits; a second Ctrl-C does interrupt."""
   before = signal.getsignal(signal.SIGINT)
 
@@ -193,7 +206,7 @@ def interrupt_is_preemption() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def together(name: str, refused: tuple[type[Exception], ...]) -> Iterator[None]:
+def abort_all_on_error(name: str, refused: tuple[type[Exception], ...]) -> Iterator[None]:
   """Ends this process at once if the block fails, with one sentence: an ordinary exit would wait for the others, who wait for it.
 
   Args:
@@ -202,31 +215,31 @@ def together(name: str, refused: tuple[type[Exception], ...]) -> Iterator[None]:
   if jax.process_count() == 1:
     yield
     return
-  speaker = f'tfm {name}: process {jax.process_index()} of {jax.process_count()}'
+  prefix = f'tfm {name}: process {jax.process_index()} of {jax.process_count()}'
   status = None
-  with _last_words(
-    f'{speaker}: it was killed, or ended by JAX (in its words above, if any) because another process of this '
-    f'run is gone or gives no sign of life; {AGAIN}'
+  with _print_if_killed(
+    f'{prefix}: it was killed, or ended by JAX (in its words above, if any) because another process of this '
+    f'run is gone or gives no sign of life; {RESUME_HINT}'
   ):
     try:
       yield
     except Exception as error:
-      status, said = _sentence(error, refused)
+      status, message = _status_and_message(error, refused)
       if status == 1 or os.environ.get('TFM_TRACEBACK'):
         traceback.print_exc()
-      print(f'{speaker}: {said}', file=sys.stderr, flush=True)
+      print(f'{prefix}: {message}', file=sys.stderr, flush=True)
   if status is not None:
-    _end(status)
+    _exit_all(status)
 
 
-def _sentence(error: Exception, refused: tuple[type[Exception], ...]) -> tuple[int, str]:
+def _status_and_message(error: Exception, refused: tuple[type[Exception], ...]) -> tuple[int, str]:
   # Orbax makes an OSError of the runtime's error, and closing what was open may fail after the error that counts.
   for one in _causes(error):
-    if _of_runtime(one) and GONE.search(said := _line(one)):
-      return LOST, f'another process of this run is gone ({said[:160]}); {AGAIN}'
-  if isinstance(error, refused) and not _of_runtime(error):
-    return 2, _line(error)
-  return 1, f'{type(error).__name__}: {_line(error)}'
+    if _is_runtime_error(one) and PEER_LOST_PATTERN.search(message := _single_line(one)):
+      return PEER_LOST_STATUS, f'another process of this run is gone ({message[:160]}); {RESUME_HINT}'
+  if isinstance(error, refused) and not _is_runtime_error(error):
+    return 2, _single_line(error)
+  return 1, f'{type(error).__name__}: {_single_line(error)}'
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
@@ -236,32 +249,34 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
     error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
 
 
-def _of_runtime(error: BaseException) -> bool:
-  return type(error).__module__.startswith(('jax', 'jaxlib')) or bool(re.match('[A-Z_]+: ', _line(error)))
+def _is_runtime_error(error: BaseException) -> bool:
+  return type(error).__module__.startswith(('jax', 'jaxlib')) or bool(
+    re.match('[A-Z_]+: ', _single_line(error))
+  )
 
 
-def _line(error: BaseException) -> str:
+def _single_line(error: BaseException) -> str:
   return ' '.join(str(error).split())
 
 
 @contextlib.contextmanager
-def _last_words(said: str) -> Iterator[None]:
+def _print_if_killed(message: str) -> Iterator[None]:
   """Has them said if this process dies in the block: JAX's runtime aborts where another process is gone, and asks no Python."""
-  heir = subprocess.Popen(
-    ['sh', '-c', 'read -r done || echo "$0" >&2', said], stdin=subprocess.PIPE, start_new_session=True
+  watcher = subprocess.Popen(
+    ['sh', '-c', 'read -r done || echo "$0" >&2', message], stdin=subprocess.PIPE, start_new_session=True
   )
   try:
     yield
   finally:
-    heir.communicate(b'done\n')
+    watcher.communicate(b'done\n')
 
 
-def _end(status: int) -> None:
+def _exit_all(status: int) -> None:
   try:
     # The coordination service ends with process 0, and takes down whoever has not yet spoken.
-    barrier('end', PARTING)
-    if first():
-      time.sleep(AFTER)
+    barrier('end', EXIT_BARRIER_TIMEOUT)
+    if is_main_process():
+      time.sleep(MAIN_PROCESS_EXIT_DELAY)
   except Exception:
     pass  # whoever does not come is gone already, and this process ends in any case
   sys.stdout.flush()

@@ -14,7 +14,7 @@ from flax import struct
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from tfm.parallel import mesh as meshes
-from tfm.parallel.nearest import Need, Wish
+from tfm.parallel.mesh_request import DivisibilityConstraint, MeshRequest
 from tfm.shapes import Array, PyTree
 
 
@@ -38,7 +38,7 @@ AXES = {
   'layers': 'stacked layers',
 }
 
-ROWS = 'batch', 'length'  # what data are cut along
+DATA_AXES = 'batch', 'length'  # what data are cut along
 
 Rules = tuple[tuple[str, tuple[str, ...]], ...]
 
@@ -49,7 +49,7 @@ class Parameter(nn.LogicallyPartitioned):
   initializer: str = struct.field(default='', pytree_node=False)
 
 
-def check_axes(names: tuple[str, ...], rank: int) -> None:
+def validate_axes(names: tuple[str, ...], rank: int) -> None:
   """Raises ValueError unless `names` are known logical axes, one for each of `rank` dimensions."""
   for name in names:
     if name not in AXES:
@@ -66,43 +66,43 @@ def shard(x: Array, *names: str | None) -> Array:
   Raises:
     ValueError: for an unknown name or a wrong number of names.
   """
-  whole = names.count(None)
-  check_axes(tuple(name for name in names if name is not None), x.ndim - whole)
+  unsharded = names.count(None)
+  validate_axes(tuple(name for name in names if name is not None), x.ndim - unsharded)
   return nn.with_logical_constraint(x, names)
 
 
-def in_force(name: str) -> tuple[str, ...]:
+def mesh_axes_of(name: str) -> tuple[str, ...]:
   """The mesh axes that cut a logical axis by the rules in force, of those that the mesh in force has."""
   axes, shape = dict(nn.get_logical_axis_rules()).get(name) or (), jax.sharding.get_abstract_mesh().shape
   return tuple(axis for axis in ((axes,) if isinstance(axes, str) else axes) if axis in shape)
 
 
-def cuts(*names: str) -> list[tuple[str, ...]]:
+def mesh_axes_per_dimension(*names: str) -> list[tuple[str, ...]]:
   """The mesh axes that cut each axis of one array by the rules in force; where two ask for the same, the first rule has it."""
   spec = nn.logical_to_mesh_axes(names) or [None] * len(names)
   return [(axes,) if isinstance(axes, str) else tuple(axes or ()) for axes in spec]
 
 
-def parts(axes: tuple[str, ...] | str | None) -> int:
+def shard_count(axes: tuple[str, ...] | str | None) -> int:
   """Into how many parts mesh axes cut, in the mesh in force."""
   shape = jax.sharding.get_abstract_mesh().shape
   return math.prod(shape.get(axis, 1) for axis in ((axes,) if isinstance(axes, str) else axes or ()))
 
 
-def shard_over(x: Array, *axes: tuple[str, ...]) -> Array:
+def shard_over_mesh_axes(x: Array, *axes: tuple[str, ...]) -> Array:
   """Constrains an activation to mesh axes themselves, for each of its own, where they follow from several rules; outside a
   mesh it returns `x`."""
   if jax.sharding.get_abstract_mesh().empty:
     return x
-  axes = (tuple(axis for axis in names if parts(axis) > 1) for names in axes)
+  axes = (tuple(axis for axis in names if shard_count(axis) > 1) for names in axes)
   return jax.lax.with_sharding_constraint(x, PartitionSpec(*(names or None for names in axes)))
 
 
-def partitioned(initializer: Callable, names: tuple[str, ...]) -> Callable[..., Parameter]:
+def with_logical_axes(initializer: Callable, names: tuple[str, ...]) -> Callable[..., Parameter]:
   """Wraps an initializer so that the parameter it makes carries its logical axes."""
 
   def init(key, shape, dtype):
-    check_axes(names, len(shape))
+    validate_axes(names, len(shape))
     return Parameter(initializer(key, shape, dtype), names, initializer=str(initializer))
 
   return init
@@ -134,7 +134,7 @@ def unbox_reshaped(tree: PyTree, params: PyTree) -> PyTree:
   )
 
 
-def partition_specs(boxed: PyTree, mesh: Mesh, rules: Rules) -> PyTree:
+def named_shardings(boxed: PyTree, mesh: Mesh, rules: Rules) -> PyTree:
   """The `NamedSharding` of every leaf of a boxed (abstract) tree under the rules.
 
   Leaves without logical axes (step counters, keys) are replicated.
@@ -142,28 +142,32 @@ def partition_specs(boxed: PyTree, mesh: Mesh, rules: Rules) -> PyTree:
   return nn.unbox(nn.logical_to_mesh_sharding(nn.get_partition_spec(boxed), mesh, rules))
 
 
-def needs(boxed: PyTree, rules: Rules) -> list[Need]:
+def mesh_constraints(boxed: PyTree, rules: Rules) -> list[DivisibilityConstraint]:
   """What a mesh must divide of the parameters, each named."""
-  found = []
+  constraints = []
   for path, box in jax.tree_util.tree_leaves_with_path(boxed, is_leaf=lambda x: isinstance(x, Parameter)):
     if isinstance(box, Parameter):
       where = '/'.join(str(getattr(k, 'key', k)) for k in path)
       for size, name, axes in zip(box.value.shape, box.names, nn.logical_to_mesh_axes(box.names, rules)):
         axes = (axes,) if isinstance(axes, str) else tuple(axes or ())
         if axes:
-          found.append(Need(size, axes, functools.partial(_indivisible, where, size, name, axes)))
-  return found
+          constraints.append(
+            DivisibilityConstraint(
+              size, axes, functools.partial(_indivisible_message, where, size, name, axes)
+            )
+          )
+  return constraints
 
 
-def _indivisible(where: str, size: int, name: str, axes: tuple[str, ...], parts: int) -> str:
-  cuts = ' × '.join(f'mesh.{axis}' for axis in axes)
+def _indivisible_message(where: str, size: int, name: str, axes: tuple[str, ...], parts: int) -> str:
+  axis_names = ' × '.join(f'mesh.{axis}' for axis in axes)
   return (
-    f'{cuts} = {parts} cuts {name!r} of the parameter {where} into {parts} parts, but it has {size}; '
+    f'{axis_names} = {parts} cuts {name!r} of the parameter {where} into {parts} parts, but it has {size}; '
     f"change that size or {axes[-1]!r} of the mesh, or keep it whole with rules.{name}=''"
   )
 
 
-def _idle(axis: str, parts: int) -> str:
+def _idle_axis_message(axis: str, parts: int) -> str:
   why = (
     'no layers are stacked, as config.model.scan=True does'
     if axis == 'stage'
@@ -172,7 +176,9 @@ def _idle(axis: str, parts: int) -> str:
   return f'mesh.{axis}={parts} cuts nothing, so that {parts} devices would each do the same: {why}'
 
 
-def check_divisible(boxed: PyTree, mesh: Mesh, rules: Rules, more: Sequence[Need] = ()) -> None:
+def validate_divisibility(
+  boxed: PyTree, mesh: Mesh, rules: Rules, extra_constraints: Sequence[DivisibilityConstraint] = ()
+) -> None:
   """Refuses a mesh that does not divide some parameter, or cuts nothing along an axis.
 
   Args:
@@ -181,21 +187,21 @@ def check_divisible(boxed: PyTree, mesh: Mesh, rules: Rules, more: Sequence[Need
   Raises:
     ValueError: naming the parameter, both numbers and the nearest mesh that works.
   """
-  sizes, cut = dict(mesh.shape), needs(boxed, rules)
-  used = {axis for need in cut for axis in need.axes} | {
-    axis for name, axes in rules if name in ROWS for axis in axes
+  sizes, constraints = dict(mesh.shape), mesh_constraints(boxed, rules)
+  used_axes = {axis for constraint in constraints for axis in constraint.axes} | {
+    axis for name, axes in rules if name in DATA_AXES for axis in axes
   }
   idle = [
-    Need(1, (axis,), functools.partial(_idle, axis))
+    DivisibilityConstraint(1, (axis,), functools.partial(_idle_axis_message, axis))
     for axis in meshes.AXES
-    if axis in sizes and axis not in used
+    if axis in sizes and axis not in used_axes
   ]
-  wish = Wish(sizes, mesh.size, (*cut, *idle, *more))
+  request = MeshRequest(sizes, mesh.size, (*constraints, *idle, *extra_constraints))
   try:
-    for need in wish.needs:
-      need.check(sizes)
+    for constraint in request.constraints:
+      constraint.validate(sizes)
   except ValueError as error:
-    raise ValueError(f'{error}; {wish.instead()}') from None
+    raise ValueError(f'{error}; {request.describe_nearest()}') from None
 
 
 def batch_sharding(mesh: Mesh, rules: Rules) -> NamedSharding:

@@ -10,7 +10,7 @@ from jax.tree_util import Partial
 from tfm.layers.initializer import normal
 from tfm.layers.linear import Linear
 from tfm.layers.norm import LayerNorm
-from tfm.parallel.sharding import partitioned
+from tfm.parallel.sharding import with_logical_axes
 from tfm.positions.protocol import Position
 from tfm.shapes import Array, Float, Int
 
@@ -86,7 +86,7 @@ class Deberta(Position):
     """The embedding of each bucket, [2 · buckets, D]."""
     rows = 2 * (self.buckets or self.max_distance)
     table = self.param(
-      'table', partitioned(normal()((0,), (1,)), ('table', 'embed')), (rows, self.width), jnp.float32
+      'table', with_logical_axes(normal()((0,), (1,)), ('table', 'embed')), (rows, self.width), jnp.float32
     )
     return LayerNorm(bias=True, epsilon=self.epsilon, name='table_norm')(table) if self.norm else table
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jax.tree_util import Partial
 
 from tfm.layers.initializer import Initializer, lecun_normal, ones, zeros
-from tfm.parallel.sharding import partitioned
+from tfm.parallel.sharding import with_logical_axes
 from tfm.positions.protocol import Position
 from tfm.shapes import Array, Float, Int
 
@@ -41,7 +41,7 @@ class Fire(Position):
   @nn.compact
   def bias(self, shared):
     def learned(name, initializer, axes, shape):
-      return self.param(name, partitioned(initializer, axes), shape, jnp.float32)
+      return self.param(name, with_logical_axes(initializer, axes), shape, jnp.float32)
 
     start = Initializer(f'constant({self.steepness})', nn.initializers.constant(self.steepness))
     c = jnp.abs(learned('steepness_scale', start, (), ()))

@@ -9,7 +9,7 @@ from jax.tree_util import Partial
 
 from tfm.errors import suggest
 from tfm.layers.initializer import normal
-from tfm.parallel.sharding import partitioned
+from tfm.parallel.sharding import with_logical_axes
 from tfm.positions.protocol import Position
 from tfm.shapes import Array, Float, Int
 
@@ -42,7 +42,7 @@ class Kerple(Position):
   def bias(self, shared):
     kernel, bounded = KINDS[self.kind]
     first, second = (
-      self.param(name, partitioned(normal(1.0)((), (0,)), ('heads',)), (self.heads,), jnp.float32)
+      self.param(name, with_logical_axes(normal(1.0)((), (0,)), ('heads',)), (self.heads,), jnp.float32)
       for name in ('scale_1', 'scale_2')
     )
     return Partial(functools.partial(penalties, kernel=kernel), jax.nn.softplus(first), bounded(second))

@@ -4,7 +4,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 
 from tfm.layers.initializer import normal
-from tfm.parallel.sharding import partitioned, shard
+from tfm.parallel.sharding import shard, with_logical_axes
 from tfm.positions.protocol import Position
 
 
@@ -47,7 +47,7 @@ class Learned(Position):
   def embed(self, x, positions):
     table = self.param(
       'table',
-      partitioned(normal(self.stddev)((0,), (1,)), ('table', 'embed')),
+      with_logical_axes(normal(self.stddev)((0,), (1,)), ('table', 'embed')),
       (self.before + self.reach, self.width),
       jnp.float32,
     )

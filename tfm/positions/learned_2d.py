@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 
 from tfm.layers.initializer import normal
-from tfm.parallel.sharding import partitioned, shard
+from tfm.parallel.sharding import shard, with_logical_axes
 from tfm.positions._grid import Grid, grid
 from tfm.positions.protocol import Position
 
@@ -80,7 +80,7 @@ class Learned2D(Position):
     here, (rows, columns) = self.grid, self.table
     table = self.param(
       'table',
-      partitioned(normal(self.stddev)((0,), (1,)), ('table', 'embed')),
+      with_logical_axes(normal(self.stddev)((0,), (1,)), ('table', 'embed')),
       (here.before + rows * columns, self.width),
       jnp.float32,
     )

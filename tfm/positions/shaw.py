@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jax.tree_util import Partial
 
 from tfm.layers.initializer import normal
-from tfm.parallel.sharding import partitioned
+from tfm.parallel.sharding import with_logical_axes
 from tfm.positions.protocol import Position
 from tfm.shapes import Array, Float, Int
 
@@ -39,7 +39,7 @@ class Shaw(Position):
     heads, axes = ((self.heads,), ('heads',)) if self.by_head else ((), ())
     table = self.param(
       'table',
-      partitioned(normal()((0,), (1,)), ('table', *axes, 'kv')),
+      with_logical_axes(normal()((0,), (1,)), ('table', *axes, 'kv')),
       (2 * self.max_distance + 1, *heads, self.head_width),
       jnp.float32,
     )

@@ -6,7 +6,7 @@ import numpy as np
 from jax.tree_util import Partial
 
 from tfm.layers.initializer import normal
-from tfm.parallel.sharding import partitioned
+from tfm.parallel.sharding import with_logical_axes
 from tfm.positions.protocol import Position
 from tfm.shapes import Array, Float, Int
 
@@ -51,7 +51,10 @@ class T5(Position):
   def share(self):
     """The logit of each head at each distance, -max_distance … max_distance."""
     table = self.param(
-      'table', partitioned(normal()((0,), (1,)), ('table', 'heads')), (self.buckets, self.heads), jnp.float32
+      'table',
+      with_logical_axes(normal()((0,), (1,)), ('table', 'heads')),
+      (self.buckets, self.heads),
+      jnp.float32,
     )
     distances = np.arange(-self.max_distance, self.max_distance + 1)
     return table[bucket(distances, self.buckets, self.max_distance, self.bidirectional)].T

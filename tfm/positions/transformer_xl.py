@@ -6,7 +6,7 @@ from jax.tree_util import Partial
 
 from tfm.layers.initializer import normal
 from tfm.layers.rotary import angles, frequencies
-from tfm.parallel.sharding import partitioned
+from tfm.parallel.sharding import with_logical_axes
 from tfm.positions.protocol import Position
 from tfm.shapes import Array, Float, Int
 
@@ -44,7 +44,7 @@ class TransformerXL(Position):
     heads = self.heads, self.head_width
 
     def learned(name, axes, shape):
-      return self.param(name, partitioned(normal()((0,), (1, 2)), axes), shape, jnp.float32)
+      return self.param(name, with_logical_axes(normal()((0,), (1, 2)), axes), shape, jnp.float32)
 
     return Partial(
       relative_logits,

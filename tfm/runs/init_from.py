@@ -35,8 +35,21 @@ from tfm.training.state import State
 # Where the parameters of what a model answers are: an objective of its own may want its own.
 HEADS = 'classification', 'next_sentence', 'transform', 'bias', 'output'
 # Fields of the model that may be others than those of the run that training starts from.
-OWN = ('dropout', 'dtype', 'scan', 'remat', 'kernel', 'initializer', 'embedding_initializer', 'depth_scaled', 'vocab_multiple',
-       'pooling', 'pooled_transform', 'output_transform', 'output_bias')
+OWN = (
+  'dropout',
+  'dtype',
+  'scan',
+  'remat',
+  'kernel',
+  'initializer',
+  'embedding_initializer',
+  'depth_scaled',
+  'vocab_multiple',
+  'pooling',
+  'pooled_transform',
+  'output_transform',
+  'output_bias',
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,11 +84,18 @@ class Start:
       if self.has(name, leaf):
         return jax.device_put(self.params[name].astype(leaf.dtype), leaf.sharding)
       fresh.append(name)
-      require(trains(name) or name.endswith(SCALE), f'config.optimizer.frozen freezes {name}, which {self.workdir} does not have: '
-                                                    'it would stay as it was drawn; leave it out')
+      require(
+        trains(name) or name.endswith(SCALE),
+        f'config.optimizer.frozen freezes {name}, which {self.workdir} does not have: '
+        'it would stay as it was drawn; leave it out',
+      )
       return leaf
+
     made = jax.tree_util.tree_map_with_path(one, params)
-    for names, what in ((fresh, 'has not, and here they are new'), (left, 'has, and here they are of no use')):
+    for names, what in (
+      (fresh, 'has not, and here they are new'),
+      (left, 'has, and here they are of no use'),
+    ):
       if names:
         say(f'parameters that {self.workdir} {what}: {", ".join(sorted(names))}')
     return made
@@ -88,9 +108,11 @@ class Start:
     """
     found = self.params.get(name)
     same = found is not None and found.shape == leaf.shape
-    require(found is None or same or name.split('/')[0] in HEADS,
-            f'config.init_from={self.workdir!r} has the parameter {name} in the shape {found is not None and found.shape}, and here '
-            f'it is {leaf.shape}; the models must be alike')
+    require(
+      found is None or same or name.split('/')[0] in HEADS,
+      f'config.init_from={self.workdir!r} has the parameter {name} in the shape {found is not None and found.shape}, and here '
+      f'it is {leaf.shape}; the models must be alike',
+    )
     return same
 
   def part(self, state: State, trains: Callable[[str], bool]) -> State:
@@ -115,12 +137,14 @@ class Start:
 
   def filled(self, params: PyTree, target: PyTree, above: str = '') -> PyTree:
     """Parameters of which those that are missing are the other run's."""
+
     def one(name, leaf):
       if isinstance(leaf, Mapping):
         return self.filled(params.get(name, {}), leaf, f'{above}{name}/')
       if name in params:
         return params[name]
       return jax.device_put(self.params[f'{above}{name}'].astype(leaf.dtype), leaf.sharding)
+
     return {name: one(name, leaf) for name, leaf in target.items()}
 
 
@@ -131,7 +155,10 @@ def start_from(config: ConfigDict) -> Start:
     ValueError: if there is no such run, or its model or tokenizer is another.
   """
   workdir = pathlib.Path(config.init_from)
-  require((workdir / 'checkpoints').is_dir(), f'config.init_from={config.init_from!r} holds no run; tfm train or tfm import makes one')
+  require(
+    (workdir / 'checkpoints').is_dir(),
+    f'config.init_from={config.init_from!r} holds no run; tfm train or tfm import makes one',
+  )
   with contextlib.closing(checkpoint.Checkpoints(workdir)) as checkpoints:
     number = checkpoints.find('last')
     saved = checkpoints.run(number)
@@ -139,8 +166,10 @@ def start_from(config: ConfigDict) -> Start:
     for line in list_differences(old.to_dict(), config.to_dict()):
       path = line.partition(':')[0]
       other = path.startswith('model.') and path.split('.')[1] not in OWN
-      require(not other and path not in ('data.tokenizer', 'data.source_tokenizer'),
-              f'config.init_from={config.init_from!r} is of another model: {line}; its config.json has what is its own')
+      require(
+        not other and path not in ('data.tokenizer', 'data.source_tokenizer'),
+        f'config.init_from={config.init_from!r} is of another model: {line}; its config.json has what is its own',
+      )
     made = tokenizers(saved)
     mesh = meshes.make(dict(data=1), jax.local_devices()[:1])
     params = merged(read(checkpoints, number, old, make_model(old, *made), mesh))
@@ -148,15 +177,25 @@ def start_from(config: ConfigDict) -> Start:
   return Start(found, config.init_from, *made, saved.get('published'))
 
 
-def read(checkpoints: checkpoint.Checkpoints, step: int, config: ConfigDict, model: Trunk, mesh: Mesh, average: int = 1) -> PyTree:
+def read(
+  checkpoints: checkpoint.Checkpoints,
+  step: int,
+  config: ConfigDict,
+  model: Trunk,
+  mesh: Mesh,
+  average: int = 1,
+) -> PyTree:
   """All parameters of a run at a step, the mean of its last `average` checkpoints; what was frozen is read where it is.
 
   Raises:
     ValueError: for fewer checkpoints, and if the run that it started from is gone or another.
   """
   boxed = jax.eval_shape(
-    lambda key: states.parameters(model, key, 1, config.data.length, assemble.lora(config)), jax.random.key(0))
-  target = checkpoint.target(nn.unbox(boxed), sharding.partition_specs(boxed, mesh, sharding.parse_rules(config.rules)))
+    lambda key: states.parameters(model, key, 1, config.data.length, assemble.lora(config)), jax.random.key(0)
+  )
+  target = checkpoint.target(
+    nn.unbox(boxed), sharding.named_shardings(boxed, mesh, sharding.parse_rules(config.rules))
+  )
   if not (config.init_from and assemble.frozen(config)):
     return checkpoints.averaged(step, average, target)
   start = start_from(config)
@@ -166,11 +205,15 @@ def read(checkpoints: checkpoint.Checkpoints, step: int, config: ConfigDict, mod
 
 def tokenizers(saved: Mapping[str, Any]) -> tuple[Tokenizer | None, Tokenizer | None]:
   """The tokenizer that a checkpoint carries, and that of the source."""
-  return tuple(load_tokenizer(saved[name]) if saved.get(name) else None for name in ('tokenizer', 'source_tokenizer'))
+  return tuple(
+    load_tokenizer(saved[name]) if saved.get(name) else None for name in ('tokenizer', 'source_tokenizer')
+  )
 
 
 def make_model(config: ConfigDict, tokenizer: Tokenizer | None, source_tokenizer: Tokenizer | None) -> Trunk:
   """The model for the vocabularies of some tokenizers."""
   vocab, source_vocab = (one.vocab_size if one else 0 for one in (tokenizer, source_tokenizer))
   names = assemble.objective(config).special
-  return assemble.model(config, vocab - len(names) + len(lacking(tokenizer, names)), source_vocab=source_vocab)
+  return assemble.model(
+    config, vocab - len(names) + len(lacking(tokenizer, names)), source_vocab=source_vocab
+  )

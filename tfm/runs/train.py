@@ -129,8 +129,10 @@ def train_together(places: Sequence[Place]) -> Report:
   begun, config, several = time.perf_counter(), places[0].config, len(places) > 1
   training, seeds = config.training, [place.config.seed for place in places]
   fields = {f'config.{path}': value for path, value in leaves(config)}
-  processes.agree({'which fields --config has': [*fields]})
-  processes.agree(fields | {f'what --workdir={places[0].workdir} holds': [place.standing() for place in places]})
+  processes.require_equal({'which fields --config has': [*fields]})
+  processes.require_equal(
+    fields | {f'what --workdir={places[0].workdir} holds': [place.standing() for place in places]}
+  )
   for place in places:
     refuse_another(config, place.config)
   if several:
@@ -140,39 +142,62 @@ def train_together(places: Sequence[Place]) -> Report:
   objective, packing = assemble.objective(config), assemble.packing(config)
   optimizer, rate = assemble.optimizer(config)
   peaks = np.asarray([place.config.optimizer.learning_rate for place in places], np.float32)
-  source, tokenizer, source_tokenizer = assemble.source(config), assemble.tokenizer(config), assemble.source_tokenizer(config)
+  source, tokenizer, source_tokenizer = (
+    assemble.source(config),
+    assemble.tokenizer(config),
+    assemble.source_tokenizer(config),
+  )
   # A kill may have come between the saves of two runs.
   last = max(set.intersection(*(place.steps() for place in places)), default=0)
   for place in places:
-    require(place.steps() != {0}, f'--workdir={place.workdir} was made by tfm import, and training would write over it; train in '
-                                  f'another with --config.init_from={place.workdir}')
+    require(
+      place.steps() != {0},
+      f'--workdir={place.workdir} was made by tfm import, and training would write over it; train in '
+      f'another with --config.init_from={place.workdir}',
+    )
   near = Near(training.near, places[0].workdir) if training.near else None
   closer = near and near.newer(last, config)
-  saved = [places[0].known(near.run(closer))] if closer else [place.carried(last) for place in places] if last else []
+  saved = (
+    [places[0].known(near.run(closer))]
+    if closer
+    else [place.carried(last) for place in places]
+    if last
+    else []
+  )
   last = closer or last
 
   # What is frozen stays with the run that it came from, and is read there each time.
   start = start_from(config) if config.init_from and (assemble.frozen(config) or not last) else None
   if config.init_from:
     tokenizer, source_tokenizer = tokenizers(saved[0]) if last else (start.tokenizer, start.source_tokenizer)
-  with processes.in_turn():
+  with processes.main_process_first():
     data = pipeline.open_data(source, tokenizer, cache.directory(), source_tokenizer)
     for split in ('train', 'validation') if jax.process_count() > 1 else ():
-      data.tokens(split)   # encoded by one of them, too
+      data.tokens(split)  # encoded by one of them, too
   carried = dict(corpus=data.corpus.hash) | {
     name: one.state() if one else None
-    for name, one in dict(tokenizer=data.tokenizer, source_tokenizer=data.source_tokenizer).items()}
+    for name, one in dict(tokenizer=data.tokenizer, source_tokenizer=data.source_tokenizer).items()
+  }
   if published := saved[0].get('published') if last else start and start.published:
     carried['published'] = published
-  processes.agree({f'what config.data.source={config.data.source!r} holds, or the tokenizer,': carried})
+  processes.require_equal(
+    {f'what config.data.source={config.data.source!r} holds, or the tokenizer,': carried}
+  )
   for place, before in zip(places, saved):
     refuse_other_data(place, before, carried)
   model = make_model(config, data.tokenizer, data.source_tokenizer)
-  mesh = together.mesh(len(places), jax.devices()) if several else meshes.of(config)
+  mesh = together.mesh(len(places), jax.devices()) if several else meshes.from_config(config)
   whole = together.whole(mesh) if several else mesh
   rules = sharding.parse_rules(config.rules)
-  make = states.init(model, optimizer, training.batch_size, config.data.length, config.model.dtype == 'float16',
-                     assemble.lora(config), training.skip_spikes > 0)
+  make = states.init(
+    model,
+    optimizer,
+    training.batch_size,
+    config.data.length,
+    config.model.dtype == 'float16',
+    assemble.lora(config),
+    training.skip_spikes > 0,
+  )
   boxed = states.abstract(make)
   where = states.shardings(boxed, mesh, rules, tuple(check.needs(config)))
   batch_sharding = sharding.batch_sharding(mesh, rules)
@@ -180,7 +205,12 @@ def train_together(places: Sequence[Place]) -> Report:
   def batches_of(seed):
     rows = objective.rows(packing, data.tokens('train'), config.data.length, seed, data.tokenizer)
     return pipeline.train_iterator(
-      rows, training.batch_size, *device.process_rows(batch_sharding, training.batch_size), threads=config.data.threads)
+      rows,
+      training.batch_size,
+      *device.process_rows(batch_sharding, training.batch_size),
+      threads=config.data.threads,
+    )
+
   iterators = [batches_of(seed) for seed in seeds]
 
   with contextlib.ExitStack() as stack:
@@ -188,15 +218,21 @@ def train_together(places: Sequence[Place]) -> Report:
       begin(place)
     # Of several, two are kept: a kill may come between the saves of two runs.
     keep = max(training.keep, 2) if several else training.keep
-    checkpoints = [stack.enter_context(contextlib.closing(checkpoint.Checkpoints(place.workdir, keep))) for place in places]
+    checkpoints = [
+      stack.enter_context(contextlib.closing(checkpoint.Checkpoints(place.workdir, keep))) for place in places
+    ]
     if near:
       stack.enter_context(contextlib.closing(near))
       if not closer:
         near.clear()
     if last:
       target = checkpoint.target(nn.unbox(boxed), where)
-      born = [start.completed(kept.state(last, start.part(target, optimizer.trains)), target) if start else
-              kept.state(last, target) for kept in ([near] if closer else checkpoints)]
+      born = [
+        start.completed(kept.state(last, start.part(target, optimizer.trains)), target)
+        if start
+        else kept.state(last, target)
+        for kept in ([near] if closer else checkpoints)
+      ]
       for kept, iterator, before in zip(checkpoints, iterators, saved):
         iterator.set_state(before['data'])
         kept.forget(last)
@@ -208,35 +244,51 @@ def train_together(places: Sequence[Place]) -> Report:
       near.require_whole(born[0])
     said = introduction(config, data, boxed.params, mesh, last)
     say(said)
-    logs = [stack.enter_context(contextlib.closing(Log(place.workdir, last) if processes.first() else Unwritten()))
-            for place in places]
-    for place in places if processes.first() else ():
+    logs = [
+      stack.enter_context(
+        contextlib.closing(Log(place.workdir, last) if processes.is_main_process() else Unwritten())
+      )
+      for place in places
+    ]
+    for place in places if processes.is_main_process() else ():
       stack.enter_context(heard(place.workdir, said))
 
-    line = Line(last, training.steps, flops.training_flops_per_token(model, config.data.length), chips.peak_flops())
-    goodput = Goodput([place.workdir for place in places] if processes.first() else [], last, begun)
+    line = Line(
+      last, training.steps, flops.training_flops_per_token(model, config.data.length), chips.peak_flops()
+    )
+    goodput = Goodput([place.workdir for place in places] if processes.is_main_process() else [], last, begun)
     report = Report(logs, line, goodput, last)
     with sharding.context(mesh, rules):
       if several:
+
         def one(state, batch, peak):
-          return train_step(model, objective, *assemble.optimizer(config, peak), training.accumulation, training.skip_spikes)(
-            state, batch)
+          return train_step(
+            model, objective, *assemble.optimizer(config, peak), training.accumulation, training.skip_spikes
+          )(state, batch)
+
         state, split = together.stack(born, mesh), together.split(len(places), whole)
         step = jitted(together.step(one, mesh, peaks), together.stacked(mesh))
         batches = together.prefetch(iterators, mesh)
       else:
         (state,), split = born, lambda state: (state,)
-        step = jitted(train_step(model, objective, optimizer, rate, training.accumulation, training.skip_spikes), where)
+        step = jitted(
+          train_step(model, objective, optimizer, rate, training.accumulation, training.skip_spikes), where
+        )
         batches = device.prefetch(*iterators, batch_sharding, training.batch_size)
       del born
 
       def into(checkpoints, run, state, position, loss):
-        checkpoints[run].save(start.part(state, optimizer.trains) if start else state,
-                              dict(carried, config=places[run].config.to_dict(), data=position), loss)
+        checkpoints[run].save(
+          start.part(state, optimizer.trains) if start else state,
+          dict(carried, config=places[run].config.to_dict(), data=position),
+          loss,
+        )
+
       tiers = dict(zip(TIERS, (checkpoints, [near]) if near else (checkpoints,)))
 
       evaluate = evaluation(
-        config, model, data, sharding.batch_sharding(whole, rules), 'validation', training.evaluation_batches)
+        config, model, data, sharding.batch_sharding(whole, rules), 'validation', training.evaluation_batches
+      )
 
       def validate(params):
         with sharding.context(whole, rules):
@@ -244,10 +296,22 @@ def train_together(places: Sequence[Place]) -> Report:
 
       with line:
         loop.fit(
-          state, batches, step, validate, {tier: functools.partial(into, kept) for tier, kept in tiers.items()},
-          loop.Cadence(training.steps, training.log_every, training.evaluate_every,
-                       training.profile if processes.first() else 0, dict(zip(TIERS, assemble.intervals(config)))),
-          report, str(places[0].workdir / 'profile'), split)
+          state,
+          batches,
+          step,
+          validate,
+          {tier: functools.partial(into, kept) for tier, kept in tiers.items()},
+          loop.Cadence(
+            training.steps,
+            training.log_every,
+            training.evaluate_every,
+            training.profile if processes.is_main_process() else 0,
+            dict(zip(TIERS, assemble.intervals(config))),
+          ),
+          report,
+          str(places[0].workdir / 'profile'),
+          split,
+        )
         with goodput.spent('saving'):
           for kept in checkpoints:
             kept.wait()
@@ -267,20 +331,24 @@ def begin(place: Place) -> None:
     ValueError: in all processes, if one does not see what process 0 wrote.
   """
   mark, text = place.workdir / 'config.json', to_json(place.config)
-  if processes.first():
+  if processes.is_main_process():
     place.workdir.mkdir(parents=True, exist_ok=True)
     mark.write_text(text)
   processes.barrier()
-  processes.agree({f'what --workdir={place.workdir} holds': mark.read_text() if mark.is_file() else 'no config.json'})
+  processes.require_equal(
+    {f'what --workdir={place.workdir} holds': mark.read_text() if mark.is_file() else 'no config.json'}
+  )
 
 
 def refuse_another(one: ConfigDict, other: ConfigDict) -> None:
   """Refuses to train two runs in one step whose configs differ in more than `TOGETHER`."""
   one, other = (dict(leaves(config)) for config in (one, other))
   for path in one | other:
-    require(path in TOGETHER or one.get(path) == other.get(path),
-            f'config.{path} is {one.get(path)!r} of one run and {other.get(path)!r} of another, and runs that train together '
-            f'may differ in {" and ".join(TOGETHER)} alone; train them one after another')
+    require(
+      path in TOGETHER or one.get(path) == other.get(path),
+      f'config.{path} is {one.get(path)!r} of one run and {other.get(path)!r} of another, and runs that train together '
+      f'may differ in {" and ".join(TOGETHER)} alone; train them one after another',
+    )
 
 
 def refuse_difference(old: dict, new: ConfigDict, workdir: pathlib.Path) -> None:
@@ -288,32 +356,45 @@ def refuse_difference(old: dict, new: ConfigDict, workdir: pathlib.Path) -> None
   # Fields that are newer than the checkpoint had their defaults then.
   old = resolve_config(complete(old))
   lines = list_differences(old.to_dict(), new.to_dict())
-  require(not lines, f'--config differs from the checkpoint in {workdir} in fields that matter; '
-                     f'set them back or train in a new --workdir:\n  ' + '\n  '.join(lines))
+  require(
+    not lines,
+    f'--config differs from the checkpoint in {workdir} in fields that matter; '
+    f'set them back or train in a new --workdir:\n  ' + '\n  '.join(lines),
+  )
 
 
 def refuse_other_data(place: Place, saved: Mapping[str, Any], carried: Mapping[str, Any]) -> None:
   """Refuses to resume on other documents or tokens than those learnt from."""
   data = place.config.data
-  require(saved['corpus'] == carried['corpus'],
-          f'config.data.source={data.source!r} holds other data than the checkpoint in {place.workdir} learnt '
-          f'from; restore those or train in a new --workdir')
+  require(
+    saved['corpus'] == carried['corpus'],
+    f'config.data.source={data.source!r} holds other data than the checkpoint in {place.workdir} learnt '
+    f'from; restore those or train in a new --workdir',
+  )
   for name in ('tokenizer', 'source_tokenizer'):
-    require(saved.get(name) == carried[name],
-            f'config.data.{name}={data[name]!r} is no longer the one of the checkpoint in {place.workdir}; '
-            'restore the cached one or train in a new --workdir')
+    require(
+      saved.get(name) == carried[name],
+      f'config.data.{name}={data[name]!r} is no longer the one of the checkpoint in {place.workdir}; '
+      'restore the cached one or train in a new --workdir',
+    )
 
 
-def introduction(config: ConfigDict, data: TextData | ImageData, params: PyTree, mesh: Mesh, last: int) -> str:
+def introduction(
+  config: ConfigDict, data: TextData | ImageData, params: PyTree, mesh: Mesh, last: int
+) -> str:
   """What is about to be trained, for the log."""
   versions = ' '.join(f'{name} {importlib.metadata.version(name)}' for name in ('jax', 'flax', 'optax'))
   count = sum(x.size for x in jax.tree.leaves(nn.unbox(params)))
   count_of = f'{jax.process_count()} processes, ' if jax.process_count() > 1 else ''
   plan = check.schedule(config, mesh.shape)
-  return (f'{data}\n'
-          f'model: {count:,} parameters, kernel {config.model.kernel}, {config.model.dtype}\n'
-          f'devices: {count_of}{mesh.size} × {jax.devices()[0].device_kind}, mesh {dict(mesh.shape)}; {versions}, '
-          f'Python {platform.python_version()}' + (f'\npipeline: {plan}' if plan else '') + (f'\nresuming from step {last}' if last else ''))
+  return (
+    f'{data}\n'
+    f'model: {count:,} parameters, kernel {config.model.kernel}, {config.model.dtype}\n'
+    f'devices: {count_of}{mesh.size} × {jax.devices()[0].device_kind}, mesh {dict(mesh.shape)}; {versions}, '
+    f'Python {platform.python_version()}'
+    + (f'\npipeline: {plan}' if plan else '')
+    + (f'\nresuming from step {last}' if last else '')
+  )
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jax.tree_util import Partial
 
 from tfm.layers.initializer import lecun_normal, normal, shrunk
-from tfm.parallel.sharding import partitioned
+from tfm.parallel.sharding import with_logical_axes
 from tfm.scores.protocol import Score
 from tfm.shapes import Array, Float
 
@@ -34,8 +34,8 @@ class Additive(Score):
   @nn.compact
   def __call__(self):
     C, hidden = self.head_width, self.head_width if self.width is None else self.width
-    projection = partitioned(lecun_normal()((0,), (1,)), ('kv', 'rank'))
-    vector = partitioned(shrunk(normal(1.0), hidden**-0.5)((0,), ()), ('rank',))
+    projection = with_logical_axes(lecun_normal()((0,), (1,)), ('kv', 'rank'))
+    vector = with_logical_axes(shrunk(normal(1.0), hidden**-0.5)((0,), ()), ('rank',))
     return Partial(
       additive,
       self.param('query', projection, (C, hidden), jnp.float32),

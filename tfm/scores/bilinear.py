@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax.tree_util import Partial
 
 from tfm.layers.initializer import lecun_normal
-from tfm.parallel.sharding import partitioned
+from tfm.parallel.sharding import with_logical_axes
 from tfm.scores.protocol import Score
 from tfm.shapes import Array, Float
 
@@ -28,7 +28,7 @@ class Bilinear(Score):
     # 'kv' names one axis only, for no mesh axis can cut both.
     weight = self.param(
       'weight',
-      partitioned(lecun_normal()((0,), (1,)), ('kv', 'rank')),
+      with_logical_axes(lecun_normal()((0,), (1,)), ('kv', 'rank')),
       (self.head_width, self.head_width),
       jnp.float32,
     )

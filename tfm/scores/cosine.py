@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.tree_util import Partial
 
 from tfm.layers.initializer import Initializer
-from tfm.parallel.sharding import partitioned
+from tfm.parallel.sharding import with_logical_axes
 from tfm.scores.protocol import Score
 from tfm.shapes import Array, Float
 
@@ -55,7 +55,9 @@ class Cosine(Score):
       return Partial(functools.partial(cosine, self.temperature))
     start = math.log(self.temperature)
     initializer = Initializer(f'constant({start:.4g})', nn.initializers.constant(start))
-    return Partial(exponential, self.param('log_temperature', partitioned(initializer, ()), (), jnp.float32))
+    return Partial(
+      exponential, self.param('log_temperature', with_logical_axes(initializer, ()), (), jnp.float32)
+    )
 
 
 def exponential(

@@ -234,7 +234,7 @@ def tokens(config: ConfigDict) -> int:
 
 def model_of(config: ConfigDict):
   """The model, for the vocabularies of its data."""
-  vocab, source_vocab = estimate.vocabularies(config)
+  vocab, source_vocab = estimate.vocabulary_sizes(config)
   return assemble.model(config, vocab, source_vocab=source_vocab)
 
 
@@ -244,7 +244,7 @@ def validated(config: ConfigDict) -> list[str]:
   sums = jax.eval_shape(
     lambda params, batch: objective(model, params, batch, None)[1],
     nn.unbox(estimate.abstract_state(config, model).params),
-    estimate.batch(objective.padding(config.data.length), 1),
+    estimate.abstract_batch(objective.padding(config.data.length), 1),
   )
   total = {name: np.zeros(x.shape) for name, x in sums.items()}
   return [*objective.summary(total, int(tokenizer is not None and tokenizer.lossless))]
@@ -268,7 +268,7 @@ def cost(
 ) -> Arm:
   """What an arm will cost."""
   mesh, rules = estimate.abstract_mesh(config, devices(config, seeds)), sharding.parse_rules(config.rules)
-  model, (vocab, source_vocab) = model_of(config), estimate.vocabularies(config)
+  model, (vocab, source_vocab) = model_of(config), estimate.vocabulary_sizes(config)
   boxed = estimate.abstract_state(config, model)
   kinds = estimate.memory_by_kind(config, vocab, source_vocab, boxed, mesh, rules)
   return Arm(

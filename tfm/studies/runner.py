@@ -164,7 +164,9 @@ def paced(
           f'{path} was measured of another config, {"; ".join(lines)}; set it back or give a new --workdir',
         )
   missing = {name: arms[name] for name in paths if name not in found}
-  for name, (own, of_base) in (estimate.beside(base, missing, study.seeds) if missing else {}).items():
+  for name, (own, of_base) in (
+    estimate.measure_steps_in_turns(base, missing, study.seeds) if missing else {}
+  ).items():
     found[name] = dict(
       seconds=own,
       base_seconds=of_base,
@@ -485,12 +487,12 @@ def made_by(of_arms: Mapping[str, Sequence[Mapping[str, str]]]) -> dict[str, str
 def makers() -> dict[str, str]:
   """What the numbers of today are made on, and by: machine, versions, date."""
   device = jax.devices()[0]
-  cpu = f' of {chips.cpu()}' if device.platform == 'cpu' and chips.cpu() else ''
+  cpu = f' of {chips.cpu_model()}' if device.platform == 'cpu' and chips.cpu_model() else ''
   versions = [
     f'{package} {importlib.metadata.version(package)}' for package in ('jax', 'flax', 'optax', 'numpy')
   ]
   return dict(
-    machine=f'{jax.device_count()} × {device.device_kind}, {chips.cores()} cores{cpu}, {platform.machine()}',
+    machine=f'{jax.device_count()} × {device.device_kind}, {chips.cpu_core_count()} cores{cpu}, {platform.machine()}',
     versions=', '.join([*versions, f'python {platform.python_version()}']),
     date=f'{datetime.date.today():%Y-%m-%d}',
   )

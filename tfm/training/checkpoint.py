@@ -231,7 +231,7 @@ class Checkpoints:
 
 def said_by_all(sentence: str) -> str:
   """The first sentence that any process says; '' if none says any."""
-  every = processes.gathered(sentence.encode()[:SENTENCE].ljust(SENTENCE))
+  every = processes.gather_bytes(sentence.encode()[:SENTENCE].ljust(SENTENCE))
   return next((said for one in every if (said := one.rstrip().decode(errors='ignore'))), '')
 
 

@@ -122,8 +122,8 @@ def _tell(report, cadence, i, metrics, fetched) -> None:
 def stopping_for() -> Iterator[Callable[[int], bool]]:
   """Step → whether to stop after it, because of a SIGTERM or Ctrl-C; all processes say the same of a step."""
   if jax.process_count() > 1:
-    with processes.interrupt_is_preemption():
-      yield processes.stop_asked
+    with processes.interrupt_requests_preemption():
+      yield processes.preemption_requested
   else:
     with _Stop() as stop:
       yield lambda step: stop.asked

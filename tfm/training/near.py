@@ -85,7 +85,7 @@ class Near(Checkpoints):
   def steps(self) -> list[int]:
     """Those that every process has."""
     mine, form = super().steps()[-KEEP - 1 :], f'>{KEEP + 1}q'
-    every = processes.gathered(struct.pack(form, *mine, *[NONE] * (KEEP + 1 - len(mine))))
+    every = processes.gather_bytes(struct.pack(form, *mine, *[NONE] * (KEEP + 1 - len(mine))))
     return sorted(set.intersection(*(set(struct.unpack(form, one)) for one in every)) - {NONE})
 
   def newer(self, last: int, config: ConfigDict) -> int | None:
@@ -152,7 +152,7 @@ def layout(config: dict[str, Any]) -> dict[str, Any]:
 def named(workdir: pathlib.Path) -> str:
   """The name of a run's folders on all machines: the same as long as its --workdir is there and is not moved."""
   name = uuid.uuid4().hex
-  if processes.first():  # another would read what is being written
+  if processes.is_main_process():  # another would read what is being written
     mark, place = workdir / MARK, str(workdir.absolute())
     before = json.loads(mark.read_text()) if mark.is_file() else {}
     if before.get('workdir') == place:
@@ -160,4 +160,4 @@ def named(workdir: pathlib.Path) -> str:
     else:
       workdir.mkdir(parents=True, exist_ok=True)
       mark.write_text(json.dumps(dict(workdir=place, name=name)))
-  return processes.gathered(name.encode())[0].decode()
+  return processes.gather_bytes(name.encode())[0].decode()

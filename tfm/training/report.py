@@ -96,7 +96,7 @@ class Report:
     mine = spent['productive'] / steps, spent['waiting'] / steps, *self.goodput.save_seconds.values()
     self._told, self._before = step, now
     form = f'>{len(mine)}d'
-    every = [struct.unpack(form, record) for record in processes.gathered(struct.pack(form, *mine))]
+    every = [struct.unpack(form, record) for record in processes.gather_bytes(struct.pack(form, *mine))]
     step_seconds, data_seconds, *saving = zip(*every)
     self.step_seconds, self.save_seconds = max(step_seconds), dict(zip(self.save_seconds, map(max, saving)))
     told = dict(goodput=shares['productive'], step_seconds=max(step_seconds), data_seconds=max(data_seconds))

@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 
 from tfm.layers.lora import Lora
 from tfm.parallel import sharding
-from tfm.parallel.nearest import Need
+from tfm.parallel.mesh_request import DivisibilityConstraint
 from tfm.shapes import Array, Int, PyTree, UInt32
 from tfm.training.loss_scale import LossScale
 from tfm.training.spikes import Spikes
@@ -81,7 +81,9 @@ def abstract(make: Callable[[Array], State]) -> State:
   return jax.eval_shape(make, jax.eval_shape(lambda: jax.random.key(0)))
 
 
-def shardings(boxed: State, mesh: Mesh, rules: sharding.Rules, needs: Sequence[Need] = ()) -> State:
+def shardings(
+  boxed: State, mesh: Mesh, rules: sharding.Rules, needs: Sequence[DivisibilityConstraint] = ()
+) -> State:
   """Where each leaf lives.
 
   Args:
@@ -90,8 +92,8 @@ def shardings(boxed: State, mesh: Mesh, rules: sharding.Rules, needs: Sequence[N
   Raises:
     ValueError: if the mesh does not divide a parameter, naming it.
   """
-  sharding.check_divisible(boxed.params, mesh, rules, needs)
-  return sharding.partition_specs(boxed, mesh, rules)
+  sharding.validate_divisibility(boxed.params, mesh, rules, needs)
+  return sharding.named_shardings(boxed, mesh, rules)
 
 
 def born(

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from tfm.objectives.protocol import Objective
-from tfm.parallel.microbatches import microbatches
+from tfm.parallel.microbatches import split_into_microbatches
 from tfm.shapes import Array, PyTree
 from tfm.training.loss_scale import all_finite
 from tfm.training.optimizer import Optimizer, path_name
@@ -58,7 +58,7 @@ def train_step(
           jnp.add, total, gradient(state.params, rows, jax.random.fold_in(key, i), scale)
         ), None
 
-      rows = jax.tree.map(lambda x: microbatches(x, accumulation), batch)
+      rows = jax.tree.map(lambda x: split_into_microbatches(x, accumulation), batch)
       one = jax.tree.map(lambda x: x[0], rows)
       zero = jax.tree.map(
         lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(gradient, state.params, one, key, scale)

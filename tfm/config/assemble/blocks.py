@@ -162,7 +162,7 @@ def check_parts(
       f'leave it at {default!r}',
     )
   require(
-    mixer.packs or packing(config).layout == 'whole',
+    mixer.packs or packing(config).layout == 'contiguous',
     f'config.{where}.mixer={b.mixer!r} does not keep the documents of a row apart, and config.data.packing='
     f"{config.data.packing!r} puts several into one; 'concat' would do",
   )
@@ -227,7 +227,7 @@ def mask(config: ConfigDict, where: str, b: ConfigDict, causal: bool) -> Mask:
     f'config.{where}.mask={b.mask!r} lets a token see later ones, which a decoder may not; '
     f"'causal & ({b.mask})' would do",
   )
-  missing = made.reads - objective(config).gives
+  missing = made.required_fields - objective(config).gives
   require(
     not missing,
     f'config.{where}.mask={b.mask!r} wants to know the {" and ".join(sorted(missing))} of each '

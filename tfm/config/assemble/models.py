@@ -252,7 +252,7 @@ def trunk(config: ConfigDict, where: str, causal: bool, branches: int) -> dict[s
   return dict(
     width=m.width,
     positions=distinct(config, kinds + crossed),
-    reads=frozenset().union(*(mask(config, at, b, causal).reads for at, b in kinds)),
+    reads=frozenset().union(*(mask(config, at, b, causal).required_fields for at, b in kinds)),
     stack=functools.partial(
       Stack,
       tuple(blocks[at] for at, _ in kinds),

@@ -33,7 +33,7 @@ class Buckets(protocol.Packing):
     ValueError: for a `least` below 1, or a `ratio` of 1 or less.
   """
 
-  layout = 'whole'
+  layout = 'contiguous'
   takes = (('source', 'target'),)
   even = False
 

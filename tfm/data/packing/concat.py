@@ -25,7 +25,7 @@ class Concat(protocol.Packing):
       rows of a batch are neighbours, and often all of one long document.
   """
 
-  layout = 'whole'
+  layout = 'contiguous'
 
   shuffle: bool = True
 

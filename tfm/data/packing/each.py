@@ -37,7 +37,7 @@ class Each(protocol.Packing):
     ValueError: for a crop below 0, or (from `pack`) for texts that would have to be flipped or cropped.
   """
 
-  layout = 'whole'
+  layout = 'contiguous'
   takes = ('text', 'label'), ('text', 'labels'), ('image', 'label')
   gives = frozenset({'classes'})
   endless = True

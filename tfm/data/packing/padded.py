@@ -38,7 +38,7 @@ class Padded(protocol.Packing):
   have no end: then there is no epoch, and the row of one that is too long stays empty.
   """
 
-  layout = 'whole'
+  layout = 'contiguous'
   takes = ('text',), ('source', 'target')
   endless = True
   made: ClassVar[type[Rows]] = Rows

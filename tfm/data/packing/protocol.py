@@ -131,7 +131,7 @@ class Packing(abc.ABC):
   """How documents are put into rows; the fields of a subclass are the literals of its spec.
 
   Attributes:
-    layout: what its rows promise of positions: 'whole', one document a row from position 0, or 'packed',
+    layout: what its rows promise of positions: 'contiguous', one document a row from position 0, or 'packed',
       two tokens of a document being as far apart in position as in the row.
     takes: the fields of documents that it packs: ('text',), ('source', 'target'), ….
     endless: whether it packs documents without end.

@@ -24,7 +24,7 @@ class SentencePairs(protocol.Packing):
   from elsewhere, and they are refused.
   """
 
-  layout = 'whole'
+  layout = 'contiguous'
   gives = frozenset({'types', 'next'})
 
   def pack(self, tokens, length, seed):

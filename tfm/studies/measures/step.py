@@ -31,7 +31,7 @@ class Step(protocol.Measure):
     return self.costs
 
   def prepare(self, run):
-    cost = estimate.step(run.config, rounds=self.rounds)
+    cost = estimate.measure_step(run.config, rounds=self.rounds)
     found = [Value('step_seconds', cost.seconds), Value('step_bytes', cost.peak_bytes)]
     tokenizer = plain(run.tokenizer)
     tokens = run.config.training.batch_size * run.config.data.length
@@ -41,7 +41,7 @@ class Step(protocol.Measure):
       config.training.batch_size = rows = max(1, tokens // length)
       model, cost = (
         runs.make_model(config, tokenizer, run.source_tokenizer),
-        estimate.step(config, rounds=self.rounds),
+        estimate.measure_step(config, rounds=self.rounds),
       )
       found += [
         Value('step_seconds_per_token_at_length', cost.seconds / (rows * length), length),

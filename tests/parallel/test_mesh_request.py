@@ -10,7 +10,7 @@ from tfm.config.resolve import resolve_config
 from tfm.config.schema import BLOCK_FIELDS, optional
 from tfm.parallel import mesh as meshes
 from tfm.parallel import sharding
-from tfm.parallel.nearest import Need, Slices, Wish, factorisations
+from tfm.parallel.mesh_request import DivisibilityConstraint, MeshRequest, SliceConstraint, factorizations
 from tfm.training import state as states
 
 
@@ -18,7 +18,7 @@ VOCAB = 50
 
 
 def need(size, *axes):
-  return Need(size, axes, lambda parts: f'{size} into {parts}')
+  return DivisibilityConstraint(size, axes, lambda parts: f'{size} into {parts}')
 
 
 class TestNearest:
@@ -37,20 +37,24 @@ class TestNearest:
     ],
   )
   def test_is_the_fewest_doublings_away(self, asked, devices, needs, near):
-    got = Wish(asked, devices, needs).nearest()
-    assert got == near or meshes.cut(got) == near
+    got = MeshRequest(asked, devices, needs).nearest()
+    assert got == near or meshes.sharded_axes(got) == near
 
   def test_the_slow_network_counts_too(self):
-    assert meshes.cut(Wish(dict(tensor=8), 8, (Slices(2, ('data',)),)).nearest()) == dict(data=2, tensor=4)
-    assert meshes.cut(Wish(dict(tensor=8), 8, (Slices(4, ('stage',)),)).nearest()) == dict(stage=4, tensor=2)
+    assert meshes.sharded_axes(
+      MeshRequest(dict(tensor=8), 8, (SliceConstraint(2, ('data',)),)).nearest()
+    ) == dict(data=2, tensor=4)
+    assert meshes.sharded_axes(
+      MeshRequest(dict(tensor=8), 8, (SliceConstraint(4, ('stage',)),)).nearest()
+    ) == dict(stage=4, tensor=2)
 
   def test_all_factorisations_are_looked_at(self):
-    found = [tuple(sizes.values()) for sizes in factorisations(12, ('a', 'b', 'c'))]
+    found = [tuple(sizes.values()) for sizes in factorizations(12, ('a', 'b', 'c'))]
     expected = {(a, b, 12 // (a * b)) for a in range(1, 13) for b in range(1, 13) if 12 % (a * b) == 0}
     assert set(found) == expected and len(found) == len(expected)
 
   def test_a_pod_of_thousands_is_looked_through(self):
-    assert math.prod(Wish(dict(fsdp=5000), 4096).nearest().values()) == 4096
+    assert math.prod(MeshRequest(dict(fsdp=5000), 4096).nearest().values()) == 4096
 
 
 REFUSED = {
@@ -279,7 +283,7 @@ def test_a_mesh_that_does_not_divide_the_model_is_refused(tiny, mesh, fields, se
   config = tiny(**fields)
   boxed = states.abstract(lambda key: states.parameters(assemble.model(config, VOCAB), key, 8, 32))
   with pytest.raises(ValueError, match=sentence):
-    sharding.check_divisible(
+    sharding.validate_divisibility(
       boxed,
       meshes.make(dict(data=-1) | mesh),
       sharding.parse_rules(config.rules),
@@ -295,7 +299,7 @@ def test_what_is_proposed_works(tiny):
   boxed = jax.eval_shape(
     lambda key: states.parameters(assemble.model(config, VOCAB), key, 1, 24), jax.random.key(0)
   )
-  needs = (*validate.rows(config), *sharding.needs(boxed, sharding.parse_rules(config.rules)))
+  needs = (*validate.rows(config), *sharding.mesh_constraints(boxed, sharding.parse_rules(config.rules)))
   for asked in ({axis: size} for axis in meshes.AXES for size in (3, 5, 8, 12)):
-    near = Wish(asked, 12, needs).nearest()
-    assert Wish(near, 12, needs).sizes() == near
+    near = MeshRequest(asked, 12, needs).nearest()
+    assert MeshRequest(near, 12, needs).sizes() == near

@@ -6,22 +6,22 @@ import flax.linen as nn
 import jax
 from jax.sharding import PartitionSpec
 
-from tfm.parallel.sharding import parts
+from tfm.parallel.sharding import shard_count
 from tfm.shapes import Array, Float, Int
 
 
 Axes = tuple[str, ...] | str | None
 
 
-def uneven(heads: int, kv_heads: int) -> str | None:
+def uneven_heads_reason(heads: int, kv_heads: int) -> str | None:
   """Why the mesh in force cannot cut heads and key heads together, as the rules say; None if it can."""
-  ways = parts(cuts()[1])
-  if heads % ways or kv_heads > 1 and kv_heads % ways:
-    return f'the mesh cuts its {heads} heads into {ways}, which does not cut its {kv_heads} key heads alike'
+  parts = shard_count(batch_and_head_axes()[1])
+  if heads % parts or kv_heads > 1 and kv_heads % parts:
+    return f'the mesh cuts its {heads} heads into {parts}, which does not cut its {kv_heads} key heads alike'
   return None
 
 
-def per_device(
+def attend_per_device(
   attention: Callable,
   q: Float[Array, 'B T H C'],
   k: Float[Array, 'B S K C'],
@@ -36,8 +36,8 @@ def per_device(
   """
   if jax.sharding.get_abstract_mesh().empty:
     return attention(q, k, v, q_segments, k_segments, sinks)
-  batch, heads = cuts()
-  batch = batch if q.shape[0] % parts(batch) == 0 else None
+  batch, heads = batch_and_head_axes()
+  batch = batch if q.shape[0] % shard_count(batch) == 0 else None
   of_q, rows = PartitionSpec(batch, None, heads, None), PartitionSpec(batch, None)
   of_k = PartitionSpec(batch, None, None if k.shape[2] == 1 else heads, None)
   specs = of_q, of_k, of_k, rows, rows, None if sinks is None else PartitionSpec(heads)
@@ -46,6 +46,6 @@ def per_device(
   )
 
 
-def cuts() -> tuple[Axes, Axes]:
+def batch_and_head_axes() -> tuple[Axes, Axes]:
   """The mesh axes that cut rows and heads by the rules in force."""
   return tuple(nn.logical_to_mesh_axes(('batch', 'heads')))

@@ -13,7 +13,7 @@ from tfm.parallel import pipeline
 from tfm.shapes import Array, Int, PyTree
 
 
-def pieces() -> tuple[tuple[str, ...], int]:
+def sequence_shards() -> tuple[tuple[str, ...], int]:
   """The mesh axes, of more than one device, by which the rules in force cut rows, and into how many pieces."""
   shape = jax.sharding.get_abstract_mesh().shape
   [axes] = nn.logical_to_mesh_axes(('length',))
@@ -21,12 +21,12 @@ def pieces() -> tuple[tuple[str, ...], int]:
   return axes, math.prod(shape[axis] for axis in axes)
 
 
-def by_hand(axis: str) -> set[str]:
+def manual_axes(axis: str) -> set[str]:
   """The mesh axes of a `shard_map` over pieces of rows: theirs, and that of stages, which may be mapped over around it."""
-  return {axis, pipeline.AXIS} if pipeline.stages() > 1 else {axis}
+  return {axis, pipeline.AXIS} if pipeline.stage_count() > 1 else {axis}
 
 
-def handed_on(
+def scan_over_sequence_shards(
   scan: Callable,
   state: PyTree,
   rows: PyTree,
@@ -46,7 +46,7 @@ def handed_on(
     unit: state → that of which A h is A: ones where A is a factor of each number, an identity where it is a matrix.
     act: (A, h) → A h.
   """
-  axes, n = pieces()
+  axes, n = sequence_shards()
   if len(axes) != 1 or jax.tree.leaves(rows)[0].shape[1] % n:
     return scan(state, rows, shared)
   [axis] = axes
@@ -68,6 +68,6 @@ def handed_on(
     read,
     in_specs=(PartitionSpec(axis), whole, along, whole),
     out_specs=(whole, along),
-    axis_names=by_hand(axis),
+    axis_names=manual_axes(axis),
     check_vma=False,
   )(jnp.arange(n), state, rows, shared)

@@ -10,7 +10,7 @@ import pytest
 
 from tests.conformance.test_mesh import equal_on, sharded
 from tfm.parallel import mesh as meshes
-from tfm.parallel import rows, sharding
+from tfm.parallel import sequence, sharding
 
 
 MIXERS = {
@@ -55,7 +55,7 @@ def test_a_state_goes_from_piece_to_piece():
 
   expected = run(lambda scan, *args: scan(*args))
   with sharding.context(meshes.make(dict(sequence=8)), sharding.parse_rules(dict(length='sequence'))):
-    found = run(rows.handed_on)
+    found = run(sequence.scan_over_sequence_shards)
   for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
     np.testing.assert_allclose(one, other, rtol=1e-5)
 
