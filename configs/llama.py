@@ -38,7 +38,7 @@ class Generation(NamedTuple):
   warmup: int = 2000
   floor: float = 0.1
   eps: float = 1e-8
-  tied: bool = False
+  tie_embeddings: bool = False
 
 
 def long(factor: float) -> str:
@@ -53,7 +53,7 @@ GENERATIONS = {
   '2': Generation(32_000, 4096, 1024, 'rope(10_000.0)', eps=1e-5),
   '3': Generation(128_256, 8192, 2048, 'rope(500_000.0)', **THIRD),
   '3.1': Generation(128_256, 8192, 2048, long(8.0), **THIRD),
-  '3.2': Generation(128_256, 8192, 2048, long(32.0), **THIRD, tied=True),
+  '3.2': Generation(128_256, 8192, 2048, long(32.0), **THIRD, tie_embeddings=True),
 }
 # 3.2 was pruned and distilled from 3.1; from scratch it has the learning rate of 8b here.
 SIZES = {
@@ -93,7 +93,7 @@ def get_config(arg: str = '') -> ConfigDict:
     feed_forward='swiglu',
     feed_forward_width=size.feed_forward_width,
     norm=f'rmsnorm({size.epsilon:.0e})',
-    tied=shared.tied,
+    tie_embeddings=shared.tie_embeddings,
     initializer='normal(0.02)',
     depth_scaled=True,
     dtype='bfloat16',

@@ -37,7 +37,7 @@ def get_config(arg: str = '') -> ConfigDict:
     feed_forward_width=256,
     position='sinusoidal',
     bias=True,
-    embedding_scaled=True,
+    scale_embeddings=True,
     depth_scaled=False,
     initializer='xavier_uniform',
     embedding_initializer='normal(0.088)',
@@ -46,8 +46,8 @@ def get_config(arg: str = '') -> ConfigDict:
   config.optimizer = dict(
     name='adam(b1=0.9, b2=0.98, eps=1e-9)', learning_rate=0.003, schedule='cosine', warmup=700, clip=1.0
   )
-  config.training = dict(steps=10_000, batch_size=24, evaluate_every=250, keep=5, loss_chunk=1024)
-  config.decoding = dict(beams=5, penalty='power(1.0)', average=5)
+  config.training = dict(steps=10_000, batch_size=24, evaluate_every=250, keep_checkpoints=5, loss_chunk=1024)
+  config.decoding = dict(beams=5, length_penalty='power(1.0)', average_checkpoints=5)
   if arg == 'small':
     config.model.update(width=256, feed_forward_width=1024, embedding_initializer='normal(0.0625)')
   return config

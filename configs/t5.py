@@ -71,12 +71,12 @@ def get_config(arg: str = '') -> ConfigDict:
     # in times √D: the same model, and the same steps, as Adafactor's are relative to a parameter's size.
     config.model.update(
       feed_forward='relu',
-      tied=True,
-      embedding_scaled=True,
+      tie_embeddings=True,
+      scale_embeddings=True,
       embedding_initializer=f'normal({size.width**-0.5:.4g})',
     )
   else:
-    config.model.update(feed_forward='geglu_tanh', tied=False, embedding_initializer='normal(1.0)')
+    config.model.update(feed_forward='geglu_tanh', tie_embeddings=False, embedding_initializer='normal(1.0)')
   config.optimizer = dict(name='adafactor', learning_rate=0.01, schedule='rsqrt', warmup=10_000, clip=0.0)
   config.training = dict(
     steps=1_000_000, batch_size=2048, loss_chunk=65_536, evaluate_every=1000, evaluation_batches=20

@@ -73,7 +73,7 @@ def get_config(arg: str = '') -> ConfigDict:
     position='sinusoidal',
     norm_placement='post',
     bias=True,
-    embedding_scaled=True,
+    scale_embeddings=True,
     depth_scaled=False,
     initializer='xavier_uniform',
   )
@@ -99,7 +99,9 @@ def get_config(arg: str = '') -> ConfigDict:
   )
   # 96 × 256 tokens a side; the paper averages checkpoints that are ten minutes apart, 1500 steps of base and 600 of big.
   config.training = dict(
-    steps=steps, batch_size=96, evaluate_every=600 if arg == 'big' else 1500, keep=average
+    steps=steps, batch_size=96, evaluate_every=600 if arg == 'big' else 1500, keep_checkpoints=average
   )
-  config.decoding = dict(beams=4, penalty='gnmt(0.6)', longer=50, average=average)
+  config.decoding = dict(
+    beams=4, length_penalty='gnmt(0.6)', max_extra_tokens=50, average_checkpoints=average
+  )
   return config

@@ -48,7 +48,7 @@ def get_config(arg: str = '') -> ConfigDict:
     source="images('imagenet2012', 224)",
     packing='each(flip=True, crop=28)',
     length=(224 // size.patch) ** 2 + 1,
-    threads=16,
+    reader_threads=16,
   )
   config.model = size._asdict() | dict(
     architecture='encoder',
@@ -72,7 +72,7 @@ def get_config(arg: str = '') -> ConfigDict:
   config.training = dict(steps=94_000, batch_size=4096, evaluate_every=1000)
   if arg == 'digits':
     config.objective = 'classification(10)'
-    config.data.update(source='digits', packing='each(crop=1)', length=17, threads=2)
+    config.data.update(source='digits', packing='each(crop=1)', length=17, reader_threads=2)
     config.model.update(dtype='float32')
     config.optimizer.update(learning_rate=1e-3, warmup=100, name='adamw(b1=0.9, b2=0.999, weight_decay=0.1)')
     config.training.update(steps=1500, batch_size=64, evaluate_every=250)

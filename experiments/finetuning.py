@@ -45,7 +45,7 @@ def get_study(arg: str = '') -> Study:
   )
   config.model.pooling = 'mean'
   config.optimizer.update(schedule='linear', warmup=20)
-  config.training.update(steps=100, batch_size=16, evaluate_every=50, keep=1)
+  config.training.update(steps=100, batch_size=16, evaluate_every=50, keep_checkpoints=1)
   return Study(
     question='What of published weights is worth training: a head on frozen features, adapters, or everything?',
     literature='Devlin et al. 2019, table 7: F1 of named entities 96.4 fine-tuned, 96.1 on features of four layers. Hu et al. '

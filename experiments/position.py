@@ -26,7 +26,7 @@ def get_study(arg: str = '') -> Study:
     width=128,
     heads=4,
     initializer='lecun_normal',
-    embedding_scaled=True,
+    scale_embeddings=True,
     embedding_initializer='normal(0.1)',
   )
   config.optimizer = dict(learning_rate=3e-3, schedule='cosine', warmup=50)

@@ -86,8 +86,8 @@ def get_study(arg: str = '') -> Study:
       layers=2, width=64, heads=4, feed_forward_width=256, embedding_initializer='normal(0.125)'
     )
     config.optimizer.warmup = 200
-    config.training.update(steps=500, batch_size=16, evaluate_every=250, keep=2)
-    config.decoding.average = 1
+    config.training.update(steps=500, batch_size=16, evaluate_every=250, keep_checkpoints=2)
+    config.decoding.average_checkpoints = 1
   return Study(
     question='What of the first Transformer matters: heads, key width, depth, width, dropout, smoothing, positions?',
     literature='Vaswani et al. 2017, Table 3, in BLEU on newstest2013: base 25.8; 1 head 24.9, 32 heads 25.4; keys of 16 channels '

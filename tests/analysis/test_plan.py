@@ -22,7 +22,7 @@ CONFIG = """
 def get_config(arg=''):
   return dict(
     data=dict(tokenizer='sentencepiece(300)', length=16),
-    model=dict(layers=3, width=32, heads=4, kv_heads=2, feed_forward='swiglu', remat='full', tied=False),
+    model=dict(layers=3, width=32, heads=4, kv_heads=2, feed_forward='swiglu', remat='full', tie_embeddings=False),
     training=dict(batch_size=8), mesh=dict(data=2, fsdp=2, tensor=2))
 """
 
@@ -174,7 +174,9 @@ def test_a_search(run, tmp_path, monkeypatch):
 def test_a_search_passes_over_what_is_estimated_not_to_fit(run, tmp_path, monkeypatch):
   monkeypatch.setitem(chips.CHIPS, 'cpu', CPU)
   monkeypatch.setattr(
-    search, 'estimated', lambda asked, devices: (3 if asked.config.training.accumulation == 1 else 1) * 2**20
+    search,
+    'estimated',
+    lambda asked, devices: (3 if asked.config.training.gradient_accumulation == 1 else 1) * 2**20,
   )
   status, _, err = run(
     '--topology=here', '--search', '--limit=1', '--axes=data', '--to=out', '--config.training.batch_size=16'
@@ -201,10 +203,7 @@ def test_a_search_passes_over_what_is_estimated_not_to_fit(run, tmp_path, monkey
       ('--topology=here', '--config.slices.axis=foo'),
       "slices.axis='foo' cannot be carried by a slow network; 'data' or 'stage' can",
     ),
-    (
-      ('--topology=here', '--search', '--config.slices.number=3'),
-      'slices.number=3 does not divide 8 devices',
-    ),
+    (('--topology=here', '--search', '--config.slices.count=3'), 'slices.count=3 does not divide 8 devices'),
     (('--topology=here', '--config.training.batch_size=6'), '4 or a multiple would do'),
     (('--topology=here', '--config.data.tokenizer=char'), '--vocab=N tells how many tokens there are'),
     (('--topology=here', '--vocab=0'), '--vocab=0 must be at least 1'),
@@ -358,5 +357,5 @@ def test_for_boxes_of_gpus(run, tmp_path):
 
 def test_slices_that_are_not_the_topologys_are_refused(run, monkeypatch):
   monkeypatch.setattr(topology, 'devices', lambda name, slices: jax.devices())
-  status, _, err = run('--topology=h100:4', '--slices=2', '--config.slices.number=4')
-  assert status == 2 and 'config.slices.number=4 is not --slices=2; leave it at -1' in err
+  status, _, err = run('--topology=h100:4', '--slices=2', '--config.slices.count=4')
+  assert status == 2 and 'config.slices.count=4 is not --slices=2; leave it at -1' in err

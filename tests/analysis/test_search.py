@@ -38,7 +38,9 @@ def test_only_what_holds_the_state(plan_request):
 
 
 def test_slices_divide_data(plan_request):
-  assert {dict(one.mesh)['data'] for one in search.candidates(plan_request, 8, 4, ('data', 'fsdp'), None)} == {4, 8}
+  assert {
+    dict(one.mesh)['data'] for one in search.candidates(plan_request, 8, 4, ('data', 'fsdp'), None)
+  } == {4, 8}
 
 
 def test_a_candidate_as_flags_is_a_config(plan_request):
@@ -46,7 +48,7 @@ def test_a_candidate_as_flags_is_a_config(plan_request):
   config = one.config(plan_request.config)
   assert config.mesh.to_dict() == dict.fromkeys(plan_request.config.mesh, 1) | dict(data=2, tensor=4)
   assert str(one) == (
-    '--config.mesh.data=2 --config.mesh.tensor=4 --config.model.remat=dots --config.training.accumulation=2'
+    '--config.mesh.data=2 --config.mesh.tensor=4 --config.model.remat=dots --config.training.gradient_accumulation=2'
   )
 
 

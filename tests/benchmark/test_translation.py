@@ -9,7 +9,7 @@ from tfm.commands import cli
 from tfm.config.load import to_json
 
 
-MARIAN = dict(position='sinusoidal', feed_forward='relu', embedding_scaled=True)
+MARIAN = dict(position='sinusoidal', feed_forward='relu', scale_embeddings=True)
 
 
 def test_measurements_alternate_and_ratios_are_of_medians(monkeypatch, capsys, tmp_path):
@@ -41,7 +41,7 @@ def test_measurements_alternate_and_ratios_are_of_medians(monkeypatch, capsys, t
     (dict(norm_placement='sandwich'), "config.model.norm_placement='sandwich'"),
     (dict(encoder=dict(norm_placement='post')), "config.model.encoder.norm_placement='post'"),
     (dict(bias=False), 'config.model.bias=False'),
-    (dict(tied=False), 'config.model.tied=False'),
+    (dict(tie_embeddings=False), 'config.model.tie_embeddings=False'),
     (dict(embedding_width=8), 'config.model.embedding_width=8'),
     (dict(output_soft_cap=5.0), 'config.model.output_soft_cap=5.0'),
     (dict(encoder=dict(position='none')), "config.model.encoder.position='none'"),
@@ -59,7 +59,7 @@ def test_models_unlike_marian_are_rejected(fields, message):
 def test_invalid_runs_and_arguments_are_rejected(capsys, tmp_path):
   (tmp_path / 'config.json').write_text(to_json(pairs.config()))
   assert cli.main(['benchmark', 'translation', f'--workdir={tmp_path}']) == 2
-  assert "config.model.embedding_scaled=False is not Marian's" in capsys.readouterr().err
+  assert "config.model.scale_embeddings=False is not Marian's" in capsys.readouterr().err
   for flag in ('--rounds=0', '--beams=0'):
     assert cli.main(['benchmark', 'translation', f'--workdir={tmp_path}', flag]) == 2
     assert f'{flag} must be at least 1' in capsys.readouterr().err

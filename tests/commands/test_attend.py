@@ -47,7 +47,7 @@ def pair(tmp_path_factory):
     tmp_path_factory.mktemp('pair') / 'run',
     objective='seq2seq',
     data=dict(source='numbers("en", "de", pairs=2000)', packing='first_fit', length=32),
-    decoding=dict(longer=3),
+    decoding=dict(max_extra_tokens=3),
     model=dict(architecture='encoder_decoder', layers=1, scan=False, encoder=dict(layers=2)),
   )
 

@@ -24,7 +24,7 @@ def get_config(arg):
     objective='seq2seq', data=dict(source="parallel('{folder}/a', '{folder}/b')", length=8, packing=arg or 'first_fit'),
     model=dict(architecture='encoder_decoder', layers=1, width=32, heads=2, encoder=dict(layers=1)),
     optimizer=dict(learning_rate=1e-2, warmup=5),
-    training=dict(steps=30, batch_size=32, evaluate_every=15, keep=2))
+    training=dict(steps=30, batch_size=32, evaluate_every=15, keep_checkpoints=2))
 """)
   return folder
 

@@ -81,7 +81,7 @@ class TestFields:
       (dict(model=dict(width=48.0)), ['config.model.width=48.0 must be of type int']),
       (dict(model=dict(width=None)), ['config.model.width=None must be of type int']),
       (dict(model=dict(score=None)), ['config.model.score=None must be of type str']),
-      (dict(model=dict(tied=1)), ['config.model.tied=1 must be of type bool']),
+      (dict(model=dict(tie_embeddings=1)), ['config.model.tie_embeddings=1 must be of type bool']),
       (dict(model=dict(kv_heads='all')), ["config.model.kv_heads='all' must be of type int"]),
       (dict(model=dict(pattern='local')), ["config.model.pattern='local' must be of type tuple"]),
       (
@@ -115,8 +115,8 @@ class TestCommandLine:
     [
       ('--config.model.width=48', 'model.width', 48),
       ('--config.model.kv_heads=2', 'model.kv_heads', 2),
-      ('--config.model.tied=false', 'model.tied', False),
-      ('--config.model.tied=True', 'model.tied', True),
+      ('--config.model.tie_embeddings=false', 'model.tie_embeddings', False),
+      ('--config.model.tie_embeddings=True', 'model.tie_embeddings', True),
       ('--config.optimizer.learning_rate=3e-4', 'optimizer.learning_rate', 3e-4),
       ('--config.optimizer.clip=1', 'optimizer.clip', 1.0),
       ('--config.model.mask=causal & window(8)', 'model.mask', 'causal & window(8)'),
@@ -154,7 +154,7 @@ class TestCommandLine:
       (['--config.model.widht=3'], ['config.model.widht', "did you mean 'width'?"]),
       (['--config.model.width=many'], ["config.model.width='many' must be of type int"]),
       (['--config.model.width=none'], ['config.model.width=None must be of type int']),
-      (['--config.model.tied=maybe'], ["config.model.tied='maybe' must be of type bool"]),
+      (['--config.model.tie_embeddings=maybe'], ["config.model.tie_embeddings='maybe' must be of type bool"]),
       (['--config.model=3'], ['config.model', 'is a section']),
       (['--config.model.width'], ['--config.model.width needs a value']),
       (['--model.width=3'], ["'--model.width=3' is not a flag"]),
@@ -228,7 +228,7 @@ class TestSmoke:
     feed_forward='swiglu',
     norm='rmsnorm',
     norm_placement='sandwich',
-    tied=False,
+    tie_embeddings=False,
     initializer='lecun_normal',
     dtype='bfloat16',
   )
@@ -347,8 +347,10 @@ class TestDifference:
     free = dict(
       mesh=dict(fsdp=4),
       rules=dict(embed=''),
-      data=dict(threads=9),
-      training=dict(log_every=1, evaluate_every=7, evaluation_batches=3, keep=9, profile=2, loss_chunk=64),
+      data=dict(reader_threads=9),
+      training=dict(
+        log_every=1, evaluate_every=7, evaluation_batches=3, keep_checkpoints=9, profile=2, loss_chunk=64
+      ),
       model=TWO | dict(remat='full', kernel='other'),
     )
     old, new = complete(model=TWO), complete(**free)
@@ -505,12 +507,12 @@ class TestRefusals:
         ['config.training.batch_size=12', '8 devices', '8 or a multiple would do'],
       ),
       (
-        dict(training=dict(batch_size=16, accumulation=4)),
+        dict(training=dict(batch_size=16, gradient_accumulation=4)),
         ['config.training.batch_size=16 in 4 microbatches', '32 or a multiple'],
       ),
       (
-        dict(training=dict(batch_size=32, accumulation=3)),
-        ['config.training.accumulation=3', 'config.training.batch_size=32'],
+        dict(training=dict(batch_size=32, gradient_accumulation=3)),
+        ['config.training.gradient_accumulation=3', 'config.training.batch_size=32'],
       ),
       (dict(mesh=dict(data=3)), ['mesh data=3 needs 3 devices', 'there are 8', 'set mesh.data=-1']),
       (dict(mesh=dict(tensor=3)), ['needs a multiple of 3 devices', 'there are 8']),
@@ -528,7 +530,7 @@ class TestRefusals:
 
   def test_a_batch_that_divides_is_taken(self):
     for mesh in (dict(), dict(fsdp=4), dict(tensor=8), dict(data=2, fsdp=2, tensor=2)):
-      check.run(resolve_config(complete(training=dict(batch_size=32, accumulation=4), mesh=mesh)), 8)
+      check.run(resolve_config(complete(training=dict(batch_size=32, gradient_accumulation=4), mesh=mesh)), 8)
     # Four of eight devices cut the batch; the other axis is the tensors'.
     check.run(resolve_config(complete(training=dict(batch_size=4), mesh=dict(tensor=2))), 8)
 

@@ -132,7 +132,10 @@ def test_loss_and_gradients_are_those_of_one_device(mixer, position, mask, sizes
 @pytest.mark.parametrize(
   'sizes, model',
   [
-    ((1, 2, 4), dict(kv_heads=4, remat='full', scan=False, tied=True, layers=1, embedding_width=16)),
+    (
+      (1, 2, 4),
+      dict(kv_heads=4, remat='full', scan=False, tie_embeddings=True, layers=1, embedding_width=16),
+    ),
     pytest.param(
       (2, 2, 2),
       dict(kv_heads=2, norm_placement='post', feed_forward='swiglu', bias=True),

@@ -23,7 +23,14 @@ PREFIX = 3
 # Two layers, so that what one layer leaks another carries on; grouped heads; biases, so that there is
 # something to forget; an output of its own, so that the embedding's gradient is the input's alone.
 MODEL = dict(
-  layers=2, width=16, heads=4, kv_heads=2, feed_forward_width=32, bias=True, tied=False, vocab_multiple=8
+  layers=2,
+  width=16,
+  heads=4,
+  kv_heads=2,
+  feed_forward_width=32,
+  bias=True,
+  tie_embeddings=False,
+  vocab_multiple=8,
 )
 
 

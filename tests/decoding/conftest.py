@@ -19,7 +19,7 @@ VOCAB, LENGTH = 37, 64
 
 def tiny_model(vocab=VOCAB, **fields):
   """(model, params); `fields` are those of config.model."""
-  tiny = dict(layers=2, width=16, heads=4, feed_forward_width=32, vocab_multiple=1, tied=False)
+  tiny = dict(layers=2, width=16, heads=4, feed_forward_width=32, vocab_multiple=1, tie_embeddings=False)
   config = resolve_config(complete(dict(model=tiny | fields, data=dict(length=LENGTH))))
   model = assemble.model(config, vocab)
   tokens = jnp.zeros((1, 4), jnp.int32)

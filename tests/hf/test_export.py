@@ -20,12 +20,12 @@ LLAMA = dict(
   norm='rmsnorm',
   feed_forward='swiglu',
   feed_forward_width=48,
-  tied=False,
+  tie_embeddings=False,
 )
 GEMMA2 = LLAMA | dict(
   layers=4,
   norm_placement='sandwich',
-  embedding_scaled=True,
+  scale_embeddings=True,
   output_soft_cap=5.0,
   mixer='softmax(soft_cap=3.0)',
   pattern=('near', 'far', 'near', 'far'),
@@ -77,7 +77,7 @@ def test_a_model_of_our_own(fields, family, tmp_path):
     (LLAMA | dict(mixer="softmax(biases='q')"), 'llama', 'model.mixer'),
     (LLAMA | dict(bias=True), 'mistral', 'model.bias'),
     (LLAMA | dict(mixer='softmax(sinks=True)'), 'mistral', 'model.mixer'),
-    (LLAMA, 'gemma', 'model.feed_forward|embedding_scaled'),
+    (LLAMA, 'gemma', 'model.feed_forward|scale_embeddings'),
     # Its file says how long the texts of a run are, and published code takes that for the original length.
     (
       LLAMA | dict(position='rope(scaling="dynamic(factor=2.0, original=64)")'),

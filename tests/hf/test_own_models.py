@@ -14,7 +14,7 @@ from tfm.training import state
 
 COMMON = dict(layers=2, width=32, heads=4)
 OWN = {
-  'gpt_neox': dict(bias=True, position='rope(fraction=0.25)', residual='parallel', tied=False),
+  'gpt_neox': dict(bias=True, position='rope(fraction=0.25)', residual='parallel', tie_embeddings=False),
   'gptj': dict(
     bias=True,
     mixer='softmax(biases="")',
@@ -34,7 +34,7 @@ OWN = {
     bias=True,
     residual='parallel_one_norm',
     output_bias=True,
-    tied=False,
+    tie_embeddings=False,
     mixer='softmax(qk_norm="layernorm(epsilon=1e-05)")',
   ),
   'mamba': dict(mixer='mamba', position='none', feed_forward='none', norm='rmsnorm'),

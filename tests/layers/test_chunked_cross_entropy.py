@@ -64,9 +64,9 @@ def made(tiny, mesh=None, **fields):
 
 OBJECTIVE = 'causal_lm(label_smoothing=0.1, z_loss=0.01)'
 HEADS = {
-  'tied': {'model.tied': True, 'objective': OBJECTIVE},
+  'tie_embeddings': {'model.tie_embeddings': True, 'objective': OBJECTIVE},
   'untied, bias, transform, cap': {
-    'model.tied': False,
+    'model.tie_embeddings': False,
     'model.output_bias': True,
     'model.output_transform': 'gelu',
     'model.output_soft_cap': 5.0,
@@ -89,7 +89,7 @@ def assert_equal(got, wanted):
     )
 
 
-QUICK = [('tied', dict(data=2, fsdp=2, tensor=2), 32)]
+QUICK = [('tie_embeddings', dict(data=2, fsdp=2, tensor=2), 32)]
 ALL = [
   (head, mesh, chunk)
   for head in HEADS
@@ -118,15 +118,15 @@ def test_value_and_gradients_are_those_of_one_device(tiny, head, mesh, chunk):
 
 @pytest.mark.parametrize('chunk', [1, 40, 1000])
 def test_pieces_on_one_device_change_nothing(tiny, chunk):
-  wanted, _ = made(tiny, **HEADS['tied'])
-  got, _ = made(tiny, **HEADS['tied'], **{'training.loss_chunk': chunk})
+  wanted, _ = made(tiny, **HEADS['tie_embeddings'])
+  got, _ = made(tiny, **HEADS['tie_embeddings'], **{'training.loss_chunk': chunk})
   assert_equal(got, wanted)
 
 
 def test_no_logits_travel(tiny):
   """Of each token a few numbers do, and the gradient of its features; of the head what fsdp cuts, once for all pieces."""
   mesh = dict(data=2, fsdp=2, tensor=2)
-  _, found = made(tiny, mesh, **HEADS['tied'], **{'training.loss_chunk': 32})
+  _, found = made(tiny, mesh, **HEADS['tie_embeddings'], **{'training.loss_chunk': 32})
   rows, table, features = B * T // 4, 64 // 2 * D, B * T // 4 * D  # of one device, in numbers
   over_tensor = sum(one.bytes for one in found if one.axes == ('tensor',))
   assert {one.kind for one in found if one.axes == ('tensor',)} == {'all-reduce'}

@@ -24,9 +24,9 @@ def apply(model, params, method=None, tokens=TOKENS, train=False, key=None):
 
 
 class TestOutput:
-  @pytest.mark.parametrize('tied', [True, False])
+  @pytest.mark.parametrize('tie_embeddings', [True, False])
   def test_logits_read_the_table_or_a_kernel_of_their_own(self, tied):
-    model = decoder(tied=tied)
+    model = decoder(tie_embeddings=tied)
     params = parameters(model)
     assert ('output' in params) != tied
     matrix = params['embedding']['table'].T if tied else params['output']['kernel']
@@ -42,15 +42,18 @@ class TestOutput:
     assert decoder(vocab=32, vocab_multiple=16).rows == 32 and decoder(vocab=33, vocab_multiple=16).rows == 48
 
   def test_rounding_changes_no_logits(self):
-    model, exact = decoder(vocab_multiple=16, tied=True), decoder(vocab_multiple=1, tied=True)
+    model, exact = (
+      decoder(vocab_multiple=16, tie_embeddings=True),
+      decoder(vocab_multiple=1, tie_embeddings=True),
+    )
     params = parameters(model)
     cut = params | {'embedding': {'table': params['embedding']['table'][:VOCAB]}}
     np.testing.assert_allclose(apply(model, params), apply(exact, cut), rtol=1e-5, atol=1e-5)
 
-  @pytest.mark.parametrize('tied', [True, False])
+  @pytest.mark.parametrize('tie_embeddings', [True, False])
   def test_a_narrow_table_is_a_product(self, tied):
     """Of the table and what lifts it, on the way in; of what goes down and the table, on the way out."""
-    model, plain = decoder(tied=tied, embedding_width=6), decoder(tied=False)
+    model, plain = decoder(tie_embeddings=tied, embedding_width=6), decoder(tie_embeddings=False)
     params = parameters(model)
     embedding = params['embedding']
     assert {name: jax.tree.leaves(x)[0].shape for name, x in embedding.items()} == dict(
@@ -60,11 +63,15 @@ class TestOutput:
     if tied:
       product['output'] = {'kernel': embedding['project_out']['kernel'] @ embedding['table'].T}
     np.testing.assert_allclose(apply(model, params), apply(plain, product), rtol=1e-4, atol=1e-4)
-    assert set(boxed(decoder(tied=tied, embedding_width=16))['embedding']) == {'table'}  # that is the width
+    assert set(boxed(decoder(tie_embeddings=tied, embedding_width=16))['embedding']) == {
+      'table'
+    }  # that is the width
 
   @pytest.mark.parametrize('tied, bias', [(True, True), (False, False)])
   def test_a_soft_cap_bends_the_logits(self, tied, bias):
-    plain, capped = (decoder(tied=tied, output_bias=bias, output_soft_cap=cap) for cap in (0.0, 1.5))
+    plain, capped = (
+      decoder(tie_embeddings=tied, output_bias=bias, output_soft_cap=cap) for cap in (0.0, 1.5)
+    )
     params = parameters(plain)
     logits, bent = apply(plain, params), apply(capped, params)
     assert np.abs(logits).max() > 3
@@ -245,7 +252,7 @@ class TestDropout:
   [
     dict(residual='parallel_one_norm'),
     dict(feed_forward='none', mixer='mamba', position='none'),
-    dict(embedding_width=6, tied=True, output_soft_cap=2.0),
+    dict(embedding_width=6, tie_embeddings=True, output_soft_cap=2.0),
   ],
   ids=str,
 )
@@ -272,7 +279,7 @@ def test_init_caches_touches_no_parameters_and_counts_from_zero():
 def test_a_norm_after_the_embedding_forgets_its_size():
   """Ten times the table gives the same logits, and without the norm others."""
   for norm, same in ((True, True), (False, False)):
-    model = decoder(embedding_norm=norm, position='none', tied=False)
+    model = decoder(embedding_norm=norm, position='none', tie_embeddings=False)
     params = parameters(model)
     larger = params | {'embedding': {'table': 10 * params['embedding']['table']}}
     assert ('embedding_norm' in params) == norm

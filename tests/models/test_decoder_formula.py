@@ -20,7 +20,7 @@ POSITIONS = np.array([[*range(7), *range(5)], [0, 0, *range(8), 0, 0]])
     dict(position='learned', kv_heads=4),
     dict(position='none', kv_heads=1),
     dict(feed_forward='swiglu', norm='rmsnorm'),
-    dict(feed_forward='geglu', tied=True, head_width=6, layers=3),
+    dict(feed_forward='geglu', tie_embeddings=True, head_width=6, layers=3),
     dict(mixer='softmax(biases="qkv")', bias=False, norm='rmsnorm'),
     dict(mixer='softmax(biases="")'),
     dict(norm='layernorm(1e-5, bias=True)', bias=False),

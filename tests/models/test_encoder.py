@@ -75,7 +75,7 @@ def test_bert():
 
 def test_a_narrow_table_is_a_product():
   """It is lifted before types and positions are added, and what goes down goes after the transform."""
-  (model, params), (plain, _) = made(embedding_width=6), made(tied=False)
+  (model, params), (plain, _) = made(embedding_width=6), made(tie_embeddings=False)
   narrow = params['embedding']
   whole = {
     'embedding': {'table': narrow['table'] @ narrow['project_in']['kernel']},

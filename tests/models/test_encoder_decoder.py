@@ -23,7 +23,7 @@ def close(a, b):
 
 def test_the_first_transformer():
   model, params = made(
-    scan=False, norm_placement='post', position='sinusoidal', feed_forward='relu', embedding_scaled=True
+    scan=False, norm_placement='post', position='sinusoidal', feed_forward='relu', scale_embeddings=True
   )
   exact = jax.tree.map(lambda x: np.asarray(x, np.float64), params)
   expected = encoder_decoder.forward(exact, SOURCE, THERE, TARGET, HERE)[..., :VOCAB]
@@ -86,7 +86,7 @@ def influence(model, params):
 
 def test_who_hears_whom():
   """Every target hears all of the source, itself and what was before, and nothing that comes later."""
-  of_source, of_target = influence(*made(tied=False))
+  of_source, of_target = influence(*made(tie_embeddings=False))
   assert of_source.all()
   np.testing.assert_array_equal(of_target != 0, np.tril(np.ones((T, T), bool)))
 
@@ -106,7 +106,7 @@ def test_the_encoder_looks_both_ways():
 def test_each_part_has_its_own_mask():
   """In one layer a target hears the source token in its own place, and that one its neighbours."""
   model, params = made(
-    layers=1, tied=False, encoder=dict(mask='window(1, 1)'), cross=dict(mask='window(0, 0)')
+    layers=1, tie_embeddings=False, encoder=dict(mask='window(1, 1)'), cross=dict(mask='window(0, 0)')
   )
   of_source, _ = influence(model, params)
   t, s = np.indices((T, S))
@@ -115,7 +115,7 @@ def test_each_part_has_its_own_mask():
 
 def test_each_part_has_its_own_mixer_position_and_size():
   model, params = made(
-    tied=False,
+    tie_embeddings=False,
     position='learned',
     kv_heads=2,
     encoder=dict(mixer='linear', position='sinusoidal', layers=3, heads=2, feed_forward='swiglu'),
@@ -139,7 +139,7 @@ def test_one_table_or_two():
     if 'embedding' in path[0].key or 'output' in path[0].key
   }
   assert tables == {'embedding/table'}  # source, target and output
-  model, params = made(source_vocab=11, tied=False)
+  model, params = made(source_vocab=11, tie_embeddings=False)
   assert params['source_embedding']['table'].shape == (16, 16) and params['embedding']['table'].shape == (
     24,
     16,
@@ -152,7 +152,7 @@ def test_one_table_or_two():
 def test_narrow_tables(source_vocab):
   """A source with a table of its own has a projection of its own."""
   model, params = made(source_vocab=source_vocab, embedding_width=6)
-  plain, _ = made(source_vocab=source_vocab, tied=False)
+  plain, _ = made(source_vocab=source_vocab, tie_embeddings=False)
   narrow = params['embedding']
   whole = {
     'embedding': {'table': narrow['table'] @ narrow['project_in']['kernel']},

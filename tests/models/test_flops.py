@@ -22,7 +22,7 @@ def products(f, *shapes):
   return list(flops.products(jax.make_jaxpr(f)(*arrays).jaxpr))
 
 
-@pytest.mark.parametrize('tied', [True, False])
+@pytest.mark.parametrize('tie_embeddings', [True, False])
 def test_formulas_of_a_decoder(tied):
   L, D, H, K, C, F, rows = 3, 16, 4, 2, 6, 40, 32
   model = tiny.decoder(
@@ -34,7 +34,7 @@ def test_formulas_of_a_decoder(tied):
     head_width=C,
     feed_forward='swiglu',
     feed_forward_width=F,
-    tied=tied,
+    tie_embeddings=tied,
   )
   counted = flops.per_token(model, T)
   density = (T + 1) / (2 * T)
@@ -50,10 +50,10 @@ def test_formulas_of_a_decoder(tied):
   assert flops.training_flops_per_token(model, T) == counted.training == 3 * counted.forward
 
 
-@pytest.mark.parametrize('tied', [True, False])
+@pytest.mark.parametrize('tie_embeddings', [True, False])
 def test_a_narrow_table_is_lifted_and_lowered(tied):
   D, E, rows = 16, 6, 32
-  kinds = flops.per_token(tiny.decoder(T, width=D, embedding_width=E, tied=tied), T).kinds
+  kinds = flops.per_token(tiny.decoder(T, width=D, embedding_width=E, tie_embeddings=tied), T).kinds
   assert kinds['embedding'] == 2 * E * D
   assert kinds['output'] == (2 * D * E + 2 * E * rows if tied else 2 * D * rows)
 

@@ -28,7 +28,7 @@ RULES = sharding.parse_rules(dict(embed='fsdp', mlp='tensor', heads='tensor', vo
 
 
 def test_parameters_on_one_device():
-  boxed = tiny.boxed(tiny.decoder(layers=2, width=16, tied=True, bias=False))
+  boxed = tiny.boxed(tiny.decoder(layers=2, width=16, tie_embeddings=True, bias=False))
   D, H, K, C, F, rows, L = 16, 4, 2, 4, 32, 32, 2
   norms = D + 2 * L * D
   whole = rows * D + L * D * (2 * H * C + 2 * K * C + 2 * F) + norms
@@ -110,7 +110,7 @@ def test_against_xla(mesh, accumulation, model):
         data=dict(length=64),
         model=dict(layers=3, width=64, heads=4) | model,
         mesh=mesh,
-        training=dict(accumulation=accumulation),
+        training=dict(gradient_accumulation=accumulation),
       )
     )
   )

@@ -171,7 +171,7 @@ def test_flops_are_those_of_the_products():
       "first_two' is of the learned tokens of images",
     ),
     ({'model.token_types': 2}, 'token_types=2 is of a vocabulary, which images have not; leave it at 0'),
-    ({'model.tied': False}, 'tied=False is of a vocabulary'),
+    ({'model.tie_embeddings': False}, 'tie_embeddings=False is of a vocabulary'),
     (
       {'model.embedding_width': 8},
       'embedding_width=8 is of a vocabulary, which images have not; leave it at 16',

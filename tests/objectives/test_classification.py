@@ -35,7 +35,7 @@ def config(**fields):
         embedding_initializer='normal(1.0)',
       ),
       optimizer=dict(warmup=2, learning_rate=3e-3),
-      training=dict(steps=6, batch_size=16, accumulation=2, evaluate_every=6),
+      training=dict(steps=6, batch_size=16, gradient_accumulation=2, evaluate_every=6),
     )
   )
   for path, value in fields.items():

@@ -172,7 +172,7 @@ def test_neither_a_mesh_nor_microbatches_change_the_losses(tiny):
         'model.pooled_transform': 'tanh',
         'objective': 'masked_lm(next_sentence=True)',
         'data.packing': 'sentence_pairs',
-        'training.accumulation': accumulation,
+        'training.gradient_accumulation': accumulation,
       }
     )
     objective = assemble.objective(config)

@@ -30,7 +30,7 @@ MIXERS = [('softmax', 'transformer_xl'), ('recurrent', 'none')] + [
 
 def made(recurrence, mixer='softmax', position='transformer_xl', **model):
   config = tiny.config(mixer=mixer, position=position, **model)
-  config.training.recurrence, config.data.packing = recurrence, 'first_fit'
+  config.training.recurrence_length, config.data.packing = recurrence, 'first_fit'
   return assemble.model(config, VOCAB), assemble.objective(config)
 
 
@@ -100,13 +100,17 @@ def test_with_one_piece_nothing_is_cut():
 @pytest.mark.parametrize(
   'recurrence, objective, sentence',
   [
-    (5, 'causal_lm', 'config.training.recurrence=5 must be 0 .* or divide config.data.length=12'),
-    (-4, 'causal_lm', 'config.training.recurrence=-4 must be 0'),
-    (4, 'prefix_lm', "config.training.recurrence=4 reads rows in pieces, and config.objective='prefix_lm'"),
+    (5, 'causal_lm', 'config.training.recurrence_length=5 must be 0 .* or divide config.data.length=12'),
+    (-4, 'causal_lm', 'config.training.recurrence_length=-4 must be 0'),
+    (
+      4,
+      'prefix_lm',
+      "config.training.recurrence_length=4 reads rows in pieces, and config.objective='prefix_lm'",
+    ),
   ],
 )
 def test_refusals(recurrence, objective, sentence):
   config = tiny.config()
-  config.training.recurrence, config.objective = recurrence, objective
+  config.training.recurrence_length, config.objective = recurrence, objective
   with pytest.raises(ValueError, match=sentence):
     validate.run(config, 8)

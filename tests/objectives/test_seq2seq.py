@@ -84,11 +84,11 @@ def test_what_does_not_fit_is_refused():
   config.data.update(source="parallel('a', 'b')", packing='concat')
   with pytest.raises(ValueError, match="packing='concat' does not pack pairs.*'buckets' would do"):
     validate.run(config, 1)
-  config.data.packing, config.training.recurrence = 'first_fit', 8
-  with pytest.raises(ValueError, match='recurrence=8 reads rows in pieces'):
+  config.data.packing, config.training.recurrence_length = 'first_fit', 8
+  with pytest.raises(ValueError, match='recurrence_length=8 reads rows in pieces'):
     validate.run(config, 1)
   config = pairs.config()
   config.data.update(source="parallel('a', 'b')")
-  config.decoding.penalty = 'gnu(1)'
-  with pytest.raises(ValueError, match="config.decoding.penalty='gnu"):
+  config.decoding.length_penalty = 'gnu(1)'
+  with pytest.raises(ValueError, match="config.decoding.length_penalty='gnu"):
     validate.run(config, 1)

@@ -68,7 +68,7 @@ def test_an_output_of_its_own(tmp_path):
   np.testing.assert_allclose(
     published.answered(returned, asked()), published.answered(theirs, asked()), atol=1e-6
   )
-  assert tfm.from_pretrained(str(tmp_path / 'ours')).config.model.tied is False
+  assert tfm.from_pretrained(str(tmp_path / 'ours')).config.model.tie_embeddings is False
 
 
 def test_what_no_output_needs_is_left_out_and_told(tmp_path, caplog):

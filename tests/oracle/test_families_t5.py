@@ -106,7 +106,7 @@ def test_an_output_of_its_own(kind, settings, older, tmp_path):
     cls.from_pretrained(tmp_path / 'theirs').eval(),
     tfm.from_pretrained(str(tmp_path / 'theirs')),
   )
-  assert not ours.config.model.tied
+  assert not ours.config.model.tie_embeddings
   wanted = published.answered(theirs, published.pairs())
   published.close(ours.logits(**published.pairs()), wanted)
   published.continues_alike(ours, theirs, published.inputs(61, 1))

@@ -108,7 +108,7 @@ def weights(published):
 @pytest.fixture(scope='module')
 def model():
   return pairs.made(
-    scan=False, norm_placement='post', position='sinusoidal', feed_forward='relu', embedding_scaled=True
+    scan=False, norm_placement='post', position='sinusoidal', feed_forward='relu', scale_embeddings=True
   )[0]
 
 
@@ -172,7 +172,7 @@ def test_what_the_benchmark_makes_is_the_same_model(placement, scan):
     norm_placement=placement,
     position='sinusoidal',
     feed_forward='relu',
-    embedding_scaled=True,
+    scale_embeddings=True,
     scan=scan,
     encoder=dict(layers=3, heads=2),
   )

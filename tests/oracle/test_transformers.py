@@ -151,7 +151,7 @@ def test_llama_and_mistral(kv_heads, window):
       position=f'rope({theta})',
       mask=mask,
       norm='rmsnorm(1e-5)',
-      tied=False,
+      tie_embeddings=False,
       feed_forward='swiglu',
       feed_forward_width=48,
     ),

@@ -106,7 +106,7 @@ class TestSlices:
     assert (slices.take(0, at) == 0).all() and (slices.take(-1, at) == 1).all()
 
   def test_a_config_may_say_where_the_devices_do_not(self):
-    config = complete(dict(mesh=dict(data=2, stage=2, tensor=2), slices=dict(number=2, axis='data')))
+    config = complete(dict(mesh=dict(data=2, stage=2, tensor=2), slices=dict(count=2, axis='data')))
     ids = np.vectorize(lambda device: device.id)(
       meshes.from_config(config).devices
     ).squeeze()  # stage, data, tensor
@@ -130,7 +130,7 @@ class TestSlices:
         dict(axis='tensor'),
         "slices.axis='tensor' cannot be carried by a slow network; 'data' or 'stage' can",
       ),
-      (dict(data=8), dict(number=4), 'slices.number=4 is not the 2 slices that the devices say'),
+      (dict(data=8), dict(count=4), 'slices.count=4 is not the 2 slices that the devices say'),
     ],
   )
   def test_what_the_slow_network_cannot_carry_is_refused(self, sizes, slices, complaint):
@@ -139,5 +139,5 @@ class TestSlices:
 
   @pytest.mark.parametrize('number', [3, 0, -2])
   def test_unequal_groups_are_refused(self, number):
-    with pytest.raises(ValueError, match=f'slices.number={number} does not divide 8 devices'):
-      meshes.make(dict(data=8), number=number)
+    with pytest.raises(ValueError, match=f'slices.count={number} does not divide 8 devices'):
+      meshes.make(dict(data=8), count=number)

@@ -85,8 +85,8 @@ REFUSED = {
     "of the mesh axes 'sequence'; .* works is data=2 sequence=4$",
   ),
   'recurrence': (
-    {'mesh.sequence': 8, 'training.recurrence': 4},
-    'config.training.recurrence=4 reads pieces .* 8 devices .* works is data=2 sequence=4$',
+    {'mesh.sequence': 8, 'training.recurrence_length': 4},
+    'config.training.recurrence_length=4 reads pieces .* 8 devices .* works is data=2 sequence=4$',
   ),
   'layers over stages': (
     {'mesh.stage': 4},
@@ -140,8 +140,8 @@ REFUSED = {
     'config.model.scan=False stacks no layers, which 2 stages could share; True would do; .*works is data=8$',
   ),
   'pieces': (
-    {'mesh.stage': 2, 'training.recurrence': 8},
-    'config.training.recurrence=8 remembers earlier pieces in caches',
+    {'mesh.stage': 2, 'training.recurrence_length': 8},
+    'config.training.recurrence_length=8 remembers earlier pieces in caches',
   ),
   'a rule': (
     {'mesh.stage': 2, 'rules.mlp': 'tensor stage'},
@@ -152,7 +152,7 @@ REFUSED = {
     "config.rules.layers='' gives 2 stages no layers of their own; 'stage' would do",
   ),
   'slices': (
-    {'slices.number': 2, 'mesh.data': 1, 'mesh.tensor': 4, 'mesh.fsdp': 2},
+    {'slices.count': 2, 'mesh.data': 1, 'mesh.tensor': 4, 'mesh.fsdp': 2},
     'mesh.data=1 does not divide over 2 slices.* works is data=2 tensor=4$',
   ),
   'an axis of slices that is none': (
@@ -160,14 +160,14 @@ REFUSED = {
     "^slices.axis='foo' cannot be carried by a slow network; 'data' or 'stage' can$",
   ),
   'an axis that slices cannot have': (
-    {'slices.axis': 'fsdp', 'slices.number': 2},
+    {'slices.axis': 'fsdp', 'slices.count': 2},
     "^slices.axis='fsdp' cannot .* 'data' or 'stage' can$",
   ),
   'slices that no mesh has': (
-    {'slices.number': 3},
-    '^slices.number=3 does not divide 8 devices; -1 takes what the devices say$',
+    {'slices.count': 3},
+    '^slices.count=3 does not divide 8 devices; -1 takes what the devices say$',
   ),
-  'no slices': ({'slices.number': 0}, '^slices.number=0 does not divide 8 devices'),
+  'no slices': ({'slices.count': 0}, '^slices.count=0 does not divide 8 devices'),
   'what is left is taken already': (
     {'mesh.tensor': 16},
     '^mesh data=-1 tensor=16 needs a multiple of 16 devices and there are 8; '
@@ -267,7 +267,7 @@ INDIVISIBLE = {
   ),
   'a slow network': (
     dict(data=2, tensor=4),
-    {'model.kv_heads': 2, 'slices.number': 2, 'slices.axis': 'stage', 'mesh.stage': 1},
+    {'model.kv_heads': 2, 'slices.count': 2, 'slices.axis': 'stage', 'mesh.stage': 1},
     "'kv_heads' .* into 4 parts, but it has 2.* works is stage=2 data=2 tensor=2$",
   ),
   'an axis without a rule': (

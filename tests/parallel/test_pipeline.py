@@ -142,7 +142,8 @@ class Compiled:
     rows = {name: placed(x, self.split) for name, x in batch(training.batch_size, config.data.length).items()}
     with sharding.context(self.mesh, self.rules):
       step = jitted(
-        train_step(model, assemble.objective(config), optimizer, rate, training.accumulation), self.where
+        train_step(model, assemble.objective(config), optimizer, rate, training.gradient_accumulation),
+        self.where,
       )
       self.step = step.lower(state, rows).compile()
 
@@ -269,7 +270,7 @@ MODELS = {
   'learned places': {'model.position': 'learned'},
   'remat': {'model.remat': 'full'},
   'dots': {'model.remat': 'dots_with_no_batch_dims'},
-  'accumulation': {'training.accumulation': 2},
+  'accumulation': {'training.gradient_accumulation': 2},
   'cosine score': {'model.score': 'cosine'},  # has no gradient at zero
   'mamba': {'model.mixer': 'mamba', 'model.position': 'none'},
   'post norm': {'model.norm_placement': 'post', 'model.norm': 'rmsnorm'},
@@ -295,7 +296,12 @@ def test_layers_report_of_their_work_alone(tiny, one_device, mesh, pipe):
   """Losses and metrics of mixtures are means over microbatches, as those of accumulation are, none of them of an idle stage."""
   experts = {'model.feed_forward': EXPERTS.format(0.5, 0.1)}
   equal_on(
-    tiny, one_device, mesh, experts, pipe, alone={'training.accumulation': pipe['pipeline.microbatches']}
+    tiny,
+    one_device,
+    mesh,
+    experts,
+    pipe,
+    alone={'training.gradient_accumulation': pipe['pipeline.microbatches']},
   )
 
 

@@ -261,8 +261,8 @@ def test_what_each_process_keeps_near_at_hand_is_gone_on_from_if_all_have_it(sta
   place, disk = tmp_path / 'run', tmp_path / 'disk'
   # Parameters are cut over the processes: each has a part of them that the other has not.
   flags = [
-    f'--config.training.near={disk}',
-    '--config.training.save_near=steps(5)',
+    f'--config.training.local_checkpoint_dir={disk}',
+    '--config.training.save_local_every=steps(5)',
     '--config.mesh.data=1',
     '--config.mesh.fsdp=4',
   ]
@@ -290,7 +290,7 @@ def test_near_at_hand_nothing_is_kept_in_part(start, tmp_path):
       2,
       3,
       tmp_path / 'run',
-      f'--config.training.near={tmp_path / "disk"}',
+      f'--config.training.local_checkpoint_dir={tmp_path / "disk"}',
       '--config.training.batch_size=6',
       '--config.mesh.data=3',
       '--config.mesh.fsdp=2',

@@ -23,7 +23,7 @@ STEPS, EVERY = 60, 20
 def command(book, tmp_path_factory):
   """The command line of a small run, but for its --workdir."""
   config = tmp_path_factory.mktemp('config') / 'small.py'
-  config.write_text(f'''
+  config.write_text(f"""
 from ml_collections import ConfigDict
 
 def get_config(arg=''):
@@ -32,14 +32,18 @@ def get_config(arg=''):
   config.model = dict(layers=2, width=64, heads=4, dropout=dict(residual=0.1))
   config.training = dict(steps={STEPS}, batch_size=8, log_every=1, evaluate_every={EVERY}, evaluation_batches=1)
   return config
-''')
+""")
   return [sys.executable, '-m', 'tfm', 'train', f'--config={config}']
 
 
 def start(command, workdir, *more, devices=1):
   # Of two flags of a name the last counts.
-  env = dict(os.environ, XLA_FLAGS=f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}")
-  return subprocess.Popen([*command, f'--workdir={workdir}', *more], env=env, text=True, stderr=subprocess.PIPE)
+  env = dict(
+    os.environ, XLA_FLAGS=f'{os.environ["XLA_FLAGS"]} --xla_force_host_platform_device_count={devices}'
+  )
+  return subprocess.Popen(
+    [*command, f'--workdir={workdir}', *more], env=env, text=True, stderr=subprocess.PIPE
+  )
 
 
 def finish(command, workdir, *more, devices=1):
@@ -124,7 +128,9 @@ def test_a_signal_saves_and_exits_cleanly(command, unbroken, tmp_path, number):
 
 @pytest.mark.slow
 def test_another_mesh_goes_on_with_equal_losses(command, unbroken, tmp_path):
-  kill_when(start(command, tmp_path, '--config.mesh.fsdp=2', devices=4), reached(tmp_path, EVERY + 3), signal.SIGTERM)
+  kill_when(
+    start(command, tmp_path, '--config.mesh.fsdp=2', devices=4), reached(tmp_path, EVERY + 3), signal.SIGTERM
+  )
   finish(command, tmp_path, '--config.mesh.tensor=2', devices=2)
   losses, wanted = ([r['loss'] for r in read(d / 'metrics.jsonl')] for d in (tmp_path, unbroken))
   np.testing.assert_allclose(losses, wanted, rtol=1e-4)
@@ -137,8 +143,13 @@ def test_a_finished_run_run_again_changes_nothing(command, unbroken):
 
 
 def test_a_different_config_is_refused_with_the_difference(command, unbroken):
-  process = start(command, unbroken, '--config.model.layers=3', '--config.optimizer.learning_rate=0.5',
-                  '--config.training.log_every=7')
+  process = start(
+    command,
+    unbroken,
+    '--config.model.layers=3',
+    '--config.optimizer.learning_rate=0.5',
+    '--config.training.log_every=7',
+  )
   _, said = process.communicate(timeout=120)
   assert process.returncode == 2
   assert 'model.layers: 2 → 3' in said and 'optimizer.learning_rate: 0.001 → 0.5' in said

@@ -46,7 +46,7 @@ def test_a_run_saves_as_it_says_and_at_its_end(tiny, tmp_path):
     tiny(
       **{
         'training.save_every': 'steps(2)',
-        'training.keep': 9,
+        'training.keep_checkpoints': 9,
         'training.steps': 7,
         'training.evaluate_every': 4,
       }

@@ -47,7 +47,8 @@ def prepared(config, steps=1, mesh=None, batch=batch):
   history = []
   with sharding.context(mesh, rules):
     step = jax.jit(
-      train_step(model, objective, optimizer, rate, config.training.accumulation), out_shardings=(where, None)
+      train_step(model, objective, optimizer, rate, config.training.gradient_accumulation),
+      out_shardings=(where, None),
     )
     for i in range(steps):
       placed = jax.device_put(batch(seed=i), sharding.batch_sharding(mesh, rules))
@@ -84,7 +85,7 @@ def sgd(tiny, **fields):
 def test_accumulation_is_the_large_batch(tiny, parts):
   """Rows hold unequal numbers of tokens, so a mean of microbatch means would be wrong."""
   whole, a = prepared(sgd(tiny))
-  pieces, b = prepared(sgd(tiny, **{'training.accumulation': parts}))
+  pieces, b = prepared(sgd(tiny, **{'training.gradient_accumulation': parts}))
   for name in ('loss', 'tokens', 'accuracy', 'gradient_norm'):
     np.testing.assert_allclose(pieces[0][name], whole[0][name], rtol=1e-5)
   assert_trees_close(a.params, b.params, rtol=1e-4, atol=1e-6)
@@ -101,7 +102,7 @@ def test_microbatches_partition_the_rows():
   'chunk, model',
   [
     (100, {}),
-    (64, {'model.tied': False}),
+    (64, {'model.tie_embeddings': False}),
     *(
       pytest.param(chunk, model, marks=pytest.mark.slow)
       for chunk, model in ((1, {}), (64, {'model.output_soft_cap': 0.01}), (64, {'model.embedding_width': 8}))
@@ -110,7 +111,7 @@ def test_microbatches_partition_the_rows():
   ids=str,
 )
 def test_loss_in_pieces_is_the_loss(tiny, chunk, model):
-  fields = {'objective': 'causal_lm(label_smoothing=0.1, z_loss=0.01)', 'model.tied': True, **model}
+  fields = {'objective': 'causal_lm(label_smoothing=0.1, z_loss=0.01)', 'model.tie_embeddings': True, **model}
   whole, a = prepared(sgd(tiny, **fields))
   pieces, b = prepared(sgd(tiny, **fields, **{'training.loss_chunk': chunk}))
   np.testing.assert_allclose(pieces[0]['loss'], whole[0]['loss'], rtol=1e-6)
@@ -338,7 +339,7 @@ def test_accumulated_losses_of_layers_are_means_over_tokens(tiny):
   """That of balance is none, so it is left out."""
   fields = {'model.feed_forward': 'mixture_of_experts(experts=4, balance=0.0, z_loss=0.5)'}
   whole, a = prepared(sgd(tiny, **fields))
-  pieces, b = prepared(sgd(tiny, **fields, **{'training.accumulation': 4}))
+  pieces, b = prepared(sgd(tiny, **fields, **{'training.gradient_accumulation': 4}))
   np.testing.assert_allclose(pieces[0]['auxiliary'], whole[0]['auxiliary'], rtol=1e-5)
   assert_trees_close(a.params, b.params, rtol=1e-4, atol=1e-6)
 

@@ -92,7 +92,7 @@ def memory_by_kind(
     config, vocab, source_vocab, mesh, rules, rows_at_once(config, mesh, rules), params
   )
   gradients = ('gradients', params, 'float32')
-  if config.training.accumulation > 1:
+  if config.training.gradient_accumulation > 1:
     gradients = 'gradients', 2 * params, "float32: a microbatch's and their sum"
   return [
     ('parameters', params, 'float32'),
@@ -108,7 +108,9 @@ def memory_by_kind(
 
 def rows_at_once(config: ConfigDict, mesh: AbstractMesh, rules: sharding.Rules) -> int:
   """Rows of one microbatch on one device."""
-  return config.training.batch_size // config.training.accumulation // shard_count(mesh, rules, 'batch')
+  return (
+    config.training.batch_size // config.training.gradient_accumulation // shard_count(mesh, rules, 'batch')
+  )
 
 
 # more than six parameters: the config, its two vocabularies, its mesh and rules, and two sizes per device
@@ -250,7 +252,7 @@ def prepare_step(config: ConfigDict, seeds: int) -> Iterator[tuple[Callable, PyT
   state = together.stack(initial, mesh)
   batch = {name: jax.device_put(np.stack([x] * seeds), together.stacked(mesh)) for name, x in batch.items()}
   with sharding.context(mesh, rules):
-    step = train_step(model, objective, optimizer, rate, config.training.accumulation)
+    step = train_step(model, objective, optimizer, rate, config.training.gradient_accumulation)
     ensemble_step = together.step(
       lambda state, batch, _: step(state, batch), mesh, np.zeros(seeds, np.float32)
     )

@@ -34,12 +34,14 @@ class Candidate:
     """A config with these."""
     made = config.copy_and_resolve_references()
     made.mesh.update(dict.fromkeys(made.mesh, 1) | dict(self.mesh))
-    made.model.remat, made.training.accumulation = self.remat, self.accumulation
+    made.model.remat, made.training.gradient_accumulation = self.remat, self.accumulation
     return made
 
   def __str__(self):
     cut = ' '.join(f'--config.mesh.{axis}={size}' for axis, size in self.mesh)
-    return f'{cut} --config.model.remat={self.remat} --config.training.accumulation={self.accumulation}'
+    return (
+      f'{cut} --config.model.remat={self.remat} --config.training.gradient_accumulation={self.accumulation}'
+    )
 
 
 def candidates(

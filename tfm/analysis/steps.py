@@ -112,9 +112,9 @@ def lower_training_step(request: PlanRequest, mesh: Mesh) -> Step:
   batch = target(batch, jax.tree.map(lambda _: rows, batch))
   state = target(nn.unbox(boxed), where)  # outside of the mesh, where a box would constrain what it gives
   with sharding.context(mesh, rules):
-    lowered = jitted(train_step(request.model, objective, optimizer, rate, t.accumulation), where).lower(
-      state, batch
-    )
+    lowered = jitted(
+      train_step(request.model, objective, optimizer, rate, t.gradient_accumulation), where
+    ).lower(state, batch)
   arguments = dict(
     parameters=memory.on_device(boxed.params, mesh, rules),
     optimizer=memory.on_device(boxed.opt_state, mesh, rules),

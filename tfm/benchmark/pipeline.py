@@ -62,7 +62,8 @@ def bytes_per_device(config: ConfigDict) -> tuple[int, int]:
   batch = jax.tree.map(lambda x: with_sharding(x, split), batch)
   with sharding.context(mesh, rules):
     step = jitted(
-      train_step(model, assemble.objective(config), optimizer, rate, config.training.accumulation), where
+      train_step(model, assemble.objective(config), optimizer, rate, config.training.gradient_accumulation),
+      where,
     )
     used = step.lower(state, batch).compile().memory_analysis()
   return used.argument_size_in_bytes, used.temp_size_in_bytes

@@ -56,7 +56,7 @@ def main() -> None:
         sources,
         beams=beams,
         penalty=PENALTY,
-        longer=loaded.config.decoding.longer,
+        longer=loaded.config.decoding.max_extra_tokens,
         source_tokenizer=loaded.source_tokenizer,
         stopping=STOPPING,
       )

@@ -31,8 +31,8 @@ SHAPE = dict(
   norm='layernorm',
   residual='sequential',
   bias=True,
-  tied=True,
-  embedding_scaled=True,
+  tie_embeddings=True,
+  scale_embeddings=True,
   embedding_norm=False,
   output_transform='',
   output_bias=False,
@@ -179,7 +179,7 @@ def main() -> None:
           num_beams=beams,
           do_sample=False,
           length_penalty=PENALTY.alpha,
-          max_new_tokens=longest + loaded.config.decoding.longer,
+          max_new_tokens=longest + loaded.config.decoding.max_extra_tokens,
         )
       for i, row in zip(batch, out[:, 1:].tolist()):
         texts[i] = tokenizer.decode(row[: row.index(eos)] if eos in row else row)

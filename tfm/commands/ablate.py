@@ -111,7 +111,7 @@ def cores(study: Study) -> None:
     'XLA_FLAGS', ''
   )
   training = complete(study.config).training
-  rows = training.batch_size // training.accumulation
+  rows = training.batch_size // training.gradient_accumulation
   if study.seeds > 1 and not told:
     with contextlib.suppress(RuntimeError):  # where Python has used JAX before, what it found there stays
       jax.config.update(

@@ -46,7 +46,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     '--average',
     type=int,
     metavar='N',
-    help='average the last N checkpoints (default: config.decoding.average)',
+    help='average the last N checkpoints (default: config.decoding.average_checkpoints)',
   )
   add(
     '--input',
@@ -199,7 +199,7 @@ def translation(loaded: load.Run, source: Int[np.ndarray, 'S']) -> Int[np.ndarra
       eos=eos,
       beams=decoding.beams,
       penalty=assemble.penalty(loaded.config),
-      max_tokens=min(len(source) + decoding.longer, LONGEST - 1),
+      max_tokens=min(len(source) + decoding.max_extra_tokens, LONGEST - 1),
       stopping=decoding.stopping,
     )
   return np.array([*begins, *found[0].tokens], np.int32)

@@ -48,7 +48,7 @@ def arguments(parser):
     '--average',
     type=int,
     metavar='N',
-    help='average the last N checkpoints (default: config.decoding.average)',
+    help='average the last N checkpoints (default: config.decoding.average_checkpoints)',
   )
   add('--split', default='validation', metavar='NAME', help='train, validation or test (default: validation)')
   add(

@@ -53,7 +53,7 @@ def arguments(parser):
     '--average',
     type=int,
     metavar='N',
-    help='average the last N checkpoints (default: config.decoding.average)',
+    help='average the last N checkpoints (default: config.decoding.average_checkpoints)',
   )
   add('--prompt', action='append', metavar='TEXT', help='may be empty; may be given several times')
   add('--input', metavar='FILE', help='a prompt a line, in UTF-8; an empty line is an empty prompt')
@@ -68,7 +68,7 @@ def arguments(parser):
     type=int,
     metavar='N',
     help='new tokens at most (default: 256; of an encoder-decoder, '
-    'config.decoding.longer more than its source has)',
+    'config.decoding.max_extra_tokens more than its source has)',
   )
   add(
     '--temperature',
@@ -99,7 +99,7 @@ def arguments(parser):
   add(
     '--penalty',
     metavar='SPEC',
-    help="of a hypothesis's length: gnmt(alpha), power(alpha) (default: config.decoding.penalty)",
+    help="of a hypothesis's length: gnmt(alpha), power(alpha) (default: config.decoding.length_penalty)",
   )
   add(
     '--stopping',
@@ -217,7 +217,7 @@ def sampled(
     for begin in begins
   ]
   sources = read_sources(loaded, prompts) if pairs else None
-  longest = max(map(len, sources)) + loaded.config.decoding.longer if pairs else MAX_TOKENS
+  longest = max(map(len, sources)) + loaded.config.decoding.max_extra_tokens if pairs else MAX_TOKENS
   max_tokens = args.max_tokens or longest
   loop.check(loaded.model, tokens, max_tokens, sources)
   rows = list(itertools.product(range(len(prompts)), range(args.num_samples)))
@@ -268,7 +268,7 @@ def searched(loaded: load.Run, prompts: list[str], args: argparse.Namespace, pai
       prompts,
       beams=beams,
       penalty=penalty,
-      longer=asked.longer,
+      longer=asked.max_extra_tokens,
       max_tokens=args.max_tokens,
       source_tokenizer=loaded.source_tokenizer,
       forced=args.forced or '',

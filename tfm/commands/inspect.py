@@ -168,7 +168,7 @@ def memory_table(kinds: list[tuple[str, int, str]], mesh: AbstractMesh, rows: in
 def pipeline_table(plan: pipeline.Schedule, config: ConfigDict) -> Table:
   """How the stages work, and the share of their time in which they cannot."""
   made = titled('pipeline over the mesh axis stage', '', '>', 'how')
-  at_once = config.training.batch_size // config.training.accumulation // plan.microbatches
+  at_once = config.training.batch_size // config.training.gradient_accumulation // plan.microbatches
   said = (
     'config.pipeline.microbatches'
     if config.pipeline.microbatches

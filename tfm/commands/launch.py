@@ -103,8 +103,8 @@ def validate_config(config: ConfigDict, options: Mapping[str, str], env: Sequenc
   """Raises, before machines are requested, what training on them would raise before it reads data."""
   count = count_devices(options, env)
   slices = options.get('num-slices', '')
-  if slices.isdigit() and config.slices.number == -1:
-    config.slices.number = int(slices)  # as the devices will report
+  if slices.isdigit() and config.slices.count == -1:
+    config.slices.count = int(slices)  # as the devices will report
   if count is None and -1 not in config.mesh.values():
     count = math.prod(config.mesh.values())
   validate.run(config, count)

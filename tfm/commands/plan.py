@@ -82,12 +82,12 @@ def main(args: argparse.Namespace) -> int:
   request = steps.PlanRequest.from_config(args.config, args.vocab)
   devices = topology.devices(args.topology, args.slices)
   if args.slices > 1:
-    number = request.config.slices.number
+    number = request.config.slices.count
     require(
       number in (-1, args.slices),
-      f'config.slices.number={number} is not --slices={args.slices}; leave it at -1',
+      f'config.slices.count={number} is not --slices={args.slices}; leave it at -1',
     )
-    request.config.slices.number = args.slices  # which GPUs do not say of themselves
+    request.config.slices.count = args.slices  # which GPUs do not say of themselves
   validate.slices(request.config, len(devices))
   if args.search:
     return searched(request, devices, args, command)

@@ -17,15 +17,15 @@ FREE_FIELDS = (
   'training.log_every',
   'training.evaluate_every',
   'training.save_every',
-  'training.near',
-  'training.save_near',
+  'training.local_checkpoint_dir',
+  'training.save_local_every',
   'training.evaluation_batches',
-  'training.keep',
+  'training.keep_checkpoints',
   'training.profile',
   'training.loss_chunk',
   'model.remat',
   'model.kernel',
-  'data.threads',
+  'data.reader_threads',
 )
 
 

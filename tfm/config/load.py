@@ -67,17 +67,17 @@ def smoke(config: ConfigDict) -> ConfigDict:
   model.update(width=32, heads=4, embedding_width=16 if lifted else None)
   if not model.patch:  # an image has as many tokens as it has
     config.data.length = min(config.data.length, 32)
-  training.accumulation = min(training.accumulation, 2)
+  training.gradient_accumulation = min(training.gradient_accumulation, 2)
   training.update(
     steps=4,
-    batch_size=8 * training.accumulation,
+    batch_size=8 * training.gradient_accumulation,
     log_every=1,
     evaluate_every=2,
     evaluation_batches=1,
     profile=0,
   )
   config.optimizer.warmup = min(config.optimizer.warmup, 2)
-  config.decoding.average = min(config.decoding.average, 2)
+  config.decoding.average_checkpoints = min(config.decoding.average_checkpoints, 2)
   return config
 
 

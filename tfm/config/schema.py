@@ -48,7 +48,7 @@ def default_config() -> ConfigDict:
         source_tokenizer=placeholder(str),  # of the source of a pair; None: the tokenizer, trained on both
         length=256,  # tokens of one sequence; of an image, its patches and the class tokens
         packing='concat',  # tfm/data/packing: concat, first_fit; pairs: buckets; classes: each; answers: answered
-        threads=2,  # reading threads of the training pipeline
+        reader_threads=2,  # reading threads of the training pipeline
       ),
       model=dict(
         architecture='decoder',  # decoder, encoder_decoder, encoder
@@ -71,9 +71,9 @@ def default_config() -> ConfigDict:
         residual='sequential',  # sequential, parallel, parallel_one_norm
         bias=False,  # in projections, and in layer norms that do not say themselves
         dropout=dict(embedding=0.0, attention=0.0, residual=0.0),
-        tied=True,  # the output reads the embedding table
+        tie_embeddings=True,  # the output reads the embedding table
         embedding_width=placeholder(int),  # of the table, lifted to D by a projection; None: D, without one
-        embedding_scaled=False,  # the embedding is √D times the table
+        scale_embeddings=False,  # the embedding is √D times the table
         embedding_norm=False,  # a norm after the embedding
         output_transform='',  # activation of a layer between the trunk and the vocabulary; '': none
         output_bias=False,  # of each token of the vocabulary
@@ -116,30 +116,30 @@ def default_config() -> ConfigDict:
       training=dict(
         steps=1000,
         batch_size=32,  # sequences, over all devices and microbatches
-        accumulation=1,  # microbatches of one step
-        recurrence=0,  # tokens of a piece of a row; earlier ones are remembered without gradient
+        gradient_accumulation=1,  # microbatches of one step
+        recurrence_length=0,  # tokens of a piece of a row; earlier ones are remembered without gradient
         # (Transformer-XL, truncated backpropagation); 0: the row at once
         skip_spikes=0.0,  # times its running mean above which a gradient's norm makes its step be skipped; 0.0: none is
         loss_chunk=0,  # tokens whose logits exist at once; 0: all of a microbatch
         log_every=10,  # steps
         evaluate_every=100,  # steps
         save_every='evaluation',  # a checkpoint with every evaluation; steps(n); auto(hours): as often as loses least time
-        near='',  # a folder on a disk, or in the memory, of each machine, for checkpoints between those; '': none
-        save_near='auto(hours=4.0)',  # a checkpoint there; as save_every, by failures that leave it there
+        local_checkpoint_dir='',  # a folder on a disk, or in the memory, of each machine, for checkpoints between those; '': none
+        save_local_every='auto(hours=4.0)',  # a checkpoint there; as save_every, by failures that leave it there
         evaluation_batches=0,  # spread over the validation split; 0: all of it
-        keep=2,  # last checkpoints kept, besides the best
+        keep_checkpoints=2,  # last checkpoints kept, besides the best
         profile=0,  # steps to profile, from the third; 0: none
       ),
       decoding=dict(  # in tfm generate and tfm evaluate; the first four of an encoder-decoder
         beams=1,  # hypotheses kept side by side; 1: greedy
-        penalty='gnmt(0.6)',  # of a hypothesis's length: gnmt(alpha), power(alpha)
+        length_penalty='gnmt(0.6)',  # of a hypothesis's length: gnmt(alpha), power(alpha)
         stopping='proven',  # when none better can come; 'likely': none would now; 'first': `beams` have ended
-        longer=50,  # tokens that a target may be longer than its source, as far as there are positions
-        average=1,  # checkpoints, the last ones, whose parameters are averaged when a run is read
+        max_extra_tokens=50,  # tokens that a target may be longer than its source, as far as there are positions
+        average_checkpoints=1,  # checkpoints, the last ones, whose parameters are averaged when a run is read
       ),
       mesh=dict(data=-1, fsdp=1, tensor=1, sequence=1, expert=1, stage=1),  # -1: the devices that are left
       slices=dict(  # groups of devices with a slow network between them
-        number=-1,  # -1: as many as the devices say, as a TPU's do; others are one
+        count=-1,  # -1: as many as the devices say, as a TPU's do; others are one
         axis='data',  # all that this network carries: data, stage
       ),
       pipeline=dict(  # of a mesh with stages

@@ -31,19 +31,29 @@ def run(config: ConfigDict, devices: int | None) -> None:
   """
   t, o = config.training, config.optimizer
   require(config.data.length >= 1, f'config.data.length={config.data.length} must be at least 1')
-  for field in ('steps', 'batch_size', 'accumulation', 'log_every', 'evaluate_every', 'keep'):
+  for field in (
+    'steps',
+    'batch_size',
+    'gradient_accumulation',
+    'log_every',
+    'evaluate_every',
+    'keep_checkpoints',
+  ):
     require(t[field] >= 1, f'config.training.{field}={t[field]} must be at least 1')
-  require(config.data.threads >= 0, f'config.data.threads={config.data.threads} must be 0 or more')
+  require(
+    config.data.reader_threads >= 0,
+    f'config.data.reader_threads={config.data.reader_threads} must be 0 or more',
+  )
   for field in ('loss_chunk', 'evaluation_batches', 'profile'):
     require(t[field] >= 0, f'config.training.{field}={t[field]} must be 0 or more')
   require(
-    t.recurrence >= 0 and (not t.recurrence or config.data.length % t.recurrence == 0),
-    f'config.training.recurrence={t.recurrence} must be 0 (rows are read at once) or divide '
+    t.recurrence_length >= 0 and (not t.recurrence_length or config.data.length % t.recurrence_length == 0),
+    f'config.training.recurrence_length={t.recurrence_length} must be 0 (rows are read at once) or divide '
     f'config.data.length={config.data.length}',
   )
   require(
-    not t.recurrence or objective(config).recurs,
-    f'config.training.recurrence={t.recurrence} reads rows in pieces, and config.objective={config.objective!r} '
+    not t.recurrence_length or objective(config).recurs,
+    f'config.training.recurrence_length={t.recurrence_length} reads rows in pieces, and config.objective={config.objective!r} '
     'has them seen at once; set it to 0',
   )
   require(
@@ -53,26 +63,26 @@ def run(config: ConfigDict, devices: int | None) -> None:
   )
   assemble.intervals(config)
   require(
-    not re.match(r'\w+:/', t.near),
-    f'config.training.near={t.near!r} is no folder of a machine; one on its disk, or in its '
+    not re.match(r'\w+:/', t.local_checkpoint_dir),
+    f'config.training.local_checkpoint_dir={t.local_checkpoint_dir!r} is no folder of a machine; one on its disk, or in its '
     'memory, such as /dev/shm, would do',
   )
-  default = default_config().training.save_near
+  default = default_config().training.save_local_every
   require(
-    bool(t.near) or t.save_near == default,
-    f'config.training.save_near={t.save_near!r} is of checkpoints in config.training.near, which is no folder: name one, or leave it '
+    bool(t.local_checkpoint_dir) or t.save_local_every == default,
+    f'config.training.save_local_every={t.save_local_every!r} is of checkpoints in config.training.local_checkpoint_dir, which is no folder: name one, or leave it '
     f'at {default!r}',
   )
   data(config)
-  for field, least in (('beams', 1), ('longer', 0), ('average', 1)):
+  for field, least in (('beams', 1), ('max_extra_tokens', 0), ('average_checkpoints', 1)):
     value = config.decoding[field]
     require(value >= least, f'config.decoding.{field}={value} must be at least {least}')
   penalty(config)
   one_of('decoding.stopping', config.decoding.stopping, STOPPING)
   require(
-    t.keep >= config.decoding.average,
-    f'config.training.keep={t.keep} checkpoints cannot be averaged by config.decoding.average='
-    f'{config.decoding.average}; keep as many',
+    t.keep_checkpoints >= config.decoding.average_checkpoints,
+    f'config.training.keep_checkpoints={t.keep_checkpoints} checkpoints cannot be averaged by config.decoding.average_checkpoints='
+    f'{config.decoding.average_checkpoints}; keep as many',
   )
   require(o.warmup >= 0, f'config.optimizer.warmup={o.warmup} must be 0 or more steps')
   require(o.clip >= 0, f'config.optimizer.clip={o.clip} must be 0 (no clipping) or more')
@@ -88,8 +98,8 @@ def run(config: ConfigDict, devices: int | None) -> None:
         f'config.rules.{axis}={axes!r} names {name!r}, which is no mesh axis; {suggest(name, meshes.AXES)}',
       )
   require(
-    t.batch_size % t.accumulation == 0,
-    f'config.training.accumulation={t.accumulation} does not divide config.training.batch_size={t.batch_size}',
+    t.batch_size % t.gradient_accumulation == 0,
+    f'config.training.gradient_accumulation={t.gradient_accumulation} does not divide config.training.batch_size={t.batch_size}',
   )
   if devices is not None:
     mesh(config, devices)
@@ -146,13 +156,13 @@ def parameters(config: ConfigDict) -> PyTree:
 
 def slices(config: ConfigDict, devices: int) -> None:
   """Refuses what no mesh of so many devices mends."""
-  meshes.validate_slice_count(config.slices.number, devices)
+  meshes.validate_slice_count(config.slices.count, devices)
   meshes.validate_slice_axis(config.slices.axis)
 
 
 def needs(config: ConfigDict) -> Iterator[DivisibilityConstraint]:
   """What a mesh must divide besides parameters."""
-  yield SliceConstraint(max(config.slices.number, 1), (config.slices.axis,))
+  yield SliceConstraint(max(config.slices.count, 1), (config.slices.axis,))
   yield from rows(config)
   yield from layers(config)
 
@@ -160,7 +170,7 @@ def needs(config: ConfigDict) -> Iterator[DivisibilityConstraint]:
 def rows(config: ConfigDict) -> Iterator[DivisibilityConstraint]:
   """What a mesh must divide of a batch."""
   t, rules = config.training, {name: tuple(axes.split()) for name, axes in config.rules.items()}
-  cuts, said = t.accumulation, f'{t.accumulation} microbatches'
+  cuts, said = t.gradient_accumulation, f'{t.gradient_accumulation} microbatches'
   if config.pipeline.microbatches:
     cuts, said = (
       cuts * config.pipeline.microbatches,
@@ -198,12 +208,12 @@ def rows(config: ConfigDict) -> Iterator[DivisibilityConstraint]:
           f'of the mesh axes {config.rules.length!r}'
         ),
       )
-  if t.recurrence:
+  if t.recurrence_length:
     yield DivisibilityConstraint(
-      t.recurrence,
+      t.recurrence_length,
       length,
       lambda parts: (
-        f'config.training.recurrence={t.recurrence} reads pieces that do not divide over the {parts} devices of the mesh axes '
+        f'config.training.recurrence_length={t.recurrence_length} reads pieces that do not divide over the {parts} devices of the mesh axes '
         f'{config.rules.length!r}; {parts} or a multiple would do'
       ),
     )
@@ -224,7 +234,10 @@ def layers(config: ConfigDict) -> Iterator[DivisibilityConstraint]:
         ),
         least=2,
       )
-  each, known = config.training.batch_size // config.training.accumulation, config.pipeline.microbatches
+  each, known = (
+    config.training.batch_size // config.training.gradient_accumulation,
+    config.pipeline.microbatches,
+  )
   if repeats > 1 and known:
     yield RangeConstraint(
       known,
@@ -239,9 +252,9 @@ def layers(config: ConfigDict) -> Iterator[DivisibilityConstraint]:
       each,
       (*config.rules.batch.split(), pipeline.AXIS),
       lambda parts: (
-        f'config.training.batch_size={config.training.batch_size} in {config.training.accumulation} microbatches is not a row for each '
+        f'config.training.batch_size={config.training.batch_size} in {config.training.gradient_accumulation} microbatches is not a row for each '
         f'of {parts} stages and devices of the mesh axes {config.rules.batch!r}, which {repeats} rounds (pipeline.repeats) want; '
-        f'{parts * config.training.accumulation} would do'
+        f'{parts * config.training.gradient_accumulation} would do'
       ),
     )
   if not config.model.scan:
@@ -270,12 +283,12 @@ def layers(config: ConfigDict) -> Iterator[DivisibilityConstraint]:
           f'{pipeline.AXIS!r}, which can carry layers and vocab'
         ),
       )
-  if config.training.recurrence:
+  if config.training.recurrence_length:
     yield DivisibilityConstraint(
       1,
       (pipeline.AXIS,),
       lambda stages: (
-        f'config.training.recurrence={config.training.recurrence} remembers earlier pieces in caches, which {stages} stages do not '
+        f'config.training.recurrence_length={config.training.recurrence_length} remembers earlier pieces in caches, which {stages} stages do not '
         'hand on; set it to 0'
       ),
     )
@@ -310,7 +323,7 @@ def schedule(config: ConfigDict, sizes: Mapping[str, int]) -> pipeline.Schedule 
     sizes[pipeline.AXIS],
     config.pipeline.repeats,
     config.pipeline.microbatches,
-    t.batch_size // t.accumulation,
+    t.batch_size // t.gradient_accumulation,
     math.prod(sizes[axis] for axis in config.rules.batch.split()),
   )
 
@@ -337,8 +350,8 @@ def seeds(config: ConfigDict, processes: int) -> None:
     f'seeds train together in one process, and here are {processes}; train them one after another',
   )
   require(
-    not config.training.near,
-    f'config.training.near={config.training.near!r} keeps one run near at hand, and these train '
+    not config.training.local_checkpoint_dir,
+    f'config.training.local_checkpoint_dir={config.training.local_checkpoint_dir!r} keeps one run near at hand, and these train '
     "together; set it to '', or train them one after another",
   )
   require(

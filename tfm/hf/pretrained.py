@@ -370,11 +370,11 @@ def settle(config: ConfigDict, output: str, family: Family, stored: tensors.Tens
   if not family.head or output != 'vocabulary':
     return
   if family.head not in stored.names:
-    config.model.tied = True
-  elif config.model.tied and stored.same(twins[0], family.head):
+    config.model.tie_embeddings = True
+  elif config.model.tie_embeddings and stored.same(twins[0], family.head):
     stored.merge((twins[0], family.head))
   else:
-    config.model.tied = False
+    config.model.tie_embeddings = False
 
 
 def located(path: str) -> pathlib.Path:

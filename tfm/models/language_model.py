@@ -32,7 +32,7 @@ class LanguageModel(Trunk):
   rows: int
   embedding_width: int
   embedding_scale: float
-  tied: bool
+  tie_embeddings: bool
   output_transform: str
   output_bias: bool
   output_soft_cap: float
@@ -42,7 +42,7 @@ class LanguageModel(Trunk):
   def setup(self):
     super().setup()
     self.embedding = self.vocabulary(self.rows)
-    if not self.tied:
+    if not self.tie_embeddings:
       self.output = Linear(
         (self.width, self.rows), ('embed', 'vocab'), self.initializer, bias=False, dtype=self.dtype
       )
@@ -68,7 +68,7 @@ class LanguageModel(Trunk):
     """Float32 logits over the whole vocabulary."""
     if self.output_transform:
       x = self.transform(x)
-    y = self.embedding.attend(x) if self.tied else self.output(x).astype(jnp.float32)
+    y = self.embedding.attend(x) if self.tie_embeddings else self.output(x).astype(jnp.float32)
     if self.output_bias:
       y = self.bias(y)
     if self.output_soft_cap:
@@ -81,8 +81,8 @@ class LanguageModel(Trunk):
   def head(self, params: PyTree) -> PyTree:
     """The part of the parameters that `logits` reads."""
     read = {
-      'embedding': self.tied,
-      'output': not self.tied,
+      'embedding': self.tie_embeddings,
+      'output': not self.tie_embeddings,
       'transform': self.output_transform,
       'bias': self.output_bias,
     }

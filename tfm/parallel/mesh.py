@@ -76,7 +76,7 @@ def group_by_slice(devices: Sequence[jax.Device], number: int = -1) -> list[list
   slice_indices = sorted({getattr(device, 'slice_index', None) or 0 for device in devices})
   if number not in (-1, len(slice_indices)) and len(slice_indices) > 1:
     raise ValueError(
-      f'slices.number={number} is not the {len(slice_indices)} slices that the devices say that they are in; leave it '
+      f'slices.count={number} is not the {len(slice_indices)} slices that the devices say that they are in; leave it '
       'at -1'
     )
   validate_slice_count(number, len(devices))
@@ -90,7 +90,7 @@ def validate_slice_count(number: int, devices: int) -> None:
   """Refuses what no mesh of so many devices can be cut into."""
   if number < 1 and number != -1 or devices % max(number, 1):
     raise ValueError(
-      f'slices.number={number} does not divide {devices} devices; -1 takes what the devices say'
+      f'slices.count={number} does not divide {devices} devices; -1 takes what the devices say'
     )
 
 
@@ -115,18 +115,18 @@ def validate_slices(sizes: Mapping[str, int], number: int, axis: str) -> None:
 
 
 def make(
-  sizes: Mapping[str, int], devices: Sequence[jax.Device] | None = None, number: int = -1, axis: str = 'data'
+  sizes: Mapping[str, int], devices: Sequence[jax.Device] | None = None, count: int = -1, axis: str = 'data'
 ) -> Mesh:
   """A mesh over the devices, all of them by default, with Auto axes (linen's constraints need them).
 
   Args:
-    number, axis: of slices, and the mesh axis that goes from one to another; see `slices`.
+    count, axis: of slices, and the mesh axis that goes from one to another; see `slices`.
 
   Raises:
     ValueError: for what `resolve`, `slices` and `check_slices` refuse.
   """
   devices = jax.devices() if devices is None else devices
-  sizes, groups = resolve(sizes, len(devices)), group_by_slice(devices, number)
+  sizes, groups = resolve(sizes, len(devices)), group_by_slice(devices, count)
   validate_slices(sizes, len(groups), axis)
   sizes_within_slice = [size // len(groups) if name == axis else size for name, size in sizes.items()]
   # What mesh_utils.create_hybrid_device_mesh does of TPU slices and of processes, but for any groups. Six logical axes

@@ -80,7 +80,7 @@ def load(workdir: str, step: str = 'last', average: int | None = None) -> Run:
   mesh = meshes.make(dict(data=-1))
   rules = sharding.parse_rules(config.rules)
   model = make_model(config, tokenizer, source_tokenizer)
-  average = config.decoding.average if average is None else average
+  average = config.decoding.average_checkpoints if average is None else average
   require(average >= 1, f'--average={average} must be at least 1')
   params = read(checkpoints, number, config, model, mesh, average)
   checkpoints.close()
@@ -109,8 +109,12 @@ def evaluate(run: Run, split: str) -> dict[str, float]:
 
 
 def extrapolation(
-    run: Run, split: str, lengths: Sequence[int], protocols: Sequence[str] = ('nonoverlapping',),
-    stride: int | None = None, targets: int = 0,
+  run: Run,
+  split: str,
+  lengths: Sequence[int],
+  protocols: Sequence[str] = ('nonoverlapping',),
+  stride: int | None = None,
+  targets: int = 0,
 ) -> list[length.Record]:
   """How well a decoder predicts a split in rows of some lengths, as `tfm.evaluation.length.extrapolation` measures it.
 
@@ -118,30 +122,47 @@ def extrapolation(
     ValueError: if the source has no such split, and for what that refuses.
   """
   length.check(run.model, protocols)
-  require(run.tokenizer.lossless, f'config.data.tokenizer={run.config.data.tokenizer!r} changes texts before it cuts them up, so '
-                                  'their bytes cannot be counted at every length; evaluate without --lengths')
+  require(
+    run.tokenizer.lossless,
+    f'config.data.tokenizer={run.config.data.tokenizer!r} changes texts before it cuts them up, so '
+    'their bytes cannot be counted at every length; evaluate without --lengths',
+  )
   data, config = compared_data(run), run.config
   # A batch is of as many tokens as a microbatch of training, whose logits may have been made in pieces.
-  batch_tokens = config.training.batch_size // config.training.accumulation * config.data.length
+  batch_tokens = config.training.batch_size // config.training.gradient_accumulation * config.data.length
   with sharding.context(run.mesh, run.rules):
     return length.extrapolation(
-      run.model, run.params, data.tokens(split), lengths, token_bytes=run.tokenizer.token_bytes,
-      sharding=sharding.batch_sharding(run.mesh, run.rules), protocols=protocols, stride=stride, targets=targets,
-      batch_tokens=batch_tokens, chunk=config.training.loss_chunk or length.CHUNK, threads=config.data.threads)
+      run.model,
+      run.params,
+      data.tokens(split),
+      lengths,
+      token_bytes=run.tokenizer.token_bytes,
+      sharding=sharding.batch_sharding(run.mesh, run.rules),
+      protocols=protocols,
+      stride=stride,
+      targets=targets,
+      batch_tokens=batch_tokens,
+      chunk=config.training.loss_chunk or length.CHUNK,
+      threads=config.data.reader_threads,
+    )
 
 
 def compared_data(run: Run) -> TextData | ImageData:
   """The data that a run's config names; it is said if they have changed since."""
   data = open_data(run)
-  if run.corpus and data.corpus.hash != run.corpus:   # what was imported does not tell what it learnt from
-    say(f'the data have changed since the run learnt from them: their content hash was {run.corpus} and is '
-        f'{data.corpus.hash}; what was trained on and what is evaluated still differ, as splits go by document')
+  if run.corpus and data.corpus.hash != run.corpus:  # what was imported does not tell what it learnt from
+    say(
+      f'the data have changed since the run learnt from them: their content hash was {run.corpus} and is '
+      f'{data.corpus.hash}; what was trained on and what is evaluated still differ, as splits go by document'
+    )
   return data
 
 
 def open_data(run: Run) -> TextData | ImageData:
   """The data that a run's config names, for its tokenizers."""
-  return pipeline.open_data(assemble.source(run.config), plain(run.tokenizer), cache.directory(), run.source_tokenizer)
+  return pipeline.open_data(
+    assemble.source(run.config), plain(run.tokenizer), cache.directory(), run.source_tokenizer
+  )
 
 
 def written(run: Run, split: str) -> tuple[list[tuple[str, str]], Iterator[tuple[int, list[Translation]]]]:
@@ -152,26 +173,42 @@ def written(run: Run, split: str) -> tuple[list[tuple[str, str]], Iterator[tuple
   """
   corpus = open_data(run).corpus
   require(split in corpus.splits, f'--split={split} is not there; known: {", ".join(corpus.splits)}')
-  require(corpus.documents[split] != ENDLESS,
-          f'--split={split} of {corpus.name} has no end; evaluate {" or ".join(corpus.bytes)}')
+  require(
+    corpus.documents[split] != ENDLESS,
+    f'--split={split} of {corpus.name} has no end; evaluate {" or ".join(corpus.bytes)}',
+  )
   pairs = list(zip(*(corpus.splits[split][side] for side in ('source', 'target'))))
   decoding = run.config.decoding
 
   def translations():
     with sharding.context(run.mesh, run.rules):
       yield from translate(
-        *unrolled(run.model, run.params), run.tokenizer, [source for source, _ in pairs], beams=decoding.beams,
-        penalty=assemble.penalty(run.config), longer=decoding.longer, source_tokenizer=run.source_tokenizer,
-        stopping=decoding.stopping)
+        *unrolled(run.model, run.params),
+        run.tokenizer,
+        [source for source, _ in pairs],
+        beams=decoding.beams,
+        penalty=assemble.penalty(run.config),
+        longer=decoding.max_extra_tokens,
+        source_tokenizer=run.source_tokenizer,
+        stopping=decoding.stopping,
+      )
+
   return pairs, translations()
 
 
 def evaluation(
-    config: ConfigDict, model: Trunk, data: TextData | ImageData, where: jax.sharding.Sharding, split: str, batches: int,
+  config: ConfigDict,
+  model: Trunk,
+  data: TextData | ImageData,
+  where: jax.sharding.Sharding,
+  split: str,
+  batches: int,
 ) -> Callable[[PyTree], dict[str, float]]:
   """params → metrics of a split: of `batches` batches spread over it, or of all of them for 0."""
   objective = assemble.objective(config)
-  rows = objective.rows(assemble.packing(config), data.tokens(split), config.data.length, None, data.tokenizer)
+  rows = objective.rows(
+    assemble.packing(config), data.tokens(split), config.data.length, None, data.tokenizer
+  )
   step = jax.jit(evaluation_step(model, objective))
   counts = data.tokenizer is not None and data.tokenizer.lossless
   token_bytes = extended(data.tokenizer, objective.special).token_bytes if counts else None
@@ -179,11 +216,11 @@ def evaluation(
   unit = where.num_devices // where.shard_shape((where.num_devices,))[0]
   if where.mesh.shape['stage'] > 1:
     unit *= max(1, config.pipeline.microbatches)
-  size = -(-config.training.batch_size // config.training.accumulation // unit) * unit
+  size = -(-config.training.batch_size // config.training.gradient_accumulation // unit) * unit
 
   def evaluate(params):
     part = device.process_rows(where, size)
-    made = pipeline.evaluation_batches(rows, size, *part, threads=config.data.threads, limit=batches)
+    made = pipeline.evaluation_batches(rows, size, *part, threads=config.data.reader_threads, limit=batches)
     with contextlib.closing(made):
       return measure(params, step, made, where, token_bytes, objective.summary, part)
 

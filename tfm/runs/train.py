@@ -37,8 +37,8 @@ from tfm.shapes import PyTree
 from tfm.training import checkpoint, loop, together
 from tfm.training import state as states
 from tfm.training.goodput import TIERS, Goodput
+from tfm.training.local_checkpoints import LocalCheckpoints
 from tfm.training.metrics import Log, Unwritten
-from tfm.training.near import Near
 from tfm.training.progress import Line, say
 from tfm.training.report import Report
 from tfm.training.step import jitted, train_step
@@ -155,7 +155,11 @@ def train_together(places: Sequence[Place]) -> Report:
       f'--workdir={place.workdir} was made by tfm import, and training would write over it; train in '
       f'another with --config.init_from={place.workdir}',
     )
-  near = Near(training.near, places[0].workdir) if training.near else None
+  near = (
+    LocalCheckpoints(training.local_checkpoint_dir, places[0].workdir)
+    if training.local_checkpoint_dir
+    else None
+  )
   closer = near and near.newer(last, config)
   saved = (
     [places[0].known(near.run(closer))]
@@ -208,7 +212,7 @@ def train_together(places: Sequence[Place]) -> Report:
       rows,
       training.batch_size,
       *device.process_rows(batch_sharding, training.batch_size),
-      threads=config.data.threads,
+      threads=config.data.reader_threads,
     )
 
   iterators = [batches_of(seed) for seed in seeds]
@@ -217,7 +221,7 @@ def train_together(places: Sequence[Place]) -> Report:
     for place in places:
       begin(place)
     # Of several, two are kept: a kill may come between the saves of two runs.
-    keep = max(training.keep, 2) if several else training.keep
+    keep = max(training.keep_checkpoints, 2) if several else training.keep_checkpoints
     checkpoints = [
       stack.enter_context(contextlib.closing(checkpoint.Checkpoints(place.workdir, keep))) for place in places
     ]
@@ -263,7 +267,11 @@ def train_together(places: Sequence[Place]) -> Report:
 
         def one(state, batch, peak):
           return train_step(
-            model, objective, *assemble.optimizer(config, peak), training.accumulation, training.skip_spikes
+            model,
+            objective,
+            *assemble.optimizer(config, peak),
+            training.gradient_accumulation,
+            training.skip_spikes,
           )(state, batch)
 
         state, split = together.stack(born, mesh), together.split(len(places), whole)
@@ -272,7 +280,8 @@ def train_together(places: Sequence[Place]) -> Report:
       else:
         (state,), split = born, lambda state: (state,)
         step = jitted(
-          train_step(model, objective, optimizer, rate, training.accumulation, training.skip_spikes), where
+          train_step(model, objective, optimizer, rate, training.gradient_accumulation, training.skip_spikes),
+          where,
         )
         batches = device.prefetch(*iterators, batch_sharding, training.batch_size)
       del born

@@ -35,7 +35,7 @@ ROWS = (
   'data.length',
   'data.packing',
   'training.batch_size',
-  'training.accumulation',
+  'training.gradient_accumulation',
 )
 # Metrics that depend on what a token is.
 PER_TOKEN = 'loss', 'perplexity', 'accuracy'

@@ -25,7 +25,7 @@ KINDS = {
   'lost': 'after the last checkpoint before a kill: to be done again',
 }
 FILE = 'goodput.json'
-# Checkpoints that last, and those near at hand (tfm/training/near.py); in `goodput.json`, what was spent until each.
+# Checkpoints that last, and those near at hand (tfm/training/local_checkpoints.py); in `goodput.json`, what was spent until each.
 TIERS = 'marks', 'near'
 MARKS = 8  # saves of a tier that are remembered
 COMPILED = '/jax/core/compile/backend_compile_duration'

@@ -30,9 +30,9 @@ ENCODERS = ('patch', 'token_types', 'pooling', 'pooled_transform')
 OUTPUT = 'output_transform', 'output_bias', 'output_soft_cap'
 # What only a model of tokens has.
 TOKENS = (
-  'tied',
+  'tie_embeddings',
   'embedding_width',
-  'embedding_scaled',
+  'scale_embeddings',
   'embedding_initializer',
   *OUTPUT,
   'token_types',
@@ -138,8 +138,8 @@ def model(config: ConfigDict, vocab: int, causal: bool = True, source_vocab: int
     vocab=vocab,
     rows=rows(vocab),
     embedding_width=m.embedding_width,
-    embedding_scale=m.width**0.5 if m.embedding_scaled else 1.0,
-    tied=m.tied,
+    embedding_scale=m.width**0.5 if m.scale_embeddings else 1.0,
+    tie_embeddings=m.tie_embeddings,
     output_transform=m.output_transform,
     output_bias=m.output_bias,
     output_soft_cap=m.output_soft_cap,

@@ -67,7 +67,7 @@ def objective(config: ConfigDict) -> Objective:
     Objective,
     chunk=config.training.loss_chunk,
     layout=packing(config).layout,
-    recurrence=config.training.recurrence,
+    recurrence=config.training.recurrence_length,
     shape=source(config).shape,
   )
 
@@ -129,10 +129,10 @@ def intervals(config: ConfigDict) -> tuple[Interval, Interval]:
   """When checkpoints are saved: those that last, and those near at hand."""
   return tuple(
     named(f'training.{field}', spec.choose, config.training[field], INTERVALS)
-    for field in ('save_every', 'save_near')
+    for field in ('save_every', 'save_local_every')
   )
 
 
 def penalty(config: ConfigDict) -> Callable:
   """The penalty of a hypothesis's length in beam search."""
-  return named('decoding.penalty', spec.choose, config.decoding.penalty, PENALTIES)
+  return named('decoding.length_penalty', spec.choose, config.decoding.length_penalty, PENALTIES)

@@ -27,7 +27,7 @@ def shared(output, activation, start, vocab):
     Same('encoder_ffn_dim', 'model.encoder.feed_forward_width', default=4096),
     Same('decoder_ffn_dim', 'model.feed_forward_width', default=4096),
     Same('activation_function', 'model.feed_forward', PLAIN, default=activation),
-    Same('scale_embedding', 'model.embedding_scaled', default=False),
+    Same('scale_embedding', 'model.scale_embeddings', default=False),
     Both(dropout, lambda config: dict(dropout=config['model.dropout.residual'])),
     Same('attention_dropout', 'model.dropout.attention', default=0.0),
     Same('vocab_size', 'vocab', default=vocab),
@@ -35,7 +35,7 @@ def shared(output, activation, start, vocab):
     Always('model.norm', 'layernorm'),
     Always('model.norm_placement', 'post'),
     Always('model.bias', True),
-    Always('model.tied', True),
+    Always('model.tie_embeddings', True),
     Always('model.output_bias', output == 'vocabulary'),
     Only(
       is_encoder_decoder=True,

@@ -62,7 +62,7 @@ def shared(output, transform=None, **defaults):
     Same('hidden_dropout_prob', 'model.dropout.embedding', default=0.1),
     Same('hidden_dropout_prob', 'model.dropout.residual', default=0.1),
     Same('attention_probs_dropout_prob', 'model.dropout.attention', default=0.1),
-    Same('tie_word_embeddings', 'model.tied', default=True),
+    Same('tie_word_embeddings', 'model.tie_embeddings', default=True),
     same('vocab_size', 'vocab'),
     same('eos_token_id', 'ids.eos'),
     *classes(output),
@@ -121,7 +121,7 @@ def vocabulary(section, dense: str, after: str, output: str) -> Iterator[Weight]
   """The layer before the vocabulary, its norm, and the output; one that is not tied has a bias of its own."""
   yield from both(dense, 'transform/dense', 'f d -> d f', True)
   yield from norm(after, 'transform/norm', bias=True)
-  if section.tied:
+  if section.tie_embeddings:
     yield Weight(f'{output}.bias', 'bias/bias')
   else:
     yield Weight(f'{output}.decoder.weight', 'output/kernel', 'v d -> d v')

@@ -14,7 +14,7 @@ def fields(output):
     Same('layer_norm_epsilon', 'model.norm', argument('layernorm', 'epsilon', 1e-5), default=1e-5),
     Same('hidden_dropout', 'model.dropout.residual', default=0.0),
     Same('attention_dropout', 'model.dropout.attention', default=0.0),
-    Same('tie_word_embeddings', 'model.tied', default=True),
+    Same('tie_word_embeddings', 'model.tie_embeddings', default=True),
     Same('vocab_size', 'vocab', default=250880),
     Same('eos_token_id', 'ids.eos', default=2),
     Same('pad_token_id', 'ids.pad', default=None),
@@ -44,7 +44,7 @@ def weights(config):
   for i, block in enumerate(blocks(config)):
     yield from gpt_neox.layer(f'transformer.h.{i}', block, m, PARTS)
   yield from norm('transformer.ln_f', 'norm', bias=True)
-  if not m.tied:
+  if not m.tie_embeddings:
     yield Weight('lm_head.weight', 'output/kernel', 'v d -> d v')
 
 

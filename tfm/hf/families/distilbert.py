@@ -21,7 +21,7 @@ def fields(output):
     Same('dropout', 'model.dropout.embedding', default=0.1),
     Same('dropout', 'model.dropout.residual', default=0.1),
     Same('attention_dropout', 'model.dropout.attention', default=0.1),
-    Same('tie_word_embeddings', 'model.tied', default=True),
+    Same('tie_word_embeddings', 'model.tie_embeddings', default=True),
     Same('vocab_size', 'vocab', default=30522),
     Same('pad_token_id', 'ids.pad', default=0),
     Same('eos_token_id', 'ids.eos', default=None),
@@ -48,7 +48,7 @@ def weights(config):
     yield from both('vocab_transform', 'transform/dense', 'f d -> d f', True)
     yield from norm('vocab_layer_norm', 'transform/norm', bias=True)
     yield Weight('vocab_projector.bias', 'bias/bias')
-    if not m.tied:
+    if not m.tie_embeddings:
       yield Weight('vocab_projector.weight', 'output/kernel', 'v d -> d v')
   if config.objective.startswith('classification'):
     if m.pooled_transform:

@@ -15,7 +15,7 @@ def fields(output):
 def common():
   """What both generations have."""
   yield rope.field()
-  yield Always('model.embedding_scaled', True)
+  yield Always('model.scale_embeddings', True)
   yield Always('model.mixer', 'softmax')
   yield Argument('attention_bias', 'model.mixer', 'biases', QKVO, default=False, usual='')
   yield Always('model.bias', False)

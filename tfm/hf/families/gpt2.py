@@ -22,7 +22,7 @@ def shared():
     Same('embd_pdrop', 'model.dropout.embedding', default=0.1),
     Same('attn_pdrop', 'model.dropout.attention', default=0.1),
     Same('resid_pdrop', 'model.dropout.residual', default=0.1),
-    Same('tie_word_embeddings', 'model.tied', default=True),
+    Same('tie_word_embeddings', 'model.tie_embeddings', default=True),
     Same('vocab_size', 'vocab', default=50257),
     Same('eos_token_id', 'ids.eos', default=50256),
     Same('pad_token_id', 'ids.pad', default=None),
@@ -53,7 +53,7 @@ def weights(config):
       yield Weight(f'{name}.mlp.{theirs}.weight', f'{block}/feed_forward/{ours}/kernel')
       yield Weight(f'{name}.mlp.{theirs}.bias', f'{block}/feed_forward/{ours}/bias')
   yield from norm('transformer.ln_f', 'norm', bias=True)
-  if not m.tied:
+  if not m.tie_embeddings:
     yield Weight('lm_head.weight', 'output/kernel', 'v d -> d v')
 
 

@@ -40,7 +40,7 @@ def weights(config):
   for i, block in enumerate(blocks(config)):
     yield from gpt_neox.layer(f'transformer.h.{i}', block, m, PARTS, NORMS)
   yield from norm('transformer.ln_f', 'norm', bias=True)
-  if not m.tied:
+  if not m.tie_embeddings:
     yield Weight('lm_head.weight', 'output/kernel', 'v d -> d v')
 
 

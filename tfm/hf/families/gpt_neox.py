@@ -26,7 +26,7 @@ def fields(output):
     Same('attention_dropout', 'model.dropout.attention', default=0.0),
     Same('hidden_dropout', 'model.dropout.embedding', default=0.0),
     Same('hidden_dropout', 'model.dropout.residual', default=0.0),
-    Same('tie_word_embeddings', 'model.tied', default=False),
+    Same('tie_word_embeddings', 'model.tie_embeddings', default=False),
     Same('vocab_size', 'vocab', default=50432),
     Same('eos_token_id', 'ids.eos', default=2),
     Same('pad_token_id', 'ids.pad', default=None),
@@ -41,7 +41,7 @@ def weights(config):
   for i, block in enumerate(blocks(config)):
     yield from layer(f'gpt_neox.layers.{i}', block, m)
   yield from norm('gpt_neox.final_layer_norm', 'norm', bias=True)
-  if not m.tied:
+  if not m.tie_embeddings:
     yield Weight('embed_out.weight', 'output/kernel', 'v d -> d v')
 
 

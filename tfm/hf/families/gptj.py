@@ -21,7 +21,7 @@ def fields(output):
     Same('embd_pdrop', 'model.dropout.embedding', default=0.0),
     Same('attn_pdrop', 'model.dropout.attention', default=0.0),
     Same('resid_pdrop', 'model.dropout.residual', default=0.0),
-    Same('tie_word_embeddings', 'model.tied', default=False),
+    Same('tie_word_embeddings', 'model.tie_embeddings', default=False),
     Same('vocab_size', 'vocab', default=50400),
     Same('eos_token_id', 'ids.eos', default=50256),
     Same('pad_token_id', 'ids.pad', default=None),
@@ -73,7 +73,7 @@ def weights(config):
 
 def output(model):
   """The output, with a bias of each token; of a model that has one."""
-  if not model.tied:
+  if not model.tie_embeddings:
     yield Weight('lm_head.weight', 'output/kernel', 'v d -> d v')
   if model.output_bias:
     yield Weight('lm_head.bias', 'bias/bias')

@@ -31,7 +31,7 @@ def shared(*without, **usual):
     Same('rms_norm_eps', 'model.norm', argument('rmsnorm', 'epsilon', 1e-6), default=1e-6),
     Same('attention_dropout', 'model.dropout.attention', default=0.0),
     Same('max_position_embeddings', 'data.length'),
-    Same('tie_word_embeddings', 'model.tied', default=False),
+    Same('tie_word_embeddings', 'model.tie_embeddings', default=False),
     Same('vocab_size', 'vocab'),
     Same('eos_token_id', 'ids.eos', default=None),
     Same('pad_token_id', 'ids.pad', default=None),
@@ -72,7 +72,7 @@ def ends(config, offset=0.0):
   """The embedding, the last norm and the output."""
   yield Weight('model.embed_tokens.weight', 'embedding/table')
   yield from norm('model.norm', 'norm', bias=False, offset=offset)
-  if not config.model.tied:
+  if not config.model.tie_embeddings:
     yield Weight('lm_head.weight', 'output/kernel', 'v d -> d v')
 
 

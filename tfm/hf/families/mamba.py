@@ -11,7 +11,7 @@ from tfm.spec import bind, parse
 
 
 def fields(output):
-  yield from shared(layers=32, width=768, tied=True, vocab=50280, eos=0, pad=0)
+  yield from shared(layers=32, width=768, tie_embeddings=True, vocab=50280, eos=0, pad=0)
   yield from (
     Always('model.heads', 1),  # there are none; one divides every width
     Both(mixer, mixer_written),
@@ -27,7 +27,7 @@ def shared(layers, width, tied, vocab, eos, pad):
     Same('hidden_size', 'model.width', default=width, older=('d_model',)),
     Same('layer_norm_epsilon', 'model.norm', argument('rmsnorm', 'epsilon', 1e-6), default=1e-5),
     Same('use_bias', 'model.bias', default=False),
-    Same('tie_word_embeddings', 'model.tied', default=tied),
+    Same('tie_word_embeddings', 'model.tie_embeddings', default=tied),
     Same('vocab_size', 'vocab', default=vocab),
     Same('eos_token_id', 'ids.eos', default=eos),
     Same('pad_token_id', 'ids.pad', default=pad),
@@ -109,7 +109,7 @@ def ends(model):
   """The embedding, the last norm and the output."""
   yield Weight('backbone.embeddings.weight', 'embedding/table')
   yield from norm('backbone.norm_f', 'norm', bias=False)
-  if not model.tied:
+  if not model.tie_embeddings:
     yield Weight('lm_head.weight', 'output/kernel', 'v d -> d v')
 
 

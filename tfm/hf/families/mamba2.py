@@ -13,7 +13,7 @@ NAMES = 'state', 'expand', 'taps', 'chunk', 'epsilon', 'convolution_bias'
 
 
 def fields(output):
-  yield from mamba.shared(layers=64, width=4096, tied=False, vocab=32768, eos=2, pad=1)
+  yield from mamba.shared(layers=64, width=4096, tie_embeddings=False, vocab=32768, eos=2, pad=1)
   yield Both(mixer, mixer_written)
   yield Both(no_limit, lambda config: {})
   # The published class multiplies by the gate before its norm, whatever a file says; some say otherwise.

@@ -15,7 +15,7 @@ def fields(output):
     Same('layer_norm_epsilon', 'model.norm', argument('layernorm', 'epsilon', 1e-5), default=1e-5),
     Same('emb_pdrop', 'model.dropout.embedding', default=0.0),
     Same('resid_pdrop', 'model.dropout.residual', default=0.0),
-    Same('tie_word_embeddings', 'model.tied', default=True),
+    Same('tie_word_embeddings', 'model.tie_embeddings', default=True),
     Same('vocab_size', 'vocab', default=50368),
     Same('eos_token_id', 'ids.eos', default=None),
     Same('pad_token_id', 'ids.pad', default=None),
@@ -86,7 +86,7 @@ def weights(config):
     yield from both(f'{name}.ffn.up_proj', f'{block}/feed_forward/up', 'f d -> d f', bias=False)
     yield from both(f'{name}.ffn.down_proj', f'{block}/feed_forward/down', 'd f -> f d', bias=False)
   yield from norm('transformer.norm_f', 'norm', bias=False)
-  if not m.tied:
+  if not m.tie_embeddings:
     yield Weight('lm_head.weight', 'output/kernel', 'v d -> d v')
 
 

@@ -23,7 +23,7 @@ def fields(output):
     Both(position, position_written),
     Same('dropout', 'model.dropout.residual', default=0.1),
     Same('attention_dropout', 'model.dropout.attention', default=0.0),
-    Same('tie_word_embeddings', 'model.tied', default=True),
+    Same('tie_word_embeddings', 'model.tie_embeddings', default=True),
     Both(narrower(output), lambda config: dict(word_embed_proj_dim=config['model.embedding_width'])),
     Same('vocab_size', 'vocab', default=50272),
     Same('eos_token_id', 'ids.eos', default=2),
@@ -112,7 +112,7 @@ def weights(config):
       yield from norm(f'{name}.final_layer_norm', f'{block}/feed_forward_norm', bias=True)
   if affine and m.norm_placement == 'pre':
     yield from norm('model.decoder.final_layer_norm', 'norm', bias=True)
-  if not m.tied:
+  if not m.tie_embeddings:
     yield Weight('lm_head.weight', 'output/kernel', 'v d -> d v')
 
 

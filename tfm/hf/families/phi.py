@@ -23,7 +23,7 @@ def fields(output):
     Same('embd_pdrop', 'model.dropout.embedding', default=0.0),
     Same('attention_dropout', 'model.dropout.attention', default=0.0),
     Same('resid_pdrop', 'model.dropout.residual', default=0.0),
-    Same('tie_word_embeddings', 'model.tied', default=False),
+    Same('tie_word_embeddings', 'model.tie_embeddings', default=False),
     Same('vocab_size', 'vocab', default=51200),
     Same('eos_token_id', 'ids.eos', default=2),
     Same('pad_token_id', 'ids.pad', default=None),

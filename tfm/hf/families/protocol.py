@@ -116,7 +116,7 @@ class Family:
       field.read(given, found)
     given.refuse_others()
     if self.architectures[name] == 'features':
-      found['model.tied'] = True  # there is no output that could have a table of its own
+      found['model.tie_embeddings'] = True  # there is no output that could have a table of its own
     return Declared(found, self.architectures[name])
 
   def write(self, output: str, config: Mapping[str, Any]) -> dict[str, Any]:

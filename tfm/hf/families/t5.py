@@ -11,7 +11,8 @@ def fields(output):
   yield Both(
     outputs,
     lambda config: dict(
-      tie_word_embeddings=config['model.tied'], scale_decoder_outputs=config['model.embedding_scaled']
+      tie_word_embeddings=config['model.tie_embeddings'],
+      scale_decoder_outputs=config['model.scale_embeddings'],
     ),
   )
   yield Same('decoder_start_token_id', 'ids.start', default=None)
@@ -21,13 +22,13 @@ def outputs(given):
   """Version 1.0 scales what becomes logits by 1/√D; so it is with a table of 1/√D times the numbers, which goes in
   times √D. Older files leave it to be known from the tie."""
   tied = given.take('tie_word_embeddings', True)
-  return {'model.tied': tied, 'model.embedding_scaled': given.take('scale_decoder_outputs', tied)}
+  return {'model.tie_embeddings': tied, 'model.scale_embeddings': given.take('scale_decoder_outputs', tied)}
 
 
 def multilingual(output):
   yield from shared(layers=8, heads=6, hidden=1024, feed_forward='gated-gelu', vocab=250_112)
-  yield Same('tie_word_embeddings', 'model.tied', default=True)
-  yield Always('model.embedding_scaled', False)
+  yield Same('tie_word_embeddings', 'model.tie_embeddings', default=True)
+  yield Always('model.scale_embeddings', False)
   yield Same('decoder_start_token_id', 'ids.start', default=0)
 
 
@@ -126,9 +127,9 @@ def dropout(given):
 
 def weights(config):
   m = config.model
-  scale = m.width**-0.5 if m.embedding_scaled else 1.0
+  scale = m.width**-0.5 if m.scale_embeddings else 1.0
   yield Weight('shared.weight', 'embedding/table', scale=scale)
-  if not m.tied:
+  if not m.tie_embeddings:
     yield Weight('lm_head.weight', 'output/kernel', 'v d -> d v', scale=scale)
   yield from stack(
     config, 'encoder', 'model.encoder', m.encoder, dict(SelfAttention='mixer', DenseReluDense='feed_forward')

@@ -37,7 +37,7 @@ class Step(protocol.Measure):
     tokens = run.config.training.batch_size * run.config.data.length
     for length in self.lengths:
       config = run.config.copy_and_resolve_references()
-      config.data.length, config.training.accumulation = length, 1
+      config.data.length, config.training.gradient_accumulation = length, 1
       config.training.batch_size = rows = max(1, tokens // length)
       model, cost = (
         runs.make_model(config, tokenizer, run.source_tokenizer),

@@ -28,7 +28,7 @@ KEEP = 2  # a kill may come between the saves of two processes
 NONE = -1  # no step
 
 
-class Near(Checkpoints):
+class LocalCheckpoints(Checkpoints):
   """The checkpoints of one run in `folder`, a folder of this machine's own, of every process those of its devices.
 
   A process writes all that its devices hold, copies of what others hold too, and reads nothing else: no process waits for the
@@ -67,7 +67,7 @@ class Near(Checkpoints):
       directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
       raise ValueError(
-        f'config.training.near={folder!r} cannot be written to here ({error}); a folder on a disk of each machine, '
+        f'config.training.local_checkpoint_dir={folder!r} cannot be written to here ({error}); a folder on a disk of each machine, '
         'or in its memory, such as /dev/shm, would do'
       ) from None
     self._open(
@@ -127,7 +127,7 @@ class Near(Checkpoints):
     )
     if said := said_by_all(f'process {jax.process_index()} has parts of several copies' if partly else ''):
       raise ValueError(
-        f'config.training.near keeps one copy of what the devices of a process hold, and in this mesh {said}; a mesh whose '
+        f'config.training.local_checkpoint_dir keeps one copy of what the devices of a process hold, and in this mesh {said}; a mesh whose '
         "inner axes are the devices of a process, or near='', would do"
       )
 

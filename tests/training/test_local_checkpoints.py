@@ -11,8 +11,8 @@ from tfm.config import validate
 from tfm.parallel import processes
 from tfm.runs.train import Place, train, train_together
 from tfm.training.checkpoint import Checkpoints
+from tfm.training.local_checkpoints import MARK, LocalCheckpoints
 from tfm.training.metrics import read
-from tfm.training.near import MARK, Near
 from tfm.training.report import Report
 
 
@@ -26,7 +26,7 @@ def settings():
   return {
     'training.steps': 12,
     'training.evaluate_every': 4,
-    'training.save_near': 'steps(2)',
+    'training.save_local_every': 'steps(2)',
     'mesh.data': 4,
     'mesh.fsdp': 2,
   }
@@ -35,7 +35,7 @@ def settings():
 @pytest.fixture(scope='module')
 def unbroken(tiny, settings, tmp_path_factory):
   workdir = tmp_path_factory.mktemp('unbroken')
-  train(tiny(**settings | {'training.save_near': tiny().training.save_near}), workdir)
+  train(tiny(**settings | {'training.save_local_every': tiny().training.save_local_every}), workdir)
   return workdir
 
 
@@ -86,7 +86,7 @@ def steps_begun(said):
 def test_it_goes_on_from_the_newest_and_ends_as_the_unbroken_run(
   tiny, settings, unbroken, dies, tmp_path, capsys
 ):
-  config = tiny(**settings, **{'training.near': str(tmp_path / 'disk')})
+  config = tiny(**settings, **{'training.local_checkpoint_dir': str(tmp_path / 'disk')})
   dies(config, tmp_path / 'run', 8)
   assert kept(tmp_path / 'disk') == [2, 6] and Checkpoints(tmp_path / 'run').steps() == [4]
   capsys.readouterr()
@@ -99,7 +99,10 @@ def test_it_goes_on_from_the_newest_and_ends_as_the_unbroken_run(
 
 def test_how_often_follows_from_the_time_of_a_save(tiny, settings, dies, tmp_path):
   """The first that lasts tells it; a failure every few microseconds then asks for one with every step."""
-  near = {'training.near': str(tmp_path / 'disk'), 'training.save_near': 'auto(hours=1e-9)'}
+  near = {
+    'training.local_checkpoint_dir': str(tmp_path / 'disk'),
+    'training.save_local_every': 'auto(hours=1e-9)',
+  }
   dies(tiny(**settings | near), tmp_path / 'run', 8)
   assert kept(tmp_path / 'disk') == [6, 7]
 
@@ -132,7 +135,7 @@ def moved(folder, workdir):
 def test_what_is_lost_or_damaged_is_not_gone_on_from(
   tiny, settings, unbroken, dies, tmp_path, capsys, harm, said
 ):
-  config = tiny(**settings, **{'training.near': str(tmp_path / 'disk')})
+  config = tiny(**settings, **{'training.local_checkpoint_dir': str(tmp_path / 'disk')})
   dies(config, tmp_path / 'run', 8)
   harm(tmp_path / 'disk', tmp_path / 'run')
   capsys.readouterr()
@@ -144,7 +147,7 @@ def test_what_is_lost_or_damaged_is_not_gone_on_from(
 
 @pytest.mark.slow
 def test_another_mesh_goes_on_from_what_lasts(tiny, settings, dies, tmp_path, capsys):
-  near = {'training.near': str(tmp_path / 'disk')}
+  near = {'training.local_checkpoint_dir': str(tmp_path / 'disk')}
   dies(tiny(**settings, **near), tmp_path / 'run', 8)
   capsys.readouterr()
   train(tiny(**settings | {'mesh.data': 2, 'mesh.fsdp': 4}, **near), tmp_path / 'run')
@@ -155,7 +158,7 @@ def test_another_mesh_goes_on_from_what_lasts(tiny, settings, dies, tmp_path, ca
 
 @pytest.mark.slow
 def test_a_new_run_in_the_same_place_finds_nothing(tiny, settings, dies, tmp_path, capsys):
-  config = tiny(**settings, **{'training.near': str(tmp_path / 'disk')})
+  config = tiny(**settings, **{'training.local_checkpoint_dir': str(tmp_path / 'disk')})
   dies(config, tmp_path / 'run', 8)
   shutil.rmtree(tmp_path / 'run')
   capsys.readouterr()
@@ -164,14 +167,14 @@ def test_a_new_run_in_the_same_place_finds_nothing(tiny, settings, dies, tmp_pat
 
 
 def test_another_config_is_refused_of_a_near_one_too(tiny, settings, dies, tmp_path):
-  near = {'training.near': str(tmp_path / 'disk')}
+  near = {'training.local_checkpoint_dir': str(tmp_path / 'disk')}
   dies(tiny(**settings, **near), tmp_path / 'run', 3)
   with pytest.raises(ValueError, match='optimizer.learning_rate: '):
     train(tiny(**settings, **near, **{'optimizer.learning_rate': 0.5}), tmp_path / 'run')
 
 
 def test_of_several_processes_those_steps_count_that_all_have(tmp_path, monkeypatch):
-  near = Near(str(tmp_path / 'disk'), tmp_path / 'run')
+  near = LocalCheckpoints(str(tmp_path / 'disk'), tmp_path / 'run')
   monkeypatch.setattr(Checkpoints, 'steps', lambda self: [2, 6])
   monkeypatch.setattr(
     processes, 'gather_bytes', lambda mine: [mine, b''.join(n.to_bytes(8, signed=True) for n in (-1, 2, 4))]
@@ -182,17 +185,22 @@ def test_of_several_processes_those_steps_count_that_all_have(tmp_path, monkeypa
 
 def test_refusals(tiny, tmp_path):
   (tmp_path / 'file').write_text('')
-  near = {'training.near': str(tmp_path / 'file')}
-  with pytest.raises(ValueError, match=r"config.training.near='.*file' cannot be written to here"):
-    train(tiny(**near), tmp_path / 'run')
-  with pytest.raises(ValueError, match="config.training.near='gs://b/near' is no folder of a machine"):
-    validate.run(tiny(**{'training.near': 'gs://b/near'}), 1)
-  with pytest.raises(ValueError, match="config.training.save_near='never'"):
-    validate.run(tiny(**{'training.save_near': 'never'}), 1)
+  near = {'training.local_checkpoint_dir': str(tmp_path / 'file')}
   with pytest.raises(
-    ValueError, match=r"config.training.save_near='steps\(5\)' is of checkpoints in config.training.near"
+    ValueError, match=r"config.training.local_checkpoint_dir='.*file' cannot be written to here"
   ):
-    validate.run(tiny(**{'training.save_near': 'steps(5)'}), 1)
+    train(tiny(**near), tmp_path / 'run')
+  with pytest.raises(
+    ValueError, match="config.training.local_checkpoint_dir='gs://b/near' is no folder of a machine"
+  ):
+    validate.run(tiny(**{'training.local_checkpoint_dir': 'gs://b/near'}), 1)
+  with pytest.raises(ValueError, match="config.training.save_local_every='never'"):
+    validate.run(tiny(**{'training.save_local_every': 'never'}), 1)
+  with pytest.raises(
+    ValueError,
+    match=r"config.training.save_local_every='steps\(5\)' is of checkpoints in config.training.local_checkpoint_dir",
+  ):
+    validate.run(tiny(**{'training.save_local_every': 'steps(5)'}), 1)
   config = tiny(**near)
-  with pytest.raises(ValueError, match='config.training.near=.* keeps one run near at hand'):
+  with pytest.raises(ValueError, match='config.training.local_checkpoint_dir=.* keeps one run near at hand'):
     train_together([Place.of(config, seed, tmp_path / str(seed)) for seed in (0, 1)])
