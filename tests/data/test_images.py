@@ -138,7 +138,7 @@ def test_files_become_squares_of_one_size(tmp_path, make_source):
     save(tmp_path / 'in' / split / 'a' / 'wide.png', wide)
   source = make_source(f"folder('{tmp_path}/in', 4, channels=1)")
   [image] = source.prepare(tmp_path).splits['test']['image']
-  assert source.shape == image.shape == (4, 4, 1) and image.min() > 150
+  assert source.image_shape == image.shape == (4, 4, 1) and image.min() > 150
 
 
 def test_refusals_name_the_file(tmp_path, make_source):
@@ -194,7 +194,7 @@ def test_a_tfds_set(tmp_path, make_source):
 
 def test_a_shape_alone_has_nothing_to_learn(tmp_path, make_source):
   source = make_source('shape(8, 12, 1)')
-  assert source.shape == (8, 12, 1)
+  assert source.image_shape == (8, 12, 1)
   with pytest.raises(
     ValueError, match=r"shape\(8, 12, channels=1\) says only what images are like, .*'folder"
   ):

@@ -10,7 +10,7 @@ from tests.data import marian_folder
 from tfm.data.special import Special
 from tfm.data.tokenizers.marian import Marian
 from tfm.data.tokenizers.protocol import load
-from tfm.data.tokens import Drawn
+from tfm.data.tokens import InfiniteDocuments
 
 
 TEXT = marian_folder.SOURCE[1]
@@ -33,7 +33,7 @@ def test_one_table(tmp_path):
   assert made.encode_source(TEXT).tolist() == [numbers.get(piece, 1) for piece in cut['source']]
   assert made.encode(TEXT).tolist() == [numbers.get(piece, 1) for piece in cut['target']]
   assert made.source('>>de<< ' + TEXT).tolist() == [numbers['>>de<<'], *made.encode_source(' ' + TEXT), 0]
-  assert (made.begin_id, made.eos_id, made.vocab_size, made.lossless) == (size - 1, 0, size + 3, False)
+  assert (made.bos_id, made.eos_id, made.vocab_size, made.is_lossless) == (size - 1, 0, size + 3, False)
   pieces = [piece for piece in cut['source'] if piece in numbers]
   assert (
     made.decode([size - 1, *(numbers[piece] for piece in pieces), 1, 0])
@@ -58,14 +58,14 @@ def test_a_table_of_the_targets(tmp_path):
       TEXT, out_type=str
     )
     ids = made.encode_source(TEXT) if made is one else made.encode(TEXT)
-    assert ids.tolist() == [numbers.get(piece, 1) for piece in pieces] and made.begin_id == numbers['<pad>']
+    assert ids.tolist() == [numbers.get(piece, 1) for piece in pieces] and made.bos_id == numbers['<pad>']
 
 
 def test_sources_are_read_as_such_wherever_they_are(tmp_path):
   marian_folder.write(tmp_path)
   made = Marian(str(tmp_path)).train(())
   assert not np.array_equal(made.encode(TEXT), made.encode_source(TEXT))
-  documents = [Drawn('made up', [TEXT], made, field).document(0).tolist() for field in ('source', 'target')]
+  documents = [InfiniteDocuments('made up', [TEXT], made, field).document(0).tolist() for field in ('source', 'target')]
   assert documents == [[*made.encode_source(TEXT), 0], [*made.encode(TEXT), 0]]
   special = Special(made, ('<x>',))
   assert special.source(f'{TEXT}<x>').tolist() == [*made.encode_source(TEXT), made.vocab_size, 0]

@@ -157,7 +157,7 @@ def test_a_state_goes_on(pack, pairs):
 
 
 def test_text_has_no_buckets(make_tokens):
-  assert ('text',) not in spec.build('buckets', packing, protocol.Packing).takes
+  assert ('text',) not in spec.build('buckets', packing, protocol.Packing).document_kinds
   with pytest.raises(ValueError, match='least=0 is no length'):
     spec.build('buckets(least=0)', packing, protocol.Packing)
   with pytest.raises(ValueError, match=r'ratio=1.0 makes no bucket shorter'):

@@ -39,7 +39,7 @@ def test_byte_pairs_lose_nothing(tmp_path):
   config(tmp_path, vocab_size=304, eos_token_id=0)
   made = Published(str(tmp_path)).train(())
   ids = made.encode(TEXT)
-  assert made.lossless and made.vocab_size == 304 and made.eos_id == made.begin_id == 0
+  assert made.is_lossless and made.vocab_size == 304 and made.eos_id == made.bos_id == 0
   assert ids.tolist() == theirs.encode(TEXT).ids and made.decode(ids) == TEXT
   assert b''.join(made.pieces[i] for i in ids) == TEXT.encode() and made.pieces[0] == b''
   # The text of a special token is text.
@@ -53,8 +53,8 @@ def test_word_pieces_have_a_frame_and_a_mask(tmp_path):
   config(tmp_path, vocab_size=12)
   (tmp_path / 'special_tokens_map.json').write_text(json.dumps(dict(mask_token='[MASK]', sep_token='[SEP]')))
   made = Published(str(tmp_path)).train(())
-  assert made.encode('Now is better.').tolist() == [5, 6, 7, 8, 9] and not made.lossless
-  assert (made.begin_id, made.eos_id, made.before, made.vocab_size) == (2, 3, (2,), 12)
+  assert made.encode('Now is better.').tolist() == [5, 6, 7, 8, 9] and not made.is_lossless
+  assert (made.bos_id, made.eos_id, made.before, made.vocab_size) == (2, 3, (2,), 12)
   assert (
     made.encode('now <mask> better').tolist() == [5, 4, 7, 8]
     and made.decode([5, 6, 7, 8, 9]) == 'now is better.'
@@ -84,7 +84,7 @@ def test_sentence_pieces(tmp_path, name):
     made.encode('is better').tolist() == theirs.encode('is better')
     and made.decode(made.encode('is better')) == 'is better'
   )
-  assert (made.begin_id, made.eos_id, made.vocab_size, made.lossless) == (0, 1, 64, False)
+  assert (made.bos_id, made.eos_id, made.vocab_size, made.is_lossless) == (0, 1, 64, False)
 
 
 def test_its_own_rules_are_read(tmp_path):
@@ -98,7 +98,7 @@ def test_its_own_rules_are_read(tmp_path):
   made.add_special_tokens(['<s>', '</s>', '<mask>'])
   made.save(str(tmp_path / 'tokenizer.json'))
   found = Published(str(tmp_path)).train(())
-  assert (found.before, found.begin_id, found.eos_id, found.mask, found.vocab_size) == ((0,), 0, 1, 2, 6)
+  assert (found.before, found.bos_id, found.eos_id, found.mask, found.vocab_size) == ((0,), 0, 1, 2, 6)
   # What a target is continued from is not said twice; where it is another, as in BART, a target begins with it.
   assert found.target('a').tolist() == [0, 4] and found.source('a').tolist() == [0, 4, 1]
   config(tmp_path, decoder_start_token_id=1)

@@ -407,7 +407,7 @@ def test_expressions_without_end_are_classified(make_source, tmp_path, monkeypat
 
 
 def test_labels_without_end_have_names():
-  sizes = dict(train=corpora.ENDLESS, validation=1, test=1)
+  sizes = dict(train=corpora.INFINITE, validation=1, test=1)
   for field in ('label', 'labels'):
     with pytest.raises(ValueError, match='made up has no end, and so it has to say which labels there are'):
       corpora.drawn('made up', lambda split, number: ('a', 'a'), sizes, ('text', field))

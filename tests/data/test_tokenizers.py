@@ -111,7 +111,7 @@ def test_training_gives_the_same_each_time(trained, texts, request):
 def test_the_state_travels_as_json(trained, texts):
   state = json.loads(json.dumps(trained.state()))
   loaded = protocol.load(state)
-  assert loaded == trained and loaded.identity == trained.identity and loaded.trained
+  assert loaded == trained and loaded.identity == trained.identity and loaded.is_trained
   np.testing.assert_array_equal(loaded.encode(texts[0]), trained.encode(texts[0]))
   assert loaded.eos_id == trained.eos_id
 
@@ -178,7 +178,7 @@ def test_the_size_that_a_refusal_gives_would_do(texts):
 
 @pytest.mark.parametrize('text', SPECS[1:])
 def test_an_untrained_tokenizer_says_so(text):
-  assert not build(text).trained
+  assert not build(text).is_trained
   with pytest.raises(ValueError, match='is not trained'):
     build(text).encode('a')
 

@@ -27,7 +27,7 @@ PLAIN = dict(chunk=0, layout='contiguous', recurrence=0)
 class Numbered:
   """A tokenizer of which only the size, the end, what it knows and the pieces are asked."""
 
-  vocab_size, eos_id, known = VOCAB, 0, {}
+  vocab_size, eos_id, special_token_ids = VOCAB, 0, {}
   pieces = [b''] + [(b' ' if i % 3 == 0 else b'') + b'x%d' % i for i in range(1, VOCAB)]
 
 

@@ -17,7 +17,7 @@ V = Numbered.vocab_size
 class Begun(Numbered):
   """With a token before a text that is not the one behind it."""
 
-  begin_id = V - 1
+  bos_id = V - 1
 
 
 def joined(row):

@@ -167,7 +167,7 @@ def test_marian_cuts_up_and_joins_as_published(separate, tmp_path):
   for _ in range(20):
     ids = draw.integers(0, target.vocab_size, 12)
     # Of two tables the published class leaves out the number that padding has in that of the sources.
-    ids = ids[~np.isin(ids, [source.begin_id, target.begin_id, config.vocab_size - 1])]
+    ids = ids[~np.isin(ids, [source.bos_id, target.bos_id, config.vocab_size - 1])]
     assert target.decode(ids) == encode.decode(ids.tolist())
 
 
@@ -212,7 +212,7 @@ def test_what_is_written(pair):
   import torch
 
   theirs, encode, ours = pair
-  more = len(ours.tokenizer.target_begins)
+  more = len(ours.tokenizer.target_prefix)
   found = dict(
     translate(
       ours.model,

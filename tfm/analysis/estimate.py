@@ -57,9 +57,9 @@ def vocabulary_size_of(tokenizer: Tokenizer | None) -> int | None:
   """The vocabulary size that a tokenizer's spec determines; None if it depends on the text, 0 without a tokenizer."""
   if tokenizer is None:
     return 0
-  if not (tokenizer.trained or tokenizer.learns):
+  if not (tokenizer.is_trained or tokenizer.needs_training):
     tokenizer = tokenizer.train(())
-  return tokenizer.vocab_size if tokenizer.trained else getattr(tokenizer, 'size', None)
+  return tokenizer.vocab_size if tokenizer.is_trained else getattr(tokenizer, 'size', None)
 
 
 def abstract_state(config: ConfigDict, model: Trunk) -> states.State:
@@ -133,7 +133,7 @@ def activation_bytes(
   local = config.copy_and_resolve_references()
   # The loss chunk counts tokens of all devices; one device holds those of its rows.
   local.training.loss_chunk = -(-local.training.loss_chunk // shard_count(mesh, rules, 'batch'))
-  if not assemble.source(config).shape:
+  if not assemble.source(config).image_shape:
     local.data.length //= shard_count(mesh, rules, 'length')
   for block in parts(local).values():
     block.heads = max(1, block.heads // shard_count(mesh, rules, 'heads'))

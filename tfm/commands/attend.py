@@ -161,7 +161,7 @@ def asked(
     ends = [tokenizer.eos_id] * (
       loaded.config.model.architecture == 'encoder'
     )  # as its texts have in training
-    return np.array([tokenizer.begin_id, *tokenizer.encode(text), *ends], np.int32)
+    return np.array([tokenizer.bos_id, *tokenizer.encode(text), *ends], np.int32)
 
   if not pairs:
     tokens = dict(text=begun(text))

@@ -147,7 +147,7 @@ def main(args):
   )
   encodes = loaded.config.model.architecture == 'encoder'
   require(
-    not encodes or assemble.objective(loaded.config).hidden > 0,
+    not encodes or assemble.objective(loaded.config).masked_fraction > 0,
     f'--workdir={args.workdir} holds a model that classifies, and writes nothing; tfm evaluate tells how well it does',
   )
   require(
@@ -196,10 +196,10 @@ def told(loaded: load.Run, prompts: list[str], args: argparse.Namespace) -> Iter
   """The texts with tokens for what they hide, in order."""
   tokenizer = loaded.tokenizer
   rows = [
-    np.array([tokenizer.begin_id, *tokenizer.encode(prompt), tokenizer.eos_id], np.int32)
+    np.array([tokenizer.bos_id, *tokenizer.encode(prompt), tokenizer.eos_id], np.int32)
     for prompt in prompts
   ]
-  hidden = tokenizer.known.get(MASK, tokenizer.vocab_size - 1)
+  hidden = tokenizer.special_token_ids.get(MASK, tokenizer.vocab_size - 1)
   found = fill.fill(loaded.model, loaded.params, rows, hidden, args.num_samples)
   for i, best in enumerate(track(found, 'texts', len(prompts)) if len(prompts) > 1 else found):
     for j, (tokens, score) in enumerate(best):
@@ -213,7 +213,7 @@ def sampled(
   tokenizer, eos = loaded.tokenizer, loaded.tokenizer.eos_id
   begins = [args.forced or ''] * len(prompts) if pairs else prompts
   tokens = [
-    tokenizer.target(begin) if pairs else np.array([tokenizer.begin_id, *tokenizer.encode(begin)], np.int32)
+    tokenizer.target(begin) if pairs else np.array([tokenizer.bos_id, *tokenizer.encode(begin)], np.int32)
     for begin in begins
   ]
   sources = read_sources(loaded, prompts) if pairs else None
@@ -291,7 +291,7 @@ def continued(
   model, params, tokenizer, prompts, beams, penalty, max_tokens, stopping
 ) -> Iterator[tuple[int, list[Translation]]]:
   """As `translate`, of a decoder."""
-  tokens = [np.array([tokenizer.begin_id, *tokenizer.encode(prompt)], np.int32) for prompt in prompts]
+  tokens = [np.array([tokenizer.bos_id, *tokenizer.encode(prompt)], np.int32) for prompt in prompts]
   for start in range(0, len(prompts), ROWS):
     batch = range(start, min(start + ROWS, len(prompts)))
     hypotheses = beam.search(

@@ -52,7 +52,7 @@ def run(config: ConfigDict, devices: int | None) -> None:
     f'config.data.length={config.data.length}',
   )
   require(
-    not t.recurrence_length or objective(config).recurs,
+    not t.recurrence_length or objective(config).supports_recurrence,
     f'config.training.recurrence_length={t.recurrence_length} reads rows in pieces, and config.objective={config.objective!r} '
     'has them seen at once; set it to 0',
   )
@@ -189,7 +189,7 @@ def rows(config: ConfigDict) -> Iterator[DivisibilityConstraint]:
     ),
   )
   packs, length = packing(config), rules['length']
-  if not packs.even:
+  if not packs.has_fixed_batch_shape:
     yield DivisibilityConstraint(
       1,
       length,
@@ -355,7 +355,7 @@ def seeds(config: ConfigDict, processes: int) -> None:
     "together; set it to '', or train them one after another",
   )
   require(
-    assemble.packing(config).even,
+    assemble.packing(config).has_fixed_batch_shape,
     f'config.data.packing={config.data.packing!r} makes batches of several shapes, which seeds cannot share; another '
     'packing would do, or train them one after another',
   )
@@ -376,31 +376,31 @@ def data(config: ConfigDict) -> None:
   """Refuses a source, a packing and an objective that are not of one kind of document."""
   d, aim, packs = config.data, objective(config), packing(config)
   found = source(config).fields
-  kinds, (_, example, _) = ' or '.join(KINDS[fields][0] for fields in aim.takes), KINDS[aim.takes[0]]
+  kinds, (_, example, _) = ' or '.join(KINDS[fields][0] for fields in aim.document_kinds), KINDS[aim.document_kinds[0]]
   require(
-    found in aim.takes,
+    found in aim.document_kinds,
     f'config.objective={config.objective!r} learns from {kinds}, and config.data.source='
     f'{d.source!r} gives {" and ".join(found)}; {example!r} would do',
   )
   kind, _, example = KINDS[found]
   require(
-    found in packs.takes, f'config.data.packing={d.packing!r} does not pack {kind}; {example!r} would do'
+    found in packs.document_kinds, f'config.data.packing={d.packing!r} does not pack {kind}; {example!r} would do'
   )
   require(
-    packs.endless or not source(config).endless,
+    packs.supports_infinite or not source(config).is_infinite,
     f'config.data.source={d.source!r} has no end, and config.data.packing={d.packing!r} plans all of an epoch; '
     "'padded' would do",
   )
   require(
-    packs.gives == aim.wants,
-    f'config.objective={config.objective!r} reads {" and ".join(sorted(aim.wants)) or "nothing"} of a row beside its '
-    f'tokens, and config.data.packing={d.packing!r} gives {" and ".join(sorted(packs.gives)) or "nothing"}; '
-    f'{aim.packs!r} would do',
+    packs.extra_fields == aim.required_fields,
+    f'config.objective={config.objective!r} reads {" and ".join(sorted(aim.required_fields)) or "nothing"} of a row beside its '
+    f'tokens, and config.data.packing={d.packing!r} gives {" and ".join(sorted(packs.extra_fields)) or "nothing"}; '
+    f'{aim.suggested_packing!r} would do',
   )
   require(
-    packs.layout in aim.layouts,
+    packs.layout in aim.supported_layouts,
     f'config.objective={config.objective!r} reads rows as one text, and config.data.packing={d.packing!r} puts '
-    f'several into one; {aim.packs!r} would do',
+    f'several into one; {aim.suggested_packing!r} would do',
   )
   default = default_config().data.tokenizer
   require(

@@ -18,7 +18,7 @@ state restores on any number of processes.
   text.corpus.hash, text.corpus.name, text.corpus.documents, text.corpus.bytes     # for the log
   text.tokenizer                     # trained: vocab_size, eos_id, encode, decode, token_bytes
   text.tokenizer.state()             # JSON-able, into the checkpoint; load(state) gives it back
-  tokens = text.tokens('train')      # 'train' | 'validation' | 'test': Tokens, memory mapped, or Pairs of them, or Labelled
+  tokens = text.tokens('train')      # 'train' | 'validation' | 'test': Tokens, memory mapped, or Pairs of them, or LabelledTexts
 
   rows = pack.rows(tokens, length=1024, seed=0)        # endless; rows[i] -> dict of int32 [T]
   rows.tokens_per_epoch              # targets in one epoch

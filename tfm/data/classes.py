@@ -9,7 +9,7 @@ from tfm.data import cache, progress
 from tfm.data import corpus as corpora
 from tfm.data.images import Images
 from tfm.data.tokenizers.protocol import Tokenizer
-from tfm.data.tokens import Drawn, Labelled, Tokens, Told, ToldWords, beside
+from tfm.data.tokens import InfiniteDocuments, LabelledTexts, Tokens, Labels, WordLabels, beside
 
 
 SHOWN = 10  # names in an error
@@ -63,27 +63,27 @@ def numbers(corpus: corpora.Corpus, split: str, cache_dir: pathlib.Path) -> tupl
 
 
 def labelled(
-  corpus: corpora.Corpus, split: str, text: Tokens | Drawn, tokenizer: Tokenizer, cache_dir: pathlib.Path
-) -> Labelled:
+  corpus: corpora.Corpus, split: str, text: Tokens | InfiniteDocuments, tokenizer: Tokenizer, cache_dir: pathlib.Path
+) -> LabelledTexts:
   """The texts of a split with the classes of each, or of each of its words.
 
   Raises:
     ValueError: for what `numbers` refuses, and if a text has not as many words as labels.
   """
   words = corpus.label == 'labels'
-  if words and not tokenizer.lossless:
+  if words and not tokenizer.is_lossless:
     raise ValueError(
       f'{tokenizer.identity} changes texts before it cuts them up, so nothing tells where the words of {corpus.name} '
       "begin, which have classes; 'bytes' or 'sentencepiece(8000)' would do"
     )
-  if text.documents == corpora.ENDLESS:
+  if text.documents == corpora.INFINITE:
     labels = corpus.splits[split][corpus.label]
-    told = ToldWords(text, labels, corpus.classes) if words else Told(labels, corpus.classes)
-    return Labelled(f'{corpus.name} {split}', text, told, corpus.classes, words)
+    told = WordLabels(text, labels, corpus.classes) if words else Labels(labels, corpus.classes)
+    return LabelledTexts(f'{corpus.name} {split}', text, told, corpus.classes, words)
   found, offsets = numbers(corpus, split, cache_dir)
   if words:
     found = _of_words(corpus, split, text, tokenizer, found, offsets, cache_dir)
-  return Labelled(f'{corpus.name} {split}', text, found, names(corpus, cache_dir), words)
+  return LabelledTexts(f'{corpus.name} {split}', text, found, names(corpus, cache_dir), words)
 
 
 def images(corpus: corpora.Corpus, split: str, cache_dir: pathlib.Path) -> Images:

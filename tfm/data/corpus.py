@@ -33,7 +33,7 @@ SHARE = 0.05  # of the validation and of the test split, where the source has no
 TOLERANCE = 5  # a split may be so many times its share, or so small a part of it, by chance
 PIECES = 200  # into which a corpus of few documents is cut, …
 PIECE_BYTES = 64, 65536  # … each of a size between these
-ENDLESS = sys.maxsize  # the number of documents that are drawn without end
+INFINITE = sys.maxsize  # the number of documents that are drawn without end
 SAMPLE = 500  # of those, the documents that tell by their hash what all are
 READ = 256  # documents to read at once
 VERSION = 1  # of the rules of this file; a part of every hash
@@ -176,20 +176,20 @@ def drawn(
   Args:
     name: the source's spec: what is drawn depends on nothing else but the libraries that draw.
     draw: (split, number) → the fields of a document, always the same.
-    sizes: how many documents each split has; ENDLESS is as many as are read.
+    sizes: how many documents each split has; INFINITE is as many as are read.
     classes: the labels that there are, in order, where documents or their words have one.
 
   Raises:
     ValueError: for labels without their names that have no end.
   """
-  if ENDLESS in sizes.values() and any(field in LABELS for field in fields) and not classes:
+  if INFINITE in sizes.values() and any(field in LABELS for field in fields) and not classes:
     raise ValueError(f'{name} has no end, and so it has to say which labels there are')
   survey, kept = (
     _Survey(),
     functools.lru_cache(maxsize=64)(draw),
   )  # a document's fields are read one after another
   for split, size in sizes.items():
-    for number in progress.track(range(SAMPLE if size == ENDLESS else size), f'drawing {name} {split}'):
+    for number in progress.track(range(SAMPLE if size == INFINITE else size), f'drawing {name} {split}'):
       survey.add(split, *kept(split, number))
   splits = {
     split: {field: _Drawn(functools.partial(kept, split), place, size) for place, field in enumerate(fields)}
@@ -197,7 +197,7 @@ def drawn(
   }
   found = hashlib.blake2b(f'{name} {survey.hash}'.encode(), digest_size=16).hexdigest()
   return Corpus(
-    name, found, splits, {split: survey.bytes[split] for split in sizes if sizes[split] != ENDLESS}, classes
+    name, found, splits, {split: survey.bytes[split] for split in sizes if sizes[split] != INFINITE}, classes
   )
 
 

@@ -14,7 +14,7 @@ from tfm.parallel import processes
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Fetched:
+class DeviceBatch:
   """A batch and what to remember of it.
 
   Attributes:
@@ -51,7 +51,7 @@ class Fetched:
 
 def prefetch(
   iterator: grain.DatasetIterator, sharding: jax.sharding.Sharding, batch_size: int, size: int = 2
-) -> Iterator[Fetched]:
+) -> Iterator[DeviceBatch]:
   """Yields the iterator's batches on the devices, with `size` more of them on the way.
 
   Args:
@@ -67,7 +67,7 @@ def prefetch(
     raise ValueError(f'size={size} sends no batch ahead; give at least 1')
   index, count = process_rows(sharding, batch_size)
 
-  def send(host: pipeline.Batch) -> Fetched:
+  def send(host: pipeline.Batch) -> DeviceBatch:
     rows = len(next(iter(host.values())))
     # A batch of shorter rows has as many times more of them.
     if rows % (batch_size // count):
@@ -79,9 +79,9 @@ def prefetch(
       name: jax.make_array_from_process_local_data(sharding, value, (rows * count, *value.shape[1:]))
       for name, value in host.items()
     }
-    return Fetched(batch, iterator.get_state(), host, index * rows, whole=count == 1)
+    return DeviceBatch(batch, iterator.get_state(), host, index * rows, whole=count == 1)
 
-  def fetch() -> Iterator[Fetched]:
+  def fetch() -> Iterator[DeviceBatch]:
     waiting = collections.deque()
     try:
       for host in iterator:

@@ -57,7 +57,7 @@ class TextData:
 
   def tokens(
     self, split: str
-  ) -> token_arrays.Tokens | token_arrays.Pairs | token_arrays.Labelled | token_arrays.Answered:
+  ) -> token_arrays.Tokens | token_arrays.Pairs | token_arrays.LabelledTexts | token_arrays.AnsweredTexts:
     """The tokens of 'train', 'validation' or 'test', encoded on first use: pairs, labelled or answered, where documents
     are."""
 
@@ -69,13 +69,13 @@ class TextData:
     if self.corpus.label:
       return classes.labelled(self.corpus, split, found['text'], self.tokenizer, self.cache_dir)
     if corpora.ANSWERS in self.corpus.fields:
-      if not self.tokenizer.lossless:
+      if not self.tokenizer.is_lossless:
         raise ValueError(
           f'{self.tokenizer.identity} changes texts before it cuts them up, so nothing tells where the answers of '
           f"{self.corpus.name} stand; 'bytes' or 'words' would do"
         )
       answers = self.corpus.splits[split][corpora.ANSWERS]
-      return token_arrays.Answered(
+      return token_arrays.AnsweredTexts(
         f'{self.corpus.name} {split}', found['text'], answers, self.tokenizer.token_bytes
       )
     return found['text'] if 'text' in found else token_arrays.Pairs(f'{self.corpus.name} {split}', **found)
@@ -153,14 +153,14 @@ def fit(
 ) -> tokenizers.Tokenizer:
   """The tokenizer trained on some fields of the corpus's training split, or of one without end on its beginning; kept,
   so that it is trained once."""
-  if tokenizer.trained:
+  if tokenizer.is_trained:
     return tokenizer
-  if not tokenizer.learns:
+  if not tokenizer.needs_training:
     return tokenizer.train(())  # not kept: what it reads may have become another
 
   def write(directory: pathlib.Path):
     texts, count = [corpus.splits['train'][field] for field in fields], corpus.documents['train']
-    if count == corpora.ENDLESS:
+    if count == corpora.INFINITE:
       texts, count = [itertools.islice(text, BEGINNING) for text in texts], BEGINNING
     _log.info('training the tokenizer %s on %s', tokenizer, corpus.name)
     trained = tokenizer.train(

@@ -22,8 +22,8 @@ class Special(Tokenizer):
   names: tuple[str, ...]
 
   @property
-  def trained(self):
-    return self.tokenizer.trained
+  def is_trained(self):
+    return self.tokenizer.is_trained
 
   def train(self, texts):
     return dataclasses.replace(self, tokenizer=self.tokenizer.train(texts))
@@ -42,16 +42,16 @@ class Special(Tokenizer):
     return self.tokenizer.eos_id
 
   @property
-  def begin_id(self):
-    return self.tokenizer.begin_id
+  def bos_id(self):
+    return self.tokenizer.bos_id
 
   @property
-  def source_begins(self):
-    return self.tokenizer.source_begins
+  def source_prefix(self):
+    return self.tokenizer.source_prefix
 
   @property
-  def target_begins(self):
-    return self.tokenizer.target_begins
+  def target_prefix(self):
+    return self.tokenizer.target_prefix
 
   def encode(self, text):
     return self._named(text, self.tokenizer.encode)
@@ -77,12 +77,12 @@ def extended(tokenizer: Tokenizer | None, names: tuple[str, ...]) -> Tokenizer |
 
 def lacking(tokenizer: Tokenizer | None, names: tuple[str, ...]) -> tuple[str, ...]:
   """The names that a tokenizer has not."""
-  return tuple(name for name in names if tokenizer is None or name not in tokenizer.known)
+  return tuple(name for name in names if tokenizer is None or name not in tokenizer.special_token_ids)
 
 
 def number(tokenizer: Tokenizer, name: str) -> int:
   """The token of a name: its own, or the first behind its vocabulary."""
-  return tokenizer.known.get(name, tokenizer.vocab_size)
+  return tokenizer.special_token_ids.get(name, tokenizer.vocab_size)
 
 
 def plain(tokenizer: Tokenizer | None) -> Tokenizer | None:

@@ -47,11 +47,11 @@ class Task(protocol.Source):
         raise ValueError(f'{field}={count} must be at least 1')
 
   @property
-  def endless(self):
+  def is_infinite(self):
     return self.examples is None
 
   def prepare(self, cache_dir: pathlib.Path) -> corpus.Corpus:
-    train = corpus.ENDLESS if self.endless else self.examples
+    train = corpus.INFINITE if self.is_infinite else self.examples
     sizes = dict(train=train, validation=self.held_out, test=self.held_out)
     return corpus.drawn(self.spec, self._document, sizes, self.fields, self.classes)
 

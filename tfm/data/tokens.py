@@ -54,17 +54,17 @@ class Tokens:
 
   def document(self, number: int) -> np.ndarray:
     """The tokens of one document and its end."""
-    return framed(self.before, self.ids[slice(*self.offsets[number:][:2])], self.eos_id)
+    return add_special_tokens(self.before, self.ids[slice(*self.offsets[number:][:2])], self.eos_id)
 
   @property
-  def begins(self) -> int:
+  def bos_id(self) -> int:
     """The token before a text that is read as a whole."""
     return self.eos_id if self.begin is None else self.begin
 
   @property
   def frame(self) -> tuple[int, ...]:
     """That, and the token behind such a text where it is another."""
-    return tuple(dict.fromkeys((self.begins, self.eos_id)))
+    return tuple(dict.fromkeys((self.bos_id, self.eos_id)))
 
   def sides(self, number: int) -> tuple[np.ndarray, ...]:
     """What a document has side by side: one text."""
@@ -72,7 +72,7 @@ class Tokens:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Drawn:
+class InfiniteDocuments:
   """The tokens of documents that have no end, each encoded when it is read.
 
   Attributes:
@@ -81,7 +81,7 @@ class Drawn:
     field: of a document that they are.
   """
 
-  documents = targets = corpora.ENDLESS
+  documents = targets = corpora.INFINITE
 
   name: str
   texts: Sequence[str]
@@ -91,23 +91,23 @@ class Drawn:
   def document(self, number: int) -> np.ndarray:
     """The tokens of one document and its end."""
     ids = encoded(self.texts[number], self.tokenizer, self.name, self.field)
-    return framed(before(self.tokenizer, self.field), ids, self.tokenizer.eos_id)
+    return add_special_tokens(before(self.tokenizer, self.field), ids, self.tokenizer.eos_id)
 
   @property
-  def begins(self) -> int:
+  def bos_id(self) -> int:
     """As of `Tokens`."""
-    return self.tokenizer.begin_id
+    return self.tokenizer.bos_id
 
   @property
   def frame(self) -> tuple[int, ...]:
     """As of `Tokens`."""
-    return tuple(dict.fromkeys((self.begins, self.tokenizer.eos_id)))
+    return tuple(dict.fromkeys((self.bos_id, self.tokenizer.eos_id)))
 
   def sides(self, number: int) -> tuple[np.ndarray, ...]:
     return (self.document(number),)
 
 
-def framed(before: Sequence[int], ids: np.ndarray, end: int) -> np.ndarray:
+def add_special_tokens(before: Sequence[int], ids: np.ndarray, end: int) -> np.ndarray:
   """Tokens with what stands before and behind, int64."""
   return np.concatenate([np.array(before, np.int64), ids, [end]])
 
@@ -117,8 +117,8 @@ class Pairs:
   """The tokens of a split's pairs: document d of the target is that of document d of the source."""
 
   name: str
-  source: Tokens | Drawn
-  target: Tokens | Drawn
+  source: Tokens | InfiniteDocuments
+  target: Tokens | InfiniteDocuments
 
   @property
   def documents(self) -> int:
@@ -138,13 +138,13 @@ class Pairs:
     return np.concatenate([self.source.sizes, self.target.sizes], 1)
 
   @property
-  def begins(self) -> int:
+  def bos_id(self) -> int:
     """The token that a target is continued from."""
-    return self.target.begins
+    return self.target.bos_id
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Labelled:
+class LabelledTexts:
   """The tokens of a split's texts, and what is to be told of them.
 
   Attributes:
@@ -156,8 +156,8 @@ class Labelled:
   """
 
   name: str
-  text: Tokens | Drawn
-  classes: 'np.ndarray | Told | ToldWords'
+  text: Tokens | InfiniteDocuments
+  classes: 'np.ndarray | Labels | WordLabels'
   names: tuple[str, ...]
   words: bool = False
 
@@ -172,13 +172,13 @@ class Labelled:
   def told(self, number: int) -> np.ndarray:
     """The class of a document, int32 []; or those beside its tokens, without its end, int32 [T]."""
     at = (
-      slice(*self.text.offsets[number:][:2]) if self.words and self.documents != corpora.ENDLESS else number
+      slice(*self.text.offsets[number:][:2]) if self.words and self.documents != corpora.INFINITE else number
     )
     return np.asarray(self.classes[at], np.int32)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Told:
+class Labels:
   """The class of each of the documents that have no end."""
 
   labels: Sequence[str]
@@ -189,10 +189,10 @@ class Told:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class ToldWords:
+class WordLabels:
   """The classes beside the tokens of each of the documents that have no end."""
 
-  text: Drawn
+  text: InfiniteDocuments
   labels: Sequence[str]
   names: tuple[str, ...]
 
@@ -228,7 +228,7 @@ def beside(written: str, classes: Sequence[int], sizes: np.ndarray, name: str) -
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Answered:
+class AnsweredTexts:
   """The tokens of a split's texts, and which of their bytes are answers.
 
   Attributes:
@@ -238,7 +238,7 @@ class Answered:
   """
 
   name: str
-  text: Tokens | Drawn
+  text: Tokens | InfiniteDocuments
   answers: Sequence[str]
   token_bytes: np.ndarray
 
@@ -258,8 +258,8 @@ class Answered:
     return self.text.sides(number)
 
   @property
-  def begins(self) -> int:
-    return self.text.begins
+  def bos_id(self) -> int:
+    return self.text.bos_id
 
   def told(self, number: int, tokens: np.ndarray) -> np.ndarray:
     """1 for those of a document's tokens, its end the last of them, that hold any of an answer; 0 for others.
@@ -280,7 +280,7 @@ class Answered:
 
 def tokenize(
   corpus: corpora.Corpus, split: str, field: str, tokenizer: protocol.Tokenizer, cache_dir: pathlib.Path
-) -> Tokens | Drawn:
+) -> Tokens | InfiniteDocuments:
   """Encodes one field of a split once and keeps the result under the corpus's hash and the tokenizer's; what has no
   end is encoded as it is read.
 
@@ -291,8 +291,8 @@ def tokenize(
     raise ValueError(f'{corpus.name} has no split {split!r}; known: {", ".join(corpus.splits)}')
   name = f'{corpus.name} {split}' if corpus.texts == ('text',) else f'{corpus.name} {split} {field}'
   texts = corpus.splits[split][field]
-  if len(texts) == corpora.ENDLESS:
-    return Drawn(name, texts, tokenizer, field)
+  if len(texts) == corpora.INFINITE:
+    return InfiniteDocuments(name, texts, tokenizer, field)
   dtype = np.dtype('<u2' if tokenizer.vocab_size <= 2**16 else '<u4')
 
   def write(directory: pathlib.Path):
@@ -320,14 +320,14 @@ def tokenize(
     offsets,
     tokenizer.eos_id,
     int((directory / 'bytes').read_text()),
-    tokenizer.begin_id,
+    tokenizer.bos_id,
     before(tokenizer, field),
   )
 
 
 def before(tokenizer: protocol.Tokenizer, field: str) -> tuple[int, ...]:
   """The tokens before the texts of a field, behind that which a text is continued from."""
-  return {'source': tokenizer.source_begins, 'target': tokenizer.target_begins}.get(field, ())
+  return {'source': tokenizer.source_prefix, 'target': tokenizer.target_prefix}.get(field, ())
 
 
 def encoded(text: str, tokenizer: protocol.Tokenizer, name: str, field: str) -> np.ndarray:
@@ -337,7 +337,7 @@ def encoded(text: str, tokenizer: protocol.Tokenizer, name: str, field: str) -> 
     ValueError: if the tokenizer loses some of it.
   """
   ids = (tokenizer.encode_source if field == 'source' else tokenizer.encode)(text)
-  if tokenizer.lossless and (written := int(tokenizer.token_bytes[ids].sum())) != len(text.encode()):
+  if tokenizer.is_lossless and (written := int(tokenizer.token_bytes[ids].sum())) != len(text.encode()):
     raise ValueError(
       f'{tokenizer.identity} writes {len(text.encode())} bytes of {name} as '
       f'{written}; its pieces must join to the text'

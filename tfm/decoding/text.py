@@ -11,7 +11,7 @@ def stream(tokenizer: Tokenizer, chunks: Iterable[Iterable[int]]) -> Iterator[st
 
   A character whose bytes are spread over several tokens is held back until its last one is there.
   """
-  if not tokenizer.lossless:
+  if not tokenizer.is_lossless:
     return _grown(tokenizer, chunks)
   pieces = (b''.join([tokenizer.pieces[i] for i in chunk]) for chunk in chunks)
   return codecs.iterdecode(pieces, 'utf-8', errors='replace')

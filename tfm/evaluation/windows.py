@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tfm.data.corpus import ENDLESS
+from tfm.data.corpus import INFINITE
 from tfm.data.packing import protocol
 from tfm.data.packing.concat import Concat
-from tfm.data.tokens import Drawn, Tokens
+from tfm.data.tokens import InfiniteDocuments, Tokens
 
 
 class Targets:
@@ -40,7 +40,7 @@ class Targets:
       )
     if not isinstance(tokens, Tokens):
       what = (
-        'has no end' if isinstance(tokens, Drawn) or tokens.documents == ENDLESS else 'is not of texts alone'
+        'has no end' if isinstance(tokens, InfiniteDocuments) or tokens.documents == INFINITE else 'is not of texts alone'
       )
       raise ValueError(f'{tokens.name} {what}, and lengths are compared on running text')
     if tokens.targets < max(lengths):

@@ -113,7 +113,7 @@ def exported(run: Run, workdir: str, folder: str, family: str | None = None) -> 
   own = run.source_tokenizer
   source_vocab = published.get('source_vocab') or (own.vocab_size if own else 0)
   ids = published.get('ids') or (
-    {} if tokenizer is None else dict(eos=tokenizer.eos_id, start=tokenizer.begin_id)
+    {} if tokenizer is None else dict(eos=tokenizer.eos_id, start=tokenizer.bos_id)
   )
   objective = parse(run.config.objective)
   classes = 'classes of words' if objective.kwargs.get('words') else 'classes'

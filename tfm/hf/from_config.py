@@ -71,7 +71,7 @@ def declared(family: Family, fields: dict[str, Any]) -> tuple[ConfigDict, str, d
 
 def model_of(config: ConfigDict, vocab: int, source_vocab: int = 0) -> Trunk:
   """The model of a config whose tokens, those that an objective wants among them, are `vocab`."""
-  return assemble.model(config, vocab - len(assemble.objective(config).special), source_vocab=source_vocab)
+  return assemble.model(config, vocab - len(assemble.objective(config).special_tokens), source_vocab=source_vocab)
 
 
 def nested(flat: dict[str, Any]) -> dict[str, Any]:

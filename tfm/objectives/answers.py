@@ -16,15 +16,15 @@ class Answers(CausalLM):
   All of a text is read, and of it only the answers count.
   """
 
-  takes = (('text', 'answers'),)
-  layouts = ('contiguous',)
+  document_kinds = (('text', 'answers'),)
+  supported_layouts = ('contiguous',)
 
   @property
-  def packs(self):
+  def suggested_packing(self):
     return 'answered'
 
   @property
-  def wants(self):
+  def required_fields(self):
     return frozenset({'answers'})
 
   def padding(self, length):

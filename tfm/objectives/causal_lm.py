@@ -17,7 +17,7 @@ from tfm.shapes import Array, Float, Int, PyTree
 class CausalLM(Prediction):
   """Σ over tokens of -log p(target | what came before) (Radford et al. 2018, eq. 1)."""
 
-  recurs = True
+  supports_recurrence = True
 
   def __call__(self, model, params, batch, key):
     prefix, weights = self.given(batch, key)

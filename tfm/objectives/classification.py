@@ -42,19 +42,19 @@ class Classification(Objective):
       raise ValueError(f'label_smoothing={self.label_smoothing} must lie in [0, 1)')
 
   @property
-  def takes(self):
+  def document_kinds(self):
     return (('text', 'labels'),) if self.words else (('text', 'label'), ('image', 'label'))
 
   @property
-  def heads(self):
+  def classifier_heads(self):
     return (('classification', self.classes, 'none' if self.words else ''),)
 
   @property
-  def packs(self):
+  def suggested_packing(self):
     return 'each'
 
   @property
-  def wants(self):
+  def required_fields(self):
     return frozenset({'classes'})
 
   def rows(self, packing, tokens, length, seed, tokenizer):

@@ -57,23 +57,23 @@ class MaskedLM(Prediction):
       raise ValueError(f'masked={self.masked} and replaced={self.replaced} are no shares of one whole')
 
   @property
-  def special(self):
+  def special_tokens(self):
     return (MASK,)
 
   @property
-  def heads(self):
+  def classifier_heads(self):
     return (('next_sentence', 2, ''),) if self.next_sentence else ()
 
   @property
-  def hidden(self):
+  def masked_fraction(self):
     return self.rate
 
   @property
-  def wants(self):
-    return SentencePairs.gives if self.next_sentence else frozenset()
+  def required_fields(self):
+    return SentencePairs.extra_fields if self.next_sentence else frozenset()
 
   @property
-  def packs(self):
+  def suggested_packing(self):
     return 'sentence_pairs' if self.next_sentence else 'concat'
 
   def chosen(self, tokens: int) -> int:
@@ -112,7 +112,7 @@ class MaskedLM(Prediction):
     )
     made['inputs'][:] = inputs
     made['inputs'][places] = given
-    return made | {field: row[field] for field in ('positions', 'segments', *self.wants)}
+    return made | {field: row[field] for field in ('positions', 'segments', *self.required_fields)}
 
   def words(self, tokenizer, row: protocol.Row, free: np.ndarray) -> list[list[int]]:
     """The places of each word's tokens."""

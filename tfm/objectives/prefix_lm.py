@@ -17,8 +17,8 @@ class PrefixLM(CausalLM):
   that two evaluations agree. It goes to the masks that ask, such as `prefix`; its own tokens are no targets.
   """
 
-  gives = frozenset({'prefix'})
-  recurs = False
+  mask_fields = frozenset({'prefix'})
+  supports_recurrence = False
 
   def given(self, batch, key):
     segments = batch['segments']

@@ -34,45 +34,45 @@ class Objective(abc.ABC):
     layout: what the packing promises of positions, one of `tfm.masks.protocol.LAYOUTS`.
     recurrence: tokens of the pieces in which training reads a row, each remembering those before it
       without a gradient; 0: the row at once.
-    takes: the fields that a document of its data may have: ('text',), ('source', 'target'), ….
+    document_kinds: the fields that a document of its data may have: ('text',), ('source', 'target'), ….
     architectures: the models that it trains.
-    special: tokens that it needs beyond the tokenizer's, by the names that stand for them in a text.
-    heads: (name, classes, pooling or '' for config.model.pooling) of what classifies, besides the vocabulary.
-    hidden: the share of the tokens that an encoder is to predict.
-    wants: what it reads of a row besides the fields that all have; the packing must give just that.
-    layouts: what the packing may promise of positions; packs: a packing that will do.
-    gives: what it tells the masks of each document, such as 'prefix'.
-    recurs: whether a row may be read in pieces.
+    special_tokens: tokens that it needs beyond the tokenizer's, by the names that stand for them in a text.
+    classifier_heads: (name, classes, pooling or '' for config.model.pooling) of what classifies, besides the vocabulary.
+    masked_fraction: the share of the tokens that an encoder is to predict.
+    required_fields: what it reads of a row besides the fields that all have; the packing must give just that.
+    supported_layouts: what the packing may promise of positions; packs: a packing that will do.
+    mask_fields: what it tells the masks of each document, such as 'prefix'.
+    supports_recurrence: whether a row may be read in pieces.
   """
 
-  takes: ClassVar[tuple[tuple[str, ...], ...]] = (('text',),)
+  document_kinds: ClassVar[tuple[tuple[str, ...], ...]] = (('text',),)
   architectures: ClassVar[tuple[str, ...]] = ('decoder',)
-  layouts: ClassVar[tuple[str, ...]] = ('contiguous', 'packed')
-  gives: ClassVar[frozenset[str]] = frozenset()
-  recurs: ClassVar[bool] = False
+  supported_layouts: ClassVar[tuple[str, ...]] = ('contiguous', 'packed')
+  mask_fields: ClassVar[frozenset[str]] = frozenset()
+  supports_recurrence: ClassVar[bool] = False
 
   chunk: int
   layout: str
   recurrence: int
 
   @property
-  def special(self) -> tuple[str, ...]:
+  def special_tokens(self) -> tuple[str, ...]:
     return ()
 
   @property
-  def heads(self) -> tuple[tuple[str, int, str], ...]:
+  def classifier_heads(self) -> tuple[tuple[str, int, str], ...]:
     return ()
 
   @property
-  def hidden(self) -> float:
+  def masked_fraction(self) -> float:
     return 0.0
 
   @property
-  def wants(self) -> frozenset[str]:
+  def required_fields(self) -> frozenset[str]:
     return frozenset()
 
   @property
-  def packs(self) -> str:
+  def suggested_packing(self) -> str:
     return 'concat'
 
   def rows(

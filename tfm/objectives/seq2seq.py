@@ -15,14 +15,14 @@ class Seq2Seq(Prediction):
   """Σ over target tokens of -log p(target | source, the target before) (Sutskever et al. 2014, §2).
 
   Teacher forcing: the decoder reads the target itself, shifted right by one, behind the token that a text begins with:
-  the tokenizer's `begin_id`, which of our own is that which ends one.
+  the tokenizer's `bos_id`, which of our own is that which ends one.
   """
 
-  takes = (('source', 'target'),)
+  document_kinds = (('source', 'target'),)
   architectures = ('encoder_decoder',)
 
   @property
-  def packs(self):
+  def suggested_packing(self):
     return 'buckets'
 
   def padding(self, length):

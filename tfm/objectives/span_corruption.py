@@ -35,8 +35,8 @@ class SpanCorruption(Seq2Seq):
     ValueError: for a rate outside (0, 1), a span below 1, or (from `rows`) too few sentinels.
   """
 
-  takes = (('text',),)
-  layouts = ('contiguous',)
+  document_kinds = (('text',),)
+  supported_layouts = ('contiguous',)
 
   rate: float = 0.15
   span: float = 3.0
@@ -52,11 +52,11 @@ class SpanCorruption(Seq2Seq):
       raise ValueError(f'sentinels={self.sentinels} must be 1 or more')
 
   @property
-  def packs(self):
+  def suggested_packing(self):
     return 'concat'
 
   @property
-  def special(self):
+  def special_tokens(self):
     return tuple(f'<extra_id_{i}>' for i in range(self.sentinels))
 
   def counts(self, tokens: int) -> tuple[int, int]:
@@ -119,7 +119,7 @@ class SpanCorruption(Seq2Seq):
     here, there = slice(len(target)), slice(len(source))
     made['targets'][here], made['inputs'][here], made['segments'][here] = (
       target,
-      np.append(tokenizer.begin_id, target[:-1]),
+      np.append(tokenizer.bos_id, target[:-1]),
       1,
     )
     made['source'][there], made['source_segments'][there] = source, 1

@@ -213,7 +213,7 @@ def tokenizers(saved: Mapping[str, Any]) -> tuple[Tokenizer | None, Tokenizer | 
 def make_model(config: ConfigDict, tokenizer: Tokenizer | None, source_tokenizer: Tokenizer | None) -> Trunk:
   """The model for the vocabularies of some tokenizers."""
   vocab, source_vocab = (one.vocab_size if one else 0 for one in (tokenizer, source_tokenizer))
-  names = assemble.objective(config).special
+  names = assemble.objective(config).special_tokens
   return assemble.model(
     config, vocab - len(names) + len(lacking(tokenizer, names)), source_vocab=source_vocab
   )

@@ -15,7 +15,7 @@ from tfm.config.overlay import complete
 from tfm.config.resolve import resolve_config
 from tfm.config.schema import parts
 from tfm.data import cache, device, pipeline
-from tfm.data.corpus import ENDLESS
+from tfm.data.corpus import INFINITE
 from tfm.data.pipeline import ImageData, TextData
 from tfm.data.special import extended, plain
 from tfm.data.tokenizers.protocol import Tokenizer
@@ -84,7 +84,7 @@ def load(workdir: str, step: str = 'last', average: int | None = None) -> Run:
   require(average >= 1, f'--average={average} must be at least 1')
   params = read(checkpoints, number, config, model, mesh, average)
   checkpoints.close()
-  tokenizer = extended(tokenizer, assemble.objective(config).special)
+  tokenizer = extended(tokenizer, assemble.objective(config).special_tokens)
   return Run(config, model, params, tokenizer, mesh, rules, number, saved['corpus'], source_tokenizer)
 
 
@@ -123,7 +123,7 @@ def extrapolation(
   """
   length.check(run.model, protocols)
   require(
-    run.tokenizer.lossless,
+    run.tokenizer.is_lossless,
     f'config.data.tokenizer={run.config.data.tokenizer!r} changes texts before it cuts them up, so '
     'their bytes cannot be counted at every length; evaluate without --lengths',
   )
@@ -174,7 +174,7 @@ def written(run: Run, split: str) -> tuple[list[tuple[str, str]], Iterator[tuple
   corpus = open_data(run).corpus
   require(split in corpus.splits, f'--split={split} is not there; known: {", ".join(corpus.splits)}')
   require(
-    corpus.documents[split] != ENDLESS,
+    corpus.documents[split] != INFINITE,
     f'--split={split} of {corpus.name} has no end; evaluate {" or ".join(corpus.bytes)}',
   )
   pairs = list(zip(*(corpus.splits[split][side] for side in ('source', 'target'))))
@@ -210,8 +210,8 @@ def evaluation(
     assemble.packing(config), data.tokens(split), config.data.length, None, data.tokenizer
   )
   step = jax.jit(evaluation_step(model, objective))
-  counts = data.tokenizer is not None and data.tokenizer.lossless
-  token_bytes = extended(data.tokenizer, objective.special).token_bytes if counts else None
+  counts = data.tokenizer is not None and data.tokenizer.is_lossless
+  token_bytes = extended(data.tokenizer, objective.special_tokens).token_bytes if counts else None
   # A microbatch, rounded up to what the devices divide: a run may be read on more of them than trained it.
   unit = where.num_devices // where.shard_shape((where.num_devices,))[0]
   if where.mesh.shape['stage'] > 1:

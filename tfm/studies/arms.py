@@ -157,7 +157,7 @@ def refuse_other_evaluation(metric: str, config: ConfigDict, base: ConfigDict) -
       'is compared with; leave it as it is there, or compare it with an arm like it by against=',
     )
   # The length of an image is how many patches it has.
-  images, batches = bool(assemble.source(config).shape), config.training.evaluation_batches
+  images, batches = bool(assemble.source(config).image_shape), config.training.evaluation_batches
   for field in ROWS:
     require(
       not batches or ours[field] == theirs[field] or images and field == 'data.length',
@@ -247,7 +247,7 @@ def validated(config: ConfigDict) -> list[str]:
     estimate.abstract_batch(objective.padding(config.data.length), 1),
   )
   total = {name: np.zeros(x.shape) for name, x in sums.items()}
-  return [*objective.summary(total, int(tokenizer is not None and tokenizer.lossless))]
+  return [*objective.summary(total, int(tokenizer is not None and tokenizer.is_lossless))]
 
 
 def parameters(model, config: ConfigDict) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import jax
 
-from tfm.data.device import Fetched
+from tfm.data.device import DeviceBatch
 from tfm.parallel import processes
 from tfm.shapes import PyTree
 from tfm.training.interval import Interval
@@ -35,7 +35,7 @@ class Cadence:
 
 def fit(
   state: State,
-  batches: Iterator[Fetched],
+  batches: Iterator[DeviceBatch],
   step: Callable[[State, PyTree], tuple[State, dict[str, jax.Array]]],
   evaluate: Callable[[PyTree], dict[str, float]],
   save: Mapping[str, Callable[[int, State, dict, float | None], None]],

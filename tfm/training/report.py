@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import jax
 import numpy as np
 
-from tfm.data.device import Fetched
+from tfm.data.device import DeviceBatch
 from tfm.parallel import processes
 from tfm.shapes import Array
 from tfm.training.goodput import Goodput
@@ -44,7 +44,7 @@ class Report:
     self.step_seconds, self.save_seconds = 0.0, dict(goodput.save_seconds)
     self.live, self.diverged = list(range(len(logs))), {}
 
-  def trained(self, step: int, metrics: Mapping[str, Array], fetched: Fetched, due: bool) -> None:
+  def trained(self, step: int, metrics: Mapping[str, Array], fetched: DeviceBatch, due: bool) -> None:
     """Brings the metrics of a step, each [] or [runs], to the host, and writes them when it is time.
 
     Raises:

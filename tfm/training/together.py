@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from tfm.data import pipeline
-from tfm.data.device import Fetched
+from tfm.data.device import DeviceBatch
 from tfm.parallel import mesh as meshes
 from tfm.shapes import Array, PyTree
 from tfm.training.state import State
@@ -23,7 +23,7 @@ RUNS = 'runs'  # the mesh axis
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class FetchedTogether(Fetched):
+class FetchedTogether(DeviceBatch):
   """The batches of all runs, stacked.
 
   Attributes:

@@ -227,7 +227,7 @@ def mask(config: ConfigDict, where: str, b: ConfigDict, causal: bool) -> Mask:
     f'config.{where}.mask={b.mask!r} lets a token see later ones, which a decoder may not; '
     f"'causal & ({b.mask})' would do",
   )
-  missing = made.required_fields - objective(config).gives
+  missing = made.required_fields - objective(config).mask_fields
   require(
     not missing,
     f'config.{where}.mask={b.mask!r} wants to know the {" and ".join(sorted(missing))} of each '

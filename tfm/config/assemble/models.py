@@ -74,7 +74,7 @@ def model(config: ConfigDict, vocab: int, causal: bool = True, source_vocab: int
   for field in OUTPUT:
     default = default_config().model[field]
     require(
-      not encodes or aim.hidden or m[field] == default,
+      not encodes or aim.masked_fraction or m[field] == default,
       f'config.model.{field}={m[field]!r} is of the logits of a vocabulary, and config.objective={config.objective!r} asks '
       f'an encoder for none; set it to {default!r}',
     )
@@ -111,7 +111,7 @@ def model(config: ConfigDict, vocab: int, causal: bool = True, source_vocab: int
     )
 
   one_of('model.pooling', m.pooling, LEADING)
-  if m.patch or source(config).shape:
+  if m.patch or source(config).image_shape:
     return Vision(
       **trunk(config, 'model', causal=False, branches=2),
       **patches(config),
@@ -133,7 +133,7 @@ def model(config: ConfigDict, vocab: int, causal: bool = True, source_vocab: int
   def rows(vocab):
     return -(-vocab // m.vocab_multiple) * m.vocab_multiple
 
-  vocab += len(aim.special)
+  vocab += len(aim.special_tokens)
   fields = trunk(config, 'model', causal and not encodes, branches=3 if pair else 2) | dict(
     vocab=vocab,
     rows=rows(vocab),
@@ -147,7 +147,7 @@ def model(config: ConfigDict, vocab: int, causal: bool = True, source_vocab: int
     initializer=initializer(config, 'initializer'),
   )
   if encodes:
-    return Encoder(**fields, token_types=token_types(config), heads=heads(config), hidden=aim.hidden)
+    return Encoder(**fields, token_types=token_types(config), heads=heads(config), hidden=aim.masked_fraction)
   if not pair:
     return Decoder(**fields)
   encoder = functools.partial(SourceEncoder, **trunk(config, 'model.encoder', causal=False, branches=2))
@@ -161,7 +161,7 @@ def patches(config: ConfigDict) -> dict[str, Any]:
     ValueError: for a patch without images or images without one, one that does not divide them, fewer class tokens than
       the pooling reads, a data.length that is not as many, and what is said of tokens and would be ignored.
   """
-  m, shape, length = config.model, source(config).shape, config.data.length
+  m, shape, length = config.model, source(config).image_shape, config.data.length
   require(
     bool(shape),
     f'config.model.patch={m.patch} cuts up images, and config.data.source={config.data.source!r} gives '
@@ -197,7 +197,7 @@ def patches(config: ConfigDict) -> dict[str, Any]:
 
 def token_types(config: ConfigDict) -> int:
   """How many there are; as many as the packing tells apart."""
-  types, tells = config.model.token_types, 'types' in packing(config).gives
+  types, tells = config.model.token_types, 'types' in packing(config).extra_fields
   require(types >= 0, f'config.model.token_types={types} must be 0 (none) or more')
   require(
     types >= 2 or not tells,
@@ -224,7 +224,7 @@ def heads(config: ConfigDict) -> tuple[tuple[str, Callable], ...]:
         DTYPES[m.dtype],
       ),
     )
-    for name, classes, pooling in objective(config).heads
+    for name, classes, pooling in objective(config).classifier_heads
   )
 
 

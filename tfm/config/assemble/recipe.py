@@ -39,7 +39,7 @@ def tokenizer(config: ConfigDict) -> Tokenizer | None:
   """The tokenizer, not yet trained; None for images."""
   return (
     None
-    if source(config).shape
+    if source(config).image_shape
     else named('data.tokenizer', spec.build, config.data.tokenizer, tfm.data.tokenizers, Tokenizer)
   )
 
@@ -68,7 +68,7 @@ def objective(config: ConfigDict) -> Objective:
     chunk=config.training.loss_chunk,
     layout=packing(config).layout,
     recurrence=config.training.recurrence_length,
-    shape=source(config).shape,
+    shape=source(config).image_shape,
   )
 
 

@@ -21,6 +21,6 @@ class _Rows(padded.Rows):
 class Answered(padded.Padded):
   """As `padded` packs texts; `answers` [T] is 1 at the targets that hold any of an answer, and 0 elsewhere."""
 
-  takes = (('text', 'answers'),)
-  gives = frozenset({'answers'})
+  document_kinds = (('text', 'answers'),)
+  extra_fields = frozenset({'answers'})
   made = _Rows

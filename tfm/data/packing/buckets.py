@@ -34,8 +34,8 @@ class Buckets(protocol.Packing):
   """
 
   layout = 'contiguous'
-  takes = (('source', 'target'),)
-  even = False
+  document_kinds = (('source', 'target'),)
+  has_fixed_batch_shape = False
 
   least: int = 8
   ratio: float = 2.0
@@ -83,7 +83,7 @@ class _Rows(protocol.Rows):
     return row
 
   def batches(self, batch_size: int) -> int:
-    return protocol.ENDLESS if self._seed is not None else len(self._plan(0, batch_size))
+    return protocol.INFINITE if self._seed is not None else len(self._plan(0, batch_size))
 
   def batch(self, index: int, batch_size: int):
     epoch, place = divmod(index, len(self._plan(0, batch_size)))

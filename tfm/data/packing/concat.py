@@ -43,7 +43,7 @@ class _Rows(protocol.Rows):
 
   def __len__(self):
     if self._seed is not None:
-      return protocol.ENDLESS
+      return protocol.INFINITE
     return -(-self.tokens_per_epoch // self.length)
 
   def __getitem__(self, index: int) -> protocol.Row:

@@ -38,9 +38,9 @@ class Each(protocol.Packing):
   """
 
   layout = 'contiguous'
-  takes = ('text', 'label'), ('text', 'labels'), ('image', 'label')
-  gives = frozenset({'classes'})
-  endless = True
+  document_kinds = ('text', 'label'), ('text', 'labels'), ('image', 'label')
+  extra_fields = frozenset({'classes'})
+  supports_infinite = True
 
   flip: bool = False
   crop: int = 0
@@ -68,9 +68,9 @@ class _Rows(protocol.OneEach):
 
 
 class _TextRows(_Rows):
-  def __init__(self, labelled: token_arrays.Labelled, length: int, seed: int | None):
+  def __init__(self, labelled: token_arrays.LabelledTexts, length: int, seed: int | None):
     super().__init__(labelled, length, seed)
-    if labelled.documents == protocol.ENDLESS:
+    if labelled.documents == protocol.INFINITE:
       return
     longer = labelled.text.lengths + len(labelled.text.frame) > length
     if longer.any():
@@ -88,7 +88,7 @@ class _TextRows(_Rows):
     first, *last = text.frame
     tokens = np.array([first, *text.document(number)[:-1], *last], np.int32)
     size = min(len(tokens), self.length) - 1
-    if len(tokens) > self.length and text.documents == protocol.ENDLESS:
+    if len(tokens) > self.length and text.documents == protocol.INFINITE:
       _log.warning(
         '%s[%d] is of %d tokens, and longer than the %d of a row: it is cut',
         self._documents.name,

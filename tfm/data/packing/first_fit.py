@@ -33,7 +33,7 @@ class FirstFit(protocol.Packing):
   """
 
   layout = 'packed'
-  takes = ('text',), ('source', 'target')
+  document_kinds = ('text',), ('source', 'target')
 
   bins: int = 64
 
@@ -71,7 +71,7 @@ class _Rows(protocol.Rows):
     """The row that some pieces make."""
 
   def __len__(self):
-    return self._count if self._seed is None else protocol.ENDLESS
+    return self._count if self._seed is None else protocol.INFINITE
 
   def __getitem__(self, index: int) -> protocol.Row:
     if not 0 <= index < len(self):

@@ -39,13 +39,13 @@ class Padded(protocol.Packing):
   """
 
   layout = 'contiguous'
-  takes = ('text',), ('source', 'target')
-  endless = True
+  document_kinds = ('text',), ('source', 'target')
+  supports_infinite = True
   made: ClassVar[type[Rows]] = Rows
 
   def check(self, tokens, length):
     protocol.check_length(length)  # a row is filled up with padding, so nothing is too short
 
   def pack(self, tokens, length, seed):
-    endless = tokens.documents == protocol.ENDLESS
+    endless = tokens.documents == protocol.INFINITE
     return self.made(tokens, length, seed, None if endless else protocol.within(tokens, length))

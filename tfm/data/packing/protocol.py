@@ -11,7 +11,7 @@ import numpy as np
 
 from tfm.data import images
 from tfm.data import tokens as token_arrays
-from tfm.data.corpus import ENDLESS
+from tfm.data.corpus import INFINITE
 
 
 FIELDS = 'inputs', 'targets', 'positions', 'segments'
@@ -21,10 +21,10 @@ Row = dict[str, np.ndarray]
 # What is packed: a split's documents.
 Documents = (
   token_arrays.Tokens
-  | token_arrays.Drawn
+  | token_arrays.InfiniteDocuments
   | token_arrays.Pairs
-  | token_arrays.Labelled
-  | token_arrays.Answered
+  | token_arrays.LabelledTexts
+  | token_arrays.AnsweredTexts
   | images.Images
 )
 
@@ -85,14 +85,14 @@ class OneEach(Rows):
     """The row of a document, `index` being its place in the stream."""
 
   def __len__(self):
-    return self._count if self._seed is None else ENDLESS
+    return self._count if self._seed is None else INFINITE
 
   def __getitem__(self, index: int) -> Row:
     if not 0 <= index < len(self):
       raise IndexError(index)
     if self._seed is None:
       place = index
-    elif self._count == ENDLESS:
+    elif self._count == INFINITE:
       place = int(bits(self._seed, 0, 1)[0]) // 4 + index
     else:
       epoch, place = divmod(index, self._count)
@@ -133,17 +133,17 @@ class Packing(abc.ABC):
   Attributes:
     layout: what its rows promise of positions: 'contiguous', one document a row from position 0, or 'packed',
       two tokens of a document being as far apart in position as in the row.
-    takes: the fields of documents that it packs: ('text',), ('source', 'target'), ….
-    endless: whether it packs documents without end.
-    even: whether all its batches are of one shape.
-    gives: what its rows have besides the fields that all have, for an objective that wants it.
+    document_kinds: the fields of documents that it packs: ('text',), ('source', 'target'), ….
+    supports_infinite: whether it packs documents without end.
+    has_fixed_batch_shape: whether all its batches are of one shape.
+    extra_fields: what its rows have besides the fields that all have, for an objective that wants it.
   """
 
   layout: ClassVar[str]
-  takes: ClassVar[tuple[tuple[str, ...], ...]] = (('text',),)
-  endless: ClassVar[bool] = False
-  even: ClassVar[bool] = True
-  gives: ClassVar[frozenset[str]] = frozenset()
+  document_kinds: ClassVar[tuple[tuple[str, ...], ...]] = (('text',),)
+  supports_infinite: ClassVar[bool] = False
+  has_fixed_batch_shape: ClassVar[bool] = True
+  extra_fields: ClassVar[frozenset[str]] = frozenset()
 
   def rows(self, tokens: Documents, length: int, seed: int) -> Rows:
     """The endless rows of training: documents in an order of their own for each epoch.
@@ -167,14 +167,14 @@ class Packing(abc.ABC):
       ValueError: for a length below 1, or documents without end.
     """
     check_length(length)
-    if tokens.documents == ENDLESS:
+    if tokens.documents == INFINITE:
       raise ValueError(f'{tokens.name} has no end; evaluate the validation or the test split')
     return self.pack(tokens, length, None)
 
   def check(self, tokens: Documents, length: int) -> None:
     """Refuses what cannot be trained on."""
     check_length(length)
-    if tokens.documents == ENDLESS and not self.endless:
+    if tokens.documents == INFINITE and not self.supports_infinite:
       raise ValueError(
         f"{tokens.name} has no end, and {self} plans all of an epoch; packing='padded' would do"
       )
@@ -250,5 +250,5 @@ def put(
     )
   here = slice(at[len(source)], at[len(source)] + len(text))
   row['targets'][here], row['positions'][here], row['segments'][here] = text, np.arange(len(text)), segment
-  row['inputs'][here] = np.append(documents.begins, text[:-1])
+  row['inputs'][here] = np.append(documents.bos_id, text[:-1])
   return tuple(first + len(side) for first, side in zip(at, sides))

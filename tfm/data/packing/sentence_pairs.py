@@ -25,7 +25,7 @@ class SentencePairs(protocol.Packing):
   """
 
   layout = 'contiguous'
-  gives = frozenset({'types', 'next'})
+  extra_fields = frozenset({'types', 'next'})
 
   def pack(self, tokens, length, seed):
     return _Rows(tokens, length, seed)
@@ -52,7 +52,7 @@ class _Rows(protocol.Rows):
     self.tokens_per_epoch = int(self._pieces[:, 2].sum())
 
   def __len__(self):
-    return len(self._pieces) if self._seed is None else protocol.ENDLESS
+    return len(self._pieces) if self._seed is None else protocol.INFINITE
 
   def __getitem__(self, index: int) -> protocol.Row:
     if not 0 <= index < len(self):

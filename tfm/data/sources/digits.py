@@ -17,7 +17,7 @@ class Digits(protocol.Source):
   """
 
   fields = ('image', 'label')
-  shape = (8, 8, 1)
+  image_shape = (8, 8, 1)
 
   def prepare(self, cache_dir: pathlib.Path) -> corpus.Corpus:
     found = sklearn.datasets.load_digits()

@@ -38,7 +38,7 @@ class Images(protocol.Source):
     arrays.check(self.size, self.channels)
 
   @property
-  def shape(self):
+  def image_shape(self):
     return self.size, self.size, self.channels
 
   def prepare(self, cache_dir: pathlib.Path) -> corpus.Corpus:

@@ -61,12 +61,12 @@ class Numbers(protocol.Source):
         )
 
   @property
-  def endless(self):
+  def is_infinite(self):
     return self.pairs is None
 
   def prepare(self, cache_dir: pathlib.Path) -> corpus.Corpus:
-    held_out = HELD_OUT if self.endless else self.pairs // 20
-    sizes = dict(train=corpus.ENDLESS if self.endless else self.pairs, validation=held_out, test=held_out)
+    held_out = HELD_OUT if self.is_infinite else self.pairs // 20
+    sizes = dict(train=corpus.INFINITE if self.is_infinite else self.pairs, validation=held_out, test=held_out)
     return corpus.drawn(self.spec, self._pair, sizes, self.fields)
 
   def _pair(self, split: str, number: int) -> tuple[str, str]:

@@ -16,15 +16,15 @@ class Source(abc.ABC):
     fields: the texts of a document: a 'text', a 'source' and a 'target', or a 'text' and its 'label', or the
       'labels' of its words, as many words divided by spaces, or the 'answers' in it, as spans `first:last` of its
       bytes; or an 'image' and its 'label'.
-    shape: H, W, C of every image; () of texts.
-    endless: whether the documents of training have no end.
+    image_shape: H, W, C of every image; () of texts.
+    is_infinite: whether the documents of training have no end.
   """
 
   fields: ClassVar[tuple[str, ...]] = ('text',)
-  shape: ClassVar[tuple[int, ...]] = ()
+  image_shape: ClassVar[tuple[int, ...]] = ()
 
   @property
-  def endless(self) -> bool:
+  def is_infinite(self) -> bool:
     return False
 
   @property

@@ -31,7 +31,7 @@ class Shape(protocol.Source):
         raise ValueError(f'{name}={getattr(self, name)} must be at least 1')
 
   @property
-  def shape(self):
+  def image_shape(self):
     return self.height, self.width, self.channels
 
   def prepare(self, cache_dir: pathlib.Path) -> corpus.Corpus:

@@ -12,7 +12,7 @@ from tfm.data.tokenizers import protocol
 class Bytes(protocol.Tokenizer):
   """Token i is the byte i; 256 is the end of a text. Nothing to train."""
 
-  trained = True
+  is_trained = True
   eos_id = 256
   pieces = (*(bytes([i]) for i in range(256)), b'')
 

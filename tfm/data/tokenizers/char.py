@@ -20,7 +20,7 @@ class Char(protocol.Tokenizer):
   alphabet: str = ''
 
   @property
-  def trained(self) -> bool:
+  def is_trained(self) -> bool:
     return bool(self.alphabet)
 
   def train(self, texts: Iterable[str]) -> 'Char':
@@ -38,7 +38,7 @@ class Char(protocol.Tokenizer):
     return len(self.alphabet)
 
   def encode(self, text: str) -> np.ndarray:
-    if not self.trained:
+    if not self.is_trained:
       raise protocol.no_model(self)
     codes = _codes(text)
     ids = np.searchsorted(self._codes, codes).astype(np.int32)

@@ -38,7 +38,7 @@ class Marian(protocol.Tokenizer):
     begin, end: numbers of the tokens that begin a written text, and end one.
   """
 
-  lossless = learns = False
+  is_lossless = needs_training = False
 
   folder: str
   sources: bool = False
@@ -50,7 +50,7 @@ class Marian(protocol.Tokenizer):
   end: int = 0
 
   @property
-  def trained(self):
+  def is_trained(self):
     return bool(self.table)
 
   def train(self, texts):
@@ -97,7 +97,7 @@ class Marian(protocol.Tokenizer):
     return self.end
 
   @property
-  def begin_id(self):
+  def bos_id(self):
     return self.begin
 
   def encode(self, text):
@@ -115,7 +115,7 @@ class Marian(protocol.Tokenizer):
     return _processor(self.writes).decode_pieces(pieces).replace(SPACE, ' ').strip()
 
   def _encode(self, text: str, model: str) -> np.ndarray:
-    if not self.trained:
+    if not self.is_trained:
       raise protocol.no_model(self)
     language = LANGUAGE.match(text)
     first = [language[0]] if language else []

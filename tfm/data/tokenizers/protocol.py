@@ -24,16 +24,16 @@ class Tokenizer(abc.ABC):
   document and begins every text.
 
   Attributes:
-    lossless: whether the pieces of a text's tokens are the text.
-    learns: whether it is made of the texts, or is there without them.
+    is_lossless: whether the pieces of a text's tokens are the text.
+    needs_training: whether it is made of the texts, or is there without them.
   """
 
-  lossless: ClassVar[bool] = True
-  learns: ClassVar[bool] = True
+  is_lossless: ClassVar[bool] = True
+  needs_training: ClassVar[bool] = True
 
   @property
   @abc.abstractmethod
-  def trained(self) -> bool:
+  def is_trained(self) -> bool:
     """Whether it can encode."""
 
   @abc.abstractmethod
@@ -51,22 +51,22 @@ class Tokenizer(abc.ABC):
     """The token between documents."""
 
   @property
-  def begin_id(self) -> int:
+  def bos_id(self) -> int:
     """The token before a text that is read as a whole or written: that between documents, unless there is another."""
     return self.eos_id
 
   @property
-  def source_begins(self) -> tuple[int, ...]:
+  def source_prefix(self) -> tuple[int, ...]:
     """The tokens before a source."""
     return ()
 
   @property
-  def target_begins(self) -> tuple[int, ...]:
-    """The first tokens of a target, behind `begin_id`."""
+  def target_prefix(self) -> tuple[int, ...]:
+    """The first tokens of a target, behind `bos_id`."""
     return ()
 
   @property
-  def known(self) -> Mapping[str, int]:
+  def special_token_ids(self) -> Mapping[str, int]:
     """Tokens that an objective may ask for, by the names of `tfm`, and that are there already."""
     return {}
 
@@ -80,11 +80,11 @@ class Tokenizer(abc.ABC):
 
   def source(self, text: str) -> np.ndarray:
     """All that a source is: what stands before it, its tokens, its end; int32 [N]."""
-    return np.array([*self.source_begins, *self.encode_source(text), self.eos_id], np.int32)
+    return np.array([*self.source_prefix, *self.encode_source(text), self.eos_id], np.int32)
 
   def target(self, text: str = '') -> np.ndarray:
     """What a target is continued from that begins with a text, int32 [N]."""
-    return np.array([self.begin_id, *self.target_begins, *self.encode(text)], np.int32)
+    return np.array([self.bos_id, *self.target_prefix, *self.encode(text)], np.int32)
 
   @property
   def vocab_size(self) -> int:

@@ -42,7 +42,7 @@ class Published(protocol.Tokenizer):
     before: tokens that stand before a text that is read as a whole.
   """
 
-  learns = False
+  needs_training = False
 
   folder: str
   model: str = dataclasses.field(default='', repr=False)
@@ -54,11 +54,11 @@ class Published(protocol.Tokenizer):
   before: tuple[int, ...] = ()
 
   @property
-  def trained(self):
+  def is_trained(self):
     return bool(self.model)
 
   @functools.cached_property
-  def lossless(self):
+  def is_lossless(self):
     if self.kind != 'json':
       return False
     rules = json.loads(self.model)
@@ -120,23 +120,23 @@ class Published(protocol.Tokenizer):
     return self.end
 
   @property
-  def begin_id(self):
+  def bos_id(self):
     return self.begin
 
   @property
-  def source_begins(self):
+  def source_prefix(self):
     return self.before
 
   @property
-  def target_begins(self):
+  def target_prefix(self):
     return self.before[self.before[:1] == (self.begin,) :]
 
   @property
-  def known(self):
+  def special_token_ids(self):
     return {} if self.mask is None else {MASK: self.mask}
 
   def encode(self, text):
-    if not self.trained:
+    if not self.is_trained:
       raise protocol.no_model(self)
     if self.mask is not None:
       text = text.replace(MASK, self._strings[self.mask])

@@ -60,7 +60,7 @@ class SentencePiece(protocol.Tokenizer):
       raise ValueError(f'sample={self.sample} leaves no text to train on; give at least 1')
 
   @property
-  def trained(self) -> bool:
+  def is_trained(self) -> bool:
     return bool(self.model)
 
   @property
@@ -118,7 +118,7 @@ class SentencePiece(protocol.Tokenizer):
 
   @functools.cached_property
   def _processor(self) -> sentencepiece.SentencePieceProcessor:
-    if not self.trained:
+    if not self.is_trained:
       raise protocol.no_model(self)
     return sentencepiece.SentencePieceProcessor(model_proto=base64.b64decode(self.model))
 

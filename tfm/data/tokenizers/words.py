@@ -25,7 +25,7 @@ class Words(protocol.Tokenizer):
   known: str = ''  # words divided by line ends, which they have not
 
   @property
-  def trained(self) -> bool:
+  def is_trained(self) -> bool:
     return bool(self.known)
 
   def train(self, texts: Iterable[str]) -> 'Words':
@@ -43,7 +43,7 @@ class Words(protocol.Tokenizer):
     return len(self._ids)
 
   def encode(self, text: str) -> np.ndarray:
-    if not self.trained:
+    if not self.is_trained:
       raise protocol.no_model(self)
     ids, first = [], self.eos_id + 1
     for word in WORD.findall(text):
