@@ -1,4 +1,4 @@
-"""LabelledTexts texts and tagged words: nothing lost, classes numbered once, rows of one document each."""
+"""Labelled texts and tagged words: nothing lost, classes numbered once, rows of one document each."""
 
 import collections
 import csv

@@ -50,7 +50,7 @@ def test_the_digits_are_scikit_learns(digits, make_source):
     for image, label in zip(*(digits.corpus.splits[split][field] for field in ('image', 'label')))
   ]
   assert sorted(here) == wanted
-  assert make_source('digits').shape == digits.corpus.splits['test']['image'][0].shape == (8, 8, 1)
+  assert make_source('digits').image_shape == digits.corpus.splits['test']['image'][0].shape == (8, 8, 1)
   assert all(50 < digits.corpus.documents[split] < 150 for split in SPLITS[1:])
   assert 'images: 8 × 8 × 1, digits, content hash' in str(digits)
 

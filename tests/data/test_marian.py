@@ -65,7 +65,9 @@ def test_sources_are_read_as_such_wherever_they_are(tmp_path):
   marian_folder.write(tmp_path)
   made = Marian(str(tmp_path)).train(())
   assert not np.array_equal(made.encode(TEXT), made.encode_source(TEXT))
-  documents = [InfiniteDocuments('made up', [TEXT], made, field).document(0).tolist() for field in ('source', 'target')]
+  documents = [
+    InfiniteDocuments('made up', [TEXT], made, field).document(0).tolist() for field in ('source', 'target')
+  ]
   assert documents == [[*made.encode_source(TEXT), 0], [*made.encode(TEXT), 0]]
   special = Special(made, ('<x>',))
   assert special.source(f'{TEXT}<x>').tolist() == [*made.encode_source(TEXT), made.vocab_size, 0]

@@ -13,7 +13,7 @@ from tfm.data import packing, pipeline, tokenizers
 from tfm.data.packing.protocol import Packing
 from tfm.data.sources import mqar
 from tfm.data.tokenizers.protocol import Tokenizer
-from tfm.data.tokens import Answered
+from tfm.data.tokens import AnsweredTexts
 
 
 COUNT = 150
@@ -366,7 +366,7 @@ def test_an_answer_is_every_token_that_holds_any_of_it(tokenizer):
     (f'{first}:{last}', {*range(first, last)}),
     (f'0:2 {len(raw) - 1}:{len(raw) + 1}', {0, 1, len(raw) - 1, len(raw)}),
   ):
-    told = Answered('made up', None, [spans], made.token_bytes).told(0, ids)
+    told = AnsweredTexts('made up', None, [spans], made.token_bytes).told(0, ids)
     place = 0
     for token, counted in zip(ids, told):
       size = max(len(made.pieces[token]), 1)
@@ -375,7 +375,7 @@ def test_an_answer_is_every_token_that_holds_any_of_it(tokenizer):
   with pytest.raises(
     ValueError, match=rf'made up\[0\] has an answer at 3:{len(raw) + 2}, and {len(raw) + 1} bytes'
   ):
-    Answered('made up', None, [f'3:{len(raw) + 2}'], made.token_bytes).told(0, ids)
+    AnsweredTexts('made up', None, [f'3:{len(raw) + 2}'], made.token_bytes).told(0, ids)
 
 
 def test_what_is_too_long_has_no_answers(make_source, tmp_path, caplog):

@@ -9,7 +9,7 @@ from tfm.data import cache, progress
 from tfm.data import corpus as corpora
 from tfm.data.images import Images
 from tfm.data.tokenizers.protocol import Tokenizer
-from tfm.data.tokens import InfiniteDocuments, LabelledTexts, Tokens, Labels, WordLabels, beside
+from tfm.data.tokens import InfiniteDocuments, LabelledTexts, Labels, Tokens, WordLabels, beside
 
 
 SHOWN = 10  # names in an error
@@ -63,7 +63,11 @@ def numbers(corpus: corpora.Corpus, split: str, cache_dir: pathlib.Path) -> tupl
 
 
 def labelled(
-  corpus: corpora.Corpus, split: str, text: Tokens | InfiniteDocuments, tokenizer: Tokenizer, cache_dir: pathlib.Path
+  corpus: corpora.Corpus,
+  split: str,
+  text: Tokens | InfiniteDocuments,
+  tokenizer: Tokenizer,
+  cache_dir: pathlib.Path,
 ) -> LabelledTexts:
   """The texts of a split with the classes of each, or of each of its words.
 

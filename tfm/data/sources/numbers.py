@@ -66,7 +66,9 @@ class Numbers(protocol.Source):
 
   def prepare(self, cache_dir: pathlib.Path) -> corpus.Corpus:
     held_out = HELD_OUT if self.is_infinite else self.pairs // 20
-    sizes = dict(train=corpus.INFINITE if self.is_infinite else self.pairs, validation=held_out, test=held_out)
+    sizes = dict(
+      train=corpus.INFINITE if self.is_infinite else self.pairs, validation=held_out, test=held_out
+    )
     return corpus.drawn(self.spec, self._pair, sizes, self.fields)
 
   def _pair(self, split: str, number: int) -> tuple[str, str]:
