@@ -1,4 +1,4 @@
-"""The blockwise kernel: what it visits, what it keeps, what it tells."""
+"""The blockwise kernel: visited blocks, memory, log-sum-exp."""
 
 import dataclasses
 
@@ -10,7 +10,7 @@ import pytest
 import tfm.kernels
 from tests.conformance import collect
 from tfm import spec
-from tfm.kernels._blockwise import Blocks, plan
+from tfm.kernels._block_plan import BlockGrid, plan_visits
 from tfm.kernels.protocol import Kernel
 from tfm.masks.protocol import Mask, table
 
@@ -51,59 +51,60 @@ def attention_inputs(mask='causal', T=T, S=None, layout='contiguous', **more):
   )
 
 
-def visited(mask, layout, blocks):
-  """[blocks of queries, blocks of keys]: 0 not visited, 1 the mask is asked, 2 wholly open."""
-  rows, columns = plan(collect.mask(mask), layout, blocks)
-  found = np.zeros(blocks.shape, int)
-  for i in range(blocks.shape[0]):
-    line = slice(rows.starts[i], rows.starts[i + 1])
-    found[i, rows.others[line]] = 1 + rows.open[line]
-  turned = np.zeros(blocks.shape[::-1], int)
-  for j in range(blocks.shape[1]):
-    line = slice(columns.starts[j], columns.starts[j + 1])
-    turned[j, columns.others[line]] = 1 + columns.open[line]
-  np.testing.assert_array_equal(found, turned.T)
-  return found
+def visit_table(mask, layout, grid):
+  """[query blocks, key blocks]: 0 not visited, 1 the mask is evaluated, 2 the mask shows every pair."""
+  key_visits, query_visits = plan_visits(collect.mask(mask), layout, grid)
+  by_query = np.zeros(grid.shape, int)
+  for i in range(grid.shape[0]):
+    line = slice(key_visits.starts[i], key_visits.starts[i + 1])
+    by_query[i, key_visits.blocks[line]] = 1 + key_visits.fully_visible[line]
+  by_key = np.zeros(grid.shape[::-1], int)
+  for j in range(grid.shape[1]):
+    line = slice(query_visits.starts[j], query_visits.starts[j + 1])
+    by_key[j, query_visits.blocks[line]] = 1 + query_visits.fully_visible[line]
+  np.testing.assert_array_equal(by_query, by_key.T)
+  return by_query
 
 
 @pytest.mark.parametrize(
   'text', collect.specs('mask') + ['causal & window(9)', '~causal', 'full & ~window(30)']
 )
-def test_visits_what_the_mask_shows_and_no_more(text):
-  blocks = Blocks(8, 12, 48, 48)
+def test_visits_exactly_the_blocks_that_the_mask_shows(text):
+  grid = BlockGrid(8, 12, 48, 48)
   cells = table(collect.mask(text), 48).reshape(6, 8, 4, 12).swapaxes(1, 2)
-  found = visited(text, 'contiguous', blocks)
+  visits = visit_table(text, 'contiguous', grid)
   if collect.mask(text).required_fields:
-    assert (found[cells.any((2, 3))] > 0).all() and not (found == 2)[~cells.all((2, 3))].any()
+    assert (visits[cells.any((2, 3))] > 0).all() and not (visits == 2)[~cells.all((2, 3))].any()
   else:
-    np.testing.assert_array_equal(found, cells.any((2, 3)).astype(int) + cells.all((2, 3)))
+    np.testing.assert_array_equal(visits, cells.any((2, 3)).astype(int) + cells.all((2, 3)))
 
 
-def test_packed_rows_are_planned_for_relative_masks():
-  blocks = Blocks(8, 8, 48, 48)
+def test_relative_masks_skip_blocks_of_packed_rows():
+  grid = BlockGrid(8, 8, 48, 48)
   np.testing.assert_array_equal(
-    visited('causal & window(9)', 'packed', blocks), visited('causal & window(9)', 'contiguous', blocks)
+    visit_table('causal & window(9)', 'packed', grid), visit_table('causal & window(9)', 'contiguous', grid)
   )
   assert (
-    visited('causal', 'arbitrary', blocks).all() and not (visited('causal', 'arbitrary', blocks) == 2).any()
+    visit_table('causal', 'arbitrary', grid).all()
+    and not (visit_table('causal', 'arbitrary', grid) == 2).any()
   )
 
 
-def test_a_block_that_is_not_visited_is_not_touched():
+def test_unvisited_blocks_are_not_read():
   q, k, v = arrays()
-  spoilt = (k.at[:, 16:32].set(jnp.nan), v.at[:, 16:32].set(jnp.nan))
+  with_nan = (k.at[:, 16:32].set(jnp.nan), v.at[:, 16:32].set(jnp.nan))
   mask = 'causal & window(7)'
-  out = jax.jit(lambda *qkv: kernel(CHUNKED)(*qkv, **attention_inputs(mask)))(q, *spoilt)
+  out = jax.jit(lambda *qkv: kernel(CHUNKED)(*qkv, **attention_inputs(mask)))(q, *with_nan)
   expected = jax.jit(lambda *qkv: kernel('dense')(*qkv, **attention_inputs(mask)))(q, k, v)
-  clean = np.r_[0:16, 40:48]  # the queries whose blocks of keys are sound
+  clean = np.r_[0:16, 40:48]  # queries whose key blocks have no NaN
   np.testing.assert_allclose(out[:, clean], expected[:, clean], rtol=1e-5, atol=1e-6)
   gradient = jax.jit(
-    jax.grad(lambda q: kernel(CHUNKED)(q, *spoilt, **attention_inputs(mask))[:, clean].sum())
+    jax.grad(lambda q: kernel(CHUNKED)(q, *with_nan, **attention_inputs(mask))[:, clean].sum())
   )(q)
   assert np.isfinite(gradient[:, clean]).all()
 
 
-def test_documents_that_do_not_meet_are_skipped():
+def test_blocks_without_a_common_document_are_skipped():
   q, k, v = arrays()
   segments = jnp.asarray([[1] * 16 + [2] * 32, [1] * 16 + [2] * 16 + [0] * 16])
   v = v.at[:, :16].set(jnp.nan)
@@ -116,10 +117,10 @@ def test_documents_that_do_not_meet_are_skipped():
 
 
 @pytest.mark.slow
-def test_the_mask_is_not_asked_where_it_shows_everything():
+def test_mask_is_not_evaluated_in_fully_visible_blocks():
   @dataclasses.dataclass(frozen=True)
-  class Lying(Mask):
-    """Open by its bounds, and closed when it is asked."""
+  class InconsistentMask(Mask):
+    """Its bounds show every pair, and its evaluation in the kernel none."""
 
     relative = True
 
@@ -127,8 +128,8 @@ def test_the_mask_is_not_asked_where_it_shows_everything():
       return k < q - 100 if isinstance(k, jax.Array) else k <= q
 
   q, k, v = arrays()
-  out = kernel(CHUNKED)(q, k, v, **attention_inputs(Lying()))
-  assert not out[:, :16].any()  # blocks on the diagonal ask
+  out = kernel(CHUNKED)(q, k, v, **attention_inputs(InconsistentMask()))
+  assert not out[:, :16].any()  # blocks on the diagonal evaluate the mask
   whole = kernel('dense')(
     q[:, 40:], k, v, **attention_inputs('full', T=8, S=48) | dict(q_positions=jnp.full((B, 8), 40))
   )
@@ -141,7 +142,7 @@ def test_the_mask_is_not_asked_where_it_shows_everything():
   'fields', [{}, dict(sinks=True), dict(soft_cap=2.0)], ids=['plain', 'sinks', 'soft cap']
 )
 @pytest.mark.parametrize('mask', ['causal', '~causal', 'causal & window(3)'])
-def test_rows_of_weights_come_back_from_the_log_sum_exp(mask, fields):
+def test_log_sum_exp_recovers_chosen_rows_of_weights(mask, fields):
   q, k, v = arrays()
   if 'sinks' in fields:
     fields = dict(sinks=jnp.asarray([0.3, -1.0, 2.0, 0.0]))
@@ -150,7 +151,7 @@ def test_rows_of_weights_come_back_from_the_log_sum_exp(mask, fields):
   same, expected = kernel('dense').with_log_sum_exp(q, k, v, **inputs)
   np.testing.assert_allclose(out, same, rtol=1e-5, atol=1e-5)
   np.testing.assert_allclose(lse, expected, rtol=1e-5, atol=1e-5)
-  rows = jnp.asarray([5, 30])  # two queries' weights, and not the others'
+  rows = jnp.asarray([5, 30])  # the weights of two queries only
   weights = kernel('dense').weights(
     q[:, rows],
     k,
@@ -162,7 +163,7 @@ def test_rows_of_weights_come_back_from_the_log_sum_exp(mask, fields):
   np.testing.assert_allclose(recovered, out[:, rows], rtol=1e-4, atol=1e-5)
 
 
-def test_the_log_sum_exp_has_a_gradient():
+def test_log_sum_exp_has_a_gradient():
   q, k, v = arrays()
   sinks = jnp.asarray([0.3, -1.0, 2.0, 0.0])
 
@@ -183,10 +184,10 @@ def test_sigmoid_has_no_log_sum_exp():
 
 
 @pytest.mark.parametrize('bias', [False, True], ids=['plain', 'learned bias'])
-def test_memory_grows_with_length_and_not_with_its_square(bias):
-  """What the compiler sets aside, forward and backward, for four times the length."""
+def test_memory_is_linear_in_length(bias):
+  """Temporary memory of forward and backward pass, as compiled, for four times the length."""
 
-  def temporary(T, text):
+  def temporary_bytes(T, text):
     def by_distance(table, q, k, q_at, k_at):
       return table[jnp.clip(q_at[:, :, None] - k_at[:, None, :], 0, 7)][:, None, None]
 
@@ -201,12 +202,12 @@ def test_memory_grows_with_length_and_not_with_its_square(bias):
     step = jax.jit(jax.grad(loss, (0, 1, 2, 3)))
     return step.lower(*arrays(T), jnp.zeros(8)).compile().memory_analysis().temp_size_in_bytes
 
-  chunked = [temporary(T, 'chunked(queries=64, keys=64)') for T in (512, 2048)]
-  dense = [temporary(T, 'dense') for T in (512, 2048)]
+  chunked = [temporary_bytes(T, 'chunked(queries=64, keys=64)') for T in (512, 2048)]
+  dense = [temporary_bytes(T, 'dense') for T in (512, 2048)]
   assert chunked[1] < 6 * chunked[0] and dense[1] > 12 * dense[0]
 
 
 @pytest.mark.parametrize('text', ['chunked(0)', 'chunked(keys=-1)'])
-def test_a_block_has_tokens(text):
+def test_rejects_empty_blocks(text):
   with pytest.raises(ValueError, match='must be at least 1 token'):
     kernel(text)

@@ -1,4 +1,4 @@
-"""The fused GPU kernel: what it is told, and that what it is told is the dense kernel's attention."""
+"""The fused GPU kernel: the arguments it passes to JAX, which compute the dense kernel's attention."""
 
 import functools
 import json
@@ -34,7 +34,7 @@ def arrays(T=T, S=None, K=K, C=C, C2=None, dtype='bfloat16'):
 
 
 def padded_row_inputs(mask, T=T, scale=0.4, lengths=(24, 15, 0), **more):
-  """Rows of some lengths; the rest is padding."""
+  """The attention inputs of rows of some lengths, padded to T tokens."""
   segments = (jnp.arange(T)[None, :] < jnp.asarray(lengths)[:, None]).astype(jnp.int32)
   score = Partial(functools.partial(scaled_dot, scale=scale))
   at = jnp.broadcast_to(jnp.arange(T), segments.shape)
@@ -57,7 +57,7 @@ def run(text, qkv, fields):
 
 @pytest.fixture
 def fused(monkeypatch):
-  """As if cuDNN and a GPU were here, as far as lowering goes."""
+  """Lets lowering proceed as if cuDNN and a GPU were installed."""
   monkeypatch.setattr(fused_attention_stablehlo, 'check_cudnn_version', lambda: 91000)
   monkeypatch.setattr(fused_attention_stablehlo, 'check_compute_capability', lambda capability: True)
 
@@ -67,7 +67,7 @@ def fused(monkeypatch):
   'K', [pytest.param(4, marks=pytest.mark.slow), 2, pytest.param(1, marks=pytest.mark.slow)]
 )
 @pytest.mark.parametrize('mask', MASKS)
-def test_what_is_asked_of_jax_is_the_dense_kernel(mask, K, dtype, tolerance):
+def test_jax_call_equals_the_dense_kernel(mask, K, dtype, tolerance):
   qkv = arrays(K=K, dtype=dtype)
   for x, y in zip(
     *(jax.tree.leaves(run(text, qkv, padded_row_inputs(mask))) for text in ('cudnn("xla")', 'dense'))
@@ -78,8 +78,8 @@ def test_what_is_asked_of_jax_is_the_dense_kernel(mask, K, dtype, tolerance):
 
 
 @pytest.mark.parametrize('mask', ['causal', 'full'])
-def test_padding_has_no_part(mask):
-  """What stands in the padding changes nothing, and gets zeros, also as its gradient."""
+def test_padding_changes_nothing(mask):
+  """Values in the padding change no output; outputs and gradients in the padding are zero."""
   q, k, v = arrays(dtype='float32')
   wild = tuple(x.at[1, 15:].set(1e3).at[2].set(1e3) for x in (q, k, v))
   out, gradients = run('cudnn("xla")', wild, padded_row_inputs(mask))
@@ -92,7 +92,7 @@ def test_padding_has_no_part(mask):
 @pytest.mark.parametrize(
   'mask, kind, window', [('causal', 'CAUSAL', 0), ('causal & window(5)', 'CAUSAL', 6), ('full', 'PADDING', 0)]
 )
-def test_lowers_to_the_fused_calls(fused, mask, kind, window):
+def test_lowers_to_fused_calls(fused, mask, kind, window):
   def loss(*qkv):
     return (
       kernel('cudnn').attend(*qkv, AttentionInputs(**padded_row_inputs(mask)))[0].astype(jnp.float32).sum()
@@ -100,16 +100,16 @@ def test_lowers_to_the_fused_calls(fused, mask, kind, window):
 
   text = jax.jit(jax.grad(loss, (0, 1, 2))).trace(*arrays()).lower(lowering_platforms=('cuda',)).as_text()
   assert re.findall(r'@__cudnn\$(\w+)', text) == ['fmhaSoftmax', 'fmhaSoftmaxBackward']
-  told = re.findall(r'backend_config = "(\{.*?\})"', text)
-  assert len(told) == 2
-  for config in told:
-    told = json.loads(config.replace('\\22', '"'))['cudnn_fmha_backend_config']
-    assert (told['mask_type'], told['sliding_window_length'], told['fmha_scale']) == (kind, window, 0.4)
+  configs = re.findall(r'backend_config = "(\{.*?\})"', text)
+  assert len(configs) == 2
+  for text in configs:
+    config = json.loads(text.replace('\\22', '"'))['cudnn_fmha_backend_config']
+    assert (config['mask_type'], config['sliding_window_length'], config['fmha_scale']) == (kind, window, 0.4)
 
 
 @pytest.mark.parametrize('K, local', [(2, 1), (1, 1)])
-def test_each_device_computes_its_own_rows_and_heads(fused, K, local):
-  """On 2 × 2 × 2 devices, two heads for each: of two key heads one, of one that one."""
+def test_each_device_computes_its_rows_and_heads(fused, K, local):
+  """On 2 × 2 × 2 devices with two query heads each: one of two key heads, or the single one."""
   mesh = jax.make_mesh((2, 2, 2), ('data', 'fsdp', 'tensor'), axis_types=(AxisType.Auto,) * 3)
   rules = parse_rules(dict(batch='data fsdp', length='', heads='tensor', kv_heads='tensor', kv=''))
   inputs = padded_row_inputs('causal', lengths=(24, 15, 0, 24))
@@ -123,10 +123,10 @@ def test_each_device_computes_its_own_rows_and_heads(fused, K, local):
 
   with context(mesh, rules):
     text = step('cudnn').trace(q, k, v).lower(lowering_platforms=('cuda',)).as_text()
-    cut = step('cudnn("xla")')(q, k, v)
+    sharded = step('cudnn("xla")')(q, k, v)
   (call,) = re.findall(r'@__cudnn\$fmhaSoftmax\(.*?: \((.*?)\) ->', text)
   assert call.split(', ')[:3] == ['tensor<1x24x2x8xbf16>'] + [f'tensor<1x24x{local}x8xbf16>'] * 2
-  for x, y in zip(jax.tree.leaves(cut), jax.tree.leaves(step('dense')(q, k, v))):
+  for x, y in zip(jax.tree.leaves(sharded), jax.tree.leaves(step('dense')(q, k, v))):
     np.testing.assert_allclose(np.asarray(x, np.float32), np.asarray(y, np.float32), rtol=2e-2, atol=2e-2)
 
 
@@ -138,24 +138,24 @@ def test_each_device_computes_its_own_rows_and_heads(fused, K, local):
     (dict(mask='causal & ~window(0)'), 'full, or causal'),
     (dict(mask='dilated(3, 2) & causal'), 'full, or causal'),
     (dict(mask='longformer(3, 1)'), 'full, or causal'),
-    (dict(mask='prefix'), 'must know the mask before the data'),
-    (dict(layout='packed'), "layout='packed' does not promise that"),
-    (dict(layout='arbitrary'), "layout='arbitrary' does not promise that"),
-    (dict(S=30), 'as many keys as queries, not 30 and 24'),
-    (dict(C2=16), 'as wide as its keys, not 16 by 8'),
-    (dict(dtype='float32'), 'float16 or bfloat16, and this is float32'),
+    (dict(mask='prefix'), 'compiles the mask'),
+    (dict(layout='packed'), "layout='packed' does not guarantee"),
+    (dict(layout='arbitrary'), "layout='arbitrary' does not guarantee"),
+    (dict(S=30), 'as many keys as queries, not 30 keys and 24 queries'),
+    (dict(C2=16), 'as wide as its keys, not 16 against 8'),
+    (dict(dtype='float32'), 'float16 or bfloat16, not float32'),
     (dict(C=12), 'a multiple of 8 and at most 128, not 12'),
     (dict(C=136), 'at most 128, not 136'),
     (dict(bias=Partial(jnp.add)), 'no bias'),
-    (dict(score=Partial(jnp.add)), 'no other score'),
+    (dict(score=Partial(jnp.add)), 'no score but'),
     (dict(sinks=jnp.zeros(H)), 'no sinks'),
-    (dict(soft_cap=3.0), 'does not cap'),
+    (dict(soft_cap=3.0), 'no soft cap'),
     (dict(normalizer='sigmoid'), 'softmax only'),
     (dict(dropout=0.1, dropout_key=jax.random.key(0)), 'dropout'),
   ],
   ids=lambda x: '' if isinstance(x, str) else ' '.join(f'{key}={value}'[:30] for key, value in x.items()),
 )
-def test_refuses(fields, words):
+def test_unsupported_inputs(fields, words):
   fields = dict(fields)
   qkv = arrays(**{name: fields.pop(name) for name in ('S', 'C', 'C2', 'dtype') if name in fields})
   reason = kernel('cudnn').unsupported_reason(
@@ -164,7 +164,7 @@ def test_refuses(fields, words):
   assert words in reason
 
 
-def test_dropout_that_does_not_drop_is_served():
+def test_supports_a_dropout_rate_without_a_key():
   for more in (dict(dropout=0.1), dict(dropout_key=jax.random.key(0))):
     assert (
       kernel('cudnn').unsupported_reason(*arrays(), AttentionInputs(**padded_row_inputs('causal', **more)))
@@ -177,12 +177,12 @@ def test_dropout_that_does_not_drop_is_served():
   [('dot', 0.25), ('dot(1.0)', 1.0)]
   + [(text, None) for text in collect.specs('score') if not text.startswith('dot')],
 )
-def test_a_score_is_known_by_its_function(text, scale):
+def test_recognizes_the_scaled_dot_product(text, scale):
   score = evaluate_module(spec.factory(text, *collect.SLOTS['score'], head_width=16), lambda made: made())
   assert AttentionInputs(**padded_row_inputs('causal', score=score)).scale == scale
 
 
-def test_a_learned_factor_is_no_scaled_dot_product():
+def test_a_learned_factor_is_not_a_scaled_dot_product():
   assert AttentionInputs(**padded_row_inputs('causal')).scale == 0.4
   learned = Partial(lambda weight, q, k: weight * scaled_dot(q, k, 1.0), jnp.ones(()))
   assert AttentionInputs(**padded_row_inputs('causal', score=learned)).scale is None
@@ -209,37 +209,37 @@ def test_a_learned_factor_is_no_scaled_dot_product():
     ('causal & ~causal', None),
   ],
 )
-def test_a_mask_is_known_by_what_it_shows(mask, expected):
+def test_recognizes_bands_by_the_pairs_shown(mask, expected):
   assert mask_band(collect.mask(mask), 12, 12) == expected
 
 
-def test_a_band_between_other_lengths():
+def test_bands_of_unequal_lengths():
   assert mask_band(collect.mask('window(3)'), 4, 12) == (None, 3)
   assert mask_band(collect.mask('window(3)'), 12, 4) == (3, None)
   assert mask_band(collect.mask('causal'), 1, 1) == (None, None)
 
 
-def test_is_for_a_gpu():
-  with pytest.raises(ValueError, match='it runs on gpu, and this is a cpu'):
+def test_requires_a_recent_nvidia_gpu():
+  with pytest.raises(ValueError, match='it runs on gpu, not on cpu'):
     kernel('cudnn')(*arrays(), **padded_row_inputs('causal'))
   assert unsupported_gpu_reason('9.0') is None and unsupported_gpu_reason('10.3') is None
-  assert "says '7.5'" in unsupported_gpu_reason('7.5') and "says 'gfx942'" in unsupported_gpu_reason('gfx942')
+  assert "not '7.5'" in unsupported_gpu_reason('7.5') and "not 'gfx942'" in unsupported_gpu_reason('gfx942')
   assert 'none is attached' in kernel('cudnn').unavailable_reason('gpu')
 
 
 @pytest.mark.parametrize(
-  'kind, told', [('NVIDIA H100 80GB HBM3', '9.0'), ('NVIDIA B200', '10.0'), ('Another', None)]
+  'kind, capability', [('NVIDIA H100 80GB HBM3', '9.0'), ('NVIDIA B200', '10.0'), ('Another', None)]
 )
-def test_of_a_gpu_that_is_not_here_is_told_what_is_known(kind, told):
+def test_capability_of_an_unattached_gpu_comes_from_the_table(kind, capability):
   device = AbstractDevice(device_kind=kind, num_cores=132, platform='cuda')
   with jax.sharding.use_abstract_mesh(
     AbstractMesh((1,), ('data',), axis_types=(AxisType.Auto,), abstract_device=device)
   ):
-    assert mesh.gpu_capability('gpu') == told
-    assert (kernel('cudnn').unavailable_reason('gpu') is None) == (told is not None)
+    assert mesh.gpu_capability('gpu') == capability
+    assert (kernel('cudnn').unavailable_reason('gpu') is None) == (capability is not None)
     assert mesh.attached_device('gpu') is None
 
 
-def test_an_unknown_implementation_is_refused():
-  with pytest.raises(ValueError, match="implementation='flash' is not there; known: "):
+def test_rejects_an_unknown_implementation():
+  with pytest.raises(ValueError, match="implementation='flash' is unknown; use "):
     kernel('cudnn("flash")')

@@ -1,4 +1,4 @@
-"""The oracle of attention against itself, and the score against the oracle."""
+"""The attention oracle against its own formulas, and the dot score against the oracle."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -24,9 +24,9 @@ def test_dot_is_the_formula(text, scale):
 
 
 @pytest.mark.parametrize('kind', ['softmax', 'sinks', 'sigmoid'])
-def test_the_oracles_gradients_are_its_differences(kind):
+def test_oracle_gradients_equal_finite_differences(kind):
   visible = np.tril(np.ones((5, 5), bool))[None].repeat(2, 0)
-  visible[1, 0] = False  # a row that sees nothing
+  visible[1, 0] = False  # a row without visible keys
   g, sinks = DRAW.standard_normal((2, 5, 4, 4)), DRAW.standard_normal(4)
 
   def weights(q, k, sinks):
@@ -43,9 +43,9 @@ def test_the_oracles_gradients_are_its_differences(kind):
   d_logits, d_sinks = (d_p * p * (1 - p), None) if kind == 'sigmoid' else attention.softmax_gradients(p, d_p)
   d_q, d_k = attention.dot_gradients(Q, K, d_logits)
   for i, gradient in enumerate((d_q, d_k, d_v, d_sinks)[: 4 if kind == 'sinks' else 3]):
-    way = DRAW.standard_normal(gradient.shape)
+    direction = DRAW.standard_normal(gradient.shape)
     arguments = [
-      [x + sign * 1e-5 * way if j == i else x for j, x in enumerate((Q, K, V, sinks))] for sign in (1, -1)
+      [x + sign * 1e-5 * direction if j == i else x for j, x in enumerate((Q, K, V, sinks))] for sign in (1, -1)
     ]
     slope = (loss(*arguments[0]) - loss(*arguments[1])) / 2e-5
-    np.testing.assert_allclose((gradient * way).sum(), slope, rtol=1e-6)
+    np.testing.assert_allclose((gradient * direction).sum(), slope, rtol=1e-6)

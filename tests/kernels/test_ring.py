@@ -1,4 +1,4 @@
-"""Rows that a mesh cuts: keys go round, and the numbers are those of one device."""
+"""Ring attention over sharded rows equals attention on one device."""
 
 import functools
 
@@ -12,19 +12,19 @@ from tests.conformance.test_kernels import CASES, DROPPED, TOLERANCE, call, clos
 from tests.conformance.tiny import PREFIX
 from tfm.config.schema import default_config
 from tfm.kernels import ring
-from tfm.kernels.ring import Trip
+from tfm.kernels.ring import RingPlan
 from tfm.parallel import mesh as meshes
 from tfm.parallel import sharding
 
 
 RULES = sharding.parse_rules(default_config().rules)
-# What cannot be cut: fewer queries than devices.
-WHOLE = [name for name, case in CASES.items() if case.queries == (0, 12)]
+# Cases with all queries; those with fewer queries than devices cannot be sharded.
+ALL_QUERIES = [name for name, case in CASES.items() if case.queries == (0, 12)]
 QUICK = 'multi-head', 'learned score', 'sinks', 'packed layout', 'whole'
 
 
-def on(sizes, text, case):
-  """What `call` gives, with rows, heads and tokens cut over a mesh."""
+def call_on_mesh(sizes, text, case):
+  """The result of `call` with rows, heads and tokens sharded over a mesh."""
   a = case.arrays
   fixed = {name: jnp.asarray(x) for name, x in a.items() if name not in 'qkv'}
   fixed |= case.asked() | dict(k_prefix=jnp.full_like(fixed['k_positions'], PREFIX))
@@ -42,7 +42,7 @@ def on(sizes, text, case):
     y, back = jax.vjp(out, q, k, v, *learned)
     return y, back(jnp.asarray(cotangent(a), y.dtype))
 
-  learned = case.learned()  # outside: it is made of arrays that lie on no mesh
+  learned = case.learned()  # outside the mesh context: its arrays lie on no mesh
   with sharding.context(meshes.make(sizes), RULES):
     return run(*(jnp.asarray(a[name]) for name in 'qkv'), *learned)
 
@@ -51,44 +51,50 @@ def on(sizes, text, case):
   'sizes', [dict(sequence=2, data=2, tensor=2), dict(sequence=4, data=2)], ids=['zigzag', 'straight']
 )
 @pytest.mark.parametrize(
-  'name', [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in WHOLE]
+  'name', [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in ALL_QUERIES]
 )
-def test_round_the_devices_the_numbers_are_the_same(name, sizes):
-  close(on(sizes, 'ring(queries=2, keys=3)', CASES[name]), call('dense', CASES[name]), TOLERANCE['float32'])
+def test_equals_dense_on_one_device(name, sizes):
+  close(
+    call_on_mesh(sizes, 'ring(queries=2, keys=3)', CASES[name]),
+    call('dense', CASES[name]),
+    TOLERANCE['float32'],
+  )
 
 
-def test_what_cannot_go_round_is_refused():
+def test_rejects_lengths_and_dropout_that_it_cannot_shard():
   with pytest.raises(ValueError, match='8 devices share a row, which do not divide 12 queries and 12 keys'):
-    on(dict(sequence=8), 'ring', CASES['multi-head'])
+    call_on_mesh(dict(sequence=8), 'ring', CASES['multi-head'])
   with pytest.raises(ValueError, match='2 devices share a row, which do not divide 3 queries and 12 keys'):
-    on(dict(sequence=2, data=-1), 'ring', CASES['few queries'])
-  with pytest.raises(
-    ValueError, match='does not draw the dropout that all kernels agree on where a mesh cuts rows'
-  ):
-    on(dict(sequence=2, data=-1), 'ring', DROPPED['dropout'])
+    call_on_mesh(dict(sequence=2, data=-1), 'ring', CASES['few queries'])
+  with pytest.raises(ValueError, match='its dropout over sharded rows would differ'):
+    call_on_mesh(dict(sequence=2, data=-1), 'ring', DROPPED['dropout'])
 
 
 @pytest.mark.parametrize('devices', [2, 4, 8])
-def test_tokens_change_places_where_that_balances_the_work(devices):
-  """Under a causal mask all devices then have the same to do, about half of all; under a full one nobody moves."""
-  trips = {
-    zigzag: Trip.along(collect.mask('causal'), 'contiguous', 256, 256, devices, 4, 4, zigzag)
+def test_zigzag_is_used_if_it_balances_the_work(devices):
+  """Zigzag gives all devices half the blocks of a causal mask; under a full mask it is not used."""
+  plans = {
+    zigzag: RingPlan.in_order(collect.mask('causal'), 'contiguous', 256, 256, devices, 4, 4, zigzag)
     for zigzag in (False, True)
   }
-  assert Trip.of(collect.mask('causal'), 'contiguous', 256, 256, devices, 4, 4).zigzag
-  assert not Trip.of(collect.mask('full'), 'contiguous', 256, 256, devices, 4, 4).zigzag
-  assert not Trip.of(collect.mask('causal'), 'arbitrary', 256, 256, devices, 4, 4).zigzag
+  assert RingPlan.best(collect.mask('causal'), 'contiguous', 256, 256, devices, 4, 4).zigzag
+  assert not RingPlan.best(collect.mask('full'), 'contiguous', 256, 256, devices, 4, 4).zigzag
+  assert not RingPlan.best(collect.mask('causal'), 'arbitrary', 256, 256, devices, 4, 4).zigzag
   all_blocks = (64 // devices) * 64
-  by_device = trips[True].rows.starts[..., -1].sum(1)
-  assert by_device.min() == by_device.max() and trips[True].work / all_blocks < 0.5 + 1 / devices
-  assert trips[False].work / all_blocks > 1 - 1 / devices
-  # Between them they visit what the mask shows, each block once.
-  assert trips[True].rows.starts[..., -1].sum() == trips[False].rows.starts[..., -1].sum() == 64 * 65 // 2
+  by_device = plans[True].key_visits.starts[..., -1].sum(1)
+  assert by_device.min() == by_device.max() and plans[True].work / all_blocks < 0.5 + 1 / devices
+  assert plans[False].work / all_blocks > 1 - 1 / devices
+  # Together the devices visit each visible block once.
+  assert (
+    plans[True].key_visits.starts[..., -1].sum()
+    == plans[False].key_visits.starts[..., -1].sum()
+    == 64 * 65 // 2
+  )
 
 
-def test_pieces_go_to_their_places_and_back():
+def test_zigzag_exchange_and_its_inverse():
   mesh, x = meshes.make(dict(sequence=8)), jnp.arange(32).reshape(1, 32)
-  both = functools.partial(ring.exchange, 'sequence', 8)
+  both = functools.partial(ring.exchange_zigzag, 'sequence', 8)
 
   @jax.jit
   def there(x):
@@ -111,6 +117,6 @@ def test_pieces_go_to_their_places_and_back():
 
   with jax.set_mesh(mesh):
     np.testing.assert_array_equal(
-      there(x)[0], np.concatenate([ring.indices(32, 8, i, True) for i in range(8)])
+      there(x)[0], np.concatenate([ring.token_indices(32, 8, i, True) for i in range(8)])
     )
     np.testing.assert_array_equal(again(x), x)

@@ -1,4 +1,4 @@
-"""The TPU kernel, step by step on any machine: the dense one's equal, alone and on a mesh; its refusals."""
+"""The TPU kernel, interpreted on any platform: equal to dense, alone and on a mesh; unsupported inputs."""
 
 import functools
 
@@ -27,7 +27,7 @@ def arrays(T=T, K=K, B=B, dtype='float32'):
 
 
 def segments(*runs):
-  """Rows of (segment, tokens) runs as `asked` takes them."""
+  """The segment ids of rows, given as runs of (segment, tokens)."""
   rows = jnp.asarray([np.repeat(*np.array(row).T) for row in runs], jnp.int32)
   return dict(q_segments=rows, k_segments=rows)
 
@@ -49,7 +49,7 @@ SLOW = [name for name in CASES if name not in ('grouped', 'packed window')]
 
 
 def run(text, mask, T=T, K=K, B=B, dtype='float32', **more):
-  """(out, gradients of q, k, v and what is learned), compiled."""
+  """(out, gradients of q, k, v and the learned inputs), compiled."""
   fields = attention_inputs(mask, T=T, score=Partial(functools.partial(scaled_dot, scale=0.5)))
   tokens = [f'{of}_{what}' for of in 'qk' for what in ('positions', 'segments')]
   fields |= {name: jnp.resize(fields[name], (B, T)) for name in tokens}
@@ -100,8 +100,10 @@ def test_the_mesh_changes_nothing(case):
   close(on_a_mesh(INTERPRETED, (2, 2, 2), **case), run('dense', **case))
 
 
-def test_heads_that_the_mesh_does_not_cut_alike_are_refused():
-  with pytest.raises(ValueError, match='cuts its 4 heads into 4, which does not cut its 2 key heads alike'):
+def test_rejects_heads_that_the_mesh_does_not_divide():
+  with pytest.raises(
+    ValueError, match='splits its 4 heads into 4 shards, which does not divide its 2 key heads'
+  ):
     on_a_mesh(INTERPRETED, (2, 1, 4), mask='causal')
 
 
@@ -109,7 +111,7 @@ def test_heads_that_the_mesh_does_not_cut_alike_are_refused():
   'mask', [text for text in collect.specs('mask') if not collect.mask(text).required_fields]
 )
 def test_every_mask_compiles_into_the_kernel(mask):
-  """Lowered for a TPU, forward and backward: the mask becomes part of the three kernels."""
+  """Lowered for a TPU, forward and backward: the mask is part of all three kernels."""
   device = AbstractDevice(device_kind='TPU v5 lite', num_cores=1, platform='tpu')
   mesh = AbstractMesh((1,), ('data',), axis_types=(AxisType.Auto,), abstract_device=device)
   fields = AttentionInputs(**attention_inputs(f'window(0) | ({mask})', T=256))
@@ -122,8 +124,8 @@ def test_every_mask_compiles_into_the_kernel(mask):
   assert lowered.as_text().count('tpu_custom_call') == 3
 
 
-def test_what_the_mask_closes_is_not_visited():
-  """A value that is no number spoils all who multiply it, be it by zero; the first queries do not."""
+def test_hidden_blocks_are_not_visited():
+  """A NaN spoils every product, even with zero; the first queries never multiply it."""
   q, k, v = arrays(512)
   v = v.at[:, 128:].set(jnp.nan)
   run = functools.partial(kernel(INTERPRETED), **attention_inputs('causal', T=512))
@@ -135,31 +137,31 @@ def test_what_the_mask_closes_is_not_visited():
   'fields, words',
   [
     (dict(T=48), 'a multiple of 128, not 48 queries and 48 keys'),
-    (dict(layout='arbitrary'), "which layout='arbitrary' does not make of a relative mask"),
-    (dict(layout='packed', mask='longformer(9, 1)'), "layout='packed' does not make of this mask"),
-    (dict(mask='~causal'), 'must see themselves, and the mask hides some'),
-    (dict(mask='prefix'), 'must know the mask before the data'),
+    (dict(layout='arbitrary'), "layout='arbitrary' does not allow for a relative mask"),
+    (dict(layout='packed', mask='longformer(9, 1)'), "layout='packed' does not allow for this mask"),
+    (dict(mask='~causal'), 'every query must see itself'),
+    (dict(mask='prefix'), 'compiles the mask'),
     (dict(bias=Partial(jnp.add)), 'no bias'),
-    (dict(score=Partial(jnp.add)), 'no other score'),
+    (dict(score=Partial(jnp.add)), 'no score but'),
     (dict(normalizer='sigmoid'), 'softmax only'),
     (dict(dropout=0.1, dropout_key=jax.random.key(0)), 'dropout'),
-    (dict(dtype='float16'), 'bfloat16 or float32, and this is float16'),
+    (dict(dtype='float16'), 'bfloat16 or float32, not float16'),
   ],
   ids=lambda x: '' if isinstance(x, str) else ' '.join(x),
 )
-def test_refuses(fields, words):
+def test_unsupported_inputs(fields, words):
   fields = dict(mask='causal', T=T, dtype='float32') | fields
   qkv = arrays(fields['T'], dtype=fields.pop('dtype'))
-  with pytest.raises(ValueError, match=f'kernel=.splash. cannot serve: .*{words}'):
+  with pytest.raises(ValueError, match=f'kernel=.splash. cannot be used: .*{words}'):
     kernel(INTERPRETED)(*qkv, **attention_inputs(**fields))
 
 
-def test_is_for_a_tpu():
+def test_requires_a_tpu():
   assert kernel('splash').unavailable_reason('tpu') is None
-  with pytest.raises(ValueError, match='it runs on tpu, and this is a cpu'):
+  with pytest.raises(ValueError, match='it runs on tpu, not on cpu'):
     kernel('splash')(*arrays(), **attention_inputs(T=T))
 
 
-def test_a_block_is_made_of_registers():
+def test_block_is_a_multiple_of_the_register_width():
   with pytest.raises(ValueError, match='block=100 must be a multiple of 128 tokens'):
     kernel('splash(100)')

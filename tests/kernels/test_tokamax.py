@@ -1,4 +1,4 @@
-"""The optional GPU kernel: equal to the dense one where its package is, and a reason where it is not."""
+"""The optional GPU kernel: equal to dense if its package is installed, and a clear reason if it is not."""
 
 import importlib
 import re
@@ -31,7 +31,7 @@ def tokamax():
 @pytest.mark.parametrize('dtype, tolerance', [('float32', 2e-6), ('bfloat16', 2e-2)])
 @pytest.mark.parametrize('fields', [{}, dict(soft_cap=1.5)], ids=['plain', 'soft cap'])
 @pytest.mark.parametrize('mask', MASKS)
-def test_what_is_asked_of_tokamax_is_the_dense_kernel(tokamax, mask, fields, dtype, tolerance):
+def test_tokamax_call_equals_the_dense_kernel(tokamax, mask, fields, dtype, tolerance):
   qkv = arrays(C2=16, dtype=dtype)
   for x, y in zip(
     *(jax.tree.leaves(run(text, qkv, padded_row_inputs(mask, **fields))) for text in (ANYWHERE, 'dense'))
@@ -42,7 +42,7 @@ def test_what_is_asked_of_tokamax_is_the_dense_kernel(tokamax, mask, fields, dty
 
 
 @pytest.mark.parametrize('mask', ['causal', 'full'])
-def test_padding_has_no_part(tokamax, mask):
+def test_padding_changes_nothing(tokamax, mask):
   qkv = tuple(x.at[1, 15:].set(1e3).at[2].set(1e3) for x in arrays(dtype='float32'))
   out, gradients = run(ANYWHERE, qkv, padded_row_inputs(mask))
   for x in (out, *gradients):
@@ -62,14 +62,14 @@ def test_the_mesh_changes_nothing(tokamax, K):
 
 
 class Gpu:
-  """What the library asks the machine's own."""
+  """The library queries the attached GPU."""
 
   device_kind, platform, compute_capability = 'NVIDIA H100 80GB HBM3', 'gpu', '9.0'
 
 
 @pytest.mark.parametrize('mask', ['causal', 'causal & window(5)', 'full'])
 @pytest.mark.parametrize('implementation, call', [('mosaic', 'mosaic_gpu'), ('triton', 'triton')])
-def test_lowers_to_the_librarys_kernels(tokamax, monkeypatch, implementation, call, mask):
+def test_lowers_to_library_kernels(tokamax, monkeypatch, implementation, call, mask):
   gpu = Gpu()
   backend = importlib.import_module('tokamax._src.ops.attention.api').backend
   monkeypatch.setattr(backend, 'get_default_device', lambda: gpu)
@@ -89,19 +89,19 @@ def test_lowers_to_the_librarys_kernels(tokamax, monkeypatch, implementation, ca
   'fields, words',
   [
     (dict(mask='window(5)'), 'full, or causal with or without a window to the left'),
-    (dict(layout='packed'), "layout='packed' does not promise that"),
-    (dict(T=128, S=256), 'as many keys as queries, not 256 and 128'),
-    (dict(T=100), 'lengths are multiples of 128, not 100'),
-    (dict(T=128, dtype='float32'), 'float16 or bfloat16, and this is float32'),
+    (dict(layout='packed'), "layout='packed' does not guarantee"),
+    (dict(T=128, S=256), 'as many keys as queries, not 256 keys and 128 queries'),
+    (dict(T=100), 'lengths must be multiples of 128, not 100'),
+    (dict(T=128, dtype='float32'), 'float16 or bfloat16, not float32'),
     (dict(bias=Partial(jnp.add)), 'no bias'),
-    (dict(score=Partial(jnp.add)), 'no other score'),
+    (dict(score=Partial(jnp.add)), 'no score but'),
     (dict(sinks=jnp.zeros(4)), 'no sinks'),
     (dict(normalizer='sigmoid'), 'softmax only'),
     (dict(dropout=0.1, dropout_key=jax.random.key(0)), 'dropout'),
   ],
   ids=lambda x: '' if isinstance(x, str) else ' '.join(f'{key}={value}'[:30] for key, value in x.items()),
 )
-def test_refuses(fields, words):
+def test_unsupported_inputs(fields, words):
   fields = dict(fields)
   shape = {name: fields.pop(name) for name in ('T', 'S', 'dtype') if name in fields}
   mask = fields.pop('mask', 'causal')
@@ -109,17 +109,17 @@ def test_refuses(fields, words):
   assert words in kernel('tokamax').unsupported_reason(*arrays(**shape), inputs)
 
 
-def test_only_the_newer_kernel_has_caps_with_a_gradient():
+def test_only_mosaic_supports_soft_caps():
   reasons = [
     kernel(text).unsupported_reason(
       *arrays(128), AttentionInputs(**padded_row_inputs('causal', T=128, soft_cap=3.0))
     )
     for text in ('tokamax', 'tokamax("triton")')
   ]
-  assert reasons[0] is None and 'does not cap' in reasons[1]
+  assert reasons[0] is None and 'no soft cap' in reasons[1]
 
 
-def test_without_the_package_it_says_so(monkeypatch):
+def test_missing_package_is_the_reason(monkeypatch):
   monkeypatch.setitem(sys.modules, 'tokamax', None)
   for cached in (module.package, module.import_error):
     cached.cache_clear()
@@ -131,20 +131,18 @@ def test_without_the_package_it_says_so(monkeypatch):
       cached.cache_clear()
 
 
-def test_is_for_a_gpu_of_some_age():
-  assert 'it runs on gpu, and this is a tpu' in kernel('tokamax').unavailable_reason('tpu')
+def test_requires_a_recent_nvidia_gpu():
+  assert 'it runs on gpu, not on tpu' in kernel('tokamax').unavailable_reason('tpu')
   assert (
     module.unsupported_gpu_reason('mosaic', '9.0') is None
     and module.unsupported_gpu_reason('triton', '8.6') is None
   )
-  assert "capability 9 or later, below 11, and this one says '8.0'" in module.unsupported_gpu_reason(
-    'mosaic', '8.0'
-  )
-  assert "says 'gfx942'" in module.unsupported_gpu_reason('triton', 'gfx942')
+  assert "capability 9 or later, below 11, not '8.0'" in module.unsupported_gpu_reason('mosaic', '8.0')
+  assert "not 'gfx942'" in module.unsupported_gpu_reason('triton', 'gfx942')
   assert 'none is attached' in module.unsupported_gpu_reason('mosaic', None)
 
 
-def test_the_command_line_is_left_alone(tokamax, monkeypatch):
+def test_does_not_parse_the_command_line(tokamax, monkeypatch):
   monkeypatch.setattr(sys, 'argv', ['tfm', '--unknown'])
   flags.FLAGS.unparse_flags()
   module.package.cache_clear()
@@ -152,6 +150,6 @@ def test_the_command_line_is_left_alone(tokamax, monkeypatch):
   assert flags.FLAGS.is_parsed()
 
 
-def test_an_unknown_implementation_is_refused():
-  with pytest.raises(ValueError, match="implementation='flash' is not there; known: "):
+def test_rejects_an_unknown_implementation():
+  with pytest.raises(ValueError, match="implementation='flash' is unknown; use one of "):
     kernel('tokamax("flash")')

@@ -1,4 +1,4 @@
-"""Scores against their formulas, pair by pair; what they learn; what they refuse."""
+"""Scores against their formulas pair by pair; their parameters; invalid settings."""
 
 import flax.linen as nn
 import jax
@@ -18,8 +18,8 @@ Q, KEY = DRAW.standard_normal((B, K, G, T, C)), DRAW.standard_normal((B, K, S, C
 Q32, KEY32 = jnp.asarray(Q, jnp.float32), jnp.asarray(KEY, jnp.float32)
 
 
-def made(text, params=None):
-  """The function of a score, of which the parameters are given or drawn from N(0, 1); and they."""
+def build_score(text, params=None):
+  """(function of a score, its parameters), which are given or drawn from N(0, 1)."""
   if params is None:
     draw = np.random.default_rng(1)
     params = {name: draw.standard_normal(x.shape).astype(np.float32) for name, x in parameters(text).items()}
@@ -27,12 +27,12 @@ def made(text, params=None):
 
 
 def parameters(text):
-  """What a score starts from."""
+  """The initial parameters of a score."""
   module = spec.factory(text, tfm.scores, Score, head_width=C)()
   return nn.unbox(module.init(jax.random.key(0)).get('params', {}))
 
 
-# Each score as its formula has it, from the parameters by name.
+# The formula of each score, with its parameters by name.
 FORMULAS = {
   'additive': lambda p: lambda q, k: scores.additive(p['query'].T, p['key'].T, p['vector'], q, k),
   'additive(3)': lambda p: lambda q, k: scores.additive(p['query'].T, p['key'].T, p['vector'], q, k),
@@ -46,16 +46,16 @@ FORMULAS = {
 
 @pytest.mark.parametrize('text', FORMULAS)
 def test_formula(text):
-  score, params = made(text)
+  score, params = build_score(text)
   logits = score(Q32, KEY32)
   expected = scores.grouped(FORMULAS[text](params), Q, KEY)
   np.testing.assert_allclose(logits, expected, rtol=2e-5, atol=2e-6 * np.abs(expected).max())
 
 
 @pytest.mark.parametrize('text', FORMULAS)
-def test_bfloat16_rounds_what_comes_in_and_sums_in_float32(text):
-  """Within the roundings of products that bfloat16 allows, of the formula on the rounded values."""
-  score, params = made(text)
+def test_bfloat16_inputs_are_summed_in_float32(text):
+  """Equal to the formula on rounded inputs, within the rounding of bfloat16 products."""
+  score, params = build_score(text)
   q, k = jnp.asarray(Q, jnp.bfloat16), jnp.asarray(KEY, jnp.bfloat16)
   logits = jax.jit(score)(q, k)
   assert logits.dtype == jnp.float32
@@ -65,15 +65,15 @@ def test_bfloat16_rounds_what_comes_in_and_sums_in_float32(text):
 
 
 @pytest.mark.parametrize('text', FORMULAS)
-def test_gradients_are_the_formulas_differences(text):
-  score, params = made(text)
+def test_gradients_equal_finite_differences(text):
+  score, params = build_score(text)
   g = DRAW.standard_normal((B, K, G, T, S))
 
   def loss(q, k, params):
     return (scores.grouped(FORMULAS[text](params), q, k) * g).sum()
 
   def ours(q, k, params):
-    f, _ = made(text, params)
+    f, _ = build_score(text, params)
     return (f(q, k) * jnp.asarray(g, jnp.float32)).sum()
 
   gradients = jax.grad(ours, argnums=(0, 1, 2))(Q32, KEY32, params)
@@ -89,7 +89,7 @@ def test_gradients_are_the_formulas_differences(text):
 
 
 class TestAdditive:
-  def test_hidden_width_is_the_heads_unless_given(self):
+  def test_hidden_width_defaults_to_the_head_width(self):
     assert {name: x.shape for name, x in parameters('additive').items()} == dict(
       query=(C, C), key=(C, C), vector=(C,)
     )
@@ -97,16 +97,16 @@ class TestAdditive:
       query=(C, 3), key=(C, 3), vector=(3,)
     )
 
-  def test_logits_start_at_about_one_whatever_the_width(self):
+  def test_initial_logits_have_unit_size_for_any_width(self):
     for width in (4, 512):
       params = parameters(f'additive({width})')
-      f, _ = made(f'additive({width})', params)
+      f, _ = build_score(f'additive({width})', params)
       assert 0.2 < np.sqrt(np.mean(np.square(f(Q32, KEY32)))) < 2
 
-  def test_hidden_values_are_not_held(self):
-    """Neither forward nor backward is there more than a few times the logits."""
+  def test_hidden_values_are_not_stored(self):
+    """Both passes need at most a few times the memory of the logits."""
     length, hidden = 256, 64
-    f, _ = made(f'additive({hidden})')
+    f, _ = build_score(f'additive({hidden})')
     q, k = jnp.ones((1, 1, 1, length, C)), jnp.ones((1, 1, length, C))
     for run in (f, jax.grad(lambda q, k: f(q, k).sum(), argnums=(0, 1))):
       memory = jax.jit(run).lower(q, k).compile().memory_analysis()
@@ -116,8 +116,8 @@ class TestAdditive:
 class TestCosine:
   @pytest.mark.parametrize('text', ['cosine', 'cosine(4.0, learned=True)'])
   @pytest.mark.parametrize('dtype', ['float32', 'bfloat16', 'float16'])
-  def test_zero_vectors_have_a_logit_and_gradients(self, text, dtype):
-    f, _ = made(text)
+  def test_zero_vectors_have_finite_logits_and_gradients(self, text, dtype):
+    f, _ = build_score(text)
     q, k = jnp.asarray(Q, dtype).at[:, :, :, 1].set(0), jnp.asarray(KEY, dtype).at[:, :, 2].set(0)
     logits = np.asarray(f(q, k))
     assert not logits[..., 1, :].any() and not logits[..., 2].any()
@@ -126,38 +126,38 @@ class TestCosine:
     for gradient in jax.tree.leaves(gradients):
       assert np.isfinite(np.asarray(gradient, np.float32)).all()
 
-  def test_lengths_do_not_matter(self):
-    f, _ = made('cosine')
+  def test_invariant_to_norms(self):
+    f, _ = build_score('cosine')
     for by in (1e-2, 1e6):
       np.testing.assert_allclose(f(by * Q32, KEY32), f(Q32, KEY32), atol=1e-5)
       np.testing.assert_allclose(f(Q32, by * KEY32), f(Q32, KEY32), atol=1e-5)
 
-  def test_a_vector_meets_itself_at_the_temperature(self):
-    f, _ = made('cosine(7.5)')
+  def test_logit_of_a_vector_with_itself_is_the_temperature(self):
+    f, _ = build_score('cosine(7.5)')
     logits = f(KEY32[:, :, None], KEY32)
     np.testing.assert_allclose(np.diagonal(logits, axis1=-2, axis2=-1), 7.5, rtol=1e-5)
     assert np.abs(logits).max() < 7.5 * (1 + 1e-5)
 
-  def test_a_learned_temperature_starts_where_it_is_told_and_ends_at_100(self):
+  def test_learned_temperature_starts_at_its_setting_and_is_at_most_100(self):
     start = parameters('cosine(4.0, learned=True)')
     assert start['log_temperature'].shape == () and not parameters('cosine')
-    unit, _ = made('cosine(1.0)')
+    unit_cosine, _ = build_score('cosine(1.0)')
     first = start['log_temperature']
     for log, temperature in ((first, 4), (np.log(99), 99), (np.log(101), 100), (50.0, 100)):
-      f, _ = made('cosine(4.0, learned=True)', dict(log_temperature=log))
-      np.testing.assert_allclose(f(Q32, KEY32), temperature * unit(Q32, KEY32), rtol=1e-4, atol=1e-4)
+      f, _ = build_score('cosine(4.0, learned=True)', dict(log_temperature=log))
+      np.testing.assert_allclose(f(Q32, KEY32), temperature * unit_cosine(Q32, KEY32), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(
-  'text, complaint',
+  'text, message',
   [
-    ('additive(0)', 'width=0 must be at least 1 hidden channel, or None for the head width'),
+    ('additive(0)', 'width=0 must be at least 1, or None for the head width'),
     ('cosine(0.0)', 'temperature=0.0 must be above 0'),
     ('cosine(-3.0)', 'temperature=-3.0 must be above 0'),
-    ('cosine(100.0, learned=True)', 'temperature=100.0 must start below 100 where it is learned'),
+    ('cosine(100.0, learned=True)', 'temperature=100.0 must start below its upper bound 100'),
   ],
 )
-def test_refusals(text, complaint):
-  with pytest.raises(ValueError) as refusal:
+def test_invalid_settings(text, message):
+  with pytest.raises(ValueError) as error:
     spec.factory(text, tfm.scores, Score, head_width=C)
-  assert complaint in str(refusal.value)
+  assert message in str(error.value)

@@ -1,4 +1,4 @@
-"""The kernel that suits the case."""
+"""Chooses the kernel by platform, shapes and inputs."""
 
 import dataclasses
 import functools
@@ -12,9 +12,10 @@ from tfm.parallel import mesh
 
 @dataclasses.dataclass(frozen=True)
 class Auto(Kernel):
-  """The first kernel of `ORDER` that suits the platform, the shapes and what is asked; logged once with the reasons.
+  """The first kernel of `ORDER` that is available, supports the inputs and is preferred for them.
 
-  A kernel suits if it can serve and says that it is worth it (`Kernel.unsuited`).
+  Logs each choice once, with the reasons against the kernels before it (`Kernel.unavailable_reason`,
+  `unsupported_reason`, `unpreferred_reason`).
   """
 
   def attend(self, q, k, v, inputs):
@@ -28,27 +29,27 @@ class Auto(Kernel):
       )
       if not reason:
         _log_once(
-          f'kernel: auto takes {name} on {platform}'
+          f'kernel: auto chose {name} on {platform}'
           + ''.join(f'; not {other}: {why}' for other, why in reasons)
         )
         return kernel.attend(q, k, v, inputs)
       reasons.append((name, reason))
-    raise ValueError(f"kernel='auto' finds none: {reasons}")
+    raise ValueError(f"kernel='auto' found no kernel for these inputs: {reasons}")
 
 
 _log = logging.getLogger(__name__)
 
-# First that for rows which a mesh cuts; then from the most specialised to the specification, which serves everything.
+# The kernel for sharded rows, then from the most specialised to the specification, which supports everything.
 ORDER = ('ring', 'splash', 'cudnn', 'tokamax', 'chunked', 'dense')
 
 
 @functools.cache
 def load_kernel(name: str) -> Kernel:
-  """The kernel of a file beside this one, as its bare name makes it."""
+  """The kernel of that name with its default settings."""
   return spec.build(name, importlib.import_module('tfm.kernels'), Kernel)
 
 
 @functools.cache
 def _log_once(text: str) -> None:
-  """Logs a text the first time that it comes."""
+  """Logs a text at its first call only."""
   _log.info(text)

@@ -5,73 +5,80 @@ from collections.abc import Callable
 
 import jax
 
-from tfm.kernels import _blockwise
-from tfm.kernels._blockwise import Blocks, Sizes
+from tfm.kernels import _block_plan, _blockwise
+from tfm.kernels._block_plan import BlockGrid, BlockSizes
 from tfm.kernels.protocol import Kernel
 from tfm.parallel.sharding import shard
 
 
 @dataclasses.dataclass(frozen=True)
-class Chunked(Sizes, Kernel):
-  """Attention by online softmax over blocks of keys (Rabe & Staats 2021; Milakov & Gimelshein 2018), its
-  backward pass by hand from q, k, v, the output and its log-sum-exp (Dao et al. 2022, FlashAttention, alg. 4).
+class Chunked(BlockSizes, Kernel):
+  """Attention by online softmax over blocks of keys (Rabe & Staats 2021; Milakov & Gimelshein 2018).
 
-  For the keys s of each block in turn, with the running maximum m, denominator l and numerator a:
+  For each block of keys s, with the running maximum m, denominator l and numerator a:
 
     m' = max(m, maxₛ logitₛ),  l' = l·e^(m-m') + Σₛ e^(logitₛ-m'),  a' = a·e^(m-m') + Σₛ e^(logitₛ-m') vₛ
 
-  and out = a / l. Of the score, the bias and the cap it needs nothing but that they can be asked for a
-  block. Which blocks the mask closes wholly is found on the host, from its `bounds`: those are not
-  visited, and in those it opens wholly it is not asked. Blocks without a document in common are
-  skipped when it comes to them.
+  and out = a / l. The backward pass recomputes the logits of each block from q, k, v, the output and its
+  log-sum-exp (Dao et al. 2022, FlashAttention, alg. 4). Score, bias and cap are computed per block.
+
+  The host derives the blocks to visit from the mask's `bounds`: blocks that the mask hides completely are
+  skipped; in blocks that it shows completely it is not evaluated. Blocks without a common document are
+  skipped at run time.
 
   Attributes:
     queries, keys: tokens of a block.
 
   Raises:
-    ValueError: for a block without tokens.
+    ValueError: for a block size below 1.
   """
 
   examples = ('chunked', 'chunked(queries=4, keys=5)')
 
   def unpreferred_reason(self, q, k, v, inputs, platform):
     T, S = q.shape[1], k.shape[1]
-    # Measured (README, `tfm benchmark attention`): below, one block is all there is, and skips nothing.
+    # Measured (README, `tfm benchmark attention`): below this size there is one block, and nothing to skip.
     if T * S < 256 * 256:
       return 'queries and keys are no more than one block'
     return None
 
   def attend(self, q, k, v, inputs):
     T, H = q.shape[1:3]
-    blocks = Blocks(min(self.queries, T), min(self.keys, k.shape[1]), T, k.shape[1])
-    q, k, v, learned, inputs = _blockwise.laid_out(blocks, q, k, v, inputs)
-    out, log_sum_exp = attention(blocks)(q, k, v, learned, inputs)
-    out, log_sum_exp = _blockwise.taken_back(out.astype(v.dtype), log_sum_exp, T, H)
+    grid = BlockGrid(min(self.queries, T), min(self.keys, k.shape[1]), T, k.shape[1])
+    q, k, v, learned, inputs = _block_plan.pad_to_blocks(grid, q, k, v, inputs)
+    out, log_sum_exp = differentiable_attention(grid)(q, k, v, learned, inputs)
+    out, log_sum_exp = _block_plan.unpad(out.astype(v.dtype), log_sum_exp, T, H)
     return shard(out, 'batch', 'length', 'heads', 'kv'), log_sum_exp
 
 
-def attention(blocks: Blocks) -> Callable:
-  """`(q [B K G T C], k [B K S C], v, learned, asked) → out [B K G T C2] f32, log-sum-exp [B K G T] f32`.
+def differentiable_attention(grid: BlockGrid) -> Callable:
+  """Attention over a grid of blocks, with a backward pass of its own (`jax.custom_vjp`).
 
-  `learned` is (score, bias, sinks), `asked` the rest; a function with a backward pass of its own.
+  Returns:
+    `(q [B K G T C], k [B K S C], v, learned, inputs) → out [B K G T C2] f32, log-sum-exp [B K G T] f32`,
+    where `learned` is (score, bias, sinks) and `inputs` has the other `AttentionInputs`.
   """
 
   def forward(q, k, v, learned, inputs):
-    whole = _blockwise.complete(inputs, learned)
-    rows, _ = _blockwise.plan(inputs.mask, inputs.layout, blocks)
-    sums = _blockwise.add(blocks, rows, _blockwise.start(blocks, q, v, whole), q, k, v, whole)
-    out, log_sum_exp = _blockwise.finish(sums, whole)
+    all_inputs = _block_plan.merge_inputs(inputs, learned)
+    key_visits, _ = _block_plan.plan_visits(inputs.mask, inputs.layout, grid)
+    sums = _blockwise.initial_sums(grid, q, v, all_inputs)
+    sums = _blockwise.add_keys(grid, key_visits, sums, q, k, v, all_inputs)
+    out, log_sum_exp = _blockwise.finalize(sums, all_inputs)
     return (out, log_sum_exp), (q, k, v, learned, inputs, out, log_sum_exp)
 
-  def backward(kept, cotangents):
-    q, k, v, learned, inputs, out, log_sum_exp = kept
-    whole, d_out = _blockwise.complete(inputs, learned), cotangents[0]
-    _, columns = _blockwise.plan(inputs.mask, inputs.layout, blocks)
-    inner = _blockwise.inner(out, *cotangents)
-    *d_arrays, d_leaves = _blockwise.gradients(blocks, columns, q, k, v, whole, log_sum_exp, inner, d_out)
-    d_arrays = (d.astype(x.dtype) for d, x in zip(d_arrays, (q, k, v)))
-    return *d_arrays, _blockwise.learned_gradients(whole, d_leaves, log_sum_exp, inner), None
+  def backward(residuals, cotangents):
+    q, k, v, learned, inputs, out, log_sum_exp = residuals
+    all_inputs, d_out = _block_plan.merge_inputs(inputs, learned), cotangents[0]
+    _, query_visits = _block_plan.plan_visits(inputs.mask, inputs.layout, grid)
+    cotangent_sum = _blockwise.weighted_cotangent_sum(out, *cotangents)
+    *d_qkv, d_leaves = _blockwise.input_gradients(
+      grid, query_visits, q, k, v, all_inputs, log_sum_exp, cotangent_sum, d_out
+    )
+    d_qkv = (d.astype(x.dtype) for d, x in zip(d_qkv, (q, k, v)))
+    d_learned = _blockwise.learned_gradients(all_inputs, d_leaves, log_sum_exp, cotangent_sum)
+    return *d_qkv, d_learned, None
 
-  run = jax.custom_vjp(lambda *args: forward(*args)[0])
-  run.defvjp(forward, backward)
-  return run
+  attention = jax.custom_vjp(lambda *args: forward(*args)[0])
+  attention.defvjp(forward, backward)
+  return attention

@@ -1,4 +1,4 @@
-"""cuDNN's fused attention, by way of JAX."""
+"""cuDNN's fused attention, through JAX."""
 
 import dataclasses
 import functools
@@ -19,16 +19,16 @@ IMPLEMENTATIONS = ('cudnn', 'xla')
 class Cudnn(Kernel):
   """`jax.nn.dot_product_attention` with its fused implementation (FlashAttention: Dao et al. 2022; Dao 2023).
 
-  It serves plain attention over rows of one document each (layout 'contiguous'), whose queries are the keys'
-  own tokens: causal, causal with a window to the left, or full. A mask is known by what it shows, not by
-  its name. Under a causal one, padding stands behind all that a token sees and needs no masking; under the
-  full one cuDNN is told how many keys there are. What queries in the padding get is made zeros.
+  Supports self-attention over rows of one document each (layout 'contiguous') under a causal mask, a causal
+  mask with a window to the left, or the full mask. The mask is recognized by the pairs it shows, not by its
+  name. Under a causal mask padding follows all visible tokens and needs no masking; under the full mask cuDNN
+  gets the number of keys. The outputs of queries in the padding are set to zero.
 
-  There is no log-sum-exp: JAX hands it out in the type of q and without a gradient. There is no bias:
-  cuDNN's gradient of one is right for one row only, and a mask is one.
+  It returns no log-sum-exp: JAX returns it in the dtype of q and without a gradient. It supports no bias:
+  cuDNN's gradient of a bias is correct for a single row only, and an explicit mask is passed as a bias.
 
   Attributes:
-    implementation: 'cudnn', or 'xla', which computes the same anywhere.
+    implementation: 'cudnn', or 'xla', which computes the same on any platform.
 
   Raises:
     ValueError: for another implementation.
@@ -40,8 +40,8 @@ class Cudnn(Kernel):
 
   def __post_init__(self):
     if self.implementation not in IMPLEMENTATIONS:
-      valid = ', '.join(map(repr, IMPLEMENTATIONS))
-      raise ValueError(f'implementation={self.implementation!r} is not there; known: {valid}')
+      names = ' or '.join(map(repr, IMPLEMENTATIONS))
+      raise ValueError(f'implementation={self.implementation!r} is unknown; use {names}')
 
   def unavailable_reason(self, platform):
     if self.implementation == 'xla':
@@ -53,30 +53,30 @@ class Cudnn(Kernel):
     if reason := inputs.unsupported_feature_reason() or unsupported_mask_reason(inputs, T, S):
       return reason
     if v.shape != k.shape:
-      return f'its values are as wide as its keys, not {v.shape[3]} by {C}'
+      return f'its values must be as wide as its keys, not {v.shape[3]} against {C} channels'
     if self.implementation == 'cudnn':
       if q.dtype not in (jnp.float16, jnp.bfloat16) or not q.dtype == k.dtype == v.dtype:
-        return f'it computes in float16 or bfloat16, and this is {q.dtype}'
+        return f'it computes in float16 or bfloat16, not {q.dtype}'
       if C % 8 or C > 128:
-        return f'its head width is a multiple of 8 and at most 128, not {C}'
+        return f'its head width must be a multiple of 8 and at most 128, not {C}'
     return uneven_heads_reason(q.shape[2], k.shape[2])
 
   def attend(self, q, k, v, inputs):
     left, right = mask_band(inputs.mask, q.shape[1], k.shape[1])
-    attention = functools.partial(self.local, inputs.scale, left, right)
-    # JAX would cut the fused call by itself, but for a single key head or a cut length.
+    attention = functools.partial(self.attend_local, inputs.scale, left, right)
+    # JAX partitions the fused call itself, except with a single key head or a sharded length.
     out = attend_per_device(attention, q, k, v, inputs.q_segments, inputs.k_segments)
     return shard(out, 'batch', 'length', 'heads', 'kv'), None
 
-  def local(self, scale, left, right, q, k, v, q_segments, k_segments, sinks):
-    """Attention over what one device has of rows and heads."""
+  def attend_local(self, scale, left, right, q, k, v, q_segments, k_segments, sinks):
+    """Attention over one device's rows and heads."""
     causal, lengths, valid = right == 0, None, q_segments != 0
     if not causal:
       keys = k_segments != 0
-      # No weights can be made of no keys, not even those of a row that is thrown away.
+      # cuDNN needs at least one key, also in rows whose output is discarded.
       lengths = jnp.maximum(keys.sum(1, dtype=jnp.int32), 1)
       valid &= keys.any(1, keepdims=True)
-      # Whatever is written as the gradient of a key behind the last.
+      # cuDNN leaves the gradients of keys beyond the length undefined.
       k, v = (jnp.where(keys[:, :, None, None], x, 0) for x in (k, v))
     out = jax.nn.dot_product_attention(
       q,
@@ -92,10 +92,14 @@ class Cudnn(Kernel):
 
 
 def unsupported_gpu_reason(capability: str | None) -> str | None:
-  """Why cuDNN has no fused attention for a GPU; what is no number is another maker's, and None is of one that is not here."""
+  """Why cuDNN has no fused attention for a GPU; None if it has.
+
+  Args:
+    capability: the compute capability; not a number for another vendor's GPU, None if no GPU is attached.
+  """
   if capability is None:
     return NO_GPU_ATTACHED
   major = capability.partition('.')[0]
   if major.isdigit() and int(major) >= 8:
     return None
-  return f'it wants an NVIDIA GPU of compute capability 8.0 or later (Ampere), and this says {capability!r}'
+  return f'it needs an NVIDIA GPU of compute capability 8.0 (Ampere) or later, not {capability!r}'

@@ -1,4 +1,4 @@
-"""The whole logits matrix at once: the specification."""
+"""The full logits matrix in memory: the specification of attention."""
 
 import dataclasses
 
@@ -15,13 +15,13 @@ class Dense(Kernel):
   def attend(self, q, k, v, inputs):
     B, T, H, _ = q.shape
     S, K = k.shape[1:3]
-    # Heads before length: each product below is then one matrix product a head, which XLA's CPU
-    # backend does twice as fast as a contraction over interleaved axes.
+    # Heads before length: each product below is then one matrix product per head, which is twice as fast on
+    # XLA's CPU backend as a contraction over interleaved axes.
     q, k, v = group_queries(q, K), k.swapaxes(1, 2), v.swapaxes(1, 2)
     weights, log_sum_exp = inputs.weights(q, k)
     if inputs.uses_dropout:
-      kept = inputs.dropout_keep_mask((B, K, H // K), jnp.arange(T), jnp.arange(S), T)
-      weights = jnp.where(kept, weights / (1 - inputs.dropout), 0)
+      keep_mask = inputs.dropout_keep_mask((B, K, H // K), jnp.arange(T), jnp.arange(S), T)
+      weights = jnp.where(keep_mask, weights / (1 - inputs.dropout), 0)
     out = jnp.einsum('BKNS,BKSC->BKNC', weights.astype(v.dtype).reshape(B, K, -1, S), v)
     out = out.reshape(B, H, T, v.shape[-1]).swapaxes(1, 2)
     return shard(out, 'batch', 'length', 'heads', 'kv'), log_sum_exp

@@ -1,4 +1,4 @@
-"""Exact attention over rows that a mesh cuts: keys and values go round the devices, queries stay."""
+"""Exact attention over rows sharded along their length: queries stay, keys and values rotate."""
 
 import dataclasses
 import functools
@@ -10,39 +10,41 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from tfm.kernels import _blockwise
-from tfm.kernels._blockwise import Blocks, Plan, Sizes
+from tfm.kernels import _block_plan, _blockwise
+from tfm.kernels._block_plan import BlockGrid, BlockSizes, VisitPlan
 from tfm.kernels.protocol import Kernel
 from tfm.parallel.sequence import manual_axes, sequence_shards
 from tfm.parallel.sharding import shard
 from tfm.shapes import Array, Int, PyTree
 
 
-# Tokens change places only for so much less to do: the two exchanges are not free.
-WORTH = 0.75
+# Zigzag order is used only if it reduces the work to this fraction: its two exchanges of tokens cost time
+# too.
+ZIGZAG_THRESHOLD = 0.75
 
 
 @dataclasses.dataclass(frozen=True)
-class Ring(Sizes, Kernel):
-  """Ring attention (Liu, Zaharia & Abbeel 2023): each of n devices has T/n queries, keys and values of a row.
+class Ring(BlockSizes, Kernel):
+  """Ring attention (Liu, Zaharia & Abbeel 2023): each of n devices holds 1/n of a row.
 
-  n times the queries add what the keys at hand give, as `chunked` does, block by block with running sums, while those keys
-  go on to the next device. The backward pass sends them round once more, and their gradients with them. So a device
-  holds 1/n of a row at any time, and scores of one block.
+  In n steps every device adds the keys it holds to the running sums of its queries, block by block as in
+  `chunked`, while it sends those keys on to the next device. The backward pass sends keys and values round
+  once more, together with their gradients. A device holds 1/n of a row at any time, and the logits of one
+  block.
 
-  Under a causal mask the device with the first tokens would have little to do and that with the last all. There tokens
-  change places for as long as attention takes (zigzag; Dubey et al. 2024, Llama 3, §3.3.2): of 2 n equal pieces device
-  i takes the i-th and the i-th from the end. The mask is asked about positions, which go along. It is done where
-  it makes the slowest devices' blocks fewer by a quarter or more.
+  Under a causal mask the device with the first tokens would have little work and the one with the last tokens
+  most. Then tokens are reordered during attention (zigzag; Dubey et al. 2024, Llama 3, §3.3.2): of 2n equal
+  pieces device i takes the i-th and the i-th from the end. The mask is a predicate on positions, which move
+  with their tokens. Zigzag is used if it saves a quarter or more of the slowest devices' blocks.
 
-  The axis is the one by which the rules cut `length`; the others are the compiler's. Where none does, this is
-  `chunked`.
+  The rows are sharded by the mesh axis that the rules give `length`; the compiler handles the other axes.
+  If no axis shards rows, this is `chunked`.
 
   Attributes:
     queries, keys: tokens of a block.
 
   Raises:
-    ValueError: for a block without tokens.
+    ValueError: for a block size below 1.
   """
 
   examples = ('ring', 'ring(queries=4, keys=5)')
@@ -50,21 +52,21 @@ class Ring(Sizes, Kernel):
   def unsupported_reason(self, q, k, v, inputs):
     axes, n = sequence_shards()
     if len(axes) > 1:
-      return f'keys go round one axis of the mesh, and the rules cut rows by {" and ".join(axes)}'
+      return f'keys go round one mesh axis, and the rules shard rows by {" and ".join(axes)}'
     if q.shape[1] % n or k.shape[1] % n:
       return f'{n} devices share a row, which do not divide {q.shape[1]} queries and {k.shape[1]} keys'
     if inputs.uses_dropout and n > 1:
-      return 'it does not draw the dropout that all kernels agree on where a mesh cuts rows'
+      return 'its dropout over sharded rows would differ from the dropout of the other kernels'
     return None
 
   def unpreferred_reason(self, q, k, v, inputs, platform):
-    return None if sequence_shards()[0] else 'no axis of the mesh cuts rows'
+    return None if sequence_shards()[0] else 'no mesh axis shards rows'
 
   def attend(self, q, k, v, inputs):
     axes, n = sequence_shards()
-    trip = Trip.of(inputs.mask, inputs.layout, q.shape[1], k.shape[1], n, self.queries, self.keys)
+    plan = RingPlan.best(inputs.mask, inputs.layout, q.shape[1], k.shape[1], n, self.queries, self.keys)
     axis = axes[0] if axes else None
-    run = functools.partial(attend, trip, axis)
+    run = functools.partial(attend_on_device, plan, axis)
     if axes:
       rows = PartitionSpec(None, axis)
       run = jax.shard_map(
@@ -74,180 +76,207 @@ class Ring(Sizes, Kernel):
         axis_names=manual_axes(axis),
         check_vma=False,
       )
-      inputs = inputs.replace(dropout_key=None)  # there is none to be dropped
-    learned, rest = (
-      (inputs.score, inputs.bias, inputs.sinks),
-      inputs.replace(score=None, bias=None, sinks=None),
-    )
-    out, log_sum_exp = run(jnp.arange(n), q, k, v, learned, rest)
+      inputs = inputs.replace(dropout_key=None)  # a key cannot be sharded, and there is no dropout here
+    learned = inputs.score, inputs.bias, inputs.sinks
+    other_inputs = inputs.replace(score=None, bias=None, sinks=None)
+    out, log_sum_exp = run(jnp.arange(n), q, k, v, learned, other_inputs)
     return shard(out, 'batch', 'length', 'heads', 'kv'), log_sum_exp
 
 
-class Trip(NamedTuple):
-  """What is known of a journey before it begins.
+class RingPlan(NamedTuple):
+  """The order of the tokens and the blocks to visit, computed on the host.
 
   Attributes:
-    devices: n; blocks: of a device's own queries and keys; zigzag: whether tokens change places.
-    rows, columns: of each device (first axis) and each whose keys it has (second), the plan of the visits.
+    devices: n; grid: blocks of one device's queries and keys; zigzag: whether tokens are reordered.
+    key_visits, query_visits: the visit plan of each device (first axis) for the keys of each device (second).
   """
 
   devices: int
-  blocks: Blocks
+  grid: BlockGrid
   zigzag: bool
-  rows: Plan
-  columns: Plan
+  key_visits: VisitPlan
+  query_visits: VisitPlan
 
+  # more than six parameters: a mask, the sizes of rows and blocks; the arguments are the key of the cache
   @classmethod
   @functools.lru_cache(maxsize=64)
-  def of(cls, mask: Callable, layout: str, T: int, S: int, devices: int, queries: int, keys: int) -> 'Trip':
-    straight = cls.along(mask, layout, T, S, devices, queries, keys, False)
+  def best(
+    cls, mask: Callable, layout: str, T: int, S: int, devices: int, queries: int, keys: int
+  ) -> 'RingPlan':
+    """The plan in zigzag order if that is enough faster, else in row order."""
+    straight = cls.in_order(mask, layout, T, S, devices, queries, keys, False)
     if devices == 1 or T != S or T % (2 * devices):
       return straight
-    zigzag = cls.along(mask, layout, T, S, devices, queries, keys, True)
-    return zigzag if zigzag.work < WORTH * straight.work else straight
+    zigzag = cls.in_order(mask, layout, T, S, devices, queries, keys, True)
+    return zigzag if zigzag.work < ZIGZAG_THRESHOLD * straight.work else straight
 
+  # more than six parameters: as `best`
   @classmethod
-  def along(
+  def in_order(
     cls, mask: Callable, layout: str, T: int, S: int, devices: int, queries: int, keys: int, zigzag: bool
-  ) -> 'Trip':
-    """That of tokens in one order or the other."""
-    ways = devices * (2 if zigzag else 1)  # a block lies in one piece
-    blocks = Blocks(min(queries, T // ways), min(keys, S // ways), T // devices, S // devices)
-    of_queries = [padded(indices(T, devices, i, zigzag), blocks.queries) for i in range(devices)]
-    of_keys = [padded(indices(S, devices, i, zigzag), blocks.keys) for i in range(devices)]
-    found = [[_blockwise.shown(mask, layout, q, k) for k in of_keys] for q in of_queries]
-    rows = stacked([[Plan.of(live, certain) for live, certain in line] for line in found])
-    columns = stacked([[Plan.of(live.T, certain.T) for live, certain in line] for line in found])
-    return cls(devices, blocks, zigzag, rows, columns)
+  ) -> 'RingPlan':
+    """The plan for one order of the tokens."""
+    pieces = devices * (2 if zigzag else 1)  # a block lies within one piece
+    grid = BlockGrid(min(queries, T // pieces), min(keys, S // pieces), T // devices, S // devices)
+    q_blocks = [
+      _split_into_blocks(token_indices(T, devices, i, zigzag), grid.queries) for i in range(devices)
+    ]
+    k_blocks = [_split_into_blocks(token_indices(S, devices, i, zigzag), grid.keys) for i in range(devices)]
+    tables = [[_block_plan.classify_blocks(mask, layout, q, k) for k in k_blocks] for q in q_blocks]
+    key_visits = [[VisitPlan.from_tables(some, every) for some, every in line] for line in tables]
+    query_visits = [[VisitPlan.from_tables(some.T, every.T) for some, every in line] for line in tables]
+    return cls(devices, grid, zigzag, _stack_plans(key_visits), _stack_plans(query_visits))
 
   @property
   def work(self) -> int:
-    """Blocks that are visited while all wait for the slowest, over the whole journey."""
-    visits, at = self.rows.starts[..., -1], np.arange(self.devices)
-    return sum(int(visits[at, (at - turn) % self.devices].max()) for turn in range(self.devices))
+    """Blocks visited by the slowest device of each step, summed over the n steps."""
+    visits, device = self.key_visits.starts[..., -1], np.arange(self.devices)
+    return sum(int(visits[device, (device - step) % self.devices].max()) for step in range(self.devices))
 
 
-def indices(length: int, devices: int, device: int, zigzag: bool) -> Int[np.ndarray, 'T']:
-  """The places in a row of the tokens that a device has."""
+def token_indices(length: int, devices: int, device: int, zigzag: bool) -> Int[np.ndarray, 'T']:
+  """The indices in a row of the tokens that one device holds."""
   if not zigzag:
     return np.arange(length).reshape(devices, -1)[device]
-  sequence_shards = np.arange(length).reshape(2 * devices, -1)
-  return np.concatenate([sequence_shards[device], sequence_shards[2 * devices - 1 - device]])
+  pieces = np.arange(length).reshape(2 * devices, -1)
+  return np.concatenate([pieces[device], pieces[2 * devices - 1 - device]])
 
 
-def padded(at: Int[np.ndarray, 'T'], size: int) -> Int[np.ndarray, 'I T']:
-  """Indices in whole blocks; what fills the last is counted on."""
-  more = -len(at) % size
-  return np.concatenate([at, at[-1] + 1 + np.arange(more)]).reshape(-1, size)
+def _split_into_blocks(indices: Int[np.ndarray, 'T'], size: int) -> Int[np.ndarray, 'I T']:
+  """Indices in whole blocks; the padding of the last block continues the count."""
+  padding = -len(indices) % size
+  return np.concatenate([indices, indices[-1] + 1 + np.arange(padding)]).reshape(-1, size)
 
 
-def stacked(plans: list[list[Plan]]) -> Plan:
-  """Plans of different lengths in arrays of one."""
-  longest = max(1, max(len(plan.others) for line in plans for plan in line))
-  return Plan(
+def _stack_plans(plans: list[list[VisitPlan]]) -> VisitPlan:
+  """Plans of different lengths, padded to one length and stacked to [device, device, …]."""
+  longest = max(1, max(len(plan.blocks) for line in plans for plan in line))
+
+  def pad(x, name):
+    return np.pad(x, (0, (longest if name != 'starts' else len(x)) - len(x)))
+
+  return VisitPlan(
     *(
-      np.array(
-        [[np.pad(x, (0, (longest if name != 'starts' else len(x)) - len(x))) for x in line] for line in grid]
-      )
-      for name, grid in (
-        (name, [[getattr(plan, name) for plan in line] for line in plans]) for name in Plan._fields
-      )
+      np.array([[pad(getattr(plan, name), name) for plan in line] for line in plans])
+      for name in VisitPlan._fields
     )
   )
 
 
-def attend(
-  trip: Trip, axis: str | None, device: Int[Array, '1'], q: Array, k: Array, v: Array, learned: PyTree, inputs
+# more than six parameters: the arguments of a shard_map, q, k, v and the inputs each with its sharding
+def attend_on_device(
+  plan: RingPlan,
+  axis: str | None,
+  device: Int[Array, '1'],
+  q: Array,
+  k: Array,
+  v: Array,
+  learned: PyTree,
+  inputs,
 ):
-  """What one device does: its own queries against all keys. `device` is its number; the others' part is asked for by
-  collectives along `axis`, None for one device alone.
+  """The attention of one device's queries to all keys.
+
+  Args:
+    axis: the mesh axis of the ring; None on one device. device: this device's index along it.
+    learned: (score, bias, sinks); inputs: the other `AttentionInputs`.
   """
-  me, T, H = device[0], q.shape[1], q.shape[2]
-  swap = functools.partial(exchange, axis, trip.devices, me) if trip.zigzag else lambda x, back=False: x
-  inputs = jax.tree.map(swap, inputs)
-  q, k, v, learned, inputs = _blockwise.laid_out(
-    trip.blocks, *map(swap, (q, k, v)), inputs.replace(score=learned[0], bias=learned[1], sinks=learned[2])
+  index, T, H = device[0], q.shape[1], q.shape[2]
+
+  def reorder(x, back=False):
+    return exchange_zigzag(axis, plan.devices, index, x, back) if plan.zigzag else x
+
+  inputs = jax.tree.map(reorder, inputs)
+  q, k, v = map(reorder, (q, k, v))
+  q, k, v, learned, inputs = _block_plan.pad_to_blocks(
+    plan.grid, q, k, v, _block_plan.merge_inputs(inputs, learned)
   )
-  out, log_sum_exp = attention(trip, axis)(q, k, v, me, learned, inputs)
-  out, log_sum_exp = _blockwise.taken_back(out.astype(v.dtype), log_sum_exp, T, H)
-  return swap(out, back=True), swap(log_sum_exp.swapaxes(1, 2), back=True).swapaxes(1, 2)
+  out, log_sum_exp = differentiable_attention(plan, axis)(q, k, v, index, learned, inputs)
+  out, log_sum_exp = _block_plan.unpad(out.astype(v.dtype), log_sum_exp, T, H)
+  return reorder(out, back=True), reorder(log_sum_exp.swapaxes(1, 2), back=True).swapaxes(1, 2)
 
 
-def attention(trip: Trip, axis: str | None) -> Callable:
-  """As that of `chunked`, of one device's queries and all devices' keys, with a backward pass of its own."""
-  n, blocks = trip.devices, trip.blocks
+def differentiable_attention(plan: RingPlan, axis: str | None) -> Callable:
+  """As `chunked.differentiable_attention`, for one device's queries and the keys of all devices."""
+  n, grid = plan.devices, plan.grid
 
-  def onward(tree):
-    return (
-      tree
-      if n == 1
-      else jax.tree.map(lambda x: jax.lax.ppermute(x, axis, [(i, (i + 1) % n) for i in range(n)]), tree)
-    )
+  def send_on(tree):
+    if n == 1:
+      return tree
+    to_next = [(i, (i + 1) % n) for i in range(n)]
+    return jax.tree.map(lambda x: jax.lax.ppermute(x, axis, to_next), tree)
 
-  def at(plan, me, turn):
-    """The plan for the keys that have come after some turns."""
-    return Plan(*(jnp.asarray(x)[me, (me - turn) % n] for x in plan))
+  def plan_of_step(visits, index, step):
+    """The visit plan for the keys that have arrived after `step` steps."""
+    return VisitPlan(*(jnp.asarray(x)[index, (index - step) % n] for x in visits))
 
-  def keys_of(inputs):
+  def key_data(inputs):
     return inputs.k_positions, inputs.k_segments, inputs.k_prefix
 
-  def with_keys(inputs, keys):
-    return inputs.replace(**dict(zip(('k_positions', 'k_segments', 'k_prefix'), keys)))
+  def with_key_data(inputs, data):
+    return inputs.replace(**dict(zip(('k_positions', 'k_segments', 'k_prefix'), data)))
 
-  def forward(q, k, v, me, learned, inputs):
-    whole = _blockwise.complete(inputs, learned)
+  def forward(q, k, v, index, learned, inputs):
+    all_inputs = _block_plan.merge_inputs(inputs, learned)
 
-    def turn(i, carry):
-      sums, travelling = carry
-      k, v, keys = travelling
-      # Sent on before they are used, so that the journey and the work go on at once.
-      ahead = onward(travelling)
-      return _blockwise.add(blocks, at(trip.rows, me, i), sums, q, k, v, with_keys(whole, keys)), ahead
+    def step(i, carry):
+      sums, arrived = carry
+      k, v, data = arrived
+      # Sent before use, so that communication and computation overlap.
+      next_arrived = send_on(arrived)
+      visits = plan_of_step(plan.key_visits, index, i)
+      return _blockwise.add_keys(grid, visits, sums, q, k, v, with_key_data(all_inputs, data)), next_arrived
 
-    carry = _blockwise.start(blocks, q, v, whole), (k, v, keys_of(inputs))
-    sums, _ = jax.lax.fori_loop(0, n, turn, carry)
-    out, log_sum_exp = _blockwise.finish(sums, whole)
-    return (out, log_sum_exp), (q, k, v, me, learned, inputs, out, log_sum_exp)
+    carry = _blockwise.initial_sums(grid, q, v, all_inputs), (k, v, key_data(inputs))
+    sums, _ = jax.lax.fori_loop(0, n, step, carry)
+    out, log_sum_exp = _blockwise.finalize(sums, all_inputs)
+    return (out, log_sum_exp), (q, k, v, index, learned, inputs, out, log_sum_exp)
 
-  def backward(kept, cotangents):
-    q, k, v, me, learned, inputs, out, log_sum_exp = kept
-    whole, d_out = _blockwise.complete(inputs, learned), cotangents[0]
-    inner = _blockwise.inner(out, *cotangents)
+  def backward(residuals, cotangents):
+    q, k, v, index, learned, inputs, out, log_sum_exp = residuals
+    all_inputs, d_out = _block_plan.merge_inputs(inputs, learned), cotangents[0]
+    cotangent_sum = _blockwise.weighted_cotangent_sum(out, *cotangents)
 
-    def turn(i, carry):
-      d_own, d_travelling, travelling = carry
-      k, v, keys = travelling
-      ahead = onward(travelling)
-      d_q, *d_keys, d_leaves = _blockwise.gradients(
-        blocks, at(trip.columns, me, i), q, k, v, with_keys(whole, keys), log_sum_exp, inner, d_out
+    def step(i, carry):
+      d_local, d_arrived, arrived = carry
+      k, v, data = arrived
+      next_arrived = send_on(arrived)
+      visits = plan_of_step(plan.query_visits, index, i)
+      d_q, *d_keys, d_leaves = _blockwise.input_gradients(
+        grid, visits, q, k, v, with_key_data(all_inputs, data), log_sum_exp, cotangent_sum, d_out
       )
-      d_own = jax.tree.map(jnp.add, d_own, (d_q, [d.astype(jnp.float32) for d in d_leaves]))
-      return d_own, onward(jax.tree.map(jnp.add, d_travelling, tuple(d_keys))), ahead
+      d_local = jax.tree.map(jnp.add, d_local, (d_q, [d.astype(jnp.float32) for d in d_leaves]))
+      return d_local, send_on(jax.tree.map(jnp.add, d_arrived, tuple(d_keys))), next_arrived
 
-    leaves, _ = _blockwise.floating((whole.score, whole.bias))
-    start = jax.tree.map(_blockwise.zeros, ((q, leaves), (k, v)))
-    (d_q, d_leaves), d_keys, _ = jax.lax.fori_loop(0, n, turn, (*start, (k, v, keys_of(inputs))))
-    d_arrays = (d.astype(x.dtype) for d, x in zip((d_q, *d_keys), (q, k, v)))
-    return *d_arrays, None, _blockwise.learned_gradients(whole, d_leaves, log_sum_exp, inner), None
+    leaves, _ = _blockwise.split_float_leaves((all_inputs.score, all_inputs.bias))
+    zeros = jax.tree.map(_blockwise.float32_zeros, ((q, leaves), (k, v)))
+    (d_q, d_leaves), d_keys, _ = jax.lax.fori_loop(0, n, step, (*zeros, (k, v, key_data(inputs))))
+    d_qkv = (d.astype(x.dtype) for d, x in zip((d_q, *d_keys), (q, k, v)))
+    return *d_qkv, None, _blockwise.learned_gradients(all_inputs, d_leaves, log_sum_exp, cotangent_sum), None
 
-  run = jax.custom_vjp(lambda *args: forward(*args)[0])
-  run.defvjp(forward, backward)
-  return run
+  attention = jax.custom_vjp(lambda *args: forward(*args)[0])
+  attention.defvjp(forward, backward)
+  return attention
 
 
-def exchange(axis: str, n: int, me: Int[Array, ''], x: Array, back: bool = False) -> Array:
-  """The tokens [B, T, …] of a device, of 2 n pieces the 2 i-th and the one after, for the i-th and the i-th from the end;
-  or `back`. Half of them go each way at once."""
-  home = {piece: min(piece, 2 * n - 1 - piece) for piece in range(2 * n)}
-  even, odd = ([(i, home[2 * i + parity]) for i in range(n)] for parity in (0, 1))
+def exchange_zigzag(axis: str, n: int, index: Int[Array, ''], x: Array, back: bool = False) -> Array:
+  """Moves tokens [B, T, …] between row order and zigzag order.
+
+  Row order gives device i the pieces 2i and 2i + 1 of 2n; zigzag order the i-th and the i-th from the end.
+  One exchange moves the even pieces and one the odd pieces.
+
+  Args:
+    index: this device's. back: from zigzag order to row order.
+  """
+  owner = {piece: min(piece, 2 * n - 1 - piece) for piece in range(2 * n)}
+  even, odd = ([(i, owner[2 * i + parity]) for i in range(n)] for parity in (0, 1))
   if back:
-    even, odd = ([(to, of) for of, to in places] for places in (even, odd))
+    even, odd = ([(to, source) for source, to in pairs] for pairs in (even, odd))
   first, second = jnp.split(x, 2, axis=1)
-  # A device has one piece of an even number, the first if its own number is even.
-  turned = me % 2 == 1
+  # In zigzag order a device holds one even piece, which comes first if its own index is even.
+  swapped = index % 2 == 1
   if back:
-    first, second = jnp.where(turned, second, first), jnp.where(turned, first, second)
+    first, second = jnp.where(swapped, second, first), jnp.where(swapped, first, second)
   first, second = jax.lax.ppermute(first, axis, even), jax.lax.ppermute(second, axis, odd)
   if not back:
-    first, second = jnp.where(turned, second, first), jnp.where(turned, first, second)
+    first, second = jnp.where(swapped, second, first), jnp.where(swapped, first, second)
   return jnp.concatenate([first, second], 1)

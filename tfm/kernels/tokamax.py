@@ -1,4 +1,4 @@
-"""Fused attention for GPUs from tokamax, by way of Pallas."""
+"""Fused attention for GPUs from the package tokamax, written in Pallas."""
 
 import dataclasses
 import functools
@@ -16,9 +16,9 @@ from tfm.parallel.attention import attend_per_device, uneven_heads_reason
 from tfm.parallel.sharding import shard
 
 
-# The compute capabilities from which, and up to which, an implementation runs; () runs anywhere.
+# Implementation → (first compute capability it supports, first it does not); () runs on any platform.
 IMPLEMENTATIONS = {'mosaic': (9, 11), 'triton': (8, 100), 'xla_chunked': ()}
-# What the backward pass on Blackwell takes as blocks.
+# Block size of the backward pass on Blackwell.
 BLOCK = 128
 
 
@@ -26,15 +26,16 @@ BLOCK = 128
 class Tokamax(Kernel):
   """`tokamax.dot_product_attention`, FlashAttention (Dao 2023; Shah et al. 2024) written in Pallas.
 
-  It serves what `cudnn` does, and soft caps, wider heads, and values of another width: rows of one
-  document each (layout 'contiguous') whose queries are the keys' own tokens, under a mask that is causal, causal
-  with a window to the left, or full. The library's own sequence lengths are not used, for its gradients
-  are wrong with them: under the full mask the keys of the padding are masked. There is no log-sum-exp.
+  Supports what `cudnn` supports, and soft caps, wider heads, and values of another width than the keys:
+  self-attention over rows of one document each (layout 'contiguous') under a causal mask, a causal mask with
+  a window to the left, or the full mask. Under the full mask the keys of the padding are masked explicitly,
+  because the library's gradients are wrong with its own sequence lengths. It returns no log-sum-exp.
 
-  The package is optional: `pip install tokamax`, which wants jax below 0.11.
+  The package is optional: `pip install tokamax`, which requires jax below 0.11.
 
   Attributes:
-    implementation: 'mosaic' (Hopper, Blackwell), 'triton' (Ampere and later), or 'xla_chunked' (anywhere).
+    implementation: 'mosaic' (Hopper, Blackwell), 'triton' (Ampere and later), or 'xla_chunked' (any
+      platform).
 
   Raises:
     ValueError: for another implementation.
@@ -46,8 +47,8 @@ class Tokamax(Kernel):
 
   def __post_init__(self):
     if self.implementation not in IMPLEMENTATIONS:
-      valid = ', '.join(map(repr, IMPLEMENTATIONS))
-      raise ValueError(f'implementation={self.implementation!r} is not there; known: {valid}')
+      names = ', '.join(map(repr, IMPLEMENTATIONS))
+      raise ValueError(f'implementation={self.implementation!r} is unknown; use one of {names}')
 
   def unavailable_reason(self, platform):
     if not IMPLEMENTATIONS[self.implementation]:
@@ -62,31 +63,31 @@ class Tokamax(Kernel):
 
   def unsupported_reason(self, q, k, v, inputs):
     T, S = q.shape[1], k.shape[1]
-    # The backward pass of 'triton' has no caps.
+    # The backward pass of 'triton' supports no soft cap.
     supported = () if self.implementation == 'triton' else ('soft_cap',)
     if reason := inputs.unsupported_feature_reason(*supported) or unsupported_mask_reason(inputs, T, S):
       return reason
     if IMPLEMENTATIONS[self.implementation]:
       if q.dtype not in (jnp.float16, jnp.bfloat16) or not q.dtype == k.dtype == v.dtype:
-        return f'it computes in float16 or bfloat16, and this is {q.dtype}'
+        return f'it computes in float16 or bfloat16, not {q.dtype}'
       if T % BLOCK or S % BLOCK:
-        return f'its lengths are multiples of {BLOCK}, not {T} queries and {S} keys'
+        return f'its lengths must be multiples of {BLOCK}, not {T} queries and {S} keys'
     return uneven_heads_reason(q.shape[2], k.shape[2])
 
   def attend(self, q, k, v, inputs):
     left, right = mask_band(inputs.mask, q.shape[1], k.shape[1])
-    attention = functools.partial(self.local, inputs.scale, inputs.soft_cap or None, left, right)
+    attention = functools.partial(self.attend_local, inputs.scale, inputs.soft_cap or None, left, right)
     out = attend_per_device(attention, q, k, v, inputs.q_segments, inputs.k_segments)
     return shard(out, 'batch', 'length', 'heads', 'kv'), None
 
-  def local(self, scale, soft_cap, left, right, q, k, v, q_segments, k_segments, sinks):
-    """Attention over what one device has of rows and heads."""
-    causal, seen, valid = right == 0, None, q_segments != 0
+  def attend_local(self, scale, soft_cap, left, right, q, k, v, q_segments, k_segments, sinks):
+    """Attention over one device's rows and heads."""
+    causal, visible, valid = right == 0, None, q_segments != 0
     if not causal:
       keys = k_segments != 0
       valid &= keys.any(1, keepdims=True)
-      # A row that is thrown away sees all its keys: no weights can be made of none.
-      seen = (keys | ~keys.any(1, keepdims=True))[:, None, None, :]
+      # A row without keys, whose output is discarded, sees all of them: softmax needs at least one.
+      visible = (keys | ~keys.any(1, keepdims=True))[:, None, None, :]
     attention = functools.partial(
       package().dot_product_attention,
       scale=scale,
@@ -95,12 +96,12 @@ class Tokamax(Kernel):
       local_window_size=None if left is None else (left, 0),
       implementation=self.implementation,
     )
-    out = with_rank_promotion(lambda q, k, v, seen: attention(q, k, v, mask=seen))(q, k, v, seen)
+    out = with_rank_promotion(lambda q, k, v, visible: attention(q, k, v, mask=visible))(q, k, v, visible)
     return jnp.where(valid[:, :, None, None], out, 0).astype(v.dtype)
 
 
 def with_rank_promotion(function: Callable) -> Callable:
-  """The function, traced with ranks promoted both forward and backward, which is forbidden elsewhere."""
+  """The function with rank promotion allowed in its forward and backward pass; elsewhere tfm forbids it."""
   allowed = functools.partial(jax.numpy_rank_promotion, 'allow')
 
   def forward(*args):
@@ -121,9 +122,9 @@ def package() -> ModuleType:
   """The package tokamax.
 
   Raises:
-    ImportError or AttributeError: where it is not there, or does not go with this JAX.
+    ImportError or AttributeError: if it is not installed, or does not support this version of JAX.
   """
-  # It parses the command line by itself if nobody has.
+  # tokamax parses the command line unless absl's flags count as parsed.
   if not flags.FLAGS.is_parsed():
     flags.FLAGS.mark_as_parsed()
   return importlib.import_module('tokamax')
@@ -140,8 +141,11 @@ def import_error() -> str | None:
 
 
 def unsupported_gpu_reason(implementation: str, capability: str | None) -> str | None:
-  """Why an implementation does not run on a GPU; a capability that is no number is another maker's, and None is of one that is
-  not here."""
+  """Why an implementation does not run on a GPU; None if it does.
+
+  Args:
+    capability: the compute capability; not a number for another vendor's GPU, None if no GPU is attached.
+  """
   if capability is None:
     return NO_GPU_ATTACHED
   first, end = IMPLEMENTATIONS[implementation]
@@ -149,6 +153,6 @@ def unsupported_gpu_reason(implementation: str, capability: str | None) -> str |
   if major.isdigit() and first <= int(major) < end:
     return None
   return (
-    f'its implementation={implementation!r} wants an NVIDIA GPU of compute capability {first} or later'
-    f'{f", below {end}" if end < 100 else ""}, and this one says {capability!r}'
+    f'its implementation={implementation!r} needs an NVIDIA GPU of compute capability {first} or later'
+    f'{f", below {end}" if end < 100 else ""}, not {capability!r}'
   )

@@ -1,4 +1,4 @@
-"""No looking ahead."""
+"""Causal attention."""
 
 import dataclasses
 
@@ -7,7 +7,7 @@ from tfm.masks.protocol import Mask
 
 @dataclasses.dataclass(frozen=True)
 class Causal(Mask):
-  """k ≤ q: a token sees itself and what came before (Vaswani et al. 2017, §3.2.3)."""
+  """k ≤ q: a token sees itself and earlier tokens (Vaswani et al. 2017, §3.2.3)."""
 
   relative = True
 

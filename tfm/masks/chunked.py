@@ -1,15 +1,16 @@
-"""Chunks that do not see each other."""
+"""Attention within chunks."""
 
 import dataclasses
 
-from tfm.masks.protocol import Mask, check_whole
+from tfm.masks.protocol import Mask, validate_integers
 
 
 @dataclasses.dataclass(frozen=True)
 class Chunked(Mask):
-  """⌊q/n⌋ = ⌊k/n⌋: a document is cut into chunks of n tokens, each for itself: blockwise local attention
-  (Qiu et al. 2019, "Blockwise self-attention", §3.1, with the identity as permutation; Llama 4's
-  chunked attention, under `causal`).
+  """⌊q/n⌋ = ⌊k/n⌋: tokens see only their own chunk of n tokens; blockwise local attention.
+
+  Qiu et al. 2019, "Blockwise self-attention", §3.1, with the identity as permutation; under `causal` the
+  chunked attention of Llama 4.
 
   Attributes:
     n: tokens of a chunk.
@@ -23,7 +24,7 @@ class Chunked(Mask):
   n: int
 
   def __post_init__(self):
-    check_whole(self, n=1)
+    validate_integers(self, n=1)
 
   def __call__(self, q, k):
     return q // self.n == k // self.n
@@ -31,5 +32,5 @@ class Chunked(Mask):
   def bounds(self, q, k, layout):
     if layout != 'packed':
       return super().bounds(q, k, layout)
-    # Where a document begins is not known, but what shares a chunk is less than a chunk apart.
+    # The start of a document is unknown, but tokens of one chunk are less than n apart.
     return q == k, (q - self.n < k) & (k < q + self.n)

@@ -2,18 +2,17 @@
 
 import dataclasses
 
-from tfm.masks.protocol import Mask, check_whole
+from tfm.masks.protocol import Mask, validate_integers
 
 
 @dataclasses.dataclass(frozen=True)
 class Dilated(Mask):
-  """q - k is a multiple of `step`, and at most `width` steps either way: the dilated sliding window
-  (Beltagy et al. 2020, Longformer, §3.1, fig. 2c).
+  """The dilated sliding window (Beltagy et al. 2020, Longformer, §3.1, fig. 2c).
 
     |q - k| ≤ width · step  and  (q - k) mod step = 0
 
-  A query sees itself, `width` keys before and `width` after, which reach width · step tokens far;
-  `dilated(w, 1)` is `window(w)`. In the paper's words, a window of 2 · width with gaps of step - 1.
+  A query sees itself and `width` keys on each side, up to width · step tokens away; `dilated(w, 1)` is
+  `window(w)`. In the paper's terms, a window of 2 · width with gaps of step - 1.
 
   Attributes:
     width: keys on each side.
@@ -30,7 +29,7 @@ class Dilated(Mask):
   step: int
 
   def __post_init__(self):
-    check_whole(self, width=0, step=1)
+    validate_integers(self, width=0, step=1)
 
   def __call__(self, q, k):
     reach, distance = self.width * self.step, q - k

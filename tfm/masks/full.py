@@ -1,4 +1,4 @@
-"""Everything."""
+"""Full attention."""
 
 import dataclasses
 
@@ -7,7 +7,7 @@ from tfm.masks.protocol import Mask
 
 @dataclasses.dataclass(frozen=True)
 class Full(Mask):
-  """Every token sees every other: an encoder's self-attention, and cross-attention (Vaswani et al. 2017, §3.2.3)."""
+  """Every token sees every token: encoders and cross-attention (Vaswani et al. 2017, §3.2.3)."""
 
   relative = True
 

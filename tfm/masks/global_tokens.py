@@ -1,17 +1,19 @@
-"""Tokens that see all and are seen by all."""
+"""First tokens that see all tokens and are seen by all."""
 
 import dataclasses
 
-from tfm.masks.protocol import Mask, check_whole
+from tfm.masks.protocol import Mask, validate_integers
 
 
 @dataclasses.dataclass(frozen=True)
 class GlobalTokens(Mask):
-  """q < n or k < n: symmetric global attention of a document's first n tokens (Beltagy et al. 2020,
-  Longformer, §3.1, "Global attention"; Zaheer et al. 2020, BigBird, §2, the internal construction ITC).
+  """q < n or k < n: symmetric global attention of a document's first n tokens.
+
+  Beltagy et al. 2020, Longformer, §3.1, "Global attention"; Zaheer et al. 2020, BigBird, §2, the internal
+  construction ITC.
 
   Attributes:
-    n: tokens.
+    n: global tokens.
 
   Raises:
     ValueError: if n is negative.
@@ -22,7 +24,7 @@ class GlobalTokens(Mask):
   n: int
 
   def __post_init__(self):
-    check_whole(self, n=0)
+    validate_integers(self, n=0)
 
   def __call__(self, q, k):
     return (q < self.n) | (k < self.n)

@@ -1,4 +1,4 @@
-"""Prefixes."""
+"""Bidirectional attention within a prefix."""
 
 import dataclasses
 
@@ -10,26 +10,26 @@ from tfm.shapes import Array, Int
 
 @dataclasses.dataclass(frozen=True)
 class Prefix(Mask):
-  """k ≤ q or k < prefix: a document's first tokens are seen from everywhere in it, the rest causally
-  (Liu et al. 2018, "Generating Wikipedia"; Raffel et al. 2020, fig. 4, "prefix LM").
+  """k ≤ q or k < prefix: tokens of the prefix are visible to the whole document, others causally.
 
-  How many tokens the prefix has is data, a number for each document; it comes with the context.
+  Liu et al. 2018, "Generating Wikipedia"; Raffel et al. 2020, fig. 4, "prefix LM". The prefix length of each
+  document is data from the context; `bind_prefix` supplies it.
   """
 
   required_fields = frozenset({'prefix'})
 
   def __call__(self, q, k):
     raise ValueError(
-      "the mask 'prefix' is asked without the prefix lengths; `given(prefix)` puts them in place"
+      "the mask 'prefix' was evaluated without prefix lengths; call `bind_prefix(prefix)` first"
     )
 
   def bind_prefix(self, prefix):
     if prefix is None:
       raise ValueError(
-        "the mask 'prefix' wants to know the prefix length of each document, and the context has none; "
-        'an objective that draws them would do'
+        "the mask 'prefix' requires the prefix length of each document, and the context has none; "
+        'use an objective that supplies them, such as prefix_lm'
       )
-    return _Given(prefix)
+    return _BoundPrefixMask(prefix)
 
   def bounds(self, q, k, layout):
     pairs = np.broadcast_shapes(q.shape, k.shape)
@@ -38,8 +38,8 @@ class Prefix(Mask):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Given(Mask):
-  """The same with the lengths in place, shaped to meet q and k."""
+class _BoundPrefixMask(Mask):
+  """`prefix` with its lengths, in a shape that broadcasts with q and k."""
 
   prefix: Int[Array, '*#N'] | int
 

@@ -1,8 +1,8 @@
 """The mask slot: which query position may see which key position.
 
-A mask is asked about positions, never about array indices, so one object serves dense attention,
-the blocks of a chunked kernel, permuted keys and one decoding row against a cache. Padding and
-packing are data, not masks: they travel as segment ids and are always ANDed by the kernel.
+A mask is a predicate on positions, never on array indices, so one object serves dense attention, the blocks
+of a chunked kernel, permuted keys and one decoding row against a cache. Padding and packing are data, not
+masks: they are segment ids, which every kernel ANDs with the mask.
 """
 
 import abc
@@ -14,23 +14,23 @@ import numpy as np
 from tfm.shapes import Array, Bool, Int
 
 
-# What a caller can promise about rows of tokens, for planning on the host:
-#   contiguous  the token at index i stands at position i, and padding behind the last (one document a row);
-#   packed      two tokens of one document are as far apart in position as in index;
-#   arbitrary   nothing.
+# What a caller guarantees about the positions in a row, for planning on the host:
+# contiguous  the token at index i has position i, and padding follows the last token (one document per row);
+# packed      two tokens of one document are as far apart in position as in index; arbitrary   nothing.
 LAYOUTS = ('contiguous', 'packed', 'arbitrary')
 
 
 class Mask(abc.ABC):
   """A frozen, hashable predicate on positions, closed under `&`, `|` and `~`.
 
-  Subclasses are frozen dataclasses. They use operators only, so that they take NumPy arrays
-  (on the host, to plan) and JAX arrays (in the kernel) alike.
+  Subclasses are frozen dataclasses. They use operators only, so that they accept NumPy arrays (on the host,
+  for planning) and JAX arrays (in the kernel).
 
   Attributes:
     examples: specs that the conformance suite tries; a file whose bare name is a spec needs none.
-    relative: whether the answer depends on q - k alone.
-    reads: what the mask wants to know of each key besides its position, such as 'prefix'; see `given`.
+    relative: whether the result depends on q - k alone.
+    required_fields: what the mask requires of each key besides its position, such as 'prefix'; see
+      `bind_prefix`.
   """
 
   examples: ClassVar[tuple[str, ...]] = ()
@@ -42,27 +42,27 @@ class Mask(abc.ABC):
     """True where the query at position `q` may see the key at position `k`; both broadcast."""
 
   def bind_prefix(self, prefix: Int[Array, '*#N'] | int | None) -> 'Mask':
-    """The mask with the data in place that it `reads`: the prefix length of each key's document.
+    """The mask with its required data: the prefix length of each key's document.
 
     Raises:
-      ValueError: if the mask reads what is None.
+      ValueError: if the mask requires a prefix and it is None.
     """
     return self
 
   def bounds(
     self, q: Int[np.ndarray, '*#N'], k: Int[np.ndarray, '*#N'], layout: str
   ) -> tuple[Bool[np.ndarray, '*N'], Bool[np.ndarray, '*N']]:
-    """(certainly seen, possibly seen) for the pairs at *indices* q and k of rows of that layout.
+    """(certainly visible, possibly visible) for the pairs at *indices* q and k in rows of that layout.
 
-    What a kernel needs to leave out blocks on the host; of pairs within one document only.
+    Kernels use it on the host to skip blocks. It concerns pairs within one document only.
     """
     if layout == 'contiguous' or layout == 'packed' and self.relative:
-      seen = np.broadcast_to(self(q, k), np.broadcast_shapes(q.shape, k.shape))
-      return seen, seen
+      visible = np.broadcast_to(self(q, k), np.broadcast_shapes(q.shape, k.shape))
+      return visible, visible
     return _constant(q, k, False), _constant(q, k, True)
 
   def or_prefix(self) -> 'Mask':
-    """Also keys of the prefix, from wherever they are asked; it `reads` what tells them."""
+    """The mask that also shows the keys of the prefix to every query of the document."""
     return self | _Prefix()
 
   def __and__(self, other: 'Mask') -> 'Mask':
@@ -76,7 +76,7 @@ class Mask(abc.ABC):
 
 
 class _Pair(Mask):
-  """Two masks; the fields `left` and `right`."""
+  """A combination of the masks `left` and `right`."""
 
   @property
   def relative(self):
@@ -92,7 +92,7 @@ class _Pair(Mask):
 
 @dataclasses.dataclass(frozen=True)
 class And(_Pair):
-  """Seen by both."""
+  """Visible under both masks."""
 
   left: Mask
   right: Mask
@@ -101,13 +101,14 @@ class And(_Pair):
     return self.left(q, k) & self.right(q, k)
 
   def bounds(self, q, k, layout):
-    (certain, possible), (also, perhaps) = self.left.bounds(q, k, layout), self.right.bounds(q, k, layout)
-    return certain & also, possible & perhaps
+    left_certain, left_possible = self.left.bounds(q, k, layout)
+    right_certain, right_possible = self.right.bounds(q, k, layout)
+    return left_certain & right_certain, left_possible & right_possible
 
 
 @dataclasses.dataclass(frozen=True)
 class Or(_Pair):
-  """Seen by either."""
+  """Visible under either mask."""
 
   left: Mask
   right: Mask
@@ -116,13 +117,14 @@ class Or(_Pair):
     return self.left(q, k) | self.right(q, k)
 
   def bounds(self, q, k, layout):
-    (certain, possible), (also, perhaps) = self.left.bounds(q, k, layout), self.right.bounds(q, k, layout)
-    return certain | also, possible | perhaps
+    left_certain, left_possible = self.left.bounds(q, k, layout)
+    right_certain, right_possible = self.right.bounds(q, k, layout)
+    return left_certain | right_certain, left_possible | right_possible
 
 
 @dataclasses.dataclass(frozen=True)
 class Not(Mask):
-  """Seen by the other's complement."""
+  """Visible if hidden under `mask`."""
 
   mask: Mask
 
@@ -152,20 +154,22 @@ class _Prefix(Mask):
   required_fields = frozenset({'prefix'})
 
   def __call__(self, q, k):
-    raise ValueError('keys of the prefix are asked for without it; `given(prefix)` puts it in place')
+    raise ValueError(
+      'a mask with `or_prefix` was evaluated without prefix lengths; call `bind_prefix(prefix)` first'
+    )
 
   def bind_prefix(self, prefix):
     if prefix is None:
-      raise ValueError('keys of the prefix are asked for, and the context has none')
-    return _GivenPrefix(prefix)
+      raise ValueError('a mask with `or_prefix` requires prefix lengths, and the context has none')
+    return _BoundPrefix(prefix)
 
   def bounds(self, q, k, layout):
     return _constant(q, k, False), _constant(q, k, True)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _GivenPrefix(Mask):
-  """The same with the data in place, shaped to meet q and k."""
+class _BoundPrefix(Mask):
+  """k < prefix, with the lengths in a shape that broadcasts with q and k."""
 
   prefix: Int[Array, '*#N'] | int
 
@@ -177,18 +181,18 @@ def _constant(q, k, value):
   return np.full(np.broadcast_shapes(q.shape, k.shape), value)
 
 
-def check_whole(mask: Mask, **least: int) -> None:
-  """Raises ValueError unless each named field is None or a whole number, at least so great."""
-  for name, number in least.items():
+def validate_integers(mask: Mask, **minimum: int) -> None:
+  """Raises ValueError unless each named field is None or an integer not below its minimum."""
+  for name, least in minimum.items():
     value = getattr(mask, name)
-    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < number):
-      raise ValueError(f'{name}={value!r} must be a whole number, {number} or more')
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
+      raise ValueError(f'{name}={value!r} must be an integer, {least} or more')
 
 
 def table(mask: Mask, queries: int, keys: int | None = None, start: int = 0) -> Bool[np.ndarray, 'T S']:
-  """The mask on the host: queries at positions start … queries-1, by keys at 0 … keys-1 (as many unless given).
+  """The mask on the host: queries at positions start … queries - 1 by keys at positions 0 … keys - 1.
 
-  A mask that reads a document's prefix is shown for one of half the keys.
+  `keys` defaults to `queries`. A mask that requires a prefix gets one of half the keys.
   """
   keys = queries if keys is None else keys
   q, k = np.arange(start, queries)[:, None], np.arange(keys)[None, :]
@@ -196,9 +200,9 @@ def table(mask: Mask, queries: int, keys: int | None = None, start: int = 0) -> 
 
 
 def is_causal(mask: Mask, length: int) -> bool:
-  """Whether no position below `length` sees a later one, where no document has a prefix.
+  """Whether no position below `length` sees a later one, with an empty prefix.
 
-  Up to 4096 positions all pairs are looked at; beyond, those of both ends and of an even grid.
+  Checks all pairs of up to 4096 positions; of more, pairs from both ends and an even grid.
   """
   near, grid = np.arange(min(length, 1024)), np.linspace(0, length - 1, min(length, 4096)).astype(int)
   positions = np.unique(np.concatenate([near, length - 1 - near, grid]))
@@ -207,7 +211,7 @@ def is_causal(mask: Mask, length: int) -> bool:
 
 
 def density(mask: Mask, queries: int, keys: int | None = None) -> float:
-  """The share of the pairs of `table` that the mask lets through, counted some rows at a time."""
+  """The fraction of visible pairs in `table`, counted a few rows at a time."""
   keys = queries if keys is None else keys
   rows = max(1, 2**24 // keys)
   return sum(

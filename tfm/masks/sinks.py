@@ -1,20 +1,20 @@
-"""The tokens that every other may look back to."""
+"""Attention sinks: first tokens that every token sees."""
 
 import dataclasses
 
-from tfm.masks.protocol import Mask, check_whole
+from tfm.masks.protocol import Mask, validate_integers
 
 
 @dataclasses.dataclass(frozen=True)
 class Sinks(Mask):
-  """k < n: all see a document's first n tokens, the attention sinks (Xiao et al. 2023, StreamingLLM, §3.2).
+  """k < n: every token sees a document's first n tokens (Xiao et al. 2023, StreamingLLM, §3.2).
 
-  The paper keeps four beside the last tokens, such as 1020: `causal & (window(1019) | sinks(4))`. It
-  counts positions within what it keeps; here they stay those of the document. A mask that also lets the
-  first tokens see all is `global_tokens`; sinks that are learned logits are the softmax mixer's.
+  The paper uses four sinks beside the last tokens, such as 1020: `causal & (window(1019) | sinks(4))`. It
+  counts positions within its cache; here they are those of the document. For first tokens that also see all
+  tokens use `global_tokens`; learned sink logits are a setting of the mixer `softmax`.
 
   Attributes:
-    n: tokens.
+    n: sink tokens.
 
   Raises:
     ValueError: if n is negative.
@@ -25,7 +25,7 @@ class Sinks(Mask):
   n: int
 
   def __post_init__(self):
-    check_whole(self, n=0)
+    validate_integers(self, n=0)
 
   def __call__(self, q, k):
     return (k < self.n) & (q == q)

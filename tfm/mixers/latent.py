@@ -66,7 +66,7 @@ class Latent(Mixer):
         f'the position {self.position.func.__name__.lower()!r} reads the keys, which are never '
         "made when decoding; one that only rotates, such as 'rope', would do"
       )
-    if not self.score.func.absorbs:
+    if not self.score.func.absorbs_key_projection:
       raise ValueError(
         f'the score {self.score.func.__name__.lower()!r} needs keys, which are never made when '
         "decoding; 'dot' would do"

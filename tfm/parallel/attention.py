@@ -1,4 +1,4 @@
-"""Attention that the compiler cannot cut: each device computes its own rows and heads."""
+"""Attention kernels that the compiler cannot partition: a `shard_map` over rows and heads."""
 
 from collections.abc import Callable
 
@@ -14,10 +14,12 @@ Axes = tuple[str, ...] | str | None
 
 
 def uneven_heads_reason(heads: int, kv_heads: int) -> str | None:
-  """Why the mesh in force cannot cut heads and key heads together, as the rules say; None if it can."""
+  """Why the current mesh and rules cannot shard query and key heads together; None if they can."""
   parts = shard_count(batch_and_head_axes()[1])
   if heads % parts or kv_heads > 1 and kv_heads % parts:
-    return f'the mesh cuts its {heads} heads into {parts}, which does not cut its {kv_heads} key heads alike'
+    return (
+      f'the mesh splits its {heads} heads into {parts} shards, which does not divide its {kv_heads} key heads'
+    )
   return None
 
 
@@ -30,9 +32,9 @@ def attend_per_device(
   k_segments: Int[Array, 'B S'],
   sinks: Float[Array, 'H'] | None = None,
 ) -> Float[Array, 'B T H C2']:
-  """`attention` of these arrays, which need nothing of another row or head; outside a mesh just that.
+  """Runs `attention` on each device's rows and heads; outside a mesh calls it directly.
 
-  Rows that the mesh does not divide, such as an initialisation's, are not cut; nor is a single key head.
+  Rows that the mesh does not divide, as in initialization, are not sharded; nor is a single key head.
   """
   if jax.sharding.get_abstract_mesh().empty:
     return attention(q, k, v, q_segments, k_segments, sinks)
@@ -47,5 +49,5 @@ def attend_per_device(
 
 
 def batch_and_head_axes() -> tuple[Axes, Axes]:
-  """The mesh axes that cut rows and heads by the rules in force."""
+  """The mesh axes that shard rows and heads under the current rules."""
   return tuple(nn.logical_to_mesh_axes(('batch', 'heads')))

@@ -1,4 +1,4 @@
-"""A hidden layer over query and key."""
+"""A hidden tanh layer over query and key."""
 
 import flax.linen as nn
 import jax
@@ -14,12 +14,12 @@ from tfm.shapes import Array, Float
 class Additive(Score):
   """v · tanh(W q + U k), the alignment model (Bahdanau et al. 2015, app. A.1.2).
 
-  W and U are [C hidden], v is [hidden]; all heads of a layer share them, where the paper has one head.
-  Logits start at about one whatever the widths, so nothing is scaled. The hidden values
-  [B K G T S hidden] are summed channel by channel, forward and backward, and never held.
+  W and U are [C hidden], v is [hidden], shared by all heads of a layer; the paper has one head. Initial
+  logits have unit size for any widths, so there is no scale. The hidden values [B K G T S hidden] are summed
+  channel by channel in both passes and never stored.
 
   Attributes:
-    width: of the hidden layer; C unless given.
+    width: hidden channels; None means C.
 
   Raises (from `check`):
     ValueError: for a width below 1.
@@ -29,7 +29,7 @@ class Additive(Score):
 
   def check(self):
     if self.width is not None and self.width < 1:
-      raise ValueError(f'width={self.width} must be at least 1 hidden channel, or None for the head width')
+      raise ValueError(f'width={self.width} must be at least 1, or None for the head width')
 
   @nn.compact
   def __call__(self):
@@ -55,13 +55,13 @@ def additive(
   q = jnp.einsum('BKGTC,CN->NBKGT', q, w_q.astype(q.dtype), preferred_element_type=jnp.float32)
   k = jnp.einsum('BKSC,CN->NBKS', k, w_k.astype(k.dtype), preferred_element_type=jnp.float32)
 
-  # Of one expression for all channels XLA would keep the hidden values for the backward pass, and its CPU
-  # backend is 25 times slower on it.
+  # With one expression for all channels XLA would store the hidden values for the backward pass, and its CPU
+  # backend is 25 times slower.
   @jax.checkpoint
   def channel(v, q, k):
     return v * jnp.tanh(q[..., None] + k[:, :, None, None, :])
 
-  def add(logits, of):
-    return logits + channel(*of), None
+  def add_channel(logits, arguments):
+    return logits + channel(*arguments), None
 
-  return jax.lax.scan(add, channel(v[0], q[0], k[0]), (v[1:], q[1:], k[1:]))[0]
+  return jax.lax.scan(add_channel, channel(v[0], q[0], k[0]), (v[1:], q[1:], k[1:]))[0]

@@ -1,4 +1,4 @@
-"""A learned form between query and key."""
+"""A learned bilinear form of query and key."""
 
 import functools
 
@@ -15,17 +15,17 @@ from tfm.shapes import Array, Float
 class Bilinear(Score):
   """scale · qᵀ W k, the score "general" (Luong et al. 2015, eq. 8).
 
-  W is [C C]; all heads of a layer share it, where the paper has one head.
+  W is [C C], shared by all heads of a layer; the paper has one head.
 
   Attributes:
-    scale: factor on the product; the paper has none. 1/√C gives the logits the size of `dot`'s.
+    scale: factor on the product, 1 in the paper; 1/√C gives logits of the size of `dot`.
   """
 
   scale: float = 1.0
 
   @nn.compact
   def __call__(self):
-    # 'kv' names one axis only, for no mesh axis can cut both.
+    # Only one axis is named 'kv', because a mesh axis cannot shard both.
     weight = self.param(
       'weight',
       with_logical_axes(lecun_normal()((0,), (1,)), ('kv', 'rank')),
@@ -38,7 +38,7 @@ class Bilinear(Score):
 def bilinear(
   weight: Float[Array, 'C N'], q: Float[Array, 'B K G T C'], k: Float[Array, 'B K S N'], scale: float
 ) -> Float[Array, 'B K G T S']:
-  """scale · qᵀ W k, accumulated in float32; projected are the queries, of which decoding has fewer."""
+  """scale · qᵀ W k, accumulated in float32; projects the queries, of which decoding has fewer than keys."""
   q = jnp.einsum('BKGTC,CN->BKGTN', q, weight.astype(q.dtype), preferred_element_type=jnp.float32)
   q = (scale * q).astype(k.dtype)
   return jnp.einsum('BKGTN,BKSN->BKGTS', q, k, preferred_element_type=jnp.float32)

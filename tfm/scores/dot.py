@@ -12,10 +12,10 @@ class Dot(Score):
   """q · k / √C (Vaswani et al. 2017, eq. 1).
 
   Attributes:
-    scale: factor on the product; 1/√C unless given.
+    scale: factor on the product; None means 1/√C.
   """
 
-  absorbs = True
+  absorbs_key_projection = True
 
   scale: float | None = None
 

@@ -1,0 +1,182 @@
+"""Which blocks of keys each block of queries visits, and arrays padded to whole blocks.
+
+Wherever `inputs` is a parameter, it is a `tfm.kernels.protocol.AttentionInputs`.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tfm.shapes import Array, Bool, Float, Int, PyTree
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockSizes:
+  """The largest number of tokens in a block of queries and in a block of keys.
+
+  Raises:
+    ValueError: for a size below 1.
+  """
+
+  queries: int = 256
+  keys: int = 512
+
+  def __post_init__(self):
+    for field in ('queries', 'keys'):
+      if getattr(self, field) < 1:
+        raise ValueError(f'{field}={getattr(self, field)} must be at least 1 token')
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockGrid:
+  """T queries in blocks of `queries` by S keys in blocks of `keys`; the last block of each is padded."""
+
+  queries: int
+  keys: int
+  T: int
+  S: int
+
+  @property
+  def shape(self) -> tuple[int, int]:
+    """(number of query blocks, number of key blocks)."""
+    return -(-self.T // self.queries), -(-self.S // self.keys)
+
+  def pad_queries(self, x: Array, axis: int) -> Array:
+    """Zero-pads the query axis to whole blocks."""
+    return _pad_axis(x, axis, self.shape[0] * self.queries)
+
+  def pad_keys(self, x: Array, axis: int) -> Array:
+    """Zero-pads the key axis to whole blocks."""
+    return _pad_axis(x, axis, self.shape[1] * self.keys)
+
+  def query_block(self, x: Array, i: Int[Array, ''], axis: int) -> Array:
+    """Block i along the query axis of an array."""
+    return jax.lax.dynamic_slice_in_dim(x, i * self.queries, self.queries, axis)
+
+  def key_block(self, x: Array, j: Int[Array, ''], axis: int) -> Array:
+    """Block j along the key axis of an array."""
+    return jax.lax.dynamic_slice_in_dim(x, j * self.keys, self.keys, axis)
+
+
+def _pad_axis(x: Array, axis: int, size: int) -> Array:
+  widths = [(0, 0)] * x.ndim
+  widths[axis] = (0, size - x.shape[axis])
+  return jnp.pad(x, widths) if size > x.shape[axis] else x
+
+
+class VisitPlan(NamedTuple):
+  """The visited blocks in compressed sparse row form: line i visits `blocks[starts[i]:starts[i + 1]]`.
+
+  `fully_visible` is 1 for a visited block of which the mask shows every pair.
+  """
+
+  starts: np.ndarray
+  blocks: np.ndarray
+  fully_visible: np.ndarray
+
+  @classmethod
+  def from_tables(
+    cls, visible: Bool[np.ndarray, 'I J'], fully_visible: Bool[np.ndarray, 'I J']
+  ) -> 'VisitPlan':
+    lines, blocks = np.nonzero(visible)
+    starts = np.searchsorted(lines, np.arange(len(visible) + 1))
+    return cls(
+      starts.astype(np.int32), blocks.astype(np.int32), fully_visible[lines, blocks].astype(np.int32)
+    )
+
+
+@functools.lru_cache(maxsize=64)
+def plan_visits(mask: Callable, layout: str, grid: BlockGrid) -> tuple[VisitPlan, VisitPlan]:
+  """(key blocks to visit for each query block, query blocks to visit for each key block)."""
+  indices = [
+    np.arange(count * size).reshape(count, size) for count, size in zip(grid.shape, (grid.queries, grid.keys))
+  ]
+  visible, fully_visible = classify_blocks(mask, layout, *indices)
+  return (VisitPlan.from_tables(visible, fully_visible), VisitPlan.from_tables(visible.T, fully_visible.T))
+
+
+def classify_blocks(
+  mask: Callable, layout: str, q_indices: Int[np.ndarray, 'I T'], k_indices: Int[np.ndarray, 'J S']
+) -> tuple[Bool[np.ndarray, 'I J'], Bool[np.ndarray, 'I J']]:
+  """(whether the mask may show any pair, whether it shows every pair) of each pair of blocks.
+
+  Args:
+    q_indices, k_indices: the indices of the tokens in each block.
+  """
+  visible, fully_visible = np.ones((2, len(q_indices), len(k_indices)), bool)
+  q_consecutive, k_consecutive = ((np.diff(x) == 1).all(1) for x in (q_indices, k_indices))
+  cache = {}
+  for i, j in np.ndindex(visible.shape):
+    # A relative mask is the same for all blocks along a diagonal.
+    on_diagonal = mask.relative and q_consecutive[i] and k_consecutive[j]
+    key = q_indices[i, 0] - k_indices[j, 0] if on_diagonal else (i, j)
+    if key not in cache:
+      certain, possible = mask.bounds(q_indices[i][:, None], k_indices[j][None, :], layout)
+      cache[key] = possible.any(), certain.all()
+    visible[i, j], fully_visible[i, j] = cache[key]
+  return visible, fully_visible
+
+
+def pad_to_blocks(
+  grid: BlockGrid,
+  q: Float[Array, 'B T H C'],
+  k: Float[Array, 'B S K C'],
+  v: Float[Array, 'B S K C2'],
+  inputs: Any,
+) -> tuple[Array, Array, Array, PyTree, Any]:
+  """Moves heads before length and pads to whole blocks.
+
+  Returns:
+    q [B K G T C], k [B K S C], v [B K S C2], the learned inputs (score, bias, sinks), and the other inputs.
+  """
+  B, T, H, C = q.shape
+  K = k.shape[2]
+  q = grid.pad_queries(q.reshape(B, T, K, H // K, C).transpose(0, 2, 3, 1, 4), 3)
+  k, v = grid.pad_keys(k.swapaxes(1, 2), 2), grid.pad_keys(v.swapaxes(1, 2), 2)
+  # Padded tokens get segment 0, which no query sees.
+  other_inputs = inputs.replace(
+    q_positions=grid.pad_queries(inputs.q_positions, 1),
+    q_segments=grid.pad_queries(inputs.q_segments, 1),
+    k_positions=grid.pad_keys(inputs.k_positions, 1),
+    k_segments=grid.pad_keys(inputs.k_segments, 1),
+    k_prefix=None if inputs.k_prefix is None else grid.pad_keys(inputs.k_prefix, 1),
+    score=None,
+    bias=None,
+    sinks=None,
+  )
+  return q, k, v, (inputs.score, inputs.bias, inputs.sinks), other_inputs
+
+
+def unpad(
+  out: Float[Array, 'B K G T C2'], log_sum_exp: Float[Array, 'B K G T'], T: int, H: int
+) -> tuple[Float[Array, 'B T H C2'], Float[Array, 'B H T']]:
+  """Undoes `pad_to_blocks` for the output and the log-sum-exp of the T unpadded queries."""
+  out = out[..., :T, :].reshape(len(out), H, T, -1).swapaxes(1, 2)
+  return out, log_sum_exp[..., :T].reshape(len(out), H, T)
+
+
+def merge_inputs(other_inputs: Any, learned: PyTree) -> Any:
+  """Puts the learned inputs (score, bias, sinks) back beside the others."""
+  score, bias, sinks = learned
+  return other_inputs.replace(score=score, bias=bias, sinks=sinks)
+
+
+def blocks_share_document(grid: BlockGrid, inputs: Any) -> Bool[Array, 'I J']:
+  """Whether any row of the batch may have a document in common between query block i and key block j.
+
+  Compares the ranges of segment ids, so the answer is exact or errs towards True.
+  """
+
+  def id_range(segments, size):
+    segments = segments.reshape(len(segments), -1, size)
+    return jnp.where(segments > 0, segments, np.iinfo(np.int32).max).min(-1), segments.max(-1)
+
+  q_low, q_high = id_range(inputs.q_segments, grid.queries)
+  k_low, k_high = id_range(inputs.k_segments, grid.keys)
+  overlap = (q_low[:, :, None] <= k_high[:, None, :]) & (k_low[:, None, :] <= q_high[:, :, None])
+  return overlap.any(0)
