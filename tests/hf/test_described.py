@@ -22,7 +22,7 @@ LATENT = dict(mixer='latent(rank=8, rope_width=4)', head_width=8)
 
 def text(length=16, **model):
   config = dict(model=dict(layers=2, width=32, heads=4, bias=True) | model, data=dict(length=length))
-  return described(from_config.model_of(resolve_config(complete(config)), 50))
+  return described(from_config.build_model(resolve_config(complete(config)), 50))
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ MIXTRAL = LLAMA | dict(
 
 def made(fields, vocab=61, drawn=lambda make: jax.jit(make)()):
   config = resolve_config(complete(dict(model=fields, data=dict(length=32))))
-  model = from_config.model_of(config, vocab)
+  model = from_config.build_model(config, vocab)
   return config, model, nn.unbox(drawn(lambda: state.parameters(model, jax.random.key(0), 1, 16)))
 
 
@@ -61,11 +61,11 @@ def made(fields, vocab=61, drawn=lambda make: jax.jit(make)()):
 )
 def test_a_model_of_our_own(fields, family, tmp_path):
   config, model, params = made(fields)
-  export.export(config, params, str(tmp_path), family, 61)
+  export.to_pretrained(config, params, str(tmp_path), family, 61)
   ids = np.random.default_rng(0).integers(0, 61, (2, 12))
-  wanted = jax.jit(lambda params: model.apply({'params': params}, ids, pretrained.context_of(ids, None))[0])(
-    params
-  )
+  wanted = jax.jit(
+    lambda params: model.apply({'params': params}, ids, pretrained.build_context(ids, None))[0]
+  )(params)
   np.testing.assert_allclose(tfm.from_pretrained(str(tmp_path)).logits(ids), wanted, atol=1e-5)
 
 
@@ -100,5 +100,5 @@ def test_a_model_of_our_own(fields, family, tmp_path):
 def test_what_a_family_cannot_say_is_refused_by_name(fields, family, named, tmp_path):
   config, _, params = made(fields, drawn=jax.eval_shape)  # of which no number is asked
   with pytest.raises(ValueError, match=named):
-    export.export(config, params, str(tmp_path), family, 61)
+    export.to_pretrained(config, params, str(tmp_path), family, 61)
   assert not list(tmp_path.iterdir())

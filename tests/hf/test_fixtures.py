@@ -65,7 +65,7 @@ def test_logits(name, config, tmp_path):
   assert found
   for given, wanted in found:
     mask = None if 'decoder_input_ids' in given else given.get('attention_mask')
-    published.close(model.logits(**given), wanted, mask)
+    published.assert_close(model.logits(**given), wanted, mask)
 
 
 @pytest.mark.parametrize(
@@ -79,13 +79,15 @@ def test_logits(name, config, tmp_path):
 def test_what_is_written(name, tmp_path):
   model, numbers = opened(name, 'config.json', tmp_path), np.load(FOLDER / name / 'io.npz')
   given = {name: numbers[f'gen.{name}'] for name in ('input_ids', 'attention_mask')}
-  skip = 1 if model.config.model.architecture == 'encoder_decoder' else given['input_ids'].shape[1]
-  np.testing.assert_array_equal(model.generate(**given, max_new_tokens=16), numbers['greedy_ids'][:, skip:])
+  skip_rows = 1 if model.config.model.architecture == 'encoder_decoder' else given['input_ids'].shape[1]
+  np.testing.assert_array_equal(
+    model.generate(**given, max_new_tokens=16), numbers['greedy_ids'][:, skip_rows:]
+  )
   eos = json.loads((FOLDER / name / 'meta.json').read_text())['beam_eos_token_id']
   for kind, end in (('beam', None), ('beam_eos', eos)):
     best = [one for row in model.search(**given, max_new_tokens=16, num_beams=4, eos_id=end) for one in row]
     np.testing.assert_allclose([one.score for one in best], numbers[f'{kind}_scores'], atol=1e-4)
-    for one, wanted in zip(best, numbers[f'{kind}_ids'][:, skip:]):
+    for one, wanted in zip(best, numbers[f'{kind}_ids'][:, skip_rows:]):
       np.testing.assert_array_equal(one.tokens, wanted[: len(one.tokens)])
 
 
@@ -96,7 +98,7 @@ def test_there_and_back(name, tmp_path):
 
   (tmp_path / 'in').mkdir()
   model = opened(name, 'config.json', tmp_path / 'in')
-  export.export(
+  export.to_pretrained(
     model.config,
     model.params,
     str(tmp_path / 'out'),
@@ -108,11 +110,13 @@ def test_there_and_back(name, tmp_path):
   before, after = (load_file(folder / 'model.safetensors') for folder in (FOLDER / name, tmp_path / 'out'))
   constants = dict(model.family.constants(model.config))  # which published classes leave out or not
   assert set(after) - set(constants) <= set(before) and set(constants) <= set(after)
-  skips = published.unread(model)
+  skips = published.count_skipped_rows(model)
   for tensor, values in after.items():
     before.setdefault(tensor, constants.get(tensor))
-    skip = skips.get(tensor, 0)
-    np.testing.assert_allclose(values[skip:], before[tensor][skip:], rtol=1e-6, atol=1e-7, err_msg=tensor)
+    skip_rows = skips.get(tensor, 0)
+    np.testing.assert_allclose(
+      values[skip_rows:], before[tensor][skip_rows:], rtol=1e-6, atol=1e-7, err_msg=tensor
+    )
   again = tfm.from_pretrained(str(tmp_path / 'out'))
   given, _ = next(cases(np.load(FOLDER / name / 'io.npz')))
   np.testing.assert_allclose(again.logits(**given), model.logits(**given), atol=1e-6)

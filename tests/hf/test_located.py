@@ -33,10 +33,10 @@ def test_a_name_of_two_words_is_fetched(monkeypatch, tmp_path):
     return str(tmp_path)
 
   monkeypatch.setattr(huggingface_hub, 'snapshot_download', snapshot_download)
-  assert pretrained.located('owner/name') == tmp_path and asked == ['owner/name']
+  assert pretrained.locate_checkpoint('owner/name') == tmp_path and asked == ['owner/name']
   (tmp_path / 'config.json').unlink()
   with pytest.raises(ValueError, match='owner/name holds no config.json'):
-    pretrained.located('owner/name')
+    pretrained.locate_checkpoint('owner/name')
 
 
 def test_what_is_here_or_cannot_be_a_name_is_not_asked_for(monkeypatch, tmp_path):
@@ -47,9 +47,9 @@ def test_what_is_here_or_cannot_be_a_name_is_not_asked_for(monkeypatch, tmp_path
   (tmp_path / 'models' / 'mine').mkdir(parents=True)
   for path in ('models/mine', './mine', '../mine', '/models/mine', '~/no-models/mine', 'mine', 'a/b/c'):
     with pytest.raises(ValueError, match='holds no config.json'):
-      pretrained.located(path)
+      pretrained.locate_checkpoint(path)
   (tmp_path / 'models' / 'mine' / 'config.json').write_text('{}')
-  assert pretrained.located('models/mine') == pathlib.Path('models/mine')
+  assert pretrained.locate_checkpoint('models/mine') == pathlib.Path('models/mine')
 
 
 @pytest.mark.parametrize(
@@ -69,5 +69,5 @@ def test_without_a_network_it_says_so_in_one_sentence(error, monkeypatch, tmp_pa
   with pytest.raises(
     ValueError, match='owner/name is no folder here, and the hub does not give it: .'
   ) as raised:
-    pretrained.located('owner/name')
+    pretrained.locate_checkpoint('owner/name')
   assert '\n' not in str(raised.value)

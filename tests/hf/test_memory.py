@@ -66,7 +66,7 @@ def folder(request, tmp_path_factory):
       for name in ('input', 'post_attention'):
         yield f'model.layers.{i}.{name}_layernorm.weight', made(WIDTH)
 
-  tensors.save(folder, stored(), most=150 * MB)
+  tensors.save_tensors(folder, stored(), max_bytes=150 * MB)
   (folder / 'config.json').write_text(
     json.dumps(
       dict(

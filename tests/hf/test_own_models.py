@@ -57,16 +57,16 @@ OWN = {
 )
 def test_there_and_back(family, changed, tmp_path):
   config = resolve_config(complete(dict(model=COMMON | OWN[family] | changed, data=dict(length=24))))
-  model = from_config.model_of(config, 50)
+  model = from_config.build_model(config, 50)
   boxed = jax.jit(lambda key: state.parameters(model, key, 1, 8))(jax.random.key(0))
   params = jax.tree.map(
     lambda x: x + 0.1 * np.random.default_rng(1).standard_normal(x.shape, np.float32), nn.unbox(boxed)
   )
-  export.export(config, params, str(tmp_path), family, 50)
+  export.to_pretrained(config, params, str(tmp_path), family, 50)
   ids = np.random.default_rng(0).integers(0, 50, (2, 9))
-  wanted = jax.jit(lambda params: model.apply({'params': params}, ids, pretrained.context_of(ids, None))[0])(
-    params
-  )
+  wanted = jax.jit(
+    lambda params: model.apply({'params': params}, ids, pretrained.build_context(ids, None))[0]
+  )(params)
   np.testing.assert_allclose(tfm.from_pretrained(str(tmp_path)).logits(ids), wanted, atol=1e-5)
 
 
@@ -100,4 +100,4 @@ def test_there_and_back(family, changed, tmp_path):
 def test_what_a_family_cannot_say(family, changed, said, tmp_path):
   config = resolve_config(complete(dict(model=COMMON | OWN[family] | changed, data=dict(length=24))))
   with pytest.raises(ValueError, match=said):
-    export.export(config, {}, str(tmp_path), family, 50)
+    export.to_pretrained(config, {}, str(tmp_path), family, 50)

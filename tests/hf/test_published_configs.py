@@ -409,8 +409,8 @@ PUBLISHED = {
 def test_a_published_config(name):
   count, fields = PUBLISHED[name]
   fields = WRITTEN | fields
-  family = from_config.families()[fields['model_type']]
-  config, output, _, vocab, _ = from_config.declared(family, fields)
-  model = from_config.model_of(config, vocab)
+  family = from_config.load_families()[fields['model_type']]
+  config, output, _, vocab, _ = from_config.config_from_hf(family, fields)
+  model = from_config.build_model(config, vocab)
   params = jax.eval_shape(lambda key: state.parameters(model, key, 1, 4), jax.random.key(0))
   assert output == 'vocabulary' and sum(math.prod(x.shape) for x in jax.tree.leaves(params)) == count

@@ -21,7 +21,7 @@ def target(**shapes):
 
 def opened(folder, **arrays):
   save_file(arrays, folder / 'model.safetensors')
-  return tensors.Tensors(folder)
+  return tensors.CheckpointTensors(folder)
 
 
 @pytest.mark.parametrize(
@@ -35,37 +35,39 @@ def opened(folder, **arrays):
       Weight('x', (Part('a', 2, 'g o i -> i (o g)'), Part('b')), '(o g) i -> g o i', dict(g=3)),
       dict(a=X.reshape(4, 3, 5)[:, :2].transpose(2, 0, 1).reshape(5, 8), b=X[2::3]),
     ),
-    (Weight('x', 'a', skip=2), dict(a=X[2:])),
+    (Weight('x', 'a', skip_rows=2), dict(a=X[2:])),
     (Weight('x', 'a', scale=0.5, offset=1.0), dict(a=0.5 * X + 1)),
   ],
 )
 def test_a_tensor_is_arranged(weight, wanted, tmp_path):
-  found = tensors.load(
+  found = tensors.load_params(
     opened(tmp_path, x=X), [weight], target(**{name: x.shape for name, x in wanted.items()})
   )
   for name, x in wanted.items():
     np.testing.assert_allclose(found[name], x, rtol=1e-6)
   if all(part.count == 1 for part in weight.parts):  # otherwise a part has to say its sizes, as below
-    [(name, back)] = tensors.unload([weight], found)
+    [(name, back)] = tensors.iterate_tensors([weight], found)
     assert name == 'x'
-    np.testing.assert_allclose(back[weight.skip :], X[weight.skip :], rtol=1e-6, atol=1e-7)
-    assert back.shape == X.shape and not back[: weight.skip].any()
+    np.testing.assert_allclose(back[weight.skip_rows :], X[weight.skip_rows :], rtol=1e-6, atol=1e-7)
+    assert back.shape == X.shape and not back[: weight.skip_rows].any()
 
 
 def test_what_changes_no_output_is_left_out_and_told(tmp_path, caplog):
   found = opened(tmp_path, x=X, pooler=X, constant=X)
-  tensors.load(found, [Weight('x', 'a')], target(a=X.shape), ignored='constant', left_out='pool.*')
+  tensors.load_params(
+    found, [Weight('x', 'a')], target(a=X.shape), ignored_tensors='constant', unused_tensors='pool.*'
+  )
   assert 'pooler' in caplog.text and 'constant' not in caplog.text
   with pytest.raises(ValueError, match="'pooler', one of 1"):
-    tensors.load(found, [Weight('x', 'a')], target(a=X.shape), ignored='constant')
+    tensors.load_params(found, [Weight('x', 'a')], target(a=X.shape), ignored_tensors='constant')
 
 
 def test_parts_of_a_tensor_go_back(tmp_path):
   weight = Weight(
     'x', (Part('a', 2, 'g o i -> i (o g)', dict(g=2)), Part('b')), '(o g) i -> g o i', dict(g=3)
   )
-  found = tensors.load(opened(tmp_path, x=X), [weight], target(a=(5, 8), b=(4, 5)))
-  [(_, back)] = tensors.unload([weight], found)
+  found = tensors.load_params(opened(tmp_path, x=X), [weight], target(a=(5, 8), b=(4, 5)))
+  [(_, back)] = tensors.iterate_tensors([weight], found)
   np.testing.assert_array_equal(back, X)
 
 
@@ -73,16 +75,16 @@ def test_layers_are_stacked_and_experts_too(tmp_path):
   layers = [RANDOM.normal(size=(2, 3, 4)).astype(np.float32) for _ in range(3)]  # each of two experts
   stored = {f'h.{i}.{e}': layer[e] for i, layer in enumerate(layers) for e in range(2)}
   weights = [Weight((f'h.{i}.0', f'h.{i}.1'), f'a[{i}]/b', 'e o i -> e i o') for i in range(3)]
-  found = tensors.load(opened(tmp_path, **stored), weights, {'a': target(b=(3, 2, 4, 3))})
+  found = tensors.load_params(opened(tmp_path, **stored), weights, {'a': target(b=(3, 2, 4, 3))})
   np.testing.assert_array_equal(found['a']['b'], np.stack(layers).transpose(0, 1, 3, 2))
-  back = dict(tensors.unload(weights, found))
+  back = dict(tensors.iterate_tensors(weights, found))
   assert back.keys() == stored.keys() and all((back[name] == stored[name]).all() for name in stored)
 
 
 def test_names_without_their_prefix_and_with_old_endings(tmp_path):
   there = opened(tmp_path, **{'LayerNorm.gamma': X, 'h.bias': X})
   weights = [Weight('bert.LayerNorm.weight', 'a')]
-  assert (tensors.load(there, weights, target(a=X.shape), 'bert.', r'h\.bias')['a'] == X).all()
+  assert (tensors.load_params(there, weights, target(a=X.shape), 'bert.', r'h\.bias')['a'] == X).all()
 
 
 @pytest.mark.parametrize(
@@ -103,31 +105,31 @@ def test_names_without_their_prefix_and_with_old_endings(tmp_path):
 )
 def test_what_does_not_fit_is_refused_by_name(weights, shapes, sentence, tmp_path):
   with pytest.raises(ValueError, match=sentence):
-    tensors.load(opened(tmp_path, x=X), weights, target(**shapes))
+    tensors.load_params(opened(tmp_path, x=X), weights, target(**shapes))
 
 
 def test_several_files(tmp_path):
   many = {f'x{i}': X + i for i in range(5)}
-  tensors.save(tmp_path, many.items(), most=2 * X.nbytes)
+  tensors.save_tensors(tmp_path, many.items(), max_bytes=2 * X.nbytes)
   assert sorted(path.name for path in tmp_path.iterdir()) == [
     *(f'model-0000{i}-of-00003.safetensors' for i in (1, 2, 3)),
     'model.safetensors.index.json',
   ]
-  again = tensors.Tensors(tmp_path)
+  again = tensors.CheckpointTensors(tmp_path)
   assert set(again.names) == set(many) and all((again.read(name) == x).all() for name, x in many.items())
   (tmp_path / 'model-00002-of-00003.safetensors').unlink()
   with pytest.raises(ValueError, match='lacks model-00002-of-00003.safetensors'):
-    tensors.Tensors(tmp_path)
+    tensors.CheckpointTensors(tmp_path)
   (tmp_path / 'model.safetensors.index.json').unlink()
   with pytest.raises(ValueError, match='has neither model.safetensors nor'):
-    tensors.Tensors(tmp_path)
+    tensors.CheckpointTensors(tmp_path)
 
 
 def test_sixteen_bits_are_read_and_cast(tmp_path):
   import ml_dtypes
 
   there = opened(tmp_path, x=X.astype(ml_dtypes.bfloat16))
-  found = tensors.load(there, [Weight('x', 'a')], target(a=X.shape))['a']
+  found = tensors.load_params(there, [Weight('x', 'a')], target(a=X.shape))['a']
   assert found.dtype == np.float32
   np.testing.assert_array_equal(found, X.astype(ml_dtypes.bfloat16).astype(np.float32))
 
@@ -137,7 +139,7 @@ def test_parameters_are_born_cut_over_a_mesh(tmp_path):
 
   where = NamedSharding(meshes.make(dict(fsdp=4, tensor=2)), PartitionSpec(None, 'fsdp'))
   weights = [Weight('x', 'a[0]'), Weight('y', 'a[1]')]
-  found = tensors.load(
+  found = tensors.load_params(
     opened(tmp_path, x=X, y=2 * X),
     weights,
     {'a': jax.ShapeDtypeStruct((2, 12, 5), np.float32, sharding=where)},

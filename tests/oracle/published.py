@@ -1,6 +1,6 @@
-"""A published model with random weights, beside ours read from what it saves; for the tests with PyTorch.
+"""Builds published models with random weights and compares ours with them; for the tests with PyTorch.
 
-PyTorch and transformers are imported when they are needed: this module can be collected without them.
+PyTorch and transformers are imported inside the functions, so that this module imports without them.
 """
 
 import json
@@ -12,12 +12,12 @@ from tfm.hf import export
 
 
 TOLERANCE = 2e-5  # of the largest logit; noise in float32 is a tenth of it
-NEW = 8  # tokens to write
+NEW_TOKENS = 8
 ROWS = np.array([[1] * 12, [1] * 9 + [0] * 3, [1] * 5 + [0] * 7])
 
 
-def made(cls, config, seed=0, scale=0.3):
-  """A model of a class of transformers whose parameters, biases and norms too, are all random."""
+def build_hf_model(cls, config, seed=0, scale=0.3):
+  """A model of a class of transformers; all parameters, biases and norms included, are random."""
   import torch
 
   torch.manual_seed(seed)
@@ -38,7 +38,7 @@ def made(cls, config, seed=0, scale=0.3):
 
 
 class WithoutPooler:
-  """A class of transformers, made without what its hidden states do not depend on."""
+  """A class of transformers without the pooler, which the hidden states do not depend on."""
 
   def __init__(self, cls):
     self.cls, self.config_class = cls, cls.config_class
@@ -50,107 +50,112 @@ class WithoutPooler:
     return self.cls.from_pretrained(folder, add_pooling_layer=False, **kwargs)
 
 
-def inputs(vocab, seed=0, left=False, low=5):
-  """Three rows of tokens, padded on the right or on the left, and their mask."""
+def make_inputs(vocab, seed=0, left=False, low=5):
+  """Three rows of tokens, padded on the right or the left, and their mask."""
   mask = ROWS[:, ::-1].copy() if left else ROWS
   ids = np.random.default_rng(seed).integers(low, vocab, mask.shape)
   return dict(input_ids=np.where(mask, ids, 0), attention_mask=mask)
 
 
-def pairs(source=12, target=9, vocab=61, seed=0, low=5):
-  """Three sources, padded on the right, and as many targets."""
-  draw = np.random.default_rng(seed)
+def make_pairs(source=12, target=9, vocab=61, seed=0, low=5):
+  """Three sources, padded on the right, and three targets."""
+  rng = np.random.default_rng(seed)
   mask = (np.arange(source) < np.array([[source], [source - 3], [source // 2]])).astype(int)
-  ids = np.where(mask, draw.integers(low, vocab, mask.shape), 0)
-  return dict(input_ids=ids, attention_mask=mask, decoder_input_ids=draw.integers(0, vocab, (3, target)))
+  ids = np.where(mask, rng.integers(low, vocab, mask.shape), 0)
+  return dict(input_ids=ids, attention_mask=mask, decoder_input_ids=rng.integers(0, vocab, (3, target)))
 
 
-def answered(model, given, field='logits'):
-  """What the published model answers, float32."""
+def run_hf_model(model, arguments, field='logits'):
+  """The output of the published model, float32."""
   import torch
 
   with torch.no_grad():
-    answer = model(**{name: torch.as_tensor(np.asarray(x)) for name, x in given.items()})
-  return np.asarray(getattr(answer, field))
+    output = model(**{name: torch.as_tensor(np.asarray(x)) for name, x in arguments.items()})
+  return np.asarray(getattr(output, field))
 
 
-def close(ours, theirs, mask=None, tolerance=TOLERANCE):
-  """Logits agree wherever there is a token."""
-  assert ours.shape == theirs.shape and ours.dtype == np.float32
-  if mask is not None and mask.shape == ours.shape[:2]:
-    ours, theirs = ours[mask > 0], theirs[mask > 0]
-  error = np.abs(ours - theirs).max() / np.abs(theirs).max()
+def assert_close(logits, expected, mask=None, tolerance=TOLERANCE):
+  """Asserts that the logits agree at every token."""
+  assert logits.shape == expected.shape and logits.dtype == np.float32
+  if mask is not None and mask.shape == logits.shape[:2]:
+    logits, expected = logits[mask > 0], expected[mask > 0]
+  error = np.abs(logits - expected).max() / np.abs(expected).max()
   assert error < tolerance, f'relative difference {error:.1e}'
 
 
-def check(cls, config, tmp_path, *, given=None, field='logits', writes=True, seed=0, family=None, again=True):
-  """Their weights in, the same logits and continuations out; and back again, into their class, the same logits.
+def check_family(  # more than six parameters: the options of one comparison, all with defaults
+  cls, config, tmp_path, *, arguments=None, field='logits', writes=True, seed=0, reload=True
+):
+  """Asserts that a published model and ours agree: logits, continuations, and logits after an export.
 
   Args:
-    given: what the model is asked; three padded rows unless told.
-    field: of the answer of the published model.
-    writes: whether it continues texts, greedily and by beam search.
-    again: whether our export is read by the published class.
+    arguments: of the models; three padded rows unless set.
+    field: of the output of the published model.
+    writes: whether to compare continuations, greedy and by beam search.
+    reload: whether the published class reads our export.
   Returns:
-    The two models.
+    (our model, published model).
   """
-  theirs = made(cls, config, seed)
-  theirs.save_pretrained(tmp_path / 'theirs')
-  ours = tfm.from_pretrained(str(tmp_path / 'theirs'))
-  given = inputs(ours.vocab, seed) if given is None else given
-  mask = None if 'decoder_input_ids' in given else given.get('attention_mask')
-  wanted = answered(theirs, given, field)
-  close(ours.logits(**given), wanted, mask)
+  hf_model = build_hf_model(cls, config, seed)
+  hf_model.save_pretrained(tmp_path / 'theirs')
+  model = tfm.from_pretrained(str(tmp_path / 'theirs'))
+  arguments = make_inputs(model.vocab, seed) if arguments is None else arguments
+  mask = None if 'decoder_input_ids' in arguments else arguments.get('attention_mask')
+  expected = run_hf_model(hf_model, arguments, field)
+  assert_close(model.logits(**arguments), expected, mask)
   if writes:
-    continues_alike(ours, theirs, inputs(ours.vocab, seed + 1, left=not config.is_encoder_decoder))
-  if again:
-    returned, told = exported(ours, cls, tmp_path / 'ours')
-    assert not any(told[name] for name in ('missing_keys', 'unexpected_keys', 'mismatched_keys')), told
-    close(answered(returned, given, field), wanted, mask, 1e-6)
-    same_parameters(theirs, returned, unread(ours))
-  return ours, theirs
+    check_generation(model, hf_model, make_inputs(model.vocab, seed + 1, left=not config.is_encoder_decoder))
+  if reload:
+    reloaded, report = export_and_reload(model, cls, tmp_path / 'ours')
+    assert not any(report[name] for name in ('missing_keys', 'unexpected_keys', 'mismatched_keys')), report
+    assert_close(run_hf_model(reloaded, arguments, field), expected, mask, 1e-6)
+    assert_same_parameters(hf_model, reloaded, count_skipped_rows(model))
+  return model, hf_model
 
 
-def exported(ours, cls, folder):
-  """What the published class reads of our export."""
-  export.export(
-    ours.config,
-    ours.params,
+def export_and_reload(model, cls, folder):
+  """Exports our model and loads it with the published class."""
+  export.to_pretrained(
+    model.config,
+    model.params,
     str(folder),
-    ours.family.model_type,
-    ours.vocab,
-    ours.ids,
-    ours.output,
-    ours.source_vocab,
+    model.family.model_type,
+    model.vocab,
+    model.ids,
+    model.output,
+    model.source_vocab,
   )
   return cls.from_pretrained(folder, output_loading_info=True)
 
 
-def same_parameters(one, other, rows={}):
-  """Also those that no output shows; but not the first `rows` of some."""
-  ours = dict(other.named_parameters())
+def assert_same_parameters(one, other, skip_rows={}):
+  """Asserts equal parameters, those that do not change the output included, without the first `skip_rows` of some."""
+  others = dict(other.named_parameters())
   for name, parameter in one.named_parameters():
-    difference = (parameter.detach().numpy() - ours[name].detach().numpy())[rows.get(name, 0) :]
+    difference = (parameter.detach().numpy() - others[name].detach().numpy())[skip_rows.get(name, 0) :]
     assert np.abs(difference).max() < 1e-6, name
 
 
-def unread(ours):
-  """How many rows of a tensor stand before the first that is read, by name, with what is no output's and without."""
-  skips = {
-    name: weight.skip for weight in ours.family.weights(ours.config) for name in weight.tensors if weight.skip
+def count_skipped_rows(model):
+  """Tensor → unused rows at its start; names with and without the family's prefix."""
+  rows = {
+    name: weight.skip_rows
+    for weight in model.family.weights(model.config)
+    for name in weight.tensors
+    if weight.skip_rows
   }
-  return skips | {name.removeprefix(ours.family.prefix): skip for name, skip in skips.items()}
+  return rows | {name.removeprefix(model.family.prefix): count for name, count in rows.items()}
 
 
-def continues_alike(ours, theirs, given):
-  """Greedy tokens, and four beams with their scores."""
+def check_generation(model, hf_model, arguments):
+  """Asserts equal greedy tokens, and four equal beams with their scores."""
   import torch
 
-  ids, mask = (torch.as_tensor(given[name]) for name in ('input_ids', 'attention_mask'))
-  skip = 1 if theirs.config.is_encoder_decoder else ids.shape[1]
+  ids, mask = (torch.as_tensor(arguments[name]) for name in ('input_ids', 'attention_mask'))
+  start = 1 if hf_model.config.is_encoder_decoder else ids.shape[1]
   common = dict(
     attention_mask=mask,
-    max_new_tokens=NEW,
+    max_new_tokens=NEW_TOKENS,
     do_sample=False,
     pad_token_id=0,
     eos_token_id=None,
@@ -160,25 +165,25 @@ def continues_alike(ours, theirs, given):
     bad_words_ids=None,
   )
   with torch.no_grad():
-    greedy = theirs.generate(ids, num_beams=1, **common)
-    found = theirs.generate(
+    greedy = hf_model.generate(ids, num_beams=1, **common)
+    beams = hf_model.generate(
       ids, num_beams=4, num_return_sequences=4, return_dict_in_generate=True, output_scores=True, **common
     )
-  np.testing.assert_array_equal(ours.generate(**given, max_new_tokens=NEW), greedy[:, skip:])
-  best = [one for row in ours.search(**given, max_new_tokens=NEW, num_beams=4) for one in row]
-  np.testing.assert_array_equal(np.stack([one.tokens for one in best]), found.sequences[:, skip:])
-  np.testing.assert_allclose([one.score for one in best], found.sequences_scores, atol=1e-4)
+  np.testing.assert_array_equal(model.generate(**arguments, max_new_tokens=NEW_TOKENS), greedy[:, start:])
+  best = [one for row in model.search(**arguments, max_new_tokens=NEW_TOKENS, num_beams=4) for one in row]
+  np.testing.assert_array_equal(np.stack([one.tokens for one in best]), beams.sequences[:, start:])
+  np.testing.assert_allclose([one.score for one in best], beams.sequences_scores, atol=1e-4)
 
 
-def longer(theirs, folder, length, field='logits'):
-  """The same answers, of the model read from a folder, to one text of a length."""
-  ours = tfm.from_pretrained(str(folder))
-  ids = np.random.default_rng(5).integers(5, ours.vocab, (1, length))
-  close(ours.logits(ids), answered(theirs, dict(input_ids=ids), field))
+def check_long_text(hf_model, folder, length, field='logits'):
+  """Asserts equal outputs for one text of a length; our model is loaded from a folder."""
+  model = tfm.from_pretrained(str(folder))
+  ids = np.random.default_rng(5).integers(5, model.vocab, (1, length))
+  assert_close(model.logits(ids), run_hf_model(hf_model, dict(input_ids=ids), field))
 
 
-def older(folder, **fields):
-  """The folder's config.json in the form of older files: these fields besides, or instead (None: away)."""
+def rewrite_config(folder, **fields):
+  """Changes fields of the folder's config.json, as in older files; None removes a field."""
   path = folder / 'config.json'
-  given = json.loads(path.read_text()) | fields
-  path.write_text(json.dumps({name: value for name, value in given.items() if value is not None}))
+  fields = json.loads(path.read_text()) | fields
+  path.write_text(json.dumps({name: value for name, value in fields.items() if value is not None}))

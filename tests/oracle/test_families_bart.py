@@ -40,12 +40,13 @@ def test_bart(settings, tmp_path):
 
   transformers = pytest.importorskip('transformers')
   config = transformers.BartConfig(**SMALL | settings)
-  _, theirs = published.check(
-    transformers.BartForConditionalGeneration, config, tmp_path, given=published.pairs()
+  _, theirs = published.check_family(
+    transformers.BartForConditionalGeneration, config, tmp_path, arguments=published.make_pairs()
   )
-  given = published.pairs(40, 40)
-  published.close(
-    tfm.from_pretrained(str(tmp_path / 'theirs')).logits(**given), published.answered(theirs, given)
+  arguments = published.make_pairs(40, 40)
+  published.assert_close(
+    tfm.from_pretrained(str(tmp_path / 'theirs')).logits(**arguments),
+    published.run_hf_model(theirs, arguments),
   )
 
 
@@ -56,9 +57,11 @@ def test_older_files(tmp_path):
   import tfm
 
   transformers = pytest.importorskip('transformers')
-  theirs = published.made(transformers.BartForConditionalGeneration, transformers.BartConfig(**SMALL))
+  theirs = published.build_hf_model(
+    transformers.BartForConditionalGeneration, transformers.BartConfig(**SMALL)
+  )
   theirs.save_pretrained(tmp_path)
-  published.older(
+  published.rewrite_config(
     tmp_path,
     add_bias_logits=False,
     add_final_layer_norm=False,
@@ -85,9 +88,9 @@ def test_older_files(tmp_path):
     stored | {'model.encoder.embed_tokens.weight': table, 'lm_head.weight': table},
     tmp_path / 'model.safetensors',
   )
-  published.close(
-    tfm.from_pretrained(str(tmp_path)).logits(**published.pairs()),
-    published.answered(theirs, published.pairs()),
+  published.assert_close(
+    tfm.from_pretrained(str(tmp_path)).logits(**published.make_pairs()),
+    published.run_hf_model(theirs, published.make_pairs()),
   )
   save_file(
     stored | {'model.shared.weight': table, 'lm_head.weight': 2 * table}, tmp_path / 'model.safetensors'
@@ -98,11 +101,11 @@ def test_older_files(tmp_path):
 
 def test_without_an_output(tmp_path):
   transformers = pytest.importorskip('transformers')
-  published.check(
+  published.check_family(
     transformers.BartModel,
     transformers.BartConfig(**SMALL),
     tmp_path,
-    given=published.pairs(),
+    arguments=published.make_pairs(),
     field='last_hidden_state',
     writes=False,
   )
@@ -126,9 +129,9 @@ def test_what_is_not_understood_is_refused_by_name(fields, sentence, tmp_path):
   import tfm
 
   transformers = pytest.importorskip('transformers')
-  published.made(transformers.BartForConditionalGeneration, transformers.BartConfig(**SMALL)).save_pretrained(
-    tmp_path
-  )
-  published.older(tmp_path, **fields)
+  published.build_hf_model(
+    transformers.BartForConditionalGeneration, transformers.BartConfig(**SMALL)
+  ).save_pretrained(tmp_path)
+  published.rewrite_config(tmp_path, **fields)
   with pytest.raises(ValueError, match=sentence):
     tfm.from_pretrained(str(tmp_path))

@@ -18,10 +18,12 @@ SMALL = dict(
 )
 
 
-def asked(seed=0, left=False):
+def build_inputs(seed=0, left=False):
   """Padded rows with tokens of two types."""
-  given = published.inputs(61, seed, left)
-  return given | dict(token_type_ids=np.random.default_rng(seed).integers(0, 2, given['input_ids'].shape))
+  arguments = published.make_inputs(61, seed, left)
+  return arguments | dict(
+    token_type_ids=np.random.default_rng(seed).integers(0, 2, arguments['input_ids'].shape)
+  )
 
 
 @pytest.mark.parametrize(
@@ -44,11 +46,11 @@ def test_bert(cls, settings, field, left, tmp_path):
   transformers = pytest.importorskip('transformers')
   made = getattr(transformers, cls)
   made = published.WithoutPooler(made) if cls == 'BertModel' else made
-  published.check(
+  published.check_family(
     made,
     transformers.BertConfig(**SMALL | settings),
     tmp_path,
-    given=asked(left=left),
+    arguments=build_inputs(left=left),
     field=field,
     writes=False,
   )
@@ -60,13 +62,15 @@ def test_an_output_of_its_own(tmp_path):
 
   transformers = pytest.importorskip('transformers')
   config = transformers.BertConfig(**SMALL, tie_word_embeddings=False)
-  ours, theirs = published.check(
-    transformers.BertForMaskedLM, config, tmp_path, given=asked(), writes=False, again=False
+  ours, theirs = published.check_family(
+    transformers.BertForMaskedLM, config, tmp_path, arguments=build_inputs(), writes=False, reload=False
   )
-  returned, told = published.exported(ours, transformers.BertForMaskedLM, tmp_path / 'ours')
-  assert told['missing_keys'] == {'cls.predictions.bias'} and not told['unexpected_keys']
+  reloaded, report = published.export_and_reload(ours, transformers.BertForMaskedLM, tmp_path / 'ours')
+  assert report['missing_keys'] == {'cls.predictions.bias'} and not report['unexpected_keys']
   np.testing.assert_allclose(
-    published.answered(returned, asked()), published.answered(theirs, asked()), atol=1e-6
+    published.run_hf_model(reloaded, build_inputs()),
+    published.run_hf_model(theirs, build_inputs()),
+    atol=1e-6,
   )
   assert tfm.from_pretrained(str(tmp_path / 'ours')).config.model.tie_embeddings is False
 
@@ -75,31 +79,31 @@ def test_what_no_output_needs_is_left_out_and_told(tmp_path, caplog):
   import tfm
 
   transformers = pytest.importorskip('transformers')
-  theirs = published.made(transformers.BertForPreTraining, transformers.BertConfig(**SMALL))
+  theirs = published.build_hf_model(transformers.BertForPreTraining, transformers.BertConfig(**SMALL))
   theirs.save_pretrained(tmp_path)
   ours = tfm.from_pretrained(str(tmp_path))
   assert 'bert.pooler.dense.bias' in caplog.text and 'cls.seq_relationship.weight' in caplog.text
-  given = asked()
-  wanted = published.answered(theirs, given, 'prediction_logits')
-  published.close(ours.logits(**given), wanted, given['attention_mask'])
+  arguments = build_inputs()
+  expected = published.run_hf_model(theirs, arguments, 'prediction_logits')
+  published.assert_close(ours.logits(**arguments), expected, arguments['attention_mask'])
 
 
 def test_a_class_is_not_told_from_padding(tmp_path):
   import tfm
 
   transformers = pytest.importorskip('transformers')
-  published.made(
+  published.build_hf_model(
     transformers.BertForSequenceClassification, transformers.BertConfig(**SMALL)
   ).save_pretrained(tmp_path)
   with pytest.raises(ValueError, match='attention_mask hides the first id'):
-    tfm.from_pretrained(str(tmp_path)).logits(**asked(left=True))
+    tfm.from_pretrained(str(tmp_path)).logits(**build_inputs(left=True))
 
 
 def test_rows_longer_than_the_table_are_refused(tmp_path):
   import tfm
 
   transformers = pytest.importorskip('transformers')
-  published.made(transformers.BertModel, transformers.BertConfig(**SMALL)).save_pretrained(tmp_path)
+  published.build_hf_model(transformers.BertModel, transformers.BertConfig(**SMALL)).save_pretrained(tmp_path)
   with pytest.raises(ValueError, match='reach position 40, and the model has 40'):
     tfm.from_pretrained(str(tmp_path)).logits(np.ones((1, 41), np.int32))
 
@@ -111,7 +115,9 @@ def test_what_is_not_understood_is_refused_by_name(field, value, tmp_path):
   import tfm
 
   transformers = pytest.importorskip('transformers')
-  published.made(transformers.BertForMaskedLM, transformers.BertConfig(**SMALL)).save_pretrained(tmp_path)
-  published.older(tmp_path, **{field: value})
+  published.build_hf_model(transformers.BertForMaskedLM, transformers.BertConfig(**SMALL)).save_pretrained(
+    tmp_path
+  )
+  published.rewrite_config(tmp_path, **{field: value})
   with pytest.raises(ValueError, match=f'{field}=.?{value}'):
     tfm.from_pretrained(str(tmp_path))

@@ -21,12 +21,14 @@ SMALL = dict(vocab_size=61, hidden_size=32, n_layer=2, n_head=4, layer_norm_epsi
 )
 def test_bloom(settings, tmp_path):
   transformers = pytest.importorskip('transformers')
-  published.check(transformers.BloomForCausalLM, transformers.BloomConfig(**SMALL | settings), tmp_path)
+  published.check_family(
+    transformers.BloomForCausalLM, transformers.BloomConfig(**SMALL | settings), tmp_path
+  )
 
 
 def test_a_model_without_an_output(tmp_path):
   transformers = pytest.importorskip('transformers')
-  published.check(
+  published.check_family(
     transformers.BloomModel,
     transformers.BloomConfig(**SMALL),
     tmp_path,
@@ -38,10 +40,10 @@ def test_a_model_without_an_output(tmp_path):
 def test_older_files(tmp_path):
   """Sizes under their older names, beside fields of the training."""
   transformers = pytest.importorskip('transformers')
-  theirs = published.made(transformers.BloomForCausalLM, transformers.BloomConfig(**SMALL))
+  theirs = published.build_hf_model(transformers.BloomForCausalLM, transformers.BloomConfig(**SMALL))
   theirs.save_pretrained(tmp_path)
-  given = published.inputs(61)
-  published.older(
+  arguments = published.make_inputs(61)
+  published.rewrite_config(
     tmp_path,
     n_layer=None,
     num_hidden_layers=2,
@@ -54,16 +56,16 @@ def test_older_files(tmp_path):
     skip_bias_add=True,
     attention_softmax_in_fp32=True,
   )
-  published.close(
-    tfm.from_pretrained(str(tmp_path)).logits(**given),
-    published.answered(theirs, given),
-    given['attention_mask'],
+  published.assert_close(
+    tfm.from_pretrained(str(tmp_path)).logits(**arguments),
+    published.run_hf_model(theirs, arguments),
+    arguments['attention_mask'],
   )
 
 
 def test_what_is_not_understood_is_refused_by_name():
   fields = SMALL | dict(model_type='bloom', architectures=['BloomForCausalLM'])
-  family = from_config.families()['bloom']
+  family = from_config.load_families()['bloom']
   family.read(fields)
   with pytest.raises(ValueError, match='apply_residual_connection_post_layernorm=True'):
     family.read(fields | dict(apply_residual_connection_post_layernorm=True))

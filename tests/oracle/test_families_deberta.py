@@ -21,7 +21,7 @@ SMALL = dict(
 BOTH = ['p2c', 'c2p']
 
 
-def asked(left=False):
+def build_inputs(left=False):
   """Rows beyond the distances that are told apart."""
   ids = np.random.default_rng(0).integers(5, 61, (3, 30))
   mask = np.ones_like(ids)
@@ -73,8 +73,13 @@ def test_deberta(cls, settings, left, tmp_path):
   transformers = pytest.importorskip('transformers')
   made = getattr(transformers, cls)
   field = 'last_hidden_state' if cls.endswith('Model') else 'logits'
-  published.check(
-    made, made.config_class(**SMALL | settings), tmp_path, given=asked(left), field=field, writes=False
+  published.check_family(
+    made,
+    made.config_class(**SMALL | settings),
+    tmp_path,
+    arguments=build_inputs(left),
+    field=field,
+    writes=False,
   )
 
 
@@ -82,17 +87,20 @@ def test_projections_of_positions(tmp_path, caplog):
   """Those of keys have a bias that nothing depends on; it is left out."""
   transformers = pytest.importorskip('transformers')
   config = transformers.DebertaV2Config(**SMALL, pos_att_type=BOTH, position_buckets=8)
-  ours, theirs = published.check(
-    transformers.DebertaV2ForMaskedLM, config, tmp_path, given=asked(), writes=False, again=False
+  ours, theirs = published.check_family(
+    transformers.DebertaV2ForMaskedLM, config, tmp_path, arguments=build_inputs(), writes=False, reload=False
   )
   assert 'pos_key_proj.bias' in caplog.text
-  returned, told = published.exported(ours, transformers.DebertaV2ForMaskedLM, tmp_path / 'ours')
+  reloaded, report = published.export_and_reload(ours, transformers.DebertaV2ForMaskedLM, tmp_path / 'ours')
   assert (
-    all(name.endswith('pos_key_proj.bias') for name in told['missing_keys']) and not told['unexpected_keys']
+    all(name.endswith('pos_key_proj.bias') for name in report['missing_keys'])
+    and not report['unexpected_keys']
   )
-  given, mask = asked(), asked()['attention_mask'] > 0
+  arguments, mask = build_inputs(), build_inputs()['attention_mask'] > 0
   np.testing.assert_allclose(
-    published.answered(returned, given)[mask], published.answered(theirs, given)[mask], atol=1e-5
+    published.run_hf_model(reloaded, arguments)[mask],
+    published.run_hf_model(theirs, arguments)[mask],
+    atol=1e-5,
   )
 
 
@@ -100,13 +108,13 @@ def test_projections_of_positions(tmp_path, caplog):
 def test_the_other_names_of_the_output(cls, tmp_path):
   transformers = pytest.importorskip('transformers')
   made = getattr(transformers, cls)
-  published.check(
+  published.check_family(
     made,
     made.config_class(**SMALL, pos_att_type=BOTH, legacy=False),
     tmp_path,
-    given=asked(),
+    arguments=build_inputs(),
     writes=False,
-    again=False,
+    reload=False,
   )
 
 
@@ -115,14 +123,18 @@ def test_older_files(tmp_path):
   import tfm
 
   transformers = pytest.importorskip('transformers')
-  theirs = published.made(
+  theirs = published.build_hf_model(
     transformers.DebertaForMaskedLM, transformers.DebertaConfig(**SMALL, pos_att_type=BOTH)
   )
   theirs.save_pretrained(tmp_path)
-  published.older(tmp_path, pos_att_type='c2p|p2c', architectures=None, padding_idx=0, pad_token_id=None)
-  given = asked()
-  wanted = published.answered(theirs.deberta, given, 'last_hidden_state')
-  published.close(tfm.from_pretrained(str(tmp_path)).logits(**given), wanted, given['attention_mask'])
+  published.rewrite_config(
+    tmp_path, pos_att_type='c2p|p2c', architectures=None, padding_idx=0, pad_token_id=None
+  )
+  arguments = build_inputs()
+  expected = published.run_hf_model(theirs.deberta, arguments, 'last_hidden_state')
+  published.assert_close(
+    tfm.from_pretrained(str(tmp_path)).logits(**arguments), expected, arguments['attention_mask']
+  )
 
 
 @pytest.mark.parametrize(
@@ -143,7 +155,7 @@ def test_what_is_not_understood_is_refused_by_name(field, value, tmp_path):
 
   transformers = pytest.importorskip('transformers')
   config = transformers.DebertaV2Config(**SMALL, pos_att_type=BOTH, share_att_key=True)
-  published.made(transformers.DebertaV2ForMaskedLM, config).save_pretrained(tmp_path)
-  published.older(tmp_path, **{field: value})
+  published.build_hf_model(transformers.DebertaV2ForMaskedLM, config).save_pretrained(tmp_path)
+  published.rewrite_config(tmp_path, **{field: value})
   with pytest.raises(ValueError, match=re.escape(f'{field}=') + '.?' + re.escape(str(value))):
     tfm.from_pretrained(str(tmp_path))

@@ -59,8 +59,8 @@ YARN = dict(
 def test_deepseek_v2(settings, tmp_path):
   transformers = pytest.importorskip('transformers')
   config = transformers.DeepseekV2Config(**SMALL | settings)
-  _, theirs = published.check(transformers.DeepseekV2ForCausalLM, config, tmp_path)
-  published.longer(theirs, tmp_path / 'theirs', 40)
+  _, theirs = published.check_family(transformers.DeepseekV2ForCausalLM, config, tmp_path)
+  published.check_long_text(theirs, tmp_path / 'theirs', 40)
 
 
 def test_a_model_without_an_output_and_an_older_file(tmp_path):
@@ -68,10 +68,10 @@ def test_a_model_without_an_output_and_an_older_file(tmp_path):
   config = transformers.DeepseekV2Config(
     **SMALL | dict(num_hidden_layers=3), rope_parameters=YARN | dict(mscale=0.707, mscale_all_dim=0.707)
   )
-  _, theirs = published.check(
+  _, theirs = published.check_family(
     transformers.DeepseekV2Model, config, tmp_path, field='last_hidden_state', writes=False
   )
-  published.older(
+  published.rewrite_config(
     tmp_path / 'theirs',
     rope_parameters=None,
     rope_theta=10_000,
@@ -92,7 +92,7 @@ def test_a_model_without_an_output_and_an_older_file(tmp_path):
     moe_layer_freq=1,
     scoring_func='softmax',
   )
-  published.longer(theirs, tmp_path / 'theirs', 40, field='last_hidden_state')
+  published.check_long_text(theirs, tmp_path / 'theirs', 40, field='last_hidden_state')
 
 
 @pytest.mark.parametrize(
@@ -112,8 +112,8 @@ def test_what_is_not_understood_is_refused_by_name(fields, named, tmp_path):
   from tfm.hf import from_config
 
   transformers = pytest.importorskip('transformers')
-  family = from_config.families()['deepseek_v2']
-  given = transformers.DeepseekV2Config(**SMALL).to_dict()
-  family.read(given)
+  family = from_config.load_families()['deepseek_v2']
+  arguments = transformers.DeepseekV2Config(**SMALL).to_dict()
+  family.read(arguments)
   with pytest.raises(ValueError, match=f'config.json: .*{named}'):
-    family.read(given | fields)
+    family.read(arguments | fields)

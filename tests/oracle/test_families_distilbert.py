@@ -22,11 +22,11 @@ SMALL = dict(vocab_size=61, dim=32, n_layers=2, n_heads=4, hidden_dim=48, max_po
 def test_distilbert(cls, settings, field, left, tmp_path):
   transformers = pytest.importorskip('transformers')
   config = transformers.DistilBertConfig(**SMALL | settings)
-  published.check(
+  published.check_family(
     getattr(transformers, cls),
     config,
     tmp_path,
-    given=published.inputs(61, left=left),
+    arguments=published.make_inputs(61, left=left),
     field=field,
     writes=False,
   )
@@ -39,9 +39,9 @@ def test_types_are_refused(tmp_path):
   import tfm
 
   transformers = pytest.importorskip('transformers')
-  published.made(transformers.DistilBertModel, transformers.DistilBertConfig(**SMALL)).save_pretrained(
-    tmp_path
-  )
+  published.build_hf_model(
+    transformers.DistilBertModel, transformers.DistilBertConfig(**SMALL)
+  ).save_pretrained(tmp_path)
   ids = np.full((1, 4), 7)
   with pytest.raises(ValueError, match='token_type_ids was given'):
     tfm.from_pretrained(str(tmp_path)).logits(ids, token_type_ids=0 * ids)
@@ -54,9 +54,9 @@ def test_what_is_not_understood_is_refused_by_name(field, value, tmp_path):
   import tfm
 
   transformers = pytest.importorskip('transformers')
-  published.made(transformers.DistilBertModel, transformers.DistilBertConfig(**SMALL)).save_pretrained(
-    tmp_path
-  )
-  published.older(tmp_path, **{field: value})
+  published.build_hf_model(
+    transformers.DistilBertModel, transformers.DistilBertConfig(**SMALL)
+  ).save_pretrained(tmp_path)
+  published.rewrite_config(tmp_path, **{field: value})
   with pytest.raises(ValueError, match=f'{field}=.?{value}'):
     tfm.from_pretrained(str(tmp_path))

@@ -51,7 +51,9 @@ NEW = dict(new_decoder_architecture=True)
 )
 def test_falcon(settings, tmp_path):
   transformers = pytest.importorskip('transformers')
-  published.check(transformers.FalconForCausalLM, transformers.FalconConfig(**SMALL | settings), tmp_path)
+  published.check_family(
+    transformers.FalconForCausalLM, transformers.FalconConfig(**SMALL | settings), tmp_path
+  )
 
 
 def test_penalties_of_a_long_text(tmp_path):
@@ -60,26 +62,26 @@ def test_penalties_of_a_long_text(tmp_path):
 
   transformers = pytest.importorskip('transformers')
   config = transformers.FalconConfig(**SMALL, alibi=True, bias=True, parallel_attn=False, multi_query=False)
-  theirs = published.made(transformers.FalconForCausalLM, config)
+  theirs = published.build_hf_model(transformers.FalconForCausalLM, config)
   theirs.save_pretrained(tmp_path)
   ids = np.random.default_rng(0).integers(5, 61, (1, 400))
-  published.close(
-    tfm.from_pretrained(str(tmp_path)).logits(ids), published.answered(theirs, dict(input_ids=ids))
+  published.assert_close(
+    tfm.from_pretrained(str(tmp_path)).logits(ids), published.run_hf_model(theirs, dict(input_ids=ids))
   )
 
 
 def test_a_model_without_an_output(tmp_path):
   transformers = pytest.importorskip('transformers')
   config = transformers.FalconConfig(**SMALL)
-  published.check(transformers.FalconModel, config, tmp_path, field='last_hidden_state', writes=False)
+  published.check_family(transformers.FalconModel, config, tmp_path, field='last_hidden_state', writes=False)
 
 
 def test_older_files(tmp_path):
   transformers = pytest.importorskip('transformers')
-  theirs = published.made(transformers.FalconForCausalLM, transformers.FalconConfig(**SMALL))
+  theirs = published.build_hf_model(transformers.FalconForCausalLM, transformers.FalconConfig(**SMALL))
   theirs.save_pretrained(tmp_path)
-  given = published.inputs(61)
-  published.older(
+  arguments = published.make_inputs(61)
+  published.rewrite_config(
     tmp_path,
     rope_parameters=None,
     num_kv_heads=None,
@@ -95,10 +97,10 @@ def test_older_files(tmp_path):
     n_layer=2,
     apply_residual_connection_post_layernorm=False,
   )
-  published.close(
-    tfm.from_pretrained(str(tmp_path)).logits(**given),
-    published.answered(theirs, given),
-    given['attention_mask'],
+  published.assert_close(
+    tfm.from_pretrained(str(tmp_path)).logits(**arguments),
+    published.run_hf_model(theirs, arguments),
+    arguments['attention_mask'],
   )
 
 
@@ -119,7 +121,7 @@ def test_older_files(tmp_path):
 )
 def test_what_is_not_understood_is_refused_by_name(changed, said):
   with pytest.raises(ValueError, match=said):
-    from_config.families()['falcon'].read(
+    from_config.load_families()['falcon'].read(
       SMALL | dict(model_type='falcon', architectures=['FalconForCausalLM']) | changed
     )
 

@@ -33,10 +33,10 @@ SMALL = dict(
 )
 def test_gemma(settings, tmp_path):
   transformers = pytest.importorskip('transformers')
-  _, theirs = published.check(
+  _, theirs = published.check_family(
     transformers.GemmaForCausalLM, transformers.GemmaConfig(**SMALL | settings), tmp_path
   )
-  published.longer(theirs, tmp_path / 'theirs', 40)
+  published.check_long_text(theirs, tmp_path / 'theirs', 40)
 
 
 @pytest.mark.parametrize(
@@ -64,10 +64,10 @@ def test_gemma(settings, tmp_path):
 )
 def test_gemma2(settings, tmp_path):
   transformers = pytest.importorskip('transformers')
-  _, theirs = published.check(
+  _, theirs = published.check_family(
     transformers.Gemma2ForCausalLM, transformers.Gemma2Config(**SMALL | settings), tmp_path
   )
-  published.longer(theirs, tmp_path / 'theirs', 40)
+  published.check_long_text(theirs, tmp_path / 'theirs', 40)
 
 
 def test_models_without_an_output_and_older_files(tmp_path):
@@ -92,9 +92,9 @@ def test_models_without_an_output_and_older_files(tmp_path):
       dict(hidden_act='gelu_pytorch_tanh', cache_implementation='hybrid', sliding_window_size=4),
     ),
   ):
-    _, theirs = published.check(cls, config, tmp_path, field='last_hidden_state', writes=False)
-    published.older(tmp_path / 'theirs', **old | its)
-    published.longer(theirs, tmp_path / 'theirs', 20, field='last_hidden_state')
+    _, theirs = published.check_family(cls, config, tmp_path, field='last_hidden_state', writes=False)
+    published.rewrite_config(tmp_path / 'theirs', **old | its)
+    published.check_long_text(theirs, tmp_path / 'theirs', 20, field='last_hidden_state')
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_what_is_not_understood_is_refused_by_name(name, field, value, tmp_path)
 
   transformers = pytest.importorskip('transformers')
   config = getattr(transformers, f'{name}Config')(**SMALL)
-  published.made(getattr(transformers, f'{name}ForCausalLM'), config).save_pretrained(tmp_path)
+  published.build_hf_model(getattr(transformers, f'{name}ForCausalLM'), config).save_pretrained(tmp_path)
   path = tmp_path / 'config.json'
   path.write_text(json.dumps(json.loads(path.read_text()) | {field: value}))
   with pytest.raises(ValueError, match=field):

@@ -21,13 +21,13 @@ def test_gpt2(settings, tmp_path):
   config = transformers.GPT2Config(
     **dict(vocab_size=61, n_positions=48, n_embd=32, n_layer=2, n_head=4) | settings
   )
-  published.check(transformers.GPT2LMHeadModel, config, tmp_path)
+  published.check_family(transformers.GPT2LMHeadModel, config, tmp_path)
 
 
 def test_a_model_without_an_output(tmp_path):
   transformers = pytest.importorskip('transformers')
   config = transformers.GPT2Config(vocab_size=61, n_positions=48, n_embd=32, n_layer=2, n_head=4)
-  published.check(transformers.GPT2Model, config, tmp_path, field='last_hidden_state', writes=False)
+  published.check_family(transformers.GPT2Model, config, tmp_path, field='last_hidden_state', writes=False)
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_what_is_not_understood_is_refused_by_name(field, value, tmp_path):
 
   transformers = pytest.importorskip('transformers')
   config = transformers.GPT2Config(vocab_size=61, n_positions=48, n_embd=32, n_layer=1, n_head=4)
-  published.made(transformers.GPT2LMHeadModel, config).save_pretrained(tmp_path)
-  published.older(tmp_path, **{field: value})
+  published.build_hf_model(transformers.GPT2LMHeadModel, config).save_pretrained(tmp_path)
+  published.rewrite_config(tmp_path, **{field: value})
   with pytest.raises(ValueError, match=f'{field}={value}'):
     tfm.from_pretrained(str(tmp_path))

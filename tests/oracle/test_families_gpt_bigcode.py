@@ -21,7 +21,7 @@ SMALL = dict(vocab_size=61, n_positions=48, n_embd=32, n_layer=2, n_head=4, laye
 )
 def test_gpt_bigcode(settings, tmp_path):
   transformers = pytest.importorskip('transformers')
-  published.check(
+  published.check_family(
     transformers.GPTBigCodeForCausalLM, transformers.GPTBigCodeConfig(**SMALL | settings), tmp_path
   )
 
@@ -29,14 +29,16 @@ def test_gpt_bigcode(settings, tmp_path):
 def test_a_model_without_an_output(tmp_path):
   transformers = pytest.importorskip('transformers')
   config = transformers.GPTBigCodeConfig(**SMALL)
-  published.check(transformers.GPTBigCodeModel, config, tmp_path, field='last_hidden_state', writes=False)
+  published.check_family(
+    transformers.GPTBigCodeModel, config, tmp_path, field='last_hidden_state', writes=False
+  )
 
 
 @pytest.mark.parametrize('field, value', [('scale_attn_weights', False), ('add_cross_attention', True)])
 def test_what_is_not_understood_is_refused_by_name(field, value):
   fields = SMALL | dict(model_type='gpt_bigcode', architectures=['GPTBigCodeForCausalLM']) | {field: value}
   with pytest.raises(ValueError, match=f'{field}={value}'):
-    from_config.families()['gpt_bigcode'].read(fields)
+    from_config.load_families()['gpt_bigcode'].read(fields)
 
 
 def test_groups_of_heads_have_no_word():

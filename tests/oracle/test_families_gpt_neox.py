@@ -41,25 +41,25 @@ def rotary(**parameters):
 def test_gpt_neox(settings, tmp_path):
   transformers = pytest.importorskip('transformers')
   config = transformers.GPTNeoXConfig(**SMALL | settings)
-  published.check(transformers.GPTNeoXForCausalLM, config, tmp_path)
+  published.check_family(transformers.GPTNeoXForCausalLM, config, tmp_path)
 
 
 def test_a_model_without_an_output(tmp_path):
   transformers = pytest.importorskip('transformers')
   config = transformers.GPTNeoXConfig(**SMALL)
-  published.check(transformers.GPTNeoXModel, config, tmp_path, field='last_hidden_state', writes=False)
+  published.check_family(transformers.GPTNeoXModel, config, tmp_path, field='last_hidden_state', writes=False)
 
 
 def test_older_files(tmp_path):
   """Rotations under their older names, without what a later version says by itself."""
   transformers = pytest.importorskip('transformers')
-  theirs = published.made(
+  theirs = published.build_hf_model(
     transformers.GPTNeoXForCausalLM, transformers.GPTNeoXConfig(**SMALL, **rotary(rope_theta=500.0))
   )
   theirs.save_pretrained(tmp_path)
-  given = published.inputs(61)
-  wanted = published.answered(theirs, given)
-  published.older(
+  arguments = published.make_inputs(61)
+  expected = published.run_hf_model(theirs, arguments)
+  published.rewrite_config(
     tmp_path,
     rope_parameters=None,
     rotary_emb_base=500,
@@ -68,9 +68,13 @@ def test_older_files(tmp_path):
     attention_bias=None,
     tie_word_embeddings=None,
   )
-  published.close(tfm.from_pretrained(str(tmp_path)).logits(**given), wanted, given['attention_mask'])
-  published.older(tmp_path, rope_theta=500.0, partial_rotary_factor=0.25)
-  published.close(tfm.from_pretrained(str(tmp_path)).logits(**given), wanted, given['attention_mask'])
-  published.older(tmp_path, rope_theta=600.0)
+  published.assert_close(
+    tfm.from_pretrained(str(tmp_path)).logits(**arguments), expected, arguments['attention_mask']
+  )
+  published.rewrite_config(tmp_path, rope_theta=500.0, partial_rotary_factor=0.25)
+  published.assert_close(
+    tfm.from_pretrained(str(tmp_path)).logits(**arguments), expected, arguments['attention_mask']
+  )
+  published.rewrite_config(tmp_path, rope_theta=600.0)
   with pytest.raises(ValueError, match='rope_theta=600.0 is not understood beside rotary_emb_base=500'):
     tfm.from_pretrained(str(tmp_path))

@@ -22,12 +22,12 @@ SMALL = dict(
 )
 def test_gptj(settings, tmp_path):
   transformers = pytest.importorskip('transformers')
-  published.check(transformers.GPTJForCausalLM, transformers.GPTJConfig(**SMALL | settings), tmp_path)
+  published.check_family(transformers.GPTJForCausalLM, transformers.GPTJConfig(**SMALL | settings), tmp_path)
 
 
 def test_a_model_without_an_output(tmp_path):
   transformers = pytest.importorskip('transformers')
-  published.check(
+  published.check_family(
     transformers.GPTJModel,
     transformers.GPTJConfig(**SMALL),
     tmp_path,
@@ -42,4 +42,4 @@ def test_a_model_without_an_output(tmp_path):
 def test_what_is_not_understood_is_refused_by_name(field, value):
   fields = SMALL | dict(model_type='gptj', architectures=['GPTJForCausalLM']) | {field: value}
   with pytest.raises(ValueError, match=f'{field}={value}'):
-    from_config.families()['gptj'].read(fields)
+    from_config.load_families()['gptj'].read(fields)

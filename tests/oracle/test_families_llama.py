@@ -40,7 +40,9 @@ SCALINGS = {
 )
 def test_llama(settings, tmp_path):
   transformers = pytest.importorskip('transformers')
-  published.check(transformers.LlamaForCausalLM, transformers.LlamaConfig(**SMALL | settings), tmp_path)
+  published.check_family(
+    transformers.LlamaForCausalLM, transformers.LlamaConfig(**SMALL | settings), tmp_path
+  )
 
 
 @pytest.mark.parametrize('name', SCALINGS)
@@ -54,16 +56,16 @@ def test_rotations(name, tmp_path):
   config = transformers.LlamaConfig(
     **SMALL, rope_parameters=dict(rope_type=name.split()[0], rope_theta=1000.0, **SCALINGS[name])
   )
-  _, theirs = published.check(
+  _, theirs = published.check_family(
     transformers.LlamaForCausalLM, config, tmp_path, writes=name not in ('dynamic', 'longrope')
   )
   ids = np.random.default_rng(3).integers(5, 61, (2, 90 if name == 'dynamic' else 40))
-  wanted = published.answered(theirs, dict(input_ids=ids))
-  published.close(tfm.from_pretrained(str(tmp_path / 'theirs')).logits(ids), wanted)
-  published.older(
+  expected = published.run_hf_model(theirs, dict(input_ids=ids))
+  published.assert_close(tfm.from_pretrained(str(tmp_path / 'theirs')).logits(ids), expected)
+  published.rewrite_config(
     tmp_path / 'theirs',
     rope_parameters=None,
     rope_theta=1000.0,
     rope_scaling=dict(type=name.split()[0], **SCALINGS[name]),
   )
-  published.close(tfm.from_pretrained(str(tmp_path / 'theirs')).logits(ids), wanted)
+  published.assert_close(tfm.from_pretrained(str(tmp_path / 'theirs')).logits(ids), expected)

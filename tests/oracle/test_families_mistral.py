@@ -33,20 +33,20 @@ SMALL = dict(
 )
 def test_mistral(settings, tmp_path):
   transformers = pytest.importorskip('transformers')
-  _, theirs = published.check(
+  _, theirs = published.check_family(
     transformers.MistralForCausalLM, transformers.MistralConfig(**SMALL | settings), tmp_path
   )
-  published.longer(theirs, tmp_path / 'theirs', 40)
+  published.check_long_text(theirs, tmp_path / 'theirs', 40)
 
 
 def test_a_model_without_an_output_and_an_older_file(tmp_path):
   transformers = pytest.importorskip('transformers')
   config = transformers.MistralConfig(**SMALL, sliding_window=4)
-  _, theirs = published.check(
+  _, theirs = published.check_family(
     transformers.MistralModel, config, tmp_path, field='last_hidden_state', writes=False
   )
-  published.older(tmp_path / 'theirs', rope_parameters=None, rope_theta=10_000.0, head_dim=None)
-  published.longer(theirs, tmp_path / 'theirs', 20, field='last_hidden_state')
+  published.rewrite_config(tmp_path / 'theirs', rope_parameters=None, rope_theta=10_000.0, head_dim=None)
+  published.check_long_text(theirs, tmp_path / 'theirs', 20, field='last_hidden_state')
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_what_is_not_understood_is_refused_by_name(field, value, tmp_path):
 
   transformers = pytest.importorskip('transformers')
   config = transformers.MistralConfig(**SMALL | dict(num_hidden_layers=1))
-  published.made(transformers.MistralForCausalLM, config).save_pretrained(tmp_path)
-  published.older(tmp_path, **{field: value})
+  published.build_hf_model(transformers.MistralForCausalLM, config).save_pretrained(tmp_path)
+  published.rewrite_config(tmp_path, **{field: value})
   with pytest.raises(ValueError, match=f'{field}='):
     tfm.from_pretrained(str(tmp_path))

@@ -30,22 +30,22 @@ SMALL = dict(
 )
 def test_mixtral(settings, tmp_path):
   transformers = pytest.importorskip('transformers')
-  _, theirs = published.check(
+  _, theirs = published.check_family(
     transformers.MixtralForCausalLM, transformers.MixtralConfig(**SMALL | settings), tmp_path
   )
-  published.longer(theirs, tmp_path / 'theirs', 40)
+  published.check_long_text(theirs, tmp_path / 'theirs', 40)
 
 
 def test_a_model_without_an_output_and_an_older_file(tmp_path):
   transformers = pytest.importorskip('transformers')
   config = transformers.MixtralConfig(**SMALL)
-  _, theirs = published.check(
+  _, theirs = published.check_family(
     transformers.MixtralModel, config, tmp_path, field='last_hidden_state', writes=False
   )
-  published.older(
+  published.rewrite_config(
     tmp_path / 'theirs', rope_parameters=None, rope_theta=1e6, head_dim=None, num_experts_per_tok=None
   )
-  published.longer(theirs, tmp_path / 'theirs', 20, field='last_hidden_state')
+  published.check_long_text(theirs, tmp_path / 'theirs', 20, field='last_hidden_state')
 
 
 @pytest.mark.parametrize('field, value', [('hidden_act', 'mish'), ('num_shared_experts', 1)])
@@ -54,7 +54,7 @@ def test_what_is_not_understood_is_refused_by_name(field, value, tmp_path):
 
   transformers = pytest.importorskip('transformers')
   config = transformers.MixtralConfig(**SMALL | dict(num_hidden_layers=1))
-  published.made(transformers.MixtralForCausalLM, config).save_pretrained(tmp_path)
-  published.older(tmp_path, **{field: value})
+  published.build_hf_model(transformers.MixtralForCausalLM, config).save_pretrained(tmp_path)
+  published.rewrite_config(tmp_path, **{field: value})
   with pytest.raises(ValueError, match=f'{field}='):
     tfm.from_pretrained(str(tmp_path))

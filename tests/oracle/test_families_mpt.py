@@ -21,12 +21,12 @@ SMALL = dict(vocab_size=61, d_model=32, n_layers=2, n_heads=4, max_seq_len=48, l
 )
 def test_mpt(settings, tmp_path):
   transformers = pytest.importorskip('transformers')
-  published.check(transformers.MptForCausalLM, transformers.MptConfig(**SMALL | settings), tmp_path)
+  published.check_family(transformers.MptForCausalLM, transformers.MptConfig(**SMALL | settings), tmp_path)
 
 
 def test_a_model_without_an_output(tmp_path):
   transformers = pytest.importorskip('transformers')
-  published.check(
+  published.check_family(
     transformers.MptModel, transformers.MptConfig(**SMALL), tmp_path, field='last_hidden_state', writes=False
   )
 
@@ -34,10 +34,10 @@ def test_a_model_without_an_output(tmp_path):
 def test_older_files(tmp_path):
   """As the authors' own code wrote them."""
   transformers = pytest.importorskip('transformers')
-  theirs = published.made(transformers.MptForCausalLM, transformers.MptConfig(**SMALL))
+  theirs = published.build_hf_model(transformers.MptForCausalLM, transformers.MptConfig(**SMALL))
   theirs.save_pretrained(tmp_path)
-  given = published.inputs(61)
-  published.older(
+  arguments = published.make_inputs(61)
+  published.rewrite_config(
     tmp_path,
     architectures=['MPTForCausalLM'],
     tie_word_embeddings=None,
@@ -56,10 +56,10 @@ def test_older_files(tmp_path):
       softmax_scale=None,
     ),
   )
-  published.close(
-    tfm.from_pretrained(str(tmp_path)).logits(**given),
-    published.answered(theirs, given),
-    given['attention_mask'],
+  published.assert_close(
+    tfm.from_pretrained(str(tmp_path)).logits(**arguments),
+    published.run_hf_model(theirs, arguments),
+    arguments['attention_mask'],
   )
 
 
@@ -77,6 +77,6 @@ def test_older_files(tmp_path):
 )
 def test_what_is_not_understood_is_refused_by_name(changed, said):
   with pytest.raises(ValueError, match=said):
-    from_config.families()['mpt'].read(
+    from_config.load_families()['mpt'].read(
       SMALL | dict(model_type='mpt', architectures=['MptForCausalLM']) | changed
     )

@@ -31,12 +31,12 @@ SMALL = dict(
 )
 def test_opt(settings, tmp_path):
   transformers = pytest.importorskip('transformers')
-  published.check(transformers.OPTForCausalLM, transformers.OPTConfig(**SMALL | settings), tmp_path)
+  published.check_family(transformers.OPTForCausalLM, transformers.OPTConfig(**SMALL | settings), tmp_path)
 
 
 def test_a_model_without_an_output(tmp_path):
   transformers = pytest.importorskip('transformers')
-  published.check(
+  published.check_family(
     transformers.OPTModel, transformers.OPTConfig(**SMALL), tmp_path, field='last_hidden_state', writes=False
   )
 
@@ -46,12 +46,12 @@ def test_the_longest_row_and_names_of_older_files(tmp_path):
   from safetensors.numpy import load_file, save_file
 
   transformers = pytest.importorskip('transformers')
-  theirs = published.made(transformers.OPTForCausalLM, transformers.OPTConfig(**SMALL))
+  theirs = published.build_hf_model(transformers.OPTForCausalLM, transformers.OPTConfig(**SMALL))
   theirs.save_pretrained(tmp_path)
   found = load_file(tmp_path / 'model.safetensors')
   save_file({name.removeprefix('model.'): x for name, x in found.items()}, tmp_path / 'model.safetensors')
   ours, ids = tfm.from_pretrained(str(tmp_path)), np.random.default_rng(0).integers(5, 61, (2, 32))
-  published.close(ours.logits(ids), published.answered(theirs, dict(input_ids=ids)))
+  published.assert_close(ours.logits(ids), published.run_hf_model(theirs, dict(input_ids=ids)))
   with pytest.raises(ValueError, match='reach position 32, and the model has 32'):
     ours.logits(np.full((1, 33), 7))
 
@@ -73,6 +73,6 @@ def test_the_longest_row_and_names_of_older_files(tmp_path):
 )
 def test_what_is_not_understood_is_refused_by_name(changed, said):
   with pytest.raises(ValueError, match=said):
-    from_config.families()['opt'].read(
+    from_config.load_families()['opt'].read(
       SMALL | dict(model_type='opt', architectures=['OPTForCausalLM']) | changed
     )

@@ -37,12 +37,12 @@ def rotary(**parameters):
 )
 def test_phi(settings, tmp_path):
   transformers = pytest.importorskip('transformers')
-  published.check(transformers.PhiForCausalLM, transformers.PhiConfig(**SMALL | settings), tmp_path)
+  published.check_family(transformers.PhiForCausalLM, transformers.PhiConfig(**SMALL | settings), tmp_path)
 
 
 def test_a_model_without_an_output(tmp_path):
   transformers = pytest.importorskip('transformers')
-  published.check(
+  published.check_family(
     transformers.PhiModel, transformers.PhiConfig(**SMALL), tmp_path, field='last_hidden_state', writes=False
   )
 
@@ -50,19 +50,19 @@ def test_a_model_without_an_output(tmp_path):
 def test_older_files(tmp_path):
   """Rotations under their older names, half of each head unless told."""
   transformers = pytest.importorskip('transformers')
-  theirs = published.made(
+  theirs = published.build_hf_model(
     transformers.PhiForCausalLM, transformers.PhiConfig(**SMALL, **rotary(rope_theta=500.0))
   )
   theirs.save_pretrained(tmp_path)
-  given = published.inputs(61)
-  for told in (dict(partial_rotary_factor=None), dict(partial_rotary_factor=0.5)):
-    published.older(
-      tmp_path, rope_parameters=None, rope_theta=500.0, rope_scaling=None, num_key_value_heads=None, **told
+  arguments = published.make_inputs(61)
+  for report in (dict(partial_rotary_factor=None), dict(partial_rotary_factor=0.5)):
+    published.rewrite_config(
+      tmp_path, rope_parameters=None, rope_theta=500.0, rope_scaling=None, num_key_value_heads=None, **report
     )
-    published.close(
-      tfm.from_pretrained(str(tmp_path)).logits(**given),
-      published.answered(theirs, given),
-      given['attention_mask'],
+    published.assert_close(
+      tfm.from_pretrained(str(tmp_path)).logits(**arguments),
+      published.run_hf_model(theirs, arguments),
+      arguments['attention_mask'],
     )
 
 
@@ -70,4 +70,4 @@ def test_older_files(tmp_path):
 def test_what_is_not_understood_is_refused_by_name(field, value):
   fields = SMALL | dict(model_type='phi', architectures=['PhiForCausalLM']) | {field: value}
   with pytest.raises(ValueError, match=f'{field}={value!r}'):
-    from_config.families()['phi'].read(fields)
+    from_config.load_families()['phi'].read(fields)

@@ -42,10 +42,10 @@ SMALL = dict(
 )
 def test_qwen2(settings, tmp_path):
   transformers = pytest.importorskip('transformers')
-  _, theirs = published.check(
+  _, theirs = published.check_family(
     transformers.Qwen2ForCausalLM, transformers.Qwen2Config(**SMALL | settings), tmp_path
   )
-  published.longer(theirs, tmp_path / 'theirs', 40)
+  published.check_long_text(theirs, tmp_path / 'theirs', 40)
 
 
 def test_an_older_file_names_no_layers(tmp_path):
@@ -53,12 +53,12 @@ def test_an_older_file_names_no_layers(tmp_path):
   config = transformers.Qwen2Config(
     **SMALL | dict(num_hidden_layers=3), use_sliding_window=True, sliding_window=4, max_window_layers=1
   )
-  ours, theirs = published.check(
+  ours, theirs = published.check_family(
     transformers.Qwen2Model, config, tmp_path, field='last_hidden_state', writes=False
   )
   assert ours.config.model.pattern == ('full', 'sliding', 'sliding')
-  published.older(tmp_path / 'theirs', layer_types=None, rope_parameters=None, rope_theta=10_000.0)
-  published.longer(theirs, tmp_path / 'theirs', 20, field='last_hidden_state')
+  published.rewrite_config(tmp_path / 'theirs', layer_types=None, rope_parameters=None, rope_theta=10_000.0)
+  published.check_long_text(theirs, tmp_path / 'theirs', 20, field='last_hidden_state')
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_what_is_not_understood_is_refused_by_name(field, value, tmp_path):
 
   transformers = pytest.importorskip('transformers')
   config = transformers.Qwen2Config(**SMALL | dict(num_hidden_layers=1))
-  published.made(transformers.Qwen2ForCausalLM, config).save_pretrained(tmp_path)
-  published.older(tmp_path, **{field: value})
+  published.build_hf_model(transformers.Qwen2ForCausalLM, config).save_pretrained(tmp_path)
+  published.rewrite_config(tmp_path, **{field: value})
   with pytest.raises(ValueError, match=f'config.json: {field}'):
     tfm.from_pretrained(str(tmp_path))

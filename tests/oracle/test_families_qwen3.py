@@ -29,22 +29,22 @@ SMALL = dict(
 )
 def test_qwen3(settings, tmp_path):
   transformers = pytest.importorskip('transformers')
-  _, theirs = published.check(
+  _, theirs = published.check_family(
     transformers.Qwen3ForCausalLM, transformers.Qwen3Config(**SMALL | settings), tmp_path
   )
-  published.longer(theirs, tmp_path / 'theirs', 40)
+  published.check_long_text(theirs, tmp_path / 'theirs', 40)
 
 
 def test_a_model_without_an_output_and_an_older_file(tmp_path):
   transformers = pytest.importorskip('transformers')
   config = transformers.Qwen3Config(**SMALL)
-  _, theirs = published.check(
+  _, theirs = published.check_family(
     transformers.Qwen3Model, config, tmp_path, field='last_hidden_state', writes=False
   )
-  published.older(
+  published.rewrite_config(
     tmp_path / 'theirs', layer_types=None, rope_parameters=None, rope_theta=10_000.0, rope_scaling=None
   )
-  published.longer(theirs, tmp_path / 'theirs', 20, field='last_hidden_state')
+  published.check_long_text(theirs, tmp_path / 'theirs', 20, field='last_hidden_state')
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_what_is_not_understood_is_refused_by_name(field, value, tmp_path):
 
   transformers = pytest.importorskip('transformers')
   config = transformers.Qwen3Config(**SMALL | dict(num_hidden_layers=1))
-  published.made(transformers.Qwen3ForCausalLM, config).save_pretrained(tmp_path)
-  published.older(tmp_path, **{field: value, 'rope_parameters': None})
+  published.build_hf_model(transformers.Qwen3ForCausalLM, config).save_pretrained(tmp_path)
+  published.rewrite_config(tmp_path, **{field: value, 'rope_parameters': None})
   with pytest.raises(ValueError, match='layer_types|rope_type'):
     tfm.from_pretrained(str(tmp_path))

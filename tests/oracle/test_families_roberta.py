@@ -18,12 +18,12 @@ SMALL = dict(
 )
 
 
-def asked(pad=1, left=False):
+def build_inputs(pad=1, left=False):
   """Padded rows, of which one holds an id of padding that the mask shows."""
-  given = published.inputs(61, left=left)
-  ids = np.where(given['attention_mask'], given['input_ids'], pad)
+  arguments = published.make_inputs(61, left=left)
+  ids = np.where(arguments['attention_mask'], arguments['input_ids'], pad)
   ids[0, 4] = pad
-  return given | dict(input_ids=ids)
+  return arguments | dict(input_ids=ids)
 
 
 @pytest.mark.parametrize(
@@ -44,19 +44,23 @@ def test_roberta(cls, settings, field, left, tmp_path):
   made = getattr(transformers, cls)
   made = published.WithoutPooler(made) if cls == 'RobertaModel' else made
   config = made.config_class(**SMALL | settings)
-  published.check(made, config, tmp_path, given=asked(config.pad_token_id, left), field=field, writes=False)
+  published.check_family(
+    made, config, tmp_path, arguments=build_inputs(config.pad_token_id, left), field=field, writes=False
+  )
 
 
 def test_an_output_of_its_own(tmp_path):
   transformers = pytest.importorskip('transformers')
   config = transformers.RobertaConfig(**SMALL, tie_word_embeddings=False)
-  ours, theirs = published.check(
-    transformers.RobertaForMaskedLM, config, tmp_path, given=asked(), writes=False, again=False
+  ours, theirs = published.check_family(
+    transformers.RobertaForMaskedLM, config, tmp_path, arguments=build_inputs(), writes=False, reload=False
   )
-  returned, told = published.exported(ours, transformers.RobertaForMaskedLM, tmp_path / 'ours')
-  assert told['missing_keys'] == {'lm_head.bias'} and not told['unexpected_keys']  # which nothing reads
+  reloaded, report = published.export_and_reload(ours, transformers.RobertaForMaskedLM, tmp_path / 'ours')
+  assert report['missing_keys'] == {'lm_head.bias'} and not report['unexpected_keys']  # which nothing reads
   np.testing.assert_allclose(
-    published.answered(returned, asked()), published.answered(theirs, asked()), atol=1e-6
+    published.run_hf_model(reloaded, build_inputs()),
+    published.run_hf_model(theirs, build_inputs()),
+    atol=1e-6,
   )
 
 
@@ -65,10 +69,10 @@ def test_the_longest_row(tmp_path):
   import tfm
 
   transformers = pytest.importorskip('transformers')
-  theirs = published.made(transformers.RobertaForMaskedLM, transformers.RobertaConfig(**SMALL))
+  theirs = published.build_hf_model(transformers.RobertaForMaskedLM, transformers.RobertaConfig(**SMALL))
   theirs.save_pretrained(tmp_path)
   ours, ids = tfm.from_pretrained(str(tmp_path)), np.random.default_rng(0).integers(5, 61, (2, 38))
-  published.close(ours.logits(ids), published.answered(theirs, dict(input_ids=ids)))
+  published.assert_close(ours.logits(ids), published.run_hf_model(theirs, dict(input_ids=ids)))
   with pytest.raises(ValueError, match='reach position 38, and the model has 38'):
     ours.logits(np.full((1, 39), 7))
 
@@ -78,9 +82,9 @@ def test_what_is_not_understood_is_refused_by_name(field, value, tmp_path):
   import tfm
 
   transformers = pytest.importorskip('transformers')
-  published.made(transformers.RobertaForMaskedLM, transformers.RobertaConfig(**SMALL)).save_pretrained(
-    tmp_path
-  )
-  published.older(tmp_path, **{field: value})
+  published.build_hf_model(
+    transformers.RobertaForMaskedLM, transformers.RobertaConfig(**SMALL)
+  ).save_pretrained(tmp_path)
+  published.rewrite_config(tmp_path, **{field: value})
   with pytest.raises(ValueError, match=f'{field}=.?{value}'):
     tfm.from_pretrained(str(tmp_path))

@@ -43,16 +43,17 @@ def test_t5(settings, tmp_path):
   transformers = pytest.importorskip('transformers')
   config = transformers.T5Config(**SMALL | settings)
   # The published cache has the layers of the encoder, so a decoder of more cannot write.
-  _, theirs = published.check(
+  _, theirs = published.check_family(
     transformers.T5ForConditionalGeneration,
     config,
     tmp_path,
-    given=published.pairs(),
+    arguments=published.make_pairs(),
     writes=config.num_decoder_layers <= config.num_layers,
   )
-  given = published.pairs(60, 50)
-  published.close(
-    tfm.from_pretrained(str(tmp_path / 'theirs')).logits(**given), published.answered(theirs, given)
+  arguments = published.make_pairs(60, 50)
+  published.assert_close(
+    tfm.from_pretrained(str(tmp_path / 'theirs')).logits(**arguments),
+    published.run_hf_model(theirs, arguments),
   )
 
 
@@ -61,7 +62,7 @@ def untied(cls, config, folder):
   import torch
   from safetensors.torch import load_file, save_file
 
-  model = published.made(cls, config)
+  model = published.build_hf_model(cls, config)
   model.save_pretrained(folder)
   stored = load_file(folder / 'model.safetensors')
   assert 'lm_head.weight' not in stored
@@ -91,7 +92,7 @@ def untied(cls, config, folder):
   ],
   ids=str,
 )
-def test_an_output_of_its_own(kind, settings, older, tmp_path):
+def test_an_output_of_its_own(kind, settings, aliases, tmp_path):
   """Whatever is said of the tie, the tensors are there: in the form of 5.x, and of older files."""
   import tfm
 
@@ -101,30 +102,30 @@ def test_an_output_of_its_own(kind, settings, older, tmp_path):
     getattr(transformers, f'{kind}Config'),
   )
   untied(cls, config(**SMALL | settings), tmp_path / 'theirs')
-  published.older(tmp_path / 'theirs', **older)
+  published.rewrite_config(tmp_path / 'theirs', **aliases)
   theirs, ours = (
     cls.from_pretrained(tmp_path / 'theirs').eval(),
     tfm.from_pretrained(str(tmp_path / 'theirs')),
   )
-  assert not ours.config.model.tie_embeddings
-  wanted = published.answered(theirs, published.pairs())
-  published.close(ours.logits(**published.pairs()), wanted)
-  published.continues_alike(ours, theirs, published.inputs(61, 1))
-  returned, told = published.exported(ours, cls, tmp_path / 'ours')
-  assert not any(told[name] for name in ('missing_keys', 'unexpected_keys', 'mismatched_keys')), told
-  published.close(published.answered(returned, published.pairs()), wanted, tolerance=1e-6)
-  published.same_parameters(theirs, returned)
+  assert not ours.config.model.tied
+  expected = published.run_hf_model(theirs, published.make_pairs())
+  published.assert_close(ours.logits(**published.make_pairs()), expected)
+  published.check_generation(ours, theirs, published.make_inputs(61, 1))
+  reloaded, report = published.export_and_reload(ours, cls, tmp_path / 'ours')
+  assert not any(report[name] for name in ('missing_keys', 'unexpected_keys', 'mismatched_keys')), report
+  published.assert_close(published.run_hf_model(reloaded, published.make_pairs()), expected, tolerance=1e-6)
+  published.assert_same_parameters(theirs, reloaded)
 
 
 @pytest.mark.parametrize('kind', ['T5', 'MT5'])
 def test_without_an_output(kind, tmp_path):
   transformers = pytest.importorskip('transformers')
   config = getattr(transformers, f'{kind}Config')(**SMALL)
-  published.check(
+  published.check_family(
     getattr(transformers, f'{kind}Model'),
     config,
     tmp_path,
-    given=published.pairs(),
+    arguments=published.make_pairs(),
     field='last_hidden_state',
     writes=False,
   )
@@ -132,11 +133,11 @@ def test_without_an_output(kind, tmp_path):
 
 def test_tied_multilingual(tmp_path):
   transformers = pytest.importorskip('transformers')
-  published.check(
+  published.check_family(
     transformers.MT5ForConditionalGeneration,
     transformers.MT5Config(**SMALL),
     tmp_path,
-    given=published.pairs(),
+    arguments=published.make_pairs(),
   )
 
 
@@ -156,9 +157,9 @@ def test_what_is_not_understood_is_refused_by_name(fields, sentence, tmp_path):
   import tfm
 
   transformers = pytest.importorskip('transformers')
-  published.made(transformers.T5ForConditionalGeneration, transformers.T5Config(**SMALL)).save_pretrained(
-    tmp_path
-  )
-  published.older(tmp_path, **fields)
+  published.build_hf_model(
+    transformers.T5ForConditionalGeneration, transformers.T5Config(**SMALL)
+  ).save_pretrained(tmp_path)
+  published.rewrite_config(tmp_path, **fields)
   with pytest.raises(ValueError, match=sentence):
     tfm.from_pretrained(str(tmp_path))

@@ -21,7 +21,7 @@ SMALL = dict(
 )
 
 
-def asked(*shape):
+def build_inputs(*shape):
   return dict(pixel_values=np.random.default_rng(0).normal(size=shape).astype(np.float32))
 
 
@@ -52,20 +52,22 @@ def test_logits(cls, settings, shape, field, tmp_path):
   made = getattr(transformers, cls)
   made = published.WithoutPooler(made) if cls.endswith('Model') else made
   config = getattr(transformers, f'{cls.partition("T")[0]}TConfig')(**SMALL | settings)
-  published.check(made, config, tmp_path, given=asked(2, *shape), field=field, writes=False)
+  published.check_family(made, config, tmp_path, arguments=build_inputs(2, *shape), field=field, writes=False)
 
 
 def test_what_no_output_needs_is_left_out_and_told(tmp_path, caplog):
   transformers = pytest.importorskip('transformers')
-  theirs = published.made(transformers.ViTModel, transformers.ViTConfig(**SMALL))
+  theirs = published.build_hf_model(transformers.ViTModel, transformers.ViTConfig(**SMALL))
   theirs.save_pretrained(tmp_path)
-  ours, given = tfm.from_pretrained(str(tmp_path)), asked(2, 3, 12, 12)
+  ours, arguments = tfm.from_pretrained(str(tmp_path)), build_inputs(2, 3, 12, 12)
   assert 'pooler.dense.bias' in caplog.text
-  published.close(ours.logits(**given), published.answered(theirs, given, 'last_hidden_state'))
+  published.assert_close(
+    ours.logits(**arguments), published.run_hf_model(theirs, arguments, 'last_hidden_state')
+  )
   with pytest.raises(ValueError, match=r'pixel_values are \(3, 16, 16\).*reads \(3, 12, 12\)'):
-    ours.logits(**asked(2, 3, 16, 16))
+    ours.logits(**build_inputs(2, 3, 16, 16))
   with pytest.raises(ValueError, match='attention_mask was given'):
-    ours.logits(attention_mask=np.ones((1, 4)), **given)
+    ours.logits(attention_mask=np.ones((1, 4)), **arguments)
   with pytest.raises(ValueError, match="'vit' reads pixel_values"):
     ours.logits()
 
@@ -85,10 +87,10 @@ def test_what_no_output_needs_is_left_out_and_told(tmp_path, caplog):
 )
 def test_what_is_not_understood_is_refused_by_name(field, value, sentence, tmp_path):
   transformers = pytest.importorskip('transformers')
-  published.made(transformers.ViTForImageClassification, transformers.ViTConfig(**SMALL)).save_pretrained(
-    tmp_path
-  )
-  published.older(tmp_path, **{field: value})
+  published.build_hf_model(
+    transformers.ViTForImageClassification, transformers.ViTConfig(**SMALL)
+  ).save_pretrained(tmp_path)
+  published.rewrite_config(tmp_path, **{field: value})
   with pytest.raises(ValueError, match=sentence):
     tfm.from_pretrained(str(tmp_path))
 
@@ -96,7 +98,9 @@ def test_what_is_not_understood_is_refused_by_name(field, value, sentence, tmp_p
 def test_two_tokens_are_no_vit(tmp_path):
   transformers = pytest.importorskip('transformers')
   cls = transformers.DeiTForImageClassificationWithTeacher
-  published.made(cls, transformers.DeiTConfig(**SMALL)).save_pretrained(tmp_path / 'in')
+  published.build_hf_model(cls, transformers.DeiTConfig(**SMALL)).save_pretrained(tmp_path / 'in')
   ours = tfm.from_pretrained(str(tmp_path / 'in'))
   with pytest.raises(ValueError, match='another model: .*model.class_tokens: 2 → 1'):
-    export.export(ours.config, ours.params, str(tmp_path / 'out'), 'vit', ours.vocab, ours.ids, ours.output)
+    export.to_pretrained(
+      ours.config, ours.params, str(tmp_path / 'out'), 'vit', ours.vocab, ours.ids, ours.output
+    )

@@ -126,7 +126,7 @@ def pair(request, tmp_path):
   transformers = pytest.importorskip('transformers')
   (tmp_path / 'theirs').mkdir()
   cls, config, encode = request.param(transformers, tmp_path / 'theirs')
-  theirs = published.made(cls, config)
+  theirs = published.build_hf_model(cls, config)
   theirs.save_pretrained(tmp_path / 'theirs')
   for side, texts in (('source', marian_folder.SOURCE), ('target', marian_folder.TARGET)):
     for split in ('train', 'validation', 'test'):
@@ -140,7 +140,7 @@ def pair(request, tmp_path):
       assign(made, path, value)
     return made
 
-  convert.imported(str(tmp_path / 'theirs'), str(tmp_path / 'run'), assigned)
+  convert.convert_from_hf(str(tmp_path / 'theirs'), str(tmp_path / 'run'), assigned)
   return theirs, encode, load.load(str(tmp_path / 'run'))
 
 
@@ -197,12 +197,12 @@ def test_the_loss_of_each_pair(pair, packing, tmp_path):
       assert row['inputs'][0][0] == theirs.config.decoder_start_token_id
       _, sums = step(ours.params, row)
       with torch.no_grad():
-        wanted = theirs(
+        expected = theirs(
           input_ids=torch.as_tensor(row['source'][:, there]).long(),
           attention_mask=torch.ones(1, int(there.sum())),
           labels=torch.as_tensor(row['targets'][:, here]).long(),
         ).loss
-      assert math.isclose(float(sums['loss'] / sums['tokens']), float(wanted), rel_tol=2e-5)
+      assert math.isclose(float(sums['loss'] / sums['tokens']), float(expected), rel_tol=2e-5)
       seen.add(number)
   assert seen == {0, 1, 2}
 
@@ -229,19 +229,19 @@ def test_what_is_written(pair):
   for i, text in enumerate(marian_folder.SOURCE):
     ids = torch.as_tensor([encode(text)])
     with torch.no_grad():
-      wanted = theirs.generate(
+      expected = theirs.generate(
         ids, max_new_tokens=8 + more, do_sample=False, num_beams=1, bad_words_ids=None
       )[0].tolist()
-    wanted = wanted[1 + more :]
+    expected = expected[1 + more :]
     assert found[i][0].text == (
-      encode.decode(wanted) if hasattr(encode, 'decode') else ours.tokenizer.decode(wanted)
+      encode.decode(expected) if hasattr(encode, 'decode') else ours.tokenizer.decode(expected)
     )
 
 
 def test_back_again(pair, tmp_path):
   """With its tokenizer, as it came."""
   theirs, _, ours = pair
-  told = convert.exported(ours, str(tmp_path / 'run'), str(tmp_path / 'ours'))
+  report = convert.export_to_hf(ours, str(tmp_path / 'run'), str(tmp_path / 'ours'))
   files = {
     path.name
     for path in (tmp_path / 'theirs').iterdir()
@@ -250,10 +250,12 @@ def test_back_again(pair, tmp_path):
   assert files and all(
     (tmp_path / 'ours' / name).read_bytes() == (tmp_path / 'theirs' / name).read_bytes() for name in files
   )
-  assert all(name in told for name in files)
-  returned, loading = type(theirs).from_pretrained(tmp_path / 'ours', output_loading_info=True)
+  assert all(name in report for name in files)
+  reloaded, loading = type(theirs).from_pretrained(tmp_path / 'ours', output_loading_info=True)
   assert not loading['missing_keys'] and not loading['unexpected_keys']
-  published.same_parameters(theirs, returned, published.unread(tfm.from_pretrained(str(tmp_path / 'ours'))))
+  published.assert_same_parameters(
+    theirs, reloaded, published.count_skipped_rows(tfm.from_pretrained(str(tmp_path / 'ours')))
+  )
   assert (
     json.loads((tmp_path / 'ours' / 'config.json').read_text())['decoder_start_token_id']
     == theirs.config.decoder_start_token_id

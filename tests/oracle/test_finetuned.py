@@ -23,7 +23,7 @@ def imported(root, tmp_path):
   """A run of the reference BERT, with a vocabulary of words."""
   found = root.parent / 'shared' / 'fixtures' / 'hf' / 'bert'
   if not found.is_dir():
-    pytest.skip('there are no reference models beside the repository')
+    pytest.skip_rows('there are no reference models beside the repository')
   folder = tmp_path / 'published'
   shutil.copytree(found, folder)
   (folder / 'vocab.txt').write_text('\n'.join(['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]', *WORDS]))
@@ -71,13 +71,13 @@ def test_a_classifier_goes_out(imported, tmp_path, adapted):
   ids = draw.integers(5, 96, (3, 12))
   mask = published.ROWS
   context = Context(np.broadcast_to(np.arange(12), ids.shape), mask)
-  wanted = jax.jit(ours.model.apply)({'params': merged(ours.params)}, ids, context)[0]['classification']
-  theirs, told = transformers.BertForSequenceClassification.from_pretrained(
+  expected = jax.jit(ours.model.apply)({'params': merged(ours.params)}, ids, context)[0]['classification']
+  theirs, report = transformers.BertForSequenceClassification.from_pretrained(
     tmp_path / 'out', output_loading_info=True
   )
-  assert not told['missing_keys'] and not told['unexpected_keys']
-  answer = published.answered(theirs.eval(), dict(input_ids=ids * mask, attention_mask=mask))
-  published.close(np.asarray(wanted), answer)
+  assert not report['missing_keys'] and not report['unexpected_keys']
+  answer = published.run_hf_model(theirs.eval(), dict(input_ids=ids * mask, attention_mask=mask))
+  published.assert_close(np.asarray(expected), answer)
   assert sorted(path.name for path in (tmp_path / 'out').iterdir()) == [
     'config.json',
     'model.safetensors',

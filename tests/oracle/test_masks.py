@@ -30,8 +30,10 @@ def ours(text, length):
 
 def theirs(overlay, length):
   """A causal mask and an overlay, asked for every pair of indices."""
-  asked = masking_utils.and_masks(masking_utils.causal_mask_function, overlay)
-  return [[bool(asked(0, 0, torch.tensor(q), torch.tensor(k))) for k in range(length)] for q in range(length)]
+  build_inputs = masking_utils.and_masks(masking_utils.causal_mask_function, overlay)
+  return [
+    [bool(build_inputs(0, 0, torch.tensor(q), torch.tensor(k))) for k in range(length)] for q in range(length)
+  ]
 
 
 def influence(attend, length):

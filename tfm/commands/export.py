@@ -20,10 +20,10 @@ def arguments(parser):
   add(
     '--family',
     metavar='NAME',
-    help=f'one of {", ".join(from_config.families())} (default: that it was imported of)',
+    help=f'one of {", ".join(from_config.load_families())} (default: that it was imported of)',
   )
 
 
 def main(args):
-  told = convert.exported(load.load(args.workdir, args.step), args.workdir, args.to, args.family)
+  told = convert.export_to_hf(load.load(args.workdir, args.step), args.workdir, args.to, args.family)
   say(f'{args.to}: {told}')

@@ -29,7 +29,7 @@ def arguments(parser):
 
 
 def main(args):
-  run = convert.imported(args.folder, args.workdir, lambda config: assign_overrides(config, args.overrides))
+  run = convert.convert_from_hf(args.folder, args.workdir, lambda config: assign_overrides(config, args.overrides))
   say(
     f'{args.workdir}: {run.family.model_type}, {run.vocab:,} tokens; tfm generate, evaluate and attend read it'
   )

@@ -1,4 +1,4 @@
-"""A run of a published checkpoint, and a published checkpoint of a run."""
+"""Converts a published checkpoint to a run, and a run to a published checkpoint."""
 
 import contextlib
 import dataclasses
@@ -14,16 +14,16 @@ from tfm.config.load import to_json
 from tfm.config.resolve import resolve_config
 from tfm.data.tokenizers import marian
 from tfm.errors import require
-from tfm.hf.export import export
-from tfm.hf.from_config import families
-from tfm.hf.pretrained import Pretrained, from_pretrained, located
+from tfm.hf.export import to_pretrained
+from tfm.hf.from_config import load_families
+from tfm.hf.pretrained import Pretrained, from_pretrained, locate_checkpoint
 from tfm.layers.lora import merged
 from tfm.runs.load import Run, carried
 from tfm.spec import parse
 from tfm.training import checkpoint
 
 
-# What a tokenizer is kept in, beside the tensors.
+# Files of a tokenizer, next to the tensors.
 TOKENIZER_FILES = (
   'tokenizer.json',
   'tokenizer_config.json',
@@ -39,38 +39,37 @@ TOKENIZER_FILES = (
 )
 
 
-def imported(
-  path: str, workdir: str, assigned: Callable[[ConfigDict], ConfigDict] = lambda config: config
+def convert_from_hf(
+  path: str, workdir: str, override: Callable[[ConfigDict], ConfigDict] = lambda config: config
 ) -> Pretrained:
-  """Makes a run of a published checkpoint: its parameters and its tokenizer, after no step.
+  """Writes a run at step 0 with the parameters and the tokenizer of a published checkpoint.
 
   Args:
-    assigned: config → the config with what the user said.
+    override: applies the user's config overrides.
 
   Raises:
-    ValueError: as `from_pretrained`; for a folder without a tokenizer, a workdir that holds a run, or a config whose model
-      is not the one that was published.
+    ValueError: as `from_pretrained`; for a folder without a tokenizer, a workdir that holds a run, or an override that
+      changes the model.
   """
-  folder, workdir = located(path), pathlib.Path(workdir)
-  require(not (workdir / 'checkpoints').exists(), f'--workdir={workdir} holds a run; name another')
-  made = from_pretrained(str(folder))
-  config = made.config.copy_and_resolve_references()
-  where = repr(str(folder.absolute()))
+  folder, workdir = locate_checkpoint(path), pathlib.Path(workdir)
+  require(not (workdir / 'checkpoints').exists(), f'--workdir={workdir} holds a run; use a new directory')
+  pretrained = from_pretrained(str(folder))
+  config = pretrained.config.copy_and_resolve_references()
+  folder_text = repr(str(folder.absolute()))
   tokenizer = source_tokenizer = None
-  if not made.config.model.patch:
-    of_marian = all((folder / name).exists() for name in marian.FILES)
-    config.data.tokenizer = f'{"marian" if of_marian else "published"}({where})'
+  if not config.model.patch:
+    is_marian = all((folder / name).exists() for name in marian.FILES)
+    config.data.tokenizer = f'{"marian" if is_marian else "published"}({folder_text})'
     tokenizer = assemble.tokenizer(config).train(())
-  if made.source_vocab:
-    config.data.source_tokenizer = f'marian({where}, sources=True)'
+  if pretrained.source_vocab:
+    config.data.source_tokenizer = f'marian({folder_text}, sources=True)'
     source_tokenizer = assemble.source_tokenizer(config).train(())
-  config = resolve_config(assigned(config))
-  lines = [
-    line for line in list_differences(made.config.to_dict(), config.to_dict()) if line.startswith('model.')
-  ]
+  config = resolve_config(override(config))
+  differences = list_differences(pretrained.config.to_dict(), config.to_dict())
+  changes = [line for line in differences if line.startswith('model.')]
   require(
-    not lines,
-    f'--config.{lines[0] if lines else ""}: the model is the one that was published; leave it as it is',
+    not changes,
+    f'--config.{changes[0] if changes else ""}: the model is fixed by the published checkpoint; remove this override',
   )
   workdir.mkdir(parents=True, exist_ok=True)
   (workdir / 'config.json').write_text(to_json(config))
@@ -81,57 +80,57 @@ def imported(
     data=None,
     source_tokenizer=source_tokenizer and source_tokenizer.state(),
     published=dict(
-      family=made.family.model_type,
-      output=made.output,
-      ids=made.ids,
-      vocab=made.vocab,
-      source_vocab=made.source_vocab,
+      family=pretrained.family.model_type,
+      output=pretrained.output,
+      ids=pretrained.ids,
+      vocab=pretrained.vocab,
+      source_vocab=pretrained.source_vocab,
     ),
   )
   with contextlib.closing(checkpoint.Checkpoints(workdir, keep=1)) as checkpoints:
-    checkpoints.begin(made.params, run)
-  return dataclasses.replace(made, config=config)
+    checkpoints.begin(pretrained.params, run)
+  return dataclasses.replace(pretrained, config=config)
 
 
-def exported(run: Run, workdir: str, folder: str, family: str | None = None) -> str:
-  """Writes a run's model as a published checkpoint, and says what was written.
+def export_to_hf(run: Run, workdir: str, folder: str, family: str | None = None) -> str:
+  """Writes a run's model as a published checkpoint; returns a sentence that lists what was written.
 
   Args:
-    family: None: that which the run was imported of.
+    family: None: the family that the run was imported from.
 
   Raises:
-    ValueError: as `export`; for a run of no family.
+    ValueError: as `to_pretrained`; for a run that was not imported, without a family.
   """
   published = carried(workdir, str(run.step)).get('published') or {}
   require(
     bool(family or published),
-    f'--workdir={workdir} was not imported; --family says how it is to be written, one of '
-    f'{", ".join(families())}',
+    f'--workdir={workdir} was not imported; set --family, one of {", ".join(load_families())}',
   )
-  tokenizer = run.tokenizer
+  family = family or published['family']
+  tokenizer, source_tokenizer = run.tokenizer, run.source_tokenizer
   vocab = published.get('vocab') or (tokenizer.vocab_size if tokenizer else 0)
-  own = run.source_tokenizer
-  source_vocab = published.get('source_vocab') or (own.vocab_size if own else 0)
+  source_vocab = published.get('source_vocab') or (source_tokenizer.vocab_size if source_tokenizer else 0)
   ids = published.get('ids') or (
     {} if tokenizer is None else dict(eos=tokenizer.eos_id, start=tokenizer.bos_id)
   )
   objective = parse(run.config.objective)
-  classes = 'classes of words' if objective.kwargs.get('words') else 'classes'
-  output = classes if objective.name == 'classification' else published.get('output') or 'vocabulary'
-  export(
-    run.config, merged(run.params), folder, family or published['family'], vocab, ids, output, source_vocab
-  )
-  told = f'config.json and tensors of {family or published["family"]}'
-  came = parse(run.config.data.tokenizer)
-  if came.name in ('published', 'marian'):
-    files = [name for name in TOKENIZER_FILES if (pathlib.Path(came.args[0]) / name).exists()]
+  if objective.name == 'classification':
+    output = 'token_classes' if objective.kwargs.get('words') else 'classes'
+  else:
+    output = published.get('output') or 'vocabulary'
+  to_pretrained(run.config, merged(run.params), folder, family, vocab, ids, output, source_vocab)
+  message = f'config.json and tensors of {family}'
+  call = parse(run.config.data.tokenizer)
+  if call.name in ('published', 'marian'):
+    source = pathlib.Path(call.args[0])
+    files = [name for name in TOKENIZER_FILES if (source / name).exists()]
     for name in files:
-      shutil.copy(pathlib.Path(came.args[0]) / name, folder)
-    told += (
-      f', and its tokenizer, {", ".join(files)}'
+      shutil.copy(source / name, folder)
+    message += (
+      f', and its tokenizer: {", ".join(files)}'
       if files
-      else f'; {came.args[0]} no longer holds its tokenizer'
+      else f'; no tokenizer, because {source} no longer has one'
     )
   elif tokenizer:
-    told += f'; its tokenizer, {run.config.data.tokenizer!r}, has no published form and stays with the run'
-  return told
+    message += f'; no tokenizer, because {run.config.data.tokenizer!r} has no published format'
+  return message

@@ -1,4 +1,4 @@
-"""A model of ours as a published checkpoint: config.json and tensors; and what two models have in common."""
+"""Writes a model as a published checkpoint (config.json and tensors), after checking that reading it gives the same model."""
 
 import dataclasses
 import functools
@@ -19,149 +19,17 @@ from tfm.config.overlay import assign
 from tfm.config.schema import default_config, leaves, parts
 from tfm.errors import require, suggest
 from tfm.hf.families import tensors
+from tfm.hf.families.converters import format_spec
 from tfm.hf.families.protocol import Family
-from tfm.hf.from_config import declared, families, model_of
+from tfm.hf.from_config import build_model, config_from_hf, load_families
 from tfm.mixers.protocol import Mixer
 from tfm.positions.protocol import Position
 from tfm.shapes import PyTree
 from tfm.spec import parse
 
 
-def export(
-  config: ConfigDict,
-  params: PyTree,
-  folder: str,
-  family: str,
-  vocab: int,
-  ids: Mapping[str, Any] = {},
-  output: str = 'vocabulary',
-  source_vocab: int = 0,
-) -> None:
-  """Writes a model as a folder that `from_pretrained` and the published implementation read: config.json and
-  model.safetensors, in float32.
-
-  Args:
-    config: resolved; params: of its model, whose first `vocab` tokens are written, and `source_vocab` of a source's own.
-    family: what config.json is to call it.
-    ids: of tokens, as of `Pretrained`; output: what the model answers.
-
-  Raises:
-    ValueError: if the family is not there, or cannot say what the config says, naming the first field.
-  """
-  require(family in families(), f'--family={family!r} is not there; {suggest(family, families())}')
-  config = config.copy_and_resolve_references()
-  say_rows(config)
-  family = families()[family]
-  flat = (
-    dict(leaves(config))
-    | {'vocab': vocab, 'source_vocab': source_vocab}
-    | {f'ids.{name}': value for name, value in ids.items()}
-  )
-  objective = parse(config.objective)
-  if objective.name == 'classification':
-    flat['classes'] = objective.args[0] if objective.args else objective.kwargs['classes']
-  fields = family.write(output, _Said(flat))
-  refuse_unsaid(config, family, fields, vocab, source_vocab)
-  folder = pathlib.Path(folder)
-  folder.mkdir(parents=True, exist_ok=True)
-  (folder / 'config.json').write_text(json.dumps(fields, indent=2) + '\n')
-  tensors.save(
-    folder,
-    itertools.chain(
-      tensors.unload(family.weights(config), trimmed(params, vocab, source_vocab)), family.constants(config)
-    ),
-  )
-
-
-class _Said(dict):
-  """A flat config; what it does not hold, such as an id that nobody told, is None."""
-
-  def __missing__(self, path):
-    return None
-
-
-def refuse_unsaid(
-  config: ConfigDict, family: Family, fields: dict[str, Any], vocab: int, source_vocab: int = 0
-) -> None:
-  """Refuses a model that is another one when its config.json is read."""
-  try:
-    read, *_, read_source = declared(family, fields)
-  except ValueError as error:
-    raise ValueError(f'{family.model_type!r} cannot say what the config says: {error}') from error
-  again = config.copy_and_resolve_references()
-  again.model, again.data.length = read.model, read.data.length
-  for path in family.unread:
-    assign(again, path, dict(leaves(config))[path])
-  require(
-    read_source == source_vocab,
-    f'{family.model_type!r} cannot say what the config says: config.data.source_tokenizer='
-    f'{config.data.source_tokenizer!r} gives sources a vocabulary of their own',
-  )
-  one, other = (described(model_of(alike(c), vocab, source_vocab)) for c in (config, again))
-  lines = [
-    line
-    for line in list_differences(config.to_dict(), again.to_dict())
-    if line.startswith('model.') and not line.removeprefix('model.').startswith(FREE)
-  ]
-  require(
-    one == other,
-    f'{family.model_type!r} cannot say what the config says; what it says would be another model: '
-    f'{"; ".join(lines) or "another length"}',
-  )
-
-
-def say_rows(config: ConfigDict) -> None:
-  """Puts into a config how many rows a learned position has, where these are as many as the sequences are long: a
-  config.json says it."""
-  for section in parts(config).values():
-    call = parse(section.get('position') or 'none')
-    if call.name == 'learned' and not call.args and 'rows' not in call.kwargs:
-      words = [f'rows={config.data.length}', *(f'{name}={value!r}' for name, value in call.kwargs.items())]
-      section.position = f'learned({", ".join(words)})'
-
-
-def alike(config: ConfigDict) -> ConfigDict:
-  """A copy in which what is free is as ever, and every layer is said by itself."""
-  config, usual = config.copy_and_resolve_references(), default_config().model
-  for field in FREE:
-    config.model[field] = usual[field]
-  config.model.scan = False
-  for section in parts(config).values():
-    if 'kernel' in section:
-      section.kernel = usual.kernel
-    if section.get('pattern'):
-      section.pattern = tuple(section.pattern[i % len(section.pattern)] for i in range(section.layers))
-  return config
-
-
-def described(x: Any) -> Any:
-  """What a module or a factory is made of, with what it takes where nothing is said, and of a position what it means."""
-  if isinstance(x, functools.partial):
-    if makes(x, Position):
-      return x.func, x().meaning()
-    if makes(x, Mixer) and 'position' in x.keywords:
-      x = functools.partial(x, position=functools.partial(x.keywords['position'], head_width=x().positioned))
-    bound = inspect.signature(x.func).bind_partial(*x.args, **x.keywords)
-    bound.apply_defaults()
-    return x.func, {
-      name: described(value) for name, value in bound.arguments.items() if name not in ('parent', 'name')
-    }
-  if isinstance(x, nn.Module):
-    return type(x), {
-      field.name: described(getattr(x, field.name))
-      for field in dataclasses.fields(x)
-      if field.name not in ('parent', 'name')
-    }
-  # Where in memory a function lies does not count.
-  return tuple(map(described, x)) if isinstance(x, (tuple, list)) else re.sub(r' at 0x[0-9a-f]+', '', repr(x))
-
-
-def makes(x: functools.partial, kind: type) -> bool:
-  return isinstance(x.func, type) and issubclass(x.func, kind)
-
-
-# Fields of the model that say how it begins, is trained or computed: not what it is.
-FREE = (
+# Fields of the model that concern initialization, training or computation, not the function it computes.
+NOT_ARCHITECTURE = (
   'dtype',
   'scan',
   'remat',
@@ -174,17 +42,160 @@ FREE = (
 )
 
 
-def trimmed(params: PyTree, vocab: int, source_vocab: int = 0) -> PyTree:
-  """Parameters without the rows of a vocabulary that are no tokens."""
-  cuts = {
+def to_pretrained(  # more than six parameters: all but the first four have defaults and describe the vocabulary
+  config: ConfigDict,
+  params: PyTree,
+  folder: str,
+  family: str,
+  vocab: int,
+  ids: Mapping[str, Any] = {},
+  output: str = 'vocabulary',
+  source_vocab: int = 0,
+) -> None:
+  """Writes a model as config.json and model.safetensors, in float32.
+
+  `from_pretrained` and the published implementation read the folder.
+
+  Args:
+    config: resolved.
+    params: of the config's model; the first `vocab` tokens are written, and `source_vocab` of a separate source.
+    family: the model_type of config.json.
+    ids: of special tokens, as in `Pretrained`.
+    output: one of `tfm.hf.families.protocol.OUTPUTS`.
+
+  Raises:
+    ValueError: for an unknown family, or a config that the family does not support, by its first such field.
+  """
+  families = load_families()
+  require(family in families, f'--family={family!r} is not supported; {suggest(family, families)}')
+  config = config.copy_and_resolve_references()
+  write_position_rows(config)
+  family = families[family]
+  flat = (
+    dict(leaves(config))
+    | {'vocab': vocab, 'source_vocab': source_vocab}
+    | {f'ids.{name}': value for name, value in ids.items()}
+  )
+  objective = parse(config.objective)
+  if objective.name == 'classification':
+    flat['classes'] = objective.args[0] if objective.args else objective.kwargs['classes']
+  fields = family.write(output, _MissingAsNone(flat))
+  validate_round_trip(config, family, fields, vocab, source_vocab)
+  folder = pathlib.Path(folder)
+  folder.mkdir(parents=True, exist_ok=True)
+  (folder / 'config.json').write_text(json.dumps(fields, indent=2) + '\n')
+  stored = tensors.iterate_tensors(family.weights(config), trim_vocabulary(params, vocab, source_vocab))
+  tensors.save_tensors(folder, itertools.chain(stored, family.constants(config)))
+
+
+class _MissingAsNone(dict):
+  """A flat config in which a missing value, such as an unknown token id, is None."""
+
+  def __missing__(self, path):
+    return None
+
+
+def validate_round_trip(
+  config: ConfigDict, family: Family, fields: dict[str, Any], vocab: int, source_vocab: int = 0
+) -> None:
+  """Raises ValueError if reading the config.json gives a different model."""
+  not_supported = f'{family.model_type!r} does not support this config'
+  try:
+    read, *_, read_source = config_from_hf(family, fields)
+  except ValueError as error:
+    raise ValueError(f'{not_supported}: {error}') from error
+  again = config.copy_and_resolve_references()
+  again.model, again.data.length = read.model, read.data.length
+  for path in family.unread_config_paths:
+    assign(again, path, dict(leaves(config))[path])
+  require(
+    read_source == source_vocab,
+    f'{not_supported}: config.data.source_tokenizer={config.data.source_tokenizer!r} gives sources a separate '
+    'vocabulary',
+  )
+  before, after = (
+    describe_module(build_model(normalize_config(c), vocab, source_vocab)) for c in (config, again)
+  )
+  lines = [
+    line
+    for line in list_differences(config.to_dict(), again.to_dict())
+    if line.startswith('model.') and not line.removeprefix('model.').startswith(NOT_ARCHITECTURE)
+  ]
+  require(
+    before == after,
+    f'{not_supported}; its config.json would describe a different model: {"; ".join(lines) or "another length"}',
+  )
+
+
+def write_position_rows(config: ConfigDict) -> None:
+  """Makes the rows of learned positions explicit in a config where they default to the length; config.json has them."""
+  for section in parts(config).values():
+    call = parse(section.get('position') or 'none')
+    if call.name == 'learned' and not call.args and 'rows' not in call.kwargs:
+      section.position = format_spec('learned', dict(rows=config.data.length) | dict(call.kwargs))
+
+
+def normalize_config(config: ConfigDict) -> ConfigDict:
+  """A copy with defaults in `NOT_ARCHITECTURE`, without scan, and with a pattern that lists every layer."""
+  config, defaults = config.copy_and_resolve_references(), default_config().model
+  for field in NOT_ARCHITECTURE:
+    config.model[field] = defaults[field]
+  config.model.scan = False
+  for section in parts(config).values():
+    if 'kernel' in section:
+      section.kernel = defaults.kernel
+    if section.get('pattern'):
+      section.pattern = tuple(section.pattern[i % len(section.pattern)] for i in range(section.layers))
+  return config
+
+
+def describe_module(x: Any) -> Any:
+  """A comparable description of a module or factory: its type and attributes, defaults included.
+
+  A position is described by its fingerprint.
+  """
+  if isinstance(x, functools.partial):
+    if is_factory_of(x, Position):
+      return x.func, x().meaning()
+    if is_factory_of(x, Mixer) and 'position' in x.keywords:
+      x = functools.partial(x, position=functools.partial(x.keywords['position'], head_width=x().positioned))
+    bound = inspect.signature(x.func).bind_partial(*x.args, **x.keywords)
+    bound.apply_defaults()
+    return x.func, {
+      name: describe_module(value)
+      for name, value in bound.arguments.items()
+      if name not in ('parent', 'name')
+    }
+  if isinstance(x, nn.Module):
+    return type(x), {
+      field.name: describe_module(getattr(x, field.name))
+      for field in dataclasses.fields(x)
+      if field.name not in ('parent', 'name')
+    }
+  # The address of a function is not compared.
+  return (
+    tuple(map(describe_module, x))
+    if isinstance(x, (tuple, list))
+    else re.sub(r' at 0x[0-9a-f]+', '', repr(x))
+  )
+
+
+def is_factory_of(x: functools.partial, kind: type) -> bool:
+  """Whether a partial constructs a subclass of `kind`."""
+  return isinstance(x.func, type) and issubclass(x.func, kind)
+
+
+def trim_vocabulary(params: PyTree, vocab: int, source_vocab: int = 0) -> PyTree:
+  """Parameters without the padding rows of the vocabulary."""
+  sizes = {
     'embedding/table': (0, vocab),
     'output/kernel': (1, vocab),
     'bias/bias': (0, vocab),
     'source_embedding/table': (0, source_vocab),
   }
 
-  def cut(path, x):
-    axis, rows = cuts.get(tensors.path_of(path), (None, 0))
+  def trim(path, x):
+    axis, rows = sizes.get(tensors.join_path(path), (None, 0))
     return x if axis is None or x.shape[axis] == rows else jax.lax.slice_in_dim(x, 0, rows, axis=axis)
 
-  return jax.tree_util.tree_map_with_path(cut, params)
+  return jax.tree_util.tree_map_with_path(trim, params)

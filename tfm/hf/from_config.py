@@ -1,4 +1,4 @@
-"""What a config.json declares: its family, and a config and a model of ours."""
+"""Reads config.json: finds its family, and builds the config and the model that it describes."""
 
 import functools
 import importlib
@@ -17,14 +17,14 @@ from tfm.hf.families.protocol import Family
 from tfm.models.trunk import Trunk
 
 
-# What a class of the published implementation answers → our objective, by architecture.
+# (architecture, output of a published class) → our objective.
 OBJECTIVES = {
   ('decoder', 'vocabulary'): 'causal_lm',
   ('decoder', 'features'): 'causal_lm',
   ('encoder', 'vocabulary'): 'masked_lm',
   ('encoder', 'features'): 'masked_lm',
   ('encoder', 'classes'): 'classification({classes})',
-  ('encoder', 'classes of words'): 'classification({classes}, words=True)',
+  ('encoder', 'token_classes'): 'classification({classes}, words=True)',
   ('encoder_decoder', 'vocabulary'): 'seq2seq',
   ('encoder_decoder', 'features'): 'seq2seq',
 }
@@ -32,55 +32,61 @@ PACKINGS = {'masked_lm': 'concat', 'causal_lm': 'concat', 'seq2seq': 'padded', '
 
 
 @functools.cache
-def families() -> dict[str, Family]:
-  """Every family by what config.json calls it."""
-  found = {}
+def load_families() -> dict[str, Family]:
+  """Imports every file of `tfm.hf.families`; model_type → family."""
+  families = {}
   for info in pkgutil.iter_modules(tfm.hf.families.__path__):
     module = importlib.import_module(f'tfm.hf.families.{info.name}')
     for family in getattr(module, 'FAMILIES', ()):
-      found[family.model_type] = family
-  return found
+      families[family.model_type] = family
+  return families
 
 
-def family_of(fields: dict[str, Any], folder: pathlib.Path) -> Family:
+def find_family(fields: dict[str, Any], folder: pathlib.Path) -> Family:
   """The family of a config.json.
 
   Raises:
-    ValueError: if there is none, with those there are.
+    ValueError: for an unknown model_type, with the known ones.
   """
   name = fields.get('model_type')
   require(
-    name in families(),
-    f'{folder}: model_type={name!r} is no family that is read; {suggest(str(name), families())}',
+    name in load_families(),
+    f'{folder}: model_type={name!r} is not supported; {suggest(str(name), load_families())}',
   )
-  return families()[name]
+  return load_families()[name]
 
 
-def declared(family: Family, fields: dict[str, Any]) -> tuple[ConfigDict, str, dict[str, Any], int, int]:
-  """The config that a config.json is, what its class answers, the ids of its tokens, how many there are, and of a source's
-  own (0: it has none)."""
-  found, output = family.read(fields)
-  vocab, source_vocab, classes = (found.pop(name, 0) for name in ('vocab', 'source_vocab', 'classes'))
-  ids = {path.removeprefix('ids.'): found.pop(path) for path in [*found] if path.startswith('ids.')}
-  kind = found.get('model.architecture', 'decoder')
-  objective = found.setdefault('objective', OBJECTIVES[kind, output].format(classes=classes))
-  found.setdefault('data.packing', PACKINGS[objective.partition('(')[0]])
-  found.setdefault('model.vocab_multiple', 1)
-  return resolve_config(complete(nested(found))), output, ids, vocab, source_vocab
+def config_from_hf(
+  family: Family, fields: dict[str, Any]
+) -> tuple[ConfigDict, str, dict[str, Any], int, int]:
+  """Converts a config.json.
+
+  Returns:
+    The resolved config; the output, one of `tfm.hf.families.protocol.OUTPUTS`; the ids of special tokens; the size of
+    the vocabulary; and the size of a separate source vocabulary (0: none).
+  """
+  flat, output = family.read(fields)
+  vocab, source_vocab, classes = (flat.pop(name, 0) for name in ('vocab', 'source_vocab', 'classes'))
+  ids = {path.removeprefix('ids.'): flat.pop(path) for path in [*flat] if path.startswith('ids.')}
+  architecture = flat.get('model.architecture', 'decoder')
+  objective = flat.setdefault('objective', OBJECTIVES[architecture, output].format(classes=classes))
+  flat.setdefault('data.packing', PACKINGS[objective.partition('(')[0]])
+  flat.setdefault('model.vocab_multiple', 1)
+  return resolve_config(complete(nest(flat))), output, ids, vocab, source_vocab
 
 
-def model_of(config: ConfigDict, vocab: int, source_vocab: int = 0) -> Trunk:
-  """The model of a config whose tokens, those that an objective wants among them, are `vocab`."""
-  return assemble.model(config, vocab - len(assemble.objective(config).special_tokens), source_vocab=source_vocab)
+def build_model(config: ConfigDict, vocab: int, source_vocab: int = 0) -> Trunk:
+  """The model of a config with `vocab` tokens, which include the objective's special tokens."""
+  return assemble.model(config, vocab - len(assemble.objective(config).special), source_vocab=source_vocab)
 
 
-def nested(flat: dict[str, Any]) -> dict[str, Any]:
+def nest(flat: dict[str, Any]) -> dict[str, Any]:
   """{'a.b': 1} → {'a': {'b': 1}}."""
-  made = {}
+  root = {}
   for path, value in flat.items():
-    *above, name = path.split('.')
-    node = made
-    for part in above:
-      node = node.setdefault(part, {})
+    *parents, name = path.split('.')
+    node = root
+    for parent in parents:
+      node = node.setdefault(parent, {})
     node[name] = value
-  return made
+  return root

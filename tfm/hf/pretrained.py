@@ -1,4 +1,4 @@
-"""A published checkpoint as a model of ours: its config.json becomes a config, its tensors parameters."""
+"""Loads a published checkpoint: its config.json becomes a config, its tensors become parameters."""
 
 import dataclasses
 import functools
@@ -21,7 +21,7 @@ from tfm.decoding.unrolled import unrolled
 from tfm.errors import require, suggest
 from tfm.hf.families import longformer, rope, tensors
 from tfm.hf.families.protocol import Family
-from tfm.hf.from_config import declared, family_of, model_of
+from tfm.hf.from_config import build_model, config_from_hf, find_family
 from tfm.mixers.protocol import Context
 from tfm.models.trunk import Trunk
 from tfm.parallel import mesh as meshes
@@ -34,14 +34,17 @@ from tfm.training import state as states
 
 @dataclasses.dataclass(frozen=True)
 class Pretrained:
-  """A published model, ready to be asked.
+  """A published model with its parameters.
 
   Attributes:
-    config: resolved; model, params: what it says.
-    family: that it was read by; output: what it answers, one of `tfm.hf.families.protocol.OUTPUTS`.
-    ids: of the tokens that begin, end and fill up a text, by 'start', 'eos' and 'pad', where config.json tells.
-    vocab: how many tokens there are; source_vocab: of the source, where it has a vocabulary of its own, else 0.
-    mesh, rules: where the parameters live.
+    config: resolved.
+    model, params: of the config.
+    family: that read the checkpoint.
+    output: one of `tfm.hf.families.protocol.OUTPUTS`.
+    ids: of special tokens: 'start', 'eos' and 'pad', if config.json has them.
+    vocab: size of the vocabulary.
+    source_vocab: size of a separate source vocabulary; 0: none.
+    mesh, rules: placement of the parameters.
   """
 
   config: ConfigDict
@@ -64,19 +67,19 @@ class Pretrained:
     pixel_values: Array | None = None,
     global_attention_mask: Array | None = None,
   ) -> np.ndarray:
-    """What the published model answers, float32: logits [B, T, V] or [B, classes], or where it has no output the last
-    hidden states [B, T, D].
+    """The output of the published model, float32: logits [B, T, V] or [B, classes]; without an output, the last hidden
+    states [B, T, D].
 
     Args:
-      input_ids: int [B, T]; attention_mask: 1 where there is a token, 0 for padding, on either side; positions count
-        from the first token of a row.
-      token_type_ids: of encoders that have types.
-      decoder_input_ids: of encoder-decoders, [B, T]; `input_ids` are then the source.
-      pixel_values: of images, [B, channels, H, W], as the published implementation has them.
-      global_attention_mask: of a Longformer, [B, T]: 1 where a token sees all and is seen by all, instead of where its
-        class would have such tokens.
+      input_ids: int [B, T].
+      attention_mask: 1 for tokens, 0 for padding, which may be on either side; positions count from the first token.
+      token_type_ids: for encoders with token types.
+      decoder_input_ids: for encoder-decoders, [B, T]; `input_ids` are then the source.
+      pixel_values: images, [B, channels, H, W], as in the published implementation.
+      global_attention_mask: for Longformer, [B, T]: 1 for tokens with global attention; replaces the default of the
+        published class.
     """
-    given = dict(
+    arguments = dict(
       input_ids=input_ids,
       attention_mask=attention_mask,
       token_type_ids=token_type_ids,
@@ -86,45 +89,47 @@ class Pretrained:
     )
     m = self.config.model
     kind = 'vision' if m.patch else m.architecture
-    for name, value in given.items():
-      read = name in READS[kind] and NEEDED.get(name, bool)(m)
+    for name, value in arguments.items():
+      is_read = name in INPUTS[kind] and INPUT_CONDITIONS.get(name, bool)(m)
       require(
-        value is None or read, f'{name} was given, and {self.family.model_type!r} reads none; leave it out'
+        value is None or is_read,
+        f'{name} is not an input of model_type={self.family.model_type!r}; remove it',
       )
-    [main, *_] = READS[kind]
-    require(given[main] is not None, f'{self.family.model_type!r} reads {main}; give them')
+    main = INPUTS[kind][0]
+    require(arguments[main] is not None, f'model_type={self.family.model_type!r} requires {main}; pass it')
     require(
       kind != 'encoder_decoder' or decoder_input_ids is not None,
-      "decoder_input_ids are what a model of architecture 'encoder_decoder' continues; give them",
+      "a model of architecture 'encoder_decoder' requires decoder_input_ids; pass them",
     )
     if kind == 'vision':
       images = jnp.moveaxis(jnp.asarray(pixel_values), 1, -1)
       require(
         images.shape[1:] == self.model.shape,
-        f'pixel_values are {np.shape(pixel_values)[1:]}, channels × height × '
-        f'width, and the model reads {self.model.shape[2:] + self.model.shape[:2]}',
+        f'pixel_values have shape {np.shape(pixel_values)[1:]} (channels, height, width); the model requires '
+        f'{self.model.shape[2:] + self.model.shape[:2]}',
       )
       model, inputs, context = self.model, images, self.model.example(len(images), 0)[1]
     else:
       inputs, context = (
         jnp.asarray(input_ids),
-        context_of(input_ids, attention_mask, self.family.counts, self.ids.get('pad')),
+        build_context(input_ids, attention_mask, self.family.position_counting, self.ids.get('pad')),
       )
-      model = self.at(context.positions.shape[1])
+      model = self.model_for_length(context.positions.shape[1])
       if global_attention_mask is not None:
-        model = model_of(longformer.told(self.config), self.vocab, self.source_vocab)
+        model = build_model(longformer.use_context_globals(self.config), self.vocab, self.source_vocab)
         context = context.replace(
           prefix=jnp.where(jnp.asarray(global_attention_mask) > 0, context.positions + 1, -1)
         )
-      refuse_gaps(self.config, context)
-      refuse_beyond(model, context)
-      first = self.output != 'classes' or m.pooling != 'first' or (context.segments[:, 0] > 0).all()
+      validate_padding(self.config, context)
+      validate_positions(model, context)
+      reads_first = self.output == 'classes' and m.pooling == 'first'
       require(
-        first, 'attention_mask hides the first id of a row, which its class is told from; pad on the right'
+        not reads_first or (context.segments[:, 0] > 0).all(),
+        'attention_mask hides the first id of a row, which the classifier reads; pad on the right',
       )
     with sharding.context(self.mesh, self.rules):
       return np.asarray(
-        ANSWERS[kind](model, self.params, self.output, inputs, context, token_type_ids, decoder_input_ids)
+        FORWARD[kind](model, self.params, self.output, inputs, context, token_type_ids, decoder_input_ids)
       )
 
   def generate(
@@ -141,20 +146,22 @@ class Pretrained:
     early_stopping: bool = False,
     **sampling: Any,
   ) -> np.ndarray:
-    """The tokens that follow each row, int32 [B, N], without the prompt: greedy, sampled, or of beam search; a row that
-    ended keeps its end, and is filled up.
+    """New tokens after each row, int32 [B, N], without the prompt: greedy, sampled, or by beam search.
+
+    A row that ended includes its end token and is padded.
 
     Args:
-      eos_id: the token that ends a row; None: none does.
-      seed, **sampling: of `tfm.decoding.sampling.Sampling`, with do_sample.
-      length_penalty, early_stopping: of beam search, as `transformers` has them.
+      eos_id: the token that ends a row; None: none.
+      seed, **sampling: fields of `tfm.decoding.sampling.Sampling`; require do_sample.
+      length_penalty, early_stopping: of beam search, as in `transformers`.
     """
     require(
-      num_beams == 1 or not do_sample, f'num_beams={num_beams} searches and do_sample=True draws; choose one'
+      num_beams == 1 or not do_sample,
+      f'num_beams={num_beams} (beam search) and do_sample=True exclude each other; use one',
     )
-    require(do_sample or not sampling, f'{next(iter(sampling), "")} is for sampling; give do_sample=True too')
+    require(do_sample or not sampling, f'{next(iter(sampling), "")} requires do_sample=True')
     if num_beams > 1:
-      found = self.search(
+      hypotheses = self.search(
         input_ids,
         attention_mask,
         max_new_tokens=max_new_tokens,
@@ -163,23 +170,23 @@ class Pretrained:
         length_penalty=length_penalty,
         early_stopping=early_stopping,
       )
-      rows = [best[0].tokens for best in found]
+      rows = [best[0].tokens for best in hypotheses]
     else:
-      prompts, sources = self.prompts(input_ids, attention_mask)
-      drawn = Sampling(**{'temperature': 1.0} | sampling) if do_sample else Sampling(temperature=0.0)
+      prompts, sources = self.build_prompts(input_ids, attention_mask)
+      settings = Sampling(**{'temperature': 1.0} | sampling) if do_sample else Sampling(temperature=0.0)
       with sharding.context(self.mesh, self.rules):
-        made = [
+        chunks = [
           *loop.generate(
             *unrolled(self.model, self.params),
             prompts,
             max_tokens=max_new_tokens,
             eos=eos_id,
             sources=sources,
-            sampling=drawn,
+            sampling=settings,
             seed=seed,
           )
         ]
-      rows = [np.concatenate(parts) for parts in zip(*made)]
+      rows = [np.concatenate(parts) for parts in zip(*chunks)]
     pad = next(x for x in (self.ids.get('pad'), eos_id, 0) if x is not None)
     if eos_id is not None:
       rows = [row if len(row) == max_new_tokens else np.append(row, eos_id) for row in rows]
@@ -199,9 +206,11 @@ class Pretrained:
     length_penalty: float = 1.0,
     early_stopping: bool = False,
   ) -> list[list[beam.Hypothesis]]:
-    """The `num_beams` best continuations of each row with their scores, log p over length^length_penalty, the best
-    first. Lengths are of new tokens, as in `transformers`."""
-    prompts, sources = self.prompts(input_ids, attention_mask)
+    """The `num_beams` best continuations of each row, best first, with score log p / length^length_penalty.
+
+    The length counts new tokens, as in `transformers`.
+    """
+    prompts, sources = self.build_prompts(input_ids, attention_mask)
     with sharding.context(self.mesh, self.rules):
       return beam.search(
         *unrolled(self.model, self.params),
@@ -214,63 +223,72 @@ class Pretrained:
         stopping='first' if early_stopping else 'likely',
       )
 
-  def prompts(
+  def build_prompts(
     self, input_ids: Array, attention_mask: Array | None
   ) -> tuple[list[np.ndarray], list[np.ndarray] | None]:
-    """Rows without padding, as what is continued, or as sources of targets that begin."""
+    """(prompts, sources) from rows with padding; for a decoder the rows are prompts, and sources are None."""
     ids = np.asarray(input_ids)
     mask = np.ones_like(ids) if attention_mask is None else np.asarray(attention_mask)
-    rows = [row[kept > 0].astype(np.int32) for row, kept in zip(ids, mask)]
+    rows = [row[attended > 0].astype(np.int32) for row, attended in zip(ids, mask)]
     if self.config.model.architecture != 'encoder_decoder':
       return rows, None
     require(
-      self.ids.get('start') is not None, 'config.json tells no decoder_start_token_id, so no text can begin'
+      self.ids.get('start') is not None,
+      'config.json has no decoder_start_token_id, which generation requires; add it',
     )
     return [np.array([self.ids['start']], np.int32) for _ in rows], rows
 
-  def at(self, length: int) -> Trunk:
-    """The model for texts of a length: the same, but where a rotation was published that changes with it."""
-    texts = [part.position for part in schema.parts(self.config).values() if part.get('position')]
-    if not any(rope.longest_matters(text) for text in texts):
+  def model_for_length(self, length: int) -> Trunk:
+    """The model for texts of a length; it differs from `model` only if its rotary scaling depends on the length."""
+    positions = [part.position for part in schema.parts(self.config).values() if part.get('position')]
+    if not any(rope.depends_on_length(position) for position in positions):
       return self.model
     config = self.config.copy_and_resolve_references()
     config.data.length = length
-    return model_of(config, self.vocab, self.source_vocab)
+    return build_model(config, self.vocab, self.source_vocab)
 
 
-def context_of(ids: Array, mask: Array | None, counts: str = 'shown', pad: int | None = None) -> Context:
-  """Rows of one document each, with padding where the mask is 0; positions count what `counts`, one of
-  `tfm.hf.families.protocol.COUNTS`, says."""
+def build_context(
+  ids: Array, mask: Array | None, position_counting: str = 'attended', pad: int | None = None
+) -> Context:
+  """The context of rows of one document each, with padding where the mask is 0.
+
+  Args:
+    position_counting: one of `tfm.hf.families.protocol.POSITION_COUNTING`.
+    pad: the padding id, for 'not_padding'.
+  """
   ids = np.asarray(ids)
   mask = np.ones(ids.shape, np.int32) if mask is None else np.asarray(mask, np.int32)
-  if counts == 'filled':
-    positions = np.where(ids == pad, -1, np.cumsum(ids != pad, 1) - 1)  # -1: the table's row of padding
+  if position_counting == 'not_padding':
+    positions = np.where(ids == pad, -1, np.cumsum(ids != pad, 1) - 1)  # -1: the table's row for padding
   else:
-    positions = np.maximum(np.cumsum(mask if counts == 'shown' else np.ones_like(mask), 1) - 1, 0)
+    counted = mask if position_counting == 'attended' else np.ones_like(mask)
+    positions = np.maximum(np.cumsum(counted, 1) - 1, 0)
   return Context(jnp.asarray(positions, jnp.int32), jnp.asarray(mask), jnp.zeros_like(jnp.asarray(mask)))
 
 
-def refuse_gaps(config: ConfigDict, context: Context) -> None:
-  """Refuses padding between tokens where positions do not count it and a mask, that asks for them, should."""
-  index, shown = np.arange(context.positions.shape[1]), np.asarray(context.segments) > 0
-  ahead, most = np.asarray(context.positions) - index, len(index)
-  gap = (np.where(shown, ahead, -most).max(1) > np.where(shown, ahead, most).min(1)).any()
-  gap &= config.model.architecture == 'encoder'
+def validate_padding(config: ConfigDict, context: Context) -> None:
+  """Raises ValueError for padding between tokens if an encoder has masks over positions, which would not count it."""
+  index, is_token = np.arange(context.positions.shape[1]), np.asarray(context.segments) > 0
+  shift, bound = np.asarray(context.positions) - index, len(index)
+  has_gap = (np.where(is_token, shift, -bound).max(1) > np.where(is_token, shift, bound).min(1)).any()
+  has_gap &= config.model.architecture == 'encoder'
   require(
-    not gap or all(part.mask == 'full' for part in schema.parts(config).values()),
-    'input_ids have padding between the tokens of a row, which their windows would have to count; leave it out',
+    not has_gap or all(part.mask == 'full' for part in schema.parts(config).values()),
+    'attention_mask hides ids between the tokens of a row, which windowed masks do not support; remove these ids',
   )
 
 
-def refuse_beyond(model: Trunk, context: Context) -> None:
-  """Refuses tokens at positions that the model cannot tell."""
-  reach = min((made().reach for made in model.positions if made().reach is not None), default=math.inf)
+def validate_positions(model: Trunk, context: Context) -> None:
+  """Raises ValueError for tokens beyond the model's maximum position."""
+  limits = [factory().reach for factory in model.positions]
+  limit = min((limit for limit in limits if limit is not None), default=math.inf)
   last = int(context.positions.max(initial=0))
-  require(last < reach, f'input_ids reach position {last}, and the model has {reach}; give shorter rows')
+  require(last < limit, f'input_ids reach position {last}; the model has {limit} positions, use shorter rows')
 
 
 @functools.partial(jax.jit, static_argnums=(0, 2))
-def decoder(model, params, output, ids, context, types, targets):
+def _run_decoder(model, params, output, ids, context, types, targets):
   """Logits after each token, or hidden states."""
   if output == 'features':
     return model.apply({'params': params}, ids, context, method='features')[0].astype(jnp.float32)
@@ -278,110 +296,114 @@ def decoder(model, params, output, ids, context, types, targets):
 
 
 @functools.partial(jax.jit, static_argnums=(0, 2))
-def encoder(model, params, output, ids, context, types, targets):
-  """Logits of hidden tokens or of classes, or hidden states."""
+def _run_encoder(model, params, output, ids, context, types, targets):
+  """Logits of masked tokens or of classes, or hidden states."""
   if output == 'features':
     return model.apply({'params': params}, ids, context, types, method='features').astype(jnp.float32)
-  answers, _ = model.apply({'params': params}, ids, context, types)
-  return answers['vocabulary' if output == 'vocabulary' else 'classification']
+  logits, _ = model.apply({'params': params}, ids, context, types)
+  return logits['vocabulary' if output == 'vocabulary' else 'classification']
 
 
 @functools.partial(jax.jit, static_argnums=(0, 2))
-def encoder_decoder(model, params, output, ids, context, types, targets):
+def _run_encoder_decoder(model, params, output, ids, context, types, targets):
   """Logits after each token of the target, or its hidden states."""
-  ahead = Context.whole(targets)
+  target_context = Context.whole(targets)
   if output == 'features':
     memory = model.apply({'params': params}, ids, context, method='encode')
-    return model.apply({'params': params}, targets, ahead, None, memory, method='features')[0].astype(
-      jnp.float32
-    )
-  return model.apply({'params': params}, targets, ahead, None, ids, context)[0]
+    return model.apply({'params': params}, targets, target_context, None, memory, method='features')[
+      0
+    ].astype(jnp.float32)
+  return model.apply({'params': params}, targets, target_context, None, ids, context)[0]
 
 
 @functools.partial(jax.jit, static_argnums=(0, 2))
-def vision(model, params, output, images, context, types, targets):
+def _run_vision(model, params, output, images, context, types, targets):
   """Logits of classes, or hidden states."""
   if output == 'features':
     return model.apply({'params': params}, images, context, method='features').astype(jnp.float32)
   return model.apply({'params': params}, images, context)[0]['classification']
 
 
-ANSWERS = dict(decoder=decoder, encoder=encoder, encoder_decoder=encoder_decoder, vision=vision)
-# And what each reads; the first must be given.
-READS = dict(
+FORWARD = dict(
+  decoder=_run_decoder, encoder=_run_encoder, encoder_decoder=_run_encoder_decoder, vision=_run_vision
+)
+# The inputs of each kind of model; the first is required.
+INPUTS = dict(
   decoder=('input_ids', 'attention_mask'),
   encoder=('input_ids', 'attention_mask', 'token_type_ids', 'global_attention_mask'),
   encoder_decoder=('input_ids', 'attention_mask', 'decoder_input_ids'),
   vision=('pixel_values',),
 )
-# What only some models read, which config.model tells.
-NEEDED = {
+# Input → whether a config.model reads it.
+INPUT_CONDITIONS = {
   'token_type_ids': lambda m: m.token_types > 0,
   'global_attention_mask': lambda m: parse(m.mixer).name == 'longformer',
 }
 
 
 def from_pretrained(path: str, dtype: str = 'float32', mesh: dict[str, int] | None = None) -> Pretrained:
-  """A published checkpoint: a local folder with config.json and model.safetensors, whole or in parts, or the name of one
-  on the hub, which `huggingface_hub` fetches where there is a network.
+  """Loads a published checkpoint with config.json and model.safetensors (one file, or several with an index).
 
   Args:
-    dtype: of parameters and of the compute: float32, bfloat16, float16.
-    mesh: how many devices along which axis, as in config.mesh; None: one device has everything.
+    path: a local folder, or a name on the hub, which `huggingface_hub` downloads.
+    dtype: of parameters and computation: float32, bfloat16, float16.
+    mesh: axis → number of devices, as in config.mesh; None: a single device.
 
   Raises:
-    ValueError: for a folder that is none, a family, class, field or tensor that is not understood, by name.
+    ValueError: for a path without a checkpoint, and an unsupported family, class, field or tensor, by name.
   """
-  folder = located(path)
+  folder = locate_checkpoint(path)
   fields = json.loads((folder / 'config.json').read_text())
-  family = family_of(fields, folder)
-  config, output, ids, vocab, source_vocab = declared(family, fields)
-  stored = tensors.Tensors(folder)
-  settle(config, output, family, stored)
-  require(dtype in assemble.DTYPES, f'dtype={dtype!r} is not there; {suggest(str(dtype), assemble.DTYPES)}')
+  family = find_family(fields, folder)
+  config, output, ids, vocab, source_vocab = config_from_hf(family, fields)
+  stored = tensors.CheckpointTensors(folder)
+  resolve_tying(config, output, family, stored)
+  require(
+    dtype in assemble.DTYPES, f'dtype={dtype!r} is not supported; {suggest(str(dtype), assemble.DTYPES)}'
+  )
   config.model.dtype = dtype
-  model = model_of(config, vocab, source_vocab)
-  made = meshes.make(mesh) if mesh else meshes.make(dict(data=1), jax.devices()[:1])
+  model = build_model(config, vocab, source_vocab)
+  device_mesh = meshes.make(mesh) if mesh else meshes.make(dict(data=1), jax.devices()[:1])
   rules = sharding.parse_rules(config.rules)
   boxed = jax.eval_shape(
     lambda key: states.parameters(model, key, 1, min(config.data.length, 16)), jax.random.key(0)
   )
-  sharding.validate_divisibility(boxed, made, rules)
+  sharding.validate_divisibility(boxed, device_mesh, rules)
   abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, assemble.DTYPES[dtype]), nn.unbox(boxed))
-  wanted = checkpoint.target(abstract, sharding.named_shardings(boxed, made, rules))
-  params = tensors.load(
-    stored, family.weights(config), wanted, family.prefix, family.ignored, family.left_out
+  target = checkpoint.target(abstract, sharding.named_shardings(boxed, device_mesh, rules))
+  params = tensors.load_params(
+    stored, family.weights(config), target, family.prefix, family.ignored_tensors, family.unused_tensors
   )
-  return Pretrained(config, model, params, family, output, ids, vocab, made, rules, source_vocab)
+  return Pretrained(config, model, params, family, output, ids, vocab, device_mesh, rules, source_vocab)
 
 
-def settle(config: ConfigDict, output: str, family: Family, stored: tensors.Tensors) -> None:
-  """What only the tensors tell, whether the output is tied to the embedding; and those that are no parameters are
-  looked at, and put aside.
+def resolve_tying(config: ConfigDict, output: str, family: Family, stored: tensors.CheckpointTensors) -> None:
+  """Sets whether the output is tied to the embedding, which only the tensors show; merges duplicates of a tied table
+  and removes constants.
 
   Raises:
-    ValueError: for tables that are to be one and differ, and constants that are others.
+    ValueError: for copies of a tied table that differ, and constants with unexpected values.
   """
-  twins = family.twins(config)
-  for bare in ('', family.prefix):
-    stored.merge([name.removeprefix(bare) for name in twins])
+  tied_names = family.tied_names(config)
+  for prefix in ('', family.prefix):
+    stored.merge_duplicates([name.removeprefix(prefix) for name in tied_names])
     for name, values in family.constants(config):
-      stored.expect(name.removeprefix(bare), values)
-  if not family.head or output != 'vocabulary':
+      stored.remove_constant(name.removeprefix(prefix), values)
+  if not family.lm_head or output != 'vocabulary':
     return
-  if family.head not in stored.names:
+  if family.lm_head not in stored.names:
     config.model.tie_embeddings = True
-  elif config.model.tie_embeddings and stored.same(twins[0], family.head):
-    stored.merge((twins[0], family.head))
+  elif config.model.tie_embeddings and stored.are_equal(tied_names[0], family.lm_head):
+    stored.merge_duplicates((tied_names[0], family.lm_head))
   else:
     config.model.tie_embeddings = False
 
 
-def located(path: str) -> pathlib.Path:
-  """The folder of a checkpoint; what is no folder here is looked for on the hub.
+def locate_checkpoint(path: str) -> pathlib.Path:
+  """The local folder of a checkpoint; a path that is no local folder is downloaded from the hub by name.
 
   Raises:
-    ValueError: if it is neither.
+    ValueError: if neither works.
   """
   folder = pathlib.Path(path).expanduser()
   if not folder.exists() and len(pathlib.PurePath(path).parts) == 2 and not path.startswith(('.', '/', '~')):
@@ -393,8 +415,10 @@ def located(path: str) -> pathlib.Path:
           path, allow_patterns=['*.json', '*.safetensors', '*.txt', '*.model', '*.spm']
         )
       )
-    except Exception as error:  # of the library, of what it is made of, of the system
-      [why, *_] = str(error).splitlines() or [type(error).__name__]
-      raise ValueError(f'{path} is no folder here, and the hub does not give it: {why.strip()}') from error
-  require((folder / 'config.json').is_file(), f'{path} holds no config.json; a published checkpoint does')
+    except Exception as error:  # the library raises errors of many packages
+      [reason, *_] = str(error).splitlines() or [type(error).__name__]
+      raise ValueError(
+        f'{path} is no local folder, and its download from the hub failed: {reason.strip()}'
+      ) from error
+  require((folder / 'config.json').is_file(), f'{path} has no config.json; use a published checkpoint')
   return folder

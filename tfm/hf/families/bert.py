@@ -2,17 +2,25 @@
 
 from collections.abc import Iterator, Mapping
 
-from tfm.hf.families.fields import PLAIN, Always, Ignored, Only, Same, argument, classes, learned
-from tfm.hf.families.protocol import Family, Weight, biases, blocks, both, norm
+from tfm.hf.families.converters import ACTIVATIONS, spec_argument
+from tfm.hf.families.fields import (
+  ConfigConstant,
+  IgnoredFields,
+  MappedField,
+  SupportedValues,
+  class_count,
+  learned_position,
+)
+from tfm.hf.families.protocol import Family, Weight, bias_letters, block_paths, linear, norm
 
 
 def fields(output):
   yield from shared(output)
-  yield learned('max_position_embeddings', 512)
-  yield Same('type_vocab_size', 'model.token_types', default=2)
-  yield Same('pad_token_id', 'ids.pad', default=0)
-  yield Only(position_embedding_type='absolute')
-  yield Ignored(
+  yield learned_position('max_position_embeddings', 512)
+  yield MappedField('type_vocab_size', 'model.token_types', default=2)
+  yield MappedField('pad_token_id', 'ids.pad', default=0)
+  yield SupportedValues(position_embedding_type='absolute')
+  yield IgnoredFields(
     'directionality',
     'pooler_fc_size',
     'pooler_num_attention_heads',
@@ -21,7 +29,7 @@ def fields(output):
     'pooler_type',
   )
   if output == 'classes':
-    yield Always('model.pooled_transform', 'tanh')
+    yield ConfigConstant('model.pooled_transform', 'tanh')
 
 
 # Of the published config class.
@@ -45,42 +53,42 @@ def shared(output, transform=None, **defaults):
   """
   usual = DEFAULTS | defaults
 
-  def same(name, path, *form):
-    return Same(name, path, *form, default=usual[name])
+  def same(name, path, *converter):
+    return MappedField(name, path, *converter, default=usual[name])
 
   yield from (
-    Always('model.architecture', 'encoder'),
-    Always('model.norm_placement', 'post'),
-    Always('model.embedding_norm', True),
-    Always('model.bias', True),
+    ConfigConstant('model.architecture', 'encoder'),
+    ConfigConstant('model.norm_placement', 'post'),
+    ConfigConstant('model.embedding_norm', True),
+    ConfigConstant('model.bias', True),
     same('num_hidden_layers', 'model.layers'),
     same('hidden_size', 'model.width'),
     same('num_attention_heads', 'model.heads'),
     same('intermediate_size', 'model.feed_forward_width'),
-    Same('hidden_act', 'model.feed_forward', PLAIN, default='gelu'),
-    same('layer_norm_eps', 'model.norm', argument('layernorm', 'epsilon', 1e-5)),
-    Same('hidden_dropout_prob', 'model.dropout.embedding', default=0.1),
-    Same('hidden_dropout_prob', 'model.dropout.residual', default=0.1),
-    Same('attention_probs_dropout_prob', 'model.dropout.attention', default=0.1),
-    Same('tie_word_embeddings', 'model.tie_embeddings', default=True),
+    MappedField('hidden_act', 'model.feed_forward', ACTIVATIONS, default='gelu'),
+    same('layer_norm_eps', 'model.norm', spec_argument('layernorm', 'epsilon', 1e-5)),
+    MappedField('hidden_dropout_prob', 'model.dropout.embedding', default=0.1),
+    MappedField('hidden_dropout_prob', 'model.dropout.residual', default=0.1),
+    MappedField('attention_probs_dropout_prob', 'model.dropout.attention', default=0.1),
+    MappedField('tie_word_embeddings', 'model.tie_embeddings', default=True),
     same('vocab_size', 'vocab'),
     same('eos_token_id', 'ids.eos'),
-    *classes(output),
+    *class_count(output),
   )
   if output == 'vocabulary':
     yield (
-      Always('model.output_transform', transform)
+      ConfigConstant('model.output_transform', transform)
       if transform
-      else Same('hidden_act', 'model.output_transform', PLAIN, default='gelu')
+      else MappedField('hidden_act', 'model.output_transform', ACTIVATIONS, default='gelu')
     )
-    yield Always('model.output_bias', True)
+    yield ConfigConstant('model.output_bias', True)
 
 
 def weights(config):
   m = config.model
   yield from embeddings('bert.embeddings', config)
   yield Weight('bert.embeddings.position_embeddings.weight', 'position_0/table')
-  for i, block in enumerate(blocks(config)):
+  for i, block in enumerate(block_paths(config)):
     yield from layer(f'bert.encoder.layer.{i}', block, m, LAYER)
   if m.output_bias:
     yield from vocabulary(
@@ -88,8 +96,8 @@ def weights(config):
     )
   if config.objective.startswith('classification'):
     if m.pooled_transform:
-      yield from both('bert.pooler.dense', 'classification/transform/dense', 'f d -> d f', True)
-    yield from both('classifier', 'classification/classes', 'n d -> d n', True)
+      yield from linear('bert.pooler.dense', 'classification/transform/dense', 'f d -> d f', True)
+    yield from linear('classifier', 'classification/classes', 'n d -> d n', True)
 
 
 def embeddings(name: str, config) -> Iterator[Weight]:
@@ -103,23 +111,23 @@ def embeddings(name: str, config) -> Iterator[Weight]:
 def layer(name: str, path: str, section, names: Mapping[str, str]) -> Iterator[Weight]:
   """A block of softmax attention and a feed-forward layer without gate; `names` are of its parts, as in `LAYER`, of which
   those that are not told are none of its tensors."""
-  have, heads = biases(section), dict(h=section.heads)
+  have, heads = bias_letters(section), dict(h=section.heads)
   for letter in [letter for letter in 'qkv' if letter in names]:
-    yield from both(
+    yield from linear(
       f'{name}.{names[letter]}', f'{path}/mixer/{letter}', '(h c) d -> d h c', letter in have, sizes=heads
     )
   yield Weight(f'{name}.{names["out"]}.weight', f'{path}/mixer/out/kernel', 'd (h c) -> h c d', heads)
   if 'o' in have:
     yield Weight(f'{name}.{names["out"]}.bias', f'{path}/mixer/out/bias')
   for part in ('up', 'down'):
-    yield from both(f'{name}.{names[part]}', f'{path}/feed_forward/{part}', 'f d -> d f', section.bias)
+    yield from linear(f'{name}.{names[part]}', f'{path}/feed_forward/{part}', 'f d -> d f', section.bias)
   for part in ('mixer_norm', 'feed_forward_norm'):
     yield from norm(f'{name}.{names[part]}', f'{path}/{part}', bias=True)
 
 
 def vocabulary(section, dense: str, after: str, output: str) -> Iterator[Weight]:
   """The layer before the vocabulary, its norm, and the output; one that is not tied has a bias of its own."""
-  yield from both(dense, 'transform/dense', 'f d -> d f', True)
+  yield from linear(dense, 'transform/dense', 'f d -> d f', True)
   yield from norm(after, 'transform/norm', bias=True)
   if section.tie_embeddings:
     yield Weight(f'{output}.bias', 'bias/bias')
@@ -147,13 +155,13 @@ FAMILIES = (
       'BertForPreTraining': 'vocabulary',
       'BertModel': 'features',
       'BertForSequenceClassification': 'classes',
-      'BertForTokenClassification': 'classes of words',
+      'BertForTokenClassification': 'token_classes',
     },
     fields=fields,
     weights=weights,
     prefix='bert.',
-    counts='all',
-    ignored=r'(bert\.)?embeddings\.position_ids|cls\.predictions\.(bias|decoder\.(weight|bias))',
-    left_out=r'(bert\.)?pooler\.dense\.(weight|bias)|cls\.seq_relationship\.(weight|bias)',
+    position_counting='all',
+    ignored_tensors=r'(bert\.)?embeddings\.position_ids|cls\.predictions\.(bias|decoder\.(weight|bias))',
+    unused_tensors=r'(bert\.)?pooler\.dense\.(weight|bias)|cls\.seq_relationship\.(weight|bias)',
   ),
 )

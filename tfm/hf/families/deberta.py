@@ -3,8 +3,9 @@
 import functools
 
 from tfm.hf.families import bert
-from tfm.hf.families.fields import Always, Both, Ignored, Only, Same, names
-from tfm.hf.families.protocol import Family, Weight, blocks, both, norm
+from tfm.hf.families.converters import value_map
+from tfm.hf.families.fields import ConfigConstant, CustomField, IgnoredFields, MappedField, SupportedValues
+from tfm.hf.families.protocol import Family, Weight, block_paths, linear, norm
 from tfm.spec import parse
 
 
@@ -22,14 +23,14 @@ SECOND = dict(
 def shared(output):
   """What the versions have in common."""
   yield from (
-    Same('type_vocab_size', 'model.token_types', default=0),
-    Same('pad_token_id', 'ids.pad', default=0),
-    Both(embedding_size, lambda config: {}),
+    MappedField('type_vocab_size', 'model.token_types', default=0),
+    MappedField('pad_token_id', 'ids.pad', default=0),
+    CustomField(embedding_size, lambda config: {}),
     # Sizes that follow from others, the names of tensors, and training.
-    Ignored('padding_idx', 'pooler_hidden_size', 'legacy', 'pooler_dropout', 'cls_dropout'),
-    Same('pooler_hidden_act', 'model.pooled_transform', POOLED, default='gelu')
+    IgnoredFields('padding_idx', 'pooler_hidden_size', 'legacy', 'pooler_dropout', 'cls_dropout'),
+    MappedField('pooler_hidden_act', 'model.pooled_transform', POOLED, default='gelu')
     if output == 'classes'
-    else Ignored('pooler_hidden_act'),
+    else IgnoredFields('pooler_hidden_act'),
   )
 
 
@@ -37,51 +38,56 @@ def first(output):
   """Of the first version: one projection of queries, keys and values; those of keys have no bias."""
   yield from bert.shared(output, **FIRST)
   yield from shared(output)
-  yield Always('model.mixer', "softmax(biases='qvo')")
-  yield Both(positions, functools.partial(positions_written, ()))
-  yield Only(talking_head=False)
+  yield ConfigConstant('model.mixer', "softmax(biases='qvo')")
+  yield CustomField(positions, functools.partial(positions_written, ()))
+  yield SupportedValues(talking_head=False)
 
 
 def second(output):
   """Of the second and the third."""
   yield from bert.shared(output, **SECOND)
   yield from shared(output)
-  yield Same('attention_head_size', 'model.head_width', default=None)
-  yield Both(lambda given: positions(given, *further(given)), functools.partial(positions_written, FURTHER))
-  yield Only(conv_kernel_size=0)
-  yield Ignored('conv_act', 'conv_groups')
+  yield MappedField('attention_head_size', 'model.head_width', default=None)
+  yield CustomField(
+    lambda hf_config: positions(hf_config, *further(hf_config)), functools.partial(positions_written, FURTHER)
+  )
+  yield SupportedValues(conv_kernel_size=0)
+  yield IgnoredFields('conv_act', 'conv_groups')
 
 
-POOLED = names(gelu='gelu', tanh='tanh', relu='relu', gelu_new='gelu_tanh', silu='silu')
+POOLED = value_map(gelu='gelu', tanh='tanh', relu='relu', gelu_new='gelu_tanh', silu='silu')
 # What positions have that came with the second version.
 FURTHER = 'buckets', 'norm', 'epsilon', 'borrowed'
 ARGUMENTS = 'max_distance', 'buckets', 'c2p', 'p2c', 'norm', 'epsilon', 'borrowed'
 
 
-def embedding_size(given):
+def embedding_size(hf_config):
   """A table of another width has other projections than ours."""
-  if (found := given.take('embedding_size', None)) not in (None, given.take('hidden_size', None)):
+  if (found := hf_config.get('embedding_size', None)) not in (None, hf_config.get('hidden_size', None)):
     raise ValueError(f'config.json: embedding_size={found!r} is not understood; that of hidden_size alone is')
   return {}
 
 
-def further(given):
+def further(hf_config):
   """(buckets, whether there is a norm, whether projections are borrowed)."""
-  normed = given.take('norm_rel_ebd', 'none')
+  normed = hf_config.get('norm_rel_ebd', 'none')
   if normed not in ('none', 'layer_norm'):
     raise ValueError(f"config.json: norm_rel_ebd={normed!r} is not understood; 'none' and 'layer_norm' are")
   return (
-    max(given.take('position_buckets', -1), 0),
+    max(hf_config.get('position_buckets', -1), 0),
     normed == 'layer_norm',
-    given.take('share_att_key', False),
+    hf_config.get('share_att_key', False),
   )
 
 
-def positions(given, buckets=0, normed=False, borrowed=False):
+def positions(hf_config, buckets=0, normed=False, borrowed=False):
   """Disentangled positions, or a table of absolute ones, or none."""
-  relative, absolute = given.take('relative_attention', False), given.take('position_biased_input', True)
-  told, longest = given.take('pos_att_type', None), given.take('max_position_embeddings', 512)
-  span, epsilon = given.take('max_relative_positions', -1), given.take('layer_norm_eps', 1e-7)
+  relative, absolute = (
+    hf_config.get('relative_attention', False),
+    hf_config.get('position_biased_input', True),
+  )
+  told, longest = hf_config.get('pos_att_type', None), hf_config.get('max_position_embeddings', 512)
+  span, epsilon = hf_config.get('max_relative_positions', -1), hf_config.get('layer_norm_eps', 1e-7)
   terms = {term.strip() for term in (told.lower().split('|') if isinstance(told, str) else told or ())}
   if terms - {'c2p', 'p2c'} or bool(terms) != relative:
     raise ValueError(
@@ -157,18 +163,18 @@ def weights(config, layer, own):
     yield Weight('deberta.encoder.rel_embeddings.weight', 'position_0/table')
   if said.get('norm'):
     yield from norm('deberta.encoder.LayerNorm', 'position_0/table_norm', bias=True)
-  for i, block in enumerate(blocks(config)):
+  for i, block in enumerate(block_paths(config)):
     name = f'deberta.encoder.layer.{i}'
     yield from layer(name, block, m)
     if call.name == 'deberta' and not said.get('borrowed'):
-      for term, theirs, ours in zip(('c2p', 'p2c'), own, ('key', 'query')):
+      for term, hf_name, tfm_name in zip(('c2p', 'p2c'), own, ('key', 'query')):
         if said.get(term, True):
           # A bias of what is a key is the same for all keys: ours has none.
-          yield from both(
-            f'{name}.attention.self.{theirs}',
-            f'{block}/mixer/position/{ours}',
+          yield from linear(
+            f'{name}.attention.self.{hf_name}',
+            f'{block}/mixer/position/{tfm_name}',
             '(h c) d -> d h c',
-            ours == 'query',
+            tfm_name == 'query',
             sizes=dict(h=m.heads),
           )
   if m.output_bias:
@@ -177,14 +183,14 @@ def weights(config, layer, own):
     )
   if config.objective.startswith('classification'):
     if m.pooled_transform:
-      yield from both('pooler.dense', 'classification/transform/dense', 'f d -> d f', True)
-    yield from both('classifier', 'classification/classes', 'n d -> d n', True)
+      yield from linear('pooler.dense', 'classification/transform/dense', 'f d -> d f', True)
+    yield from linear('classifier', 'classification/classes', 'n d -> d n', True)
 
 
 def in_one(name, path, section):
   """A block whose queries, keys and values are one projection, head by head."""
   yield from bert.layer(
-    name, path, section, {part: theirs for part, theirs in bert.LAYER.items() if part not in 'qkv'}
+    name, path, section, {part: hf_name for part, hf_name in bert.LAYER.items() if part not in 'qkv'}
   )
   heads = dict(h=section.heads)
   yield Weight(
@@ -210,14 +216,14 @@ def family(model_type, classes, fields, **of_weights):
       f'{classes}Model': 'features',
       f'{classes}ForMaskedLM': 'vocabulary',
       f'{classes}ForSequenceClassification': 'classes',
-      f'{classes}ForTokenClassification': 'classes of words',
+      f'{classes}ForTokenClassification': 'token_classes',
     },
     fields=fields,
     weights=functools.partial(weights, **of_weights),
     prefix='deberta.',
-    counts='all',
-    ignored=r'(deberta\.)?embeddings\.position_ids|cls\.predictions\.(bias|decoder\.(weight|bias))',
-    left_out=r'(deberta\.)?embeddings\.position_embeddings\.weight|.*\.pos_key_proj\.bias|(cls|mask_predictions|pooler)\..*',
+    position_counting='all',
+    ignored_tensors=r'(deberta\.)?embeddings\.position_ids|cls\.predictions\.(bias|decoder\.(weight|bias))',
+    unused_tensors=r'(deberta\.)?embeddings\.position_embeddings\.weight|.*\.pos_key_proj\.bias|(cls|mask_predictions|pooler)\..*',
   )
 
 

@@ -3,54 +3,57 @@
 import math
 
 from tfm.hf.families import llama, mixtral, rope
-from tfm.hf.families.fields import GATED, MISSING, Always, Argument, Both, Form, Ignored, Only, spelled
-from tfm.hf.families.layers import each, pattern, sections
-from tfm.hf.families.protocol import Family, Part, Weight, blocks, norm
+from tfm.hf.families.converters import GATED_ACTIVATIONS, MISSING, Converter, format_spec
+from tfm.hf.families.fields import ConfigConstant, CustomField, IgnoredFields, SpecArgument, SupportedValues
+from tfm.hf.families.layers import layer_pattern, layer_sections, layer_values
+from tfm.hf.families.protocol import Family, Part, Weight, block_paths, norm
 from tfm.spec import parse
 
 
-POSITION = rope.field(interleaved=True)
+POSITION = rope.position_field(interleaved=True)
 
 
 def fields(output):
   yield from llama.shared('hidden_act', 'num_key_value_heads', 'head_dim', 'intermediate_size')
-  yield Both(attention, written_attention)
-  yield Always('model.bias', False)
-  yield from mixtral.experts('n_routed_experts', usual=64, per_token=MISSING)
-  yield Argument('n_shared_experts', 'model.feed_forward', 'shared', OR_NONE, default=2, usual=0)
-  yield Argument('routed_scaling_factor', 'model.feed_forward', 'scale', default=1.0, usual=1.0)
-  yield Argument('norm_topk_prob', 'model.feed_forward', 'normalize', UNNORMALIZED, default=False, usual=True)
-  yield Argument('aux_loss_alpha', 'model.feed_forward', 'balance', default=0.001, usual=0.01)
-  yield Both(layers, written_layers)
-  yield Both(routing, lambda config: dict(topk_method='greedy', n_group=1, topk_group=1))
-  yield Only(attention_bias=False, mlp_bias=False, moe_layer_freq=1, scoring_func='softmax')
+  yield CustomField(attention, written_attention)
+  yield ConfigConstant('model.bias', False)
+  yield from mixtral.experts('n_routed_experts', spec_default=64, per_token=MISSING)
+  yield SpecArgument('n_shared_experts', 'model.feed_forward', 'shared', OR_NONE, default=2, spec_default=0)
+  yield SpecArgument('routed_scaling_factor', 'model.feed_forward', 'scale', default=1.0, spec_default=1.0)
+  yield SpecArgument(
+    'norm_topk_prob', 'model.feed_forward', 'normalize', UNNORMALIZED, default=False, spec_default=True
+  )
+  yield SpecArgument('aux_loss_alpha', 'model.feed_forward', 'balance', default=0.001, spec_default=0.01)
+  yield CustomField(layers, written_layers)
+  yield CustomField(routing, lambda config: dict(topk_method='greedy', n_group=1, topk_group=1))
+  yield SupportedValues(attention_bias=False, mlp_bias=False, moe_layer_freq=1, scoring_func='softmax')
   # Widths that others make up; and what is of training.
-  yield Ignored(
+  yield IgnoredFields(
     'head_dim', 'qk_head_dim', 'ep_size', 'seq_aux', 'output_router_logits', 'router_aux_loss_coef'
   )
 
 
-def attention(given):
-  heads, groups = given.take('num_attention_heads'), given.take('num_key_value_heads', None)
+def attention(hf_config):
+  heads, groups = hf_config.get('num_attention_heads'), hf_config.get('num_key_value_heads', None)
   if groups not in (None, heads):
     raise ValueError(
       f'config.json: num_key_value_heads={groups!r} is not understood; num_attention_heads={heads} alone is'
     )
-  plain, turned = given.take('qk_nope_head_dim', 128), given.take('qk_rope_head_dim', 64)
-  kwargs = dict(rank=given.take('kv_lora_rank', 512), rope_width=turned)
-  if (rank := given.take('q_lora_rank', 1536)) is not None:
+  plain, turned = hf_config.get('qk_nope_head_dim', 128), hf_config.get('qk_rope_head_dim', 64)
+  kwargs = dict(rank=hf_config.get('kv_lora_rank', 512), rope_width=turned)
+  if (rank := hf_config.get('q_lora_rank', 1536)) is not None:
     kwargs['query_rank'] = rank
-  if (values := given.take('v_head_dim', 128)) != plain:
+  if (values := hf_config.get('v_head_dim', 128)) != plain:
     kwargs['value_width'] = values
   for name in ('rope_parameters', 'rope_scaling'):
-    told = given.take(name, None) or {}
+    told = hf_config.get(name, None) or {}
     if told.get('mscale_all_dim') and not told.get('mscale'):
       raise ValueError(
         f'config.json: {name}.mscale_all_dim={told["mscale_all_dim"]!r} is not understood without mscale'
       )
-  found = POSITION.reading(given)
+  found = POSITION.read_fields(hf_config)
   return found | {
-    'model.mixer': spelled('latent', kwargs),
+    'model.mixer': format_spec('latent', kwargs),
     'model.head_width': plain,
     'model.score': score(found['model.position'], plain + turned),
   }
@@ -71,7 +74,7 @@ def written_attention(config):
     raise ValueError(
       f"config.model.mixer={config['model.mixer']!r} is not said by the family; 'latent(rank=…, …)' would be"
     )
-  return POSITION.writing(config) | dict(
+  return POSITION.write_fields(config) | dict(
     num_key_value_heads=config['model.heads'],
     qk_nope_head_dim=config['model.head_width'],
     qk_rope_head_dim=call.kwargs['rope_width'],
@@ -87,29 +90,31 @@ def unnormalized(value):
   return False
 
 
-UNNORMALIZED = Form(unnormalized, unnormalized)
-OR_NONE = Form(lambda count: count or 0, lambda count: count)
+UNNORMALIZED = Converter(unnormalized, unnormalized)
+OR_NONE = Converter(lambda count: count or 0, lambda count: count)
 
 
-def layers(given):
+def layers(hf_config):
   """The first ones have no experts."""
-  count, first = given.take('num_hidden_layers'), given.take('first_k_dense_replace', 0)
+  count, first = hf_config.get('num_hidden_layers'), hf_config.get('first_k_dense_replace', 0)
   if not 0 <= first < count:
     raise ValueError(
       f'config.json: first_k_dense_replace={first!r} is not understood of {count} layers; '
       f'0 to {count - 1} would do'
     )
-  width = given.take('intermediate_size', 11008)
-  found = {'model.feed_forward_width': given.take('moe_intermediate_size', 1407)}
+  width = hf_config.get('intermediate_size', 11008)
+  found = {'model.feed_forward_width': hf_config.get('moe_intermediate_size', 1407)}
   if not first:
     return found
-  dense = dict(feed_forward=GATED.read(given.take('hidden_act', 'silu')), feed_forward_width=width)
+  dense = dict(
+    feed_forward=GATED_ACTIVATIONS.read(hf_config.get('hidden_act', 'silu')), feed_forward_width=width
+  )
   kinds = ['dense'] * first + ['sparse'] * (count - first)
-  return found | pattern(kinds, dict(dense=dense, sparse=dict(feed_forward=None)))
+  return found | layer_pattern(kinds, dict(dense=dense, sparse=dict(feed_forward=None)))
 
 
 def written_layers(config):
-  kinds, widths = each(config, 'feed_forward'), each(config, 'feed_forward_width')
+  kinds, widths = layer_values(config, 'feed_forward'), layer_values(config, 'feed_forward_width')
   first = next((i for i, kind in enumerate(kinds) if mixed(kind)), 0)
   return dict(first_k_dense_replace=first, intermediate_size=widths[0], moe_intermediate_size=widths[first])
 
@@ -118,10 +123,10 @@ def mixed(feed_forward):
   return parse(feed_forward).name == 'mixture_of_experts'
 
 
-def routing(given):
+def routing(hf_config):
   """The best experts of all, or of groups that are all asked."""
-  method = given.take('topk_method', 'greedy')
-  groups, asked = (given.take(name, None) for name in ('n_group', 'topk_group'))
+  method = hf_config.get('topk_method', 'greedy')
+  groups, asked = (hf_config.get(name, None) for name in ('n_group', 'topk_group'))
   if method not in ('greedy', 'group_limited_greedy'):
     raise ValueError(f"config.json: topk_method={method!r} is not understood; 'greedy' would do")
   if method != 'greedy' and groups not in (None, 1, asked):
@@ -134,7 +139,7 @@ def routing(given):
 
 def weights(config):
   yield from llama.ends(config)
-  for i, (block, section) in enumerate(zip(blocks(config), sections(config))):
+  for i, (block, section) in enumerate(zip(block_paths(config), layer_sections(config))):
     name = f'model.layers.{i}'
     yield from norm(f'{name}.input_layernorm', f'{block}/mixer_norm', bias=False)
     yield from norm(f'{name}.post_attention_layernorm', f'{block}/feed_forward_norm', bias=False)
@@ -167,7 +172,7 @@ def latent(name, path, section):
   yield from norm(f'{name}.kv_a_layernorm', f'{path}/norm', bias=False)
   # Of every head first its keys', then its values'.
   widths = dict(k_up=section.head_width, v_up=said.get('value_width') or section.head_width)
-  parts = tuple(Part(f'{path}/{ours}', width, 'c r h -> r h c') for ours, width in widths.items())
+  parts = tuple(Part(f'{path}/{tfm_name}', width, 'c r h -> r h c') for tfm_name, width in widths.items())
   yield Weight(f'{name}.kv_b_proj.weight', parts, '(h c) r -> c r h', heads)
   yield Weight(f'{name}.o_proj.weight', f'{path}/out/kernel', 'd (h c) -> h c d', heads)
 
@@ -179,6 +184,6 @@ FAMILIES = (
     fields=fields,
     weights=weights,
     prefix='model.',
-    ignored=llama.IGNORED,
+    ignored_tensors=llama.IGNORED_TENSORS,
   ),
 )

@@ -1,22 +1,22 @@
 """DeiT, with a token and a head for distillation (Touvron et al. 2021, §4)."""
 
 from tfm.hf.families import vit
-from tfm.hf.families.fields import Both
-from tfm.hf.families.protocol import Family, Weight, both
+from tfm.hf.families.fields import CustomField
+from tfm.hf.families.protocol import Family, Weight, linear
 
 
 def fields(output):
   yield from vit.fields(output, tokens=2)
   if output == 'classes':
-    yield Both(heads, heads_written)
+    yield CustomField(heads, heads_written)
 
 
 # What a class of the published implementation tells classes from.
 POOLINGS = {'DeiTForImageClassification': 'first', 'DeiTForImageClassificationWithTeacher': 'first_two'}
 
 
-def heads(given):
-  [name] = given.take('architectures', None) or ['DeiTForImageClassification']
+def heads(hf_config):
+  [name] = hf_config.get('architectures', None) or ['DeiTForImageClassification']
   return {'model.pooling': POOLINGS[name]}
 
 
@@ -36,9 +36,9 @@ def weights(config):
   yield from vit.trunk('deit', config)
   if config.objective.startswith('classification'):
     two = config.model.pooling == 'first_two'
-    yield from both('cls_classifier' if two else 'classifier', 'classification/classes', 'n d -> d n', True)
+    yield from linear('cls_classifier' if two else 'classifier', 'classification/classes', 'n d -> d n', True)
     if two:
-      yield from both('distillation_classifier', 'classification/classes_1', 'n d -> d n', True)
+      yield from linear('distillation_classifier', 'classification/classes_1', 'n d -> d n', True)
 
 
 FAMILIES = (
@@ -48,6 +48,6 @@ FAMILIES = (
     fields=fields,
     weights=weights,
     prefix='deit.',
-    left_out=r'(deit\.)?(pooler\.dense\.(weight|bias)|embeddings\.mask_token)',
+    unused_tensors=r'(deit\.)?(pooler\.dense\.(weight|bias)|embeddings\.mask_token)',
   ),
 )

@@ -1,30 +1,33 @@
 """Falcon (Almazrouei et al. 2023), from its first models of 1 to 180 billion parameters to Falcon 2."""
 
 from tfm.hf.families import bloom, gpt_neox, rope
-from tfm.hf.families.fields import PLAIN, Both, Ignored, Only, Same, argument
-from tfm.hf.families.protocol import Family, Weight, blocks, norm
+from tfm.hf.families.converters import ACTIVATIONS, spec_argument
+from tfm.hf.families.fields import CustomField, IgnoredFields, MappedField, SupportedValues
+from tfm.hf.families.protocol import Family, Weight, block_paths, norm
 
 
 def fields(output):
   yield from (
-    Same('num_hidden_layers', 'model.layers', default=32, older=('n_layer',)),
-    Same('hidden_size', 'model.width', default=4544, older=('n_embed',)),
-    Same('num_attention_heads', 'model.heads', default=71, older=('n_head',)),
-    Both(structure, structure_written),
-    Both(position, position_written),
-    Same('ffn_hidden_size', 'model.feed_forward_width', default=None),
-    Same('activation', 'model.feed_forward', PLAIN, default='gelu'),
-    Same('bias', 'model.bias', default=False),
-    Same('layer_norm_epsilon', 'model.norm', argument('layernorm', 'epsilon', 1e-5, bias=True), default=1e-5),
-    Same('max_position_embeddings', 'data.length', default=2048),
-    Same('attention_dropout', 'model.dropout.attention', default=0.0),
-    Same('hidden_dropout', 'model.dropout.residual', default=0.0),
-    Same('tie_word_embeddings', 'model.tie_embeddings', default=True),
-    Same('vocab_size', 'vocab', default=65024),
-    Same('eos_token_id', 'ids.eos', default=11),
-    Same('pad_token_id', 'ids.pad', default=None),
-    Only(apply_residual_connection_post_layernorm=False),
-    Ignored('ff_factor'),
+    MappedField('num_hidden_layers', 'model.layers', default=32, aliases=('n_layer',)),
+    MappedField('hidden_size', 'model.width', default=4544, aliases=('n_embed',)),
+    MappedField('num_attention_heads', 'model.heads', default=71, aliases=('n_head',)),
+    CustomField(structure, structure_written),
+    CustomField(position, position_written),
+    MappedField('ffn_hidden_size', 'model.feed_forward_width', default=None),
+    MappedField('activation', 'model.feed_forward', ACTIVATIONS, default='gelu'),
+    MappedField('bias', 'model.bias', default=False),
+    MappedField(
+      'layer_norm_epsilon', 'model.norm', spec_argument('layernorm', 'epsilon', 1e-5, bias=True), default=1e-5
+    ),
+    MappedField('max_position_embeddings', 'data.length', default=2048),
+    MappedField('attention_dropout', 'model.dropout.attention', default=0.0),
+    MappedField('hidden_dropout', 'model.dropout.residual', default=0.0),
+    MappedField('tie_word_embeddings', 'model.tie_embeddings', default=True),
+    MappedField('vocab_size', 'vocab', default=65024),
+    MappedField('eos_token_id', 'ids.eos', default=11),
+    MappedField('pad_token_id', 'ids.pad', default=None),
+    SupportedValues(apply_residual_connection_post_layernorm=False),
+    IgnoredFields('ff_factor'),
   )
 
 
@@ -32,10 +35,10 @@ def fields(output):
 RESIDUALS = {2: 'parallel', 1: 'parallel_one_norm'}
 
 
-def structure(given):
+def structure(hf_config):
   """Groups of heads, and how the branches are added: two generations say it in different words."""
   new, parallel, shared, groups, norms = (
-    given.take(*field)
+    hf_config.get(*field)
     for field in (
       ('new_decoder_architecture', False),
       ('parallel_attn', True),
@@ -44,7 +47,7 @@ def structure(given):
       ('num_ln_in_parallel_attn', None),
     )
   )
-  heads = given.take('num_attention_heads', given.take('n_head', 71))
+  heads = hf_config.get('num_attention_heads', hf_config.get('n_head', 71))
   if new:
     norms = 2 if norms is None else norms
     if not parallel or norms not in RESIDUALS:
@@ -83,19 +86,19 @@ def structure_written(config):
   )
 
 
-ROPE = rope.field(usual_length=2048)
+ROPE = rope.position_field(default_length=2048)
 
 
-def position(given):
-  rotated = ROPE.reading(given)
-  heads = given.take('num_attention_heads', given.take('n_head', 71))
-  width = given.take('hidden_size', given.take('n_embed', 4544))
-  return {'model.position': alibi(width // heads)} if given.take('alibi', False) else rotated
+def position(hf_config):
+  rotated = ROPE.read_fields(hf_config)
+  heads = hf_config.get('num_attention_heads', hf_config.get('n_head', 71))
+  width = hf_config.get('hidden_size', hf_config.get('n_embed', 4544))
+  return {'model.position': alibi(width // heads)} if hf_config.get('alibi', False) else rotated
 
 
 def position_written(config):
   penalised = config['model.position'] == alibi(config['model.head_width'])
-  return dict(alibi=penalised) | ({} if penalised else ROPE.writing(config))
+  return dict(alibi=penalised) | ({} if penalised else ROPE.write_fields(config))
 
 
 def alibi(channels):
@@ -111,7 +114,7 @@ def weights(config):
     sequential=dict(input_layernorm='mixer_norm', post_attention_layernorm='feed_forward_norm'),
   )[m.residual]
   yield Weight('transformer.word_embeddings.weight', 'embedding/table')
-  for i, block in enumerate(blocks(config)):
+  for i, block in enumerate(block_paths(config)):
     yield from gpt_neox.layer(f'transformer.h.{i}', block, m, bloom.PARTS, norms)
   yield from norm('transformer.ln_f', 'norm', bias=True)
   if not m.tie_embeddings:
@@ -125,6 +128,6 @@ FAMILIES = (
     fields=fields,
     weights=weights,
     prefix='transformer.',
-    ignored=r'(transformer\.)?h\.\d+\.self_attention\.rotary_emb\.inv_freq|lm_head\.weight',
+    ignored_tensors=r'(transformer\.)?h\.\d+\.self_attention\.rotary_emb\.inv_freq|lm_head\.weight',
   ),
 )

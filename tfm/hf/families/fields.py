@@ -1,34 +1,32 @@
-"""What a field of a config.json is in our config, in both directions."""
+"""The fields of a config.json and the fields of our config, mapped in both directions."""
 
 import abc
 import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tfm.errors import suggest
+from tfm.hf.families.converters import IDENTITY, MISSING, Converter, format_spec, spec_argument
 from tfm.spec import parse
 
 
-MISSING = object()
-
-# Fields that change neither parameters nor numbers: how to train, to draw, to store, to call; names of classes.
-HARMLESS = frozenset(
+# Fields that change neither parameters nor outputs: training, sampling, storage, call options, class names.
+IRRELEVANT_FIELDS = frozenset(
   """
   architectures model_type transformers_version _name_or_path _commit_hash auto_map torch_dtype dtype name_or_path
-  use_cache _num_labels initializer_range init_std initializer_factor initializer_cutoff_factor id2label label2id num_labels
-  problem_type task_specific_params finetuning_task tokenizer_class prefix return_dict return_dict_in_generate
-  output_past gradient_checkpointing chunk_size_feed_forward output_scores max_length min_length do_sample
-  early_stopping num_beams num_beam_groups diversity_penalty temperature top_k top_p typical_p repetition_penalty
-  length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids num_return_sequences
-  remove_invalid_values exponential_decay_length_penalty suppress_tokens begin_suppress_tokens forced_bos_token_id
-  forced_eos_token_id sep_token_id cls_token_id unk_token_id mask_token_id bos_token_id pretraining_tp
-  summary_activation summary_first_dropout summary_proj_to_labels summary_type summary_use_proj classifier_dropout
-  _attn_implementation attn_implementation _flash_attn_2_enabled
+  use_cache _num_labels initializer_range init_std initializer_factor initializer_cutoff_factor id2label label2id
+  num_labels problem_type task_specific_params finetuning_task tokenizer_class prefix return_dict
+  return_dict_in_generate output_past gradient_checkpointing chunk_size_feed_forward output_scores max_length
+  min_length do_sample early_stopping num_beams num_beam_groups diversity_penalty temperature top_k top_p typical_p
+  repetition_penalty length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids
+  num_return_sequences remove_invalid_values exponential_decay_length_penalty suppress_tokens begin_suppress_tokens
+  forced_bos_token_id forced_eos_token_id sep_token_id cls_token_id unk_token_id mask_token_id bos_token_id
+  pretraining_tp summary_activation summary_first_dropout summary_proj_to_labels summary_type summary_use_proj
+  classifier_dropout _attn_implementation attn_implementation _flash_attn_2_enabled
 """.split()
 )
 
-# Fields of every family that are understood at these values alone.
-ONLY = dict(
+# Fields of every family that are supported at one value only.
+DEFAULT_ONLY_FIELDS = dict(
   torchscript=False,
   use_bfloat16=False,
   pruned_heads={},
@@ -44,391 +42,310 @@ ONLY = dict(
 )
 
 
-class Given:
-  """The fields of a config.json, and which of them were read."""
+class HfConfig:
+  """The fields of a config.json; records which of them were read."""
 
   def __init__(self, fields: Mapping[str, Any]):
-    self.fields, self.read = dict(fields), set()
+    self.fields, self.read_names = dict(fields), set()
 
-  def take(self, name: str, default: Any = MISSING) -> Any:
-    """A field, or the default where it is not there.
+  def get(self, name: str, default: Any = MISSING) -> Any:
+    """The value of a field, or the default if the field is missing.
 
     Raises:
-      ValueError: if it is not there and has no default.
+      ValueError: if the field is missing and has no default.
     """
-    self.read.add(name)
+    self.read_names.add(name)
     value = self.fields.get(name, default)
     if value is MISSING:
-      raise ValueError(f'config.json has no {name!r}, which the family needs')
-    # How `transformers` 5 writes what JSON has no word for.
+      raise ValueError(f'config.json has no {name!r}, which the family requires')
+    # `transformers` 5 writes numbers that JSON lacks, such as infinity, in this form.
     return float(value['__float__']) if isinstance(value, dict) and [*value] == ['__float__'] else value
 
   def __contains__(self, name: str) -> bool:
     return name in self.fields
 
-  def refuse_others(self) -> None:
-    """Raises ValueError for a field that nobody read and that is not known to be harmless."""
+  def reject_unread(self) -> None:
+    """Raises ValueError for a field that was not read and may change the model."""
     for name, value in self.fields.items():
-      if name in self.read or name in HARMLESS or (name in ONLY and value == ONLY[name]):
+      if name in self.read_names or name in IRRELEVANT_FIELDS:
         continue
-      known = (
-        f'; {ONLY[name]!r} alone is understood' if name in ONLY else ', and its family knows no such field'
-      )
-      raise ValueError(f'config.json: {name}={value!r} is not understood{known}')
+      if name in DEFAULT_ONLY_FIELDS:
+        if value == DEFAULT_ONLY_FIELDS[name]:
+          continue
+        remedy = f'only {DEFAULT_ONLY_FIELDS[name]!r} is'
+      else:
+        remedy = 'its family has no such field'
+      raise ValueError(f'config.json: {name}={value!r} is not supported; {remedy}')
 
 
 class Field(abc.ABC):
-  """Some fields of a config.json and what they are here."""
+  """Some fields of a config.json and their counterpart in our config."""
 
   @abc.abstractmethod
-  def read(self, given: Given, config: dict[str, Any]) -> None:
-    """Puts what is given into a flat config.
+  def read(self, hf_config: HfConfig, config: dict[str, Any]) -> None:
+    """Converts config.json fields and stores the result in a flat config.
 
     Raises:
-      ValueError: for what cannot be honoured.
+      ValueError: for a value that our models do not support.
     """
 
   @abc.abstractmethod
-  def write(self, config: Mapping[str, Any], given: dict[str, Any]) -> None:
-    """Puts what a flat config says into the fields of a config.json.
+  def write(self, config: Mapping[str, Any], hf_config: dict[str, Any]) -> None:
+    """Converts values of a flat config and stores the result in the fields of a config.json.
 
     Raises:
-      ValueError: for what the family cannot say.
+      ValueError: for a value that the family does not support.
     """
 
 
 @dataclasses.dataclass(frozen=True)
-class Form:
-  """How the value of one field becomes the value of another, and back."""
-
-  read: Callable[[Any], Any]
-  write: Callable[[Any], Any]
-
-
-def _one_of(known: Mapping[Any, Any], value: Any) -> Any:
-  if value not in known:
-    raise ValueError(f'{value!r} has no published name here; known: {", ".join(map(repr, known))}')
-  return known[value]
-
-
-SAME = Form(lambda value: value, lambda value: value)
-
-
-def names(given: Mapping[Any, Any] = {}, /, **ours: Any) -> Form:
-  """Published name → ours; what is no name, such as True, in a dict."""
-  ours = {**given, **ours}
-
-  def read(value):
-    if value not in ours:
-      raise ValueError(f'{value!r} is not understood; {suggest(str(value), map(str, ours))}')
-    return ours[value]
-
-  def write(value):
-    for name, own in ours.items():
-      if own == value:
-        return name
-    raise ValueError(
-      f'{value!r} has no published name here; known: {", ".join(dict.fromkeys(ours.values()))}'
-    )
-
-  return Form(read, write)
-
-
-def spelled(name: str, kwargs: Mapping[str, Any]) -> str:
-  """The spec of a name and its arguments."""
-  words = ', '.join(f'{key}={value!r}' for key, value in kwargs.items())
-  return f'{name}({words})' if words else name
-
-
-def argument(name: str, of: str, default: Any = MISSING, **fixed: Any) -> Form:
-  """A value as one argument of a spec: argument('layernorm', 'epsilon') reads 1e-5 as 'layernorm(epsilon=1e-05)'.
-
-  Args:
-    default: of the argument, where a spec leaves it out; fixed: arguments that the family always has, which a spec that
-      is written may leave to the rest of the config.
-  """
-
-  def read(value):
-    return spelled(name, {of: value} | fixed)
-
-  def write(text):
-    call = parse(text)
-    kwargs = dict(zip((of,), call.args)) | dict(call.kwargs)
-    value = kwargs.pop(of, default)
-    others = any(key not in fixed or item != fixed[key] for key, item in kwargs.items())
-    if call.name != name or len(call.args) > 1 or others or value is MISSING:
-      raise ValueError(
-        f'{text!r} is not said by the family; {read(value if value is not MISSING else "…")!r} would be'
-      )
-    return value
-
-  return Form(read, write)
-
-
-@dataclasses.dataclass(frozen=True)
-class Same(Field):
-  """A field that is one of ours.
+class MappedField(Field):
+  """A field of config.json that corresponds to one field of our config.
 
   Attributes:
-    name: in config.json; path: in our config; default: its value where config.json does not say.
-    older: other names of it, in older files.
+    name: in config.json.
+    path: in our config.
+    default: the value if config.json lacks the field.
+    aliases: its other names, in older files.
   """
 
   name: str
   path: str
-  form: Form = SAME
+  converter: Converter = IDENTITY
   default: Any = MISSING
-  older: tuple[str, ...] = ()
+  aliases: tuple[str, ...] = ()
 
-  def read(self, given, config):
-    name = next((name for name in self.older if name in given), self.name)
-    value = given.take(name, self.default)
-    for other in (self.name, *self.older):
-      if (again := given.take(other, value)) != value:
-        raise ValueError(f'config.json: {other}={again!r} is what {name}={value!r} is; say one of them')
+  def read(self, hf_config, config):
+    name = next((name for name in self.aliases if name in hf_config), self.name)
+    value = hf_config.get(name, self.default)
+    for other in (self.name, *self.aliases):
+      if (other_value := hf_config.get(other, value)) != value:
+        raise ValueError(
+          f'config.json: {other}={other_value!r} contradicts {name}={value!r}, the same field; keep one of them'
+        )
     try:
-      config[self.path] = self.form.read(value)
+      config[self.path] = self.converter.read(value)
     except ValueError as error:
       raise ValueError(f'config.json: {self.name}={error}') from None
 
-  def write(self, config, given):
+  def write(self, config, hf_config):
     try:
-      given[self.name] = self.form.write(config[self.path])
+      hf_config[self.name] = self.converter.write(config[self.path])
     except ValueError as error:
       raise ValueError(f'config.{self.path}={error}') from None
 
 
 @dataclasses.dataclass(frozen=True)
-class Argument(Field):
-  """A field that is one argument of a spec of ours, which a field before this one names.
+class SpecArgument(Field):
+  """A field of config.json that is one argument of a spec in our config; an earlier field sets the spec.
 
   Attributes:
-    name: in config.json; path: of the spec in our config; argument: of the spec.
-    default: where config.json does not say; usual: the argument's where the spec does not say.
+    name: in config.json.
+    path: of the spec in our config.
+    argument: of the spec.
+    default: the value if config.json lacks the field.
+    spec_default: the value if the spec omits the argument.
   """
 
   name: str
   path: str
   argument: str
-  form: Form = SAME
+  converter: Converter = IDENTITY
   default: Any = MISSING
-  usual: Any = MISSING
+  spec_default: Any = MISSING
 
-  def read(self, given, config):
-    value = given.take(self.name, self.default)
+  def read(self, hf_config, config):
+    value = hf_config.get(self.name, self.default)
     try:
-      value = self.form.read(value)
+      value = self.converter.read(value)
     except ValueError as error:
       raise ValueError(f'config.json: {self.name}={error}') from None
     call = parse(config[self.path])
-    if value != self.usual:
-      config[self.path] = spelled(call.name, dict(call.kwargs) | {self.argument: value})
+    if value != self.spec_default:
+      config[self.path] = format_spec(call.name, dict(call.kwargs) | {self.argument: value})
 
-  def write(self, config, given):
-    value = parse(config[self.path]).kwargs.get(self.argument, self.usual)
+  def write(self, config, hf_config):
+    value = parse(config[self.path]).kwargs.get(self.argument, self.spec_default)
     if value is MISSING:
       raise ValueError(
-        f'config.{self.path}={config[self.path]!r} does not say {self.argument!r}, which the family needs'
+        f'config.{self.path}={config[self.path]!r} has no {self.argument!r}, which the family requires'
       )
     try:
-      given[self.name] = self.form.write(value)
+      hf_config[self.name] = self.converter.write(value)
     except ValueError as error:
       raise ValueError(f'config.{self.path}={config[self.path]!r}: {self.argument}={error}') from None
 
 
 @dataclasses.dataclass(frozen=True)
-class Always(Field):
-  """A field of ours that is the same in the whole family."""
+class ConfigConstant(Field):
+  """A field of our config that has one value in the whole family."""
 
   path: str
   value: Any
 
-  def read(self, given, config):
+  def read(self, hf_config, config):
     config[self.path] = self.value
 
-  def write(self, config, given):
-    pass  # what a written config.json says is read again, and must be the same
+  def write(self, config, hf_config):
+    pass  # `validate_round_trip` reads the written config.json again and compares
 
 
 @dataclasses.dataclass(frozen=True)
-class Only(Field):
-  """Fields of config.json that are understood at one value alone, which is theirs where they are not there."""
+class SupportedValues(Field):
+  """Fields of config.json that are supported at one value only, which is also their default."""
 
   values: Mapping[str, Any]
 
   def __init__(self, **values: Any):
     object.__setattr__(self, 'values', values)
 
-  def read(self, given, config):
-    for name, value in self.values.items():
-      if (found := given.take(name, value)) != value:
-        raise ValueError(f'config.json: {name}={found!r} is not understood; {value!r} alone is')
+  def read(self, hf_config, config):
+    for name, supported in self.values.items():
+      if (value := hf_config.get(name, supported)) != supported:
+        raise ValueError(f'config.json: {name}={value!r} is not supported; only {supported!r} is')
 
-  def write(self, config, given):
-    given.update(self.values)
+  def write(self, config, hf_config):
+    hf_config.update(self.values)
 
 
 @dataclasses.dataclass(frozen=True)
-class Either(Field):
-  """A field of config.json that is understood at several values, which mean the same; the first is written."""
+class EquivalentValues(Field):
+  """A field of config.json that is supported at several values of the same meaning; the first is written."""
 
   name: str
   values: tuple[Any, ...]
 
-  def read(self, given, config):
-    if (found := given.take(self.name, self.values[0])) not in self.values:
+  def read(self, hf_config, config):
+    if (value := hf_config.get(self.name, self.values[0])) not in self.values:
       raise ValueError(
-        f'config.json: {self.name}={found!r} is not understood; known: {", ".join(map(str, self.values))}'
+        f'config.json: {self.name}={value!r} is not supported; use one of {", ".join(map(str, self.values))}'
       )
 
-  def write(self, config, given):
-    given[self.name] = self.values[0]
+  def write(self, config, hf_config):
+    hf_config[self.name] = self.values[0]
 
 
 @dataclasses.dataclass(frozen=True)
-class Again(Field):
-  """A field that some files have besides another, and that must say what that one says.
+class AliasField(Field):
+  """A field that some files have in addition to another one, and whose value must be the same.
 
   Attributes:
-    name: of it; of: of the other; default: the other's value where config.json does not say.
+    name: of the alias.
+    original: name of the other field.
+    default: of the other field, if config.json lacks it.
   """
 
   name: str
-  of: str
+  original: str
   default: Any
 
-  def read(self, given, config):
-    wanted = given.take(self.of, self.default)
-    if (value := given.take(self.name, None)) not in (None, wanted):
-      raise ValueError(f'config.json: {self.name}={value!r} is not understood beside {self.of}={wanted!r}')
+  def read(self, hf_config, config):
+    original = hf_config.get(self.original, self.default)
+    if (value := hf_config.get(self.name, None)) not in (None, original):
+      raise ValueError(
+        f'config.json: {self.name}={value!r} is not supported with {self.original}={original!r}; use the same value'
+      )
 
-  def write(self, config, given):
+  def write(self, config, hf_config):
     pass
 
 
 @dataclasses.dataclass(frozen=True)
-class Ignored(Field):
-  """Fields of config.json that change nothing, or nothing but training, in this family."""
+class IgnoredFields(Field):
+  """Fields of config.json that change nothing, or only training, in this family."""
 
   names: tuple[str, ...]
 
   def __init__(self, *names: str):
     object.__setattr__(self, 'names', names)
 
-  def read(self, given, config):
+  def read(self, hf_config, config):
     for name in self.names:
-      given.take(name, None)
+      hf_config.get(name, None)
 
-  def write(self, config, given):
+  def write(self, config, hf_config):
     pass
 
 
 @dataclasses.dataclass(frozen=True)
-class Inside(Field):
-  """Fields that lie in one of config.json, which is a table itself.
+class NestedFields(Field):
+  """Fields inside one field of config.json that is an object itself.
 
   Attributes:
-    name: of the table; fields: that it holds.
+    name: of the object.
+    fields: inside it.
   """
 
   name: str
   fields: tuple[Field, ...]
 
-  def read(self, given, config):
-    inner = Given(given.take(self.name, None) or {})
+  def read(self, hf_config, config):
+    nested = HfConfig(hf_config.get(self.name, None) or {})
     try:
       for field in self.fields:
-        field.read(inner, config)
-      inner.refuse_others()
+        field.read(nested, config)
+      nested.reject_unread()
     except ValueError as error:
       raise ValueError(f'{error} (in {self.name})') from None
 
-  def write(self, config, given):
-    inner = given.setdefault(self.name, {})
+  def write(self, config, hf_config):
+    nested = hf_config.setdefault(self.name, {})
     for field in self.fields:
-      field.write(config, inner)
+      field.write(config, nested)
 
 
 @dataclasses.dataclass(frozen=True)
-class Both(Field):
-  """Fields that depend on each other.
+class CustomField(Field):
+  """Fields that depend on each other, converted by two functions.
 
   Attributes:
-    reading: given → path → value; writing: config → name → value.
+    read_fields: config.json → {path: value} of our config.
+    write_fields: our flat config → {name: value} of config.json.
   """
 
-  reading: Callable[[Given], Mapping[str, Any]]
-  writing: Callable[[Mapping[str, Any]], Mapping[str, Any]]
+  read_fields: Callable[[HfConfig], Mapping[str, Any]]
+  write_fields: Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
-  def read(self, given, config):
-    config.update(self.reading(given))
+  def read(self, hf_config, config):
+    config.update(self.read_fields(hf_config))
 
-  def write(self, config, given):
-    given.update(self.writing(config))
+  def write(self, config, hf_config):
+    hf_config.update(self.write_fields(config))
 
 
-def learned(name: str, default: Any = MISSING, beside: int = 0, path: str = 'model.position') -> Both:
-  """Learned positions, of which config.json counts the rows; the sequences are as long.
+def learned_position(
+  name: str, default: Any = MISSING, extra_rows: int = 0, path: str = 'model.position'
+) -> CustomField:
+  """Learned positions; config.json states the number of rows, which is also the length of the sequences.
 
   Args:
-    beside: rows of the published table that stand before position 0 and are none of ours, counted there or not as
-      `name` counts.
+    extra_rows: rows of the published table before position 0; `name` counts them and our table lacks them.
   """
-  form = argument('learned', 'rows')
+  converter = spec_argument('learned', 'rows')
 
-  def writing(config):
+  def read_fields(hf_config):
+    rows = hf_config.get(name, default) - extra_rows
+    return {path: converter.read(rows), 'data.length': rows}
+
+  def write_fields(config):
     try:
-      rows = form.write(config[path]) if config[path] != 'learned' else config['data.length']
+      rows = converter.write(config[path]) if config[path] != 'learned' else config['data.length']
     except ValueError as error:
       raise ValueError(f'config.{path}={error}') from None
-    return {name: rows + beside}
+    return {name: rows + extra_rows}
 
-  def reading(given):
-    rows = given.take(name, default) - beside
-    return {path: form.read(rows), 'data.length': rows}
-
-  return Both(reading, writing)
+  return CustomField(read_fields, write_fields)
 
 
-# A cap on logits, which may not be there.
-CAP = Form(lambda value: float(value or 0), lambda value: value or None)
-# Whether the projections of attention have biases, as the letters of a softmax mixer.
-QKVO = Form(
-  lambda value: 'qkvo' if value else '', lambda letters: _one_of({'qkvo': True, '': False}, letters)
-)
+def class_count(output: str) -> tuple[CustomField, ...]:
+  """The number of classes, if the output is classes. The names of the classes are not stored."""
 
+  def read_fields(hf_config):
+    names = hf_config.get('id2label', None)
+    return {'classes': len(names) if names else hf_config.get('num_labels', 2)}
 
-def classes(output: str) -> tuple[Both, ...]:
-  """How many classes there are, where the output tells classes. Their names are not kept."""
-
-  def reading(given):
-    names = given.take('id2label', None)
-    return {'classes': len(names) if names else given.take('num_labels', 2)}
-
-  def writing(config):
+  def write_fields(config):
     names = {str(i): f'LABEL_{i}' for i in range(config['classes'])}
     return dict(id2label=names, label2id={name: int(i) for i, name in names.items()})
 
-  return (Both(reading, writing),) if output.startswith('classes') else ()
-
-
-# What published configs call the activation of a feed-forward layer; of several names the first is written.
-PLAIN = names(
-  gelu_new='gelu_tanh',
-  gelu_pytorch_tanh='gelu_tanh',
-  gelu_fast='gelu_tanh',
-  gelu='gelu',
-  relu='relu',
-  silu='silu',
-  swish='silu',
-  quick_gelu='quick_gelu',
-)
-# And of one with a gate.
-GATED = names(
-  silu='swiglu',
-  swish='swiglu',
-  gelu='geglu',
-  gelu_pytorch_tanh='geglu_tanh',
-  gelu_new='geglu_tanh',
-  relu='reglu',
-)
+  return (CustomField(read_fields, write_fields),) if output in ('classes', 'token_classes') else ()

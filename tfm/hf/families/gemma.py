@@ -1,45 +1,46 @@
 """Gemma (Gemma Team 2024a)."""
 
 from tfm.hf.families import llama, rope
-from tfm.hf.families.fields import GATED, QKVO, Always, Argument, Both, Same, names
-from tfm.hf.families.protocol import Family, blocks, norm
+from tfm.hf.families.converters import ALL_BIASES, GATED_ACTIVATIONS, value_map
+from tfm.hf.families.fields import ConfigConstant, CustomField, MappedField, SpecArgument
+from tfm.hf.families.protocol import Family, block_paths, norm
 
 
 def fields(output):
   yield from llama.shared('hidden_act', num_key_value_heads=16, head_dim=256, tie_word_embeddings=True)
-  yield Same('hidden_act', 'model.feed_forward', ACTIVATION, default='gelu_pytorch_tanh')
-  yield Both(repeated, lambda config: {})
+  yield MappedField('hidden_act', 'model.feed_forward', ACTIVATION, default='gelu_pytorch_tanh')
+  yield CustomField(repeated, lambda config: {})
   yield from common()
 
 
 def common():
   """What both generations have."""
-  yield rope.field()
-  yield Always('model.scale_embeddings', True)
-  yield Always('model.mixer', 'softmax')
-  yield Argument('attention_bias', 'model.mixer', 'biases', QKVO, default=False, usual='')
-  yield Always('model.bias', False)
-  yield Both(causal, lambda config: {})
+  yield rope.position_field()
+  yield ConfigConstant('model.scale_embeddings', True)
+  yield ConfigConstant('model.mixer', 'softmax')
+  yield SpecArgument('attention_bias', 'model.mixer', 'biases', ALL_BIASES, default=False, spec_default='')
+  yield ConfigConstant('model.bias', False)
+  yield CustomField(causal, lambda config: {})
 
 
 # The first files say 'gelu' and mean its approximation.
-ACTIVATION = names(
+ACTIVATION = value_map(
   gelu_pytorch_tanh='geglu_tanh', gelu_new='geglu_tanh', gelu='geglu_tanh', silu='swiglu', relu='reglu'
 )
 
 
-def repeated(given):
+def repeated(hf_config):
   """Some files say the activation twice."""
-  again, said = given.take('hidden_activation', None), given.take('hidden_act', 'gelu_pytorch_tanh')
-  if again is not None and GATED.read(again) != ACTIVATION.read(said):
+  again, said = hf_config.get('hidden_activation', None), hf_config.get('hidden_act', 'gelu_pytorch_tanh')
+  if again is not None and GATED_ACTIVATIONS.read(again) != ACTIVATION.read(said):
     raise ValueError(
       f'config.json: hidden_activation={again!r} is not understood beside hidden_act={said!r}; null would do'
     )
   return {}
 
 
-def causal(given):
-  if given.take('use_bidirectional_attention', None):
+def causal(hf_config):
+  if hf_config.get('use_bidirectional_attention', None):
     raise ValueError('config.json: use_bidirectional_attention=True is not understood; False and null are')
   return {}
 
@@ -52,12 +53,12 @@ def tensors(config, **norms):
   """LLaMA's, but for the norms, which are stored as what their scales are above one."""
   m = config.model
   yield from llama.ends(config, offset=1.0)
-  for i, block in enumerate(blocks(config)):
+  for i, block in enumerate(block_paths(config)):
     name = f'model.layers.{i}'
     yield from llama.attention(f'{name}.self_attn', f'{block}/mixer', m)
     yield from llama.feed_forward(f'{name}.mlp', f'{block}/feed_forward', m.bias)
-    for theirs, ours in norms.items():
-      yield from norm(f'{name}.{theirs}', f'{block}/{ours}', bias=False, offset=1.0)
+    for hf_name, tfm_name in norms.items():
+      yield from norm(f'{name}.{hf_name}', f'{block}/{tfm_name}', bias=False, offset=1.0)
 
 
 FAMILIES = (
@@ -67,6 +68,6 @@ FAMILIES = (
     fields=fields,
     weights=weights,
     prefix='model.',
-    ignored=llama.IGNORED,
+    ignored_tensors=llama.IGNORED_TENSORS,
   ),
 )

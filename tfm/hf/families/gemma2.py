@@ -1,8 +1,9 @@
 """Gemma 2 (Gemma Team 2024b): every second layer has a window, logits have caps, branches have norms on both sides."""
 
 from tfm.hf.families import gemma, llama
-from tfm.hf.families.fields import CAP, GATED, Always, Argument, Both, Ignored, Same
-from tfm.hf.families.layers import windows
+from tfm.hf.families.converters import GATED_ACTIVATIONS, SOFT_CAP
+from tfm.hf.families.fields import ConfigConstant, CustomField, IgnoredFields, MappedField, SpecArgument
+from tfm.hf.families.layers import window_masks
 from tfm.hf.families.protocol import Family
 from tfm.spec import parse
 
@@ -12,24 +13,26 @@ WINDOW = 4096
 
 def fields(output):
   yield from llama.shared('hidden_act', num_key_value_heads=4, head_dim=256, tie_word_embeddings=True)
-  yield Same('hidden_activation', 'model.feed_forward', GATED, default='gelu_pytorch_tanh')
+  yield MappedField('hidden_activation', 'model.feed_forward', GATED_ACTIVATIONS, default='gelu_pytorch_tanh')
   yield from gemma.common()
-  yield Argument('attn_logit_softcapping', 'model.mixer', 'soft_cap', CAP, default=50.0, usual=0.0)
-  yield Same('final_logit_softcapping', 'model.output_soft_cap', CAP, default=30.0)
-  yield Both(score, scalar)
-  yield windows(
+  yield SpecArgument(
+    'attn_logit_softcapping', 'model.mixer', 'soft_cap', SOFT_CAP, default=50.0, spec_default=0.0
+  )
+  yield MappedField('final_logit_softcapping', 'model.output_soft_cap', SOFT_CAP, default=30.0)
+  yield CustomField(score, scalar)
+  yield window_masks(
     window,
-    lambda i, given: 'full_attention' if i % 2 else 'sliding_attention',
+    lambda i, hf_config: 'full_attention' if i % 2 else 'sliding_attention',
     lambda size, types: dict(sliding_window=WINDOW if size is None else size),
   )
-  yield Always('model.norm_placement', 'sandwich')
-  yield Ignored('hidden_act', 'cache_implementation')
+  yield ConfigConstant('model.norm_placement', 'sandwich')
+  yield IgnoredFields('hidden_act', 'cache_implementation')
 
 
-def window(given):
+def window(hf_config):
   """Its size, which some files say twice."""
-  size = given.take('sliding_window', WINDOW)
-  if (again := given.take('sliding_window_size', size)) != size:
+  size = hf_config.get('sliding_window', WINDOW)
+  if (again := hf_config.get('sliding_window_size', size)) != size:
     raise ValueError(
       f'config.json: sliding_window_size={again!r} is not understood beside sliding_window={size!r}; '
       'the same would do'
@@ -37,14 +40,16 @@ def window(given):
   return size
 
 
-def score(given):
+def score(hf_config):
   """Dot products over √ of a number that need not be the channels of a head."""
-  number = given.take('query_pre_attn_scalar', 256)
+  number = hf_config.get('query_pre_attn_scalar', 256)
   if not number > 0:
     raise ValueError(
       f'config.json: query_pre_attn_scalar={number!r} is not understood; a number above 0 would do'
     )
-  return {'model.score': 'dot' if number == given.take('head_dim', 256) else f'dot(scale={number**-0.5!r})'}
+  return {
+    'model.score': 'dot' if number == hf_config.get('head_dim', 256) else f'dot(scale={number**-0.5!r})'
+  }
 
 
 def scalar(config):
@@ -75,6 +80,6 @@ FAMILIES = (
     fields=fields,
     weights=weights,
     prefix='model.',
-    ignored=llama.IGNORED,
+    ignored_tensors=llama.IGNORED_TENSORS,
   ),
 )

@@ -1,33 +1,45 @@
 """GPT-2 (Radford et al. 2019)."""
 
-from tfm.hf.families.fields import PLAIN, Always, Ignored, Only, Same, argument, learned
-from tfm.hf.families.protocol import Family, Weight, blocks, norm
+from tfm.hf.families.converters import ACTIVATIONS, spec_argument
+from tfm.hf.families.fields import (
+  ConfigConstant,
+  IgnoredFields,
+  MappedField,
+  SupportedValues,
+  learned_position,
+)
+from tfm.hf.families.protocol import Family, Weight, block_paths, norm
 
 
 def fields(output):
   yield from shared()
-  yield from (Only(scale_attn_by_inverse_layer_idx=False, reorder_and_upcast_attn=False), Ignored('n_ctx'))
+  yield from (
+    SupportedValues(scale_attn_by_inverse_layer_idx=False, reorder_and_upcast_attn=False),
+    IgnoredFields('n_ctx'),
+  )
 
 
 def shared():
   """What GPT-BigCode has too."""
   yield from (
-    Same('n_layer', 'model.layers', default=12),
-    Same('n_embd', 'model.width', default=768),
-    Same('n_head', 'model.heads', default=12),
-    learned('n_positions', default=1024),
-    Same('n_inner', 'model.feed_forward_width', default=None),
-    Same('activation_function', 'model.feed_forward', PLAIN, default='gelu_new'),
-    Same('layer_norm_epsilon', 'model.norm', argument('layernorm', 'epsilon', 1e-5), default=1e-5),
-    Same('embd_pdrop', 'model.dropout.embedding', default=0.1),
-    Same('attn_pdrop', 'model.dropout.attention', default=0.1),
-    Same('resid_pdrop', 'model.dropout.residual', default=0.1),
-    Same('tie_word_embeddings', 'model.tie_embeddings', default=True),
-    Same('vocab_size', 'vocab', default=50257),
-    Same('eos_token_id', 'ids.eos', default=50256),
-    Same('pad_token_id', 'ids.pad', default=None),
-    Always('model.bias', True),
-    Only(scale_attn_weights=True),
+    MappedField('n_layer', 'model.layers', default=12),
+    MappedField('n_embd', 'model.width', default=768),
+    MappedField('n_head', 'model.heads', default=12),
+    learned_position('n_positions', default=1024),
+    MappedField('n_inner', 'model.feed_forward_width', default=None),
+    MappedField('activation_function', 'model.feed_forward', ACTIVATIONS, default='gelu_new'),
+    MappedField(
+      'layer_norm_epsilon', 'model.norm', spec_argument('layernorm', 'epsilon', 1e-5), default=1e-5
+    ),
+    MappedField('embd_pdrop', 'model.dropout.embedding', default=0.1),
+    MappedField('attn_pdrop', 'model.dropout.attention', default=0.1),
+    MappedField('resid_pdrop', 'model.dropout.residual', default=0.1),
+    MappedField('tie_word_embeddings', 'model.tie_embeddings', default=True),
+    MappedField('vocab_size', 'vocab', default=50257),
+    MappedField('eos_token_id', 'ids.eos', default=50256),
+    MappedField('pad_token_id', 'ids.pad', default=None),
+    ConfigConstant('model.bias', True),
+    SupportedValues(scale_attn_weights=True),
   )
 
 
@@ -35,7 +47,7 @@ def weights(config):
   m = config.model
   yield Weight('transformer.wte.weight', 'embedding/table')
   yield Weight('transformer.wpe.weight', 'position_0/table')
-  for i, block in enumerate(blocks(config)):
+  for i, block in enumerate(block_paths(config)):
     name = f'transformer.h.{i}'
     yield from norm(f'{name}.ln_1', f'{block}/mixer_norm', bias=True)
     yield from norm(f'{name}.ln_2', f'{block}/feed_forward_norm', bias=True)
@@ -49,9 +61,9 @@ def weights(config):
       f'{name}.attn.c_proj.weight', f'{block}/mixer/out/kernel', '(h c) d -> h c d', dict(h=m.heads)
     )
     yield Weight(f'{name}.attn.c_proj.bias', f'{block}/mixer/out/bias')
-    for theirs, ours in (('c_fc', 'up'), ('c_proj', 'down')):
-      yield Weight(f'{name}.mlp.{theirs}.weight', f'{block}/feed_forward/{ours}/kernel')
-      yield Weight(f'{name}.mlp.{theirs}.bias', f'{block}/feed_forward/{ours}/bias')
+    for hf_name, tfm_name in (('c_fc', 'up'), ('c_proj', 'down')):
+      yield Weight(f'{name}.mlp.{hf_name}.weight', f'{block}/feed_forward/{tfm_name}/kernel')
+      yield Weight(f'{name}.mlp.{hf_name}.bias', f'{block}/feed_forward/{tfm_name}/bias')
   yield from norm('transformer.ln_f', 'norm', bias=True)
   if not m.tie_embeddings:
     yield Weight('lm_head.weight', 'output/kernel', 'v d -> d v')
@@ -64,6 +76,6 @@ FAMILIES = (
     fields=fields,
     weights=weights,
     prefix='transformer.',
-    ignored=r'(transformer\.)?h\.\d+\.attn\.(masked_)?bias|lm_head\.weight',
+    ignored_tensors=r'(transformer\.)?h\.\d+\.attn\.(masked_)?bias|lm_head\.weight',
   ),
 )

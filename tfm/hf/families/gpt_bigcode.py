@@ -1,16 +1,18 @@
 """GPT-BigCode: SantaCoder (Allal et al. 2023) and StarCoder (Li et al. 2023)."""
 
 from tfm.hf.families import gpt2, gpt_neox
-from tfm.hf.families.fields import Both, Ignored
-from tfm.hf.families.protocol import Family, Weight, blocks, norm
+from tfm.hf.families.fields import CustomField, IgnoredFields
+from tfm.hf.families.protocol import Family, Weight, block_paths, norm
 
 
 def fields(output):
   yield from gpt2.shared()
   yield from (
-    Both(lambda given: {'model.kv_heads': 1 if given.take('multi_query', True) else None}, shares),
+    CustomField(
+      lambda hf_config: {'model.kv_heads': 1 if hf_config.get('multi_query', True) else None}, shares
+    ),
     # Softmax is in float32 here; what else is left is told to a server.
-    Ignored(
+    IgnoredFields(
       'attention_softmax_in_fp32',
       'scale_attention_softmax_in_fp32',
       'num_key_value_heads',
@@ -37,7 +39,7 @@ def weights(config):
   m = config.model
   yield Weight('transformer.wte.weight', 'embedding/table')
   yield Weight('transformer.wpe.weight', 'position_0/table')
-  for i, block in enumerate(blocks(config)):
+  for i, block in enumerate(block_paths(config)):
     yield from gpt_neox.layer(f'transformer.h.{i}', block, m, PARTS, NORMS)
   yield from norm('transformer.ln_f', 'norm', bias=True)
   if not m.tie_embeddings:
@@ -54,6 +56,6 @@ FAMILIES = (
     fields=fields,
     weights=weights,
     prefix='transformer.',
-    ignored=r'(transformer\.)?(bias|h\.\d+\.attn\.(masked_)?bias)|lm_head\.weight',
+    ignored_tensors=r'(transformer\.)?(bias|h\.\d+\.attn\.(masked_)?bias)|lm_head\.weight',
   ),
 )

@@ -1,63 +1,76 @@
 """GPT-J (Wang & Komatsuzaki 2021)."""
 
 from tfm.hf.families import gpt_neox, rope
-from tfm.hf.families.fields import PLAIN, Always, Both, Given, Ignored, Only, Same, argument
-from tfm.hf.families.protocol import Family, Weight, blocks, both, norm
+from tfm.hf.families.converters import ACTIVATIONS, spec_argument
+from tfm.hf.families.fields import (
+  ConfigConstant,
+  CustomField,
+  HfConfig,
+  IgnoredFields,
+  MappedField,
+  SupportedValues,
+)
+from tfm.hf.families.protocol import Family, Weight, block_paths, linear, norm
 
 
-ROPE = rope.field(interleaved=True)
+ROPE = rope.position_field(interleaved=True)
 
 
 def fields(output):
   yield from (
-    Same('n_layer', 'model.layers', default=28),
-    Same('n_embd', 'model.width', default=4096),
-    Same('n_head', 'model.heads', default=16),
-    Same('n_positions', 'data.length', default=2048),
-    Both(rotated, channels),
-    Same('n_inner', 'model.feed_forward_width', default=None),
-    Same('activation_function', 'model.feed_forward', PLAIN, default='gelu_new'),
-    Same('layer_norm_epsilon', 'model.norm', argument('layernorm', 'epsilon', 1e-5), default=1e-5),
-    Same('embd_pdrop', 'model.dropout.embedding', default=0.0),
-    Same('attn_pdrop', 'model.dropout.attention', default=0.0),
-    Same('resid_pdrop', 'model.dropout.residual', default=0.0),
-    Same('tie_word_embeddings', 'model.tie_embeddings', default=False),
-    Same('vocab_size', 'vocab', default=50400),
-    Same('eos_token_id', 'ids.eos', default=50256),
-    Same('pad_token_id', 'ids.pad', default=None),
-    Always('model.residual', 'parallel_one_norm'),
-    Always('model.bias', True),
-    Always('model.mixer', "softmax(biases='')"),
-    Always('model.output_bias', output == 'vocabulary'),
-    Only(rotary=True, scale_attn_weights=True),
-    Ignored('n_ctx'),
+    MappedField('n_layer', 'model.layers', default=28),
+    MappedField('n_embd', 'model.width', default=4096),
+    MappedField('n_head', 'model.heads', default=16),
+    MappedField('n_positions', 'data.length', default=2048),
+    CustomField(rotated, channels),
+    MappedField('n_inner', 'model.feed_forward_width', default=None),
+    MappedField('activation_function', 'model.feed_forward', ACTIVATIONS, default='gelu_new'),
+    MappedField(
+      'layer_norm_epsilon', 'model.norm', spec_argument('layernorm', 'epsilon', 1e-5), default=1e-5
+    ),
+    MappedField('embd_pdrop', 'model.dropout.embedding', default=0.0),
+    MappedField('attn_pdrop', 'model.dropout.attention', default=0.0),
+    MappedField('resid_pdrop', 'model.dropout.residual', default=0.0),
+    MappedField('tie_word_embeddings', 'model.tie_embeddings', default=False),
+    MappedField('vocab_size', 'vocab', default=50400),
+    MappedField('eos_token_id', 'ids.eos', default=50256),
+    MappedField('pad_token_id', 'ids.pad', default=None),
+    ConfigConstant('model.residual', 'parallel_one_norm'),
+    ConfigConstant('model.bias', True),
+    ConfigConstant('model.mixer', "softmax(biases='')"),
+    ConfigConstant('model.output_bias', output == 'vocabulary'),
+    SupportedValues(rotary=True, scale_attn_weights=True),
+    IgnoredFields('n_ctx'),
   )
 
 
-def rotated(given):
+def rotated(hf_config):
   """The rotated channels of a head as a part of all."""
-  channels, head = given.take('rotary_dim', 64), given.take('n_embd', 4096) // given.take('n_head', 16)
+  channels, head = (
+    hf_config.get('rotary_dim', 64),
+    hf_config.get('n_embd', 4096) // hf_config.get('n_head', 16),
+  )
   if channels is None:
     raise ValueError(
       f'config.json: rotary_dim=None is not understood; {head}, the whole of each head, would do'
     )
-  return ROPE.reading(Given(dict(partial_rotary_factor=channels / head, max_position_embeddings=0)))
+  return ROPE.read_fields(HfConfig(dict(partial_rotary_factor=channels / head, max_position_embeddings=0)))
 
 
 def channels(config):
   return dict(
-    rotary_dim=round(ROPE.writing(config).get('partial_rotary_factor', 1.0) * config['model.head_width'])
+    rotary_dim=round(ROPE.write_fields(config).get('partial_rotary_factor', 1.0) * config['model.head_width'])
   )
 
 
 def weights(config):
   m = config.model
   yield Weight('transformer.wte.weight', 'embedding/table')
-  for i, block in enumerate(blocks(config)):
+  for i, block in enumerate(block_paths(config)):
     name = f'transformer.h.{i}'
     yield from norm(f'{name}.ln_1', f'{block}/norm', bias=True)
     for letter in 'qkv':
-      yield from both(
+      yield from linear(
         f'{name}.attn.{letter}_proj',
         f'{block}/mixer/{letter}',
         '(h c) d -> d h c',
@@ -65,8 +78,8 @@ def weights(config):
         sizes=dict(h=m.heads),
       )
     yield from gpt_neox.out(f'{name}.attn.out_proj', f'{block}/mixer/out', m, bias=False)
-    yield from both(f'{name}.mlp.fc_in', f'{block}/feed_forward/up', 'f d -> d f', bias=True)
-    yield from both(f'{name}.mlp.fc_out', f'{block}/feed_forward/down', 'd f -> f d', bias=True)
+    yield from linear(f'{name}.mlp.fc_in', f'{block}/feed_forward/up', 'f d -> d f', bias=True)
+    yield from linear(f'{name}.mlp.fc_out', f'{block}/feed_forward/down', 'd f -> f d', bias=True)
   yield from norm('transformer.ln_f', 'norm', bias=True)
   yield from output(m)
 
@@ -86,6 +99,6 @@ FAMILIES = (
     fields=fields,
     weights=weights,
     prefix='transformer.',
-    ignored=r'(transformer\.)?h\.\d+\.attn\.(bias|masked_bias|embed_positions)|lm_head\.weight',
+    ignored_tensors=r'(transformer\.)?h\.\d+\.attn\.(bias|masked_bias|embed_positions)|lm_head\.weight',
   ),
 )

@@ -1,4 +1,4 @@
-"""Layers that differ: what config.json says of each, as a pattern of blocks; and windows, in which they mostly do."""
+"""Layers that differ: the per-layer values of config.json as a pattern of blocks; and sliding windows, the usual case."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -7,18 +7,22 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from tfm.errors import suggest
-from tfm.hf.families.fields import Both, Form, Given
+from tfm.hf.families.converters import Converter
+from tfm.hf.families.fields import CustomField, HfConfig
 
 
-# What config.json calls a layer → its block of ours.
-KINDS = {'full_attention': 'full', 'sliding_attention': 'sliding'}
+# Layer type in config.json → name of the block in our config.
+LAYER_TYPES = {'full_attention': 'full', 'sliding_attention': 'sliding'}
 
 
-def pattern(kinds: Sequence[str], blocks: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-  """Path → value: the shortest pattern of the layers and the fields of its blocks; of one kind alone, of the model.
+def layer_pattern(kinds: Sequence[str], blocks: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+  """Path → value of our config: the shortest repeating pattern of the layers, and the fields of its blocks.
+
+  With a single kind there is no pattern, and its fields are set on the model.
 
   Args:
-    kinds: of each layer; blocks: kind → field → value.
+    kinds: the kind of each layer.
+    blocks: kind → field → value.
   """
   if len(set(kinds)) == 1:
     return {f'model.{field}': value for field, value in blocks[kinds[0]].items()}
@@ -30,68 +34,72 @@ def pattern(kinds: Sequence[str], blocks: Mapping[str, Mapping[str, Any]]) -> di
   }
 
 
-def each(config: Mapping[str, Any], field: str) -> list[Any]:
-  """A field of every layer of a flat config."""
-  turn = config['model.pattern'] or [None]
+def layer_values(config: Mapping[str, Any], field: str) -> list[Any]:
+  """The value of a field in every layer of a flat config."""
+  pattern = config['model.pattern'] or [None]
   return [
-    config[f'model.{field}' if (name := turn[i % len(turn)]) is None else f'model.blocks.{name}.{field}']
+    config[
+      f'model.{field}' if (name := pattern[i % len(pattern)]) is None else f'model.blocks.{name}.{field}'
+    ]
     for i in range(config['model.layers'])
   ]
 
 
-def sections(config: ConfigDict) -> list[ConfigDict]:
-  """Of every layer, the section of a config that describes it."""
+def layer_sections(config: ConfigDict) -> list[ConfigDict]:
+  """The config section that describes each layer."""
   m = config.model
-  turn = [m.blocks[name] for name in m.pattern] or [m]
-  return [turn[i % len(turn)] for i in range(m.layers)]
+  sections = [m.blocks[name] for name in m.pattern] or [m]
+  return [sections[i % len(sections)] for i in range(m.layers)]
 
 
 def _read_window(size: int | None) -> str:
   if size is not None and size < 1:
-    raise ValueError(f'{size!r} is not understood; null, for none, or 1 and more would do')
+    raise ValueError(f'{size!r} is not supported; use null for no window, or a number from 1 on')
   # Published windows count the token itself.
   return 'causal' if size is None else f'causal & window({size - 1})'
 
 
-def _written_window(mask: str) -> int | None:
-  found = re.fullmatch(r'causal(?: & window\((?:left=)?(\d+)\))?', mask)
-  if not found:
-    raise ValueError(f"{mask!r} is not said by the family; 'causal' or 'causal & window(…)' would be")
-  return None if found[1] is None else int(found[1]) + 1
+def _write_window(mask: str) -> int | None:
+  match = re.fullmatch(r'causal(?: & window\((?:left=)?(\d+)\))?', mask)
+  if not match:
+    raise ValueError(f"{mask!r} is not supported by the family; use 'causal' or 'causal & window(…)'")
+  return None if match[1] is None else int(match[1]) + 1
 
 
-# The number of tokens that each one sees, itself among them, as a mask.
-WINDOW = Form(_read_window, _written_window)
+# The number of tokens visible to each token, itself included, as a mask.
+WINDOW = Converter(_read_window, _write_window)
 
 
-def windows(
-  size: Callable[[Given], int | None],
-  usual: Callable[[int, Given], str],
-  written: Callable[[int | None, Sequence[str]], Mapping[str, Any]],
-) -> Both:
+def window_masks(
+  get_size: Callable[[HfConfig], int | None],
+  default_type: Callable[[int, HfConfig], str],
+  write_size: Callable[[int | None, Sequence[str]], Mapping[str, Any]],
+) -> CustomField:
   """The mask of every layer.
 
   Args:
-    size: of the window of those that have one; None: none has.
-    usual: number of a layer → what it is where `layer_types` does not say.
-    written: the window and `layer_types` → what else config.json says.
+    get_size: the size of the window in the layers that have one; None: no layer has one.
+    default_type: layer index → its type, if config.json has no `layer_types`.
+    write_size: (window, `layer_types`) → further fields of config.json.
   """
 
-  def reading(given):
-    count, window, told = given.take('num_hidden_layers'), size(given), given.take('layer_types', None)
-    types = [usual(i, given) for i in range(count)] if told is None else told
+  def read_fields(hf_config):
+    count, window = hf_config.get('num_hidden_layers'), get_size(hf_config)
+    types = hf_config.get('layer_types', None)
+    if types is None:
+      types = [default_type(i, hf_config) for i in range(count)]
     for name in types:
-      if name not in KINDS:
+      if name not in LAYER_TYPES:
         raise ValueError(
-          f'config.json: layer_types has {name!r}, which is not understood; {suggest(name, KINDS)}'
+          f'config.json: layer_types has {name!r}, which is not supported; {suggest(name, LAYER_TYPES)}'
         )
     if len(types) != count:
       raise ValueError(
-        f'config.json: layer_types={types!r} is of {len(types)} layers, and num_hidden_layers={count}'
+        f'config.json: layer_types={types!r} has {len(types)} entries; use num_hidden_layers={count} entries'
       )
     if window is None and 'sliding_attention' in types:
       raise ValueError(
-        "config.json: layer_types has 'sliding_attention', and sliding_window says of no window"
+        "config.json: layer_types has 'sliding_attention' without a sliding_window; set its size"
       )
     try:
       masks = {
@@ -99,19 +107,20 @@ def windows(
       }
     except ValueError as error:
       raise ValueError(f'config.json: sliding_window={error}') from None
-    return pattern([KINDS[name] for name in types], {KINDS[name]: block for name, block in masks.items()})
+    blocks = {LAYER_TYPES[name]: block for name, block in masks.items()}
+    return layer_pattern([LAYER_TYPES[name] for name in types], blocks)
 
-  def writing(config):
+  def write_fields(config):
     try:
-      sizes = [WINDOW.write(mask) for mask in each(config, 'mask')]
+      sizes = [WINDOW.write(mask) for mask in layer_values(config, 'mask')]
     except ValueError as error:
       raise ValueError(f'config.model.mask={error}') from None
-    found = set(sizes) - {None}
-    if len(found) > 1:
+    windows = set(sizes) - {None}
+    if len(windows) > 1:
       raise ValueError(
-        f'config.model.blocks have the windows {sorted(found)}, and the family says one for all layers'
+        f'config.model.blocks have the windows {sorted(windows)}; the family supports one for all layers'
       )
     types = ['full_attention' if size is None else 'sliding_attention' for size in sizes]
-    return dict(layer_types=types) | written(next(iter(found), None), types)
+    return dict(layer_types=types) | write_size(next(iter(windows), None), types)
 
-  return Both(reading, writing)
+  return CustomField(read_fields, write_fields)

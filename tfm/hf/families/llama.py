@@ -3,15 +3,16 @@
 import dataclasses
 
 from tfm.hf.families import rope
-from tfm.hf.families.fields import GATED, QKVO, Both, Same, argument, spelled
-from tfm.hf.families.protocol import Family, Weight, biases, blocks, both, norm
+from tfm.hf.families.converters import ALL_BIASES, GATED_ACTIVATIONS, format_spec, spec_argument
+from tfm.hf.families.fields import CustomField, MappedField
+from tfm.hf.families.protocol import Family, Weight, bias_letters, block_paths, linear, norm
 from tfm.spec import parse
 
 
 def fields(output):
   yield from shared()
-  yield rope.field()
-  yield Both(biases_in_layers, written_biases)
+  yield rope.position_field()
+  yield CustomField(biases_in_layers, written_biases)
 
 
 def shared(*without, **usual):
@@ -21,37 +22,37 @@ def shared(*without, **usual):
     without: fields that they say otherwise; usual: what theirs are where config.json does not say.
   """
   found = (
-    Same('num_hidden_layers', 'model.layers'),
-    Same('hidden_size', 'model.width'),
-    Same('num_attention_heads', 'model.heads'),
-    Same('num_key_value_heads', 'model.kv_heads', default=None),
-    Same('head_dim', 'model.head_width', default=None),
-    Same('intermediate_size', 'model.feed_forward_width'),
-    Same('hidden_act', 'model.feed_forward', GATED, default='silu'),
-    Same('rms_norm_eps', 'model.norm', argument('rmsnorm', 'epsilon', 1e-6), default=1e-6),
-    Same('attention_dropout', 'model.dropout.attention', default=0.0),
-    Same('max_position_embeddings', 'data.length'),
-    Same('tie_word_embeddings', 'model.tie_embeddings', default=False),
-    Same('vocab_size', 'vocab'),
-    Same('eos_token_id', 'ids.eos', default=None),
-    Same('pad_token_id', 'ids.pad', default=None),
+    MappedField('num_hidden_layers', 'model.layers'),
+    MappedField('hidden_size', 'model.width'),
+    MappedField('num_attention_heads', 'model.heads'),
+    MappedField('num_key_value_heads', 'model.kv_heads', default=None),
+    MappedField('head_dim', 'model.head_width', default=None),
+    MappedField('intermediate_size', 'model.feed_forward_width'),
+    MappedField('hidden_act', 'model.feed_forward', GATED_ACTIVATIONS, default='silu'),
+    MappedField('rms_norm_eps', 'model.norm', spec_argument('rmsnorm', 'epsilon', 1e-6), default=1e-6),
+    MappedField('attention_dropout', 'model.dropout.attention', default=0.0),
+    MappedField('max_position_embeddings', 'data.length'),
+    MappedField('tie_word_embeddings', 'model.tie_embeddings', default=False),
+    MappedField('vocab_size', 'vocab'),
+    MappedField('eos_token_id', 'ids.eos', default=None),
+    MappedField('pad_token_id', 'ids.pad', default=None),
   )
   for field in found:
     if field.name not in without:
       yield dataclasses.replace(field, default=usual.get(field.name, field.default))
 
 
-def biases_in_layers(given):
+def biases_in_layers(hf_config):
   """In all four projections of attention, or in none, and in the feed-forward layer."""
-  bias, others = given.take('attention_bias', False), given.take('mlp_bias', False)
-  mixer = 'softmax' if bias == others else spelled('softmax', dict(biases=QKVO.read(bias)))
+  bias, others = hf_config.get('attention_bias', False), hf_config.get('mlp_bias', False)
+  mixer = 'softmax' if bias == others else format_spec('softmax', dict(biases=ALL_BIASES.read(bias)))
   return {'model.mixer': mixer, 'model.bias': others}
 
 
 def written_biases(config):
   letters = parse(config['model.mixer']).kwargs.get('biases')
   try:
-    bias = config['model.bias'] if letters is None else QKVO.write(letters)
+    bias = config['model.bias'] if letters is None else ALL_BIASES.write(letters)
   except ValueError as error:
     raise ValueError(f'config.model.mixer={config["model.mixer"]!r}: biases={error}') from None
   return dict(attention_bias=bias, mlp_bias=config['model.bias'])
@@ -60,7 +61,7 @@ def written_biases(config):
 def weights(config):
   m = config.model
   yield from ends(config)
-  for i, block in enumerate(blocks(config)):
+  for i, block in enumerate(block_paths(config)):
     name = f'model.layers.{i}'
     yield from attention(f'{name}.self_attn', f'{block}/mixer', m)
     yield from feed_forward(f'{name}.mlp', f'{block}/feed_forward', m.bias)
@@ -78,9 +79,9 @@ def ends(config, offset=0.0):
 
 def attention(name, path, section):
   """Four projections; `section` is that of the block."""
-  have = biases(section)
+  have = bias_letters(section)
   for letter, heads in (('q', section.heads), ('k', section.kv_heads), ('v', section.kv_heads)):
-    yield from both(
+    yield from linear(
       f'{name}.{letter}_proj', f'{path}/{letter}', '(h c) d -> d h c', letter in have, sizes=dict(h=heads)
     )
   # Of the output the heads are what goes in, so its bias is as it is.
@@ -91,12 +92,12 @@ def attention(name, path, section):
 
 def feed_forward(name, path, bias):
   """Three projections, one of them the gate."""
-  for theirs, ours in (('gate_proj', 'up'), ('up_proj', 'gate'), ('down_proj', 'down')):
-    yield from both(f'{name}.{theirs}', f'{path}/{ours}', 'f d -> d f', bias)
+  for hf_name, tfm_name in (('gate_proj', 'up'), ('up_proj', 'gate'), ('down_proj', 'down')):
+    yield from linear(f'{name}.{hf_name}', f'{path}/{tfm_name}', 'f d -> d f', bias)
 
 
 # Constants, and an output that is the embedding.
-IGNORED = r'.*rotary_emb\.inv_freq|lm_head\.weight'
+IGNORED_TENSORS = r'.*rotary_emb\.inv_freq|lm_head\.weight'
 FAMILIES = (
   Family(
     model_type='llama',
@@ -104,6 +105,6 @@ FAMILIES = (
     fields=fields,
     weights=weights,
     prefix='model.',
-    ignored=IGNORED,
+    ignored_tensors=IGNORED_TENSORS,
   ),
 )

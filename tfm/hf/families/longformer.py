@@ -3,8 +3,8 @@
 from ml_collections import ConfigDict
 
 from tfm.hf.families import bert, roberta
-from tfm.hf.families.fields import Always, Both, Ignored, Only, Same
-from tfm.hf.families.protocol import Family, Weight, blocks, both
+from tfm.hf.families.fields import ConfigConstant, CustomField, IgnoredFields, MappedField, SupportedValues
+from tfm.hf.families.protocol import Family, Weight, block_paths, linear
 from tfm.spec import parse
 
 
@@ -14,20 +14,20 @@ def fields(output):
   )  # the first token is global where a class is told from it; else none is, unless told
   yield from bert.shared(output, transform='gelu', eos_token_id=2)
   yield from (
-    Both(*roberta.POSITIONS),
-    Both(lambda given: windows(given, first), windows_written),
-    Same('type_vocab_size', 'model.token_types', default=2),
-    Always('model.mixer', f'longformer({first})'),
-    Only(attention_mode='longformer', ignore_attention_mask=False),
-    Ignored('onnx_export'),
+    CustomField(*roberta.POSITIONS),
+    CustomField(lambda hf_config: windows(hf_config, first), windows_written),
+    MappedField('type_vocab_size', 'model.token_types', default=2),
+    ConfigConstant('model.mixer', f'longformer({first})'),
+    SupportedValues(attention_mode='longformer', ignore_attention_mask=False),
+    IgnoredFields('onnx_export'),
   )
   if output == 'classes':
-    yield Always('model.pooled_transform', 'tanh')
+    yield ConfigConstant('model.pooled_transform', 'tanh')
 
 
-def windows(given, first):
+def windows(hf_config, first):
   """The published window counts both sides: of all layers, or of each."""
-  told, layers = given.take('attention_window', 512), given.take('num_hidden_layers', 12)
+  told, layers = hf_config.get('attention_window', 512), hf_config.get('num_hidden_layers', 12)
   each = list(told) if isinstance(told, (list, tuple)) else [told] * layers
   if len(each) != layers or any(type(window) is not int or window < 2 or window % 2 for window in each):
     raise ValueError(
@@ -60,7 +60,7 @@ def windows_written(config):
   return dict(attention_window=[found[i % len(found)] for i in range(config['model.layers'])])
 
 
-def told(config: ConfigDict) -> ConfigDict:
+def use_context_globals(config: ConfigDict) -> ConfigDict:
   """The config of the same model, whose global tokens are those that the context tells."""
   config = config.copy_and_resolve_references()
   for part in (config.model, *config.model.blocks.values()):
@@ -74,11 +74,11 @@ def weights(config):
   base, heads = 'longformer', dict(h=config.model.heads)
   yield from bert.embeddings(f'{base}.embeddings', config)
   yield Weight(f'{base}.embeddings.position_embeddings.weight', 'position_0/table')
-  for i, block in enumerate(blocks(config)):
+  for i, block in enumerate(block_paths(config)):
     name = f'{base}.encoder.layer.{i}'
     yield from bert.layer(name, block, config.model, bert.LAYER)
     for letter in 'qkv':
-      yield from both(
+      yield from linear(
         f'{name}.{bert.LAYER[letter]}_global',
         f'{block}/mixer/{letter}_global',
         '(h c) d -> d h c',
@@ -95,13 +95,13 @@ FAMILIES = (
       'LongformerForMaskedLM': 'vocabulary',
       'LongformerModel': 'features',
       'LongformerForSequenceClassification': 'classes',
-      'LongformerForTokenClassification': 'classes of words',
+      'LongformerForTokenClassification': 'token_classes',
     },
     fields=fields,
     weights=weights,
     prefix='longformer.',
-    counts='filled',
-    ignored=roberta.IGNORED,
-    left_out=roberta.LEFT_OUT,
+    position_counting='not_padding',
+    ignored_tensors=roberta.IGNORED_TENSORS,
+    unused_tensors=roberta.UNUSED_TENSORS,
   ),
 )

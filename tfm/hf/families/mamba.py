@@ -3,8 +3,9 @@
 from collections.abc import Iterable
 from typing import Any
 
-from tfm.hf.families.fields import Always, Both, Ignored, Only, Same, argument
-from tfm.hf.families.protocol import Family, Weight, blocks, both, norm
+from tfm.hf.families.converters import spec_argument
+from tfm.hf.families.fields import ConfigConstant, CustomField, IgnoredFields, MappedField, SupportedValues
+from tfm.hf.families.protocol import Family, Weight, block_paths, linear, norm
 from tfm.mixers.mamba import Mamba
 from tfm.mixers.protocol import Mixer
 from tfm.spec import bind, parse
@@ -13,29 +14,31 @@ from tfm.spec import bind, parse
 def fields(output):
   yield from shared(layers=32, width=768, tie_embeddings=True, vocab=50280, eos=0, pad=0)
   yield from (
-    Always('model.heads', 1),  # there are none; one divides every width
-    Both(mixer, mixer_written),
-    Only(ssm_cfg={}),
-    Ignored('use_mambapy', 'use_associative_scan', 'd_inner', 'fused_add_norm', 'pad_vocab_size_multiple'),
+    ConfigConstant('model.heads', 1),  # there are none; one divides every width
+    CustomField(mixer, mixer_written),
+    SupportedValues(ssm_cfg={}),
+    IgnoredFields(
+      'use_mambapy', 'use_associative_scan', 'd_inner', 'fused_add_norm', 'pad_vocab_size_multiple'
+    ),
   )
 
 
 def shared(layers, width, tied, vocab, eos, pad):
   """What both generations have in common, with what they take for granted."""
   yield from (
-    Same('num_hidden_layers', 'model.layers', default=layers, older=('n_layer',)),
-    Same('hidden_size', 'model.width', default=width, older=('d_model',)),
-    Same('layer_norm_epsilon', 'model.norm', argument('rmsnorm', 'epsilon', 1e-6), default=1e-5),
-    Same('use_bias', 'model.bias', default=False),
-    Same('tie_word_embeddings', 'model.tie_embeddings', default=tied),
-    Same('vocab_size', 'vocab', default=vocab),
-    Same('eos_token_id', 'ids.eos', default=eos),
-    Same('pad_token_id', 'ids.pad', default=pad),
-    Always('model.position', 'none'),
-    Always('model.feed_forward', 'none'),
-    Only(hidden_act='silu', rms_norm=True),
+    MappedField('num_hidden_layers', 'model.layers', default=layers, aliases=('n_layer',)),
+    MappedField('hidden_size', 'model.width', default=width, aliases=('d_model',)),
+    MappedField('layer_norm_epsilon', 'model.norm', spec_argument('rmsnorm', 'epsilon', 1e-6), default=1e-5),
+    MappedField('use_bias', 'model.bias', default=False),
+    MappedField('tie_word_embeddings', 'model.tie_embeddings', default=tied),
+    MappedField('vocab_size', 'vocab', default=vocab),
+    MappedField('eos_token_id', 'ids.eos', default=eos),
+    MappedField('pad_token_id', 'ids.pad', default=pad),
+    ConfigConstant('model.position', 'none'),
+    ConfigConstant('model.feed_forward', 'none'),
+    SupportedValues(hidden_act='silu', rms_norm=True),
     # How it began, and what follows from other fields.
-    Ignored(
+    IgnoredFields(
       'intermediate_size',
       'residual_in_fp32',
       'rescale_prenorm_residual',
@@ -48,14 +51,17 @@ def shared(layers, width, tied, vocab, eos, pad):
   )
 
 
-def mixer(given):
-  width, rank = given.take('hidden_size', given.take('d_model', 768)), given.take('time_step_rank', 'auto')
+def mixer(hf_config):
+  width, rank = (
+    hf_config.get('hidden_size', hf_config.get('d_model', 768)),
+    hf_config.get('time_step_rank', 'auto'),
+  )
   told = dict(
-    state=given.take('state_size', 16),
-    expand=given.take('expand', 2),
-    taps=given.take('conv_kernel', 4),
+    state=hf_config.get('state_size', 16),
+    expand=hf_config.get('expand', 2),
+    taps=hf_config.get('conv_kernel', 4),
     rank=None if rank in ('auto', -(-width // 16)) else rank,
-    convolution_bias=given.take('use_conv_bias', True),
+    convolution_bias=hf_config.get('use_conv_bias', True),
   )
   return {'model.mixer': f'mamba({", ".join(f"{name}={value!r}" for name, value in told.items())})'}
 
@@ -78,15 +84,15 @@ def settings(text: str, kind: type, names: Iterable[str]) -> dict[str, Any]:
     raise ValueError(
       f'config.model.mixer={text!r} is not said by the family; {kind.__name__.lower()!r} would be'
     )
-  given = bind(call, kind, text, dict.fromkeys(Mixer.__dataclass_fields__)).keywords
-  return {name: given.get(name, kind.__dataclass_fields__[name].default) for name in names}
+  hf_config = bind(call, kind, text, dict.fromkeys(Mixer.__dataclass_fields__)).keywords
+  return {name: hf_config.get(name, kind.__dataclass_fields__[name].default) for name in names}
 
 
 def weights(config):
   m = config.model
   bias = settings(m.mixer, Mamba, ('convolution_bias',))['convolution_bias']
   yield from ends(m)
-  for i, block in enumerate(blocks(config)):
+  for i, block in enumerate(block_paths(config)):
     name, path = f'backbone.layers.{i}.mixer', f'{block}/mixer'
     yield from norm(f'backbone.layers.{i}.norm', f'{block}/mixer_norm', bias=False)
     yield Weight(
@@ -102,7 +108,7 @@ def weights(config):
     yield Weight(f'{name}.dt_proj.bias', f'{path}/dt_bias')
     for part in ('A_log', 'D'):
       yield Weight(f'{name}.{part}', f'{path}/{part}')
-    yield from both(f'{name}.out_proj', f'{path}/out', 'd i -> i d', m.bias)
+    yield from linear(f'{name}.out_proj', f'{path}/out', 'd i -> i d', m.bias)
 
 
 def ends(model):
@@ -120,7 +126,7 @@ FAMILIES = (
     fields=fields,
     weights=weights,
     prefix='backbone.',
-    ignored=r'lm_head\.weight',
-    unread=('model.heads', 'model.kv_heads', 'model.head_width'),
+    ignored_tensors=r'lm_head\.weight',
+    unread_config_paths=('model.heads', 'model.kv_heads', 'model.head_width'),
   ),
 )

@@ -3,9 +3,9 @@
 import math
 
 from tfm.hf.families import mamba
-from tfm.hf.families.fields import Both, Ignored
+from tfm.hf.families.fields import CustomField, IgnoredFields
 from tfm.hf.families.mamba import settings
-from tfm.hf.families.protocol import Family, Part, Weight, blocks, norm
+from tfm.hf.families.protocol import Family, Part, Weight, block_paths, norm
 from tfm.mixers.mamba2 import Mamba2
 
 
@@ -13,19 +13,19 @@ NAMES = 'state', 'expand', 'taps', 'chunk', 'epsilon', 'convolution_bias'
 
 
 def fields(output):
-  yield from mamba.shared(layers=64, width=4096, tie_embeddings=False, vocab=32768, eos=2, pad=1)
-  yield Both(mixer, mixer_written)
-  yield Both(no_limit, lambda config: {})
+  yield from mamba.shared(layers=64, width=4096, tied=False, vocab=32768, eos=2, pad=1)
+  yield CustomField(mixer, mixer_written)
+  yield CustomField(no_limit, lambda config: {})
   # The published class multiplies by the gate before its norm, whatever a file says; some say otherwise.
-  yield Ignored('time_step_rank', 'norm_before_gate')
+  yield IgnoredFields('time_step_rank', 'norm_before_gate')
 
 
-def mixer(given):
+def mixer(hf_config):
   """Heads are `expand` times the model's where they can be, and the model's where not."""
   heads, channels, groups, expand = (
-    given.take(*field) for field in (('num_heads', 128), ('head_dim', 64), ('n_groups', 8), ('expand', 2))
+    hf_config.get(*field) for field in (('num_heads', 128), ('head_dim', 64), ('n_groups', 8), ('expand', 2))
   )
-  width = given.take('hidden_size', given.take('d_model', 4096))
+  width = hf_config.get('hidden_size', hf_config.get('d_model', 4096))
   if heads * channels != expand * width:
     raise ValueError(
       f'config.json: num_heads={heads} is not understood beside head_dim={channels}, expand={expand} and '
@@ -33,12 +33,12 @@ def mixer(given):
     )
   times = expand if heads % (expand * groups) == 0 else 1
   told = dict(
-    state=given.take('state_size', 128),
+    state=hf_config.get('state_size', 128),
     expand=times,
-    taps=given.take('conv_kernel', 4),
-    chunk=given.take('chunk_size', 256),
-    epsilon=given.take('layer_norm_epsilon', 1e-5),
-    convolution_bias=given.take('use_conv_bias', True),
+    taps=hf_config.get('conv_kernel', 4),
+    chunk=hf_config.get('chunk_size', 256),
+    epsilon=hf_config.get('layer_norm_epsilon', 1e-5),
+    convolution_bias=hf_config.get('use_conv_bias', True),
   )
   return {
     'model.heads': heads // times,
@@ -72,9 +72,9 @@ def mixer_written(config):
   )
 
 
-def no_limit(given):
+def no_limit(hf_config):
   """Steps of time are as they are."""
-  low, high = given.take('time_step_limit', None) or (0.0, math.inf)
+  low, high = hf_config.get('time_step_limit', None) or (0.0, math.inf)
   high = float(high['__float__']) if isinstance(high, dict) else high
   if low > 0 or high < math.inf:
     raise ValueError(f'config.json: time_step_limit={[low, high]!r} is not understood; [0.0, inf] alone is')
@@ -93,7 +93,7 @@ def weights(config):
   parts = dict(z=inner, x=inner, B=shared, C=shared, dt=(heads, 'h', 'h', {}))
   convolved = {name: parts[name] for name in 'xBC'}
   yield from mamba.ends(m)
-  for i, block in enumerate(blocks(config)):
+  for i, block in enumerate(block_paths(config)):
     name, path = f'backbone.layers.{i}.mixer', f'{block}/mixer'
     yield from norm(f'backbone.layers.{i}.norm', f'{block}/mixer_norm', bias=False)
     yield Weight(
@@ -141,6 +141,6 @@ FAMILIES = (
     fields=fields,
     weights=weights,
     prefix='backbone.',
-    ignored=r'lm_head\.weight',
+    ignored_tensors=r'lm_head\.weight',
   ),
 )

@@ -3,7 +3,7 @@
 import numpy as np
 
 from tfm.hf.families import bart
-from tfm.hf.families.fields import Always, Both, Only, Same
+from tfm.hf.families.fields import ConfigConstant, CustomField, MappedField, SupportedValues
 from tfm.hf.families.protocol import Family, Weight
 from tfm.layers.rotary import frequencies
 
@@ -15,19 +15,19 @@ OF_SOURCES = "marian('', sources=True)"
 def fields(output):
   yield from bart.shared(output, activation='gelu', start=58_100, vocab=58_101)
   yield from (
-    Same('max_position_embeddings', 'data.length', default=1024),
-    Both(vocabularies, vocabularies_written),
-    Same('eos_token_id', 'ids.eos', default=0),
-    Same('pad_token_id', 'ids.pad', default=58_100),
-    Always('model.position', 'sinusoidal(interleaved=False)'),
-    Only(normalize_embedding=False, static_position_embeddings=True),
+    MappedField('max_position_embeddings', 'data.length', default=1024),
+    CustomField(vocabularies, vocabularies_written),
+    MappedField('eos_token_id', 'ids.eos', default=0),
+    MappedField('pad_token_id', 'ids.pad', default=58_100),
+    ConfigConstant('model.position', 'sinusoidal(interleaved=False)'),
+    SupportedValues(normalize_embedding=False, static_position_embeddings=True),
   )
 
 
-def vocabularies(given):
+def vocabularies(hf_config):
   """One, whose size has two names, or that of sources and that of targets."""
-  size, shared = given.take('vocab_size', 58_101), given.take('share_encoder_decoder_embeddings', True)
-  targets = given.take('decoder_vocab_size', None) or size
+  size, shared = hf_config.get('vocab_size', 58_101), hf_config.get('share_encoder_decoder_embeddings', True)
+  targets = hf_config.get('decoder_vocab_size', None) or size
   if not shared:
     return {'vocab': targets, 'source_vocab': size, 'data.source_tokenizer': OF_SOURCES}
   if targets != size:
@@ -49,14 +49,16 @@ def vocabularies_written(config):
 def weights(config):
   if config.data.source_tokenizer:
     yield Weight('model.encoder.embed_tokens.weight', 'source_embedding/table')
-  yield Weight(twins(config)[0], 'embedding/table')
+  yield Weight(tied_names(config)[0], 'embedding/table')
   yield from bart.layers(config)
 
 
-def twins(config):
+def tied_names(config):
   """The output's table, where it is stored, is that of the targets."""
   return (
-    ('model.decoder.embed_tokens.weight', 'lm_head.weight') if config.data.source_tokenizer else bart.TWINS
+    ('model.decoder.embed_tokens.weight', 'lm_head.weight')
+    if config.data.source_tokenizer
+    else bart.TIED_NAMES
   )
 
 
@@ -74,7 +76,7 @@ FAMILIES = (
     fields=fields,
     weights=weights,
     prefix='model.',
-    twins=twins,
+    tied_names=tied_names,
     constants=constants,
     architectures={'MarianMTModel': 'vocabulary', 'MarianModel': 'features'},
   ),

@@ -1,17 +1,17 @@
 """Mistral 7B (Jiang et al. 2023)."""
 
 from tfm.hf.families import llama, rope
-from tfm.hf.families.fields import Always, Same
+from tfm.hf.families.fields import ConfigConstant, MappedField
 from tfm.hf.families.layers import WINDOW
 from tfm.hf.families.protocol import Family
 
 
 def fields(output):
   yield from llama.shared(num_key_value_heads=8)
-  yield rope.field()
-  yield Same('sliding_window', 'model.mask', WINDOW, default=4096)
-  yield Always('model.mixer', 'softmax')
-  yield Always('model.bias', False)
+  yield rope.position_field()
+  yield MappedField('sliding_window', 'model.mask', WINDOW, default=4096)
+  yield ConfigConstant('model.mixer', 'softmax')
+  yield ConfigConstant('model.bias', False)
 
 
 FAMILIES = (
@@ -21,6 +21,6 @@ FAMILIES = (
     fields=fields,
     weights=llama.weights,
     prefix='model.',
-    ignored=llama.IGNORED,
+    ignored_tensors=llama.IGNORED_TENSORS,
   ),
 )

@@ -1,35 +1,40 @@
 """Mixtral (Jiang et al. 2024): Mistral with a mixture of experts."""
 
 from tfm.hf.families import llama, rope
-from tfm.hf.families.fields import GATED, Always, Argument, Ignored, Same
+from tfm.hf.families.converters import GATED_ACTIVATIONS
+from tfm.hf.families.fields import ConfigConstant, IgnoredFields, MappedField, SpecArgument
 from tfm.hf.families.layers import WINDOW
-from tfm.hf.families.protocol import Family, Weight, blocks, norm
+from tfm.hf.families.protocol import Family, Weight, block_paths, norm
 from tfm.spec import parse
 
 
 def fields(output):
   yield from llama.shared('hidden_act', num_key_value_heads=8, rms_norm_eps=1e-5)
-  yield rope.field(usual_theta=1e6)
-  yield Same('sliding_window', 'model.mask', WINDOW, default=None)
-  yield Always('model.mixer', 'softmax')
-  yield Always('model.bias', False)
-  yield from experts('num_local_experts', usual=8, per_token=2)
-  yield Argument('router_aux_loss_coef', 'model.feed_forward', 'balance', default=0.001, usual=0.01)
-  yield Ignored('output_router_logits', 'router_jitter_noise')  # of training
+  yield rope.position_field(default_theta=1e6)
+  yield MappedField('sliding_window', 'model.mask', WINDOW, default=None)
+  yield ConfigConstant('model.mixer', 'softmax')
+  yield ConfigConstant('model.bias', False)
+  yield from experts('num_local_experts', spec_default=8, per_token=2)
+  yield SpecArgument(
+    'router_aux_loss_coef', 'model.feed_forward', 'balance', default=0.001, spec_default=0.01
+  )
+  yield IgnoredFields('output_router_logits', 'router_jitter_noise')  # of training
 
 
 def experts(name, usual, per_token):
   """A mixture of gated layers; `name` says of how many, `usual` where it does not say."""
-  yield Always('model.feed_forward', 'mixture_of_experts')
-  yield Argument(name, 'model.feed_forward', 'experts', default=usual, usual=8)
-  yield Argument('num_experts_per_tok', 'model.feed_forward', 'top_k', default=per_token, usual=2)
-  yield Argument('hidden_act', 'model.feed_forward', 'activation', GATED, default='silu', usual='swiglu')
+  yield ConfigConstant('model.feed_forward', 'mixture_of_experts')
+  yield SpecArgument(name, 'model.feed_forward', 'experts', default=usual, spec_default=8)
+  yield SpecArgument('num_experts_per_tok', 'model.feed_forward', 'top_k', default=per_token, spec_default=2)
+  yield SpecArgument(
+    'hidden_act', 'model.feed_forward', 'activation', GATED_ACTIVATIONS, default='silu', spec_default='swiglu'
+  )
 
 
 def weights(config):
   m = config.model
   yield from llama.ends(config)
-  for i, block in enumerate(blocks(config)):
+  for i, block in enumerate(block_paths(config)):
     name = f'model.layers.{i}'
     yield from llama.attention(f'{name}.self_attn', f'{block}/mixer', m)
     yield from norm(f'{name}.input_layernorm', f'{block}/mixer_norm', bias=False)
@@ -43,9 +48,9 @@ def mixture(name, path, spec, **projections):
   """The router and each expert's projections, published name → ours, which are stacked."""
   yield Weight(f'{name}.gate.weight', f'{path}/router/kernel', 'e d -> d e')
   count = parse(spec).kwargs.get('experts', 8)
-  for theirs, ours in projections.items():
-    tensors = tuple(f'{name}.experts.{i}.{theirs}.weight' for i in range(count))
-    yield Weight(tensors, f'{path}/{ours}/kernel', 'e o i -> e i o')
+  for hf_name, tfm_name in projections.items():
+    tensors = tuple(f'{name}.experts.{i}.{hf_name}.weight' for i in range(count))
+    yield Weight(tensors, f'{path}/{tfm_name}/kernel', 'e o i -> e i o')
 
 
 FAMILIES = (
@@ -55,6 +60,6 @@ FAMILIES = (
     fields=fields,
     weights=weights,
     prefix='model.',
-    ignored=llama.IGNORED,
+    ignored_tensors=llama.IGNORED_TENSORS,
   ),
 )

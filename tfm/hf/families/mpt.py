@@ -1,31 +1,41 @@
 """MPT (MosaicML 2023)."""
 
-from tfm.hf.families.fields import Always, Either, Form, Ignored, Inside, Only, Same, argument
+from tfm.hf.families.converters import Converter, spec_argument
+from tfm.hf.families.fields import (
+  ConfigConstant,
+  EquivalentValues,
+  IgnoredFields,
+  MappedField,
+  NestedFields,
+  SupportedValues,
+)
 from tfm.hf.families.gpt_neox import out
-from tfm.hf.families.protocol import Family, Weight, blocks, both, norm
+from tfm.hf.families.protocol import Family, Weight, block_paths, linear, norm
 from tfm.spec import parse
 
 
 def fields(output):
   yield from (
-    Same('n_layers', 'model.layers', default=24),
-    Same('d_model', 'model.width', default=2048),
-    Same('n_heads', 'model.heads', default=16),
-    Same('max_seq_len', 'data.length', default=2048),
-    Same('layer_norm_epsilon', 'model.norm', argument('layernorm', 'epsilon', 1e-5), default=1e-5),
-    Same('emb_pdrop', 'model.dropout.embedding', default=0.0),
-    Same('resid_pdrop', 'model.dropout.residual', default=0.0),
-    Same('tie_word_embeddings', 'model.tie_embeddings', default=True),
-    Same('vocab_size', 'vocab', default=50368),
-    Same('eos_token_id', 'ids.eos', default=None),
-    Same('pad_token_id', 'ids.pad', default=None),
-    Inside(
+    MappedField('n_layers', 'model.layers', default=24),
+    MappedField('d_model', 'model.width', default=2048),
+    MappedField('n_heads', 'model.heads', default=16),
+    MappedField('max_seq_len', 'data.length', default=2048),
+    MappedField(
+      'layer_norm_epsilon', 'model.norm', spec_argument('layernorm', 'epsilon', 1e-5), default=1e-5
+    ),
+    MappedField('emb_pdrop', 'model.dropout.embedding', default=0.0),
+    MappedField('resid_pdrop', 'model.dropout.residual', default=0.0),
+    MappedField('tie_word_embeddings', 'model.tie_embeddings', default=True),
+    MappedField('vocab_size', 'vocab', default=50368),
+    MappedField('eos_token_id', 'ids.eos', default=None),
+    MappedField('pad_token_id', 'ids.pad', default=None),
+    NestedFields(
       'attn_config',
       (
-        Same('softmax_scale', 'model.score', SCALE, default=None),
-        Same('attn_pdrop', 'model.dropout.attention', WHOLE, default=0),
+        MappedField('softmax_scale', 'model.score', SCALE, default=None),
+        MappedField('attn_pdrop', 'model.dropout.attention', WHOLE, default=0),
         # Of another alibi_bias_max the authors' code takes notice, and that of transformers does not.
-        Only(
+        SupportedValues(
           alibi=True,
           alibi_bias_max=8,
           attn_type='multihead_attention',
@@ -34,17 +44,17 @@ def fields(output):
           prefix_lm=False,
           attn_uses_sequence_id=False,
         ),
-        Ignored('attn_impl'),
+        IgnoredFields('attn_impl'),
       ),
     ),
-    Always('model.position', 'alibi'),
-    Always('model.feed_forward', 'gelu'),
-    Always('model.bias', False),
-    Only(no_bias=True, logit_scale=None),
+    ConfigConstant('model.position', 'alibi'),
+    ConfigConstant('model.feed_forward', 'gelu'),
+    ConfigConstant('model.bias', False),
+    SupportedValues(no_bias=True, logit_scale=None),
     # Sums of norms are in float32 here, whatever is said.
-    Either('norm_type', ('low_precision_layernorm', 'layernorm')),
+    EquivalentValues('norm_type', ('low_precision_layernorm', 'layernorm')),
     # There are no learned positions beside ALiBi, and the hidden layer is always four times as wide.
-    Ignored(
+    IgnoredFields(
       'learned_pos_emb',
       'expansion_ratio',
       'embedding_fraction',
@@ -65,14 +75,14 @@ def scale(text):
 
 
 # The published class wants a whole number, which 0 is.
-WHOLE = Form(float, lambda value: int(value) if value == int(value) else value)
-SCALE = Form(lambda value: 'dot' if value is None else f'dot(scale={value!r})', scale)
+WHOLE = Converter(float, lambda value: int(value) if value == int(value) else value)
+SCALE = Converter(lambda value: 'dot' if value is None else f'dot(scale={value!r})', scale)
 
 
 def weights(config):
   m = config.model
   yield Weight('transformer.wte.weight', 'embedding/table')
-  for i, block in enumerate(blocks(config)):
+  for i, block in enumerate(block_paths(config)):
     name = f'transformer.blocks.{i}'
     yield from norm(f'{name}.norm_1', f'{block}/mixer_norm', bias=False)
     yield from norm(f'{name}.norm_2', f'{block}/feed_forward_norm', bias=False)
@@ -83,8 +93,8 @@ def weights(config):
       dict(n=3, h=m.heads),
     )
     yield from out(f'{name}.attn.out_proj', f'{block}/mixer/out', m, bias=False)
-    yield from both(f'{name}.ffn.up_proj', f'{block}/feed_forward/up', 'f d -> d f', bias=False)
-    yield from both(f'{name}.ffn.down_proj', f'{block}/feed_forward/down', 'd f -> f d', bias=False)
+    yield from linear(f'{name}.ffn.up_proj', f'{block}/feed_forward/up', 'f d -> d f', bias=False)
+    yield from linear(f'{name}.ffn.down_proj', f'{block}/feed_forward/down', 'd f -> f d', bias=False)
   yield from norm('transformer.norm_f', 'norm', bias=False)
   if not m.tie_embeddings:
     yield Weight('lm_head.weight', 'output/kernel', 'v d -> d v')
@@ -102,6 +112,6 @@ FAMILIES = (
     fields=fields,
     weights=weights,
     prefix='transformer.',
-    ignored=r'lm_head\.weight',
+    ignored_tensors=r'lm_head\.weight',
   ),
 )

@@ -1,46 +1,47 @@
 """Phi 1 to 2 (Gunasekar et al. 2023; Li et al. 2023)."""
 
 from tfm.hf.families import rope
-from tfm.hf.families.fields import PLAIN, Always, Both, Same, argument
+from tfm.hf.families.converters import ACTIVATIONS, spec_argument
+from tfm.hf.families.fields import ConfigConstant, CustomField, MappedField
 from tfm.hf.families.gpt_neox import out
 from tfm.hf.families.gptj import output as outputs
-from tfm.hf.families.protocol import Family, Weight, blocks, both, norm
+from tfm.hf.families.protocol import Family, Weight, block_paths, linear, norm
 from tfm.spec import parse
 
 
 def fields(output):
   yield from (
-    Same('num_hidden_layers', 'model.layers', default=24),
-    Same('hidden_size', 'model.width', default=2048),
-    Same('num_attention_heads', 'model.heads', default=32),
-    Same('num_key_value_heads', 'model.kv_heads', default=None),
-    Same('intermediate_size', 'model.feed_forward_width', default=8192),
-    Same('hidden_act', 'model.feed_forward', PLAIN, default='gelu_new'),
-    Same('layer_norm_eps', 'model.norm', EPSILON, default=1e-5),
-    Both(normed, norms),
-    rope.field(usual_fraction=0.5, usual_length=2048),
-    Same('max_position_embeddings', 'data.length', default=2048),
-    Same('embd_pdrop', 'model.dropout.embedding', default=0.0),
-    Same('attention_dropout', 'model.dropout.attention', default=0.0),
-    Same('resid_pdrop', 'model.dropout.residual', default=0.0),
-    Same('tie_word_embeddings', 'model.tie_embeddings', default=False),
-    Same('vocab_size', 'vocab', default=51200),
-    Same('eos_token_id', 'ids.eos', default=2),
-    Same('pad_token_id', 'ids.pad', default=None),
-    Always('model.residual', 'parallel_one_norm'),
-    Always('model.bias', True),
-    Always('model.output_bias', output == 'vocabulary'),
+    MappedField('num_hidden_layers', 'model.layers', default=24),
+    MappedField('hidden_size', 'model.width', default=2048),
+    MappedField('num_attention_heads', 'model.heads', default=32),
+    MappedField('num_key_value_heads', 'model.kv_heads', default=None),
+    MappedField('intermediate_size', 'model.feed_forward_width', default=8192),
+    MappedField('hidden_act', 'model.feed_forward', ACTIVATIONS, default='gelu_new'),
+    MappedField('layer_norm_eps', 'model.norm', EPSILON, default=1e-5),
+    CustomField(normed, norms),
+    rope.position_field(default_fraction=0.5, default_length=2048),
+    MappedField('max_position_embeddings', 'data.length', default=2048),
+    MappedField('embd_pdrop', 'model.dropout.embedding', default=0.0),
+    MappedField('attention_dropout', 'model.dropout.attention', default=0.0),
+    MappedField('resid_pdrop', 'model.dropout.residual', default=0.0),
+    MappedField('tie_word_embeddings', 'model.tie_embeddings', default=False),
+    MappedField('vocab_size', 'vocab', default=51200),
+    MappedField('eos_token_id', 'ids.eos', default=2),
+    MappedField('pad_token_id', 'ids.pad', default=None),
+    ConfigConstant('model.residual', 'parallel_one_norm'),
+    ConfigConstant('model.bias', True),
+    ConfigConstant('model.output_bias', output == 'vocabulary'),
   )
 
 
-EPSILON = argument('layernorm', 'epsilon', 1e-5)
+EPSILON = spec_argument('layernorm', 'epsilon', 1e-5)
 
 
-def normed(given):
+def normed(hf_config):
   """Queries and keys may have norms of the epsilon that all have."""
-  has = given.take('qk_layernorm', False)
+  has = hf_config.get('qk_layernorm', False)
   return {
-    'model.mixer': f'softmax(qk_norm={EPSILON.read(given.take("layer_norm_eps", 1e-5))!r})'
+    'model.mixer': f'softmax(qk_norm={EPSILON.read(hf_config.get("layer_norm_eps", 1e-5))!r})'
     if has
     else 'softmax'
   }
@@ -53,11 +54,11 @@ def norms(config):
 def weights(config):
   m = config.model
   yield Weight('model.embed_tokens.weight', 'embedding/table')
-  for i, block in enumerate(blocks(config)):
+  for i, block in enumerate(block_paths(config)):
     name = f'model.layers.{i}'
     yield from norm(f'{name}.input_layernorm', f'{block}/norm', bias=True)
     for letter, heads in (('q', m.heads), ('k', m.kv_heads), ('v', m.kv_heads)):
-      yield from both(
+      yield from linear(
         f'{name}.self_attn.{letter}_proj',
         f'{block}/mixer/{letter}',
         '(h c) d -> d h c',
@@ -68,8 +69,8 @@ def weights(config):
       for letter in 'qk':
         yield from norm(f'{name}.self_attn.{letter}_layernorm', f'{block}/mixer/{letter}_norm', bias=True)
     yield from out(f'{name}.self_attn.dense', f'{block}/mixer/out', m, bias=True)
-    yield from both(f'{name}.mlp.fc1', f'{block}/feed_forward/up', 'f d -> d f', bias=True)
-    yield from both(f'{name}.mlp.fc2', f'{block}/feed_forward/down', 'd f -> f d', bias=True)
+    yield from linear(f'{name}.mlp.fc1', f'{block}/feed_forward/up', 'f d -> d f', bias=True)
+    yield from linear(f'{name}.mlp.fc2', f'{block}/feed_forward/down', 'd f -> f d', bias=True)
   yield from norm('model.final_layernorm', 'norm', bias=True)
   yield from outputs(m)
 
@@ -81,6 +82,6 @@ FAMILIES = (
     fields=fields,
     weights=weights,
     prefix='model.',
-    ignored=r'.*rotary_emb\.inv_freq|lm_head\.weight',
+    ignored_tensors=r'.*rotary_emb\.inv_freq|lm_head\.weight',
   ),
 )

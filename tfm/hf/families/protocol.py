@@ -1,8 +1,8 @@
-"""What a published family is: what its config.json says in our fields, and where its tensors are our parameters.
+"""The definition of a published family: its config.json in our fields, and its tensors as our parameters.
 
-A family is a file with one `FAMILY`. Both of its tables are read in either direction: `read` and `write` of each of
-its `fields` turn a config.json into a config and back, and its `weights` pair tensors with parameters, for loading and
-for saving. A family has no model of its own.
+A family is a file with `FAMILIES`. Both tables of a family work in either direction: `read` and `write` of each of its
+`fields` convert a config.json to a config and back, and its `weights` pair tensors with parameters, for loading and for
+saving. A family has no model code.
 """
 
 import dataclasses
@@ -13,17 +13,18 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from tfm.errors import suggest
-from tfm.hf.families.fields import Field, Given
+from tfm.hf.families.fields import Field, HfConfig
 from tfm.spec import parse
 
 
 class Part(NamedTuple):
-  """A parameter that is a part of a tensor.
+  """A parameter that is a slice of a tensor.
 
   Attributes:
-    path: of the parameter, `a/b[3]/c` the fourth along the axis of stacked layers.
-    count: entries that it has of the first axis of the arranged tensor.
-    pattern: einops, how those become the parameter; '': the axis, of one entry, goes. sizes: of its axes.
+    path: of the parameter; `a/b[3]/c` is the fourth entry along the axis of stacked layers.
+    count: entries of the parameter along the first axis of the rearranged tensor.
+    pattern: einops, from these entries to the parameter; '' drops the axis, which then has one entry.
+    sizes: of the axes in `pattern`.
   """
 
   path: str
@@ -33,15 +34,16 @@ class Part(NamedTuple):
 
 
 class Weight(NamedTuple):
-  """Tensors of a checkpoint, and the parameters that they are.
+  """Tensors of a checkpoint, and the parameters that they hold.
 
     parameter = scale · rearrange(tensor, pattern) + offset
 
   Attributes:
-    names: of a tensor, or of several, which are stacked along a first axis.
-    paths: of a parameter, or of several, which lie along a first axis, one entry each, or as many as a `Part` says.
-    pattern: einops, from the tensors to the parameters; '': they are the same. sizes: of its axes.
-    skip: rows that stand before the first in the tensor and that nothing reads; written as zeros.
+    names: of one tensor, or of several, which are stacked along a new first axis.
+    paths: of one parameter, or of several, which split the first axis: one entry each, or `Part.count` entries.
+    pattern: einops, from the tensors to the parameters; '': unchanged.
+    sizes: of the axes in `pattern`.
+    skip_rows: unused rows at the start of the tensor; written as zeros.
   """
 
   names: str | tuple[str, ...]
@@ -50,7 +52,7 @@ class Weight(NamedTuple):
   sizes: Mapping[str, int] = {}
   scale: float = 1.0
   offset: float = 0.0
-  skip: int = 0
+  skip_rows: int = 0
 
   @property
   def tensors(self) -> tuple[str, ...]:
@@ -69,20 +71,20 @@ class Family:
   """A published family.
 
   Attributes:
-    model_type: what config.json calls it.
-    architectures: class of the published implementation → what its output is, one of `OUTPUTS`.
-    fields: output → what config.json says.
-    weights: config → its tensors and parameters, under the names of the class that has an output.
-    prefix: of the names of what is no output, which checkpoints without one leave out.
-    ignored: a regular expression of tensors that are no parameters and change nothing.
-    constants: config → names and values of tensors that are no parameters of ours; a checkpoint may lack them.
-    twins: config → names under which the table of the embedding stands, one of them or several that are the same; the first is
-      that of `weights`.
-    head: of the tensor of an output of its own, where config.json is not the one to tell whether there is one: it is
-      tied where there is no such tensor, or one that is the table.
-    left_out: one of tensors that are parameters and change nothing of the output, such as a pooler; the log names them.
-    unread: paths of our config that its models do not read, such as the heads of a mixer that has none.
-    counts: which of a row's ids have positions, counted from 0; one of `COUNTS`.
+    model_type: its name in config.json.
+    architectures: class of the published implementation → its output, one of `OUTPUTS`.
+    fields: output → the fields of config.json.
+    weights: config → its tensors and parameters; the tensor names are those of the class with an output.
+    prefix: of tensor names other than the output's; a checkpoint without an output omits it.
+    ignored_tensors: regular expression of tensors that are no parameters and do not change the output.
+    constants: config → names and values of tensors that are constants; a checkpoint may lack them.
+    tied_names: config → names of the embedding's table, which may be stored several times; the first is in `weights`.
+    lm_head: name of the output's own tensor, for families whose config.json does not state whether the output is
+      tied: it is tied if the tensor is missing or equals the embedding's table.
+    unused_tensors: regular expression of parameters that do not change the output, such as a pooler; logged by name.
+    unread_config_paths: paths of our config that the family's models do not read, such as the heads of a mixer that
+      has none.
+    position_counting: which ids of a row count as positions, one of `POSITION_COUNTING`.
   """
 
   model_type: str
@@ -90,64 +92,64 @@ class Family:
   fields: Callable[[str], Iterable[Field]]
   weights: Callable[[ConfigDict], Iterator[Weight]]
   prefix: str = ''
-  ignored: str = r'$^'
+  ignored_tensors: str = r'$^'
   constants: Callable[[ConfigDict], Iterable[tuple[str, np.ndarray]]] = lambda config: ()
-  twins: Callable[[ConfigDict], tuple[str, ...]] = lambda config: ()
-  head: str = ''
-  left_out: str = r'$^'
-  counts: str = 'shown'
-  unread: tuple[str, ...] = ()
+  tied_names: Callable[[ConfigDict], tuple[str, ...]] = lambda config: ()
+  lm_head: str = ''
+  unused_tensors: str = r'$^'
+  position_counting: str = 'attended'
+  unread_config_paths: tuple[str, ...] = ()
 
-  def read(self, given: Mapping[str, Any]) -> 'Declared':
-    """What a config.json says.
+  def read(self, fields: Mapping[str, Any]) -> 'ParsedConfig':
+    """Converts a config.json to fields of our config.
 
     Raises:
-      ValueError: for a field that is missing, not understood, or has a value that cannot be honoured, by name.
+      ValueError: for a field that is missing, unknown, or has an unsupported value, by name.
     """
-    given = Given(given)
-    name = (given.take('architectures', None) or [next(iter(self.architectures))])[0]
+    hf_config = HfConfig(fields)
+    name = (hf_config.get('architectures', None) or [next(iter(self.architectures))])[0]
     if name not in self.architectures:
       raise ValueError(
-        f'config.json: architectures={name!r} is not read of {self.model_type!r}; '
+        f'config.json: architectures={name!r} is not supported for model_type={self.model_type!r}; '
         f'{suggest(name, self.architectures)}'
       )
-    found = {}
+    config = {}
     for field in self.fields(self.architectures[name]):
-      field.read(given, found)
-    given.refuse_others()
+      field.read(hf_config, config)
+    hf_config.reject_unread()
     if self.architectures[name] == 'features':
-      found['model.tie_embeddings'] = True  # there is no output that could have a table of its own
-    return Declared(found, self.architectures[name])
+      config['model.tie_embeddings'] = True  # without an output there is no separate output table
+    return ParsedConfig(config, self.architectures[name])
 
   def write(self, output: str, config: Mapping[str, Any]) -> dict[str, Any]:
-    """The config.json of a flat config (path → value) with `vocab` and the ids of its tokens.
+    """Converts a flat config (path → value) with `vocab` and the special token ids to a config.json.
 
     Raises:
-      ValueError: for a value that the family cannot say.
+      ValueError: for a value that the family does not support.
     """
-    [name, *_] = [name for name, its in self.architectures.items() if its == output] or [None]
-    if name is None:
+    names = [name for name, class_output in self.architectures.items() if class_output == output]
+    if not names:
       raise ValueError(
-        f'{self.model_type!r} has no class with the output {output!r}; it has '
+        f'{self.model_type!r} has no class with the output {output!r}; use one of '
         f'{", ".join(dict.fromkeys(self.architectures.values()))}'
       )
-    made = dict(architectures=[name], model_type=self.model_type)
+    hf_config = dict(architectures=[names[0]], model_type=self.model_type)
     for field in self.fields(output):
-      field.write(config, made)
-    return made
+      field.write(config, hf_config)
+    return hf_config
 
 
-# What the published implementation counts: the tokens that the mask shows; padding too, wherever it stands; all ids but
-# that of padding, whatever the mask shows.
-COUNTS = 'shown', 'all', 'filled'
+# The ids that count as positions, from 0: those with attention_mask 1; all, padding included; all but the padding id,
+# whatever the attention mask.
+POSITION_COUNTING = 'attended', 'all', 'not_padding'
 
 
-class Declared(NamedTuple):
-  """A config.json, read.
+class ParsedConfig(NamedTuple):
+  """A config.json, converted.
 
   Attributes:
-    fields: path → value of our config; besides `vocab` and `source_vocab`, how many tokens there are, and the `ids` of
-      some.
+    fields: path → value of our config, and also `vocab` and `source_vocab`, the vocabulary sizes, and the `ids` of
+      special tokens.
     output: one of `OUTPUTS`.
   """
 
@@ -155,38 +157,38 @@ class Declared(NamedTuple):
   output: str
 
 
-# What a class answers: nothing but hidden states, the next token or hidden ones, classes of a text, or of its words.
-OUTPUTS = 'features', 'vocabulary', 'classes', 'classes of words'
+# The output of a published class: hidden states only; logits over the vocabulary; classes of a text; classes of tokens.
+OUTPUTS = 'features', 'vocabulary', 'classes', 'token_classes'
 
 
-def blocks(config: ConfigDict, where: str = 'model') -> list[str]:
-  """The path of each block, the first one's first; `where` is a section with layers and a pattern."""
-  part = config.model.encoder if where == 'model.encoder' else config.model
-  root = 'encoder/stack' if where == 'model.encoder' else 'stack'
+def block_paths(config: ConfigDict, section: str = 'model') -> list[str]:
+  """The parameter path of each block, in order; `section` is a config section with layers and a pattern."""
+  part = config.model.encoder if section == 'model.encoder' else config.model
+  root = 'encoder/stack' if section == 'model.encoder' else 'stack'
   size = max(1, len(part.pattern))
-  turns = part.layers // size
+  repeats = part.layers // size
 
   def path(layer):
-    turn, i = divmod(layer, size)
-    if turn == turns:
+    repeat, i = divmod(layer, size)
+    if repeat == repeats:
       return f'{root}/rest/block_{i}'
-    return f'{root}/layers[{turn}]/block_{i}' if config.model.scan else f'{root}/layers_{turn}/block_{i}'
+    return f'{root}/layers[{repeat}]/block_{i}' if config.model.scan else f'{root}/layers_{repeat}/block_{i}'
 
   return [path(layer) for layer in range(part.layers)]
 
 
-def both(name: str, path: str, pattern: str, bias: bool, **kwargs: Any) -> Iterator[Weight]:
-  """A projection `name.weight` ↔ `path/kernel`, and its bias, whose pattern is that of the kernel's outputs.
+def linear(name: str, path: str, pattern: str, bias: bool, **kwargs: Any) -> Iterator[Weight]:
+  """A linear layer: `name.weight` ↔ `path/kernel`, and its bias, whose pattern is that of the kernel's outputs.
 
-  The tensor is [out, in], as PyTorch's linear layers have it: the pattern is `(…) d -> d …`.
+  The tensor is [out, in], as in PyTorch's linear layers: the pattern is `(…) d -> d …`.
   """
   yield Weight(f'{name}.weight', f'{path}/kernel', pattern, **kwargs)
   if bias:
-    yield Weight(f'{name}.bias', f'{path}/bias', without(pattern, 'd'), **kwargs)
+    yield Weight(f'{name}.bias', f'{path}/bias', drop_axis(pattern, 'd'), **kwargs)
 
 
-def without(pattern: str, axis: str) -> str:
-  """An einops pattern without an axis; '' if nothing is left to do."""
+def drop_axis(pattern: str, axis: str) -> str:
+  """An einops pattern without an axis; '' if the result is the identity."""
   left, right = (
     ' '.join(word for word in side.replace('(', ' ( ').replace(')', ' ) ').split() if word != axis)
     for side in pattern.split('->')
@@ -194,14 +196,14 @@ def without(pattern: str, axis: str) -> str:
   return '' if left == right else f'{left} -> {right}'
 
 
-def biases(section: ConfigDict) -> str:
+def bias_letters(section: ConfigDict) -> str:
   """The letters of the projections of a softmax mixer that have a bias."""
-  told = parse(section.mixer).kwargs.get('biases')
-  return ('qkvo' if section.bias else '') if told is None else told
+  letters = parse(section.mixer).kwargs.get('biases')
+  return ('qkvo' if section.bias else '') if letters is None else letters
 
 
 def norm(name: str, path: str, bias: bool, offset: float = 0.0) -> Iterator[Weight]:
-  """A norm `name.weight` ↔ `path/scale`, and its bias."""
+  """A norm: `name.weight` ↔ `path/scale`, and its bias."""
   yield Weight(f'{name}.weight', f'{path}/scale', offset=offset)
   if bias:
     yield Weight(f'{name}.bias', f'{path}/bias')

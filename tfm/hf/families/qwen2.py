@@ -1,31 +1,31 @@
 """Qwen2 (Yang et al. 2024), and Qwen1.5 and 2.5."""
 
 from tfm.hf.families import llama, rope
-from tfm.hf.families.fields import Always, Ignored, Only
-from tfm.hf.families.layers import windows
+from tfm.hf.families.fields import ConfigConstant, IgnoredFields, SupportedValues
+from tfm.hf.families.layers import window_masks
 from tfm.hf.families.protocol import Family
 
 
 def fields(output):
   yield from llama.shared(num_key_value_heads=32)
-  yield rope.field()
+  yield rope.position_field()
   yield from windowed()
-  yield Always('model.mixer', "softmax(biases='qkv')")
-  yield Always('model.bias', False)
-  yield Only(use_mrope=False)
+  yield ConfigConstant('model.mixer', "softmax(biases='qkv')")
+  yield ConfigConstant('model.bias', False)
+  yield SupportedValues(use_mrope=False)
 
 
 def windowed():
   """A window for the upper layers, from one on, or for those that are named; or for none."""
 
-  def size(given):
-    window = given.take('sliding_window', 4096)
-    return window if given.take('use_sliding_window', False) else None
+  def size(hf_config):
+    window = hf_config.get('sliding_window', 4096)
+    return window if hf_config.get('use_sliding_window', False) else None
 
-  def usual(i, given):
+  def usual(i, hf_config):
     return (
       'full_attention'
-      if size(given) is None or i < given.take('max_window_layers', 28)
+      if size(hf_config) is None or i < hf_config.get('max_window_layers', 28)
       else 'sliding_attention'
     )
 
@@ -34,8 +34,8 @@ def windowed():
     first = types.index('sliding_attention') if window else len(types)
     return dict(sliding_window=window, use_sliding_window=window is not None, max_window_layers=first)
 
-  yield windows(size, usual, written)
-  yield Ignored('max_window_layers')  # where `layer_types` says
+  yield window_masks(size, usual, written)
+  yield IgnoredFields('max_window_layers')  # where `layer_types` says
 
 
 FAMILIES = (
@@ -45,6 +45,6 @@ FAMILIES = (
     fields=fields,
     weights=llama.weights,
     prefix='model.',
-    ignored=llama.IGNORED,
+    ignored_tensors=llama.IGNORED_TENSORS,
   ),
 )

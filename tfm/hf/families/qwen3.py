@@ -1,23 +1,26 @@
 """Qwen3 (Qwen Team 2025), of which every query and key has a norm over its channels."""
 
 from tfm.hf.families import llama, qwen2, rope
-from tfm.hf.families.fields import QKVO, Always, Argument, argument
-from tfm.hf.families.protocol import Family, Weight, blocks
+from tfm.hf.families.converters import ALL_BIASES, spec_argument
+from tfm.hf.families.fields import ConfigConstant, SpecArgument
+from tfm.hf.families.protocol import Family, Weight, block_paths
 
 
 def fields(output):
   yield from llama.shared(num_key_value_heads=32, head_dim=128)
-  yield rope.field()
+  yield rope.position_field()
   yield from qwen2.windowed()
-  yield Always('model.mixer', 'softmax')
-  yield Argument('rms_norm_eps', 'model.mixer', 'qk_norm', argument('rmsnorm', 'epsilon', 1e-6), default=1e-6)
-  yield Argument('attention_bias', 'model.mixer', 'biases', QKVO, default=False, usual='')
-  yield Always('model.bias', False)
+  yield ConfigConstant('model.mixer', 'softmax')
+  yield SpecArgument(
+    'rms_norm_eps', 'model.mixer', 'qk_norm', spec_argument('rmsnorm', 'epsilon', 1e-6), default=1e-6
+  )
+  yield SpecArgument('attention_bias', 'model.mixer', 'biases', ALL_BIASES, default=False, spec_default='')
+  yield ConfigConstant('model.bias', False)
 
 
 def weights(config):
   yield from llama.weights(config)
-  for i, block in enumerate(blocks(config)):
+  for i, block in enumerate(block_paths(config)):
     for letter in 'qk':
       yield Weight(f'model.layers.{i}.self_attn.{letter}_norm.weight', f'{block}/mixer/{letter}_norm/scale')
 
@@ -29,6 +32,6 @@ FAMILIES = (
     fields=fields,
     weights=weights,
     prefix='model.',
-    ignored=llama.IGNORED,
+    ignored_tensors=llama.IGNORED_TENSORS,
   ),
 )

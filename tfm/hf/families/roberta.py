@@ -2,23 +2,23 @@
 (Martin et al. 2020)."""
 
 from tfm.hf.families import bert
-from tfm.hf.families.fields import Always, Both, Only, Same
-from tfm.hf.families.protocol import Family, Weight, blocks, both
+from tfm.hf.families.fields import ConfigConstant, CustomField, MappedField, SupportedValues
+from tfm.hf.families.protocol import Family, Weight, block_paths, linear
 from tfm.spec import parse
 
 
 def fields(output):
   yield from bert.shared(output, transform='gelu', eos_token_id=2)
-  yield Both(*POSITIONS)
-  yield Only(position_embedding_type='absolute')
-  yield Same('type_vocab_size', 'model.token_types', default=2)
+  yield CustomField(*POSITIONS)
+  yield SupportedValues(position_embedding_type='absolute')
+  yield MappedField('type_vocab_size', 'model.token_types', default=2)
   if output == 'classes':
-    yield Always('model.pooled_transform', 'tanh')
+    yield ConfigConstant('model.pooled_transform', 'tanh')
 
 
-def positions(given):
+def positions(hf_config):
   """Positions begin behind the id of padding, which is the position of padding: those rows stand before."""
-  pad, rows = given.take('pad_token_id', 1), given.take('max_position_embeddings', 512)
+  pad, rows = hf_config.get('pad_token_id', 1), hf_config.get('max_position_embeddings', 512)
   if pad is None:
     raise ValueError('config.json: pad_token_id=None is not understood; positions begin behind it')
   length = rows - pad - 1
@@ -51,7 +51,7 @@ def weights(config, base='roberta'):
   m = config.model
   yield from bert.embeddings(f'{base}.embeddings', config)
   yield Weight(f'{base}.embeddings.position_embeddings.weight', 'position_0/table')
-  for i, block in enumerate(blocks(config)):
+  for i, block in enumerate(block_paths(config)):
     yield from bert.layer(f'{base}.encoder.layer.{i}', block, m, bert.LAYER)
   yield from heads(config)
 
@@ -63,8 +63,8 @@ def heads(config):
     yield from bert.vocabulary(m, 'lm_head.dense', 'lm_head.layer_norm', 'lm_head')
   if config.objective.startswith('classification'):
     if m.pooled_transform:
-      yield from both('classifier.dense', 'classification/transform/dense', 'f d -> d f', True)
-    yield from both(
+      yield from linear('classifier.dense', 'classification/transform/dense', 'f d -> d f', True)
+    yield from linear(
       'classifier.out_proj' if m.pooled_transform else 'classifier',
       'classification/classes',
       'n d -> d n',
@@ -80,18 +80,18 @@ def family(model_type, classes):
       f'{classes}ForMaskedLM': 'vocabulary',
       f'{classes}Model': 'features',
       f'{classes}ForSequenceClassification': 'classes',
-      f'{classes}ForTokenClassification': 'classes of words',
+      f'{classes}ForTokenClassification': 'token_classes',
     },
     fields=fields,
     weights=weights,
     prefix='roberta.',
-    counts='filled',
-    ignored=IGNORED,
-    left_out=LEFT_OUT,
+    position_counting='not_padding',
+    ignored_tensors=IGNORED_TENSORS,
+    unused_tensors=UNUSED_TENSORS,
   )
 
 
-IGNORED = r'(\w+\.)?embeddings\.position_ids|lm_head\.(bias|decoder\.(weight|bias))'
-LEFT_OUT = r'(\w+\.)?pooler\.dense\.(weight|bias)'
+IGNORED_TENSORS = r'(\w+\.)?embeddings\.position_ids|lm_head\.(bias|decoder\.(weight|bias))'
+UNUSED_TENSORS = r'(\w+\.)?pooler\.dense\.(weight|bias)'
 
 FAMILIES = family('roberta', 'Roberta'), family('xlm-roberta', 'XLMRoberta'), family('camembert', 'Camembert')

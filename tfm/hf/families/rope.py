@@ -1,13 +1,14 @@
-"""Rotary positions as config.json has them: in one field of `transformers` 5, in two or three of older files."""
+"""Rotary positions in config.json: one field in `transformers` 5, two or three fields in older files."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from tfm.hf.families.fields import MISSING, Both, Given, spelled
+from tfm.hf.families.converters import MISSING, format_spec
+from tfm.hf.families.fields import CustomField, HfConfig
 from tfm.spec import Call, parse
 
 
-# What a scaling takes from config.json: name there → ours. `original` is the model's length where it is not there.
+# Scaling → name of a parameter in config.json → ours. `original` defaults to the model's length.
 SCALINGS = {
   'linear': dict(factor='factor'),
   'dynamic': dict(factor='factor', original_max_position_embeddings='original'),
@@ -38,113 +39,118 @@ SCALINGS = {
 OLD_NAMES = {'su': 'longrope', 'default': 'default', 'mrope': 'mrope'}
 
 
-def field(
+def position_field(  # more than six parameters: each is a name or a default that families set by keyword
   theta: str = 'rope_theta',
   fraction: str = 'partial_rotary_factor',
   length: str = 'max_position_embeddings',
-  usual_theta: float = 10_000.0,
-  usual_fraction: float = 1.0,
-  usual_length: Any = MISSING,
+  default_theta: float = 10_000.0,
+  default_fraction: float = 1.0,
+  default_length: Any = MISSING,
   interleaved: bool = False,
   path: str = 'model.position',
-) -> Both:
-  """`path` as a spec of rope.
+) -> CustomField:
+  """The field `path` of our config as a spec of rope.
 
   Args:
-    theta, fraction, length: names in older files; usual_theta, usual_fraction, usual_length: where a file does not say.
-    interleaved: what the family's pairs are.
+    theta, fraction, length: names of the fields in older files.
+    default_theta, default_fraction, default_length: values if a file lacks the field.
+    interleaved: whether the family rotates pairs of neighboring channels.
   """
 
-  def reading(given: Given) -> dict[str, Any]:
-    new, old = dict(given.take('rope_parameters', None) or {}), dict(given.take('rope_scaling', None) or {})
-    base = given.take(theta, None), new.pop('rope_theta', None), usual_theta
-    part = given.take(fraction, None), new.pop('partial_rotary_factor', None), usual_fraction
-    longest, original = given.take(length, usual_length), given.take('original_max_position_embeddings', None)
-    told = {name: value for name, value in (old | new).items() if value is not None}
-    kinds = told.pop('rope_type', None), told.pop('type', None), 'default'
-    kind = next(x for x in kinds if x is not None)
+  def read_fields(hf_config: HfConfig) -> dict[str, Any]:
+    new = dict(hf_config.get('rope_parameters', None) or {})
+    old = dict(hf_config.get('rope_scaling', None) or {})
+    bases = hf_config.get(theta, None), new.pop('rope_theta', None), default_theta
+    fractions = hf_config.get(fraction, None), new.pop('partial_rotary_factor', None), default_fraction
+    longest = hf_config.get(length, default_length)
+    original = hf_config.get('original_max_position_embeddings', None)
+    parameters = {name: value for name, value in (old | new).items() if value is not None}
+    kind = _first((parameters.pop('rope_type', None), parameters.pop('type', None), 'default'))
     kind = OLD_NAMES.get(kind, kind)
     kwargs = {}
-    if (value := _first(base)) != 10_000.0:
+    if (value := _first(bases)) != 10_000.0:
       kwargs['theta'] = float(value)
-    if (value := _first(part)) != 1.0:
+    if (value := _first(fractions)) != 1.0:
       kwargs['fraction'] = float(value)
     if interleaved:
       kwargs['interleaved'] = True
     if kind != 'default':
-      kwargs['scaling'] = _scaling(kind, told, longest, original)
-    elif told.keys() - {'factor', 'original_max_position_embeddings'}:
+      kwargs['scaling'] = _read_scaling(kind, parameters, longest, original)
+    elif parameters.keys() - {'factor', 'original_max_position_embeddings'}:
       raise ValueError(
-        f'config.json: rope_parameters has {next(iter(told))!r}, which rope_type={kind!r} does not use'
+        f'config.json: rope_parameters has {next(iter(parameters))!r}, which rope_type={kind!r} does not use'
       )
-    return {path: spelled('rope', kwargs)}
+    return {path: format_spec('rope', kwargs)}
 
-  def writing(config: Mapping[str, Any]) -> dict[str, Any]:
+  def write_fields(config: Mapping[str, Any]) -> dict[str, Any]:
     call = parse(config[path])
     kwargs = dict(zip(('theta', 'fraction', 'interleaved', 'scaling'), call.args)) | dict(call.kwargs)
     if call.name != 'rope' or bool(kwargs.get('interleaved')) != interleaved:
       raise ValueError(
-        f'config.{path}={config[path]!r} is not said by the family; '
-        f'{"rope(interleaved=True)" if interleaved else "rope"!r} would be'
+        f'config.{path}={config[path]!r} is not supported by the family; '
+        f'use {"rope(interleaved=True)" if interleaved else "rope"!r}'
       )
-    made = {theta: kwargs.get('theta', 10_000.0)}
-    if kwargs.get('fraction', 1.0) != usual_fraction or usual_fraction != 1.0:
-      made[fraction] = kwargs.get('fraction', 1.0)
+    fields = {theta: kwargs.get('theta', 10_000.0)}
+    if kwargs.get('fraction', 1.0) != default_fraction or default_fraction != 1.0:
+      fields[fraction] = kwargs.get('fraction', 1.0)
     scaling = parse(kwargs.get('scaling', 'none'))
     if scaling.name != 'none':
-      made['rope_scaling'] = _written(scaling)
-    return made
+      fields['rope_scaling'] = _write_scaling(scaling)
+    return fields
 
-  return Both(reading, writing)
+  return CustomField(read_fields, write_fields)
 
 
-def longest_matters(position: str) -> bool:
+def depends_on_length(position: str) -> bool:
   """Whether the published rotation changes with the length of the text."""
   call = parse(position)
   return call.name == 'rope' and parse(call.kwargs.get('scaling', 'none')).name in ('dynamic', 'longrope')
 
 
-def _scaling(kind: str, told: dict[str, Any], longest: int, original: int | None) -> str:
+def _read_scaling(kind: str, parameters: dict[str, Any], longest: int, original: int | None) -> str:
   if kind not in SCALINGS:
     raise ValueError(
-      f'config.json: rope_type={kind!r} is not understood; known: default, {", ".join(SCALINGS)}'
+      f'config.json: rope_type={kind!r} is not supported; use default or one of {", ".join(SCALINGS)}'
     )
-  known = SCALINGS[kind]
-  for name, value in told.items():
-    if name not in known and name != 'attention_factor':
+  names = SCALINGS[kind]
+  for name, value in parameters.items():
+    if name not in names and name != 'attention_factor':
       raise ValueError(
-        f'config.json: rope_parameters.{name}={value!r} is not understood of rope_type={kind!r}; '
-        f'known: {", ".join(known)}'
+        f'config.json: rope_parameters.{name}={value!r} is not supported for rope_type={kind!r}; '
+        f'use {", ".join(names)}'
       )
   if original is not None:
-    told.setdefault('original_max_position_embeddings', original)
-  if 'original' in known.values():
-    # Published code takes the model's whole length for a dynamic scaling, whatever else is said.
-    told['original_max_position_embeddings'] = (
-      longest if kind == 'dynamic' else told.get('original_max_position_embeddings', longest)
+    parameters.setdefault('original_max_position_embeddings', original)
+  if 'original' in names.values():
+    # Published code uses the model's whole length for a dynamic scaling and ignores the field.
+    parameters['original_max_position_embeddings'] = (
+      longest if kind == 'dynamic' else parameters.get('original_max_position_embeddings', longest)
     )
   if kind in ('yarn', 'longrope'):
-    told.setdefault('factor', longest / told['original_max_position_embeddings'])
-  if not (told.get('mscale') and told.get('mscale_all_dim')):  # one without the other is not looked at
-    told = {name: value for name, value in told.items() if name not in ('mscale', 'mscale_all_dim')}
-  return spelled(
+    parameters.setdefault('factor', longest / parameters['original_max_position_embeddings'])
+  # Published code ignores mscale without mscale_all_dim, and the reverse.
+  if not (parameters.get('mscale') and parameters.get('mscale_all_dim')):
+    parameters = {
+      name: value for name, value in parameters.items() if name not in ('mscale', 'mscale_all_dim')
+    }
+  return format_spec(
     kind,
     {
-      known[name]: tuple(value) if isinstance(value, list) else value
-      for name, value in told.items()
-      if name in known
+      names[name]: tuple(value) if isinstance(value, list) else value
+      for name, value in parameters.items()
+      if name in names
     },
   )
 
 
-def _written(call: Call) -> dict[str, Any]:
-  theirs = {ours: name for name, ours in SCALINGS[call.name].items()}
-  known = list(SCALINGS[call.name].values())
-  kwargs = dict(zip(known, call.args)) | dict(call.kwargs)
+def _write_scaling(call: Call) -> dict[str, Any]:
+  hf_names = {argument: name for name, argument in SCALINGS[call.name].items()}
+  kwargs = dict(zip(hf_names, call.args)) | dict(call.kwargs)
   return {'rope_type': call.name, 'type': call.name} | {
-    theirs[name]: list(value) if isinstance(value, tuple) else value for name, value in kwargs.items()
+    hf_names[name]: list(value) if isinstance(value, tuple) else value for name, value in kwargs.items()
   }
 
 
 def _first(values) -> Any:
+  """The first value that is not None."""
   return next(value for value in values if value is not None)

@@ -1,73 +1,77 @@
 """T5 1.0 and 1.1 (Raffel et al. 2020), and mT5 (Xue et al. 2021)."""
 
-from tfm.hf.families.fields import GATED, PLAIN, Always, Both, Ignored, Only, Same, argument
-from tfm.hf.families.protocol import Family, Weight, blocks, norm
+from tfm.hf.families.converters import ACTIVATIONS, GATED_ACTIVATIONS, spec_argument
+from tfm.hf.families.fields import ConfigConstant, CustomField, IgnoredFields, MappedField, SupportedValues
+from tfm.hf.families.protocol import Family, Weight, block_paths, norm
 from tfm.layers.mlp import FORMS
 from tfm.spec import parse
 
 
 def fields(output):
   yield from shared(layers=6, heads=8, hidden=2048, feed_forward='relu', vocab=32_128)
-  yield Both(
+  yield CustomField(
     outputs,
     lambda config: dict(
       tie_word_embeddings=config['model.tie_embeddings'],
       scale_decoder_outputs=config['model.scale_embeddings'],
     ),
   )
-  yield Same('decoder_start_token_id', 'ids.start', default=None)
+  yield MappedField('decoder_start_token_id', 'ids.start', default=None)
 
 
-def outputs(given):
+def outputs(hf_config):
   """Version 1.0 scales what becomes logits by 1/√D; so it is with a table of 1/√D times the numbers, which goes in
   times √D. Older files leave it to be known from the tie."""
-  tied = given.take('tie_word_embeddings', True)
-  return {'model.tie_embeddings': tied, 'model.scale_embeddings': given.take('scale_decoder_outputs', tied)}
+  tied = hf_config.get('tie_word_embeddings', True)
+  return {
+    'model.tie_embeddings': tied,
+    'model.scale_embeddings': hf_config.get('scale_decoder_outputs', tied),
+  }
 
 
 def multilingual(output):
   yield from shared(layers=8, heads=6, hidden=1024, feed_forward='gated-gelu', vocab=250_112)
-  yield Same('tie_word_embeddings', 'model.tie_embeddings', default=True)
-  yield Always('model.scale_embeddings', False)
-  yield Same('decoder_start_token_id', 'ids.start', default=0)
+  yield MappedField('tie_word_embeddings', 'model.tie_embeddings', default=True)
+  yield ConfigConstant('model.scale_embeddings', False)
+  yield MappedField('decoder_start_token_id', 'ids.start', default=0)
 
 
 def shared(layers, heads, hidden, feed_forward, vocab):
   """What both have, with their defaults."""
   yield from (
-    Always('model.architecture', 'encoder_decoder'),
-    Both(
-      lambda given: depths(given, layers),
+    ConfigConstant('model.architecture', 'encoder_decoder'),
+    CustomField(
+      lambda hf_config: depths(hf_config, layers),
       lambda config: dict(
         num_layers=config['model.encoder.layers'], num_decoder_layers=config['model.layers']
       ),
     ),
-    Same('d_model', 'model.width', default=512),
-    Same('num_heads', 'model.heads', default=heads),
-    Both(attention, lambda config: dict(d_kv=config['model.head_width'])),
-    Same('d_ff', 'model.feed_forward_width', default=hidden),
-    Both(lambda given: activation(given, feed_forward), projection),
-    Both(positions, buckets),
-    Same('layer_norm_epsilon', 'model.norm', argument('rmsnorm', 'epsilon', 1e-6), default=1e-6),
-    Both(dropout, lambda config: dict(dropout_rate=config['model.dropout.residual'])),
-    Same('n_positions', 'data.length', default=512),
-    Same('vocab_size', 'vocab', default=vocab),
-    Same('eos_token_id', 'ids.eos', default=1),
-    Same('pad_token_id', 'ids.pad', default=0),
-    Only(is_encoder_decoder=True),
-    Ignored('classifier_dropout'),
+    MappedField('d_model', 'model.width', default=512),
+    MappedField('num_heads', 'model.heads', default=heads),
+    CustomField(attention, lambda config: dict(d_kv=config['model.head_width'])),
+    MappedField('d_ff', 'model.feed_forward_width', default=hidden),
+    CustomField(lambda hf_config: activation(hf_config, feed_forward), projection),
+    CustomField(positions, buckets),
+    MappedField('layer_norm_epsilon', 'model.norm', spec_argument('rmsnorm', 'epsilon', 1e-6), default=1e-6),
+    CustomField(dropout, lambda config: dict(dropout_rate=config['model.dropout.residual'])),
+    MappedField('n_positions', 'data.length', default=512),
+    MappedField('vocab_size', 'vocab', default=vocab),
+    MappedField('eos_token_id', 'ids.eos', default=1),
+    MappedField('pad_token_id', 'ids.pad', default=0),
+    SupportedValues(is_encoder_decoder=True),
+    IgnoredFields('classifier_dropout'),
   )
 
 
-def depths(given, usual):
-  layers = given.take('num_layers', usual)
-  deeper = given.take('num_decoder_layers', None)
+def depths(hf_config, usual):
+  layers = hf_config.get('num_layers', usual)
+  deeper = hf_config.get('num_decoder_layers', None)
   return {'model.encoder.layers': layers, 'model.layers': layers if deeper is None else deeper}
 
 
-def attention(given):
+def attention(hf_config):
   """Products are not scaled; queries start smaller instead."""
-  width = given.take('d_kv', 64)
+  width = hf_config.get('d_kv', 64)
   return {
     'model.head_width': width,
     'model.mixer': f'softmax(query_init={width**-0.5:.4g})',
@@ -75,32 +79,36 @@ def attention(given):
   }
 
 
-def activation(given, usual):
+def activation(hf_config, usual):
   """Three fields of newer files, of which the first says the other two, but for which GELU it is that has a gate."""
-  said = given.take('feed_forward_proj', usual)
-  gated = given.take('is_gated_act', said.startswith('gated-'))
-  name = given.take('dense_act_fn', 'gelu_new' if said == 'gated-gelu' else said.removeprefix('gated-'))
+  said = hf_config.get('feed_forward_proj', usual)
+  gated = hf_config.get('is_gated_act', said.startswith('gated-'))
+  name = hf_config.get('dense_act_fn', 'gelu_new' if said == 'gated-gelu' else said.removeprefix('gated-'))
   try:
-    return {'model.feed_forward': (GATED if gated else PLAIN).read(name)}
+    return {'model.feed_forward': (GATED_ACTIVATIONS if gated else ACTIVATIONS).read(name)}
   except ValueError as error:
     raise ValueError(f'config.json: feed_forward_proj={said!r} with dense_act_fn={error}') from None
 
 
 def projection(config):
-  form = config['model.feed_forward']
-  gated = form in FORMS and FORMS[form][1]
+  converter = config['model.feed_forward']
+  gated = converter in FORMS and FORMS[converter][1]
   try:
-    name = 'gelu_new' if form == 'geglu_tanh' else (GATED if gated else PLAIN).write(form)
+    name = (
+      'gelu_new'
+      if converter == 'geglu_tanh'
+      else (GATED_ACTIVATIONS if gated else ACTIVATIONS).write(converter)
+    )
   except ValueError as error:
     raise ValueError(f'config.model.feed_forward={error}') from None
   said = f'gated-{"gelu" if name == "gelu_new" else name}' if gated else name
   return dict(feed_forward_proj=said, dense_act_fn=name, is_gated_act=gated)
 
 
-def positions(given):
+def positions(hf_config):
   kwargs = (
-    f'buckets={given.take("relative_attention_num_buckets", 32)}, '
-    f'max_distance={given.take("relative_attention_max_distance", 128)}'
+    f'buckets={hf_config.get("relative_attention_num_buckets", 32)}, '
+    f'max_distance={hf_config.get("relative_attention_max_distance", 128)}'
   )
   return {'model.position': f't5({kwargs})', 'model.encoder.position': f't5({kwargs}, bidirectional=True)'}
 
@@ -118,10 +126,10 @@ def buckets(config):
   )
 
 
-def dropout(given):
+def dropout(hf_config):
   return dict.fromkeys(
     (f'model.dropout.{place}' for place in ('embedding', 'attention', 'residual')),
-    given.take('dropout_rate', 0.1),
+    hf_config.get('dropout_rate', 0.1),
   )
 
 
@@ -150,11 +158,11 @@ def stack(config, side, where, part, branches):
   yield Weight(
     f'{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight', f'{root}position_0/table'
   )
-  for i, block in enumerate(blocks(config, where)):
-    for place, (theirs, ours) in enumerate(branches.items()):
-      name, path = f'{side}.block.{i}.layer.{place}', f'{block}/{ours}'
+  for i, block in enumerate(block_paths(config, where)):
+    for place, (hf_name, tfm_name) in enumerate(branches.items()):
+      name, path = f'{side}.block.{i}.layer.{place}', f'{block}/{tfm_name}'
       yield from norm(f'{name}.layer_norm', f'{path}_norm', bias=False)
-      yield from (hidden if ours == 'feed_forward' else projections)(f'{name}.{theirs}', path, part)
+      yield from (hidden if tfm_name == 'feed_forward' else projections)(f'{name}.{hf_name}', path, part)
 
 
 def projections(name, path, section):
@@ -167,19 +175,19 @@ def projections(name, path, section):
 
 def hidden(name, path, section):
   gated = FORMS[section.feed_forward][1]
-  for theirs, ours in (
+  for hf_name, tfm_name in (
     dict(wi_0='up', wi_1='gate', wo='down').items() if gated else dict(wi='up', wo='down').items()
   ):
-    yield Weight(f'{name}.{theirs}.weight', f'{path}/{ours}/kernel', 'f d -> d f')
+    yield Weight(f'{name}.{hf_name}.weight', f'{path}/{tfm_name}/kernel', 'f d -> d f')
 
 
 COMMON = dict(
   weights=weights,
-  twins=lambda config: TWINS,
-  head='lm_head.weight',
-  ignored=r'decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight',
+  tied_names=lambda config: TIED_NAMES,
+  lm_head='lm_head.weight',
+  ignored_tensors=r'decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight',
 )
-TWINS = 'shared.weight', 'encoder.embed_tokens.weight', 'decoder.embed_tokens.weight'
+TIED_NAMES = 'shared.weight', 'encoder.embed_tokens.weight', 'decoder.embed_tokens.weight'
 FAMILIES = (
   Family(
     model_type='t5',

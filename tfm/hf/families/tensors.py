@@ -1,4 +1,4 @@
-"""The tensors of a checkpoint folder, one after another, and parameters made of them; and the same backwards."""
+"""Reads the tensors of a checkpoint folder, one at a time, into parameters; and writes parameters as tensors."""
 
 import functools
 import json
@@ -21,201 +21,205 @@ from tfm.hf.families.protocol import Part, Weight
 from tfm.shapes import Array, PyTree
 
 
-WHOLE, INDEX = 'model.safetensors', 'model.safetensors.index.json'
+SINGLE_FILE, INDEX = 'model.safetensors', 'model.safetensors.index.json'
 _log = logging.getLogger(__name__)
-SHARD = 5 * 2**30  # bytes of a file of several
-# How names began before they were what they are.
-RENAMED = (
+MAX_FILE_BYTES = 5 * 2**30
+# Substrings of tensor names in old checkpoints → the current ones.
+OLD_NAMES = (
   ('LayerNorm.gamma', 'LayerNorm.weight'),
   ('LayerNorm.beta', 'LayerNorm.bias'),
-  # DeBERTa's, which its classes call so, or so.
+  # DeBERTa's published checkpoints and classes use different names.
   ('lm_predictions.lm_head.dense', 'cls.predictions.transform.dense'),
   ('lm_predictions.lm_head.bias', 'cls.predictions.bias'),
   ('lm_predictions.lm_head.LayerNorm', 'cls.predictions.transform.LayerNorm'),
 )
 
 
-class Tensors:
-  """The tensors of `model.safetensors`, or of the files that its index names; each is read when it is asked for."""
+class CheckpointTensors:
+  """The tensors of `model.safetensors`, or of the files that its index lists; each is read on demand."""
 
   def __init__(self, folder: pathlib.Path):
     """Opens a folder.
 
     Raises:
-      ValueError: if it has no such file.
+      ValueError: if the folder has no such file.
     """
-    self.folder, whole, index = folder, folder / WHOLE, folder / INDEX
+    self.folder, single, index = folder, folder / SINGLE_FILE, folder / INDEX
     if index.exists():
       files = json.loads(index.read_text())['weight_map']
-    elif whole.exists():
-      with safetensors.safe_open(whole, 'numpy') as file:
-        files = dict.fromkeys(file.keys(), WHOLE)
+    elif single.exists():
+      with safetensors.safe_open(single, 'numpy') as file:
+        files = dict.fromkeys(file.keys(), SINGLE_FILE)
     else:
       raise ValueError(
-        f'{folder} has neither {WHOLE} nor {INDEX}; a checkpoint in the safetensors format has one'
+        f'{folder} has neither {SINGLE_FILE} nor {INDEX}; use a checkpoint in the safetensors format'
       )
     for name in sorted(set(files.values())):
       if not (folder / name).exists():
-        raise ValueError(f'{folder} lacks {name}, which {INDEX} names')
-    self._files = {_renamed(name): (file, name) for name, file in files.items()}
+        raise ValueError(f'{folder} lacks {name}, which {INDEX} lists')
+    self._files = {_current_name(name): (file, name) for name, file in files.items()}
 
   @property
-  def names(self) -> tuple[str, ...]:
+  def value_map(self) -> tuple[str, ...]:
     return tuple(self._files)
 
   def read(self, name: str) -> np.ndarray:
-    """A tensor, in memory of its own."""
-    file, stored = self._files[name]
-    with safetensors.safe_open(self.folder / file, 'numpy') as opened:
-      return opened.get_tensor(stored)
+    """Reads a tensor into new memory."""
+    file, stored_name = self._files[name]
+    with safetensors.safe_open(self.folder / file, 'numpy') as reader:
+      return reader.get_tensor(stored_name)
 
-  def same(self, one: str, other: str) -> bool:
+  def are_equal(self, one: str, other: str) -> bool:
     """Whether two tensors are equal."""
     return np.array_equal(self.read(one), self.read(other))
 
-  def merge(self, names: Sequence[str]) -> None:
-    """Lets the first of some names stand for all of them that are there.
+  def merge_duplicates(self, names: Sequence[str]) -> None:
+    """Keeps one of the stored tensors among `names`, under the first name.
 
     Raises:
-      ValueError: if they are not the same tensor.
+      ValueError: if the tensors differ.
     """
-    there = [name for name in names if name in self._files]
-    for other in there[1:]:
-      if not self.same(there[0], other):
+    stored = [name for name in names if name in self._files]
+    for other in stored[1:]:
+      if not self.are_equal(stored[0], other):
         raise ValueError(
-          f'{self.folder} has {there[0]!r} and {other!r}, which differ; one table for both is understood'
+          f'{self.folder} has {stored[0]!r} and {other!r}, which differ; this family requires one tied table'
         )
       del self._files[other]
-    if there:
-      self._files[names[0]] = self._files.pop(there[0])
+    if stored:
+      self._files[names[0]] = self._files.pop(stored[0])
 
-  def expect(self, name: str, values: np.ndarray) -> None:
-    """Puts a tensor aside, if it is there, that holds what is known; rounded, of sixteen bits.
+  def remove_constant(self, name: str, values: np.ndarray) -> None:
+    """Removes a tensor, if stored, after comparing it with the constant that it must hold.
+
+    The tolerance is 1e-5 in float32 and 1e-2 in 16-bit types.
 
     Raises:
-      ValueError: if it holds something else.
+      ValueError: if it holds other values.
     """
     if name not in self._files:
       return
-    found = self.read(name)
-    if found.shape != values.shape or np.abs(found.astype(np.float32) - values).max() > (
-      1e-5 if found.dtype == np.float32 else 1e-2
+    tensor = self.read(name)
+    if tensor.shape != values.shape or np.abs(tensor.astype(np.float32) - values).max() > (
+      1e-5 if tensor.dtype == np.float32 else 1e-2
     ):
-      raise ValueError(
-        f'{self.folder} has the tensor {name!r} with other numbers than the constants that its family has'
-      )
+      raise ValueError(f"{self.folder}: the tensor {name!r} differs from its family's constant")
     del self._files[name]
 
 
-def load(
-  tensors: Tensors,
+def load_params(
+  tensors: CheckpointTensors,
   weights: Iterable[Weight],
   target: PyTree,
   prefix: str = '',
-  ignored: str = r'$^',
-  left_out: str = r'$^',
+  ignored_tensors: str = r'$^',
+  unused_tensors: str = r'$^',
 ) -> PyTree:
-  """Parameters from tensors, one at a time, each cast and put where `target` says: beside the parameters themselves
-  hardly more than one tensor is held.
+  """Reads tensors into parameters, one at a time, each cast and placed as `target` states.
+
+  Peak host memory beyond the parameters is little more than one tensor.
 
   Args:
     target: `ShapeDtypeStruct`s with shardings.
-    prefix, ignored, left_out: as of `Family`.
+    prefix, ignored_tensors, unused_tensors: as in `Family`.
 
   Raises:
-    ValueError: for a tensor that is missing, left over or of another shape, and a parameter that no tensor is for.
+    ValueError: for a tensor that is missing, unexpected or of the wrong shape, and a parameter without a tensor.
   """
-  weights, there = list(weights), set(tensors.names)
-  named = {name for weight in weights for name in weight.tensors}
-  stripped = {name: name.removeprefix(prefix) for name in named}
-  bare = bool(prefix) and not any(name in there for name in named if name.startswith(prefix))
-  stored = {name: stripped[name] if bare else name for name in named}
-  if missing := sorted(name for name in named if stored[name] not in there):
+  weights, available = list(weights), set(tensors.names)
+  names = {name for weight in weights for name in weight.tensors}
+  stripped = {name: name.removeprefix(prefix) for name in names}
+  without_prefix = bool(prefix) and not any(name in available for name in names if name.startswith(prefix))
+  stored = {name: stripped[name] if without_prefix else name for name in names}
+  if missing := sorted(name for name in names if stored[name] not in available):
     raise ValueError(
       f'{tensors.folder} has no tensor {stored[missing[0]]!r}, one of {len(missing)} that are missing; '
-      f'{suggest(stored[missing[0]], sorted(there))}'
+      f'{suggest(stored[missing[0]], sorted(available))}'
     )
-  read = set(stored.values())
-  known = re.compile(ignored)
-  extra = sorted(name for name in there - read if not known.fullmatch(name))
-  if unused := [name for name in extra if re.fullmatch(left_out, name)]:
-    _log.warning('%s: left out, as the output does not depend on them: %s', tensors.folder, ', '.join(unused))
+  ignored = re.compile(ignored_tensors)
+  extra = sorted(name for name in available - set(stored.values()) if not ignored.fullmatch(name))
+  if unused := [name for name in extra if re.fullmatch(unused_tensors, name)]:
+    _log.warning('%s: skipped tensors that do not change the output: %s', tensors.folder, ', '.join(unused))
   if extra := [name for name in extra if name not in unused]:
     raise ValueError(
-      f'{tensors.folder} has the tensor {extra[0]!r}, one of {len(extra)} that this model has no place for'
+      f'{tensors.folder} has the tensor {extra[0]!r}, one of {len(extra)} that this model does not use'
     )
 
-  targets = {path_of(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(target)}
-  found, filled = {}, dict.fromkeys(targets, 0)
+  targets = {join_path(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(target)}
+  params, filled = {}, dict.fromkeys(targets, 0)
   for weight in weights:
     arrays = [tensors.read(stored[name]) for name in weight.tensors]
-    for path, index, array in arranged(weight, arrays):
+    for path, index, array in convert_to_params(weight, arrays):
       if path not in targets:
         raise ValueError(
-          f'{weight.tensors[0]!r} is {path}, and the model has no such parameter; {suggest(path, targets)}'
+          f'{weight.tensors[0]!r} maps to {path}, and the model has no such parameter; {suggest(path, targets)}'
         )
       leaf = targets[path]
       shape = leaf.shape if index is None else leaf.shape[1:]
       if array.shape != shape:
         raise ValueError(
-          f'{weight.tensors[0]!r} is of shape {array.shape} as {path}, and the model wants {shape}'
+          f'{weight.tensors[0]!r} has shape {array.shape} as {path}, and the model requires {shape}'
         )
-      found[path] = _put(found.get(path), array, index, leaf)
+      params[path] = _place(params.get(path), array, index, leaf)
       filled[path] += array.size
   for path, leaf in targets.items():
     if filled[path] != math.prod(leaf.shape):
-      raise ValueError(f'no tensor is for {"all of " if filled[path] else ""}the parameter {path}')
-  return jax.tree_util.tree_map_with_path(lambda path, _: found[path_of(path)], target)
+      raise ValueError(f'no tensor for {"all of " if filled[path] else ""}the parameter {path}')
+  return jax.tree_util.tree_map_with_path(lambda path, _: params[join_path(path)], target)
 
 
-def unload(weights: Iterable[Weight], params: PyTree) -> Iterator[tuple[str, np.ndarray]]:
-  """The tensors of parameters, by name, one after another."""
-  leaves = {path_of(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
+def iterate_tensors(weights: Iterable[Weight], params: PyTree) -> Iterator[tuple[str, np.ndarray]]:
+  """Yields (name, tensor) of the parameters, one tensor at a time."""
+  leaves = {join_path(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
   for weight in weights:
-    yield from zip(weight.tensors, disarranged(weight, lambda path: _get(leaves, path)))
+    yield from zip(weight.tensors, convert_to_tensors(weight, lambda path: _get(leaves, path)))
 
 
-def save(folder: pathlib.Path, tensors: Iterable[tuple[str, np.ndarray]], most: int = SHARD) -> None:
-  """Writes `model.safetensors`, or several files of at most so many bytes and their index."""
+def save_tensors(
+  folder: pathlib.Path, tensors: Iterable[tuple[str, np.ndarray]], max_bytes: int = MAX_FILE_BYTES
+) -> None:
+  """Writes `model.safetensors`, or several files of at most `max_bytes` and their index."""
   shards, size = [{}], 0
   files = []
   for name, array in tensors:
-    if size and size + array.nbytes > most:
+    if size and size + array.nbytes > max_bytes:
       files.append(_write(folder, f'part-{len(files)}', shards[-1]))
       shards.append({})
       size = 0
-      shards[-2] = dict.fromkeys(shards[-2])  # written, and let go
+      shards[-2] = dict.fromkeys(shards[-2])  # written; releases the arrays
     shards[-1][name] = np.ascontiguousarray(array)
     size += array.nbytes
   if not files:
-    _write(folder, WHOLE, shards[-1])
+    _write(folder, SINGLE_FILE, shards[-1])
     return
   files.append(_write(folder, f'part-{len(files)}', shards[-1]))
-  placed = {}
+  weight_map = {}
   for i, (file, names) in enumerate(zip(files, shards), start=1):
-    final = f'model-{i:05d}-of-{len(files):05d}.safetensors'
-    file.rename(folder / final)
-    placed |= dict.fromkeys(names, final)
+    file_name = f'model-{i:05d}-of-{len(files):05d}.safetensors'
+    file.rename(folder / file_name)
+    weight_map |= dict.fromkeys(names, file_name)
   total = sum(file.stat().st_size for file in folder.glob('model-*.safetensors'))
   (folder / INDEX).write_text(
-    json.dumps(dict(metadata=dict(total_size=total), weight_map=placed), indent=2) + '\n'
+    json.dumps(dict(metadata=dict(total_size=total), weight_map=weight_map), indent=2) + '\n'
   )
 
 
-def arranged(weight: Weight, arrays: Sequence[np.ndarray]) -> Iterator[tuple[str, int | None, np.ndarray]]:
-  """(path, place along the stacked layers or None, values) of each parameter that tensors are."""
+def convert_to_params(
+  weight: Weight, arrays: Sequence[np.ndarray]
+) -> Iterator[tuple[str, int | None, np.ndarray]]:
+  """Yields (path, index along the stacked layers or None, values) of each parameter that the tensors hold."""
   x = arrays[0] if isinstance(weight.names, str) else np.stack(arrays)
-  x = x[weight.skip :]
+  x = x[weight.skip_rows :]
   if weight.pattern:
     x = einops.rearrange(x, weight.pattern, **weight.sizes)
   if weight.scale != 1 or weight.offset:
     x = (weight.scale * x.astype(np.float32) + weight.offset).astype(np.float32)
   for part, entries in zip(weight.parts, _split(weight, x)):
-    yield *located(part.path), entries
+    yield *split_layer_index(part.path), entries
 
 
-def disarranged(weight: Weight, get: Callable[[str], np.ndarray]) -> Sequence[np.ndarray]:
-  """The tensors that parameters are."""
+def convert_to_tensors(weight: Weight, get: Callable[[str], np.ndarray]) -> Sequence[np.ndarray]:
+  """The tensors that hold the parameters of a weight."""
   x = (
     get(weight.paths)
     if isinstance(weight.paths, str)
@@ -224,14 +228,14 @@ def disarranged(weight: Weight, get: Callable[[str], np.ndarray]) -> Sequence[np
   if weight.scale != 1 or weight.offset:
     x = (x.astype(np.float32) - weight.offset) / weight.scale
   if weight.pattern:
-    x = _back(x, weight.pattern, weight.sizes)
-  if weight.skip:
-    x = np.concatenate([np.zeros((weight.skip, *x.shape[1:]), x.dtype), x])
+    x = _invert_rearrange(x, weight.pattern, weight.sizes)
+  if weight.skip_rows:
+    x = np.concatenate([np.zeros((weight.skip_rows, *x.shape[1:]), x.dtype), x])
   return [x] if isinstance(weight.names, str) else list(x)
 
 
-def _back(x: np.ndarray, pattern: str, sizes: Mapping[str, int]) -> np.ndarray:
-  """The rearrangement undone."""
+def _invert_rearrange(x: np.ndarray, pattern: str, sizes: Mapping[str, int]) -> np.ndarray:
+  """Applies the inverse of a rearrangement."""
   left, right = pattern.split('->')
   return einops.rearrange(x, f'{right} -> {left}', **sizes)
 
@@ -240,9 +244,9 @@ def _split(weight: Weight, x: np.ndarray) -> Iterator[np.ndarray]:
   if isinstance(weight.paths, str):
     yield x
     return
-  start, wanted = 0, sum(part.count for part in weight.parts)
-  if wanted != len(x):
-    raise ValueError(f'{weight.tensors[0]!r} has {len(x)} entries and its parameters take {wanted}')
+  start, count = 0, sum(part.count for part in weight.parts)
+  if count != len(x):
+    raise ValueError(f'{weight.tensors[0]!r} has {len(x)} entries and its parameters use {count}')
   for part in weight.parts:
     entries = x[start : start + part.count]
     yield einops.rearrange(entries, part.pattern, **part.sizes) if part.pattern else entries[0]
@@ -250,55 +254,58 @@ def _split(weight: Weight, x: np.ndarray) -> Iterator[np.ndarray]:
 
 
 def _unsplit(part: Part, x: np.ndarray) -> np.ndarray:
-  return _back(x, part.pattern, part.sizes) if part.pattern else x[None]
+  return _invert_rearrange(x, part.pattern, part.sizes) if part.pattern else x[None]
 
 
-def located(path: str) -> tuple[str, int | None]:
+def split_layer_index(path: str) -> tuple[str, int | None]:
   """`a/b[3]/c` → (`a/b/c`, 3)."""
-  if not (found := re.search(r'\[(\d+)\]', path)):
+  if not (match := re.search(r'\[(\d+)\]', path)):
     return path, None
-  return path.replace(found[0], ''), int(found[1])
+  return path.replace(match[0], ''), int(match[1])
 
 
-def path_of(path) -> str:
+def join_path(path) -> str:
+  """The keys of a pytree path, joined by slashes."""
   return '/'.join(str(key.key) for key in path)
 
 
-def _put(buffer: Array | None, array: np.ndarray, index: int | None, leaf: jax.ShapeDtypeStruct) -> Array:
-  """Waited for: what has not yet gone to its device would pile up here."""
+def _place(buffer: Array | None, array: np.ndarray, index: int | None, leaf: jax.ShapeDtypeStruct) -> Array:
+  """Places values on their devices and blocks, so that pending transfers do not accumulate in host memory."""
   if index is None:
     return jax.block_until_ready(jax.device_put(array.astype(leaf.dtype, copy=False), leaf.sharding))
   if buffer is None:
     buffer = _zeros(leaf.shape, leaf.dtype, leaf.sharding)()
-  # As it is, out of order and of sixteen bits: the device's copy is the only one.
-  return jax.block_until_ready(_written(buffer, jax.device_put(array, _of_one(leaf.sharding)), index))
+  # Transferred before the cast, non-contiguous or 16-bit: no second copy on the host.
+  return jax.block_until_ready(
+    _write_layer(buffer, jax.device_put(array, _layer_sharding(leaf.sharding)), index)
+  )
 
 
 @functools.cache
 def _zeros(shape: tuple[int, ...], dtype: np.dtype, sharding: jax.sharding.Sharding) -> Callable[[], Array]:
-  """Makes them, compiled once for all leaves that are alike."""
+  """A function that allocates zeros, compiled once for all leaves of a shape, dtype and sharding."""
   return jax.jit(lambda: jnp.zeros(shape, dtype), out_shardings=sharding)
 
 
 @functools.partial(jax.jit, donate_argnums=0)
-def _written(buffer, array, index):
+def _write_layer(buffer, array, index):
   return jax.lax.dynamic_update_index_in_dim(buffer, array.astype(buffer.dtype), index, 0)
 
 
-def _of_one(sharding: jax.sharding.Sharding) -> jax.sharding.Sharding:
-  """Where one layer of stacked ones lies."""
+def _layer_sharding(sharding: jax.sharding.Sharding) -> jax.sharding.Sharding:
+  """The sharding of one layer of stacked layers."""
   if not isinstance(sharding, NamedSharding):
     return sharding
   return NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[1:]))
 
 
 def _get(leaves: Mapping[str, Array], path: str) -> np.ndarray:
-  path, index = located(path)
+  path, index = split_layer_index(path)
   return np.asarray(leaves[path] if index is None else leaves[path][index])
 
 
-def _renamed(name: str) -> str:
-  for old, new in RENAMED:
+def _current_name(name: str) -> str:
+  for old, new in OLD_NAMES:
     name = name.replace(old, new)
   return name
 

@@ -3,47 +3,48 @@
 import functools
 
 from tfm.hf.families import bert
-from tfm.hf.families.fields import PLAIN, Always, Both, Form, Ignored, Same, argument, classes
-from tfm.hf.families.protocol import Family, Weight, blocks, both, norm
+from tfm.hf.families.converters import ACTIVATIONS, Converter, spec_argument
+from tfm.hf.families.fields import ConfigConstant, CustomField, IgnoredFields, MappedField, class_count
+from tfm.hf.families.protocol import Family, Weight, block_paths, linear, norm
 from tfm.spec import parse
 
 
 def fields(output, tokens=1):
   """`tokens`: the learned ones before the patches."""
   yield from (
-    Always('model.architecture', 'encoder'),
-    Always('model.bias', True),
-    Always('model.vocab_multiple', 128),  # of no vocabulary
-    Always('model.class_tokens', tokens),
-    Both(functools.partial(images, tokens=tokens), images_written),
-    Same('num_hidden_layers', 'model.layers', default=12),
-    Same('hidden_size', 'model.width', default=768),
-    Same('num_attention_heads', 'model.heads', default=12),
-    Same('intermediate_size', 'model.feed_forward_width', default=3072),
-    Same('hidden_act', 'model.feed_forward', PLAIN, default='gelu'),
-    Same('qkv_bias', 'model.mixer', BIASES, default=True),
-    Same('layer_norm_eps', 'model.norm', argument('layernorm', 'epsilon', 1e-5), default=1e-12),
-    Same('hidden_dropout_prob', 'model.dropout.embedding', default=0.0),
-    Same('hidden_dropout_prob', 'model.dropout.residual', default=0.0),
-    Same('attention_probs_dropout_prob', 'model.dropout.attention', default=0.0),
-    Ignored('encoder_stride', 'pooler_output_size', 'pooler_act'),  # of what is not read here
-    *classes(output),
+    ConfigConstant('model.architecture', 'encoder'),
+    ConfigConstant('model.bias', True),
+    ConfigConstant('model.vocab_multiple', 128),  # of no vocabulary
+    ConfigConstant('model.class_tokens', tokens),
+    CustomField(functools.partial(images, tokens=tokens), images_written),
+    MappedField('num_hidden_layers', 'model.layers', default=12),
+    MappedField('hidden_size', 'model.width', default=768),
+    MappedField('num_attention_heads', 'model.heads', default=12),
+    MappedField('intermediate_size', 'model.feed_forward_width', default=3072),
+    MappedField('hidden_act', 'model.feed_forward', ACTIVATIONS, default='gelu'),
+    MappedField('qkv_bias', 'model.mixer', BIASES, default=True),
+    MappedField('layer_norm_eps', 'model.norm', spec_argument('layernorm', 'epsilon', 1e-5), default=1e-12),
+    MappedField('hidden_dropout_prob', 'model.dropout.embedding', default=0.0),
+    MappedField('hidden_dropout_prob', 'model.dropout.residual', default=0.0),
+    MappedField('attention_probs_dropout_prob', 'model.dropout.attention', default=0.0),
+    IgnoredFields('encoder_stride', 'pooler_output_size', 'pooler_act'),  # of what is not read here
+    *class_count(output),
   )
 
 
 # Those of queries, keys and values; the output has its own in any case.
-BIASES = Form(
+BIASES = Converter(
   lambda value: f'softmax(biases={"qkvo" if value else "o"!r})',
   lambda text: {"softmax(biases='qkvo')": True, "softmax(biases='o')": False}[text],
 )
 
 
-def images(given, tokens):
+def images(hf_config, tokens):
   """The shape of the images and what is a token of them."""
   size, patch, channels = (
-    given.take('image_size', 224),
-    given.take('patch_size', 16),
-    given.take('num_channels', 3),
+    hf_config.get('image_size', 224),
+    hf_config.get('patch_size', 16),
+    hf_config.get('num_channels', 3),
   )
   height, width = size if isinstance(size, (list, tuple)) else (size, size)
   sides = {*patch} if isinstance(patch, (list, tuple)) else {patch}
@@ -78,7 +79,7 @@ def weights(config):
   yield Weight('vit.embeddings.cls_token', 'class_token/table', '1 1 d -> 1 d')
   yield from trunk('vit', config)
   if config.objective.startswith('classification'):
-    yield from both('classifier', 'classification/classes', 'n d -> d n', True)
+    yield from linear('classifier', 'classification/classes', 'n d -> d n', True)
 
 
 def trunk(name, config):
@@ -89,7 +90,7 @@ def trunk(name, config):
     f'{name}.embeddings.patch_embeddings.projection.weight', 'patches/kernel', 'd c p r -> (p r c) d', patch
   )
   yield Weight(f'{name}.embeddings.patch_embeddings.projection.bias', 'patches/bias')
-  for i, block in enumerate(blocks(config)):
+  for i, block in enumerate(block_paths(config)):
     yield from bert.layer(f'{name}.encoder.layer.{i}', block, config.model, LAYER)
   yield from norm(f'{name}.layernorm', 'norm', bias=True)
 
@@ -112,6 +113,6 @@ FAMILIES = (
     fields=fields,
     weights=weights,
     prefix='vit.',
-    left_out=r'(vit\.)?(pooler\.dense\.(weight|bias)|embeddings\.mask_token)',
+    unused_tensors=r'(vit\.)?(pooler\.dense\.(weight|bias)|embeddings\.mask_token)',
   ),
 )
