@@ -1,4 +1,4 @@
-"""A run becomes a published checkpoint, and that a run which every command reads: through the commands themselves."""
+"""tfm export writes a run as a published checkpoint, and tfm import makes a run of it that every command reads."""
 
 import json
 
@@ -20,28 +20,31 @@ GPT2 = {
 }
 
 
-def tokenizer(folder):
-  """GPT-2's kind, whose every byte is a token, with an end: 257 tokens, as many as tfm's bytes."""
-  made = Tokenizer(models.BPE())
-  made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-  made.train_from_iterator(
+def write_tokenizer(folder):
+  """A byte-level BPE tokenizer without merges: 257 tokens with the end token, as many as tfm's `bytes`."""
+  tokenizer = Tokenizer(models.BPE())
+  tokenizer.pre_tokenizer, tokenizer.decoder = (
+    pre_tokenizers.ByteLevel(add_prefix_space=False),
+    decoders.ByteLevel(),
+  )
+  tokenizer.train_from_iterator(
     [''],
     trainers.BpeTrainer(
       vocab_size=257, special_tokens=['</s>'], initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
     ),
   )
-  made.save(str(folder / 'tokenizer.json'))
+  tokenizer.save(str(folder / 'tokenizer.json'))
 
 
 @pytest.fixture(scope='module')
 def folders(tiny, tmp_path_factory):
-  """A run, what it is as a published checkpoint, and what that is as a run."""
+  """A run, its export as a published checkpoint, and the import of that as a run."""
   root = tmp_path_factory.mktemp('runs')
   train.train(tiny(**GPT2), str(root / 'own'))
   assert cli.main(['export', f'--workdir={root / "own"}', f'--to={root / "published"}', '--family=gpt2']) == 0
-  tokenizer(root / 'published')
-  told = json.loads((root / 'published' / 'config.json').read_text())
-  (root / 'published' / 'config.json').write_text(json.dumps(told | dict(eos_token_id=0)))
+  write_tokenizer(root / 'published')
+  fields = json.loads((root / 'published' / 'config.json').read_text())
+  (root / 'published' / 'config.json').write_text(json.dumps(fields | dict(eos_token_id=0)))
   source = tiny().data.source
   assert (
     cli.main(
@@ -57,21 +60,23 @@ def folders(tiny, tmp_path_factory):
   return root
 
 
-def test_the_numbers_are_the_run_s(folders):
+def test_export_and_import_keep_logits_and_parameters(folders):
   own, model = load.load(str(folders / 'own')), tfm.from_pretrained(str(folders / 'published'))
   ids = np.random.default_rng(0).integers(0, 257, (2, 20))
   from tfm.mixers.protocol import Context
 
-  wanted = jax.jit(lambda params: own.model.apply({'params': params}, ids, Context.whole(ids))[0])(own.params)
-  np.testing.assert_allclose(model.logits(ids), wanted, atol=1e-5)
-  again = load.load(str(folders / 'run'))
-  assert jax.tree.all(
-    jax.tree.map(lambda a, b: bool((np.asarray(a) == np.asarray(b)).all()), again.params, model.params)
+  expected = jax.jit(lambda params: own.model.apply({'params': params}, ids, Context.whole(ids))[0])(
+    own.params
   )
-  assert again.step == 0 and again.config.data.tokenizer == f'published({str(folders / "published")!r})'
+  np.testing.assert_allclose(model.logits(ids), expected, atol=1e-5)
+  imported = load.load(str(folders / 'run'))
+  assert jax.tree.all(
+    jax.tree.map(lambda a, b: bool((np.asarray(a) == np.asarray(b)).all()), imported.params, model.params)
+  )
+  assert imported.step == 0 and imported.config.data.tokenizer == f'published({str(folders / "published")!r})'
 
 
-def test_commands_read_it(folders, capsys):
+def test_commands_read_an_imported_run(folders, capsys):
   assert cli.main(['evaluate', f'--workdir={folders / "run"}']) == 0
   assert 4 < json.loads(capsys.readouterr().out)['bits_per_byte'] < 12
   for _ in range(2):
@@ -91,7 +96,7 @@ def test_commands_read_it(folders, capsys):
 
 
 @pytest.mark.slow
-def test_training_starts_from_it(folders, tiny, capsys):
+def test_training_starts_from_an_imported_run(folders, tiny, capsys):
   config = f'--config={folders / "run" / "config.json"}'
   words = [
     config,
@@ -108,12 +113,12 @@ def test_training_starts_from_it(folders, tiny, capsys):
   before, after = (load.load(str(folders / name)) for name in ('run', 'tuned'))
   jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), before.params, after.params)
   assert after.tokenizer.identity == before.tokenizer.identity
-  # What it is resumed from is its own checkpoint, wherever the first run has gone.
+  # The second call resumes from its own checkpoint.
   assert cli.main(['train', *words, f'--config.init_from={folders / "run"}']) == 0
 
 
 @pytest.mark.parametrize(
-  'words, sentence',
+  'words, message',
   [
     (
       ['train', '--config=RUN/config.json', '--workdir=RUN'],
@@ -143,28 +148,28 @@ def test_training_starts_from_it(folders, tiny, capsys):
       ],
       'is of another model: data.tokenizer: ',
     ),
-    (['import', '--from=OWN', '--workdir=NEW'], 'holds no config.json|model_type=None is no family'),
-    (['import', '--from=PUBLISHED', '--workdir=RUN'], 'holds a run; name another'),
+    (['import', '--from=OWN', '--workdir=NEW'], 'has no config.json|model_type=None is not supported'),
+    (['import', '--from=PUBLISHED', '--workdir=RUN'], 'holds a run; use a new directory'),
     (
       ['import', '--from=PUBLISHED', '--workdir=NEW', '--config.model.heads=2'],
-      'the model is the one that was published',
+      'the model is fixed by the published checkpoint',
     ),
-    (['export', '--workdir=OWN', '--to=NEW'], 'was not imported; --family says how it is to be written'),
+    (['export', '--workdir=OWN', '--to=NEW'], 'was not imported; set --family'),
     (
       ['export', '--workdir=OWN', '--to=NEW', '--family=llama'],
-      "config.model.feed_forward='gelu_tanh' has no published name here",
+      "config.model.feed_forward='gelu_tanh' has no config.json value",
     ),
-    (['export', '--workdir=OWN', '--to=NEW', '--family=gpt3'], "--family='gpt3' is not there"),
+    (['export', '--workdir=OWN', '--to=NEW', '--family=gpt3'], "--family='gpt3' is not supported"),
     (['train', '--config=NEW/config.json', '--workdir=NEW'], 'cannot be read'),
   ],
 )
-def test_refusals(folders, tmp_path, words, sentence, capsys):
+def test_invalid_arguments_are_rejected(folders, tmp_path, words, message, capsys):
   import re
 
-  places = dict(
+  folders_by_name = dict(
     RUN=folders / 'run', NEW=tmp_path / 'new', OWN=folders / 'own', PUBLISHED=folders / 'published'
   )
-  for name, place in places.items():
+  for name, place in folders_by_name.items():
     words = [word.replace(name, str(place)) for word in words]
   assert cli.main(words) == 2
-  assert re.search(sentence, capsys.readouterr().err)
+  assert re.search(message, capsys.readouterr().err)

@@ -1,4 +1,4 @@
-"""Models of our own are written as a published family where it is able to say them, in whatever words they are said."""
+"""Our models export as a published family if the family supports them, however the config is written."""
 
 import flax.linen as nn
 import jax
@@ -28,18 +28,18 @@ GEMMA2 = LLAMA | dict(
   scale_embeddings=True,
   output_soft_cap=5.0,
   mixer='softmax(soft_cap=3.0)',
-  pattern=('near', 'far', 'near', 'far'),
-  blocks=dict(near=dict(mask='causal & window(left=2)'), far=dict(kernel='dense')),
+  pattern=('local', 'global', 'local', 'global'),
+  blocks={'local': dict(mask='causal & window(left=2)'), 'global': dict(kernel='dense')},
 )
 MIXTRAL = LLAMA | dict(
   feed_forward='mixture_of_experts(experts=3)', depth_scaled=False, dropout=dict(residual=0.1)
 )
 
 
-def made(fields, vocab=61, drawn=lambda make: jax.jit(make)()):
+def build(fields, vocab=61, initialize=lambda init: jax.jit(init)()):
   config = resolve_config(complete(dict(model=fields, data=dict(length=32))))
   model = from_config.build_model(config, vocab)
-  return config, model, nn.unbox(drawn(lambda: state.parameters(model, jax.random.key(0), 1, 16)))
+  return config, model, nn.unbox(initialize(lambda: state.parameters(model, jax.random.key(0), 1, 16)))
 
 
 @pytest.mark.parametrize(
@@ -47,8 +47,8 @@ def made(fields, vocab=61, drawn=lambda make: jax.jit(make)()):
   [
     (LLAMA, 'llama'),
     *(
-      pytest.param(*of, marks=pytest.mark.slow)
-      for of in (
+      pytest.param(*case, marks=pytest.mark.slow)
+      for case in (
         (LLAMA, 'mistral'),
         (LLAMA | dict(mixer="softmax(biases='qkv')"), 'qwen2'),
         (LLAMA | dict(bias=True, scan=False), 'llama'),
@@ -59,18 +59,18 @@ def made(fields, vocab=61, drawn=lambda make: jax.jit(make)()):
     ),
   ],
 )
-def test_a_model_of_our_own(fields, family, tmp_path):
-  config, model, params = made(fields)
+def test_export_and_import_give_equal_logits(fields, family, tmp_path):
+  config, model, params = build(fields)
   export.to_pretrained(config, params, str(tmp_path), family, 61)
   ids = np.random.default_rng(0).integers(0, 61, (2, 12))
-  wanted = jax.jit(
+  expected = jax.jit(
     lambda params: model.apply({'params': params}, ids, pretrained.build_context(ids, None))[0]
   )(params)
-  np.testing.assert_allclose(tfm.from_pretrained(str(tmp_path)).logits(ids), wanted, atol=1e-5)
+  np.testing.assert_allclose(tfm.from_pretrained(str(tmp_path)).logits(ids), expected, atol=1e-5)
 
 
 @pytest.mark.parametrize(
-  'fields, family, named',
+  'fields, family, message',
   [
     (LLAMA | dict(norm='layernorm'), 'llama', 'model.norm'),
     (LLAMA | dict(mask='causal & window(3)'), 'llama', 'model.mask'),
@@ -78,7 +78,7 @@ def test_a_model_of_our_own(fields, family, tmp_path):
     (LLAMA | dict(bias=True), 'mistral', 'model.bias'),
     (LLAMA | dict(mixer='softmax(sinks=True)'), 'mistral', 'model.mixer'),
     (LLAMA, 'gemma', 'model.feed_forward|scale_embeddings'),
-    # Its file says how long the texts of a run are, and published code takes that for the original length.
+    # config.json has the length of the run, which published code uses as the original length.
     (
       LLAMA | dict(position='rope(scaling="dynamic(factor=2.0, original=64)")'),
       'llama',
@@ -86,7 +86,8 @@ def test_a_model_of_our_own(fields, family, tmp_path):
     ),
     (GEMMA2 | dict(norm_placement='pre'), 'gemma2', 'model.norm_placement'),
     (
-      GEMMA2 | dict(blocks=dict(near=dict(mask='causal & window(2)'), far=dict(mask='causal & window(5)'))),
+      GEMMA2
+      | dict(blocks={'local': dict(mask='causal & window(2)'), 'global': dict(mask='causal & window(5)')}),
       'gemma2',
       'windows',
     ),
@@ -97,8 +98,8 @@ def test_a_model_of_our_own(fields, family, tmp_path):
     ),
   ],
 )
-def test_what_a_family_cannot_say_is_refused_by_name(fields, family, named, tmp_path):
-  config, _, params = made(fields, drawn=jax.eval_shape)  # of which no number is asked
-  with pytest.raises(ValueError, match=named):
+def test_unsupported_fields_are_rejected_by_name(fields, family, message, tmp_path):
+  config, _, params = build(fields, initialize=jax.eval_shape)
+  with pytest.raises(ValueError, match=message):
     export.to_pretrained(config, params, str(tmp_path), family, 61)
   assert not list(tmp_path.iterdir())

@@ -1,4 +1,4 @@
-"""A model of our own, in the words of our own configs, is written as a family that can say it and read again."""
+"""Our models export as a family that supports them, and import again."""
 
 import jax
 import numpy as np
@@ -49,13 +49,13 @@ OWN = {
   'family, changed',
   [(family, {}) for family in OWN]
   + [
-    # A table of more rows than the sequences are long.
+    # More position rows than the length.
     ('gpt_bigcode', dict(position='learned(rows=40)')),
     ('opt', dict(position='learned(rows=40, before=2)')),
   ],
   ids=str,
 )
-def test_there_and_back(family, changed, tmp_path):
+def test_export_and_import_give_equal_logits(family, changed, tmp_path):
   config = resolve_config(complete(dict(model=COMMON | OWN[family] | changed, data=dict(length=24))))
   model = from_config.build_model(config, 50)
   boxed = jax.jit(lambda key: state.parameters(model, key, 1, 8))(jax.random.key(0))
@@ -64,19 +64,19 @@ def test_there_and_back(family, changed, tmp_path):
   )
   export.to_pretrained(config, params, str(tmp_path), family, 50)
   ids = np.random.default_rng(0).integers(0, 50, (2, 9))
-  wanted = jax.jit(
+  expected = jax.jit(
     lambda params: model.apply({'params': params}, ids, pretrained.build_context(ids, None))[0]
   )(params)
-  np.testing.assert_allclose(tfm.from_pretrained(str(tmp_path)).logits(ids), wanted, atol=1e-5)
+  np.testing.assert_allclose(tfm.from_pretrained(str(tmp_path)).logits(ids), expected, atol=1e-5)
 
 
 @pytest.mark.parametrize(
-  'family, changed, said',
+  'family, changed, message',
   [
     (
       'gpt_neox',
       dict(residual='parallel_one_norm'),
-      "config.model.residual='parallel_one_norm' has no published name here",
+      "config.model.residual='parallel_one_norm' has no config.json value",
     ),
     ('gpt_neox', dict(norm='layernorm(bias=False)'), 'norm'),
     (
@@ -97,7 +97,7 @@ def test_there_and_back(family, changed, tmp_path):
     ('mamba2', dict(head_width=9), 'model.head_width=9'),
   ],
 )
-def test_what_a_family_cannot_say(family, changed, said, tmp_path):
+def test_unsupported_fields_are_rejected_by_name(family, changed, message, tmp_path):
   config = resolve_config(complete(dict(model=COMMON | OWN[family] | changed, data=dict(length=24))))
-  with pytest.raises(ValueError, match=said):
+  with pytest.raises(ValueError, match=message):
     export.to_pretrained(config, {}, str(tmp_path), family, 50)

@@ -1,4 +1,4 @@
-"""Encoder-decoders as the files on the hub describe them; nothing is allocated."""
+"""config.json of published encoder-decoders; nothing is allocated."""
 
 import pathlib
 
@@ -156,25 +156,25 @@ def read(fields):
 
 
 @pytest.mark.parametrize('fields, name', [(T5_BASE, 'base'), (T5_11_BASE, '1.1-base')], ids=['1.0', '1.1'])
-def test_t5_of_this_project_is_that_of_the_hub(fields, name, root):
-  """But for the rate of dropout: what its config.json says is the published one, and says all of the model."""
+def test_configs_t5_is_the_published_t5(fields, name, root):
+  """The config.json written for configs/t5.py equals the published one and describes the whole model."""
   config = resolve_config(load_config(f'{root}/configs/t5.py:{name}'))
   family = from_config.load_families()['t5']
-  made = family.write(
+  written = family.write(
     'vocabulary', dict(leaves(config)) | {'vocab': 32_128, 'ids.start': 0, 'ids.eos': 1, 'ids.pad': 0}
   )
-  assert {field: made[field] for field in fields if field in made} == {
-    field: value for field, value in fields.items() if field in made
+  assert {field: written[field] for field in fields if field in written} == {
+    field: value for field, value in fields.items() if field in written
   }
-  assert fields.keys() - made.keys() <= {'initializer_factor', 'output_past', 'task_specific_params'}
-  export.validate_round_trip(config, family, made, 32_128)
+  assert fields.keys() - written.keys() <= {'initializer_factor', 'output_past', 'task_specific_params'}
+  export.validate_round_trip(config, family, written, 32_128)
   config.model.encoder.position = 't5(buckets=16, bidirectional=True)'
-  with pytest.raises(ValueError, match=r"another model: .*model.encoder.position: 't5\(buckets=16"):
-    export.validate_round_trip(config, family, made, 32_128)
+  with pytest.raises(ValueError, match=r"a different model: .*model.encoder.position: 't5\(buckets=16"):
+    export.validate_round_trip(config, family, written, 32_128)
 
 
 @pytest.mark.parametrize(
-  'fields, said, ids',
+  'fields, expected, ids',
   [
     (
       MT5_SMALL,
@@ -212,9 +212,9 @@ def test_t5_of_this_project_is_that_of_the_hub(fields, name, root):
   ],
   ids=['mt5', 'bart', 'marian'],
 )
-def test_what_the_hub_has(fields, said, ids):
-  config, output, found, vocab, source_vocab = read(fields)
+def test_published_fields(fields, expected, ids):
+  config, output, special_ids, vocab, source_vocab = read(fields)
   flat = dict(leaves(config))
-  assert {path: flat[path] for path in said} == said
-  assert (output, found, vocab, source_vocab) == ('vocabulary', ids, fields['vocab_size'], 0)
+  assert {path: flat[path] for path in expected} == expected
+  assert (output, special_ids, vocab, source_vocab) == ('vocabulary', ids, fields['vocab_size'], 0)
   assert config.model.encoder.layers == fields.get('encoder_layers', fields.get('num_layers'))

@@ -1,4 +1,4 @@
-"""Tensors become parameters and parameters tensors: nothing lost, nothing left over, one at a time."""
+"""Tensors convert to parameters and back, one at a time, and none is lost or left over."""
 
 import jax
 import numpy as np
@@ -6,7 +6,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from tfm.hf.families import tensors
-from tfm.hf.families.protocol import Part, Weight, without
+from tfm.hf.families.protocol import Part, Weight, drop_axis
 from tfm.parallel import mesh as meshes
 
 
@@ -19,13 +19,13 @@ def target(**shapes):
   return {name: jax.ShapeDtypeStruct(shape, np.float32, sharding=device) for name, shape in shapes.items()}
 
 
-def opened(folder, **arrays):
+def save_and_open(folder, **arrays):
   save_file(arrays, folder / 'model.safetensors')
   return tensors.CheckpointTensors(folder)
 
 
 @pytest.mark.parametrize(
-  'weight, wanted',
+  'weight, expected',
   [
     (Weight('x', 'a'), dict(a=X)),
     (Weight('x', 'a', 'o i -> i o'), dict(a=X.T)),
@@ -39,76 +39,76 @@ def opened(folder, **arrays):
     (Weight('x', 'a', scale=0.5, offset=1.0), dict(a=0.5 * X + 1)),
   ],
 )
-def test_a_tensor_is_arranged(weight, wanted, tmp_path):
-  found = tensors.load_params(
-    opened(tmp_path, x=X), [weight], target(**{name: x.shape for name, x in wanted.items()})
+def test_a_tensor_converts_to_parameters_and_back(weight, expected, tmp_path):
+  params = tensors.load_params(
+    save_and_open(tmp_path, x=X), [weight], target(**{name: x.shape for name, x in expected.items()})
   )
-  for name, x in wanted.items():
-    np.testing.assert_allclose(found[name], x, rtol=1e-6)
-  if all(part.count == 1 for part in weight.parts):  # otherwise a part has to say its sizes, as below
-    [(name, back)] = tensors.iterate_tensors([weight], found)
+  for name, x in expected.items():
+    np.testing.assert_allclose(params[name], x, rtol=1e-6)
+  if all(part.count == 1 for part in weight.parts):  # otherwise a part needs sizes, as below
+    [(name, back)] = tensors.iterate_tensors([weight], params)
     assert name == 'x'
     np.testing.assert_allclose(back[weight.skip_rows :], X[weight.skip_rows :], rtol=1e-6, atol=1e-7)
     assert back.shape == X.shape and not back[: weight.skip_rows].any()
 
 
-def test_what_changes_no_output_is_left_out_and_told(tmp_path, caplog):
-  found = opened(tmp_path, x=X, pooler=X, constant=X)
+def test_unused_tensors_are_skipped_and_logged(tmp_path, caplog):
+  stored = save_and_open(tmp_path, x=X, pooler=X, constant=X)
   tensors.load_params(
-    found, [Weight('x', 'a')], target(a=X.shape), ignored_tensors='constant', unused_tensors='pool.*'
+    stored, [Weight('x', 'a')], target(a=X.shape), ignored_tensors='constant', unused_tensors='pool.*'
   )
   assert 'pooler' in caplog.text and 'constant' not in caplog.text
   with pytest.raises(ValueError, match="'pooler', one of 1"):
-    tensors.load_params(found, [Weight('x', 'a')], target(a=X.shape), ignored_tensors='constant')
+    tensors.load_params(stored, [Weight('x', 'a')], target(a=X.shape), ignored_tensors='constant')
 
 
-def test_parts_of_a_tensor_go_back(tmp_path):
+def test_parts_convert_back_to_a_tensor(tmp_path):
   weight = Weight(
     'x', (Part('a', 2, 'g o i -> i (o g)', dict(g=2)), Part('b')), '(o g) i -> g o i', dict(g=3)
   )
-  found = tensors.load_params(opened(tmp_path, x=X), [weight], target(a=(5, 8), b=(4, 5)))
-  [(_, back)] = tensors.iterate_tensors([weight], found)
+  params = tensors.load_params(save_and_open(tmp_path, x=X), [weight], target(a=(5, 8), b=(4, 5)))
+  [(_, back)] = tensors.iterate_tensors([weight], params)
   np.testing.assert_array_equal(back, X)
 
 
-def test_layers_are_stacked_and_experts_too(tmp_path):
+def test_layers_and_experts_are_stacked(tmp_path):
   layers = [RANDOM.normal(size=(2, 3, 4)).astype(np.float32) for _ in range(3)]  # each of two experts
   stored = {f'h.{i}.{e}': layer[e] for i, layer in enumerate(layers) for e in range(2)}
   weights = [Weight((f'h.{i}.0', f'h.{i}.1'), f'a[{i}]/b', 'e o i -> e i o') for i in range(3)]
-  found = tensors.load_params(opened(tmp_path, **stored), weights, {'a': target(b=(3, 2, 4, 3))})
-  np.testing.assert_array_equal(found['a']['b'], np.stack(layers).transpose(0, 1, 3, 2))
-  back = dict(tensors.iterate_tensors(weights, found))
+  params = tensors.load_params(save_and_open(tmp_path, **stored), weights, {'a': target(b=(3, 2, 4, 3))})
+  np.testing.assert_array_equal(params['a']['b'], np.stack(layers).transpose(0, 1, 3, 2))
+  back = dict(tensors.iterate_tensors(weights, params))
   assert back.keys() == stored.keys() and all((back[name] == stored[name]).all() for name in stored)
 
 
-def test_names_without_their_prefix_and_with_old_endings(tmp_path):
-  there = opened(tmp_path, **{'LayerNorm.gamma': X, 'h.bias': X})
+def test_names_without_prefix_and_with_old_endings(tmp_path):
+  stored = save_and_open(tmp_path, **{'LayerNorm.gamma': X, 'h.bias': X})
   weights = [Weight('bert.LayerNorm.weight', 'a')]
-  assert (tensors.load_params(there, weights, target(a=X.shape), 'bert.', r'h\.bias')['a'] == X).all()
+  assert (tensors.load_params(stored, weights, target(a=X.shape), 'bert.', r'h\.bias')['a'] == X).all()
 
 
 @pytest.mark.parametrize(
-  'weights, shapes, sentence',
+  'weights, shapes, message',
   [
     ([Weight('y', 'a')], dict(a=(12, 5)), "has no tensor 'y'.*did you mean|has no tensor 'y', one of 1"),
-    ([Weight('x', 'a')], dict(a=(5, 12)), r"'x' is of shape \(12, 5\) as a, and the model wants \(5, 12\)"),
-    ([Weight('x', 'b')], dict(a=(12, 5)), "'x' is b, and the model has no such parameter"),
-    ([Weight('x', 'a')], dict(a=(12, 5), b=(2,)), 'no tensor is for the parameter b'),
-    ([Weight('x', 'a[1]')], dict(a=(2, 12, 5)), 'no tensor is for all of the parameter a'),
-    ([], dict(), "has the tensor 'x', one of 1 that this model has no place for"),
+    ([Weight('x', 'a')], dict(a=(5, 12)), r"'x' has shape \(12, 5\) as a, and the model requires \(5, 12\)"),
+    ([Weight('x', 'b')], dict(a=(12, 5)), "'x' maps to b, and the model has no such parameter"),
+    ([Weight('x', 'a')], dict(a=(12, 5), b=(2,)), 'no tensor for the parameter b'),
+    ([Weight('x', 'a[1]')], dict(a=(2, 12, 5)), 'no tensor for all of the parameter a'),
+    ([], dict(), "has the tensor 'x', one of 1 that this model does not use"),
     (
       [Weight('x', ('a', 'b'), '(n o) i -> n i o', dict(n=3))],
       dict(a=(5, 4), b=(5, 4)),
-      "'x' has 3 entries and its parameters take 2",
+      "'x' has 3 entries and its parameters use 2",
     ),
   ],
 )
-def test_what_does_not_fit_is_refused_by_name(weights, shapes, sentence, tmp_path):
-  with pytest.raises(ValueError, match=sentence):
-    tensors.load_params(opened(tmp_path, x=X), weights, target(**shapes))
+def test_mismatches_are_rejected_by_name(weights, shapes, message, tmp_path):
+  with pytest.raises(ValueError, match=message):
+    tensors.load_params(save_and_open(tmp_path, x=X), weights, target(**shapes))
 
 
-def test_several_files(tmp_path):
+def test_a_checkpoint_of_several_files(tmp_path):
   many = {f'x{i}': X + i for i in range(5)}
   tensors.save_tensors(tmp_path, many.items(), max_bytes=2 * X.nbytes)
   assert sorted(path.name for path in tmp_path.iterdir()) == [
@@ -125,30 +125,32 @@ def test_several_files(tmp_path):
     tensors.CheckpointTensors(tmp_path)
 
 
-def test_sixteen_bits_are_read_and_cast(tmp_path):
+def test_bfloat16_is_read_and_cast(tmp_path):
   import ml_dtypes
 
-  there = opened(tmp_path, x=X.astype(ml_dtypes.bfloat16))
-  found = tensors.load_params(there, [Weight('x', 'a')], target(a=X.shape))['a']
-  assert found.dtype == np.float32
-  np.testing.assert_array_equal(found, X.astype(ml_dtypes.bfloat16).astype(np.float32))
+  stored = save_and_open(tmp_path, x=X.astype(ml_dtypes.bfloat16))
+  params = tensors.load_params(stored, [Weight('x', 'a')], target(a=X.shape))['a']
+  assert params.dtype == np.float32
+  np.testing.assert_array_equal(params, X.astype(ml_dtypes.bfloat16).astype(np.float32))
 
 
-def test_parameters_are_born_cut_over_a_mesh(tmp_path):
+def test_parameters_are_loaded_sharded(tmp_path):
   from jax.sharding import NamedSharding, PartitionSpec
 
-  where = NamedSharding(meshes.make(dict(fsdp=4, tensor=2)), PartitionSpec(None, 'fsdp'))
+  sharding = NamedSharding(meshes.make(dict(fsdp=4, tensor=2)), PartitionSpec(None, 'fsdp'))
   weights = [Weight('x', 'a[0]'), Weight('y', 'a[1]')]
-  found = tensors.load_params(
-    opened(tmp_path, x=X, y=2 * X),
+  params = tensors.load_params(
+    save_and_open(tmp_path, x=X, y=2 * X),
     weights,
-    {'a': jax.ShapeDtypeStruct((2, 12, 5), np.float32, sharding=where)},
+    {'a': jax.ShapeDtypeStruct((2, 12, 5), np.float32, sharding=sharding)},
   )['a']
-  assert found.sharding == where and {shard.data.shape for shard in found.addressable_shards} == {(2, 3, 5)}
-  np.testing.assert_array_equal(found, np.stack([X, 2 * X]))
+  assert params.sharding == sharding and {shard.data.shape for shard in params.addressable_shards} == {
+    (2, 3, 5)
+  }
+  np.testing.assert_array_equal(params, np.stack([X, 2 * X]))
 
 
-def test_patterns_without_an_axis():
-  assert without('(h c) d -> d h c', 'd') == '( h c ) -> h c'
-  assert without('o d -> d o', 'd') == ''
-  assert without('(n h c) d -> n d h c', 'd') == '( n h c ) -> n h c'
+def test_drop_axis():
+  assert drop_axis('(h c) d -> d h c', 'd') == '( h c ) -> h c'
+  assert drop_axis('o d -> d o', 'd') == ''
+  assert drop_axis('(n h c) d -> n d h c', 'd') == '( n h c ) -> n h c'

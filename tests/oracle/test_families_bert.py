@@ -104,7 +104,7 @@ def test_rows_longer_than_the_table_are_refused(tmp_path):
 
   transformers = pytest.importorskip('transformers')
   published.build_hf_model(transformers.BertModel, transformers.BertConfig(**SMALL)).save_pretrained(tmp_path)
-  with pytest.raises(ValueError, match='reach position 40, and the model has 40'):
+  with pytest.raises(ValueError, match='reach position 40; the model has 40 positions'):
     tfm.from_pretrained(str(tmp_path)).logits(np.ones((1, 41), np.int32))
 
 

@@ -52,7 +52,7 @@ def test_the_longest_row_and_names_of_older_files(tmp_path):
   save_file({name.removeprefix('model.'): x for name, x in found.items()}, tmp_path / 'model.safetensors')
   ours, ids = tfm.from_pretrained(str(tmp_path)), np.random.default_rng(0).integers(5, 61, (2, 32))
   published.assert_close(ours.logits(ids), published.run_hf_model(theirs, dict(input_ids=ids)))
-  with pytest.raises(ValueError, match='reach position 32, and the model has 32'):
+  with pytest.raises(ValueError, match='reach position 32; the model has 32 positions'):
     ours.logits(np.full((1, 33), 7))
 
 

@@ -73,7 +73,7 @@ def test_the_longest_row(tmp_path):
   theirs.save_pretrained(tmp_path)
   ours, ids = tfm.from_pretrained(str(tmp_path)), np.random.default_rng(0).integers(5, 61, (2, 38))
   published.assert_close(ours.logits(ids), published.run_hf_model(theirs, dict(input_ids=ids)))
-  with pytest.raises(ValueError, match='reach position 38, and the model has 38'):
+  with pytest.raises(ValueError, match='reach position 38; the model has 38 positions'):
     ours.logits(np.full((1, 39), 7))
 
 

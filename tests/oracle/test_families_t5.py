@@ -107,7 +107,7 @@ def test_an_output_of_its_own(kind, settings, aliases, tmp_path):
     cls.from_pretrained(tmp_path / 'theirs').eval(),
     tfm.from_pretrained(str(tmp_path / 'theirs')),
   )
-  assert not ours.config.model.tied
+  assert not ours.config.model.tie_embeddings
   expected = published.run_hf_model(theirs, published.make_pairs())
   published.assert_close(ours.logits(**published.make_pairs()), expected)
   published.check_generation(ours, theirs, published.make_inputs(61, 1))

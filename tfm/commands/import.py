@@ -1,11 +1,11 @@
-"""Makes a run of a published checkpoint, for every command to read.
+"""Imports a published checkpoint as a run, which every command reads.
 
   tfm import --from=models/gpt2 --workdir=runs/gpt2
   tfm import --from=models/gpt2 --workdir=runs/gpt2 --config.data.source='text("plays/*.txt")'
 
-The folder holds config.json, model.safetensors (whole or in parts) and a tokenizer; what is no folder is a name on the hub. The
-run has no steps behind it: generate, evaluate and attend read it at once. Fields of the config besides those of
-the model, such as the data that it is evaluated on, are set by --config.path.to.field=value.
+The folder has config.json, model.safetensors (one file, or several with an index) and a tokenizer; a path that is no
+folder is a name on the hub. The run is at step 0; generate, evaluate and attend read it immediately. Set config fields
+outside the model, such as the data for evaluation, with --config.path.to.field=value.
 """
 
 from tfm.commands.cli import assign_overrides
@@ -13,7 +13,7 @@ from tfm.hf import convert
 from tfm.training.progress import say
 
 
-OVERRIDES = True  # words --config.path=value are read
+OVERRIDES = True  # accepts --config.path=value
 
 
 def arguments(parser):
@@ -25,11 +25,13 @@ def arguments(parser):
     metavar='FOLDER',
     help='a published checkpoint, or its name on the hub',
   )
-  add('--workdir', required=True, metavar='DIR', help='of the run that is made; must not hold one')
+  add('--workdir', required=True, metavar='DIR', help='directory of the new run; must not hold a run')
 
 
 def main(args):
-  run = convert.convert_from_hf(args.folder, args.workdir, lambda config: assign_overrides(config, args.overrides))
+  run = convert.convert_from_hf(
+    args.folder, args.workdir, lambda config: assign_overrides(config, args.overrides)
+  )
   say(
-    f'{args.workdir}: {run.family.model_type}, {run.vocab:,} tokens; tfm generate, evaluate and attend read it'
+    f'{args.workdir}: {run.family.model_type}, {run.vocab:,} tokens; ready for tfm generate, evaluate and attend'
   )

@@ -77,7 +77,9 @@ def config_from_hf(
 
 def build_model(config: ConfigDict, vocab: int, source_vocab: int = 0) -> Trunk:
   """The model of a config with `vocab` tokens, which include the objective's special tokens."""
-  return assemble.model(config, vocab - len(assemble.objective(config).special), source_vocab=source_vocab)
+  return assemble.model(
+    config, vocab - len(assemble.objective(config).special_tokens), source_vocab=source_vocab
+  )
 
 
 def nest(flat: dict[str, Any]) -> dict[str, Any]:

@@ -24,10 +24,10 @@ def fields(output):
 
 
 def shared(output, activation, start, vocab):
-  """What BART and Marian have in common, with their defaults."""
+  """The fields that BART and Marian share, with their defaults."""
   yield from (
     ConfigConstant('model.architecture', 'encoder_decoder'),
-    CustomField(depth, lambda config: dict(encoder_layers=config['model.encoder.layers'])),
+    CustomField(read_depth, lambda config: dict(encoder_layers=config['model.encoder.layers'])),
     MappedField('decoder_layers', 'model.layers', default=12),
     MappedField('d_model', 'model.width', default=1024),
     MappedField('encoder_attention_heads', 'model.encoder.heads', default=16),
@@ -36,7 +36,7 @@ def shared(output, activation, start, vocab):
     MappedField('decoder_ffn_dim', 'model.feed_forward_width', default=4096),
     MappedField('activation_function', 'model.feed_forward', ACTIVATIONS, default=activation),
     MappedField('scale_embedding', 'model.scale_embeddings', default=False),
-    CustomField(dropout, lambda config: dict(dropout=config['model.dropout.residual'])),
+    CustomField(read_dropout, lambda config: dict(dropout=config['model.dropout.residual'])),
     MappedField('attention_dropout', 'model.dropout.attention', default=0.0),
     MappedField('vocab_size', 'vocab', default=vocab),
     MappedField('decoder_start_token_id', 'ids.start', default=start),
@@ -67,24 +67,24 @@ def shared(output, activation, start, vocab):
   )
 
 
-def depth(hf_config):
-  """Of the encoder, under one name or two."""
+def read_depth(hf_config):
+  """The encoder's depth, which has two names."""
   layers = hf_config.get('encoder_layers', 12)
   if (other := hf_config.get('num_hidden_layers', layers)) != layers:
     raise ValueError(
-      f'config.json: num_hidden_layers={other} and encoder_layers={layers} are two names of one number'
+      f'config.json: num_hidden_layers={other} contradicts encoder_layers={layers}, the same number; keep one of them'
     )
   return {'model.encoder.layers': layers}
 
 
-def dropout(hf_config):
+def read_dropout(hf_config):
   return dict.fromkeys(('model.dropout.embedding', 'model.dropout.residual'), hf_config.get('dropout', 0.1))
 
 
 def weights(config):
   yield Weight('model.shared.weight', 'embedding/table')
   for side, root in SIDES.items():
-    # Positions count from 2, the number of a token of padding and one more.
+    # Positions start at 2, the padding id plus one.
     yield Weight(f'model.{side}.embed_positions.weight', f'{root}position_0/table', skip_rows=2)
     yield from norm(f'model.{side}.layernorm_embedding', f'{root}embedding_norm', bias=True)
   yield from layers(config)
@@ -94,7 +94,7 @@ SIDES = {'encoder': 'encoder/', 'decoder': ''}
 
 
 def layers(config):
-  """The blocks of both sides and the biases of the output."""
+  """The blocks of encoder and decoder, and the bias of the output."""
   m = config.model
   if m.output_bias:
     yield Weight('final_logits_bias', 'bias/bias', '1 v -> v')

@@ -32,7 +32,7 @@ def fields(output):
     yield ConfigConstant('model.pooled_transform', 'tanh')
 
 
-# Of the published config class.
+# Defaults of the published config class.
 DEFAULTS = dict(
   num_hidden_layers=12,
   hidden_size=768,
@@ -45,34 +45,34 @@ DEFAULTS = dict(
 
 
 def shared(output, transform=None, **defaults):
-  """What BERT has in common with its descendants.
+  """The fields that BERT shares with its descendants.
 
   Args:
-    transform: the activation of the layer before the vocabulary; None: that of the others.
-    defaults: those that are not BERT's.
+    transform: the activation of the layer before the vocabulary; None: hidden_act.
+    defaults: that differ from BERT's.
   """
-  usual = DEFAULTS | defaults
+  all_defaults = DEFAULTS | defaults
 
-  def same(name, path, *converter):
-    return MappedField(name, path, *converter, default=usual[name])
+  def mapped(name, path, *converter):
+    return MappedField(name, path, *converter, default=all_defaults[name])
 
   yield from (
     ConfigConstant('model.architecture', 'encoder'),
     ConfigConstant('model.norm_placement', 'post'),
     ConfigConstant('model.embedding_norm', True),
     ConfigConstant('model.bias', True),
-    same('num_hidden_layers', 'model.layers'),
-    same('hidden_size', 'model.width'),
-    same('num_attention_heads', 'model.heads'),
-    same('intermediate_size', 'model.feed_forward_width'),
+    mapped('num_hidden_layers', 'model.layers'),
+    mapped('hidden_size', 'model.width'),
+    mapped('num_attention_heads', 'model.heads'),
+    mapped('intermediate_size', 'model.feed_forward_width'),
     MappedField('hidden_act', 'model.feed_forward', ACTIVATIONS, default='gelu'),
-    same('layer_norm_eps', 'model.norm', spec_argument('layernorm', 'epsilon', 1e-5)),
+    mapped('layer_norm_eps', 'model.norm', spec_argument('layernorm', 'epsilon', 1e-5)),
     MappedField('hidden_dropout_prob', 'model.dropout.embedding', default=0.1),
     MappedField('hidden_dropout_prob', 'model.dropout.residual', default=0.1),
     MappedField('attention_probs_dropout_prob', 'model.dropout.attention', default=0.1),
     MappedField('tie_word_embeddings', 'model.tie_embeddings', default=True),
-    same('vocab_size', 'vocab'),
-    same('eos_token_id', 'ids.eos'),
+    mapped('vocab_size', 'vocab'),
+    mapped('eos_token_id', 'ids.eos'),
     *class_count(output),
   )
   if output == 'vocabulary':
@@ -101,7 +101,7 @@ def weights(config):
 
 
 def embeddings(name: str, config) -> Iterator[Weight]:
-  """Of tokens and their types, and the norm behind."""
+  """The embeddings of tokens and token types, and the norm after them."""
   yield Weight(f'{name}.word_embeddings.weight', 'embedding/table')
   if config.model.token_types:
     yield Weight(f'{name}.token_type_embeddings.weight', 'type_embedding/table')
@@ -109,15 +109,22 @@ def embeddings(name: str, config) -> Iterator[Weight]:
 
 
 def layer(name: str, path: str, section, names: Mapping[str, str]) -> Iterator[Weight]:
-  """A block of softmax attention and a feed-forward layer without gate; `names` are of its parts, as in `LAYER`, of which
-  those that are not told are none of its tensors."""
-  have, heads = bias_letters(section), dict(h=section.heads)
+  """A block of softmax attention and a feed-forward layer without gate.
+
+  Args:
+    names: part → tensor name, as in `LAYER`; parts without a name have no tensor.
+  """
+  with_bias, heads = bias_letters(section), dict(h=section.heads)
   for letter in [letter for letter in 'qkv' if letter in names]:
     yield from linear(
-      f'{name}.{names[letter]}', f'{path}/mixer/{letter}', '(h c) d -> d h c', letter in have, sizes=heads
+      f'{name}.{names[letter]}',
+      f'{path}/mixer/{letter}',
+      '(h c) d -> d h c',
+      letter in with_bias,
+      sizes=heads,
     )
   yield Weight(f'{name}.{names["out"]}.weight', f'{path}/mixer/out/kernel', 'd (h c) -> h c d', heads)
-  if 'o' in have:
+  if 'o' in with_bias:
     yield Weight(f'{name}.{names["out"]}.bias', f'{path}/mixer/out/bias')
   for part in ('up', 'down'):
     yield from linear(f'{name}.{names[part]}', f'{path}/feed_forward/{part}', 'f d -> d f', section.bias)
@@ -126,7 +133,7 @@ def layer(name: str, path: str, section, names: Mapping[str, str]) -> Iterator[W
 
 
 def vocabulary(section, dense: str, after: str, output: str) -> Iterator[Weight]:
-  """The layer before the vocabulary, its norm, and the output; one that is not tied has a bias of its own."""
+  """The layer before the vocabulary, its norm, and the output; an untied output has its own bias."""
   yield from linear(dense, 'transform/dense', 'f d -> d f', True)
   yield from norm(after, 'transform/norm', bias=True)
   if section.tie_embeddings:

@@ -21,155 +21,156 @@ SECOND = dict(
 
 
 def shared(output):
-  """What the versions have in common."""
+  """The fields that all versions share."""
   yield from (
     MappedField('type_vocab_size', 'model.token_types', default=0),
     MappedField('pad_token_id', 'ids.pad', default=0),
-    CustomField(embedding_size, lambda config: {}),
-    # Sizes that follow from others, the names of tensors, and training.
+    CustomField(check_embedding_size, lambda config: {}),
+    # Sizes that follow from others, tensor names, and training.
     IgnoredFields('padding_idx', 'pooler_hidden_size', 'legacy', 'pooler_dropout', 'cls_dropout'),
-    MappedField('pooler_hidden_act', 'model.pooled_transform', POOLED, default='gelu')
+    MappedField('pooler_hidden_act', 'model.pooled_transform', POOLER_ACTIVATIONS, default='gelu')
     if output == 'classes'
     else IgnoredFields('pooler_hidden_act'),
   )
 
 
-def first(output):
-  """Of the first version: one projection of queries, keys and values; those of keys have no bias."""
+def fields_v1(output):
+  """Version 1: one projection of queries, keys and values; keys have no bias."""
   yield from bert.shared(output, **FIRST)
   yield from shared(output)
   yield ConfigConstant('model.mixer', "softmax(biases='qvo')")
-  yield CustomField(positions, functools.partial(positions_written, ()))
+  yield CustomField(read_positions, functools.partial(write_positions, ()))
   yield SupportedValues(talking_head=False)
 
 
-def second(output):
-  """Of the second and the third."""
+def fields_v2(output):
+  """Versions 2 and 3."""
   yield from bert.shared(output, **SECOND)
   yield from shared(output)
   yield MappedField('attention_head_size', 'model.head_width', default=None)
   yield CustomField(
-    lambda hf_config: positions(hf_config, *further(hf_config)), functools.partial(positions_written, FURTHER)
+    lambda hf_config: read_positions(hf_config, *read_v2_arguments(hf_config)),
+    functools.partial(write_positions, V2_ARGUMENTS),
   )
   yield SupportedValues(conv_kernel_size=0)
   yield IgnoredFields('conv_act', 'conv_groups')
 
 
-POOLED = value_map(gelu='gelu', tanh='tanh', relu='relu', gelu_new='gelu_tanh', silu='silu')
-# What positions have that came with the second version.
-FURTHER = 'buckets', 'norm', 'epsilon', 'borrowed'
+POOLER_ACTIVATIONS = value_map(gelu='gelu', tanh='tanh', relu='relu', gelu_new='gelu_tanh', silu='silu')
+# Arguments of the position that version 2 introduced.
+V2_ARGUMENTS = 'buckets', 'norm', 'epsilon', 'borrowed'
 ARGUMENTS = 'max_distance', 'buckets', 'c2p', 'p2c', 'norm', 'epsilon', 'borrowed'
 
 
-def embedding_size(hf_config):
-  """A table of another width has other projections than ours."""
-  if (found := hf_config.get('embedding_size', None)) not in (None, hf_config.get('hidden_size', None)):
-    raise ValueError(f'config.json: embedding_size={found!r} is not understood; that of hidden_size alone is')
+def check_embedding_size(hf_config):
+  """Rejects an embedding of another width, which has projections that our model lacks."""
+  if (size := hf_config.get('embedding_size', None)) not in (None, hf_config.get('hidden_size', None)):
+    raise ValueError(f'config.json: embedding_size={size!r} is not supported; use the value of hidden_size')
   return {}
 
 
-def further(hf_config):
-  """(buckets, whether there is a norm, whether projections are borrowed)."""
-  normed = hf_config.get('norm_rel_ebd', 'none')
-  if normed not in ('none', 'layer_norm'):
-    raise ValueError(f"config.json: norm_rel_ebd={normed!r} is not understood; 'none' and 'layer_norm' are")
+def read_v2_arguments(hf_config):
+  """(buckets, whether there is a norm, whether positions use the projections of the content)."""
+  has_norm = hf_config.get('norm_rel_ebd', 'none')
+  if has_norm not in ('none', 'layer_norm'):
+    raise ValueError(f"config.json: norm_rel_ebd={has_norm!r} is not supported; use 'none' or 'layer_norm'")
   return (
     max(hf_config.get('position_buckets', -1), 0),
-    normed == 'layer_norm',
+    has_norm == 'layer_norm',
     hf_config.get('share_att_key', False),
   )
 
 
-def positions(hf_config, buckets=0, normed=False, borrowed=False):
-  """Disentangled positions, or a table of absolute ones, or none."""
+def read_positions(hf_config, buckets=0, has_norm=False, borrowed=False):
+  """Disentangled positions, learned absolute positions, or none."""
   relative, absolute = (
     hf_config.get('relative_attention', False),
     hf_config.get('position_biased_input', True),
   )
-  told, longest = hf_config.get('pos_att_type', None), hf_config.get('max_position_embeddings', 512)
+  types, longest = hf_config.get('pos_att_type', None), hf_config.get('max_position_embeddings', 512)
   span, epsilon = hf_config.get('max_relative_positions', -1), hf_config.get('layer_norm_eps', 1e-7)
-  terms = {term.strip() for term in (told.lower().split('|') if isinstance(told, str) else told or ())}
+  terms = {term.strip() for term in (types.lower().split('|') if isinstance(types, str) else types or ())}
   if terms - {'c2p', 'p2c'} or bool(terms) != relative:
     raise ValueError(
-      f"config.json: pos_att_type={told!r} is not understood with relative_attention={relative}; 'c2p', 'p2c' "
-      'or both are with True, and none with False'
+      f'config.json: pos_att_type={types!r} is not supported with relative_attention={relative}; use '
+      "'c2p', 'p2c' or both with True, and none with False"
     )
   if relative and absolute:
     raise ValueError(
-      'config.json: position_biased_input=True is not understood with relative_attention=True; one of them is'
+      'config.json: position_biased_input=True is not supported with relative_attention=True; set one of them to False'
     )
-  if normed and not relative:
+  if has_norm and not relative:
     raise ValueError(
-      "config.json: norm_rel_ebd='layer_norm' is not understood with relative_attention=False; 'none' is"
+      "config.json: norm_rel_ebd='layer_norm' is not supported with relative_attention=False; use 'none'"
     )
   if not relative:
     return {'model.position': f'learned(rows={longest})' if absolute else 'none', 'data.length': longest}
-  said = dict(buckets=buckets) if buckets else {}
-  said |= {term: False for term in ('c2p', 'p2c') if term not in terms}
-  said |= dict(norm=True, epsilon=epsilon) if normed else {}
-  said |= dict(borrowed=True) if borrowed else {}
-  words = ', '.join(f'{name}={value!r}' for name, value in said.items())
+  kwargs = dict(buckets=buckets) if buckets else {}
+  kwargs |= {term: False for term in ('c2p', 'p2c') if term not in terms}
+  kwargs |= dict(norm=True, epsilon=epsilon) if has_norm else {}
+  kwargs |= dict(borrowed=True) if borrowed else {}
+  arguments = ', '.join(f'{name}={value!r}' for name, value in kwargs.items())
   return {
-    'model.position': f'deberta({span if span > 0 else longest}{", " if words else ""}{words})',
+    'model.position': f'deberta({span if span > 0 else longest}{", " if arguments else ""}{arguments})',
     'data.length': longest,
   }
 
 
-def positions_written(further, config):
+def write_positions(v2_arguments, config):
   call, length = parse(config['model.position']), config['data.length']
-  said = dict(zip(ARGUMENTS, call.args)) | dict(call.kwargs)
-  if call.name in ('learned', 'none') and not said.keys() - {'rows'}:
+  kwargs = dict(zip(ARGUMENTS, call.args)) | dict(call.kwargs)
+  if call.name in ('learned', 'none') and not kwargs.keys() - {'rows'}:
     return dict(
       relative_attention=False,
       position_biased_input=call.name == 'learned',
       pos_att_type=[],
-      max_position_embeddings=said.get('rows', length),
+      max_position_embeddings=kwargs.get('rows', length),
     )
-  if call.name != 'deberta' or said.keys() - {'max_distance', 'c2p', 'p2c', *further}:
+  if call.name != 'deberta' or kwargs.keys() - {'max_distance', 'c2p', 'p2c', *v2_arguments}:
     raise ValueError(
-      f"config.model.position={config['model.position']!r} is not said by the family; 'deberta(512)' would be"
+      f"config.model.position={config['model.position']!r} is not supported by the family; use 'deberta(512)'"
     )
-  made = dict(
+  fields = dict(
     relative_attention=True,
     position_biased_input=False,
     max_position_embeddings=length,
-    max_relative_positions=said.get('max_distance', 512),
-    pos_att_type=[term for term in ('p2c', 'c2p') if said.get(term, True)],
+    max_relative_positions=kwargs.get('max_distance', 512),
+    pos_att_type=[term for term in ('p2c', 'c2p') if kwargs.get(term, True)],
   )
-  return made | (
+  return fields | (
     dict(
-      position_buckets=said.get('buckets') or -1,
-      norm_rel_ebd='layer_norm' if said.get('norm') else 'none',
-      share_att_key=said.get('borrowed', False),
+      position_buckets=kwargs.get('buckets') or -1,
+      norm_rel_ebd='layer_norm' if kwargs.get('norm') else 'none',
+      share_att_key=kwargs.get('borrowed', False),
     )
-    if further
+    if v2_arguments
     else {}
   )
 
 
-def weights(config, layer, own):
+def weights(config, layer, position_names):
   """
   Args:
     layer: (name, path, section) → a block's weights.
-    own: the names of the projections of positions, as keys and as queries.
+    position_names: of the projections of positions, as keys and as queries.
   """
   m = config.model
   yield from bert.embeddings('deberta.embeddings', config)
   call = parse(m.position)
-  said = dict(zip(ARGUMENTS, call.args)) | dict(call.kwargs)
+  kwargs = dict(zip(ARGUMENTS, call.args)) | dict(call.kwargs)
   if call.name == 'learned':
     yield Weight('deberta.embeddings.position_embeddings.weight', 'position_0/table')
   if call.name == 'deberta':
     yield Weight('deberta.encoder.rel_embeddings.weight', 'position_0/table')
-  if said.get('norm'):
+  if kwargs.get('norm'):
     yield from norm('deberta.encoder.LayerNorm', 'position_0/table_norm', bias=True)
   for i, block in enumerate(block_paths(config)):
     name = f'deberta.encoder.layer.{i}'
     yield from layer(name, block, m)
-    if call.name == 'deberta' and not said.get('borrowed'):
-      for term, hf_name, tfm_name in zip(('c2p', 'p2c'), own, ('key', 'query')):
-        if said.get(term, True):
-          # A bias of what is a key is the same for all keys: ours has none.
+    if call.name == 'deberta' and not kwargs.get('borrowed'):
+      for term, hf_name, tfm_name in zip(('c2p', 'p2c'), position_names, ('key', 'query')):
+        if kwargs.get(term, True):
+          # A bias of keys shifts all logits of a query equally and has no effect: ours has none.
           yield from linear(
             f'{name}.attention.self.{hf_name}',
             f'{block}/mixer/position/{tfm_name}',
@@ -187,8 +188,8 @@ def weights(config, layer, own):
     yield from linear('classifier', 'classification/classes', 'n d -> d n', True)
 
 
-def in_one(name, path, section):
-  """A block whose queries, keys and values are one projection, head by head."""
+def fused_layer(name, path, section):
+  """A block with one projection of queries, keys and values, head by head."""
   yield from bert.layer(
     name, path, section, {part: hf_name for part, hf_name in bert.LAYER.items() if part not in 'qkv'}
   )
@@ -208,8 +209,8 @@ LAYER = bert.LAYER | {
 }
 
 
-def family(model_type, classes, fields, **of_weights):
-  """A version; `classes` begin their names."""
+def family(model_type, classes, fields, **weight_options):
+  """One version; its class names start with `classes`."""
   return Family(
     model_type=model_type,
     architectures={
@@ -219,7 +220,7 @@ def family(model_type, classes, fields, **of_weights):
       f'{classes}ForTokenClassification': 'token_classes',
     },
     fields=fields,
-    weights=functools.partial(weights, **of_weights),
+    weights=functools.partial(weights, **weight_options),
     prefix='deberta.',
     position_counting='all',
     ignored_tensors=r'(deberta\.)?embeddings\.position_ids|cls\.predictions\.(bias|decoder\.(weight|bias))',
@@ -228,12 +229,12 @@ def family(model_type, classes, fields, **of_weights):
 
 
 FAMILIES = (
-  family('deberta', 'Deberta', first, layer=in_one, own=('pos_proj', 'pos_q_proj')),
+  family('deberta', 'Deberta', fields_v1, layer=fused_layer, position_names=('pos_proj', 'pos_q_proj')),
   family(
     'deberta-v2',
     'DebertaV2',
-    second,
+    fields_v2,
     layer=functools.partial(bert.layer, names=LAYER),
-    own=('pos_key_proj', 'pos_query_proj'),
+    position_names=('pos_key_proj', 'pos_query_proj'),
   ),
 )

@@ -15,64 +15,66 @@ POSITION = rope.position_field(interleaved=True)
 
 def fields(output):
   yield from llama.shared('hidden_act', 'num_key_value_heads', 'head_dim', 'intermediate_size')
-  yield CustomField(attention, written_attention)
+  yield CustomField(read_attention, write_attention)
   yield ConfigConstant('model.bias', False)
-  yield from mixtral.experts('n_routed_experts', spec_default=64, per_token=MISSING)
-  yield SpecArgument('n_shared_experts', 'model.feed_forward', 'shared', OR_NONE, default=2, spec_default=0)
+  yield from mixtral.experts('n_routed_experts', default_count=64, default_top_k=MISSING)
+  yield SpecArgument(
+    'n_shared_experts', 'model.feed_forward', 'shared', ZERO_AS_NONE, default=2, spec_default=0
+  )
   yield SpecArgument('routed_scaling_factor', 'model.feed_forward', 'scale', default=1.0, spec_default=1.0)
   yield SpecArgument(
-    'norm_topk_prob', 'model.feed_forward', 'normalize', UNNORMALIZED, default=False, spec_default=True
+    'norm_topk_prob', 'model.feed_forward', 'normalize', FALSE_ONLY, default=False, spec_default=True
   )
   yield SpecArgument('aux_loss_alpha', 'model.feed_forward', 'balance', default=0.001, spec_default=0.01)
-  yield CustomField(layers, written_layers)
-  yield CustomField(routing, lambda config: dict(topk_method='greedy', n_group=1, topk_group=1))
+  yield CustomField(read_layers, write_layers)
+  yield CustomField(check_routing, lambda config: dict(topk_method='greedy', n_group=1, topk_group=1))
   yield SupportedValues(attention_bias=False, mlp_bias=False, moe_layer_freq=1, scoring_func='softmax')
-  # Widths that others make up; and what is of training.
+  # Widths that follow from other fields, and training.
   yield IgnoredFields(
     'head_dim', 'qk_head_dim', 'ep_size', 'seq_aux', 'output_router_logits', 'router_aux_loss_coef'
   )
 
 
-def attention(hf_config):
+def read_attention(hf_config):
   heads, groups = hf_config.get('num_attention_heads'), hf_config.get('num_key_value_heads', None)
   if groups not in (None, heads):
     raise ValueError(
-      f'config.json: num_key_value_heads={groups!r} is not understood; num_attention_heads={heads} alone is'
+      f'config.json: num_key_value_heads={groups!r} is not supported; use num_attention_heads={heads}'
     )
-  plain, turned = hf_config.get('qk_nope_head_dim', 128), hf_config.get('qk_rope_head_dim', 64)
-  kwargs = dict(rank=hf_config.get('kv_lora_rank', 512), rope_width=turned)
+  plain, rotated = hf_config.get('qk_nope_head_dim', 128), hf_config.get('qk_rope_head_dim', 64)
+  kwargs = dict(rank=hf_config.get('kv_lora_rank', 512), rope_width=rotated)
   if (rank := hf_config.get('q_lora_rank', 1536)) is not None:
     kwargs['query_rank'] = rank
   if (values := hf_config.get('v_head_dim', 128)) != plain:
     kwargs['value_width'] = values
   for name in ('rope_parameters', 'rope_scaling'):
-    told = hf_config.get(name, None) or {}
-    if told.get('mscale_all_dim') and not told.get('mscale'):
+    scaling = hf_config.get(name, None) or {}
+    if scaling.get('mscale_all_dim') and not scaling.get('mscale'):
       raise ValueError(
-        f'config.json: {name}.mscale_all_dim={told["mscale_all_dim"]!r} is not understood without mscale'
+        f'config.json: {name}.mscale_all_dim={scaling["mscale_all_dim"]!r} is not supported without mscale'
       )
-  found = POSITION.read_fields(hf_config)
-  return found | {
+  position = POSITION.read_fields(hf_config)
+  return position | {
     'model.mixer': format_spec('latent', kwargs),
     'model.head_width': plain,
-    'model.score': score(found['model.position'], plain + turned),
+    'model.score': format_score(position['model.position'], plain + rotated),
   }
 
 
-def score(position, channels):
-  """Dot products over √channels, times the square of what yarn stretches with mscale_all_dim."""
-  told = parse(parse(position).kwargs.get('scaling', 'none')).kwargs
-  if not told.get('mscale_all_dim'):
+def format_score(position, channels):
+  """Dot products over √channels, times the square of yarn's factor for mscale_all_dim."""
+  scaling = parse(parse(position).kwargs.get('scaling', 'none')).kwargs
+  if not scaling.get('mscale_all_dim'):
     return 'dot'
-  stretch = 0.1 * told['mscale_all_dim'] * math.log(max(1, told['factor'])) + 1
+  stretch = 0.1 * scaling['mscale_all_dim'] * math.log(max(1, scaling['factor'])) + 1
   return f'dot(scale={stretch**2 * channels**-0.5!r})'
 
 
-def written_attention(config):
+def write_attention(config):
   call = parse(config['model.mixer'])
   if call.name != 'latent' or call.args:
     raise ValueError(
-      f"config.model.mixer={config['model.mixer']!r} is not said by the family; 'latent(rank=…, …)' would be"
+      f"config.model.mixer={config['model.mixer']!r} is not supported by the family; use 'latent(rank=…, …)'"
     )
   return POSITION.write_fields(config) | dict(
     num_key_value_heads=config['model.heads'],
@@ -84,55 +86,55 @@ def written_attention(config):
   )
 
 
-def unnormalized(value):
+def reject_true(value):
   if value:
-    raise ValueError(f'{value!r} is not understood, as published codes differ in it; False alone is')
+    raise ValueError(f'{value!r} is not supported, because published implementations differ; use False')
   return False
 
 
-UNNORMALIZED = Converter(unnormalized, unnormalized)
-OR_NONE = Converter(lambda count: count or 0, lambda count: count)
+FALSE_ONLY = Converter(reject_true, reject_true)
+ZERO_AS_NONE = Converter(lambda count: count or 0, lambda count: count)
 
 
-def layers(hf_config):
-  """The first ones have no experts."""
+def read_layers(hf_config):
+  """The first `first_k_dense_replace` layers have no experts."""
   count, first = hf_config.get('num_hidden_layers'), hf_config.get('first_k_dense_replace', 0)
   if not 0 <= first < count:
     raise ValueError(
-      f'config.json: first_k_dense_replace={first!r} is not understood of {count} layers; '
-      f'0 to {count - 1} would do'
+      f'config.json: first_k_dense_replace={first!r} is not supported with {count} layers; '
+      f'use 0 to {count - 1}'
     )
   width = hf_config.get('intermediate_size', 11008)
-  found = {'model.feed_forward_width': hf_config.get('moe_intermediate_size', 1407)}
+  fields = {'model.feed_forward_width': hf_config.get('moe_intermediate_size', 1407)}
   if not first:
-    return found
+    return fields
   dense = dict(
     feed_forward=GATED_ACTIVATIONS.read(hf_config.get('hidden_act', 'silu')), feed_forward_width=width
   )
   kinds = ['dense'] * first + ['sparse'] * (count - first)
-  return found | layer_pattern(kinds, dict(dense=dense, sparse=dict(feed_forward=None)))
+  return fields | layer_pattern(kinds, dict(dense=dense, sparse=dict(feed_forward=None)))
 
 
-def written_layers(config):
+def write_layers(config):
   kinds, widths = layer_values(config, 'feed_forward'), layer_values(config, 'feed_forward_width')
-  first = next((i for i, kind in enumerate(kinds) if mixed(kind)), 0)
+  first = next((i for i, kind in enumerate(kinds) if is_mixture(kind)), 0)
   return dict(first_k_dense_replace=first, intermediate_size=widths[0], moe_intermediate_size=widths[first])
 
 
-def mixed(feed_forward):
+def is_mixture(feed_forward):
   return parse(feed_forward).name == 'mixture_of_experts'
 
 
-def routing(hf_config):
-  """The best experts of all, or of groups that are all asked."""
+def check_routing(hf_config):
+  """Rejects routing that selects among some groups of experts; with all groups it equals greedy routing."""
   method = hf_config.get('topk_method', 'greedy')
-  groups, asked = (hf_config.get(name, None) for name in ('n_group', 'topk_group'))
+  groups, selected = (hf_config.get(name, None) for name in ('n_group', 'topk_group'))
   if method not in ('greedy', 'group_limited_greedy'):
-    raise ValueError(f"config.json: topk_method={method!r} is not understood; 'greedy' would do")
-  if method != 'greedy' and groups not in (None, 1, asked):
+    raise ValueError(f"config.json: topk_method={method!r} is not supported; use 'greedy'")
+  if method != 'greedy' and groups not in (None, 1, selected):
     raise ValueError(
-      f'config.json: topk_method={method!r} is not understood of n_group={groups!r} of which '
-      f"topk_group={asked!r} are asked; 'greedy' would do"
+      f'config.json: topk_method={method!r} is not supported with n_group={groups!r} and '
+      f"topk_group={selected!r}; use 'greedy'"
     )
   return {}
 
@@ -144,7 +146,7 @@ def weights(config):
     yield from norm(f'{name}.input_layernorm', f'{block}/mixer_norm', bias=False)
     yield from norm(f'{name}.post_attention_layernorm', f'{block}/feed_forward_norm', bias=False)
     yield from latent(f'{name}.self_attn', f'{block}/mixer', section)
-    if not mixed(section.feed_forward):
+    if not is_mixture(section.feed_forward):
       yield from llama.feed_forward(f'{name}.mlp', f'{block}/feed_forward', bias=False)
       continue
     yield from mixtral.mixture(
@@ -160,18 +162,18 @@ def weights(config):
 
 
 def latent(name, path, section):
-  """The projections down to ranks, up to heads, and out."""
-  said, heads = parse(section.mixer).kwargs, dict(h=section.heads)
+  """Latent attention: the projections down to ranks, up to heads, and out."""
+  kwargs, heads = parse(section.mixer).kwargs, dict(h=section.heads)
   query = 'q_proj'
-  if said.get('query_rank'):
+  if kwargs.get('query_rank'):
     query = 'q_b_proj'
     yield Weight(f'{name}.q_a_proj.weight', f'{path}/q_down/kernel', 'r d -> d r')
     yield from norm(f'{name}.q_a_layernorm', f'{path}/q_norm', bias=False)
   yield Weight(f'{name}.{query}.weight', f'{path}/q/kernel', '(h c) d -> d h c', heads)
   yield Weight(f'{name}.kv_a_proj_with_mqa.weight', f'{path}/down/kernel', 'r d -> d r')
   yield from norm(f'{name}.kv_a_layernorm', f'{path}/norm', bias=False)
-  # Of every head first its keys', then its values'.
-  widths = dict(k_up=section.head_width, v_up=said.get('value_width') or section.head_width)
+  # Of every head: keys, then values.
+  widths = dict(k_up=section.head_width, v_up=kwargs.get('value_width') or section.head_width)
   parts = tuple(Part(f'{path}/{tfm_name}', width, 'c r h -> r h c') for tfm_name, width in widths.items())
   yield Weight(f'{name}.kv_b_proj.weight', parts, '(h c) r -> c r h', heads)
   yield Weight(f'{name}.o_proj.weight', f'{path}/out/kernel', 'd (h c) -> h c d', heads)

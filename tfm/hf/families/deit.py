@@ -1,4 +1,4 @@
-"""DeiT, with a token and a head for distillation (Touvron et al. 2021, §4)."""
+"""DeiT with a distillation token and a distillation head (Touvron et al. 2021, §4)."""
 
 from tfm.hf.families import vit
 from tfm.hf.families.fields import CustomField
@@ -8,23 +8,23 @@ from tfm.hf.families.protocol import Family, Weight, linear
 def fields(output):
   yield from vit.fields(output, tokens=2)
   if output == 'classes':
-    yield CustomField(heads, heads_written)
+    yield CustomField(read_pooling, write_pooling)
 
 
-# What a class of the published implementation tells classes from.
+# Class of the published implementation → the hidden states that its classifier reads.
 POOLINGS = {'DeiTForImageClassification': 'first', 'DeiTForImageClassificationWithTeacher': 'first_two'}
 
 
-def heads(hf_config):
+def read_pooling(hf_config):
   [name] = hf_config.get('architectures', None) or ['DeiTForImageClassification']
   return {'model.pooling': POOLINGS[name]}
 
 
-def heads_written(config):
+def write_pooling(config):
   [*names] = [name for name, pooling in POOLINGS.items() if pooling == config['model.pooling']]
   if not names:
     raise ValueError(
-      f'config.model.pooling={config["model.pooling"]!r} has no class; {" and ".join(POOLINGS.values())} have'
+      f'config.model.pooling={config["model.pooling"]!r} is not supported by the family; use one of {", ".join(POOLINGS.values())}'
     )
   return dict(architectures=names)
 
@@ -35,9 +35,11 @@ def weights(config):
   )
   yield from vit.trunk('deit', config)
   if config.objective.startswith('classification'):
-    two = config.model.pooling == 'first_two'
-    yield from linear('cls_classifier' if two else 'classifier', 'classification/classes', 'n d -> d n', True)
-    if two:
+    has_two_heads = config.model.pooling == 'first_two'
+    yield from linear(
+      'cls_classifier' if has_two_heads else 'classifier', 'classification/classes', 'n d -> d n', True
+    )
+    if has_two_heads:
       yield from linear('distillation_classifier', 'classification/classes_1', 'n d -> d n', True)
 
 

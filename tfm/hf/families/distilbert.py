@@ -36,7 +36,7 @@ def fields(output):
     SupportedValues(tie_weights_=True),
     IgnoredFields(
       'sinusoidal_pos_embds', 'qa_dropout', 'seq_classif_dropout'
-    ),  # what the table began from; and training
+    ),  # initialization of the table, and training
     *class_count(output),
   )
   if output == 'vocabulary':

@@ -11,8 +11,8 @@ def fields(output):
     MappedField('num_hidden_layers', 'model.layers', default=32, aliases=('n_layer',)),
     MappedField('hidden_size', 'model.width', default=4544, aliases=('n_embed',)),
     MappedField('num_attention_heads', 'model.heads', default=71, aliases=('n_head',)),
-    CustomField(structure, structure_written),
-    CustomField(position, position_written),
+    CustomField(read_structure, write_structure),
+    CustomField(read_position, write_position),
     MappedField('ffn_hidden_size', 'model.feed_forward_width', default=None),
     MappedField('activation', 'model.feed_forward', ACTIVATIONS, default='gelu'),
     MappedField('bias', 'model.bias', default=False),
@@ -31,12 +31,12 @@ def fields(output):
   )
 
 
-# How many norms a block has, and what they stand before → of the branches.
+# Number of norms in a parallel block → its residual.
 RESIDUALS = {2: 'parallel', 1: 'parallel_one_norm'}
 
 
-def structure(hf_config):
-  """Groups of heads, and how the branches are added: two generations say it in different words."""
+def read_structure(hf_config):
+  """Groups of heads, and the residual; two generations of files use different fields."""
   new, parallel, shared, groups, norms = (
     hf_config.get(*field)
     for field in (
@@ -51,17 +51,17 @@ def structure(hf_config):
   if new:
     norms = 2 if norms is None else norms
     if not parallel or norms not in RESIDUALS:
-      wrong = f'num_ln_in_parallel_attn={norms!r}' if parallel else f'parallel_attn={parallel!r}'
-      raise ValueError(f'config.json: {wrong} is not understood beside new_decoder_architecture=True')
+      unsupported = f'num_ln_in_parallel_attn={norms!r}' if parallel else f'parallel_attn={parallel!r}'
+      raise ValueError(f'config.json: {unsupported} is not supported with new_decoder_architecture=True')
     return {'model.kv_heads': groups, 'model.residual': RESIDUALS[norms]}
   if parallel and norms == 2:
     raise ValueError(
-      'config.json: num_ln_in_parallel_attn=2 is not understood beside new_decoder_architecture=False'
+      'config.json: num_ln_in_parallel_attn=2 is not supported with new_decoder_architecture=False'
     )
   if not shared and groups not in (None, heads):
     raise ValueError(
-      f'config.json: num_kv_heads={groups} is not understood beside new_decoder_architecture=False and '
-      f'multi_query=False; {heads} would be'
+      f'config.json: num_kv_heads={groups} is not supported with new_decoder_architecture=False and '
+      f'multi_query=False; use {heads}'
     )
   return {
     'model.kv_heads': 1 if shared else None,
@@ -69,12 +69,12 @@ def structure(hf_config):
   }
 
 
-def structure_written(config):
+def write_structure(config):
   heads, groups, residual = (config[f'model.{name}'] for name in ('heads', 'kv_heads', 'residual'))
   old = groups in (1, heads) and residual != 'parallel'
   if not old and residual == 'sequential':
     raise ValueError(
-      f"config.model.kv_heads={groups} is not said by the family of residual='sequential'; 1 or {heads} would be"
+      f"config.model.kv_heads={groups} is not supported by the family with residual='sequential'; use 1 or {heads}"
     )
   norms = None if old else 2 if residual == 'parallel' else 1
   return dict(
@@ -89,20 +89,20 @@ def structure_written(config):
 ROPE = rope.position_field(default_length=2048)
 
 
-def position(hf_config):
-  rotated = ROPE.read_fields(hf_config)
+def read_position(hf_config):
+  rope_fields = ROPE.read_fields(hf_config)
   heads = hf_config.get('num_attention_heads', hf_config.get('n_head', 71))
   width = hf_config.get('hidden_size', hf_config.get('n_embed', 4544))
-  return {'model.position': alibi(width // heads)} if hf_config.get('alibi', False) else rotated
+  return {'model.position': format_alibi(width // heads)} if hf_config.get('alibi', False) else rope_fields
 
 
-def position_written(config):
-  penalised = config['model.position'] == alibi(config['model.head_width'])
-  return dict(alibi=penalised) | ({} if penalised else ROPE.write_fields(config))
+def write_position(config):
+  uses_alibi = config['model.position'] == format_alibi(config['model.head_width'])
+  return dict(alibi=uses_alibi) | ({} if uses_alibi else ROPE.write_fields(config))
 
 
-def alibi(channels):
-  """The published penalties: products in bfloat16, divided as the scores are."""
+def format_alibi(channels):
+  """The published biases: products in bfloat16, divided like the scores."""
   return f'alibi(scale={channels**-0.5!r}, rounded=True)'
 
 

@@ -9,48 +9,51 @@ from tfm.hf.families.protocol import Family, block_paths, norm
 def fields(output):
   yield from llama.shared('hidden_act', num_key_value_heads=16, head_dim=256, tie_word_embeddings=True)
   yield MappedField('hidden_act', 'model.feed_forward', ACTIVATION, default='gelu_pytorch_tanh')
-  yield CustomField(repeated, lambda config: {})
-  yield from common()
+  yield CustomField(check_activations, lambda config: {})
+  yield from shared()
 
 
-def common():
-  """What both generations have."""
+def shared():
+  """The fields that both generations share."""
   yield rope.position_field()
   yield ConfigConstant('model.scale_embeddings', True)
   yield ConfigConstant('model.mixer', 'softmax')
   yield SpecArgument('attention_bias', 'model.mixer', 'biases', ALL_BIASES, default=False, spec_default='')
   yield ConfigConstant('model.bias', False)
-  yield CustomField(causal, lambda config: {})
+  yield CustomField(check_causal, lambda config: {})
 
 
-# The first files say 'gelu' and mean its approximation.
+# The first files have 'gelu' for its tanh approximation.
 ACTIVATION = value_map(
   gelu_pytorch_tanh='geglu_tanh', gelu_new='geglu_tanh', gelu='geglu_tanh', silu='swiglu', relu='reglu'
 )
 
 
-def repeated(hf_config):
-  """Some files say the activation twice."""
-  again, said = hf_config.get('hidden_activation', None), hf_config.get('hidden_act', 'gelu_pytorch_tanh')
-  if again is not None and GATED_ACTIVATIONS.read(again) != ACTIVATION.read(said):
+def check_activations(hf_config):
+  """Rejects files with two different activations."""
+  other, activation = (
+    hf_config.get('hidden_activation', None),
+    hf_config.get('hidden_act', 'gelu_pytorch_tanh'),
+  )
+  if other is not None and GATED_ACTIVATIONS.read(other) != ACTIVATION.read(activation):
     raise ValueError(
-      f'config.json: hidden_activation={again!r} is not understood beside hidden_act={said!r}; null would do'
+      f'config.json: hidden_activation={other!r} is not supported with hidden_act={activation!r}; use null'
     )
   return {}
 
 
-def causal(hf_config):
+def check_causal(hf_config):
   if hf_config.get('use_bidirectional_attention', None):
-    raise ValueError('config.json: use_bidirectional_attention=True is not understood; False and null are')
+    raise ValueError('config.json: use_bidirectional_attention=True is not supported; use False or null')
   return {}
 
 
 def weights(config):
-  yield from tensors(config, input_layernorm='mixer_norm', post_attention_layernorm='feed_forward_norm')
+  yield from gemma_weights(config, input_layernorm='mixer_norm', post_attention_layernorm='feed_forward_norm')
 
 
-def tensors(config, **norms):
-  """LLaMA's, but for the norms, which are stored as what their scales are above one."""
+def gemma_weights(config, **norms):
+  """LLaMA's tensors, but norm scales are stored minus one."""
   m = config.model
   yield from llama.ends(config, offset=1.0)
   for i, block in enumerate(block_paths(config)):

@@ -20,7 +20,7 @@ def fields(output):
 
 
 def shared():
-  """What GPT-BigCode has too."""
+  """The fields that GPT-BigCode shares."""
   yield from (
     MappedField('n_layer', 'model.layers', default=12),
     MappedField('n_embd', 'model.width', default=768),
@@ -51,7 +51,7 @@ def weights(config):
     name = f'transformer.h.{i}'
     yield from norm(f'{name}.ln_1', f'{block}/mixer_norm', bias=True)
     yield from norm(f'{name}.ln_2', f'{block}/feed_forward_norm', bias=True)
-    # Its projections are [in, out].
+    # These projections are [in, out].
     qkv, heads = [f'{block}/mixer/{part}' for part in 'qkv'], dict(n=3, h=m.heads)
     yield Weight(
       f'{name}.attn.c_attn.weight', tuple(f'{path}/kernel' for path in qkv), 'd (n h c) -> n d h c', heads

@@ -9,9 +9,10 @@ def fields(output):
   yield from gpt2.shared()
   yield from (
     CustomField(
-      lambda hf_config: {'model.kv_heads': 1 if hf_config.get('multi_query', True) else None}, shares
+      lambda hf_config: {'model.kv_heads': 1 if hf_config.get('multi_query', True) else None},
+      write_multi_query,
     ),
-    # Softmax is in float32 here; what else is left is told to a server.
+    # Our softmax is in float32; the rest configures an inference server.
     IgnoredFields(
       'attention_softmax_in_fp32',
       'scale_attention_softmax_in_fp32',
@@ -27,11 +28,11 @@ def fields(output):
   )
 
 
-def shares(config):
-  """Whether all heads read one key and value, or each its own."""
+def write_multi_query(config):
+  """Multi-query or multi-head attention."""
   heads, shared = config['model.heads'], config['model.kv_heads']
   if shared not in (1, heads):
-    raise ValueError(f'config.model.kv_heads={shared} is not said by the family; 1 or {heads} would be')
+    raise ValueError(f'config.model.kv_heads={shared} is not supported by the family; use 1 or {heads}')
   return dict(multi_query=shared == 1)
 
 

@@ -58,18 +58,18 @@ NORMS = dict(input_layernorm='mixer_norm', post_attention_layernorm='feed_forwar
 
 
 def layer(name, path, section, parts=PARTS, norms=NORMS):
-  """A block whose queries, keys and values are one projection; `parts` and `norms` are what its tensors are called."""
-  have = bias_letters(section) == 'qkvo'
+  """A block with one projection of queries, keys and values; `parts` and `norms` are its tensor names."""
+  with_bias = bias_letters(section) == 'qkvo'
   for hf_name, tfm_name in norms.items():
     yield from norm(f'{name}.{hf_name}', f'{path}/{tfm_name}', bias=True)
-  yield from fused(f'{name}.{parts["qkv"]}', f'{path}/mixer', section, have)
-  yield from out(f'{name}.{parts["out"]}', f'{path}/mixer/out', section, have)
+  yield from fused_projection(f'{name}.{parts["qkv"]}', f'{path}/mixer', section, with_bias)
+  yield from output_projection(f'{name}.{parts["out"]}', f'{path}/mixer/out', section, with_bias)
   yield from linear(f'{name}.{parts["up"]}', f'{path}/feed_forward/up', 'f d -> d f', section.bias)
   yield from linear(f'{name}.{parts["down"]}', f'{path}/feed_forward/down', 'd f -> f d', section.bias)
 
 
-def fused(name, path, section, bias):
-  """Queries, keys and values of one projection, group after group of heads: its queries, its key, its value."""
+def fused_projection(name, path, section, bias):
+  """One projection of queries, keys and values, group by group of heads: queries, key, value."""
   K, G = section.kv_heads, section.heads // section.kv_heads
   for hf_name, tfm_name, d in (('weight', 'kernel', 'd '), ('bias', 'bias', '')):
     if bias or tfm_name == 'kernel':
@@ -82,8 +82,8 @@ def fused(name, path, section, bias):
       )
 
 
-def out(name, path, section, bias):
-  """The projection out of the heads."""
+def output_projection(name, path, section, bias):
+  """The output projection of attention."""
   yield Weight(f'{name}.weight', f'{path}/kernel', 'd (h c) -> h c d', dict(h=section.heads))
   if bias:
     yield Weight(f'{name}.bias', f'{path}/bias')

@@ -22,7 +22,7 @@ def fields(output):
     MappedField('n_embd', 'model.width', default=4096),
     MappedField('n_head', 'model.heads', default=16),
     MappedField('n_positions', 'data.length', default=2048),
-    CustomField(rotated, channels),
+    CustomField(read_rope, write_rope),
     MappedField('n_inner', 'model.feed_forward_width', default=None),
     MappedField('activation_function', 'model.feed_forward', ACTIVATIONS, default='gelu_new'),
     MappedField(
@@ -44,20 +44,18 @@ def fields(output):
   )
 
 
-def rotated(hf_config):
-  """The rotated channels of a head as a part of all."""
+def read_rope(hf_config):
+  """The rotated channels of a head as a fraction."""
   channels, head = (
     hf_config.get('rotary_dim', 64),
     hf_config.get('n_embd', 4096) // hf_config.get('n_head', 16),
   )
   if channels is None:
-    raise ValueError(
-      f'config.json: rotary_dim=None is not understood; {head}, the whole of each head, would do'
-    )
+    raise ValueError(f'config.json: rotary_dim=None is not supported; use {head}, the whole head')
   return ROPE.read_fields(HfConfig(dict(partial_rotary_factor=channels / head, max_position_embeddings=0)))
 
 
-def channels(config):
+def write_rope(config):
   return dict(
     rotary_dim=round(ROPE.write_fields(config).get('partial_rotary_factor', 1.0) * config['model.head_width'])
   )
@@ -77,15 +75,15 @@ def weights(config):
         False,
         sizes=dict(h=m.heads),
       )
-    yield from gpt_neox.out(f'{name}.attn.out_proj', f'{block}/mixer/out', m, bias=False)
+    yield from gpt_neox.output_projection(f'{name}.attn.out_proj', f'{block}/mixer/out', m, bias=False)
     yield from linear(f'{name}.mlp.fc_in', f'{block}/feed_forward/up', 'f d -> d f', bias=True)
     yield from linear(f'{name}.mlp.fc_out', f'{block}/feed_forward/down', 'd f -> f d', bias=True)
   yield from norm('transformer.ln_f', 'norm', bias=True)
-  yield from output(m)
+  yield from output_layer(m)
 
 
-def output(model):
-  """The output, with a bias of each token; of a model that has one."""
+def output_layer(model):
+  """The output layer, if untied, and its bias."""
   if not model.tie_embeddings:
     yield Weight('lm_head.weight', 'output/kernel', 'v d -> d v')
   if model.output_bias:

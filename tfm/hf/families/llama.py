@@ -12,16 +12,17 @@ from tfm.spec import parse
 def fields(output):
   yield from shared()
   yield rope.position_field()
-  yield CustomField(biases_in_layers, written_biases)
+  yield CustomField(read_biases, write_biases)
 
 
-def shared(*without, **usual):
-  """What LLaMA has in common with its descendants.
+def shared(*without, **defaults):
+  """The fields that LLaMA shares with its descendants.
 
   Args:
-    without: fields that they say otherwise; usual: what theirs are where config.json does not say.
+    without: fields that the descendant replaces.
+    defaults: that differ from LLaMA's.
   """
-  found = (
+  mapped = (
     MappedField('num_hidden_layers', 'model.layers'),
     MappedField('hidden_size', 'model.width'),
     MappedField('num_attention_heads', 'model.heads'),
@@ -37,19 +38,19 @@ def shared(*without, **usual):
     MappedField('eos_token_id', 'ids.eos', default=None),
     MappedField('pad_token_id', 'ids.pad', default=None),
   )
-  for field in found:
+  for field in mapped:
     if field.name not in without:
-      yield dataclasses.replace(field, default=usual.get(field.name, field.default))
+      yield dataclasses.replace(field, default=defaults.get(field.name, field.default))
 
 
-def biases_in_layers(hf_config):
-  """In all four projections of attention, or in none, and in the feed-forward layer."""
+def read_biases(hf_config):
+  """Biases of attention (all four projections or none) and of the feed-forward layer."""
   bias, others = hf_config.get('attention_bias', False), hf_config.get('mlp_bias', False)
   mixer = 'softmax' if bias == others else format_spec('softmax', dict(biases=ALL_BIASES.read(bias)))
   return {'model.mixer': mixer, 'model.bias': others}
 
 
-def written_biases(config):
+def write_biases(config):
   letters = parse(config['model.mixer']).kwargs.get('biases')
   try:
     bias = config['model.bias'] if letters is None else ALL_BIASES.write(letters)
@@ -78,25 +79,29 @@ def ends(config, offset=0.0):
 
 
 def attention(name, path, section):
-  """Four projections; `section` is that of the block."""
-  have = bias_letters(section)
+  """Four projections; `section` is the config section of the block."""
+  with_bias = bias_letters(section)
   for letter, heads in (('q', section.heads), ('k', section.kv_heads), ('v', section.kv_heads)):
     yield from linear(
-      f'{name}.{letter}_proj', f'{path}/{letter}', '(h c) d -> d h c', letter in have, sizes=dict(h=heads)
+      f'{name}.{letter}_proj',
+      f'{path}/{letter}',
+      '(h c) d -> d h c',
+      letter in with_bias,
+      sizes=dict(h=heads),
     )
-  # Of the output the heads are what goes in, so its bias is as it is.
+  # The bias of the output projection has no head axis.
   yield Weight(f'{name}.o_proj.weight', f'{path}/out/kernel', 'd (h c) -> h c d', dict(h=section.heads))
-  if 'o' in have:
+  if 'o' in with_bias:
     yield Weight(f'{name}.o_proj.bias', f'{path}/out/bias')
 
 
 def feed_forward(name, path, bias):
-  """Three projections, one of them the gate."""
+  """A gated feed-forward layer of three projections."""
   for hf_name, tfm_name in (('gate_proj', 'up'), ('up_proj', 'gate'), ('down_proj', 'down')):
     yield from linear(f'{name}.{hf_name}', f'{path}/{tfm_name}', 'f d -> d f', bias)
 
 
-# Constants, and an output that is the embedding.
+# Constants, and a tied output.
 IGNORED_TENSORS = r'.*rotary_emb\.inv_freq|lm_head\.weight'
 FAMILIES = (
   Family(

@@ -9,15 +9,14 @@ from tfm.spec import parse
 
 
 def fields(output):
-  first = int(
-    output == 'classes'
-  )  # the first token is global where a class is told from it; else none is, unless told
+  # A text's class is read from the first token, which is then global; otherwise only the context sets global tokens.
+  global_tokens = int(output == 'classes')
   yield from bert.shared(output, transform='gelu', eos_token_id=2)
   yield from (
     CustomField(*roberta.POSITIONS),
-    CustomField(lambda hf_config: windows(hf_config, first), windows_written),
+    CustomField(lambda hf_config: read_windows(hf_config, global_tokens), write_windows),
     MappedField('type_vocab_size', 'model.token_types', default=2),
-    ConfigConstant('model.mixer', f'longformer({first})'),
+    ConfigConstant('model.mixer', f'longformer({global_tokens})'),
     SupportedValues(attention_mode='longformer', ignore_attention_mask=False),
     IgnoredFields('onnx_export'),
   )
@@ -25,43 +24,43 @@ def fields(output):
     yield ConfigConstant('model.pooled_transform', 'tanh')
 
 
-def windows(hf_config, first):
-  """The published window counts both sides: of all layers, or of each."""
-  told, layers = hf_config.get('attention_window', 512), hf_config.get('num_hidden_layers', 12)
-  each = list(told) if isinstance(told, (list, tuple)) else [told] * layers
-  if len(each) != layers or any(type(window) is not int or window < 2 or window % 2 for window in each):
+def read_windows(hf_config, global_tokens):
+  """The masks; the published window counts both sides, and is one number or one for each layer."""
+  setting, layers = hf_config.get('attention_window', 512), hf_config.get('num_hidden_layers', 12)
+  windows = list(setting) if isinstance(setting, (list, tuple)) else [setting] * layers
+  if len(windows) != layers or any(type(size) is not int or size < 2 or size % 2 for size in windows):
     raise ValueError(
-      f'config.json: attention_window={told!r} is not understood; an even number is, or one for each of '
+      f'config.json: attention_window={setting!r} is not supported; use an even number, or one for each of '
       f'num_hidden_layers={layers}'
     )
 
   def mask(window):
-    return f'longformer({window // 2}, {first})'
+    return f'longformer({window // 2}, {global_tokens})'
 
-  if len({*each}) == 1:
-    return {'model.mask': mask(each[0])}
-  turn = next(n for n in range(1, layers + 1) if all(each[i] == each[i % n] for i in range(layers)))
-  return {'model.pattern': tuple(f'window_{window}' for window in each[:turn])} | {
-    f'model.blocks.window_{window}.mask': mask(window) for window in dict.fromkeys(each)
+  if len({*windows}) == 1:
+    return {'model.mask': mask(windows[0])}
+  period = next(n for n in range(1, layers + 1) if all(windows[i] == windows[i % n] for i in range(layers)))
+  return {'model.pattern': tuple(f'window_{window}' for window in windows[:period])} | {
+    f'model.blocks.window_{window}.mask': mask(window) for window in dict.fromkeys(windows)
   }
 
 
-def windows_written(config):
+def write_windows(config):
   pattern = config['model.pattern'] or (None,)
   paths = ['model.mask' if name is None else f'model.blocks.{name}.mask' for name in pattern]
-  found = []
+  windows = []
   for path in paths:
     call = parse(config[path]) if config[path].isidentifier() or config[path].endswith(')') else None
     if call is None or call.name != 'longformer' or len(call.args) != 2:
       raise ValueError(
-        f"config.{path}={config[path]!r} is not said by the family; 'longformer(256, 0)' would be"
+        f"config.{path}={config[path]!r} is not supported by the family; use 'longformer(256, 0)'"
       )
-    found.append(2 * call.args[0])
-  return dict(attention_window=[found[i % len(found)] for i in range(config['model.layers'])])
+    windows.append(2 * call.args[0])
+  return dict(attention_window=[windows[i % len(windows)] for i in range(config['model.layers'])])
 
 
 def use_context_globals(config: ConfigDict) -> ConfigDict:
-  """The config of the same model, whose global tokens are those that the context tells."""
+  """The config of the same model with the global tokens of the context instead of the first ones."""
   config = config.copy_and_resolve_references()
   for part in (config.model, *config.model.blocks.values()):
     part.mixer = 'longformer(0)'

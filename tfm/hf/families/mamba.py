@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
-from tfm.hf.families.converters import spec_argument
+from tfm.hf.families.converters import format_spec, spec_argument
 from tfm.hf.families.fields import ConfigConstant, CustomField, IgnoredFields, MappedField, SupportedValues
 from tfm.hf.families.protocol import Family, Weight, block_paths, linear, norm
 from tfm.mixers.mamba import Mamba
@@ -12,10 +12,10 @@ from tfm.spec import bind, parse
 
 
 def fields(output):
-  yield from shared(layers=32, width=768, tie_embeddings=True, vocab=50280, eos=0, pad=0)
+  yield from shared(layers=32, width=768, tied=True, vocab=50280, eos=0, pad=0)
   yield from (
-    ConfigConstant('model.heads', 1),  # there are none; one divides every width
-    CustomField(mixer, mixer_written),
+    ConfigConstant('model.heads', 1),  # unused; 1 divides every width
+    CustomField(read_mixer, write_mixer),
     SupportedValues(ssm_cfg={}),
     IgnoredFields(
       'use_mambapy', 'use_associative_scan', 'd_inner', 'fused_add_norm', 'pad_vocab_size_multiple'
@@ -24,7 +24,7 @@ def fields(output):
 
 
 def shared(layers, width, tied, vocab, eos, pad):
-  """What both generations have in common, with what they take for granted."""
+  """The fields that both generations share, with their defaults."""
   yield from (
     MappedField('num_hidden_layers', 'model.layers', default=layers, aliases=('n_layer',)),
     MappedField('hidden_size', 'model.width', default=width, aliases=('d_model',)),
@@ -37,7 +37,7 @@ def shared(layers, width, tied, vocab, eos, pad):
     ConfigConstant('model.position', 'none'),
     ConfigConstant('model.feed_forward', 'none'),
     SupportedValues(hidden_act='silu', rms_norm=True),
-    # How it began, and what follows from other fields.
+    # Initialization, and values that follow from other fields.
     IgnoredFields(
       'intermediate_size',
       'residual_in_fp32',
@@ -51,46 +51,48 @@ def shared(layers, width, tied, vocab, eos, pad):
   )
 
 
-def mixer(hf_config):
+def read_mixer(hf_config):
   width, rank = (
     hf_config.get('hidden_size', hf_config.get('d_model', 768)),
     hf_config.get('time_step_rank', 'auto'),
   )
-  told = dict(
+  kwargs = dict(
     state=hf_config.get('state_size', 16),
     expand=hf_config.get('expand', 2),
     taps=hf_config.get('conv_kernel', 4),
     rank=None if rank in ('auto', -(-width // 16)) else rank,
     convolution_bias=hf_config.get('use_conv_bias', True),
   )
-  return {'model.mixer': f'mamba({", ".join(f"{name}={value!r}" for name, value in told.items())})'}
+  return {'model.mixer': format_spec('mamba', kwargs)}
 
 
-def mixer_written(config):
-  told = settings(config['model.mixer'], Mamba, ('state', 'expand', 'taps', 'rank', 'convolution_bias'))
+def write_mixer(config):
+  kwargs = parse_arguments(
+    config['model.mixer'], Mamba, ('state', 'expand', 'taps', 'rank', 'convolution_bias')
+  )
   return dict(
-    state_size=told['state'],
-    expand=told['expand'],
-    conv_kernel=told['taps'],
-    time_step_rank='auto' if told['rank'] is None else told['rank'],
-    use_conv_bias=told['convolution_bias'],
+    state_size=kwargs['state'],
+    expand=kwargs['expand'],
+    conv_kernel=kwargs['taps'],
+    time_step_rank='auto' if kwargs['rank'] is None else kwargs['rank'],
+    use_conv_bias=kwargs['convolution_bias'],
   )
 
 
-def settings(text: str, kind: type, names: Iterable[str]) -> dict[str, Any]:
-  """Arguments of the spec of a mixer of a kind, those left out too."""
+def parse_arguments(text: str, kind: type, names: Iterable[str]) -> dict[str, Any]:
+  """The arguments of the spec of a mixer class, defaults included."""
   call = parse(text)
   if call.name != kind.__name__.lower():
     raise ValueError(
-      f'config.model.mixer={text!r} is not said by the family; {kind.__name__.lower()!r} would be'
+      f'config.model.mixer={text!r} is not supported by the family; use {kind.__name__.lower()!r}'
     )
-  hf_config = bind(call, kind, text, dict.fromkeys(Mixer.__dataclass_fields__)).keywords
-  return {name: hf_config.get(name, kind.__dataclass_fields__[name].default) for name in names}
+  bound = bind(call, kind, text, dict.fromkeys(Mixer.__dataclass_fields__)).keywords
+  return {name: bound.get(name, kind.__dataclass_fields__[name].default) for name in names}
 
 
 def weights(config):
   m = config.model
-  bias = settings(m.mixer, Mamba, ('convolution_bias',))['convolution_bias']
+  bias = parse_arguments(m.mixer, Mamba, ('convolution_bias',))['convolution_bias']
   yield from ends(m)
   for i, block in enumerate(block_paths(config)):
     name, path = f'backbone.layers.{i}.mixer', f'{block}/mixer'

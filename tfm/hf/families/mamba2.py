@@ -3,8 +3,9 @@
 import math
 
 from tfm.hf.families import mamba
+from tfm.hf.families.converters import format_spec
 from tfm.hf.families.fields import CustomField, IgnoredFields
-from tfm.hf.families.mamba import settings
+from tfm.hf.families.mamba import parse_arguments
 from tfm.hf.families.protocol import Family, Part, Weight, block_paths, norm
 from tfm.mixers.mamba2 import Mamba2
 
@@ -14,78 +15,78 @@ NAMES = 'state', 'expand', 'taps', 'chunk', 'epsilon', 'convolution_bias'
 
 def fields(output):
   yield from mamba.shared(layers=64, width=4096, tied=False, vocab=32768, eos=2, pad=1)
-  yield CustomField(mixer, mixer_written)
-  yield CustomField(no_limit, lambda config: {})
-  # The published class multiplies by the gate before its norm, whatever a file says; some say otherwise.
+  yield CustomField(read_mixer, write_mixer)
+  yield CustomField(check_time_step_limit, lambda config: {})
+  # The published class multiplies by the gate before its norm and ignores this field.
   yield IgnoredFields('time_step_rank', 'norm_before_gate')
 
 
-def mixer(hf_config):
-  """Heads are `expand` times the model's where they can be, and the model's where not."""
+def read_mixer(hf_config):
+  """Config heads times `expand` are the published heads, if the groups divide them; otherwise expand=1."""
   heads, channels, groups, expand = (
     hf_config.get(*field) for field in (('num_heads', 128), ('head_dim', 64), ('n_groups', 8), ('expand', 2))
   )
   width = hf_config.get('hidden_size', hf_config.get('d_model', 4096))
   if heads * channels != expand * width:
     raise ValueError(
-      f'config.json: num_heads={heads} is not understood beside head_dim={channels}, expand={expand} and '
-      f'hidden_size={width}; {expand * width / channels:g} would be'
+      f'config.json: num_heads={heads} is not supported with head_dim={channels}, expand={expand} and '
+      f'hidden_size={width}; use {expand * width / channels:g}'
     )
-  times = expand if heads % (expand * groups) == 0 else 1
-  told = dict(
+  multiple = expand if heads % (expand * groups) == 0 else 1
+  kwargs = dict(
     state=hf_config.get('state_size', 128),
-    expand=times,
+    expand=multiple,
     taps=hf_config.get('conv_kernel', 4),
     chunk=hf_config.get('chunk_size', 256),
     epsilon=hf_config.get('layer_norm_epsilon', 1e-5),
     convolution_bias=hf_config.get('use_conv_bias', True),
   )
   return {
-    'model.heads': heads // times,
+    'model.heads': heads // multiple,
     'model.kv_heads': groups,
     'model.head_width': channels,
-    'model.mixer': f'mamba2({", ".join(f"{name}={value!r}" for name, value in told.items())})',
+    'model.mixer': format_spec('mamba2', kwargs),
   }
 
 
-def mixer_written(config):
-  told = settings(config['model.mixer'], Mamba2, NAMES)
+def write_mixer(config):
+  kwargs = parse_arguments(config['model.mixer'], Mamba2, NAMES)
   heads, channels, width = (
-    told['expand'] * config['model.heads'],
+    kwargs['expand'] * config['model.heads'],
     config['model.head_width'],
     config['model.width'],
   )
   if heads * channels % width:
     raise ValueError(
-      f'config.model.head_width={channels} is not said by the family: {heads} heads of so many channels '
-      f'are no multiple of config.model.width={width}'
+      f'config.model.head_width={channels} is not supported by the family: {heads} heads × {channels} channels '
+      f'are not a multiple of config.model.width={width}; use a head_width for which they are'
     )
   return dict(
     num_heads=heads,
     head_dim=channels,
     n_groups=config['model.kv_heads'],
     expand=heads * channels // width,
-    state_size=told['state'],
-    conv_kernel=told['taps'],
-    chunk_size=told['chunk'],
-    use_conv_bias=told['convolution_bias'],
+    state_size=kwargs['state'],
+    conv_kernel=kwargs['taps'],
+    chunk_size=kwargs['chunk'],
+    use_conv_bias=kwargs['convolution_bias'],
   )
 
 
-def no_limit(hf_config):
-  """Steps of time are as they are."""
+def check_time_step_limit(hf_config):
+  """Rejects limits on time steps."""
   low, high = hf_config.get('time_step_limit', None) or (0.0, math.inf)
   high = float(high['__float__']) if isinstance(high, dict) else high
   if low > 0 or high < math.inf:
-    raise ValueError(f'config.json: time_step_limit={[low, high]!r} is not understood; [0.0, inf] alone is')
+    raise ValueError(f'config.json: time_step_limit={[low, high]!r} is not supported; use [0.0, inf]')
   return {}
 
 
 def weights(config):
   m = config.model
-  told = settings(m.mixer, Mamba2, NAMES)
-  heads, channels, groups, state = told['expand'] * m.heads, m.head_width, m.kv_heads, told['state']
-  # What is projected lies one after another: name → (rows, their axes).
+  kwargs = parse_arguments(m.mixer, Mamba2, NAMES)
+  heads, channels, groups, state = kwargs['expand'] * m.heads, m.head_width, m.kv_heads, kwargs['state']
+  # The parts of the fused projection, in order: name → (rows, flat axes, axes, sizes).
   inner, shared = (
     (heads * channels, '(h c)', 'h c', dict(h=heads)),
     (groups * state, '(k n)', 'k n', dict(k=groups)),
@@ -118,7 +119,7 @@ def weights(config):
         for part, (rows, flat, axes, sizes) in convolved.items()
       ),
     )
-    if told['convolution_bias']:
+    if kwargs['convolution_bias']:
       yield Weight(
         f'{name}.conv1d.bias',
         tuple(

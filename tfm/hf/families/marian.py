@@ -1,4 +1,4 @@
-"""Marian (Junczys-Dowmunt et al. 2018), of which OPUS-MT is made: the first Transformer."""
+"""Marian (Junczys-Dowmunt et al. 2018), the implementation of OPUS-MT: the original Transformer."""
 
 import numpy as np
 
@@ -8,15 +8,15 @@ from tfm.hf.families.protocol import Family, Weight
 from tfm.layers.rotary import frequencies
 
 
-# What cuts up sources that have a vocabulary of their own; `tfm import` says where it lies.
-OF_SOURCES = "marian('', sources=True)"
+# The tokenizer of a separate source vocabulary; `tfm import` sets its folder.
+SOURCE_TOKENIZER = "marian('', sources=True)"
 
 
 def fields(output):
   yield from bart.shared(output, activation='gelu', start=58_100, vocab=58_101)
   yield from (
     MappedField('max_position_embeddings', 'data.length', default=1024),
-    CustomField(vocabularies, vocabularies_written),
+    CustomField(read_vocabularies, write_vocabularies),
     MappedField('eos_token_id', 'ids.eos', default=0),
     MappedField('pad_token_id', 'ids.pad', default=58_100),
     ConfigConstant('model.position', 'sinusoidal(interleaved=False)'),
@@ -24,21 +24,21 @@ def fields(output):
   )
 
 
-def vocabularies(hf_config):
-  """One, whose size has two names, or that of sources and that of targets."""
+def read_vocabularies(hf_config):
+  """One shared vocabulary, whose size has two names, or one of sources and one of targets."""
   size, shared = hf_config.get('vocab_size', 58_101), hf_config.get('share_encoder_decoder_embeddings', True)
   targets = hf_config.get('decoder_vocab_size', None) or size
   if not shared:
-    return {'vocab': targets, 'source_vocab': size, 'data.source_tokenizer': OF_SOURCES}
+    return {'vocab': targets, 'source_vocab': size, 'data.source_tokenizer': SOURCE_TOKENIZER}
   if targets != size:
     raise ValueError(
-      f'config.json: decoder_vocab_size={targets} is not understood beside vocab_size={size}; one vocabulary '
-      'for both is, or share_encoder_decoder_embeddings=False'
+      f'config.json: decoder_vocab_size={targets} is not supported with vocab_size={size}; use equal '
+      'sizes, or share_encoder_decoder_embeddings=False'
     )
   return {}
 
 
-def vocabularies_written(config):
+def write_vocabularies(config):
   return dict(
     vocab_size=config['source_vocab'] or config['vocab'],
     decoder_vocab_size=config['vocab'],
@@ -54,7 +54,7 @@ def weights(config):
 
 
 def tied_names(config):
-  """The output's table, where it is stored, is that of the targets."""
+  """The output is tied to the embedding of the targets."""
   return (
     ('model.decoder.embed_tokens.weight', 'lm_head.weight')
     if config.data.source_tokenizer
@@ -63,11 +63,11 @@ def tied_names(config):
 
 
 def constants(config):
-  """Sines and then cosines, which the published class stores, or makes again."""
+  """Sines, then cosines, which a published checkpoint may store."""
   angles = np.arange(config.data.length)[:, None] * frequencies(10_000, config.model.width)[None]
-  waves = np.concatenate([np.sin(angles), np.cos(angles)], 1).astype(np.float32)
+  table = np.concatenate([np.sin(angles), np.cos(angles)], 1).astype(np.float32)
   for side in bart.SIDES:
-    yield f'model.{side}.embed_positions.weight', waves
+    yield f'model.{side}.embed_positions.weight', table
 
 
 FAMILIES = (

@@ -14,18 +14,20 @@ def fields(output):
   yield MappedField('sliding_window', 'model.mask', WINDOW, default=None)
   yield ConfigConstant('model.mixer', 'softmax')
   yield ConfigConstant('model.bias', False)
-  yield from experts('num_local_experts', spec_default=8, per_token=2)
+  yield from experts('num_local_experts', default_count=8, default_top_k=2)
   yield SpecArgument(
     'router_aux_loss_coef', 'model.feed_forward', 'balance', default=0.001, spec_default=0.01
   )
-  yield IgnoredFields('output_router_logits', 'router_jitter_noise')  # of training
+  yield IgnoredFields('output_router_logits', 'router_jitter_noise')  # training only
 
 
-def experts(name, usual, per_token):
-  """A mixture of gated layers; `name` says of how many, `usual` where it does not say."""
+def experts(name, default_count, default_top_k):
+  """A mixture of gated layers; the field `name` is the number of experts."""
   yield ConfigConstant('model.feed_forward', 'mixture_of_experts')
-  yield SpecArgument(name, 'model.feed_forward', 'experts', default=usual, spec_default=8)
-  yield SpecArgument('num_experts_per_tok', 'model.feed_forward', 'top_k', default=per_token, spec_default=2)
+  yield SpecArgument(name, 'model.feed_forward', 'experts', default=default_count, spec_default=8)
+  yield SpecArgument(
+    'num_experts_per_tok', 'model.feed_forward', 'top_k', default=default_top_k, spec_default=2
+  )
   yield SpecArgument(
     'hidden_act', 'model.feed_forward', 'activation', GATED_ACTIVATIONS, default='silu', spec_default='swiglu'
   )
@@ -45,7 +47,7 @@ def weights(config):
 
 
 def mixture(name, path, spec, **projections):
-  """The router and each expert's projections, published name → ours, which are stacked."""
+  """The router and the stacked projections of the experts; `projections` maps published names to ours."""
   yield Weight(f'{name}.gate.weight', f'{path}/router/kernel', 'e d -> d e')
   count = parse(spec).kwargs.get('experts', 8)
   for hf_name, tfm_name in projections.items():

@@ -9,7 +9,7 @@ from tfm.hf.families.fields import (
   NestedFields,
   SupportedValues,
 )
-from tfm.hf.families.gpt_neox import out
+from tfm.hf.families.gpt_neox import output_projection
 from tfm.hf.families.protocol import Family, Weight, block_paths, linear, norm
 from tfm.spec import parse
 
@@ -33,8 +33,8 @@ def fields(output):
       'attn_config',
       (
         MappedField('softmax_scale', 'model.score', SCALE, default=None),
-        MappedField('attn_pdrop', 'model.dropout.attention', WHOLE, default=0),
-        # Of another alibi_bias_max the authors' code takes notice, and that of transformers does not.
+        MappedField('attn_pdrop', 'model.dropout.attention', INT_IF_WHOLE, default=0),
+        # transformers ignores other values of alibi_bias_max; the authors' code does not.
         SupportedValues(
           alibi=True,
           alibi_bias_max=8,
@@ -51,9 +51,9 @@ def fields(output):
     ConfigConstant('model.feed_forward', 'gelu'),
     ConfigConstant('model.bias', False),
     SupportedValues(no_bias=True, logit_scale=None),
-    # Sums of norms are in float32 here, whatever is said.
+    # Our norms always sum in float32.
     EquivalentValues('norm_type', ('low_precision_layernorm', 'layernorm')),
-    # There are no learned positions beside ALiBi, and the hidden layer is always four times as wide.
+    # ALiBi excludes learned positions, and the hidden layer is always four times as wide.
     IgnoredFields(
       'learned_pos_emb',
       'expansion_ratio',
@@ -66,17 +66,17 @@ def fields(output):
   )
 
 
-def scale(text):
-  """Of 'dot'; None: the usual one."""
+def read_scale(text):
+  """The scale of the score 'dot'; None: the default."""
   call = parse(text)
   if call.name != 'dot':
-    raise ValueError(f"{text!r} is not said by the family; 'dot' would be")
+    raise ValueError(f"{text!r} is not supported by the family; use 'dot'")
   return dict(zip(('scale',), call.args), **call.kwargs).get('scale')
 
 
-# The published class wants a whole number, which 0 is.
-WHOLE = Converter(float, lambda value: int(value) if value == int(value) else value)
-SCALE = Converter(lambda value: 'dot' if value is None else f'dot(scale={value!r})', scale)
+# The published class requires an int where the value is whole, such as 0.
+INT_IF_WHOLE = Converter(float, lambda value: int(value) if value == int(value) else value)
+SCALE = Converter(lambda value: 'dot' if value is None else f'dot(scale={value!r})', read_scale)
 
 
 def weights(config):
@@ -92,7 +92,7 @@ def weights(config):
       '(n h c) d -> n d h c',
       dict(n=3, h=m.heads),
     )
-    yield from out(f'{name}.attn.out_proj', f'{block}/mixer/out', m, bias=False)
+    yield from output_projection(f'{name}.attn.out_proj', f'{block}/mixer/out', m, bias=False)
     yield from linear(f'{name}.ffn.up_proj', f'{block}/feed_forward/up', 'f d -> d f', bias=False)
     yield from linear(f'{name}.ffn.down_proj', f'{block}/feed_forward/down', 'd f -> f d', bias=False)
   yield from norm('transformer.norm_f', 'norm', bias=False)

@@ -2,12 +2,12 @@
 
 from tfm.hf.families.converters import ACTIVATIONS, value_map
 from tfm.hf.families.fields import CustomField, IgnoredFields, MappedField
-from tfm.hf.families.gpt_neox import out
+from tfm.hf.families.gpt_neox import output_projection
 from tfm.hf.families.protocol import Family, Weight, block_paths, linear, norm
 from tfm.spec import parse
 
 
-BEFORE = 2  # rows of the table of positions that stand before the first
+EXTRA_ROWS = 2  # unused rows of the position table before position 0
 
 
 def fields(output):
@@ -18,16 +18,18 @@ def fields(output):
     MappedField('ffn_dim', 'model.feed_forward_width', default=3072),
     MappedField('activation_function', 'model.feed_forward', ACTIVATIONS, default='relu'),
     MappedField('enable_bias', 'model.bias', default=True),
-    CustomField(affine, affine_written),
+    CustomField(read_affine, write_affine),
     MappedField(
       'do_layer_norm_before', 'model.norm_placement', value_map({True: 'pre', False: 'post'}), default=True
     ),
-    CustomField(no_norm_is_missing, lambda config: {}),
-    CustomField(position, position_written),
+    CustomField(check_final_norm, lambda config: {}),
+    CustomField(read_position, write_position),
     MappedField('dropout', 'model.dropout.residual', default=0.1),
     MappedField('attention_dropout', 'model.dropout.attention', default=0.0),
     MappedField('tie_word_embeddings', 'model.tie_embeddings', default=True),
-    CustomField(narrower(output), lambda config: dict(word_embed_proj_dim=config['model.embedding_width'])),
+    CustomField(
+      make_width_reader(output), lambda config: dict(word_embed_proj_dim=config['model.embedding_width'])
+    ),
     MappedField('vocab_size', 'vocab', default=50272),
     MappedField('eos_token_id', 'ids.eos', default=2),
     MappedField('pad_token_id', 'ids.pad', default=1),
@@ -35,54 +37,54 @@ def fields(output):
   )
 
 
-def affine(hf_config):
-  has = hf_config.get('layer_norm_elementwise_affine', True)
-  return {'model.norm': 'layernorm(bias=True)' if has else 'layernorm(bias=False, scale=False)'}
+def read_affine(hf_config):
+  is_affine = hf_config.get('layer_norm_elementwise_affine', True)
+  return {'model.norm': 'layernorm(bias=True)' if is_affine else 'layernorm(bias=False, scale=False)'}
 
 
-def affine_written(config):
+def write_affine(config):
   return dict(layer_norm_elementwise_affine=parse(config['model.norm']).kwargs.get('scale', True))
 
 
-def no_norm_is_missing(hf_config):
-  """The last one is there unless every block ends in one."""
+def check_final_norm(hf_config):
+  """Rejects pre-norm models without the final norm."""
   if hf_config.get('_remove_final_layer_norm', False) and hf_config.get('do_layer_norm_before', True):
     raise ValueError(
-      'config.json: _remove_final_layer_norm=True is not understood beside do_layer_norm_before=True'
+      'config.json: _remove_final_layer_norm=True is not supported with do_layer_norm_before=True'
     )
   return {}
 
 
-def position(hf_config):
+def read_position(hf_config):
   rows = hf_config.get('max_position_embeddings', 2048)
-  return {'model.position': f'learned(rows={rows}, before={BEFORE})', 'data.length': rows}
+  return {'model.position': f'learned(rows={rows}, before={EXTRA_ROWS})', 'data.length': rows}
 
 
-def position_written(config):
+def write_position(config):
   call = parse(config['model.position'])
-  if call.name != 'learned' or call.args or call.kwargs.get('before') != BEFORE:
+  if call.name != 'learned' or call.args or call.kwargs.get('before') != EXTRA_ROWS:
     raise ValueError(
-      f'config.model.position={config["model.position"]!r} is not said by the family; '
-      f"'learned(before={BEFORE})' would be"
+      f'config.model.position={config["model.position"]!r} is not supported by the family; '
+      f"use 'learned(before={EXTRA_ROWS})'"
     )
   return dict(max_position_embeddings=call.kwargs.get('rows') or config['data.length'])
 
 
-def narrower(output):
-  """How a table narrower than the model is read."""
+def make_width_reader(output):
+  """A reader of the embedding width, which may be narrower than the model."""
 
   def read_fields(hf_config):
     width = hf_config.get('word_embed_proj_dim', None)
     if width not in (None, hf_config.get('hidden_size', 768)):
-      # Both would have a projection that is said to belong to the table, read backwards.
+      # Both cases lack the projection that the tied output applies transposed.
       if output == 'features':
         raise ValueError(
-          f'config.json: word_embed_proj_dim={width} is not understood of a model without an output; '
-          "architectures=['OPTForCausalLM'] would be"
+          f'config.json: word_embed_proj_dim={width} is not supported without an output; '
+          "use architectures=['OPTForCausalLM']"
         )
       if not hf_config.get('tie_word_embeddings', True):
         raise ValueError(
-          f'config.json: word_embed_proj_dim={width} is not understood beside tie_word_embeddings=False'
+          f'config.json: word_embed_proj_dim={width} is not supported with tie_word_embeddings=False'
         )
     return {'model.embedding_width': width}
 
@@ -107,7 +109,7 @@ def weights(config):
         m.bias,
         sizes=dict(h=m.heads),
       )
-    yield from out(f'{name}.self_attn.out_proj', f'{block}/mixer/out', m, m.bias)
+    yield from output_projection(f'{name}.self_attn.out_proj', f'{block}/mixer/out', m, m.bias)
     yield from linear(f'{name}.fc1', f'{block}/feed_forward/up', 'f d -> d f', m.bias)
     yield from linear(f'{name}.fc2', f'{block}/feed_forward/down', 'd f -> f d', m.bias)
     if affine:

@@ -3,8 +3,8 @@
 from tfm.hf.families import rope
 from tfm.hf.families.converters import ACTIVATIONS, spec_argument
 from tfm.hf.families.fields import ConfigConstant, CustomField, MappedField
-from tfm.hf.families.gpt_neox import out
-from tfm.hf.families.gptj import output as outputs
+from tfm.hf.families.gpt_neox import output_projection
+from tfm.hf.families.gptj import output_layer
 from tfm.hf.families.protocol import Family, Weight, block_paths, linear, norm
 from tfm.spec import parse
 
@@ -18,7 +18,7 @@ def fields(output):
     MappedField('intermediate_size', 'model.feed_forward_width', default=8192),
     MappedField('hidden_act', 'model.feed_forward', ACTIVATIONS, default='gelu_new'),
     MappedField('layer_norm_eps', 'model.norm', EPSILON, default=1e-5),
-    CustomField(normed, norms),
+    CustomField(read_qk_norm, write_qk_norm),
     rope.position_field(default_fraction=0.5, default_length=2048),
     MappedField('max_position_embeddings', 'data.length', default=2048),
     MappedField('embd_pdrop', 'model.dropout.embedding', default=0.0),
@@ -37,17 +37,17 @@ def fields(output):
 EPSILON = spec_argument('layernorm', 'epsilon', 1e-5)
 
 
-def normed(hf_config):
-  """Queries and keys may have norms of the epsilon that all have."""
-  has = hf_config.get('qk_layernorm', False)
+def read_qk_norm(hf_config):
+  """Optional norms of queries and keys, with the epsilon of all norms."""
+  has_norm = hf_config.get('qk_layernorm', False)
   return {
     'model.mixer': f'softmax(qk_norm={EPSILON.read(hf_config.get("layer_norm_eps", 1e-5))!r})'
-    if has
+    if has_norm
     else 'softmax'
   }
 
 
-def norms(config):
+def write_qk_norm(config):
   return dict(qk_layernorm=bool(parse(config['model.mixer']).kwargs.get('qk_norm')))
 
 
@@ -65,14 +65,14 @@ def weights(config):
         True,
         sizes=dict(h=heads),
       )
-    if norms({'model.mixer': m.mixer})['qk_layernorm']:
+    if write_qk_norm({'model.mixer': m.mixer})['qk_layernorm']:
       for letter in 'qk':
         yield from norm(f'{name}.self_attn.{letter}_layernorm', f'{block}/mixer/{letter}_norm', bias=True)
-    yield from out(f'{name}.self_attn.dense', f'{block}/mixer/out', m, bias=True)
+    yield from output_projection(f'{name}.self_attn.dense', f'{block}/mixer/out', m, bias=True)
     yield from linear(f'{name}.mlp.fc1', f'{block}/feed_forward/up', 'f d -> d f', bias=True)
     yield from linear(f'{name}.mlp.fc2', f'{block}/feed_forward/down', 'd f -> f d', bias=True)
   yield from norm('model.final_layernorm', 'norm', bias=True)
-  yield from outputs(m)
+  yield from output_layer(m)
 
 
 FAMILIES = (

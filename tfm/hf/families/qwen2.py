@@ -9,33 +9,33 @@ from tfm.hf.families.protocol import Family
 def fields(output):
   yield from llama.shared(num_key_value_heads=32)
   yield rope.position_field()
-  yield from windowed()
+  yield from window_fields()
   yield ConfigConstant('model.mixer', "softmax(biases='qkv')")
   yield ConfigConstant('model.bias', False)
   yield SupportedValues(use_mrope=False)
 
 
-def windowed():
-  """A window for the upper layers, from one on, or for those that are named; or for none."""
+def window_fields():
+  """A window in the layers from `max_window_layers` on, in those of `layer_types`, or in none."""
 
-  def size(hf_config):
+  def get_size(hf_config):
     window = hf_config.get('sliding_window', 4096)
     return window if hf_config.get('use_sliding_window', False) else None
 
-  def usual(i, hf_config):
+  def default_type(i, hf_config):
     return (
       'full_attention'
-      if size(hf_config) is None or i < hf_config.get('max_window_layers', 28)
+      if get_size(hf_config) is None or i < hf_config.get('max_window_layers', 28)
       else 'sliding_attention'
     )
 
-  def written(window, types):
-    # For readers that know no `layer_types`.
+  def write_size(window, types):
+    # For older readers without `layer_types`.
     first = types.index('sliding_attention') if window else len(types)
     return dict(sliding_window=window, use_sliding_window=window is not None, max_window_layers=first)
 
-  yield window_masks(size, usual, written)
-  yield IgnoredFields('max_window_layers')  # where `layer_types` says
+  yield window_masks(get_size, default_type, write_size)
+  yield IgnoredFields('max_window_layers')  # if there are `layer_types`
 
 
 FAMILIES = (

@@ -1,4 +1,4 @@
-"""Qwen3 (Qwen Team 2025), of which every query and key has a norm over its channels."""
+"""Qwen3 (Qwen Team 2025): norms over the channels of queries and keys."""
 
 from tfm.hf.families import llama, qwen2, rope
 from tfm.hf.families.converters import ALL_BIASES, spec_argument
@@ -9,7 +9,7 @@ from tfm.hf.families.protocol import Family, Weight, block_paths
 def fields(output):
   yield from llama.shared(num_key_value_heads=32, head_dim=128)
   yield rope.position_field()
-  yield from qwen2.windowed()
+  yield from qwen2.window_fields()
   yield ConfigConstant('model.mixer', 'softmax')
   yield SpecArgument(
     'rms_norm_eps', 'model.mixer', 'qk_norm', spec_argument('rmsnorm', 'epsilon', 1e-6), default=1e-6

@@ -1,5 +1,5 @@
-"""RoBERTa (Liu et al. 2019), and what is the same model of other languages: XLM-R (Conneau et al. 2020), CamemBERT
-(Martin et al. 2020)."""
+"""RoBERTa (Liu et al. 2019), and the same model for other languages: XLM-R (Conneau et al. 2020), CamemBERT (Martin et
+al. 2020)."""
 
 from tfm.hf.families import bert
 from tfm.hf.families.fields import ConfigConstant, CustomField, MappedField, SupportedValues
@@ -16,11 +16,11 @@ def fields(output):
     yield ConfigConstant('model.pooled_transform', 'tanh')
 
 
-def positions(hf_config):
-  """Positions begin behind the id of padding, which is the position of padding: those rows stand before."""
+def read_positions(hf_config):
+  """Learned positions; the table starts with pad_token_id + 1 extra rows, the last of which is for padding."""
   pad, rows = hf_config.get('pad_token_id', 1), hf_config.get('max_position_embeddings', 512)
   if pad is None:
-    raise ValueError('config.json: pad_token_id=None is not understood; positions begin behind it')
+    raise ValueError('config.json: pad_token_id=None is not supported; positions start after it, so set it')
   length = rows - pad - 1
   return {
     'model.position': f'learned(rows={length}, before={pad + 1})',
@@ -29,7 +29,7 @@ def positions(hf_config):
   }
 
 
-def positions_written(config):
+def write_positions(config):
   kwargs = parse(config['model.position']).kwargs
   if (
     parse(config['model.position']).name != 'learned'
@@ -37,14 +37,14 @@ def positions_written(config):
     or not kwargs.get('before')
   ):
     raise ValueError(
-      f'config.model.position={config["model.position"]!r} is not said by the family; '
-      "'learned(rows=…, before=…)' would be"
+      f'config.model.position={config["model.position"]!r} is not supported by the family; '
+      "use 'learned(rows=…, before=…)'"
     )
   rows = kwargs.get('rows') or config['data.length']
   return dict(pad_token_id=kwargs['before'] - 1, max_position_embeddings=rows + kwargs['before'])
 
 
-POSITIONS = positions, positions_written
+POSITIONS = read_positions, write_positions
 
 
 def weights(config, base='roberta'):
@@ -57,7 +57,7 @@ def weights(config, base='roberta'):
 
 
 def heads(config):
-  """What follows the last hidden states."""
+  """The layers after the last hidden states."""
   m = config.model
   if m.output_bias:
     yield from bert.vocabulary(m, 'lm_head.dense', 'lm_head.layer_norm', 'lm_head')
@@ -73,7 +73,7 @@ def heads(config):
 
 
 def family(model_type, classes):
-  """A family of such models; `classes` begin their names."""
+  """One family; its class names start with `classes`."""
   return Family(
     model_type=model_type,
     architectures={

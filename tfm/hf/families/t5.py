@@ -10,7 +10,7 @@ from tfm.spec import parse
 def fields(output):
   yield from shared(layers=6, heads=8, hidden=2048, feed_forward='relu', vocab=32_128)
   yield CustomField(
-    outputs,
+    read_output,
     lambda config: dict(
       tie_word_embeddings=config['model.tie_embeddings'],
       scale_decoder_outputs=config['model.scale_embeddings'],
@@ -19,9 +19,12 @@ def fields(output):
   yield MappedField('decoder_start_token_id', 'ids.start', default=None)
 
 
-def outputs(hf_config):
-  """Version 1.0 scales what becomes logits by 1/√D; so it is with a table of 1/√D times the numbers, which goes in
-  times √D. Older files leave it to be known from the tie."""
+def read_output(hf_config):
+  """Whether the output is tied and scaled.
+
+  Version 1.0 scales the input of the output layer by 1/√D. We store the table times 1/√D and scale embeddings by √D.
+  Older files lack the field; scaling then equals tying.
+  """
   tied = hf_config.get('tie_word_embeddings', True)
   return {
     'model.tie_embeddings': tied,
@@ -29,7 +32,7 @@ def outputs(hf_config):
   }
 
 
-def multilingual(output):
+def fields_mt5(output):
   yield from shared(layers=8, heads=6, hidden=1024, feed_forward='gated-gelu', vocab=250_112)
   yield MappedField('tie_word_embeddings', 'model.tie_embeddings', default=True)
   yield ConfigConstant('model.scale_embeddings', False)
@@ -37,23 +40,23 @@ def multilingual(output):
 
 
 def shared(layers, heads, hidden, feed_forward, vocab):
-  """What both have, with their defaults."""
+  """The fields that T5 and mT5 share, with their defaults."""
   yield from (
     ConfigConstant('model.architecture', 'encoder_decoder'),
     CustomField(
-      lambda hf_config: depths(hf_config, layers),
+      lambda hf_config: read_depths(hf_config, layers),
       lambda config: dict(
         num_layers=config['model.encoder.layers'], num_decoder_layers=config['model.layers']
       ),
     ),
     MappedField('d_model', 'model.width', default=512),
     MappedField('num_heads', 'model.heads', default=heads),
-    CustomField(attention, lambda config: dict(d_kv=config['model.head_width'])),
+    CustomField(read_attention, lambda config: dict(d_kv=config['model.head_width'])),
     MappedField('d_ff', 'model.feed_forward_width', default=hidden),
-    CustomField(lambda hf_config: activation(hf_config, feed_forward), projection),
-    CustomField(positions, buckets),
+    CustomField(lambda hf_config: read_activation(hf_config, feed_forward), write_activation),
+    CustomField(read_positions, write_positions),
     MappedField('layer_norm_epsilon', 'model.norm', spec_argument('rmsnorm', 'epsilon', 1e-6), default=1e-6),
-    CustomField(dropout, lambda config: dict(dropout_rate=config['model.dropout.residual'])),
+    CustomField(read_dropout, lambda config: dict(dropout_rate=config['model.dropout.residual'])),
     MappedField('n_positions', 'data.length', default=512),
     MappedField('vocab_size', 'vocab', default=vocab),
     MappedField('eos_token_id', 'ids.eos', default=1),
@@ -63,14 +66,17 @@ def shared(layers, heads, hidden, feed_forward, vocab):
   )
 
 
-def depths(hf_config, usual):
-  layers = hf_config.get('num_layers', usual)
-  deeper = hf_config.get('num_decoder_layers', None)
-  return {'model.encoder.layers': layers, 'model.layers': layers if deeper is None else deeper}
+def read_depths(hf_config, default):
+  layers = hf_config.get('num_layers', default)
+  decoder_layers = hf_config.get('num_decoder_layers', None)
+  return {
+    'model.encoder.layers': layers,
+    'model.layers': layers if decoder_layers is None else decoder_layers,
+  }
 
 
-def attention(hf_config):
-  """Products are not scaled; queries start smaller instead."""
+def read_attention(hf_config):
+  """Dot products are not scaled; the initialization of queries is."""
   width = hf_config.get('d_kv', 64)
   return {
     'model.head_width': width,
@@ -79,33 +85,33 @@ def attention(hf_config):
   }
 
 
-def activation(hf_config, usual):
-  """Three fields of newer files, of which the first says the other two, but for which GELU it is that has a gate."""
-  said = hf_config.get('feed_forward_proj', usual)
-  gated = hf_config.get('is_gated_act', said.startswith('gated-'))
-  name = hf_config.get('dense_act_fn', 'gelu_new' if said == 'gated-gelu' else said.removeprefix('gated-'))
+def read_activation(hf_config, default):
+  """The activation; newer files have three fields, the first of which implies the others except for the GELU variant."""
+  form = hf_config.get('feed_forward_proj', default)
+  is_gated = hf_config.get('is_gated_act', form.startswith('gated-'))
+  name = hf_config.get('dense_act_fn', 'gelu_new' if form == 'gated-gelu' else form.removeprefix('gated-'))
   try:
-    return {'model.feed_forward': (GATED_ACTIVATIONS if gated else ACTIVATIONS).read(name)}
+    return {'model.feed_forward': (GATED_ACTIVATIONS if is_gated else ACTIVATIONS).read(name)}
   except ValueError as error:
-    raise ValueError(f'config.json: feed_forward_proj={said!r} with dense_act_fn={error}') from None
+    raise ValueError(f'config.json: feed_forward_proj={form!r} with dense_act_fn={error}') from None
 
 
-def projection(config):
-  converter = config['model.feed_forward']
-  gated = converter in FORMS and FORMS[converter][1]
+def write_activation(config):
+  activation = config['model.feed_forward']
+  is_gated = activation in FORMS and FORMS[activation][1]
   try:
     name = (
       'gelu_new'
-      if converter == 'geglu_tanh'
-      else (GATED_ACTIVATIONS if gated else ACTIVATIONS).write(converter)
+      if activation == 'geglu_tanh'
+      else (GATED_ACTIVATIONS if is_gated else ACTIVATIONS).write(activation)
     )
   except ValueError as error:
     raise ValueError(f'config.model.feed_forward={error}') from None
-  said = f'gated-{"gelu" if name == "gelu_new" else name}' if gated else name
-  return dict(feed_forward_proj=said, dense_act_fn=name, is_gated_act=gated)
+  form = f'gated-{"gelu" if name == "gelu_new" else name}' if is_gated else name
+  return dict(feed_forward_proj=form, dense_act_fn=name, is_gated_act=is_gated)
 
 
-def positions(hf_config):
+def read_positions(hf_config):
   kwargs = (
     f'buckets={hf_config.get("relative_attention_num_buckets", 32)}, '
     f'max_distance={hf_config.get("relative_attention_max_distance", 128)}'
@@ -113,20 +119,20 @@ def positions(hf_config):
   return {'model.position': f't5({kwargs})', 'model.encoder.position': f't5({kwargs}, bidirectional=True)'}
 
 
-def buckets(config):
+def write_positions(config):
   call = parse(config['model.position'])
   if call.name != 't5':
     raise ValueError(
-      f'config.model.position={config["model.position"]!r} is not said by the family; {"t5"!r} would be'
+      f'config.model.position={config["model.position"]!r} is not supported by the family; use {"t5"!r}'
     )
-  told = dict(zip(('buckets', 'max_distance'), call.args)) | dict(call.kwargs)
+  kwargs = dict(zip(('buckets', 'max_distance'), call.args)) | dict(call.kwargs)
   return dict(
-    relative_attention_num_buckets=told.get('buckets', 32),
-    relative_attention_max_distance=told.get('max_distance', 128),
+    relative_attention_num_buckets=kwargs.get('buckets', 32),
+    relative_attention_max_distance=kwargs.get('max_distance', 128),
   )
 
 
-def dropout(hf_config):
+def read_dropout(hf_config):
   return dict.fromkeys(
     (f'model.dropout.{place}' for place in ('embedding', 'attention', 'residual')),
     hf_config.get('dropout_rate', 0.1),
@@ -152,7 +158,7 @@ def weights(config):
 
 
 def stack(config, side, where, part, branches):
-  """The blocks of one side, its last norm, and its table of distances, which the first block holds for all."""
+  """The blocks of encoder or decoder, the last norm, and the table of relative positions, stored in the first block."""
   root = 'encoder/' if side == 'encoder' else ''
   yield from norm(f'{side}.final_layer_norm', f'{root}norm', bias=False)
   yield Weight(
@@ -162,7 +168,9 @@ def stack(config, side, where, part, branches):
     for place, (hf_name, tfm_name) in enumerate(branches.items()):
       name, path = f'{side}.block.{i}.layer.{place}', f'{block}/{tfm_name}'
       yield from norm(f'{name}.layer_norm', f'{path}_norm', bias=False)
-      yield from (hidden if tfm_name == 'feed_forward' else projections)(f'{name}.{hf_name}', path, part)
+      yield from (feed_forward_weights if tfm_name == 'feed_forward' else projections)(
+        f'{name}.{hf_name}', path, part
+      )
 
 
 def projections(name, path, section):
@@ -173,15 +181,15 @@ def projections(name, path, section):
   yield Weight(f'{name}.o.weight', f'{path}/out/kernel', 'd (h c) -> h c d', dict(h=section.heads))
 
 
-def hidden(name, path, section):
-  gated = FORMS[section.feed_forward][1]
+def feed_forward_weights(name, path, section):
+  is_gated = FORMS[section.feed_forward][1]
   for hf_name, tfm_name in (
-    dict(wi_0='up', wi_1='gate', wo='down').items() if gated else dict(wi='up', wo='down').items()
+    dict(wi_0='up', wi_1='gate', wo='down').items() if is_gated else dict(wi='up', wo='down').items()
   ):
     yield Weight(f'{name}.{hf_name}.weight', f'{path}/{tfm_name}/kernel', 'f d -> d f')
 
 
-COMMON = dict(
+SHARED = dict(
   weights=weights,
   tied_names=lambda config: TIED_NAMES,
   lm_head='lm_head.weight',
@@ -197,12 +205,12 @@ FAMILIES = (
       'T5WithLMHeadModel': 'vocabulary',
       'T5Model': 'features',
     },
-    **COMMON,
+    **SHARED,
   ),
   Family(
     model_type='mt5',
-    fields=multilingual,
+    fields=fields_mt5,
     architectures={'MT5ForConditionalGeneration': 'vocabulary', 'MT5Model': 'features'},
-    **COMMON,
+    **SHARED,
   ),
 )

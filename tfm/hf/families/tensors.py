@@ -60,7 +60,7 @@ class CheckpointTensors:
     self._files = {_current_name(name): (file, name) for name, file in files.items()}
 
   @property
-  def value_map(self) -> tuple[str, ...]:
+  def names(self) -> tuple[str, ...]:
     return tuple(self._files)
 
   def read(self, name: str) -> np.ndarray:

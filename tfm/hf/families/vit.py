@@ -1,4 +1,4 @@
-"""The Vision Transformer (Dosovitskiy et al. 2021); its file is that of DeiT without distillation too (Touvron et al. 2021)."""
+"""The Vision Transformer (Dosovitskiy et al. 2021), and DeiT without distillation (Touvron et al. 2021)."""
 
 import functools
 
@@ -10,13 +10,13 @@ from tfm.spec import parse
 
 
 def fields(output, tokens=1):
-  """`tokens`: the learned ones before the patches."""
+  """`tokens`: number of learned tokens before the patches."""
   yield from (
     ConfigConstant('model.architecture', 'encoder'),
     ConfigConstant('model.bias', True),
-    ConfigConstant('model.vocab_multiple', 128),  # of no vocabulary
+    ConfigConstant('model.vocab_multiple', 128),  # there is no vocabulary
     ConfigConstant('model.class_tokens', tokens),
-    CustomField(functools.partial(images, tokens=tokens), images_written),
+    CustomField(functools.partial(read_images, tokens=tokens), write_images),
     MappedField('num_hidden_layers', 'model.layers', default=12),
     MappedField('hidden_size', 'model.width', default=768),
     MappedField('num_attention_heads', 'model.heads', default=12),
@@ -27,20 +27,20 @@ def fields(output, tokens=1):
     MappedField('hidden_dropout_prob', 'model.dropout.embedding', default=0.0),
     MappedField('hidden_dropout_prob', 'model.dropout.residual', default=0.0),
     MappedField('attention_probs_dropout_prob', 'model.dropout.attention', default=0.0),
-    IgnoredFields('encoder_stride', 'pooler_output_size', 'pooler_act'),  # of what is not read here
+    IgnoredFields('encoder_stride', 'pooler_output_size', 'pooler_act'),  # of unused heads
     *class_count(output),
   )
 
 
-# Those of queries, keys and values; the output has its own in any case.
+# Biases of queries, keys and values; the output projection always has one.
 BIASES = Converter(
   lambda value: f'softmax(biases={"qkvo" if value else "o"!r})',
   lambda text: {"softmax(biases='qkvo')": True, "softmax(biases='o')": False}[text],
 )
 
 
-def images(hf_config, tokens):
-  """The shape of the images and what is a token of them."""
+def read_images(hf_config, tokens):
+  """The shape of the images, and the patches."""
   size, patch, channels = (
     hf_config.get('image_size', 224),
     hf_config.get('patch_size', 16),
@@ -49,7 +49,7 @@ def images(hf_config, tokens):
   height, width = size if isinstance(size, (list, tuple)) else (size, size)
   sides = {*patch} if isinstance(patch, (list, tuple)) else {patch}
   if len(sides) > 1:
-    raise ValueError(f'config.json: patch_size={patch!r} is not understood; square patches are')
+    raise ValueError(f'config.json: patch_size={patch!r} is not supported; use square patches')
   [side] = sides
   length = (height // side) * (width // side) + tokens
   return {
@@ -60,12 +60,12 @@ def images(hf_config, tokens):
   }
 
 
-def images_written(config):
+def write_images(config):
   call = parse(config['data.source'])
   if call.name != 'shape' or len(call.args) != 3:
     raise ValueError(
-      f'config.data.source={config["data.source"]!r} does not say the shape of the images alone; '
-      "'shape(height, width, channels)' does"
+      f'config.data.source={config["data.source"]!r} is not supported by the family; '
+      "use 'shape(height, width, channels)'"
     )
   height, width, channels = call.args
   return dict(
@@ -83,7 +83,7 @@ def weights(config):
 
 
 def trunk(name, config):
-  """What lies between the learned tokens and the heads."""
+  """Everything between the learned tokens and the heads."""
   yield Weight(f'{name}.embeddings.position_embeddings', 'position_0/table', '1 t d -> t d')
   patch = dict(p=config.model.patch, r=config.model.patch)
   yield Weight(

@@ -1,4 +1,4 @@
-"""Where a checkpoint is looked for: in a folder here, or on the hub."""
+"""A checkpoint is located in a local folder or on the hub."""
 
 import pathlib
 
@@ -9,12 +9,12 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 from tfm.hf import pretrained
 
 
-def test_a_name_of_two_words_is_fetched(monkeypatch, tmp_path):
+def test_owner_and_name_is_downloaded(monkeypatch, tmp_path):
   (tmp_path / 'config.json').write_text('{}')
-  asked = []
+  downloads = []
 
   def snapshot_download(name, allow_patterns):
-    asked.append(name)
+    downloads.append(name)
     files = [
       pathlib.PurePath(file)
       for file in (
@@ -33,20 +33,20 @@ def test_a_name_of_two_words_is_fetched(monkeypatch, tmp_path):
     return str(tmp_path)
 
   monkeypatch.setattr(huggingface_hub, 'snapshot_download', snapshot_download)
-  assert pretrained.locate_checkpoint('owner/name') == tmp_path and asked == ['owner/name']
+  assert pretrained.locate_checkpoint('owner/name') == tmp_path and downloads == ['owner/name']
   (tmp_path / 'config.json').unlink()
-  with pytest.raises(ValueError, match='owner/name holds no config.json'):
+  with pytest.raises(ValueError, match='owner/name has no config.json'):
     pretrained.locate_checkpoint('owner/name')
 
 
-def test_what_is_here_or_cannot_be_a_name_is_not_asked_for(monkeypatch, tmp_path):
+def test_local_paths_are_not_downloaded(monkeypatch, tmp_path):
   monkeypatch.setattr(
-    huggingface_hub, 'snapshot_download', lambda *args, **kwargs: pytest.fail('asked the hub')
+    huggingface_hub, 'snapshot_download', lambda *args, **kwargs: pytest.fail('called the hub')
   )
   monkeypatch.chdir(tmp_path)
   (tmp_path / 'models' / 'mine').mkdir(parents=True)
   for path in ('models/mine', './mine', '../mine', '/models/mine', '~/no-models/mine', 'mine', 'a/b/c'):
-    with pytest.raises(ValueError, match='holds no config.json'):
+    with pytest.raises(ValueError, match='has no config.json'):
       pretrained.locate_checkpoint(path)
   (tmp_path / 'models' / 'mine' / 'config.json').write_text('{}')
   assert pretrained.locate_checkpoint('models/mine') == pathlib.Path('models/mine')
@@ -60,14 +60,14 @@ def test_what_is_here_or_cannot_be_a_name_is_not_asked_for(monkeypatch, tmp_path
     TimeoutError(),
   ],
 )
-def test_without_a_network_it_says_so_in_one_sentence(error, monkeypatch, tmp_path):
+def test_a_failed_download_is_reported_in_one_sentence(error, monkeypatch, tmp_path):
   def snapshot_download(name, **kwargs):
     raise error
 
   monkeypatch.setattr(huggingface_hub, 'snapshot_download', snapshot_download)
   monkeypatch.chdir(tmp_path)
   with pytest.raises(
-    ValueError, match='owner/name is no folder here, and the hub does not give it: .'
+    ValueError, match='owner/name is no local folder, and its download from the hub failed: .'
   ) as raised:
     pretrained.locate_checkpoint('owner/name')
   assert '\n' not in str(raised.value)

@@ -1,4 +1,4 @@
-"""Models that are alike are described alike, whatever the length that they are trained at; and others are not."""
+"""`describe_module` gives equal descriptions for equal models, whatever the training length, and only for these."""
 
 import jax
 import numpy as np
@@ -8,11 +8,11 @@ from tests.conformance import collect, tiny
 from tfm.config.overlay import complete
 from tfm.config.resolve import resolve_config
 from tfm.hf import from_config
-from tfm.hf.export import described
+from tfm.hf.export import describe_module
 from tfm.mixers.protocol import Context
 
 
-# What looks at the length of the training, and cannot be the same at another.
+# Positions that depend on the training length.
 LENGTH_MATTERS = {'learned', 'learned(before=2)', 'rope(scaling="dynamic(factor=2, original=8)")'} | {
   text for text in collect.specs('position') if '_2d' in text
 }
@@ -20,9 +20,9 @@ QUICK = 'alibi', 'learned', 'rope'
 LATENT = dict(mixer='latent(rank=8, rope_width=4)', head_width=8)
 
 
-def text(length=16, **model):
+def describe(length=16, **model):
   config = dict(model=dict(layers=2, width=32, heads=4, bias=True) | model, data=dict(length=length))
-  return described(from_config.build_model(resolve_config(complete(config)), 50))
+  return describe_module(from_config.build_model(resolve_config(complete(config)), 50))
 
 
 @pytest.mark.parametrize(
@@ -44,8 +44,8 @@ def text(length=16, **model):
     (dict(mixer='softmax(biases=None)'), dict(mixer='softmax')),
   ],
 )
-def test_alike(one, other):
-  assert text(**one) == text(**other)
+def test_equal_models_have_equal_descriptions(one, other):
+  assert describe(**one) == describe(**other)
 
 
 @pytest.mark.parametrize(
@@ -63,12 +63,12 @@ def test_alike(one, other):
       dict(position='rope(scaling="dynamic(factor=2, original=8)")', length=16),
       dict(position='rope(scaling="dynamic(factor=2, original=8)")', length=32),
     ),
-    # They rotate what is as long alike, and longer texts not.
+    # Equal rotations up to this length, different ones beyond.
     (
       dict(position='rope(scaling="dynamic(factor=2, original=16)")'),
       dict(position='rope(scaling="dynamic(factor=2, original=32)")'),
     ),
-    # Of two channels nothing but the base would tell; of the head's own eight, which are not rotated, more.
+    # The base changes the rotation of the four rotated channels.
     (LATENT | dict(position='rope'), LATENT | dict(position='rope(theta=500)')),
     (LATENT, LATENT | dict(mixer='latent(rank=8, rope_width=6)')),
     (dict(feed_forward='relu'), dict(feed_forward='gelu')),
@@ -78,46 +78,46 @@ def test_alike(one, other):
     (dict(score='dot'), dict(score='dot(scale=0.5)')),
   ],
 )
-def test_different(one, other):
-  assert text(**one) != text(**other)
+def test_different_models_have_different_descriptions(one, other):
+  assert describe(**one) != describe(**other)
 
 
-def test_of_latent_the_part_is_compared_that_it_rotates():
-  """And in the trunk, which rotates nothing, the head's width as the config has it."""
-  widths = [part[1]['head_width'] for part in found(text(**LATENT)) if part[0].__name__ == 'Rope']
+def test_latent_attention_describes_rope_with_its_rotated_width():
+  """And with the head width of the config in the trunk, which rotates nothing."""
+  widths = [part[1]['head_width'] for part in find_modules(describe(**LATENT)) if part[0].__name__ == 'Rope']
   assert set(widths) == {4, 8}
 
 
-def found(tree):
-  """All described modules in what describes one."""
+def find_modules(tree):
+  """Yields all (type, attributes) pairs in a description."""
   if isinstance(tree, tuple) and len(tree) == 2 and isinstance(tree[0], type):
     yield tree
     tree = tuple(tree[1].values())
   if isinstance(tree, tuple):
     for part in tree:
-      yield from found(part)
+      yield from find_modules(part)
 
 
 @pytest.mark.parametrize(
   'position',
   [pytest.param(text, marks=[] if text in QUICK else pytest.mark.slow) for text in collect.specs('position')],
 )
-def test_what_is_said_to_be_the_same_computes_the_same(position):
-  """Every position, at two lengths of training: described alike, it is one program."""
+def test_equal_descriptions_mean_equal_programs(position):
+  """Every position, at two training lengths: models with equal descriptions trace to one jaxpr."""
   models = [
     tiny.decoder(length=length, position=position, layers=1) for length in (tiny.LENGTH, 2 * tiny.LENGTH)
   ]
-  alike = described(models[0]) == described(models[1])
-  assert alike == (position not in LENGTH_MATTERS)
-  if alike:
+  are_equal = describe_module(models[0]) == describe_module(models[1])
+  assert are_equal == (position not in LENGTH_MATTERS)
+  if are_equal:
     tokens = np.arange(8)[None]
-    one, other = (program(model, tokens) for model in models)
+    one, other = (trace(model, tokens) for model in models)
     assert str(one.jaxpr) == str(other.jaxpr)
     for a, b in zip(one.consts, other.consts, strict=True):
       np.testing.assert_array_equal(a, b)
 
 
-def program(model, tokens):
+def trace(model, tokens):
   context = Context.whole(tokens)
   params = jax.eval_shape(model.init, jax.random.key(0), tokens, context)
   return jax.make_jaxpr(lambda params: model.apply(params, tokens, context)[0])(params)
