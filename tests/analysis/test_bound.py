@@ -5,7 +5,7 @@ import types
 import numpy as np
 import pytest
 
-from tfm.analysis.bound import bound, reaches
+from tfm.analysis.bound import compute_bound, usable_link_fractions
 from tfm.analysis.collectives import Collective
 from tfm.parallel import chips
 from tfm.parallel.chips import CHIPS, Chip
@@ -15,9 +15,9 @@ CHIP = Chip('chip', flops=1000, memory=100, bandwidth=10, links=4, network=1, di
 
 
 def test_the_largest_bounds():
-  assert bound(CHIP, 5000, 20, []).seconds == 5 and bound(CHIP, 5000, 20, []).by == 'compute'
-  assert bound(CHIP, 1000, 20, []).seconds == 2 and bound(CHIP, 1000, 20, []).by == 'memory'
-  b = bound(
+  assert compute_bound(CHIP, 5000, 20, []).seconds == 5 and compute_bound(CHIP, 5000, 20, []).by == 'compute'
+  assert compute_bound(CHIP, 1000, 20, []).seconds == 2 and compute_bound(CHIP, 1000, 20, []).by == 'memory'
+  b = compute_bound(
     CHIP,
     1000,
     20,
@@ -33,17 +33,17 @@ def test_an_axis_has_its_own_links_only():
     Collective('collective-permute', ('fsdp',), 2, 1, 8),
     Collective('collective-permute', ('tensor',), 2, 1, 8),
   ]
-  b = bound(CHIP, 0, 0, sent, {('fsdp',): 0.5, ('tensor',): 0.5})
+  b = compute_bound(CHIP, 0, 0, sent, {('fsdp',): 0.5, ('tensor',): 0.5})
   assert b.axes == dict(fsdp=4.0, tensor=4.0) and b.links == 4  # each over its half, at once
 
 
 def test_what_goes_from_slice_to_slice():
   """Of 8 devices in 2 slices each sends its quarter to the other slice, and three quarters and back within."""
-  b = bound(CHIP, 0, 0, [Collective('all-reduce', ('data',), 8, 1, 40)], slices=2)
+  b = compute_bound(CHIP, 0, 0, [Collective('all-reduce', ('data',), 8, 1, 40)], slices=2)
   assert b.network == 2 * 0.5 * 10 / 1 and b.links == 2 * 0.75 * 40 / 4 and b.by == 'links (data)'
-  b = bound(CHIP, 0, 0, [Collective('all-reduce', ('data',), 2, 1, 40)], slices=2)
+  b = compute_bound(CHIP, 0, 0, [Collective('all-reduce', ('data',), 2, 1, 40)], slices=2)
   assert b.network == 40 and b.links == 0 and b.by == 'network between slices'
-  assert bound(CHIP, 0, 0, [Collective('all-reduce', ('fsdp',), 8, 1, 40)], slices=2).network == 0
+  assert compute_bound(CHIP, 0, 0, [Collective('all-reduce', ('fsdp',), 8, 1, 40)], slices=2).network == 0
 
 
 def test_what_a_compiler_has_split_between_slices_and_within_them():
@@ -51,7 +51,7 @@ def test_what_a_compiler_has_split_between_slices_and_within_them():
     Collective('all-reduce', ('data',), 4, 1, 40),
     Collective('all-reduce', ('data',), 2, 1, 10, between=True),
   ]
-  b = bound(CHIP, 0, 0, sent, slices=2)
+  b = compute_bound(CHIP, 0, 0, sent, slices=2)
   assert b.network == 10 / 1 and b.links == 2 * 0.75 * 40 / 4 and b.axes == dict(data=b.links)
 
 
@@ -68,12 +68,12 @@ def test_the_part_of_a_torus_that_an_axis_is_laid_over():
   )
   mesh = types.SimpleNamespace(devices=places.reshape(4, 8, 1), axis_names=('data', 'fsdp', 'tensor'))
   sent = [Collective('all-reduce', axes, 2, 1, 1) for axes in (('data',), ('fsdp',), ('data', 'fsdp'))]
-  assert reaches(mesh, 3, sent) == {
+  assert usable_link_fractions(mesh, 3, sent) == {
     ('data',): pytest.approx(1 / 3),
     ('fsdp',): pytest.approx(2 / 3),
     ('data', 'fsdp'): 1,
   }
-  assert reaches(mesh, 0, sent) == {}  # a switch has no dimensions
+  assert usable_link_fractions(mesh, 0, sent) == {}  # a switch has no dimensions
 
 
 def test_every_chip_is_whole():

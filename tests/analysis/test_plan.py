@@ -193,15 +193,15 @@ def test_a_search_passes_over_what_is_estimated_not_to_fit(run, tmp_path, monkey
     (('--topology=here', '--config.mesh.data=3'), 'needs 12 devices and there are 8'),
     (
       ('--topology=here', '--config.mesh.data=1', '--config.mesh.tensor=-1', '--config.mesh.fsdp=1'),
-      'cuts .* into 8 parts, but it has',
+      'splits .* into 8 shards, which do not divide its size',
     ),
     (
       ('--topology=here', '--config.mesh.tensor=16'),
-      'needs 64 devices and there are 8; the nearest mesh of 8 devices that works is data=2',
+      'needs 64 devices and there are 8; the nearest valid mesh of 8 devices is data=2',
     ),
     (
       ('--topology=here', '--config.slices.axis=foo'),
-      "slices.axis='foo' cannot be carried by a slow network; 'data' or 'stage' can",
+      "slices.axis='foo' cannot span slices; use 'data' or 'stage'",
     ),
     (('--topology=here', '--search', '--config.slices.count=3'), 'slices.count=3 does not divide 8 devices'),
     (('--topology=here', '--config.training.batch_size=6'), '4 or a multiple would do'),
@@ -327,7 +327,7 @@ def test_for_a_topology(run, tmp_path):
 @pytest.mark.slow
 def test_for_boxes_of_gpus(run, tmp_path):
   """Two boxes of eight GPUs, none of which is here: what goes over `data` goes from box to box."""
-  if not gpus.installed():
+  if not gpus.is_cuda_plugin_installed():
     pytest.skip("JAX's plugin for CUDA is not installed; pip install -e '.[cuda-compiler]'")
   status, out, err = run(
     '--topology=h100:8',

@@ -99,7 +99,7 @@ def test_what_is_compiled_for_others_is_not_kept(name, monkeypatch):
 @pytest.mark.parametrize('name', gpus.GPUS)
 def test_a_gpu_is_told_to_the_compiler_with_what_its_maker_says(name):
   gpu = gpus.GPUS[name]
-  chip, text = chips.find_chip(gpu.kind), gpus.target(gpu)
+  chip, text = chips.find_chip(gpu.kind), gpus.target_description(gpu)
   assert chip.name.lower().startswith(name) and text.count('{') == text.count('}') == 3
   assert f'cuda_compute_capability {{ major: {chip.capability.replace(".", " minor: ")} }}' in text
   for field, value in (

@@ -69,16 +69,16 @@ def test_says_all_there_is(run, tmp_path):
   [
     (
       ('--devices=4', '--config.mesh.stage=3', '--config.mesh.data=1'),
-      'mesh stage=3 needs 3 devices and there are 4; the nearest mesh of 4 devices that works is data=4',
+      'mesh stage=3 needs 3 devices and there are 4; the nearest valid mesh of 4 devices is data=4',
     ),
     (('--devices=0',), '--devices=0 must be at least 1'),
     (
       ('--config.mesh.data=0',),
-      'mesh.data=0 must be at least 1, or -1 for the devices that are left; the nearest mesh of 8 devices that works is',
+      'mesh.data=0 must be at least 1, or -1 for the remaining devices; the nearest valid mesh of 8 devices is',
     ),
     (
       ('--config.slices.axis=foo',),
-      "slices.axis='foo' cannot be carried by a slow network; 'data' or 'stage' can",
+      "slices.axis='foo' cannot span slices; use 'data' or 'stage'",
     ),
   ],
 )
@@ -137,7 +137,7 @@ def test_the_bubble_of_a_pipeline(run):
   'words, sentence',
   [
     (('--config.mesh.data=3', '--devices=8'), 'needs 3 devices and there are 8'),
-    (('--config.mesh.fsdp=128', '--config.mesh.data=1'), 'embedding/table into 128 parts, but it has 64'),
+    (('--config.mesh.fsdp=128', '--config.mesh.data=1'), 'embedding/table into 128 shards, which do not divide its size 64'),
     (('--config.model.mask=later',), "names 'later', which masks does not have"),
     (('--config.training.batch_size=12', '--devices=8'), '8 or a multiple would do'),
     (('--picture=nowhere/mask.png',), 'nowhere/mask.png'),

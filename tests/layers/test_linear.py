@@ -57,7 +57,7 @@ def test_refuses_what_does_not_meet():
     made(X, (4, 6), ('embed', 'mlp'))
   with pytest.raises(ValueError, match='not a logical axis'):
     made(X, (5, 6), ('embed', 'mpl'))
-  with pytest.raises(ValueError, match='give one each'):
+  with pytest.raises(ValueError, match='give one per dimension'):
     made(X, (5, 6, 7), ('embed', 'mlp'))
 
 

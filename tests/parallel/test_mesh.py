@@ -41,7 +41,7 @@ def test_resolve(sizes, devices, resolved):
     (dict(data=-1, fsdp=-1), 'mesh.data and mesh.fsdp are both -1'),
     (dict(data=0), 'mesh.data=0 must be at least 1'),
     (dict(fsdp=-2), 'mesh.fsdp=-2 must be at least 1'),
-    (dict(model=2), 'mesh.model is not a mesh axis; known: stage, data, fsdp, expert, sequence, tensor'),
+    (dict(model=2), 'mesh.model is not a mesh axis; use one of stage, data, fsdp, expert, sequence, tensor'),
     (dict(), 'needs 1 devices and there are 8'),
   ],
 )
@@ -118,19 +118,19 @@ class TestSlices:
       (
         dict(tensor=8),
         {},
-        r'mesh.data=1 does not divide over 2 slices.*carries data alone; mesh.data=2 would do',
+        r'mesh.data=1 is not divisible by 2 slices, which only data may span; use mesh.data=2',
       ),
       (
         dict(data=1, stage=2, tensor=4),
         {},
-        r"mesh.data=1 does not .* mesh.data=2 or slices.axis='stage' would do",
+        r"mesh.data=1 is not .* use mesh.data=2 or slices.axis='stage'",
       ),
       (
         dict(data=8),
         dict(axis='tensor'),
-        "slices.axis='tensor' cannot be carried by a slow network; 'data' or 'stage' can",
+        "slices.axis='tensor' cannot span slices; use 'data' or 'stage'",
       ),
-      (dict(data=8), dict(count=4), 'slices.count=4 is not the 2 slices that the devices say'),
+      (dict(data=8), dict(count=4), 'slices.count=4 is not the 2 slices that the devices report'),
     ],
   )
   def test_what_the_slow_network_cannot_carry_is_refused(self, sizes, slices, complaint):

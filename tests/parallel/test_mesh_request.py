@@ -60,15 +60,15 @@ class TestNearest:
 REFUSED = {
   'product': (
     {'mesh.data': 3},
-    'mesh data=3 needs 3 devices and there are 8; .* the nearest mesh of 8 devices that works is data=8$',
+    'mesh data=3 needs 3 devices and there are 8; .* the nearest valid mesh of 8 devices is data=8$',
   ),
   'product and heads': (
     {'mesh.tensor': 5},
-    'mesh data=-1 tensor=5 needs a multiple of 5 devices.* works is data=2 tensor=4$',
+    'mesh data=-1 tensor=5 needs a multiple of 5 devices.* devices is data=2 tensor=4$',
   ),
   'product and layers': (
     {'mesh.stage': 3, 'mesh.tensor': 2},
-    'needs a multiple of 6 .* works is stage=2 data=2 tensor=2$',
+    'needs a multiple of 6 .* devices is stage=2 data=2 tensor=2$',
   ),
   'batch': (
     {'training.batch_size': 4},
@@ -77,20 +77,20 @@ REFUSED = {
   ),
   'batch over experts': (
     {'training.batch_size': 2, 'mesh.data': 1, 'mesh.expert': 8},
-    "mesh axes 'data fsdp expert'; 8 or .*; .*works is",
+    "mesh axes 'data fsdp expert'; 8 or .*; .*devices is",
   ),
   'length': (
     {'mesh.sequence': 8, 'data.length': 12},
     'config.data.length=12 gives rows of 12 inputs, which do not divide over the 8 devices '
-    "of the mesh axes 'sequence'; .* works is data=2 sequence=4$",
+    "of the mesh axes 'sequence'; .* devices is data=2 sequence=4$",
   ),
   'recurrence': (
     {'mesh.sequence': 8, 'training.recurrence_length': 4},
-    'config.training.recurrence_length=4 reads pieces .* 8 devices .* works is data=2 sequence=4$',
+    'config.training.recurrence_length=4 reads pieces .* 8 devices .* devices is data=2 sequence=4$',
   ),
   'layers over stages': (
     {'mesh.stage': 4},
-    'config.model.layers=2 does not divide over 4 stages; 4 would do; .* works is stage=2 data=4$',
+    'config.model.layers=2 does not divide over 4 stages; 4 would do; .* devices is stage=2 data=4$',
   ),
   'layers in rounds': (
     {'mesh.stage': 4, 'model.layers': 12, 'pipeline.repeats': 2},
@@ -110,7 +110,7 @@ REFUSED = {
   'microbatches': (
     {'mesh.stage': 2, 'pipeline.microbatches': 4},
     'batch_size=8 in 1 microbatches of config.pipeline.microbatches=4 does not divide over the 4 devices .* 16 or a multiple '
-    'would do; .* works is stage=2 data=2 tensor=2$',
+    'would do; .* devices is stage=2 data=2 tensor=2$',
   ),
   'microbatches of rows': (
     {'mesh.stage': 2, 'pipeline.microbatches': 3},
@@ -119,17 +119,17 @@ REFUSED = {
   ),
   'rounds of few': (
     {'mesh.stage': 4, 'model.layers': 16, 'pipeline.repeats': 2, 'pipeline.microbatches': 2},
-    'config.pipeline.microbatches=2 are fewer than 4 stages.*; 4 or more would do; .* works is stage=2 data=4$',
+    'config.pipeline.microbatches=2 are fewer than 4 stages.*; 4 or more would do; .* devices is stage=2 data=4$',
   ),
   'rounds of few rows': (
     {'mesh.stage': 4, 'model.layers': 16, 'pipeline.repeats': 2, 'training.batch_size': 4},
     "batch_size=4 in 1 microbatches is not a row for each of 8 stages and devices of the mesh axes 'data fsdp expert'.* "
-    '8 would do; .* works is stage=4 tensor=2$',
+    '8 would do; .* devices is stage=4 tensor=2$',
   ),
   'rounds without stages': (
     {'pipeline.repeats': 2, 'model.layers': 4},
     'config.pipeline.repeats=2 is of a mesh with stages, and mesh.stage=1 has none; leave it at '
-    '1; .* works is stage=2 data=4$',
+    '1; .* devices is stage=2 data=4$',
   ),
   'microbatches without stages': (
     {'pipeline.microbatches': 1},
@@ -137,7 +137,7 @@ REFUSED = {
   ),
   'no stack': (
     {'mesh.stage': 2, 'model.scan': False},
-    'config.model.scan=False stacks no layers, which 2 stages could share; True would do; .*works is data=8$',
+    'config.model.scan=False stacks no layers, which 2 stages could share; True would do; .*devices is data=8$',
   ),
   'pieces': (
     {'mesh.stage': 2, 'training.recurrence_length': 8},
@@ -153,29 +153,29 @@ REFUSED = {
   ),
   'slices': (
     {'slices.count': 2, 'mesh.data': 1, 'mesh.tensor': 4, 'mesh.fsdp': 2},
-    'mesh.data=1 does not divide over 2 slices.* works is data=2 tensor=4$',
+    'mesh.data=1 is not divisible by 2 slices.* devices is data=2 tensor=4$',
   ),
   'an axis of slices that is none': (
     {'slices.axis': 'foo'},
-    "^slices.axis='foo' cannot be carried by a slow network; 'data' or 'stage' can$",
+    "^slices.axis='foo' cannot span slices; use 'data' or 'stage'$",
   ),
   'an axis that slices cannot have': (
     {'slices.axis': 'fsdp', 'slices.count': 2},
-    "^slices.axis='fsdp' cannot .* 'data' or 'stage' can$",
+    "^slices.axis='fsdp' cannot span slices; use 'data' or 'stage'$",
   ),
   'slices that no mesh has': (
     {'slices.count': 3},
-    '^slices.count=3 does not divide 8 devices; -1 takes what the devices say$',
+    '^slices.count=3 does not divide 8 devices; use a divisor, or -1 for the slices that the devices report$',
   ),
   'no slices': ({'slices.count': 0}, '^slices.count=0 does not divide 8 devices'),
   'what is left is taken already': (
     {'mesh.tensor': 16},
     '^mesh data=-1 tensor=16 needs a multiple of 16 devices and there are 8; '
-    'the nearest mesh of 8 devices that works is data=2 tensor=4$',
+    'the nearest valid mesh of 8 devices is data=2 tensor=4$',
   ),
   'what is left would not do': (
     {'mesh.stage': 3, 'mesh.data': 1},
-    '^mesh stage=3 needs 3 devices and there are 8; the nearest mesh .* is stage=2 data=4$',
+    '^mesh stage=3 needs 3 devices and there are 8; the nearest valid mesh .* is stage=2 data=4$',
   ),
   'nothing works': (
     {
@@ -186,7 +186,7 @@ REFUSED = {
       'model.heads': 5,
       'model.width': 50,
     },
-    'needs 7 devices.*; no mesh of 8 devices works$',
+    'needs 7 devices.*; no mesh of 8 devices is valid$',
   ),
 }
 
@@ -203,7 +203,7 @@ def test_turns_of_a_pattern_are_whole_in_every_stage(tiny):
   config.model.blocks, config.model.pattern = {name: optional(BLOCK_FIELDS) for name in 'ab'}, ('a', 'b')
   with pytest.raises(
     ValueError,
-    match='config.model.layers=5 in turns of 2 does not divide over 2 stages; 4 or 8 would do; .* works is data=8$',
+    match='config.model.layers=5 in turns of 2 does not divide over 2 stages; 4 or 8 would do; .* devices is data=8$',
   ):
     validate.run(resolve_config(config), 8)
 
@@ -231,49 +231,49 @@ INDIVISIBLE = {
   'heads alike': (
     dict(tensor=8),
     {},
-    r"mesh.tensor = 8 cuts 'kv_heads' of the parameter stack/.*/kernel into 8 parts, "
-    "but it has 4; .* rules.kv_heads=''; the nearest mesh of 8 devices that works is data=2 tensor=4$",
+    r"mesh.tensor = 8 splits 'kv_heads' of the parameter stack/.*/kernel into 8 parts, "
+    "but it has 4; .* rules.kv_heads=''; the nearest valid mesh of 8 devices is data=2 tensor=4$",
   ),
   'kv_heads': (
     dict(tensor=4),
     {'model.kv_heads': 2},
-    "'kv_heads' .* into 4 parts, but it has 2.* works is data=4 tensor=2$",
+    "'kv_heads' .* into 4 shards, which do not divide its size 2; .* devices is data=4 tensor=2$",
   ),
   'mlp': (
     dict(tensor=4),
     {'model.feed_forward_width': 98},
-    "'mlp' .* but it has 98.* works is data=4 tensor=2$",
+    "'mlp' .* its size 98.* devices is data=4 tensor=2$",
   ),
   'vocab': (
     dict(tensor=4),
     {'model.vocab_multiple': 1},
-    "'vocab' .* embedding/table into 4 parts, but it has 50.* works is data=4 tensor=2$",
+    "'vocab' .* embedding/table into 4 shards, which do not divide its size 50.* devices is data=4 tensor=2$",
   ),
   'embed': (
     dict(fsdp=8),
     {'model.width': 36, 'model.heads': 2},
-    "mesh.fsdp = 8 cuts 'embed' .* but it has 36.* works is data=2 fsdp=4$",
+    "mesh.fsdp = 8 splits 'embed' .* its size 36.* devices is data=2 fsdp=4$",
   ),
   'expert': (
     dict(expert=8),
     EXPERTS,
-    r"mesh.expert = 8 cuts 'expert' .* but it has 4.* works is data=2 expert=4$",
+    r"mesh.expert = 8 splits 'expert' .* its size 4.* devices is data=2 expert=4$",
   ),
-  'layers': (dict(stage=4), {}, r"mesh.stage = 4 cuts 'layers' .* but it has 2.* works is stage=2 data=4$"),
+  'layers': (dict(stage=4), {}, r"mesh.stage = 4 splits 'layers' .* its size 2.* devices is stage=2 data=4$"),
   'stages without layers': (
     dict(stage=2),
     {'model.scan': False},
-    'mesh.stage=2 cuts nothing, so that 2 devices would each do the same: no layers are stacked.* works is data=8$',
+    'mesh.stage=2 shards nothing, so 2 devices would repeat the same computation; pipeline stages need stacked layers.* devices is data=8$',
   ),
   'a slow network': (
     dict(data=2, tensor=4),
     {'model.kv_heads': 2, 'slices.count': 2, 'slices.axis': 'stage', 'mesh.stage': 1},
-    "'kv_heads' .* into 4 parts, but it has 2.* works is stage=2 data=2 tensor=2$",
+    "'kv_heads' .* into 4 shards, which do not divide its size 2; .* devices is stage=2 data=2 tensor=2$",
   ),
   'an axis without a rule': (
     dict(fsdp=2),
     {'rules.batch': 'data', 'rules.embed': ''},
-    'mesh.fsdp=2 cuts nothing.* works is data=8$',
+    'mesh.fsdp=2 shards nothing.* devices is data=8$',
   ),
 }
 

@@ -41,13 +41,13 @@ class TestShard:
   @pytest.mark.parametrize(
     'names, complaint',
     [
-      (('batch', 'length', 'embd'), "'embd' is not a logical axis; known: batch, length, embed"),
+      (('batch', 'length', 'embd'), "'embd' is not a logical axis; use one of batch, length, embed"),
       (('batch', 'length', 'Embed'), "'Embed' is not a logical axis"),
       (('batch', 'length', ''), "'' is not a logical axis"),
       (('batch', 'length', 'tensor'), "'tensor' is not a logical axis"),  # a mesh axis is no meaning
-      (('batch', 'length'), 'give one each'),
-      (('batch', 'length', 'heads', 'kv'), 'give one each'),
-      ((), 'give one each'),
+      (('batch', 'length'), 'give one per dimension'),
+      (('batch', 'length', 'heads', 'kv'), 'give one per dimension'),
+      ((), 'give one per dimension'),
     ],
   )
   def test_raises_inside_and_outside_of_a_mesh(self, names, complaint, inside):
@@ -93,7 +93,7 @@ class TestRules:
     )
 
   def test_an_unknown_axis_is_refused(self):
-    with pytest.raises(ValueError, match='rules.embd names no logical axis; known: batch'):
+    with pytest.raises(ValueError, match='rules.embd is not a logical axis; use one of batch'):
       parse_rules({'embd': 'fsdp'})
 
   def test_the_schema_has_a_rule_for_every_axis(self):
@@ -125,15 +125,15 @@ class TestParameters:
     assert isinstance(made, Parameter) and made.names == ('embed', 'mlp') and made.value.shape == (2, 3)
     with pytest.raises(ValueError, match="'mpl' is not a logical axis"):
       with_logical_axes(nn.initializers.ones, ('embed', 'mpl'))(key, (2, 3), jnp.float32)
-    with pytest.raises(ValueError, match='give one each'):
+    with pytest.raises(ValueError, match='give one per dimension'):
       with_logical_axes(nn.initializers.ones, ('embed',))(key, (2, 3), jnp.float32)
 
   def test_divisibility(self):
     validate_divisibility(dict(a=box(16, 8, ('embed', 'mlp')), step=jnp.int32(0)), mesh(), RULES)
-    complaint = "cuts 'mlp' of the parameter block/up into 2 parts, but it has 7; .*'tensor' of the mesh.* nearest mesh of 8 devices that works is data=4 fsdp=2"
+    complaint = "splits 'mlp' of the parameter block/up into 2 shards, which do not divide its size 7; .* or mesh.tensor, .* nearest valid mesh of 8 devices is data=4 fsdp=2"
     with pytest.raises(ValueError, match=complaint):
       validate_divisibility(dict(block=dict(up=box(16, 7, ('embed', 'mlp')))), mesh(), RULES)
-    with pytest.raises(ValueError, match="'vocab' of the parameter t into 4 parts, but it has 6"):
+    with pytest.raises(ValueError, match="'vocab' of the parameter t into 4 shards, which do not divide its size 6; "):
       rules = parse_rules(dict(vocab='data tensor', embed=''))
       validate_divisibility(dict(t=box(6, 4, ('vocab', 'embed'))), mesh(), rules)
 

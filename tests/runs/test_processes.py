@@ -348,7 +348,7 @@ def test_what_differs_between_configs_is_named(start, tmp_path, config, said):
   for status, _, err in finish(start(2, 1, tmp_path / 'run', f'--config={file}'), 120):
     assert (
       status == 2
-      and f': {said} is not the same in all processes: that of process 1 differs' in err
+      and f': {said} is not the same in all processes: process 1 differs' in err
       and 'Traceback' not in err
     )
 
@@ -361,8 +361,8 @@ def test_when_not_all_come_it_is_said(start, tmp_path):
   (status, _, said), *_ = finish([alone, *others], 60)
   assert status == -signal.SIGABRT and not (tmp_path / 'config.json').exists()
   assert said.splitlines()[-1] == (
-    'tfm train: process 1 of 2: it was killed, or ended by JAX (in its words above) because not all processes came within --connect_timeout=1 '
-    'seconds; see that all were started, each with a --process of its own, and reach the same --coordinator, a free port where process 0 runs'
+    'tfm train: process 1 of 2: it was killed, or aborted by JAX (see above) because not all processes connected within --connect_timeout=1 '
+    'seconds; check that all were started, each with its own --process, and reach the same --coordinator, a free port of process 0'
   )
 
 
@@ -375,8 +375,8 @@ def test_when_not_all_come_it_is_said(start, tmp_path):
     (('2', 0, 'localhost', 60, 300), '--coordinator=localhost must be HOST:PORT'),
     (('1', 0, None, None, None), '--processes=1 takes neither'),
     (('2', 0, 'localhost:1', 0, 300), '--heartbeat_timeout=0 must be at least 1'),
-    (('1', None, None, 10, None), '--heartbeat_timeout=10 is of several processes'),
-    (('1', None, None, None, 10), '--connect_timeout=10 is of several processes'),
+    (('1', None, None, 10, None), '--heartbeat_timeout=10 needs several processes'),
+    (('1', None, None, None, 10), '--connect_timeout=10 needs several processes'),
   ],
 )
 def test_flags_that_make_no_sense(flags, said):

@@ -1,1 +1,1 @@
-"""What a run would need and reach on devices that need not be here: compiled for them, never run."""
+"""Analysis of configs: their parameters, memory, FLOPs, communication and step-time bounds, without training."""

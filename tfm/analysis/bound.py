@@ -1,9 +1,9 @@
-"""The least time that a step can take, by what it does and what the makers say that the chip can do.
+"""A lower bound on the time of a step, from its operations and the published peaks of the chip.
 
-  time ≥ max(products / peak, bytes of memory / its bandwidth, bytes sent / the links that can carry them)
+  time ≥ max(FLOPs / peak, memory traffic / memory bandwidth, bytes sent / bandwidth of the links used)
 
-The roofline model (Williams et al. 2009), with a roof for the network. Each part would have to run at its published peak, and
-all at once; a real step is slower. So this tells what bounds a step, and what cannot be reached, not what will be.
+The roofline model (Williams et al. 2009), with a roof for the network. The bound assumes that every part runs at its
+published peak and that all overlap; a real step is slower. It shows what limits a step, and predicts no time.
 """
 
 import dataclasses
@@ -12,18 +12,18 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from jax.sharding import Mesh
 
-from tfm.analysis.collectives import SENT, Collective
+from tfm.analysis.collectives import SENT_FRACTION, Collective
 from tfm.parallel.chips import Chip
 
 
 @dataclasses.dataclass(frozen=True)
 class Bound:
-  """Seconds of one device, each alone.
+  """Seconds that one device spends on each resource.
 
   Attributes:
-    compute, memory: of products, and of the main memory.
-    links: of all that goes to neighbours; axes: of the collectives over some mesh axes, by their names.
-    network: of what goes from slice to slice.
+    compute, memory: of matrix products, and of traffic to main memory.
+    links: of all communication over links; axes: of the collectives over each combination of mesh axes.
+    network: of communication between slices.
   """
 
   compute: float
@@ -38,7 +38,7 @@ class Bound:
 
   @property
   def by(self) -> str:
-    """What takes longest."""
+    """The resource that takes longest."""
     parts = dict(compute=self.compute, memory=self.memory, links=self.links, network=self.network)
     longest = max(parts, key=parts.get)
     if longest != 'links':
@@ -46,51 +46,55 @@ class Bound:
     return f'links ({max(self.axes, key=self.axes.get)})'
 
 
-def bound(
+def compute_bound(
   chip: Chip,
-  products: float,
-  moved: float,
+  flops: float,
+  bytes_accessed: float,
   collectives: Sequence[Collective],
-  reach: Mapping[tuple[str, ...], float] = {},
+  link_fractions: Mapping[tuple[str, ...], float] = {},
   slices: int = 1,
-  slow: str = 'data',
+  slice_axis: str = 'data',
 ) -> Bound:
-  """The bound of a step of one device.
+  """The time bound of a step on one device.
 
   Args:
-    chip: a device's share of it.
-    products, moved: FLOPs, and bytes of memory, of one device.
-    reach: the part of the chip's links that the collectives over some axes can use; all unless told.
-    slices: over which the axis `slow` goes: of what is exchanged over it, each device of a slice sends its share once to
-      other slices, and the rest stays within; as libtpu has it compiled, and as it is counted for others.
+    chip: the share of one device.
+    flops, bytes_accessed: FLOPs and memory traffic of one device.
+    link_fractions: axes → fraction of the chip's links that their collectives can use; 1 by default.
+    slices: number of slices that `slice_axis` spans. Of an exchange over that axis each device sends its share to the
+      other slices once, and the rest stays within its slice, as libtpu compiles it; other platforms are counted alike.
   """
-  axes, total, network = {}, 0.0, sum(one.sent for one in collectives if one.between)
-  told = any(one.between for one in collectives)
-  for one in (one for one in collectives if not one.between):
-    crosses = slices > 1 and not told and slow in one.axes and one.kind != 'collective-permute'
-    within = one.group // slices if crosses else one.group
-    sent = one.bytes * SENT[one.kind](within) if within > 1 or not crosses else 0.0
-    if crosses:
-      network += one.bytes / max(within, 1) * SENT[one.kind](slices)
-    name, seconds = ' '.join(one.axes), sent / (chip.links * reach.get(one.axes, 1.0))
+  axes, total, network = {}, 0.0, sum(c.sent for c in collectives if c.between)
+  has_slice_transfers = any(c.between for c in collectives)
+  for c in (c for c in collectives if not c.between):
+    spans_slices = (
+      slices > 1 and not has_slice_transfers and slice_axis in c.axes and c.kind != 'collective-permute'
+    )
+    group = c.group // slices if spans_slices else c.group
+    sent = c.bytes * SENT_FRACTION[c.kind](group) if group > 1 or not spans_slices else 0.0
+    if spans_slices:
+      network += c.bytes / max(group, 1) * SENT_FRACTION[c.kind](slices)
+    name, seconds = ' '.join(c.axes), sent / (chip.links * link_fractions.get(c.axes, 1.0))
     axes[name] = axes.get(name, 0.0) + seconds
     total += sent
-  # What goes over different axes may go over different links at once.
+  # Collectives over different axes may use different links at the same time.
   links = max(total / chip.links, *axes.values(), 0.0)
-  return Bound(products / chip.flops, moved / chip.bandwidth, links, network / chip.network, axes)
+  return Bound(flops / chip.flops, bytes_accessed / chip.bandwidth, links, network / chip.network, axes)
 
 
-def reaches(mesh: Mesh, dims: int, collectives: Sequence[Collective]) -> dict[tuple[str, ...], float]:
-  """The part of a chip's links that lead along what some mesh axes are laid over, for the axes of each collective: those of
-  two of three dimensions of a torus are two thirds of all."""
+def usable_link_fractions(mesh: Mesh, dims: int, collectives: Sequence[Collective]) -> dict[tuple[str, ...], float]:
+  """The fraction of a chip's links that lie along the torus dimensions of each collective's mesh axes.
+
+  For example 2/3 for axes that span two of three dimensions of a torus.
+  """
   first = mesh.devices.flat[0]
   if not dims or getattr(first, 'coords', None) is None:
     return {}
   coords = np.array([device.coords for device in mesh.devices.flat]).reshape(*mesh.devices.shape, -1)
-  found = {}
-  for one in collectives:
-    here = tuple(slice(None) if axis in one.axes else 0 for axis in mesh.axis_names)
-    places = coords[here].reshape(-1, coords.shape[-1])
-    along = int((places != places[0]).any(0).sum())
-    found[one.axes] = min(1.0, along / dims) if along else 1.0
-  return found
+  fractions = {}
+  for c in collectives:
+    group = tuple(slice(None) if axis in c.axes else 0 for axis in mesh.axis_names)
+    positions = coords[group].reshape(-1, coords.shape[-1])
+    spanned = int((positions != positions[0]).any(0).sum())
+    fractions[c.axes] = min(1.0, spanned / dims) if spanned else 1.0
+  return fractions

@@ -1,4 +1,4 @@
-"""Estimates what a config needs: devices, vocabulary and memory from shapes alone, and measures its step time."""
+"""Estimates what a config needs: devices, vocabulary and memory from shapes; measures step time."""
 
 import contextlib
 import functools
@@ -54,7 +54,7 @@ def vocabulary_sizes(config: ConfigDict) -> tuple[int, int]:
 
 
 def vocabulary_size_of(tokenizer: Tokenizer | None) -> int | None:
-  """The vocabulary size that a tokenizer's spec determines; None if it depends on the text, 0 without a tokenizer."""
+  """The vocabulary size in a tokenizer's spec; None if it depends on the text, 0 without a tokenizer."""
   if tokenizer is None:
     return 0
   if not (tokenizer.is_trained or tokenizer.needs_training):
@@ -85,7 +85,7 @@ def memory_by_kind(
   mesh: AbstractMesh,
   rules: sharding.Rules,
 ) -> list[tuple[str, int, str]]:
-  """(category, bytes per device, how the number is obtained) of parameters, gradients, optimizer and activations."""
+  """(category, bytes per device, description) of parameters, gradients, optimizer and activations."""
   params = memory.on_device(boxed.params, mesh, rules)
   optimizer = memory.on_device(boxed.opt_state, mesh, rules)
   activations = activation_bytes(
@@ -170,7 +170,7 @@ class IdentityStack(nn.Module):
 
 
 def scale_layers(config: ConfigDict, factor: float) -> ConfigDict:
-  """A config with `factor` times the layers, rounded to whole repetitions of each block pattern, at least one."""
+  """A config with `factor` times the layers, rounded to whole repetitions of each block pattern."""
   config = config.copy_and_resolve_references()
   for part in parts(config).values():
     if 'layers' in part:
@@ -216,7 +216,7 @@ def measure_step(config: ConfigDict, seeds: int = 1, rounds: int = 3) -> StepCos
 def measure_steps_in_turns(
   base: ConfigDict, others: Mapping[str, ConfigDict], seeds: int = 1, rounds: int = 11
 ) -> dict[str, tuple[float, float]]:
-  """Name → (seconds of its step, seconds of the base's step), timed in alternation so that both see the same machine load."""
+  """Name → (seconds of its step, seconds of the base's step), timed in alternation under the same machine load."""
   seconds = {}
   with prepare_step(base, seeds) as prepared_base:
     run_base, _ = repeated(*prepared_base)

@@ -1,4 +1,4 @@
-"""GPUs that need not be here, as XLA's compiler is told of them."""
+"""Descriptions of GPUs for XLA's compiler, to compile for GPUs that are not attached."""
 
 import dataclasses
 import importlib.util
@@ -14,13 +14,13 @@ KIB, MIB = 2**10, 2**20
 
 @dataclasses.dataclass(frozen=True)
 class Gpu:
-  """What a compiler has to know of a GPU; its memory and peaks are those of `tfm.parallel.chips`.
+  """The properties of a GPU that the compiler needs; memory and peaks are in `tfm.parallel.chips`.
 
   Attributes:
-    kind: as its driver calls it.
-    cores: streaming multiprocessors. lanes: float32 units of one.
-    shared, block: bytes of a multiprocessor's shared memory, and of it what one block may have.
-    cache: bytes of its L2. clock: GHz, at most.
+    kind: device kind, as its driver reports it.
+    cores: streaming multiprocessors. lanes: float32 units per multiprocessor.
+    shared, block: bytes of shared memory per multiprocessor, and the most that one block may use.
+    cache: bytes of L2. clock: maximum GHz.
   """
 
   kind: str
@@ -41,7 +41,7 @@ GPUS = {
   'b200': Gpu('NVIDIA B200', 148, 128, 228 * KIB, 227 * KIB, 126 * MIB, 1.965),
 }
 CUDNN = 9, 8
-# Of all of them: what XLA calls them, and threads, registers and blocks that one may have.
+# The target description of any of them; thread, register and block limits are common.
 TARGET = """
 platform_name: "CUDA"
 device_description_str: "{kind}"
@@ -69,8 +69,8 @@ gpu_device_info {{
 """
 
 
-def target(gpu: Gpu) -> str:
-  """Its description, with a cuDNN beside it, in the text form of XLA's GpuTargetConfigProto."""
+def target_description(gpu: Gpu) -> str:
+  """The GPU's description in the text form of XLA's GpuTargetConfigProto, with a cuDNN version."""
   chip = chips.find_chip(gpu.kind)
   major, minor = chip.capability.split('.')
   return TARGET.format(
@@ -83,17 +83,17 @@ def target(gpu: Gpu) -> str:
   )
 
 
-def installed() -> bool:
-  """Whether JAX's plugin for CUDA is there, which compiles without a GPU, its driver and NVIDIA's libraries."""
+def is_cuda_plugin_installed() -> bool:
+  """Whether JAX's CUDA plugin is installed; it compiles without a GPU, a driver or NVIDIA's libraries."""
   return importlib.util.find_spec('jax_cuda12_plugin') is not None
 
 
-def devices(name: str, count: int, boxes: int) -> list[jax.Device]:
-  """Those of `boxes` boxes of `count` GPUs each, one box after another; to compile for, by JAX's CUDA plugin alone."""
+def devices(name: str, count: int, hosts: int) -> list[jax.Device]:
+  """The devices of `hosts` hosts with `count` GPUs each, host after host, for compilation only."""
   from jax._src.cudnn import fused_attention_stablehlo
 
-  # JAX asks cuDNN itself, which need not be installed, for its version before it has attention computed by it.
+  # JAX queries the installed cuDNN for its version before it lowers fused attention; it need not be installed here.
   fused_attention_stablehlo.check_cudnn_version = lambda: CUDNN[0] * 10_000 + CUDNN[1] * 100
   return topologies.get_topology_desc(
-    platform='cuda', topology_name=name, topology=f'{boxes} x 1 x {count}', target_config=target(GPUS[name])
+    platform='cuda', topology_name=name, topology=f'{hosts} x 1 x {count}', target_config=target_description(GPUS[name])
   ).devices

@@ -160,8 +160,8 @@ def plan(step: Step, mesh: Mesh, made: Compiled, slices: int = 1, slow: str = 'd
   model = step.flops / mesh.size
   told = products >= model if writes else all(here.known for here in module.executed())
   products = products if told else max(products, model)
-  found = chip and bounds.bound(
-    chip, products, done.bytes, sent, bounds.reaches(mesh, chip.dims, sent), slices, slow
+  found = chip and bounds.compute_bound(
+    chip, products, done.bytes, sent, bounds.usable_link_fractions(mesh, chip.dims, sent), slices, slow
   )
   return Planned(
     refused='', products=products, moved=done.bytes, told=told, collectives=sent, bound=found, **common

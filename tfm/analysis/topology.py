@@ -65,7 +65,7 @@ def devices(name: str, slices: int = 1) -> list[jax.Device]:
   jax.config.update('jax_platforms', PLATFORM)
   if generation in gpus.GPUS:
     require(
-      gpus.installed(),
+      gpus.is_cuda_plugin_installed(),
       f"--topology={name} needs JAX's plugin for CUDA, which compiles for GPUs and is not installed; "
       "pip install -e '.[cuda-compiler]', or --topology=here",
     )

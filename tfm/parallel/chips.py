@@ -1,4 +1,4 @@
-"""What the makers say that a chip can do: products, memory, networks; for MFU and for bounds."""
+"""Published peaks of accelerator chips: FLOP/s, memory, networks; for MFU and step-time bounds."""
 
 import dataclasses
 import os
@@ -14,17 +14,17 @@ GIB = 2**30
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-  """Published peaks of one chip; what it has in practice is less.
+  """Published peaks of one chip; real programs reach less.
 
   Attributes:
-    name: in words.
-    flops: dense bfloat16, FLOP/s.
-    memory, bandwidth: of its HBM, in bytes and bytes/s.
-    links: bytes/s that it sends to its neighbours at once, over all links, one way.
-    network: bytes/s that it sends beyond them: to another slice of TPUs, another box of GPUs.
-    dims: of the torus that its neighbours make; 0: a switch.
-    devices: of JAX, that share one chip.
-    capability: of a GPU, the compute capability that it would tell.
+    name: product name.
+    flops: dense bfloat16 FLOP/s.
+    memory, bandwidth: HBM capacity in bytes and bandwidth in bytes/s.
+    links: bytes/s that it sends to its neighbours over all links at once, one way.
+    network: bytes/s that it sends to another TPU slice or another GPU host.
+    dims: dimensions of the torus of links; 0 for a switch.
+    devices: JAX devices per chip.
+    capability: the compute capability of a GPU.
   """
 
   name: str
@@ -39,7 +39,7 @@ class Chip:
 
   @property
   def device(self) -> 'Chip':
-    """One device's share."""
+    """The share of one JAX device."""
     n = self.devices
     return dataclasses.replace(
       self,
@@ -52,16 +52,17 @@ class Chip:
     )
 
 
-# How a device_kind begins → its chip.
+# Prefix of a device_kind → its chip.
 #
-# TPU v5p, v6e, 7x: docs.cloud.google.com/tpu/docs/tpu7x, "System architecture", which compares the three; the bidirectional
-# ICI bandwidth there counts both ways (1200, 800, 1200 GB/s), DCN 50, 100, 100 Gb/s a chip. TPU v5e: …/tpu/docs/v5e (ICI
-# 400 GB/s both ways; DCN 6.4 Tb/s a pod of 256). TPU v4: …/tpu/docs/v4; ICI of six links of 50 GB/s each way, Jouppi et al.
-# 2023, "TPU v4", Table 4. Assumed, for it is not published: DCN of a v4 chip as of a v5e. A v4 or v5p chip has two cores,
-# which JAX takes for one device; those of a 7x are two devices.
+# TPU v5p, v6e, 7x: docs.cloud.google.com/tpu/docs/tpu7x, "System architecture", which compares the three; the
+# bidirectional ICI bandwidth there counts both ways (1200, 800, 1200 GB/s), DCN 50, 100, 100 Gb/s a chip. TPU
+# v5e: …/tpu/docs/v5e (ICI 400 GB/s both ways; DCN 6.4 Tb/s a pod of 256). TPU v4: …/tpu/docs/v4; ICI of six
+# links of 50 GB/s each way, Jouppi et al. 2023, "TPU v4", Table 4. Assumed, because unpublished: DCN of a v4
+# chip as of a v5e. The two cores of a v4 or v5p chip are one JAX device; those of a 7x are two.
 #
-# GPUs: NVIDIA's data sheets of A100 80GB SXM, H100 SXM, H200 SXM and DGX B200, without sparsity; NVLink, which is given both
-# ways, halved. Assumed: a network adapter of 200 Gb/s (A100) or 400 Gb/s for each GPU, as DGX boxes have.
+# GPUs: NVIDIA's data sheets of A100 80GB SXM, H100 SXM, H200 SXM and DGX B200, without sparsity; the NVLink
+# bandwidth there counts both ways and is halved. Assumed: a network adapter of 200 Gb/s (A100) or 400 Gb/s
+# for each GPU, as DGX boxes have.
 CHIPS = {
   'TPU v4': Chip('TPU v4', 275e12, 32 * GIB, 1200e9, 300e9, 3.125e9, dims=3),
   'TPU v5 lite': Chip('TPU v5e', 197e12, 16 * GIB, 819e9, 200e9, 3.125e9, dims=2),
@@ -78,20 +79,19 @@ CHIPS = {
 
 
 def find_chip(device_kind: str) -> Chip | None:
-  """The chip of a device by its `device_kind`; None where it is not in the table."""
+  """The chip of a `device_kind`; None if it is not in the table."""
   names = sorted((name for name in CHIPS if device_kind.startswith(name)), key=len)
   return CHIPS[names[-1]] if names else None
 
 
 def cpu_core_count() -> int:
-  """Cores of the CPU that this process may use, of which taskset or Slurm may leave it some."""
-  return (
-    len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count()
-  )  # macOS binds no process
+  """CPU cores that this process may use, as limited by taskset or Slurm."""
+  # macOS has no CPU affinity.
+  return len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count()
 
 
 def cpu_model() -> str:
-  """The model of the CPU, where the platform tells it; else nothing."""
+  """The model name of the CPU; empty if the platform does not report it."""
   cpuinfo = pathlib.Path('/proc/cpuinfo')
   names = (
     re.findall(r'^model name\s*:\s*(.*)$', cpuinfo.read_text(), re.MULTILINE) if cpuinfo.is_file() else []
@@ -100,6 +100,6 @@ def cpu_model() -> str:
 
 
 def peak_flops() -> float | None:
-  """Peak FLOP/s of all devices together; None where the chip is not in the table."""
+  """Peak FLOP/s of all devices together; None if the chip is not in the table."""
   chip = find_chip(jax.devices()[0].device_kind)
   return chip and chip.device.flops * jax.device_count()

@@ -1,4 +1,4 @@
-"""The device mesh: how many ways the run is cut along each axis, and which devices are neighbours."""
+"""The device mesh: the size of each axis, and which devices are neighbours."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -11,126 +11,128 @@ from jax.sharding import AxisType, Mesh
 from tfm.parallel import chips
 
 
-# From the outermost to the innermost, whose devices are the nearest neighbours: of one board, one host. What an axis has
-# to say grows in this order. Stages hand on activations, and copies of the model their gradients once a step, which may
-# travel while others are computed; fsdp gathers each layer's parameters as it comes to it; experts are sent tokens, and
-# pieces of a sequence keys and values, in every layer; and tensor adds up whole activations several times in each, while
-# all wait for them.
+# From the outermost axis to the innermost, whose devices are nearest neighbours (one board, one host):
+# communication grows in this order. Pipeline stages send activations, and data parallelism reduces gradients
+# once per step, which can overlap with computation; fsdp gathers the parameters of each layer; expert and
+# sequence parallelism exchange tokens, keys and values in every layer; tensor parallelism reduces whole
+# activations several times per layer, and every device waits for them.
 AXES = {
-  'stage': 'groups of layers, one after another (pipeline)',
-  'data': 'copies of the model, each with its own rows of the batch',
-  'fsdp': 'rows of the batch, with parameters and optimizer state cut over the same devices',
-  'expert': 'rows of the batch, with the experts of mixtures cut over the same devices',
-  'sequence': 'tokens of each row (context)',
-  'tensor': 'heads, feed-forward and vocabulary of one layer',
+  'stage': 'consecutive groups of layers (pipeline parallelism)',
+  'data': 'rows of the batch, with the model replicated (data parallelism)',
+  'fsdp': 'rows of the batch, with parameters and optimizer state sharded over the same devices',
+  'expert': 'rows of the batch, with the experts of mixtures sharded over the same devices',
+  'sequence': 'tokens of each row (context parallelism)',
+  'tensor': 'heads, feed-forward width and vocabulary',
 }
 
-# Those that a slow network between slices can carry.
+# The axes that may span slices, between which the network is slow.
 SLOW_NETWORK_AXES = ('data', 'stage')
 
 
 def resolve(sizes: Mapping[str, int], devices: int) -> dict[str, int]:
-  """Fills in the one size that is -1 with the devices that are left.
+  """The sizes of all axes, with the one that is -1 inferred from the device count.
 
   Raises:
-    ValueError: if an axis is unknown, more than one is -1, or the product is not the device count.
+    ValueError: if an axis is unknown, if more than one is -1, or if the product is not the device count.
   """
   sizes = {axis: sizes.get(axis, 1) for axis in AXES} | dict(sizes)
   for axis, size in sizes.items():
     if axis not in AXES:
-      raise ValueError(f'mesh.{axis} is not a mesh axis; known: {", ".join(AXES)}')
+      raise ValueError(f'mesh.{axis} is not a mesh axis; use one of {", ".join(AXES)}')
     if size < 1 and size != -1:
-      raise ValueError(f'mesh.{axis}={size} must be at least 1, or -1 for the devices that are left')
+      raise ValueError(f'mesh.{axis}={size} must be at least 1, or -1 for the remaining devices')
   inferred = [axis for axis, size in sizes.items() if size == -1]
   if len(inferred) > 1:
-    raise ValueError(f'mesh.{inferred[0]} and mesh.{inferred[1]} are both -1; only one can take what is left')
+    raise ValueError(
+      f'mesh.{inferred[0]} and mesh.{inferred[1]} are both -1; only one axis can take the remaining devices'
+    )
   fixed = math.prod(size for size in sizes.values() if size != -1)
   if devices % fixed or (not inferred and fixed != devices):
     hint_applies = not inferred and devices % (fixed // sizes['data']) == 0
     raise ValueError(
       f'mesh {format_sizes(sizes)} needs {"a multiple of " if inferred else ""}{fixed} devices and there '
-      f'are {devices}' + '; set mesh.data=-1 to take what is left' * hint_applies
+      f'are {devices}' + '; set mesh.data=-1 to use the remaining devices' * hint_applies
     )
   return sizes | {axis: devices // fixed for axis in inferred}
 
 
 def sharded_axes(sizes: Mapping[str, int]) -> dict[str, int]:
-  """The axes along which something is cut."""
+  """The axes of a size above 1."""
   return {axis: size for axis, size in sizes.items() if size != 1}
 
 
 def format_sizes(sizes: Mapping[str, int]) -> str:
-  """`fsdp=2 tensor=4`."""
+  """The axes of a size above 1, such as `fsdp=2 tensor=4`."""
   return ' '.join(f'{axis}={size}' for axis, size in sharded_axes(sizes).items()) or 'one device'
 
 
-def group_by_slice(devices: Sequence[jax.Device], number: int = -1) -> list[list[jax.Device]]:
-  """The devices in groups between which the network is slow.
+def group_by_slice(devices: Sequence[jax.Device], count: int = -1) -> list[list[jax.Device]]:
+  """The devices of each slice; the network between slices is slow.
 
   Args:
-    number: of groups; -1: as many as the devices say that they are in, which those of a TPU do.
+    count: number of slices; -1 uses the `slice_index` of the devices, which TPUs have.
 
   Raises:
-    ValueError: if the devices do not fall into so many equal groups.
+    ValueError: if the devices do not form that many equal slices.
   """
   slice_indices = sorted({getattr(device, 'slice_index', None) or 0 for device in devices})
-  if number not in (-1, len(slice_indices)) and len(slice_indices) > 1:
+  if count not in (-1, len(slice_indices)) and len(slice_indices) > 1:
     raise ValueError(
-      f'slices.count={number} is not the {len(slice_indices)} slices that the devices say that they are in; leave it '
-      'at -1'
+      f'slices.count={count} is not the {len(slice_indices)} slices that the devices report; use -1'
     )
-  validate_slice_count(number, len(devices))
+  validate_slice_count(count, len(devices))
   if len(slice_indices) > 1:
     return [[device for device in devices if device.slice_index == index] for index in slice_indices]
-  size = len(devices) // max(number, 1)
+  size = len(devices) // max(count, 1)
   return [list(devices[i : i + size]) for i in range(0, len(devices), size)]
 
 
-def validate_slice_count(number: int, devices: int) -> None:
-  """Refuses what no mesh of so many devices can be cut into."""
-  if number < 1 and number != -1 or devices % max(number, 1):
+def validate_slice_count(count: int, devices: int) -> None:
+  """Raises ValueError unless the number of slices divides the devices."""
+  if count < 1 and count != -1 or devices % max(count, 1):
     raise ValueError(
-      f'slices.count={number} does not divide {devices} devices; -1 takes what the devices say'
+      f'slices.count={count} does not divide {devices} devices; '
+      'use a divisor, or -1 for the slices that the devices report'
     )
 
 
 def validate_slice_axis(axis: str) -> None:
-  """Refuses what no mesh lets a slow network carry."""
+  """Raises ValueError unless the axis may span slices."""
   if axis not in SLOW_NETWORK_AXES:
     raise ValueError(
-      f'slices.axis={axis!r} cannot be carried by a slow network; {" or ".join(map(repr, SLOW_NETWORK_AXES))} can'
+      f'slices.axis={axis!r} cannot span slices; use {" or ".join(map(repr, SLOW_NETWORK_AXES))}'
     )
 
 
-def validate_slices(sizes: Mapping[str, int], number: int, axis: str) -> None:
-  """Refuses a mesh in which the slow network between `number` slices would carry another axis than `axis`."""
+def validate_slices(sizes: Mapping[str, int], count: int, axis: str) -> None:
+  """Raises ValueError unless `count` slices divide the size of `axis`, so that no other axis spans them."""
   validate_slice_axis(axis)
-  if sizes[axis] % number:
-    others = [f'slices.axis={other!r}' for other in SLOW_NETWORK_AXES if sizes[other] % number == 0]
-    alternatives = ' or '.join([f'mesh.{axis}={math.lcm(sizes[axis], number)}', *others])
+  if sizes[axis] % count:
+    others = [f'slices.axis={other!r}' for other in SLOW_NETWORK_AXES if sizes[other] % count == 0]
+    alternatives = ' or '.join([f'mesh.{axis}={math.lcm(sizes[axis], count)}', *others])
     raise ValueError(
-      f'mesh.{axis}={sizes[axis]} does not divide over {number} slices, between which the network is slow '
-      f'and carries {axis} alone; {alternatives} would do'
+      f'mesh.{axis}={sizes[axis]} is not divisible by {count} slices, which only {axis} may span; '
+      f'use {alternatives}'
     )
 
 
 def make(
   sizes: Mapping[str, int], devices: Sequence[jax.Device] | None = None, count: int = -1, axis: str = 'data'
 ) -> Mesh:
-  """A mesh over the devices, all of them by default, with Auto axes (linen's constraints need them).
+  """A mesh over the devices, by default all, with Auto axes (which linen's constraints need).
 
   Args:
-    count, axis: of slices, and the mesh axis that goes from one to another; see `slices`.
+    count, axis: the number of slices, and the mesh axis that spans them; see `group_by_slice`.
 
   Raises:
-    ValueError: for what `resolve`, `slices` and `check_slices` refuse.
+    ValueError: as `resolve`, `group_by_slice` and `validate_slices`.
   """
   devices = jax.devices() if devices is None else devices
   sizes, groups = resolve(sizes, len(devices)), group_by_slice(devices, count)
   validate_slices(sizes, len(groups), axis)
   sizes_within_slice = [size // len(groups) if name == axis else size for name, size in sizes.items()]
-  # What mesh_utils.create_hybrid_device_mesh does of TPU slices and of processes, but for any groups. Six logical axes
-  # rarely are whole physical ones.
+  # As mesh_utils.create_hybrid_device_mesh, but for any groups of devices. Six logical axes rarely coincide
+  # with physical axes.
   blocks = [
     mesh_utils.create_device_mesh(sizes_within_slice, group, allow_split_physical_axes=True)
     for group in groups
@@ -143,19 +145,18 @@ def make(
 
 
 def from_config(config: Mapping) -> Mesh:
-  """The mesh that a config's `mesh` and `slices` describe, over all devices."""
+  """The mesh of a config's `mesh` and `slices`, over all devices."""
   return make(config['mesh'], **config['slices'])
 
 
 def current_platform() -> str:
-  """Of the mesh in force, whose devices need not be here; outside of one of the devices that are."""
+  """The platform of the current mesh, attached or not; outside a mesh the default backend."""
   device = jax.sharding.get_abstract_mesh().abstract_device
   return device.platform if device else jax.default_backend()
 
 
 def gpu_capability(platform: str) -> str | None:
-  """What the GPUs of this process say that they can compute, such as '9.0', or else what is known of those of the mesh in force,
-  which need not be here; None where neither is told."""
+  """The compute capability of the attached GPUs, such as '9.0', or else of those of the current mesh."""
   if device := attached_device(platform):
     return device.compute_capability
   device = jax.sharding.get_abstract_mesh().abstract_device
@@ -164,7 +165,7 @@ def gpu_capability(platform: str) -> str | None:
 
 
 def attached_device(platform: str) -> jax.Device | None:
-  """A device of this process; None where JAX knows none of the platform."""
+  """A device of this process on a platform; None if JAX has none."""
   try:
     return jax.local_devices(backend=platform)[0]
   except RuntimeError:

@@ -1,4 +1,4 @@
-"""What a mesh must divide, and the nearest mesh that does."""
+"""The constraints on mesh sizes, and the nearest mesh that satisfies them."""
 
 import dataclasses
 import functools
@@ -8,19 +8,19 @@ from collections.abc import Callable, Iterator, Mapping
 from tfm.parallel import mesh as meshes
 
 
-# Of equally near meshes with as few axes, which that was asked for is to be kept, and which that was not is to be left out,
-# the first before the others: copies of the model are the easiest to have more or fewer of.
+# Tie-breaks between equally near meshes: requested axes to preserve and unrequested axes to avoid, most
+# important first. The size of `data` is the easiest to change.
 REQUESTED_AXIS_PRIORITY = 'tensor', 'sequence', 'expert', 'stage', 'fsdp', 'data'
 UNREQUESTED_AXIS_PRIORITY = 'expert', 'stage', 'sequence', 'tensor', 'fsdp', 'data'
 
 
 @dataclasses.dataclass(frozen=True)
 class DivisibilityConstraint:
-  """Mesh axes whose sizes must together divide something.
+  """The product of some mesh axes must divide a size.
 
   Attributes:
-    size: what is divided; axes: of the mesh.
-    said: into how many parts → a sentence that names the field, says that they do not divide it, and what would do.
+    size: to be divided; axes: of the mesh.
+    message: number of shards → an error message that names the field, the conflict and a remedy.
   """
 
   size: int
@@ -34,14 +34,14 @@ class DivisibilityConstraint:
     return self.size % self.shard_count(sizes) == 0
 
   def validate(self, sizes: Mapping[str, int]) -> None:
-    """Raises ValueError unless it is met."""
+    """Raises ValueError unless the sizes satisfy the constraint."""
     if not self.is_satisfied(sizes):
       raise ValueError(self.message(self.shard_count(sizes)))
 
 
 @dataclasses.dataclass(frozen=True)
 class RangeConstraint(DivisibilityConstraint):
-  """Mesh axes whose sizes must together lie between `least` and `size`."""
+  """The product of some mesh axes must lie between `least` and `size`."""
 
   least: int = 1
 
@@ -51,7 +51,7 @@ class RangeConstraint(DivisibilityConstraint):
 
 @dataclasses.dataclass(frozen=True)
 class SliceConstraint(DivisibilityConstraint):
-  """The one mesh axis that a slow network between `size` slices carries, whose size must be a multiple."""
+  """The size of the mesh axis that spans slices must be a multiple of their number, `size`."""
 
   message: None = None
 
@@ -64,11 +64,11 @@ class SliceConstraint(DivisibilityConstraint):
 
 @dataclasses.dataclass(frozen=True)
 class MeshRequest:
-  """A mesh as somebody asked for it, with what is known of what it must divide.
+  """Requested mesh sizes, with the constraints on them.
 
   Attributes:
-    asked: axis → size; devices: how many there are.
-    needs: what it must divide.
+    requested: axis → size, -1 for the remaining devices; devices: their number.
+    constraints: that the mesh must satisfy.
   """
 
   requested: Mapping[str, int]
@@ -76,10 +76,10 @@ class MeshRequest:
   constraints: tuple[DivisibilityConstraint, ...] = ()
 
   def sizes(self) -> dict[str, int]:
-    """Every axis with its size.
+    """The size of every axis.
 
     Raises:
-      ValueError: if there are not as many devices, or a need is not met.
+      ValueError: if the sizes do not fit the devices, or violate a constraint.
     """
     sizes = meshes.resolve(self.requested, self.devices)
     for constraint in self.constraints:
@@ -87,8 +87,9 @@ class MeshRequest:
     return sizes
 
   def nearest(self) -> dict[str, int] | None:
-    """Of all meshes over the devices that meet the needs, the one whose sizes are the fewest doublings away from those
-    asked for; an axis that takes what is left is as near with any. None if there is none.
+    """The valid mesh over the devices that is the fewest doublings of axis sizes away from the request.
+
+    An axis of -1 may take any size. None if no mesh is valid.
     """
 
     def distance(sizes):
@@ -119,15 +120,15 @@ class MeshRequest:
     return min(valid_meshes, key=distance, default=None)
 
   def describe_nearest(self) -> str:
-    """The end of a sentence that refuses it."""
-    here, near = f'{self.devices} device{"s" * (self.devices != 1)}', self.nearest()
-    if near is None:
-      return f'no mesh of {here} works'
-    return f'the nearest mesh of {here} that works is {meshes.format_sizes(near)}'
+    """The nearest valid mesh, as the end of an error message."""
+    devices, nearest = f'{self.devices} device{"s" * (self.devices != 1)}', self.nearest()
+    if nearest is None:
+      return f'no mesh of {devices} is valid'
+    return f'the nearest valid mesh of {devices} is {meshes.format_sizes(nearest)}'
 
 
 def factorizations(devices: int, axes: tuple[str, ...]) -> Iterator[dict[str, int]]:
-  """Every mesh of these axes over so many devices."""
+  """Every assignment of sizes to the axes whose product is the device count."""
   if len(axes) == 1:
     yield {axes[0]: devices}
     return
@@ -138,4 +139,5 @@ def factorizations(devices: int, axes: tuple[str, ...]) -> Iterator[dict[str, in
 
 @functools.cache
 def divisors(n: int) -> tuple[int, ...]:
+  """The divisors of n in increasing order."""
   return tuple(d for d in range(1, n + 1) if n % d == 0)

@@ -1,8 +1,9 @@
-"""Pipeline parallelism: layers in stages, each on devices of its own, through which parts of a batch travel one after another.
+"""Pipeline parallelism: stages of layers on different devices, through which microbatches pass in turn.
 
-All stages compute at once, each on another microbatch, and what they made moves on by one stage (Huang et al. 2019, GPipe, §2.2).
-It is one program for all devices: the stages are an axis of arrays, cut over the mesh axis `stage`, over which the computation is
-mapped, and to move on is to roll that axis (Xu et al. 2021, GSPMD, §3.3).
+All stages compute at once, each on another microbatch, and pass their outputs to the next stage (Huang et al.
+2019, GPipe, §2.2). It is one program for all devices: the stages are an array axis sharded over the mesh axis
+`stage`, the computation is vmapped over it, and passing on is a roll of that axis (Xu et al. 2021, GSPMD,
+§3.3).
 """
 
 import dataclasses
@@ -23,9 +24,10 @@ from tfm.shapes import Array, PyTree
 
 
 AXIS = 'stage'
-# Microbatches for each stage, where nobody says how many: from there on the bubble hardly counts (Huang et al. 2019, §2.3).
+# The default number of microbatches per stage, from which on the bubble is negligible (Huang et al. 2019,
+# §2.3).
 DEFAULT_MICROBATCHES_PER_STAGE = 4
-# By which parameters become those that a layer reads; no work to do again.
+# Primitives that select and cast the parameters of a layer; recomputing them is free.
 PARAMETER_SELECTION_PRIMITIVES = frozenset(
   {
     'gather',
@@ -38,18 +40,18 @@ PARAMETER_SELECTION_PRIMITIVES = frozenset(
     'convert_element_type',
   }
 )
-LAYER_INPUT = 'input of a layer'
+LAYER_INPUT = 'layer input'
 SAVE_LAYER_INPUTS = jax.checkpoint_policies.save_only_these_names(LAYER_INPUT)
 
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-  """Which stage computes what when: in iteration t stage s is at piece of work t - s, the microbatch t - s mod M in round
-  ⌊(t - s) / M⌋, if there is one, and idle otherwise.
+  """The schedule of a pipeline: which stage computes which microbatch in which iteration.
 
-  In round r it goes through the layers of group r S + s, so that with one round the stages are the layers in order, and with more
-  a microbatch goes round several times (Narayanan et al. 2021, §2.2, the interleaved schedule), in thinner slices of layers, which
-  makes the time shorter in which the first have begun and the last have not.
+  In iteration t stage s computes microbatch (t - s) mod M of round ⌊(t - s) / M⌋, and is idle if there is
+  none. In round r it applies the layers of group r S + s. With one round the stages hold the layers in order;
+  with more rounds a microbatch passes all stages several times, through smaller groups of layers, which
+  shortens the bubble (Narayanan et al. 2021, §2.2, the interleaved schedule).
 
   Attributes:
     stages: S; repeats: R, the rounds; microbatches: M.
@@ -61,58 +63,60 @@ class Schedule:
 
   @property
   def iterations(self) -> int:
-    """M R + S - 1, of which each stage works in M R."""
+    """M R + S - 1, of which each stage computes in M R."""
     return self.microbatches * self.repeats + self.stages - 1
 
   @property
   def bubble(self) -> float:
-    """The share of its time in which a stage is idle, (S - 1) / (M R + S - 1)."""
+    """The fraction of iterations in which a stage is idle, (S - 1) / (M R + S - 1)."""
     return (self.stages - 1) / self.iterations
 
   def __str__(self):
     return (
-      f'{self.stages} stages, {self.repeats} round{"s" * (self.repeats > 1)} of {self.microbatches} microbatches, '
+      f'{self.stages} stages, {self.repeats} round{"s" * (self.repeats > 1)} '
+      f'of {self.microbatches} microbatches, '
       f'bubble {self.bubble:.1%}'
     )
 
   def iteration_index(self) -> np.ndarray:
-    """[S, R, M]: the iteration in which a stage has a microbatch in a round."""
+    """[S, R, M]: the iteration in which a stage computes a microbatch of a round."""
     s, r, m = np.ogrid[: self.stages, : self.repeats, : self.microbatches]
     return s + r * self.microbatches + m
 
 
 def plan_schedule(stages: int, repeats: int, requested: int, rows: int, parts: int) -> Schedule:
-  """The schedule of so many rows, which a mesh cuts into `parts`.
+  """The schedule of a batch of `rows` rows, which the mesh shards into `parts`.
 
   Args:
-    asked: microbatches; 0: the fewest that divide the rows and are `USUAL` for each stage, or as many as there can be.
+    requested: microbatches; 0 for the fewest that divide the rows and give each stage
+      `DEFAULT_MICROBATCHES_PER_STAGE`, or the most possible.
 
   Raises:
-    ValueError: if they do not divide the rows, or are fewer than the stages where they go round: the first would come back
-      before the stage is there that it goes to.
+    ValueError: if they do not divide the rows, or are fewer than the stages with several rounds: the first
+      microbatch would return before the first stage is free.
   """
-  fit = divisors(rows // math.gcd(rows, parts))
+  valid = divisors(rows // math.gcd(rows, parts))
   least = stages if repeats > 1 else 1
-  enough = [n for n in fit if n >= max(least, math.ceil(DEFAULT_MICROBATCHES_PER_STAGE * stages / repeats))]
-  n = requested or (min(enough) if enough else max(fit))
-  possible = [n for n in fit if n >= least]
-  would = ' or '.join(map(str, sorted(possible, key=lambda other: abs(math.log(other / n)))[:2]))
+  enough = [n for n in valid if n >= max(least, math.ceil(DEFAULT_MICROBATCHES_PER_STAGE * stages / repeats))]
+  n = requested or (min(enough) if enough else max(valid))
+  possible = [n for n in valid if n >= least]
+  alternatives = ' or '.join(map(str, sorted(possible, key=lambda other: abs(math.log(other / n)))[:2]))
   if rows % (n * math.gcd(rows, parts)):
     raise ValueError(
-      f'config.pipeline.microbatches={n} does not divide {rows} rows, of which {parts} go at once; '
-      f'{would or "more rows"} would do'
+      f'config.pipeline.microbatches={n} does not divide {rows} rows, of which {parts} are computed at once; '
+      f'use {alternatives or "more rows"}'
     )
   if n < least:
     raise ValueError(
-      f'config.pipeline.repeats={repeats} wants at least as many microbatches as mesh.stage={stages}, and '
-      f'there are {n} of {rows} rows, of which {parts} go at once; '
-      f'{f"config.pipeline.microbatches={would}" if would else "more rows, or repeats=1,"} would do'
+      f'config.pipeline.repeats={repeats} needs at least as many microbatches as mesh.stage={stages}, and '
+      f'there are {n} of {rows} rows, of which {parts} are computed at once; '
+      f'use {f"config.pipeline.microbatches={alternatives}" if alternatives else "more rows, or repeats=1"}'
     )
   return Schedule(stages, repeats, n)
 
 
 def stage_count() -> int:
-  """The stages of the mesh in force, if the rules in force cut layers over them."""
+  """The stages of the current mesh if the current rules shard layers over them; else 1."""
   return shard_count(AXIS) if AXIS in mesh_axes_of('layers') else 1
 
 
@@ -125,14 +129,18 @@ def run_pipeline(
   plan: Schedule,
   policy: Callable | None = None,
 ) -> tuple[Array, PyTree]:
-  """x through all layers, and what they tell, [M, L, …] of each number: by microbatch, then by layer.
+  """Applies all layers to x.
 
   Args:
-    layer: (its parameters, x, beside, common, its number, the microbatch's number) → (x, what it tells), on one microbatch.
+    layer: (its parameters, x, row_data, shared, layer index, microbatch index) → (x, auxiliary outputs), on
+      one microbatch.
     params: of all layers, [L, …] each; S R divides L.
-    x: [B, …]; beside: arrays [B, …] that belong to the rows of x and travel with them.
-    common: arrays that are the same for all rows and layers.
-    keep: the checkpoint policy of `layer`, if it has one.
+    x: [B, …]; row_data: arrays [B, …] that belong to the rows of x.
+    shared: arrays that are the same for all rows and layers.
+    policy: the checkpoint policy of `layer`, if it has one.
+
+  Returns:
+    (x, the auxiliary outputs as arrays [M, L, …], by microbatch and layer).
   """
   S, R, M = plan.stages, plan.repeats, plan.microbatches
   L = jax.tree.leaves(params)[0].shape[0]
@@ -140,42 +148,45 @@ def run_pipeline(
   params = jax.tree.map(lambda p: group_by_stage(p, S, R), params)
   row_data = jax.tree.map(lambda rows: replicate_over_stages(split_into_microbatches(rows, M), S), row_data)
   shared = jax.tree.map(lambda value: replicate_over_stages(value, S), shared)
-  # What waits to begin a round stands with the first stage; that of the others is of no account.
+  # The first stage holds the microbatches that wait for their next round; the copies of other stages are
+  # unused.
   waiting = replicate_over_stages(split_into_microbatches(x, M), S)
 
   def stage(params, x, row_data, shared, s, t):
     r, m = jnp.clip((t - s) // M, 0, R - 1), (t - s) % M
-    here = jax.tree.map(lambda rows: rows[m], row_data)
-    mine = jax.tree.map(lambda p: p[0] if R == 1 else p[r], params)
-    numbers = (r * S + s) * K + jnp.arange(K)
+    microbatch = jax.tree.map(lambda rows: rows[m], row_data)
+    stage_params = jax.tree.map(lambda p: p[0] if R == 1 else p[r], params)
+    layer_indices = (r * S + s) * K + jnp.arange(K)
 
-    def through(x, now):
-      return layer(now[0], checkpoint_name(x, LAYER_INPUT), here, shared, now[1], m)
+    def apply_layer(x, params_and_index):
+      layer_params, index = params_and_index
+      return layer(layer_params, checkpoint_name(x, LAYER_INPUT), microbatch, shared, index, m)
 
-    return jax.lax.scan(through, x, (mine, numbers))
+    return jax.lax.scan(apply_layer, x, (stage_params, layer_indices))
 
   stage = jax.checkpoint(stage, policy=functools.partial(checkpoint_policy, policy), prevent_cse=False)
-  every = jax.vmap(stage, in_axes=(0, 0, 0, 0, 0, None), spmd_axis_name=AXIS)
-  numbers = jnp.arange(S)
+  all_stages = jax.vmap(stage, in_axes=(0, 0, 0, 0, 0, None), spmd_axis_name=AXIS)
+  stage_indices = jnp.arange(S)
 
   def iteration(carry, t):
     arriving, waiting = carry
     first = jax.lax.dynamic_index_in_dim(waiting, t % M, 1, keepdims=False)
-    x = shard_over_stages(jnp.where(numbers.reshape(S, *[1] * (first.ndim - 1)) == 0, first, arriving))
-    x, aux = every(params, x, row_data, shared, numbers, t)
+    x = shard_over_stages(jnp.where(stage_indices.reshape(S, *[1] * (first.ndim - 1)) == 0, first, arriving))
+    x, aux = all_stages(params, x, row_data, shared, stage_indices, t)
     arriving = shard_over_stages(jnp.roll(x, 1, 0))
-    # What leaves the last stage waits at the first for its next round, or for all to have ended.
+    # The output of the last stage waits at the first stage for its next round, or for the end.
     m = (t - (S - 1)) % M
-    there = jax.lax.dynamic_index_in_dim(waiting, m, 1, keepdims=False)
-    back = jnp.where(t < S - 1, there, arriving)
-    return (arriving, shard_over_stages(jax.lax.dynamic_update_index_in_dim(waiting, back, m, 1))), aux
+    unchanged = jax.lax.dynamic_index_in_dim(waiting, m, 1, keepdims=False)
+    returned = jnp.where(t < S - 1, unchanged, arriving)
+    return (arriving, shard_over_stages(jax.lax.dynamic_update_index_in_dim(waiting, returned, m, 1))), aux
 
-  # Until its first work comes a stage goes through the first rows: numbers as real as others, so that none is infinite.
-  (_, ended), aux = jax.lax.scan(iteration, (waiting[:, 0], waiting), jnp.arange(plan.iterations))
-  own = numbers.reshape(S, *[1] * (ended.ndim - 1)) == 0
+  # Until its first microbatch arrives, a stage computes on the first rows: finite numbers, whose results are
+  # unused.
+  (_, finished), aux = jax.lax.scan(iteration, (waiting[:, 0], waiting), jnp.arange(plan.iterations))
+  is_first_stage = stage_indices.reshape(S, *[1] * (finished.ndim - 1)) == 0
   x = join_microbatches(
-    jnp.where(own, ended, 0).sum(0, dtype=ended.dtype)
-  )  # [M, B/M, …]: a sum, as it is what all stages can add up
+    jnp.where(is_first_stage, finished, 0).sum(0, dtype=finished.dtype)
+  )  # [M, B/M, …]; a sum over stages, because the stage axis is sharded
 
   def by_layer(value):  # [iterations, S, K, …]
     value = value[plan.iteration_index(), np.arange(S)[:, None, None]]  # [S, R, M, K, …]
@@ -185,8 +196,9 @@ def run_pipeline(
 
 
 def checkpoint_policy(policy: Callable | None, primitive, *args, **fields) -> bool:
-  """The policy of an iteration: what goes into each layer is kept for the backward pass, and of a layer what it keeps itself, but no
-  parameters, picked or cast, of which there would be a copy for each iteration.
+  """The checkpoint policy of an iteration: saves layer inputs and what the layers' policy saves.
+
+  It saves no selected or cast parameters, of which there would be one copy per iteration.
   """
   if primitive.name in PARAMETER_SELECTION_PRIMITIVES:
     return False
@@ -194,22 +206,22 @@ def checkpoint_policy(policy: Callable | None, primitive, *args, **fields) -> bo
 
 
 def shard_over_stages(x: Array) -> Array:
-  """x with its first axis cut over the stages."""
+  """x with its first axis sharded over the stages."""
   return jax.lax.with_sharding_constraint(
     x, PartitionSpec(AXIS, *[PartitionSpec.UNCONSTRAINED] * (x.ndim - 1))
   )
 
 
 def replicate_over_stages(x: Array, stages: int) -> Array:
-  """[…] → [S, …]: every stage's own, so that gradients are added up over stages once, at the end."""
+  """[…] → [S, …]: one copy per stage, so that gradients are summed over stages once, at the end."""
   return shard_over_stages(jnp.broadcast_to(x[None], (stages, *x.shape)))
 
 
 def group_by_stage(p: Array, stages: int, repeats: int) -> Array:
   """[L, …] → [S, R, K, …], K layers for each stage and round.
 
-  Parameters lie on the stages in the order of the layers. If they go round several times, the stages change them once, each sending
-  and getting R groups, and their gradients go back likewise.
+  Parameters are stored on the stages in the order of the layers. With several rounds the stages exchange them
+  once per step, each sending and receiving R groups, and likewise their gradients.
   """
   K = p.shape[0] // (stages * repeats)
   if repeats > 1:
@@ -224,18 +236,20 @@ def group_by_stage(p: Array, stages: int, repeats: int) -> Array:
 
 
 def _exchange_groups(p: Array, S: int, R: int) -> Array:
-  """Of one stage's R groups, one after another, those that it works on: groups d R + i of stage d → groups r S + s of stage s."""
+  """Exchanges groups of layers: stored groups d R + i of stage d → computed groups r S + s of stage s."""
   groups = p.reshape(R, -1, *p.shape[1:])
   d, common = np.arange(S), math.gcd(S, R)
   out = jnp.zeros_like(groups)
   for j in range(R):
-    # Stages d and d + S / gcd would send to the same one, were they not at another place.
+    # The place differs between stages d and d + S / gcd, so that they do not send to the same stage.
     place = (j + d * common // S) % R
     group = d * R + place
     to = group % S
-    sent = groups[jnp.asarray(place)[jax.lax.axis_index(AXIS)]]
-    got = sent if (to == d).all() else jax.lax.ppermute(sent, AXIS, [*zip(d.tolist(), to.tolist())])
+    outgoing = groups[jnp.asarray(place)[jax.lax.axis_index(AXIS)]]
+    incoming = (
+      outgoing if (to == d).all() else jax.lax.ppermute(outgoing, AXIS, [*zip(d.tolist(), to.tolist())])
+    )
     at = np.empty(S, np.int32)
     at[to] = group // S
-    out = out.at[jnp.asarray(at)[jax.lax.axis_index(AXIS)]].set(got)
+    out = out.at[jnp.asarray(at)[jax.lax.axis_index(AXIS)]].set(incoming)
   return out.reshape(p.shape)

@@ -1,4 +1,4 @@
-"""Rows that a mesh cuts along their length: by which axis, and a state that is handed from piece to piece."""
+"""Rows sharded along their length: by which mesh axis, and linear recurrences across the shards."""
 
 import math
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from tfm.shapes import Array, Int, PyTree
 
 
 def sequence_shards() -> tuple[tuple[str, ...], int]:
-  """The mesh axes, of more than one device, by which the rules in force cut rows, and into how many pieces."""
+  """(mesh axes of more than one device that shard rows under the current rules, number of shards)."""
   shape = jax.sharding.get_abstract_mesh().shape
   [axes] = nn.logical_to_mesh_axes(('length',))
   axes = tuple(axis for axis in ((axes,) if isinstance(axes, str) else axes or ()) if shape.get(axis, 1) > 1)
@@ -22,7 +22,7 @@ def sequence_shards() -> tuple[tuple[str, ...], int]:
 
 
 def manual_axes(axis: str) -> set[str]:
-  """The mesh axes of a `shard_map` over pieces of rows: theirs, and that of stages, which may be mapped over around it."""
+  """The manual axes of a `shard_map` over sequence shards: their axis, and the stage axis of a pipeline."""
   return {axis, pipeline.AXIS} if pipeline.stage_count() > 1 else {axis}
 
 
@@ -34,16 +34,17 @@ def scan_over_sequence_shards(
   unit: Callable = jnp.ones_like,
   act: Callable = jnp.multiply,
 ) -> tuple[PyTree, PyTree]:
-  """`scan(state, rows, shared) → (state, outputs)` of whole rows, of which each device of a mesh has a piece.
+  """Runs `scan(state, rows, shared) → (state, outputs)` over rows of which every device holds one shard.
 
-  What comes out of a piece must be linear in what went in, h → A h + b. So each device reads its piece from an empty state,
-  which gives b, and the derivative by the state gives A; these are sent around, n states and no tokens, and from them each knows
-  the state before its piece, from which it reads it again. Rows that no axis cuts, or several, or none evenly, are the
-  compiler's.
+  The final state of a shard must be affine in its initial state, h → A h + b. Each device scans its shard
+  from a zero state, which gives b, and the derivative with respect to the state gives A. The devices
+  all-gather A and b (n states, no tokens), compute the state before their shard from them, and scan again
+  from it. If no single axis shards the rows evenly, the compiler partitions the scan.
 
   Args:
-    rows: arrays [B, T, …]; shared: what is the same for all tokens, such as parameters.
-    unit: state → that of which A h is A: ones where A is a factor of each number, an identity where it is a matrix.
+    rows: arrays [B, T, …]; shared: arrays that are the same for all tokens, such as parameters.
+    unit: state → the tangent at which A h equals A: ones if A multiplies elementwise, the identity if it is a
+      matrix.
     act: (A, h) → A h.
   """
   axes, n = sequence_shards()
@@ -51,23 +52,25 @@ def scan_over_sequence_shards(
     return scan(state, rows, shared)
   [axis] = axes
 
-  def read(device: Int[Array, '1'], state, rows, shared):
-    empty = jax.tree.map(jnp.zeros_like, state)
-    own = jax.jvp(lambda state: scan(state, rows, shared)[0], (empty,), (jax.tree.map(unit, state),))
+  def scan_shard(device: Int[Array, '1'], state, rows, shared):
+    zero_state = jax.tree.map(jnp.zeros_like, state)
+    affine_map = jax.jvp(
+      lambda state: scan(state, rows, shared)[0], (zero_state,), (jax.tree.map(unit, state),)
+    )
 
-    def after(state, one):
-      added, factor = one
-      return jax.tree.map(lambda a, h, b: act(a, h) + b, factor, state, added), state
+    def compose(state, affine_map):
+      offset, factor = affine_map
+      return jax.tree.map(lambda a, h, b: act(a, h) + b, factor, state, offset), state
 
-    last, before = jax.lax.scan(after, state, jax.lax.all_gather(own, axis))
-    _, outputs = scan(jax.tree.map(lambda x: x[device[0]], before), rows, shared)
+    last, initial_states = jax.lax.scan(compose, state, jax.lax.all_gather(affine_map, axis))
+    _, outputs = scan(jax.tree.map(lambda x: x[device[0]], initial_states), rows, shared)
     return last, outputs
 
-  along, whole = PartitionSpec(None, axis), PartitionSpec()
+  sharded, replicated = PartitionSpec(None, axis), PartitionSpec()
   return jax.shard_map(
-    read,
-    in_specs=(PartitionSpec(axis), whole, along, whole),
-    out_specs=(whole, along),
+    scan_shard,
+    in_specs=(PartitionSpec(axis), replicated, sharded, replicated),
+    out_specs=(replicated, sharded),
     axis_names=manual_axes(axis),
     check_vma=False,
   )(jnp.arange(n), state, rows, shared)

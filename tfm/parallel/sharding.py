@@ -1,6 +1,6 @@
-"""Logical axes: parameters and activations name what an axis means; rules say which mesh axis carries it.
+"""Logical axes: parameters and activations name what an axis means; rules map it to mesh axes.
 
-A misspelt axis would replicate silently, so the names are closed: `AXES` is all there are.
+A misspelt axis would be replicated silently, so only the names in `AXES` are valid.
 """
 
 import functools
@@ -31,14 +31,14 @@ AXES = {
   'classes': 'classes of a head',
   'pixels': 'pixels of a patch',
   'expert': 'experts of a mixture',
-  'rank': 'a compressed width between two projections',
-  'state': 'what a recurrent state holds for each channel',
+  'rank': 'bottleneck width between two projections',
+  'state': 'entries of a recurrent state per channel',
   'taps': 'taps of a convolution',
   'gates': 'gates of a recurrent cell',
   'layers': 'stacked layers',
 }
 
-DATA_AXES = 'batch', 'length'  # what data are cut along
+DATA_AXES = 'batch', 'length'  # the axes that shard data
 
 Rules = tuple[tuple[str, tuple[str, ...]], ...]
 
@@ -53,15 +53,15 @@ def validate_axes(names: tuple[str, ...], rank: int) -> None:
   """Raises ValueError unless `names` are known logical axes, one for each of `rank` dimensions."""
   for name in names:
     if name not in AXES:
-      raise ValueError(f'{name!r} is not a logical axis; known: {", ".join(AXES)}')
+      raise ValueError(f'{name!r} is not a logical axis; use one of {", ".join(AXES)}')
   if len(names) != rank:
-    raise ValueError(f'{len(names)} logical axes {names} name an array of rank {rank}; give one each')
+    raise ValueError(f'{len(names)} logical axes {names} for an array of rank {rank}; give one per dimension')
 
 
 def shard(x: Array, *names: str | None) -> Array:
-  """Constrains an activation to the sharding that the current rules give its logical axes; None is uncut.
+  """Constrains an activation to the sharding of its logical axes by the current rules; None: unsharded.
 
-  Outside a mesh it checks the names and returns `x`.
+  Outside a mesh it validates the names and returns `x`.
 
   Raises:
     ValueError: for an unknown name or a wrong number of names.
@@ -72,26 +72,25 @@ def shard(x: Array, *names: str | None) -> Array:
 
 
 def mesh_axes_of(name: str) -> tuple[str, ...]:
-  """The mesh axes that cut a logical axis by the rules in force, of those that the mesh in force has."""
+  """The axes of the current mesh that shard a logical axis under the current rules."""
   axes, shape = dict(nn.get_logical_axis_rules()).get(name) or (), jax.sharding.get_abstract_mesh().shape
   return tuple(axis for axis in ((axes,) if isinstance(axes, str) else axes) if axis in shape)
 
 
 def mesh_axes_per_dimension(*names: str) -> list[tuple[str, ...]]:
-  """The mesh axes that cut each axis of one array by the rules in force; where two ask for the same, the first rule has it."""
+  """The mesh axes that shard each dimension of an array under the current rules; the first rule wins."""
   spec = nn.logical_to_mesh_axes(names) or [None] * len(names)
   return [(axes,) if isinstance(axes, str) else tuple(axes or ()) for axes in spec]
 
 
 def shard_count(axes: tuple[str, ...] | str | None) -> int:
-  """Into how many parts mesh axes cut, in the mesh in force."""
+  """The number of shards along some axes of the current mesh."""
   shape = jax.sharding.get_abstract_mesh().shape
   return math.prod(shape.get(axis, 1) for axis in ((axes,) if isinstance(axes, str) else axes or ()))
 
 
 def shard_over_mesh_axes(x: Array, *axes: tuple[str, ...]) -> Array:
-  """Constrains an activation to mesh axes themselves, for each of its own, where they follow from several rules; outside a
-  mesh it returns `x`."""
+  """Constrains each dimension of an activation to explicit mesh axes; outside a mesh it returns `x`."""
   if jax.sharding.get_abstract_mesh().empty:
     return x
   axes = (tuple(axis for axis in names if shard_count(axis) > 1) for names in axes)
@@ -99,7 +98,7 @@ def shard_over_mesh_axes(x: Array, *axes: tuple[str, ...]) -> Array:
 
 
 def with_logical_axes(initializer: Callable, names: tuple[str, ...]) -> Callable[..., Parameter]:
-  """Wraps an initializer so that the parameter it makes carries its logical axes."""
+  """Wraps an initializer so that its parameter carries its logical axes (a boxed `Parameter`)."""
 
   def init(key, shape, dtype):
     validate_axes(names, len(shape))
@@ -111,18 +110,18 @@ def with_logical_axes(initializer: Callable, names: tuple[str, ...]) -> Callable
 def parse_rules(rules: Mapping[str, str]) -> Rules:
   """`{'batch': 'data fsdp', 'length': ''}` → `(('batch', ('data', 'fsdp')), ('length', ()))`.
 
-  The order counts: where two axes of one array ask for the same mesh axis, the first rule has it.
+  Order matters: if two axes of one array map to the same mesh axis, the first rule wins.
   """
   for name in rules:
     if name not in AXES:
-      raise ValueError(f'rules.{name} names no logical axis; known: {", ".join(AXES)}')
+      raise ValueError(f'rules.{name} is not a logical axis; use one of {", ".join(AXES)}')
   return tuple((name, tuple(rules[name].split())) for name in AXES if name in rules)
 
 
 def unbox_reshaped(tree: PyTree, params: PyTree) -> PyTree:
-  """Takes the box off every leaf of `tree` that has its parameter's axes but not its shape.
+  """Unboxes every leaf of `tree` that has the axes of a parameter but not its shape.
 
-  Those are adafactor's factored moments; unboxed, they are replicated, which is right for their size.
+  These are adafactor's factored moments; unboxed, they are replicated, which suits their size.
   """
 
   def is_box(x):
@@ -143,7 +142,7 @@ def named_shardings(boxed: PyTree, mesh: Mesh, rules: Rules) -> PyTree:
 
 
 def mesh_constraints(boxed: PyTree, rules: Rules) -> list[DivisibilityConstraint]:
-  """What a mesh must divide of the parameters, each named."""
+  """The divisibility constraint of every sharded dimension of every parameter."""
   constraints = []
   for path, box in jax.tree_util.tree_leaves_with_path(boxed, is_leaf=lambda x: isinstance(x, Parameter)):
     if isinstance(box, Parameter):
@@ -162,30 +161,31 @@ def mesh_constraints(boxed: PyTree, rules: Rules) -> list[DivisibilityConstraint
 def _indivisible_message(where: str, size: int, name: str, axes: tuple[str, ...], parts: int) -> str:
   axis_names = ' × '.join(f'mesh.{axis}' for axis in axes)
   return (
-    f'{axis_names} = {parts} cuts {name!r} of the parameter {where} into {parts} parts, but it has {size}; '
-    f"change that size or {axes[-1]!r} of the mesh, or keep it whole with rules.{name}=''"
+    f'{axis_names} = {parts} splits {name!r} of the parameter {where} into {parts} shards, which do not '
+    f'divide its size {size}; '
+    f"change the size or mesh.{axes[-1]}, or replicate it with rules.{name}=''"
   )
 
 
 def _idle_axis_message(axis: str, parts: int) -> str:
   why = (
-    'no layers are stacked, as config.model.scan=True does'
+    'pipeline stages need stacked layers; set config.model.scan=True'
     if axis == 'stage'
-    else 'give it something in the rules'
+    else 'map a logical axis to it in the rules'
   )
-  return f'mesh.{axis}={parts} cuts nothing, so that {parts} devices would each do the same: {why}'
+  return f'mesh.{axis}={parts} shards nothing, so {parts} devices would repeat the same computation; {why}'
 
 
 def validate_divisibility(
   boxed: PyTree, mesh: Mesh, rules: Rules, extra_constraints: Sequence[DivisibilityConstraint] = ()
 ) -> None:
-  """Refuses a mesh that does not divide some parameter, or cuts nothing along an axis.
+  """Raises unless the mesh divides every parameter and every mesh axis shards something.
 
   Args:
-    more: what else must be divided, by a mesh that is proposed instead.
+    extra_constraints: further constraints on the mesh that the error proposes.
 
   Raises:
-    ValueError: naming the parameter, both numbers and the nearest mesh that works.
+    ValueError: names the violated constraint and the nearest valid mesh.
   """
   sizes, constraints = dict(mesh.shape), mesh_constraints(boxed, rules)
   used_axes = {axis for constraint in constraints for axis in constraint.axes} | {
@@ -205,17 +205,17 @@ def validate_divisibility(
 
 
 def batch_sharding(mesh: Mesh, rules: Rules) -> NamedSharding:
-  """Rows of a batch over the mesh axes that carry `batch`."""
+  """The sharding of a batch: rows over the mesh axes of `batch`."""
   return NamedSharding(mesh, PartitionSpec(dict(rules).get('batch') or None))
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-  """One whole copy on every device."""
+  """The sharding of an array that every device holds in full."""
   return NamedSharding(mesh, PartitionSpec())
 
 
 def context(mesh: Mesh, rules: Rules) -> Any:
-  """`with context(mesh, rules):` makes `shard` mean something."""
+  """A context manager that sets the current mesh and rules."""
   return _Context(mesh, rules)
 
 
