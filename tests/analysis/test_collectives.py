@@ -7,7 +7,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from tfm.analysis import collectives as reader
 from tfm.analysis import hlo
-from tfm.analysis.collectives import Collective, collectives
+from tfm.analysis.collectives import Collective, find_collectives
 from tfm.parallel import mesh as meshes
 
 
@@ -25,7 +25,7 @@ def compiled(f, inside=PartitionSpec(), outside=PartitionSpec()):
 
 def found(f):
   shape, text = compiled(f)
-  return collectives(text, shape)
+  return find_collectives(text, shape)
 
 
 @pytest.mark.parametrize(
@@ -97,21 +97,21 @@ def test_what_the_compiler_puts_in_is_found():
 
   product = jax.jit(lambda x, w: x @ w, out_shardings=NamedSharding(mesh, PartitionSpec('data')))
   text = product.lower(of((16, 8), 'data', 'tensor'), of((8, 4), 'tensor')).compile().as_text()
-  assert collectives(text, mesh.shape) == [Collective('all-reduce', ('tensor',), 2, 1, 8 * 4 * 4)]
+  assert find_collectives(text, mesh.shape) == [Collective('all-reduce', ('tensor',), 2, 1, 8 * 4 * 4)]
 
 
 def test_nothing_is_sent_within_one_device():
   shape, text = compiled(lambda x: x + 1)
-  assert collectives(text, shape) == []
+  assert find_collectives(text, shape) == []
 
 
 def test_a_loop_without_a_known_end():
   shape, text = compiled(
     lambda x: jax.lax.while_loop(lambda x: jnp.all(x < 9), lambda x: jax.lax.psum(x * 1.5, 'data'), x)
   )
-  [once] = [one for one in collectives(text, shape) if one.axes == ('data',)]
+  [once] = [one for one in find_collectives(text, shape) if one.axes == ('data',)]
   assert once.least and once.count == 1 and str(once).startswith('all-reduce over data (2): at least 1 times')
-  assert [one for one in collectives(text, shape, unknown=4) if one.axes == ('data',)] == [
+  assert [one for one in find_collectives(text, shape, unknown_trip_count=4) if one.axes == ('data',)] == [
     Collective('all-reduce', ('data',), 2, 4, 4 * BYTES)
   ]
 
@@ -139,12 +139,12 @@ def test_what_is_sent():
   ],
 )
 def test_groups(written, groups):
-  assert sorted(reader.member_groups(f'channel_id=1, {written}, dimensions={{0}}', SIZES)) == sorted(groups)
+  assert sorted(reader.parse_groups(f'channel_id=1, {written}, dimensions={{0}}', SIZES)) == sorted(groups)
 
 
-def test_groups_in_words_that_are_not_known():
-  with pytest.raises(ValueError, match='not known here'):
-    reader.member_groups('replica_groups=<whatever>', SIZES)
+def test_unsupported_notation_of_groups():
+  with pytest.raises(ValueError, match='unsupported notation'):
+    reader.parse_groups('replica_groups=<whatever>', SIZES)
 
 
 # As a TPU's compiler writes: layouts with tiles, a loop whose condition alone tells its end, a pair of start and done,
@@ -204,7 +204,7 @@ ENTRY %main (x.1: f32[16,8], y.1: bf16[16,8]) -> f32[16,8] {
 
 
 def test_as_a_tpu_has_it():
-  assert collectives(TPU, SIZES) == [
+  assert find_collectives(TPU, SIZES) == [
     Collective('all-gather', ('tensor',), 2, 6, 6 * BYTES),
     Collective('reduce-scatter', ('tensor',), 2, 6, 6 * BYTES),
     Collective('all-to-all', ('data',), 2, 6, 6 * BYTES // 2),
@@ -287,14 +287,16 @@ ENTRY %main (p: f32[72,8,128], q: f32[1,256,384]) -> f32[72,8,128] {
 
 def test_what_slices_exchange():
   sizes = dict(data=2, fsdp=8)
-  reduced, handed = collectives(SLICES, sizes)
+  reduced, handed = find_collectives(SLICES, sizes)
   assert (
     reduced == Collective('all-reduce', ('data',), 2, 1, 72 * 8 * 128 * 4, between=True)
     and reduced.sent == reduced.bytes
   )
   assert handed == Collective('collective-permute', ('data',), 2, 1, 256 * 384 * 4, between=True)
-  assert [one.axes for one in collectives(SLICES, dict(stage=2, fsdp=8), slow='stage')] == [('stage',)] * 2
-  [of_four] = collectives(
+  assert [one.axes for one in find_collectives(SLICES, dict(stage=2, fsdp=8), slice_axis='stage')] == [
+    ('stage',)
+  ] * 2
+  [of_four] = find_collectives(
     SLICES.replace('{1,2}x', '{1:4}x').replace('ONE_TO_ONE', 'NONE').replace('send(%q', 'copy(%q'), sizes
   )
   assert of_four.group == 4 and of_four.sent == 1.5 * of_four.bytes
@@ -302,18 +304,18 @@ def test_what_slices_exchange():
 
 def test_a_ring_of_permutes_beside_a_gather_that_goes_on():
   """The counter goes 1, 3, 5, 7; the gather is begun before the loop and written again into what computes meanwhile."""
-  assert collectives(RING, SIZES) == [
+  assert find_collectives(RING, SIZES) == [
     Collective('all-gather', ('tensor',), 2, 1, BYTES),
     Collective('collective-permute', ('fsdp',), 2, 4, 4 * BYTES // 2),
   ]
 
 
 def test_where_an_array_lies():
-  made = hlo.parse(TPU).computations['body']
+  made = hlo.parse_module(TPU).computations['body']
   assert [shape.memory for shape in made['carry'].shapes] == [0, 1, 0]
   assert made['carry'].bytes == 4 + BYTES + BYTES // 2
 
 
 def test_text_that_is_no_module():
   with pytest.raises(ValueError, match='no ENTRY'):
-    hlo.parse('FileNotFoundError')
+    hlo.parse_module('FileNotFoundError')

@@ -5,23 +5,23 @@ import jax.numpy as jnp
 import pytest
 
 from tfm.analysis import hlo
-from tfm.analysis.hlo_cost import meeting, work
+from tfm.analysis.hlo_cost import count_cost, overlapping_pairs
 
 
 def done(f, *shapes):
   text = jax.jit(f).lower(*(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes)).compile().as_text()
-  return work(hlo.parse(text))
+  return count_cost(hlo.parse_module(text))
 
 
 def test_a_product():
   one = done(lambda x, w: x @ w, (8, 16), (16, 4))
-  assert one.products == 2 * 8 * 16 * 4
+  assert one.flops == 2 * 8 * 16 * 4
   assert one.bytes == 4 * (8 * 16 + 16 * 4 + 8 * 4)
 
 
 def test_of_batches_and_heads():
   assert (
-    done(lambda q, k: jnp.einsum('bthc,bshc->bhts', q, k), (2, 5, 3, 7), (2, 6, 3, 7)).products
+    done(lambda q, k: jnp.einsum('bthc,bshc->bhts', q, k), (2, 5, 3, 7), (2, 6, 3, 7)).flops
     == 2 * 2 * 3 * 5 * 6 * 7
   )
 
@@ -31,7 +31,7 @@ def test_a_scan_counts_as_often_as_it_runs_and_reads_a_slice_at_a_time():
     return jax.lax.scan(lambda x, w: (jnp.sin(x @ w), None), x, ws)[0]
 
   one = done(f, (8, 16), (10, 16, 16))
-  assert one.products == 10 * 2 * 8 * 16 * 16
+  assert one.flops == 10 * 2 * 8 * 16 * 16
   # All of ws is read once in all, not ten times.
   assert one.bytes < 10 * 4 * (2 * 16 * 16 + 8 * 8 * 16)
 
@@ -60,7 +60,7 @@ def test_a_convolution_that_is_a_product(labels, window, given, kernel, made):
     f'  ROOT %y = {written(made)} convolution(%x, %w), {window}dim_labels={labels}\n}}\n'
   )
   heads = 4 if window else 1
-  assert work(hlo.parse(text)).products == 2 * heads * 8 * 16 * made[-1]
+  assert count_cost(hlo.parse_module(text)).flops == 2 * heads * 8 * 16 * made[-1]
 
 
 def test_a_product_of_a_library():
@@ -69,13 +69,13 @@ def test_a_product_of_a_library():
     '  ROOT %y = (bf16[8,4]{1,0}, s8[4194304]{0}) custom-call(%x, %w), custom_call_target="__cublas$lt$matmul", backend_config='
     '{"gemm_backend_config":{"dot_dimension_numbers":{"lhs_contracting_dimensions":["1"],"rhs_contracting_dimensions":["0"]}}}\n}\n'
   )
-  assert work(hlo.parse(text)).products == 2 * 8 * 16 * 4
-  assert work(hlo.parse(text.replace('__cublas', '__other'))).products == 0
+  assert count_cost(hlo.parse_module(text)).flops == 2 * 8 * 16 * 4
+  assert count_cost(hlo.parse_module(text.replace('__cublas', '__other'))).flops == 0
 
 
 def test_a_real_convolution():
   """Five taps over a row of ten, filled with zeros to ten: the taps that meet the row."""
-  assert meeting(given=10, kernel=5, made=10, stride=1, low=2, dilated=1, spread=1) == 5 * 10 - 2 * (1 + 2)
+  assert overlapping_pairs(10, 5, 10, 1, 2, 1, 1) == 5 * 10 - 2 * (1 + 2)
 
 
 def test_what_lies_beside_the_core_does_not_count():
@@ -88,4 +88,4 @@ ENTRY %main (x: f32[]) -> f32[] {
   ROOT %out = f32[100]{0:T(128)} negate(%sine)
 }
 """
-  assert work(hlo.parse(text)).bytes == 400 + 400
+  assert count_cost(hlo.parse_module(text)).bytes == 400 + 400

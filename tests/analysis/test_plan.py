@@ -108,7 +108,7 @@ def sums():
   """A plan of a decoding step in whose text no product is left."""
   text = jax.jit(lambda x: x.sum()).lower(jax.ShapeDtypeStruct((8,), jnp.float32)).compile().as_text()
   step = types.SimpleNamespace(name='decoding', arguments={}, tokens=8, flops=8000.0, pairs=0.0)
-  return plan.plan(
+  return plan.analyze_step(
     step,
     meshes.make({'data': -1}),
     plan.Compiled(
@@ -160,8 +160,10 @@ def test_the_decoding_step(run, tmp_path):
 def test_a_search(run, tmp_path, monkeypatch):
   """What does not fit is passed over, and the best that fits is told."""
   needed = iter((2 * 2**20, 2**19, 2**19 + 1))
-  real = plan.memory_of
-  monkeypatch.setattr(plan, 'memory_of', lambda *args: dataclasses.replace(real(*args), needed=next(needed)))
+  real = plan.memory_from_compiler
+  monkeypatch.setattr(
+    plan, 'memory_from_compiler', lambda *args: dataclasses.replace(real(*args), needed=next(needed))
+  )
   monkeypatch.setitem(chips.CHIPS, 'cpu', CPU)
   status, out, err = run('--topology=here', '--search', '--limit=3', '--axes=data,fsdp', '--to=out')
   told = json.loads((tmp_path / 'out' / 'plan.json').read_text())
@@ -236,7 +238,7 @@ STEP = types.SimpleNamespace(arguments=dict(parameters=2**30, optimizer=2**31))
 
 
 def test_what_the_compiler_refuses():
-  memory = plan.refused_memory(STEP, REFUSED, 16 * 2**30)
+  memory = plan.memory_from_error(STEP, REFUSED, 16 * 2**30)
   assert (
     memory.fits is False and memory.capacity == round(15.75 * 2**30) and memory.needed == round(20.17 * 2**30)
   )
@@ -248,7 +250,7 @@ def test_what_the_compiler_refuses():
 def test_what_is_alive_at_once(platform, temporaries, told):
   step = types.SimpleNamespace(arguments=dict(parameters=100, optimizer=150))
   sizes = dict(argument=260, output=255, alias=250, temp=1000, generated_code=30, peak=965)
-  memory = plan.memory_of(step, sizes, 1100, platform)
+  memory = plan.memory_from_compiler(step, sizes, 1100, platform)
   assert memory.kinds == {
     'parameters': 100,
     'optimizer': 150,
@@ -261,7 +263,7 @@ def test_what_is_alive_at_once(platform, temporaries, told):
 
 
 def test_what_it_refuses_of_the_temporaries_alone():
-  memory = plan.refused_memory(
+  memory = plan.memory_from_error(
     STEP,
     'RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO temporaries '
     '(17.40G) exceeds available HBM (15.75G).',
@@ -287,11 +289,11 @@ def refuses():
   ],
 )
 def test_a_device_that_is_here_says_itself_what_it_has(stats, chip, capacity):
-  assert plan.capacity_of(types.SimpleNamespace(memory_stats=stats), chips.find_chip(chip)) == capacity
+  assert plan.memory_capacity(types.SimpleNamespace(memory_stats=stats), chips.find_chip(chip)) == capacity
 
 
 def test_what_it_has_no_room_for():
-  memory = plan.refused_memory(
+  memory = plan.memory_from_error(
     STEP, 'RESOURCE_EXHAUSTED: Out of memory while trying to allocate 12.00GiB.', 2**33
   )
   assert memory.fits is False and memory.capacity == 2**33 and memory.needed == 15 * 2**30
@@ -300,7 +302,7 @@ def test_what_it_has_no_room_for():
 @pytest.mark.slow
 def test_for_a_topology(run, tmp_path):
   """A v5e slice of sixteen chips, none of which is here."""
-  if not topology.installed():
+  if not topology.is_libtpu_installed():
     pytest.skip("libtpu is not installed; pip install -e '.[tpu]'")
   status, out, err = run(
     '--topology=v5e:4x4',

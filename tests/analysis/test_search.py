@@ -21,7 +21,7 @@ def plan_request(tiny):
 
 def test_only_what_divides(plan_request):
   """Four heads cannot be cut into eight, and eight rows are at most eight parts of microbatches."""
-  found = search.candidates(plan_request, 8, 1, ('data', 'fsdp', 'tensor'), None)
+  found = search.list_candidates(plan_request, 8, 1, ('data', 'fsdp', 'tensor'), None)
   assert found and len(found) == len(set(found))
   for one in found:
     sizes = dict(one.mesh)
@@ -31,15 +31,15 @@ def test_only_what_divides(plan_request):
 
 
 def test_only_what_holds_the_state(plan_request):
-  every = search.candidates(plan_request, 8, 1, ('data', 'fsdp'), None)
-  few = search.candidates(plan_request, 8, 1, ('data', 'fsdp'), capacity=60_000)
+  every = search.list_candidates(plan_request, 8, 1, ('data', 'fsdp'), None)
+  few = search.list_candidates(plan_request, 8, 1, ('data', 'fsdp'), capacity=60_000)
   assert set(few) < set(every) and {dict(one.mesh)['fsdp'] for one in few} == {8}
-  assert search.candidates(plan_request, 8, 1, ('data', 'fsdp'), capacity=1000) == []
+  assert search.list_candidates(plan_request, 8, 1, ('data', 'fsdp'), capacity=1000) == []
 
 
 def test_slices_divide_data(plan_request):
   assert {
-    dict(one.mesh)['data'] for one in search.candidates(plan_request, 8, 4, ('data', 'fsdp'), None)
+    dict(one.mesh)['data'] for one in search.list_candidates(plan_request, 8, 4, ('data', 'fsdp'), None)
   } == {4, 8}
 
 
@@ -62,18 +62,20 @@ def planned(fits, seconds=1.0):
 def test_what_is_needless():
   mesh, other = (('data', 8),), (('data', 4),)
   fit = [(Candidate(mesh, 'dots', 2), True)]
-  assert search.needless(Candidate(mesh, 'full', 2), fit) and search.needless(Candidate(mesh, 'dots', 4), fit)
-  assert not search.needless(Candidate(mesh, 'none', 2), fit) and not search.needless(
+  assert search.is_redundant(Candidate(mesh, 'full', 2), fit) and search.is_redundant(
+    Candidate(mesh, 'dots', 4), fit
+  )
+  assert not search.is_redundant(Candidate(mesh, 'none', 2), fit) and not search.is_redundant(
     Candidate(mesh, 'full', 1), fit
   )
-  assert not search.needless(Candidate(other, 'full', 2), fit)
+  assert not search.is_redundant(Candidate(other, 'full', 2), fit)
   full = [(Candidate(mesh, 'dots', 2), False)]
-  assert search.needless(Candidate(mesh, 'none', 2), full) and search.needless(
+  assert search.is_redundant(Candidate(mesh, 'none', 2), full) and search.is_redundant(
     Candidate(mesh, 'dots', 1), full
   )
-  assert not search.needless(Candidate(mesh, 'full', 2), full)
+  assert not search.is_redundant(Candidate(mesh, 'full', 2), full)
   unknown = [(Candidate(mesh, 'dots', 2), None)]
-  assert not search.needless(Candidate(mesh, 'full', 4), unknown)
+  assert not search.is_redundant(Candidate(mesh, 'full', 4), unknown)
 
 
 def test_the_best_fits():
@@ -82,4 +84,4 @@ def test_the_best_fits():
     (Candidate((), 'dots', 1), planned(True, 3)),
     (Candidate((), 'full', 1), planned(True, 2)),
   ]
-  assert search.best(tried)[0].remat == 'full' and search.best(tried[:1]) is None
+  assert search.best_plan(tried)[0].remat == 'full' and search.best_plan(tried[:1]) is None

@@ -22,48 +22,48 @@ from tfm.parallel import chips
   ],
 )
 def test_names(name, parsed):
-  assert topology.parse(name) == parsed
+  assert topology.parse_topology(name) == parsed
 
 
 @pytest.mark.parametrize(
   'name, sentence',
   [
-    ('v5p-128', r'counts cores \(64 chips\), and does not say how they stand; v5p:4x4x4 would do'),
-    ('v5p-512', r'counts cores \(256 chips\).*v5p:4x8x8 would do'),
-    ('v5p-8', r'\(4 chips\).*v5p:2x2x1 would do'),
-    ('v5litepod-16', r'counts chips \(16 chips\).*v5e:4x4 would do'),
-    ('v6e-256', 'v6e:16x16 would do'),
-    ('v5e-32', 'v5e:4x8 would do'),
-    ('v5e:16', 'does not give the 2 dimensions of v5e; v5e:4x4 would do'),
-    ('v5p:16x16', 'does not give the 3 dimensions of v5p; v5p:4x8x8 would do'),
-    ('v5e-9', 'v5e:4x4 would do'),
-    ('v6e-12', 'v6e:4x4 would do'),
-    ('v5e-512', 'v5e:16x16 with --slices=2 would do'),
-    ('v4-20000', 'v4:16x16x16 with --slices=3 would do'),
-    ('v5p:4x39996', 'v5p:16x20x28 with --slices=18 would do'),
-    ('v5e:4x0', 'v5e:4x4 would do'),
-    ('v9:4x4', 'is not known; a topology is a generation of TPUs, v4, v5e, v5p, v6e, tpu7x'),
-    ('mi300:8', "or GPUs of one box, a100, h100, h200, b200, as h100:8; 'here' is what is attached"),
-    ('h100', 'does not say how many GPUs a box has; h100:8 would do, and --slices=N says how many boxes'),
-    ('b200:2x8', 'does not say how many GPUs a box has; b200:8 would do'),
+    ('v5p-128', r'counts cores \(64 chips\), without their dimensions; use v5p:4x4x4'),
+    ('v5p-512', r'counts cores \(256 chips\).*use v5p:4x8x8'),
+    ('v5p-8', r'\(4 chips\).*use v5p:2x2x1'),
+    ('v5litepod-16', r'counts chips \(16 chips\).*use v5e:4x4'),
+    ('v6e-256', 'use v6e:16x16'),
+    ('v5e-32', 'use v5e:4x8'),
+    ('v5e:16', 'lacks the 2 dimensions of v5e; use v5e:4x4'),
+    ('v5p:16x16', 'lacks the 3 dimensions of v5p; use v5p:4x8x8'),
+    ('v5e-9', 'use v5e:4x4'),
+    ('v6e-12', 'use v6e:4x4'),
+    ('v5e-512', 'use v5e:16x16 with --slices=2'),
+    ('v4-20000', 'use v4:16x16x16 with --slices=3'),
+    ('v5p:4x39996', 'use v5p:16x20x28 with --slices=18'),
+    ('v5e:4x0', 'use v5e:4x4'),
+    ('v9:4x4', 'is unknown; a topology is a TPU generation .v4, v5e, v5p, v6e, tpu7x'),
+    ('mi300:8', "or the GPUs of one host .a100, h100, h200, b200., as h100:8; 'here' uses the attached devices"),
+    ('h100', 'lacks the number of GPUs per host; use h100:8, and --slices=N'),
+    ('b200:2x8', 'lacks the number of GPUs per host; use b200:8'),
   ],
 )
 def test_refusals(name, sentence):
   with pytest.raises(ValueError, match=sentence):
-    topology.parse(name)
+    topology.parse_topology(name)
 
 
 @pytest.mark.parametrize('generation', topology.GENERATIONS)
 @pytest.mark.parametrize('chips', [1, 4, 16, 60, 64, 100, 256, 4096])
 def test_the_nearest_has_as_many_chips_or_some_more(generation, chips):
-  sizes = topology.nearest(generation, chips)
+  sizes = topology.nearest_slice(generation, chips)
   chips = min(chips, math.prod(topology.SLICES[generation]))
   assert chips <= math.prod(sizes) <= chips * 1.5 and len(sizes) == topology.GENERATIONS[generation][0]
-  assert topology.parse(f'{generation}:{topology.shape(sizes)}') == (generation, sizes)
+  assert topology.parse_topology(f'{generation}:{topology.format_shape(sizes)}') == (generation, sizes)
 
 
 def test_without_libtpu(monkeypatch):
-  monkeypatch.setattr(topology, 'installed', lambda: False)
+  monkeypatch.setattr(topology, 'is_libtpu_installed', lambda: False)
   with pytest.raises(
     ValueError, match=r"needs libtpu, .* not installed; pip install -e '.\[tpu\]', or --topology=here"
   ):
@@ -71,7 +71,7 @@ def test_without_libtpu(monkeypatch):
 
 
 def test_without_the_plugin_for_cuda(monkeypatch):
-  monkeypatch.setattr(gpus, 'installed', lambda: False)
+  monkeypatch.setattr(gpus, 'is_cuda_plugin_installed', lambda: False)
   with pytest.raises(
     ValueError,
     match=r"needs JAX's plugin for CUDA, .* not installed; pip install -e '.\[cuda-compiler\]', or",
@@ -111,7 +111,7 @@ def test_a_gpu_is_told_to_the_compiler_with_what_its_maker_says(name):
 
 
 @pytest.mark.parametrize(
-  'name, slices, sentence', [('here', 2, 'what is here is as it is'), ('v5e:4x4', 0, 'must be at least 1')]
+  'name, slices, sentence', [('here', 2, 'needs a topology'), ('v5e:4x4', 0, 'must be at least 1')]
 )
 def test_slices(name, slices, sentence):
   with pytest.raises(ValueError, match=sentence):

@@ -10,7 +10,7 @@ import re
 import pytest
 
 from tfm.analysis import steps
-from tfm.analysis.collectives import collectives
+from tfm.analysis.collectives import find_collectives
 from tfm.parallel import mesh as meshes
 
 
@@ -39,7 +39,7 @@ def file(name: str) -> pathlib.Path:
 def text(config, sizes) -> str:
   mesh = meshes.make(sizes)
   compiled = steps.lower_training_step(steps.PlanRequest.from_config(config, None), mesh).lowered.compile()
-  found = collectives(compiled.as_text(), mesh.shape)
+  found = find_collectives(compiled.as_text(), mesh.shape)
   return ''.join(f'{one}\n' for one in found)
 
 

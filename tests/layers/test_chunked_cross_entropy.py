@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tfm.analysis.collectives import collectives
+from tfm.analysis.collectives import find_collectives
 from tfm.config import assemble
 from tfm.layers import cross_entropy
 from tfm.layers.cross_entropy import Columns
@@ -57,7 +57,7 @@ def made(tiny, mesh=None, **fields):
       .lower(params, FEATURES)
       .compile()
     )
-    return run(jax.device_put(params, where), jax.device_put(FEATURES, rows)), collectives(
+    return run(jax.device_put(params, where), jax.device_put(FEATURES, rows)), find_collectives(
       run.as_text(), mesh.shape
     )
 

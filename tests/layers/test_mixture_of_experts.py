@@ -8,7 +8,7 @@ import pytest
 
 from tests.reference import layers
 from tests.reference import mixture_of_experts as reference
-from tfm.analysis.collectives import collectives
+from tfm.analysis.collectives import find_collectives
 from tfm.config.schema import default_config
 from tfm.layers.feed_forward import FEED_FORWARDS, usual_hidden
 from tfm.layers.grouped import plan, product
@@ -327,7 +327,7 @@ def test_rows_travel_to_their_experts_and_back():
     )
     got = run(jax.device_put(params, where), jax.device_put(x, rows))
   jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), got, alone)
-  found = collectives(run.as_text(), mesh.shape)
+  found = find_collectives(run.as_text(), mesh.shape)
   travelled = [one for one in found if one.kind == 'all-to-all']
   assert {one.axes for one in travelled} == {('expert',)}
   sent = 8 // 8 * 8 * 1 * 16 * 4  # of one row a device: 8 experts of one place each, in numbers of 4 bytes

@@ -120,16 +120,8 @@ class TestSlices:
         {},
         r'mesh.data=1 is not divisible by 2 slices, which only data may span; use mesh.data=2',
       ),
-      (
-        dict(data=1, stage=2, tensor=4),
-        {},
-        r"mesh.data=1 is not .* use mesh.data=2 or slices.axis='stage'",
-      ),
-      (
-        dict(data=8),
-        dict(axis='tensor'),
-        "slices.axis='tensor' cannot span slices; use 'data' or 'stage'",
-      ),
+      (dict(data=1, stage=2, tensor=4), {}, r"mesh.data=1 is not .* use mesh.data=2 or slices.axis='stage'"),
+      (dict(data=8), dict(axis='tensor'), "slices.axis='tensor' cannot span slices; use 'data' or 'stage'"),
       (dict(data=8), dict(count=4), 'slices.count=4 is not the 2 slices that the devices report'),
     ],
   )

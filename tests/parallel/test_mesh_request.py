@@ -73,7 +73,7 @@ REFUSED = {
   'batch': (
     {'training.batch_size': 4},
     'config.training.batch_size=4 in 1 microbatches .* 8 or a multiple would do; the nearest '
-    'mesh of 8 devices that works is data=4 tensor=2$',
+    'valid mesh of 8 devices is data=4 tensor=2$',
   ),
   'batch over experts': (
     {'training.batch_size': 2, 'mesh.data': 1, 'mesh.expert': 8},
@@ -221,7 +221,7 @@ def test_rows_of_several_lengths_cannot_be_cut(tiny):
   with pytest.raises(
     ValueError,
     match="config.data.packing='buckets' makes rows of several lengths, which the mesh axes 'sequence'.*"
-    'works is data=8',
+    'devices is data=8',
   ):
     validate.run(config, 8)
 

@@ -15,7 +15,7 @@ import pytest
 
 from tests.models import pairs
 from tests.training.test_step import EXPERTS, LENGTH, VOCAB, assert_trees_close, batch, prepared, sgd
-from tfm.analysis.collectives import collectives
+from tfm.analysis.collectives import find_collectives
 from tfm.config import assemble, validate
 from tfm.config.resolve import resolve_config
 from tfm.config.schema import BLOCK_FIELDS, default_config, optional
@@ -150,7 +150,7 @@ class Compiled:
   def over_stages(self, kind):
     """(how often, bytes) of what goes between stages, and other axes too perhaps."""
     found = [
-      c for c in collectives(self.step.as_text(), self.mesh.shape) if c.kind == kind and 'stage' in c.axes
+      c for c in find_collectives(self.step.as_text(), self.mesh.shape) if c.kind == kind and 'stage' in c.axes
     ]
     return sum(c.count for c in found), sum(c.bytes for c in found)
 

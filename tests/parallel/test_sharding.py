@@ -133,7 +133,9 @@ class TestParameters:
     complaint = "splits 'mlp' of the parameter block/up into 2 shards, which do not divide its size 7; .* or mesh.tensor, .* nearest valid mesh of 8 devices is data=4 fsdp=2"
     with pytest.raises(ValueError, match=complaint):
       validate_divisibility(dict(block=dict(up=box(16, 7, ('embed', 'mlp')))), mesh(), RULES)
-    with pytest.raises(ValueError, match="'vocab' of the parameter t into 4 shards, which do not divide its size 6; "):
+    with pytest.raises(
+      ValueError, match="'vocab' of the parameter t into 4 shards, which do not divide its size 6; "
+    ):
       rules = parse_rules(dict(vocab='data tensor', embed=''))
       validate_divisibility(dict(t=box(6, 4, ('vocab', 'embed'))), mesh(), rules)
 

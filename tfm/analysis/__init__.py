@@ -1,1 +1,1 @@
-"""Analysis of configs: their parameters, memory, FLOPs, communication and step-time bounds, without training."""
+"""Analysis of configs without training: memory, FLOPs, communication and step-time bounds."""

@@ -2,8 +2,9 @@
 
   time ≥ max(FLOPs / peak, memory traffic / memory bandwidth, bytes sent / bandwidth of the links used)
 
-The roofline model (Williams et al. 2009), with a roof for the network. The bound assumes that every part runs at its
-published peak and that all overlap; a real step is slower. It shows what limits a step, and predicts no time.
+The roofline model (Williams et al. 2009), with a roof for the network. The bound assumes that every part runs
+at its published peak and that all overlap; a real step is slower. It shows what limits a step, and predicts
+no time.
 """
 
 import dataclasses
@@ -61,8 +62,9 @@ def compute_bound(
     chip: the share of one device.
     flops, bytes_accessed: FLOPs and memory traffic of one device.
     link_fractions: axes → fraction of the chip's links that their collectives can use; 1 by default.
-    slices: number of slices that `slice_axis` spans. Of an exchange over that axis each device sends its share to the
-      other slices once, and the rest stays within its slice, as libtpu compiles it; other platforms are counted alike.
+    slices: number of slices that `slice_axis` spans. Of an exchange over that axis each device sends its
+      share to the other slices once, and the rest stays within its slice, as libtpu compiles it; other
+      platforms are counted alike.
   """
   axes, total, network = {}, 0.0, sum(c.sent for c in collectives if c.between)
   has_slice_transfers = any(c.between for c in collectives)
@@ -82,7 +84,9 @@ def compute_bound(
   return Bound(flops / chip.flops, bytes_accessed / chip.bandwidth, links, network / chip.network, axes)
 
 
-def usable_link_fractions(mesh: Mesh, dims: int, collectives: Sequence[Collective]) -> dict[tuple[str, ...], float]:
+def usable_link_fractions(
+  mesh: Mesh, dims: int, collectives: Sequence[Collective]
+) -> dict[tuple[str, ...], float]:
   """The fraction of a chip's links that lie along the torus dimensions of each collective's mesh axes.
 
   For example 2/3 for axes that span two of three dimensions of a torus.

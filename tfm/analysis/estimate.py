@@ -145,8 +145,8 @@ def activation_bytes(
   model = assemble.model(local, vocab, source_vocab=source_vocab)
   if schedule is None:
     return peak_live_bytes(local, model, rows, param_bytes)
-  # Pipeline: a stage stores its layers' residuals of every iteration for a microbatch of rows; embeddings and loss, which
-  # belong to no stage, are stored for all rows.
+  # Pipeline: a stage stores its layers' residuals of every iteration for a microbatch of rows; embeddings and
+  # loss, which belong to no stage, are stored for all rows.
   microbatch_rows = max(1, rows // schedule.microbatches)
   local = scale_layers(local, schedule.iterations / (schedule.stages * schedule.repeats))
   encoder = getattr(model, 'encoder', None)
@@ -216,7 +216,7 @@ def measure_step(config: ConfigDict, seeds: int = 1, rounds: int = 3) -> StepCos
 def measure_steps_in_turns(
   base: ConfigDict, others: Mapping[str, ConfigDict], seeds: int = 1, rounds: int = 11
 ) -> dict[str, tuple[float, float]]:
-  """Name → (seconds of its step, seconds of the base's step), timed in alternation under the same machine load."""
+  """Name → (seconds of its step, seconds of the base's step), timed in alternation."""
   seconds = {}
   with prepare_step(base, seeds) as prepared_base:
     run_base, _ = repeated(*prepared_base)

@@ -32,8 +32,8 @@ class Gpu:
   clock: float
 
 
-# NVIDIA: the architecture papers of A100, H100 and Blackwell (multiprocessors, L2, clocks), and the CUDA C++ Programming Guide,
-# "Technical specifications per compute capability" (shared memory, float32 units).
+# NVIDIA: the architecture papers of A100, H100 and Blackwell (multiprocessors, L2, clocks), and the CUDA C++
+# Programming Guide, "Technical specifications per compute capability" (shared memory, float32 units).
 GPUS = {
   'a100': Gpu('NVIDIA A100-SXM4-80GB', 108, 64, 164 * KIB, 163 * KIB, 40 * MIB, 1.41),
   'h100': Gpu('NVIDIA H100 80GB HBM3', 132, 128, 228 * KIB, 227 * KIB, 50 * MIB, 1.98),
@@ -92,8 +92,12 @@ def devices(name: str, count: int, hosts: int) -> list[jax.Device]:
   """The devices of `hosts` hosts with `count` GPUs each, host after host, for compilation only."""
   from jax._src.cudnn import fused_attention_stablehlo
 
-  # JAX queries the installed cuDNN for its version before it lowers fused attention; it need not be installed here.
+  # JAX queries the installed cuDNN for its version before it lowers fused attention; it need not be installed
+  # here.
   fused_attention_stablehlo.check_cudnn_version = lambda: CUDNN[0] * 10_000 + CUDNN[1] * 100
   return topologies.get_topology_desc(
-    platform='cuda', topology_name=name, topology=f'{hosts} x 1 x {count}', target_config=target_description(GPUS[name])
+    platform='cuda',
+    topology_name=name,
+    topology=f'{hosts} x 1 x {count}',
+    target_config=target_description(GPUS[name]),
   ).devices

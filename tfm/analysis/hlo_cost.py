@@ -1,4 +1,4 @@
-"""What one device does in a compiled module, read from its text: products, and bytes to and from its main memory."""
+"""FLOPs and memory traffic of one device in a compiled module, read from its text."""
 
 import dataclasses
 import functools
@@ -6,11 +6,12 @@ import math
 import re
 from collections.abc import Iterator
 
-from tfm.analysis.hlo import Instruction, Module, Shape, index, root
+from tfm.analysis.hlo import Instruction, Module, Shape, root, tuple_index
 
 
-# They move nothing: names for what is there, what another instruction has begun, and what runs computations of its own.
-STILL = (
+# Opcodes without memory traffic of their own: aliases, second halves of asynchronous pairs, and calls of
+# other computations.
+NO_TRAFFIC_OPCODES = (
   'parameter',
   'constant',
   'tuple',
@@ -33,196 +34,228 @@ STILL = (
   'infeed',
   'outfeed',
 )
-SLICES = ('dynamic-slice', 'slice', 'gather')
-# Custom calls of a TPU's compiler that are no work of their own.
-MARKS = ('AllocateBuffer', 'AsyncCollective', 'ConcatBitcast', 'AssumeGatherIndicesInBound', 'Sharding')
+SLICING_OPCODES = ('dynamic-slice', 'slice', 'gather')
+# Markers of the TPU compiler's custom calls without memory traffic.
+NO_TRAFFIC_MARKERS = (
+  'AllocateBuffer',
+  'AsyncCollective',
+  'ConcatBitcast',
+  'AssumeGatherIndicesInBound',
+  'Sharding',
+)
 
 
 @dataclasses.dataclass(frozen=True)
-class Work:
-  """Of one device, in one execution.
+class DeviceCost:
+  """The cost of one execution on one device.
 
   Attributes:
-    products: FLOPs of matrix products and convolutions, a multiplication and its addition being two; those of custom
-      kernels (Pallas, cuDNN) are not in the text.
-    bytes: read from and written to the main memory, at least: what a fusion is given once, however often it reads it, of
-      what it cuts a slice from or writes a slice into the slice alone, and nothing of what lies beside the core.
+    flops: of matrix products and convolutions, counting multiply and add; without custom kernels (Pallas,
+      cuDNN), whose FLOPs are not in the text.
+    bytes: a lower bound on main-memory traffic: each operand of a fusion is counted once, slices of it by
+      their own size, and on-chip memory not at all.
   """
 
-  products: int
+  flops: int
   bytes: int
 
 
-def work(module: Module) -> Work:
-  """Loops count as often as they run, those that do not tell once; see `Module.executed`."""
-  products = moved = 0
-  for here in module.executed():
-    inside, made = module.computations[here.computation], here.instruction
-    if made.opcode in PRODUCTS:
-      products += here.times * PRODUCTS[made.opcode](
-        made, [shape for name in made.operands for shape in inside[name].shapes[:1]]
+def count_cost(module: Module) -> DeviceCost:
+  """The cost of a module; a loop counts once per iteration, or once if its trip count is unknown."""
+  flops = bytes_accessed_total = 0
+  for execution in module.executed():
+    computation, instruction = module.computations[execution.computation], execution.instruction
+    if instruction.opcode in FLOP_COUNTERS:
+      flops += execution.times * FLOP_COUNTERS[instruction.opcode](
+        instruction, [shape for name in instruction.operands for shape in computation[name].shapes[:1]]
       )
-    if here.inside is None:
-      moved += here.times * bytes_of(made, inside, module)
-  return Work(products, moved)
+    if execution.inside is None:
+      bytes_accessed_total += execution.times * bytes_accessed(instruction, computation, module)
+  return DeviceCost(flops, bytes_accessed_total)
 
 
-def dot(made: Instruction, given: list[Shape]) -> int:
-  """2 · the result's elements · the contracted sizes."""
-  contracted = re.search(r'lhs_contracting_dims=\{([\d,]*)\}', made.attributes)
-  sizes = [given[0].dims[int(axis)] for axis in contracted[1].split(',') if axis] if contracted else []
-  return 2 * math.prod(made.shapes[0].dims) * math.prod(sizes)
+def dot_flops(instruction: Instruction, operands: list[Shape]) -> int:
+  """2 · elements of the result · contracted sizes."""
+  contracting_dims = re.search(r'lhs_contracting_dims=\{([\d,]*)\}', instruction.attributes)
+  sizes = (
+    [operands[0].dims[int(axis)] for axis in contracting_dims[1].split(',') if axis]
+    if contracting_dims
+    else []
+  )
+  return 2 * math.prod(instruction.shapes[0].dims) * math.prod(sizes)
 
 
-def convolution(made: Instruction, given: list[Shape]) -> int:
-  """2 · batch · features in · features out · the pairs of places in result and kernel that meet the input.
+def convolution_flops(instruction: Instruction, operands: list[Shape]) -> int:
+  """2 · batch · input features · output features · overlapping pairs of output and kernel positions.
 
-  A TPU's compiler makes convolutions of all products, and spatial axes of heads and batches, with dilation and padding such
-  that most pairs meet nothing.
+  The TPU compiler converts all matrix products to convolutions, with heads and batches as spatial axes, whose
+  dilation and padding are such that most pairs do not overlap.
   """
-  lhs, rhs, out = re.search(r'dim_labels=(\w+)_(\w+)->(\w+)', made.attributes).groups()
+  lhs, rhs, out = re.search(r'dim_labels=(\w+)_(\w+)->(\w+)', instruction.attributes).groups()
   sizes = [
     dict(zip(labels, shape.dims))
-    for labels, shape in ((lhs, given[0]), (rhs, given[1]), (out, made.shapes[0]))
+    for labels, shape in ((lhs, operands[0]), (rhs, operands[1]), (out, instruction.shapes[0]))
   ]
   window = {
     name: text.split('x')
     for name, text in re.findall(
-      r'(\w+)=([\d_x\-]+)', (re.search(r'window=\{([^}]*)\}', made.attributes) or [''] * 2)[1]
+      r'(\w+)=([\d_x\-]+)', (re.search(r'window=\{([^}]*)\}', instruction.attributes) or [''] * 2)[1]
     )
   }
 
-  def numbers(name, default, axis):
+  def window_value(name, default, axis):
     return window[name][axis] if name in window else default
 
   total = sizes[2]['b'] * sizes[2]['f'] * sizes[1]['i']
   for axis in range(sum(label.isdigit() for label in lhs)):
     label = str(axis)
-    stride, dilated, spread = (int(numbers(name, 1, axis)) for name in ('stride', 'lhs_dilate', 'rhs_dilate'))
-    low = int(str(numbers('pad', '0_0', axis)).split('_')[0])
-    total *= meeting(sizes[0][label], sizes[1][label], sizes[2][label], stride, low, dilated, spread)
+    stride, lhs_dilation, rhs_dilation = (
+      int(window_value(name, 1, axis)) for name in ('stride', 'lhs_dilate', 'rhs_dilate')
+    )
+    padding_low = int(str(window_value('pad', '0_0', axis)).split('_')[0])
+    total *= overlapping_pairs(
+      sizes[0][label], sizes[1][label], sizes[2][label], stride, padding_low, lhs_dilation, rhs_dilation
+    )
   return 2 * total
 
 
 @functools.cache
-def meeting(given: int, kernel: int, made: int, stride: int, low: int, dilated: int, spread: int) -> int:
-  """Pairs of a place in the result and one in the kernel between which an input stands, along one axis."""
+def overlapping_pairs(
+  operands: int,
+  kernel: int,
+  instruction: int,
+  stride: int,
+  padding_low: int,
+  lhs_dilation: int,
+  rhs_dilation: int,
+) -> int:
+  """Pairs of an output position and a kernel position that read an input element, along one axis."""
   return sum(
-    0 <= at < given * dilated and at % dilated == 0
-    for o in range(made)
-    for at in range(o * stride - low, o * stride - low + kernel * spread, spread)
+    0 <= at < operands * lhs_dilation and at % lhs_dilation == 0
+    for o in range(instruction)
+    for at in range(o * stride - padding_low, o * stride - padding_low + kernel * rhs_dilation, rhs_dilation)
   )
 
 
-def library(made: Instruction, given: list[Shape]) -> int:
-  """A product that a GPU's library makes, and says how; of other custom calls nothing is known."""
-  if '__cublas' not in made.attributes:
+def library_call_flops(instruction: Instruction, operands: list[Shape]) -> int:
+  """FLOPs of a cuBLAS call, which states its dimensions; 0 for other custom calls."""
+  if '__cublas' not in instruction.attributes:
     return 0
-  contracted = re.search(r'"lhs_contracting_dimensions":\[([^\]]*)\]', made.attributes)
-  axes = [int(axis) for axis in re.findall(r'\d+', contracted[1])] if contracted else []
-  return 2 * math.prod(made.shapes[0].dims) * math.prod(given[0].dims[axis] for axis in axes)
+  contracting_dims = re.search(r'"lhs_contracting_dimensions":\[([^\]]*)\]', instruction.attributes)
+  axes = [int(axis) for axis in re.findall(r'\d+', contracting_dims[1])] if contracting_dims else []
+  return 2 * math.prod(instruction.shapes[0].dims) * math.prod(operands[0].dims[axis] for axis in axes)
 
 
-PRODUCTS = {'dot': dot, 'convolution': convolution, 'custom-call': library}
+FLOP_COUNTERS = {'dot': dot_flops, 'convolution': convolution_flops, 'custom-call': library_call_flops}
 
 
-def bytes_of(made: Instruction, inside: dict[str, Instruction], module: Module) -> int:
-  """What an instruction that is no part of a fusion reads and writes."""
-  if made.opcode in STILL or made.opcode.endswith('-done') or any(mark in made.attributes for mark in MARKS):
+def bytes_accessed(instruction: Instruction, computation: dict[str, Instruction], module: Module) -> int:
+  """Memory traffic of an instruction outside of fusions."""
+  if (
+    instruction.opcode in NO_TRAFFIC_OPCODES
+    or instruction.opcode.endswith('-done')
+    or any(marker in instruction.attributes for marker in NO_TRAFFIC_MARKERS)
+  ):
     return 0
-  given = [inside[name] for name in made.operands]
-  if made.opcode == 'fusion':
-    fused = module.computations[made.named('calls')[0]]
+  operands = [computation[name] for name in instruction.operands]
+  if instruction.opcode == 'fusion':
+    fused = module.computations[instruction.computations_in('calls')[0]]
     read = sum(
-      least(shape.bytes, reads(fused, i, module)) for i, one in enumerate(given) for shape in main(one.shapes)
+      smaller(shape.bytes, bytes_read(fused, i, module))
+      for i, one in enumerate(operands)
+      for shape in in_main_memory(one.shapes)
     )
-    outputs = ends(fused) if len(made.shapes) > 1 else [root(fused)]
+    outputs = fusion_outputs(fused) if len(instruction.shapes) > 1 else [root(fused)]
     return read + sum(
-      least(shape.bytes, writes(fused, end, module))
-      for shape, end in zip(made.shapes, outputs)
+      smaller(shape.bytes, bytes_written(fused, end, module))
+      for shape, end in zip(instruction.shapes, outputs)
       if shape.memory == 0
     )
-  results = made.shapes
-  if made.opcode.endswith('-start'):
-    # (what is given, what comes of it, flags): as many results as there are operands.
+  results = instruction.shapes
+  if instruction.opcode.endswith('-start'):
+    # The shapes are (operands, results, flags), with as many results as operands.
     results = (
-      made.shapes[:1]
-      if made.opcode == 'copy-start'
-      else made.shapes[len(given) : 2 * len(given)] or made.shapes
+      instruction.shapes[:1]
+      if instruction.opcode == 'copy-start'
+      else instruction.shapes[len(operands) : 2 * len(operands)] or instruction.shapes
     )
-  written = sum(shape.bytes for shape in main(results))
-  if made.opcode in SLICES or made.opcode == 'slice-start':
-    return written + (sum(shape.bytes for shape in results) if main(given[0].shapes) else 0)
-  if made.opcode == 'dynamic-update-slice':
-    return 2 * given[1].bytes
-  return written + sum(shape.bytes for one in given for shape in main(one.shapes))
+  written = sum(shape.bytes for shape in in_main_memory(results))
+  if instruction.opcode in SLICING_OPCODES or instruction.opcode == 'slice-start':
+    return written + (sum(shape.bytes for shape in results) if in_main_memory(operands[0].shapes) else 0)
+  if instruction.opcode == 'dynamic-update-slice':
+    return 2 * operands[1].bytes
+  return written + sum(shape.bytes for one in operands for shape in in_main_memory(one.shapes))
 
 
-def main(shapes: tuple[Shape, ...]) -> list[Shape]:
-  """Those that lie in the main memory."""
+def in_main_memory(shapes: tuple[Shape, ...]) -> list[Shape]:
+  """The shapes in main memory."""
   return [shape for shape in shapes if shape.memory == 0]
 
 
-def least(whole: int, part: int | None) -> int:
-  """`part` where it is known, which is less."""
-  return whole if part is None else min(whole, part)
+def smaller(full_size: int, partial_size: int | None) -> int:
+  """The smaller of the full size and the partial size, if that is known."""
+  return full_size if partial_size is None else min(full_size, partial_size)
 
 
-def ends(fused: dict[str, Instruction]) -> list[Instruction]:
-  """What each result of a fusion is made by."""
+def fusion_outputs(fused: dict[str, Instruction]) -> list[Instruction]:
+  """The instruction that produces each result of a fusion."""
   end = root(fused)
   return [fused[name] for name in end.operands] if end.opcode == 'tuple' else [end] * len(end.shapes)
 
 
-def reads(fused: dict[str, Instruction], parameter: int, module: Module) -> int | None:
-  """Bytes of a parameter that a fusion reads; None: all."""
-  [given] = [
-    made for made in fused.values() if made.opcode == 'parameter' and int(made.arguments) == parameter
+def bytes_read(fused: dict[str, Instruction], parameter: int, module: Module) -> int | None:
+  """Bytes of a parameter that a fusion reads; None if all."""
+  [operands] = [
+    instruction
+    for instruction in fused.values()
+    if instruction.opcode == 'parameter' and int(instruction.arguments) == parameter
   ]
   total = 0
-  for user, place in users(fused, given.name):
-    if user.opcode in SLICES and place == 0:
+  for user, operand_index in find_users(fused, operands.name):
+    if user.opcode in SLICING_OPCODES and operand_index == 0:
       total += user.bytes
     elif (
       user.opcode == 'dynamic-update-slice'
-      and place == 0
+      and operand_index == 0
       or user.opcode == 'tuple'
-      or any(mark in user.attributes for mark in MARKS)
+      or any(marker in user.attributes for marker in NO_TRAFFIC_MARKERS)
     ):
-      continue  # written over, handed on, or marked
+      continue  # overwritten, passed on, or without traffic
     elif user.opcode == 'fusion':
-      part = reads(module.computations[user.named('calls')[0]], place, module)
-      if part is None:
+      partial_size = bytes_read(module.computations[user.computations_in('calls')[0]], operand_index, module)
+      if partial_size is None:
         return None
-      total += part
+      total += partial_size
     else:
       return None
   return total
 
 
-def users(fused: dict[str, Instruction], name: str) -> Iterator[tuple[Instruction, int]]:
-  """Who reads a value, and as which operand; through other names of it."""
-  for made in fused.values():
-    for place, operand in enumerate(made.operands):
+def find_users(fused: dict[str, Instruction], name: str) -> Iterator[tuple[Instruction, int]]:
+  """(instruction, operand index) of every use of a value, through bitcasts."""
+  for instruction in fused.values():
+    for operand_index, operand in enumerate(instruction.operands):
       if operand == name:
-        if made.opcode == 'bitcast':
-          yield from users(fused, made.name)
+        if instruction.opcode == 'bitcast':
+          yield from find_users(fused, instruction.name)
         else:
-          yield made, place
+          yield instruction, operand_index
 
 
-def writes(fused: dict[str, Instruction], end: Instruction, module: Module) -> int | None:
-  """Bytes of a result that a fusion writes; None: all."""
+def bytes_written(fused: dict[str, Instruction], end: Instruction, module: Module) -> int | None:
+  """Bytes of a result that a fusion writes; None if all."""
   while end.opcode == 'bitcast':
     end = fused[end.operands[0]]
-  if end.opcode == 'parameter' or any(mark in end.attributes for mark in MARKS):
+  if end.opcode == 'parameter' or any(marker in end.attributes for marker in NO_TRAFFIC_MARKERS):
     return 0
   if end.opcode == 'dynamic-update-slice':
     return fused[end.operands[1]].bytes
-  of, wanted = end, 0
+  source, element = end, 0
   if end.opcode == 'get-tuple-element':
-    of, wanted = fused[end.operands[0]], index(end)
-  if of.opcode == 'fusion':
-    inner = module.computations[of.named('calls')[0]]
-    return writes(inner, (ends(inner) if len(of.shapes) > 1 else [root(inner)])[wanted], module)
-  return 0 if of.opcode == 'parameter' else None
+    source, element = fused[end.operands[0]], tuple_index(end)
+  if source.opcode == 'fusion':
+    inner = module.computations[source.computations_in('calls')[0]]
+    return bytes_written(
+      inner, (fusion_outputs(inner) if len(source.shapes) > 1 else [root(inner)])[element], module
+    )
+  return 0 if source.opcode == 'parameter' else None

@@ -1,4 +1,7 @@
-"""One step, compiled: what it needs of a device, what it does, and how long it takes at least."""
+"""Compiles a step and analyses it: memory, FLOPs, collectives and the time bound.
+
+The field names of `StepPlan` and `Memory` are the keys of plan.json.
+"""
 
 import dataclasses
 import math
@@ -25,10 +28,10 @@ class Memory:
   """Bytes of one device.
 
   Attributes:
-    kinds: what is there, by name; of the arguments, what they are.
-    needed: all of it; capacity: of the device, None where it is not known.
-    told: by the 'compiler', which has laid out all that is alive at once in the memory of a TPU; by its 'refusal' to; or as the
-      'sum' of what there is at some time, which elsewhere is all that is told.
+    kinds: category → bytes.
+    needed: their sum; capacity: of the device, None if unknown.
+    told: source of the numbers: 'compiler', whose allocation succeeded (TPU); 'refusal', whose allocation
+      failed; or 'sum' of the categories (other platforms).
   """
 
   kinds: Mapping[str, int]
@@ -45,10 +48,10 @@ class Memory:
 
 @dataclasses.dataclass(frozen=True)
 class Compiled:
-  """What the compiler made of a step; `refused` is what it said instead.
+  """A compiled step, or the error of the compiler in `refused`.
 
   Attributes:
-    text: of the module; memory: bytes by the compiler's own names; seconds: that it took.
+    text: of the module; memory: bytes by the compiler's names; seconds: compile time.
   """
 
   text: str
@@ -58,19 +61,20 @@ class Compiled:
 
 
 @dataclasses.dataclass(frozen=True)
-class Planned:
-  """A step on a mesh.
+class StepPlan:
+  """The analysis of a step on a mesh.
 
   Attributes:
-    name, tokens, flops: as of the `Step`.
-    mesh: sizes of its axes; device: its kind.
-    memory: see `Memory`; refused: why the compiler made nothing, else ''.
-    products, moved: FLOPs and bytes of one device, as the compiled text tells them, with what is computed again; at least.
-    told: whether the text tells all products. If not, they are no fewer than the model's: in training where a loop does not tell
-      how often it runs, as in kernels that go over the open blocks of a mask; in decoding where they are fewer, as products of a
-      matrix with one row become sums.
-    collectives: of one device. bound: None where the chip is not known, or nothing was made.
-    seconds: of compiling. chip: a device's share; None where it is not known.
+    name, tokens, flops: as in `Step`.
+    mesh: axis sizes; device: device kind.
+    memory: see `Memory`; refused: the error of the compiler, else ''.
+    products, moved: FLOPs and memory traffic of one device in the compiled text, including rematerialization;
+      lower bounds.
+    told: whether the text contains all FLOPs. If not, `products` is at least the model's FLOPs: in training
+      if a loop has an unknown trip count, as in blockwise kernels; in decoding if products with a single row
+      became sums.
+    collectives: of one device. bound: None if the chip is unknown or compilation failed.
+    seconds: compile time. chip: the share of one device; None if unknown.
   """
 
   name: str
@@ -94,20 +98,20 @@ class Planned:
 
   @property
   def rate(self) -> float | None:
-    """Tokens per second of all devices, at most."""
+    """Upper bound on tokens per second of all devices."""
     return self.bound and self.tokens / self.bound.seconds
 
   @property
   def mfu(self) -> float | None:
-    """Model FLOPs utilisation, at most (Chowdhery et al. 2022, app. B)."""
+    """Upper bound on model FLOPs utilization (Chowdhery et al. 2022, app. B)."""
     return self.bound and self.flops / (self.bound.seconds * self.chip.flops * self.devices)
 
 
-def compiled(step: Step) -> Compiled:
-  """Compiles it; what does not fit, the compiler refuses.
+def compile_step(step: Step) -> Compiled:
+  """Compiles a step; `refused` holds the error if it does not fit into memory.
 
   Raises:
-    ValueError: for what it refuses for another reason than memory.
+    ValueError: for compiler errors other than insufficient memory.
   """
   begin = time.perf_counter()
   try:
@@ -115,7 +119,7 @@ def compiled(step: Step) -> Compiled:
   except jax.errors.JaxRuntimeError as error:
     text = str(error)
     if 'RESOURCE_EXHAUSTED' not in text:
-      raise ValueError(f'the compiler refuses the {step.name} step: {text.splitlines()[0]}') from error
+      raise ValueError(f'the compiler rejected the {step.name} step: {text.splitlines()[0]}') from error
     return Compiled('', {}, text, time.perf_counter() - begin)
   told = made.memory_analysis()
   sizes = {
@@ -126,16 +130,18 @@ def compiled(step: Step) -> Compiled:
   return Compiled(made.as_text(), sizes, '', time.perf_counter() - begin)
 
 
-def plan(step: Step, mesh: Mesh, made: Compiled, slices: int = 1, slow: str = 'data') -> Planned:
-  """What a compiled step tells; over `slices` the mesh axis `slow` goes."""
+def analyze_step(
+  step: Step, mesh: Mesh, compiled: Compiled, slices: int = 1, slice_axis: str = 'data'
+) -> StepPlan:
+  """Analyses a compiled step; the mesh axis `slice_axis` spans `slices` slices."""
   first = mesh.devices.flat[0]
   chip = chips.find_chip(first.device_kind)
   chip = chip and chip.device
-  capacity = capacity_of(first, chip)
+  capacity = memory_capacity(first, chip)
   memory = (
-    refused_memory(step, made.refused, capacity)
-    if made.refused
-    else memory_of(step, made.memory, capacity, first.platform)
+    memory_from_error(step, compiled.refused, capacity)
+    if compiled.refused
+    else memory_from_compiler(step, compiled.memory, capacity, first.platform)
   )
   common = dict(
     name=step.name,
@@ -144,32 +150,36 @@ def plan(step: Step, mesh: Mesh, made: Compiled, slices: int = 1, slow: str = 'd
     mesh=dict(mesh.shape),
     device=first.device_kind,
     memory=memory,
-    seconds=made.seconds,
+    seconds=compiled.seconds,
     chip=chip,
   )
-  if made.refused:
-    return Planned(
-      refused=summary(made.refused), products=0, moved=0, told=True, collectives=(), bound=None, **common
+  if compiled.refused:
+    return StepPlan(
+      refused=summary(compiled.refused), products=0, moved=0, told=True, collectives=(), bound=None, **common
     )
-  module = hlo.parse(made.text)
-  # A loop that does not tell is that over the tokens to write, of which there is one here.
+  module = hlo.parse_module(compiled.text)
+  # The loop of unknown trip count is that over the tokens to decode, of which there is one here.
   writes = step.name == 'decoding'
-  sent = tuple(collectives.collectives(module, mesh.shape, unknown=1 if writes else None, slow=slow))
-  done = hlo_cost.work(module)
-  products = done.products + (step.pairs / mesh.size if custom(module) else 0)
+  sent = tuple(
+    collectives.find_collectives(
+      module, mesh.shape, unknown_trip_count=1 if writes else None, slice_axis=slice_axis
+    )
+  )
+  done = hlo_cost.count_cost(module)
+  products = done.flops + (step.pairs / mesh.size if has_custom_kernels(module) else 0)
   model = step.flops / mesh.size
-  told = products >= model if writes else all(here.known for here in module.executed())
+  told = products >= model if writes else all(here.trip_count_known for here in module.executed())
   products = products if told else max(products, model)
   found = chip and bounds.compute_bound(
-    chip, products, done.bytes, sent, bounds.usable_link_fractions(mesh, chip.dims, sent), slices, slow
+    chip, products, done.bytes, sent, bounds.usable_link_fractions(mesh, chip.dims, sent), slices, slice_axis
   )
-  return Planned(
+  return StepPlan(
     refused='', products=products, moved=done.bytes, told=told, collectives=sent, bound=found, **common
   )
 
 
-def custom(module: hlo.Module) -> bool:
-  """Whether products are hidden in custom kernels, which attention is made of here."""
+def has_custom_kernels(module: hlo.Module) -> bool:
+  """Whether the module contains custom attention kernels, whose FLOPs are not in its text."""
   return any(
     made.opcode == 'custom-call'
     and re.search(r'custom_call_target="(tpu_custom_call|__cudnn|mosaic)', made.attributes)
@@ -177,21 +187,21 @@ def custom(module: hlo.Module) -> bool:
   )
 
 
-def capacity_of(device: jax.Device, chip: Chip | None) -> int | None:
-  """Of a device that is here what it says, else what the makers say."""
+def memory_capacity(device: jax.Device, chip: Chip | None) -> int | None:
+  """The memory that an attached device reports, else the published capacity of its chip."""
   try:
     told = device.memory_stats() or {}
   except (jax.errors.JaxRuntimeError, NotImplementedError, AttributeError):
-    told = {}  # of a device that is not here
+    told = {}  # a device that is not attached
   return told.get('bytes_limit') or (chip and chip.memory)
 
 
-def memory_of(step: Step, sizes: Mapping[str, int], capacity: int | None, platform: str) -> Memory:
-  """Arguments by what they are, and the rest by the compiler's names. What is written in the place of an argument needs none
-  of its own.
+def memory_from_compiler(step: Step, sizes: Mapping[str, int], capacity: int | None, platform: str) -> Memory:
+  """Memory by category: the arguments by content, the rest by the compiler's names.
 
-  Of a TPU the compiler tells the most that is alive at once, by which it accepts or refuses; its sum of temporaries is up to
-  half as much again. On a CPU that peak leaves temporaries out, and the sum counts.
+  Donated results need no memory. On a TPU the compiler reports the peak of live memory, which decides whether
+  the step fits; the sum of temporaries is up to half more. On a CPU that peak omits temporaries, so the sum
+  is used.
   """
   kinds, results = dict(step.arguments), sizes['output'] - sizes['alias']
   kinds['other arguments and padding'] = max(0, sizes['argument'] - sum(kinds.values()))
@@ -203,10 +213,13 @@ def memory_of(step: Step, sizes: Mapping[str, int], capacity: int | None, platfo
   return Memory(kinds, sum(kinds.values()), capacity, 'compiler' if platform == 'tpu' else 'sum')
 
 
-def refused_memory(step: Step, text: str, capacity: int | None) -> Memory:
-  """What a refusal tells, which has several forms: all that is `Used 20.17G of 15.75G hbm`, with lines of kinds below it; the
-  temporaries, `required for HLO temporaries (17.40G) exceeds available HBM (15.75G)`, beside which the arguments are; or
-  the array for which there was no room."""
+def memory_from_error(step: Step, text: str, capacity: int | None) -> Memory:
+  """Memory from the text of an out-of-memory error.
+
+  Its forms are a total, `Used 20.17G of 15.75G hbm`, with a breakdown below; the temporaries beside the
+  arguments, `required for HLO temporaries (17.40G) exceeds available HBM (15.75G)`; or the array that could
+  not be allocated.
+  """
   if sizes := re.search(r'[Uu]sed ([\d.]+)([BKMGT]?) of ([\d.]+)([BKMGT]?) \w+', text):
     kinds = {
       name: size(number, unit)
@@ -221,7 +234,7 @@ def refused_memory(step: Step, text: str, capacity: int | None) -> Memory:
   ):
     kinds['temporaries'], capacity = size(*sizes.groups()[:2]), size(*sizes.groups()[2:])
   elif sizes := re.search(r'allocate ([\d.]+)\s*([KMGT]?)i?B', text):
-    kinds['an array beyond what else there was'] = size(*sizes.groups())
+    kinds['an array that could not be allocated'] = size(*sizes.groups())
   return Memory(kinds, sum(kinds.values()), capacity, 'refusal')
 
 
@@ -231,6 +244,6 @@ def size(number: str, unit: str) -> int:
 
 
 def summary(text: str) -> str:
-  """The first sentences of what the compiler says."""
+  """The first line of a compiler error, shortened."""
   lines = [line.strip() for line in text.splitlines() if line.strip()]
   return lines[0].removeprefix('RESOURCE_EXHAUSTED: ')[:300] if lines else ''

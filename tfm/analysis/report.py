@@ -1,4 +1,4 @@
-"""A plan in words: tables for the terminal, Markdown and JSON for a folder."""
+"""Formats plans: tables for the terminal, Markdown and JSON files."""
 
 import dataclasses
 import importlib.metadata
@@ -6,15 +6,15 @@ import json
 import pathlib
 from collections.abc import Mapping, Sequence
 
-from tfm.analysis.plan import Planned
+from tfm.analysis.plan import StepPlan
 from tfm.parallel.chips import GIB
 
 
 Table = tuple[str, tuple[str, ...], list[tuple[str, ...]]]
 
 
-def tables(plans: Sequence[Planned]) -> list[Table]:
-  """(title, columns, rows) of every step: what bounds it, its memory, and what is sent; '>' before a column sets it right."""
+def tables(plans: Sequence[StepPlan]) -> list[Table]:
+  """(title, columns, rows) of each step's tables; '>' before a column right-aligns it."""
   found = []
   for one in plans:
     found += [
@@ -26,7 +26,7 @@ def tables(plans: Sequence[Planned]) -> list[Table]:
       (f'{one.name}: memory of a device', ('kind', '>bytes', '>'), memory(one)),
     ]
     if one.collectives:
-      least = ' (≥: in a loop that does not tell how often it runs, and counted once)' * any(
+      least = ' (≥: in a loop of unknown trip count, counted once)' * any(
         each.least for each in one.collectives
       )
       found.append(
@@ -40,15 +40,15 @@ def tables(plans: Sequence[Planned]) -> list[Table]:
 
 
 def sizes(mesh: Mapping[str, int]) -> str:
-  """`fsdp 64 × tensor 2`: the axes along which something is cut."""
-  return ' × '.join(f'{axis} {size}' for axis, size in mesh.items() if size > 1) or 'not cut'
+  """The axes of a size above 1, such as `fsdp 64 × tensor 2`."""
+  return ' × '.join(f'{axis} {size}' for axis, size in mesh.items() if size > 1) or 'not sharded'
 
 
-def verdict(one: Planned) -> str:
-  """Whether it fits, and by how much."""
+def verdict(one: StepPlan) -> str:
+  """Whether the step fits into memory, and by how much."""
   room = None if one.memory.capacity is None else one.memory.capacity - one.memory.needed
   if one.memory.fits is None:
-    return f'needs {gib(one.memory.needed)}; how much there is, is not known'
+    return f'needs {gib(one.memory.needed)}; the capacity is unknown'
   if one.memory.fits:
     return f'fits: {gib(one.memory.needed)} of {gib(one.memory.capacity)}, {gib(room)} left'
   if room is None or room >= 0:
@@ -56,42 +56,38 @@ def verdict(one: Planned) -> str:
   return f'does not fit: {gib(one.memory.needed)} of {gib(one.memory.capacity)}, {gib(-room)} too many'
 
 
-def summary(one: Planned) -> list[tuple[str, ...]]:
-  """What the step does, and the least time that it takes."""
+def summary(one: StepPlan) -> list[tuple[str, ...]]:
+  """The rows of FLOPs, memory traffic and time bounds."""
   rows = [
     ('memory needed', verdict(one), ''),
-    ('model FLOPs', f'{one.flops / one.devices:.3e}', 'a device and step'),
+    ('model FLOPs', f'{one.flops / one.devices:.3e}', 'per device and step'),
   ]
   if one.refused:
     return rows
   again = one.products * one.devices / one.flops if one.flops else 0
   why = (
-    'the model’s, not all of which are compiled to products'
+    'the model’s FLOPs, not all of which are compiled to products'
     if one.name == 'decoding'
-    else 'not every loop tells how often it runs'
+    else 'a loop has an unknown trip count'
   )
   how = f'as compiled: {again:.2f} × the model’s' if one.told else f'at least: {why}'
   rows += [
-    ('FLOPs', f'{one.products:.3e}', f'a device and step, {how}'),
+    ('FLOPs', f'{one.products:.3e}', f'per device and step, {how}'),
     ('memory traffic', gib(one.moved), 'at least, by the compiled instructions'),
   ]
   if not one.bound:
-    return rows + [('time', 'not known', 'no published peak of this chip is known here')]
+    return rows + [('time', 'unknown', 'no published peak of this chip is in the table')]
   b = one.bound
   rows += [
     ('time of compute', seconds(b.compute), f'FLOPs / {one.chip.flops / 1e12:,.0f} TFLOP/s'),
     ('time of memory', seconds(b.memory), f'traffic / {one.chip.bandwidth / 1e9:,.0f} GB/s'),
-    (
-      'time of links',
-      seconds(b.links),
-      f'sent / {one.chip.links / 1e9:,.0f} GB/s, or the part that an axis has',
-    ),
+    ('time of links', seconds(b.links), f'sent / {one.chip.links / 1e9:,.0f} GB/s, or the share of an axis'),
   ]
   if b.network:
     rows.append(
       ('time of network', seconds(b.network), f'sent between slices / {one.chip.network / 1e9:,.1f} GB/s')
     )
-  word = 'written' if one.name == 'decoding' else 'learnt'
+  word = 'generated' if one.name == 'decoding' else 'trained'
   return rows + [
     ('time of a step', seconds(b.seconds), f'at least; bound by {b.by}'),
     ('tokens/s', f'{one.rate:,.0f}', f'{word} by all devices, at most; {one.tokens:,} a step'),
@@ -99,8 +95,8 @@ def summary(one: Planned) -> list[tuple[str, ...]]:
   ]
 
 
-def memory(one: Planned) -> list[tuple[str, ...]]:
-  """By kind."""
+def memory(one: StepPlan) -> list[tuple[str, ...]]:
+  """The rows of memory by category."""
   rows = [(name, f'{size:,}', gib(size)) for name, size in one.memory.kinds.items()]
   rows.append(('needed', f'{one.memory.needed:,}', gib(one.memory.needed)))
   if one.memory.capacity is not None:
@@ -108,8 +104,8 @@ def memory(one: Planned) -> list[tuple[str, ...]]:
   return rows
 
 
-def sent(one: Planned) -> list[tuple[str, ...]]:
-  """By kind and axes."""
+def sent(one: StepPlan) -> list[tuple[str, ...]]:
+  """The rows of collectives by kind and axes."""
   rows = []
   for each in one.collectives:
     axes = ' '.join(each.axes)
@@ -132,15 +128,15 @@ def sent(one: Planned) -> list[tuple[str, ...]]:
   return rows
 
 
-def markdown(plans: Sequence[Planned], command: str) -> str:
-  """The tables, with what they were made by."""
+def markdown(plans: Sequence[StepPlan], command: str) -> str:
+  """The tables in Markdown, with the command and versions."""
   lines = [
     '# Plan',
     '',
     f'`{command}`',
     '',
-    f'Compiled, not run, with {versions(plans)}. Times are bounds by published peaks: '
-    'none can be less, most will be more.',
+    f'Compiled, not run, with {versions(plans)}. Times are lower bounds from published peaks; '
+    'real times are longer.',
   ]
   for title, columns, rows in tables(plans):
     lines += ['', f'## {title}', '', *pipes(columns, rows)]
@@ -148,7 +144,7 @@ def markdown(plans: Sequence[Planned], command: str) -> str:
 
 
 def pipes(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-  """A table in Markdown."""
+  """The lines of a Markdown table."""
   lines = [
     ' | '.join(column.removeprefix('>') for column in columns),
     '|'.join('---:' if column.startswith('>') else '---' for column in columns),
@@ -157,8 +153,8 @@ def pipes(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
   return [f'| {line} |' for line in lines]
 
 
-def data(one: Planned) -> dict:
-  """For JSON."""
+def data(one: StepPlan) -> dict:
+  """A plan as JSON data."""
   told = dataclasses.asdict(one) | dict(
     devices=one.devices,
     fits=one.memory.fits,
@@ -171,20 +167,20 @@ def data(one: Planned) -> dict:
   return told
 
 
-def write(plans: Sequence[Planned], command: str, folder: pathlib.Path, more: Mapping = {}) -> None:
-  """plan.json and plan.md."""
+def write(plans: Sequence[StepPlan], command: str, folder: pathlib.Path, more: Mapping = {}) -> None:
+  """Writes plan.json and plan.md."""
   folder.mkdir(parents=True, exist_ok=True)
   told = dict(command=command, versions=versions(plans), plans=[data(one) for one in plans]) | dict(more)
   (folder / 'plan.json').write_text(json.dumps(told, indent=2) + '\n')
   (folder / 'plan.md').write_text(markdown(plans, command))
 
 
-# How the name of a device begins → packages that may have compiled for it.
+# Prefix of a device kind → packages with its compiler.
 COMPILERS = {'TPU': ('libtpu',), 'NVIDIA': ('jax-cuda12-plugin', 'jax-cuda13-plugin')}
 
 
-def versions(plans: Sequence[Planned]) -> str:
-  """Of what has compiled."""
+def versions(plans: Sequence[StepPlan]) -> str:
+  """The versions of JAX and the compilers."""
   found = []
   makers = [
     name
@@ -201,12 +197,12 @@ def versions(plans: Sequence[Planned]) -> str:
 
 
 def gib(count: float) -> str:
-  """`12.34 GiB`, or of what is small `5.6 MiB`."""
+  """Formats bytes as `12.34 GiB`, or small numbers as `5.6 MiB`."""
   return f'{count / GIB:,.2f} GiB' if abs(count) >= GIB / 10 else f'{count / 2**20:,.2f} MiB'
 
 
 def seconds(count: float) -> str:
-  """`1.23 s`, `45.6 ms`, `7.8 µs`."""
+  """Formats seconds as `1.23 s`, `45.6 ms` or `7.8 µs`."""
   for unit, size in (('s', 1), ('ms', 1e-3), ('µs', 1e-6)):
     if count >= size:
       return f'{count / size:.3g} {unit}'

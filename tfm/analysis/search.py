@@ -1,4 +1,4 @@
-"""Which meshes, remat policies and microbatches there are to try, in which order, and what one that fits makes needless."""
+"""The candidates of `tfm plan --search`: meshes, remat policies and microbatches, their order and pruning."""
 
 import dataclasses
 import itertools
@@ -7,31 +7,32 @@ from collections.abc import Iterator, Sequence
 from ml_collections import ConfigDict
 
 from tfm.analysis import estimate
-from tfm.analysis.plan import Planned
+from tfm.analysis.plan import StepPlan
 from tfm.analysis.steps import PlanRequest, validate_mesh
 from tfm.models import memory
 from tfm.models.stack import REMAT
 from tfm.parallel import sharding
 
 
-# The axes that are tried unless others are asked for: every model can be cut along them.
-USUAL = ('data', 'fsdp', 'tensor')
-# An estimate is within a factor of two of what compilers say; so what is estimated to need more than twice what there is does not fit.
-SURE = 2
-# From what computes least again to what keeps least.
+# The mesh axes searched by default, along which every model can be sharded.
+DEFAULT_AXES = ('data', 'fsdp', 'tensor')
+# Estimates are within a factor of two of compilers, so an estimate above this multiple of the capacity cannot
+# fit.
+ESTIMATE_TOLERANCE = 2
+# From the least recomputation to the least memory.
 POLICIES = ('none', 'dots', 'dots_with_no_batch_dims', 'full')
 
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-  """What is tried: sizes of the mesh, a remat policy, microbatches."""
+  """A candidate: mesh sizes, a remat policy and a number of microbatches."""
 
   mesh: tuple[tuple[str, int], ...]
   remat: str
   accumulation: int
 
   def config(self, config: ConfigDict) -> ConfigDict:
-    """A config with these."""
+    """The config with the candidate's settings."""
     made = config.copy_and_resolve_references()
     made.mesh.update(dict.fromkeys(made.mesh, 1) | dict(self.mesh))
     made.model.remat, made.training.gradient_accumulation = self.remat, self.accumulation
@@ -44,18 +45,20 @@ class Candidate:
     )
 
 
-def candidates(
+def list_candidates(
   request: PlanRequest, devices: int, slices: int, axes: Sequence[str], capacity: int | None
 ) -> list[Candidate]:
-  """Those that can be: the mesh divides all that it cuts, and a device holds its part of the state, in the order in which
-  they are worth a try: little `tensor` first, which is in the way of each layer, then few microbatches, then little remat.
+  """The valid candidates: the mesh satisfies all constraints, and the state fits into each device.
+
+  In order of expected speed: small `tensor` first, which communicates in every layer, then few microbatches,
+  then little rematerialization.
   """
   found = []
   for sizes in factorizations(devices, len(axes)):
     mesh = tuple(zip(axes, sizes))
     if dict(mesh).get(request.config.slices.axis, 1) % slices:
       continue
-    for accumulation in microbatches(request.config.training.batch_size):
+    for accumulation in microbatch_counts(request.config.training.batch_size):
       one = Candidate(mesh, request.config.model.remat, accumulation)
       try:
         trial = PlanRequest(one.config(request.config), request.vocab, request.source_vocab)
@@ -85,7 +88,7 @@ def candidates(
 
 
 def factorizations(n: int, parts: int) -> Iterator[tuple[int, ...]]:
-  """(1, 1, 8), (1, 2, 4), …: all ways to write n as a product of so many."""
+  """All ways to write n as a product of `parts` factors: (1, 1, 8), (1, 2, 4), …."""
   if parts == 1:
     yield (n,)
     return
@@ -94,15 +97,15 @@ def factorizations(n: int, parts: int) -> Iterator[tuple[int, ...]]:
       yield first, *rest
 
 
-def microbatches(batch: int) -> list[int]:
-  """Powers of two that divide a batch."""
+def microbatch_counts(batch: int) -> list[int]:
+  """The powers of two that divide a batch."""
   return [
     n for n in itertools.takewhile(lambda n: n <= batch, (2**i for i in itertools.count())) if batch % n == 0
   ]
 
 
-def estimated(request: PlanRequest, devices: int) -> int:
-  """Bytes that one device will need, as `tfm inspect` estimates them, which takes seconds where compiling takes minutes."""
+def estimate_bytes(request: PlanRequest, devices: int) -> int:
+  """The estimate of bytes per device by `tfm inspect`, in seconds instead of the minutes of a compilation."""
   mesh, rules = estimate.abstract_mesh(request.config, devices), sharding.parse_rules(request.config.rules)
   return sum(
     size
@@ -112,9 +115,12 @@ def estimated(request: PlanRequest, devices: int) -> int:
   )
 
 
-def needless(one: Candidate, known: Sequence[tuple[Candidate, bool | None]]) -> bool:
-  """Whether what is known already, which fits and which does not, answers: on the same mesh, something that fits computes less
-  again in no more microbatches, or something that keeps less in as many does not fit."""
+def is_redundant(one: Candidate, known: Sequence[tuple[Candidate, bool | None]]) -> bool:
+  """Whether earlier results make a candidate redundant.
+
+  So if on the same mesh a candidate fits with less recomputation and no more microbatches, or one with less
+  memory does not fit.
+  """
   for other, fits in known:
     if other.mesh != one.mesh:
       continue
@@ -125,8 +131,8 @@ def needless(one: Candidate, known: Sequence[tuple[Candidate, bool | None]]) -> 
   return False
 
 
-def best(tried: Sequence[tuple[Candidate, Planned]]) -> tuple[Candidate, Planned] | None:
-  """The one that fits, or may, with the least bound; of equals the one whose parts take least together."""
+def best_plan(tried: Sequence[tuple[Candidate, StepPlan]]) -> tuple[Candidate, StepPlan] | None:
+  """The candidate that fits, or may fit, with the lowest bound; ties are broken by the sum of its parts."""
   fit = [(one, planned) for one, planned in tried if planned.memory.fits is not False]
 
   def key(pair):

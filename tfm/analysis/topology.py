@@ -1,4 +1,4 @@
-"""Devices to compile for: of a TPU topology or a box of GPUs, by its name, or those that are here."""
+"""Devices to compile for: of a named TPU topology or GPU host, or the attached devices."""
 
 import importlib.util
 import itertools
@@ -15,7 +15,7 @@ from tfm.errors import require
 
 
 HERE = 'here'
-# generation → (dimensions, cores that a name such as v5p-128 counts for each chip, how its chips are to be described).
+# generation → (dimensions, cores per chip in names such as v5p-128, options of the topology).
 GENERATIONS = {
   'v4': (3, 2, dict(chip_config_name='megacore')),
   'v5e': (2, 1, {}),
@@ -23,9 +23,9 @@ GENERATIONS = {
   'v6e': (2, 1, {}),
   'tpu7x': (3, 2, {}),
 }
-DEVICES = {'tpu7x': 2}  # of JAX, that one chip is, where it is not one
-# Slices as they are sold: the largest of each generation; all of two dimensions; and of three those with less than four chips along
-# one, as others have a multiple of four along each.
+DEVICES = {'tpu7x': 2}  # JAX devices per chip, if not one
+# Available slices: the largest of each generation; all two-dimensional ones; and the three-dimensional ones
+# with fewer than four chips along a dimension (others have multiples of four).
 SLICES = {'v4': (16, 16, 16), 'v5e': (16, 16), 'v5p': (16, 20, 28), 'v6e': (16, 16), 'tpu7x': (16, 24, 24)}
 SQUARES = (1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16)
 HOSTS = (1, 1, 1), (2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4)
@@ -38,46 +38,46 @@ OTHER_NAMES = {
   'ironwood': 'tpu7x',
   'trillium': 'v6e',
 }
-# libtpu asks the machine that it is on what it is, unless told; it need not be a TPU. Nor is one used, which several processes
-# could not share.
+# Prevents libtpu from querying the machine for TPUs, so that it compiles on any machine and in several
+# processes.
 ENVIRONMENT = dict(
   TPU_SKIP_MDS_QUERY='1',
   TPU_ACCELERATOR_TYPE='v5litepod-16',
   TPU_WORKER_HOSTNAMES='localhost',
   ALLOW_MULTIPLE_LIBTPU_LOAD='1',
 )
-# Of JAX on its own machine: nothing is computed there but constants.
+# The platform of JAX on this machine, which computes constants only.
 PLATFORM = 'cpu'
 
 
 def devices(name: str, slices: int = 1) -> list[jax.Device]:
-  """The devices of `slices` topologies such as 'v5p:4x4x8' or 'h100:8', to compile for; of 'here', those that are attached.
+  """The devices of `slices` topologies such as 'v5p:4x4x8' or 'h100:8'; the attached ones for 'here'.
 
   Raises:
-    ValueError: for a name that is no topology, with one that would do, and without what compiles for them: libtpu, or JAX's
-      plugin for CUDA.
+    ValueError: for an unknown topology, with a valid one; or if the compiler is not installed: libtpu, or
+      JAX's CUDA plugin.
   """
   if name == HERE:
-    require(slices == 1, f'--slices={slices} is of a topology; what is here is as it is')
+    require(slices == 1, f'--slices={slices} needs a topology; omit it with --topology=here')
     return jax.devices()
   require(slices >= 1, f'--slices={slices} must be at least 1')
-  generation, sizes = parse(name)
+  generation, sizes = parse_topology(name)
   jax.config.update('jax_platforms', PLATFORM)
   if generation in gpus.GPUS:
     require(
       gpus.is_cuda_plugin_installed(),
-      f"--topology={name} needs JAX's plugin for CUDA, which compiles for GPUs and is not installed; "
+      f"--topology={name} needs JAX's CUDA plugin, which is not installed; "
       "pip install -e '.[cuda-compiler]', or --topology=here",
     )
   else:
     require(
-      installed(),
+      is_libtpu_installed(),
       f'--topology={name} needs libtpu, the compiler for TPUs, which is not installed; '
       "pip install -e '.[tpu]', or --topology=here",
     )
   jax.config.update(
     'jax_enable_compilation_cache', False
-  )  # nothing that is kept there could be read back without what it is for
+  )  # cached programs could not be loaded without the devices
   if generation in gpus.GPUS:
     return gpus.devices(generation, *sizes, slices)
   os.environ.update({key: value for key, value in ENVIRONMENT.items() if key not in os.environ})
@@ -88,61 +88,63 @@ def devices(name: str, slices: int = 1) -> list[jax.Device]:
     how['num_slices'] = slices
   try:
     return topologies.get_topology_desc(
-      platform='tpu', topology_name=f'{generation}:{shape(sizes)}', **how
+      platform='tpu', topology_name=f'{generation}:{format_shape(sizes)}', **how
     ).devices
   except (RuntimeError, ValueError) as error:
     require('INVALID_ARGUMENT' in str(error), f'--topology={name} cannot be compiled for: {error}')
     raise ValueError(
-      f'--topology={name} is none that libtpu knows ({str(error).splitlines()[0]}); '
-      f'{would(generation, math.prod(sizes))} would do'
+      f'--topology={name} is unknown to libtpu ({str(error).splitlines()[0]}); '
+      f'use {suggest_topology(generation, math.prod(sizes))}'
     ) from None
 
 
-def installed() -> bool:
-  """Whether libtpu is there."""
+def is_libtpu_installed() -> bool:
+  """Whether libtpu is installed."""
   return bool(os.environ.get('TPU_LIBRARY_PATH')) or importlib.util.find_spec('libtpu') is not None
 
 
-def parse(name: str) -> tuple[str, tuple[int, ...]]:
+def parse_topology(name: str) -> tuple[str, tuple[int, ...]]:
   """'v5p:4x4x8' → ('v5p', (4, 4, 8)); 'h100:8' → ('h100', (8,)).
 
   Raises:
-    ValueError: for another form, with the nearest name of this one.
+    ValueError: for another form, with the nearest valid name.
   """
   known = (
-    f'a topology is a generation of TPUs, {", ".join(GENERATIONS)}, and its chips along each dimension, as v5e:4x4 or '
-    f'v5p:4x4x8, or GPUs of one box, {", ".join(gpus.GPUS)}, as h100:8'
+    f'a topology is a TPU generation ({", ".join(GENERATIONS)}) with its chips along each dimension, as v5e:4x4 '
+    f'or v5p:4x4x8, or the GPUs of one host ({", ".join(gpus.GPUS)}), as h100:8'
   )
-  if known_chips := parse_core_count(name):
-    generation, chips = known_chips
+  if core_count := parse_core_count(name):
+    generation, chips = core_count
     raise ValueError(
-      f'--topology={name} counts {"cores" if GENERATIONS[generation][1] > 1 else "chips"} ({chips} chips), and does '
-      f'not say how they stand; {would(generation, chips)} would do'
+      f'--topology={name} counts {"cores" if GENERATIONS[generation][1] > 1 else "chips"} ({chips} chips), '
+      f'without their dimensions; use {suggest_topology(generation, chips)}'
     )
   generation, _, sizes = name.partition(':')
   generation = OTHER_NAMES.get(generation, generation)
   if generation in gpus.GPUS:
     require(
       sizes.isdigit() and int(sizes) > 0,
-      f'--topology={name} does not say how many GPUs a box has; {generation}:8 would do, and '
-      '--slices=N says how many boxes there are',
+      f'--topology={name} lacks the number of GPUs per host; use {generation}:8, and '
+      '--slices=N for several hosts',
     )
     return generation, (int(sizes),)
-  require(generation in GENERATIONS, f'--topology={name} is not known; {known}; {HERE!r} is what is attached')
+  require(
+    generation in GENERATIONS, f'--topology={name} is unknown; {known}; {HERE!r} uses the attached devices'
+  )
   found = re.fullmatch(r'\d+(x\d+)*', sizes)
   numbers = tuple(map(int, sizes.split('x'))) if found else ()
   dims = GENERATIONS[generation][0]
   chips = math.prod(numbers)
   require(
     len(numbers) == dims and chips > 0,
-    f'--topology={name} does not give the {dims} dimensions of {generation}; '
-    f'{would(generation, chips or 16)} would do',
+    f'--topology={name} lacks the {dims} dimensions of {generation}; '
+    f'use {suggest_topology(generation, chips or 16)}',
   )
   return generation, numbers
 
 
 def parse_core_count(name: str) -> tuple[str, int] | None:
-  """'v5p-128' → ('v5p', 64), the generation and how many chips; None for a name of another form."""
+  """'v5p-128' → ('v5p', 64), generation and chips; None for a name of another form."""
   found = re.fullmatch(r'([a-z]\w*?)-(\d+)', name)
   generation = found and OTHER_NAMES.get(found[1], found[1])
   if generation not in GENERATIONS or not int(found[2]):
@@ -150,14 +152,13 @@ def parse_core_count(name: str) -> tuple[str, int] | None:
   return generation, max(1, int(found[2]) // GENERATIONS[generation][1])
 
 
-def shape(sizes: Sequence[int]) -> str:
+def format_shape(sizes: Sequence[int]) -> str:
   """(4, 4, 8) → '4x4x8'."""
   return 'x'.join(map(str, sizes))
 
 
-def nearest(generation: str, chips: int) -> tuple[int, ...]:
-  """The slice that is sold with as many chips, or else with the next number above, nearest to a cube or a square; the largest
-  where none has so many."""
+def nearest_slice(generation: str, chips: int) -> tuple[int, ...]:
+  """The smallest available slice with enough chips, nearest to a cube or square; else the largest."""
   largest = SLICES[generation]
   if len(largest) == 2:
     found = SQUARES
@@ -172,8 +173,8 @@ def nearest(generation: str, chips: int) -> tuple[int, ...]:
   )
 
 
-def would(generation: str, chips: int) -> str:
-  """What has so many chips: 'v5e:4x4', or of the largest several."""
-  sizes = nearest(generation, chips)
+def suggest_topology(generation: str, chips: int) -> str:
+  """The topology with that many chips, such as 'v5e:4x4'; several of the largest if needed."""
+  sizes = nearest_slice(generation, chips)
   slices = math.ceil(chips / math.prod(sizes))
-  return f'{generation}:{shape(sizes)}' + (f' with --slices={slices}' if slices > 1 else '')
+  return f'{generation}:{format_shape(sizes)}' + (f' with --slices={slices}' if slices > 1 else '')

@@ -28,7 +28,7 @@ import pathlib
 from collections.abc import Sequence
 
 from tfm import spec
-from tfm.commands.inspect import titled, wide_console
+from tfm.commands.inspect import new_table, wide_console
 from tfm.data.progress import track
 from tfm.errors import require
 from tfm.evaluation import length_picture
@@ -147,7 +147,7 @@ def lengths(args):
 
 def table(records: Sequence[Record], trained: int):
   """One row for each record."""
-  made = titled(
+  made = new_table(
     f'trained in rows of {trained} tokens',
     'protocol',
     '>stride',

@@ -1,8 +1,9 @@
-"""Tells what a config is: parameters, FLOPs, memory, mask; nothing is trained.
+"""Prints what a config describes: parameters, FLOPs, memory, masks; nothing is trained.
 
 Prints the resolved config, the parameter table (path, shape, dtype, logical axes, partition spec,
-initializer, count), parameters and FLOPs per token by kind, the bytes of one device by kind, and how the
-stages of a pipeline work; and draws the masks. Nothing is allocated or compiled, so any model on any mesh fits a laptop.
+initializer, count), parameters and FLOPs per token by category, memory per device by category, and the
+pipeline schedule; draws the masks. Nothing is allocated or compiled, so it works for any model and mesh on a
+laptop.
 """
 
 import argparse
@@ -31,10 +32,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     '--devices',
     type=int,
     metavar='N',
-    help='lay the mesh over so many devices; default: as many as it names, or as are here',
+    help='number of devices of the mesh; default: the product of its sizes, or the attached devices',
   )
   parser.add_argument(
-    '--picture', default='mask.png', metavar='FILE', help="where the masks are drawn; '' for nowhere"
+    '--picture', default='mask.png', metavar='FILE', help="image file for the masks; '' for none"
   )
 
 
@@ -64,17 +65,17 @@ def main(args: argparse.Namespace) -> None:
       mask_picture.draw(drawn, config.data.length, args.picture)
       console.print(f'masks: {args.picture}', highlight=False)
     else:
-      console.print('masks: no mixer here has one', highlight=False)
+      console.print('masks: no mixer of this config has one', highlight=False)
 
 
 def wide_console() -> Console:
-  """Stdout, without an end of the line where it is no terminal: nothing is cut short in a pipe."""
+  """A console on stdout; very wide if stdout is not a terminal, so that pipes get untruncated lines."""
   console = Console()
   return console if console.is_terminal else Console(width=10_000)
 
 
 def masks(config: ConfigDict, model: Trunk) -> dict[str, Mask]:
-  """Title → mask of every kind of block whose mixer has one, and of cross-attention."""
+  """Title → mask of every block type whose mixer has one, and of cross-attention."""
   made = {}
 
   def add(title, mixer, text):
@@ -93,13 +94,13 @@ def masks(config: ConfigDict, model: Trunk) -> dict[str, Mask]:
 
 
 def config_text(config: ConfigDict) -> str:
-  """One line for every field."""
+  """The config as text, one line per field."""
   return ''.join(f'{path} = {value!r}\n' for path, value in leaves(config))
 
 
 def parameter_table(rows: list[table.Row]) -> Table:
-  """One row for each parameter."""
-  made = titled(
+  """A table with one row per parameter."""
+  made = new_table(
     'parameters', 'path', 'shape', 'dtype', 'logical axes', 'partition spec', 'initializer', '>count'
   )
   for row in rows:
@@ -116,8 +117,8 @@ def parameter_table(rows: list[table.Row]) -> Table:
 
 
 def cost_table(rows: list[table.Row], cost: flops.Flops, vocab: int, length: int) -> Table:
-  """Parameters and FLOPs per token, by kind."""
-  made = titled(
+  """A table of parameters and FLOPs per token by category."""
+  made = new_table(
     (f'vocabulary {vocab:,}, ' if vocab else '') + f'rows of {length:,} tokens',
     'kind',
     '>parameters',
@@ -149,8 +150,8 @@ def cost_table(rows: list[table.Row], cost: flops.Flops, vocab: int, length: int
 
 
 def memory_table(kinds: list[tuple[str, int, str]], mesh: AbstractMesh, rows: int) -> Table:
-  """Bytes of one device, by kind."""
-  made = titled(
+  """A table of the memory per device by category."""
+  made = new_table(
     f'one device of {mesh.size} ({meshes.format_sizes(mesh.shape)}), {rows} rows at once',
     'kind',
     '>bytes',
@@ -158,22 +159,18 @@ def memory_table(kinds: list[tuple[str, int, str]], mesh: AbstractMesh, rows: in
     'how',
   )
   for name, count, how in kinds:
-    made.add_row(name, f'{count:,}', readable(count), how)
+    made.add_row(name, f'{count:,}', format_bytes(count), how)
   made.add_section()
   total = sum(count for _, count, _ in kinds)
-  made.add_row('all', f'{total:,}', readable(total), '')
+  made.add_row('all', f'{total:,}', format_bytes(total), '')
   return made
 
 
 def pipeline_table(plan: pipeline.Schedule, config: ConfigDict) -> Table:
-  """How the stages work, and the share of their time in which they cannot."""
-  made = titled('pipeline over the mesh axis stage', '', '>', 'how')
+  """A table of the pipeline schedule and its bubble."""
+  made = new_table('pipeline over the mesh axis stage', '', '>', 'how')
   at_once = config.training.batch_size // config.training.gradient_accumulation // plan.microbatches
-  said = (
-    'config.pipeline.microbatches'
-    if config.pipeline.microbatches
-    else 'worked out: about four for each stage'
-  )
+  said = 'config.pipeline.microbatches' if config.pipeline.microbatches else 'default: about four per stage'
   made.add_row('stages', f'{plan.stages}', 'mesh.stage')
   for where, part in parts(config).items():
     if 'layers' in part:
@@ -186,18 +183,16 @@ def pipeline_table(plan: pipeline.Schedule, config: ConfigDict) -> Table:
   made.add_row('microbatches', f'{plan.microbatches}', f'{said}; {at_once} rows each')
   made.add_row('iterations', f'{plan.iterations}', 'microbatches × rounds + stages - 1')
   made.add_row(
-    'bubble',
-    f'{plan.bubble:.1%}',
-    '(stages - 1) / iterations: the share of its time in which a stage is idle',
+    'bubble', f'{plan.bubble:.1%}', '(stages - 1) / iterations: the fraction of time in which a stage is idle'
   )
   return made
 
 
-def titled(title: str, *columns: str) -> Table:
-  """An empty table; '>' before a column's name sets it to the right."""
+def new_table(title: str, *columns: str) -> Table:
+  """An empty table; '>' before a column's name right-aligns it."""
   made = Table(title=title, title_justify='left', box=box.SIMPLE)
   for name in columns:
-    # A path is for copying: in a narrow terminal the other columns give way to it.
+    # Paths are for copying: in a narrow terminal the other columns shrink first.
     made.add_column(
       name.removeprefix('>'),
       justify='right' if name.startswith('>') else 'left',
@@ -207,8 +202,8 @@ def titled(title: str, *columns: str) -> Table:
   return made
 
 
-def readable(count: int) -> str:
-  """`1.5 GiB`."""
+def format_bytes(count: int) -> str:
+  """Formats bytes, such as `1.5 GiB`."""
   for unit in ('B', 'KiB', 'MiB', 'GiB'):
     if count < 1024:
       return f'{count:.4g} {unit}'

@@ -1,16 +1,16 @@
-"""Plans a run on devices that need not be here: compiled for them, never run.
+"""Compiles a run for devices that need not be attached, and reports its memory, FLOPs and time bound.
 
   tfm plan --config=configs/llama.py:3-8b --topology=v5p:4x4x8
-  tfm plan --config=configs/llama.py:3-70b --topology=v5p:8x8x8 --slices=2 --config.mesh.data=2 --config.mesh.fsdp=-1
-  tfm plan --config=configs/gpt2.py:xl --topology=v5e:16x16 --search --to=plans/gpt2-xl
+  tfm plan --config=configs/llama.py:3-70b --topology=v5p:8x8x8 --slices=2 --config.mesh.data=2
+  --config.mesh.fsdp=-1 tfm plan --config=configs/gpt2.py:xl --topology=v5e:16x16 --search --to=plans/gpt2-xl
   tfm plan --config=configs/llama.py:3-8b --topology=h100:8 --slices=4
 
-The real training step, and of a decoder the step that writes one token, is compiled ahead of time, for TPUs by libtpu (the extra
-[tpu]), for boxes of GPUs by JAX's plugin for CUDA (the extra [cuda-compiler]); neither needs what it compiles for. Told are, for
-one device, the memory by kind against what the chip has; FLOPs, memory traffic, and every collective with the mesh axes that it
-goes over; and the least time that a step can take by the published peaks of the chip: a bound, not a measurement.
---topology=here compiles for the devices that are attached. --search tries meshes, remat policies and microbatches. No data is
-read: a vocabulary that is learnt from text has to be told by --vocab.
+The training step, and for decoders the step that decodes one token, is compiled ahead of time: for TPUs by
+libtpu (the extra [tpu]), for GPU hosts by JAX's CUDA plugin (the extra [cuda-compiler]); neither needs the
+hardware. Per device the command reports memory by category against capacity; FLOPs, memory traffic, and every
+collective with its mesh axes; and a lower bound on the step time from the published peaks of the chip, which
+is not a measurement. --topology=here compiles for the attached devices. --search compares meshes, remat
+policies and microbatches. No data is read: if the vocabulary is learned from text, set its size with --vocab.
 """
 
 import argparse
@@ -26,8 +26,8 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from tfm.analysis import plan, report, search, steps, topology
-from tfm.analysis.plan import Planned
-from tfm.commands.inspect import titled, wide_console
+from tfm.analysis.plan import StepPlan
+from tfm.commands.inspect import new_table, wide_console
 from tfm.config import validate
 from tfm.errors import require
 from tfm.parallel import chips, sharding
@@ -42,38 +42,37 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     '--topology',
     required=True,
     metavar='NAME',
-    help=f'such as v5e:16x16, v5p:4x4x8 or h100:8, or {topology.HERE}: what is attached',
+    help=f'such as v5e:16x16, v5p:4x4x8 or h100:8; {topology.HERE} for the attached devices',
   )
   add(
     '--slices',
     type=int,
     default=1,
     metavar='N',
-    help='so many of them, with a slow network between (default: 1)',
+    help='number of topologies, connected by a slow network (default: 1)',
   )
-  add('--vocab', type=int, metavar='N', help='tokens there are, where only the text tells')
+  add('--vocab', type=int, metavar='N', help='vocabulary size, if it depends on the text')
   add(
     '--rows',
     type=int,
     metavar='N',
-    help='that a decoder writes at once; 0: its step is left out (default: one for each part '
-    'that the mesh cuts a batch into)',
+    help='rows that the decoding step decodes at once; 0 omits the step (default: one per batch shard)',
   )
-  add('--search', action='store_true', help='try meshes, remat policies and microbatches')
+  add('--search', action='store_true', help='search meshes, remat policies and microbatches')
   add(
     '--axes',
-    default=','.join(search.USUAL),
+    default=','.join(search.DEFAULT_AXES),
     metavar='A,B',
-    help='mesh axes that --search tries (default: %(default)s)',
+    help='mesh axes that --search varies (default: %(default)s)',
   )
   add(
     '--limit',
     type=int,
     default=16,
     metavar='N',
-    help='steps that --search compiles at most (default: %(default)s)',
+    help='most steps that --search compiles (default: %(default)s)',
   )
-  add('--to', metavar='DIR', help='where plan.json and plan.md go')
+  add('--to', metavar='DIR', help='directory for plan.json and plan.md')
 
 
 def main(args: argparse.Namespace) -> int:
@@ -87,7 +86,7 @@ def main(args: argparse.Namespace) -> int:
       number in (-1, args.slices),
       f'config.slices.count={number} is not --slices={args.slices}; leave it at -1',
     )
-    request.config.slices.count = args.slices  # which GPUs do not say of themselves
+    request.config.slices.count = args.slices  # GPUs do not report their slice
   validate.slices(request.config, len(devices))
   if args.search:
     return searched(request, devices, args, command)
@@ -110,22 +109,22 @@ def main(args: argparse.Namespace) -> int:
 
 
 def one_each(request: steps.PlanRequest, mesh) -> int:
-  """A row for each part of a batch."""
+  """One row per shard of a batch."""
   return math.prod(
     mesh.shape[axis] for axis in dict(sharding.parse_rules(request.config.rules)).get('batch') or ()
   )
 
 
-def planned(name: str, step, mesh, request: steps.PlanRequest, slices: int) -> Planned:
-  """A step, lowered and compiled while a line tells of it."""
+def planned(name: str, step, mesh, request: steps.PlanRequest, slices: int) -> StepPlan:
+  """Lowers, compiles and analyses a step, with a progress line."""
   with working(f'{name}: compiling for {mesh.size} × {mesh.devices.flat[0].device_kind} …'):
     lowered = step()
-    return plan.plan(lowered, mesh, plan.compiled(lowered), slices, request.config.slices.axis)
+    return plan.analyze_step(lowered, mesh, plan.compile_step(lowered), slices, request.config.slices.axis)
 
 
 @contextlib.contextmanager
 def working(text: str) -> Iterator[None]:
-  """A live line with the time that it has taken, or two plain ones where there is no terminal."""
+  """Shows a live line with the elapsed time; without a terminal logs the start and the end."""
   begin = time.perf_counter()
   if console.is_terminal:
     with Progress(
@@ -140,33 +139,36 @@ def working(text: str) -> Iterator[None]:
 
 
 def searched(request: steps.PlanRequest, devices, args: argparse.Namespace, command: str) -> int:
-  """Tries what there is to try; 1 where nothing fits."""
+  """Compiles the candidates; returns 1 if none fits."""
   axes = args.axes.split(',')
   for axis in axes:
     require(
       axis in meshes.AXES,
-      f'--axes={args.axes} names {axis!r}, which is no mesh axis; known: {", ".join(meshes.AXES)}',
+      f'--axes={args.axes} names {axis!r}, which is not a mesh axis; use some of {", ".join(meshes.AXES)}',
     )
   require(args.limit >= 1, f'--limit={args.limit} must be at least 1')
   chip = chips.find_chip(devices[0].device_kind)
-  capacity = plan.capacity_of(devices[0], chip and chip.device)
-  found = search.candidates(request, len(devices), args.slices, axes, capacity)
+  capacity = plan.memory_capacity(devices[0], chip and chip.device)
+  found = search.list_candidates(request, len(devices), args.slices, axes, capacity)
   require(
     bool(found),
     f'--search finds no mesh of {len(devices)} devices over {args.axes} that divides the model and its '
-    f'batch of {request.config.training.batch_size} rows, and whose devices hold the state; more devices, or '
-    'another config.training.batch_size, would do',
+    f'batch of {request.config.training.batch_size} rows, and whose devices hold the state; use more devices, or '
+    'another config.training.batch_size',
   )
   tried, known, begin = [], [], time.perf_counter()
   for i, one in enumerate(found):
     if len(tried) == args.limit:
-      say(f'{len(found) - i} of {len(found)} are left untried by --limit={args.limit}')
+      say(f'{len(found) - i} of {len(found)} are skipped by --limit={args.limit}')
       break
-    if search.needless(one, known):
+    if search.is_redundant(one, known):
       continue
     trial = steps.PlanRequest(one.config(request.config), request.vocab, request.source_vocab)
-    if capacity and (needs := search.estimated(trial, len(devices))) > search.SURE * capacity:
-      say(f'passed over, as it is estimated to need {report.gib(needs)} of {report.gib(capacity)}: {one}')
+    if (
+      capacity
+      and (needs := search.estimate_bytes(trial, len(devices))) > search.ESTIMATE_TOLERANCE * capacity
+    ):
+      say(f'skipped, estimated at {report.gib(needs)} of {report.gib(capacity)}: {one}')
       known.append((one, False))
       continue
     passed = time.perf_counter() - begin
@@ -182,19 +184,19 @@ def searched(request: steps.PlanRequest, devices, args: argparse.Namespace, comm
         (one, planned('training', lambda: steps.lower_training_step(trial, mesh), mesh, trial, args.slices))
       )
     except ValueError as error:
-      say(f'left out: {error}')
+      say(f'skipped: {error}')
       continue
     known.append((one, tried[-1][1].memory.fits))
     say(f'  {report.verdict(tried[-1][1])}')
-  out, winner = wide_console(), search.best(tried)
+  out, winner = wide_console(), search.best_plan(tried)
   columns, lines = search_rows(tried, winner)
-  out.print(table(f'{len(tried)} tried', columns, lines))
+  out.print(table(f'{len(tried)} candidates', columns, lines))
   if winner:
     for title, rest, rows in report.tables([winner[1]]):
       out.print(table(title, rest, rows))
     out.print(f'best: {winner[0]}', highlight=False)
   else:
-    out.print('nothing that was tried fits', highlight=False)
+    out.print('no candidate fits', highlight=False)
   if args.to:
     folder = pathlib.Path(args.to)
     report.write(
@@ -213,8 +215,8 @@ def searched(request: steps.PlanRequest, devices, args: argparse.Namespace, comm
 
 
 def search_rows(tried, winner):
-  """All that was tried, the best marked."""
-  columns = ('', 'mesh', 'remat', '>microbatches', '>memory', 'fits', '>least time', 'bound by', '>MFU')
+  """(columns, rows) of all compiled candidates, the best marked."""
+  columns = ('', 'mesh', 'remat', '>microbatches', '>memory', 'fits', '>time bound', 'bound by', '>MFU')
   lines = []
   for one, each in sorted(
     tried, key=lambda pair: (pair[1].memory.fits is False, pair[1].bound.seconds if pair[1].bound else 0)
@@ -237,8 +239,8 @@ def search_rows(tried, winner):
 
 
 def table(title: str, columns, rows) -> Table:
-  """For the terminal."""
-  made = titled(title, *columns)
+  """A table for the terminal."""
+  rich_table = new_table(title, *columns)
   for row in rows:
-    made.add_row(*row)
-  return made
+    rich_table.add_row(*row)
+  return rich_table
