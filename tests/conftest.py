@@ -42,7 +42,7 @@ FIRST = (
   'test_smoke.py',
   'studies/test_runner.py',
   'training/test_step.py',
-  'training/test_together.py',
+  'training/test_ensemble.py',
 )
 
 

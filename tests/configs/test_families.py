@@ -75,7 +75,7 @@ def parameters(family, name):
   config = resolved(family, name)
   config.model.vocab_multiple = ROUNDED.get(family, 1)
   model = assemble.model(config, estimate.vocabulary_size_of(assemble.tokenizer(config)))
-  boxed = jax.eval_shape(lambda key: states.parameters(model, key, 1, 8), jax.random.key(0))
+  boxed = jax.eval_shape(lambda key: states.init_params(model, key, 1, 8), jax.random.key(0))
   return sum(math.prod(x.shape) for x in jax.tree.leaves(nn.unbox(boxed)))
 
 

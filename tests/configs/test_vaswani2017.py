@@ -33,7 +33,7 @@ def rows():
 def parameters(name, vocab):
   config = resolve_config(load_config(f'{FILE}:{name}'))
   model = assemble.model(config, vocab)
-  boxed = jax.eval_shape(lambda key: states.parameters(model, key, 1, 8), jax.random.key(0))
+  boxed = jax.eval_shape(lambda key: states.init_params(model, key, 1, 8), jax.random.key(0))
   return sum(x.size for x in jax.tree.leaves(nn.unbox(boxed)))
 
 
@@ -74,7 +74,7 @@ def test_every_row_has_the_papers_parameters(counted, capsys):
 def test_only_keys_are_narrower(name, shape):
   config = resolve_config(load_config(f'{FILE}:{name}'))
   model = assemble.model(config, 128)
-  params = nn.unbox(jax.eval_shape(lambda key: states.parameters(model, key, 1, 8), jax.random.key(0)))
+  params = nn.unbox(jax.eval_shape(lambda key: states.init_params(model, key, 1, 8), jax.random.key(0)))
   for stack in (params['stack'], params['encoder']['stack']):
     mixer = stack['layers']['block_0']['mixer']
     assert mixer['q']['kernel'].shape[1:] == mixer['k']['kernel'].shape[1:] == shape

@@ -44,7 +44,7 @@ def text(name: str) -> str:
   vocab = estimate.vocabulary_size_of(assemble.tokenizer(config))
   vocab = VOCAB if vocab is None else vocab
   model = assemble.model(config, vocab)
-  boxed = jax.eval_shape(lambda key: states.parameters(model, key, 1, config.data.length), jax.random.key(0))
+  boxed = jax.eval_shape(lambda key: states.init_params(model, key, 1, config.data.length), jax.random.key(0))
   parameters = ''.join(f'{row}\n' for row in table.rows(boxed))
   return f'{inspect.config_text(config)}\nvocabulary {vocab}\n{parameters}'
 

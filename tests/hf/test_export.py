@@ -39,7 +39,7 @@ MIXTRAL = LLAMA | dict(
 def build(fields, vocab=61, initialize=lambda init: jax.jit(init)()):
   config = resolve_config(complete(dict(model=fields, data=dict(length=32))))
   model = from_config.build_model(config, vocab)
-  return config, model, nn.unbox(initialize(lambda: state.parameters(model, jax.random.key(0), 1, 16)))
+  return config, model, nn.unbox(initialize(lambda: state.init_params(model, jax.random.key(0), 1, 16)))
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ OWN = {
 def test_export_and_import_give_equal_logits(family, changed, tmp_path):
   config = resolve_config(complete(dict(model=COMMON | OWN[family] | changed, data=dict(length=24))))
   model = from_config.build_model(config, 50)
-  boxed = jax.jit(lambda key: state.parameters(model, key, 1, 8))(jax.random.key(0))
+  boxed = jax.jit(lambda key: state.init_params(model, key, 1, 8))(jax.random.key(0))
   params = jax.tree.map(
     lambda x: x + 0.1 * np.random.default_rng(1).standard_normal(x.shape, np.float32), nn.unbox(boxed)
   )

@@ -414,5 +414,5 @@ def test_published_config_has_the_published_parameter_count(name):
   family = from_config.load_families()[fields['model_type']]
   config, output, _, vocab, _ = from_config.config_from_hf(family, fields)
   model = from_config.build_model(config, vocab)
-  params = jax.eval_shape(lambda key: state.parameters(model, key, 1, 4), jax.random.key(0))
+  params = jax.eval_shape(lambda key: state.init_params(model, key, 1, 4), jax.random.key(0))
   assert output == 'vocabulary' and sum(math.prod(x.shape) for x in jax.tree.leaves(params)) == count

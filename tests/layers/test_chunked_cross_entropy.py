@@ -37,7 +37,7 @@ def made(tiny, mesh=None, **fields):
     assemble.objective(config),
     sharding.parse_rules(config.rules),
   )
-  boxed = jax.jit(lambda key: states.parameters(model, key, 1, T))(jax.random.key(0))
+  boxed = jax.jit(lambda key: states.init_params(model, key, 1, T))(jax.random.key(0))
   params = nn.unbox(boxed)
   # The start is nearly uniform; other numbers than one's own are told better from logits that differ.
   params = jax.tree.map(lambda x: 30 * x if x.ndim > 1 else x, params)

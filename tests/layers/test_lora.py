@@ -24,7 +24,7 @@ TOKENS = np.random.default_rng(0).integers(0, VOCAB, (2, 12))
 def adapted(tiny, lora, **fields):
   """A model, its parameters with adapters, and the same with random ones instead of zeros."""
   model = assemble.model(tiny(**fields), VOCAB)
-  params = nn.unbox(jax.jit(lambda key: states.parameters(model, key, 1, 12, lora))(jax.random.key(0)))
+  params = nn.unbox(jax.jit(lambda key: states.init_params(model, key, 1, 12, lora))(jax.random.key(0)))
 
   def drawn(path, x):
     return (
@@ -53,7 +53,7 @@ def logits(model, params):
 )
 def test_they_begin_as_nothing_and_can_be_merged(tiny, fields):
   model, params, drawn = adapted(tiny, Lora(3, 6.0, 'mixer|feed_forward'), **fields)
-  plain = nn.unbox(jax.jit(lambda key: states.parameters(model, key, 1, 12))(jax.random.key(0)))
+  plain = nn.unbox(jax.jit(lambda key: states.init_params(model, key, 1, 12))(jax.random.key(0)))
   assert jax.tree.structure(merged(drawn)) == jax.tree.structure(plain)
   np.testing.assert_array_equal(logits(model, params), logits(model, plain))
   assert np.abs(logits(model, drawn) - logits(model, plain)).max() > 0.1

@@ -123,7 +123,7 @@ def test_against_xla(mesh, accumulation, model):
   rows = training.batch_size // accumulation // estimate.shard_count(there, rules, 'batch')
   activations = estimate.activation_bytes(config, vocab, 0, there, rules, rows, params)
 
-  where, split = states.shardings(boxed, here, rules), sharding.batch_sharding(here, rules)
+  where, split = states.state_shardings(boxed, here, rules), sharding.batch_sharding(here, rules)
 
   def placed(x, sharding):
     return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)

@@ -61,7 +61,7 @@ def made(**fields):
 
 
 def shapes(model):
-  return nn.unbox(jax.eval_shape(lambda key: states.parameters(model, key, 1, 0), jax.random.key(0)))
+  return nn.unbox(jax.eval_shape(lambda key: states.init_params(model, key, 1, 0), jax.random.key(0)))
 
 
 def test_patches_are_cut_row_by_row():

@@ -37,7 +37,7 @@ def given(tmp_path_factory):
   made = config()
   data = pipeline.open_data(assemble.source(made), assemble.tokenizer(made), tmp_path_factory.mktemp('cache'))
   model = runs.make_model(made, data.tokenizer, None)
-  params = nn.unbox(jax.jit(lambda key: states.parameters(model, key, 1, 12))(jax.random.key(0)))
+  params = nn.unbox(jax.jit(lambda key: states.init_params(model, key, 1, 12))(jax.random.key(0)))
   rows = assemble.objective(made).rows(
     assemble.packing(made), data.tokens('validation'), 12, None, data.tokenizer
   )

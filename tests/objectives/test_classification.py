@@ -85,12 +85,12 @@ def test_accuracy_and_f1_are_those_of_scikit_learn(objective, kind, request, tmp
   data = pipeline.open_data(assemble.source(made), assemble.tokenizer(made), tmp_path)
   model = runs.make_model(made, data.tokenizer, None)
   params = nn.unbox(
-    jax.jit(lambda key: states.parameters(model, key, 1, made.data.length))(jax.random.key(0))
+    jax.jit(lambda key: states.init_params(model, key, 1, made.data.length))(jax.random.key(0))
   )
   mesh = meshes.make(dict(data=-1))
   with sharding.context(mesh, sharding.parse_rules(made.rules)):
     where = sharding.batch_sharding(mesh, sharding.parse_rules(made.rules))
-    values = runs.evaluation(made, model, data, where, 'test', 0)(params)
+    values = runs.build_evaluate_fn(made, model, data, where, 'test', 0)(params)
   compared(values, *told(made, model, params, data, 'test'))
 
 
@@ -106,7 +106,7 @@ def test_padding_is_not_pooled(pooling):
     }
   )
   model = assemble.model(made, 257)
-  params = nn.unbox(jax.jit(lambda key: states.parameters(model, key, 1, 32))(jax.random.key(0)))
+  params = nn.unbox(jax.jit(lambda key: states.init_params(model, key, 1, 32))(jax.random.key(0)))
   text = np.arange(65, 75, dtype=np.int32)[None]
 
   def logits(padding):

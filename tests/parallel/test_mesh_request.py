@@ -281,7 +281,7 @@ INDIVISIBLE = {
 @pytest.mark.parametrize('mesh, fields, sentence', INDIVISIBLE.values(), ids=INDIVISIBLE)
 def test_a_mesh_that_does_not_divide_the_model_is_refused(tiny, mesh, fields, sentence):
   config = tiny(**fields)
-  boxed = states.abstract(lambda key: states.parameters(assemble.model(config, VOCAB), key, 8, 32))
+  boxed = states.abstract_state(lambda key: states.init_params(assemble.model(config, VOCAB), key, 8, 32))
   with pytest.raises(ValueError, match=sentence):
     sharding.validate_divisibility(
       boxed,
@@ -297,7 +297,7 @@ def test_what_is_proposed_works(tiny):
     **{'model.heads': 6, 'model.width': 48, 'model.layers': 4, 'data.length': 24, 'training.batch_size': 12}
   )
   boxed = jax.eval_shape(
-    lambda key: states.parameters(assemble.model(config, VOCAB), key, 1, 24), jax.random.key(0)
+    lambda key: states.init_params(assemble.model(config, VOCAB), key, 1, 24), jax.random.key(0)
   )
   needs = (*validate.rows(config), *sharding.mesh_constraints(boxed, sharding.parse_rules(config.rules)))
   for asked in ({axis: size} for axis in meshes.AXES for size in (3, 5, 8, 12)):

@@ -131,8 +131,8 @@ class Compiled:
       sharding.parse_rules(config.rules),
     )
     self.make = states.init(model, optimizer, training.batch_size, config.data.length, False)
-    boxed = states.abstract(self.make)
-    self.where = states.shardings(boxed, self.mesh, self.rules)
+    boxed = states.abstract_state(self.make)
+    self.where = states.state_shardings(boxed, self.mesh, self.rules)
     self.split = sharding.batch_sharding(self.mesh, self.rules)
 
     def placed(x, where):
@@ -150,13 +150,15 @@ class Compiled:
   def over_stages(self, kind):
     """(how often, bytes) of what goes between stages, and other axes too perhaps."""
     found = [
-      c for c in find_collectives(self.step.as_text(), self.mesh.shape) if c.kind == kind and 'stage' in c.axes
+      c
+      for c in find_collectives(self.step.as_text(), self.mesh.shape)
+      if c.kind == kind and 'stage' in c.axes
     ]
     return sum(c.count for c in found), sum(c.bytes for c in found)
 
   def run(self):
     """(metrics, state) after a step."""
-    (state,) = states.born(self.make, [self.config.seed], self.where, self.mesh, self.rules)
+    (state,) = states.init_states(self.make, [self.config.seed], self.where, self.mesh, self.rules)
     state, metrics = self.step(state, jax.device_put(batch(), self.split))
     return jax.tree.map(float, metrics), state
 
@@ -387,7 +389,7 @@ def placed(model, config, mesh):
   """The same random parameters, on one device and on a mesh, and the mesh's context."""
   made = meshes.make(mesh, jax.devices()[: math.prod(mesh.values())])
   rules = sharding.parse_rules(config.rules)
-  boxed = jax.jit(lambda key: states.parameters(model, key, 8, LENGTH))(jax.random.key(0))
+  boxed = jax.jit(lambda key: states.init_params(model, key, 8, LENGTH))(jax.random.key(0))
   params = nn.unbox(boxed)
   return (
     params,

@@ -79,7 +79,7 @@ def results(workdir):
 def test_the_results_are_those_of_the_runs(done, capsys):
   found = results(done)
   assert [arm['name'] for arm in found['arms']] == ['rope', 'learned'] and found['study']['seeds'] == [0, 1]
-  assert found['study']['data'] == runs.carried(done / 'arms/rope/seed0')['corpus']
+  assert found['study']['data'] == runs.checkpoint_metadata(done / 'arms/rope/seed0')['corpus']
   for arm in ('rope', 'learned'):
     for seed in (0, 1):
       assert cli.main(['evaluate', f'--workdir={done}/arms/{arm}/seed{seed}']) == 0  # an ordinary run
@@ -181,7 +181,7 @@ def test_a_kill_does_not_take_the_time_before_it(tmp_path):
 def test_again_it_trains_nothing(file, done, monkeypatch, capsys):
   """And the machine and the day stay those of the training, whoever writes the report."""
   monkeypatch.setattr(runner, 'makers', lambda: dict(machine='another', versions='jax 9', date='2999-01-01'))
-  monkeypatch.setattr(runner, 'train_together', None)
+  monkeypatch.setattr(runner, 'train_ensemble', None)
   before = results(done)
   assert cli.main(['ablate', file, f'--workdir={done}']) == 0
   assert results(done)['values'] == before['values'] and 'report.html' in capsys.readouterr().out
@@ -209,20 +209,20 @@ def test_a_dry_run_makes_nothing(file, tmp_path, capsys):
 
 
 def test_an_arm_that_fails_does_not_stop_the_others(file, tmp_path, monkeypatch):
-  train = runner.train_together
+  train = runner.train_ensemble
 
   def failing(places):
     if places[0].config.model.position == 'rope':
       raise RuntimeError('out of memory')
     return train(places)
 
-  monkeypatch.setattr(runner, 'train_together', failing)
+  monkeypatch.setattr(runner, 'train_ensemble', failing)
   assert cli.main(['ablate', file, f'--workdir={tmp_path}']) == 1
   rope, learned = results(tmp_path)['arms']
   assert rope['error'] == 'RuntimeError: out of memory' and learned['error'] is None
   assert 'out of memory' in (tmp_path / 'arms/rope/error.txt').read_text()
   assert {v['arm'] for v in results(tmp_path)['values']} == {'learned'}
-  monkeypatch.setattr(runner, 'train_together', train)
+  monkeypatch.setattr(runner, 'train_ensemble', train)
   assert cli.main(['ablate', file, f'--workdir={tmp_path}']) == 0
   assert {v['arm'] for v in results(tmp_path)['values']} == {'rope', 'learned'} and results(tmp_path)['arms'][
     0
@@ -328,8 +328,8 @@ def test_rates_that_were_not_tried_for_all_arms_are_refused(file, done, tmp_path
 
 @pytest.mark.slow
 def test_arms_that_differ_in_their_rate_alone_train_together(file, done, tmp_path, monkeypatch):
-  train, trained = runner.train_together, []
-  monkeypatch.setattr(runner, 'train_together', lambda places: trained.append(len(places)) or train(places))
+  train, trained = runner.train_ensemble, []
+  monkeypatch.setattr(runner, 'train_ensemble', lambda places: trained.append(len(places)) or train(places))
   assert cli.main(['ablate', f'{file}:twice', f'--workdir={tmp_path}']) == 0
   assert trained == [4, 2]  # rope and rope at twice the rate, of two seeds, and then learned
   assert cli.main(['ablate', f'{file}:twice', f'--workdir={tmp_path}']) == 0 and len(trained) == 2
@@ -341,7 +341,7 @@ def test_arms_that_differ_in_their_rate_alone_train_together(file, done, tmp_pat
   for key, value in alone.items():
     assert 'second' in key[2] or values[key] == pytest.approx(value, rel=1e-4), key
   rates = {
-    arm: runs.carried(tmp_path / 'arms' / arm / 'seed1')['config']['optimizer']['learning_rate']
+    arm: runs.checkpoint_metadata(tmp_path / 'arms' / arm / 'seed1')['config']['optimizer']['learning_rate']
     for arm in ('rope', 'twice')
   }
   assert rates == dict(rope=3e-3, twice=6e-3)
@@ -362,7 +362,9 @@ def test_the_rate_is_chosen_for_each_arm_by_another_seed(file, tmp_path):
     reached = {float(rate): loss for rate, loss in said['rates']['reached'].items()}
     assert arm['rate'] == min(reached, key=reached.get)
     assert (
-      runs.carried(tmp_path / 'arms' / arm['name'] / 'seed0')['config']['optimizer']['learning_rate']
+      runs.checkpoint_metadata(tmp_path / 'arms' / arm['name'] / 'seed0')['config']['optimizer'][
+        'learning_rate'
+      ]
       == arm['rate']
     )
 

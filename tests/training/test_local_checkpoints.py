@@ -9,7 +9,8 @@ import pytest
 
 from tfm.config import validate
 from tfm.parallel import processes
-from tfm.runs.train import Place, train, train_together
+from tfm.runs.run_dir import RunDir
+from tfm.runs.train import train, train_ensemble
 from tfm.training.checkpoint import Checkpoints
 from tfm.training.local_checkpoints import MARK, LocalCheckpoints
 from tfm.training.metrics import read
@@ -203,4 +204,4 @@ def test_refusals(tiny, tmp_path):
     validate.run(tiny(**{'training.save_local_every': 'steps(5)'}), 1)
   config = tiny(**near)
   with pytest.raises(ValueError, match='config.training.local_checkpoint_dir=.* keeps one run near at hand'):
-    train_together([Place.of(config, seed, tmp_path / str(seed)) for seed in (0, 1)])
+    train_ensemble([RunDir.from_config(config, seed, tmp_path / str(seed)) for seed in (0, 1)])

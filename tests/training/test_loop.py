@@ -44,13 +44,13 @@ def test_what_a_run_leaves_behind(tiny, tmp_path):
 
 
 def test_metrics_beyond_the_checkpoint_are_forgotten(tmp_path):
-  log = metrics.Log(tmp_path, 0)
+  log = metrics.MetricsLog(tmp_path, 0)
   for step in range(1, 6):
     log.write(step, 'train', dict(loss=1.0))
   log.close()
   with (tmp_path / 'metrics.jsonl').open('a') as file:
     file.write('{"step": 6, "spl')  # killed while writing
-  metrics.Log(tmp_path, 3).close()
+  metrics.MetricsLog(tmp_path, 3).close()
   assert [row['step'] for row in metrics.read(tmp_path / 'metrics.jsonl')] == [1, 2, 3]
 
 

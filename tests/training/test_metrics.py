@@ -16,4 +16,4 @@ def test_curves_are_drawn_without_a_warning(tmp_path, rows):
   path.write_text(''.join(f'{json.dumps(row)}\n' for row in rows))
   with warnings.catch_warnings():
     warnings.simplefilter('error')
-    assert metrics.draw(path).is_file()
+    assert metrics.draw_curves(path).is_file()

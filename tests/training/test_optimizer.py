@@ -18,7 +18,7 @@ NO_DECAY = r'bias|scale|table'
 def params(tiny):
   config = tiny(**{'model.bias': True, 'model.position': 'learned', 'model.tie_embeddings': False})
   model = assemble.model(config, 32)
-  return nn.unbox(jax.jit(lambda key: states.parameters(model, key, 1, 32))(jax.random.key(0)))
+  return nn.unbox(jax.jit(lambda key: states.init_params(model, key, 1, 32))(jax.random.key(0)))
 
 
 @pytest.mark.parametrize(

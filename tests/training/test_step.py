@@ -42,8 +42,8 @@ def prepared(config, steps=1, mesh=None, batch=batch):
   mesh = meshes.make(mesh) if mesh else meshes.make({}, jax.devices()[:1])
   rules = sharding.parse_rules(config.rules)
   make = states.init(model, optimizer, ROWS, LENGTH, config.model.dtype == 'float16')
-  where = states.shardings(states.abstract(make), mesh, rules)
-  (state,) = states.born(make, [config.seed], where, mesh, rules)
+  where = states.state_shardings(states.abstract_state(make), mesh, rules)
+  (state,) = states.init_states(make, [config.seed], where, mesh, rules)
   history = []
   with sharding.context(mesh, rules):
     step = jax.jit(
@@ -58,7 +58,7 @@ def prepared(config, steps=1, mesh=None, batch=batch):
 
 
 def initial(model):
-  return nn.unbox(jax.jit(lambda key: states.parameters(model, key, ROWS, LENGTH))(jax.random.key(0)))
+  return nn.unbox(jax.jit(lambda key: states.init_params(model, key, ROWS, LENGTH))(jax.random.key(0)))
 
 
 def assert_trees_close(a, b, rtol, atol):

@@ -22,8 +22,8 @@ from tfm.models.trunk import Trunk
 from tfm.parallel import mesh as meshes
 from tfm.parallel import sharding
 from tfm.shapes import PyTree
+from tfm.training import ensemble
 from tfm.training import state as states
-from tfm.training import together
 from tfm.training.step import train_step
 
 
@@ -65,7 +65,7 @@ def vocabulary_size_of(tokenizer: Tokenizer | None) -> int | None:
 def abstract_state(config: ConfigDict, model: Trunk) -> states.State:
   """The abstract training state: shapes, with the logical axes of every parameter."""
   optimizer, _ = assemble.optimizer(config)
-  return states.abstract(
+  return states.abstract_state(
     states.init(
       model,
       optimizer,
@@ -247,13 +247,17 @@ def prepare_step(config: ConfigDict, seeds: int) -> Iterator[tuple[Callable, PyT
   )
   rows = objective.rows(assemble.packing(config), data.tokens('train'), config.data.length, 0, data.tokenizer)
   batch = pipeline.Batches(rows, config.training.batch_size, 0, 1)[0]
-  mesh, rules = together.mesh(seeds, jax.devices()), sharding.parse_rules(config.rules)
-  initial = states.born(init, range(seeds), states.shardings(states.abstract(init), mesh, rules), mesh, rules)
-  state = together.stack(initial, mesh)
-  batch = {name: jax.device_put(np.stack([x] * seeds), together.stacked(mesh)) for name, x in batch.items()}
+  mesh, rules = ensemble.make_mesh(seeds, jax.devices()), sharding.parse_rules(config.rules)
+  initial = states.init_states(
+    init, range(seeds), states.state_shardings(states.abstract_state(init), mesh, rules), mesh, rules
+  )
+  state = ensemble.stack_states(initial, mesh)
+  batch = {
+    name: jax.device_put(np.stack([x] * seeds), ensemble.stacked_sharding(mesh)) for name, x in batch.items()
+  }
   with sharding.context(mesh, rules):
     step = train_step(model, objective, optimizer, rate, config.training.gradient_accumulation)
-    ensemble_step = together.step(
+    ensemble_step = ensemble.ensemble_step(
       lambda state, batch, _: step(state, batch), mesh, np.zeros(seeds, np.float32)
     )
     yield jax.jit(ensemble_step, donate_argnums=0), state, batch

@@ -21,7 +21,7 @@ from tfm.models.decoder import Decoder
 from tfm.models.trunk import Trunk
 from tfm.parallel import sharding
 from tfm.training import state as states
-from tfm.training.checkpoint import target
+from tfm.training.checkpoint import restore_target
 from tfm.training.step import jitted, train_step
 
 
@@ -107,10 +107,10 @@ def lower_training_step(request: PlanRequest, mesh: Mesh) -> Step:
   config, t, rules = request.config, request.config.training, sharding.parse_rules(request.config.rules)
   boxed, objective = request.state, assemble.objective(config)
   optimizer, rate = assemble.optimizer(config)
-  where, rows = states.shardings(boxed, mesh, rules), sharding.batch_sharding(mesh, rules)
+  where, rows = states.state_shardings(boxed, mesh, rules), sharding.batch_sharding(mesh, rules)
   batch = estimate.abstract_batch(objective.padding(config.data.length), t.batch_size)
-  batch = target(batch, jax.tree.map(lambda _: rows, batch))
-  state = target(
+  batch = restore_target(batch, jax.tree.map(lambda _: rows, batch))
+  state = restore_target(
     nn.unbox(boxed), where
   )  # outside the mesh, in which unboxing would add a sharding constraint
   with sharding.context(mesh, rules):
@@ -146,13 +146,15 @@ def lower_decoding_step(request: PlanRequest, mesh: Mesh, rows: int) -> Step:
   model = unscanned(request.model)
   keys = row_keys(0, [[0]], [0])
   dense = flops.with_kernel(model, Dense())
-  boxed = jax.eval_shape(lambda key: states.parameters(dense, key, 1, config.data.length), jax.random.key(0))
-  params = target(nn.unbox(boxed), sharding.named_shardings(boxed, mesh, rules))
+  boxed = jax.eval_shape(lambda key: states.init_params(dense, key, 1, config.data.length), jax.random.key(0))
+  params = restore_target(nn.unbox(boxed), sharding.named_shardings(boxed, mesh, rules))
   on_rows, whole = sharding.batch_sharding(mesh, rules), sharding.replicated(mesh)
   with sharding.context(mesh, rules):
     rows = loop.padded(rows)
     made = loop.empty.lower(model, rows, length)
-    caches = target(jax.eval_shape(lambda: model.init_caches(rows, length)), made.compile().output_shardings)
+    caches = restore_target(
+      jax.eval_shape(lambda: model.init_caches(rows, length)), made.compile().output_shardings
+    )
 
     def of_rows(dtype):
       return jax.ShapeDtypeStruct((rows,), dtype, sharding=on_rows)

@@ -65,8 +65,8 @@ def measure_training() -> float:
   mesh, rules = meshes.from_config(c), sharding.parse_rules(c.rules)
   size, length = TRAINING['batch_size'], SHAPE['length']
   make = states.init(model, optimizer, size, length, scaled=False)
-  where = states.shardings(states.abstract(make), mesh, rules)
-  (state,) = states.born(make, [0], where, mesh, rules)
+  where = states.state_shardings(states.abstract_state(make), mesh, rules)
+  (state,) = states.init_states(make, [0], where, mesh, rules)
   tokens = np.random.default_rng(0).integers(0, SHAPE['vocab'], (size, length + 1)).astype(np.int32)
   batch = dict(
     inputs=tokens[:, :-1],
@@ -102,7 +102,9 @@ def measure_decoding(batch: int) -> float:
   from tfm.training import state as states
 
   model = build.model(make_config(), SHAPE['vocab'])
-  params = jax.jit(lambda key: nn.unbox(states.parameters(model, key, 1, SHAPE['length'])))(jax.random.key(0))
+  params = jax.jit(lambda key: nn.unbox(states.init_params(model, key, 1, SHAPE['length'])))(
+    jax.random.key(0)
+  )
   model, params = unrolled(model, params)
   prompts = np.random.default_rng(0).integers(0, SHAPE['vocab'], (batch, DECODING['prompt']))
 

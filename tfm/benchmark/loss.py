@@ -39,7 +39,7 @@ def temporary_bytes(vocab: int, chunk: int, sizes: dict[str, int] | None) -> int
     sharding.parse_rules(config.rules),
   )
   mesh = meshes.make(sizes or {}, None if sizes else jax.devices()[:1])
-  boxed = states.abstract(lambda key: states.parameters(model, key, 1, LENGTH))
+  boxed = states.abstract_state(lambda key: states.init_params(model, key, 1, LENGTH))
   head, rows = sharding.named_shardings(boxed, mesh, rules)['embedding'], sharding.batch_sharding(mesh, rules)
 
   def abstract_array(shape, dtype, where):

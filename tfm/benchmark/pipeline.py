@@ -52,7 +52,7 @@ def bytes_per_device(config: ConfigDict) -> tuple[int, int]:
   validate.run(config, mesh.size)
   model, (optimizer, rate) = assemble.model(config, VOCAB), assemble.optimizer(config)
   boxed = estimate.abstract_state(config, model)
-  where, split = states.shardings(boxed, mesh, rules), sharding.batch_sharding(mesh, rules)
+  where, split = states.state_shardings(boxed, mesh, rules), sharding.batch_sharding(mesh, rules)
 
   def with_sharding(x, where):
     return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)

@@ -29,7 +29,7 @@ def load_task() -> tuple[load.Run, list[str], list[str], int]:
   """The run, sources, references and beam size that the command line names."""
   workdir, split, beams = sys.argv[1:]
   loaded = load.load(workdir)
-  pairs, _ = load.written(loaded, split)
+  pairs, _ = load.translate_split(loaded, split)
   return loaded, [source for source, _ in pairs], [reference for _, reference in pairs], int(beams)
 
 

@@ -32,7 +32,7 @@ from tfm.studies import arms as planned
 from tfm.studies import runner
 from tfm.studies.report import page as report
 from tfm.studies.study import Study
-from tfm.training.progress import say
+from tfm.training.progress import print_status
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -93,7 +93,7 @@ def main(args: argparse.Namespace) -> int:
     else:
       runner.carry_out(study, mine, workdir)
   except runner.Stopped:
-    say('stopped; the same command goes on from there')
+    print_status('stopped; the same command goes on from there')
     return 1
   found = runner.results(study, args.file, everything, workdir, shlex.join(['tfm', *args.words]))
   page = report.write(found, workdir)
@@ -157,7 +157,7 @@ def spread(words: Sequence[str], jobs: int, workdir: pathlib.Path) -> list[int]:
   """
   folder = workdir / 'jobs'
   folder.mkdir(parents=True, exist_ok=True)
-  say(f'{jobs} processes; what they say: {folder}/0.txt …')
+  print_status(f'{jobs} processes; what they say: {folder}/0.txt …')
   running, environment = [], dict(os.environ)
   if jax.config.jax_num_cpu_devices > 0:
     environment['JAX_NUM_CPU_DEVICES'] = str(max(1, jax.config.jax_num_cpu_devices // jobs))
@@ -183,5 +183,5 @@ def spread(words: Sequence[str], jobs: int, workdir: pathlib.Path) -> list[int]:
   finally:
     signal.signal(signal.SIGTERM, before)
   if failed:
-    say(f'the processes {failed} did not come through all of their arms; {folder} tells why')
+    print_status(f'the processes {failed} did not come through all of their arms; {folder} tells why')
   return failed

@@ -30,7 +30,7 @@ from tfm.config.schema import default_config, leaves
 from tfm.data import cache
 from tfm.errors import suggest
 from tfm.studies import study as studies
-from tfm.training.progress import say
+from tfm.training.progress import print_status
 
 
 def command_names() -> tuple[str, ...]:
@@ -83,7 +83,7 @@ class ConsoleHandler(logging.Handler):
   """Prints log records as the commands print their own lines."""
 
   def emit(self, record):
-    say(record.getMessage())
+    print_status(record.getMessage())
 
 
 def parse_arguments(name: str, command, argv: Sequence[str]) -> argparse.Namespace:

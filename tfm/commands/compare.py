@@ -26,7 +26,7 @@ from tfm.runs import load
 from tfm.studies import arms as planned
 from tfm.studies import runner
 from tfm.studies.report import page as report
-from tfm.training.progress import say
+from tfm.training.progress import print_status
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -109,7 +109,7 @@ def runs(folder: pathlib.Path) -> list[pathlib.Path]:
     seeds = sorted(arm.glob('seed*'), key=lambda seed: int(seed.name.removeprefix('seed')))
     out = [seed for seed in seeds if seed.name.removeprefix('seed') in said.get('diverged', {})]
     if out:
-      say(f'left out, as they diverged: {", ".join(map(str, out))}')
+      print_status(f'left out, as they diverged: {", ".join(map(str, out))}')
     found += [seed for seed in seeds if seed not in out and (seed / 'checkpoints').is_dir()]
   return found or [folder]
 
@@ -131,7 +131,7 @@ def grouped(folders: list[pathlib.Path]) -> dict[str, list[tuple[pathlib.Path, C
   arms, names = collections.defaultdict(list), {}
   for folder in folders:
     require((folder / 'checkpoints').is_dir(), f'{folder} holds no run; tfm train makes one')
-    config = resolve_config(complete(load.carried(folder)['config']))
+    config = resolve_config(complete(load.checkpoint_metadata(folder)['config']))
     require(
       runner.reached(folder) == config.training.steps,
       f'{folder} has come to step {runner.reached(folder)} of '

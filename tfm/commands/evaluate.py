@@ -93,7 +93,7 @@ def main(args):
   )
   values = load.evaluate(loaded, args.split)
   if writes:
-    pairs, found = load.written(loaded, args.split)
+    pairs, found = load.translate_split(loaded, args.split)
     hypotheses = dict(track(found, f'translating {args.split}', len(pairs)))
     rows = [
       dict(source=source, reference=reference, hypothesis=hypotheses[i][0].text, score=hypotheses[i][0].score)
@@ -128,7 +128,7 @@ def lengths(args):
     f'--stride={args.stride} is of --protocol=sliding, which is not given; give it or leave the stride out',
   )
   loaded = load.load(args.workdir, args.step, args.average)
-  records = load.extrapolation(
+  records = load.evaluate_lengths(
     loaded, args.split, sorted({int(word) for word in words}), protocols, args.stride, args.targets or 0
   )
   trained = loaded.config.data.length

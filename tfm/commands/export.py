@@ -9,7 +9,7 @@ that the family does not support. The tokenizer of an imported run is copied.
 
 from tfm.hf import convert, from_config
 from tfm.runs import load
-from tfm.training.progress import say
+from tfm.training.progress import print_status
 
 
 def arguments(parser):
@@ -26,4 +26,4 @@ def arguments(parser):
 
 def main(args):
   message = convert.export_to_hf(load.load(args.workdir, args.step), args.workdir, args.to, args.family)
-  say(f'{args.to}: {message}')
+  print_status(f'{args.to}: {message}')

@@ -10,7 +10,7 @@ outside the model, such as the data for evaluation, with --config.path.to.field=
 
 from tfm.commands.cli import assign_overrides
 from tfm.hf import convert
-from tfm.training.progress import say
+from tfm.training.progress import print_status
 
 
 OVERRIDES = True  # accepts --config.path=value
@@ -32,6 +32,6 @@ def main(args):
   run = convert.convert_from_hf(
     args.folder, args.workdir, lambda config: assign_overrides(config, args.overrides)
   )
-  say(
+  print_status(
     f'{args.workdir}: {run.family.model_type}, {run.vocab:,} tokens; ready for tfm generate, evaluate and attend'
   )

@@ -32,7 +32,7 @@ from tfm.config import validate
 from tfm.errors import require
 from tfm.parallel import chips, sharding
 from tfm.parallel import mesh as meshes
-from tfm.training.progress import console, say
+from tfm.training.progress import console, print_status
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -133,9 +133,9 @@ def working(text: str) -> Iterator[None]:
       line.add_task(text)
       yield
   else:
-    say(text)
+    print_status(text)
     yield
-  say(f'{text.partition(":")[0]}: compiled in {time.perf_counter() - begin:.0f} s')
+  print_status(f'{text.partition(":")[0]}: compiled in {time.perf_counter() - begin:.0f} s')
 
 
 def searched(request: steps.PlanRequest, devices, args: argparse.Namespace, command: str) -> int:
@@ -159,7 +159,7 @@ def searched(request: steps.PlanRequest, devices, args: argparse.Namespace, comm
   tried, known, begin = [], [], time.perf_counter()
   for i, one in enumerate(found):
     if len(tried) == args.limit:
-      say(f'{len(found) - i} of {len(found)} are skipped by --limit={args.limit}')
+      print_status(f'{len(found) - i} of {len(found)} are skipped by --limit={args.limit}')
       break
     if search.is_redundant(one, known):
       continue
@@ -168,7 +168,7 @@ def searched(request: steps.PlanRequest, devices, args: argparse.Namespace, comm
       capacity
       and (needs := search.estimate_bytes(trial, len(devices))) > search.ESTIMATE_TOLERANCE * capacity
     ):
-      say(f'skipped, estimated at {report.gib(needs)} of {report.gib(capacity)}: {one}')
+      print_status(f'skipped, estimated at {report.gib(needs)} of {report.gib(capacity)}: {one}')
       known.append((one, False))
       continue
     passed = time.perf_counter() - begin
@@ -177,17 +177,17 @@ def searched(request: steps.PlanRequest, devices, args: argparse.Namespace, comm
       if tried
       else ''
     )
-    say(f'{len(tried) + 1} of at most {min(args.limit, len(found))}{left}: {one}')
+    print_status(f'{len(tried) + 1} of at most {min(args.limit, len(found))}{left}: {one}')
     mesh = meshes.make(trial.config.mesh.to_dict(), devices, **trial.config.slices)
     try:
       tried.append(
         (one, planned('training', lambda: steps.lower_training_step(trial, mesh), mesh, trial, args.slices))
       )
     except ValueError as error:
-      say(f'skipped: {error}')
+      print_status(f'skipped: {error}')
       continue
     known.append((one, tried[-1][1].memory.fits))
-    say(f'  {report.verdict(tried[-1][1])}')
+    print_status(f'  {report.verdict(tried[-1][1])}')
   out, winner = wide_console(), search.best_plan(tried)
   columns, lines = search_rows(tried, winner)
   out.print(table(f'{len(tried)} candidates', columns, lines))

@@ -151,7 +151,7 @@ def parameters(config: ConfigDict) -> PyTree:
   """Shapes and boxes of all parameters, as of a vocabulary of one token."""
   # The kernel, of which there are none, may be one that is not here.
   model = flops.with_kernel(assemble.model(config, vocab=1, source_vocab=1), Dense())
-  return states.abstract(lambda key: states.parameters(model, key, 1, config.data.length))
+  return states.abstract_state(lambda key: states.init_params(model, key, 1, config.data.length))
 
 
 def slices(config: ConfigDict, devices: int) -> None:
@@ -376,7 +376,10 @@ def data(config: ConfigDict) -> None:
   """Refuses a source, a packing and an objective that are not of one kind of document."""
   d, aim, packs = config.data, objective(config), packing(config)
   found = source(config).fields
-  kinds, (_, example, _) = ' or '.join(KINDS[fields][0] for fields in aim.document_kinds), KINDS[aim.document_kinds[0]]
+  kinds, (_, example, _) = (
+    ' or '.join(KINDS[fields][0] for fields in aim.document_kinds),
+    KINDS[aim.document_kinds[0]],
+  )
   require(
     found in aim.document_kinds,
     f'config.objective={config.objective!r} learns from {kinds}, and config.data.source='
@@ -384,7 +387,8 @@ def data(config: ConfigDict) -> None:
   )
   kind, _, example = KINDS[found]
   require(
-    found in packs.document_kinds, f'config.data.packing={d.packing!r} does not pack {kind}; {example!r} would do'
+    found in packs.document_kinds,
+    f'config.data.packing={d.packing!r} does not pack {kind}; {example!r} would do',
   )
   require(
     packs.supports_infinite or not source(config).is_infinite,

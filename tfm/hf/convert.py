@@ -18,7 +18,7 @@ from tfm.hf.export import to_pretrained
 from tfm.hf.from_config import load_families
 from tfm.hf.pretrained import Pretrained, from_pretrained, locate_checkpoint
 from tfm.layers.lora import merged
-from tfm.runs.load import Run, carried
+from tfm.runs.load import Run, checkpoint_metadata
 from tfm.spec import parse
 from tfm.training import checkpoint
 
@@ -101,7 +101,7 @@ def export_to_hf(run: Run, workdir: str, folder: str, family: str | None = None)
   Raises:
     ValueError: as `to_pretrained`; for a run that was not imported, without a family.
   """
-  published = carried(workdir, str(run.step)).get('published') or {}
+  published = checkpoint_metadata(workdir, str(run.step)).get('published') or {}
   require(
     bool(family or published),
     f'--workdir={workdir} was not imported; set --family, one of {", ".join(load_families())}',

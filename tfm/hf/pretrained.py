@@ -366,11 +366,11 @@ def from_pretrained(path: str, dtype: str = 'float32', mesh: dict[str, int] | No
   device_mesh = meshes.make(mesh) if mesh else meshes.make(dict(data=1), jax.devices()[:1])
   rules = sharding.parse_rules(config.rules)
   boxed = jax.eval_shape(
-    lambda key: states.parameters(model, key, 1, min(config.data.length, 16)), jax.random.key(0)
+    lambda key: states.init_params(model, key, 1, min(config.data.length, 16)), jax.random.key(0)
   )
   sharding.validate_divisibility(boxed, device_mesh, rules)
   abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, assemble.DTYPES[dtype]), nn.unbox(boxed))
-  target = checkpoint.target(abstract, sharding.named_shardings(boxed, device_mesh, rules))
+  target = checkpoint.restore_target(abstract, sharding.named_shardings(boxed, device_mesh, rules))
   params = tensors.load_params(
     stored, family.weights(config), target, family.prefix, family.ignored_tensors, family.unused_tensors
   )

@@ -28,7 +28,7 @@ from tfm.shapes import PyTree
 from tfm.training import checkpoint
 from tfm.training import state as states
 from tfm.training.optimizer import path_name
-from tfm.training.progress import say
+from tfm.training.progress import print_status
 from tfm.training.state import State
 
 
@@ -97,7 +97,7 @@ class Start:
       (left, 'has, and here they are of no use'),
     ):
       if names:
-        say(f'parameters that {self.workdir} {what}: {", ".join(sorted(names))}')
+        print_status(f'parameters that {self.workdir} {what}: {", ".join(sorted(names))}')
     return made
 
   def has(self, name: str, leaf: Any) -> bool:
@@ -191,9 +191,10 @@ def read(
     ValueError: for fewer checkpoints, and if the run that it started from is gone or another.
   """
   boxed = jax.eval_shape(
-    lambda key: states.parameters(model, key, 1, config.data.length, assemble.lora(config)), jax.random.key(0)
+    lambda key: states.init_params(model, key, 1, config.data.length, assemble.lora(config)),
+    jax.random.key(0),
   )
-  target = checkpoint.target(
+  target = checkpoint.restore_target(
     nn.unbox(boxed), sharding.named_shardings(boxed, mesh, sharding.parse_rules(config.rules))
   )
   if not (config.init_from and assemble.frozen(config)):

@@ -30,7 +30,7 @@ from tfm.parallel import sharding
 from tfm.runs.init_from import make_model, read, tokenizers
 from tfm.shapes import PyTree
 from tfm.training import checkpoint
-from tfm.training.progress import say
+from tfm.training.progress import print_status
 from tfm.training.step import evaluation_step
 
 
@@ -75,7 +75,7 @@ def load(workdir: str, step: str = 'last', average: int | None = None) -> Run:
   # A run is read on whatever is there, token by token too: not on the mesh, or by the kernel, that trained it.
   for part in parts(config).values():
     if part.kernel != 'auto':
-      say(f'kernel: trained by {part.kernel}, read by auto')
+      print_status(f'kernel: trained by {part.kernel}, read by auto')
       part.kernel = 'auto'
   mesh = meshes.make(dict(data=-1))
   rules = sharding.parse_rules(config.rules)
@@ -88,7 +88,7 @@ def load(workdir: str, step: str = 'last', average: int | None = None) -> Run:
   return Run(config, model, params, tokenizer, mesh, rules, number, saved['corpus'], source_tokenizer)
 
 
-def carried(workdir: str, step: str = 'last') -> dict[str, Any]:
+def checkpoint_metadata(workdir: str, step: str = 'last') -> dict[str, Any]:
   """What a run's checkpoint carries beside arrays: config, corpus hash, tokenizers, where the data stood."""
   checkpoints = checkpoint.Checkpoints(pathlib.Path(workdir))
   saved = checkpoints.run(checkpoints.find(step))
@@ -105,10 +105,10 @@ def evaluate(run: Run, split: str) -> dict[str, float]:
   data = compared_data(run)
   with sharding.context(run.mesh, run.rules):
     where = sharding.batch_sharding(run.mesh, run.rules)
-    return evaluation(run.config, run.model, data, where, split, batches=0)(run.params)
+    return build_evaluate_fn(run.config, run.model, data, where, split, batches=0)(run.params)
 
 
-def extrapolation(
+def evaluate_lengths(
   run: Run,
   split: str,
   lengths: Sequence[int],
@@ -151,7 +151,7 @@ def compared_data(run: Run) -> TextData | ImageData:
   """The data that a run's config names; it is said if they have changed since."""
   data = open_data(run)
   if run.corpus and data.corpus.hash != run.corpus:  # what was imported does not tell what it learnt from
-    say(
+    print_status(
       f'the data have changed since the run learnt from them: their content hash was {run.corpus} and is '
       f'{data.corpus.hash}; what was trained on and what is evaluated still differ, as splits go by document'
     )
@@ -165,7 +165,9 @@ def open_data(run: Run) -> TextData | ImageData:
   )
 
 
-def written(run: Run, split: str) -> tuple[list[tuple[str, str]], Iterator[tuple[int, list[Translation]]]]:
+def translate_split(
+  run: Run, split: str
+) -> tuple[list[tuple[str, str]], Iterator[tuple[int, list[Translation]]]]:
   """(source, reference) of a whole split, and what an encoder-decoder writes for each source, as `translate` does.
 
   Raises:
@@ -196,7 +198,7 @@ def written(run: Run, split: str) -> tuple[list[tuple[str, str]], Iterator[tuple
   return pairs, translations()
 
 
-def evaluation(
+def build_evaluate_fn(
   config: ConfigDict,
   model: Trunk,
   data: TextData | ImageData,

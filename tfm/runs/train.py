@@ -1,7 +1,6 @@
 """A config made into everything that trains, alone or as several seeds together."""
 
 import contextlib
-import dataclasses
 import datetime
 import functools
 import importlib.metadata
@@ -9,8 +8,7 @@ import logging
 import pathlib
 import platform
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import flax.linen as nn
 import jax
@@ -20,10 +18,6 @@ from ml_collections import ConfigDict
 
 from tfm.config import assemble
 from tfm.config import validate as check
-from tfm.config.difference import list_differences
-from tfm.config.load import to_json
-from tfm.config.overlay import complete
-from tfm.config.resolve import resolve_config
 from tfm.config.schema import leaves
 from tfm.data import cache, device, pipeline
 from tfm.data.pipeline import ImageData, TextData
@@ -32,14 +26,15 @@ from tfm.models import flops
 from tfm.parallel import chips, processes, sharding
 from tfm.parallel import mesh as meshes
 from tfm.runs.init_from import make_model, start_from, tokenizers
-from tfm.runs.load import evaluation
+from tfm.runs.load import build_evaluate_fn
+from tfm.runs.run_dir import RunDir
 from tfm.shapes import PyTree
-from tfm.training import checkpoint, loop, together
+from tfm.training import checkpoint, ensemble, loop
 from tfm.training import state as states
 from tfm.training.goodput import TIERS, Goodput
 from tfm.training.local_checkpoints import LocalCheckpoints
-from tfm.training.metrics import Log, Unwritten
-from tfm.training.progress import Line, say
+from tfm.training.metrics import MetricsLog, NullMetricsLog
+from tfm.training.progress import Line, print_status
 from tfm.training.report import Report
 from tfm.training.step import jitted, train_step
 
@@ -50,56 +45,6 @@ _log = logging.getLogger(__name__)
 TOGETHER = 'seed', 'optimizer.learning_rate'
 
 
-@dataclasses.dataclass(frozen=True)
-class Place:
-  """Where one run lives.
-
-  Attributes:
-    config: resolved, with the run's own seed; workdir: its folder.
-  """
-
-  config: ConfigDict
-  workdir: pathlib.Path
-
-  @classmethod
-  def of(cls, config: ConfigDict, seed: int, workdir: str | pathlib.Path) -> 'Place':
-    config = config.copy_and_resolve_references()
-    config.seed = seed
-    return cls(config, pathlib.Path(workdir))
-
-  def steps(self) -> set[int]:
-    """Those that are saved."""
-    with self._read() as checkpoints:
-      return set(checkpoints.steps() if checkpoints else ())
-
-  def standing(self) -> list[str] | None:
-    """What its folder of checkpoints holds, whole or not; None without one."""
-    folder = self.workdir / 'checkpoints'
-    return sorted(path.name for path in folder.iterdir()) if folder.is_dir() else None
-
-  def carried(self, step: int) -> dict[str, Any]:
-    """What a checkpoint carries beside arrays.
-
-    Raises:
-      ValueError: if it was trained by a config that computes something else.
-    """
-    with self._read() as checkpoints:
-      return self.known(checkpoints.run(step))
-
-  def known(self, saved: dict[str, Any]) -> dict[str, Any]:
-    """What a checkpoint carries, if it is of a run like this one."""
-    refuse_difference(saved['config'], self.config, self.workdir)
-    return saved
-
-  @contextlib.contextmanager
-  def _read(self) -> Iterator[checkpoint.Checkpoints | None]:
-    if not (self.workdir / 'checkpoints').is_dir():
-      yield None
-      return
-    with contextlib.closing(checkpoint.Checkpoints(self.workdir)) as checkpoints:
-      yield checkpoints
-
-
 def train(config: ConfigDict, workdir: str) -> None:
   """Trains a resolved config in `workdir`, from its last checkpoint if there is one.
 
@@ -108,10 +53,10 @@ def train(config: ConfigDict, workdir: str) -> None:
       checkpoint's in a field that matters.
     Diverged: if a metric stops being finite.
   """
-  train_together([Place.of(config, config.seed, workdir)])
+  train_ensemble([RunDir.from_config(config, config.seed, workdir)])
 
 
-def train_together(places: Sequence[Place]) -> Report:
+def train_ensemble(places: Sequence[RunDir]) -> Report:
   """Trains several runs in one compiled step, whose configs differ in `TOGETHER` alone.
 
   Every run becomes what it would alone: its parameters, batches and files are those of `train`, up to the order in which
@@ -131,7 +76,8 @@ def train_together(places: Sequence[Place]) -> Report:
   fields = {f'config.{path}': value for path, value in leaves(config)}
   processes.require_equal({'which fields --config has': [*fields]})
   processes.require_equal(
-    fields | {f'what --workdir={places[0].workdir} holds': [place.standing() for place in places]}
+    fields
+    | {f'what --workdir={places[0].workdir} holds': [place.list_checkpoint_names() for place in places]}
   )
   for place in places:
     refuse_another(config, place.config)
@@ -148,10 +94,10 @@ def train_together(places: Sequence[Place]) -> Report:
     assemble.source_tokenizer(config),
   )
   # A kill may have come between the saves of two runs.
-  last = max(set.intersection(*(place.steps() for place in places)), default=0)
+  last = max(set.intersection(*(place.saved_steps() for place in places)), default=0)
   for place in places:
     require(
-      place.steps() != {0},
+      place.saved_steps() != {0},
       f'--workdir={place.workdir} was made by tfm import, and training would write over it; train in '
       f'another with --config.init_from={place.workdir}',
     )
@@ -162,9 +108,9 @@ def train_together(places: Sequence[Place]) -> Report:
   )
   closer = near and near.newer(last, config)
   saved = (
-    [places[0].known(near.run(closer))]
+    [places[0].require_same_config(near.run(closer))]
     if closer
-    else [place.carried(last) for place in places]
+    else [place.checkpoint_metadata(last) for place in places]
     if last
     else []
   )
@@ -188,10 +134,10 @@ def train_together(places: Sequence[Place]) -> Report:
     {f'what config.data.source={config.data.source!r} holds, or the tokenizer,': carried}
   )
   for place, before in zip(places, saved):
-    refuse_other_data(place, before, carried)
+    place.require_same_data(before, carried)
   model = make_model(config, data.tokenizer, data.source_tokenizer)
-  mesh = together.mesh(len(places), jax.devices()) if several else meshes.from_config(config)
-  whole = together.whole(mesh) if several else mesh
+  mesh = ensemble.make_mesh(len(places), jax.devices()) if several else meshes.from_config(config)
+  whole = ensemble.data_mesh(mesh) if several else mesh
   rules = sharding.parse_rules(config.rules)
   make = states.init(
     model,
@@ -202,8 +148,8 @@ def train_together(places: Sequence[Place]) -> Report:
     assemble.lora(config),
     training.skip_spikes > 0,
   )
-  boxed = states.abstract(make)
-  where = states.shardings(boxed, mesh, rules, tuple(check.needs(config)))
+  boxed = states.abstract_state(make)
+  where = states.state_shardings(boxed, mesh, rules, tuple(check.needs(config)))
   batch_sharding = sharding.batch_sharding(mesh, rules)
 
   def batches_of(seed):
@@ -219,7 +165,7 @@ def train_together(places: Sequence[Place]) -> Report:
 
   with contextlib.ExitStack() as stack:
     for place in places:
-      begin(place)
+      place.write_config()
     # Of several, two are kept: a kill may come between the saves of two runs.
     keep = max(training.keep_checkpoints, 2) if several else training.keep_checkpoints
     checkpoints = [
@@ -230,7 +176,7 @@ def train_together(places: Sequence[Place]) -> Report:
       if not closer:
         near.clear()
     if last:
-      target = checkpoint.target(nn.unbox(boxed), where)
+      target = checkpoint.restore_target(nn.unbox(boxed), where)
       born = [
         start.completed(kept.state(last, start.part(target, optimizer.trains)), target)
         if start
@@ -241,16 +187,18 @@ def train_together(places: Sequence[Place]) -> Report:
         iterator.set_state(before['data'])
         kept.forget(last)
     else:
-      born = states.born(make, seeds, where, mesh, rules)
+      born = states.init_states(make, seeds, where, mesh, rules)
       if start:
         born = [state.replace(params=start.adopted(state.params, optimizer.trains)) for state in born]
     if near:
       near.require_whole(born[0])
     said = introduction(config, data, boxed.params, mesh, last)
-    say(said)
+    print_status(said)
     logs = [
       stack.enter_context(
-        contextlib.closing(Log(place.workdir, last) if processes.is_main_process() else Unwritten())
+        contextlib.closing(
+          MetricsLog(place.workdir, last) if processes.is_main_process() else NullMetricsLog()
+        )
       )
       for place in places
     ]
@@ -274,9 +222,9 @@ def train_together(places: Sequence[Place]) -> Report:
             training.skip_spikes,
           )(state, batch)
 
-        state, split = together.stack(born, mesh), together.split(len(places), whole)
-        step = jitted(together.step(one, mesh, peaks), together.stacked(mesh))
-        batches = together.prefetch(iterators, mesh)
+        state, split = ensemble.stack_states(born, mesh), ensemble.split_states(len(places), whole)
+        step = jitted(ensemble.ensemble_step(one, mesh, peaks), ensemble.stacked_sharding(mesh))
+        batches = ensemble.prefetch(iterators, mesh)
       else:
         (state,), split = born, lambda state: (state,)
         step = jitted(
@@ -295,7 +243,7 @@ def train_together(places: Sequence[Place]) -> Report:
 
       tiers = dict(zip(TIERS, (checkpoints, [near]) if near else (checkpoints,)))
 
-      evaluate = evaluation(
+      evaluate = build_evaluate_fn(
         config, model, data, sharding.batch_sharding(whole, rules), 'validation', training.evaluation_batches
       )
 
@@ -329,24 +277,10 @@ def train_together(places: Sequence[Place]) -> Report:
         goodput.end()
       _log.info('%s', goodput)
   for place in places:
-    say(f'{place.workdir}: config.json, log.txt, metrics.jsonl, checkpoints/ and the loss curves, curves.png')
+    print_status(
+      f'{place.workdir}: config.json, log.txt, metrics.jsonl, checkpoints/ and the loss curves, curves.png'
+    )
   return report
-
-
-def begin(place: Place) -> None:
-  """Writes the folder and config.json of a run.
-
-  Raises:
-    ValueError: in all processes, if one does not see what process 0 wrote.
-  """
-  mark, text = place.workdir / 'config.json', to_json(place.config)
-  if processes.is_main_process():
-    place.workdir.mkdir(parents=True, exist_ok=True)
-    mark.write_text(text)
-  processes.barrier()
-  processes.require_equal(
-    {f'what --workdir={place.workdir} holds': mark.read_text() if mark.is_file() else 'no config.json'}
-  )
 
 
 def refuse_another(one: ConfigDict, other: ConfigDict) -> None:
@@ -357,34 +291,6 @@ def refuse_another(one: ConfigDict, other: ConfigDict) -> None:
       path in TOGETHER or one.get(path) == other.get(path),
       f'config.{path} is {one.get(path)!r} of one run and {other.get(path)!r} of another, and runs that train together '
       f'may differ in {" and ".join(TOGETHER)} alone; train them one after another',
-    )
-
-
-def refuse_difference(old: dict, new: ConfigDict, workdir: pathlib.Path) -> None:
-  """Refuses to resume under a config that computes something else."""
-  # Fields that are newer than the checkpoint had their defaults then.
-  old = resolve_config(complete(old))
-  lines = list_differences(old.to_dict(), new.to_dict())
-  require(
-    not lines,
-    f'--config differs from the checkpoint in {workdir} in fields that matter; '
-    f'set them back or train in a new --workdir:\n  ' + '\n  '.join(lines),
-  )
-
-
-def refuse_other_data(place: Place, saved: Mapping[str, Any], carried: Mapping[str, Any]) -> None:
-  """Refuses to resume on other documents or tokens than those learnt from."""
-  data = place.config.data
-  require(
-    saved['corpus'] == carried['corpus'],
-    f'config.data.source={data.source!r} holds other data than the checkpoint in {place.workdir} learnt '
-    f'from; restore those or train in a new --workdir',
-  )
-  for name in ('tokenizer', 'source_tokenizer'):
-    require(
-      saved.get(name) == carried[name],
-      f'config.data.{name}={data[name]!r} is no longer the one of the checkpoint in {place.workdir}; '
-      'restore the cached one or train in a new --workdir',
     )
 
 

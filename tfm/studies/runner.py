@@ -35,13 +35,14 @@ from tfm.config.schema import leaves
 from tfm.errors import require, suggest
 from tfm.parallel import chips
 from tfm.runs import load as run
-from tfm.runs.train import Place, train_together
+from tfm.runs.run_dir import RunDir
+from tfm.runs.train import train_ensemble
 from tfm.studies.arms import Arm, model_of, naming, validated
 from tfm.studies.measures.protocol import Measure
 from tfm.studies.report import ranking
 from tfm.studies.study import Study, folder_name
 from tfm.training import checkpoint, goodput, metrics
-from tfm.training.progress import say
+from tfm.training.progress import print_status
 from tfm.training.report import Diverged
 
 
@@ -68,9 +69,9 @@ def carry_out(study: Study, arms: Mapping[str, Arm], workdir: pathlib.Path) -> N
     folder.mkdir(parents=True, exist_ok=True)
     said = about(folder) | dict(name=name, error=None, unmeasured={})
     if finished(study, arm, folder):
-      say(f'arm {i} of {len(arms)}: {name}, which is finished')
+      print_status(f'arm {i} of {len(arms)}: {name}, which is finished')
       continue
-    say(f'arm {i} of {len(arms)}: {name}')
+    print_status(f'arm {i} of {len(arms)}: {name}')
     said['made'] = [*(one for one in said.get('made', []) if one != makers()), makers()]
     try:
       chosen = arm
@@ -86,7 +87,9 @@ def carry_out(study: Study, arms: Mapping[str, Arm], workdir: pathlib.Path) -> N
     except Exception as error:  # whatever it is, the other arms are no worse for it
       said['error'] = f'{type(error).__name__}: {error}'
       (folder / 'error.txt').write_text(traceback.format_exc())
-      say(f'the arm {name!r} failed: {error}; {folder / "error.txt"} tells where, and the others go on')
+      print_status(
+        f'the arm {name!r} failed: {error}; {folder / "error.txt"} tells where, and the others go on'
+      )
     finally:
       said['seconds'] = said.get('seconds', 0.0) + time.time() - began
       write(folder / 'arm.json', json.dumps(said, indent=2))
@@ -135,7 +138,9 @@ def refuse_others(study: Study, arms: Mapping[str, Arm], workdir: pathlib.Path) 
           f'rates={study.rates}; set them back or give a new --workdir',
         )
         rate = said.get('rate', arm.config.optimizer.learning_rate)
-        Place.of(with_rate(arm, rate).config, seed, folder / f'seed{seed}').carried(step)
+        RunDir.from_config(with_rate(arm, rate).config, seed, folder / f'seed{seed}').checkpoint_metadata(
+          step
+        )
 
 
 def paced(
@@ -229,7 +234,7 @@ def train_alike(arms: Mapping[str, Arm], workdir: pathlib.Path, seeds: Sequence[
     }
     if len(group) < 2 or all(run in diverged or done(place) for run, place in places.items()):
       continue
-    say(
+    print_status(
       f'{", ".join(folders)} differ in their learning rate alone, and train first, together where their seeds can'
     )
     try:
@@ -237,7 +242,7 @@ def train_alike(arms: Mapping[str, Arm], workdir: pathlib.Path, seeds: Sequence[
     except Stopped:
       raise
     except Exception as error:  # whatever it is, it may not be one of an arm alone
-      say(f'they could not: {error}; each goes on alone')
+      print_status(f'they could not: {error}; each goes on alone')
       continue
     for name, folder in folders.items():
       said = dict(
@@ -246,7 +251,7 @@ def train_alike(arms: Mapping[str, Arm], workdir: pathlib.Path, seeds: Sequence[
       write(folder / 'arm.json', json.dumps(told[name] | dict(name=name) | said, indent=2))
 
 
-def train_all(places: Mapping[Hashable, Place], said: dict[str, Any]) -> list[Hashable]:
+def train_all(places: Mapping[Hashable, RunDir], said: dict[str, Any]) -> list[Hashable]:
   """Trains those runs that are not done, together where they can be; the names of all that came through.
 
   Args:
@@ -265,7 +270,7 @@ def train_all(places: Mapping[Hashable, Place], said: dict[str, Any]) -> list[Ha
     groups = [[name] for name in groups[0]]
   for group in filter(None, groups):
     try:
-      report = train_together([places[name] for name in group])
+      report = train_ensemble([places[name] for name in group])
       diverged |= {group[i]: why for i, why in report.diverged.items()}
     except Diverged as error:
       diverged |= {name: str(error) for name in group}
@@ -274,14 +279,14 @@ def train_all(places: Mapping[Hashable, Place], said: dict[str, Any]) -> list[Ha
   return [name for name in places if name not in diverged]
 
 
-def done(place: Place) -> bool:
+def done(place: RunDir) -> bool:
   """Whether a run has taken its last step."""
   return reached(place.workdir) >= place.config.training.steps
 
 
-def of_seeds(arm: Arm, folder: pathlib.Path, seeds: Sequence[int]) -> dict[str, Place]:
+def of_seeds(arm: Arm, folder: pathlib.Path, seeds: Sequence[int]) -> dict[str, RunDir]:
   """The runs of an arm, by their seeds."""
-  return {str(seed): Place.of(arm.config, seed, folder / f'seed{seed}') for seed in seeds}
+  return {str(seed): RunDir.from_config(arm.config, seed, folder / f'seed{seed}') for seed in seeds}
 
 
 def ask(
@@ -312,7 +317,7 @@ def ask(
       except Exception as error:  # whatever it is, the other measures are no worse for it
         unmeasured[text] = f'{type(error).__name__}: {error}'
         (folder / 'error.txt').write_text(traceback.format_exc())
-        say(
+        print_status(
           f'{text} of the arm {arm.name!r} could not be measured: {error}; {folder / "error.txt"} tells where'
         )
         continue
@@ -327,7 +332,7 @@ def at_best_rate(study: Study, arm: Arm, folder: pathlib.Path, said: dict[str, A
     Stopped: if it was asked to.
   """
   places = {
-    f'{rate:g}': Place.of(with_rate(arm, rate).config, RATE_SEED, folder / f'rate{rate:g}')
+    f'{rate:g}': RunDir.from_config(with_rate(arm, rate).config, RATE_SEED, folder / f'rate{rate:g}')
     for rate in study.rates
   }
   notes = said.setdefault('rates', {})
@@ -337,7 +342,7 @@ def at_best_rate(study: Study, arm: Arm, folder: pathlib.Path, said: dict[str, A
   name = (max if study.higher else min)(notes['reached'], key=notes['reached'].get)
   best = said['rate'] = places[name].config.optimizer.learning_rate
   if best in (min(study.rates), max(study.rates)) and len(study.rates) > 1:
-    say(
+    print_status(
       f'the best learning rate of the arm {arm.name!r} is {best:g}, at the end of {study.rates}: a wider range may do better'
     )
   return with_rate(arm, best)
@@ -433,7 +438,7 @@ def gathered(
       if seed in diverged or reached(place) < arm.config.training.steps:
         continue
       speeds += [line['tokens_per_second'] for line in lines if 'tokens_per_second' in line][-1:]
-      data.add(run.carried(place)['corpus'])
+      data.add(run.checkpoint_metadata(place)['corpus'])
       numbers = [dict(metric=metric, x=None, value=value) for metric, value in final(place).items()]
       for value in itertools.chain(*asked(place).values()):
         if why := value.pop('why'):

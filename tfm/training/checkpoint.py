@@ -235,7 +235,7 @@ def said_by_all(sentence: str) -> str:
   return next((said for one in every if (said := one.rstrip().decode(errors='ignore'))), '')
 
 
-def target(abstract: PyTree, shardings: PyTree) -> PyTree:
+def restore_target(abstract: PyTree, shardings: PyTree) -> PyTree:
   """Shapes and shardings to restore into."""
   return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), abstract, shardings)
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import jax
 
-from tfm.training.progress import say
+from tfm.training.progress import print_status
 
 
 # What a second may be spent on. Each since a process began to train is one of these; the time between two processes of a
@@ -54,7 +54,7 @@ class Goodput:
       try:
         self.seconds, self._marks = until(json.loads(path.read_text()), step)
       except (ValueError, KeyError, TypeError, AttributeError) as error:
-        say(
+        print_status(
           f'{path} cannot be read ({type(error).__name__}: {error}), and where the time of this run went is counted anew'
         )
     self._unsaved = self.seconds['saving']

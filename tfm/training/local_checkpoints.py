@@ -19,7 +19,7 @@ from ml_collections import ConfigDict
 from tfm.parallel import processes
 from tfm.shapes import PyTree
 from tfm.training.checkpoint import Checkpoints, rest, said_by_all
-from tfm.training.progress import say
+from tfm.training.progress import print_status
 from tfm.training.state import State
 
 
@@ -101,7 +101,7 @@ class LocalCheckpoints(Checkpoints):
       )
       why = said_by_all(changed and f'this run has {changed}')
     if why:
-      say(
+      print_status(
         f'the checkpoint {found} near at hand cannot be gone on from: {why}; it is deleted as the run goes on from step {last}'
       )
       return None

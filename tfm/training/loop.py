@@ -12,7 +12,7 @@ from tfm.data.device import DeviceBatch
 from tfm.parallel import processes
 from tfm.shapes import PyTree
 from tfm.training.interval import Interval
-from tfm.training.progress import say
+from tfm.training.progress import print_status
 from tfm.training.report import Report
 from tfm.training.state import State
 
@@ -72,7 +72,7 @@ def fit(
       if cadence.profile and i == min(first + 2 + cadence.profile, cadence.steps) >= first + 3:
         jax.block_until_ready(state)
         jax.profiler.stop_trace()
-        say(f'profile of {i - first - 2} steps: {profile_dir}')
+        print_status(f'profile of {i - first - 2} steps: {profile_dir}')
 
       stopping = stop(i)  # asked once: a signal that comes later is the next step's
       ends = stopping or i == cadence.steps
@@ -109,7 +109,7 @@ def fit(
           saved |= {tier: i for tier in itertools.dropwhile(lambda tier: tier != due, save)}
           goodput.saved(i, due)
       if stopping:
-        say(f'stopped at step {i}, which is saved; the same command goes on from there')
+        print_status(f'stopped at step {i}, which is saved; the same command goes on from there')
         break
   return state
 

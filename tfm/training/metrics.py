@@ -11,7 +11,7 @@ matplotlib.use('Agg')
 import matplotlib.pyplot as plt  # noqa: E402
 
 
-class Log:
+class MetricsLog:
   """Writes metrics; opened at a step, it forgets what an interrupted run wrote beyond it."""
 
   def __init__(self, workdir: pathlib.Path, step: int):
@@ -33,10 +33,10 @@ class Log:
     """Flushes everything and draws the curves."""
     self.file.close()
     self.events.close()
-    draw(self.path)
+    draw_curves(self.path)
 
 
-class Unwritten:
+class NullMetricsLog:
   """The log of a process that does not write one."""
 
   def write(self, step: int, split: str, values: dict[str, float | str]) -> None:
@@ -68,7 +68,7 @@ def read(path: pathlib.Path) -> list[dict]:
   return rows
 
 
-def draw(path: pathlib.Path) -> pathlib.Path:
+def draw_curves(path: pathlib.Path) -> pathlib.Path:
   """Draws loss against step for every split, and the learning rate, into curves.png beside `path`."""
   rows = read(path)
   figure, (top, bottom) = plt.subplots(

@@ -9,7 +9,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 console = Console(stderr=True)
 
 
-def say(text: str) -> None:
+def print_status(text: str) -> None:
   """Prints to stderr, above the live line if there is one; lines stay whole."""
   console.print(text, highlight=False, markup=False, soft_wrap=True)
 
@@ -61,7 +61,7 @@ class Line:
     if not console.is_terminal and now - self.said > PERIOD and self.tokens:
       self.said = now
       left = (self.steps - step) * (now - self.since) / self.timed
-      say(f'step {step} of {self.steps}  {self.status(loss)}  {left / 60:.1f} minutes left')
+      print_status(f'step {step} of {self.steps}  {self.status(loss)}  {left / 60:.1f} minutes left')
 
   def status(self, loss: float) -> str:
     """`loss 2.345  12.3k tokens/s  MFU 41.2 %`."""

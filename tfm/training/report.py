@@ -13,8 +13,8 @@ from tfm.data.device import DeviceBatch
 from tfm.parallel import processes
 from tfm.shapes import Array
 from tfm.training.goodput import Goodput
-from tfm.training.metrics import Log
-from tfm.training.progress import Line, say
+from tfm.training.metrics import MetricsLog
+from tfm.training.progress import Line, print_status
 
 
 _log = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ class Report:
       the slowest process.
   """
 
-  def __init__(self, logs: Sequence[Log], line: Line, goodput: Goodput, first: int = 0):
+  def __init__(self, logs: Sequence[MetricsLog], line: Line, goodput: Goodput, first: int = 0):
     self._logs, self._line, self.goodput = logs, line, goodput
     self._told, self._before = first, dict(goodput.seconds)
     self.step_seconds, self.save_seconds = 0.0, dict(goodput.save_seconds)
@@ -81,7 +81,7 @@ class Report:
     if values and run in self.live:
       self._logs[run].write(step, 'validation', dict(values))
       which = f' of run {run}' if len(self._logs) > 1 else ''
-      say(f'step {step}  validation{which}: ' + ', '.join(f'{k} {v:.4g}' for k, v in values.items()))
+      print_status(f'step {step}  validation{which}: ' + ', '.join(f'{k} {v:.4g}' for k, v in values.items()))
     return run in self.live
 
   def _pace(self, step: int) -> dict[str, float]:
@@ -129,5 +129,5 @@ class Report:
         )
         if not self.live:
           raise Diverged(self.diverged[run])
-        say(f'run {run}: {self.diverged[run]}; the others go on')
+        print_status(f'run {run}: {self.diverged[run]}; the others go on')
         return

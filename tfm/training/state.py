@@ -37,7 +37,7 @@ class State:
   spikes: Spikes | None = None
 
 
-def parameters(model: nn.Module, key: Array, batch: int, length: int, lora: Lora | None = None) -> PyTree:
+def init_params(model: nn.Module, key: Array, batch: int, length: int, lora: Lora | None = None) -> PyTree:
   """The model's initial parameters, boxed, with adapters if asked for; it is traced on `batch` rows of `length` tokens."""
   params = model.init(key, *model.example(batch, length))['params']
   return lora.added(params, key) if lora else params
@@ -63,7 +63,7 @@ def init(
 
   def make(seed):
     params_key, key = jax.random.split(seed)
-    params = parameters(model, params_key, batch, length, lora)
+    params = init_params(model, params_key, batch, length, lora)
     return State(
       step=jnp.int32(0),
       params=params,
@@ -76,12 +76,12 @@ def init(
   return make
 
 
-def abstract(make: Callable[[Array], State]) -> State:
+def abstract_state(make: Callable[[Array], State]) -> State:
   """Shapes and boxes of the state; nothing is allocated."""
   return jax.eval_shape(make, jax.eval_shape(lambda: jax.random.key(0)))
 
 
-def shardings(
+def state_shardings(
   boxed: State, mesh: Mesh, rules: sharding.Rules, needs: Sequence[DivisibilityConstraint] = ()
 ) -> State:
   """Where each leaf lives.
@@ -96,7 +96,7 @@ def shardings(
   return sharding.named_shardings(boxed, mesh, rules)
 
 
-def born(
+def init_states(
   make: Callable[[Array], State], seeds: Sequence[int], where: State, mesh: Mesh, rules: sharding.Rules
 ) -> list[State]:
   """The initial state of each seed, each leaf made where it will live."""

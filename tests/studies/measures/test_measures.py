@@ -80,7 +80,7 @@ def test_what_is_written_is_what_evaluate_tells(tiny, tmp_path):
     tmp_path / 'run',
   )
   run = runs.load(tmp_path / 'run')
-  pairs, found = runs.written(run, 'test')
+  pairs, found = runs.translate_split(run, 'test')
   texts = {i: made[0].text for i, made in found}
   same = sum(texts[i] == reference for i, (_, reference) in enumerate(pairs)) / len(pairs)
   assert asked('written("exact")', run)['test_exact'] == pytest.approx(100 * same)

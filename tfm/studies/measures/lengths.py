@@ -40,7 +40,7 @@ class Lengths(protocol.Measure):
     )
 
     def measure(params):
-      records = runs.extrapolation(
+      records = runs.evaluate_lengths(
         dataclasses.replace(run, params=params),
         self.split,
         lengths,

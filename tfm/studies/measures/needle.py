@@ -52,7 +52,9 @@ class Needle(protocol.Measure):
         for depth in self.depths:
           texts = dataclasses.replace(source, length=length, longer=None, depth=depth, held_out=self.texts)
           data = pipeline.open_data(texts, plain(run.tokenizer), cache.directory())
-          asked[length, depth] = runs.evaluation(config, run.model, data, where, 'validation', batches=0)
+          asked[length, depth] = runs.build_evaluate_fn(
+            config, run.model, data, where, 'validation', batches=0
+          )
 
     def measure(params):
       with sharding.context(run.mesh, run.rules):

@@ -24,7 +24,9 @@ class Split(protocol.Measure):
   def prepare(self, run):
     with sharding.context(run.mesh, run.rules):
       where = sharding.batch_sharding(run.mesh, run.rules)
-      evaluate = runs.evaluation(run.config, run.model, runs.open_data(run), where, self.split, batches=0)
+      evaluate = runs.build_evaluate_fn(
+        run.config, run.model, runs.open_data(run), where, self.split, batches=0
+      )
 
     def measure(params):
       with sharding.context(run.mesh, run.rules):

@@ -40,7 +40,7 @@ class Written(protocol.Measure):
     metric = spec.choose(self.metric, METRICS)
 
     def measure(params):
-      pairs, found = runs.written(dataclasses.replace(run, params=params), self.split)
+      pairs, found = runs.translate_split(dataclasses.replace(run, params=params), self.split)
       hypotheses = dict(found)
       values = metric(
         [hypotheses[i][0].text for i in range(len(pairs))], [reference for _, reference in pairs]

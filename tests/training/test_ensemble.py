@@ -9,15 +9,16 @@ import numpy as np
 import pytest
 
 from tfm.runs import load as runs
-from tfm.runs.train import Place, train, train_together
-from tfm.training import metrics, together
+from tfm.runs.run_dir import RunDir
+from tfm.runs.train import train, train_ensemble
+from tfm.training import ensemble, metrics
 
 
 SEEDS = 3, 4
 
 
 def train_seeds(config, folders):
-  return train_together([Place.of(config, seed, folder) for seed, folder in folders.items()])
+  return train_ensemble([RunDir.from_config(config, seed, folder) for seed, folder in folders.items()])
 
 
 def rows(workdir):
@@ -63,8 +64,10 @@ def test_each_is_the_run_that_it_would_be_alone(alone, side_by_side, seed):
 
 def test_at_once_is_as_one_after_another(tiny, side_by_side, tmp_path, monkeypatch):
   """Accelerators do it so."""
-  monkeypatch.setattr(together, 'at_once', lambda where: True)
-  monkeypatch.setattr(together, 'mesh', lambda runs, devices, mesh=together.mesh: mesh(runs, devices[:1]))
+  monkeypatch.setattr(ensemble, 'runs_vmapped', lambda where: True)
+  monkeypatch.setattr(
+    ensemble, 'make_mesh', lambda runs, devices, mesh=ensemble.make_mesh: mesh(runs, devices[:1])
+  )
   made = {seed: tmp_path / str(seed) for seed in SEEDS}
   train_seeds(tiny(**DROPPED), made)
   for seed in SEEDS:
@@ -105,7 +108,7 @@ def test_one_goes_on_alone(tiny, side_by_side, alone, tmp_path):
 @pytest.mark.slow
 def test_what_diverges_stops_and_the_others_go_on(tiny, side_by_side, tmp_path, monkeypatch):
   """The loss of run 0 becomes no number in step 5."""
-  step, key = together.step, jax.random.key_data(jax.random.split(jax.random.key(SEEDS[0]))[1])
+  step, key = ensemble.ensemble_step, jax.random.key_data(jax.random.split(jax.random.key(SEEDS[0]))[1])
 
   def stepped(one, *rest):
     def tainted(state, batch, peak):
@@ -115,7 +118,7 @@ def test_what_diverges_stops_and_the_others_go_on(tiny, side_by_side, tmp_path, 
 
     return step(tainted, *rest)
 
-  monkeypatch.setattr(together, 'step', stepped)
+  monkeypatch.setattr(ensemble, 'ensemble_step', stepped)
   folders = {seed: tmp_path / str(seed) for seed in SEEDS}
   report = train_seeds(tiny(**DROPPED), folders)
   assert report.live == [1] and 'loss is nan at step 5' in report.diverged[0]
@@ -140,7 +143,7 @@ def test_learning_rates_together(tiny, alone, tmp_path):
     rate: tiny(**DROPPED, **{'optimizer.learning_rate': rate})
     for rate in (tiny().optimizer.learning_rate, 0.03)
   }
-  train_together([Place.of(config, seed, tmp_path / f'{rate}') for rate, config in configs.items()])
+  train_ensemble([RunDir.from_config(config, seed, tmp_path / f'{rate}') for rate, config in configs.items()])
   same, other = (tmp_path / f'{rate}' for rate in configs)
   np.testing.assert_allclose(values(same, 'loss'), values(alone[seed], 'loss'), rtol=2e-5)
   assert (same / 'config.json').read_text() == (alone[seed] / 'config.json').read_text()
@@ -161,6 +164,9 @@ def test_what_is_of_another_shape_is_refused(tiny, tmp_path):
     match='config.model.layers is 2 of one run and 3 of another, and runs that train together '
     'may differ in seed and optimizer.learning_rate alone',
   ):
-    train_together(
-      [Place.of(tiny(), 0, tmp_path / 'a'), Place.of(tiny(**{'model.layers': 3}), 0, tmp_path / 'b')]
+    train_ensemble(
+      [
+        RunDir.from_config(tiny(), 0, tmp_path / 'a'),
+        RunDir.from_config(tiny(**{'model.layers': 3}), 0, tmp_path / 'b'),
+      ]
     )

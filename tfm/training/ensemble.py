@@ -23,7 +23,7 @@ RUNS = 'runs'  # the mesh axis
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class FetchedTogether(DeviceBatch):
+class EnsembleBatch(DeviceBatch):
   """The batches of all runs, stacked.
 
   Attributes:
@@ -37,7 +37,7 @@ class FetchedTogether(DeviceBatch):
     return tuple(map(pipeline.batch_hash, self.hosts))
 
 
-def mesh(runs: int, devices: Sequence[jax.Device]) -> Mesh:
+def make_mesh(runs: int, devices: Sequence[jax.Device]) -> Mesh:
   """As many devices as divide the runs, each with equally many of them; the ordinary axes have one device."""
   count = max(n for n in range(1, len(devices) + 1) if runs % n == 0)
   axes = (RUNS, *meshes.AXES)
@@ -46,24 +46,24 @@ def mesh(runs: int, devices: Sequence[jax.Device]) -> Mesh:
   )
 
 
-def stacked(where: Mesh) -> NamedSharding:
+def stacked_sharding(where: Mesh) -> NamedSharding:
   """Of what has an axis of runs in front."""
   return NamedSharding(where, PartitionSpec(RUNS))
 
 
-def stack(states: Sequence[State], where: Mesh) -> State:
+def stack_states(states: Sequence[State], where: Mesh) -> State:
   """One state of all runs, each leaf [runs, …]."""
   return jax.jit(
-    lambda *states: jax.tree.map(lambda *x: jnp.stack(x), *states), out_shardings=stacked(where)
+    lambda *states: jax.tree.map(lambda *x: jnp.stack(x), *states), out_shardings=stacked_sharding(where)
   )(*states)
 
 
-def whole(where: Mesh) -> Mesh:
+def data_mesh(where: Mesh) -> Mesh:
   """The same devices for one run at a time: rows of a batch are divided among them."""
   return meshes.make(dict(data=-1), where.devices.flatten())
 
 
-def split(runs: int, where: Mesh) -> Callable[[State], list[State]]:
+def split_states(runs: int, where: Mesh) -> Callable[[State], list[State]]:
   """State of all runs → the state of each, on every device of an ordinary mesh."""
 
   def one(state):
@@ -72,17 +72,17 @@ def split(runs: int, where: Mesh) -> Callable[[State], list[State]]:
   return jax.jit(one, out_shardings=NamedSharding(where, PartitionSpec()))
 
 
-def at_once(where: Mesh) -> bool:
+def runs_vmapped(where: Mesh) -> bool:
   """Whether a device does its runs in products that are made for all of them: not a core of a CPU, which has nothing idle
   that these could fill, and in whose cache one run fits better than many.
   """
   return where.devices.flat[0].platform != 'cpu'
 
 
-def step(
+def ensemble_step(
   one: Callable[[State, PyTree, Array], tuple[State, PyTree]], where: Mesh, numbers: Array
 ) -> Callable[[State, PyTree], tuple[State, PyTree]]:
-  """The step of all runs, of that of one: every device does its own, `at_once` or one after another.
+  """The step of all runs, of that of one: every device does its own, `runs_vmapped` or one after another.
 
   Args:
     one: (state, batch, the run's own number) → (state, metrics); numbers: one a run.
@@ -91,13 +91,13 @@ def step(
   def one_by_one(*runs):
     return jax.lax.map(lambda run: one(*run), runs)
 
-  some = jax.vmap(one) if at_once(where) else one_by_one
+  some = jax.vmap(one) if runs_vmapped(where) else one_by_one
   axis = PartitionSpec(RUNS)
   mapped = jax.shard_map(some, mesh=where, in_specs=axis, out_specs=axis, axis_names={RUNS}, check_vma=False)
   return lambda state, batch: mapped(state, batch, numbers)
 
 
-def prefetch(iterators: Sequence[grain.DatasetIterator], where: Mesh) -> Iterator[FetchedTogether]:
+def prefetch(iterators: Sequence[grain.DatasetIterator], where: Mesh) -> Iterator[EnsembleBatch]:
   """The stacked batches of the runs' iterators on the devices; the iterators are closed at the end.
 
   Raises:
@@ -111,9 +111,10 @@ def prefetch(iterators: Sequence[grain.DatasetIterator], where: Mesh) -> Iterato
           'them one after another'
         )
       batch = {
-        name: jax.device_put(np.stack([host[name] for host in hosts]), stacked(where)) for name in hosts[0]
+        name: jax.device_put(np.stack([host[name] for host in hosts]), stacked_sharding(where))
+        for name in hosts[0]
       }
-      yield FetchedTogether(batch, iterators[0].get_state(), hosts[0], 0, hosts=hosts)
+      yield EnsembleBatch(batch, iterators[0].get_state(), hosts[0], 0, hosts=hosts)
   finally:
     for iterator in iterators:
       iterator.close()

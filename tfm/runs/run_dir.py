@@ -1,0 +1,114 @@
+"""The working directory of one run: its config, its saved steps, and whether a checkpoint in it fits the config."""
+
+import contextlib
+import dataclasses
+import pathlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from tfm.config.difference import list_differences
+from tfm.config.load import to_json
+from tfm.config.overlay import complete
+from tfm.config.resolve import resolve_config
+from tfm.errors import require
+from tfm.parallel import processes
+from tfm.training.checkpoint import Checkpoints
+
+
+@dataclasses.dataclass(frozen=True)
+class RunDir:
+  """One run and the directory that holds its files.
+
+  Attributes:
+    config: resolved, with the run's seed.
+    workdir: the directory; it need not exist yet.
+  """
+
+  config: ConfigDict
+  workdir: pathlib.Path
+
+  @classmethod
+  def from_config(cls, config: ConfigDict, seed: int, workdir: str | pathlib.Path) -> 'RunDir':
+    """The run of a copy of `config` with another seed."""
+    config = config.copy_and_resolve_references()
+    config.seed = seed
+    return cls(config, pathlib.Path(workdir))
+
+  def saved_steps(self) -> set[int]:
+    """The steps of its complete checkpoints."""
+    with self._open_checkpoints() as checkpoints:
+      return set(checkpoints.steps() if checkpoints else ())
+
+  def list_checkpoint_names(self) -> list[str] | None:
+    """The names in checkpoints/, of complete and incomplete ones; None without that directory."""
+    folder = self.workdir / 'checkpoints'
+    return sorted(path.name for path in folder.iterdir()) if folder.is_dir() else None
+
+  def checkpoint_metadata(self, step: int) -> dict[str, Any]:
+    """The JSON part of a checkpoint.
+
+    Raises:
+      ValueError: if its config differs from this run's in a field that changes results.
+    """
+    with self._open_checkpoints() as checkpoints:
+      return self.require_same_config(checkpoints.run(step))
+
+  def require_same_config(self, metadata: dict[str, Any]) -> dict[str, Any]:
+    """Returns the metadata of a checkpoint if training can resume from it under this run's config.
+
+    Raises:
+      ValueError: if the configs differ in a field that changes results.
+    """
+    # Fields that are newer than the checkpoint had their defaults then.
+    old = resolve_config(complete(metadata['config']))
+    lines = list_differences(old.to_dict(), self.config.to_dict())
+    require(
+      not lines,
+      f'--config differs from the checkpoint in {self.workdir} in fields that change results; '
+      f'set them back or train in a new --workdir:\n  ' + '\n  '.join(lines),
+    )
+    return metadata
+
+  def require_same_data(self, saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
+    """Refuses to resume on documents or tokenizers other than those of the checkpoint.
+
+    Args:
+      saved, current: metadata of the checkpoint and of this process, with the corpus hash and the tokenizers.
+    """
+    data = self.config.data
+    require(
+      saved['corpus'] == current['corpus'],
+      f'config.data.source={data.source!r} holds other data than those the checkpoint in {self.workdir} '
+      'was trained on; restore them or train in a new --workdir',
+    )
+    for name in ('tokenizer', 'source_tokenizer'):
+      require(
+        saved.get(name) == current[name],
+        f'config.data.{name}={data[name]!r} differs from the tokenizer of the checkpoint in {self.workdir}; '
+        'restore the cached one or train in a new --workdir',
+      )
+
+  def write_config(self) -> None:
+    """Creates the directory and writes config.json.
+
+    Raises:
+      ValueError: in all processes, if one of them does not see what process 0 wrote.
+    """
+    path, text = self.workdir / 'config.json', to_json(self.config)
+    if processes.is_main_process():
+      self.workdir.mkdir(parents=True, exist_ok=True)
+      path.write_text(text)
+    processes.barrier()
+    processes.require_equal(
+      {f'what --workdir={self.workdir} holds': path.read_text() if path.is_file() else 'no config.json'}
+    )
+
+  @contextlib.contextmanager
+  def _open_checkpoints(self) -> Iterator[Checkpoints | None]:
+    if not (self.workdir / 'checkpoints').is_dir():
+      yield None
+      return
+    with contextlib.closing(Checkpoints(self.workdir)) as checkpoints:
+      yield checkpoints
