@@ -1,5 +1,7 @@
 """The collectives of small functions whose collectives are known."""
 
+# ruff: noqa: E501  (lines of compiled modules)
+
 import jax
 import jax.numpy as jnp
 import pytest

@@ -1,5 +1,7 @@
 """Products and bytes of compiled functions, against what can be counted by hand."""
 
+# ruff: noqa: E501  (lines of compiled modules)
+
 import jax
 import jax.numpy as jnp
 import pytest

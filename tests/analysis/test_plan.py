@@ -22,8 +22,8 @@ CONFIG = """
 def get_config(arg=''):
   return dict(
     data=dict(tokenizer='sentencepiece(300)', length=16),
-    model=dict(layers=3, width=32, heads=4, kv_heads=2, feed_forward='swiglu', remat='full', tie_embeddings=False),
-    training=dict(batch_size=8), mesh=dict(data=2, fsdp=2, tensor=2))
+    model=dict(layers=3, width=32, heads=4, kv_heads=2, feed_forward='swiglu', remat='full',
+    tie_embeddings=False), training=dict(batch_size=8), mesh=dict(data=2, fsdp=2, tensor=2))
 """
 
 
@@ -61,7 +61,8 @@ def test_here(run, tmp_path, monkeypatch):
   assert kinds['optimizer'] == 2 * kinds['parameters'] + 2 * 4  # two moments, two counters
   assert sum(kinds.values()) == one['memory']['needed']
   assert one['memory']['capacity'] == 2**20 and one['fits'] == (one['memory']['needed'] <= 2**20)
-  # What is computed again are three of four forward products of a layer; nothing is computed on all devices alike.
+  # What is computed again are three of four forward products of a layer; nothing is computed on all devices
+  # alike.
   assert 1 < one['products'] * 8 / one['flops'] < 1.6
   by = {(each['kind'], tuple(each['axes'])): each for each in one['collectives']}
   assert by['all-gather', ('fsdp',)]['count'] >= 3 * 2 and by['all-reduce', ('tensor',)]['count'] >= 3 * 3
@@ -151,7 +152,8 @@ def test_the_decoding_step(run, tmp_path):
   training, decoding = json.loads((tmp_path / 'out' / 'plan.json').read_text())['plans']
   assert decoding['tokens'] == 4  # one row for each part of a batch
   assert decoding['products'] * 8 == pytest.approx(decoding['flops'])
-  # Keys and values of 4 rows, 3 layers, 2 heads, 16 tokens, 8 channels, cut into 4 × 2; and where the tokens stand.
+  # Keys and values of 4 rows, 3 layers, 2 heads, 16 tokens, 8 channels, cut into 4 × 2; and where the tokens
+  # stand.
   assert decoding['memory']['kinds']['cache'] == 2 * 3 * 16 * 8 * 4 + 3 * (3 * 16 * 4 + 4)
   assert training['bound'] is None and 'no published peak' in out
 
@@ -223,7 +225,8 @@ def test_refusals(run, words, sentence):
   assert re.search(sentence, err)
 
 
-REFUSED = """RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory space hbm. Used 20.17G of 15.75G hbm. Exceeded hbm capacity by 4.42G.
+REFUSED = """RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory space hbm. Used
+20.17G of 15.75G hbm. Exceeded hbm capacity by 4.42G.
 
 Total hbm usage >= 20.42G:
     reserved        258.00M

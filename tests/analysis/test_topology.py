@@ -43,7 +43,10 @@ def test_names(name, parsed):
     ('v5p:4x39996', 'use v5p:16x20x28 with --slices=18'),
     ('v5e:4x0', 'use v5e:4x4'),
     ('v9:4x4', 'is unknown; a topology is a TPU generation .v4, v5e, v5p, v6e, tpu7x'),
-    ('mi300:8', "or the GPUs of one host .a100, h100, h200, b200., as h100:8; 'here' uses the attached devices"),
+    (
+      'mi300:8',
+      "or the GPUs of one host .a100, h100, h200, b200., as h100:8; 'here' uses the attached devices",
+    ),
     ('h100', 'lacks the number of GPUs per host; use h100:8, and --slices=N'),
     ('b200:2x8', 'lacks the number of GPUs per host; use b200:8'),
   ],
@@ -74,7 +77,7 @@ def test_without_the_plugin_for_cuda(monkeypatch):
   monkeypatch.setattr(gpus, 'is_cuda_plugin_installed', lambda: False)
   with pytest.raises(
     ValueError,
-    match=r"needs JAX's plugin for CUDA, .* not installed; pip install -e '.\[cuda-compiler\]', or",
+    match=r"needs JAX's CUDA plugin, which is not installed; pip install -e '.\[cuda-compiler\]', or",
   ):
     topology.devices('h100:8')
 
@@ -82,8 +85,9 @@ def test_without_the_plugin_for_cuda(monkeypatch):
 @pytest.mark.parametrize('name', ['v5e:2x2', 'h100:8'])
 def test_what_is_compiled_for_others_is_not_kept(name, monkeypatch):
   """Without them it could not be read back, and JAX would warn of each."""
-  for module in (topology, gpus):
-    monkeypatch.setattr(module, 'installed', lambda: True)
+  names = (topology, 'is_libtpu_installed'), (gpus, 'is_cuda_plugin_installed')
+  for module, name in names:
+    monkeypatch.setattr(module, name, lambda: True)
   monkeypatch.setattr(topology, 'ENVIRONMENT', {})
   monkeypatch.setattr(
     topology.topologies, 'get_topology_desc', lambda **_: types.SimpleNamespace(devices=['one'])

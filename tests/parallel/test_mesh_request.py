@@ -231,8 +231,8 @@ INDIVISIBLE = {
   'heads alike': (
     dict(tensor=8),
     {},
-    r"mesh.tensor = 8 splits 'kv_heads' of the parameter stack/.*/kernel into 8 parts, "
-    "but it has 4; .* rules.kv_heads=''; the nearest valid mesh of 8 devices is data=2 tensor=4$",
+    r"mesh.tensor = 8 splits 'kv_heads' of the parameter stack/.*/kernel into 8 shards, "
+    "which do not divide its size 4; .* rules.kv_heads=''; the nearest valid mesh of 8 devices is data=2 tensor=4$",
   ),
   'kv_heads': (
     dict(tensor=4),

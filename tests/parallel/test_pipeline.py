@@ -196,8 +196,9 @@ def cut_over_stages(tree, stages):
 def stays(made):
   """Activations move on, in every iteration, and stacked parameters stay.
 
-  What all stages add up is what comes out, the gradients of what went in and of what all layers share, and the norm of the gradients:
-  none of it in the loop. As fsdp cuts it, XLA may gather the embedding over stages instead, which all have.
+  What all stages add up is what comes out, the gradients of what went in and of what all layers share, and
+  the norm of the gradients: none of it in the loop. As fsdp cuts it, XLA may gather the embedding over stages
+  instead, which all have.
   """
   plan = validate.schedule(made.config, dict.fromkeys(meshes.AXES, 1) | made.sizes)
   assert made.over_stages('collective-permute')[0] >= 2 * plan.iterations

@@ -44,7 +44,9 @@ SLOTS = {
 }
 # Sizes that every kernel takes, vendors' too.
 LENGTH, VOCAB = 256, 32
-FRIENDLY = dict(layers=1, width=128, heads=2, head_width=64, dtype='bfloat16', vocab_multiple=8, scan=False)
+PLAIN_MODEL = dict(
+  layers=1, width=128, heads=2, head_width=64, dtype='bfloat16', vocab_multiple=8, scan=False
+)
 YES, NO = 'yes', '–'
 
 
@@ -108,7 +110,7 @@ def model(variant: Variant, packing: str = 'concat') -> Decoder:
     else 'causal_lm'
   )
   config = complete(
-    dict(data=dict(length=LENGTH, packing=packing), model=FRIENDLY | variant.fields, objective=objective)
+    dict(data=dict(length=LENGTH, packing=packing), model=PLAIN_MODEL | variant.fields, objective=objective)
   )
   return assemble.model(resolve_config(config), VOCAB, causal=False)
 
@@ -117,14 +119,14 @@ def model(variant: Variant, packing: str = 'concat') -> Decoder:
 class Probe(Kernel):
   """The dense kernel, which asks all the others what they would say."""
 
-  heard: dict[str, str | None] = dataclasses.field(default_factory=dict)
+  reasons: dict[str, str | None] = dataclasses.field(default_factory=dict)
 
   def attend(self, q, k, v, asked):
     for variant in variants('kernel'):
       if variant.name != 'auto':
         made = assemble.named('model.kernel', spec.build, variant.name, tfm.kernels, Kernel)
         refusal = made.unsupported_reason(q, k, v, asked)
-        self.heard[variant.name] = self.heard.get(variant.name) or refusal
+        self.reasons[variant.name] = self.reasons.get(variant.name) or refusal
     return Dense().attend(q, k, v, asked)
 
 
@@ -134,10 +136,10 @@ def kernels(variant: Variant) -> dict[str, str | None]:
   probed = with_kernel(model(variant), probe)
   tokens = jax.ShapeDtypeStruct((1, LENGTH), jnp.int32)
   jax.eval_shape(lambda key, t: probed.init(key, t, Context.whole(t)), jax.random.key(0), tokens)
-  return probe.heard
+  return probe.reasons
 
 
-def decodes(variant: Variant) -> bool:
+def supports_cache(variant: Variant) -> bool:
   """Whether a model with the variant reads on from a cache."""
   made = model(variant)
   tokens = jax.ShapeDtypeStruct((1, 1), jnp.int32)
@@ -151,7 +153,7 @@ def decodes(variant: Variant) -> bool:
   return True
 
 
-def packs(variant: Variant) -> bool:
+def supports_packing(variant: Variant) -> bool:
   """Whether a model with the variant is built for rows of several documents."""
   try:
     model(variant, 'first_fit')
@@ -160,7 +162,7 @@ def packs(variant: Variant) -> bool:
   return True
 
 
-def cut(variant: Variant) -> str:
+def own_mesh_axes(variant: Variant) -> str:
   """The mesh axes that cut the variant's own parameters under the default rules; '' if it has none."""
   made = model(variant)
   tokens = jax.ShapeDtypeStruct((1, LENGTH), jnp.int32)
@@ -189,9 +191,9 @@ def refusal(kernel: Kernel, **change) -> str | None:
   """What the kernel says of plain attention with a change."""
   tokens = jax.ShapeDtypeStruct((1, LENGTH), jnp.int32)
   heads = jax.ShapeDtypeStruct(
-    (1, LENGTH, FRIENDLY['heads'], FRIENDLY['head_width']), jnp.dtype(FRIENDLY['dtype'])
+    (1, LENGTH, PLAIN_MODEL['heads'], PLAIN_MODEL['head_width']), jnp.dtype(PLAIN_MODEL['dtype'])
   )
-  score = spec.factory('dot', tfm.scores, Score, head_width=FRIENDLY['head_width'])().apply({})
+  score = spec.factory('dot', tfm.scores, Score, head_width=PLAIN_MODEL['head_width'])().apply({})
   plain = dict(
     score=score,
     bias=None,
@@ -205,17 +207,17 @@ def refusal(kernel: Kernel, **change) -> str | None:
   return kernel.unsupported_reason(heads, heads, heads, AttentionInputs(**plain | change))
 
 
-_anything = Partial(lambda *args: None)
+_any_function = Partial(lambda *args: None)
 FEATURES = {
   'windows': dict(mask=spec.build('causal & window(64)', tfm.masks, Mask)),
   'masks of positions': dict(mask=spec.build('causal & chunked(64)', tfm.masks, Mask)),
   'prefixes': dict(mask=spec.build('prefix', tfm.masks, Mask)),
   'packed rows': dict(layout='packed'),
   'caches': dict(layout='arbitrary'),
-  'other scores': dict(score=_anything),
-  'biases': dict(bias=_anything),
+  'other scores': dict(score=_any_function),
+  'biases': dict(bias=_any_function),
   'soft cap': dict(soft_cap=50.0),
-  'sinks': dict(sinks=jax.ShapeDtypeStruct((FRIENDLY['heads'],), jnp.float32)),
+  'sinks': dict(sinks=jax.ShapeDtypeStruct((PLAIN_MODEL['heads'],), jnp.float32)),
   'sigmoid': dict(normalizer='sigmoid'),
   'dropout': dict(dropout=0.1, dropout_key=jax.eval_shape(lambda: jax.random.key(0))),
 }
@@ -237,35 +239,35 @@ def table(slot: str) -> Table:
   return lines
 
 
-def _served(variant: Variant) -> str:
-  heard = kernels(variant)
-  return ' '.join(name for name, refusal in heard.items() if not refusal) if heard else 'its own'
+def _kernel_names(variant: Variant) -> str:
+  reasons = kernels(variant)
+  return ' '.join(name for name, refusal in reasons.items() if not refusal) if reasons else 'its own'
 
 
-def _yes(told: bool) -> str:
-  return YES if told else NO
+def _yes_or_no(value: bool) -> str:
+  return YES if value else NO
 
 
 def _masks(variant: Variant) -> str:
   return 'any' if variant.kind.masks is None else ' '.join(variant.kind.masks)
 
 
-def _asked(variant: Variant) -> str:
+def _position_hooks(variant: Variant) -> str:
   return ' '.join(['embed', *sorted(variant.kind.hooks)])
 
 
 # slot → heading → what it says of a variant.
 COMMON = {
-  'kernels': _served,
-  'cache': lambda v: _yes(decodes(v)),
-  'packing': lambda v: _yes(packs(v)),
-  'cut over': cut,
+  'kernels': _kernel_names,
+  'cache': lambda v: _yes_or_no(supports_cache(v)),
+  'packing': lambda v: _yes_or_no(supports_packing(v)),
+  'cut over': own_mesh_axes,
 }
 COLUMNS = {
-  'mixer': {'masks': _masks, 'asks a position to': _asked} | COMMON,
+  'mixer': {'masks': _masks, 'asks a position to': _position_hooks} | COMMON,
   'position': {'enters': lambda v: ' '.join(sorted(v.kind.enters()))} | COMMON,
   'mask': {
-    'looks ahead': lambda v: _yes(
+    'looks ahead': lambda v: _yes_or_no(
       not is_causal(assemble.named('mask', spec.build, v.spec, tfm.masks, Mask), LENGTH)
     ),
     **{name: COMMON[name] for name in ('kernels', 'cache', 'packing')},

@@ -110,7 +110,7 @@ def parse_topology(name: str) -> tuple[str, tuple[int, ...]]:
     ValueError: for another form, with the nearest valid name.
   """
   known = (
-    f'a topology is a TPU generation ({", ".join(GENERATIONS)}) with its chips along each dimension, as v5e:4x4 '
+    f'a topology is a TPU generation ({", ".join(GENERATIONS)}) with its chips per dimension, as v5e:4x4 '
     f'or v5p:4x4x8, or the GPUs of one host ({", ".join(gpus.GPUS)}), as h100:8'
   )
   if core_count := parse_core_count(name):

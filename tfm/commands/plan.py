@@ -153,8 +153,8 @@ def searched(request: steps.PlanRequest, devices, args: argparse.Namespace, comm
   require(
     bool(found),
     f'--search finds no mesh of {len(devices)} devices over {args.axes} that divides the model and its '
-    f'batch of {request.config.training.batch_size} rows, and whose devices hold the state; use more devices, or '
-    'another config.training.batch_size',
+    f'batch of {request.config.training.batch_size} rows, and '
+    'whose devices hold the state; use more devices, or another config.training.batch_size',
   )
   tried, known, begin = [], [], time.perf_counter()
   for i, one in enumerate(found):

@@ -174,7 +174,8 @@ def require_equal(facts: Mapping[str, Any]) -> None:
     if others := [process for process, one in enumerate(values) if one != values[0]]:
       raise ValueError(
         f'{name} is not the same in all processes: process {", ".join(map(str, others))} differs from '
-        f'process 0, and process {jax.process_index()} has {str(value)[:200]}; start all with the same files and flags'
+        f'process 0, and process {jax.process_index()} has {str(value)[:200]}; '
+        'start all with the same files and flags'
       )
 
 
@@ -210,7 +211,8 @@ def abort_all_on_error(name: str, user_errors: tuple[type[Exception], ...]) -> I
   An ordinary exit would wait for the other processes, which wait for this one.
 
   Args:
-    name: the command, for the message; user_errors: errors whose text is a message for users, with exit status 2.
+    name: the command, for the message.
+    user_errors: errors whose text is a message for users, with exit status 2.
   """
   if jax.process_count() == 1:
     yield
@@ -218,7 +220,8 @@ def abort_all_on_error(name: str, user_errors: tuple[type[Exception], ...]) -> I
   prefix = f'tfm {name}: process {jax.process_index()} of {jax.process_count()}'
   status = None
   with _print_if_killed(
-    f'{prefix}: it was killed, or aborted by JAX (see above) because another process of this run is gone or '
+    f'{prefix}: it was killed, or aborted by JAX (see above) because another process of this run is gone'
+    f' or '
     f'does not respond; {RESUME_HINT}'
   ):
     try:
