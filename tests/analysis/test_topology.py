@@ -86,8 +86,8 @@ def test_without_the_plugin_for_cuda(monkeypatch):
 def test_what_is_compiled_for_others_is_not_kept(name, monkeypatch):
   """Without them it could not be read back, and JAX would warn of each."""
   names = (topology, 'is_libtpu_installed'), (gpus, 'is_cuda_plugin_installed')
-  for module, name in names:
-    monkeypatch.setattr(module, name, lambda: True)
+  for module, function in names:
+    monkeypatch.setattr(module, function, lambda: True)
   monkeypatch.setattr(topology, 'ENVIRONMENT', {})
   monkeypatch.setattr(
     topology.topologies, 'get_topology_desc', lambda **_: types.SimpleNamespace(devices=['one'])
