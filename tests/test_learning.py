@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tfm.config import assemble
+from tfm.config.assemble import Experiment
 from tfm.config.load import load_config
 from tfm.config.resolve import resolve_config
 from tfm.data import cache, pipeline
@@ -27,7 +27,7 @@ def ngram_bits_per_byte(train, held_out, order):
 @pytest.mark.slow
 def test_demo_beats_unigrams_and_bigrams(root, tmp_path):
   config = resolve_config(load_config(str(root / 'configs' / 'lm.py') + ':demo'))
-  text = pipeline.open_text(assemble.source(config), assemble.tokenizer(config), cache.directory())
+  text = pipeline.open_text(Experiment(config).source, Experiment(config).tokenizer, cache.directory())
   splits = {
     s: np.frombuffer(''.join(text.corpus.splits[s]['text']).encode(), np.uint8)
     for s in ('train', 'validation')

@@ -6,7 +6,7 @@ import jax
 import pytest
 
 from tests.paths import ROOT
-from tfm.config import assemble
+from tfm.config.assemble import Experiment
 from tfm.config.load import load_config
 from tfm.config.resolve import resolve_config
 from tfm.runs import load as runs
@@ -27,7 +27,7 @@ def test_smoke_run(path, tmp_path):
   config = load_config(f'{path}:smoke')
   if not config.data.source.startswith(BUILT_IN_SOURCES):
     # The config's data is not in the repository: a few lines, read as bytes, or digits take its place.
-    fields = assemble.source(config).fields
+    fields = Experiment(config).source.fields
     (tmp_path / 'lines.txt').write_text(''.join(f'line {i}\tZeile {i}\n' for i in range(400)))
     substitute = f'{"parallel" if "source" in fields else "text"}({str(tmp_path / "lines.txt")!r})'
     config.data.update(source='digits' if 'image' in fields else substitute, tokenizer='bytes')

@@ -138,10 +138,7 @@ def test_what_is_counted_once_is_marked(sums):
     ),
   )
   title, _, rows = report.tables([one])[-1]
-  assert (
-    title
-    == 'decoding: sent by a device in a step (≥: in a loop of unknown trip count, counted once)'
-  )
+  assert title == 'decoding: sent by a device in a step (≥: in a loop of unknown trip count, counted once)'
   assert [row[3:5] for row in rows] == [('≥ 3', '≥ 1.00 MiB'), ('1', '1.00 MiB')]
   assert [each['least'] for each in report.data(one)['collectives']] == [True, False]
   assert '≥' not in report.tables([dataclasses.replace(one, collectives=one.collectives[1:])])[-1][0]

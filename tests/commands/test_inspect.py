@@ -76,10 +76,7 @@ def test_says_all_there_is(run, tmp_path):
       ('--config.mesh.data=0',),
       'mesh.data=0 must be at least 1, or -1 for the remaining devices; the nearest valid mesh of 8 devices is',
     ),
-    (
-      ('--config.slices.axis=foo',),
-      "slices.axis='foo' cannot span slices; use 'data' or 'stage'",
-    ),
+    (('--config.slices.axis=foo',), "slices.axis='foo' cannot span slices; use 'data' or 'stage'"),
   ],
 )
 def test_a_mesh_that_cannot_be_is_refused_with_the_nearest(run, words, sentence):
@@ -137,7 +134,10 @@ def test_the_bubble_of_a_pipeline(run):
   'words, sentence',
   [
     (('--config.mesh.data=3', '--devices=8'), 'needs 3 devices and there are 8'),
-    (('--config.mesh.fsdp=128', '--config.mesh.data=1'), 'embedding/table into 128 shards, which do not divide its size 64'),
+    (
+      ('--config.mesh.fsdp=128', '--config.mesh.data=1'),
+      'embedding/table into 128 shards, which do not divide its size 64',
+    ),
     (('--config.model.mask=later',), "names 'later', which masks does not have"),
     (('--config.training.batch_size=12', '--devices=8'), '8 or a multiple would do'),
     (('--picture=nowhere/mask.png',), 'nowhere/mask.png'),

@@ -8,8 +8,9 @@ from ml_collections import ConfigDict
 
 from tests.conformance.tiny import boxed, decoder
 from tfm.commands.cli import resolve_with_overrides
-from tfm.config import assemble, overlay
+from tfm.config import overlay
 from tfm.config import validate as check
+from tfm.config.assemble import Experiment
 from tfm.config.difference import list_differences
 from tfm.config.load import load_config, smoke, to_json
 from tfm.config.resolve import resolve_config
@@ -238,8 +239,8 @@ class TestSmoke:
     small = resolve_config(smoke(large))
     assert {name: small.model[name] for name in self.SLOTS} == self.SLOTS
     assert (small.model.width, small.model.layers, small.training.steps, small.data.length) == (32, 2, 4, 32)
-    assemble.model(small, 300)
-    check.run(small, 8)
+    Experiment(small).build_model(300)
+    check.run(Experiment(small), 8)
 
   @pytest.mark.parametrize(
     'heads, kv_heads, small',
@@ -276,7 +277,7 @@ class TestSmoke:
     }
     assert sizes == dict(local=(4, 2, 8, 128), far=(4, 4, 8, 128), one=(4, 1, 8, 128))
     assert model.blocks.local.mask == 'causal & window(8)' and model.blocks.far.position == 'none'
-    assemble.model(small, 300)
+    Experiment(small).build_model(300)
 
   def test_fields_keep_their_types(self):
     refused(
@@ -493,11 +494,11 @@ class TestRefusals:
     ],
   )
   def test_models(self, model, parts):
-    refused(lambda: assemble.model(resolved(**model), 100), *parts)
+    refused(lambda: Experiment(resolved(**model)).build_model(100), *parts)
 
   def test_a_mask_that_looks_far_ahead(self):
     config = complete(data=dict(length=2048), model=dict(mask='causal | ~window(1000)'))
-    refused(lambda: assemble.model(resolve_config(config), 100), 'lets a token see later ones')
+    refused(lambda: Experiment(resolve_config(config)).build_model(100), 'lets a token see later ones')
 
   @pytest.mark.parametrize(
     'sections, parts',
@@ -526,13 +527,18 @@ class TestRefusals:
     ],
   )
   def test_runs(self, sections, parts):
-    refused(lambda: check.run(resolve_config(complete(**sections)), 8), *parts)
+    refused(lambda: check.run(Experiment(resolve_config(complete(**sections))), 8), *parts)
 
   def test_a_batch_that_divides_is_taken(self):
     for mesh in (dict(), dict(fsdp=4), dict(tensor=8), dict(data=2, fsdp=2, tensor=2)):
-      check.run(resolve_config(complete(training=dict(batch_size=32, gradient_accumulation=4), mesh=mesh)), 8)
+      check.run(
+        Experiment(
+          resolve_config(complete(training=dict(batch_size=32, gradient_accumulation=4), mesh=mesh))
+        ),
+        8,
+      )
     # Four of eight devices cut the batch; the other axis is the tensors'.
-    check.run(resolve_config(complete(training=dict(batch_size=4), mesh=dict(tensor=2))), 8)
+    check.run(Experiment(resolve_config(complete(training=dict(batch_size=4), mesh=dict(tensor=2)))), 8)
 
   def test_a_mesh_that_does_not_divide_the_model(self):
     def check(**model):
@@ -556,4 +562,4 @@ class TestRefusals:
 def test_a_decoder_of_what_decodes_is_built(mixer):
   """With the check that it may not look ahead."""
   position = 'none' if mixer.startswith(('mamba', 'reformer')) else 'rope'
-  assert assemble.model(resolved(mixer=mixer, position=position), 100).vocab == 100
+  assert Experiment(resolved(mixer=mixer, position=position)).build_model(100).vocab == 100

@@ -22,7 +22,8 @@ from rich.table import Column, Table
 
 from tests.paths import ROOT
 from tfm.analysis import estimate
-from tfm.config import assemble, validate
+from tfm.config import validate
+from tfm.config.assemble import Experiment
 from tfm.config.load import load_config
 from tfm.config.resolve import resolve_config
 from tfm.training import state as states
@@ -74,7 +75,7 @@ def resolved(family, name):
 def parameters(family, name):
   config = resolved(family, name)
   config.model.vocab_multiple = ROUNDED.get(family, 1)
-  model = assemble.model(config, estimate.vocabulary_size_of(assemble.tokenizer(config)))
+  model = Experiment(config).build_model(estimate.vocabulary_size_of(Experiment(config).tokenizer))
   boxed = jax.eval_shape(lambda key: states.init_params(model, key, 1, 8), jax.random.key(0))
   return sum(math.prod(x.shape) for x in jax.tree.leaves(nn.unbox(boxed)))
 
@@ -100,8 +101,8 @@ def test_every_size_is_in_the_table_and_could_run(family):
   assert list(namespace['SIZES']) == [*PUBLISHED[family], *OURS.get(family, ())]
   for name in PUBLISHED[family]:
     config = resolved(family, name)
-    validate.run(config, 256)
-    assemble.optimizer(config)
+    validate.run(Experiment(config), 256)
+    Experiment(config).build_optimizer()
 
 
 @pytest.mark.parametrize('family', PUBLISHED)

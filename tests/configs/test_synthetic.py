@@ -5,7 +5,8 @@ import importlib.util
 import pytest
 
 from tests.paths import ROOT
-from tfm.config import assemble, validate
+from tfm.config import validate
+from tfm.config.assemble import Experiment
 from tfm.config.load import load_config
 from tfm.config.resolve import resolve_config
 
@@ -19,9 +20,9 @@ _spec.loader.exec_module(synthetic)
 @pytest.mark.parametrize('name', synthetic.TASKS)
 def test_a_task(name):
   config = resolve_config(load_config(f'{PATH}:{name}'))
-  validate.run(config, 1)
-  assemble.model(config, 300)
-  source = assemble.source(config)
+  validate.run(Experiment(config), 1)
+  Experiment(config).build_model(300)
+  source = Experiment(config).source
   texts = [source._document('test', i)[0] for i in range(20 if name == 'listops' else 400)]
   # With its end, or of what is classified with its beginning.
   lengths = [(len(text.split(' ')) if config.data.tokenizer == 'words' else len(text)) + 1 for text in texts]

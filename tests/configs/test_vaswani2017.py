@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tests.paths import ROOT
-from tfm.config import assemble
+from tfm.config.assemble import Experiment
 from tfm.config.load import load_config
 from tfm.config.resolve import resolve_config
 from tfm.training import state as states
@@ -32,7 +32,7 @@ def rows():
 
 def parameters(name, vocab):
   config = resolve_config(load_config(f'{FILE}:{name}'))
-  model = assemble.model(config, vocab)
+  model = Experiment(config).build_model(vocab)
   boxed = jax.eval_shape(lambda key: states.init_params(model, key, 1, 8), jax.random.key(0))
   return sum(x.size for x in jax.tree.leaves(nn.unbox(boxed)))
 
@@ -73,7 +73,7 @@ def test_every_row_has_the_papers_parameters(counted, capsys):
 @pytest.mark.parametrize('name, shape', [('b1', (512, 8, 16)), ('b2', (512, 8, 32)), ('a1', (512, 1, 512))])
 def test_only_keys_are_narrower(name, shape):
   config = resolve_config(load_config(f'{FILE}:{name}'))
-  model = assemble.model(config, 128)
+  model = Experiment(config).build_model(128)
   params = nn.unbox(jax.eval_shape(lambda key: states.init_params(model, key, 1, 8), jax.random.key(0)))
   for stack in (params['stack'], params['encoder']['stack']):
     mixer = stack['layers']['block_0']['mixer']

@@ -8,6 +8,7 @@ from tests.conformance import collect
 from tests.conformance.tiny import LENGTH, VOCAB, Tiny, config, decoder
 from tfm import spec
 from tfm.config import assemble
+from tfm.config.assemble import Experiment
 from tfm.masks.protocol import Mask, is_causal
 from tfm.mixers.protocol import Mixer
 
@@ -58,7 +59,9 @@ def test_a_decoder_refuses_a_mask_that_looks_ahead(text):
 
 @pytest.mark.parametrize('position', collect.specs('position'))
 def test_a_position_reaches_as_far_as_it_is_trained(position):
-  made = assemble.position(config(position=position), 'model', config(position=position).model)()
+  made = assemble.build_position(
+    Experiment(config(position=position)), 'model', config(position=position).model
+  )()
   assert made.reach is None or made.reach >= LENGTH
 
 
@@ -79,7 +82,7 @@ def test_packed_rows_are_refused_by_a_mixer_that_cannot_tell_documents_apart(mix
   with pytest.raises(
     ValueError, match=r"config\.data\.packing='first_fit' puts several into one; 'concat' would do"
   ):
-    assemble.model(packed, vocab=VOCAB, causal=False)
+    Experiment(packed).build_model(vocab=VOCAB, causal=False)
 
 
 @pytest.mark.parametrize('slot, text', [('score', 'cosine'), ('kernel', 'chunked')])

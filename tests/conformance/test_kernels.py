@@ -15,6 +15,7 @@ from tests.conformance.tiny import PREFIX, asked, config
 from tests.reference import attention
 from tfm import spec
 from tfm.config import assemble
+from tfm.config.assemble import Experiment
 from tfm.kernels.protocol import Kernel
 from tfm.positions.protocol import Position
 
@@ -94,7 +95,9 @@ class Case:
       table = jnp.asarray(np.random.default_rng(1).standard_normal((self.heads, 5)), jnp.float32)
       return score, Partial(by_distance, table) if self.bias else None
     c = config(position=self.bias, heads=self.heads, kv_heads=self.kv_heads, head_width=C)
-    return score, asked(assemble.position(c, 'model', c.model), lambda made: made.bias(made.share()))
+    return score, asked(
+      assemble.build_position(Experiment(c), 'model', c.model), lambda made: made.bias(made.share())
+    )
 
 
 def weighted(weight, q, k):

@@ -10,6 +10,7 @@ import pytest
 from tests.conformance import collect
 from tests.conformance.tiny import config
 from tfm.config import assemble
+from tfm.config.assemble import Experiment
 from tfm.mixers.protocol import Context, Memory
 
 
@@ -22,7 +23,7 @@ class Crossed:
   def __init__(self, text, position='rope'):
     mask = {'mask': 'full'} if collect.variant('mixer', text).masks in (None, ('causal', 'full')) else {}
     c = config(**collect.surroundings(text) | mask | ({'position': position} if position != 'rope' else {}))
-    self.mixer = assemble.block(c, 'model', c.model, causal=False)().mixer()
+    self.mixer = assemble.build_block(Experiment(c), 'model', c.model, causal=False)().mixer()
     draw = np.random.default_rng(0)
     self.x, self.y = (jnp.asarray(draw.standard_normal((B, n, D)), jnp.float32) for n in (T, S))
     shapes = jax.eval_shape(

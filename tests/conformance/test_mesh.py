@@ -11,7 +11,7 @@ import pytest
 
 from tests.conformance import collect
 from tests.conformance.tiny import VOCAB, boxed, config, parameters
-from tfm.config import assemble
+from tfm.config.assemble import Experiment
 from tfm.mixers.protocol import Context
 from tfm.parallel import mesh as meshes
 from tfm.parallel import sharding
@@ -51,7 +51,7 @@ class Sharded:
     packs = collect.variant('mixer', self.config.model.mixer).packs
     self.rows = ROWS, *((POSITIONS, SEGMENTS) if packs else ALONE)
     self.rules = sharding.parse_rules(self.config.rules)
-    self.model = assemble.model(self.config, VOCAB, causal=False)
+    self.model = Experiment(self.config).build_model(VOCAB, causal=False)
     self.boxes = boxed(self.model)
     self.params = parameters(self.model)
 

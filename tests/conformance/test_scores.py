@@ -9,6 +9,7 @@ from tests.conformance import collect
 from tests.conformance.tiny import asked, config
 from tfm import spec
 from tfm.config import assemble
+from tfm.config.assemble import Experiment
 
 
 B, T, S, H, K, C, D = 2, 6, 10, 4, 2, 4, 16
@@ -26,7 +27,7 @@ def score(text):
 
 def position(text, ask):
   c = config(position=text)
-  return asked(assemble.position(c, 'model', c.model), ask)
+  return asked(assemble.build_position(Experiment(c), 'model', c.model), ask)
 
 
 def close(a, b):

@@ -11,7 +11,7 @@ import pytest
 
 from tests.conformance import collect
 from tfm import spec
-from tfm.config import assemble
+from tfm.config.assemble import Experiment
 from tfm.config.overlay import complete
 from tfm.config.resolve import resolve_config
 from tfm.mixers.protocol import Context
@@ -49,7 +49,7 @@ def config(length=LENGTH, **model):
 
 def decoder(length=LENGTH, vocab=VOCAB, causal=True, **model):
   """The model of `config`."""
-  return assemble.model(config(length, **model), vocab, causal)
+  return Experiment(config(length, **model)).build_model(vocab, causal)
 
 
 def boxed(model, rows=1, length=LENGTH):

@@ -13,7 +13,7 @@ import pytest
 from tests.paths import ROOT
 from tfm.analysis import estimate
 from tfm.commands import inspect
-from tfm.config import assemble
+from tfm.config.assemble import Experiment
 from tfm.config.load import load_config
 from tfm.config.resolve import resolve_config
 from tfm.models import table
@@ -41,9 +41,9 @@ def file(name: str) -> pathlib.Path:
 def text(name: str) -> str:
   stem, colon, arg = name.partition(':')
   config = resolve_config(load_config(f'{ROOT}/configs/{stem}.py{colon}{arg}'))
-  vocab = estimate.vocabulary_size_of(assemble.tokenizer(config))
+  vocab = estimate.vocabulary_size_of(Experiment(config).tokenizer)
   vocab = VOCAB if vocab is None else vocab
-  model = assemble.model(config, vocab)
+  model = Experiment(config).build_model(vocab)
   boxed = jax.eval_shape(lambda key: states.init_params(model, key, 1, config.data.length), jax.random.key(0))
   parameters = ''.join(f'{row}\n' for row in table.rows(boxed))
   return f'{inspect.config_text(config)}\nvocabulary {vocab}\n{parameters}'

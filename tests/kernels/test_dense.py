@@ -45,7 +45,8 @@ def test_oracle_gradients_equal_finite_differences(kind):
   for i, gradient in enumerate((d_q, d_k, d_v, d_sinks)[: 4 if kind == 'sinks' else 3]):
     direction = DRAW.standard_normal(gradient.shape)
     arguments = [
-      [x + sign * 1e-5 * direction if j == i else x for j, x in enumerate((Q, K, V, sinks))] for sign in (1, -1)
+      [x + sign * 1e-5 * direction if j == i else x for j, x in enumerate((Q, K, V, sinks))]
+      for sign in (1, -1)
     ]
     slope = (loss(*arguments[0]) - loss(*arguments[1])) / 2e-5
     np.testing.assert_allclose((gradient * direction).sum(), slope, rtol=1e-6)

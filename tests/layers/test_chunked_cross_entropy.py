@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tfm.analysis.collectives import find_collectives
-from tfm.config import assemble
+from tfm.config.assemble import Experiment
 from tfm.layers import cross_entropy
 from tfm.layers.cross_entropy import Columns
 from tfm.parallel import mesh as meshes
@@ -33,8 +33,8 @@ def made(tiny, mesh=None, **fields):
     **{'model.vocab_multiple': 64, 'model.heads': 8, 'model.layers': 1, 'data.length': T, **fields}
   )
   model, objective, rules = (
-    assemble.model(config, VOCAB),
-    assemble.objective(config),
+    Experiment(config).build_model(VOCAB),
+    Experiment(config).objective,
     sharding.parse_rules(config.rules),
   )
   boxed = jax.jit(lambda key: states.init_params(model, key, 1, T))(jax.random.key(0))

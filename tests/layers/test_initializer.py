@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.conformance.tiny import VOCAB, boxed, config, decoder
-from tfm.config import assemble
+from tfm.config.assemble import Experiment
 from tfm.layers.initializer import (
   INITIALIZERS,
   lecun_normal,
@@ -67,7 +67,7 @@ def test_names_tell_the_whole_initializer():
 @functools.cache
 def initial(layers, **model):
   """Standard deviations of the kernels of a model as it starts, by their names."""
-  made = assemble.model(
+  made = Experiment(
     config(
       layers=layers,
       width=64,
@@ -77,9 +77,8 @@ def initial(layers, **model):
       initializer='normal(0.3)',
       embedding_initializer='normal(0.05)',
       **model,
-    ),
-    VOCAB,
-  )
+    )
+  ).build_model(VOCAB)
   tokens = jnp.zeros((1, 2), jnp.int32)
   init = jax.jit(made.init)
   params = init(jax.random.key(0), tokens, Context.whole(tokens))['params']

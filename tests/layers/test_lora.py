@@ -9,7 +9,7 @@ import pytest
 
 import tfm
 from tfm.commands import cli
-from tfm.config import assemble
+from tfm.config.assemble import Experiment
 from tfm.layers.lora import DOWN, SCALE, UP, Lora, merged
 from tfm.mixers.protocol import Context
 from tfm.runs import load, train
@@ -23,7 +23,7 @@ TOKENS = np.random.default_rng(0).integers(0, VOCAB, (2, 12))
 
 def adapted(tiny, lora, **fields):
   """A model, its parameters with adapters, and the same with random ones instead of zeros."""
-  model = assemble.model(tiny(**fields), VOCAB)
+  model = Experiment(tiny(**fields)).build_model(VOCAB)
   params = nn.unbox(jax.jit(lambda key: states.init_params(model, key, 1, 12, lora))(jax.random.key(0)))
 
   def drawn(path, x):

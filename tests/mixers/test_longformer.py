@@ -13,6 +13,7 @@ from tests.conformance.tiny import config, decoder
 from tests.reference import longformer, rope
 from tests.reference.reading import read
 from tfm.config import assemble
+from tfm.config.assemble import Experiment
 from tfm.mixers.protocol import Context, Memory
 from tfm.models import flops
 
@@ -29,7 +30,7 @@ ROTATE = {'rope': rope.rotate, 'none': lambda x, positions: x}
 
 def mixer(text='longformer(2)', dropout=0.0, **model):
   c = config(mixer=text, dropout=dict(attention=dropout), **model)
-  return assemble.block(c, 'model', c.model, causal=False)().mixer()
+  return assemble.build_block(Experiment(c), 'model', c.model, causal=False)().mixer()
 
 
 def context(part=slice(None), positions=POSITIONS, segments=SEGMENTS, **fields):

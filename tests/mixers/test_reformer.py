@@ -13,6 +13,7 @@ from tests.conformance.tiny import config, decoder
 from tests.reference import reformer
 from tests.reference.reading import read
 from tfm.config import assemble
+from tfm.config.assemble import Experiment
 from tfm.mixers.protocol import Context, Memory
 from tfm.mixers.reformer import rotations
 from tfm.models import flops
@@ -28,7 +29,7 @@ REAL = SEGMENTS > 0
 
 def mixer(text, dropout=0.0, **model):
   c = config(**dict(mixer=text, position='none', dropout=dict(attention=dropout)) | model)
-  return assemble.block(c, 'model', c.model, causal=False)().mixer()
+  return assemble.build_block(Experiment(c), 'model', c.model, causal=False)().mixer()
 
 
 def context(part=slice(None), **fields):

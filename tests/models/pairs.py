@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tfm.config import assemble
+from tfm.config.assemble import Experiment
 from tfm.config.overlay import complete
 from tfm.config.resolve import resolve_config
 from tfm.mixers.protocol import Context
@@ -33,16 +33,14 @@ def config(**model):
 
 @functools.cache
 def _made(items, source_vocab):
-  model = assemble.model(
+  model = Experiment(
     config(
       **{
         key: dict(value) if isinstance(value, tuple) and value and isinstance(value[0], tuple) else value
         for key, value in items
       }
-    ),
-    VOCAB,
-    source_vocab=source_vocab,
-  )
+    )
+  ).build_model(VOCAB, source_vocab=source_vocab)
   shapes = nn.unbox(jax.eval_shape(model.init, jax.random.key(0), *model.example(1, 4)))['params']
   draw = np.random.default_rng(1)
 

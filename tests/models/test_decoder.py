@@ -24,7 +24,7 @@ def apply(model, params, method=None, tokens=TOKENS, train=False, key=None):
 
 
 class TestOutput:
-  @pytest.mark.parametrize('tie_embeddings', [True, False])
+  @pytest.mark.parametrize('tied', [True, False])
   def test_logits_read_the_table_or_a_kernel_of_their_own(self, tied):
     model = decoder(tie_embeddings=tied)
     params = parameters(model)
@@ -50,7 +50,7 @@ class TestOutput:
     cut = params | {'embedding': {'table': params['embedding']['table'][:VOCAB]}}
     np.testing.assert_allclose(apply(model, params), apply(exact, cut), rtol=1e-5, atol=1e-5)
 
-  @pytest.mark.parametrize('tie_embeddings', [True, False])
+  @pytest.mark.parametrize('tied', [True, False])
   def test_a_narrow_table_is_a_product(self, tied):
     """Of the table and what lifts it, on the way in; of what goes down and the table, on the way out."""
     model, plain = decoder(tie_embeddings=tied, embedding_width=6), decoder(tie_embeddings=False)

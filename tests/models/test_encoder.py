@@ -10,7 +10,8 @@ import pytest
 
 from tests.models.pairs import context
 from tests.reference import encoder
-from tfm.config import assemble, validate
+from tfm.config import validate
+from tfm.config.assemble import Experiment
 from tfm.config.overlay import complete
 from tfm.config.resolve import resolve_config
 
@@ -47,7 +48,7 @@ def config(objective='masked_lm(next_sentence=True)', packing='sentence_pairs', 
 
 @functools.cache
 def made(**model):
-  model = assemble.model(config(**model), VOCAB - 1)  # and <mask>
+  model = Experiment(config(**model)).build_model(VOCAB - 1)  # and <mask>
   shapes = nn.unbox(jax.eval_shape(model.init, jax.random.key(0), *model.example(1, LENGTH)))['params']
   draw = np.random.default_rng(1)
 
@@ -155,18 +156,15 @@ def test_the_mask_is_full_unless_told():
       dict(token_types=0),
       "packing='sentence_pairs' tells first and second texts apart, and config.model.token_types=0 would ignore",
     ),
-    (dict(pooling='last'), "config.model.pooling='last' is not there; .*first, first_two, mean"),
-    (dict(pooling='none'), "config.model.pooling='none' is not there"),
-    (
-      dict(output_transform='gelo'),
-      "config.model.output_transform='gelo' is not there; .*did you mean 'gelu'",
-    ),
+    (dict(pooling='last'), "config.model.pooling='last' is unknown; .*first, first_two, mean"),
+    (dict(pooling='none'), "config.model.pooling='none' is unknown"),
+    (dict(output_transform='gelo'), "config.model.output_transform='gelo' is unknown; .*did you mean 'gelu'"),
     (dict(mixer='mamba', position='none'), "mixer='mamba' cannot honour mask='full'"),
   ],
 )
 def test_refusals(fields, sentence):
   with pytest.raises(ValueError, match=sentence):
-    assemble.model(config(**fields), VOCAB)
+    Experiment(config(**fields)).build_model(VOCAB)
 
 
 @pytest.mark.parametrize(
@@ -187,4 +185,4 @@ def test_refusals(fields, sentence):
 )
 def test_data_that_does_not_fit(objective, packing, sentence):
   with pytest.raises(ValueError, match=sentence):
-    validate.data(config(objective, packing))
+    validate.data(Experiment(config(objective, packing)))

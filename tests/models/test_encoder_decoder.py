@@ -7,7 +7,7 @@ import pytest
 from tests.models import pairs
 from tests.models.pairs import VOCAB, context, logits, made
 from tests.reference import encoder_decoder
-from tfm.config import assemble
+from tfm.config.assemble import Experiment
 from tfm.config.overlay import complete
 
 
@@ -209,7 +209,7 @@ def test_a_memory_must_be_there():
       r"residual='parallel_one_norm' is defined for .* here is a third branch",
     ),
     (dict(cross=dict(feed_forward='relu')), r'config.model.cross.feed_forward=.* is not a field'),
-    (dict(architecture='encoder_dekoder'), r"config.model.architecture='encoder_dekoder' is not there"),
+    (dict(architecture='encoder_dekoder'), r"config.model.architecture='encoder_dekoder' is unknown"),
     (dict(architecture='decoder', encoder=dict(layers=2)), r'config.model.encoder.layers=2 is not a field'),
     (
       dict(pattern=('a',), blocks=dict(a=dict(heads=2)), encoder=dict(pattern=('a',))),
@@ -219,7 +219,7 @@ def test_a_memory_must_be_there():
 )
 def test_what_cannot_be_is_refused(model, sentence):
   with pytest.raises(ValueError, match=sentence):
-    assemble.model(pairs.config(**model), VOCAB)
+    Experiment(pairs.config(**model)).build_model(VOCAB)
 
 
 def test_an_objective_of_another_kind_is_refused():
@@ -229,7 +229,7 @@ def test_an_objective_of_another_kind_is_refused():
     ValueError,
     match="objective='causal_lm' does not train.*'encoder_decoder', but 'decoder'; 'seq2seq' would do",
   ):
-    assemble.model(config, VOCAB)
+    Experiment(config).build_model(VOCAB)
 
 
 def test_the_command_line_reaches_the_parts():

@@ -22,7 +22,7 @@ def products(f, *shapes):
   return list(flops.products(jax.make_jaxpr(f)(*arrays).jaxpr))
 
 
-@pytest.mark.parametrize('tie_embeddings', [True, False])
+@pytest.mark.parametrize('tied', [True, False])
 def test_formulas_of_a_decoder(tied):
   L, D, H, K, C, F, rows = 3, 16, 4, 2, 6, 40, 32
   model = tiny.decoder(
@@ -50,7 +50,7 @@ def test_formulas_of_a_decoder(tied):
   assert flops.training_flops_per_token(model, T) == counted.training == 3 * counted.forward
 
 
-@pytest.mark.parametrize('tie_embeddings', [True, False])
+@pytest.mark.parametrize('tied', [True, False])
 def test_a_narrow_table_is_lifted_and_lowered(tied):
   D, E, rows = 16, 6, 32
   kinds = flops.per_token(tiny.decoder(T, width=D, embedding_width=E, tie_embeddings=tied), T).kinds

@@ -11,7 +11,7 @@ from jax.sharding import AbstractMesh, AxisType
 
 from tests.conformance import tiny
 from tfm.analysis import estimate
-from tfm.config import assemble
+from tfm.config.assemble import Experiment
 from tfm.config.overlay import complete
 from tfm.config.resolve import resolve_config
 from tfm.data.packing.protocol import padding
@@ -70,7 +70,7 @@ def test_an_inner_peak_stands_on_what_is_alive_outside():
 def test_what_grows_with_depth():
   def alive(**model):
     config = tiny.config(32, **model)
-    made, objective = assemble.model(config, 29), assemble.objective(config)
+    made, objective = Experiment(config).build_model(29), Experiment(config).objective
     params = nn.unbox(tiny.boxed(made, length=32))
     return memory.activations(
       functools.partial(estimate.training_loss, objective, made),
@@ -117,7 +117,7 @@ def test_against_xla(mesh, accumulation, model):
   vocab, training = 257, config.training
   here, rules = meshes.make(config.mesh.to_dict()), sharding.parse_rules(config.rules)
   there = estimate.abstract_mesh(config, devices=8)
-  boxed = estimate.abstract_state(config, assemble.model(config, vocab))
+  boxed = estimate.abstract_state(config, Experiment(config).build_model(vocab))
   params = memory.on_device(boxed.params, there, rules)
   optimizer = memory.on_device(boxed.opt_state, there, rules)
   rows = training.batch_size // accumulation // estimate.shard_count(there, rules, 'batch')
@@ -134,7 +134,10 @@ def test_against_xla(mesh, accumulation, model):
   )
   with sharding.context(here, rules):
     step = train_step(
-      assemble.model(config, vocab), assemble.objective(config), *assemble.optimizer(config), accumulation
+      Experiment(config).build_model(vocab),
+      Experiment(config).objective,
+      *Experiment(config).build_optimizer(),
+      accumulation,
     )
     compiled = jax.jit(step, donate_argnums=0, out_shardings=(where, None)).lower(state, batch).compile()
   used = compiled.memory_analysis()

@@ -6,7 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tfm.config import assemble, validate
+from tfm.config import validate
+from tfm.config.assemble import Experiment
 from tfm.config.overlay import assign, complete
 from tfm.config.resolve import resolve_config
 from tfm.mixers.protocol import Context
@@ -43,7 +44,7 @@ def config(**fields):
 def made(**fields):
   """(parameters, images) → features and logits of a model, and parameters that are far from where they start."""
   chosen, draw = config(**fields), np.random.default_rng(0)
-  model = assemble.model(chosen, 0)
+  model = Experiment(chosen).build_model(0)
 
   @jax.jit
   def read(params, images):
@@ -124,12 +125,14 @@ def test_another_resolution_reads_the_same_parameters():
       }
     ),
   )
-  a, b = (jax.tree.map(lambda x: x.shape, shapes(assemble.model(chosen, 0))) for chosen in (small, large))
+  a, b = (
+    jax.tree.map(lambda x: x.shape, shapes(Experiment(chosen).build_model(0))) for chosen in (small, large)
+  )
   assert a == b
 
 
 def test_flops_are_those_of_the_products():
-  model = assemble.model(config(), 0)
+  model = Experiment(config()).build_model(0)
   kinds = flops.per_token(model, 17).kinds
   assert kinds['patches'] == pytest.approx(16 * 2 * 4 * 16 / 17)
   assert kinds['classification'] == pytest.approx(2 * 16 * 10 / 17)
@@ -161,7 +164,7 @@ def test_flops_are_those_of_the_products():
       {'model.pooling': 'first_two', 'model.class_tokens': 1},
       "class_tokens=1 are fewer than the 2 that .*pooling='first_two' reads",
     ),
-    ({'model.pooling': 'none'}, "pooling='none' is not there; known: first, first_two, mean"),
+    ({'model.pooling': 'none'}, "pooling='none' is unknown; known: first, first_two, mean"),
     (
       {'data.source': 'stdlib', 'model.patch': 0, 'model.class_tokens': 1},
       'class_tokens=1 stand before the patches of images',
@@ -181,7 +184,7 @@ def test_flops_are_those_of_the_products():
 )
 def test_refusals_of_the_model(fields, sentence):
   with pytest.raises(ValueError, match=sentence):
-    assemble.model(config(**fields), 0)
+    Experiment(config(**fields)).build_model(0)
 
 
 @pytest.mark.parametrize(
@@ -200,4 +203,4 @@ def test_refusals_of_the_model(fields, sentence):
 )
 def test_refusals_of_the_run(fields, sentence):
   with pytest.raises(ValueError, match=sentence):
-    validate.run(config(**fields), 1)
+    validate.run(Experiment(config(**fields)), 1)

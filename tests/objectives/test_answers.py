@@ -5,7 +5,8 @@ import jax
 import numpy as np
 import pytest
 
-from tfm.config import assemble, validate
+from tfm.config import validate
+from tfm.config.assemble import Experiment
 from tfm.config.overlay import assign, complete
 from tfm.config.resolve import resolve_config
 from tfm.data import pipeline
@@ -35,11 +36,13 @@ def config(**fields):
 def given(tmp_path_factory):
   """A model, its parameters, and a batch of 40 texts and 3 rows of padding, one text being made right by hand."""
   made = config()
-  data = pipeline.open_data(assemble.source(made), assemble.tokenizer(made), tmp_path_factory.mktemp('cache'))
+  data = pipeline.open_data(
+    Experiment(made).source, Experiment(made).tokenizer, tmp_path_factory.mktemp('cache')
+  )
   model = runs.make_model(made, data.tokenizer, None)
   params = nn.unbox(jax.jit(lambda key: states.init_params(model, key, 1, 12))(jax.random.key(0)))
-  rows = assemble.objective(made).rows(
-    assemble.packing(made), data.tokens('validation'), 12, None, data.tokenizer
+  rows = Experiment(made).objective.rows(
+    Experiment(made).packing, data.tokens('validation'), 12, None, data.tokenizer
   )
   [batch] = pipeline.evaluation_batches(rows, 43)
   logits = np.asarray(
@@ -54,7 +57,7 @@ def given(tmp_path_factory):
 @pytest.mark.parametrize('chunk', [0, 129])
 def test_only_answers_count(given, chunk):
   model, params, batch, logits = given
-  objective = assemble.objective(config(**{'training.loss_chunk': chunk}))
+  objective = Experiment(config(**{'training.loss_chunk': chunk})).objective
   total, sums = jax.jit(lambda p, b: objective(model, p, b, None))(params, batch)
   costs = np.log(np.exp(logits).sum(-1)) - np.take_along_axis(logits, batch['targets'][..., None], -1)[..., 0]
   right = logits.argmax(-1) == batch['targets']
@@ -86,7 +89,7 @@ def test_only_answers_count(given, chunk):
 
 def test_what_is_not_an_answer_has_no_gradient(given):
   model, params, batch, _ = given
-  objective = assemble.objective(config())
+  objective = Experiment(config()).objective
   gradient = jax.jit(lambda b: jax.grad(lambda p: objective(model, p, b, None)[0])(params))
   other = dict(batch, targets=np.where(batch['answers'] > 0, batch['targets'], 7))
   assert (other['targets'] != batch['targets']).any()
@@ -94,7 +97,7 @@ def test_what_is_not_an_answer_has_no_gradient(given):
 
 
 def test_padding_has_the_form_of_rows(given):
-  objective, batch = assemble.objective(config()), given[2]
+  objective, batch = Experiment(config()).objective, given[2]
   padding = objective.padding(12)
   assert {name: x.shape for name, x in padding.items()} == {name: x.shape[1:] for name, x in batch.items()}
   assert not any(x.any() for x in padding.values())
@@ -116,8 +119,8 @@ def test_padding_has_the_form_of_rows(given):
 def test_what_does_not_go_together_is_refused(fields, sentence):
   made = config(**fields)
   with pytest.raises(ValueError, match=sentence):
-    validate.run(made, 1)
-    assemble.model(made, 8)
+    validate.run(Experiment(made), 1)
+    Experiment(made).build_model(8)
 
 
 @pytest.mark.slow

@@ -9,7 +9,8 @@ import pytest
 from sklearn import metrics
 
 from tfm.commands import cli
-from tfm.config import assemble, validate
+from tfm.config import validate
+from tfm.config.assemble import Experiment
 from tfm.config.overlay import assign, complete
 from tfm.config.resolve import resolve_config
 from tfm.data import pipeline
@@ -59,7 +60,7 @@ def words(tmp_path_factory):
 
 def told(config, model, params, data, split):
   """(true, told), classes of a whole split, by the rows and the model alone."""
-  rows = assemble.packing(config).evaluation_rows(data.tokens(split), config.data.length)
+  rows = Experiment(config).packing.evaluation_rows(data.tokens(split), config.data.length)
   [batch] = pipeline.evaluation_batches(rows, len(rows) + 3)
   logits = jax.jit(model.apply)(
     {'params': params},
@@ -82,7 +83,7 @@ def compared(values, true, found):
 )
 def test_accuracy_and_f1_are_those_of_scikit_learn(objective, kind, request, tmp_path):
   made = config(**{'objective': objective, 'data.source': request.getfixturevalue(kind)})
-  data = pipeline.open_data(assemble.source(made), assemble.tokenizer(made), tmp_path)
+  data = pipeline.open_data(Experiment(made).source, Experiment(made).tokenizer, tmp_path)
   model = runs.make_model(made, data.tokenizer, None)
   params = nn.unbox(
     jax.jit(lambda key: states.init_params(model, key, 1, made.data.length))(jax.random.key(0))
@@ -105,7 +106,7 @@ def test_padding_is_not_pooled(pooling):
       'model.scan': False,
     }
   )
-  model = assemble.model(made, 257)
+  model = Experiment(made).build_model(257)
   params = nn.unbox(jax.jit(lambda key: states.init_params(model, key, 1, 32))(jax.random.key(0)))
   text = np.arange(65, 75, dtype=np.int32)[None]
 
@@ -150,8 +151,8 @@ def test_another_number_of_classes_is_refused(texts, tmp_path):
 def test_what_does_not_go_together_is_refused(fields, sentence):
   made = config(**{'objective': 'classification(2)'} | fields)
   with pytest.raises(ValueError, match=sentence):
-    validate.run(made, 1)
-    assemble.model(made, 8)
+    validate.run(Experiment(made), 1)
+    Experiment(made).build_model(8)
 
 
 @pytest.mark.slow

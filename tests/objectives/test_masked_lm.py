@@ -10,7 +10,7 @@ import pytest
 from tests.models import test_encoder
 from tests.models.pairs import context
 from tests.training.test_step import LENGTH, ROWS, prepared
-from tfm.config import assemble
+from tfm.config.assemble import Experiment
 from tfm.data import pipeline
 from tfm.data.packing.concat import Concat
 from tfm.data.packing.protocol import Mapped
@@ -108,7 +108,7 @@ def test_a_row_of_ends_hides_nothing():
 @pytest.mark.parametrize('chunk', [0, 1])
 def test_loss(chunk):
   config = test_encoder.config()
-  objective = dataclasses.replace(assemble.objective(config), chunk=chunk)
+  objective = dataclasses.replace(Experiment(config).objective, chunk=chunk)
   model, params = test_encoder.made()
   rows = objective.rows(SentencePairs(), tokens(4, 20), 8, None, Numbered)
   step = jax.jit(lambda params, batch: objective(model, params, batch, None))
@@ -175,7 +175,7 @@ def test_neither_a_mesh_nor_microbatches_change_the_losses(tiny):
         'training.gradient_accumulation': accumulation,
       }
     )
-    objective = assemble.objective(config)
+    objective = Experiment(config).objective
     rows = objective.rows(SentencePairs(), tokens(), LENGTH, 1, Numbered)
     batches = pipeline.train_iterator(rows, ROWS)
     history, _ = prepared(config, 2, mesh, lambda seed: next(batches))

@@ -9,7 +9,8 @@ import pytest
 
 from tests.conformance import tiny
 from tests.conformance.tiny import LENGTH, VOCAB
-from tfm.config import assemble, validate
+from tfm.config import validate
+from tfm.config.assemble import Experiment
 
 
 PIECE = 4
@@ -31,7 +32,7 @@ MIXERS = [('softmax', 'transformer_xl'), ('recurrent', 'none')] + [
 def made(recurrence, mixer='softmax', position='transformer_xl', **model):
   config = tiny.config(mixer=mixer, position=position, **model)
   config.training.recurrence_length, config.data.packing = recurrence, 'first_fit'
-  return assemble.model(config, VOCAB), assemble.objective(config)
+  return Experiment(config).build_model(VOCAB), Experiment(config).objective
 
 
 def loss(recurrence, mixer, position, weighted=slice(None), **model):
@@ -113,4 +114,4 @@ def test_refusals(recurrence, objective, sentence):
   config = tiny.config()
   config.training.recurrence_length, config.objective = recurrence, objective
   with pytest.raises(ValueError, match=sentence):
-    validate.run(config, 8)
+    validate.run(Experiment(config), 8)

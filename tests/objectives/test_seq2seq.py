@@ -9,7 +9,8 @@ import pytest
 from tests.models import pairs
 from tests.models.pairs import VOCAB, context, logits, made
 from tfm import spec
-from tfm.config import assemble, validate
+from tfm.config import validate
+from tfm.config.assemble import Experiment
 from tfm.data import packing, pipeline
 from tfm.data.packing.protocol import Packing
 from tfm.data.tokens import Pairs, Tokens
@@ -62,7 +63,7 @@ def expected(data, smoothing):
 def test_loss(data, text, chunk, smoothing):
   config = pairs.config()
   config.objective, config.data.packing = f'seq2seq(label_smoothing={smoothing})', text.partition('(')[0]
-  objective = dataclasses.replace(assemble.objective(config), chunk=chunk)
+  objective = dataclasses.replace(Experiment(config).objective, chunk=chunk)
   model, params = made()
   step = jax.jit(lambda params, batch: objective(model, params, batch, None))
   totals, tokens = np.zeros(2), 0
@@ -80,15 +81,15 @@ def test_what_does_not_fit_is_refused():
   with pytest.raises(
     ValueError, match="objective='seq2seq' learns from pairs.*data.source='stdlib' gives text; 'parallel"
   ):
-    validate.run(config, 1)
+    validate.run(Experiment(config), 1)
   config.data.update(source="parallel('a', 'b')", packing='concat')
   with pytest.raises(ValueError, match="packing='concat' does not pack pairs.*'buckets' would do"):
-    validate.run(config, 1)
+    validate.run(Experiment(config), 1)
   config.data.packing, config.training.recurrence_length = 'first_fit', 8
   with pytest.raises(ValueError, match='recurrence_length=8 reads rows in pieces'):
-    validate.run(config, 1)
+    validate.run(Experiment(config), 1)
   config = pairs.config()
   config.data.update(source="parallel('a', 'b')")
   config.decoding.length_penalty = 'gnu(1)'
   with pytest.raises(ValueError, match="config.decoding.length_penalty='gnu"):
-    validate.run(config, 1)
+    validate.run(Experiment(config), 1)

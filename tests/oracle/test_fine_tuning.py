@@ -14,7 +14,7 @@ import tokenizers
 import tfm
 from tests.data import marian_folder
 from tests.oracle import published
-from tfm.config import assemble
+from tfm.config.assemble import Experiment
 from tfm.config.overlay import assign
 from tfm.data import pipeline
 from tfm.data.tokenizers.marian import Marian
@@ -179,10 +179,10 @@ def test_the_loss_of_each_pair(pair, packing, tmp_path):
   config = ours.config.copy_and_resolve_references()
   config.data.packing = packing
   data = pipeline.open_data(
-    assemble.source(config), ours.tokenizer, tmp_path / 'cache', ours.source_tokenizer
+    Experiment(config).source, ours.tokenizer, tmp_path / 'cache', ours.source_tokenizer
   )
-  objective = assemble.objective(config)
-  rows = objective.rows(assemble.packing(config), data.tokens('train'), 64, None, ours.tokenizer)
+  objective = Experiment(config).objective
+  rows = objective.rows(Experiment(config).packing, data.tokens('train'), 64, None, ours.tokenizer)
   step, seen = jax.jit(lambda params, batch: objective(ours.model, params, batch, None)), set()
   for batch in pipeline.evaluation_batches(rows, 1):
     for b in np.flatnonzero(batch['segments'].any(1)):
@@ -220,7 +220,7 @@ def test_what_is_written(pair):
       ours.tokenizer,
       marian_folder.SOURCE,
       beams=1,
-      penalty=assemble.penalty(ours.config),
+      penalty=Experiment(ours.config).length_penalty,
       longer=0,
       max_tokens=8,
       source_tokenizer=ours.source_tokenizer,

@@ -13,6 +13,7 @@ from transformers import DeepseekV2Config  # noqa: E402
 from transformers.models.deepseek_v2 import modeling_deepseek_v2 as published  # noqa: E402
 
 from tfm.config import assemble  # noqa: E402
+from tfm.config.assemble import Experiment
 from tfm.config.overlay import complete
 from tfm.config.resolve import resolve_config  # noqa: E402
 from tfm.mixers.protocol import Context  # noqa: E402
@@ -93,7 +94,7 @@ def test_deepseek_v2(query_rank, bias):
       )
     )
   )
-  mixer = assemble.block(config, 'model', config.model, causal=True)().mixer()
+  mixer = assemble.build_block(Experiment(config), 'model', config.model, causal=True)().mixer()
   params, context = {'params': parameters(w)}, Context.whole(jnp.asarray(X[..., 0]))
   whole, _ = mixer.apply(params, jnp.asarray(X), None, context, None)
   np.testing.assert_allclose(whole, theirs, rtol=2e-5, atol=2e-5 * np.abs(theirs).max())

@@ -13,6 +13,7 @@ from transformers import LongformerConfig  # noqa: E402
 from transformers.models.longformer.modeling_longformer import LongformerSelfAttention  # noqa: E402
 
 from tfm.config import assemble  # noqa: E402
+from tfm.config.assemble import Experiment
 from tfm.config.overlay import complete
 from tfm.config.resolve import resolve_config  # noqa: E402
 from tfm.mixers.protocol import Context  # noqa: E402
@@ -67,7 +68,7 @@ def test_longformer_self_attention(n, layout):
       )
     )
   )
-  mixer = assemble.block(config, 'model', config.model, causal=False)().mixer()
+  mixer = assemble.build_block(Experiment(config), 'model', config.model, causal=False)().mixer()
   heads = H, D // H
   params = {
     f'{ours}{kind}': dict(

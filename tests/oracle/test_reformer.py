@@ -17,6 +17,7 @@ from transformers import ReformerConfig  # noqa: E402
 from transformers.models.reformer.modeling_reformer import LSHSelfAttention  # noqa: E402
 
 from tfm.config import assemble  # noqa: E402
+from tfm.config.assemble import Experiment
 from tfm.config.overlay import complete
 from tfm.config.resolve import resolve_config  # noqa: E402
 from tfm.mixers.protocol import Context  # noqa: E402
@@ -101,7 +102,7 @@ def test_attention(chunk, hashes, causal, monkeypatch):
       )
     )
   )
-  mixer = assemble.block(config, 'model', config.model, causal=causal)().mixer()
+  mixer = assemble.build_block(Experiment(config), 'model', config.model, causal=causal)().mixer()
   y, _ = mixer.apply({'params': params}, jnp.asarray(x), None, Context.whole(jnp.asarray(x[..., 0])), None)
   # The first token hears only itself: the sum of theirs over rounds is rounded at logits of -1e5 then.
   heard = slice(int(causal and hashes > 1), None)

@@ -10,7 +10,7 @@ transformers = pytest.importorskip('transformers', reason='needs the extra [orac
 
 import jax.numpy as jnp  # noqa: E402
 
-from tfm.config import assemble  # noqa: E402
+from tfm.config.assemble import Experiment
 from tfm.config.overlay import complete
 from tfm.config.resolve import resolve_config  # noqa: E402
 from tfm.mixers.protocol import Context  # noqa: E402
@@ -39,7 +39,7 @@ def logits(params, **model):
     )
   )
   tokens = jnp.asarray(TOKENS)
-  return assemble.model(config, VOCAB).apply({'params': params}, tokens, Context.whole(tokens))[0]
+  return Experiment(config).build_model(VOCAB).apply({'params': params}, tokens, Context.whole(tokens))[0]
 
 
 TOKENS = np.random.default_rng(0).integers(0, VOCAB, (2, LENGTH))

@@ -5,7 +5,8 @@ import math
 import jax
 import pytest
 
-from tfm.config import assemble, validate
+from tfm.config import validate
+from tfm.config.assemble import Experiment
 from tfm.config.resolve import resolve_config
 from tfm.config.schema import BLOCK_FIELDS, optional
 from tfm.parallel import mesh as meshes
@@ -195,7 +196,7 @@ REFUSED = {
 def test_a_mesh_that_does_not_suit_the_run_is_refused(tiny, fields, sentence):
   """Before anything is read or compiled."""
   with pytest.raises(ValueError, match=sentence):
-    validate.run(tiny(**fields), 8)
+    validate.run(Experiment(tiny(**fields)), 8)
 
 
 def test_turns_of_a_pattern_are_whole_in_every_stage(tiny):
@@ -205,7 +206,7 @@ def test_turns_of_a_pattern_are_whole_in_every_stage(tiny):
     ValueError,
     match='config.model.layers=5 in turns of 2 does not divide over 2 stages; 4 or 8 would do; .* devices is data=8$',
   ):
-    validate.run(resolve_config(config), 8)
+    validate.run(Experiment(resolve_config(config)), 8)
 
 
 def test_rows_of_several_lengths_cannot_be_cut(tiny):
@@ -223,7 +224,7 @@ def test_rows_of_several_lengths_cannot_be_cut(tiny):
     match="config.data.packing='buckets' makes rows of several lengths, which the mesh axes 'sequence'.*"
     'devices is data=8',
   ):
-    validate.run(config, 8)
+    validate.run(Experiment(config), 8)
 
 
 EXPERTS = {'model.feed_forward': 'mixture_of_experts(experts=4)'}
@@ -281,13 +282,15 @@ INDIVISIBLE = {
 @pytest.mark.parametrize('mesh, fields, sentence', INDIVISIBLE.values(), ids=INDIVISIBLE)
 def test_a_mesh_that_does_not_divide_the_model_is_refused(tiny, mesh, fields, sentence):
   config = tiny(**fields)
-  boxed = states.abstract_state(lambda key: states.init_params(assemble.model(config, VOCAB), key, 8, 32))
+  boxed = states.abstract_state(
+    lambda key: states.init_params(Experiment(config).build_model(VOCAB), key, 8, 32)
+  )
   with pytest.raises(ValueError, match=sentence):
     sharding.validate_divisibility(
       boxed,
       meshes.make(dict(data=-1) | mesh),
       sharding.parse_rules(config.rules),
-      tuple(validate.needs(config)),
+      tuple(validate.needs(Experiment(config))),
     )
 
 
@@ -297,9 +300,12 @@ def test_what_is_proposed_works(tiny):
     **{'model.heads': 6, 'model.width': 48, 'model.layers': 4, 'data.length': 24, 'training.batch_size': 12}
   )
   boxed = jax.eval_shape(
-    lambda key: states.init_params(assemble.model(config, VOCAB), key, 1, 24), jax.random.key(0)
+    lambda key: states.init_params(Experiment(config).build_model(VOCAB), key, 1, 24), jax.random.key(0)
   )
-  needs = (*validate.rows(config), *sharding.mesh_constraints(boxed, sharding.parse_rules(config.rules)))
+  constraints = (
+    *validate.rows(Experiment(config)),
+    *sharding.mesh_constraints(boxed, sharding.parse_rules(config.rules)),
+  )
   for asked in ({axis: size} for axis in meshes.AXES for size in (3, 5, 8, 12)):
-    near = MeshRequest(asked, 12, needs).nearest()
+    near = MeshRequest(asked, 12, constraints).nearest()
     assert MeshRequest(near, 12, needs).sizes() == near

@@ -16,7 +16,8 @@ import pytest
 from tests.models import pairs
 from tests.training.test_step import EXPERTS, LENGTH, VOCAB, assert_trees_close, batch, prepared, sgd
 from tfm.analysis.collectives import find_collectives
-from tfm.config import assemble, validate
+from tfm.config import validate
+from tfm.config.assemble import Experiment
 from tfm.config.resolve import resolve_config
 from tfm.config.schema import BLOCK_FIELDS, default_config, optional
 from tfm.mixers.protocol import ATTENTION, Context
@@ -125,7 +126,7 @@ class Compiled:
 
   def __post_init__(self):
     config, training = self.config, self.config.training
-    model, (optimizer, rate) = assemble.model(config, VOCAB), assemble.optimizer(config)
+    model, (optimizer, rate) = Experiment(config).build_model(VOCAB), Experiment(config).build_optimizer()
     self.mesh, self.rules = (
       meshes.make(self.sizes, jax.devices()[: math.prod(self.sizes.values())]),
       sharding.parse_rules(config.rules),
@@ -142,7 +143,7 @@ class Compiled:
     rows = {name: placed(x, self.split) for name, x in batch(training.batch_size, config.data.length).items()}
     with sharding.context(self.mesh, self.rules):
       step = jitted(
-        train_step(model, assemble.objective(config), optimizer, rate, training.gradient_accumulation),
+        train_step(model, Experiment(config).objective, optimizer, rate, training.gradient_accumulation),
         self.where,
       )
       self.step = step.lower(state, rows).compile()
@@ -409,7 +410,7 @@ def test_patterns_prefixes_and_packed_rows(tiny):
   )
   config.model.pattern = ('near', 'far')
   config = resolve_config(config)
-  model = assemble.model(config, VOCAB, causal=False)
+  model = Experiment(config).build_model(VOCAB, causal=False)
   params, cut, on = placed(model, config, dict(stage=2, data=2))
   draw = np.random.default_rng(0)
   tokens, ends = draw.integers(0, VOCAB, (8, LENGTH)), draw.integers(4, LENGTH - 4, (8, 1))
@@ -435,7 +436,7 @@ def test_patterns_prefixes_and_packed_rows(tiny):
 def test_what_is_no_training_goes_through_all_layers(tiny):
   """Caches, and weights that are told."""
   config = tiny(**DEEP)
-  model = assemble.model(config, VOCAB)
+  model = Experiment(config).build_model(VOCAB)
   params, cut, on = placed(model, config, dict(stage=2, data=2))
   tokens = np.random.default_rng(0).integers(0, VOCAB, (2, 6))
 
@@ -493,7 +494,7 @@ def test_no_iteration_keeps_parameters(tiny, remat):
       'model.dtype': 'bfloat16',
     }
   )
-  model, objective = assemble.model(config, VOCAB), assemble.objective(config)
+  model, objective = Experiment(config).build_model(VOCAB), Experiment(config).objective
   params, _, on = placed(model, config, dict(stage=2))
   with on():
     text = str(jax.make_jaxpr(jax.grad(lambda p: objective(model, p, batch(), jax.random.key(0))[0]))(params))

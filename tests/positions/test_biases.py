@@ -10,7 +10,7 @@ import tfm.positions
 from tests.conformance import collect, tiny
 from tests.reference import biases
 from tfm import spec
-from tfm.config import assemble
+from tfm.config.assemble import Experiment
 from tfm.config.overlay import complete
 from tfm.config.resolve import resolve_config
 from tfm.positions.protocol import Position
@@ -355,4 +355,4 @@ def test_blocks_that_share_must_have_equal_heads(text):
     )
   )
   with pytest.raises(ValueError, match=r'config\.model\.blocks\.b\.position=.* is one table for all'):
-    assemble.model(config, 29)
+    Experiment(config).build_model(29)

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from tests.paths import ROOT
 from tfm.analysis import estimate
-from tfm.config import assemble
+from tfm.config.assemble import Experiment
 from tfm.config.difference import list_differences
 from tfm.config.load import to_json
 from tfm.config.overlay import assign, complete
@@ -242,9 +242,9 @@ def test_the_flops_of_an_arm_are_those_of_its_compiled_step(changes):
   for path, value in changes.items():
     assign(config, path, value)
   config = resolve_config(config)
-  model, (optimizer, rate) = planned.model_of(config), assemble.optimizer(config)
+  model, (optimizer, rate) = planned.model_of(config), Experiment(config).build_optimizer()
   state, ids = nn.unbox(estimate.abstract_state(config, model)), jax.ShapeDtypeStruct((8, 64), jnp.int32)
-  step = jax.jit(train_step(model, assemble.objective(config), optimizer, rate, 1))
+  step = jax.jit(train_step(model, Experiment(config).objective, optimizer, rate, 1))
   compiled = step.lower(state, dict(inputs=ids, targets=ids, segments=ids, positions=ids)).compile()
   counted = flops.per_token(model, 64)
   assert 1 < compiled.cost_analysis()['flops'] / (8 * 64) / (3 * counted.unmasked) < 1.08

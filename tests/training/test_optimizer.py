@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tfm import spec
-from tfm.config import assemble
+from tfm.config.assemble import Experiment
 from tfm.training import state as states
 from tfm.training.optimizer import OPTIMIZERS, by_depth, optimizer, path_name
 
@@ -17,7 +17,7 @@ NO_DECAY = r'bias|scale|table'
 
 def params(tiny):
   config = tiny(**{'model.bias': True, 'model.position': 'learned', 'model.tie_embeddings': False})
-  model = assemble.model(config, 32)
+  model = Experiment(config).build_model(32)
   return nn.unbox(jax.jit(lambda key: states.init_params(model, key, 1, 32))(jax.random.key(0)))
 
 

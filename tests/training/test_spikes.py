@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tfm.config import assemble
+from tfm.config.assemble import Experiment
 from tfm.runs.train import train
 from tfm.training import checkpoint, metrics
 from tfm.training import state as states
@@ -50,9 +50,9 @@ def test_a_norm_that_stays_high_becomes_the_usual_one():
 def test_a_skipped_step_changes_nothing_but_counts(tiny, dtype):
   config = tiny(**{'training.skip_spikes': 3.0, 'model.dtype': dtype})
   model, objective, (optimizer, rate) = (
-    assemble.model(config, 50),
-    assemble.objective(config),
-    assemble.optimizer(config),
+    Experiment(config).build_model(50),
+    Experiment(config).objective,
+    Experiment(config).build_optimizer(),
   )
   state = nn.unbox(states.init(model, optimizer, 4, 8, dtype == 'float16', spikes=True)(jax.random.key(0)))
   if state.loss_scale:  # so small that nothing overflows

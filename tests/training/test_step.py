@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tfm.config import assemble
+from tfm.config.assemble import Experiment
 from tfm.mixers.protocol import Context
 from tfm.parallel import mesh as meshes
 from tfm.parallel import sharding
@@ -37,8 +37,8 @@ def batch(rows=ROWS, length=LENGTH, seed=0):
 
 def prepared(config, steps=1, mesh=None, batch=batch):
   """(losses, final state) of a few steps on one batch after another."""
-  objective, (optimizer, rate) = assemble.objective(config), assemble.optimizer(config)
-  model = assemble.model(config, VOCAB)
+  objective, (optimizer, rate) = Experiment(config).objective, Experiment(config).build_optimizer()
+  model = Experiment(config).build_model(VOCAB)
   mesh = meshes.make(mesh) if mesh else meshes.make({}, jax.devices()[:1])
   rules = sharding.parse_rules(config.rules)
   make = states.init(model, optimizer, ROWS, LENGTH, config.model.dtype == 'float16')
@@ -123,7 +123,7 @@ def test_the_loss_is_of_capped_logits(tiny):
   found = {}
   for cap, chunk in ((0.0, 0), (0.01, 0), (0.01, 64)):
     config = tiny(**{'model.output_soft_cap': cap, 'training.loss_chunk': chunk})
-    model, objective = assemble.model(config, VOCAB), assemble.objective(config)
+    model, objective = Experiment(config).build_model(VOCAB), Experiment(config).objective
     found[cap, chunk] = jax.jit(jax.value_and_grad(lambda p: objective(model, p, batch(), None)[0]))(
       initial(model)
     )
@@ -150,7 +150,7 @@ def numpy_objective(logits, batch, smoothing, z):
 @pytest.mark.parametrize('smoothing, z', [(0.0, 0.0), (0.1, 0.0), (0.0, 0.5), (0.3, 0.1)])
 def test_objective_against_numpy(tiny, smoothing, z):
   config = tiny(objective=f'causal_lm(label_smoothing={smoothing}, z_loss={z})')
-  model, objective, rows = assemble.model(config, VOCAB), assemble.objective(config), batch()
+  model, objective, rows = Experiment(config).build_model(VOCAB), Experiment(config).objective, batch()
   params = initial(model)
 
   @jax.jit
@@ -234,9 +234,9 @@ def test_overflow_skips_the_update_and_halves_the_scale(tiny):
   """A scale beyond float16's range makes every gradient overflow."""
   config = tiny(**{'model.dtype': 'float16'})
   model, objective, (optimizer, rate) = (
-    assemble.model(config, VOCAB),
-    assemble.objective(config),
-    assemble.optimizer(config),
+    Experiment(config).build_model(VOCAB),
+    Experiment(config).objective,
+    Experiment(config).build_optimizer(),
   )
   state = nn.unbox(states.init(model, optimizer, ROWS, LENGTH, True)(jax.random.key(0)))
   state = state.replace(loss_scale=LossScale(jnp.float32(2.0**40), jnp.int32(5)))
@@ -276,7 +276,7 @@ EXPERTS = 'mixture_of_experts(experts=4, capacity=0.75, balance={}, z_loss={})'
 def told(tiny, key, **model):
   """((objective, sums), gradient) of one batch."""
   config = tiny(**{f'model.{name}': value for name, value in model.items()})
-  model, objective = assemble.model(config, VOCAB), assemble.objective(config)
+  model, objective = Experiment(config).build_model(VOCAB), Experiment(config).objective
   params = initial(model)
   loss = jax.value_and_grad(lambda params: objective(model, params, batch(), key), has_aux=True)
   return jax.jit(loss)(params)
@@ -324,10 +324,12 @@ def test_unscanned_layers_report_too(tiny):
   """Of one layer the parameters are the same either way but for an axis."""
   key, text = jax.random.key(0), EXPERTS.format(0.5, 0.1)
   config = tiny(**{'model.layers': 1, 'model.feed_forward': text})
-  model, objective = assemble.model(config, VOCAB), assemble.objective(config)
+  model, objective = Experiment(config).build_model(VOCAB), Experiment(config).objective
   params = initial(model)
   layers = jax.tree.map(lambda x: x[0], params['stack']['layers'])
-  apart = assemble.model(tiny(**{'model.layers': 1, 'model.feed_forward': text, 'model.scan': False}), VOCAB)
+  apart = Experiment(
+    tiny(**{'model.layers': 1, 'model.feed_forward': text, 'model.scan': False})
+  ).build_model(VOCAB)
   expected = jax.jit(lambda p: objective(model, p, batch(), key)[1])(params)
   got = jax.jit(lambda p: objective(apart, p, batch(), key)[1])(params | {'stack': {'layers_0': layers}})
   assert set(got) == set(expected) > {'auxiliary', 'load', 'dropped'}
@@ -374,7 +376,7 @@ def test_gradients_of_experts_on_devices_of_their_own_are_those_of_one_device(ti
   }
   (_, one), (_, many) = (prepared(sgd(tiny, **fields), mesh=mesh) for mesh in (None, dict(expert=8)))
   assert_trees_close(many.params, one.params, rtol=1e-4, atol=1e-6)
-  before = initial(assemble.model(sgd(tiny, **fields), VOCAB))
+  before = initial(Experiment(sgd(tiny, **fields)).build_model(VOCAB))
   up, was = (
     np.asarray(params['stack']['layers']['block_0']['feed_forward']['up']['kernel'])
     for params in (many.params, before)
@@ -388,7 +390,7 @@ def test_what_is_frozen_stays_and_the_rest_moves_as_ever(tiny):
   fields = {'optimizer.frozen': r'^(?!norm/|stack/.*/out/)'}
   for mesh in (None, dict(fsdp=2, tensor=4)):
     _, after = prepared(sgd(tiny, **fields), mesh=mesh)
-    before = initial(assemble.model(sgd(tiny), VOCAB))
+    before = initial(Experiment(sgd(tiny)).build_model(VOCAB))
     for path, x in jax.tree_util.tree_leaves_with_path(after.params):
       name = path_name(path)
       was, moved = (
@@ -405,9 +407,9 @@ def test_of_what_is_frozen_no_gradient_is_computed(tiny):
 
   def flops(**fields):
     config = sgd(tiny, **fields)
-    model, (optimizer, rate) = assemble.model(config, VOCAB), assemble.optimizer(config)
+    model, (optimizer, rate) = Experiment(config).build_model(VOCAB), Experiment(config).build_optimizer()
     state = nn.unbox(jax.eval_shape(states.init(model, optimizer, ROWS, LENGTH, False), jax.random.key(0)))
-    step = jax.jit(train_step(model, assemble.objective(config), optimizer, rate, 1))
+    step = jax.jit(train_step(model, Experiment(config).objective, optimizer, rate, 1))
     return step.lower(state, batch()).compile().cost_analysis()['flops']
 
   fields = {'model.scan': False}  # XLA counts the body of a scan once

@@ -19,7 +19,8 @@ import tfm.mixers
 import tfm.positions
 import tfm.scores
 from tfm import spec
-from tfm.config import assemble
+from tfm.config.assemble import Experiment
+from tfm.config.assemble.field_errors import build_field
 from tfm.config.overlay import complete
 from tfm.config.resolve import resolve_config
 from tfm.config.schema import default_config
@@ -106,13 +107,13 @@ def model(variant: Variant, packing: str = 'concat') -> Decoder:
   """The plainest model with a variant in it, of sizes that every kernel takes, for rows packed so."""
   objective = (
     'prefix_lm'
-    if assemble.named('model.mask', spec.build, variant.fields['mask'], tfm.masks, Mask).required_fields
+    if build_field('model.mask', spec.build, variant.fields['mask'], tfm.masks, Mask).required_fields
     else 'causal_lm'
   )
   config = complete(
     dict(data=dict(length=LENGTH, packing=packing), model=PLAIN_MODEL | variant.fields, objective=objective)
   )
-  return assemble.model(resolve_config(config), VOCAB, causal=False)
+  return Experiment(resolve_config(config)).build_model(VOCAB, causal=False)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -124,7 +125,7 @@ class Probe(Kernel):
   def attend(self, q, k, v, asked):
     for variant in variants('kernel'):
       if variant.name != 'auto':
-        made = assemble.named('model.kernel', spec.build, variant.name, tfm.kernels, Kernel)
+        made = build_field('model.kernel', spec.build, variant.name, tfm.kernels, Kernel)
         refusal = made.unsupported_reason(q, k, v, asked)
         self.reasons[variant.name] = self.reasons.get(variant.name) or refusal
     return Dense().attend(q, k, v, asked)
@@ -268,7 +269,7 @@ COLUMNS = {
   'position': {'enters': lambda v: ' '.join(sorted(v.kind.enters()))} | COMMON,
   'mask': {
     'looks ahead': lambda v: _yes_or_no(
-      not is_causal(assemble.named('mask', spec.build, v.spec, tfm.masks, Mask), LENGTH)
+      not is_causal(build_field('mask', spec.build, v.spec, tfm.masks, Mask), LENGTH)
     ),
     **{name: COMMON[name] for name in ('kernels', 'cache', 'packing')},
   },

@@ -11,7 +11,8 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType
 from ml_collections import ConfigDict
 
-from tfm.config import assemble, validate
+from tfm.config import validate
+from tfm.config.assemble import Experiment
 from tfm.config.schema import parts
 from tfm.data import pipeline
 from tfm.data.packing.protocol import Row
@@ -45,11 +46,11 @@ def vocabulary_sizes(config: ConfigDict) -> tuple[int, int]:
 
   Reads the text only if a tokenizer learns its vocabulary from it.
   """
-  tokenizer, source_tokenizer = assemble.tokenizer(config), assemble.source_tokenizer(config)
+  tokenizer, source_tokenizer = Experiment(config).tokenizer, Experiment(config).source_tokenizer
   sizes = vocabulary_size_of(tokenizer), vocabulary_size_of(source_tokenizer)
   if None not in sizes:
     return sizes
-  text = pipeline.open_text(assemble.source(config), tokenizer, source_tokenizer=source_tokenizer)
+  text = pipeline.open_text(Experiment(config).source, tokenizer, source_tokenizer=source_tokenizer)
   return text.tokenizer.vocab_size, text.source_tokenizer.vocab_size if source_tokenizer else 0
 
 
@@ -64,7 +65,7 @@ def vocabulary_size_of(tokenizer: Tokenizer | None) -> int | None:
 
 def abstract_state(config: ConfigDict, model: Trunk) -> states.State:
   """The abstract training state: shapes, with the logical axes of every parameter."""
-  optimizer, _ = assemble.optimizer(config)
+  optimizer, _ = Experiment(config).build_optimizer()
   return states.abstract_state(
     states.init(
       model,
@@ -72,7 +73,7 @@ def abstract_state(config: ConfigDict, model: Trunk) -> states.State:
       config.training.batch_size,
       config.data.length,
       config.model.dtype == 'float16',
-      assemble.lora(config),
+      Experiment(config).lora,
     )
   )
 
@@ -133,7 +134,7 @@ def activation_bytes(
   local = config.copy_and_resolve_references()
   # The loss chunk counts tokens of all devices; one device holds those of its rows.
   local.training.loss_chunk = -(-local.training.loss_chunk // shard_count(mesh, rules, 'batch'))
-  if not assemble.source(config).image_shape:
+  if not Experiment(config).source.image_shape:
     local.data.length //= shard_count(mesh, rules, 'length')
   for block in parts(local).values():
     block.heads = max(1, block.heads // shard_count(mesh, rules, 'heads'))
@@ -142,7 +143,7 @@ def activation_bytes(
       block.feed_forward_width //= shard_count(mesh, rules, 'mlp')
   vocab, source_vocab = (-(-v // shard_count(mesh, rules, 'vocab')) for v in (vocab, source_vocab))
   schedule = validate.schedule(config, mesh.shape)
-  model = assemble.model(local, vocab, source_vocab=source_vocab)
+  model = Experiment(local).build_model(vocab, source_vocab=source_vocab)
   if schedule is None:
     return peak_live_bytes(local, model, rows, param_bytes)
   # Pipeline: a stage stores its layers' residuals of every iteration for a microbatch of rows; embeddings and
@@ -154,7 +155,7 @@ def activation_bytes(
     stack=IdentityStack,
     **{} if encoder is None else dict(encoder=functools.partial(encoder, stack=IdentityStack)),
   )
-  stage_model = assemble.model(local, vocab, source_vocab=source_vocab)
+  stage_model = Experiment(local).build_model(vocab, source_vocab=source_vocab)
   stage_bytes = peak_live_bytes(local, stage_model, microbatch_rows, param_bytes)
   outside_bytes = [
     peak_live_bytes(local, without_layers, count, param_bytes) for count in (rows, microbatch_rows)
@@ -182,7 +183,7 @@ def scale_layers(config: ConfigDict, factor: float) -> ConfigDict:
 def peak_live_bytes(config: ConfigDict, model: Trunk, rows: int, param_bytes: int) -> int:
   """`memory.activations` of a model on `rows` rows, without any sharding of its sizes."""
   params = nn.unbox(abstract_state(config, model).params)
-  objective = assemble.objective(config)
+  objective = Experiment(config).objective
   return memory.activations(
     functools.partial(training_loss, objective, model),
     params,
@@ -232,20 +233,27 @@ def measure_steps_in_turns(
 def prepare_step(config: ConfigDict, seeds: int) -> Iterator[tuple[Callable, PyTree, PyTree]]:
   """(jitted training step of `seeds` stacked seeds, their initial state, a first batch)."""
   data = pipeline.open_data(
-    assemble.source(config), assemble.tokenizer(config), source_tokenizer=assemble.source_tokenizer(config)
+    Experiment(config).source,
+    Experiment(config).tokenizer,
+    source_tokenizer=Experiment(config).source_tokenizer,
   )
   vocab, source_vocab = (t.vocab_size if t else 0 for t in (data.tokenizer, data.source_tokenizer))
-  model, objective = assemble.model(config, vocab, source_vocab=source_vocab), assemble.objective(config)
-  optimizer, rate = assemble.optimizer(config)
+  model, objective = (
+    Experiment(config).build_model(vocab, source_vocab=source_vocab),
+    Experiment(config).objective,
+  )
+  optimizer, rate = Experiment(config).build_optimizer()
   init = states.init(
     model,
     optimizer,
     config.training.batch_size,
     config.data.length,
     config.model.dtype == 'float16',
-    assemble.lora(config),
+    Experiment(config).lora,
   )
-  rows = objective.rows(assemble.packing(config), data.tokens('train'), config.data.length, 0, data.tokenizer)
+  rows = objective.rows(
+    Experiment(config).packing, data.tokens('train'), config.data.length, 0, data.tokenizer
+  )
   batch = pipeline.Batches(rows, config.training.batch_size, 0, 1)[0]
   mesh, rules = ensemble.make_mesh(seeds, jax.devices()), sharding.parse_rules(config.rules)
   initial = states.init_states(

@@ -10,7 +10,8 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from tfm.analysis import estimate
-from tfm.config import assemble, validate
+from tfm.config import validate
+from tfm.config.assemble import Experiment
 from tfm.decoding import loop
 from tfm.decoding.sampling import Sampling, row_keys
 from tfm.decoding.unrolled import unscanned
@@ -63,8 +64,8 @@ class PlanRequest:
     """
     found = []
     for field, one in (
-      ('tokenizer', assemble.tokenizer(config)),
-      ('source_tokenizer', assemble.source_tokenizer(config)),
+      ('tokenizer', Experiment(config).tokenizer),
+      ('source_tokenizer', Experiment(config).source_tokenizer),
     ):
       known = estimate.vocabulary_size_of(one)
       known = vocab if one is not None and vocab is not None else known
@@ -79,7 +80,7 @@ class PlanRequest:
 
   @functools.cached_property
   def model(self) -> Trunk:
-    return assemble.model(self.config, self.vocab, source_vocab=self.source_vocab)
+    return Experiment(self.config).build_model(self.vocab, source_vocab=self.source_vocab)
 
   @functools.cached_property
   def state(self) -> states.State:
@@ -93,20 +94,20 @@ def validate_mesh(request: PlanRequest, mesh: Mesh) -> None:
   Raises:
     ValueError: names the field or the parameter.
   """
-  validate.run(request.config, mesh.size)
+  validate.run(Experiment(request.config), mesh.size)
   sharding.validate_divisibility(
     request.state.params,
     mesh,
     sharding.parse_rules(request.config.rules),
-    tuple(validate.needs(request.config)),
+    tuple(validate.needs(Experiment(request.config))),
   )
 
 
 def lower_training_step(request: PlanRequest, mesh: Mesh) -> Step:
   """Lowers the step of `tfm train`."""
   config, t, rules = request.config, request.config.training, sharding.parse_rules(request.config.rules)
-  boxed, objective = request.state, assemble.objective(config)
-  optimizer, rate = assemble.optimizer(config)
+  boxed, objective = request.state, Experiment(config).objective
+  optimizer, rate = Experiment(config).build_optimizer()
   where, rows = states.state_shardings(boxed, mesh, rules), sharding.batch_sharding(mesh, rules)
   batch = estimate.abstract_batch(objective.padding(config.data.length), t.batch_size)
   batch = restore_target(batch, jax.tree.map(lambda _: rows, batch))

@@ -103,6 +103,7 @@ def make_mixer(name: str, length: int) -> tuple[Callable, tuple]:
   import jax
 
   from tfm.config import assemble
+  from tfm.config.assemble import Experiment
   from tfm.config.overlay import complete
   from tfm.config.resolve import resolve_config
   from tfm.mixers.protocol import Context
@@ -110,7 +111,7 @@ def make_mixer(name: str, length: int) -> tuple[Callable, tuple]:
   c = resolve_config(
     complete(dict(data=dict(length=length), model=dict(width=WIDTH, heads=SHAPE['heads']) | MIXERS[name]))
   )
-  module = assemble.block(c, 'model', c.model, causal=False)().mixer()
+  module = assemble.build_block(Experiment(c), 'model', c.model, causal=False)().mixer()
   x = jax.random.normal(jax.random.key(0), (SHAPE['batch'], length, WIDTH))
 
   def run(params, x):

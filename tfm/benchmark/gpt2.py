@@ -54,14 +54,18 @@ def measure_training() -> float:
   import jax
   import numpy as np
 
-  from tfm.config import assemble as build
+  from tfm.config.assemble import Experiment
   from tfm.parallel import mesh as meshes
   from tfm.parallel import sharding
   from tfm.training import state as states
   from tfm.training.step import train_step
 
   c = make_config()
-  model, objective, (optimizer, rate) = build.model(c, SHAPE['vocab']), build.objective(c), build.optimizer(c)
+  model, objective, (optimizer, rate) = (
+    Experiment(c).build_model(SHAPE['vocab']),
+    Experiment(c).objective,
+    Experiment(c).build_optimizer(),
+  )
   mesh, rules = meshes.from_config(c), sharding.parse_rules(c.rules)
   size, length = TRAINING['batch_size'], SHAPE['length']
   make = states.init(model, optimizer, size, length, scaled=False)
@@ -95,13 +99,12 @@ def measure_decoding(batch: int) -> float:
   import jax
   import numpy as np
 
-  from tfm.config import assemble as build
   from tfm.decoding import loop
   from tfm.decoding.sampling import Sampling
   from tfm.decoding.unrolled import unrolled
   from tfm.training import state as states
 
-  model = build.model(make_config(), SHAPE['vocab'])
+  model = Experiment(make_config()).build_model(SHAPE['vocab'])
   params = jax.jit(lambda key: nn.unbox(states.init_params(model, key, 1, SHAPE['length'])))(
     jax.random.key(0)
   )

@@ -10,7 +10,7 @@ The devices are eight simulated CPU devices.
 import jax
 import jax.numpy as jnp
 
-from tfm.config import assemble
+from tfm.config.assemble import Experiment
 from tfm.config.overlay import complete
 from tfm.config.resolve import resolve_config
 from tfm.parallel import mesh as meshes
@@ -34,8 +34,8 @@ def temporary_bytes(vocab: int, chunk: int, sizes: dict[str, int] | None) -> int
     )
   )
   model, objective, rules = (
-    assemble.model(config, vocab),
-    assemble.objective(config),
+    Experiment(config).build_model(vocab),
+    Experiment(config).objective,
     sharding.parse_rules(config.rules),
   )
   mesh = meshes.make(sizes or {}, None if sizes else jax.devices()[:1])

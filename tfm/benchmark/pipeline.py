@@ -13,7 +13,8 @@ import jax
 from ml_collections import ConfigDict
 
 from tfm.analysis import estimate
-from tfm.config import assemble, validate
+from tfm.config import validate
+from tfm.config.assemble import Experiment
 from tfm.config.overlay import assign, complete
 from tfm.config.resolve import resolve_config
 from tfm.data.packing.protocol import padding
@@ -49,8 +50,8 @@ def bytes_per_device(config: ConfigDict) -> tuple[int, int]:
     meshes.make(sizes, jax.devices()[: math.prod(sizes.values())]),
     sharding.parse_rules(config.rules),
   )
-  validate.run(config, mesh.size)
-  model, (optimizer, rate) = assemble.model(config, VOCAB), assemble.optimizer(config)
+  validate.run(Experiment(config), mesh.size)
+  model, (optimizer, rate) = Experiment(config).build_model(VOCAB), Experiment(config).build_optimizer()
   boxed = estimate.abstract_state(config, model)
   where, split = states.state_shardings(boxed, mesh, rules), sharding.batch_sharding(mesh, rules)
 
@@ -62,7 +63,7 @@ def bytes_per_device(config: ConfigDict) -> tuple[int, int]:
   batch = jax.tree.map(lambda x: with_sharding(x, split), batch)
   with sharding.context(mesh, rules):
     step = jitted(
-      train_step(model, assemble.objective(config), optimizer, rate, config.training.gradient_accumulation),
+      train_step(model, Experiment(config).objective, optimizer, rate, config.training.gradient_accumulation),
       where,
     )
     used = step.lower(state, batch).compile().memory_analysis()

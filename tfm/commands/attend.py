@@ -22,7 +22,7 @@ import numpy as np
 
 import tfm.mixers
 from tfm import spec
-from tfm.config import assemble
+from tfm.config.assemble import Experiment
 from tfm.data.tokenizers.protocol import Tokenizer
 from tfm.decoding import beam, loop
 from tfm.decoding.unrolled import unrolled
@@ -198,7 +198,7 @@ def translation(loaded: load.Run, source: Int[np.ndarray, 'S']) -> Int[np.ndarra
       sources=[source],
       eos=eos,
       beams=decoding.beams,
-      penalty=assemble.penalty(loaded.config),
+      penalty=Experiment(loaded.config).length_penalty,
       max_tokens=min(len(source) + decoding.max_extra_tokens, LONGEST - 1),
       stopping=decoding.stopping,
     )

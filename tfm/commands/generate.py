@@ -24,7 +24,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tfm import spec
-from tfm.config import assemble
+from tfm.config.assemble import Experiment
 from tfm.data.progress import track
 from tfm.decoding import beam, fill, loop, text
 from tfm.decoding.sampling import Sampling
@@ -147,7 +147,7 @@ def main(args):
   )
   encodes = loaded.config.model.architecture == 'encoder'
   require(
-    not encodes or assemble.objective(loaded.config).masked_fraction > 0,
+    not encodes or Experiment(loaded.config).objective.masked_fraction > 0,
     f'--workdir={args.workdir} holds a model that classifies, and writes nothing; tfm evaluate tells how well it does',
   )
   require(
@@ -196,8 +196,7 @@ def told(loaded: load.Run, prompts: list[str], args: argparse.Namespace) -> Iter
   """The texts with tokens for what they hide, in order."""
   tokenizer = loaded.tokenizer
   rows = [
-    np.array([tokenizer.bos_id, *tokenizer.encode(prompt), tokenizer.eos_id], np.int32)
-    for prompt in prompts
+    np.array([tokenizer.bos_id, *tokenizer.encode(prompt), tokenizer.eos_id], np.int32) for prompt in prompts
   ]
   hidden = tokenizer.special_token_ids.get(MASK, tokenizer.vocab_size - 1)
   found = fill.fill(loaded.model, loaded.params, rows, hidden, args.num_samples)
@@ -255,7 +254,9 @@ def searched(loaded: load.Run, prompts: list[str], args: argparse.Namespace, pai
     f'--num_samples={args.num_samples} is more than the {beams} hypotheses of --beams={beams}',
   )
   penalty = (
-    assemble.penalty(loaded.config) if args.penalty is None else spec.choose(args.penalty, beam.PENALTIES)
+    Experiment(loaded.config).length_penalty
+    if args.penalty is None
+    else spec.choose(args.penalty, beam.PENALTIES)
   )
   stopping = args.stopping or asked.stopping
   tokenizer = loaded.tokenizer

@@ -15,7 +15,8 @@ from rich.console import Console
 from rich.table import Table
 
 from tfm.analysis import estimate
-from tfm.config import assemble, validate
+from tfm.config import validate
+from tfm.config.assemble import Experiment
 from tfm.config.schema import leaves, parts
 from tfm.errors import require
 from tfm.evaluation import mask_picture
@@ -43,13 +44,13 @@ def main(args: argparse.Namespace) -> None:
   config = args.config
   require(args.devices is None or args.devices >= 1, f'--devices={args.devices} must be at least 1')
   devices = args.devices or estimate.device_count(config)
-  validate.run(config, devices)
+  validate.run(Experiment(config), devices)
   mesh = estimate.abstract_mesh(config, devices)
   rules = sharding.parse_rules(config.rules)
   vocab, source_vocab = estimate.vocabulary_sizes(config)
-  model = assemble.model(config, vocab, source_vocab=source_vocab)
+  model = Experiment(config).build_model(vocab, source_vocab=source_vocab)
   boxed = estimate.abstract_state(config, model)
-  sharding.validate_divisibility(boxed.params, mesh, rules, tuple(validate.needs(config)))
+  sharding.validate_divisibility(boxed.params, mesh, rules, tuple(validate.needs(Experiment(config))))
   rows = table.rows(boxed.params, rules)
   kinds = estimate.memory_by_kind(config, vocab, source_vocab, boxed, mesh, rules)
 

@@ -21,6 +21,7 @@ from ml_collections import ConfigDict
 from tfm.analysis import topology
 from tfm.commands import cli
 from tfm.config import validate
+from tfm.config.assemble import Experiment
 from tfm.config.load import load_config
 from tfm.config.resolve import resolve_config
 from tfm.errors import require, suggest
@@ -107,10 +108,10 @@ def validate_config(config: ConfigDict, options: Mapping[str, str], env: Sequenc
     config.slices.count = int(slices)  # as the devices will report
   if count is None and -1 not in config.mesh.values():
     count = math.prod(config.mesh.values())
-  validate.run(config, count)
-  validate.made(config)
+  validate.run(Experiment(config), count)
+  validate.made(Experiment(config))
   if count is not None:
-    validate.divides(config, count)
+    validate.divides(Experiment(config), count)
 
 
 def count_devices(options: Mapping[str, str], env: Sequence[str]) -> int | None:

@@ -29,6 +29,7 @@ from tfm.analysis import plan, report, search, steps, topology
 from tfm.analysis.plan import StepPlan
 from tfm.commands.inspect import new_table, wide_console
 from tfm.config import validate
+from tfm.config.assemble import Experiment
 from tfm.errors import require
 from tfm.parallel import chips, sharding
 from tfm.parallel import mesh as meshes
@@ -90,7 +91,7 @@ def main(args: argparse.Namespace) -> int:
   validate.slices(request.config, len(devices))
   if args.search:
     return searched(request, devices, args, command)
-  validate.run(request.config, len(devices))
+  validate.run(Experiment(request.config), len(devices))
   mesh = meshes.make(request.config.mesh.to_dict(), devices, **request.config.slices)
   steps.validate_mesh(request, mesh)
   plans = [planned('training', lambda: steps.lower_training_step(request, mesh), mesh, request, args.slices)]

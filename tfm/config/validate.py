@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 
 from ml_collections import ConfigDict
 
-from tfm.config import assemble
-from tfm.config.assemble import objective, one_of, packing, penalty, source
+from tfm.config.assemble import Experiment
+from tfm.config.assemble.field_errors import require_one_of
 from tfm.config.schema import default_config, parts
 from tfm.decoding.beam import STOPPING
 from tfm.errors import require, suggest
@@ -23,12 +23,13 @@ from tfm.shapes import PyTree
 from tfm.training import state as states
 
 
-def run(config: ConfigDict, devices: int | None) -> None:
+def run(experiment: Experiment, devices: int | None) -> None:
   """Refuses what can be told without data or model: sizes, cadence, mesh against batch.
 
   Args:
     devices: None: nobody knows yet how many there will be, and the mesh is not looked at.
   """
+  config = experiment.config
   t, o = config.training, config.optimizer
   require(config.data.length >= 1, f'config.data.length={config.data.length} must be at least 1')
   for field in (
@@ -52,7 +53,7 @@ def run(config: ConfigDict, devices: int | None) -> None:
     f'config.data.length={config.data.length}',
   )
   require(
-    not t.recurrence_length or objective(config).supports_recurrence,
+    not t.recurrence_length or experiment.objective.supports_recurrence,
     f'config.training.recurrence_length={t.recurrence_length} reads rows in pieces, and config.objective={config.objective!r} '
     'has them seen at once; set it to 0',
   )
@@ -61,7 +62,7 @@ def run(config: ConfigDict, devices: int | None) -> None:
     f'config.training.skip_spikes={t.skip_spikes} must be 0.0 (no step is skipped) '
     'or more than 1 times the usual norm of the gradient, such as 3.0',
   )
-  assemble.intervals(config)
+  experiment.save_intervals
   require(
     not re.match(r'\w+:/', t.local_checkpoint_dir),
     f'config.training.local_checkpoint_dir={t.local_checkpoint_dir!r} is no folder of a machine; one on its disk, or in its '
@@ -73,12 +74,12 @@ def run(config: ConfigDict, devices: int | None) -> None:
     f'config.training.save_local_every={t.save_local_every!r} is of checkpoints in config.training.local_checkpoint_dir, which is no folder: name one, or leave it '
     f'at {default!r}',
   )
-  data(config)
+  data(experiment)
   for field, least in (('beams', 1), ('max_extra_tokens', 0), ('average_checkpoints', 1)):
     value = config.decoding[field]
     require(value >= least, f'config.decoding.{field}={value} must be at least {least}')
-  penalty(config)
-  one_of('decoding.stopping', config.decoding.stopping, STOPPING)
+  experiment.length_penalty
+  require_one_of('decoding.stopping', config.decoding.stopping, STOPPING)
   require(
     t.keep_checkpoints >= config.decoding.average_checkpoints,
     f'config.training.keep_checkpoints={t.keep_checkpoints} checkpoints cannot be averaged by config.decoding.average_checkpoints='
@@ -102,26 +103,28 @@ def run(config: ConfigDict, devices: int | None) -> None:
     f'config.training.gradient_accumulation={t.gradient_accumulation} does not divide config.training.batch_size={t.batch_size}',
   )
   if devices is not None:
-    mesh(config, devices)
+    mesh(experiment, devices)
 
 
-def made(config: ConfigDict) -> None:
+def made(experiment: Experiment) -> None:
   """Refuses what nothing to train can be made of, whatever the data: optimizer, tokenizers, adapters, model."""
-  assemble.optimizer(config)
-  assemble.tokenizer(config)
-  assemble.source_tokenizer(config)
+  config = experiment.config
+  experiment.build_optimizer()
+  experiment.tokenizer
+  experiment.source_tokenizer
   require(
-    assemble.lora(config) is None or bool(config.init_from),
+    experiment.lora is None or bool(config.init_from),
     f'config.lora.rank={config.lora.rank} adapts the parameters of a run, and config.init_from names none; name one',
   )
-  assemble.model(config, vocab=1)
+  experiment.build_model(vocab=1)
 
 
-def mesh(config: ConfigDict, devices: int) -> None:
+def mesh(experiment: Experiment, devices: int) -> None:
   """Refuses a mesh that the devices are not, or that does not cut the rows of a batch and the layers into equal parts, with the
   nearest one that works."""
+  config = experiment.config
   slices(config, devices)
-  request = MeshRequest(config.mesh.to_dict(), devices, tuple(needs(config)))
+  request = MeshRequest(config.mesh.to_dict(), devices, tuple(needs(experiment)))
   try:
     request.sizes()
   except ValueError as error:
@@ -130,27 +133,29 @@ def mesh(config: ConfigDict, devices: int) -> None:
       request,
       constraints=(
         *request.constraints,
-        *sharding.mesh_constraints(parameters(config), sharding.parse_rules(config.rules)),
+        *sharding.mesh_constraints(parameters(experiment), experiment.rules),
       ),
     )
     raise ValueError(f'{error}; {request.describe_nearest()}') from None
 
 
-def divides(config: ConfigDict, devices: int) -> None:
+def divides(experiment: Experiment, devices: int) -> None:
   """Refuses a mesh that does not divide parameters, but for the rows of a vocabulary, which the data tell."""
-  boxed, rules = parameters(config), sharding.parse_rules(config.rules)
+  config = experiment.config
+  boxed, rules = parameters(experiment), experiment.rules
   known = sharding.mesh_constraints(boxed, [(name, () if name == 'vocab' else axes) for name, axes in rules])
-  request = MeshRequest(config.mesh.to_dict(), devices, (*needs(config), *known))
+  request = MeshRequest(config.mesh.to_dict(), devices, (*needs(experiment), *known))
   try:
     request.sizes()
   except ValueError as error:
     raise ValueError(f'{error}; {request.describe_nearest()}') from None
 
 
-def parameters(config: ConfigDict) -> PyTree:
+def parameters(experiment: Experiment) -> PyTree:
   """Shapes and boxes of all parameters, as of a vocabulary of one token."""
+  config = experiment.config
   # The kernel, of which there are none, may be one that is not here.
-  model = flops.with_kernel(assemble.model(config, vocab=1, source_vocab=1), Dense())
+  model = flops.with_kernel(experiment.build_model(vocab=1, source_vocab=1), Dense())
   return states.abstract_state(lambda key: states.init_params(model, key, 1, config.data.length))
 
 
@@ -160,15 +165,17 @@ def slices(config: ConfigDict, devices: int) -> None:
   meshes.validate_slice_axis(config.slices.axis)
 
 
-def needs(config: ConfigDict) -> Iterator[DivisibilityConstraint]:
+def needs(experiment: Experiment) -> Iterator[DivisibilityConstraint]:
   """What a mesh must divide besides parameters."""
+  config = experiment.config
   yield SliceConstraint(max(config.slices.count, 1), (config.slices.axis,))
-  yield from rows(config)
-  yield from layers(config)
+  yield from rows(experiment)
+  yield from layers(experiment)
 
 
-def rows(config: ConfigDict) -> Iterator[DivisibilityConstraint]:
+def rows(experiment: Experiment) -> Iterator[DivisibilityConstraint]:
   """What a mesh must divide of a batch."""
+  config = experiment.config
   t, rules = config.training, {name: tuple(axes.split()) for name, axes in config.rules.items()}
   cuts, said = t.gradient_accumulation, f'{t.gradient_accumulation} microbatches'
   if config.pipeline.microbatches:
@@ -188,7 +195,7 @@ def rows(config: ConfigDict) -> Iterator[DivisibilityConstraint]:
       f'the mesh axes {config.rules.batch!r}; {cuts * parts} or a multiple would do'
     ),
   )
-  packs, length = packing(config), rules['length']
+  packs, length = experiment.packing, rules['length']
   if not packs.has_fixed_batch_shape:
     yield DivisibilityConstraint(
       1,
@@ -198,7 +205,7 @@ def rows(config: ConfigDict) -> Iterator[DivisibilityConstraint]:
         f'cannot all cut into {parts} parts; another packing would do'
       ),
     )
-  for field, x in objective(config).padding(config.data.length).items():
+  for field, x in experiment.objective.padding(config.data.length).items():
     if x.ndim == 1 and x.dtype.kind == 'i':
       yield DivisibilityConstraint(
         len(x),
@@ -219,8 +226,9 @@ def rows(config: ConfigDict) -> Iterator[DivisibilityConstraint]:
     )
 
 
-def layers(config: ConfigDict) -> Iterator[DivisibilityConstraint]:
+def layers(experiment: Experiment) -> Iterator[DivisibilityConstraint]:
   """What the stages of a mesh must divide."""
+  config = experiment.config
   repeats = config.pipeline.repeats
   for field, none in (('microbatches', 0), ('repeats', 1)):
     value = config.pipeline[field]
@@ -337,8 +345,9 @@ def folder(workdir: str | pathlib.Path) -> None:
   )
 
 
-def seeds(config: ConfigDict, processes: int) -> None:
+def seeds(experiment: Experiment, processes: int) -> None:
   """Refuses what several runs of one step cannot share."""
+  config = experiment.config
   cut = {axis: size for axis, size in config.mesh.items() if size not in (1, -1)}
   require(
     not cut,
@@ -355,7 +364,7 @@ def seeds(config: ConfigDict, processes: int) -> None:
     "together; set it to '', or train them one after another",
   )
   require(
-    assemble.packing(config).has_fixed_batch_shape,
+    experiment.packing.has_fixed_batch_shape,
     f'config.data.packing={config.data.packing!r} makes batches of several shapes, which seeds cannot share; another '
     'packing would do, or train them one after another',
   )
@@ -372,10 +381,11 @@ KINDS = {
 }
 
 
-def data(config: ConfigDict) -> None:
+def data(experiment: Experiment) -> None:
   """Refuses a source, a packing and an objective that are not of one kind of document."""
-  d, aim, packs = config.data, objective(config), packing(config)
-  found = source(config).fields
+  config = experiment.config
+  d, aim, packs = config.data, experiment.objective, experiment.packing
+  found = experiment.source.fields
   kinds, (_, example, _) = (
     ' or '.join(KINDS[fields][0] for fields in aim.document_kinds),
     KINDS[aim.document_kinds[0]],
@@ -391,7 +401,7 @@ def data(config: ConfigDict) -> None:
     f'config.data.packing={d.packing!r} does not pack {kind}; {example!r} would do',
   )
   require(
-    packs.supports_infinite or not source(config).is_infinite,
+    packs.supports_infinite or not experiment.source.is_infinite,
     f'config.data.source={d.source!r} has no end, and config.data.packing={d.packing!r} plans all of an epoch; '
     "'padded' would do",
   )

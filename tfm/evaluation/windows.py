@@ -40,7 +40,9 @@ class Targets:
       )
     if not isinstance(tokens, Tokens):
       what = (
-        'has no end' if isinstance(tokens, InfiniteDocuments) or tokens.documents == INFINITE else 'is not of texts alone'
+        'has no end'
+        if isinstance(tokens, InfiniteDocuments) or tokens.documents == INFINITE
+        else 'is not of texts alone'
       )
       raise ValueError(f'{tokens.name} {what}, and lengths are compared on running text')
     if tokens.targets < max(lengths):

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from ml_collections import ConfigDict
 
-from tfm.config import assemble
+from tfm.config.assemble import Experiment
 from tfm.config.difference import list_differences
 from tfm.config.load import to_json
 from tfm.config.resolve import resolve_config
@@ -60,10 +60,10 @@ def convert_from_hf(
   if not config.model.patch:
     is_marian = all((folder / name).exists() for name in marian.FILES)
     config.data.tokenizer = f'{"marian" if is_marian else "published"}({folder_text})'
-    tokenizer = assemble.tokenizer(config).train(())
+    tokenizer = Experiment(config).tokenizer.train(())
   if pretrained.source_vocab:
     config.data.source_tokenizer = f'marian({folder_text}, sources=True)'
-    source_tokenizer = assemble.source_tokenizer(config).train(())
+    source_tokenizer = Experiment(config).source_tokenizer.train(())
   config = resolve_config(override(config))
   differences = list_differences(pretrained.config.to_dict(), config.to_dict())
   changes = [line for line in differences if line.startswith('model.')]

@@ -9,7 +9,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 import tfm.hf.families
-from tfm.config import assemble
+from tfm.config.assemble import Experiment
 from tfm.config.overlay import complete
 from tfm.config.resolve import resolve_config
 from tfm.errors import require, suggest
@@ -77,8 +77,8 @@ def config_from_hf(
 
 def build_model(config: ConfigDict, vocab: int, source_vocab: int = 0) -> Trunk:
   """The model of a config with `vocab` tokens, which include the objective's special tokens."""
-  return assemble.model(
-    config, vocab - len(assemble.objective(config).special_tokens), source_vocab=source_vocab
+  return Experiment(config).build_model(
+    vocab - len(Experiment(config).objective.special_tokens), source_vocab=source_vocab
   )
 
 

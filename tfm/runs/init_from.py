@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from tfm.config import assemble
+from tfm.config.assemble import Experiment
 from tfm.config.difference import list_differences
 from tfm.config.overlay import complete
 from tfm.config.resolve import resolve_config
@@ -191,16 +191,16 @@ def read(
     ValueError: for fewer checkpoints, and if the run that it started from is gone or another.
   """
   boxed = jax.eval_shape(
-    lambda key: states.init_params(model, key, 1, config.data.length, assemble.lora(config)),
+    lambda key: states.init_params(model, key, 1, config.data.length, Experiment(config).lora),
     jax.random.key(0),
   )
   target = checkpoint.restore_target(
     nn.unbox(boxed), sharding.named_shardings(boxed, mesh, sharding.parse_rules(config.rules))
   )
-  if not (config.init_from and assemble.frozen(config)):
+  if not (config.init_from and Experiment(config).frozen_pattern):
     return checkpoints.averaged(step, average, target)
   start = start_from(config)
-  own = start.pruned(target, assemble.optimizer(config)[0].trains)
+  own = start.pruned(target, Experiment(config).build_optimizer()[0].trains)
   return start.filled(checkpoints.averaged(step, average, own), target)
 
 
@@ -214,7 +214,7 @@ def tokenizers(saved: Mapping[str, Any]) -> tuple[Tokenizer | None, Tokenizer | 
 def make_model(config: ConfigDict, tokenizer: Tokenizer | None, source_tokenizer: Tokenizer | None) -> Trunk:
   """The model for the vocabularies of some tokenizers."""
   vocab, source_vocab = (one.vocab_size if one else 0 for one in (tokenizer, source_tokenizer))
-  names = assemble.objective(config).special_tokens
-  return assemble.model(
-    config, vocab - len(names) + len(lacking(tokenizer, names)), source_vocab=source_vocab
+  names = Experiment(config).objective.special_tokens
+  return Experiment(config).build_model(
+    vocab - len(names) + len(lacking(tokenizer, names)), source_vocab=source_vocab
   )

@@ -10,7 +10,7 @@ import jax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from tfm.config import assemble
+from tfm.config.assemble import Experiment
 from tfm.config.overlay import complete
 from tfm.config.resolve import resolve_config
 from tfm.config.schema import parts
@@ -84,7 +84,7 @@ def load(workdir: str, step: str = 'last', average: int | None = None) -> Run:
   require(average >= 1, f'--average={average} must be at least 1')
   params = read(checkpoints, number, config, model, mesh, average)
   checkpoints.close()
-  tokenizer = extended(tokenizer, assemble.objective(config).special_tokens)
+  tokenizer = extended(tokenizer, Experiment(config).objective.special_tokens)
   return Run(config, model, params, tokenizer, mesh, rules, number, saved['corpus'], source_tokenizer)
 
 
@@ -161,7 +161,7 @@ def compared_data(run: Run) -> TextData | ImageData:
 def open_data(run: Run) -> TextData | ImageData:
   """The data that a run's config names, for its tokenizers."""
   return pipeline.open_data(
-    assemble.source(run.config), plain(run.tokenizer), cache.directory(), run.source_tokenizer
+    Experiment(run.config).source, plain(run.tokenizer), cache.directory(), run.source_tokenizer
   )
 
 
@@ -189,7 +189,7 @@ def translate_split(
         run.tokenizer,
         [source for source, _ in pairs],
         beams=decoding.beams,
-        penalty=assemble.penalty(run.config),
+        penalty=Experiment(run.config).length_penalty,
         longer=decoding.max_extra_tokens,
         source_tokenizer=run.source_tokenizer,
         stopping=decoding.stopping,
@@ -207,9 +207,9 @@ def build_evaluate_fn(
   batches: int,
 ) -> Callable[[PyTree], dict[str, float]]:
   """params → metrics of a split: of `batches` batches spread over it, or of all of them for 0."""
-  objective = assemble.objective(config)
+  objective = Experiment(config).objective
   rows = objective.rows(
-    assemble.packing(config), data.tokens(split), config.data.length, None, data.tokenizer
+    Experiment(config).packing, data.tokens(split), config.data.length, None, data.tokenizer
   )
   step = jax.jit(evaluation_step(model, objective))
   counts = data.tokenizer is not None and data.tokenizer.is_lossless

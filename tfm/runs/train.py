@@ -16,8 +16,8 @@ import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from tfm.config import assemble
 from tfm.config import validate as check
+from tfm.config.assemble import Experiment
 from tfm.config.schema import leaves
 from tfm.data import cache, device, pipeline
 from tfm.data.pipeline import ImageData, TextData
@@ -82,16 +82,16 @@ def train_ensemble(places: Sequence[RunDir]) -> Report:
   for place in places:
     refuse_another(config, place.config)
   if several:
-    check.seeds(config, jax.process_count())
-  check.run(config, 1 if several else jax.device_count())
-  check.made(config)
-  objective, packing = assemble.objective(config), assemble.packing(config)
-  optimizer, rate = assemble.optimizer(config)
+    check.seeds(Experiment(config), jax.process_count())
+  check.run(Experiment(config), 1 if several else jax.device_count())
+  check.made(Experiment(config))
+  objective, packing = Experiment(config).objective, Experiment(config).packing
+  optimizer, rate = Experiment(config).build_optimizer()
   peaks = np.asarray([place.config.optimizer.learning_rate for place in places], np.float32)
   source, tokenizer, source_tokenizer = (
-    assemble.source(config),
-    assemble.tokenizer(config),
-    assemble.source_tokenizer(config),
+    Experiment(config).source,
+    Experiment(config).tokenizer,
+    Experiment(config).source_tokenizer,
   )
   # A kill may have come between the saves of two runs.
   last = max(set.intersection(*(place.saved_steps() for place in places)), default=0)
@@ -117,7 +117,7 @@ def train_ensemble(places: Sequence[RunDir]) -> Report:
   last = closer or last
 
   # What is frozen stays with the run that it came from, and is read there each time.
-  start = start_from(config) if config.init_from and (assemble.frozen(config) or not last) else None
+  start = start_from(config) if config.init_from and (Experiment(config).frozen_pattern or not last) else None
   if config.init_from:
     tokenizer, source_tokenizer = tokenizers(saved[0]) if last else (start.tokenizer, start.source_tokenizer)
   with processes.main_process_first():
@@ -145,11 +145,11 @@ def train_ensemble(places: Sequence[RunDir]) -> Report:
     training.batch_size,
     config.data.length,
     config.model.dtype == 'float16',
-    assemble.lora(config),
+    Experiment(config).lora,
     training.skip_spikes > 0,
   )
   boxed = states.abstract_state(make)
-  where = states.state_shardings(boxed, mesh, rules, tuple(check.needs(config)))
+  where = states.state_shardings(boxed, mesh, rules, tuple(check.needs(Experiment(config))))
   batch_sharding = sharding.batch_sharding(mesh, rules)
 
   def batches_of(seed):
@@ -217,7 +217,7 @@ def train_ensemble(places: Sequence[RunDir]) -> Report:
           return train_step(
             model,
             objective,
-            *assemble.optimizer(config, peak),
+            *Experiment(config).build_optimizer(peak),
             training.gradient_accumulation,
             training.skip_spikes,
           )(state, batch)
@@ -263,7 +263,7 @@ def train_ensemble(places: Sequence[RunDir]) -> Report:
             training.log_every,
             training.evaluate_every,
             training.profile if processes.is_main_process() else 0,
-            dict(zip(TIERS, assemble.intervals(config))),
+            dict(zip(TIERS, Experiment(config).save_intervals)),
           ),
           report,
           str(places[0].workdir / 'profile'),

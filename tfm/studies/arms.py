@@ -14,7 +14,8 @@ from rich import box
 from rich.table import Table
 
 from tfm.analysis import estimate
-from tfm.config import assemble, validate
+from tfm.config import validate
+from tfm.config.assemble import Experiment
 from tfm.config.overlay import assign, complete
 from tfm.config.resolve import resolve_config
 from tfm.config.schema import leaves
@@ -140,7 +141,7 @@ def changed(base: ConfigDict, changes: Mapping[str, Any], seeds: int) -> ConfigD
   for path, value in changes.items():
     assign(config, path, value)
   config = resolve_config(config)
-  validate.run(config, devices(config, seeds))
+  validate.run(Experiment(config), devices(config, seeds))
   return config
 
 
@@ -157,7 +158,7 @@ def refuse_other_evaluation(metric: str, config: ConfigDict, base: ConfigDict) -
       'is compared with; leave it as it is there, or compare it with an arm like it by against=',
     )
   # The length of an image is how many patches it has.
-  images, batches = bool(assemble.source(config).image_shape), config.training.evaluation_batches
+  images, batches = bool(Experiment(config).source.image_shape), config.training.evaluation_batches
   for field in ROWS:
     require(
       not batches or ours[field] == theirs[field] or images and field == 'data.length',
@@ -170,7 +171,7 @@ def refuse_other_evaluation(metric: str, config: ConfigDict, base: ConfigDict) -
     f'data.length={config.data.length} with data.packing={config.data.packing!r} may cut or leave out other texts than '
     f'{base.data.length} of the arm that it is compared with; leave it as it is there',
   )
-  per_token = isinstance(assemble.objective(config), Prediction) and metric.rpartition('_')[2] in PER_TOKEN
+  per_token = isinstance(Experiment(config).objective, Prediction) and metric.rpartition('_')[2] in PER_TOKEN
   require(
     not per_token or config.data.tokenizer == base.data.tokenizer,
     f'data.tokenizer={config.data.tokenizer!r} makes other tokens than {base.data.tokenizer!r} of the arm that it is compared '
@@ -235,12 +236,12 @@ def tokens(config: ConfigDict) -> int:
 def model_of(config: ConfigDict):
   """The model, for the vocabularies of its data."""
   vocab, source_vocab = estimate.vocabulary_sizes(config)
-  return assemble.model(config, vocab, source_vocab=source_vocab)
+  return Experiment(config).build_model(vocab, source_vocab=source_vocab)
 
 
 def validated(config: ConfigDict) -> list[str]:
   """The metrics of its validation."""
-  objective, model, tokenizer = assemble.objective(config), model_of(config), assemble.tokenizer(config)
+  objective, model, tokenizer = Experiment(config).objective, model_of(config), Experiment(config).tokenizer
   sums = jax.eval_shape(
     lambda params, batch: objective(model, params, batch, None)[1],
     nn.unbox(estimate.abstract_state(config, model).params),
@@ -253,7 +254,7 @@ def validated(config: ConfigDict) -> list[str]:
 def parameters(model, config: ConfigDict) -> int:
   """How many numbers it learns: without those that are frozen."""
   trains, params = (
-    assemble.optimizer(config)[0].trains,
+    Experiment(config).build_optimizer()[0].trains,
     nn.unbox(estimate.abstract_state(config, model).params),
   )
   return sum(x.size for path, x in jax.tree_util.tree_leaves_with_path(params) if trains(path_name(path)))

@@ -28,6 +28,7 @@ import tfm.studies.measures
 from tfm import spec
 from tfm.analysis import estimate
 from tfm.config import validate
+from tfm.config.assemble import Experiment
 from tfm.config.difference import list_differences
 from tfm.config.overlay import complete
 from tfm.config.resolve import resolve_config
@@ -263,7 +264,7 @@ def train_all(places: Mapping[Hashable, RunDir], said: dict[str, Any]) -> list[H
   diverged = said.setdefault('diverged', {})
   groups = [[name for name, place in places.items() if name not in diverged and not done(place)]]
   try:
-    validate.seeds(next(iter(places.values())).config, jax.process_count())
+    validate.seeds(Experiment(next(iter(places.values())).config), jax.process_count())
   except ValueError as error:
     if len(groups[0]) > 1:
       _log.info('one run after another: %s', error)

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 from ml_collections import ConfigDict
@@ -13,8 +13,7 @@ import tfm.mixers
 import tfm.positions
 import tfm.scores
 from tfm import spec
-from tfm.config.assemble.named import named, one_of
-from tfm.config.assemble.recipe import objective, packing
+from tfm.config.assemble.field_errors import build_field, require_one_of
 from tfm.config.schema import default_config
 from tfm.errors import require
 from tfm.kernels.protocol import Kernel
@@ -28,11 +27,15 @@ from tfm.positions.protocol import Position
 from tfm.scores.protocol import Score
 
 
+if TYPE_CHECKING:
+  from tfm.config.assemble.experiment import Experiment
+
+
 DTYPES = {'float32': jnp.float32, 'bfloat16': jnp.bfloat16, 'float16': jnp.float16}
 
 
-def block(
-  config: ConfigDict,
+def build_block(
+  experiment: 'Experiment',
   where: str,
   b: ConfigDict,
   causal: bool,
@@ -46,9 +49,10 @@ def block(
     outer: the initializer of projections into the residual stream, if not the model's.
     across: the factory of the mixer that attends to a memory.
   """
+  config = experiment.config
   m = config.model
-  one_of(f'{where}.norm_placement', b.norm_placement, PLACEMENTS)
-  one_of(f'{where}.residual', b.residual, RESIDUALS)
+  require_one_of(f'{where}.norm_placement', b.norm_placement, PLACEMENTS)
+  require_one_of(f'{where}.residual', b.residual, RESIDUALS)
   require(
     b.residual == 'sequential' or b.norm_placement == 'pre',
     f"config.{where}.residual={b.residual!r} is defined for norm_placement='pre', not {b.norm_placement!r}",
@@ -58,17 +62,19 @@ def block(
     f'config.{where}.residual={b.residual!r} is defined for a mixer and a feed-forward layer, and here is a third '
     "branch, cross-attention; 'sequential' would do",
   )
-  outer = outer or initializer(config, 'initializer')
-  made = mixer(config, where, b, causal, outer)
+  outer = outer or build_initializer(experiment, 'initializer')
+  made = build_mixer(experiment, where, b, causal, outer)
   sizes = dict(
     width=m.width,
     hidden=b.feed_forward_width,
     bias=b.bias,
-    initializer=initializer(config, 'initializer'),
+    initializer=build_initializer(experiment, 'initializer'),
     output_initializer=outer,
     dtype=DTYPES[m.dtype],
   )
-  layer = named(f'{where}.feed_forward', spec.choose, b.feed_forward, FEED_FORWARDS, **sizes)  # to be refused
+  layer = build_field(
+    f'{where}.feed_forward', spec.choose, b.feed_forward, FEED_FORWARDS, **sizes
+  )  # to be refused
   width = f'config.{where}.feed_forward_width={b.feed_forward_width}'
   require(layer is None or b.feed_forward_width >= 1, f'{width} must be at least 1')
   require(
@@ -85,7 +91,7 @@ def block(
     Block,
     made,
     feed_forward,
-    norm(config, where, b),
+    build_norm(experiment, where, b),
     b.norm_placement,
     b.residual,
     m.dropout.residual,
@@ -93,8 +99,11 @@ def block(
   )
 
 
-def mixer(config: ConfigDict, where: str, b: ConfigDict, causal: bool, outer: Factory) -> Callable:
+def build_mixer(
+  experiment: 'Experiment', where: str, b: ConfigDict, causal: bool, outer: Factory
+) -> Callable:
   """The factory of the mixer that a section describes."""
+  config = experiment.config
   m = config.model
   require(
     b.kv_heads >= 1 and b.heads % b.kv_heads == 0,
@@ -102,12 +111,12 @@ def mixer(config: ConfigDict, where: str, b: ConfigDict, causal: bool, outer: Fa
   )
   require(b.head_width >= 1, f'config.{where}.head_width={b.head_width} must be at least 1')
   slots = dict(
-    position=position(config, where, b),
-    score=named(f'{where}.score', spec.factory, b.score, tfm.scores, Score, head_width=b.head_width),
-    mask=mask(config, where, b, causal),
-    kernel=named(f'{where}.kernel', spec.build, b.kernel, tfm.kernels, Kernel),
+    position=build_position(experiment, where, b),
+    score=build_field(f'{where}.score', spec.factory, b.score, tfm.scores, Score, head_width=b.head_width),
+    mask=build_mask(experiment, where, b, causal),
+    kernel=build_field(f'{where}.kernel', spec.build, b.kernel, tfm.kernels, Kernel),
   )
-  made = named(
+  made = build_field(
     f'{where}.mixer',
     spec.factory,
     b.mixer,
@@ -119,12 +128,12 @@ def mixer(config: ConfigDict, where: str, b: ConfigDict, causal: bool, outer: Fa
     head_width=b.head_width,
     bias=b.bias,
     dropout=m.dropout.attention,
-    initializer=initializer(config, 'initializer'),
+    initializer=build_initializer(experiment, 'initializer'),
     output_initializer=outer,
     dtype=DTYPES[m.dtype],
     **slots,
   )
-  check_parts(config, where, b, made.func, slots)
+  validate_slots(experiment, where, b, made.func, slots)
   require(
     not causal or not made().sees_later,
     f'config.{where}.mixer={b.mixer!r} lets tokens see later ones whatever the mask, which a decoder may not; an '
@@ -133,14 +142,15 @@ def mixer(config: ConfigDict, where: str, b: ConfigDict, causal: bool, outer: Fa
   return made
 
 
-def cross(config: ConfigDict, outer: Factory) -> Callable:
+def build_cross_attention(experiment: 'Experiment', outer: Factory) -> Callable:
   """The factory of the mixer through which a decoder attends to its encoder's output."""
+  config = experiment.config
   c = config.model.cross
-  kind = named(
+  kind = build_field(
     'model.cross.mixer', lambda text: spec.find(spec.parse(text).name, tfm.mixers, Mixer, text), c.mixer
   )
   require(kind.crosses, f"config.model.cross.mixer={c.mixer!r} reads no memory; 'softmax' would do")
-  made = mixer(config, 'model.cross', c, causal=False, outer=outer)
+  made = build_mixer(experiment, 'model.cross', c, causal=False, outer=outer)
   require(
     'embed' not in made.keywords['position'].func.enters(),
     f'config.model.cross.position={c.position!r} enters at the embedding, where cross-attention has no say; '
@@ -149,10 +159,11 @@ def cross(config: ConfigDict, outer: Factory) -> Callable:
   return made
 
 
-def check_parts(
-  config: ConfigDict, where: str, b: ConfigDict, mixer: type[Mixer], parts: Mapping[str, Any]
+def validate_slots(
+  experiment: 'Experiment', where: str, b: ConfigDict, mixer: type[Mixer], parts: Mapping[str, Any]
 ) -> None:
   """Refuses what is said of a block and the mixer has no place for."""
+  config = experiment.config
   fields = mixer.__dataclass_fields__
   for slot in ('score', 'kernel'):
     default = default_config().model[slot]
@@ -162,7 +173,7 @@ def check_parts(
       f'leave it at {default!r}',
     )
   require(
-    mixer.packs or packing(config).layout == 'contiguous',
+    mixer.packs or experiment.packing.layout == 'contiguous',
     f'config.{where}.mixer={b.mixer!r} does not keep the documents of a row apart, and config.data.packing='
     f"{config.data.packing!r} puts several into one; 'concat' would do",
   )
@@ -190,11 +201,13 @@ def check_parts(
   )
 
 
-def distinct(config: ConfigDict, kinds: Sequence[tuple[str, ConfigDict]]) -> tuple[Callable, ...]:
+def build_distinct_positions(
+  experiment: 'Experiment', kinds: Sequence[tuple[str, ConfigDict]]
+) -> tuple[Callable, ...]:
   """The factory of every positional scheme in use, each once, as what it embeds and shares is made once."""
   found = {}
   for where, b in kinds:
-    made = position(config, where, b)
+    made = build_position(experiment, where, b)
     first, sizes = found.setdefault(made().identity, (made, (b.heads, b.head_width)))
     require(
       sizes == (b.heads, b.head_width) or made.func.share is Position.share,
@@ -204,9 +217,10 @@ def distinct(config: ConfigDict, kinds: Sequence[tuple[str, ConfigDict]]) -> tup
   return tuple(made for made, _ in found.values())
 
 
-def position(config: ConfigDict, where: str, b: ConfigDict) -> Callable:
+def build_position(experiment: 'Experiment', where: str, b: ConfigDict) -> Callable:
   """The factory of a block's positional scheme."""
-  return named(
+  config = experiment.config
+  return build_field(
     f'{where}.position',
     spec.factory,
     b.position,
@@ -219,15 +233,16 @@ def position(config: ConfigDict, where: str, b: ConfigDict) -> Callable:
   )
 
 
-def mask(config: ConfigDict, where: str, b: ConfigDict, causal: bool) -> Mask:
+def build_mask(experiment: 'Experiment', where: str, b: ConfigDict, causal: bool) -> Mask:
   """A block's mask; a decoder's must not look ahead, and what it reads must come from somewhere."""
-  made = named(f'{where}.mask', spec.build, b.mask, tfm.masks, Mask)
+  config = experiment.config
+  made = build_field(f'{where}.mask', spec.build, b.mask, tfm.masks, Mask)
   require(
     not causal or is_causal(made, config.data.length),
     f'config.{where}.mask={b.mask!r} lets a token see later ones, which a decoder may not; '
     f"'causal & ({b.mask})' would do",
   )
-  missing = made.required_fields - objective(config).mask_fields
+  missing = made.required_fields - experiment.objective.mask_fields
   require(
     not missing,
     f'config.{where}.mask={b.mask!r} wants to know the {" and ".join(sorted(missing))} of each '
@@ -236,11 +251,12 @@ def mask(config: ConfigDict, where: str, b: ConfigDict, causal: bool) -> Mask:
   return made
 
 
-def norm(config: ConfigDict, where: str, b: ConfigDict) -> Callable:
+def build_norm(experiment: 'Experiment', where: str, b: ConfigDict) -> Callable:
   """The factory of a norm: its spec's arguments bound."""
-  return named(f'{where}.norm', make_norm, b.norm, b.bias)
+  return build_field(f'{where}.norm', make_norm, b.norm, b.bias)
 
 
-def initializer(config: ConfigDict, field: str) -> Callable:
+def build_initializer(experiment: 'Experiment', field: str) -> Callable:
   """An initializer factory by name."""
-  return named(f'model.{field}', spec.choose, config.model[field], INITIALIZERS)
+  config = experiment.config
+  return build_field(f'model.{field}', spec.choose, config.model[field], INITIALIZERS)

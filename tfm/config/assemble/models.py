@@ -2,13 +2,18 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ml_collections import ConfigDict
-
-from tfm.config.assemble.blocks import DTYPES, block, cross, distinct, initializer, mask, norm
-from tfm.config.assemble.named import one_of
-from tfm.config.assemble.recipe import objective, packing, source
+from tfm.config.assemble.blocks import (
+  DTYPES,
+  build_block,
+  build_cross_attention,
+  build_distinct_positions,
+  build_initializer,
+  build_mask,
+  build_norm,
+)
+from tfm.config.assemble.field_errors import require_one_of
 from tfm.config.schema import default_config, parts
 from tfm.errors import require, suggest
 from tfm.layers.activation import ACTIVATIONS
@@ -20,6 +25,10 @@ from tfm.models.encoder_decoder import EncoderDecoder, SourceEncoder
 from tfm.models.stack import REMAT, Stack
 from tfm.models.trunk import Trunk
 from tfm.models.vision import Vision
+
+
+if TYPE_CHECKING:
+  from tfm.config.assemble.experiment import Experiment
 
 
 # With an objective that trains each, for who has chosen one that does not.
@@ -40,7 +49,7 @@ TOKENS = (
 )
 
 
-def model(config: ConfigDict, vocab: int, causal: bool = True, source_vocab: int = 0) -> Trunk:
+def build_model(experiment: 'Experiment', vocab: int, causal: bool, source_vocab: int) -> Trunk:
   """The model of a resolved config, for a tokenizer of `vocab` tokens, to which come those of the objective.
 
   Args:
@@ -51,9 +60,10 @@ def model(config: ConfigDict, vocab: int, causal: bool = True, source_vocab: int
   Raises:
     ValueError: one sentence naming the field, its value and what would do.
   """
+  config = experiment.config
   m = config.model
-  one_of('model.architecture', m.architecture, ARCHITECTURES)
-  pair, encodes, aim = m.architecture == 'encoder_decoder', m.architecture == 'encoder', objective(config)
+  require_one_of('model.architecture', m.architecture, ARCHITECTURES)
+  pair, encodes, aim = m.architecture == 'encoder_decoder', m.architecture == 'encoder', experiment.objective
   require(
     pair or not m.encoder,
     f'config.model.architecture={m.architecture!r} has no encoder beside a decoder, so '
@@ -80,7 +90,7 @@ def model(config: ConfigDict, vocab: int, causal: bool = True, source_vocab: int
     )
   for field in ('output_transform', 'pooled_transform'):
     if m[field]:
-      one_of(f'model.{field}', m[field], ACTIVATIONS)
+      require_one_of(f'model.{field}', m[field], ACTIVATIONS)
   for field in ('layers', 'width', 'embedding_width', 'vocab_multiple'):
     require(m[field] >= 1, f'config.model.{field}={m[field]} must be at least 1')
   require(
@@ -88,8 +98,8 @@ def model(config: ConfigDict, vocab: int, causal: bool = True, source_vocab: int
   )
   for field in m.dropout:
     require(0 <= m.dropout[field] < 1, f'config.model.dropout.{field}={m.dropout[field]} must lie in [0, 1)')
-  one_of('model.dtype', m.dtype, DTYPES)
-  one_of('model.remat', m.remat, REMAT)
+  require_one_of('model.dtype', m.dtype, DTYPES)
+  require_one_of('model.remat', m.remat, REMAT)
   turns = {where: part.pattern for where, part in parts(config).items() if 'pattern' in part}
   for where, pattern in turns.items():
     for name in pattern:
@@ -110,13 +120,13 @@ def model(config: ConfigDict, vocab: int, causal: bool = True, source_vocab: int
       'inherit from different sections; define one for each',
     )
 
-  one_of('model.pooling', m.pooling, LEADING)
-  if m.patch or source(config).image_shape:
+  require_one_of('model.pooling', m.pooling, LEADING)
+  if m.patch or experiment.source.image_shape:
     return Vision(
-      **trunk(config, 'model', causal=False, branches=2),
-      **patches(config),
-      heads=heads(config),
-      initializer=initializer(config, 'initializer'),
+      **build_trunk(experiment, 'model', causal=False, branches=2),
+      **build_patches(experiment),
+      heads=build_heads(experiment),
+      initializer=build_initializer(experiment, 'initializer'),
     )
 
   require(
@@ -134,7 +144,7 @@ def model(config: ConfigDict, vocab: int, causal: bool = True, source_vocab: int
     return -(-vocab // m.vocab_multiple) * m.vocab_multiple
 
   vocab += len(aim.special_tokens)
-  fields = trunk(config, 'model', causal and not encodes, branches=3 if pair else 2) | dict(
+  fields = build_trunk(experiment, 'model', causal and not encodes, branches=3 if pair else 2) | dict(
     vocab=vocab,
     rows=rows(vocab),
     embedding_width=m.embedding_width,
@@ -143,25 +153,33 @@ def model(config: ConfigDict, vocab: int, causal: bool = True, source_vocab: int
     output_transform=m.output_transform,
     output_bias=m.output_bias,
     output_soft_cap=m.output_soft_cap,
-    embedding_initializer=initializer(config, 'embedding_initializer'),
-    initializer=initializer(config, 'initializer'),
+    embedding_initializer=build_initializer(experiment, 'embedding_initializer'),
+    initializer=build_initializer(experiment, 'initializer'),
   )
   if encodes:
-    return Encoder(**fields, token_types=token_types(config), heads=heads(config), hidden=aim.masked_fraction)
+    return Encoder(
+      **fields,
+      token_types=build_token_types(experiment),
+      heads=build_heads(experiment),
+      hidden=aim.masked_fraction,
+    )
   if not pair:
     return Decoder(**fields)
-  encoder = functools.partial(SourceEncoder, **trunk(config, 'model.encoder', causal=False, branches=2))
+  encoder = functools.partial(
+    SourceEncoder, **build_trunk(experiment, 'model.encoder', causal=False, branches=2)
+  )
   return EncoderDecoder(**fields, encoder=encoder, source_vocab=source_vocab, source_rows=rows(source_vocab))
 
 
-def patches(config: ConfigDict) -> dict[str, Any]:
+def build_patches(experiment: 'Experiment') -> dict[str, Any]:
   """What images are, and how they become tokens.
 
   Raises:
     ValueError: for a patch without images or images without one, one that does not divide them, fewer class tokens than
       the pooling reads, a data.length that is not as many, and what is said of tokens and would be ignored.
   """
-  m, shape, length = config.model, source(config).image_shape, config.data.length
+  config = experiment.config
+  m, shape, length = config.model, experiment.source.image_shape, config.data.length
   require(
     bool(shape),
     f'config.model.patch={m.patch} cuts up images, and config.data.source={config.data.source!r} gives '
@@ -195,9 +213,10 @@ def patches(config: ConfigDict) -> dict[str, Any]:
   return dict(shape=shape, patch=m.patch, class_tokens=classed)
 
 
-def token_types(config: ConfigDict) -> int:
+def build_token_types(experiment: 'Experiment') -> int:
   """How many there are; as many as the packing tells apart."""
-  types, tells = config.model.token_types, 'types' in packing(config).extra_fields
+  config = experiment.config
+  types, tells = config.model.token_types, 'types' in experiment.packing.extra_fields
   require(types >= 0, f'config.model.token_types={types} must be 0 (none) or more')
   require(
     types >= 2 or not tells,
@@ -207,8 +226,9 @@ def token_types(config: ConfigDict) -> int:
   return types
 
 
-def heads(config: ConfigDict) -> tuple[tuple[str, Callable], ...]:
+def build_heads(experiment: 'Experiment') -> tuple[tuple[str, Callable], ...]:
   """(name, factory) of each head of an encoder that classifies."""
+  config = experiment.config
   m = config.model
   return tuple(
     (
@@ -220,20 +240,21 @@ def heads(config: ConfigDict) -> tuple[tuple[str, Callable], ...]:
         classes,
         m.width,
         m.dropout.residual,
-        initializer(config, 'initializer'),
+        build_initializer(experiment, 'initializer'),
         DTYPES[m.dtype],
       ),
     )
-    for name, classes, pooling in objective(config).classifier_heads
+    for name, classes, pooling in experiment.objective.classifier_heads
   )
 
 
-def trunk(config: ConfigDict, where: str, causal: bool, branches: int) -> dict[str, Any]:
+def build_trunk(experiment: 'Experiment', where: str, causal: bool, branches: int) -> dict[str, Any]:
   """The fields of the trunk that a config section describes.
 
   Args:
     branches: residual branches of a block that has a feed-forward layer; of three, the second attends to a memory.
   """
+  config = experiment.config
   m, part = config.model, parts(config)[where]
   require(part.layers >= 1, f'config.{where}.layers={part.layers} must be at least 1')
   require(
@@ -242,17 +263,17 @@ def trunk(config: ConfigDict, where: str, causal: bool, branches: int) -> dict[s
     f'layers={part.layers}; the first turn would not be whole',
   )
   kinds = [(f'model.blocks.{name}', m.blocks[name]) for name in part.pattern] or [(where, part)]
-  outer = initializer(config, 'initializer')
+  outer = build_initializer(experiment, 'initializer')
   layers = [kinds[i % len(kinds)][1] for i in range(part.layers)]
   added = sum(branches - (b.feed_forward_width == 0) for b in layers)
   outer = shrunk(outer, added**-0.5) if m.depth_scaled else outer
   crossed = [('model.cross', m.cross)] if branches == 3 else []
-  across = cross(config, outer) if crossed else None
-  blocks = {at: block(config, at, b, causal, outer, across) for at, b in kinds}
+  across = build_cross_attention(experiment, outer) if crossed else None
+  blocks = {at: build_block(experiment, at, b, causal, outer, across) for at, b in kinds}
   return dict(
     width=m.width,
-    positions=distinct(config, kinds + crossed),
-    reads=frozenset().union(*(mask(config, at, b, causal).required_fields for at, b in kinds)),
+    positions=build_distinct_positions(experiment, kinds + crossed),
+    reads=frozenset().union(*(build_mask(experiment, at, b, causal).required_fields for at, b in kinds)),
     stack=functools.partial(
       Stack,
       tuple(blocks[at] for at, _ in kinds),
@@ -262,7 +283,7 @@ def trunk(config: ConfigDict, where: str, causal: bool, branches: int) -> dict[s
       config.pipeline.microbatches,
       config.pipeline.repeats,
     ),
-    norm=norm(config, where, part),
+    norm=build_norm(experiment, where, part),
     embedding_norm=m.embedding_norm,
     final_norm=layers[-1].norm_placement != 'post',
     dropout=m.dropout.embedding,

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from tfm.config import assemble
+from tfm.config.assemble import Experiment
 from tfm.data import cache, pipeline
 from tfm.data.sources import needle as needles
 from tfm.data.special import plain
@@ -30,7 +30,7 @@ class Needle(protocol.Measure):
   texts: int = 100
 
   def check(self, config, model):
-    if not isinstance(assemble.source(config), needles.Needle):
+    if not isinstance(Experiment(config).source, needles.Needle):
       raise ValueError(
         f"measures='needle' asks what learnt from a needle, and the run learns from {config.data.source!r}; "
         "config.data.source='needle' would do"
@@ -41,7 +41,7 @@ class Needle(protocol.Measure):
 
   def prepare(self, run):
     self.check(run.config, run.model)
-    source = assemble.source(run.config)
+    source = Experiment(run.config).source
     L = source.length
     asked = {}
     with sharding.context(run.mesh, run.rules):

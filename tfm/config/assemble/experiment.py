@@ -1,0 +1,182 @@
+"""A config and every object that its spec strings describe, each built once."""
+
+import dataclasses
+import functools
+import re
+from collections.abc import Callable
+
+import optax
+from ml_collections import ConfigDict
+
+import tfm.data.packing
+import tfm.data.sources
+import tfm.data.tokenizers
+import tfm.objectives
+from tfm import spec
+from tfm.config.assemble.field_errors import build_field
+from tfm.config.assemble.models import build_model
+from tfm.data.packing.protocol import Packing
+from tfm.data.sources.protocol import Source
+from tfm.data.tokenizers.protocol import Tokenizer
+from tfm.decoding.beam import PENALTIES
+from tfm.errors import require
+from tfm.layers.lora import DOWN, SCALE, UP, Lora
+from tfm.models.trunk import Trunk
+from tfm.objectives.protocol import Objective
+from tfm.parallel import sharding
+from tfm.shapes import Array, Float
+from tfm.training.interval import INTERVALS, Interval
+from tfm.training.optimizer import OPTIMIZERS, Optimizer, by_depth
+from tfm.training.optimizer import optimizer as make_optimizer
+from tfm.training.schedule import SCHEDULES, schedule
+
+
+# Parameters of classification heads: they are new when a model without them is fine-tuned.
+HEADS = 'classification', 'next_sentence'
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Experiment:
+  """What a resolved config describes: data, objective, model, optimizer, adapters, save intervals.
+
+  This is the one place where the config's spec strings are parsed: each part is built on first use and then
+  shared. What lies below takes an Experiment or its parts. The model needs the vocabulary, which is known
+  only when the tokenizer is: `build_model` takes it.
+
+  Attributes:
+    config: resolved (`tfm.config.resolve`); it must not change afterwards.
+
+  Raises (from every part):
+    ValueError: one sentence with the field, its value and what to use.
+  """
+
+  config: ConfigDict
+
+  @functools.cached_property
+  def source(self) -> Source:
+    """The documents to train on."""
+    return build_field('data.source', spec.build, self.config.data.source, tfm.data.sources, Source)
+
+  @functools.cached_property
+  def tokenizer(self) -> Tokenizer | None:
+    """The tokenizer, not yet trained; None for images."""
+    if self.source.image_shape:
+      return None
+    return build_field(
+      'data.tokenizer', spec.build, self.config.data.tokenizer, tfm.data.tokenizers, Tokenizer
+    )
+
+  @functools.cached_property
+  def source_tokenizer(self) -> Tokenizer | None:
+    """The source tokenizer of pairs, not yet trained; None where source and target share one."""
+    text = self.config.data.source_tokenizer
+    if text is None:
+      return None
+    return build_field('data.source_tokenizer', spec.build, text, tfm.data.tokenizers, Tokenizer)
+
+  @functools.cached_property
+  def packing(self) -> Packing:
+    """How documents become rows."""
+    return build_field('data.packing', spec.build, self.config.data.packing, tfm.data.packing, Packing)
+
+  @functools.cached_property
+  def objective(self) -> Objective:
+    """The loss, and what it needs from data and model."""
+    config = self.config
+    return build_field(
+      'objective',
+      spec.build,
+      config.objective,
+      tfm.objectives,
+      Objective,
+      chunk=config.training.loss_chunk,
+      layout=self.packing.layout,
+      recurrence=config.training.recurrence_length,
+      shape=self.source.image_shape,
+    )
+
+  @functools.cached_property
+  def rules(self) -> sharding.Rules:
+    """Logical axis → mesh axes."""
+    return sharding.parse_rules(self.config.rules)
+
+  @functools.cached_property
+  def lora(self) -> Lora | None:
+    """The adapters; None without any."""
+    rank, targets = self.config.lora.rank, self.config.lora.targets
+    require(rank >= 0, f'config.lora.rank={rank} must be 0 (none) or more')
+    _compile_pattern('lora.targets', targets)
+    return Lora(rank, self.config.lora.alpha, targets) if rank else None
+
+  @functools.cached_property
+  def frozen_pattern(self) -> str:
+    """A regular expression of the paths of parameters that are not trained; '' for none."""
+    frozen = self.config.optimizer.frozen
+    if not self.config.lora.rank:
+      return frozen
+    frozen = frozen or rf'^(?!{"|".join(HEADS)})(?!.*/({DOWN}|{UP})$)'
+    return f'({frozen})|/{SCALE}$'
+
+  @functools.cached_property
+  def optimizer(self) -> Optimizer:
+    """The optimizer at the config's learning rate."""
+    return self._optimizer_and_rate[0]
+
+  @functools.cached_property
+  def learning_rate(self) -> optax.Schedule:
+    """The learning rate by the number of steps done."""
+    return self._optimizer_and_rate[1]
+
+  @functools.cached_property
+  def _optimizer_and_rate(self) -> tuple[Optimizer, optax.Schedule]:
+    return self.build_optimizer()
+
+  def build_optimizer(self, peak: Float[Array, ''] | None = None) -> tuple[Optimizer, optax.Schedule]:
+    """The optimizer and its learning-rate schedule; `peak` is the config's learning rate by default."""
+    fields, model = self.config.optimizer, self.config.model
+    peak = fields.learning_rate if peak is None else peak
+    factor = build_field('optimizer.schedule', spec.choose, fields.schedule, SCHEDULES)
+    rate = schedule(factor, peak, fields.warmup, self.config.training.steps, model.width)
+    maker = build_field('optimizer.name', spec.choose, fields.name, OPTIMIZERS)
+    require(
+      0 < fields.layer_decay <= 1,
+      f'config.optimizer.layer_decay={fields.layer_decay} must be above 0 and at most 1; 1.0 is no decay',
+    )
+    for field in ('no_decay', 'frozen'):
+      _compile_pattern(f'optimizer.{field}', fields[field])
+    layer_factor = None
+    if fields.layer_decay != 1:
+      stacks = [part for part in (model, model.encoder) if part]
+      sizes = [size for part in stacks for size in (part.layers, max(1, len(part.pattern)))]
+      layer_factor = by_depth(fields.layer_decay, *sizes)
+    return make_optimizer(maker, rate, fields.clip, fields.no_decay, self.frozen_pattern, layer_factor), rate
+
+  @functools.cached_property
+  def save_intervals(self) -> tuple[Interval, Interval]:
+    """When checkpoints are saved: shared ones, and local ones."""
+    return tuple(
+      build_field(f'training.{field}', spec.choose, self.config.training[field], INTERVALS)
+      for field in ('save_every', 'save_local_every')
+    )
+
+  @functools.cached_property
+  def length_penalty(self) -> Callable:
+    """The length penalty of beam search."""
+    return build_field('decoding.length_penalty', spec.choose, self.config.decoding.length_penalty, PENALTIES)
+
+  def build_model(self, vocab: int, causal: bool = True, source_vocab: int = 0) -> Trunk:
+    """The model for a tokenizer of `vocab` tokens, to which the objective's special tokens are added.
+
+    Args:
+      vocab: 0 where there is none, as for images.
+      causal: whether a decoder's mask that lets a token attend to later ones is an error.
+      source_vocab: tokens of the source, where it has a vocabulary of its own.
+    """
+    return build_model(self, vocab, causal, source_vocab)
+
+
+def _compile_pattern(field: str, pattern: str) -> None:
+  try:
+    re.compile(pattern)
+  except re.error as error:
+    raise ValueError(f'config.{field}={pattern!r} is not a regular expression: {error}') from error

@@ -1,0 +1,18 @@
+"""Errors that begin with the config field."""
+
+from collections.abc import Callable, Collection
+
+from tfm.errors import require, suggest
+
+
+def build_field(field: str, build: Callable, *args, **kwargs):
+  """Calls `build`; a ValueError gets `config.field=` put before its message."""
+  try:
+    return build(*args, **kwargs)
+  except ValueError as error:
+    raise ValueError(f'config.{field}={error}') from error
+
+
+def require_one_of(field: str, value: str, known: Collection[str]) -> None:
+  """Raises ValueError for a name that is not among the known ones."""
+  require(value in known, f'config.{field}={value!r} is unknown; {suggest(str(value), known)}')
