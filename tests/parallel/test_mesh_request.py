@@ -308,4 +308,4 @@ def test_what_is_proposed_works(tiny):
   )
   for asked in ({axis: size} for axis in meshes.AXES for size in (3, 5, 8, 12)):
     near = MeshRequest(asked, 12, constraints).nearest()
-    assert MeshRequest(near, 12, needs).sizes() == near
+    assert MeshRequest(near, 12, constraints).sizes() == near
