@@ -101,9 +101,9 @@ def test_checkpoints_are_averaged(workdir, capsys):
 @pytest.mark.parametrize(
   'flags, sentence',
   [
-    (['--prompt=1', '--beams=2', '--temperature=1'], '--temperature is for sampling'),
+    (['--prompt=1', '--beams=2', '--temperature=1'], '--temperature (sampling) and --beams (beam search)'),
     (['--prompt=1', '--beams=0'], '--beams=0 must be at least 1'),
-    (['--prompt=1', '--beams=2', '--num_samples=3'], '--num_samples=3 is more than the 2 hypotheses'),
+    (['--prompt=1', '--beams=2', '--num_samples=3'], '--num_samples=3 exceeds --beams=2'),
     (['--prompt=1', '--penalty=gnu'], "'gnu'"),
   ],
 )

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from tfm.data.special import Special, extended, number
 from tfm.data.tokenizers.protocol import load
 from tfm.data.tokenizers.published import Published
-from tfm.decoding.text import stream
+from tfm.decoding.text import stream_text
 
 
 TEXT = 'Now is better than never. Wörter, two  spaces and\na line.'
@@ -111,7 +111,7 @@ def test_text_as_it_comes_is_the_whole_text(tmp_path):
   config(tmp_path)
   made = Published(str(tmp_path)).train(())
   ids = np.array([3, 4, 5, 3])
-  assert ''.join(stream(made, [ids[:2].tolist(), ids[2:3].tolist(), ids[3:].tolist()])) == 'now better now'
+  assert ''.join(stream_text(made, [ids[:2].tolist(), ids[2:3].tolist(), ids[3:].tolist()])) == 'now better now'
 
 
 def test_refusals(tmp_path):

@@ -1,4 +1,4 @@
-"""Beam search: against every hypothesis there is, against a search in plain Python, and against greedy decoding."""
+"""Beam search equals exhaustive search, a search in plain Python, and greedy decoding with one beam."""
 
 import itertools
 
@@ -7,24 +7,24 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.decoding.conftest import forward, tiny_model
+from tests.decoding.tiny import forward, tiny_model
 from tests.models import pairs
 from tfm.decoding import beam, loop
 from tfm.decoding.beam import Gnmt, Power
 from tfm.decoding.sampling import Sampling
-from tfm.decoding.unrolled import unrolled
+from tfm.decoding.unroll import unroll_layers
 
 
 EOS = 2
 PENALTIES = (
   Gnmt(0.6),
   Power(-0.5),
-  *(pytest.param(made, marks=pytest.mark.slow) for made in (Power(1.0), Power(0.0))),
+  *(pytest.param(penalty, marks=pytest.mark.slow) for penalty in (Power(1.0), Power(0.0))),
 )
 
 
-def few(vocab=4, **model):
-  """A decoder of few tokens, of which EOS is as likely as any."""
+def small_decoder(vocab=4, **model):
+  """A decoder with few tokens; EOS is as likely as the others."""
   return tiny_model(vocab, **model)
 
 
@@ -47,14 +47,14 @@ def log_p(model, params, prompt, tokens, source=None):
   return np.asarray(rows)[np.arange(len(tokens)), tokens]
 
 
-def close(a, b):
+def assert_close(a, b):
   np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-4)
 
 
 @pytest.mark.parametrize('penalty', PENALTIES, ids=str)
-def test_a_wide_beam_finds_the_best_of_all(penalty):
-  """Of 4 tokens and at most 3 steps: hypotheses that end, and those that are cut."""
-  model, params = few()
+def test_a_wide_beam_equals_exhaustive_search(penalty):
+  """4 tokens and at most 3 steps: hypotheses that end, and those cut off at the limit."""
+  model, params = small_decoder()
   prompt, limit = np.array([1, 3], np.int32), 3
   others = [t for t in range(4) if t != EOS]
   every = [(*tokens, EOS) for n in range(limit) for tokens in itertools.product(others, repeat=n)]
@@ -63,17 +63,17 @@ def test_a_wide_beam_finds_the_best_of_all(penalty):
     tokens: log_p(model, params, prompt, tokens).sum() / float(penalty(len(tokens))) for tokens in every
   }
   best = sorted(every, key=scores.get, reverse=True)
-  # So many beams that none is ever left out.
-  [found] = beam.search(model, params, [prompt], max_tokens=limit, eos=EOS, beams=64, penalty=penalty)
-  assert len(found) == len(every)
-  assert [tuple(h.tokens.tolist()) for h in found] == [
+  # Enough beams for all hypotheses.
+  [results] = beam.search(model, params, [prompt], max_tokens=limit, eos=EOS, beams=64, penalty=penalty)
+  assert len(results) == len(every)
+  assert [tuple(h.tokens.tolist()) for h in results] == [
     tuple(t for t in tokens if t != EOS) for tokens in best
   ]
-  close([h.score for h in found], [scores[tokens] for tokens in best])
+  assert_close([h.score for h in results], [scores[tokens] for tokens in best])
 
 
 def reference(model, params, prompt, limit, beams, penalty, source=None, eos=EOS, stopping='proven'):
-  """The search in plain Python, to the limit unless it is to stop early: [(tokens, score)], the best first."""
+  """The search in plain Python, up to the limit unless it stops early: [(tokens, score)], best first."""
   live, ended = [((), 0.0)], []
   for step in range(limit):
     extended = []
@@ -106,11 +106,11 @@ def reference(model, params, prompt, limit, beams, penalty, source=None, eos=EOS
     pytest.param(1, 'first', marks=pytest.mark.slow),
   ],
 )
-def test_the_search_is_that_of_plain_python(beams, stopping, penalty):
-  """All of its hypotheses: nothing is lost by stopping early, by caches that change places, or by a limit of one's own."""
-  model, params = few(vocab=5)
+def test_search_equals_the_reference_in_plain_python(beams, stopping, penalty):
+  """All hypotheses, with early stopping, reordered caches and a limit per row."""
+  model, params = small_decoder(vocab=5)
   prompts, limits = [np.array(p, np.int32) for p in ([1], [3, 4, 0, 1], [0, 3])], [6, 4, 1]
-  found = beam.search(
+  results = beam.search(
     model,
     params,
     prompts,
@@ -121,47 +121,49 @@ def test_the_search_is_that_of_plain_python(beams, stopping, penalty):
     stopping=stopping,
     room=2,
   )
-  for prompt, limit, hypotheses in zip(prompts, limits, found):
+  for prompt, limit, hypotheses in zip(prompts, limits, results):
     expected = reference(model, params, prompt, limit, beams, penalty, stopping=stopping)
     assert [tuple(h.tokens.tolist()) for h in hypotheses] == [tokens for tokens, _ in expected]
-    close([h.score for h in hypotheses], [score for _, score in expected])
+    assert_close([h.score for h in hypotheses], [score for _, score in expected])
 
 
-def test_an_encoder_decoder():
-  model, params = unrolled(*pairs.made())
-  draw = np.random.default_rng(3)
-  sources = [draw.integers(0, pairs.VOCAB, n).astype(np.int32) for n in (7, 3)]
+def test_search_of_an_encoder_decoder_equals_the_reference():
+  model, params = unroll_layers(*pairs.made())
+  rng = np.random.default_rng(3)
+  sources = [rng.integers(0, pairs.VOCAB, n).astype(np.int32) for n in (7, 3)]
   prompts = [np.array([EOS], np.int32), np.array([EOS, 4, 5], np.int32)]  # the second forces two tokens
-  found = beam.search(model, params, prompts, sources=sources, max_tokens=4, eos=EOS, beams=3)
-  for prompt, source, hypotheses in zip(prompts, sources, found):
+  results = beam.search(model, params, prompts, sources=sources, max_tokens=4, eos=EOS, beams=3)
+  for prompt, source, hypotheses in zip(prompts, sources, results):
     expected = reference(model, params, prompt, 4, 3, Gnmt(), source)
     assert [tuple(h.tokens.tolist()) for h in hypotheses] == [tokens for tokens, _ in expected]
-    close([h.score for h in hypotheses], [score for _, score in expected])
+    assert_close([h.score for h in hypotheses], [score for _, score in expected])
 
 
 @pytest.mark.parametrize(
   'mixer', ['softmax', *(pytest.param(mixer, marks=pytest.mark.slow) for mixer in ('mamba', 'recurrent'))]
 )
 @pytest.mark.parametrize('scan', [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_scores_are_the_models_own(mixer, scan):
-  """Rescored by a forward pass without a cache, whatever the mixers remember and wherever it lies."""
+def test_scores_equal_those_of_a_forward_pass(mixer, scan):
+  """A forward pass without a cache, for mixers with different caches, scanned or not."""
   position = 'rope' if mixer == 'softmax' else 'none'
-  model, params = few(vocab=9, mixer=mixer, position=position, scan=scan)
+  model, params = small_decoder(vocab=9, mixer=mixer, position=position, scan=scan)
   prompt = np.array([5, 1, 7], np.int32)
-  found = beam.search(model, params, [prompt], max_tokens=7, eos=EOS, beams=3, penalty=Power(1.0), room=3)[0]
-  assert len({tuple(h.tokens.tolist()) for h in found}) == 3
-  assert [h.score for h in found] == sorted((h.score for h in found), reverse=True)
-  for tokens, score in found:
-    written = tokens if len(tokens) == 7 else np.append(tokens, EOS)
-    close(score, log_p(model, params, prompt, written).sum() / len(written))
+  results = beam.search(model, params, [prompt], max_tokens=7, eos=EOS, beams=3, penalty=Power(1.0), room=3)[
+    0
+  ]
+  assert len({tuple(h.tokens.tolist()) for h in results}) == 3
+  assert [h.score for h in results] == sorted((h.score for h in results), reverse=True)
+  for tokens, score in results:
+    new = tokens if len(tokens) == 7 else np.append(tokens, EOS)
+    assert_close(score, log_p(model, params, prompt, new).sum() / len(new))
 
 
 def test_one_beam_is_greedy(tiny, prompts):
-  """What ends first stays, however long the other rows go on: token 14 ends two, and longer would score better."""
+  """The first end is final although other rows continue: token 14 ends two rows, and longer ones would score better."""
   model, params = tiny
-  greedy = loop.complete(model, params, prompts, max_tokens=9, eos=14, sampling=Sampling(0.0))
-  found = beam.search(model, params, prompts, max_tokens=9, eos=14, beams=1, penalty=Power(1.0))
-  for tokens, [hypothesis] in zip(greedy, found):
+  greedy = loop.generate_all(model, params, prompts, max_tokens=9, eos=14, sampling=Sampling(0.0))
+  results = beam.search(model, params, prompts, max_tokens=9, eos=14, beams=1, penalty=Power(1.0))
+  for tokens, [hypothesis] in zip(greedy, results):
     np.testing.assert_array_equal(hypothesis.tokens, tokens)
 
 
@@ -170,12 +172,12 @@ def test_one_beam_of_an_encoder_decoder_is_greedy():
   model, params = pairs.made()
   sources = [np.arange(n, dtype=np.int32) + 3 for n in (5, 9, 2)]
   prompts = [np.array([EOS], np.int32)] * 3
-  greedy = loop.complete(model, params, prompts, sources=sources, max_tokens=6, eos=EOS)
+  greedy = loop.generate_all(model, params, prompts, sources=sources, max_tokens=6, eos=EOS)
   for tokens, [hypothesis] in zip(
     greedy, beam.search(model, params, prompts, sources=sources, max_tokens=6, eos=EOS, beams=1)
   ):
     np.testing.assert_array_equal(hypothesis.tokens, tokens)
-  # And greedy is what takes the likeliest token of a whole forward pass.
+  # And greedy takes the argmax of a full forward pass.
   for source, tokens in zip(sources, greedy):
     for n in range(len(tokens)):
       padded = np.pad(np.append([EOS], tokens[:n]), (0, 8 - n - 1))[None]
@@ -194,17 +196,11 @@ def test_one_beam_of_an_encoder_decoder_is_greedy():
 @pytest.mark.parametrize(
   'eos, penalty, stopping, beams, limits',
   [
-    (
-      18,
-      Power(3.0),
-      'likely',
-      2,
-      [14] * 6,
-    ),  # by which a row that has stopped could go on to something better
+    (18, Power(3.0), 'likely', 2, [14] * 6),  # a penalty by which a stopped row could improve if it continued
     pytest.param(EOS, Gnmt(), 'proven', 3, [9, 3, 7, 5, 2, 8], marks=pytest.mark.slow),
   ],
 )
-def test_rows_do_not_depend_on_their_company(tiny, prompts, eos, penalty, stopping, beams, limits):
+def test_rows_do_not_depend_on_other_rows(tiny, prompts, eos, penalty, stopping, beams, limits):
   model, params = tiny
 
   def search(some, limits):
@@ -215,22 +211,22 @@ def test_rows_do_not_depend_on_their_company(tiny, prompts, eos, penalty, stoppi
   for prompt, limit, together in zip(prompts, limits, search(prompts, limits)):
     [alone] = search([prompt], limit)
     assert [h.tokens.tolist() for h in alone] == [h.tokens.tolist() for h in together]
-    close([h.score for h in alone], [h.score for h in together])
+    assert_close([h.score for h in alone], [h.score for h in together])
     assert all(len(h.tokens) <= limit for h in together)
 
 
-def test_what_cannot_be_is_refused(tiny):
+def test_invalid_arguments_are_rejected(tiny):
   model, params = tiny
   prompt = [np.array([1], np.int32)]
   with pytest.raises(ValueError, match=r'beams=0 must be at least 1'):
     beam.search(model, params, prompt, max_tokens=3, eos=EOS, beams=0)
-  with pytest.raises(ValueError, match=r'sources are for an encoder-decoder'):
+  with pytest.raises(ValueError, match=r'sources require an encoder-decoder'):
     beam.search(model, params, prompt, sources=prompt, max_tokens=3, eos=EOS)
-  with pytest.raises(ValueError, match=r'needs a source for each of 1 prompts, and here are 0'):
+  with pytest.raises(ValueError, match=r'requires one source for each of 1 prompts; there are 0'):
     beam.search(*pairs.made(), prompt, max_tokens=3, eos=EOS)
   with pytest.raises(ValueError, match=r'max_tokens=0 must be at least 1'):
     beam.search(model, params, prompt * 2, max_tokens=[3, 0], eos=EOS)
   broken = jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), params)
   for beams in (1, 2):
-    with pytest.raises(ValueError, match='not numbers'):
+    with pytest.raises(ValueError, match='logits of the model are NaN'):
       beam.search(model, broken, prompt, max_tokens=3, eos=EOS, beams=beams)

@@ -1,4 +1,4 @@
-"""What stands for hidden tokens: the likeliest by the model's own logits, whatever stands beside a text."""
+"""Masks are filled with the most likely tokens by the model's logits, whatever other texts are in the batch."""
 
 import jax
 import numpy as np
@@ -6,38 +6,38 @@ import pytest
 
 from tests.models import test_encoder
 from tests.models.pairs import context
-from tfm.decoding.fill import fill
+from tfm.decoding.fill import fill_masks
 
 
 MASK = test_encoder.VOCAB - 1
 ROWS = [np.array(row) for row in ([0, 5, MASK, 7, 0], [0, MASK, MASK, 0], [0, 1, 2, 3, 4, 5, MASK, 0])]
 
 
-def test_the_likeliest():
+def test_masks_are_filled_with_the_most_likely_tokens():
   model, params = test_encoder.made()
-  found = list(fill(model, params, ROWS, MASK, best=3, batch=2))
-  for row, made in zip(ROWS, found):
-    here = np.ones((1, len(row)))
-    logits = test_encoder.answers(model, params, row[None], context(here), None)['vocabulary'][0]
+  results = list(fill_masks(model, params, ROWS, MASK, best=3, batch=2))
+  for row, versions in zip(ROWS, results):
+    mask = np.ones((1, len(row)))
+    logits = test_encoder.answers(model, params, row[None], context(mask), None)['vocabulary'][0]
     log_p = np.asarray(jax.nn.log_softmax(logits))[row == MASK][:, :MASK]
     order = np.argsort(-log_p, axis=1)
-    for rank, (tokens, score) in enumerate(made):
+    for rank, (tokens, score) in enumerate(versions):
       np.testing.assert_array_equal(tokens[row != MASK], row[row != MASK])
       np.testing.assert_array_equal(tokens[row == MASK], order[:, rank])
       np.testing.assert_allclose(score, np.take_along_axis(log_p, order[:, [rank]], 1).sum(), rtol=1e-4)
-  # By itself a text is filled as among others.
-  alone = next(fill(model, params, ROWS[2:], MASK, best=3))
-  assert [a.tokens.tolist() for a in alone] == [a.tokens.tolist() for a in found[2]]
+  # A text alone is filled as in a batch.
+  alone = next(fill_masks(model, params, ROWS[2:], MASK, best=3))
+  assert [a.tokens.tolist() for a in alone] == [a.tokens.tolist() for a in results[2]]
 
 
 @pytest.mark.parametrize(
-  'rows, best, sentence',
+  'rows, best, message',
   [
-    ([np.array([1, 2])], 1, 'text 1 hides no token; write <mask>'),
+    ([np.array([1, 2])], 1, 'text 1 has no mask; write <mask>'),
     ([np.array([1] * 8 + [MASK])], 1, 'text 1 has 9 tokens and Learned has 8 positions'),
-    (ROWS, MASK + 1, f'{MASK + 1} tokens for each place are asked for, and there are {MASK}'),
+    (ROWS, MASK + 1, f'best={MASK + 1} must lie in 1 … {MASK}'),
   ],
 )
-def test_refusals(rows, best, sentence):
-  with pytest.raises(ValueError, match=sentence):
-    fill(*test_encoder.made(), rows, MASK, best)
+def test_invalid_arguments_are_rejected(rows, best, message):
+  with pytest.raises(ValueError, match=message):
+    fill_masks(*test_encoder.made(), rows, MASK, best)

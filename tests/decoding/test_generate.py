@@ -1,4 +1,4 @@
-"""The command, by its real arguments, on a run that was never trained."""
+"""`tfm generate` with its command-line arguments on an untrained run."""
 
 import json
 
@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from tests.decoding.conftest import LENGTH, tiny_model
+from tests.decoding.tiny import LENGTH, tiny_model
 from tfm.commands import cli
 from tfm.config.overlay import complete
 from tfm.config.resolve import resolve_config
@@ -18,7 +18,7 @@ from tfm.runs import load as run
 
 @pytest.fixture(scope='module')
 def loaded():
-  """As `run.load` gives it, on all eight devices. It knows 257 tokens and 64 positions."""
+  """A loaded run on all eight devices, with 257 tokens and 64 positions."""
   model, params = tiny_model(vocab=257, position='learned')
   config = resolve_config(complete({}))
   rules = sharding.parse_rules(config.rules)
@@ -30,10 +30,10 @@ def loaded():
 @pytest.fixture
 def generate(loaded, monkeypatch, tmp_path, capsys):
   """`tfm generate` with flags → (status, stdout, stderr)."""
-  asked = []
+  calls = []
 
   def load(workdir, step, average):
-    asked.append((workdir, step))
+    calls.append((workdir, step))
     return loaded
 
   monkeypatch.setattr(run, 'load', load)
@@ -43,19 +43,19 @@ def generate(loaded, monkeypatch, tmp_path, capsys):
     captured = capsys.readouterr()
     return status, captured.out, captured.err
 
-  call.asked = asked
+  call.calls = calls
   return call
 
 
-def test_one_prompt_streams(generate, monkeypatch, tmp_path):
+def test_one_prompt_is_streamed(generate, monkeypatch, tmp_path):
   status, out, err = generate('--prompt=ab', '--max_tokens=12', '--temperature=0', '--step=best')
-  assert status == 0 and generate.asked == [(str(tmp_path), 'best')]
+  assert status == 0 and generate.calls == [(str(tmp_path), 'best')]
   assert all(line.startswith('kernel: auto takes') for line in err.splitlines())
   assert out.startswith('ab') and out.endswith('\n') and len(out) > 3
   assert generate('--prompt=ab', '--max_tokens=12', '--temperature=0')[1] == out
 
 
-def test_seeds_and_temperature(generate):
+def test_seed_and_temperature_change_the_text(generate):
   flags = ['--prompt=ab', '--max_tokens=12', '--temperature=1.5']
   outs = [generate(*flags, f'--seed={seed}')[1] for seed in (0, 0, 1)]
   assert outs[0] == outs[1] != outs[2]
@@ -64,8 +64,8 @@ def test_seeds_and_temperature(generate):
   assert generate(*flags, '--temperature=0', '--repetition_penalty=9')[1] != greedy
 
 
-def test_a_file_of_prompts(generate, tmp_path):
-  """An empty line is an empty prompt; each result is what the prompt gives alone."""
+def test_prompts_from_a_file(generate, tmp_path):
+  """An empty line is an empty prompt; each result equals that of the prompt alone."""
   prompts = ['one', '', 'ÿ three']
   (tmp_path / 'prompts').write_bytes('one\r\n\nÿ three\n'.encode())
   flags = [f'--input={tmp_path}/prompts', '--max_tokens=12', '--num_samples=2', '--seed=4']
@@ -86,24 +86,24 @@ def test_a_file_of_prompts(generate, tmp_path):
     assert generate(f'--prompt={prompt}', '--max_tokens=12', '--seed=4')[1] == row['text'] + '\n'
 
 
-def test_more_rows_than_one_batch(generate, monkeypatch):
+def test_batching_does_not_change_the_texts(generate, monkeypatch):
   flags = ['--prompt=a', '--prompt=b', '--num_samples=3', '--max_tokens=12']
   whole = generate(*flags)[1]
   monkeypatch.setattr('tfm.commands.generate.ROWS', 4)
   assert generate(*flags)[1] == whole and whole.count('===\n') == 6
 
 
-def test_no_further_than_the_positions_reach(generate):
-  """End of text and three bytes leave room for 61 tokens, the last of them unread."""
+def test_max_tokens_is_limited_by_the_positions(generate):
+  """64 positions, a start token and three bytes leave 61 tokens, the last of which is not read."""
   status, out, err = generate('--prompt=abc', f'--max_tokens={LENGTH - 2}')
-  assert (status, out) == (2, '') and 'at most max_tokens=61 would do' in err
+  assert (status, out) == (2, '') and 'use at most max_tokens=61' in err
 
 
 @pytest.mark.parametrize(
   'flags, message',
   [
-    ([], 'give either --prompt=TEXT or --input=FILE'),
-    (['--prompt=a', '--input=b'], 'give either --prompt=TEXT or --input=FILE'),
+    ([], 'use either --prompt=TEXT or --input=FILE'),
+    (['--prompt=a', '--input=b'], 'use either --prompt=TEXT or --input=FILE'),
     (['--prompt=\udcff'], 'is not UTF-8 text'),
     (['--input=EMPTY'], 'EMPTY is empty'),
     (['--input=LATIN'], 'LATIN is not UTF-8 text'),
@@ -118,11 +118,11 @@ def test_no_further_than_the_positions_reach(generate):
     (['--prompt=a', '--repetition_penalty=0'], 'repetition_penalty=0'),
     (
       ['--prompt=a', '--repetition_penalty=2', '--beams=2'],
-      '--repetition_penalty is for sampling, and --beams for beam search',
+      '--repetition_penalty (sampling) and --beams (beam search) exclude each other',
     ),
     (
       ['--prompt=a', '--top_k=2', '--stopping=first'],
-      '--top_k is for sampling, and --stopping for beam search',
+      '--top_k (sampling) and --stopping (beam search) exclude each other',
     ),
     (['--prompt=a', '--max_tokens=0'], 'max_tokens=0'),
     (['--prompt=a', '--num_samples=0'], 'num_samples=0'),
@@ -130,7 +130,7 @@ def test_no_further_than_the_positions_reach(generate):
     (['--prompt=a', '--top_q=1'], "did you mean '--top_"),
   ],
 )
-def test_refusals(generate, tmp_path, monkeypatch, flags, message):
+def test_invalid_arguments_are_rejected(generate, tmp_path, monkeypatch, flags, message):
   monkeypatch.chdir(tmp_path)
   (tmp_path / 'EMPTY').touch()
   (tmp_path / 'LATIN').write_bytes(b'\xff\n')
@@ -138,12 +138,11 @@ def test_refusals(generate, tmp_path, monkeypatch, flags, message):
   assert (status, out) == (2, '') and message in err and err.count('\n') == 1
 
 
-def test_refuses_a_workdir_that_is_not_there(generate, tmp_path):
-  status, _, err = generate('--prompt=a', workdir=tmp_path / 'nowhere')
-  assert status == 2 and 'nowhere' in err and not generate.asked
+def test_a_missing_workdir_is_rejected(generate, tmp_path):
+  status, _, err = generate('--prompt=a', workdir=tmp_path / 'missing')
+  assert status == 2 and 'missing' in err and not generate.calls
 
 
-def test_the_run_keeps_its_parameters(generate, loaded):
-  """Nothing that was handed in is donated."""
+def test_parameters_are_not_donated(generate, loaded):
   generate('--prompt=a', '--max_tokens=12')
   assert np.isfinite(jax.tree.leaves(loaded.params)[0]).all()

@@ -1,34 +1,42 @@
-"""What is drawn, against a sorting oracle in NumPy and against the probabilities themselves."""
+"""Sampling against a sorting oracle in NumPy and against the exact probabilities."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.decoding.conftest import penalized
-from tfm.decoding.sampling import Sampling, filtered, likeliest, ordered, present, row_keys, sample
+from tests.decoding.tiny import penalize_repetition
+from tfm.decoding.sampling import (
+  Sampling,
+  filter_logits,
+  find_prompt_tokens,
+  first_argmax,
+  row_keys,
+  sample_tokens,
+  to_ordered_bits,
+)
 
 
-FILTERED, SAMPLE = jax.jit(filtered), jax.jit(sample)
+FILTERED, SAMPLE = jax.jit(filter_logits), jax.jit(sample_tokens)
 
 
 def oracle(logits, top_k, top_p, min_p=0.0):
-  """The tokens that stay, of one row: sort, cut at k, renormalise, cut at p, cut at a share of the greatest."""
+  """The remaining tokens of one row: sort, cut at k, renormalize, cut at p, cut at a fraction of the maximum."""
   order = np.argsort(-logits, kind='stable')
   if top_k:
     order = order[:top_k]
   probabilities = np.exp(logits[order].astype(np.float64) - logits.max())
   probabilities /= probabilities.sum()
   before = np.cumsum(probabilities) - probabilities
-  stays = np.zeros(len(logits), bool)
-  stays[order[((before < top_p) | (top_p == 1)) & (probabilities >= min_p * probabilities[0])]] = True
-  return stays
+  is_kept = np.zeros(len(logits), bool)
+  is_kept[order[((before < top_p) | (top_p == 1)) & (probabilities >= min_p * probabilities[0])]] = True
+  return is_kept
 
 
 @pytest.mark.parametrize('top_k', [0, 1, 2, 7, 100, 1000])
 @pytest.mark.parametrize('top_p', [1e-6, 0.1, 0.5, 0.93, 1.0])
 @pytest.mark.parametrize('ties', [False, True])
-def test_filters_against_sorting(top_k, top_p, ties):
+def test_filters_equal_sorting(top_k, top_p, ties):
   logits = np.random.default_rng(top_k).normal(0, 3, (5, 100)).astype(np.float32)
   if ties:
     logits = np.round(logits)
@@ -38,14 +46,14 @@ def test_filters_against_sorting(top_k, top_p, ties):
 @pytest.mark.parametrize(
   'top_k, top_p, min_p', [(0, 1.0, 0.1), (0, 1.0, 1e-6), (0, 1.0, 1.0), (7, 0.93, 0.02), (0, 0.8, 0.05)]
 )
-def test_min_p_against_sorting(top_k, top_p, min_p):
+def test_min_p_equals_sorting(top_k, top_p, min_p):
   check_filters(np.random.default_rng(1).normal(0, 3, (5, 100)).astype(np.float32), top_k, top_p, min_p)
 
 
 def check_filters(logits, *settings):
-  kept = np.asarray(FILTERED(logits, *settings))
-  np.testing.assert_array_equal(np.isfinite(kept), [oracle(row, *settings) for row in logits])
-  np.testing.assert_array_equal(kept[np.isfinite(kept)], logits[np.isfinite(kept)])
+  filtered = np.asarray(FILTERED(logits, *settings))
+  np.testing.assert_array_equal(np.isfinite(filtered), [oracle(row, *settings) for row in logits])
+  np.testing.assert_array_equal(filtered[np.isfinite(filtered)], logits[np.isfinite(filtered)])
 
 
 def test_filters_of_equal_logits():
@@ -53,7 +61,7 @@ def test_filters_of_equal_logits():
   assert np.isfinite(FILTERED(even, 3, 1.0, 0.0)).tolist() == [[True] * 3 + [False] * 5] * 2
   assert np.isfinite(FILTERED(even, 0, 0.5, 0.0)).tolist() == [[True] * 4 + [False] * 4] * 2
   assert np.isfinite(FILTERED(even, 4, 0.5, 0.0)).tolist() == [[True] * 2 + [False] * 6] * 2
-  # A large negative logit is likely enough where nothing is left out.
+  # Without filters a large negative logit is kept.
   assert np.isfinite(FILTERED(jnp.array([[0.0, -1e30]]), 0, 1.0, 0.0)).all()
   assert np.isfinite(FILTERED(even, 0, 1.0, 1.0)).all()
 
@@ -70,28 +78,28 @@ def test_filters_of_equal_logits():
   ],
   ids=str,
 )
-def test_greedy_in_every_way(sampling):
-  """Among ties too, where the first token is taken; with logits at either end of float32's range."""
+def test_settings_that_are_greedy(sampling):
+  """Ties included, of which the first token wins; with logits at both ends of the float32 range."""
   logits = np.round(np.random.default_rng(0).normal(0, 1, (64, 50))).astype(np.float32)
   if sampling.top_k == 1 or sampling.top_p < 1 or not sampling.temperature:
     logits[0], logits[1] = 0, -3e38
   else:
-    # Without a filter a temperature near 0 still draws among ties.
+    # Without a filter a temperature near 0 still samples among ties.
     logits += np.random.default_rng(1).normal(0, 0.1, logits.shape).astype(np.float32)
   keys = jax.random.split(jax.random.key(0), 64)
-  drawn = SAMPLE(jnp.asarray(logits), keys, jnp.arange(64), sampling)
-  np.testing.assert_array_equal(drawn, logits.argmax(-1))
+  tokens = SAMPLE(jnp.asarray(logits), keys, jnp.arange(64), sampling)
+  np.testing.assert_array_equal(tokens, logits.argmax(-1))
 
 
-def test_likeliest_is_argmax_and_marks_nan():
+def test_first_argmax_is_argmax_and_marks_nan():
   logits = jnp.array([[0.0, 2, 2], [-jnp.inf, -jnp.inf, -1], [0, jnp.nan, 1], [-0.0, 0, 0]])
-  assert likeliest(logits).tolist() == [1, 2, 3, 0]
+  assert first_argmax(logits).tolist() == [1, 2, 3, 0]
 
 
-def test_ordered_keeps_the_order():
+def test_to_ordered_bits_keeps_the_order():
   x = np.array([-np.inf, -3e38, -1, -1e-30, 0, 1e-30, 1, 3e38, np.inf], np.float32)
-  assert (np.diff(np.asarray(ordered(x)).astype(np.int64)) > 0).all()
-  assert ordered(jnp.float32(-0.0)) == ordered(jnp.float32(0.0))
+  assert (np.diff(np.asarray(to_ordered_bits(x)).astype(np.int64)) > 0).all()
+  assert to_ordered_bits(jnp.float32(-0.0)) == to_ordered_bits(jnp.float32(0.0))
 
 
 @pytest.mark.parametrize(
@@ -107,41 +115,43 @@ def test_ordered_keeps_the_order():
   ids=str,
 )
 def test_frequencies(sampling):
-  """χ² of 20 000 draws against the probabilities; nothing that is left out is ever drawn."""
+  """χ² of 20 000 samples against the probabilities; excluded tokens are never sampled."""
   logits = np.array([2.0, -1.0, 0.5, 1.5, 0.0, 1.0, -2.0, 0.7], np.float32)
   n = 20_000
   keys = jnp.broadcast_to(jax.random.key(11), (n,))
-  drawn = SAMPLE(jnp.broadcast_to(logits, (n, 8)), keys, jnp.arange(n), sampling)
-  stays = oracle(logits / sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
-  expected = np.where(stays, np.exp(logits / sampling.temperature), 0)
+  tokens = SAMPLE(jnp.broadcast_to(logits, (n, 8)), keys, jnp.arange(n), sampling)
+  is_kept = oracle(logits / sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
+  expected = np.where(is_kept, np.exp(logits / sampling.temperature), 0)
   expected *= n / expected.sum()
-  found = np.bincount(drawn, minlength=8)
-  assert not found[~stays].any()
-  # 99.9 % of χ² with seven degrees of freedom lie below 24.3.
-  assert ((found - expected)[stays] ** 2 / expected[stays]).sum() < 24.3
+  counts = np.bincount(tokens, minlength=8)
+  assert not counts[~is_kept].any()
+  # The 99.9 % quantile of χ² with seven degrees of freedom is 24.3.
+  assert ((counts - expected)[is_kept] ** 2 / expected[is_kept]).sum() < 24.3
 
 
-def test_a_penalty_is_for_what_is_there():
-  """Of either sign; greedy looks at it, too, and it comes before what looks at the logits after it."""
+def test_repetition_penalty_applies_to_seen_tokens():
+  """To logits of either sign, also in greedy decoding, and before the other settings."""
   random = np.random.default_rng(2)
   logits, prompts = random.normal(0, 1, (64, 20)).astype(np.float32), random.integers(0, 20, (62, 9))
-  seen = present(list(prompts), 64, 20)
-  expected = np.stack([penalized(row, np.flatnonzero(there), 1.7) for row, there in zip(logits, seen)])
-  assert [set(np.flatnonzero(there)) for there in seen[:62]] == [set(prompt) for prompt in prompts]
+  seen = find_prompt_tokens(list(prompts), 64, 20)
+  expected = np.stack(
+    [penalize_repetition(row, np.flatnonzero(row_seen), 1.7) for row, row_seen in zip(logits, seen)]
+  )
+  assert [set(np.flatnonzero(row_seen)) for row_seen in seen[:62]] == [set(prompt) for prompt in prompts]
   assert not seen[62:].any() and (expected.argmax(-1) != logits.argmax(-1)).any()
   keys = jax.random.split(jax.random.key(0), 64)
   for settings in (dict(), dict(temperature=1.0, top_k=1), dict(temperature=9.0, min_p=1.0)):
-    drawn = SAMPLE(logits, keys, jnp.arange(64), Sampling(**settings, repetition_penalty=1.7), seen)
-    np.testing.assert_array_equal(drawn, expected.argmax(-1))
+    tokens = SAMPLE(logits, keys, jnp.arange(64), Sampling(**settings, repetition_penalty=1.7), seen)
+    np.testing.assert_array_equal(tokens, expected.argmax(-1))
 
 
-def test_what_is_not_a_number_is_told():
+def test_nan_logits_are_marked():
   logits = jnp.full((2, 9), jnp.nan).at[1].set(0)
   for settings in (Sampling(), Sampling(0.7, min_p=0.1)):
     assert SAMPLE(logits, jax.random.split(jax.random.key(0), 2), jnp.arange(2), settings)[0] == 9
 
 
-def test_keys_are_of_prompt_seed_and_number():
+def test_keys_depend_on_prompt_seed_and_sample_number():
   data = lambda *args: jax.random.key_data(row_keys(*args)).tolist()  # noqa: E731
   a, b = np.array([1, 2], np.int32), np.array([2, 1], np.int64)
   assert data(0, [a, b], [0, 0]) == data(0, [a], [0]) + data(0, [b], [0])

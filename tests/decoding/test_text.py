@@ -1,4 +1,4 @@
-"""Streamed text is the text, and never half a character."""
+"""Streamed text equals decoded text and never splits a character."""
 
 import numpy as np
 import pytest
@@ -16,28 +16,28 @@ WORDS = 'naïve 東京 🦜🏽 \u0000 end'
 def test_characters_split_over_tokens(tokenizer, size):
   ids = tokenizer.encode(WORDS)
   chunks = [ids[i : i + size] for i in range(0, len(ids), size)]
-  shown = list(text.stream(tokenizer, chunks))
-  assert ''.join(shown) == WORDS and '\ufffd' not in ''.join(shown)
+  parts = list(text.stream_text(tokenizer, chunks))
+  assert ''.join(parts) == WORDS and '\ufffd' not in ''.join(parts)
 
 
-def test_text_comes_as_soon_as_it_is_whole():
-  """The parrot's four bytes, one by one."""
-  asked = []
+def test_a_character_is_yielded_with_its_last_byte():
+  """The four bytes of the parrot, one by one."""
+  consumed = []
 
   def one_by_one():
     for i in 'a🦜b'.encode():
-      asked.append(i)
+      consumed.append(i)
       yield [i]
 
-  stream = text.stream(Bytes(), one_by_one())
-  assert (next(stream), len(asked)) == ('a', 1)
-  assert (next(stream), len(asked)) == ('🦜', 5)
+  stream = text.stream_text(Bytes(), one_by_one())
+  assert (next(stream), len(consumed)) == ('a', 1)
+  assert (next(stream), len(consumed)) == ('🦜', 5)
 
 
-def test_any_bytes_give_what_decode_gives():
-  """A model may write bytes that are no UTF-8, and stop inside a character."""
+def test_invalid_bytes_stream_as_they_decode():
+  """A model may produce bytes that are not UTF-8, and stop inside a character."""
   random = np.random.default_rng(0)
   for _ in range(300):
     ids = random.choice([0x41, 0x80, 0xC3, 0xA9, 0xE6, 0x9D, 0xF0, 0x9F, 0xFF, 256], random.integers(0, 12))
     chunks = np.split(ids, np.sort(random.integers(0, len(ids) + 1, 3)))
-    assert ''.join(text.stream(Bytes(), chunks)) == Bytes().decode(ids)
+    assert ''.join(text.stream_text(Bytes(), chunks)) == Bytes().decode(ids)

@@ -1,4 +1,4 @@
-"""How long what is written for a text may become."""
+"""The maximum length of a translation."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from tests.models import pairs
 from tfm.data.tokenizers.bytes import Bytes
 from tfm.decoding.beam import Gnmt
 from tfm.decoding.translate import translate
-from tfm.decoding.unrolled import unrolled
+from tfm.decoding.unroll import unroll_layers
 
 
 class Letters(Bytes):
@@ -23,16 +23,18 @@ class Letters(Bytes):
 
 
 def lengths(position, **limits):
-  model, params = unrolled(*pairs.made(position=position))
-  found = dict(translate(model, params, Letters(), ['abc', 'abcdefgh'], beams=2, penalty=Gnmt(0.6), **limits))
-  return [max(len(one.text) for one in found[i]) for i in range(2)]
+  model, params = unroll_layers(*pairs.made(position=position))
+  results = dict(
+    translate(model, params, Letters(), ['abc', 'abcdefgh'], beams=2, penalty=Gnmt(0.6), **limits)
+  )
+  return [max(len(one.text) for one in results[i]) for i in range(2)]
 
 
-def test_so_much_longer_than_its_source():
-  assert lengths('sinusoidal', longer=2) == [4 + 2, 9 + 2]  # with the source's end
+def test_max_extra_tokens_limits_the_length():
+  assert lengths('sinusoidal', max_extra_tokens=2) == [4 + 2, 9 + 2]  # including the source's end token
 
 
-def test_no_longer_than_there_are_positions():
-  assert lengths('learned', longer=50) == [pairs.LENGTH] * 2
-  with pytest.raises(ValueError, match=f'at most max_tokens={pairs.LENGTH} would do'):
-    lengths('learned', longer=0, max_tokens=pairs.LENGTH + 1)
+def test_positions_limit_the_length():
+  assert lengths('learned', max_extra_tokens=50) == [pairs.LENGTH] * 2
+  with pytest.raises(ValueError, match=f'use at most max_tokens={pairs.LENGTH}'):
+    lengths('learned', max_extra_tokens=0, max_tokens=pairs.LENGTH + 1)

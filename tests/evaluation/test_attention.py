@@ -12,7 +12,7 @@ from tests.reference import attention as formula
 from tests.reference import layers
 from tfm.data.tokenizers.bytes import Bytes
 from tfm.data.tokenizers.char import Char
-from tfm.decoding.unrolled import unrolled
+from tfm.decoding.unroll import unroll_layers
 from tfm.evaluation import attention
 from tfm.kernels.protocol import Kernel
 from tfm.mixers.protocol import ATTENTION, Context
@@ -132,7 +132,7 @@ def test_layers_are_counted_through_pattern_scan_and_rest():
   inputs = TOKENS, Context.whole(TOKENS)
   labels = dict(text=[str(i) for i in range(LENGTH)])
   [scanned] = attention.maps(model, params, inputs, labels)
-  [apart] = attention.maps(*unrolled(model, params), inputs, labels)
+  [apart] = attention.maps(*unroll_layers(model, params), inputs, labels)
   assert scanned.kind == 'decoder' and scanned.queries == scanned.keys == labels['text']
   assert {i: list(heads) for i, heads in scanned.layers.items()} == {
     0: [0, 1, 2, 3],

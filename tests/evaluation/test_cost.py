@@ -84,14 +84,14 @@ def clock(monkeypatch):
 
 def test_decoding_counts_the_tokens_that_are_written(clock, monkeypatch):
   model = tiny.decoder(layers=1)
-  written, decode = [], cost.loop.decode
+  written, decode = [], cost.loop.decode_chunk
 
   def counted(*args):
     state, made, count = decode(*args)
     written.append((made.shape, int(count), int(args[2].positions[0])))
     return state, made, count
 
-  monkeypatch.setattr(cost.loop, 'decode', counted)
+  monkeypatch.setattr(cost.loop, 'decode_chunk', counted)
   rate = cost.decoding_rate(model, tiny.parameters(model), rows=3, context=5, tokens=4, rounds=2)
   # 4 tokens of each of 3 rows in a quarter of a second, whatever the rows are padded to; the first round warms up.
   assert rate == 3 * 4 * 4

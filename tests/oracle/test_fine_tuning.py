@@ -220,8 +220,8 @@ def test_what_is_written(pair):
       ours.tokenizer,
       marian_folder.SOURCE,
       beams=1,
-      penalty=Experiment(ours.config).length_penalty,
-      longer=0,
+      penalty=assemble.penalty(ours.config),
+      max_extra_tokens=0,
       max_tokens=8,
       source_tokenizer=ours.source_tokenizer,
     )

@@ -222,7 +222,7 @@ def test_stopping(published, model, early, stopping, alpha):
     penalty=Power(alpha),
     stopping=stopping,
   )
-  theirs = [row[: loop.until(row, end)].tolist() for row in out.sequences[:, 1:].numpy()]
+  theirs = [row[: loop.length_before(row, end)].tolist() for row in out.sequences[:, 1:].numpy()]
   assert [hypothesis.tokens.tolist() for row in found for hypothesis in row] == theirs
   np.testing.assert_allclose(
     [hypothesis.score for row in found for hypothesis in row], out.sequences_scores, rtol=1e-4

@@ -1,4 +1,4 @@
-"""Penalty, temperature and filters against those of `transformers`, in the order that its `generate` has them."""
+"""Penalty, temperature and filters equal those of `transformers`, in the order of its `generate`."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -9,8 +9,8 @@ pytestmark = pytest.mark.oracle
 torch = pytest.importorskip('torch', reason='needs the extra [oracle]: make oracle')
 transformers = pytest.importorskip('transformers', reason='needs the extra [oracle]: make oracle')
 
-from tests.decoding.conftest import VOCAB  # noqa: E402
-from tfm.decoding.sampling import Sampling, penalized, present, warmed  # noqa: E402
+from tests.decoding.tiny import VOCAB  # noqa: E402
+from tfm.decoding.sampling import Sampling, find_prompt_tokens, penalize_repetition, transform_logits  # noqa: E402
 
 
 @pytest.fixture(scope='module')
@@ -43,8 +43,8 @@ def model():
   ],
   ids=str,
 )
-def test_scores_are_those_that_generate_draws_from(model, sampling):
-  """Step by step from the model's own logits: prompts of two lengths would be padded, so they have one."""
+def test_scores_equal_those_of_transformers_generate(model, sampling):
+  """Step by step from the model's logits; prompts have one length, since others would be padded."""
   prompt = torch.tensor(np.random.default_rng(0).integers(1, VOCAB, (5, 4)))
   torch.manual_seed(1)
   out = model.generate(
@@ -65,10 +65,12 @@ def test_scores_are_those_that_generate_draws_from(model, sampling):
   )
   assert len(out.scores) == 12
   for n, (logits, expected) in enumerate(zip(out.logits, out.scores), 4):
-    seen = present(list(out.sequences[:, :n].numpy()), 5, VOCAB)
-    found = np.asarray(
-      warmed(penalized(jnp.asarray(logits.numpy()), seen, sampling.repetition_penalty), sampling)
+    seen = find_prompt_tokens(list(out.sequences[:, :n].numpy()), 5, VOCAB)
+    scores = np.asarray(
+      transform_logits(
+        penalize_repetition(jnp.asarray(logits.numpy()), seen, sampling.repetition_penalty), sampling
+      )
     )
     expected = expected.numpy()
-    np.testing.assert_array_equal(np.isfinite(found), np.isfinite(expected))
-    np.testing.assert_allclose(found, expected - expected.max(-1, keepdims=True), rtol=1e-4, atol=1e-4)
+    np.testing.assert_array_equal(np.isfinite(scores), np.isfinite(expected))
+    np.testing.assert_allclose(scores, expected - expected.max(-1, keepdims=True), rtol=1e-4, atol=1e-4)

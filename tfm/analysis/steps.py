@@ -14,7 +14,7 @@ from tfm.config import validate
 from tfm.config.assemble import Experiment
 from tfm.decoding import loop
 from tfm.decoding.sampling import Sampling, row_keys
-from tfm.decoding.unrolled import unscanned
+from tfm.decoding.unroll import disable_scan
 from tfm.errors import require
 from tfm.kernels.dense import Dense
 from tfm.models import flops, memory
@@ -143,25 +143,23 @@ def supports_decoding(request: PlanRequest) -> bool:
 def lower_decoding_step(request: PlanRequest, mesh: Mesh, rows: int) -> Step:
   """Lowers the step of `tfm generate` that decodes one token of each of `rows` rows with full caches."""
   config, rules = request.config, sharding.parse_rules(request.config.rules)
-  length = loop.buckets(config.data.length, 16)
-  model = unscanned(request.model)
+  length = loop.round_up(config.data.length, 16)
+  model = disable_scan(request.model)
   keys = row_keys(0, [[0]], [0])
   dense = flops.with_kernel(model, Dense())
   boxed = jax.eval_shape(lambda key: states.init_params(dense, key, 1, config.data.length), jax.random.key(0))
   params = restore_target(nn.unbox(boxed), sharding.named_shardings(boxed, mesh, rules))
   on_rows, whole = sharding.batch_sharding(mesh, rules), sharding.replicated(mesh)
   with sharding.context(mesh, rules):
-    rows = loop.padded(rows)
-    made = loop.empty.lower(model, rows, length)
-    caches = restore_target(
-      jax.eval_shape(lambda: model.init_caches(rows, length)), made.compile().output_shardings
-    )
+    rows = loop.round_up_rows(rows)
+    made = loop.allocate_caches.lower(model, rows, length)
+    caches = target(jax.eval_shape(lambda: model.init_caches(rows, length)), made.compile().output_shardings)
 
     def of_rows(dtype):
       return jax.ShapeDtypeStruct((rows,), dtype, sharding=on_rows)
 
     state = loop.State(caches, of_rows(jnp.int32), of_rows(jnp.int32), of_rows(bool))
-    lowered = loop.decode.lower(
+    lowered = loop.decode_chunk.lower(
       model,
       params,
       state,

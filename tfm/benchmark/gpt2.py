@@ -101,18 +101,16 @@ def measure_decoding(batch: int) -> float:
 
   from tfm.decoding import loop
   from tfm.decoding.sampling import Sampling
-  from tfm.decoding.unrolled import unrolled
+  from tfm.decoding.unroll import unroll_layers
   from tfm.training import state as states
 
-  model = Experiment(make_config()).build_model(SHAPE['vocab'])
-  params = jax.jit(lambda key: nn.unbox(states.init_params(model, key, 1, SHAPE['length'])))(
-    jax.random.key(0)
-  )
-  model, params = unrolled(model, params)
+  model = build.model(make_config(), SHAPE['vocab'])
+  params = jax.jit(lambda key: nn.unbox(states.parameters(model, key, 1, SHAPE['length'])))(jax.random.key(0))
+  model, params = unroll_layers(model, params)
   prompts = np.random.default_rng(0).integers(0, SHAPE['vocab'], (batch, DECODING['prompt']))
 
   def generate():
-    return loop.complete(
+    return loop.generate_all(
       model, params, list(prompts), max_tokens=DECODING['new'], eos=None, sampling=Sampling(temperature=0.0)
     )
 

@@ -16,7 +16,7 @@ import sacrebleu
 
 from tfm.decoding.beam import Power
 from tfm.decoding.translate import translate
-from tfm.decoding.unrolled import unrolled
+from tfm.decoding.unroll import unroll_layers
 from tfm.parallel import sharding
 from tfm.runs import load
 
@@ -45,7 +45,7 @@ def print_measurement(translate_all: Callable[[], Sequence[str]], references: Se
 def main() -> None:
   """Measures the run that the command line names."""
   loaded, sources, references, beams = load_task()
-  model, params = unrolled(loaded.model, loaded.params)
+  model, params = unroll_layers(loaded.model, loaded.params)
 
   def translate_all():
     translations = dict(
@@ -56,7 +56,7 @@ def main() -> None:
         sources,
         beams=beams,
         penalty=PENALTY,
-        longer=loaded.config.decoding.max_extra_tokens,
+        max_extra_tokens=loaded.config.decoding.max_extra_tokens,
         source_tokenizer=loaded.source_tokenizer,
         stopping=STOPPING,
       )

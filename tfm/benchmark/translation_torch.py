@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 from tfm.benchmark.translation import PENALTY, load_task, print_measurement
 from tfm.config.schema import parts
 from tfm.decoding.translate import ROWS
-from tfm.decoding.unrolled import unstacked
+from tfm.decoding.unroll import unstack_layers
 from tfm.errors import require
 from tfm.parallel import chips
 from tfm.shapes import PyTree
@@ -127,7 +127,7 @@ def make_marian(config: ConfigDict, params: PyTree, vocab: int, eos: int):
     put(f'{name}.bias', p['bias'][order])
 
   def stack(side, params, layers):
-    blocks = unstacked(params['stack']['layers'], layers) if 'layers' in params['stack'] else params['stack']
+    blocks = unstack_layers(params['stack']['layers'], layers) if 'layers' in params['stack'] else params['stack']
     for i in range(layers):
       p, name = blocks[f'layers_{i}']['block_0'], f'model.{side}.layers.{i}'
       attention(f'{name}.self_attn', p['mixer'])

@@ -25,7 +25,7 @@ from tfm import spec
 from tfm.config.assemble import Experiment
 from tfm.data.tokenizers.protocol import Tokenizer
 from tfm.decoding import beam, loop
-from tfm.decoding.unrolled import unrolled
+from tfm.decoding.unroll import unroll_layers
 from tfm.errors import require
 from tfm.evaluation import attention, attention_page, attention_picture
 from tfm.mixers.protocol import Context, Mixer
@@ -193,7 +193,7 @@ def translation(loaded: load.Run, source: Int[np.ndarray, 'S']) -> Int[np.ndarra
   decoding, eos, begins = loaded.config.decoding, loaded.tokenizer.eos_id, loaded.tokenizer.target()
   with sharding.context(loaded.mesh, loaded.rules):
     [found] = beam.search(
-      *unrolled(loaded.model, loaded.params),
+      *unroll_layers(loaded.model, loaded.params),
       [begins],
       sources=[source],
       eos=eos,
@@ -211,7 +211,7 @@ def check_length(flag: str, tokens: Int[np.ndarray, 'T'], positions: Sequence[Ca
     len(tokens) <= LONGEST,
     f'--{flag} has {len(tokens)} tokens, and a map shows {LONGEST} at most; shorten it',
   )
-  for name, reach in loop.reaches(positions):
+  for name, reach in loop.list_position_limits(positions):
     require(
       len(tokens) <= reach, f'--{flag} has {len(tokens)} tokens, and {name} has {reach} positions; shorten it'
     )

@@ -1,4 +1,4 @@
-"""Beam search: the hypotheses of highest score, kept side by side, over the caches of the one loop."""
+"""Beam search: the hypotheses of highest score, on the caches of the decoding loop."""
 
 import dataclasses
 import functools
@@ -10,14 +10,22 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from tfm.decoding.loop import State, buckets, check, padded, prefill, reading, remember
+from tfm.decoding.loop import (
+  State,
+  encode_sources,
+  plan_prefill,
+  prefill,
+  round_up,
+  round_up_rows,
+  validate_inputs,
+)
 from tfm.mixers.protocol import Context
 from tfm.models.decoder import Decoder
 from tfm.shapes import Array, Bool, Float, Int, PyTree
 
 
 class Hypothesis(NamedTuple):
-  """What was written after the prompt, without its end, and log p over the penalty of its length."""
+  """New tokens after the prompt, without the end token, and log p / length penalty."""
 
   tokens: np.ndarray
   score: float
@@ -35,7 +43,7 @@ class Gnmt:
 
 @dataclasses.dataclass(frozen=True)
 class Power:
-  """length^α, as T5 and `transformers` have it; 1: the mean log-probability of a token."""
+  """length^α, as in T5 and `transformers`; 1: the mean log-probability of a token."""
 
   alpha: float = 1.0
 
@@ -43,28 +51,30 @@ class Power:
     return jnp.asarray(length, jnp.float32) ** self.alpha
 
 
-# A penalty divides log p; the end of a hypothesis counts as one token.
+# A length penalty divides log p; the end token counts.
 PENALTIES = {'gnmt': Gnmt, 'power': Power}
 
-# When a row stops: where no live hypothesis can become better than its worst ended one at any length, which is
-# proven as log p only falls; where none would be if it ended now; or once as many have ended as there are beams.
-# The last two are `early_stopping=False` and `True` of `transformers`, whose 'never' is the first.
+# When a row stops:
+# 'proven': no live hypothesis can beat the worst ended one at any length, because log p only falls;
+# 'likely': no live hypothesis would beat it by ending now;
+# 'first': as many hypotheses have ended as there are beams.
+# In `transformers` these are `early_stopping='never'`, `False` and `True`.
 STOPPING = ('proven', 'likely', 'first')
 
-# Tokens that the caches have room for at first; twice as many whenever they are full. They are moved at every step.
-ROOM = 31
+# Initial room of the caches in tokens, doubled when full. Every step reorders the caches, so that small ones are faster.
+INITIAL_ROOM = 31
 
 
 @struct.dataclass
 class Beams:
-  """What the search hands on from token to token: K live hypotheses a row, and the K best ended ones.
+  """The state of the search: K live hypotheses per row, and the K best ended ones.
 
   Attributes:
-    state: of the loop, of B · K rows.
-    step: tokens written.
-    log_p: of the live ones; -inf for none. tokens: theirs, written so far.
-    scores, ended, lengths: of the ended ones; -inf for none. A length leaves the end out.
-    going: rows that had not stopped before the last step; what has stopped does not go on, whatever others do.
+    state: of the decoding loop, with B · K rows.
+    step: number of new tokens.
+    log_p, tokens: of live hypotheses; log_p is -inf for missing ones.
+    scores, ended, lengths: of ended hypotheses; scores are -inf for missing ones. Lengths exclude the end token.
+    active: rows that had not stopped before the last step; a stopped row stays stopped.
   """
 
   state: State
@@ -74,10 +84,10 @@ class Beams:
   scores: Float[Array, 'B K']
   ended: Int[Array, 'B K L']
   lengths: Int[Array, 'B K']
-  going: Bool[Array, 'B']
+  active: Bool[Array, 'B']
 
 
-def search(
+def search(  # more than six parameters: a model, prompts and the options of one search
   model: Decoder,
   params: PyTree,
   prompts: Sequence[Sequence[int]],
@@ -88,55 +98,56 @@ def search(
   penalty: Callable = Gnmt(),
   sources: Sequence[Sequence[int]] | None = None,
   stopping: str = 'proven',
-  room: int = ROOM,
+  room: int = INITIAL_ROOM,
 ) -> list[list[Hypothesis]]:
-  """The `beams` best hypotheses of every row, the best first; fewer where there are no more.
+  """The `beams` best hypotheses of every row, best first; fewer if fewer exist.
 
-  score = log p(tokens, end | prompt) / penalty(tokens and end). A hypothesis of `max_tokens` tokens ends
-  there without an end. One beam is greedy decoding. For scanned models see `unrolled`.
+  score = log p(tokens, end | prompt) / penalty(length of tokens and end). A hypothesis of `max_tokens` tokens ends
+  without an end token. One beam is greedy decoding. Convert scanned models with `unroll_layers` first.
 
   Args:
-    max_tokens: of a row, or of each.
+    max_tokens: for all rows, or one number per row.
     sources: as in `loop.generate`.
-    stopping: when a row stops, one of `STOPPING`; by 'proven' nothing is lost.
-    room: tokens that the caches have room for at first.
+    stopping: when a row stops, one of `STOPPING`; 'proven' is exact.
+    room: initial room of the caches in tokens.
 
   Raises:
-    ValueError: for what `loop.check` refuses, a number of beams below 1, an unknown rule of stopping, or logits
-      that are not numbers.
+    ValueError: as `loop.validate_inputs`; for beams below 1, an unknown stopping rule, or logits that are NaN.
   """
   if beams < 1:
     raise ValueError(f'beams={beams} must be at least 1')
   if stopping not in STOPPING:
-    raise ValueError(f'stopping={stopping!r} is not there; known: {", ".join(STOPPING)}')
+    raise ValueError(f'stopping={stopping!r} is unknown; use one of {", ".join(STOPPING)}')
   limits = np.broadcast_to(np.asarray(max_tokens, np.int32), len(prompts))
-  check(model, prompts, int(limits.min(initial=1)), sources)
-  check(model, prompts, int(limits.max()), sources)
+  validate_inputs(model, prompts, int(limits.min(initial=1)), sources)
+  validate_inputs(model, prompts, int(limits.max()), sources)
   prompts = [np.asarray(prompt, np.int32) for prompt in prompts]
   memory = None
   if sources is not None:
-    memory = remember(model, params, [np.asarray(source, np.int32) for source in sources])
+    memory = encode_sources(model, params, [np.asarray(source, np.int32) for source in sources])
     memory = jax.tree.map(lambda x: jnp.repeat(x, beams, 0), memory)
-  most = buckets(int(limits.max()), 16)
-  rows, until = beams * padded(len(prompts)), min(room, most)
+  max_length = round_up(int(limits.max()), 16)
+  rows, step_limit = beams * round_up_rows(len(prompts)), min(room, max_length)
   state = prefill(
-    model, params, [prompt for prompt in prompts for _ in range(beams)], until, memory=memory, rows=rows
+    model, params, [prompt for prompt in prompts for _ in range(beams)], step_limit, memory=memory, rows=rows
   )
-  limits = np.resize(limits, padded(len(prompts)))  # rows of padding are done, whatever their limit
-  found, read = (
-    begun(state, beams, most),
-    sum(reading(model, max(map(len, prompts)), remembers=memory is not None)),
+  limits = np.resize(limits, round_up_rows(len(prompts)))  # padding rows are done, whatever their limit
+  search_state, read = (
+    init_beams(state, beams, max_length),
+    sum(plan_prefill(model, max(map(len, prompts)), has_memory=memory is not None)),
   )
   while True:
-    found, goes_on = run(model, params, found, limits, until, eos, beams, penalty, stopping)
-    if not goes_on:
+    search_state, is_unfinished = run_steps(
+      model, params, search_state, limits, step_limit, eos, beams, penalty, stopping
+    )
+    if not is_unfinished:
       break
-    until = min(2 * until, most)
-    caches = widened(model, found.state.caches, rows, buckets(read + until, 16))
-    found = found.replace(state=found.state.replace(caches=caches))
-  scores, tokens, lengths = jax.device_get((found.scores, found.ended, found.lengths))
+    step_limit = min(2 * step_limit, max_length)
+    caches = grow_caches(model, search_state.state.caches, rows, round_up(read + step_limit, 16))
+    search_state = search_state.replace(state=search_state.state.replace(caches=caches))
+  scores, tokens, lengths = jax.device_get((search_state.scores, search_state.ended, search_state.lengths))
   if np.isnan(scores[: len(prompts)]).any():
-    raise ValueError('the logits of the model are not numbers; its parameters are no use')
+    raise ValueError('the logits of the model are NaN; check its parameters')
   return [
     [Hypothesis(t[:n], float(s)) for s, t, n in zip(*row) if s > -np.inf]
     for row in zip(scores[: len(prompts)], tokens, lengths)
@@ -144,89 +155,97 @@ def search(
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2))
-def begun(state: State, beams: int, most: int) -> Beams:
-  """The search before its first step: all hypotheses of a row begin alike, so one of them stands for all."""
+def init_beams(state: State, beams: int, max_length: int) -> Beams:
+  """The initial state: all hypotheses of a row are equal, so that only the first one is live."""
   B, K = len(state.done) // beams, beams
-  alive = jnp.where(state.done.reshape(B, K) | (jnp.arange(K) > 0)[None], -jnp.inf, 0.0)
-  blank = jnp.zeros((B, K, most), jnp.int32)
+  log_p = jnp.where(state.done.reshape(B, K) | (jnp.arange(K) > 0)[None], -jnp.inf, 0.0)
+  tokens = jnp.zeros((B, K, max_length), jnp.int32)
   return Beams(
     state,
     jnp.int32(0),
-    alive,
-    blank,
+    log_p,
+    tokens,
     jnp.full((B, K), -jnp.inf),
-    blank,
+    tokens,
     jnp.zeros((B, K), jnp.int32),
     jnp.ones(B, bool),
   )
 
 
 @functools.partial(jax.jit, static_argnums=(0, 2, 3))
-def widened(model: Decoder, caches: PyTree, rows: int, length: int) -> PyTree:
-  """The caches with room for more."""
+def grow_caches(model: Decoder, caches: PyTree, rows: int, length: int) -> PyTree:
+  """The caches with room for `length` tokens."""
   return model.stack().grown(caches, rows, length)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 5, 6, 7, 8), donate_argnums=2)
-def run(
+def run_steps(  # more than six parameters: those of a jitted loop, static ones included
   model: Decoder,
   params: PyTree,
-  found: Beams,
+  search_state: Beams,
   limits: Int[Array, 'B'],
-  until: Int[Array, ''],
+  step_limit: Int[Array, ''],
   eos: int,
   beams: int,
   penalty: Callable,
   stopping: str,
 ) -> tuple[Beams, Bool[Array, '']]:
-  """Up to `until` tokens, and whether there is more to be done."""
+  """Runs the search up to step `step_limit`; returns its state and whether it is unfinished."""
   K, B, V = beams, len(limits), model.vocab
   rows = jnp.arange(B)[:, None]
 
-  def unfinished(found):  # [B]
-    worst = found.scores[:, -1]
-    hopeful = found.going & (found.step < limits) & (found.log_p[:, 0] > -jnp.inf)
-    if stopping == 'first' or K == 1:  # one beam is greedy decoding: what ends first is all there is
-      return hopeful & (worst == -jnp.inf)
-    # log p only falls, and the penalty is monotone: the best that may still come has one of two lengths.
-    lengths = (found.step + 1, limits) if stopping == 'proven' else (jnp.maximum(found.step, 1),)
-    best = functools.reduce(jnp.maximum, (found.log_p[:, 0] / penalty(length) for length in lengths))
-    return hopeful & (best > worst)
+  def is_unfinished(search_state):  # [B]
+    worst = search_state.scores[:, -1]
+    is_possible = search_state.active & (search_state.step < limits) & (search_state.log_p[:, 0] > -jnp.inf)
+    if stopping == 'first' or K == 1:  # one beam is greedy decoding: the first end is final
+      return is_possible & (worst == -jnp.inf)
+    # log p only falls, and the penalty is monotone: the best possible score is at one of two lengths.
+    lengths = (
+      (search_state.step + 1, limits) if stopping == 'proven' else (jnp.maximum(search_state.step, 1),)
+    )
+    best = functools.reduce(jnp.maximum, (search_state.log_p[:, 0] / penalty(length) for length in lengths))
+    return is_possible & (best > worst)
 
-  def step(found):
-    state, going = found.state, unfinished(found)
-    here = jnp.where(state.done, 0, 1)[:, None]
-    context = Context(state.positions[:, None], here, jnp.zeros_like(here))
+  def step(search_state):
+    state, active = search_state.state, is_unfinished(search_state)
+    is_token = jnp.where(state.done, 0, 1)[:, None]
+    context = Context(state.positions[:, None], is_token, jnp.zeros_like(is_token))
     logits, caches = model.apply({'params': params}, state.tokens[:, None], context, state.caches)
-    log_p = found.log_p[:, :, None] + jax.nn.log_softmax(logits.reshape(B, K, V))
-    bad = jnp.isnan(log_p).any()
-    # Of so many, K at least have not ended: each live hypothesis has one end.
-    log_p, which = jax.lax.top_k(log_p.reshape(B, K * V), min(2 * K, K * V))
-    source, token = which // V, which % V
-    ends = (token == eos) | (found.step + 1 >= limits)[:, None]
+    log_p = search_state.log_p[:, :, None] + jax.nn.log_softmax(logits.reshape(B, K, V))
+    has_nan = jnp.isnan(log_p).any()
+    # At least K of these have not ended, since each live hypothesis has only one end.
+    log_p, indices = jax.lax.top_k(log_p.reshape(B, K * V), min(2 * K, K * V))
+    source, token = indices // V, indices % V
+    ends = (token == eos) | (search_state.step + 1 >= limits)[:, None]
 
-    written = found.tokens[rows, source].at[:, :, found.step].set(token)
-    # An end counts where it is among the K likeliest continuations, and its row has not stopped before the others.
-    counts = ends & (jnp.arange(log_p.shape[1]) < K)[None] & going[:, None]
-    scores = jnp.concatenate([found.scores, jnp.where(counts, log_p / penalty(found.step + 1), -jnp.inf)], 1)
+    written = search_state.tokens[rows, source].at[:, :, search_state.step].set(token)
+    # An end counts if it is among the K most likely continuations and its row is active.
+    is_counted = ends & (jnp.arange(log_p.shape[1]) < K)[None] & active[:, None]
+    scores = jnp.concatenate(
+      [search_state.scores, jnp.where(is_counted, log_p / penalty(search_state.step + 1), -jnp.inf)], 1
+    )
     scores, best = jax.lax.top_k(scores, K)
-    ended = jnp.concatenate([found.ended, written], 1)[rows, best]
-    lengths = jnp.concatenate([found.lengths, found.step + (token != eos)], 1)[rows, best]
+    ended = jnp.concatenate([search_state.ended, written], 1)[rows, best]
+    lengths = jnp.concatenate([search_state.lengths, search_state.step + (token != eos)], 1)[rows, best]
 
     log_p, best = jax.lax.top_k(jnp.where(ends, -jnp.inf, log_p), K)
     source, token = source[rows, best], token[rows, best]
     caches = model.stack().reordered(caches, (K * rows + source).reshape(-1))
-    state = State(caches, token.reshape(-1), state.positions + here[:, 0], state.done)
+    state = State(caches, token.reshape(-1), state.positions + is_token[:, 0], state.done)
     return Beams(
       state,
-      found.step + 1,
+      search_state.step + 1,
       log_p,
       written[rows, best],
-      jnp.where(bad, jnp.nan, scores),
+      jnp.where(has_nan, jnp.nan, scores),
       ended,
       lengths,
-      going,
+      active,
     )
 
-  found = jax.lax.while_loop(lambda found: unfinished(found).any() & (found.step < until), step, found)
-  return found, unfinished(found).any()
+  search_state = jax.lax.while_loop(
+    lambda search_state: is_unfinished(search_state).any() & (search_state.step < step_limit),
+    step,
+    search_state,
+  )
+  return search_state, is_unfinished(search_state).any()

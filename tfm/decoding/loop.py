@@ -1,11 +1,10 @@
-"""One loop over an explicit cache: read the prompts, then write token after token.
+"""Autoregressive generation with an explicit cache: prefill the prompts, then decode token by token.
 
-Rows are padded on the left: the prompts of all rows end in the same column, and what is written
-follows without a hole. Reading a prompt makes no logits, for it stops before the last token; the loop
-begins by reading that one, as it reads every token that it has written.
+Rows are padded on the left, so that all prompts end in the same column and new tokens follow without a gap. Prefill
+stops before the last token of a prompt and computes no logits; the decoding loop starts by reading that token.
 
-What is compiled depends on sizes rounded up (`buckets`), on the model and on whether repetition is
-penalised, never on a prompt's own length, on the sampling's numbers or on how many tokens are asked for.
+Compilation depends on rounded sizes (`round_up`), on the model and on whether there is a repetition penalty, but not on
+the length of a prompt, the values of the sampling settings or the number of new tokens.
 """
 
 import functools
@@ -16,29 +15,29 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from tfm.decoding.sampling import Sampling, present, row_keys, sample
+from tfm.decoding.sampling import Sampling, find_prompt_tokens, row_keys, sample_tokens
 from tfm.mixers.protocol import Context, Memory
 from tfm.models.decoder import Decoder
 from tfm.parallel.sharding import mesh_axes_of, shard_count
 from tfm.shapes import Array, Bool, Int, PyTree
 
 
-# Prompts are read in pieces of so many tokens: long ones, then short ones for what is left.
-PIECES = (128, 16)
+# Tokens of a prompt that are read at once: wide pieces first, then narrow ones for the rest.
+PREFILL_WIDTHS = (128, 16)
 
-# Tokens written between two looks of the host; one compiled loop.
+# Tokens decoded in one call of the compiled loop, between two synchronizations with the host.
 CHUNK = 16
 
 
 @struct.dataclass
 class State:
-  """What the loop hands on from token to token.
+  """The state of the decoding loop.
 
   Attributes:
-    caches: of everything read.
-    tokens, positions: the last token of each row, not yet read, and where it stands.
-    done: rows that have ended; they go on as padding.
-    seen: the tokens that each row holds, prompt included; None where no repetition penalty asks for it.
+    caches: of all tokens read.
+    tokens, positions: the last token of each row, not yet read, and its position.
+    done: rows that have ended; they continue as padding.
+    seen: tokens in each row, prompt included; None without a repetition penalty.
   """
 
   caches: PyTree
@@ -48,7 +47,7 @@ class State:
   seen: Bool[Array, 'B V'] | None = None
 
 
-def generate(
+def generate(  # more than six parameters: a model, prompts and the options of one generation
   model: Decoder,
   params: PyTree,
   prompts: Sequence[Sequence[int]],
@@ -60,34 +59,34 @@ def generate(
   seed: int = 0,
   samples: Sequence[int] | None = None,
   chunk: int = CHUNK,
-  pieces: Sequence[int] = PIECES,
+  prefill_widths: Sequence[int] = PREFILL_WIDTHS,
 ) -> Iterator[list[np.ndarray]]:
   """Continues every prompt; yields the new tokens of each row, int32, up to `chunk` at a time.
 
-  A row ends before `eos`, which is not yielded, or after `max_tokens`; the iterator ends with the
-  last row. What a row becomes depends on its source, prompt, `seed` and sample number only, not on the
-  rows beside it, `chunk` or `pieces`. For scanned models see `unrolled`. Under
-  `sharding.context(mesh, rules)` the rows are cut as a batch in training.
+  A row ends before `eos`, which is not yielded, or after `max_tokens`; the iterator ends with the last row. The tokens
+  of a row depend on its source, prompt, `seed` and sample number only, not on other rows, `chunk` or `prefill_widths`.
+  Convert scanned models with `unroll_layers` first. Under `sharding.context(mesh, rules)` the rows are sharded as a
+  batch in training.
 
   Args:
-    prompts: B token sequences, none empty. An encoder-decoder's begin with the end-of-text token; what
-      follows is forced.
+    prompts: B token sequences, none empty. For an encoder-decoder they start with the end-of-text token, and further
+      tokens are a forced prefix.
     sources: B token sequences, for an encoder-decoder.
-    eos: the token that ends a row; None: none does.
-    samples: each row's sample number, to draw several from one prompt; 0 unless given.
-    chunk: tokens written between two looks of the host.
-    pieces: tokens of a prompt read at once, the widths to choose from in descending order.
+    eos: the token that ends a row; None: none.
+    samples: the sample number of each row, to draw several samples of one prompt; default 0.
+    chunk: tokens decoded between two synchronizations with the host.
+    prefill_widths: tokens of a prompt read at once: the possible widths, in descending order.
 
   Raises:
-    ValueError: for what `check` refuses, and, from the iterator, for logits that are not numbers.
+    ValueError: as `validate_inputs`, and, from the iterator, for logits that are NaN.
   """
-  sampling.check()
-  check(model, prompts, max_tokens, sources)
+  sampling.validate()
+  validate_inputs(model, prompts, max_tokens, sources)
   prompts = [np.asarray(prompt, np.int32) for prompt in prompts]
   sources = None if sources is None else [np.asarray(source, np.int32) for source in sources]
-  told = prompts if sources is None else [np.concatenate(pair) for pair in zip(sources, prompts)]
-  keys = row_keys(seed, told, [0] * len(prompts) if samples is None else samples)
-  # One type for each setting, whatever was given: another would compile again.
+  identities = prompts if sources is None else [np.concatenate(pair) for pair in zip(sources, prompts)]
+  keys = row_keys(seed, identities, [0] * len(prompts) if samples is None else samples)
+  # One type for each setting; another type would compile again.
   sampling = Sampling(
     float(sampling.temperature),
     min(int(sampling.top_k), model.vocab),
@@ -96,119 +95,117 @@ def generate(
     float(sampling.repetition_penalty),
   )
   eos = -1 if eos is None else eos
-  return _generate(model, params, prompts, sources, keys, sampling, max_tokens, eos, chunk, pieces)
+  return _generate(model, params, prompts, sources, keys, sampling, max_tokens, eos, chunk, prefill_widths)
 
 
-def complete(*args, **kwargs) -> list[np.ndarray]:
-  """As `generate`, at once: all new tokens of each row."""
+def generate_all(*args, **kwargs) -> list[np.ndarray]:
+  """As `generate`, but returns all new tokens of each row at once."""
   return [np.concatenate(row) for row in zip(*generate(*args, **kwargs))]
 
 
-def check(
+def validate_inputs(
   model: Decoder,
   prompts: Sequence[Sequence[int]],
   max_tokens: int,
   sources: Sequence[Sequence[int]] | None = None,
 ) -> None:
-  """Refuses what cannot be generated.
+  """Validates the arguments of `generate`.
 
   Raises:
-    ValueError: for no prompt, an empty one, a token that is not in the vocabulary, max_tokens below
-      1, more positions than a positional scheme can tell, or sources where the model reads none, or
-      none where it does.
+    ValueError: for no prompt, an empty one, a token outside the vocabulary, max_tokens below 1, positions beyond the
+      model's maximum, sources for a decoder, or missing sources for an encoder-decoder.
   """
   if max_tokens < 1:
     raise ValueError(f'max_tokens={max_tokens} must be at least 1')
   if not len(prompts):
-    raise ValueError('prompts is empty; give at least one')
+    raise ValueError('prompts is empty; pass at least one')
   for i, prompt in enumerate(prompts):
     if not len(prompt):
-      raise ValueError(f'prompts[{i}] is empty; begin it with the end-of-text token')
+      raise ValueError(f'prompts[{i}] is empty; start it with the end-of-text token')
     if not 0 <= np.min(prompt) <= np.max(prompt) < model.vocab:
-      raise ValueError(f'prompts[{i}] holds a token outside of the vocabulary of {model.vocab}')
+      raise ValueError(f'prompts[{i}] has a token outside the vocabulary of {model.vocab}')
   longest = max(map(len, prompts))
   needed = longest + max_tokens - 1  # the last token written is never read
-  for name, reach in reaches(model.positions):
-    if needed > reach:
-      room = most(reach, longest)
+  for name, limit in list_position_limits(model.positions):
+    if needed > limit:
+      room = count_new_tokens(limit, longest)
       raise ValueError(
         f'max_tokens={max_tokens} after a prompt of {longest} tokens needs {needed} positions and '
-        f'{name} has {reach}; '
-        + (f'at most max_tokens={room} would do' if room > 0 else 'shorten the prompt')
+        f'{name} has {limit}; ' + (f'use at most max_tokens={room}' if room > 0 else 'shorten the prompt')
       )
-  check_sources(model, sources, len(prompts))
+  validate_sources(model, sources, len(prompts))
 
 
-def most(reach: int, prompt: int) -> int:
-  """The tokens for which there are positions after a prompt of so many."""
-  return reach + 1 - prompt
+def count_new_tokens(limit: int, prompt_length: int) -> int:
+  """How many tokens fit after a prompt; the last token needs no position, since it is not read."""
+  return limit + 1 - prompt_length
 
 
-def check_sources(model: Decoder, sources: Sequence[Sequence[int]] | None, rows: int) -> None:
-  """Refuses sources that the model cannot read."""
+def validate_sources(model: Decoder, sources: Sequence[Sequence[int]] | None, rows: int) -> None:
+  """Raises ValueError for sources that the model cannot read."""
   if not hasattr(model, 'encode'):
     if sources is not None:
       raise ValueError(
-        'sources are for an encoder-decoder, and the model is a decoder; put them into the prompts'
+        'sources require an encoder-decoder, and the model is a decoder; move them into the prompts'
       )
     return
   if sources is None or len(sources) != rows:
     raise ValueError(
-      f'an encoder-decoder needs a source for each of {rows} prompts, and here are '
-      f'{0 if sources is None else len(sources)}'
+      f'an encoder-decoder requires one source for each of {rows} prompts; '
+      f'there are {0 if sources is None else len(sources)}'
     )
   vocab = model.source_vocab or model.vocab
   for i, source in enumerate(sources):
     if not len(source) or not 0 <= np.min(source) <= np.max(source) < vocab:
-      raise ValueError(f'sources[{i}] is empty or holds a token outside of the vocabulary of {vocab}')
+      raise ValueError(f'sources[{i}] is empty or has a token outside the vocabulary of {vocab}')
   longest = max(map(len, sources))
-  for name, reach in reaches(model.encoder.keywords['positions']):
-    if longest > reach:
+  for name, limit in list_position_limits(model.encoder.keywords['positions']):
+    if longest > limit:
       raise ValueError(
-        f'a source of {longest} tokens needs as many positions and {name} has {reach}; shorten it'
+        f'a source of {longest} tokens needs as many positions and {name} has {limit}; shorten it'
       )
 
 
-def reaches(positions: Sequence[Callable]) -> Iterator[tuple[str, int]]:
-  """(name, positions that it can tell) of the positional schemes that come to an end."""
+def list_position_limits(positions: Sequence[Callable]) -> Iterator[tuple[str, int]]:
+  """Yields (name, maximum number of positions) of the positions that have a maximum."""
   for factory in positions:
     position = factory()
     if position.reach is not None:
       yield type(position).__name__, position.reach
 
 
-def _generate(model, params, prompts, sources, keys, sampling, max_tokens, eos, chunk, pieces):
-  memory = None if sources is None else remember(model, params, sources)
-  state = prefill(model, params, prompts, max_tokens, pieces, memory)
+def _generate(model, params, prompts, sources, keys, sampling, max_tokens, eos, chunk, prefill_widths):
+  memory = None if sources is None else encode_sources(model, params, sources)
+  state = prefill(model, params, prompts, max_tokens, prefill_widths, memory)
   if sampling.repetition_penalty != 1:
-    state = state.replace(seen=present(prompts, len(state.done), model.vocab))
-  keys = keys[np.minimum(np.arange(len(state.done)), len(prompts) - 1)]  # padding rows need one too
+    state = state.replace(seen=find_prompt_tokens(prompts, len(state.done), model.vocab))
+  keys = keys[np.minimum(np.arange(len(state.done)), len(prompts) - 1)]  # padding rows need a key too
   ended = np.zeros(len(prompts), bool)
   for start in range(0, max_tokens, chunk):
     count = min(chunk, max_tokens - start)
-    state, made, count = decode(model, params, state, keys, sampling, eos, count, chunk)
-    made = np.asarray(made)[: len(prompts), : int(count)]
-    if (made == model.vocab).any():
-      raise ValueError('the logits of the model are not numbers; its parameters are no use')
-    new = [row[:0] if end else row[: until(row, eos)] for row, end in zip(made, ended)]
-    ended |= (made == eos).any(1)
+    state, tokens, count = decode_chunk(model, params, state, keys, sampling, eos, count, chunk)
+    tokens = np.asarray(tokens)[: len(prompts), : int(count)]
+    if (tokens == model.vocab).any():
+      raise ValueError('the logits of the model are NaN; check its parameters')
+    new = [row[:0] if end else row[: length_before(row, eos)] for row, end in zip(tokens, ended)]
+    ended |= (tokens == eos).any(1)
     yield new
     if ended.all():
       return
 
 
-def remember(model: Decoder, params: PyTree, sources: Sequence[np.ndarray]) -> Memory:
-  """What the encoder makes of the sources, of as many rows as `prefill` makes of as many prompts."""
-  length, rows = buckets(max(map(len, sources)), 8), padded(len(sources))
+def encode_sources(model: Decoder, params: PyTree, sources: Sequence[np.ndarray]) -> Memory:
+  """The encoder's output for the sources, with the same number of rows as `prefill`."""
+  length, rows = round_up(max(map(len, sources)), 8), round_up_rows(len(sources))
   tokens, segments = np.zeros((2, rows, length), np.int32)
   for row, source in enumerate(sources):
     tokens[row, : len(source)], segments[row, : len(source)] = source, 1
   positions = np.broadcast_to(np.arange(length, dtype=np.int32), tokens.shape)
-  return encode(model, params, tokens, Context(positions, segments))
+  return _encode(model, params, tokens, Context(positions, segments))
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def encode(model: Decoder, params: PyTree, tokens: Int[Array, 'B S'], context: Context) -> Memory:
+def _encode(model: Decoder, params: PyTree, tokens: Int[Array, 'B S'], context: Context) -> Memory:
   """`model.encode`."""
   return model.apply({'params': params}, tokens, context, method='encode')
 
@@ -218,20 +215,20 @@ def prefill(
   params: PyTree,
   prompts: Sequence[np.ndarray],
   room: int,
-  pieces: Sequence[int] = PIECES,
+  prefill_widths: Sequence[int] = PREFILL_WIDTHS,
   memory: Memory | None = None,
   rows: int | None = None,
 ) -> State:
-  """Reads all prompts but their last tokens, into caches with slots for `room` more tokens.
+  """Reads all prompts except their last tokens, into caches with `room` further slots.
 
-  The memory is read with the first piece, which there is, be it of padding, where there is a memory.
+  A memory is read with the first piece; with a memory there is at least one piece, of padding if necessary.
 
   Args:
-    rows: to make, of which those beyond the prompts are done; `padded` of as many prompts unless given.
+    rows: of the state; rows beyond the prompts are done. Default: the number of prompts rounded up by `round_up_rows`.
   """
-  longest, prefixed = max(map(len, prompts)), 'prefix' in model.reads
-  widths = reading(model, longest, pieces, memory is not None)
-  length, rows = sum(widths), padded(len(prompts)) if rows is None else rows
+  longest, has_prefix = max(map(len, prompts)), 'prefix' in model.reads
+  widths = plan_prefill(model, longest, prefill_widths, memory is not None)
+  length, rows = sum(widths), round_up_rows(len(prompts)) if rows is None else rows
   tokens, positions, segments, prefix = np.zeros((4, rows, length + 1), np.int32)
   for row, prompt in enumerate(prompts):
     n = len(prompt)
@@ -241,33 +238,37 @@ def prefill(
       1,
       n - 1,
     )
-  caches = empty(model, rows, buckets(length + room, 16))
+  caches = allocate_caches(model, rows, round_up(length + room, 16))
   start = 0
   for width in widths:
     piece = slice(start, start + width)
-    context = Context(positions[:, piece], segments[:, piece], prefix[:, piece] if prefixed else None)
-    caches = read(model, params, tokens[:, piece], context, caches, memory)
+    context = Context(positions[:, piece], segments[:, piece], prefix[:, piece] if has_prefix else None)
+    caches = read_tokens(model, params, tokens[:, piece], context, caches, memory)
     start, memory = start + width, None
   return State(caches, tokens[:, -1], positions[:, -1], segments[:, -1] == 0)
 
 
-def reading(
-  model: Decoder, longest: int, pieces: Sequence[int] = PIECES, remembers: bool = False
+def plan_prefill(
+  model: Decoder, longest: int, prefill_widths: Sequence[int] = PREFILL_WIDTHS, has_memory: bool = False
 ) -> list[int]:
-  """How many tokens are read at once, time after time, of prompts of which the longest has so many."""
-  # A prefix is what was there before writing began; seen from everywhere in it, it is read at once.
-  widths = [buckets(longest - 1, 16)] * (longest > 1) if 'prefix' in model.reads else cut(longest - 1, pieces)
-  return widths or [1] * remembers
+  """The widths of the pieces in which prompts are read, the longest of which has `longest` tokens."""
+  # A prefix is visible to all of its tokens, so that it is read in one piece.
+  widths = (
+    [round_up(longest - 1, 16)] * (longest > 1)
+    if 'prefix' in model.reads
+    else split_into_widths(longest - 1, prefill_widths)
+  )
+  return widths or [1] * has_memory
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def empty(model: Decoder, batch: int, length: int) -> PyTree:
-  """`model.init_caches`, every array in memory of its own, to be donated."""
+def allocate_caches(model: Decoder, batch: int, length: int) -> PyTree:
+  """`model.init_caches` with every array in separate memory, so that it can be donated."""
   return model.init_caches(batch, length)
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=4)
-def read(
+def read_tokens(
   model: Decoder,
   params: PyTree,
   tokens: Int[Array, 'B T'],
@@ -275,12 +276,12 @@ def read(
   caches: PyTree,
   memory: Memory | None = None,
 ) -> PyTree:
-  """The caches with `tokens` in them, and with the memory where one is given."""
+  """The caches after reading `tokens`, and the memory if there is one."""
   return model.apply({'params': params}, tokens, context, caches, memory, method='features')[1]
 
 
 @functools.partial(jax.jit, static_argnums=(0, 7), donate_argnums=2)
-def decode(
+def decode_chunk(
   model: Decoder,
   params: PyTree,
   state: State,
@@ -290,54 +291,58 @@ def decode(
   count: int,
   chunk: int,
 ) -> tuple[State, Int[Array, 'B chunk'], Int[Array, '']]:
-  """Writes up to `count` ≤ `chunk` tokens, fewer if all rows end; (state, tokens, how many).
+  """Decodes up to `count` ≤ `chunk` tokens, fewer if all rows end; returns (state, tokens, number of tokens).
 
   A row that has ended repeats its last token.
   """
 
-  def unfinished(carry):
+  def is_unfinished(carry):
     i, state, _ = carry
     return (i < count) & ~state.done.all()
 
   def step(carry):
-    i, state, made = carry
+    i, state, written = carry
     segments = jnp.where(state.done, 0, 1)
-    # What is written stands after the prefix, whose length is known from its own tokens: 0 will do.
+    # New tokens follow the prefix, whose length its own tokens carry: 0 is never read here.
     context = Context(state.positions[:, None], segments[:, None], jnp.zeros_like(segments)[:, None])
     logits, caches = model.apply({'params': params}, state.tokens[:, None], context, state.caches)
-    drawn = sample(logits[:, 0], keys, state.positions + 1, sampling, state.seen)
-    tokens = jnp.where(state.done, state.tokens, drawn)
+    sampled = sample_tokens(logits[:, 0], keys, state.positions + 1, sampling, state.seen)
+    tokens = jnp.where(state.done, state.tokens, sampled)
     seen = None if state.seen is None else state.seen | jax.nn.one_hot(tokens, model.vocab, dtype=bool)
-    made = jax.lax.dynamic_update_slice(made, tokens[:, None], (0, i))
-    return i + 1, State(caches, tokens, state.positions + segments, state.done | (tokens == eos), seen), made
+    written = jax.lax.dynamic_update_slice(written, tokens[:, None], (0, i))
+    return (
+      i + 1,
+      State(caches, tokens, state.positions + segments, state.done | (tokens == eos), seen),
+      written,
+    )
 
-  made = jnp.zeros((len(state.tokens), chunk), jnp.int32)
-  count, state, made = jax.lax.while_loop(unfinished, step, (0, state, made))
-  return state, made, count
+  written = jnp.zeros((len(state.tokens), chunk), jnp.int32)
+  count, state, written = jax.lax.while_loop(is_unfinished, step, (0, state, written))
+  return state, written, count
 
 
-def buckets(n: int, least: int = 1) -> int:
-  """n rounded up to one of few sizes: multiples of `least`, from there on four to each doubling."""
+def round_up(n: int, least: int = 1) -> int:
+  """Rounds n up to one of few sizes: multiples of `least`, then four sizes per doubling."""
   step = max(least, 1 << max(0, (n - 1).bit_length() - 3))
   return -(-n // step) * step
 
 
-def padded(rows: int) -> int:
-  """Rows rounded up to one of few numbers that the mesh in force divides."""
-  return buckets(-(-rows // shard_count(mesh_axes_of('batch')))) * shard_count(mesh_axes_of('batch'))
+def round_up_rows(rows: int) -> int:
+  """Rounds the number of rows up to one of few sizes that the current mesh divides."""
+  return round_up(-(-rows // shard_count(mesh_axes_of('batch')))) * shard_count(mesh_axes_of('batch'))
 
 
-def cut(n: int, widths: Sequence[int]) -> list[int]:
-  """n tokens in pieces of the given widths, the widest first; the last width fills what is left."""
+def split_into_widths(n: int, widths: Sequence[int]) -> list[int]:
+  """Splits n tokens into pieces of the given widths, the widest first; the last width covers the rest."""
   *wide, last = widths
-  pieces = []
+  prefill_widths = []
   for width in wide:
-    pieces += [width] * (n // width)
+    prefill_widths += [width] * (n // width)
     n %= width
-  return pieces + [last] * -(-n // last)
+  return prefill_widths + [last] * -(-n // last)
 
 
-def until(tokens: np.ndarray, eos: int) -> int:
-  """How many tokens stand before the first `eos`."""
-  found = np.flatnonzero(tokens == eos)
-  return int(found[0]) if len(found) else len(tokens)
+def length_before(tokens: np.ndarray, eos: int) -> int:
+  """The number of tokens before the first `eos`."""
+  ends = np.flatnonzero(tokens == eos)
+  return int(ends[0]) if len(ends) else len(tokens)

@@ -1,4 +1,4 @@
-"""Tokens to text as they come."""
+"""Streaming conversion of tokens to text."""
 
 import codecs
 from collections.abc import Iterable, Iterator
@@ -6,24 +6,24 @@ from collections.abc import Iterable, Iterator
 from tfm.data.tokenizers.protocol import Tokenizer
 
 
-def stream(tokenizer: Tokenizer, chunks: Iterable[Iterable[int]]) -> Iterator[str]:
-  """The text of each chunk of tokens, joined as `tokenizer.decode` of all of them.
+def stream_text(tokenizer: Tokenizer, chunks: Iterable[Iterable[int]]) -> Iterator[str]:
+  """Yields the text of each chunk of tokens; the concatenation equals `tokenizer.decode` of all tokens.
 
-  A character whose bytes are spread over several tokens is held back until its last one is there.
+  A character with bytes in several tokens is yielded with its last byte.
   """
   if not tokenizer.is_lossless:
-    return _grown(tokenizer, chunks)
+    return _stream_differences(tokenizer, chunks)
   pieces = (b''.join([tokenizer.pieces[i] for i in chunk]) for chunk in chunks)
   return codecs.iterdecode(pieces, 'utf-8', errors='replace')
 
 
-def _grown(tokenizer: Tokenizer, chunks: Iterable[Iterable[int]]) -> Iterator[str]:
-  """What each chunk adds to the text of all tokens up to it; an unfinished character waits."""
-  ids, said = [], ''
+def _stream_differences(tokenizer: Tokenizer, chunks: Iterable[Iterable[int]]) -> Iterator[str]:
+  """Yields what each chunk adds to the text of all tokens; an incomplete character is deferred."""
+  ids, yielded = [], ''
   for chunk in chunks:
     ids += chunk
     text = tokenizer.decode(ids)
-    if text.startswith(said) and not text.endswith('\ufffd'):
-      yield text[len(said) :]
-      said = text
-  yield tokenizer.decode(ids)[len(said) :]
+    if text.startswith(yielded) and not text.endswith('\ufffd'):
+      yield text[len(yielded) :]
+      yielded = text
+  yield tokenizer.decode(ids)[len(yielded) :]

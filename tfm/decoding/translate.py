@@ -1,4 +1,4 @@
-"""Texts from texts, by beam search."""
+"""Translation of texts by beam search."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -6,23 +6,23 @@ from typing import NamedTuple
 
 from tfm.data.tokenizers.protocol import Tokenizer
 from tfm.decoding import beam
-from tfm.decoding.loop import most, reaches
+from tfm.decoding.loop import count_new_tokens, list_position_limits
 from tfm.models.decoder import Decoder
 from tfm.shapes import PyTree
 
 
-# Rows decoded at once; those of a batch are of like length.
+# Rows decoded at once; a batch has sources of similar length.
 ROWS = 64
 
 
 class Translation(NamedTuple):
-  """A whole target, and its hypothesis's score."""
+  """A target text and the score of its hypothesis."""
 
   text: str
   score: float
 
 
-def translate(
+def translate(  # more than six parameters: a model, texts and the options of one search
   model: Decoder,
   params: PyTree,
   tokenizer: Tokenizer,
@@ -30,30 +30,36 @@ def translate(
   *,
   beams: int,
   penalty: Callable,
-  longer: int,
+  max_extra_tokens: int,
   max_tokens: int | None = None,
   source_tokenizer: Tokenizer | None = None,
   forced: str = '',
   stopping: str = 'proven',
   rows: int = ROWS,
 ) -> Iterator[tuple[int, list[Translation]]]:
-  """(number of the text, its translations, the best first), batch by batch, shortest texts first.
+  """Yields (index of the text, its translations, best first), batch by batch, shortest texts first.
 
   Args:
-    source_tokenizer: of the texts, where it is another.
-    longer: tokens that a target may be longer than its source, as far as there are positions for them, unless `max_tokens`
-      says how many it may have.
-    forced: how every target begins.
+    source_tokenizer: of the texts; default: `tokenizer`.
+    max_extra_tokens: how many tokens a target may be longer than its source, within the model's positions.
+    max_tokens: of a target; replaces `max_extra_tokens`.
+    forced: the text that every target starts with.
     stopping: as in `beam.search`.
   """
   reader = source_tokenizer or tokenizer
   sources = [reader.source(text) for text in texts]
   prompt = tokenizer.target(forced)
-  room = max(1, min((most(reach, len(prompt)) for _, reach in reaches(model.positions)), default=math.inf))
+  room = max(
+    1,
+    min(
+      (count_new_tokens(limit, len(prompt)) for _, limit in list_position_limits(model.positions)),
+      default=math.inf,
+    ),
+  )
   order = sorted(range(len(texts)), key=lambda i: len(sources[i]))
   for start in range(0, len(order), rows):
     batch = order[start : start + rows]
-    found = beam.search(
+    results = beam.search(
       model,
       params,
       [prompt] * len(batch),
@@ -61,8 +67,8 @@ def translate(
       eos=tokenizer.eos_id,
       beams=beams,
       penalty=penalty,
-      max_tokens=[max_tokens or min(len(sources[i]) + longer, room) for i in batch],
+      max_tokens=[max_tokens or min(len(sources[i]) + max_extra_tokens, room) for i in batch],
       stopping=stopping,
     )
-    for i, hypotheses in zip(batch, found):
+    for i, hypotheses in zip(batch, results):
       yield i, [Translation(forced + tokenizer.decode(tokens), score) for tokens, score in hypotheses]

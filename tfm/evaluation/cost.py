@@ -14,7 +14,7 @@ import numpy as np
 
 from tfm.decoding import loop
 from tfm.decoding.sampling import Sampling, row_keys
-from tfm.decoding.unrolled import unrolled
+from tfm.decoding.unroll import unroll_layers
 from tfm.models import memory
 from tfm.models.decoder import Decoder
 from tfm.shapes import PyTree
@@ -83,16 +83,16 @@ def decoding_rate(
   if rows < 1 or rounds < 1:
     raise ValueError(f'rows={rows} and rounds={rounds} must be at least 1')
   prompts = np.random.default_rng(0).integers(0, model.vocab, (rows, context)).astype(np.int32)
-  loop.check(model, prompts, tokens)
-  model, params = unrolled(model, params)
+  loop.validate_inputs(model, prompts, tokens)
+  model, params = unroll_layers(model, params)
   keys = row_keys(0, list(prompts), [0] * rows)
-  keys = keys[np.minimum(np.arange(loop.padded(rows)), rows - 1)]
+  keys = keys[np.minimum(np.arange(loop.round_up_rows(rows)), rows - 1)]
 
   def begin():
     return loop.prefill(model, params, list(prompts), tokens)
 
   def write(state):
-    _, made, count = loop.decode(model, params, state, keys, Sampling(temperature=0.0), -1, tokens, tokens)
+    _, made, count = loop.decode_chunk(model, params, state, keys, Sampling(temperature=0.0), -1, tokens, tokens)
     return made, count
 
   return rows * tokens / median_seconds(write, begin, rounds)

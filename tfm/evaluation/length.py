@@ -24,7 +24,7 @@ import numpy as np
 
 from tfm.data import device, pipeline
 from tfm.data.tokens import Tokens
-from tfm.decoding.loop import reaches
+from tfm.decoding.loop import list_position_limits
 from tfm.errors import suggest
 from tfm.evaluation.measure import totals
 from tfm.evaluation.windows import Targets, Windows
@@ -118,7 +118,7 @@ def extrapolation(
     ValueError: for a model that is no decoder or wants to know of prefixes, an unknown protocol, what `Targets` refuses,
       or a stride outside 1 … the shortest length.
   """
-  check(model, protocols)
+  validate_inputs(model, protocols)
   found = Targets(tokens, lengths, targets)
   stride = max(1, min(lengths) // 2) if stride is None else stride
   size = found.bytes(token_bytes)
@@ -143,7 +143,7 @@ def extrapolation(
   return records
 
 
-def check(model: nn.Module, protocols: Sequence[str]) -> None:
+def validate_inputs(model: nn.Module, protocols: Sequence[str]) -> None:
   """Refuses what is no causal language model, and unknown protocols."""
   if hasattr(model, 'encode') or not isinstance(model, Decoder):
     raise ValueError(
@@ -161,7 +161,7 @@ def check(model: nn.Module, protocols: Sequence[str]) -> None:
 
 def impossible(model: Decoder, length: int) -> str:
   """Why the model cannot read rows of a length; '' if it can."""
-  for name, reach in reaches(model.positions):
+  for name, reach in list_position_limits(model.positions):
     if length > reach:
       return f'impossible: {name} has {reach} positions, and rows of {length} tokens need as many'
   return ''

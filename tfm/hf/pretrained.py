@@ -17,7 +17,7 @@ from ml_collections import ConfigDict
 from tfm.config import assemble, schema
 from tfm.decoding import beam, loop
 from tfm.decoding.sampling import Sampling
-from tfm.decoding.unrolled import unrolled
+from tfm.decoding.unroll import unroll_layers
 from tfm.errors import require, suggest
 from tfm.hf.families import longformer, rope, tensors
 from tfm.hf.families.protocol import Family
@@ -177,7 +177,7 @@ class Pretrained:
       with sharding.context(self.mesh, self.rules):
         chunks = [
           *loop.generate(
-            *unrolled(self.model, self.params),
+            *unroll_layers(self.model, self.params),
             prompts,
             max_tokens=max_new_tokens,
             eos=eos_id,
@@ -213,7 +213,7 @@ class Pretrained:
     prompts, sources = self.build_prompts(input_ids, attention_mask)
     with sharding.context(self.mesh, self.rules):
       return beam.search(
-        *unrolled(self.model, self.params),
+        *unroll_layers(self.model, self.params),
         prompts,
         max_tokens=max_new_tokens,
         beams=num_beams,

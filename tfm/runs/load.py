@@ -20,7 +20,7 @@ from tfm.data.pipeline import ImageData, TextData
 from tfm.data.special import extended, plain
 from tfm.data.tokenizers.protocol import Tokenizer
 from tfm.decoding.translate import Translation, translate
-from tfm.decoding.unrolled import unrolled
+from tfm.decoding.unroll import unroll_layers
 from tfm.errors import require
 from tfm.evaluation import length
 from tfm.evaluation.measure import measure
@@ -185,12 +185,12 @@ def translate_split(
   def translations():
     with sharding.context(run.mesh, run.rules):
       yield from translate(
-        *unrolled(run.model, run.params),
+        *unroll_layers(run.model, run.params),
         run.tokenizer,
         [source for source, _ in pairs],
         beams=decoding.beams,
-        penalty=Experiment(run.config).length_penalty,
-        longer=decoding.max_extra_tokens,
+        penalty=assemble.penalty(run.config),
+        max_extra_tokens=decoding.max_extra_tokens,
         source_tokenizer=run.source_tokenizer,
         stopping=decoding.stopping,
       )
