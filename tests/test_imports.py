@@ -20,17 +20,29 @@ LEVELS = (
   ('decoding',),  # text from a model
   ('training',),  # the step and the loop
   ('objectives',),  # slot: the loss
+  ('optimizers',),  # slot: Optax transformations
   ('data',),  # documents to batches
   ('models',),  # blocks, stacks, heads
-  ('mixers', 'positions', 'masks', 'scores', 'kernels'),  # slots of attention
+  ('mixers', 'positions', 'masks', 'scores', 'kernels', 'feed_forwards', 'residuals'),  # slots of a block
+  ('norms',),  # slot: below the others, because mixers and positions contain norms
   ('layers',),  # what several slots need
   ('parallel',),  # meshes, sharding, pipelines, processes
   ('spec',),  # spec strings
   ('shapes', 'errors'),  # array types; refusals
 )
 LEVEL = {name: level for level, names in enumerate(LEVELS) for name in names}
-SLOTS = ('mixers', 'positions', 'masks', 'scores', 'kernels')
-BELOW_SLOTS = ('layers', 'parallel', 'spec', 'shapes', 'errors')
+SLOTS = (
+  'mixers',
+  'positions',
+  'masks',
+  'scores',
+  'kernels',
+  'feed_forwards',
+  'residuals',
+  'norms',
+  'optimizers',
+)
+BELOW_SLOTS = ('norms', 'layers', 'parallel', 'spec', 'shapes', 'errors')
 VAGUE_NAMES = {'util', 'utils', 'common', 'helper', 'helpers', 'misc'}
 FOREIGN_PACKAGES = {'tensorflow', 'torch', 'transformers'}
 DOOR = ['hf', 'pretrained']  # `tfm.from_pretrained` is imported from here on first use
@@ -86,7 +98,7 @@ def check_import(name, place, target, to):
     yield f'{name} imports {target}: both are on the same level'
   elif to[-1].startswith('_') and to[0] != place[0]:
     yield f'{name} imports {target}: only its own folder may import a file that begins with _'
-  elif place[0] in SLOTS and to[0] not in BELOW_SLOTS and to != [place[0]]:
+  elif place[0] in SLOTS and (to[0] == place[0] or to[0] not in BELOW_SLOTS) and to != [place[0]]:
     if to[-1] != 'protocol' and not to[-1].startswith('_'):
       yield f'{name} imports {target}: a variant imports protocol.py and _files of its folder only'
 

@@ -436,7 +436,7 @@ class TestRefusals:
       (dict(feed_forward='swigelu'), ["config.model.feed_forward='swigelu'", "did you mean 'swiglu'?"]),
       (
         dict(feed_forward='none', feed_forward_width=64),
-        ["config.model.feed_forward_width=64 is of a layer that feed_forward='none' leaves out"],
+        ["config.model.feed_forward_width=64 has no effect with feed_forward='none'"],
       ),
       (
         dict(feed_forward='gelu', feed_forward_width=0),
@@ -446,7 +446,7 @@ class TestRefusals:
         dict(feed_forward='none', residual='parallel'),
         [
           "config.model.residual='parallel' adds a mixer and a feed-forward layer at once",
-          "'sequential' would do",
+          "use 'sequential'",
         ],
       ),
       (

@@ -8,16 +8,24 @@ import itertools
 
 import pytest
 
+import tfm.feed_forwards
 import tfm.kernels
 import tfm.masks
 import tfm.mixers
+import tfm.norms
+import tfm.optimizers
 import tfm.positions
+import tfm.residuals
 import tfm.scores
 from tfm import spec
+from tfm.feed_forwards.protocol import FeedForward
 from tfm.kernels.protocol import Kernel
 from tfm.masks.protocol import Mask, is_causal
 from tfm.mixers.protocol import Mixer
+from tfm.norms.protocol import Norm
+from tfm.optimizers.protocol import Optimizer
 from tfm.positions.protocol import Position
+from tfm.residuals.protocol import Residual
 from tfm.scores.protocol import Score
 
 
@@ -27,24 +35,30 @@ SLOTS = {
   'mask': (tfm.masks, Mask),
   'score': (tfm.scores, Score),
   'kernel': (tfm.kernels, Kernel),
+  'feed_forward': (tfm.feed_forwards, FeedForward),
+  'norm': (tfm.norms, Norm),
+  'residual': (tfm.residuals, Residual),
 }
+# Slots that no field of the model fills.
+OTHER_SLOTS = {'optimizer': (tfm.optimizers, Optimizer)}
+ALL_SLOTS = SLOTS | OTHER_SLOTS
 # The surroundings in which the other slots' variants are tried, each in all that it has.
 DEFAULTS = dict(mixer='softmax', position='rope', mask='causal')
 
 
 def variants(slot: str) -> tuple[str, ...]:
   """The names of a slot's files."""
-  return spec.names(SLOTS[slot][0])
+  return spec.names(ALL_SLOTS[slot][0])
 
 
 def examples(slot: str, name: str) -> tuple[str, ...]:
   """The specs to try one file with; none if it has required arguments and does not say."""
-  return tried(spec.find(name, *SLOTS[slot]), SLOTS[slot][1], name)
+  return tried(spec.find(name, *ALL_SLOTS[slot]), ALL_SLOTS[slot][1], name)
 
 
 def variant(slot: str, text: str) -> type:
   """The class that a spec names."""
-  return spec.find(spec.parse(text).name, *SLOTS[slot])
+  return spec.find(spec.parse(text).name, *ALL_SLOTS[slot])
 
 
 def tried(variant: type, base: type, name: str) -> tuple[str, ...]:

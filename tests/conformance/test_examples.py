@@ -13,15 +13,16 @@ from tfm.masks.protocol import Mask, is_causal
 from tfm.mixers.protocol import Mixer
 
 
-FILES = [(slot, name) for slot in collect.SLOTS for name in collect.variants(slot)]
+FILES = [(slot, name) for slot in collect.ALL_SLOTS for name in collect.variants(slot)]
 
 
 @pytest.mark.parametrize('slot, name', FILES)
 def test_every_variant_has_an_example_of_itself(slot, name):
-  needs = collect.required(spec.find(name, *collect.SLOTS[slot]), collect.SLOTS[slot][1])
+  package, base = collect.ALL_SLOTS[slot]
+  needs = collect.required(spec.find(name, package, base), base)
   texts = collect.examples(slot, name)
   assert texts, (
-    f'tfm/{slot}s/{name}.py requires the arguments {needs} and says no examples: give its class '
+    f'{package.__name__}.{name} requires the arguments {needs} and says no examples: give its class '
     f"examples = ('{name}(…)',), the specs that the conformance suite is to try"
   )
   assert all(spec.parse(text).name == name for text in texts), f'examples of {name!r} must name it: {texts}'

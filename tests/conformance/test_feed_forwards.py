@@ -5,25 +5,23 @@ import functools
 import numpy as np
 import pytest
 
+from tests.conformance import collect
 from tests.conformance.test_decoding import POSITIONS, SEGMENTS, SLACK, TOKENS
 from tests.conformance.test_mesh import Sharded, axes, equal_on
 from tests.conformance.test_packing import PAD, A, B, close, row, rows
 from tests.conformance.tiny import LENGTH, Tiny
-from tfm.layers.feed_forward import FEED_FORWARDS
-from tfm.layers.mlp import FORMS
+from tfm.feed_forwards._mlp import MLP
 from tfm.parallel import mesh as meshes
 from tfm.parallel import sharding
 
 
-SPECS = [text for name, entry in FEED_FORWARDS.items() for text in getattr(entry, 'examples', (name,))]
+SPECS = collect.specs('feed_forward')
 # Among those that take every token by itself one is enough for a quick run.
-PLAIN = sorted(set(FORMS) - {'swiglu'})
+PLAIN = [
+  text for text in SPECS if issubclass(collect.variant('feed_forward', text), MLP) and text != 'swiglu'
+]
 TRIED = [pytest.param(text, marks=[pytest.mark.slow] if text in PLAIN else []) for text in SPECS]
 tiny = functools.cache(lambda text: Tiny(feed_forward=text))
-
-
-def test_an_example_names_its_entry():
-  assert {text.partition('(')[0] for text in SPECS} == set(FEED_FORWARDS)
 
 
 @pytest.mark.parametrize('pieces', [(5, 5, 1, 1), (1,) * 12], ids=['prefill in pieces', 'steps only'])

@@ -5,11 +5,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tfm.layers.mlp import FORMS, MLP
+from tfm.layers.norm import LayerNorm, RMSNorm
 
 from tests.reference import layers
 from tfm.layers.initializer import normal
-from tfm.layers.mlp import FORMS, MLP
-from tfm.layers.norm import LayerNorm, RMSNorm
 
 
 DRAW = np.random.default_rng(0)

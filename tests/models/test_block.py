@@ -8,8 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import tfm.residuals
+from tfm import spec
 from tfm.mixers.protocol import Context
-from tfm.models.block import PLACEMENTS, RESIDUALS, Block
+from tfm.models.block import Block
+from tfm.residuals.protocol import PLACEMENTS, Residual
 
 
 X = np.random.default_rng(0).standard_normal((2, 3, 4)).astype(np.float32)
@@ -51,7 +54,8 @@ def n(a, x):
 
 
 def block(placement='pre', residual='sequential', dropout=0.0, mixer=Mix, feed_forward=Feed):
-  return Block(mixer, feed_forward, Norm, placement, residual, dropout)
+  added = spec.build(residual, tfm.residuals, Residual)
+  return Block(mixer, feed_forward, Norm, placement, added, dropout)
 
 
 def out(made, norms, x=X, cache=None, train=False, key=None):
@@ -134,7 +138,7 @@ def test_a_mixer_alone(placement, formula, norms):
 
 def test_every_placement_is_tested():
   assert {placement for placement, _ in FORMULAS} == set(PLACEMENTS)
-  assert {residual for _, residual in FORMULAS} == set(RESIDUALS)
+  assert {residual for _, residual in FORMULAS} == set(spec.names(tfm.residuals))
 
 
 def test_the_feed_forward_layer_is_told_what_is_padding():
@@ -179,7 +183,7 @@ class Silent(Mix):
 
 
 @pytest.mark.parametrize('branches', [(One, Nothing), (Silent, Ones)], ids=['mixer', 'feed-forward'])
-@pytest.mark.parametrize('residual', RESIDUALS)
+@pytest.mark.parametrize('residual', spec.names(tfm.residuals))
 def test_dropout_drops_its_share_of_what_a_branch_adds(branches, residual):
   made = block('pre', residual, 0.25, *branches)
   x = np.full((4, 100, 50), 10, np.float32)
@@ -197,7 +201,7 @@ def test_dropout_drops_its_share_of_what_a_branch_adds(branches, residual):
   np.testing.assert_array_equal(run()[0], np.full_like(x, 11))
 
 
-@pytest.mark.parametrize('residual', RESIDUALS)
+@pytest.mark.parametrize('residual', spec.names(tfm.residuals))
 def test_the_two_branches_are_dropped_apart(residual):
   made = block('pre', residual, 0.5, One, Ones)
   y, _ = out(

@@ -206,7 +206,7 @@ def test_a_memory_must_be_there():
     ),
     (
       dict(residual='parallel_one_norm'),
-      r"residual='parallel_one_norm' is defined for .* here is a third branch",
+      r"residual='parallel_one_norm' is defined for .* this block has a third branch",
     ),
     (dict(cross=dict(feed_forward='relu')), r'config.model.cross.feed_forward=.* is not a field'),
     (dict(architecture='encoder_dekoder'), r"config.model.architecture='encoder_dekoder' is unknown"),

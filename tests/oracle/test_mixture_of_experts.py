@@ -14,8 +14,8 @@ from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2Moe  
 from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock, load_balancing_loss_func  # noqa: E402
 from transformers.models.switch_transformers.modeling_switch_transformers import SwitchTransformersSparseMLP  # noqa: E402
 
+from tfm.feed_forwards.mixture_of_experts import MixtureOfExperts  # noqa: E402
 from tfm.layers.initializer import normal  # noqa: E402
-from tfm.layers.mixture_of_experts import MixtureOfExperts  # noqa: E402
 
 
 B, T, D, F, E = 3, 20, 16, 12, 6

@@ -6,13 +6,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import tfm.optimizers
 from tfm import spec
 from tfm.config.assemble import Experiment
+from tfm.optimizers.protocol import Optimizer
 from tfm.training import state as states
-from tfm.training.optimizer import OPTIMIZERS, by_depth, optimizer, path_name
+from tfm.training.optimizer import by_depth, optimizer, path_name
 
 
 NO_DECAY = r'bias|scale|table'
+
+
+def method(text):
+  return spec.build(text, tfm.optimizers, Optimizer)
 
 
 def params(tiny):
@@ -32,7 +38,7 @@ def params(tiny):
 def test_decay_spares_biases_norms_and_tables(tiny, text):
   """With a zero gradient, decay is all that moves a parameter."""
   tree = jax.tree.map(np.ones_like, params(tiny))
-  made = optimizer(spec.choose(text, OPTIMIZERS), lambda count: 0.1, 0.0, NO_DECAY)
+  made = optimizer(method(text), lambda count: 0.1, 0.0, NO_DECAY)
   updates, _ = jax.jit(lambda tree: made.update(jax.tree.map(jnp.zeros_like, tree), made.init(tree), tree))(
     tree
   )
@@ -44,7 +50,7 @@ def test_decay_spares_biases_norms_and_tables(tiny, text):
 def test_adamw_is_the_published_update():
   """Three steps by hand: Loshchilov & Hutter 2019, algorithm 2."""
   b1, b2, eps, decay, rate = 0.9, 0.95, 1e-8, 0.1, 0.01
-  made = optimizer(spec.choose('adamw', OPTIMIZERS), lambda count: rate, 0.0, NO_DECAY)
+  made = optimizer(method('adamw'), lambda count: rate, 0.0, NO_DECAY)
   tree = {'kernel': jnp.array([1.0, -2.0])}
   state, x, m, v = made.init(tree), np.array([1.0, -2.0]), 0, 0
   for t, g in enumerate(([0.1, 0.2], [-0.3, 0.5], [0.0, 1.0]), 1):
@@ -57,16 +63,16 @@ def test_adamw_is_the_published_update():
 
 
 def test_clipping_bounds_the_global_norm():
-  made = optimizer(spec.choose('sgd', OPTIMIZERS), lambda count: 1.0, 0.5, NO_DECAY)
+  made = optimizer(method('sgd'), lambda count: 1.0, 0.5, NO_DECAY)
   tree = {'a': jnp.zeros(2), 'b': jnp.zeros(1)}
   updates, _ = made.update({'a': jnp.array([3.0, 0.0]), 'b': jnp.array([4.0])}, made.init(tree), tree)
   np.testing.assert_allclose(updates['a'], [-0.3, 0], rtol=1e-6)
   np.testing.assert_allclose(updates['b'], [-0.4], rtol=1e-6)
 
 
-@pytest.mark.parametrize('text', OPTIMIZERS)
+@pytest.mark.parametrize('text', spec.names(tfm.optimizers))
 def test_every_optimizer_goes_downhill(text):
-  made = optimizer(spec.choose(text, OPTIMIZERS), lambda count: 0.05, 1.0, NO_DECAY)
+  made = optimizer(method(text), lambda count: 0.05, 1.0, NO_DECAY)
   tree = {'kernel': jnp.array([[1.0, -1.0], [2.0, 0.5]])}
   state = made.init(tree)
 
@@ -83,11 +89,7 @@ def test_every_optimizer_goes_downhill(text):
 def test_what_is_frozen_stays_and_costs_nothing(tiny):
   tree = params(tiny)
   made = optimizer(
-    spec.choose('adamw(weight_decay=0.5)', OPTIMIZERS),
-    lambda count: 0.1,
-    0.0,
-    NO_DECAY,
-    frozen='^(?!norm|stack.*out)',
+    method('adamw(weight_decay=0.5)'), lambda count: 0.1, 0.0, NO_DECAY, frozen='^(?!norm|stack.*out)'
   )
   state, ones = made.init(tree), jax.tree.map(jnp.ones_like, tree)
   updates, state = made.update(ones, state, tree)
@@ -101,8 +103,7 @@ def test_what_is_frozen_stays_and_costs_nothing(tiny):
   # It is what the trained part alone would be, clipped by its own norm.
   part = {'norm': tree['norm']}
   clipped, alone = (
-    optimizer(spec.choose('sgd', OPTIMIZERS), lambda count: 1.0, 0.5, NO_DECAY, frozen)
-    for frozen in ('^(?!norm)', '')
+    optimizer(method('sgd'), lambda count: 1.0, 0.5, NO_DECAY, frozen) for frozen in ('^(?!norm)', '')
   )
   found, _ = clipped.update(ones, clipped.init(tree), tree)
   wanted, _ = alone.update({'norm': ones['norm']}, alone.init(part), part)
@@ -128,7 +129,7 @@ def test_lower_layers_learn_slower():
     'encoder/norm/scale': 1,
   }.items():
     assert factor(path, jnp.zeros(3)) == wanted, path
-  made = optimizer(spec.choose('sgd', OPTIMIZERS), lambda count: 1.0, 0.0, NO_DECAY, factor=factor)
+  made = optimizer(method('sgd'), lambda count: 1.0, 0.0, NO_DECAY, factor=factor)
   tree = {'embedding': {'table': jnp.ones(2)}, 'norm': {'scale': jnp.ones(2)}}
   updates, _ = made.update(tree, made.init(tree), tree)
   assert updates['embedding']['table'][0] == -(0.5**6) and updates['norm']['scale'][0] == -1

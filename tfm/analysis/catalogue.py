@@ -13,10 +13,14 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+import tfm.feed_forwards
 import tfm.kernels
 import tfm.masks
 import tfm.mixers
+import tfm.norms
+import tfm.optimizers
 import tfm.positions
+import tfm.residuals
 import tfm.scores
 from tfm import spec
 from tfm.config.assemble import Experiment
@@ -24,6 +28,7 @@ from tfm.config.assemble.field_errors import build_field
 from tfm.config.overlay import complete
 from tfm.config.resolve import resolve_config
 from tfm.config.schema import default_config
+from tfm.feed_forwards.protocol import FeedForward
 from tfm.kernels.dense import Dense
 from tfm.kernels.protocol import AttentionInputs, Kernel
 from tfm.masks.protocol import Mask, is_causal
@@ -31,8 +36,11 @@ from tfm.mixers.protocol import Context, Mixer
 from tfm.models.decoder import Decoder
 from tfm.models.flops import with_kernel
 from tfm.models.table import rows as parameter_rows
+from tfm.norms.protocol import Norm
+from tfm.optimizers.protocol import Optimizer
 from tfm.parallel.sharding import parse_rules
 from tfm.positions.protocol import Position
+from tfm.residuals.protocol import Residual
 from tfm.scores.protocol import Score
 
 
@@ -42,6 +50,10 @@ SLOTS = {
   'mask': (tfm.masks, Mask),
   'score': (tfm.scores, Score),
   'kernel': (tfm.kernels, Kernel),
+  'feed_forward': (tfm.feed_forwards, FeedForward),
+  'norm': (tfm.norms, Norm),
+  'residual': (tfm.residuals, Residual),
+  'optimizer': (tfm.optimizers, Optimizer),
 }
 # Sizes that every kernel takes, vendors' too.
 LENGTH, VOCAB = 256, 32
@@ -73,7 +85,9 @@ class Variant:
   @property
   def arguments(self) -> str:
     """What a spec may say."""
-    surroundings = {*inspect.signature(SLOTS[self.slot][1]).parameters, *SLOTS, 'parent', 'name'}
+    model_fields = {*inspect.signature(SLOTS[self.slot][1]).parameters, 'parent', 'name'}
+    # Besides the fields of their protocol, mixers get the other slots of attention from the model.
+    surroundings = model_fields | ({'position', 'mask', 'score', 'kernel'} if self.slot == 'mixer' else set())
     settable = [name for name in inspect.signature(self.kind).parameters if name not in surroundings]
     return spec.signature(self.kind, settable) if settable else ''
 
@@ -257,6 +271,10 @@ def _position_hooks(variant: Variant) -> str:
   return ' '.join(['embed', *sorted(variant.kind.hooks)])
 
 
+def _branches(variant: Variant) -> str:
+  return 'any' if variant.kind.required_branches is None else ' '.join(variant.kind.required_branches)
+
+
 # slot → heading → what it says of a variant.
 COMMON = {
   'kernels': _kernel_names,
@@ -278,6 +296,10 @@ COLUMNS = {
     'runs on': lambda v: ' '.join(v.kind.platforms) or 'anything',
     'takes, beyond plain causal rows': features,
   },
+  'feed_forward': {name: COMMON[name] for name in ('cache', 'packing', 'cut over')},
+  'norm': {'cut over': own_mesh_axes},
+  'residual': {'norm placements': lambda v: ' '.join(v.kind.placements), 'branches': _branches},
+  'optimizer': {},
 }
 
 

@@ -2,9 +2,11 @@
 
 from ml_collections import ConfigDict
 
+import tfm.feed_forwards
+from tfm import spec
 from tfm.config.schema import parts
 from tfm.errors import require
-from tfm.layers.feed_forward import usual_hidden
+from tfm.feed_forwards.protocol import FeedForward, default_hidden
 from tfm.layers.pooled import LEADING
 
 
@@ -35,7 +37,7 @@ def resolve_config(config: ConfigDict) -> ConfigDict:
       block.kv_heads = block.heads
     if 'feed_forward' in block and block.feed_forward_width is None:
       try:
-        block.feed_forward_width = usual_hidden(block.feed_forward, model.width)
+        block.feed_forward_width = default_hidden(block.feed_forward, model.width)
       except ValueError as error:
         raise ValueError(f'config.{where}.feed_forward={error}') from error
   return config
@@ -45,8 +47,16 @@ def inherit(part: ConfigDict, whole: ConfigDict) -> None:
   """Fills what a section leaves open from the one that it is a part of."""
   # What follows from the whole's heads must follow from the part's own where it has some.
   own = ('kv_heads', 'head_width') if part and part.heads not in (None, whole.heads) else ()
-  if part.get('feed_forward') == 'none':
+  if part.get('feed_forward') and not is_branch(part.feed_forward):
     own += ('feed_forward_width',)
   for field, value in part.items():
     if value is None and field not in own:
       part[field] = whole[field]
+
+
+def is_branch(feed_forward: str) -> bool:
+  """Whether a spec names a feed-forward layer; True for an invalid spec, which is reported later with its field."""
+  try:
+    return spec.find(spec.parse(feed_forward).name, tfm.feed_forwards, FeedForward).is_branch
+  except spec.SpecError:
+    return True

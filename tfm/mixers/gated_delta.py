@@ -7,7 +7,7 @@ from flax import struct
 
 from tfm.layers.causal_convolution import CausalConvolution, Window
 from tfm.layers.linear import Linear
-from tfm.layers.norm import RMSNorm
+from tfm.norms.rmsnorm import RMSNorm
 from tfm.mixers._chunks import Runs, cut, joined
 from tfm.mixers._state_space import LOG_RATES, beginnings, segment_sums, step_bias
 from tfm.mixers._triangular import solve

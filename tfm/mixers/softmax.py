@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from tfm.layers.initializer import shrunk, zeros
 from tfm.layers.linear import Linear
-from tfm.layers.norm import norm
+from tfm.norms.protocol import norm_factory
 from tfm.mixers._token_cache import TokenCache
 from tfm.mixers.protocol import Mixer
 from tfm.parallel.sharding import shard, with_logical_axes
@@ -73,7 +73,7 @@ class Softmax(Mixer):
     if self.query_init <= 0:
       raise ValueError(f'query_init={self.query_init} must be above 0; 1.0 leaves queries as they are')
     if self.qk_norm:
-      norm(self.qk_norm, self.bias, 'kv')
+      norm_factory(self.qk_norm, self.bias, 'kv')
     if self.normalizer not in ('softmax', 'sigmoid'):
       raise ValueError(f"normalizer={self.normalizer!r} is not there; known: 'softmax', 'sigmoid'")
     given = self.biases or ''
@@ -168,7 +168,7 @@ class Softmax(Mixer):
   def project(self, projection, x):
     y = projection(x)
     if self.qk_norm and projection.name != 'v':
-      y = norm(self.qk_norm, self.bias, 'kv')(name=f'{projection.name}_norm')(y)
+      y = norm_factory(self.qk_norm, self.bias, 'kv')(name=f'{projection.name}_norm')(y)
     return shard(y, 'batch', 'length', projection.axes[1], 'kv')
 
   def biased(self, letter):

@@ -8,26 +8,20 @@ import flax.linen as nn
 
 from tfm.mixers.protocol import Context, Memory
 from tfm.parallel.sharding import shard
+from tfm.residuals.protocol import Residual
 from tfm.shapes import Array, Float
 
 
 class Block(nn.Module):
-  """x + mixer(x), then x + cross(x, memory) where there is a memory, then x + feed_forward(x), with norms
-  where `placement` puts them.
+  """Up to three branches on a residual stream: mixer(x), cross(x, memory) if there is a memory, feed_forward(x).
 
-    pre:       x + f(norm(x))            (Xiong et al. 2020)
-    post:      norm(x + f(x))            (Vaswani et al. 2017, §3.1)
-    sandwich:  x + norm(f(norm(x)))      (Ding et al. 2021, CogView; Gemma Team 2024, Gemma 2, §2)
-
-  `residual` says whether one is added after another, or all at once to the same x, for 'pre' only:
-
-    parallel:           x + mixer(norm(x)) + feed_forward(norm'(x))   (Black et al. 2022, GPT-NeoX, §2.1)
-    parallel_one_norm:  x + mixer(norm(x)) + feed_forward(norm(x))    (Wang & Komatsuzaki 2021, GPT-J)
+  `residual` adds them to the stream, with norms where `placement` puts them.
 
   Attributes:
-    mixer, feed_forward, norm: factories; no feed_forward: None.
-    placement: one of `PLACEMENTS`; residual: one of `RESIDUALS`.
-    dropout: rate on what each branch adds.
+    mixer, feed_forward, norm: factories; feed_forward is None if the block is its mixer alone.
+    placement: one of `tfm.residuals.protocol.PLACEMENTS`.
+    residual: how the branches are added.
+    dropout: rate on the output of each branch.
     cross: factory of a second mixer, which attends to a memory (Vaswani et al. 2017, §3.1); None: no memory.
   """
 
@@ -35,7 +29,7 @@ class Block(nn.Module):
   feed_forward: Callable | None
   norm: Callable
   placement: str
-  residual: str
+  residual: Residual
   dropout: float
   cross: Callable | None = None
 
@@ -63,7 +57,7 @@ class Block(nn.Module):
 
     branches = {'mixer': mix, 'cross': self.cross and cross, 'feed_forward': self.feed_forward and feed}
     branches = {name: f for name, f in branches.items() if f}
-    x = RESIDUALS[self.residual](self, branches, x, context)
+    x = self.residual(self, branches, x, context)
     return shard(x, 'batch', 'length', 'embed'), kept if cached else None
 
   @nn.nowrap
@@ -81,27 +75,3 @@ class Block(nn.Module):
 
   def dropped(self, y, context):
     return nn.Dropout(self.dropout, deterministic=not context.train)(y)
-
-
-def sequential(block, branches, x, context):
-  """One after another."""
-  for name, f in branches.items():
-    x = x + block.branch(name, f, x, context)
-    if block.placement == 'post':
-      x = block.norm(name=f'{name}_norm')(x)
-  return x
-
-
-def parallel(block, branches, x, context):
-  """All at once, each with a norm of its own."""
-  return sum((block.branch(name, f, x, context) for name, f in branches.items()), x)
-
-
-def parallel_one_norm(block, branches, x, context):
-  """All at once, of one norm."""
-  y = block.norm(name='norm')(x)
-  return sum((block.dropped(f(y), context) for f in branches.values()), x)
-
-
-RESIDUALS = {f.__name__: f for f in (sequential, parallel, parallel_one_norm)}
-PLACEMENTS = ('pre', 'post', 'sandwich')

@@ -9,7 +9,7 @@ from jax.tree_util import Partial
 
 from tfm.layers.initializer import normal
 from tfm.layers.linear import Linear
-from tfm.layers.norm import LayerNorm
+from tfm.norms.layernorm import LayerNorm
 from tfm.parallel.sharding import with_logical_axes
 from tfm.positions.protocol import Position
 from tfm.shapes import Array, Float, Int

@@ -1,4 +1,4 @@
-"""Optimizers by name, all from optax."""
+"""What surrounds an optimizer: clipping, weight decay by path, frozen parameters, learning rates by depth."""
 
 import re
 from collections.abc import Callable
@@ -8,48 +8,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from tfm.optimizers.protocol import Optimizer
 from tfm.parallel.sharding import Parameter
-from tfm.shapes import Array, PyTree
+from tfm.shapes import Array
 
 
-# (learning rate, mask of the parameters that decay) -> transformation
-Maker = Callable[[optax.Schedule, Callable[[PyTree], PyTree]], optax.GradientTransformation]
-
-
-def adam(b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8) -> Maker:
-  """Kingma & Ba 2015."""
-  return lambda rate, decays: optax.adam(rate, b1, b2, eps)
-
-
-def adamw(b1: float = 0.9, b2: float = 0.95, eps: float = 1e-8, weight_decay: float = 0.1) -> Maker:
-  """Adam with decoupled weight decay (Loshchilov & Hutter 2019); defaults of GPT-3's training."""
-  return lambda rate, decays: optax.adamw(rate, b1, b2, eps, weight_decay=weight_decay, mask=decays)
-
-
-def adafactor(weight_decay: float = 0.0, min_dim_size_to_factor: int = 128) -> Maker:
-  """Factored second moments, no first (Shazeer & Stern 2018)."""
-  return lambda rate, decays: optax.adafactor(
-    rate,
-    min_dim_size_to_factor=min_dim_size_to_factor,
-    weight_decay_rate=weight_decay or None,
-    weight_decay_mask=decays,
-  )
-
-
-def lion(b1: float = 0.9, b2: float = 0.99, weight_decay: float = 0.1) -> Maker:
-  """The sign of a momentum (Chen et al. 2023)."""
-  return lambda rate, decays: optax.lion(rate, b1, b2, weight_decay=weight_decay, mask=decays)
-
-
-def sgd(momentum: float = 0.0, nesterov: bool = False) -> Maker:
-  """Gradient descent, with momentum if asked for."""
-  return lambda rate, decays: optax.sgd(rate, momentum or None, nesterov)
-
-
-OPTIMIZERS = {f.__name__: f for f in (adam, adamw, adafactor, lion, sgd)}
-
-
-class Optimizer(NamedTuple):
+class MaskedTransformation(NamedTuple):
   """An `optax.GradientTransformation` that says what it trains.
 
   Attributes:
@@ -63,13 +27,13 @@ class Optimizer(NamedTuple):
 
 
 def optimizer(
-  maker: Maker,
+  method: Optimizer,
   rate: optax.Schedule,
   clip: float,
   no_decay: str,
   frozen: str = '',
   factor: Callable[[str, Array], Array] | None = None,
-) -> Optimizer:
+) -> MaskedTransformation:
   """Clips the global norm of the gradient at `clip` (0: not), then optimizes.
 
   Args:
@@ -81,7 +45,7 @@ def optimizer(
   def decays(params):
     return jax.tree_util.tree_map_with_path(lambda path, _: not re.search(no_decay, path_name(path)), params)
 
-  parts = [optax.clip_by_global_norm(clip)] * bool(clip) + [maker(rate, decays)]
+  parts = [optax.clip_by_global_norm(clip)] * bool(clip) + [method.transformation(rate, decays)]
   if factor:
     parts.append(
       optax.stateless(
@@ -92,7 +56,7 @@ def optimizer(
     )
   made = optax.chain(*parts) if len(parts) > 1 else parts[0]
   if not frozen:
-    return Optimizer(*made)
+    return MaskedTransformation(*made)
 
   def trains(path):
     return not re.search(frozen, path)
@@ -107,7 +71,7 @@ def optimizer(
     updates, state = made.update(trained(grads), state, trained(params))
     return jax.tree.map(lambda x, u: jnp.zeros_like(x) if u is None else u, params, updates), state
 
-  return Optimizer(lambda params: made.init(trained(params)), update, trains)
+  return MaskedTransformation(lambda params: made.init(trained(params)), update, trains)
 
 
 def by_depth(

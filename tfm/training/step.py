@@ -11,7 +11,7 @@ from tfm.objectives.protocol import Objective
 from tfm.parallel.microbatches import split_into_microbatches
 from tfm.shapes import Array, PyTree
 from tfm.training.loss_scale import all_finite
-from tfm.training.optimizer import Optimizer, path_name
+from tfm.training.optimizer import MaskedTransformation, path_name
 from tfm.training.state import State
 
 
@@ -22,7 +22,7 @@ Metrics = dict[str, Array]
 def train_step(
   model: nn.Module,
   objective: Objective,
-  optimizer: Optimizer,
+  optimizer: MaskedTransformation,
   rate: optax.Schedule,
   accumulation: int,
   skip_spikes: float = 0.0,

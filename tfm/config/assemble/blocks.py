@@ -7,23 +7,26 @@ from typing import TYPE_CHECKING, Any
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
+import tfm.feed_forwards
 import tfm.kernels
 import tfm.masks
 import tfm.mixers
 import tfm.positions
+import tfm.residuals
 import tfm.scores
 from tfm import spec
 from tfm.config.assemble.field_errors import build_field, require_one_of
 from tfm.config.schema import default_config
 from tfm.errors import require
+from tfm.feed_forwards.protocol import FeedForward
 from tfm.kernels.protocol import Kernel
-from tfm.layers.feed_forward import FEED_FORWARDS
 from tfm.layers.initializer import INITIALIZERS, Factory
-from tfm.layers.norm import norm as make_norm
 from tfm.masks.protocol import Mask, is_causal
 from tfm.mixers.protocol import Mixer
-from tfm.models.block import PLACEMENTS, RESIDUALS, Block
+from tfm.models.block import Block
+from tfm.norms.protocol import norm_factory
 from tfm.positions.protocol import Position
+from tfm.residuals.protocol import PLACEMENTS, Residual
 from tfm.scores.protocol import Score
 
 
@@ -52,15 +55,17 @@ def build_block(
   config = experiment.config
   m = config.model
   require_one_of(f'{where}.norm_placement', b.norm_placement, PLACEMENTS)
-  require_one_of(f'{where}.residual', b.residual, RESIDUALS)
+  residual = build_field(f'{where}.residual', spec.build, b.residual, tfm.residuals, Residual)
+  placements, branches = residual.placements, residual.required_branches
   require(
-    b.residual == 'sequential' or b.norm_placement == 'pre',
-    f"config.{where}.residual={b.residual!r} is defined for norm_placement='pre', not {b.norm_placement!r}",
+    b.norm_placement in placements,
+    f'config.{where}.residual={b.residual!r} is defined for norm_placement='
+    f'{" or ".join(map(repr, placements))}, not {b.norm_placement!r}',
   )
   require(
-    b.residual == 'sequential' or across is None,
-    f'config.{where}.residual={b.residual!r} is defined for a mixer and a feed-forward layer, and here is a third '
-    "branch, cross-attention; 'sequential' would do",
+    across is None or branches is None or 'cross' in branches,
+    f'config.{where}.residual={b.residual!r} is defined for a mixer and a feed-forward layer, and this block has a '
+    "third branch, cross-attention; use 'sequential'",
   )
   outer = outer or build_initializer(experiment, 'initializer')
   made = build_mixer(experiment, where, b, causal, outer)
@@ -73,27 +78,27 @@ def build_block(
     dtype=DTYPES[m.dtype],
   )
   layer = build_field(
-    f'{where}.feed_forward', spec.choose, b.feed_forward, FEED_FORWARDS, **sizes
-  )  # to be refused
+    f'{where}.feed_forward', spec.factory, b.feed_forward, tfm.feed_forwards, FeedForward, **sizes
+  )
+  is_branch = layer.func.is_branch
   width = f'config.{where}.feed_forward_width={b.feed_forward_width}'
-  require(layer is None or b.feed_forward_width >= 1, f'{width} must be at least 1')
+  require(not is_branch or b.feed_forward_width >= 1, f'{width} must be at least 1')
   require(
-    layer is not None or b.feed_forward_width == 0,
-    f"{width} is of a layer that feed_forward='none' leaves out; leave it out too",
+    is_branch or b.feed_forward_width == 0,
+    f'{width} has no effect with feed_forward={b.feed_forward!r}, which is no layer; leave it out',
   )
   require(
-    layer is not None or b.residual == 'sequential',
+    is_branch or branches is None or 'feed_forward' not in branches,
     f'config.{where}.residual={b.residual!r} adds a mixer and a feed-forward layer at once, and '
-    f"feed_forward='none' leaves the mixer alone; 'sequential' would do",
+    f"feed_forward={b.feed_forward!r} leaves the mixer alone; use 'sequential'",
   )
-  feed_forward = None if layer is None else spec.pick(b.feed_forward, FEED_FORWARDS, **sizes)
   return functools.partial(
     Block,
     made,
-    feed_forward,
+    layer if is_branch else None,
     build_norm(experiment, where, b),
     b.norm_placement,
-    b.residual,
+    residual,
     m.dropout.residual,
     across,
   )
@@ -253,7 +258,7 @@ def build_mask(experiment: 'Experiment', where: str, b: ConfigDict, causal: bool
 
 def build_norm(experiment: 'Experiment', where: str, b: ConfigDict) -> Callable:
   """The factory of a norm: its spec's arguments bound."""
-  return build_field(f'{where}.norm', make_norm, b.norm, b.bias)
+  return build_field(f'{where}.norm', norm_factory, b.norm, b.bias)
 
 
 def build_initializer(experiment: 'Experiment', field: str) -> Callable:

@@ -12,6 +12,7 @@ import tfm.data.packing
 import tfm.data.sources
 import tfm.data.tokenizers
 import tfm.objectives
+import tfm.optimizers
 from tfm import spec
 from tfm.config.assemble.field_errors import build_field
 from tfm.config.assemble.models import build_model
@@ -23,10 +24,11 @@ from tfm.errors import require
 from tfm.layers.lora import DOWN, SCALE, UP, Lora
 from tfm.models.trunk import Trunk
 from tfm.objectives.protocol import Objective
+from tfm.optimizers.protocol import Optimizer
 from tfm.parallel import sharding
 from tfm.shapes import Array, Float
 from tfm.training.interval import INTERVALS, Interval
-from tfm.training.optimizer import OPTIMIZERS, Optimizer, by_depth
+from tfm.training.optimizer import MaskedTransformation, by_depth
 from tfm.training.optimizer import optimizer as make_optimizer
 from tfm.training.schedule import SCHEDULES, schedule
 
@@ -118,7 +120,7 @@ class Experiment:
     return f'({frozen})|/{SCALE}$'
 
   @functools.cached_property
-  def optimizer(self) -> Optimizer:
+  def optimizer(self) -> MaskedTransformation:
     """The optimizer at the config's learning rate."""
     return self._optimizer_and_rate[0]
 
@@ -128,16 +130,18 @@ class Experiment:
     return self._optimizer_and_rate[1]
 
   @functools.cached_property
-  def _optimizer_and_rate(self) -> tuple[Optimizer, optax.Schedule]:
+  def _optimizer_and_rate(self) -> tuple[MaskedTransformation, optax.Schedule]:
     return self.build_optimizer()
 
-  def build_optimizer(self, peak: Float[Array, ''] | None = None) -> tuple[Optimizer, optax.Schedule]:
+  def build_optimizer(
+    self, peak: Float[Array, ''] | None = None
+  ) -> tuple[MaskedTransformation, optax.Schedule]:
     """The optimizer and its learning-rate schedule; `peak` is the config's learning rate by default."""
     fields, model = self.config.optimizer, self.config.model
     peak = fields.learning_rate if peak is None else peak
     factor = build_field('optimizer.schedule', spec.choose, fields.schedule, SCHEDULES)
     rate = schedule(factor, peak, fields.warmup, self.config.training.steps, model.width)
-    maker = build_field('optimizer.name', spec.choose, fields.name, OPTIMIZERS)
+    method = build_field('optimizer.name', spec.build, fields.name, tfm.optimizers, Optimizer)
     require(
       0 < fields.layer_decay <= 1,
       f'config.optimizer.layer_decay={fields.layer_decay} must be above 0 and at most 1; 1.0 is no decay',
@@ -149,7 +153,7 @@ class Experiment:
       stacks = [part for part in (model, model.encoder) if part]
       sizes = [size for part in stacks for size in (part.layers, max(1, len(part.pattern)))]
       layer_factor = by_depth(fields.layer_decay, *sizes)
-    return make_optimizer(maker, rate, fields.clip, fields.no_decay, self.frozen_pattern, layer_factor), rate
+    return make_optimizer(method, rate, fields.clip, fields.no_decay, self.frozen_pattern, layer_factor), rate
 
   @functools.cached_property
   def save_intervals(self) -> tuple[Interval, Interval]:

@@ -3,7 +3,6 @@
 from tfm.hf.families.converters import ACTIVATIONS, GATED_ACTIVATIONS, spec_argument
 from tfm.hf.families.fields import ConfigConstant, CustomField, IgnoredFields, MappedField, SupportedValues
 from tfm.hf.families.protocol import Family, Weight, block_paths, norm
-from tfm.layers.mlp import FORMS
 from tfm.spec import parse
 
 
@@ -98,7 +97,7 @@ def read_activation(hf_config, default):
 
 def write_activation(config):
   activation = config['model.feed_forward']
-  is_gated = activation in FORMS and FORMS[activation][1]
+  is_gated = is_gated_layer(activation)
   try:
     name = (
       'gelu_new'
@@ -109,6 +108,15 @@ def write_activation(config):
     raise ValueError(f'config.model.feed_forward={error}') from None
   form = f'gated-{"gelu" if name == "gelu_new" else name}' if is_gated else name
   return dict(feed_forward_proj=form, dense_act_fn=name, is_gated_act=is_gated)
+
+
+def is_gated_layer(feed_forward):
+  """Whether the config value of a feed-forward layer is a gated one."""
+  try:
+    GATED_ACTIVATIONS.write(feed_forward)
+  except ValueError:
+    return False
+  return True
 
 
 def read_positions(hf_config):
@@ -182,7 +190,7 @@ def projections(name, path, section):
 
 
 def feed_forward_weights(name, path, section):
-  is_gated = FORMS[section.feed_forward][1]
+  is_gated = is_gated_layer(section.feed_forward)
   for hf_name, tfm_name in (
     dict(wi_0='up', wi_1='gate', wo='down').items() if is_gated else dict(wi='up', wo='down').items()
   ):

@@ -1,16 +1,18 @@
 """A mixture of experts: each token goes through a few of many feed-forward layers."""
 
 import math
-from typing import ClassVar
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+import tfm.feed_forwards
+from tfm import spec
+from tfm.feed_forwards._mlp import MLP
+from tfm.feed_forwards.protocol import FeedForward
 from tfm.layers.grouped import permuted, plan, product
 from tfm.layers.initializer import Factory, Initializer, zeros
 from tfm.layers.linear import Linear
-from tfm.layers.mlp import FORMS, MLP, activated
 from tfm.parallel.sharding import (
   mesh_axes_of,
   mesh_axes_per_dimension,
@@ -22,7 +24,7 @@ from tfm.parallel.sharding import (
 from tfm.shapes import Array, Bool, Float, Int
 
 
-class MixtureOfExperts(nn.Module):
+class MixtureOfExperts(FeedForward):
   """y = Σ_i g_i(x) · expert_i(x) over the k experts with the greatest logits r = x · R, in float32
   (Shazeer et al. 2017, §2; Lepikhin et al. 2020, GShard; Fedus et al. 2022, Switch; Jiang et al. 2024,
   Mixtral).
@@ -53,7 +55,7 @@ class MixtureOfExperts(nn.Module):
     width: D; hidden: F of one expert.
     bias, initializer, output_initializer, dtype: of the experts' projections; the router has no bias.
     experts: E; top_k: how many of them a token goes to.
-    activation: of an expert, one of `mlp.FORMS`.
+    activation: of an expert, the name of an MLP of this folder.
     normalize: whether the k weights sum to one.
     scale: of the mixture, beside the shared experts (DeepSeek-AI 2024, DeepSeek-V2, its "routed scaling").
     capacity: of an expert, as a multiple of its even share of a row's choices; None: all that come.
@@ -66,18 +68,12 @@ class MixtureOfExperts(nn.Module):
       gradient, an unknown activation, a capacity of zero or less, or a negative number otherwise.
   """
 
-  examples: ClassVar[tuple[str, ...]] = (
+  examples = (
     'mixture_of_experts(experts=4, shared=1)',
     # Room for all: with less, neither packing nor decoding would change nothing.
     'mixture_of_experts(experts=4, top_k=1, activation="gelu", normalize=False, capacity=4.0)',
   )
 
-  width: int
-  hidden: int
-  bias: bool
-  initializer: Factory
-  output_initializer: Factory
-  dtype: jnp.dtype
   experts: int = 8
   top_k: int = 2
   activation: str = 'swiglu'
@@ -103,8 +99,7 @@ class MixtureOfExperts(nn.Module):
         'top_k=1 with normalize=True weighs every token 1, which teaches the router nothing; '
         'normalize=False would do'
       )
-    if self.activation not in FORMS:
-      raise ValueError(f'activation={self.activation!r} is not there; known: {", ".join(FORMS)}')
+    self.expert  # raises for an unknown activation
     if self.capacity is not None and self.capacity <= 0:
       raise ValueError(f'capacity={self.capacity} must be more than 0, or None for no limit')
     for field in ('scale', 'shared', 'balance', 'z_loss'):
@@ -112,8 +107,16 @@ class MixtureOfExperts(nn.Module):
         raise ValueError(f'{field}={getattr(self, field)} must be 0 or more')
 
   @property
-  def gated(self) -> bool:
-    return FORMS[self.activation][1]
+  def expert(self) -> type[MLP]:
+    """The class of one expert."""
+    try:
+      return spec.find(self.activation, tfm.feed_forwards, MLP)
+    except spec.SpecError as error:
+      raise ValueError(f'activation={error}') from error
+
+  @property
+  def is_gated(self):
+    return self.expert.is_gated
 
   @nn.compact
   def __call__(self, x: Float[Array, 'B T D'], valid: Bool[Array, 'B T']) -> Float[Array, 'B T D']:
@@ -135,8 +138,7 @@ class MixtureOfExperts(nn.Module):
     y = self.mixed(x, choices, self.scale * jnp.exp(top - total))
     self.report(logits, choices, valid)
     if self.shared:
-      y = y + MLP(
-        self.activation,
+      y = y + self.expert(
         self.width,
         self.shared * self.hidden,
         self.bias,
@@ -202,9 +204,8 @@ class MixtureOfExperts(nn.Module):
       return cut(y, axes[1])
 
     x = cut(x, 'embed')
-    y = activated(
-      self.activation,
-      lambda name: project(name, x, (self.width, self.hidden), ('embed', 'mlp'), self.initializer),
+    y = self.expert.activate(
+      lambda name: project(name, x, (self.width, self.hidden), ('embed', 'mlp'), self.initializer)
     )
     return project('down', y, (self.hidden, self.width), ('mlp', 'embed'), self.output_initializer)
 

@@ -5,7 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tfm.layers.norm import NORMS, LayerNorm, RMSNorm, norm
+from tfm.norms.layernorm import LayerNorm
+from tfm.norms.protocol import norm_factory
+from tfm.norms.rmsnorm import RMSNorm
 
 
 X = jnp.asarray(np.random.default_rng(0).standard_normal((2, 3, 64)) * 5 + 2, jnp.float32)
@@ -29,7 +31,7 @@ def test_parameters(made, names):
 
 
 def test_a_norm_without_parameters():
-  made = norm('layernorm(bias=False, scale=False)', bias=True)()
+  made = norm_factory('layernorm(bias=False, scale=False)', bias=True)()
   assert not jax.tree.leaves(made.init(jax.random.key(0), X))
   np.testing.assert_array_equal(made.apply({}, X), LayerNorm().init_with_output(jax.random.key(0), X)[0])
 
@@ -49,7 +51,3 @@ def test_constant_and_zero_rows_are_finite_with_finite_gradients(made):
   params = made.init(jax.random.key(0), x)
   gradient = jax.grad(lambda x: made.apply(params, x).sum())(x)
   assert jnp.isfinite(made.apply(params, x)).all() and jnp.isfinite(gradient).all()
-
-
-def test_table():
-  assert NORMS == {'layernorm': LayerNorm, 'rmsnorm': RMSNorm}

@@ -6,15 +6,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import tfm.feed_forwards
 from tests.reference import layers
 from tests.reference import mixture_of_experts as reference
+from tfm import spec
 from tfm.analysis.collectives import find_collectives
 from tfm.config.schema import default_config
-from tfm.layers.feed_forward import FEED_FORWARDS, usual_hidden
+from tfm.feed_forwards.mixture_of_experts import MixtureOfExperts
+from tfm.feed_forwards.protocol import FeedForward, default_hidden
+from tfm.feed_forwards.swiglu import SwiGLU
 from tfm.layers.grouped import plan, product
 from tfm.layers.initializer import lecun_normal, normal
-from tfm.layers.mixture_of_experts import MixtureOfExperts
-from tfm.layers.mlp import MLP
 from tfm.parallel import mesh as meshes
 from tfm.parallel import sharding
 
@@ -138,7 +140,7 @@ def test_padding_takes_no_room_and_gets_nothing(capacity):
   noise = np.where(VALID[..., None], X, 100 * DRAW.standard_normal(X.shape))
   again = run(made, params, noise)
   np.testing.assert_array_equal(y[VALID], again[VALID])
-  alone = run(MLP('swiglu', D, F, True, normal(), normal(), jnp.float32), params['shared'])
+  alone = run(SwiGLU(D, F, True, normal(), normal(), jnp.float32), params['shared'])
   np.testing.assert_array_equal(y[~VALID], alone[~VALID])
   assert np.isfinite(run(made, params, valid=np.zeros_like(VALID))).all()
 
@@ -343,7 +345,7 @@ def test_rows_travel_to_their_experts_and_back():
     (dict(top_k=0), 'top_k=0 must lie in 1 … experts=8'),
     (dict(top_k=9), 'top_k=9 must lie in 1 … experts=8'),
     (dict(top_k=1), 'top_k=1 with normalize=True weighs every token 1.*normalize=False would do'),
-    (dict(activation='swigul'), "activation='swigul' is not there; known: relu, gelu"),
+    (dict(activation='swigul'), "activation='swigul' names 'swigul', .* did you mean 'swiglu'"),
     (dict(capacity=0.0), 'capacity=0.0 must be more than 0, or None'),
     (dict(balance=-1.0), 'balance=-1.0 must be 0 or more'),
     (dict(shared=-1), 'shared=-1 must be 0 or more'),
@@ -367,7 +369,7 @@ def test_refusals(settings, sentence):
   ],
 )
 def test_the_usual_width_follows_the_gate(text, hidden):
-  assert usual_hidden(text, 48) == hidden
+  assert default_hidden(text, 48) == hidden
 
 
 @pytest.mark.parametrize(
@@ -385,16 +387,17 @@ def test_the_usual_width_follows_the_gate(text, hidden):
 )
 def test_specs_that_make_no_layer(text, sentence):
   with pytest.raises(ValueError, match=sentence):
-    usual_hidden(text, 48)
+    default_hidden(text, 48)
 
 
 def test_every_entry_says_whether_it_is_gated():
   x, valid = jnp.zeros((1, 2, D)), jnp.ones((1, 2), bool)
-  for name, make in FEED_FORWARDS.items():
-    if name == 'none':
+  for name in spec.names(tfm.feed_forwards):
+    kind = spec.find(name, tfm.feed_forwards, FeedForward)
+    if not kind.is_branch:
       continue
-    made = make(
+    layer = kind(
       width=D, hidden=F, bias=True, initializer=normal(), output_initializer=normal(), dtype=jnp.float32
     )
-    params = jax.eval_shape(made.init, jax.random.key(0), x, valid)['params']
-    assert ('gate' in params) == made.gated, name
+    params = jax.eval_shape(layer.init, jax.random.key(0), x, valid)['params']
+    assert ('gate' in params) == layer.is_gated, name

@@ -1,0 +1,1 @@
+"""The norm slot: one file per variant; `protocol.py` has the base class."""

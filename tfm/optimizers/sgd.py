@@ -1,0 +1,22 @@
+"""Stochastic gradient descent."""
+
+import dataclasses
+
+import optax
+
+from tfm.optimizers.protocol import Optimizer
+
+
+@dataclasses.dataclass(frozen=True)
+class SGD(Optimizer):
+  """Gradient descent with momentum (Sutskever et al. 2013); 0: without.
+
+  Attributes:
+    nesterov: whether the gradient is taken after the momentum's step.
+  """
+
+  momentum: float = 0.0
+  nesterov: bool = False
+
+  def transformation(self, rate, decay_mask):
+    return optax.sgd(rate, self.momentum or None, self.nesterov)
