@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tfm.config import assemble
+from tfm.config.assemble import Experiment
 from tfm.config.overlay import complete
 from tfm.config.resolve import resolve_config
 from tfm.mixers.protocol import Context
@@ -20,7 +20,7 @@ def tiny_model(vocab=VOCAB, **fields):
   """(model, params); `fields` are those of config.model."""
   defaults = dict(layers=2, width=16, heads=4, feed_forward_width=32, vocab_multiple=1, tie_embeddings=False)
   config = resolve_config(complete(dict(model=defaults | fields, data=dict(length=LENGTH))))
-  model = assemble.model(config, vocab)
+  model = Experiment(config).build_model(vocab)
   tokens = jnp.zeros((1, 4), jnp.int32)
   shapes = nn.unbox(jax.eval_shape(model.init, jax.random.key(0), tokens, Context.whole(tokens)))
   random = np.random.default_rng(1)

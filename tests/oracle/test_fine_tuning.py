@@ -220,7 +220,7 @@ def test_what_is_written(pair):
       ours.tokenizer,
       marian_folder.SOURCE,
       beams=1,
-      penalty=assemble.penalty(ours.config),
+      penalty=Experiment(ours.config).length_penalty,
       max_extra_tokens=0,
       max_tokens=8,
       source_tokenizer=ours.source_tokenizer,

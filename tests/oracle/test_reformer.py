@@ -17,7 +17,7 @@ from transformers import ReformerConfig  # noqa: E402
 from transformers.models.reformer.modeling_reformer import LSHSelfAttention  # noqa: E402
 
 from tfm.config import assemble  # noqa: E402
-from tfm.config.assemble import Experiment
+from tfm.config.assemble import Experiment  # noqa: E402
 from tfm.config.overlay import complete
 from tfm.config.resolve import resolve_config  # noqa: E402
 from tfm.mixers.protocol import Context  # noqa: E402

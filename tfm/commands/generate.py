@@ -148,7 +148,7 @@ def main(args):
   )
   is_encoder = loaded.config.model.architecture == 'encoder'
   require(
-    not is_encoder or assemble.objective(loaded.config).masked_fraction > 0,
+    not is_encoder or Experiment(loaded.config).objective.masked_fraction > 0,
     f'--workdir={args.workdir} holds a classifier, which generates no text; use tfm evaluate',
   )
   require(
