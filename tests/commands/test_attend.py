@@ -12,6 +12,7 @@ import pytest
 from matplotlib.image import imread
 
 from tfm.commands import cli
+from tfm.config.assemble import Experiment
 from tfm.config.overlay import complete
 from tfm.config.resolve import resolve_config
 from tfm.data.tokenizers.bytes import Bytes
@@ -26,7 +27,7 @@ TINY = dict(width=16, heads=2, feed_forward_width=16, vocab_multiple=1)
 def saved(folder, **fields):
   """A run of random parameters, written as training writes it."""
   config = resolve_config(complete(fields | dict(model=TINY | fields['model'])))
-  model = run.make_model(config, Bytes(), None)
+  model = run.build_model(Experiment(config), Bytes(), None)
   shapes = nn.unbox(jax.eval_shape(model.init, jax.random.key(0), *model.example(1, 4)))['params']
   draw = np.random.default_rng(0)
   params = jax.tree.map(lambda x: jnp.asarray(draw.normal(0, 0.5, x.shape), x.dtype), shapes)
@@ -175,9 +176,13 @@ def test_a_model_without_weights(capsys, monkeypatch):
 
   class Loaded:
     tokenizer = Bytes()
-    model = run.make_model(
-      resolve_config(
-        complete(dict(data=dict(length=24), model=TINY | dict(layers=1, mixer='recurrent', position='none')))
+    model = run.build_model(
+      Experiment(
+        resolve_config(
+          complete(
+            dict(data=dict(length=24), model=TINY | dict(layers=1, mixer='recurrent', position='none'))
+          )
+        )
       ),
       Bytes(),
       None,

@@ -122,7 +122,7 @@ def test_training_starts_from_an_imported_run(folders, tiny, capsys):
   [
     (
       ['train', '--config=RUN/config.json', '--workdir=RUN'],
-      'was made by tfm import, and training would write over it',
+      'holds weights of tfm import, which training would overwrite',
     ),
     (
       ['train', '--config=RUN/config.json', '--workdir=NEW', '--config.init_from=NEW'],

@@ -11,6 +11,7 @@ import pytest
 from matplotlib.image import imread
 
 from tfm.commands import cli
+from tfm.config.assemble import Experiment
 from tfm.config.overlay import complete
 from tfm.config.resolve import resolve_config
 from tfm.data.tokenizers.bytes import Bytes
@@ -32,7 +33,7 @@ def saved(book, tmp_path_factory):
       )
     )
   )
-  model = load.make_model(config, Bytes(), None)
+  model = load.build_model(Experiment(config), Bytes(), None)
   shapes = nn.unbox(jax.eval_shape(model.init, jax.random.key(0), *model.example(1, 4)))['params']
   draw = np.random.default_rng(0)
   params = jax.tree.map(lambda x: jnp.asarray(draw.normal(0, 0.5, x.shape), x.dtype), shapes)

@@ -39,7 +39,7 @@ def given(tmp_path_factory):
   data = pipeline.open_data(
     Experiment(made).source, Experiment(made).tokenizer, tmp_path_factory.mktemp('cache')
   )
-  model = runs.make_model(made, data.tokenizer, None)
+  model = runs.build_model(Experiment(made), data.tokenizer, None)
   params = nn.unbox(jax.jit(lambda key: states.init_params(model, key, 1, 12))(jax.random.key(0)))
   rows = Experiment(made).objective.rows(
     Experiment(made).packing, data.tokens('validation'), 12, None, data.tokenizer

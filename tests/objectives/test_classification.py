@@ -84,14 +84,14 @@ def compared(values, true, found):
 def test_accuracy_and_f1_are_those_of_scikit_learn(objective, kind, request, tmp_path):
   made = config(**{'objective': objective, 'data.source': request.getfixturevalue(kind)})
   data = pipeline.open_data(Experiment(made).source, Experiment(made).tokenizer, tmp_path)
-  model = runs.make_model(made, data.tokenizer, None)
+  model = runs.build_model(Experiment(made), data.tokenizer, None)
   params = nn.unbox(
     jax.jit(lambda key: states.init_params(model, key, 1, made.data.length))(jax.random.key(0))
   )
   mesh = meshes.make(dict(data=-1))
   with sharding.context(mesh, sharding.parse_rules(made.rules)):
     where = sharding.batch_sharding(mesh, sharding.parse_rules(made.rules))
-    values = runs.build_evaluate_fn(made, model, data, where, 'test', 0)(params)
+    values = runs.build_evaluate_fn(Experiment(made), model, data, where, 'test', 0)(params)
   compared(values, *told(made, model, params, data, 'test'))
 
 

@@ -161,8 +161,8 @@ def test_learning_rates_together(tiny, alone, tmp_path):
 def test_what_is_of_another_shape_is_refused(tiny, tmp_path):
   with pytest.raises(
     ValueError,
-    match='config.model.layers is 2 of one run and 3 of another, and runs that train together '
-    'may differ in seed and optimizer.learning_rate alone',
+    match='config.model.layers is 2 in one run and 3 in another, and the runs of an '
+    'ensemble may differ only in seed and optimizer.learning_rate',
   ):
     train_ensemble(
       [

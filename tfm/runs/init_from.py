@@ -1,4 +1,4 @@
-"""The parameters that training starts from, of another run, and what of them a run keeps as its own."""
+"""Starting from another run: its parameters and tokenizers, and which parameters a run saves as its own."""
 
 import contextlib
 import dataclasses
@@ -32,10 +32,10 @@ from tfm.training.progress import print_status
 from tfm.training.state import State
 
 
-# Where the parameters of what a model answers are: an objective of its own may want its own.
+# The top-level parameters of output heads; an objective may need others than the pretrained run has.
 HEADS = 'classification', 'next_sentence', 'transform', 'bias', 'output'
-# Fields of the model that may be others than those of the run that training starts from.
-OWN = (
+# Fields of the model in which a run may differ from the run it starts from.
+MAY_DIFFER = (
   'dropout',
   'dtype',
   'scan',
@@ -53,14 +53,17 @@ OWN = (
 
 
 @dataclasses.dataclass(frozen=True)
-class Start:
-  """The parameters that training starts from, of another run; its tokenizers are this one's.
+class PretrainedRun:
+  """A run whose last parameters and tokenizers another run starts from.
 
-  A run that trains some of them keeps these alone, and those that the other has not; the rest stays where it is.
+  A run with frozen parameters saves only the parameters that it trains or that the pretrained run lacks; the others
+  are read from the pretrained run each time.
 
   Attributes:
-    params: of the other run by their paths, on the host; workdir: its folder.
-    tokenizer, source_tokenizer: its own; published: what `tfm import` told of it.
+    params: path → array on the host.
+    workdir: the directory of the run.
+    tokenizer, source_tokenizer: those it was trained with.
+    published: the metadata of `tfm import`, or None.
   """
 
   params: Mapping[str, np.ndarray]
@@ -69,90 +72,92 @@ class Start:
   source_tokenizer: Tokenizer | None
   published: Mapping[str, Any] | None
 
-  def adopted(self, params: PyTree, trains: Callable[[str], bool]) -> PyTree:
-    """Initial parameters, of which all that the other run has are the other's; it is said which are new, and which
-    of the other's have no place.
+  def merge_pretrained(self, params: PyTree, trains: Callable[[str], bool]) -> PyTree:
+    """Initial parameters, replaced by the pretrained ones of the same path; prints which have no counterpart.
+
+    Args:
+      trains: path → whether the parameter is trained.
 
     Raises:
-      ValueError: for a parameter of another shape, unless it is of a head, or a new one that is frozen.
+      ValueError: for a parameter of another shape, unless it belongs to a head, or for a new one that is frozen.
     """
-    fresh, left = [], set(self.params)
+    new, unused = [], set(self.params)
 
-    def one(path, leaf):
+    def merge(path, leaf):
       name = path_name(path)
-      left.discard(name)
-      if self.has(name, leaf):
+      unused.discard(name)
+      if self.has_param(name, leaf):
         return jax.device_put(self.params[name].astype(leaf.dtype), leaf.sharding)
-      fresh.append(name)
+      new.append(name)
       require(
         trains(name) or name.endswith(SCALE),
-        f'config.optimizer.frozen freezes {name}, which {self.workdir} does not have: '
-        'it would stay as it was drawn; leave it out',
+        f'config.optimizer.frozen freezes {name}, which {self.workdir} does not have, so it would keep its random '
+        'initial values; exclude it from config.optimizer.frozen',
       )
       return leaf
 
-    made = jax.tree_util.tree_map_with_path(one, params)
-    for names, what in (
-      (fresh, 'has not, and here they are new'),
-      (left, 'has, and here they are of no use'),
+    merged_params = jax.tree_util.tree_map_with_path(merge, params)
+    for names, meaning in (
+      (new, f'parameters that are new, because {self.workdir} lacks them'),
+      (unused, f'parameters of {self.workdir} that are not used'),
     ):
       if names:
-        print_status(f'parameters that {self.workdir} {what}: {", ".join(sorted(names))}')
-    return made
+        print_status(f'{meaning}: {", ".join(sorted(names))}')
+    return merged_params
 
-  def has(self, name: str, leaf: Any) -> bool:
-    """Whether a parameter is there.
+  def has_param(self, name: str, leaf: Any) -> bool:
+    """Whether the pretrained run has a parameter of this path and shape.
 
     Raises:
-      ValueError: if it is in another shape, unless it is of a head.
+      ValueError: if it has one of another shape that does not belong to a head.
     """
-    found = self.params.get(name)
-    same = found is not None and found.shape == leaf.shape
+    pretrained = self.params.get(name)
+    same_shape = pretrained is not None and pretrained.shape == leaf.shape
     require(
-      found is None or same or name.split('/')[0] in HEADS,
-      f'config.init_from={self.workdir!r} has the parameter {name} in the shape {found is not None and found.shape}, and here '
-      f'it is {leaf.shape}; the models must be alike',
+      pretrained is None or same_shape or name.split('/')[0] in HEADS,
+      f'config.init_from={self.workdir!r} has the parameter {name} of shape {pretrained is not None and pretrained.shape}, '
+      f'and this model has it of shape {leaf.shape}; use a model of the same shape',
     )
-    return same
+    return same_shape
 
-  def part(self, state: State, trains: Callable[[str], bool]) -> State:
-    """A state without what stays with the other run."""
-    return state.replace(params=self.pruned(state.params, trains))
+  def drop_frozen(self, state: State, trains: Callable[[str], bool]) -> State:
+    """A state without the parameters that are read from the pretrained run."""
+    return state.replace(params=self.drop_frozen_params(state.params, trains))
 
-  def pruned(self, params: PyTree, trains: Callable[[str], bool], above: str = '') -> PyTree:
-    """Parameters that are trained, or that the other run has not."""
-    made = {}
+  def drop_frozen_params(self, params: PyTree, trains: Callable[[str], bool], prefix: str = '') -> PyTree:
+    """The parameters that are trained or that the pretrained run lacks."""
+    remaining = {}
     for name, leaf in params.items():
-      path = f'{above}{name}'
+      path = f'{prefix}{name}'
       if isinstance(leaf, Mapping):
-        if part := self.pruned(leaf, trains, f'{path}/'):
-          made[name] = part
-      elif trains(path) or not self.has(path, leaf):
-        made[name] = leaf
-    return made
+        if subtree := self.drop_frozen_params(leaf, trains, f'{path}/'):
+          remaining[name] = subtree
+      elif trains(path) or not self.has_param(path, leaf):
+        remaining[name] = leaf
+    return remaining
 
-  def completed(self, state: State, target: State) -> State:
-    """A state with what stays with the other run, under the shardings of `target`."""
-    return state.replace(params=self.filled(state.params, target.params))
+  def add_frozen(self, state: State, target: State) -> State:
+    """A state with the missing parameters read from the pretrained run, under the shardings of `target`."""
+    return state.replace(params=self.add_frozen_params(state.params, target.params))
 
-  def filled(self, params: PyTree, target: PyTree, above: str = '') -> PyTree:
-    """Parameters of which those that are missing are the other run's."""
+  def add_frozen_params(self, params: PyTree, target: PyTree, prefix: str = '') -> PyTree:
+    """Parameters in the structure of `target`; those missing from `params` are the pretrained run's."""
 
-    def one(name, leaf):
+    def fill(name, leaf):
       if isinstance(leaf, Mapping):
-        return self.filled(params.get(name, {}), leaf, f'{above}{name}/')
+        return self.add_frozen_params(params.get(name, {}), leaf, f'{prefix}{name}/')
       if name in params:
         return params[name]
-      return jax.device_put(self.params[f'{above}{name}'].astype(leaf.dtype), leaf.sharding)
+      return jax.device_put(self.params[f'{prefix}{name}'].astype(leaf.dtype), leaf.sharding)
 
-    return {name: one(name, leaf) for name, leaf in target.items()}
+    return {name: fill(name, leaf) for name, leaf in target.items()}
 
 
-def start_from(config: ConfigDict) -> Start:
-  """What config.init_from names.
+def load_pretrained(config: ConfigDict) -> PretrainedRun:
+  """Loads the run that config.init_from names.
 
   Raises:
-    ValueError: if there is no such run, or its model or tokenizer is another.
+    ValueError: if there is no such run, or if its model or tokenizer differs from the config's.
   """
   workdir = pathlib.Path(config.init_from)
   require(
@@ -160,61 +165,63 @@ def start_from(config: ConfigDict) -> Start:
     f'config.init_from={config.init_from!r} holds no run; tfm train or tfm import makes one',
   )
   with contextlib.closing(checkpoint.Checkpoints(workdir)) as checkpoints:
-    number = checkpoints.find('last')
-    saved = checkpoints.run(number)
-    old = resolve_config(complete(saved['config']))
-    for line in list_differences(old.to_dict(), config.to_dict()):
+    step = checkpoints.find('last')
+    metadata = checkpoints.run(step)
+    experiment = Experiment(resolve_config(complete(metadata['config'])))
+    for line in list_differences(experiment.config.to_dict(), config.to_dict()):
       path = line.partition(':')[0]
-      other = path.startswith('model.') and path.split('.')[1] not in OWN
+      is_fixed = path.startswith('model.') and path.split('.')[1] not in MAY_DIFFER
       require(
-        not other and path not in ('data.tokenizer', 'data.source_tokenizer'),
-        f'config.init_from={config.init_from!r} is of another model: {line}; its config.json has what is its own',
+        not is_fixed and path not in ('data.tokenizer', 'data.source_tokenizer'),
+        f'config.init_from={config.init_from!r} is of another model: {line}; use the value in its config.json',
       )
-    made = tokenizers(saved)
+    tokenizers = load_tokenizers(metadata)
     mesh = meshes.make(dict(data=1), jax.local_devices()[:1])
-    params = merged(read(checkpoints, number, old, make_model(old, *made), mesh))
-  found = {path_name(path): x for path, x in jax.tree_util.tree_leaves_with_path(jax.device_get(params))}
-  return Start(found, config.init_from, *made, saved.get('published'))
+    params = merged(restore_params(checkpoints, step, experiment, build_model(experiment, *tokenizers), mesh))
+  host_params = jax.device_get(params)
+  by_path = {path_name(path): x for path, x in jax.tree_util.tree_leaves_with_path(host_params)}
+  return PretrainedRun(by_path, config.init_from, *tokenizers, metadata.get('published'))
 
 
-def read(
+def restore_params(
   checkpoints: checkpoint.Checkpoints,
   step: int,
-  config: ConfigDict,
+  experiment: Experiment,
   model: Trunk,
   mesh: Mesh,
   average: int = 1,
 ) -> PyTree:
-  """All parameters of a run at a step, the mean of its last `average` checkpoints; what was frozen is read where it is.
+  """All parameters of a run: the mean of its last `average` checkpoints up to a step, and the frozen ones of config.init_from.
 
   Raises:
-    ValueError: for fewer checkpoints, and if the run that it started from is gone or another.
+    ValueError: for fewer checkpoints, and if the run of config.init_from is missing or differs.
   """
+  config, lora = experiment.config, experiment.lora
   boxed = jax.eval_shape(
-    lambda key: states.init_params(model, key, 1, config.data.length, Experiment(config).lora),
-    jax.random.key(0),
+    lambda key: states.init_params(model, key, 1, config.data.length, lora), jax.random.key(0)
   )
-  target = checkpoint.restore_target(
-    nn.unbox(boxed), sharding.named_shardings(boxed, mesh, sharding.parse_rules(config.rules))
-  )
-  if not (config.init_from and Experiment(config).frozen_pattern):
+  target = checkpoint.restore_target(nn.unbox(boxed), sharding.named_shardings(boxed, mesh, experiment.rules))
+  if not (config.init_from and experiment.frozen_pattern):
     return checkpoints.averaged(step, average, target)
-  start = start_from(config)
-  own = start.pruned(target, Experiment(config).build_optimizer()[0].trains)
-  return start.filled(checkpoints.averaged(step, average, own), target)
+  pretrained = load_pretrained(config)
+  saved_target = pretrained.drop_frozen_params(target, experiment.optimizer.trains)
+  return pretrained.add_frozen_params(checkpoints.averaged(step, average, saved_target), target)
 
 
-def tokenizers(saved: Mapping[str, Any]) -> tuple[Tokenizer | None, Tokenizer | None]:
-  """The tokenizer that a checkpoint carries, and that of the source."""
+def load_tokenizers(metadata: Mapping[str, Any]) -> tuple[Tokenizer | None, Tokenizer | None]:
+  """The tokenizer and the source tokenizer in a checkpoint's metadata; None for one that is missing."""
   return tuple(
-    load_tokenizer(saved[name]) if saved.get(name) else None for name in ('tokenizer', 'source_tokenizer')
+    load_tokenizer(metadata[name]) if metadata.get(name) else None
+    for name in ('tokenizer', 'source_tokenizer')
   )
 
 
-def make_model(config: ConfigDict, tokenizer: Tokenizer | None, source_tokenizer: Tokenizer | None) -> Trunk:
-  """The model for the vocabularies of some tokenizers."""
+def build_model(
+  experiment: Experiment, tokenizer: Tokenizer | None, source_tokenizer: Tokenizer | None
+) -> Trunk:
+  """The model for the vocabularies of these tokenizers."""
   vocab, source_vocab = (one.vocab_size if one else 0 for one in (tokenizer, source_tokenizer))
-  names = Experiment(config).objective.special_tokens
-  return Experiment(config).build_model(
+  names = experiment.objective.special_tokens
+  return experiment.build_model(
     vocab - len(names) + len(lacking(tokenizer, names)), source_vocab=source_vocab
   )

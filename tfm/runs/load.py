@@ -1,7 +1,8 @@
-"""A run: a working directory read back into a model, and asked."""
+"""Loading a trained run from its working directory, and evaluating it."""
 
 import contextlib
 import dataclasses
+import functools
 import pathlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -27,7 +28,7 @@ from tfm.evaluation.measure import measure
 from tfm.models.trunk import Trunk
 from tfm.parallel import mesh as meshes
 from tfm.parallel import sharding
-from tfm.runs.init_from import make_model, read, tokenizers
+from tfm.runs.init_from import build_model, load_tokenizers, restore_params
 from tfm.shapes import PyTree
 from tfm.training import checkpoint
 from tfm.training.progress import print_status
@@ -36,13 +37,16 @@ from tfm.training.step import evaluation_step
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-  """A trained model, ready to be asked.
+  """A trained model with what is needed to evaluate it or to generate.
 
   Attributes:
-    config: resolved; model, params: what it says; mesh, rules: where it lives.
-    tokenizer: with the special tokens of its objective; None of images.
-    step: of the checkpoint; corpus: hash of the documents that it learnt from.
-    source_tokenizer: of the source of pairs, where it is another; else None.
+    config: resolved.
+    model, params: the model of the config and its parameters.
+    tokenizer: with the special tokens of the objective; None for images.
+    mesh, rules: where the parameters live.
+    step: of the checkpoint.
+    corpus: hash of the documents it was trained on; '' for an imported model.
+    source_tokenizer: of the source of pairs, if it has its own; else None.
   """
 
   config: ConfigDict
@@ -55,12 +59,17 @@ class Run:
   corpus: str
   source_tokenizer: Tokenizer | None = None
 
+  @functools.cached_property
+  def experiment(self) -> Experiment:
+    """The objects that the config describes."""
+    return Experiment(self.config)
+
 
 def load(workdir: str, step: str = 'last', average: int | None = None) -> Run:
-  """Reads a run back from its checkpoint at step 'last', 'best' or a number.
+  """Loads a run from its checkpoint at step 'last', 'best' or a number.
 
   Args:
-    average: checkpoints up to that one whose parameters are averaged; None: as config.decoding says.
+    average: number of checkpoints up to that one to average; None for config.decoding.average_checkpoints.
 
   Raises:
     ValueError: if there is no run or no such checkpoint.
@@ -69,43 +78,51 @@ def load(workdir: str, step: str = 'last', average: int | None = None) -> Run:
   require((workdir / 'checkpoints').is_dir(), f'--workdir={workdir} holds no run; tfm train makes one')
   checkpoints = checkpoint.Checkpoints(workdir)
   number = checkpoints.find(step)
-  saved = checkpoints.run(number)
-  config = resolve_config(complete(saved['config']))
-  tokenizer, source_tokenizer = tokenizers(saved)
-  # A run is read on whatever is there, token by token too: not on the mesh, or by the kernel, that trained it.
+  metadata = checkpoints.run(number)
+  config = resolve_config(complete(metadata['config']))
+  tokenizer, source_tokenizer = load_tokenizers(metadata)
+  # The run is read on the devices at hand and decodes token by token, so the training mesh and kernel do not apply.
   for part in parts(config).values():
     if part.kernel != 'auto':
-      print_status(f'kernel: trained by {part.kernel}, read by auto')
+      print_status(f'kernel: trained with {part.kernel}, loaded with auto')
       part.kernel = 'auto'
-  mesh = meshes.make(dict(data=-1))
-  rules = sharding.parse_rules(config.rules)
-  model = make_model(config, tokenizer, source_tokenizer)
+  experiment, mesh = Experiment(config), meshes.make(dict(data=-1))
+  model = build_model(experiment, tokenizer, source_tokenizer)
   average = config.decoding.average_checkpoints if average is None else average
   require(average >= 1, f'--average={average} must be at least 1')
-  params = read(checkpoints, number, config, model, mesh, average)
+  params = restore_params(checkpoints, number, experiment, model, mesh, average)
   checkpoints.close()
-  tokenizer = extended(tokenizer, Experiment(config).objective.special_tokens)
-  return Run(config, model, params, tokenizer, mesh, rules, number, saved['corpus'], source_tokenizer)
+  return Run(
+    config=config,
+    model=model,
+    params=params,
+    tokenizer=extended(tokenizer, experiment.objective.special_tokens),
+    mesh=mesh,
+    rules=experiment.rules,
+    step=number,
+    corpus=metadata['corpus'],
+    source_tokenizer=source_tokenizer,
+  )
 
 
 def checkpoint_metadata(workdir: str, step: str = 'last') -> dict[str, Any]:
-  """What a run's checkpoint carries beside arrays: config, corpus hash, tokenizers, where the data stood."""
+  """The JSON part of a run's checkpoint: config, corpus hash, tokenizers, position in the data."""
   checkpoints = checkpoint.Checkpoints(pathlib.Path(workdir))
-  saved = checkpoints.run(checkpoints.find(step))
+  metadata = checkpoints.run(checkpoints.find(step))
   checkpoints.close()
-  return saved
+  return metadata
 
 
 def evaluate(run: Run, split: str) -> dict[str, float]:
-  """Metrics of a whole split, on the data that the run's config names.
+  """Evaluates a run on a whole split of its config's data.
 
   Raises:
     ValueError: if the source has no such split.
   """
-  data = compared_data(run)
+  data = open_evaluation_data(run)
   with sharding.context(run.mesh, run.rules):
     where = sharding.batch_sharding(run.mesh, run.rules)
-    return build_evaluate_fn(run.config, run.model, data, where, split, batches=0)(run.params)
+    return build_evaluate_fn(run.experiment, run.model, data, where, split, batches=0)(run.params)
 
 
 def evaluate_lengths(
@@ -116,19 +133,19 @@ def evaluate_lengths(
   stride: int | None = None,
   targets: int = 0,
 ) -> list[length.Record]:
-  """How well a decoder predicts a split in rows of some lengths, as `tfm.evaluation.length.extrapolation` measures it.
+  """Evaluates a decoder on a split at several row lengths, by `tfm.evaluation.length.extrapolation`.
 
   Raises:
-    ValueError: if the source has no such split, and for what that refuses.
+    ValueError: if the source has no such split, and for what that rejects.
   """
   length.check(run.model, protocols)
   require(
     run.tokenizer.is_lossless,
-    f'config.data.tokenizer={run.config.data.tokenizer!r} changes texts before it cuts them up, so '
-    'their bytes cannot be counted at every length; evaluate without --lengths',
+    f'config.data.tokenizer={run.config.data.tokenizer!r} is not lossless, so '
+    'bytes cannot be counted at every length; evaluate without --lengths',
   )
-  data, config = compared_data(run), run.config
-  # A batch is of as many tokens as a microbatch of training, whose logits may have been made in pieces.
+  data, config = open_evaluation_data(run), run.config
+  # As many tokens as a training microbatch, which fits in memory with the same loss chunk.
   batch_tokens = config.training.batch_size // config.training.gradient_accumulation * config.data.length
   with sharding.context(run.mesh, run.rules):
     return length.extrapolation(
@@ -147,37 +164,37 @@ def evaluate_lengths(
     )
 
 
-def compared_data(run: Run) -> TextData | ImageData:
-  """The data that a run's config names; it is said if they have changed since."""
+def open_evaluation_data(run: Run) -> TextData | ImageData:
+  """Opens the data of a run's config, and prints a notice if they changed after training."""
   data = open_data(run)
-  if run.corpus and data.corpus.hash != run.corpus:  # what was imported does not tell what it learnt from
+  if run.corpus and data.corpus.hash != run.corpus:  # an imported model has no hash
     print_status(
-      f'the data have changed since the run learnt from them: their content hash was {run.corpus} and is '
-      f'{data.corpus.hash}; what was trained on and what is evaluated still differ, as splits go by document'
+      f'the data changed after the run was trained: the content hash was {run.corpus} and is {data.corpus.hash}; '
+      'the training and evaluation splits are still disjoint, because documents are assigned by their content'
     )
   return data
 
 
 def open_data(run: Run) -> TextData | ImageData:
-  """The data that a run's config names, for its tokenizers."""
+  """Opens the data of a run's config with the run's tokenizers."""
   return pipeline.open_data(
-    Experiment(run.config).source, plain(run.tokenizer), cache.directory(), run.source_tokenizer
+    run.experiment.source, plain(run.tokenizer), cache.directory(), run.source_tokenizer
   )
 
 
 def translate_split(
   run: Run, split: str
 ) -> tuple[list[tuple[str, str]], Iterator[tuple[int, list[Translation]]]]:
-  """(source, reference) of a whole split, and what an encoder-decoder writes for each source, as `translate` does.
+  """The (source, reference) pairs of a whole split, and an encoder-decoder's translations as `translate` yields them.
 
   Raises:
     ValueError: if the source has no such split.
   """
   corpus = open_data(run).corpus
-  require(split in corpus.splits, f'--split={split} is not there; known: {", ".join(corpus.splits)}')
+  require(split in corpus.splits, f'--split={split} does not exist; known: {", ".join(corpus.splits)}')
   require(
     corpus.documents[split] != INFINITE,
-    f'--split={split} of {corpus.name} has no end; evaluate {" or ".join(corpus.bytes)}',
+    f'--split={split} of {corpus.name} is endless; evaluate {" or ".join(corpus.bytes)}',
   )
   pairs = list(zip(*(corpus.splits[split][side] for side in ('source', 'target'))))
   decoding = run.config.decoding
@@ -189,7 +206,7 @@ def translate_split(
         run.tokenizer,
         [source for source, _ in pairs],
         beams=decoding.beams,
-        penalty=assemble.penalty(run.config),
+        penalty=run.experiment.length_penalty,
         max_extra_tokens=decoding.max_extra_tokens,
         source_tokenizer=run.source_tokenizer,
         stopping=decoding.stopping,
@@ -199,22 +216,25 @@ def translate_split(
 
 
 def build_evaluate_fn(
-  config: ConfigDict,
+  experiment: Experiment,
   model: Trunk,
   data: TextData | ImageData,
   where: jax.sharding.Sharding,
   split: str,
   batches: int,
 ) -> Callable[[PyTree], dict[str, float]]:
-  """params → metrics of a split: of `batches` batches spread over it, or of all of them for 0."""
-  objective = Experiment(config).objective
-  rows = objective.rows(
-    Experiment(config).packing, data.tokens(split), config.data.length, None, data.tokenizer
-  )
+  """A function: params → metrics of a split.
+
+  Args:
+    where: the sharding of an array [B, …].
+    batches: how many batches, spread over the split; 0 for the whole split.
+  """
+  config, objective = experiment.config, experiment.objective
+  rows = objective.rows(experiment.packing, data.tokens(split), config.data.length, None, data.tokenizer)
   step = jax.jit(evaluation_step(model, objective))
-  counts = data.tokenizer is not None and data.tokenizer.is_lossless
-  token_bytes = extended(data.tokenizer, objective.special_tokens).token_bytes if counts else None
-  # A microbatch, rounded up to what the devices divide: a run may be read on more of them than trained it.
+  counts_bytes = data.tokenizer is not None and data.tokenizer.is_lossless
+  token_bytes = extended(data.tokenizer, objective.special_tokens).token_bytes if counts_bytes else None
+  # A microbatch, rounded up to a multiple of the devices that split it: more devices may load a run than trained it.
   unit = where.num_devices // where.shard_shape((where.num_devices,))[0]
   if where.mesh.shape['stage'] > 1:
     unit *= max(1, config.pipeline.microbatches)
@@ -222,8 +242,10 @@ def build_evaluate_fn(
 
   def evaluate(params):
     part = device.process_rows(where, size)
-    made = pipeline.evaluation_batches(rows, size, *part, threads=config.data.reader_threads, limit=batches)
-    with contextlib.closing(made):
-      return measure(params, step, made, where, token_bytes, objective.summary, part)
+    iterator = pipeline.evaluation_batches(
+      rows, size, *part, threads=config.data.reader_threads, limit=batches
+    )
+    with contextlib.closing(iterator):
+      return measure(params, step, iterator, where, token_bytes, objective.summary, part)
 
   return evaluate

@@ -1,48 +1,104 @@
-"""A config made into everything that trains, alone or as several seeds together."""
+"""Training in stages: prepare → shard → restore or initialize → compile → fit → close.
+
+One run and an ensemble of runs go the same way; `tfm.training.ensemble` holds what differs.
+"""
 
 import contextlib
-import datetime
+import dataclasses
 import functools
-import importlib.metadata
 import logging
-import pathlib
-import platform
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import flax.linen as nn
+import grain
 import jax
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import NamedSharding
 from ml_collections import ConfigDict
 
 from tfm.config import validate as check
 from tfm.config.assemble import Experiment
-from tfm.config.schema import leaves
 from tfm.data import cache, device, pipeline
 from tfm.data.pipeline import ImageData, TextData
-from tfm.errors import require
 from tfm.models import flops
+from tfm.models.trunk import Trunk
 from tfm.parallel import chips, processes, sharding
 from tfm.parallel import mesh as meshes
-from tfm.runs.init_from import make_model, start_from, tokenizers
+from tfm.runs.agreement import require_ensemble_configs, require_equal_runs
+from tfm.runs.init_from import PretrainedRun, build_model, load_pretrained, load_tokenizers
 from tfm.runs.load import build_evaluate_fn
+from tfm.runs.log_file import describe_run, log_to_file
+from tfm.runs.resume import ResumePoint, find_resume_point
 from tfm.runs.run_dir import RunDir
-from tfm.shapes import PyTree
-from tfm.training import checkpoint, ensemble, loop
+from tfm.training import loop
 from tfm.training import state as states
+from tfm.training.checkpoint import Checkpoints, restore_target
+from tfm.training.ensemble import Ensemble, SingleRun, Step
 from tfm.training.goodput import TIERS, Goodput
 from tfm.training.local_checkpoints import LocalCheckpoints
 from tfm.training.metrics import MetricsLog, NullMetricsLog
 from tfm.training.progress import Line, print_status
 from tfm.training.report import Report
-from tfm.training.step import jitted, train_step
+from tfm.training.state import State
+from tfm.training.step import train_step
 
 
 _log = logging.getLogger(__name__)
 
-# What runs of one compiled step may differ in.
-TOGETHER = 'seed', 'optimizer.learning_rate'
+
+@dataclasses.dataclass(frozen=True)
+class Prepared:
+  """What the config, its data and its checkpoints amount to; nothing is on a device yet.
+
+  Attributes:
+    run_dirs: of the runs; experiment: of the first run's config.
+    resume: where to start; pretrained: the run of config.init_from whose parameters are needed, or None.
+    data: tokenized; metadata: of every checkpoint to be saved, but for config and data position.
+    model: for the vocabulary of `data`; init: seed key → initial state.
+    started: when preparing began, by `time.perf_counter`.
+  """
+
+  run_dirs: Sequence[RunDir]
+  experiment: Experiment
+  resume: ResumePoint
+  pretrained: PretrainedRun | None
+  data: TextData | ImageData
+  metadata: Mapping[str, Any]
+  model: Trunk
+  init: Callable[[jax.Array], State]
+  started: float
+
+  @property
+  def config(self) -> ConfigDict:
+    return self.experiment.config
+
+
+@dataclasses.dataclass(frozen=True)
+class Sharded:
+  """Where states and batches live.
+
+  Attributes:
+    runs: one run or an ensemble, with the mesh; rules: logical axis → mesh axis.
+    abstract_state: shapes of a state, boxed; shardings: of a state; batch_sharding: of an array [B, …].
+    iterators: the training batches of each run.
+  """
+
+  runs: SingleRun | Ensemble
+  rules: sharding.Rules
+  abstract_state: State
+  shardings: State
+  batch_sharding: NamedSharding
+  iterators: Sequence[grain.DatasetIterator]
+
+
+@dataclasses.dataclass(frozen=True)
+class Stores:
+  """The open checkpoints: of each run in its --workdir, and local ones or None."""
+
+  runs: Sequence[Checkpoints]
+  local: LocalCheckpoints | None
 
 
 def train(config: ConfigDict, workdir: str) -> None:
@@ -50,277 +106,282 @@ def train(config: ConfigDict, workdir: str) -> None:
 
   Raises:
     ValueError: before anything compiles, for a config that cannot be run or that differs from the
-      checkpoint's in a field that matters.
+      checkpoint's in a field that changes results.
     Diverged: if a metric stops being finite.
   """
   train_ensemble([RunDir.from_config(config, config.seed, workdir)])
 
 
-def train_ensemble(places: Sequence[RunDir]) -> Report:
-  """Trains several runs in one compiled step, whose configs differ in `TOGETHER` alone.
+def train_ensemble(run_dirs: Sequence[RunDir]) -> Report:
+  """Trains one run, or several in one compiled step whose configs differ in seed and learning rate only.
 
-  Every run becomes what it would alone: its parameters, batches and files are those of `train`, up to the order in which
-  its sums are added. A run that diverges stops, and the others go on. On several devices each has some of the runs.
+  Every run computes what it would compute alone: its parameters, batches and files are those of `train`, up to the order
+  in which sums are added. A run that diverges stops, and the others continue. The runs are divided among the devices.
 
   Returns:
-    What was said, with the runs that diverged, numbered in the order of `places`.
+    The report, with the runs that diverged by their indices in `run_dirs`.
 
   Raises:
     ValueError, Diverged: as `train`; the latter if no run is left. For several runs also for configs that differ
       otherwise, a mesh, several processes, or batches of several shapes.
   """
-  for place in places:
-    check.folder(place.workdir)
-  begun, config, several = time.perf_counter(), places[0].config, len(places) > 1
-  training, seeds = config.training, [place.config.seed for place in places]
-  fields = {f'config.{path}': value for path, value in leaves(config)}
-  processes.require_equal({'which fields --config has': [*fields]})
-  processes.require_equal(
-    fields
-    | {f'what --workdir={places[0].workdir} holds': [place.list_checkpoint_names() for place in places]}
-  )
-  for place in places:
-    refuse_another(config, place.config)
-  if several:
-    check.seeds(Experiment(config), jax.process_count())
-  check.run(Experiment(config), 1 if several else jax.device_count())
-  check.made(Experiment(config))
-  objective, packing = Experiment(config).objective, Experiment(config).packing
-  optimizer, rate = Experiment(config).build_optimizer()
-  peaks = np.asarray([place.config.optimizer.learning_rate for place in places], np.float32)
-  source, tokenizer, source_tokenizer = (
-    Experiment(config).source,
-    Experiment(config).tokenizer,
-    Experiment(config).source_tokenizer,
-  )
-  # A kill may have come between the saves of two runs.
-  last = max(set.intersection(*(place.saved_steps() for place in places)), default=0)
-  for place in places:
-    require(
-      place.saved_steps() != {0},
-      f'--workdir={place.workdir} was made by tfm import, and training would write over it; train in '
-      f'another with --config.init_from={place.workdir}',
-    )
-  near = (
-    LocalCheckpoints(training.local_checkpoint_dir, places[0].workdir)
-    if training.local_checkpoint_dir
-    else None
-  )
-  closer = near and near.newer(last, config)
-  saved = (
-    [places[0].require_same_config(near.run(closer))]
-    if closer
-    else [place.checkpoint_metadata(last) for place in places]
-    if last
-    else []
-  )
-  last = closer or last
-
-  # What is frozen stays with the run that it came from, and is read there each time.
-  start = start_from(config) if config.init_from and (Experiment(config).frozen_pattern or not last) else None
-  if config.init_from:
-    tokenizer, source_tokenizer = tokenizers(saved[0]) if last else (start.tokenizer, start.source_tokenizer)
-  with processes.main_process_first():
-    data = pipeline.open_data(source, tokenizer, cache.directory(), source_tokenizer)
-    for split in ('train', 'validation') if jax.process_count() > 1 else ():
-      data.tokens(split)  # encoded by one of them, too
-  carried = dict(corpus=data.corpus.hash) | {
-    name: one.state() if one else None
-    for name, one in dict(tokenizer=data.tokenizer, source_tokenizer=data.source_tokenizer).items()
-  }
-  if published := saved[0].get('published') if last else start and start.published:
-    carried['published'] = published
-  processes.require_equal(
-    {f'what config.data.source={config.data.source!r} holds, or the tokenizer,': carried}
-  )
-  for place, before in zip(places, saved):
-    place.require_same_data(before, carried)
-  model = make_model(config, data.tokenizer, data.source_tokenizer)
-  mesh = ensemble.make_mesh(len(places), jax.devices()) if several else meshes.from_config(config)
-  whole = ensemble.data_mesh(mesh) if several else mesh
-  rules = sharding.parse_rules(config.rules)
-  make = states.init(
-    model,
-    optimizer,
-    training.batch_size,
-    config.data.length,
-    config.model.dtype == 'float16',
-    Experiment(config).lora,
-    training.skip_spikes > 0,
-  )
-  boxed = states.abstract_state(make)
-  where = states.state_shardings(boxed, mesh, rules, tuple(check.needs(Experiment(config))))
-  batch_sharding = sharding.batch_sharding(mesh, rules)
-
-  def batches_of(seed):
-    rows = objective.rows(packing, data.tokens('train'), config.data.length, seed, data.tokenizer)
-    return pipeline.train_iterator(
-      rows,
-      training.batch_size,
-      *device.process_rows(batch_sharding, training.batch_size),
-      threads=config.data.reader_threads,
-    )
-
-  iterators = [batches_of(seed) for seed in seeds]
-
+  prepared = prepare(run_dirs)
+  sharded = shard(prepared)
   with contextlib.ExitStack() as stack:
-    for place in places:
-      place.write_config()
-    # Of several, two are kept: a kill may come between the saves of two runs.
-    keep = max(training.keep_checkpoints, 2) if several else training.keep_checkpoints
-    checkpoints = [
-      stack.enter_context(contextlib.closing(checkpoint.Checkpoints(place.workdir, keep))) for place in places
-    ]
-    if near:
-      stack.enter_context(contextlib.closing(near))
-      if not closer:
-        near.clear()
-    if last:
-      target = checkpoint.restore_target(nn.unbox(boxed), where)
-      born = [
-        start.completed(kept.state(last, start.part(target, optimizer.trains)), target)
-        if start
-        else kept.state(last, target)
-        for kept in ([near] if closer else checkpoints)
-      ]
-      for kept, iterator, before in zip(checkpoints, iterators, saved):
-        iterator.set_state(before['data'])
-        kept.forget(last)
+    stores = open_stores(prepared, stack)
+    if prepared.resume.step:
+      initial = restore(prepared, sharded, stores)
     else:
-      born = states.init_states(make, seeds, where, mesh, rules)
-      if start:
-        born = [state.replace(params=start.adopted(state.params, optimizer.trains)) for state in born]
-    if near:
-      near.require_whole(born[0])
-    said = introduction(config, data, boxed.params, mesh, last)
-    print_status(said)
-    logs = [
-      stack.enter_context(
-        contextlib.closing(
-          MetricsLog(place.workdir, last) if processes.is_main_process() else NullMetricsLog()
-        )
-      )
-      for place in places
-    ]
-    for place in places if processes.is_main_process() else ():
-      stack.enter_context(heard(place.workdir, said))
-
-    line = Line(
-      last, training.steps, flops.training_flops_per_token(model, config.data.length), chips.peak_flops()
-    )
-    goodput = Goodput([place.workdir for place in places] if processes.is_main_process() else [], last, begun)
-    report = Report(logs, line, goodput, last)
-    with sharding.context(mesh, rules):
-      if several:
-
-        def one(state, batch, peak):
-          return train_step(
-            model,
-            objective,
-            *Experiment(config).build_optimizer(peak),
-            training.gradient_accumulation,
-            training.skip_spikes,
-          )(state, batch)
-
-        state, split = ensemble.stack_states(born, mesh), ensemble.split_states(len(places), whole)
-        step = jitted(ensemble.ensemble_step(one, mesh, peaks), ensemble.stacked_sharding(mesh))
-        batches = ensemble.prefetch(iterators, mesh)
-      else:
-        (state,), split = born, lambda state: (state,)
-        step = jitted(
-          train_step(model, objective, optimizer, rate, training.gradient_accumulation, training.skip_spikes),
-          where,
-        )
-        batches = device.prefetch(*iterators, batch_sharding, training.batch_size)
-      del born
-
-      def into(checkpoints, run, state, position, loss):
-        checkpoints[run].save(
-          start.part(state, optimizer.trains) if start else state,
-          dict(carried, config=places[run].config.to_dict(), data=position),
-          loss,
-        )
-
-      tiers = dict(zip(TIERS, (checkpoints, [near]) if near else (checkpoints,)))
-
-      evaluate = build_evaluate_fn(
-        config, model, data, sharding.batch_sharding(whole, rules), 'validation', training.evaluation_batches
-      )
-
-      def validate(params):
-        with sharding.context(whole, rules):
-          return evaluate(params)
-
-      with line:
-        loop.fit(
-          state,
-          batches,
-          step,
-          validate,
-          {tier: functools.partial(into, kept) for tier, kept in tiers.items()},
-          loop.Cadence(
-            training.steps,
-            training.log_every,
-            training.evaluate_every,
-            training.profile if processes.is_main_process() else 0,
-            dict(zip(TIERS, Experiment(config).save_intervals)),
-          ),
-          report,
-          str(places[0].workdir / 'profile'),
-          split,
-        )
-        with goodput.spent('saving'):
-          for kept in checkpoints:
-            kept.wait()
-          if near:
-            near.clear()
-        goodput.end()
-      _log.info('%s', goodput)
-  for place in places:
-    print_status(
-      f'{place.workdir}: config.json, log.txt, metrics.jsonl, checkpoints/ and the loss curves, curves.png'
-    )
+      initial = initialize(prepared, sharded)
+    if stores.local:
+      stores.local.require_whole(initial[0])
+    report = open_report(prepared, sharded, stack)
+    with sharding.context(sharded.runs.mesh, sharded.rules):
+      state, step = sharded.runs.combine(initial), compile_step(prepared, sharded)
+      del initial  # an ensemble's stacked state is a copy
+      with report.line:
+        fit(prepared, sharded, stores, state, step, report)
+        close(stores, report.goodput)
+      _log.info('%s', report.goodput)
+  for run_dir in run_dirs:
+    print_status(f'{run_dir.workdir}: config.json, log.txt, metrics.jsonl, checkpoints/ and curves.png')
   return report
 
 
-def refuse_another(one: ConfigDict, other: ConfigDict) -> None:
-  """Refuses to train two runs in one step whose configs differ in more than `TOGETHER`."""
-  one, other = (dict(leaves(config)) for config in (one, other))
-  for path in one | other:
-    require(
-      path in TOGETHER or one.get(path) == other.get(path),
-      f'config.{path} is {one.get(path)!r} of one run and {other.get(path)!r} of another, and runs that train together '
-      f'may differ in {" and ".join(TOGETHER)} alone; train them one after another',
+def prepare(run_dirs: Sequence[RunDir]) -> Prepared:
+  """Validates the configs, finds the checkpoint to resume from, opens the data and builds the model.
+
+  Raises:
+    ValueError: for configs that cannot be run, or that cannot resume from these directories.
+  """
+  for run_dir in run_dirs:
+    check.folder(run_dir.workdir)
+  started, config = time.perf_counter(), run_dirs[0].config
+  experiment = Experiment(config)
+  require_equal_runs(run_dirs)
+  require_ensemble_configs(experiment, run_dirs)
+  check.run(experiment, 1 if len(run_dirs) > 1 else jax.device_count())
+  check.made(experiment)
+  resume = find_resume_point(run_dirs)
+  # Frozen parameters are in no checkpoint of this run.
+  needs_pretrained = config.init_from and (experiment.frozen_pattern or not resume.step)
+  pretrained = load_pretrained(config) if needs_pretrained else None
+  data = open_data(experiment, resume, pretrained)
+  metadata = collect_metadata(data, resume, pretrained)
+  processes.require_equal(
+    {f'what config.data.source={config.data.source!r} holds, or the tokenizer,': metadata}
+  )
+  for run_dir, saved in zip(run_dirs, resume.metadata):
+    run_dir.require_same_data(saved, metadata)
+  model = build_model(experiment, data.tokenizer, data.source_tokenizer)
+  init = states.init(
+    model,
+    experiment.optimizer,
+    config.training.batch_size,
+    config.data.length,
+    config.model.dtype == 'float16',
+    experiment.lora,
+    config.training.skip_spikes > 0,
+  )
+  return Prepared(run_dirs, experiment, resume, pretrained, data, metadata, model, init, started)
+
+
+def open_data(
+  experiment: Experiment, resume: ResumePoint, pretrained: PretrainedRun | None
+) -> TextData | ImageData:
+  """Opens the data; of several processes the main one tokenizes them and fills the cache first."""
+  if not experiment.config.init_from:
+    tokenizer, source_tokenizer = experiment.tokenizer, experiment.source_tokenizer
+  elif resume.step:
+    tokenizer, source_tokenizer = load_tokenizers(resume.metadata[0])
+  else:
+    tokenizer, source_tokenizer = pretrained.tokenizer, pretrained.source_tokenizer
+  with processes.main_process_first():
+    data = pipeline.open_data(experiment.source, tokenizer, cache.directory(), source_tokenizer)
+    for split in ('train', 'validation') if jax.process_count() > 1 else ():
+      data.tokens(split)
+  return data
+
+
+def collect_metadata(
+  data: TextData | ImageData, resume: ResumePoint, pretrained: PretrainedRun | None
+) -> dict[str, Any]:
+  """The corpus hash, the tokenizers and the published model of every checkpoint that is saved."""
+  metadata = dict(corpus=data.corpus.hash)
+  for name, tokenizer in dict(tokenizer=data.tokenizer, source_tokenizer=data.source_tokenizer).items():
+    metadata[name] = tokenizer.state() if tokenizer else None
+  if resume.step:
+    published = resume.metadata[0].get('published')
+  else:
+    published = pretrained and pretrained.published
+  return metadata | (dict(published=published) if published else {})
+
+
+def shard(prepared: Prepared) -> Sharded:
+  """Lays out states and batches on the devices' mesh, and opens the batches of this process.
+
+  Raises:
+    ValueError: if the mesh does not divide a parameter or the batch.
+  """
+  config, experiment = prepared.config, prepared.experiment
+  if len(prepared.run_dirs) > 1:
+    rates = [run_dir.config.optimizer.learning_rate for run_dir in prepared.run_dirs]
+    runs = Ensemble.on_devices(np.asarray(rates, np.float32), jax.devices())
+  else:
+    runs = SingleRun(meshes.from_config(config))
+  rules = sharding.parse_rules(config.rules)
+  abstract = states.abstract_state(prepared.init)
+  shardings = states.state_shardings(abstract, runs.mesh, rules, tuple(check.needs(experiment)))
+  batch_sharding = sharding.batch_sharding(runs.mesh, rules)
+
+  def open_batches(seed):
+    data, length = prepared.data, config.data.length
+    rows = experiment.objective.rows(experiment.packing, data.tokens('train'), length, seed, data.tokenizer)
+    return pipeline.train_iterator(
+      rows,
+      config.training.batch_size,
+      *device.process_rows(batch_sharding, config.training.batch_size),
+      threads=config.data.reader_threads,
     )
 
+  iterators = [open_batches(run_dir.config.seed) for run_dir in prepared.run_dirs]
+  return Sharded(runs, rules, abstract, shardings, batch_sharding, iterators)
 
-def introduction(
-  config: ConfigDict, data: TextData | ImageData, params: PyTree, mesh: Mesh, last: int
-) -> str:
-  """What is about to be trained, for the log."""
-  versions = ' '.join(f'{name} {importlib.metadata.version(name)}' for name in ('jax', 'flax', 'optax'))
-  count = sum(x.size for x in jax.tree.leaves(nn.unbox(params)))
-  count_of = f'{jax.process_count()} processes, ' if jax.process_count() > 1 else ''
-  plan = check.schedule(config, mesh.shape)
-  return (
-    f'{data}\n'
-    f'model: {count:,} parameters, kernel {config.model.kernel}, {config.model.dtype}\n'
-    f'devices: {count_of}{mesh.size} × {jax.devices()[0].device_kind}, mesh {dict(mesh.shape)}; {versions}, '
-    f'Python {platform.python_version()}'
-    + (f'\npipeline: {plan}' if plan else '')
-    + (f'\nresuming from step {last}' if last else '')
+
+def open_stores(prepared: Prepared, stack: contextlib.ExitStack) -> Stores:
+  """Writes each run's config.json and opens its checkpoints; `stack` closes them."""
+  run_dirs, training, local = prepared.run_dirs, prepared.config.training, prepared.resume.local
+  for run_dir in run_dirs:
+    run_dir.write_config()
+  # An ensemble keeps two: a kill may come between the saves of two runs.
+  keep = max(training.keep_checkpoints, 2) if len(run_dirs) > 1 else training.keep_checkpoints
+  checkpoints = [
+    stack.enter_context(contextlib.closing(Checkpoints(run_dir.workdir, keep))) for run_dir in run_dirs
+  ]
+  if local:
+    stack.enter_context(contextlib.closing(local))
+    if not prepared.resume.from_local:
+      local.clear()
+  return Stores(checkpoints, local)
+
+
+def restore(prepared: Prepared, sharded: Sharded, stores: Stores) -> list[State]:
+  """The state of each run at the resume step; sets its iterator there and deletes later checkpoints."""
+  resume, pretrained, trains = prepared.resume, prepared.pretrained, prepared.experiment.optimizer.trains
+  target = restore_target(nn.unbox(sharded.abstract_state), sharded.shardings)
+
+  def restore_run(checkpoints):
+    if not pretrained:
+      return checkpoints.state(resume.step, target)
+    saved = checkpoints.state(resume.step, pretrained.drop_frozen(target, trains))
+    return pretrained.add_frozen(saved, target)
+
+  restored = [restore_run(one) for one in ([stores.local] if resume.from_local else stores.runs)]
+  for checkpoints, iterator, metadata in zip(stores.runs, sharded.iterators, resume.metadata):
+    iterator.set_state(metadata['data'])
+    checkpoints.forget(resume.step)
+  return restored
+
+
+def initialize(prepared: Prepared, sharded: Sharded) -> list[State]:
+  """The state of each run before its first step, with the parameters of config.init_from."""
+  seeds = [run_dir.config.seed for run_dir in prepared.run_dirs]
+  initial = states.init_states(prepared.init, seeds, sharded.shardings, sharded.runs.mesh, sharded.rules)
+  if pretrained := prepared.pretrained:
+    trains = prepared.experiment.optimizer.trains
+    initial = [state.replace(params=pretrained.merge_pretrained(state.params, trains)) for state in initial]
+  return initial
+
+
+def open_report(prepared: Prepared, sharded: Sharded, stack: contextlib.ExitStack) -> Report:
+  """Opens the logs of the main process and describes the run in them; `stack` closes them."""
+  config, first = prepared.config, prepared.resume.step
+  description = describe_run(config, prepared.data, sharded.abstract_state.params, sharded.runs.mesh, first)
+  print_status(description)
+  workdirs = [run_dir.workdir for run_dir in prepared.run_dirs]
+  is_main = processes.is_main_process()
+  logs = [
+    stack.enter_context(contextlib.closing(MetricsLog(workdir, first) if is_main else NullMetricsLog()))
+    for workdir in workdirs
+  ]
+  for workdir in workdirs if is_main else ():
+    stack.enter_context(log_to_file(workdir, description))
+  flops_per_token = flops.training_flops_per_token(prepared.model, config.data.length)
+  line = Line(first, config.training.steps, flops_per_token, chips.peak_flops())
+  return Report(logs, line, Goodput(workdirs if is_main else [], first, prepared.started), first)
+
+
+def compile_step(prepared: Prepared, sharded: Sharded) -> Step:
+  """The jitted training step; its first call compiles it."""
+  experiment, training = prepared.experiment, prepared.config.training
+
+  def build_step(peak):
+    optimizer, learning_rate = experiment.build_optimizer(peak)
+    return train_step(
+      prepared.model,
+      experiment.objective,
+      optimizer,
+      learning_rate,
+      training.gradient_accumulation,
+      training.skip_spikes,
+    )
+
+  return sharded.runs.jit_step(build_step, sharded.shardings)
+
+
+def fit(
+  prepared: Prepared, sharded: Sharded, stores: Stores, state: State, step: Step, report: Report
+) -> None:
+  """Trains to the last step, evaluating, logging and saving as the config's cadence says."""
+  experiment, training, runs = prepared.experiment, prepared.config.training, sharded.runs
+  where = sharding.batch_sharding(runs.data_mesh, sharded.rules)
+  evaluate = build_evaluate_fn(
+    experiment, prepared.model, prepared.data, where, 'validation', training.evaluation_batches
+  )
+
+  def validate(params):
+    with sharding.context(runs.data_mesh, sharded.rules):
+      return evaluate(params)
+
+  loop.fit(
+    state,
+    runs.prefetch(sharded.iterators, sharded.batch_sharding, training.batch_size),
+    step,
+    validate,
+    build_save_fns(prepared, stores),
+    loop.Cadence(
+      training.steps,
+      training.log_every,
+      training.evaluate_every,
+      training.profile if processes.is_main_process() else 0,
+      dict(zip(TIERS, experiment.save_intervals)),
+    ),
+    report,
+    str(prepared.run_dirs[0].workdir / 'profile'),
+    runs.build_split_fn(),
   )
 
 
-@contextlib.contextmanager
-def heard(workdir: pathlib.Path, said: str) -> Iterator[None]:
-  """Writes what is said into the run's log.txt, beginning with `said`."""
-  with (workdir / 'log.txt').open('a') as file:
-    file.write(f'\n{datetime.datetime.now():%Y-%m-%d %H:%M:%S}\n{said}\n')
-  log, file = logging.getLogger('tfm'), logging.FileHandler(workdir / 'log.txt')
-  log.addHandler(file)
-  try:
-    yield
-  finally:
-    log.removeHandler(file)
-    file.close()
+def build_save_fns(prepared: Prepared, stores: Stores) -> dict[str, Callable[..., None]]:
+  """For each tier of checkpoints, a function (run, its state, its data position, loss or None) that saves the run."""
+  pretrained, trains = prepared.pretrained, prepared.experiment.optimizer.trains
+
+  def save(checkpoints, run, state, position, loss):
+    checkpoints[run].save(
+      pretrained.drop_frozen(state, trains) if pretrained else state,
+      dict(prepared.metadata, config=prepared.run_dirs[run].config.to_dict(), data=position),
+      loss,
+    )
+
+  tiers = (stores.runs, [stores.local]) if stores.local else (stores.runs,)
+  return {tier: functools.partial(save, checkpoints) for tier, checkpoints in zip(TIERS, tiers)}
+
+
+def close(stores: Stores, goodput: Goodput) -> None:
+  """Waits for the last saves and deletes local checkpoints, which the last save replaces."""
+  with goodput.spent('saving'):
+    for checkpoints in stores.runs:
+      checkpoints.wait()
+    if stores.local:
+      stores.local.clear()
+  goodput.end()

@@ -39,7 +39,7 @@ class Report:
   """
 
   def __init__(self, logs: Sequence[MetricsLog], line: Line, goodput: Goodput, first: int = 0):
-    self._logs, self._line, self.goodput = logs, line, goodput
+    self._logs, self.line, self.goodput = logs, line, goodput
     self._told, self._before = first, dict(goodput.seconds)
     self.step_seconds, self.save_seconds = 0.0, dict(goodput.save_seconds)
     self.live, self.diverged = list(range(len(logs))), {}
@@ -61,14 +61,14 @@ class Report:
           f'config.training.skip_spikes times its running mean; {int(values["spikes"][run])} so far'
         )
     read, loss = values.pop('read'), values['loss'][self.live].mean()
-    self._line.advance(step, float(read.sum()), float(loss))
+    self.line.advance(step, float(read.sum()), float(loss))
     if due:
       pace, hashes = self._pace(step), fetched.hashes  # gathered from all processes
       for run in self.live:
         said = {name: float(x[run]) for name, x in values.items()}
-        said |= pace | dict(tokens_per_second=self._line.rate(), batch=hashes[run])
-        if self._line.peak_flops and self._line.flops_per_token:
-          said |= dict(mfu=self._line.mfu())
+        said |= pace | dict(tokens_per_second=self.line.rate(), batch=hashes[run])
+        if self.line.peak_flops and self.line.flops_per_token:
+          said |= dict(mfu=self.line.mfu())
         self._logs[run].write(step, 'train', said)
 
   def evaluated(self, step: int, run: int, values: Mapping[str, float]) -> bool:
@@ -115,9 +115,9 @@ class Report:
   @contextlib.contextmanager
   def paused(self) -> Iterator[None]:
     """Leaves what is no training out of the rate."""
-    since = self._line.pause()
+    since = self.line.pause()
     yield
-    self._line.resume(since)
+    self.line.resume(since)
 
   def _check(self, step: int, run: int, split: str, values: Mapping[str, float]) -> None:
     for name, value in values.items():

@@ -41,7 +41,7 @@ class Needle(protocol.Measure):
 
   def prepare(self, run):
     self.check(run.config, run.model)
-    source = Experiment(run.config).source
+    source = run.experiment.source
     L = source.length
     asked = {}
     with sharding.context(run.mesh, run.rules):
@@ -53,7 +53,7 @@ class Needle(protocol.Measure):
           texts = dataclasses.replace(source, length=length, longer=None, depth=depth, held_out=self.texts)
           data = pipeline.open_data(texts, plain(run.tokenizer), cache.directory())
           asked[length, depth] = runs.build_evaluate_fn(
-            config, run.model, data, where, 'validation', batches=0
+            Experiment(config), run.model, data, where, 'validation', batches=0
           )
 
     def measure(params):

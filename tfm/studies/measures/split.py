@@ -25,7 +25,7 @@ class Split(protocol.Measure):
     with sharding.context(run.mesh, run.rules):
       where = sharding.batch_sharding(run.mesh, run.rules)
       evaluate = runs.build_evaluate_fn(
-        run.config, run.model, runs.open_data(run), where, self.split, batches=0
+        run.experiment, run.model, runs.open_data(run), where, self.split, batches=0
       )
 
     def measure(params):

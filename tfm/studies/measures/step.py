@@ -3,6 +3,7 @@
 import dataclasses
 
 from tfm.analysis import estimate
+from tfm.config.assemble import Experiment
 from tfm.data.special import plain
 from tfm.models import flops
 from tfm.runs import load as runs
@@ -40,7 +41,7 @@ class Step(protocol.Measure):
       config.data.length, config.training.gradient_accumulation = length, 1
       config.training.batch_size = rows = max(1, tokens // length)
       model, cost = (
-        runs.make_model(config, tokenizer, run.source_tokenizer),
+        runs.build_model(Experiment(config), tokenizer, run.source_tokenizer),
         estimate.measure_step(config, rounds=self.rounds),
       )
       found += [

@@ -1,0 +1,50 @@
+"""The run's log.txt and its first lines."""
+
+import contextlib
+import datetime
+import importlib.metadata
+import logging
+import pathlib
+import platform
+from collections.abc import Iterator
+
+import flax.linen as nn
+import jax
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from tfm.config import validate as check
+from tfm.data.pipeline import ImageData, TextData
+from tfm.shapes import PyTree
+
+
+def describe_run(
+  config: ConfigDict, data: TextData | ImageData, params: PyTree, mesh: Mesh, step: int
+) -> str:
+  """The data, the model's size, the devices, the library versions and the step to resume from, in lines."""
+  versions = ' '.join(f'{name} {importlib.metadata.version(name)}' for name in ('jax', 'flax', 'optax'))
+  size = sum(x.size for x in jax.tree.leaves(nn.unbox(params)))
+  process_count = f'{jax.process_count()} processes, ' if jax.process_count() > 1 else ''
+  schedule = check.schedule(config, mesh.shape)
+  return (
+    f'{data}\n'
+    f'model: {size:,} parameters, kernel {config.model.kernel}, {config.model.dtype}\n'
+    f'devices: {process_count}{mesh.size} × {jax.devices()[0].device_kind}, mesh {dict(mesh.shape)}; {versions}, '
+    f'Python {platform.python_version()}'
+    + (f'\npipeline: {schedule}' if schedule else '')
+    + (f'\nresuming from step {step}' if step else '')
+  )
+
+
+@contextlib.contextmanager
+def log_to_file(workdir: pathlib.Path, first_lines: str) -> Iterator[None]:
+  """Appends `first_lines`, and what the logger `tfm` logs in this block, to log.txt in `workdir`."""
+  with (workdir / 'log.txt').open('a') as file:
+    file.write(f'\n{datetime.datetime.now():%Y-%m-%d %H:%M:%S}\n{first_lines}\n')
+  logger, handler = logging.getLogger('tfm'), logging.FileHandler(workdir / 'log.txt')
+  logger.addHandler(handler)
+  try:
+    yield
+  finally:
+    logger.removeHandler(handler)
+    handler.close()
