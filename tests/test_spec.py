@@ -1,4 +1,4 @@
-"""Spec strings: what is read, what is refused, and what the refusal says."""
+"""Spec strings: what parses, what is rejected, and the error messages."""
 
 import functools
 
@@ -19,17 +19,7 @@ from tfm.positions.rope import Rope
 from tfm.spec import Call, SpecError
 
 
-SURROUNDINGS = dict(width=8, heads=2, head_width=4, length=16)
-
-
-def test_a_value_alone_is_told_who_takes_it():
-  def steps(every: int):
-    pass
-
-  with pytest.raises(SpecError, match=r"'200' names nothing; steps\(200\) would do"):
-    spec.choose('200', dict(evaluation=lambda: None, steps=steps))
-  with pytest.raises(SpecError, match=r"'None' names nothing; known: evaluation, steps"):
-    spec.choose('None', dict(evaluation=lambda: None, steps=steps))
+CONTEXT = dict(width=8, heads=2, head_width=4, length=16)
 
 
 def mask(text):
@@ -37,7 +27,7 @@ def mask(text):
 
 
 def position(text):
-  return spec.factory(text, tfm.positions, Position, **SURROUNDINGS)
+  return spec.factory(text, tfm.positions, Position, **CONTEXT)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +48,7 @@ def position(text):
     ('name("os.system(1) # & | ~")', ('os.system(1) # & | ~',), {}),
   ],
 )
-def test_what_is_read(text, args, kwargs):
+def test_valid_specs_parse(text, args, kwargs):
   assert spec.parse(text) == Call('name', args, kwargs)
 
 
@@ -143,13 +133,13 @@ def test_what_is_read(text, args, kwargs):
     'a(' + '9' * 5000 + ')',
   ],
 )
-def test_what_is_refused_and_never_run(text):
+def test_other_python_is_rejected_and_never_executed(text):
   with pytest.raises(SpecError):
     spec.parse(text)
 
 
 @pytest.mark.parametrize('text', [None, 1, (), b'rope', ['rope']])
-def test_a_spec_is_a_string(text):
+def test_a_spec_must_be_a_string(text):
   with pytest.raises(SpecError, match='a spec is a string'):
     spec.parse(text)
 
@@ -174,12 +164,12 @@ def test_a_spec_is_a_string(text):
     'open("/etc/passwd")',
   ],
 )
-def test_only_files_of_the_slot_are_names(text):
+def test_only_the_variants_of_the_slot_are_valid_names(text):
   with pytest.raises(SpecError):
     mask(text)
 
 
-def test_errors_are_value_errors():
+def test_spec_error_is_a_value_error():
   assert issubclass(SpecError, ValueError)
 
 
@@ -203,14 +193,14 @@ def test_errors_are_value_errors():
     ('window("2")', ["left='2'", 'must be of type int']),
   ],
 )
-def test_refusals_say_what_would_do(text, parts):
-  with pytest.raises(SpecError) as refusal:
+def test_error_messages_name_value_and_remedy(text, parts):
+  with pytest.raises(SpecError) as error:
     mask(text)
-  assert all(part in str(refusal.value) for part in parts), refusal.value
-  assert '\n' not in str(refusal.value)
+  assert all(part in str(error.value) for part in parts), error.value
+  assert '\n' not in str(error.value)
 
 
-def test_positional_and_keyword_arguments_mean_the_same():
+def test_positional_and_keyword_arguments_are_equivalent():
   assert mask('window(3, 0)') == mask('window(3, right=0)') == mask('window(right=0, left=3)') == Window(3, 0)
 
 
@@ -228,7 +218,7 @@ def test_positional_and_keyword_arguments_mean_the_same():
     ('causal & window(1) & window(2)', And(And(Causal(), Window(1)), Window(2))),
   ],
 )
-def test_operators_and_their_precedence(text, expected):
+def test_operators_have_python_precedence(text, expected):
   assert mask(text) == expected
 
 
@@ -248,12 +238,12 @@ def test_operators_and_their_precedence(text, expected):
     'causal < window(1)',
   ],
 )
-def test_no_other_operators(text):
+def test_other_operators_are_rejected(text):
   with pytest.raises(SpecError):
     mask(text)
 
 
-def test_operators_are_for_masks():
+def test_only_masks_support_operators():
   with pytest.raises(SpecError, match='which only masks allow'):
     spec.build('dense & dense', tfm.kernels, Kernel)
   with pytest.raises(SpecError):
@@ -261,11 +251,11 @@ def test_operators_are_for_masks():
   assert spec.build('dense', tfm.kernels, Kernel) == Dense()
 
 
-def test_factories_make_modules_with_the_surroundings_set():
-  made = position('rope(theta=500)')
-  assert isinstance(made, functools.partial)
-  assert made() == Rope(theta=500, **SURROUNDINGS)
-  assert position('learned(20)')() == Learned(rows=20, **SURROUNDINGS)
+def test_factory_binds_the_context_fields():
+  factory = position('rope(theta=500)')
+  assert isinstance(factory, functools.partial)
+  assert factory() == Rope(theta=500, **CONTEXT)
+  assert position('learned(20)')() == Learned(rows=20, **CONTEXT)
 
 
 @pytest.mark.parametrize(
@@ -280,31 +270,45 @@ def test_factories_make_modules_with_the_surroundings_set():
     ('learned(3)', ['rows=3', 'data.length=16']),
   ],
 )
-def test_factories_check_at_once(text, parts):
-  with pytest.raises(SpecError) as refusal:
+def test_factory_validates_at_once(text, parts):
+  with pytest.raises(SpecError) as error:
     position(text)
-  assert all(part in str(refusal.value) for part in parts), refusal.value
+  assert all(part in str(error.value) for part in parts), error.value
 
 
-def test_tables():
+def test_build_from_table():
   table = {'plus': lambda a, b=2: a + b, 'minus': lambda a, k: a - k}
-  assert spec.choose('plus(1)', table) == 3
-  assert spec.choose('plus(1, b=-3)', table) == -2
-  assert spec.choose('minus(5)', table, k=3) == 2 and spec.choose('plus(1)', table, k=3) == 3
-  assert spec.pick('plus(1)', table)(b=5) == 6
+  assert spec.build_from_table('plus(1)', table) == 3
+  assert spec.build_from_table('plus(1, b=-3)', table) == -2
+  assert (
+    spec.build_from_table('minus(5)', table, k=3) == 2 and spec.build_from_table('plus(1)', table, k=3) == 3
+  )
+  assert spec.bind_from_table('plus(1)', table)(b=5) == 6
   with pytest.raises(SpecError, match="'pluss' names 'pluss'.*known: plus, minus; did you mean 'plus'"):
-    spec.choose('pluss', table)
+    spec.build_from_table('pluss', table)
   with pytest.raises(SpecError, match="passes 'k'"):
-    spec.choose('minus(5, k=1)', table, k=3)
+    spec.build_from_table('minus(5, k=1)', table, k=3)
   with pytest.raises(SpecError, match=r"'plus\(\"x\"\)': .*str"):
-    spec.choose('plus("x")', table)
+    spec.build_from_table('plus("x")', table)
 
 
-def test_names_are_the_files():
-  assert {'causal', 'window'} <= set(spec.names(tfm.masks)) and 'protocol' not in spec.names(tfm.masks)
+def test_a_bare_value_is_rejected_with_the_specs_that_accept_it():
+  def steps(every: int):
+    pass
+
+  with pytest.raises(SpecError, match=r"'200' has no name; use steps\(200\)"):
+    spec.build_from_table('200', dict(evaluation=lambda: None, steps=steps))
+  with pytest.raises(SpecError, match=r"'None' has no name; known: evaluation, steps"):
+    spec.build_from_table('None', dict(evaluation=lambda: None, steps=steps))
 
 
-def test_a_file_defines_one_public_class(tmp_path, monkeypatch):
+def test_variant_names_are_the_file_names():
+  assert {'causal', 'window'} <= set(spec.variant_names(tfm.masks)) and 'protocol' not in spec.variant_names(
+    tfm.masks
+  )
+
+
+def test_a_file_must_define_one_public_class(tmp_path, monkeypatch):
   package = tmp_path / 'slot_of_test'
   package.mkdir()
   (package / '__init__.py').write_text('')
@@ -325,7 +329,7 @@ def test_a_file_defines_one_public_class(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-  'text, said',
+  'text, message',
   [
     ('window("3")', "left='3', which must be of type int;"),
     ('window(3.5)', 'left=3.5'),
@@ -333,14 +337,24 @@ def test_a_file_defines_one_public_class(tmp_path, monkeypatch):
     ('window(3, right=(1,))', 'right=(1,), which must be of type int | None'),
   ],
 )
-def test_arguments_of_a_wrong_type_are_refused(text, said):
+def test_arguments_of_a_wrong_type_are_rejected(text, message):
   with pytest.raises(spec.SpecError) as error:
     mask(text)
-  assert said in str(error.value) and 'window takes (left, right=None)' in str(error.value)
+  assert message in str(error.value) and 'window takes (left, right=None)' in str(error.value)
 
 
-def test_what_fits_a_type():
+def test_matches_type():
   assert (
-    spec.fits(1, float) and spec.fits(None, int | None) and spec.fits('x', dict) and spec.fits(True, bool)
+    spec.matches_type(1, float)
+    and spec.matches_type(None, int | None)
+    and spec.matches_type('x', dict)
+    and spec.matches_type(True, bool)
   )
-  assert not any((spec.fits(1.0, int), spec.fits(True, float), spec.fits(None, str), spec.fits(1, bool)))
+  assert not any(
+    (
+      spec.matches_type(1.0, int),
+      spec.matches_type(True, float),
+      spec.matches_type(None, str),
+      spec.matches_type(1, bool),
+    )
+  )

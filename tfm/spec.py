@@ -1,13 +1,13 @@
-"""Spec strings: `name(literal, key=literal)` names the file `name.py` of a slot's folder.
+"""Spec strings: `name(literal, key=literal)` selects the variant in the file `name.py` of a slot's folder.
 
-The command line, the log, the config diff and the report all speak these strings. They are read by
-a whitelisted walk over Python's syntax tree, never by `eval`: a call, a bare name, literals, and,
-where the slot allows it, the operators `&`, `|` and `~` between specs.
+The command line, the log, the config diff and the report all use these strings. A whitelisted walk over
+Python's syntax tree parses them, never `eval`. It accepts a call, a bare name, literals, and, where the slot
+allows it, the operators `&`, `|` and `~` between specs.
 
-  parse('rope(theta=500)')                   -> Call('rope', (), {'theta': 500})
-  build('causal & window(8)', masks, Mask)   -> And(Causal(), Window(8))
-  factory('rope', positions, Position, …)    -> partial(Rope, …): linen modules travel as factories
-  choose('wsd(decay=0.2)', SCHEDULES)        -> SCHEDULES['wsd'](decay=0.2): small slots are tables
+  parse('rope(theta=500)')                        -> Call('rope', (), {'theta': 500})
+  build('causal & window(8)', masks, Mask)        -> And(Causal(), Window(8))
+  factory('rope', positions, Position, …)         -> partial(Rope, …), which a parent linen module calls
+  build_from_table('wsd(decay=0.2)', SCHEDULES)   -> SCHEDULES['wsd'](decay=0.2), for slots that are a table
 """
 
 import ast
@@ -31,7 +31,7 @@ OPERATORS = {ast.BitAnd: operator.and_, ast.BitOr: operator.or_, ast.Invert: ope
 
 
 class SpecError(ValueError):
-  """A spec string that cannot be read or built; one sentence saying what would do."""
+  """A spec string that cannot be parsed or built; the message names value and remedy."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,26 +44,26 @@ class Call:
 
 
 def parse(text: str) -> Call:
-  """Reads one `name` or `name(literal, key=literal)`.
+  """Parses one `name` or `name(literal, key=literal)`.
 
   Raises:
     SpecError: if the text is anything else.
   """
-  return _call(_tree(text), text)
+  return _parse_call(_parse_expression(text), text)
 
 
 def build(text: str, package: ModuleType, base: type, **context) -> Any:
-  """Builds the object that a spec names: the class derived from `base` in `package`'s file.
+  """Builds the object of a spec: an instance of the class derived from `base` in the file that it names.
 
   Args:
-    text: the spec; `&`, `|` and `~` between specs apply the objects' own operators.
+    text: the spec; `&`, `|` and `~` between specs apply the operators of the built objects.
     package: the slot's folder, such as `tfm.masks`.
     base: the slot's protocol class.
-    **context: fields that the surroundings know (the head width, the length, …), passed to the
-      classes that declare them and that the spec does not set.
+    **context: fields that the caller sets (the head width, the length, …), passed to the classes that
+      declare them. A spec cannot set them.
 
   Raises:
-    SpecError: for an unknown name or argument, with the known ones and the nearest match.
+    SpecError: for an unknown name or argument; the message lists the known ones and the nearest match.
   """
 
   def walk(node):
@@ -71,8 +71,10 @@ def build(text: str, package: ModuleType, base: type, **context) -> Any:
       return combine(node.op, walk(node.left), walk(node.right))
     if isinstance(node, ast.UnaryOp) and type(node.op) in OPERATORS:
       return combine(node.op, walk(node.operand))
-    call = _call(node, text)
-    return _called(bind(call, find(call.name, package, base, text), text, context), text)
+    call = _parse_call(node, text)
+    return _call_with_spec_error(
+      bind(call, find_variant(call.name, package, base, text), text, context), text
+    )
 
   def combine(op, *operands):
     try:
@@ -80,53 +82,57 @@ def build(text: str, package: ModuleType, base: type, **context) -> Any:
     except TypeError:
       raise SpecError(f'{text!r} combines specs with an operator, which only masks allow') from None
 
-  return walk(_tree(text))
+  return walk(_parse_expression(text))
 
 
 def factory(text: str, package: ModuleType, base: type, **context) -> functools.partial:
-  """As `build`, but for one linen module: its class with the fields bound, to be called in a parent.
+  """Binds the fields of one linen module class; a parent module calls the result to create the submodule.
 
-  The settings are checked at once by the module's `check()`.
+  The arguments are those of `build`. The module's `check()` validates the settings at once.
   """
   call = parse(text)
-  made = bind(call, find(call.name, package, base, text), text, context)
-  _called(lambda: made().check(), text)
-  return made
+  make_module = bind(call, find_variant(call.name, package, base, text), text, context)
+  _call_with_spec_error(lambda: make_module().check(), text)
+  return make_module
 
 
-def pick(text: str, table: Mapping[str, Callable], **context) -> functools.partial:
-  """The entry of `table` that a spec names, arguments bound: for variants of a few lines each."""
-  if isinstance(node := _tree(text), ast.Constant):
-    takers = [f'{name}({text})' for name, maker in table.items() if _takes(maker, node.value)]
-    raise SpecError(
-      f'{text!r} names nothing; ' + (f'{" or ".join(takers)} would do' if takers else suggest(text, table))
-    )
+def bind_from_table(text: str, table: Mapping[str, Callable], **context) -> functools.partial:
+  """Binds the arguments of a spec to the entry of `table` that it names.
+
+  Small slots, whose variants are a few lines each, are such tables: name → callable.
+  """
+  if isinstance(node := _parse_expression(text), ast.Constant):
+    alternatives = [
+      f'{name}({text})' for name, maker in table.items() if _accepts_one_value(maker, node.value)
+    ]
+    remedy = f'use {" or ".join(alternatives)}' if alternatives else suggest(text, table)
+    raise SpecError(f'{text!r} has no name; {remedy}')
   call = parse(text)
   if call.name not in table:
-    raise SpecError(f'{text!r} names {call.name!r}, which is not there; {suggest(call.name, table)}')
+    raise SpecError(f'{text!r} names {call.name!r}, which does not exist; {suggest(call.name, table)}')
   return bind(call, table[call.name], text, context)
 
 
-def choose(text: str, table: Mapping[str, Callable], **context) -> Any:
-  """As `pick`, and called."""
-  return _called(pick(text, table, **context), text)
+def build_from_table(text: str, table: Mapping[str, Callable], **context) -> Any:
+  """Binds a spec as `bind_from_table` does, and calls the result."""
+  return _call_with_spec_error(bind_from_table(text, table, **context), text)
 
 
-def names(package: ModuleType) -> tuple[str, ...]:
-  """The variants of a slot: the names of its files, but for `protocol` and those that begin with `_`."""
-  found = (m.name for m in pkgutil.iter_modules(package.__path__))
-  return tuple(sorted(name for name in found if name != 'protocol' and not name.startswith('_')))
+def variant_names(package: ModuleType) -> tuple[str, ...]:
+  """Lists the variants of a slot: its files' names, except `protocol` and names that begin with `_`."""
+  modules = (m.name for m in pkgutil.iter_modules(package.__path__))
+  return tuple(sorted(name for name in modules if name != 'protocol' and not name.startswith('_')))
 
 
-def find(name: str, package: ModuleType, base: type, text: str | None = None) -> type:
-  """The one public class derived from `base` in the file `name.py` of `package`."""
+def find_variant(name: str, package: ModuleType, base: type, text: str | None = None) -> type:
+  """Imports the one public class derived from `base` in the file `name.py` of `package`."""
   slot = package.__name__.rpartition('.')[2]
-  if name not in names(package):
+  if name not in variant_names(package):
     raise SpecError(
-      f'{text or name!r} names {name!r}, which {slot} does not have; {suggest(name, names(package))}'
+      f'{text or name!r} names {name!r}, which {slot} does not have; {suggest(name, variant_names(package))}'
     )
   module = importlib.import_module(f'{package.__name__}.{name}')
-  found = [
+  classes = [
     c
     for c in vars(module).values()
     if inspect.isclass(c)
@@ -134,49 +140,50 @@ def find(name: str, package: ModuleType, base: type, text: str | None = None) ->
     and c.__module__ == module.__name__
     and not c.__name__.startswith('_')
   ]
-  if len(found) != 1:
+  if len(classes) != 1:
     raise SpecError(
-      f'{module.__name__} must define one public {base.__name__}, found {[c.__name__ for c in found]}'
+      f'{module.__name__} must define one public {base.__name__}, found {[c.__name__ for c in classes]}'
     )
-  return found[0]
+  return classes[0]
 
 
 def bind(call: Call, maker: Callable, text: str, context: Mapping[str, Any] = {}) -> functools.partial:
-  """Binds a spec's arguments, and what `maker` declares of `context`, without calling it.
+  """Binds a spec's arguments, and the fields of `context` that `maker` declares, without calling it.
 
   Raises:
-    SpecError: for an argument that is unknown, missing, given twice, one too many or of a wrong type.
+    SpecError: for an unknown, missing, repeated, surplus or wrongly typed argument.
   """
   parameters = inspect.signature(maker).parameters
-  # Linen adds `parent` and `name` to every module; context fields are the surroundings' to set.
+  # Linen adds `parent` and `name` to every module; the caller sets the fields of the context.
   settable = [name for name in parameters if name not in ('parent', 'name') and name not in context]
-  takes = f'{call.name} takes {signature(maker, settable)}'
+  usage = f'{call.name} takes {format_signature(maker, settable)}'
   for name in call.kwargs:
     if name not in settable:
-      raise SpecError(f'{text!r} passes {name!r}; {takes}; {suggest(name, settable)}')
+      raise SpecError(f'{text!r} passes {name!r}; {usage}; {suggest(name, settable)}')
   if len(call.args) > len(settable):
-    raise SpecError(f'{text!r} passes {len(call.args)} positional arguments; {takes}')
-  given = dict(zip(settable, call.args))
-  for name in given.keys() & call.kwargs.keys():
-    raise SpecError(f'{text!r} sets {name!r} twice; {takes}')
-  given |= call.kwargs
+    raise SpecError(f'{text!r} passes {len(call.args)} positional arguments; {usage}')
+  arguments = dict(zip(settable, call.args))
+  for name in arguments.keys() & call.kwargs.keys():
+    raise SpecError(f'{text!r} sets {name!r} twice; {usage}')
+  arguments |= call.kwargs
   for name in settable:
-    if parameters[name].default is inspect.Parameter.empty and name not in given:
-      raise SpecError(f'{text!r} leaves out {name!r}; {takes}')
-  for name, value in given.items():
-    if not fits(value, parameters[name].annotation):
+    if parameters[name].default is inspect.Parameter.empty and name not in arguments:
+      raise SpecError(f'{text!r} leaves out {name!r}; {usage}')
+  for name, value in arguments.items():
+    if not matches_type(value, parameters[name].annotation):
       raise SpecError(
         f'{text!r} passes {name}={value!r}, which must be of type '
-        f'{inspect.formatannotation(parameters[name].annotation)}; {takes}'
+        f'{inspect.formatannotation(parameters[name].annotation)}; {usage}'
       )
-  known = {name: value for name, value in context.items() if name in parameters}
-  return functools.partial(maker, **given, **known)
+  declared = {name: value for name, value in context.items() if name in parameters}
+  return functools.partial(maker, **arguments, **declared)
 
 
-def fits(value: Any, annotation: Any) -> bool:
-  """Whether a literal is of an annotated type: None, bool, int, float, str or a union of them.
+def matches_type(value: Any, annotation: Any) -> bool:
+  """Whether a literal has the annotated type: None, bool, int, float, str or a union of them.
 
-  A whole number is a float, True is no number, and what is annotated otherwise is the maker's to check.
+  An int is accepted as a float; a bool is not accepted as a number. Other annotations accept every value:
+  the class itself must check them.
   """
   kinds = typing.get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)
   simple = {bool: bool, int: int, float: (int, float), str: str, type(None): type(None)}
@@ -187,27 +194,29 @@ def fits(value: Any, annotation: Any) -> bool:
   return any(isinstance(value, simple[kind]) for kind in kinds)
 
 
-def signature(maker: Callable, settable: list[str]) -> str:
-  """`(left, right=0)`: what a spec may say, for error messages and `--help`."""
+def format_signature(maker: Callable, settable: list[str]) -> str:
+  """Formats the arguments that a spec may set, such as `(left, right=0)`, for error messages and `--help`."""
   parameters = inspect.signature(maker).parameters
-  shown = [
+  texts = [
     n if parameters[n].default is inspect.Parameter.empty else f'{n}={parameters[n].default!r}'
     for n in settable
   ]
-  return f'({", ".join(shown)})'
+  return f'({", ".join(texts)})'
 
 
-def defined(path: str, function: str, flag: str = '') -> Callable:
-  """A function of one argument that a Python file defines.
+def load_function(path: str, function: str, flag: str = '') -> Callable:
+  """Executes a Python file and returns the function of one argument that it defines.
 
   Args:
-    flag: that named the file, for the errors.
+    path: the file.
+    function: the function's name.
+    flag: the command-line flag that names the file, such as `--config=`, as a prefix of error messages.
 
   Raises:
-    ValueError: if there is no such file, or no such function in it.
+    ValueError: if the file does not exist or does not define the function.
   """
   if not pathlib.Path(path).is_file():
-    raise ValueError(f'{flag}{path} is no file; name a Python file with a {function}(arg)')
+    raise ValueError(f'{flag}{path} is no file; use a Python file that defines {function}(arg)')
   module_spec = importlib.util.spec_from_file_location(f'tfm_{function}', path)
   module = importlib.util.module_from_spec(module_spec)
   module_spec.loader.exec_module(module)
@@ -216,25 +225,26 @@ def defined(path: str, function: str, flag: str = '') -> Callable:
   return getattr(module, function)
 
 
-def _called(make: Callable, text: str) -> Any:
+def _call_with_spec_error(make: Callable, text: str) -> Any:
+  """Calls `make` and raises its TypeError or ValueError as a SpecError that names the spec."""
   try:
     return make()
   except (TypeError, ValueError) as error:
     raise SpecError(f'{text!r}: {error}') from error
 
 
-def _takes(maker: Callable, value: Any) -> bool:
-  """Whether it asks for one value, and this may be it."""
-  asked = [p for p in inspect.signature(maker).parameters.values() if p.default is inspect.Parameter.empty]
-  return len(asked) == 1 and fits(value, asked[0].annotation)
+def _accepts_one_value(maker: Callable, value: Any) -> bool:
+  """Whether `maker` has exactly one required parameter and `value` has its type."""
+  required = [p for p in inspect.signature(maker).parameters.values() if p.default is inspect.Parameter.empty]
+  return len(required) == 1 and matches_type(value, required[0].annotation)
 
 
-def _tree(text: str) -> ast.expr:
+def _parse_expression(text: str) -> ast.expr:
   if not isinstance(text, str) or not text.strip():
     raise SpecError(f'a spec is a string such as "name" or "name(key=1)", not {text!r}')
   try:
     return ast.parse(text.strip(), mode='eval').body
-  # Besides SyntaxError: a null byte, and nesting too deep for the parser.
+  # The last three: a null byte, or nesting too deep for the parser.
   except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
     raise SpecError(
       f'{text[:80]!r} is not a spec ({getattr(error, "msg", error)}); '
@@ -242,7 +252,7 @@ def _tree(text: str) -> ast.expr:
     ) from None
 
 
-def _call(node: ast.expr, text: str) -> Call:
+def _parse_call(node: ast.expr, text: str) -> Call:
   if isinstance(node, ast.Name):
     return Call(node.id, (), {})
   if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
@@ -250,25 +260,21 @@ def _call(node: ast.expr, text: str) -> Call:
       raise SpecError(f'{text!r} unpacks an argument; a spec takes literals only')
     keys = [k.arg for k in node.keywords]
     for key in keys:
-      if keys.count(key) > 1:  # the parser does not mind
-        raise SpecError(f'{text!r} sets {key!r} twice; say it once')
+      if keys.count(key) > 1:  # the parser accepts it
+        raise SpecError(f'{text!r} sets {key!r} twice; set it once')
     return Call(
       node.func.id,
-      tuple(_literal(a, text) for a in node.args),
-      {k.arg: _literal(k.value, text) for k in node.keywords},
+      tuple(_parse_literal(a, text) for a in node.args),
+      {k.arg: _parse_literal(k.value, text) for k in node.keywords},
     )
   raise SpecError(f'{text!r} holds {ast.unparse(node)!r}; a spec is "name" or "name(literal, key=literal)"')
 
 
-def _literal(node: ast.expr, text: str) -> Any:
+def _parse_literal(node: ast.expr, text: str) -> Any:
   try:
     return ast.literal_eval(node)
-  except (
-    ValueError,
-    TypeError,
-    MemoryError,
-    RecursionError,
-  ):  # TypeError: an unhashable key of a literal dict
+  # TypeError: an unhashable key of a literal dict.
+  except (ValueError, TypeError, MemoryError, RecursionError):
     hint = f'; for a string write {node.id!r} in quotes' if isinstance(node, ast.Name) else ''
     raise SpecError(
       f'{text!r} holds the argument {ast.unparse(node)!r}, which is not a literal{hint}'

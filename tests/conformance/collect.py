@@ -48,17 +48,17 @@ DEFAULTS = dict(mixer='softmax', position='rope', mask='causal')
 
 def variants(slot: str) -> tuple[str, ...]:
   """The names of a slot's files."""
-  return spec.names(ALL_SLOTS[slot][0])
+  return spec.variant_names(ALL_SLOTS[slot][0])
 
 
 def examples(slot: str, name: str) -> tuple[str, ...]:
   """The specs to try one file with; none if it has required arguments and does not say."""
-  return tried(spec.find(name, *ALL_SLOTS[slot]), ALL_SLOTS[slot][1], name)
+  return tried(spec.find_variant(name, *ALL_SLOTS[slot]), ALL_SLOTS[slot][1], name)
 
 
 def variant(slot: str, text: str) -> type:
   """The class that a spec names."""
-  return spec.find(spec.parse(text).name, *ALL_SLOTS[slot])
+  return spec.find_variant(spec.parse(text).name, *ALL_SLOTS[slot])
 
 
 def tried(variant: type, base: type, name: str) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ FILES = [(slot, name) for slot in collect.ALL_SLOTS for name in collect.variants
 @pytest.mark.parametrize('slot, name', FILES)
 def test_every_variant_has_an_example_of_itself(slot, name):
   package, base = collect.ALL_SLOTS[slot]
-  needs = collect.required(spec.find(name, package, base), base)
+  needs = collect.required(spec.find_variant(name, package, base), base)
   texts = collect.examples(slot, name)
   assert texts, (
     f'{package.__name__}.{name} requires the arguments {needs} and says no examples: give its class '

@@ -150,7 +150,7 @@ COLLECTED |= {
   f'position {text}': Case(kv_heads=2, bias=text, segments='packed')
   for name in collect.variants('position')
   for text in collect.examples('position', name)
-  if spec.find(name, tfm.positions, Position).bias != Position.bias
+  if spec.find_variant(name, tfm.positions, Position).bias != Position.bias
 }
 CASES |= {name: case for name, case in COLLECTED.items() if case not in CASES.values()}
 

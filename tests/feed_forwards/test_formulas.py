@@ -16,7 +16,10 @@ from tfm.layers.initializer import normal
 
 DRAW = np.random.default_rng(0)
 X = 3 * DRAW.standard_normal((2, 5, 8)) + 1
-KINDS = {name: spec.find(name, tfm.feed_forwards, FeedForward) for name in spec.names(tfm.feed_forwards)}
+KINDS = {
+  name: spec.find_variant(name, tfm.feed_forwards, FeedForward)
+  for name in spec.variant_names(tfm.feed_forwards)
+}
 MLPS = [name for name, kind in KINDS.items() if issubclass(kind, MLP)]
 
 

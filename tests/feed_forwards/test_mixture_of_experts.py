@@ -392,8 +392,8 @@ def test_specs_that_make_no_layer(text, sentence):
 
 def test_every_entry_says_whether_it_is_gated():
   x, valid = jnp.zeros((1, 2, D)), jnp.ones((1, 2), bool)
-  for name in spec.names(tfm.feed_forwards):
-    kind = spec.find(name, tfm.feed_forwards, FeedForward)
+  for name in spec.variant_names(tfm.feed_forwards):
+    kind = spec.find_variant(name, tfm.feed_forwards, FeedForward)
     if not kind.is_branch:
       continue
     layer = kind(

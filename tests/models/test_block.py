@@ -138,7 +138,7 @@ def test_a_mixer_alone(placement, formula, norms):
 
 def test_every_placement_is_tested():
   assert {placement for placement, _ in FORMULAS} == set(PLACEMENTS)
-  assert {residual for _, residual in FORMULAS} == set(spec.names(tfm.residuals))
+  assert {residual for _, residual in FORMULAS} == set(spec.variant_names(tfm.residuals))
 
 
 def test_the_feed_forward_layer_is_told_what_is_padding():
@@ -183,7 +183,7 @@ class Silent(Mix):
 
 
 @pytest.mark.parametrize('branches', [(One, Nothing), (Silent, Ones)], ids=['mixer', 'feed-forward'])
-@pytest.mark.parametrize('residual', spec.names(tfm.residuals))
+@pytest.mark.parametrize('residual', spec.variant_names(tfm.residuals))
 def test_dropout_drops_its_share_of_what_a_branch_adds(branches, residual):
   made = block('pre', residual, 0.25, *branches)
   x = np.full((4, 100, 50), 10, np.float32)
@@ -201,7 +201,7 @@ def test_dropout_drops_its_share_of_what_a_branch_adds(branches, residual):
   np.testing.assert_array_equal(run()[0], np.full_like(x, 11))
 
 
-@pytest.mark.parametrize('residual', spec.names(tfm.residuals))
+@pytest.mark.parametrize('residual', spec.variant_names(tfm.residuals))
 def test_the_two_branches_are_dropped_apart(residual):
   made = block('pre', residual, 0.5, One, Ones)
   y, _ = out(

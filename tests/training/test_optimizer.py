@@ -70,7 +70,7 @@ def test_clipping_bounds_the_global_norm():
   np.testing.assert_allclose(updates['b'], [-0.4], rtol=1e-6)
 
 
-@pytest.mark.parametrize('text', spec.names(tfm.optimizers))
+@pytest.mark.parametrize('text', spec.variant_names(tfm.optimizers))
 def test_every_optimizer_goes_downhill(text):
   made = optimizer(method(text), lambda count: 0.05, 1.0, NO_DECAY)
   tree = {'kernel': jnp.array([[1.0, -1.0], [2.0, 0.5]])}

@@ -32,7 +32,7 @@ FORMULAS = {
 
 @pytest.mark.parametrize('text', FORMULAS)
 def test_formula(text):
-  rate = schedule(spec.choose(text, SCHEDULES), PEAK, WARMUP, STEPS, WIDTH)
+  rate = schedule(spec.build_from_table(text, SCHEDULES), PEAK, WARMUP, STEPS, WIDTH)
   got = [float(rate(t - 1)) for t in range(1, STEPS + 1)]
   np.testing.assert_allclose(
     got, [PEAK * FORMULAS[text](t) for t in range(1, STEPS + 1)], rtol=2e-5, atol=1e-7
@@ -45,10 +45,10 @@ def test_every_schedule_has_a_formula():
 
 @pytest.mark.parametrize('text', SCHEDULES)
 def test_no_warmup_starts_at_a_finite_positive_rate(text):
-  rate = schedule(spec.choose(text, SCHEDULES), PEAK, 0, STEPS, WIDTH)
+  rate = schedule(spec.build_from_table(text, SCHEDULES), PEAK, 0, STEPS, WIDTH)
   assert 0 < float(rate(0)) <= PEAK * 1.0001
 
 
 def test_bad_share_is_refused():
   with pytest.raises(ValueError, match=r'decay=0'):
-    spec.choose('wsd(decay=0)', SCHEDULES)
+    spec.build_from_table('wsd(decay=0)', SCHEDULES)

@@ -76,7 +76,7 @@ class Variant:
 
   @functools.cached_property
   def kind(self) -> type:
-    return spec.find(self.name, *SLOTS[self.slot])
+    return spec.find_variant(self.name, *SLOTS[self.slot])
 
   @property
   def spec(self) -> str:
@@ -89,7 +89,7 @@ class Variant:
     # Besides the fields of their protocol, mixers get the other slots of attention from the model.
     surroundings = model_fields | ({'position', 'mask', 'score', 'kernel'} if self.slot == 'mixer' else set())
     settable = [name for name in inspect.signature(self.kind).parameters if name not in surroundings]
-    return spec.signature(self.kind, settable) if settable else ''
+    return spec.format_signature(self.kind, settable) if settable else ''
 
   @property
   def summary(self) -> str:
@@ -114,7 +114,7 @@ class Variant:
 
 def variants(slot: str) -> list[Variant]:
   """The files of a slot."""
-  return [Variant(slot, name) for name in spec.names(SLOTS[slot][0])]
+  return [Variant(slot, name) for name in spec.variant_names(SLOTS[slot][0])]
 
 
 def model(variant: Variant, packing: str = 'concat') -> Decoder:

@@ -146,7 +146,7 @@ def check(
 
 def tellers() -> list[str]:
   """The names of the mixers that have weights."""
-  return [name for name in spec.names(tfm.mixers) if spec.find(name, tfm.mixers, Mixer).tells]
+  return [name for name in spec.variant_names(tfm.mixers) if spec.find_variant(name, tfm.mixers, Mixer).tells]
 
 
 def asked(

@@ -83,7 +83,7 @@ def main(args):
       getattr(args, flag) is None,
       f'--{flag} is of --lengths, which is not given; such as --lengths=64,128,256',
     )
-  metrics = {text: spec.choose(text, METRICS) for text in args.metric or ('bleu', 'chrf')}
+  metrics = {text: spec.build_from_table(text, METRICS) for text in args.metric or ('bleu', 'chrf')}
   loaded = load.load(args.workdir, args.step, args.average)
   writes = hasattr(loaded.model, 'encode')
   require(

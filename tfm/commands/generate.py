@@ -261,7 +261,7 @@ def search_texts(
   penalty = (
     Experiment(loaded.config).length_penalty
     if args.penalty is None
-    else spec.choose(args.penalty, beam.PENALTIES)
+    else spec.build_from_table(args.penalty, beam.PENALTIES)
   )
   stopping = args.stopping or settings.stopping
   tokenizer = loaded.tokenizer

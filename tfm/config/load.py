@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 from tfm.config.overlay import complete, overlay
 from tfm.config.schema import default_config, parts
 from tfm.errors import require
-from tfm.spec import defined
+from tfm.spec import load_function
 
 
 def load_config(file: str) -> ConfigDict:
@@ -25,7 +25,9 @@ def load_config(file: str) -> ConfigDict:
     args = [arg for arg in text.split(',') if arg]
     small |= 'smoke' in args
     own = ','.join(arg for arg in args if arg != 'smoke')
-    given = read_json(path, own) if path.endswith('.json') else defined(path, 'get_config', '--config=')(own)
+    given = (
+      read_json(path, own) if path.endswith('.json') else load_function(path, 'get_config', '--config=')(own)
+    )
     require(
       i == 0 or not path.endswith('.json'),
       f'--config={file} lays a whole run, {path}, over another config; name it first',

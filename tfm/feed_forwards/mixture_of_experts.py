@@ -110,7 +110,7 @@ class MixtureOfExperts(FeedForward):
   def expert(self) -> type[MLP]:
     """The class of one expert."""
     try:
-      return spec.find(self.activation, tfm.feed_forwards, MLP)
+      return spec.find_variant(self.activation, tfm.feed_forwards, MLP)
     except spec.SpecError as error:
       raise ValueError(f'activation={error}') from error
 

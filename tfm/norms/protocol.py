@@ -55,7 +55,7 @@ def norm_factory(text: str, bias: bool, axis: str = 'embed') -> functools.partia
     ValueError: for an unknown norm or argument.
   """
   call = spec.parse(text)
-  factory = spec.bind(call, spec.find(call.name, tfm.norms, Norm, text), text, dict(axis=axis))
+  factory = spec.bind(call, spec.find_variant(call.name, tfm.norms, Norm, text), text, dict(axis=axis))
   factory(parent=None).check()  # no submodule of the module whose method calls this
   defaults = {'bias': bias} if 'bias' in factory.func.__dataclass_fields__ else {}
   return functools.partial(factory.func, **defaults | factory.keywords)

@@ -5,7 +5,7 @@ from typing import Any
 
 from tfm.layers.rotary import SCALINGS, Waves, angles, rotated
 from tfm.positions.protocol import Position
-from tfm.spec import choose, parse
+from tfm.spec import build_from_table, parse
 
 
 class Rope(Position):
@@ -73,7 +73,9 @@ class Rope(Position):
 
   def waves(self) -> Waves:
     """The frequency of each pair, and the factor on what is rotated."""
-    return choose(self.scaling, SCALINGS, theta=self.theta, channels=self.channels, longest=self.length)
+    return build_from_table(
+      self.scaling, SCALINGS, theta=self.theta, channels=self.channels, longest=self.length
+    )
 
   def meaning(self):
     frequencies, factor = self.waves()

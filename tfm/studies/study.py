@@ -9,7 +9,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from tfm.errors import suggest
-from tfm.spec import defined
+from tfm.spec import load_function
 from tfm.studies.matching import QUANTITIES
 
 
@@ -139,4 +139,4 @@ def load(file: str) -> Study:
     ValueError: if the file is missing, or defines none.
   """
   path, _, arg = file.partition(':')
-  return defined(path, 'get_study')(arg)
+  return load_function(path, 'get_study')(arg)

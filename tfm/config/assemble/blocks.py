@@ -152,7 +152,9 @@ def build_cross_attention(experiment: 'Experiment', outer: Factory) -> Callable:
   config = experiment.config
   c = config.model.cross
   kind = build_field(
-    'model.cross.mixer', lambda text: spec.find(spec.parse(text).name, tfm.mixers, Mixer, text), c.mixer
+    'model.cross.mixer',
+    lambda text: spec.find_variant(spec.parse(text).name, tfm.mixers, Mixer, text),
+    c.mixer,
   )
   require(kind.crosses, f"config.model.cross.mixer={c.mixer!r} reads no memory; 'softmax' would do")
   made = build_mixer(experiment, 'model.cross', c, causal=False, outer=outer)
@@ -264,4 +266,4 @@ def build_norm(experiment: 'Experiment', where: str, b: ConfigDict) -> Callable:
 def build_initializer(experiment: 'Experiment', field: str) -> Callable:
   """An initializer factory by name."""
   config = experiment.config
-  return build_field(f'model.{field}', spec.choose, config.model[field], INITIALIZERS)
+  return build_field(f'model.{field}', spec.build_from_table, config.model[field], INITIALIZERS)

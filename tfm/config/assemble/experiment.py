@@ -139,7 +139,7 @@ class Experiment:
     """The optimizer and its learning-rate schedule; `peak` is the config's learning rate by default."""
     fields, model = self.config.optimizer, self.config.model
     peak = fields.learning_rate if peak is None else peak
-    factor = build_field('optimizer.schedule', spec.choose, fields.schedule, SCHEDULES)
+    factor = build_field('optimizer.schedule', spec.build_from_table, fields.schedule, SCHEDULES)
     rate = schedule(factor, peak, fields.warmup, self.config.training.steps, model.width)
     method = build_field('optimizer.name', spec.build, fields.name, tfm.optimizers, Optimizer)
     require(
@@ -159,14 +159,16 @@ class Experiment:
   def save_intervals(self) -> tuple[Interval, Interval]:
     """When checkpoints are saved: shared ones, and local ones."""
     return tuple(
-      build_field(f'training.{field}', spec.choose, self.config.training[field], INTERVALS)
+      build_field(f'training.{field}', spec.build_from_table, self.config.training[field], INTERVALS)
       for field in ('save_every', 'save_local_every')
     )
 
   @functools.cached_property
   def length_penalty(self) -> Callable:
     """The length penalty of beam search."""
-    return build_field('decoding.length_penalty', spec.choose, self.config.decoding.length_penalty, PENALTIES)
+    return build_field(
+      'decoding.length_penalty', spec.build_from_table, self.config.decoding.length_penalty, PENALTIES
+    )
 
   def build_model(self, vocab: int, causal: bool = True, source_vocab: int = 0) -> Trunk:
     """The model for a tokenizer of `vocab` tokens, to which the objective's special tokens are added.

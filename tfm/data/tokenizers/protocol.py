@@ -122,7 +122,7 @@ class Tokenizer(abc.ABC):
 def load(state: Mapping[str, Any]) -> Tokenizer:
   """The trained tokenizer of `Tokenizer.state()`."""
   fields = {key: value for key, value in state.items() if key != 'name'}
-  return spec.find(state['name'], tokenizers, Tokenizer)(**fields)
+  return spec.find_variant(state['name'], tokenizers, Tokenizer)(**fields)
 
 
 def no_model(tokenizer: Tokenizer) -> ValueError:

@@ -26,10 +26,10 @@ class Written(protocol.Measure):
         f'measures={self.metric!r} compares written targets, and the model is no encoder-decoder; another '
         'measure would do'
       )
-    spec.choose(self.metric, METRICS)
+    spec.build_from_table(self.metric, METRICS)
 
   def plain(self, validation):
-    return self.named(spec.choose(self.metric, METRICS)(['one'], ['one']))
+    return self.named(spec.build_from_table(self.metric, METRICS)(['one'], ['one']))
 
   def named(self, values):
     """Its numbers, and no signatures, by the split that they are of."""
@@ -37,7 +37,7 @@ class Written(protocol.Measure):
 
   def prepare(self, run):
     self.check(run.config, run.model)
-    metric = spec.choose(self.metric, METRICS)
+    metric = spec.build_from_table(self.metric, METRICS)
 
     def measure(params):
       pairs, found = runs.translate_split(dataclasses.replace(run, params=params), self.split)
