@@ -1,13 +1,15 @@
 """LLaMA 1, 2, 3, 3.1 and 3.2 in every published size.
 
-Question:  how good is a plain decoder, made of what had proved itself, after trillions of tokens?
-Source:    Touvron et al. 2023a, LLaMA, Table 2 and §2.3; Touvron et al. 2023b, Llama 2, §2.2 and Table 1; Llama
-           Team 2024, The Llama 3 Herd of Models, Table 3 and §3.4.1; the model cards of 3.1 and 3.2. Their mixtures
-           of text were not published; C4, 15 % of the first, stands for them, which TFDS has to prepare.
+Question:  how good is a plain decoder of established components after trillions of tokens?
+Source:    Touvron et al. 2023a, LLaMA, Table 2 and §2.3; Touvron et al. 2023b, Llama 2, §2.2 and Table 1;
+           Llama Team 2024, The Llama 3 Herd of Models, Table 3 and §3.4.1; the model cards of 3.1 and 3.2.
+           Their text mixtures were not published; C4, 15 % of LLaMA 1's mixture, replaces them, which TFDS
+           must prepare.
 Command:   tfm train --config=configs/llama.py --workdir=runs/llama-3-8b
-           tfm train --config=configs/llama.py:3.2-1b --workdir=runs/llama-3.2-1b    (1-7b … 3.2-3b, rows below)
+           tfm train --config=configs/llama.py:3.2-1b --workdir=runs/llama-3.2-1b   (1-7b … 3.2-3b, see SIZES)
            tfm inspect --config=configs/llama.py:3.1-405b --devices=2048
-Expected:  the papers' figures; 1-7b took 82,432 hours of an A100. Not run here.
+Cost:      not measured. Published: 82,432 A100 hours for 1-7b.
+Expected:  not measured. Published: the results in the papers above.
 """
 
 from typing import NamedTuple
@@ -16,7 +18,7 @@ from ml_collections import ConfigDict
 
 
 class Size(NamedTuple):
-  """A row of the papers' tables: the model, the peak of the learning rate, and the tokens that it saw."""
+  """A row of the papers' tables: the model, the peak learning rate, and the number of training tokens."""
 
   layers: int
   width: int
@@ -29,7 +31,7 @@ class Size(NamedTuple):
 
 
 class Generation(NamedTuple):
-  """What the sizes of a generation share; `batch` counts sequences, `warmup` steps."""
+  """Settings that the sizes of a generation share; `batch` counts sequences, `warmup` steps."""
 
   vocab: int
   length: int
@@ -41,21 +43,21 @@ class Generation(NamedTuple):
   tie_embeddings: bool = False
 
 
-def long(factor: float) -> str:
-  """Rotations by which a model of 8192 tokens reads 131,072; the recipe here is that of the 8192."""
+def extended_rope(factor: float) -> str:
+  """Rotary positions that extend 8192 tokens to 131,072; the recipe is that of the training at 8192."""
   return f'rope(500_000.0, scaling="llama3(factor={factor}, original=8192)")'
 
 
-# A batch has 4 M tokens, and from the third generation on 16 M; its stages of 4 M and 8 M are left out.
-THIRD = dict(warmup=8000, floor=0.01)  # of 405b; what the others had is not published
+# A batch has 4 M tokens, from the third generation on 16 M; its earlier stages of 4 M and 8 M are omitted.
+THIRD = dict(warmup=8000, floor=0.01)  # of 405b; those of the other sizes were not published
 GENERATIONS = {
   '1': Generation(32_000, 2048, 2048, 'rope(10_000.0)'),
   '2': Generation(32_000, 4096, 1024, 'rope(10_000.0)', eps=1e-5),
   '3': Generation(128_256, 8192, 2048, 'rope(500_000.0)', **THIRD),
-  '3.1': Generation(128_256, 8192, 2048, long(8.0), **THIRD),
-  '3.2': Generation(128_256, 8192, 2048, long(32.0), **THIRD, tie_embeddings=True),
+  '3.1': Generation(128_256, 8192, 2048, extended_rope(8.0), **THIRD),
+  '3.2': Generation(128_256, 8192, 2048, extended_rope(32.0), **THIRD, tie_embeddings=True),
 }
-# 3.2 was pruned and distilled from 3.1; from scratch it has the learning rate of 8b here.
+# 3.2 was pruned and distilled from 3.1. Trained from scratch here, it uses the learning rate of 8b.
 SIZES = {
   '1-7b': Size(32, 4096, 32, 32, 11_008, 1e-6, 3e-4, 1.0e12),
   '1-13b': Size(40, 5120, 40, 40, 13_824, 1e-6, 3e-4, 1.0e12),
@@ -83,7 +85,7 @@ def get_config(arg: str = '') -> ConfigDict:
   size, shared = SIZES[name], GENERATIONS[name.partition('-')[0]]
   config = ConfigDict()
   config.data = dict(source="tfds('c4/en')", tokenizer=f'sentencepiece({shared.vocab})', length=shared.length)
-  # How parameters start is not published; GPT-2's way stands for it.
+  # The initialization was not published; GPT-2's is used.
   config.model = dict(
     layers=size.layers,
     width=size.width,

@@ -1,38 +1,41 @@
-"""How to cut a run over devices: presets to be laid over any config, alone or several at once.
+"""Mesh presets: overlays that shard any config over devices, one preset or several at once.
 
-Question:  which devices hold and compute what?
-Source:    Rajbhandari et al. 2020, ZeRO; Shoeybi et al. 2019, Megatron-LM; Zhao et al. 2023, FSDP; Lepikhin et al. 2020,
-           GShard; Huang et al. 2019, GPipe. Each is the mesh axis of its name, with the schema's rules.
-Command:   tfm train --config=configs/gpt2.py+configs/meshes.py --workdir=runs/gpt2    (fsdp)
+Question:  what does each device store and compute?
+Source:    Rajbhandari et al. 2020, ZeRO; Shoeybi et al. 2019, Megatron-LM; Zhao et al. 2023, FSDP; Lepikhin
+           et al. 2020, GShard; Huang et al. 2019, GPipe. Each preset is the mesh axis of its name, with the
+           sharding rules of tfm/config/schema.py.
+Command:   tfm train --config=configs/gpt2.py+configs/meshes.py --workdir=runs/gpt2               (fsdp)
            tfm train --config=configs/gpt2.py+configs/meshes.py:fsdp,tensor=4 --workdir=runs/gpt2
            tfm inspect --config=configs/llama.py:3.1-405b+configs/meshes.py:fsdp,tensor=8 --devices=2048
-Expected:  the losses of one device, whatever the mesh.
+Cost:      not measured; `tfm plan` estimates it for a config and a topology.
+Expected:  the same losses as on one device, whatever the mesh.
 
-A preset is a name, or a name with a size; the one without a size takes the devices that are left, and if all have one
-`data` does. For most models on a slice, `fsdp`; where its gathers take longer than the layers, `fsdp,tensor=4`; where a
-batch has fewer rows than there are devices, `tensor`, `sequence` or `stage` too; on several slices, `fsdp,data=SLICES`.
+The argument is a comma-separated list of presets, each a name or NAME=SIZE. A preset without a size takes the
+remaining devices; if every preset has a size, `data` takes them. Use `fsdp` for most models on one slice;
+`fsdp,tensor=4` where its all-gathers take longer than the layers' computation; `tensor`, `sequence` or
+`stage` in addition where a batch has fewer rows than there are devices; `fsdp,data=SLICES` on several slices.
 """
 
-# What is cut, and what devices tell each other for it.
+# Per axis: what is sharded, and which communication that requires.
 PRESETS = {
-  'data': 'rows; every device has the whole model. The gradients are added up once a step.',
-  'fsdp': 'rows, and along the width parameters, gradients and optimizer state (ZeRO-3). Each layer is gathered where it is '
-  'needed, forward and backward, and its gradient is added up and scattered.',
-  'tensor': 'heads, feed-forward and vocabulary (Megatron). Activations are added up twice in each layer, forward and '
-  'backward; so to be kept within a host.',
-  'sequence': 'tokens of each row (context), for rows that one device cannot hold.',
-  'expert': 'rows, and the experts of mixtures. Tokens travel to their experts and back, twice in each layer.',
-  'stage': 'layers (pipeline). Activations go from one to the next, of one part of the batch while the next part is computed; more and '
-  'smaller parts (config.pipeline) leave stages idle for less of the time.',
+  'data': 'rows; every device has the whole model. One all-reduce of the gradients per step.',
+  'fsdp': 'rows, and parameters, gradients and optimizer state along the width (ZeRO-3). Per layer, an '
+  'all-gather of the parameters, forward and backward, and a reduce-scatter of the gradients.',
+  'tensor': 'heads, feed-forward and vocabulary (Megatron). Two all-reduces of activations per layer, forward '
+  'and backward; keep it within a host.',
+  'sequence': 'tokens of each row (context parallelism), for rows that do not fit on one device.',
+  'expert': 'rows, and the experts of mixtures. All-to-all of tokens to experts and back, twice per layer.',
+  'stage': 'layers (pipeline). Each stage sends the activations of one microbatch to the next stage while it '
+  'computes the next microbatch; more and smaller microbatches (config.pipeline) shorten the idle time.',
 }
 
-# Changes of the rules, by names that take no size.
+# Changes of the sharding rules; these names take no size.
 RULES = {
-  # Multi-query attention, or fewer key heads than `tensor`: each device has them all.
+  # Multi-query attention, or fewer key heads than `tensor`: every device has all key heads.
   'whole_kv': dict(kv_heads=''),
-  # The embedding and the output are of no stage, and every one has them whole; so each has a part of the vocabulary.
+  # The embedding and the output belong to no stage and would be replicated; shard their vocabulary instead.
   'vocab_over_stages': dict(vocab='tensor stage'),
-  # Experts over the devices of `tensor`, each whole, instead of a part of every expert.
+  # Whole experts over the devices of `tensor`, instead of a part of every expert on each.
   'experts_over_tensor': dict(expert='tensor', mlp=''),
 }
 
@@ -47,8 +50,9 @@ def get_config(arg: str = ''):
       mesh[name] = int(size) if equals else -1
     else:
       raise ValueError(
-        f'--config=configs/meshes.py:{arg} has {word!r}; known, each once and with =SIZE or without: {", ".join(PRESETS)}; '
-        f'without: {", ".join(RULES)}'
+        f'--config=configs/meshes.py:{arg} has {word!r}; '
+        f'known, each at most once, with or without =SIZE: {", ".join(PRESETS)}; '
+        f'without =SIZE: {", ".join(RULES)}'
       )
   if -1 not in mesh.values():
     mesh.setdefault('data', -1)

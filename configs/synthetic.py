@@ -1,15 +1,16 @@
-"""Synthetic tasks: what can an architecture copy, look up, count and keep apart?
+"""Synthetic tasks: copying, lookup, counting and classification.
 
-Question:  which mixers and positions solve a task at all, and which beyond the lengths that they were trained on?
-Source:    each task's own, in tfm/data/sources; lengths and vocabularies of mqar, induction, selective_copy and listops
-           are the papers', the small models that learn them are not.
-Command:   tfm train --config=configs/synthetic.py --workdir=runs/copy        (as copy)
+Question:  which mixers and positions solve each task, and which also solve it beyond the training lengths?
+Source:    each task's paper, cited in tfm/data/sources. Lengths and vocabularies of mqar, induction,
+           selective_copy and listops are the papers'; the small models are ours.
+Command:   tfm train --config=configs/synthetic.py --workdir=runs/copy          (copy)
            tfm train --config=configs/synthetic.py:mqar --workdir=runs/mqar
            tfm train --config=configs/synthetic.py:listops --workdir=runs/listops
-           and so reverse, sort, parity, addition, induction, selective_copy, needle
-           tfm evaluate --workdir=runs/copy --split=validation       (as training)
-           tfm evaluate --workdir=runs/copy --split=test             (longer, where the task has longer texts)
-Expected:  not run to its end here.
+             (likewise reverse, sort, parity, addition, induction, selective_copy, needle)
+           tfm evaluate --workdir=runs/copy --split=validation                  (lengths of training)
+           tfm evaluate --workdir=runs/copy --split=test                        (longer, if the task has them)
+Cost:      not measured.
+Expected:  not measured.
 """
 
 from typing import NamedTuple
@@ -18,7 +19,7 @@ from ml_collections import ConfigDict
 
 
 class Task(NamedTuple):
-  """A source, what makes a symbol of it a token, and the tokens of its longest text with the end."""
+  """A source, its tokenizer, and the number of tokens of its longest text with the end token."""
 
   source: str
   tokenizer: str
@@ -48,7 +49,7 @@ def get_config(arg: str = '') -> ConfigDict:
   config.model = dict(layers=2, width=128, heads=4, position='rope')
   config.optimizer = dict(learning_rate=1e-3, schedule='cosine', warmup=200)
   config.training = dict(steps=5000, batch_size=64, evaluate_every=500)
-  if arg == 'listops':  # the Arena's sizes: 6 layers of width 512, 8 heads
+  if arg == 'listops':  # Long Range Arena's sizes: 6 layers of width 512, 8 heads
     config.objective = 'classification(10)'
     config.data.packing = 'each'
     config.model.update(architecture='encoder', layers=6, width=512, heads=8, pooling='first')

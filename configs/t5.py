@@ -1,14 +1,15 @@
 """T5, versions 1.0 and 1.1, in every size.
 
-Question:  what does an encoder-decoder learn from text alone, if every task is one of text to text?
-Source:    Raffel et al. 2020, Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer,
-           §2.1, §3.1 and §3.7; of 1.1, the released checkpoints' notes and configs: gated feed-forward layers, an
-           output of its own, no dropout before fine-tuning. Two of the five places of dropout are not here, within
-           the feed-forward layers and after the last norm; before step 10,000 the learning rate rises, where the
+Question:  what does an encoder-decoder learn from text alone if every task maps text to text?
+Source:    Raffel et al. 2020, Exploring the Limits of Transfer Learning with a Unified Text-to-Text
+           Transformer, §2.1, §3.1 and §3.7. For 1.1, the notes and configs of the released checkpoints: gated feed-forward
+           layers, untied output, no dropout before fine-tuning. Differences: no dropout within feed-forward
+           layers and after the last norm; the learning rate warms up over the first 10,000 steps, where the
            paper's is constant.
-Command:   tfm train --config=configs/t5.py --workdir=runs/t5-base    (1.0; also small, large, 3b, 11b)
-           tfm train --config=configs/t5.py:1.1-base --workdir=runs/t5-1.1-base    (and 1.1-small … 1.1-xxl)
-Expected:  the paper's figures after fine-tuning, Table 14. Not run here.
+Command:   tfm train --config=configs/t5.py --workdir=runs/t5-base       (1.0; small, large, 3b, 11b likewise)
+           tfm train --config=configs/t5.py:1.1-base --workdir=runs/t5-1.1-base (1.1-small … 1.1-xxl likewise)
+Cost:      not measured.
+Expected:  not measured. Published: Table 14 of the paper, after fine-tuning.
 """
 
 from typing import NamedTuple
@@ -17,7 +18,7 @@ from ml_collections import ConfigDict
 
 
 class Size(NamedTuple):
-  """Of the encoder, and of the decoder too; heads are of 64 channels unless told."""
+  """Sizes of the encoder and of the decoder alike; heads have 64 channels by default."""
 
   layers: int
   width: int
@@ -48,9 +49,9 @@ def get_config(arg: str = '') -> ConfigDict:
   large = size.head_width == 128 or size.width > 1024
   config = ConfigDict()
   config.objective = 'span_corruption'
-  # 32,000 pieces and 100 sentinels; the table's rows are rounded up to 32,128.
+  # 32,000 pieces and 100 sentinels; the embedding table is padded to 32,128 rows.
   config.data = dict(source="tfds('c4/en')", tokenizer="sentencepiece(32000, kind='unigram')", length=512)
-  # Products of queries and keys are not scaled; queries start smaller instead.
+  # Scores are not scaled by 1/√head_width; the query projection is initialized smaller instead.
   config.model = dict(
     architecture='encoder_decoder',
     **size._asdict(),
@@ -67,8 +68,9 @@ def get_config(arg: str = '') -> ConfigDict:
   rate = 0.1 if first else 0.0
   config.model.dropout = dict(embedding=rate, attention=rate, residual=rate)
   if first:
-    # T5's table starts from N(0, 1), and its logits are scaled by 1/√D. This is 1/√D times that table, which goes
-    # in times √D: the same model, and the same steps, as Adafactor's are relative to a parameter's size.
+    # T5 initializes its table from N(0, 1) and scales the logits by 1/√D. Here the table is 1/√D times as
+    # large and the embeddings are scaled by √D: the same model. The training steps are the same too, because
+    # Adafactor's updates are relative to a parameter's scale.
     config.model.update(
       feed_forward='relu',
       tie_embeddings=True,

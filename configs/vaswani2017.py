@@ -1,14 +1,16 @@
 """Attention Is All You Need (Vaswani et al. 2017): English to German, and every row of its Table 3.
 
-Question:  what of the first Transformer matters: heads, key width, depth, width, dropout, positions?
-Source:    https://arxiv.org/abs/1706.03762, §5 (training), §6 and Table 3 (variations), on WMT 2014.
+Question:  how much do heads, key width, depth, width, dropout and positions of the first Transformer matter?
+Source:    Vaswani et al. 2017, §5 (training), §6 and Table 3 (variations), https://arxiv.org/abs/1706.03762,
+           on WMT 2014.
 Command:   tfm train --config=configs/vaswani2017.py --workdir=runs/base
            tfm train --config=configs/vaswani2017.py:big --workdir=runs/big
-           tfm train --config=configs/vaswani2017.py:a1 --workdir=runs/a1    (a1 … e1, the rows below)
+           tfm train --config=configs/vaswani2017.py:a1 --workdir=runs/a1       (a1 … e1, see ROWS)
            tfm evaluate --workdir=runs/base --split=test \\
              --metric='tokenized_bleu("de", split_compounds=True)' --metric=bleu
-Expected:  the paper's figures: 25.8 BLEU on newstest2013 for base, 26.4 for big, after 100,000 and 300,000 steps of
-           about 25,000 source and 25,000 target tokens, on eight GPUs of 2017 (12 hours; 3.5 days). Not run here.
+Cost:      not measured. Published: 12 hours (base) and 3.5 days (big) on eight GPUs of 2017, for 100,000 and
+           300,000 steps of about 25,000 source and 25,000 target tokens.
+Expected:  not measured. Published: 25.8 (base) and 26.4 (big) BLEU on newstest2013; all rows in ROWS.
 """
 
 from typing import NamedTuple
@@ -17,7 +19,7 @@ from ml_collections import ConfigDict
 
 
 class Row(NamedTuple):
-  """A row of Table 3: what differs from base, and the paper's figures (millions of parameters where it gives them)."""
+  """A row of Table 3: changes from base, and the paper's figures (millions of parameters where published)."""
 
   changes: dict
   million: float | None
@@ -29,7 +31,7 @@ def heads(count: int, width: int) -> dict:
   return dict(heads=count, head_width=width)
 
 
-# A value keeps its 64 channels where keys are narrower.
+# Values keep 64 channels where keys are narrower.
 NARROW_KEYS = dict(mixer='softmax(value_width=64)')
 ROWS = {
   'base': Row({}, 65, 4.92, 25.8),
@@ -89,7 +91,7 @@ def get_config(arg: str = '') -> ConfigDict:
     length=256,
     packing='buckets',
   )
-  # Embeddings have the variance that √D times them is one (§3.4 scales them so, and says no more).
+  # The paper gives no initial variance. With 1/D, the embeddings scaled by √D (§3.4) have variance one.
   config.model = model | dict(
     embedding_initializer=f'normal({model["width"] ** -0.5:.4g})',
     dropout=dict(embedding=rate, attention=0.0, residual=rate),
@@ -97,7 +99,7 @@ def get_config(arg: str = '') -> ConfigDict:
   config.optimizer = dict(
     name='adam(b1=0.9, b2=0.98, eps=1e-9)', learning_rate=1.0, schedule='noam', warmup=4000, clip=0.0
   )
-  # 96 × 256 tokens a side; the paper averages checkpoints that are ten minutes apart, 1500 steps of base and 600 of big.
+  # 96 × 256 tokens per side. The paper averages checkpoints ten minutes apart: 1500 steps (base), 600 (big).
   config.training = dict(
     steps=steps, batch_size=96, evaluate_every=600 if arg == 'big' else 1500, keep_checkpoints=average
   )
