@@ -207,7 +207,7 @@ def test_a_search_passes_over_what_is_estimated_not_to_fit(run, tmp_path, monkey
       "slices.axis='foo' cannot span slices; use 'data' or 'stage'",
     ),
     (('--topology=here', '--search', '--config.slices.count=3'), 'slices.count=3 does not divide 8 devices'),
-    (('--topology=here', '--config.training.batch_size=6'), '4 or a multiple would do'),
+    (('--topology=here', '--config.training.batch_size=6'), 'use a multiple of 4'),
     (('--topology=here', '--config.data.tokenizer=char'), 'set --vocab=N'),
     (('--topology=here', '--vocab=0'), '--vocab=0 must be at least 1'),
     (('--topology=here', '--rows=-1'), '--rows=-1 must be 0'),

@@ -7,6 +7,7 @@ import pytest
 from tfm.analysis import search
 from tfm.analysis.search import Candidate
 from tfm.analysis.steps import PlanRequest
+from tfm.config.assemble import Experiment
 
 
 def test_factorisations():
@@ -16,7 +17,7 @@ def test_factorisations():
 
 @pytest.fixture
 def plan_request(tiny):
-  return PlanRequest(tiny(**{'training.batch_size': 8}), 256, 0)
+  return PlanRequest(Experiment(tiny(**{'training.batch_size': 8})), 256, 0)
 
 
 def test_only_what_divides(plan_request):

@@ -4,6 +4,7 @@ import pytest
 
 from tfm.analysis import estimate
 from tfm.commands import cli
+from tfm.config.assemble import Experiment
 from tfm.config.overlay import complete
 from tfm.config.resolve import resolve_config
 
@@ -139,7 +140,7 @@ def test_the_bubble_of_a_pipeline(run):
       'embedding/table into 128 shards, which do not divide its size 64',
     ),
     (('--config.model.mask=later',), "names 'later', which masks does not have"),
-    (('--config.training.batch_size=12', '--devices=8'), '8 or a multiple would do'),
+    (('--config.training.batch_size=12', '--devices=8'), 'use a multiple of 8'),
     (('--picture=nowhere/mask.png',), 'nowhere/mask.png'),
   ],
 )
@@ -166,7 +167,7 @@ def test_a_vocabulary_that_only_the_text_tells(monkeypatch):
 
   monkeypatch.setattr(estimate.pipeline, 'open_text', lambda source, tokenizer, source_tokenizer: Text)
   config = resolve_config(complete(dict(data=dict(tokenizer='char'))))
-  assert estimate.vocabulary_sizes(config) == (301, 0)
+  assert estimate.vocabulary_sizes(Experiment(config)) == (301, 0)
 
 
 def test_an_encoder_decoder(tmp_path, monkeypatch, capsys):

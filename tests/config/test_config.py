@@ -9,12 +9,12 @@ from ml_collections import ConfigDict
 from tests.conformance.tiny import boxed, decoder
 from tfm.commands.cli import resolve_with_overrides
 from tfm.config import overlay
-from tfm.config import validate as check
 from tfm.config.assemble import Experiment
 from tfm.config.difference import list_differences
 from tfm.config.load import load_config, smoke, to_json
 from tfm.config.resolve import resolve_config
 from tfm.config.schema import BLOCK_FIELDS, default_config, leaves
+from tfm.config.validate import validate_run
 from tfm.parallel import mesh as meshes
 from tfm.parallel import sharding
 
@@ -240,7 +240,7 @@ class TestSmoke:
     assert {name: small.model[name] for name in self.SLOTS} == self.SLOTS
     assert (small.model.width, small.model.layers, small.training.steps, small.data.length) == (32, 2, 4, 32)
     Experiment(small).build_model(300)
-    check.run(Experiment(small), 8)
+    validate_run(Experiment(small), 8)
 
   @pytest.mark.parametrize(
     'heads, kv_heads, small',
@@ -505,11 +505,11 @@ class TestRefusals:
     [
       (
         dict(training=dict(batch_size=12)),
-        ['config.training.batch_size=12', '8 devices', '8 or a multiple would do'],
+        ['config.training.batch_size=12', '8 devices', 'use a multiple of 8'],
       ),
       (
         dict(training=dict(batch_size=16, gradient_accumulation=4)),
-        ['config.training.batch_size=16 in 4 microbatches', '32 or a multiple'],
+        ['config.training.batch_size=16 in 4 microbatches', 'use a multiple of 32'],
       ),
       (
         dict(training=dict(batch_size=32, gradient_accumulation=3)),
@@ -527,18 +527,18 @@ class TestRefusals:
     ],
   )
   def test_runs(self, sections, parts):
-    refused(lambda: check.run(Experiment(resolve_config(complete(**sections))), 8), *parts)
+    refused(lambda: validate_run(Experiment(resolve_config(complete(**sections))), 8), *parts)
 
   def test_a_batch_that_divides_is_taken(self):
     for mesh in (dict(), dict(fsdp=4), dict(tensor=8), dict(data=2, fsdp=2, tensor=2)):
-      check.run(
+      validate_run(
         Experiment(
           resolve_config(complete(training=dict(batch_size=32, gradient_accumulation=4), mesh=mesh))
         ),
         8,
       )
     # Four of eight devices cut the batch; the other axis is the tensors'.
-    check.run(Experiment(resolve_config(complete(training=dict(batch_size=4), mesh=dict(tensor=2)))), 8)
+    validate_run(Experiment(resolve_config(complete(training=dict(batch_size=4), mesh=dict(tensor=2)))), 8)
 
   def test_a_mesh_that_does_not_divide_the_model(self):
     def check(**model):
@@ -550,8 +550,8 @@ class TestRefusals:
     check(kv_heads=4)
     refused(
       lambda: check(kv_heads=2),
-      "'kv_heads' of the parameter stack/layers/block_0/mixer/k/kernel into 4 parts",
-      'it has 2',
+      "'kv_heads' of the parameter stack/layers/block_0/mixer/k/kernel into 4 shards",
+      'do not divide its size 2',
       'rules.kv_heads',
     )
 

@@ -22,10 +22,10 @@ from rich.table import Column, Table
 
 from tests.paths import ROOT
 from tfm.analysis import estimate
-from tfm.config import validate
 from tfm.config.assemble import Experiment
 from tfm.config.load import load_config
 from tfm.config.resolve import resolve_config
+from tfm.config.validate import validate_run
 from tfm.training import state as states
 
 
@@ -101,7 +101,7 @@ def test_every_size_is_in_the_table_and_could_run(family):
   assert list(namespace['SIZES']) == [*PUBLISHED[family], *OURS.get(family, ())]
   for name in PUBLISHED[family]:
     config = resolved(family, name)
-    validate.run(Experiment(config), 256)
+    validate_run(Experiment(config), 256)
     Experiment(config).build_optimizer()
 
 

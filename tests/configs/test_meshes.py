@@ -2,11 +2,11 @@
 
 import pytest
 
-from tfm.config import validate
 from tfm.config.assemble import Experiment
 from tfm.config.load import load_config
 from tfm.config.overlay import overlay
 from tfm.config.resolve import resolve_config
+from tfm.config.validate import validate_run
 from tfm.parallel import mesh as meshes
 
 
@@ -36,7 +36,7 @@ def test_what_has_no_size_takes_what_is_left(root, text, sizes):
     if 'kv' not in text
     else overlay(plain.copy_and_resolve_references(), dict(rules=dict(kv_heads=''))).rules
   )
-  validate.run(Experiment(resolve_config(config)), 8)
+  validate_run(Experiment(resolve_config(config)), 8)
 
 
 def test_every_axis_is_a_preset(root):

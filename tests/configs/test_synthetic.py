@@ -5,10 +5,10 @@ import importlib.util
 import pytest
 
 from tests.paths import ROOT
-from tfm.config import validate
 from tfm.config.assemble import Experiment
 from tfm.config.load import load_config
 from tfm.config.resolve import resolve_config
+from tfm.config.validate import validate_run
 
 
 PATH = ROOT / 'configs' / 'synthetic.py'
@@ -20,7 +20,7 @@ _spec.loader.exec_module(synthetic)
 @pytest.mark.parametrize('name', synthetic.TASKS)
 def test_a_task(name):
   config = resolve_config(load_config(f'{PATH}:{name}'))
-  validate.run(Experiment(config), 1)
+  validate_run(Experiment(config), 1)
   Experiment(config).build_model(300)
   source = Experiment(config).source
   texts = [source._document('test', i)[0] for i in range(20 if name == 'listops' else 400)]

@@ -111,7 +111,9 @@ def test_text_as_it_comes_is_the_whole_text(tmp_path):
   config(tmp_path)
   made = Published(str(tmp_path)).train(())
   ids = np.array([3, 4, 5, 3])
-  assert ''.join(stream_text(made, [ids[:2].tolist(), ids[2:3].tolist(), ids[3:].tolist()])) == 'now better now'
+  assert (
+    ''.join(stream_text(made, [ids[:2].tolist(), ids[2:3].tolist(), ids[3:].tolist()])) == 'now better now'
+  )
 
 
 def test_refusals(tmp_path):

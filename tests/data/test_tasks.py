@@ -247,7 +247,7 @@ def value(symbols):
 def test_listops_are_those_of_the_arena(make_source, tmp_path):
   made = corpus(make_source, 'listops', tmp_path, 25)
   found = [example for split in made.splits for example in documents(made, split, 25)]
-  operators, arguments, deepest = collections.Counter(), [], 0
+  operators, deepest = collections.Counter(), 0
   for text, label in found:
     symbols = text.split(' ')
     assert 500 < len(symbols) < 2000 and symbols[0][0] == '['

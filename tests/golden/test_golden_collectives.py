@@ -11,6 +11,7 @@ import pytest
 
 from tfm.analysis import steps
 from tfm.analysis.collectives import find_collectives
+from tfm.config.assemble import Experiment
 from tfm.parallel import mesh as meshes
 
 
@@ -38,7 +39,9 @@ def file(name: str) -> pathlib.Path:
 
 def text(config, sizes) -> str:
   mesh = meshes.make(sizes)
-  compiled = steps.lower_training_step(steps.PlanRequest.from_config(config, None), mesh).lowered.compile()
+  compiled = steps.lower_training_step(
+    steps.PlanRequest.from_experiment(Experiment(config), None), mesh
+  ).lowered.compile()
   found = find_collectives(compiled.as_text(), mesh.shape)
   return ''.join(f'{one}\n' for one in found)
 

@@ -125,20 +125,23 @@ def test_printed_commands_are_valid_shell_and_keep_every_argument(name, capsys, 
       ['slurm', *CONFIG, '--workdir=x', '--nodes=2', '--config.training.save_every=nonsense'],
       "config.training.save_every='nonsense' names",
     ),
-    (['slurm', *CONFIG, '--workdir=x', '--nodes=2', '--config.lora.rank=4'], 'config.init_from names none'),
+    (
+      ['slurm', *CONFIG, '--workdir=x', '--nodes=2', '--config.lora.rank=4'],
+      'set config.init_from to its folder',
+    ),
     (
       ['slurm', *CONFIG, '--workdir=x', '--nodes=2', '--ntasks-per-node=4', '--config.mesh.data=3'],
       'mesh data=3 needs 3 devices and there are 8',
     ),
     (
       ['slurm', *CONFIG, '--workdir=x', '--nodes=2', '--ntasks-per-node=4', '--config.mesh.tensor=4'],
-      "mesh.tensor = 4 cuts 'kv_heads' of the parameter",
+      "mesh.tensor = 4 splits 'kv_heads' of the parameter",
     ),
     (
       ['slurm', *CONFIG, '--workdir=x', '--nodes=1-2', '--config.mesh.data=3'],
       'config.training.batch_size=32 in 1 microbatches',
     ),
-    (['slurm', *CONFIG, '--workdir=s3://b/x', '--nodes=2'], '--workdir=s3://b/x is no folder'),
+    (['slurm', *CONFIG, '--workdir=s3://b/x', '--nodes=2'], '--workdir=s3://b/x is not a folder'),
     (['slurm', *CONFIG, '--workdir=x', '--nodes'], '--nodes is missing'),
     (
       ['slurm', *CONFIG, '--workdir=x', '--nodes=2', '--signal=B:USR1@60'],
@@ -170,7 +173,7 @@ def test_printed_commands_are_valid_shell_and_keep_every_argument(name, capsys, 
         '--config.mesh.fsdp=16',
         '--config.mesh.data=1',
       ],
-      'mesh.data=1 does not divide over 2 slices',
+      'mesh.data=1 is not divisible by 2 slices',
     ),
     (
       [
@@ -293,7 +296,7 @@ def test_run_runs_the_steps_in_order(tmp_path):
 
 
 def test_a_bucket_is_not_a_workdir_of_train(tiny):
-  with pytest.raises(ValueError, match='--workdir=gs:/bucket/run is no folder; mount'):
+  with pytest.raises(ValueError, match='--workdir=gs:/bucket/run is not a folder; mount'):
     train(tiny(), 'gs://bucket/run')
 
 

@@ -10,10 +10,10 @@ import pytest
 
 from tests.models.pairs import context
 from tests.reference import encoder
-from tfm.config import validate
 from tfm.config.assemble import Experiment
 from tfm.config.overlay import complete
 from tfm.config.resolve import resolve_config
+from tfm.config.validate import validate_documents
 
 
 VOCAB, LENGTH = 23, 8
@@ -173,16 +173,16 @@ def test_refusals(fields, sentence):
     (
       'masked_lm(next_sentence=True)',
       'concat',
-      "reads next and types of a row beside its tokens, and .*'concat' gives nothing; 'sentence_pairs'",
+      "needs next and types besides the tokens of a row, and .*'concat' provides nothing; use 'sentence_pairs'",
     ),
     (
       'masked_lm',
       'sentence_pairs',
-      "reads nothing of a row .*'sentence_pairs' gives next and types; 'concat' would do",
+      "needs nothing besides .*'sentence_pairs' provides next and types; use 'concat'",
     ),
-    ('seq2seq', 'concat', "objective='seq2seq' learns from pairs of source and target"),
+    ('seq2seq', 'concat', "objective='seq2seq' trains on pairs of source and target"),
   ],
 )
 def test_data_that_does_not_fit(objective, packing, sentence):
   with pytest.raises(ValueError, match=sentence):
-    validate.data(Experiment(config(objective, packing)))
+    validate_documents(Experiment(config(objective, packing)))

@@ -117,11 +117,11 @@ def test_against_xla(mesh, accumulation, model):
   vocab, training = 257, config.training
   here, rules = meshes.make(config.mesh.to_dict()), sharding.parse_rules(config.rules)
   there = estimate.abstract_mesh(config, devices=8)
-  boxed = estimate.abstract_state(config, Experiment(config).build_model(vocab))
+  boxed = estimate.abstract_state(Experiment(config), Experiment(config).build_model(vocab))
   params = memory.on_device(boxed.params, there, rules)
   optimizer = memory.on_device(boxed.opt_state, there, rules)
   rows = training.batch_size // accumulation // estimate.shard_count(there, rules, 'batch')
-  activations = estimate.activation_bytes(config, vocab, 0, there, rules, rows, params)
+  activations = estimate.activation_bytes(Experiment(config), vocab, 0, there, rules, rows, params)
 
   where, split = states.state_shardings(boxed, here, rules), sharding.batch_sharding(here, rules)
 

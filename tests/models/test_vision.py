@@ -6,10 +6,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tfm.config import validate
 from tfm.config.assemble import Experiment
 from tfm.config.overlay import assign, complete
 from tfm.config.resolve import resolve_config
+from tfm.config.validate import validate_run
 from tfm.mixers.protocol import Context
 from tfm.models import flops, vision
 from tfm.training import state as states
@@ -192,15 +192,18 @@ def test_refusals_of_the_model(fields, sentence):
   [
     (
       {'data.tokenizer': 'char'},
-      r"tokenizer='char' is for texts, and config.data.source='digits' gives images; leave it at 'bytes'",
+      r"tokenizer='char' has no effect on the images of config.data.source='digits'; leave it at 'bytes'",
     ),
     (
       {'objective': 'masked_lm', 'data.packing': 'concat'},
-      "masked_lm. learns from texts, .*source='digits' gives image and label",
+      "masked_lm. trains on texts, .*source='digits' has image and label",
     ),
-    ({'data.packing': 'concat'}, "packing='concat' does not pack images with a label; 'each' would do"),
+    (
+      {'data.packing': 'concat'},
+      "packing='concat' does not pack images with a label; use a packing such as 'each'",
+    ),
   ],
 )
 def test_refusals_of_the_run(fields, sentence):
   with pytest.raises(ValueError, match=sentence):
-    validate.run(Experiment(config(**fields)), 1)
+    validate_run(Experiment(config(**fields)), 1)

@@ -5,10 +5,10 @@ import jax
 import numpy as np
 import pytest
 
-from tfm.config import validate
 from tfm.config.assemble import Experiment
 from tfm.config.overlay import assign, complete
 from tfm.config.resolve import resolve_config
+from tfm.config.validate import validate_run
 from tfm.data import pipeline
 from tfm.mixers.protocol import Context
 from tfm.runs import load as runs
@@ -108,18 +108,21 @@ def test_padding_has_the_form_of_rows(given):
   [
     (
       {'data.source': 'stdlib'},
-      "learns from texts with answers, and config.data.source='stdlib' gives text; 'copy' would do",
+      "trains on texts with answers, and config.data.source='stdlib' has text; use a source such as 'copy'",
     ),
-    ({'data.packing': 'padded'}, "packing='padded' does not pack texts with answers; 'answered' would do"),
-    ({'objective': 'causal_lm'}, 'learns from texts, and .* gives text and answers'),
+    (
+      {'data.packing': 'padded'},
+      "packing='padded' does not pack texts with answers; use a packing such as 'answered'",
+    ),
+    ({'objective': 'causal_lm'}, 'trains on texts, and .* has text and answers'),
     ({'model.architecture': 'encoder'}, "does not train config.model.architecture='encoder', but 'decoder'"),
-    ({'data.source': 'listops'}, 'learns from texts with answers, and .* gives text and label'),
+    ({'data.source': 'listops'}, 'trains on texts with answers, and .* has text and label'),
   ],
 )
 def test_what_does_not_go_together_is_refused(fields, sentence):
   made = config(**fields)
   with pytest.raises(ValueError, match=sentence):
-    validate.run(Experiment(made), 1)
+    validate_run(Experiment(made), 1)
     Experiment(made).build_model(8)
 
 

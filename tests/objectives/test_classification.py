@@ -9,10 +9,10 @@ import pytest
 from sklearn import metrics
 
 from tfm.commands import cli
-from tfm.config import validate
 from tfm.config.assemble import Experiment
 from tfm.config.overlay import assign, complete
 from tfm.config.resolve import resolve_config
+from tfm.config.validate import validate_run
 from tfm.data import pipeline
 from tfm.mixers.protocol import Context
 from tfm.parallel import mesh as meshes
@@ -132,15 +132,15 @@ def test_another_number_of_classes_is_refused(texts, tmp_path):
   [
     (
       {'data.source': 'stdlib'},
-      r"learns from texts with a label.*data.source='stdlib' gives text; .labelled",
+      r"trains on texts with a label.*data.source='stdlib' has text; use a source such as .labelled",
     ),
     (
       {'data.source': "labelled('a')", 'data.packing': 'concat'},
-      "packing='concat' does not pack texts with a label; 'each' would do",
+      "packing='concat' does not pack texts with a label; use a packing such as 'each'",
     ),
     (
       {'data.source': "labelled('a')", 'objective': 'classification(2, words=True)'},
-      'learns from texts with a label for each word, .* gives text and label; "tagged',
+      'trains on texts with a label for each word, .* has text and label; use a source such as "tagged',
     ),
     (
       {'data.source': "labelled('a')", 'model.architecture': 'decoder'},
@@ -151,7 +151,7 @@ def test_another_number_of_classes_is_refused(texts, tmp_path):
 def test_what_does_not_go_together_is_refused(fields, sentence):
   made = config(**{'objective': 'classification(2)'} | fields)
   with pytest.raises(ValueError, match=sentence):
-    validate.run(Experiment(made), 1)
+    validate_run(Experiment(made), 1)
     Experiment(made).build_model(8)
 
 

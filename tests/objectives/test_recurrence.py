@@ -9,8 +9,8 @@ import pytest
 
 from tests.conformance import tiny
 from tests.conformance.tiny import LENGTH, VOCAB
-from tfm.config import validate
 from tfm.config.assemble import Experiment
+from tfm.config.validate import validate_run
 
 
 PIECE = 4
@@ -106,7 +106,7 @@ def test_with_one_piece_nothing_is_cut():
     (
       4,
       'prefix_lm',
-      "config.training.recurrence_length=4 reads rows in pieces, and config.objective='prefix_lm'",
+      "config.training.recurrence_length=4 reads rows in segments, which config.objective='prefix_lm' does not support",
     ),
   ],
 )
@@ -114,4 +114,4 @@ def test_refusals(recurrence, objective, sentence):
   config = tiny.config()
   config.training.recurrence_length, config.objective = recurrence, objective
   with pytest.raises(ValueError, match=sentence):
-    validate.run(Experiment(config), 8)
+    validate_run(Experiment(config), 8)

@@ -9,8 +9,8 @@ import pytest
 from tests.models import pairs
 from tests.models.pairs import VOCAB, context, logits, made
 from tfm import spec
-from tfm.config import validate
 from tfm.config.assemble import Experiment
+from tfm.config.validate import validate_run
 from tfm.data import packing, pipeline
 from tfm.data.packing.protocol import Packing
 from tfm.data.tokens import Pairs, Tokens
@@ -79,17 +79,20 @@ def test_what_does_not_fit_is_refused():
   config = pairs.config()
   config.data.source = 'stdlib'
   with pytest.raises(
-    ValueError, match="objective='seq2seq' learns from pairs.*data.source='stdlib' gives text; 'parallel"
+    ValueError,
+    match="objective='seq2seq' trains on pairs.*data.source='stdlib' has text; use a source such as 'parallel",
   ):
-    validate.run(Experiment(config), 1)
+    validate_run(Experiment(config), 1)
   config.data.update(source="parallel('a', 'b')", packing='concat')
-  with pytest.raises(ValueError, match="packing='concat' does not pack pairs.*'buckets' would do"):
-    validate.run(Experiment(config), 1)
+  with pytest.raises(
+    ValueError, match="packing='concat' does not pack pairs.*use a packing such as 'buckets'"
+  ):
+    validate_run(Experiment(config), 1)
   config.data.packing, config.training.recurrence_length = 'first_fit', 8
   with pytest.raises(ValueError, match='recurrence_length=8 reads rows in pieces'):
-    validate.run(Experiment(config), 1)
+    validate_run(Experiment(config), 1)
   config = pairs.config()
   config.data.update(source="parallel('a', 'b')")
   config.decoding.length_penalty = 'gnu(1)'
   with pytest.raises(ValueError, match="config.decoding.length_penalty='gnu"):
-    validate.run(Experiment(config), 1)
+    validate_run(Experiment(config), 1)

@@ -130,4 +130,4 @@ def test_groups_one_after_another_have_no_word():
   with pytest.raises(
     ValueError, match="kv_heads=2 is not said by the family of residual='sequential'; 1 or 4 would be"
   ):
-    falcon.structure_written({'model.heads': 4, 'model.kv_heads': 2, 'model.residual': 'sequential'})
+    falcon.write_structure({'model.heads': 4, 'model.kv_heads': 2, 'model.residual': 'sequential'})

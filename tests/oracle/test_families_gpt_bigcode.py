@@ -44,4 +44,4 @@ def test_what_is_not_understood_is_refused_by_name(field, value):
 def test_groups_of_heads_have_no_word():
   """All heads share, or none."""
   with pytest.raises(ValueError, match='model.kv_heads=2 is not said by the family; 1 or 4 would be'):
-    gpt_bigcode.shares({'model.heads': 4, 'model.kv_heads': 2})
+    gpt_bigcode.write_multi_query({'model.heads': 4, 'model.kv_heads': 2})

@@ -5,10 +5,11 @@ import math
 import jax
 import pytest
 
-from tfm.config import validate
+from tfm.config import mesh_constraints
 from tfm.config.assemble import Experiment
 from tfm.config.resolve import resolve_config
 from tfm.config.schema import BLOCK_FIELDS, optional
+from tfm.config.validate import validate_run
 from tfm.parallel import mesh as meshes
 from tfm.parallel import sharding
 from tfm.parallel.mesh_request import DivisibilityConstraint, MeshRequest, SliceConstraint, factorizations
@@ -73,12 +74,12 @@ REFUSED = {
   ),
   'batch': (
     {'training.batch_size': 4},
-    'config.training.batch_size=4 in 1 microbatches .* 8 or a multiple would do; the nearest '
+    'config.training.batch_size=4 in 1 microbatches .* use a multiple of 8; the nearest '
     'valid mesh of 8 devices is data=4 tensor=2$',
   ),
   'batch over experts': (
     {'training.batch_size': 2, 'mesh.data': 1, 'mesh.expert': 8},
-    "mesh axes 'data fsdp expert'; 8 or .*; .*devices is",
+    "mesh axes 'data fsdp expert'; use a multiple of 8; .* .*devices is",
   ),
   'length': (
     {'mesh.sequence': 8, 'data.length': 12},
@@ -87,15 +88,15 @@ REFUSED = {
   ),
   'recurrence': (
     {'mesh.sequence': 8, 'training.recurrence_length': 4},
-    'config.training.recurrence_length=4 reads pieces .* 8 devices .* devices is data=2 sequence=4$',
+    'config.training.recurrence_length=4 does not divide over the 8 devices .* devices is data=2 sequence=4$',
   ),
   'layers over stages': (
     {'mesh.stage': 4},
-    'config.model.layers=2 does not divide over 4 stages; 4 would do; .* devices is stage=2 data=4$',
+    'config.model.layers=2 does not divide over 4 stages; use 4; .* devices is stage=2 data=4$',
   ),
   'layers in rounds': (
     {'mesh.stage': 4, 'model.layers': 12, 'pipeline.repeats': 2},
-    r'layers=12, in 2 rounds \(pipeline.repeats\), does not divide over 4 stages; 8 or 16 would do; .*',
+    r'layers=12, in config.pipeline.repeats=2 rounds, does not divide over 4 stages; use 8 or 16; .*',
   ),
   'encoder': (
     {
@@ -106,7 +107,7 @@ REFUSED = {
       'data.packing': 'padded',
       'model.encoder.layers': 3,
     },
-    'config.model.encoder.layers=3 does not divide over 2 stages; 2 or 4 would do',
+    'config.model.encoder.layers=3 does not divide over 2 stages; use 2 or 4',
   ),
   'microbatches': (
     {'mesh.stage': 2, 'pipeline.microbatches': 4},
@@ -120,37 +121,37 @@ REFUSED = {
   ),
   'rounds of few': (
     {'mesh.stage': 4, 'model.layers': 16, 'pipeline.repeats': 2, 'pipeline.microbatches': 2},
-    'config.pipeline.microbatches=2 are fewer than 4 stages.*; 4 or more would do; .* devices is stage=2 data=4$',
+    'config.pipeline.microbatches=2 is less than 4 stages.*; use 4 or more; .* devices is stage=2 data=4$',
   ),
   'rounds of few rows': (
     {'mesh.stage': 4, 'model.layers': 16, 'pipeline.repeats': 2, 'training.batch_size': 4},
-    "batch_size=4 in 1 microbatches is not a row for each of 8 stages and devices of the mesh axes 'data fsdp expert'.* "
+    "batch_size=4 in 1 microbatches gives fewer rows than the 8 stages and devices of the mesh axes 'data fsdp expert'.* "
     '8 would do; .* devices is stage=4 tensor=2$',
   ),
   'rounds without stages': (
     {'pipeline.repeats': 2, 'model.layers': 4},
-    'config.pipeline.repeats=2 is of a mesh with stages, and mesh.stage=1 has none; leave it at '
+    'config.pipeline.repeats=2 needs a mesh with stages, and mesh.stage=1 has none; leave it at '
     '1; .* devices is stage=2 data=4$',
   ),
   'microbatches without stages': (
     {'pipeline.microbatches': 1},
-    'config.pipeline.microbatches=1 is of a mesh with stages',
+    'config.pipeline.microbatches=1 needs a mesh with stages',
   ),
   'no stack': (
     {'mesh.stage': 2, 'model.scan': False},
-    'config.model.scan=False stacks no layers, which 2 stages could share; True would do; .*devices is data=8$',
+    'config.model.scan=False does not stack layers, so 2 stages cannot share them; set it to True; .*devices is data=8$',
   ),
   'pieces': (
     {'mesh.stage': 2, 'training.recurrence_length': 8},
-    'config.training.recurrence_length=8 remembers earlier pieces in caches',
+    'config.training.recurrence_length=8 needs caches',
   ),
   'a rule': (
     {'mesh.stage': 2, 'rules.mlp': 'tensor stage'},
-    "config.rules.mlp='tensor stage' cuts what each of 2 stages has for itself",
+    "config.rules.mlp='tensor stage' shards over 2 stages what each stage needs completely",
   ),
   'a rule of layers': (
     {'mesh.stage': 2, 'rules.layers': ''},
-    "config.rules.layers='' gives 2 stages no layers of their own; 'stage' would do",
+    "config.rules.layers='' does not distribute the layers over 2 stages; set it to 'stage'",
   ),
   'slices': (
     {'slices.count': 2, 'mesh.data': 1, 'mesh.tensor': 4, 'mesh.fsdp': 2},
@@ -196,7 +197,7 @@ REFUSED = {
 def test_a_mesh_that_does_not_suit_the_run_is_refused(tiny, fields, sentence):
   """Before anything is read or compiled."""
   with pytest.raises(ValueError, match=sentence):
-    validate.run(Experiment(tiny(**fields)), 8)
+    validate_run(Experiment(tiny(**fields)), 8)
 
 
 def test_turns_of_a_pattern_are_whole_in_every_stage(tiny):
@@ -204,9 +205,9 @@ def test_turns_of_a_pattern_are_whole_in_every_stage(tiny):
   config.model.blocks, config.model.pattern = {name: optional(BLOCK_FIELDS) for name in 'ab'}, ('a', 'b')
   with pytest.raises(
     ValueError,
-    match='config.model.layers=5 in turns of 2 does not divide over 2 stages; 4 or 8 would do; .* devices is data=8$',
+    match='config.model.layers=5 in repetitions of 2 blocks does not divide over 2 stages; use 4 or 8; .* devices is data=8$',
   ):
-    validate.run(Experiment(resolve_config(config)), 8)
+    validate_run(Experiment(resolve_config(config)), 8)
 
 
 def test_rows_of_several_lengths_cannot_be_cut(tiny):
@@ -224,7 +225,7 @@ def test_rows_of_several_lengths_cannot_be_cut(tiny):
     match="config.data.packing='buckets' makes rows of several lengths, which the mesh axes 'sequence'.*"
     'devices is data=8',
   ):
-    validate.run(Experiment(config), 8)
+    validate_run(Experiment(config), 8)
 
 
 EXPERTS = {'model.feed_forward': 'mixture_of_experts(experts=4)'}
@@ -290,7 +291,7 @@ def test_a_mesh_that_does_not_divide_the_model_is_refused(tiny, mesh, fields, se
       boxed,
       meshes.make(dict(data=-1) | mesh),
       sharding.parse_rules(config.rules),
-      tuple(validate.needs(Experiment(config))),
+      tuple(mesh_constraints.list_constraints(Experiment(config))),
     )
 
 
@@ -303,7 +304,7 @@ def test_what_is_proposed_works(tiny):
     lambda key: states.init_params(Experiment(config).build_model(VOCAB), key, 1, 24), jax.random.key(0)
   )
   constraints = (
-    *validate.rows(Experiment(config)),
+    *mesh_constraints.batch_constraints(Experiment(config)),
     *sharding.mesh_constraints(boxed, sharding.parse_rules(config.rules)),
   )
   for asked in ({axis: size} for axis in meshes.AXES for size in (3, 5, 8, 12)):

@@ -16,7 +16,7 @@ import pytest
 from tests.models import pairs
 from tests.training.test_step import EXPERTS, LENGTH, VOCAB, assert_trees_close, batch, prepared, sgd
 from tfm.analysis.collectives import find_collectives
-from tfm.config import validate
+from tfm.config import mesh_constraints
 from tfm.config.assemble import Experiment
 from tfm.config.resolve import resolve_config
 from tfm.config.schema import BLOCK_FIELDS, default_config, optional
@@ -201,7 +201,7 @@ def stays(made):
   the norm of the gradients: none of it in the loop. As fsdp cuts it, XLA may gather the embedding over stages
   instead, which all have.
   """
-  plan = validate.schedule(made.config, dict.fromkeys(meshes.AXES, 1) | made.sizes)
+  plan = mesh_constraints.pipeline_schedule(made.config, dict.fromkeys(meshes.AXES, 1) | made.sizes)
   assert made.over_stages('collective-permute')[0] >= 2 * plan.iterations
   assert made.over_stages('all-reduce')[0] <= 8
   times, size = made.over_stages('all-gather')

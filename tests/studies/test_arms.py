@@ -44,7 +44,9 @@ def test_without_matching_an_arm_is_what_it_changes():
 def test_what_is_frozen_is_not_learnt():
   arms = planned.plan(study({'frozen': {'optimizer.frozen': 'embedding|stack'}}))
   whole, frozen = (
-    nn.unbox(estimate.abstract_state(arms[name].config, planned.model_of(arms[name].config)).params)
+    nn.unbox(
+      estimate.abstract_state(Experiment(arms[name].config), planned.model_of(arms[name].config)).params
+    )
     for name in ('base', 'frozen')
   )
   learnt = {name: part for name, part in frozen.items() if name not in ('embedding', 'stack')}
@@ -243,7 +245,10 @@ def test_the_flops_of_an_arm_are_those_of_its_compiled_step(changes):
     assign(config, path, value)
   config = resolve_config(config)
   model, (optimizer, rate) = planned.model_of(config), Experiment(config).build_optimizer()
-  state, ids = nn.unbox(estimate.abstract_state(config, model)), jax.ShapeDtypeStruct((8, 64), jnp.int32)
+  state, ids = (
+    nn.unbox(estimate.abstract_state(Experiment(config), model)),
+    jax.ShapeDtypeStruct((8, 64), jnp.int32),
+  )
   step = jax.jit(train_step(model, Experiment(config).objective, optimizer, rate, 1))
   compiled = step.lower(state, dict(inputs=ids, targets=ids, segments=ids, positions=ids)).compile()
   counted = flops.per_token(model, 64)

@@ -134,7 +134,7 @@ def test_time_is_measured_once(tiny, tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_steps_are_timed_in_turns(tiny):
   (found,) = estimate.measure_steps_in_turns(
-    tiny(), dict(deep=tiny(**{'model.layers': 4})), rounds=2
+    Experiment(tiny()), dict(deep=Experiment(tiny(**{'model.layers': 4}))), rounds=2
   ).values()
   assert min(found) > 0
 

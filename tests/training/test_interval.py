@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from tfm.config import validate
 from tfm.config.assemble import Experiment
+from tfm.config.validate import validate_run
 from tfm.runs.train import train
 from tfm.training import checkpoint
 from tfm.training.interval import auto, evaluation, steps
@@ -38,7 +38,7 @@ def test_youngs_interval():
 )
 def test_refusals(tiny, spec, said):
   with pytest.raises(ValueError, match=said):
-    validate.run(Experiment(tiny(**{'training.save_every': spec})), 1)
+    validate_run(Experiment(tiny(**{'training.save_every': spec})), 1)
 
 
 @pytest.mark.slow

@@ -7,8 +7,8 @@ import jax
 import numpy as np
 import pytest
 
-from tfm.config import validate
 from tfm.config.assemble import Experiment
+from tfm.config.validate import validate_run
 from tfm.parallel import processes
 from tfm.runs.run_dir import RunDir
 from tfm.runs.train import train, train_ensemble
@@ -195,14 +195,14 @@ def test_refusals(tiny, tmp_path):
   with pytest.raises(
     ValueError, match="config.training.local_checkpoint_dir='gs://b/near' is no folder of a machine"
   ):
-    validate.run(Experiment(tiny(**{'training.local_checkpoint_dir': 'gs://b/near'})), 1)
+    validate_run(Experiment(tiny(**{'training.local_checkpoint_dir': 'gs://b/near'})), 1)
   with pytest.raises(ValueError, match="config.training.save_local_every='never'"):
-    validate.run(Experiment(tiny(**{'training.save_local_every': 'never'})), 1)
+    validate_run(Experiment(tiny(**{'training.save_local_every': 'never'})), 1)
   with pytest.raises(
     ValueError,
     match=r"config.training.save_local_every='steps\(5\)' is of checkpoints in config.training.local_checkpoint_dir",
   ):
-    validate.run(Experiment(tiny(**{'training.save_local_every': 'steps(5)'})), 1)
+    validate_run(Experiment(tiny(**{'training.save_local_every': 'steps(5)'})), 1)
   config = tiny(**near)
   with pytest.raises(ValueError, match='config.training.local_checkpoint_dir=.* keeps one run near at hand'):
     train_ensemble([RunDir.from_config(config, seed, tmp_path / str(seed)) for seed in (0, 1)])

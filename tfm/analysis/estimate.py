@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType
 from ml_collections import ConfigDict
 
-from tfm.config import validate
+from tfm.config import mesh_constraints
 from tfm.config.assemble import Experiment
 from tfm.config.schema import parts
 from tfm.data import pipeline
@@ -41,16 +41,16 @@ def abstract_mesh(config: ConfigDict, devices: int) -> AbstractMesh:
   return AbstractMesh(tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
 
 
-def vocabulary_sizes(config: ConfigDict) -> tuple[int, int]:
+def vocabulary_sizes(experiment: Experiment) -> tuple[int, int]:
   """(target vocabulary, source vocabulary); the second is 0 where source and target share one vocabulary.
 
   Reads the text only if a tokenizer learns its vocabulary from it.
   """
-  tokenizer, source_tokenizer = Experiment(config).tokenizer, Experiment(config).source_tokenizer
+  tokenizer, source_tokenizer = experiment.tokenizer, experiment.source_tokenizer
   sizes = vocabulary_size_of(tokenizer), vocabulary_size_of(source_tokenizer)
   if None not in sizes:
     return sizes
-  text = pipeline.open_text(Experiment(config).source, tokenizer, source_tokenizer=source_tokenizer)
+  text = pipeline.open_text(experiment.source, tokenizer, source_tokenizer=source_tokenizer)
   return text.tokenizer.vocab_size, text.source_tokenizer.vocab_size if source_tokenizer else 0
 
 
@@ -63,23 +63,23 @@ def vocabulary_size_of(tokenizer: Tokenizer | None) -> int | None:
   return tokenizer.vocab_size if tokenizer.is_trained else getattr(tokenizer, 'size', None)
 
 
-def abstract_state(config: ConfigDict, model: Trunk) -> states.State:
+def abstract_state(experiment: Experiment, model: Trunk) -> states.State:
   """The abstract training state: shapes, with the logical axes of every parameter."""
-  optimizer, _ = Experiment(config).build_optimizer()
+  config = experiment.config
   return states.abstract_state(
     states.init(
       model,
-      optimizer,
+      experiment.optimizer,
       config.training.batch_size,
       config.data.length,
       config.model.dtype == 'float16',
-      Experiment(config).lora,
+      experiment.lora,
     )
   )
 
 
 def memory_by_kind(
-  config: ConfigDict,
+  experiment: Experiment,
   vocab: int,
   source_vocab: int,
   boxed: states.State,
@@ -87,10 +87,11 @@ def memory_by_kind(
   rules: sharding.Rules,
 ) -> list[tuple[str, int, str]]:
   """(category, bytes per device, description) of parameters, gradients, optimizer and activations."""
+  config = experiment.config
   params = memory.on_device(boxed.params, mesh, rules)
   optimizer = memory.on_device(boxed.opt_state, mesh, rules)
   activations = activation_bytes(
-    config, vocab, source_vocab, mesh, rules, rows_at_once(config, mesh, rules), params
+    experiment, vocab, source_vocab, mesh, rules, rows_at_once(config, mesh, rules), params
   )
   gradients = ('gradients', params, 'float32')
   if config.training.gradient_accumulation > 1:
@@ -116,7 +117,7 @@ def rows_at_once(config: ConfigDict, mesh: AbstractMesh, rules: sharding.Rules) 
 
 # more than six parameters: the config, its two vocabularies, its mesh and rules, and two sizes per device
 def activation_bytes(
-  config: ConfigDict,
+  experiment: Experiment,
   vocab: int,
   source_vocab: int,
   mesh: AbstractMesh,
@@ -131,10 +132,11 @@ def activation_bytes(
   Args:
     rows: of one device; param_bytes: of the parameters on one device.
   """
+  config = experiment.config
   local = config.copy_and_resolve_references()
   # The loss chunk counts tokens of all devices; one device holds those of its rows.
   local.training.loss_chunk = -(-local.training.loss_chunk // shard_count(mesh, rules, 'batch'))
-  if not Experiment(config).source.image_shape:
+  if not experiment.source.image_shape:
     local.data.length //= shard_count(mesh, rules, 'length')
   for block in parts(local).values():
     block.heads = max(1, block.heads // shard_count(mesh, rules, 'heads'))
@@ -142,23 +144,26 @@ def activation_bytes(
     if 'feed_forward_width' in block:
       block.feed_forward_width //= shard_count(mesh, rules, 'mlp')
   vocab, source_vocab = (-(-v // shard_count(mesh, rules, 'vocab')) for v in (vocab, source_vocab))
-  schedule = validate.schedule(config, mesh.shape)
-  model = Experiment(local).build_model(vocab, source_vocab=source_vocab)
+  schedule = mesh_constraints.pipeline_schedule(config, mesh.shape)
+  local_experiment = Experiment(local)
+  model = local_experiment.build_model(vocab, source_vocab=source_vocab)
   if schedule is None:
-    return peak_live_bytes(local, model, rows, param_bytes)
+    return peak_live_bytes(local_experiment, model, rows, param_bytes)
   # Pipeline: a stage stores its layers' residuals of every iteration for a microbatch of rows; embeddings and
   # loss, which belong to no stage, are stored for all rows.
   microbatch_rows = max(1, rows // schedule.microbatches)
-  local = scale_layers(local, schedule.iterations / (schedule.stages * schedule.repeats))
+  stage_experiment = Experiment(
+    scale_layers(local, schedule.iterations / (schedule.stages * schedule.repeats))
+  )
   encoder = getattr(model, 'encoder', None)
   without_layers = model.clone(
     stack=IdentityStack,
     **{} if encoder is None else dict(encoder=functools.partial(encoder, stack=IdentityStack)),
   )
-  stage_model = Experiment(local).build_model(vocab, source_vocab=source_vocab)
-  stage_bytes = peak_live_bytes(local, stage_model, microbatch_rows, param_bytes)
+  stage_model = stage_experiment.build_model(vocab, source_vocab=source_vocab)
+  stage_bytes = peak_live_bytes(stage_experiment, stage_model, microbatch_rows, param_bytes)
   outside_bytes = [
-    peak_live_bytes(local, without_layers, count, param_bytes) for count in (rows, microbatch_rows)
+    peak_live_bytes(stage_experiment, without_layers, count, param_bytes) for count in (rows, microbatch_rows)
   ]
   return stage_bytes + max(0, outside_bytes[0] - outside_bytes[1])
 
@@ -180,14 +185,14 @@ def scale_layers(config: ConfigDict, factor: float) -> ConfigDict:
   return config
 
 
-def peak_live_bytes(config: ConfigDict, model: Trunk, rows: int, param_bytes: int) -> int:
+def peak_live_bytes(experiment: Experiment, model: Trunk, rows: int, param_bytes: int) -> int:
   """`memory.activations` of a model on `rows` rows, without any sharding of its sizes."""
-  params = nn.unbox(abstract_state(config, model).params)
-  objective = Experiment(config).objective
+  params = nn.unbox(abstract_state(experiment, model).params)
+  objective = experiment.objective
   return memory.activations(
     functools.partial(training_loss, objective, model),
     params,
-    functools.partial(abstract_batch, objective.padding(config.data.length)),
+    functools.partial(abstract_batch, objective.padding(experiment.config.data.length)),
     rows,
     param_bytes / memory.whole(params),
   )
@@ -208,21 +213,21 @@ def abstract_batch(row: Row, rows: int) -> dict[str, jax.ShapeDtypeStruct]:
   return {field: jax.ShapeDtypeStruct((rows, *x.shape), x.dtype) for field, x in row.items()}
 
 
-def measure_step(config: ConfigDict, seeds: int = 1, rounds: int = 3) -> StepCost:
+def measure_step(experiment: Experiment, seeds: int = 1, rounds: int = 3) -> StepCost:
   """Compiles the training step of `seeds` stacked seeds and measures its cost on a first batch."""
-  with prepare_step(config, seeds) as (step, state, batch):
+  with prepare_step(experiment, seeds) as (step, state, batch):
     return step_cost(step, state, batch, rounds)
 
 
 def measure_steps_in_turns(
-  base: ConfigDict, others: Mapping[str, ConfigDict], seeds: int = 1, rounds: int = 11
+  base: Experiment, others: Mapping[str, Experiment], seeds: int = 1, rounds: int = 11
 ) -> dict[str, tuple[float, float]]:
   """Name → (seconds of its step, seconds of the base's step), timed in alternation."""
   seconds = {}
   with prepare_step(base, seeds) as prepared_base:
     run_base, _ = repeated(*prepared_base)
-  for name, config in others.items():
-    with prepare_step(config, seeds) as prepared_other:
+  for name, experiment in others.items():
+    with prepare_step(experiment, seeds) as prepared_other:
       run_other, _ = repeated(*prepared_other)
       base_seconds, other_seconds = in_turns((run_base, run_other), rounds)
       seconds[name] = other_seconds, base_seconds
@@ -230,32 +235,26 @@ def measure_steps_in_turns(
 
 
 @contextlib.contextmanager
-def prepare_step(config: ConfigDict, seeds: int) -> Iterator[tuple[Callable, PyTree, PyTree]]:
+def prepare_step(experiment: Experiment, seeds: int) -> Iterator[tuple[Callable, PyTree, PyTree]]:
   """(jitted training step of `seeds` stacked seeds, their initial state, a first batch)."""
+  config = experiment.config
   data = pipeline.open_data(
-    Experiment(config).source,
-    Experiment(config).tokenizer,
-    source_tokenizer=Experiment(config).source_tokenizer,
+    experiment.source, experiment.tokenizer, source_tokenizer=experiment.source_tokenizer
   )
   vocab, source_vocab = (t.vocab_size if t else 0 for t in (data.tokenizer, data.source_tokenizer))
-  model, objective = (
-    Experiment(config).build_model(vocab, source_vocab=source_vocab),
-    Experiment(config).objective,
-  )
-  optimizer, rate = Experiment(config).build_optimizer()
+  model, objective = (experiment.build_model(vocab, source_vocab=source_vocab), experiment.objective)
+  optimizer, rate = experiment.optimizer, experiment.learning_rate
   init = states.init(
     model,
     optimizer,
     config.training.batch_size,
     config.data.length,
     config.model.dtype == 'float16',
-    Experiment(config).lora,
+    experiment.lora,
   )
-  rows = objective.rows(
-    Experiment(config).packing, data.tokens('train'), config.data.length, 0, data.tokenizer
-  )
+  rows = objective.rows(experiment.packing, data.tokens('train'), config.data.length, 0, data.tokenizer)
   batch = pipeline.Batches(rows, config.training.batch_size, 0, 1)[0]
-  mesh, rules = ensemble.make_mesh(seeds, jax.devices()), sharding.parse_rules(config.rules)
+  mesh, rules = ensemble.make_mesh(seeds, jax.devices()), experiment.rules
   initial = states.init_states(
     init, range(seeds), states.state_shardings(states.abstract_state(init), mesh, rules), mesh, rules
   )

@@ -9,6 +9,7 @@ from ml_collections import ConfigDict
 from tfm.analysis import estimate
 from tfm.analysis.plan import StepPlan
 from tfm.analysis.steps import PlanRequest, validate_mesh
+from tfm.config.assemble import Experiment
 from tfm.models import memory
 from tfm.models.stack import REMAT
 from tfm.parallel import sharding
@@ -61,7 +62,7 @@ def list_candidates(
     for accumulation in microbatch_counts(request.config.training.batch_size):
       one = Candidate(mesh, request.config.model.remat, accumulation)
       try:
-        trial = PlanRequest(one.config(request.config), request.vocab, request.source_vocab)
+        trial = PlanRequest(Experiment(one.config(request.config)), request.vocab, request.source_vocab)
         abstract = estimate.abstract_mesh(trial.config, devices)
         validate_mesh(trial, abstract)
       except ValueError:
@@ -106,11 +107,11 @@ def microbatch_counts(batch: int) -> list[int]:
 
 def estimate_bytes(request: PlanRequest, devices: int) -> int:
   """The estimate of bytes per device by `tfm inspect`, in seconds instead of the minutes of a compilation."""
-  mesh, rules = estimate.abstract_mesh(request.config, devices), sharding.parse_rules(request.config.rules)
+  mesh, rules = estimate.abstract_mesh(request.config, devices), request.experiment.rules
   return sum(
     size
     for _, size, _ in estimate.memory_by_kind(
-      request.config, request.vocab, request.source_vocab, request.state, mesh, rules
+      request.experiment, request.vocab, request.source_vocab, request.state, mesh, rules
     )
   )
 

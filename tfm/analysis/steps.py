@@ -10,8 +10,9 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from tfm.analysis import estimate
-from tfm.config import validate
+from tfm.config import mesh_constraints
 from tfm.config.assemble import Experiment
+from tfm.config.validate import validate_run
 from tfm.decoding import loop
 from tfm.decoding.sampling import Sampling, row_keys
 from tfm.decoding.unroll import disable_scan
@@ -49,14 +50,14 @@ class Step:
 
 @dataclasses.dataclass(frozen=True)
 class PlanRequest:
-  """A config with its vocabulary sizes, which are not read from the data."""
+  """An experiment with its vocabulary sizes, which are not read from the data."""
 
-  config: ConfigDict
+  experiment: Experiment
   vocab: int
   source_vocab: int
 
   @classmethod
-  def from_config(cls, config: ConfigDict, vocab: int | None) -> 'PlanRequest':
+  def from_experiment(cls, experiment: Experiment, vocab: int | None) -> 'PlanRequest':
     """The request with `vocab` tokens if given, else with the sizes in the tokenizers' specs.
 
     Raises:
@@ -64,28 +65,32 @@ class PlanRequest:
     """
     found = []
     for field, one in (
-      ('tokenizer', Experiment(config).tokenizer),
-      ('source_tokenizer', Experiment(config).source_tokenizer),
+      ('tokenizer', experiment.tokenizer),
+      ('source_tokenizer', experiment.source_tokenizer),
     ):
       known = estimate.vocabulary_size_of(one)
       known = vocab if one is not None and vocab is not None else known
       require(
         known is not None,
-        f'config.data.{field}={config.data[field]!r} learns its vocabulary from the text, which is '
+        f'config.data.{field}={experiment.config.data[field]!r} learns its vocabulary from the text, which is '
         'not read here; set --vocab=N',
       )
       found.append(known)
     require(vocab is None or vocab >= 1, f'--vocab={vocab} must be at least 1')
-    return cls(config, *found)
+    return cls(experiment, *found)
+
+  @property
+  def config(self) -> ConfigDict:
+    return self.experiment.config
 
   @functools.cached_property
   def model(self) -> Trunk:
-    return Experiment(self.config).build_model(self.vocab, source_vocab=self.source_vocab)
+    return self.experiment.build_model(self.vocab, source_vocab=self.source_vocab)
 
   @functools.cached_property
   def state(self) -> states.State:
     """The abstract, boxed training state; traced with the dense kernel, as kernels have no parameters."""
-    return estimate.abstract_state(self.config, flops.with_kernel(self.model, Dense()))
+    return estimate.abstract_state(self.experiment, flops.with_kernel(self.model, Dense()))
 
 
 def validate_mesh(request: PlanRequest, mesh: Mesh) -> None:
@@ -94,20 +99,20 @@ def validate_mesh(request: PlanRequest, mesh: Mesh) -> None:
   Raises:
     ValueError: names the field or the parameter.
   """
-  validate.run(Experiment(request.config), mesh.size)
+  validate_run(request.experiment, mesh.size)
   sharding.validate_divisibility(
     request.state.params,
     mesh,
-    sharding.parse_rules(request.config.rules),
-    tuple(validate.needs(Experiment(request.config))),
+    request.experiment.rules,
+    tuple(mesh_constraints.list_constraints(request.experiment)),
   )
 
 
 def lower_training_step(request: PlanRequest, mesh: Mesh) -> Step:
   """Lowers the step of `tfm train`."""
-  config, t, rules = request.config, request.config.training, sharding.parse_rules(request.config.rules)
-  boxed, objective = request.state, Experiment(config).objective
-  optimizer, rate = Experiment(config).build_optimizer()
+  config, t, rules = request.config, request.config.training, request.experiment.rules
+  boxed, experiment = request.state, request.experiment
+  objective, optimizer, rate = experiment.objective, experiment.optimizer, experiment.learning_rate
   where, rows = states.state_shardings(boxed, mesh, rules), sharding.batch_sharding(mesh, rules)
   batch = estimate.abstract_batch(objective.padding(config.data.length), t.batch_size)
   batch = restore_target(batch, jax.tree.map(lambda _: rows, batch))
@@ -142,7 +147,7 @@ def supports_decoding(request: PlanRequest) -> bool:
 
 def lower_decoding_step(request: PlanRequest, mesh: Mesh, rows: int) -> Step:
   """Lowers the step of `tfm generate` that decodes one token of each of `rows` rows with full caches."""
-  config, rules = request.config, sharding.parse_rules(request.config.rules)
+  config, rules = request.config, request.experiment.rules
   length = loop.round_up(config.data.length, 16)
   model = disable_scan(request.model)
   keys = row_keys(0, [[0]], [0])
@@ -153,7 +158,7 @@ def lower_decoding_step(request: PlanRequest, mesh: Mesh, rows: int) -> Step:
   with sharding.context(mesh, rules):
     rows = loop.round_up_rows(rows)
     made = loop.allocate_caches.lower(model, rows, length)
-    caches = target(jax.eval_shape(lambda: model.init_caches(rows, length)), made.compile().output_shardings)
+    caches = restore_target(jax.eval_shape(lambda: model.init_caches(rows, length)), made.compile().output_shardings)
 
     def of_rows(dtype):
       return jax.ShapeDtypeStruct((rows,), dtype, sharding=on_rows)

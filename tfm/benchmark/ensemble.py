@@ -11,6 +11,7 @@ import sys
 import jax
 
 from tfm.analysis import estimate
+from tfm.config.assemble import Experiment
 from tfm.config.overlay import complete
 from tfm.config.resolve import resolve_config
 from tfm.parallel import chips
@@ -27,7 +28,7 @@ def main(runs: int) -> None:
   config = resolve_config(
     complete(dict(data=dict(source='stdlib', length=LENGTH), model=SHAPE, training=dict(batch_size=ROWS)))
   )
-  print(json.dumps(dict(seconds=estimate.measure_step(config, runs, ROUNDS).seconds)))
+  print(json.dumps(dict(seconds=estimate.measure_step(Experiment(config), runs, ROUNDS).seconds)))
 
 
 if __name__ == '__main__':

@@ -99,13 +99,14 @@ def measure_decoding(batch: int) -> float:
   import jax
   import numpy as np
 
+  from tfm.config.assemble import Experiment
   from tfm.decoding import loop
   from tfm.decoding.sampling import Sampling
   from tfm.decoding.unroll import unroll_layers
   from tfm.training import state as states
 
-  model = build.model(make_config(), SHAPE['vocab'])
-  params = jax.jit(lambda key: nn.unbox(states.parameters(model, key, 1, SHAPE['length'])))(jax.random.key(0))
+  model = Experiment(make_config()).build_model(SHAPE['vocab'])
+  params = jax.jit(lambda key: nn.unbox(states.init_params(model, key, 1, SHAPE['length'])))(jax.random.key(0))
   model, params = unroll_layers(model, params)
   prompts = np.random.default_rng(0).integers(0, SHAPE['vocab'], (batch, DECODING['prompt']))
 

@@ -13,10 +13,11 @@ import jax
 from ml_collections import ConfigDict
 
 from tfm.analysis import estimate
-from tfm.config import validate
+from tfm.config import mesh_constraints
 from tfm.config.assemble import Experiment
 from tfm.config.overlay import assign, complete
 from tfm.config.resolve import resolve_config
+from tfm.config.validate import validate_run
 from tfm.data.packing.protocol import padding
 from tfm.parallel import mesh as meshes
 from tfm.parallel import sharding
@@ -50,9 +51,9 @@ def bytes_per_device(config: ConfigDict) -> tuple[int, int]:
     meshes.make(sizes, jax.devices()[: math.prod(sizes.values())]),
     sharding.parse_rules(config.rules),
   )
-  validate.run(Experiment(config), mesh.size)
+  validate_run(Experiment(config), mesh.size)
   model, (optimizer, rate) = Experiment(config).build_model(VOCAB), Experiment(config).build_optimizer()
-  boxed = estimate.abstract_state(config, model)
+  boxed = estimate.abstract_state(Experiment(config), model)
   where, split = states.state_shardings(boxed, mesh, rules), sharding.batch_sharding(mesh, rules)
 
   def with_sharding(x, where):
@@ -79,7 +80,7 @@ def main() -> None:
     for path, value in fields.items():
       assign(config, path, value)
     config = resolve_config(config)
-    plan = validate.schedule(config, config.mesh)
+    plan = mesh_constraints.pipeline_schedule(config, config.mesh)
     words = ' '.join(f'{path}={value!r}'.replace("'", '') for path, value in fields.items()) or 'one device'
     work = f'{plan.microbatches} × {plan.repeats} | {plan.bubble:.1%}' if plan else '| '
     print(

@@ -127,7 +127,9 @@ def make_marian(config: ConfigDict, params: PyTree, vocab: int, eos: int):
     put(f'{name}.bias', p['bias'][order])
 
   def stack(side, params, layers):
-    blocks = unstack_layers(params['stack']['layers'], layers) if 'layers' in params['stack'] else params['stack']
+    blocks = (
+      unstack_layers(params['stack']['layers'], layers) if 'layers' in params['stack'] else params['stack']
+    )
     for i in range(layers):
       p, name = blocks[f'layers_{i}']['block_0'], f'model.{side}.layers.{i}'
       attention(f'{name}.self_attn', p['mixer'])

@@ -25,6 +25,7 @@ import jax
 from rich.console import Console
 
 from tfm.analysis import estimate
+from tfm.config.assemble import Experiment
 from tfm.config.overlay import complete
 from tfm.errors import require
 from tfm.parallel import chips
@@ -123,7 +124,7 @@ def seconds(study: Study, arms: Mapping[str, planned.Arm], names: Iterable[str])
   """Of all seeds of some arms: the base's, measured, in proportion to the FLOPs."""
   base = arms[study.base]
   rate = (
-    estimate.measure_step(base.config, study.seeds).seconds
+    estimate.measure_step(Experiment(base.config), study.seeds).seconds
     * base.config.training.steps
     / (base.flops * base.tokens)
   )

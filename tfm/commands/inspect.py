@@ -15,9 +15,10 @@ from rich.console import Console
 from rich.table import Table
 
 from tfm.analysis import estimate
-from tfm.config import validate
+from tfm.config import mesh_constraints
 from tfm.config.assemble import Experiment
 from tfm.config.schema import leaves, parts
+from tfm.config.validate import validate_run
 from tfm.errors import require
 from tfm.evaluation import mask_picture
 from tfm.masks.protocol import Mask
@@ -41,25 +42,27 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> None:
-  config = args.config
+  config, experiment = args.config, Experiment(args.config)
   require(args.devices is None or args.devices >= 1, f'--devices={args.devices} must be at least 1')
   devices = args.devices or estimate.device_count(config)
-  validate.run(Experiment(config), devices)
+  validate_run(experiment, devices)
   mesh = estimate.abstract_mesh(config, devices)
-  rules = sharding.parse_rules(config.rules)
-  vocab, source_vocab = estimate.vocabulary_sizes(config)
-  model = Experiment(config).build_model(vocab, source_vocab=source_vocab)
-  boxed = estimate.abstract_state(config, model)
-  sharding.validate_divisibility(boxed.params, mesh, rules, tuple(validate.needs(Experiment(config))))
+  rules = experiment.rules
+  vocab, source_vocab = estimate.vocabulary_sizes(experiment)
+  model = experiment.build_model(vocab, source_vocab=source_vocab)
+  boxed = estimate.abstract_state(experiment, model)
+  sharding.validate_divisibility(
+    boxed.params, mesh, rules, tuple(mesh_constraints.list_constraints(experiment))
+  )
   rows = table.rows(boxed.params, rules)
-  kinds = estimate.memory_by_kind(config, vocab, source_vocab, boxed, mesh, rules)
+  kinds = estimate.memory_by_kind(experiment, vocab, source_vocab, boxed, mesh, rules)
 
   console = wide_console()
   console.print(config_text(config), end='', markup=False, highlight=False, soft_wrap=True)
   console.print(parameter_table(rows))
   console.print(cost_table(rows, flops.per_token(model, config.data.length), vocab, config.data.length))
   console.print(memory_table(kinds, mesh, estimate.rows_at_once(config, mesh, rules)))
-  if plan := validate.schedule(config, mesh.shape):
+  if plan := mesh_constraints.pipeline_schedule(config, mesh.shape):
     console.print(pipeline_table(plan, config))
   if args.picture:
     if drawn := masks(config, model):

@@ -20,10 +20,11 @@ from ml_collections import ConfigDict
 
 from tfm.analysis import topology
 from tfm.commands import cli
-from tfm.config import validate
+from tfm.config import mesh_constraints
 from tfm.config.assemble import Experiment
 from tfm.config.load import load_config
 from tfm.config.resolve import resolve_config
+from tfm.config.validate import validate_parts, validate_run, validate_workdir
 from tfm.errors import require, suggest
 from tfm.launch import gke, slurm, tpu
 from tfm.launch.job import BUCKET, Job, name_from_workdir, run_steps
@@ -64,7 +65,7 @@ def main(args):
   config_words = [word for word in args.overrides if word.startswith('--config.')]
   options = dict(parse_option(word) for word in args.overrides if not word.startswith('--config.'))
   if not BUCKET.fullmatch(args.workdir):
-    validate.folder(args.workdir)
+    validate_workdir(args.workdir)
   validate_config(
     resolve_config(cli.assign_overrides(load_config(args.config), config_words)), options, args.env
   )
@@ -108,10 +109,11 @@ def validate_config(config: ConfigDict, options: Mapping[str, str], env: Sequenc
     config.slices.count = int(slices)  # as the devices will report
   if count is None and -1 not in config.mesh.values():
     count = math.prod(config.mesh.values())
-  validate.run(Experiment(config), count)
-  validate.made(Experiment(config))
+  experiment = Experiment(config)
+  validate_run(experiment, count)
+  validate_parts(experiment)
   if count is not None:
-    validate.divides(Experiment(config), count)
+    mesh_constraints.validate_parameters(experiment, count)
 
 
 def count_devices(options: Mapping[str, str], env: Sequence[str]) -> int | None:

@@ -28,10 +28,11 @@ from rich.table import Table
 from tfm.analysis import plan, report, search, steps, topology
 from tfm.analysis.plan import StepPlan
 from tfm.commands.inspect import new_table, wide_console
-from tfm.config import validate
+from tfm.config import mesh_constraints
 from tfm.config.assemble import Experiment
+from tfm.config.validate import validate_run
 from tfm.errors import require
-from tfm.parallel import chips, sharding
+from tfm.parallel import chips
 from tfm.parallel import mesh as meshes
 from tfm.training.progress import console, print_status
 
@@ -79,7 +80,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
   command = shlex.join(['tfm', *sys.argv[1:]])
   require(args.rows is None or args.rows >= 0, f'--rows={args.rows} must be 0 (none) or more')
-  request = steps.PlanRequest.from_config(args.config, args.vocab)
+  request = steps.PlanRequest.from_experiment(Experiment(args.config), args.vocab)
   devices = topology.devices(args.topology, args.slices)
   if args.slices > 1:
     number = request.config.slices.count
@@ -88,10 +89,10 @@ def main(args: argparse.Namespace) -> int:
       f'config.slices.count={number} is not --slices={args.slices}; leave it at -1',
     )
     request.config.slices.count = args.slices  # GPUs do not report their slice
-  validate.slices(request.config, len(devices))
+  mesh_constraints.validate_slices(request.config, len(devices))
   if args.search:
     return searched(request, devices, args, command)
-  validate.run(Experiment(request.config), len(devices))
+  validate_run(request.experiment, len(devices))
   mesh = meshes.make(request.config.mesh.to_dict(), devices, **request.config.slices)
   steps.validate_mesh(request, mesh)
   plans = [planned('training', lambda: steps.lower_training_step(request, mesh), mesh, request, args.slices)]
@@ -111,9 +112,7 @@ def main(args: argparse.Namespace) -> int:
 
 def one_each(request: steps.PlanRequest, mesh) -> int:
   """One row per shard of a batch."""
-  return math.prod(
-    mesh.shape[axis] for axis in dict(sharding.parse_rules(request.config.rules)).get('batch') or ()
-  )
+  return math.prod(mesh.shape[axis] for axis in dict(request.experiment.rules).get('batch') or ())
 
 
 def planned(name: str, step, mesh, request: steps.PlanRequest, slices: int) -> StepPlan:
@@ -164,7 +163,7 @@ def searched(request: steps.PlanRequest, devices, args: argparse.Namespace, comm
       break
     if search.is_redundant(one, known):
       continue
-    trial = steps.PlanRequest(one.config(request.config), request.vocab, request.source_vocab)
+    trial = steps.PlanRequest(Experiment(one.config(request.config)), request.vocab, request.source_vocab)
     if (
       capacity
       and (needs := search.estimate_bytes(trial, len(devices))) > search.ESTIMATE_TOLERANCE * capacity

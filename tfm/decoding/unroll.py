@@ -20,7 +20,10 @@ def unroll_layers(model: Decoder, params: PyTree) -> tuple[Decoder, PyTree]:
   if not stack.scan or not repeats:
     return model, params
   rest = {name: part for name, part in params['stack'].items() if name != 'layers'}
-  return disable_scan(model), {**params, 'stack': {**unstack_layers(params['stack']['layers'], repeats), **rest}}
+  return disable_scan(model), {
+    **params,
+    'stack': {**unstack_layers(params['stack']['layers'], repeats), **rest},
+  }
 
 
 @functools.cache

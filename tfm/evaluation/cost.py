@@ -92,7 +92,9 @@ def decoding_rate(
     return loop.prefill(model, params, list(prompts), tokens)
 
   def write(state):
-    _, made, count = loop.decode_chunk(model, params, state, keys, Sampling(temperature=0.0), -1, tokens, tokens)
+    _, made, count = loop.decode_chunk(
+      model, params, state, keys, Sampling(temperature=0.0), -1, tokens, tokens
+    )
     return made, count
 
   return rows * tokens / median_seconds(write, begin, rounds)

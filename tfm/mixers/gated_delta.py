@@ -7,11 +7,11 @@ from flax import struct
 
 from tfm.layers.causal_convolution import CausalConvolution, Window
 from tfm.layers.linear import Linear
-from tfm.norms.rmsnorm import RMSNorm
 from tfm.mixers._chunks import Runs, cut, joined
 from tfm.mixers._state_space import LOG_RATES, beginnings, segment_sums, step_bias
 from tfm.mixers._triangular import solve
 from tfm.mixers.protocol import Mixer
+from tfm.norms.rmsnorm import RMSNorm
 from tfm.parallel.sequence import scan_over_sequence_shards
 from tfm.parallel.sharding import shard, with_logical_axes
 from tfm.shapes import Array, Bool, Float, Int

@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 
 from tfm.layers.linear import Linear
-from tfm.norms.rmsnorm import RMSNorm
 from tfm.mixers._token_cache import TokenCache
 from tfm.mixers.protocol import Mixer
+from tfm.norms.rmsnorm import RMSNorm
 from tfm.parallel.sharding import shard, with_logical_axes
 
 

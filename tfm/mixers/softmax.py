@@ -9,9 +9,9 @@ import jax.numpy as jnp
 
 from tfm.layers.initializer import shrunk, zeros
 from tfm.layers.linear import Linear
-from tfm.norms.protocol import norm_factory
 from tfm.mixers._token_cache import TokenCache
 from tfm.mixers.protocol import Mixer
+from tfm.norms.protocol import norm_factory
 from tfm.parallel.sharding import shard, with_logical_axes
 
 

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import jax
 
-from tfm.config import validate as check
 from tfm.config.assemble import Experiment
 from tfm.config.schema import leaves
+from tfm.config.validate import validate_ensemble
 from tfm.errors import require
 from tfm.parallel import processes
 from tfm.runs.run_dir import RunDir
@@ -40,4 +40,4 @@ def require_ensemble_configs(experiment: Experiment, run_dirs: Sequence[RunDir])
         f'ensemble may differ only in {" and ".join(ENSEMBLE_FIELDS)}; train them one after another',
       )
   if len(run_dirs) > 1:
-    check.seeds(experiment, jax.process_count())
+    validate_ensemble(experiment, jax.process_count())

@@ -13,7 +13,7 @@ import jax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from tfm.config import validate as check
+from tfm.config import mesh_constraints
 from tfm.data.pipeline import ImageData, TextData
 from tfm.shapes import PyTree
 
@@ -25,7 +25,7 @@ def describe_run(
   versions = ' '.join(f'{name} {importlib.metadata.version(name)}' for name in ('jax', 'flax', 'optax'))
   size = sum(x.size for x in jax.tree.leaves(nn.unbox(params)))
   process_count = f'{jax.process_count()} processes, ' if jax.process_count() > 1 else ''
-  schedule = check.schedule(config, mesh.shape)
+  schedule = mesh_constraints.pipeline_schedule(config, mesh.shape)
   return (
     f'{data}\n'
     f'model: {size:,} parameters, kernel {config.model.kernel}, {config.model.dtype}\n'

@@ -18,8 +18,9 @@ import numpy as np
 from jax.sharding import NamedSharding
 from ml_collections import ConfigDict
 
-from tfm.config import validate as check
+from tfm.config import mesh_constraints
 from tfm.config.assemble import Experiment
+from tfm.config.validate import validate_parts, validate_run, validate_workdir
 from tfm.data import cache, device, pipeline
 from tfm.data.pipeline import ImageData, TextData
 from tfm.models import flops
@@ -155,13 +156,13 @@ def prepare(run_dirs: Sequence[RunDir]) -> Prepared:
     ValueError: for configs that cannot be run, or that cannot resume from these directories.
   """
   for run_dir in run_dirs:
-    check.folder(run_dir.workdir)
+    validate_workdir(run_dir.workdir)
   started, config = time.perf_counter(), run_dirs[0].config
   experiment = Experiment(config)
   require_equal_runs(run_dirs)
   require_ensemble_configs(experiment, run_dirs)
-  check.run(experiment, 1 if len(run_dirs) > 1 else jax.device_count())
-  check.made(experiment)
+  validate_run(experiment, 1 if len(run_dirs) > 1 else jax.device_count())
+  validate_parts(experiment)
   resume = find_resume_point(run_dirs)
   # Frozen parameters are in no checkpoint of this run.
   needs_pretrained = config.init_from and (experiment.frozen_pattern or not resume.step)
@@ -231,7 +232,9 @@ def shard(prepared: Prepared) -> Sharded:
     runs = SingleRun(meshes.from_config(config))
   rules = sharding.parse_rules(config.rules)
   abstract = states.abstract_state(prepared.init)
-  shardings = states.state_shardings(abstract, runs.mesh, rules, tuple(check.needs(experiment)))
+  shardings = states.state_shardings(
+    abstract, runs.mesh, rules, tuple(mesh_constraints.list_constraints(experiment))
+  )
   batch_sharding = sharding.batch_sharding(runs.mesh, rules)
 
   def open_batches(seed):

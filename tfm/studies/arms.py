@@ -14,11 +14,11 @@ from rich import box
 from rich.table import Table
 
 from tfm.analysis import estimate
-from tfm.config import validate
 from tfm.config.assemble import Experiment
 from tfm.config.overlay import assign, complete
 from tfm.config.resolve import resolve_config
 from tfm.config.schema import leaves
+from tfm.config.validate import validate_run
 from tfm.errors import require, suggest
 from tfm.models import flops
 from tfm.objectives.protocol import Prediction
@@ -141,7 +141,7 @@ def changed(base: ConfigDict, changes: Mapping[str, Any], seeds: int) -> ConfigD
   for path, value in changes.items():
     assign(config, path, value)
   config = resolve_config(config)
-  validate.run(Experiment(config), devices(config, seeds))
+  validate_run(Experiment(config), devices(config, seeds))
   return config
 
 
@@ -235,7 +235,7 @@ def tokens(config: ConfigDict) -> int:
 
 def model_of(config: ConfigDict):
   """The model, for the vocabularies of its data."""
-  vocab, source_vocab = estimate.vocabulary_sizes(config)
+  vocab, source_vocab = estimate.vocabulary_sizes(Experiment(config))
   return Experiment(config).build_model(vocab, source_vocab=source_vocab)
 
 
@@ -244,7 +244,7 @@ def validated(config: ConfigDict) -> list[str]:
   objective, model, tokenizer = Experiment(config).objective, model_of(config), Experiment(config).tokenizer
   sums = jax.eval_shape(
     lambda params, batch: objective(model, params, batch, None)[1],
-    nn.unbox(estimate.abstract_state(config, model).params),
+    nn.unbox(estimate.abstract_state(Experiment(config), model).params),
     estimate.abstract_batch(objective.padding(config.data.length), 1),
   )
   total = {name: np.zeros(x.shape) for name, x in sums.items()}
@@ -255,7 +255,7 @@ def parameters(model, config: ConfigDict) -> int:
   """How many numbers it learns: without those that are frozen."""
   trains, params = (
     Experiment(config).build_optimizer()[0].trains,
-    nn.unbox(estimate.abstract_state(config, model).params),
+    nn.unbox(estimate.abstract_state(Experiment(config), model).params),
   )
   return sum(x.size for path, x in jax.tree_util.tree_leaves_with_path(params) if trains(path_name(path)))
 
@@ -269,9 +269,9 @@ def cost(
 ) -> Arm:
   """What an arm will cost."""
   mesh, rules = estimate.abstract_mesh(config, devices(config, seeds)), sharding.parse_rules(config.rules)
-  model, (vocab, source_vocab) = model_of(config), estimate.vocabulary_sizes(config)
-  boxed = estimate.abstract_state(config, model)
-  kinds = estimate.memory_by_kind(config, vocab, source_vocab, boxed, mesh, rules)
+  model, (vocab, source_vocab) = model_of(config), estimate.vocabulary_sizes(Experiment(config))
+  boxed = estimate.abstract_state(Experiment(config), model)
+  kinds = estimate.memory_by_kind(Experiment(config), vocab, source_vocab, boxed, mesh, rules)
   return Arm(
     name,
     dict(changes),

@@ -27,12 +27,12 @@ from ml_collections import ConfigDict
 import tfm.studies.measures
 from tfm import spec
 from tfm.analysis import estimate
-from tfm.config import validate
 from tfm.config.assemble import Experiment
 from tfm.config.difference import list_differences
 from tfm.config.overlay import complete
 from tfm.config.resolve import resolve_config
 from tfm.config.schema import leaves
+from tfm.config.validate import validate_ensemble
 from tfm.errors import require, suggest
 from tfm.parallel import chips
 from tfm.runs import load as run
@@ -169,9 +169,9 @@ def paced(
           not lines,
           f'{path} was measured of another config, {"; ".join(lines)}; set it back or give a new --workdir',
         )
-  missing = {name: arms[name] for name in paths if name not in found}
+  missing = {name: Experiment(arms[name]) for name in paths if name not in found}
   for name, (own, of_base) in (
-    estimate.measure_steps_in_turns(base, missing, study.seeds) if missing else {}
+    estimate.measure_steps_in_turns(Experiment(base), missing, study.seeds) if missing else {}
   ).items():
     found[name] = dict(
       seconds=own,
@@ -264,7 +264,7 @@ def train_all(places: Mapping[Hashable, RunDir], said: dict[str, Any]) -> list[H
   diverged = said.setdefault('diverged', {})
   groups = [[name for name, place in places.items() if name not in diverged and not done(place)]]
   try:
-    validate.seeds(Experiment(next(iter(places.values())).config), jax.process_count())
+    validate_ensemble(Experiment(next(iter(places.values())).config), jax.process_count())
   except ValueError as error:
     if len(groups[0]) > 1:
       _log.info('one run after another: %s', error)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import re
 from collections.abc import Callable
 
 import optax
@@ -14,7 +13,7 @@ import tfm.data.tokenizers
 import tfm.objectives
 import tfm.optimizers
 from tfm import spec
-from tfm.config.assemble.field_errors import build_field
+from tfm.config.assemble.field_errors import build_field, compile_pattern
 from tfm.config.assemble.models import build_model
 from tfm.data.packing.protocol import Packing
 from tfm.data.sources.protocol import Source
@@ -107,7 +106,7 @@ class Experiment:
     """The adapters; None without any."""
     rank, targets = self.config.lora.rank, self.config.lora.targets
     require(rank >= 0, f'config.lora.rank={rank} must be 0 (none) or more')
-    _compile_pattern('lora.targets', targets)
+    compile_pattern('lora.targets', targets)
     return Lora(rank, self.config.lora.alpha, targets) if rank else None
 
   @functools.cached_property
@@ -147,7 +146,7 @@ class Experiment:
       f'config.optimizer.layer_decay={fields.layer_decay} must be above 0 and at most 1; 1.0 is no decay',
     )
     for field in ('no_decay', 'frozen'):
-      _compile_pattern(f'optimizer.{field}', fields[field])
+      compile_pattern(f'optimizer.{field}', fields[field])
     layer_factor = None
     if fields.layer_decay != 1:
       stacks = [part for part in (model, model.encoder) if part]
@@ -179,10 +178,3 @@ class Experiment:
       source_vocab: tokens of the source, where it has a vocabulary of its own.
     """
     return build_model(self, vocab, causal, source_vocab)
-
-
-def _compile_pattern(field: str, pattern: str) -> None:
-  try:
-    re.compile(pattern)
-  except re.error as error:
-    raise ValueError(f'config.{field}={pattern!r} is not a regular expression: {error}') from error

@@ -26,7 +26,7 @@ class Lengths(protocol.Measure):
   split: str = 'validation'
 
   def check(self, config, model):
-    length.check(model, (self.protocol,))
+    length.validate_inputs(model, (self.protocol,))
 
   def plain(self, validation):
     return ()

@@ -32,7 +32,7 @@ class Step(protocol.Measure):
     return self.costs
 
   def prepare(self, run):
-    cost = estimate.measure_step(run.config, rounds=self.rounds)
+    cost = estimate.measure_step(Experiment(run.config), rounds=self.rounds)
     found = [Value('step_seconds', cost.seconds), Value('step_bytes', cost.peak_bytes)]
     tokenizer = plain(run.tokenizer)
     tokens = run.config.training.batch_size * run.config.data.length
@@ -42,7 +42,7 @@ class Step(protocol.Measure):
       config.training.batch_size = rows = max(1, tokens // length)
       model, cost = (
         runs.build_model(Experiment(config), tokenizer, run.source_tokenizer),
-        estimate.measure_step(config, rounds=self.rounds),
+        estimate.measure_step(Experiment(config), rounds=self.rounds),
       )
       found += [
         Value('step_seconds_per_token_at_length', cost.seconds / (rows * length), length),
