@@ -21,8 +21,8 @@ PRESETS = {
   'data': 'rows; every device has the whole model. One all-reduce of the gradients per step.',
   'fsdp': 'rows, and parameters, gradients and optimizer state along the width (ZeRO-3). Per layer, an '
   'all-gather of the parameters, forward and backward, and a reduce-scatter of the gradients.',
-  'tensor': 'heads, feed-forward and vocabulary (Megatron). Two all-reduces of activations per layer, forward '
-  'and backward; keep it within a host.',
+  'tensor': 'heads, feed-forward and vocabulary (Megatron). Two all-reduces of activations per layer, '
+  'forward and backward; keep it within a host.',
   'sequence': 'tokens of each row (context parallelism), for rows that do not fit on one device.',
   'expert': 'rows, and the experts of mixtures. All-to-all of tokens to experts and back, twice per layer.',
   'stage': 'layers (pipeline). Each stage sends the activations of one microbatch to the next stage while it '

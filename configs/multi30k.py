@@ -3,8 +3,8 @@
 Question:  does a Transformer with a few million parameters match the published BLEU after a short training on
            a laptop?
 Source:    Transformer-Tiny of Wu, Kong, Bi, Li & Wang 2021, Good for Misconceived Reasons (ACL): 4 + 4
-           layers, width 128, 4 heads, feed-forward width 256. Data: Multi30k (Elliott et al. 2016), 29,000 pairs, for
-           research only and therefore not part of this repository.
+           layers, width 128, 4 heads, feed-forward width 256. Data: Multi30k (Elliott et al. 2016), 29,000
+           pairs, for research only and therefore not part of this repository.
 Command:   tfm train --config=configs/multi30k.py --workdir=runs/multi30k --config.data.source='parallel(…)'
            tfm evaluate --workdir=runs/multi30k --split=test \\
              --metric='tokenized_bleu("de", lowercase=True)' --metric=bleu

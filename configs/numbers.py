@@ -6,7 +6,8 @@ Source:    ours: a small pre-norm version of the first Transformer (Vaswani et a
 Command:   tfm train --config=configs/numbers.py --workdir=runs/numbers
            tfm evaluate --workdir=runs/numbers --split=validation --metric=exact
            tfm evaluate --workdir=runs/numbers --split=test --metric=exact      (longer numbers, next century)
-           tfm generate --workdir=runs/numbers --prompt='two hundred and five' --prompt='May 1, 1971'
+           tfm generate --workdir=runs/numbers --prompt='two hundred and five' \\
+             --prompt='Saturday, May 1, 1971'
 Cost:      about 5 minutes on two CPU cores.
 Expected:  99.9 % exact match on validation and 0 % on test, seed 0, 1,000 steps: the model does not
            generalise to longer numbers (docs/translation.md).
