@@ -3,9 +3,9 @@
 Question:  what does an encoder-decoder learn from text alone if every task maps text to text?
 Source:    Raffel et al. 2020, Exploring the Limits of Transfer Learning with a Unified Text-to-Text
            Transformer, §2.1, §3.1 and §3.7. For 1.1, the notes and configs of the released checkpoints: gated
-           feed-forward layers, untied output, no dropout before fine-tuning. Differences: no dropout within feed-forward
-           layers and after the last norm; the learning rate warms up over the first 10,000 steps, where the
-           paper's is constant.
+           feed-forward layers, untied output, no dropout before fine-tuning. Differences: no dropout within
+           feed-forward layers and after the last norm; the learning rate warms up over the first 10,000
+           steps, where the paper's is constant.
 Command:   tfm train --config=configs/t5.py --workdir=runs/t5-base       (1.0; small, large, 3b, 11b likewise)
            tfm train --config=configs/t5.py:1.1-base --workdir=runs/t5-1.1-base (1.1-small … 1.1-xxl likewise)
 Cost:      not measured.

@@ -3,8 +3,8 @@
 Question:  how well does a Transformer classify images if only the patch positions are built in?
 Source:    Dosovitskiy et al. 2021, Table 1, and App. B, Table 3 (from scratch on ImageNet-1k: 300 epochs,
            batch size 4096, Adam with weight decay), https://arxiv.org/abs/2010.11929. Ti and S are from
-           Steiner et al. 2022. Difference: images are centre crops, flipped and shifted by up to 28 pixels; the paper uses
-           random crops of any size. digits is ours.
+           Steiner et al. 2022. Difference: images are centre crops, flipped and shifted by up to 28 pixels;
+           the paper uses random crops of any size. digits is ours.
 Command:   tfm train --config=configs/vit.py --workdir=runs/vit           (b16; ti16, s16, b32, l16 likewise)
            tfm train --config=configs/vit.py:digits --workdir=runs/digits       (laptop size)
            tfm evaluate --workdir=runs/digits --split=test

@@ -1,14 +1,15 @@
-"""Every published size of BERT, GPT-2, LLaMA, T5 and ViT: this code's parameters are the published ones, nothing allocated.
+"""Every published size of BERT, GPT-2, LLaMA, T5 and ViT has the published parameter count.
 
-The published counts are those of the released weights, by transformers' model cards (the tensors' metadata, or
-`num_parameters()` of the older ones); BERT's are those of pre-training, with both its heads; ViT's timm's, with 1000
-classes. The papers are coarser. Touvron et al. 2023a, Table 2: 6.7, 13.0, 32.5 and
-65.2 B (the last one cut, not rounded). The Llama 3.2 model card: 1.23 and 3.21 B. Raffel et al. 2020, §3.7: "about"
-60, 220 and 770 million, 2.8 and 11 B for T5 1.0, of which large's weights hold 738 million. Radford et al. 2019,
-Table 2: 117, 345, 762 and 1542 million, a miscount, as GPT-2's repository says, which has 124, 355, 774 and 1558.
+The published counts are those of the released weights, by the model cards of transformers (the tensors'
+metadata, or `num_parameters()` for older ones). BERT's are those of pre-training, with both heads; ViT's
+are timm's, with 1000 classes. The papers are coarser. Touvron et al. 2023a, Table 2: 6.7, 13.0, 32.5 and
+65.2 B (the last one truncated, not rounded). The Llama 3.2 model card: 1.23 and 3.21 B. Raffel et al.
+2020, §3.7: "about" 60, 220 and 770 million, 2.8 and 11 B for T5 1.0; the released weights of large have
+738 million. Radford et al. 2019, Table 2: 117, 345, 762 and 1542 million, which the GPT-2 repository
+corrects to 124, 355, 774 and 1558.
 
-What rounds up the embedding table for a mesh's sake is left out, but for T5, whose own table has 32,128 rows for
-its 32,100 tokens.
+The padding of the embedding table is excluded, except for T5, whose released table has 32,128 rows for
+32,100 tokens.
 """
 
 import math
@@ -62,19 +63,19 @@ PUBLISHED = {
   },
   'vit': {'ti16': 5_717_416, 's16': 22_050_664, 'b16': 86_567_656, 'b32': 88_224_232, 'l16': 304_326_632},
 }
-# Sizes that are nobody's but ours.
+# Sizes that were never published.
 OURS = {'bert': ('tiny',), 'vit': ('digits',)}
-# Where the published table is rounded up itself, or there is none.
-ROUNDED = {'t5': 128, 'vit': 128}
+# vocab_multiple for families whose published table is padded, or that have none.
+VOCAB_MULTIPLE = {'t5': 128, 'vit': 128}
 
 
-def resolved(family, name):
+def resolve_size(family, name):
   return resolve_config(load_config(f'{ROOT}/configs/{family}.py:{name}'))
 
 
-def parameters(family, name):
-  config = resolved(family, name)
-  config.model.vocab_multiple = ROUNDED.get(family, 1)
+def count_parameters(family, name):
+  config = resolve_size(family, name)
+  config.model.vocab_multiple = VOCAB_MULTIPLE.get(family, 1)
   model = Experiment(config).build_model(estimate.vocabulary_size_of(Experiment(config).tokenizer))
   boxed = jax.eval_shape(lambda key: states.init_params(model, key, 1, 8), jax.random.key(0))
   return sum(math.prod(x.shape) for x in jax.tree.leaves(nn.unbox(boxed)))
@@ -82,30 +83,32 @@ def parameters(family, name):
 
 @pytest.mark.slow
 def test_every_size_has_the_published_parameters(capsys):
-  here = {(family, name): parameters(family, name) for family, sizes in PUBLISHED.items() for name in sizes}
+  counts = {
+    (family, name): count_parameters(family, name) for family, sizes in PUBLISHED.items() for name in sizes
+  }
   numbers = (Column(title, justify='right') for title in ('parameters', 'published'))
   table = Table('config', *numbers, box=box.SIMPLE, title='Published families')
-  for (family, name), count in here.items():
+  for (family, name), count in counts.items():
     table.add_row(f'{family}.py:{name}', f'{count:,}', f'{PUBLISHED[family][name]:,}')
   with capsys.disabled():
     Console(width=90).print(table)
-  assert here == {
+  assert counts == {
     (family, name): count for family, sizes in PUBLISHED.items() for name, count in sizes.items()
   }
 
 
 @pytest.mark.parametrize('family', PUBLISHED)
-def test_every_size_is_in_the_table_and_could_run(family):
+def test_every_size_is_published_and_valid(family):
   namespace = {}
   exec((ROOT / 'configs' / f'{family}.py').read_text(), namespace)
   assert list(namespace['SIZES']) == [*PUBLISHED[family], *OURS.get(family, ())]
   for name in PUBLISHED[family]:
-    config = resolved(family, name)
+    config = resolve_size(family, name)
     validate_run(Experiment(config), 256)
     Experiment(config).build_optimizer()
 
 
 @pytest.mark.parametrize('family', PUBLISHED)
-def test_what_is_no_size_is_refused(family):
+def test_an_unknown_size_is_rejected(family):
   with pytest.raises(ValueError, match=rf'configs/{family}\.py takes .*one of .*, not .9b.'):
     load_config(f'{ROOT}/configs/{family}.py:9b')

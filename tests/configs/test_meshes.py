@@ -1,4 +1,4 @@
-"""Presets of meshes, laid over configs."""
+"""The mesh presets of configs/meshes.py as overlays."""
 
 import pytest
 
@@ -26,7 +26,7 @@ def load(root, text, base='gpt2.py'):
     (':tensor=2,whole_kv', dict(data=4, tensor=2)),
   ],
 )
-def test_what_has_no_size_takes_what_is_left(root, text, sizes):
+def test_a_preset_without_a_size_takes_the_remaining_devices(root, text, sizes):
   config = load(root, text)
   plain = load_config(f'{root}/configs/gpt2.py')
   assert meshes.sharded_axes(meshes.resolve(config.mesh.to_dict(), 8)) == sizes
@@ -45,6 +45,6 @@ def test_every_axis_is_a_preset(root):
 
 
 @pytest.mark.parametrize('text', [':fdsp', ':fsdp,fsdp=2', ':tensor=two', ':whole_kv=2', ':tensor=-1'])
-def test_other_words_are_refused(root, text):
+def test_invalid_presets_are_rejected(root, text):
   with pytest.raises(ValueError, match=f'has {text[1:].split(",")[-1]!r}; known.*: data, fsdp, tensor'):
     load(root, text)

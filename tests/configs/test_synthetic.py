@@ -1,4 +1,4 @@
-"""configs/synthetic.py: every task goes with its objective and packing, and its longest texts fill its rows."""
+"""configs/synthetic.py: every task is valid, and its longest texts fill the rows."""
 
 import importlib.util
 
@@ -18,18 +18,18 @@ _spec.loader.exec_module(synthetic)
 
 
 @pytest.mark.parametrize('name', synthetic.TASKS)
-def test_a_task(name):
+def test_a_task_is_valid_and_fills_its_rows(name):
   config = resolve_config(load_config(f'{PATH}:{name}'))
   validate_run(Experiment(config), 1)
   Experiment(config).build_model(300)
   source = Experiment(config).source
   texts = [source._document('test', i)[0] for i in range(20 if name == 'listops' else 400)]
-  # With its end, or of what is classified with its beginning.
+  # Plus the end token, or the class token in classification.
   lengths = [(len(text.split(' ')) if config.data.tokenizer == 'words' else len(text)) + 1 for text in texts]
   assert max(lengths) <= config.data.length
   assert name == 'listops' or max(lengths) > config.data.length - 12
 
 
-def test_another_task_is_refused():
+def test_an_unknown_task_is_rejected():
   with pytest.raises(ValueError, match="takes a task, one of copy, .*listops, not 'count'"):
     load_config(f'{PATH}:count')

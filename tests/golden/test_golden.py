@@ -1,7 +1,7 @@
-"""Golden text: what every config resolves to and what its model learns, so that a refactor shows as a diff.
+"""Golden texts: the resolved config and the parameters of every config, so that changes show as diffs.
 
-`pytest tests/golden/test_golden.py --update-golden` rewrites it. A config is kept as it stands and with every
-argument that its header's commands name (`configs/lm.py:demo`).
+`pytest tests/golden/test_golden.py --update-golden` rewrites them. Each config has a text without an argument
+and one per argument that its header mentions (`configs/lm.py:demo`).
 """
 
 import pathlib
@@ -21,24 +21,24 @@ from tfm.training import state as states
 
 
 GOLDEN = ROOT / 'tests' / 'golden'
-# Where only the text tells the vocabulary: the text is not the same everywhere.
+# For tokenizers whose vocabulary size depends on the text, which differs between machines.
 VOCAB = 256
 
 
-def names() -> list[str]:
-  """`lm`, `lm:demo`, …"""
-  found = []
+def golden_names() -> list[str]:
+  """Lists every config with its documented arguments: `lm`, `lm:demo`, …"""
+  names = []
   for path in sorted((ROOT / 'configs').glob('*.py')):
     documented = re.findall(rf'configs/{path.stem}\.py:([\w,.-]*\w)', path.read_text())
-    found += [path.stem, *(f'{path.stem}:{arg}' for arg in dict.fromkeys(documented) if arg != 'smoke')]
-  return found
+    names += [path.stem, *(f'{path.stem}:{arg}' for arg in dict.fromkeys(documented) if arg != 'smoke')]
+  return names
 
 
-def file(name: str) -> pathlib.Path:
+def golden_path(name: str) -> pathlib.Path:
   return GOLDEN / f'{name.replace(":", ".")}.txt'
 
 
-def text(name: str) -> str:
+def golden_text(name: str) -> str:
   stem, colon, arg = name.partition(':')
   config = resolve_config(load_config(f'{ROOT}/configs/{stem}.py{colon}{arg}'))
   vocab = estimate.vocabulary_size_of(Experiment(config).tokenizer)
@@ -49,18 +49,20 @@ def text(name: str) -> str:
   return f'{inspect.config_text(config)}\nvocabulary {vocab}\n{parameters}'
 
 
-@pytest.mark.parametrize('name', names())
-def test_golden(name, request):
+@pytest.mark.parametrize('name', golden_names())
+def test_config_and_parameters_match_the_golden_text(name, request):
   if request.config.getoption('--update-golden'):
-    file(name).write_text(text(name))
-  assert file(name).is_file(), f'no golden text of {name}; --update-golden writes it'
-  assert text(name) == file(name).read_text(), f'{name} is not what it was; if so meant, --update-golden'
+    golden_path(name).write_text(golden_text(name))
+  assert golden_path(name).is_file(), f'{name} has no golden text; use --update-golden'
+  assert golden_text(name) == golden_path(name).read_text(), (
+    f'{name} changed; if intended, use --update-golden'
+  )
 
 
-def test_no_golden_text_without_its_config(request):
-  stale = set(GOLDEN.glob('*.txt')) - {file(name) for name in names()}
+def test_every_golden_text_has_a_config(request):
+  stale = set(GOLDEN.glob('*.txt')) - {golden_path(name) for name in golden_names()}
   if request.config.getoption('--update-golden'):
     for path in stale:
       path.unlink()
   else:
-    assert not stale, 'the configs of these are gone; --update-golden removes them'
+    assert not stale, 'these golden texts have no config; use --update-golden to remove them'

@@ -1,6 +1,6 @@
-"""Golden text: what the devices of a few meshes tell each other in a training step, so that an accidental gather shows as a diff.
+"""Golden texts: the collectives of a training step per mesh, so that an accidental gather shows as a diff.
 
-`pytest tests/golden/test_golden_collectives.py --update-golden -m ''` rewrites it.
+`pytest tests/golden/test_golden_collectives.py --update-golden -m ''` rewrites them.
 """
 
 import importlib.metadata
@@ -18,8 +18,8 @@ from tfm.parallel import mesh as meshes
 GOLDEN = pathlib.Path(__file__).parent / 'collectives'
 FIELDS = {'model.heads': 8, 'model.width': 64, 'model.kernel': 'dense', 'training.loss_chunk': 64}
 EXPERTS = {'model.feed_forward': 'mixture_of_experts(experts=8, capacity=1.0)'}
-RING = {'model.kernel': 'ring'}  # which 'auto' takes there; another would gather the rows
-# name → mesh, fields; the first is the default suite's.
+RING = {'model.kernel': 'ring'}  # 'auto' selects it; other kernels all-gather the rows
+# name → mesh, fields; only the first runs in the default suite.
 STEPS = {
   'data, fsdp and tensor': (dict(data=2, fsdp=2, tensor=2), {}),
   'data': (dict(data=8), {}),
@@ -33,17 +33,17 @@ STEPS = {
 }
 
 
-def file(name: str) -> pathlib.Path:
+def golden_path(name: str) -> pathlib.Path:
   return GOLDEN / f'{name}.txt'
 
 
-def text(config, sizes) -> str:
+def format_collectives(config, sizes) -> str:
   mesh = meshes.make(sizes)
   compiled = steps.lower_training_step(
     steps.PlanRequest.from_experiment(Experiment(config), None), mesh
   ).lowered.compile()
-  found = find_collectives(compiled.as_text(), mesh.shape)
-  return ''.join(f'{one}\n' for one in found)
+  collectives = find_collectives(compiled.as_text(), mesh.shape)
+  return ''.join(f'{collective}\n' for collective in collectives)
 
 
 @pytest.mark.skipif(
@@ -52,32 +52,33 @@ def text(config, sizes) -> str:
 @pytest.mark.parametrize(
   'name', [pytest.param(name, marks=[] if name == next(iter(STEPS)) else pytest.mark.slow) for name in STEPS]
 )
-def test_collectives_of_the_training_step(tiny, name, request):
+def test_collectives_match_the_golden_text(tiny, name, request):
   sizes, fields = STEPS[name]
-  found = text(tiny(**FIELDS | fields), sizes)
+  text = format_collectives(tiny(**FIELDS | fields), sizes)
   if request.config.getoption('--update-golden'):
-    file(name).write_text(found)
-  assert file(name).is_file(), f'no golden text of {name}; --update-golden writes it'
-  assert found == file(name).read_text(), (
-    f'on {meshes.format_sizes(sizes)} devices tell each other something else; if so meant, --update-golden'
+    golden_path(name).write_text(text)
+  assert golden_path(name).is_file(), f'{name} has no golden text; use --update-golden'
+  assert text == golden_path(name).read_text(), (
+    f'on {meshes.format_sizes(sizes)} the collectives changed; if intended, use --update-golden'
   )
 
 
-def test_no_golden_text_without_its_step():
-  assert {path.name for path in GOLDEN.glob('*')} == {file(name).name for name in STEPS}
+def test_every_golden_text_has_a_step():
+  assert {path.name for path in GOLDEN.glob('*')} == {golden_path(name).name for name in STEPS}
 
 
-def test_a_gather_would_be_told():
-  """The text tells by which axis, how often and how much: of two layers' parameters those that fsdp cuts."""
-  assert 'all-gather over fsdp' in file('fsdp').read_text() and 'all-gather' not in file('data').read_text()
+def test_golden_texts_contain_the_gathers_of_fsdp_and_the_all_to_alls_of_experts():
   assert (
-    'all-to-all over expert (4): 8 times' in file('experts').read_text()
-  )  # there and back, in the gradient too, in two layers
+    'all-gather over fsdp' in golden_path('fsdp').read_text()
+    and 'all-gather' not in golden_path('data').read_text()
+  )
+  # To the experts and back, forward and backward, in two layers.
+  assert 'all-to-all over expert (4): 8 times' in golden_path('experts').read_text()
 
 
 @pytest.mark.parametrize('name', [name for name, (sizes, _) in STEPS.items() if 'sequence' in sizes])
-def test_keys_and_values_go_round_and_rows_are_never_gathered(name):
-  found = file(name).read_text()
-  assert 'collective-permute over sequence' in found and not re.search(
-    '(all-gather|all-to-all) over [a-z ]*sequence', found
+def test_ring_attention_permutes_keys_and_values_and_never_gathers_rows(name):
+  text = golden_path(name).read_text()
+  assert 'collective-permute over sequence' in text and not re.search(
+    '(all-gather|all-to-all) over [a-z ]*sequence', text
   )
