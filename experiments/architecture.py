@@ -68,7 +68,7 @@ def get_study(arg: str = '') -> Study:
     arms=ARMS,
     match='flops' if arg == 'flops' else 'parameters',
     metric='exact' if arg == 'recall' else 'loss',
-    higher=arg == 'recall',
+    higher_is_better=arg == 'recall',
     # Of 4 comparisons Holm leaves something to be shown from 8 seeds on.
     seeds=8,
     measures=() if arg == 'recall' else ('step((128, 512, 2048))',),

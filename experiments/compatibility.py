@@ -7,7 +7,7 @@ Command:   tfm ablate experiments/compatibility.py --workdir=runs/compatibility
 
 from ml_collections import ConfigDict
 
-from tfm.studies.study import Study, product, within
+from tfm.studies.study import Study, compare_within, product
 
 
 SCORES = {
@@ -40,7 +40,7 @@ def get_study(arg: str = '') -> Study:
     config=config,
     arms=arms,
     base=f'dot + {WIDTHS[0]}',
-    against=within(arms, 'dot'),
+    against=compare_within(arms, 'dot'),
     # Of 12 comparisons Holm leaves something to be shown from 9 seeds on; ten divide among more devices.
     seeds=10,
   )

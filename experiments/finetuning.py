@@ -54,7 +54,7 @@ def get_study(arg: str = '') -> Study:
     base='full',
     arms=ARMS,
     metric='accuracy',
-    higher=True,
+    higher_is_better=True,
     seeds=3,
     measures=('split("test")',),
   )

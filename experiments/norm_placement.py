@@ -6,7 +6,7 @@ Command:   tfm ablate experiments/norm_placement.py --workdir=runs/norm_placemen
 
 from ml_collections import ConfigDict
 
-from tfm.studies.study import Study, product, within
+from tfm.studies.study import Study, compare_within, product
 
 
 PLACEMENTS = 'pre', 'post', 'sandwich'
@@ -33,7 +33,7 @@ def get_study(arg: str = '') -> Study:
     config=config,
     arms=arms,
     base='pre + 2 layers + warm-up',
-    against=within(arms, 'pre'),
+    against=compare_within(arms, 'pre'),
     # Of 8 comparisons Holm leaves something to be shown from 9 seeds on; ten divide among more devices.
     seeds=10,
   )

@@ -48,7 +48,7 @@ def get_study(arg: str = '') -> Study:
     base='full',
     arms=ARMS,
     metric='accuracy',
-    higher=True,
+    higher_is_better=True,
     # Of 5 comparisons Holm leaves something to be shown from 8 seeds on.
     seeds=8,
   )

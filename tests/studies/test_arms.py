@@ -15,10 +15,9 @@ from tfm.config.load import to_json
 from tfm.config.overlay import assign, complete
 from tfm.config.resolve import resolve_config
 from tfm.models import flops
-from tfm.studies import arms as planned
+from tfm.studies import arms as study_arms
 from tfm.studies import runner
-from tfm.studies import study as studies
-from tfm.studies.study import Study
+from tfm.studies.study import Study, load_study
 from tfm.training.step import train_step
 
 
@@ -35,17 +34,17 @@ def study(arms, **fields):
 
 
 def test_without_matching_an_arm_is_what_it_changes():
-  arms = planned.plan(study({'alibi': {'model.position': 'alibi'}}))
+  arms = study_arms.plan_arms(study({'alibi': {'model.position': 'alibi'}}))
   assert list(arms) == ['base', 'alibi']
   different = list_differences(arms['base'].config.to_dict(), arms['alibi'].config.to_dict())
   assert len(different) == 1 and 'alibi' in different[0] and not arms['alibi'].matched
 
 
 def test_what_is_frozen_is_not_learnt():
-  arms = planned.plan(study({'frozen': {'optimizer.frozen': 'embedding|stack'}}))
+  arms = study_arms.plan_arms(study({'frozen': {'optimizer.frozen': 'embedding|stack'}}))
   whole, frozen = (
     nn.unbox(
-      estimate.abstract_state(Experiment(arms[name].config), planned.model_of(arms[name].config)).params
+      estimate.abstract_state(Experiment(arms[name].config), study_arms.build_model(arms[name].config)).params
     )
     for name in ('base', 'frozen')
   )
@@ -56,7 +55,7 @@ def test_what_is_frozen_is_not_learnt():
 
 @pytest.mark.parametrize('match', ['parameters', 'flops'])
 def test_a_width_is_solved_for(match):
-  arms = planned.plan(
+  arms = study_arms.plan_arms(
     study(
       {'narrow heads': {'model.kv_heads': 1}, 'gated': {'model.feed_forward': 'swiglu'}},
       match=match,
@@ -69,21 +68,25 @@ def test_a_width_is_solved_for(match):
   narrow = arms['narrow heads']
   ((before, after),) = narrow.matched.values()
   assert after > before and narrow.config.model.feed_forward_width == after
-  assert before == planned.changed(complete(BASE), {'model.kv_heads': 1}, 3).model.feed_forward_width
+  assert before == study_arms.apply_changes(complete(BASE), {'model.kv_heads': 1}, 3).model.feed_forward_width
 
 
 def test_steps_are_solved_for():
-  arms = planned.plan(study({'deep': {'model.layers': 4}}, match='flops', free='training.steps'))
+  arms = study_arms.plan_arms(
+    study({'deep': {'model.layers': 4}}, match='flops', matched_field='training.steps')
+  )
   base, deep = arms['base'], arms['deep']
   assert (
     deep.config.training.steps < 50 and abs(deep.flops * deep.tokens / (base.flops * base.tokens) - 1) < 0.02
   )
-  arms = planned.plan(study({'long': {'data.length': 64}}, match='tokens', free='training.steps'))
+  arms = study_arms.plan_arms(
+    study({'long': {'data.length': 64}}, match='tokens', matched_field='training.steps')
+  )
   assert arms['long'].matched == {'training.steps': (50, 25)} and arms['long'].tokens == arms['base'].tokens
   measured = []
-  arms = planned.plan(
-    study({'long': {'data.length': 64}}, match='time', free='training.steps'),
-    seconds=lambda found: measured.append(found) or dict(base=1.0, long=5.0),
+  arms = study_arms.plan_arms(
+    study({'long': {'data.length': 64}}, match='time', matched_field='training.steps'),
+    step_timer=lambda found: measured.append(found) or dict(base=1.0, long=5.0),
   )
   assert arms['long'].matched == {'training.steps': (50, 10)} and [list(found) for found in measured] == [
     ['base', 'long']
@@ -92,19 +95,21 @@ def test_steps_are_solved_for():
 
 def test_the_plan_has_a_time_in_all(capsys):
   made = study({'alibi': {'model.position': 'alibi'}})
-  Console(width=200).print(planned.table(made, planned.plan(made), dict(base=3600.0, alibi=60.0)))
+  Console(width=200).print(
+    study_arms.format_plan(made, study_arms.plan_arms(made), dict(base=3600.0, alibi=60.0))
+  )
   said = capsys.readouterr().out
-  assert 'time, by FLOPs' in said and '0:01:00' in said and 'in all 1:01:00' in said
+  assert 'time, by FLOPs' in said and '0:01:00' in said and 'total 1:01:00' in said
 
 
 def test_what_cannot_be_matched_is_refused_with_the_numbers():
   with pytest.raises(ValueError) as refusal:
-    planned.plan(study({'wide': {'model.width': 256}}, match='parameters'))
+    study_arms.plan_arms(study({'wide': {'model.width': 256}}, match='parameters'))
   sentence = str(refusal.value)
   assert sentence.startswith(
-    "the arm 'wide': match='parameters' by free='model.feed_forward_width' cannot be had: 8 gives "
+    "the arm 'wide': match='parameters' cannot be reached by matched_field='model.feed_forward_width': 8 gives "
   )
-  assert sentence.endswith('is asked for within 2%') and '\n' not in sentence
+  assert sentence.endswith('within 2%') and '\n' not in sentence
 
 
 def test_what_is_not_asked_for_is_not_planned():
@@ -116,7 +121,7 @@ def test_what_is_not_asked_for_is_not_planned():
     },
     against={'far': 'far', 'far alibi': 'far'},
   )
-  assert list(planned.plan(made, ['far alibi'])) == ['base', 'far', 'far alibi']
+  assert list(study_arms.plan_arms(made, ['far alibi'])) == ['base', 'far', 'far alibi']
 
 
 @pytest.mark.parametrize(
@@ -126,10 +131,10 @@ def test_what_is_not_asked_for_is_not_planned():
     ({'training.evaluation_batches': 2}, 'training.evaluation_batches=2 evaluates other texts than 4'),
     (
       {'data.length': 16},
-      'data.length=16 makes other rows than 32 .* training.evaluation_batches=4 are of other texts; 0 evaluates all',
+      'data.length=16 gives other rows than 32 .* training.evaluation_batches=4 evaluates other texts; use 0',
     ),
-    ({'training.batch_size': 16}, 'training.batch_size=16 makes other rows'),
-    ({'data.tokenizer': 'char'}, "data.tokenizer='char' makes other rows"),
+    ({'training.batch_size': 16}, 'training.batch_size=16 gives other rows'),
+    ({'data.tokenizer': 'char'}, "data.tokenizer='char' gives other rows"),
   ],
 )
 def test_another_evaluation_is_refused(changes, sentence):
@@ -137,9 +142,9 @@ def test_another_evaluation_is_refused(changes, sentence):
   other = base.copy_and_resolve_references()
   for path, value in changes.items():
     assign(other, path, value)
-  planned.refuse_other_evaluation('loss', base, base)
+  study_arms.check_same_evaluation('loss', base, base)
   with pytest.raises(ValueError, match=sentence):
-    planned.refuse_other_evaluation('loss', other, base)
+    study_arms.check_same_evaluation('loss', other, base)
 
 
 def test_a_whole_split_may_be_cut_into_other_rows_and_tokens():
@@ -148,23 +153,23 @@ def test_a_whole_split_may_be_cut_into_other_rows_and_tokens():
   other = base.copy_and_resolve_references()
   for path, value in changes.items():
     assign(other, path, value)
-  planned.refuse_other_evaluation('bits_per_byte', other, base)
+  study_arms.check_same_evaluation('bits_per_byte', other, base)
   for metric in ('loss', 'test_loss'):
     with pytest.raises(
       ValueError,
-      match=f"makes other tokens than 'bytes' .* metric='{metric}' is per token; 'bits_per_byte' would do",
+      match=f"gives other tokens than 'bytes' .* metric='{metric}' is per token; use metric='bits_per_byte'",
     ):
-      planned.refuse_other_evaluation(metric, other, base)
+      study_arms.check_same_evaluation(metric, other, base)
   other.data.packing = 'padded'
-  with pytest.raises(ValueError, match="data.length=16 with data.packing='padded' may cut or leave out"):
-    planned.refuse_other_evaluation('bits_per_byte', other, base)
+  with pytest.raises(ValueError, match="data.length=16 with data.packing='padded' may truncate or drop"):
+    study_arms.check_same_evaluation('bits_per_byte', other, base)
 
 
 def test_arms_of_other_data_are_compared_among_themselves(book):
   other = {'data.source': f'text({str(book)!r})'}
   with pytest.raises(ValueError, match="the arm 'other': data.source="):
-    planned.plan(study({'other': other}), ['other'])
-  assert list(planned.plan(study({'other': other}, against={'other': 'other'}), ['other'])) == [
+    study_arms.plan_arms(study({'other': other}), ['other'])
+  assert list(study_arms.plan_arms(study({'other': other}, against={'other': 'other'}), ['other'])) == [
     'base',
     'other',
   ]
@@ -172,9 +177,9 @@ def test_arms_of_other_data_are_compared_among_themselves(book):
 
 def test_a_bad_arm_is_named():
   with pytest.raises(ValueError, match="the arm 'typo': .*model.positon"):
-    planned.plan(study({'typo': {'model.positon': 'rope'}}))
-  with pytest.raises(ValueError, match="--arms names 'alib', which the study does not have; known: base"):
-    planned.select(planned.plan(study({})), ['alib'])
+    study_arms.plan_arms(study({'typo': {'model.positon': 'rope'}}))
+  with pytest.raises(ValueError, match="--arms: the study has no arm 'alib'; known: base"):
+    study_arms.select_arms(study_arms.plan_arms(study({})), ['alib'])
 
 
 @pytest.mark.parametrize(
@@ -187,13 +192,13 @@ def test_a_bad_arm_is_named():
 def test_shipped_studies_can_be_planned(file):
   for arg in ('', ':demo'):
     try:
-      found = studies.load(file + arg)
+      found = load_study(file + arg)
     except ValueError as error:
       assert 'takes' in str(error) and (arg or 'is not there' in str(error))
       continue
-    arms = planned.plan(found)
+    arms = study_arms.plan_arms(found)
     assert len(arms) == len(found.arms) > 1
-    runner.check_questions(found, arms)
+    runner.check_measures(found, arms)
 
 
 def test_fine_tuning_is_planned_for_a_run_and_a_table(tiny, tmp_path, monkeypatch):
@@ -209,15 +214,15 @@ def test_fine_tuning_is_planned_for_a_run_and_a_table(tiny, tmp_path, monkeypatc
     'Author\tContent\nd\ts\nclass\tmeta\n' + ''.join(f'{"ab"[i % 2]}\ttext {i}\n' for i in range(400))
   )
   experiments = ROOT / 'experiments'
-  made = studies.load(f'{experiments}/finetuning.py:{tmp_path},{tmp_path}/tweets.tab')
-  arms = planned.plan(made)
-  runner.check_questions(made, arms)
+  made = load_study(f'{experiments}/finetuning.py:{tmp_path},{tmp_path}/tweets.tab')
+  arms = study_arms.plan_arms(made)
+  runner.check_measures(made, arms)
   assert arms['frozen'].parameters < arms['LoRA'].parameters < arms['full'].parameters / 4
   monkeypatch.chdir(tmp_path)
   with pytest.raises(
     ValueError, match='and runs/minilm/config.json is not there; its first lines say how they are made'
   ):
-    studies.load(f'{experiments}/finetuning.py')
+    load_study(f'{experiments}/finetuning.py')
 
 
 @pytest.mark.parametrize(
@@ -244,7 +249,7 @@ def test_the_flops_of_an_arm_are_those_of_its_compiled_step(changes):
   for path, value in changes.items():
     assign(config, path, value)
   config = resolve_config(config)
-  model, (optimizer, rate) = planned.model_of(config), Experiment(config).build_optimizer()
+  model, (optimizer, rate) = study_arms.build_model(config), Experiment(config).build_optimizer()
   state, ids = (
     nn.unbox(estimate.abstract_state(Experiment(config), model)),
     jax.ShapeDtypeStruct((8, 64), jnp.int32),

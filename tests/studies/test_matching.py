@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from tfm.studies.matching import TOLERANCE, match
+from tfm.studies.matching import TOLERANCE, solve_match
 
 
 @pytest.mark.parametrize('multiple', [1, 4, 8])
@@ -20,20 +20,20 @@ def test_the_nearest(target, start, multiple):
   best = min(range(multiple, 2 * target, multiple), key=lambda v: abs(20 * v + 7 * math.sqrt(v) - target))
   if abs(quantity(best) - target) <= TOLERANCE * target:
     asked.clear()
-    value, reached = match(target, quantity, start, multiple)
+    value, reached = solve_match(target, quantity, start, multiple)
     assert value == best and reached == quantity(best)
     assert len(asked) <= 3 + 2 * math.log2(max(start, 4 * best)) and len(asked) - 1 == len({*asked})
   else:
-    with pytest.raises(ValueError, match=f'{target:,} is asked for within 2%'):
-      match(target, quantity, start, multiple)
+    with pytest.raises(ValueError, match=f'the target is {target:,} within 2%'):
+      solve_match(target, quantity, start, multiple)
 
 
 def test_what_is_too_coarse_is_refused_with_the_nearest():
-  with pytest.raises(ValueError, match='^8 gives 800 and 16 gives 1,600, and 1,200 is asked for within 2%$'):
-    match(1200, lambda value: 100 * value, 64, 8)
+  with pytest.raises(ValueError, match='^8 gives 800 and 16 gives 1,600; the target is 1,200 within 2%$'):
+    solve_match(1200, lambda value: 100 * value, 64, 8)
   with pytest.raises(
-    ValueError, match='^17 gives 0.068 and 18 gives 0.072, and 0.07001 is asked for within 2%$'
+    ValueError, match='^17 gives 0.068 and 18 gives 0.072; the target is 0.07001 within 2%$'
   ):
-    match(0.070011, lambda value: 0.004 * value, 4, 1)
-  with pytest.raises(ValueError, match='^8 gives 800, and 90 is asked for'):
-    match(90, lambda value: 100 * value, 64, 8)
+    solve_match(0.070011, lambda value: 0.004 * value, 4, 1)
+  with pytest.raises(ValueError, match='^8 gives 800; the target is 90'):
+    solve_match(90, lambda value: 100 * value, 64, 8)

@@ -20,7 +20,8 @@ from tfm.config.overlay import complete
 from tfm.config.resolve import resolve_config
 from tfm.evaluation.cost import StepCost
 from tfm.runs import load as runs
-from tfm.studies import runner
+from tfm.studies import results as study_results
+from tfm.studies import runner, store
 from tfm.studies import study as studies
 from tfm.studies.arms import Arm
 from tfm.studies.measures.decoding import Decoding
@@ -45,7 +46,8 @@ def get_study(arg=''):
   if 'twice' in arg:
     arms['twice'] = {{'optimizer.learning_rate': 6e-3}}
   return Study(question='Which?', config=config, base='rope', arms=arms, seeds=2,
-               rates=(1e-3, 3e-3) if 'rates' in arg else (), measures=('lengths((8, 16, 32), targets=64)',))
+               learning_rates=(1e-3, 3e-3) if 'rates' in arg else (),
+               measures=('lengths((8, 16, 32), targets=64)',))
 """
 
 
@@ -87,7 +89,7 @@ def test_the_results_are_those_of_the_runs(done, capsys):
       losses = [
         v['value'] for v in found['values'] if (v['arm'], v['seed'], v['metric']) == (arm, seed, 'loss')
       ]
-      assert losses == [runner.final(done / 'arms' / arm / f'seed{seed}')['loss']]
+      assert losses == [store.final_metrics(done / 'arms' / arm / f'seed{seed}')['loss']]
   assert (done / 'report.html').is_file()
   with (done / 'results.csv').open() as lines:
     rows = [row for row in csv.DictReader(lines) if row['metric'] == 'loss']
@@ -103,12 +105,12 @@ def test_time_is_measured_once(tiny, tmp_path, monkeypatch):
   clock, asked = iter([(2.0, 1.0), (9.0, 3.0), (8.0, 2.0)]), []
   monkeypatch.setattr(
     estimate,
-    'beside',
+    'measure_steps_in_turns',
     lambda base, others, seeds: asked.append([*others]) or {name: next(clock) for name in others},
   )
 
   def paced(keep, *names):
-    return runner.paced(study, tmp_path, keep, {name: arms[name] for name in ('base', *names)})
+    return runner.measure_step_seconds(study, tmp_path, keep, {name: arms[name] for name in ('base', *names)})
 
   assert paced(True) == dict(base=1.0) and asked == []
   assert paced(True, 'alibi') == dict(base=1.0, alibi=2.0)
@@ -120,13 +122,13 @@ def test_time_is_measured_once(tiny, tmp_path, monkeypatch):
   assert paced(True, 'alibi', 'deep') == dict(base=1.0, alibi=2.0, deep=4.0) == paced(True, 'alibi', 'deep')
   assert asked == [['alibi'], ['deep'], ['deep']]
   assert (
-    runner.kept(tmp_path / 'arms/deep/time.json', dict(seconds=9))['seconds'] == 8
+    store.write_once(tmp_path / 'arms/deep/time.json', dict(seconds=9))['seconds'] == 8
   )  # another process came first
   arms['deep'] = tiny(**{'model.layers': 4, 'training.steps': 3})
   assert paced(True, 'deep') == dict(base=2.0, deep=8.0)
   arms['deep'] = tiny(**{'model.layers': 3})
   with pytest.raises(
-    ValueError, match='deep/time.json was measured of another config, model.layers: 4 → 3; set it back'
+    ValueError, match='deep/time.json holds the time of another config: model.layers: 4 → 3; set it back'
   ):
     paced(True, 'deep')
 
@@ -151,7 +153,9 @@ def test_what_could_not_be_measured_says_why(done):
 
 
 def test_every_maker_is_told_once(monkeypatch):
-  monkeypatch.setattr(runner, 'makers', lambda: dict(machine='another', versions='jax 9', date='2999-01-01'))
+  monkeypatch.setattr(
+    study_results, 'describe_machine', lambda: dict(machine='another', versions='jax 9', date='2999-01-01')
+  )
   made = dict(
     rope=[
       dict(machine='a', versions='v', date='2026-01-02'),
@@ -159,9 +163,9 @@ def test_every_maker_is_told_once(monkeypatch):
     ],
     old=[],
   )
-  told = runner.made_by(made)
+  told = study_results.merge_provenance(made)
   assert (told['machine'], told['versions'], told['date']) == ('a; b', 'v', '2026-01-01 to 2026-01-02')
-  assert 'another' in told['written'] and 'where and when old trained was not kept' in told['written']
+  assert 'another' in told['written'] and 'no record of the machine and date of old' in told['written']
 
 
 def test_a_kill_does_not_take_the_time_before_it(tmp_path):
@@ -171,21 +175,23 @@ def test_a_kill_does_not_take_the_time_before_it(tmp_path):
       json.dumps(dict(seconds=dict(productive=seconds, lost=10.0)))
     )
   (tmp_path / 'arm.json').write_text(json.dumps(dict(name='a', seconds=7.0)))
-  assert runner.spent(tmp_path) == 65.0  # the seeds trained together
+  assert store.elapsed_seconds(tmp_path) == 65.0  # the seeds trained together
   (tmp_path / 'arm.json').write_text(json.dumps(dict(name='a', seconds=70.0)))
-  assert runner.spent(tmp_path) == 70.0
+  assert store.elapsed_seconds(tmp_path) == 70.0
   (tmp_path / 'seed1/goodput.json').write_text('{"seconds"')
-  assert runner.spent(tmp_path) == 70.0
+  assert store.elapsed_seconds(tmp_path) == 70.0
 
 
 def test_again_it_trains_nothing(file, done, monkeypatch, capsys):
   """And the machine and the day stay those of the training, whoever writes the report."""
-  monkeypatch.setattr(runner, 'makers', lambda: dict(machine='another', versions='jax 9', date='2999-01-01'))
+  monkeypatch.setattr(
+    runner, 'describe_machine', lambda: dict(machine='another', versions='jax 9', date='2999-01-01')
+  )
   monkeypatch.setattr(runner, 'train_ensemble', None)
   before = results(done)
   assert cli.main(['ablate', file, f'--workdir={done}']) == 0
   assert results(done)['values'] == before['values'] and 'report.html' in capsys.readouterr().out
-  (made,) = runner.about(done / 'arms/rope')['made']
+  (made,) = store.read_arm(done / 'arms/rope')['made']
   assert results(done)['study'].items() >= made.items() and made['machine'] != 'another'
 
 
@@ -238,9 +244,9 @@ def test_a_measure_that_fails_leaves_the_others(done, tmp_path):
   shutil.copytree(done / 'arms/rope/seed0', place)
   (place / 'measured.json').unlink()
   measures = {'bad': Given(lambda run: 1 / 0), 'good': Given(lambda run: lambda params: [Value('made', 1.0)])}
-  runner.ask(Arm('rope', {}, None, {}, 0, 0.0, 0), tmp_path, [0], measures, said)
+  runner.measure_arm(Arm('rope', {}, None, {}, 0, 0.0, 0), tmp_path, [0], measures, said)
   assert said['unmeasured'] == {'bad': 'ZeroDivisionError: division by zero'} and list(
-    runner.asked(place)
+    store.read_measured(place)
   ) == ['good']
 
 
@@ -250,9 +256,9 @@ def test_what_could_not_be_measured_is_told_and_asked_again(file, done, tmp_path
   for path in measured.glob('arms/*/*/measured.json'):
     path.unlink()
   study = dataclasses.replace(
-    studies.load(file), measures=('lengths((8,), targets=64)', 'decoding(tokens=2, context=8)')
+    studies.load_study(file), measures=('lengths((8,), targets=64)', 'decoding(tokens=2, context=8)')
   )
-  monkeypatch.setattr(studies, 'load', lambda file: study)
+  monkeypatch.setattr(studies, 'load_study', lambda file: study)
   prepare = Lengths.prepare
   monkeypatch.setattr(Lengths, 'prepare', lambda self, run: 1 / 0)
   assert cli.main(['ablate', file, f'--workdir={measured}']) == 1
@@ -276,15 +282,15 @@ def test_what_could_not_be_measured_is_told_and_asked_again(file, done, tmp_path
   'fields, sentence',
   [
     (dict(measures=('lenghts',)), "measures='lenghts' names 'lenghts', which measures does not have"),
-    (dict(measures=('needle',)), "the arm 'rope': measures='needle' asks what learnt from a needle"),
+    (dict(measures=('needle',)), "the arm 'rope': measures='needle' needs a run that trains on a needle"),
     (
       dict(metric='los'),
-      "metric='los' is given neither by the validation nor, without an x, by measures=.*did you mean 'loss'",
+      "metric='los' is neither a validation metric nor a scalar metric of measures=.*did you mean 'loss'",
     ),
-    (dict(metric='loss_at_length'), "metric='loss_at_length' is given neither"),
+    (dict(metric='loss_at_length'), "metric='loss_at_length' is neither"),
     (
-      dict(metric='test_loss', measures=('split',), rates=(1e-3,)),
-      "metric='test_loss' is no metric of the validation, by which rates",
+      dict(metric='test_loss', measures=('split',), learning_rates=(1e-3,)),
+      "metric='test_loss' is not a validation metric, and learning_rates",
     ),
   ],
 )
@@ -298,32 +304,36 @@ def test_a_question_that_has_no_answer_is_refused_before_training(tiny, fields, 
     **dict(measures=('lengths', 'decoding', 'step', 'split')) | fields,
   )
   with pytest.raises(ValueError, match=sentence):
-    runner.check_questions(study, arms)
-  runner.check_questions(
-    dataclasses.replace(study, metric='test_bits_per_byte', measures=('split',), rates=()), arms
+    runner.check_measures(study, arms)
+  runner.check_measures(
+    dataclasses.replace(study, metric='test_bits_per_byte', measures=('split',), learning_rates=()), arms
   )
 
 
 @pytest.mark.parametrize(
   'said, rates, sentence',
   [
-    ({}, (1e-3, 3e-3), 'has a learning rate of its own, and the study has rates='),
+    ({}, (1e-3, 3e-3), 'has a learning rate set by its config alone, and the study has learning_rates='),
     (
       dict(rate=1e-3, rates=dict(reached={'0.001': 2.0}, diverged={'0.1': 'loss is nan'})),
       (1e-3,),
       'from 0.001, 0.1, and the study',
     ),
-    (dict(rate=3e-3, rates=dict(reached={'0.003': 2.0})), (), r'from 0.003, and the study has rates=\(\)'),
+    (
+      dict(rate=3e-3, rates=dict(reached={'0.003': 2.0})),
+      (),
+      r'from 0.003, and the study has learning_rates=\(\)',
+    ),
   ],
 )
 def test_rates_that_were_not_tried_for_all_arms_are_refused(file, done, tmp_path, said, rates, sentence):
   shutil.copytree(done / 'arms/rope', tmp_path / 'arms/rope')
   path = tmp_path / 'arms/rope/arm.json'
   path.write_text(json.dumps(json.loads(path.read_text()) | said))
-  study = dataclasses.replace(studies.load(file), rates=rates)
+  study = dataclasses.replace(studies.load_study(file), learning_rates=rates)
   rope = Arm('rope', {}, resolve_config(complete(study.config)), {}, 0, 0.0, 0)
   with pytest.raises(ValueError, match=sentence):
-    runner.refuse_others(study, dict(rope=rope), tmp_path)
+    runner.check_resumable(study, dict(rope=rope), tmp_path)
 
 
 @pytest.mark.slow
@@ -401,24 +411,26 @@ def test_compare_is_the_report_without_training(done, tmp_path, capsys):
   assert [list(arm['changes']) for arm in ours['arms']] == [[], ['model.position']]
   capsys.readouterr()
   for words, sentence in (
-    ([*folders, folders[0]], 'are one run, of seed 0'),
-    ([str(done / 'arms')], 'holds no run'),
-    ([folders[0], '--base=alibi'], '--base=alibi is no arm'),
+    ([*folders, folders[0]], 'have the same config and seed 0'),
+    ([str(done / 'arms')], 'is not the folder of a run'),
+    ([folders[0], '--base=alibi'], '--base=alibi is not an arm'),
   ):
     assert cli.main(['compare', *words, f'--to={tmp_path}/x']) == 2
     assert sentence in capsys.readouterr().err and not (tmp_path / 'x').exists()
 
 
 def test_compare_takes_the_folder_of_a_study_or_an_arm(done, tmp_path):
-  words = ['compare', str(done), f'--to={tmp_path / "a b"}', '--metric=accuracy', '--higher']
+  words = ['compare', str(done), f'--to={tmp_path / "a b"}', '--metric=accuracy', '--higher_is_better']
   assert cli.main(words) == 0
   found = results(tmp_path / 'a b')
   assert [arm['name'] for arm in found['arms']] == ['rope', 'learned'] and found['study']['seeds'] == [0, 1]
   assert shlex.split(found['study']['command']) == ['tfm', *words]
-  assert found['study']['machine'] == runner.about(done / 'arms/rope')['made'][0]['machine']
+  assert found['study']['machine'] == store.read_arm(done / 'arms/rope')['made'][0]['machine']
   other = tmp_path / 'other/arms/rope'
   other.parent.mkdir(parents=True)
   shutil.copytree(done / 'arms/learned', other)  # another study, whose arm of this name is something else
   (other / 'arm.json').write_text(json.dumps(dict(name='rope', diverged={'1': 'nan'})))
-  groups = compare.grouped([run for folder in (done / 'arms/rope', other) for run in compare.runs(folder)])
+  groups = compare.group_by_arm(
+    [run for folder in (done / 'arms/rope', other) for run in compare.find_runs(folder)]
+  )
   assert {name: len(runs) for name, runs in groups.items()} == {'which/rope': 2, 'other/rope': 1}

@@ -3,7 +3,7 @@
 import pytest
 from ml_collections import ConfigDict
 
-from tfm.studies.study import Study, load, product, within
+from tfm.studies.study import Study, compare_within, load_study, product
 
 
 ARMS = {'rope': {'model.position': 'rope'}, 'alibi': {'model.position': 'alibi'}}
@@ -15,49 +15,49 @@ def study(**fields):
 
 def test_within_a_product():
   arms = product(ARMS, {'pre': {'model.norm_placement': 'pre'}, 'post': {'model.norm_placement': 'post'}})
-  assert within(arms, 'rope') == {
+  assert compare_within(arms, 'rope') == {
     'rope + pre': 'rope + pre',
     'rope + post': 'rope + post',
     'alibi + pre': 'rope + pre',
     'alibi + post': 'rope + post',
   }
-  study(arms=arms, base='rope + pre', against=within(arms, 'rope'))
+  study(arms=arms, base='rope + pre', against=compare_within(arms, 'rope'))
 
 
 def test_a_product_of_axes():
   arms = product(ARMS, {'pre': {'model.norm_placement': 'pre'}, 'post': {'model.norm_placement': 'post'}})
   assert list(arms) == ['rope + pre', 'rope + post', 'alibi + pre', 'alibi + post']
   assert arms['alibi + post'] == {'model.position': 'alibi', 'model.norm_placement': 'post'}
-  with pytest.raises(ValueError, match=r'two axes change model.position, in rope \+ rope; let one'):
+  with pytest.raises(ValueError, match=r'two axes of product\(\) change model.position, in rope \+ rope'):
     product(ARMS, ARMS)
 
 
 @pytest.mark.parametrize(
   'fields, sentence',
   [
-    (dict(base='rop'), "base='rop' is no arm; known: rope, alibi; did you mean 'rope'?"),
+    (dict(base='rop'), "base='rop' is not an arm; known: rope, alibi; did you mean 'rope'?"),
     (dict(seeds=0), 'seeds=0 must be at least 1'),
-    (dict(match='params'), "match='params' is not known; known: parameters, flops, tokens, time"),
+    (dict(match='params'), "match='params' is unknown; known: parameters, flops, tokens, time"),
     (
       dict(match='time'),
-      "match='time' follows from how long an arm trains, and free='model.feed_forward_width'",
+      "match='time' depends on the number of steps, not on matched_field='model.feed_forward_width'",
     ),
     (
-      dict(match='parameters', free='training.steps'),
-      "match='parameters' does not follow from free='training.steps'",
+      dict(match='parameters', matched_field='training.steps'),
+      "match='parameters' does not depend on matched_field='training.steps'",
     ),
     (
-      dict(match='flops', free='model.position'),
-      "the arm 'rope' sets model.position, which is free='model.position'",
+      dict(match='flops', matched_field='model.position'),
+      "the arm 'rope' sets model.position, which match='flops' changes as matched_field",
     ),
-    (dict(arms={'a,b': {}}, base='a,b'), 'a comma in its name'),
-    (dict(arms={'a!': {}, 'a?': {}}, base='a!'), "the arms 'a!' and 'a?' would share the folder 'a'"),
+    (dict(arms={'a,b': {}}, base='a,b'), 'contains a comma'),
+    (dict(arms={'a!': {}, 'a?': {}}, base='a!'), "the arms 'a!' and 'a?' have the same folder 'a'"),
     (
-      dict(arms={'rope': {}, 'slow': {'optimizer.learning_rate': 1e-5}}, rates=(1e-3,)),
+      dict(arms={'rope': {}, 'slow': {'optimizer.learning_rate': 1e-5}}, learning_rates=(1e-3,)),
       "the arm 'slow' sets optimizer.learning_rate",
     ),
-    (dict(rates=(1e-3, 0.001)), 'has one twice'),
-    (dict(against={'alibi': 'rop'}), "against names 'rop', which is no arm"),
+    (dict(learning_rates=(1e-3, 0.001)), 'has a duplicate'),
+    (dict(against={'alibi': 'rop'}), "against: 'rop' is not an arm"),
     (
       dict(against={'rope': 'alibi', 'alibi': 'rope'}),
       "against['rope']='alibi' is itself compared with 'rope'",
@@ -72,7 +72,7 @@ def test_refusals(fields, sentence):
 
 def test_files(tmp_path):
   with pytest.raises(ValueError, match='nowhere.py is no file'):
-    load('nowhere.py')
+    load_study('nowhere.py')
   (tmp_path / 'empty.py').write_text('')
   with pytest.raises(ValueError, match=r'defines no get_study\(arg\)'):
-    load(str(tmp_path / 'empty.py'))
+    load_study(str(tmp_path / 'empty.py'))

@@ -1,12 +1,13 @@
-"""Carries out a study: plans its arms, trains and asks them, and reports. Run again, it goes on.
+"""Runs a study: plans, trains and measures its arms, and writes the report; the same command resumes.
 
   tfm ablate experiments/position.py --workdir=runs/position --dry_run
   tfm ablate experiments/position.py --workdir=runs/position --config.training.steps=2000
-  tfm ablate experiments/position.py --workdir=/shared/position --slice=0/4     (and 1/4, 2/4, 3/4 elsewhere)
+  tfm ablate experiments/position.py --workdir=/shared/position --slice=0/4     (1/4, 2/4, 3/4 on other
+  machines)
 
-DIR gets report.html, report.md, results.csv, results.json and pictures, and in arms/ARM/seedN ordinary runs, which every other
-command reads. --config.path=value changes the base of all arms. An arm that fails is reported, the others go on, and the exit
-status is 1; one that diverges has done what it does.
+DIR receives report.html, report.md, results.csv, results.json and PNG plots. arms/ARM/seedN are ordinary
+runs, which every other command reads. --config.path=value changes the config of all arms. An arm that fails
+is reported, the others continue, and the exit status is 1. An arm that diverges is a result, not a failure.
 """
 
 import argparse
@@ -29,9 +30,11 @@ from tfm.config.assemble import Experiment
 from tfm.config.overlay import complete
 from tfm.errors import require
 from tfm.parallel import chips
-from tfm.studies import arms as planned
-from tfm.studies import runner
-from tfm.studies.report import page as report
+from tfm.studies import runner, store
+from tfm.studies.arms import Arm, format_plan, plan_arms, select_arms
+from tfm.studies.report.page import write_report
+from tfm.studies.report.tables import format_ranking
+from tfm.studies.results import collect_study
 from tfm.studies.study import Study
 from tfm.training.progress import print_status
 
@@ -39,16 +42,24 @@ from tfm.training.progress import print_status
 def arguments(parser: argparse.ArgumentParser) -> None:
   add = parser.add_argument
   add('study', metavar='FILE[:args]', help='a Python file with get_study(arg)')
-  add('--workdir', required=True, metavar='DIR', help='where the study lives')
-  add('--arms', metavar='A,B', help='train only these arms; the report has all that are there (default: all)')
-  add('--seeds', type=int, metavar='N', help='seeds of each arm (default: as the study says)')
+  add('--workdir', required=True, metavar='DIR', help='the folder of the study')
+  add(
+    '--arms', metavar='A,B', help='train only these arms; the report contains all trained arms (default: all)'
+  )
+  add('--seeds', type=int, metavar='N', help='number of seeds of each arm (default: set by the study)')
   add(
     '--slice',
     metavar='I/N',
-    help='train only every N-th arm from the I-th on, the first being 0: machines share a folder',
+    help='train only every N-th arm, starting at arm I (from 0), for several machines that share DIR',
   )
-  add('--jobs', type=int, default=1, metavar='N', help='processes here, each with a slice (default: 1)')
-  add('--dry_run', action='store_true', help='plan only')
+  add(
+    '--jobs',
+    type=int,
+    default=1,
+    metavar='N',
+    help='number of local processes, each with a slice of the arms (default: 1)',
+  )
+  add('--dry_run', action='store_true', help='print the plan and exit')
 
 
 def main(args: argparse.Namespace) -> int:
@@ -58,70 +69,72 @@ def main(args: argparse.Namespace) -> int:
   require(args.jobs >= 1, f'--jobs={args.jobs} must be at least 1')
   require(
     args.jobs == 1 or args.slice is None,
-    f'--jobs={args.jobs} makes slices of its own beside --slice={args.slice}; leave one of them out',
+    f'--jobs={args.jobs} assigns slices itself; remove it or --slice={args.slice}',
   )
-  cores(study)
-  wanted = planned.select(study.arms, args.arms and args.arms.split(','))
-  everything = planned.plan(
+  use_cpu_cores_as_devices(study)
+  selected = select_arms(study.arms, args.arms and args.arms.split(','))
+  all_arms = plan_arms(
     study,
-    [name for name in study.arms if name in wanted or runner.begun(runner.folder_of(workdir, name))],
-    functools.partial(runner.paced, study, workdir, not args.dry_run),
+    [name for name in study.arms if name in selected or store.has_started(store.arm_dir(workdir, name))],
+    functools.partial(runner.measure_step_seconds, study, workdir, not args.dry_run),
   )
-  arms = {name: arm for name, arm in everything.items() if name in wanted}
-  runner.check_questions(study, everything)
-  mine = part(arms, args.slice)
-  runner.refuse_others(study, everything if args.slice is None else mine, workdir)
-  left = (
-    everything
+  arms = {name: arm for name, arm in all_arms.items() if name in selected}
+  runner.check_measures(study, all_arms)
+  my_arms = slice_arms(arms, args.slice)
+  runner.check_resumable(study, all_arms if args.slice is None else my_arms, workdir)
+  unfinished = (
+    all_arms
     if args.dry_run
     else {
       name: arm
       for name, arm in arms.items()
-      if not runner.finished(study, arm, runner.folder_of(workdir, name))
+      if not runner.is_finished(study, arm, store.arm_dir(workdir, name))
     }
   )
-  # One of several processes has others beside it, which would be measured too.
-  timed = seconds(study, everything, left) if left and args.slice is None else {}
+  # A slice runs beside other processes, which would distort the measured time.
+  seconds = estimate_seconds(study, all_arms, unfinished) if unfinished and args.slice is None else {}
   Console(stderr=True, width=None if sys.stderr.isatty() else 120).print(
-    planned.table(study, everything, timed)
+    format_plan(study, all_arms, seconds)
   )
   if args.dry_run:
     return 0
   failed = []
   try:
     if args.jobs > 1:
-      failed = spread(args.words, args.jobs, workdir)
+      failed = run_jobs(args.words, args.jobs, workdir)
     else:
-      runner.carry_out(study, mine, workdir)
+      runner.run_study(study, my_arms, workdir)
   except runner.Stopped:
-    print_status('stopped; the same command goes on from there')
+    print_status('stopped; run the same command to resume')
     return 1
-  found = runner.results(study, args.file, everything, workdir, shlex.join(['tfm', *args.words]))
-  page = report.write(found, workdir)
-  print(report.table(found))
+  results = collect_study(study, args.file, all_arms, workdir, shlex.join(['tfm', *args.words]))
+  page = write_report(results, workdir)
+  print(format_ranking(results))
   print(f'report: {page}')
-  return 1 if failed or any(runner.failed(runner.folder_of(workdir, name)) for name in mine) else 0
+  return 1 if failed or any(store.has_error(store.arm_dir(workdir, name)) for name in my_arms) else 0
 
 
-def cores(study: Study) -> None:
-  """Makes the cores of a CPU devices, unless the environment says how many: seeds are laid over devices.
+def use_cpu_cores_as_devices(study: Study) -> None:
+  """Makes each CPU core a JAX device, because seeds are distributed over devices.
 
-  Not more than divide the rows of a batch, which a run that trains alone lays over them.
+  The number of devices divides the rows of a batch, which a run that trains alone distributes over them. A
+  number that the environment sets is not changed.
   """
-  told = jax.config.jax_num_cpu_devices >= 0 or 'xla_force_host_platform_device_count' in os.environ.get(
-    'XLA_FLAGS', ''
+  is_configured = (
+    jax.config.jax_num_cpu_devices >= 0
+    or 'xla_force_host_platform_device_count' in os.environ.get('XLA_FLAGS', '')
   )
   training = complete(study.config).training
   rows = training.batch_size // training.gradient_accumulation
-  if study.seeds > 1 and not told:
-    with contextlib.suppress(RuntimeError):  # where Python has used JAX before, what it found there stays
+  if study.seeds > 1 and not is_configured:
+    with contextlib.suppress(RuntimeError):  # JAX is already initialized
       jax.config.update(
         'jax_num_cpu_devices', max(n for n in range(1, chips.cpu_core_count() + 1) if rows % n == 0)
       )
 
 
-def seconds(study: Study, arms: Mapping[str, planned.Arm], names: Iterable[str]) -> dict[str, float]:
-  """Of all seeds of some arms: the base's, measured, in proportion to the FLOPs."""
+def estimate_seconds(study: Study, arms: Mapping[str, Arm], names: Iterable[str]) -> dict[str, float]:
+  """Training seconds of all seeds of some arms: the base's measured step, scaled by FLOPs."""
   base = arms[study.base]
   rate = (
     estimate.measure_step(Experiment(base.config), study.seeds).seconds
@@ -131,42 +144,42 @@ def seconds(study: Study, arms: Mapping[str, planned.Arm], names: Iterable[str])
   return {name: rate * arms[name].flops * arms[name].tokens for name in names}
 
 
-def part(arms: dict[str, planned.Arm], text: str | None) -> dict[str, planned.Arm]:
-  """Every n-th arm from the i-th on, for 'i/n'.
+def slice_arms(arms: dict[str, Arm], text: str | None) -> dict[str, Arm]:
+  """Every N-th arm, starting at arm I, for 'I/N'; all for None.
 
   Raises:
-    ValueError: for other texts.
+    ValueError: for another format.
   """
   if text is None:
     return arms
   first, _, count = text.partition('/')
   require(
     first.isdigit() and count.isdigit() and int(first) < int(count),
-    f'--slice={text} must be I/N, such as 0/4 for the first of four',
+    f'--slice={text} must be I/N with I < N, such as 0/4 for the first of four slices',
   )
   return dict(list(arms.items())[int(first) :: int(count)])
 
 
-def spread(words: Sequence[str], jobs: int, workdir: pathlib.Path) -> list[int]:
-  """Carries out a command in several processes, each with a slice; what they say goes to DIR/jobs.
+def run_jobs(words: Sequence[str], jobs: int, workdir: pathlib.Path) -> list[int]:
+  """Runs a command in several processes, each with a slice of the arms; their output goes to DIR/jobs.
 
   Returns:
-    The processes that did not come through all of their arms.
+    The numbers of the processes that failed.
 
   Raises:
-    Stopped: if this one was asked to stop, when the others have stopped.
+    Stopped: on SIGTERM or Ctrl-C, after the other processes have stopped.
   """
   folder = workdir / 'jobs'
   folder.mkdir(parents=True, exist_ok=True)
-  print_status(f'{jobs} processes; what they say: {folder}/0.txt …')
-  running, environment = [], dict(os.environ)
+  print_status(f'{jobs} processes; their output: {folder}/0.txt …')
+  processes, environment = [], dict(os.environ)
   if jax.config.jax_num_cpu_devices > 0:
     environment['JAX_NUM_CPU_DEVICES'] = str(max(1, jax.config.jax_num_cpu_devices // jobs))
   before = signal.signal(signal.SIGTERM, signal.default_int_handler)
   try:
     for i in range(jobs):
       with (folder / f'{i}.txt').open('w') as file:
-        running.append(
+        processes.append(
           subprocess.Popen(
             [sys.executable, '-m', 'tfm', *words, '--jobs=1', f'--slice={i}/{jobs}'],
             stdout=file,
@@ -174,15 +187,15 @@ def spread(words: Sequence[str], jobs: int, workdir: pathlib.Path) -> list[int]:
             env=environment,
           )
         )
-    failed = [i for i, process in enumerate(running) if process.wait()]
+    failed = [i for i, process in enumerate(processes) if process.wait()]
   except KeyboardInterrupt:
-    for process in running:
+    for process in processes:
       process.terminate()
-    for process in running:
+    for process in processes:
       process.wait()
     raise runner.Stopped from None
   finally:
     signal.signal(signal.SIGTERM, before)
   if failed:
-    print_status(f'the processes {failed} did not come through all of their arms; {folder} tells why')
+    print_status(f'processes {failed} failed; see their output in {folder}')
   return failed

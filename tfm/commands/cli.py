@@ -111,7 +111,7 @@ def parse_arguments(name: str, command, argv: Sequence[str]) -> argparse.Namespa
       raise ValueError(f'{rest[0]!r} is not a flag; {suggest(rest[0].partition("=")[0], known)}')
     return args
   if 'study' in args:
-    args.file, loaded = args.study, studies.load(args.study)
+    args.file, loaded = args.study, studies.load_study(args.study)
     args.study = dataclasses.replace(loaded, config=assign_overrides(complete(loaded.config), rest))
   else:
     args.config = resolve_with_overrides(load_config(args.config), rest)

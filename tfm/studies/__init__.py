@@ -1,1 +1,1 @@
-"""Studies: a question, its arms, what is held equal, and what the numbers say."""
+"""Studies: a question, its arms, matching, statistics and the report."""

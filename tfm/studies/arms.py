@@ -1,4 +1,4 @@
-"""The arms of a study: their configs, what matching changed in them, and what they will cost."""
+"""The arms of a study: their configs, what matching changed in them, and their estimated costs."""
 
 import contextlib
 import dataclasses
@@ -29,8 +29,8 @@ from tfm.studies.study import STEPS, Study
 from tfm.training.optimizer import path_name
 
 
-# What cuts the same texts into other rows.
-ROWS = (
+# Fields that divide the same texts into different rows.
+ROW_FIELDS = (
   'data.tokenizer',
   'data.source_tokenizer',
   'data.length',
@@ -38,10 +38,10 @@ ROWS = (
   'training.batch_size',
   'training.gradient_accumulation',
 )
-# Metrics that depend on what a token is.
+# Metrics that depend on the tokenizer.
 PER_TOKEN = 'loss', 'perplexity', 'accuracy'
-# What a step of each arm's config takes: name → config to name → seconds.
-Seconds = Callable[[Mapping[str, ConfigDict]], Mapping[str, float]]
+# {arm: config} → {arm: seconds of a training step}.
+StepTimer = Callable[[Mapping[str, ConfigDict]], Mapping[str, float]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,10 +50,10 @@ class Arm:
 
   Attributes:
     name: in the study; changes: the fields that it changes, by their paths.
-    config: complete, matched and resolved, but for the seed.
-    matched: path → (value before, value after) of what matching changed.
-    parameters: how many; flops: of training, per token; memory: bytes of one run in training, of which the
-      activations are an estimate.
+    config: complete, matched and resolved; only the seed is missing.
+    matched: path → (value before, value after) of the fields that matching changed.
+    parameters: number of trainable parameters; flops: of training, per token; memory: bytes of one run in
+      training, with estimated activations.
   """
 
   name: str
@@ -66,182 +66,182 @@ class Arm:
 
   @property
   def tokens(self) -> int:
-    """Of the whole training, padding among them."""
-    return tokens(self.config)
+    """Tokens of the whole training, padding included."""
+    return count_training_tokens(self.config)
 
 
-def plan(
-  study: Study, names: Collection[str] | None = None, seconds: Seconds | None = None
+def plan_arms(
+  study: Study, names: Collection[str] | None = None, step_timer: StepTimer | None = None
 ) -> dict[str, Arm]:
-  """The arms of a study, by name, the base first.
+  """The arms of a study by name, the base first.
 
   Args:
-    names: of those that are wanted, to which those that they are compared with are added; None: all.
-    seconds: of one step of each config, measured, by the arm; for match='time'.
+    names: the arms to plan; the arms that they are compared with are added; None: all.
+    step_timer: measures the seconds of a training step of each config; for match='time'.
 
   Raises:
-    ValueError: for a config that cannot be run, or an arm that cannot be matched, naming the arm.
+    ValueError: for an invalid config, or an arm that cannot be matched, naming the arm.
   """
-  base, made, target = complete(study.config), {}, None
-  names = (
-    [*study.arms]
-    if names is None
-    else [study.base, *names, *(study.against.get(name, study.base) for name in names)]
-  )
-  found = {}
+  base, arms, target = complete(study.config), {}, None
+  if names is None:
+    names = [*study.arms]
+  else:
+    names = [study.base, *names, *(study.against.get(name, study.base) for name in names)]
+  configs = {}
   for name in sorted(filter({*names}.__contains__, study.arms), key=lambda name: name != study.base):
-    with naming(name):
-      found[name] = changed(base, study.arms[name], study.seeds)
-  for name, config in found.items():
-    with naming(name):
-      refuse_other_evaluation(study.metric, config, found[study.against.get(name, study.base)])
-  # How long a step takes does not depend on how many there are.
-  times = seconds(found) if study.match == 'time' else {}
-  for name, config in found.items():
-    with naming(name):
+    with prefix_errors(name):
+      configs[name] = apply_changes(base, study.arms[name], study.seeds)
+  for name, config in configs.items():
+    with prefix_errors(name):
+      check_same_evaluation(study.metric, config, configs[study.against.get(name, study.base)])
+  # The seconds of a step do not depend on the number of steps, which matching may change.
+  seconds = step_timer(configs) if study.match == 'time' else {}
+  for name, config in configs.items():
+    with prefix_errors(name):
       matched = {}
       if study.match:
-        quantity = quantities(times.get(name))[study.match]
+        quantity = quantity_functions(seconds.get(name))[study.match]
         if target is None:
           target = quantity(config)
         else:
-          config, matched = to_target(study, base, study.arms[name], quantity, target)
-      made[name] = cost(name, study.arms[name], config, matched, study.seeds)
-  return made
+          config, matched = match_arm(study, base, study.arms[name], quantity, target)
+      arms[name] = estimate_arm(name, study.arms[name], config, matched, study.seeds)
+  return arms
 
 
 @contextlib.contextmanager
-def naming(name: str) -> Iterator[None]:
-  """Says which arm it is that cannot be."""
+def prefix_errors(name: str) -> Iterator[None]:
+  """Prefixes a ValueError with the arm's name."""
   try:
     yield
   except ValueError as error:
     raise ValueError(f'the arm {name!r}: {error}') from error
 
 
-def select(arms: Mapping[str, Any], names: Sequence[str] | None) -> dict[str, Any]:
-  """Some of the arms, by name.
+def select_arms(arms: Mapping[str, Any], names: Sequence[str] | None) -> dict[str, Any]:
+  """The arms with these names; all if there are none.
 
   Raises:
-    ValueError: for a name that is no arm's.
+    ValueError: for an unknown name.
   """
   for name in names or ():
     if name not in arms:
-      raise ValueError(f'--arms names {name!r}, which the study does not have; {suggest(name, arms)}')
+      raise ValueError(f'--arms: the study has no arm {name!r}; {suggest(name, arms)}')
   return {name: arm for name, arm in arms.items() if not names or name in names}
 
 
-def changed(base: ConfigDict, changes: Mapping[str, Any], seeds: int) -> ConfigDict:
-  """The resolved config of an arm.
+def apply_changes(base: ConfigDict, changes: Mapping[str, Any], seeds: int) -> ConfigDict:
+  """The resolved and validated config of an arm.
 
   Raises:
-    ValueError: for a field that is not there, or a config that cannot be run.
+    ValueError: for an unknown field or an invalid config.
   """
   config = base.copy_and_resolve_references()
   for path, value in changes.items():
     assign(config, path, value)
   config = resolve_config(config)
-  validate_run(Experiment(config), devices(config, seeds))
+  validate_run(Experiment(config), count_devices(config, seeds))
   return config
 
 
-def refuse_other_evaluation(metric: str, config: ConfigDict, base: ConfigDict) -> None:
-  """Refuses an arm that is not evaluated on the texts of the arm that it is compared with, or in another unit.
+def check_same_evaluation(metric: str, config: ConfigDict, base: ConfigDict) -> None:
+  """Checks that an arm is evaluated on the same texts as the arm that it is compared with, and in the same
+  unit.
 
-  Of a whole split that is cut into other rows all tokens are evaluated, of some of its batches others.
+  A whole split has the same tokens however it is divided into rows; some of its batches do not.
   """
-  ours, theirs = (dict(leaves(one)) for one in (config, base))
+  ours, theirs = (dict(leaves(each)) for each in (config, base))
   for field in ('data.source', 'training.evaluation_batches'):
     require(
       ours[field] == theirs[field],
-      f'{field}={ours[field]!r} evaluates other texts than {theirs[field]!r} of the arm that it '
-      'is compared with; leave it as it is there, or compare it with an arm like it by against=',
+      f'{field}={ours[field]!r} evaluates other texts than {theirs[field]!r} of the arm that it is compared '
+      'with; use the same value, or set against= to an arm with this value',
     )
-  # The length of an image is how many patches it has.
+  # The length of an image is its number of patches.
   images, batches = bool(Experiment(config).source.image_shape), config.training.evaluation_batches
-  for field in ROWS:
+  for field in ROW_FIELDS:
     require(
       not batches or ours[field] == theirs[field] or images and field == 'data.length',
-      f'{field}={ours[field]!r} makes other rows than {theirs[field]!r} of the arm that it is compared with, and '
-      f'training.evaluation_batches={batches} are of other texts; 0 evaluates all of them',
+      f'{field}={ours[field]!r} gives other rows than {theirs[field]!r} of the arm that it is compared with, '
+      f'so training.evaluation_batches={batches} evaluates other texts; use 0 to evaluate all',
     )
-  whole = images or all(parse(one.data.packing).name == 'concat' for one in (config, base))
+  whole = images or all(parse(each.data.packing).name == 'concat' for each in (config, base))
   require(
     whole or config.data.length == base.data.length,
-    f'data.length={config.data.length} with data.packing={config.data.packing!r} may cut or leave out other texts than '
-    f'{base.data.length} of the arm that it is compared with; leave it as it is there',
+    f'data.length={config.data.length} with data.packing={config.data.packing!r} may truncate or drop other '
+    f'texts than {base.data.length} of the arm that it is compared with; use the same length',
   )
   per_token = isinstance(Experiment(config).objective, Prediction) and metric.rpartition('_')[2] in PER_TOKEN
   require(
     not per_token or config.data.tokenizer == base.data.tokenizer,
-    f'data.tokenizer={config.data.tokenizer!r} makes other tokens than {base.data.tokenizer!r} of the arm that it is compared '
-    f"with, and metric={metric!r} is per token; 'bits_per_byte' would do",
+    f'data.tokenizer={config.data.tokenizer!r} gives other tokens than {base.data.tokenizer!r} of the arm '
+    'that it is '
+    f"compared with, and metric={metric!r} is per token; use metric='bits_per_byte'",
   )
 
 
-def devices(config: ConfigDict, seeds: int) -> int:
-  """Over how many a run is laid: seeds that train together have one each."""
+def count_devices(config: ConfigDict, seeds: int) -> int:
+  """Devices of one run: 1 if several seeds train in one ensemble, one device each."""
   return 1 if seeds > 1 and all(size in (1, -1) for size in config.mesh.values()) else jax.device_count()
 
 
-def to_target(
+def match_arm(
   study: Study,
   base: ConfigDict,
   changes: Mapping[str, Any],
   quantity: Callable[[ConfigDict], float],
   target: float,
 ) -> tuple[ConfigDict, dict[str, tuple[int, int]]]:
-  """The config of an arm with as much of the quantity as the base, and what had to be changed for it.
+  """The config of an arm with as much of the quantity as the base, and the field that was changed for it.
 
   Raises:
-    ValueError: if it cannot be had within 2 %.
+    ValueError: if no value comes within 2 % of the target.
   """
 
-  def with_free(value):
-    return changed(base, dict(changes) | {study.free: value}, study.seeds)
+  def with_value(value):
+    return apply_changes(base, dict(changes) | {study.matched_field: value}, study.seeds)
 
-  config = changed(base, changes, study.seeds)
-  before = dict(leaves(config))[study.free]
+  config = apply_changes(base, changes, study.seeds)
+  before = dict(leaves(config))[study.matched_field]
   if abs(quantity(config) - target) <= matching.EQUAL * target:
     return config, {}
+  multiple = 1 if study.matched_field == STEPS else study.multiple
   try:
-    value, _ = matching.match(target, lambda value: quantity(with_free(value)), before, multiple(study))
+    after, _ = matching.solve_match(target, lambda value: quantity(with_value(value)), before, multiple)
   except ValueError as error:
-    raise ValueError(f'match={study.match!r} by free={study.free!r} cannot be had: {error}') from error
-  return with_free(value), {study.free: (before, value)}
+    raise ValueError(
+      f'match={study.match!r} cannot be reached by matched_field={study.matched_field!r}: {error}'
+    ) from error
+  return with_value(after), {study.matched_field: (before, after)}
 
 
-def multiple(study: Study) -> int:
-  """Steps are counted one by one."""
-  return 1 if study.free == STEPS else study.multiple
-
-
-def quantities(seconds: float | None) -> dict[str, Callable[[ConfigDict], float]]:
-  """How much of each of `matching.QUANTITIES` the whole training of a config has, whose steps take some seconds."""
+def quantity_functions(step_seconds: float | None) -> dict[str, Callable[[ConfigDict], float]]:
+  """Functions config → quantity of the whole training, by the names of `matching.QUANTITIES`."""
   return dict(
-    parameters=lambda config: parameters(model_of(config), config),
+    parameters=lambda config: count_trainable_parameters(build_model(config), config),
     flops=lambda config: (
-      flops.training_flops_per_token(model_of(config), config.data.length) * tokens(config)
+      flops.training_flops_per_token(build_model(config), config.data.length) * count_training_tokens(config)
     ),
-    tokens=tokens,
-    time=lambda config: seconds * config.training.steps,
+    tokens=count_training_tokens,
+    time=lambda config: step_seconds * config.training.steps,
   )
 
 
-def tokens(config: ConfigDict) -> int:
-  """Tokens that a training reads, padding among them."""
+def count_training_tokens(config: ConfigDict) -> int:
+  """Tokens of the whole training, padding included."""
   return config.training.steps * config.training.batch_size * config.data.length
 
 
-def model_of(config: ConfigDict):
-  """The model, for the vocabularies of its data."""
+def build_model(config: ConfigDict):
+  """The model, with the vocabulary sizes of its data."""
   vocab, source_vocab = estimate.vocabulary_sizes(Experiment(config))
   return Experiment(config).build_model(vocab, source_vocab=source_vocab)
 
 
-def validated(config: ConfigDict) -> list[str]:
-  """The metrics of its validation."""
-  objective, model, tokenizer = Experiment(config).objective, model_of(config), Experiment(config).tokenizer
+def list_validation_metrics(config: ConfigDict) -> list[str]:
+  """The names of the metrics that a run's validation computes."""
+  experiment, model = Experiment(config), build_model(config)
+  objective, tokenizer = experiment.objective, experiment.tokenizer
   sums = jax.eval_shape(
     lambda params, batch: objective(model, params, batch, None)[1],
     nn.unbox(estimate.abstract_state(Experiment(config), model).params),
@@ -251,80 +251,81 @@ def validated(config: ConfigDict) -> list[str]:
   return [*objective.summary(total, int(tokenizer is not None and tokenizer.is_lossless))]
 
 
-def parameters(model, config: ConfigDict) -> int:
-  """How many numbers it learns: without those that are frozen."""
-  trains, params = (
-    Experiment(config).build_optimizer()[0].trains,
-    nn.unbox(estimate.abstract_state(Experiment(config), model).params),
-  )
-  return sum(x.size for path, x in jax.tree_util.tree_leaves_with_path(params) if trains(path_name(path)))
+def count_trainable_parameters(model, config: ConfigDict) -> int:
+  """Number of trainable parameters, without the frozen ones."""
+  optimizer, _ = Experiment(config).build_optimizer()
+  params = nn.unbox(estimate.abstract_state(Experiment(config), model).params)
+  paths = jax.tree_util.tree_leaves_with_path(params)
+  return sum(x.size for path, x in paths if optimizer.trains(path_name(path)))
 
 
-def cost(
+def estimate_arm(
   name: str,
   changes: Mapping[str, Any],
   config: ConfigDict,
   matched: Mapping[str, tuple[int, int]],
   seeds: int,
 ) -> Arm:
-  """What an arm will cost."""
-  mesh, rules = estimate.abstract_mesh(config, devices(config, seeds)), sharding.parse_rules(config.rules)
-  model, (vocab, source_vocab) = model_of(config), estimate.vocabulary_sizes(Experiment(config))
-  boxed = estimate.abstract_state(Experiment(config), model)
-  kinds = estimate.memory_by_kind(Experiment(config), vocab, source_vocab, boxed, mesh, rules)
+  """The arm with its parameters, FLOPs and memory."""
+  mesh = estimate.abstract_mesh(config, count_devices(config, seeds))
+  experiment, model = Experiment(config), build_model(config)
+  vocab, source_vocab = estimate.vocabulary_sizes(experiment)
+  state = estimate.abstract_state(experiment, model)
+  rules = sharding.parse_rules(config.rules)
+  memory = estimate.memory_by_kind(experiment, vocab, source_vocab, state, mesh, rules)
   return Arm(
     name,
     dict(changes),
     config,
     dict(matched),
-    parameters(model, config),
+    count_trainable_parameters(model, config),
     flops.training_flops_per_token(model, config.data.length),
-    sum(size for _, size, _ in kinds),
+    sum(size for _, size, _ in memory),
   )
 
 
-def table(study: Study, arms: Mapping[str, Arm], seconds: Mapping[str, float]) -> Table:
-  """The plan, for people: a row for each arm.
+def format_plan(study: Study, arms: Mapping[str, Arm], seconds: Mapping[str, float]) -> Table:
+  """The plan as a table for the terminal, a row for each arm.
 
   Args:
-    seconds: of all seeds of an arm, estimated, by name; where known.
+    seconds: estimated for all seeds of an arm, by name, where known.
   """
-  made = Table(title=study.question, title_justify='left', box=box.SIMPLE)
+  table = Table(title=study.question, title_justify='left', box=box.SIMPLE)
   matched = any(arm.matched for arm in arms.values())
   for column in ('arm', 'changes', *(['matched by'] if matched else [])):
-    made.add_column(column, overflow='fold')
+    table.add_column(column, overflow='fold')
   for column in ('parameters', 'FLOPs/token', 'tokens', 'memory', 'time, by FLOPs'):
-    made.add_column(column, justify='right', no_wrap=True)
+    table.add_column(column, justify='right', no_wrap=True)
   for name, arm in arms.items():
     changes = (
       '\n'.join(f'{path.rpartition(".")[2]}={value!r}' for path, value in arm.changes.items()) or 'the base'
     )
-    by = '\n'.join(f'{path.rpartition(".")[2]} {a:,} → {b:,}' for path, (a, b) in arm.matched.items())
-    made.add_row(
+    fields = '\n'.join(f'{path.rpartition(".")[2]} {a:,} → {b:,}' for path, (a, b) in arm.matched.items())
+    table.add_row(
       name,
       changes,
-      *([by] if matched else []),
-      short(arm.parameters),
-      short(arm.flops),
-      short(arm.tokens),
+      *([fields] if matched else []),
+      format_number(arm.parameters),
+      format_number(arm.flops),
+      format_number(arm.tokens),
       f'{arm.memory / 2**20:,.0f} MiB',
-      duration(seconds[name]) if name in seconds else '',
+      format_duration(seconds[name]) if name in seconds else '',
     )
   if seconds:
-    made.caption = (
-      f"in all {duration(sum(seconds.values()))}: steps alone, of which another arm's FLOPs may take longer than the "
-      "base's; compiling, validation and measures come on top"
+    table.caption = (
+      f"total {format_duration(sum(seconds.values()))}: training steps only, scaled by FLOPs from the base's "
+      'measured step; compilation, validation and measures are not included'
     )
-    made.caption_justify = 'left'
-  return made
+    table.caption_justify = 'left'
+  return table
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
   """`1:02:03`."""
   return str(datetime.timedelta(seconds=round(seconds)))
 
 
-def short(number: float) -> str:
+def format_number(number: float) -> str:
   """`1.23 M`."""
   for unit in ('', ' k', ' M', ' G', ' T'):
     if number < 1000:

@@ -1,9 +1,9 @@
-"""What makes a comparison fair: an arm is changed until it has as much of something as the base."""
+"""Matching: changes one field of an arm until the arm has as much of a quantity as the base."""
 
 from collections.abc import Callable
 
 
-# What may be held equal, in words.
+# The quantities that can be matched, and their descriptions.
 QUANTITIES = {
   'parameters': 'parameters',
   'flops': 'FLOPs of training',
@@ -11,26 +11,28 @@ QUANTITIES = {
   'time': 'seconds of training',
 }
 TOLERANCE = 0.02
-EQUAL = 1e-3  # what is so near needs no matching
+EQUAL = 1e-3  # a relative difference below this needs no matching
 
 
-def match(target: float, quantity: Callable[[int], float], start: int, multiple: int) -> tuple[int, float]:
+def solve_match(
+  target: float, quantity: Callable[[int], float], start: int, multiple: int
+) -> tuple[int, float]:
   """The multiple of `multiple` whose quantity is nearest to the target, and that quantity.
 
-  The quantity must grow with the value; it is asked for about 2 log₂ of the answer values.
+  The quantity must increase with the value; it is evaluated at about 2 log₂(result) values.
 
   Args:
-    start: a value to begin with.
+    start: the first value of the search.
 
   Raises:
-    ValueError: if none comes within 2 % of the target, with the nearest from both sides.
+    ValueError: if no value comes within 2 % of the target; with the nearest quantities on both sides.
   """
-  asked = {}
+  computed = {}
 
   def at(n):
-    if n not in asked:
-      asked[n] = quantity(n * multiple)
-    return asked[n]
+    if n not in computed:
+      computed[n] = quantity(n * multiple)
+    return computed[n]
 
   high = max(1, start // multiple)
   while at(high) < target:
@@ -39,14 +41,14 @@ def match(target: float, quantity: Callable[[int], float], start: int, multiple:
   while high - low > 1:
     middle = (low + high) // 2
     low, high = (middle, high) if at(middle) < target else (low, middle)
-  near = [n for n in (low, high) if n]
-  best = min(near, key=lambda n: abs(at(n) - target))
+  nearest = [n for n in (low, high) if n]
+  best = min(nearest, key=lambda n: abs(at(n) - target))
   if abs(at(best) - target) > TOLERANCE * target:
-    found = ' and '.join(f'{n * multiple} gives {amount(at(n))}' for n in near)
-    raise ValueError(f'{found}, and {amount(target)} is asked for within {TOLERANCE:.0%}')
+    results = ' and '.join(f'{n * multiple} gives {format_quantity(at(n))}' for n in nearest)
+    raise ValueError(f'{results}; the target is {format_quantity(target)} within {TOLERANCE:.0%}')
   return best * multiple, at(best)
 
 
-def amount(quantity: float) -> str:
-  """Of anything: parameters are many, and seconds few."""
+def format_quantity(quantity: float) -> str:
+  """Integers with thousands separators from 1,000 on, else four significant digits."""
   return f'{quantity:,.0f}' if quantity >= 1000 else f'{quantity:.4g}'

@@ -6,7 +6,7 @@ import pytest
 from tfm.models import flops
 from tfm.runs import load as runs
 from tfm.runs.train import train
-from tfm.studies import runner
+from tfm.studies.measures.protocol import build_measure
 
 
 @pytest.fixture(scope='module')
@@ -19,7 +19,7 @@ def run(tiny, tmp_path_factory):
 def asked(text, run, params=None):
   """metric → value, or metric → x → value."""
   found = {}
-  for value in runner.measure(text).prepare(run)(run.params if params is None else params):
+  for value in build_measure(text).prepare(run)(run.params if params is None else params):
     assert value.value is not None and not value.why
     if value.x is None:
       found[value.metric] = value.value
@@ -57,8 +57,8 @@ def test_a_step_costs_more_in_longer_rows(run):
 
 
 def test_what_is_written_needs_a_model_that_writes(run):
-  with pytest.raises(ValueError, match='the model is no encoder-decoder; another measure would do'):
-    runner.measure('written').prepare(run)
+  with pytest.raises(ValueError, match="needs an encoder-decoder, and config.model.architecture='decoder'"):
+    build_measure('generation').prepare(run)
 
 
 def test_what_is_written_is_what_evaluate_tells(tiny, tmp_path):
@@ -83,12 +83,12 @@ def test_what_is_written_is_what_evaluate_tells(tiny, tmp_path):
   pairs, found = runs.translate_split(run, 'test')
   texts = {i: made[0].text for i, made in found}
   same = sum(texts[i] == reference for i, (_, reference) in enumerate(pairs)) / len(pairs)
-  assert asked('written("exact")', run)['test_exact'] == pytest.approx(100 * same)
+  assert asked('generation("exact")', run)['test_exact'] == pytest.approx(100 * same)
 
 
 def test_a_measure_that_is_not_there():
   with pytest.raises(ValueError, match="'splits'.*did you mean 'split'"):
-    runner.measure('splits')
+    build_measure('splits')
 
 
 @pytest.mark.slow
@@ -108,7 +108,7 @@ def test_a_needle_is_looked_for_at_each_depth_and_length(tiny, tmp_path):
     tmp_path,
   )
   run = runs.load(tmp_path)
-  ask = runner.measure('needle((170, 180, 360), depths=(0.0, 1.0), texts=16)').prepare(run)
+  ask = build_measure('needle((170, 180, 360), depths=(0.0, 1.0), texts=16)').prepare(run)
   found = {(value.metric, value.x): value for value in ask(run.params)}
   assert {*found} == {(f'exact_in_{L}_at_depth', depth) for L in (170, 180, 360) for depth in (0.0, 1.0)}
   for (metric, _), value in found.items():
@@ -119,5 +119,5 @@ def test_a_needle_is_looked_for_at_each_depth_and_length(tiny, tmp_path):
 
 
 def test_a_needle_needs_a_run_that_learnt_from_one(run):
-  with pytest.raises(ValueError, match="measures='needle' asks what learnt from a needle"):
-    runner.measure('needle').prepare(run)
+  with pytest.raises(ValueError, match="measures='needle' needs a run that trains on a needle"):
+    build_measure('needle').prepare(run)

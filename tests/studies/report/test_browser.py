@@ -5,8 +5,8 @@ import shutil
 
 import pytest
 
-from tests.studies.report.tables import results
-from tfm.studies.report import page as report
+from tests.studies.report.made_up import results
+from tfm.studies.report.page import write_report
 
 
 SIZES = {'laptop': (1280, 800), 'phone': (390, 844)}
@@ -47,7 +47,7 @@ def page(tmp_path_factory):
     failed=dict(learned='ValueError: no position 1024'),
     costs=['accuracy'],
   )
-  return report.write(made, tmp_path_factory.mktemp('study') / 'report')
+  return write_report(made, tmp_path_factory.mktemp('study') / 'report')
 
 
 @pytest.fixture(scope='module')

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from tests.studies.report.tables import results
-from tfm.studies.report import page as report
-from tfm.studies.report import palette, pictures, ranking
+from tests.studies.report.made_up import results
+from tfm.studies.report import figures, palette, plots, ranking, sentences, tables
+from tfm.studies.report.page import write_report
+from tfm.studies.report.tables import format_ranking
 
 
 TRICKY = '<b>"$x_1$"&|{{ study }}</b>'
@@ -51,7 +52,7 @@ def written(tmp_path_factory):
     failed=dict(learned=ERROR),
     costs=['accuracy'],
   )
-  return made, report.write(made, tmp_path_factory.mktemp('study') / 'deep' / 'report')
+  return made, write_report(made, tmp_path_factory.mktemp('study') / 'deep' / 'report')
 
 
 @pytest.fixture(scope='module')
@@ -74,7 +75,7 @@ def test_the_markdown_has_every_arm_and_its_means(written):
   ]
   assert all(len({*map(len, table)}) == 1 for table in tables)  # no cell of a name is taken for two
   ranking_, arms, lengths, others, how = tables
-  assert [row[1] for row in ranking_[2:]] == [row.name.replace('|', r'\|') for row in ranking.ranked(made)]
+  assert [row[1] for row in ranking_[2:]] == [row.name.replace('|', r'\|') for row in ranking.rank_arms(made)]
   assert lengths[0] == ['arm', '64', '128', '256'] and others[0][:2] == ['arm', 'accuracy']
   assert arms[0] == ['arm', 'changes', 'matched in parameters', 'parameters', 'training FLOPs per token']
   learned = next(row for row in arms if row[0] == 'learned')
@@ -87,7 +88,7 @@ def test_the_markdown_has_every_arm_and_its_means(written):
 
 def test_the_page_holds_every_arm_error_and_number(written, page):
   made, _ = written
-  rows = ranking.ranked(made)
+  rows = ranking.rank_arms(made)
   words = ' '.join(page.text.split())
   places = ranking.decimals(rows)
   for row in rows:
@@ -96,10 +97,10 @@ def test_the_page_holds_every_arm_error_and_number(written, page):
       assert note in words
     if row.summary:
       for value in (row.summary.mean, *row.summary.interval, row.summary.deviation):
-        assert ranking.number(value, places) in words
+        assert ranking.format_number(value, places) in words
     if row.comparison:
       for value in (row.comparison.difference.mean, *row.comparison.difference.interval):
-        assert ranking.number(value, places, sign=True) in words
+        assert ranking.format_number(value, places, sign=True) in words
       assert row.comparison.verdict in words and row.comparison.reason in words
   for arm in made['arms']:
     assert f'{arm["parameters"]:,}' in words and f'model.position = {arm["name"]!r}' in words
@@ -117,11 +118,11 @@ def test_the_page_holds_every_arm_error_and_number(written, page):
     study['date'],
     '0:01:23',
     'parameters',
-    ranking.answer(made, rows),
-    *report.reading(made, rows),
+    sentences.answer_question(made, rows),
+    *sentences.explain_statistics(made, rows),
   ):
     assert text in words
-  for mean, _ in (cell for _, cells in report.others(made, rows)['rows'] for cell in cells):
+  for mean, _ in (cell for _, cells in tables.tabulate_other_metrics(made, rows)['rows'] for cell in cells):
     assert mean in words
 
 
@@ -162,7 +163,7 @@ def test_pictures_follow_light_and_dark(written, page):
   assert not re.search(r'#[0-9a-f]{6}', drawn)
   assert set(re.findall(r'var\(--(\w+)\)', text)) <= set(palette.COLOURS)
   for dark in (False, True):
-    assert palette.variables(dark) in text
+    assert palette.css_variables(dark) in text
   assert len(set(palette.LIGHT.values())) == len(palette.COLOURS)
 
 
@@ -183,7 +184,7 @@ def test_every_picture_is_there_at_both_widths(written, page):
   assert sum(tag == 'svg' for tag, _ in page.tags) == 2 * len(names)
   for file in path.parent.glob('*.png'):
     pixels = imread(file)
-    assert pixels.shape[1] == int(pictures.WIDE * 144) and np.ptp(pixels[..., :3]) > 0.5
+    assert pixels.shape[1] == int(plots.WIDE * 144) and np.ptp(pixels[..., :3]) > 0.5
 
 
 def test_json_is_the_results(written):
@@ -211,18 +212,18 @@ def test_csv_round_trips(written):
 def test_the_text_table(written):
   """A line for each arm, in their order, as it is named; then what is to be known of them."""
   made, _ = written
-  rows = ranking.ranked(made)
-  text = report.table(made)
+  rows = ranking.rank_arms(made)
+  text = format_ranking(made)
   lines = text.splitlines()
-  assert lines[0] == ranking.answer(made, rows)
+  assert lines[0] == sentences.answer_question(made, rows)
   at = [
     next(i for i, line in enumerate(lines[1:]) if f' {row.name} ' in line and row.verdict in line)
     for row in rows
   ]
   assert at == sorted(at)
   assert 'learned: failed: ValueError: no <position> 1024' in lines and 'none: diverged at seed 1' in lines
-  assert ranking.number(rows[0].summary.mean, ranking.decimals(rows)) in text
-  assert all(line in lines for line in report.reading(made, rows))
+  assert ranking.format_number(rows[0].summary.mean, ranking.decimals(rows)) in text
+  assert all(line in lines for line in sentences.explain_statistics(made, rows))
 
 
 def test_a_chosen_rate_is_told_with_what_it_was_chosen_from(tmp_path):
@@ -232,35 +233,40 @@ def test_a_chosen_rate_is_told_with_what_it_was_chosen_from(tmp_path):
       rate=rate, rates=dict(reached=dict(zip(('0.001', f'{rate:g}'), reached)), diverged={'0.03': 'nan'})
     )
   made['arms'][2]['rates'] = dict(reached={'0.003': 2.75, '0.001': 5.3}, diverged={})
-  page = report.write(made, tmp_path)
+  page = write_report(made, tmp_path)
   whole = ' '.join(Read(page.read_text(encoding='utf-8')).text.split())
-  for text in ((tmp_path / 'report.md').read_text(encoding='utf-8'), ' '.join(report.table(made).split())):
+  for text in ((tmp_path / 'report.md').read_text(encoding='utf-8'), ' '.join(format_ranking(made).split())):
     assert '0.003 (0.001: 5.2,' in text  # the terminal's table may break the line there
-    assert 'none: the best learning rate is 0.003, at an end of those tried (0.001, 0.003)' in text
+    assert 'none: the best learning rate is 0.003, at an end of (0.001, 0.003)' in text
     assert 'rope: the best' not in text and 'alibi: the best' not in text
   assert '0.003 (0.001: 5.2, 0.003: 2.5, 0.03: diverged)' in (tmp_path / 'report.md').read_text(
     encoding='utf-8'
   )
-  assert '0.003: 2.5' in whole and '0.03: diverged' in whole and 'at an end of those tried' in whole
+  assert '0.003: 2.5' in whole and '0.03: diverged' in whole and 'at an end of (0.001, 0.003)' in whole
 
 
 def test_times_beside_other_processes_say_so():
   made = results(dict(rope=0.0, alibi=-0.3), jobs=4)
-  assert any('Up to 4 processes' in line for line in report.reading(made, ranking.ranked(made)))
+  assert any(
+    'Up to 4 processes' in line for line in sentences.explain_statistics(made, ranking.rank_arms(made))
+  )
   made['study']['jobs'] = 1
-  assert not any('processes' in line for line in report.reading(made, ranking.ranked(made)))
+  assert not any('processes' in line for line in sentences.explain_statistics(made, ranking.rank_arms(made)))
 
 
 def test_the_noise_floor_is_the_bases():
   made = results(dict(rope=0.0, alibi=-0.3))
-  rows = ranking.ranked(made)
+  rows = ranking.rank_arms(made)
   losses = [v['value'] for v in made['values'] if (v['arm'], v['metric']) == ('rope', 'loss')]
-  floor = report.reading(made, rows)[0]
+  floor = sentences.explain_statistics(made, rows)[0]
   for value in (np.std(losses, ddof=1), min(losses), max(losses)):
     assert f'{value:.4f}' in floor
-  assert any('75 % of the time' in line for line in report.reading(made, rows))
+  assert any('75 % of the time' in line for line in sentences.explain_statistics(made, rows))
   one = results(dict(rope=0.0, alibi=-0.3), seeds=[0])
-  assert 'unknown, as rope finished with one seed' in report.reading(one, ranking.ranked(one))[0]
+  assert (
+    'unknown, because rope finished with one seed'
+    in sentences.explain_statistics(one, ranking.rank_arms(one))[0]
+  )
 
 
 @pytest.mark.parametrize(
@@ -273,13 +279,13 @@ def test_the_noise_floor_is_the_bases():
   ],
 )
 def test_a_metric_says_its_axis(name, parts):
-  assert report.parted(name) == parts
+  assert figures.split_axis(name) == parts
 
 
 def test_refused_results_leave_nothing_behind(tmp_path):
   made = results(dict(rope=0.0), base='sine')
-  for call in (lambda: report.write(made, tmp_path / 'study'), lambda: report.table(made)):
-    with pytest.raises(ValueError, match=r"study.base='sine' is no arm"):
+  for call in (lambda: write_report(made, tmp_path / 'study'), lambda: format_ranking(made)):
+    with pytest.raises(ValueError, match=r"study.base='sine' is not an arm"):
       call()
   assert not (tmp_path / 'study').exists()
 
@@ -301,5 +307,5 @@ def test_the_barest_results(tmp_path):
     values=[dict(arm='a', seed=0, metric='loss', x=None, value=1.5)],
     curves=[],
   )
-  page = Read(report.write(made, tmp_path).read_text(encoding='utf-8'))
+  page = Read(write_report(made, tmp_path).read_text(encoding='utf-8'))
   assert '1.500' in page.text and [file.name for file in tmp_path.glob('*.png')] == ['ranking.png']

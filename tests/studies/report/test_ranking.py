@@ -5,31 +5,34 @@ import re
 
 import pytest
 
-from tests.studies.report.tables import results
+from tests.studies.report.made_up import results
 from tfm.studies import statistics
-from tfm.studies.report import ranking
+from tfm.studies.report import ranking, sentences
 
 
 def verdicts(made):
-  return {row.name: row.verdict for row in ranking.ranked(made)}
+  return {row.name: row.verdict for row in ranking.rank_arms(made)}
 
 
 def test_order_and_verdicts():
   made = results(dict(alibi=-0.3, rope=0.0, none=0.2), seeds=range(7))
-  rows = ranking.ranked(made)
-  assert [(row.rank, row.name, row.place, row.verdict) for row in rows] == [
+  rows = ranking.rank_arms(made)
+  assert [(row.rank, row.name, row.index, row.verdict) for row in rows] == [
     (1, 'alibi', 0, 'better'),
     (2, 'rope', 1, 'base'),
     (3, 'none', 2, 'worse'),
   ]
   assert rows[0].comparison.difference.mean == pytest.approx(-0.3) and rows[1].comparison is None
-  assert ranking.answer(made, rows) == 'alibi is better than rope in loss; none is worse than rope in loss.'
+  assert (
+    sentences.answer_question(made, rows)
+    == 'alibi is better than rope in loss; none is worse than rope in loss.'
+  )
 
 
 def test_a_higher_metric_turns_it_round():
   made = results(dict(alibi=-0.3, rope=0.0), seeds=range(6), metric='accuracy', lower_is_better=False)
   assert verdicts(made) == dict(alibi='better', rope='base')
-  assert [row.name for row in ranking.ranked(made)] == ['alibi', 'rope']
+  assert [row.name for row in ranking.rank_arms(made)] == ['alibi', 'rope']
   made['study']['lower_is_better'] = True
   assert verdicts(made) == dict(rope='base', alibi='worse')
 
@@ -37,12 +40,12 @@ def test_a_higher_metric_turns_it_round():
 def test_too_few_seeds_show_nothing_however_far_apart():
   made = results(dict(alibi=-30.0, rope=0.0, none=50.0))
   assert verdicts(made) == dict(alibi='no difference shown', rope='base', none='no difference shown')
-  answer = ranking.answer(made, ranking.ranked(made))
+  answer = sentences.answer_question(made, ranking.rank_arms(made))
   assert answer.startswith(
-    'No difference from rope in loss is shown for alibi and none, and with so few seeds none can be'
+    'No difference from rope in loss is shown for alibi and none, and so few seeds cannot show one'
   )
   assert (
-    f'{statistics.needed(2)} seeds could show one' in answer
+    f'{statistics.seeds_needed(2)} seeds could show one' in answer
     and 'the lowest mean loss is that of alibi' in answer
   )
 
@@ -55,7 +58,7 @@ def test_what_did_not_finish_stays_with_its_reason():
     failed=dict(learned='ValueError: no position 1024\n  at line 3'),
   )
   made['values'] = [v for v in made['values'] if (v['arm'], v['seed']) != ('alibi', 4)]
-  rows = {row.name: row for row in ranking.ranked(made)}
+  rows = {row.name: row for row in ranking.rank_arms(made)}
   assert len(rows) == 5 and [*rows][-2:] == ['learned', 'none']
   assert rows['learned'].notes == ('failed: ValueError: no position 1024',) and rows['learned'].rank is None
   assert (
@@ -69,7 +72,7 @@ def test_what_did_not_finish_stays_with_its_reason():
   )
   assert rows['alibi'].notes == ('no finite loss of seed 4',) and rows['alibi'].summary.n == 6
   assert rows['t5'].summary.mean == pytest.approx(sum(rows['t5'].values.values()) / 6)
-  assert ranking.answer(made, [*rows.values()]).endswith('learned and none did not finish.')
+  assert sentences.answer_question(made, [*rows.values()]).endswith('learned and none did not finish.')
 
 
 def test_what_was_never_begun_is_not_said_to_have_stopped():
@@ -80,11 +83,13 @@ def test_what_was_never_begun_is_not_said_to_have_stopped():
   untrained = dict(rope=[], alibi=[2], learned=[0, 1, 2], none=[1, 2])
   for arm in made['arms']:
     arm['untrained'] = untrained[arm['name']]
-  rows = {row.name: row for row in ranking.ranked(made)}
+  rows = {row.name: row for row in ranking.rank_arms(made)}
   assert rows['learned'].verdict == 'not trained yet' and rows['learned'].notes == ()
   assert rows['none'].verdict == 'did not finish' and rows['none'].notes == ('no finite loss of seed 0',)
   assert rows['alibi'].notes == ('seed 2 not trained yet',)
-  assert ranking.answer(made, [*rows.values()]).endswith('none did not finish; learned is not trained yet.')
+  assert sentences.answer_question(made, [*rows.values()]).endswith(
+    'none did not finish; learned is not trained yet.'
+  )
 
 
 @pytest.mark.parametrize('value', (None, math.nan, math.inf))
@@ -93,14 +98,14 @@ def test_a_value_that_is_not_finite_counts_nowhere_and_is_said(value):
   for v in made['values']:
     if (v['arm'], v['seed'], v['metric']) == ('alibi', 1, 'loss'):
       v['value'] = value
-  alibi, rope = ranking.ranked(made)
+  alibi, rope = ranking.rank_arms(made)
   assert set(alibi.values) == {0, 2} and alibi.notes == ('no finite loss of seed 1',) and not rope.notes
 
 
 def test_a_base_that_failed_compares_nothing():
   made = results(dict(rope=0.0, alibi=-0.3), failed=dict(rope='killed'))
   assert verdicts(made) == dict(alibi='not compared', rope='did not finish')
-  assert ranking.answer(made, ranking.ranked(made)).startswith(
+  assert sentences.answer_question(made, ranking.rank_arms(made)).startswith(
     'Nothing could be compared with rope; the lowest mean loss'
   )
 
@@ -108,26 +113,26 @@ def test_a_base_that_failed_compares_nothing():
 def test_several_bases():
   made = results({'rope': 0.0, 'alibi': -0.3, 'far rope': 5.0, 'far alibi': 5.3}, seeds=range(8))
   made['study']['against'] = {'far rope': 'far rope', 'far alibi': 'far rope'}
-  rows = ranking.ranked(made)
+  rows = ranking.rank_arms(made)
   assert verdicts(made) == {'alibi': 'better', 'rope': 'base', 'far rope': 'base', 'far alibi': 'worse'}
   assert (
-    ranking.answer(made, rows)
+    sentences.answer_question(made, rows)
     == 'alibi is better than rope in loss; far alibi is worse than far rope in loss.'
   )
   made['study']['against'] = {'far alibi': 'near rope'}
-  with pytest.raises(ValueError, match=r"study.far alibi='near rope' is no arm"):
-    ranking.ranked(made)
+  with pytest.raises(ValueError, match=r"study.far alibi='near rope' is not an arm"):
+    ranking.rank_arms(made)
 
 
 def test_no_base():
   made = results(dict(rope=0.0, alibi=-0.3), base=None)
   assert set(verdicts(made).values()) == {'not compared'}
-  assert 'no base was named' in ranking.answer(made, ranking.ranked(made))
+  assert 'no base to compare with' in sentences.answer_question(made, ranking.rank_arms(made))
 
 
 def test_many_arms_are_counted_in_the_answer():
   made = results({'rope': 0.0} | {f'arm{i}': -0.1 - i for i in range(9)}, seeds=range(10))
-  assert ranking.answer(made, ranking.ranked(made)) == (
+  assert sentences.answer_question(made, ranking.rank_arms(made)) == (
     'arm8, arm7, arm6, arm5, arm4, arm3 and 3 more are better than rope in loss.'
   )
 
@@ -135,28 +140,30 @@ def test_many_arms_are_counted_in_the_answer():
 def test_what_diverged_tells_why():
   made = results(dict(rope=0.0, alibi=-0.3), diverged=dict(alibi=[1]))
   made['arms'][1]['why'] = 'train loss is nan at step 2'
-  (alibi,) = (row for row in ranking.ranked(made) if row.name == 'alibi')
+  (alibi,) = (row for row in ranking.rank_arms(made) if row.name == 'alibi')
   assert alibi.notes == ('diverged at seed 1: train loss is nan at step 2',)
 
 
 def test_a_diverged_seed_has_a_curve_and_no_line():
   made = results(dict(rope=0.0, alibi=-0.3), diverged=dict(alibi=[1]))
-  assert set(ranking.curves(made, 'train')['alibi']) == {0, 1, 2}
-  assert set(ranking.lines(made, 'loss_at_length')['alibi']) == {0, 2}
-  assert [*ranking.lines(made, 'loss_at_length')['rope'][0]] == [64, 128, 256]
+  assert set(ranking.loss_curves(made, 'train')['alibi']) == {0, 1, 2}
+  assert set(ranking.values_by_x(made, 'loss_at_length')['alibi']) == {0, 2}
+  assert [*ranking.values_by_x(made, 'loss_at_length')['rope'][0]] == [64, 128, 256]
 
 
 def test_digits_show_two_of_the_deviation():
   def summaries(*deviations):
     return [statistics.Summary(3, 2.0, d, 1.0, 3.0, None) for d in deviations]
 
-  assert [ranking.digits(summaries(d)) for d in (12.0, 3.0, 0.5, 0.012, 0.0034)] == [0, 1, 2, 3, 4]
-  assert ranking.digits(summaries(0.01, 0.02, 5.0)) == 3
+  assert [ranking.decimals_for(summaries(d)) for d in (12.0, 3.0, 0.5, 0.012, 0.0034)] == [0, 1, 2, 3, 4]
+  assert ranking.decimals_for(summaries(0.01, 0.02, 5.0)) == 3
   # Of one seed each: two digits more than the spread of means needs, and of a lone mean three in all.
   one = [statistics.Summary(1, mean, None, mean, mean, None) for mean in (2.0, 2.3)]
-  assert (ranking.digits(one), ranking.digits(one[:1])) == (3, 3)
-  assert ranking.number(-0.12345, 3) == '−0.123' and ranking.number(0.5, 2, sign=True) == '+0.50'
-  assert ranking.number(12345.6, 0) == '12,346'
+  assert (ranking.decimals_for(one), ranking.decimals_for(one[:1])) == (3, 3)
+  assert (
+    ranking.format_number(-0.12345, 3) == '−0.123' and ranking.format_number(0.5, 2, sign=True) == '+0.50'
+  )
+  assert ranking.format_number(12345.6, 0) == '12,346'
 
 
 def broken(change):
@@ -168,40 +175,40 @@ def broken(change):
 @pytest.mark.parametrize(
   'change, complaint',
   [
-    (lambda r: r.pop('values'), "results lack 'values'; they hold study, arms, curves"),
+    (lambda r: r.pop('values'), "results lack 'values'; they have study, arms, curves"),
     (lambda r: r['study'].pop('base'), "study 'position' lacks base"),
     (lambda r: r['arms'][1].pop('error'), "arm 'alibi' lacks error"),
-    (lambda r: r['arms'].append(r['arms'][0]), "two arms are named 'rope'; each needs a name of its own"),
-    (lambda r: r['study'].update(base='sine'), "study.base='sine' is no arm; the arms are rope, alibi"),
+    (lambda r: r['arms'].append(r['arms'][0]), "two arms have the name 'rope'; use different names"),
+    (lambda r: r['study'].update(base='sine'), "study.base='sine' is not an arm; the arms are rope, alibi"),
     (
       lambda r: r['values'][0].update(arm='sine'),
-      "values speak of 'sine', which is no arm; the arms are rope, alibi",
+      "values contain the unknown arm 'sine'; the arms are rope, alibi",
     ),
     (
       lambda r: r['values'].append(r['values'][0]),
-      "values hold {'arm': 'rope', 'seed': 0, 'metric': 'loss', 'x': None} twice",
+      "values contain {'arm': 'rope', 'seed': 0, 'metric': 'loss', 'x': None} twice",
     ),
     (
       lambda r: r['curves'].append(r['curves'][0]),
-      "curves hold {'arm': 'rope', 'seed': 0, 'split': 'train', 'step': 0} twice",
+      "curves contain {'arm': 'rope', 'seed': 0, 'split': 'train', 'step': 0} twice",
     ),
     (
       lambda r: r['curves'][0].update(split='test'),
-      "curves have the split 'test'; it may be train or validation",
+      "curves contain the unknown split 'test'; use train or validation",
     ),
     (
       lambda r: r['study'].update(metric='bleu'),
-      "no arm has a finite value of study.metric='bleu' without an x; there are values of loss, accuracy",
+      "no arm has a finite scalar value of study.metric='bleu'; the results have values of loss, accuracy",
     ),
     (
       lambda r: r['study'].update(metric='loss_at_length'),
-      "no arm has a finite value of study.metric='loss_at_length'",
+      "no arm has a finite scalar value of study.metric='loss_at_length'",
     ),
-    (lambda r: r.update(values=[]), 'there are values of no metric'),
+    (lambda r: r.update(values=[]), 'the results have values of no metric'),
     (lambda r: (r.update(values=[]), r['arms'][1].update(error='killed\nby')), 'and errors of alibi: killed'),
   ],
 )
 def test_refusals(change, complaint):
   with pytest.raises(ValueError, match=re.escape(complaint)) as caught:
-    ranking.ranked(broken(change))
+    ranking.rank_arms(broken(change))
   assert '\n' not in str(caught.value)

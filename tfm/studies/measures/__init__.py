@@ -1,1 +1,1 @@
-"""What a study asks of a trained run: one file each, named by a spec."""
+"""Measures: what a study computes from a trained run; one file each, named by a spec."""

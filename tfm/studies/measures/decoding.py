@@ -1,4 +1,4 @@
-"""What decoding with the cache costs."""
+"""Memory and speed of decoding with the cache."""
 
 import dataclasses
 
@@ -10,13 +10,14 @@ from tfm.studies.measures.protocol import Value
 
 @dataclasses.dataclass(frozen=True)
 class Decoding(protocol.Measure):
-  """`cache_bytes_per_token` and `cache_bytes_constant` of a sequence, by shapes; `decoding_tokens_per_second`, measured.
+  """`cache_bytes_per_token` and `cache_bytes_constant` of a sequence, computed from shapes, and the measured
+  `decoding_tokens_per_second`.
 
   Attributes:
-    rows: decoded at once; context: tokens before the first; tokens: that are timed.
+    rows: sequences per batch; context: tokens in the cache at the start; tokens: number of timed tokens.
   """
 
-  costs = 'cache_bytes_per_token', 'decoding_tokens_per_second'
+  cost_metrics = 'cache_bytes_per_token', 'decoding_tokens_per_second'
 
   rows: int = 1
   context: int = 128
@@ -25,11 +26,12 @@ class Decoding(protocol.Measure):
   def check(self, config, model):
     if not hasattr(model, 'init_caches'):
       raise ValueError(
-        "measures='decoding' asks what writes, and the model is an encoder; another measure would do"
+        "measures='decoding' needs a model that generates text, and this one is an encoder; remove the "
+        'measure'
       )
     cost.cache_bytes(model)
 
-  def plain(self, validation):
+  def metric_names(self, validation):
     return 'cache_bytes_per_token', 'cache_bytes_constant', 'decoding_tokens_per_second'
 
   def prepare(self, run):

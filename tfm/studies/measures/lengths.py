@@ -1,4 +1,4 @@
-"""The loss in rows of other lengths than those of training."""
+"""Length extrapolation: the loss in rows of other lengths than the training length."""
 
 import dataclasses
 
@@ -10,13 +10,14 @@ from tfm.studies.measures.protocol import Value
 
 @dataclasses.dataclass(frozen=True)
 class Lengths(protocol.Measure):
-  """`loss_at_length` at every length, of the same targets, and `loss_by_position` in rows of the longest one that can
-  be read (Press et al. 2022, §2.2); with protocol='sliding' each as `sliding_…`.
+  """`loss_at_length` at every length, over the same targets, and `loss_by_position` in rows of the longest
+  supported length (Press et al. 2022, §2.2); with protocol='sliding' both have the prefix `sliding_`.
 
   Attributes:
-    lengths: of the rows; () is a half, one, two, four and eight times that of training.
-    protocol, stride: as `tfm evaluate --lengths` has them.
-    targets: how many count, spread over the split; 0 for all.
+    lengths: of the rows; (): 0.5, 1, 2, 4 and 8 times the training length.
+    protocol, stride: as in `tfm evaluate --lengths`.
+    targets: number of evaluated targets, spread over the split; 0 for all.
+    split: the split to evaluate.
   """
 
   lengths: tuple[int, ...] = ()
@@ -28,16 +29,14 @@ class Lengths(protocol.Measure):
   def check(self, config, model):
     length.validate_inputs(model, (self.protocol,))
 
-  def plain(self, validation):
+  def metric_names(self, validation):
     return ()
 
   def prepare(self, run):
     self.check(run.config, run.model)
     L = run.config.data.length
-    lengths, before = (
-      self.lengths or (L // 2, L, 2 * L, 4 * L, 8 * L),
-      'sliding_' if self.protocol == 'sliding' else '',
-    )
+    lengths = self.lengths or (L // 2, L, 2 * L, 4 * L, 8 * L)
+    prefix = 'sliding_' if self.protocol == 'sliding' else ''
 
     def measure(params):
       records = runs.evaluate_lengths(
@@ -48,16 +47,16 @@ class Lengths(protocol.Measure):
         self.stride,
         self.targets,
       )
-      found = [
-        Value(f'{before}loss_at_length', record.loss, record.length, record.impossible) for record in records
+      values = [
+        Value(f'{prefix}loss_at_length', record.loss, record.length, record.impossible) for record in records
       ]
-      read = [record for record in records if not record.impossible]
-      if read:
-        longest = max(read, key=lambda record: record.length)
-        found += [
-          Value(f'{before}loss_by_position', part.loss, (part.first + part.last) / 2)
+      possible = [record for record in records if not record.impossible]
+      if possible:
+        longest = max(possible, key=lambda record: record.length)
+        values += [
+          Value(f'{prefix}loss_by_position', part.loss, (part.first + part.last) / 2)
           for part in longest.positions
         ]
-      return found
+      return values
 
     return measure

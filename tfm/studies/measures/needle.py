@@ -1,4 +1,4 @@
-"""Whether a number is found again, by where it was told and how long the text is."""
+"""Needle in a haystack: retrieval of a number, by its depth in the text and the length of the text."""
 
 import dataclasses
 
@@ -15,14 +15,16 @@ from tfm.studies.measures.protocol import Value
 
 @dataclasses.dataclass(frozen=True)
 class Needle(protocol.Measure):
-  """`exact_in_LENGTH_at_depth`: of texts of so many characters with the number at that depth, the share whose number is
-  told right (Kamradt 2023, "Needle in a haystack"), for a decoder that learnt from source='needle(…)'.
+  """`exact_in_LENGTH_at_depth`: the share of texts of LENGTH characters, with the number at a depth, for
+  which the model answers the number exactly (Kamradt 2023, "Needle in a haystack"); for decoders trained on
+  source='needle(…)'.
 
-  The texts are of the run's own source but for their length and depth, and none of them was trained on.
+  The texts come from the run's own source at another length and depth; none of them is in the training split.
 
   Attributes:
-    lengths: characters of a text; (): a half, one, two, four and eight times that of training.
-    depths: shares of the sentences that stand before the number; texts: of each length and depth.
+    lengths: characters of a text; (): 0.5, 1, 2, 4 and 8 times the training length.
+    depths: fraction of the sentences that precede the number; texts: number of texts for each length and
+      depth.
   """
 
   lengths: tuple[int, ...] = ()
@@ -32,18 +34,19 @@ class Needle(protocol.Measure):
   def check(self, config, model):
     if not isinstance(Experiment(config).source, needles.Needle):
       raise ValueError(
-        f"measures='needle' asks what learnt from a needle, and the run learns from {config.data.source!r}; "
-        "config.data.source='needle' would do"
+        f"measures='needle' needs a run that trains on a needle, and "
+        f'config.data.source={config.data.source!r}; '
+        "use config.data.source='needle'"
       )
 
-  def plain(self, validation):
+  def metric_names(self, validation):
     return ()
 
   def prepare(self, run):
     self.check(run.config, run.model)
     source = run.experiment.source
     L = source.length
-    asked = {}
+    evaluate = {}
     with sharding.context(run.mesh, run.rules):
       where = sharding.batch_sharding(run.mesh, run.rules)
       for length in self.lengths or (L // 2, L, 2 * L, 4 * L, 8 * L):
@@ -52,18 +55,21 @@ class Needle(protocol.Measure):
         for depth in self.depths:
           texts = dataclasses.replace(source, length=length, longer=None, depth=depth, held_out=self.texts)
           data = pipeline.open_data(texts, plain(run.tokenizer), cache.directory())
-          asked[length, depth] = runs.build_evaluate_fn(
+          evaluate[length, depth] = runs.build_evaluate_fn(
             Experiment(config), run.model, data, where, 'validation', batches=0
           )
 
     def measure(params):
       with sharding.context(run.mesh, run.rules):
-        return [found(params, *at) for at in asked]
+        return [measure_at(params, *at) for at in evaluate]
 
-    def found(params, length, depth):
-      why = impossible(run.model, length + 1)
+    def measure_at(params, length, depth):
+      reason = impossible(run.model, length + 1)
       return Value(
-        f'exact_in_{length}_at_depth', None if why else asked[length, depth](params)['exact'], depth, why
+        f'exact_in_{length}_at_depth',
+        None if reason else evaluate[length, depth](params)['exact'],
+        depth,
+        reason,
       )
 
     return measure

@@ -1,4 +1,4 @@
-"""What a measure is: a trained run → numbers."""
+"""The interface of a measure: trained run → numbers."""
 
 import abc
 import dataclasses
@@ -7,6 +7,8 @@ from typing import ClassVar
 
 from ml_collections import ConfigDict
 
+import tfm.studies.measures
+from tfm import spec
 from tfm.models.trunk import Trunk
 from tfm.runs.load import Run
 from tfm.shapes import PyTree
@@ -17,8 +19,8 @@ class Value:
   """One number.
 
   Attributes:
-    metric: what it is of; x: where, such as at which length; None for a plain number.
-    value: None where there is none, and `why` says in a sentence what is in the way.
+    metric: its name; x: the abscissa, such as a length; None for a scalar.
+    value: None if it could not be computed; `why` then gives the reason in a sentence.
   """
 
   metric: str
@@ -29,29 +31,43 @@ class Value:
 
 @dataclasses.dataclass(frozen=True)
 class Measure(abc.ABC):
-  """Numbers of trained runs; the fields of a subclass are the literals of its spec.
+  """Computes numbers of trained runs; the fields of a subclass are the arguments of its spec.
 
   Attributes:
-    costs: the metrics that quality is bought with; a report draws it against them.
+    cost_metrics: the metrics that are costs; a report plots quality against them.
   """
 
-  costs: ClassVar[tuple[str, ...]] = ()
+  cost_metrics: ClassVar[tuple[str, ...]] = ()
 
   def check(self, config: ConfigDict, model: Trunk) -> None:
-    """Whether runs of a config, which have such a model, can be asked.
+    """Checks that the measure supports runs of a config with such a model.
 
     Raises:
-      ValueError: if they cannot.
+      ValueError: if it does not.
     """
 
-  def plain(self, validation: Sequence[str]) -> Sequence[str] | None:
-    """The metrics without x, of a run whose validation has those given; None: that is not known before."""
+  def metric_names(self, validation: Sequence[str]) -> Sequence[str] | None:
+    """The scalar metrics of a run whose validation computes the given ones; None if not known before
+    training.
+    """
     return None
 
   @abc.abstractmethod
   def prepare(self, run: Run) -> Callable[[PyTree], list[Value]]:
-    """parameters → numbers, for any seed of an arm of which `run` is one: what is compiled is compiled once.
+    """Returns a function parameters → numbers that serves all seeds of the arm of `run`; it compiles once.
 
     Raises:
-      ValueError: if the run cannot be asked.
+      ValueError: if the measure does not support the run.
     """
+
+
+def build_measure(text: str) -> Measure:
+  """The measure that a spec names.
+
+  Raises:
+    ValueError: for an unknown measure or invalid arguments.
+  """
+  try:
+    return spec.build(text, tfm.studies.measures, Measure)
+  except ValueError as error:
+    raise ValueError(f'measures={error}') from error

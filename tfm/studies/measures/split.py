@@ -1,4 +1,4 @@
-"""A whole split, by the objective's own metrics."""
+"""The objective's metrics on a whole split."""
 
 import dataclasses
 
@@ -10,7 +10,7 @@ from tfm.studies.measures.protocol import Value
 
 @dataclasses.dataclass(frozen=True)
 class Split(protocol.Measure):
-  """What `tfm evaluate --split=SPLIT` tells, each under SPLIT_metric.
+  """The metrics of `tfm evaluate --split=SPLIT`, named SPLIT_METRIC.
 
   Attributes:
     split: 'validation' or 'test'.
@@ -18,7 +18,7 @@ class Split(protocol.Measure):
 
   split: str = 'test'
 
-  def plain(self, validation):
+  def metric_names(self, validation):
     return [f'{self.split}_{metric}' for metric in validation]
 
   def prepare(self, run):

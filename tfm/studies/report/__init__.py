@@ -1,1 +1,1 @@
-"""Reports of studies: ranking, page and pictures."""
+"""Reports of studies: ranking, tables, sentences, plots and pages."""

@@ -1,10 +1,11 @@
-"""The report's colours, in light and in dark, and what tells one arm from another."""
+"""The report's colours for the light and the dark scheme, and the marker and dash of each arm."""
 
 import re
 
 
-# Light and dark by name. The hues are told apart with any colour vision (after Okabe and Ito 2008), and by their marks
-# and dashes beside; a picture is drawn in the light ones, which therefore differ from each other.
+# Name → (light, dark). The hues can be distinguished with any colour vision (after Okabe and Ito 2008), and
+# arms also differ in markers and dashes. Plots are drawn in the light colours, each of which is unique, and
+# recoloured by name.
 COLOURS = {
   'ground': ('#ffffff', '#12161b'),
   'panel': ('#f6f8fa', '#1a2027'),
@@ -26,31 +27,32 @@ COLOURS = {
 }
 LIGHT = {name: light for name, (light, _) in COLOURS.items()}
 HUES = [name for name in COLOURS if re.fullmatch(r'arm\d', name)]
-MARKS, DASHES = 'os^DvPX', ('-', (0, (5, 1.5)), (0, (1.5, 1.2)))
+MARKERS, DASHES = 'os^DvPX', ('-', (0, (5, 1.5)), (0, (1.5, 1.2)))
 
 
-def hue(place: int, base: bool) -> str:
-  """The colour of the arm at this place of the study, by name; the base's is the colour of no other."""
-  return 'base' if base else HUES[place % len(HUES)]
+def hue(index: int, base: bool) -> str:
+  """The name of the colour of the arm at an index of the study; the base has a colour of its own."""
+  return 'base' if base else HUES[index % len(HUES)]
 
 
-def mark(place: int) -> str:
-  return MARKS[place % len(MARKS)]
+def marker(index: int) -> str:
+  """The Matplotlib marker of the arm at an index of the study."""
+  return MARKERS[index % len(MARKERS)]
 
 
-def dash(place: int):
-  """Another for each round through the hues."""
-  return DASHES[place // len(HUES) % len(DASHES)]
+def dash(index: int):
+  """The Matplotlib dash pattern; another one each time the hues repeat."""
+  return DASHES[index // len(HUES) % len(DASHES)]
 
 
-def variables(dark: bool) -> str:
-  """CSS variables of all colours."""
+def css_variables(dark: bool) -> str:
+  """CSS variables of all colours of a scheme."""
   return ' '.join(f'--{name}: {pair[dark]};' for name, pair in COLOURS.items())
 
 
-def themed(svg: str) -> str:
-  """A picture's light colours as CSS variables, so that it follows the page into the dark."""
+def use_css_variables(svg: str) -> str:
+  """Replaces light colours by CSS variables, so that a plot follows the page's colour scheme."""
   names = {light: name for name, light in LIGHT.items()}
   return re.sub(
-    r'#[0-9a-f]{6}\b', lambda found: f'var(--{names[found[0]]})' if found[0] in names else found[0], svg
+    r'#[0-9a-f]{6}\b', lambda match: f'var(--{names[match[0]]})' if match[0] in names else match[0], svg
   )

@@ -1,4 +1,4 @@
-"""A results table, checked and put in order: who is ahead, by how much, and what did not finish."""
+"""The results of a study, checked and ranked: means, comparisons, verdicts and what did not finish."""
 
 import collections
 import dataclasses
@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from tfm.studies import statistics
-from tfm.studies.statistics import Comparison, Summary, p_value
+from tfm.studies.statistics import Comparison, Summary
 
 
 STUDY = ('name', 'question', 'literature', 'base', 'metric', 'lower_is_better', 'match', 'seeds')
@@ -20,111 +20,118 @@ class Row:
 
   Attributes:
     rank: from 1, the best; None for an arm without a value.
-    place: of the arm in the study, which gives it its colour.
-    values: of the metric, by seed: those that finished.
-    notes: whatever did not finish, and why.
-    of: the arm that it is compared with: itself, if it is a base; None without one.
-    begun: whether any seed of it was.
+    index: of the arm in the study; it determines the colour.
+    values: of the study's metric, by finished seed.
+    notes: what did not finish, and why.
+    compared_with: the arm that it is compared with: itself for a base; None without one.
+    has_started: whether any seed has started.
   """
 
   rank: int | None
-  place: int
+  index: int
   name: str
   values: Mapping[int, float]
   summary: Summary | None
   comparison: Comparison | None
   notes: tuple[str, ...]
-  of: str | None
-  begun: bool = True
+  compared_with: str | None
+  has_started: bool = True
 
   @property
-  def base(self) -> bool:
-    return self.of == self.name
+  def is_base(self) -> bool:
+    """Whether other arms are compared with it."""
+    return self.compared_with == self.name
 
   @property
   def verdict(self) -> str:
-    """'base', 'better', 'worse', 'no difference shown', 'not compared', 'did not finish', or 'not trained yet'."""
+    """'base', 'better', 'worse', 'no difference shown', 'not compared', 'did not finish', or 'not trained
+    yet'.
+    """
     return (
       'not trained yet'
-      if not self.begun
+      if not self.has_started
       else 'did not finish'
       if self.summary is None
       else 'base'
-      if self.base
+      if self.is_base
       else self.comparison.verdict
       if self.comparison
       else 'not compared'
     )
 
 
-def check(results: dict) -> None:
-  """Whether the table can be read at all.
+def check_results(results: dict) -> None:
+  """Checks the structure of the results.
 
   Raises:
-    ValueError: for a field that is missing, two arms of one name, a base, an arm or a split that is none, a value that
-      stands twice, or a metric without a single finite value.
+    ValueError: for a missing field, two arms of the same name, an unknown base, arm or split, a duplicate
+      value, or a metric without any finite value.
   """
   for key in ('study', 'arms', 'values', 'curves'):
     if key not in results:
-      raise ValueError(f'results lack {key!r}; they hold {", ".join(results) or "nothing"}')
+      raise ValueError(f'results lack {key!r}; they have {", ".join(results) or "nothing"}')
   study, arms = results['study'], results['arms']
-  for kind, fields, things in (('study', STUDY, [study]), ('arm', ARM, arms)):
-    for thing in things:
-      if lacking := [field for field in fields if field not in thing]:
-        raise ValueError(f'{kind} {thing.get("name", "")!r} lacks {", ".join(lacking)}')
+  for kind, fields, records in (('study', STUDY, [study]), ('arm', ARM, arms)):
+    for record in records:
+      if missing := [field for field in fields if field not in record]:
+        raise ValueError(f'{kind} {record.get("name", "")!r} lacks {", ".join(missing)}')
   names = [arm['name'] for arm in arms]
-  if twice := repeated(names):
-    raise ValueError(f'two arms are named {twice!r}; each needs a name of its own')
+  if duplicate := first_duplicate(names):
+    raise ValueError(f'two arms have the name {duplicate!r}; use different names')
   for name, base in {'base': study['base'], **study.get('against', {})}.items():
     if base is not None and base not in names:
-      raise ValueError(f'study.{name}={base!r} is no arm; the arms are {", ".join(names)}')
+      raise ValueError(f'study.{name}={base!r} is not an arm; the arms are {", ".join(names)}')
   for key, fields in (
     ('values', ('arm', 'seed', 'metric', 'x')),
     ('curves', ('arm', 'seed', 'split', 'step')),
   ):
     for entry in results[key]:
       if entry['arm'] not in names:
-        raise ValueError(f'{key} speak of {entry["arm"]!r}, which is no arm; the arms are {", ".join(names)}')
-    if twice := repeated(tuple(entry[field] for field in fields) for entry in results[key]):
-      raise ValueError(f'{key} hold {dict(zip(fields, twice))} twice; each may stand once')
+        raise ValueError(f'{key} contain the unknown arm {entry["arm"]!r}; the arms are {", ".join(names)}')
+    if duplicate := first_duplicate(tuple(entry[field] for field in fields) for entry in results[key]):
+      raise ValueError(f'{key} contain {dict(zip(fields, duplicate))} twice; remove one of them')
   if unknown := {entry['split'] for entry in results['curves']} - {*SPLITS}:
-    raise ValueError(f'curves have the split {min(unknown)!r}; it may be {" or ".join(SPLITS)}')
-  if not any(plain(results, study['metric']).values()):
+    raise ValueError(f'curves contain the unknown split {min(unknown)!r}; use {" or ".join(SPLITS)}')
+  if not any(scalar_values(results, study['metric']).values()):
     errors = [f'{arm["name"]}: {first_line(arm["error"])}' for arm in arms if arm['error']]
     raise ValueError(
-      f'no arm has a finite value of study.metric={study["metric"]!r} without an x; there are values of '
-      f'{", ".join(metrics(results, by_x=False)) or "no metric"}'
+      f'no arm has a finite scalar value of study.metric={study["metric"]!r}; the results have values of '
+      f'{", ".join(metric_names(results, by_x=False)) or "no metric"}'
       + f', and errors of {"; ".join(errors)}'
       * bool(errors)
     )
 
 
-def metrics(results: dict, by_x: bool) -> list[str]:
-  """The metrics that are plain numbers, or those that have a value at each x, in their order."""
+def metric_names(results: dict, by_x: bool) -> list[str]:
+  """The scalar metrics, or those with values at each x, in the order of the results."""
   return list(dict.fromkeys(v['metric'] for v in results['values'] if (v['x'] is not None) == by_x))
 
 
-def finite(value: float | None) -> bool:
+def is_finite(value: float | None) -> bool:
+  """Whether there is a value, and it is finite."""
   return value is not None and math.isfinite(value)
 
 
-def diverged(results: dict) -> set[tuple[str, int]]:
-  """(arm, seed) of what diverged; no mean takes it in."""
+def diverged_runs(results: dict) -> set[tuple[str, int]]:
+  """(arm, seed) of the runs that diverged; means exclude them."""
   return {(arm['name'], seed) for arm in results['arms'] for seed in arm['diverged']}
 
 
-def plain(results: dict, metric: str) -> dict[str, dict[int, float]]:
-  """Of a metric without x: arm → seed → value, of every arm, where it finished and is finite."""
-  found, out = {arm['name']: {} for arm in results['arms']}, diverged(results)
+def scalar_values(results: dict, metric: str) -> dict[str, dict[int, float]]:
+  """A scalar metric: arm → seed → value, for all arms, with the finite values of finished runs."""
+  values, diverged = {arm['name']: {} for arm in results['arms']}, diverged_runs(results)
   for v in results['values']:
-    if v['metric'] == metric and v['x'] is None and finite(v['value']) and (v['arm'], v['seed']) not in out:
-      found[v['arm']][v['seed']] = v['value']
-  return found
+    run = v['arm'], v['seed']
+    if v['metric'] == metric and v['x'] is None and is_finite(v['value']) and run not in diverged:
+      values[v['arm']][v['seed']] = v['value']
+  return values
 
 
-def lines(results: dict, metric: str) -> dict[str, dict[int, dict[float, float]]]:
-  """Of a metric with x: arm → seed → x → value, of every arm, x rising, where it finished and is finite."""
-  return traced(
+def values_by_x(results: dict, metric: str) -> dict[str, dict[int, dict[float, float]]]:
+  """A metric with x: arm → seed → x → value, for all arms, x ascending, with the finite values of finished
+  runs.
+  """
+  return _group_by_x(
     results,
     (
       (v['arm'], v['seed'], v['x'], v['value'])
@@ -134,52 +141,52 @@ def lines(results: dict, metric: str) -> dict[str, dict[int, dict[float, float]]
   )
 
 
-def curves(results: dict, split: str) -> dict[str, dict[int, dict[float, float]]]:
-  """As `lines`, of the loss by the step; those that diverged are there too, up to where they did."""
-  return traced(
+def loss_curves(results: dict, split: str) -> dict[str, dict[int, dict[float, float]]]:
+  """As `values_by_x`, for the loss by step; diverged runs are included up to their last finite value."""
+  return _group_by_x(
     results,
     ((c['arm'], c['seed'], c['step'], c['loss']) for c in results['curves'] if c['split'] == split),
-    out=(),
+    excluded=(),
   )
 
 
-def traced(results, entries: Iterable[tuple], out=None):
-  found = {arm['name']: collections.defaultdict(dict) for arm in results['arms']}
-  out = diverged(results) if out is None else out
+def _group_by_x(results, entries: Iterable[tuple], excluded=None):
+  groups = {arm['name']: collections.defaultdict(dict) for arm in results['arms']}
+  excluded = diverged_runs(results) if excluded is None else excluded
   for arm, seed, x, value in sorted(entries, key=lambda entry: entry[2]):
-    if finite(value) and (arm, seed) not in out:
-      found[arm][seed][x] = value
-  return {arm: dict(seeds) for arm, seeds in found.items()}
+    if is_finite(value) and (arm, seed) not in excluded:
+      groups[arm][seed][x] = value
+  return {arm: dict(seeds) for arm, seeds in groups.items()}
 
 
-def ranked(results: dict) -> list[Row]:
-  """The arms, best mean first and at the end what did not finish; the results are checked before.
+def rank_arms(results: dict) -> list[Row]:
+  """The arms, best mean first, those without a value last.
 
   Raises:
-    ValueError: as `check`.
+    ValueError: as `check_results`.
   """
-  check(results)
+  check_results(results)
   study = results['study']
-  values = plain(results, study['metric'])
+  values = scalar_values(results, study['metric'])
   finished = {arm: of_arm for arm, of_arm in values.items() if of_arm}
   bases = {name: study.get('against', {}).get(name, study['base']) for name in values}
-  compared = statistics.compare(
+  compared = statistics.compare_arms(
     finished, {name: base for name, base in bases.items() if base in finished}, study['lower_is_better']
   )
   means = {arm: sum(of_arm.values()) / len(of_arm) for arm, of_arm in finished.items()}
   order = sorted(means, key=means.get, reverse=not study['lower_is_better'])
   rows = []
-  for place, arm in enumerate(results['arms']):
+  for index, arm in enumerate(results['arms']):
     name = arm['name']
     rows.append(
       Row(
         order.index(name) + 1 if name in order else None,
-        place,
+        index,
         name,
         values[name],
-        statistics.summary(list(values[name].values())) if name in finished else None,
+        statistics.summarize(list(values[name].values())) if name in finished else None,
         compared.get(name),
-        tuple(notes(results, arm, values[name])),
+        tuple(list_notes(results, arm, values[name])),
         bases[name],
         bool(
           values[name] or arm['error'] or arm['diverged'] or {*study['seeds']} - {*arm.get('untrained', ())}
@@ -189,12 +196,12 @@ def ranked(results: dict) -> list[Row]:
   return sorted(rows, key=lambda row: row.rank or math.inf)
 
 
-def notes(results: dict, arm: dict, values: Mapping[int, float]) -> Iterable[str]:
-  """What of an arm did not finish, and what else is to be told of it."""
+def list_notes(results: dict, arm: dict, values: Mapping[int, float]) -> Iterable[str]:
+  """What did not finish in an arm, and other remarks."""
   if arm['error']:
     yield f'failed: {first_line(arm["error"])}'
   if arm['diverged']:
-    yield f'diverged at {seeds(arm["diverged"])}' + (f': {arm["why"]}' if arm.get('why') else '')
+    yield f'diverged at {format_seeds(arm["diverged"])}' + (f': {arm["why"]}' if arm.get('why') else '')
   untrained = arm.get('untrained', ())
   missing = [
     seed
@@ -202,119 +209,62 @@ def notes(results: dict, arm: dict, values: Mapping[int, float]) -> Iterable[str
     if seed not in values and seed not in (*arm['diverged'], *untrained)
   ]
   if untrained and values:
-    yield f'{seeds(untrained)} not trained yet'
+    yield f'{format_seeds(untrained)} not trained yet'
   if missing and not arm['error']:
-    yield f'no finite {results["study"]["metric"]} of {seeds(missing)}'
+    yield f'no finite {results["study"]["metric"]} of {format_seeds(missing)}'
   tried = arm.get('rates') or {}
   rates = sorted({*tried.get('reached', {}), *tried.get('diverged', {})}, key=float)
   if len(rates) > 1 and arm.get('rate') is not None and f'{arm["rate"]:g}' in (rates[0], rates[-1]):
-    yield f'the best learning rate is {arm["rate"]:g}, at an end of those tried ({", ".join(rates)}): a wider range may do better'
+    candidates = ', '.join(rates)
+    yield (
+      f'the best learning rate is {arm["rate"]:g}, at an end of ({candidates}); a wider range may be better'
+    )
   yield from arm.get('notes', ())
 
 
-def answer(results: dict, rows: Sequence[Row]) -> str:
-  """What the numbers say, in one sentence."""
-  study = results['study']
-  metric, best = study['metric'], rows[0]
-  extreme = 'lowest' if study['lower_is_better'] else 'highest'
-  ahead = f'the {extreme} mean {metric} is that of {best.name}, {number(best.summary.mean, decimals(rows))}'
-  parts = []
-  for base in dict.fromkeys(row.of for row in sorted(rows, key=lambda row: row.place)):
-    parts += beside(base, rows, metric, ahead)
-  if gone := [row.name for row in rows if row.verdict == 'did not finish']:
-    parts.append(f'{listed(gone)} did not finish')
-  if left := [row.name for row in rows if row.verdict == 'not trained yet']:
-    parts.append(f'{listed(left)} {"is" if len(left) == 1 else "are"} not trained yet')
-  parts = [*dict.fromkeys(parts)]
-  sentence = '; '.join(parts)
-  # A name keeps its letters, a word begins the sentence with a capital.
-  return (
-    sentence if any(sentence.startswith(row.name) for row in rows) else sentence[0].upper() + sentence[1:]
-  ) + '.'
-
-
-def beside(base: str | None, rows: Sequence[Row], metric: str, ahead: str) -> list[str]:
-  """What the numbers say of those rows that are compared with a base, in parts of a sentence; `ahead` is one, too."""
-  of = {
-    verdict: [row.name for row in rows if row.of == base and row.verdict == verdict]
-    for verdict in ('better', 'worse', 'no difference shown', 'not compared')
-  }
-  if base is None:
-    return [f'{ahead}, and no base was named to compare with']
-  if of['better'] or of['worse']:
-    parts = [
-      f'{listed(of[verdict])} {"is" if len(of[verdict]) == 1 else "are"} {verdict} than {base} in {metric}'
-      for verdict in ('better', 'worse')
-      if of[verdict]
-    ]
-    if of['no difference shown']:
-      parts.append(f'for {listed(of["no difference shown"])} no difference is shown')
-  elif of['no difference shown']:
-    of_arms = [row.comparison for row in rows if row.name in of['no difference shown']]
-    comparisons = sum(row.comparison is not None and row.comparison.difference is not None for row in rows)
-    few = all(c.reachable > statistics.SIGNIFICANT for c in of_arms)
-    least = min(c.reachable if few else c.corrected for c in of_arms)
-    most = statistics.count(max(c.difference.n for c in of_arms), 'seed')
-    alike = of['no difference shown']
-    whole = f'any of the {len(alike)} other arms' if 4 < len(alike) == len(rows) - 1 else listed(alike)
-    parts = [
-      f'no difference from {base} in {metric} is shown for {whole}'
-      + (
-        f", and with so few seeds none can be, whatever its size (with {most} Holm's p cannot be less than "
-        f'{p_value(least)[4:]}; {statistics.needed(comparisons)} seeds could show one)'
-        if few
-        else f' ({p_value(least)} at the least)'
-      ),
-      ahead,
-    ]
-  else:
-    parts = [f'nothing could be compared with {base}', ahead]
-  if of['not compared'] and len(parts) == 1:
-    parts.append(f'{listed(of["not compared"])} could not be compared')
-  return parts
-
-
 def decimals(rows: Sequence[Row]) -> int:
-  """As many as show two digits of the usual deviation over seeds."""
-  return digits([row.summary for row in rows if row.summary])
+  """The number of decimals that shows two digits of the median deviation over seeds."""
+  return decimals_for([row.summary for row in rows if row.summary])
 
 
-def digits(summaries: Sequence[Summary]) -> int:
-  """As `decimals`, of any metric: where no arm has a deviation, of the spread of the means, or of their size."""
+def decimals_for(summaries: Sequence[Summary]) -> int:
+  """As `decimals`, for any metric; without deviations, from the spread of the means, or from their size."""
   deviations = sorted(s.deviation for s in summaries if s.deviation)
   means = [s.mean for s in summaries]
-  usual = (
+  scale = (
     deviations[len(deviations) // 2]
     if deviations
     else (max(means) - min(means)) / 10 or max(map(abs, means)) / 100 or 1
   )
-  return min(max(1 - math.floor(math.log10(usual)), 0), 6)
+  return min(max(1 - math.floor(math.log10(scale)), 0), 6)
 
 
-def number(value: float, places: int, sign: bool = False) -> str:
-  """With a true minus, thousands by commas, and a plus where a sign is asked for."""
+def format_number(value: float, places: int, sign: bool = False) -> str:
+  """'−1,234.5': with a true minus sign and thousands separators; with `sign` also a plus sign."""
   return f'{value:{"+" * sign},.{places}f}'.replace('-', '−')
 
 
-def listed(names: Sequence[str]) -> str:
-  """'a, b and c'; of more than eight the first six and how many more."""
+def join_names(names: Sequence[str]) -> str:
+  """'a, b and c'; of more than eight names the first six and the number of the others."""
   if len(names) > 8:
     names = [*names[:6], f'{len(names) - 6} more']
   return ' and '.join(filter(None, (', '.join(names[:-1]), *names[-1:])))
 
 
-def seeds(numbers: Sequence[int]) -> str:
+def format_seeds(numbers: Sequence[int]) -> str:
+  """'seed 1', 'seeds 1, 2'."""
   return f'seed{"s" * (len(numbers) > 1)} {", ".join(map(str, numbers))}'
 
 
 def first_line(error: str) -> str:
+  """The first line of an error's text."""
   return error.strip().splitlines()[0] if error.strip() else 'no message'
 
 
-def repeated(things: Iterable):
-  """The first that stands twice, or None."""
+def first_duplicate(items: Iterable):
+  """The first item that occurs a second time; None if there is none."""
   seen = set()
-  for thing in things:
-    if thing in seen:
-      return thing
-    seen.add(thing)
+  for item in items:
+    if item in seen:
+      return item
+    seen.add(item)

@@ -1,4 +1,4 @@
-"""The pictures of a report at any width: dots with intervals, lines with bands, quality against cost."""
+"""The plots of a report at any width: the ranking with intervals, lines with bands, quality against cost."""
 
 import io
 import re
@@ -27,18 +27,18 @@ from tfm.studies.report.palette import LIGHT
 from tfm.studies.report.ranking import Row
 
 
-# Inches: pictures of a laptop's page and of a phone's, a character of a label, a line of text.
+# Inches: the width of a plot on a laptop and on a phone, of a character of a label, and the height of a line.
 WIDE, NARROW = 6.4, 3.55
 CHARACTER, LINE = 0.078, 0.19
 FONT = 9
-# This share of the steps is left out of sight at the top of a learning curve, where every model falls alike.
+# The y axis of learning curves is clipped to the values after this fraction of the steps.
 START = 0.2
 
 Draw = Callable[[float], Figure]
 
 
-class Picture(NamedTuple):
-  """`draw(width in inches)`, what it is called as a file, its heading and what is to be known to read it."""
+class Plot(NamedTuple):
+  """A plot: file name, heading, caption, and `draw(width in inches)`."""
 
   name: str
   title: str
@@ -46,8 +46,10 @@ class Picture(NamedTuple):
   draw: Draw
 
 
-def svg(draw: Draw, width: float, name: str) -> str:
-  """For a page: text is text, colours are CSS variables, and no identifier is another picture's."""
+def render_svg(draw: Draw, width: float, name: str) -> str:
+  """The plot as SVG for a page: text stays text, colours are CSS variables, identifiers are unique per
+  plot.
+  """
   with (
     warnings.catch_warnings(),
     matplotlib.rc_context({'svg.fonttype': 'none', 'svg.hashsalt': f'{name} {width}'}),
@@ -55,8 +57,8 @@ def svg(draw: Draw, width: float, name: str) -> str:
     warnings.filterwarnings('ignore', 'Glyph .* missing')
     file = io.StringIO()
     draw(width).savefig(file, format='svg', metadata={'Date': None}, transparent=True)
-  found = file.getvalue()
-  found = found[found.index('<svg') :]
+  text = file.getvalue()
+  text = text[text.index('<svg') :]
   for unused in (
     r'<metadata>.*?</metadata>\s*',
     r'<style.*?</style>\s*',
@@ -65,30 +67,33 @@ def svg(draw: Draw, width: float, name: str) -> str:
     r' xmlns(?::\w+)?="[^"]*"',
     r'<!--.*?-->\s*',
   ):
-    found = re.sub(unused, '', found, flags=re.S)
-  # A hundredth of a point is finer than any screen.
-  found = re.sub(r' d="[^"]*"', lambda d: re.sub(r'(\.\d\d)\d+', r'\1', d[0]), found, flags=re.S)
-  return palette.themed(found)
+    text = re.sub(unused, '', text, flags=re.S)
+  # Two decimals of a point are finer than any screen.
+  text = re.sub(r' d="[^"]*"', lambda d: re.sub(r'(\.\d\d)\d+', r'\1', d[0]), text, flags=re.S)
+  return palette.use_css_variables(text)
 
 
-def png(draw: Draw, file) -> None:
+def save_png(draw: Draw, file) -> None:
+  """Writes the plot as a PNG file."""
   with warnings.catch_warnings():
     warnings.filterwarnings('ignore', 'Glyph .* missing')
     draw(WIDE).savefig(file, dpi=144)
 
 
-def dots(rows: Sequence[Row], label: str, width: float) -> Figure:
-  """A line for each arm: its seeds, their mean and the interval; the mean and range of an only base run through all."""
-  labels = [name(row, width) for row in rows]
+def draw_ranking(rows: Sequence[Row], label: str, width: float) -> Figure:
+  """A line for each arm with its seeds, mean and interval; the mean and range of a single base cross all
+  lines.
+  """
+  labels = [label_of(row, width) for row in rows]
   left = 0.15 + CHARACTER * max(map(len, labels))
-  figure, axes = panel(width, 0.62 + 1.4 * LINE * len(rows), left=left, right=0.2, top=0.3, bottom=0.32)
-  heading(axes, label, left - 0.05)
+  figure, axes = create_axes(width, 0.62 + 1.4 * LINE * len(rows), left=left, right=0.2, top=0.3, bottom=0.32)
+  draw_heading(axes, label, left - 0.05)
   for row in rows:
-    if row.base and row.summary and {other.of for other in rows} == {row.name}:
-      axes.axvspan(row.summary.least, row.summary.most, color=LIGHT['line'], alpha=0.3, linewidth=0)
+    if row.is_base and row.summary and {other.compared_with for other in rows} == {row.name}:
+      axes.axvspan(row.summary.minimum, row.summary.maximum, color=LIGHT['line'], alpha=0.3, linewidth=0)
       axes.axvline(row.summary.mean, color=LIGHT['base'], linewidth=0.8)
   for i, row in enumerate(rows):
-    colour = LIGHT[palette.hue(row.place, row.base)]
+    colour = LIGHT[palette.hue(row.index, row.is_base)]
     if row.summary:
       axes.plot([*row.values.values()], [i] * len(row.values), '|', color=colour, markersize=7, alpha=0.8)
       if row.summary.interval:
@@ -96,7 +101,7 @@ def dots(rows: Sequence[Row], label: str, width: float) -> Figure:
       axes.plot(
         row.summary.mean,
         i,
-        palette.mark(row.place),
+        palette.marker(row.index),
         color=colour,
         markersize=7,
         markeredgecolor=LIGHT['ground'],
@@ -117,7 +122,9 @@ def dots(rows: Sequence[Row], label: str, width: float) -> Figure:
 
 
 class Line(NamedTuple):
-  """A mean and what lies between its lowest and its highest seed, over x; without a band it is one seed's alone."""
+  """A mean over x, with the band from the lowest to the highest seed; a line without a band is a single
+  seed.
+  """
 
   row: Row
   x: Sequence[float]
@@ -126,56 +133,59 @@ class Line(NamedTuple):
   high: Sequence[float] | None = None
 
 
-def traces(
+def mean_lines(
   rows: Sequence[Row],
   seeds: Mapping[str, Mapping[int, Mapping[float, float]]],
-  out: set[tuple[str, int]] = frozenset(),
+  diverged: set[tuple[str, int]] = frozenset(),
 ) -> list[Line]:
-  """Of each arm the mean and range over its seeds at each x that all of them have; what is `out` stands for itself."""
-  found = []
+  """For each arm the mean and range over its seeds at each x that all have; diverged runs are lines of their
+  own.
+  """
+  lines = []
   for row in rows:
     of_arm = seeds.get(row.name, {})
-    of_all = [line for seed, line in of_arm.items() if (row.name, seed) not in out]
+    of_all = [line for seed, line in of_arm.items() if (row.name, seed) not in diverged]
     if shared := sorted(set.intersection(*(set(line) for line in of_all)) if of_all else ()):
       table = np.array([[line[x] for x in shared] for line in of_all])
-      found.append(Line(row, shared, table.mean(0), table.min(0), table.max(0)))
-    found += [
-      Line(row, [*line], [*line.values()]) for seed, line in of_arm.items() if (row.name, seed) in out
+      lines.append(Line(row, shared, table.mean(0), table.min(0), table.max(0)))
+    lines += [
+      Line(row, [*line], [*line.values()]) for seed, line in of_arm.items() if (row.name, seed) in diverged
     ]
-  return found
+  return lines
 
 
-def over(
+# more than six parameters: three of them switch off by default, and only two callers use them
+def draw_lines(
   lines: Sequence[Line],
   label: str,
-  along: str,
+  x_label: str,
   width: float,
   log: bool = False,
-  marked: float | None = None,
-  cut: bool = False,
+  training_x: float | None = None,
+  clip_start: bool = False,
 ) -> Figure:
   """Lines with bands, each labelled at its end.
 
   Args:
-    log: whether x doubles from one mark to the next.
-    marked: an x to draw a line at, that of training.
-    cut: hides at the top what only the first `START` of x reaches, and what diverges.
+    log: whether the x axis is logarithmic, with base 2.
+    training_x: the x of training, which a vertical line marks.
+    clip_start: clips the y axis to the values after the first `START` of x.
   """
-  whole = [line for line in lines if line.low is not None]
-  ends = [(line.row, line.x[-1], line.mean[-1]) for line in whole]
-  # An arm of which every seed diverged is named at the end of one.
+  bands = [line for line in lines if line.low is not None]
+  ends = [(line.row, line.x[-1], line.mean[-1]) for line in bands]
+  # An arm without a finished seed is labelled at the end of a diverged one.
   ends += list(
     {
       line.row.name: (line.row, line.x[-1], line.mean[-1])
       for line in lines
-      if line.row.name not in {w.row.name for w in whole}
+      if line.row.name not in {w.row.name for w in bands}
     }.values()
   )
-  right = 0.4 + CHARACTER * max(len(name(row, width)) for row, _, _ in ends)
+  right = 0.4 + CHARACTER * max(len(label_of(row, width)) for row, _, _ in ends)
   height = max(0.62 * width if width > NARROW else 2.7, 0.9 + LINE * len(ends))
-  figure, axes = panel(width, height, left=0.48, right=right, top=0.32, bottom=0.5)
-  heading(axes, label, 0.4)
-  axes.set_xlabel(along, color=LIGHT['faint'], fontsize=FONT)
+  figure, axes = create_axes(width, height, left=0.48, right=right, top=0.32, bottom=0.5)
+  draw_heading(axes, label, 0.4)
+  axes.set_xlabel(x_label, color=LIGHT['faint'], fontsize=FONT)
   if log:
     axes.set_xscale('log', base=2)
     axes.xaxis.set_major_locator(LogLocator(2, numticks=20))
@@ -183,11 +193,11 @@ def over(
   else:
     axes.xaxis.set_major_locator(MaxNLocator(4))
   axes.xaxis.set_major_formatter(StrMethodFormatter('{x:,g}'))
-  if marked is not None:
-    axes.axvline(marked, color=LIGHT['faint'], linewidth=0.9, linestyle=(0, (2, 2)))
+  if training_x is not None:
+    axes.axvline(training_x, color=LIGHT['faint'], linewidth=0.9, linestyle=(0, (2, 2)))
     axes.annotate(
       'trained',
-      (marked, 1),
+      (training_x, 1),
       (3, -3),
       axes.get_xaxis_transform(),
       'offset points',
@@ -195,10 +205,10 @@ def over(
       fontsize=FONT - 1,
       color=LIGHT['faint'],
     )
-  # What is better is drawn over what is worse.
+  # Better arms are drawn over worse ones.
   for line in reversed(lines):
-    colour, dash = LIGHT[palette.hue(line.row.place, line.row.base)], palette.dash(line.row.place)
-    few = len(line.x) <= 16
+    colour, dash = LIGHT[palette.hue(line.row.index, line.row.is_base)], palette.dash(line.row.index)
+    has_markers = len(line.x) <= 16
     if line.low is None:
       axes.plot(line.x, line.mean, color=colour, linewidth=0.9, linestyle=(0, (1, 1.5)))
       axes.plot(line.x[-1], line.mean[-1], 'x', color=colour, markersize=5)
@@ -210,21 +220,21 @@ def over(
       color=colour,
       linewidth=1.6,
       linestyle=dash,
-      marker=palette.mark(line.row.place) if few else None,
+      marker=palette.marker(line.row.index) if has_markers else None,
       markersize=4,
       markeredgecolor=LIGHT['ground'],
       markeredgewidth=0.5,
     )
-  if cut and whole:
-    top, bottom = ceiling(whole), min(min(line.low) for line in whole)
+  if clip_start and bands:
+    top, bottom = upper_limit(bands), min(min(line.low) for line in bands)
     if top > bottom:
       axes.set_ylim(bottom - 0.04 * (top - bottom), top + 0.02 * (top - bottom))
   label_ends(figure, axes, ends, width)
   return figure
 
 
-def ceiling(lines: Sequence[Line]) -> float:
-  """The highest that a line is past the first `START` of its x, or at its last point."""
+def upper_limit(lines: Sequence[Line]) -> float:
+  """The highest value of the bands after the first `START` of their x."""
   return max(
     high
     for line in lines
@@ -233,14 +243,16 @@ def ceiling(lines: Sequence[Line]) -> float:
   )
 
 
-def scatter(rows: Sequence[Row], cost: Mapping[str, float], label: str, along: str, width: float) -> Figure:
-  """An arm's mean and interval at its cost."""
+def draw_scatter(
+  rows: Sequence[Row], cost: Mapping[str, float], label: str, x_label: str, width: float
+) -> Figure:
+  """Each arm's mean and interval at its cost."""
   shown = [row for row in rows if row.summary and row.name in cost]
-  right = 0.4 + CHARACTER * max(len(name(row, width)) for row in shown)
+  right = 0.4 + CHARACTER * max(len(label_of(row, width)) for row in shown)
   height = max(0.62 * width if width > NARROW else 2.7, 0.9 + LINE * len(shown))
-  figure, axes = panel(width, height, left=0.48, right=right, top=0.32, bottom=0.5)
-  heading(axes, label, 0.4)
-  axes.set_xlabel(along, color=LIGHT['faint'], fontsize=FONT)
+  figure, axes = create_axes(width, height, left=0.48, right=right, top=0.32, bottom=0.5)
+  draw_heading(axes, label, 0.4)
+  axes.set_xlabel(x_label, color=LIGHT['faint'], fontsize=FONT)
   costs = [cost[row.name] for row in shown]
   if min(costs) > 0 and max(costs) > 4 * min(costs):
     axes.set_xscale('log')
@@ -251,13 +263,13 @@ def scatter(rows: Sequence[Row], cost: Mapping[str, float], label: str, along: s
     axes.xaxis.set_major_locator(MaxNLocator(4))
   axes.xaxis.set_major_formatter(EngFormatter(sep=''))
   for row in shown:
-    colour = LIGHT[palette.hue(row.place, row.base)]
+    colour = LIGHT[palette.hue(row.index, row.is_base)]
     if row.summary.interval:
       axes.plot([cost[row.name]] * 2, row.summary.interval, color=colour, linewidth=1.4)
     axes.plot(
       cost[row.name],
       row.summary.mean,
-      palette.mark(row.place),
+      palette.marker(row.index),
       color=colour,
       markersize=7,
       markeredgecolor=LIGHT['ground'],
@@ -268,10 +280,10 @@ def scatter(rows: Sequence[Row], cost: Mapping[str, float], label: str, along: s
   return figure
 
 
-def panel(
+def create_axes(
   width: float, height: float, left: float, right: float, top: float, bottom: float
 ) -> tuple[Figure, Axes]:
-  """Axes with margins in inches."""
+  """A figure with axes; all sizes and margins in inches."""
   figure = Figure(figsize=(width, height), facecolor=LIGHT['ground'])
   FigureCanvasAgg(figure)
   axes = figure.add_axes(
@@ -288,8 +300,8 @@ def panel(
   return figure, axes
 
 
-def heading(axes: Axes, text: str, left: float) -> None:
-  """What y is, upright and above it, from the left side of the picture."""
+def draw_heading(axes: Axes, text: str, left: float) -> None:
+  """The label of the y axis, horizontal, above the axis."""
   axes.annotate(
     text,
     (0, 1),
@@ -304,17 +316,21 @@ def heading(axes: Axes, text: str, left: float) -> None:
 
 
 def label_ends(figure: Figure, axes: Axes, ends: Sequence[tuple[Row, float, float]], width: float) -> None:
-  """Names beside the axes, as near to the height of their ends as they find room, with a thin line to each."""
+  """Labels at the right of the axes, near the ends of their lines without overlap, with a thin connecting
+  line.
+  """
   box = axes.get_position()
   edge, bottom, top = box.x1 * width, box.y0 * figure.get_figheight(), box.y1 * figure.get_figheight()
-  # In inches, once: axes do not move any more. Their limits are settled when they are asked for.
+  # The positions in inches are final: reading the limits makes Matplotlib compute them.
   axes.get_xlim(), axes.get_ylim()
   points = axes.transData.transform([(x, y) for _, x, y in ends]) / figure.dpi
   order = np.argsort(points[:, 1])
-  heights = spread(points[order, 1].clip(bottom, top), LINE, bottom, max(top, bottom + LINE * len(ends)))
+  heights = spread_labels(
+    points[order, 1].clip(bottom, top), LINE, bottom, max(top, bottom + LINE * len(ends))
+  )
   for i, height in zip(order, heights):
     row, (x, y) = ends[i][0], points[i]
-    colour = LIGHT[palette.hue(row.place, row.base)]
+    colour = LIGHT[palette.hue(row.index, row.is_base)]
     if bottom <= y <= top:
       figure.add_artist(
         Line2D(
@@ -330,7 +346,7 @@ def label_ends(figure: Figure, axes: Axes, ends: Sequence[tuple[Row, float, floa
       Line2D(
         [edge + 0.17],
         [height],
-        marker=palette.mark(row.place),
+        marker=palette.marker(row.index),
         markersize=5.5,
         color=colour,
         markeredgewidth=0,
@@ -340,7 +356,7 @@ def label_ends(figure: Figure, axes: Axes, ends: Sequence[tuple[Row, float, floa
     figure.text(
       edge + 0.26,
       height,
-      name(row, width),
+      label_of(row, width),
       transform=figure.dpi_scale_trans,
       fontsize=FONT,
       color=LIGHT['ink'],
@@ -349,14 +365,16 @@ def label_ends(figure: Figure, axes: Axes, ends: Sequence[tuple[Row, float, floa
     )
 
 
-def spread(heights: Sequence[float], gap: float, least: float, most: float) -> np.ndarray:
-  """The rising numbers nearest to rising `heights` (in least squares) that are `gap` apart and within least … most."""
+def spread_labels(heights: Sequence[float], gap: float, lowest: float, highest: float) -> np.ndarray:
+  """The ascending numbers nearest to ascending `heights` (least squares), at least `gap` apart, in [lowest,
+  highest].
+  """
   steps = gap * np.arange(len(heights))
-  return isotonic_regression(np.asarray(heights) - steps).x.clip(least, most - steps[-1]) + steps
+  return isotonic_regression(np.asarray(heights) - steps).x.clip(lowest, highest - steps[-1]) + steps
 
 
-def name(row: Row, width: float) -> str:
-  """'1 rope': the rank, by which the tables tell it too, and as much of the name as there is room for."""
+def label_of(row: Row, width: float) -> str:
+  """'1 rope': the rank, as in the tables, and the name, shortened to the width."""
   room = 26 if width > NARROW else 14
   text = row.name if len(row.name) <= room else row.name[: room - 1] + '…'
   return f'{row.rank or "–"} {text}'

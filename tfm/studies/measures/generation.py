@@ -1,4 +1,4 @@
-"""What an encoder-decoder writes, beside the references."""
+"""Texts that an encoder-decoder generates, compared with the references."""
 
 import dataclasses
 
@@ -10,11 +10,13 @@ from tfm.studies.measures.protocol import Value
 
 
 @dataclasses.dataclass(frozen=True)
-class Written(protocol.Measure):
-  """A metric of the targets that are written for a split's sources, as `tfm evaluate --metric=…` has it.
+class Generation(protocol.Measure):
+  """A text metric of the targets generated for a split's sources, as in `tfm evaluate --metric=…`; named
+  SPLIT_METRIC.
 
   Attributes:
     metric: a spec: 'bleu', 'exact', ….
+    split: 'validation' or 'test'.
   """
 
   metric: str = 'bleu'
@@ -23,16 +25,16 @@ class Written(protocol.Measure):
   def check(self, config, model):
     if not hasattr(model, 'encode'):
       raise ValueError(
-        f'measures={self.metric!r} compares written targets, and the model is no encoder-decoder; another '
-        'measure would do'
+        f"measures='generation({self.metric!r})' needs an encoder-decoder, and config.model.architecture="
+        f'{config.model.architecture!r}; remove the measure'
       )
     spec.build_from_table(self.metric, METRICS)
 
-  def plain(self, validation):
-    return self.named(spec.build_from_table(self.metric, METRICS)(['one'], ['one']))
+  def metric_names(self, validation):
+    return self._add_prefix(spec.build_from_table(self.metric, METRICS)(['one'], ['one']))
 
-  def named(self, values):
-    """Its numbers, and no signatures, by the split that they are of."""
+  def _add_prefix(self, values):
+    """The numbers of a metric, without signatures, with the split as prefix."""
     return {f'{self.split}_{name}': value for name, value in values.items() if not isinstance(value, str)}
 
   def prepare(self, run):
@@ -40,11 +42,11 @@ class Written(protocol.Measure):
     metric = spec.build_from_table(self.metric, METRICS)
 
     def measure(params):
-      pairs, found = runs.translate_split(dataclasses.replace(run, params=params), self.split)
-      hypotheses = dict(found)
+      pairs, outputs = runs.translate_split(dataclasses.replace(run, params=params), self.split)
+      hypotheses = dict(outputs)
       values = metric(
         [hypotheses[i][0].text for i in range(len(pairs))], [reference for _, reference in pairs]
       )
-      return [Value(name, value) for name, value in self.named(values).items()]
+      return [Value(name, value) for name, value in self._add_prefix(values).items()]
 
     return measure

@@ -1,0 +1,138 @@
+"""The plots of a report: which ones the results allow, their titles and captions."""
+
+import re
+import urllib.parse
+from collections.abc import Iterator, Sequence
+
+from tfm.studies.report import plots, ranking, sentences
+from tfm.studies.report.plots import Plot
+from tfm.studies.report.ranking import Row
+
+
+# Fields of an arm that are costs, and the labels of their axes.
+COSTS = {
+  'parameters': 'parameters',
+  'flops_per_token': 'training FLOPs per token',
+  'memory_bytes': 'bytes of memory',
+  'tokens_per_second': 'training tokens/s',
+}
+BAND = 'Lines are means over seeds; bands reach from the lowest to the highest seed.'
+LOSSES = {'train': 'Training', 'validation': 'Validation'}
+# Costs that differ by less are not plotted: matching allows this difference.
+EQUAL = 0.02
+
+
+def list_plots(results: dict, rows: Sequence[Row]) -> Iterator[Plot]:
+  """All plots that the results allow."""
+  study = results['study']
+  metric = study['metric']
+  label = f'{metric}, {"lower" if study["lower_is_better"] else "higher"} is better'
+  has_base_range = len(sentences.list_bases(rows)) == 1 and any(
+    row.is_base and row.summary and len(row.values) > 1 for row in rows
+  )
+  yield Plot(
+    'ranking',
+    to_title(f'{metric} of each arm'),
+    'Ticks are seeds, the marker is their mean, the bar its 95 % interval.'
+    + (' The grey band is the range of the base over its seeds.' if has_base_range else ''),
+    lambda width: plots.draw_ranking(rows, label, width),
+  )
+  yield from _list_curves(results, rows)
+  yield from _list_metrics_by_x(results, rows)
+  for name, (x_label, cost) in list_costs(results, rows).items():
+    yield Plot(
+      f'cost_{urllib.parse.quote(name, safe="")}',
+      to_title(f'{metric} against {x_label}'),
+      'Mean and 95 % interval of each arm at its cost.',
+      lambda width, cost=cost, x_label=x_label: plots.draw_scatter(rows, cost, label, x_label, width),
+    )
+
+
+def _list_curves(results: dict, rows: Sequence[Row]) -> Iterator[Plot]:
+  for split in reversed(ranking.SPLITS):
+    diverged = ranking.diverged_runs(results)
+    lines = plots.mean_lines(rows, ranking.loss_curves(results, split), diverged)
+    if lines:
+      caption = f'{BAND} The y axis is clipped to the values after the first {plots.START:.0%} of the steps.'
+      if any(line.low is None for line in lines):
+        caption += ' A dotted line with a cross is a seed that diverged.'
+      yield Plot(
+        f'curves_{split}',
+        f'{LOSSES[split]} loss',
+        caption,
+        lambda width, lines=lines, split=split: plots.draw_lines(
+          lines, f'{LOSSES[split].lower()} loss', 'step', width, clip_start=True
+        ),
+      )
+
+
+def _list_metrics_by_x(results: dict, rows: Sequence[Row]) -> Iterator[Plot]:
+  length = results['study'].get('length')
+  for name in ranking.metric_names(results, by_x=True):
+    lines = plots.mean_lines(rows, ranking.values_by_x(results, name))
+    if lines:
+      metric, x_name = split_axis(name)
+      missing = describe_missing(results, name)
+      caption = BAND + f' Not drawn, because not finite or diverged: {missing}.' * bool(missing)
+      yield Plot(
+        urllib.parse.quote(name, safe=''),
+        to_title(name),
+        caption,
+        lambda width, lines=lines, metric=metric, x_name=x_name: plots.draw_lines(
+          lines,
+          metric,
+          x_name,
+          width,
+          log=x_name == 'length' and min(line.x[0] for line in lines) > 0,
+          training_x=length if x_name in ('length', 'position') else None,
+        ),
+      )
+
+
+def describe_missing(results: dict, name: str) -> str:
+  """The runs and values of x at which a metric is not drawn; '' for none."""
+  diverged = ranking.diverged_runs(results)
+  missing = {(v['arm'], v['seed']): [] for v in results['values']}
+  for v in results['values']:
+    run = v['arm'], v['seed']
+    if v['metric'] == name and (not ranking.is_finite(v['value']) or run in diverged):
+      missing[run].append(f'{v["x"]:g}')
+  return '; '.join(f'{arm}, seed {seed}, at {", ".join(xs)}' for (arm, seed), xs in missing.items() if xs)
+
+
+def list_costs(results: dict, rows: Sequence[Row]) -> dict[str, tuple[str, dict[str, float]]]:
+  """Cost → (axis label, {arm: cost}), for costs that differ by more than EQUAL between the arms that
+  finished.
+  """
+  costs = {
+    key: (label, {arm['name']: arm[key] for arm in results['arms'] if arm.get(key) is not None})
+    for key, label in COSTS.items()
+  }
+  for metric in results['study'].get('costs', ()):
+    costs[metric] = (
+      metric.replace('_', ' '),
+      {
+        arm: sum(values.values()) / len(values)
+        for arm, values in ranking.scalar_values(results, metric).items()
+        if values
+      },
+    )
+  finished = {row.name for row in rows if row.summary}
+  different = {}
+  for key, (label, of_arm) in costs.items():
+    values = [cost for arm, cost in of_arm.items() if arm in finished]
+    if len(values) > 1 and max(values) > (1 + EQUAL) * min(values):
+      different[key] = (label, of_arm)
+  return different
+
+
+def split_axis(name: str) -> tuple[str, str]:
+  """'loss_at_length' → ('loss', 'length'): the metric and the name of its x."""
+  match = re.fullmatch(r'(.+)_(?:at|by)_(.+)', name)
+  return (match[1].replace('_', ' '), match[2].replace('_', ' ')) if match else (name.replace('_', ' '), 'x')
+
+
+def to_title(name: str) -> str:
+  """'loss_at_length' → 'Loss at length'."""
+  words = name.replace('_', ' ')
+  return words[:1].upper() + words[1:]

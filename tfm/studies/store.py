@@ -1,0 +1,121 @@
+"""The files of a study on disk.
+
+DIR/arms/ARM/arm.json            the arm's learning rate, machines and dates, seconds, errors and diverged
+seeds DIR/arms/ARM/time.json           match='time': seconds of its training step and of the base's
+DIR/arms/ARM/error.txt           the traceback of the last error
+DIR/arms/ARM/seedN/              an ordinary run, as tfm train writes it
+DIR/arms/ARM/rateR/              the run that tried the learning rate R
+DIR/arms/ARM/seedN/measured.json the values of the measures, by the measure's spec
+"""
+
+import contextlib
+import json
+import os
+import pathlib
+import traceback
+from collections.abc import Mapping
+from typing import Any
+
+from tfm.studies.study import folder_name
+from tfm.training import checkpoint, goodput, metrics
+
+
+def arm_dir(workdir: pathlib.Path, name: str) -> pathlib.Path:
+  """The folder of an arm."""
+  return workdir / 'arms' / folder_name(name)
+
+
+def read_arm(folder: pathlib.Path) -> dict[str, Any]:
+  """The content of an arm's arm.json; empty without the file."""
+  return _read_json(folder / 'arm.json')
+
+
+def write_arm(folder: pathlib.Path, record: Mapping[str, Any]) -> None:
+  """Writes an arm's arm.json."""
+  _write_json(folder / 'arm.json', record)
+
+
+def read_measured(run_dir: pathlib.Path) -> dict[str, list[dict[str, Any]]]:
+  """The values of the measures of a run, by the measure's spec; empty if nothing was measured."""
+  return _read_json(run_dir / 'measured.json')
+
+
+def write_measured(run_dir: pathlib.Path, measured: Mapping[str, Any]) -> None:
+  """Writes the values of the measures of a run."""
+  _write_json(run_dir / 'measured.json', measured)
+
+
+def write_traceback(folder: pathlib.Path) -> pathlib.Path:
+  """Writes the traceback of the current exception to an arm's error.txt; returns the file."""
+  path = folder / 'error.txt'
+  path.write_text(traceback.format_exc())
+  return path
+
+
+def has_error(folder: pathlib.Path) -> bool:
+  """Whether the arm failed, or a measure of it, in the last call."""
+  record = read_arm(folder)
+  return bool(record.get('error') or record.get('unmeasured'))
+
+
+def has_started(folder: pathlib.Path) -> bool:
+  """Whether any run of the arm has started."""
+  return bool(read_arm(folder)) or any(folder.glob('*/config.json'))
+
+
+def last_step(run_dir: pathlib.Path) -> int:
+  """The step of a run's last checkpoint; 0 without one."""
+  if not (run_dir / 'checkpoints').is_dir():
+    return 0
+  checkpoints = checkpoint.Checkpoints(run_dir)
+  step = checkpoints.latest() or 0
+  checkpoints.close()
+  return step
+
+
+def final_metrics(run_dir: pathlib.Path) -> dict[str, float]:
+  """The metrics of a run's last validation; empty without one."""
+  lines = [line for line in metrics.read(run_dir / 'metrics.jsonl') if line['split'] == 'validation']
+  return {name: value for name, value in lines[-1].items() if name not in ('step', 'split')} if lines else {}
+
+
+def elapsed_seconds(folder: pathlib.Path) -> float:
+  """Seconds spent on an arm: the larger of what arm.json and the goodput files of its runs record.
+
+  After a kill only the goodput files hold the seconds of the killed process.
+  """
+  # Runs that trained in one ensemble have equal goodput files, so each text counts once. An ensemble of
+  # several arms divides its seconds among them.
+  texts = {path.read_text() for path in folder.glob(f'*/{goodput.FILE}')}
+  seconds = 0.0
+  for text in texts:
+    with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):  # skip unreadable files
+      seconds += sum(json.loads(text)['seconds'].values())
+  record = read_arm(folder)
+  return max(record.get('seconds', 0.0), seconds / len(record.get('together', [folder])))
+
+
+def write_once(path: pathlib.Path, content: Mapping[str, Any]) -> dict[str, Any]:
+  """Writes a JSON file unless another process has written it before; returns what the file holds."""
+  path.parent.mkdir(parents=True, exist_ok=True)
+  part = _part_path(path)
+  part.write_text(json.dumps(content, indent=2))
+  with contextlib.suppress(FileExistsError):
+    os.link(part, path)  # atomic, and fails if the file exists
+  part.unlink()
+  return json.loads(path.read_text())
+
+
+def _read_json(path: pathlib.Path) -> dict[str, Any]:
+  return json.loads(path.read_text()) if path.exists() else {}
+
+
+def _write_json(path: pathlib.Path, content: Mapping[str, Any]) -> None:
+  """Replaces a JSON file atomically: other processes may read it, and a kill may interrupt the write."""
+  part = _part_path(path)
+  part.write_text(json.dumps(content, indent=2))
+  part.replace(path)
+
+
+def _part_path(path: pathlib.Path) -> pathlib.Path:
+  return path.with_name(f'{path.name}.{os.getpid()}')
