@@ -8,25 +8,35 @@ import itertools
 
 import pytest
 
+import tfm.data.packing
+import tfm.data.sources
+import tfm.data.tokenizers
 import tfm.feed_forwards
 import tfm.kernels
 import tfm.masks
 import tfm.mixers
 import tfm.norms
+import tfm.objectives
 import tfm.optimizers
 import tfm.positions
 import tfm.residuals
 import tfm.scores
+import tfm.studies.measures
 from tfm import spec
+from tfm.data.packing.protocol import Packing
+from tfm.data.sources.protocol import Source
+from tfm.data.tokenizers.protocol import Tokenizer
 from tfm.feed_forwards.protocol import FeedForward
 from tfm.kernels.protocol import Kernel
 from tfm.masks.protocol import Mask, is_causal
 from tfm.mixers.protocol import Mixer
 from tfm.norms.protocol import Norm
+from tfm.objectives.protocol import Objective
 from tfm.optimizers.protocol import Optimizer
 from tfm.positions.protocol import Position
 from tfm.residuals.protocol import Residual
 from tfm.scores.protocol import Score
+from tfm.studies.measures.protocol import Measure
 
 
 SLOTS = {
@@ -40,7 +50,14 @@ SLOTS = {
   'residual': (tfm.residuals, Residual),
 }
 # Slots that no field of the model fills.
-OTHER_SLOTS = {'optimizer': (tfm.optimizers, Optimizer)}
+OTHER_SLOTS = {
+  'optimizer': (tfm.optimizers, Optimizer),
+  'objective': (tfm.objectives, Objective),
+  'packing': (tfm.data.packing, Packing),
+  'source': (tfm.data.sources, Source),
+  'tokenizer': (tfm.data.tokenizers, Tokenizer),
+  'measure': (tfm.studies.measures, Measure),
+}
 ALL_SLOTS = SLOTS | OTHER_SLOTS
 # The surroundings in which the other slots' variants are tried, each in all that it has.
 DEFAULTS = dict(mixer='softmax', position='rope', mask='causal')

@@ -13,7 +13,7 @@ from tfm.masks.protocol import Mask, is_causal
 from tfm.mixers.protocol import Mixer
 
 
-FILES = [(slot, name) for slot in collect.ALL_SLOTS for name in collect.variants(slot)]
+FILES = [(slot, name) for slot in collect.SLOTS for name in collect.variants(slot)]
 
 
 @pytest.mark.parametrize('slot, name', FILES)

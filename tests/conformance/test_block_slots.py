@@ -1,0 +1,94 @@
+"""Feed-forward layers, norms and residuals: shapes, causality, independent rows, scan, gradients, meshes."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.conformance import collect
+from tests.conformance.rows import PAD, row, rows
+from tests.conformance.test_mesh import Sharded, axes, equal_on
+from tests.conformance.tiny import LENGTH, VOCAB, Tiny
+from tfm.decoding.unroll import unroll_layers
+from tfm.mixers.protocol import Context
+from tfm.norms.protocol import norm_factory
+from tfm.residuals.protocol import PLACEMENTS
+
+
+VARIANTS = [(slot, text) for slot in ('feed_forward', 'norm', 'residual') for text in collect.specs(slot)]
+# One MLP is enough for a quick run; mixtures are in test_feed_forwards.py too.
+SLOW = [text for text in collect.specs('feed_forward') if text not in ('none', 'swiglu')]
+QUICK_FIRST = [
+  pytest.param(slot, text, marks=[pytest.mark.slow] if text in SLOW else []) for slot, text in VARIANTS
+]
+TOKENS = np.random.default_rng(2).permutation(VOCAB)[:LENGTH]
+tiny = functools.cache(lambda slot, text: Tiny(**{slot: text}))
+
+
+def close(a, b):
+  np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize('slot, text', QUICK_FIRST)
+class TestModel:
+  def test_it_is_causal_and_gradients_are_finite(self, slot, text):
+    gradients = tiny(slot, text).influence(np.arange(LENGTH), np.ones(LENGTH))
+    assert np.isfinite(gradients).all()
+    assert not np.triu(gradients, 1).any() and np.diag(gradients).all()
+
+  def test_packed_and_padded_documents_have_the_logits_of_each_alone(self, slot, text):
+    a, b = TOKENS[:7], TOKENS[7:]
+    packed, padded = row(a, b), row((PAD, 3), a, (PAD, 2))
+    together, _ = tiny(slot, text)(*rows(packed, padded))
+    alone, _ = tiny(slot, text)(*rows(row(a)))
+    close(together[0, packed[1][0]], alone[0])
+    close(together[1, padded[1][0]], alone[0])
+
+  def test_scanned_layers_equal_unrolled_layers(self, slot, text):
+    scanned = tiny(slot, text)
+    model, params = unroll_layers(scanned.model, scanned.params)
+    assert 'layers' not in params['stack']
+    tokens = jnp.asarray(TOKENS[None], jnp.int32)
+    logits, _ = jax.jit(lambda params: model.apply({'params': params}, tokens, Context.whole(tokens)))(params)
+    expected, _ = scanned(TOKENS[None], np.arange(LENGTH)[None], np.ones((1, LENGTH)))
+    close(logits, expected)
+
+  @pytest.mark.slow
+  def test_the_mesh_changes_nothing(self, slot, text):
+    equal_on(Sharded(**{slot: text}), axes((2, 2, 2)))
+
+
+@pytest.mark.parametrize('text', collect.specs('norm'))
+class TestNorm:
+  X = np.random.default_rng(0).standard_normal((2, 3, 16))
+
+  @pytest.mark.parametrize('dtype', [jnp.float32, jnp.bfloat16], ids=str)
+  def test_shape_and_dtype_are_kept(self, text, dtype):
+    x = jnp.asarray(self.X, dtype)
+    y, _ = norm_factory(text, bias=True)().init_with_output(jax.random.key(0), x)
+    assert y.shape == x.shape and y.dtype == dtype
+
+  def test_vectors_are_normalized_independently(self, text):
+    x = jnp.asarray(self.X, jnp.float32)
+    norm = norm_factory(text, bias=True)()
+    params = norm.init(jax.random.key(0), x)
+    changed = norm.apply(params, x.at[0, 1].add(1.0)) != norm.apply(params, x)
+    assert changed[0, 1].any() and changed.sum() == changed[0, 1].sum()
+
+  def test_gradients_are_finite_at_zero_and_at_constants(self, text):
+    x = jnp.stack([jnp.zeros(16), jnp.ones(16), 1e4 * jnp.ones(16)])
+    norm = norm_factory(text, bias=True)()
+    params = norm.init(jax.random.key(0), x)
+    assert all(
+      jnp.isfinite(g).all()
+      for g in jax.tree.leaves(jax.grad(lambda params, x: norm.apply(params, x).sum(), (0, 1))(params, x))
+    )
+
+
+@pytest.mark.parametrize('name', collect.variants('residual'))
+def test_a_residual_declares_known_placements_and_branches(name):
+  kind = collect.variant('residual', name)
+  assert kind.placements and set(kind.placements) <= set(PLACEMENTS)
+  assert kind.required_branches is None or set(kind.required_branches) <= {'mixer', 'cross', 'feed_forward'}
