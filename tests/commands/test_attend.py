@@ -1,4 +1,4 @@
-"""`tfm attend`, on runs that were saved untrained."""
+"""`tfm attend`, on saved runs with random parameters."""
 
 import base64
 import json
@@ -24,8 +24,8 @@ from tfm.training.state import State
 TINY = dict(width=16, heads=2, feed_forward_width=16, vocab_multiple=1)
 
 
-def saved(folder, **fields):
-  """A run of random parameters, written as training writes it."""
+def save_run(folder, **fields):
+  """Saves a run with random parameters like a training run."""
   config = resolve_config(complete(fields | dict(model=TINY | fields['model'])))
   model = run.build_model(Experiment(config), Bytes(), None)
   shapes = nn.unbox(jax.eval_shape(model.init, jax.random.key(0), *model.example(1, 4)))['params']
@@ -43,8 +43,8 @@ def saved(folder, **fields):
 
 @pytest.fixture(scope='module')
 def pair(tmp_path_factory):
-  """An encoder-decoder; its encoder is the deeper."""
-  return saved(
+  """An encoder-decoder whose encoder has more layers than its decoder."""
+  return save_run(
     tmp_path_factory.mktemp('pair') / 'run',
     objective='seq2seq',
     data=dict(source='numbers("en", "de", pairs=2000)', packing='first_fit', length=32),
@@ -55,8 +55,8 @@ def pair(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def mixed(tmp_path_factory):
-  """A decoder whose second layer has no weights, and which knows 24 positions."""
-  return saved(
+  """A decoder with 24 learned positions whose second layer has no attention weights."""
+  return save_run(
     tmp_path_factory.mktemp('mixed') / 'run',
     data=dict(length=24),
     model=dict(
@@ -68,12 +68,11 @@ def mixed(tmp_path_factory):
 
 
 @pytest.fixture(scope='module', autouse=True)
-def once(pair, mixed):
-  """Each run is read back once."""
-  real, read = run.load, {str(path): run.load(path) for path in (pair, mixed)}
+def load_each_run_once(pair, mixed):
+  real_load, loaded = run.load, {str(path): run.load(path) for path in (pair, mixed)}
 
   def load(path, step, average):
-    return read[path] if step == 'last' else real(path, step, average)
+    return loaded[path] if step == 'last' else real_load(path, step, average)
 
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(run, 'load', load)
@@ -86,8 +85,8 @@ def tfm(capsys, workdir, *flags):
   return status, out, err
 
 
-def kinds(folder):
-  """The kinds of a page: name → (queries, keys, layers, weights)."""
+def read_page(folder):
+  """Reads the attention maps of a page: name → (queries, keys, layers, weights)."""
   [data] = re.findall(r'id="data">(.*?)</script>', (folder / 'index.html').read_text(encoding='utf-8'), re.S)
   data = json.loads(data)
 
@@ -99,7 +98,7 @@ def kinds(folder):
 
 
 @pytest.mark.slow
-def test_an_encoder_decoder_and_its_own_translation(pair, capsys):
+def test_an_encoder_decoder_shows_the_attention_of_its_own_translation(pair, capsys):
   status, out, _ = tfm(capsys, pair, '--input=two')
   assert status == 0
   first, *lines = out.splitlines()
@@ -109,7 +108,7 @@ def test_an_encoder_decoder_and_its_own_translation(pair, capsys):
     f'{pair}/attention/cross.png: layers 0, heads 0, 1',
     f'{pair}/attention/index.html: the same, to browse',
   ]
-  found = kinds(pair / 'attention')
+  found = read_page(pair / 'attention')
   assert list(found) == ['encoder', 'decoder', 'cross']
   source, written = found['encoder'][0], found['decoder'][0]
   assert source == [*'two', '<eos>'] and written[0] == '<eos>' and len(written) <= 1 + 4 + 3
@@ -118,35 +117,35 @@ def test_an_encoder_decoder_and_its_own_translation(pair, capsys):
     np.testing.assert_allclose(weights.sum(-1), 1, atol=1e-3)
   assert (np.triu(found['decoder'][3], 1) == 0).all()
   assert all(imread(pair / 'attention' / f'{kind}.png').ndim == 3 for kind in found)
-  # It is the translation that tfm generate writes.
+  # tfm generate writes the same translation.
   assert cli.main(['generate', f'--workdir={pair}', '--prompt=two']) == 0
   assert first == f'translation: {capsys.readouterr().out}'.rstrip('\n')
 
 
 @pytest.mark.slow
-def test_a_target_from_a_file(pair, capsys, tmp_path):
+def test_a_target_is_read_from_a_file(pair, capsys, tmp_path):
   (tmp_path / 'target').write_text('a b\n', encoding='utf-8')
   flags = ['--input=two', f'--target={tmp_path}/target', f'--output={tmp_path}/maps/here', '--heads=0']
   status, out, _ = tfm(capsys, pair, *flags)
   assert status == 0 and 'translation' not in out
-  found = kinds(tmp_path / 'maps' / 'here')
+  found = read_page(tmp_path / 'maps' / 'here')
   assert {name: kind[2] for name, kind in found.items()} == dict(
     encoder=[[0, [0]], [1, [0]]], decoder=[[0, [0]]], cross=[[0, [0]]]
   )
   assert found['decoder'][0] == ['<eos>', 'a', '␣', 'b'] == found['cross'][0]
   status, out, _ = tfm(capsys, pair, *flags, '--layers=1')
-  assert status == 0 and list(kinds(tmp_path / 'maps' / 'here')) == ['encoder']
+  assert status == 0 and list(read_page(tmp_path / 'maps' / 'here')) == ['encoder']
   assert all(f'{name}: nothing of what is to be shown' in out for name in ('decoder', 'cross'))
 
 
-def test_a_decoder_says_which_layers_have_none(mixed, capsys):
+def test_a_decoder_lists_the_layers_without_attention_weights(mixed, capsys):
   status, out, _ = tfm(capsys, mixed, '--input=</script>', '--heads=1')
   assert status == 0 and out.splitlines() == [
     f'{mixed}/attention/decoder.png: layers 0, 2, heads 1',
     "decoder: layers 1 mix by 'convolution', which has no attention weights",
     f'{mixed}/attention/index.html: the same, to browse',
   ]
-  [(queries, keys, layers, weights)] = kinds(mixed / 'attention').values()
+  [(queries, keys, layers, weights)] = read_page(mixed / 'attention').values()
   assert queries == keys == ['<eos>', *'</script>'] and layers == [[0, [1]], [2, [1]]]
   assert weights.shape == (2, 10, 10)
 
@@ -166,13 +165,13 @@ def test_a_decoder_says_which_layers_have_none(mixed, capsys):
     ('mixed', ['--input=' + 24 * 'a'], '--input has 25 tokens, and Learned has 24 positions; shorten it'),
   ],
 )
-def test_refusals(request, capsys, which, flags, sentence):
+def test_invalid_arguments_are_rejected(request, capsys, which, flags, sentence):
   status, out, err = tfm(capsys, request.getfixturevalue(which), '--input=a', *flags)
   assert (status, out) == (2, '') and sentence in err and len(err.strip().splitlines()) == 1
 
 
-def test_a_model_without_weights(capsys, monkeypatch):
-  """Refused before anything is computed, with what would have them."""
+def test_a_model_without_attention_weights_is_rejected(capsys, monkeypatch):
+  """The error precedes any computation and lists the mixers that have attention weights."""
 
   class Loaded:
     tokenizer = Bytes()
@@ -188,7 +187,7 @@ def test_a_model_without_weights(capsys, monkeypatch):
       None,
     )
 
-  monkeypatch.setattr(run, 'load', lambda *asked: Loaded)
+  monkeypatch.setattr(run, 'load', lambda *args: Loaded)
   status, out, err = tfm(capsys, 'here', '--input=a')
   assert (status, out) == (2, '') and err == (
     'tfm attend: --workdir=here holds a model that mixes by recurrent, without attention weights; '

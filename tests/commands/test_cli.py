@@ -1,4 +1,4 @@
-"""The console script: help everywhere, refusals in one sentence, and the whole way of a newcomer."""
+"""The console script: help of every command, error messages of one sentence, and a complete first run."""
 
 import json
 import subprocess
@@ -10,7 +10,7 @@ from tfm.commands import cli
 
 
 def tfm(capsys, *argv):
-  """(exit status, stdout, stderr) of a command run in this process."""
+  """Runs a command in this process and returns exit status, stdout and stderr."""
   status = cli.main(argv)
   out, err = capsys.readouterr()
   return status, out, err
@@ -31,13 +31,15 @@ def test_every_command_has_help(capsys, name):
 
 
 @pytest.mark.slow
-def test_python_m_tfm_is_the_same():
-  done = subprocess.run([sys.executable, '-m', 'tfm', '--help'], capture_output=True, text=True, check=True)
-  assert 'train' in done.stdout
+def test_python_m_tfm_runs_the_console_script():
+  process = subprocess.run(
+    [sys.executable, '-m', 'tfm', '--help'], capture_output=True, text=True, check=True
+  )
+  assert 'train' in process.stdout
 
 
 @pytest.mark.parametrize(
-  'argv, said',
+  'argv, pattern',
   [
     (['trian'], "'trian' is not a command; known: .*did you mean 'train'"),
     (['evaluate', '--workdir=nowhere'], 'nowhere.*holds no run'),
@@ -65,20 +67,20 @@ def test_python_m_tfm_is_the_same():
     (['train', '--config=configs/lm.py:huge', '--workdir=x'], "'huge'"),
   ],
 )
-def test_refusals_are_one_sentence(capsys, root, monkeypatch, argv, said):
+def test_errors_are_one_sentence(capsys, root, monkeypatch, argv, pattern):
   import re
 
   monkeypatch.chdir(root)
   monkeypatch.delenv('TFM_TRACEBACK', raising=False)
   status, out, err = tfm(capsys, *argv)
   assert status == 2 and out == ''
-  assert re.search(said, err), err
+  assert re.search(pattern, err), err
   assert err.startswith(f'tfm {argv[0]}: ') and len(err.strip().splitlines()) == 1
   assert not (root / 'x').exists()
 
 
-def test_a_newcomer_trains_on_their_own_files(capsys, root, monkeypatch, book, tmp_path):
-  """The issue's own command line, in a fresh directory: train, evaluate, generate, resume further."""
+def test_train_evaluate_generate_and_resume_on_own_files(capsys, root, monkeypatch, book, tmp_path):
+  """The commands of a first run in an empty directory, and the errors of a resume with changed data."""
   monkeypatch.chdir(tmp_path)
   (tmp_path / 'plays').mkdir()
   (tmp_path / 'plays' / 'one.txt').write_text(book.read_text())
@@ -106,7 +108,7 @@ def test_a_newcomer_trains_on_their_own_files(capsys, root, monkeypatch, book, t
     capsys, 'generate', '--workdir=run', '--prompt=Verse', '--max_tokens=5', '--temperature=0'
   )
   assert status == 0 and out.startswith('Verse')
-  # A schedule without an end lets a run be prolonged.
+  # With a constant schedule a run can be extended.
   status, _, err = tfm(capsys, *train, '--config.training.steps=30')
   assert status == 0 and 'resuming from step 20' in err
   status, _, err = tfm(capsys, *train, '--config.training.steps=30', '--config.data.length=16')

@@ -1,4 +1,4 @@
-"""tfm export writes a run as a published checkpoint, and tfm import makes a run of it that every command reads."""
+"""`tfm export` writes a run as a published checkpoint; `tfm import` converts one into a run."""
 
 import json
 
@@ -21,7 +21,7 @@ GPT2 = {
 
 
 def write_tokenizer(folder):
-  """A byte-level BPE tokenizer without merges: 257 tokens with the end token, as many as tfm's `bytes`."""
+  """Writes a byte-level BPE tokenizer without merges: 257 tokens with the end token, like tfm's `bytes`."""
   tokenizer = Tokenizer(models.BPE())
   tokenizer.pre_tokenizer, tokenizer.decoder = (
     pre_tokenizers.ByteLevel(add_prefix_space=False),
@@ -169,7 +169,7 @@ def test_invalid_arguments_are_rejected(folders, tmp_path, words, message, capsy
   folders_by_name = dict(
     RUN=folders / 'run', NEW=tmp_path / 'new', OWN=folders / 'own', PUBLISHED=folders / 'published'
   )
-  for name, place in folders_by_name.items():
-    words = [word.replace(name, str(place)) for word in words]
+  for name, path in folders_by_name.items():
+    words = [word.replace(name, str(path)) for word in words]
   assert cli.main(words) == 2
   assert re.search(message, capsys.readouterr().err)

@@ -1,4 +1,4 @@
-"""`tfm evaluate --lengths`, on runs that were saved untrained."""
+"""`tfm evaluate --lengths`, on a saved run with random parameters."""
 
 import csv
 import json
@@ -21,8 +21,8 @@ from tfm.training.state import State
 
 
 @pytest.fixture(scope='module')
-def saved(book, tmp_path_factory):
-  """A run of random parameters whose positions end after 16 tokens, written as training writes it."""
+def run_dir(book, tmp_path_factory):
+  """A run with random parameters and 16 learned positions, saved like a training run."""
   folder = tmp_path_factory.mktemp('length') / 'run'
   config = resolve_config(
     complete(
@@ -46,7 +46,7 @@ def saved(book, tmp_path_factory):
   checkpoints.close()
   loaded = load.load(folder)
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(load, 'load', lambda *asked: loaded)
+    patch.setattr(load, 'load', lambda *args: loaded)
     yield folder
 
 
@@ -57,29 +57,31 @@ def tfm(capsys, *argv):
 
 
 @pytest.mark.slow
-def test_the_length_of_training_agrees_with_the_evaluation(saved, capsys):
-  """Rows of that length, none overlapping, are what `concat` makes: the same loss of the same tokens."""
-  status, out, _ = tfm(capsys, f'--workdir={saved}', '--split=test', '--lengths=32,16')
+def test_the_training_length_has_the_loss_of_the_plain_evaluation(run_dir, capsys):
+  """Non-overlapping rows of that length are the rows of `concat`: the same loss on the same tokens."""
+  status, out, _ = tfm(capsys, f'--workdir={run_dir}', '--split=test', '--lengths=32,16')
   assert status == 0
   lines = [line.split() for line in out.splitlines()]
   [sixteen] = [line for line in lines if line[:3] == ['nonoverlapping', '16', '16']]
-  [more] = [line for line in out.splitlines() if line.split()[:3] == ['nonoverlapping', '32', '32']]
-  assert more.rstrip().endswith('impossible: Learned has 16 positions, and rows of 32 tokens need as many')
-  with (saved / 'length.csv').open() as file:
+  [thirty_two] = [line for line in out.splitlines() if line.split()[:3] == ['nonoverlapping', '32', '32']]
+  assert thirty_two.rstrip().endswith(
+    'impossible: Learned has 16 positions, and rows of 32 tokens need as many'
+  )
+  with (run_dir / 'length.csv').open() as file:
     rows = list(csv.DictReader(file))
   assert [(r['length'], bool(r['impossible'])) for r in rows] == [('16', False), ('32', True)]
-  kept = json.loads((saved / 'length.json').read_text())
-  assert (kept['step'], kept['split'], kept['trained']) == (7, 'test', 16)
-  [of, none] = kept['records']
-  assert none['loss'] is None and none['positions'] == []
-  assert sum(b['tokens'] for b in of['positions']) == of['tokens'] == int(rows[0]['tokens'])
-  assert sixteen[4] == f'{of["loss"]:.4f}'
-  assert imread(saved / 'length.png').ndim == 3
-  status, out, _ = tfm(capsys, f'--workdir={saved}', '--split=test')
-  whole = json.loads(out)
+  report = json.loads((run_dir / 'length.json').read_text())
+  assert (report['step'], report['split'], report['trained']) == (7, 'test', 16)
+  [possible, impossible] = report['records']
+  assert impossible['loss'] is None and impossible['positions'] == []
+  assert sum(b['tokens'] for b in possible['positions']) == possible['tokens'] == int(rows[0]['tokens'])
+  assert sixteen[4] == f'{possible["loss"]:.4f}'
+  assert imread(run_dir / 'length.png').ndim == 3
+  status, out, _ = tfm(capsys, f'--workdir={run_dir}', '--split=test')
+  evaluation = json.loads(out)
   assert status == 0
   for name in ('tokens', 'loss', 'perplexity', 'bits_per_byte'):
-    assert of[name] == pytest.approx(whole[name], rel=1e-6)
+    assert possible[name] == pytest.approx(evaluation[name], rel=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -97,6 +99,6 @@ def test_the_length_of_training_agrees_with_the_evaluation(saved, capsys):
     (['--lengths=16,24', '--targets=20'], 'targets=20 is less than the 48 tokens'),
   ],
 )
-def test_refusals(saved, capsys, flags, sentence):
-  status, out, err = tfm(capsys, f'--workdir={saved}', *flags)
+def test_invalid_arguments_are_rejected(run_dir, capsys, flags, sentence):
+  status, out, err = tfm(capsys, f'--workdir={run_dir}', *flags)
   assert (status, out) == (2, '') and sentence in err, err

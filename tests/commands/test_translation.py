@@ -1,4 +1,4 @@
-"""Translation by the command line: train, resume, evaluate, generate; digits are to be read backwards."""
+"""Translation on the command line: train, evaluate, generate; the task is to reverse digits."""
 
 import json
 import random
@@ -21,7 +21,8 @@ def files(tmp_path_factory):
   config.write_text(f"""
 def get_config(arg):
   return dict(
-    objective='seq2seq', data=dict(source="parallel('{folder}/a', '{folder}/b')", length=8, packing=arg or 'first_fit'),
+    objective='seq2seq',
+    data=dict(source="parallel('{folder}/a', '{folder}/b')", length=8, packing=arg or 'first_fit'),
     model=dict(architecture='encoder_decoder', layers=1, width=32, heads=2, encoder=dict(layers=1)),
     optimizer=dict(learning_rate=1e-2, warmup=5),
     training=dict(steps=30, batch_size=32, evaluate_every=15, keep_checkpoints=2))
@@ -42,7 +43,7 @@ def tfm(capsys, *flags):
   return status, captured.out, captured.err
 
 
-def test_evaluate_writes_and_compares(workdir, capsys):
+def test_evaluate_writes_hypotheses_and_metrics(workdir, capsys):
   status, out, _ = tfm(
     capsys,
     'evaluate',
@@ -59,8 +60,8 @@ def test_evaluate_writes_and_compares(workdir, capsys):
   assert 'tok:13a' in values['bleu_signature'] and 'case:lc' in values['bleu(lowercase=True)_signature']
   rows = [json.loads(line) for line in open(values['hypotheses'], encoding='utf-8')]
   assert rows and all(row['reference'] == row['source'][::-1] for row in rows)
-  right = sum(row['hypothesis'] == row['reference'] for row in rows)
-  assert values['exact'] == pytest.approx(100 * right / len(rows))
+  correct = sum(row['hypothesis'] == row['reference'] for row in rows)
+  assert values['exact'] == pytest.approx(100 * correct / len(rows))
 
 
 def test_generate_from_a_file(workdir, files, capsys):
@@ -78,7 +79,7 @@ def test_generate_from_a_file(workdir, files, capsys):
   assert all(a['score'] >= b['score'] for a, b in zip(rows, rows[1:]) if b['sample'])
 
 
-def test_generate_samples_and_forces(workdir, capsys):
+def test_generate_with_sampling_and_forced_prefix(workdir, capsys):
   status, out, _ = tfm(capsys, 'generate', f'--workdir={workdir}', '--prompt=123', '--forced=32')
   assert status == 0 and out.startswith('32')
   status, out, _ = tfm(
@@ -107,6 +108,6 @@ def test_checkpoints_are_averaged(workdir, capsys):
     (['--prompt=1', '--penalty=gnu'], "'gnu'"),
   ],
 )
-def test_refusals(workdir, capsys, flags, sentence):
+def test_invalid_arguments_are_rejected(workdir, capsys, flags, sentence):
   status, out, err = tfm(capsys, 'generate', f'--workdir={workdir}', *flags)
   assert (status, out) == (2, '') and sentence in err

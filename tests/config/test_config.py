@@ -1,4 +1,4 @@
-"""Configs: filling in, overriding, resolving, shrinking, comparing, and refusing before anything compiles."""
+"""Configs: completion, overrides, resolution, smoke size, comparison, and validation before compiling."""
 
 import json
 
@@ -33,13 +33,13 @@ def resolved(**model):
   return resolve_config(complete(model=model))
 
 
-def typed(*words, **model):
-  """The resolved config with words of the command line in it."""
+def override(*words, **model):
+  """The resolved config with overrides from the command line."""
   return resolve_with_overrides(complete(model=model), words)
 
 
-def refused(call, *parts):
-  """The call raises one ValueError whose sentence has all the parts, and nothing was compiled on the way."""
+def assert_rejected(call, *parts):
+  """Asserts that the call raises a one-line ValueError with all the parts, and compiles nothing."""
   compiled = []
 
   def listener(event, *_, **__):
@@ -48,23 +48,23 @@ def refused(call, *parts):
 
   jax.monitoring.register_event_duration_secs_listener(listener)
   try:
-    with pytest.raises(ValueError) as refusal:
+    with pytest.raises(ValueError) as error:
       call()
   finally:
     jax.monitoring.unregister_event_duration_listener(listener)
-  sentence = str(refusal.value)
+  sentence = str(error.value)
   assert all(part in sentence for part in parts), sentence
   assert '\n' not in sentence and not compiled
 
 
 class TestFields:
-  def test_a_config_says_only_what_differs(self):
+  def test_unset_fields_have_their_defaults(self):
     config = complete(seed=3, model=dict(width=48))
     assert config.seed == 3 and config.model.width == 48
     assert config.model.layers == default_config().model.layers and config.data == default_config().data
 
   @pytest.mark.parametrize(
-    'given, parts',
+    'sections, parts',
     [
       (dict(modle=dict(width=3)), ['config.modle.width=3 is not a field', "did you mean 'model'?"]),
       (dict(model=dict(widht=3)), ['config.model.widht=3', 'under config.model', "did you mean 'width'?"]),
@@ -93,21 +93,21 @@ class TestFields:
       (dict(optimizer=dict(clip='x')), ["config.optimizer.clip='x' must be of type float"]),
     ],
   )
-  def test_unknown_fields_and_wrong_types(self, given, parts):
-    refused(lambda: complete(**given), *parts)
+  def test_unknown_fields_and_wrong_types_are_rejected(self, sections, parts):
+    assert_rejected(lambda: complete(**sections), *parts)
 
-  def test_what_may_be_none(self):
+  def test_optional_fields_accept_none(self):
     config = complete(model=dict(kv_heads=None, blocks=dict(a=dict(mask=None)), pattern=('a',)))
     assert config.model.kv_heads is None and config.model.blocks.a.mask is None
 
-  def test_an_int_is_a_float_and_a_list_a_tuple(self):
+  def test_an_int_becomes_a_float_and_a_list_a_tuple(self):
     config = complete(model=dict(pattern=['a'], blocks=dict(a={})), optimizer=dict(clip=2))
     assert config.model.pattern == ('a',) and config.optimizer.clip == 2.0
 
-  def test_completing_copies(self):
-    given = ConfigDict(dict(model=dict(width=48)))
-    overlay.complete(given).model.width = 64
-    assert given.model.width == 48 and default_config().model.width != 64
+  def test_complete_does_not_change_its_argument(self):
+    partial = ConfigDict(dict(model=dict(width=48)))
+    overlay.complete(partial).model.width = 64
+    assert partial.model.width == 48 and default_config().model.width != 64
 
 
 class TestCommandLine:
@@ -127,27 +127,27 @@ class TestCommandLine:
       ('--config.mesh.tensor=-1', 'mesh.tensor', -1),
     ],
   )
-  def test_text_becomes_the_fields_type(self, word, path, value):
+  def test_text_is_converted_to_the_type_of_the_field(self, word, path, value):
     config = complete(model=dict(heads=4))
-    made = resolve_with_overrides(config, [word])
-    got = dict(leaves(made))[path]
-    assert got == value and type(got) is type(value)
+    resolved = resolve_with_overrides(config, [word])
+    actual = dict(leaves(resolved))[path]
+    assert actual == value and type(actual) is type(value)
 
-  def test_a_value_may_follow_as_a_word(self):
-    assert typed('--config.model.width', '48').model.width == 48
+  def test_the_value_may_be_the_next_argument(self):
+    assert override('--config.model.width', '48').model.width == 48
 
-  def test_blocks(self):
-    made = typed(
+  def test_fields_of_blocks_can_be_overridden(self):
+    config = override(
       '--config.model.blocks.local.mask=causal & window(2)',
       '--config.model.blocks.far.heads=2',
       "--config.model.pattern=('far', 'local')",
       **TWO,
     )
-    assert made.model.pattern == ('far', 'local')
-    assert made.model.blocks.local.mask == 'causal & window(2)' and made.model.blocks.far.heads == 2
+    assert config.model.pattern == ('far', 'local')
+    assert config.model.blocks.local.mask == 'causal & window(2)' and config.model.blocks.far.heads == 2
 
-  def test_none_is_worked_out(self):
-    assert typed('--config.model.kv_heads=none', kv_heads=2).model.kv_heads == 6
+  def test_none_is_resolved(self):
+    assert override('--config.model.kv_heads=none', kv_heads=2).model.kv_heads == 6
 
   @pytest.mark.parametrize(
     'words, parts',
@@ -166,12 +166,12 @@ class TestCommandLine:
       (['--config.model.width=__import__("os").getpid()'], ['must be of type int']),
     ],
   )
-  def test_refusals(self, words, parts):
-    refused(lambda: typed(*words), *parts)
+  def test_invalid_overrides_are_rejected(self, words, parts):
+    assert_rejected(lambda: override(*words), *parts)
 
 
 class TestResolve:
-  def test_what_follows_from_the_rest(self):
+  def test_derived_fields(self):
     model = resolved(width=48, heads=4).model
     assert (model.kv_heads, model.head_width, model.feed_forward_width) == (4, 12, 192)
 
@@ -185,39 +185,39 @@ class TestResolve:
       ('swiglu', 4096, 10944),
     ],
   )
-  def test_feed_forward_widths(self, name, width, hidden):
-    # Gated: two thirds of 4 D, up to the next 64 (Shazeer 2020, §3 for the two thirds).
+  def test_default_feed_forward_widths(self, name, width, hidden):
+    # Gated: two thirds of 4 D (Shazeer 2020, §3), rounded up to a multiple of 64.
     assert resolved(width=width, heads=1, feed_forward=name).model.feed_forward_width == hidden
 
-  def test_what_is_set_stays(self):
+  def test_set_fields_are_not_changed(self):
     model = resolved(width=48, heads=5, head_width=6, kv_heads=1, feed_forward_width=7).model
     assert (model.kv_heads, model.head_width, model.feed_forward_width) == (1, 6, 7)
 
-  def test_blocks_inherit(self):
+  def test_blocks_inherit_the_fields_of_the_model(self):
     model = resolved(width=48, heads=4, kv_heads=2, norm='rmsnorm', **TWO).model
     far, local = model.blocks.far, model.blocks.local
     assert (far.position, far.mask, far.heads, far.kv_heads, far.head_width) == ('none', 'causal', 4, 2, 12)
     assert (local.position, local.mask, local.norm) == ('rope', 'causal & window(8)', 'rmsnorm')
-    # What follows from heads follows from the block's own: 3 heads have 3 key heads of 16 channels.
+    # Derived fields follow from the block's own heads: 3 heads have 3 key heads of 16 channels.
     assert (local.heads, local.kv_heads, local.head_width) == (3, 3, 16)
     assert all(block[f] is not None for block in (far, local) for f in BLOCK_FIELDS)
 
-  def test_a_blocks_own_gate_changes_its_width(self):
+  def test_a_gated_block_has_its_own_feed_forward_width(self):
     model = resolved(
       width=48, heads=4, blocks=dict(a=dict(feed_forward='swiglu'), b={}), pattern=('a', 'b')
     ).model
     assert (model.blocks.a.feed_forward_width, model.blocks.b.feed_forward_width) == (128, 192)
 
-  def test_the_given_config_is_left_alone(self):
-    given = complete(model=TWO)
-    resolve_config(given)
-    assert given.model.kv_heads is None and given.model.blocks.far.mask is None
+  def test_resolve_does_not_change_its_argument(self):
+    config = complete(model=TWO)
+    resolve_config(config)
+    assert config.model.kv_heads is None and config.model.blocks.far.mask is None
 
-  def test_twice_is_once_and_json_keeps_it(self):
+  def test_resolve_is_idempotent_and_survives_json(self):
     config = resolved(**TWO)
     assert resolve_config(config) == config
-    read = json.loads(to_json(config))
-    assert resolve_config(overlay.complete(read)) == config and list_differences(read, config) == []
+    decoded = json.loads(to_json(config))
+    assert resolve_config(overlay.complete(decoded)) == config and list_differences(decoded, config) == []
 
 
 class TestSmoke:
@@ -234,7 +234,7 @@ class TestSmoke:
     dtype='bfloat16',
   )
 
-  def test_keeps_every_slot_and_shrinks(self):
+  def test_smoke_shrinks_sizes_and_preserves_slots(self):
     large = complete(model=dict(layers=40, width=4096, heads=32, **self.SLOTS))
     small = resolve_config(smoke(large))
     assert {name: small.model[name] for name in self.SLOTS} == self.SLOTS
@@ -246,18 +246,18 @@ class TestSmoke:
     'heads, kv_heads, small',
     [(32, None, (4, 4)), (32, 32, (4, 4)), (32, 8, (4, 2)), (32, 1, (4, 1)), (1, None, (4, 4))],
   )
-  def test_keeps_the_kind_of_grouping(self, heads, kv_heads, small):
+  def test_smoke_preserves_the_kind_of_head_grouping(self, heads, kv_heads, small):
     large = complete(model=dict(width=64, heads=heads, kv_heads=kv_heads))
     model = resolve_config(smoke(large)).model
     assert (model.heads, model.kv_heads, model.head_width) == (*small, 8)
 
-  @pytest.mark.parametrize('given, small', [(None, 32), (64, 32), (48, 16)])
-  def test_keeps_a_narrow_table_narrow(self, given, small):
-    large = complete(model=dict(width=64, heads=8, embedding_width=given))
-    assert resolve_config(large).model.embedding_width == (given or 64)
+  @pytest.mark.parametrize('width, small', [(None, 32), (64, 32), (48, 16)])
+  def test_smoke_preserves_a_narrow_embedding(self, width, small):
+    large = complete(model=dict(width=64, heads=8, embedding_width=width))
+    assert resolve_config(large).model.embedding_width == (width or 64)
     assert resolve_config(smoke(large)).model.embedding_width == small
 
-  def test_patterns_and_their_blocks(self):
+  def test_smoke_shrinks_blocks(self):
     blocks = dict(
       local=dict(mask='causal & window(8)', heads=16, kv_heads=4, head_width=100, feed_forward_width=999),
       far=dict(position='none', heads=8),
@@ -279,35 +279,37 @@ class TestSmoke:
     assert model.blocks.local.mask == 'causal & window(8)' and model.blocks.far.position == 'none'
     Experiment(small).build_model(300)
 
-  def test_fields_keep_their_types(self):
-    refused(
+  def test_smoke_preserves_field_types(self):
+    assert_rejected(
       lambda: resolve_with_overrides(smoke(complete()), ['--config.model.kv_heads=x']), 'must be of type int'
     )
 
-  def test_the_given_config_is_left_alone(self):
-    given = complete()
-    smoke(given)
-    assert given == complete()
+  def test_smoke_does_not_change_its_argument(self):
+    config = complete()
+    smoke(config)
+    assert config == complete()
 
-  def test_as_an_argument_of_a_file(self, root):
+  def test_smoke_as_an_argument_of_a_file(self, root):
     small = load_config(f'{root}/configs/lm.py:smoke')
     assert small == smoke(load_config(f'{root}/configs/lm.py'))
 
 
 class TestLoad:
-  def test_refusals(self, tmp_path):
-    refused(lambda: load_config('nowhere.py'), '--config=nowhere.py is no file', 'get_config')
+  def test_invalid_files_are_rejected(self, tmp_path):
+    assert_rejected(lambda: load_config('nowhere.py'), '--config=nowhere.py is no file', 'get_config')
     (tmp_path / 'empty.py').write_text('')
-    refused(lambda: load_config(f'{tmp_path}/empty.py'), 'defines no get_config(arg)')
+    assert_rejected(lambda: load_config(f'{tmp_path}/empty.py'), 'defines no get_config(arg)')
     (tmp_path / 'typo.py').write_text('def get_config(arg): return dict(model=dict(hedas=4))')
-    refused(lambda: load_config(f'{tmp_path}/typo.py'), 'config.model.hedas=4', "did you mean 'heads'?")
+    assert_rejected(
+      lambda: load_config(f'{tmp_path}/typo.py'), 'config.model.hedas=4', "did you mean 'heads'?"
+    )
 
-  def test_the_argument_arrives_without_smoke(self, tmp_path):
+  def test_get_config_receives_the_argument_without_smoke(self, tmp_path):
     (tmp_path / 'c.py').write_text('def get_config(arg): return dict(objective=repr(arg))')
     assert load_config(f'{tmp_path}/c.py').objective == "''"
     assert load_config(f'{tmp_path}/c.py:a,smoke,b').objective == "'a,b'"
 
-  def test_what_is_laid_over_has_its_way(self, root, tmp_path):
+  def test_an_overlay_replaces_fields(self, root, tmp_path):
     (tmp_path / 'over.py').write_text('def get_config(arg): return dict(model=dict(heads=int(arg)), seed=7)')
     (tmp_path / 'base.py').write_text(
       "def get_config(arg): return dict(model=dict(heads=4, blocks=dict(a=dict(mask='full'))), seed=1)"
@@ -326,13 +328,13 @@ class TestLoad:
     )
     (tmp_path / 'config.json').write_text(to_json(expected))
     assert load_config(f'{tmp_path}/config.json+{tmp_path}/over.py:2') == expected
-    refused(
+    assert_rejected(
       lambda: load_config(f'{tmp_path}/base.py+{tmp_path}/config.json'), 'lays a whole run', 'name it first'
     )
 
 
 class TestDifference:
-  def test_what_matters(self):
+  def test_fields_that_change_the_run_are_listed(self):
     new = resolved(width=48, heads=4)
     assert list_differences(new, new) == []
     other = complete(
@@ -344,7 +346,7 @@ class TestDifference:
       'training.batch_size: 32 → 64',
     }
 
-  def test_free_fields_do_not(self):
+  def test_fields_that_do_not_change_the_run_are_not_listed(self):
     free = dict(
       mesh=dict(fsdp=4),
       rules=dict(embed=''),
@@ -358,7 +360,7 @@ class TestDifference:
     new.model.blocks.local.kernel = 'other'
     assert list_differences(old, new) == []
 
-  def test_blocks_and_lists(self):
+  def test_differences_of_blocks_lists_and_unknown_fields(self):
     old, new = complete(model=TWO), complete(model=TWO)
     new.model.blocks.local.mask = 'causal'
     assert list_differences(old, new) == ["model.blocks.local.mask: 'causal & window(8)' → 'causal'"]
@@ -366,15 +368,15 @@ class TestDifference:
     lines = list_differences(old.to_dict() | dict(x=1), old.to_dict() | dict(y=2))
     assert lines == ['x: 1 → None', 'y: None → 2']
 
-  @pytest.mark.parametrize('schedule, matters', [('cosine', True), ('linear', True), ('constant', False)])
-  def test_the_number_of_steps_matters_to_a_schedule_that_looks_at_it(self, schedule, matters):
+  @pytest.mark.parametrize('schedule, is_listed', [('cosine', True), ('linear', True), ('constant', False)])
+  def test_steps_are_listed_if_the_schedule_depends_on_them(self, schedule, is_listed):
     old = complete(optimizer=dict(schedule=schedule), training=dict(steps=10))
     new = complete(optimizer=dict(schedule=schedule), training=dict(steps=20))
-    assert list_differences(old, new) == (['training.steps: 10 → 20'] if matters else [])
+    assert list_differences(old, new) == (['training.steps: 10 → 20'] if is_listed else [])
 
 
-class TestRefusals:
-  """Field, value, remedy; before anything compiles."""
+class TestValidation:
+  """Error messages name field, value and remedy; nothing is compiled."""
 
   @pytest.mark.parametrize(
     'model, parts',
@@ -493,12 +495,14 @@ class TestRefusals:
       (dict(dropout=dict(embedding=-0.1)), ['config.model.dropout.embedding=-0.1']),
     ],
   )
-  def test_models(self, model, parts):
-    refused(lambda: Experiment(resolved(**model)).build_model(100), *parts)
+  def test_invalid_models_are_rejected(self, model, parts):
+    assert_rejected(lambda: Experiment(resolved(**model)).build_model(100), *parts)
 
-  def test_a_mask_that_looks_far_ahead(self):
+  def test_a_mask_with_far_future_tokens_is_rejected(self):
     config = complete(data=dict(length=2048), model=dict(mask='causal | ~window(1000)'))
-    refused(lambda: Experiment(resolve_config(config)).build_model(100), 'lets a token see later ones')
+    assert_rejected(
+      lambda: Experiment(resolve_config(config)).build_model(100), 'lets a token see later ones'
+    )
 
   @pytest.mark.parametrize(
     'sections, parts',
@@ -526,10 +530,10 @@ class TestRefusals:
       (dict(data=dict(length=0)), ['config.data.length=0']),
     ],
   )
-  def test_runs(self, sections, parts):
-    refused(lambda: validate_run(Experiment(resolve_config(complete(**sections))), 8), *parts)
+  def test_invalid_runs_are_rejected(self, sections, parts):
+    assert_rejected(lambda: validate_run(Experiment(resolve_config(complete(**sections))), 8), *parts)
 
-  def test_a_batch_that_divides_is_taken(self):
+  def test_a_divisible_batch_is_accepted(self):
     for mesh in (dict(), dict(fsdp=4), dict(tensor=8), dict(data=2, fsdp=2, tensor=2)):
       validate_run(
         Experiment(
@@ -537,10 +541,10 @@ class TestRefusals:
         ),
         8,
       )
-    # Four of eight devices cut the batch; the other axis is the tensors'.
+    # Four of eight devices divide the batch; the other mesh axis is `tensor`.
     validate_run(Experiment(resolve_config(complete(training=dict(batch_size=4), mesh=dict(tensor=2)))), 8)
 
-  def test_a_mesh_that_does_not_divide_the_model(self):
+  def test_a_mesh_that_does_not_divide_the_model_is_rejected(self):
     def check(**model):
       mesh = meshes.make(dict(tensor=4, data=-1))
       sharding.validate_divisibility(
@@ -548,7 +552,7 @@ class TestRefusals:
       )
 
     check(kv_heads=4)
-    refused(
+    assert_rejected(
       lambda: check(kv_heads=2),
       "'kv_heads' of the parameter stack/layers/block_0/mixer/k/kernel into 4 shards",
       'do not divide its size 2',
@@ -559,7 +563,7 @@ class TestRefusals:
 @pytest.mark.parametrize(
   'mixer', ['reformer(buckets=2, chunk=4)', 'softmax', 'latent(rank=8, rope_width=4)', 'mamba']
 )
-def test_a_decoder_of_what_decodes_is_built(mixer):
-  """With the check that it may not look ahead."""
+def test_a_decoder_is_built_with_every_causal_mixer(mixer):
+  """The check for future tokens accepts these mixers."""
   position = 'none' if mixer.startswith(('mamba', 'reformer')) else 'rope'
   assert Experiment(resolved(mixer=mixer, position=position)).build_model(100).vocab == 100
