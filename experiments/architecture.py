@@ -1,11 +1,17 @@
-"""Recurrent, convolutional or attention: the table of every textbook, measured.
+"""Recurrent, convolutional or attention: the comparison table of every textbook, measured.
 
-Source:    Vaswani et al. 2017, §4 and table 1; Bahdanau et al. 2015 (recurrent with attention); Dauphin et al. 2017 and
-           van den Oord et al. 2016 (gated, dilated convolutions); Gu & Dao 2023 (mamba); Katharopoulos et al. 2020 (linear
-           attention); Arora et al. 2023 (recall).
-Command:   tfm ablate experiments/architecture.py --workdir=runs/architecture                  (equal parameters)
+Question:  Which of transformer, LSTM with attention, gated convolution, mamba and linear attention has the
+           lower loss at equal cost, and which recalls what it read?
+Source:    Vaswani et al. 2017, §4 and table 1; Bahdanau et al. 2015 (recurrent with attention); Dauphin et
+           al. 2017 and van den Oord et al. 2016 (gated, dilated convolutions); Gu & Dao 2023 (mamba);
+           Katharopoulos et al. 2020 (linear attention); Arora et al. 2023 (recall).
+Command:   tfm ablate experiments/architecture.py --workdir=runs/architecture   (equal parameters)
            tfm ablate experiments/architecture.py:flops --workdir=runs/architecture-flops      (equal FLOPs)
-           tfm ablate experiments/architecture.py:recall --workdir=runs/architecture-recall    (equal parameters, recall)
+           tfm ablate experiments/architecture.py:recall --workdir=runs/architecture-recall    (recall)
+Cost:      1:13 h, 0:40 h (flops), 0:51 h (recall) on 2 CPU cores (x86_64), beside other work.
+Expected:  mamba, convolution and LSTM with attention are better than the transformer in loss by 0.23 to 0.37
+           nats, linear attention is worse by 0.20; the same order at equal FLOPs. In recall the transformer
+           answers 94 % correctly, linear attention 22 %, the others 9 to 14 %.
 """
 
 from ml_collections import ConfigDict
@@ -15,7 +21,7 @@ from tfm.studies.study import Study
 
 ARMS = {
   'transformer': {},
-  # Attention reads what the recurrent layer below it wrote; that tells it the order.
+  # The recurrent layer below provides the order.
   'lstm + attention': {'model.blocks.lower.mixer': 'recurrent', 'model.position': 'none'},
   'convolution': {
     'model.blocks.lower.mixer': 'convolution(taps=2, dilations=(1, 2))',
@@ -55,21 +61,23 @@ def get_study(arg: str = '') -> Study:
   question = (
     'Which architecture recalls what it read?'
     if arg == 'recall'
-    else 'Transformer, LSTM with attention, gated convolution, mamba or linear attention: which has the lower loss, and '
-    'what does each cost as texts grow?'
+    else 'Transformer, LSTM with attention, gated convolution, mamba or linear attention: which has the '
+    'lower loss, and what does each cost as texts grow?'
   )
   return Study(
     question=question,
-    literature='Vaswani et al. 2017, table 1: a layer costs n² d of attention, n d² of recurrence, k n d² of convolution. '
-    'Arora et al. 2023: convolutions and recurrences of a fixed state lag behind attention in recall; Gu & Dao 2023: '
-    'mamba equals Transformers in perplexity.',
+    literature=(
+      'Vaswani et al. 2017, table 1: a layer costs n² d of attention, n d² of recurrence, k n d² of '
+      'convolution. Arora et al. 2023: convolutions and recurrences of a fixed state lag behind attention'
+      ' in recall; Gu & Dao 2023: mamba equals Transformers in perplexity.'
+    ),
     config=config,
     base='transformer',
     arms=ARMS,
     match='flops' if arg == 'flops' else 'parameters',
     metric='exact' if arg == 'recall' else 'loss',
     higher_is_better=arg == 'recall',
-    # Of 4 comparisons Holm leaves something to be shown from 8 seeds on.
+    # With 4 comparisons Holm's correction needs at least 8 seeds.
     seeds=8,
     measures=() if arg == 'recall' else ('step((128, 512, 2048))',),
   )

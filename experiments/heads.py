@@ -1,8 +1,13 @@
-"""How many heads does a layer need, when the width and the parameters stay the same?
+"""The number of heads at constant width and parameters.
 
-Source:    Vaswani et al. 2017, Table 3 (A): of 1 to 32 heads 8 and 16 are best; Michel et al. 2019 (most can be removed after
-           training); Bhojanapalli et al. 2020 (heads narrower than the sequence cannot express all patterns).
+Question:  How many heads does a layer need, when the width and the parameters stay the same?
+Source:    Vaswani et al. 2017, Table 3 (A): of 1 to 32 heads, 8 and 16 are best; Michel et al. 2019 (most
+           heads can be removed after training); Bhojanapalli et al. 2020 (heads narrower than the sequence
+           length cannot express all patterns).
 Command:   tfm ablate experiments/heads.py --workdir=runs/heads
+Cost:      0:40 h on 2 CPU cores (x86_64), beside other work.
+Expected:  8 heads of 16 channels are best, by 0.02 nats over 4; 1 head loses 0.23, 2 lose 0.09, 32 lose 0.15;
+           for 16 no difference from 4 is shown.
 """
 
 from ml_collections import ConfigDict
@@ -23,11 +28,14 @@ def get_study(arg: str = '') -> Study:
   config.training = dict(steps=400, batch_size=16, evaluate_every=100, evaluation_batches=48)
   return Study(
     question='How many heads does a layer need, when the width and the parameters stay the same?',
-    literature='Vaswani et al. 2017: 1 head loses 0.9 BLEU beside 8, and 32 lose 0.4; Michel et al. 2019 remove most heads of '
-    'trained models at little cost; Bhojanapalli et al. 2020 blame heads that are narrower than the sequence is long.',
+    literature=(
+      'Vaswani et al. 2017: 1 head loses 0.9 BLEU beside 8, and 32 lose 0.4; Michel et al. 2019 remove '
+      'most heads of trained models at little cost; Bhojanapalli et al. 2020 blame heads that are '
+      'narrower than the sequence is long.'
+    ),
     config=config,
     base='4 heads',
     arms={f'{n} head{"s" * (n > 1)}': {'model.heads': n} for n in HEADS},
-    # Of 5 comparisons Holm leaves something to be shown from 8 seeds on.
+    # With 5 comparisons Holm's correction needs at least 8 seeds.
     seeds=8,
   )

@@ -1,7 +1,12 @@
-"""Where should the norm stand, how deep may the stack be, and when does post-norm need its warm-up?
+"""Norm placement, depth and warm-up.
 
-Source:    Vaswani et al. 2017 (post); Xiong et al. 2020 (pre, and why post needs warm-up); Ding et al. 2021, §2.2 (sandwich).
+Question:  Where should the norm be, how deep can the stack be, and when does post-norm need warm-up?
+Source:    Vaswani et al. 2017 (post); Xiong et al. 2020 (pre, and why post needs warm-up); Ding et al. 2021,
+           §2.2 (sandwich).
 Command:   tfm ablate experiments/norm_placement.py --workdir=runs/norm_placement
+Cost:      0:21 h on 2 CPU cores (x86_64).
+Expected:  in 2 layers post-norm is best; in 12 layers it does not learn, with warm-up or without; sandwich
+           norms are 0.04 nats better than pre-norm in 12 layers with warm-up.
 """
 
 from ml_collections import ConfigDict
@@ -17,7 +22,7 @@ def get_study(arg: str = '') -> Study:
     raise ValueError(f'experiments/norm_placement.py takes no argument, not {arg!r}')
   config = ConfigDict()
   config.data = dict(source='stdlib', tokenizer='bytes', length=64)
-  # The initialization knows nothing of the depth, as in the papers.
+  # The initialization does not depend on the depth, as in the papers.
   config.model = dict(width=64, heads=4, initializer='xavier_uniform', depth_scaled=False)
   config.optimizer = dict(learning_rate=3e-3, schedule='cosine')
   config.training = dict(steps=250, batch_size=8, evaluate_every=50, evaluation_batches=48)
@@ -27,13 +32,16 @@ def get_study(arg: str = '') -> Study:
     {'warm-up': {'optimizer.warmup': 100}, 'at once': {'optimizer.warmup': 1}},
   )
   return Study(
-    question='Where should the norm stand, how deep may the stack be, and when does post-norm need its warm-up?',
-    literature='Xiong et al. 2020: the gradients of post-norm are large near its output when training begins, so that it needs '
-    'warm-up, and pre-norm does not. Ding et al. 2021 find sandwich norms to keep large models from diverging.',
+    question='Where should the norm be, how deep can the stack be, and when does post-norm need warm-up?',
+    literature=(
+      'Xiong et al. 2020: the gradients of post-norm are large near its output when training begins, so '
+      'that it needs warm-up, and pre-norm does not. Ding et al. 2021 find sandwich norms to keep large '
+      'models from diverging.'
+    ),
     config=config,
     arms=arms,
     base='pre + 2 layers + warm-up',
     against=compare_within(arms, 'pre'),
-    # Of 8 comparisons Holm leaves something to be shown from 9 seeds on; ten divide among more devices.
+    # With 8 comparisons Holm's correction needs at least 9 seeds; ten divide evenly among more devices.
     seeds=10,
   )

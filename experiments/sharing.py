@@ -1,8 +1,12 @@
-"""What does it cost to share keys and values among heads, and what does it save?
+"""Shared keys and values: grouped, multi-query and latent attention.
 
-Source:    Vaswani et al. 2017 (multi-head); Shazeer 2019 (multi-query, its feed-forward widened to as many parameters);
-           Ainslie et al. 2023 (grouped); DeepSeek-AI 2024 (latent).
+Question:  What does it cost to share keys and values among heads, and what does it save?
+Source:    Vaswani et al. 2017 (multi-head); Shazeer 2019 (multi-query, with a wider feed-forward layer for
+           equal parameters); Ainslie et al. 2023 (grouped); DeepSeek-AI 2024 (latent).
 Command:   tfm ablate experiments/sharing.py --workdir=runs/sharing
+Cost:      0:27 h on 2 CPU cores (x86_64), beside other work.
+Expected:  2 key/value heads instead of 8 lose 0.013 nats at a quarter of the cache, 1 loses 0.05 at an
+           eighth; both decode 1.8 times as fast. Latent attention with the same cache loses 0.10.
 """
 
 from ml_collections import ConfigDict
@@ -20,13 +24,15 @@ def get_study(arg: str = '') -> Study:
   config.training = dict(steps=500, batch_size=8, evaluate_every=100, evaluation_batches=48)
   return Study(
     question='What does it cost to share keys and values among heads, and what does it save?',
-    literature='Shazeer 2019 loses a little quality by one key/value head and decodes much faster; Ainslie et al. 2023 find '
-    'grouped heads close to multi-head; DeepSeek-AI 2024 finds latent attention better than multi-head with a '
-    'smaller cache.',
+    literature=(
+      'Shazeer 2019 loses a little quality by one key/value head and decodes much faster; Ainslie et al. '
+      '2023 find grouped heads close to multi-head; DeepSeek-AI 2024 finds latent attention better than '
+      'multi-head with a smaller cache.'
+    ),
     config=config,
     base='multi-head',
     match='parameters',
-    # A head has 16 channels: 256 cached numbers a token and layer, then 64 and 32, and latent attention with as many.
+    # A head has 16 channels: 256 cached numbers per token and layer, then 64 and 32; latent attention too.
     arms={
       'multi-head': {},
       'grouped (2)': {'model.kv_heads': 2},
@@ -34,7 +40,7 @@ def get_study(arg: str = '') -> Study:
       'multi-query': {'model.kv_heads': 1},
       'latent (32)': {'model.mixer': 'latent(rank=24, rope_width=8)'},
     },
-    # Of 4 comparisons Holm leaves something to be shown from 8 seeds on.
+    # With 4 comparisons Holm's correction needs at least 8 seeds.
     seeds=8,
     measures=('decoding(rows=8, context=1024)',),
   )

@@ -1,4 +1,4 @@
-"""A study carried out: trained, asked and reported once; gone on with after a stop; a failed arm in nobody's way."""
+"""Running a study: it trains and measures each arm once, resumes after a stop, and a failed arm stops no other."""
 
 import csv
 import dataclasses

@@ -42,7 +42,9 @@ def test_an_interval_moves_and_stretches_with_its_values():
 
 @pytest.mark.slow
 def test_an_interval_holds_the_mean_as_often_as_it_says():
-  """Of normals: 1 - 2 / 2ⁿ while it is the range, below LEVEL for few, near it for many; never above `coverage`."""
+  """Of normals: 1 - 2 / 2ⁿ while it is the range, below LEVEL for few, near it for many; never above
+  `coverage`.
+  """
   draw = np.random.default_rng(1)
   shares = {}
   for n in (2, 3, 5, 30):
