@@ -45,9 +45,9 @@ def inside(tiny):
       capture_intermediates=lambda module, method: method == '__call__' and module.name in kept,
     )
   )(tiny.params)
-  [weights] = attention.kinds(tiny.model)[0].weights(found[ATTENTION])
+  [weights] = attention.list_kinds(tiny.model)[0].weights(found[ATTENTION])
   made = found['intermediates']['stack']['layers_0']['block_0']['mixer']
-  assert attention.kinds(tiny.model)[0].mixers[0].tells
+  assert attention.list_kinds(tiny.model)[0].mixers[0].tells
   params = host(tiny.params['stack']['layers_0']['block_0']['mixer'])
   return np.asarray(weights), made, params, made['__call__'][0][0]
 
@@ -131,8 +131,8 @@ def test_layers_are_counted_through_pattern_scan_and_rest():
   params = parameters(model)
   inputs = TOKENS, Context.whole(TOKENS)
   labels = dict(text=[str(i) for i in range(LENGTH)])
-  [scanned] = attention.maps(model, params, inputs, labels)
-  [apart] = attention.maps(*unroll_layers(model, params), inputs, labels)
+  [scanned] = attention.compute_maps(model, params, inputs, labels)
+  [apart] = attention.compute_maps(*unroll_layers(model, params), inputs, labels)
   assert scanned.kind == 'decoder' and scanned.queries == scanned.keys == labels['text']
   assert {i: list(heads) for i, heads in scanned.layers.items()} == {
     0: [0, 1, 2, 3],
@@ -144,7 +144,7 @@ def test_layers_are_counted_through_pattern_scan_and_rest():
   second = scanned.layers[1]
   assert all(((second[h] > 0) == np.tril(np.ones((LENGTH, LENGTH), bool))).all() for h in (0, 1))
   jax.tree.map(close, dict(scanned.layers), dict(apart.layers))
-  [some] = attention.maps(model, params, inputs, labels, layers=[1, 2], heads=[1, 3])
+  [some] = attention.compute_maps(model, params, inputs, labels, layers=[1, 2], heads=[1, 3])
   assert {i: list(heads) for i, heads in some.layers.items()} == {1: [1], 2: [1, 3]}
   assert (some.layers[1][1] == second[1]).all()
 
@@ -155,7 +155,7 @@ def test_an_encoder_decoder_has_three_kinds():
   )
   source, target = np.arange(7)[None], np.arange(5)[None]
   labels = dict(source=list('abcdefg'), text=list('vwxyz'))
-  maps = attention.maps(
+  maps = attention.compute_maps(
     model, params, [target, Context.whole(target), None, source, Context.whole(source)], labels
   )
   assert [(m.kind, len(m.queries), len(m.keys), len(m.layers), len(m.layers[0])) for m in maps] == [
@@ -171,7 +171,7 @@ def test_an_encoder_decoder_has_three_kinds():
   for weights in (encoder, own, cross):
     close(weights.sum(-1), 1)
   # An encoder by itself has one text, and one kind.
-  [alone] = attention.kinds(model.encoder())
+  [alone] = attention.list_kinds(model.encoder())
   assert (alone.name, alone.queries, alone.keys) == ('encoder', 'text', 'text')
 
 
@@ -198,14 +198,14 @@ def test_who_says_that_it_tells_does(mixer):
   example = jax.eval_shape(lambda: model.example(1, LENGTH))
   params = jax.eval_shape(model.init, jax.random.key(0), *example)
   found = jax.eval_shape(lambda p, *given: model.apply(p, *given, mutable=[ATTENTION])[1], params, *example)
-  [kind] = attention.kinds(model)
+  [kind] = attention.list_kinds(model)
   shapes = [None if x is None else x.shape for x in kind.weights(found.get(ATTENTION, {}))]
   assert shapes == [(1, 4, LENGTH, LENGTH) if kind.mixers[0].tells else None]
 
 
 def test_labels_show_what_could_not_be_seen():
   def shown(tokenizer, text):
-    return attention.labels([tokenizer.eos_id, *tokenizer.encode(text)], tokenizer)
+    return attention.label_tokens([tokenizer.eos_id, *tokenizer.encode(text)], tokenizer)
 
   assert shown(Bytes(), 'a b\n\tü\0') == ['<eos>', 'a', '␣', 'b', '↵', '⇥', '<C3>', '<BC>', '<00>']
   assert shown(Char('abü\u200b'), 'ü\u200bz') == ['<eos>', 'ü', '<200B>', 'z']

@@ -12,7 +12,7 @@ import pytest
 from matplotlib.image import imread
 
 from tfm.evaluation import attention_page, attention_picture
-from tfm.evaluation.attention import Maps
+from tfm.evaluation.attention import AttentionMaps
 
 
 TRICKY = ['</script>', '<!--', '"', '\\', '$x', '{{data}}', '\u2028', '日', '␣word']
@@ -21,7 +21,7 @@ TRICKY = ['</script>', '<!--', '"', '\\', '$x', '{{data}}', '\u2028', '日', '�
 def drawn(queries, keys, heads_of_layers):
   """Maps of random weights."""
   draw = np.random.default_rng(0)
-  return Maps(
+  return AttentionMaps(
     'cross',
     queries,
     keys,
@@ -65,7 +65,7 @@ def page(tmp_path_factory):
   """(maps of two kinds, the page)."""
   file = tmp_path_factory.mktemp('page') / 'index.html'
   maps = [drawn(TRICKY, TRICKY, {0: [0, 2], 3: [2]}), drawn(['a', 'b'], TRICKY, {1: [0]})]
-  attention_page.write(maps, 'Attention of <b>', file)
+  attention_page.write_page(maps, 'Attention of <b>', file)
   return maps, file.read_text(encoding='utf-8')
 
 
@@ -108,7 +108,9 @@ def test_the_picture_is_a_grid(tmp_path):
   one, grid = tmp_path / 'one.png', tmp_path / 'grid.png'
   with warnings.catch_warnings():
     warnings.simplefilter('error')
-    attention_picture.draw(Maps('cross', TRICKY, TRICKY, {0: {1: np.eye(len(TRICKY))}}), 'one $x', one)
+    attention_picture.draw(
+      AttentionMaps('cross', TRICKY, TRICKY, {0: {1: np.eye(len(TRICKY))}}), 'one $x', one
+    )
     attention_picture.draw(drawn(TRICKY, TRICKY, {0: [0, 1, 5], 2: [5]}), 'four', grid)
   one, grid = ((imread(file)[..., :3] * 255).round().astype(int) for file in (one, grid))
   assert grid.shape[1] > one.shape[1] + 2 * 144 and grid.shape[0] > one.shape[0]
@@ -119,6 +121,6 @@ def test_the_picture_is_a_grid(tmp_path):
 
 def test_many_tokens_are_labelled_now_and_then():
   tokens = [f'token{i}' for i in range(100)]
-  found = attention_picture.legible(tokens, 4.4)
+  found = attention_picture.fit_labels(tokens, 4.4)
   assert [text for _, text in found] == tokens[::3] and found[1][0] == pytest.approx(3.5 * 0.044)
-  assert attention_picture.legible(['a' * 20], 1.0) == [(0.5, 'a' * 13 + '…')]
+  assert attention_picture.fit_labels(['a' * 20], 1.0) == [(0.5, 'a' * 13 + '…')]

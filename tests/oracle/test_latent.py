@@ -14,7 +14,7 @@ from transformers.models.deepseek_v2 import modeling_deepseek_v2 as published  #
 
 from tfm.config import assemble  # noqa: E402
 from tfm.config.assemble import Experiment  # noqa: E402
-from tfm.config.overlay import complete
+from tfm.config.overlay import complete  # noqa: E402
 from tfm.config.resolve import resolve_config  # noqa: E402
 from tfm.mixers.protocol import Context  # noqa: E402
 

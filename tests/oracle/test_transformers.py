@@ -10,8 +10,8 @@ transformers = pytest.importorskip('transformers', reason='needs the extra [orac
 
 import jax.numpy as jnp  # noqa: E402
 
-from tfm.config.assemble import Experiment
-from tfm.config.overlay import complete
+from tfm.config.assemble import Experiment  # noqa: E402
+from tfm.config.overlay import complete  # noqa: E402
 from tfm.config.resolve import resolve_config  # noqa: E402
 from tfm.mixers.protocol import Context  # noqa: E402
 

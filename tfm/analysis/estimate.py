@@ -17,7 +17,7 @@ from tfm.config.schema import parts
 from tfm.data import pipeline
 from tfm.data.packing.protocol import Row
 from tfm.data.tokenizers.protocol import Tokenizer
-from tfm.evaluation.cost import StepCost, in_turns, repeated, step_cost
+from tfm.evaluation.cost import StepCost, compile_repeated_step, measure_step_cost, time_interleaved
 from tfm.models import memory
 from tfm.models.trunk import Trunk
 from tfm.parallel import mesh as meshes
@@ -216,7 +216,7 @@ def abstract_batch(row: Row, rows: int) -> dict[str, jax.ShapeDtypeStruct]:
 def measure_step(experiment: Experiment, seeds: int = 1, rounds: int = 3) -> StepCost:
   """Compiles the training step of `seeds` stacked seeds and measures its cost on a first batch."""
   with prepare_step(experiment, seeds) as (step, state, batch):
-    return step_cost(step, state, batch, rounds)
+    return measure_step_cost(step, state, batch, rounds)
 
 
 def measure_steps_in_turns(
@@ -225,11 +225,11 @@ def measure_steps_in_turns(
   """Name → (seconds of its step, seconds of the base's step), timed in alternation."""
   seconds = {}
   with prepare_step(base, seeds) as prepared_base:
-    run_base, _ = repeated(*prepared_base)
+    run_base, _ = compile_repeated_step(*prepared_base)
   for name, experiment in others.items():
     with prepare_step(experiment, seeds) as prepared_other:
-      run_other, _ = repeated(*prepared_other)
-      base_seconds, other_seconds = in_turns((run_base, run_other), rounds)
+      run_other, _ = compile_repeated_step(*prepared_other)
+      base_seconds, other_seconds = time_interleaved((run_base, run_other), rounds)
       seconds[name] = other_seconds, base_seconds
   return seconds
 

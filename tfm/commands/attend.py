@@ -72,12 +72,12 @@ def main(args: argparse.Namespace) -> None:
   require(
     loaded.tokenizer is not None, f'--workdir={args.workdir} holds a model of images, and --input is a text'
   )
-  kinds = attention.kinds(loaded.model)
+  kinds = attention.list_kinds(loaded.model)
   check(kinds, layers, heads, args.workdir)
 
   inputs, tokens = asked(loaded, text, target)
-  labels = {name: attention.labels(row, tokenizer_of(loaded, name)) for name, row in tokens.items()}
-  maps = attention.maps(loaded.model, loaded.params, inputs, labels, layers, heads)
+  labels = {name: attention.label_tokens(row, tokenizer_of(loaded, name)) for name, row in tokens.items()}
+  maps = attention.compute_maps(loaded.model, loaded.params, inputs, labels, layers, heads)
   folder = pathlib.Path(args.output or pathlib.Path(args.workdir) / 'attention')
   folder.mkdir(parents=True, exist_ok=True)
   title = f'{args.workdir}, step {loaded.step}'
@@ -94,7 +94,7 @@ def main(args: argparse.Namespace) -> None:
     for name in dict.fromkeys(named(mixer) for mixer in kind.mixers if not mixer.tells):
       without = [i for i, mixer in enumerate(kind.mixers) if named(mixer) == name]
       print(f'{kind.name}: layers {listed(without)} mix by {name!r}, which has no attention weights')
-  attention_page.write(maps, f'Attention of {title}', folder / 'index.html')
+  attention_page.write_page(maps, f'Attention of {title}', folder / 'index.html')
   print(f'{folder / "index.html"}: the same, to browse')
 
 
@@ -123,7 +123,7 @@ def read(flag: str, given: str) -> str:
 
 
 def check(
-  kinds: list[attention.Kind], layers: list[int] | None, heads: list[int] | None, workdir: str
+  kinds: list[attention.AttentionKind], layers: list[int] | None, heads: list[int] | None, workdir: str
 ) -> None:
   """Refuses a model without weights, and layers and heads that have none."""
   mixers = [(i, mixer) for kind in kinds for i, mixer in enumerate(kind.mixers)]

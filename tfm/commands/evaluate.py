@@ -32,7 +32,7 @@ from tfm.commands.inspect import new_table, wide_console
 from tfm.data.progress import track
 from tfm.errors import require
 from tfm.evaluation import length_picture
-from tfm.evaluation.length import PROTOCOLS, Record
+from tfm.evaluation.length import PROTOCOLS, LengthRecord
 from tfm.evaluation.text_metrics import METRICS
 from tfm.runs import load
 
@@ -145,7 +145,7 @@ def lengths(args):
   print(f'{folder}: length.csv, length.json and the curves, length.png')
 
 
-def table(records: Sequence[Record], trained: int):
+def table(records: Sequence[LengthRecord], trained: int):
   """One row for each record."""
   made = new_table(
     f'trained in rows of {trained} tokens',
@@ -169,7 +169,7 @@ def table(records: Sequence[Record], trained: int):
   return made
 
 
-def keep(records: Sequence[Record], about: dict, folder: pathlib.Path) -> None:
+def keep(records: Sequence[LengthRecord], about: dict, folder: pathlib.Path) -> None:
   """Writes length.csv and length.json."""
   with (folder / 'length.csv').open('w', encoding='utf-8', newline='') as file:
     writer = csv.writer(file)

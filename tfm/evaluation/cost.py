@@ -1,6 +1,6 @@
-"""What a model costs: bytes of cache for each token, tokens written per second, time and memory of a training step.
+"""The cost of a model: cache bytes per token, decoded tokens per second, time and memory of a training step.
 
-Bytes are worked out or told by the compiler; rates are measured, so that they are of the machine that is here.
+Bytes are computed from shapes or reported by the compiler; rates are measured on the current machine.
 """
 
 import dataclasses
@@ -30,12 +30,12 @@ class CacheBytes:
 
 @dataclasses.dataclass(frozen=True)
 class StepCost:
-  """What a compiled step costs.
+  """The cost of a compiled step.
 
   Attributes:
     seconds: of one step, the median of several.
-    peak_bytes: what one device must hold, by the compiler's account: arguments, results where they take no argument's
-      place, and the block of its temporaries.
+    peak_bytes: memory of one device as reported by the compiler: arguments, outputs that do not alias an argument, and
+      temporaries.
     temporary_bytes: the temporaries among them.
   """
 
@@ -44,15 +44,15 @@ class StepCost:
   temporary_bytes: int
 
 
-def cache_bytes(model: Decoder) -> CacheBytes:
-  """The bytes of the caches of all layers for one sequence, from the shapes that the model gives them; nothing is allocated.
+def count_cache_bytes(model: Decoder) -> CacheBytes:
+  """The bytes of the caches of all layers for one sequence, from shapes; nothing is allocated.
 
-  All counts that the cache holds, beside keys and values also where each token stands: 12 bytes a token in every layer
-  that keeps tokens. A mask makes no cache smaller: all tokens are kept, whatever a window shows of them. Recurrent
-  mixers keep no tokens, and `per_token` is 0. What an encoder-decoder keeps of its source does not count.
+  Counts everything in the cache: keys, values, and 12 bytes per token of positions and segments in every layer that
+  stores tokens. A mask does not reduce a cache: all tokens are stored, whatever the window. Recurrent mixers store no
+  tokens, and `per_token` is 0. The memory of an encoder-decoder's source is not counted.
 
   Raises:
-    ValueError: if a mixer has no cache, or one that does not grow evenly with the length.
+    ValueError: if a mixer has no cache, or one that does not grow linearly with the length.
   """
 
   def size(length):
@@ -64,21 +64,21 @@ def cache_bytes(model: Decoder) -> CacheBytes:
   if rest or size(2 * long) != constant + per_token * 2 * long:
     raise ValueError(
       f'the caches of {short}, {long} and {2 * long} tokens have {size(short)}, {size(long)} and '
-      f'{size(2 * long)} bytes, which do not grow by as many for each token'
+      f'{size(2 * long)} bytes, which is not linear in the length'
     )
   return CacheBytes(per_token, constant)
 
 
-def decoding_rate(
+def measure_decoding_rate(
   model: Decoder, params: PyTree, *, rows: int = 1, context: int = 128, tokens: int = 64, rounds: int = 5
 ) -> float:
-  """New tokens per second of greedy decoding with the cache, over all rows; the median of some rounds.
+  """New tokens per second of greedy decoding with the cache, over all rows; the median of several rounds.
 
-  Measured is one compiled loop that writes `tokens` tokens of each row after `context` others. Compiling it and reading
-  the context are left out.
+  Times one compiled loop that decodes `tokens` tokens of each row after a context of `context` tokens, without
+  compilation and prefill.
 
   Raises:
-    ValueError: for fewer than one row or round, and what `tfm.decoding.loop.check` refuses.
+    ValueError: for fewer than one row or round, and as `tfm.decoding.loop.validate_inputs`.
   """
   if rows < 1 or rounds < 1:
     raise ValueError(f'rows={rows} and rounds={rounds} must be at least 1')
@@ -88,52 +88,52 @@ def decoding_rate(
   keys = row_keys(0, list(prompts), [0] * rows)
   keys = keys[np.minimum(np.arange(loop.round_up_rows(rows)), rows - 1)]
 
-  def begin():
+  def prefill():
     return loop.prefill(model, params, list(prompts), tokens)
 
-  def write(state):
-    _, made, count = loop.decode_chunk(
+  def decode(state):
+    _, new_tokens, count = loop.decode_chunk(
       model, params, state, keys, Sampling(temperature=0.0), -1, tokens, tokens
     )
-    return made, count
+    return new_tokens, count
 
-  return rows * tokens / median_seconds(write, begin, rounds)
+  return rows * tokens / measure_median_seconds(decode, prefill, rounds)
 
 
-def step_cost(step: Callable, state: PyTree, batch: PyTree, rounds: int = 5) -> StepCost:
-  """Time and memory of a training step on one batch, again and again.
+def measure_step_cost(step: Callable, state: PyTree, batch: PyTree, rounds: int = 5) -> StepCost:
+  """Time and memory of a training step, repeated on one batch.
 
   Args:
     step: jitted, (state, batch) → (state, metrics), such as `jax.jit(train_step(…), donate_argnums=0)`.
-    state: where the first step begins; gone after it, where the step is given it to keep.
+    state: the initial state; deleted by the first step if the step donates it.
   """
-  again, told = repeated(step, state, batch)
-  seconds = median_seconds(lambda _: again(), lambda: None, rounds)
-  # Not `peak_memory_in_bytes`: on the CPU it leaves temporaries out that are alive beside the arguments.
-  held = (
-    told.argument_size_in_bytes
-    + told.output_size_in_bytes
-    - told.alias_size_in_bytes
-    + told.temp_size_in_bytes
+  run_step, analysis = compile_repeated_step(step, state, batch)
+  seconds = measure_median_seconds(lambda _: run_step(), lambda: None, rounds)
+  # Not `peak_memory_in_bytes`: on the CPU it omits temporaries that are alive together with the arguments.
+  peak = (
+    analysis.argument_size_in_bytes
+    + analysis.output_size_in_bytes
+    - analysis.alias_size_in_bytes
+    + analysis.temp_size_in_bytes
   )
-  return StepCost(seconds, held, told.temp_size_in_bytes)
+  return StepCost(seconds, peak, analysis.temp_size_in_bytes)
 
 
-def repeated(step: Callable, state: PyTree, batch: PyTree) -> tuple[Callable[[], PyTree], Any]:
-  """A function that takes one more step at each call, and what the compiler tells of its memory; as `step_cost`."""
+def compile_repeated_step(step: Callable, state: PyTree, batch: PyTree) -> tuple[Callable[[], PyTree], Any]:
+  """A function that runs one more step per call, and the compiler's memory analysis; arguments as `measure_step_cost`."""
   compiled = step.lower(state, batch).compile()
-  after = [state]
+  current = [state]
 
-  def again():
-    after[0], metrics = compiled(after[0], batch)
-    return after[0], metrics
+  def run_step():
+    current[0], metrics = compiled(current[0], batch)
+    return current[0], metrics
 
-  return again, compiled.memory_analysis()
+  return run_step, compiled.memory_analysis()
 
 
-def in_turns(runs: Sequence[Callable[[], PyTree]], rounds: int) -> list[float]:
-  """The median seconds of each of some functions, called one after another in every round, after a first round that does
-  not count: what else the machine does falls on all of them."""
+def time_interleaved(runs: Sequence[Callable[[], PyTree]], rounds: int) -> list[float]:
+  """The median seconds of several functions, called in turn in every round after a warm-up round, so that other load on
+  the machine affects all of them."""
 
   def seconds(run):
     start = time.perf_counter()
@@ -144,12 +144,11 @@ def in_turns(runs: Sequence[Callable[[], PyTree]], rounds: int) -> list[float]:
   return [statistics.median(of_run) for of_run in zip(*times[1:])]
 
 
-def median_seconds(run: Callable, begin: Callable, rounds: int) -> float:
-  """The median time of `run(begin())`, to the end of what it computes, after a first that does not count; `begin` is
-  not timed."""
+def measure_median_seconds(run: Callable, prepare: Callable, rounds: int) -> float:
+  """The median seconds of `run(prepare())` until its result is ready, after a warm-up; `prepare` is not timed."""
   times = []
   for _ in range(rounds + 1):
-    state = jax.block_until_ready(begin())
+    state = jax.block_until_ready(prepare())
     start = time.perf_counter()
     jax.block_until_ready(run(state))
     times.append(time.perf_counter() - start)

@@ -1,13 +1,13 @@
-"""Length extrapolation: how well a decoder predicts in rows of other lengths than it was trained on.
+"""Length extrapolation: the loss of a decoder in rows of other lengths than in training.
 
 Two protocols, over the same targets at every length (`windows`):
 
-  nonoverlapping   rows of the length, one after another; the first targets of each have next to no context, the more
-                   of them the shorter the rows are ("the early token curse");
+  nonoverlapping   consecutive rows of the length; the first targets of each row have almost no context, which weighs
+                   more in shorter rows ("the early token curse");
   sliding          only the last `stride` targets of each row count, so that all have length - stride tokens of context
 
-(Press et al. 2022, ALiBi, §2 and appendix B), and the loss by position in the row, which tells what a longer row
-brings to the targets that have more context and what it does to the others (Kazemnejad et al. 2023, NoPE, by length).
+(Press et al. 2022, ALiBi, §2 and appendix B). The loss by position in the row separates the gain of targets with more
+context from the effect on the others (Kazemnejad et al. 2023, NoPE, by length).
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from tfm.data import device, pipeline
 from tfm.data.tokens import Tokens
 from tfm.decoding.loop import list_position_limits
 from tfm.errors import suggest
-from tfm.evaluation.measure import totals
+from tfm.evaluation.measure import sum_batches
 from tfm.evaluation.windows import Targets, Windows
 from tfm.layers import chunked_cross_entropy, cross_entropy
 from tfm.mixers.protocol import Context
@@ -34,21 +34,21 @@ from tfm.models.decoder import Decoder
 from tfm.shapes import Array, Float, PyTree
 
 
-# (length, stride of the sliding window) → targets that count of each row.
+# Protocol → (length, stride of the sliding window) → number of counted targets per row.
 PROTOCOLS = {'nonoverlapping': lambda length, stride: length, 'sliding': lambda length, stride: stride}
 
-# Bins of positions in each doubling.
+# Bins of positions per doubling.
 BINS = 4
 
-# Tokens whose logits exist at once.
+# Tokens per chunk of the loss.
 CHUNK = 1024
 
 
 @dataclasses.dataclass(frozen=True)
 class Bin:
-  """The targets at positions first … last of their rows: their mean loss in nats, and how many there are.
+  """The targets at positions first … last of their rows: their mean loss in nats, and their number.
 
-  The position of a target is how many inputs of its row stand before its own, as `Context.positions` counts.
+  The position of a target is the number of earlier inputs in its row, as in `Context.positions`.
   """
 
   first: int
@@ -58,17 +58,19 @@ class Bin:
 
 
 @dataclasses.dataclass(frozen=True)
-class Record:
-  """What was measured at one length.
+class LengthRecord:
+  """The result at one length.
 
   Attributes:
-    length: of the rows; protocol, stride: which targets of a row count, the last `stride`.
-    tokens: targets, each of which counts once.
-    loss: in nats per token; perplexity, its exponential; bits_per_byte: the whole loss in bits over the bytes of the
-      targets (the end of a document costs bits and has no bytes).
-    positions: the loss by position, where there are targets.
-    impossible: why nothing could be measured, in one sentence; '' where something was. The fields before it are then
-      None and empty.
+    length: of the rows.
+    protocol, stride: the last `stride` targets of a row count.
+    tokens: number of targets; each counts once.
+    loss: in nats per token.
+    perplexity: exp(loss).
+    bits_per_byte: total loss in bits / bytes of the targets (the end of a document costs bits and has no bytes).
+    positions: the loss by position.
+    impossible: why the length cannot be evaluated, in one sentence; '' if it can. Otherwise the fields above are None
+      and empty.
   """
 
   length: int
@@ -82,7 +84,7 @@ class Record:
   impossible: str = ''
 
 
-def extrapolation(
+def measure_extrapolation(  # more than six parameters: a model, a split and the options of one evaluation
   model: Decoder,
   params: PyTree,
   tokens: Tokens,
@@ -96,78 +98,78 @@ def extrapolation(
   batch_tokens: int = 8192,
   chunk: int = CHUNK,
   threads: int = 2,
-) -> list[Record]:
-  """A record for each protocol and length, in the order given.
+) -> list[LengthRecord]:
+  """A record for each protocol and length, in the order of the arguments.
 
-  A length that a positional scheme cannot tell is not read with clipped positions: its record says that it is
-  `impossible`. Under `sharding.context(mesh, rules)` rows are cut as a batch in training. One function is compiled for
-  each model and length, whatever the parameters.
+  Lengths beyond the model's maximum position are reported as `impossible`, not read with clipped positions. Under
+  `sharding.context(mesh, rules)` rows are sharded as a batch in training. One function is compiled per model and length,
+  whatever the parameters.
 
   Args:
     tokens: of a split.
     token_bytes: [V], the UTF-8 bytes that each token stands for.
     sharding: of a batch.
     protocols: of `PROTOCOLS`.
-    stride: of the sliding window; half the shortest length unless given.
-    targets: at most so many, spread evenly over the split as `Targets` tells; 0: all.
-    batch_tokens: of a batch, in rows rounded up to one for each device.
-    chunk: tokens whose logits exist at once; 0: all of a batch.
-    threads: that read rows ahead.
+    stride: of the sliding window; default: half the shortest length.
+    targets: maximum number of targets, spread evenly over the split as in `Targets`; 0: all.
+    batch_tokens: of a batch; the rows are rounded up to a multiple of the devices.
+    chunk: tokens per chunk of the loss; 0: the whole batch at once.
+    threads: for prefetching rows.
 
   Raises:
-    ValueError: for a model that is no decoder or wants to know of prefixes, an unknown protocol, what `Targets` refuses,
-      or a stride outside 1 … the shortest length.
+    ValueError: for a model that is no decoder or has prefix masks, an unknown protocol, as `Targets`, or for a stride
+      outside 1 … the shortest length.
   """
-  validate_inputs(model, protocols)
-  found = Targets(tokens, lengths, targets)
+  validate_model(model, protocols)
+  selected = Targets(tokens, lengths, targets)
   stride = max(1, min(lengths) // 2) if stride is None else stride
-  size = found.bytes(token_bytes)
+  size = selected.bytes(token_bytes)
   records = []
   for protocol in protocols:
     for length in lengths:
-      rows = Windows(found, length, PROTOCOLS[protocol](length, stride))
-      record = functools.partial(Record, length, protocol, rows.stride)
-      reason = impossible(model, length)
+      rows = Windows(selected, length, PROTOCOLS[protocol](length, stride))
+      record = functools.partial(LengthRecord, length, protocol, rows.stride)
+      reason = explain_impossible(model, length)
       if reason:
         records.append(record(impossible=reason))
         continue
-      sums = summed(
-        lambda params, batch: position_sums(model, params, batch, chunk),
+      sums = sum_rows(
+        lambda params, batch: sum_by_position(model, params, batch, chunk),
         params,
         rows,
         sharding,
         batch_tokens,
         threads,
       )
-      records.append(record(**summary(sums, size, length)))
+      records.append(record(**summarize_sums(sums, size, length)))
   return records
 
 
-def validate_inputs(model: nn.Module, protocols: Sequence[str]) -> None:
-  """Refuses what is no causal language model, and unknown protocols."""
+def validate_model(model: nn.Module, protocols: Sequence[str]) -> None:
+  """Raises ValueError for a model that is no causal language model, and for unknown protocols."""
   if hasattr(model, 'encode') or not isinstance(model, Decoder):
     raise ValueError(
-      f'{type(model).__name__} does not go on with a running text, which lengths are compared on; a decoder '
-      'does'
+      f'{type(model).__name__} cannot be evaluated at several lengths, which requires a causal language model; use '
+      'a decoder'
     )
   if 'prefix' in model.reads:
     raise ValueError(
-      "a mask of the model reads prefixes, which a running text has not; a decoder with mask='causal' would do"
+      "a mask of the model reads prefixes, which a running text lacks; use a decoder with mask='causal'"
     )
   for protocol in protocols:
     if protocol not in PROTOCOLS:
-      raise ValueError(f'protocol={protocol!r} is not there; {suggest(protocol, PROTOCOLS)}')
+      raise ValueError(f'protocol={protocol!r} is unknown; {suggest(protocol, PROTOCOLS)}')
 
 
-def impossible(model: Decoder, length: int) -> str:
+def explain_impossible(model: Decoder, length: int) -> str:
   """Why the model cannot read rows of a length; '' if it can."""
-  for name, reach in list_position_limits(model.positions):
-    if length > reach:
-      return f'impossible: {name} has {reach} positions, and rows of {length} tokens need as many'
+  for name, limit in list_position_limits(model.positions):
+    if length > limit:
+      return f'impossible: {name} has {limit} positions, and rows have {length} tokens'
   return ''
 
 
-def summed(
+def sum_rows(
   step: Callable,
   params: PyTree,
   rows: Windows,
@@ -175,45 +177,45 @@ def summed(
   batch_tokens: int,
   threads: int,
 ) -> dict[str, np.ndarray]:
-  """What `step(params, batch)` gives of all rows, added up."""
+  """The sum of `step(params, batch)` over all rows."""
   devices = sharding.num_devices
   count = min(max(1, batch_tokens // rows.length), len(rows))
   count = -(-count // devices) * devices
   batches = pipeline.evaluation_batches(rows, count, *device.process_rows(sharding, count), threads=threads)
   with contextlib.closing(batches):
-    return totals(params, step, batches, sharding)
+    return sum_batches(params, step, batches, sharding)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 3))
-def position_sums(
+def sum_by_position(
   model: Decoder, params: PyTree, batch: Mapping[str, Array], chunk: int
 ) -> dict[str, Float[Array, 'T']]:
-  """The losses of the `counted` targets of some rows (`Windows`) summed at each position, and their numbers.
+  """The losses of the `counted` targets of rows (`Windows`) and their numbers, summed at each position.
 
-  A pure function; under `vmap` over `params` it is that of as many models at once.
+  A pure function; `vmap` over `params` evaluates several models at once.
 
   Args:
-    chunk: tokens whose logits exist at once; 0: all.
+    chunk: tokens per chunk of the loss; 0: all at once.
 
   Returns:
-    `loss` in nats and `tokens`, of each position.
+    `loss` in nats and `tokens`, at each position.
   """
   context = Context(batch['positions'], batch['segments'], layout='contiguous')
   features, _ = model.apply({'params': params}, batch['inputs'], context, method='features')
   head, counted = model.head(params), batch['counted'].astype(jnp.float32)
 
-  def of_piece(piece):
+  def sum_chunk(piece):
     features, targets, counted = piece
     loss, _ = cross_entropy.each(model.apply({'params': head}, features, method='logits'), targets)
     return (loss * counted).sum(0)
 
   pieces = chunked_cross_entropy.pieces(*counted.shape, chunk)
   rows = tuple(chunked_cross_entropy.cut(x, pieces) for x in (features, batch['targets'], counted))
-  return dict(loss=jax.lax.map(of_piece, rows).reshape(-1), tokens=counted.sum(0))
+  return dict(loss=jax.lax.map(sum_chunk, rows).reshape(-1), tokens=counted.sum(0))
 
 
-def summary(sums: Mapping[str, np.ndarray], size: int, length: int) -> dict[str, Any]:
-  """The fields of a record at a length, of sums by position and the bytes of all targets."""
+def summarize_sums(sums: Mapping[str, np.ndarray], size: int, length: int) -> dict[str, Any]:
+  """The fields of a record from the sums by position and the bytes of all targets."""
   total, tokens = float(sums['loss'].sum()), int(sums['tokens'].sum())
   if not math.isfinite(total):
     return dict(impossible=f'impossible: in rows of {length} tokens the loss is {total}')
@@ -223,20 +225,20 @@ def summary(sums: Mapping[str, np.ndarray], size: int, length: int) -> dict[str,
     loss=loss,
     perplexity=math.exp(min(loss, 700)),
     bits_per_byte=total / math.log(2) / max(size, 1),
-    positions=binned(sums['loss'], sums['tokens']),
+    positions=bin_positions(sums['loss'], sums['tokens']),
   )
 
 
-def binned(loss: Float[np.ndarray, 'T'], tokens: Float[np.ndarray, 'T']) -> tuple[Bin, ...]:
-  """Bins of positions from sums at each, `BINS` in each doubling from 1 on; those without targets are left out.
+def bin_positions(loss: Float[np.ndarray, 'T'], tokens: Float[np.ndarray, 'T']) -> tuple[Bin, ...]:
+  """Bins of positions from sums at each position, `BINS` per doubling from 1 on, without empty bins.
 
-  The same positions are together at every length, but for the last of a row whose length is no power of two.
+  Bins are equal at every length, except for the last bin of a length that is no power of two.
   """
   T = len(tokens)
   edges = [0, *sorted({int(2 ** (i / BINS)) for i in range(BINS * T.bit_length() + 1)})]
   bins = []
   for first, after in zip(edges, edges[1:]):
-    here = slice(first, min(after, T))
-    if count := int(tokens[here].sum()):
-      bins.append(Bin(first, here.stop - 1, float(loss[here].sum()) / count, count))
+    positions = slice(first, min(after, T))
+    if count := int(tokens[positions].sum()):
+      bins.append(Bin(first, positions.stop - 1, float(loss[positions].sum()) / count, count))
   return tuple(bins)

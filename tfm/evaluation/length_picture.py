@@ -8,18 +8,18 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from tfm.evaluation.length import Bin, Record
+from tfm.evaluation.length import Bin, LengthRecord
 
 
 INK, LINE, GRID, TRAINED = '#1f2933', '#c3cad3', '#e4e8ee', '#8a94a3'
 
 
-def draw(records: Sequence[Record], trained: int, title: str, file: str | pathlib.Path) -> None:
-  """Writes a panel of loss against length, a line for each protocol, and for each protocol one of loss by position, a
-  line for each length, as the image type of `file`.
+def draw(records: Sequence[LengthRecord], trained: int, title: str, file: str | pathlib.Path) -> None:
+  """Writes an image: one panel of loss against length, with a line per protocol, and per protocol one panel of loss by
+  position, with a line per length.
 
-  A dashed line stands at the length of training; lengths that are impossible are named below. Of a sliding window the
-  few targets are left out that the beginning of the split gives less context than all others have.
+  A dashed line marks the training length; impossible lengths are listed below. Sliding windows omit the few targets at
+  the start of the split that have less context than the others.
   """
   protocols = list(dict.fromkeys(record.protocol for record in records))
   figure = Figure(figsize=(5.2 * (1 + len(protocols)), 4.6), layout='constrained', facecolor='white')
@@ -27,9 +27,13 @@ def draw(records: Sequence[Record], trained: int, title: str, file: str | pathli
   figure.suptitle(title, x=0.01, ha='left', fontsize=10, color=INK)
   first, *rest = figure.subplots(1, 1 + len(protocols), squeeze=False, sharey=True)[0]
   for protocol in protocols:
-    of = sorted((r for r in records if r.protocol == protocol and not r.impossible), key=lambda r: r.length)
-    first.plot([r.length for r in of], [r.loss for r in of], marker='o', markersize=4, label=protocol)
-  dress(first, 'length of the rows (tokens)', trained)
+    measured = sorted(
+      (r for r in records if r.protocol == protocol and not r.impossible), key=lambda r: r.length
+    )
+    first.plot(
+      [r.length for r in measured], [r.loss for r in measured], marker='o', markersize=4, label=protocol
+    )
+  style_axes(first, 'length of the rows (tokens)', trained)
   first.set_ylabel('loss (nats per token)', color=INK)
   missing = sorted({r.length for r in records if r.impossible})
   if missing:
@@ -37,8 +41,8 @@ def draw(records: Sequence[Record], trained: int, title: str, file: str | pathli
   for axes, protocol in zip(rest, protocols):
     for r in records:
       if r.protocol == protocol and not r.impossible:
-        bins = usual(r)
-        # Position 0 has no place on a logarithmic axis; the number of tokens read, one more, has.
+        bins = full_bins(r)
+        # A logarithmic axis has no position 0, so it shows the number of tokens read, which is one more.
         axes.plot(
           [(b.first + b.last) / 2 + 1 for b in bins],
           [b.loss for b in bins],
@@ -47,17 +51,17 @@ def draw(records: Sequence[Record], trained: int, title: str, file: str | pathli
           linewidth=1.2,
           label=f'{r.length}',
         )
-    dress(axes, f'{protocol}: tokens of the row that were read', trained)
+    style_axes(axes, f'{protocol}: tokens of the row that were read', trained)
   figure.savefig(file, dpi=144)
 
 
-def usual(record: Record) -> list[Bin]:
-  """The bins of positions that every row counts, and not only the first rows of a split."""
+def full_bins(record: LengthRecord) -> list[Bin]:
+  """The bins of positions that count in every row, not only in the first rows of a split."""
   return [b for b in record.positions if b.last >= record.length - record.stride]
 
 
-def dress(axes: Axes, label: str, trained: int) -> None:
-  """What all panels have."""
+def style_axes(axes: Axes, label: str, trained: int) -> None:
+  """Styles the axes of a panel."""
   axes.set_xscale('log', base=2)
   axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f'{x:g}'))
   axes.axvline(trained, color=TRAINED, linestyle='--', linewidth=1)

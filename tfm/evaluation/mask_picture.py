@@ -1,4 +1,4 @@
-"""Masks as pictures: who may see whom."""
+"""Masks as pictures: which query sees which key."""
 
 import pathlib
 from collections.abc import Mapping
@@ -12,24 +12,24 @@ from tfm.masks.protocol import Mask, density, table
 from tfm.shapes import Float
 
 
-# Positions of one picture, and the cells of a side that they are drawn in.
+# Maximum positions of one picture, and maximum cells per side.
 POSITIONS, CELLS = 4096, 128
 
-INK, SEEN, UNSEEN = '#1f2933', '#1f5fa8', '#eef1f5'
+INK, VISIBLE, HIDDEN = '#1f2933', '#1f5fa8', '#eef1f5'
 
 
 def draw(masks: Mapping[str, Mask], length: int, file: str | pathlib.Path) -> None:
   """Writes one panel for each title and mask, queries down and keys across, as the image type of `file`.
 
-  Positions are 0 … length-1, at most the first `POSITIONS`. Where they are more than `CELLS`, a cell
-  stands for a square of pairs and its shade is the share of them that is seen.
+  Positions are 0 … length-1, at most the first `POSITIONS`. With more than `CELLS` positions a cell
+  is a square of pairs, and its shade is the fraction that is visible.
   """
   figure = Figure(figsize=(4.6 * len(masks), 5), layout='constrained', facecolor='white')
   FigureCanvasAgg(figure)
-  shades = LinearSegmentedColormap.from_list('seen', [UNSEEN, SEEN])
+  shades = LinearSegmentedColormap.from_list('visible', [HIDDEN, VISIBLE])
   shown = min(length, POSITIONS)
   for axes, (title, mask) in zip(figure.subplots(1, len(masks), squeeze=False)[0], masks.items()):
-    grid = shares(table(mask, shown))
+    grid = downsample(table(mask, shown))
     axes.imshow(grid, cmap=shades, vmin=0, vmax=1, extent=(0, shown, shown, 0), interpolation='nearest')
     if shown <= 32:
       edges = np.arange(shown + 1)
@@ -37,7 +37,7 @@ def draw(masks: Mapping[str, Mask], length: int, file: str | pathlib.Path) -> No
       axes.vlines(edges, 0, shown, color='white', linewidth=0.8)
     axes.set_title(title, loc='left', fontsize=11, color=INK, fontweight='bold', wrap=True)
     size = -(-shown // len(grid))
-    lines = ['key position', f'{density(mask, length):.1%} of {length} × {length} pairs seen']
+    lines = ['key position', f'{density(mask, length):.1%} of {length} × {length} pairs visible']
     lines += [f'positions 0 … {shown - 1} of {length}'] * (shown < length)
     lines += [f'a cell is {size} × {size} positions'] * (size > 1)
     axes.set_xlabel('\n'.join(lines), fontsize=9, color=INK)
@@ -48,8 +48,8 @@ def draw(masks: Mapping[str, Mask], length: int, file: str | pathlib.Path) -> No
   figure.savefig(file, dpi=144)
 
 
-def shares(seen: np.ndarray) -> Float[np.ndarray, 'N N']:
-  """A [T, T] table in at most `CELLS` × `CELLS` cells: the share of each that is seen."""
+def downsample(seen: np.ndarray) -> Float[np.ndarray, 'N N']:
+  """Reduces a [T, T] table to at most `CELLS` × `CELLS` cells: the visible fraction of each."""
   size = -(-len(seen) // CELLS)
   starts = np.arange(0, len(seen), size)
   total = np.add.reduceat(np.add.reduceat(seen.astype(np.int64), starts, 0), starts, 1)

@@ -1,4 +1,4 @@
-"""How well a model does on a split: what its objective sums, over one pass."""
+"""Evaluation of a model on a split: the sums of its objective over one pass."""
 
 from collections.abc import Callable, Iterable, Mapping
 
@@ -18,14 +18,14 @@ def measure(
   summary: Callable[[Mapping[str, np.ndarray], int], dict[str, float]],
   part: tuple[int, int] = (0, 1),
 ) -> dict[str, float]:
-  """One pass over `batches`, each row counted once.
+  """The metrics of one pass over `batches`; each row counts once.
 
   Args:
     step: the compiled evaluation step: sums over a batch, by name.
-    sharding: where a batch goes.
-    token_bytes: [V], the UTF-8 bytes that each token stands for; None where no token is a target, or that is not known.
+    sharding: of a batch.
+    token_bytes: [V], the number of UTF-8 bytes of each token; None if unknown or if no token is a target.
     summary: of an `Objective`: (sums over the split, bytes of all targets) → metrics.
-    part: of each batch that `batches` has, of how many, as `device.process_rows` tells.
+    part: (index, count) of this process's part of each batch, from `device.process_rows`.
   """
   size = 0
 
@@ -36,8 +36,8 @@ def measure(
         size += int(token_bytes[batch['targets'][batch['segments'] > 0]].sum())
       yield batch
 
-  total = totals(params, step, read(), sharding)
-  if part != (0, 1):  # the other processes have counted the bytes of their own rows
+  total = sum_batches(params, step, read(), sharding)
+  if part != (0, 1):  # every process counts the bytes of its rows
     sizes = {
       record[:8]: int.from_bytes(record[8:])
       for record in processes.gather_bytes(part[0].to_bytes(8) + size.to_bytes(8))
@@ -46,13 +46,13 @@ def measure(
   return {name: float(value) for name, value in summary(total, size).items()}
 
 
-def totals(
+def sum_batches(
   params: PyTree,
   step: Callable[[PyTree, Mapping[str, Array]], Mapping[str, Array]],
   batches: Iterable[Mapping[str, np.ndarray]],
   sharding: jax.sharding.Sharding,
 ) -> dict[str, np.ndarray]:
-  """What `step` gives of each batch, added up in float64, by name; the arguments are those of `measure`."""
+  """The sums of `step` over all batches in float64, by name; arguments as in `measure`."""
   total = {}
   for batch in batches:
     placed = {name: jax.make_array_from_process_local_data(sharding, x) for name, x in batch.items()}

@@ -1,4 +1,4 @@
-"""Rows over a running text in which some targets count: the same ones, whatever the length of the rows."""
+"""Rows over a running text with counted targets: the same targets for every row length."""
 
 import functools
 import math
@@ -13,53 +13,49 @@ from tfm.data.tokens import InfiniteDocuments, Tokens
 
 
 class Targets:
-  """The tokens of a split that are to be predicted.
+  """The targets of a split.
 
-  The split is read as the packing `concat` reads it: every document followed by the end of a text, one after another.
-  It is cut into spans of `span` targets, the least common multiple of the lengths, so that a span is some whole rows
-  of each of them. Of the spans all count, the last of which may be shorter, or `limit // span` of the whole ones,
-  spread evenly: the first of every so many.
+  The split is read as by the packing `concat`: consecutive documents, each followed by the end-of-text token. It is
+  divided into spans of `span` targets, the least common multiple of the lengths, so that a span consists of whole rows
+  of every length. All spans count, the last of which may be shorter; with a limit, `limit // span` whole spans count,
+  spread evenly over the split.
 
   Attributes:
-    span: targets of one span.
-    spans: (first, stop) of each that counts, in the running text.
+    span: number of targets in a span.
+    spans: (first, stop) of each counted span in the running text.
 
   Raises:
-    ValueError: for no length or one below 1, a split that is no running text or shorter than the longest length, or a
-      limit below 0 or of less than a span.
+    ValueError: for no length or one below 1, a split that is no running text or is shorter than the longest length, or
+      a limit below 0 or below a span.
   """
 
   def __init__(self, tokens: Tokens, lengths: Sequence[int], limit: int = 0):
     """
     Args:
-      limit: targets at most; 0: all.
+      limit: maximum number of targets; 0: all.
     """
     if not lengths or min(lengths) < 1:
-      raise ValueError(
-        f'lengths={tuple(lengths)} must be whole numbers of tokens, at least one of them and each 1 or more'
-      )
+      raise ValueError(f'lengths={tuple(lengths)} must be a non-empty list of integers from 1 on')
     if not isinstance(tokens, Tokens):
       what = (
         'has no end'
         if isinstance(tokens, InfiniteDocuments) or tokens.documents == INFINITE
         else 'is not of texts alone'
       )
-      raise ValueError(f'{tokens.name} {what}, and lengths are compared on running text')
+      raise ValueError(f'{tokens.name} {what}, and length evaluation requires a running text')
     if tokens.targets < max(lengths):
       raise ValueError(
-        f'{tokens.name} has {tokens.targets} tokens, which do not fill one row of length={max(lengths)}; '
-        'give a shorter one, or another split'
+        f'{tokens.name} has {tokens.targets} tokens, fewer than one row of length={max(lengths)}; '
+        'use a shorter length or another split'
       )
     self.span = math.lcm(*lengths)
     if limit < 0 or 0 < limit < min(self.span, tokens.targets):
       raise ValueError(
-        f'targets={limit} is less than the {self.span} tokens that are whole rows of every length; give 0 '
-        '(all) or at least so many, or lengths that divide one another'
+        f'targets={limit} is less than {self.span}, the least common multiple of the lengths; use 0 '
+        '(all), a larger number, or lengths that divide one another'
       )
     self._rows = Concat(shuffle=False).evaluation_rows(tokens, self.span)
-    self._row = functools.lru_cache(maxsize=8)(
-      self._rows.__getitem__
-    )  # a window is read from two spans at most
+    self._row = functools.lru_cache(maxsize=8)(self._rows.__getitem__)  # a window reads at most two spans
     numbers = np.arange(len(self._rows))
     if 0 < limit < tokens.targets:
       whole, count = tokens.targets // self.span, limit // self.span
@@ -71,28 +67,28 @@ class Targets:
     return sum(stop - first for first, stop in self.spans)
 
   def read(self, first: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-    """Inputs and targets number first … stop - 1 of the running text, of which there are `span` at most."""
-    here = range(first // self.span, (stop - 1) // self.span + 1)
-    place = slice(first - here[0] * self.span, stop - here[0] * self.span)
+    """Inputs and targets first … stop - 1 of the running text, at most `span` of them."""
+    spans = range(first // self.span, (stop - 1) // self.span + 1)
+    window = slice(first - spans[0] * self.span, stop - spans[0] * self.span)
     return tuple(
-      np.concatenate([self._row(number)[field] for number in here])[place] for field in ('inputs', 'targets')
+      np.concatenate([self._row(number)[field] for number in spans])[window]
+      for field in ('inputs', 'targets')
     )
 
   def bytes(self, token_bytes: np.ndarray) -> int:
-    """The UTF-8 bytes that the targets stand for, of `token_bytes` [V] for each token."""
+    """The number of UTF-8 bytes of the targets; `token_bytes` [V] is the number of each token."""
     return sum(int(token_bytes[self.read(first, stop)[1]].sum()) for first, stop in self.spans)
 
 
 class Windows(protocol.Rows):
-  """Rows of `length` tokens in which every target counts once, each at the end of a window.
+  """Rows of `length` tokens, in which every target counts once, at the end of a window.
 
-  Beside the fields of all rows, `counted` int32 [T] is 1 where a target counts. Each row counts the next `stride`
-  targets; what stands before them in the text, length - stride tokens, fills its beginning, so that they are read
-  with at least so much context, or with all there is at the beginning of the text. Positions count from 0 in every
-  row; behind the last token there is padding.
+  In addition to the fields of all rows, `counted` int32 [T] is 1 where a target counts. Each row counts the next
+  `stride` targets and starts with the length - stride tokens before them, so that they have at least this context, or
+  all of it at the start of the text. Positions count from 0 in every row; padding follows the last token.
 
-  stride = length is the non-overlapping protocol: a row counts all its targets, the first of which have next to no
-  context. Any smaller one is the sliding window (Press et al. 2022, ALiBi, §2 and appendix B).
+  stride = length is the non-overlapping protocol: all targets of a row count, and the first have almost no context. A
+  smaller stride is the sliding window (Press et al. 2022, ALiBi, §2 and appendix B).
 
   Raises:
     ValueError: for a stride outside 1 … length.
@@ -100,9 +96,7 @@ class Windows(protocol.Rows):
 
   def __init__(self, targets: Targets, length: int, stride: int):
     if not 1 <= stride <= length:
-      raise ValueError(
-        f'stride={stride} must lie in 1 … {length}, the length of a row; every target counts once'
-      )
+      raise ValueError(f'stride={stride} must lie in 1 … {length}, the length of a row')
     self.length, self.tokens_per_epoch = length, len(targets)
     self._targets, self.stride = targets, stride
     firsts = [np.arange(first, stop, stride) for first, stop in targets.spans]
@@ -116,9 +110,9 @@ class Windows(protocol.Rows):
     if not 0 <= index < len(self):
       raise IndexError(index)
     first, stop = self._blocks[index].tolist()
-    begin = max(0, first + self.stride - self.length)
-    row, n = protocol.padding(self.length, (*protocol.FIELDS, 'counted')), stop - begin
-    row['inputs'][:n], row['targets'][:n] = self._targets.read(begin, stop)
+    start = max(0, first + self.stride - self.length)
+    row, n = protocol.padding(self.length, (*protocol.FIELDS, 'counted')), stop - start
+    row['inputs'][:n], row['targets'][:n] = self._targets.read(start, stop)
     row['positions'][:n], row['segments'][:n] = np.arange(n), 1
-    row['counted'][first - begin : n] = 1
+    row['counted'][first - start : n] = 1
     return row

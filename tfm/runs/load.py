@@ -132,8 +132,8 @@ def evaluate_lengths(
   protocols: Sequence[str] = ('nonoverlapping',),
   stride: int | None = None,
   targets: int = 0,
-) -> list[length.Record]:
-  """Evaluates a decoder on a split at several row lengths, by `tfm.evaluation.length.extrapolation`.
+) -> list[length.LengthRecord]:
+  """Evaluates a decoder on a split at several row lengths, by `tfm.evaluation.length.measure_extrapolation`.
 
   Raises:
     ValueError: if the source has no such split, and for what that rejects.
@@ -148,7 +148,7 @@ def evaluate_lengths(
   # As many tokens as a training microbatch, which fits in memory with the same loss chunk.
   batch_tokens = config.training.batch_size // config.training.gradient_accumulation * config.data.length
   with sharding.context(run.mesh, run.rules):
-    return length.extrapolation(
+    return length.measure_extrapolation(
       run.model,
       run.params,
       data.tokens(split),

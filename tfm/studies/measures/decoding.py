@@ -29,17 +29,17 @@ class Decoding(protocol.Measure):
         "measures='decoding' needs a model that generates text, and this one is an encoder; remove the "
         'measure'
       )
-    cost.cache_bytes(model)
+    cost.count_cache_bytes(model)
 
   def metric_names(self, validation):
     return 'cache_bytes_per_token', 'cache_bytes_constant', 'decoding_tokens_per_second'
 
   def prepare(self, run):
-    size = cost.cache_bytes(run.model)
+    size = cost.count_cache_bytes(run.model)
 
     def measure(params):
       with sharding.context(run.mesh, run.rules):
-        rate = cost.decoding_rate(run.model, params, rows=self.rows, context=self.context, tokens=self.tokens)
+        rate = cost.measure_decoding_rate(run.model, params, rows=self.rows, context=self.context, tokens=self.tokens)
       return [
         Value('cache_bytes_per_token', size.per_token),
         Value('cache_bytes_constant', size.constant),

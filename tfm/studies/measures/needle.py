@@ -6,7 +6,7 @@ from tfm.config.assemble import Experiment
 from tfm.data import cache, pipeline
 from tfm.data.sources import needle as needles
 from tfm.data.special import plain
-from tfm.evaluation.length import impossible
+from tfm.evaluation.length import explain_impossible
 from tfm.parallel import sharding
 from tfm.runs import load as runs
 from tfm.studies.measures import protocol
@@ -64,7 +64,7 @@ class Needle(protocol.Measure):
         return [measure_at(params, *at) for at in evaluate]
 
     def measure_at(params, length, depth):
-      reason = impossible(run.model, length + 1)
+      reason = explain_impossible(run.model, length + 1)
       return Value(
         f'exact_in_{length}_at_depth',
         None if reason else evaluate[length, depth](params)['exact'],
