@@ -158,7 +158,9 @@ def lower_decoding_step(request: PlanRequest, mesh: Mesh, rows: int) -> Step:
   with sharding.context(mesh, rules):
     rows = loop.round_up_rows(rows)
     made = loop.allocate_caches.lower(model, rows, length)
-    caches = restore_target(jax.eval_shape(lambda: model.init_caches(rows, length)), made.compile().output_shardings)
+    caches = restore_target(
+      jax.eval_shape(lambda: model.init_caches(rows, length)), made.compile().output_shardings
+    )
 
     def of_rows(dtype):
       return jax.ShapeDtypeStruct((rows,), dtype, sharding=on_rows)
