@@ -96,7 +96,7 @@ def test_checkpoints_are_averaged(workdir, capsys):
   ]
   assert len(set(losses)) == 3
   status, _, err = tfm(capsys, 'evaluate', f'--workdir={workdir}', '--average=3')
-  assert status == 2 and 'average=3 checkpoints up to step 30 are not there; there are [15, 30]' in err
+  assert status == 2 and '--average=3 requires 3 checkpoints up to step 30; existing steps: [15, 30]' in err
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,9 @@ from tfm.training.metrics import read
 
 
 STEPS, EVERY = 60, 20
-# The sums of a step are added in another order when other devices hold the rows: a few units in the last place of float32
-# (1.2e-7), seen up to 1.5e-7 on equal devices. Over 60 steps of Adam on other meshes they grow (tests/runs/test_resume.py).
+# The sums of a step are added in another order when other devices hold the rows: a few units in the last
+# place of float32 (1.2e-7), seen up to 1.5e-7 on equal devices. Over 60 steps of Adam on other meshes they
+# grow (tests/runs/test_resume.py).
 SAME_DEVICES, OTHER_DEVICES = 2e-6, 1e-4
 
 TFM = '-m', 'tfm'
@@ -43,8 +44,8 @@ NOTING = textwrap.dedent("""
       return self.rows[row]
 
   plain = pipeline.Batches.__getitem__
-  pipeline.Batches.__getitem__ = lambda self, i: plain(dataclasses.replace(self, rows=Noting(self.rows, i)), i)
-  sys.exit(cli.main(sys.argv[1:]))
+  pipeline.Batches.__getitem__ = lambda self, i: plain(dataclasses.replace(self, rows=Noting(self.rows, i)),
+  i) sys.exit(cli.main(sys.argv[1:]))
 """)
 
 # `tfm train`, of which process 1 dies between the last that it does for its second checkpoint and telling so.
@@ -228,7 +229,7 @@ def test_processes_come_and_go(start, tiny, fields, tmp_path):
     when(reached(place, step), started)
     started[which].send_signal(number)
     ends = finished(started)
-    assert 'goes on from there' in ends[0][2]
+    assert 'run the same command to resume' in ends[0][2]
     saved = max(int(path.name) for path in (place / 'checkpoints').iterdir())
     assert step <= saved < STEPS and history(place)[-1]['step'] == saved  # all stopped where it is saved
   finished(start(1, 2, place))
@@ -361,8 +362,10 @@ def test_when_not_all_come_it_is_said(start, tmp_path):
   (status, _, said), *_ = finish([alone, *others], 60)
   assert status == -signal.SIGABRT and not (tmp_path / 'config.json').exists()
   assert said.splitlines()[-1] == (
-    'tfm train: process 1 of 2: it was killed, or aborted by JAX (see above) because not all processes connected within --connect_timeout=1 '
-    'seconds; check that all were started, each with its own --process, and reach the same --coordinator, a free port of process 0'
+    'tfm train: process 1 of 2: it was killed, or aborted by JAX (see above) because not all processes '
+    'connected within --connect_timeout=1 '
+    'seconds; check that all were started, each with its own --process, and reach the same --coordinator, a '
+    'free port of process 0'
   )
 
 

@@ -30,8 +30,8 @@ def get_config(arg=''):
   config = ConfigDict()
   config.data = dict(source="text({str(book)!r})", length=64, packing='first_fit')
   config.model = dict(layers=2, width=64, heads=4, dropout=dict(residual=0.1))
-  config.training = dict(steps={STEPS}, batch_size=8, log_every=1, evaluate_every={EVERY}, evaluation_batches=1)
-  return config
+  config.training = dict(steps={STEPS}, batch_size=8, log_every=1, evaluate_every={EVERY},
+  evaluation_batches=1) return config
 """)
   return [sys.executable, '-m', 'tfm', 'train', f'--config={config}']
 
@@ -72,7 +72,7 @@ def reached(workdir, step):
 def everything(workdir):
   """Parameters, optimizer state, step and key of the last checkpoint, as numpy."""
   checkpoints = checkpoint.Checkpoints(workdir)
-  tree = checkpoints.manager.restore(checkpoints.find('last'))
+  tree = checkpoints.manager.restore(checkpoints.find_step('last'))
   checkpoints.close()
   return jax.tree_util.tree_leaves_with_path((tree['params'], tree['rest'])), tree['run']
 
@@ -117,9 +117,9 @@ def test_killed_anywhere_it_ends_as_the_unbroken_run(command, unbroken, tmp_path
 def test_a_signal_saves_and_exits_cleanly(command, unbroken, tmp_path, number):
   said, status = kill_when(start(command, tmp_path), reached(tmp_path, EVERY + 3), number)
   assert status == 0, said
-  assert 'goes on from there' in said
+  assert 'run the same command to resume' in said
   checkpoints = checkpoint.Checkpoints(tmp_path)
-  stopped = checkpoints.latest()
+  stopped = checkpoints.latest_step()
   checkpoints.close()
   assert EVERY + 3 <= stopped < STEPS
   finish(command, tmp_path)
@@ -162,5 +162,5 @@ def test_last_best_and_numbered_steps(unbroken):
   assert runs.load(unbroken, 'last').step == STEPS
   assert runs.load(unbroken, 'best').step == min(rows, key=rows.get)
   assert runs.load(unbroken, str(STEPS - EVERY)).step == STEPS - EVERY
-  with pytest.raises(ValueError, match=f"step='7' is not there.*{STEPS}"):
+  with pytest.raises(ValueError, match=f"step='7' does not exist.*{STEPS}"):
     runs.load(unbroken, '7')

@@ -18,7 +18,7 @@ from tfm.training.state import State
 def test_the_last_few_and_the_best_are_kept(tmp_path):
   checkpoints = Checkpoints(tmp_path, keep=2)
   with pytest.raises(ValueError, match='holds no checkpoint'):
-    checkpoints.find('last')
+    checkpoints.find_step('last')
   for step, loss in enumerate((5.0, 1.0, 4.0, 3.0, None), 1):
     params = {'kernel': jnp.full((2,), float(step))}
     state = State(jnp.int32(step), params, {'count': jnp.int32(step)}, jnp.zeros(2, jnp.uint32), None)
@@ -27,12 +27,12 @@ def test_the_last_few_and_the_best_are_kept(tmp_path):
   checkpoints.close()
   checkpoints = Checkpoints(tmp_path)
   assert sorted(checkpoints.manager.all_steps()) == [2, 4, 5]
-  assert [checkpoints.find(which) for which in ('last', 'best', '4')] == [5, 2, 4]
-  assert checkpoints.run(2) == dict(data=2)
+  assert [checkpoints.find_step(which) for which in ('last', 'best', '4')] == [5, 2, 4]
+  assert checkpoints.read_metadata(2) == dict(data=2)
   target = State(
     jnp.int32(0), {'kernel': jnp.zeros(2)}, {'count': jnp.int32(0)}, jnp.zeros(2, jnp.uint32), None
   )
-  state = checkpoints.state(4, target)
+  state = checkpoints.restore_state(4, target)
   assert state.step == 4 and state.opt_state['count'] == 4 and state.params['kernel'].tolist() == [4.0, 4.0]
   checkpoints.close()
 
@@ -85,10 +85,7 @@ def test_a_damaged_checkpoint_is_refused_by_name_and_the_one_before_is_offered(
     sentence.startswith(f'the checkpoint 6 in {workdir / "checkpoints"} is damaged: {path} ')
     and said in sentence
   )
-  assert (
-    '--step=3 reads it' in sentence
-    and f'when the folder {workdir / "checkpoints" / "6"} is deleted' in sentence
-  )
+  assert '--step=3 reads it' in sentence and f'after {workdir / "checkpoints" / "6"} is deleted' in sentence
   if part == 'params':
     with pytest.raises(ValueError, match='the checkpoint 6 .* is damaged'):
       runs.load(workdir)
@@ -123,10 +120,10 @@ def test_training_goes_on_from_the_one_before(trained, tiny, tmp_path):
 
 def test_every_file_of_a_checkpoint_has_its_digest(trained):
   folder = trained / 'checkpoints' / '6'
-  told = digests.sealed(folder)
+  told = digests.read_digests(folder)
   found = {str(path.relative_to(folder)) for path in folder.rglob('*') if path.is_file()}
-  assert found - set(told) == {digests.FILE, *digests.OPEN}
-  assert any(name.startswith('params/') for name in told) and not digests.damage(folder, told)
+  assert found - set(told) == {digests.FILE, *digests.WRITTEN_LATER}
+  assert any(name.startswith('params/') for name in told) and not digests.find_damage(folder, told)
 
 
 def test_a_checkpoint_without_digests_is_read(trained, tmp_path):

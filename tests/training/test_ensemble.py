@@ -1,4 +1,4 @@
-"""Seeds trained together are the runs that they would be alone, stop and go on like them, and diverge alone."""
+"""The runs of an ensemble equal the runs trained alone, stop and resume like them, and diverge one by one."""
 
 import pathlib
 import shutil

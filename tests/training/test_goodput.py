@@ -19,20 +19,20 @@ def clock(monkeypatch):
 
 
 def spend(goodput, clock, kind, seconds):
-  with goodput.spent(kind):
+  with goodput.measure(kind):
     clock[0] += seconds
 
 
 def test_every_second_is_of_one_kind(clock):
   goodput = Goodput()
   clock[0] += 5
-  with goodput.training():
+  with goodput.measure_training():
     clock[0] += 10
-    with goodput.spent('evaluating'):
+    with goodput.measure('evaluating'):
       clock[0] += 3
-      with goodput.spent('saving'):
+      with goodput.measure('saving'):
         clock[0] += 2
-    items = goodput.waited(iter('ab'))
+    items = goodput.measure_waiting(iter('ab'))
     assert next(items) == 'a'
     clock[0] += 5
     assert list(items) == ['b']
@@ -50,7 +50,7 @@ def test_waiting_is_for_the_next_item(clock):
     yield 1
 
   goodput = Goodput()
-  assert list(goodput.waited(slow())) == [1] and goodput.seconds['waiting'] == 4
+  assert list(goodput.measure_waiting(slow())) == [1] and goodput.seconds['waiting'] == 4
 
 
 def test_a_step_that_compiles_is_no_productive_one(clock):
@@ -59,7 +59,7 @@ def test_a_step_that_compiles_is_no_productive_one(clock):
   for shape, kind in (((3,), 'compiling'), ((3,), 'productive'), ((4,), 'compiling')):
     x = jnp.zeros(shape)
     before = dict(goodput.seconds)
-    with goodput.training(), goodput.step():
+    with goodput.measure_training(), goodput.measure_step():
       double(x)
       clock[0] += 7
     assert goodput.seconds == before | {kind: before[kind] + 7}
@@ -71,15 +71,15 @@ def test_what_a_kill_cost_is_told_by_the_one_that_goes_on(clock, tmp_path, last,
   clock[0] += 5
   for step, seconds in ((10, 0), (20, 10)):
     spend(goodput, clock, 'productive', seconds)
-    goodput.saved(step)
+    goodput.record_save(step)
   spend(goodput, clock, 'productive', 11)
   goodput.write()
   clock[0] += 1000  # killed: not written, and nothing until the next one begins
   again = Goodput([tmp_path], last)
   assert again.seconds['lost'] == lost and sum(again.seconds.values()) == 26
   spend(again, clock, 'productive', 4)
-  again.saved(last + 10)
-  again.end()
+  again.record_save(last + 10)
+  again.record_end()
   third = Goodput([tmp_path], last + 10)
   assert third.seconds['lost'] == lost and sum(third.seconds.values()) == 30
 
@@ -89,10 +89,10 @@ def test_the_last_save_is_told(clock):
   for seconds in (3, 5):
     spend(goodput, clock, 'saving', seconds)
     spend(goodput, clock, 'productive', 100)
-    goodput.saved(seconds)
+    goodput.record_save(seconds)
     assert goodput.save_seconds == dict(marks=seconds, near=0)
   spend(goodput, clock, 'saving', 1)
-  goodput.saved(7, 'near')
+  goodput.record_save(7, 'near')
   assert goodput.save_seconds == dict(marks=5, near=1)
 
 
@@ -100,16 +100,16 @@ def test_of_many_near_saves_the_last_that_lasts_is_remembered(clock, tmp_path):
   goodput = Goodput([tmp_path], 0)
   for step in range(40):
     spend(goodput, clock, 'productive', 1)
-    goodput.saved(step, 'near' if step else 'marks')
+    goodput.record_save(step, 'near' if step else 'marks')
   assert Goodput([tmp_path], 39).seconds['lost'] == 0
   assert Goodput([tmp_path], 0).seconds['lost'] == 39
 
 
 def test_a_run_that_ended_lost_nothing(clock, tmp_path):
   goodput = Goodput([tmp_path], 0)
-  goodput.saved(10)
+  goodput.record_save(10)
   spend(goodput, clock, 'saving', 3)
-  goodput.end()
+  goodput.record_end()
   assert Goodput([tmp_path], 10).seconds['lost'] == 0
   assert json.loads((tmp_path / goodputs.FILE).read_text())['seconds']['saving'] == 3
 
@@ -132,5 +132,5 @@ def test_what_cannot_be_read_stops_no_run(clock, tmp_path, capsys, content):
   assert f'{path} cannot be read (' in capsys.readouterr().err
   assert sum(goodput.seconds.values()) == 0
   spend(goodput, clock, 'productive', 4)
-  goodput.saved(20)
+  goodput.record_save(20)
   assert Goodput([tmp_path], 20).seconds['productive'] == 4

@@ -55,5 +55,5 @@ def test_a_run_saves_as_it_says_and_at_its_end(tiny, tmp_path):
     tmp_path,
   )
   checkpoints = checkpoint.Checkpoints(tmp_path)
-  assert checkpoints.steps() == [2, 4, 6, 7] and checkpoints.find('best') in (4, 7)
+  assert checkpoints.steps() == [2, 4, 6, 7] and checkpoints.find_step('best') in (4, 7)
   checkpoints.close()

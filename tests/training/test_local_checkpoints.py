@@ -1,4 +1,5 @@
-"""Checkpoints near at hand: gone on from when they are newer and of use, and otherwise told."""
+"""Local checkpoints: training resumes from them when they are newer and usable, and prints why not
+otherwise."""
 
 import pathlib
 import shutil
@@ -13,7 +14,7 @@ from tfm.parallel import processes
 from tfm.runs.run_dir import RunDir
 from tfm.runs.train import train, train_ensemble
 from tfm.training.checkpoint import Checkpoints
-from tfm.training.local_checkpoints import MARK, LocalCheckpoints
+from tfm.training.local_checkpoints import NAME_FILE, LocalCheckpoints
 from tfm.training.metrics import read
 from tfm.training.report import Report
 
@@ -46,7 +47,7 @@ def dies(monkeypatch):
   """(config, workdir, a step) → has the run die as that step is told of."""
 
   def make(config, workdir, last):
-    plain = Report.trained
+    plain = Report.record_step
 
     def trained(self, step, *told):
       if step == last:
@@ -54,7 +55,7 @@ def dies(monkeypatch):
       plain(self, step, *told)
 
     with monkeypatch.context() as patch, pytest.raises(Died):
-      patch.setattr(Report, 'trained', trained)
+      patch.setattr(Report, 'record_step', trained)
       train(config, workdir)
 
   return make
@@ -122,7 +123,7 @@ def flipped(folder, workdir):
 
 
 def moved(folder, workdir):
-  (workdir / MARK).write_text('{"workdir": "elsewhere", "name": "other"}')
+  (workdir / NAME_FILE).write_text('{"workdir": "elsewhere", "name": "other"}')
 
 
 @pytest.mark.slow
@@ -130,7 +131,7 @@ def moved(folder, workdir):
   'harm, said',
   [
     pytest.param(lost, '', marks=pytest.mark.slow),
-    (flipped, 'near at hand cannot be gone on from: the checkpoint 6 in'),
+    (flipped, 'cannot resume from local checkpoint 6: the checkpoint 6 in'),
     pytest.param(moved, '', marks=pytest.mark.slow),
   ],
 )
@@ -155,7 +156,7 @@ def test_another_mesh_goes_on_from_what_lasts(tiny, settings, dies, tmp_path, ca
   train(tiny(**settings | {'mesh.data': 2, 'mesh.fsdp': 4}, **near), tmp_path / 'run')
   told = capsys.readouterr().err
   assert steps_begun(told) == [4]
-  assert 'the checkpoint 6 near at hand cannot be gone on from: this run has mesh' in told
+  assert 'cannot resume from local checkpoint 6: this run has mesh' in told
 
 
 @pytest.mark.slow
@@ -188,21 +189,20 @@ def test_of_several_processes_those_steps_count_that_all_have(tmp_path, monkeypa
 def test_refusals(tiny, tmp_path):
   (tmp_path / 'file').write_text('')
   near = {'training.local_checkpoint_dir': str(tmp_path / 'file')}
-  with pytest.raises(
-    ValueError, match=r"config.training.local_checkpoint_dir='.*file' cannot be written to here"
-  ):
+  with pytest.raises(ValueError, match=r"config.training.local_checkpoint_dir='.*file' is not writable"):
     train(tiny(**near), tmp_path / 'run')
   with pytest.raises(
-    ValueError, match="config.training.local_checkpoint_dir='gs://b/near' is no folder of a machine"
+    ValueError, match="config.training.local_checkpoint_dir='gs://b/near' is not a local folder"
   ):
     validate_run(Experiment(tiny(**{'training.local_checkpoint_dir': 'gs://b/near'})), 1)
   with pytest.raises(ValueError, match="config.training.save_local_every='never'"):
     validate_run(Experiment(tiny(**{'training.save_local_every': 'never'})), 1)
   with pytest.raises(
-    ValueError,
-    match=r"config.training.save_local_every='steps\(5\)' is of checkpoints in config.training.local_checkpoint_dir",
+    ValueError, match=r"config.training.save_local_every='steps\(5\)' has no effect without"
   ):
     validate_run(Experiment(tiny(**{'training.save_local_every': 'steps(5)'})), 1)
   config = tiny(**near)
-  with pytest.raises(ValueError, match='config.training.local_checkpoint_dir=.* keeps one run near at hand'):
+  with pytest.raises(
+    ValueError, match='config.training.local_checkpoint_dir=.* is not supported by ensembles'
+  ):
     train_ensemble([RunDir.from_config(config, seed, tmp_path / str(seed)) for seed in (0, 1)])

@@ -26,7 +26,7 @@ def test_a_nan_names_metric_and_step_and_leaves_the_last_good_checkpoint(tiny, t
     train(config, tmp_path)
   failed = int(str(error.value).partition('at step ')[2].partition(';')[0])
   checkpoints = checkpoint.Checkpoints(tmp_path)
-  assert (checkpoints.latest() or 0) < failed
+  assert (checkpoints.latest_step() or 0) < failed
   checkpoints.close()
 
 
@@ -58,7 +58,7 @@ def test_metrics_beyond_the_checkpoint_are_forgotten(tmp_path):
 def test_a_broken_line_of_metrics_is_named(tmp_path, line):
   path = tmp_path / 'metrics.jsonl'
   path.write_bytes(b'{"step": 1}\n' + line + b'{"step": 3}\n{"st')
-  with pytest.raises(ValueError, match=f'{path}:2 is no line of metrics .* delete the line'):
+  with pytest.raises(ValueError, match=f'{path}:2 is not a row of metrics .* delete the line'):
     metrics.read(path)
   path.write_bytes(b'{"step": 1}\n{"st')
   assert metrics.read(path) == [dict(step=1)]

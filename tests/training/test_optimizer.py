@@ -11,7 +11,7 @@ from tfm import spec
 from tfm.config.assemble import Experiment
 from tfm.optimizers.protocol import Optimizer
 from tfm.training import state as states
-from tfm.training.optimizer import by_depth, optimizer, path_name
+from tfm.training.optimizer import layerwise_decay, optimizer, path_name
 
 
 NO_DECAY = r'bias|scale|table'
@@ -97,7 +97,7 @@ def test_what_is_frozen_stays_and_costs_nothing(tiny):
   assert moved == {name: name.startswith('norm') or '/out/' in name for name in moved}
   assert any(moved.values()) and not all(moved.values())
   trained = sum(
-    x.size for path, x in jax.tree_util.tree_leaves_with_path(tree) if made.trains(path_name(path))
+    x.size for path, x in jax.tree_util.tree_leaves_with_path(tree) if made.is_trainable(path_name(path))
   )
   assert sum(x.size for x in jax.tree.leaves(state)) <= 2 * trained + 2  # two moments and counters
   # It is what the trained part alone would be, clipped by its own norm.
@@ -112,7 +112,7 @@ def test_what_is_frozen_stays_and_costs_nothing(tiny):
 
 def test_lower_layers_learn_slower():
   """The factor of each parameter, by hand."""
-  factor = by_depth(0.5, 5, 2, 3, 1)
+  factor = layerwise_decay(0.5, 5, 2, 3, 1)
   shape = jnp.zeros((2, 3, 4))  # two turns of two blocks, and one is left
   np.testing.assert_allclose(factor('stack/layers/block_0/mixer/q/kernel', shape)[:, 0, 0], [0.5**5, 0.5**3])
   np.testing.assert_allclose(factor('stack/layers/block_1/mixer/q/kernel', shape)[:, 0, 0], [0.5**4, 0.5**2])

@@ -1,4 +1,4 @@
-"""A step whose gradient is far larger than usual changes nothing, is told, and is skipped again by a run that resumes."""
+"""A step with a far larger gradient than usual is skipped and logged, and skipped again after a resume."""
 
 import pathlib
 
@@ -21,23 +21,23 @@ def after(norms, factor=3.0):
   """([whether each was a spike], what is remembered)."""
   spikes, found = Spikes.initial(), []
   for norm in norms:
-    spike, spikes = spikes.judged(jnp.float32(norm), factor)
+    spike, spikes = spikes.update(jnp.float32(norm), factor)
     found.append(bool(spike))
   return found, spikes
 
 
 def test_the_mean_is_the_mean():
   _, spikes = after([2.0] * 7)
-  assert spikes.usual() == pytest.approx(2.0, rel=1e-5) and spikes.seen == 7
+  assert spikes.mean_norm() == pytest.approx(2.0, rel=1e-5) and spikes.seen == 7
   norms = [1.0, 3.0, 2.0]
   weights = np.array([0.98**2, 0.98, 1.0])
-  assert after(norms)[1].usual() == pytest.approx((weights * norms).sum() / weights.sum(), rel=1e-5)
+  assert after(norms)[1].mean_norm() == pytest.approx((weights * norms).sum() / weights.sum(), rel=1e-5)
 
 
 def test_what_is_above_the_factor_is_a_spike_and_counts_as_what_may_pass():
   found, spikes = after([1.0] * LEARNING + [2.9, 4.0, 1.0])
   assert found == [False] * (LEARNING + 1) + [True, False] and spikes.skipped == 1
-  assert spikes.usual() < 1.3
+  assert spikes.mean_norm() < 1.3
   assert not any(after([1.0] * (LEARNING - 1) + [100.0])[0])  # nothing is known yet
 
 

@@ -88,7 +88,7 @@ def convert_from_hf(
     ),
   )
   with contextlib.closing(checkpoint.Checkpoints(workdir, keep=1)) as checkpoints:
-    checkpoints.begin(pretrained.params, run)
+    checkpoints.save_params(pretrained.params, run)
   return dataclasses.replace(pretrained, config=config)
 
 

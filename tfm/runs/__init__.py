@@ -1,1 +1,1 @@
-"""Runs: trained, read back, started from another."""
+"""Runs: training, loading, starting from another run."""

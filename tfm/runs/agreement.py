@@ -25,7 +25,8 @@ def require_equal_runs(run_dirs: Sequence[RunDir]) -> None:
 
 
 def require_ensemble_configs(experiment: Experiment, run_dirs: Sequence[RunDir]) -> None:
-  """Refuses runs that cannot train in one step: their configs differ in more than `ENSEMBLE_FIELDS`, or use a mesh.
+  """Refuses runs that cannot train in one step: their configs differ in more than `ENSEMBLE_FIELDS`, or use a
+  mesh.
 
   Args:
     experiment: of the first run.
@@ -36,7 +37,8 @@ def require_ensemble_configs(experiment: Experiment, run_dirs: Sequence[RunDir])
     for path in first | other:
       require(
         path in ENSEMBLE_FIELDS or first.get(path) == other.get(path),
-        f'config.{path} is {first.get(path)!r} in one run and {other.get(path)!r} in another, and the runs of an '
+        f'config.{path} is {first.get(path)!r} in one run and {other.get(path)!r} in another, and the runs '
+        'of an '
         f'ensemble may differ only in {" and ".join(ENSEMBLE_FIELDS)}; train them one after another',
       )
   if len(run_dirs) > 1:

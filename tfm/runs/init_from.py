@@ -56,8 +56,8 @@ MAY_DIFFER = (
 class PretrainedRun:
   """A run whose last parameters and tokenizers another run starts from.
 
-  A run with frozen parameters saves only the parameters that it trains or that the pretrained run lacks; the others
-  are read from the pretrained run each time.
+  A run with frozen parameters saves only the parameters that it trains or that the pretrained run lacks; the
+  others are read from the pretrained run each time.
 
   Attributes:
     params: path → array on the host.
@@ -72,14 +72,15 @@ class PretrainedRun:
   source_tokenizer: Tokenizer | None
   published: Mapping[str, Any] | None
 
-  def merge_pretrained(self, params: PyTree, trains: Callable[[str], bool]) -> PyTree:
+  def merge_pretrained(self, params: PyTree, is_trainable: Callable[[str], bool]) -> PyTree:
     """Initial parameters, replaced by the pretrained ones of the same path; prints which have no counterpart.
 
     Args:
-      trains: path → whether the parameter is trained.
+      is_trainable: path → whether the parameter is trained.
 
     Raises:
-      ValueError: for a parameter of another shape, unless it belongs to a head, or for a new one that is frozen.
+      ValueError: for a parameter of another shape, unless it belongs to a head, or for a new one that is
+        frozen.
     """
     new, unused = [], set(self.params)
 
@@ -90,8 +91,9 @@ class PretrainedRun:
         return jax.device_put(self.params[name].astype(leaf.dtype), leaf.sharding)
       new.append(name)
       require(
-        trains(name) or name.endswith(SCALE),
-        f'config.optimizer.frozen freezes {name}, which {self.workdir} does not have, so it would keep its random '
+        is_trainable(name) or name.endswith(SCALE),
+        f'config.optimizer.frozen freezes {name}, which {self.workdir} does not have, so it would keep its '
+        'random '
         'initial values; exclude it from config.optimizer.frozen',
       )
       return leaf
@@ -115,24 +117,27 @@ class PretrainedRun:
     same_shape = pretrained is not None and pretrained.shape == leaf.shape
     require(
       pretrained is None or same_shape or name.split('/')[0] in HEADS,
-      f'config.init_from={self.workdir!r} has the parameter {name} of shape {pretrained is not None and pretrained.shape}, '
+      f'config.init_from={self.workdir!r} has the parameter {name} of shape '
+      f'{pretrained is not None and pretrained.shape}, '
       f'and this model has it of shape {leaf.shape}; use a model of the same shape',
     )
     return same_shape
 
-  def drop_frozen(self, state: State, trains: Callable[[str], bool]) -> State:
+  def drop_frozen(self, state: State, is_trainable: Callable[[str], bool]) -> State:
     """A state without the parameters that are read from the pretrained run."""
-    return state.replace(params=self.drop_frozen_params(state.params, trains))
+    return state.replace(params=self.drop_frozen_params(state.params, is_trainable))
 
-  def drop_frozen_params(self, params: PyTree, trains: Callable[[str], bool], prefix: str = '') -> PyTree:
+  def drop_frozen_params(
+    self, params: PyTree, is_trainable: Callable[[str], bool], prefix: str = ''
+  ) -> PyTree:
     """The parameters that are trained or that the pretrained run lacks."""
     remaining = {}
     for name, leaf in params.items():
       path = f'{prefix}{name}'
       if isinstance(leaf, Mapping):
-        if subtree := self.drop_frozen_params(leaf, trains, f'{path}/'):
+        if subtree := self.drop_frozen_params(leaf, is_trainable, f'{path}/'):
           remaining[name] = subtree
-      elif trains(path) or not self.has_param(path, leaf):
+      elif is_trainable(path) or not self.has_param(path, leaf):
         remaining[name] = leaf
     return remaining
 
@@ -165,15 +170,16 @@ def load_pretrained(config: ConfigDict) -> PretrainedRun:
     f'config.init_from={config.init_from!r} holds no run; tfm train or tfm import makes one',
   )
   with contextlib.closing(checkpoint.Checkpoints(workdir)) as checkpoints:
-    step = checkpoints.find('last')
-    metadata = checkpoints.run(step)
+    step = checkpoints.find_step('last')
+    metadata = checkpoints.read_metadata(step)
     experiment = Experiment(resolve_config(complete(metadata['config'])))
     for line in list_differences(experiment.config.to_dict(), config.to_dict()):
       path = line.partition(':')[0]
       is_fixed = path.startswith('model.') and path.split('.')[1] not in MAY_DIFFER
       require(
         not is_fixed and path not in ('data.tokenizer', 'data.source_tokenizer'),
-        f'config.init_from={config.init_from!r} is of another model: {line}; use the value in its config.json',
+        f'config.init_from={config.init_from!r} is of another model: {line}; use the value in its '
+        'config.json',
       )
     tokenizers = load_tokenizers(metadata)
     mesh = meshes.make(dict(data=1), jax.local_devices()[:1])
@@ -191,7 +197,8 @@ def restore_params(
   mesh: Mesh,
   average: int = 1,
 ) -> PyTree:
-  """All parameters of a run: the mean of its last `average` checkpoints up to a step, and the frozen ones of config.init_from.
+  """All parameters of a run: the mean of its last `average` checkpoints up to a step, and the frozen ones of
+  config.init_from.
 
   Raises:
     ValueError: for fewer checkpoints, and if the run of config.init_from is missing or differs.
@@ -202,10 +209,12 @@ def restore_params(
   )
   target = checkpoint.restore_target(nn.unbox(boxed), sharding.named_shardings(boxed, mesh, experiment.rules))
   if not (config.init_from and experiment.frozen_pattern):
-    return checkpoints.averaged(step, average, target)
+    return checkpoints.restore_averaged_params(step, average, target)
   pretrained = load_pretrained(config)
-  saved_target = pretrained.drop_frozen_params(target, experiment.optimizer.trains)
-  return pretrained.add_frozen_params(checkpoints.averaged(step, average, saved_target), target)
+  saved_target = pretrained.drop_frozen_params(target, experiment.optimizer.is_trainable)
+  return pretrained.add_frozen_params(
+    checkpoints.restore_averaged_params(step, average, saved_target), target
+  )
 
 
 def load_tokenizers(metadata: Mapping[str, Any]) -> tuple[Tokenizer | None, Tokenizer | None]:

@@ -77,11 +77,12 @@ def load(workdir: str, step: str = 'last', average: int | None = None) -> Run:
   workdir = pathlib.Path(workdir)
   require((workdir / 'checkpoints').is_dir(), f'--workdir={workdir} holds no run; tfm train makes one')
   checkpoints = checkpoint.Checkpoints(workdir)
-  number = checkpoints.find(step)
-  metadata = checkpoints.run(number)
+  number = checkpoints.find_step(step)
+  metadata = checkpoints.read_metadata(number)
   config = resolve_config(complete(metadata['config']))
   tokenizer, source_tokenizer = load_tokenizers(metadata)
-  # The run is read on the devices at hand and decodes token by token, so the training mesh and kernel do not apply.
+  # The run is read on the devices at hand and decodes token by token, so the training mesh and kernel do not
+  # apply.
   for part in parts(config).values():
     if part.kernel != 'auto':
       print_status(f'kernel: trained with {part.kernel}, loaded with auto')
@@ -108,7 +109,7 @@ def load(workdir: str, step: str = 'last', average: int | None = None) -> Run:
 def checkpoint_metadata(workdir: str, step: str = 'last') -> dict[str, Any]:
   """The JSON part of a run's checkpoint: config, corpus hash, tokenizers, position in the data."""
   checkpoints = checkpoint.Checkpoints(pathlib.Path(workdir))
-  metadata = checkpoints.run(checkpoints.find(step))
+  metadata = checkpoints.read_metadata(checkpoints.find_step(step))
   checkpoints.close()
   return metadata
 
@@ -169,7 +170,8 @@ def open_evaluation_data(run: Run) -> TextData | ImageData:
   data = open_data(run)
   if run.corpus and data.corpus.hash != run.corpus:  # an imported model has no hash
     print_status(
-      f'the data changed after the run was trained: the content hash was {run.corpus} and is {data.corpus.hash}; '
+      f'the data changed after the run was trained: the content hash was {run.corpus} and is '
+      f'{data.corpus.hash}; '
       'the training and evaluation splits are still disjoint, because documents are assigned by their content'
     )
   return data
@@ -185,7 +187,8 @@ def open_data(run: Run) -> TextData | ImageData:
 def translate_split(
   run: Run, split: str
 ) -> tuple[list[tuple[str, str]], Iterator[tuple[int, list[Translation]]]]:
-  """The (source, reference) pairs of a whole split, and an encoder-decoder's translations as `translate` yields them.
+  """The (source, reference) pairs of a whole split, and an encoder-decoder's translations as `translate`
+  yields them.
 
   Raises:
     ValueError: if the source has no such split.
@@ -234,7 +237,8 @@ def build_evaluate_fn(
   step = jax.jit(evaluation_step(model, objective))
   counts_bytes = data.tokenizer is not None and data.tokenizer.is_lossless
   token_bytes = extended(data.tokenizer, objective.special_tokens).token_bytes if counts_bytes else None
-  # A microbatch, rounded up to a multiple of the devices that split it: more devices may load a run than trained it.
+  # A microbatch, rounded up to a multiple of the devices that split it: more devices may load a run than
+  # trained it.
   unit = where.num_devices // where.shard_shape((where.num_devices,))[0]
   if where.mesh.shape['stage'] > 1:
     unit *= max(1, config.pipeline.microbatches)

@@ -29,7 +29,8 @@ def describe_run(
   return (
     f'{data}\n'
     f'model: {size:,} parameters, kernel {config.model.kernel}, {config.model.dtype}\n'
-    f'devices: {process_count}{mesh.size} × {jax.devices()[0].device_kind}, mesh {dict(mesh.shape)}; {versions}, '
+    f'devices: {process_count}{mesh.size} × {jax.devices()[0].device_kind}, mesh {dict(mesh.shape)}; '
+    f'{versions}, '
     f'Python {platform.python_version()}'
     + (f'\npipeline: {schedule}' if schedule else '')
     + (f'\nresuming from step {step}' if step else '')

@@ -1,4 +1,5 @@
-"""Where a run starts: at step 0, or at the newest checkpoint that every run of the step and every process has."""
+"""Where a run starts: at step 0, or at the newest checkpoint that every run of the step and every process
+has."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -43,7 +44,7 @@ def find_resume_point(run_dirs: Sequence[RunDir]) -> ResumePoint:
     )
   folder = config.training.local_checkpoint_dir
   local = LocalCheckpoints(folder, run_dirs[0].workdir) if folder else None
-  if local and (newer := local.newer(step, config)):
-    return ResumePoint(newer, [run_dirs[0].require_same_config(local.run(newer))], local, True)
+  if local and (newer := local.find_newer(step, config)):
+    return ResumePoint(newer, [run_dirs[0].require_same_config(local.read_metadata(newer))], local, True)
   metadata = [run_dir.checkpoint_metadata(step) for run_dir in run_dirs] if step else []
   return ResumePoint(step, metadata, local, False)

@@ -1,4 +1,5 @@
-"""The working directory of one run: its config, its saved steps, and whether a checkpoint in it fits the config."""
+"""The working directory of one run: its config, its saved steps, and whether a checkpoint in it fits the
+config."""
 
 import contextlib
 import dataclasses
@@ -53,7 +54,7 @@ class RunDir:
       ValueError: if its config differs from this run's in a field that changes results.
     """
     with self._open_checkpoints() as checkpoints:
-      return self.require_same_config(checkpoints.run(step))
+      return self.require_same_config(checkpoints.read_metadata(step))
 
   def require_same_config(self, metadata: dict[str, Any]) -> dict[str, Any]:
     """Returns the metadata of a checkpoint if training can resume from it under this run's config.

@@ -116,15 +116,17 @@ def train(config: ConfigDict, workdir: str) -> None:
 def train_ensemble(run_dirs: Sequence[RunDir]) -> Report:
   """Trains one run, or several in one compiled step whose configs differ in seed and learning rate only.
 
-  Every run computes what it would compute alone: its parameters, batches and files are those of `train`, up to the order
-  in which sums are added. A run that diverges stops, and the others continue. The runs are divided among the devices.
+  Every run computes what it would compute alone: its parameters, batches and files are those of `train`, up
+    to the order
+  in which sums are added. A run that diverges stops, and the others continue. The runs are divided among the
+  devices.
 
   Returns:
     The report, with the runs that diverged by their indices in `run_dirs`.
 
   Raises:
-    ValueError, Diverged: as `train`; the latter if no run is left. For several runs also for configs that differ
-      otherwise, a mesh, several processes, or batches of several shapes.
+    ValueError, Diverged: as `train`; the latter if no run is left. For several runs also for configs that
+      differ otherwise, a mesh, several processes, or batches of several shapes.
   """
   prepared = prepare(run_dirs)
   sharded = shard(prepared)
@@ -135,7 +137,7 @@ def train_ensemble(run_dirs: Sequence[RunDir]) -> Report:
     else:
       initial = initialize(prepared, sharded)
     if stores.local:
-      stores.local.require_whole(initial[0])
+      stores.local.require_complete_copies(initial[0])
     report = open_report(prepared, sharded, stack)
     with sharding.context(sharded.runs.mesh, sharded.rules):
       state, step = sharded.runs.combine(initial), compile_step(prepared, sharded)
@@ -270,19 +272,23 @@ def open_stores(prepared: Prepared, stack: contextlib.ExitStack) -> Stores:
 
 def restore(prepared: Prepared, sharded: Sharded, stores: Stores) -> list[State]:
   """The state of each run at the resume step; sets its iterator there and deletes later checkpoints."""
-  resume, pretrained, trains = prepared.resume, prepared.pretrained, prepared.experiment.optimizer.trains
+  resume, pretrained, is_trainable = (
+    prepared.resume,
+    prepared.pretrained,
+    prepared.experiment.optimizer.is_trainable,
+  )
   target = restore_target(nn.unbox(sharded.abstract_state), sharded.shardings)
 
   def restore_run(checkpoints):
     if not pretrained:
-      return checkpoints.state(resume.step, target)
-    saved = checkpoints.state(resume.step, pretrained.drop_frozen(target, trains))
+      return checkpoints.restore_state(resume.step, target)
+    saved = checkpoints.restore_state(resume.step, pretrained.drop_frozen(target, is_trainable))
     return pretrained.add_frozen(saved, target)
 
   restored = [restore_run(one) for one in ([stores.local] if resume.from_local else stores.runs)]
   for checkpoints, iterator, metadata in zip(stores.runs, sharded.iterators, resume.metadata):
     iterator.set_state(metadata['data'])
-    checkpoints.forget(resume.step)
+    checkpoints.delete_after(resume.step)
   return restored
 
 
@@ -291,8 +297,10 @@ def initialize(prepared: Prepared, sharded: Sharded) -> list[State]:
   seeds = [run_dir.config.seed for run_dir in prepared.run_dirs]
   initial = states.init_states(prepared.init, seeds, sharded.shardings, sharded.runs.mesh, sharded.rules)
   if pretrained := prepared.pretrained:
-    trains = prepared.experiment.optimizer.trains
-    initial = [state.replace(params=pretrained.merge_pretrained(state.params, trains)) for state in initial]
+    is_trainable = prepared.experiment.optimizer.is_trainable
+    initial = [
+      state.replace(params=pretrained.merge_pretrained(state.params, is_trainable)) for state in initial
+    ]
   return initial
 
 
@@ -366,12 +374,13 @@ def fit(
 
 
 def build_save_fns(prepared: Prepared, stores: Stores) -> dict[str, Callable[..., None]]:
-  """For each tier of checkpoints, a function (run, its state, its data position, loss or None) that saves the run."""
-  pretrained, trains = prepared.pretrained, prepared.experiment.optimizer.trains
+  """For each tier of checkpoints, a function (run, its state, its data position, loss or None) that saves the
+  run."""
+  pretrained, is_trainable = prepared.pretrained, prepared.experiment.optimizer.is_trainable
 
   def save(checkpoints, run, state, position, loss):
     checkpoints[run].save(
-      pretrained.drop_frozen(state, trains) if pretrained else state,
+      pretrained.drop_frozen(state, is_trainable) if pretrained else state,
       dict(prepared.metadata, config=prepared.run_dirs[run].config.to_dict(), data=position),
       loss,
     )
@@ -382,9 +391,9 @@ def build_save_fns(prepared: Prepared, stores: Stores) -> dict[str, Callable[...
 
 def close(stores: Stores, goodput: Goodput) -> None:
   """Waits for the last saves and deletes local checkpoints, which the last save replaces."""
-  with goodput.spent('saving'):
+  with goodput.measure('saving'):
     for checkpoints in stores.runs:
       checkpoints.wait()
     if stores.local:
       stores.local.clear()
-  goodput.end()
+  goodput.record_end()

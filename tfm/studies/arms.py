@@ -256,7 +256,7 @@ def count_trainable_parameters(model, config: ConfigDict) -> int:
   optimizer, _ = Experiment(config).build_optimizer()
   params = nn.unbox(estimate.abstract_state(Experiment(config), model).params)
   paths = jax.tree_util.tree_leaves_with_path(params)
-  return sum(x.size for path, x in paths if optimizer.trains(path_name(path)))
+  return sum(x.size for path, x in paths if optimizer.is_trainable(path_name(path)))
 
 
 def estimate_arm(

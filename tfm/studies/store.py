@@ -68,7 +68,7 @@ def last_step(run_dir: pathlib.Path) -> int:
   if not (run_dir / 'checkpoints').is_dir():
     return 0
   checkpoints = checkpoint.Checkpoints(run_dir)
-  step = checkpoints.latest() or 0
+  step = checkpoints.latest_step() or 0
   checkpoints.close()
   return step
 

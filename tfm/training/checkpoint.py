@@ -1,4 +1,4 @@
-"""Checkpoints: everything a run needs to go on as if it had never stopped, by Orbax."""
+"""Checkpoints, by Orbax: all that a run needs to resume bit for bit."""
 
 import logging
 import pathlib
@@ -14,35 +14,37 @@ from tfm.training import digests
 from tfm.training.state import State
 
 
-# Bytes of a sentence that processes tell each other.
-SENTENCE = 512
+# Bytes of a message that processes exchange.
+MESSAGE_BYTES = 512
 
-# Orbax warns of a read-only manager that it is read only, of a checkpoint that has no metrics, and of one that every process
-# writes for itself that nobody tells the size of all.
-KNOWN = 'read only', 'read_only=True', 'tracked_metric', 'Global object size logging disabled'
-logging.getLogger('absl').addFilter(lambda record: not any(known in record.getMessage() for known in KNOWN))
+# Expected warnings of Orbax: of a read-only manager, of a checkpoint without metrics, and of a checkpoint
+# that each process writes for itself, whose global size is not logged.
+EXPECTED_WARNINGS = 'read only', 'read_only=True', 'tracked_metric', 'Global object size logging disabled'
+logging.getLogger('absl').addFilter(
+  lambda record: not any(text in record.getMessage() for text in EXPECTED_WARNINGS)
+)
 
 
-class Damaged(ValueError):
-  """A file of a checkpoint is not what was saved."""
+class DamagedCheckpoint(ValueError):
+  """A file of a checkpoint differs from what was saved."""
 
 
 class Checkpoints:
-  """The checkpoints of one run: atomic, written in the background, the last few and the best kept.
+  """The checkpoints of one run: atomic, written in the background; the last few and the best are retained.
 
   One checkpoint holds `params`, `rest` (optimizer, step, key, loss scale: apart, so that evaluation
   reads half) and `run`, JSON: the data iterator's state, the tokenizer, the resolved config, the
-  corpus hash. "Best" is the lowest validation loss. The digest of every file is written with it, before
-  it takes its place, and what is read is held against it.
+  corpus hash. "Best" is the lowest validation loss. The digests of its files are written before a checkpoint
+  is renamed to its final name, and files are verified against them when they are read.
   """
 
-  # How Orbax writes a tree of arrays, and reads it into a target.
-  write, read = ocp.args.StandardSave, ocp.args.StandardRestore
-  # Whether its folders are made in the background, too, of which process 0 tells the others.
-  in_background = True
+  # Arguments of Orbax that write a tree of arrays, and that read it into a target.
+  save_args, restore_args = ocp.args.StandardSave, ocp.args.StandardRestore
+  # Whether directories are created in the background, too; process 0 then signals the other processes.
+  creates_directories_async = True
 
   def __init__(self, workdir: pathlib.Path, keep: int | None = None):
-    """Opens the checkpoints of `workdir`, which `keep=None` leaves as they are."""
+    """Opens the checkpoints of `workdir`; `keep=None` opens them read-only."""
     self._open(pathlib.Path(workdir).absolute() / 'checkpoints', keep)
 
   def _open(self, directory: pathlib.Path, keep: int | None, handlers=None, **options) -> None:
@@ -67,40 +69,43 @@ class Checkpoints:
         cleanup_tmp_directories=keep is not None,
         enable_async_checkpointing=keep is not None,
         async_options=ocp.options.AsyncOptions(
-          post_finalization_callback=self._seal, create_directories_asynchronously=self.in_background
+          post_finalization_callback=self._write_digests,
+          create_directories_asynchronously=self.creates_directories_async,
         )
         if keep
         else None,
         **options,
       ),
     )
-    self._whole, self._saving = {}, None
+    self._intact, self._saving = {}, None
 
   def save(self, state: State, run: dict[str, Any], loss: float | None) -> None:
-    """Begins to save; the write goes on in the background, the checkpoint appears when it is whole."""
-    self.manager.wait_until_finished()  # Orbax would, too; after it nobody asks for the earlier step's number
+    """Starts to save in the background; the checkpoint appears when it is complete."""
+    self.manager.wait_until_finished()  # `_saving` is used until the earlier save is done
     self._saving = int(state.step)
     self.manager.save(
       self._saving,
       metrics=None if loss is None else {'loss': loss},
       force=True,
       args=ocp.args.Composite(
-        params=self.write(state.params), rest=self.write(rest(state)), run=ocp.args.JsonSave(run)
+        params=self.save_args(state.params),
+        rest=self.save_args(state_without_params(state)),
+        run=ocp.args.JsonSave(run),
       ),
     )
 
-  def begin(self, params: PyTree, run: dict[str, Any]) -> None:
-    """Saves parameters that no step of this run made, as step 0, from which nothing is resumed."""
+  def save_params(self, params: PyTree, run: dict[str, Any]) -> None:
+    """Saves imported parameters as step 0, from which training cannot resume."""
     self._saving = 0
     self.manager.save(
-      0, force=True, args=ocp.args.Composite(params=self.write(params), run=ocp.args.JsonSave(run))
+      0, force=True, args=ocp.args.Composite(params=self.save_args(params), run=ocp.args.JsonSave(run))
     )
 
-  def find(self, which: str) -> int:
+  def find_step(self, which: str) -> int:
     """The step that 'last', 'best' or a number names.
 
     Raises:
-      ValueError: if there is no such checkpoint, with those there are.
+      ValueError: if there is no such checkpoint; it lists the existing ones.
     """
     steps = self.steps()
     if not steps:
@@ -110,31 +115,31 @@ class Checkpoints:
     if which == 'best':
       best = self.manager.best_step()
       if best is None:
-        raise ValueError(f"step='best' needs an evaluated checkpoint; there are {steps}")
+        raise ValueError(f"step='best' requires an evaluated checkpoint; existing steps: {steps}")
       return best
     if not str(which).isdigit() or int(which) not in steps:
-      raise ValueError(f"step={which!r} is not there; 'last', 'best' or one of {steps} would do")
+      raise ValueError(f"step={which!r} does not exist; use 'last', 'best' or one of {steps}")
     return int(which)
 
   def steps(self) -> list[int]:
     """The complete steps, in order."""
     return sorted(self.manager.all_steps())
 
-  def latest(self) -> int | None:
+  def latest_step(self) -> int | None:
     """The last complete step, or None."""
     return self.manager.latest_step()
 
-  def run(self, step: int) -> dict[str, Any]:
-    """The JSON part of a checkpoint."""
-    self.check(step, 'run')
+  def read_metadata(self, step: int) -> dict[str, Any]:
+    """The JSON part `run` of a checkpoint."""
+    self.require_intact(step, 'run')
     return self.manager.restore(step, args=ocp.args.Composite(run=ocp.args.JsonRestore()))['run']
 
-  def params(self, step: int, target: PyTree) -> PyTree:
-    """The parameters, each leaf born as its `ShapeDtypeStruct` in `target` says."""
-    self.check(step, 'params')
-    return self.manager.restore(step, args=ocp.args.Composite(params=self.read(target)))['params']
+  def restore_params(self, step: int, target: PyTree) -> PyTree:
+    """The parameters, with the shapes, dtypes and shardings of `target`."""
+    self.require_intact(step, 'params')
+    return self.manager.restore(step, args=ocp.args.Composite(params=self.restore_args(target)))['params']
 
-  def averaged(self, step: int, count: int, target: PyTree) -> PyTree:
+  def restore_averaged_params(self, step: int, count: int, target: PyTree) -> PyTree:
     """The mean of the parameters of the last `count` checkpoints up to `step` (Vaswani et al. 2017, §6.1).
 
     Raises:
@@ -143,107 +148,113 @@ class Checkpoints:
     steps = [s for s in self.steps() if s <= step][-count:]
     if len(steps) < count:
       raise ValueError(
-        f'average={count} checkpoints up to step {step} are not there; there are {steps}, and '
-        '--average=1 takes that one alone'
+        f'--average={count} requires {count} checkpoints up to step {step}; existing steps: {steps}; '
+        'use --average=1 for the last one alone'
       )
-    mean = self.params(steps[0], target)
+    mean = self.restore_params(steps[0], target)
     for i, s in enumerate(steps[1:], start=2):
-      mean = jax.tree.map(lambda m, x: m + (x - m) / i, mean, self.params(s, target))
+      mean = jax.tree.map(lambda m, x: m + (x - m) / i, mean, self.restore_params(s, target))
     return mean
 
-  def state(self, step: int, target: State) -> State:
+  def restore_state(self, step: int, target: State) -> State:
     """The whole state, under the shardings of `target`, whatever mesh it was saved from."""
     for part in ('params', 'rest'):
-      self.check(step, part)
+      self.require_intact(step, part)
     restored = self.manager.restore(
-      step, args=ocp.args.Composite(params=self.read(target.params), rest=self.read(rest(target)))
+      step,
+      args=ocp.args.Composite(
+        params=self.restore_args(target.params), rest=self.restore_args(state_without_params(target))
+      ),
     )
     leaves = jax.tree.leaves(restored['rest'])
-    # Orbax gives containers back as dictionaries; the structure is the target's.
-    others = jax.tree.unflatten(jax.tree.structure(rest(target)), leaves)
+    # Orbax returns containers as dictionaries; the structure is the target's.
+    others = jax.tree.unflatten(jax.tree.structure(state_without_params(target)), leaves)
     return target.replace(params=restored['params'], **others)
 
-  def check(self, step: int, part: str) -> None:
-    """Refuses a part of a checkpoint that is `damaged`.
+  def require_intact(self, step: int, part: str) -> None:
+    """Raises if a part of a checkpoint is damaged.
 
     Raises:
-      Damaged: naming the file, and the checkpoint to go on from.
+      DamagedCheckpoint: naming the file, and the checkpoint to resume from.
     """
-    if said := self.damaged(step, part):
+    if message := self.find_damage(step, part):
       folder, before = self.directory / str(step), [other for other in self.steps() if other < step]
-      raise Damaged(
-        f'{said}; '
+      raise DamagedCheckpoint(
+        f'{message}; '
         + (
-          f'the one before it is {before[-1]}: --step={before[-1]} reads it, and training goes on from it when the folder '
+          f'the previous checkpoint is {before[-1]}: --step={before[-1]} reads it, and training resumes '
+          'from it after '
           f'{folder} is deleted'
           if before
-          else 'there is none before it, and training begins anew when its folder is deleted'
+          else 'there is no earlier one, and training starts from step 0 after its folder is deleted'
         )
       )
 
-  def damaged(self, step: int, part: str) -> str:
-    """What is wrong with the files of a part of a checkpoint, held against the digests that were written with them, once; '' for
-    nothing.
+  def find_damage(self, step: int, part: str) -> str:
+    """A message on the first damaged file of a part of a checkpoint, or ''. Intact parts are verified once.
 
-    Of several processes each reads some of the files, and all say what one finds. A checkpoint of an earlier version,
-    which has no digests, is not checked.
+    Each process verifies some of the files; all return the same message. Checkpoints of earlier versions have
+    no digests and are not verified.
     """
-    if (step, part) in self._whole:
+    if (step, part) in self._intact:
       return ''
     folder = self.directory / str(step)
     try:
-      files = {name: told for name, told in digests.sealed(folder).items() if name.startswith(f'{part}/')}
-      found = digests.damage(folder, self._mine(files))
-    except ValueError as error:  # to be said by all, too
-      found = str(error)
-    if found := said_by_all(found):
-      return f'the checkpoint {step} in {self.directory} is damaged: {found}'
-    self._whole[step, part] = True
+      files = {
+        name: digest for name, digest in digests.read_digests(folder).items() if name.startswith(f'{part}/')
+      }
+      damage = digests.find_damage(folder, self._own_files(files))
+    except ValueError as error:  # the other processes must get this message, too
+      damage = str(error)
+    if damage := gather_first_message(damage):
+      return f'the checkpoint {step} in {self.directory} is damaged: {damage}'
+    self._intact[step, part] = True
     return ''
 
-  def _mine(self, files: dict[str, list]) -> dict[str, list]:
-    """Those of all files that this process reads."""
+  def _own_files(self, files: dict[str, list]) -> dict[str, list]:
+    """The files that this process verifies."""
     return {
-      name: told
-      for i, (name, told) in enumerate(sorted(files.items()))
+      name: digest
+      for i, (name, digest) in enumerate(sorted(files.items()))
       if i % jax.process_count() == jax.process_index()
     }
 
-  def _seal(self) -> None:
-    # Orbax asks this of the process that puts a checkpoint into its place, before it does; until then the folder has
-    # the name of the step with more behind it.
+  def _write_digests(self) -> None:
+    # Orbax calls this in the process that renames the checkpoint's folder, just before it does. Until then
+    # the folder is named after the step with a suffix.
     for folder in self.directory.glob(f'{self._saving}.*'):
-      digests.seal(folder)
+      digests.write_digests(folder)
 
-  def forget(self, step: int) -> None:
-    """Deletes what was saved after a step."""
+  def delete_after(self, step: int) -> None:
+    """Deletes the checkpoints of later steps."""
     for later in [s for s in self.steps() if s > step]:
       self.manager.delete(later)
 
   def wait(self) -> None:
-    """Returns when nothing is being written."""
+    """Waits for the writes."""
     self.manager.wait_until_finished()
 
   def close(self) -> None:
-    """Waits for the writes and lets go."""
+    """Waits for the writes and closes the manager."""
     self.manager.close()
 
 
-def said_by_all(sentence: str) -> str:
-  """The first sentence that any process says; '' if none says any."""
-  every = processes.gather_bytes(sentence.encode()[:SENTENCE].ljust(SENTENCE))
-  return next((said for one in every if (said := one.rstrip().decode(errors='ignore'))), '')
+def gather_first_message(message: str) -> str:
+  """The first message that is not empty among those of all processes, or ''."""
+  records = processes.gather_bytes(message.encode()[:MESSAGE_BYTES].ljust(MESSAGE_BYTES))
+  messages = (record.rstrip().decode(errors='ignore') for record in records)
+  return next(filter(None, messages), '')
 
 
 def restore_target(abstract: PyTree, shardings: PyTree) -> PyTree:
-  """Shapes and shardings to restore into."""
+  """The shapes, dtypes and shardings to restore into."""
   return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), abstract, shardings)
 
 
-def rest(state: State) -> dict[str, PyTree]:
+def state_without_params(state: State) -> dict[str, PyTree]:
   """All of a state but its parameters."""
   others = dict(step=state.step, opt_state=state.opt_state, key=state.key, loss_scale=state.loss_scale)
-  return others | (dict(spikes=state.spikes) if state.spikes else {})  # earlier checkpoints know no such name
+  return others | (dict(spikes=state.spikes) if state.spikes else {})  # earlier checkpoints lack it
 
 
 def _loss(metrics) -> float:

@@ -1,4 +1,5 @@
-"""What every file of a checkpoint was when it was saved, so that a flipped bit is not trained on."""
+"""Sizes and SHA-256 digests of the files of a checkpoint, so that a flipped bit is detected before it is
+trained on."""
 
 import concurrent.futures
 import hashlib
@@ -8,48 +9,49 @@ from collections.abc import Mapping, Sequence
 
 
 FILE = 'digests.json'
-# Orbax notes in them that and when a checkpoint was complete, which is after the rest is.
-OPEN = '_CHECKPOINT_METADATA', 'commit_success.txt'
-THREADS = 8  # hashing lets other threads run
+# Orbax writes these files when the checkpoint is complete, after the digests.
+WRITTEN_LATER = '_CHECKPOINT_METADATA', 'commit_success.txt'
+THREADS = 8  # hashlib releases the GIL
 
 
-def seal(folder: pathlib.Path) -> None:
-  """Writes `digests.json`: name → [bytes, SHA-256] of every file of a checkpoint that is whole but not yet in its place."""
-  found = {str(path.relative_to(folder)) for path in folder.rglob('*') if path.is_file()}
-  names = sorted(found - {FILE, *OPEN})
+def write_digests(folder: pathlib.Path) -> None:
+  """Writes `digests.json`: name → [bytes, SHA-256] of every file of a complete checkpoint that is not yet
+  renamed."""
+  names = {str(path.relative_to(folder)) for path in folder.rglob('*') if path.is_file()}
+  names = sorted(names - {FILE, *WRITTEN_LATER})
   (folder / FILE).write_text(json.dumps(dict(zip(names, _digests(folder, names))), indent=0))
 
 
-def sealed(folder: pathlib.Path) -> dict[str, list]:
-  """What `seal` wrote; empty where it did not, as in checkpoints of earlier versions.
+def read_digests(folder: pathlib.Path) -> dict[str, list]:
+  """Reads what `write_digests` wrote; empty without the file, as in checkpoints of earlier versions.
 
   Raises:
-    ValueError: naming the file, if that is not what it wrote.
+    ValueError: naming the file, if its content is invalid.
   """
   path = folder / FILE
   if not path.is_file():
     return {}
   try:
-    told = json.loads(path.read_text())
-    if not all(isinstance(size, int) and isinstance(digest, str) for size, digest in told.values()):
-      raise TypeError('it is another list')
+    content = json.loads(path.read_text())
+    if not all(isinstance(size, int) and isinstance(digest, str) for size, digest in content.values()):
+      raise TypeError('not a list of sizes and digests')
   except (ValueError, TypeError, AttributeError) as error:
     raise ValueError(f'{path} cannot be read ({error})') from error
-  return told
+  return content
 
 
-def damage(folder: pathlib.Path, wanted: Mapping[str, Sequence]) -> str:
-  """What is wrong with some files of a checkpoint, the first of it by name; '' for nothing."""
-  present = [name for name in wanted if (folder / name).is_file()]
-  if missing := sorted(set(wanted) - set(present)):
+def find_damage(folder: pathlib.Path, expected: Mapping[str, Sequence]) -> str:
+  """A message on the first file that differs from its expected size and digest, or ''."""
+  present = [name for name in expected if (folder / name).is_file()]
+  if missing := sorted(set(expected) - set(present)):
     return f'{folder / missing[0]} is missing'
   sizes = {name: (folder / name).stat().st_size for name in present}
   for name, size in sizes.items():
-    if size != wanted[name][0]:
-      return f'{folder / name} has {size:,} bytes and had {wanted[name][0]:,}'
+    if size != expected[name][0]:
+      return f'{folder / name} has {size:,} bytes and had {expected[name][0]:,}'
   for name, (_, digest) in zip(present, _digests(folder, present)):
-    if digest != wanted[name][1]:
-      return f'{folder / name} has the SHA-256 {digest[:16]}… and had {wanted[name][1][:16]}…'
+    if digest != expected[name][1]:
+      return f'{folder / name} has the SHA-256 {digest[:16]}… and had {expected[name][1][:16]}…'
   return ''
 
 

@@ -1,7 +1,9 @@
-"""Several runs of one shape trained in one step: their states and batches are stacked along the mesh axis `runs`.
+"""Several runs of one shape trained in one step: their states and batches are stacked along the mesh axis
+`runs`.
 
-The runs differ in seed and learning rate only. Each computes what it computes alone; they compile once, and small runs
-fill the devices. `SingleRun` and `Ensemble` have the same methods, so that a trainer treats both alike.
+The runs differ in seed and learning rate only. Each computes what it computes alone; they compile once, and
+small runs fill the devices. `SingleRun` and `Ensemble` have the same methods, so that a trainer treats both
+alike.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""Where the time of a run goes, over all its restarts: the share that made it better is its goodput."""
+"""Where the time of a run goes, over all its restarts: the share of productive steps is its goodput."""
 
 import contextlib
 import json
@@ -13,101 +13,104 @@ import jax
 from tfm.training.progress import print_status
 
 
-# What a second may be spent on. Each since a process began to train is one of these; the time between two processes of a
-# run, of which nobody knows what it was for, is none.
+# The kinds of time. Each second since the start of a process has one kind; the time between two processes of
+# a run is not counted.
 KINDS = {
-  'productive': 'steps that were kept',
-  'starting': 'reading data, restoring, and what else comes before the first step',
-  'compiling': 'steps, and each of a new shape again',
-  'saving': 'as long as training waits for it; the most of a save goes on beside the steps',
+  'productive': 'steps that later steps build on',
+  'starting': 'reading data, restoring and all else before the first step',
+  'compiling': 'the first step of each shape',
+  'saving': 'while training waits; most of a save runs in the background',
   'waiting': 'for data',
-  'evaluating': 'compiling that, too',
-  'lost': 'after the last checkpoint before a kill: to be done again',
+  'evaluating': 'with its compilation',
+  'lost': 'after the last checkpoint before a kill: computed again',
 }
 FILE = 'goodput.json'
-# Checkpoints that last, and those near at hand (tfm/training/local_checkpoints.py); in `goodput.json`, what was spent until each.
+# Shared checkpoints and local ones (tfm/training/local_checkpoints.py): keys of `goodput.json`, which has the
+# totals at each save.
 TIERS = 'marks', 'near'
-MARKS = 8  # saves of a tier that are remembered
+MARKS = 8  # saves of each tier whose totals are stored
 COMPILED = '/jax/core/compile/backend_compile_duration'
 
 T = TypeVar('T')
 
 
 class Goodput:
-  """Counts seconds by `KINDS`, and goes on from what earlier processes of the run have counted.
+  """Counts seconds by `KINDS`, and continues the counts of earlier processes of the run.
 
   Args:
-    folders: of the runs that train in this process, each of which keeps `goodput.json`; empty: nothing is kept.
-    step: the checkpoint that this process goes on from; what was done beyond it is lost.
-    begun: when it began, by `time.perf_counter`.
+    folders: of the runs that train in this process, in which `goodput.json` is written; empty to write
+      nothing.
+    step: the checkpoint that this process resumes from; time after it counts as lost.
+    started: when the process started, by `time.perf_counter`.
 
   Attributes:
-    seconds: by kind; save_seconds: that training waited for the last save of each tier of checkpoints.
+    seconds: by kind; save_seconds: by tier, the seconds that training waited for the last save.
   """
 
-  def __init__(self, folders: Sequence[pathlib.Path] = (), step: int = 0, begun: float | None = None):
+  def __init__(self, folders: Sequence[pathlib.Path] = (), step: int = 0, started: float | None = None):
     self._folders, self._kinds, self._compiled = folders, ['starting'], False
-    self._since = time.perf_counter() if begun is None else begun
+    self._since = time.perf_counter() if started is None else started
     self.seconds, self.save_seconds = dict.fromkeys(KINDS, 0.0), dict.fromkeys(TIERS, 0.0)
     self._marks = {tier: {} for tier in TIERS}
     if folders and (path := folders[0] / FILE).exists():
       try:
-        self.seconds, self._marks = until(json.loads(path.read_text()), step)
+        self.seconds, self._marks = totals_until(json.loads(path.read_text()), step)
       except (ValueError, KeyError, TypeError, AttributeError) as error:
         print_status(
-          f'{path} cannot be read ({type(error).__name__}: {error}), and where the time of this run went is counted anew'
+          f'{path} cannot be read ({type(error).__name__}: {error}), so the time of this run is counted '
+          'from zero'
         )
     self._unsaved = self.seconds['saving']
 
   @contextlib.contextmanager
-  def spent(self, kind: str) -> Iterator[None]:
-    """Counts the block as `kind`, but for what in it is counted as another."""
-    self._turn()
+  def measure(self, kind: str) -> Iterator[None]:
+    """Counts the block as `kind`, except for nested blocks of another kind."""
+    self._count()
     self._kinds.append(kind)
     try:
       yield
     finally:
-      self._turn()
+      self._count()
       self._kinds.pop()
 
   @contextlib.contextmanager
-  def training(self) -> Iterator[None]:
-    """The block of all steps."""
+  def measure_training(self) -> Iterator[None]:
+    """Counts the block of all steps."""
 
-    def heard(event, seconds, **about):
+    def on_event(event, seconds, **details):
       self._compiled |= event == COMPILED
 
-    jax.monitoring.register_event_duration_secs_listener(heard)
+    jax.monitoring.register_event_duration_secs_listener(on_event)
     try:
-      with self.spent('productive'):
+      with self.measure('productive'):
         yield
     finally:
-      jax.monitoring.unregister_event_duration_listener(heard)
+      jax.monitoring.unregister_event_duration_listener(on_event)
 
   @contextlib.contextmanager
-  def step(self) -> Iterator[None]:
-    """The block that has the devices begin a step: next to nothing, unless something is compiled."""
-    self._turn()
+  def measure_step(self) -> Iterator[None]:
+    """Counts the dispatch of a step, as compiling if it compiles."""
+    self._count()
     before, self._compiled = self.seconds['productive'], False
     yield
-    self._turn()
+    self._count()
     if self._compiled:
       self.seconds['compiling'] += self.seconds['productive'] - before
       self.seconds['productive'] = before
 
-  def waited(self, items: Iterator[T]) -> Iterator[T]:
-    """The items, waited for."""
+  def measure_waiting(self, items: Iterator[T]) -> Iterator[T]:
+    """Yields the items and counts the time waiting for them."""
     while True:
-      with self.spent('waiting'):
+      with self.measure('waiting'):
         try:
           item = next(items)
         except StopIteration:
           return
       yield item
 
-  def saved(self, step: int, tier: str = TIERS[0]) -> None:
-    """Remembers what was spent until a checkpoint."""
-    self._turn()
+  def record_save(self, step: int, tier: str = TIERS[0]) -> None:
+    """Stores the totals at a checkpoint."""
+    self._count()
     self.save_seconds[tier], self._unsaved = self.seconds['saving'] - self._unsaved, self.seconds['saving']
     marks = self._marks[tier]
     marks[str(step)] = dict(self.seconds)
@@ -115,22 +118,22 @@ class Goodput:
       del marks[old]
     self.write()
 
-  def end(self) -> None:
-    """Nothing is lost of what was spent since the last save: it is the end."""
+  def record_end(self) -> None:
+    """Adds the time since the last save to its totals, at the end of the run."""
     if marks := self._marks[TIERS[0]]:
-      self.saved(max(map(int, marks)))
+      self.record_save(max(map(int, marks)))
 
   def write(self) -> None:
-    """Keeps what was counted, whole or not at all."""
-    self._turn()
+    """Writes the counts atomically."""
+    self._count()
     for folder in self._folders:
-      part = folder / f'{FILE}.{os.getpid()}'
-      part.write_text(json.dumps(dict(seconds=self.seconds) | self._marks))
-      part.replace(folder / FILE)
+      temporary = folder / f'{FILE}.{os.getpid()}'
+      temporary.write_text(json.dumps(dict(seconds=self.seconds) | self._marks))
+      temporary.replace(folder / FILE)
 
   def shares(self) -> dict[str, float]:
     """The share of each kind in all."""
-    self._turn()
+    self._count()
     total = sum(self.seconds.values()) or 1.0
     return {kind: seconds / total for kind, seconds in self.seconds.items()}
 
@@ -138,16 +141,16 @@ class Goodput:
     shares = ', '.join(f'{kind} {share:.1%}' for kind, share in self.shares().items() if share >= 0.0005)
     return f'goodput: of {sum(self.seconds.values()):,.0f} seconds {shares}'
 
-  def _turn(self) -> None:
+  def _count(self) -> None:
     now = time.perf_counter()
     self.seconds[self._kinds[-1]] += now - self._since
     self._since = now
 
 
-def until(before: Mapping[str, Any], step: int) -> tuple[dict[str, float], dict[str, dict]]:
-  """Of what `goodput.json` tells, the seconds until a step, with those after it as lost, and the marks until it."""
+def totals_until(before: Mapping[str, Any], step: int) -> tuple[dict[str, float], dict[str, dict]]:
+  """The seconds of `goodput.json` at a step, with those after it as lost, and the stored totals up to it."""
   marks = {tier: before.get(tier, {}) for tier in TIERS}
-  kept = next((marks[tier][str(step)] for tier in TIERS if str(step) in marks[tier]), {})
-  seconds = {kind: kept.get(kind, 0.0) for kind in KINDS}
-  seconds['lost'] += sum(before['seconds'].values()) - sum(kept.values())
+  totals = next((marks[tier][str(step)] for tier in TIERS if str(step) in marks[tier]), {})
+  seconds = {kind: totals.get(kind, 0.0) for kind in KINDS}
+  seconds['lost'] += sum(before['seconds'].values()) - sum(totals.values())
   return seconds, {tier: {at: mark for at, mark in marks[tier].items() if int(at) <= step} for tier in TIERS}

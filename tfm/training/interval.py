@@ -1,11 +1,12 @@
-"""When a checkpoint is saved: with every evaluation, every so many steps, or as often as loses the least time."""
+"""When a checkpoint is saved: with every evaluation, every so many steps, or at the interval that loses the
+least time."""
 
 import math
 from collections.abc import Callable
 
 
-# (step, steps since the last save, whether it was evaluated, seconds of the last save, seconds of a step) → whether to save.
-# The seconds are those on which all processes agree; the first is 0 until there was a save.
+# (step, steps since the last save, whether it was evaluated, seconds of the last save, seconds of a step) →
+# whether to save. The seconds are the same in all processes; those of a save are 0 before the first save.
 Interval = Callable[[int, int, bool, float, float], bool]
 
 
@@ -22,13 +23,14 @@ def steps(every: int) -> Interval:
 
 
 def auto(hours: float = 24.0) -> Interval:
-  """Every √(2 · seconds of a save · seconds between failures) (Young 1974; Daly 2006, eq. 1); the first time with an evaluation.
+  """Every √(2 · seconds of a save · seconds between failures) (Young 1974; Daly 2006, eq. 1); first with an
+  evaluation.
 
-  The seconds of a save are those for which training waits. A shorter interval saves more often than failures cost, a longer
-  one loses more to a failure than saves would have cost.
+  The seconds of a save are those for which training waits. A shorter interval saves more often than failures
+  cost, a longer one loses more to a failure than saves would have cost.
 
   Args:
-    hours: between two failures of anything that the run needs; of n machines an n-th of what one lasts.
+    hours: mean time between failures of the whole run; for n machines, that of one divided by n.
   """
   if hours <= 0:
     raise ValueError(f'hours={hours} must be above 0')

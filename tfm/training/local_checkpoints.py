@@ -1,7 +1,7 @@
-"""Checkpoints near at hand: what each process keeps for itself, on a disk or in the memory of its machine.
+"""Local checkpoints: each process saves its own shards on a disk, or in the memory, of its machine.
 
-They are quick to write, and so may be written often; most of what ends a run (a preemption, a process that dies) leaves them
-there. What takes a machine away takes its part, and the run goes on from the lasting checkpoints (Wang et al. 2023, Gemini).
+They are quick to write and can be written often; they survive a preemption or the death of a process. If a
+machine is lost its part is lost, and the run resumes from the shared checkpoints (Wang et al. 2023, Gemini).
 """
 
 import functools
@@ -18,33 +18,35 @@ from ml_collections import ConfigDict
 
 from tfm.parallel import processes
 from tfm.shapes import PyTree
-from tfm.training.checkpoint import Checkpoints, rest, said_by_all
+from tfm.training.checkpoint import Checkpoints, gather_first_message, state_without_params
 from tfm.training.progress import print_status
 from tfm.training.state import State
 
 
-MARK = 'near.json'  # in --workdir: the name of its folders
+NAME_FILE = 'near.json'  # in --workdir: the name of the run's local folders
 KEEP = 2  # a kill may come between the saves of two processes
-NONE = -1  # no step
+NO_STEP = -1  # no step
 
 
 class LocalCheckpoints(Checkpoints):
-  """The checkpoints of one run in `folder`, a folder of this machine's own, of every process those of its devices.
+  """The checkpoints of one run in `folder` of this machine; each process has those of its devices.
 
-  A process writes all that its devices hold, copies of what others hold too, and reads nothing else: no process waits for the
-  disk of another. Orbax writes them as its experimental emergency checkpoints do (`ArrayHandler(replica_id=None)`), without
-  their want of several slices.
+  A process writes one copy of all that its devices hold, and reads nothing else: no process waits for the
+    disk of
+  another. Orbax writes them as its experimental emergency checkpoints (`ArrayHandler(replica_id=None)`), but
+  without requiring several slices.
 
   Args:
-    workdir: of the run. A new run in it does not find those of an old one.
+    workdir: of the run. A new run there does not find the local checkpoints of an old one.
   """
 
-  write = ocp.args.PyTreeSave
-  # The folders of another process say nothing of one's own: told so, Orbax would write before there is a place to write to.
-  in_background = False
+  save_args = ocp.args.PyTreeSave
+  # Each process has its own directories, so a signal from process 0 would not mean that those of this process
+  # exist.
+  creates_directories_async = False
 
   @staticmethod
-  def read(target: PyTree) -> ocp.args.PyTreeRestore:
+  def restore_args(target: PyTree) -> ocp.args.PyTreeRestore:
     return ocp.args.PyTreeRestore(
       item=target, restore_args=ocp.checkpoint_utils.construct_restore_args(target)
     )
@@ -62,13 +64,14 @@ class LocalCheckpoints(Checkpoints):
     tree = functools.partial(
       ocp.PyTreeCheckpointHandler, multiprocessing_options=alone, type_handler_registry=registry
     )
-    directory = pathlib.Path(folder).absolute() / named(workdir) / f'process_{jax.process_index()}'
+    directory = pathlib.Path(folder).absolute() / run_folder_name(workdir) / f'process_{jax.process_index()}'
     try:
       directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
       raise ValueError(
-        f'config.training.local_checkpoint_dir={folder!r} cannot be written to here ({error}); a folder on a disk of each machine, '
-        'or in its memory, such as /dev/shm, would do'
+        f'config.training.local_checkpoint_dir={folder!r} is not writable ({error}); use a folder on a disk '
+        'of each machine, '
+        'or in its memory, such as /dev/shm'
       ) from None
     self._open(
       directory,
@@ -79,85 +82,88 @@ class LocalCheckpoints(Checkpoints):
     )
 
   def save(self, state: State, run: dict[str, Any], loss: float | None) -> None:
-    """Begins to save; no checkpoint here is best, as none stays."""
-    super().save(state, run | dict(layout=layout(run['config'])), None)
+    """Starts to save in the background; none is the best, because local checkpoints are temporary."""
+    super().save(state, run | dict(layout=device_layout(run['config'])), None)
 
   def steps(self) -> list[int]:
-    """Those that every process has."""
-    mine, form = super().steps()[-KEEP - 1 :], f'>{KEEP + 1}q'
-    every = processes.gather_bytes(struct.pack(form, *mine, *[NONE] * (KEEP + 1 - len(mine))))
-    return sorted(set.intersection(*(set(struct.unpack(form, one)) for one in every)) - {NONE})
+    """The complete steps that every process has, in order."""
+    own_steps, form = super().steps()[-KEEP - 1 :], f'>{KEEP + 1}q'
+    every = processes.gather_bytes(struct.pack(form, *own_steps, *[NO_STEP] * (KEEP + 1 - len(own_steps))))
+    return sorted(set.intersection(*(set(struct.unpack(form, one)) for one in every)) - {NO_STEP})
 
-  def newer(self, last: int, config: ConfigDict) -> int | None:
-    """The newest step, if it is after `last` and can be gone on from; what is in the way of that is told."""
-    found = max(self.steps(), default=0)
-    if found <= last:
+  def find_newer(self, last: int, config: ConfigDict) -> int | None:
+    """The newest step, if it is after `last` and training can resume from it; prints why not."""
+    newest = max(self.steps(), default=0)
+    if newest <= last:
       return None
-    why = next((said for part in ('run', 'params', 'rest') if (said := self.damaged(found, part))), '')
-    if not why:
-      before, now = self.run(found)['layout'], layout(config.to_dict())
+    reason = next(filter(None, (self.find_damage(newest, part) for part in ('run', 'params', 'rest'))), '')
+    if not reason:
+      before, now = self.read_metadata(newest)['layout'], device_layout(config.to_dict())
       changed = ', '.join(
-        f'{name} {now[name]} and had {before[name]}' for name in now if now[name] != before[name]
+        f'{name} {now[name]}, saved with {before[name]}' for name in now if now[name] != before[name]
       )
-      why = said_by_all(changed and f'this run has {changed}')
-    if why:
-      print_status(
-        f'the checkpoint {found} near at hand cannot be gone on from: {why}; it is deleted as the run goes on from step {last}'
-      )
+      reason = gather_first_message(changed and f'this run has {changed}')
+    if reason:
+      print_status(f'cannot resume from local checkpoint {newest}: {reason}; resuming from step {last}')
       return None
-    return found
+    return newest
 
-  def require_whole(self, state: State) -> None:
-    """Refuses arrays of which Orbax would write a part: it takes the copy that the first device of a process has, and of an array
-    that is cut otherwise over other devices of that process there may be no such copy.
+  def require_complete_copies(self, state: State) -> None:
+    """Refuses arrays that Orbax would save in part only.
+
+    Orbax saves the replica of a process's first device; if an array is sharded such that the process's
+    devices hold shards of several replicas, this one may be incomplete.
 
     Raises:
-      ValueError: in all processes, for what one finds.
+      ValueError: in all processes, if it is so in one.
     """
 
-    def held(shards):
+    def indices(shards):
       return {str(shard.index) for shard in shards}
 
-    partly = any(
-      held(x.addressable_shards)
-      != held(
+    is_partial = any(
+      indices(x.addressable_shards)
+      != indices(
         [shard for shard in x.addressable_shards if shard.replica_id == x.addressable_shards[0].replica_id]
       )
-      for x in jax.tree.leaves((state.params, rest(state)))
+      for x in jax.tree.leaves((state.params, state_without_params(state)))
     )
-    if said := said_by_all(f'process {jax.process_index()} has parts of several copies' if partly else ''):
+    if message := gather_first_message(
+      f'process {jax.process_index()} has parts of several copies' if is_partial else ''
+    ):
       raise ValueError(
-        f'config.training.local_checkpoint_dir keeps one copy of what the devices of a process hold, and in this mesh {said}; a mesh whose '
-        "inner axes are the devices of a process, or near='', would do"
+        'config.training.local_checkpoint_dir saves one copy of what the devices of a process hold, and in '
+        f'this mesh {message}; use a '
+        "mesh whose inner axes are the devices of a process, or config.training.local_checkpoint_dir=''"
       )
 
   def clear(self) -> None:
-    """Deletes what is here, where a lasting checkpoint is newer or is gone on from."""
+    """Deletes all local checkpoints, when a shared one replaces them."""
     self.wait()
     for step in self.directory.iterdir():
       shutil.rmtree(step)
     self.manager.reload()
 
-  def _mine(self, files: dict[str, list]) -> dict[str, list]:
+  def _own_files(self, files: dict[str, list]) -> dict[str, list]:
     return files
 
 
-def layout(config: dict[str, Any]) -> dict[str, Any]:
-  """What says which part of an array this process holds."""
+def device_layout(config: dict[str, Any]) -> dict[str, Any]:
+  """The fields and devices that determine which part of an array this process holds."""
   return {field: config[field] for field in ('mesh', 'slices', 'rules')} | dict(
     processes=jax.process_count(), devices=[device.id for device in jax.local_devices()]
   )
 
 
-def named(workdir: pathlib.Path) -> str:
-  """The name of a run's folders on all machines: the same as long as its --workdir is there and is not moved."""
+def run_folder_name(workdir: pathlib.Path) -> str:
+  """The name of a run's folders on all machines; it stays the same until --workdir is deleted or moved."""
   name = uuid.uuid4().hex
-  if processes.is_main_process():  # another would read what is being written
-    mark, place = workdir / MARK, str(workdir.absolute())
-    before = json.loads(mark.read_text()) if mark.is_file() else {}
-    if before.get('workdir') == place:
+  if processes.is_main_process():  # one process reads and writes the file
+    path, location = workdir / NAME_FILE, str(workdir.absolute())
+    before = json.loads(path.read_text()) if path.is_file() else {}
+    if before.get('workdir') == location:
       name = before['name']
     else:
       workdir.mkdir(parents=True, exist_ok=True)
-      mark.write_text(json.dumps(dict(workdir=place, name=name)))
+      path.write_text(json.dumps(dict(workdir=location, name=name)))
   return processes.gather_bytes(name.encode())[0].decode()

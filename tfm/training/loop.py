@@ -23,7 +23,7 @@ class Cadence:
 
   Attributes:
     steps: the last step; log_every, evaluate_every: intervals; profile: how many steps to profile.
-    save: when to, for each tier of checkpoints; besides the end, at which the first does.
+    save: for each tier of checkpoints, when to save; the first tier also saves at the end.
   """
 
   steps: int
@@ -44,41 +44,41 @@ def fit(
   profile_dir: str,
   split: Callable[[State], Sequence[State]] = lambda state: (state,),
 ) -> State:
-  """Trains from `state` to the last step, or to a SIGTERM (or Ctrl-C), and saves what it reached.
+  """Trains from `state` to the last step, or until a SIGTERM or Ctrl-C, and saves the last state.
 
   Metrics are read one step late, so that the device always has its next step before the host waits.
 
   Args:
     batches: device batches with the iterator's state after each.
-    step: the compiled step; it may consume the state it is given.
+    step: the compiled step; it may donate its state.
     evaluate: parameters → metrics of the validation split.
-    save: for each tier of checkpoints, the most lasting first, (run, its state, the iterator's state, validation loss or None) →
-      a checkpoint.
-    report: takes the metrics.
-    split: the state of every run that `state` holds; one, unless several train together.
+    save: for each tier of checkpoints, the most durable first, a function (run, its state, the iterator's
+      state, validation loss or None) that saves a checkpoint.
+    report: records the metrics.
+    split: state → the state of each run; one, unless it is an ensemble.
 
   Raises:
-    Diverged: if a metric of the last run that is left is NaN or infinite: its name and step; nothing of that
-      step is saved.
+    Diverged: if a metric of the last active run is NaN or infinite, with its name and step; that step is not
+      saved.
   """
   first = int(split(state)[0].step)
   saved, pending, goodput = dict.fromkeys(save, first), None, report.goodput
-  with stopping_for() as stop, goodput.training():
-    for i, fetched in zip(range(first + 1, cadence.steps + 1), goodput.waited(batches)):
+  with stop_requests() as stop, goodput.measure_training():
+    for i, fetched in zip(range(first + 1, cadence.steps + 1), goodput.measure_waiting(batches)):
       if cadence.profile and i == first + 3:
         jax.profiler.start_trace(profile_dir)
-      with jax.transfer_guard('disallow'), goodput.step():
+      with jax.transfer_guard('disallow'), goodput.measure_step():
         state, metrics = step(state, fetched.batch)
       if cadence.profile and i == min(first + 2 + cadence.profile, cadence.steps) >= first + 3:
         jax.block_until_ready(state)
         jax.profiler.stop_trace()
         print_status(f'profile of {i - first - 2} steps: {profile_dir}')
 
-      stopping = stop(i)  # asked once: a signal that comes later is the next step's
+      stopping = stop(i)  # read once: a later signal counts for the next step
       ends = stopping or i == cadence.steps
       evaluated = i % cadence.evaluate_every == 0 or i == cadence.steps
       if pending:
-        _tell(report, cadence, *pending)
+        _record(report, cadence, *pending)
       pending = i, metrics, fetched
       due = (
         next(iter(save))
@@ -87,59 +87,62 @@ def fit(
           (
             tier
             for tier in save
-            if cadence.save[tier](i, i - saved[tier], evaluated, report.save_takes(tier), report.step_seconds)
+            if cadence.save[tier](
+              i, i - saved[tier], evaluated, report.save_duration(tier), report.step_seconds
+            )
           ),
           None,
         )
       )
       if due or evaluated:
-        _tell(report, cadence, *pending)
+        _record(report, cadence, *pending)
         pending = None
-        with report.paused():
+        with report.exclude_from_rate():
           for run, one in enumerate(split(state)):
             if run in report.live:
-              # A run that was asked to stop has little time: it saves and does no more.
-              with goodput.spent('evaluating'):
+              # After a stop signal there is little time: save only.
+              with goodput.measure('evaluating'):
                 values = evaluate(one.params) if evaluated and not stopping else {}
-              if report.evaluated(i, run, values) and due:
-                with goodput.spent('saving'):
+              if report.record_evaluation(i, run, values) and due:
+                with goodput.measure('saving'):
                   save[due](run, one, fetched.state, values.get('loss'))
         if due:
-          # What was saved where it lasts need not be saved near at hand.
+          # A save in a durable tier makes one in the less durable tiers unnecessary.
           saved |= {tier: i for tier in itertools.dropwhile(lambda tier: tier != due, save)}
-          goodput.saved(i, due)
+          goodput.record_save(i, due)
       if stopping:
-        print_status(f'stopped at step {i}, which is saved; the same command goes on from there')
+        print_status(f'stopped at step {i} (saved); run the same command to resume')
         break
   return state
 
 
-def _tell(report, cadence, i, metrics, fetched) -> None:
-  report.trained(i, metrics, fetched, i % cadence.log_every == 0 or i == cadence.steps)
+def _record(report, cadence, i, metrics, fetched) -> None:
+  report.record_step(i, metrics, fetched, i % cadence.log_every == 0 or i == cadence.steps)
 
 
 @contextlib.contextmanager
-def stopping_for() -> Iterator[Callable[[int], bool]]:
-  """Step → whether to stop after it, because of a SIGTERM or Ctrl-C; all processes say the same of a step."""
+def stop_requests() -> Iterator[Callable[[int], bool]]:
+  """A function: step → whether to stop after it, because of a SIGTERM or Ctrl-C; the same in all
+  processes."""
   if jax.process_count() > 1:
     with processes.interrupt_requests_preemption():
       yield processes.preemption_requested
   else:
-    with _Stop() as stop:
-      yield lambda step: stop.asked
+    with _SignalHandler() as handler:
+      yield lambda step: handler.requested
 
 
-class _Stop:
-  """Notes SIGTERM and SIGINT instead of dying of them; a second one does kill."""
+class _SignalHandler:
+  """Records a SIGTERM or SIGINT instead of exiting; a second one exits."""
 
-  def __enter__(self) -> '_Stop':
-    self.asked, self.before = False, {}
+  def __enter__(self) -> '_SignalHandler':
+    self.requested, self.before = False, {}
     for number in (signal.SIGTERM, signal.SIGINT):
-      self.before[number] = signal.signal(number, self.note)
+      self.before[number] = signal.signal(number, self.handle)
     return self
 
-  def note(self, number, frame) -> None:
-    self.asked = True
+  def handle(self, number, frame) -> None:
+    self.requested = True
     signal.signal(number, self.before[number])
 
   def __exit__(self, *error) -> None:

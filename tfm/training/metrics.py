@@ -1,4 +1,4 @@
-"""What a run says of itself: metrics.jsonl, TensorBoard events, curves.png."""
+"""The metrics of a run: metrics.jsonl, TensorBoard events, curves.png."""
 
 import json
 import pathlib
@@ -12,7 +12,7 @@ import matplotlib.pyplot as plt  # noqa: E402
 
 
 class MetricsLog:
-  """Writes metrics; opened at a step, it forgets what an interrupted run wrote beyond it."""
+  """Writes metrics. Opened at a step, it deletes the rows that an interrupted run wrote after it."""
 
   def __init__(self, workdir: pathlib.Path, step: int):
     self.path = pathlib.Path(workdir) / 'metrics.jsonl'
@@ -37,7 +37,7 @@ class MetricsLog:
 
 
 class NullMetricsLog:
-  """The log of a process that does not write one."""
+  """The log of a process other than the main one: it writes nothing."""
 
   def write(self, step: int, split: str, values: dict[str, float | str]) -> None:
     pass
@@ -47,10 +47,10 @@ class NullMetricsLog:
 
 
 def read(path: pathlib.Path) -> list[dict]:
-  """The rows of a metrics.jsonl; a last line cut off by a kill is left out.
+  """Reads the rows of a metrics.jsonl, without an incomplete last line (after a kill).
 
   Raises:
-    ValueError: naming the file and the line that is no row.
+    ValueError: naming the file and the line that is not a row.
   """
   if not path.exists():
     return []
@@ -59,11 +59,12 @@ def read(path: pathlib.Path) -> list[dict]:
     if line.endswith(b'\n'):
       try:
         rows.append(json.loads(line))
-        rows[-1]['step']  # by which all are looked up
+        rows[-1]['step']  # every row must have one
       except (ValueError, KeyError, TypeError) as error:
         raise ValueError(
-          f'{path}:{number} is no line of metrics ({type(error).__name__}: {error}); the run can do without it: delete '
-          'the line'
+          f'{path}:{number} is not a row of metrics ({type(error).__name__}: {error}); delete the line, '
+          'which '
+          'the run does not need'
         ) from error
   return rows
 

@@ -1,4 +1,4 @@
-"""The live line of a training run."""
+"""Status messages and the live progress line of a training run, on stderr."""
 
 import time
 
@@ -10,20 +10,20 @@ console = Console(stderr=True)
 
 
 def print_status(text: str) -> None:
-  """Prints to stderr, above the live line if there is one; lines stay whole."""
+  """Prints to stderr, above the live line if there is one, without wrapping."""
   console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
-# Seconds between two plain lines, where there is no terminal to keep one alive.
+# Seconds between two plain lines, where stderr is not a terminal.
 PERIOD = 15.0
 
 
 class Line:
-  """step, loss, tokens/s, MFU where the chip is known, time left: one live line, or a plain one now and then.
+  """step, loss, tokens/s, MFU of a known chip, time left: one live line, or a plain line every `PERIOD`.
 
   Args:
-    first, steps: where the run starts and ends.
-    flops_per_token, peak_flops: of a training step, and of all devices; None where not known.
+    first, steps: the step to start after, and the last step.
+    flops_per_token, peak_flops: per token of a training step, and of all devices; None if unknown.
   """
 
   def __init__(self, first: int, steps: int, flops_per_token: float | None, peak_flops: float | None):
@@ -38,7 +38,7 @@ class Line:
       refresh_per_second=4,
     )
     self.task = self.progress.add_task('training', total=steps, completed=first, status='compiling …')
-    self.steps, self.tokens, self.timed, self.since, self.said = steps, 0.0, 0, None, time.perf_counter()
+    self.steps, self.tokens, self.timed, self.since, self.printed = steps, 0.0, 0, None, time.perf_counter()
 
   def __enter__(self) -> 'Line':
     if console.is_terminal:
@@ -49,31 +49,31 @@ class Line:
     self.progress.stop()
 
   def advance(self, step: int, tokens: float, loss: float) -> None:
-    """After a step whose metrics have come."""
+    """Updates the line after a step whose metrics are known."""
     if self.since is None:
-      # The first step compiles; the clock starts behind it.
+      # The first step compiles; the clock starts after it.
       self.since = time.perf_counter()
     else:
       self.tokens += tokens
       self.timed += 1
     self.progress.update(self.task, completed=step, status=self.status(loss))
     now = time.perf_counter()
-    if not console.is_terminal and now - self.said > PERIOD and self.tokens:
-      self.said = now
+    if not console.is_terminal and now - self.printed > PERIOD and self.tokens:
+      self.printed = now
       left = (self.steps - step) * (now - self.since) / self.timed
       print_status(f'step {step} of {self.steps}  {self.status(loss)}  {left / 60:.1f} minutes left')
 
   def status(self, loss: float) -> str:
     """`loss 2.345  12.3k tokens/s  MFU 41.2 %`."""
-    words = [f'loss {loss:.3f}']
+    parts = [f'loss {loss:.3f}']
     if self.tokens:
-      words.append(f'{self.rate() / 1000:.1f}k tokens/s')
+      parts.append(f'{self.rate() / 1000:.1f}k tokens/s')
       if self.peak_flops and self.flops_per_token:
-        words.append(f'MFU {self.mfu():.1%}')
-    return '  '.join(words)
+        parts.append(f'MFU {self.mfu():.1%}')
+    return '  '.join(parts)
 
   def rate(self) -> float:
-    """Tokens per second since the first step of this process, time spent on evaluation left out."""
+    """Tokens per second since the first step of this process, without the time of evaluation."""
     return self.tokens / (time.perf_counter() - self.since) if self.tokens else 0.0
 
   def mfu(self) -> float:
@@ -81,10 +81,10 @@ class Line:
     return self.rate() * self.flops_per_token / self.peak_flops
 
   def pause(self) -> float:
-    """The time before something that is no training."""
+    """The time at which training pauses, for `resume`."""
     return time.perf_counter()
 
   def resume(self, paused: float) -> None:
-    """Leaves the time since `pause` out of the rate."""
+    """Excludes the time since `pause` from the rate."""
     if self.since is not None:
       self.since += time.perf_counter() - paused

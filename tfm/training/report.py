@@ -1,4 +1,4 @@
-"""What is said of training while it goes on: the log of every run, and one live line."""
+"""Reporting during training: the log of every run, and one live line."""
 
 import contextlib
 import logging
@@ -21,31 +21,32 @@ _log = logging.getLogger(__name__)
 
 
 class Diverged(ValueError):
-  """A metric is no longer a finite number."""
+  """A metric is NaN or infinite."""
 
 
 class Report:
-  """Takes the metrics of one run, or of several that train together, and stops what diverges.
+  """Records the metrics of one run or of an ensemble, and stops runs that diverge.
 
   Args:
-    first: the step before the first.
+    first: the step to start after.
 
   Attributes:
-    live: the numbers of the runs that have not diverged.
-    diverged: why the others have, by their numbers.
+    live: the indices of the runs that have not diverged.
+    diverged: index → message of the others.
+    line: the live line.
     goodput: where the time goes.
-    step_seconds, save_seconds: of a step since the last line of the log, and of the last save of each tier of checkpoints, in
-      the slowest process.
+    step_seconds, save_seconds: of a step since the last log line, and of the last save of each tier, in the
+      slowest process.
   """
 
   def __init__(self, logs: Sequence[MetricsLog], line: Line, goodput: Goodput, first: int = 0):
     self._logs, self.line, self.goodput = logs, line, goodput
-    self._told, self._before = first, dict(goodput.seconds)
+    self._last_logged, self._before = first, dict(goodput.seconds)
     self.step_seconds, self.save_seconds = 0.0, dict(goodput.save_seconds)
     self.live, self.diverged = list(range(len(logs))), {}
 
-  def trained(self, step: int, metrics: Mapping[str, Array], fetched: DeviceBatch, due: bool) -> None:
-    """Brings the metrics of a step, each [] or [runs], to the host, and writes them when it is time.
+  def record_step(self, step: int, metrics: Mapping[str, Array], fetched: DeviceBatch, due: bool) -> None:
+    """Copies the metrics of a step, each [] or [runs], to the host, and logs them if `due`.
 
     Raises:
       Diverged: if no run is left.
@@ -55,9 +56,10 @@ class Report:
       self._check(step, run, 'train', {name: float(x[run]) for name, x in values.items()})
     for run in self.live if 'spike' in values else ():
       if values['spike'][run]:
-        due, which = True, f' of run {run}' if len(self._logs) > 1 else ''
+        due, suffix = True, f' of run {run}' if len(self._logs) > 1 else ''
         _log.info(
-          f'step {step}{which} is skipped: the norm of its gradient, {values["gradient_norm"][run]:.4g}, is more than '
+          f'step {step}{suffix} is skipped: the norm of its gradient, {values["gradient_norm"][run]:.4g}, '
+          'is more than '
           f'config.training.skip_spikes times its running mean; {int(values["spikes"][run])} so far'
         )
     read, loss = values.pop('read'), values['loss'][self.live].mean()
@@ -65,14 +67,14 @@ class Report:
     if due:
       pace, hashes = self._pace(step), fetched.hashes  # gathered from all processes
       for run in self.live:
-        said = {name: float(x[run]) for name, x in values.items()}
-        said |= pace | dict(tokens_per_second=self.line.rate(), batch=hashes[run])
+        row = {name: float(x[run]) for name, x in values.items()}
+        row |= pace | dict(tokens_per_second=self.line.rate(), batch=hashes[run])
         if self.line.peak_flops and self.line.flops_per_token:
-          said |= dict(mfu=self.line.mfu())
-        self._logs[run].write(step, 'train', said)
+          row |= dict(mfu=self.line.mfu())
+        self._logs[run].write(step, 'train', row)
 
-  def evaluated(self, step: int, run: int, values: Mapping[str, float]) -> bool:
-    """Writes what a run reached on the validation split, if it was evaluated; whether it is still alive.
+  def record_evaluation(self, step: int, run: int, values: Mapping[str, float]) -> bool:
+    """Logs the validation metrics of a run, if there are any; returns whether the run is live.
 
     Raises:
       Diverged: if no run is left.
@@ -80,41 +82,46 @@ class Report:
     self._check(step, run, 'validation', values)
     if values and run in self.live:
       self._logs[run].write(step, 'validation', dict(values))
-      which = f' of run {run}' if len(self._logs) > 1 else ''
-      print_status(f'step {step}  validation{which}: ' + ', '.join(f'{k} {v:.4g}' for k, v in values.items()))
+      suffix = f' of run {run}' if len(self._logs) > 1 else ''
+      print_status(
+        f'step {step}  validation{suffix}: ' + ', '.join(f'{k} {v:.4g}' for k, v in values.items())
+      )
     return run in self.live
 
   def _pace(self, step: int) -> dict[str, float]:
-    """Seconds of a step since the last line of the log, those of them that data were waited for, and the goodput so far.
+    """Seconds of a step since the last log line, the seconds waited for data, and the goodput so far.
 
-    A step takes all processes as long as the slowest of them; who waits least for data waits for the others in the step.
+    A step takes as long as its slowest process; a process that waits less for data waits for the others in
+    the step.
     """
     self.goodput.write()
     shares, now = self.goodput.shares(), dict(self.goodput.seconds)
-    steps = max(step - self._told, 1)
+    steps = max(step - self._last_logged, 1)
     spent = {kind: now[kind] - self._before[kind] for kind in now}
-    mine = spent['productive'] / steps, spent['waiting'] / steps, *self.goodput.save_seconds.values()
-    self._told, self._before = step, now
-    form = f'>{len(mine)}d'
-    every = [struct.unpack(form, record) for record in processes.gather_bytes(struct.pack(form, *mine))]
+    own = spent['productive'] / steps, spent['waiting'] / steps, *self.goodput.save_seconds.values()
+    self._last_logged, self._before = step, now
+    form = f'>{len(own)}d'
+    every = [struct.unpack(form, record) for record in processes.gather_bytes(struct.pack(form, *own))]
     step_seconds, data_seconds, *saving = zip(*every)
     self.step_seconds, self.save_seconds = max(step_seconds), dict(zip(self.save_seconds, map(max, saving)))
-    told = dict(goodput=shares['productive'], step_seconds=max(step_seconds), data_seconds=max(data_seconds))
+    values = dict(
+      goodput=shares['productive'], step_seconds=max(step_seconds), data_seconds=max(data_seconds)
+    )
     if len(every) > 1:
-      told |= dict(
+      values |= dict(
         step_seconds_fastest=min(step_seconds),
         data_seconds_fastest=min(data_seconds),
         data_slowest_process=data_seconds.index(max(data_seconds)),
       )
-    return told
+    return values
 
-  def save_takes(self, tier: str) -> float:
-    """Seconds for which training waits for a save: of a tier that has had none, those of the other."""
+  def save_duration(self, tier: str) -> float:
+    """Seconds that training waits for a save of a tier; before its first save, those of the other tier."""
     return self.save_seconds[tier] or max(self.save_seconds.values())
 
   @contextlib.contextmanager
-  def paused(self) -> Iterator[None]:
-    """Leaves what is no training out of the rate."""
+  def exclude_from_rate(self) -> Iterator[None]:
+    """Excludes the block from the rate."""
     since = self.line.pause()
     yield
     self.line.resume(since)
@@ -124,10 +131,10 @@ class Report:
       if not math.isfinite(value):
         self.live.remove(run)
         self.diverged[run] = (
-          f'{split} {name} is {value} at step {step}; nothing of that step is saved, the last '
-          'checkpoint is good (a lower optimizer.learning_rate or optimizer.clip may help)'
+          f'{split} {name} is {value} at step {step}; that step is not saved, and the last '
+          'checkpoint is valid (a lower optimizer.learning_rate or optimizer.clip may help)'
         )
         if not self.live:
           raise Diverged(self.diverged[run])
-        print_status(f'run {run}: {self.diverged[run]}; the others go on')
+        print_status(f'run {run}: {self.diverged[run]}; the other runs continue')
         return

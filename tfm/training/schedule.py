@@ -63,7 +63,7 @@ def _progress(step, warmup, steps):
 
 
 SCHEDULES = {f.__name__: f for f in (noam, rsqrt, constant, cosine, linear, wsd)}
-# Schedules that do not look at the number of steps: a run may be prolonged under them.
+# Schedules that do not depend on the number of steps: a run may be extended under them.
 ENDLESS = ('noam', 'rsqrt', 'constant')
 
 

@@ -1,4 +1,4 @@
-"""Steps that are skipped because their gradient is far larger than usual."""
+"""Skipping steps whose gradient norm is far above its running mean."""
 
 import jax.numpy as jnp
 from flax import struct
@@ -7,20 +7,20 @@ from tfm.shapes import Array, Bool, Float, Int
 
 
 DECAY = 0.98  # of the running mean, from one step to the next
-LEARNING = 20  # first steps, which are taken whatever they are: nothing tells yet what is usual
+LEARNING = 20  # first steps, which are never skipped: the mean is not yet reliable
 
 
 @struct.dataclass
 class Spikes:
   """A running mean of the gradient's global norm, and how often a step exceeded it by a factor.
 
-  PaLM's training (Chowdhery et al. 2022, §5.1) was set back before each spike of the loss and skipped the batches that had
-  led to it; here the one step is left out, before it does harm. Optax skips what is not finite (`apply_if_finite`) or above
-  a fixed norm (`skip_large_updates`), and knows no mean.
+  PaLM's training (Chowdhery et al. 2022, §5.1) restarted before each loss spike and skipped the batches
+  around it; here the one step is skipped before it changes the parameters. Optax skips updates that are not
+  finite (`apply_if_finite`) or above a fixed norm (`skip_large_updates`); it has no running mean.
 
   Attributes:
-    mean: m ← 0.98 m + 0.02 min(norm, factor · m), from which the zero of its beginning is divided out. What is skipped counts
-      as much as may pass, so that a norm that stays high is the usual one after a while.
+    mean: m ← 0.98 m + 0.02 min(norm, factor · m), before bias correction. A skipped step counts with the
+      threshold, so that a norm that stays high is accepted after a while.
     seen, skipped: steps.
   """
 
@@ -32,13 +32,13 @@ class Spikes:
   def initial(cls) -> 'Spikes':
     return cls(jnp.float32(0), jnp.int32(0), jnp.int32(0))
 
-  def usual(self) -> Float[Array, '']:
-    """The mean norm so far."""
+  def mean_norm(self) -> Float[Array, '']:
+    """The bias-corrected mean norm so far."""
     return self.mean / jnp.maximum(1 - DECAY ** self.seen.astype(jnp.float32), 1e-9)
 
-  def judged(self, norm: Float[Array, ''], factor: float) -> tuple[Bool[Array, ''], 'Spikes']:
-    """Whether a step of this gradient norm is a spike, and what is remembered after it."""
-    most = factor * self.usual()
-    spike = (self.seen >= LEARNING) & (norm > most)
-    counted = jnp.where(spike, most, norm)
+  def update(self, norm: Float[Array, ''], factor: float) -> tuple[Bool[Array, ''], 'Spikes']:
+    """Whether a step of this gradient norm is a spike, and the statistics after it."""
+    threshold = factor * self.mean_norm()
+    spike = (self.seen >= LEARNING) & (norm > threshold)
+    counted = jnp.where(spike, threshold, norm)
     return spike, Spikes(DECAY * self.mean + (1 - DECAY) * counted, self.seen + 1, self.skipped + spike)

@@ -1,4 +1,4 @@
-"""What training carries from step to step, and how it is born on a mesh."""
+"""The state of training between steps, and its initialization on a mesh."""
 
 from collections.abc import Callable, Sequence
 
@@ -26,7 +26,7 @@ class State:
     params, opt_state: of model and optimizer.
     key: randomness; step i uses fold_in(key, i), so nothing depends on call order.
     loss_scale: in float16, else None.
-    spikes: where they are skipped, else None.
+    spikes: statistics for skipping spikes, else None.
   """
 
   step: Int[Array, '']
@@ -38,7 +38,8 @@ class State:
 
 
 def init_params(model: nn.Module, key: Array, batch: int, length: int, lora: Lora | None = None) -> PyTree:
-  """The model's initial parameters, boxed, with adapters if asked for; it is traced on `batch` rows of `length` tokens."""
+  """The model's initial parameters, boxed, with LoRA adapters if `lora` is set; the model is traced on
+  `batch` rows of `length` tokens."""
   params = model.init(key, *model.example(batch, length))['params']
   return lora.added(params, key) if lora else params
 
@@ -52,13 +53,13 @@ def init(
   lora: Lora | None = None,
   spikes: bool = False,
 ) -> Callable[[Array], State]:
-  """The pure function seed key → initial state, its parameters boxed with their logical axes.
+  """A pure function: seed key → initial state, with parameters boxed with their logical axes.
 
   Args:
-    batch, length: of the rows that the model is traced on.
+    batch, length: the shape of the rows that the model is traced on.
     scaled: whether the loss is scaled, for float16.
-    lora: adapters.
-    spikes: whether steps of a large gradient are skipped.
+    lora: adapters, or None.
+    spikes: whether the state has statistics for skipping spikes.
   """
 
   def make(seed):
@@ -77,17 +78,17 @@ def init(
 
 
 def abstract_state(make: Callable[[Array], State]) -> State:
-  """Shapes and boxes of the state; nothing is allocated."""
+  """The shapes and boxes of the state, without allocating it."""
   return jax.eval_shape(make, jax.eval_shape(lambda: jax.random.key(0)))
 
 
 def state_shardings(
   boxed: State, mesh: Mesh, rules: sharding.Rules, needs: Sequence[DivisibilityConstraint] = ()
 ) -> State:
-  """Where each leaf lives.
+  """The sharding of each leaf.
 
   Args:
-    needs: what else a mesh must divide, for one that is proposed instead.
+    needs: further constraints on a mesh, for the mesh that an error proposes.
 
   Raises:
     ValueError: if the mesh does not divide a parameter, naming it.
@@ -99,7 +100,7 @@ def state_shardings(
 def init_states(
   make: Callable[[Array], State], seeds: Sequence[int], where: State, mesh: Mesh, rules: sharding.Rules
 ) -> list[State]:
-  """The initial state of each seed, each leaf made where it will live."""
+  """The initial state of each seed, computed under the shardings `where`."""
   with sharding.context(mesh, rules):
-    made = jax.jit(lambda key: nn.unbox(make(key)), out_shardings=where)
-    return [made(jax.random.key(seed)) for seed in seeds]
+    initialize = jax.jit(lambda key: nn.unbox(make(key)), out_shardings=where)
+    return [initialize(jax.random.key(seed)) for seed in seeds]

@@ -29,17 +29,17 @@ def train_step(
 ) -> Callable[[State, Batch], tuple[State, Metrics]]:
   """(state, batch) → (state after one update, metrics of the batch).
 
-  The gradient is that of the mean loss over all tokens of the batch, however it is cut into
-  microbatches: sums over tokens are added up and divided once.
+  The gradient is that of the mean loss over all tokens of the batch, for any number of
+  microbatches: sums over tokens are accumulated and divided once.
 
   Args:
-    skip_spikes: of a state with `spikes`: a step whose gradient is so many times as large as usual changes nothing but counts.
+    skip_spikes: factor on the mean gradient norm above which a step is skipped, for a state with `spikes`.
   """
 
   def summed(params, batch, key, scale):
-    # Of what is frozen no gradient is computed.
+    # No gradient is computed for frozen parameters.
     params = jax.tree_util.tree_map_with_path(
-      lambda path, x: x if optimizer.trains(path_name(path)) else jax.lax.stop_gradient(x), params
+      lambda path, x: x if optimizer.is_trainable(path_name(path)) else jax.lax.stop_gradient(x), params
     )
     total, sums = objective(model, params, batch, key)
     return total * scale, sums
@@ -68,7 +68,7 @@ def train_step(
     tokens = jnp.maximum(sums['tokens'], 1)
     grads = jax.tree.map(lambda g: g / (tokens * scale), grads)
     metrics = {name: value / tokens for name, value in sums.items() if name != 'tokens'}
-    # What was read is no less work for what of it is to be predicted.
+    # All tokens that the model reads, for the throughput; `tokens` counts labels only.
     metrics |= dict(
       tokens=sums['tokens'],
       read=(batch['segments'] > 0).sum().astype(jnp.float32),
@@ -81,7 +81,7 @@ def train_step(
       step=state.step + 1, params=optax.apply_updates(state.params, updates), opt_state=opt_state
     )
     if state.spikes is not None:
-      spike, spikes = state.spikes.judged(metrics['gradient_norm'], skip_spikes)
+      spike, spikes = state.spikes.update(metrics['gradient_norm'], skip_spikes)
       after = jax.tree.map(lambda new, old: jnp.where(spike, old, new), after, state)
       after = after.replace(step=state.step + 1, spikes=spikes)
       metrics |= dict(spike=spike.astype(jnp.float32), spikes=spikes.skipped.astype(jnp.float32))
@@ -98,7 +98,7 @@ def train_step(
 
 
 def jitted(step: Callable, where: State) -> Callable:
-  """The step as it is run: the state given to it is its own to write into, and lives where it did before."""
+  """The jitted step: it donates its state, whose shardings it keeps."""
   return jax.jit(step, donate_argnums=0, out_shardings=(where, None))
 
 

@@ -27,7 +27,7 @@ from tfm.optimizers.protocol import Optimizer
 from tfm.parallel import sharding
 from tfm.shapes import Array, Float
 from tfm.training.interval import INTERVALS, Interval
-from tfm.training.optimizer import MaskedTransformation, by_depth
+from tfm.training.optimizer import MaskedTransformation, layerwise_decay
 from tfm.training.optimizer import optimizer as make_optimizer
 from tfm.training.schedule import SCHEDULES, schedule
 
@@ -151,7 +151,7 @@ class Experiment:
     if fields.layer_decay != 1:
       stacks = [part for part in (model, model.encoder) if part]
       sizes = [size for part in stacks for size in (part.layers, max(1, len(part.pattern)))]
-      layer_factor = by_depth(fields.layer_decay, *sizes)
+      layer_factor = layerwise_decay(fields.layer_decay, *sizes)
     return make_optimizer(method, rate, fields.clip, fields.no_decay, self.frozen_pattern, layer_factor), rate
 
   @functools.cached_property
