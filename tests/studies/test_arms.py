@@ -1,4 +1,4 @@
-"""A study's arms: matched to within 2 % by what the tool says it changed, or refused with the numbers."""
+"""The arms of a study: matched within 2 %, or rejected with the numbers."""
 
 import flax.linen as nn
 import jax
@@ -33,14 +33,14 @@ def study(arms, **fields):
   return Study(**made | fields)
 
 
-def test_without_matching_an_arm_is_what_it_changes():
+def test_an_unmatched_arm_differs_only_in_its_changes():
   arms = study_arms.plan_arms(study({'alibi': {'model.position': 'alibi'}}))
   assert list(arms) == ['base', 'alibi']
   different = list_differences(arms['base'].config.to_dict(), arms['alibi'].config.to_dict())
   assert len(different) == 1 and 'alibi' in different[0] and not arms['alibi'].matched
 
 
-def test_what_is_frozen_is_not_learnt():
+def test_frozen_parameters_are_not_counted():
   arms = study_arms.plan_arms(study({'frozen': {'optimizer.frozen': 'embedding|stack'}}))
   whole, frozen = (
     nn.unbox(
@@ -54,7 +54,7 @@ def test_what_is_frozen_is_not_learnt():
 
 
 @pytest.mark.parametrize('match', ['parameters', 'flops'])
-def test_a_width_is_solved_for(match):
+def test_matching_solves_for_a_width(match):
   arms = study_arms.plan_arms(
     study(
       {'narrow heads': {'model.kv_heads': 1}, 'gated': {'model.feed_forward': 'swiglu'}},
@@ -71,7 +71,7 @@ def test_a_width_is_solved_for(match):
   assert before == study_arms.apply_changes(complete(BASE), {'model.kv_heads': 1}, 3).model.feed_forward_width
 
 
-def test_steps_are_solved_for():
+def test_matching_solves_for_steps():
   arms = study_arms.plan_arms(
     study({'deep': {'model.layers': 4}}, match='flops', matched_field='training.steps')
   )
@@ -93,7 +93,7 @@ def test_steps_are_solved_for():
   ]
 
 
-def test_the_plan_has_a_time_in_all(capsys):
+def test_the_plan_shows_the_total_time(capsys):
   made = study({'alibi': {'model.position': 'alibi'}})
   Console(width=200).print(
     study_arms.format_plan(made, study_arms.plan_arms(made), dict(base=3600.0, alibi=60.0))
@@ -102,7 +102,7 @@ def test_the_plan_has_a_time_in_all(capsys):
   assert 'time, by FLOPs' in said and '0:01:00' in said and 'total 1:01:00' in said
 
 
-def test_what_cannot_be_matched_is_refused_with_the_numbers():
+def test_an_unmatchable_arm_is_rejected_with_numbers():
   with pytest.raises(ValueError) as refusal:
     study_arms.plan_arms(study({'wide': {'model.width': 256}}, match='parameters'))
   sentence = str(refusal.value)
@@ -113,7 +113,7 @@ def test_what_cannot_be_matched_is_refused_with_the_numbers():
   assert sentence.endswith('within 2%') and '\n' not in sentence
 
 
-def test_what_is_not_asked_for_is_not_planned():
+def test_only_selected_arms_are_planned():
   made = study(
     {
       'typo': {'model.positon': 'rope'},
@@ -138,7 +138,7 @@ def test_what_is_not_asked_for_is_not_planned():
     ({'data.tokenizer': 'char'}, "data.tokenizer='char' gives other rows"),
   ],
 )
-def test_another_evaluation_is_refused(changes, sentence):
+def test_a_different_evaluation_is_rejected(changes, sentence):
   base = complete(BASE | dict(training=BASE['training'] | dict(evaluation_batches=4)))
   other = base.copy_and_resolve_references()
   for path, value in changes.items():
@@ -148,7 +148,7 @@ def test_another_evaluation_is_refused(changes, sentence):
     study_arms.check_same_evaluation('loss', other, base)
 
 
-def test_a_whole_split_may_be_cut_into_other_rows_and_tokens():
+def test_a_whole_split_allows_other_rows_and_tokens():
   base = complete(BASE)
   changes = {'data.length': 16, 'training.batch_size': 16, 'data.tokenizer': 'char'}
   other = base.copy_and_resolve_references()
@@ -176,7 +176,7 @@ def test_arms_of_other_data_are_compared_among_themselves(book):
   ]
 
 
-def test_a_bad_arm_is_named():
+def test_errors_name_the_arm():
   with pytest.raises(ValueError, match="the arm 'typo': .*model.positon"):
     study_arms.plan_arms(study({'typo': {'model.positon': 'rope'}}))
   with pytest.raises(ValueError, match="--arms: the study has no arm 'alib'; known: base"):
@@ -202,8 +202,8 @@ def test_shipped_studies_can_be_planned(file):
     runner.check_measures(found, arms)
 
 
-def test_fine_tuning_is_planned_for_a_run_and_a_table(tiny, tmp_path, monkeypatch):
-  """It wants weights and texts that are not everywhere; any encoder and any such table do."""
+def test_the_finetuning_study_accepts_a_run_and_a_table(tiny, tmp_path, monkeypatch):
+  """Any encoder and any table of texts stand in for the published ones."""
   encoder = {
     'model.architecture': 'encoder',
     'objective': 'masked_lm',
@@ -235,7 +235,7 @@ def test_fine_tuning_is_planned_for_a_run_and_a_table(tiny, tmp_path, monkeypatc
   ],
   ids=str,
 )
-def test_the_flops_of_an_arm_are_those_of_its_compiled_step(changes):
+def test_flops_agree_with_the_compiled_step(changes):
   """XLA counts what is no product, too: norms, softmax, activations and the optimizer are up to 8 % at this
   width.
 

@@ -1,4 +1,4 @@
-"""Matching finds the nearest value, asks for few, and refuses what is not near enough."""
+"""Matching finds the nearest value with few evaluations, and rejects targets out of reach."""
 
 import math
 
@@ -10,7 +10,7 @@ from tfm.studies.matching import TOLERANCE, solve_match
 @pytest.mark.parametrize('multiple', [1, 4, 8])
 @pytest.mark.parametrize('target', [1_000, 12_345, 1_000_000])
 @pytest.mark.parametrize('start', [1, 64, 100_000])
-def test_the_nearest(target, start, multiple):
+def test_the_nearest_value_is_returned(target, start, multiple):
   asked = []
 
   def quantity(value):
@@ -28,7 +28,7 @@ def test_the_nearest(target, start, multiple):
       solve_match(target, quantity, start, multiple)
 
 
-def test_what_is_too_coarse_is_refused_with_the_nearest():
+def test_too_coarse_multiples_are_rejected_with_the_nearest():
   with pytest.raises(ValueError, match='^8 gives 800 and 16 gives 1,600; the target is 1,200 within 2%$'):
     solve_match(1200, lambda value: 100 * value, 64, 8)
   with pytest.raises(

@@ -1,4 +1,4 @@
-"""Running a study: it trains and measures each arm once, resumes after a stop, and a failed arm stops no other."""
+"""Running a study: each arm is trained and measured once, a stop is resumed, a failed arm stops no other."""
 
 import csv
 import dataclasses
@@ -78,7 +78,7 @@ def results(workdir):
   return json.loads((workdir / 'results.json').read_text())
 
 
-def test_the_results_are_those_of_the_runs(done, capsys):
+def test_results_equal_the_metrics_of_the_runs(done, capsys):
   found = results(done)
   assert [arm['name'] for arm in found['arms']] == ['rope', 'learned'] and found['study']['seeds'] == [0, 1]
   assert found['study']['data'] == runs.checkpoint_metadata(done / 'arms/rope/seed0')['corpus']
@@ -96,8 +96,8 @@ def test_the_results_are_those_of_the_runs(done, capsys):
   assert len(rows) == 4
 
 
-def test_time_is_measured_once(tiny, tmp_path, monkeypatch):
-  """Whoever plans again has the times of the first, whatever the clock says then."""
+def test_step_time_is_measured_once(tiny, tmp_path, monkeypatch):
+  """A later plan uses the stored times of the first."""
   study = Study(
     question='Which?', config=ConfigDict(), base='base', arms={'base': {}, 'alibi': {}, 'deep': {}}
   )
@@ -141,7 +141,7 @@ def test_steps_are_timed_in_turns(tiny):
   assert min(found) > 0
 
 
-def test_what_could_not_be_measured_says_why(done):
+def test_unmeasurable_values_have_a_reason(done):
   found = results(done)
   lengths = {
     arm: {v['x'] for v in found['values'] if v['arm'] == arm and v['metric'] == 'loss_at_length'}
@@ -152,7 +152,7 @@ def test_what_could_not_be_measured_says_why(done):
   assert 'impossible' in note and '32' in note and note in (done / 'report.html').read_text()
 
 
-def test_every_maker_is_told_once(monkeypatch):
+def test_provenance_lists_every_machine_once(monkeypatch):
   monkeypatch.setattr(
     study_results, 'describe_machine', lambda: dict(machine='another', versions='jax 9', date='2999-01-01')
   )
@@ -168,7 +168,7 @@ def test_every_maker_is_told_once(monkeypatch):
   assert 'another' in told['written'] and 'no record of the machine and date of old' in told['written']
 
 
-def test_a_kill_does_not_take_the_time_before_it(tmp_path):
+def test_elapsed_time_survives_a_kill(tmp_path):
   for run, seconds in (('seed0', 40.0), ('seed1', 40.0), ('rate0.1', 5.0)):
     (tmp_path / run).mkdir()
     (tmp_path / run / 'goodput.json').write_text(
@@ -182,7 +182,7 @@ def test_a_kill_does_not_take_the_time_before_it(tmp_path):
   assert store.elapsed_seconds(tmp_path) == 70.0
 
 
-def test_again_it_trains_nothing(file, done, monkeypatch, capsys):
+def test_a_finished_study_trains_nothing(file, done, monkeypatch, capsys):
   """And the machine and the day stay those of the training, whoever writes the report."""
   monkeypatch.setattr(
     runner, 'describe_machine', lambda: dict(machine='another', versions='jax 9', date='2999-01-01')
@@ -196,7 +196,7 @@ def test_again_it_trains_nothing(file, done, monkeypatch, capsys):
 
 
 @pytest.mark.slow
-def test_an_arm_alone_and_a_slice(file, tmp_path):
+def test_slices_and_unknown_arms(file, tmp_path):
   assert cli.main(['ablate', file, f'--workdir={tmp_path}', '--slice=1/2']) == 0
   assert [p.name for p in (tmp_path / 'arms').iterdir()] == ['learned']
   assert 'rope is not trained yet' in (tmp_path / 'report.md').read_text()
@@ -204,12 +204,12 @@ def test_an_arm_alone_and_a_slice(file, tmp_path):
   assert cli.main(['ablate', file, f'--workdir={tmp_path}', '--arms=lerned']) == 2
 
 
-def test_another_config_in_the_same_folder_is_refused(file, done, capsys):
+def test_a_changed_config_is_rejected(file, done, capsys):
   assert cli.main(['ablate', file, f'--workdir={done}', '--config.model.width=32']) == 2
   assert 'model.width' in capsys.readouterr().err
 
 
-def test_a_dry_run_makes_nothing(file, tmp_path, capsys):
+def test_a_dry_run_writes_nothing(file, tmp_path, capsys):
   assert cli.main(['ablate', file, f'--workdir={tmp_path}/x', '--dry_run']) == 0
   assert not (tmp_path / 'x').exists()
 
@@ -235,7 +235,7 @@ def test_an_arm_that_fails_does_not_stop_the_others(file, tmp_path, monkeypatch)
   ]['error'] is None
 
 
-def test_a_measure_that_fails_leaves_the_others(done, tmp_path):
+def test_a_failing_measure_does_not_stop_others(done, tmp_path):
   class Given:
     def __init__(self, prepare):
       self.prepare = prepare
@@ -251,7 +251,7 @@ def test_a_measure_that_fails_leaves_the_others(done, tmp_path):
 
 
 @pytest.mark.slow
-def test_what_could_not_be_measured_is_told_and_asked_again(file, done, tmp_path, monkeypatch):
+def test_a_failed_measure_is_reported_and_repeated(file, done, tmp_path, monkeypatch):
   measured = shutil.copytree(done, tmp_path / 'copy')
   for path in measured.glob('arms/*/*/measured.json'):
     path.unlink()
@@ -294,7 +294,7 @@ def test_what_could_not_be_measured_is_told_and_asked_again(file, done, tmp_path
     ),
   ],
 )
-def test_a_question_that_has_no_answer_is_refused_before_training(tiny, fields, sentence):
+def test_invalid_metrics_and_measures_are_rejected_before_training(tiny, fields, sentence):
   arms = {name: Arm(name, {}, tiny(), {}, 0, 0.0, 0) for name in ('rope', 'other')}
   study = Study(
     question='Which?',
@@ -326,7 +326,7 @@ def test_a_question_that_has_no_answer_is_refused_before_training(tiny, fields, 
     ),
   ],
 )
-def test_rates_that_were_not_tried_for_all_arms_are_refused(file, done, tmp_path, said, rates, sentence):
+def test_changed_learning_rates_are_rejected(file, done, tmp_path, said, rates, sentence):
   shutil.copytree(done / 'arms/rope', tmp_path / 'arms/rope')
   path = tmp_path / 'arms/rope/arm.json'
   path.write_text(json.dumps(json.loads(path.read_text()) | said))
@@ -337,7 +337,7 @@ def test_rates_that_were_not_tried_for_all_arms_are_refused(file, done, tmp_path
 
 
 @pytest.mark.slow
-def test_arms_that_differ_in_their_rate_alone_train_together(file, done, tmp_path, monkeypatch):
+def test_learning_rate_variants_train_in_one_ensemble(file, done, tmp_path, monkeypatch):
   train, trained = runner.train_ensemble, []
   monkeypatch.setattr(runner, 'train_ensemble', lambda places: trained.append(len(places)) or train(places))
   assert cli.main(['ablate', f'{file}:twice', f'--workdir={tmp_path}']) == 0
@@ -358,14 +358,14 @@ def test_arms_that_differ_in_their_rate_alone_train_together(file, done, tmp_pat
 
 
 @pytest.mark.slow
-def test_what_diverges_is_told(file, tmp_path):
+def test_diverged_seeds_are_reported(file, tmp_path):
   assert cli.main(['ablate', f'{file}:ill', f'--workdir={tmp_path}', '--arms=rope,ill']) == 0
   ill = next(arm for arm in results(tmp_path)['arms'] if arm['name'] == 'ill')
   assert ill['diverged'] == [0, 1] and ill['error'] is None
 
 
 @pytest.mark.slow
-def test_the_rate_is_chosen_for_each_arm_by_another_seed(file, tmp_path):
+def test_learning_rates_are_selected_with_another_seed(file, tmp_path):
   assert cli.main(['ablate', f'{file}:rates', f'--workdir={tmp_path}']) == 0
   for arm in results(tmp_path)['arms']:
     said = json.loads((tmp_path / 'arms' / arm['name'] / 'arm.json').read_text())
@@ -380,7 +380,7 @@ def test_the_rate_is_chosen_for_each_arm_by_another_seed(file, tmp_path):
 
 
 @pytest.mark.slow
-def test_killed_and_gone_on_with(file, done, tmp_path):
+def test_a_killed_study_resumes(file, done, tmp_path):
   """A SIGTERM in the middle: what is there stays, and the end is that of the unbroken study."""
   command = [sys.executable, '-m', 'tfm', 'ablate', file, f'--workdir={tmp_path}', '--jobs', '2']
   env = dict(os.environ)
@@ -399,7 +399,7 @@ def test_killed_and_gone_on_with(file, done, tmp_path):
   assert final(tmp_path) == pytest.approx(final(done), rel=1e-4)
 
 
-def test_compare_is_the_report_without_training(done, tmp_path, capsys):
+def test_compare_reports_finished_runs(done, tmp_path, capsys):
   folders = [str(done / 'arms' / arm / f'seed{seed}') for arm in ('rope', 'learned') for seed in (0, 1)]
   assert cli.main(['compare', *folders, f'--to={tmp_path}']) == 0
   ours, theirs = results(tmp_path), results(done)
@@ -419,7 +419,7 @@ def test_compare_is_the_report_without_training(done, tmp_path, capsys):
     assert sentence in capsys.readouterr().err and not (tmp_path / 'x').exists()
 
 
-def test_compare_takes_the_folder_of_a_study_or_an_arm(done, tmp_path):
+def test_compare_accepts_study_and_arm_folders(done, tmp_path):
   words = ['compare', str(done), f'--to={tmp_path / "a b"}', '--metric=accuracy', '--higher_is_better']
   assert cli.main(words) == 0
   found = results(tmp_path / 'a b')

@@ -41,7 +41,7 @@ def test_an_interval_moves_and_stretches_with_its_values():
 
 
 @pytest.mark.slow
-def test_an_interval_holds_the_mean_as_often_as_it_says():
+def test_interval_coverage():
   """Of normals: 1 - 2 / 2ⁿ while it is the range, below LEVEL for few, near it for many; never above
   `coverage`.
   """
@@ -135,7 +135,7 @@ def test_verdicts():
 @pytest.mark.parametrize(
   'n, count, shown', [(5, 1, False), (6, 1, True), (6, 2, False), (7, 2, True), (7, 3, True), (7, 4, False)]
 )
-def test_too_few_seeds_are_called_so(n, count, shown):
+def test_too_few_seeds_are_reported(n, count, shown):
   """However large the difference: 2 / 2ⁿ times the arms compared must be at most 0.05."""
   values = arms(n, **{f'arm{i}': -1000.0 for i in range(count)})
   found = statistics.compare_arms(values, dict.fromkeys(values, 'base'), True)
@@ -156,7 +156,7 @@ def test_only_seeds_of_both_are_paired():
   assert found['some'].corrected == 0.5
 
 
-def test_each_is_compared_with_a_base_of_its_own():
+def test_each_arm_is_compared_with_its_base():
   values = arms(8, more=0.5, less=-0.5) | {
     'far': arms(8, far=9.0)['far'],
     'further': arms(8, further=9.5)['further'],
@@ -180,7 +180,7 @@ def test_corrected_is_never_below_what_is_reachable():
       assert c.p <= c.corrected + 1e-12 and c.reachable <= c.corrected + 1e-12
 
 
-def test_an_unknown_base_is_refused():
+def test_an_unknown_base_is_rejected():
   with pytest.raises(ValueError, match=r"base='c' is not an arm; the arms are a, b$"):
     statistics.compare_arms({'a': {0: 1.0}, 'b': {0: 1.0}}, {'a': 'c'}, True)
 
@@ -188,5 +188,5 @@ def test_an_unknown_base_is_refused():
 @pytest.mark.parametrize(
   'p, text', [(1.0, 'p = 1.00'), (0.1234, 'p = 0.12'), (0.0312, 'p = 0.031'), (0.0004, 'p < 0.001')]
 )
-def test_p_values_are_written_without_a_zero(p, text):
+def test_p_values_are_never_zero(p, text):
   assert statistics.format_p(p) == text

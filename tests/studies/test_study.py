@@ -1,4 +1,4 @@
-"""A study says what it asks, and refuses what cannot be asked."""
+"""A study validates its fields."""
 
 import pytest
 from ml_collections import ConfigDict
@@ -64,13 +64,13 @@ def test_a_product_of_axes():
     ),
   ],
 )
-def test_refusals(fields, sentence):
+def test_invalid_input_is_rejected(fields, sentence):
   with pytest.raises(ValueError) as refusal:
     study(**fields)
   assert sentence in str(refusal.value) and '\n' not in str(refusal.value)
 
 
-def test_files(tmp_path):
+def test_missing_files_are_rejected(tmp_path):
   with pytest.raises(ValueError, match='nowhere.py is no file'):
     load_study('nowhere.py')
   (tmp_path / 'empty.py').write_text('')

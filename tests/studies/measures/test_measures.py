@@ -1,4 +1,4 @@
-"""What a study asks of a trained run is what the commands would tell of it."""
+"""Measures agree with the commands that compute the same numbers."""
 
 import jax
 import pytest
@@ -28,7 +28,7 @@ def asked(text, run, params=None):
   return found
 
 
-def test_a_split_is_what_evaluate_tells(run):
+def test_split_equals_tfm_evaluate(run):
   assert asked('split("validation")', run) == {
     f'validation_{name}': x for name, x in runs.evaluate(run, 'validation').items()
   }
@@ -36,14 +36,14 @@ def test_a_split_is_what_evaluate_tells(run):
   assert doubled['validation_loss'] != asked('split("validation")', run)['validation_loss']
 
 
-def test_decoding_counts_the_cache(run):
+def test_decoding_counts_cache_bytes(run):
   found = asked('decoding(rows=2, context=16, tokens=4)', run)
   # 2 layers of keys and values of 32 channels in float32, and where each token stands.
   assert found['cache_bytes_per_token'] == 2 * (2 * 32 * 4 + 12) and found['decoding_tokens_per_second'] > 0
 
 
 @pytest.mark.slow
-def test_a_step_costs_more_in_longer_rows(run):
+def test_step_reports_time_memory_and_flops(run):
   found = asked('step((16, 64), rounds=1)', run)
   assert found['step_seconds'] > 0
   # Parameters, two moments, and activations.
@@ -56,12 +56,12 @@ def test_a_step_costs_more_in_longer_rows(run):
   )
 
 
-def test_what_is_written_needs_a_model_that_writes(run):
+def test_generation_requires_an_encoder_decoder(run):
   with pytest.raises(ValueError, match="needs an encoder-decoder, and config.model.architecture='decoder'"):
     build_measure('generation').prepare(run)
 
 
-def test_what_is_written_is_what_evaluate_tells(tiny, tmp_path):
+def test_generation_equals_tfm_evaluate(tiny, tmp_path):
   for side in ('a', 'b'):
     (tmp_path / side).write_text(''.join(f'{n}\n' for n in range(300)))
   train(
@@ -86,13 +86,13 @@ def test_what_is_written_is_what_evaluate_tells(tiny, tmp_path):
   assert asked('generation("exact")', run)['test_exact'] == pytest.approx(100 * same)
 
 
-def test_a_measure_that_is_not_there():
+def test_an_unknown_measure_is_rejected():
   with pytest.raises(ValueError, match="'splits'.*did you mean 'split'"):
     build_measure('splits')
 
 
 @pytest.mark.slow
-def test_a_needle_is_looked_for_at_each_depth_and_length(tiny, tmp_path):
+def test_needle_covers_depths_and_lengths(tiny, tmp_path):
   train(
     tiny(
       **{
@@ -118,6 +118,6 @@ def test_a_needle_is_looked_for_at_each_depth_and_length(tiny, tmp_path):
       assert value.value in {i / 16 for i in range(17)} and not value.why
 
 
-def test_a_needle_needs_a_run_that_learnt_from_one(run):
+def test_needle_requires_a_needle_run(run):
   with pytest.raises(ValueError, match="measures='needle' needs a run that trains on a needle"):
     build_measure('needle').prepare(run)

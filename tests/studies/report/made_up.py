@@ -1,4 +1,4 @@
-"""Made-up results: a base, arms at given distances from it, and what a study says about itself."""
+"""Synthetic results: a base, and arms at fixed distances from it."""
 
 import math
 

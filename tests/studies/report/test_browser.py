@@ -68,7 +68,7 @@ def browser():
 @pytest.mark.slow
 @pytest.mark.parametrize('scheme', ['light', 'dark'])
 @pytest.mark.parametrize('size', SIZES)
-def test_it_can_be_read(browser, page, size, scheme):
+def test_the_page_is_readable(browser, page, size, scheme):
   width, height = SIZES[size]
   context = browser.new_context(
     viewport=dict(width=width, height=height), color_scheme=scheme, is_mobile=size == 'phone'

@@ -1,4 +1,4 @@
-"""The report: everything is in it, nothing is fetched, and its tables can be read back."""
+"""The report is complete and self-contained, and its tables can be read back."""
 
 import configparser
 import csv
@@ -126,7 +126,7 @@ def test_the_page_holds_every_arm_error_and_number(written, page):
     assert mean in words
 
 
-def test_the_page_stands_alone(written, page):
+def test_the_page_loads_nothing(written, page):
   """Nothing is loaded: no script, link, image or style from elsewhere; and no name becomes an element."""
   fetching = {'src', 'srcset', 'data', 'poster', 'background', 'action'}
   for tag, attributes in page.tags:
@@ -141,7 +141,7 @@ def test_the_page_stands_alone(written, page):
   assert ('meta', dict(name='viewport', content='width=device-width, initial-scale=1')) in page.tags
 
 
-def test_pictures_refer_to_themselves_alone(page):
+def test_plot_identifiers_are_unique(page):
   """An identifier stands once on the page, and whatever is referred to is there."""
   ids = [attributes['id'] for _, attributes in page.tags if 'id' in attributes]
   assert ids and len(ids) == len(set(ids))
@@ -154,7 +154,7 @@ def test_pictures_refer_to_themselves_alone(page):
   assert used and used <= set(ids)
 
 
-def test_pictures_follow_light_and_dark(written, page):
+def test_plots_follow_the_colour_scheme(written, page):
   """All their colours are variables that the page sets twice."""
   text = written[1].read_text(encoding='utf-8')
   drawn = ' '.join(
@@ -167,7 +167,7 @@ def test_pictures_follow_light_and_dark(written, page):
   assert len(set(palette.LIGHT.values())) == len(palette.COLOURS)
 
 
-def test_every_picture_is_there_at_both_widths(written, page):
+def test_every_plot_exists_at_both_widths(written, page):
   _, path = written
   names = {
     'ranking',
@@ -226,7 +226,7 @@ def test_the_text_table(written):
   assert all(line in lines for line in sentences.explain_statistics(made, rows))
 
 
-def test_a_chosen_rate_is_told_with_what_it_was_chosen_from(tmp_path):
+def test_learning_rates_are_reported_with_all_candidates(tmp_path):
   made = results(dict(rope=0.0, alibi=-0.3, none=0.1))
   for arm, rate, reached in zip(made['arms'], (0.003, 0.01, 0.003), ((5.2, 2.5), (5.1, 2.25), (5.3, 2.75))):
     arm |= dict(
@@ -245,7 +245,7 @@ def test_a_chosen_rate_is_told_with_what_it_was_chosen_from(tmp_path):
   assert '0.003: 2.5' in whole and '0.03: diverged' in whole and 'at an end of (0.001, 0.003)' in whole
 
 
-def test_times_beside_other_processes_say_so():
+def test_parallel_jobs_are_reported():
   made = results(dict(rope=0.0, alibi=-0.3), jobs=4)
   assert any(
     'Up to 4 processes' in line for line in sentences.explain_statistics(made, ranking.rank_arms(made))
@@ -254,7 +254,7 @@ def test_times_beside_other_processes_say_so():
   assert not any('processes' in line for line in sentences.explain_statistics(made, ranking.rank_arms(made)))
 
 
-def test_the_noise_floor_is_the_bases():
+def test_the_noise_floor_is_that_of_the_base():
   made = results(dict(rope=0.0, alibi=-0.3))
   rows = ranking.rank_arms(made)
   losses = [v['value'] for v in made['values'] if (v['arm'], v['metric']) == ('rope', 'loss')]
@@ -278,11 +278,11 @@ def test_the_noise_floor_is_the_bases():
     ('recall', ('recall', 'x')),
   ],
 )
-def test_a_metric_says_its_axis(name, parts):
+def test_a_metric_name_contains_its_axis(name, parts):
   assert figures.split_axis(name) == parts
 
 
-def test_refused_results_leave_nothing_behind(tmp_path):
+def test_rejected_results_write_nothing(tmp_path):
   made = results(dict(rope=0.0), base='sine')
   for call in (lambda: write_report(made, tmp_path / 'study'), lambda: format_ranking(made)):
     with pytest.raises(ValueError, match=r"study.base='sine' is not an arm"):
@@ -290,7 +290,7 @@ def test_refused_results_leave_nothing_behind(tmp_path):
   assert not (tmp_path / 'study').exists()
 
 
-def test_the_barest_results(tmp_path):
+def test_minimal_results(tmp_path):
   """One arm, one seed, no curve, nothing known of how."""
   made = dict(
     study=dict(

@@ -1,4 +1,4 @@
-"""What is drawn: means and bands, labels that do not overlap, and colours enough."""
+"""Plots: means and bands, labels that do not overlap, distinguishable colours."""
 
 import numpy as np
 import pytest
@@ -38,7 +38,7 @@ def test_the_top_of_a_curve_is_cut_where_only_its_start_reaches():
   assert axes.get_ylim()[1] == pytest.approx(3.5, abs=0.1) and axes.get_ylim()[0] < 1
 
 
-def test_twenty_arms_are_told_apart():
+def test_twenty_arms_are_distinguishable():
   styles = {(palette.hue(i, False), palette.dash(i)) for i in range(20)}
   assert len(styles) == 20 and 'base' not in {hue for hue, _ in styles}
   assert palette.hue(3, True) == 'base'

@@ -1,4 +1,4 @@
-"""The order of arms, what is said of them, and what is refused."""
+"""The order of arms, their verdicts, and invalid results."""
 
 import math
 import re
@@ -29,7 +29,7 @@ def test_order_and_verdicts():
   )
 
 
-def test_a_higher_metric_turns_it_round():
+def test_higher_is_better_reverses_the_order():
   made = results(dict(alibi=-0.3, rope=0.0), seeds=range(6), metric='accuracy', lower_is_better=False)
   assert verdicts(made) == dict(alibi='better', rope='base')
   assert [row.name for row in ranking.rank_arms(made)] == ['alibi', 'rope']
@@ -50,7 +50,7 @@ def test_too_few_seeds_show_nothing_however_far_apart():
   )
 
 
-def test_what_did_not_finish_stays_with_its_reason():
+def test_unfinished_arms_have_a_reason():
   made = results(
     dict(rope=0.0, alibi=-0.3, learned=0.1, none=0.2, t5=0.3),
     seeds=range(7),
@@ -75,7 +75,7 @@ def test_what_did_not_finish_stays_with_its_reason():
   assert sentences.answer_question(made, [*rows.values()]).endswith('learned and none did not finish.')
 
 
-def test_what_was_never_begun_is_not_said_to_have_stopped():
+def test_untrained_arms_are_not_failed():
   made = results(dict(rope=0.0, alibi=-0.3, learned=0.1, none=0.2))
   made['values'] = [
     v for v in made['values'] if v['arm'] not in ('learned', 'none') and (v['arm'], v['seed']) != ('alibi', 2)
@@ -93,7 +93,7 @@ def test_what_was_never_begun_is_not_said_to_have_stopped():
 
 
 @pytest.mark.parametrize('value', (None, math.nan, math.inf))
-def test_a_value_that_is_not_finite_counts_nowhere_and_is_said(value):
+def test_non_finite_values_are_excluded_and_noted(value):
   made = results(dict(rope=0.0, alibi=-0.3))
   for v in made['values']:
     if (v['arm'], v['seed'], v['metric']) == ('alibi', 1, 'loss'):
@@ -137,7 +137,7 @@ def test_many_arms_are_counted_in_the_answer():
   )
 
 
-def test_what_diverged_tells_why():
+def test_divergence_has_a_reason():
   made = results(dict(rope=0.0, alibi=-0.3), diverged=dict(alibi=[1]))
   made['arms'][1]['why'] = 'train loss is nan at step 2'
   (alibi,) = (row for row in ranking.rank_arms(made) if row.name == 'alibi')
@@ -208,7 +208,7 @@ def broken(change):
     (lambda r: (r.update(values=[]), r['arms'][1].update(error='killed\nby')), 'and errors of alibi: killed'),
   ],
 )
-def test_refusals(change, complaint):
+def test_invalid_input_is_rejected(change, complaint):
   with pytest.raises(ValueError, match=re.escape(complaint)) as caught:
     ranking.rank_arms(broken(change))
   assert '\n' not in str(caught.value)
