@@ -139,7 +139,7 @@ def evaluate_lengths(
   Raises:
     ValueError: if the source has no such split, and for what that rejects.
   """
-  length.validate_inputs(run.model, protocols)
+  length.validate_model(run.model, protocols)
   require(
     run.tokenizer.is_lossless,
     f'config.data.tokenizer={run.config.data.tokenizer!r} is not lossless, so '

@@ -27,7 +27,7 @@ class Lengths(protocol.Measure):
   split: str = 'validation'
 
   def check(self, config, model):
-    length.validate_inputs(model, (self.protocol,))
+    length.validate_model(model, (self.protocol,))
 
   def metric_names(self, validation):
     return ()
