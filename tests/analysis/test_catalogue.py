@@ -20,7 +20,7 @@ def test_it_holds_every_file(slot):
 @pytest.mark.parametrize('name', collect.variants('mixer'))
 def test_a_mixer_decodes_if_it_says_so(name):
   variant = catalogue.Variant('mixer', name)
-  assert catalogue.supports_cache(variant) == variant.kind.decodes
+  assert catalogue.supports_cache(variant) == variant.kind.supports_decoding
 
 
 def test_a_kernel_that_refuses_is_not_listed(monkeypatch):

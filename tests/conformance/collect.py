@@ -113,18 +113,18 @@ def surroundings(mixer: str) -> dict[str, str]:
   """The plainest position and mask that a mixer says it takes."""
   kind = variant('mixer', mixer)
   plain = DEFAULTS | {'mixer': mixer}
-  if not kind.hooks:
+  if not kind.position_hooks:
     plain['position'] = 'none'
-  if kind.masks is not None and plain['mask'] not in kind.masks:
-    plain['mask'] = kind.masks[0]
+  if kind.supported_masks is not None and plain['mask'] not in kind.supported_masks:
+    plain['mask'] = kind.supported_masks[0]
   return plain
 
 
 def takes(mixer: str, position: str, text: str) -> bool:
   """Whether a mixer says that it has a place for a position and honours a mask."""
   kind = variant('mixer', mixer)
-  return variant('position', position).enters() <= kind.hooks | {'embed'} and (
-    kind.masks is None or text in kind.masks
+  return variant('position', position).active_hooks() <= kind.position_hooks | {'embed'} and (
+    kind.supported_masks is None or text in kind.supported_masks
   )
 
 

@@ -63,7 +63,7 @@ def test_a_position_reaches_as_far_as_it_is_trained(position):
   made = assemble.build_position(
     Experiment(config(position=position)), 'model', config(position=position).model
   )()
-  assert made.reach is None or made.reach >= LENGTH
+  assert made.max_positions is None or made.max_positions >= LENGTH
 
 
 @pytest.mark.parametrize('mixer, position, mask', collect.refusals(LENGTH))
@@ -75,7 +75,7 @@ def test_what_does_not_go_together_is_refused(mixer, position, mask):
 
 
 @pytest.mark.parametrize(
-  'mixer', [text for text in collect.specs('mixer') if not collect.variant('mixer', text).packs]
+  'mixer', [text for text in collect.specs('mixer') if not collect.variant('mixer', text).supports_packing]
 )
 def test_packed_rows_are_refused_by_a_mixer_that_cannot_tell_documents_apart(mixer):
   packed = config(**collect.surroundings(mixer))

@@ -96,7 +96,7 @@ class Case:
       return score, Partial(by_distance, table) if self.bias else None
     c = config(position=self.bias, heads=self.heads, kv_heads=self.kv_heads, head_width=C)
     return score, asked(
-      assemble.build_position(Experiment(c), 'model', c.model), lambda made: made.bias(made.share())
+      assemble.build_position(Experiment(c), 'model', c.model), lambda made: made.bias(made.compute_shared())
     )
 
 

@@ -21,7 +21,9 @@ class Crossed:
   """One mixer with parameters, asked with a memory."""
 
   def __init__(self, text, position='rope'):
-    mask = {'mask': 'full'} if collect.variant('mixer', text).masks in (None, ('causal', 'full')) else {}
+    mask = (
+      {'mask': 'full'} if collect.variant('mixer', text).supported_masks in (None, ('causal', 'full')) else {}
+    )
     c = config(**collect.surroundings(text) | mask | ({'position': position} if position != 'rope' else {}))
     self.mixer = assemble.build_block(Experiment(c), 'model', c.model, causal=False)().mixer()
     draw = np.random.default_rng(0)

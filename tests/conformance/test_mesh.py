@@ -48,7 +48,7 @@ class Sharded:
   def __init__(self, **model):
     bare = dict(feed_forward_width=None) if model.get('feed_forward') == 'none' else {}
     self.config = config(**WIDE | bare | model)
-    packs = collect.variant('mixer', self.config.model.mixer).packs
+    packs = collect.variant('mixer', self.config.model.mixer).supports_packing
     self.rows = ROWS, *((POSITIONS, SEGMENTS) if packs else ALONE)
     self.rules = sharding.parse_rules(self.config.rules)
     self.model = Experiment(self.config).build_model(VOCAB, causal=False)

@@ -26,7 +26,7 @@ def combination(mixer, position, mask):
 )
 class TestRows:
   def test_packed_documents_give_what_each_gives_alone(self, combination, mixer):
-    if not collect.variant('mixer', mixer).packs:
+    if not collect.variant('mixer', mixer).supports_packing:
       pytest.skip('the config is refused: test_examples')
     first, second, alone = row(A, B), row(B, A), row(B, (PAD, 7))
     packed, _ = combination(*rows(first, second, alone))

@@ -62,4 +62,4 @@ def test_under_causal(mixer, position, mask):
 
 @pytest.mark.parametrize('mixer, position, mask', collect.product(LENGTH, causal=False))
 def test_looking_ahead(mixer, position, mask):
-  check_rows(accepted(mixer, position, mask), collect.variant('mixer', mixer).packs)
+  check_rows(accepted(mixer, position, mask), collect.variant('mixer', mixer).supports_packing)

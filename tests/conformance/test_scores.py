@@ -83,7 +83,7 @@ class TestPosition:
     assert all(y.dtype == jnp.bfloat16 for y in out)
 
   def test_a_block_of_the_bias_is_the_bias_of_the_block(self, text):
-    bias = position(text, lambda made: made.bias(made.share()))
+    bias = position(text, lambda made: made.bias(made.compute_shared()))
     if bias is None:
       pytest.skip('adds nothing to the logits')
     assert isinstance(bias, jax.tree_util.Partial)

@@ -39,7 +39,7 @@ def config(length=LENGTH, **model):
   objective = 'prefix_lm' if collect.mask(model.get('mask', 'causal')).required_fields else 'causal_lm'
   # A mixer without groups has as many key heads as query heads; what is no mixer is refused later.
   mixer = spec.parse(model.get('mixer', 'softmax')).name
-  grouped = mixer not in collect.variants('mixer') or collect.variant('mixer', mixer).groups
+  grouped = mixer not in collect.variants('mixer') or collect.variant('mixer', mixer).supports_grouped_heads
   heads = {} if grouped else dict(kv_heads=None)
   bare = dict(feed_forward_width=None) if model.get('feed_forward') == 'none' else {}
   return resolve_config(

@@ -47,7 +47,7 @@ def inside(tiny):
   )(tiny.params)
   [weights] = attention.list_kinds(tiny.model)[0].weights(found[ATTENTION])
   made = found['intermediates']['stack']['layers_0']['block_0']['mixer']
-  assert attention.list_kinds(tiny.model)[0].mixers[0].tells
+  assert attention.list_kinds(tiny.model)[0].mixers[0].exposes_attention
   params = host(tiny.params['stack']['layers_0']['block_0']['mixer'])
   return np.asarray(weights), made, params, made['__call__'][0][0]
 
@@ -200,7 +200,7 @@ def test_who_says_that_it_tells_does(mixer):
   found = jax.eval_shape(lambda p, *given: model.apply(p, *given, mutable=[ATTENTION])[1], params, *example)
   [kind] = attention.list_kinds(model)
   shapes = [None if x is None else x.shape for x in kind.weights(found.get(ATTENTION, {}))]
-  assert shapes == [(1, 4, LENGTH, LENGTH) if kind.mixers[0].tells else None]
+  assert shapes == [(1, 4, LENGTH, LENGTH) if kind.mixers[0].exposes_attention else None]
 
 
 def test_labels_show_what_could_not_be_seen():

@@ -78,7 +78,7 @@ def test_t5(decoder, buckets, max_distance):
   with torch.no_grad():
     theirs = module.compute_bias(300, 300).numpy()
   made = position(f't5({buckets}, {max_distance}, {not decoder})')
-  shared = made.apply({'params': dict(table=jnp.asarray(table))}, method='share')
+  shared = made.apply({'params': dict(table=jnp.asarray(table))}, method='compute_shared')
   zeros = np.zeros((1, H, 300, C), np.float32)
   np.testing.assert_array_equal(logits(made, zeros, zeros, shared), theirs)
   far = np.arange(-5000, 5001)

@@ -126,8 +126,8 @@ def test_what_is_not_understood_is_refused_by_name(changed, said):
     )
 
 
-def test_groups_one_after_another_have_no_word():
+def test_grouped_heads_need_a_parallel_residual():
   with pytest.raises(
-    ValueError, match="kv_heads=2 is not said by the family of residual='sequential'; 1 or 4 would be"
+    ValueError, match="kv_heads=2 is not supported by the family with residual='sequential'; use 1 or 4"
   ):
     falcon.write_structure({'model.heads': 4, 'model.kv_heads': 2, 'model.residual': 'sequential'})

@@ -41,7 +41,7 @@ def test_what_is_not_understood_is_refused_by_name(field, value):
     from_config.load_families()['gpt_bigcode'].read(fields)
 
 
-def test_groups_of_heads_have_no_word():
+def test_grouped_heads_are_not_supported():
   """All heads share, or none."""
-  with pytest.raises(ValueError, match='model.kv_heads=2 is not said by the family; 1 or 4 would be'):
+  with pytest.raises(ValueError, match='model.kv_heads=2 is not supported by the family; use 1 or 4'):
     gpt_bigcode.write_multi_query({'model.heads': 4, 'model.kv_heads': 2})

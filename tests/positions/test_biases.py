@@ -37,11 +37,11 @@ class Asked:
       init = nn.unbox(self.made.init(jax.random.key(0), *args, method=method)).get('params', {})
       return init if start else jax.tree.map(random, init)
 
-    self.shared = parameters(method='share')
+    self.shared = parameters(method='compute_shared')
     self.layer = parameters(self.share(), method='bias')
 
   def share(self, params=None):
-    return self.made.apply({'params': self.shared if params is None else params}, method='share')
+    return self.made.apply({'params': self.shared if params is None else params}, method='compute_shared')
 
   def function(self, params=None):
     shared, layer = (self.shared, self.layer) if params is None else params

@@ -18,7 +18,7 @@ def test_rows_before_are_those_of_negative_positions():
   position, x = made('learned(rows=5, before=2)'), jnp.zeros((1, 3, 3))
   variables = position.init(jax.random.key(0), x, jnp.array([[0, 1, 2]]), method='embed')
   table = jax.tree.leaves(variables)[0]
-  assert table.shape == (7, 3) and position.reach == 5
+  assert table.shape == (7, 3) and position.max_positions == 5
   found = position.apply(variables, x, jnp.array([[-1, 0, 4]]), method='embed')
   np.testing.assert_array_equal(found[0], table[np.array([1, 2, 6])])
 

@@ -59,7 +59,7 @@ def test_the_compute_type_is_kept_and_angles_are_not_rounded_to_it():
 
 def test_it_has_no_end_and_enters_at_the_embedding():
   made = Sinusoidal(width=WIDTH, **SURROUNDINGS)
-  assert made.reach is None and made.enters() == {'embed'}
+  assert made.max_positions is None and made.active_hooks() == {'embed'}
 
 
 @pytest.mark.parametrize(

@@ -103,10 +103,10 @@ class Variant:
       self.slot: self.spec
     }
     if self.slot == 'mixer':
-      if not self.kind.hooks:
+      if not self.kind.position_hooks:
         fields['position'] = 'none'
-      if self.kind.masks is not None and 'causal' not in self.kind.masks:
-        fields['mask'] = self.kind.masks[0]
+      if self.kind.supported_masks is not None and 'causal' not in self.kind.supported_masks:
+        fields['mask'] = self.kind.supported_masks[0]
       if 'kernel' not in self.kind.__dataclass_fields__:
         fields['kernel'] = default_config().model.kernel
     return fields
@@ -264,11 +264,11 @@ def _yes_or_no(value: bool) -> str:
 
 
 def _masks(variant: Variant) -> str:
-  return 'any' if variant.kind.masks is None else ' '.join(variant.kind.masks)
+  return 'any' if variant.kind.supported_masks is None else ' '.join(variant.kind.supported_masks)
 
 
 def _position_hooks(variant: Variant) -> str:
-  return ' '.join(['embed', *sorted(variant.kind.hooks)])
+  return ' '.join(['embed', *sorted(variant.kind.position_hooks)])
 
 
 def _branches(variant: Variant) -> str:
@@ -284,7 +284,7 @@ COMMON = {
 }
 COLUMNS = {
   'mixer': {'masks': _masks, 'asks a position to': _position_hooks} | COMMON,
-  'position': {'enters': lambda v: ' '.join(sorted(v.kind.enters()))} | COMMON,
+  'position': {'enters': lambda v: ' '.join(sorted(v.kind.active_hooks()))} | COMMON,
   'mask': {
     'looks ahead': lambda v: _yes_or_no(
       not is_causal(build_field('mask', spec.build, v.spec, tfm.masks, Mask), LENGTH)

@@ -106,7 +106,9 @@ def measure_decoding(batch: int) -> float:
   from tfm.training import state as states
 
   model = Experiment(make_config()).build_model(SHAPE['vocab'])
-  params = jax.jit(lambda key: nn.unbox(states.init_params(model, key, 1, SHAPE['length'])))(jax.random.key(0))
+  params = jax.jit(lambda key: nn.unbox(states.init_params(model, key, 1, SHAPE['length'])))(
+    jax.random.key(0)
+  )
   model, params = unroll_layers(model, params)
   prompts = np.random.default_rng(0).integers(0, SHAPE['vocab'], (batch, DECODING['prompt']))
 

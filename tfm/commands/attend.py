@@ -91,7 +91,7 @@ def main(args: argparse.Namespace) -> None:
   for kind in kinds:
     if kind.name not in {found.kind for found in maps}:
       print(f'{kind.name}: nothing of what is to be shown')
-    for name in dict.fromkeys(named(mixer) for mixer in kind.mixers if not mixer.tells):
+    for name in dict.fromkeys(named(mixer) for mixer in kind.mixers if not mixer.exposes_attention):
       without = [i for i, mixer in enumerate(kind.mixers) if named(mixer) == name]
       print(f'{kind.name}: layers {listed(without)} mix by {name!r}, which has no attention weights')
   attention_page.write_page(maps, f'Attention of {title}', folder / 'index.html')
@@ -129,7 +129,7 @@ def check(
   mixers = [(i, mixer) for kind in kinds for i, mixer in enumerate(kind.mixers)]
   have = {}  # layer → heads, the most of all kinds
   for i, mixer in mixers:
-    if mixer.tells:
+    if mixer.exposes_attention:
       have[i] = max(mixer.heads, have.get(i, 0))
   names = dict.fromkeys(named(mixer) for _, mixer in mixers)
   require(
@@ -146,7 +146,11 @@ def check(
 
 def tellers() -> list[str]:
   """The names of the mixers that have weights."""
-  return [name for name in spec.variant_names(tfm.mixers) if spec.find_variant(name, tfm.mixers, Mixer).tells]
+  return [
+    name
+    for name in spec.variant_names(tfm.mixers)
+    if spec.find_variant(name, tfm.mixers, Mixer).exposes_attention
+  ]
 
 
 def asked(

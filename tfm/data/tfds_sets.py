@@ -65,7 +65,7 @@ def label(spec: str, builder: Builder, field: str) -> Callable[[Mapping], str]:
     raise ValueError(f'{spec} has no label under {field!r}; it has {single}')
   names = getattr(features[field], 'names', None) or ()
 
-  def tell(example):
+  def sow_attention(example):
     value = example[field]
     if isinstance(value, bytes):
       return value.decode()

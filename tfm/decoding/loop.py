@@ -170,8 +170,8 @@ def list_position_limits(positions: Sequence[Callable]) -> Iterator[tuple[str, i
   """Yields (name, maximum number of positions) of the positions that have a maximum."""
   for factory in positions:
     position = factory()
-    if position.reach is not None:
-      yield type(position).__name__, position.reach
+    if position.max_positions is not None:
+      yield type(position).__name__, position.max_positions
 
 
 def _generate(model, params, prompts, sources, keys, sampling, max_tokens, eos, chunk, prefill_widths):

@@ -156,9 +156,11 @@ def describe_module(x: Any) -> Any:
   """
   if isinstance(x, functools.partial):
     if is_factory_of(x, Position):
-      return x.func, x().meaning()
+      return x.func, x().fingerprint()
     if is_factory_of(x, Mixer) and 'position' in x.keywords:
-      x = functools.partial(x, position=functools.partial(x.keywords['position'], head_width=x().positioned))
+      x = functools.partial(
+        x, position=functools.partial(x.keywords['position'], head_width=x().position_width)
+      )
     bound = inspect.signature(x.func).bind_partial(*x.args, **x.keywords)
     bound.apply_defaults()
     return x.func, {

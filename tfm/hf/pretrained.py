@@ -281,7 +281,7 @@ def validate_padding(config: ConfigDict, context: Context) -> None:
 
 def validate_positions(model: Trunk, context: Context) -> None:
   """Raises ValueError for tokens beyond the model's maximum position."""
-  limits = [factory().reach for factory in model.positions]
+  limits = [factory().max_positions for factory in model.positions]
   limit = min((limit for limit in limits if limit is not None), default=math.inf)
   last = int(context.positions.max(initial=0))
   require(last < limit, f'input_ids reach position {last}; the model has {limit} positions, use shorter rows')

@@ -50,8 +50,8 @@ class Convolution(Mixer):
   dilations: tuple[int, ...] = (1, 2, 4)
 
   examples = ('convolution', 'convolution(taps=2, dilations=(3,))')
-  masks = ('causal',)
-  groups = False
+  supported_masks = ('causal',)
+  supports_grouped_heads = False
 
   def check(self):
     if self.taps < 2:

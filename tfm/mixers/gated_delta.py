@@ -50,7 +50,7 @@ class GatedDelta(Mixer):
   chunk: int = 64
 
   examples = ('gated_delta(chunk=5)',)
-  masks = ('causal',)
+  supported_masks = ('causal',)
 
   def check(self):
     for name in ('taps', 'chunk'):

@@ -53,9 +53,9 @@ class Latent(Mixer):
   value_width: int = 0
 
   examples = 'latent(rank=8, rope_width=8)', 'latent(rank=16, rope_width=8, query_rank=8, value_width=6)'
-  hooks = frozenset({'rotate', 'bias'})
-  groups = False
-  tells = True
+  position_hooks = frozenset({'rotate', 'bias'})
+  supports_grouped_heads = False
+  exposes_attention = True
 
   def check(self):
     for field, least in (('rank', 1), ('rope_width', 1), ('query_rank', 0), ('value_width', 0)):
@@ -72,12 +72,12 @@ class Latent(Mixer):
         "decoding; 'dot' would do"
       )
     try:
-      self.position(head_width=self.positioned, parent=None).check()
+      self.position(head_width=self.position_width, parent=None).check()
     except ValueError as error:
       raise ValueError(f'rope_width={self.rope_width} is what the position rotates: {error}') from error
 
   @property
-  def positioned(self):
+  def position_width(self):
     return self.rope_width
 
   @nn.nowrap
@@ -93,7 +93,7 @@ class Latent(Mixer):
   def __call__(self, x, memory, context, cache):
     if memory is not None:
       raise ValueError("mixer='latent' attends to its own sequence and reads no memory; 'softmax' would do")
-    position = self.position(head_width=self.positioned, name='position')
+    position = self.position(head_width=self.position_width, name='position')
     q, rotated_q = jnp.split(self.queries(x), [self.head_width], -1)
     latent, rotated = jnp.split(self.linear('down', x, self.rank + self.rope_width), [self.rank], -1)
     latent = RMSNorm(axis='rank', name='norm')(latent)
@@ -117,7 +117,7 @@ class Latent(Mixer):
       asked = dict(
         score=score,
         mask=self.mask,
-        bias=position.bias(context.shared.get(position.identity)),
+        bias=position.bias(context.shared.get(position.sharing_key)),
         q_positions=context.positions,
         k_positions=keys.positions,
         q_segments=context.segments,
@@ -128,7 +128,7 @@ class Latent(Mixer):
         dropout_key=self.make_rng('dropout') if context.train and self.dropout > 0 else None,
       )
       y = self.kernel(q, k, v, **asked)
-    self.tell(lambda: self.kernel.all_weights(q, k, **asked))
+    self.sow_attention(lambda: self.kernel.all_weights(q, k, **asked))
     if cache is not None:
       y = jnp.einsum('BTHR,RHC->BTHC', y, up_v)
     y = Linear(

@@ -52,8 +52,8 @@ class LinearAttention(Mixer):
   chunk: int = 64
 
   examples = ('linear(chunk=5)', 'linear(feature_map="softmax")')
-  masks = ('causal', 'full')
-  hooks = frozenset({'rotate'})
+  supported_masks = ('causal', 'full')
+  position_hooks = frozenset({'rotate'})
 
   def check(self):
     if self.feature_map not in FEATURE_MAPS:

@@ -40,10 +40,10 @@ class Linformer(Mixer):
   rank: int
 
   examples = ('linformer(rank=4)',)
-  masks = ('full',)
-  hooks = frozenset({'rotate'})
-  decodes = False
-  packs = False
+  supported_masks = ('full',)
+  position_hooks = frozenset({'rotate'})
+  supports_decoding = False
+  supports_packing = False
 
   def check(self):
     if self.rank < 1:

@@ -42,8 +42,8 @@ class Longformer(Mixer):
   global_tokens: int
 
   examples = ('longformer(2)',)
-  hooks = frozenset({'rotate', 'bias'})
-  tells = True
+  position_hooks = frozenset({'rotate', 'bias'})
+  exposes_attention = True
 
   def check(self):
     if self.global_tokens < 0:
@@ -52,7 +52,7 @@ class Longformer(Mixer):
       )
 
   @property
-  def sees_later(self):
+  def is_noncausal(self):
     return self.global_tokens == 0
 
   @nn.nowrap
@@ -65,7 +65,7 @@ class Longformer(Mixer):
     if memory is not None:
       raise ValueError("mixer='longformer' attends to its own row and reads no memory; 'softmax' would do")
     position = self.position(name='position')
-    score, bias = self.score(name='score')(), position.bias(context.shared.get(position.identity))
+    score, bias = self.score(name='score')(), position.bias(context.shared.get(position.sharing_key))
     read, keys, layout = {}, context, context.layout
     for kind in ('', '_global'):
       q, k, v = (self.project(f'{name}{kind}', x) for name in 'qkv')
@@ -123,7 +123,7 @@ class Longformer(Mixer):
       return jnp.concatenate([jnp.where(is_global, top, y[:, :first]), y[:, first:]], 1)
 
     y = by_kind(attend)
-    self.tell(lambda: by_kind(weights).swapaxes(1, 2))
+    self.sow_attention(lambda: by_kind(weights).swapaxes(1, 2))
     y = Linear(
       (self.heads, self.head_width, self.width),
       ('heads', 'kv', 'embed'),

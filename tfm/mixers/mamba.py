@@ -56,8 +56,8 @@ class Mamba(Mixer):
   chunk: int = 64
   convolution_bias: bool = True
 
-  masks = ('causal',)
-  groups = False
+  supported_masks = ('causal',)
+  supports_grouped_heads = False
 
   def check(self):
     for name in ('state', 'expand', 'taps', 'rank', 'chunk'):

@@ -59,7 +59,7 @@ class Mamba2(Mixer):
 
   # A large epsilon: over the few channels of a test's group the norm would make much of rounding.
   examples = ('mamba2(state=8, chunk=5, epsilon=0.1)',)
-  masks = ('causal',)
+  supported_masks = ('causal',)
 
   def check(self):
     for name in ('state', 'expand', 'taps', 'chunk'):

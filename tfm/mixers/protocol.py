@@ -1,4 +1,4 @@
-"""The mixer slot: how tokens hear of each other."""
+"""The mixer slot: token mixing."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
@@ -11,22 +11,22 @@ from tfm.layers.initializer import Factory
 from tfm.shapes import Array, Float, Int, PyTree
 
 
-# The collection of what attention weights tell.
+# The variable collection that holds attention weights.
 ATTENTION = 'attention'
 
 
 @struct.dataclass
 class Context:
-  """What travels beside the activations.
+  """What accompanies the activations of a batch.
 
   Attributes:
-    positions: of each token in its document.
-    segments: which document of the row a token belongs to; 0 is padding. A document is one run of
-      tokens, broken by padding at most.
-    prefix: how many tokens the prefix of each token's document has, for masks that ask; None: unknown.
-    shared: what each positional scheme has in common for all layers, by its `identity`.
+    positions: the position of each token in its document.
+    segments: segment ids: the document of the row that a token belongs to; 0 is padding. The tokens of a
+      document are contiguous, except for padding.
+    prefix: the prefix length of each token's document, for masks that need it; None: unknown.
+    shared: what each positional scheme shares among all layers, by its `sharing_key`.
     train: whether dropout is on.
-    layout: what is promised of the positions, one of `tfm.masks.protocol.LAYOUTS`.
+    layout: what is guaranteed of the positions, one of `tfm.masks.protocol.LAYOUTS`.
   """
 
   positions: Int[Array, 'B T']
@@ -46,47 +46,48 @@ class Context:
 
 @struct.dataclass
 class Memory:
-  """Another sequence, to attend to: what an encoder made of it, and where its tokens stand."""
+  """Another sequence to attend to: an encoder's output and its context."""
 
   x: Float[Array, 'B S D']
   context: Context
 
 
 class Mixer(nn.Module):
-  """`(x, memory, context, cache) -> y, cache`: self-attention and everything that can stand for it.
+  """`(x, memory, context, cache) -> y, cache`: self-attention and everything that can replace it.
 
-  Without a cache it is the training form: all of x at once. With one it is the step form: x is what
-  is new, the cache is what came before, and the cache that comes back includes x. A mixer that holds
-  nothing for `memory` (cross-attention) refuses it.
+  Without a cache x is the whole sequence (training). With a cache x holds the new tokens, the cache the
+  earlier ones, and the returned cache includes x (decoding). A mixer without cross-attention rejects `memory`.
 
-  What a mixer has no field or no hook for is refused when the config is built: a `score` or `kernel`
-  that is not the default, a position that enters where the mixer does not ask, another mask than its own.
+  Building the config rejects what a mixer has no field or hook for: a `score` or `kernel` other than the
+  default, a position hook that the mixer does not call, a mask that it does not support.
 
   Attributes:
     width, heads, kv_heads, head_width: D, H, K, C.
     bias: whether projections have one.
-    dropout: rate on the mixing weights.
-    initializer, output_initializer: of the projections in, and of the one out.
+    dropout: rate of dropout on the mixing weights.
+    initializer, output_initializer: of the input projections, and of the output projection.
     dtype: compute type.
-    examples: specs that the conformance suite tries; a file whose bare name is a spec needs none.
-    masks: the mask specs that it can honour; None: any. With a field `mask` it is given the object.
-    hooks: which of a position's 'rotate' and 'bias' it calls ('embed' is the model's).
-    decodes: whether it has a step form; packs: whether it keeps the documents of a row apart.
-    crosses: whether it can attend to a `Memory`.
-    groups: whether several query heads can share a key head; where not, kv_heads must be heads.
-    lends: whether it projects what a position that borrows its projections wants projected.
-    tells: whether it has weights of queries on keys, and tells them where it is asked (`tell`).
+    examples: specs for the conformance suite; not needed if the file name alone is a valid spec.
+    supported_masks: mask specs; None: any. A mixer with a field `mask` gets the mask object.
+    position_hooks: the hooks of a position that it calls: 'rotate', 'bias' (the model calls 'embed').
+    supports_decoding: whether it can use a cache.
+    supports_packing: whether it separates the documents of a row.
+    supports_cross_attention: whether it can attend to a `Memory`.
+    supports_grouped_heads: whether several query heads can share a key head; if not, kv_heads must equal heads.
+    projects_position_table: whether it applies its query and key projections to the table of a position with
+      `uses_qk_projections`.
+    exposes_attention: whether it has weights of queries over keys, and sows them (`sow_attention`).
   """
 
   examples: ClassVar[tuple[str, ...]] = ()
-  masks: ClassVar[tuple[str, ...] | None] = None
-  hooks: ClassVar[frozenset[str]] = frozenset()
-  decodes: ClassVar[bool] = True
-  packs: ClassVar[bool] = True
-  crosses: ClassVar[bool] = False
-  groups: ClassVar[bool] = True
-  lends: ClassVar[bool] = False
-  tells: ClassVar[bool] = False
+  supported_masks: ClassVar[tuple[str, ...] | None] = None
+  position_hooks: ClassVar[frozenset[str]] = frozenset()
+  supports_decoding: ClassVar[bool] = True
+  supports_packing: ClassVar[bool] = True
+  supports_cross_attention: ClassVar[bool] = False
+  supports_grouped_heads: ClassVar[bool] = True
+  projects_position_table: ClassVar[bool] = False
+  exposes_attention: ClassVar[bool] = False
 
   width: int
   heads: int
@@ -99,23 +100,23 @@ class Mixer(nn.Module):
   dtype: jnp.dtype
 
   def check(self) -> None:
-    """Raises ValueError, before anything is compiled, for what the mixer cannot honour."""
+    """Raises ValueError, before anything is compiled, for settings that the mixer does not support."""
 
   @property
-  def positioned(self) -> int:
-    """Channels of a head that its position is asked about."""
+  def position_width(self) -> int:
+    """Channels of a head that its position scheme sees."""
     return self.head_width
 
   @property
-  def sees_later(self) -> bool:
-    """Whether tokens may see later ones whatever the mask says, which a decoder's may not."""
+  def is_noncausal(self) -> bool:
+    """Whether a token may depend on later ones whatever the mask; decoders reject such mixers."""
     return False
 
   @nn.nowrap
-  def tell(self, weights: Callable[[], Float[Array, 'B H T S']]) -> None:
-    """Puts the weights before dropout into the collection `ATTENTION`, if a caller wants that one.
+  def sow_attention(self, weights: Callable[[], Float[Array, 'B H T S']]) -> None:
+    """Stores the weights before dropout in the collection `ATTENTION` if a caller made it mutable.
 
-    They are a function, so that otherwise, as in training, nothing of them is ever computed or traced.
+    `weights` is a function, so that training neither computes nor traces them.
     """
     if self.is_mutable_collection(ATTENTION) and not self.is_initializing():
       self.put_variable(ATTENTION, 'weights', weights())
@@ -123,9 +124,9 @@ class Mixer(nn.Module):
   @nn.nowrap
   def init_cache(self, batch: int, length: int) -> Any:
     """An empty cache for `batch` sequences of up to `length` tokens; touches no parameters."""
-    raise NotImplementedError(f'{type(self).__name__} must say what decoding remembers')
+    raise NotImplementedError(f'{type(self).__name__} must define its decoding cache')
 
   def __call__(
     self, x: Float[Array, 'B T D'], memory: Any, context: Context, cache: Any
   ) -> tuple[Float[Array, 'B T D'], Any]:
-    raise NotImplementedError(f'{type(self).__name__} must say how it mixes')
+    raise NotImplementedError(f'{type(self).__name__} must define how it mixes tokens')

@@ -54,8 +54,8 @@ class Recurrent(Mixer):
   hidden: int | None = None
 
   examples = ('recurrent', 'recurrent("gru", hidden=24)')
-  masks = ('causal',)
-  groups = False
+  supported_masks = ('causal',)
+  supports_grouped_heads = False
 
   def check(self):
     if self.cell not in CELLS:

@@ -62,7 +62,7 @@ class Reformer(Mixer):
   seed: int = 0
 
   examples = ('reformer(buckets=4, chunk=3)',)
-  groups = False
+  supports_grouped_heads = False
 
   def check(self):
     if self.buckets < 2 or self.buckets % 2:

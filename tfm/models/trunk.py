@@ -50,7 +50,9 @@ class Trunk(nn.Module):
     """The last hidden states of embedded tokens, and the caches with them in (None without)."""
     for position in self.embedders:
       x = position.embed(x, context.positions)
-    context = context.replace(shared={position.identity: position.share() for position in self.embedders})
+    context = context.replace(
+      shared={position.sharing_key: position.compute_shared() for position in self.embedders}
+    )
     if self.embedding_norm:
       x = self.norm_in(x)
     x = self.drop(x, deterministic=not context.train)

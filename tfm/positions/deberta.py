@@ -66,7 +66,7 @@ class Deberta(Position):
       )
 
   @property
-  def borrows(self):
+  def uses_qk_projections(self):
     return self.borrowed
 
   @property
@@ -82,7 +82,7 @@ class Deberta(Position):
     self.key, self.query = project(bias=False), project(bias=True)
 
   @nn.compact
-  def share(self):
+  def compute_shared(self):
     """The embedding of each bucket, [2 · buckets, D]."""
     rows = 2 * (self.buckets or self.max_distance)
     table = self.param(

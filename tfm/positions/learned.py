@@ -28,7 +28,7 @@ class Learned(Position):
   examples = ('learned', 'learned(before=2)')
 
   def check(self):
-    if self.reach < self.length:
+    if self.max_positions < self.length:
       raise ValueError(
         f'rows={self.rows} is shorter than data.length={self.length}; '
         f'give the table at least {self.length} rows'
@@ -37,18 +37,18 @@ class Learned(Position):
       raise ValueError(f'before={self.before} must be 0 (no further rows) or more')
 
   @property
-  def reach(self):
+  def max_positions(self):
     return self.length if self.rows is None else self.rows
 
-  def meaning(self):
-    return super().meaning() | dict(rows=self.reach, stddev=None)
+  def fingerprint(self):
+    return super().fingerprint() | dict(rows=self.max_positions, stddev=None)
 
   @nn.compact
   def embed(self, x, positions):
     table = self.param(
       'table',
       with_logical_axes(normal(self.stddev)((0,), (1,)), ('table', 'embed')),
-      (self.before + self.reach, self.width),
+      (self.before + self.max_positions, self.width),
       jnp.float32,
     )
     return x + shard(table[positions + self.before].astype(x.dtype), 'batch', 'length', 'embed')

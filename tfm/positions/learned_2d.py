@@ -66,12 +66,12 @@ class Learned2D(Position):
     return self.grid[:2] if self.original is None else self.original
 
   @property
-  def reach(self):
+  def max_positions(self):
     return self.length
 
-  def meaning(self):
+  def fingerprint(self):
     rows, columns, before = self.grid
-    return super().meaning() | dict(
+    return super().fingerprint() | dict(
       rows=rows, columns=columns, before=before, original=tuple(self.table), stddev=None
     )
 

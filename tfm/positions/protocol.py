@@ -34,29 +34,29 @@ class Position(nn.Module):
   length: int
 
   def check(self) -> None:
-    """Raises ValueError, before anything is compiled, for a setting that cannot be honoured."""
+    """Raises ValueError, before anything is compiled, for an invalid setting."""
 
   @property
-  def reach(self) -> int | None:
-    """One more than the last position that the scheme can tell; None where there is no end."""
+  def max_positions(self) -> int | None:
+    """The number of positions that the scheme can represent; None: unlimited."""
     return None
 
   @property
-  def borrows(self) -> bool:
-    """Whether what is shared is projected as contents are, by the mixer's own projections: `bias` is then given the
-    pair that those of queries and of keys make of it, [N H C] and [N K C]."""
+  def uses_qk_projections(self) -> bool:
+    """Whether the mixer applies its query and key projections to the shared table: `bias` then gets the pair of
+    projected tables, [N H C] and [N K C]."""
     return False
 
   @classmethod
-  def enters(cls) -> frozenset[str]:
-    """The hooks that the scheme fills: 'embed', 'rotate', 'bias', or none."""
+  def active_hooks(cls) -> frozenset[str]:
+    """The hooks that the scheme overrides: of 'embed', 'rotate', 'bias'."""
     return frozenset(
       hook for hook in ('embed', 'rotate', 'bias') if getattr(cls, hook) is not getattr(Position, hook)
     )
 
   @property
-  def identity(self) -> str:
-    """Equal where two specs mean the same: the scheme and its own settings, not the block's sizes."""
+  def sharing_key(self) -> str:
+    """Blocks whose positions have equal keys share one table: the scheme and its settings, not the block sizes."""
     surroundings = {field.name for field in dataclasses.fields(Position)}
     own = {
       field.name: getattr(self, field.name)
@@ -65,9 +65,9 @@ class Position(nn.Module):
     }
     return f'{type(self).__name__}({", ".join(f"{name}={value!r}" for name, value in own.items())})'
 
-  def meaning(self) -> dict[str, Any]:
-    """Equal where two compute the same of the same parameters: the block's sizes and its own settings, but not `length`; a
-    scheme that looks at it puts here what follows from it."""
+  def fingerprint(self) -> dict[str, Any]:
+    """Equal for two instances that compute the same from the same parameters: sizes and settings, not `length`; a
+    scheme that depends on `length` adds what follows from it."""
     return {
       field.name: getattr(self, field.name)
       for field in dataclasses.fields(self)
@@ -75,7 +75,7 @@ class Position(nn.Module):
     }
 
   def embed(self, x: Float[Array, 'B T D'], positions: Int[Array, 'B T']) -> Float[Array, 'B T D']:
-    """Enters at the embedding."""
+    """Adds to the embedded tokens."""
     return x
 
   def rotate(
@@ -85,21 +85,21 @@ class Position(nn.Module):
     q_positions: Int[Array, 'B T'],
     k_positions: Int[Array, 'B S'],
   ) -> tuple[Float[Array, 'B T H C'], Float[Array, 'B S K C']]:
-    """Enters at the queries and keys."""
+    """Transforms queries and keys."""
     return q, k
 
-  def share(self) -> PyTree:
-    """What all layers have in common, made once in a model, such as T5's one table; None: nothing."""
+  def compute_shared(self) -> PyTree:
+    """What all layers share, computed once per model, such as T5's table; None: nothing."""
     return None
 
   def bias(self, shared: PyTree) -> Callable | None:
-    """Enters at the logits: `(q, k, q_positions, k_positions) -> logits [B K G T S] to add`, or None.
+    """The function `(q, k, q_positions, k_positions) -> [B K G T S]` whose result is added to the logits; or None.
 
-    `shared` is what `share` made, by whatever instance the model holds.
+    Args:
+      shared: the result of `compute_shared`, by the instance that the model holds.
 
-    It is given `q [B K G T C]`, `k [B K S C]`, and positions `[B T]` and `[B S]`.
-    A function and not its values, because a blockwise kernel asks block by block; a
-    `jax.tree_util.Partial` whose leaves are the learned parameters, so that a kernel with its own
-    backward pass can differentiate them.
+    The function gets `q [B K G T C]`, `k [B K S C]`, and positions `[B T]` and `[B S]`. Blockwise kernels call it
+    block by block. It is a `jax.tree_util.Partial` whose leaves are the learned parameters, so that a kernel with
+    its own backward pass can differentiate them.
     """
     return None

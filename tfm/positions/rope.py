@@ -77,9 +77,9 @@ class Rope(Position):
       self.scaling, SCALINGS, theta=self.theta, channels=self.channels, longest=self.length
     )
 
-  def meaning(self):
+  def fingerprint(self):
     frequencies, factor = self.waves()
-    return super().meaning() | dict(
+    return super().fingerprint() | dict(
       theta=None, fraction=None, scaling=(*frequencies.tolist(), factor, self.grows())
     )
 

@@ -45,8 +45,8 @@ class Rope2D(Position):
   def grid(self) -> Grid:
     return grid(self.rows, self.columns, self.length)
 
-  def meaning(self):
-    return super().meaning() | self.grid._asdict()
+  def fingerprint(self):
+    return super().fingerprint() | self.grid._asdict()
 
   def rotate(self, q, k, q_positions, k_positions):
     waves = frequencies(self.theta, self.head_width // 2)

@@ -46,8 +46,8 @@ class Sinusoidal2D(Position):
   def grid(self) -> Grid:
     return grid(self.rows, self.columns, self.length)
 
-  def meaning(self):
-    return super().meaning() | self.grid._asdict()
+  def fingerprint(self):
+    return super().fingerprint() | self.grid._asdict()
 
   def embed(self, x, positions):
     row, column, there = self.grid.coordinates(positions)

@@ -48,7 +48,7 @@ class T5(Position):
       )
 
   @nn.compact
-  def share(self):
+  def compute_shared(self):
     """The logit of each head at each distance, -max_distance … max_distance."""
     table = self.param(
       'table',

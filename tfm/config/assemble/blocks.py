@@ -140,7 +140,7 @@ def build_mixer(
   )
   validate_slots(experiment, where, b, made.func, slots)
   require(
-    not causal or not made().sees_later,
+    not causal or not made().is_noncausal,
     f'config.{where}.mixer={b.mixer!r} lets tokens see later ones whatever the mask, which a decoder may not; an '
     'encoder may',
   )
@@ -156,10 +156,12 @@ def build_cross_attention(experiment: 'Experiment', outer: Factory) -> Callable:
     lambda text: spec.find_variant(spec.parse(text).name, tfm.mixers, Mixer, text),
     c.mixer,
   )
-  require(kind.crosses, f"config.model.cross.mixer={c.mixer!r} reads no memory; 'softmax' would do")
+  require(
+    kind.supports_cross_attention, f"config.model.cross.mixer={c.mixer!r} reads no memory; 'softmax' would do"
+  )
   made = build_mixer(experiment, 'model.cross', c, causal=False, outer=outer)
   require(
-    'embed' not in made.keywords['position'].func.enters(),
+    'embed' not in made.keywords['position'].func.active_hooks(),
     f'config.model.cross.position={c.position!r} enters at the embedding, where cross-attention has no say; '
     "'none' or one that enters elsewhere would do",
   )
@@ -180,31 +182,35 @@ def validate_slots(
       f'leave it at {default!r}',
     )
   require(
-    mixer.packs or experiment.packing.layout == 'contiguous',
+    mixer.supports_packing or experiment.packing.layout == 'contiguous',
     f'config.{where}.mixer={b.mixer!r} does not keep the documents of a row apart, and config.data.packing='
     f"{config.data.packing!r} puts several into one; 'concat' would do",
   )
   require(
-    mixer.groups or b.kv_heads == b.heads,
+    mixer.supports_grouped_heads or b.kv_heads == b.heads,
     f'config.{where}.mixer={b.mixer!r} has no groups of heads, so kv_heads={b.kv_heads} would be ignored; '
     f'leave it out, or set it to heads={b.heads}',
   )
-  extra = parts['position'].func.enters() - {'embed'} - mixer.hooks
+  extra = parts['position'].func.active_hooks() - {'embed'} - mixer.position_hooks
   require(
     not extra,
     f'config.{where}.mixer={b.mixer!r} does not ask a position for its {" or ".join(sorted(extra))}, '
     f"where position={b.position!r} enters; 'none' or one that enters at the embedding would do",
   )
   require(
-    mixer.lends or not parts['position']().borrows,
+    mixer.projects_position_table or not parts['position']().uses_qk_projections,
     f'config.{where}.mixer={b.mixer!r} does not lend its projections, which position={b.position!r} borrows; '
     "'softmax' does, or the position may have its own",
   )
-  known = None if mixer.masks is None else [spec.build(text, tfm.masks, Mask) for text in mixer.masks]
+  known = (
+    None
+    if mixer.supported_masks is None
+    else [spec.build(text, tfm.masks, Mask) for text in mixer.supported_masks]
+  )
   require(
     known is None or parts['mask'] in known,
     f'config.{where}.mixer={b.mixer!r} cannot honour mask={b.mask!r}; '
-    f'{" or ".join(map(repr, mixer.masks or ()))} would do',
+    f'{" or ".join(map(repr, mixer.supported_masks or ()))} would do',
   )
 
 
@@ -215,9 +221,9 @@ def build_distinct_positions(
   found = {}
   for where, b in kinds:
     made = build_position(experiment, where, b)
-    first, sizes = found.setdefault(made().identity, (made, (b.heads, b.head_width)))
+    first, sizes = found.setdefault(made().sharing_key, (made, (b.heads, b.head_width)))
     require(
-      sizes == (b.heads, b.head_width) or made.func.share is Position.share,
+      sizes == (b.heads, b.head_width) or made.func.compute_shared is Position.compute_shared,
       f'config.{where}.position={b.position!r} is one table for all its blocks, and they differ in heads or '
       'head_width; give them the same',
     )
