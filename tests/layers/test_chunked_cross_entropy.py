@@ -9,7 +9,7 @@ import pytest
 from tfm.analysis.collectives import find_collectives
 from tfm.config.assemble import Experiment
 from tfm.layers import cross_entropy
-from tfm.layers.cross_entropy import Columns
+from tfm.layers.cross_entropy import VocabShard
 from tfm.parallel import mesh as meshes
 from tfm.parallel import sharding
 from tfm.training import state as states
@@ -144,8 +144,8 @@ def test_no_logits_travel(tiny):
 class TestColumns:
   LOGITS = jnp.asarray(3 * RNG.standard_normal((B, T, 64)), jnp.float32)
 
-  def told(self, logits, columns, smoothing=0.1, z=0.01):
-    return cross_entropy.told(columns, smoothing, z, logits, TARGETS)
+  def token_losses(self, logits, columns, smoothing=0.1, z=0.01):
+    return cross_entropy.cross_entropy_with_z_loss(columns, smoothing, z, logits, TARGETS)
 
   def test_the_gradient_is_that_of_the_formula(self):
     """By autodiff of each part of it."""
@@ -159,14 +159,14 @@ class TestColumns:
 
     mix = jnp.asarray(RNG.standard_normal((2, B, T)), jnp.float32)
     logits = self.LOGITS[..., :VOCAB]
-    ours, pull = jax.vjp(jax.jit(lambda x: jnp.stack(self.told(x, Columns()))), logits)
+    ours, pull = jax.vjp(jax.jit(lambda x: jnp.stack(self.token_losses(x, VocabShard()))), logits)
     theirs, expected = jax.vjp(jax.jit(plain), logits)
     np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(pull(mix)[0], expected(mix)[0], rtol=1e-4, atol=1e-6)
 
   def test_columns_beyond_the_vocabulary_are_none(self):
-    wanted, expected = jax.vjp(lambda x: self.told(x[..., :VOCAB], Columns())[0], self.LOGITS)
-    got, pull = jax.vjp(lambda x: self.told(x, Columns(vocab=VOCAB))[0], self.LOGITS)
+    wanted, expected = jax.vjp(lambda x: self.token_losses(x[..., :VOCAB], VocabShard())[0], self.LOGITS)
+    got, pull = jax.vjp(lambda x: self.token_losses(x, VocabShard(vocab=VOCAB))[0], self.LOGITS)
     np.testing.assert_allclose(got, wanted, rtol=1e-6)
     np.testing.assert_allclose(pull(wanted)[0], expected(wanted)[0], rtol=1e-5, atol=1e-7)
     assert not np.asarray(pull(wanted)[0])[..., VOCAB:].any()
@@ -174,8 +174,8 @@ class TestColumns:
   def test_the_first_of_equals_is_the_likeliest(self):
     logits = jnp.zeros((B, T, 64)).at[..., 9].set(1.0).at[..., 40].set(1.0).at[..., 60].set(2.0)
     mesh = meshes.make(dict(tensor=8))
-    columns, cut = Columns(('tensor',), VOCAB), jax.sharding.PartitionSpec(None, None, 'tensor')
+    columns, cut = VocabShard(('tensor',), VOCAB), jax.sharding.PartitionSpec(None, None, 'tensor')
     found = jax.shard_map(
-      columns.likeliest, mesh=mesh, in_specs=cut, out_specs=jax.sharding.PartitionSpec(), check_vma=False
+      columns.argmax, mesh=mesh, in_specs=cut, out_specs=jax.sharding.PartitionSpec(), check_vma=False
     )(logits)
-    assert (found == 9).all() and (Columns(vocab=VOCAB).likeliest(logits) == 9).all()
+    assert (found == 9).all() and (VocabShard(vocab=VOCAB).argmax(logits) == 9).all()

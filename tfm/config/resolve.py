@@ -7,7 +7,7 @@ from tfm import spec
 from tfm.config.schema import parts
 from tfm.errors import require
 from tfm.feed_forwards.protocol import FeedForward, default_hidden
-from tfm.layers.pooled import LEADING
+from tfm.layers.pooled import CLASS_TOKEN_COUNT
 
 
 def resolve_config(config: ConfigDict) -> ConfigDict:
@@ -19,7 +19,7 @@ def resolve_config(config: ConfigDict) -> ConfigDict:
   if model.embedding_width is None:
     model.embedding_width = model.width
   if model.class_tokens is None:
-    model.class_tokens = LEADING.get(model.pooling, 0) if model.patch else 0
+    model.class_tokens = CLASS_TOKEN_COUNT.get(model.pooling, 0) if model.patch else 0
   for part in (model.encoder, model.cross):
     inherit(part, model)
   for name, block in model.blocks.items():

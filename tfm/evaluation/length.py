@@ -206,11 +206,15 @@ def sum_by_position(
 
   def sum_chunk(piece):
     features, targets, counted = piece
-    loss, _ = cross_entropy.each(model.apply({'params': head}, features, method='logits'), targets)
+    loss, _ = cross_entropy.token_cross_entropy(
+      model.apply({'params': head}, features, method='logits'), targets
+    )
     return (loss * counted).sum(0)
 
-  pieces = chunked_cross_entropy.pieces(*counted.shape, chunk)
-  rows = tuple(chunked_cross_entropy.cut(x, pieces) for x in (features, batch['targets'], counted))
+  pieces = chunked_cross_entropy.chunk_count(*counted.shape, chunk)
+  rows = tuple(
+    chunked_cross_entropy.split_into_chunks(x, pieces) for x in (features, batch['targets'], counted)
+  )
   return dict(loss=jax.lax.map(sum_chunk, rows).reshape(-1), tokens=counted.sum(0))
 
 

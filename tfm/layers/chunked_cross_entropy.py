@@ -1,4 +1,4 @@
-"""A loss of logits that are never all there at once: in pieces of each row, and on a mesh each device its own part."""
+"""A chunked loss: the logits exist for one chunk of each row at a time, and on a mesh for a device's own part."""
 
 import dataclasses
 import functools
@@ -15,41 +15,41 @@ from tfm.parallel.sharding import mesh_axes_of, shard_count
 from tfm.shapes import Array, Float, PyTree
 
 
-def pieces(rows: int, length: int, chunk: int) -> int:
+def chunk_count(rows: int, length: int, chunk: int) -> int:
   """How many equal pieces of the length keep rows × piece within `chunk` tokens; 0 is no bound."""
   least = -(-rows * length // chunk) if chunk else 1
   return next(n for n in range(1, length + 1) if length % n == 0 and (n >= least or n == length))
 
 
-def cut(x: Array, pieces: int) -> Array:
+def split_into_chunks(x: Array, pieces: int) -> Array:
   """[B, T, …] → [pieces, B, T / pieces, …]."""
   return jnp.moveaxis(x.reshape(x.shape[0], pieces, x.shape[1] // pieces, *x.shape[2:]), 1, 0)
 
 
-def joined(x: Array) -> Array:
-  """What `cut` cut."""
+def merge_chunks(x: Array) -> Array:
+  """The inverse of `split_into_chunks`."""
   x = jnp.moveaxis(x, 0, 1)
   return x.reshape(x.shape[0], -1, *x.shape[3:])
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Devices:
+class LossSharding:
   """What of rows [B, T] and of a head each device of the mesh in force computes.
 
   Attributes:
     batch, length, vocab: the mesh axes that cut rows, tokens of a row, and the vocabulary.
     specs: of each parameter of the head: its vocabulary stays cut, and the rest is gathered.
-    kept: and of each, for each of its axes, those of the mesh that cut rows here and the parameter where it lives.
+    gradient_axes: of each parameter and each of its axes: the mesh axes that shard both the rows and the parameter.
   """
 
   batch: tuple[str, ...] = ()
   length: tuple[str, ...] = ()
   vocab: tuple[str, ...] = ()
   specs: PyTree = None
-  kept: PyTree = None
+  gradient_axes: PyTree = None
 
   @classmethod
-  def of(cls, rows: int, length: int, vocab: int, head: PyTree, names: PyTree | None) -> 'Devices':
+  def of(cls, rows: int, length: int, vocab: int, head: PyTree, names: PyTree | None) -> 'LossSharding':
     """As the rules in force say, as far as the sizes divide: an initialisation has one row.
 
     Args:
@@ -67,7 +67,7 @@ class Devices:
     def spec(_, names):
       return PartitionSpec(*(columns or None if name == 'vocab' else None for name in names))
 
-    def kept(x, names):
+    def gradient_axes(x, names):
       found = ()
       for name, size in zip(names, x.shape):
         axes = tuple(
@@ -77,14 +77,16 @@ class Devices:
       return found
 
     names = jax.tree.map(lambda _: (), head) if names is None else names
-    return cls(batch, tokens, columns, jax.tree.map(spec, head, names), jax.tree.map(kept, head, names))
+    return cls(
+      batch, tokens, columns, jax.tree.map(spec, head, names), jax.tree.map(gradient_axes, head, names)
+    )
 
   @property
   def rows(self) -> tuple[str, ...]:
     return self.batch + self.length
 
   @property
-  def several(self) -> bool:
+  def is_sharded(self) -> bool:
     return bool(self.rows + self.vocab)
 
   def run(self, f: Callable, head: PyTree, rows: tuple[Array, ...], outside: Any) -> Any:
@@ -94,47 +96,49 @@ class Devices:
     with nn.logical_axis_rules(()):
       return jax.shard_map(f, in_specs=inside, out_specs=outside, check_vma=False)(head, *rows)
 
-  def total(self, total: Float[Array, ''], sums: Sums) -> tuple[Float[Array, ''], Sums, Sums]:
+  def sum_over_devices(self, total: Float[Array, ''], sums: Sums) -> tuple[Float[Array, ''], Sums, Sums]:
     """The sums of all devices: the objective, metrics that are one number, and those of each row."""
-    numbers = {name: added(x, self.rows) for name, x in sums.items() if not x.ndim}
+    numbers = {name: psum_over(x, self.rows) for name, x in sums.items() if not x.ndim}
     return (
-      added(total, self.rows),
+      psum_over(total, self.rows),
       numbers,
-      {name: added(x, self.length) for name, x in sums.items() if x.ndim},
+      {name: psum_over(x, self.length) for name, x in sums.items() if x.ndim},
     )
 
   @property
-  def of_total(self) -> tuple[PartitionSpec, ...]:
-    """Where `total` lies."""
+  def total_specs(self) -> tuple[PartitionSpec, ...]:
+    """The specs of the result of `sum_over_devices`."""
     return PartitionSpec(), PartitionSpec(), PartitionSpec(self.batch or None)
 
-  def gradient(self, x: Array, spec: PartitionSpec, kept: tuple[tuple[str, ...], ...]) -> Array:
-    """The gradient of a parameter added up over devices, of which each keeps what it has of the parameter."""
-    for i, axes in enumerate(kept):
+  def reduce_gradient(
+    self, x: Array, spec: PartitionSpec, gradient_axes: tuple[tuple[str, ...], ...]
+  ) -> Array:
+    """The gradient of a parameter summed over devices; each keeps its own part of the parameter."""
+    for i, axes in enumerate(gradient_axes):
       if axes:
         x = jax.lax.psum_scatter(x, axes, scatter_dimension=i, tiled=True)
     # Where the vocabulary is not the parameter's own, each device has the part that goes through its own logits.
     over = self.rows + (() if any(spec) else self.vocab)
-    return added(x, tuple(axis for axis in over if axis not in sum(kept, ())))
+    return psum_over(x, tuple(axis for axis in over if axis not in sum(gradient_axes, ())))
 
   @property
-  def of_gradient(self) -> PyTree:
-    """Where `gradient` lies."""
+  def gradient_specs(self) -> PyTree:
+    """The specs of the result of `reduce_gradient`."""
     return jax.tree.map(
-      lambda spec, kept: PartitionSpec(*(axes or whole for axes, whole in zip(kept, spec))),
+      lambda spec, gradient_axes: PartitionSpec(*(axes or whole for axes, whole in zip(gradient_axes, spec))),
       self.specs,
-      self.kept,
+      self.gradient_axes,
       is_leaf=lambda x: isinstance(x, PartitionSpec),
     )
 
 
-def added(x: Array, axes: tuple[str, ...]) -> Array:
+def psum_over(x: Array, axes: tuple[str, ...]) -> Array:
   return jax.lax.psum(x, axes) if axes else x
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
-def in_pieces(
-  summed: Callable, devices: Devices, chunk: int, head: PyTree, *rows: Array
+def chunked_loss(
+  summed: Callable, sharding: LossSharding, chunk: int, head: PyTree, *rows: Array
 ) -> tuple[Float[Array, ''], Sums]:
   """`summed(head, *rows)` of rows [B, T, …], added up over pieces of at most `chunk` tokens and over devices.
 
@@ -142,24 +146,25 @@ def in_pieces(
   logits, while they are at hand: no piece's logits outlive it, and none are made twice. Only the
   objective has a gradient, in `head` and in the first of `rows`; the metrics have none.
 
-  On a mesh a device sees the logits of its own rows and, as `Columns` tell `summed`, of its own part of the vocabulary; the
-  head is gathered along the rest once for all pieces, and its gradient is added up over devices once.
+  On a mesh a device computes the logits of its own rows and of its own part of the vocabulary, which a `VocabShard`
+  describes to `summed`. The head is gathered along the rest once for all chunks, and its gradient is summed over
+  devices once.
   """
 
   def here(head, *rows):
-    return _added(summed, head, _cut(rows, devices, chunk))
+    return _added(summed, head, _cut(rows, sharding, chunk))
 
-  if not devices.several:
+  if not sharding.is_sharded:
     return here(head, *rows)
-  total, numbers, of_rows = devices.run(
-    lambda head, *rows: devices.total(*here(head, *rows)), head, rows, devices.of_total
+  total, numbers, of_rows = sharding.run(
+    lambda head, *rows: sharding.sum_over_devices(*here(head, *rows)), head, rows, sharding.total_specs
   )
   return total, numbers | of_rows
 
 
-def _cut(rows, devices, chunk):
-  n = pieces(*rows[0].shape[:2], max(1, chunk // shard_count(devices.rows)) if chunk else 0)
-  return tuple(cut(x, n) for x in rows)
+def _cut(rows, sharding, chunk):
+  n = chunk_count(*rows[0].shape[:2], max(1, chunk // shard_count(sharding.rows)) if chunk else 0)
+  return tuple(split_into_chunks(x, n) for x in rows)
 
 
 def _added(summed, head, rows):
@@ -169,22 +174,22 @@ def _added(summed, head, rows):
   return jax.lax.scan(add, _zeros(summed, head, *(x[0] for x in rows)), rows)[0]
 
 
-def _forward(summed, devices, chunk, head, *rows):
+def _forward(summed, sharding, chunk, head, *rows):
   def here(head, *rows):
-    (total, to_head), to_features = _gradient(summed, head, _cut(rows, devices, chunk))
-    return total, to_head, joined(to_features)
+    (total, to_head), to_features = _gradient(summed, head, _cut(rows, sharding, chunk))
+    return total, to_head, merge_chunks(to_features)
 
   def part(head, *rows):
     total, to_head, to_features = here(head, *rows)
-    to_head = jax.tree.map(devices.gradient, to_head, devices.specs, devices.kept)
-    return *devices.total(*total), to_head, added(to_features, devices.vocab)
+    to_head = jax.tree.map(sharding.reduce_gradient, to_head, sharding.specs, sharding.gradient_axes)
+    return *sharding.sum_over_devices(*total), to_head, psum_over(to_features, sharding.vocab)
 
-  if not devices.several:
+  if not sharding.is_sharded:
     total, *gradients = here(head, *rows)
     return total, gradients
-  of_features = PartitionSpec(devices.batch or None, devices.length or None)
-  total, numbers, of_rows, *gradients = devices.run(
-    part, head, rows, (*devices.of_total, devices.of_gradient, of_features)
+  of_features = PartitionSpec(sharding.batch or None, sharding.length or None)
+  total, numbers, of_rows, *gradients = sharding.run(
+    part, head, rows, (*sharding.total_specs, sharding.gradient_specs, of_features)
   )
   return (total, numbers | of_rows), gradients
 
@@ -200,12 +205,12 @@ def _gradient(summed, head, rows):
   return jax.lax.scan(add, zeros, rows)
 
 
-def _backward(summed, devices, chunk, gradients, cotangents):
+def _backward(summed, sharding, chunk, gradients, cotangents):
   to_head, to_features = jax.tree.map(lambda x: x * cotangents[0].astype(x.dtype), gradients)
   return to_head, to_features, None, None
 
 
-in_pieces.defvjp(_forward, _backward)
+chunked_loss.defvjp(_forward, _backward)
 
 
 def _zeros(f, *args):

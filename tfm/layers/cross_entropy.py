@@ -13,7 +13,7 @@ Sums = dict[str, Float[Array, '']]
 
 
 @dataclasses.dataclass(frozen=True)
-class Columns:
+class VocabShard:
   """Which tokens the columns of logits stand for: in order, those of the first device first.
 
   Attributes:
@@ -34,38 +34,38 @@ class Columns:
     """V."""
     return self.vocab or logits.shape[-1]
 
-  def real(self, logits: Float[Array, 'B T V']) -> Bool[Array, '1 1 V'] | bool:
+  def is_token(self, logits: Float[Array, 'B T V']) -> Bool[Array, '1 1 V'] | bool:
     return self.tokens(logits) < self.vocab if self.vocab else True
 
   def sum(self, x: Float[Array, 'B T V']) -> Float[Array, 'B T']:
-    return self.added(x.sum(-1))
+    return self.psum(x.sum(-1))
 
-  def added(self, x: Array) -> Array:
+  def psum(self, x: Array) -> Array:
     return jax.lax.psum(x, self.axes) if self.axes else x
 
   def max(self, x: Float[Array, 'B T V']) -> Float[Array, 'B T']:
     x = x.max(-1)
     return jax.lax.pmax(x, self.axes) if self.axes else x
 
-  def likeliest(self, logits: Float[Array, 'B T V']) -> Int[Array, 'B T']:
+  def argmax(self, logits: Float[Array, 'B T V']) -> Int[Array, 'B T']:
     """The token with the greatest logit, the first of equals."""
-    logits = jax.lax.stop_gradient(jnp.where(self.real(logits), logits, -jnp.inf))
+    logits = jax.lax.stop_gradient(jnp.where(self.is_token(logits), logits, -jnp.inf))
     if not self.axes:
       return jnp.argmax(logits, -1)
     found = jnp.where(logits == self.max(logits)[..., None], self.tokens(logits), jnp.iinfo(jnp.int32).max)
     return jax.lax.pmin(found.min(-1), self.axes)
 
 
-HERE = Columns()
+WHOLE_VOCABULARY = VocabShard()
 
 
-def sums(
+def sum_cross_entropy(
   logits: Float[Array, 'B T V'],
   targets: Int[Array, 'B T'],
   weights: Float[Array, 'B T'],
   label_smoothing: float,
   z_loss: float,
-  columns: Columns = HERE,
+  columns: VocabShard = WHOLE_VOCABULARY,
 ) -> tuple[Float[Array, ''], Sums]:
   """The objective and its metrics, summed over weighted tokens.
 
@@ -79,18 +79,18 @@ def sums(
   Returns:
     The sum to minimise, and `loss` (nats, without smoothing or penalty), `accuracy` and `tokens`.
   """
-  objective, loss = told(columns, label_smoothing, z_loss, logits, targets)
-  right = columns.likeliest(logits) == targets
+  objective, loss = cross_entropy_with_z_loss(columns, label_smoothing, z_loss, logits, targets)
+  right = columns.argmax(logits) == targets
   return (objective * weights).sum(), dict(
     loss=(loss * weights).sum(), accuracy=(right * weights).sum(), tokens=weights.sum()
   )
 
 
-def each(
-  logits: Float[Array, 'B T V'], targets: Int[Array, 'B T'], columns: Columns = HERE
+def token_cross_entropy(
+  logits: Float[Array, 'B T V'], targets: Int[Array, 'B T'], columns: VocabShard = WHOLE_VOCABULARY
 ) -> tuple[Float[Array, 'B T'], Float[Array, 'B T']]:
   """-log p(target) of every token in nats, and the logarithm of its normaliser, log Z."""
-  logits = jnp.where(columns.real(logits), logits, -jnp.inf)
+  logits = jnp.where(columns.is_token(logits), logits, -jnp.inf)
   most = jax.lax.stop_gradient(columns.max(logits))
   log_z = most + jnp.log(columns.sum(jnp.exp(logits - most[..., None])))
   # A masked sum rather than a gather, which could not be cut over V.
@@ -99,8 +99,8 @@ def each(
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
-def told(
-  columns: Columns,
+def cross_entropy_with_z_loss(
+  columns: VocabShard,
   label_smoothing: float,
   z_loss: float,
   logits: Float[Array, 'B T V'],
@@ -111,30 +111,30 @@ def told(
   Its gradient needs of other devices nothing but log Z, which they have agreed on:
   (1 + 2 z log Z) p - (1 - ε) [target] - ε / V.
   """
-  return _told(columns, label_smoothing, z_loss, logits, targets)[0]
+  return _cross_entropy_forward(columns, label_smoothing, z_loss, logits, targets)[0]
 
 
-def _told(columns, label_smoothing, z_loss, logits, targets):
-  loss, log_z = each(logits, targets, columns)
+def _cross_entropy_forward(columns, label_smoothing, z_loss, logits, targets):
+  loss, log_z = token_cross_entropy(logits, targets, columns)
   objective = loss
   if label_smoothing:
-    mean = columns.sum(jnp.where(columns.real(logits), logits, 0)) / columns.count(logits)
+    mean = columns.sum(jnp.where(columns.is_token(logits), logits, 0)) / columns.count(logits)
     objective = (1 - label_smoothing) * loss + label_smoothing * (log_z - mean)
   if z_loss:
     objective = objective + z_loss * log_z**2
   return (objective, loss), (logits, targets, log_z)
 
 
-def _backward(columns, label_smoothing, z_loss, kept, cotangents):
-  logits, targets, log_z = kept
+def _backward(columns, label_smoothing, z_loss, residuals, cotangents):
+  logits, targets, log_z = residuals
   to_objective, to_loss = (x[..., None] for x in cotangents)
-  p = jnp.where(columns.real(logits), jnp.exp(logits - log_z[..., None]), 0)
+  p = jnp.where(columns.is_token(logits), jnp.exp(logits - log_z[..., None]), 0)
   gradient = (to_objective * (1 + 2 * z_loss * log_z[..., None]) + to_loss) * p
   hit = columns.tokens(logits) == targets[..., None]
   gradient -= jnp.where(hit, to_objective * (1 - label_smoothing) + to_loss, 0)
   if label_smoothing:
-    gradient -= jnp.where(columns.real(logits), to_objective * label_smoothing / columns.count(logits), 0)
+    gradient -= jnp.where(columns.is_token(logits), to_objective * label_smoothing / columns.count(logits), 0)
   return gradient, None
 
 
-told.defvjp(_told, _backward)
+cross_entropy_with_z_loss.defvjp(_cross_entropy_forward, _backward)

@@ -34,12 +34,13 @@ class Pooled(nn.Module):
     self, x: Float[Array, 'B T D'], valid: Bool[Array, 'B T'], train: bool
   ) -> Float[Array, 'B N'] | Float[Array, 'B T N']:
     """`valid`: which tokens are no padding."""
-    told = [
-      self.told(pool(x, valid), train, f'_{i}' if i else '') for i, pool in enumerate(POOLINGS[self.pooling])
+    logits = [
+      self.head_logits(pool(x, valid), train, f'_{i}' if i else '')
+      for i, pool in enumerate(POOLINGS[self.pooling])
     ]
-    return sum(told) / len(told)
+    return sum(logits) / len(logits)
 
-  def told(self, y: Float[Array, '... D'], train: bool, which: str) -> Float[Array, '... N']:
+  def head_logits(self, y: Float[Array, '... D'], train: bool, which: str) -> Float[Array, '... N']:
     """The logits of one head, whose parameters' names end in `which`."""
     y = shard(y, *('batch', 'length')[: y.ndim - 1], 'embed')
     if self.transform:
@@ -81,4 +82,4 @@ POOLINGS = {
   'none': (lambda x, valid: x,),  # each token for itself
 }
 # And how many tokens must stand before an image's patches for it.
-LEADING = {'first': 1, 'first_two': 2, 'mean': 0}
+CLASS_TOKEN_COUNT = {'first': 1, 'first_two': 2, 'mean': 0}

@@ -35,7 +35,7 @@ class Answers(CausalLM):
 
   def sums(self, logits, targets, weights, columns):
     total, sums = super().sums(logits, targets, weights, columns)
-    return total, sums | dict(hits=((columns.likeliest(logits) == targets) * weights).sum(1))
+    return total, sums | dict(hits=((columns.argmax(logits) == targets) * weights).sum(1))
 
   def summary(self, total, size):
     """Also `exact`, the share of texts of which every token of an answer was the likeliest: greedy decoding would write

@@ -7,7 +7,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from tfm.layers.chunked_cross_entropy import cut
+from tfm.layers.chunked_cross_entropy import split_into_chunks
 from tfm.mixers.protocol import Context
 from tfm.objectives.protocol import Prediction
 from tfm.shapes import Array, Float, Int, PyTree
@@ -50,9 +50,9 @@ class CausalLM(Prediction):
       return jax.lax.stop_gradient(caches), (features, reports)
 
     # In a piece an index is no position.
-    context = jax.tree.map(lambda x: cut(x, pieces), context.replace(layout='arbitrary'))
+    context = jax.tree.map(lambda x: split_into_chunks(x, pieces), context.replace(layout='arbitrary'))
     _, (features, reports) = jax.lax.scan(
-      step, model.init_caches(rows, length), (jnp.arange(pieces), cut(tokens, pieces), context)
+      step, model.init_caches(rows, length), (jnp.arange(pieces), split_into_chunks(tokens, pieces), context)
     )
     features = jnp.moveaxis(features, 0, 1).reshape(rows, length, -1)
     return features, jax.tree.map(lambda x: x.mean(0), reports)

@@ -15,8 +15,8 @@ from tfm.data.packing.protocol import Documents, Packing, Row, Rows
 from tfm.data.packing.protocol import padding as empty
 from tfm.data.tokenizers.protocol import Tokenizer
 from tfm.layers import cross_entropy
-from tfm.layers.chunked_cross_entropy import Devices, in_pieces, pieces
-from tfm.layers.cross_entropy import HERE, Columns, Sums
+from tfm.layers.chunked_cross_entropy import LossSharding, chunk_count, chunked_loss
+from tfm.layers.cross_entropy import WHOLE_VOCABULARY, Sums, VocabShard
 from tfm.parallel.sharding import shard_count
 from tfm.shapes import Array, Float, Int, PyTree
 
@@ -170,18 +170,18 @@ class Prediction(Objective):
     """The loss of `targets` under the logits that `features` give, those of `chunk` tokens at a time, and on a mesh of each
     device's own rows and part of the vocabulary."""
     head, rows = model.head(params), (features, targets, weights)
-    devices = Devices.of(*targets.shape, model.rows, head, model.head_axes(head, features))
-    part, columns = model, HERE
-    if devices.several:
-      width = model.rows // shard_count(devices.vocab)
+    sharding = LossSharding.of(*targets.shape, model.rows, head, model.head_axes(head, features))
+    part, columns = model, WHOLE_VOCABULARY
+    if sharding.is_sharded:
+      width = model.rows // shard_count(sharding.vocab)
       # A model of as many tokens as there are columns here; which of them are none, `columns` tells.
-      part, columns = model.clone(rows=width, vocab=width), Columns(devices.vocab, model.vocab)
+      part, columns = model.clone(rows=width, vocab=width), VocabShard(sharding.vocab, model.vocab)
 
     def summed(head, features, targets, weights):
       return self.sums(part.apply({'params': head}, features, method='logits'), targets, weights, columns)
 
-    if devices.several or pieces(*targets.shape, self.chunk) > 1:
-      made = in_pieces(summed, devices, self.chunk, head, *rows)
+    if sharding.is_sharded or chunk_count(*targets.shape, self.chunk) > 1:
+      made = chunked_loss(summed, sharding, self.chunk, head, *rows)
     else:
       made = summed(head, *rows)
     return with_reports(*made, reports)
@@ -191,11 +191,13 @@ class Prediction(Objective):
     logits: Float[Array, 'B T V'],
     targets: Int[Array, 'B T'],
     weights: Float[Array, 'B T'],
-    columns: Columns,
+    columns: VocabShard,
   ) -> tuple[Float[Array, ''], Sums]:
     """What is minimised, and the metrics, of some of the tokens of each row: what adds up over them. A metric is one number,
     or one of each row."""
-    return cross_entropy.sums(logits, targets, weights, self.label_smoothing, self.z_loss, columns)
+    return cross_entropy.sum_cross_entropy(
+      logits, targets, weights, self.label_smoothing, self.z_loss, columns
+    )
 
 
 def with_reports(

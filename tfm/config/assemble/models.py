@@ -18,7 +18,7 @@ from tfm.config.schema import default_config, parts
 from tfm.errors import require, suggest
 from tfm.layers.activation import ACTIVATIONS
 from tfm.layers.initializer import shrunk
-from tfm.layers.pooled import LEADING, Pooled
+from tfm.layers.pooled import CLASS_TOKEN_COUNT, Pooled
 from tfm.models.decoder import Decoder
 from tfm.models.encoder import Encoder
 from tfm.models.encoder_decoder import EncoderDecoder, SourceEncoder
@@ -120,7 +120,7 @@ def build_model(experiment: 'Experiment', vocab: int, causal: bool, source_vocab
       'inherit from different sections; define one for each',
     )
 
-  require_one_of('model.pooling', m.pooling, LEADING)
+  require_one_of('model.pooling', m.pooling, CLASS_TOKEN_COUNT)
   if m.patch or experiment.source.image_shape:
     return Vision(
       **build_trunk(experiment, 'model', causal=False, branches=2),
@@ -135,7 +135,7 @@ def build_model(experiment: 'Experiment', vocab: int, causal: bool, source_vocab
     'reads texts; leave it at 0',
   )
   require(
-    LEADING[m.pooling] < 2,
+    CLASS_TOKEN_COUNT[m.pooling] < 2,
     f'config.model.pooling={m.pooling!r} is of the learned tokens of images, and the model reads '
     "texts; 'first' would do",
   )
@@ -194,8 +194,8 @@ def build_patches(experiment: 'Experiment') -> dict[str, Any]:
   )
   count, classed = (H // m.patch) * (W // m.patch), m.class_tokens
   require(
-    classed >= LEADING[m.pooling],
-    f'config.model.class_tokens={classed} are fewer than the {LEADING[m.pooling]} that '
+    classed >= CLASS_TOKEN_COUNT[m.pooling],
+    f'config.model.class_tokens={classed} are fewer than the {CLASS_TOKEN_COUNT[m.pooling]} that '
     f'config.model.pooling={m.pooling!r} reads; leave it out',
   )
   told = {0: '', 1: ' and the class token'}.get(classed, f' and {classed} class tokens')
