@@ -129,7 +129,7 @@ def test_what_diverges_stops_and_the_others_go_on(tiny, side_by_side, tmp_path, 
 
 
 @pytest.mark.parametrize(
-  'fields, sentence', [({'mesh.tensor': 2}, r"config.mesh=\{'tensor': 2\} cuts one run over devices")]
+  'fields, sentence', [({'mesh.tensor': 2}, r"config.mesh=\{'tensor': 2\} shards a single run")]
 )
 def test_refusals(tiny, tmp_path, fields, sentence):
   with pytest.raises(ValueError, match=sentence):
