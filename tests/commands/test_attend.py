@@ -106,7 +106,7 @@ def test_an_encoder_decoder_shows_the_attention_of_its_own_translation(pair, cap
     f'{pair}/attention/encoder.png: layers 0, 1, heads 0, 1',
     f'{pair}/attention/decoder.png: layers 0, heads 0, 1',
     f'{pair}/attention/cross.png: layers 0, heads 0, 1',
-    f'{pair}/attention/index.html: the same, to browse',
+    f'{pair}/attention/index.html: page of all maps',
   ]
   found = read_page(pair / 'attention')
   assert list(found) == ['encoder', 'decoder', 'cross']
@@ -135,7 +135,7 @@ def test_a_target_is_read_from_a_file(pair, capsys, tmp_path):
   assert found['decoder'][0] == ['<eos>', 'a', '␣', 'b'] == found['cross'][0]
   status, out, _ = tfm(capsys, pair, *flags, '--layers=1')
   assert status == 0 and list(read_page(tmp_path / 'maps' / 'here')) == ['encoder']
-  assert all(f'{name}: nothing of what is to be shown' in out for name in ('decoder', 'cross'))
+  assert all(f'{name}: none of the selected layers and heads' in out for name in ('decoder', 'cross'))
 
 
 def test_a_decoder_lists_the_layers_without_attention_weights(mixed, capsys):
@@ -143,7 +143,7 @@ def test_a_decoder_lists_the_layers_without_attention_weights(mixed, capsys):
   assert status == 0 and out.splitlines() == [
     f'{mixed}/attention/decoder.png: layers 0, 2, heads 1',
     "decoder: layers 1 mix by 'convolution', which has no attention weights",
-    f'{mixed}/attention/index.html: the same, to browse',
+    f'{mixed}/attention/index.html: page of all maps',
   ]
   [(queries, keys, layers, weights)] = read_page(mixed / 'attention').values()
   assert queries == keys == ['<eos>', *'</script>'] and layers == [[0, [1]], [2, [1]]]
@@ -151,23 +151,23 @@ def test_a_decoder_lists_the_layers_without_attention_weights(mixed, capsys):
 
 
 @pytest.mark.parametrize(
-  'which, flags, sentence',
+  'which, flags, message',
   [
-    ('pair', ['--layers=0,2'], '--layers names 2, which is none that has attention weights: 0, 1'),
-    ('pair', ['--heads=2'], '--heads names 2, which is none of the heads of these layers: 0, 1'),
-    ('pair', ['--layers=0,-1'], '--layers=0,-1 is no list of numbers from 0 on; one such as 0,2,5 would do'),
+    ('pair', ['--layers=0,2'], '--layers: layer 2 has no attention weights; use some of 0, 1'),
+    ('pair', ['--heads=2'], '--heads: these layers have no head 2; use some of 0, 1'),
+    ('pair', ['--layers=0,-1'], '--layers=0,-1 is no list of numbers from 0 on; use, for example, 0,2,5'),
     ('pair', ['--heads='], '--heads= is no list of numbers'),
     ('pair', ['--target=\udcff'], "--target='\\udcff' is not UTF-8 text"),
-    ('pair', ['--target=' + 600 * 'a'], '--target has 601 tokens, and a map shows 512 at most; shorten it'),
+    ('pair', ['--target=' + 600 * 'a'], '--target has 601 tokens, and a map shows at most 512; shorten it'),
     ('pair', ['--step=8'], "'last', 'best' or one of [7] would do"),
-    ('mixed', ['--layers=1'], '--layers names 1, which is none that has attention weights: 0, 2'),
-    ('mixed', ['--target=b'], '--target is for an encoder-decoder'),
+    ('mixed', ['--layers=1'], '--layers: layer 1 has no attention weights; use some of 0, 2'),
+    ('mixed', ['--target=b'], '--target requires an encoder-decoder'),
     ('mixed', ['--input=' + 24 * 'a'], '--input has 25 tokens, and Learned has 24 positions; shorten it'),
   ],
 )
-def test_invalid_arguments_are_rejected(request, capsys, which, flags, sentence):
+def test_invalid_arguments_are_rejected(request, capsys, which, flags, message):
   status, out, err = tfm(capsys, request.getfixturevalue(which), '--input=a', *flags)
-  assert (status, out) == (2, '') and sentence in err and len(err.strip().splitlines()) == 1
+  assert (status, out) == (2, '') and message in err and len(err.strip().splitlines()) == 1
 
 
 def test_a_model_without_attention_weights_is_rejected(capsys, monkeypatch):
@@ -190,6 +190,6 @@ def test_a_model_without_attention_weights_is_rejected(capsys, monkeypatch):
   monkeypatch.setattr(run, 'load', lambda *args: Loaded)
   status, out, err = tfm(capsys, 'here', '--input=a')
   assert (status, out) == (2, '') and err == (
-    'tfm attend: --workdir=here holds a model that mixes by recurrent, without attention weights; '
-    'latent, longformer, softmax have them\n'
+    'tfm attend: --workdir=here holds a model with recurrent, without attention weights; '
+    'use a model with latent, longformer, softmax\n'
   )

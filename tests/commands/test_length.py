@@ -64,9 +64,7 @@ def test_the_training_length_has_the_loss_of_the_plain_evaluation(run_dir, capsy
   lines = [line.split() for line in out.splitlines()]
   [sixteen] = [line for line in lines if line[:3] == ['nonoverlapping', '16', '16']]
   [thirty_two] = [line for line in out.splitlines() if line.split()[:3] == ['nonoverlapping', '32', '32']]
-  assert thirty_two.rstrip().endswith(
-    'impossible: Learned has 16 positions, and rows of 32 tokens need as many'
-  )
+  assert thirty_two.rstrip().endswith('impossible: Learned has 16 positions, and rows have 32 tokens')
   with (run_dir / 'length.csv').open() as file:
     rows = list(csv.DictReader(file))
   assert [(r['length'], bool(r['impossible'])) for r in rows] == [('16', False), ('32', True)]
@@ -85,20 +83,20 @@ def test_the_training_length_has_the_loss_of_the_plain_evaluation(run_dir, capsy
 
 
 @pytest.mark.parametrize(
-  'flags, sentence',
+  'flags, message',
   [
-    (['--stride=4'], '--stride is of --lengths, which is not given'),
-    (['--protocol=sliding'], '--protocol is of --lengths'),
-    (['--targets=100'], '--targets is of --lengths'),
+    (['--stride=4'], '--stride requires --lengths'),
+    (['--protocol=sliding'], '--protocol requires --lengths'),
+    (['--targets=100'], '--targets requires --lengths'),
     (['--lengths=16,a'], '--lengths=16,a is no list of numbers from 1 on'),
     (['--lengths=0'], '--lengths=0 is no list'),
-    (['--lengths=16', '--stride=4'], '--stride=4 is of --protocol=sliding, which is not given'),
-    (['--lengths=16', '--protocol=slide'], "protocol='slide' is not there; known: nonoverlapping, sliding"),
-    (['--lengths=16', '--metric=bleu'], '--metric=bleu compares written targets'),
+    (['--lengths=16', '--stride=4'], '--stride=4 requires --protocol=sliding'),
+    (['--lengths=16', '--protocol=slide'], "protocol='slide' is unknown; "),
+    (['--lengths=16', '--metric=bleu'], '--metric=bleu compares generated targets'),
     (['--lengths=16', '--split=tset'], "has no split 'tset'"),
-    (['--lengths=16,24', '--targets=20'], 'targets=20 is less than the 48 tokens'),
+    (['--lengths=16,24', '--targets=20'], 'targets=20 is less than 48'),
   ],
 )
-def test_invalid_arguments_are_rejected(run_dir, capsys, flags, sentence):
+def test_invalid_arguments_are_rejected(run_dir, capsys, flags, message):
   status, out, err = tfm(capsys, f'--workdir={run_dir}', *flags)
-  assert (status, out) == (2, '') and sentence in err, err
+  assert (status, out) == (2, '') and message in err, err

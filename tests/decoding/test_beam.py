@@ -159,7 +159,9 @@ def test_scores_equal_those_of_a_forward_pass(mixer, scan):
 
 
 def test_one_beam_is_greedy(tiny, prompts):
-  """The first end is final although other rows continue: token 14 ends two rows, and longer ones would score better."""
+  """The first end is final although other rows continue: token 14 ends two rows, and longer ones would score
+  better.
+  """
   model, params = tiny
   greedy = loop.generate_all(model, params, prompts, max_tokens=9, eos=14, sampling=Sampling(0.0))
   results = beam.search(model, params, prompts, max_tokens=9, eos=14, beams=1, penalty=Power(1.0))

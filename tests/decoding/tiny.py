@@ -30,8 +30,8 @@ def tiny_model(vocab=VOCAB, **fields):
 def is_greedy(model, params, prompt, new, penalty=1.0):
   """Whether each new token is the argmax after the tokens before it, by one forward pass without a cache.
 
-  By induction this equals greedy decoding with a full forward pass per token. Padded to one length, so that it
-  compiles once.
+  By induction this equals greedy decoding with a full forward pass per token. Padded to one length, so that
+  it compiles once.
 
   Args:
     penalty: repetition penalty of earlier tokens.
@@ -48,7 +48,9 @@ def is_greedy(model, params, prompt, new, penalty=1.0):
 
 
 def penalize_repetition(logits, seen, penalty):
-  """One row of logits, by the formula of the paper (Keskar et al. 2019, §4.1; for negative logits as in transformers)."""
+  """One row of logits, by the formula of the paper (Keskar et al. 2019, §4.1; for negative logits as in
+  transformers).
+  """
   row = np.array(logits)
   for token in set(np.asarray(seen).tolist()):
     row[token] = row[token] / penalty if row[token] > 0 else row[token] * penalty

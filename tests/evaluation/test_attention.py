@@ -33,7 +33,9 @@ def seen(predicate):
 
 
 def inside(tiny):
-  """(weights [B H T S], what its modules made by name, parameters, output) of the mixer of a model's one layer."""
+  """(weights [B H T S], what its modules made by name, parameters, output) of the mixer of a model's one
+  layer.
+  """
   kept = 'v', 'v_global', 'norm', 'mixer'
   context = tiny.context(POSITIONS, SEGMENTS, 0)
   _, found = jax.jit(

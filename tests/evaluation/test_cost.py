@@ -96,7 +96,8 @@ def test_decoding_counts_the_tokens_that_are_written(clock, monkeypatch):
 
   monkeypatch.setattr(cost.loop, 'decode_chunk', counted)
   rate = cost.measure_decoding_rate(model, tiny.parameters(model), rows=3, context=5, tokens=4, rounds=2)
-  # 4 tokens of each of 3 rows in a quarter of a second, whatever the rows are padded to; the first round warms up.
+  # 4 tokens of each of 3 rows in a quarter of a second, whatever the rows are padded to; the first round
+  # warms up.
   assert rate == 3 * 4 * 4
   assert len(written) == 3 and {(shape[1], count, first) for shape, count, first in written} == {(4, 4, 4)}
 

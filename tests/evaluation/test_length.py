@@ -1,4 +1,6 @@
-"""Length extrapolation: each target counts once, with the context of its protocol; losses equal the full softmax."""
+"""Length extrapolation: each target counts once, with the context of its protocol; losses equal the full
+softmax.
+"""
 
 import dataclasses
 import functools

@@ -1,4 +1,6 @@
-"""`describe_module` gives equal descriptions for equal models, whatever the training length, and only for these."""
+"""`describe_module` gives equal descriptions for equal models, whatever the training length, and only for
+these.
+"""
 
 import jax
 import numpy as np

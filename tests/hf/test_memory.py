@@ -40,7 +40,8 @@ thread.start()
 params = tfm.from_pretrained(sys.argv[1], sys.argv[2]).params
 ended.set()
 thread.join()
-print(json.dumps(dict(peak=max(samples) - before, samples=len(samples), size=sum(x.nbytes for x in jax.tree.leaves(params)))))
+size = sum(x.nbytes for x in jax.tree.leaves(params))
+print(json.dumps(dict(peak=max(samples) - before, samples=len(samples), size=size)))
 """
 
 

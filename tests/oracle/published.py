@@ -129,7 +129,9 @@ def export_and_reload(model, cls, folder):
 
 
 def assert_same_parameters(one, other, skip_rows={}):
-  """Asserts equal parameters, those that do not change the output included, without the first `skip_rows` of some."""
+  """Asserts equal parameters, those that do not change the output included, without the first `skip_rows` of
+  some.
+  """
   others = dict(other.named_parameters())
   for name, parameter in one.named_parameters():
     difference = (parameter.detach().numpy() - others[name].detach().numpy())[skip_rows.get(name, 0) :]

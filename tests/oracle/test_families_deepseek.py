@@ -1,4 +1,5 @@
-"""DeepSeek-V2 with random settings: ranks, widths, layers without experts, routing, yarn with its two scales."""
+"""DeepSeek-V2 with random settings: ranks, widths, layers without experts, routing, yarn with its two scales.
+"""
 
 import pytest
 

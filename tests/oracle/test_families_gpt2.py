@@ -1,4 +1,5 @@
-"""GPT-2 with random settings: the logits, tokens and beams of the published implementation, and back again."""
+"""GPT-2 with random settings: the logits, tokens and beams of the published implementation, and back again.
+"""
 
 import pytest
 

@@ -46,7 +46,9 @@ def test_mamba2(settings, tmp_path):
 
 @pytest.mark.parametrize('cls, settings', [('Mamba', SMALL), ('Mamba2', SECOND)])
 def test_biases(cls, settings, tmp_path):
-  """Padding on the left, which projections with biases do not leave at zero, is not asked of the published one."""
+  """Padding on the left, which projections with biases do not leave at zero, is not asked of the published
+  one.
+  """
   transformers = pytest.importorskip('transformers')
   config = getattr(transformers, f'{cls}Config')(**settings, use_bias=True)
   made = getattr(transformers, f'{cls}ForCausalLM')

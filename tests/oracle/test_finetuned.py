@@ -1,4 +1,6 @@
-"""A published encoder, made a classifier here and published again: transformers loads it and tells the same classes."""
+"""A published encoder, made a classifier here and published again: transformers loads it and tells the same
+classes.
+"""
 
 import json
 import shutil

@@ -1,4 +1,5 @@
-"""The encoder-decoder against the published implementation: Marian of `transformers`, with its own random weights.
+"""The encoder-decoder against the published implementation: Marian of `transformers`, with its own random
+weights.
 
 Marian is the first Transformer: post-norm, sinusoidal positions, √D times the embedding, one table for all.
 """
@@ -57,7 +58,9 @@ def published():
 
 
 def weights(published):
-  """The tree of an unscanned model. Marian's positions are sines and then cosines, the paper's take turns: so do channels."""
+  """The tree of an unscanned model. Marian's positions are sines and then cosines, the paper's take turns: so
+  do channels.
+  """
   state = {name: np.asarray(p.detach(), np.float32) for name, p in published.state_dict().items()}
   order = np.arange(D).reshape(2, D // 2).T.reshape(-1)
 

@@ -1,15 +1,15 @@
-"""Draws what each token attends to, for every layer and head, as a trained model reads a text.
+"""Draws the attention weights of a trained model for a text, for every layer and head.
 
   tfm attend --workdir=runs/lm --input='To be, or not to be' --layers=0,5
   tfm attend --workdir=runs/en-de --input='A dog runs.' --target='Ein Hund läuft.'
 
-DIR/attention gets a picture for each kind of attention, encoder.png, decoder.png and cross.png, layers down and
-heads across, and index.html, a page that needs nothing else, to look at head after head and at every weight.
-Layers and heads are counted from 0. A row is a token that reads, a column one that is read; a decoder reads
-the end-of-text token first, <eos>. ␣ is a space, ↵ the end of a line, ⇥ a tab, <C3> a byte that is no character.
+Writes to DIR/attention one picture per kind of attention (encoder.png, decoder.png, cross.png), with layers
+as rows and heads as columns, and index.html, a self-contained page to view single heads and weights. Layers
+and heads count from 0. A row is a query token, a column a key token; a decoder reads the end-of-text token
+first, <eos>. ␣ is a space, ↵ a newline, ⇥ a tab, <C3> a byte that is no character.
 
-The weights are those that the mixer multiplies the values with, before dropout: after position, bias, mask,
-soft cap and normalizer. A sink takes a share of its own, so that its head's rows sum to less than one.
+These are the weights by which the mixer multiplies the values, before dropout: after position, bias, mask,
+soft cap and normalizer. Rows of a head with an attention sink sum to less than one.
 """
 
 import argparse
@@ -34,13 +34,13 @@ from tfm.runs import load
 from tfm.shapes import Int
 
 
-# Tokens of a text at most: beyond, a map has more cells than a screen.
+# Maximum tokens of a text; a larger map does not fit on a screen.
 LONGEST = 512
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
   add = parser.add_argument
-  add('--workdir', required=True, metavar='DIR', help='of a run that tfm train made')
+  add('--workdir', required=True, metavar='DIR', help='directory of a trained run')
   add('--step', default='last', metavar='N|best|last', help='which checkpoint (default: last)')
   add(
     '--average',
@@ -52,30 +52,31 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     '--input',
     required=True,
     metavar='TEXT|FILE',
-    help='what is read, of an encoder-decoder its source: a text, or a file in UTF-8 that holds it',
+    help='the text, or a UTF-8 file with the text; for an encoder-decoder, the source',
   )
   add(
     '--target',
     metavar='TEXT|FILE',
-    help="what the decoder of an encoder-decoder reads (default: the model's own translation, by config.decoding)",
+    help="target of an encoder-decoder (default: the model's translation by config.decoding)",
   )
   add('--layers', metavar='N,N,…', help='layers to show, counted from 0 (default: all)')
   add('--heads', metavar='N,N,…', help='heads to show, counted from 0 (default: all)')
-  add('--output', metavar='DIR', help='where the maps are written (default: attention in that of --workdir)')
+  add('--output', metavar='DIR', help='output directory (default: attention in --workdir)')
 
 
 def main(args: argparse.Namespace) -> None:
-  layers, heads = (numbers(flag, getattr(args, flag)) for flag in ('layers', 'heads'))
-  text = read('input', args.input)
-  target = None if args.target is None else read('target', args.target)
+  layers, heads = (parse_numbers(flag, getattr(args, flag)) for flag in ('layers', 'heads'))
+  text = read_text('input', args.input)
+  target = None if args.target is None else read_text('target', args.target)
   loaded = load.load(args.workdir, args.step, args.average)
   require(
-    loaded.tokenizer is not None, f'--workdir={args.workdir} holds a model of images, and --input is a text'
+    loaded.tokenizer is not None,
+    f'--workdir={args.workdir} holds a model of images; --input requires a text model',
   )
   kinds = attention.list_kinds(loaded.model)
-  check(kinds, layers, heads, args.workdir)
+  validate_selection(kinds, layers, heads, args.workdir)
 
-  inputs, tokens = asked(loaded, text, target)
+  inputs, tokens = prepare_inputs(loaded, text, target)
   labels = {name: attention.label_tokens(row, tokenizer_of(loaded, name)) for name, row in tokens.items()}
   maps = attention.compute_maps(loaded.model, loaded.params, inputs, labels, layers, heads)
   folder = pathlib.Path(args.output or pathlib.Path(args.workdir) / 'attention')
@@ -87,65 +88,68 @@ def main(args: argparse.Namespace) -> None:
     file = folder / f'{found.kind}.png'
     attention_picture.draw(found, f'{title}: {found.kind} attention', file)
     shown = {head for of_layer in found.layers.values() for head in of_layer}
-    print(f'{file}: layers {listed(found.layers)}, heads {listed(shown)}')
+    print(f'{file}: layers {format_numbers(found.layers)}, heads {format_numbers(shown)}')
   for kind in kinds:
     if kind.name not in {found.kind for found in maps}:
-      print(f'{kind.name}: nothing of what is to be shown')
-    for name in dict.fromkeys(named(mixer) for mixer in kind.mixers if not mixer.exposes_attention):
-      without = [i for i, mixer in enumerate(kind.mixers) if named(mixer) == name]
-      print(f'{kind.name}: layers {listed(without)} mix by {name!r}, which has no attention weights')
+      print(f'{kind.name}: none of the selected layers and heads')
+    for name in dict.fromkeys(mixer_name(mixer) for mixer in kind.mixers if not mixer.exposes_attention):
+      without = [i for i, mixer in enumerate(kind.mixers) if mixer_name(mixer) == name]
+      print(f'{kind.name}: layers {format_numbers(without)} mix by {name!r}, which has no attention weights')
   attention_page.write_page(maps, f'Attention of {title}', folder / 'index.html')
-  print(f'{folder / "index.html"}: the same, to browse')
+  print(f'{folder / "index.html"}: page of all maps')
 
 
-def numbers(flag: str, given: str | None) -> list[int] | None:
-  """The numbers of `0,2,5`."""
-  if given is None:
+def parse_numbers(flag: str, value: str | None) -> list[int] | None:
+  """Parses numbers such as `0,2,5`."""
+  if value is None:
     return None
-  words = given.split(',')
+  words = value.split(',')
   require(
     all(word.strip().isdecimal() for word in words),
-    f'--{flag}={given} is no list of numbers from 0 on; one such as 0,2,5 would do',
+    f'--{flag}={value} is no list of numbers from 0 on; use, for example, 0,2,5',
   )
   return sorted({int(word) for word in words})
 
 
-def read(flag: str, given: str) -> str:
-  """A text of the command line, or of the file that it names, without the end of its last line."""
-  if not os.path.isfile(given):
-    # Bytes of the command line that are not UTF-8 arrive as lone surrogates.
-    require(not any('\ud800' <= c <= '\udfff' for c in given), f'--{flag}={given!r} is not UTF-8 text')
-    return given
+def read_text(flag: str, value: str) -> str:
+  """A text from the command line, or from the file of this name, without the final newline."""
+  if not os.path.isfile(value):
+    # Invalid UTF-8 on the command line arrives as lone surrogates.
+    require(not any('\ud800' <= c <= '\udfff' for c in value), f'--{flag}={value!r} is not UTF-8 text')
+    return value
   try:
-    return pathlib.Path(given).read_text(encoding='utf-8-sig').removesuffix('\n')
+    return pathlib.Path(value).read_text(encoding='utf-8-sig').removesuffix('\n')
   except UnicodeDecodeError as error:
-    raise ValueError(f'--{flag}={given} is not UTF-8 text: {error}') from None
+    raise ValueError(f'--{flag}={value} is not UTF-8 text: {error}') from None
 
 
-def check(
+def validate_selection(
   kinds: list[attention.AttentionKind], layers: list[int] | None, heads: list[int] | None, workdir: str
 ) -> None:
-  """Refuses a model without weights, and layers and heads that have none."""
+  """Raises ValueError for a model, layers or heads without attention weights."""
   mixers = [(i, mixer) for kind in kinds for i, mixer in enumerate(kind.mixers)]
-  have = {}  # layer → heads, the most of all kinds
+  head_counts = {}  # layer → heads, the most of all kinds
   for i, mixer in mixers:
     if mixer.exposes_attention:
-      have[i] = max(mixer.heads, have.get(i, 0))
-  names = dict.fromkeys(named(mixer) for _, mixer in mixers)
+      head_counts[i] = max(mixer.heads, head_counts.get(i, 0))
+  names = dict.fromkeys(mixer_name(mixer) for _, mixer in mixers)
   require(
-    bool(have),
-    f'--workdir={workdir} holds a model that mixes by {" and ".join(names)}, without attention '
-    f'weights; {", ".join(tellers())} have them',
+    bool(head_counts),
+    f'--workdir={workdir} holds a model with {" and ".join(names)}, without attention '
+    f'weights; use a model with {", ".join(list_mixers_with_weights())}',
   )
   for i in layers or ():
-    require(i in have, f'--layers names {i}, which is none that has attention weights: {listed(have)}')
-  most = max(have[i] for i in layers or have)
+    require(
+      i in head_counts,
+      f'--layers: layer {i} has no attention weights; use some of {format_numbers(head_counts)}',
+    )
+  most = max(head_counts[i] for i in layers or head_counts)
   for i in heads or ():
-    require(i < most, f'--heads names {i}, which is none of the heads of these layers: {listed(range(most))}')
+    require(i < most, f'--heads: these layers have no head {i}; use some of {format_numbers(range(most))}')
 
 
-def tellers() -> list[str]:
-  """The names of the mixers that have weights."""
+def list_mixers_with_weights() -> list[str]:
+  """The names of the mixers with attention weights."""
   return [
     name
     for name in spec.variant_names(tfm.mixers)
@@ -153,38 +157,36 @@ def tellers() -> list[str]:
   ]
 
 
-def asked(
+def prepare_inputs(
   loaded: load.Run, text: str, target: str | None
 ) -> tuple[list[Any], dict[str, Int[np.ndarray, 'T']]]:
-  """What the model is called with to read a text, and the tokens of the 'text' and, of a pair, of the 'source'."""
+  """The model's inputs for a text, and the tokens of 'text' and, for an encoder-decoder, of 'source'."""
   model, tokenizer = loaded.model, loaded.tokenizer
   pairs = hasattr(model, 'encode')
-  require(pairs or target is None, '--target is for an encoder-decoder, and this model has one text, --input')
+  require(pairs or target is None, '--target requires an encoder-decoder; remove it')
 
-  def begun(text):
-    ends = [tokenizer.eos_id] * (
-      loaded.config.model.architecture == 'encoder'
-    )  # as its texts have in training
+  def encode(text):
+    ends = [tokenizer.eos_id] * (loaded.config.model.architecture == 'encoder')  # as in training
     return np.array([tokenizer.bos_id, *tokenizer.encode(text), *ends], np.int32)
 
   if not pairs:
-    tokens = dict(text=begun(text))
+    tokens = dict(text=encode(text))
     check_length('input', tokens['text'], model.positions)
-    return whole(tokens['text'], 'prefix' in model.reads), tokens
+    return single_row(tokens['text'], 'prefix' in model.reads), tokens
   reader = tokenizer_of(loaded, 'source')
   source = reader.source(text)
   check_length('input', source, model.encoder.keywords['positions'])
   tokens = dict(
-    source=source, text=tokenizer.target(target) if target is not None else translation(loaded, source)
+    source=source, text=tokenizer.target(target) if target is not None else translate_source(loaded, source)
   )
   check_length('target', tokens['text'], model.positions)
-  return [*whole(tokens['text']), None, *whole(source)], tokens
+  return [*single_row(tokens['text']), None, *single_row(source)], tokens
 
 
-def whole(tokens: Int[np.ndarray, 'T'], prefixed: bool = False) -> list[Any]:
-  """A row of tokens and its context.
+def single_row(tokens: Int[np.ndarray, 'T'], prefixed: bool = False) -> list[Any]:
+  """The inputs for one row of tokens.
 
-  A mask that asks for a prefix is told that all was there before writing began, as `tfm generate` tells it.
+  With prefix masks the whole row is the prefix, as in the prefill of `tfm generate`.
   """
   context = Context.whole(tokens[None])
   if prefixed:
@@ -192,8 +194,8 @@ def whole(tokens: Int[np.ndarray, 'T'], prefixed: bool = False) -> list[Any]:
   return [tokens[None], context]
 
 
-def translation(loaded: load.Run, source: Int[np.ndarray, 'S']) -> Int[np.ndarray, 'T']:
-  """What the decoder reads as it writes its best translation: that, behind what a target begins with."""
+def translate_source(loaded: load.Run, source: Int[np.ndarray, 'S']) -> Int[np.ndarray, 'T']:
+  """The decoder's input for its best translation: the start of a target and the translation."""
   decoding, eos, begins = loaded.config.decoding, loaded.tokenizer.eos_id, loaded.tokenizer.target()
   with sharding.context(loaded.mesh, loaded.rules):
     [found] = beam.search(
@@ -210,14 +212,14 @@ def translation(loaded: load.Run, source: Int[np.ndarray, 'S']) -> Int[np.ndarra
 
 
 def check_length(flag: str, tokens: Int[np.ndarray, 'T'], positions: Sequence[Callable]) -> None:
-  """Refuses a text of more tokens than a map can show, or a position tell."""
+  """Raises ValueError for a text beyond `LONGEST` or the model's maximum position."""
   require(
     len(tokens) <= LONGEST,
-    f'--{flag} has {len(tokens)} tokens, and a map shows {LONGEST} at most; shorten it',
+    f'--{flag} has {len(tokens)} tokens, and a map shows at most {LONGEST}; shorten it',
   )
-  for name, reach in loop.list_position_limits(positions):
+  for name, limit in loop.list_position_limits(positions):
     require(
-      len(tokens) <= reach, f'--{flag} has {len(tokens)} tokens, and {name} has {reach} positions; shorten it'
+      len(tokens) <= limit, f'--{flag} has {len(tokens)} tokens, and {name} has {limit} positions; shorten it'
     )
 
 
@@ -226,13 +228,13 @@ def tokenizer_of(loaded: load.Run, name: str) -> Tokenizer:
   return (name == 'source' and loaded.source_tokenizer) or loaded.tokenizer
 
 
-def named(mixer: Mixer) -> str:
-  """What a spec calls a mixer."""
+def mixer_name(mixer: Mixer) -> str:
+  """The name of a mixer in a spec."""
   return type(mixer).__module__.rpartition('.')[2]
 
 
-def listed(found: Iterable[int]) -> str:
-  """`0, 2, 5`, and `0-5` where none is left out."""
+def format_numbers(found: Iterable[int]) -> str:
+  """Formats numbers as `0, 2, 5`, and consecutive ones as `0-5`."""
   found = sorted(found)
   runs = len(found) > 2 and found == list(range(found[0], found[-1] + 1))
   return f'{found[0]}-{found[-1]}' if runs else ', '.join(map(str, found))

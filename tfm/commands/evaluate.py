@@ -1,24 +1,25 @@
-"""Evaluates a run on a whole split, JSON on stdout; or a decoder in rows of other lengths, as a table.
+"""Evaluates a run on a whole split, as JSON on stdout; or a decoder at several row lengths, as a table.
 
-  tfm evaluate --workdir=runs/lm --step=best --split=test
-  tfm evaluate --workdir=runs/en-de --split=test --metric='bleu(lowercase=True)' --metric=chrf
-  tfm evaluate --workdir=runs/lm --lengths=64,128,256,512,1024 --protocol=nonoverlapping --protocol=sliding --stride=32
+  tfm evaluate --workdir=runs/lm --step=best --split=test tfm evaluate --workdir=runs/en-de --split=test
+  --metric='bleu(lowercase=True)' --metric=chrf tfm evaluate --workdir=runs/lm --lengths=64,128,256,512,1024
+  --protocol=nonoverlapping --protocol=sliding --stride=32
 
-`loss` is in nats per token, `perplexity` per token, `bits_per_byte` the whole loss in bits over the
-bytes of the text, `accuracy` the share of tokens that were the likeliest, `tokens` how many counted.
-Of classes there are `loss` and `accuracy` over what was classified, and `f1`, the mean over classes of theirs.
-Of answers `loss` and the rest are over their tokens, and `exact` is the share of texts whose answers were all right.
+`loss` is in nats per token, `perplexity` per token, `bits_per_byte` the total loss in bits per byte of text,
+`accuracy` the fraction of tokens that were the argmax, `tokens` the number of counted tokens. Classifiers
+have `loss`, `accuracy` and `f1`, averaged over classes. Answers have the metrics of their tokens, and
+`exact`, the fraction of texts with only correct answers.
 
-An encoder-decoder also writes a target for every source, as config.decoding says; they are kept in
-DIR/hypotheses, and compared with the references by each --metric: bleu(lowercase, tokenize),
+An encoder-decoder also generates a target for every source with config.decoding. The targets are written to
+DIR/hypotheses and compared with the references by each --metric: bleu(lowercase, tokenize),
 tokenized_bleu(language, lowercase, split_compounds), chrf(words), rouge, exact.
 
-With --lengths the documents of the split are read one after another, as the packing `concat` has them, in rows of each
-length, and the same tokens are predicted at all of them. `nonoverlapping` cuts the text into rows, so that the first
-tokens of each have next to no context; `sliding` counts the last --stride tokens of each row only, so that all have
-length - stride tokens of context. --targets bounds how many are predicted, taken from all over the split in pieces of
-the least common multiple of the lengths. A length that the model cannot read is `impossible`, with the reason.
-DIR/length.csv has the table, length.json also the loss by position, length.png both as curves; each run renews them.
+With --lengths the documents of the split are read consecutively, as by the packing `concat`, in rows of each
+length, and the same tokens are predicted at all lengths. `nonoverlapping` splits the text into rows, so that
+the first tokens of each have almost no context; `sliding` counts only the last --stride tokens of each row,
+so that all have length - stride tokens of context. --targets limits the number of predicted tokens, taken
+evenly from the split in spans of the least common multiple of the lengths. Lengths that the model cannot read
+are reported as `impossible`. DIR/length.csv has the table, length.json also the loss by position, length.png
+the curves; each call overwrites them.
 """
 
 import csv
@@ -42,7 +43,7 @@ COLUMNS = 'protocol', 'stride', 'length', 'tokens', 'loss', 'perplexity', 'bits_
 
 def arguments(parser):
   add = parser.add_argument
-  add('--workdir', required=True, metavar='DIR', help='of a run that tfm train made')
+  add('--workdir', required=True, metavar='DIR', help='directory of a trained run')
   add('--step', default='last', metavar='N|best|last', help='which checkpoint (default: last)')
   add(
     '--average',
@@ -55,100 +56,93 @@ def arguments(parser):
     '--metric',
     action='append',
     metavar='SPEC',
-    help='of written targets; may be given several times (default: bleu and chrf)',
+    help='metric of generated targets; repeatable (default: bleu and chrf)',
   )
-  add('--lengths', metavar='N,N,…', help='of rows to read the split in, of a decoder')
+  add('--lengths', metavar='N,N,…', help='row lengths at which to evaluate a decoder')
   add(
     '--protocol',
     action='append',
     metavar='|'.join(PROTOCOLS),
-    help='of --lengths; may be given several times (default: nonoverlapping)',
+    help='protocol of --lengths; repeatable (default: nonoverlapping)',
   )
   add(
     '--stride',
     type=int,
     metavar='N',
-    help='tokens that count of a sliding window (default: half the shortest length)',
+    help='counted tokens of a sliding window (default: half the shortest length)',
   )
-  add(
-    '--targets', type=int, metavar='N', help='predict at most so many tokens of the split (default: 0, all)'
-  )
+  add('--targets', type=int, metavar='N', help='maximum number of predicted tokens (default: 0, all)')
 
 
 def main(args):
   if args.lengths is not None:
-    return lengths(args)
+    return evaluate_lengths(args)
   for flag in ('protocol', 'stride', 'targets'):
-    require(
-      getattr(args, flag) is None,
-      f'--{flag} is of --lengths, which is not given; such as --lengths=64,128,256',
-    )
+    require(getattr(args, flag) is None, f'--{flag} requires --lengths, such as --lengths=64,128,256')
   metrics = {text: spec.build_from_table(text, METRICS) for text in args.metric or ('bleu', 'chrf')}
   loaded = load.load(args.workdir, args.step, args.average)
-  writes = hasattr(loaded.model, 'encode')
+  is_encoder_decoder = hasattr(loaded.model, 'encode')
   require(
-    writes or args.metric is None,
-    f'--metric={(args.metric or [""])[0]} compares written targets, and a decoder has '
-    'no references to compare with; leave it out',
+    is_encoder_decoder or args.metric is None,
+    f'--metric={(args.metric or [""])[0]} requires an encoder-decoder, which generates targets; remove it',
   )
   values = load.evaluate(loaded, args.split)
-  if writes:
-    pairs, found = load.translate_split(loaded, args.split)
-    hypotheses = dict(track(found, f'translating {args.split}', len(pairs)))
+  if is_encoder_decoder:
+    pairs, results = load.translate_split(loaded, args.split)
+    hypotheses = dict(track(results, f'translating {args.split}', len(pairs)))
     rows = [
       dict(source=source, reference=reference, hypothesis=hypotheses[i][0].text, score=hypotheses[i][0].score)
       for i, (source, reference) in enumerate(pairs)
     ]
-    kept = pathlib.Path(args.workdir) / 'hypotheses' / f'{args.split}-{loaded.step}.jsonl'
-    kept.parent.mkdir(exist_ok=True)
-    kept.write_text(''.join(json.dumps(row, ensure_ascii=False) + '\n' for row in rows), encoding='utf-8')
+    path = pathlib.Path(args.workdir) / 'hypotheses' / f'{args.split}-{loaded.step}.jsonl'
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(''.join(json.dumps(row, ensure_ascii=False) + '\n' for row in rows), encoding='utf-8')
     for text, metric in metrics.items():
-      found = metric([row['hypothesis'] for row in rows], [row['reference'] for row in rows])
-      # Under the words that asked for it: bleu and bleu(lowercase=True) are two numbers.
-      values |= {name.replace(text.partition('(')[0], text, 1): value for name, value in found.items()}
-    values |= dict(hypotheses=str(kept))
+      results = metric([row['hypothesis'] for row in rows], [row['reference'] for row in rows])
+      # Keyed by the whole spec, so that bleu and bleu(lowercase=True) are separate.
+      values |= {name.replace(text.partition('(')[0], text, 1): value for name, value in results.items()}
+    values |= dict(hypotheses=str(path))
   print(json.dumps(dict(step=loaded.step, split=args.split, **values), indent=2))
 
 
-def lengths(args):
-  """`--lengths`: measures, prints the table, and keeps it."""
+def evaluate_lengths(args):
+  """`--lengths`: evaluates, prints the table, and writes the files."""
   require(
     args.metric is None,
-    f'--metric={(args.metric or [""])[0]} compares written targets, and --lengths predicts a '
-    'text; leave one out',
+    f'--metric={(args.metric or [""])[0]} compares generated targets and --lengths predicts a text; '
+    'remove one of them',
   )
   words = args.lengths.split(',')
   require(
     all(word.strip().isdecimal() and int(word) for word in words),
-    f'--lengths={args.lengths} is no list of numbers from 1 on; one such as 64,128,256 would do',
+    f'--lengths={args.lengths} is no list of numbers from 1 on; use, for example, 64,128,256',
   )
   protocols = list(dict.fromkeys(args.protocol or ['nonoverlapping']))
   require(
     args.stride is None or 'sliding' in protocols,
-    f'--stride={args.stride} is of --protocol=sliding, which is not given; give it or leave the stride out',
+    f'--stride={args.stride} requires --protocol=sliding; add it or remove --stride',
   )
   loaded = load.load(args.workdir, args.step, args.average)
   records = load.evaluate_lengths(
     loaded, args.split, sorted({int(word) for word in words}), protocols, args.stride, args.targets or 0
   )
   trained = loaded.config.data.length
-  wide_console().print(table(records, trained))
+  wide_console().print(make_table(records, trained))
   folder = pathlib.Path(args.workdir)
-  keep(records, dict(step=loaded.step, split=args.split, trained=trained), folder)
+  write_records(records, dict(step=loaded.step, split=args.split, trained=trained), folder)
   length_picture.draw(
     records,
     trained,
-    f'{args.workdir}, step {loaded.step}: {args.split} in rows of other lengths than '
-    f'{trained}, the length of training',
+    f'{args.workdir}, step {loaded.step}: {args.split} at several row lengths; training length {trained}',
     folder / 'length.png',
   )
   print(f'{folder}: length.csv, length.json and the curves, length.png')
 
 
-def table(records: Sequence[LengthRecord], trained: int):
+def make_table(records: Sequence[LengthRecord], trained: int):
   """One row for each record."""
-  made = new_table(
-    f'trained in rows of {trained} tokens',
+  result = new_table(
+    f'training length {trained}',
     'protocol',
     '>stride',
     '>length',
@@ -165,11 +159,13 @@ def table(records: Sequence[LengthRecord], trained: int):
       if r.impossible
       else [f'{r.loss:.4f}', f'{r.perplexity:.4g}', f'{r.bits_per_byte:.4f}', f'{r.tokens:,}']
     )
-    made.add_row(r.protocol, str(r.stride), str(r.length), f'{r.length / trained:.4g}', *values, r.impossible)
+    result.add_row(
+      r.protocol, str(r.stride), str(r.length), f'{r.length / trained:.4g}', *values, r.impossible
+    )
   return made
 
 
-def keep(records: Sequence[LengthRecord], about: dict, folder: pathlib.Path) -> None:
+def write_records(records: Sequence[LengthRecord], about: dict, folder: pathlib.Path) -> None:
   """Writes length.csv and length.json."""
   with (folder / 'length.csv').open('w', encoding='utf-8', newline='') as file:
     writer = csv.writer(file)

@@ -3,8 +3,8 @@
   tfm export --workdir=runs/gpt2 --to=models/mine
   tfm export --workdir=runs/lm --family=gpt2 --to=models/mine
 
-An imported run is exported as its family; set --family for other runs. The export fails with the first config field
-that the family does not support. The tokenizer of an imported run is copied.
+An imported run is exported as its family; set --family for other runs. The export fails with the first config
+field that the family does not support. The tokenizer of an imported run is copied.
 """
 
 from tfm.hf import convert, from_config

@@ -5,10 +5,11 @@
   tfm generate --workdir=runs/en-de --input=test.en --output=test.de --beams=4
   tfm generate --workdir=runs/bert --prompt='import <mask>' --num_samples=5
 
-A decoder's text starts with its prompt and ends at the end-of-text token or after --max_tokens; a single continuation of
-a single prompt is streamed. For an encoder-decoder the prompt is the source. An encoder predicts a token for each
-<mask>; sample i has the i-th most likely tokens. Several texts are printed in order, each under a line
-`=== prompt 2 of 3, sample 1 of 4 ===`. A sample depends on its prompt, --seed and its number only, not on other prompts.
+A decoder's text starts with its prompt and ends at the end-of-text token or after --max_tokens; a single
+continuation of a single prompt is streamed. For an encoder-decoder the prompt is the source. An encoder
+predicts a token for each <mask>; sample i has the i-th most likely tokens. Several texts are printed in
+order, each under a line `=== prompt 2 of 3, sample 1 of 4 ===`. A sample depends on its prompt, --seed and
+its number only, not on other prompts.
 """
 
 import argparse
@@ -59,8 +60,8 @@ def arguments(parser):
   add(
     '--output',
     metavar='FILE',
-    help='write JSON lines {prompt, sample, text} to FILE instead of stdout, with a score for beam search and encoders; '
-    'for an encoder-decoder, write one text per line unless FILE ends in .jsonl',
+    help='write JSON lines {prompt, sample, text} to FILE instead of stdout, with a score for beam search and '
+    'encoders; for an encoder-decoder, write one text per line unless FILE ends in .jsonl',
   )
   add(
     '--max_tokens',
@@ -103,8 +104,8 @@ def arguments(parser):
   add(
     '--stopping',
     choices=beam.STOPPING,
-    help='stopping rule of beam search: no better score is possible (proven), no live hypothesis would be better if it '
-    'ended now (likely), or K hypotheses have ended (first) (default: config.decoding.stopping)',
+    help='stopping rule of beam search: no better score is possible (proven), no live hypothesis would be better '
+    'if it ended now (likely), or K hypotheses have ended (first) (default: config.decoding.stopping)',
   )
   add('--forced', metavar='TEXT', help='start of the target of an encoder-decoder')
   add('--seed', type=int, default=0, metavar='N', help='of sampling (default: 0)')
@@ -125,7 +126,8 @@ def main(args):
   )
   require(
     not (search_flags and sampling_flags),
-    f'--{next(iter(sampling_flags), "")} (sampling) and --{next(iter(search_flags), "")} (beam search) exclude each '
+    f'--{next(iter(sampling_flags), "")} (sampling) and --{next(iter(search_flags), "")} (beam '
+    'search) exclude each '
     'other; remove one of them',
   )
   sampling = Sampling(**{'temperature': 1.0} | sampling_flags)
@@ -186,7 +188,9 @@ def main(args):
 
 
 class Text(NamedTuple):
-  """A generated text of a prompt, in pieces as they are generated; the score is set by beam search and encoders."""
+  """A generated text of a prompt, in pieces as they are generated; the score is set by beam search and
+  encoders.
+  """
 
   prompt: int
   sample: int

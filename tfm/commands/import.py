@@ -3,9 +3,10 @@
   tfm import --from=models/gpt2 --workdir=runs/gpt2
   tfm import --from=models/gpt2 --workdir=runs/gpt2 --config.data.source='text("plays/*.txt")'
 
-The folder has config.json, model.safetensors (one file, or several with an index) and a tokenizer; a path that is no
-folder is a name on the hub. The run is at step 0; generate, evaluate and attend read it immediately. Set config fields
-outside the model, such as the data for evaluation, with --config.path.to.field=value.
+The folder has config.json, model.safetensors (one file, or several with an index) and a tokenizer; a path
+that is no folder is a name on the hub. The run is at step 0; generate, evaluate and attend read it
+immediately. Set config fields outside the model, such as the data for evaluation, with
+--config.path.to.field=value.
 """
 
 from tfm.commands.cli import assign_overrides
@@ -33,5 +34,6 @@ def main(args):
     args.folder, args.workdir, lambda config: assign_overrides(config, args.overrides)
   )
   print_status(
-    f'{args.workdir}: {run.family.model_type}, {run.vocab:,} tokens; ready for tfm generate, evaluate and attend'
+    f'{args.workdir}: {run.family.model_type}, {run.vocab:,} tokens; ready for tfm generate, '
+    'evaluate and attend'
   )

@@ -61,7 +61,8 @@ PENALTIES = {'gnmt': Gnmt, 'power': Power}
 # In `transformers` these are `early_stopping='never'`, `False` and `True`.
 STOPPING = ('proven', 'likely', 'first')
 
-# Initial room of the caches in tokens, doubled when full. Every step reorders the caches, so that small ones are faster.
+# Initial room of the caches in tokens, doubled when full. Every step reorders the caches, so that small ones
+# are faster.
 INITIAL_ROOM = 31
 
 
@@ -73,7 +74,8 @@ class Beams:
     state: of the decoding loop, with B · K rows.
     step: number of new tokens.
     log_p, tokens: of live hypotheses; log_p is -inf for missing ones.
-    scores, ended, lengths: of ended hypotheses; scores are -inf for missing ones. Lengths exclude the end token.
+    scores, ended, lengths: of ended hypotheses; scores are -inf for missing ones. Lengths exclude the end
+      token.
     active: rows that had not stopped before the last step; a stopped row stays stopped.
   """
 
@@ -102,8 +104,8 @@ def search(  # more than six parameters: a model, prompts and the options of one
 ) -> list[list[Hypothesis]]:
   """The `beams` best hypotheses of every row, best first; fewer if fewer exist.
 
-  score = log p(tokens, end | prompt) / penalty(length of tokens and end). A hypothesis of `max_tokens` tokens ends
-  without an end token. One beam is greedy decoding. Convert scanned models with `unroll_layers` first.
+  score = log p(tokens, end | prompt) / penalty(length of tokens and end). A hypothesis of `max_tokens` tokens
+  ends without an end token. One beam is greedy decoding. Convert scanned models with `unroll_layers` first.
 
   Args:
     max_tokens: for all rows, or one number per row.
@@ -112,7 +114,8 @@ def search(  # more than six parameters: a model, prompts and the options of one
     room: initial room of the caches in tokens.
 
   Raises:
-    ValueError: as `loop.validate_inputs`; for beams below 1, an unknown stopping rule, or logits that are NaN.
+    ValueError: as `loop.validate_inputs`; for beams below 1, an unknown stopping rule, or logits that are
+      NaN.
   """
   if beams < 1:
     raise ValueError(f'beams={beams} must be at least 1')

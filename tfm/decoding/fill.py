@@ -28,7 +28,8 @@ class FilledText(NamedTuple):
 def fill_masks(
   model: Encoder, params: PyTree, rows: Sequence[np.ndarray], mask: int, best: int = 1, batch: int = ROWS
 ) -> Iterator[list[FilledText]]:
-  """Yields `best` versions of each row, the most likely first: version i has the i-th most likely token in every mask.
+  """Yields `best` versions of each row, the most likely first: version i has the i-th most likely token in
+  every mask.
 
   All masks are predicted at once, independently of each other; special tokens are never predicted.
 
@@ -36,8 +37,8 @@ def fill_masks(
     rows: token sequences, each with at least one `mask`.
 
   Raises:
-    ValueError: for a row without a mask or beyond the model's maximum position, `best` above the vocabulary size, or
-      an encoder that was not trained on masked tokens.
+    ValueError: for a row without a mask or beyond the model's maximum position, `best` above the vocabulary
+      size, or an encoder that was not trained on masked tokens.
   """
   if not model.hidden:
     raise ValueError('the encoder was not trained on masked tokens; use one trained with masked_lm')

@@ -1,10 +1,11 @@
 """Autoregressive generation with an explicit cache: prefill the prompts, then decode token by token.
 
-Rows are padded on the left, so that all prompts end in the same column and new tokens follow without a gap. Prefill
-stops before the last token of a prompt and computes no logits; the decoding loop starts by reading that token.
+Rows are padded on the left, so that all prompts end in the same column and new tokens follow without a gap.
+Prefill stops before the last token of a prompt and computes no logits; the decoding loop starts by reading
+that token.
 
-Compilation depends on rounded sizes (`round_up`), on the model and on whether there is a repetition penalty, but not on
-the length of a prompt, the values of the sampling settings or the number of new tokens.
+Compilation depends on rounded sizes (`round_up`), on the model and on whether there is a repetition penalty,
+but not on the length of a prompt, the values of the sampling settings or the number of new tokens.
 """
 
 import functools
@@ -63,14 +64,14 @@ def generate(  # more than six parameters: a model, prompts and the options of o
 ) -> Iterator[list[np.ndarray]]:
   """Continues every prompt; yields the new tokens of each row, int32, up to `chunk` at a time.
 
-  A row ends before `eos`, which is not yielded, or after `max_tokens`; the iterator ends with the last row. The tokens
-  of a row depend on its source, prompt, `seed` and sample number only, not on other rows, `chunk` or `prefill_widths`.
-  Convert scanned models with `unroll_layers` first. Under `sharding.context(mesh, rules)` the rows are sharded as a
-  batch in training.
+  A row ends before `eos`, which is not yielded, or after `max_tokens`; the iterator ends with the last row.
+  The tokens of a row depend on its source, prompt, `seed` and sample number only, not on other rows, `chunk`
+  or `prefill_widths`. Convert scanned models with `unroll_layers` first. Under `sharding.context(mesh,
+  rules)` the rows are sharded as a batch in training.
 
   Args:
-    prompts: B token sequences, none empty. For an encoder-decoder they start with the end-of-text token, and further
-      tokens are a forced prefix.
+    prompts: B token sequences, none empty. For an encoder-decoder they start with the end-of-text token,
+      and further tokens are a forced prefix.
     sources: B token sequences, for an encoder-decoder.
     eos: the token that ends a row; None: none.
     samples: the sample number of each row, to draw several samples of one prompt; default 0.
@@ -112,8 +113,8 @@ def validate_inputs(
   """Validates the arguments of `generate`.
 
   Raises:
-    ValueError: for no prompt, an empty one, a token outside the vocabulary, max_tokens below 1, positions beyond the
-      model's maximum, sources for a decoder, or missing sources for an encoder-decoder.
+    ValueError: for no prompt, an empty one, a token outside the vocabulary, max_tokens below 1, positions
+      beyond the model's maximum, sources for a decoder, or missing sources for an encoder-decoder.
   """
   if max_tokens < 1:
     raise ValueError(f'max_tokens={max_tokens} must be at least 1')
@@ -224,7 +225,8 @@ def prefill(
   A memory is read with the first piece; with a memory there is at least one piece, of padding if necessary.
 
   Args:
-    rows: of the state; rows beyond the prompts are done. Default: the number of prompts rounded up by `round_up_rows`.
+    rows: of the state; rows beyond the prompts are done. Default: the number of prompts rounded up by
+      `round_up_rows`.
   """
   longest, has_prefix = max(map(len, prompts)), 'prefix' in model.reads
   widths = plan_prefill(model, longest, prefill_widths, memory is not None)

@@ -1,4 +1,6 @@
-"""Sampling of tokens from logits: greedy, temperature, top-k, top-p and min-p; pure functions, independent rows."""
+"""Sampling of tokens from logits: greedy, temperature, top-k, top-p and min-p; pure functions, independent
+rows.
+"""
 
 import zlib
 from collections.abc import Callable, Sequence
@@ -20,12 +22,12 @@ class Sampling:
   Attributes:
     temperature: divides the logits; 0: the most likely token.
     top_k: only the k most likely tokens (Fan et al. 2018, §5); 0: all.
-    top_p: only the smallest set of most likely tokens with at threshold this total probability (Holtzman et al. 2020,
-      §3.1), after temperature and top-k; 1: all.
-    min_p: only tokens with at threshold this fraction of the greatest probability, after temperature (Nguyen et al. 2024,
-      §3); 0: all.
-    repetition_penalty: divides positive logits, and multiplies negative logits, of tokens that occur in the prompt or
-      the new tokens (Keskar et al. 2019, §4.1); also in greedy decoding; 1: none.
+    top_p: only the smallest set of most likely tokens with at threshold this total probability (Holtzman et
+      al. 2020, §3.1), after temperature and top-k; 1: all.
+    min_p: only tokens with at threshold this fraction of the greatest probability, after temperature
+      (Nguyen et al. 2024, §3); 0: all.
+    repetition_penalty: divides positive logits, and multiplies negative logits, of tokens that occur in the
+      prompt or the new tokens (Keskar et al. 2019, §4.1); also in greedy decoding; 1: none.
   """
 
   temperature: float = 0.0
@@ -77,8 +79,8 @@ def sample_tokens(
 ) -> Int[Array, 'B']:
   """Samples the token of each row at its position; V if the logits of a row are NaN.
 
-  Uses the Gumbel trick, argmax(logits / temperature + noise). The noise depends on the row's key and position only, not
-  on other rows or the number of loop steps.
+  Uses the Gumbel trick, argmax(logits / temperature + noise). The noise depends on the row's key and position
+  only, not on other rows or the number of loop steps.
 
   Args:
     seen: tokens to which the repetition penalty applies; None: no penalty.
@@ -136,8 +138,8 @@ def select_leading(
 ) -> Bool[Array, 'B V']:
   """The smallest set of most likely tokens whose weights sum to `target`.
 
-  Equal logits are ordered by token id, as in argmax. Sorting would cost more than the model's step; instead, the
-  threshold is determined bit by bit, in 32 sums.
+  Equal logits are ordered by token id, as in argmax. Sorting would cost more than the model's step; instead,
+  the threshold is determined bit by bit, in 32 sums.
   """
   order = to_ordered_bits(logits)
 

@@ -10,10 +10,11 @@ from tfm.shapes import PyTree
 
 
 def unroll_layers(model: Decoder, params: PyTree) -> tuple[Decoder, PyTree]:
-  """The same function without `nn.scan` in the decoder: `layers/…` [L, …] becomes `layers_0/…`, `layers_1/…`, ….
+  """The same function without `nn.scan` in the decoder: `layers/…` [L, …] becomes `layers_0/…`, `layers_1/…`,
+  ….
 
-  A scan copies the parameters and cache of every layer out of the stack and back for each token; separate layers are
-  read in place.
+  A scan copies the parameters and cache of every layer out of the stack and back for each token; separate
+  layers are read in place.
   """
   stack = model.stack()
   repeats = stack.layers // len(stack.pattern)

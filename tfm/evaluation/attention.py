@@ -120,8 +120,8 @@ def compute_maps(
 def label_tokens(tokens: Sequence[int], tokenizer: Tokenizer) -> list[str]:
   """A readable label for each token.
 
-  `<eos>` is the end-of-text token, with which a decoder's text starts; ␣ a space, ↵ a newline, ⇥ a tab; `<C3>` a byte
-  that is no character, or an invisible character.
+  `<eos>` is the end-of-text token, with which a decoder's text starts; ␣ a space, ↵ a newline, ⇥ a tab;
+  `<C3>` a byte that is no character, or an invisible character.
   """
 
   def show_character(c):

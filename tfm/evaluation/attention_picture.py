@@ -22,8 +22,8 @@ SHADES = dict(
   aspect='auto',
   interpolation='nearest',
 )
-# Inches: a token with its label, a character, a line of text, between panels; the smallest and largest side of a panel,
-# and all panels together.
+# Inches: a token with its label, a character, a line of text, between panels; the smallest and largest side
+# of a panel, and all panels together.
 TOKEN, CHARACTER, LINE_HEIGHT, BETWEEN, LEAST, MOST, TOGETHER = 0.11, 0.065, 0.22, 0.1, 1.0, 4.5, 45.0
 # Maximum characters of a label.
 CHARACTERS = 14
@@ -32,8 +32,8 @@ CHARACTERS = 14
 def draw(maps: AttentionMaps, title: str, file: str | pathlib.Path) -> None:
   """Writes a heat map for each layer and head, queries down and keys across, as the image type of `file`.
 
-  Labels are on the left and on top. A panel without room for all labels shows every second, third, … one. Characters
-  that matplotlib's font lacks appear as boxes.
+  Labels are on the left and on top. A panel without room for all labels shows every second, third, … one.
+  Characters that matplotlib's font lacks appear as boxes.
   """
   heads = sorted({head for of_layer in maps.layers.values() for head in of_layer})
   across, down = panel_size(len(maps.keys), len(heads)), panel_size(len(maps.queries), len(maps.layers))

@@ -34,8 +34,8 @@ class StepCost:
 
   Attributes:
     seconds: of one step, the median of several.
-    peak_bytes: memory of one device as reported by the compiler: arguments, outputs that do not alias an argument, and
-      temporaries.
+    peak_bytes: memory of one device as reported by the compiler: arguments, outputs that do not alias an
+      argument, and temporaries.
     temporary_bytes: the temporaries among them.
   """
 
@@ -47,9 +47,10 @@ class StepCost:
 def count_cache_bytes(model: Decoder) -> CacheBytes:
   """The bytes of the caches of all layers for one sequence, from shapes; nothing is allocated.
 
-  Counts everything in the cache: keys, values, and 12 bytes per token of positions and segments in every layer that
-  stores tokens. A mask does not reduce a cache: all tokens are stored, whatever the window. Recurrent mixers store no
-  tokens, and `per_token` is 0. The memory of an encoder-decoder's source is not counted.
+  Counts everything in the cache: keys, values, and 12 bytes per token of positions and segments in every
+    layer that stores tokens. A mask does not reduce a cache: all tokens are stored, whatever the window.
+    Recurrent mixers store no tokens, and `per_token` is 0. The memory of an encoder-decoder's source is not
+    counted.
 
   Raises:
     ValueError: if a mixer has no cache, or one that does not grow linearly with the length.
@@ -74,8 +75,8 @@ def measure_decoding_rate(
 ) -> float:
   """New tokens per second of greedy decoding with the cache, over all rows; the median of several rounds.
 
-  Times one compiled loop that decodes `tokens` tokens of each row after a context of `context` tokens, without
-  compilation and prefill.
+  Times one compiled loop that decodes `tokens` tokens of each row after a context of `context` tokens,
+  without compilation and prefill.
 
   Raises:
     ValueError: for fewer than one row or round, and as `tfm.decoding.loop.validate_inputs`.
@@ -120,7 +121,9 @@ def measure_step_cost(step: Callable, state: PyTree, batch: PyTree, rounds: int 
 
 
 def compile_repeated_step(step: Callable, state: PyTree, batch: PyTree) -> tuple[Callable[[], PyTree], Any]:
-  """A function that runs one more step per call, and the compiler's memory analysis; arguments as `measure_step_cost`."""
+  """A function that runs one more step per call, and the compiler's memory analysis; arguments as
+  `measure_step_cost`.
+  """
   compiled = step.lower(state, batch).compile()
   current = [state]
 
@@ -132,8 +135,9 @@ def compile_repeated_step(step: Callable, state: PyTree, batch: PyTree) -> tuple
 
 
 def time_interleaved(runs: Sequence[Callable[[], PyTree]], rounds: int) -> list[float]:
-  """The median seconds of several functions, called in turn in every round after a warm-up round, so that other load on
-  the machine affects all of them."""
+  """The median seconds of several functions, called in turn in every round after a warm-up round, so that
+  other load on the machine affects all of them.
+  """
 
   def seconds(run):
     start = time.perf_counter()
@@ -145,7 +149,9 @@ def time_interleaved(runs: Sequence[Callable[[], PyTree]], rounds: int) -> list[
 
 
 def measure_median_seconds(run: Callable, prepare: Callable, rounds: int) -> float:
-  """The median seconds of `run(prepare())` until its result is ready, after a warm-up; `prepare` is not timed."""
+  """The median seconds of `run(prepare())` until its result is ready, after a warm-up; `prepare` is not
+  timed.
+  """
   times = []
   for _ in range(rounds + 1):
     state = jax.block_until_ready(prepare())

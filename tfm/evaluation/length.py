@@ -2,12 +2,13 @@
 
 Two protocols, over the same targets at every length (`windows`):
 
-  nonoverlapping   consecutive rows of the length; the first targets of each row have almost no context, which weighs
-                   more in shorter rows ("the early token curse");
-  sliding          only the last `stride` targets of each row count, so that all have length - stride tokens of context
+  nonoverlapping   consecutive rows of the length; the first targets of each row have almost no context,
+                   which weighs more in shorter rows ("the early token curse");
+  sliding          only the last `stride` targets of each row count, so that all have length - stride tokens
+                   of context
 
-(Press et al. 2022, ALiBi, §2 and appendix B). The loss by position in the row separates the gain of targets with more
-context from the effect on the others (Kazemnejad et al. 2023, NoPE, by length).
+(Press et al. 2022, ALiBi, §2 and appendix B). The loss by position in the row separates the gain of targets
+with more context from the effect on the others (Kazemnejad et al. 2023, NoPE, by length).
 """
 
 import contextlib
@@ -67,10 +68,11 @@ class LengthRecord:
     tokens: number of targets; each counts once.
     loss: in nats per token.
     perplexity: exp(loss).
-    bits_per_byte: total loss in bits / bytes of the targets (the end of a document costs bits and has no bytes).
+    bits_per_byte: total loss in bits / bytes of the targets (the end of a document costs bits and has no
+      bytes).
     positions: the loss by position.
-    impossible: why the length cannot be evaluated, in one sentence; '' if it can. Otherwise the fields above are None
-      and empty.
+    impossible: why the length cannot be evaluated, in one sentence; '' if it can. Otherwise the fields
+      above are None and empty.
   """
 
   length: int
@@ -101,9 +103,9 @@ def measure_extrapolation(  # more than six parameters: a model, a split and the
 ) -> list[LengthRecord]:
   """A record for each protocol and length, in the order of the arguments.
 
-  Lengths beyond the model's maximum position are reported as `impossible`, not read with clipped positions. Under
-  `sharding.context(mesh, rules)` rows are sharded as a batch in training. One function is compiled per model and length,
-  whatever the parameters.
+  Lengths beyond the model's maximum position are reported as `impossible`, not read with clipped positions.
+  Under `sharding.context(mesh, rules)` rows are sharded as a batch in training. One function is compiled per
+  model and length, whatever the parameters.
 
   Args:
     tokens: of a split.
@@ -117,8 +119,8 @@ def measure_extrapolation(  # more than six parameters: a model, a split and the
     threads: for prefetching rows.
 
   Raises:
-    ValueError: for a model that is no decoder or has prefix masks, an unknown protocol, as `Targets`, or for a stride
-      outside 1 … the shortest length.
+    ValueError: for a model that is no decoder or has prefix masks, an unknown protocol, as `Targets`, or
+      for a stride outside 1 … the shortest length.
   """
   validate_model(model, protocols)
   selected = Targets(tokens, lengths, targets)
@@ -149,7 +151,8 @@ def validate_model(model: nn.Module, protocols: Sequence[str]) -> None:
   """Raises ValueError for a model that is no causal language model, and for unknown protocols."""
   if hasattr(model, 'encode') or not isinstance(model, Decoder):
     raise ValueError(
-      f'{type(model).__name__} cannot be evaluated at several lengths, which requires a causal language model; use '
+      f'{type(model).__name__} cannot be evaluated at several lengths, which requires a causal '
+      'language model; use '
       'a decoder'
     )
   if 'prefix' in model.reads:

@@ -15,11 +15,11 @@ INK, LINE, GRID, TRAINED = '#1f2933', '#c3cad3', '#e4e8ee', '#8a94a3'
 
 
 def draw(records: Sequence[LengthRecord], trained: int, title: str, file: str | pathlib.Path) -> None:
-  """Writes an image: one panel of loss against length, with a line per protocol, and per protocol one panel of loss by
-  position, with a line per length.
+  """Writes an image: one panel of loss against length, with a line per protocol, and per protocol one panel
+  of loss by position, with a line per length.
 
-  A dashed line marks the training length; impossible lengths are listed below. Sliding windows omit the few targets at
-  the start of the split that have less context than the others.
+  A dashed line marks the training length; impossible lengths are listed below. Sliding windows omit the few
+  targets at the start of the split that have less context than the others.
   """
   protocols = list(dict.fromkeys(record.protocol for record in records))
   figure = Figure(figsize=(5.2 * (1 + len(protocols)), 4.6), layout='constrained', facecolor='white')

@@ -26,8 +26,8 @@ def tokenized_bleu(language: str, lowercase: bool = False, split_compounds: bool
   """BLEU over Moses tokens, as papers before SacreBLEU report it (`multi-bleu.perl`).
 
   Args:
-    split_compounds: whether a hyphen inside a word is a separate token (as in the results of Vaswani et al. 2017, by
-      `get_ende_bleu.sh` of Tensor2Tensor).
+    split_compounds: whether a hyphen inside a word is a separate token (as in the results of Vaswani et al.
+      2017, by `get_ende_bleu.sh` of Tensor2Tensor).
   """
   moses = sacremoses.MosesTokenizer(lang=language)
   score = sacrebleu.BLEU(lowercase=lowercase, tokenize='none', smooth_method='none', force=True)

@@ -15,18 +15,18 @@ from tfm.data.tokens import InfiniteDocuments, Tokens
 class Targets:
   """The targets of a split.
 
-  The split is read as by the packing `concat`: consecutive documents, each followed by the end-of-text token. It is
-  divided into spans of `span` targets, the least common multiple of the lengths, so that a span consists of whole rows
-  of every length. All spans count, the last of which may be shorter; with a limit, `limit // span` whole spans count,
-  spread evenly over the split.
+  The split is read as by the packing `concat`: consecutive documents, each followed by the end-of-text token.
+  It is divided into spans of `span` targets, the least common multiple of the lengths, so that a span
+  consists of whole rows of every length. All spans count, the last of which may be shorter; with a limit,
+  `limit // span` whole spans count, spread evenly over the split.
 
   Attributes:
     span: number of targets in a span.
     spans: (first, stop) of each counted span in the running text.
 
   Raises:
-    ValueError: for no length or one below 1, a split that is no running text or is shorter than the longest length, or
-      a limit below 0 or below a span.
+    ValueError: for no length or one below 1, a split that is no running text or is shorter than the longest
+      length, or a limit below 0 or below a span.
   """
 
   def __init__(self, tokens: Tokens, lengths: Sequence[int], limit: int = 0):
@@ -83,12 +83,13 @@ class Targets:
 class Windows(protocol.Rows):
   """Rows of `length` tokens, in which every target counts once, at the end of a window.
 
-  In addition to the fields of all rows, `counted` int32 [T] is 1 where a target counts. Each row counts the next
-  `stride` targets and starts with the length - stride tokens before them, so that they have at least this context, or
-  all of it at the start of the text. Positions count from 0 in every row; padding follows the last token.
+  In addition to the fields of all rows, `counted` int32 [T] is 1 where a target counts. Each row counts the
+  next `stride` targets and starts with the length - stride tokens before them, so that they have at least
+  this context, or all of it at the start of the text. Positions count from 0 in every row; padding follows
+  the last token.
 
-  stride = length is the non-overlapping protocol: all targets of a row count, and the first have almost no context. A
-  smaller stride is the sliding window (Press et al. 2022, ALiBi, §2 and appendix B).
+  stride = length is the non-overlapping protocol: all targets of a row count, and the first have almost no
+  context. A smaller stride is the sliding window (Press et al. 2022, ALiBi, §2 and appendix B).
 
   Raises:
     ValueError: for a stride outside 1 … length.

@@ -48,8 +48,8 @@ def convert_from_hf(
     override: applies the user's config overrides.
 
   Raises:
-    ValueError: as `from_pretrained`; for a folder without a tokenizer, a workdir that holds a run, or an override that
-      changes the model.
+    ValueError: as `from_pretrained`; for a folder without a tokenizer, a workdir that holds a run, or an
+      override that changes the model.
   """
   folder, workdir = locate_checkpoint(path), pathlib.Path(workdir)
   require(not (workdir / 'checkpoints').exists(), f'--workdir={workdir} holds a run; use a new directory')
@@ -69,7 +69,8 @@ def convert_from_hf(
   changes = [line for line in differences if line.startswith('model.')]
   require(
     not changes,
-    f'--config.{changes[0] if changes else ""}: the model is fixed by the published checkpoint; remove this override',
+    f'--config.{changes[0] if changes else ""}: the model is fixed by the published checkpoint; '
+    'remove this override',
   )
   workdir.mkdir(parents=True, exist_ok=True)
   (workdir / 'config.json').write_text(to_json(config))

@@ -1,4 +1,6 @@
-"""Writes a model as a published checkpoint (config.json and tensors), after checking that reading it gives the same model."""
+"""Writes a model as a published checkpoint (config.json and tensors), after checking that reading it gives
+the same model.
+"""
 
 import dataclasses
 import functools
@@ -42,7 +44,7 @@ NOT_ARCHITECTURE = (
 )
 
 
-def to_pretrained(  # more than six parameters: all but the first four have defaults and describe the vocabulary
+def to_pretrained(  # more than six parameters: the last four describe the vocabulary
   config: ConfigDict,
   params: PyTree,
   folder: str,
@@ -58,7 +60,8 @@ def to_pretrained(  # more than six parameters: all but the first four have defa
 
   Args:
     config: resolved.
-    params: of the config's model; the first `vocab` tokens are written, and `source_vocab` of a separate source.
+    params: of the config's model; the first `vocab` tokens are written, and `source_vocab` of a separate
+      source.
     family: the model_type of config.json.
     ids: of special tokens, as in `Pretrained`.
     output: one of `tfm.hf.families.protocol.OUTPUTS`.
@@ -110,7 +113,8 @@ def validate_round_trip(
     assign(again, path, dict(leaves(config))[path])
   require(
     read_source == source_vocab,
-    f'{not_supported}: config.data.source_tokenizer={config.data.source_tokenizer!r} gives sources a separate '
+    f'{not_supported}: config.data.source_tokenizer={config.data.source_tokenizer!r} gives '
+    'sources a separate '
     'vocabulary',
   )
   before, after = (
@@ -123,12 +127,15 @@ def validate_round_trip(
   ]
   require(
     before == after,
-    f'{not_supported}; its config.json would describe a different model: {"; ".join(lines) or "another length"}',
+    f'{not_supported}; its config.json would describe a different model: '
+    f'{"; ".join(lines) or "another length"}',
   )
 
 
 def write_position_rows(config: ConfigDict) -> None:
-  """Makes the rows of learned positions explicit in a config where they default to the length; config.json has them."""
+  """Makes the rows of learned positions explicit in a config where they default to the length; config.json
+  has them.
+  """
   for section in parts(config).values():
     call = parse(section.get('position') or 'none')
     if call.name == 'learned' and not call.args and 'rows' not in call.kwargs:

@@ -62,8 +62,8 @@ def config_from_hf(
   """Converts a config.json.
 
   Returns:
-    The resolved config; the output, one of `tfm.hf.families.protocol.OUTPUTS`; the ids of special tokens; the size of
-    the vocabulary; and the size of a separate source vocabulary (0: none).
+    The resolved config; the output, one of `tfm.hf.families.protocol.OUTPUTS`; the ids of special tokens; the
+    size of the vocabulary; and the size of a separate source vocabulary (0: none).
   """
   flat, output = family.read(fields)
   vocab, source_vocab, classes = (flat.pop(name, 0) for name in ('vocab', 'source_vocab', 'classes'))

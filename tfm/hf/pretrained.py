@@ -67,17 +67,18 @@ class Pretrained:
     pixel_values: Array | None = None,
     global_attention_mask: Array | None = None,
   ) -> np.ndarray:
-    """The output of the published model, float32: logits [B, T, V] or [B, classes]; without an output, the last hidden
-    states [B, T, D].
+    """The output of the published model, float32: logits [B, T, V] or [B, classes]; without an output, the
+    last hidden states [B, T, D].
 
     Args:
       input_ids: int [B, T].
-      attention_mask: 1 for tokens, 0 for padding, which may be on either side; positions count from the first token.
+      attention_mask: 1 for tokens, 0 for padding, which may be on either side; positions count from the
+        first token.
       token_type_ids: for encoders with token types.
       decoder_input_ids: for encoder-decoders, [B, T]; `input_ids` are then the source.
       pixel_values: images, [B, channels, H, W], as in the published implementation.
-      global_attention_mask: for Longformer, [B, T]: 1 for tokens with global attention; replaces the default of the
-        published class.
+      global_attention_mask: for Longformer, [B, T]: 1 for tokens with global attention; replaces the
+        default of the published class.
     """
     arguments = dict(
       input_ids=input_ids,
@@ -239,7 +240,9 @@ class Pretrained:
     return [np.array([self.ids['start']], np.int32) for _ in rows], rows
 
   def model_for_length(self, length: int) -> Trunk:
-    """The model for texts of a length; it differs from `model` only if its rotary scaling depends on the length."""
+    """The model for texts of a length; it differs from `model` only if its rotary scaling depends on the
+    length.
+    """
     positions = [part.position for part in schema.parts(self.config).values() if part.get('position')]
     if not any(rope.depends_on_length(position) for position in positions):
       return self.model
@@ -268,14 +271,17 @@ def build_context(
 
 
 def validate_padding(config: ConfigDict, context: Context) -> None:
-  """Raises ValueError for padding between tokens if an encoder has masks over positions, which would not count it."""
+  """Raises ValueError for padding between tokens if an encoder has masks over positions, which would not
+  count it.
+  """
   index, is_token = np.arange(context.positions.shape[1]), np.asarray(context.segments) > 0
   shift, bound = np.asarray(context.positions) - index, len(index)
   has_gap = (np.where(is_token, shift, -bound).max(1) > np.where(is_token, shift, bound).min(1)).any()
   has_gap &= config.model.architecture == 'encoder'
   require(
     not has_gap or all(part.mask == 'full' for part in schema.parts(config).values()),
-    'attention_mask hides ids between the tokens of a row, which windowed masks do not support; remove these ids',
+    'attention_mask hides ids between the tokens of a row, which windowed masks do not support; '
+    'remove these ids',
   )
 
 
@@ -378,8 +384,8 @@ def from_pretrained(path: str, dtype: str = 'float32', mesh: dict[str, int] | No
 
 
 def resolve_tying(config: ConfigDict, output: str, family: Family, stored: tensors.CheckpointTensors) -> None:
-  """Sets whether the output is tied to the embedding, which only the tensors show; merges duplicates of a tied table
-  and removes constants.
+  """Sets whether the output is tied to the embedding, which only the tensors show; merges duplicates of a
+  tied table and removes constants.
 
   Raises:
     ValueError: for copies of a tied table that differ, and constants with unexpected values.

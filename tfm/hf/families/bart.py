@@ -72,7 +72,8 @@ def read_depth(hf_config):
   layers = hf_config.get('encoder_layers', 12)
   if (other := hf_config.get('num_hidden_layers', layers)) != layers:
     raise ValueError(
-      f'config.json: num_hidden_layers={other} contradicts encoder_layers={layers}, the same number; keep one of them'
+      f'config.json: num_hidden_layers={other} contradicts encoder_layers={layers}, the same '
+      'number; keep one of them'
     )
   return {'model.encoder.layers': layers}
 

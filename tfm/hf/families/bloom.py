@@ -26,7 +26,8 @@ def fields(output):
     ConfigConstant('model.bias', True),
     ConfigConstant('model.embedding_norm', True),
     SupportedValues(apply_residual_connection_post_layernorm=False),
-    # Options of sharded sums and fused training kernels; n_inner is ignored, the hidden layer is 4 times as wide.
+    # Options of sharded sums and fused training kernels; n_inner is ignored, the hidden layer is 4 times as
+    # wide.
     IgnoredFields(
       'slow_but_exact',
       'attention_softmax_in_fp32',

@@ -49,7 +49,8 @@ def format_spec(name: str, kwargs: Mapping[str, Any]) -> str:
 
 
 def spec_argument(name: str, argument: str, default: Any = MISSING, **fixed: Any) -> Converter:
-  """A value as one argument of a spec: spec_argument('layernorm', 'epsilon') reads 1e-5 as 'layernorm(epsilon=1e-05)'.
+  """A value as one argument of a spec: spec_argument('layernorm', 'epsilon') reads 1e-5 as
+  'layernorm(epsilon=1e-05)'.
 
   Args:
     default: of the argument, if a spec omits it.
@@ -86,7 +87,8 @@ SOFT_CAP = Converter(lambda value: float(value or 0), lambda value: value or Non
 # Whether the projections of attention have biases, as the letters of a softmax mixer.
 ALL_BIASES = Converter(lambda value: 'qkvo' if value else '', _letters_to_bool)
 
-# The activation of a feed-forward layer. Of several config.json values with one meaning, the first is written.
+# The activation of a feed-forward layer. Of several config.json values with one meaning, the first is
+# written.
 ACTIVATIONS = value_map(
   gelu_new='gelu_tanh',
   gelu_pytorch_tanh='gelu_tanh',

@@ -97,7 +97,8 @@ def read_positions(hf_config, buckets=0, has_norm=False, borrowed=False):
     )
   if relative and absolute:
     raise ValueError(
-      'config.json: position_biased_input=True is not supported with relative_attention=True; set one of them to False'
+      'config.json: position_biased_input=True is not supported with relative_attention=True; '
+      'set one of them to False'
     )
   if has_norm and not relative:
     raise ValueError(

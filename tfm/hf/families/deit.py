@@ -24,7 +24,8 @@ def write_pooling(config):
   [*names] = [name for name, pooling in POOLINGS.items() if pooling == config['model.pooling']]
   if not names:
     raise ValueError(
-      f'config.model.pooling={config["model.pooling"]!r} is not supported by the family; use one of {", ".join(POOLINGS.values())}'
+      f'config.model.pooling={config["model.pooling"]!r} is not supported by the family; use one '
+      f'of {", ".join(POOLINGS.values())}'
     )
   return dict(architectures=names)
 

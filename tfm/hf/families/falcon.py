@@ -74,7 +74,8 @@ def write_structure(config):
   old = groups in (1, heads) and residual != 'parallel'
   if not old and residual == 'sequential':
     raise ValueError(
-      f"config.model.kv_heads={groups} is not supported by the family with residual='sequential'; use 1 or {heads}"
+      f"config.model.kv_heads={groups} is not supported by the family with residual='sequential'; "
+      f'use 1 or {heads}'
     )
   norms = None if old else 2 if residual == 'parallel' else 1
   return dict(

@@ -12,15 +12,16 @@ from tfm.spec import parse
 # Fields that change neither parameters nor outputs: training, sampling, storage, call options, class names.
 IRRELEVANT_FIELDS = frozenset(
   """
-  architectures model_type transformers_version _name_or_path _commit_hash auto_map torch_dtype dtype name_or_path
-  use_cache _num_labels initializer_range init_std initializer_factor initializer_cutoff_factor id2label label2id
-  num_labels problem_type task_specific_params finetuning_task tokenizer_class prefix return_dict
-  return_dict_in_generate output_past gradient_checkpointing chunk_size_feed_forward output_scores max_length
-  min_length do_sample early_stopping num_beams num_beam_groups diversity_penalty temperature top_k top_p typical_p
-  repetition_penalty length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids
-  num_return_sequences remove_invalid_values exponential_decay_length_penalty suppress_tokens begin_suppress_tokens
-  forced_bos_token_id forced_eos_token_id sep_token_id cls_token_id unk_token_id mask_token_id bos_token_id
-  pretraining_tp summary_activation summary_first_dropout summary_proj_to_labels summary_type summary_use_proj
+  architectures model_type transformers_version _name_or_path _commit_hash auto_map torch_dtype dtype
+  name_or_path use_cache _num_labels initializer_range init_std initializer_factor initializer_cutoff_factor
+  id2label label2id num_labels problem_type task_specific_params finetuning_task tokenizer_class prefix
+  return_dict return_dict_in_generate output_past gradient_checkpointing chunk_size_feed_forward
+  output_scores max_length min_length do_sample early_stopping num_beams num_beam_groups diversity_penalty
+  temperature top_k top_p typical_p repetition_penalty length_penalty no_repeat_ngram_size
+  encoder_no_repeat_ngram_size bad_words_ids num_return_sequences remove_invalid_values
+  exponential_decay_length_penalty suppress_tokens begin_suppress_tokens forced_bos_token_id
+  forced_eos_token_id sep_token_id cls_token_id unk_token_id mask_token_id bos_token_id pretraining_tp
+  summary_activation summary_first_dropout summary_proj_to_labels summary_type summary_use_proj
   classifier_dropout _attn_implementation attn_implementation _flash_attn_2_enabled
 """.split()
 )
@@ -121,7 +122,8 @@ class MappedField(Field):
     for other in (self.name, *self.aliases):
       if (other_value := hf_config.get(other, value)) != value:
         raise ValueError(
-          f'config.json: {other}={other_value!r} contradicts {name}={value!r}, the same field; keep one of them'
+          f'config.json: {other}={other_value!r} contradicts {name}={value!r}, the same field; '
+          'keep one of them'
         )
     try:
       config[self.path] = self.converter.read(value)
@@ -243,7 +245,8 @@ class AliasField(Field):
     original = hf_config.get(self.original, self.default)
     if (value := hf_config.get(self.name, None)) not in (None, original):
       raise ValueError(
-        f'config.json: {self.name}={value!r} is not supported with {self.original}={original!r}; use the same value'
+        f'config.json: {self.name}={value!r} is not supported with {self.original}={original!r}; '
+        'use the same value'
       )
 
   def write(self, config, hf_config):

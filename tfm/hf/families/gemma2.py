@@ -1,4 +1,6 @@
-"""Gemma 2 (Gemma Team 2024b): every second layer has a window, soft caps on logits, norms before and after each branch."""
+"""Gemma 2 (Gemma Team 2024b): every second layer has a window, soft caps on logits, norms before and after
+each branch.
+"""
 
 from tfm.hf.families import gemma, llama
 from tfm.hf.families.converters import GATED_ACTIVATIONS, SOFT_CAP

@@ -1,4 +1,6 @@
-"""Layers that differ: the per-layer values of config.json as a pattern of blocks; and sliding windows, the usual case."""
+"""Layers that differ: the per-layer values of config.json as a pattern of blocks; and sliding windows, the
+usual case.
+"""
 
 import re
 from collections.abc import Callable, Mapping, Sequence

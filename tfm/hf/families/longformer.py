@@ -9,7 +9,8 @@ from tfm.spec import parse
 
 
 def fields(output):
-  # A text's class is read from the first token, which is then global; otherwise only the context sets global tokens.
+  # A text's class is read from the first token, which is then global; otherwise only the context sets global
+  # tokens.
   global_tokens = int(output == 'classes')
   yield from bert.shared(output, transform='gelu', eos_token_id=2)
   yield from (

@@ -58,7 +58,8 @@ def write_mixer(config):
   )
   if heads * channels % width:
     raise ValueError(
-      f'config.model.head_width={channels} is not supported by the family: {heads} heads × {channels} channels '
+      f'config.model.head_width={channels} is not supported by the family: {heads} heads × '
+      f'{channels} channels '
       f'are not a multiple of config.model.width={width}; use a head_width for which they are'
     )
   return dict(

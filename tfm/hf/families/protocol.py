@@ -1,8 +1,8 @@
 """The definition of a published family: its config.json in our fields, and its tensors as our parameters.
 
-A family is a file with `FAMILIES`. Both tables of a family work in either direction: `read` and `write` of each of its
-`fields` convert a config.json to a config and back, and its `weights` pair tensors with parameters, for loading and for
-saving. A family has no model code.
+A family is a file with `FAMILIES`. Both tables of a family work in either direction: `read` and `write` of
+each of its `fields` convert a config.json to a config and back, and its `weights` pair tensors with
+parameters, for loading and for saving. A family has no model code.
 """
 
 import dataclasses
@@ -40,7 +40,8 @@ class Weight(NamedTuple):
 
   Attributes:
     names: of one tensor, or of several, which are stacked along a new first axis.
-    paths: of one parameter, or of several, which split the first axis: one entry each, or `Part.count` entries.
+    paths: of one parameter, or of several, which split the first axis: one entry each, or `Part.count`
+      entries.
     pattern: einops, from the tensors to the parameters; '': unchanged.
     sizes: of the axes in `pattern`.
     skip_rows: unused rows at the start of the tensor; written as zeros.
@@ -78,12 +79,14 @@ class Family:
     prefix: of tensor names other than the output's; a checkpoint without an output omits it.
     ignored_tensors: regular expression of tensors that are no parameters and do not change the output.
     constants: config → names and values of tensors that are constants; a checkpoint may lack them.
-    tied_names: config → names of the embedding's table, which may be stored several times; the first is in `weights`.
-    lm_head: name of the output's own tensor, for families whose config.json does not state whether the output is
-      tied: it is tied if the tensor is missing or equals the embedding's table.
-    unused_tensors: regular expression of parameters that do not change the output, such as a pooler; logged by name.
-    unread_config_paths: paths of our config that the family's models do not read, such as the heads of a mixer that
-      has none.
+    tied_names: config → names of the embedding's table, which may be stored several times; the first is in
+      `weights`.
+    lm_head: name of the output's own tensor, for families whose config.json does not state whether the
+      output is tied: it is tied if the tensor is missing or equals the embedding's table.
+    unused_tensors: regular expression of parameters that do not change the output, such as a pooler; logged
+      by name.
+    unread_config_paths: paths of our config that the family's models do not read, such as the heads of a
+      mixer that has none.
     position_counting: which ids of a row count as positions, one of `POSITION_COUNTING`.
   """
 
@@ -139,8 +142,8 @@ class Family:
     return hf_config
 
 
-# The ids that count as positions, from 0: those with attention_mask 1; all, padding included; all but the padding id,
-# whatever the attention mask.
+# The ids that count as positions, from 0: those with attention_mask 1; all, padding included; all but the
+# padding id, whatever the attention mask.
 POSITION_COUNTING = 'attended', 'all', 'not_padding'
 
 
@@ -148,8 +151,8 @@ class ParsedConfig(NamedTuple):
   """A config.json, converted.
 
   Attributes:
-    fields: path → value of our config, and also `vocab` and `source_vocab`, the vocabulary sizes, and the `ids` of
-      special tokens.
+    fields: path → value of our config, and also `vocab` and `source_vocab`, the vocabulary sizes, and the
+      `ids` of special tokens.
     output: one of `OUTPUTS`.
   """
 
@@ -157,7 +160,8 @@ class ParsedConfig(NamedTuple):
   output: str
 
 
-# The output of a published class: hidden states only; logits over the vocabulary; classes of a text; classes of tokens.
+# The output of a published class: hidden states only; logits over the vocabulary; classes of a text; classes
+# of tokens.
 OUTPUTS = 'features', 'vocabulary', 'classes', 'token_classes'
 
 
@@ -178,7 +182,8 @@ def block_paths(config: ConfigDict, section: str = 'model') -> list[str]:
 
 
 def linear(name: str, path: str, pattern: str, bias: bool, **kwargs: Any) -> Iterator[Weight]:
-  """A linear layer: `name.weight` ↔ `path/kernel`, and its bias, whose pattern is that of the kernel's outputs.
+  """A linear layer: `name.weight` ↔ `path/kernel`, and its bias, whose pattern is that of the kernel's
+  outputs.
 
   The tensor is [out, in], as in PyTorch's linear layers: the pattern is `(…) d -> d …`.
   """

@@ -1,5 +1,6 @@
-"""RoBERTa (Liu et al. 2019), and the same model for other languages: XLM-R (Conneau et al. 2020), CamemBERT (Martin et
-al. 2020)."""
+"""RoBERTa (Liu et al. 2019), and the same model for other languages: XLM-R (Conneau et al. 2020), CamemBERT
+(Martin et al. 2020).
+"""
 
 from tfm.hf.families import bert
 from tfm.hf.families.fields import ConfigConstant, CustomField, MappedField, SupportedValues

@@ -21,8 +21,8 @@ def fields(output):
 def read_output(hf_config):
   """Whether the output is tied and scaled.
 
-  Version 1.0 scales the input of the output layer by 1/√D. We store the table times 1/√D and scale embeddings by √D.
-  Older files lack the field; scaling then equals tying.
+  Version 1.0 scales the input of the output layer by 1/√D. We store the table times 1/√D and scale embeddings
+  by √D. Older files lack the field; scaling then equals tying.
   """
   tied = hf_config.get('tie_word_embeddings', True)
   return {
@@ -85,7 +85,9 @@ def read_attention(hf_config):
 
 
 def read_activation(hf_config, default):
-  """The activation; newer files have three fields, the first of which implies the others except for the GELU variant."""
+  """The activation; newer files have three fields, the first of which implies the others except for the GELU
+  variant.
+  """
   form = hf_config.get('feed_forward_proj', default)
   is_gated = hf_config.get('is_gated_act', form.startswith('gated-'))
   name = hf_config.get('dense_act_fn', 'gelu_new' if form == 'gated-gelu' else form.removeprefix('gated-'))
@@ -166,7 +168,9 @@ def weights(config):
 
 
 def stack(config, side, where, part, branches):
-  """The blocks of encoder or decoder, the last norm, and the table of relative positions, stored in the first block."""
+  """The blocks of encoder or decoder, the last norm, and the table of relative positions, stored in the first
+  block.
+  """
   root = 'encoder/' if side == 'encoder' else ''
   yield from norm(f'{side}.final_layer_norm', f'{root}norm', bias=False)
   yield Weight(

@@ -124,7 +124,8 @@ def load_params(
     prefix, ignored_tensors, unused_tensors: as in `Family`.
 
   Raises:
-    ValueError: for a tensor that is missing, unexpected or of the wrong shape, and a parameter without a tensor.
+    ValueError: for a tensor that is missing, unexpected or of the wrong shape, and a parameter without a
+      tensor.
   """
   weights, available = list(weights), set(tensors.names)
   names = {name for weight in weights for name in weight.tensors}
@@ -152,7 +153,8 @@ def load_params(
     for path, index, array in convert_to_params(weight, arrays):
       if path not in targets:
         raise ValueError(
-          f'{weight.tensors[0]!r} maps to {path}, and the model has no such parameter; {suggest(path, targets)}'
+          f'{weight.tensors[0]!r} maps to {path}, and the model has no such parameter; '
+          f'{suggest(path, targets)}'
         )
       leaf = targets[path]
       shape = leaf.shape if index is None else leaf.shape[1:]
