@@ -16,18 +16,18 @@ Builder = tensorflow_datasets.core.DatasetBuilder
 _log = logging.getLogger(__name__)
 
 
-def prepared(spec: str, dataset: str, data_dir: str | None) -> Builder:
-  """A TFDS data set that stands in array_record, or is put so there.
+def prepare_builder(spec: str, dataset: str, data_dir: str | None) -> Builder:
+  """Returns the builder of a TFDS data set that is stored in array_record; prepares the data set if necessary.
 
   Raises:
-    ValueError: for the source `spec`, if there is no such set or it needs TensorFlow.
+    ValueError: for the source `spec`, if the data set does not exist or needs TensorFlow.
   """
   try:
     builder = tensorflow_datasets.builder(dataset, data_dir=data_dir)
     if builder.is_prepared():
       if (stored := builder.info.file_format.value) != 'array_record':
         raise ValueError(
-          f'{spec} is stored as {stored}, but only array_record is read without TensorFlow; '
+          f'{spec} is stored as {stored}, but only array_record can be read without TensorFlow; '
           "prepare it again with file_format='array_record' in another data_dir"
         )
     else:
@@ -35,15 +35,15 @@ def prepared(spec: str, dataset: str, data_dir: str | None) -> Builder:
         builder.download_and_prepare(file_format='array_record')
   except (DatasetNotFoundError, ImportError, OSError) as error:
     reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-    raise ValueError(f'{spec} cannot be prepared here: {reason}') from error
+    raise ValueError(f'{spec} cannot be prepared: {reason}') from error
   return builder
 
 
-def splits(spec: str, builder: Builder) -> list[str]:
-  """Those of train, validation and test that a set has; a warning tells of others.
+def used_splits(spec: str, builder: Builder) -> list[str]:
+  """Returns which of train, validation and test a data set has; logs a warning about any other split.
 
   Raises:
-    ValueError: for the source `spec`, if there is no train.
+    ValueError: for the source `spec`, if there is no train split.
   """
   sizes = {split: info.num_examples for split, info in builder.info.splits.items()}
   if not sizes.get('train'):
@@ -53,23 +53,23 @@ def splits(spec: str, builder: Builder) -> list[str]:
   return [split for split in corpus.SPLITS if sizes.get(split)]
 
 
-def label(spec: str, builder: Builder, field: str) -> Callable[[Mapping], str]:
-  """example → its label: the name of a class where the set has names, and else what stands there.
+def label_reader(spec: str, builder: Builder, field: str) -> Callable[[Mapping], str]:
+  """Returns a function example → label: the class name if the data set has names, otherwise the stored value.
 
   Raises:
-    ValueError: for the source `spec`, if the field is not one name or number.
+    ValueError: for the source `spec`, if the field is not a single name or number.
   """
   features = builder.info.features
-  single = [name for name, feature in features.items() if feature.shape == ()]
-  if field not in single:
-    raise ValueError(f'{spec} has no label under {field!r}; it has {single}')
+  scalars = [name for name, feature in features.items() if feature.shape == ()]
+  if field not in scalars:
+    raise ValueError(f'{spec} has no label under {field!r}; it has {scalars}')
   names = getattr(features[field], 'names', None) or ()
 
-  def sow_attention(example):
+  def read_label(example: Mapping) -> str:
     value = example[field]
     if isinstance(value, bytes):
       return value.decode()
-    # Of test splits without labels TFDS says -1, which is no class.
+    # TFDS gives test splits without labels the class -1.
     return names[value] if 0 <= value < len(names) else str(value)
 
-  return tell
+  return read_label

@@ -42,15 +42,15 @@ class Images(protocol.Source):
     return self.size, self.size, self.channels
 
   def prepare(self, cache_dir: pathlib.Path) -> corpus.Corpus:
-    builder = tfds_sets.prepared(self.spec, self.dataset, self.data_dir)
+    builder = tfds_sets.prepare_builder(self.spec, self.dataset, self.data_dir)
     features = builder.info.features
     images = [
       name for name, feature in features.items() if isinstance(feature, tensorflow_datasets.features.Image)
     ]
     if self.image not in images:
       raise ValueError(f'{self.spec} has no image under {self.image!r}; it has {images}')
-    tell = tfds_sets.label(self.spec, builder, self.label)
-    given = tfds_sets.splits(self.spec, builder)
+    tell = tfds_sets.label_reader(self.spec, builder, self.label)
+    given = tfds_sets.used_splits(self.spec, builder)
     fixed = corpus.kept(given)
     # Its bytes, which Pillow reads: TFDS's own way is slower without OpenCV.
     raw = {self.image: tensorflow_datasets.decode.SkipDecoding()}

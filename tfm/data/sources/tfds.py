@@ -43,7 +43,7 @@ class Tfds(protocol.Source):
       )
 
   def prepare(self, cache_dir: pathlib.Path) -> corpus.Corpus:
-    builder = tfds_sets.prepared(self.spec, self.dataset, self.data_dir)
+    builder = tfds_sets.prepare_builder(self.spec, self.dataset, self.data_dir)
     texts = [
       name
       for name, feature in builder.info.features.items()
@@ -52,8 +52,8 @@ class Tfds(protocol.Source):
     for field in self._features:
       if field not in texts:
         raise ValueError(f'{self.spec} has no text under {field!r}; it has {texts}')
-    label = [tfds_sets.label(self.spec, builder, self.label)] if self.label else []
-    given = tfds_sets.splits(self.spec, builder)
+    label = [tfds_sets.label_reader(self.spec, builder, self.label)] if self.label else []
+    given = tfds_sets.used_splits(self.spec, builder)
     fixed = corpus.kept(given)
 
     def read() -> Iterator[corpus.Document]:
