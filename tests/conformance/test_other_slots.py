@@ -143,5 +143,5 @@ class TestTokenizer:
 
 @pytest.mark.parametrize('name', collect.variants('measure'))
 def test_the_costs_of_a_measure_are_names_of_metrics(name):
-  costs = build('measure', name).costs
+  costs = build('measure', name).cost_metrics
   assert isinstance(costs, tuple) and all(isinstance(cost, str) and cost for cost in costs)
