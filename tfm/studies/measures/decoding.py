@@ -39,7 +39,9 @@ class Decoding(protocol.Measure):
 
     def measure(params):
       with sharding.context(run.mesh, run.rules):
-        rate = cost.measure_decoding_rate(run.model, params, rows=self.rows, context=self.context, tokens=self.tokens)
+        rate = cost.measure_decoding_rate(
+          run.model, params, rows=self.rows, context=self.context, tokens=self.tokens
+        )
       return [
         Value('cache_bytes_per_token', size.per_token),
         Value('cache_bytes_constant', size.constant),
