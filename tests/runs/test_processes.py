@@ -44,8 +44,12 @@ NOTING = textwrap.dedent("""
       return self.rows[row]
 
   plain = pipeline.Batches.__getitem__
-  pipeline.Batches.__getitem__ = lambda self, i: plain(dataclasses.replace(self, rows=Noting(self.rows, i)),
-  i) sys.exit(cli.main(sys.argv[1:]))
+
+  def getitem(self, i):
+    return plain(dataclasses.replace(self, rows=Noting(self.rows, i)), i)
+
+  pipeline.Batches.__getitem__ = getitem
+  sys.exit(cli.main(sys.argv[1:]))
 """)
 
 # `tfm train`, of which process 1 dies between the last that it does for its second checkpoint and telling so.

@@ -30,8 +30,9 @@ def get_config(arg=''):
   config = ConfigDict()
   config.data = dict(source="text({str(book)!r})", length=64, packing='first_fit')
   config.model = dict(layers=2, width=64, heads=4, dropout=dict(residual=0.1))
-  config.training = dict(steps={STEPS}, batch_size=8, log_every=1, evaluate_every={EVERY},
-  evaluation_batches=1) return config
+  config.training = dict(steps={STEPS}, batch_size=8, evaluate_every={EVERY}, evaluation_batches=1)
+  config.training.log_every = 1
+  return config
 """)
   return [sys.executable, '-m', 'tfm', 'train', f'--config={config}']
 
