@@ -1,4 +1,4 @@
-"""Masks are filled with the most likely tokens by the model's logits, whatever other texts are in the batch."""
+"""Masks are filled with the most likely tokens whatever other texts are in the batch."""
 
 import jax
 import numpy as np

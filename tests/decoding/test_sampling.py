@@ -21,7 +21,7 @@ FILTERED, SAMPLE = jax.jit(filter_logits), jax.jit(sample_tokens)
 
 
 def oracle(logits, top_k, top_p, min_p=0.0):
-  """The remaining tokens of one row: sort, cut at k, renormalize, cut at p, cut at a fraction of the maximum."""
+  """The remaining tokens of one row: sort, cut at k, renormalize, cut at p, cut at a share of the maximum."""
   order = np.argsort(-logits, kind='stable')
   if top_k:
     order = order[:top_k]

@@ -61,7 +61,7 @@ def evaluate(model, params, tokens, lengths=LENGTHS, **options):
 
 
 def context(target, T, protocol, stride=STRIDE, span=24):
-  """The first token in the row of a target, by the definition of the protocol; every span starts a new row."""
+  """The first token in the row of a target; every span starts a new row."""
   first = target // span * span
   if protocol == 'nonoverlapping':
     return target - (target - first) % T

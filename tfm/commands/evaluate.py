@@ -162,7 +162,7 @@ def make_table(records: Sequence[LengthRecord], trained: int):
     result.add_row(
       r.protocol, str(r.stride), str(r.length), f'{r.length / trained:.4g}', *values, r.impossible
     )
-  return made
+  return result
 
 
 def write_records(records: Sequence[LengthRecord], about: dict, folder: pathlib.Path) -> None:

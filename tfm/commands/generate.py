@@ -60,8 +60,8 @@ def arguments(parser):
   add(
     '--output',
     metavar='FILE',
-    help='write JSON lines {prompt, sample, text} to FILE instead of stdout, with a score for beam search and '
-    'encoders; for an encoder-decoder, write one text per line unless FILE ends in .jsonl',
+    help='write JSON lines {prompt, sample, text} to FILE instead of stdout, with a score for beam search '
+    'and encoders; for an encoder-decoder, write one text per line unless FILE ends in .jsonl',
   )
   add(
     '--max_tokens',
@@ -104,8 +104,9 @@ def arguments(parser):
   add(
     '--stopping',
     choices=beam.STOPPING,
-    help='stopping rule of beam search: no better score is possible (proven), no live hypothesis would be better '
-    'if it ended now (likely), or K hypotheses have ended (first) (default: config.decoding.stopping)',
+    help='stopping rule of beam search: no better score is possible (proven), no live hypothesis would '
+    'be better if it ended now (likely), or K hypotheses have ended (first) (default: '
+    'config.decoding.stopping)',
   )
   add('--forced', metavar='TEXT', help='start of the target of an encoder-decoder')
   add('--seed', type=int, default=0, metavar='N', help='of sampling (default: 0)')

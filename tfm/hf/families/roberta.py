@@ -18,7 +18,7 @@ def fields(output):
 
 
 def read_positions(hf_config):
-  """Learned positions; the table starts with pad_token_id + 1 extra rows, the last of which is for padding."""
+  """Learned positions; the table starts with pad_token_id + 1 extra rows, the last for padding."""
   pad, rows = hf_config.get('pad_token_id', 1), hf_config.get('max_position_embeddings', 512)
   if pad is None:
     raise ValueError('config.json: pad_token_id=None is not supported; positions start after it, so set it')

@@ -1,4 +1,4 @@
-"""Reads the tensors of a checkpoint folder, one at a time, into parameters; and writes parameters as tensors."""
+"""Reads the tensors of a checkpoint folder into parameters, one at a time, and writes them back."""
 
 import functools
 import json
