@@ -1,7 +1,6 @@
 """Loads a published checkpoint: its config.json becomes a config, its tensors become parameters."""
 
 import dataclasses
-import functools
 import json
 import math
 import pathlib
@@ -21,13 +20,13 @@ from tfm.decoding.unroll import unroll_layers
 from tfm.errors import require, suggest
 from tfm.hf.families import longformer, rope, tensors
 from tfm.hf.families.protocol import Family
+from tfm.hf.forward import FORWARD, INPUT_CONDITIONS, INPUTS
 from tfm.hf.from_config import build_model, config_from_hf, find_family
 from tfm.mixers.protocol import Context
 from tfm.models.trunk import Trunk
 from tfm.parallel import mesh as meshes
 from tfm.parallel import sharding
 from tfm.shapes import Array, PyTree
-from tfm.spec import parse
 from tfm.training import checkpoint
 from tfm.training import state as states
 
@@ -291,60 +290,6 @@ def validate_positions(model: Trunk, context: Context) -> None:
   limit = min((limit for limit in limits if limit is not None), default=math.inf)
   last = int(context.positions.max(initial=0))
   require(last < limit, f'input_ids reach position {last}; the model has {limit} positions, use shorter rows')
-
-
-@functools.partial(jax.jit, static_argnums=(0, 2))
-def _run_decoder(model, params, output, ids, context, types, targets):
-  """Logits after each token, or hidden states."""
-  if output == 'features':
-    return model.apply({'params': params}, ids, context, method='features')[0].astype(jnp.float32)
-  return model.apply({'params': params}, ids, context)[0]
-
-
-@functools.partial(jax.jit, static_argnums=(0, 2))
-def _run_encoder(model, params, output, ids, context, types, targets):
-  """Logits of masked tokens or of classes, or hidden states."""
-  if output == 'features':
-    return model.apply({'params': params}, ids, context, types, method='features').astype(jnp.float32)
-  logits, _ = model.apply({'params': params}, ids, context, types)
-  return logits['vocabulary' if output == 'vocabulary' else 'classification']
-
-
-@functools.partial(jax.jit, static_argnums=(0, 2))
-def _run_encoder_decoder(model, params, output, ids, context, types, targets):
-  """Logits after each token of the target, or its hidden states."""
-  target_context = Context.whole(targets)
-  if output == 'features':
-    memory = model.apply({'params': params}, ids, context, method='encode')
-    return model.apply({'params': params}, targets, target_context, None, memory, method='features')[
-      0
-    ].astype(jnp.float32)
-  return model.apply({'params': params}, targets, target_context, None, ids, context)[0]
-
-
-@functools.partial(jax.jit, static_argnums=(0, 2))
-def _run_vision(model, params, output, images, context, types, targets):
-  """Logits of classes, or hidden states."""
-  if output == 'features':
-    return model.apply({'params': params}, images, context, method='features').astype(jnp.float32)
-  return model.apply({'params': params}, images, context)[0]['classification']
-
-
-FORWARD = dict(
-  decoder=_run_decoder, encoder=_run_encoder, encoder_decoder=_run_encoder_decoder, vision=_run_vision
-)
-# The inputs of each kind of model; the first is required.
-INPUTS = dict(
-  decoder=('input_ids', 'attention_mask'),
-  encoder=('input_ids', 'attention_mask', 'token_type_ids', 'global_attention_mask'),
-  encoder_decoder=('input_ids', 'attention_mask', 'decoder_input_ids'),
-  vision=('pixel_values',),
-)
-# Input → whether a config.model reads it.
-INPUT_CONDITIONS = {
-  'token_type_ids': lambda m: m.token_types > 0,
-  'global_attention_mask': lambda m: parse(m.mixer).name == 'longformer',
-}
 
 
 def from_pretrained(path: str, dtype: str = 'float32', mesh: dict[str, int] | None = None) -> Pretrained:
