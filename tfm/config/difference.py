@@ -7,7 +7,7 @@ from tfm.spec import parse
 from tfm.training.schedule import ENDLESS
 
 
-# A resumed run may change these: they say how the work is done, not what is computed.
+# A resumed run may change these fields: they do not change what is computed.
 FREE_FIELDS = (
   'mesh',
   'slices',
@@ -30,7 +30,7 @@ FREE_FIELDS = (
 
 
 def list_differences(old: Mapping, new: Mapping) -> list[str]:
-  """One line for every field that matters and differs: `field: old → new`.
+  """One line per field that differs and changes the result: `field: old → new`.
 
   The number of steps matters to the schedules that look at it.
   """
@@ -48,5 +48,5 @@ def list_differences(old: Mapping, new: Mapping) -> list[str]:
 
 
 def _block_field(path: str, free: str) -> bool:
-  """Whether `path` is a part's own form of a free field of the model."""
+  """Whether `path` is a block section's version of a free field of the model."""
   return path.startswith(INHERITING) and free == f'model.{path.rpartition(".")[2]}'

@@ -13,34 +13,36 @@ from tfm.spec import load_function
 
 
 def load_config(file: str) -> ConfigDict:
-  """The config of `FILE` or `FILE:args`, complete, with those of further ones, `FILE+FILE:args`, laid over it; the argument
+  """The complete config of `FILE` or `FILE:args`, overlaid by those of further files, `FILE+FILE:args`; the argument
   `smoke` shrinks any config.
 
   Raises:
-    ValueError: if a file is missing, has no `get_config`, or sets a field that is not there.
+    ValueError: if a file is missing, has no `get_config`, or sets an unknown field.
   """
-  config, small = default_config(), False
+  config, is_smoke = default_config(), False
   for i, part in enumerate(file.split('+')):
     path, _, text = part.partition(':')
     args = [arg for arg in text.split(',') if arg]
-    small |= 'smoke' in args
-    own = ','.join(arg for arg in args if arg != 'smoke')
+    is_smoke |= 'smoke' in args
+    own_args = ','.join(arg for arg in args if arg != 'smoke')
     given = (
-      read_json(path, own) if path.endswith('.json') else load_function(path, 'get_config', '--config=')(own)
+      read_json(path, own_args)
+      if path.endswith('.json')
+      else load_function(path, 'get_config', '--config=')(own_args)
     )
     require(
       i == 0 or not path.endswith('.json'),
-      f'--config={file} lays a whole run, {path}, over another config; name it first',
+      f'--config={file} overlays another config with the complete config {path}; name that file first',
     )
     config = overlay(config, given)
-  return smoke(config) if small else config
+  return smoke(config) if is_smoke else config
 
 
 def read_json(path: str, args: str = '') -> Mapping:
-  """The config that a run left behind.
+  """Reads the config.json of a run.
 
   Raises:
-    ValueError: if there is no such file, it is no config, or there are arguments, of which it takes none.
+    ValueError: if the file is missing or no config, or if there are arguments.
   """
   require(not args, f"--config={path}:{args} takes no argument but 'smoke'")
   try:
@@ -49,16 +51,16 @@ def read_json(path: str, args: str = '') -> Mapping:
     raise ValueError(f'--config={path} cannot be read: {error}') from error
   require(
     isinstance(given, dict) and 'model' in given,
-    f'--config={path} is no config of a run; DIR/config.json of a --workdir is',
+    f'--config={path} is not the config of a run; use DIR/config.json of a --workdir',
   )
   return given
 
 
 def smoke(config: ConfigDict) -> ConfigDict:
-  """The same run in miniature: a few steps of a tiny model, seconds on a CPU, every slot kept."""
+  """A tiny version of the run: a few steps of a small model, seconds on a CPU, with the same slots."""
   config = complete(config)
   model, training = config.model, config.training
-  # Multi-head, grouped-query and multi-query attention stay what they are.
+  # Multi-head, grouped-query and multi-query attention stay of their kind.
   for part in reversed(parts(config).values()):
     if part.kv_heads is not None:
       part.kv_heads = 1 if part.kv_heads == 1 else 2 if part.kv_heads < (part.heads or model.heads) else 4
@@ -67,7 +69,7 @@ def smoke(config: ConfigDict) -> ConfigDict:
       part.layers = max(2, len(part.pattern))
   lifted = model.embedding_width not in (None, model.width)
   model.update(width=32, heads=4, embedding_width=16 if lifted else None)
-  if not model.patch:  # an image has as many tokens as it has
+  if not model.patch:  # the number of patches of an image is fixed
     config.data.length = min(config.data.length, 32)
   training.gradient_accumulation = min(training.gradient_accumulation, 2)
   training.update(

@@ -6,34 +6,41 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from tfm.config.schema import BLOCK_FIELDS, INHERITING, default_config, give_sections, leaves, optional
+from tfm.config.schema import (
+  BLOCK_FIELDS,
+  INHERITING,
+  add_architecture_sections,
+  default_config,
+  leaves,
+  optional,
+)
 from tfm.errors import require, suggest
 
 
-def complete(given: Mapping) -> ConfigDict:
-  """The schema with the given fields in place.
+def complete(fields: Mapping) -> ConfigDict:
+  """The default config with these fields set.
 
   Raises:
     ValueError: for a field that is not there or a value of the wrong type.
   """
-  return overlay(default_config(), given)
+  return overlay(default_config(), fields)
 
 
-def overlay(config: ConfigDict, given: Mapping) -> ConfigDict:
-  """A complete config with the given fields in place of its own.
+def overlay(config: ConfigDict, fields: Mapping) -> ConfigDict:
+  """Sets these fields in a complete config and returns it.
 
   Raises:
     ValueError: for a field that is not there or a value of the wrong type.
   """
-  given = ConfigDict(given)
-  model = given.get('model')
+  fields = ConfigDict(fields)
+  model = fields.get('model')
   blocks = model.get('blocks') if isinstance(model, ConfigDict) else None
   for name in blocks if isinstance(blocks, ConfigDict) else ():
     if name not in config.model.blocks:
       config.model.blocks[name] = optional(BLOCK_FIELDS)
   if isinstance(model, ConfigDict) and 'architecture' in model:
-    assign(config, 'model.architecture', model.architecture)  # first, as it brings sections
-  for path, value in leaves(given):
+    assign(config, 'model.architecture', model.architecture)  # first, because it adds sections
+  for path, value in leaves(fields):
     assign(config, path, value)
   return config
 
@@ -55,21 +62,21 @@ def locate(config: ConfigDict, path: str, value: Any) -> tuple[ConfigDict, str]:
 def assign(config: ConfigDict, path: str, value: Any) -> None:
   """Sets `config.path.to.field`, which must exist and keep its type."""
   section, field = locate(config, path, value)
-  # ConfigDict takes None for anything; here it is a value only where it has a meaning.
-  may_be = (
+  # ConfigDict accepts None for every field; here None is valid only where it has a meaning.
+  allows_none = (
     value is not None or path.startswith(INHERITING) or dict(leaves(default_config())).get(path) is None
   )
-  require(may_be, f'config.{path}=None must be of type {section.get_type(field).__name__}')
+  require(allows_none, f'config.{path}=None must be of type {section.get_type(field).__name__}')
   try:
     section[field] = value
   except TypeError:
     raise ValueError(f'config.{path}={value!r} must be of type {section.get_type(field).__name__}') from None
   if path == 'model.architecture':
-    give_sections(section)
+    add_architecture_sections(section)
 
 
 def assign_text(config: ConfigDict, path: str, text: str) -> None:
-  """Sets a field from its text on the command line: strings as they stand, the rest as literals."""
+  """Sets a field from command-line text: strings verbatim, other types as Python literals."""
   section, field = locate(config, path, text)
   if section.get_type(field) is str:
     value = text

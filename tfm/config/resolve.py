@@ -1,4 +1,4 @@
-"""Every None of a config becomes the value that it stands for."""
+"""Replaces every None of a config by the value that it stands for."""
 
 from ml_collections import ConfigDict
 
@@ -11,7 +11,7 @@ from tfm.layers.pooled import CLASS_TOKEN_COUNT
 
 
 def resolve_config(config: ConfigDict) -> ConfigDict:
-  """A copy in which every None has become the value that it stands for."""
+  """A copy in which every None is replaced by the value that it stands for."""
   config = config.copy_and_resolve_references()
   model = config.model
   if model.mask is None:
@@ -29,7 +29,7 @@ def resolve_config(config: ConfigDict) -> ConfigDict:
     if block.head_width is None:
       require(
         model.width % block.heads == 0,
-        f'config.{where}.heads={block.heads} does not divide config.model.width={model.width}; choose a '
+        f'config.{where}.heads={block.heads} does not divide config.model.width={model.width}; use a '
         f'divisor, or set config.{where}.head_width',
       )
       block.head_width = model.width // block.heads
@@ -44,8 +44,8 @@ def resolve_config(config: ConfigDict) -> ConfigDict:
 
 
 def inherit(part: ConfigDict, whole: ConfigDict) -> None:
-  """Fills what a section leaves open from the one that it is a part of."""
-  # What follows from the whole's heads must follow from the part's own where it has some.
+  """Replaces None in a section by the value of the section that it belongs to."""
+  # A section with its own heads derives kv_heads and head_width from them.
   own = ('kv_heads', 'head_width') if part and part.heads not in (None, whole.heads) else ()
   if part.get('feed_forward') and not is_branch(part.feed_forward):
     own += ('feed_forward_width',)

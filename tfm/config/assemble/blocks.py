@@ -68,7 +68,7 @@ def build_block(
     "third branch, cross-attention; use 'sequential'",
   )
   outer = outer or build_initializer(experiment, 'initializer')
-  made = build_mixer(experiment, where, b, causal, outer)
+  mixer = build_mixer(experiment, where, b, causal, outer)
   sizes = dict(
     width=m.width,
     hidden=b.feed_forward_width,
@@ -94,7 +94,7 @@ def build_block(
   )
   return functools.partial(
     Block,
-    made,
+    mixer,
     layer if is_branch else None,
     build_norm(experiment, where, b),
     b.norm_placement,
@@ -121,7 +121,7 @@ def build_mixer(
     mask=build_mask(experiment, where, b, causal),
     kernel=build_field(f'{where}.kernel', spec.build, b.kernel, tfm.kernels, Kernel),
   )
-  made = build_field(
+  mixer = build_field(
     f'{where}.mixer',
     spec.factory,
     b.mixer,
@@ -138,13 +138,13 @@ def build_mixer(
     dtype=DTYPES[m.dtype],
     **slots,
   )
-  validate_slots(experiment, where, b, made.func, slots)
+  validate_slots(experiment, where, b, mixer.func, slots)
   require(
-    not causal or not made().is_noncausal,
-    f'config.{where}.mixer={b.mixer!r} lets tokens see later ones whatever the mask, which a decoder may not; an '
-    'encoder may',
+    not causal or not mixer().is_noncausal,
+    f'config.{where}.mixer={b.mixer!r} lets tokens attend to later ones whatever the mask; use another mixer in a '
+    'decoder',
   )
-  return made
+  return mixer
 
 
 def build_cross_attention(experiment: 'Experiment', outer: Factory) -> Callable:
@@ -157,21 +157,22 @@ def build_cross_attention(experiment: 'Experiment', outer: Factory) -> Callable:
     c.mixer,
   )
   require(
-    kind.supports_cross_attention, f"config.model.cross.mixer={c.mixer!r} reads no memory; 'softmax' would do"
+    kind.supports_cross_attention,
+    f"config.model.cross.mixer={c.mixer!r} does not support cross-attention; use 'softmax'",
   )
-  made = build_mixer(experiment, 'model.cross', c, causal=False, outer=outer)
+  mixer = build_mixer(experiment, 'model.cross', c, causal=False, outer=outer)
   require(
-    'embed' not in made.keywords['position'].func.active_hooks(),
-    f'config.model.cross.position={c.position!r} enters at the embedding, where cross-attention has no say; '
-    "'none' or one that enters elsewhere would do",
+    'embed' not in mixer.keywords['position'].func.active_hooks(),
+    f'config.model.cross.position={c.position!r} acts on the embedding, which cross-attention does not have; '
+    "use 'none' or one that acts elsewhere",
   )
-  return made
+  return mixer
 
 
 def validate_slots(
   experiment: 'Experiment', where: str, b: ConfigDict, mixer: type[Mixer], parts: Mapping[str, Any]
 ) -> None:
-  """Refuses what is said of a block and the mixer has no place for."""
+  """Raises ValueError for fields of a block that its mixer does not support."""
   config = experiment.config
   fields = mixer.__dataclass_fields__
   for slot in ('score', 'kernel'):
@@ -183,24 +184,24 @@ def validate_slots(
     )
   require(
     mixer.supports_packing or experiment.packing.layout == 'contiguous',
-    f'config.{where}.mixer={b.mixer!r} does not keep the documents of a row apart, and config.data.packing='
-    f"{config.data.packing!r} puts several into one; 'concat' would do",
+    f'config.{where}.mixer={b.mixer!r} does not separate the documents of a row, and config.data.packing='
+    f"{config.data.packing!r} puts several into a row; use 'concat'",
   )
   require(
     mixer.supports_grouped_heads or b.kv_heads == b.heads,
-    f'config.{where}.mixer={b.mixer!r} has no groups of heads, so kv_heads={b.kv_heads} would be ignored; '
+    f'config.{where}.mixer={b.mixer!r} does not support grouped heads, so kv_heads={b.kv_heads} would be ignored; '
     f'leave it out, or set it to heads={b.heads}',
   )
   extra = parts['position'].func.active_hooks() - {'embed'} - mixer.position_hooks
   require(
     not extra,
-    f'config.{where}.mixer={b.mixer!r} does not ask a position for its {" or ".join(sorted(extra))}, '
-    f"where position={b.position!r} enters; 'none' or one that enters at the embedding would do",
+    f'config.{where}.mixer={b.mixer!r} does not support the {" and ".join(sorted(extra))} of '
+    f"position={b.position!r}; use 'none' or one that acts on the embedding",
   )
   require(
     mixer.projects_position_table or not parts['position']().uses_qk_projections,
-    f'config.{where}.mixer={b.mixer!r} does not lend its projections, which position={b.position!r} borrows; '
-    "'softmax' does, or the position may have its own",
+    f'config.{where}.mixer={b.mixer!r} does not project the table of position={b.position!r}; '
+    "use 'softmax', or a position with its own projections",
   )
   known = (
     None
@@ -209,25 +210,25 @@ def validate_slots(
   )
   require(
     known is None or parts['mask'] in known,
-    f'config.{where}.mixer={b.mixer!r} cannot honour mask={b.mask!r}; '
-    f'{" or ".join(map(repr, mixer.supported_masks or ()))} would do',
+    f'config.{where}.mixer={b.mixer!r} does not support mask={b.mask!r}; use '
+    f'{" or ".join(map(repr, mixer.supported_masks or ()))}',
   )
 
 
 def build_distinct_positions(
   experiment: 'Experiment', kinds: Sequence[tuple[str, ConfigDict]]
 ) -> tuple[Callable, ...]:
-  """The factory of every positional scheme in use, each once, as what it embeds and shares is made once."""
-  found = {}
+  """The factories of all different positional schemes: each embeds, and computes what layers share, once."""
+  positions = {}
   for where, b in kinds:
-    made = build_position(experiment, where, b)
-    first, sizes = found.setdefault(made().sharing_key, (made, (b.heads, b.head_width)))
+    position = build_position(experiment, where, b)
+    first, sizes = positions.setdefault(position().sharing_key, (position, (b.heads, b.head_width)))
     require(
-      sizes == (b.heads, b.head_width) or made.func.compute_shared is Position.compute_shared,
-      f'config.{where}.position={b.position!r} is one table for all its blocks, and they differ in heads or '
+      sizes == (b.heads, b.head_width) or position.func.compute_shared is Position.compute_shared,
+      f'config.{where}.position={b.position!r} shares one table among its blocks, which differ in heads or '
       'head_width; give them the same',
     )
-  return tuple(made for made, _ in found.values())
+  return tuple(position for position, _ in positions.values())
 
 
 def build_position(experiment: 'Experiment', where: str, b: ConfigDict) -> Callable:
@@ -247,21 +248,21 @@ def build_position(experiment: 'Experiment', where: str, b: ConfigDict) -> Calla
 
 
 def build_mask(experiment: 'Experiment', where: str, b: ConfigDict, causal: bool) -> Mask:
-  """A block's mask; a decoder's must not look ahead, and what it reads must come from somewhere."""
+  """A block's mask. A decoder's must be causal; the objective must provide the fields that it needs."""
   config = experiment.config
-  made = build_field(f'{where}.mask', spec.build, b.mask, tfm.masks, Mask)
+  mask = build_field(f'{where}.mask', spec.build, b.mask, tfm.masks, Mask)
   require(
-    not causal or is_causal(made, config.data.length),
-    f'config.{where}.mask={b.mask!r} lets a token see later ones, which a decoder may not; '
-    f"'causal & ({b.mask})' would do",
+    not causal or is_causal(mask, config.data.length),
+    f'config.{where}.mask={b.mask!r} lets a token attend to later ones, which a decoder must not; '
+    f"use 'causal & ({b.mask})'",
   )
-  missing = made.required_fields - experiment.objective.mask_fields
+  missing = mask.required_fields - experiment.objective.mask_fields
   require(
     not missing,
-    f'config.{where}.mask={b.mask!r} wants to know the {" and ".join(sorted(missing))} of each '
-    f"document, which config.objective={config.objective!r} does not tell; 'prefix_lm' would do",
+    f'config.{where}.mask={b.mask!r} needs the {" and ".join(sorted(missing))} of each '
+    f"document, which config.objective={config.objective!r} does not provide; use 'prefix_lm'",
   )
-  return made
+  return mask
 
 
 def build_norm(experiment: 'Experiment', where: str, b: ConfigDict) -> Callable:

@@ -31,13 +31,13 @@ if TYPE_CHECKING:
   from tfm.config.assemble.experiment import Experiment
 
 
-# With an objective that trains each, for who has chosen one that does not.
+# Architecture → an objective that trains it, for error messages.
 ARCHITECTURES = {'decoder': 'causal_lm', 'encoder_decoder': 'seq2seq', 'encoder': 'masked_lm'}
-# What only one of them has.
+# Fields of encoders only.
 ENCODERS = ('patch', 'token_types', 'pooling', 'pooled_transform')
-# What stands between the trunk and the logits of a vocabulary.
+# Fields of the output layers over the vocabulary.
 OUTPUT = 'output_transform', 'output_bias', 'output_soft_cap'
-# What only a model of tokens has.
+# Fields of models with a vocabulary only.
 TOKENS = (
   'tie_embeddings',
   'embedding_width',
@@ -50,15 +50,15 @@ TOKENS = (
 
 
 def build_model(experiment: 'Experiment', vocab: int, causal: bool, source_vocab: int) -> Trunk:
-  """The model of a resolved config, for a tokenizer of `vocab` tokens, to which come those of the objective.
+  """The model of a resolved config, for a tokenizer of `vocab` tokens plus the special tokens of the objective.
 
   Args:
-    vocab: 0 where there is none, as of images.
-    causal: whether a decoder's mask that lets a token see later ones is refused.
-    source_vocab: tokens of the source, where it has a vocabulary of its own.
+    vocab: 0 where there is none, as for images.
+    causal: whether a decoder's mask that lets a token attend to later ones is an error.
+    source_vocab: tokens of the source, if it has its own vocabulary.
 
   Raises:
-    ValueError: one sentence naming the field, its value and what would do.
+    ValueError: one sentence with the field, its value and what to use.
   """
   config = experiment.config
   m = config.model
@@ -66,27 +66,28 @@ def build_model(experiment: 'Experiment', vocab: int, causal: bool, source_vocab
   pair, encodes, aim = m.architecture == 'encoder_decoder', m.architecture == 'encoder', experiment.objective
   require(
     pair or not m.encoder,
-    f'config.model.architecture={m.architecture!r} has no encoder beside a decoder, so '
-    "config.model.encoder would be ignored; 'encoder_decoder' has one",
+    f'config.model.architecture={m.architecture!r} ignores '
+    "config.model.encoder; leave that out, or use 'encoder_decoder'",
   )
   require(
     m.architecture in aim.architectures,
-    f'config.objective={config.objective!r} does not train config.model.architecture={m.architecture!r}, but '
-    f'{" and ".join(map(repr, aim.architectures))}; {ARCHITECTURES[m.architecture]!r} would do',
+    f'config.objective={config.objective!r} trains '
+    f'{" and ".join(map(repr, aim.architectures))}, not config.model.architecture={m.architecture!r}; use an '
+    f'objective such as {ARCHITECTURES[m.architecture]!r}',
   )
   for field in ENCODERS:
     default = default_config().model[field]
     require(
       encodes or m[field] == default,
-      f'config.model.{field}={m[field]!r} is of an encoder, and '
-      f'config.model.architecture={m.architecture!r} would ignore it; leave it at {default!r}',
+      f'config.model.{field}={m[field]!r} needs an encoder, and '
+      f'config.model.architecture={m.architecture!r} ignores it; leave it at {default!r}',
     )
   for field in OUTPUT:
     default = default_config().model[field]
     require(
       not encodes or aim.masked_fraction or m[field] == default,
-      f'config.model.{field}={m[field]!r} is of the logits of a vocabulary, and config.objective={config.objective!r} asks '
-      f'an encoder for none; set it to {default!r}',
+      f'config.model.{field}={m[field]!r} changes logits over the vocabulary, which '
+      f'config.objective={config.objective!r} does not use; set it to {default!r}',
     )
   for field in ('output_transform', 'pooled_transform'):
     if m[field]:
@@ -131,13 +132,12 @@ def build_model(experiment: 'Experiment', vocab: int, causal: bool, source_vocab
 
   require(
     m.class_tokens == 0,
-    f'config.model.class_tokens={m.class_tokens} stand before the patches of images, and the model '
-    'reads texts; leave it at 0',
+    f'config.model.class_tokens={m.class_tokens} needs images, and the model reads text; leave it at 0',
   )
   require(
     CLASS_TOKEN_COUNT[m.pooling] < 2,
-    f'config.model.pooling={m.pooling!r} is of the learned tokens of images, and the model reads '
-    "texts; 'first' would do",
+    f'config.model.pooling={m.pooling!r} needs the class tokens of images, and the model reads '
+    "text; use 'first'",
   )
 
   def rows(vocab):
@@ -172,7 +172,7 @@ def build_model(experiment: 'Experiment', vocab: int, causal: bool, source_vocab
 
 
 def build_patches(experiment: 'Experiment') -> dict[str, Any]:
-  """What images are, and how they become tokens.
+  """Image shape, patch size and number of class tokens.
 
   Raises:
     ValueError: for a patch without images or images without one, one that does not divide them, fewer class tokens than
@@ -182,52 +182,52 @@ def build_patches(experiment: 'Experiment') -> dict[str, Any]:
   m, shape, length = config.model, experiment.source.image_shape, config.data.length
   require(
     bool(shape),
-    f'config.model.patch={m.patch} cuts up images, and config.data.source={config.data.source!r} gives '
-    'texts; leave it at 0',
+    f'config.model.patch={m.patch} needs images, and config.data.source={config.data.source!r} has '
+    'text; leave it at 0',
   )
   H, W, _ = shape
   fit = [p for p in range(1, min(H, W) + 1) if H % p == W % p == 0]
   require(
     m.patch in fit,
-    f'config.model.patch={m.patch} does not cut the {H} × {W} pixels of config.data.source='
-    f'{config.data.source!r} into patches; one of {", ".join(map(str, fit))} would do',
+    f'config.model.patch={m.patch} does not divide the {H} × {W} pixels of config.data.source='
+    f'{config.data.source!r} into patches; use one of {", ".join(map(str, fit))}',
   )
   count, classed = (H // m.patch) * (W // m.patch), m.class_tokens
   require(
     classed >= CLASS_TOKEN_COUNT[m.pooling],
-    f'config.model.class_tokens={classed} are fewer than the {CLASS_TOKEN_COUNT[m.pooling]} that '
+    f'config.model.class_tokens={classed} is less than the {CLASS_TOKEN_COUNT[m.pooling]} that '
     f'config.model.pooling={m.pooling!r} reads; leave it out',
   )
-  told = {0: '', 1: ' and the class token'}.get(classed, f' and {classed} class tokens')
+  described = {0: '', 1: ' and the class token'}.get(classed, f' and {classed} class tokens')
   require(
     length == count + classed,
     f'config.data.length={length} is not the {count} patches of {m.patch} × {m.patch} pixels of config.data.source='
-    f'{config.data.source!r}{told}; {count + classed} would do',
+    f'{config.data.source!r}{described}; set it to {count + classed}',
   )
   for field in TOKENS:
     default = m.width if field == 'embedding_width' else default_config().model[field]
     require(
       m[field] == default,
-      f'config.model.{field}={m[field]!r} is of a vocabulary, which images have not; leave it at {default!r}',
+      f'config.model.{field}={m[field]!r} needs a vocabulary, which images do not have; leave it at {default!r}',
     )
   return dict(shape=shape, patch=m.patch, class_tokens=classed)
 
 
 def build_token_types(experiment: 'Experiment') -> int:
-  """How many there are; as many as the packing tells apart."""
+  """The number of token types; at least two if the packing provides them."""
   config = experiment.config
-  types, tells = config.model.token_types, 'types' in experiment.packing.extra_fields
+  types, has_types = config.model.token_types, 'types' in experiment.packing.extra_fields
   require(types >= 0, f'config.model.token_types={types} must be 0 (none) or more')
   require(
-    types >= 2 or not tells,
-    f'config.data.packing={config.data.packing!r} tells first and second texts apart, and '
-    f'config.model.token_types={types} would ignore it; 2 would do',
+    types >= 2 or not has_types,
+    f'config.data.packing={config.data.packing!r} provides token types, and '
+    f'config.model.token_types={types} ignores them; set it to 2',
   )
   return types
 
 
 def build_heads(experiment: 'Experiment') -> tuple[tuple[str, Callable], ...]:
-  """(name, factory) of each head of an encoder that classifies."""
+  """(name, factory) of each classification head of an encoder."""
   config = experiment.config
   m = config.model
   return tuple(
@@ -252,7 +252,7 @@ def build_trunk(experiment: 'Experiment', where: str, causal: bool, branches: in
   """The fields of the trunk that a config section describes.
 
   Args:
-    branches: residual branches of a block that has a feed-forward layer; of three, the second attends to a memory.
+    branches: residual branches of a block with a feed-forward layer; 3: with cross-attention.
   """
   config = experiment.config
   m, part = config.model, parts(config)[where]
@@ -260,7 +260,7 @@ def build_trunk(experiment: 'Experiment', where: str, causal: bool, branches: in
   require(
     len(part.pattern) <= part.layers,
     f'config.{where}.pattern has {len(part.pattern)} blocks and config.{where}.'
-    f'layers={part.layers}; the first turn would not be whole',
+    f'layers={part.layers}; the pattern must fit into the layers',
   )
   kinds = [(f'model.blocks.{name}', m.blocks[name]) for name in part.pattern] or [(where, part)]
   outer = build_initializer(experiment, 'initializer')
