@@ -1,4 +1,4 @@
-"""The outputs of a published model: one jitted function per kind of model, and the inputs that each kind reads."""
+"""The forward pass of published models: one jitted function per kind of model, and the inputs of each kind."""
 
 import functools
 
