@@ -1,5 +1,4 @@
-"""DeepSeek-V2 with random settings: ranks, widths, layers without experts, routing, yarn with its two scales.
-"""
+"""DeepSeek-V2 with random settings: ranks, widths, dense layers, routing, yarn with its two scales."""
 
 import pytest
 

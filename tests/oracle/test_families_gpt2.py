@@ -1,5 +1,4 @@
-"""GPT-2 with random settings: the logits, tokens and beams of the published implementation, and back again.
-"""
+"""GPT-2 with random settings: logits, tokens and beams equal the published implementation."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The forward pass of published models: one jitted function per kind of model, and the inputs of each kind."""
+"""Forward pass of published models: one jitted function per kind of model, and the inputs of each kind."""
 
 import functools
 
