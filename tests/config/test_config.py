@@ -329,7 +329,7 @@ class TestLoad:
     (tmp_path / 'config.json').write_text(to_json(expected))
     assert load_config(f'{tmp_path}/config.json+{tmp_path}/over.py:2') == expected
     assert_rejected(
-      lambda: load_config(f'{tmp_path}/base.py+{tmp_path}/config.json'), 'lays a whole run', 'name it first'
+      lambda: load_config(f'{tmp_path}/base.py+{tmp_path}/config.json'), 'overlays another config with the complete config', 'name that file first'
     )
 
 
@@ -383,7 +383,7 @@ class TestValidation:
     [
       (
         dict(width=48, heads=5),
-        ['config.model.heads=5', 'config.model.width=48', 'choose a divisor, or set config.model.head_width'],
+        ['config.model.heads=5', 'config.model.width=48', 'use a divisor, or set config.model.head_width'],
       ),
       (dict(heads=0), ['config.model.heads=0 must be at least 1']),
       (dict(blocks=dict(a=dict(heads=5)), pattern=('a',)), ['config.model.blocks.a.heads=5', 'head_width']),
@@ -403,10 +403,10 @@ class TestValidation:
       ),
       (
         dict(mask='window(2)'),
-        ["config.model.mask='window(2)' lets a token see later ones", "'causal & (window(2))' would do"],
+        ["config.model.mask='window(2)' lets a token attend to later ones", "use 'causal & (window(2))'"],
       ),
       (dict(mask='~causal'), ["config.model.mask='~causal'"]),
-      (dict(mask='causal | ~window(200)'), ['lets a token see later ones']),
+      (dict(mask='causal | ~window(200)'), ['lets a token attend to later ones']),
       (
         dict(blocks=dict(a=dict(mask='window(2)')), pattern=('a',)),
         ["config.model.blocks.a.mask='window(2)'"],
@@ -420,7 +420,7 @@ class TestValidation:
         dict(mixer='softmax(biases="qx")'),
         ["config.model.mixer='softmax", "biases='qx' must be letters of 'qkvo'"],
       ),
-      (dict(mixer='softmax(biases="qq")'), ["biases='qq' must be letters of 'qkvo', each once"]),
+      (dict(mixer='softmax(biases="qq")'), ["biases='qq' must be letters of 'qkvo', each at most once"]),
       (dict(position='rop'), ["config.model.position='rop'", "did you mean 'rope'?"]),
       (dict(mask='causl'), ["config.model.mask='causl'", "did you mean 'causal'?"]),
       (dict(score='dott'), ["config.model.score='dott'", "did you mean 'dot'?"]),
@@ -501,7 +501,7 @@ class TestValidation:
   def test_a_mask_with_far_future_tokens_is_rejected(self):
     config = complete(data=dict(length=2048), model=dict(mask='causal | ~window(1000)'))
     assert_rejected(
-      lambda: Experiment(resolve_config(config)).build_model(100), 'lets a token see later ones'
+      lambda: Experiment(resolve_config(config)).build_model(100), 'lets a token attend to later ones'
     )
 
   @pytest.mark.parametrize(

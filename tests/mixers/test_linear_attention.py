@@ -277,7 +277,7 @@ def test_what_cannot_be_is_refused(text, settings, sentence):
 @pytest.mark.parametrize('text', ['linear', 'gated_delta'])
 def test_a_memory_is_refused(text):
   made, x = mixer(text), jnp.zeros((B, T, D))
-  with pytest.raises(ValueError, match=f"mixer='{text}' .* reads no memory"):
+  with pytest.raises(ValueError, match=f"mixer='{text}' .* does not support cross-attention"):
     made.init(jax.random.key(0), x, Memory(x, context()), context(), None)
 
 
@@ -294,13 +294,13 @@ def test_a_cache_under_a_mask_that_looks_ahead_is_refused():
   [
     (
       dict(mixer='linear', mask='window(3)'),
-      r"cannot honour mask='window\(3\)'; 'causal' or 'full' would do",
+      r"does not support mask='window\(3\)'; 'causal' or 'full' would do",
     ),
     (
       dict(mixer='gated_delta', mask='full', position='none'),
-      r"cannot honour mask='full'; 'causal' would do",
+      r"does not support mask='full'; 'causal' would do",
     ),
-    (dict(mixer='gated_delta', position='rope'), r'does not ask a position for its rotate'),
+    (dict(mixer='gated_delta', position='rope'), r'does not support the rotate'),
   ],
 )
 def test_what_a_config_cannot_have_is_refused(model, sentence):

@@ -152,11 +152,11 @@ def test_refusals():
   with pytest.raises(ValueError, match=r'config\.model\.mixer=.*global_tokens=-1 must be 1 or more, or 0'):
     mixer('longformer(-1)')
   with pytest.raises(
-    ValueError, match=r"mixer='longformer\(0\)' lets tokens see later ones whatever the mask"
+    ValueError, match=r"mixer='longformer\(0\)' lets tokens attend to later ones whatever the mask"
   ):
     decoder(mixer='longformer(0)')
   with pytest.raises(ValueError, match="leaves out 'global_tokens'"):
     mixer('longformer')
   x, params = jnp.asarray(X, jnp.float32), {'params': parameters()}
-  with pytest.raises(ValueError, match="mixer='longformer' .* reads no memory"):
+  with pytest.raises(ValueError, match="mixer='longformer' .* does not support cross-attention"):
     mixer().apply(params, x, Memory(x, context()), context(), None)

@@ -165,10 +165,10 @@ def test_refusals():
   ):
     with pytest.raises(ValueError, match=rf'config\.model\.mixer=.*{complaint}'):
       mixer(text)
-  with pytest.raises(ValueError, match='does not ask a position for its rotate'):
+  with pytest.raises(ValueError, match='does not support the rotate'):
     mixer('reformer(buckets=4, chunk=3)', position='rope')
-  with pytest.raises(ValueError, match='has no groups of heads, so kv_heads=2 would be ignored'):
+  with pytest.raises(ValueError, match='does not support grouped heads, so kv_heads=2 would be ignored'):
     mixer('reformer(buckets=4, chunk=3)', kv_heads=2)
   made, x = mixer('reformer(buckets=4, chunk=3)'), jnp.asarray(X, jnp.float32)
-  with pytest.raises(ValueError, match="mixer='reformer' .* reads no memory"):
+  with pytest.raises(ValueError, match="mixer='reformer' .* does not support cross-attention"):
     made.apply({'params': parameters()}, x, Memory(x, context()), context(), None)

@@ -146,20 +146,20 @@ def test_the_mask_is_full_unless_told():
   [
     (
       dict(objective='causal_lm'),
-      "objective='causal_lm' does not train config.model.architecture='encoder', but 'decoder'; 'masked_lm'",
+      "objective='causal_lm' trains 'decoder', not config.model.architecture='encoder'; use an objective such as 'masked_lm'",
     ),
     (
       dict(architecture='decoder', objective='causal_lm'),
-      "token_types=2 is of an encoder, and .*'decoder' would ignore it; leave it at 0",
+      "token_types=2 needs an encoder, and .*'decoder' ignores it; leave it at 0",
     ),
     (
       dict(token_types=0),
-      "packing='sentence_pairs' tells first and second texts apart, and config.model.token_types=0 would ignore",
+      "packing='sentence_pairs' provides token types, and config.model.token_types=0 ignores",
     ),
     (dict(pooling='last'), "config.model.pooling='last' is unknown; .*first, first_two, mean"),
     (dict(pooling='none'), "config.model.pooling='none' is unknown"),
     (dict(output_transform='gelo'), "config.model.output_transform='gelo' is unknown; .*did you mean 'gelu'"),
-    (dict(mixer='mamba', position='none'), "mixer='mamba' cannot honour mask='full'"),
+    (dict(mixer='mamba', position='none'), "mixer='mamba' does not support mask='full'"),
   ],
 )
 def test_refusals(fields, sentence):

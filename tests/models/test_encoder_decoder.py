@@ -190,15 +190,15 @@ def test_a_memory_must_be_there():
   [
     (
       dict(cross=dict(mixer='mamba', position='none')),
-      r"config.model.cross.mixer='mamba' reads no memory; 'softmax' would do",
+      r"config.model.cross.mixer='mamba' does not support cross-attention; use 'softmax'",
     ),
-    (dict(cross=dict(mixer='linear', mask='full')), r"config.model.cross.mixer='linear' reads no memory"),
-    (dict(cross=dict(position='learned')), r"config.model.cross.position='learned' enters at the embedding"),
+    (dict(cross=dict(mixer='linear', mask='full')), r"config.model.cross.mixer='linear' does not support cross-attention"),
+    (dict(cross=dict(position='learned')), r"config.model.cross.position='learned' acts on the embedding"),
     (dict(cross=dict(heads=3)), r'config.model.cross.heads=3 does not divide config.model.width=16'),
     (dict(encoder=dict(layers=0)), r'config.model.encoder.layers=0 must be at least 1'),
     (
       dict(encoder=dict(mixer='mamba', position='none')),
-      r"config.model.encoder.mixer='mamba' cannot honour mask='full'",
+      r"config.model.encoder.mixer='mamba' does not support mask='full'",
     ),
     (
       dict(residual='parallel'),

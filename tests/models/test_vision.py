@@ -144,40 +144,40 @@ def test_flops_are_those_of_the_products():
   [
     (
       {'model.patch': 3},
-      r'patch=3 does not cut the 8 × 8 pixels of config.data.source=.digits. .*one of 1, 2, 4, 8 would do',
+      r'patch=3 does not divide the 8 × 8 pixels of config.data.source=.digits. .*use one of 1, 2, 4, 8',
     ),
-    ({'model.patch': 0}, r'patch=0 does not cut the 8 × 8 pixels'),
+    ({'model.patch': 0}, r'patch=0 does not divide the 8 × 8 pixels'),
     (
       {'data.source': 'stdlib'},
-      r"patch=2 cuts up images, and config.data.source='stdlib' gives texts; leave it at 0",
+      r"patch=2 needs images, and config.data.source='stdlib' has text; leave it at 0",
     ),
     (
       {'data.length': 16},
-      'length=16 is not the 16 patches of 2 × 2 pixels .* and the class token; 17 would do',
+      'length=16 is not the 16 patches of 2 × 2 pixels .* and the class token; set it to 17',
     ),
     (
       {'model.pooling': 'mean'},
-      "length=17 is not the 16 patches of 2 × 2 pixels of config.data.source='digits'; 16 would do",
+      "length=17 is not the 16 patches of 2 × 2 pixels of config.data.source='digits'; set it to 16",
     ),
-    ({'model.pooling': 'first_two'}, 'length=17 is not the 16 patches .* and 2 class tokens; 18 would do'),
+    ({'model.pooling': 'first_two'}, 'length=17 is not the 16 patches .* and 2 class tokens; set it to 18'),
     (
       {'model.pooling': 'first_two', 'model.class_tokens': 1},
-      "class_tokens=1 are fewer than the 2 that .*pooling='first_two' reads",
+      "class_tokens=1 is less than the 2 that .*pooling='first_two' reads",
     ),
     ({'model.pooling': 'none'}, "pooling='none' is unknown; known: first, first_two, mean"),
     (
       {'data.source': 'stdlib', 'model.patch': 0, 'model.class_tokens': 1},
-      'class_tokens=1 stand before the patches of images',
+      'class_tokens=1 needs images',
     ),
     (
       {'data.source': 'stdlib', 'model.patch': 0, 'model.pooling': 'first_two'},
-      "first_two' is of the learned tokens of images",
+      "first_two' needs the class tokens of images",
     ),
-    ({'model.token_types': 2}, 'token_types=2 is of a vocabulary, which images have not; leave it at 0'),
-    ({'model.tie_embeddings': False}, 'tie_embeddings=False is of a vocabulary'),
+    ({'model.token_types': 2}, 'token_types=2 needs a vocabulary, which images do not have; leave it at 0'),
+    ({'model.tie_embeddings': False}, 'tie_embeddings=False needs a vocabulary'),
     (
       {'model.embedding_width': 8},
-      'embedding_width=8 is of a vocabulary, which images have not; leave it at 16',
+      'embedding_width=8 needs a vocabulary, which images do not have; leave it at 16',
     ),
     ({'model.architecture': 'decoder'}, "model.architecture='decoder'"),
   ],

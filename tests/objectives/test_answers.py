@@ -115,7 +115,7 @@ def test_padding_has_the_form_of_rows(given):
       "packing='padded' does not pack texts with answers; use a packing such as 'answered'",
     ),
     ({'objective': 'causal_lm'}, 'trains on texts, and .* has text and answers'),
-    ({'model.architecture': 'encoder'}, "does not train config.model.architecture='encoder', but 'decoder'"),
+    ({'model.architecture': 'encoder'}, "trains 'decoder', not config.model.architecture='encoder'"),
     ({'data.source': 'listops'}, 'trains on texts with answers, and .* has text and label'),
   ],
 )

@@ -144,7 +144,7 @@ def test_another_number_of_classes_is_refused(texts, tmp_path):
     ),
     (
       {'data.source': "labelled('a')", 'model.architecture': 'decoder'},
-      "does not train config.model.architecture='decoder'",
+      "not config.model.architecture='decoder'",
     ),
   ],
 )

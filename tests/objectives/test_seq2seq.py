@@ -89,7 +89,7 @@ def test_what_does_not_fit_is_refused():
   ):
     validate_run(Experiment(config), 1)
   config.data.packing, config.training.recurrence_length = 'first_fit', 8
-  with pytest.raises(ValueError, match='recurrence_length=8 reads rows in pieces'):
+  with pytest.raises(ValueError, match='recurrence_length=8 reads rows in segments'):
     validate_run(Experiment(config), 1)
   config = pairs.config()
   config.data.update(source="parallel('a', 'b')")

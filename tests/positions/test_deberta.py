@@ -48,5 +48,5 @@ def copied(params, path, shape):
 
 
 def test_a_mixer_that_lends_none_is_refused():
-  with pytest.raises(ValueError, match="'longformer.2.' does not lend its projections"):
+  with pytest.raises(ValueError, match="'longformer.2.' does not project the table"):
     tiny.decoder(mixer='longformer(2)', position='deberta(4, borrowed=True)')
