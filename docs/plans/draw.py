@@ -1,4 +1,5 @@
-"""Draws strong.png and weak.png, and prints the table of docs/plans.md, from the plan.json of each folder beside this file.
+"""Draws strong.png and weak.png, and prints the table of docs/plans.md, from the plan.json of each folder
+beside this file.
 
 python docs/plans/draw.py
 """

@@ -329,7 +329,9 @@ class TestLoad:
     (tmp_path / 'config.json').write_text(to_json(expected))
     assert load_config(f'{tmp_path}/config.json+{tmp_path}/over.py:2') == expected
     assert_rejected(
-      lambda: load_config(f'{tmp_path}/base.py+{tmp_path}/config.json'), 'overlays another config with the complete config', 'name that file first'
+      lambda: load_config(f'{tmp_path}/base.py+{tmp_path}/config.json'),
+      'overlays another config with the complete config',
+      'name that file first',
     )
 
 

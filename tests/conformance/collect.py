@@ -104,7 +104,9 @@ def mask(text: str) -> Mask:
 
 
 def masks(texts: list[str], length: int, causal: bool = True) -> list[str]:
-  """The masks as a decoder may have them, what looks ahead put under `causal`; or those that look ahead alone."""
+  """The masks as a decoder may have them, what looks ahead put under `causal`; or those that look ahead
+  alone.
+  """
   ahead = [text for text in texts if not is_causal(mask(text), length)]
   return [f'causal & ({text})' if text in ahead else text for text in texts] if causal else ahead
 

@@ -54,7 +54,9 @@ def test_softmax_over_the_dense_kernel_takes_everything(position, text):
   'text', [text for text in collect.specs('mask') if not is_causal(collect.mask(text), LENGTH)]
 )
 def test_a_decoder_refuses_a_mask_that_looks_ahead(text):
-  with pytest.raises(ValueError, match=r'config\.model\.mask=.* lets a token attend to later ones.*causal & '):
+  with pytest.raises(
+    ValueError, match=r'config\.model\.mask=.* lets a token attend to later ones.*causal & '
+  ):
     decoder(mask=text)
 
 
@@ -68,9 +70,7 @@ def test_a_position_reaches_as_far_as_it_is_trained(position):
 
 @pytest.mark.parametrize('mixer, position, mask', collect.refusals(LENGTH))
 def test_what_does_not_go_together_is_refused(mixer, position, mask):
-  with pytest.raises(
-    ValueError, match=r'config\.model\.mixer=.*does not support .*; use '
-  ):
+  with pytest.raises(ValueError, match=r'config\.model\.mixer=.*does not support .*; use '):
     decoder(mixer=mixer, position=position, mask=mask, causal=False)
 
 

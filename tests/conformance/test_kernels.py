@@ -21,7 +21,8 @@ from tfm.positions.protocol import Position
 
 
 B, S, C = 2, 12, 4
-# Those for another platform have tests of their own in tests/kernels, and so has `auto`, which is one of them all.
+# Those for another platform have tests of their own in tests/kernels, and so has `auto`, which is one of them
+# all.
 KERNELS = [
   text
   for text in collect.specs('kernel')
@@ -161,7 +162,9 @@ def kernel(text) -> Kernel:
 
 @functools.cache
 def call(text, case, dtype='float32', order=None):
-  """(out, gradients of q, k, v, score, bias and sinks for a fixed cotangent), through jit; keys in another order."""
+  """(out, gradients of q, k, v, score, bias and sinks for a fixed cotangent), through jit; keys in another
+  order.
+  """
   a = dict(case.arrays)
   if order:
     a |= {name: a[name][:, order] for name in ('k', 'v', 'k_positions', 'k_segments')}

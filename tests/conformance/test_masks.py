@@ -90,8 +90,9 @@ def test_static_arguments_compile_once(text):
 @pytest.mark.parametrize('layout', ['contiguous', 'packed', 'arbitrary'])
 @pytest.mark.parametrize('text', COMBINED)
 def test_bounds_hold_whatever_the_data(text, layout):
-  """Wherever documents of a row of 12 tokens begin, whatever their prefix: what is certain is seen, and no more
-  than what is possible."""
+  """Wherever documents of a row of 12 tokens begin, whatever their prefix: what is certain is seen, and no
+  more than what is possible.
+  """
   mask, index = collect.mask(text), np.arange(12)
   q, k = index[:, None], index[None, :]
   certain, possible = mask.bounds(q, k, layout)

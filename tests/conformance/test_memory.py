@@ -1,4 +1,6 @@
-"""Cross-attention: another sequence is read once, padding and neighbours change nothing, and who cannot refuses."""
+"""Cross-attention: another sequence is read once, padding and neighbours change nothing, and who cannot
+refuses.
+"""
 
 import functools
 

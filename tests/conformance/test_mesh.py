@@ -92,10 +92,11 @@ def settings(texts=collect.specs):
 
 
 def cuts():
-  """(mixer, position, mask, mesh): all meshes for the defaults; for the others the one that cuts all three ways.
+  """(mixer, position, mask, mesh): all meshes for the defaults; for the others the one that cuts all three
+  ways.
 
-  A mesh costs a compilation of seconds, so of mixers all but the defaults' and `linear`, positions, and for the
-  defaults the meshes that cut two ways, run under `make test-slow`.
+  A mesh costs a compilation of seconds, so of mixers all but the defaults' and `linear`, positions, and for
+  the defaults the meshes that cut two ways, run under `make test-slow`.
   """
   quick, three = [tuple(collect.surroundings(collect.examples('mixer', 'linear')[0]).values())], (2, 2, 2)
   quick.insert(0, tuple(collect.DEFAULTS.values()))

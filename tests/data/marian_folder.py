@@ -20,8 +20,9 @@ TARGET = [
 
 
 def write(folder, separate=False):
-  """source.spm, target.spm, vocab.json and, with vocabularies of their own, target_vocab.json; how many tokens each table
-  has. Numbers are in no order."""
+  """source.spm, target.spm, vocab.json and, with vocabularies of their own, target_vocab.json; how many
+  tokens each table has. Numbers are in no order.
+  """
   pieces = []
   for name, texts in (('source', SOURCE), ('target', TARGET)):
     model = io.BytesIO()

@@ -81,7 +81,9 @@ def test_training_reads_every_image_once_an_epoch(digits):
 
 
 def test_training_varies_images(digits):
-  """As another reading of He et al. would: every shift there is, mirrored or not, and one and the same by index."""
+  """As another reading of He et al. would: every shift there is, mirrored or not, and one and the same by
+  index.
+  """
   tokens, crop = digits.tokens('validation'), 1
   plain, rows, again = (
     build(text).rows(tokens, 17, seed=1) for text in ('each', *['each(flip=True, crop=1)'] * 2)

@@ -1,4 +1,6 @@
-"""Numbers and dates: right in both languages, splits apart, the same pairs for the same seed, and without end."""
+"""Numbers and dates: right in both languages, splits apart, the same pairs for the same seed, and without
+end.
+"""
 
 import logging
 import re

@@ -1,4 +1,6 @@
-"""Packed and bucketed pairs: each once in an epoch, whole and side by side, and row i a function of its index."""
+"""Packed and bucketed pairs: each once in an epoch, whole and side by side, and row i a function of its
+index.
+"""
 
 import collections
 import dataclasses

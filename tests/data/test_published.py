@@ -99,7 +99,8 @@ def test_its_own_rules_are_read(tmp_path):
   made.save(str(tmp_path / 'tokenizer.json'))
   found = Published(str(tmp_path)).train(())
   assert (found.before, found.bos_id, found.eos_id, found.mask, found.vocab_size) == ((0,), 0, 1, 2, 6)
-  # What a target is continued from is not said twice; where it is another, as in BART, a target begins with it.
+  # What a target is continued from is not said twice; where it is another, as in BART, a target begins with
+  # it.
   assert found.target('a').tolist() == [0, 4] and found.source('a').tolist() == [0, 4, 1]
   config(tmp_path, decoder_start_token_id=1)
   assert Published(str(tmp_path)).train(()).target('a').tolist() == [1, 0, 4]

@@ -1,4 +1,6 @@
-"""Synthetic tasks: each answer by an oracle that reads the text alone, splits apart, always the same, and refusals."""
+"""Synthetic tasks: each answer by an oracle that reads the text alone, splits apart, always the same, and
+refusals.
+"""
 
 import collections
 import itertools

@@ -309,7 +309,9 @@ def test_tokens_stay_on_their_devices(settings):
 
 @pytest.mark.slow
 def test_rows_travel_to_their_experts_and_back():
-  """Over the axis of experts: the dispatched rows, all to all, and back, in the gradient too; no rows and no weights are gathered."""
+  """Over the axis of experts: the dispatched rows, all to all, and back, in the gradient too; no rows and no
+  weights are gathered.
+  """
   made = MixtureOfExperts(16, 24, False, normal(1.0), normal(1.0), jnp.float32, experts=8, capacity=1.0)
   x, valid = jnp.asarray(DRAW.standard_normal((8, 4, 16)), jnp.float32), jnp.ones((8, 4), bool)
   boxed = made.init(jax.random.key(0), x, valid)

@@ -124,7 +124,9 @@ def test_pieces_on_one_device_change_nothing(tiny, chunk):
 
 
 def test_no_logits_travel(tiny):
-  """Of each token a few numbers do, and the gradient of its features; of the head what fsdp cuts, once for all pieces."""
+  """Of each token a few numbers do, and the gradient of its features; of the head what fsdp cuts, once for
+  all pieces.
+  """
   mesh = dict(data=2, fsdp=2, tensor=2)
   _, found = made(tiny, mesh, **HEADS['tie_embeddings'], **{'training.loss_chunk': 32})
   rows, table, features = B * T // 4, 64 // 2 * D, B * T // 4 * D  # of one device, in numbers

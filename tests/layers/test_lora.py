@@ -1,4 +1,6 @@
-"""Adapters: the correction by hand, none at first, in the kernels when merged, and alone when trained and kept."""
+"""Adapters: the correction by hand, none at first, in the kernels when merged, and alone when trained and
+kept.
+"""
 
 import functools
 

@@ -166,7 +166,9 @@ def test_refusals():
     mixer(position='transformer_xl')
   with pytest.raises(ValueError, match="the score 'additive' needs keys.*'dot' would do"):
     mixer(score='additive')
-  with pytest.raises(ValueError, match='does not support grouped heads, so kv_heads=2 would be ignored; .* heads=4'):
+  with pytest.raises(
+    ValueError, match='does not support grouped heads, so kv_heads=2 would be ignored; .* heads=4'
+  ):
     mixer(kv_heads=2)
   x, params = jnp.asarray(X, jnp.float32), {'params': parameters(SPECS[0])}
   with pytest.raises(ValueError, match="mixer='latent' .* does not support cross-attention"):

@@ -235,7 +235,8 @@ def test_flops_of_linear_attention_grow_with_the_length_and_not_its_square():
 def test_flops_of_the_delta_rule():
   """Products of a chunk, its triangular system for v and k, corrections by its state, and what is read.
 
-  Each half of a system's inverse is multiplied twice: 2 · 2 s³ for each of the I / 2s pairs of halves of s rows.
+  Each half of a system's inverse is multiplied twice: 2 · 2 s³ for each of the I / 2s pairs of halves of s
+  rows.
   """
   for length, chunk in ((16, 4), (64, 4), (64, 16)):
     model = tiny.decoder(

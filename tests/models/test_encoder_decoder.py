@@ -192,7 +192,10 @@ def test_a_memory_must_be_there():
       dict(cross=dict(mixer='mamba', position='none')),
       r"config.model.cross.mixer='mamba' does not support cross-attention; use 'softmax'",
     ),
-    (dict(cross=dict(mixer='linear', mask='full')), r"config.model.cross.mixer='linear' does not support cross-attention"),
+    (
+      dict(cross=dict(mixer='linear', mask='full')),
+      r"config.model.cross.mixer='linear' does not support cross-attention",
+    ),
     (dict(cross=dict(position='learned')), r"config.model.cross.position='learned' acts on the embedding"),
     (dict(cross=dict(heads=3)), r'config.model.cross.heads=3 does not divide config.model.width=16'),
     (dict(encoder=dict(layers=0)), r'config.model.encoder.layers=0 must be at least 1'),

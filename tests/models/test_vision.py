@@ -165,10 +165,7 @@ def test_flops_are_those_of_the_products():
       "class_tokens=1 is less than the 2 that .*pooling='first_two' reads",
     ),
     ({'model.pooling': 'none'}, "pooling='none' is unknown; known: first, first_two, mean"),
-    (
-      {'data.source': 'stdlib', 'model.patch': 0, 'model.class_tokens': 1},
-      'class_tokens=1 needs images',
-    ),
+    ({'data.source': 'stdlib', 'model.patch': 0, 'model.class_tokens': 1}, 'class_tokens=1 needs images'),
     (
       {'data.source': 'stdlib', 'model.patch': 0, 'model.pooling': 'first_two'},
       "first_two' needs the class tokens of images",

@@ -34,7 +34,9 @@ def config(**fields):
 
 @pytest.fixture(scope='module')
 def given(tmp_path_factory):
-  """A model, its parameters, and a batch of 40 texts and 3 rows of padding, one text being made right by hand."""
+  """A model, its parameters, and a batch of 40 texts and 3 rows of padding, one text being made right by
+  hand.
+  """
   made = config()
   data = pipeline.open_data(
     Experiment(made).source, Experiment(made).tokenizer, tmp_path_factory.mktemp('cache')

@@ -1,4 +1,6 @@
-"""Sequence to sequence: the loss is that of the formula, and neither packing nor buckets nor pieces change it."""
+"""Sequence to sequence: the loss is that of the formula, and neither packing nor buckets nor pieces change
+it.
+"""
 
 import dataclasses
 

@@ -39,7 +39,9 @@ PLANS = [
 class TestSchedule:
   @pytest.mark.parametrize('plan', PLANS, ids=str)
   def test_every_microbatch_goes_through_all_groups_in_order(self, plan):
-    """By walking them round: a stage has one piece of work at a time, and gets it from the stage before in the iteration before."""
+    """By walking them round: a stage has one piece of work at a time, and gets it from the stage before in
+    the iteration before.
+    """
     at = plan.moments()
     S, R, M = plan.stages, plan.repeats, plan.microbatches
     for s in range(S):
@@ -170,7 +172,9 @@ def one_device(tiny):
 
 
 def equal_on(tiny, one_device, mesh, model={}, pipe={}, alone=None):
-  """Losses, what layers report and gradients (plain gradient descent shows them) of a mesh are those of one device."""
+  """Losses, what layers report and gradients (plain gradient descent shows them) of a mesh are those of one
+  device.
+  """
   (got,), state = prepared(sgd(tiny, **DEEP | model, **pipe), mesh=mesh)
   (wanted,), expected = one_device(**model, **(alone or {}))
   assert got == pytest.approx(wanted, rel=2e-6)
@@ -297,7 +301,9 @@ def test_every_model_is_one_device(tiny, one_device, fields):
 )
 @pytest.mark.slow
 def test_layers_report_of_their_work_alone(tiny, one_device, mesh, pipe):
-  """Losses and metrics of mixtures are means over microbatches, as those of accumulation are, none of them of an idle stage."""
+  """Losses and metrics of mixtures are means over microbatches, as those of accumulation are, none of them of
+  an idle stage.
+  """
   experts = {'model.feed_forward': EXPERTS.format(0.5, 0.1)}
   equal_on(
     tiny,
@@ -483,7 +489,9 @@ def test_a_run_of_stages_goes_on_without_them(tiny, tmp_path):
 @pytest.mark.parametrize('remat', ['none', 'dots', 'full'])
 @pytest.mark.slow
 def test_no_iteration_keeps_parameters(tiny, remat):
-  """Neither those of its round nor their copies in bfloat16; the backward pass keeps of a layer what its policy says."""
+  """Neither those of its round nor their copies in bfloat16; the backward pass keeps of a layer what its
+  policy says.
+  """
   config = tiny(
     **{
       'model.layers': 8,
@@ -507,8 +515,9 @@ def test_no_iteration_keeps_parameters(tiny, remat):
 
 @pytest.mark.slow
 def test_memory_of_a_device_falls_with_the_stages(tiny):
-  """On so many devices as there are stages: parameters and moments as 1 / S, and so, but for the bubble, what is kept for the backward
-  pass."""
+  """On so many devices as there are stages: parameters and moments as 1 / S, and so, but for the bubble, what
+  is kept for the backward pass.
+  """
   wide = {'model.layers': 16, 'model.width': 64, 'training.batch_size': 32, 'optimizer.name': 'adamw'}
   used = {S: Compiled(tiny(**wide), dict(stage=S)).step.memory_analysis() for S in (1, 2, 4, 8)}
   for S in (2, 4, 8):

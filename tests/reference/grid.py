@@ -30,8 +30,9 @@ def rotate(x, at, theta, interleaved):
 
 
 def weights(new, old, kernel):
-  """[new, old]: what each old point gives to a new one. Points are the middles of equal parts of one line; what would
-  come from outside is left out, and the rest sums to 1."""
+  """[new, old]: what each old point gives to a new one. Points are the middles of equal parts of one line;
+  what would come from outside is left out, and the rest sums to 1.
+  """
   out = np.zeros((new, old))
   for i in range(new):
     centre = (i + 0.5) * old / new - 0.5

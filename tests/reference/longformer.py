@@ -8,7 +8,8 @@ from tests.reference import attention
 def forward(p, x, positions, segments, predicate, global_tokens, rotate, told=None):
   """y [B T D]: each query by the projections of its kind, over all that the predicate shows it.
 
-  Tokens that are `told`, bool [B T], are the global ones, see all of their document and are seen by all of it.
+  Tokens that are `told`, bool [B T], are the global ones, see all of their document and are seen by all of
+  it.
   """
   visible = attention.seen(predicate, positions, positions, segments, segments)
   is_global = positions < global_tokens if told is None else told

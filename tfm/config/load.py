@@ -13,8 +13,8 @@ from tfm.spec import load_function
 
 
 def load_config(file: str) -> ConfigDict:
-  """The complete config of `FILE` or `FILE:args`, overlaid by those of further files, `FILE+FILE:args`; the argument
-  `smoke` shrinks any config.
+  """The complete config of `FILE` or `FILE:args`, overlaid by those of further files, `FILE+FILE:args`; the
+  argument `smoke` shrinks any config.
 
   Raises:
     ValueError: if a file is missing, has no `get_config`, or sets an unknown field.

@@ -55,7 +55,9 @@ def inherit(part: ConfigDict, whole: ConfigDict) -> None:
 
 
 def is_branch(feed_forward: str) -> bool:
-  """Whether a spec names a feed-forward layer; True for an invalid spec, which is reported later with its field."""
+  """Whether a spec names a feed-forward layer; True for an invalid spec, which is reported later with its
+  field.
+  """
   try:
     return spec.find_variant(spec.parse(feed_forward).name, tfm.feed_forwards, FeedForward).is_branch
   except spec.SpecError:

@@ -116,7 +116,8 @@ def default_config() -> ConfigDict:
         steps=1000,
         batch_size=32,  # sequences, over all devices and microbatches
         gradient_accumulation=1,  # microbatches per step
-        # Transformer-XL recurrence: tokens of a segment, which attends to earlier ones without gradient; 0: none.
+        # Transformer-XL recurrence: tokens of a segment, which attends to earlier ones without gradient; 0:
+        # none.
         recurrence_length=0,
         skip_spikes=0.0,  # skip steps whose gradient norm exceeds this times its running mean; 0.0: never
         loss_chunk=0,  # tokens per chunk of the loss; 0: no chunks

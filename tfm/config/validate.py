@@ -1,4 +1,6 @@
-"""Rejects invalid configs before anything is read or built: sizes, cadence, data and objective, mesh and batch."""
+"""Rejects invalid configs before anything is read or built: sizes, cadence, data and objective, mesh and
+batch.
+"""
 
 import pathlib
 import re
@@ -112,7 +114,9 @@ def validate_optimizer(experiment: Experiment) -> None:
 
 
 def validate_parts(experiment: Experiment) -> None:
-  """Raises ValueError if the optimizer, a tokenizer, the adapters or the model cannot be built, whatever the data."""
+  """Raises ValueError if the optimizer, a tokenizer, the adapters or the model cannot be built, whatever the
+  data.
+  """
   experiment.optimizer, experiment.tokenizer, experiment.source_tokenizer  # built here to report errors early
   require(
     experiment.lora is None or bool(experiment.config.init_from),

@@ -1,4 +1,5 @@
-"""Data: source -> corpus -> tokenizer -> tokens -> rows -> batches -> devices; of images, without the tokenizer.
+"""Data: source -> corpus -> tokenizer -> tokens -> rows -> batches -> devices; of images, without the
+tokenizer.
 
 Everything is random access by index: row i of a stream is a pure function of (corpus, tokenizer,
 packing, length, seed, i), so an iterator's whole state is the index of its next batch, and one
@@ -34,16 +35,16 @@ state restores on any number of processes.
   rows = pack.evaluation_rows(text.tokens('validation'), length=1024)     # one pass, in order
   for batch in pipeline.evaluation_batches(rows, batch_size=32): ...      # constant shapes
 
-A batch holds `inputs`, `targets`, `positions`, `segments`: int32 [B, T]. `segments` is 0 at padding
-and 1, 2, … for the documents of a row; a target counts where `segments > 0`. Where documents are pairs of a source
-and a target, these four are the target, and `source`, `source_positions`, `source_segments` stand beside them. Over one
-evaluation pass, every token of the split (each document's end included) is predicted exactly once;
+A batch holds `inputs`, `targets`, `positions`, `segments`: int32 [B, T]. `segments` is 0 at padding and 1, 2,
+… for the documents of a row; a target counts where `segments > 0`. Where documents are pairs of a source and
+a target, these four are the target, and `source`, `source_positions`, `source_segments` stand beside them.
+Over one evaluation pass, every token of the split (each document's end included) is predicted exactly once;
 so it is over one epoch of training, where the row in which two epochs meet belongs to both.
 Bits per byte: sum of the loss over an evaluation pass / ln 2 / tokens.bytes.
 
-Of `each`, which packs documents with a label, a batch holds `classes` (int32 [B], or [B, T] of words; -1: none) in place
-of targets, and of images `image`, float32 [B, H, W, C] between -1 and 1, in place of inputs: `pipeline.open_data` opens
-either.
+Of `each`, which packs documents with a label, a batch holds `classes` (int32 [B], or [B, T] of words; -1:
+none) in place of targets, and of images `image`, float32 [B, H, W, C] between -1 and 1, in place of inputs:
+`pipeline.open_data` opens either.
 
 Process p of n holds rows [p B / n, (p + 1) B / n) of every global batch, and batch k holds rows
 k B … k B + B - 1 of the stream, whatever n is. `device.process_rows(sharding, batch_size)` gives

@@ -1,4 +1,6 @@
-"""What is to be told of documents: their labels, numbered in the order of the names that training has, or the source."""
+"""What is to be told of documents: their labels, numbered in the order of the names that training has, or the
+source.
+"""
 
 import json
 import pathlib
@@ -34,7 +36,8 @@ def names(corpus: corpora.Corpus, cache_dir: pathlib.Path) -> tuple[str, ...]:
 
 
 def numbers(corpus: corpora.Corpus, split: str, cache_dir: pathlib.Path) -> tuple[np.ndarray, np.ndarray]:
-  """The classes of a split's labels in a row, int32 [N], and where those of each document begin, int64 [documents + 1].
+  """The classes of a split's labels in a row, int32 [N], and where those of each document begin, int64
+  [documents + 1].
 
   Raises:
     ValueError: if there is no such split, or it has a label that training has not: nothing could tell it.

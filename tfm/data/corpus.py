@@ -1,13 +1,13 @@
 """A corpus: documents of text, or images, in three splits, known by the hash of their content.
 
 A document is a text, or several that belong together, such as a sentence and its translation, or a text or an
-image and what is to be told of it: its fields. A document's split is chosen by the hash of its first field: it stays when files are renamed, reordered
-or added, and equal documents never stand on both sides. Where the documents are too few for that (a
-single book), they are cut after blank lines into pieces, and the pieces, in the order of their
-hashes, are dealt out by size; a warning says so.
+image and what is to be told of it: its fields. A document's split is chosen by the hash of its first field:
+it stays when files are renamed, reordered or added, and equal documents never stand on both sides. Where the
+documents are too few for that (a single book), they are cut after blank lines into pieces, and the pieces, in
+the order of their hashes, are dealt out by size; a warning says so.
 
-The documents are kept as a TFDS data set in array_record, which is read without TensorFlow. Documents that are drawn by
-their numbers are not kept, and may have no end.
+The documents are kept as a TFDS data set in array_record, which is read without TensorFlow. Documents that
+are drawn by their numbers are not kept, and may have no end.
 """
 
 import collections
@@ -64,7 +64,8 @@ class Corpus:
     splits: random-access texts by 'train', 'validation' and 'test', and in these by the field of the
       documents; all fields have one order.
     bytes: the size of each split that has an end, of its texts in UTF-8.
-    classes: the labels that there are, in order, where the source itself knows; else those of training are all.
+    classes: the labels that there are, in order, where the source itself knows; else those of training are
+      all.
   """
 
   name: str
@@ -255,7 +256,9 @@ def by_split(spec: str, pattern: str, names: Sequence[str]) -> dict[str, str]:
 
 
 def kept(given: Iterable[str]) -> list[str]:
-  """Of the splits that a source gives, in order, those that stay whole: of train, others are carved if they lack."""
+  """Of the splits that a source gives, in order, those that stay whole: of train, others are carved if they
+  lack.
+  """
   found = [split for split in SPLITS if split in given]
   return found if len(found) == len(SPLITS) else [split for split in found if split != 'train']
 

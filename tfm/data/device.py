@@ -39,7 +39,9 @@ class DeviceBatch:
 
   @functools.cached_property
   def hashes(self) -> tuple[str, ...]:
-    """That of the whole batch, for each run that reads it; where it is not whole here, all processes must ask."""
+    """That of the whole batch, for each run that reads it; where it is not whole here, all processes must
+    ask.
+    """
     if self.whole:
       return (self.hash,)
     parts = {

@@ -58,8 +58,9 @@ class TextData:
   def tokens(
     self, split: str
   ) -> token_arrays.Tokens | token_arrays.Pairs | token_arrays.LabelledTexts | token_arrays.AnsweredTexts:
-    """The tokens of 'train', 'validation' or 'test', encoded on first use: pairs, labelled or answered, where documents
-    are."""
+    """The tokens of 'train', 'validation' or 'test', encoded on first use: pairs, labelled or answered, where
+    documents are.
+    """
 
     def field(name):
       tokenizer = self.source_tokenizer if name == 'source' and self.source_tokenizer else self.tokenizer
@@ -151,8 +152,9 @@ def open_text(
 def fit(
   tokenizer: tokenizers.Tokenizer, corpus: corpora.Corpus, fields: tuple[str, ...], cache_dir: pathlib.Path
 ) -> tokenizers.Tokenizer:
-  """The tokenizer trained on some fields of the corpus's training split, or of one without end on its beginning; kept,
-  so that it is trained once."""
+  """The tokenizer trained on some fields of the corpus's training split, or of one without end on its
+  beginning; kept, so that it is trained once.
+  """
   if tokenizer.is_trained:
     return tokenizer
   if not tokenizer.needs_training:

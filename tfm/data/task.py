@@ -20,15 +20,15 @@ TRIES = 10_000  # draws for a document of one part
 class Task(protocol.Source):
   """Texts whose answers are known. A document is a function of (seed, split, number) alone.
 
-  No text of training stands in the validation or the test split, nor one of these in the other: a text belongs to a
-  split by its hash, and is drawn anew until it does.
+  No text of training stands in the validation or the test split, nor one of these in the other: a text
+    belongs to a split by its hash, and is drawn anew until it does.
 
   Attributes:
     examples: of training, where they are to have an end.
     held_out: examples of validation, and of the test.
     seed: of the draw.
-    apart: whether texts are assigned by their hashes; where so many are possible that two draws never give one text,
-      it need not be.
+    apart: whether texts are assigned by their hashes; where so many are possible that two draws never give
+      one text, it need not be.
     classes: the labels that there are, where an example has one.
   """
 
@@ -76,8 +76,8 @@ class Task(protocol.Source):
 
 @dataclasses.dataclass(frozen=True)
 class Lengths(Task):
-  """A task whose examples have a length: 1 … `length` in training and validation, and in the test `length` + 1 …
-  `longer`, all lengths alike often where enough texts are so long.
+  """A task whose examples have a length: 1 … `length` in training and validation, and in the test `length` +
+  1 … `longer`, all lengths alike often where enough texts are so long.
 
   Attributes:
     longer: None: the test is as training.

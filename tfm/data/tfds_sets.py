@@ -17,7 +17,8 @@ _log = logging.getLogger(__name__)
 
 
 def prepare_builder(spec: str, dataset: str, data_dir: str | None) -> Builder:
-  """Returns the builder of a TFDS data set that is stored in array_record; prepares the data set if necessary.
+  """Returns the builder of a TFDS data set that is stored in array_record; prepares the data set if
+  necessary.
 
   Raises:
     ValueError: for the source `spec`, if the data set does not exist or needs TensorFlow.

@@ -149,8 +149,9 @@ class LabelledTexts:
 
   Attributes:
     text: the tokens.
-    classes: int32 [documents], the class of each text; or, where words have classes, int32 [N] beside `text.ids`: of a
-      word at its first token, and -1 at others; or what tells these as they are read, where there is no end.
+    classes: int32 [documents], the class of each text; or, where words have classes, int32 [N] beside
+      `text.ids`: of a word at its first token, and -1 at others; or what tells these as they are read, where
+      there is no end.
     names: of the classes, in the order of their numbers.
     words: whether it is words that have classes.
   """
@@ -208,7 +209,8 @@ class WordLabels:
 
 
 def beside(written: str, classes: Sequence[int], sizes: np.ndarray, name: str) -> np.ndarray:
-  """The classes of a text's words, each at that token which holds the first byte of the word, and -1 elsewhere: int32 [T].
+  """The classes of a text's words, each at that token which holds the first byte of the word, and -1
+  elsewhere: int32 [T].
 
   Args:
     sizes: [T], the bytes of each token of the text.
@@ -232,8 +234,8 @@ class AnsweredTexts:
   """The tokens of a split's texts, and which of their bytes are answers.
 
   Attributes:
-    answers: of each text, spans `first:last` of its bytes in UTF-8, divided by spaces; the end of a text is one
-      byte more.
+    answers: of each text, spans `first:last` of its bytes in UTF-8, divided by spaces; the end of a text is
+      one byte more.
     token_bytes: [V], the bytes of each token.
   """
 
@@ -281,8 +283,8 @@ class AnsweredTexts:
 def tokenize(
   corpus: corpora.Corpus, split: str, field: str, tokenizer: protocol.Tokenizer, cache_dir: pathlib.Path
 ) -> Tokens | InfiniteDocuments:
-  """Encodes one field of a split once and keeps the result under the corpus's hash and the tokenizer's; what has no
-  end is encoded as it is read.
+  """Encodes one field of a split once and keeps the result under the corpus's hash and the tokenizer's; what
+  has no end is encoded as it is read.
 
   Raises:
     ValueError: if the corpus has no such split, or the tokenizer loses some of the text.

@@ -46,10 +46,11 @@ class MixtureOfExperts(FeedForward):
   are asked alike), and log²Σ exp r (Zoph et al. 2022, ST-MoE, eq. 5). In 'metrics': 'load', the busiest
   expert's share of the choices over the even share, and 'dropped', the share of choices without room.
 
-  Where `rules.expert` cuts the experts over a mesh axis each device computes its own experts if there is a capacity: over
-  one that cuts the batch too, as 'expert' does, rows travel to their experts and back, all to all; over another, such as
-  'tensor' with rules.mlp='' (an axis of two rules is the first one's), each has the rows already. Without a capacity, which
-  leaves open how many rows an expert gets, the rows stay, and each device gathers the others' weights.
+  Where `rules.expert` cuts the experts over a mesh axis each device computes its own experts if there is a
+  capacity: over one that cuts the batch too, as 'expert' does, rows travel to their experts and back, all to
+  all; over another, such as 'tensor' with rules.mlp='' (an axis of two rules is the first one's), each has
+  the rows already. Without a capacity, which leaves open how many rows an expert gets, the rows stay, and
+  each device gathers the others' weights.
 
   Attributes:
     width: D; hidden: F of one expert.

@@ -1,4 +1,6 @@
-"""A chunked loss: the logits exist for one chunk of each row at a time, and on a mesh for a device's own part."""
+"""A chunked loss: the logits exist for one chunk of each row at a time, and on a mesh for a device's own
+part.
+"""
 
 import dataclasses
 import functools
@@ -39,7 +41,8 @@ class LossSharding:
   Attributes:
     batch, length, vocab: the mesh axes that cut rows, tokens of a row, and the vocabulary.
     specs: of each parameter of the head: its vocabulary stays cut, and the rest is gathered.
-    gradient_axes: of each parameter and each of its axes: the mesh axes that shard both the rows and the parameter.
+    gradient_axes: of each parameter and each of its axes: the mesh axes that shard both the rows and the
+      parameter.
   """
 
   batch: tuple[str, ...] = ()
@@ -53,7 +56,8 @@ class LossSharding:
     """As the rules in force say, as far as the sizes divide: an initialisation has one row.
 
     Args:
-      vocab: columns of the logits; names: the logical axes of each parameter of the head; None: it is taken whole.
+      vocab: columns of the logits; names: the logical axes of each parameter of the head; None: it is taken
+        whole.
     """
 
     def fit(name, size, taken=()):
@@ -117,7 +121,8 @@ class LossSharding:
     for i, axes in enumerate(gradient_axes):
       if axes:
         x = jax.lax.psum_scatter(x, axes, scatter_dimension=i, tiled=True)
-    # Where the vocabulary is not the parameter's own, each device has the part that goes through its own logits.
+    # Where the vocabulary is not the parameter's own, each device has the part that goes through its own
+    # logits.
     over = self.rows + (() if any(spec) else self.vocab)
     return psum_over(x, tuple(axis for axis in over if axis not in sum(gradient_axes, ())))
 
@@ -146,9 +151,9 @@ def chunked_loss(
   logits, while they are at hand: no piece's logits outlive it, and none are made twice. Only the
   objective has a gradient, in `head` and in the first of `rows`; the metrics have none.
 
-  On a mesh a device computes the logits of its own rows and of its own part of the vocabulary, which a `VocabShard`
-  describes to `summed`. The head is gathered along the rest once for all chunks, and its gradient is summed over
-  devices once.
+  On a mesh a device computes the logits of its own rows and of its own part of the vocabulary, which a
+  `VocabShard` describes to `summed`. The head is gathered along the rest once for all chunks, and its
+  gradient is summed over devices once.
   """
 
   def here(head, *rows):

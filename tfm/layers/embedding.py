@@ -13,8 +13,8 @@ class Embedding(nn.Module):
   """x = scale · E[token]; `attend` reads it backwards, x · Eᵀ, where input and output are tied
   (Press & Wolf 2017).
 
-  With a `table_width` a narrower table is lifted by a projection without bias, x = scale · E[token] · W_in, and
-  backwards x · W_out · Eᵀ, W_out being another (Zhang et al. 2022, OPT, of 350M; the released code).
+  With a `table_width` a narrower table is lifted by a projection without bias, x = scale · E[token] · W_in,
+  and backwards x · W_out · Eᵀ, W_out being another (Zhang et al. 2022, OPT, of 350M; the released code).
 
   Attributes:
     rows: V, the vocabulary, rounded up where a mesh wants it.

@@ -20,8 +20,8 @@ OTHERS = {'expert', 'taps', 'gates', 'state'}
 
 @dataclasses.dataclass(frozen=True)
 class Lora:
-  """x W becomes x W + alpha/rank · (x A) B, with A [in, rank] drawn from N(0, 1/in) and B [rank, out] zero (Hu et al.
-  2021, §4.1).
+  """x W becomes x W + alpha/rank · (x A) B, with A [in, rank] drawn from N(0, 1/in) and B [rank, out] zero
+  (Hu et al. 2021, §4.1).
 
   Attributes:
     rank: of the correction; alpha: its scale, times the rank.
@@ -82,7 +82,9 @@ class Lora:
 
 
 def contracted(names: tuple[str, ...]) -> int:
-  """How many axes of a projection's kernel meet its input: all but the width where it leads there, else the first."""
+  """How many axes of a projection's kernel meet its input: all but the width where it leads there, else the
+  first.
+  """
   return len(names) - 1 if names[-1] == 'embed' else 1
 
 

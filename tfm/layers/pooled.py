@@ -11,8 +11,8 @@ from tfm.shapes import Array, Bool, Float
 
 
 class Pooled(nn.Module):
-  """[transform](pool(x)) W + b → logits of the classes, in float32; of a pooling that has several vectors, the mean of
-  as many heads' logits.
+  """[transform](pool(x)) W + b → logits of the classes, in float32; of a pooling that has several vectors,
+  the mean of as many heads' logits.
 
   Attributes:
     pooling: one of `POOLINGS`.

@@ -13,7 +13,8 @@ from tfm.shapes import Array, Float
 
 
 class Transform(nn.Module):
-  """[norm](act(x W + b)): BERT's before the vocabulary has a norm, its pooler none (Devlin et al. 2019, code).
+  """[norm](act(x W + b)): BERT's before the vocabulary has a norm, its pooler none (Devlin et al. 2019,
+  code).
 
   Attributes:
     activation: one of `ACTIVATIONS`.

@@ -1,4 +1,6 @@
-"""What state space mixers share: where documents begin, a recurrence by chunks, steps of time and rates of decay."""
+"""What state space mixers share: where documents begin, a recurrence by chunks, steps of time and rates of
+decay.
+"""
 
 import math
 from collections.abc import Callable

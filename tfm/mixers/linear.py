@@ -166,8 +166,8 @@ def summed(
   last: Bool[Array, 'B T'] | None,
   chunk: int,
 ) -> tuple[Float[Array, 'B K C C2'], Float[Array, 'B T H C2']]:
-  """The state Σ k_s v_sᵀ of the last document, after one of what came before, and Σ_s (q_t·k_s) v_s over the s of t's
-  document, in float32.
+  """The state Σ k_s v_sᵀ of the last document, after one of what came before, and Σ_s (q_t·k_s) v_s over the
+  s of t's document, in float32.
 
   `first` and `last` tell the tokens at the ends of documents; without the `last`, s goes up to t alone.
   """

@@ -13,8 +13,8 @@ from tfm.parallel.sharding import shard
 
 
 class Longformer(Mixer):
-  """Two attentions under one mask: global tokens, a document's first, ask with one set of projections, the others
-  with another (Beltagy et al. 2020, §3.1, "Linear projections for global attention").
+  """Two attentions under one mask: global tokens, a document's first, ask with one set of projections, the
+  others with another (Beltagy et al. 2020, §3.1, "Linear projections for global attention").
 
     y_t = attend(W_Qg x_t, W_Kg x, W_Vg x)  where t < global_tokens
           attend(W_Q x_t, W_K x, W_V x)     elsewhere
@@ -23,8 +23,9 @@ class Longformer(Mixer):
   global_tokens)' with the same number of global tokens, under 'causal' in a decoder; the others see
   the global tokens by W_K and W_V, as in the published code.
 
-  With longformer(0) the global tokens, if any, are told: those of the prefix, t < prefix_t, which the context may tell of
-  each token apart (position + 1 makes it one, -1 does not). They see all of their document and are seen by all of it.
+  With longformer(0) the global tokens, if any, are told: those of the prefix, t < prefix_t, which the context
+  may tell of each token apart (position + 1 makes it one, -1 does not). They see all of their document and
+  are seen by all of it.
 
   Attributes:
     position, score: factories of this layer's own instances, for both attentions.

@@ -56,7 +56,8 @@ class Mixer(nn.Module):
   """`(x, memory, context, cache) -> y, cache`: self-attention and everything that can replace it.
 
   Without a cache x is the whole sequence (training). With a cache x holds the new tokens, the cache the
-  earlier ones, and the returned cache includes x (decoding). A mixer without cross-attention rejects `memory`.
+  earlier ones, and the returned cache includes x (decoding). A mixer without cross-attention rejects
+  `memory`.
 
   Building the config rejects what a mixer has no field or hook for: a `score` or `kernel` other than the
   default, a position hook that the mixer does not call, a mask that it does not support.
@@ -73,7 +74,8 @@ class Mixer(nn.Module):
     supports_decoding: whether it can use a cache.
     supports_packing: whether it separates the documents of a row.
     supports_cross_attention: whether it can attend to a `Memory`.
-    supports_grouped_heads: whether several query heads can share a key head; if not, kv_heads must equal heads.
+    supports_grouped_heads: whether several query heads can share a key head; if not, kv_heads must equal
+      heads.
     projects_position_table: whether it applies its query and key projections to the table of a position with
       `uses_qk_projections`.
     exposes_attention: whether it has weights of queries over keys, and sows them (`sow_attention`).

@@ -36,12 +36,12 @@ class Softmax(Mixer):
     value_width: channels of a head's values, d_v of Vaswani et al. 2017, §3.2.2; 0: as many as its keys have.
     query_init: factor on the initial query projection: T5 uses 1/√C there instead of scaling the score
       (Raffel et al. 2020, released code).
-    biases: the projections with a bias, letters of 'qkvo': 'qkv' in Qwen2 (Yang et al. 2024, §2.2.1), '' (none)
-      in GPT-J; None: all or none, by `bias`, which also decides the bias of the norms.
+    biases: the projections with a bias, letters of 'qkvo': 'qkv' in Qwen2 (Yang et al. 2024, §2.2.1), ''
+      (none) in GPT-J; None: all or none, by `bias`, which also decides the bias of the norms.
 
   Raises (from `check`):
-    ValueError: for a soft_cap or a value_width below 0, a query_init not above 0, an unknown norm or normalizer,
-      sinks with 'sigmoid', or letters in `biases` that name no projection.
+    ValueError: for a soft_cap or a value_width below 0, a query_init not above 0, an unknown norm or
+      normalizer, sinks with 'sigmoid', or letters in `biases` that name no projection.
   """
 
   position: Callable

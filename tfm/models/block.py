@@ -1,5 +1,6 @@
-"""One block: a mixer and a feed-forward layer on a residual stream, with cross-attention between them or without;
-or a mixer alone."""
+"""One block: a mixer and a feed-forward layer on a residual stream, with cross-attention between them or
+without; or a mixer alone.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +14,8 @@ from tfm.shapes import Array, Float
 
 
 class Block(nn.Module):
-  """Up to three branches on a residual stream: mixer(x), cross(x, memory) if there is a memory, feed_forward(x).
+  """Up to three branches on a residual stream: mixer(x), cross(x, memory) if there is a memory,
+  feed_forward(x).
 
   `residual` adds them to the stream, with norms where `placement` puts them.
 

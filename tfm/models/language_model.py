@@ -20,7 +20,8 @@ class LanguageModel(Trunk):
 
   Attributes:
     vocab: V, the tokens there are; rows: of the embedding table, V rounded up.
-    embedding_width: of the table, D or what projections lift to D; embedding_scale: of what it gives; see `Embedding`.
+    embedding_width: of the table, D or what projections lift to D; embedding_scale: of what it gives; see
+      `Embedding`.
     tied: whether the output reads the embedding table backwards.
     output_transform: activation of a layer before the output; '': no such layer.
     output_bias: whether each token of the output has a bias.
@@ -90,7 +91,9 @@ class LanguageModel(Trunk):
 
   @nn.nowrap
   def head_axes(self, head: PyTree, features: Float[Array, 'B T D']) -> PyTree | None:
-    """The logical axes of each parameter of `head`; None if others than `logits` alone has are among them, such as adapters'."""
+    """The logical axes of each parameter of `head`; None if others than `logits` alone has are among them,
+    such as adapters'.
+    """
     key = jax.eval_shape(lambda: jax.random.key(0))
     with nn.logical_axis_rules(()):
       boxed = jax.eval_shape(functools.partial(self.init, method='logits'), key, features)['params']

@@ -58,8 +58,8 @@ class Stack(nn.Module):
   ) -> tuple[Float[Array, 'B T D'], Any]:
     """What comes out, and the caches with x in them (None without).
 
-    Where the mesh has stages, training and evaluation go through them as through a pipeline; with caches, and where weights are
-    told, every device goes through all layers.
+    Where the mesh has stages, training and evaluation go through them as through a pipeline; with caches, and
+    where weights are told, every device goes through all layers.
     """
     if (
       pipeline.stage_count() > 1
@@ -87,10 +87,12 @@ class Stack(nn.Module):
   def pipelined(
     self, x: Float[Array, 'B T D'], memory: Memory | None, context: Context
   ) -> Float[Array, 'B T D']:
-    """What comes out of the stages of the mesh in force. Layers report means over the tokens of all microbatches.
+    """What comes out of the stages of the mesh in force. Layers report means over the tokens of all
+    microbatches.
 
     Raises:
-      ValueError: if the layers are no whole number of groups for each stage, or for what `pipeline.plan_schedule` refuses.
+      ValueError: if the layers are no whole number of groups for each stage, or for what
+        `pipeline.plan_schedule` refuses.
     """
     stages, turns = pipeline.stage_count(), self.layers // len(self.pattern)
     if not self.scan or self.layers % len(self.pattern) or turns % (stages * self.repeats):
@@ -164,8 +166,8 @@ class Stack(nn.Module):
 
   @nn.nowrap
   def by_layer(self, tree: PyTree) -> list[PyTree]:
-    """What each block has of a tree in the structure of the stack, such as its caches: the first block's first.
-    None where the tree has nothing of a block.
+    """What each block has of a tree in the structure of the stack, such as its caches: the first block's
+    first. None where the tree has nothing of a block.
     """
     found = []
     for name, blocks, repeats in self.parts():

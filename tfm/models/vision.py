@@ -17,7 +17,8 @@ from tfm.shapes import Array, Float
 
 class Vision(Trunk):
   """image → patches, p × p pixels each, projected [behind learned tokens] → trunk → logits of classes
-  (Dosovitskiy et al. 2021, §3.1, eq. 1–4; with a second token for distillation, Touvron et al. 2021, DeiT, §4).
+  (Dosovitskiy et al. 2021, §3.1, eq. 1–4; with a second token for distillation, Touvron et al. 2021, DeiT,
+  §4).
 
   Attributes:
     shape: H, W, Q of an image, pixels and channels.

@@ -12,7 +12,8 @@ class LayerNorm(Norm):
   """(x - mean) / √(variance + epsilon) · scale + bias (Ba et al. 2016, eq. 4).
 
   Attributes:
-    bias, scale: whether the norm has one; Galactica (Taylor et al. 2022, released code) and OLMo have neither.
+    bias, scale: whether the norm has one; Galactica (Taylor et al. 2022, released code) and OLMo have
+      neither.
   """
 
   epsilon: float = 1e-5

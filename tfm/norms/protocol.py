@@ -47,8 +47,8 @@ def norm_factory(text: str, bias: bool, axis: str = 'embed') -> functools.partia
   """The factory of the norm that a spec names.
 
   Args:
-    bias: the default of the norm's field `bias`, if it has one; a spec overrides it (Falcon and MPT have norms that
-      differ from the projections around them).
+    bias: the default of the norm's field `bias`, if it has one; a spec overrides it (Falcon and MPT have
+      norms that differ from the projections around them).
     axis: the logical axis that is normalized.
 
   Raises:

@@ -11,7 +11,8 @@ from tfm.objectives.protocol import Objective
 
 @dataclasses.dataclass(frozen=True)
 class Answers(CausalLM):
-  """Σ over the tokens of answers of -log p(token | what came before) (Arora et al. 2023, §4: the loss of recall tasks).
+  """Σ over the tokens of answers of -log p(token | what came before) (Arora et al. 2023, §4: the loss of
+  recall tasks).
 
   All of a text is read, and of it only the answers count.
   """
@@ -38,8 +39,9 @@ class Answers(CausalLM):
     return total, sums | dict(hits=((columns.argmax(logits) == targets) * weights).sum(1))
 
   def summary(self, total, size):
-    """Also `exact`, the share of texts of which every token of an answer was the likeliest: greedy decoding would write
-    their answers."""
+    """Also `exact`, the share of texts of which every token of an answer was the likeliest: greedy decoding
+    would write their answers.
+    """
     texts = max(total['texts'], 1)
     rest = {name: value for name, value in total.items() if name not in ('exact', 'texts')}
     return Objective.summary(self, rest, size) | dict(exact=total['exact'] / texts)

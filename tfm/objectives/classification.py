@@ -19,8 +19,8 @@ class Classification(Objective):
 
   Attributes:
     classes: how many there are; those of the data are numbered in the order of their names.
-    words: whether each word of a text has a class, told at its first token (Devlin et al. 2019, §5.3), and not
-      the text as a whole.
+    words: whether each word of a text has a class, told at its first token (Devlin et al. 2019, §5.3), and
+      not the text as a whole.
     label_smoothing: ε, the mass spread evenly over the classes (Szegedy et al. 2016, §7).
     shape: H, W, Q of the images that are read, which the source tells; () of texts.
 

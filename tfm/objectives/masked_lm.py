@@ -34,8 +34,8 @@ class MaskedLM(Prediction):
     masked, replaced: the shares of these that become `<mask>`, and some other token.
     whole_word: whether words are chosen with all their tokens (Devlin et al., released code of May 2019; Cui
       et al. 2021). A word begins at white space; one that would be more than is to be chosen is passed over.
-    next_sentence: whether to tell, too, if the second text of a row follows the first (§3.1, Task 2): the mean
-      over rows of -log p, added to the mean over tokens. It wants packing='sentence_pairs'.
+    next_sentence: whether to tell, too, if the second text of a row follows the first (§3.1, Task 2): the
+      mean over rows of -log p, added to the mean over tokens. It wants packing='sentence_pairs'.
 
   Raises:
     ValueError: for shares that are none.

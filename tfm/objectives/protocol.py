@@ -37,7 +37,8 @@ class Objective(abc.ABC):
     document_kinds: the fields that a document of its data may have: ('text',), ('source', 'target'), ….
     architectures: the models that it trains.
     special_tokens: tokens that it needs beyond the tokenizer's, by the names that stand for them in a text.
-    classifier_heads: (name, classes, pooling or '' for config.model.pooling) of what classifies, besides the vocabulary.
+    classifier_heads: (name, classes, pooling or '' for config.model.pooling) of what classifies, besides
+      the vocabulary.
     masked_fraction: the share of the tokens that an encoder is to predict.
     required_fields: what it reads of a row besides the fields that all have; the packing must give just that.
     supported_layouts: what the packing may promise of positions; packs: a packing that will do.
@@ -153,8 +154,9 @@ class Prediction(Objective):
     return empty(length)
 
   def summary(self, total, size):
-    """Also `bits_per_byte`, the whole loss in bits over the bytes that were predicted (the end of a document costs
-    bits and has no bytes), where those are known."""
+    """Also `bits_per_byte`, the whole loss in bits over the bytes that were predicted (the end of a document
+    costs bits and has no bytes), where those are known.
+    """
     bits = total['loss'] / math.log(2)
     return super().summary(total, size) | (dict(bits_per_byte=bits / size) if size else {})
 
@@ -167,8 +169,9 @@ class Prediction(Objective):
     weights: Float[Array, 'B T'],
     reports: PyTree,
   ) -> tuple[Float[Array, ''], Sums]:
-    """The loss of `targets` under the logits that `features` give, those of `chunk` tokens at a time, and on a mesh of each
-    device's own rows and part of the vocabulary."""
+    """The loss of `targets` under the logits that `features` give, those of `chunk` tokens at a time, and on
+    a mesh of each device's own rows and part of the vocabulary.
+    """
     head, rows = model.head(params), (features, targets, weights)
     sharding = LossSharding.of(*targets.shape, model.rows, head, model.head_axes(head, features))
     part, columns = model, WHOLE_VOCABULARY
@@ -193,8 +196,9 @@ class Prediction(Objective):
     weights: Float[Array, 'B T'],
     columns: VocabShard,
   ) -> tuple[Float[Array, ''], Sums]:
-    """What is minimised, and the metrics, of some of the tokens of each row: what adds up over them. A metric is one number,
-    or one of each row."""
+    """What is minimised, and the metrics, of some of the tokens of each row: what adds up over them. A metric
+    is one number, or one of each row.
+    """
     return cross_entropy.sum_cross_entropy(
       logits, targets, weights, self.label_smoothing, self.z_loss, columns
     )

@@ -14,8 +14,8 @@ from tfm.objectives.protocol import Prediction
 class Seq2Seq(Prediction):
   """Σ over target tokens of -log p(target | source, the target before) (Sutskever et al. 2014, §2).
 
-  Teacher forcing: the decoder reads the target itself, shifted right by one, behind the token that a text begins with:
-  the tokenizer's `bos_id`, which of our own is that which ends one.
+  Teacher forcing: the decoder reads the target itself, shifted right by one, behind the token that a text
+    begins with: the tokenizer's `bos_id`, which of our own is that which ends one.
   """
 
   document_kinds = (('source', 'target'),)

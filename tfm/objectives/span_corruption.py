@@ -15,7 +15,8 @@ NOISE, KEPT = 0, 1  # what bits are for
 
 @dataclasses.dataclass(frozen=True)
 class SpanCorruption(Seq2Seq):
-  """Σ over the tokens of a target that tells what was cut out of its source (Raffel et al. 2020, §3.1.4 and §3.3.4).
+  """Σ over the tokens of a target that tells what was cut out of its source (Raffel et al. 2020, §3.1.4 and
+  §3.3.4).
 
     text    Thank you for inviting me to your party last week
     source  Thank you <extra_id_0> me to your party <extra_id_1> week
@@ -60,7 +61,9 @@ class SpanCorruption(Seq2Seq):
     return tuple(f'<extra_id_{i}>' for i in range(self.sentinels))
 
   def counts(self, tokens: int) -> tuple[int, int]:
-    """How many of some tokens are cut out, and in how many spans; at least one is, and one stays, where there are two."""
+    """How many of some tokens are cut out, and in how many spans; at least one is, and one stays, where there
+    are two.
+    """
     noise = min(max(round(self.rate * tokens), 1), tokens - 1)
     return noise, min(max(round(noise / self.span), 1), noise, tokens - noise)
 

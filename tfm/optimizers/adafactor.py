@@ -9,7 +9,8 @@ from tfm.optimizers.protocol import Optimizer
 
 @dataclasses.dataclass(frozen=True)
 class Adafactor(Optimizer):
-  """Second moments of matrices as outer products of row and column averages (Shazeer & Stern 2018, algorithm 4).
+  """Second moments of matrices as outer products of row and column averages (Shazeer & Stern 2018, algorithm
+  4).
 
   Attributes:
     min_dim_size_to_factor: a matrix with a smaller dimension keeps all its second moments.

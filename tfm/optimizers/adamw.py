@@ -9,7 +9,9 @@ from tfm.optimizers.protocol import Optimizer
 
 @dataclasses.dataclass(frozen=True)
 class AdamW(Optimizer):
-  """m̂ / (√v̂ + eps) + weight_decay · x (Loshchilov & Hutter 2019, algorithm 2); defaults of GPT-3's training."""
+  """m̂ / (√v̂ + eps) + weight_decay · x (Loshchilov & Hutter 2019, algorithm 2); defaults of GPT-3's
+  training.
+  """
 
   b1: float = 0.9
   b2: float = 0.95

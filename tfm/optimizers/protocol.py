@@ -1,4 +1,6 @@
-"""The optimizer slot: Optax transformations. Clipping, frozen parameters and layer decay are added in training/."""
+"""The optimizer slot: Optax transformations. Clipping, frozen parameters and layer decay are added in
+training/.
+"""
 
 import abc
 import dataclasses

@@ -25,7 +25,8 @@ class Grid(NamedTuple):
 
 
 def grid(rows: int | None, columns: int | None, length: int) -> Grid:
-  """The grid of rows of `length` tokens; a square one, of all of them or all but the first or the first two, unless told.
+  """The grid of rows of `length` tokens; a square one, of all of them or all but the first or the first two,
+  unless told.
 
   Raises:
     ValueError: if it has no room, or cannot be told.

@@ -17,8 +17,8 @@ class Alibi(Position):
   For past keys this is the paper's formula; for later ones it is the symmetric form that encoders
   use, so there is nothing to choose. Slopes are kept in float32.
 
-  Falcon's code makes slope · k of a key at k in bfloat16, and divides it by √C with q · k (Almazrouei et al. 2023).
-  That is scale=1/√C and rounded=True, as softmax forgets what all keys have in common:
+  Falcon's code makes slope · k of a key at k in bfloat16, and divides it by √C with q · k (Almazrouei et al.
+  2023). That is scale=1/√C and rounded=True, as softmax forgets what all keys have in common:
 
     logits -= scale · |r(q) - r(k)|,  r(x) = bfloat16(bfloat16(slope[head]) · bfloat16(x))
 
@@ -26,7 +26,8 @@ class Alibi(Position):
     exponent: of the gentlest slope: n heads, n a power of two, have the slopes 2^(-exponent/n),
       2^(-2·exponent/n) … 2^(-exponent); 8 in the paper. Other numbers of heads take those of the power
       below, then every other one of the power above.
-    scale: a factor on the penalties; rounded: whether slopes and their products with positions are of bfloat16.
+    scale: a factor on the penalties; rounded: whether slopes and their products with positions are of
+      bfloat16.
 
   Raises (from `check`):
     ValueError: for an exponent or a scale not above 0.

@@ -23,8 +23,9 @@ class Deberta(Position):
   term; the bias is the other two. In k·Q_δ the paper's eq. 4 counts from the key to the query, its code
   and its weights from the query to the key, as here.
 
-  The published versions: v1 is deberta(512); v2 and v3 are deberta(512, buckets=256, norm=True, borrowed=True).
-  (A bias of the projected key is the same for all keys of a query, which softmax cancels, so there is none.)
+  The published versions: v1 is deberta(512); v2 and v3 are deberta(512, buckets=256, norm=True,
+    borrowed=True). (A bias of the projected key is the same for all keys of a query, which softmax cancels,
+    so there is none.)
 
   Attributes:
     max_distance: in tokens, from which on distances are no longer told apart.

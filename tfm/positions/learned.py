@@ -14,8 +14,9 @@ class Learned(Position):
   Attributes:
     rows: positions in the table; the length of the training sequences unless given.
     stddev: of the normal distribution that the table starts from (0.02 in GPT-2 and BERT).
-    before: further rows that the table has before them, the last of which is position -1: the published RoBERTa's, whose
-      positions begin behind the id of padding, which is the position of padding (Liu et al. 2019, released code).
+    before: further rows that the table has before them, the last of which is position -1: the published
+      RoBERTa's, whose positions begin behind the id of padding, which is the position of padding (Liu et al.
+      2019, released code).
 
   Raises (from `check`):
     ValueError: for a table shorter than the sequences, or fewer than no rows before.

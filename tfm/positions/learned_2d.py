@@ -17,8 +17,8 @@ class Learned2D(Position):
   """x + W[position], W being a table of the tokens before the grid, and of a grid's rows and columns, that is
   stretched to the grid of the run (Dosovitskiy et al. 2021, §3.2, "2D interpolation").
 
-  So a run at a higher resolution reads the parameters of one at a lower: `original` is the grid that they were
-  learnt on. Where both are the same, this is `learned`, parameter for parameter.
+  So a run at a higher resolution reads the parameters of one at a lower: `original` is the grid that they
+    were learnt on. Where both are the same, this is `learned`, parameter for parameter.
 
   Attributes:
     rows, columns: of the grid; the tokens before it are what is left of data.length. A square unless

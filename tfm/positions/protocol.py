@@ -43,8 +43,9 @@ class Position(nn.Module):
 
   @property
   def uses_qk_projections(self) -> bool:
-    """Whether the mixer applies its query and key projections to the shared table: `bias` then gets the pair of
-    projected tables, [N H C] and [N K C]."""
+    """Whether the mixer applies its query and key projections to the shared table: `bias` then gets the pair
+    of projected tables, [N H C] and [N K C].
+    """
     return False
 
   @classmethod
@@ -56,7 +57,9 @@ class Position(nn.Module):
 
   @property
   def sharing_key(self) -> str:
-    """Blocks whose positions have equal keys share one table: the scheme and its settings, not the block sizes."""
+    """Blocks whose positions have equal keys share one table: the scheme and its settings, not the block
+    sizes.
+    """
     surroundings = {field.name for field in dataclasses.fields(Position)}
     own = {
       field.name: getattr(self, field.name)
@@ -66,8 +69,9 @@ class Position(nn.Module):
     return f'{type(self).__name__}({", ".join(f"{name}={value!r}" for name, value in own.items())})'
 
   def fingerprint(self) -> dict[str, Any]:
-    """Equal for two instances that compute the same from the same parameters: sizes and settings, not `length`; a
-    scheme that depends on `length` adds what follows from it."""
+    """Equal for two instances that compute the same from the same parameters: sizes and settings, not
+    `length`; a scheme that depends on `length` adds what follows from it.
+    """
     return {
       field.name: getattr(self, field.name)
       for field in dataclasses.fields(self)
@@ -93,13 +97,14 @@ class Position(nn.Module):
     return None
 
   def bias(self, shared: PyTree) -> Callable | None:
-    """The function `(q, k, q_positions, k_positions) -> [B K G T S]` whose result is added to the logits; or None.
+    """The function `(q, k, q_positions, k_positions) -> [B K G T S]` whose result is added to the logits; or
+    None.
 
     Args:
       shared: the result of `compute_shared`, by the instance that the model holds.
 
-    The function gets `q [B K G T C]`, `k [B K S C]`, and positions `[B T]` and `[B S]`. Blockwise kernels call it
-    block by block. It is a `jax.tree_util.Partial` whose leaves are the learned parameters, so that a kernel with
-    its own backward pass can differentiate them.
+    The function gets `q [B K G T C]`, `k [B K S C]`, and positions `[B T]` and `[B S]`. Blockwise kernels
+    call it block by block. It is a `jax.tree_util.Partial` whose leaves are the learned parameters, so that a
+    kernel with its own backward pass can differentiate them.
     """
     return None

@@ -84,7 +84,9 @@ class Rope(Position):
     )
 
   def grows(self) -> dict[str, Any]:
-    """What a scaling that looks at the length of texts makes of longer ones: its arguments; nothing of another."""
+    """What a scaling that looks at the length of texts makes of longer ones: its arguments; nothing of
+    another.
+    """
     call = parse(self.scaling)
     taken = [*inspect.signature(SCALINGS[call.name]).parameters]
     own = [name for name in taken if name not in ('theta', 'channels', 'longest')]

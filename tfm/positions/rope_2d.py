@@ -8,11 +8,11 @@ from tfm.positions.protocol import Position
 
 
 class Rope2D(Position):
-  """Rotates half the channel pairs of queries and keys by the row, and half by the column ("axial": Heo et al. 2024,
-  RoPE-ViT, §3.2; Fang et al. 2023, EVA-02).
+  """Rotates half the channel pairs of queries and keys by the row, and half by the column ("axial": Heo et
+  al. 2024, RoPE-ViT, §3.2; Fang et al. 2023, EVA-02).
 
-  Pair i < C/4 turns by r · θᵢ, and pair C/4 + i by c · θᵢ, with θᵢ = theta^(-4i/C), so that q·k depends on the
-  differences of rows and of columns only. Tokens before the grid are not rotated, nor is the first patch.
+  Pair i < C/4 turns by r · θᵢ, and pair C/4 + i by c · θᵢ, with θᵢ = theta^(-4i/C), so that q·k depends on
+  the differences of rows and of columns only. Tokens before the grid are not rotated, nor is the first patch.
 
   Attributes:
     rows, columns: of the grid; the tokens before it are what is left of data.length. A square unless
@@ -21,7 +21,8 @@ class Rope2D(Position):
     interleaved: whether the pairs are (2i, 2i + 1), as published; otherwise (i, i + C/2).
 
   Raises (from `check`):
-    ValueError: for a head width that is no multiple of 4, a grid that data.length does not hold, or theta not above 0.
+    ValueError: for a head width that is no multiple of 4, a grid that data.length does not hold, or theta
+      not above 0.
   """
 
   rows: int | None = None

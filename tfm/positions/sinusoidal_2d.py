@@ -14,8 +14,8 @@ class Sinusoidal2D(Position):
 
     PE = [sin(r θᵢ), cos(r θᵢ), sin(c θᵢ), cos(c θᵢ)],  θᵢ = theta^(-4i/D), i < D/4
 
-  Tokens before the grid have none. In MAE the column comes first; the code of Beyer et al. 2022 has frequencies from
-  1 to 1 / theta itself.
+  Tokens before the grid have none. In MAE the column comes first; the code of Beyer et al. 2022 has
+  frequencies from 1 to 1 / theta itself.
 
   Attributes:
     rows, columns: of the grid; the tokens before it are what is left of data.length. A square unless
@@ -23,7 +23,8 @@ class Sinusoidal2D(Position):
     theta: base of the wavelengths.
 
   Raises (from `check`):
-    ValueError: for a width that is no multiple of 4, a grid that data.length does not hold, or theta not above 0.
+    ValueError: for a width that is no multiple of 4, a grid that data.length does not hold, or theta not
+      above 0.
   """
 
   rows: int | None = None

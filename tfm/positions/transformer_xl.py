@@ -22,9 +22,9 @@ class TransformerXL(Position):
   with waves of the keys [S, D]: exact at any distance, without a table of them. It costs H times as much
   as q·k.
 
-  The paper's other half, segment-level recurrence (§3.2), is `config.training.recurrence_length`: rows are read
-  in pieces of so many tokens, each of which attends to those before it, as far as the mask shows them, and
-  sends no gradient there. A memory ends with its row.
+  The paper's other half, segment-level recurrence (§3.2), is `config.training.recurrence_length`: rows are
+  read in pieces of so many tokens, each of which attends to those before it, as far as the mask shows them,
+  and sends no gradient there. A memory ends with its row.
 
   Raises (from `check`):
     ValueError: for an odd model width.

@@ -14,7 +14,8 @@ Branch = Callable[[Float[Array, 'B T D']], Float[Array, 'B T D']]
 
 
 class ResidualBlock(Protocol):
-  """What a residual may use of the block: its norm placement and its parts, which have parameters of the block.
+  """What a residual may use of the block: its norm placement and its parts, which have parameters of the
+  block.
 
   Attributes:
     placement: one of `PLACEMENTS`; norm: the factory of the block's norms.

@@ -50,7 +50,8 @@ TOKENS = (
 
 
 def build_model(experiment: 'Experiment', vocab: int, causal: bool, source_vocab: int) -> Trunk:
-  """The model of a resolved config, for a tokenizer of `vocab` tokens plus the special tokens of the objective.
+  """The model of a resolved config, for a tokenizer of `vocab` tokens plus the special tokens of the
+  objective.
 
   Args:
     vocab: 0 where there is none, as for images.
@@ -175,8 +176,9 @@ def build_patches(experiment: 'Experiment') -> dict[str, Any]:
   """Image shape, patch size and number of class tokens.
 
   Raises:
-    ValueError: for a patch without images or images without one, one that does not divide them, fewer class tokens than
-      the pooling reads, a data.length that is not as many, and what is said of tokens and would be ignored.
+    ValueError: for a patch without images or images without one, one that does not divide them, fewer class
+      tokens than the pooling reads, a data.length that is not as many, and what is said of tokens and would
+      be ignored.
   """
   config = experiment.config
   m, shape, length = config.model, experiment.source.image_shape, config.data.length

@@ -26,8 +26,8 @@ class Buckets(protocol.Packing):
 
   Attributes:
     least: a bucket is at least so long.
-    ratio: and at least by so much shorter than the next: the smaller, the fewer tokens of padding and the more
-      shapes to compile.
+    ratio: and at least by so much shorter than the next: the smaller, the fewer tokens of padding and the
+      more shapes to compile.
 
   Raises:
     ValueError: for a `least` below 1, or a `ratio` of 1 or less.

@@ -17,21 +17,22 @@ _log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class Each(protocol.Packing):
-  """end of text, text (Devlin et al. 2019, §3: the end of a text stands where BERT has [CLS]), or where a published tokenizer
-  has a token of its own there, that, text, end of text; or an image.
+  """end of text, text (Devlin et al. 2019, §3: the end of a text stands where BERT has [CLS]), or where a
+  published tokenizer has a token of its own there, that, text, end of text; or an image.
 
-  A text that is longer than a row is cut, and a warning tells of such. `classes` is the class of the text [], or
-  of each of its words [T], at its first token, with -1 where there is none to tell.
+  A text that is longer than a row is cut, and a warning tells of such. `classes` is the class of the text [],
+  or of each of its words [T], at its first token, with -1 where there is none to tell.
 
-  Of an image `image` [H, W, C] is between -1 and 1, float32, and a row has the positions of its tokens, which a
-  model makes.
+  Of an image `image` [H, W, C] is between -1 and 1, float32, and a row has the positions of its tokens, which
+  a model makes.
 
-  Every epoch has an order of its own; texts may have no end. In training images may be varied, in another way every time one comes:
+  Every epoch has an order of its own; texts may have no end. In training images may be varied, in another way
+  every time one comes:
 
   Attributes:
     flip: whether half of them are mirrored, left for right.
-    crop: pixels by which they are shifted at most, up or down and left or right, black coming in: what He et al.
-      2016, §4.2, do by padding each side and cutting out at random.
+    crop: pixels by which they are shifted at most, up or down and left or right, black coming in: what He
+      et al. 2016, §4.2, do by padding each side and cutting out at random.
 
   Raises:
     ValueError: for a crop below 0, or (from `pack`) for texts that would have to be flipped or cropped.

@@ -34,7 +34,8 @@ class Rows(protocol.OneEach):
 class Padded(protocol.Packing):
   """The plainest packing: row i is a text, or a pair, from position 0 on.
 
-  What is longer than a row is left out, and a warning tells of it. Every epoch has an order of its own. Documents may
+  What is longer than a row is left out, and a warning tells of it. Every epoch has an order of its own.
+  Documents may
   have no end: then there is no epoch, and the row of one that is too long stays empty.
   """
 

@@ -67,8 +67,9 @@ class Rows(Sequence):
 
 
 class OneEach(Rows):
-  """Row i is made of the i-th document, or in training of the i-th of an order of each epoch; of documents without
-  end, of the next after a place of the seed's own."""
+  """Row i is made of the i-th document, or in training of the i-th of an order of each epoch; of documents
+  without end, of the next after a place of the seed's own.
+  """
 
   def __init__(self, documents: Documents, length: int, seed: int | None, numbers: np.ndarray | None = None):
     """
@@ -238,8 +239,9 @@ def within(documents: token_arrays.Tokens | token_arrays.Pairs, length: int) -> 
 def put(
   row: Row, documents: Documents, number: int, segment: int, at: Sequence[int] = (0, 0)
 ) -> tuple[int, ...]:
-  """Writes a document, its sides being a text or a source and a target, into a row, from a place of each side on; the
-  places behind it."""
+  """Writes a document, its sides being a text or a source and a target, into a row, from a place of each side
+  on; the places behind it.
+  """
   *source, text = sides = documents.sides(number)
   for side, first in zip(source, at):
     here = slice(first, first + len(side))

@@ -11,10 +11,10 @@ class Addition(task.Lengths):
   """285+34=319: the sum, and the end of the text, is the answer (Lee et al. 2023).
 
   Attributes:
-    length, longer: digits of each summand in training and in the test, as `task.Lengths` has them, without zeros in
-      front.
-    reversed: whether the digits of the sum stand the other way round, the units first, so that a carry is known when
-      it is used (the same): 285+34=913.
+    length, longer: digits of each summand in training and in the test, as `task.Lengths` has them, without
+      zeros in front.
+    reversed: whether the digits of the sum stand the other way round, the units first, so that a carry is
+      known when it is used (the same): 285+34=913.
   """
 
   length: int = 5

@@ -15,9 +15,9 @@ SUFFIXES = '.png', '.jpg', '.jpeg'
 
 @dataclasses.dataclass(frozen=True)
 class Folder(protocol.Source):
-  """PATH/CLASS/….png or .jpg; or PATH/train/CLASS/…, PATH/validation/CLASS/… and PATH/test/CLASS/…: of every image its
-  middle, as large a square as it has, in size × size pixels. Of splits, what there is no folder for is carved out of
-  train, by the hash of the image.
+  """PATH/CLASS/….png or .jpg; or PATH/train/CLASS/…, PATH/validation/CLASS/… and PATH/test/CLASS/…: of every
+  image its middle, as large a square as it has, in size × size pixels. Of splits, what there is no folder for
+  is carved out of train, by the hash of the image.
 
   Attributes:
     path: of the folder; `~` is the home folder.

@@ -13,8 +13,8 @@ from tfm.data.sources import protocol
 
 @dataclasses.dataclass(frozen=True)
 class Images(protocol.Source):
-  """A TFDS data set such as fashion_mnist, cifar10 or imagenet2012, prepared in array_record or to be prepared so:
-  of every image its middle, as large a square as it has, in size × size pixels.
+  """A TFDS data set such as fashion_mnist, cifar10 or imagenet2012, prepared in array_record or to be
+  prepared so: of every image its middle, as large a square as it has, in size × size pixels.
 
   Splits are as of `tfds`.
 

@@ -12,12 +12,13 @@ PREFIX = '*'
 
 @dataclasses.dataclass(frozen=True)
 class Induction(task.Lengths):
-  """dca*bcad*b: a special symbol stands somewhere among random letters and once more behind them; the answer is what
-  followed it (Olsson et al. 2022; as Gu & Dao 2023, §4.1.2, have it, with 16 symbols, trained on 256).
+  """dca*bcad*b: a special symbol stands somewhere among random letters and once more behind them; the answer
+  is what followed it (Olsson et al. 2022; as Gu & Dao 2023, §4.1.2, have it, with 16 symbols, trained on
+  256).
 
   Attributes:
-    length, longer: symbols before the answer in training and in the test, all texts of a split being of one length;
-      longer=None: the test is as training.
+    length, longer: symbols before the answer in training and in the test, all texts of a split being of one
+      length; longer=None: the test is as training.
     symbols: different letters, beside the special one.
   """
 

@@ -10,7 +10,8 @@ from tfm.data.sources import protocol
 
 @dataclasses.dataclass(frozen=True)
 class Labelled(protocol.Source):
-  """Lines `label TAB text` of the files that match a pattern, plain, .gz or .zst; blank lines are no examples.
+  """Lines `label TAB text` of the files that match a pattern, plain, .gz or .zst; blank lines are no
+  examples.
 
   With `{split}` in the pattern there are files of each split: labelled("sst2/{split}.tsv", splits=("train",
   "dev")). What is not named is carved out of the training split, by the hash of the text.

@@ -20,15 +20,15 @@ OPERATORS = {
 
 @dataclasses.dataclass(frozen=True)
 class Listops(task.Task):
-  """[MAX 4 [MIN 2 3 ] 1 [MED 1 5 8 9 ] ] is 6: nested operations on digits, whose value is the label (Nangia & Bowman
-  2018; Tay et al. 2020, Long Range Arena, §2.2.1, and its published generator, whose settings are the defaults here, but that
-  training has no end, where the arena has 96,000).
+  """[MAX 4 [MIN 2 3 ] 1 [MED 1 5 8 9 ] ] is 6: nested operations on digits, whose value is the label (Nangia
+  & Bowman 2018; Tay et al. 2020, Long Range Arena, §2.2.1, and its published generator, whose settings are
+  the defaults here, but that training has no end, where the arena has 96,000).
 
-  An operation has 2 … `arguments` arguments, all numbers alike often, each with probability 0.25 an operation itself.
-  The median is rounded down, the sum is modulo 10. Expressions are drawn until one has more than `least` and fewer than
-  `most` symbols. The arena's own files put parentheses around all pairs, which its models do not read; here there are
-  none. With tokenizer='words' an operator with its bracket is a symbol, and so is a closing bracket; the first word has
-  no space before it, and is a token of its own.
+  An operation has 2 … `arguments` arguments, all numbers alike often, each with probability 0.25 an operation
+  itself. The median is rounded down, the sum is modulo 10. Expressions are drawn until one has more than
+  `least` and fewer than `most` symbols. The arena's own files put parentheses around all pairs, which its
+  models do not read; here there are none. With tokenizer='words' an operator with its bracket is a symbol,
+  and so is a closing bracket; the first word has no space before it, and is a token of its own.
 
   Expressions of so many symbols that two alike never come up: splits need not be told apart by hashes.
 

@@ -12,25 +12,25 @@ FILLER = '.'
 
 @dataclasses.dataclass(frozen=True)
 class Mqar(task.Lengths):
-  """. k7 v3 k2 v9 . . k2 v9 k7 v3 . .: pairs of a key and its value, and after them each key once more; the values
-  after these are the answers (Arora et al. 2023, Zoology, §4, and its published generator).
+  """. k7 v3 k2 v9 . . k2 v9 k7 v3 . .: pairs of a key and its value, and after them each key once more; the
+  values after these are the answers (Arora et al. 2023, Zoology, §4, and its published generator).
 
-  After the pairs a query stands at the g-th place of two symbols, 0 ≤ g < (length - 2 pairs) / 2, with a probability of
-  (g + 1)^(power - 1), at most one at a place; keys and values are different ones of half of the vocabulary each. The
-  published generator asks for the value where the key stands and leaves the place after it to the filler; here it is
-  there, as in a text. Words are divided by spaces, and a filler stands before the first, so that with
-  tokenizer='words' each symbol is one token.
+  After the pairs a query stands at the g-th place of two symbols, 0 ≤ g < (length - 2 pairs) / 2, with a
+  probability of (g + 1)^(power - 1), at most one at a place; keys and values are different ones of half of
+  the vocabulary each. The published generator asks for the value where the key stands and leaves the place
+  after it to the filler; here it is there, as in a text. Words are divided by spaces, and a filler stands
+  before the first, so that with tokenizer='words' each symbol is one token.
 
   Attributes:
-    length, longer: symbols of a text, without the first, in training and in the test, all texts of a split being of
-      one length; longer=None: as many in the test.
+    length, longer: symbols of a text, without the first, in training and in the test, all texts of a split
+      being of one length; longer=None: as many in the test.
     pairs, more: in training and in the test; more=None: as many in the test.
     vocabulary: keys, values and the filler together.
     power: the smaller, the nearer to the pairs the queries stand; 1: anywhere alike often.
-    noise: whether the filler between the queries is any symbol of the vocabulary, as the generator has it by default
-      and the paper's own experiments have not.
-    joined: whether a pair is one symbol, k7=v3, so that nothing has to bring a key to its value before any key can be
-      looked for: an easier task, for small models.
+    noise: whether the filler between the queries is any symbol of the vocabulary, as the generator has it
+      by default and the paper's own experiments have not.
+    joined: whether a pair is one symbol, k7=v3, so that nothing has to bring a key to its value before any
+      key can be looked for: an easier task, for small models.
   """
 
   length: int = 64
@@ -71,7 +71,8 @@ class Mqar(task.Lengths):
     words = [(f' {word}', False) for pair in told for word in (('='.join(pair),) if self.joined else pair)]
     places = self._places(beyond)
     after = [None] * places
-    # The first of as many exponential clocks of these rates: drawing without putting back (Efraimidis & Spirakis 2006).
+    # The first of as many exponential clocks of these rates: drawing without putting back (Efraimidis &
+    # Spirakis 2006).
     rings = {g: -math.log(1 - draw.random()) * (g + 1) ** (1 - self.power) for g in range(places)}
     for (key, value), g in zip(held, sorted(rings, key=rings.get)):
       after[g] = (f' {self._word(key)}', False), (f' {self._word(value)}', True)

@@ -20,15 +20,15 @@ QUESTION = 'What is the pass key? The pass key is '
 
 @dataclasses.dataclass(frozen=True)
 class Needle(task.Lengths):
-  """A number is told somewhere in a long text, and asked for at its end: retrieval of a pass key (Mohtashami & Jaggi
-  2023), at a given depth (Kamradt 2023, "Needle in a haystack").
+  """A number is told somewhere in a long text, and asked for at its end: retrieval of a pass key (Mohtashami
+  & Jaggi 2023), at a given depth (Kamradt 2023, "Needle in a haystack").
 
-  The text repeats the paper's five sentences, beginning with any of them. The digits of the number at the end are the
-  answer.
+  The text repeats the paper's five sentences, beginning with any of them. The digits of the number at the end
+  are the answer.
 
   Attributes:
-    length, longer: characters of a text in training and in the test, at most; as many sentences as there is room for;
-      longer=None: the test is as training.
+    length, longer: characters of a text in training and in the test, at most; as many sentences as there is
+      room for; longer=None: the test is as training.
     depth: the share of the sentences that stands before the number; None: any, all places alike often.
     digits: of the number.
   """

@@ -31,8 +31,8 @@ class Numbers(protocol.Source):
 
   Attributes:
     src, tgt: languages, as num2words and Babel call them.
-    pairs: of training, where they are to have an end; a twentieth as many are for validation and for the test each,
-      otherwise 1,000.
+    pairs: of training, where they are to have an end; a twentieth as many are for validation and for the
+      test each, otherwise 1,000.
     seed: of the draw.
   """
 

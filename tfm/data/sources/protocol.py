@@ -13,9 +13,9 @@ class Source(abc.ABC):
   """Where documents come from; the fields of a subclass are the literals of its spec.
 
   Attributes:
-    fields: the texts of a document: a 'text', a 'source' and a 'target', or a 'text' and its 'label', or the
-      'labels' of its words, as many words divided by spaces, or the 'answers' in it, as spans `first:last` of its
-      bytes; or an 'image' and its 'label'.
+    fields: the texts of a document: a 'text', a 'source' and a 'target', or a 'text' and its 'label', or
+      the 'labels' of its words, as many words divided by spaces, or the 'answers' in it, as spans
+      `first:last` of its bytes; or an 'image' and its 'label'.
     image_shape: H, W, C of every image; () of texts.
     is_infinite: whether the documents of training have no end.
   """

@@ -12,12 +12,12 @@ NOISE = '.'
 
 @dataclasses.dataclass(frozen=True)
 class SelectiveCopy(task.Lengths):
-  """..b.a...c.=bac: letters stand anywhere among noise, and are to be told in order (Jing et al. 2019; Gu & Dao 2023,
-  §4.1.1, with 16 symbols, the noise being one of them, and 16 letters among 4096 places).
+  """..b.a...c.=bac: letters stand anywhere among noise, and are to be told in order (Jing et al. 2019; Gu &
+  Dao 2023, §4.1.1, with 16 symbols, the noise being one of them, and 16 letters among 4096 places).
 
   Attributes:
-    length, longer: places of letters and noise in training and in the test, all texts of a split being of one length;
-      longer=None: the test is as training.
+    length, longer: places of letters and noise in training and in the test, all texts of a split being of
+      one length; longer=None: the test is as training.
     tokens: letters in a text.
     symbols: different letters, and the noise.
   """

@@ -9,8 +9,8 @@ from tfm.data.sources import protocol
 
 @dataclasses.dataclass(frozen=True)
 class Shape(protocol.Source):
-  """What a published model of images says of its data; another source must take its place before there is anything to
-  learn.
+  """What a published model of images says of its data; another source must take its place before there is
+  anything to learn.
 
   Attributes:
     height, width: in pixels; channels: of a pixel.

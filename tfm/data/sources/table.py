@@ -15,9 +15,9 @@ DELIMITERS = {'.csv': ',', '.tsv': '\t', '.tab': '\t'}
 
 @dataclasses.dataclass(frozen=True)
 class Table(protocol.Source):
-  """Rows of .csv, .tsv or .tab files, plain, .gz or .zst, whose first line names the columns: table("reviews/*.csv",
-  text="review", label="stars"). Quotes are as in RFC 4180: what they enclose may hold line breaks. Spaces around a text
-  and a label are no part of them.
+  """Rows of .csv, .tsv or .tab files, plain, .gz or .zst, whose first line names the columns:
+  table("reviews/*.csv", text="review", label="stars"). Quotes are as in RFC 4180: what they enclose may hold
+  line breaks. Spaces around a text and a label are no part of them.
 
   Attributes:
     pattern: files, `{split}` and all, as of `labelled`.
@@ -26,7 +26,8 @@ class Table(protocol.Source):
     skip: lines after the names that are no rows, such as the two of Orange's .tab files.
 
   Raises:
-    ValueError: from `prepare`, for a column that is not there, or a row of another number of columns or without a label.
+    ValueError: from `prepare`, for a column that is not there, or a row of another number of columns or
+      without a label.
   """
 
   fields = ('text', 'label')

@@ -20,9 +20,10 @@ class Tfds(protocol.Source):
   Attributes:
     dataset: as in TFDS: "name", "name/config", "name:1.0.0".
     field: the feature that holds the text; of pairs, the source.
-    target: the feature that holds the target, as in tfds("wmt14_translate/de-en", "de", "en"); '': there are no pairs.
-    label: the feature that holds the class of a text, by a name or a number, as in tfds("imdb_reviews", label="label");
-      '': there are no classes.
+    target: the feature that holds the target, as in tfds("wmt14_translate/de-en", "de", "en"); '': there
+      are no pairs.
+    label: the feature that holds the class of a text, by a name or a number, as in tfds("imdb_reviews",
+      label="label"); '': there are no classes.
     data_dir: where TFDS keeps its data sets; by default, TFDS's own choice.
   """
 

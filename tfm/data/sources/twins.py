@@ -8,13 +8,13 @@ from tfm.data import task
 
 @dataclasses.dataclass(frozen=True)
 class Twins(task.Task):
-  """k7=3 k2=8 k7=5 k2=0 has the labels 5 0 3 8: every key stands twice, anywhere, each time with a digit of its own, and
-  the label of a word is the digit of its twin.
+  """k7=3 k2=8 k7=5 k2=0 has the labels 5 0 3 8: every key stands twice, anywhere, each time with a digit of
+  its own, and the label of a word is the digit of its twin.
 
-  Retrieval for encoders, asked at every word: the multi-query associative recall of Arora et al. 2023 with questions
-  before and after their answers. A word whose twin a model does not see can be told by chance alone, one in ten. Words
-  are divided by spaces; with tokenizer='words' each is one token, but that one at the beginning of a text, which has no
-  space before it, may be several.
+  Retrieval for encoders, asked at every word: the multi-query associative recall of Arora et al. 2023 with
+    questions before and after their answers. A word whose twin a model does not see can be told by chance
+    alone, one in ten. Words are divided by spaces; with tokenizer='words' each is one token, but that one at
+    the beginning of a text, which has no space before it, may be several.
 
   Attributes:
     pairs: of words in a text.

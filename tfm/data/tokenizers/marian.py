@@ -23,16 +23,17 @@ LANGUAGE = re.compile(r'>>.*?<<', re.DOTALL)  # which to write, before a source:
 
 @dataclasses.dataclass(frozen=True)
 class Marian(protocol.Tokenizer):
-  """SentencePiece cuts a text up, sources by one model and targets by another, and a table of its own numbers the pieces
-  (Junczys-Dowmunt et al. 2018; Tiedemann & Thottingal 2020, OPUS-MT): source.spm, target.spm, vocab.json, and where
-  targets have a table of their own, target_vocab.json.
+  """SentencePiece cuts a text up, sources by one model and targets by another, and a table of its own numbers
+  the pieces (Junczys-Dowmunt et al. 2018; Tiedemann & Thottingal 2020, OPUS-MT): source.spm, target.spm,
+  vocab.json, and where targets have a table of their own, target_vocab.json.
 
   A text is normalised before it is cut up, so its bytes are not told.
 
   Attributes:
     folder: where they lie.
     sources: whether it is of the sources alone, where these have a vocabulary of their own.
-    reads, writes: what was read there, the SentencePiece models of sources and of texts that are written, in base64.
+    reads, writes: what was read there, the SentencePiece models of sources and of texts that are written,
+      in base64.
     table: number of each piece, as JSON.
     size: rows of the model's vocabulary, as config.json says.
     begin, end: numbers of the tokens that begin a written text, and end one.
@@ -57,7 +58,8 @@ class Marian(protocol.Tokenizer):
     """Reads the folder; the texts are not looked at.
 
     Raises:
-      ValueError: for a file that is not there, or a table without the token of unknown pieces, or that which ends a text.
+      ValueError: for a file that is not there, or a table without the token of unknown pieces, or that
+        which ends a text.
     """
     folder = pathlib.Path(self.folder).expanduser()
     if missing := [name for name in FILES if not (folder / name).exists()]:

@@ -52,7 +52,9 @@ class Tokenizer(abc.ABC):
 
   @property
   def bos_id(self) -> int:
-    """The token before a text that is read as a whole or written: that between documents, unless there is another."""
+    """The token before a text that is read as a whole or written: that between documents, unless there is
+    another.
+    """
     return self.eos_id
 
   @property

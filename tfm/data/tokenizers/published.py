@@ -27,18 +27,21 @@ MASK = '<mask>'  # what tfm calls the token that hides another
 
 @dataclasses.dataclass(frozen=True)
 class Published(protocol.Tokenizer):
-  """What lies in the folder of a checkpoint: tokenizer.json, read by `tokenizers`; else spiece.model or tokenizer.model,
-  by `sentencepiece`; else WordPiece's vocab.txt; else the vocab.json and merges.txt of byte pairs.
+  """What lies in the folder of a checkpoint: tokenizer.json, read by `tokenizers`; else spiece.model or
+  tokenizer.model, by `sentencepiece`; else WordPiece's vocab.txt; else the vocab.json and merges.txt of byte
+  pairs.
 
-  Most of them change a text before they cut it up (letters become small, spaces are added or joined); of those no bits
-  per byte are told, and no place in a text is found by counting bytes. GPT-2's byte pairs lose nothing.
+  Most of them change a text before they cut it up (letters become small, spaces are added or joined); of
+  those no bits per byte are told, and no place in a text is found by counting bytes. GPT-2's byte pairs lose
+  nothing.
 
   Attributes:
     folder: where it lies.
     model: what was read there: JSON, or a SentencePiece model in base64.
     kind: 'json' or 'sentencepiece'.
     size: rows of the model's vocabulary, as config.json says; there may be more of them than tokens.
-    begin, end, mask: numbers of the tokens that begin a written text, end one, and hide another; None: there is none.
+    begin, end, mask: numbers of the tokens that begin a written text, end one, and hide another; None:
+      there is none.
     before: tokens that stand before a text that is read as a whole.
   """
 
@@ -213,8 +216,9 @@ def _json(path: pathlib.Path) -> dict:
 
 
 def _byte_letters() -> dict[str, int]:
-  """The letter that stands for each byte in GPT-2's vocabulary (Radford et al. 2019, released code): its own where it can be
-  printed, and one from 256 on where not."""
+  """The letter that stands for each byte in GPT-2's vocabulary (Radford et al. 2019, released code): its own
+  where it can be printed, and one from 256 on where not.
+  """
   printed = [*range(ord('!'), ord('~') + 1), *range(ord('¡'), ord('¬') + 1), *range(ord('®'), ord('ÿ') + 1)]
   others = [byte for byte in range(256) if byte not in printed]
   return {chr(byte): byte for byte in printed} | {chr(256 + i): byte for i, byte in enumerate(others)}

@@ -15,10 +15,11 @@ WORD = re.compile(r' ?\S+|\s')
 
 @dataclasses.dataclass(frozen=True)
 class Words(protocol.Tokenizer):
-  """The words of the training split, each with the space before it, in the order of their code points; then the end of
-  a text.
+  """The words of the training split, each with the space before it, in the order of their code points; then
+  the end of a text.
 
-  A word ends at white space. One that the training split lacks is written as its UTF-8 bytes, whose 256 tokens stand
+  A word ends at white space. One that the training split lacks is written as its UTF-8 bytes, whose 256
+  tokens stand
   last, and so is white space that is no single space before a word: nothing becomes "unknown".
   """
 
