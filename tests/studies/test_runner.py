@@ -16,6 +16,7 @@ from ml_collections import ConfigDict
 
 from tfm.analysis import estimate
 from tfm.commands import cli, compare
+from tfm.config.assemble import Experiment
 from tfm.config.overlay import complete
 from tfm.config.resolve import resolve_config
 from tfm.evaluation.cost import StepCost
