@@ -1,4 +1,4 @@
-"""Where prepared data is kept, and how several processes may write it at once."""
+"""The directory of prepared data, which several processes may write at the same time."""
 
 import os
 import pathlib
@@ -8,15 +8,15 @@ from typing import Callable
 
 
 def directory() -> pathlib.Path:
-  """The default cache directory: `$TFM_CACHE`, or else `~/.cache/tfm`."""
+  """Returns the default cache directory: `$TFM_CACHE`, or `~/.cache/tfm`."""
   return pathlib.Path(os.environ.get('TFM_CACHE') or '~/.cache/tfm').expanduser()
 
 
-def once(path: pathlib.Path, write: Callable[[pathlib.Path], None]) -> pathlib.Path:
-  """Returns the directory `path`, first filled by `write` if it does not exist.
+def create_once(path: pathlib.Path, write: Callable[[pathlib.Path], None]) -> pathlib.Path:
+  """Returns the directory `path`; if it does not exist, `write` fills it first.
 
-  `write` gets a new directory next to `path`, which is renamed when complete: a reader never sees a
-  part, and of several processes that write the same content, the first wins and all read its.
+  `write` receives a temporary directory next to `path`, which is renamed when it is complete: no reader sees an
+  incomplete directory. If several processes write the same content, the first to finish wins and all read its result.
   """
   if path.exists():
     return path

@@ -1,6 +1,4 @@
-"""What is to be told of documents: their labels, numbered in the order of the names that training has, or the
-source.
-"""
+"""The classes of documents: their labels, numbered in the order of the class names."""
 
 import json
 import pathlib
@@ -8,119 +6,115 @@ import pathlib
 import numpy as np
 
 from tfm.data import cache, progress
-from tfm.data import corpus as corpora
+from tfm.data.corpus import Corpus
+from tfm.data.documents import IMAGE, INFINITE
 from tfm.data.images import Images
 from tfm.data.tokenizers.protocol import Tokenizer
-from tfm.data.tokens import InfiniteDocuments, LabelledTexts, Labels, Tokens, WordLabels, beside
+from tfm.data.tokens import InfiniteDocuments, LabelledTexts, Labels, Tokens, WordLabels, align_word_labels
 
 
-SHOWN = 10  # names in an error
+MAX_NAMES_SHOWN = 10  # in an error
 
 
-def names(corpus: corpora.Corpus, cache_dir: pathlib.Path) -> tuple[str, ...]:
-  """The labels that the source says there are, or else those of the training split, each once, in order."""
+def class_names(corpus: Corpus, cache_dir: pathlib.Path) -> tuple[str, ...]:
+  """Returns the class names that the source defines, or the sorted labels of the training split."""
   if corpus.classes:
     return corpus.classes
 
   def write(directory: pathlib.Path):
-    labels = corpus.splits['train'][corpus.label]
-    found = {
+    column = corpus.splits['train'][corpus.label_field]
+    labels = {
       label
-      for text in progress.track(labels, f'reading the labels of {corpus.name}', len(labels))
-      for label in _labels(corpus, text)
+      for text in progress.track(column, f'reading the labels of {corpus.name}', len(column))
+      for label in _split_labels(corpus, text)
     }
-    (directory / 'names.json').write_text(json.dumps(sorted(found)))
+    (directory / 'names.json').write_text(json.dumps(sorted(labels)))
 
-  directory = cache.once(cache_dir / 'classes' / f'{corpus.hash}-{corpus.label}', write)
+  directory = cache.create_once(cache_dir / 'classes' / f'{corpus.hash}-{corpus.label_field}', write)
   return tuple(json.loads((directory / 'names.json').read_text()))
 
 
-def numbers(corpus: corpora.Corpus, split: str, cache_dir: pathlib.Path) -> tuple[np.ndarray, np.ndarray]:
-  """The classes of a split's labels in a row, int32 [N], and where those of each document begin, int64
-  [documents + 1].
+def class_ids(corpus: Corpus, split: str, cache_dir: pathlib.Path) -> tuple[np.ndarray, np.ndarray]:
+  """Returns the classes of a split's labels, int32 [N], and the offsets of each document, int64 [documents + 1].
 
   Raises:
-    ValueError: if there is no such split, or it has a label that training has not: nothing could tell it.
+    ValueError: if the split does not exist, or has a label that the training split does not have.
   """
   if split not in corpus.splits:
     raise ValueError(f'{corpus.name} has no split {split!r}; known: {", ".join(corpus.splits)}')
 
   def write(directory: pathlib.Path):
-    number = {name: i for i, name in enumerate(names(corpus, cache_dir))}
-    found, offsets, labels = [], [0], corpus.splits[split][corpus.label]
-    for text in progress.track(labels, f'reading the labels of {corpus.name} {split}', len(labels)):
-      for label in _labels(corpus, text):
-        if label not in number:
-          known = ', '.join([*number][:SHOWN]) + (', …' if len(number) > SHOWN else '')
+    id_of = {name: i for i, name in enumerate(class_names(corpus, cache_dir))}
+    ids, offsets, column = [], [0], corpus.splits[split][corpus.label_field]
+    for text in progress.track(column, f'reading the labels of {corpus.name} {split}', len(column)):
+      for label in _split_labels(corpus, text):
+        if label not in id_of:
+          known = ', '.join([*id_of][:MAX_NAMES_SHOWN]) + (', …' if len(id_of) > MAX_NAMES_SHOWN else '')
           raise ValueError(
-            f'{corpus.name} {split} has the label {label!r}, which the training split has not ({known}); '
-            'leave such examples out, or move some to the training split'
+            f'{corpus.name} {split} has the label {label!r}, which the training split does not have ({known}); '
+            'remove such examples, or move some to the training split'
           )
-        found.append(number[label])
-      offsets.append(len(found))
-    np.save(directory / 'classes.npy', np.array(found, np.int32))
+        ids.append(id_of[label])
+      offsets.append(len(ids))
+    np.save(directory / 'classes.npy', np.array(ids, np.int32))
     np.save(directory / 'offsets.npy', np.array(offsets, np.int64))
 
-  directory = cache.once(cache_dir / 'classes' / f'{corpus.hash}-{corpus.label}-{split}', write)
+  directory = cache.create_once(cache_dir / 'classes' / f'{corpus.hash}-{corpus.label_field}-{split}', write)
   return np.load(directory / 'classes.npy'), np.load(directory / 'offsets.npy')
 
 
-def labelled(
-  corpus: corpora.Corpus,
-  split: str,
-  text: Tokens | InfiniteDocuments,
-  tokenizer: Tokenizer,
-  cache_dir: pathlib.Path,
+def load_labelled_texts(
+  corpus: Corpus, split: str, text: Tokens | InfiniteDocuments, tokenizer: Tokenizer, cache_dir: pathlib.Path
 ) -> LabelledTexts:
-  """The texts of a split with the classes of each, or of each of its words.
+  """Returns the texts of a split with the class of each text, or of each word.
 
   Raises:
-    ValueError: for what `numbers` refuses, and if a text has not as many words as labels.
+    ValueError: as `class_ids`, and if the numbers of words and labels of a text differ.
   """
-  words = corpus.label == 'labels'
-  if words and not tokenizer.is_lossless:
+  name, has_word_labels = f'{corpus.name} {split}', corpus.label_field == 'labels'
+  if has_word_labels and not tokenizer.is_lossless:
     raise ValueError(
-      f'{tokenizer.identity} changes texts before it cuts them up, so nothing tells where the words of {corpus.name} '
-      "begin, which have classes; 'bytes' or 'sentencepiece(8000)' would do"
+      f'{tokenizer.identity} normalizes texts, so the words of {corpus.name}, which have labels, cannot be located '
+      "in its tokens; use 'bytes' or 'sentencepiece(8000)'"
     )
-  if text.documents == corpora.INFINITE:
-    labels = corpus.splits[split][corpus.label]
-    told = WordLabels(text, labels, corpus.classes) if words else Labels(labels, corpus.classes)
-    return LabelledTexts(f'{corpus.name} {split}', text, told, corpus.classes, words)
-  found, offsets = numbers(corpus, split, cache_dir)
-  if words:
-    found = _of_words(corpus, split, text, tokenizer, found, offsets, cache_dir)
-  return LabelledTexts(f'{corpus.name} {split}', text, found, names(corpus, cache_dir), words)
+  if text.documents == INFINITE:
+    labels = corpus.splits[split][corpus.label_field]
+    classes = WordLabels(text, labels, corpus.classes) if has_word_labels else Labels(labels, corpus.classes)
+    return LabelledTexts(name, text, classes, corpus.classes, has_word_labels)
+  classes, offsets = class_ids(corpus, split, cache_dir)
+  if has_word_labels:
+    classes = _load_word_labels(corpus, split, text, tokenizer, classes, offsets, cache_dir)
+  return LabelledTexts(name, text, classes, class_names(corpus, cache_dir), has_word_labels)
 
 
-def images(corpus: corpora.Corpus, split: str, cache_dir: pathlib.Path) -> Images:
-  """The images of a split with the class of each.
+def load_images(corpus: Corpus, split: str, cache_dir: pathlib.Path) -> Images:
+  """Returns the images of a split with the class of each.
 
   Raises:
-    ValueError: for what `numbers` refuses.
+    ValueError: as `class_ids`.
   """
-  found, _ = numbers(corpus, split, cache_dir)
-  return Images(
-    f'{corpus.name} {split}', corpus.splits[split][corpora.IMAGE], found, names(corpus, cache_dir)
-  )
+  classes, _ = class_ids(corpus, split, cache_dir)
+  names = class_names(corpus, cache_dir)
+  return Images(f'{corpus.name} {split}', corpus.splits[split][IMAGE], classes, names)
 
 
-def _labels(corpus: corpora.Corpus, text: str) -> list[str]:
-  return text.split(' ') if corpus.label == 'labels' else [text]
+def _split_labels(corpus: Corpus, text: str) -> list[str]:
+  return text.split(' ') if corpus.label_field == 'labels' else [text]
 
 
-def _of_words(corpus, split, text, tokenizer, classes, offsets, cache_dir) -> np.ndarray:
-  """The classes beside the tokens, each at that which holds the first byte of its word; -1 elsewhere."""
+# More than six parameters: everything that the file on disk depends on.
+def _load_word_labels(corpus, split, text, tokenizer, classes, offsets, cache_dir) -> np.ndarray:
+  """Returns the classes of all words, aligned with the tokens as by `align_word_labels`, from the cache."""
 
   def write(directory: pathlib.Path):
-    told = np.zeros(len(text.ids), np.int32)
-    texts = corpus.splits[split]['text']
-    for d, written in enumerate(progress.track(texts, f'finding the words of {text.name}', len(texts))):
-      at = slice(*text.offsets[d : d + 2])
-      told[at] = beside(
-        written, classes[slice(*offsets[d : d + 2])], tokenizer.token_bytes[text.ids[at]], f'{text.name}[{d}]'
+    aligned = np.zeros(len(text.ids), np.int32)
+    column = corpus.splits[split]['text']
+    for d, document in enumerate(progress.track(column, f'locating the words of {text.name}', len(column))):
+      span, labels = slice(*text.offsets[d : d + 2]), classes[slice(*offsets[d : d + 2])]
+      aligned[span] = align_word_labels(
+        document, labels, tokenizer.token_bytes[text.ids[span]], f'{text.name}[{d}]'
       )
-    np.save(directory / 'classes.npy', told)
+    np.save(directory / 'classes.npy', aligned)
 
   name = f'{corpus.hash}-{tokenizer.identity}-{split}-words'
-  return np.load(cache.once(cache_dir / 'classes' / name, write) / 'classes.npy', mmap_mode='r')
+  return np.load(cache.create_once(cache_dir / 'classes' / name, write) / 'classes.npy', mmap_mode='r')

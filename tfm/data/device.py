@@ -1,4 +1,4 @@
-"""Batches on the devices, a few ahead of the step that needs them."""
+"""Transfers batches to the devices, a few batches ahead of the step that uses them."""
 
 import collections
 import dataclasses
@@ -15,14 +15,14 @@ from tfm.parallel import processes
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class DeviceBatch:
-  """A batch and what to remember of it.
+  """A batch on the devices, with its origin.
 
   Attributes:
     batch: arrays [B, …] on the devices, by name.
-    state: of the iterator after this batch; saved with the step that used the batch, a resume
-      continues with the next one.
+    state: the iterator's state after this batch; saved with the step that used the batch, so that a resume continues
+      with the next one.
     host: this process's rows.
-    first_row: the number of the first of them in the batch.
+    first_row: the index of the first of them in the batch.
     whole: whether they are all rows of the batch.
   """
 
@@ -34,14 +34,12 @@ class DeviceBatch:
 
   @functools.cached_property
   def hash(self) -> str:
-    """`pipeline.batch_hash` of this process's rows; computed when read."""
+    """`pipeline.batch_hash` of this process's rows; computed on first access."""
     return pipeline.batch_hash(self.host, self.first_row)
 
   @functools.cached_property
   def hashes(self) -> tuple[str, ...]:
-    """That of the whole batch, for each run that reads it; where it is not whole here, all processes must
-    ask.
-    """
+    """The hash of the whole batch, for each run that reads it; if it is distributed, all processes must call this."""
     if self.whole:
       return (self.hash,)
     parts = {
@@ -54,28 +52,28 @@ class DeviceBatch:
 def prefetch(
   iterator: grain.DatasetIterator, sharding: jax.sharding.Sharding, batch_size: int, size: int = 2
 ) -> Iterator[DeviceBatch]:
-  """Yields the iterator's batches on the devices, with `size` more of them on the way.
+  """Yields the iterator's batches on the devices, while the next `size` batches are being transferred.
 
   Args:
-    iterator: of `pipeline`, with the index and count of `process_rows`; closed at the end.
-    sharding: of an array [B, …].
+    iterator: from `pipeline`, with the index and count from `process_rows`; closed at the end.
+    sharding: the sharding of an array [B, …].
     batch_size: the global B.
-    size: batches that are sent ahead.
+    size: the number of batches to transfer ahead.
 
   Raises:
-    ValueError: if the sharding gives this process other rows than the iterator reads.
+    ValueError: if the sharding assigns other rows to this process than the iterator reads.
   """
   if size < 1:
-    raise ValueError(f'size={size} sends no batch ahead; give at least 1')
+    raise ValueError(f'size={size} must be at least 1 batch to transfer ahead')
   index, count = process_rows(sharding, batch_size)
 
-  def send(host: pipeline.Batch) -> DeviceBatch:
+  def transfer(host: pipeline.Batch) -> DeviceBatch:
     rows = len(next(iter(host.values())))
-    # A batch of shorter rows has as many times more of them.
+    # A batch of shorter rows has more of them, by the same factor.
     if rows % (batch_size // count):
       raise ValueError(
-        f'the iterator reads {rows} rows, but batch_size={batch_size} over '
-        f'process_count={count} has {batch_size // count}; build it with both'
+        f'the iterator reads {rows} rows, but each of process_count={count} parts of batch_size={batch_size} has '
+        f'{batch_size // count}; build the iterator with these numbers'
       )
     batch = {
       name: jax.make_array_from_process_local_data(sharding, value, (rows * count, *value.shape[1:]))
@@ -87,7 +85,7 @@ def prefetch(
     waiting = collections.deque()
     try:
       for host in iterator:
-        waiting.append(send(host))
+        waiting.append(transfer(host))
         if len(waiting) > size:
           yield waiting.popleft()
       while waiting:
@@ -99,22 +97,22 @@ def prefetch(
 
 
 def process_rows(sharding: jax.sharding.Sharding, batch_size: int) -> tuple[int, int]:
-  """(process_index, process_count) of the rows that a sharding of [B, T] puts on this process.
+  """Returns (process_index, process_count) of the rows that a sharding of [B, T] assigns to this process.
 
-  Where several processes hold the same rows (tensor parallelism over hosts), the count is that of
-  different parts, and those processes read the same one.
+  If several processes hold the same rows (tensor parallelism over hosts), the count is the number of different parts,
+  and those processes read the same part.
 
   Raises:
-    ValueError: if the process's rows are not one of the equal parts of the batch.
+    ValueError: if the process's rows are not one of several equal parts of the batch.
   """
-  # As many columns as devices divide however the sharding splits them.
+  # A number of columns equal to the number of devices is divisible by any sharding.
   places = sharding.addressable_devices_indices_map((batch_size, sharding.num_devices)).values()
   spans = {place[0].indices(batch_size)[:2] for place in places}
   first, stop = min(a for a, _ in spans), max(b for _, b in spans)
   width = stop - first
   if sum(b - a for a, b in spans) != width or batch_size % width or first % width:
     raise ValueError(
-      f'{sharding} puts the rows {sorted(spans)} of batch_size={batch_size} on one '
-      'process, which is no equal part; order the devices of the mesh by process'
+      f'{sharding} assigns the rows {sorted(spans)} of batch_size={batch_size} to one '
+      'process, which are not one equal part; order the devices of the mesh by process'
     )
   return first // width, batch_size // width

@@ -1,4 +1,4 @@
-"""Reading text files, plain or compressed, and saying where one is no text."""
+"""Reads text files, plain or compressed; errors name the file and line that is not text."""
 
 import glob
 import gzip
@@ -13,44 +13,44 @@ import zstandard
 CHUNK = 1 << 20
 
 
-def matching(pattern: str) -> list[pathlib.Path]:
-  """The files that match a pattern, in order; `**` matches any folders, `~` is the home folder."""
+def find_files(pattern: str) -> list[pathlib.Path]:
+  """Returns the files that match a pattern, sorted; `**` matches any folders, `~` is the home folder."""
   pattern = os.path.expanduser(pattern)
-  found = [pattern] if os.path.isfile(pattern) else glob.glob(pattern, recursive=True)
-  return [pathlib.Path(path) for path in sorted(set(found)) if not os.path.isdir(path)]
+  matches = [pattern] if os.path.isfile(pattern) else glob.glob(pattern, recursive=True)
+  return [pathlib.Path(path) for path in sorted(set(matches)) if not os.path.isdir(path)]
 
 
-def of_splits(spec: str, patterns: Mapping[str, str]) -> dict[str, list[pathlib.Path]]:
-  """The files of each split, which match its pattern.
+def find_split_files(spec: str, patterns: Mapping[str, str]) -> dict[str, list[pathlib.Path]]:
+  """Returns the files that match the pattern of each split.
 
   Raises:
-    ValueError: for the source `spec`, if a split has none.
+    ValueError: for the source `spec`, if no file matches a pattern.
   """
-  paths = {split: matching(pattern) for split, pattern in patterns.items()}
+  paths = {split: find_files(pattern) for split, pattern in patterns.items()}
   for split, pattern in patterns.items():
     if not paths[split]:
       raise ValueError(
-        f'{spec} matches no file: {pattern!r} is not there; give a path, or splits=… as the files are called'
+        f'{spec} matches no file: {pattern!r} does not exist; give a path, or splits=… as the files are named'
       )
   return paths
 
 
-def chunks(path: pathlib.Path) -> Iterator[bytes]:
-  """A file's content, uncompressed where it ends in .gz or .zst.
+def read_chunks(path: pathlib.Path) -> Iterator[bytes]:
+  """Yields a file's content; a file that ends in .gz or .zst is decompressed.
 
   Raises:
     ValueError: if it cannot be read.
   """
   try:
     with (gzip.open if path.suffix == '.gz' else open)(path, 'rb') as file:
-      found = iter(lambda: file.read(CHUNK), b'')
-      yield from _unzstd(found) if path.suffix == '.zst' else found
+      chunks = iter(lambda: file.read(CHUNK), b'')
+      yield from _decompress_zstd(chunks) if path.suffix == '.zst' else chunks
   except (OSError, EOFError, zlib.error, zstandard.ZstdError) as error:
     raise ValueError(f'{path} cannot be read: {error}') from error
 
 
-def lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
-  """Content cut at each b'\\n', which is left out; other line separators of Unicode are characters."""
+def split_lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
+  """Splits content at each b'\\n', which is removed; other line separators of Unicode are characters."""
   rest = []
   for chunk in chunks:
     first, *more = chunk.split(b'\n')
@@ -62,14 +62,14 @@ def lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
     yield b''.join(rest)
 
 
-def text_lines(path: pathlib.Path) -> Iterator[str]:
-  """A file's lines without their ends; what follows the last end is a line if it is not empty.
+def read_lines(path: pathlib.Path) -> Iterator[str]:
+  """Yields a file's lines without their ends; text after the last line end is a line if it is not empty.
 
   Raises:
     ValueError: if the file cannot be read, or a line is not UTF-8.
   """
   previous = None
-  for number, line in enumerate(lines(chunks(path)), start=1):
+  for number, line in enumerate(split_lines(read_chunks(path)), start=1):
     if previous is not None:
       yield previous
     previous = decode(line.removesuffix(b'\r'), f'{path}:{number}')
@@ -78,10 +78,10 @@ def text_lines(path: pathlib.Path) -> Iterator[str]:
 
 
 def decode(data: bytes, where: str) -> str:
-  """UTF-8 as text; `where` it stands is for the error.
+  """Decodes UTF-8; `where` is the location, for the error.
 
   Raises:
-    ValueError: if it is not UTF-8.
+    ValueError: if the data is not UTF-8.
   """
   try:
     return data.decode()
@@ -89,8 +89,8 @@ def decode(data: bytes, where: str) -> str:
     raise ValueError(f'{where} is not UTF-8 (byte {error.start}: {error.reason}); convert it first') from None
 
 
-def _unzstd(chunks: Iterable[bytes]) -> Iterator[bytes]:
-  # zstandard's own files end silently at a truncation and after the first of several frames.
+def _decompress_zstd(chunks: Iterable[bytes]) -> Iterator[bytes]:
+  # zstandard's own file objects stop silently at a truncation and after the first of several frames.
   frame = None
   for chunk in chunks:
     while chunk:

@@ -1,4 +1,4 @@
-"""Images: files and arrays as uint8 [H, W, C], kept without loss, and a split of them with their classes."""
+"""Images as uint8 [H, W, C]: reading, lossless storage, and a split of images with their classes."""
 
 import dataclasses
 import io
@@ -9,18 +9,18 @@ import numpy as np
 from PIL import Image, ImageOps
 
 
-MODES = {1: 'L', 3: 'RGB'}  # channels → what Pillow calls it
+MODES = {1: 'L', 3: 'RGB'}  # channels → Pillow's mode
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Images:
-  """A split's images and what is to be told of them.
+  """The images of a split and their classes.
 
   Attributes:
     name: source and split, for messages.
     images: random access to uint8 [H, W, C].
     classes: int32 [documents].
-    names: of the classes, in the order of their numbers.
+    names: the class names, in the order of their numbers.
   """
 
   name: str
@@ -30,47 +30,52 @@ class Images:
 
   @property
   def documents(self) -> int:
+    """The number of images."""
     return len(self.classes)
 
   @property
   def targets(self) -> int:
-    """What there is to tell in one epoch."""
+    """The number of classes to predict in one epoch."""
     return self.documents
 
 
-def check(size: int, channels: int) -> None:
-  """Refuses what is no size, or a number of channels that images have not."""
+def validate_size(size: int, channels: int) -> None:
+  """Raises ValueError for a size below 1, or an unsupported number of channels."""
   if size < 1:
     raise ValueError(f'size={size} must be at least 1 pixel')
   if channels not in MODES:
     raise ValueError(f'channels={channels} must be 1 (gray) or 3 (red, green, blue)')
 
 
-def fitted(file: pathlib.Path | bytes, size: int, channels: int, where: str) -> np.ndarray:
-  """The image of a file, or of its bytes: its middle, as large a square as it has, in size × size pixels.
+def load_square(file: pathlib.Path | bytes, size: int, channels: int, where: str) -> np.ndarray:
+  """Returns the largest centered square of an image, scaled to size × size pixels.
+
+  Args:
+    file: a path, or the content of a file.
+    where: the location, for the error.
 
   Raises:
-    ValueError: if it cannot be read, naming `where` it stands.
+    ValueError: if the image cannot be read.
   """
   try:
-    with Image.open(io.BytesIO(file) if isinstance(file, bytes) else file) as image:
-      made = image.convert(MODES[channels])
+    with Image.open(io.BytesIO(file) if isinstance(file, bytes) else file) as opened:
+      image = opened.convert(MODES[channels])
   except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
     raise ValueError(f'{where} cannot be read as an image: {error}') from error
-  if made.size != (size, size):
-    made = ImageOps.fit(made, (size, size), Image.Resampling.BICUBIC)
-  return np.asarray(made).reshape(size, size, channels)
+  if image.size != (size, size):
+    image = ImageOps.fit(image, (size, size), Image.Resampling.BICUBIC)
+  return np.asarray(image).reshape(size, size, channels)
 
 
-def encoded(image: np.ndarray) -> io.BytesIO:
-  """An image as PNG."""
+def encode_png(image: np.ndarray) -> io.BytesIO:
+  """Returns an image as PNG."""
   file = io.BytesIO()
   Image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image).save(file, 'png')
   file.seek(0)
   return file
 
 
-def decoded(data: bytes) -> np.ndarray:
-  """The image [H, W, C] of a PNG's bytes."""
+def decode_png(data: bytes) -> np.ndarray:
+  """Returns the image [H, W, C] of a PNG."""
   with Image.open(io.BytesIO(data)) as image:
     return np.asarray(image).reshape(image.height, image.width, -1)

@@ -1,4 +1,4 @@
-"""Tasks of the kind `letters=answer`."""
+"""Tasks of the form `letters=answer`."""
 
 import abc
 import dataclasses
@@ -9,12 +9,12 @@ from tfm.data import task
 
 
 @dataclasses.dataclass(frozen=True)
-class Letters(task.Lengths):
-  """`x=f(x)`, x being letters that are drawn alike often; f(x) and the end of the text are the answer.
+class LetterTask(task.LengthTask):
+  """`x=f(x)`, where x are uniformly random letters; f(x) and the end of the text are the answer.
 
   Attributes:
-    length, longer: of x in training and in the test, as `task.Lengths` has them.
-    symbols: different letters, lower case before upper case.
+    length, longer: the length of x in training and in the test split, as in `task.LengthTask`.
+    symbols: the number of different letters, lower case before upper case.
   """
 
   symbols: int = 26
@@ -24,10 +24,10 @@ class Letters(task.Lengths):
     if not 2 <= self.symbols <= len(string.ascii_letters):
       raise ValueError(f'symbols={self.symbols} must lie in 2 … {len(string.ascii_letters)}')
 
-  def example(self, draw: random.Random, beyond: bool) -> tuple[str, str]:
-    x = ''.join(draw.choices(string.ascii_letters[: self.symbols], k=self.size(draw, beyond)))
-    return task.written([(f'{x}=', False), (self.answer(x), True)], end=True)
+  def example(self, draw: random.Random, is_test: bool) -> tuple[str, str]:
+    x = ''.join(draw.choices(string.ascii_letters[: self.symbols], k=self.draw_length(draw, is_test)))
+    return task.format_example([(f'{x}=', False), (self.answer(x), True)], end=True)
 
   @abc.abstractmethod
   def answer(self, x: str) -> str:
-    """f(x)."""
+    """Returns f(x)."""

@@ -1,8 +1,8 @@
-"""From a source to batches: prepare the documents once, then read batches by their index with Grain.
+"""From a source to batches: documents are prepared once, then Grain reads batches by their index.
 
-Batch k of a stream holds its rows k B … k B + B - 1, and process p of n reads rows p B / n to
-(p + 1) B / n of every batch. So the sequence of batches does not depend on the number of processes,
-and the state of an iterator, the same in all of them, is the index of its next batch.
+Batch k of a stream has rows k B … k B + B - 1, and process p of n reads rows p B / n to (p + 1) B / n of every batch.
+So the sequence of batches does not depend on the number of processes, and the state of an iterator, the same in all of
+them, is the index of its next batch.
 """
 
 import dataclasses
@@ -19,14 +19,15 @@ import numpy as np
 from absl import flags
 
 from tfm.data import cache, classes, images, progress
-from tfm.data import corpus as corpora
 from tfm.data import tokens as token_arrays
+from tfm.data.corpus import Corpus
+from tfm.data.documents import ANSWERS, IMAGE, INFINITE
 from tfm.data.packing import protocol as packing
 from tfm.data.sources.protocol import Source
 from tfm.data.tokenizers import protocol as tokenizers
 
 
-BEGINNING = 20_000  # documents of a split without end, to train a tokenizer on
+TOKENIZER_SAMPLE = 20_000  # the number of documents of an infinite split that a tokenizer is trained on
 
 _log = logging.getLogger(__name__)
 
@@ -35,76 +36,74 @@ Batch = dict[str, np.ndarray]
 
 @dataclasses.dataclass(frozen=True)
 class TextData:
-  """A corpus with the tokenizers trained on it.
+  """A corpus of text with trained tokenizers.
 
   Attributes:
-    source_tokenizer: of the source of a pair, where it has a vocabulary of its own; else None.
+    source_tokenizer: the tokenizer of the source of pairs, if it has its own vocabulary; otherwise None.
   """
 
-  corpus: corpora.Corpus
+  corpus: Corpus
   tokenizer: tokenizers.Tokenizer
   source_tokenizer: tokenizers.Tokenizer | None
   cache_dir: pathlib.Path
 
   def __str__(self):
-    """What it is, for the log."""
-    own = self.source_tokenizer
+    """A description for the log."""
+    source = self.source_tokenizer
     return (
-      f'text: {_content(self.corpus)}\n'
+      f'text: {_describe_corpus(self.corpus)}\n'
       f'tokens: {self.tokenizer.identity}, vocabulary {self.tokenizer.vocab_size}'
-      + (f'; of the source: {own.identity}, vocabulary {own.vocab_size}' if own else '')
+      + (f'; of the source: {source.identity}, vocabulary {source.vocab_size}' if source else '')
     )
 
   def tokens(
     self, split: str
   ) -> token_arrays.Tokens | token_arrays.Pairs | token_arrays.LabelledTexts | token_arrays.AnsweredTexts:
-    """The tokens of 'train', 'validation' or 'test', encoded on first use: pairs, labelled or answered, where
-    documents are.
-    """
+    """Returns the tokens of 'train', 'validation' or 'test', encoded on first use, with labels or answers if the
+    documents have them."""
 
-    def field(name):
-      tokenizer = self.source_tokenizer if name == 'source' and self.source_tokenizer else self.tokenizer
-      return token_arrays.tokenize(self.corpus, split, name, tokenizer, self.cache_dir)
+    def tokenize_field(field):
+      tokenizer = self.source_tokenizer if field == 'source' and self.source_tokenizer else self.tokenizer
+      return token_arrays.tokenize(self.corpus, split, field, tokenizer, self.cache_dir)
 
-    found = {name: field(name) for name in self.corpus.texts}
-    if self.corpus.label:
-      return classes.labelled(self.corpus, split, found['text'], self.tokenizer, self.cache_dir)
-    if corpora.ANSWERS in self.corpus.fields:
+    name = f'{self.corpus.name} {split}'
+    tokens = {field: tokenize_field(field) for field in self.corpus.input_fields}
+    if self.corpus.label_field:
+      return classes.load_labelled_texts(self.corpus, split, tokens['text'], self.tokenizer, self.cache_dir)
+    if ANSWERS in self.corpus.fields:
       if not self.tokenizer.is_lossless:
         raise ValueError(
-          f'{self.tokenizer.identity} changes texts before it cuts them up, so nothing tells where the answers of '
-          f"{self.corpus.name} stand; 'bytes' or 'words' would do"
+          f'{self.tokenizer.identity} normalizes texts, so the answers of {self.corpus.name} cannot be located in its '
+          "tokens; use 'bytes' or 'words'"
         )
-      answers = self.corpus.splits[split][corpora.ANSWERS]
-      return token_arrays.AnsweredTexts(
-        f'{self.corpus.name} {split}', found['text'], answers, self.tokenizer.token_bytes
-      )
-    return found['text'] if 'text' in found else token_arrays.Pairs(f'{self.corpus.name} {split}', **found)
+      answers = self.corpus.splits[split][ANSWERS]
+      return token_arrays.AnsweredTexts(name, tokens['text'], answers, self.tokenizer.token_bytes)
+    return tokens['text'] if 'text' in tokens else token_arrays.Pairs(name, **tokens)
 
 
 @dataclasses.dataclass(frozen=True)
 class ImageData:
-  """A corpus of images, for which no tokenizer is asked."""
+  """A corpus of images, which needs no tokenizer."""
 
   tokenizer: ClassVar[None] = None
   source_tokenizer: ClassVar[None] = None
 
-  corpus: corpora.Corpus
+  corpus: Corpus
   cache_dir: pathlib.Path
 
   def __str__(self):
-    """What it is, for the log."""
-    shape = ' × '.join(map(str, self.corpus.splits['train'][corpora.IMAGE][0].shape))
-    return f'images: {shape}, {_content(self.corpus)}'
+    """A description for the log."""
+    shape = ' × '.join(map(str, self.corpus.splits['train'][IMAGE][0].shape))
+    return f'images: {shape}, {_describe_corpus(self.corpus)}'
 
   def tokens(self, split: str) -> images.Images:
-    """The images of 'train', 'validation' or 'test'."""
-    return classes.images(self.corpus, split, self.cache_dir)
+    """Returns the images of 'train', 'validation' or 'test'."""
+    return classes.load_images(self.corpus, split, self.cache_dir)
 
 
-def _content(corpus: corpora.Corpus) -> str:
+def _describe_corpus(corpus: Corpus) -> str:
   sizes = ', '.join(
-    f'{split} {corpus.bytes[split]:,} bytes' if split in corpus.bytes else f'{split} without end'
+    f'{split} {corpus.bytes[split]:,} bytes' if split in corpus.bytes else f'{split} infinite'
     for split in corpus.splits
   )
   return f'{corpus.name}, content hash {corpus.hash}: {sizes}'
@@ -116,10 +115,10 @@ def open_data(
   cache_dir: pathlib.Path | None = None,
   source_tokenizer: tokenizers.Tokenizer | None = None,
 ) -> TextData | ImageData:
-  """Prepares a source of texts or of images; without a tokenizer, of images.
+  """Prepares a source of texts, or, without a tokenizer, of images.
 
   Raises:
-    ValueError: for what `open_text` refuses.
+    ValueError: as `open_text`.
   """
   cache_dir = cache.directory() if cache_dir is None else pathlib.Path(cache_dir)
   if tokenizer is None:
@@ -135,35 +134,40 @@ def open_text(
 ) -> TextData:
   """Prepares a source, and trains the tokenizers on its training split unless they are trained.
 
-  A tokenizer is trained on all fields but those that have one of their own.
+  A tokenizer is trained on all text fields; with a source tokenizer, each is trained on its own field.
 
   Raises:
-    ValueError: by name, for a source that cannot be found, read, decoded or split, and for a
-      tokenizer that does not fit the text.
+    ValueError: for a source that cannot be found, read, decoded or split, and for a tokenizer that does not fit the
+      text; the message names it.
   """
   cache_dir = cache.directory() if cache_dir is None else pathlib.Path(cache_dir)
   corpus = source.prepare(cache_dir)
   if not source_tokenizer:
-    return TextData(corpus, fit(tokenizer, corpus, corpus.texts, cache_dir), None, cache_dir)
-  own = fit(source_tokenizer, corpus, ('source',), cache_dir)
-  return TextData(corpus, fit(tokenizer, corpus, ('target',), cache_dir), own, cache_dir)
+    return TextData(
+      corpus, train_tokenizer(tokenizer, corpus, corpus.input_fields, cache_dir), None, cache_dir
+    )
+  source_tokenizer = train_tokenizer(source_tokenizer, corpus, ('source',), cache_dir)
+  return TextData(
+    corpus, train_tokenizer(tokenizer, corpus, ('target',), cache_dir), source_tokenizer, cache_dir
+  )
 
 
-def fit(
-  tokenizer: tokenizers.Tokenizer, corpus: corpora.Corpus, fields: tuple[str, ...], cache_dir: pathlib.Path
+def train_tokenizer(
+  tokenizer: tokenizers.Tokenizer, corpus: Corpus, fields: tuple[str, ...], cache_dir: pathlib.Path
 ) -> tokenizers.Tokenizer:
-  """The tokenizer trained on some fields of the corpus's training split, or of one without end on its
-  beginning; kept, so that it is trained once.
+  """Returns the tokenizer trained on some fields of the training split, or of the first documents of an infinite one.
+
+  The result is stored, so that a tokenizer is trained once.
   """
   if tokenizer.is_trained:
     return tokenizer
   if not tokenizer.needs_training:
-    return tokenizer.train(())  # not kept: what it reads may have become another
+    return tokenizer.train(())  # not stored: the files that it reads may change
 
   def write(directory: pathlib.Path):
     texts, count = [corpus.splits['train'][field] for field in fields], corpus.documents['train']
-    if count == corpora.INFINITE:
-      texts, count = [itertools.islice(text, BEGINNING) for text in texts], BEGINNING
+    if count == INFINITE:
+      texts, count = [itertools.islice(text, TOKENIZER_SAMPLE) for text in texts], TOKENIZER_SAMPLE
     _log.info('training the tokenizer %s on %s', tokenizer, corpus.name)
     trained = tokenizer.train(
       progress.track(itertools.chain(*texts), f'training on {corpus.name}', count * len(texts))
@@ -172,7 +176,7 @@ def fit(
 
   name = '-'.join((corpus.hash, *fields, tokenizer.identity))
   try:
-    directory = cache.once(cache_dir / 'tokenizers' / name, write)
+    directory = cache.create_once(cache_dir / 'tokenizers' / name, write)
   except ValueError as error:
     raise ValueError(f'{tokenizer} does not fit {corpus.name}: {error}') from error
   return tokenizers.load(json.loads((directory / 'state.json').read_text()))
@@ -180,9 +184,9 @@ def fit(
 
 @dataclasses.dataclass(frozen=True)
 class Batches:
-  """The rows of one process in every batch, by the batch's index; a Grain data source.
+  """One process's rows of every batch, by the batch's index; a Grain data source.
 
-  Where there is no row, a batch is filled with padding.
+  Batches are filled up with rows of padding.
   """
 
   rows: packing.Rows
@@ -193,30 +197,30 @@ class Batches:
   def __post_init__(self):
     if self.batch_size < 1 or self.batch_size % self.process_count:
       raise ValueError(
-        f'batch_size={self.batch_size} does not divide among process_count='
-        f'{self.process_count}; give a positive multiple of it'
+        f'batch_size={self.batch_size} is not divisible by process_count='
+        f'{self.process_count}; use a positive multiple of it'
       )
     if not 0 <= self.process_index < self.process_count:
       raise ValueError(
-        f'process_index={self.process_index} is not below process_count='
+        f'process_index={self.process_index} must be less than process_count='
         f'{self.process_count}; number the processes from 0'
       )
 
   def __len__(self) -> int:
-    return self.rows.batches(self.batch_size)
+    return self.rows.count_batches(self.batch_size)
 
   def __getitem__(self, index: int) -> Batch:
-    numbers = self.rows.batch(index, self.batch_size)
+    numbers = self.rows.batch_rows(index, self.batch_size)
     size = len(numbers) // self.process_count
     first = self.process_index * size
-    there = {i: self.rows[i] for i in numbers[first : first + size] if i is not None}
-    # All processes fill with padding alike, of the shape that the batch has.
-    like = next(iter(there.values()), None) or self.rows[numbers[0]]
-    padding = self.rows.padding(like)
-    rows = [there.get(i, padding) for i in numbers[first : first + size]]
+    own = {i: self.rows[i] for i in numbers[first : first + size] if i is not None}
+    # All processes use padding of the same shape, that of the batch.
+    example = next(iter(own.values()), None) or self.rows[numbers[0]]
+    padding = self.rows.padding_like(example)
+    rows = [own.get(i, padding) for i in numbers[first : first + size]]
     return {field: np.stack([row[field] for row in rows]) for field in padding}
 
-  def __repr__(self) -> str:  # Grain puts it into its messages
+  def __repr__(self) -> str:  # Grain includes it in its messages
     return f'Batches({len(self)} of {self.batch_size})'
 
 
@@ -228,27 +232,26 @@ def train_iterator(
   threads: int = 1,
   buffer: int = 4,
 ) -> grain.DatasetIterator:
-  """Iterates over this process's part of the batches, without end for the rows of training.
+  """Iterates over this process's part of the batches, infinitely for training rows.
 
   Args:
-    rows: of `Packing.rows`.
+    rows: from `Packing.rows`.
     batch_size: the global B, over all processes.
     process_index, process_count: which rows of a batch to read.
-    threads: that read ahead. Rows are memory mapped, so worker processes would cost more than
-      they bring.
-    buffer: batches to read ahead.
+    threads: the number of prefetching threads. Rows are memory mapped, so worker processes would be slower.
+    buffer: the number of batches to prefetch.
 
   Returns:
-    An iterator over dicts of int32 [B / process_count, T]. `get_state()` is a small JSON object,
-    the same in every process, with which `set_state` continues on any number of processes;
-    `close()` ends its threads.
+    An iterator over dicts of int32 [B / process_count, T]. `get_state()` returns a small JSON object, the same in every
+    process, with which `set_state` resumes on any number of processes; `close()` stops its threads.
 
   Raises:
-    ValueError: if the batch size is no multiple of the number of processes.
+    ValueError: if the batch size is not divisible by the number of processes.
   """
   return _iterate(_batches(rows, batch_size, process_index, process_count), threads, buffer)
 
 
+# More than six parameters: those of `train_iterator`, and a limit.
 def evaluation_batches(
   rows: packing.Rows,
   batch_size: int,
@@ -258,13 +261,13 @@ def evaluation_batches(
   buffer: int = 4,
   limit: int = 0,
 ) -> grain.DatasetIterator:
-  """As `train_iterator`, once over the rows of `Packing.evaluation_rows`.
+  """As `train_iterator`, in one pass over the rows from `Packing.evaluation_rows`.
 
-  The last batch is filled with rows of padding: every token counts once.
+  The last batch is filled with rows of padding, so every token counts once.
 
   Args:
-    limit: where not 0, at most so many batches, evenly spread over the split: its beginning may be
-      one long document and is no sample.
+    limit: if not 0, the maximum number of batches, evenly spread over the split: its beginning may be one long document
+      and so not representative.
   """
   batches = _batches(rows, batch_size, process_index, process_count)
   if limit and limit < len(batches):
@@ -273,7 +276,7 @@ def evaluation_batches(
 
 
 def _batches(rows, batch_size, process_index, process_count) -> grain.MapDataset:
-  if not flags.FLAGS.is_parsed():  # Grain reads absl's flags, in whatever program it runs
+  if not flags.FLAGS.is_parsed():  # Grain reads absl's flags in every program
     flags.FLAGS.mark_as_parsed()
   return grain.MapDataset.source(Batches(rows, batch_size, process_index, process_count))
 
@@ -283,14 +286,14 @@ def _iterate(batches: grain.MapDataset, threads: int, buffer: int) -> grain.Data
 
 
 def batch_hash(batch: Mapping[str, np.ndarray], first_row: int = 0) -> str:
-  """16 hexadecimal digits for the content of a batch, or of one process's rows of it.
+  """Returns the hash of a batch, or of one process's rows of it, as 16 hexadecimal digits.
 
-  The sum over rows, modulo 2**64, of the hash of the row with its number in the global batch. So
-  the hashes of the processes' rows add up (`add_hashes`) to that of the batch.
+  It is the sum over rows, modulo 2**64, of the hash of the row and its index in the global batch. So the hashes of the
+  processes' rows add up (`add_hashes`) to the hash of the batch.
 
   Args:
     batch: arrays [rows, …] by name.
-    first_row: the number of the first row in the global batch.
+    first_row: the index of the first row in the global batch.
   """
   names = sorted(batch)
   total = 0
@@ -303,5 +306,5 @@ def batch_hash(batch: Mapping[str, np.ndarray], first_row: int = 0) -> str:
 
 
 def add_hashes(hashes: Iterable[str]) -> str:
-  """The hash of the batch whose parts have these hashes."""
+  """Returns the hash of the batch whose parts have these hashes."""
   return f'{sum(int(h, 16) for h in hashes) % 2**64:016x}'

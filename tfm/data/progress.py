@@ -1,4 +1,4 @@
-"""A progress bar on stderr for what takes more than a moment."""
+"""A progress bar on stderr for slow loops."""
 
 import time
 from typing import Iterable, Iterator, TypeVar
@@ -6,15 +6,15 @@ from typing import Iterable, Iterator, TypeVar
 from rich import console, progress
 
 
-PATIENCE = 2.0  # seconds without a bar
-PERIOD = 0.1  # seconds between its updates, which are slow
+DELAY = 2.0  # seconds before the bar appears
+PERIOD = 0.1  # seconds between updates of the bar, which are slow
 
 T = TypeVar('T')
 
 
 def track(items: Iterable[T], description: str, total: int | None = None) -> Iterator[T]:
-  """Yields the items; after `PATIENCE` seconds shows a bar, which goes when they are exhausted."""
-  due, bar, task = time.monotonic() + PATIENCE, None, None
+  """Yields the items; after `DELAY` seconds shows a bar, which disappears when the items are exhausted."""
+  due, bar, task = time.monotonic() + DELAY, None, None
   try:
     for done, item in enumerate(items):
       if (now := time.monotonic()) > due:

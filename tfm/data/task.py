@@ -1,4 +1,4 @@
-"""A task as a source: examples that are drawn without end, each with its answers."""
+"""Synthetic tasks as sources: generated examples with their answers."""
 
 import abc
 import dataclasses
@@ -8,32 +8,33 @@ import random
 from collections.abc import Iterable
 from typing import ClassVar
 
-from tfm.data import corpus
+from tfm.data.corpus import Corpus, generate_corpus
+from tfm.data.documents import ANSWERS, INFINITE
 from tfm.data.sources import protocol
 
 
-PARTS = 8  # of the documents there could be, one part is validation's, one the test's
-TRIES = 10_000  # draws for a document of one part
+PARTS = 8  # of all possible documents, one part belongs to validation and one to test
+MAX_DRAWS = 10_000  # for a document of a given split
 
 
 @dataclasses.dataclass(frozen=True)
 class Task(protocol.Source):
-  """Texts whose answers are known. A document is a function of (seed, split, number) alone.
+  """Texts whose answers are known. A document is a function of (seed, split, index) alone.
 
-  No text of training stands in the validation or the test split, nor one of these in the other: a text
-    belongs to a split by its hash, and is drawn anew until it does.
+  No text of the training split is in the validation or the test split, and these two are disjoint: the hash of a text
+  decides its split, and examples are drawn until one belongs to the split.
 
   Attributes:
-    examples: of training, where they are to have an end.
-    held_out: examples of validation, and of the test.
-    seed: of the draw.
-    apart: whether texts are assigned by their hashes; where so many are possible that two draws never give
-      one text, it need not be.
-    classes: the labels that there are, where an example has one.
+    examples: the number of training examples; None: infinite.
+    held_out: the number of validation examples, and of test examples.
+    seed: of the random examples.
+    assigns_by_hash: whether the hash of a text decides its split; unnecessary where so many texts are possible that
+      two draws are never equal.
+    classes: the class names, if examples have labels.
   """
 
-  fields = ('text', corpus.ANSWERS)
-  apart: ClassVar[bool] = True
+  fields = ('text', ANSWERS)
+  assigns_by_hash: ClassVar[bool] = True
   classes: ClassVar[tuple[str, ...]] = ()
 
   _: dataclasses.KW_ONLY
@@ -50,37 +51,37 @@ class Task(protocol.Source):
   def is_infinite(self):
     return self.examples is None
 
-  def prepare(self, cache_dir: pathlib.Path) -> corpus.Corpus:
-    train = corpus.INFINITE if self.is_infinite else self.examples
+  def prepare(self, cache_dir: pathlib.Path) -> Corpus:
+    train = INFINITE if self.is_infinite else self.examples
     sizes = dict(train=train, validation=self.held_out, test=self.held_out)
-    return corpus.drawn(self.spec, self._document, sizes, self.fields, self.classes)
+    return generate_corpus(self.spec, self._document, sizes, self.fields, self.classes)
 
   @abc.abstractmethod
-  def example(self, draw: random.Random, beyond: bool) -> tuple[str, ...]:
-    """One example, its fields.
+  def example(self, draw: random.Random, is_test: bool) -> tuple[str, ...]:
+    """Returns the fields of a random example.
 
     Args:
-      beyond: whether it is for the test, which may be harder.
+      is_test: whether the example is for the test split, which may be harder.
     """
 
-  def _document(self, split: str, number: int) -> tuple[str, ...]:
-    draw = random.Random(f'{self.seed} {split} {number}')
-    for _ in range(TRIES):
-      found = self.example(draw, split == 'test')
-      if not self.apart or _split(found[0]) == split:
-        return found
+  def _document(self, split: str, index: int) -> tuple[str, ...]:
+    draw = random.Random(f'{self.seed} {split} {index}')
+    for _ in range(MAX_DRAWS):
+      example = self.example(draw, split == 'test')
+      if not self.assigns_by_hash or _split_of(example[0]) == split:
+        return example
     raise ValueError(
-      f'{self.spec} has too few different texts for a {split} split of its own; let them be longer'
+      f'{self.spec} has too few different texts for a disjoint {split} split; use a greater length'
     )
 
 
 @dataclasses.dataclass(frozen=True)
-class Lengths(Task):
-  """A task whose examples have a length: 1 … `length` in training and validation, and in the test `length` +
-  1 … `longer`, all lengths alike often where enough texts are so long.
+class LengthTask(Task):
+  """A task whose examples have a length: 1 … `length` in training and validation, `length` + 1 … `longer` in the test
+  split, uniformly distributed where enough texts of each length exist.
 
   Attributes:
-    longer: None: the test is as training.
+    longer: the greatest length of the test split; None: as training.
   """
 
   length: int = 20
@@ -92,37 +93,36 @@ class Lengths(Task):
       raise ValueError(f'length={self.length} must be at least 1')
     if self.longer is not None and self.longer <= self.length:
       raise ValueError(
-        f'longer={self.longer} is not beyond length={self.length}; give more, or None for a test that is as '
-        'training'
+        f'longer={self.longer} must be greater than length={self.length}, or None for a test split like training'
       )
 
-  def most(self, beyond: bool) -> int:
-    """The greatest length, of training or of the test."""
-    return self.longer if beyond and self.longer is not None else self.length
+  def max_length(self, is_test: bool) -> int:
+    """Returns the greatest length, of training or of the test split."""
+    return self.longer if is_test and self.longer is not None else self.length
 
-  def size(self, draw: random.Random, beyond: bool) -> int:
-    """A length."""
-    most = self.most(beyond)
-    return draw.randint(1 if most == self.length else self.length + 1, most)
+  def draw_length(self, draw: random.Random, is_test: bool) -> int:
+    """Returns a random length."""
+    longest = self.max_length(is_test)
+    return draw.randint(1 if longest == self.length else self.length + 1, longest)
 
 
-def _split(text: str) -> str:
-  """The split that a text belongs to."""
-  # No checksum: one of bits is linear in them, and would say something of their parity.
+def _split_of(text: str) -> str:
+  """Returns the split that a text belongs to."""
+  # Not a checksum: that would be linear in the bits, and so related to their parity.
   part = hashlib.blake2b(text.encode(), digest_size=8).digest()[0] % PARTS
   return {0: 'validation', 1: 'test'}.get(part, 'train')
 
 
-def written(parts: Iterable[tuple[str, bool]], end: bool = False) -> tuple[str, str]:
-  """A text and the spans of its answers, from its parts and whether each is an answer.
+def format_example(parts: Iterable[tuple[str, bool]], end: bool = False) -> tuple[str, str]:
+  """Returns a text and the byte ranges of its answers, from (part, whether it is an answer).
 
   Args:
-    end: whether the end of the text is to be told, too, with the last part.
+    end: whether the end of the text belongs to the last answer.
   """
   texts, spans, place = [], [], 0
-  for text, answer in parts:
+  for text, is_answer in parts:
     texts.append(text)
-    if answer:
+    if is_answer:
       spans.append((place, place + len(text.encode())))
     place += len(text.encode())
   if end:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 import tensorflow_datasets
 from tensorflow_datasets.core.registered import DatasetNotFoundError
 
-from tfm.data import corpus
+from tfm.data.documents import SPLITS
 
 
 Builder = tensorflow_datasets.core.DatasetBuilder
@@ -49,9 +49,9 @@ def used_splits(spec: str, builder: Builder) -> list[str]:
   sizes = {split: info.num_examples for split, info in builder.info.splits.items()}
   if not sizes.get('train'):
     raise ValueError(f"{spec} has no 'train' split; it has {sorted(sizes)}")
-  if unused := sorted(set(sizes) - set(corpus.SPLITS)):
+  if unused := sorted(set(sizes) - set(SPLITS)):
     _log.warning('%s: the splits %s are not used; only train, validation and test are', spec, unused)
-  return [split for split in corpus.SPLITS if sizes.get(split)]
+  return [split for split in SPLITS if sizes.get(split)]
 
 
 def label_reader(spec: str, builder: Builder, field: str) -> Callable[[Mapping], str]:

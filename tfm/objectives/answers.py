@@ -1,4 +1,4 @@
-"""Next-token prediction where the answers are."""
+"""Next-token prediction of answers only."""
 
 import dataclasses
 
@@ -11,10 +11,9 @@ from tfm.objectives.protocol import Objective
 
 @dataclasses.dataclass(frozen=True)
 class Answers(CausalLM):
-  """Σ over the tokens of answers of -log p(token | what came before) (Arora et al. 2023, §4: the loss of
-  recall tasks).
+  """Σ over the tokens of answers of -log p(token | previous tokens) (Arora et al. 2023, §4: the loss of recall tasks).
 
-  All of a text is read, and of it only the answers count.
+  The model reads the whole text; the loss is computed on answer tokens only.
   """
 
   document_kinds = (('text', 'answers'),)
@@ -28,29 +27,28 @@ class Answers(CausalLM):
   def required_fields(self):
     return frozenset({'answers'})
 
-  def padding(self, length):
-    return super().padding(length) | dict(answers=np.zeros(length, np.int32))
+  def padding_row(self, length):
+    return super().padding_row(length) | dict(answers=np.zeros(length, np.int32))
 
-  def given(self, batch, key):
+  def prefix_and_weights(self, batch, key):
     return None, batch['answers'].astype(jnp.float32)
 
-  def sums(self, logits, targets, weights, columns):
-    total, sums = super().sums(logits, targets, weights, columns)
-    return total, sums | dict(hits=((columns.argmax(logits) == targets) * weights).sum(1))
+  def sum_tokens(self, logits, targets, weights, shard):
+    total, sums = super().sum_tokens(logits, targets, weights, shard)
+    return total, sums | dict(hits=((shard.argmax(logits) == targets) * weights).sum(1))
 
-  def summary(self, total, size):
-    """Also `exact`, the share of texts of which every token of an answer was the likeliest: greedy decoding
-    would write their answers.
-    """
+  def summarize(self, total, size):
+    """Also `exact`, the fraction of texts in which every answer token had the highest probability: greedy decoding would
+    generate their answers."""
     texts = max(total['texts'], 1)
     rest = {name: value for name, value in total.items() if name not in ('exact', 'texts')}
-    return Objective.summary(self, rest, size) | dict(exact=total['exact'] / texts)
+    return Objective.summarize(self, rest, size) | dict(exact=total['exact'] / texts)
 
   def __call__(self, model, params, batch, key):
     total, sums = super().__call__(model, params, batch, key)
-    hits, told = sums.pop('hits'), self.given(batch, key)[1].sum(1)
-    exact, texts = ((hits == told) & (told > 0)).sum(), (told > 0).sum()
+    hits, counts = sums.pop('hits'), self.prefix_and_weights(batch, key)[1].sum(1)
+    exact, texts = ((hits == counts) & (counts > 0)).sum(), (counts > 0).sum()
     if key is None:
       return total, sums | dict(exact=exact, texts=texts)
-    # A mean over texts among means over tokens.
+    # A mean over texts, while the other metrics are means over tokens.
     return total, sums | dict(exact=exact / jnp.maximum(texts, 1) * sums['tokens'])

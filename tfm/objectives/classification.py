@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from tfm.mixers.protocol import Context
-from tfm.objectives.protocol import Objective, with_reports
+from tfm.objectives.protocol import Objective, add_reports
 
 
-SHOWN = 10  # names of classes in an error
+MAX_NAMES_SHOWN = 10  # in an error
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,11 +18,11 @@ class Classification(Objective):
   """Σ over rows of -log p(class | row) (Devlin et al. 2019, §4.1; Dosovitskiy et al. 2021, §3.1).
 
   Attributes:
-    classes: how many there are; those of the data are numbered in the order of their names.
-    words: whether each word of a text has a class, told at its first token (Devlin et al. 2019, §5.3), and
-      not the text as a whole.
-    label_smoothing: ε, the mass spread evenly over the classes (Szegedy et al. 2016, §7).
-    shape: H, W, Q of the images that are read, which the source tells; () of texts.
+    classes: the number of classes; those of the data are numbered in the order of their names.
+    words: whether each word of a text has a class, predicted at its first token (Devlin et al. 2019, §5.3), instead of
+      the text.
+    label_smoothing: ε, the probability that is distributed uniformly over the classes (Szegedy et al. 2016, §7).
+    shape: H, W, Q of the images, from the source; () for texts.
 
   Raises:
     ValueError: for fewer than two classes, or ε outside [0, 1).
@@ -37,7 +37,7 @@ class Classification(Objective):
 
   def __post_init__(self):
     if self.classes < 2:
-      raise ValueError(f'classes={self.classes} leave nothing to tell; give at least 2')
+      raise ValueError(f'classes={self.classes} must be at least 2')
     if not 0 <= self.label_smoothing < 1:
       raise ValueError(f'label_smoothing={self.label_smoothing} must lie in [0, 1)')
 
@@ -58,29 +58,29 @@ class Classification(Objective):
     return frozenset({'classes'})
 
   def rows(self, packing, tokens, length, seed, tokenizer):
-    if (found := len(tokens.names)) != self.classes:
-      shown = ', '.join(tokens.names[:SHOWN]) + (', …' if found > SHOWN else '')
+    if (count := len(tokens.names)) != self.classes:
+      shown = ', '.join(tokens.names[:MAX_NAMES_SHOWN]) + (', …' if count > MAX_NAMES_SHOWN else '')
       raise ValueError(
-        f'config.objective has classes={self.classes}, and {tokens.name} has {found}: {shown}; '
-        f'classes={found} would do'
+        f'config.objective has classes={self.classes}, but {tokens.name} has {count}: {shown}; '
+        f'use classes={count}'
       )
     return super().rows(packing, tokens, length, seed, tokenizer)
 
-  def padding(self, length):
+  def padding_row(self, length):
     row = {field: np.zeros(length, np.int32) for field in ('inputs', 'positions', 'segments')}
     if self.shape:
       row['image'] = np.zeros(self.shape, np.float32)
       del row['inputs']
     return row | dict(classes=np.full(length, -1, np.int32) if self.words else np.int32(-1))
 
-  def summary(self, total, size):
-    """`loss` in nats, `accuracy` and `f1`, the mean over classes of 2 · hits / (told + true), over what was
-    classified; `tokens`, how many that were."""
+  def summarize(self, total, size):
+    """Returns `loss` in nats, `accuracy`, `f1`, the mean over classes of 2 · hits / (predicted + true), and `tokens`, the
+    number of classified items."""
     del size
     count = max(total['tokens'], 1)
-    table = total['table']  # true class × class told
-    seen = table.sum(0) + table.sum(1)
-    f1 = 2 * np.diag(table)[seen > 0] / seen[seen > 0]
+    table = total['table']  # true class × predicted class
+    counts = table.sum(0) + table.sum(1)
+    f1 = 2 * np.diag(table)[counts > 0] / counts[counts > 0]
     return dict(
       loss=total['loss'] / count,
       accuracy=np.trace(table) / count,
@@ -91,20 +91,21 @@ class Classification(Objective):
   def __call__(self, model, params, batch, key):
     context = Context(batch['positions'], batch['segments'], train=key is not None, layout=self.layout)
 
-    def read(model, x):
+    def compute_logits(model, x):
       return model.classify('classification', model.features(x, context), context)
 
     inputs = batch['image' if self.shape else 'inputs']
-    logits, reports = self.applied(model, params, key, read, inputs)
+    logits, reports = self.apply_model(model, params, key, compute_logits, inputs)
     true = batch['classes']
-    weights = (true >= 0).astype(jnp.float32)  # -1: nothing to tell, as in padding
+    weights = (true >= 0).astype(jnp.float32)  # -1: no class, as in padding
     log_p = jax.nn.log_softmax(logits)
-    hit = jax.nn.one_hot(true, self.classes)
-    loss = -(hit * log_p).sum(-1)
-    smooth = (1 - self.label_smoothing) * loss - self.label_smoothing * log_p.mean(-1)
-    told = log_p.argmax(-1)
-    sums = dict(loss=(loss * weights).sum(), accuracy=((told == true) * weights).sum(), tokens=weights.sum())
+    one_hot = jax.nn.one_hot(true, self.classes)
+    loss = -(one_hot * log_p).sum(-1)
+    smoothed = (1 - self.label_smoothing) * loss - self.label_smoothing * log_p.mean(-1)
+    predicted = log_p.argmax(-1)
+    correct = (predicted == true) * weights
+    sums = dict(loss=(loss * weights).sum(), accuracy=correct.sum(), tokens=weights.sum())
     if key is None:
-      pairs = jax.nn.one_hot(told, self.classes) * weights[..., None]
-      sums['table'] = jnp.einsum('...i,...j->ij', hit, pairs)
-    return with_reports((smooth * weights).sum(), sums, reports)
+      predictions = jax.nn.one_hot(predicted, self.classes) * weights[..., None]
+      sums['table'] = jnp.einsum('...i,...j->ij', one_hot, predictions)
+    return add_reports((smoothed * weights).sum(), sums, reports)

@@ -11,8 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tfm.data.packing.protocol import Documents, Packing, Row, Rows
-from tfm.data.packing.protocol import padding as empty
+from tfm.data.packing.protocol import Documents, Packing, Row, Rows, padding_row
 from tfm.data.tokenizers.protocol import Tokenizer
 from tfm.layers import cross_entropy
 from tfm.layers.chunked_cross_entropy import LossSharding, chunk_count, chunked_loss
@@ -21,7 +20,7 @@ from tfm.parallel.sharding import shard_count
 from tfm.shapes import Array, Float, Int, PyTree
 
 
-# What layers say of themselves in training, by `sow`: means over their tokens.
+# The collections of what layers report in training with `sow`: means over their tokens.
 REPORTS = ('losses', 'metrics')
 
 
@@ -30,20 +29,15 @@ class Objective(abc.ABC):
   """A loss as a sum over tokens, so that microbatches and devices of unequal weight add up.
 
   Attributes:
-    chunk: tokens whose logits exist at once; 0 for all.
-    layout: what the packing promises of positions, one of `tfm.masks.protocol.LAYOUTS`.
-    recurrence: tokens of the pieces in which training reads a row, each remembering those before it
-      without a gradient; 0: the row at once.
-    document_kinds: the fields that a document of its data may have: ('text',), ('source', 'target'), ….
+    chunk: the number of tokens whose logits are computed at once; 0 for all.
+    layout: what the packing guarantees for positions, one of `tfm.masks.protocol.LAYOUTS`.
+    recurrence: the length of the segments in which training reads a row, each with the cached states of the previous
+      ones, without their gradient; 0: the whole row.
+    document_kinds: the fields that its documents may have: ('text',), ('source', 'target'), ….
     architectures: the models that it trains.
-    special_tokens: tokens that it needs beyond the tokenizer's, by the names that stand for them in a text.
-    classifier_heads: (name, classes, pooling or '' for config.model.pooling) of what classifies, besides
-      the vocabulary.
-    masked_fraction: the share of the tokens that an encoder is to predict.
-    required_fields: what it reads of a row besides the fields that all have; the packing must give just that.
-    supported_layouts: what the packing may promise of positions; packs: a packing that will do.
-    mask_fields: what it tells the masks of each document, such as 'prefix'.
-    supports_recurrence: whether a row may be read in pieces.
+    supported_layouts: the layouts that its packing may have.
+    mask_fields: what it provides to the masks for each document, such as 'prefix'.
+    supports_recurrence: whether a row may be read in segments.
   """
 
   document_kinds: ClassVar[tuple[tuple[str, ...], ...]] = (('text',),)
@@ -58,44 +52,49 @@ class Objective(abc.ABC):
 
   @property
   def special_tokens(self) -> tuple[str, ...]:
+    """The names of the special tokens that it needs in addition to the tokenizer's, as they appear in a text."""
     return ()
 
   @property
   def classifier_heads(self) -> tuple[tuple[str, int, str], ...]:
+    """(name, classes, pooling or '' for config.model.pooling) of its classifiers, in addition to the vocabulary."""
     return ()
 
   @property
   def masked_fraction(self) -> float:
+    """The fraction of the tokens that an encoder predicts."""
     return 0.0
 
   @property
   def required_fields(self) -> frozenset[str]:
+    """The row fields that it reads in addition to those that all rows have; the packing must have exactly these."""
     return frozenset()
 
   @property
   def suggested_packing(self) -> str:
+    """A packing that fits it, for messages."""
     return 'concat'
 
   def rows(
     self, packing: Packing, tokens: Documents, length: int, seed: int | None, tokenizer: Tokenizer
   ) -> Rows:
-    """The rows of training that a packing makes, in the form that the objective reads; for no seed those of
-    evaluation, one pass that is always the same.
+    """Returns the rows of a packing in the form that the objective reads: those of training, or, if the seed is None,
+    those of one evaluation pass, which is always the same.
 
     Raises:
-      ValueError: for what `Packing.rows` refuses.
+      ValueError: as `Packing.rows`.
     """
     return packing.evaluation_rows(tokens, length) if seed is None else packing.rows(tokens, length, seed)
 
   @abc.abstractmethod
-  def padding(self, length: int) -> Row:
-    """A row of no account, of the shape of all rows of `length` tokens."""
+  def padding_row(self, length: int) -> Row:
+    """Returns a row that does not count, in the shape of all rows of `length` tokens."""
 
-  def summary(self, total: Mapping[str, np.ndarray], size: int) -> dict[str, float]:
-    """Metrics of a split, by name, from its sums and the bytes of the targets: all sums per token.
+  def summarize(self, total: Mapping[str, np.ndarray], size: int) -> dict[str, float]:
+    """Returns the metrics of a split, by name, from its sums and the bytes of the targets: all sums per token.
 
-    `loss` in nats, `perplexity`, its exponential, `accuracy`, the share of tokens that were the likeliest,
-    and `tokens`, how many counted.
+    `loss` in nats; `perplexity`, its exponential; `accuracy`, the fraction of tokens that had the highest probability;
+    and `tokens`, the number that counted.
     """
     tokens = max(total['tokens'], 1)
     means = {name: value / tokens for name, value in total.items() if name != 'tokens'}
@@ -105,21 +104,21 @@ class Objective(abc.ABC):
   def __call__(
     self, model: nn.Module, params: PyTree, batch: Mapping[str, Array], key: Array | None
   ) -> tuple[Float[Array, ''], Sums]:
-    """The loss summed over the batch, and sums for the metrics.
+    """Returns the loss summed over the batch, and sums for the metrics.
 
     Args:
-      key: randomness of dropout; None evaluates, without dropout.
+      key: the randomness of dropout; None evaluates, without dropout.
 
     Returns:
-      The sum to minimise, and sums to divide by `tokens`, itself among them: `loss` (nats, without
-      smoothing or penalties), `accuracy` (tokens predicted). In training also what layers report:
-      their losses, which are minimised too, as `auxiliary`, and their metrics, as means over the layers.
+      The sum to minimize, and sums to divide by `tokens`, itself among them: `loss` (nats, without smoothing or
+      penalties), `accuracy` (correct tokens). In training also what layers report: their losses, which are minimized,
+      too, as `auxiliary`, and their metrics, as means over the layers.
     """
 
-  def applied(
+  def apply_model(
     self, model: nn.Module, params: PyTree, key: Array | None, method: str | Callable, *args: Any
   ) -> tuple[Any, PyTree]:
-    """What a method of the model gives, with dropout by `key`, and the collections that layers report in."""
+    """Returns the result of a method of the model, with dropout by `key`, and the collections of layer reports."""
     return model.apply(
       {'params': params},
       *args,
@@ -131,11 +130,11 @@ class Objective(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class Prediction(Objective):
-  """Cross-entropy of tokens: what language models of every architecture have in common.
+  """Cross-entropy of tokens, for language models of every architecture.
 
   Attributes:
-    label_smoothing: ε, the mass spread evenly over the vocabulary (Szegedy et al. 2016, §7).
-    z_loss: weight of log²Z, which keeps the normaliser near one (Chowdhery et al. 2022, §5).
+    label_smoothing: ε, the probability that is distributed uniformly over the vocabulary (Szegedy et al. 2016, §7).
+    z_loss: the weight of log²Z, which keeps the normalizer near one (Chowdhery et al. 2022, §5).
 
   Raises:
     ValueError: for ε outside [0, 1) or a negative z_loss.
@@ -150,17 +149,16 @@ class Prediction(Objective):
     if self.z_loss < 0:
       raise ValueError(f'z_loss={self.z_loss} must be 0 or more')
 
-  def padding(self, length):
-    return empty(length)
+  def padding_row(self, length):
+    return padding_row(length)
 
-  def summary(self, total, size):
-    """Also `bits_per_byte`, the whole loss in bits over the bytes that were predicted (the end of a document
-    costs bits and has no bytes), where those are known.
-    """
+  def summarize(self, total, size):
+    """Also `bits_per_byte`, the total loss in bits divided by the number of predicted bytes, if that is known (the end of
+    a document costs bits and has no bytes)."""
     bits = total['loss'] / math.log(2)
-    return super().summary(total, size) | (dict(bits_per_byte=bits / size) if size else {})
+    return super().summarize(total, size) | (dict(bits_per_byte=bits / size) if size else {})
 
-  def predicted(
+  def compute_loss(
     self,
     model: nn.Module,
     params: PyTree,
@@ -169,54 +167,55 @@ class Prediction(Objective):
     weights: Float[Array, 'B T'],
     reports: PyTree,
   ) -> tuple[Float[Array, ''], Sums]:
-    """The loss of `targets` under the logits that `features` give, those of `chunk` tokens at a time, and on
-    a mesh of each device's own rows and part of the vocabulary.
+    """Returns the loss of `targets` under the logits of `features`, and sums for the metrics.
+
+    The logits are computed for `chunk` tokens at a time, and on a mesh by each device for its own rows and shard of the
+    vocabulary.
     """
     head, rows = model.head(params), (features, targets, weights)
     sharding = LossSharding.of(*targets.shape, model.rows, head, model.head_axes(head, features))
-    part, columns = model, WHOLE_VOCABULARY
+    shard_model, shard = model, WHOLE_VOCABULARY
     if sharding.is_sharded:
       width = model.rows // shard_count(sharding.vocab)
-      # A model of as many tokens as there are columns here; which of them are none, `columns` tells.
-      part, columns = model.clone(rows=width, vocab=width), VocabShard(sharding.vocab, model.vocab)
+      # A model with as many tokens as this device has columns; `shard` masks the columns that are padding.
+      shard_model = model.clone(rows=width, vocab=width)
+      shard = VocabShard(sharding.vocab, model.vocab)
 
-    def summed(head, features, targets, weights):
-      return self.sums(part.apply({'params': head}, features, method='logits'), targets, weights, columns)
+    def sum_chunk(head, features, targets, weights):
+      logits = shard_model.apply({'params': head}, features, method='logits')
+      return self.sum_tokens(logits, targets, weights, shard)
 
     if sharding.is_sharded or chunk_count(*targets.shape, self.chunk) > 1:
-      made = chunked_loss(summed, sharding, self.chunk, head, *rows)
+      total, sums = chunked_loss(sum_chunk, sharding, self.chunk, head, *rows)
     else:
-      made = summed(head, *rows)
-    return with_reports(*made, reports)
+      total, sums = sum_chunk(head, *rows)
+    return add_reports(total, sums, reports)
 
-  def sums(
+  def sum_tokens(
     self,
     logits: Float[Array, 'B T V'],
     targets: Int[Array, 'B T'],
     weights: Float[Array, 'B T'],
-    columns: VocabShard,
+    shard: VocabShard,
   ) -> tuple[Float[Array, ''], Sums]:
-    """What is minimised, and the metrics, of some of the tokens of each row: what adds up over them. A metric
-    is one number, or one of each row.
-    """
-    return cross_entropy.sum_cross_entropy(
-      logits, targets, weights, self.label_smoothing, self.z_loss, columns
-    )
+    """Returns the loss and the metrics of some of the tokens of each row, as sums over these. A metric is one number, or
+    one per row."""
+    return cross_entropy.sum_cross_entropy(logits, targets, weights, self.label_smoothing, self.z_loss, shard)
 
 
-def with_reports(
+def add_reports(
   total: Float[Array, ''], sums: Sums, reports: Mapping[str, PyTree]
 ) -> tuple[Float[Array, ''], Sums]:
-  """An objective and its sums with the collections `REPORTS` in them, each number times `tokens`.
+  """Adds the collections `REPORTS` of layers to an objective's loss and sums, each number times `tokens`.
 
-  Losses of microbatches are so averaged by their tokens; one that is no mean over tokens, such as that
-  of balance, is not quite that of the whole batch.
+  So the losses of microbatches are averaged with their numbers of tokens as weights. A loss that is not a mean over
+  tokens, such as a load-balancing loss, is then only approximately that of the whole batch.
   """
-  said = {}
+  values_of = {}
   for path, values in jax.tree.leaves_with_path(reports.get('metrics', {})):
-    said.setdefault(path[-2].key, []).append(values.reshape(-1))  # a name holds a tuple of what was sown
-  said = {name: jnp.concatenate(values).mean() for name, values in said.items()}
+    values_of.setdefault(path[-2].key, []).append(values.reshape(-1))  # a name has a tuple of the sown values
+  means = {name: jnp.concatenate(values).mean() for name, values in values_of.items()}
   if 'losses' in reports:
-    said['auxiliary'] = sum(values.sum() for values in jax.tree.leaves(reports['losses']))
-  said = {name: value * sums['tokens'] for name, value in said.items()}
-  return total + said.get('auxiliary', 0), sums | said
+    means['auxiliary'] = sum(values.sum() for values in jax.tree.leaves(reports['losses']))
+  weighted = {name: value * sums['tokens'] for name, value in means.items()}
+  return total + weighted.get('auxiliary', 0), sums | weighted

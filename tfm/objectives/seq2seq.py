@@ -4,18 +4,17 @@ import dataclasses
 
 import jax.numpy as jnp
 
-from tfm.data.packing.protocol import PAIR_FIELDS
-from tfm.data.packing.protocol import padding as empty
+from tfm.data.packing.protocol import PAIR_FIELDS, padding_row
 from tfm.mixers.protocol import Context
 from tfm.objectives.protocol import Prediction
 
 
 @dataclasses.dataclass(frozen=True)
 class Seq2Seq(Prediction):
-  """Σ over target tokens of -log p(target | source, the target before) (Sutskever et al. 2014, §2).
+  """Σ over target tokens of -log p(target | source, previous targets) (Sutskever et al. 2014, §2).
 
-  Teacher forcing: the decoder reads the target itself, shifted right by one, behind the token that a text
-    begins with: the tokenizer's `bos_id`, which of our own is that which ends one.
+  Teacher forcing: the decoder reads the target, shifted right by one, after the tokenizer's `bos_id`, which is `eos_id`
+  for all but published tokenizers.
   """
 
   document_kinds = (('source', 'target'),)
@@ -25,17 +24,19 @@ class Seq2Seq(Prediction):
   def suggested_packing(self):
     return 'buckets'
 
-  def padding(self, length):
-    return empty(length, PAIR_FIELDS)
+  def padding_row(self, length):
+    return padding_row(length, PAIR_FIELDS)
 
   def __call__(self, model, params, batch, key):
     train = key is not None
     context = Context(batch['positions'], batch['segments'], train=train, layout=self.layout)
-    there = Context(batch['source_positions'], batch['source_segments'], train=train, layout=self.layout)
+    source_context = Context(
+      batch['source_positions'], batch['source_segments'], train=train, layout=self.layout
+    )
 
     def features(model, source, tokens):
-      return model.features(tokens, context, None, model.encode(source, there))
+      return model.features(tokens, context, None, model.encode(source, source_context))
 
-    (features, _), reports = self.applied(model, params, key, features, batch['source'], batch['inputs'])
+    (features, _), reports = self.apply_model(model, params, key, features, batch['source'], batch['inputs'])
     weights = (batch['segments'] > 0).astype(jnp.float32)
-    return self.predicted(model, params, features, batch['targets'], weights, reports)
+    return self.compute_loss(model, params, features, batch['targets'], weights, reports)

@@ -1,4 +1,4 @@
-"""Spans that were cut out of a text, from what is left of it."""
+"""Prediction of the spans that were removed from a text."""
 
 import dataclasses
 import functools
@@ -10,27 +10,26 @@ from tfm.objectives.protocol import Objective
 from tfm.objectives.seq2seq import Seq2Seq
 
 
-NOISE, KEPT = 0, 1  # what bits are for
+NOISE, REMAINDER = 0, 1  # the purposes of random bits
 
 
 @dataclasses.dataclass(frozen=True)
 class SpanCorruption(Seq2Seq):
-  """Σ over the tokens of a target that tells what was cut out of its source (Raffel et al. 2020, §3.1.4 and
-  §3.3.4).
+  """Σ over the tokens of a target that contains the spans removed from its source (Raffel et al. 2020, §3.1.4, §3.3.4).
 
     text    Thank you for inviting me to your party last week
     source  Thank you <extra_id_0> me to your party <extra_id_1> week
     target  <extra_id_0> for inviting <extra_id_1> last
 
-  Of n tokens round(rate · n) are cut out, in round(that / span) spans; both what is cut out and what stays
-  falls into as many parts by chance, all ways alike likely, and what stays comes first. A sentinel stands for
-  each span. The text of a row is as long as fits: its source has at most data.length tokens with the end of
-  the text, and its target so many as follow from that.
+  Of n tokens round(rate · n) are removed, in round(that / span) spans. The removed and the remaining tokens are each
+  divided into this number of parts, uniformly at random, and a remaining part comes first. A sentinel replaces each
+  span. The text of a row is the longest that fits: its source has at most data.length tokens with the end of the text,
+  which determines the length of its target.
 
   Attributes:
-    rate: of the tokens that are cut out.
-    span: how many of these are together on average.
-    sentinels: tokens `<extra_id_0>`, … for the spans of a row.
+    rate: the fraction of the tokens that are removed.
+    span: the mean number of tokens of a span.
+    sentinels: the number of tokens `<extra_id_0>`, … for the spans of a row.
 
   Raises:
     ValueError: for a rate outside (0, 1), a span below 1, or (from `rows`) too few sentinels.
@@ -61,79 +60,76 @@ class SpanCorruption(Seq2Seq):
     return tuple(f'<extra_id_{i}>' for i in range(self.sentinels))
 
   def counts(self, tokens: int) -> tuple[int, int]:
-    """How many of some tokens are cut out, and in how many spans; at least one is, and one stays, where there
-    are two.
-    """
+    """Returns how many of a number of tokens are removed, and in how many spans; of two or more tokens, at least one is
+    removed and one remains."""
     noise = min(max(round(self.rate * tokens), 1), tokens - 1)
     return noise, min(max(round(noise / self.span), 1), noise, tokens - noise)
 
   def lengths(self, tokens: int) -> tuple[int, int]:
-    """Tokens of source and target, each with its end."""
+    """Returns the number of tokens of source and target, each with its end."""
     noise, spans = self.counts(tokens)
     return tokens - noise + spans + 1, noise + spans + 1
 
-  def whole(self, length: int) -> int:
-    """Tokens of the longest text whose source, and whose target, has at most `length`.
+  def text_length(self, length: int) -> int:
+    """Returns the length of the longest text whose source, and whose target, has at most `length` tokens.
 
     Raises:
-      ValueError: for a length that has no room, or more spans than there are sentinels.
+      ValueError: for a length without room for a span, or for more spans than sentinels.
     """
     if length < 3:
-      raise ValueError(f'data.length={length} has no room for a span; give at least 3')
+      raise ValueError(f'data.length={length} has no room for a span; use at least 3')
     tokens = 2
     while max(self.lengths(tokens + 1)) <= length:
       tokens += 1
     spans = self.counts(tokens)[1]
     if spans > self.sentinels:
       raise ValueError(
-        f'sentinels={self.sentinels} do not tell {spans} spans apart, which a source of '
-        f'data.length={length} tokens has; give as many'
+        f'sentinels={self.sentinels} are too few for the {spans} spans of a source of data.length={length} tokens; '
+        f'use at least {spans}'
       )
     return tokens
 
-  def padding(self, length):
-    _, targets = self.lengths(self.whole(length))
+  def padding_row(self, length):
+    _, targets = self.lengths(self.text_length(length))
     row = {field: np.zeros(targets, np.int32) for field in protocol.FIELDS}
     return row | {field: np.zeros(length, np.int32) for field in protocol.PAIR_FIELDS if field not in row}
 
   def rows(self, packing, tokens, length, seed, tokenizer):
-    made = super().rows(packing, tokens, self.whole(length), seed, tokenizer)
-    return protocol.Mapped(
-      made, functools.partial(self.corrupt, tokenizer, length, 0 if seed is None else seed)
+    rows = super().rows(packing, tokens, self.text_length(length), seed, tokenizer)
+    return protocol.MappedRows(
+      rows, functools.partial(self.corrupt, tokenizer, length, 0 if seed is None else seed)
     )
 
   def corrupt(self, tokenizer, length: int, seed: int, row: protocol.Row, index: int) -> protocol.Row:
-    """The pair that a row of text becomes."""
-    text, made = row['inputs'][row['segments'] > 0], self.padding(length)
-    if len(text) < 2:  # nothing that could be cut in two
-      return made
+    """Returns the source and target of a row of text."""
+    text, pair = row['inputs'][row['segments'] > 0], self.padding_row(length)
+    if len(text) < 2:  # too short to remove a span
+      return pair
     noise, spans = self.counts(len(text))
-    cut, kept = (
-      parts(n, spans, protocol.bits(seed, index, max(n - 1, 1), purpose))
-      for n, purpose in ((noise, NOISE), (len(text) - noise, KEPT))
+    removed, remaining = (
+      random_partition(n, spans, protocol.random_bits(seed, index, max(n - 1, 1), purpose))
+      for n, purpose in ((noise, NOISE), (len(text) - noise, REMAINDER))
     )
-    source, target, at = [], [], 0
-    for i, (stays, goes) in enumerate(zip(kept, cut)):
+    source, target, start = [], [], 0
+    for i, (remaining_size, removed_size) in enumerate(zip(remaining, removed)):
       sentinel = [tokenizer.vocab_size + i]
-      source += [text[at : at + stays], sentinel]
-      target += [sentinel, text[at + stays : at + stays + goes]]
-      at += stays + goes
+      middle, end = start + remaining_size, start + remaining_size + removed_size
+      source += [text[start:middle], sentinel]
+      target += [sentinel, text[middle:end]]
+      start = end
     source, target = (np.concatenate([*side, [tokenizer.eos_id]]) for side in (source, target))
-    here, there = slice(len(target)), slice(len(source))
-    made['targets'][here], made['inputs'][here], made['segments'][here] = (
-      target,
-      np.append(tokenizer.bos_id, target[:-1]),
-      1,
-    )
-    made['source'][there], made['source_segments'][there] = source, 1
-    made['positions'][here], made['source_positions'][there] = np.arange(len(target)), np.arange(len(source))
-    return made
+    span, source_span = slice(len(target)), slice(len(source))
+    pair['targets'][span], pair['inputs'][span] = target, np.append(tokenizer.bos_id, target[:-1])
+    pair['positions'][span], pair['segments'][span] = np.arange(len(target)), 1
+    pair['source'][source_span], pair['source_segments'][source_span] = source, 1
+    pair['source_positions'][source_span] = np.arange(len(source))
+    return pair
 
-  def summary(self, total, size):
-    return Objective.summary(self, total, size)
+  def summarize(self, total, size):
+    return Objective.summarize(self, total, size)
 
 
-def parts(total: int, count: int, bits: np.ndarray) -> np.ndarray:
-  """`total` in `count` parts of at least 1, all ways alike likely: cuts at the places of the least bits."""
-  cuts = np.sort(np.argsort(bits[: total - 1], kind='stable')[: count - 1]) + 1
-  return np.diff(np.concatenate([[0], cuts, [total]]))
+def random_partition(total: int, count: int, bits: np.ndarray) -> np.ndarray:
+  """Divides `total` into `count` parts of at least 1, uniformly at random: at the places of the smallest bits."""
+  ends = np.sort(np.argsort(bits[: total - 1], kind='stable')[: count - 1]) + 1
+  return np.diff(np.concatenate([[0], ends, [total]]))

@@ -1,4 +1,4 @@
-"""One text a row, with the answers in it."""
+"""One text per row, with its answers."""
 
 import dataclasses
 
@@ -7,20 +7,20 @@ import numpy as np
 from tfm.data.packing import padded
 
 
-class _Rows(padded.Rows):
+class _Rows(padded.PaddedRows):
   def _row(self, number, index):
     row = super()._row(number, index)
-    there = row['segments'] > 0
+    valid = row['segments'] > 0
     row['answers'] = np.zeros(self.length, np.int32)
-    if there.any():  # else the text is too long, and left out
-      row['answers'][there] = self._documents.told(number, row['targets'][there])
+    if valid.any():  # otherwise the text is too long, and skipped
+      row['answers'][valid] = self._documents.answer_mask(number, row['targets'][valid])
     return row
 
 
 @dataclasses.dataclass(frozen=True)
 class Answered(padded.Padded):
-  """As `padded` packs texts; `answers` [T] is 1 at the targets that hold any of an answer, and 0 elsewhere."""
+  """Packs texts as `padded`; `answers` [T] is 1 at the targets that contain a byte of an answer, and 0 elsewhere."""
 
   document_kinds = (('text', 'answers'),)
   extra_fields = frozenset({'answers'})
-  made = _Rows
+  rows_class = _Rows

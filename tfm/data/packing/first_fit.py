@@ -1,4 +1,4 @@
-"""Whole documents side by side in rows."""
+"""Several whole documents per row."""
 
 import abc
 import dataclasses
@@ -10,26 +10,27 @@ import numpy as np
 
 from tfm.data import progress
 from tfm.data import tokens as token_arrays
+from tfm.data.documents import INFINITE
 from tfm.data.packing import protocol
 
 
-ROWS, PLAN = 0, 1  # what an order is for
+ROWS, PLAN = 0, 1  # the purposes of random permutations
 
 
 @dataclasses.dataclass(frozen=True)
 class FirstFit(protocol.Packing):
-  """Documents kept apart by segments, each put into the first open row with room for it.
+  """Documents separated by segment ids, each in the first open row with enough room.
 
-  A document begins with eos as its first input and has eos as its last target; positions restart
-  at 0. What is longer than a row is cut into pieces, each with the token before it as its first
-  input. Of pairs, a row holds as many as both its sides have room for, and a pair is not cut.
+  A document begins with eos as its first input and has eos as its last target; positions restart at 0. A text that is
+  longer than a row is divided into pieces, each with the previous token as its first input. A row holds as many pairs as
+  fit both its sides, and a pair is never divided.
   First-fit bin packing: Johnson 1973; for Transformers: Krell et al. 2021, arXiv:2107.02027.
 
-  The rows are planned once for a seed, from lengths alone, and every epoch has an order of its own
-  of the same rows. Attention stays within segments, so only the company in a batch is affected.
+  The rows are planned once for a seed, from the lengths alone, and every epoch has the same rows in its own random order.
+  Attention stays within segments, so this only affects which documents share a batch.
 
   Attributes:
-    bins: rows that are open at a time; of more, the fullest is closed.
+    bins: the maximum number of open rows; if there are more, the fullest is closed.
   """
 
   layout = 'packed'
@@ -39,11 +40,11 @@ class FirstFit(protocol.Packing):
 
   def __post_init__(self):
     if self.bins < 1:
-      raise ValueError(f'bins={self.bins} leaves no row open; give at least 1')
+      raise ValueError(f'bins={self.bins} must be at least 1')
 
   def pack(self, tokens, length, seed):
-    kind = _PairRows if isinstance(tokens, token_arrays.Pairs) else _TextRows
-    return kind(tokens, length, seed, self.bins)
+    rows_class = _PairRows if isinstance(tokens, token_arrays.Pairs) else _TextRows
+    return rows_class(tokens, length, seed, self.bins)
 
 
 class _Rows(protocol.Rows):
@@ -64,14 +65,14 @@ class _Rows(protocol.Rows):
 
   @abc.abstractmethod
   def _sizes(self, tokens) -> np.ndarray:
-    """The room [pieces, sides] that each of the pieces takes which are packed."""
+    """Returns the number of tokens of each piece to pack, [pieces, sequences]."""
 
   @abc.abstractmethod
   def _row(self, pieces: Sequence[int]) -> protocol.Row:
-    """The row that some pieces make."""
+    """Returns the row of some pieces."""
 
   def __len__(self):
-    return self._count if self._seed is None else protocol.INFINITE
+    return self._count if self._seed is None else INFINITE
 
   def __getitem__(self, index: int) -> protocol.Row:
     if not 0 <= index < len(self):
@@ -88,19 +89,19 @@ class _Rows(protocol.Rows):
 
 class _PairRows(_Rows):
   def _sizes(self, tokens):
-    self._documents = protocol.within(tokens, self.length)
-    return tokens.sizes[self._documents]
+    self._documents = protocol.fitting_documents(tokens, self.length)
+    return tokens.sequence_lengths[self._documents]
 
   def _row(self, pieces):
-    row, at = protocol.padding(self.length, protocol.PAIR_FIELDS), (0, 0)
+    row, starts = protocol.padding_row(self.length, protocol.PAIR_FIELDS), (0, 0)
     for segment, piece in enumerate(pieces, 1):
-      at = protocol.put(row, self._tokens, self._documents[piece], segment, at)
+      starts = protocol.write_document(row, self._tokens, self._documents[piece], segment, starts)
     return row
 
 
 class _TextRows(_Rows):
   def _sizes(self, tokens):
-    """Those of a document's pieces, as many as it has to be cut into."""
+    """Divides each document into as few pieces as possible."""
     targets = tokens.lengths + 1
     counts = -(-targets // self.length)
     self._document = np.repeat(np.arange(tokens.documents), counts)
@@ -110,36 +111,36 @@ class _TextRows(_Rows):
     return self._size[:, None]
 
   def _row(self, pieces):
-    row = protocol.padding(self.length)
+    row = protocol.padding_row(self.length)
     first = 0
     for segment, piece in enumerate(pieces, 1):
       stream = self._stream(piece)
-      here = slice(first, first + len(stream) - 1)
-      row['inputs'][here], row['targets'][here] = stream[:-1], stream[1:]
-      row['positions'][here] = np.arange(len(stream) - 1)
-      row['segments'][here] = segment
-      first = here.stop
+      span = slice(first, first + len(stream) - 1)
+      row['inputs'][span], row['targets'][span] = stream[:-1], stream[1:]
+      row['positions'][span] = np.arange(len(stream) - 1)
+      row['segments'][span] = segment
+      first = span.stop
     return row
 
   def _stream(self, piece: int) -> np.ndarray:
-    """The tokens of a piece, with the one before it in front."""
+    """Returns the tokens of a piece, after the token before it."""
     begin, end = self._tokens.offsets[self._document[piece] :][:2]
     first = begin + self._start[piece] - 1
     stream = np.full(self._size[piece] + 1, self._tokens.eos_id)
-    low, high = max(first, begin), min(first + len(stream), end)  # outside of the document is eos
+    low, high = max(first, begin), min(first + len(stream), end)  # eos outside of the document
     stream[low - first : high - first] = self._tokens.ids[low:high]
     return stream
 
 
 def _first_fit(sizes: Iterable[tuple[int, ...]], length: int, bins: int) -> list[int]:
-  """The row of each piece, by what it takes of each side of a row."""
-  rows, room, number, count = [], [], [], 0  # of the open rows: what is left, and which they are
+  """Returns the row of each piece, given its number of tokens in each sequence of a row."""
+  rows, room, number, count = [], [], [], 0  # of the open rows: the remaining room, and the number
   for size in sizes:
     if max(size) == length:  # fills a row alone
       rows.append(count)
       count += 1
       continue
-    place = next((i for i, left in enumerate(room) if all(map(operator.le, size, left))), None)
+    place = next((i for i, free in enumerate(room) if all(map(operator.le, size, free))), None)
     if place is None:
       if len(room) == bins:
         fullest = min(range(bins), key=lambda i: sum(room[i]))

@@ -1,4 +1,4 @@
-"""What a packing is: a split's tokens as rows of one length, each a pure function of its index."""
+"""The packing slot: a split's tokens as rows of one length, each a pure function of its index."""
 
 import abc
 import dataclasses
@@ -11,14 +11,14 @@ import numpy as np
 
 from tfm.data import images
 from tfm.data import tokens as token_arrays
-from tfm.data.corpus import INFINITE
+from tfm.data.documents import INFINITE
 
 
 FIELDS = 'inputs', 'targets', 'positions', 'segments'
 PAIR_FIELDS = *FIELDS, 'source', 'source_positions', 'source_segments'
 
 Row = dict[str, np.ndarray]
-# What is packed: a split's documents.
+# What is packed: the documents of a split.
 Documents = (
   token_arrays.Tokens
   | token_arrays.InfiniteDocuments
@@ -32,49 +32,48 @@ _log = logging.getLogger(__name__)
 
 
 class Rows(Sequence):
-  """Random-access rows: `rows[i]` is a dict of int32 [T], and what else a packing gives.
+  """Random-access rows: `rows[i]` is a dict of int32 [T], and of the packing's extra fields.
 
     inputs     tokens
-    targets    the tokens that follow
+    targets    the next tokens
     positions  of the inputs
     segments   1, 2, … by document; 0 is padding, whose targets do not count
 
-  and, for pairs, of which the four above are the target:
+  and, for pairs, whose target is in the four fields above:
 
-    source     tokens, the end of the text among them
-    source_positions, source_segments     of them, the segments being those of the target
+    source     tokens, including the end of the text
+    source_positions, source_segments     those of the source; a source has the segment id of its target
 
   Attributes:
-    length: T, at most.
-    tokens_per_epoch: targets in one pass over the split.
+    length: the greatest T.
+    tokens_per_epoch: the number of targets in one pass over the split.
   """
 
   length: int
   tokens_per_epoch: int
 
-  def batches(self, batch_size: int) -> int:
-    """How many batches of `batch_size` rows there are."""
+  def count_batches(self, batch_size: int) -> int:
+    """Returns the number of batches of `batch_size` rows."""
     return -(-len(self) // batch_size)
 
-  def batch(self, index: int, batch_size: int) -> Sequence[int | None]:
-    """The rows of a batch, the first of which is one, all of one shape; None stands for padding."""
+  def batch_rows(self, index: int, batch_size: int) -> Sequence[int | None]:
+    """Returns the indices of the rows of a batch, which all have one shape; None is padding, and never the first."""
     first = index * batch_size
     return [i if i < len(self) else None for i in range(first, first + batch_size)]
 
-  def padding(self, like: Row) -> Row:
-    """A row of no account, of the shape of one: what stands in a batch where there is no row."""
-    return {field: np.zeros_like(x) for field, x in like.items()}
+  def padding_like(self, example: Row) -> Row:
+    """Returns a row that does not count, with the shapes of an example; it fills up a batch."""
+    return {field: np.zeros_like(x) for field, x in example.items()}
 
 
-class OneEach(Rows):
-  """Row i is made of the i-th document, or in training of the i-th of an order of each epoch; of documents
-  without end, of the next after a place of the seed's own.
-  """
+class DocumentRows(Rows):
+  """Row i is made from one document: in evaluation the i-th; in training the i-th in the random order of each epoch;
+  of infinitely many documents, the i-th after an offset that depends on the seed."""
 
   def __init__(self, documents: Documents, length: int, seed: int | None, numbers: np.ndarray | None = None):
     """
     Args:
-      numbers: of the documents to read, where it is not all.
+      numbers: the indices of the documents to read; None for all.
     """
     self.length, self.tokens_per_epoch = length, documents.targets
     self._documents, self._seed, self._numbers = documents, seed, numbers
@@ -83,7 +82,7 @@ class OneEach(Rows):
 
   @abc.abstractmethod
   def _row(self, number: int, index: int) -> Row:
-    """The row of a document, `index` being its place in the stream."""
+    """Returns the row of a document; `index` is its place in the stream of rows."""
 
   def __len__(self):
     return self._count if self._seed is None else INFINITE
@@ -94,7 +93,7 @@ class OneEach(Rows):
     if self._seed is None:
       place = index
     elif self._count == INFINITE:
-      place = int(bits(self._seed, 0, 1)[0]) // 4 + index
+      place = int(random_bits(self._seed, 0, 1)[0]) // 4 + index
     else:
       epoch, place = divmod(index, self._count)
       place = int(self._order(epoch)[place])
@@ -104,40 +103,40 @@ class OneEach(Rows):
     return permutation(self._seed, epoch, self._count)
 
 
-class Mapped(Rows):
-  """Rows of which each is made into another by `make(row, index)`."""
+class MappedRows(Rows):
+  """Rows that a function `transform(row, index)` computes from other rows."""
 
-  def __init__(self, rows: Rows, make: Callable[[Row, int], Row]):
-    self._rows, self._make = rows, make
+  def __init__(self, rows: Rows, transform: Callable[[Row, int], Row]):
+    self._rows, self._transform = rows, transform
     self.length, self.tokens_per_epoch = rows.length, rows.tokens_per_epoch
 
   def __len__(self):
     return len(self._rows)
 
   def __getitem__(self, index: int) -> Row:
-    return self._make(self._rows[index], index)
+    return self._transform(self._rows[index], index)
 
-  def batches(self, batch_size):
-    return self._rows.batches(batch_size)
+  def count_batches(self, batch_size):
+    return self._rows.count_batches(batch_size)
 
-  def batch(self, index, batch_size):
-    return self._rows.batch(index, batch_size)
+  def batch_rows(self, index, batch_size):
+    return self._rows.batch_rows(index, batch_size)
 
-  def padding(self, like):
-    return self._rows.padding(like)
+  def padding_like(self, example):
+    return self._rows.padding_like(example)
 
 
 @dataclasses.dataclass(frozen=True)
 class Packing(abc.ABC):
-  """How documents are put into rows; the fields of a subclass are the literals of its spec.
+  """How documents become rows; the fields of a subclass are the literals of its spec.
 
   Attributes:
-    layout: what its rows promise of positions: 'contiguous', one document a row from position 0, or 'packed',
-      two tokens of a document being as far apart in position as in the row.
-    document_kinds: the fields of documents that it packs: ('text',), ('source', 'target'), ….
-    supports_infinite: whether it packs documents without end.
-    has_fixed_batch_shape: whether all its batches are of one shape.
-    extra_fields: what its rows have besides the fields that all have, for an objective that wants it.
+    layout: what holds for the positions of its rows: 'contiguous', one document per row from position 0 on, or
+      'packed', two tokens of a document differ in position as much as in their place in the row.
+    document_kinds: the fields of the documents that it packs: ('text',), ('source', 'target'), ….
+    supports_infinite: whether it packs infinitely many documents.
+    has_fixed_batch_shape: whether all its batches have one shape.
+    extra_fields: the fields of its rows in addition to those that all rows have, for an objective that requires them.
   """
 
   layout: ClassVar[str]
@@ -147,110 +146,106 @@ class Packing(abc.ABC):
   extra_fields: ClassVar[frozenset[str]] = frozenset()
 
   def rows(self, tokens: Documents, length: int, seed: int) -> Rows:
-    """The endless rows of training: documents in an order of their own for each epoch.
+    """Returns the infinite rows of training: the documents in a new random order for each epoch.
 
-    Row i depends on (tokens, length, seed, i) only; every token of the split, and the end of every
-    document, is the target once in an epoch. A pair that is longer than a row is left out, and a
-    warning counts them.
+    Row i depends on (tokens, length, seed, i) only; every token of the split, and the end of every document, is a
+    target once per epoch. A pair that is longer than a row is skipped, and a warning counts these.
 
     Raises:
       ValueError: if the split is shorter than one row, or for a length below 1 or a seed below 0.
     """
     if not 0 <= seed < 2**64:
-      raise ValueError(f'seed={seed} is not within 0 and 2**64; give a small positive integer')
-    self.check(tokens, length)
+      raise ValueError(f'seed={seed} must lie in [0, 2**64); use a small positive integer')
+    self.validate(tokens, length)
     return self.pack(tokens, length, seed)
 
   def evaluation_rows(self, tokens: Documents, length: int) -> Rows:
-    """One pass in the order of the split; the end of what is not full is padding.
+    """Returns the rows of one pass in the order of the split; incomplete rows are filled up with padding.
 
     Raises:
-      ValueError: for a length below 1, or documents without end.
+      ValueError: for a length below 1, or infinitely many documents.
     """
-    check_length(length)
+    validate_length(length)
     if tokens.documents == INFINITE:
-      raise ValueError(f'{tokens.name} has no end; evaluate the validation or the test split')
+      raise ValueError(f'{tokens.name} is infinite; evaluate the validation or the test split')
     return self.pack(tokens, length, None)
 
-  def check(self, tokens: Documents, length: int) -> None:
-    """Refuses what cannot be trained on."""
-    check_length(length)
+  def validate(self, tokens: Documents, length: int) -> None:
+    """Raises ValueError for documents that cannot be packed for training."""
+    validate_length(length)
     if tokens.documents == INFINITE and not self.supports_infinite:
-      raise ValueError(
-        f"{tokens.name} has no end, and {self} plans all of an epoch; packing='padded' would do"
-      )
+      raise ValueError(f"{tokens.name} is infinite, and {self} plans a whole epoch; use packing='padded'")
     if tokens.targets < length:
       raise ValueError(
         f'{tokens.name} is too short: {tokens.targets} tokens do not fill one row of '
-        f'length={length}; shorten the length or give more text'
+        f'length={length}; use a smaller length or more text'
       )
 
   @abc.abstractmethod
   def pack(self, tokens: Documents, length: int, seed: int | None) -> Rows:
-    """The rows of training, or for no seed those of evaluation."""
+    """Returns the rows of training, or, if the seed is None, of evaluation."""
 
 
-def check_length(length: int) -> None:
-  """Refuses what is no length."""
+def validate_length(length: int) -> None:
+  """Raises ValueError for a length below 1."""
   if length < 1:
-    raise ValueError(f'length={length} is no row; give at least 1')
+    raise ValueError(f'length={length} must be at least 1')
 
 
-def bits(seed: int, number: int, size: int, purpose: int = 0) -> np.ndarray:
-  """Random bits, uint64 [size], of the seed and a number; numpy promises never to change them."""
+def random_bits(seed: int, number: int, size: int, purpose: int = 0) -> np.ndarray:
+  """Returns random bits, uint64 [size], of the seed and a number; NumPy guarantees that they never change."""
   key, counter = np.array([seed, number], np.uint64), np.array([0, 0, 0, purpose], np.uint64)
   return np.random.Philox(key=key, counter=counter).random_raw(size)
 
 
 def permutation(seed: int, epoch: int, size: int, purpose: int = 0) -> np.ndarray:
-  """A random order, int64 [size]."""
-  return np.argsort(bits(seed, epoch, size, purpose), kind='stable')
+  """Returns a random permutation, int64 [size]."""
+  return np.argsort(random_bits(seed, epoch, size, purpose), kind='stable')
 
 
-def padding(length: int, fields: Sequence[str] = FIELDS) -> Row:
-  """A row without any targets."""
+def padding_row(length: int, fields: Sequence[str] = FIELDS) -> Row:
+  """Returns a row without any targets."""
   return {field: np.zeros(length, np.int32) for field in fields}
 
 
-def within(documents: token_arrays.Tokens | token_arrays.Pairs, length: int) -> np.ndarray:
-  """The numbers of the documents of which no side is longer than `length`; a warning tells of the others.
+def fitting_documents(documents: token_arrays.Tokens | token_arrays.Pairs, length: int) -> np.ndarray:
+  """Returns the indices of the documents whose sequences are not longer than `length`; a warning counts the others.
 
   Raises:
-    ValueError: if there is none.
+    ValueError: if there are none.
   """
-  longest = documents.sizes.max(1, initial=0)
+  longest = documents.sequence_lengths.max(1, initial=0)
   kind = 'pair' if isinstance(documents, token_arrays.Pairs) else 'text'
-  found = np.flatnonzero(longest <= length)
-  if not len(found):
-    raise ValueError(f'{documents.name} has no {kind} within length={length} tokens; give a greater length')
-  if len(found) < len(longest):
+  fitting = np.flatnonzero(longest <= length)
+  if not len(fitting):
+    raise ValueError(f'{documents.name} has no {kind} within length={length} tokens; use a greater length')
+  if len(fitting) < len(longest):
     _log.warning(
-      '%s: %d of %d %ss are longer than %d tokens, the longest of %d, and are left out',
+      '%s: %d of %d %ss are longer than %d tokens and are skipped; the longest has %d',
       documents.name,
-      len(longest) - len(found),
+      len(longest) - len(fitting),
       len(longest),
       kind,
       length,
       longest.max(),
     )
-  return found
+  return fitting
 
 
-def put(
-  row: Row, documents: Documents, number: int, segment: int, at: Sequence[int] = (0, 0)
+def write_document(
+  row: Row, documents: Documents, number: int, segment: int, starts: Sequence[int] = (0, 0)
 ) -> tuple[int, ...]:
-  """Writes a document, its sides being a text or a source and a target, into a row, from a place of each side
-  on; the places behind it.
+  """Writes a document, a text or a source and a target, into a row; returns the places after its sequences.
+
+  Args:
+    starts: the place in the row where each sequence begins.
   """
-  *source, text = sides = documents.sides(number)
-  for side, first in zip(source, at):
-    here = slice(first, first + len(side))
-    row['source'][here], row['source_positions'][here], row['source_segments'][here] = (
-      side,
-      np.arange(len(side)),
-      segment,
-    )
-  here = slice(at[len(source)], at[len(source)] + len(text))
-  row['targets'][here], row['positions'][here], row['segments'][here] = text, np.arange(len(text)), segment
-  row['inputs'][here] = np.append(documents.bos_id, text[:-1])
-  return tuple(first + len(side) for first, side in zip(at, sides))
+  *source, text = sequences = documents.sequences(number)
+  for sequence, start in zip(source, starts):
+    span = slice(start, start + len(sequence))
+    row['source'][span], row['source_segments'][span] = sequence, segment
+    row['source_positions'][span] = np.arange(len(sequence))
+  span = slice(starts[len(source)], starts[len(source)] + len(text))
+  row['targets'][span], row['positions'][span], row['segments'][span] = text, np.arange(len(text)), segment
+  row['inputs'][span] = np.append(documents.bos_id, text[:-1])
+  return tuple(start + len(sequence) for start, sequence in zip(starts, sequences))

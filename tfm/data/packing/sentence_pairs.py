@@ -1,27 +1,30 @@
-"""Two texts a row, of which the second follows the first or is from elsewhere."""
+"""Two texts per row; the second follows the first, or comes from another document."""
 
 import dataclasses
 
 import numpy as np
 
 from tfm.data import tokens as token_arrays
+from tfm.data.documents import INFINITE
 from tfm.data.packing import protocol
 
 
-ROWS, CUT, COIN, OTHER, PLACE = 0, 1, 2, 3, 4  # what bits are for
+ROWS, SPLIT, COIN, OTHER, PLACE = 0, 1, 2, 3, 4  # the purposes of random bits
 
 
 @dataclasses.dataclass(frozen=True)
 class SentencePairs(protocol.Packing):
-  """end of text, A, end of text, B, end of text (Devlin et al. 2019, §3.1, Task 2, and appendix A.2).
+  """Packs: end of text, A, end of text, B, end of text (Devlin et al. 2019, §3.1, Task 2, and appendix A.2).
 
-  Documents are cut into pieces that fill a row, and a piece at a random place into A and B. Half the time B
-  is left there (`next` is 1), and otherwise as many tokens from a random place of another document stand for
-  it (`next` is 0). `types` are 0 up to the end of A, and 1 behind it. The end of a text stands where
-  BERT has [CLS], and for its [SEP]. A piece of fewer than two tokens is left out.
+  Documents are divided into pieces that fill a row, and a piece is divided at a random place into A and B. In half of
+  the rows B is unchanged (`next` is 1); in the others, as many tokens from a random place of another document replace
+  it (`next` is 0). `types` is 0 up to the end of A, and 1 after it. The end of a text takes the place of BERT's [CLS]
+  and [SEP]. A piece of fewer than two tokens is skipped.
 
-  Every epoch has an order, cuts and company of its own. With fewer than two documents nothing could be
-  from elsewhere, and they are refused.
+  Every epoch has its own random order, places and replacements.
+
+  Raises:
+    ValueError: from `pack`, for fewer than two documents, or a length below 5.
   """
 
   layout = 'contiguous'
@@ -34,25 +37,25 @@ class SentencePairs(protocol.Packing):
 class _Rows(protocol.Rows):
   def __init__(self, tokens: token_arrays.Tokens, length: int, seed: int | None):
     if length < 5:
-      raise ValueError(f'length={length} has no room for two texts and three ends; give at least 5')
+      raise ValueError(f'length={length} has no room for two texts and three ends; use at least 5')
     self._tokens, self._seed, self.length = tokens, seed, length
     room = length - 3
     counts = -(-tokens.lengths // room)
     document = np.repeat(np.arange(tokens.documents), counts)
     start = (np.arange(len(document)) - np.repeat(np.cumsum(counts) - counts, counts)) * room
     size = np.minimum(tokens.lengths[document] - start, room)
-    there = size >= 2
-    self._pieces = np.stack([document, start, size], 1)[there]
+    long_enough = size >= 2
+    self._pieces = np.stack([document, start, size], 1)[long_enough]
     self._others = np.flatnonzero(tokens.lengths > 0)
     if not len(self._pieces) or len(self._others) < 2:
       raise ValueError(
-        f'{tokens.name} has not two documents with text, so that no text could be from elsewhere; '
-        "packing='concat' would do"
+        f'{tokens.name} has fewer than two documents with text, so no second text can come from another document; '
+        "use packing='concat'"
       )
     self.tokens_per_epoch = int(self._pieces[:, 2].sum())
 
   def __len__(self):
-    return len(self._pieces) if self._seed is None else protocol.INFINITE
+    return len(self._pieces) if self._seed is None else INFINITE
 
   def __getitem__(self, index: int) -> protocol.Row:
     if not 0 <= index < len(self):
@@ -62,25 +65,28 @@ class _Rows(protocol.Rows):
     if self._seed is not None:
       place = protocol.permutation(seed, epoch, len(self._pieces), ROWS)[place]
     document, start, size = self._pieces[place].tolist()
-    cut, coin, other, where = (
-      int(protocol.bits(seed, index, 1, purpose)[0]) for purpose in (CUT, COIN, OTHER, PLACE)
+    split, coin, other, offset = (
+      int(protocol.random_bits(seed, index, 1, purpose)[0]) for purpose in (SPLIT, COIN, OTHER, PLACE)
     )
-    cut = start + 1 + cut % (size - 1)
-    first, second = self._text(document, start, cut - start), self._text(document, cut, start + size - cut)
+    middle = start + 1 + split % (size - 1)
+    first = self._text(document, start, middle - start)
+    second = self._text(document, middle, start + size - middle)
     follows = coin % 2
     if not follows:
       others = self._others[self._others != document]
       other = int(others[other % len(others)])
       last = max(int(self._tokens.lengths[other]) - len(second), 0)
-      second = self._text(other, where % (last + 1), len(second))
+      second = self._text(other, offset % (last + 1), len(second))
     return self._row(first, second, follows)
 
   def _row(self, first: np.ndarray, second: np.ndarray, follows: int) -> protocol.Row:
     end = [self._tokens.eos_id]
     text = np.concatenate([end, first, end, second, end])
-    row = protocol.padding(self.length) | dict(types=np.zeros(self.length, np.int32), next=np.int32(follows))
-    here = slice(len(text))
-    row['inputs'][here], row['positions'][here], row['segments'][here] = text, np.arange(len(text)), 1
+    row = protocol.padding_row(self.length) | dict(
+      types=np.zeros(self.length, np.int32), next=np.int32(follows)
+    )
+    span = slice(len(text))
+    row['inputs'][span], row['positions'][span], row['segments'][span] = text, np.arange(len(text)), 1
     row['targets'][: len(text) - 1] = text[1:]
     row['types'][len(first) + 2 : len(text)] = 1
     return row

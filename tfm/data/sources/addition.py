@@ -7,25 +7,25 @@ from tfm.data import task
 
 
 @dataclasses.dataclass(frozen=True)
-class Addition(task.Lengths):
-  """285+34=319: the sum, and the end of the text, is the answer (Lee et al. 2023).
+class Addition(task.LengthTask):
+  """285+34=319: the sum and the end of the text are the answer (Lee et al. 2023).
 
   Attributes:
-    length, longer: digits of each summand in training and in the test, as `task.Lengths` has them, without
-      zeros in front.
-    reversed: whether the digits of the sum stand the other way round, the units first, so that a carry is
-      known when it is used (the same): 285+34=913.
+    length, longer: the number of digits of each summand in training and in the test split, as in `task.LengthTask`,
+      without leading zeros.
+    reversed: whether the digits of the sum are in reverse order, the units first, so that each carry is known when it
+      is needed (ibid.): 285+34=913.
   """
 
   length: int = 5
   longer: int | None = 8
   reversed: bool = False
 
-  def example(self, draw: random.Random, beyond: bool) -> tuple[str, str]:
-    a, b = (self._summand(draw, beyond) for _ in range(2))
+  def example(self, draw: random.Random, is_test: bool) -> tuple[str, str]:
+    a, b = (self._summand(draw, is_test) for _ in range(2))
     total = str(a + b)[:: -1 if self.reversed else 1]
-    return task.written([(f'{a}+{b}=', False), (total, True)], end=True)
+    return task.format_example([(f'{a}+{b}=', False), (total, True)], end=True)
 
-  def _summand(self, draw: random.Random, beyond: bool) -> int:
-    digits = self.size(draw, beyond)
+  def _summand(self, draw: random.Random, is_test: bool) -> int:
+    digits = self.draw_length(draw, is_test)
     return draw.randrange(10 ** (digits - 1) if digits > 1 else 0, 10**digits)

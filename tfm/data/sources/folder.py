@@ -1,12 +1,13 @@
-"""A user's own images, in a folder for each class."""
+"""The user's images, in a folder for each class."""
 
 import dataclasses
 import os
 import pathlib
 from collections.abc import Iterator
 
-from tfm.data import corpus
-from tfm.data import images as arrays
+from tfm.data import images, splitting
+from tfm.data.corpus import Corpus, prepare_corpus
+from tfm.data.documents import SPLITS, Document
 from tfm.data.sources import protocol
 
 
@@ -15,13 +16,14 @@ SUFFIXES = '.png', '.jpg', '.jpeg'
 
 @dataclasses.dataclass(frozen=True)
 class Folder(protocol.Source):
-  """PATH/CLASS/….png or .jpg; or PATH/train/CLASS/…, PATH/validation/CLASS/… and PATH/test/CLASS/…: of every
-  image its middle, as large a square as it has, in size × size pixels. Of splits, what there is no folder for
-  is carved out of train, by the hash of the image.
+  """PATH/CLASS/….png or .jpg; or PATH/train/CLASS/…, PATH/validation/CLASS/… and PATH/test/CLASS/…
+
+  The largest centered square of every image is scaled to size × size pixels. A split without a folder is carved out of
+  train, by the hash of the image.
 
   Attributes:
-    path: of the folder; `~` is the home folder.
-    size: pixels a side; channels: 1 (gray) or 3.
+    path: the folder; `~` is the home folder.
+    size: pixels per side; channels: 1 (gray) or 3.
   """
 
   fields = ('image', 'label')
@@ -31,38 +33,34 @@ class Folder(protocol.Source):
   channels: int = 3
 
   def __post_init__(self):
-    arrays.check(self.size, self.channels)
+    images.validate_size(self.size, self.channels)
 
   @property
   def image_shape(self):
     return self.size, self.size, self.channels
 
-  def prepare(self, cache_dir: pathlib.Path) -> corpus.Corpus:
+  def prepare(self, cache_dir: pathlib.Path) -> Corpus:
     root = pathlib.Path(os.path.expanduser(self.path))
     folders = sorted(path.name for path in root.glob('*/'))
-    # Splits if that is all there is: a class may be called train, too.
-    splits = (
-      {'train': root} if set(folders) - set(corpus.SPLITS) else {split: root / split for split in folders}
-    )
+    # These are splits only if all of them are: a class may be named train, too.
+    splits = {'train': root} if set(folders) - set(SPLITS) else {split: root / split for split in folders}
     if 'train' not in splits:
-      raise ValueError(
-        f'{root} has the folders {folders}; there must be one for each class, or one called train'
-      )
-    found = {
+      raise ValueError(f'{root} has the folders {folders}; it needs one for each class, or one named train')
+    files = {
       split: sorted(path for path in folder.glob('*/**/*') if path.suffix.lower() in SUFFIXES)
       for split, folder in splits.items()
     }
-    for split, paths in found.items():
+    for split, paths in files.items():
       if not paths:
         raise ValueError(
-          f'{splits[split]} holds no image; put .png or .jpg files into a folder for each class, CLASS/FILE.png'
+          f'{splits[split]} has no images; put .png or .jpg files into a folder for each class, CLASS/FILE.png'
         )
-    fixed = corpus.kept(found)
+    fixed = splitting.fixed_splits(files)
 
-    def read() -> Iterator[corpus.Document]:
-      for split, paths in found.items():
+    def read() -> Iterator[Document]:
+      for split, paths in files.items():
         for path in paths:
-          image = arrays.fitted(path, self.size, self.channels, str(path))
+          image = images.load_square(path, self.size, self.channels, str(path))
           yield split if split in fixed else None, image, path.relative_to(splits[split]).parts[0]
 
-    return corpus.prepare(self.spec, read, cache_dir, fixed, self.fields)
+    return prepare_corpus(self.spec, read, cache_dir, fixed, self.fields)

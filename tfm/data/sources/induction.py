@@ -1,4 +1,4 @@
-"""Induction: what came after this before?"""
+"""Induction: which symbol followed this one before?"""
 
 import dataclasses
 import random
@@ -11,15 +11,14 @@ PREFIX = '*'
 
 
 @dataclasses.dataclass(frozen=True)
-class Induction(task.Lengths):
-  """dca*bcad*b: a special symbol stands somewhere among random letters and once more behind them; the answer
-  is what followed it (Olsson et al. 2022; as Gu & Dao 2023, §4.1.2, have it, with 16 symbols, trained on
-  256).
+class Induction(task.LengthTask):
+  """dca*bcad*b: a special symbol is at a random place among random letters, and again at the end; the answer is the
+  symbol that followed it (Olsson et al. 2022; with 16 symbols and length 256 in Gu & Dao 2023, §4.1.2).
 
   Attributes:
-    length, longer: symbols before the answer in training and in the test, all texts of a split being of one
-      length; longer=None: the test is as training.
-    symbols: different letters, beside the special one.
+    length, longer: the number of symbols before the answer in training and in the test split; all texts of a split have
+      the same length; longer=None: the test split is as training.
+    symbols: the number of different letters, without the special symbol.
   """
 
   length: int = 256
@@ -30,13 +29,13 @@ class Induction(task.Lengths):
     super().__post_init__()
     if self.length < 3:
       raise ValueError(
-        f'length={self.length} has no room for a symbol twice and what follows it; give at least 3'
+        f'length={self.length} has no room for a symbol twice and the one after it; use at least 3'
       )
     if not 2 <= self.symbols <= len(string.ascii_letters):
       raise ValueError(f'symbols={self.symbols} must lie in 2 … {len(string.ascii_letters)}')
 
-  def example(self, draw: random.Random, beyond: bool) -> tuple[str, str]:
-    text = draw.choices(string.ascii_letters[: self.symbols], k=self.most(beyond))
+  def example(self, draw: random.Random, is_test: bool) -> tuple[str, str]:
+    text = draw.choices(string.ascii_letters[: self.symbols], k=self.max_length(is_test))
     first = draw.randrange(len(text) - 2)
     text[first] = text[-1] = PREFIX
-    return task.written([(''.join(text), False), (text[first + 1], True)])
+    return task.format_example([(''.join(text), False), (text[first + 1], True)])

@@ -1,11 +1,11 @@
-"""What a source of text, or of images, is."""
+"""The source slot: where texts or images come from."""
 
 import abc
 import dataclasses
 import pathlib
 from typing import ClassVar
 
-from tfm.data import corpus
+from tfm.data.corpus import Corpus
 
 
 @dataclasses.dataclass(frozen=True)
@@ -13,11 +13,11 @@ class Source(abc.ABC):
   """Where documents come from; the fields of a subclass are the literals of its spec.
 
   Attributes:
-    fields: the texts of a document: a 'text', a 'source' and a 'target', or a 'text' and its 'label', or
-      the 'labels' of its words, as many words divided by spaces, or the 'answers' in it, as spans
-      `first:last` of its bytes; or an 'image' and its 'label'.
-    image_shape: H, W, C of every image; () of texts.
-    is_infinite: whether the documents of training have no end.
+    fields: the fields of a document: a 'text'; a 'source' and a 'target'; a 'text' with its 'label', with the 'labels' of
+      its words, separated by spaces, or with its 'answers', as ranges `first:last` of its bytes; or an 'image' and its
+      'label'.
+    image_shape: H, W, C of every image; () for texts.
+    is_infinite: whether there are infinitely many training documents.
   """
 
   fields: ClassVar[tuple[str, ...]] = ('text',)
@@ -29,18 +29,18 @@ class Source(abc.ABC):
 
   @property
   def spec(self) -> str:
-    """The source as a spec, which is its name in messages: "text('plays/*.txt')"."""
+    """The source as a spec string, its name in messages: "text('plays/*.txt')"."""
     fields = [(f, getattr(self, f.name)) for f in dataclasses.fields(self)]
-    given = [
+    literals = [
       repr(value) if f.default is dataclasses.MISSING else f'{f.name}={value!r}'
       for f, value in fields
       if value != f.default
     ]
-    return type(self).__module__.rpartition('.')[2] + (f'({", ".join(given)})' if given else '')
+    return type(self).__module__.rpartition('.')[2] + (f'({", ".join(literals)})' if literals else '')
 
   @abc.abstractmethod
-  def prepare(self, cache_dir: pathlib.Path) -> corpus.Corpus:
-    """Reads the documents, hashes and splits them, and keeps them under `cache_dir`.
+  def prepare(self, cache_dir: pathlib.Path) -> Corpus:
+    """Reads the documents, hashes and splits them, and stores them under `cache_dir`.
 
     Raises:
       ValueError: if the source cannot be found or read, is not UTF-8, is empty, or is too short

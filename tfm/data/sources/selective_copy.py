@@ -1,4 +1,4 @@
-"""Copying what matters."""
+"""Selective copying."""
 
 import dataclasses
 import random
@@ -11,15 +11,15 @@ NOISE = '.'
 
 
 @dataclasses.dataclass(frozen=True)
-class SelectiveCopy(task.Lengths):
-  """..b.a...c.=bac: letters stand anywhere among noise, and are to be told in order (Jing et al. 2019; Gu &
-  Dao 2023, §4.1.1, with 16 symbols, the noise being one of them, and 16 letters among 4096 places).
+class SelectiveCopy(task.LengthTask):
+  """..b.a...c.=bac: letters at random places in noise; the answer is the letters in order (Jing et al. 2019; Gu & Dao
+  2023, §4.1.1, with 16 symbols including the noise, and 16 letters in 4096 places).
 
   Attributes:
-    length, longer: places of letters and noise in training and in the test, all texts of a split being of
-      one length; longer=None: the test is as training.
-    tokens: letters in a text.
-    symbols: different letters, and the noise.
+    length, longer: the number of letters and noise symbols in training and in the test split; all texts of a split have
+      the same length; longer=None: the test split is as training.
+    tokens: the number of letters in a text.
+    symbols: the number of different letters, plus the noise.
   """
 
   length: int = 4096
@@ -34,9 +34,9 @@ class SelectiveCopy(task.Lengths):
     if not 3 <= self.symbols <= len(string.ascii_letters) + 1:
       raise ValueError(f'symbols={self.symbols} must lie in 3 … {len(string.ascii_letters) + 1}')
 
-  def example(self, draw: random.Random, beyond: bool) -> tuple[str, str]:
-    text = [NOISE] * self.most(beyond)
-    found = ''.join(draw.choices(string.ascii_letters[: self.symbols - 1], k=self.tokens))
-    for place, letter in zip(sorted(draw.sample(range(len(text)), self.tokens)), found):
+  def example(self, draw: random.Random, is_test: bool) -> tuple[str, str]:
+    text = [NOISE] * self.max_length(is_test)
+    letters = ''.join(draw.choices(string.ascii_letters[: self.symbols - 1], k=self.tokens))
+    for place, letter in zip(sorted(draw.sample(range(len(text)), self.tokens)), letters):
       text[place] = letter
-    return task.written([(f'{"".join(text)}=', False), (found, True)])
+    return task.format_example([(f'{"".join(text)}=', False), (letters, True)])

@@ -1,22 +1,21 @@
-"""Images of which nothing is known but their shape."""
+"""A placeholder for images of a given shape."""
 
 import dataclasses
 import pathlib
 
-from tfm.data import corpus
+from tfm.data.corpus import Corpus
 from tfm.data.sources import protocol
 
 
 @dataclasses.dataclass(frozen=True)
 class Shape(protocol.Source):
-  """What a published model of images says of its data; another source must take its place before there is
-  anything to learn.
+  """The data of a published image model, of which only the shape is known; replace it by another source for training.
 
   Attributes:
-    height, width: in pixels; channels: of a pixel.
+    height, width: in pixels; channels: per pixel.
 
   Raises:
-    ValueError: for a side below 1, or no channel.
+    ValueError: for a number below 1.
   """
 
   fields = ('image', 'label')
@@ -34,7 +33,7 @@ class Shape(protocol.Source):
   def image_shape(self):
     return self.height, self.width, self.channels
 
-  def prepare(self, cache_dir: pathlib.Path) -> corpus.Corpus:
+  def prepare(self, cache_dir: pathlib.Path) -> Corpus:
     raise ValueError(
-      f"{self.spec} says only what images are like, and has none; 'folder(…)' or 'images(…)' has"
+      f"{self.spec} defines only the shape of images and has no data; use 'folder(…)' or 'images(…)'"
     )

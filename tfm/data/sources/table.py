@@ -1,33 +1,34 @@
-"""A table of a user's own: texts in one column, their classes in another."""
+"""The user's tables: texts in one column, their classes in another."""
 
 import csv
 import dataclasses
 import pathlib
 from collections.abc import Iterator
 
-from tfm.data import corpus, files
+from tfm.data import files, splitting
+from tfm.data.corpus import Corpus, prepare_corpus
+from tfm.data.documents import SPLITS, Document
 from tfm.data.sources import protocol
 
 
-# How a file is called → what divides its columns.
+# Suffix of a file → delimiter of its columns.
 DELIMITERS = {'.csv': ',', '.tsv': '\t', '.tab': '\t'}
 
 
 @dataclasses.dataclass(frozen=True)
 class Table(protocol.Source):
-  """Rows of .csv, .tsv or .tab files, plain, .gz or .zst, whose first line names the columns:
-  table("reviews/*.csv", text="review", label="stars"). Quotes are as in RFC 4180: what they enclose may hold
-  line breaks. Spaces around a text and a label are no part of them.
+  """Rows of .csv, .tsv or .tab files, plain, .gz or .zst, whose first line names the columns: table("reviews/*.csv",
+  text="review", label="stars"). Quotes are as in RFC 4180: quoted text may contain line breaks. Spaces around a text and
+  a label are removed.
 
   Attributes:
-    pattern: files, `{split}` and all, as of `labelled`.
+    pattern: files, with `{split}`, as in `labelled`.
     text, label: the columns.
-    splits: how the files call the training, the validation and the test split, at least the first.
-    skip: lines after the names that are no rows, such as the two of Orange's .tab files.
+    splits: how the files name the training, the validation and the test split; at least the first.
+    skip: the number of lines to skip after the names, such as the two of Orange's .tab files.
 
   Raises:
-    ValueError: from `prepare`, for a column that is not there, or a row of another number of columns or
-      without a label.
+    ValueError: from `prepare`, for a missing column, or a row with a different number of columns or without a label.
   """
 
   fields = ('text', 'label')
@@ -35,42 +36,42 @@ class Table(protocol.Source):
   pattern: str
   text: str
   label: str
-  splits: tuple[str, ...] = corpus.SPLITS
+  splits: tuple[str, ...] = SPLITS
   skip: int = 0
 
-  def prepare(self, cache_dir: pathlib.Path) -> corpus.Corpus:
+  def prepare(self, cache_dir: pathlib.Path) -> Corpus:
     if self.skip < 0:
       raise ValueError(f'{self.spec}: skip={self.skip} must be 0 or more lines')
-    paths = files.of_splits(self.spec, corpus.by_split(self.spec, self.pattern, self.splits))
-    fixed = corpus.kept(paths)
+    paths = files.find_split_files(self.spec, splitting.split_paths(self.spec, self.pattern, self.splits))
+    fixed = splitting.fixed_splits(paths)
 
-    def read() -> Iterator[corpus.Document]:
+    def read() -> Iterator[Document]:
       for split, path in ((split, path) for split in paths for path in paths[split]):
         for text, label in self.rows(path):
           yield split if split in fixed else None, text, label
 
-    return corpus.prepare(self.spec, read, cache_dir, fixed, self.fields)
+    return prepare_corpus(self.spec, read, cache_dir, fixed, self.fields)
 
   def rows(self, path: pathlib.Path) -> Iterator[tuple[str, str]]:
-    """(text, label) of each row of a file."""
+    """Yields (text, label) of each row of a file."""
     ends = [end for end in path.suffixes if end in DELIMITERS]
     if not ends:
       raise ValueError(
-        f'{self.spec} reads {", ".join(DELIMITERS)}, and {path} is called otherwise; rename it'
+        f'{self.spec} reads {", ".join(DELIMITERS)} files, and {path} has none of these suffixes; rename it'
       )
     rows = csv.reader(
-      (f'{line}\n' for line in files.text_lines(path)), delimiter=DELIMITERS[ends[-1]], strict=True
+      (f'{line}\n' for line in files.read_lines(path)), delimiter=DELIMITERS[ends[-1]], strict=True
     )
     try:
       names = next(rows, [])
       for name in (self.text, self.label):
         if names.count(name) != 1:
           raise ValueError(
-            f'{self.spec} reads a column {name!r}, and {path} has the columns {", ".join(names)}'
+            f'{self.spec} needs one column {name!r}, and {path} has the columns {", ".join(names)}'
           )
       text, label = names.index(self.text), names.index(self.label)
       for number, row in enumerate(rows):
-        if number < self.skip or not row:  # a blank line is no row
+        if number < self.skip or not row:  # blank lines are skipped
           continue
         if len(row) != len(names) or not row[label].strip():
           raise ValueError(
@@ -79,4 +80,4 @@ class Table(protocol.Source):
           )
         yield row[text].strip(), row[label].strip()
     except csv.Error as error:
-      raise ValueError(f'{path}:{rows.line_num} is no row: {error}') from error
+      raise ValueError(f'{path}:{rows.line_num} is not a valid row: {error}') from error

@@ -1,11 +1,13 @@
-"""A user's own text files."""
+"""The user's text files."""
 
 import dataclasses
 import json
 import pathlib
 from collections.abc import Iterable, Iterator
 
-from tfm.data import corpus, files
+from tfm.data import files
+from tfm.data.corpus import Corpus, prepare_corpus
+from tfm.data.documents import Document
 from tfm.data.sources import protocol
 
 
@@ -13,8 +15,8 @@ from tfm.data.sources import protocol
 class Text(protocol.Source):
   """The .txt and .jsonl files that match a pattern, plain or compressed (.gz, .zst).
 
-  A .txt file is one document; so is every line of a .jsonl file that is not blank. A file without
-  either suffix under a .gz or .zst is read as .txt.
+  A .txt file is one document, and so is every line of a .jsonl file that is not blank. A compressed file with neither
+  suffix before .gz or .zst is read as .txt.
 
   Attributes:
     pattern: files, as in "plays/*.txt"; `**` matches any folders, `~` is the home folder.
@@ -24,20 +26,20 @@ class Text(protocol.Source):
   pattern: str
   field: str = 'text'
 
-  def prepare(self, cache_dir: pathlib.Path) -> corpus.Corpus:
-    paths = files.matching(self.pattern)
+  def prepare(self, cache_dir: pathlib.Path) -> Corpus:
+    paths = files.find_files(self.pattern)
     if not paths:
       raise ValueError(f'{self.spec} matches no file; give the path of .txt or .jsonl files')
     readers = [(path, _format(path)) for path in paths]
 
-    def read() -> Iterator[corpus.Document]:
+    def read() -> Iterator[Document]:
       for path, suffix in readers:
-        chunks = files.chunks(path)
-        texts = _lines(chunks, path, self.field) if suffix == '.jsonl' else _whole(chunks, path)
+        chunks = files.read_chunks(path)
+        texts = _read_jsonl(chunks, path, self.field) if suffix == '.jsonl' else _read_text(chunks, path)
         for text in texts:
           yield None, text
 
-    return corpus.prepare(self.spec, read, cache_dir)
+    return prepare_corpus(self.spec, read, cache_dir)
 
 
 def _format(path: pathlib.Path) -> str:
@@ -50,12 +52,12 @@ def _format(path: pathlib.Path) -> str:
   return suffix or '.txt'
 
 
-def _whole(chunks: Iterable[bytes], path: pathlib.Path) -> Iterator[str]:
+def _read_text(chunks: Iterable[bytes], path: pathlib.Path) -> Iterator[str]:
   yield files.decode(b''.join(chunks), str(path))
 
 
-def _lines(chunks: Iterable[bytes], path: pathlib.Path, field: str) -> Iterator[str]:
-  for number, line in enumerate(files.lines(chunks), start=1):
+def _read_jsonl(chunks: Iterable[bytes], path: pathlib.Path, field: str) -> Iterator[str]:
+  for number, line in enumerate(files.split_lines(chunks), start=1):
     where = f'{path}:{number}'
     if not (line := files.decode(line, where)).strip():
       continue
@@ -68,6 +70,6 @@ def _lines(chunks: Iterable[bytes], path: pathlib.Path, field: str) -> Iterator[
       raise ValueError(f'{where} has no text under {field!r} (it {keys}); set field=…')
     try:
       row[field].encode()
-    except UnicodeEncodeError as error:  # "\ud800" is JSON, but no character
-      raise ValueError(f'{where} holds a lone surrogate, which is no text: {error}') from None
+    except UnicodeEncodeError as error:  # "\ud800" is JSON, but not a character
+      raise ValueError(f'{where} has a lone surrogate, which is not text: {error}') from None
     yield row[field]

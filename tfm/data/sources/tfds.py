@@ -1,4 +1,4 @@
-"""Any TFDS data set with a field of text, or two, or with a label."""
+"""Any TFDS data set of texts, of pairs of texts, or of labelled texts."""
 
 import dataclasses
 import pathlib
@@ -6,25 +6,27 @@ from collections.abc import Iterator
 
 import tensorflow_datasets
 
-from tfm.data import corpus, tfds_sets
+from tfm.data import splitting, tfds_sets
+from tfm.data.corpus import Corpus, prepare_corpus
+from tfm.data.document_store import iterate_examples
+from tfm.data.documents import Document
 from tfm.data.sources import protocol
 
 
 @dataclasses.dataclass(frozen=True)
 class Tfds(protocol.Source):
-  """A TFDS data set, prepared in array_record or to be prepared so.
+  """A TFDS data set, stored in array_record; prepared if necessary.
 
-  Its train, validation and test splits are kept; of these, what it lacks is carved out of train by
-  the hash of the documents. Any other split is left out, with a warning.
+  Its train, validation and test splits are used; a missing one is carved out of train by the hash of the documents. Any
+  other split is ignored, with a warning.
 
   Attributes:
     dataset: as in TFDS: "name", "name/config", "name:1.0.0".
-    field: the feature that holds the text; of pairs, the source.
-    target: the feature that holds the target, as in tfds("wmt14_translate/de-en", "de", "en"); '': there
-      are no pairs.
-    label: the feature that holds the class of a text, by a name or a number, as in tfds("imdb_reviews",
-      label="label"); '': there are no classes.
-    data_dir: where TFDS keeps its data sets; by default, TFDS's own choice.
+    field: the feature with the text; of pairs, the source.
+    target: the feature with the target, as in tfds("wmt14_translate/de-en", "de", "en"); '': the data are not pairs.
+    label: the feature with the class of a text, a name or a number, as in tfds("imdb_reviews", label="label"); '': there
+      are no classes.
+    data_dir: the directory of TFDS data sets; None: TFDS's default.
   """
 
   dataset: str
@@ -40,10 +42,10 @@ class Tfds(protocol.Source):
   def __post_init__(self):
     if self.target and self.label:
       raise ValueError(
-        f'target={self.target!r} makes pairs, which have no label={self.label!r}; leave one of them out'
+        f'target={self.target!r} defines pairs, which have no label={self.label!r}; leave one of them out'
       )
 
-  def prepare(self, cache_dir: pathlib.Path) -> corpus.Corpus:
+  def prepare(self, cache_dir: pathlib.Path) -> Corpus:
     builder = tfds_sets.prepare_builder(self.spec, self.dataset, self.data_dir)
     texts = [
       name
@@ -53,17 +55,21 @@ class Tfds(protocol.Source):
     for field in self._features:
       if field not in texts:
         raise ValueError(f'{self.spec} has no text under {field!r}; it has {texts}')
-    label = [tfds_sets.label_reader(self.spec, builder, self.label)] if self.label else []
-    given = tfds_sets.used_splits(self.spec, builder)
-    fixed = corpus.kept(given)
+    read_labels = [tfds_sets.label_reader(self.spec, builder, self.label)] if self.label else []
+    splits = tfds_sets.used_splits(self.spec, builder)
+    fixed = splitting.fixed_splits(splits)
 
-    def read() -> Iterator[corpus.Document]:
-      for split in given:
-        for index, example in enumerate(corpus.examples(builder.as_data_source(split))):
-          found = (self._text(example, field, f'{split}[{index}]') for field in self._features)
-          yield split if split in fixed else None, *found, *(tell(example) for tell in label)
+    def read() -> Iterator[Document]:
+      for split in splits:
+        for index, example in enumerate(iterate_examples(builder.as_data_source(split))):
+          values = (self._text(example, field, f'{split}[{index}]') for field in self._features)
+          yield (
+            split if split in fixed else None,
+            *values,
+            *(read_label(example) for read_label in read_labels),
+          )
 
-    return corpus.prepare(self.spec, read, cache_dir, fixed, self.fields)
+    return prepare_corpus(self.spec, read, cache_dir, fixed, self.fields)
 
   @property
   def _features(self) -> tuple[str, ...]:

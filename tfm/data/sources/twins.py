@@ -1,4 +1,4 @@
-"""Words that come in twos."""
+"""Pairs of words with the same key: retrieval at every word."""
 
 import dataclasses
 import random
@@ -8,17 +8,17 @@ from tfm.data import task
 
 @dataclasses.dataclass(frozen=True)
 class Twins(task.Task):
-  """k7=3 k2=8 k7=5 k2=0 has the labels 5 0 3 8: every key stands twice, anywhere, each time with a digit of
-  its own, and the label of a word is the digit of its twin.
+  """k7=3 k2=8 k7=5 k2=0 has the labels 5 0 3 8: every key occurs twice, at random places, each time with a random digit;
+  the label of a word is the digit of the other word with its key.
 
-  Retrieval for encoders, asked at every word: the multi-query associative recall of Arora et al. 2023 with
-    questions before and after their answers. A word whose twin a model does not see can be told by chance
-    alone, one in ten. Words are divided by spaces; with tokenizer='words' each is one token, but that one at
-    the beginning of a text, which has no space before it, may be several.
+  Retrieval for encoders, at every word: the multi-query associative recall of Arora et al. 2023 with queries before and
+  after their answers. Without attention to the other word, the accuracy is one in ten. Words are separated by spaces;
+  with tokenizer='words' each is one token, except for the first of a text, which has no space before it and may be
+  several.
 
   Attributes:
-    pairs: of words in a text.
-    keys: that there are; each is in a text twice or not at all.
+    pairs: the number of pairs of words in a text.
+    keys: the number of keys; each occurs in a text twice or not at all.
   """
 
   fields = ('text', 'labels')
@@ -32,9 +32,9 @@ class Twins(task.Task):
     if self.pairs < 1:
       raise ValueError(f'pairs={self.pairs} must be at least 1')
     if self.keys < self.pairs:
-      raise ValueError(f'keys={self.keys} are too few for {self.pairs} different ones; give as many')
+      raise ValueError(f'keys={self.keys} must be at least pairs={self.pairs}')
 
-  def example(self, draw: random.Random, beyond: bool) -> tuple[str, str]:
+  def example(self, draw: random.Random, is_test: bool) -> tuple[str, str]:
     words = []
     for key in draw.sample(range(self.keys), self.pairs):
       one, other = draw.randrange(10), draw.randrange(10)

@@ -10,7 +10,7 @@ from tfm.data.tokenizers import protocol
 
 @dataclasses.dataclass(frozen=True)
 class Bytes(protocol.Tokenizer):
-  """Token i is the byte i; 256 is the end of a text. Nothing to train."""
+  """Token i is the byte i; 256 is the end of a text. There is nothing to train."""
 
   is_trained = True
   eos_id = 256

@@ -13,8 +13,8 @@ from tfm.data.tokenizers import protocol
 class Char(protocol.Tokenizer):
   """The characters of the training split in the order of their code points, then the end of a text.
 
-  A character that the training split lacks is written as its UTF-8 bytes, whose 256 tokens stand
-  last: nothing becomes "unknown".
+  A character that is not in the training split is encoded as its UTF-8 bytes, whose 256 tokens are the last: there is
+  no unknown token.
   """
 
   alphabet: str = ''
@@ -24,10 +24,10 @@ class Char(protocol.Tokenizer):
     return bool(self.alphabet)
 
   def train(self, texts: Iterable[str]) -> 'Char':
-    found = set()
+    characters = set()
     for text in texts:
-      found.update(text)
-    return Char(''.join(sorted(found)))
+      characters.update(text)
+    return Char(''.join(sorted(characters)))
 
   @functools.cached_property
   def pieces(self) -> tuple[bytes, ...]:
@@ -39,10 +39,10 @@ class Char(protocol.Tokenizer):
 
   def encode(self, text: str) -> np.ndarray:
     if not self.is_trained:
-      raise protocol.no_model(self)
-    codes = _codes(text)
-    ids = np.searchsorted(self._codes, codes).astype(np.int32)
-    known = self._codes[np.minimum(ids, len(self._codes) - 1)] == codes
+      raise protocol.untrained_error(self)
+    codes = _code_points(text)
+    ids = np.searchsorted(self._alphabet_codes, codes).astype(np.int32)
+    known = self._alphabet_codes[np.minimum(ids, len(self._alphabet_codes) - 1)] == codes
     if known.all():
       return ids
     out = []
@@ -55,15 +55,15 @@ class Char(protocol.Tokenizer):
     return np.concatenate(out)
 
   @functools.cached_property
-  def _codes(self) -> np.ndarray:
-    return _codes(self.alphabet)
+  def _alphabet_codes(self) -> np.ndarray:
+    return _code_points(self.alphabet)
 
 
-def _codes(text: str) -> np.ndarray:
+def _code_points(text: str) -> np.ndarray:
   return np.frombuffer(text.encode('utf-32-le'), np.uint32)
 
 
 def _runs(flags: np.ndarray) -> list[tuple[int, int]]:
-  """The (start, stop) of each run of equal values."""
+  """Returns (start, stop) of each run of equal values."""
   bounds = [0, *(np.flatnonzero(np.diff(flags)) + 1).tolist(), len(flags)]
   return list(zip(bounds, bounds[1:]))

@@ -1,4 +1,4 @@
-"""Marian's tokenizer, that came with a published checkpoint."""
+"""The tokenizer of a published Marian checkpoint."""
 
 import base64
 import dataclasses
@@ -17,26 +17,25 @@ SOURCE, TARGET = 'source.spm', 'target.spm'
 VOCAB, TARGET_VOCAB = 'vocab.json', 'target_vocab.json'
 FILES = SOURCE, TARGET, VOCAB
 UNKNOWN, END, PAD = '<unk>', '</s>', '<pad>'
-SPACE = '▁'  # what SentencePiece writes for a space
-LANGUAGE = re.compile(r'>>.*?<<', re.DOTALL)  # which to write, before a source: one token
+SPACE = '▁'  # SentencePiece's symbol for a space
+LANGUAGE = re.compile(r'>>.*?<<', re.DOTALL)  # the target language before a source: one token
 
 
 @dataclasses.dataclass(frozen=True)
 class Marian(protocol.Tokenizer):
-  """SentencePiece cuts a text up, sources by one model and targets by another, and a table of its own numbers
-  the pieces (Junczys-Dowmunt et al. 2018; Tiedemann & Thottingal 2020, OPUS-MT): source.spm, target.spm,
-  vocab.json, and where targets have a table of their own, target_vocab.json.
+  """SentencePiece divides a text, sources with one model and targets with another, and a separate table numbers the pieces
+  (Junczys-Dowmunt et al. 2018; Tiedemann & Thottingal 2020, OPUS-MT): source.spm, target.spm, vocab.json, and, if
+  targets have their own table, target_vocab.json.
 
-  A text is normalised before it is cut up, so its bytes are not told.
+  A text is normalized first, so bits per byte are not available.
 
   Attributes:
-    folder: where they lie.
-    sources: whether it is of the sources alone, where these have a vocabulary of their own.
-    reads, writes: what was read there, the SentencePiece models of sources and of texts that are written,
-      in base64.
-    table: number of each piece, as JSON.
-    size: rows of the model's vocabulary, as config.json says.
-    begin, end: numbers of the tokens that begin a written text, and end one.
+    folder: the folder with these files.
+    sources: whether it encodes only sources, if these have their own vocabulary.
+    reads, writes: the SentencePiece models of sources and of targets, read from the folder, in base64.
+    table: the id of each piece, as JSON.
+    size: the size of the model's vocabulary according to config.json.
+    begin, end: the ids of the first token of a target, and of the end of a text.
   """
 
   is_lossless = needs_training = False
@@ -55,24 +54,21 @@ class Marian(protocol.Tokenizer):
     return bool(self.table)
 
   def train(self, texts):
-    """Reads the folder; the texts are not looked at.
+    """Reads the folder; the texts are not used.
 
     Raises:
-      ValueError: for a file that is not there, or a table without the token of unknown pieces, or that
-        which ends a text.
+      ValueError: for a missing file, or a table without the token of unknown pieces or of the end of a text.
     """
     folder = pathlib.Path(self.folder).expanduser()
     if missing := [name for name in FILES if not (folder / name).exists()]:
       raise ValueError(
-        f'{self.folder} lacks {" and ".join(missing)}, and a tokenizer of Marian is {", ".join(FILES)}'
+        f'{self.folder} has no {" and ".join(missing)}; a Marian tokenizer needs {", ".join(FILES)}'
       )
-    own = not self.sources and (folder / TARGET_VOCAB).exists()
-    table = (folder / (TARGET_VOCAB if own else VOCAB)).read_text()
-    numbers = json.loads(table)
-    if lacking := [name for name in (UNKNOWN, END) if name not in numbers]:
-      raise ValueError(
-        f'{self.folder} has no {lacking[0]!r} in {TARGET_VOCAB if own else VOCAB}; a tokenizer of Marian has one'
-      )
+    vocab = TARGET_VOCAB if not self.sources and (folder / TARGET_VOCAB).exists() else VOCAB
+    table = (folder / vocab).read_text()
+    ids = json.loads(table)
+    if missing := [name for name in (UNKNOWN, END) if name not in ids]:
+      raise ValueError(f'{self.folder} has no {missing[0]!r} in {vocab}; a Marian tokenizer needs one')
     config = folder / 'config.json'
     fields = json.loads(config.read_text()) if config.exists() else {}
     size = (fields.get('decoder_vocab_size') if not self.sources else None) or fields.get('vocab_size', 0)
@@ -82,17 +78,17 @@ class Marian(protocol.Tokenizer):
       table=table,
       reads=_read(folder / SOURCE),
       writes=_read(folder / TARGET),
-      end=numbers[END],
-      size=max(size, *(number + 1 for number in numbers.values())),
-      begin=numbers.get(PAD, numbers[END]) if begin is None else begin,
+      end=ids[END],
+      size=max(size, *(i + 1 for i in ids.values())),
+      begin=ids.get(PAD, ids[END]) if begin is None else begin,
     )
 
   @functools.cached_property
   def pieces(self):
-    made = [b''] * self.size
-    for piece, number in self._numbers.items():
-      made[number] = b'' if number in self._special else piece.replace(SPACE, ' ').encode()
-    return tuple(made)
+    pieces = [b''] * self.size
+    for piece, i in self._ids.items():
+      pieces[i] = b'' if i in self._special_ids else piece.replace(SPACE, ' ').encode()
+    return tuple(pieces)
 
   @property
   def eos_id(self):
@@ -112,29 +108,29 @@ class Marian(protocol.Tokenizer):
     pieces = [
       self._pieces[i]
       for i in np.asarray(ids, np.int64).tolist()
-      if i in self._pieces and i not in self._special
+      if i in self._pieces and i not in self._special_ids
     ]
     return _processor(self.writes).decode_pieces(pieces).replace(SPACE, ' ').strip()
 
   def _encode(self, text: str, model: str) -> np.ndarray:
     if not self.is_trained:
-      raise protocol.no_model(self)
+      raise protocol.untrained_error(self)
     language = LANGUAGE.match(text)
     first = [language[0]] if language else []
     pieces = first + _processor(model).encode(text[language.end() if language else 0 :], out_type=str)
-    return np.array([self._numbers.get(piece, self._numbers[UNKNOWN]) for piece in pieces], np.int32)
+    return np.array([self._ids.get(piece, self._ids[UNKNOWN]) for piece in pieces], np.int32)
 
   @functools.cached_property
-  def _numbers(self) -> dict[str, int]:
+  def _ids(self) -> dict[str, int]:
     return json.loads(self.table)
 
   @functools.cached_property
   def _pieces(self) -> dict[int, str]:
-    return {number: piece for piece, number in self._numbers.items()}
+    return {i: piece for piece, i in self._ids.items()}
 
   @functools.cached_property
-  def _special(self) -> set[int]:
-    return {self._numbers[name] for name in (UNKNOWN, END, PAD) if name in self._numbers}
+  def _special_ids(self) -> set[int]:
+    return {self._ids[name] for name in (UNKNOWN, END, PAD) if name in self._ids}
 
 
 @functools.lru_cache(maxsize=4)

@@ -11,34 +11,34 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 import sentencepiece
 
-from tfm.data import corpus
+from tfm.data import splitting
 from tfm.data.tokenizers import protocol
 
 
 KINDS = 'bpe', 'unigram'
 UNK, EOS = 0, 1
-SPACE = '▁'  # what SentencePiece writes for a space, so that it reads the character itself as one
-SENTENCE = 2048  # characters; it skips sentences of more than `max_sentence_length` bytes
+SPACE = '▁'  # SentencePiece's symbol for a space; it reads the character itself as a space, too
+SENTENCE = 2048  # characters; SentencePiece skips sentences of more than `max_sentence_length` bytes
 
 _log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
 class SentencePiece(protocol.Tokenizer):
-  """Byte pair encoding or a unigram model, without normalisation and with byte fallback.
+  """Byte pair encoding or a unigram model, without normalization and with byte fallback.
 
-  BPE: Sennrich et al. 2016, arXiv:1508.07909. Unigram: Kudo 2018, arXiv:1804.10959. SentencePiece:
-  Kudo & Richardson 2018, arXiv:1808.06226. Any text is encoded without loss: every space, line end
-  and control character is kept, and what the vocabulary lacks is written as its UTF-8 bytes.
+  BPE: Sennrich et al. 2016, arXiv:1508.07909. Unigram: Kudo 2018, arXiv:1804.10959. SentencePiece: Kudo & Richardson
+  2018, arXiv:1808.06226. Any text is encoded without loss: every space, line end and control character is preserved,
+  and characters outside of the vocabulary are encoded as their UTF-8 bytes.
 
   Attributes:
-    size: the whole vocabulary, with 256 bytes, the end of a text and SentencePiece's own unknown
-      (which byte fallback leaves unused).
+    size: the size of the vocabulary, including 256 bytes, the end of a text and SentencePiece's unknown token (which
+      byte fallback leaves unused).
     kind: 'bpe' or 'unigram'.
-    coverage: the part of all characters that get tokens of their own.
-    sample: train on at most so many characters; documents are in the order of their hashes, so the
-      first ones are a fair sample.
-    model: what training finds, in base64.
+    coverage: the fraction of all characters that have their own tokens.
+    sample: the maximum number of characters to train on; documents are in the order of their hashes, so the first ones
+      are a representative sample.
+    model: the trained model, in base64.
   """
 
   size: int
@@ -52,12 +52,12 @@ class SentencePiece(protocol.Tokenizer):
       raise ValueError(f'kind={self.kind!r} is not a kind of sentencepiece; known: bpe, unigram')
     if not 256 + 2 < self.size:
       raise ValueError(
-        f'size={self.size} has no room for the 256 bytes and 2 special tokens; give more than 258'
+        f'size={self.size} has no room for the 256 bytes and 2 special tokens; use more than 258'
       )
     if not 0 < self.coverage <= 1:
-      raise ValueError(f'coverage={self.coverage} is not a part; give more than 0 and at most 1')
+      raise ValueError(f'coverage={self.coverage} must lie in (0, 1]')
     if self.sample < 1:
-      raise ValueError(f'sample={self.sample} leaves no text to train on; give at least 1')
+      raise ValueError(f'sample={self.sample} leaves no text to train on; use at least 1')
 
   @property
   def is_trained(self) -> bool:
@@ -86,11 +86,11 @@ class SentencePiece(protocol.Tokenizer):
         eos_id=EOS,
         bos_id=-1,
         pad_id=-1,
-        num_threads=1,  # sums in threads have no order, and so no single result
+        num_threads=1,  # sums over several threads depend on their order
         minloglevel=2,
       )
     except RuntimeError as error:
-      raise self._refusal(str(error)) from error
+      raise self._training_error(str(error)) from error
     return dataclasses.replace(self, model=base64.b64encode(model.getvalue()).decode())
 
   @functools.cached_property
@@ -106,20 +106,20 @@ class SentencePiece(protocol.Tokenizer):
     return np.array(ids, np.int32)
 
   def _sentences(self, texts: Iterable[str]) -> Iterator[str]:
-    left = self.sample
+    remaining = self.sample
     for text in texts:
-      yield from corpus.cut(text[:left], SENTENCE // 2)
-      if len(text) > left:
+      yield from splitting.split_text(text[:remaining], SENTENCE // 2)
+      if len(text) > remaining:
         _log.warning(
-          'sentencepiece trains on the first %d characters only; sample=… sets how many', self.sample
+          'sentencepiece trains on the first %d characters only; set sample=… to change this', self.sample
         )
         return
-      left -= len(text)
+      remaining -= len(text)
 
   @functools.cached_property
   def _processor(self) -> sentencepiece.SentencePieceProcessor:
     if not self.is_trained:
-      raise protocol.no_model(self)
+      raise protocol.untrained_error(self)
     return sentencepiece.SentencePieceProcessor(model_proto=base64.b64decode(self.model))
 
   @functools.cached_property
@@ -135,14 +135,14 @@ class SentencePiece(protocol.Tokenizer):
       return bytes([int(piece[3:-1], 16)])
     return piece.replace(SPACE, ' ').encode()
 
-  def _refusal(self, reason: str) -> ValueError:
+  def _training_error(self, reason: str) -> ValueError:
     if most := re.search(r'too high .*<= (\d+)', reason):
       return ValueError(
-        f'size={self.size} is more than the training split can fill; give at most {most[1]}, or more text'
+        f'size={self.size} is more than the training split supports; use at most {most[1]}, or more text'
       )
     if least := re.search(r'smaller than required_chars. \d+ vs (\d+)', reason):
       return ValueError(
         f'size={self.size} has no room for the characters of the training split; '
-        f'give at least {least[1]}, or a lower coverage'
+        f'use at least {least[1]}, or a lower coverage'
       )
     return ValueError(f'sentencepiece cannot be trained with size={self.size}: {reason}')

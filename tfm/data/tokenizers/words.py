@@ -15,25 +15,24 @@ WORD = re.compile(r' ?\S+|\s')
 
 @dataclasses.dataclass(frozen=True)
 class Words(protocol.Tokenizer):
-  """The words of the training split, each with the space before it, in the order of their code points; then
-  the end of a text.
+  """The words of the training split, each with the space before it, in the order of their code points; then the end of
+  a text.
 
-  A word ends at white space. One that the training split lacks is written as its UTF-8 bytes, whose 256
-  tokens stand
-  last, and so is white space that is no single space before a word: nothing becomes "unknown".
+  A word ends at white space. A word that is not in the training split is encoded as its UTF-8 bytes, whose 256 tokens
+  are the last, and so is white space other than a single space before a word: there is no unknown token.
   """
 
-  known: str = ''  # words divided by line ends, which they have not
+  known: str = ''  # the words, separated by line ends, which no word contains
 
   @property
   def is_trained(self) -> bool:
     return bool(self.known)
 
   def train(self, texts: Iterable[str]) -> 'Words':
-    found = set()
+    words = set()
     for text in texts:
-      found.update(WORD.findall(text))
-    return Words('\n'.join(sorted(word for word in found if not word.isspace())))
+      words.update(WORD.findall(text))
+    return Words('\n'.join(sorted(word for word in words if not word.isspace())))
 
   @functools.cached_property
   def pieces(self) -> tuple[bytes, ...]:
@@ -45,11 +44,11 @@ class Words(protocol.Tokenizer):
 
   def encode(self, text: str) -> np.ndarray:
     if not self.is_trained:
-      raise protocol.no_model(self)
-    ids, first = [], self.eos_id + 1
+      raise protocol.untrained_error(self)
+    ids, first_byte = [], self.eos_id + 1
     for word in WORD.findall(text):
       if (number := self._ids.get(word)) is None:
-        ids += [first + byte for byte in word.encode()]
+        ids += [first_byte + byte for byte in word.encode()]
       else:
         ids.append(number)
     return np.array(ids, np.int32)

@@ -1,0 +1,110 @@
+"""Documents on disk: a TFDS data set in array_record, which is read without TensorFlow."""
+
+import collections
+import contextlib
+import io
+import pathlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import tensorflow_datasets as tfds
+
+from tfm.data import images, progress
+from tfm.data.documents import IMAGE, SPLITS, Field, SplitDocument, Survey, changed_error, digest
+
+
+READ_SIZE = 256  # documents that are read at once
+
+
+class Documents(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+  """A TFDS data set of documents in splits."""
+
+  name = 'documents'
+  VERSION = tfds.core.Version('1.0.0')
+  url_infos = {}  # nothing is downloaded
+
+  def __init__(self, documents: Callable[[], Iterator[SplitDocument]], fields: tuple[str, ...], **kwargs):
+    self._documents, self._fields = documents, fields
+    self.written = Survey()
+    super().__init__(file_format='array_record', **kwargs)
+
+  def _info(self):
+    features = {
+      field: tfds.features.Image(encoding_format='png') if field == IMAGE else tfds.features.Text()
+      for field in self._fields
+    }
+    return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict(features))
+
+  def _split_generators(self, dl_manager):
+    return {split: self._generate_examples(split) for split in SPLITS}
+
+  def _generate_examples(self, split):
+    counts = collections.Counter()
+    for document_split, *fields in self._documents():
+      if document_split == split:
+        self.written.add(split, *fields)
+        key = digest(*fields).hex()
+        counts[key] += 1
+        # TFDS orders the documents by their keys: by content, not by file.
+        values = (x if isinstance(x, str) else images.encode_png(x) for x in fields)
+        yield f'{key}-{counts[key]}', dict(zip(self._fields, values, strict=True))
+
+
+class FieldColumn(Sequence):
+  """Random access to one field of all documents of a TFDS data source."""
+
+  def __init__(self, source, field: str):
+    self._source, self._field = source, field
+    self._decode = images.decode_png if field == IMAGE else bytes.decode
+
+  def __len__(self):
+    return len(self._source)
+
+  def __getitem__(self, index: int) -> Field:
+    if not -len(self) <= index < len(self):
+      raise IndexError(index)
+    return self._decode(self._source[index % len(self)][self._field])
+
+  def __iter__(self) -> Iterator[Field]:
+    return (self._decode(example[self._field]) for example in iterate_examples(self._source))
+
+
+def iterate_examples(source) -> Iterator[Mapping]:
+  """Yields all examples of a TFDS data source; reads many at once, which is far faster than one by one."""
+  for start in range(0, len(source), READ_SIZE):
+    yield from source.__getitems__(range(start, min(start + READ_SIZE, len(source))))
+
+
+def write_documents(
+  directory: pathlib.Path,
+  name: str,
+  documents: Callable[[], Iterator[SplitDocument]],
+  survey: Survey,
+  fields: tuple[str, ...],
+) -> None:
+  """Writes documents as a TFDS data set.
+
+  Raises:
+    ValueError: if they are not those of the survey.
+  """
+
+  def track_documents():
+    return progress.track(documents(), f'writing {name}', survey.documents.total())
+
+  builder = Documents(track_documents, fields, data_dir=str(directory))
+  active = tfds.core.utils.tqdm_utils._active
+  tfds.disable_progress_bar()
+  try:
+    with contextlib.redirect_stdout(io.StringIO()):  # TFDS prints about downloads, and there are none
+      builder.download_and_prepare()
+  finally:
+    tfds.core.utils.tqdm_utils.display_progress_bar(active)
+  if builder.written.hash != survey.hash:
+    raise changed_error(name)
+
+
+def read_documents(directory: pathlib.Path, fields: tuple[str, ...]) -> dict[str, dict[str, FieldColumn]]:
+  """Returns random access to what `write_documents` wrote, by split and field."""
+  stored = tfds.builder_from_directory(directory / Documents.name / str(Documents.VERSION))
+  raw = {field: tfds.decode.SkipDecoding() for field in fields if field == IMAGE}
+  sources = {split: stored.as_data_source(split, decoders=raw or None) for split in SPLITS}
+  return {split: {field: FieldColumn(source, field) for field in fields} for split, source in sources.items()}
