@@ -17,7 +17,7 @@ def test_a_directory_is_written_once(tmp_path):
     (path / 'a').write_text('1')
 
   for _ in range(2):
-    assert (cache.once(tmp_path / 'x' / 'y', write) / 'a').read_text() == '1'
+    assert (cache.create_once(tmp_path / 'x' / 'y', write) / 'a').read_text() == '1'
   assert len(calls) == 1 and calls[0] != tmp_path / 'x' / 'y'
 
 
@@ -27,7 +27,7 @@ def test_a_failed_write_leaves_nothing(tmp_path):
     raise KeyError('stop')
 
   with pytest.raises(KeyError):
-    cache.once(tmp_path / 'x', write)
+    cache.create_once(tmp_path / 'x', write)
   assert not list(tmp_path.iterdir())
 
 
@@ -37,7 +37,7 @@ def test_the_loser_of_a_race_reads_the_winners(tmp_path):
     (tmp_path / 'x').mkdir()
     (tmp_path / 'x' / 'a').write_text('winner')
 
-  assert (cache.once(tmp_path / 'x', write) / 'a').read_text() == 'winner'
+  assert (cache.create_once(tmp_path / 'x', write) / 'a').read_text() == 'winner'
   assert [path.name for path in tmp_path.iterdir()] == ['x']
 
 

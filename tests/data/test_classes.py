@@ -75,7 +75,7 @@ def test_files_of_each_split_and_labels_that_training_lacks(tmp_path, make_sourc
   assert set(text.corpus.splits['validation']['text']) == {f'dev {i}' for i in range(9)}
   assert text.tokens('validation').names == ('a',)
   with pytest.raises(
-    ValueError, match=r"test has the label 'b', which the training split has not \(a\); leave"
+    ValueError, match=r"test has the label 'b', which the training split does not have \(a\); remove"
   ):
     text.tokens('test')
 
@@ -85,14 +85,14 @@ def test_files_of_each_split_and_labels_that_training_lacks(tmp_path, make_sourc
   [
     ('labelled', 'good\tfine\nno label\n', r'x:2 is not `label TAB text`; it begins .no label'),
     ('labelled', '\tfine\n', r'x:1 is not `label TAB text`'),
-    ('tagged', 'one O\ntwo\n', r'x:2 has one column; a line is a word and its tag'),
+    ('tagged', 'one O\ntwo\n', r'x:2 has one column; a line must be a word and its tag'),
   ],
 )
 def test_refusals(tmp_path, make_source, source, written, sentence):
   (tmp_path / 'x').write_text(written)
   with pytest.raises(ValueError, match=sentence):
     make_source(f"{source}('{tmp_path}/x')").prepare(tmp_path / 'cache')
-  with pytest.raises(ValueError, match='matches no file: .*none.* is not there'):
+  with pytest.raises(ValueError, match='matches no file: .*none.* does not exist'):
     make_source(f"{source}('{tmp_path}/none')").prepare(tmp_path / 'cache')
 
 
@@ -123,7 +123,7 @@ def test_a_table_has_its_texts_and_classes_in_columns(tmp_path, make_source):
       'x.csv',
       'text,label\nfine,good\n',
       ", 'review', 'label'",
-      r"reads a column 'review', and .*x.csv has the columns text, label",
+      r"needs one column 'review', and .*x.csv has the columns text, label",
     ),
     (
       'x.csv',
@@ -137,12 +137,12 @@ def test_a_table_has_its_texts_and_classes_in_columns(tmp_path, make_source):
       ", 'text', 'label'",
       r"x.csv:2 has 2 columns of 2, or no label; it begins 'fine | '",
     ),
-    ('x.csv', 'text,label\n"fine"er,good\n', ", 'text', 'label'", r'x.csv:2 is no row: '),
+    ('x.csv', 'text,label\n"fine"er,good\n', ", 'text', 'label'", r'x.csv:2 is not a valid row: '),
     (
       'x.txt',
       'text,label\n',
       ", 'text', 'label'",
-      r'reads .csv, .tsv, .tab, and .*x.txt is called otherwise; rename it',
+      r'reads .csv, .tsv, .tab files, and .*x.txt has none of these suffixes; rename it',
     ),
     ('x.csv', 'text,label\n', ", 'text', 'label', skip=-1", r'skip=-1 must be 0 or more lines'),
   ],
@@ -275,7 +275,7 @@ def test_a_tfds_set_names_its_classes(tmp_path, make_source):
   assert set(corpus("label='stars'").splits['train']['label']) == {'0', '1', '2'}
   with pytest.raises(ValueError, match="has no label under 'mood'; it has .*'stars'"):
     corpus("label='mood'")
-  with pytest.raises(ValueError, match="target='text' makes pairs, which have no label='label'"):
+  with pytest.raises(ValueError, match="target='text' defines pairs, which have no label='label'"):
     corpus("target='text', label='label'")
 
 
@@ -303,7 +303,5 @@ def test_a_published_tokenizer_begins_a_text_in_its_own_way(tmp_path, make_sourc
   assert EACH.evaluation_rows(tokens, 3)[0]['inputs'][0] == 2
   (tmp_path / 'a.conll').write_text(conll(SENTENCES))
   tagged = opened(make_source(f"tagged('{tmp_path}/a.conll')"), Published(str(tmp_path)), tmp_path)
-  with pytest.raises(
-    ValueError, match='changes texts before it cuts them up, so nothing tells where the words'
-  ):
+  with pytest.raises(ValueError, match='normalizes texts, so the words of'):
     tagged.tokens('train')

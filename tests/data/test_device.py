@@ -75,7 +75,9 @@ def test_the_iterator_is_closed(rows, mesh):
 
 def test_an_iterator_of_other_rows_is_refused(rows, mesh):
   sharding = NamedSharding(mesh, P('data'))
-  with pytest.raises(ValueError, match='reads 8 rows, but batch_size=16'):
+  with pytest.raises(
+    ValueError, match='reads 8 rows, but each of process_count=1 parts of batch_size=16 has 16'
+  ):
     next(device.prefetch(pipeline.train_iterator(rows, 16, 0, 2), sharding, 16))
   with pytest.raises(ValueError, match='size=0'):
     device.prefetch(pipeline.train_iterator(rows, 16), sharding, 16, size=0)

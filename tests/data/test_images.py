@@ -145,7 +145,7 @@ def test_files_become_squares_of_one_size(tmp_path, make_source):
 
 def test_refusals_name_the_file(tmp_path, make_source):
   (tmp_path / 'in' / 'a').mkdir(parents=True)
-  with pytest.raises(ValueError, match='in holds no image; put'):
+  with pytest.raises(ValueError, match='in has no images; put'):
     make_source(f"folder('{tmp_path}/in', 4)").prepare(tmp_path)
   (tmp_path / 'in' / 'a' / 'x.png').write_bytes(b'no image')
   with pytest.raises(ValueError, match=r'in/a/x.png cannot be read as an image: '):
@@ -198,7 +198,7 @@ def test_a_shape_alone_has_nothing_to_learn(tmp_path, make_source):
   source = make_source('shape(8, 12, 1)')
   assert source.image_shape == (8, 12, 1)
   with pytest.raises(
-    ValueError, match=r"shape\(8, 12, channels=1\) says only what images are like, .*'folder"
+    ValueError, match=r"shape\(8, 12, channels=1\) defines only the shape of images .*'folder"
   ):
     source.prepare(tmp_path)
   with pytest.raises(ValueError, match='width=0 must be at least 1'):

@@ -7,7 +7,7 @@ import pytest
 import sentencepiece
 
 from tests.data import marian_folder
-from tfm.data.special import Special
+from tfm.data.special_tokens import ExtendedTokenizer
 from tfm.data.tokenizers.marian import Marian
 from tfm.data.tokenizers.protocol import load
 from tfm.data.tokens import InfiniteDocuments
@@ -32,7 +32,7 @@ def test_one_table(tmp_path):
   assert cut['source'] != cut['target']
   assert made.encode_source(TEXT).tolist() == [numbers.get(piece, 1) for piece in cut['source']]
   assert made.encode(TEXT).tolist() == [numbers.get(piece, 1) for piece in cut['target']]
-  assert made.source('>>de<< ' + TEXT).tolist() == [numbers['>>de<<'], *made.encode_source(' ' + TEXT), 0]
+  assert made.source_ids('>>de<< ' + TEXT).tolist() == [numbers['>>de<<'], *made.encode_source(' ' + TEXT), 0]
   assert (made.bos_id, made.eos_id, made.vocab_size, made.is_lossless) == (size - 1, 0, size + 3, False)
   pieces = [piece for piece in cut['source'] if piece in numbers]
   assert (
@@ -69,14 +69,14 @@ def test_sources_are_read_as_such_wherever_they_are(tmp_path):
     InfiniteDocuments('made up', [TEXT], made, field).document(0).tolist() for field in ('source', 'target')
   ]
   assert documents == [[*made.encode_source(TEXT), 0], [*made.encode(TEXT), 0]]
-  special = Special(made, ('<x>',))
-  assert special.source(f'{TEXT}<x>').tolist() == [*made.encode_source(TEXT), made.vocab_size, 0]
+  special = ExtendedTokenizer(made, ('<x>',))
+  assert special.source_ids(f'{TEXT}<x>').tolist() == [*made.encode_source(TEXT), made.vocab_size, 0]
 
 
 @pytest.mark.parametrize(
   'file, text, sentence',
   [
-    ('target.spm', None, 'lacks target.spm, and a tokenizer of Marian is source.spm, target.spm, vocab.json'),
+    ('target.spm', None, 'has no target.spm; a Marian tokenizer needs source.spm, target.spm, vocab.json'),
     ('vocab.json', '{"</s>": 0}', "has no '<unk>' in vocab.json"),
   ],
 )

@@ -40,11 +40,14 @@ def test_sizes_and_languages(corpus):
 def test_known_ones():
   import datetime
 
-  from tfm.data.sources.numbers import spelt
+  from tfm.data.sources.numbers import spell_out
 
-  assert [spelt(205, language) for language in ('en', 'de')] == ['two hundred and five', 'zweihundertfünf']
+  assert [spell_out(205, language) for language in ('en', 'de')] == [
+    'two hundred and five',
+    'zweihundertfünf',
+  ]
   day = datetime.date(1971, 5, 1)
-  assert [spelt(day, language) for language in ('en', 'de')] == [
+  assert [spell_out(day, language) for language in ('en', 'de')] == [
     'Saturday, May 1, 1971',
     'Samstag, 1. Mai 1971',
   ]
@@ -65,8 +68,8 @@ def test_the_seed_decides(make_source, tmp_path, corpus):
 @pytest.mark.parametrize(
   'spec, sentence',
   [
-    ('numbers("en", "xx")', "'xx' is no language of num2words and Babel; known: .*de.*en"),
-    ('numbers(pairs=3)', 'pairs=3 are too few'),
+    ('numbers("en", "xx")', "'xx' is not a language of num2words and Babel; known: .*de.*en"),
+    ('numbers(pairs=3)', 'pairs=3 must be at least 20'),
     ('numbers(digits=7)', 'digits=7 and longest=7 leave no longer numbers'),
   ],
 )
@@ -89,7 +92,7 @@ def test_pairs_have_no_end(endless):
   rows = pack.rows(data.tokens('train'), 64, seed=0)
   seen = {tuple(rows[i]['source']) for start in (0, 10**15) for i in range(start, start + 2000)}
   assert len(seen) > 2500  # numbers of few digits come again
-  assert 'train without end, validation' in str(data)
+  assert 'train infinite, validation' in str(data)
   row, text = rows[7], data.tokenizer.decode
   source = text(row['source'][row['source_segments'] > 0][:-1])
   assert re.fullmatch('[A-Za-z0-9, -]+', source) and row['source_segments'].sum() == len(source) + 1
@@ -115,7 +118,7 @@ def test_held_out_pairs_are_apart_and_have_an_end(endless):
   assert not held_out & {texts[i] for i in range(3000)}
   assert data.corpus.documents['validation'] == data.corpus.documents['test'] == 1000
   assert len(pack.evaluation_rows(data.tokens('test'), 96)) == 1000
-  with pytest.raises(ValueError, match='numbers train has no end; evaluate the validation'):
+  with pytest.raises(ValueError, match='numbers train is infinite; evaluate the validation'):
     pack.evaluation_rows(data.tokens('train'), 96)
 
 
@@ -125,14 +128,12 @@ def test_what_is_too_long_leaves_its_row_empty(endless, caplog):
   with caplog.at_level(logging.WARNING):
     found = [rows[i] for i in range(30)]
   empty = [row for row in found if not row['segments'].any()]
-  assert 0 < len(empty) < 30 and caplog.text.count('and longer than a row of 20: it is left out') == len(
-    empty
-  )
+  assert 0 < len(empty) < 30 and caplog.text.count('more than a row of 20, and is skipped') == len(empty)
   assert not any(x.any() for row in empty for x in row.values())
 
 
 def test_a_tokenizer_is_trained_on_the_beginning(make_source, tmp_path, monkeypatch):
-  monkeypatch.setattr(pipeline, 'BEGINNING', 200)
+  monkeypatch.setattr(pipeline, 'TOKENIZER_SAMPLE', 200)
   data = pipeline.open_data(
     make_source('numbers'), spec.build('sentencepiece(400)', tokenizers, Tokenizer), tmp_path
   )
@@ -142,6 +143,6 @@ def test_a_tokenizer_is_trained_on_the_beginning(make_source, tmp_path, monkeypa
 def test_others_refuse_what_has_no_end(endless):
   for other in ('buckets', 'first_fit'):
     with pytest.raises(
-      ValueError, match="numbers train has no end, .* plans all of an epoch; packing='padded' would do"
+      ValueError, match="numbers train is infinite, and .* plans a whole epoch; use packing='padded'"
     ):
       spec.build(other, packing, Packing).rows(endless[0].tokens('train'), 64, seed=0)

@@ -44,7 +44,7 @@ def fitting(pairs):
   return collections.Counter(
     (tuple(pairs.source.document(d).tolist()), tuple(pairs.target.document(d).tolist()))
     for d in range(pairs.source.documents)
-    if pairs.sizes[d].max() <= LENGTH
+    if pairs.sequence_lengths[d].max() <= LENGTH
   )
 
 
@@ -68,9 +68,9 @@ def read(batch):
 def test_targets_begin_and_sources_too_as_their_tokenizer_has_it(pack, pairs):
   """What is no end of a text stands before the decoder's inputs, and before a source what it wants there."""
   framed = Pairs(
-    'made up', dataclasses.replace(pairs.source, before=(7, 8)), dataclasses.replace(pairs.target, begin=9)
+    'made up', dataclasses.replace(pairs.source, prefix=(7, 8)), dataclasses.replace(pairs.target, bos=9)
   )
-  assert framed.sizes.tolist() == (pairs.sizes + [2, 0]).tolist()
+  assert framed.sequence_lengths.tolist() == (pairs.sequence_lengths + [2, 0]).tolist()
   count = 0
   for batch in pipeline.evaluation_batches(pack.evaluation_rows(framed, LENGTH), 4):
     for b in range(len(batch['inputs'])):
@@ -81,7 +81,7 @@ def test_targets_begin_and_sources_too_as_their_tokenizer_has_it(pack, pairs):
           :2
         ].tolist() == [7, 8]
         count += 1
-  assert count == sum(framed.sizes.max(1) <= LENGTH)
+  assert count == sum(framed.sequence_lengths.max(1) <= LENGTH)
 
 
 def test_evaluation_reads_every_pair_once(pack, pairs):
@@ -112,7 +112,8 @@ def test_what_is_too_long_is_told(pack, pairs, make_tokens, caplog):
   with caplog.at_level(logging.WARNING):
     pack.evaluation_rows(pairs, LENGTH)
   assert (
-    f'made up: 2 of 60 pairs are longer than {LENGTH} tokens, the longest of {3 * LENGTH + 1}' in caplog.text
+    f'made up: 2 of 60 pairs are longer than {LENGTH} tokens and are skipped; '
+    f'the longest has {3 * LENGTH + 1}' in caplog.text
   )
   with pytest.raises(ValueError, match='has no pair within length=3 '):
     pack.evaluation_rows(Pairs('made up', make_tokens([5]), make_tokens([1])), 3)
@@ -128,7 +129,7 @@ def test_batches_of_buckets_have_about_equal_tokens(pairs, ratio, expected):
     set(),
     sorted(length for _, length in expected),
   )
-  for _ in range(rows_of_an_epoch := len(rows._plan(0, 2))):
+  for _ in range(rows_of_an_epoch := len(rows._plan_epoch(0, 2))):
     batch = next(iterator)
     shapes.add(batch['inputs'].shape)
     longest = max((batch[name] > 0).sum(1).max() for name in ('segments', 'source_segments'))
@@ -160,7 +161,7 @@ def test_a_state_goes_on(pack, pairs):
 
 def test_text_has_no_buckets(make_tokens):
   assert ('text',) not in spec.build('buckets', packing, protocol.Packing).document_kinds
-  with pytest.raises(ValueError, match='least=0 is no length'):
+  with pytest.raises(ValueError, match='least=0 must be at least 1'):
     spec.build('buckets(least=0)', packing, protocol.Packing)
-  with pytest.raises(ValueError, match=r'ratio=1.0 makes no bucket shorter'):
+  with pytest.raises(ValueError, match=r'ratio=1.0 must be greater than 1'):
     spec.build('buckets(ratio=1.0)', packing, protocol.Packing)

@@ -76,9 +76,9 @@ def test_empty_sides_are_left_out_and_told(tmp_path, make_source, caplog):
   'spec, sentence',
   [
     ('"{}/a.en", "{}/short.de"', r'a.en has 3 lines and .*short.de 2; line i of one must be the translation'),
-    ('"{}/a.en", "{}/none.de"', r'none.de is no file'),
-    ('"{}/a.en"', r'a.en:1 has 1 columns; a line is `source TAB target`'),
-    ('"{}/{{split}}.en", "{}/a.en"', r'has \{{split\}} in one path only'),
+    ('"{}/a.en", "{}/none.de"', r'none.de is not a file'),
+    ('"{}/a.en"', r'a.en:1 has 1 columns; a line must be `source TAB target`'),
+    ('"{}/{{split}}.en", "{}/a.en"', r'has \{{split\}} in only one path'),
     ('"{}/{{split}}.en", "{}/{{split}}.de", splits=()', r'splits=\(\) must name the training split'),
     ('"{}/a.en", "{}/latin.de"', r'latin.de:2 is not UTF-8'),
     ('"{}/a.en", "{}/a.en"', r'too few documents to be split by their hashes: 3'),

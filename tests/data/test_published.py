@@ -8,7 +8,7 @@ import pytest
 import sentencepiece
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from tfm.data.special import Special, extended, number
+from tfm.data.special_tokens import ExtendedTokenizer, extend_tokenizer, special_token_id
 from tfm.data.tokenizers.protocol import load
 from tfm.data.tokenizers.published import Published
 from tfm.decoding.text import stream_text
@@ -60,8 +60,8 @@ def test_word_pieces_have_a_frame_and_a_mask(tmp_path):
     and made.decode([5, 6, 7, 8, 9]) == 'now is better.'
   )
   # What an objective asks for is there already.
-  assert extended(made, ('<mask>',)) is made and number(made, '<mask>') == 4
-  assert isinstance(extended(made, ('<mask>', '<other>')), Special)
+  assert extend_tokenizer(made, ('<mask>',)) is made and special_token_id(made, '<mask>') == 4
+  assert isinstance(extend_tokenizer(made, ('<mask>', '<other>')), ExtendedTokenizer)
   (tmp_path / 'tokenizer_config.json').write_text(json.dumps(dict(do_lower_case=False)))
   assert Published(str(tmp_path)).train(()).encode('Now')[0] == 1
 
@@ -101,9 +101,9 @@ def test_its_own_rules_are_read(tmp_path):
   assert (found.before, found.bos_id, found.eos_id, found.mask, found.vocab_size) == ((0,), 0, 1, 2, 6)
   # What a target is continued from is not said twice; where it is another, as in BART, a target begins with
   # it.
-  assert found.target('a').tolist() == [0, 4] and found.source('a').tolist() == [0, 4, 1]
+  assert found.target_prompt_ids('a').tolist() == [0, 4] and found.source_ids('a').tolist() == [0, 4, 1]
   config(tmp_path, decoder_start_token_id=1)
-  assert Published(str(tmp_path)).train(()).target('a').tolist() == [1, 0, 4]
+  assert Published(str(tmp_path)).train(()).target_prompt_ids('a').tolist() == [1, 0, 4]
   assert found.encode('A <mask> b').tolist() == [4, 2, 5]
 
 
@@ -119,14 +119,14 @@ def test_text_as_it_comes_is_the_whole_text(tmp_path):
 
 def test_refusals(tmp_path):
   with pytest.raises(
-    ValueError, match='holds no tokenizer; tokenizer.json, spiece.model or tokenizer.model, vocab.txt'
+    ValueError, match='has no tokenizer; it needs tokenizer.json, spiece.model or tokenizer.model, vocab.txt'
   ):
     Published(str(tmp_path)).train(())
   with pytest.raises(ValueError, match='is not trained'):
     Published(str(tmp_path)).encode('a')
   byte_level(tmp_path)
   with pytest.raises(
-    ValueError, match='does not tell the token that ends a text; eos_token_id of config.json would'
+    ValueError, match='does not define the end of a text; set eos_token_id in its config.json'
   ):
     Published(str(tmp_path)).train(())
 

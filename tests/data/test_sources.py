@@ -13,6 +13,7 @@ import tensorflow_datasets
 import zstandard
 
 from tfm.data import corpus as corpora
+from tfm.data import splitting
 
 
 SPLITS = ('train', 'validation', 'test')
@@ -84,7 +85,7 @@ def test_the_hash_sees_every_character(tmp_path, cache_dir, make_source, make_te
 
 def test_the_hash_sees_the_splits(cache_dir):
   hashes = {
-    corpora.prepare('own', lambda: zip(SPLITS, texts), cache_dir, fixed=SPLITS).hash
+    corpora.prepare_corpus('own', lambda: zip(SPLITS, texts), cache_dir, fixed=SPLITS).hash
     for texts in ('abc', 'acb', 'bac')
   }
   assert len(hashes) == 3
@@ -93,7 +94,7 @@ def test_the_hash_sees_the_splits(cache_dir):
 def test_three_documents_are_one_for_each_split(cache_dir):
   for n in range(12):
     texts = [f'{n}a', f'{n}b', f'{n}c' + 'c' * 100]
-    corpus = corpora.prepare('three', lambda: ((None, text) for text in texts), cache_dir)
+    corpus = corpora.prepare_corpus('three', lambda: ((None, text) for text in texts), cache_dir)
     assert set(corpus.documents.values()) == {1} and set(every(corpus)) == set(texts)
 
 
@@ -135,7 +136,7 @@ def test_few_files_of_uneven_size_are_cut_too(tmp_path, cache_dir, make_source, 
   ),
 )
 def test_pieces_join_to_the_text(text, size):
-  pieces = list(corpora.cut(text, size))
+  pieces = list(splitting.split_text(text, size))
   assert ''.join(pieces) == text
   assert all(len(piece) <= 2 * size for piece in pieces)
   assert all(pieces) or pieces == ['']
@@ -143,7 +144,7 @@ def test_pieces_join_to_the_text(text, size):
 
 def test_pieces_end_at_blank_lines(make_text):
   text = make_text(3, 3000)
-  ends = [piece.endswith('\n\n') for piece in list(corpora.cut(text, 1000))[:-1]]
+  ends = [piece.endswith('\n\n') for piece in list(splitting.split_text(text, 1000))[:-1]]
   assert sum(ends) > 0.8 * len(ends) > 20
 
 
@@ -238,7 +239,7 @@ def test_a_source_that_changes_while_it_is_read_is_refused(cache_dir, make_text)
       yield None, make_text(seed, 5) + '!' * (len(reads) > 1 and seed == 7)
 
   with pytest.raises(ValueError, match='growing changed while it was read'):
-    corpora.prepare('growing', read, cache_dir)
+    corpora.prepare_corpus('growing', read, cache_dir)
   assert len(reads) > 1
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tfm.data.special import extended, plain
+from tfm.data.special_tokens import base_tokenizer, extend_tokenizer
 from tfm.data.tokenizers.char import Char
 from tfm.data.tokenizers.sentencepiece import SentencePiece
 
@@ -17,7 +17,7 @@ def char():
 
 
 def test_names_are_tokens(char):
-  made = extended(char, NAMES)
+  made = extend_tokenizer(char, NAMES)
   assert made.vocab_size == char.vocab_size + 2 and made.eos_id == char.eos_id
   text = 'a<extra_id_1>b <extra_id_0>'
   ids = made.encode(text).tolist()
@@ -27,15 +27,15 @@ def test_names_are_tokens(char):
 
 
 def test_without_names_it_is_the_tokenizer(char):
-  assert extended(char, ()) is char
-  assert plain(extended(char, NAMES)) is char and plain(char) is char
+  assert extend_tokenizer(char, ()) is char
+  assert base_tokenizer(extend_tokenizer(char, NAMES)) is char and base_tokenizer(char) is char
   # A corpus is encoded by the tokenizer itself, to which a name is a text as any.
   assert char.decode(char.encode(NAMES[0])) == NAMES[0]
 
 
 def test_the_space_before_a_word_is_its_token_s():
   spaced = SentencePiece(size=280, kind='bpe').train(['the cat sat on the mat ' * 50])
-  made = extended(spaced, ('<mask>',))
+  made = extend_tokenizer(spaced, ('<mask>',))
   assert made.encode('the <mask> sat').tolist() == [
     *spaced.encode('the'),
     spaced.vocab_size,

@@ -12,6 +12,7 @@ import pytest
 from tfm import spec
 from tfm.data import corpus as corpora
 from tfm.data import packing, pipeline, tokenizers
+from tfm.data.documents import INFINITE
 from tfm.data.packing.protocol import Packing
 from tfm.data.sources import mqar
 from tfm.data.tokenizers.protocol import Tokenizer
@@ -138,7 +139,7 @@ def test_answers_lengths_and_splits(make_source, tmp_path, text):
 
 
 def test_a_test_like_training_is_apart_too(make_source, tmp_path):
-  """510 texts are possible; all of training, which would meet every one of them, meets none of the others'."""
+  """510 texts are possible; training, which is long enough to have all, has none of the other splits'."""
   made = corpus(make_source, 'parity(8, None)', tmp_path, 400)
   train, validation, test = (
     {text for text, _ in documents(made, split, count)}
@@ -171,7 +172,7 @@ def test_training_may_have_an_end(make_source, tmp_path):
 
 @pytest.mark.parametrize('power', [0.01, 1.0])
 def test_queries_stand_at_distances_of_a_power_law(power):
-  """One pair, so that its place has just the law's probability; counts within four standard deviations of it."""
+  """With one pair, its place has exactly this probability; counts are within four standard deviations."""
   task, count = mqar.Mqar(length=18, pairs=1, power=power), 4000
   texts = [task._document('train', i)[0].split(' ')[3:] for i in range(count)]
   places = np.bincount(
@@ -283,7 +284,7 @@ def test_twins_tell_each_other(make_source, tmp_path):
   'text, sentence',
   [
     ('copy(length=0)', 'length=0 must be at least 1'),
-    ('copy(length=5, longer=5)', 'longer=5 is not beyond length=5; give more, or None'),
+    ('copy(length=5, longer=5)', 'longer=5 must be greater than length=5, or None'),
     ('copy(symbols=1)', r'symbols=1 must lie in 2 … 52'),
     ('copy(held_out=0)', 'held_out=0 must be at least 1'),
     ('copy(examples=0)', 'examples=0 must be at least 1'),
@@ -291,25 +292,25 @@ def test_twins_tell_each_other(make_source, tmp_path):
     ('induction(symbols=60)', 'symbols=60 must lie in 2 … 52'),
     ('selective_copy(length=5, tokens=6)', r'tokens=6 must lie in 1 … length=5'),
     ('selective_copy(symbols=2)', 'symbols=2 must lie in 3 … 53'),
-    ('needle(length=150)', 'length=150 has no room for a text around the number; give at least 169'),
+    ('needle(length=150)', 'length=150 has no room for a text around the number; use at least 169'),
     ('needle(depth=1.5)', r'depth=1.5 must lie in \[0, 1\]'),
     ('needle(digits=0)', 'digits=0 must be at least 1'),
     ('mqar(length=15, pairs=2)', 'length=15 must leave an even number of symbols after 2 pairs'),
     (
       'mqar(length=64, pairs=17)',
-      'length=64 must leave an even number of symbols after 17 pairs, and have room for as many queries, 68 symbols',
+      'length=64 must leave an even number of symbols after 17 pairs, and room for as many queries, 68',
     ),
     ('mqar(more=17)', 'length=64 must leave an even number of symbols after 17 pairs'),
     ('mqar(longer=65)', 'longer=65 must leave an even number'),
-    ('mqar(more=4)', 'more=4 are not beyond pairs=4'),
+    ('mqar(more=4)', 'more=4 must be greater than pairs=4'),
     ('mqar(pairs=0)', 'pairs=0 must be at least 1'),
-    ('mqar(vocabulary=8)', 'vocabulary=8 has 3 keys for 4 pairs; give at least 10'),
+    ('mqar(vocabulary=8)', 'vocabulary=8 has 3 keys for 4 pairs; use at least 10'),
     ('twins(pairs=0)', 'pairs=0 must be at least 1'),
-    ('twins(pairs=9, keys=8)', 'keys=8 are too few for 9 different ones'),
-    ('listops(depth=1)', 'depth=1 has digits alone'),
+    ('twins(pairs=9, keys=8)', 'keys=8 must be at least pairs=9'),
+    ('listops(depth=1)', 'depth=1 has only digits'),
     ('listops(arguments=1)', 'arguments=1 must be at least 2'),
-    ('listops(least=5)', 'least=5 lets the same short expressions into training and test; give at least 20'),
-    ('listops(most=501)', 'most=501 leaves no length beyond least=500; give at least 502'),
+    ('listops(least=5)', 'least=5 puts the same short expressions into training and test; use at least 20'),
+    ('listops(most=501)', 'most=501 must be at least 502, beyond least=500'),
   ],
 )
 def test_refusals(make_source, text, sentence):
@@ -322,9 +323,9 @@ def test_refusals(make_source, text, sentence):
   [
     (
       'parity(length=1)',
-      r'parity\(.*length=1.*\) has too few different texts for a validation split of its own',
+      r'parity\(.*length=1.*\) has too few different texts for a disjoint validation split',
     ),
-    ('listops(depth=2, arguments=3)', r'hardly an expression of more than least=500 symbols'),
+    ('listops(depth=2, arguments=3)', r'too few expressions of more than least=500 symbols'),
   ],
 )
 def test_what_cannot_be_drawn_is_refused(make_source, tmp_path, text, sentence):
@@ -338,7 +339,7 @@ def opened(make_source, source, tokenizer, path):
 
 @pytest.mark.parametrize('split', ['train', 'validation'])
 def test_rows_have_their_answers(make_source, tmp_path, monkeypatch, split):
-  monkeypatch.setattr(pipeline, 'BEGINNING', 200)
+  monkeypatch.setattr(pipeline, 'TOKENIZER_SAMPLE', 200)
   data = opened(make_source, 'mqar(length=16, pairs=2, vocabulary=12, held_out=30)', 'words', tmp_path)
   pack, tokens = spec.build('answered', packing, Packing), data.tokens(split)
   rows = pack.evaluation_rows(tokens, 20) if split == 'validation' else pack.rows(tokens, 20, seed=0)
@@ -368,16 +369,17 @@ def test_an_answer_is_every_token_that_holds_any_of_it(tokenizer):
     (f'{first}:{last}', {*range(first, last)}),
     (f'0:2 {len(raw) - 1}:{len(raw) + 1}', {0, 1, len(raw) - 1, len(raw)}),
   ):
-    told = AnsweredTexts('made up', None, [spans], made.token_bytes).told(0, ids)
+    told = AnsweredTexts('made up', None, [spans], made.token_bytes).answer_mask(0, ids)
     place = 0
     for token, counted in zip(ids, told):
       size = max(len(made.pieces[token]), 1)
       assert counted == bool({*range(place, place + size)} & wanted), (made.pieces[token], spans)
       place += size
   with pytest.raises(
-    ValueError, match=rf'made up\[0\] has an answer at 3:{len(raw) + 2}, and {len(raw) + 1} bytes'
+    ValueError,
+    match=rf'made up\[0\] has an answer at 3:{len(raw) + 2}, but the text has {len(raw) + 1} bytes',
   ):
-    AnsweredTexts('made up', None, [f'3:{len(raw) + 2}'], made.token_bytes).told(0, ids)
+    AnsweredTexts('made up', None, [f'3:{len(raw) + 2}'], made.token_bytes).answer_mask(0, ids)
 
 
 def test_what_is_too_long_has_no_answers(make_source, tmp_path, caplog):
@@ -386,12 +388,12 @@ def test_what_is_too_long_has_no_answers(make_source, tmp_path, caplog):
   rows = [pack.rows(data.tokens('train'), 8, seed=0)[i] for i in range(40)]
   empty = [row for row in rows if not row['segments'].any()]
   assert 0 < len(empty) < 40 and not any(row['answers'].any() for row in empty)
-  assert 'longer than a row of 8: it is left out' in caplog.text
+  assert 'more than a row of 8, and is skipped' in caplog.text
   assert 0 < len(pack.evaluation_rows(data.tokens('test'), 8)) < 40
 
 
 def test_expressions_without_end_are_classified(make_source, tmp_path, monkeypatch, caplog):
-  monkeypatch.setattr(pipeline, 'BEGINNING', 100)
+  monkeypatch.setattr(pipeline, 'TOKENIZER_SAMPLE', 100)
   data = opened(make_source, 'listops(depth=4, least=20, most=40, held_out=20)', 'words', tmp_path)
   each, train = spec.build('each', packing, Packing), data.tokens('train')
   rows = each.rows(train, 40, seed=0)
@@ -401,18 +403,20 @@ def test_expressions_without_end_are_classified(make_source, tmp_path, monkeypat
     symbols = data.tokenizer.decode(row['inputs'][1:n]).split(' ')
     assert len(symbols) == n - 1 and row['inputs'][0] == data.tokenizer.eos_id and not row['inputs'][n:].any()
     assert row['classes'] == value(symbols)
-  assert rows[10**15 + 3]['inputs'].tobytes() != rows[3]['inputs'].tobytes() and 'longer' not in caplog.text
+  assert (
+    rows[10**15 + 3]['inputs'].tobytes() != rows[3]['inputs'].tobytes() and 'truncated' not in caplog.text
+  )
   assert each.rows(train, 20, seed=0)[0]['segments'].all()
-  assert 'longer than the 19 of a row: it is cut' in caplog.text
-  with pytest.raises(ValueError, match='has no end; evaluate the validation'):
+  assert 'more than the 19 of a row, and is truncated' in caplog.text
+  with pytest.raises(ValueError, match='is infinite; evaluate the validation'):
     each.evaluation_rows(train, 40)
 
 
 def test_labels_without_end_have_names():
-  sizes = dict(train=corpora.INFINITE, validation=1, test=1)
+  sizes = dict(train=INFINITE, validation=1, test=1)
   for field in ('label', 'labels'):
-    with pytest.raises(ValueError, match='made up has no end, and so it has to say which labels there are'):
-      corpora.drawn('made up', lambda split, number: ('a', 'a'), sizes, ('text', field))
+    with pytest.raises(ValueError, match='made up is infinite, so its labels cannot be collected'):
+      corpora.generate_corpus('made up', lambda split, number: ('a', 'a'), sizes, ('text', field))
 
 
 def test_words_with_labels_and_without_end(make_source, tmp_path):
@@ -425,9 +429,9 @@ def test_words_with_labels_and_without_end(make_source, tmp_path):
     )
     read, kept = (data.tokens('train') for data in (endless, ended))
     for number in range(30):
-      np.testing.assert_array_equal(read.told(number), kept.told(number))
+      np.testing.assert_array_equal(read.labels(number), kept.labels(number))
       labels = endless.corpus.splits['train']['labels'][number].split(' ')
-      assert [read.names[i] for i in read.told(number) if i >= 0] == labels
+      assert [read.names[i] for i in read.labels(number) if i >= 0] == labels
     row = pack.rows(read, 64, seed=0)[7]
     size = row['segments'].sum()
     words = endless.tokenizer.decode(row['inputs'][1:size]).split(' ')

@@ -11,6 +11,7 @@ from tfm import spec
 from tfm.data import corpus as corpora
 from tfm.data import pipeline, tokenizers
 from tfm.data import tokens as token_arrays
+from tfm.data.documents import SPLITS
 from tfm.data.tokenizers import protocol
 
 
@@ -155,9 +156,9 @@ def test_sentencepiece_learns_from_every_part_of_a_long_document(texts):
   'text, said',
   (
     ('sentencepiece(100)', 'size=100 has no room for the 256 bytes'),
-    ('sentencepiece(259)', 'size=259 has no room for the characters.*give at least'),
-    ('sentencepiece(30000)', 'size=30000 is more than .*give at most'),
-    ("sentencepiece(30000, kind='unigram')", 'size=30000 is more than .*give at most'),
+    ('sentencepiece(259)', 'size=259 has no room for the characters.*use at least'),
+    ('sentencepiece(30000)', 'size=30000 is more than .*use at most'),
+    ("sentencepiece(30000, kind='unigram')", 'size=30000 is more than .*use at most'),
     ("sentencepiece(400, kind='word')", "kind='word'.*bpe, unigram"),
     ('sentencepiece(400, coverage=2)', 'coverage=2'),
     ('sentencepiece(400, sample=0)', 'sample=0'),
@@ -193,22 +194,22 @@ def test_a_sample_is_logged(texts, caplog):
 
 
 def fake_corpus(texts, name='fake') -> corpora.Corpus:
-  splits = {split: {'text': texts} for split in corpora.SPLITS}
+  splits = {split: {'text': texts} for split in SPLITS}
   size = sum(len(text.encode()) for text in texts)
   return corpora.Corpus(name, f'{name}-hash', splits, {split: size for split in splits})
 
 
 def test_a_tokenizer_is_trained_once(texts, tmp_path, monkeypatch):
   corpus = fake_corpus(texts)
-  first = pipeline.fit(build('sentencepiece(300)'), corpus, ('text',), tmp_path)
+  first = pipeline.train_tokenizer(build('sentencepiece(300)'), corpus, ('text',), tmp_path)
   monkeypatch.setattr(type(first), 'train', lambda *_: pytest.fail('trained again'))
-  assert pipeline.fit(build('sentencepiece(300)'), corpus, ('text',), tmp_path) == first
-  assert pipeline.fit(first, corpus, ('text',), tmp_path) is first  # as from a checkpoint
+  assert pipeline.train_tokenizer(build('sentencepiece(300)'), corpus, ('text',), tmp_path) == first
+  assert pipeline.train_tokenizer(first, corpus, ('text',), tmp_path) is first  # as from a checkpoint
 
 
 def test_a_size_that_does_not_fit_names_the_source(texts, tmp_path):
   with pytest.raises(ValueError, match='fake.*size=30000'):
-    pipeline.fit(build('sentencepiece(30000)'), fake_corpus(texts), ('text',), tmp_path)
+    pipeline.train_tokenizer(build('sentencepiece(30000)'), fake_corpus(texts), ('text',), tmp_path)
   assert not list((tmp_path / 'tokenizers').iterdir())
 
 

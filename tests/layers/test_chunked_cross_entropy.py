@@ -43,7 +43,7 @@ def made(tiny, mesh=None, **fields):
   params = jax.tree.map(lambda x: 30 * x if x.ndim > 1 else x, params)
 
   def loss(params, features):
-    return objective.predicted(model, params, features, TARGETS, WEIGHTS, {})
+    return objective.compute_loss(model, params, features, TARGETS, WEIGHTS, {})
 
   gradient = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)
   if mesh is None:

@@ -14,7 +14,7 @@ from tfm.analysis import estimate
 from tfm.config.assemble import Experiment
 from tfm.config.overlay import complete
 from tfm.config.resolve import resolve_config
-from tfm.data.packing.protocol import padding
+from tfm.data.packing.protocol import padding_row
 from tfm.models import memory
 from tfm.parallel import mesh as meshes
 from tfm.parallel import sharding
@@ -75,7 +75,7 @@ def test_what_grows_with_depth():
     return memory.activations(
       functools.partial(estimate.training_loss, objective, made),
       params,
-      functools.partial(estimate.abstract_batch, padding(32)),
+      functools.partial(estimate.abstract_batch, padding_row(32)),
       rows=4,
     )
 
@@ -130,7 +130,7 @@ def test_against_xla(mesh, accumulation, model):
 
   state = jax.tree.map(placed, nn.unbox(boxed), where)
   batch = jax.tree.map(
-    lambda x: placed(x, split), estimate.abstract_batch(padding(config.data.length), training.batch_size)
+    lambda x: placed(x, split), estimate.abstract_batch(padding_row(config.data.length), training.batch_size)
   )
   with sharding.context(here, rules):
     step = train_step(

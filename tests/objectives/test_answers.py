@@ -66,7 +66,7 @@ def test_only_answers_count(given, chunk):
   marked = batch['answers'] > 0
   exact = [right[i][marked[i]].all() for i in range(43) if marked[i].any()]
   assert len(exact) == 40 and 5 <= sum(exact) < 40
-  values = objective.summary({name: np.asarray(x) for name, x in sums.items()}, 0)
+  values = objective.summarize({name: np.asarray(x) for name, x in sums.items()}, 0)
   assert values['tokens'] == marked.sum() and {*values} == {
     'loss',
     'accuracy',
@@ -100,7 +100,7 @@ def test_what_is_not_an_answer_has_no_gradient(given):
 
 def test_padding_has_the_form_of_rows(given):
   objective, batch = Experiment(config()).objective, given[2]
-  padding = objective.padding(12)
+  padding = objective.padding_row(12)
   assert {name: x.shape for name, x in padding.items()} == {name: x.shape[1:] for name, x in batch.items()}
   assert not any(x.any() for x in padding.values())
 

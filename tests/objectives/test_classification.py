@@ -121,8 +121,7 @@ def test_padding_is_not_pooled(pooling):
 
 def test_another_number_of_classes_is_refused(texts, tmp_path):
   with pytest.raises(
-    ValueError,
-    match=r'config.objective has classes=2, and labelled.* train has 3: a, b, c; classes=3 would do',
+    ValueError, match=r'config.objective has classes=2, but labelled.* train has 3: a, b, c; use classes=3'
   ):
     train(config(**{'objective': 'classification(2)', 'data.source': texts}), tmp_path)
 
@@ -144,7 +143,7 @@ def test_another_number_of_classes_is_refused(texts, tmp_path):
     ),
     (
       {'data.source': "labelled('a')", 'model.architecture': 'decoder'},
-      "not config.model.architecture='decoder'",
+      "trains 'encoder', not config.model.architecture='decoder'",
     ),
   ],
 )

@@ -9,41 +9,26 @@ import pytest
 
 from tests.models import test_encoder
 from tests.models.pairs import context
+from tests.objectives.random_tokens import VOCAB, NumberedTokenizer, random_tokens
 from tests.training.test_step import LENGTH, ROWS, prepared
 from tfm.config.assemble import Experiment
 from tfm.data import pipeline
 from tfm.data.packing.concat import Concat
-from tfm.data.packing.protocol import Mapped
+from tfm.data.packing.protocol import MappedRows
 from tfm.data.packing.sentence_pairs import SentencePairs
 from tfm.data.tokenizers.char import Char
-from tfm.data.tokens import Tokens
 from tfm.objectives.masked_lm import MaskedLM
 
 
-VOCAB = test_encoder.VOCAB - 1
 PLAIN = dict(chunk=0, layout='contiguous', recurrence=0)
-
-
-class Numbered:
-  """A tokenizer of which only the size, the end, what it knows and the pieces are asked."""
-
-  vocab_size, eos_id, special_token_ids = VOCAB, 0, {}
-  pieces = [b''] + [(b' ' if i % 3 == 0 else b'') + b'x%d' % i for i in range(1, VOCAB)]
-
-
-def tokens(documents=40, size=60, seed=0):
-  draw = np.random.default_rng(seed)
-  lengths = draw.integers(size // 2, size, documents)
-  offsets = np.concatenate([[0], np.cumsum(lengths)])
-  return Tokens('made up', draw.integers(1, VOCAB, offsets[-1]), offsets, eos_id=0, bytes=1)
 
 
 def hidden(objective, length=32, seed=1, rows=60):
   """(rows as they were, rows with tokens hidden)."""
-  data = tokens()
+  data = random_tokens()
   plain = Concat().rows(data, length, seed)
-  made = objective.rows(Concat(), data, length, seed, Numbered)
-  assert isinstance(made, Mapped)
+  made = objective.rows(Concat(), data, length, seed, NumberedTokenizer)
+  assert isinstance(made, MappedRows)
   return [plain[i] for i in range(rows)], [made[i] for i in range(rows)]
 
 
@@ -67,13 +52,13 @@ def test_what_is_hidden():
 
 
 def test_another_choice_each_time_and_the_same_for_a_seed():
-  objective, data = MaskedLM(**PLAIN), tokens(documents=2)
+  objective, data = MaskedLM(**PLAIN), random_tokens(documents=2)
   first, again, other = (
-    objective.rows(Concat(shuffle=False), data, 16, seed, Numbered) for seed in (1, 1, 2)
+    objective.rows(Concat(shuffle=False), data, 16, seed, NumberedTokenizer) for seed in (1, 1, 2)
   )
   assert all((first[i]['inputs'] == again[i]['inputs']).all() for i in range(20))
   assert any((first[i]['places'] != other[i]['places']).any() for i in range(20))
-  evaluated = [objective.rows(Concat(), data, 16, None, Numbered) for _ in range(2)]
+  evaluated = [objective.rows(Concat(), data, 16, None, NumberedTokenizer) for _ in range(2)]
   assert len(evaluated[0]) == len(Concat().evaluation_rows(data, 16))
   for a, b in zip(*evaluated):
     np.testing.assert_array_equal(a['inputs'], b['inputs'])
@@ -85,7 +70,7 @@ def test_whole_words():
     assert len(places) <= round(0.15 * (plain['inputs'] != 0).sum())
     for i in range(1, len(plain['inputs'])):
       here, before = plain['inputs'][i], plain['inputs'][i - 1]
-      if here and before and not Numbered.pieces[here].startswith(b' '):  # one word
+      if here and before and not NumberedTokenizer.pieces[here].startswith(b' '):  # one word
         assert (i in places) == (i - 1 in places)
 
 
@@ -101,7 +86,7 @@ def test_a_row_of_ends_hides_nothing():
   row = dict(
     inputs=np.zeros(8, np.int32), segments=np.ones(8, np.int32), positions=np.arange(8, dtype=np.int32)
   )
-  made = MaskedLM(**PLAIN).hide(Numbered, 0, row, 0)
+  made = MaskedLM(**PLAIN).mask_tokens(NumberedTokenizer, 0, row, 0)
   assert not made['counted'].any() and not made['inputs'].any()
 
 
@@ -110,7 +95,7 @@ def test_loss(chunk):
   config = test_encoder.config()
   objective = dataclasses.replace(Experiment(config).objective, chunk=chunk)
   model, params = test_encoder.made()
-  rows = objective.rows(SentencePairs(), tokens(4, 20), 8, None, Numbered)
+  rows = objective.rows(SentencePairs(), random_tokens(4, 20), 8, None, NumberedTokenizer)
   step = jax.jit(lambda params, batch: objective(model, params, batch, None))
   batch = next(pipeline.evaluation_batches(rows, 3))
   total, sums = step(params, batch)
@@ -130,7 +115,7 @@ def test_loss(chunk):
 
 
 def test_pairs_of_texts():
-  data = tokens(documents=12, size=40)
+  data = random_tokens(documents=12, size=40)
   rows, follows = SentencePairs().rows(data, 16, seed=3), 0
   texts = [data.document(d)[:-1].tolist() for d in range(data.documents)]
   for i in range(200):
@@ -152,7 +137,7 @@ def test_pairs_of_texts():
 
 
 def test_one_pass_of_pairs_is_always_the_same():
-  data = tokens(documents=3)
+  data = random_tokens(documents=3)
   a, b = (SentencePairs().evaluation_rows(data, 16) for _ in range(2))
   assert len(a) == sum(-(-n // 13) - (n % 13 == 1) for n in data.lengths)
   for one, two in zip(a, b):
@@ -176,7 +161,7 @@ def test_neither_a_mesh_nor_microbatches_change_the_losses(tiny):
       }
     )
     objective = Experiment(config).objective
-    rows = objective.rows(SentencePairs(), tokens(), LENGTH, 1, Numbered)
+    rows = objective.rows(SentencePairs(), random_tokens(), LENGTH, 1, NumberedTokenizer)
     batches = pipeline.train_iterator(rows, ROWS)
     history, _ = prepared(config, 2, mesh, lambda seed: next(batches))
     return [[losses[name] for name in ('loss', 'next_sentence_loss', 'gradient_norm')] for losses in history]
@@ -188,13 +173,13 @@ def test_neither_a_mesh_nor_microbatches_change_the_losses(tiny):
 @pytest.mark.parametrize(
   'call, sentence',
   [
-    (lambda: MaskedLM(rate=0.0, **PLAIN), 'rate=0.0 must lie above 0'),
-    (lambda: MaskedLM(masked=0.9, replaced=0.2, **PLAIN), 'masked=0.9 and replaced=0.2 are no shares'),
+    (lambda: MaskedLM(rate=0.0, **PLAIN), 'rate=0.0 must lie in'),
+    (lambda: MaskedLM(masked=0.9, replaced=0.2, **PLAIN), 'masked=0.9 and replaced=0.2 must not be negative'),
     (
-      lambda: SentencePairs().rows(tokens(documents=1), 16, 0),
-      "no text could be from elsewhere; packing='concat' would do",
+      lambda: SentencePairs().rows(random_tokens(documents=1), 16, 0),
+      "no second text can come from another document; use packing='concat'",
     ),
-    (lambda: SentencePairs().rows(tokens(), 4, 0), 'length=4 has no room for two texts'),
+    (lambda: SentencePairs().rows(random_tokens(), 4, 0), 'length=4 has no room for two texts'),
   ],
 )
 def test_refusals(call, sentence):

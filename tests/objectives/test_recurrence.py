@@ -1,4 +1,4 @@
-"""Segment-level recurrence: a row is read piece by piece, what was read is heard, and no gradient goes back."""
+"""Segment-level recurrence: a row is read in segments with cached states, through which no gradient flows."""
 
 import dataclasses
 
@@ -49,8 +49,8 @@ def some(objective, keep):
   """The objective of some columns only; the others are read, and their targets do not count."""
 
   class Some(type(objective)):
-    def given(self, batch, key):
-      prefix, weights = super().given(batch, key)
+    def prefix_and_weights(self, batch, key):
+      prefix, weights = super().prefix_and_weights(batch, key)
       return prefix, weights * keep[None]
 
   return Some(**{field.name: getattr(objective, field.name) for field in dataclasses.fields(objective)})
@@ -106,7 +106,8 @@ def test_with_one_piece_nothing_is_cut():
     (
       4,
       'prefix_lm',
-      "config.training.recurrence_length=4 reads rows in segments, which config.objective='prefix_lm' does not support",
+      'config.training.recurrence_length=4 reads rows in segments, '
+      "which config.objective='prefix_lm' does not support",
     ),
   ],
 )

@@ -5,16 +5,16 @@ import collections
 import numpy as np
 import pytest
 
-from tests.objectives.test_masked_lm import Numbered, tokens
+from tests.objectives.random_tokens import NumberedTokenizer, random_tokens
 from tfm.data.packing.concat import Concat
-from tfm.objectives.span_corruption import SpanCorruption, parts
+from tfm.objectives.span_corruption import SpanCorruption, random_partition
 
 
 PLAIN = dict(chunk=0, layout='contiguous', recurrence=0)
-V = Numbered.vocab_size
+V = NumberedTokenizer.vocab_size
 
 
-class Begun(Numbered):
+class Begun(NumberedTokenizer):
   """With a token before a text that is not the one behind it."""
 
   bos_id = V - 1
@@ -26,7 +26,7 @@ def joined(row):
     row[field][row[segments] > 0].tolist()
     for field, segments in (('source', 'source_segments'), ('targets', 'segments'))
   )
-  assert source.pop() == target.pop() == Numbered.eos_id
+  assert source.pop() == target.pop() == NumberedTokenizer.eos_id
   spans, text = {}, []
   for token in target:
     if token >= V:
@@ -41,10 +41,10 @@ def joined(row):
 
 
 def test_source_and_target_are_the_text():
-  data, objective, length = tokens(), SpanCorruption(**PLAIN), 40
+  data, objective, length = random_tokens(), SpanCorruption(**PLAIN), 40
   rows, plain = (
     objective.rows(Concat(), data, length, 1, Begun),
-    Concat().rows(data, objective.whole(length), 1),
+    Concat().rows(data, objective.text_length(length), 1),
   )
   sizes = collections.Counter()
   for i in range(50):
@@ -58,7 +58,7 @@ def test_source_and_target_are_the_text():
 
 
 def test_one_pass_covers_the_split():
-  data, objective = tokens(documents=3), SpanCorruption(**PLAIN)
+  data, objective = random_tokens(documents=3), SpanCorruption(**PLAIN)
   texts = [joined(row)[0] for row in objective.rows(Concat(), data, 24, None, Begun) if row['segments'].any()]
   whole = np.concatenate([data.document(d) for d in range(data.documents)])
   # The stream begins with the end of a text, and its last token is a target of Concat's alone.
@@ -69,14 +69,14 @@ def test_one_pass_covers_the_split():
 def test_published_lengths():
   """Raffel et al. 2020, released code: 512 tokens of source are 568 of text, and 114 of target."""
   objective = SpanCorruption(**PLAIN)
-  assert objective.whole(512) == 568 and objective.lengths(568) == (512, 114)
+  assert objective.text_length(512) == 568 and objective.lengths(568) == (512, 114)
 
 
 @pytest.mark.parametrize('total, count', [(5, 1), (5, 5), (6, 3)])
 def test_parts_are_all_ways_alike_likely(total, count):
   draw, seen = np.random.default_rng(0), collections.Counter()
   for _ in range(600):
-    made = parts(total, count, draw.integers(0, 2**63, max(total - 1, 1)).astype(np.uint64))
+    made = random_partition(total, count, draw.integers(0, 2**63, max(total - 1, 1)).astype(np.uint64))
     assert made.sum() == total and made.min() >= 1 and len(made) == count
     seen[tuple(made.tolist())] += 1
   ways = {1: 1, 5: 1, 3: 10}[count]
@@ -89,8 +89,11 @@ def test_parts_are_all_ways_alike_likely(total, count):
   [
     (lambda: SpanCorruption(rate=1.0, **PLAIN), 'rate=1.0 must lie between 0 and 1'),
     (lambda: SpanCorruption(span=0.5, **PLAIN), 'span=0.5 must be 1 or more'),
-    (lambda: SpanCorruption(sentinels=5, **PLAIN).padding(512), 'sentinels=5 do not tell 28 spans apart'),
-    (lambda: SpanCorruption(**PLAIN).padding(2), 'data.length=2 has no room'),
+    (
+      lambda: SpanCorruption(sentinels=5, **PLAIN).padding_row(512),
+      'sentinels=5 are too few for the 28 spans',
+    ),
+    (lambda: SpanCorruption(**PLAIN).padding_row(2), 'data.length=2 has no room'),
   ],
 )
 def test_refusals(call, sentence):

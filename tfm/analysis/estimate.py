@@ -192,7 +192,7 @@ def peak_live_bytes(experiment: Experiment, model: Trunk, rows: int, param_bytes
   return memory.activations(
     functools.partial(training_loss, objective, model),
     params,
-    functools.partial(abstract_batch, objective.padding(experiment.config.data.length)),
+    functools.partial(abstract_batch, objective.padding_row(experiment.config.data.length)),
     rows,
     param_bytes / memory.whole(params),
   )

@@ -114,7 +114,7 @@ def lower_training_step(request: PlanRequest, mesh: Mesh) -> Step:
   boxed, experiment = request.state, request.experiment
   objective, optimizer, rate = experiment.objective, experiment.optimizer, experiment.learning_rate
   where, rows = states.state_shardings(boxed, mesh, rules), sharding.batch_sharding(mesh, rules)
-  batch = estimate.abstract_batch(objective.padding(config.data.length), t.batch_size)
+  batch = estimate.abstract_batch(objective.padding_row(config.data.length), t.batch_size)
   batch = restore_target(batch, jax.tree.map(lambda _: rows, batch))
   state = restore_target(
     nn.unbox(boxed), where

@@ -53,7 +53,7 @@ def temporary_bytes(vocab: int, chunk: int, sizes: dict[str, int] | None) -> int
   ]
 
   def loss(params, features, targets, weights):
-    return objective.predicted(model, params, features, targets, weights, {})[0]
+    return objective.compute_loss(model, params, features, targets, weights, {})[0]
 
   with sharding.context(mesh, rules):
     gradient = jax.jit(jax.grad(loss, argnums=(0, 1)), out_shardings=({'embedding': head}, rows))

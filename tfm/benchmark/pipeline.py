@@ -18,7 +18,7 @@ from tfm.config.assemble import Experiment
 from tfm.config.overlay import assign, complete
 from tfm.config.resolve import resolve_config
 from tfm.config.validate import validate_run
-from tfm.data.packing.protocol import padding
+from tfm.data.packing.protocol import padding_row
 from tfm.parallel import mesh as meshes
 from tfm.parallel import sharding
 from tfm.training import state as states
@@ -60,7 +60,7 @@ def bytes_per_device(config: ConfigDict) -> tuple[int, int]:
     return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)
 
   state = jax.tree.map(with_sharding, nn.unbox(boxed), where)
-  batch = estimate.abstract_batch(padding(config.data.length), config.training.batch_size)
+  batch = estimate.abstract_batch(padding_row(config.data.length), config.training.batch_size)
   batch = jax.tree.map(lambda x: with_sharding(x, split), batch)
   with sharding.context(mesh, rules):
     step = jitted(

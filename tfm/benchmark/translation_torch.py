@@ -166,7 +166,7 @@ def main() -> None:
   model = make_marian(loaded.config, loaded.params, loaded.model.vocab, eos)
 
   def translate_all():
-    tokens = [tokenizer.source(source).tolist() for source in sources]
+    tokens = [tokenizer.source_ids(source).tolist() for source in sources]
     by_length = sorted(range(len(tokens)), key=lambda i: len(tokens[i]))
     texts = [''] * len(tokens)
     for start in range(0, len(by_length), ROWS):

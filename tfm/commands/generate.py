@@ -219,7 +219,7 @@ def sample_texts(
   tokenizer, eos = loaded.tokenizer, loaded.tokenizer.eos_id
   starts = [args.forced or ''] * len(prompts) if is_encoder_decoder else prompts
   tokens = [
-    tokenizer.target(start)
+    tokenizer.target_prompt_ids(start)
     if is_encoder_decoder
     else np.array([tokenizer.bos_id, *tokenizer.encode(start)], np.int32)
     for start in starts
@@ -322,7 +322,7 @@ def continue_texts(
 def read_sources(loaded: load.Run, texts: list[str]) -> list[np.ndarray]:
   """The tokens of sources, end tokens included."""
   tokenizer = loaded.source_tokenizer or loaded.tokenizer
-  return [tokenizer.source(text) for text in texts]
+  return [tokenizer.source_ids(text) for text in texts]
 
 
 def read_prompts(texts: list[str] | None, file: str | None) -> list[str]:

@@ -105,7 +105,7 @@ def batch_constraints(experiment: Experiment) -> Iterator[DivisibilityConstraint
         f'{config.rules.length!r} cannot split into {shards} shards; use another packing'
       ),
     )
-  for field, x in experiment.objective.padding(config.data.length).items():
+  for field, x in experiment.objective.padding_row(config.data.length).items():
     if x.ndim == 1 and x.dtype.kind == 'i':
       yield DivisibilityConstraint(
         len(x),

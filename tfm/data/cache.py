@@ -15,8 +15,9 @@ def directory() -> pathlib.Path:
 def create_once(path: pathlib.Path, write: Callable[[pathlib.Path], None]) -> pathlib.Path:
   """Returns the directory `path`; if it does not exist, `write` fills it first.
 
-  `write` receives a temporary directory next to `path`, which is renamed when it is complete: no reader sees an
-  incomplete directory. If several processes write the same content, the first to finish wins and all read its result.
+  `write` receives a temporary directory next to `path`, which is renamed when it is complete: no reader sees
+  an incomplete directory. If several processes write the same content, the first to finish wins and all read
+  its result.
   """
   if path.exists():
     return path

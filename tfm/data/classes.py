@@ -35,7 +35,8 @@ def class_names(corpus: Corpus, cache_dir: pathlib.Path) -> tuple[str, ...]:
 
 
 def class_ids(corpus: Corpus, split: str, cache_dir: pathlib.Path) -> tuple[np.ndarray, np.ndarray]:
-  """Returns the classes of a split's labels, int32 [N], and the offsets of each document, int64 [documents + 1].
+  """Returns the classes of a split's labels, int32 [N], and the offsets of each document, int64 [documents +
+  1].
 
   Raises:
     ValueError: if the split does not exist, or has a label that the training split does not have.
@@ -51,8 +52,8 @@ def class_ids(corpus: Corpus, split: str, cache_dir: pathlib.Path) -> tuple[np.n
         if label not in id_of:
           known = ', '.join([*id_of][:MAX_NAMES_SHOWN]) + (', …' if len(id_of) > MAX_NAMES_SHOWN else '')
           raise ValueError(
-            f'{corpus.name} {split} has the label {label!r}, which the training split does not have ({known}); '
-            'remove such examples, or move some to the training split'
+            f'{corpus.name} {split} has the label {label!r}, which the training split does not have '
+            f'({known}); remove such examples, or move some to the training split'
           )
         ids.append(id_of[label])
       offsets.append(len(ids))
@@ -74,8 +75,8 @@ def load_labelled_texts(
   name, has_word_labels = f'{corpus.name} {split}', corpus.label_field == 'labels'
   if has_word_labels and not tokenizer.is_lossless:
     raise ValueError(
-      f'{tokenizer.identity} normalizes texts, so the words of {corpus.name}, which have labels, cannot be located '
-      "in its tokens; use 'bytes' or 'sentencepiece(8000)'"
+      f'{tokenizer.identity} normalizes texts, so the words of {corpus.name}, which have labels, cannot be '
+      "located in its tokens; use 'bytes' or 'sentencepiece(8000)'"
     )
   if text.documents == INFINITE:
     labels = corpus.splits[split][corpus.label_field]

@@ -1,7 +1,7 @@
 """A corpus: documents of text, or images, in three splits, identified by the hash of their content.
 
-Documents that are read from files are stored on disk (`document_store`) in splits (`splitting`). Documents that are
-generated from their index are not stored, and there may be infinitely many of them.
+Documents that are read from files are stored on disk (`document_store`) in splits (`splitting`). Documents
+that are generated from their index are not stored, and there may be infinitely many of them.
 """
 
 import dataclasses
@@ -27,10 +27,11 @@ class Corpus:
   Attributes:
     name: the source's spec, for messages.
     hash: hexadecimal hash of the documents and their splits, independent of their order.
-    splits: random access to the field values, by 'train', 'validation' and 'test', and by the name of the field; all
-      fields have the same order.
+    splits: random access to the field values, by 'train', 'validation' and 'test', and by the name of the
+      field; all fields have the same order.
     bytes: the size of each finite split, of its texts in UTF-8.
-    classes: the class names, in order, if the source defines them; otherwise the labels of the training split are all.
+    classes: the class names, in order, if the source defines them; otherwise the labels of the training
+      split are all.
   """
 
   name: str
@@ -71,11 +72,11 @@ def prepare_corpus(
 
   Args:
     name: the source's spec, for messages.
-    read: yields (split, *fields) of every document; it is called several times. The split is one of `fixed`, or None
-      for a document that is assigned by its hash.
+    read: yields (split, *fields) of every document; it is called several times. The split is one of
+      `fixed`, or None for a document that is assigned by its hash.
     cache_dir: where to store the corpus.
-    fixed: the splits that the source defines itself: all three, or some without train, out of which the others are
-      carved.
+    fixed: the splits that the source defines itself: all three, or some without train, out of which the
+      others are carved.
     fields: the names of a document's fields.
 
   Raises:

@@ -19,8 +19,8 @@ class DeviceBatch:
 
   Attributes:
     batch: arrays [B, …] on the devices, by name.
-    state: the iterator's state after this batch; saved with the step that used the batch, so that a resume continues
-      with the next one.
+    state: the iterator's state after this batch; saved with the step that used the batch, so that a resume
+      continues with the next one.
     host: this process's rows.
     first_row: the index of the first of them in the batch.
     whole: whether they are all rows of the batch.
@@ -39,7 +39,9 @@ class DeviceBatch:
 
   @functools.cached_property
   def hashes(self) -> tuple[str, ...]:
-    """The hash of the whole batch, for each run that reads it; if it is distributed, all processes must call this."""
+    """The hash of the whole batch, for each run that reads it; if it is distributed, all processes must call
+    this.
+    """
     if self.whole:
       return (self.hash,)
     parts = {
@@ -72,8 +74,8 @@ def prefetch(
     # A batch of shorter rows has more of them, by the same factor.
     if rows % (batch_size // count):
       raise ValueError(
-        f'the iterator reads {rows} rows, but each of process_count={count} parts of batch_size={batch_size} has '
-        f'{batch_size // count}; build the iterator with these numbers'
+        f'the iterator reads {rows} rows, but each of process_count={count} parts of batch_size={batch_size} '
+        f'has {batch_size // count}; build the iterator with these numbers'
       )
     batch = {
       name: jax.make_array_from_process_local_data(sharding, value, (rows * count, *value.shape[1:]))
@@ -99,8 +101,8 @@ def prefetch(
 def process_rows(sharding: jax.sharding.Sharding, batch_size: int) -> tuple[int, int]:
   """Returns (process_index, process_count) of the rows that a sharding of [B, T] assigns to this process.
 
-  If several processes hold the same rows (tensor parallelism over hosts), the count is the number of different parts,
-  and those processes read the same part.
+  If several processes hold the same rows (tensor parallelism over hosts), the count is the number of
+  different parts, and those processes read the same part.
 
   Raises:
     ValueError: if the process's rows are not one of several equal parts of the batch.

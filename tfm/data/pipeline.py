@@ -1,8 +1,8 @@
 """From a source to batches: documents are prepared once, then Grain reads batches by their index.
 
-Batch k of a stream has rows k B … k B + B - 1, and process p of n reads rows p B / n to (p + 1) B / n of every batch.
-So the sequence of batches does not depend on the number of processes, and the state of an iterator, the same in all of
-them, is the index of its next batch.
+Batch k of a stream has rows k B … k B + B - 1, and process p of n reads rows p B / n to (p + 1) B / n of
+every batch. So the sequence of batches does not depend on the number of processes, and the state of an
+iterator, the same in all of them, is the index of its next batch.
 """
 
 import dataclasses
@@ -59,8 +59,9 @@ class TextData:
   def tokens(
     self, split: str
   ) -> token_arrays.Tokens | token_arrays.Pairs | token_arrays.LabelledTexts | token_arrays.AnsweredTexts:
-    """Returns the tokens of 'train', 'validation' or 'test', encoded on first use, with labels or answers if the
-    documents have them."""
+    """Returns the tokens of 'train', 'validation' or 'test', encoded on first use, with labels or answers if
+    the documents have them.
+    """
 
     def tokenize_field(field):
       tokenizer = self.source_tokenizer if field == 'source' and self.source_tokenizer else self.tokenizer
@@ -73,8 +74,8 @@ class TextData:
     if ANSWERS in self.corpus.fields:
       if not self.tokenizer.is_lossless:
         raise ValueError(
-          f'{self.tokenizer.identity} normalizes texts, so the answers of {self.corpus.name} cannot be located in its '
-          "tokens; use 'bytes' or 'words'"
+          f'{self.tokenizer.identity} normalizes texts, so the answers of {self.corpus.name} cannot be '
+          "located in its tokens; use 'bytes' or 'words'"
         )
       answers = self.corpus.splits[split][ANSWERS]
       return token_arrays.AnsweredTexts(name, tokens['text'], answers, self.tokenizer.token_bytes)
@@ -137,8 +138,8 @@ def open_text(
   A tokenizer is trained on all text fields; with a source tokenizer, each is trained on its own field.
 
   Raises:
-    ValueError: for a source that cannot be found, read, decoded or split, and for a tokenizer that does not fit the
-      text; the message names it.
+    ValueError: for a source that cannot be found, read, decoded or split, and for a tokenizer that does not
+      fit the text; the message names it.
   """
   cache_dir = cache.directory() if cache_dir is None else pathlib.Path(cache_dir)
   corpus = source.prepare(cache_dir)
@@ -155,7 +156,8 @@ def open_text(
 def train_tokenizer(
   tokenizer: tokenizers.Tokenizer, corpus: Corpus, fields: tuple[str, ...], cache_dir: pathlib.Path
 ) -> tokenizers.Tokenizer:
-  """Returns the tokenizer trained on some fields of the training split, or of the first documents of an infinite one.
+  """Returns the tokenizer trained on some fields of the training split, or of the first documents of an
+  infinite one.
 
   The result is stored, so that a tokenizer is trained once.
   """
@@ -242,8 +244,9 @@ def train_iterator(
     buffer: the number of batches to prefetch.
 
   Returns:
-    An iterator over dicts of int32 [B / process_count, T]. `get_state()` returns a small JSON object, the same in every
-    process, with which `set_state` resumes on any number of processes; `close()` stops its threads.
+    An iterator over dicts of int32 [B / process_count, T]. `get_state()` returns a small JSON object, the
+    same in every process, with which `set_state` resumes on any number of processes; `close()` stops its
+    threads.
 
   Raises:
     ValueError: if the batch size is not divisible by the number of processes.
@@ -266,8 +269,8 @@ def evaluation_batches(
   The last batch is filled with rows of padding, so every token counts once.
 
   Args:
-    limit: if not 0, the maximum number of batches, evenly spread over the split: its beginning may be one long document
-      and so not representative.
+    limit: if not 0, the maximum number of batches, evenly spread over the split: its beginning may be one
+      long document and so not representative.
   """
   batches = _batches(rows, batch_size, process_index, process_count)
   if limit and limit < len(batches):
@@ -288,8 +291,8 @@ def _iterate(batches: grain.MapDataset, threads: int, buffer: int) -> grain.Data
 def batch_hash(batch: Mapping[str, np.ndarray], first_row: int = 0) -> str:
   """Returns the hash of a batch, or of one process's rows of it, as 16 hexadecimal digits.
 
-  It is the sum over rows, modulo 2**64, of the hash of the row and its index in the global batch. So the hashes of the
-  processes' rows add up (`add_hashes`) to the hash of the batch.
+  It is the sum over rows, modulo 2**64, of the hash of the row and its index in the global batch. So the
+  hashes of the processes' rows add up (`add_hashes`) to the hash of the batch.
 
   Args:
     batch: arrays [rows, …] by name.

@@ -14,8 +14,9 @@ from tfm.data.tokenizers.protocol import Tokenizer
 class ExtendedTokenizer(Tokenizer):
   """`tokenizer`, and after its vocabulary one token for each of `names`, such as '<mask>'.
 
-  A name in a text becomes its token, so this tokenizer is for text that a user writes or reads; a corpus is not
-  encoded with it. If the tokenizer joins words with the space before them, the space before a name belongs to its token.
+  A name in a text becomes its token, so this tokenizer is for text that a user writes or reads; a corpus is
+  not encoded with it. If the tokenizer joins words with the space before them, the space before a name
+  belongs to its token.
   """
 
   tokenizer: Tokenizer

@@ -1,8 +1,9 @@
 """How documents are assigned to the train, validation and test splits.
 
-The hash of a document's first field decides its split: it does not change when files are renamed, reordered or added,
-and equal documents are never in two splits. Where there are too few documents for that (a single book), they are
-divided into pieces after blank lines, and the pieces are distributed by size in the order of their hashes.
+The hash of a document's first field decides its split: it does not change when files are renamed, reordered
+or added, and equal documents are never in two splits. Where there are too few documents for that (a single
+book), they are divided into pieces after blank lines, and the pieces are distributed by size in the order of
+their hashes.
 """
 
 import collections
@@ -36,7 +37,8 @@ def split_paths(spec: str, pattern: str, names: Sequence[str]) -> dict[str, str]
   """
   if not 1 <= len(names) <= len(SPLITS) or not all(isinstance(name, str) for name in names):
     raise ValueError(
-      f'{spec}: splits={names!r} must name the training split, and optionally the validation and the test split'
+      f'{spec}: splits={names!r} must name the training split, and optionally the validation and the '
+      'test split'
     )
   by_split = dict(zip(SPLITS, names)) if '{split}' in pattern else {'train': ''}
   return {split: pattern.replace('{split}', name) for split, name in by_split.items()}
@@ -52,7 +54,9 @@ def fixed_splits(available: Iterable[str]) -> list[str]:
 
 
 def split_by_hash(carved: Sequence[str]) -> Rule:
-  """Returns the rule that assigns documents without a split to one of `carved` by the hash of their first field."""
+  """Returns the rule that assigns documents without a split to one of `carved` by the hash of their first
+  field.
+  """
 
   def assign(first: Field) -> str:
     fraction = int.from_bytes(digest(first)[:8], 'big') / 2**64
@@ -121,8 +125,8 @@ def is_balanced(survey: Survey, carved: Sequence[str]) -> bool:
 def split_text(text: str, size: int) -> Iterator[str]:
   """Divides a text after the first blank line, otherwise the first line end, that follows `size` characters.
 
-  No piece is longer than twice the size: a longer line is divided anywhere. The pieces joined are the text; an empty
-  text is one empty piece.
+  No piece is longer than twice the size: a longer line is divided anywhere. The pieces joined are the text;
+    an empty text is one empty piece.
   """
   piece, length = [], 0
   for match in re.finditer(r'[^\n]*\n|[^\n]+', text):
@@ -145,8 +149,8 @@ def split_text(text: str, size: int) -> Iterator[str]:
 def _warn_few_documents(name: str, documents: int, pieces: int, size: int) -> None:
   """Warns once, however often the corpus is opened."""
   _log.warning(
-    '%s has too few documents to be split by their hashes: %d documents are divided into %d pieces of about %d '
-    'bytes, each of which becomes a document',
+    '%s has too few documents to be split by their hashes: %d documents are divided into %d pieces of about '
+    '%d bytes, each of which becomes a document',
     name,
     documents,
     pieces,

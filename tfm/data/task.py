@@ -21,15 +21,15 @@ MAX_DRAWS = 10_000  # for a document of a given split
 class Task(protocol.Source):
   """Texts whose answers are known. A document is a function of (seed, split, index) alone.
 
-  No text of the training split is in the validation or the test split, and these two are disjoint: the hash of a text
-  decides its split, and examples are drawn until one belongs to the split.
+  No text of the training split is in the validation or the test split, and these two are disjoint: the hash
+    of a text decides its split, and examples are drawn until one belongs to the split.
 
   Attributes:
     examples: the number of training examples; None: infinite.
     held_out: the number of validation examples, and of test examples.
     seed: of the random examples.
-    assigns_by_hash: whether the hash of a text decides its split; unnecessary where so many texts are possible that
-      two draws are never equal.
+    assigns_by_hash: whether the hash of a text decides its split; unnecessary where so many texts are
+      possible that two draws are never equal.
     classes: the class names, if examples have labels.
   """
 
@@ -77,8 +77,8 @@ class Task(protocol.Source):
 
 @dataclasses.dataclass(frozen=True)
 class LengthTask(Task):
-  """A task whose examples have a length: 1 … `length` in training and validation, `length` + 1 … `longer` in the test
-  split, uniformly distributed where enough texts of each length exist.
+  """A task whose examples have a length: 1 … `length` in training and validation, `length` + 1 … `longer` in
+  the test split, uniformly distributed where enough texts of each length exist.
 
   Attributes:
     longer: the greatest length of the test split; None: as training.
@@ -93,7 +93,8 @@ class LengthTask(Task):
       raise ValueError(f'length={self.length} must be at least 1')
     if self.longer is not None and self.longer <= self.length:
       raise ValueError(
-        f'longer={self.longer} must be greater than length={self.length}, or None for a test split like training'
+        f'longer={self.longer} must be greater than length={self.length}, or None for a test split '
+        'like training'
       )
 
   def max_length(self, is_test: bool) -> int:

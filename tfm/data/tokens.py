@@ -147,9 +147,9 @@ class LabelledTexts:
 
   Attributes:
     text: the tokens.
-    classes: int32 [documents], the class of each text; or, with word labels, int32 [N], aligned with `text.ids`: the
-      class of a word at its first token, and -1 at other tokens; or, for infinitely many documents, what computes
-      these when they are read.
+    classes: int32 [documents], the class of each text; or, with word labels, int32 [N], aligned with
+      `text.ids`: the class of a word at its first token, and -1 at other tokens; or, for infinitely many
+      documents, what computes these when they are read.
     names: the class names, in the order of their numbers.
     has_word_labels: whether words have classes, not texts.
   """
@@ -203,7 +203,8 @@ class WordLabels:
 
 
 def align_word_labels(text: str, classes: Sequence[int], sizes: np.ndarray, name: str) -> np.ndarray:
-  """Returns the class of each word at the token with the word's first byte, and -1 at other tokens: int32 [T].
+  """Returns the class of each word at the token with the word's first byte, and -1 at other tokens: int32
+  [T].
 
   Args:
     sizes: [T], the bytes of each token of the text.
@@ -214,8 +215,8 @@ def align_word_labels(text: str, classes: Sequence[int], sizes: np.ndarray, name
   word_sizes = np.array([len(word.encode()) + 1 for word in text.split(' ')])
   if len(word_sizes) != len(classes):
     raise ValueError(
-      f'{name} has {len(word_sizes)} words and {len(classes)} labels; give each word one label, and separate words '
-      'by one space'
+      f'{name} has {len(word_sizes)} words and {len(classes)} labels; give each word one label, and separate '
+      'words by one space'
     )
   aligned = np.full(len(sizes), -1, np.int32)
   aligned[np.searchsorted(np.cumsum(sizes), np.cumsum(word_sizes) - word_sizes, side='right')] = classes
@@ -227,8 +228,8 @@ class AnsweredTexts:
   """The tokens of a split's texts, and which of their bytes are answers.
 
   Attributes:
-    answers: for each text, byte ranges `first:last` in UTF-8, separated by spaces; the end of the text counts as one
-      more byte.
+    answers: for each text, byte ranges `first:last` in UTF-8, separated by spaces; the end of the text
+      counts as one more byte.
     token_bytes: [V], the bytes of each token.
   """
 
@@ -257,7 +258,8 @@ class AnsweredTexts:
     return self.text.bos_id
 
   def answer_mask(self, index: int, tokens: np.ndarray) -> np.ndarray:
-    """Returns 1 for each token of a document, its end included, that has a byte of an answer, and 0 for others.
+    """Returns 1 for each token of a document, its end included, that has a byte of an answer, and 0 for
+    others.
 
     Raises:
       ValueError: for an answer outside of the text.
@@ -336,7 +338,7 @@ def encode_field(text: str, tokenizer: Tokenizer, name: str, field: str) -> np.n
   ids = (tokenizer.encode_source if field == 'source' else tokenizer.encode)(text)
   if tokenizer.is_lossless and (size := int(tokenizer.token_bytes[ids].sum())) != len(text.encode()):
     raise ValueError(
-      f'{tokenizer.identity} encodes {len(text.encode())} bytes of {name} as {size} bytes; its pieces must join to '
-      'the text'
+      f'{tokenizer.identity} encodes {len(text.encode())} bytes of {name} as {size} bytes; its pieces must '
+      'join to the text'
     )
   return ids

@@ -48,7 +48,7 @@ def translate(  # more than six parameters: a model, texts and the options of on
   """
   reader = source_tokenizer or tokenizer
   sources = [reader.source(text) for text in texts]
-  prompt = tokenizer.target(forced)
+  prompt = tokenizer.target_prompt_ids(forced)
   room = max(
     1,
     min(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tfm.data.corpus import INFINITE
+from tfm.data.documents import INFINITE
 from tfm.data.packing import protocol
 from tfm.data.packing.concat import Concat
 from tfm.data.tokens import InfiniteDocuments, Tokens
@@ -112,7 +112,7 @@ class Windows(protocol.Rows):
       raise IndexError(index)
     first, stop = self._blocks[index].tolist()
     start = max(0, first + self.stride - self.length)
-    row, n = protocol.padding(self.length, (*protocol.FIELDS, 'counted')), stop - start
+    row, n = protocol.padding_row(self.length, (*protocol.FIELDS, 'counted')), stop - start
     row['inputs'][:n], row['targets'][:n] = self._targets.read(start, stop)
     row['positions'][:n], row['segments'][:n] = np.arange(n), 1
     row['counted'][first - start : n] = 1

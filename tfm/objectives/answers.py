@@ -11,7 +11,8 @@ from tfm.objectives.protocol import Objective
 
 @dataclasses.dataclass(frozen=True)
 class Answers(CausalLM):
-  """Σ over the tokens of answers of -log p(token | previous tokens) (Arora et al. 2023, §4: the loss of recall tasks).
+  """Σ over the tokens of answers of -log p(token | previous tokens) (Arora et al. 2023, §4: the loss of
+  recall tasks).
 
   The model reads the whole text; the loss is computed on answer tokens only.
   """
@@ -38,8 +39,9 @@ class Answers(CausalLM):
     return total, sums | dict(hits=((shard.argmax(logits) == targets) * weights).sum(1))
 
   def summarize(self, total, size):
-    """Also `exact`, the fraction of texts in which every answer token had the highest probability: greedy decoding would
-    generate their answers."""
+    """Also `exact`, the fraction of texts in which every answer token had the highest probability: greedy
+    decoding would generate their answers.
+    """
     texts = max(total['texts'], 1)
     rest = {name: value for name, value in total.items() if name not in ('exact', 'texts')}
     return Objective.summarize(self, rest, size) | dict(exact=total['exact'] / texts)

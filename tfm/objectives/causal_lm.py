@@ -38,7 +38,9 @@ class CausalLM(Prediction):
   def recurrent_features(
     self, model: nn.Module, params: PyTree, tokens: Int[Array, 'B T'], context: Context, key: Array
   ) -> tuple[Float[Array, 'B T D'], PyTree]:
-    """Returns the same, computed segment by segment of `recurrence` tokens; no gradient flows through the caches."""
+    """Returns the same, computed segment by segment of `recurrence` tokens; no gradient flows through the
+    caches.
+    """
     rows, length = tokens.shape
     segments = length // self.recurrence
 
@@ -62,5 +64,7 @@ class CausalLM(Prediction):
   def prefix_and_weights(
     self, batch: Mapping[str, Array], key: Array | None
   ) -> tuple[Int[Array, 'B T'] | None, Float[Array, 'B T']]:
-    """Returns the prefix length of each token's document, or None without prefixes, and the weight of each target."""
+    """Returns the prefix length of each token's document, or None without prefixes, and the weight of each
+    target.
+    """
     return None, (batch['segments'] > 0).astype(jnp.float32)

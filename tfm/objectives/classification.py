@@ -19,9 +19,10 @@ class Classification(Objective):
 
   Attributes:
     classes: the number of classes; those of the data are numbered in the order of their names.
-    words: whether each word of a text has a class, predicted at its first token (Devlin et al. 2019, §5.3), instead of
-      the text.
-    label_smoothing: ε, the probability that is distributed uniformly over the classes (Szegedy et al. 2016, §7).
+    words: whether each word of a text has a class, predicted at its first token (Devlin et al. 2019, §5.3),
+      instead of the text.
+    label_smoothing: ε, the probability that is distributed uniformly over the classes (Szegedy et al. 2016,
+      §7).
     shape: H, W, Q of the images, from the source; () for texts.
 
   Raises:
@@ -74,8 +75,9 @@ class Classification(Objective):
     return row | dict(classes=np.full(length, -1, np.int32) if self.words else np.int32(-1))
 
   def summarize(self, total, size):
-    """Returns `loss` in nats, `accuracy`, `f1`, the mean over classes of 2 · hits / (predicted + true), and `tokens`, the
-    number of classified items."""
+    """Returns `loss` in nats, `accuracy`, `f1`, the mean over classes of 2 · hits / (predicted + true), and
+    `tokens`, the number of classified items.
+    """
     del size
     count = max(total['tokens'], 1)
     table = total['table']  # true class × predicted class

@@ -24,18 +24,19 @@ SELECTION, ACTION, REPLACEMENT = 0, 1, 2  # the purposes of random bits
 class MaskedLM(Prediction):
   """Σ over selected tokens of -log p(token | the row with these masked) (Devlin et al. 2019, §3.1, Task 1).
 
-  A fraction `rate` of the tokens of a row is selected. A selected token is replaced by `<mask>`, or by a random token of
-  the vocabulary, or remains. The selection depends on the seed and the row's place in training, so a text is masked
-  differently in every epoch (Liu et al. 2019, RoBERTa, §4.1: dynamic masking); in evaluation it is always the same. Ends
-  of documents are not selected.
+  A fraction `rate` of the tokens of a row is selected. A selected token is replaced by `<mask>`, or by a
+  random token of the vocabulary, or remains. The selection depends on the seed and the row's place in
+  training, so a text is masked differently in every epoch (Liu et al. 2019, RoBERTa, §4.1: dynamic masking);
+  in evaluation it is always the same. Ends of documents are not selected.
 
   Attributes:
     rate: the fraction of the tokens that are selected.
     masked, replaced: the fractions of these that become `<mask>`, and a random token.
-    whole_word: whether words are selected with all their tokens (Devlin et al., released code of May 2019; Cui et al.
-      2021). A word begins at white space; a word with more tokens than remain to be selected is skipped.
-    next_sentence: whether to predict, too, if the second text of a row follows the first (§3.1, Task 2): the mean over
-      rows of -log p is added to the mean over tokens. It requires packing='sentence_pairs'.
+    whole_word: whether words are selected with all their tokens (Devlin et al., released code of May 2019;
+      Cui et al. 2021). A word begins at white space; a word with more tokens than remain to be selected is
+      skipped.
+    next_sentence: whether to predict, too, if the second text of a row follows the first (§3.1, Task 2):
+      the mean over rows of -log p is added to the mean over tokens. It requires packing='sentence_pairs'.
 
   Raises:
     ValueError: for fractions outside of their ranges.
@@ -96,7 +97,9 @@ class MaskedLM(Prediction):
     )
 
   def mask_tokens(self, tokenizer, seed: int, row: protocol.Row, index: int) -> protocol.Row:
-    """Returns the row with masked tokens; `places` are the places of the first `targets`, those with `counted` = 1."""
+    """Returns the row with masked tokens; `places` are the places of the first `targets`, those with
+    `counted` = 1.
+    """
     inputs, length = row['inputs'], len(row['inputs'])
     eligible = np.flatnonzero((row['segments'] > 0) & (inputs != tokenizer.eos_id))
     units = self.words(tokenizer, row, eligible) if self.whole_word else [[i] for i in eligible.tolist()]

@@ -13,8 +13,9 @@ class PrefixLM(CausalLM):
   """Σ over the tokens after a document's prefix of -log p(target | prefix, previous tokens)
   (Raffel et al. 2020, §3.2.1; Tay et al. 2022, UL2, "S-denoising").
 
-  The length of the prefix is uniformly random in 0 … n-1 for a document of n tokens; in evaluation it is ⌊n/2⌋, so that
-  two evaluations agree. Masks such as `prefix` receive it; the tokens of the prefix are not targets.
+  The length of the prefix is uniformly random in 0 … n-1 for a document of n tokens; in evaluation it is
+  ⌊n/2⌋, so that two evaluations agree. Masks such as `prefix` receive it; the tokens of the prefix are not
+  targets.
   """
 
   mask_fields = frozenset({'prefix'})

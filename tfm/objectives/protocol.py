@@ -31,8 +31,8 @@ class Objective(abc.ABC):
   Attributes:
     chunk: the number of tokens whose logits are computed at once; 0 for all.
     layout: what the packing guarantees for positions, one of `tfm.masks.protocol.LAYOUTS`.
-    recurrence: the length of the segments in which training reads a row, each with the cached states of the previous
-      ones, without their gradient; 0: the whole row.
+    recurrence: the length of the segments in which training reads a row, each with the cached states of the
+      previous ones, without their gradient; 0: the whole row.
     document_kinds: the fields that its documents may have: ('text',), ('source', 'target'), ….
     architectures: the models that it trains.
     supported_layouts: the layouts that its packing may have.
@@ -52,12 +52,14 @@ class Objective(abc.ABC):
 
   @property
   def special_tokens(self) -> tuple[str, ...]:
-    """The names of the special tokens that it needs in addition to the tokenizer's, as they appear in a text."""
+    """The names, as in texts, of the special tokens that it needs in addition to the tokenizer's."""
     return ()
 
   @property
   def classifier_heads(self) -> tuple[tuple[str, int, str], ...]:
-    """(name, classes, pooling or '' for config.model.pooling) of its classifiers, in addition to the vocabulary."""
+    """(name, classes, pooling or '' for config.model.pooling) of its classifiers, in addition to the
+    vocabulary.
+    """
     return ()
 
   @property
@@ -67,7 +69,9 @@ class Objective(abc.ABC):
 
   @property
   def required_fields(self) -> frozenset[str]:
-    """The row fields that it reads in addition to those that all rows have; the packing must have exactly these."""
+    """The row fields that it reads in addition to those that all rows have; the packing must have exactly
+    these.
+    """
     return frozenset()
 
   @property
@@ -78,8 +82,8 @@ class Objective(abc.ABC):
   def rows(
     self, packing: Packing, tokens: Documents, length: int, seed: int | None, tokenizer: Tokenizer
   ) -> Rows:
-    """Returns the rows of a packing in the form that the objective reads: those of training, or, if the seed is None,
-    those of one evaluation pass, which is always the same.
+    """Returns the rows of a packing in the form that the objective reads: those of training, or, if the seed
+    is None, those of one evaluation pass, which is always the same.
 
     Raises:
       ValueError: as `Packing.rows`.
@@ -91,10 +95,11 @@ class Objective(abc.ABC):
     """Returns a row that does not count, in the shape of all rows of `length` tokens."""
 
   def summarize(self, total: Mapping[str, np.ndarray], size: int) -> dict[str, float]:
-    """Returns the metrics of a split, by name, from its sums and the bytes of the targets: all sums per token.
+    """Returns the metrics of a split, by name, from its sums and the bytes of the targets: all sums per
+    token.
 
-    `loss` in nats; `perplexity`, its exponential; `accuracy`, the fraction of tokens that had the highest probability;
-    and `tokens`, the number that counted.
+    `loss` in nats; `perplexity`, its exponential; `accuracy`, the fraction of tokens that had the highest
+    probability; and `tokens`, the number that counted.
     """
     tokens = max(total['tokens'], 1)
     means = {name: value / tokens for name, value in total.items() if name != 'tokens'}
@@ -110,15 +115,17 @@ class Objective(abc.ABC):
       key: the randomness of dropout; None evaluates, without dropout.
 
     Returns:
-      The sum to minimize, and sums to divide by `tokens`, itself among them: `loss` (nats, without smoothing or
-      penalties), `accuracy` (correct tokens). In training also what layers report: their losses, which are minimized,
-      too, as `auxiliary`, and their metrics, as means over the layers.
+      The sum to minimize, and sums to divide by `tokens`, itself among them: `loss` (nats, without smoothing
+      or penalties), `accuracy` (correct tokens). In training also what layers report: their losses, which are
+      minimized, too, as `auxiliary`, and their metrics, as means over the layers.
     """
 
   def apply_model(
     self, model: nn.Module, params: PyTree, key: Array | None, method: str | Callable, *args: Any
   ) -> tuple[Any, PyTree]:
-    """Returns the result of a method of the model, with dropout by `key`, and the collections of layer reports."""
+    """Returns the result of a method of the model, with dropout by `key`, and the collections of layer
+    reports.
+    """
     return model.apply(
       {'params': params},
       *args,
@@ -133,7 +140,8 @@ class Prediction(Objective):
   """Cross-entropy of tokens, for language models of every architecture.
 
   Attributes:
-    label_smoothing: ε, the probability that is distributed uniformly over the vocabulary (Szegedy et al. 2016, §7).
+    label_smoothing: ε, the probability that is distributed uniformly over the vocabulary (Szegedy et al.
+      2016, §7).
     z_loss: the weight of log²Z, which keeps the normalizer near one (Chowdhery et al. 2022, §5).
 
   Raises:
@@ -153,8 +161,9 @@ class Prediction(Objective):
     return padding_row(length)
 
   def summarize(self, total, size):
-    """Also `bits_per_byte`, the total loss in bits divided by the number of predicted bytes, if that is known (the end of
-    a document costs bits and has no bytes)."""
+    """Also `bits_per_byte`, the total loss in bits divided by the number of predicted bytes, if that is known
+    (the end of a document costs bits and has no bytes).
+    """
     bits = total['loss'] / math.log(2)
     return super().summarize(total, size) | (dict(bits_per_byte=bits / size) if size else {})
 
@@ -169,8 +178,8 @@ class Prediction(Objective):
   ) -> tuple[Float[Array, ''], Sums]:
     """Returns the loss of `targets` under the logits of `features`, and sums for the metrics.
 
-    The logits are computed for `chunk` tokens at a time, and on a mesh by each device for its own rows and shard of the
-    vocabulary.
+    The logits are computed for `chunk` tokens at a time, and on a mesh by each device for its own rows and
+    shard of the vocabulary.
     """
     head, rows = model.head(params), (features, targets, weights)
     sharding = LossSharding.of(*targets.shape, model.rows, head, model.head_axes(head, features))
@@ -198,8 +207,9 @@ class Prediction(Objective):
     weights: Float[Array, 'B T'],
     shard: VocabShard,
   ) -> tuple[Float[Array, ''], Sums]:
-    """Returns the loss and the metrics of some of the tokens of each row, as sums over these. A metric is one number, or
-    one per row."""
+    """Returns the loss and the metrics of some of the tokens of each row, as sums over these. A metric is one
+    number, or one per row.
+    """
     return cross_entropy.sum_cross_entropy(logits, targets, weights, self.label_smoothing, self.z_loss, shard)
 
 
@@ -208,8 +218,8 @@ def add_reports(
 ) -> tuple[Float[Array, ''], Sums]:
   """Adds the collections `REPORTS` of layers to an objective's loss and sums, each number times `tokens`.
 
-  So the losses of microbatches are averaged with their numbers of tokens as weights. A loss that is not a mean over
-  tokens, such as a load-balancing loss, is then only approximately that of the whole batch.
+  So the losses of microbatches are averaged with their numbers of tokens as weights. A loss that is not a
+  mean over tokens, such as a load-balancing loss, is then only approximately that of the whole batch.
   """
   values_of = {}
   for path, values in jax.tree.leaves_with_path(reports.get('metrics', {})):

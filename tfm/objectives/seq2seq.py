@@ -13,8 +13,8 @@ from tfm.objectives.protocol import Prediction
 class Seq2Seq(Prediction):
   """Σ over target tokens of -log p(target | source, previous targets) (Sutskever et al. 2014, §2).
 
-  Teacher forcing: the decoder reads the target, shifted right by one, after the tokenizer's `bos_id`, which is `eos_id`
-  for all but published tokenizers.
+  Teacher forcing: the decoder reads the target, shifted right by one, after the tokenizer's `bos_id`, which
+    is `eos_id` for all but published tokenizers.
   """
 
   document_kinds = (('source', 'target'),)

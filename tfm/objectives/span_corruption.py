@@ -15,16 +15,17 @@ NOISE, REMAINDER = 0, 1  # the purposes of random bits
 
 @dataclasses.dataclass(frozen=True)
 class SpanCorruption(Seq2Seq):
-  """Σ over the tokens of a target that contains the spans removed from its source (Raffel et al. 2020, §3.1.4, §3.3.4).
+  """Σ over the tokens of a target that contains the spans removed from its source (Raffel et al. 2020,
+  §3.1.4, §3.3.4).
 
     text    Thank you for inviting me to your party last week
     source  Thank you <extra_id_0> me to your party <extra_id_1> week
     target  <extra_id_0> for inviting <extra_id_1> last
 
-  Of n tokens round(rate · n) are removed, in round(that / span) spans. The removed and the remaining tokens are each
-  divided into this number of parts, uniformly at random, and a remaining part comes first. A sentinel replaces each
-  span. The text of a row is the longest that fits: its source has at most data.length tokens with the end of the text,
-  which determines the length of its target.
+  Of n tokens round(rate · n) are removed, in round(that / span) spans. The removed and the remaining tokens
+  are each divided into this number of parts, uniformly at random, and a remaining part comes first. A
+  sentinel replaces each span. The text of a row is the longest that fits: its source has at most data.length
+  tokens with the end of the text, which determines the length of its target.
 
   Attributes:
     rate: the fraction of the tokens that are removed.
@@ -60,8 +61,9 @@ class SpanCorruption(Seq2Seq):
     return tuple(f'<extra_id_{i}>' for i in range(self.sentinels))
 
   def counts(self, tokens: int) -> tuple[int, int]:
-    """Returns how many of a number of tokens are removed, and in how many spans; of two or more tokens, at least one is
-    removed and one remains."""
+    """Returns how many of a number of tokens are removed, and in how many spans; of two or more tokens, at
+    least one is removed and one remains.
+    """
     noise = min(max(round(self.rate * tokens), 1), tokens - 1)
     return noise, min(max(round(noise / self.span), 1), noise, tokens - noise)
 
@@ -84,8 +86,8 @@ class SpanCorruption(Seq2Seq):
     spans = self.counts(tokens)[1]
     if spans > self.sentinels:
       raise ValueError(
-        f'sentinels={self.sentinels} are too few for the {spans} spans of a source of data.length={length} tokens; '
-        f'use at least {spans}'
+        f'sentinels={self.sentinels} are too few for the {spans} spans of a source of data.length={length} '
+        f'tokens; use at least {spans}'
       )
     return tokens
 
@@ -130,6 +132,8 @@ class SpanCorruption(Seq2Seq):
 
 
 def random_partition(total: int, count: int, bits: np.ndarray) -> np.ndarray:
-  """Divides `total` into `count` parts of at least 1, uniformly at random: at the places of the smallest bits."""
+  """Divides `total` into `count` parts of at least 1, uniformly at random: at the places of the smallest
+  bits.
+  """
   ends = np.sort(np.argsort(bits[: total - 1], kind='stable')[: count - 1]) + 1
   return np.diff(np.concatenate([[0], ends, [total]]))

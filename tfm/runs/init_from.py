@@ -16,7 +16,7 @@ from tfm.config.assemble import Experiment
 from tfm.config.difference import list_differences
 from tfm.config.overlay import complete
 from tfm.config.resolve import resolve_config
-from tfm.data.special import lacking
+from tfm.data.special_tokens import missing_tokens
 from tfm.data.tokenizers.protocol import Tokenizer
 from tfm.data.tokenizers.protocol import load as load_tokenizer
 from tfm.errors import require
@@ -232,5 +232,5 @@ def build_model(
   vocab, source_vocab = (one.vocab_size if one else 0 for one in (tokenizer, source_tokenizer))
   names = experiment.objective.special_tokens
   return experiment.build_model(
-    vocab - len(names) + len(lacking(tokenizer, names)), source_vocab=source_vocab
+    vocab - len(names) + len(missing_tokens(tokenizer, names)), source_vocab=source_vocab
   )

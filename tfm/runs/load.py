@@ -16,9 +16,9 @@ from tfm.config.overlay import complete
 from tfm.config.resolve import resolve_config
 from tfm.config.schema import parts
 from tfm.data import cache, device, pipeline
-from tfm.data.corpus import INFINITE
+from tfm.data.documents import INFINITE
 from tfm.data.pipeline import ImageData, TextData
-from tfm.data.special import extended, plain
+from tfm.data.special_tokens import extend_tokenizer, base_tokenizer
 from tfm.data.tokenizers.protocol import Tokenizer
 from tfm.decoding.translate import Translation, translate
 from tfm.decoding.unroll import unroll_layers
@@ -97,7 +97,7 @@ def load(workdir: str, step: str = 'last', average: int | None = None) -> Run:
     config=config,
     model=model,
     params=params,
-    tokenizer=extended(tokenizer, experiment.objective.special_tokens),
+    tokenizer=extend_tokenizer(tokenizer, experiment.objective.special_tokens),
     mesh=mesh,
     rules=experiment.rules,
     step=number,
@@ -180,7 +180,7 @@ def open_evaluation_data(run: Run) -> TextData | ImageData:
 def open_data(run: Run) -> TextData | ImageData:
   """Opens the data of a run's config with the run's tokenizers."""
   return pipeline.open_data(
-    run.experiment.source, plain(run.tokenizer), cache.directory(), run.source_tokenizer
+    run.experiment.source, base_tokenizer(run.tokenizer), cache.directory(), run.source_tokenizer
   )
 
 
@@ -236,7 +236,7 @@ def build_evaluate_fn(
   rows = objective.rows(experiment.packing, data.tokens(split), config.data.length, None, data.tokenizer)
   step = jax.jit(evaluation_step(model, objective))
   counts_bytes = data.tokenizer is not None and data.tokenizer.is_lossless
-  token_bytes = extended(data.tokenizer, objective.special_tokens).token_bytes if counts_bytes else None
+  token_bytes = extend_tokenizer(data.tokenizer, objective.special_tokens).token_bytes if counts_bytes else None
   # A microbatch, rounded up to a multiple of the devices that split it: more devices may load a run than
   # trained it.
   unit = where.num_devices // where.shard_shape((where.num_devices,))[0]
@@ -250,6 +250,6 @@ def build_evaluate_fn(
       rows, size, *part, threads=config.data.reader_threads, limit=batches
     )
     with contextlib.closing(iterator):
-      return measure(params, step, iterator, where, token_bytes, objective.summary, part)
+      return measure(params, step, iterator, where, token_bytes, objective.summarize, part)
 
   return evaluate

@@ -245,10 +245,10 @@ def list_validation_metrics(config: ConfigDict) -> list[str]:
   sums = jax.eval_shape(
     lambda params, batch: objective(model, params, batch, None)[1],
     nn.unbox(estimate.abstract_state(Experiment(config), model).params),
-    estimate.abstract_batch(objective.padding(config.data.length), 1),
+    estimate.abstract_batch(objective.padding_row(config.data.length), 1),
   )
   total = {name: np.zeros(x.shape) for name, x in sums.items()}
-  return [*objective.summary(total, int(tokenizer is not None and tokenizer.is_lossless))]
+  return [*objective.summarize(total, int(tokenizer is not None and tokenizer.is_lossless))]
 
 
 def count_trainable_parameters(model, config: ConfigDict) -> int:

@@ -19,7 +19,9 @@ class _Rows(padded.PaddedRows):
 
 @dataclasses.dataclass(frozen=True)
 class Answered(padded.Padded):
-  """Packs texts as `padded`; `answers` [T] is 1 at the targets that contain a byte of an answer, and 0 elsewhere."""
+  """Packs texts as `padded`; `answers` [T] is 1 at the targets that contain a byte of an answer, and 0
+  elsewhere.
+  """
 
   document_kinds = (('text', 'answers'),)
   extra_fields = frozenset({'answers'})

@@ -17,18 +17,19 @@ DOCUMENTS, BATCHES = 0, 1  # the purposes of random permutations
 class Buckets(protocol.Packing):
   """Batches by token count (Vaswani et al. 2017, §5.1): the shorter the pairs, the more of them.
 
-  A pair goes into the narrowest bucket that holds its longer side: of `length` tokens, a half, a quarter … down to
-  about `least`, or with a smaller `ratio` a half, a third … All pairs of a batch come from one bucket, and a batch of
-  shorter rows has more of them: k × batch_size rows of length / k tokens, rounded down. So there are a few shapes,
-  each compiled once.
+  A pair goes into the narrowest bucket that holds its longer side: of `length` tokens, a half, a quarter …
+    down to about `least`, or with a smaller `ratio` a half, a third … All pairs of a batch come from one
+    bucket, and a batch of
+  shorter rows has more of them: k × batch_size rows of length / k tokens, rounded down. So there are a few
+    shapes, each compiled once.
 
-  Every epoch has its own random order of the pairs in a bucket and of the batches. The last batch of a bucket in an
-  epoch is filled up with padding.
+  Every epoch has its own random order of the pairs in a bucket and of the batches. The last batch of a bucket
+  in an epoch is filled up with padding.
 
   Attributes:
     least: the minimum length of a bucket.
-    ratio: the minimum ratio of the lengths of two successive buckets: the smaller, the fewer padding tokens and the
-      more shapes to compile.
+    ratio: the minimum ratio of the lengths of two successive buckets: the smaller, the fewer padding tokens
+      and the more shapes to compile.
 
   Raises:
     ValueError: for a `least` below 1, or a `ratio` of 1 or less.

@@ -18,12 +18,12 @@ WINDOW = 2**20  # the greatest number of rows that are shuffled together
 class Concat(protocol.Packing):
   """One infinite stream, in which every document is followed by the end of a text, divided into rows.
 
-  There is no padding. A row is one segment with positions from 0, so attention crosses the ends of documents, as in
-  the training of GPT-2 (Radford et al. 2019).
+  There is no padding. A row is one segment with positions from 0, so attention crosses the ends of documents,
+  as in the training of GPT-2 (Radford et al. 2019).
 
   Attributes:
-    shuffle: whether the rows of an epoch are shuffled. In the order of the stream the rows of a batch are neighbors,
-      and often all from one long document.
+    shuffle: whether the rows of an epoch are shuffled. In the order of the stream the rows of a batch are
+      neighbors, and often all from one long document.
   """
 
   layout = 'contiguous'

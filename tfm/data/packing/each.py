@@ -20,20 +20,22 @@ _log = logging.getLogger(__name__)
 class Each(protocol.Packing):
   """Packs one text with its labels, or one image with its class, into a row.
 
-  The inputs are: end of text, text (Devlin et al. 2019, §3: the end of a text takes the place of BERT's [CLS]); or, if
-  a published tokenizer has a different first token: that token, text, end of text. A text that is longer than a row is
-  truncated, and a warning counts these. `classes` is the class of the text [], or of each of its words [T], at its
-  first token, with -1 at other tokens.
+  The inputs are: end of text, text (Devlin et al. 2019, §3: the end of a text takes the place of BERT's
+    [CLS]); or, if
+  a published tokenizer has a different first token: that token, text, end of text. A text that is longer
+    than a row is truncated, and a warning counts these. `classes` is the class of the text [], or of each of
+    its words [T], at its first token, with -1 at other tokens.
 
-  Of an image, `image` [H, W, C] is between -1 and 1, float32; the row has the positions and segments of the patch
-  tokens, which the model computes.
+  Of an image, `image` [H, W, C] is between -1 and 1, float32; the row has the positions and segments of the
+  patch tokens, which the model computes.
 
-  Every epoch has its own random order; texts may be infinitely many. Training can augment images, each time differently:
+  Every epoch has its own random order; texts may be infinitely many. Training can augment images, each time
+  differently:
 
   Attributes:
     flip: whether half of the images are mirrored, left to right.
-    crop: the maximum shift in pixels, up or down and left or right, with black borders: equivalent to padding each side
-      and cropping at random (He et al. 2016, §4.2).
+    crop: the maximum shift in pixels, up or down and left or right, with black borders: equivalent to
+      padding each side and cropping at random (He et al. 2016, §4.2).
 
   Raises:
     ValueError: for a crop below 0, or (from `pack`) for augmentation of texts.

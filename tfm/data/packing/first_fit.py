@@ -21,13 +21,13 @@ ROWS, PLAN = 0, 1  # the purposes of random permutations
 class FirstFit(protocol.Packing):
   """Documents separated by segment ids, each in the first open row with enough room.
 
-  A document begins with eos as its first input and has eos as its last target; positions restart at 0. A text that is
-  longer than a row is divided into pieces, each with the previous token as its first input. A row holds as many pairs as
-  fit both its sides, and a pair is never divided.
-  First-fit bin packing: Johnson 1973; for Transformers: Krell et al. 2021, arXiv:2107.02027.
+  A document begins with eos as its first input and has eos as its last target; positions restart at 0. A text
+  that is longer than a row is divided into pieces, each with the previous token as its first input. A row
+  holds as many pairs as fit both its sides, and a pair is never divided. First-fit bin packing: Johnson 1973;
+  for Transformers: Krell et al. 2021, arXiv:2107.02027.
 
-  The rows are planned once for a seed, from the lengths alone, and every epoch has the same rows in its own random order.
-  Attention stays within segments, so this only affects which documents share a batch.
+  The rows are planned once for a seed, from the lengths alone, and every epoch has the same rows in its own
+  random order. Attention stays within segments, so this only affects which documents share a batch.
 
   Attributes:
     bins: the maximum number of open rows; if there are more, the fullest is closed.

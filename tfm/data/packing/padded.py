@@ -35,7 +35,8 @@ class PaddedRows(protocol.DocumentRows):
 class Padded(protocol.Packing):
   """The simplest packing: row i is one text, or one pair, from position 0 on.
 
-  Documents that are longer than a row are skipped with a warning. Every epoch has its own random order. Documents may
+  Documents that are longer than a row are skipped with a warning. Every epoch has its own random order.
+  Documents may
   be infinitely many: then there is no epoch, and the row of a document that is too long stays empty.
   """
 

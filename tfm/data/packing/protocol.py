@@ -57,7 +57,9 @@ class Rows(Sequence):
     return -(-len(self) // batch_size)
 
   def batch_rows(self, index: int, batch_size: int) -> Sequence[int | None]:
-    """Returns the indices of the rows of a batch, which all have one shape; None is padding, and never the first."""
+    """Returns the indices of the rows of a batch, which all have one shape; None is padding, and never the
+    first.
+    """
     first = index * batch_size
     return [i if i < len(self) else None for i in range(first, first + batch_size)]
 
@@ -67,8 +69,9 @@ class Rows(Sequence):
 
 
 class DocumentRows(Rows):
-  """Row i is made from one document: in evaluation the i-th; in training the i-th in the random order of each epoch;
-  of infinitely many documents, the i-th after an offset that depends on the seed."""
+  """Row i is made from one document: in evaluation the i-th; in training the i-th in the random order of each
+  epoch; of infinitely many documents, the i-th after an offset that depends on the seed.
+  """
 
   def __init__(self, documents: Documents, length: int, seed: int | None, numbers: np.ndarray | None = None):
     """
@@ -131,12 +134,13 @@ class Packing(abc.ABC):
   """How documents become rows; the fields of a subclass are the literals of its spec.
 
   Attributes:
-    layout: what holds for the positions of its rows: 'contiguous', one document per row from position 0 on, or
-      'packed', two tokens of a document differ in position as much as in their place in the row.
+    layout: what holds for the positions of its rows: 'contiguous', one document per row from position 0 on,
+      or 'packed', two tokens of a document differ in position as much as in their place in the row.
     document_kinds: the fields of the documents that it packs: ('text',), ('source', 'target'), ….
     supports_infinite: whether it packs infinitely many documents.
     has_fixed_batch_shape: whether all its batches have one shape.
-    extra_fields: the fields of its rows in addition to those that all rows have, for an objective that requires them.
+    extra_fields: the fields of its rows in addition to those that all rows have, for an objective that
+      requires them.
   """
 
   layout: ClassVar[str]
@@ -148,8 +152,8 @@ class Packing(abc.ABC):
   def rows(self, tokens: Documents, length: int, seed: int) -> Rows:
     """Returns the infinite rows of training: the documents in a new random order for each epoch.
 
-    Row i depends on (tokens, length, seed, i) only; every token of the split, and the end of every document, is a
-    target once per epoch. A pair that is longer than a row is skipped, and a warning counts these.
+    Row i depends on (tokens, length, seed, i) only; every token of the split, and the end of every document,
+    is a target once per epoch. A pair that is longer than a row is skipped, and a warning counts these.
 
     Raises:
       ValueError: if the split is shorter than one row, or for a length below 1 or a seed below 0.
@@ -209,7 +213,8 @@ def padding_row(length: int, fields: Sequence[str] = FIELDS) -> Row:
 
 
 def fitting_documents(documents: token_arrays.Tokens | token_arrays.Pairs, length: int) -> np.ndarray:
-  """Returns the indices of the documents whose sequences are not longer than `length`; a warning counts the others.
+  """Returns the indices of the documents whose sequences are not longer than `length`; a warning counts the
+  others.
 
   Raises:
     ValueError: if there are none.

@@ -16,10 +16,10 @@ ROWS, SPLIT, COIN, OTHER, PLACE = 0, 1, 2, 3, 4  # the purposes of random bits
 class SentencePairs(protocol.Packing):
   """Packs: end of text, A, end of text, B, end of text (Devlin et al. 2019, §3.1, Task 2, and appendix A.2).
 
-  Documents are divided into pieces that fill a row, and a piece is divided at a random place into A and B. In half of
-  the rows B is unchanged (`next` is 1); in the others, as many tokens from a random place of another document replace
-  it (`next` is 0). `types` is 0 up to the end of A, and 1 after it. The end of a text takes the place of BERT's [CLS]
-  and [SEP]. A piece of fewer than two tokens is skipped.
+  Documents are divided into pieces that fill a row, and a piece is divided at a random place into A and B. In
+  half of the rows B is unchanged (`next` is 1); in the others, as many tokens from a random place of another
+  document replace it (`next` is 0). `types` is 0 up to the end of A, and 1 after it. The end of a text takes
+  the place of BERT's [CLS] and [SEP]. A piece of fewer than two tokens is skipped.
 
   Every epoch has its own random order, places and replacements.
 
@@ -49,8 +49,8 @@ class _Rows(protocol.Rows):
     self._others = np.flatnonzero(tokens.lengths > 0)
     if not len(self._pieces) or len(self._others) < 2:
       raise ValueError(
-        f'{tokens.name} has fewer than two documents with text, so no second text can come from another document; '
-        "use packing='concat'"
+        f'{tokens.name} has fewer than two documents with text, so no second text can come from another '
+        "document; use packing='concat'"
       )
     self.tokens_per_epoch = int(self._pieces[:, 2].sum())
 

@@ -11,10 +11,10 @@ class Addition(task.LengthTask):
   """285+34=319: the sum and the end of the text are the answer (Lee et al. 2023).
 
   Attributes:
-    length, longer: the number of digits of each summand in training and in the test split, as in `task.LengthTask`,
-      without leading zeros.
-    reversed: whether the digits of the sum are in reverse order, the units first, so that each carry is known when it
-      is needed (ibid.): 285+34=913.
+    length, longer: the number of digits of each summand in training and in the test split, as in
+      `task.LengthTask`, without leading zeros.
+    reversed: whether the digits of the sum are in reverse order, the units first, so that each carry is
+      known when it is needed (ibid.): 285+34=913.
   """
 
   length: int = 5

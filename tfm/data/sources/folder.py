@@ -18,8 +18,8 @@ SUFFIXES = '.png', '.jpg', '.jpeg'
 class Folder(protocol.Source):
   """PATH/CLASS/….png or .jpg; or PATH/train/CLASS/…, PATH/validation/CLASS/… and PATH/test/CLASS/…
 
-  The largest centered square of every image is scaled to size × size pixels. A split without a folder is carved out of
-  train, by the hash of the image.
+  The largest centered square of every image is scaled to size × size pixels. A split without a folder is
+  carved out of train, by the hash of the image.
 
   Attributes:
     path: the folder; `~` is the home folder.
@@ -53,7 +53,8 @@ class Folder(protocol.Source):
     for split, paths in files.items():
       if not paths:
         raise ValueError(
-          f'{splits[split]} has no images; put .png or .jpg files into a folder for each class, CLASS/FILE.png'
+          f'{splits[split]} has no images; put .png or .jpg files into a folder for each class, '
+          'CLASS/FILE.png'
         )
     fixed = splitting.fixed_splits(files)
 

@@ -15,7 +15,8 @@ from tfm.data.sources import protocol
 
 @dataclasses.dataclass(frozen=True)
 class Images(protocol.Source):
-  """A TFDS data set such as fashion_mnist, cifar10 or imagenet2012, stored in array_record; prepared if necessary.
+  """A TFDS data set such as fashion_mnist, cifar10 or imagenet2012, stored in array_record; prepared if
+  necessary.
 
   The largest centered square of every image is scaled to size × size pixels. Splits are as in `tfds`.
 

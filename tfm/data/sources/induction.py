@@ -12,12 +12,13 @@ PREFIX = '*'
 
 @dataclasses.dataclass(frozen=True)
 class Induction(task.LengthTask):
-  """dca*bcad*b: a special symbol is at a random place among random letters, and again at the end; the answer is the
-  symbol that followed it (Olsson et al. 2022; with 16 symbols and length 256 in Gu & Dao 2023, §4.1.2).
+  """dca*bcad*b: a special symbol is at a random place among random letters, and again at the end; the answer
+  is the symbol that followed it (Olsson et al. 2022; with 16 symbols and length 256 in Gu & Dao 2023,
+  §4.1.2).
 
   Attributes:
-    length, longer: the number of symbols before the answer in training and in the test split; all texts of a split have
-      the same length; longer=None: the test split is as training.
+    length, longer: the number of symbols before the answer in training and in the test split; all texts of
+      a split have the same length; longer=None: the test split is as training.
     symbols: the number of different letters, without the special symbol.
   """
 

@@ -14,8 +14,8 @@ from tfm.data.sources import protocol
 class Labelled(protocol.Source):
   """Lines `label TAB text` of the files that match a pattern, plain, .gz or .zst; blank lines are skipped.
 
-  With `{split}` in the pattern each split has its own files: labelled("sst2/{split}.tsv", splits=("train", "dev")). A
-  split that is not named is carved out of the training split, by the hash of the text.
+  With `{split}` in the pattern each split has its own files: labelled("sst2/{split}.tsv", splits=("train",
+  "dev")). A split that is not named is carved out of the training split, by the hash of the text.
 
   Attributes:
     pattern: files, as in "reviews/*.tsv"; `**` matches any folders, `~` is the home folder.

@@ -20,15 +20,15 @@ OPERATORS = {
 
 @dataclasses.dataclass(frozen=True)
 class Listops(task.Task):
-  """[MAX 4 [MIN 2 3 ] 1 [MED 1 5 8 9 ] ] has the label 6: nested operations on digits (Nangia & Bowman 2018; Tay et al.
-  2020, Long Range Arena, §2.2.1, and its published generator, whose settings are the defaults; but training is infinite,
-  where the arena has 96,000 examples).
+  """[MAX 4 [MIN 2 3 ] 1 [MED 1 5 8 9 ] ] has the label 6: nested operations on digits (Nangia & Bowman 2018;
+  Tay et al. 2020, Long Range Arena, §2.2.1, and its published generator, whose settings are the defaults; but
+  training is infinite, where the arena has 96,000 examples).
 
-  An operation has 2 … `arguments` arguments, uniformly distributed, each with probability 0.25 an operation itself. The
-  median is rounded down, the sum is modulo 10. Expressions are drawn until one has more than `least` and fewer than
-  `most` symbols. The arena's own files have parentheses around all pairs, which its models do not read; they are omitted.
-  With tokenizer='words' an operator with its bracket is one symbol, and so is a closing bracket; the first word has no
-  space before it, so it is a different token.
+  An operation has 2 … `arguments` arguments, uniformly distributed, each with probability 0.25 an operation
+  itself. The median is rounded down, the sum is modulo 10. Expressions are drawn until one has more than
+  `least` and fewer than `most` symbols. The arena's own files have parentheses around all pairs, which its
+  models do not read; they are omitted. With tokenizer='words' an operator with its bracket is one symbol, and
+  so is a closing bracket; the first word has no space before it, so it is a different token.
 
   Expressions have so many symbols that two are never equal, so splits need not be separated by hashes.
 

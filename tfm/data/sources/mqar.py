@@ -12,25 +12,26 @@ FILLER = '.'
 
 @dataclasses.dataclass(frozen=True)
 class Mqar(task.LengthTask):
-  """. k7 v3 k2 v9 . . k2 v9 k7 v3 . .: pairs of a key and its value, followed by each key again; the values after these
-  are the answers (Arora et al. 2023, Zoology, §4, and its published generator).
+  """. k7 v3 k2 v9 . . k2 v9 k7 v3 . .: pairs of a key and its value, followed by each key again; the values
+  after these are the answers (Arora et al. 2023, Zoology, §4, and its published generator).
 
-  After the pairs, a query is at the g-th place of two symbols, 0 ≤ g < (length - 2 pairs) / 2, with a probability
-  proportional to (g + 1)^(power - 1), at most one at each place; keys and values are distinct, each from one half of the
-  vocabulary. In the published generator the value is the label of the key, and the place after the key has the filler;
-  here the value is at that place, as in a text. Words are separated by spaces, and a filler precedes the first, so that
-  with tokenizer='words' each symbol is one token.
+  After the pairs, a query is at the g-th place of two symbols, 0 ≤ g < (length - 2 pairs) / 2, with a
+  probability proportional to (g + 1)^(power - 1), at most one at each place; keys and values are distinct,
+  each from one half of the vocabulary. In the published generator the value is the label of the key, and the
+  place after the key has the filler; here the value is at that place, as in a text. Words are separated by
+  spaces, and a filler precedes the first, so that with tokenizer='words' each symbol is one token.
 
   Attributes:
-    length, longer: the number of symbols of a text, without the first, in training and in the test split; all texts of a
-      split have the same length; longer=None: the test split is as training.
-    pairs, more: the number of pairs in training and in the test split; more=None: the test split is as training.
+    length, longer: the number of symbols of a text, without the first, in training and in the test split;
+      all texts of a split have the same length; longer=None: the test split is as training.
+    pairs, more: the number of pairs in training and in the test split; more=None: the test split is as
+      training.
     vocabulary: the number of keys, values and the filler together.
     power: the smaller, the nearer to the pairs the queries are; 1: uniformly distributed.
-    noise: whether the filler between the queries is a random symbol of the vocabulary, as in the generator's default, but
-      not in the paper's experiments.
-    joined: whether a pair is one symbol, k7=v3, so that no key and value have to be associated before the lookup: an
-      easier task, for small models.
+    noise: whether the filler between the queries is a random symbol of the vocabulary, as in the
+      generator's default, but not in the paper's experiments.
+    joined: whether a pair is one symbol, k7=v3, so that no key and value have to be associated before the
+      lookup: an easier task, for small models.
   """
 
   length: int = 64
@@ -54,8 +55,8 @@ class Mqar(task.LengthTask):
       length, pairs = self.max_length(is_test), self._pairs(is_test)
       if self._places(is_test) < pairs or (length - pairs * self._symbols) % 2:
         raise ValueError(
-          f'{"longer" if is_test and self.longer else "length"}={length} must leave an even number of symbols '
-          f'after {pairs} pairs, and room for as many queries, {pairs * (self._symbols + 2)} symbols'
+          f'{"longer" if is_test and self.longer else "length"}={length} must leave an even number of '
+          f'symbols after {pairs} pairs, and room for as many queries, {pairs * (self._symbols + 2)} symbols'
         )
       if len(self._keys) < pairs:
         raise ValueError(

@@ -20,15 +20,15 @@ QUESTION = 'What is the pass key? The pass key is '
 
 @dataclasses.dataclass(frozen=True)
 class Needle(task.LengthTask):
-  """A number is stated somewhere in a long text, and requested at its end: retrieval of a pass key (Mohtashami & Jaggi
-  2023), at a given depth (Kamradt 2023, "Needle in a haystack").
+  """A number is stated somewhere in a long text, and requested at its end: retrieval of a pass key
+  (Mohtashami & Jaggi 2023), at a given depth (Kamradt 2023, "Needle in a haystack").
 
-  The text repeats the paper's five sentences, beginning with any of them. The digits of the number at the end are the
-  answer.
+  The text repeats the paper's five sentences, beginning with any of them. The digits of the number at the end
+  are the answer.
 
   Attributes:
-    length, longer: the maximum number of characters of a text in training and in the test split, filled with as many
-      sentences as fit; longer=None: the test split is as training.
+    length, longer: the maximum number of characters of a text in training and in the test split, filled
+      with as many sentences as fit; longer=None: the test split is as training.
     depth: the fraction of the sentences before the number; None: random, uniformly distributed.
     digits: the number of digits.
   """

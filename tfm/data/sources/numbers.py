@@ -25,14 +25,15 @@ class Numbers(protocol.Source):
 
     two hundred and five → zweihundertfünf        Saturday, May 1, 1971 → Samstag, 1. Mai 1971
 
-  by num2words and Babel. Training and validation have numbers of up to `digits` digits, all lengths with equal
-  probability, and dates of one century; no source is in both. The test split generalizes: numbers of more digits, up to
-  `longest`, and dates of the next century. There is one correct answer, so `exact` is a fair metric.
+  by num2words and Babel. Training and validation have numbers of up to `digits` digits, all lengths with
+  equal probability, and dates of one century; no source is in both. The test split generalizes: numbers of
+  more digits, up to `longest`, and dates of the next century. There is one correct answer, so `exact` is a
+  fair metric.
 
   Attributes:
     src, tgt: languages, as num2words and Babel name them.
-    pairs: the number of training pairs, with a twentieth as many for validation and for the test split each; None:
-      infinite, with 1,000 each.
+    pairs: the number of training pairs, with a twentieth as many for validation and for the test split
+      each; None: infinite, with 1,000 each.
     seed: of the random pairs.
   """
 

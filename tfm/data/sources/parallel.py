@@ -20,12 +20,12 @@ _log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class Parallel(protocol.Source):
-  """Two files, plain, .gz or .zst, where line i of one is the translation of line i of the other (the Moses convention);
-  or one file of lines `source TAB target`.
+  """Two files, plain, .gz or .zst, where line i of one is the translation of line i of the other (the Moses
+  convention); or one file of lines `source TAB target`.
 
-  With `{split}` in the paths each split has its own files: parallel("corpus/{split}.en.gz", "corpus/{split}.de.gz",
-  splits=("train", "val", "test_2016")). A split that is not named is carved out of the training split, by the hash of the
-  source sentence.
+  With `{split}` in the paths each split has its own files: parallel("corpus/{split}.en.gz",
+  "corpus/{split}.de.gz", splits=("train", "val", "test_2016")). A split that is not named is carved out of
+  the training split, by the hash of the source sentence.
 
   Attributes:
     src, tgt: the paths; without `tgt`, `src` has two columns.

@@ -13,9 +13,9 @@ class Source(abc.ABC):
   """Where documents come from; the fields of a subclass are the literals of its spec.
 
   Attributes:
-    fields: the fields of a document: a 'text'; a 'source' and a 'target'; a 'text' with its 'label', with the 'labels' of
-      its words, separated by spaces, or with its 'answers', as ranges `first:last` of its bytes; or an 'image' and its
-      'label'.
+    fields: the fields of a document: a 'text'; a 'source' and a 'target'; a 'text' with its 'label', with
+      the 'labels' of its words, separated by spaces, or with its 'answers', as ranges `first:last` of its
+      bytes; or an 'image' and its 'label'.
     image_shape: H, W, C of every image; () for texts.
     is_infinite: whether there are infinitely many training documents.
   """

@@ -12,12 +12,12 @@ NOISE = '.'
 
 @dataclasses.dataclass(frozen=True)
 class SelectiveCopy(task.LengthTask):
-  """..b.a...c.=bac: letters at random places in noise; the answer is the letters in order (Jing et al. 2019; Gu & Dao
-  2023, §4.1.1, with 16 symbols including the noise, and 16 letters in 4096 places).
+  """..b.a...c.=bac: letters at random places in noise; the answer is the letters in order (Jing et al. 2019;
+  Gu & Dao 2023, §4.1.1, with 16 symbols including the noise, and 16 letters in 4096 places).
 
   Attributes:
-    length, longer: the number of letters and noise symbols in training and in the test split; all texts of a split have
-      the same length; longer=None: the test split is as training.
+    length, longer: the number of letters and noise symbols in training and in the test split; all texts of
+      a split have the same length; longer=None: the test split is as training.
     tokens: the number of letters in a text.
     symbols: the number of different letters, plus the noise.
   """

@@ -9,7 +9,8 @@ from tfm.data.sources import protocol
 
 @dataclasses.dataclass(frozen=True)
 class Shape(protocol.Source):
-  """The data of a published image model, of which only the shape is known; replace it by another source for training.
+  """The data of a published image model, of which only the shape is known; replace it by another source for
+  training.
 
   Attributes:
     height, width: in pixels; channels: per pixel.

@@ -7,8 +7,8 @@ from tfm.data import letters
 
 @dataclasses.dataclass(frozen=True)
 class Sort(letters.LetterTask):
-  """badc=abcd: the letters in alphabetical order, lower case first, with repetitions (after Graves et al. 2014, §4.5,
-  whose priorities are numbers).
+  """badc=abcd: the letters in alphabetical order, lower case first, with repetitions (after Graves et al.
+  2014, §4.5, whose priorities are numbers).
   """
 
   def answer(self, x):

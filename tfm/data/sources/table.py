@@ -17,9 +17,9 @@ DELIMITERS = {'.csv': ',', '.tsv': '\t', '.tab': '\t'}
 
 @dataclasses.dataclass(frozen=True)
 class Table(protocol.Source):
-  """Rows of .csv, .tsv or .tab files, plain, .gz or .zst, whose first line names the columns: table("reviews/*.csv",
-  text="review", label="stars"). Quotes are as in RFC 4180: quoted text may contain line breaks. Spaces around a text and
-  a label are removed.
+  """Rows of .csv, .tsv or .tab files, plain, .gz or .zst, whose first line names the columns:
+  table("reviews/*.csv", text="review", label="stars"). Quotes are as in RFC 4180: quoted text may contain
+  line breaks. Spaces around a text and a label are removed.
 
   Attributes:
     pattern: files, with `{split}`, as in `labelled`.
@@ -28,7 +28,8 @@ class Table(protocol.Source):
     skip: the number of lines to skip after the names, such as the two of Orange's .tab files.
 
   Raises:
-    ValueError: from `prepare`, for a missing column, or a row with a different number of columns or without a label.
+    ValueError: from `prepare`, for a missing column, or a row with a different number of columns or without
+      a label.
   """
 
   fields = ('text', 'label')

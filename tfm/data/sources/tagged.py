@@ -16,9 +16,9 @@ DOCUMENT_START = '-DOCSTART-'  # CoNLL's separator of documents, which belongs t
 
 @dataclasses.dataclass(frozen=True)
 class Tagged(protocol.Source):
-  """Lines of a word and its tag, with a blank line between sentences, as in CoNLL (Tjong Kim Sang & De Meulder 2003), in
-  files that match a pattern, plain, .gz or .zst. Columns are separated by spaces or tabs; the first is the word, the last
-  the tag.
+  """Lines of a word and its tag, with a blank line between sentences, as in CoNLL (Tjong Kim Sang & De
+  Meulder 2003), in files that match a pattern, plain, .gz or .zst. Columns are separated by spaces or tabs;
+  the first is the word, the last the tag.
 
   The text of a sentence is its words, joined by spaces.
 
@@ -51,7 +51,8 @@ def _sentences(path: pathlib.Path) -> Iterator[tuple[list[str], list[str]]]:
     if columns and columns[0] != DOCUMENT_START:
       if len(columns) < 2:
         raise ValueError(
-          f'{path}:{number} has one column; a line must be a word and its tag, and a blank line ends a sentence'
+          f'{path}:{number} has one column; a line must be a word and its tag, and a blank line ends a '
+          'sentence'
         )
       words.append(columns[0])
       tags.append(columns[-1])

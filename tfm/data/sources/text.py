@@ -15,8 +15,8 @@ from tfm.data.sources import protocol
 class Text(protocol.Source):
   """The .txt and .jsonl files that match a pattern, plain or compressed (.gz, .zst).
 
-  A .txt file is one document, and so is every line of a .jsonl file that is not blank. A compressed file with neither
-  suffix before .gz or .zst is read as .txt.
+  A .txt file is one document, and so is every line of a .jsonl file that is not blank. A compressed file with
+  neither suffix before .gz or .zst is read as .txt.
 
   Attributes:
     pattern: files, as in "plays/*.txt"; `**` matches any folders, `~` is the home folder.

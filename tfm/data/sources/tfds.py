@@ -17,15 +17,16 @@ from tfm.data.sources import protocol
 class Tfds(protocol.Source):
   """A TFDS data set, stored in array_record; prepared if necessary.
 
-  Its train, validation and test splits are used; a missing one is carved out of train by the hash of the documents. Any
-  other split is ignored, with a warning.
+  Its train, validation and test splits are used; a missing one is carved out of train by the hash of the
+  documents. Any other split is ignored, with a warning.
 
   Attributes:
     dataset: as in TFDS: "name", "name/config", "name:1.0.0".
     field: the feature with the text; of pairs, the source.
-    target: the feature with the target, as in tfds("wmt14_translate/de-en", "de", "en"); '': the data are not pairs.
-    label: the feature with the class of a text, a name or a number, as in tfds("imdb_reviews", label="label"); '': there
-      are no classes.
+    target: the feature with the target, as in tfds("wmt14_translate/de-en", "de", "en"); '': the data are
+      not pairs.
+    label: the feature with the class of a text, a name or a number, as in tfds("imdb_reviews",
+      label="label"); '': there are no classes.
     data_dir: the directory of TFDS data sets; None: TFDS's default.
   """
 

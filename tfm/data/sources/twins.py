@@ -8,13 +8,13 @@ from tfm.data import task
 
 @dataclasses.dataclass(frozen=True)
 class Twins(task.Task):
-  """k7=3 k2=8 k7=5 k2=0 has the labels 5 0 3 8: every key occurs twice, at random places, each time with a random digit;
-  the label of a word is the digit of the other word with its key.
+  """k7=3 k2=8 k7=5 k2=0 has the labels 5 0 3 8: every key occurs twice, at random places, each time with a
+  random digit; the label of a word is the digit of the other word with its key.
 
-  Retrieval for encoders, at every word: the multi-query associative recall of Arora et al. 2023 with queries before and
-  after their answers. Without attention to the other word, the accuracy is one in ten. Words are separated by spaces;
-  with tokenizer='words' each is one token, except for the first of a text, which has no space before it and may be
-  several.
+  Retrieval for encoders, at every word: the multi-query associative recall of Arora et al. 2023 with
+    queries before and after their answers. Without attention to the other word, the accuracy is one in ten.
+    Words are separated by spaces; with tokenizer='words' each is one token, except for the first of a text,
+    which has no space before it and may be several.
 
   Attributes:
     pairs: the number of pairs of words in a text.

@@ -13,8 +13,8 @@ from tfm.data.tokenizers import protocol
 class Char(protocol.Tokenizer):
   """The characters of the training split in the order of their code points, then the end of a text.
 
-  A character that is not in the training split is encoded as its UTF-8 bytes, whose 256 tokens are the last: there is
-  no unknown token.
+  A character that is not in the training split is encoded as its UTF-8 bytes, whose 256 tokens are the last:
+  there is no unknown token.
   """
 
   alphabet: str = ''

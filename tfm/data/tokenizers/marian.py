@@ -23,9 +23,9 @@ LANGUAGE = re.compile(r'>>.*?<<', re.DOTALL)  # the target language before a sou
 
 @dataclasses.dataclass(frozen=True)
 class Marian(protocol.Tokenizer):
-  """SentencePiece divides a text, sources with one model and targets with another, and a separate table numbers the pieces
-  (Junczys-Dowmunt et al. 2018; Tiedemann & Thottingal 2020, OPUS-MT): source.spm, target.spm, vocab.json, and, if
-  targets have their own table, target_vocab.json.
+  """SentencePiece divides a text, sources with one model and targets with another, and a separate table
+  numbers the pieces (Junczys-Dowmunt et al. 2018; Tiedemann & Thottingal 2020, OPUS-MT): source.spm,
+  target.spm, vocab.json, and, if targets have their own table, target_vocab.json.
 
   A text is normalized first, so bits per byte are not available.
 

@@ -19,8 +19,9 @@ from tfm.data import tokenizers
 class Tokenizer(abc.ABC):
   """Text to token ids and back.
 
-  The fields of a subclass are the literals of its spec and, last and with a default, the result of training, in types
-  that JSON supports. A subclass has one special token, `eos_id`, which ends every document and begins every text.
+  The fields of a subclass are the literals of its spec and, last and with a default, the result of training,
+  in types that JSON supports. A subclass has one special token, `eos_id`, which ends every document and
+  begins every text.
 
   Attributes:
     is_lossless: whether the pieces of a text's tokens join to the text.

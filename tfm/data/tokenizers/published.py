@@ -27,19 +27,21 @@ MASK = '<mask>'  # tfm's name of the token that masks another
 
 @dataclasses.dataclass(frozen=True)
 class Published(protocol.Tokenizer):
-  """The tokenizer in the folder of a checkpoint: tokenizer.json, read by `tokenizers`; otherwise spiece.model or
-  tokenizer.model, read by `sentencepiece`; otherwise WordPiece's vocab.txt; otherwise the vocab.json and merges.txt of
-  byte pair encoding.
+  """The tokenizer in the folder of a checkpoint: tokenizer.json, read by `tokenizers`; otherwise spiece.model
+  or tokenizer.model, read by `sentencepiece`; otherwise WordPiece's vocab.txt; otherwise the vocab.json and
+  merges.txt of byte pair encoding.
 
-  Most of these normalize a text first (lower case, added or merged spaces); for them bits per byte are not available,
-  and places in a text cannot be found by counting bytes. GPT-2's byte pair encoding is lossless.
+  Most of these normalize a text first (lower case, added or merged spaces); for them bits per byte are not
+  available, and places in a text cannot be found by counting bytes. GPT-2's byte pair encoding is lossless.
 
   Attributes:
     folder: the folder.
     model: the content read from it: JSON, or a SentencePiece model in base64.
     kind: 'json' or 'sentencepiece'.
-    size: the size of the model's vocabulary according to config.json; it may be greater than the number of tokens.
-    begin, end, mask: the ids of the first token of a target, the end of a text, and the mask token; None: there is none.
+    size: the size of the model's vocabulary according to config.json; it may be greater than the number of
+      tokens.
+    begin, end, mask: the ids of the first token of a target, the end of a text, and the mask token; None:
+      there is none.
     before: the tokens before a text.
   """
 
@@ -217,8 +219,9 @@ def _read_json(path: pathlib.Path) -> dict:
 
 
 def _byte_of_character() -> dict[str, int]:
-  """Returns character → byte in GPT-2's vocabulary (Radford et al. 2019, released code): a printable byte is its own
-  character, the others are characters from 256 on."""
+  """Returns character → byte in GPT-2's vocabulary (Radford et al. 2019, released code): a printable byte is
+  its own character, the others are characters from 256 on.
+  """
   printable = [*range(ord('!'), ord('~') + 1), *range(ord('¡'), ord('¬') + 1), *range(ord('®'), ord('ÿ') + 1)]
   others = [byte for byte in range(256) if byte not in printable]
   return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}

@@ -27,17 +27,17 @@ _log = logging.getLogger(__name__)
 class SentencePiece(protocol.Tokenizer):
   """Byte pair encoding or a unigram model, without normalization and with byte fallback.
 
-  BPE: Sennrich et al. 2016, arXiv:1508.07909. Unigram: Kudo 2018, arXiv:1804.10959. SentencePiece: Kudo & Richardson
-  2018, arXiv:1808.06226. Any text is encoded without loss: every space, line end and control character is preserved,
-  and characters outside of the vocabulary are encoded as their UTF-8 bytes.
+  BPE: Sennrich et al. 2016, arXiv:1508.07909. Unigram: Kudo 2018, arXiv:1804.10959. SentencePiece: Kudo &
+    Richardson 2018, arXiv:1808.06226. Any text is encoded without loss: every space, line end and control
+    character is preserved, and characters outside of the vocabulary are encoded as their UTF-8 bytes.
 
   Attributes:
-    size: the size of the vocabulary, including 256 bytes, the end of a text and SentencePiece's unknown token (which
-      byte fallback leaves unused).
+    size: the size of the vocabulary, including 256 bytes, the end of a text and SentencePiece's unknown
+      token (which byte fallback leaves unused).
     kind: 'bpe' or 'unigram'.
     coverage: the fraction of all characters that have their own tokens.
-    sample: the maximum number of characters to train on; documents are in the order of their hashes, so the first ones
-      are a representative sample.
+    sample: the maximum number of characters to train on; documents are in the order of their hashes, so the
+      first ones are a representative sample.
     model: the trained model, in base64.
   """
 

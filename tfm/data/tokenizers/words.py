@@ -15,10 +15,11 @@ WORD = re.compile(r' ?\S+|\s')
 
 @dataclasses.dataclass(frozen=True)
 class Words(protocol.Tokenizer):
-  """The words of the training split, each with the space before it, in the order of their code points; then the end of
-  a text.
+  """The words of the training split, each with the space before it, in the order of their code points; then
+  the end of a text.
 
-  A word ends at white space. A word that is not in the training split is encoded as its UTF-8 bytes, whose 256 tokens
+  A word ends at white space. A word that is not in the training split is encoded as its UTF-8 bytes, whose
+  256 tokens
   are the last, and so is white space other than a single space before a word: there is no unknown token.
   """
 

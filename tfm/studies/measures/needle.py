@@ -5,7 +5,7 @@ import dataclasses
 from tfm.config.assemble import Experiment
 from tfm.data import cache, pipeline
 from tfm.data.sources import needle as needles
-from tfm.data.special import plain
+from tfm.data.special_tokens import base_tokenizer
 from tfm.evaluation.length import explain_impossible
 from tfm.parallel import sharding
 from tfm.runs import load as runs
@@ -54,7 +54,7 @@ class Needle(protocol.Measure):
         config.data.length = length + 1
         for depth in self.depths:
           texts = dataclasses.replace(source, length=length, longer=None, depth=depth, held_out=self.texts)
-          data = pipeline.open_data(texts, plain(run.tokenizer), cache.directory())
+          data = pipeline.open_data(texts, base_tokenizer(run.tokenizer), cache.directory())
           evaluate[length, depth] = runs.build_evaluate_fn(
             Experiment(config), run.model, data, where, 'validation', batches=0
           )

@@ -4,7 +4,7 @@ import dataclasses
 
 from tfm.analysis import estimate
 from tfm.config.assemble import Experiment
-from tfm.data.special import plain
+from tfm.data.special_tokens import base_tokenizer
 from tfm.models import flops
 from tfm.runs import load as runs
 from tfm.studies.measures import protocol
@@ -34,7 +34,7 @@ class Step(protocol.Measure):
   def prepare(self, run):
     cost = estimate.measure_step(Experiment(run.config), rounds=self.rounds)
     values = [Value('step_seconds', cost.seconds), Value('step_bytes', cost.peak_bytes)]
-    tokenizer = plain(run.tokenizer)
+    tokenizer = base_tokenizer(run.tokenizer)
     tokens = run.config.training.batch_size * run.config.data.length
     for length in self.lengths:
       config = run.config.copy_and_resolve_references()
