@@ -162,7 +162,7 @@ def test_marian_cuts_up_and_joins_as_published(separate, tmp_path):
     'Ⅷ ﬁne',
     '',
   ):
-    assert source.source(text).tolist() == encode(text), text
+    assert source.source_ids(text).tolist() == encode(text), text
     assert [*target.encode(text), 0] == encode(text, target=True), text
   draw = np.random.default_rng(0)
   for _ in range(20):

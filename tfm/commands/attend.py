@@ -84,13 +84,13 @@ def main(args: argparse.Namespace) -> None:
   title = f'{args.workdir}, step {loaded.step}'
   if 'source' in tokens and target is None:
     print(f'translation: {loaded.tokenizer.decode(tokens["text"])}')
-  for found in maps:
-    file = folder / f'{found.kind}.png'
-    attention_picture.draw(found, f'{title}: {found.kind} attention', file)
-    shown = {head for of_layer in found.layers.values() for head in of_layer}
-    print(f'{file}: layers {format_numbers(found.layers)}, heads {format_numbers(shown)}')
+  for kind_maps in maps:
+    file = folder / f'{kind_maps.kind}.png'
+    attention_picture.draw(kind_maps, f'{title}: {kind_maps.kind} attention', file)
+    heads_drawn = {head for of_layer in kind_maps.layers.values() for head in of_layer}
+    print(f'{file}: layers {format_numbers(kind_maps.layers)}, heads {format_numbers(heads_drawn)}')
   for kind in kinds:
-    if kind.name not in {found.kind for found in maps}:
+    if kind.name not in {kind_maps.kind for kind_maps in maps}:
       print(f'{kind.name}: none of the selected layers and heads')
     for name in dict.fromkeys(mixer_name(mixer) for mixer in kind.mixers if not mixer.exposes_attention):
       without = [i for i, mixer in enumerate(kind.mixers) if mixer_name(mixer) == name]
@@ -174,10 +174,11 @@ def prepare_inputs(
     check_length('input', tokens['text'], model.positions)
     return single_row(tokens['text'], 'prefix' in model.reads), tokens
   reader = tokenizer_of(loaded, 'source')
-  source = reader.source(text)
+  source = reader.source_ids(text)
   check_length('input', source, model.encoder.keywords['positions'])
   tokens = dict(
-    source=source, text=tokenizer.target_prompt_ids(target) if target is not None else translate_source(loaded, source)
+    source=source,
+    text=tokenizer.target_prompt_ids(target) if target is not None else translate_source(loaded, source),
   )
   check_length('target', tokens['text'], model.positions)
   return [*single_row(tokens['text']), None, *single_row(source)], tokens
@@ -196,11 +197,11 @@ def single_row(tokens: Int[np.ndarray, 'T'], prefixed: bool = False) -> list[Any
 
 def translate_source(loaded: load.Run, source: Int[np.ndarray, 'S']) -> Int[np.ndarray, 'T']:
   """The decoder's input for its best translation: the start of a target and the translation."""
-  decoding, eos, begins = loaded.config.decoding, loaded.tokenizer.eos_id, loaded.tokenizer.target_prompt_ids()
+  decoding, eos, start = loaded.config.decoding, loaded.tokenizer.eos_id, loaded.tokenizer.target_prompt_ids()
   with sharding.context(loaded.mesh, loaded.rules):
-    [found] = beam.search(
+    [hypotheses] = beam.search(
       *unroll_layers(loaded.model, loaded.params),
-      [begins],
+      [start],
       sources=[source],
       eos=eos,
       beams=decoding.beams,
@@ -208,7 +209,7 @@ def translate_source(loaded: load.Run, source: Int[np.ndarray, 'S']) -> Int[np.n
       max_tokens=min(len(source) + decoding.max_extra_tokens, LONGEST - 1),
       stopping=decoding.stopping,
     )
-  return np.array([*begins, *found[0].tokens], np.int32)
+  return np.array([*start, *hypotheses[0].tokens], np.int32)
 
 
 def check_length(flag: str, tokens: Int[np.ndarray, 'T'], positions: Sequence[Callable]) -> None:
@@ -233,8 +234,8 @@ def mixer_name(mixer: Mixer) -> str:
   return type(mixer).__module__.rpartition('.')[2]
 
 
-def format_numbers(found: Iterable[int]) -> str:
+def format_numbers(numbers: Iterable[int]) -> str:
   """Formats numbers as `0, 2, 5`, and consecutive ones as `0-5`."""
-  found = sorted(found)
-  runs = len(found) > 2 and found == list(range(found[0], found[-1] + 1))
-  return f'{found[0]}-{found[-1]}' if runs else ', '.join(map(str, found))
+  numbers = sorted(numbers)
+  runs = len(numbers) > 2 and numbers == list(range(numbers[0], numbers[-1] + 1))
+  return f'{numbers[0]}-{numbers[-1]}' if runs else ', '.join(map(str, numbers))

@@ -23,7 +23,7 @@ any number of processes.
   rows = pack.rows(tokens, length=1024, seed=0)        # infinite; rows[i] is a dict of int32 [T]
   rows.tokens_per_epoch              # the number of targets in one epoch
   iterator = pipeline.train_iterator(rows, batch_size=32, process_index=0, process_count=1)
-  next(iterator)                     # dict of int32 [B / process_count, T]; `buckets`: k times the rows of T / k
+  next(iterator)                     # dict of int32 [B / process_count, T]; `buckets`: more, shorter rows
   iterator.get_state()               # {'next_index': 1}; iterator.set_state(state); close()
 
   for batch in device.prefetch(iterator, sharding, batch_size=32):    # sharding of [B, T]

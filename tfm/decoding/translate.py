@@ -47,7 +47,7 @@ def translate(  # more than six parameters: a model, texts and the options of on
     stopping: as in `beam.search`.
   """
   reader = source_tokenizer or tokenizer
-  sources = [reader.source(text) for text in texts]
+  sources = [reader.source_ids(text) for text in texts]
   prompt = tokenizer.target_prompt_ids(forced)
   room = max(
     1,

@@ -18,7 +18,7 @@ from tfm.config.schema import parts
 from tfm.data import cache, device, pipeline
 from tfm.data.documents import INFINITE
 from tfm.data.pipeline import ImageData, TextData
-from tfm.data.special_tokens import extend_tokenizer, base_tokenizer
+from tfm.data.special_tokens import base_tokenizer, extend_tokenizer
 from tfm.data.tokenizers.protocol import Tokenizer
 from tfm.decoding.translate import Translation, translate
 from tfm.decoding.unroll import unroll_layers
@@ -236,7 +236,9 @@ def build_evaluate_fn(
   rows = objective.rows(experiment.packing, data.tokens(split), config.data.length, None, data.tokenizer)
   step = jax.jit(evaluation_step(model, objective))
   counts_bytes = data.tokenizer is not None and data.tokenizer.is_lossless
-  token_bytes = extend_tokenizer(data.tokenizer, objective.special_tokens).token_bytes if counts_bytes else None
+  token_bytes = (
+    extend_tokenizer(data.tokenizer, objective.special_tokens).token_bytes if counts_bytes else None
+  )
   # A microbatch, rounded up to a multiple of the devices that split it: more devices may load a run than
   # trained it.
   unit = where.num_devices // where.shard_shape((where.num_devices,))[0]
