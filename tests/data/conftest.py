@@ -1,4 +1,4 @@
-"""Small corpora in a cache of the session's own."""
+"""Small corpora in a cache that lasts for the session."""
 
 import pathlib
 import random
@@ -44,7 +44,7 @@ def make_source():
 
 @pytest.fixture(scope='session')
 def make_tokens():
-  """A function (lengths) -> tokens that are all different, so that each can be followed."""
+  """A function (lengths) -> tokens that are all different, so that each can be identified."""
 
   def make(lengths) -> token_arrays.Tokens:
     offsets = np.concatenate([[0], np.cumsum(np.array(lengths, np.int64))])

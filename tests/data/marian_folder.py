@@ -20,7 +20,7 @@ TARGET = [
 
 
 def write(folder, separate=False):
-  """source.spm, target.spm, vocab.json and, with vocabularies of their own, target_vocab.json; how many
+  """source.spm, target.spm, vocab.json and, with separate vocabularies, target_vocab.json; returns how many
   tokens each table has. Numbers are in no order.
   """
   pieces = []
@@ -34,8 +34,8 @@ def write(folder, separate=False):
       minloglevel=2,
     )
     (folder / f'{name}.spm').write_bytes(model.getvalue())
-    made = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
-    pieces.append([made.id_to_piece(i) for i in range(3, len(made))])
+    processor = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+    pieces.append([processor.id_to_piece(i) for i in range(3, len(processor))])
   if separate:
     return [
       table(folder / file, own, seed)
@@ -45,8 +45,8 @@ def write(folder, separate=False):
 
 
 def table(path, pieces, seed):
-  drawn = np.random.default_rng(seed).permutation(sorted(set(pieces))).tolist()
-  drawn = drawn[:-2]  # which SentencePiece has and the table has not
-  numbers = {piece: number for number, piece in enumerate(['</s>', '<unk>', '>>de<<', *drawn, '<pad>'])}
+  shuffled = np.random.default_rng(seed).permutation(sorted(set(pieces))).tolist()
+  shuffled = shuffled[:-2]  # which SentencePiece has and the table has not
+  numbers = {piece: number for number, piece in enumerate(['</s>', '<unk>', '>>de<<', *shuffled, '<pad>'])}
   path.write_text(json.dumps(numbers))
   return len(numbers)

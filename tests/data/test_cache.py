@@ -1,4 +1,4 @@
-"""The cache: whole or absent, whoever writes."""
+"""The cache: directories are complete or absent, also with several writers."""
 
 import pathlib
 import subprocess
@@ -31,7 +31,7 @@ def test_a_failed_write_leaves_nothing(tmp_path):
   assert not list(tmp_path.iterdir())
 
 
-def test_the_loser_of_a_race_reads_the_winners(tmp_path):
+def test_the_slower_of_two_writers_reads_the_result_of_the_faster(tmp_path):
   def write(path):
     (path / 'a').write_text('loser')
     (tmp_path / 'x').mkdir()
@@ -54,8 +54,8 @@ print(text.corpus.hash, text.tokenizer.identity, len(text.tokens('train').ids))
   processes = [
     subprocess.Popen([sys.executable, '-c', program], stdout=subprocess.PIPE, text=True) for _ in range(3)
   ]
-  said = {process.communicate()[0] for process in processes}
-  assert len(said) == 1 and said != {''} and not any(process.returncode for process in processes)
+  outputs = {process.communicate()[0] for process in processes}
+  assert len(outputs) == 1 and outputs != {''} and not any(process.returncode for process in processes)
   assert not [path for path in pathlib.Path(tmp_path, 'cache').rglob('.*')]  # no parts left
 
 

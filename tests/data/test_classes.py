@@ -38,7 +38,7 @@ def examples(corpus, split):
   return collections.Counter(zip(*(corpus.splits[split][field] for field in corpus.fields)))
 
 
-def opened(source, tokenizer, cache_dir):
+def open_text_data(source, tokenizer, cache_dir):
   return pipeline.open_text(source, tokenizer, cache_dir)
 
 
@@ -47,12 +47,12 @@ def reviews(tmp_path_factory, make_source):
   folder = tmp_path_factory.mktemp('reviews')
   (folder / 'a.tsv').write_text(lines(REVIEWS[:250]))
   (folder / 'b.tsv.gz').write_bytes(gzip.compress((lines(REVIEWS[250:]) + '\n\n').encode()))
-  return opened(make_source(f"labelled('{folder}/*.tsv*')"), Bytes(), folder / 'cache')
+  return open_text_data(make_source(f"labelled('{folder}/*.tsv*')"), Bytes(), folder / 'cache')
 
 
 def test_a_line_is_a_label_and_a_text(reviews):
-  found = sum((examples(reviews.corpus, split) for split in SPLITS), collections.Counter())
-  assert found == collections.Counter((text, label) for label, text in REVIEWS)
+  results = sum((examples(reviews.corpus, split) for split in SPLITS), collections.Counter())
+  assert results == collections.Counter((text, label) for label, text in REVIEWS)
   assert reviews.corpus.fields == ('text', 'label') and all(
     reviews.corpus.documents[split] for split in SPLITS
   )
@@ -66,10 +66,10 @@ def test_classes_are_numbered_in_the_order_of_their_names(reviews):
       assert tokens.names[tokens.classes[d]] == label
 
 
-def test_files_of_each_split_and_labels_that_training_lacks(tmp_path, make_source):
+def test_files_of_each_split_and_a_label_missing_from_training(tmp_path, make_source):
   for name, label in (('train', 'a'), ('dev', 'a'), ('test', 'b')):
     (tmp_path / f'{name}.tsv').write_text(lines([(label, f'{name} {i}') for i in range(9)]))
-  text = opened(
+  text = open_text_data(
     make_source(f"labelled('{tmp_path}/{{split}}.tsv', splits=('train', 'dev', 'test'))"), Bytes(), tmp_path
   )
   assert set(text.corpus.splits['validation']['text']) == {f'dev {i}' for i in range(9)}
@@ -88,7 +88,7 @@ def test_files_of_each_split_and_labels_that_training_lacks(tmp_path, make_sourc
     ('tagged', 'one O\ntwo\n', r'x:2 has one column; a line must be a word and its tag'),
   ],
 )
-def test_refusals(tmp_path, make_source, source, written, sentence):
+def test_invalid_lines_are_rejected(tmp_path, make_source, source, written, sentence):
   (tmp_path / 'x').write_text(written)
   with pytest.raises(ValueError, match=sentence):
     make_source(f"{source}('{tmp_path}/x')").prepare(tmp_path / 'cache')
@@ -112,8 +112,8 @@ def test_a_table_has_its_texts_and_classes_in_columns(tmp_path, make_source):
     )
     for pattern, skip in (('a*', 0), ('b*', 2))
   ]
-  found = sum((examples(corpus, split) for corpus in parts for split in SPLITS), collections.Counter())
-  assert found == collections.Counter((text, label.strip()) for text, label, _ in rows)
+  results = sum((examples(corpus, split) for corpus in parts for split in SPLITS), collections.Counter())
+  assert results == collections.Counter((text, label.strip()) for text, label, _ in rows)
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_a_table_has_its_texts_and_classes_in_columns(tmp_path, make_source):
     ('x.csv', 'text,label\n', ", 'text', 'label', skip=-1", r'skip=-1 must be 0 or more lines'),
   ],
 )
-def test_what_is_no_table(tmp_path, make_source, name, written, more, sentence):
+def test_invalid_tables_are_rejected(tmp_path, make_source, name, written, more, sentence):
   (tmp_path / name).write_text(written)
   with pytest.raises(ValueError, match=sentence):
     make_source(f"table('{tmp_path}/{name}'{more})").prepare(tmp_path / 'cache')
@@ -167,7 +167,7 @@ def test_a_row_holds_one_document(reviews, caplog):
     assert not any(row[field][n:].any() for field in ('inputs', 'positions'))
 
 
-def test_what_is_longer_is_cut_and_told(reviews, caplog):
+def test_long_texts_are_truncated_with_a_warning(reviews, caplog):
   tokens = reviews.tokens('train')
   longest = tokens.text.lengths.max()
   with caplog.at_level(logging.WARNING):
@@ -177,7 +177,7 @@ def test_what_is_longer_is_cut_and_told(reviews, caplog):
   assert {int(rows[i]['segments'].sum()) for i in range(tokens.documents)} >= {longest}
 
 
-def test_every_epoch_reads_each_once_in_an_order_of_its_own(reviews):
+def test_every_epoch_reads_each_document_once_in_its_own_order(reviews):
   tokens = reviews.tokens('train')
   rows, again = (EACH.rows(tokens, 64, seed=3) for _ in range(2))
   orders = [
@@ -195,11 +195,11 @@ def test_batches_resume_by_their_index(reviews):
     return pipeline.train_iterator(EACH.rows(reviews.tokens('train'), 64, seed=0), 8)
 
   whole = batches()
-  wanted = [pipeline.batch_hash(next(whole)) for _ in range(5)]
+  reference = [pipeline.batch_hash(next(whole)) for _ in range(5)]
   whole.close()
   resumed = batches()
   resumed.set_state({'next_index': 3})
-  assert [pipeline.batch_hash(next(resumed)) for _ in range(2)] == wanted[3:]
+  assert [pipeline.batch_hash(next(resumed)) for _ in range(2)] == reference[3:]
   resumed.close()
 
 
@@ -214,9 +214,9 @@ def test_padding_has_no_class(reviews):
 @pytest.mark.parametrize('tokenizer', [Bytes(), SentencePiece(size=300)], ids=['bytes', 'sentencepiece'])
 def test_a_word_has_its_class_at_its_first_token(tmp_path, make_source, tokenizer):
   (tmp_path / 'a.conll').write_text(conll(SENTENCES))
-  text = opened(make_source(f"tagged('{tmp_path}/a.conll')"), tokenizer, tmp_path)
-  found = sum((examples(text.corpus, split) for split in SPLITS), collections.Counter())
-  assert found == collections.Counter((' '.join(words), ' '.join(tags)) for words, tags in SENTENCES)
+  text = open_text_data(make_source(f"tagged('{tmp_path}/a.conll')"), tokenizer, tmp_path)
+  results = sum((examples(text.corpus, split) for split in SPLITS), collections.Counter())
+  assert results == collections.Counter((' '.join(words), ' '.join(tags)) for words, tags in SENTENCES)
   tokens = text.tokens('validation')
   assert tokens.names == ('B-LOC', 'O')
   for row, labels in zip(EACH.evaluation_rows(tokens, 64), text.corpus.splits['validation']['labels']):
@@ -279,21 +279,23 @@ def test_a_tfds_set_names_its_classes(tmp_path, make_source):
     corpus("target='text', label='label'")
 
 
-def test_texts_are_not_flipped(reviews):
+def test_image_augmentation_of_texts_is_rejected(reviews):
   with pytest.raises(
     ValueError, match=r'flip=True and crop=0 are for images, and labelled.* train is text; leave them out'
   ):
     spec.build('each(flip=True)', packing, protocol.Packing).rows(reviews.tokens('train'), 64, seed=0)
 
 
-def test_a_published_tokenizer_begins_a_text_in_its_own_way(tmp_path, make_source):
+def test_a_published_tokenizer_adds_its_own_first_token(tmp_path, make_source):
   """[CLS] text [SEP], with a class at the first token of each word."""
   (tmp_path / 'vocab.txt').write_text(
     '\n'.join(['[PAD]', '[UNK]', '[CLS]', '[SEP]', 'now', 'is', 'bet', '##ter'])
   )
   for split in SPLITS:
     (tmp_path / f'{split}.tsv').write_text('a\tnow is\nb\tbetter\n')
-  text = opened(make_source(f"labelled('{tmp_path}/{{split}}.tsv')"), Published(str(tmp_path)), tmp_path)
+  text = open_text_data(
+    make_source(f"labelled('{tmp_path}/{{split}}.tsv')"), Published(str(tmp_path)), tmp_path
+  )
   tokens = text.tokens('train')
   for row in (EACH.evaluation_rows(tokens, 8)[i] for i in range(tokens.documents)):
     assert (
@@ -302,6 +304,6 @@ def test_a_published_tokenizer_begins_a_text_in_its_own_way(tmp_path, make_sourc
     )
   assert EACH.evaluation_rows(tokens, 3)[0]['inputs'][0] == 2
   (tmp_path / 'a.conll').write_text(conll(SENTENCES))
-  tagged = opened(make_source(f"tagged('{tmp_path}/a.conll')"), Published(str(tmp_path)), tmp_path)
+  tagged = open_text_data(make_source(f"tagged('{tmp_path}/a.conll')"), Published(str(tmp_path)), tmp_path)
   with pytest.raises(ValueError, match='normalizes texts, so the words of'):
     tagged.tokens('train')

@@ -1,4 +1,4 @@
-"""Prefetching: the state is that of the batch in hand, not of what was read ahead."""
+"""Prefetching: the state belongs to the yielded batch, not to the prefetched ones."""
 
 import itertools
 import json
@@ -31,22 +31,22 @@ def mesh():
 @pytest.mark.parametrize('size', (1, 2, 5))
 def test_batches_come_in_order_with_the_state_after_each(rows, mesh, size):
   sharding = NamedSharding(mesh, P('data'))
-  wanted = [pipeline.Batches(rows, 16, 0, 1)[k] for k in range(12)]
+  expected = [pipeline.Batches(rows, 16, 0, 1)[k] for k in range(12)]
   fetched = list(itertools.islice(device.prefetch(pipeline.train_iterator(rows, 16), sharding, 16, size), 8))
-  for got, batch in zip(fetched, wanted):
-    assert got.batch['inputs'].sharding == sharding and got.batch['inputs'].shape == (16, 8)
+  for received, batch in zip(fetched, expected):
+    assert received.batch['inputs'].sharding == sharding and received.batch['inputs'].shape == (16, 8)
     for field, value in batch.items():
-      np.testing.assert_array_equal(jax.device_get(got.batch[field]), value)
-    assert got.hash == pipeline.batch_hash(batch)
+      np.testing.assert_array_equal(jax.device_get(received.batch[field]), value)
+    assert received.hash == pipeline.batch_hash(batch)
   for stop in (0, 3, 7):
     iterator = pipeline.train_iterator(rows, 16)
     iterator.set_state(json.loads(json.dumps(fetched[stop].state)))
     resumed = device.prefetch(iterator, sharding, 16, size)
-    assert next(resumed).hash == pipeline.batch_hash(wanted[stop + 1])
+    assert next(resumed).hash == pipeline.batch_hash(expected[stop + 1])
     resumed.close()
 
 
-def test_a_finite_iterator_is_drained(make_tokens, mesh):
+def test_a_finite_iterator_yields_all_batches(make_tokens, mesh):
   rows = Concat().evaluation_rows(make_tokens([100, 50]), 8)
   batches = device.prefetch(pipeline.evaluation_batches(rows, 8), NamedSharding(mesh, P()), 8)
   assert sum(int((b.host['segments'] > 0).sum()) for b in batches) == 152
@@ -73,7 +73,7 @@ def test_the_iterator_is_closed(rows, mesh):
   assert closed
 
 
-def test_an_iterator_of_other_rows_is_refused(rows, mesh):
+def test_an_iterator_of_other_rows_is_rejected(rows, mesh):
   sharding = NamedSharding(mesh, P('data'))
   with pytest.raises(
     ValueError, match='reads 8 rows, but each of process_count=1 parts of batch_size=16 has 16'
@@ -97,7 +97,7 @@ class Placed:
 
 
 @pytest.mark.parametrize(
-  'spans, wanted',
+  'spans, expected',
   (
     (((None, None),), (0, 1)),
     (((0, 8), (8, 16)), (0, 1)),
@@ -105,17 +105,17 @@ class Placed:
     (((4, 8), (4, 8)), (1, 4)),  # two devices with the same rows
   ),
 )
-def test_a_process_finds_its_rows(spans, wanted):
-  assert device.process_rows(Placed(*spans), 16) == wanted
+def test_process_rows_of_a_sharding(spans, expected):
+  assert device.process_rows(Placed(*spans), 16) == expected
 
 
 @pytest.mark.parametrize('spans', (((0, 4), (8, 12)), ((2, 6),), ((0, 3), (3, 6))))
-def test_rows_that_are_no_equal_part_are_refused(spans):
+def test_unequal_parts_are_rejected(spans):
   with pytest.raises(ValueError, match='batch_size=16 .*order the devices'):
     device.process_rows(Placed(*spans), 16)
 
 
-def test_a_sharded_length_is_no_matter(mesh):
+def test_a_sharded_length_does_not_change_the_rows(mesh):
   mesh = jax.make_mesh((2, jax.device_count() // 2), ('data', 'length'))
   assert device.process_rows(NamedSharding(mesh, P('data', 'length')), 4) == (0, 1)
 
@@ -166,9 +166,9 @@ def run(count: int) -> list[list[str]]:
     )
     for index in range(count)
   ]
-  said = [process.communicate(timeout=120)[0].splitlines() for process in processes]
+  outputs = [process.communicate(timeout=120)[0].splitlines() for process in processes]
   assert not any(process.returncode for process in processes)
-  return said
+  return outputs
 
 
 def test_two_processes_read_the_batches_of_one():

@@ -1,4 +1,4 @@
-"""Images: kept without loss, split by their content, with their classes; rows that vary in training alone."""
+"""Images: stored without loss, split by their content, with their classes; augmented in training only."""
 
 import io
 
@@ -16,7 +16,7 @@ from tfm.data.packing import protocol
 SPLITS = ('train', 'validation', 'test')
 
 
-def opened(source, cache_dir):
+def open_image_data(source, cache_dir):
   return pipeline.open_data(source, None, cache_dir)
 
 
@@ -24,7 +24,7 @@ def build(text):
   return spec.build(text, packing, protocol.Packing)
 
 
-def drawn(seed, size=6, channels=3):
+def random_image(seed, size=6, channels=3):
   return np.random.default_rng(seed).integers(0, 256, (size, size, channels), dtype=np.uint8)
 
 
@@ -35,21 +35,21 @@ def save(path, image):
 
 @pytest.fixture(scope='module')
 def digits(tmp_path_factory, make_source):
-  return opened(make_source('digits'), tmp_path_factory.mktemp('digits'))
+  return open_image_data(make_source('digits'), tmp_path_factory.mktemp('digits'))
 
 
-def test_the_digits_are_scikit_learns(digits, make_source):
-  found = sklearn.datasets.load_digits()
-  wanted = sorted(
+def test_digits_are_those_of_scikit_learn(digits, make_source):
+  results = sklearn.datasets.load_digits()
+  expected = sorted(
     (np.round(image * 255 / 16).astype(np.uint8).tobytes(), str(label))
-    for image, label in zip(found.images, found.target)
+    for image, label in zip(results.images, results.target)
   )
-  here = [
+  actual = [
     (image.tobytes(), label)
     for split in SPLITS
     for image, label in zip(*(digits.corpus.splits[split][field] for field in ('image', 'label')))
   ]
-  assert sorted(here) == wanted
+  assert sorted(actual) == expected
   assert make_source('digits').image_shape == digits.corpus.splits['test']['image'][0].shape == (8, 8, 1)
   assert all(50 < digits.corpus.documents[split] < 150 for split in SPLITS[1:])
   assert 'images: 8 × 8 × 1, digits, content hash' in str(digits)
@@ -80,15 +80,15 @@ def test_training_reads_every_image_once_an_epoch(digits):
   assert sorted(epochs[0]) == sorted(epochs[1]) and epochs[0] != epochs[1]
 
 
-def test_training_varies_images(digits):
-  """As another reading of He et al. would: every shift there is, mirrored or not, and one and the same by
+def test_training_augments_images(digits):
+  """As an independent implementation of He et al.: every shift, mirrored or not, and deterministic by
   index.
   """
   tokens, crop = digits.tokens('validation'), 1
   plain, rows, again = (
     build(text).rows(tokens, 17, seed=1) for text in ('each', *['each(flip=True, crop=1)'] * 2)
   )
-  seen = set()
+  observed = set()
   for i in range(200):
     image, varied = (((x[i]['image'] + 1) * 127.5).round().astype(np.uint8)[:, :, 0] for x in (plain, rows))
     np.testing.assert_array_equal(rows[i]['image'], again[i]['image'])
@@ -99,11 +99,11 @@ def test_training_varies_images(digits):
       options |= {
         padded[y : y + 8, x : x + 8].tobytes(): (mirrored, y, x) for y in range(3) for x in range(3)
       }
-    seen.add(options[varied.tobytes()])
-  assert len(seen) == 2 * (2 * crop + 1) ** 2
+    observed.add(options[varied.tobytes()])
+  assert len(observed) == 2 * (2 * crop + 1) ** 2
 
 
-def test_batches_are_filled_with_what_has_no_class(digits):
+def test_padding_rows_have_no_class(digits):
   tokens = digits.tokens('test')
   [batch] = pipeline.evaluation_batches(build('each').evaluation_rows(tokens, 17), tokens.documents + 2)
   assert batch['image'].shape == (tokens.documents + 2, 8, 8, 1)
@@ -119,20 +119,20 @@ def test_a_folder_for_each_class(tmp_path, make_source, parts):
   """In the folders of splits, or without."""
   for i in range(120):
     split = SPLITS[i % 3] if parts else ''
-    save(tmp_path / 'in' / split / ('cat', 'train')[i % 2] / f'{i}.png', drawn(i))
-  data = opened(make_source(f"folder('{tmp_path}/in', size=6)"), tmp_path)
-  found = {
+    save(tmp_path / 'in' / split / ('cat', 'train')[i % 2] / f'{i}.png', random_image(i))
+  data = open_image_data(make_source(f"folder('{tmp_path}/in', size=6)"), tmp_path)
+  results = {
     image.tobytes(): (split, label)
     for split in SPLITS
     for image, label in zip(*(data.corpus.splits[split][field] for field in ('image', 'label')))
   }
   for i in range(120):
-    split, label = found[drawn(i).tobytes()]
+    split, label = results[random_image(i).tobytes()]
     assert label == ('cat', 'train')[i % 2] and (not parts or split == SPLITS[i % 3])
-  assert len(found) == 120
+  assert len(results) == 120
 
 
-def test_files_become_squares_of_one_size(tmp_path, make_source):
+def test_images_are_cropped_and_scaled_to_one_size(tmp_path, make_source):
   wide = np.concatenate(
     [np.full((8, 4, 3), 9, np.uint8), np.full((8, 8, 3), 200, np.uint8), np.full((8, 4, 3), 9, np.uint8)], 1
   )
@@ -143,7 +143,7 @@ def test_files_become_squares_of_one_size(tmp_path, make_source):
   assert source.image_shape == image.shape == (4, 4, 1) and image.min() > 150
 
 
-def test_refusals_name_the_file(tmp_path, make_source):
+def test_errors_name_the_file(tmp_path, make_source):
   (tmp_path / 'in' / 'a').mkdir(parents=True)
   with pytest.raises(ValueError, match='in has no images; put'):
     make_source(f"folder('{tmp_path}/in', 4)").prepare(tmp_path)
@@ -180,21 +180,21 @@ class Shapes(tensorflow_datasets.core.GeneratorBasedBuilder):
   def _generate_examples(self, count):
     for i in range(count):
       file = io.BytesIO()
-      Image.fromarray(drawn(1000 * count + i, size=5 + i % 2)).save(file, 'png')
+      Image.fromarray(random_image(1000 * count + i, size=5 + i % 2)).save(file, 'png')
       file.seek(0)
       yield i, dict(image=file, label=i % 2)
 
 
-def test_a_tfds_set(tmp_path, make_source):
-  data = opened(make_source(f"images('shapes', 5, data_dir='{tmp_path}')"), tmp_path / 'cache')
+def test_a_tfds_data_set(tmp_path, make_source):
+  data = open_image_data(make_source(f"images('shapes', 5, data_dir='{tmp_path}')"), tmp_path / 'cache')
   assert data.corpus.documents['validation'] == 5 and data.tokens('train').names == ('disc', 'ring')
-  found = {image.tobytes() for image in data.corpus.splits['validation']['image']}
-  assert {drawn(5000 + i, size=5).tobytes() for i in (0, 2, 4)} < found
+  results = {image.tobytes() for image in data.corpus.splits['validation']['image']}
+  assert {random_image(5000 + i, size=5).tobytes() for i in (0, 2, 4)} < results
   with pytest.raises(ValueError, match="has no image under 'label'; it has .'image'."):
     make_source(f"images('shapes', 5, image='label', data_dir='{tmp_path}')").prepare(tmp_path / 'cache')
 
 
-def test_a_shape_alone_has_nothing_to_learn(tmp_path, make_source):
+def test_the_shape_source_has_no_data(tmp_path, make_source):
   source = make_source('shape(8, 12, 1)')
   assert source.image_shape == (8, 12, 1)
   with pytest.raises(

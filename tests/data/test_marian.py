@@ -1,4 +1,4 @@
-"""Marian's tokenizer: two ways of cutting a text up, and a table of its own."""
+"""The Marian tokenizer: separate models of sources and targets, and its table of pieces."""
 
 import json
 
@@ -21,56 +21,75 @@ def test_one_table(tmp_path):
   (tmp_path / 'config.json').write_text(
     json.dumps(dict(vocab_size=size + 3, decoder_start_token_id=size - 1))
   )
-  made = Marian(str(tmp_path)).train(())
+  tokenizer = Marian(str(tmp_path)).train(())
   numbers = json.loads((tmp_path / 'vocab.json').read_text())
-  cut = {
+  segmented = {
     name: sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / f'{name}.spm')).encode(
       TEXT, out_type=str
     )
     for name in ('source', 'target')
   }
-  assert cut['source'] != cut['target']
-  assert made.encode_source(TEXT).tolist() == [numbers.get(piece, 1) for piece in cut['source']]
-  assert made.encode(TEXT).tolist() == [numbers.get(piece, 1) for piece in cut['target']]
-  assert made.source_ids('>>de<< ' + TEXT).tolist() == [numbers['>>de<<'], *made.encode_source(' ' + TEXT), 0]
-  assert (made.bos_id, made.eos_id, made.vocab_size, made.is_lossless) == (size - 1, 0, size + 3, False)
-  pieces = [piece for piece in cut['source'] if piece in numbers]
+  assert segmented['source'] != segmented['target']
+  assert tokenizer.encode_source(TEXT).tolist() == [numbers.get(piece, 1) for piece in segmented['source']]
+  assert tokenizer.encode(TEXT).tolist() == [numbers.get(piece, 1) for piece in segmented['target']]
+  assert tokenizer.source_ids('>>de<< ' + TEXT).tolist() == [
+    numbers['>>de<<'],
+    *tokenizer.encode_source(' ' + TEXT),
+    0,
+  ]
+  assert (tokenizer.bos_id, tokenizer.eos_id, tokenizer.vocab_size, tokenizer.is_lossless) == (
+    size - 1,
+    0,
+    size + 3,
+    False,
+  )
+  pieces = [piece for piece in segmented['source'] if piece in numbers]
   assert (
-    made.decode([size - 1, *(numbers[piece] for piece in pieces), 1, 0])
+    tokenizer.decode([size - 1, *(numbers[piece] for piece in pieces), 1, 0])
     == ''.join(pieces).replace('▁', ' ').strip()
   )
-  assert made.pieces[numbers['>>de<<']] == b'>>de<<' and made.pieces[0] == made.pieces[size + 2] == b''
-  again = load(json.loads(json.dumps(made.state())))
   assert (
-    again.identity == made.identity
-    and again.encode_source(TEXT).tolist() == made.encode_source(TEXT).tolist()
+    tokenizer.pieces[numbers['>>de<<']] == b'>>de<<'
+    and tokenizer.pieces[0] == tokenizer.pieces[size + 2] == b''
+  )
+  again = load(json.loads(json.dumps(tokenizer.state())))
+  assert (
+    again.identity == tokenizer.identity
+    and again.encode_source(TEXT).tolist() == tokenizer.encode_source(TEXT).tolist()
   )
 
 
-def test_a_table_of_the_targets(tmp_path):
+def test_separate_tables(tmp_path):
   source, target = marian_folder.write(tmp_path, separate=True)
   (tmp_path / 'config.json').write_text(json.dumps(dict(vocab_size=source, decoder_vocab_size=target)))
   one, other = (Marian(str(tmp_path), sources=side).train(()) for side in (True, False))
   assert (one.vocab_size, other.vocab_size) == (source, target)
-  for made, file, name in ((one, 'vocab.json', 'source'), (other, 'target_vocab.json', 'target')):
+  for tokenizer, file, name in ((one, 'vocab.json', 'source'), (other, 'target_vocab.json', 'target')):
     numbers = json.loads((tmp_path / file).read_text())
     pieces = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / f'{name}.spm')).encode(
       TEXT, out_type=str
     )
-    ids = made.encode_source(TEXT) if made is one else made.encode(TEXT)
-    assert ids.tolist() == [numbers.get(piece, 1) for piece in pieces] and made.bos_id == numbers['<pad>']
+    ids = tokenizer.encode_source(TEXT) if tokenizer is one else tokenizer.encode(TEXT)
+    assert (
+      ids.tolist() == [numbers.get(piece, 1) for piece in pieces] and tokenizer.bos_id == numbers['<pad>']
+    )
 
 
-def test_sources_are_read_as_such_wherever_they_are(tmp_path):
+def test_sources_use_the_source_model_everywhere(tmp_path):
   marian_folder.write(tmp_path)
-  made = Marian(str(tmp_path)).train(())
-  assert not np.array_equal(made.encode(TEXT), made.encode_source(TEXT))
+  tokenizer = Marian(str(tmp_path)).train(())
+  assert not np.array_equal(tokenizer.encode(TEXT), tokenizer.encode_source(TEXT))
   documents = [
-    InfiniteDocuments('made up', [TEXT], made, field).document(0).tolist() for field in ('source', 'target')
+    InfiniteDocuments('made up', [TEXT], tokenizer, field).document(0).tolist()
+    for field in ('source', 'target')
   ]
-  assert documents == [[*made.encode_source(TEXT), 0], [*made.encode(TEXT), 0]]
-  special = ExtendedTokenizer(made, ('<x>',))
-  assert special.source_ids(f'{TEXT}<x>').tolist() == [*made.encode_source(TEXT), made.vocab_size, 0]
+  assert documents == [[*tokenizer.encode_source(TEXT), 0], [*tokenizer.encode(TEXT), 0]]
+  special = ExtendedTokenizer(tokenizer, ('<x>',))
+  assert special.source_ids(f'{TEXT}<x>').tolist() == [
+    *tokenizer.encode_source(TEXT),
+    tokenizer.vocab_size,
+    0,
+  ]
 
 
 @pytest.mark.parametrize(
@@ -80,7 +99,7 @@ def test_sources_are_read_as_such_wherever_they_are(tmp_path):
     ('vocab.json', '{"</s>": 0}', "has no '<unk>' in vocab.json"),
   ],
 )
-def test_refusals(tmp_path, file, text, sentence):
+def test_invalid_folders_are_rejected(tmp_path, file, text, sentence):
   marian_folder.write(tmp_path)
   if text is None:
     (tmp_path / file).unlink()

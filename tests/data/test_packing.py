@@ -37,9 +37,9 @@ def expected(tokens) -> collections.Counter:
 
 
 def epoch_targets(rows, epoch: int) -> list[int]:
-  """The counted targets of one epoch, in the order of the rows.
+  """Returns the counted targets of one epoch, in the order of the rows.
 
-  By counting from the first row on, so of concat only without its shuffle.
+  It counts from the first row on, so concat must not shuffle.
   """
   size, stream, index = rows.tokens_per_epoch, [], 0
   while len(stream) < (epoch + 1) * size:
@@ -50,15 +50,15 @@ def epoch_targets(rows, epoch: int) -> list[int]:
 
 
 def check_row(row, tokens, length):
-  """The shape of a row, and that each input precedes its target."""
+  """Checks the shape of a row, and that each input precedes its target."""
   assert set(row) == set(protocol.FIELDS)
   for value in row.values():
     assert value.shape == (length,) and value.dtype == np.int32
-  kept = row['segments'] > 0
-  assert not np.any(np.diff(kept.astype(int)) > 0)  # padding stands last
-  assert all(not row[field][~kept].any() for field in protocol.FIELDS)
+  valid = row['segments'] > 0
+  assert not np.any(np.diff(valid.astype(int)) > 0)  # padding is last
+  assert all(not row[field][~valid].any() for field in protocol.FIELDS)
   starts = {int(i) + 1 for i in tokens.offsets[:-1]}
-  for source, target in zip(row['inputs'][kept].tolist(), row['targets'][kept].tolist()):
+  for source, target in zip(row['inputs'][valid].tolist(), row['targets'][valid].tolist()):
     if target == tokens.eos_id:
       assert source == tokens.eos_id or source in {int(i) for i in tokens.offsets[1:]}
     else:
@@ -96,10 +96,10 @@ def test_every_epoch_predicts_every_token_once(text, seed, length, make_tokens):
 def test_a_row_is_a_function_of_seed_and_index(text, make_tokens):
   tokens = make_tokens(random_lengths(1, 16))
   forward, backward = (build(text).rows(tokens, 16, seed=3) for _ in range(2))
-  wanted = [forward[i] for i in range(60)]
+  reference = [forward[i] for i in range(60)]
   for index in reversed(range(60)):
     for field in protocol.FIELDS:
-      np.testing.assert_array_equal(backward[index][field], wanted[index][field])
+      np.testing.assert_array_equal(backward[index][field], reference[index][field])
   far = forward[10**12]
   np.testing.assert_array_equal(far['targets'], backward[10**12]['targets'])
 
@@ -118,7 +118,7 @@ def test_seeds_and_epochs_have_their_own_order(text, make_tokens):
 
 @pytest.mark.parametrize('window', (3, 2**20))
 @pytest.mark.parametrize('length', (1, 5, 16))
-def test_a_shuffle_of_rows_loses_none(length, window, make_tokens, monkeypatch):
+def test_shuffling_rows_loses_none(length, window, make_tokens, monkeypatch):
   monkeypatch.setattr(concat, 'WINDOW', window)
   tokens = make_tokens(random_lengths(2, 16))
   stream = build('concat(shuffle=False)').rows(tokens, length, seed=4)
@@ -126,11 +126,11 @@ def test_a_shuffle_of_rows_loses_none(length, window, make_tokens, monkeypatch):
   size = min(tokens.targets // length, window)
   assert size > 1
   for first in range(0, 4 * size, size):  # window by window, over the ends of epochs
-    wanted, found = (
+    reference, actual = (
       [[rows[i][f].tolist() for f in protocol.FIELDS] for i in range(first, first + size)]
       for rows in (stream, shuffled)
     )
-    assert sorted(found) == sorted(wanted)
+    assert sorted(actual) == sorted(reference)
   assert [stream[i]['targets'].tolist() for i in range(4 * size)] != [
     shuffled[i]['targets'].tolist() for i in range(4 * size)
   ]
@@ -171,7 +171,7 @@ def test_concat_is_one_stream_across_rows_and_epochs(make_tokens):
   assert rows[0]['inputs'][0] == 10**6
 
 
-def test_first_fit_keeps_documents_apart(make_tokens):
+def test_first_fit_separates_documents(make_tokens):
   tokens = make_tokens([2, 7, 1, 0])
   end = tokens.eos_id
   rows = build('first_fit').evaluation_rows(tokens, 5)
@@ -197,17 +197,17 @@ def test_first_fit_segments_restart_and_fill(make_tokens):
   for index in range(100):
     row = rows[index]
     segments, positions = row['segments'], row['positions']
-    kept = segments > 0
-    filled.append(kept.mean())
-    assert segments[0] == 1 and set(np.diff(segments[kept])) <= {0, 1}
-    starts = np.flatnonzero(np.diff(segments[kept], prepend=0))
+    valid = segments > 0
+    filled.append(valid.mean())
+    assert segments[0] == 1 and set(np.diff(segments[valid])) <= {0, 1}
+    starts = np.flatnonzero(np.diff(segments[valid], prepend=0))
     assert not positions[starts].any()
-    assert (np.diff(positions[kept])[np.diff(segments[kept]) == 0] == 1).all()
+    assert (np.diff(positions[valid])[np.diff(segments[valid]) == 0] == 1).all()
   assert np.mean(filled) > 0.9
 
 
 @pytest.mark.parametrize('text', SPECS)
-def test_a_split_shorter_than_a_row_is_refused(text, make_tokens):
+def test_a_split_shorter_than_a_row_is_rejected(text, make_tokens):
   tokens = make_tokens([3, 4])
   with pytest.raises(ValueError, match='made up is too short: 9 tokens .*length=10'):
     build(text).rows(tokens, 10, seed=0)
@@ -216,7 +216,7 @@ def test_a_split_shorter_than_a_row_is_refused(text, make_tokens):
 
 
 @pytest.mark.parametrize('text', SPECS)
-def test_refusals_name_the_field(text, make_tokens):
+def test_errors_name_the_field(text, make_tokens):
   tokens = make_tokens([30])
   with pytest.raises(ValueError, match='length=0'):
     build(text).evaluation_rows(tokens, 0)
@@ -226,7 +226,7 @@ def test_refusals_name_the_field(text, make_tokens):
     build('first_fit(bins=0)')
 
 
-def test_padded_has_a_text_a_row(make_tokens, caplog):
+def test_padded_has_one_text_per_row(make_tokens, caplog):
   tokens = make_tokens([3, 9, 0, 4])
   rows = build('padded').evaluation_rows(tokens, 5)
   assert 'made up: 1 of 4 texts are longer than 5 tokens' in caplog.text

@@ -1,4 +1,4 @@
-"""Packed and bucketed pairs: each once in an epoch, whole and side by side, and row i a function of its
+"""Packed and bucketed pairs: each once per epoch, contiguous, and row i a function of its
 index.
 """
 
@@ -28,7 +28,7 @@ SPECS = (
 
 @pytest.fixture(scope='module')
 def pairs(make_tokens):
-  """Of all lengths that fit with their ends, and two that do not."""
+  """Pairs of all lengths that fit with their ends, and two that do not."""
   draw = np.random.default_rng(0)
   source, target = draw.integers(0, LENGTH, (2, 60))
   source[7], target[20] = LENGTH, 3 * LENGTH
@@ -49,24 +49,24 @@ def fitting(pairs):
 
 
 def read(batch):
-  """The pairs of a batch; checks that each stands whole, its positions counting, its target shifted."""
-  found = collections.Counter()
+  """Returns the pairs of a batch; checks that each is contiguous, with its positions and inputs."""
+  counts = collections.Counter()
   for b in range(len(batch['inputs'])):
     row = {name: x[b] for name, x in batch.items()}
     assert set(row['segments']) - {0} == set(row['source_segments']) - {0}
     for segment in set(row['segments']) - {0}:
-      here, there = row['segments'] == segment, row['source_segments'] == segment
-      assert (np.diff(np.flatnonzero(here)) == 1).all() and (np.diff(np.flatnonzero(there)) == 1).all()
-      target, source = row['targets'][here], row['source'][there]
-      np.testing.assert_array_equal(row['inputs'][here], np.roll(target, 1))
-      np.testing.assert_array_equal(row['positions'][here], np.arange(len(target)))
-      np.testing.assert_array_equal(row['source_positions'][there], np.arange(len(source)))
-      found[tuple(source.tolist()), tuple(target.tolist())] += 1
-  return found
+      span, source_span = row['segments'] == segment, row['source_segments'] == segment
+      assert (np.diff(np.flatnonzero(span)) == 1).all() and (np.diff(np.flatnonzero(source_span)) == 1).all()
+      target, source = row['targets'][span], row['source'][source_span]
+      np.testing.assert_array_equal(row['inputs'][span], np.roll(target, 1))
+      np.testing.assert_array_equal(row['positions'][span], np.arange(len(target)))
+      np.testing.assert_array_equal(row['source_positions'][source_span], np.arange(len(source)))
+      counts[tuple(source.tolist()), tuple(target.tolist())] += 1
+  return counts
 
 
-def test_targets_begin_and_sources_too_as_their_tokenizer_has_it(pack, pairs):
-  """What is no end of a text stands before the decoder's inputs, and before a source what it wants there."""
+def test_sources_and_targets_have_the_prefix_of_their_tokenizer(pack, pairs):
+  """The decoder's first input is `bos`, and a source begins with its prefix."""
   framed = Pairs(
     'made up', dataclasses.replace(pairs.source, prefix=(7, 8)), dataclasses.replace(pairs.target, bos=9)
   )
@@ -76,8 +76,8 @@ def test_targets_begin_and_sources_too_as_their_tokenizer_has_it(pack, pairs):
     for b in range(len(batch['inputs'])):
       row = {name: x[b] for name, x in batch.items()}
       for segment in set(row['segments']) - {0}:
-        here, there = row['segments'] == segment, row['source_segments'] == segment
-        assert row['inputs'][here].tolist() == [9, *row['targets'][here][:-1]] and row['source'][there][
+        span, source_span = row['segments'] == segment, row['source_segments'] == segment
+        assert row['inputs'][span].tolist() == [9, *row['targets'][span][:-1]] and row['source'][source_span][
           :2
         ].tolist() == [7, 8]
         count += 1
@@ -85,22 +85,22 @@ def test_targets_begin_and_sources_too_as_their_tokenizer_has_it(pack, pairs):
 
 
 def test_evaluation_reads_every_pair_once(pack, pairs):
-  found = collections.Counter()
+  counts = collections.Counter()
   for batch in pipeline.evaluation_batches(pack.evaluation_rows(pairs, LENGTH), 4):
-    found += read(batch)
-  assert found == fitting(pairs)
+    counts += read(batch)
+  assert counts == fitting(pairs)
 
 
-def test_an_epoch_of_training_reads_every_pair_once_in_an_order_of_its_own(pack, pairs):
+def test_every_epoch_reads_every_pair_once_in_its_own_order(pack, pairs):
   rows = pack.rows(pairs, LENGTH, seed=3)
   iterator, expected, orders = pipeline.train_iterator(rows, 1), fitting(pairs), []
   for _ in range(2):
-    found, order = collections.Counter(), []
-    while found.total() < expected.total():
+    counts, order = collections.Counter(), []
+    while counts.total() < expected.total():
       batch = next(iterator)
-      found += read(batch)
+      counts += read(batch)
       order.append(batch['source'].tobytes())
-    assert found == expected
+    assert counts == expected
     orders.append(order)
   assert orders[0] != orders[1]
   assert [next(pipeline.train_iterator(pack.rows(pairs, LENGTH, seed=3), 1))['source'].tobytes()] == orders[
@@ -108,7 +108,7 @@ def test_an_epoch_of_training_reads_every_pair_once_in_an_order_of_its_own(pack,
   ][:1]
 
 
-def test_what_is_too_long_is_told(pack, pairs, make_tokens, caplog):
+def test_long_pairs_are_skipped_with_a_warning(pack, pairs, make_tokens, caplog):
   with caplog.at_level(logging.WARNING):
     pack.evaluation_rows(pairs, LENGTH)
   assert (
@@ -148,7 +148,7 @@ def test_processes_share_a_batch(pack, pairs):
       np.testing.assert_array_equal(np.concatenate([half[name] for half in halves]), x)
 
 
-def test_a_state_goes_on(pack, pairs):
+def test_a_state_resumes(pack, pairs):
   rows = pack.rows(pairs, LENGTH, seed=1)
   first, second = (pipeline.train_iterator(rows, 2) for _ in range(2))
   for _ in range(5):
@@ -159,7 +159,7 @@ def test_a_state_goes_on(pack, pairs):
     assert all(np.array_equal(a[name], b[name]) for name in a)
 
 
-def test_text_has_no_buckets(make_tokens):
+def test_buckets_reject_text(make_tokens):
   assert ('text',) not in spec.build('buckets', packing, protocol.Packing).document_kinds
   with pytest.raises(ValueError, match='least=0 must be at least 1'):
     spec.build('buckets(least=0)', packing, protocol.Packing)

@@ -1,4 +1,4 @@
-"""Aligned files: nothing lost, what is left out is told with its numbers, and refusals by name."""
+"""Aligned files: nothing is lost, skipped lines are reported with their numbers, and errors name the file."""
 
 import collections
 import gzip
@@ -19,57 +19,57 @@ def pairs(corpus, split):
   return list(zip(*(corpus.splits[split][side] for side in ('source', 'target'))))
 
 
-def every(corpus):
+def all_pairs(corpus):
   return collections.Counter(pair for split in corpus.splits for pair in pairs(corpus, split))
 
 
 @pytest.mark.parametrize('end, zipped', [('\n', False), ('\r\n', True)])
-def test_line_by_line(tmp_path, make_source, end, zipped):
+def test_lines_of_two_files_are_pairs(tmp_path, make_source, end, zipped):
   for name, texts in zip(('a.en', 'a.de'), zip(*PAIRS)):
     write(tmp_path, name + '.gz' * zipped, texts, end, zipped)
   corpus = make_source(
     f'parallel("{tmp_path}/a.en{".gz" * zipped}", "{tmp_path}/a.de{".gz" * zipped}")'
   ).prepare(tmp_path)
-  assert every(corpus) == collections.Counter(PAIRS) and corpus.fields == ('source', 'target')
+  assert all_pairs(corpus) == collections.Counter(PAIRS) and corpus.fields == ('source', 'target')
   assert all(corpus.documents[split] for split in ('train', 'validation', 'test'))
 
 
-def test_columns_of_one_file(tmp_path, make_source):
+def test_columns_of_one_file_are_pairs(tmp_path, make_source):
   write(tmp_path, 'a.tsv', map('\t'.join, PAIRS))
   corpus = make_source(f'parallel("{tmp_path}/a.tsv", lowercase=True)').prepare(tmp_path)
-  assert every(corpus) == collections.Counter((a.lower(), b.lower()) for a, b in PAIRS)
+  assert all_pairs(corpus) == collections.Counter((a.lower(), b.lower()) for a, b in PAIRS)
 
 
-def test_splits_of_their_own(tmp_path, make_source):
+def test_files_of_each_split(tmp_path, make_source):
   parts = dict(train=PAIRS[:300], val=PAIRS[300:350], test_2016=PAIRS[350:])
-  for name, found in parts.items():
-    for language, texts in zip(('en', 'de'), zip(*found)):
+  for name, results in parts.items():
+    for language, texts in zip(('en', 'de'), zip(*results)):
       write(tmp_path, f'{name}.{language}', texts)
   corpus = make_source(
     f'parallel("{tmp_path}/{{split}}.en", "{tmp_path}/{{split}}.de", splits={tuple(parts)})'
   ).prepare(tmp_path)
-  for split, found in zip(('train', 'validation', 'test'), parts.values()):
-    assert collections.Counter(pairs(corpus, split)) == collections.Counter(found)
+  for split, results in zip(('train', 'validation', 'test'), parts.values()):
+    assert collections.Counter(pairs(corpus, split)) == collections.Counter(results)
 
 
-def test_a_source_sentence_stands_in_one_split(tmp_path, make_source):
-  """Whatever its translations."""
-  found = [(a, f'{b} {n}') for a, b in PAIRS for n in range(2)]
-  write(tmp_path, 'a.tsv', map('\t'.join, found))
+def test_a_source_sentence_is_in_one_split(tmp_path, make_source):
+  """With different translations, too."""
+  results = [(a, f'{b} {n}') for a, b in PAIRS for n in range(2)]
+  write(tmp_path, 'a.tsv', map('\t'.join, results))
   corpus = make_source(f'parallel("{tmp_path}/a.tsv")').prepare(tmp_path)
   sides = [set(corpus.splits[split]['source']) for split in ('train', 'validation', 'test')]
   assert sum(map(len, sides)) == len(set().union(*sides)) == 400
 
 
-def test_empty_sides_are_left_out_and_told(tmp_path, make_source, caplog):
+def test_empty_sides_are_skipped_with_a_warning(tmp_path, make_source, caplog):
   broken = [*PAIRS]
   for i in (2, 5, 390):
     broken[i] = (broken[i][0], ' ') if i % 2 else ('', broken[i][1])
   write(tmp_path, 'a.tsv', map('\t'.join, broken))
   corpus = make_source(f'parallel("{tmp_path}/a.tsv")').prepare(tmp_path)
   assert sum(corpus.documents.values()) == 397
-  told = [record.getMessage() for record in caplog.records if 'empty side' in record.getMessage()]
-  assert len(told) == 1 and '3 of 400 pairs' in told[0] and 'lines 3, 6, 391' in told[0]
+  warnings = [record.getMessage() for record in caplog.records if 'empty side' in record.getMessage()]
+  assert len(warnings) == 1 and '3 of 400 pairs' in warnings[0] and 'lines 3, 6, 391' in warnings[0]
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_empty_sides_are_left_out_and_told(tmp_path, make_source, caplog):
     ('"{}/a.en", "{}/a.en"', r'too few documents to be split by their hashes: 3'),
   ],
 )
-def test_refusals(tmp_path, make_source, spec, sentence):
+def test_invalid_files_are_rejected(tmp_path, make_source, spec, sentence):
   write(tmp_path, 'a.en', 'one two three'.split())
   write(tmp_path, 'short.de', 'eins zwei'.split())
   (tmp_path / 'latin.de').write_bytes(b'eins\nzw\xf6lf\ndrei\n')
@@ -93,7 +93,7 @@ def test_refusals(tmp_path, make_source, spec, sentence):
 
 
 class Prepared(tensorflow_datasets.core.GeneratorBasedBuilder, skip_registration=True):
-  """As `wmt14_translate/de-en` is, where it was prepared: TFDS itself can prepare it only with TensorFlow."""
+  """Like a prepared `wmt14_translate/de-en`, which TFDS can only prepare with TensorFlow."""
 
   name = 'wmt14_translate'
   VERSION = tensorflow_datasets.core.Version('1.0.0')

@@ -38,7 +38,7 @@ def same(a, b):
 
 
 @pytest.mark.parametrize('count', (2, 4))
-def test_the_batches_do_not_depend_on_the_number_of_processes(pack, count, make_tokens):
+def test_batches_do_not_depend_on_the_number_of_processes(pack, count, make_tokens):
   rows = pack.rows(make_tokens(LENGTHS), 8, seed=0)
   whole = take(pipeline.train_iterator(rows, 8), 12)
   parts = [take(pipeline.train_iterator(rows, 8, index, count), 12) for index in range(count)]
@@ -74,7 +74,7 @@ def test_a_state_restores_on_any_number_of_processes(pack, make_tokens):
 
 
 @pytest.mark.parametrize('threads', (1, 3))
-def test_a_resume_is_the_unbroken_run(pack, threads, make_tokens):
+def test_a_resume_equals_the_uninterrupted_run(pack, threads, make_tokens):
   def make():
     rows = pack.rows(make_tokens(LENGTHS), 8, seed=0)
     return pipeline.train_iterator(rows, 2, threads=threads)
@@ -100,9 +100,9 @@ def test_evaluation_counts_every_token_once(pack, count, batch_size, make_tokens
   parts = [list(pipeline.evaluation_batches(rows, batch_size, i, count)) for i in range(count)]
   assert {len(part) for part in parts} == {-(-len(rows) // batch_size)}
   assert all(b['inputs'].shape == (batch_size // count, 8) for part in parts for b in part)
-  found = np.concatenate([b['targets'][b['segments'] > 0] for part in parts for b in part])
-  wanted = [*tokens.ids.tolist(), *[tokens.eos_id] * tokens.documents]
-  assert sorted(found.tolist()) == sorted(wanted)
+  results = np.concatenate([b['targets'][b['segments'] > 0] for part in parts for b in part])
+  reference = [*tokens.ids.tolist(), *[tokens.eos_id] * tokens.documents]
+  assert sorted(results.tolist()) == sorted(reference)
 
 
 def test_a_limited_evaluation_is_spread_over_the_split(pack, make_tokens):
@@ -125,7 +125,7 @@ def test_hashes_of_parts_add_up(pack, make_tokens):
   assert len(pipeline.batch_hash(batch)) == 16
 
 
-def test_a_hash_sees_values_and_order(make_tokens):
+def test_a_hash_depends_on_values_and_order(make_tokens):
   rows = spec.build('concat', packing, protocol.Packing).rows(make_tokens(LENGTHS), 8, seed=0)
   [batch] = take(pipeline.train_iterator(rows, 4), 1)
   changed = {f: v.copy() for f, v in batch.items()}
@@ -135,23 +135,23 @@ def test_a_hash_sees_values_and_order(make_tokens):
   assert len({pipeline.batch_hash(b) for b in (batch, changed, swapped, renamed)}) == 4
 
 
-def test_refusals_name_the_field(pack, make_tokens):
+def test_errors_name_the_field(pack, make_tokens):
   rows = pack.rows(make_tokens(LENGTHS), 8, seed=0)
-  for arguments, said in (
+  for arguments, message in (
     ((6, 0, 4), 'batch_size=6'),
     ((0, 0, 1), 'batch_size=0'),
     ((4, 2, 2), 'process_index=2'),
   ):
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
       pipeline.train_iterator(rows, *arguments)
 
 
-def test_open_text_goes_from_files_to_batches(tmp_path, make_source, make_text, pack):
+def test_from_text_files_to_batches(tmp_path, make_source, make_text, pack):
   book = make_text(0, 500)
   (tmp_path / 'book.txt').write_text(book, newline='')
   source = make_source(f"text('{tmp_path}/book.txt')")
   text = pipeline.open_text(source, Bytes(), tmp_path / 'cache')
-  found = []
+  results = []
   for split in text.corpus.splits:
     tokens = text.tokens(split)
     rows = pack.evaluation_rows(tokens, 32)
@@ -159,7 +159,7 @@ def test_open_text_goes_from_files_to_batches(tmp_path, make_source, make_text, 
     ids = np.concatenate([batch['targets'][batch['segments'] > 0] for batch in batches])
     assert text.tokenizer.token_bytes[ids].sum() == tokens.bytes == text.corpus.bytes[split]
     assert (ids == tokens.eos_id).sum() == text.corpus.documents[split]
-    found.append(text.tokenizer.decode(ids))
-  assert sorted(''.join(found)) == sorted(book)
+    results.append(text.tokenizer.decode(ids))
+  assert sorted(''.join(results)) == sorted(book)
   with pytest.raises(ValueError, match=r"book.txt'\) test is too short"):
     pack.rows(text.tokens('test'), 10**6, seed=0)

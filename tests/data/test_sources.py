@@ -37,7 +37,7 @@ def documents(make_text) -> list[str]:
   return [make_text(seed, 1 + seed % 7) for seed in range(400)] + ['', 'twice', 'twice', 'twice']
 
 
-def test_nothing_is_lost_and_the_counts_are_true(documents, tmp_path, cache_dir, make_source):
+def test_nothing_is_lost_and_the_counts_are_correct(documents, tmp_path, cache_dir, make_source):
   (tmp_path / 'a.jsonl').write_bytes(jsonl(documents))
   corpus = make_source(f"text('{tmp_path}/a.jsonl')").prepare(cache_dir)
   assert every(corpus) == collections.Counter(documents)
@@ -46,7 +46,7 @@ def test_nothing_is_lost_and_the_counts_are_true(documents, tmp_path, cache_dir,
     assert corpus.splits[split]['text'][-1] == [*corpus.splits[split]['text']][-1]
     assert corpus.splits[split]['text'][3] == [*corpus.splits[split]['text']][3]
     assert corpus.bytes[split] == sum(len(text.encode()) for text in corpus.splits[split]['text'])
-  assert sum('twice' in found for found in texts(corpus).values()) == 1  # no copy across splits
+  assert sum('twice' in results for results in texts(corpus).values()) == 1  # no copy across splits
   assert corpus.documents['train'] > 0.8 * len(documents)
 
 
@@ -64,7 +64,7 @@ def test_splits_do_not_depend_on_the_order_or_the_names_of_files(documents, tmp_
     assert list(a.splits[split]['text']) == list(b.splits[split]['text'])
 
 
-def test_splits_stay_when_documents_are_added(documents, tmp_path, cache_dir, make_source):
+def test_splits_do_not_change_when_documents_are_added(documents, tmp_path, cache_dir, make_source):
   (tmp_path / 'a.jsonl').write_bytes(jsonl(documents))
   (tmp_path / 'b.jsonl').write_bytes(jsonl(['new', *documents]))
   a, b = (make_source(f"text('{tmp_path}/{name}.jsonl')").prepare(cache_dir) for name in 'ab')
@@ -73,7 +73,7 @@ def test_splits_stay_when_documents_are_added(documents, tmp_path, cache_dir, ma
     assert not texts(a)[split] - texts(b)[split]
 
 
-def test_the_hash_sees_every_character(tmp_path, cache_dir, make_source, make_text):
+def test_the_hash_depends_on_every_character(tmp_path, cache_dir, make_source, make_text):
   hashes = set()
   for index, end in enumerate(('', ' ', '\n', '\r\n', '\0', '\ufeff')):
     (tmp_path / f'{index}.txt').write_text(make_text(0, 400) + end, newline='')
@@ -83,7 +83,7 @@ def test_the_hash_sees_every_character(tmp_path, cache_dir, make_source, make_te
   assert len(hashes) == 6
 
 
-def test_the_hash_sees_the_splits(cache_dir):
+def test_the_hash_depends_on_the_splits(cache_dir):
   hashes = {
     corpora.prepare_corpus('own', lambda: zip(SPLITS, texts), cache_dir, fixed=SPLITS).hash
     for texts in ('abc', 'acb', 'bac')
@@ -98,7 +98,9 @@ def test_three_documents_are_one_for_each_split(cache_dir):
     assert set(corpus.documents.values()) == {1} and set(every(corpus)) == set(texts)
 
 
-def test_a_single_book_is_cut_into_pieces_and_says_so(tmp_path, cache_dir, make_source, make_text, caplog):
+def test_a_single_book_is_divided_into_pieces_with_a_warning(
+  tmp_path, cache_dir, make_source, make_text, caplog
+):
   book = make_text(1, 6000)
   (tmp_path / 'book.txt').write_text(book, newline='')
   corpus = make_source(f"text('{tmp_path}/book.txt')").prepare(cache_dir)
@@ -111,7 +113,7 @@ def test_a_single_book_is_cut_into_pieces_and_says_so(tmp_path, cache_dir, make_
     assert 0.04 < corpus.bytes[split] / len(book.encode()) < 0.07
 
 
-def test_few_files_of_uneven_size_are_cut_too(tmp_path, cache_dir, make_source, make_text):
+def test_a_few_files_of_uneven_size_are_divided_too(tmp_path, cache_dir, make_source, make_text):
   plays = {'a': 3000, 'b': 20, 'c': 1000}
   for name, lines in plays.items():
     (tmp_path / f'{name}.txt').write_text(make_text(lines, lines), newline='')
@@ -168,7 +170,9 @@ def test_compressed_files_are_the_same_text(compress, documents, tmp_path, cache
   assert sum(corpus.bytes.values()) == len(book.encode())
 
 
-def test_patterns_are_recursive_and_know_the_home(tmp_path, cache_dir, make_source, monkeypatch, make_text):
+def test_patterns_are_recursive_and_expand_the_home_folder(
+  tmp_path, cache_dir, make_source, monkeypatch, make_text
+):
   monkeypatch.setenv('HOME', str(tmp_path))
   (tmp_path / 'x' / 'y').mkdir(parents=True)
   (tmp_path / 'x' / 'a[1].txt').write_text(make_text(0, 300), newline='')
@@ -179,7 +183,7 @@ def test_patterns_are_recursive_and_know_the_home(tmp_path, cache_dir, make_sour
   assert sum(both.bytes.values()) == sum(sizes) and sum(one.bytes.values()) == sizes[0]
 
 
-def test_a_line_is_a_document_whatever_its_line_end(tmp_path, cache_dir, make_source, documents):
+def test_a_line_is_a_document_with_any_line_end(tmp_path, cache_dir, make_source, documents):
   data = b'\r\n'.join([*jsonl(documents).splitlines(), b'', b'   ', b'{"text": "last"}'])
   (tmp_path / 'a.jsonl').write_bytes(data)
   corpus = make_source(f"text('{tmp_path}/a.jsonl')").prepare(cache_dir)
@@ -190,7 +194,7 @@ GOOD = b'{"text": "fine"}\n'
 
 
 @pytest.mark.parametrize(
-  'name, data, said',
+  'name, data, message',
   (
     ('none', None, ('none', 'matches no file')),
     ('empty.txt', b'', ('empty.txt', 'empty')),
@@ -212,16 +216,16 @@ GOOD = b'{"text": "fine"}\n'
     ('cut.txt.zst', zstandard.compress(b'text' * 999)[:-2], ('cut.txt.zst', 'middle of a zstd')),
   ),
 )
-def test_refusals_name_the_file(name, data, said, tmp_path, cache_dir, make_source):
+def test_errors_name_the_file(name, data, message, tmp_path, cache_dir, make_source):
   if data is not None:
     (tmp_path / name).write_bytes(data)
   with pytest.raises(ValueError) as error:
     make_source(f"text('{tmp_path}/{name}')").prepare(cache_dir)
-  for words in said:
+  for words in message:
     assert words in str(error.value)
 
 
-def test_what_cannot_be_opened_is_refused(tmp_path, cache_dir, make_source):
+def test_unreadable_files_are_rejected(tmp_path, cache_dir, make_source):
   (tmp_path / 'folder.txt').mkdir()
   with pytest.raises(ValueError, match='folder.txt.*matches no file'):
     make_source(f"text('{tmp_path}/folder.txt')").prepare(cache_dir)
@@ -230,7 +234,7 @@ def test_what_cannot_be_opened_is_refused(tmp_path, cache_dir, make_source):
     make_source(f"text('{tmp_path}/*.txt')").prepare(cache_dir)
 
 
-def test_a_source_that_changes_while_it_is_read_is_refused(cache_dir, make_text):
+def test_a_source_that_changes_while_it_is_read_is_rejected(cache_dir, make_text):
   reads = []
 
   def read():
@@ -249,12 +253,12 @@ def test_stdlib_is_the_library_without_its_tests(cache_dir, make_source):
   assert corpus.hash == again.hash and corpus.name == 'stdlib'
   assert sum(corpus.bytes.values()) > 8_000_000
   root = pathlib.Path(json.__file__).parent.parent
-  found = every(corpus)
-  assert (root / 'json' / 'decoder.py').read_bytes().decode() in found
+  results = every(corpus)
+  assert (root / 'json' / 'decoder.py').read_bytes().decode() in results
   outside = {'test', 'tests', 'site-packages'}
   for path in [path for path in root.rglob('*.py') if outside & set(path.parts)][:200]:
     data = path.read_bytes()
-    assert len(data) < 200 or data.decode(errors='replace') not in found, path
+    assert len(data) < 200 or data.decode(errors='replace') not in results, path
 
 
 class TinySet(tensorflow_datasets.core.GeneratorBasedBuilder):
@@ -285,7 +289,7 @@ def tiny(tmp_path_factory):
   return tmp_path_factory.mktemp('tfds')
 
 
-def test_tfds_keeps_its_own_splits_and_carves_the_missing_one(tiny, cache_dir, make_source, caplog):
+def test_tfds_splits_are_used_and_the_missing_one_is_carved(tiny, cache_dir, make_source, caplog):
   source = f"tfds('tiny_set', data_dir='{tiny}')"
   corpus = make_source(source).prepare(cache_dir)
   assert set(corpus.splits['test']['text']) == {f'test document {i} né' for i in range(9)}
@@ -297,20 +301,20 @@ def test_tfds_keeps_its_own_splits_and_carves_the_missing_one(tiny, cache_dir, m
 
 
 @pytest.mark.parametrize(
-  'spec, said',
+  'spec, message',
   (
     ("tfds('tiny_set', field='label', data_dir='{}')", ("'label'", "['text']")),
     ("tfds('no_such_set_at_all', data_dir='{}')", ('no_such_set_at_all',)),
   ),
 )
-def test_tfds_refuses_by_name(spec, said, tiny, cache_dir, make_source):
+def test_tfds_errors_name_the_field(spec, message, tiny, cache_dir, make_source):
   with pytest.raises(ValueError) as error:
     make_source(spec.format(tiny)).prepare(cache_dir)
-  for words in said:
+  for words in message:
     assert words in str(error.value)
 
 
-def test_tfds_refuses_what_needs_tensorflow(tmp_path, cache_dir, make_source):
+def test_tfds_rejects_data_that_needs_tensorflow(tmp_path, cache_dir, make_source):
   TinySet(data_dir=str(tmp_path), file_format='array_record').download_and_prepare()
   info = tmp_path / 'tiny_set' / '1.0.0' / 'dataset_info.json'
   info.write_text(info.read_text().replace('array_record', 'tfrecord'))

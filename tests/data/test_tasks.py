@@ -106,8 +106,8 @@ TASKS = {
 
 def corpus(make_source, text, path, count=COUNT):
   head, _, rest = text.partition('(')
-  given = ', '.join(filter(None, [rest.removesuffix(')'), f'held_out={count}']))
-  return make_source(f'{head}({given})').prepare(path)
+  stated = ', '.join(filter(None, [rest.removesuffix(')'), f'held_out={count}']))
+  return make_source(f'{head}({stated})').prepare(path)
 
 
 def documents(corpus, split, count=COUNT):
@@ -117,11 +117,11 @@ def documents(corpus, split, count=COUNT):
 @pytest.mark.parametrize('text', TASKS)
 def test_answers_lengths_and_splits(make_source, tmp_path, text):
   oracle, short, long = TASKS[text]
-  made, seen = corpus(make_source, text, tmp_path), {}
+  generated, observed = corpus(make_source, text, tmp_path), {}
   for split, allowed in (('train', short), ('validation', short), ('test', long)):
-    found = documents(made, split)
+    results = documents(generated, split)
     lengths = set()
-    for written, spans in found:
+    for written, spans in results:
       right, answers, end, length = oracle(written)
       assert right, written
       bounds = [tuple(map(int, span.split(':'))) for span in spans.split()]
@@ -132,17 +132,19 @@ def test_answers_lengths_and_splits(make_source, tmp_path, text):
     assert lengths <= {*allowed} and (split == 'validation' or 'needle' in text or lengths == {*allowed}), (
       lengths
     )
-    seen[split] = {written for written, _ in found}
+    observed[split] = {written for written, _ in results}
   assert not (
-    seen['train'] & seen['validation'] or seen['train'] & seen['test'] or seen['validation'] & seen['test']
+    observed['train'] & observed['validation']
+    or observed['train'] & observed['test']
+    or observed['validation'] & observed['test']
   )
 
 
 def test_a_test_like_training_is_apart_too(make_source, tmp_path):
   """510 texts are possible; training, which is long enough to have all, has none of the other splits'."""
-  made = corpus(make_source, 'parity(8, None)', tmp_path, 400)
+  generated = corpus(make_source, 'parity(8, None)', tmp_path, 400)
   train, validation, test = (
-    {text for text, _ in documents(made, split, count)}
+    {text for text, _ in documents(generated, split, count)}
     for split, count in (('train', 6000), ('validation', 400), ('test', 400))
   )
   assert len(train) > 300 and len(validation) > 30 and len(test) > 30
@@ -153,25 +155,25 @@ def test_a_test_like_training_is_apart_too(make_source, tmp_path):
 
 @pytest.mark.parametrize('text', ['copy', 'mqar(pairs=2, length=16)', 'listops(least=20, most=40, depth=4)'])
 def test_a_document_depends_on_seed_split_and_number_alone(make_source, tmp_path, text):
-  made, again = (corpus(make_source, text, tmp_path, 5) for _ in range(2))
+  generated, again = (corpus(make_source, text, tmp_path, 5) for _ in range(2))
   other = corpus(make_source, text[:-1] + ', seed=1)' if ')' in text else f'{text}(seed=1)', tmp_path, 5)
-  first = documents(made, 'train', 5)
+  first = documents(generated, 'train', 5)
   backwards = [tuple(again.splits['train'][field][i] for field in again.fields) for i in (4, 3, 2, 1, 0)]
-  assert first == backwards[::-1] and made.hash == again.hash != other.hash
+  assert first == backwards[::-1] and generated.hash == again.hash != other.hash
   assert (
     documents(other, 'train', 5) != first
-    and len({*documents(made, 'train', 5), *documents(made, 'validation', 5)}) > 5
+    and len({*documents(generated, 'train', 5), *documents(generated, 'validation', 5)}) > 5
   )
-  assert made.documents['train'] > 10**15
+  assert generated.documents['train'] > 10**15
 
 
 def test_training_may_have_an_end(make_source, tmp_path):
-  made = corpus(make_source, 'copy(examples=30)', tmp_path, 5)
-  assert dict(made.documents) == dict(train=30, validation=5, test=5)
+  generated = corpus(make_source, 'copy(examples=30)', tmp_path, 5)
+  assert dict(generated.documents) == dict(train=30, validation=5, test=5)
 
 
 @pytest.mark.parametrize('power', [0.01, 1.0])
-def test_queries_stand_at_distances_of_a_power_law(power):
+def test_query_distances_have_a_power_law(power):
   """With one pair, its place has exactly this probability; counts are within four standard deviations."""
   task, count = mqar.Mqar(length=18, pairs=1, power=power), 4000
   texts = [task._document('train', i)[0].split(' ')[3:] for i in range(count)]
@@ -183,23 +185,23 @@ def test_queries_stand_at_distances_of_a_power_law(power):
   assert (abs(places - expected) < 4 * np.sqrt(expected)).all(), (places, expected)
 
 
-def test_queries_of_many_pairs_are_drawn_without_putting_back():
-  """Of two, the second falls where it would among the places that the first has left."""
+def test_queries_of_many_pairs_are_sampled_without_replacement():
+  """Of two queries, the second has the same law on the remaining places."""
   task, count = mqar.Mqar(length=10, pairs=2, power=0.01), 4000
   law = np.arange(1, 4) ** -0.99
   law /= law.sum()
   expected = {(a, b): law[a] * law[b] / (1 - law[a]) for a, b in itertools.permutations(range(3), 2)}
-  found = collections.Counter()
+  results = collections.Counter()
   for i in range(count):
     _, *words = task._document('train', i)[0].split(' ')
-    found[tuple(words[4:].index(key) // 2 for key in (words[0], words[2]))] += 1
+    results[tuple(words[4:].index(key) // 2 for key in (words[0], words[2]))] += 1
   for places, share in expected.items():
-    assert abs(found[places] - count * share) < 4 * np.sqrt(count * share), (places, found)
+    assert abs(results[places] - count * share) < 4 * np.sqrt(count * share), (places, results)
 
 
-def test_keys_and_values_are_different_ones_of_half_the_vocabulary_each(make_source, tmp_path):
-  made = corpus(make_source, 'mqar(length=64, pairs=16, vocabulary=64, noise=True)', tmp_path, 1)
-  words = [text.split(' ')[1:] for text, _ in documents(made, 'train', 60)]
+def test_keys_and_values_are_distinct_and_from_one_half_of_the_vocabulary_each(make_source, tmp_path):
+  generated = corpus(make_source, 'mqar(length=64, pairs=16, vocabulary=64, noise=True)', tmp_path, 1)
+  words = [text.split(' ')[1:] for text, _ in documents(generated, 'train', 60)]
   assert all(len({*row[:32]}) == 32 for row in words)
   assert {word for row in words for word in row[:32:2]} == {f'k{i}' for i in range(1, 32)}
   assert {word for row in words for word in row[1:32:2]} == {f'v{i}' for i in range(1, 33)}
@@ -208,7 +210,7 @@ def test_keys_and_values_are_different_ones_of_half_the_vocabulary_each(make_sou
   assert len(noise) == 63 + ('.' in noise) and noise.total() == 32 * 60
 
 
-def test_the_needle_stands_at_its_depth(make_source, tmp_path):
+def test_the_needle_is_at_its_depth(make_source, tmp_path):
   for depth in (0.0, 0.5, 1.0):
     for text, _ in documents(
       corpus(make_source, f'needle(length=600, longer=None, depth={depth})', tmp_path, 1), 'train', 20
@@ -224,7 +226,7 @@ def test_the_needle_stands_at_its_depth(make_source, tmp_path):
 
 
 def value(symbols):
-  """Of an expression, by a stack."""
+  """Returns the value of an expression, using a stack."""
   stack = [[]]
   for symbol in symbols:
     if symbol[0] == '[':
@@ -243,15 +245,15 @@ def value(symbols):
     else:
       stack[-1].append(int(symbol))
     assert len(stack) <= 10  # operations within each other: the tenth level is digits
-  [[found]] = stack
-  return found
+  [[results]] = stack
+  return results
 
 
 def test_listops_are_those_of_the_arena(make_source, tmp_path):
-  made = corpus(make_source, 'listops', tmp_path, 25)
-  found = [example for split in made.splits for example in documents(made, split, 25)]
+  generated = corpus(make_source, 'listops', tmp_path, 25)
+  results = [example for split in generated.splits for example in documents(generated, split, 25)]
   operators, deepest = collections.Counter(), 0
-  for text, label in found:
+  for text, label in results:
     symbols = text.split(' ')
     assert 500 < len(symbols) < 2000 and symbols[0][0] == '['
     assert label == str(value(symbols))
@@ -260,14 +262,14 @@ def test_listops_are_those_of_the_arena(make_source, tmp_path):
   assert deepest == 9
   shares = np.array([*operators.values()]) / operators.total()
   assert {*operators} == {'[MIN', '[MAX', '[MED', '[SM'} and (abs(shares - 0.25) < 0.03).all()
-  assert len({text for text, _ in found}) == len(found) and len({label for _, label in found}) > 7
-  assert made.fields == ('text', 'label') and made.classes == tuple('0123456789')
+  assert len({text for text, _ in results}) == len(results) and len({label for _, label in results}) > 7
+  assert generated.fields == ('text', 'label') and generated.classes == tuple('0123456789')
 
 
-def test_twins_tell_each_other(make_source, tmp_path):
-  made = corpus(make_source, 'twins(pairs=5, keys=9)', tmp_path, 25)
+def test_twins_label_each_other(make_source, tmp_path):
+  generated = corpus(make_source, 'twins(pairs=5, keys=9)', tmp_path, 25)
   apart = collections.Counter()
-  for text, labels in (example for split in made.splits for example in documents(made, split, 25)):
+  for text, labels in (example for split in generated.splits for example in documents(generated, split, 25)):
     words = [word.split('=') for word in text.split(' ')]
     keys = [key for key, _ in words]
     assert len(words) == 10 and len({*keys}) == 5 and {*keys} <= {f'k{i}' for i in range(9)}
@@ -276,7 +278,9 @@ def test_twins_tell_each_other(make_source, tmp_path):
       assert labels.split(' ')[i] == words[twin][1]
       apart[abs(twin - i)] += 1
   assert (
-    {*apart} == {*range(1, 10)} and made.fields == ('text', 'labels') and made.classes == tuple('0123456789')
+    {*apart} == {*range(1, 10)}
+    and generated.fields == ('text', 'labels')
+    and generated.classes == tuple('0123456789')
   )
 
 
@@ -313,7 +317,7 @@ def test_twins_tell_each_other(make_source, tmp_path):
     ('listops(most=501)', 'most=501 must be at least 502, beyond least=500'),
   ],
 )
-def test_refusals(make_source, text, sentence):
+def test_invalid_fields_are_rejected(make_source, text, sentence):
   with pytest.raises(ValueError, match=sentence):
     make_source(text)
 
@@ -328,19 +332,21 @@ def test_refusals(make_source, text, sentence):
     ('listops(depth=2, arguments=3)', r'too few expressions of more than least=500 symbols'),
   ],
 )
-def test_what_cannot_be_drawn_is_refused(make_source, tmp_path, text, sentence):
+def test_impossible_tasks_are_rejected(make_source, tmp_path, text, sentence):
   with pytest.raises(ValueError, match=sentence):
     make_source(text).prepare(tmp_path)
 
 
-def opened(make_source, source, tokenizer, path):
+def open_task_data(make_source, source, tokenizer, path):
   return pipeline.open_text(make_source(source), spec.build(tokenizer, tokenizers, Tokenizer), path)
 
 
 @pytest.mark.parametrize('split', ['train', 'validation'])
 def test_rows_have_their_answers(make_source, tmp_path, monkeypatch, split):
   monkeypatch.setattr(pipeline, 'TOKENIZER_SAMPLE', 200)
-  data = opened(make_source, 'mqar(length=16, pairs=2, vocabulary=12, held_out=30)', 'words', tmp_path)
+  data = open_task_data(
+    make_source, 'mqar(length=16, pairs=2, vocabulary=12, held_out=30)', 'words', tmp_path
+  )
   pack, tokens = spec.build('answered', packing, Packing), data.tokens(split)
   rows = pack.evaluation_rows(tokens, 20) if split == 'validation' else pack.rows(tokens, 20, seed=0)
   for i in range(20):
@@ -356,10 +362,10 @@ def test_rows_have_their_answers(make_source, tmp_path, monkeypatch, split):
 
 
 @pytest.mark.parametrize('tokenizer', ['bytes', 'char', 'words', 'sentencepiece(300)'])
-def test_an_answer_is_every_token_that_holds_any_of_it(tokenizer):
+def test_answers_are_all_tokens_with_a_byte_of_them(tokenizer):
   text = 'née Ünal said forty two, née'
-  made = spec.build(tokenizer, tokenizers, Tokenizer).train([text * 9, 'said forty two, né'])
-  ids = np.append(made.encode(text), made.eos_id)
+  trained = spec.build(tokenizer, tokenizers, Tokenizer).train([text * 9, 'said forty two, né'])
+  ids = np.append(trained.encode(text), trained.eos_id)
   raw, place = text.encode(), 0
   first, last = (
     raw.index('Ünal'.encode()) + 1,
@@ -369,21 +375,21 @@ def test_an_answer_is_every_token_that_holds_any_of_it(tokenizer):
     (f'{first}:{last}', {*range(first, last)}),
     (f'0:2 {len(raw) - 1}:{len(raw) + 1}', {0, 1, len(raw) - 1, len(raw)}),
   ):
-    told = AnsweredTexts('made up', None, [spans], made.token_bytes).answer_mask(0, ids)
+    told = AnsweredTexts('made up', None, [spans], trained.token_bytes).answer_mask(0, ids)
     place = 0
     for token, counted in zip(ids, told):
-      size = max(len(made.pieces[token]), 1)
-      assert counted == bool({*range(place, place + size)} & wanted), (made.pieces[token], spans)
+      size = max(len(trained.pieces[token]), 1)
+      assert counted == bool({*range(place, place + size)} & wanted), (trained.pieces[token], spans)
       place += size
   with pytest.raises(
     ValueError,
     match=rf'made up\[0\] has an answer at 3:{len(raw) + 2}, but the text has {len(raw) + 1} bytes',
   ):
-    AnsweredTexts('made up', None, [f'3:{len(raw) + 2}'], made.token_bytes).answer_mask(0, ids)
+    AnsweredTexts('made up', None, [f'3:{len(raw) + 2}'], trained.token_bytes).answer_mask(0, ids)
 
 
-def test_what_is_too_long_has_no_answers(make_source, tmp_path, caplog):
-  data = opened(make_source, 'copy(4, None, held_out=40)', 'bytes', tmp_path)
+def test_long_texts_have_no_answers(make_source, tmp_path, caplog):
+  data = open_task_data(make_source, 'copy(4, None, held_out=40)', 'bytes', tmp_path)
   pack = spec.build('answered', packing, Packing)
   rows = [pack.rows(data.tokens('train'), 8, seed=0)[i] for i in range(40)]
   empty = [row for row in rows if not row['segments'].any()]
@@ -392,9 +398,9 @@ def test_what_is_too_long_has_no_answers(make_source, tmp_path, caplog):
   assert 0 < len(pack.evaluation_rows(data.tokens('test'), 8)) < 40
 
 
-def test_expressions_without_end_are_classified(make_source, tmp_path, monkeypatch, caplog):
+def test_infinite_labelled_texts_are_packed(make_source, tmp_path, monkeypatch, caplog):
   monkeypatch.setattr(pipeline, 'TOKENIZER_SAMPLE', 100)
-  data = opened(make_source, 'listops(depth=4, least=20, most=40, held_out=20)', 'words', tmp_path)
+  data = open_task_data(make_source, 'listops(depth=4, least=20, most=40, held_out=20)', 'words', tmp_path)
   each, train = spec.build('each', packing, Packing), data.tokens('train')
   rows = each.rows(train, 40, seed=0)
   assert train.names == tuple('0123456789') and data.tokens('test').names == train.names
@@ -412,24 +418,24 @@ def test_expressions_without_end_are_classified(make_source, tmp_path, monkeypat
     each.evaluation_rows(train, 40)
 
 
-def test_labels_without_end_have_names():
+def test_infinite_labels_need_class_names():
   sizes = dict(train=INFINITE, validation=1, test=1)
   for field in ('label', 'labels'):
     with pytest.raises(ValueError, match='made up is infinite, so its labels cannot be collected'):
       corpora.generate_corpus('made up', lambda split, number: ('a', 'a'), sizes, ('text', field))
 
 
-def test_words_with_labels_and_without_end(make_source, tmp_path):
-  """What is told as it is read is what is told of a source that has an end."""
+def test_infinite_word_labels(make_source, tmp_path):
+  """Labels computed on reading are those of a finite source."""
   pack = spec.build('each', packing, Packing)
   for tokenizer in ('bytes', 'words'):
     endless, ended = (
-      opened(make_source, f'twins(pairs=4, keys=9{end})', tokenizer, tmp_path)
+      open_task_data(make_source, f'twins(pairs=4, keys=9{end})', tokenizer, tmp_path)
       for end in ('', ', examples=30')
     )
-    read, kept = (data.tokens('train') for data in (endless, ended))
+    read, stored = (data.tokens('train') for data in (endless, ended))
     for number in range(30):
-      np.testing.assert_array_equal(read.labels(number), kept.labels(number))
+      np.testing.assert_array_equal(read.labels(number), stored.labels(number))
       labels = endless.corpus.splits['train']['labels'][number].split(' ')
       assert [read.names[i] for i in read.labels(number) if i >= 0] == labels
     row = pack.rows(read, 64, seed=0)[7]

@@ -76,7 +76,7 @@ def random_texts(count: int) -> list[str]:
   ]
 
 
-def test_every_text_is_kept_and_its_bytes_counted(trained, texts):
+def test_every_text_is_preserved_and_its_bytes_counted(trained, texts):
   for text in [*TRAPS, *random_texts(400), *texts]:
     ids = trained.encode(text)
     assert ids.dtype == np.int32 and ids.ndim == 1
@@ -86,30 +86,30 @@ def test_every_text_is_kept_and_its_bytes_counted(trained, texts):
     assert not len(ids) or 0 <= ids.min() <= ids.max() < trained.vocab_size
 
 
-def test_the_end_of_a_text_is_silent(trained):
+def test_the_end_of_a_text_decodes_to_nothing(trained):
   ids = trained.encode('one two')
   assert trained.decode([trained.eos_id, *ids[:2], trained.eos_id, *ids[2:]]) == 'one two'
   assert trained.token_bytes[trained.eos_id] == 0
   assert len(trained.token_bytes) == trained.vocab_size
 
 
-def test_bytes_that_are_no_text_are_shown(trained):
+def test_invalid_utf8_is_decoded_with_replacement_characters(trained):
   half = [trained.pieces.index(bytes([byte])) for byte in '€'.encode()[:2]]
   assert trained.decode(half) == '\ufffd'
 
 
-def test_ids_outside_of_the_vocabulary_are_refused(trained):
+def test_ids_outside_of_the_vocabulary_are_rejected(trained):
   for wrong in (-1, trained.vocab_size):
     with pytest.raises(ValueError, match=f'token {wrong} .*{trained.vocab_size}'):
       trained.decode([0, wrong])
 
 
-def test_training_gives_the_same_each_time(trained, texts, request):
+def test_training_is_deterministic(trained, texts, request):
   untrained = build(request.node.callspec.params['trained'])
   assert untrained.train(iter(texts)).state() == trained.state()
 
 
-def test_the_state_travels_as_json(trained, texts):
+def test_the_state_is_json(trained, texts):
   state = json.loads(json.dumps(trained.state()))
   loaded = protocol.load(state)
   assert loaded == trained and loaded.identity == trained.identity and loaded.is_trained
@@ -119,9 +119,9 @@ def test_the_state_travels_as_json(trained, texts):
 
 def test_identities_differ_with_the_vocabulary(texts):
   parts = texts, ['zebra ' * 200, *texts]
-  found = {build(text).train(part).identity for text in SPECS[1:] for part in parts}
-  assert len(found) == 2 * len(SPECS[1:])
-  assert all(set(name) <= set('abcdefghijklmnopqrstuvwxyz0123456789-_') for name in found)
+  results = {build(text).train(part).identity for text in SPECS[1:] for part in parts}
+  assert len(results) == 2 * len(SPECS[1:])
+  assert all(set(name) <= set('abcdefghijklmnopqrstuvwxyz0123456789-_') for name in results)
 
 
 def test_char_is_one_token_for_a_known_character_and_bytes_for_another():
@@ -139,7 +139,7 @@ def test_words_are_one_token_with_the_space_before_them_and_bytes_where_unknown(
   assert words.vocab_size == 7 + 1 + 256
 
 
-def test_sentencepiece_compresses_and_has_the_size_asked_for(texts):
+def test_sentencepiece_compresses_and_has_the_given_size(texts):
   tokenizer = build('sentencepiece(400)').train(texts)
   assert tokenizer.vocab_size == 400
   text = ''.join(texts)
@@ -153,7 +153,7 @@ def test_sentencepiece_learns_from_every_part_of_a_long_document(texts):
 
 
 @pytest.mark.parametrize(
-  'text, said',
+  'text, message',
   (
     ('sentencepiece(100)', 'size=100 has no room for the 256 bytes'),
     ('sentencepiece(259)', 'size=259 has no room for the characters.*use at least'),
@@ -164,12 +164,12 @@ def test_sentencepiece_learns_from_every_part_of_a_long_document(texts):
     ('sentencepiece(400, sample=0)', 'sample=0'),
   ),
 )
-def test_refusals_name_the_field(text, said, texts):
-  with pytest.raises(ValueError, match=said):
+def test_errors_name_the_field(text, message, texts):
+  with pytest.raises(ValueError, match=message):
     build(text).train(texts)
 
 
-def test_the_size_that_a_refusal_gives_would_do(texts):
+def test_the_size_in_an_error_is_valid(texts):
   for text, words in (('sentencepiece(30000)', 'at most '), ('sentencepiece(259)', 'at least ')):
     with pytest.raises(ValueError) as error:
       build(text).train(texts)
@@ -178,7 +178,7 @@ def test_the_size_that_a_refusal_gives_would_do(texts):
 
 
 @pytest.mark.parametrize('text', SPECS[1:])
-def test_an_untrained_tokenizer_says_so(text):
+def test_an_untrained_tokenizer_raises(text):
   assert not build(text).is_trained
   with pytest.raises(ValueError, match='is not trained'):
     build(text).encode('a')
@@ -207,7 +207,7 @@ def test_a_tokenizer_is_trained_once(texts, tmp_path, monkeypatch):
   assert pipeline.train_tokenizer(first, corpus, ('text',), tmp_path) is first  # as from a checkpoint
 
 
-def test_a_size_that_does_not_fit_names_the_source(texts, tmp_path):
+def test_the_error_of_a_size_that_does_not_fit_names_the_source(texts, tmp_path):
   with pytest.raises(ValueError, match='fake.*size=30000'):
     pipeline.train_tokenizer(build('sentencepiece(30000)'), fake_corpus(texts), ('text',), tmp_path)
   assert not list((tmp_path / 'tokenizers').iterdir())
@@ -219,12 +219,12 @@ def test_tokens_are_the_documents(trained, texts, tmp_path):
   for _ in range(2):  # written, then read
     tokens = token_arrays.tokenize(corpus, 'train', 'text', trained, tmp_path)
     assert tokens.documents == len(documents) and tokens.bytes == corpus.bytes['train']
-    found = [trained.decode(tokens.ids[a:b]) for a, b in zip(tokens.offsets, tokens.offsets[1:])]
-    assert collections.Counter(found) == collections.Counter(documents)
+    results = [trained.decode(tokens.ids[a:b]) for a, b in zip(tokens.offsets, tokens.offsets[1:])]
+    assert collections.Counter(results) == collections.Counter(documents)
     assert trained.token_bytes[tokens.ids].sum() == tokens.bytes
 
 
-def test_a_tokenizer_that_loses_text_is_caught(tmp_path):
+def test_a_tokenizer_that_loses_text_raises(tmp_path):
   class Lossy(type(build('bytes'))):
     def encode(self, text):
       return super().encode(text.replace('é', 'e'))
@@ -235,7 +235,7 @@ def test_a_tokenizer_that_loses_text_is_caught(tmp_path):
     token_arrays.tokenize(fake_corpus(['a']), 'dev', 'text', build('bytes'), tmp_path)
 
 
-def test_damaged_tokens_are_refused(tmp_path):
+def test_damaged_tokens_are_rejected(tmp_path):
   token_arrays.tokenize(fake_corpus(['abc']), 'train', 'text', build('bytes'), tmp_path)
   [path] = tmp_path.rglob('ids')
   path.write_bytes(path.read_bytes()[:-2])

@@ -19,7 +19,7 @@ from tfm.training.metrics import read
 
 def config(**fields):
   """A complete config of a decoder that takes a second to train, by dotted paths."""
-  made = complete(
+  run_config = complete(
     dict(
       objective='answers',
       data=dict(source='copy(4, None, 3, held_out=40)', length=12, packing='answered'),
@@ -28,23 +28,23 @@ def config(**fields):
     )
   )
   for path, value in fields.items():
-    assign(made, path, value)
-  return resolve_config(made)
+    assign(run_config, path, value)
+  return resolve_config(run_config)
 
 
 @pytest.fixture(scope='module')
-def given(tmp_path_factory):
-  """A model, its parameters, and a batch of 40 texts and 3 rows of padding, one text being made right by
+def evaluated(tmp_path_factory):
+  """A model, its parameters, and a batch of 40 texts and 3 rows of padding; one text is made correct by
   hand.
   """
-  made = config()
+  run_config = config()
   data = pipeline.open_data(
-    Experiment(made).source, Experiment(made).tokenizer, tmp_path_factory.mktemp('cache')
+    Experiment(run_config).source, Experiment(run_config).tokenizer, tmp_path_factory.mktemp('cache')
   )
-  model = runs.build_model(Experiment(made), data.tokenizer, None)
+  model = runs.build_model(Experiment(run_config), data.tokenizer, None)
   params = nn.unbox(jax.jit(lambda key: states.init_params(model, key, 1, 12))(jax.random.key(0)))
-  rows = Experiment(made).objective.rows(
-    Experiment(made).packing, data.tokens('validation'), 12, None, data.tokenizer
+  rows = Experiment(run_config).objective.rows(
+    Experiment(run_config).packing, data.tokens('validation'), 12, None, data.tokenizer
   )
   [batch] = pipeline.evaluation_batches(rows, 43)
   logits = np.asarray(
@@ -57,8 +57,8 @@ def given(tmp_path_factory):
 
 
 @pytest.mark.parametrize('chunk', [0, 129])
-def test_only_answers_count(given, chunk):
-  model, params, batch, logits = given
+def test_only_answers_count(evaluated, chunk):
+  model, params, batch, logits = evaluated
   objective = Experiment(config(**{'training.loss_chunk': chunk})).objective
   total, sums = jax.jit(lambda p, b: objective(model, p, b, None))(params, batch)
   costs = np.log(np.exp(logits).sum(-1)) - np.take_along_axis(logits, batch['targets'][..., None], -1)[..., 0]
@@ -89,8 +89,8 @@ def test_only_answers_count(given, chunk):
   )
 
 
-def test_what_is_not_an_answer_has_no_gradient(given):
-  model, params, batch, _ = given
+def test_other_tokens_have_no_gradient(evaluated):
+  model, params, batch, _ = evaluated
   objective = Experiment(config()).objective
   gradient = jax.jit(lambda b: jax.grad(lambda p: objective(model, p, b, None)[0])(params))
   other = dict(batch, targets=np.where(batch['answers'] > 0, batch['targets'], 7))
@@ -98,8 +98,8 @@ def test_what_is_not_an_answer_has_no_gradient(given):
   jax.tree.map(np.testing.assert_array_equal, gradient(batch), gradient(other))
 
 
-def test_padding_has_the_form_of_rows(given):
-  objective, batch = Experiment(config()).objective, given[2]
+def test_padding_has_the_shape_of_rows(evaluated):
+  objective, batch = Experiment(config()).objective, evaluated[2]
   padding = objective.padding_row(12)
   assert {name: x.shape for name, x in padding.items()} == {name: x.shape[1:] for name, x in batch.items()}
   assert not any(x.any() for x in padding.values())
@@ -121,17 +121,17 @@ def test_padding_has_the_form_of_rows(given):
     ({'data.source': 'listops'}, 'trains on texts with answers, and .* has text and label'),
   ],
 )
-def test_what_does_not_go_together_is_refused(fields, sentence):
-  made = config(**fields)
+def test_incompatible_fields_are_rejected(fields, sentence):
+  run_config = config(**fields)
   with pytest.raises(ValueError, match=sentence):
-    validate_run(Experiment(made), 1)
-    Experiment(made).build_model(8)
+    validate_run(Experiment(run_config), 1)
+    Experiment(run_config).build_model(8)
 
 
 @pytest.mark.slow
 def test_a_layer_learns_to_sort(tmp_path):
-  """On texts that it has not seen, where a guess among three letters is right a third of the time."""
-  made = config(
+  """On unseen texts, where guessing among three letters has an accuracy of one third."""
+  run_config = config(
     **{
       'data.source': 'sort(4, None, 3, held_out=100)',
       'training.steps': 120,
@@ -142,7 +142,7 @@ def test_a_layer_learns_to_sort(tmp_path):
       'optimizer.warmup': 20,
     }
   )
-  train(made, tmp_path)
+  train(run_config, tmp_path)
   rows = {row['split']: row for row in read(tmp_path / 'metrics.jsonl')}
   assert (
     rows['validation']['accuracy'] > 0.8

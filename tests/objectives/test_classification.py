@@ -1,4 +1,4 @@
-"""Classification: learnt from rows of every kind, and measured as others measure it."""
+"""Classification: learns from rows of every kind, with the metrics of scikit-learn."""
 
 import json
 
@@ -24,7 +24,7 @@ from tfm.training import state as states
 
 def config(**fields):
   """A complete config of a classifier that takes a second to train, by dotted paths."""
-  made = complete(
+  run_config = complete(
     dict(
       data=dict(length=32, packing='each'),
       model=dict(
@@ -40,8 +40,8 @@ def config(**fields):
     )
   )
   for path, value in fields.items():
-    assign(made, path, value)
-  return resolve_config(made)
+    assign(run_config, path, value)
+  return resolve_config(run_config)
 
 
 @pytest.fixture(scope='module')
@@ -58,8 +58,8 @@ def words(tmp_path_factory):
   return f'tagged({str(path)!r})'
 
 
-def told(config, model, params, data, split):
-  """(true, told), classes of a whole split, by the rows and the model alone."""
+def predict(config, model, params, data, split):
+  """Returns (true, predicted) classes of a whole split, from the rows and the model alone."""
   rows = Experiment(config).packing.evaluation_rows(data.tokens(split), config.data.length)
   [batch] = pipeline.evaluation_batches(rows, len(rows) + 3)
   logits = jax.jit(model.apply)(
@@ -71,34 +71,34 @@ def told(config, model, params, data, split):
   return batch['classes'][there], np.asarray(logits).argmax(-1)[there]
 
 
-def compared(values, true, found):
-  """Holds the metrics of a split to scikit-learn's."""
-  assert values['tokens'] == len(true) and len(set(found)) > 1
-  assert values['accuracy'] == pytest.approx(metrics.accuracy_score(true, found))
-  assert values['f1'] == pytest.approx(metrics.f1_score(true, found, average='macro'))
+def check_metrics(values, true, predictions):
+  """Compares the metrics of a split with scikit-learn's."""
+  assert values['tokens'] == len(true) and len(set(predictions)) > 1
+  assert values['accuracy'] == pytest.approx(metrics.accuracy_score(true, predictions))
+  assert values['f1'] == pytest.approx(metrics.f1_score(true, predictions, average='macro'))
 
 
 @pytest.mark.parametrize(
   'objective, kind', [('classification(3)', 'texts'), ('classification(3, words=True)', 'words')]
 )
 def test_accuracy_and_f1_are_those_of_scikit_learn(objective, kind, request, tmp_path):
-  made = config(**{'objective': objective, 'data.source': request.getfixturevalue(kind)})
-  data = pipeline.open_data(Experiment(made).source, Experiment(made).tokenizer, tmp_path)
-  model = runs.build_model(Experiment(made), data.tokenizer, None)
+  run_config = config(**{'objective': objective, 'data.source': request.getfixturevalue(kind)})
+  data = pipeline.open_data(Experiment(run_config).source, Experiment(run_config).tokenizer, tmp_path)
+  model = runs.build_model(Experiment(run_config), data.tokenizer, None)
   params = nn.unbox(
-    jax.jit(lambda key: states.init_params(model, key, 1, made.data.length))(jax.random.key(0))
+    jax.jit(lambda key: states.init_params(model, key, 1, run_config.data.length))(jax.random.key(0))
   )
   mesh = meshes.make(dict(data=-1))
-  with sharding.context(mesh, sharding.parse_rules(made.rules)):
-    where = sharding.batch_sharding(mesh, sharding.parse_rules(made.rules))
-    values = runs.build_evaluate_fn(Experiment(made), model, data, where, 'test', 0)(params)
-  compared(values, *told(made, model, params, data, 'test'))
+  with sharding.context(mesh, sharding.parse_rules(run_config.rules)):
+    where = sharding.batch_sharding(mesh, sharding.parse_rules(run_config.rules))
+    values = runs.build_evaluate_fn(Experiment(run_config), model, data, where, 'test', 0)(params)
+  check_metrics(values, *predict(run_config, model, params, data, 'test'))
 
 
 @pytest.mark.parametrize('pooling', ['mean', 'first'])
 def test_padding_is_not_pooled(pooling):
-  """A text gives the logits that it gives without any, and so does a row of more padding than text."""
-  made = config(
+  """Padding does not change the logits of a text, nor those of a row with more padding than text."""
+  run_config = config(
     **{
       'objective': 'classification(3)',
       'data.source': "labelled('a')",
@@ -106,7 +106,7 @@ def test_padding_is_not_pooled(pooling):
       'model.scan': False,
     }
   )
-  model = Experiment(made).build_model(257)
+  model = Experiment(run_config).build_model(257)
   params = nn.unbox(jax.jit(lambda key: states.init_params(model, key, 1, 32))(jax.random.key(0)))
   text = np.arange(65, 75, dtype=np.int32)[None]
 
@@ -119,7 +119,7 @@ def test_padding_is_not_pooled(pooling):
   )
 
 
-def test_another_number_of_classes_is_refused(texts, tmp_path):
+def test_another_number_of_classes_is_rejected(texts, tmp_path):
   with pytest.raises(
     ValueError, match=r'config.objective has classes=2, but labelled.* train has 3: a, b, c; use classes=3'
   ):
@@ -147,17 +147,17 @@ def test_another_number_of_classes_is_refused(texts, tmp_path):
     ),
   ],
 )
-def test_what_does_not_go_together_is_refused(fields, sentence):
-  made = config(**{'objective': 'classification(2)'} | fields)
+def test_incompatible_fields_are_rejected(fields, sentence):
+  run_config = config(**{'objective': 'classification(2)'} | fields)
   with pytest.raises(ValueError, match=sentence):
-    validate_run(Experiment(made), 1)
-    Experiment(made).build_model(8)
+    validate_run(Experiment(run_config), 1)
+    Experiment(run_config).build_model(8)
 
 
 @pytest.mark.slow
-def test_images_are_learnt_and_a_run_of_them_is_read_back(tmp_path, capsys):
-  """Through the commands: 60 steps tell most of the digits."""
-  made = config(
+def test_a_run_on_images_learns_and_is_loaded(tmp_path, capsys):
+  """With the commands: 60 steps classify most of the digits."""
+  run_config = config(
     **{
       'objective': 'classification(10)',
       'data.source': 'digits',
@@ -171,9 +171,9 @@ def test_images_are_learnt_and_a_run_of_them_is_read_back(tmp_path, capsys):
       'training.evaluate_every': 60,
     }
   )
-  train(made, tmp_path)
+  train(run_config, tmp_path)
   assert cli.main(['evaluate', f'--workdir={tmp_path}', '--split=test']) == 0
   values, run = json.loads(capsys.readouterr().out), runs.load(tmp_path)
-  compared(values, *told(made, run.model, run.params, runs.open_data(run), 'test'))
+  check_metrics(values, *predict(run_config, run.model, run.params, runs.open_data(run), 'test'))
   assert values['accuracy'] > 0.6 and run.tokenizer is None
   assert 'images: 8 × 8 × 1, digits' in (tmp_path / 'log.txt').read_text()

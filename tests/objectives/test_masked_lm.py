@@ -1,4 +1,4 @@
-"""Masked LM: what is hidden, how often, by whole words; the loss is that of the formula."""
+"""Masked LM: which tokens are masked, how often, by whole words; the loss is that of the formula."""
 
 import collections
 import dataclasses
@@ -23,8 +23,8 @@ from tfm.objectives.masked_lm import MaskedLM
 PLAIN = dict(chunk=0, layout='contiguous', recurrence=0)
 
 
-def hidden(objective, length=32, seed=1, rows=60):
-  """(rows as they were, rows with tokens hidden)."""
+def mask_rows(objective, length=32, seed=1, rows=60):
+  """Returns (original rows, rows with masked tokens)."""
   data = random_tokens()
   plain = Concat().rows(data, length, seed)
   made = objective.rows(Concat(), data, length, seed, NumberedTokenizer)
@@ -32,26 +32,26 @@ def hidden(objective, length=32, seed=1, rows=60):
   return [plain[i] for i in range(rows)], [made[i] for i in range(rows)]
 
 
-def test_what_is_hidden():
-  fates = collections.Counter()
-  for plain, row in zip(*hidden(MaskedLM(**PLAIN), length=128, rows=100)):
+def test_masked_tokens():
+  actions = collections.Counter()
+  for plain, row in zip(*mask_rows(MaskedLM(**PLAIN), length=128, rows=100)):
     free = np.flatnonzero(plain['inputs'] != 0)
     places = row['places'][row['counted'] > 0]
     assert len(places) == round(0.15 * len(free)) and set(places) <= set(free)
     np.testing.assert_array_equal(row['targets'][row['counted'] > 0], plain['inputs'][places])
     changed = np.flatnonzero(row['inputs'] != plain['inputs'])
     assert set(changed) <= set(places)
-    given = row['inputs'][places]
-    fates['masked'] += (given == VOCAB).sum()
-    fates['kept'] += (given == plain['inputs'][places]).sum()
-    fates['other'] += ((given != VOCAB) & (given != plain['inputs'][places])).sum()
-  total = fates.total()
+    masked_inputs = row['inputs'][places]
+    actions['masked'] += (masked_inputs == VOCAB).sum()
+    actions['kept'] += (masked_inputs == plain['inputs'][places]).sum()
+    actions['other'] += ((masked_inputs != VOCAB) & (masked_inputs != plain['inputs'][places])).sum()
+  total = actions.total()
   # A token that is drawn by chance is the one that was there once in VOCAB.
   for fate, share in (('masked', 0.8), ('kept', 0.1 + 0.1 / VOCAB), ('other', 0.1 * (1 - 1 / VOCAB))):
-    assert abs(fates[fate] / total - share) < 4 * np.sqrt(share * (1 - share) / total), fate
+    assert abs(actions[fate] / total - share) < 4 * np.sqrt(share * (1 - share) / total), fate
 
 
-def test_another_choice_each_time_and_the_same_for_a_seed():
+def test_the_selection_differs_by_epoch_and_is_deterministic_by_seed():
   objective, data = MaskedLM(**PLAIN), random_tokens(documents=2)
   first, again, other = (
     objective.rows(Concat(shuffle=False), data, 16, seed, NumberedTokenizer) for seed in (1, 1, 2)
@@ -65,7 +65,7 @@ def test_another_choice_each_time_and_the_same_for_a_seed():
 
 
 def test_whole_words():
-  for plain, row in zip(*hidden(MaskedLM(whole_word=True, **PLAIN))):
+  for plain, row in zip(*mask_rows(MaskedLM(whole_word=True, **PLAIN))):
     places = set(row['places'][row['counted'] > 0].tolist())
     assert len(places) <= round(0.15 * (plain['inputs'] != 0).sum())
     for i in range(1, len(plain['inputs'])):
@@ -82,7 +82,7 @@ def test_words_of_characters():
   assert words == [[0, 1], [2], [3, 4], [5], [6, 7]]
 
 
-def test_a_row_of_ends_hides_nothing():
+def test_a_row_of_ends_has_no_masked_tokens():
   row = dict(
     inputs=np.zeros(8, np.int32), segments=np.ones(8, np.int32), positions=np.arange(8, dtype=np.int32)
   )
@@ -136,7 +136,7 @@ def test_pairs_of_texts():
   assert abs(follows - 100) < 30
 
 
-def test_one_pass_of_pairs_is_always_the_same():
+def test_evaluation_pairs_are_always_the_same():
   data = random_tokens(documents=3)
   a, b = (SentencePairs().evaluation_rows(data, 16) for _ in range(2))
   assert len(a) == sum(-(-n // 13) - (n % 13 == 1) for n in data.lengths)
@@ -182,6 +182,6 @@ def test_neither_a_mesh_nor_microbatches_change_the_losses(tiny):
     (lambda: SentencePairs().rows(random_tokens(), 4, 0), 'length=4 has no room for two texts'),
   ],
 )
-def test_refusals(call, sentence):
+def test_invalid_fields_are_rejected(call, sentence):
   with pytest.raises(ValueError, match=sentence):
     call()

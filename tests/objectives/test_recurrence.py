@@ -13,7 +13,7 @@ from tfm.config.assemble import Experiment
 from tfm.config.validate import validate_run
 
 
-PIECE = 4
+SEGMENT = 4
 DRAW = np.random.default_rng(0)
 TOKENS = DRAW.permutation(VOCAB)[: LENGTH + 1][None].repeat(2, 0)
 BATCH = dict(
@@ -29,7 +29,7 @@ MIXERS = [('softmax', 'transformer_xl'), ('recurrent', 'none')] + [
 ]
 
 
-def made(recurrence, mixer='softmax', position='transformer_xl', **model):
+def build(recurrence, mixer='softmax', position='transformer_xl', **model):
   config = tiny.config(mixer=mixer, position=position, **model)
   config.training.recurrence_length, config.data.packing = recurrence, 'first_fit'
   return Experiment(config).build_model(VOCAB), Experiment(config).objective
@@ -37,16 +37,16 @@ def made(recurrence, mixer='softmax', position='transformer_xl', **model):
 
 def loss(recurrence, mixer, position, weighted=slice(None), **model):
   """params → the summed loss of some columns in training form."""
-  model, objective = made(recurrence, mixer, position, **model)
+  model, objective = build(recurrence, mixer, position, **model)
   keep = np.zeros(LENGTH, bool)
   keep[weighted] = True
-  objective = some(objective, keep)
+  objective = weight_columns(objective, keep)
   batch = jax.tree.map(lambda x: jnp.asarray(x, jnp.int32), BATCH)
   return jax.jit(lambda params: objective(model, params, batch, jax.random.key(0))), tiny.parameters(model)
 
 
-def some(objective, keep):
-  """The objective of some columns only; the others are read, and their targets do not count."""
+def weight_columns(objective, keep):
+  """Returns the objective of some columns only; the others are read, and their targets do not count."""
 
   class Some(type(objective)):
     def prefix_and_weights(self, batch, key):
@@ -57,19 +57,19 @@ def some(objective, keep):
 
 
 @pytest.mark.parametrize('mixer, position', MIXERS)
-def test_the_loss_is_that_of_the_row_at_once(mixer, position):
+def test_the_loss_is_that_of_the_whole_row(mixer, position):
   whole, params = loss(0, mixer, position)
-  in_turn, _ = loss(PIECE, mixer, position)
+  in_turn, _ = loss(SEGMENT, mixer, position)
   (a, sums), (b, others) = whole(params), in_turn(params)
   np.testing.assert_allclose(b, a, rtol=1e-5)
   assert sums.keys() == others.keys()
 
 
 @pytest.mark.parametrize('mixer, position', MIXERS)
-def test_what_was_read_is_heard_and_gets_no_gradient(mixer, position):
-  last = slice(2 * PIECE, None)
+def test_previous_segments_are_visible_and_have_no_gradient(mixer, position):
+  last = slice(2 * SEGMENT, None)
 
-  def felt(recurrence):
+  def gradient_norms(recurrence):
     f, params = loss(recurrence, mixer, position, last)
     by_row = jax.grad(lambda table: f(params | {'embedding': {'table': table}})[0])(
       params['embedding']['table']
@@ -78,17 +78,17 @@ def test_what_was_read_is_heard_and_gets_no_gradient(mixer, position):
       -1
     )  # of the tokens of the row, each of which is another
 
-  whole, cut = felt(0), felt(PIECE)
-  assert whole.all() and not cut[: 2 * PIECE].any() and cut[2 * PIECE :].all()
-  # Heard nevertheless: another token before the piece changes its loss.
-  f, params = loss(PIECE, mixer, position, last)
+  whole, truncated = gradient_norms(0), gradient_norms(SEGMENT)
+  assert whole.all() and not truncated[: 2 * SEGMENT].any() and truncated[2 * SEGMENT :].all()
+  # Visible nevertheless: another token before the segment changes its loss.
+  f, params = loss(SEGMENT, mixer, position, last)
   table = params['embedding']['table']
   changed = params | {'embedding': {'table': table.at[TOKENS[0, 1]].multiply(-1.0)}}
   assert abs(f(changed)[0] - f(params)[0]) > 1e-4
 
 
 @pytest.mark.slow
-def test_with_one_piece_nothing_is_cut():
+def test_one_segment_has_the_gradient_of_the_whole_row():
   def gradient(recurrence):
     f, params = loss(recurrence, 'softmax', 'transformer_xl')
     return jax.grad(lambda p: f(p)[0])(params)
@@ -111,7 +111,7 @@ def test_with_one_piece_nothing_is_cut():
     ),
   ],
 )
-def test_refusals(recurrence, objective, sentence):
+def test_invalid_lengths_are_rejected(recurrence, objective, sentence):
   config = tiny.config()
   config.training.recurrence_length, config.objective = recurrence, objective
   with pytest.raises(ValueError, match=sentence):

@@ -1,4 +1,4 @@
-"""Sequence to sequence: the loss is that of the formula, and neither packing nor buckets nor pieces change
+"""Sequence to sequence: the loss is that of the formula, and neither packing nor buckets nor chunks change
 it.
 """
 
@@ -23,7 +23,7 @@ LENGTH = 16
 
 @pytest.fixture(scope='module')
 def data():
-  """Pairs of few tokens each, the end of a text being 0."""
+  """Pairs of a few tokens each; the end of a text is 0."""
   draw = np.random.default_rng(0)
 
   def tokens(name):
@@ -40,15 +40,15 @@ def batches(data, text):
 
 
 def expected(data, smoothing):
-  """(objective, loss), pair by pair, each alone and without padding."""
+  """Returns (objective, loss), computed for each pair alone and without padding."""
   model, params = made()
   totals = np.zeros(2)
   for d in range(data.source.documents):
     source, target = data.source.document(d)[None], data.target.document(d)[None]
-    given = logits(
+    output = logits(
       model, params, np.roll(target, 1), context(np.ones_like(target)), source, context(np.ones_like(source))
     )
-    log_p = np.asarray(jax.nn.log_softmax(given[0]), np.float64)
+    log_p = np.asarray(jax.nn.log_softmax(output[0]), np.float64)
     right = -log_p[np.arange(target.size), target[0]].sum()
     totals += (1 - smoothing) * right - smoothing * log_p.mean(-1).sum(), right
   return totals
@@ -77,7 +77,7 @@ def test_loss(data, text, chunk, smoothing):
   assert tokens == data.targets
 
 
-def test_what_does_not_fit_is_refused():
+def test_incompatible_fields_are_rejected():
   config = pairs.config()
   config.data.source = 'stdlib'
   with pytest.raises(

@@ -1,4 +1,4 @@
-"""Span corruption: what is cut out comes back in the target, in the published amounts."""
+"""Span corruption: the removed spans are in the target, in the published amounts."""
 
 import collections
 
@@ -14,14 +14,14 @@ PLAIN = dict(chunk=0, layout='contiguous', recurrence=0)
 V = NumberedTokenizer.vocab_size
 
 
-class Begun(NumberedTokenizer):
-  """With a token before a text that is not the one behind it."""
+class TokenizerWithBos(NumberedTokenizer):
+  """The first token of a text differs from the last."""
 
   bos_id = V - 1
 
 
-def joined(row):
-  """The text that source and target are of, and the lengths of the spans that were cut out."""
+def restore_text(row):
+  """Returns the text of a source and target, and the lengths of the removed spans."""
   source, target = (
     row[field][row[segments] > 0].tolist()
     for field, segments in (('source', 'source_segments'), ('targets', 'segments'))
@@ -43,12 +43,12 @@ def joined(row):
 def test_source_and_target_are_the_text():
   data, objective, length = random_tokens(), SpanCorruption(**PLAIN), 40
   rows, plain = (
-    objective.rows(Concat(), data, length, 1, Begun),
+    objective.rows(Concat(), data, length, 1, TokenizerWithBos),
     Concat().rows(data, objective.text_length(length), 1),
   )
   sizes = collections.Counter()
   for i in range(50):
-    text, spans = joined(rows[i])
+    text, spans = restore_text(rows[i])
     np.testing.assert_array_equal(text, plain[i]['inputs'])
     assert (sum(spans), len(spans)) == objective.counts(len(text))
     np.testing.assert_array_equal(rows[i]['inputs'], [V - 1, *rows[i]['targets'][:-1]])
@@ -59,7 +59,11 @@ def test_source_and_target_are_the_text():
 
 def test_one_pass_covers_the_split():
   data, objective = random_tokens(documents=3), SpanCorruption(**PLAIN)
-  texts = [joined(row)[0] for row in objective.rows(Concat(), data, 24, None, Begun) if row['segments'].any()]
+  texts = [
+    restore_text(row)[0]
+    for row in objective.rows(Concat(), data, 24, None, TokenizerWithBos)
+    if row['segments'].any()
+  ]
   whole = np.concatenate([data.document(d) for d in range(data.documents)])
   # The stream begins with the end of a text, and its last token is a target of Concat's alone.
   np.testing.assert_array_equal(sum(texts, [])[1:], whole[: len(sum(texts, [])) - 1])
@@ -67,18 +71,18 @@ def test_one_pass_covers_the_split():
 
 
 def test_published_lengths():
-  """Raffel et al. 2020, released code: 512 tokens of source are 568 of text, and 114 of target."""
+  """Raffel et al. 2020, released code: 568 tokens of text give 512 of source and 114 of target."""
   objective = SpanCorruption(**PLAIN)
   assert objective.text_length(512) == 568 and objective.lengths(568) == (512, 114)
 
 
 @pytest.mark.parametrize('total, count', [(5, 1), (5, 5), (6, 3)])
-def test_parts_are_all_ways_alike_likely(total, count):
+def test_partitions_are_uniformly_distributed(total, count):
   draw, seen = np.random.default_rng(0), collections.Counter()
   for _ in range(600):
-    made = random_partition(total, count, draw.integers(0, 2**63, max(total - 1, 1)).astype(np.uint64))
-    assert made.sum() == total and made.min() >= 1 and len(made) == count
-    seen[tuple(made.tolist())] += 1
+    partition = random_partition(total, count, draw.integers(0, 2**63, max(total - 1, 1)).astype(np.uint64))
+    assert partition.sum() == total and partition.min() >= 1 and len(partition) == count
+    seen[tuple(partition.tolist())] += 1
   ways = {1: 1, 5: 1, 3: 10}[count]
   assert len(seen) == ways
   assert max(seen.values()) < 2 * 600 / ways
@@ -96,6 +100,6 @@ def test_parts_are_all_ways_alike_likely(total, count):
     (lambda: SpanCorruption(**PLAIN).padding_row(2), 'data.length=2 has no room'),
   ],
 )
-def test_refusals(call, sentence):
+def test_invalid_fields_are_rejected(call, sentence):
   with pytest.raises(ValueError, match=sentence):
     call()
