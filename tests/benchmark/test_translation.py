@@ -57,7 +57,7 @@ def test_models_unlike_marian_are_rejected(fields, message):
 
 
 def test_invalid_runs_and_arguments_are_rejected(capsys, tmp_path):
-  (tmp_path / 'config.json').write_text(to_json(pairs.config()))
+  (tmp_path / 'config.json').write_text(to_json(pairs.config(**MARIAN | dict(scale_embeddings=False))))
   assert cli.main(['benchmark', 'translation', f'--workdir={tmp_path}']) == 2
   assert "config.model.scale_embeddings=False is not Marian's" in capsys.readouterr().err
   for flag in ('--rounds=0', '--beams=0'):

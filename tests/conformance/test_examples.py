@@ -81,7 +81,7 @@ def test_packed_rows_are_refused_by_a_mixer_that_cannot_tell_documents_apart(mix
   packed = config(**collect.surroundings(mixer))
   packed.data.packing = 'first_fit'
   with pytest.raises(
-    ValueError, match=r"config\.data\.packing='first_fit' puts several into one; 'concat' would do"
+    ValueError, match=r"config\.data\.packing='first_fit' puts several into a row; use 'concat'"
   ):
     Experiment(packed).build_model(vocab=VOCAB, causal=False)
 

@@ -171,6 +171,7 @@ def test_they_are_merged_when_published(folders):
 
 def test_without_a_run_there_is_nothing_to_adapt(tiny, tmp_path):
   with pytest.raises(
-    ValueError, match='config.lora.rank=2 adapts the parameters of a run, and config.init_from names none'
+    ValueError,
+    match='config.lora.rank=2 adapts the parameters of another run; set config.init_from to its folder',
   ):
     train.train(tiny(**{'lora.rank': 2}), str(tmp_path))

@@ -278,7 +278,7 @@ def test_what_cannot_be_is_refused(text, settings, sentence):
 @pytest.mark.parametrize('text', ['linear', 'gated_delta'])
 def test_a_memory_is_refused(text):
   made, x = mixer(text), jnp.zeros((B, T, D))
-  with pytest.raises(ValueError, match=f"mixer='{text}' .* does not support cross-attention"):
+  with pytest.raises(ValueError, match=f"mixer='{text}' does not support cross-attention"):
     made.init(jax.random.key(0), x, Memory(x, context()), context(), None)
 
 
@@ -295,12 +295,9 @@ def test_a_cache_under_a_mask_that_looks_ahead_is_refused():
   [
     (
       dict(mixer='linear', mask='window(3)'),
-      r"does not support mask='window\(3\)'; 'causal' or 'full' would do",
+      r"does not support mask='window\(3\)'; use 'causal' or 'full'",
     ),
-    (
-      dict(mixer='gated_delta', mask='full', position='none'),
-      r"does not support mask='full'; 'causal' would do",
-    ),
+    (dict(mixer='gated_delta', mask='full', position='none'), r"does not support mask='full'; use 'causal'"),
     (dict(mixer='gated_delta', position='rope'), r'does not support the rotate'),
   ],
 )

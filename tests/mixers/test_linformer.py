@@ -132,7 +132,7 @@ def test_refusals():
   with pytest.raises(ValueError, match='there is no cache to decode with'):
     mixer().init_cache(2, 12)
   x, params = jnp.asarray(X, jnp.float32), {'params': parameters()}
-  with pytest.raises(ValueError, match="mixer='linformer' .* does not support cross-attention"):
+  with pytest.raises(ValueError, match="mixer='linformer' does not support cross-attention"):
     mixer().apply(params, x, Memory(x, context()), context(), None)
   with pytest.raises(ValueError, match='there is no cache to decode with'):
     mixer().apply(params, x, None, context(), 'a cache')

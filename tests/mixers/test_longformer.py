@@ -158,5 +158,5 @@ def test_refusals():
   with pytest.raises(ValueError, match="leaves out 'global_tokens'"):
     mixer('longformer')
   x, params = jnp.asarray(X, jnp.float32), {'params': parameters()}
-  with pytest.raises(ValueError, match="mixer='longformer' .* does not support cross-attention"):
+  with pytest.raises(ValueError, match="mixer='longformer' does not support cross-attention"):
     mixer().apply(params, x, Memory(x, context()), context(), None)

@@ -170,5 +170,5 @@ def test_refusals():
   with pytest.raises(ValueError, match='does not support grouped heads, so kv_heads=2 would be ignored'):
     mixer('reformer(buckets=4, chunk=3)', kv_heads=2)
   made, x = mixer('reformer(buckets=4, chunk=3)'), jnp.asarray(X, jnp.float32)
-  with pytest.raises(ValueError, match="mixer='reformer' .* does not support cross-attention"):
+  with pytest.raises(ValueError, match="mixer='reformer' does not support cross-attention"):
     made.apply({'params': parameters()}, x, Memory(x, context()), context(), None)

@@ -72,7 +72,7 @@ def untied(cls, config, folder):
 
 
 @pytest.mark.parametrize(
-  'kind, settings, older',
+  'kind, settings, aliases',
   [
     (
       'T5',

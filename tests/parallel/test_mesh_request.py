@@ -111,13 +111,12 @@ REFUSED = {
   ),
   'microbatches': (
     {'mesh.stage': 2, 'pipeline.microbatches': 4},
-    'batch_size=8 in 1 microbatches of config.pipeline.microbatches=4 does not divide over the 4 devices .* 16 or a multiple '
-    'would do; .* devices is stage=2 data=2 tensor=2$',
+    'batch_size=8 in 1 microbatches of config.pipeline.microbatches=4 does not divide over the 4 devices .* use a multiple of 16; '
+    '.* devices is stage=2 data=2 tensor=2$',
   ),
   'microbatches of rows': (
     {'mesh.stage': 2, 'pipeline.microbatches': 3},
-    'batch_size=8 is not to be had in 1 microbatches of '
-    'config.pipeline.microbatches=3; 3 or a multiple would do$',
+    'batch_size=8 is not divisible by 1 microbatches of config.pipeline.microbatches=3; use a multiple of 3$',
   ),
   'rounds of few': (
     {'mesh.stage': 4, 'model.layers': 16, 'pipeline.repeats': 2, 'pipeline.microbatches': 2},
@@ -126,7 +125,7 @@ REFUSED = {
   'rounds of few rows': (
     {'mesh.stage': 4, 'model.layers': 16, 'pipeline.repeats': 2, 'training.batch_size': 4},
     "batch_size=4 in 1 microbatches gives fewer rows than the 8 stages and devices of the mesh axes 'data fsdp expert'.* "
-    '8 would do; .* devices is stage=4 tensor=2$',
+    'use 8 or more; .* devices is stage=4 tensor=2$',
   ),
   'rounds without stages': (
     {'pipeline.repeats': 2, 'model.layers': 4},

@@ -42,7 +42,7 @@ class TestSchedule:
     """By walking them round: a stage has one piece of work at a time, and gets it from the stage before in
     the iteration before.
     """
-    at = plan.moments()
+    at = plan.iteration_index()
     S, R, M = plan.stages, plan.repeats, plan.microbatches
     for s in range(S):
       assert len(set(at[s].flatten())) == R * M
@@ -80,17 +80,17 @@ class TestSchedule:
   @pytest.mark.parametrize(
     'S, R, asked, rows, parts, sentence',
     [
-      (2, 1, 3, 8, 1, 'pipeline.microbatches=3 does not divide 8 rows.*; 4 or 2 would do'),
-      (2, 1, 8, 8, 2, 'microbatches=8 does not divide 8 rows, of which 2 go at once; 4 or 2 would do'),
+      (2, 1, 3, 8, 1, 'pipeline.microbatches=3 does not divide 8 rows.*; use 4 or 2'),
+      (2, 1, 8, 8, 2, 'microbatches=8 does not divide 8 rows, of which 2 are computed at once; use 4 or 2'),
       (
         4,
         2,
         2,
         8,
         1,
-        'repeats=2 wants at least as many microbatches as mesh.stage=4, and there are 2 of 8 rows.*microbatches=4 or 8 would do',
+        'repeats=2 needs at least as many microbatches as mesh.stage=4, and there are 2 of 8 rows.*microbatches=4 or 8',
       ),
-      (4, 2, 0, 8, 4, 'there are 2 of 8 rows, of which 4 go at once; more rows, or repeats=1, would do'),
+      (4, 2, 0, 8, 4, 'there are 2 of 8 rows, of which 4 are computed at once; use more rows, or repeats=1'),
     ],
   )
   def test_refusals(self, S, R, asked, rows, parts, sentence):

@@ -354,5 +354,7 @@ def test_blocks_that_share_must_have_equal_heads(text):
       )
     )
   )
-  with pytest.raises(ValueError, match=r'config\.model\.blocks\.b\.position=.* is one table for all'):
+  with pytest.raises(
+    ValueError, match=r'config\.model\.blocks\.b\.position=.* shares one table among its blocks'
+  ):
     Experiment(config).build_model(29)

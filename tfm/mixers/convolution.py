@@ -83,9 +83,7 @@ class Convolution(Mixer):
   @nn.compact
   def __call__(self, x, memory, context, cache):
     if memory is not None:
-      raise ValueError(
-        "mixer='convolution' looks back on its own sequence and reads no memory; 'softmax' would do"
-      )
+      raise ValueError("mixer='convolution' does not support cross-attention; use 'softmax'")
     before = self.init_cache(len(x), 0) if cache is None else cache
     h, segments = x.astype(self.dtype), context.segments
     # Padding goes to the end, where it separates no token from what the cache remembers, nor from the

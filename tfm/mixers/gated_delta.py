@@ -79,9 +79,7 @@ class GatedDelta(Mixer):
   @nn.compact
   def __call__(self, x, memory, context, cache):
     if memory is not None:
-      raise ValueError(
-        "mixer='gated_delta' keeps one state for one sequence and reads no memory; 'softmax' would do"
-      )
+      raise ValueError("mixer='gated_delta' does not support cross-attention; use 'softmax'")
     before = self.init_cache(len(x), 0) if cache is None else cache
     made, windows = {}, {}
     for name, axis, heads in self.read():

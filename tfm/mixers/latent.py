@@ -92,7 +92,7 @@ class Latent(Mixer):
   @nn.compact
   def __call__(self, x, memory, context, cache):
     if memory is not None:
-      raise ValueError("mixer='latent' attends to its own sequence and reads no memory; 'softmax' would do")
+      raise ValueError("mixer='latent' does not support cross-attention; use 'softmax'")
     position = self.position(head_width=self.position_width, name='position')
     q, rotated_q = jnp.split(self.queries(x), [self.head_width], -1)
     latent, rotated = jnp.split(self.linear('down', x, self.rank + self.rope_width), [self.rank], -1)

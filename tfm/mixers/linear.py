@@ -104,9 +104,7 @@ class LinearAttention(Mixer):
   @nn.compact
   def __call__(self, x, memory, context, cache):
     if memory is not None:
-      raise ValueError(
-        "mixer='linear' keeps one state for one sequence and reads no memory; 'softmax' would do"
-      )
+      raise ValueError("mixer='linear' does not support cross-attention; use 'softmax'")
     if cache is not None:
       self.check_steps()
     before = self.empty(len(x)) if cache is None else cache

@@ -61,9 +61,7 @@ class Linformer(Mixer):
     position = self.position(name='position')
     B, T = x.shape[:2]
     if memory is not None:
-      raise ValueError(
-        "mixer='linformer' projects the length of its own sequence and reads no memory; 'softmax' would do"
-      )
+      raise ValueError("mixer='linformer' does not support cross-attention; use 'softmax'")
     if cache is not None:
       self.init_cache(B, T)
     if T > position.length:

@@ -64,7 +64,7 @@ class Longformer(Mixer):
   @nn.compact
   def __call__(self, x, memory, context, cache):
     if memory is not None:
-      raise ValueError("mixer='longformer' attends to its own row and reads no memory; 'softmax' would do")
+      raise ValueError("mixer='longformer' does not support cross-attention; use 'softmax'")
     position = self.position(name='position')
     score, bias = self.score(name='score')(), position.bias(context.shared.get(position.sharing_key))
     read, keys, layout = {}, context, context.layout

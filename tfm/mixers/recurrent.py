@@ -80,9 +80,7 @@ class Recurrent(Mixer):
   @nn.compact
   def __call__(self, x, memory, context, cache):
     if memory is not None:
-      raise ValueError(
-        "mixer='recurrent' keeps one state for one sequence and reads no memory; 'softmax' would do"
-      )
+      raise ValueError("mixer='recurrent' does not support cross-attention; use 'softmax'")
     cell, F = CELLS[self.cell], self.channels
     # Gates are the last axis of both, so that cutting the channels keeps the gates of one together.
     W = Linear(

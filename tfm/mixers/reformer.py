@@ -79,7 +79,7 @@ class Reformer(Mixer):
   @nn.compact
   def __call__(self, x, memory, context, cache):
     if memory is not None:
-      raise ValueError("mixer='reformer' has queries that are keys and reads no memory; 'softmax' would do")
+      raise ValueError("mixer='reformer' does not support cross-attention; use 'softmax'")
     qk, v = self.project('qk', x), self.project('v', x)
     buckets = hashed(qk, rotations(self.seed, self.heads, self.head_width, self.hashes, self.buckets))
     tokens = Tokens.of(context, *(y.swapaxes(1, 2) for y in (qk, v, buckets, jnp.zeros_like(buckets))))
