@@ -36,8 +36,8 @@ def get_study(arg: str = '') -> Study:
   for path in (f'{run}/config.json', table):
     if not pathlib.Path(path).is_file():
       raise ValueError(
-        f'experiments/finetuning.py needs a run of published weights and a table of texts; {path} does not '
-        'exist; see the header of the file'
+        f'experiments/finetuning.py takes a run of published weights and a table of texts; {path} does not '
+        'exist; the header of the file says how to make both'
       )
   config = load_config(f'{run}/config.json')
   config.init_from = run

@@ -159,7 +159,7 @@ def test_the_decoding_step(run, tmp_path):
 
 @pytest.mark.slow
 def test_a_search(run, tmp_path, monkeypatch):
-  """What does not fit is passed over, and the best that fits is told."""
+  """Candidates that do not fit are skipped; the best one that fits is reported."""
   needed = iter((2 * 2**20, 2**19, 2**19 + 1))
   real = plan.memory_from_compiler
   monkeypatch.setattr(
@@ -170,23 +170,23 @@ def test_a_search(run, tmp_path, monkeypatch):
   told = json.loads((tmp_path / 'out' / 'plan.json').read_text())
   assert status == 0 and [one['fits'] for one in told['tried']] == [False, True, True]
   assert told['best'] in [one['flags'] for one in told['tried'][1:]] and f'best: {told["best"]}' in out
-  assert '3 of at most 3, about' in err and 'are left untried by --limit=3' in err
+  assert '3 of at most 3, about' in err and 'are skipped by --limit=3' in err
 
 
 @pytest.mark.slow
-def test_a_search_passes_over_what_is_estimated_not_to_fit(run, tmp_path, monkeypatch):
+def test_a_search_skips_meshes_estimated_not_to_fit(run, tmp_path, monkeypatch):
   monkeypatch.setitem(chips.CHIPS, 'cpu', CPU)
   monkeypatch.setattr(
     search,
-    'estimated',
-    lambda asked, devices: (3 if asked.config.training.gradient_accumulation == 1 else 1) * 2**20,
+    'estimate_bytes',
+    lambda request, devices: (3 if request.config.training.gradient_accumulation == 1 else 1) * 2**20,
   )
   status, _, err = run(
     '--topology=here', '--search', '--limit=1', '--axes=data', '--to=out', '--config.training.batch_size=16'
   )
   told = json.loads((tmp_path / 'out' / 'plan.json').read_text())
   assert status in (0, 1) and [one['flags'].endswith('accumulation=2') for one in told['tried']] == [True]
-  assert 'passed over, as it is estimated to need' in err and err.count('passed over') == len(search.POLICIES)
+  assert err.count('skipped, estimated at') == len(search.POLICIES)
 
 
 @pytest.mark.parametrize(

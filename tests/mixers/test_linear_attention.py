@@ -293,10 +293,7 @@ def test_a_cache_under_a_mask_that_looks_ahead_is_refused():
 @pytest.mark.parametrize(
   'model, sentence',
   [
-    (
-      dict(mixer='linear', mask='window(3)'),
-      r"does not support mask='window\(3\)'; use 'causal' or 'full'",
-    ),
+    (dict(mixer='linear', mask='window(3)'), r"does not support mask='window\(3\)'; use 'causal' or 'full'"),
     (dict(mixer='gated_delta', mask='full', position='none'), r"does not support mask='full'; use 'causal'"),
     (dict(mixer='gated_delta', position='rope'), r'does not support the rotate'),
   ],

@@ -229,8 +229,7 @@ def test_an_objective_of_another_kind_is_refused():
   config = pairs.config()
   config.objective = 'causal_lm'
   with pytest.raises(
-    ValueError,
-    match="objective='causal_lm' trains 'decoder', not .*'encoder_decoder'; use .*'seq2seq'",
+    ValueError, match="objective='causal_lm' trains 'decoder', not .*'encoder_decoder'; use .*'seq2seq'"
   ):
     Experiment(config).build_model(VOCAB)
 

@@ -32,4 +32,4 @@ def test_translation(tmp_path, root, capsys):
     )
     == 0
   )
-  assert re.search(r'ratio of speed: \d+\.\d\d; \d+ of 15 translations are the same', capsys.readouterr().out)
+  assert re.search(r'speed ratio: \d+\.\d\d; \d+ of 15 translations are equal', capsys.readouterr().out)

@@ -117,10 +117,10 @@ def test_without_an_output(tmp_path):
     (dict(normalize_before=True), 'normalize_before=True'),
     (dict(normalize_embedding=False), 'normalize_embedding=False'),
     (dict(tie_word_embeddings=False), 'tie_word_embeddings=False'),
-    (dict(num_hidden_layers=3), 'num_hidden_layers=3 and encoder_layers=2'),
+    (dict(num_hidden_layers=3), 'num_hidden_layers=3 contradicts encoder_layers=2'),
     (
       dict(architectures=['BartForSequenceClassification']),
-      "architectures='BartForSequenceClassification' is not read",
+      "architectures='BartForSequenceClassification' is not supported",
     ),
     (dict(activation_function='mish'), "activation_function='mish'"),
   ],

@@ -69,5 +69,5 @@ def test_what_is_not_understood_is_refused_by_name():
   family.read(fields)
   with pytest.raises(ValueError, match='apply_residual_connection_post_layernorm=True'):
     family.read(fields | dict(apply_residual_connection_post_layernorm=True))
-  with pytest.raises(ValueError, match='hidden_size=32 is what n_embed=48 is'):
+  with pytest.raises(ValueError, match='hidden_size=32 contradicts n_embed=48'):
     family.read(fields | dict(n_embed=48))

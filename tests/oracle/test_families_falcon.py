@@ -109,13 +109,13 @@ def test_older_files(tmp_path):
   [
     (
       dict(**NEW, parallel_attn=False),
-      'parallel_attn=False is not understood beside new_decoder_architecture=True',
+      'parallel_attn=False is not supported with new_decoder_architecture=True',
     ),
     (
       dict(num_ln_in_parallel_attn=2),
-      'num_ln_in_parallel_attn=2 is not understood beside new_decoder_architecture=False',
+      'num_ln_in_parallel_attn=2 is not supported with new_decoder_architecture=False',
     ),
-    (dict(multi_query=False, num_kv_heads=2), 'num_kv_heads=2 is not understood'),
+    (dict(multi_query=False, num_kv_heads=2), 'num_kv_heads=2 is not supported'),
     (dict(apply_residual_connection_post_layernorm=True), 'apply_residual_connection_post_layernorm=True'),
   ],
 )

@@ -76,5 +76,5 @@ def test_older_files(tmp_path):
     tfm.from_pretrained(str(tmp_path)).logits(**arguments), expected, arguments['attention_mask']
   )
   published.rewrite_config(tmp_path, rope_theta=600.0)
-  with pytest.raises(ValueError, match='rope_theta=600.0 is not understood beside rotary_emb_base=500'):
+  with pytest.raises(ValueError, match='rope_theta=600.0 is not supported with rotary_emb_base=500'):
     tfm.from_pretrained(str(tmp_path))

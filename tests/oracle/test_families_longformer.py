@@ -70,7 +70,7 @@ def test_padding_between_tokens_is_refused(tmp_path):
   ).save_pretrained(tmp_path)
   arguments = build_inputs()
   arguments['input_ids'][0, 4] = 1
-  with pytest.raises(ValueError, match='padding between the tokens of a row'):
+  with pytest.raises(ValueError, match='hides ids between the tokens of a row'):
     tfm.from_pretrained(str(tmp_path)).logits(**arguments)
 
 

@@ -98,7 +98,7 @@ def test_older_files(tmp_path):
     (dict(model_type='mamba', hidden_act='gelu'), "hidden_act='gelu'"),
     (dict(model_type='mamba', rms_norm=False), 'rms_norm=False'),
     (dict(model_type='mamba2', **SECOND, time_step_limit=[0.0, 0.1]), r'time_step_limit=\[0.0, 0.1\]'),
-    (dict(model_type='mamba2', **SECOND | dict(num_heads=7)), 'num_heads=7 is not understood .*; 8 would be'),
+    (dict(model_type='mamba2', **SECOND | dict(num_heads=7)), 'num_heads=7 is not supported .*; use 8'),
     (dict(model_type='mamba2', **SECOND, hidden_act='gelu'), "hidden_act='gelu'"),
   ],
 )

@@ -66,7 +66,7 @@ def test_older_files(tmp_path):
 @pytest.mark.parametrize(
   'changed, said',
   [
-    (dict(attn_config=dict(clip_qkv=6)), r'clip_qkv=6 is not understood; None alone is \(in attn_config\)'),
+    (dict(attn_config=dict(clip_qkv=6)), r'clip_qkv=6 is not supported; only None is \(in attn_config\)'),
     (dict(attn_config=dict(alibi=False)), 'alibi=False'),
     (dict(attn_config=dict(alibi_bias_max=16)), 'alibi_bias_max=16'),
     (dict(attn_config=dict(rope=True)), r'rope=True .* \(in attn_config\)'),

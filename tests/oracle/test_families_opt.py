@@ -59,14 +59,14 @@ def test_the_longest_row_and_names_of_older_files(tmp_path):
 @pytest.mark.parametrize(
   'changed, said',
   [
-    (dict(_remove_final_layer_norm=True), '_remove_final_layer_norm=True is not understood'),
+    (dict(_remove_final_layer_norm=True), '_remove_final_layer_norm=True is not supported'),
     (
       dict(word_embed_proj_dim=8, tie_word_embeddings=False),
-      'word_embed_proj_dim=8 is not understood beside tie_word_embeddings',
+      'word_embed_proj_dim=8 is not supported with tie_word_embeddings',
     ),
     (
       dict(word_embed_proj_dim=8, architectures=['OPTModel']),
-      'word_embed_proj_dim=8 is not understood of a model without',
+      'word_embed_proj_dim=8 is not supported without an output',
     ),
     (dict(alibi=True), 'alibi=True'),
   ],

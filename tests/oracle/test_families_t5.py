@@ -148,7 +148,7 @@ def test_tied_multilingual(tmp_path):
       dict(feed_forward_proj='gated-tanh', dense_act_fn=None, is_gated_act=None),
       "feed_forward_proj='gated-tanh'",
     ),
-    (dict(architectures=['T5EncoderModel']), "architectures='T5EncoderModel' is not read"),
+    (dict(architectures=['T5EncoderModel']), "architectures='T5EncoderModel' is not supported"),
     (dict(is_encoder_decoder=False), 'is_encoder_decoder=False'),
     (dict(layerdrop=0.5), 'layerdrop=0.5'),
   ],

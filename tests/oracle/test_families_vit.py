@@ -66,9 +66,9 @@ def test_what_no_output_needs_is_left_out_and_told(tmp_path, caplog):
   published.assert_close(
     ours.logits(**arguments), published.run_hf_model(theirs, arguments, 'last_hidden_state')
   )
-  with pytest.raises(ValueError, match=r'pixel_values are \(3, 16, 16\).*reads \(3, 12, 12\)'):
+  with pytest.raises(ValueError, match=r'pixel_values have shape \(3, 16, 16\).*requires \(3, 12, 12\)'):
     ours.logits(**build_inputs(2, 3, 16, 16))
-  with pytest.raises(ValueError, match='attention_mask was given'):
+  with pytest.raises(ValueError, match='attention_mask is not an input'):
     ours.logits(attention_mask=np.ones((1, 4)), **arguments)
   with pytest.raises(ValueError, match="'vit' reads pixel_values"):
     ours.logits()
@@ -83,7 +83,7 @@ def test_what_no_output_needs_is_left_out_and_told(tmp_path, caplog):
     (
       'architectures',
       ['DeiTForMaskedImageModeling'],
-      "architectures='DeiTForMaskedImageModeling' is not read of 'vit'",
+      "architectures='DeiTForMaskedImageModeling' is not supported for model_type='vit'",
     ),
   ],
 )
@@ -102,7 +102,7 @@ def test_two_tokens_are_no_vit(tmp_path):
   cls = transformers.DeiTForImageClassificationWithTeacher
   published.build_hf_model(cls, transformers.DeiTConfig(**SMALL)).save_pretrained(tmp_path / 'in')
   ours = tfm.from_pretrained(str(tmp_path / 'in'))
-  with pytest.raises(ValueError, match='another model: .*model.class_tokens: 2 → 1'):
+  with pytest.raises(ValueError, match='a different model: .*model.class_tokens: 2 → 1'):
     export.to_pretrained(
       ours.config, ours.params, str(tmp_path / 'out'), 'vit', ours.vocab, ours.ids, ours.output
     )

@@ -97,7 +97,7 @@ def test_a_run_tells_what_it_skipped_and_resumes_bit_for_bit(tiny, tmp_path, cap
       folder,
     )
     with_closed = checkpoint.Checkpoints(folder)
-    tree = with_closed.manager.restore(with_closed.find('last'))
+    tree = with_closed.manager.restore(with_closed.find_step('last'))
     with_closed.close()
     return (
       tree['params'],
