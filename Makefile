@@ -12,7 +12,7 @@ TESTS ?=
 PARALLEL = -n auto --dist loadfile --no-loadscope-reorder
 PIP_INSTALL = $(VENV)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo lint test test-slow oracle compilers browser clean
+.PHONY: demo lint test test-slow test-all oracle compilers browser clean
 
 $(VENV)/installed: setup.cfg constraints.txt
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("tfm needs Python 3.11 or newer; name one: make PYTHON=python3.12 …")'
@@ -30,9 +30,13 @@ lint: $(VENV)/installed
 test: $(VENV)/installed
 	$(VENV)/bin/python -m pytest $(PARALLEL) $(TESTS)
 
-# One file holds most of the slow tests, and they share nothing: they are spread over the cores one by one.
+# The slow tests share little: they are spread over the cores one by one.
 test-slow: $(VENV)/installed
 	$(VENV)/bin/python -m pytest -m slow -n auto --dist worksteal
+
+# Every fast and slow test, and every combination of variants.
+test-all: $(VENV)/installed
+	$(VENV)/bin/python -m pytest -m 'not oracle' -n auto --dist worksteal
 
 # Comparisons with published implementations; they need PyTorch (the CPU build is enough).
 oracle: $(VENV)/installed

@@ -1,5 +1,6 @@
 """Eight simulated devices, rank promotion as an error, and a compilation cache on disk."""
 
+import datetime
 import importlib.metadata
 import itertools
 import os
@@ -20,6 +21,8 @@ os.environ['XLA_FLAGS'] = (
 ROOT = pathlib.Path(__file__).parent.parent
 os.environ.setdefault('JAX_COMPILATION_CACHE_DIR', str(ROOT / '.cache' / 'jax'))
 os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0')
+# Which combinations of variants run (see tests/conformance/collect.py); processes started here inherit it.
+os.environ.setdefault('TFM_ROTATION', datetime.date.today().strftime('%G-%V'))
 os.environ.setdefault('TFM_CACHE', str(ROOT / '.cache' / 'tfm'))
 
 import jax  # noqa: E402
@@ -38,6 +41,7 @@ def pytest_addoption(parser):
 
 # Files with few, long tests run first; run last, one of them would leave the other cores idle.
 FIRST = (
+  'test_learning.py',
   'runs/test_resume.py',
   'test_smoke.py',
   'studies/test_runner.py',

@@ -5,6 +5,8 @@ A variant is tried as its class's `examples` say, or under its bare name if it n
 
 import inspect
 import itertools
+import os
+import random
 
 import pytest
 
@@ -162,9 +164,35 @@ def combinations(length: int, causal: bool = True) -> list:
 
 
 def product(length: int, causal: bool = True) -> list:
-  """Every mixer × position × mask that goes together, in their first examples, as pytest parameters."""
+  """Every valid mixer × position × mask, in their first examples, as pytest parameters.
+
+  A subset in which every pair of values occurs runs with the slow tests; the rest are marked `exhaustive`.
+  The subset changes with TFM_ROTATION, which tests/conftest.py sets to the week.
+  """
   triples = itertools.product(first('mixer'), first('position'), masks(first('mask'), length, causal))
-  return [pytest.param(*triple, id=' · '.join(triple)) for triple in triples if takes(*triple)]
+  triples = [triple for triple in triples if takes(*triple)]
+  cover = cover_pairs(triples, random.Random(os.environ['TFM_ROTATION']))
+  return [
+    pytest.param(
+      *triple, id=' · '.join(triple), marks=pytest.mark.slow if triple in cover else pytest.mark.exhaustive
+    )
+    for triple in triples
+  ]
+
+
+def cover_pairs(triples: list[tuple], rng: random.Random) -> set[tuple]:
+  """A small subset with every pair of values that occurs at two places of a triple (greedy, ties at random)."""
+
+  def pairs(triple):
+    return set(itertools.combinations(enumerate(triple), 2))
+
+  rest = rng.sample(triples, len(triples))
+  missing, cover = set().union(*map(pairs, triples)), set()
+  while missing:
+    best = max(rest, key=lambda triple: len(pairs(triple) & missing))
+    missing -= pairs(best)
+    cover.add(best)
+  return cover
 
 
 def refusals(length: int) -> list[tuple[str, str, str]]:

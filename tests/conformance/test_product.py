@@ -1,4 +1,7 @@
-"""Everything with everything: mixer × position × mask, all that each variant is tried for alone, in one go."""
+"""Mixer × position × mask in combination: packing, padding, caches and causality at once.
+
+A pairwise cover runs with the slow tests, the whole product with `make test-all`.
+"""
 
 import numpy as np
 import pytest
@@ -8,7 +11,6 @@ from tests.conformance.rows import PAD, row, rows
 from tests.conformance.tiny import LENGTH, VOCAB, accepted
 
 
-pytestmark = pytest.mark.slow
 A = np.random.default_rng(0).integers(0, VOCAB, 5)
 B = np.random.default_rng(1).integers(0, VOCAB, 7)
 # All of one shape, so that one compilation serves.
