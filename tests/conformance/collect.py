@@ -181,7 +181,7 @@ def product(length: int, causal: bool = True) -> list:
 
 
 def cover_pairs(triples: list[tuple], rng: random.Random) -> set[tuple]:
-  """A small subset with every pair of values that occurs at two places of a triple (greedy, ties at random)."""
+  """A small subset with every pair of values that two places of a triple take (greedy, ties at random)."""
 
   def pairs(triple):
     return set(itertools.combinations(enumerate(triple), 2))
