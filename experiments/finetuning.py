@@ -37,7 +37,7 @@ def get_study(arg: str = '') -> Study:
     if not pathlib.Path(path).is_file():
       raise ValueError(
         f'experiments/finetuning.py takes a run of published weights and a table of texts; {path} does not '
-        'exist; the header of the file says how to make both'
+        'exist; see the header of the file'
       )
   config = load_config(f'{run}/config.json')
   config.init_from = run

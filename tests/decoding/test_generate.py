@@ -8,6 +8,7 @@ import pytest
 
 from tests.decoding.tiny import LENGTH, tiny_model
 from tfm.commands import cli
+from tfm.config.assemble import Experiment
 from tfm.config.overlay import complete
 from tfm.config.resolve import resolve_config
 from tfm.data.tokenizers.bytes import Bytes
@@ -20,11 +21,11 @@ from tfm.runs import load as run
 def loaded():
   """A loaded run on all eight devices, with 257 tokens and 64 positions."""
   model, params = tiny_model(vocab=257, position='learned')
-  config = resolve_config(complete({}))
-  rules = sharding.parse_rules(config.rules)
+  experiment = Experiment(resolve_config(complete({})))
+  rules = experiment.rules
   mesh = meshes.make(dict(data=-1))
   params = jax.device_put(params, sharding.replicated(mesh))
-  return run.Run(config, model, params, Bytes(), mesh, rules, step=7, corpus='')
+  return run.Run(experiment, model, params, Bytes(), mesh, rules, step=7, corpus='')
 
 
 @pytest.fixture

@@ -44,7 +44,7 @@ def test_frozen_parameters_are_not_counted():
   arms = study_arms.plan_arms(study({'frozen': {'optimizer.frozen': 'embedding|stack'}}))
   whole, frozen = (
     nn.unbox(
-      estimate.abstract_state(Experiment(arms[name].config), study_arms.build_model(arms[name].config)).params
+      estimate.abstract_state(arms[name].experiment, study_arms.build_model(arms[name].experiment)).params
     )
     for name in ('base', 'frozen')
   )
@@ -68,7 +68,10 @@ def test_matching_solves_for_a_width(match):
   narrow = arms['narrow heads']
   ((before, after),) = narrow.matched.values()
   assert after > before and narrow.config.model.feed_forward_width == after
-  assert before == study_arms.apply_changes(complete(BASE), {'model.kv_heads': 1}, 3).model.feed_forward_width
+  assert (
+    before
+    == study_arms.apply_changes(complete(BASE), {'model.kv_heads': 1}, 3).config.model.feed_forward_width
+  )
 
 
 def test_matching_solves_for_steps():
@@ -143,9 +146,9 @@ def test_a_different_evaluation_is_rejected(changes, sentence):
   other = base.copy_and_resolve_references()
   for path, value in changes.items():
     assign(other, path, value)
-  study_arms.check_same_evaluation('loss', base, base)
+  study_arms.check_same_evaluation('loss', Experiment(base), Experiment(base))
   with pytest.raises(ValueError, match=sentence):
-    study_arms.check_same_evaluation('loss', other, base)
+    study_arms.check_same_evaluation('loss', Experiment(other), Experiment(base))
 
 
 def test_a_whole_split_allows_other_rows_and_tokens():
@@ -154,16 +157,16 @@ def test_a_whole_split_allows_other_rows_and_tokens():
   other = base.copy_and_resolve_references()
   for path, value in changes.items():
     assign(other, path, value)
-  study_arms.check_same_evaluation('bits_per_byte', other, base)
+  study_arms.check_same_evaluation('bits_per_byte', Experiment(other), Experiment(base))
   for metric in ('loss', 'test_loss'):
     with pytest.raises(
       ValueError,
       match=f"gives other tokens than 'bytes' .* metric='{metric}' is per token; use metric='bits_per_byte'",
     ):
-      study_arms.check_same_evaluation(metric, other, base)
+      study_arms.check_same_evaluation(metric, Experiment(other), Experiment(base))
   other.data.packing = 'padded'
   with pytest.raises(ValueError, match="data.length=16 with data.packing='padded' may truncate or drop"):
-    study_arms.check_same_evaluation('bits_per_byte', other, base)
+    study_arms.check_same_evaluation('bits_per_byte', Experiment(other), Experiment(base))
 
 
 def test_arms_of_other_data_are_compared_among_themselves(book):
@@ -249,13 +252,13 @@ def test_flops_agree_with_the_compiled_step(changes):
   )
   for path, value in changes.items():
     assign(config, path, value)
-  config = resolve_config(config)
-  model, (optimizer, rate) = study_arms.build_model(config), Experiment(config).build_optimizer()
+  experiment = Experiment(resolve_config(config))
+  model, objective = study_arms.build_model(experiment), experiment.objective
   state, ids = (
-    nn.unbox(estimate.abstract_state(Experiment(config), model)),
+    nn.unbox(estimate.abstract_state(experiment, model)),
     jax.ShapeDtypeStruct((8, 64), jnp.int32),
   )
-  step = jax.jit(train_step(model, Experiment(config).objective, optimizer, rate, 1))
+  step = jax.jit(train_step(model, objective, experiment.optimizer, experiment.learning_rate, 1))
   compiled = step.lower(state, dict(inputs=ids, targets=ids, segments=ids, positions=ids)).compile()
   counted = flops.per_token(model, 64)
   assert 1 < compiled.cost_analysis()['flops'] / (8 * 64) / (3 * counted.unmasked) < 1.08

@@ -102,7 +102,8 @@ def test_step_time_is_measured_once(tiny, tmp_path, monkeypatch):
   study = Study(
     question='Which?', config=ConfigDict(), base='base', arms={'base': {}, 'alibi': {}, 'deep': {}}
   )
-  arms = dict(base=tiny(), alibi=tiny(**{'model.position': 'alibi'}), deep=tiny(**{'model.layers': 4}))
+  changes = dict(base={}, alibi={'model.position': 'alibi'}, deep={'model.layers': 4})
+  arms = {name: Experiment(tiny(**fields)) for name, fields in changes.items()}
   clock, asked = iter([(2.0, 1.0), (9.0, 3.0), (8.0, 2.0)]), []
   monkeypatch.setattr(
     estimate,
@@ -125,9 +126,9 @@ def test_step_time_is_measured_once(tiny, tmp_path, monkeypatch):
   assert (
     store.write_once(tmp_path / 'arms/deep/time.json', dict(seconds=9))['seconds'] == 8
   )  # another process came first
-  arms['deep'] = tiny(**{'model.layers': 4, 'training.steps': 3})
+  arms['deep'] = Experiment(tiny(**{'model.layers': 4, 'training.steps': 3}))
   assert paced(True, 'deep') == dict(base=2.0, deep=8.0)
-  arms['deep'] = tiny(**{'model.layers': 3})
+  arms['deep'] = Experiment(tiny(**{'model.layers': 3}))
   with pytest.raises(
     ValueError, match='deep/time.json holds the time of another config: model.layers: 4 → 3; set it back'
   ):
@@ -296,7 +297,7 @@ def test_a_failed_measure_is_reported_and_repeated(file, done, tmp_path, monkeyp
   ],
 )
 def test_invalid_metrics_and_measures_are_rejected_before_training(tiny, fields, sentence):
-  arms = {name: Arm(name, {}, tiny(), {}, 0, 0.0, 0) for name in ('rope', 'other')}
+  arms = {name: Arm(name, {}, Experiment(tiny()), {}, 0, 0.0, 0) for name in ('rope', 'other')}
   study = Study(
     question='Which?',
     config=ConfigDict(),
@@ -332,7 +333,7 @@ def test_changed_learning_rates_are_rejected(file, done, tmp_path, said, rates, 
   path = tmp_path / 'arms/rope/arm.json'
   path.write_text(json.dumps(json.loads(path.read_text()) | said))
   study = dataclasses.replace(studies.load_study(file), learning_rates=rates)
-  rope = Arm('rope', {}, resolve_config(complete(study.config)), {}, 0, 0.0, 0)
+  rope = Arm('rope', {}, Experiment(resolve_config(complete(study.config))), {}, 0, 0.0, 0)
   with pytest.raises(ValueError, match=sentence):
     runner.check_resumable(study, dict(rope=rope), tmp_path)
 

@@ -26,7 +26,6 @@ import jax
 from rich.console import Console
 
 from tfm.analysis import estimate
-from tfm.config.assemble import Experiment
 from tfm.config.overlay import complete
 from tfm.errors import require
 from tfm.parallel import chips
@@ -137,7 +136,7 @@ def estimate_seconds(study: Study, arms: Mapping[str, Arm], names: Iterable[str]
   """Training seconds of all seeds of some arms: the base's measured step, scaled by FLOPs."""
   base = arms[study.base]
   rate = (
-    estimate.measure_step(Experiment(base.config), study.seeds).seconds
+    estimate.measure_step(base.experiment, study.seeds).seconds
     * base.config.training.steps
     / (base.flops * base.tokens)
   )

@@ -22,7 +22,6 @@ import numpy as np
 
 import tfm.mixers
 from tfm import spec
-from tfm.config.assemble import Experiment
 from tfm.data.tokenizers.protocol import Tokenizer
 from tfm.decoding import beam, loop
 from tfm.decoding.unroll import unroll_layers
@@ -205,7 +204,7 @@ def translate_source(loaded: load.Run, source: Int[np.ndarray, 'S']) -> Int[np.n
       sources=[source],
       eos=eos,
       beams=decoding.beams,
-      penalty=Experiment(loaded.config).length_penalty,
+      penalty=loaded.experiment.length_penalty,
       max_tokens=min(len(source) + decoding.max_extra_tokens, LONGEST - 1),
       stopping=decoding.stopping,
     )

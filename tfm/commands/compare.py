@@ -18,6 +18,7 @@ import shlex
 
 from ml_collections import ConfigDict
 
+from tfm.config.assemble import Experiment
 from tfm.config.overlay import complete
 from tfm.config.resolve import resolve_config
 from tfm.config.schema import leaves
@@ -60,7 +61,7 @@ def main(args: argparse.Namespace) -> int:
       for path, value in leaves(config)
       if dict(leaves(first[1])).get(path) != value and path != 'seed'
     }
-    arms[name] = estimate_arm(name, changes, config, {}, len(runs))
+    arms[name] = estimate_arm(name, changes, Experiment(config), {}, len(runs))
     run_dirs[name] = {config.seed: run_dir for run_dir, config in runs}
   seeds = sorted({seed for of_arm in run_dirs.values() for seed in of_arm})
   header = dict(

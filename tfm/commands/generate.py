@@ -24,7 +24,6 @@ from typing import NamedTuple
 import numpy as np
 
 from tfm import spec
-from tfm.config.assemble import Experiment
 from tfm.data.progress import track
 from tfm.decoding import beam, fill, loop, text
 from tfm.decoding.sampling import Sampling
@@ -151,7 +150,7 @@ def main(args):
   )
   is_encoder = loaded.config.model.architecture == 'encoder'
   require(
-    not is_encoder or Experiment(loaded.config).objective.masked_fraction > 0,
+    not is_encoder or loaded.experiment.objective.masked_fraction > 0,
     f'--workdir={args.workdir} holds a classifier, which generates no text; use tfm evaluate',
   )
   require(
@@ -264,7 +263,7 @@ def search_texts(
   require(beams >= 1, f'--beams={beams} must be at least 1')
   require(args.num_samples <= beams, f'--num_samples={args.num_samples} exceeds --beams={beams}')
   penalty = (
-    Experiment(loaded.config).length_penalty
+    loaded.experiment.length_penalty
     if args.penalty is None
     else spec.build_from_table(args.penalty, beam.PENALTIES)
   )

@@ -56,14 +56,15 @@ def convert_from_hf(
   pretrained = from_pretrained(str(folder))
   config = pretrained.config.copy_and_resolve_references()
   folder_text = repr(str(folder.absolute()))
-  tokenizer = source_tokenizer = None
   if not config.model.patch:
     is_marian = all((folder / name).exists() for name in marian.FILES)
     config.data.tokenizer = f'{"marian" if is_marian else "published"}({folder_text})'
-    tokenizer = Experiment(config).tokenizer.train(())
   if pretrained.source_vocab:
     config.data.source_tokenizer = f'marian({folder_text}, sources=True)'
-    source_tokenizer = Experiment(config).source_tokenizer.train(())
+  experiment = Experiment(config)
+  tokenizer, source_tokenizer = (
+    one and one.train(()) for one in (experiment.tokenizer, experiment.source_tokenizer)
+  )
   config = resolve_config(override(config))
   differences = list_differences(pretrained.config.to_dict(), config.to_dict())
   changes = [line for line in differences if line.startswith('model.')]

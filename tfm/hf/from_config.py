@@ -77,9 +77,8 @@ def config_from_hf(
 
 def build_model(config: ConfigDict, vocab: int, source_vocab: int = 0) -> Trunk:
   """The model of a config with `vocab` tokens, which include the objective's special tokens."""
-  return Experiment(config).build_model(
-    vocab - len(Experiment(config).objective.special_tokens), source_vocab=source_vocab
-  )
+  experiment = Experiment(config)
+  return experiment.build_model(vocab - len(experiment.objective.special_tokens), source_vocab=source_vocab)
 
 
 def nest(flat: dict[str, Any]) -> dict[str, Any]:

@@ -85,7 +85,7 @@ class Mamba(Mixer):
   @nn.compact
   def __call__(self, x, memory, context, cache):
     if memory is not None:
-      raise ValueError("mixer='mamba' holds the state of one sequence, no memory; 'softmax' would do")
+      raise ValueError("mixer='mamba' does not support cross-attention; use 'softmax'")
     before = self.init_cache(len(x), 0) if cache is None else cache
     x, z = self.rise('x', x), self.rise('z', x)
     convolution = CausalConvolution(

@@ -91,7 +91,7 @@ class Mamba2(Mixer):
   @nn.compact
   def __call__(self, x, memory, context, cache):
     if memory is not None:
-      raise ValueError("mixer='mamba2' holds the state of one sequence, no memory; 'softmax' would do")
+      raise ValueError("mixer='mamba2' does not support cross-attention; use 'softmax'")
     before = self.init_cache(len(x), 0) if cache is None else cache
     heads, axes = self.convolved()['x']
     z, delta = self.rise('z', heads, axes, x), self.rise('dt', heads[:1], axes[:1], x)

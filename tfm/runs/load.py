@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import functools
 import pathlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -40,8 +39,8 @@ class Run:
   """A trained model with what is needed to evaluate it or to generate.
 
   Attributes:
-    config: resolved.
-    model, params: the model of the config and its parameters.
+    experiment: of the resolved config.
+    model, params: the model of the experiment and its parameters.
     tokenizer: with the special tokens of the objective; None for images.
     mesh, rules: where the parameters live.
     step: of the checkpoint.
@@ -49,7 +48,7 @@ class Run:
     source_tokenizer: of the source of pairs, if it has its own; else None.
   """
 
-  config: ConfigDict
+  experiment: Experiment
   model: Trunk
   params: PyTree
   tokenizer: Tokenizer | None
@@ -59,10 +58,9 @@ class Run:
   corpus: str
   source_tokenizer: Tokenizer | None = None
 
-  @functools.cached_property
-  def experiment(self) -> Experiment:
-    """The objects that the config describes."""
-    return Experiment(self.config)
+  @property
+  def config(self) -> ConfigDict:
+    return self.experiment.config
 
 
 def load(workdir: str, step: str = 'last', average: int | None = None) -> Run:
@@ -94,7 +92,7 @@ def load(workdir: str, step: str = 'last', average: int | None = None) -> Run:
   params = restore_params(checkpoints, number, experiment, model, mesh, average)
   checkpoints.close()
   return Run(
-    config=config,
+    experiment=experiment,
     model=model,
     params=params,
     tokenizer=extend_tokenizer(tokenizer, experiment.objective.special_tokens),

@@ -21,8 +21,8 @@ from tfm.config.schema import leaves
 from tfm.config.validate import validate_run
 from tfm.errors import require, suggest
 from tfm.models import flops
+from tfm.models.trunk import Trunk
 from tfm.objectives.protocol import Prediction
-from tfm.parallel import sharding
 from tfm.spec import parse
 from tfm.studies import matching
 from tfm.studies.study import STEPS, Study
@@ -40,8 +40,8 @@ ROW_FIELDS = (
 )
 # Metrics that depend on the tokenizer.
 PER_TOKEN = 'loss', 'perplexity', 'accuracy'
-# {arm: config} → {arm: seconds of a training step}.
-StepTimer = Callable[[Mapping[str, ConfigDict]], Mapping[str, float]]
+# {arm: experiment} → {arm: seconds of a training step}.
+StepTimer = Callable[[Mapping[str, Experiment]], Mapping[str, float]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Arm:
 
   Attributes:
     name: in the study; changes: the fields that it changes, by their paths.
-    config: complete, matched and resolved; only the seed is missing.
+    experiment: of the complete, matched and resolved config; only the seed is missing.
     matched: path → (value before, value after) of the fields that matching changed.
     parameters: number of trainable parameters; flops: of training, per token; memory: bytes of one run in
       training, with estimated activations.
@@ -58,16 +58,20 @@ class Arm:
 
   name: str
   changes: Mapping[str, Any]
-  config: ConfigDict
+  experiment: Experiment
   matched: Mapping[str, tuple[int, int]]
   parameters: int
   flops: float
   memory: int
 
   @property
+  def config(self) -> ConfigDict:
+    return self.experiment.config
+
+  @property
   def tokens(self) -> int:
     """Tokens of the whole training, padding included."""
-    return count_training_tokens(self.config)
+    return count_training_tokens(self.experiment)
 
 
 def plan_arms(
@@ -77,7 +81,7 @@ def plan_arms(
 
   Args:
     names: the arms to plan; the arms that they are compared with are added; None: all.
-    step_timer: measures the seconds of a training step of each config; for match='time'.
+    step_timer: measures the seconds of a training step of each arm; for match='time'.
 
   Raises:
     ValueError: for an invalid config, or an arm that cannot be matched, naming the arm.
@@ -87,25 +91,25 @@ def plan_arms(
     names = [*study.arms]
   else:
     names = [study.base, *names, *(study.against.get(name, study.base) for name in names)]
-  configs = {}
+  experiments = {}
   for name in sorted(filter({*names}.__contains__, study.arms), key=lambda name: name != study.base):
     with prefix_errors(name):
-      configs[name] = apply_changes(base, study.arms[name], study.seeds)
-  for name, config in configs.items():
+      experiments[name] = apply_changes(base, study.arms[name], study.seeds)
+  for name, experiment in experiments.items():
     with prefix_errors(name):
-      check_same_evaluation(study.metric, config, configs[study.against.get(name, study.base)])
+      check_same_evaluation(study.metric, experiment, experiments[study.against.get(name, study.base)])
   # The seconds of a step do not depend on the number of steps, which matching may change.
-  seconds = step_timer(configs) if study.match == 'time' else {}
-  for name, config in configs.items():
+  seconds = step_timer(experiments) if study.match == 'time' else {}
+  for name, experiment in experiments.items():
     with prefix_errors(name):
       matched = {}
       if study.match:
         quantity = quantity_functions(seconds.get(name))[study.match]
         if target is None:
-          target = quantity(config)
+          target = quantity(experiment)
         else:
-          config, matched = match_arm(study, base, study.arms[name], quantity, target)
-      arms[name] = estimate_arm(name, study.arms[name], config, matched, study.seeds)
+          experiment, matched = match_arm(study, base, study.arms[name], quantity, target)
+      arms[name] = estimate_arm(name, study.arms[name], experiment, matched, study.seeds)
   return arms
 
 
@@ -130,8 +134,8 @@ def select_arms(arms: Mapping[str, Any], names: Sequence[str] | None) -> dict[st
   return {name: arm for name, arm in arms.items() if not names or name in names}
 
 
-def apply_changes(base: ConfigDict, changes: Mapping[str, Any], seeds: int) -> ConfigDict:
-  """The resolved and validated config of an arm.
+def apply_changes(base: ConfigDict, changes: Mapping[str, Any], seeds: int) -> Experiment:
+  """The experiment of an arm, validated.
 
   Raises:
     ValueError: for an unknown field or an invalid config.
@@ -139,17 +143,17 @@ def apply_changes(base: ConfigDict, changes: Mapping[str, Any], seeds: int) -> C
   config = base.copy_and_resolve_references()
   for path, value in changes.items():
     assign(config, path, value)
-  config = resolve_config(config)
-  validate_run(Experiment(config), count_devices(config, seeds))
-  return config
+  experiment = Experiment(resolve_config(config))
+  validate_run(experiment, count_devices(experiment.config, seeds))
+  return experiment
 
 
-def check_same_evaluation(metric: str, config: ConfigDict, base: ConfigDict) -> None:
-  """Checks that an arm is evaluated on the same texts as the arm that it is compared with, and in the same
-  unit.
+def check_same_evaluation(metric: str, experiment: Experiment, other: Experiment) -> None:
+  """Checks that two arms that are compared are evaluated on the same texts, and in the same unit.
 
   A whole split has the same tokens however it is divided into rows; some of its batches do not.
   """
+  config, base = experiment.config, other.config
   ours, theirs = (dict(leaves(each)) for each in (config, base))
   for field in ('data.source', 'training.evaluation_batches'):
     require(
@@ -158,7 +162,7 @@ def check_same_evaluation(metric: str, config: ConfigDict, base: ConfigDict) -> 
       'with; use the same value, or set against= to an arm with this value',
     )
   # The length of an image is its number of patches.
-  images, batches = bool(Experiment(config).source.image_shape), config.training.evaluation_batches
+  images, batches = bool(experiment.source.image_shape), config.training.evaluation_batches
   for field in ROW_FIELDS:
     require(
       not batches or ours[field] == theirs[field] or images and field == 'data.length',
@@ -171,12 +175,11 @@ def check_same_evaluation(metric: str, config: ConfigDict, base: ConfigDict) -> 
     f'data.length={config.data.length} with data.packing={config.data.packing!r} may truncate or drop other '
     f'texts than {base.data.length} of the arm that it is compared with; use the same length',
   )
-  per_token = isinstance(Experiment(config).objective, Prediction) and metric.rpartition('_')[2] in PER_TOKEN
+  per_token = isinstance(experiment.objective, Prediction) and metric.rpartition('_')[2] in PER_TOKEN
   require(
     not per_token or config.data.tokenizer == base.data.tokenizer,
     f'data.tokenizer={config.data.tokenizer!r} gives other tokens than {base.data.tokenizer!r} of the arm '
-    'that it is '
-    f"compared with, and metric={metric!r} is per token; use metric='bits_per_byte'",
+    f"that it is compared with, and metric={metric!r} is per token; use metric='bits_per_byte'",
   )
 
 
@@ -189,10 +192,10 @@ def match_arm(
   study: Study,
   base: ConfigDict,
   changes: Mapping[str, Any],
-  quantity: Callable[[ConfigDict], float],
+  quantity: Callable[[Experiment], float],
   target: float,
-) -> tuple[ConfigDict, dict[str, tuple[int, int]]]:
-  """The config of an arm with as much of the quantity as the base, and the field that was changed for it.
+) -> tuple[Experiment, dict[str, tuple[int, int]]]:
+  """The experiment of an arm with as much of the quantity as the base, and the field that was changed.
 
   Raises:
     ValueError: if no value comes within 2 % of the target.
@@ -201,10 +204,10 @@ def match_arm(
   def with_value(value):
     return apply_changes(base, dict(changes) | {study.matched_field: value}, study.seeds)
 
-  config = apply_changes(base, changes, study.seeds)
-  before = dict(leaves(config))[study.matched_field]
-  if abs(quantity(config) - target) <= matching.EQUAL * target:
-    return config, {}
+  experiment = apply_changes(base, changes, study.seeds)
+  before = dict(leaves(experiment.config))[study.matched_field]
+  if abs(quantity(experiment) - target) <= matching.EQUAL * target:
+    return experiment, {}
   multiple = 1 if study.matched_field == STEPS else study.multiple
   try:
     after, _ = matching.solve_match(target, lambda value: quantity(with_value(value)), before, multiple)
@@ -215,70 +218,70 @@ def match_arm(
   return with_value(after), {study.matched_field: (before, after)}
 
 
-def quantity_functions(step_seconds: float | None) -> dict[str, Callable[[ConfigDict], float]]:
-  """Functions config → quantity of the whole training, by the names of `matching.QUANTITIES`."""
+def quantity_functions(step_seconds: float | None) -> dict[str, Callable[[Experiment], float]]:
+  """Functions experiment → quantity of the whole training, by the names of `matching.QUANTITIES`."""
   return dict(
-    parameters=lambda config: count_trainable_parameters(build_model(config), config),
-    flops=lambda config: (
-      flops.training_flops_per_token(build_model(config), config.data.length) * count_training_tokens(config)
+    parameters=lambda experiment: count_trainable_parameters(experiment, build_model(experiment)),
+    flops=lambda experiment: (
+      flops.training_flops_per_token(build_model(experiment), experiment.config.data.length)
+      * count_training_tokens(experiment)
     ),
     tokens=count_training_tokens,
-    time=lambda config: step_seconds * config.training.steps,
+    time=lambda experiment: step_seconds * experiment.config.training.steps,
   )
 
 
-def count_training_tokens(config: ConfigDict) -> int:
+def count_training_tokens(experiment: Experiment) -> int:
   """Tokens of the whole training, padding included."""
+  config = experiment.config
   return config.training.steps * config.training.batch_size * config.data.length
 
 
-def build_model(config: ConfigDict):
+def build_model(experiment: Experiment) -> Trunk:
   """The model, with the vocabulary sizes of its data."""
-  vocab, source_vocab = estimate.vocabulary_sizes(Experiment(config))
-  return Experiment(config).build_model(vocab, source_vocab=source_vocab)
+  vocab, source_vocab = estimate.vocabulary_sizes(experiment)
+  return experiment.build_model(vocab, source_vocab=source_vocab)
 
 
-def list_validation_metrics(config: ConfigDict) -> list[str]:
+def list_validation_metrics(experiment: Experiment) -> list[str]:
   """The names of the metrics that a run's validation computes."""
-  experiment, model = Experiment(config), build_model(config)
+  model = build_model(experiment)
   objective, tokenizer = experiment.objective, experiment.tokenizer
   sums = jax.eval_shape(
     lambda params, batch: objective(model, params, batch, None)[1],
-    nn.unbox(estimate.abstract_state(Experiment(config), model).params),
-    estimate.abstract_batch(objective.padding_row(config.data.length), 1),
+    nn.unbox(estimate.abstract_state(experiment, model).params),
+    estimate.abstract_batch(objective.padding_row(experiment.config.data.length), 1),
   )
   total = {name: np.zeros(x.shape) for name, x in sums.items()}
   return [*objective.summarize(total, int(tokenizer is not None and tokenizer.is_lossless))]
 
 
-def count_trainable_parameters(model, config: ConfigDict) -> int:
+def count_trainable_parameters(experiment: Experiment, model: Trunk) -> int:
   """Number of trainable parameters, without the frozen ones."""
-  optimizer, _ = Experiment(config).build_optimizer()
-  params = nn.unbox(estimate.abstract_state(Experiment(config), model).params)
+  params = nn.unbox(estimate.abstract_state(experiment, model).params)
   paths = jax.tree_util.tree_leaves_with_path(params)
-  return sum(x.size for path, x in paths if optimizer.is_trainable(path_name(path)))
+  return sum(x.size for path, x in paths if experiment.optimizer.is_trainable(path_name(path)))
 
 
 def estimate_arm(
   name: str,
   changes: Mapping[str, Any],
-  config: ConfigDict,
+  experiment: Experiment,
   matched: Mapping[str, tuple[int, int]],
   seeds: int,
 ) -> Arm:
   """The arm with its parameters, FLOPs and memory."""
+  config, model = experiment.config, build_model(experiment)
   mesh = estimate.abstract_mesh(config, count_devices(config, seeds))
-  experiment, model = Experiment(config), build_model(config)
   vocab, source_vocab = estimate.vocabulary_sizes(experiment)
   state = estimate.abstract_state(experiment, model)
-  rules = sharding.parse_rules(config.rules)
-  memory = estimate.memory_by_kind(experiment, vocab, source_vocab, state, mesh, rules)
+  memory = estimate.memory_by_kind(experiment, vocab, source_vocab, state, mesh, experiment.rules)
   return Arm(
     name,
     dict(changes),
-    config,
+    experiment,
     dict(matched),
-    count_trainable_parameters(model, config),
+    count_trainable_parameters(experiment, model),
     flops.training_flops_per_token(model, config.data.length),
     sum(size for _, size, _ in memory),
   )

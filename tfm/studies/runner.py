@@ -10,7 +10,6 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import jax
-from ml_collections import ConfigDict
 
 from tfm.analysis import estimate
 from tfm.config.assemble import Experiment
@@ -87,11 +86,11 @@ def check_measures(study: Study, arms: Mapping[str, Arm]) -> None:
   """
   measures = [build_measure(text) for text in study.measures]
   for arm in arms.values() if measures else ():
-    model = build_model(arm.config)
+    model = build_model(arm.experiment)
     for measure in measures:
       with prefix_errors(arm.name):
-        measure.check(arm.config, model)
-  validation = list_validation_metrics(arms[study.base].config)
+        measure.validate(arm.experiment, model)
+  validation = list_validation_metrics(arms[study.base].experiment)
   measured = [measure.metric_names(validation) for measure in measures]
   known = [*validation, *itertools.chain(*filter(None, measured))]
   require(
@@ -134,9 +133,9 @@ def check_resumable(study: Study, arms: Mapping[str, Arm], workdir: pathlib.Path
 
 
 def measure_step_seconds(
-  study: Study, workdir: pathlib.Path, save: bool, arms: Mapping[str, ConfigDict]
+  study: Study, workdir: pathlib.Path, save: bool, arms: Mapping[str, Experiment]
 ) -> dict[str, float]:
-  """Seconds of a training step of each arm's config, for match='time'.
+  """Seconds of a training step of each arm, for match='time'.
 
   The time of each arm is measured once, alternating with the base, and stored in its time.json. So every
   process and every later call match the arms alike.
@@ -147,12 +146,12 @@ def measure_step_seconds(
   Raises:
     ValueError: if a stored time belongs to another config.
   """
-  base, times = arms[study.base], {}
+  base, times = arms[study.base].config, {}
   paths = {name: store.arm_dir(workdir, name) / 'time.json' for name in arms if name != study.base}
   for name, path in paths.items():
     if path.exists():
       times[name] = json.loads(path.read_text())
-      for field, config in (('base', base), ('config', arms[name])):
+      for field, config in (('base', base), ('config', arms[name].config)):
         old = resolve_config(complete(times[name][field]))
         old.training.steps = config.training.steps
         lines = list_differences(old.to_dict(), config.to_dict())
@@ -160,14 +159,14 @@ def measure_step_seconds(
           not lines,
           f'{path} holds the time of another config: {"; ".join(lines)}; set it back or use a new --workdir',
         )
-  missing = {name: Experiment(arms[name]) for name in paths if name not in times}
-  measured = estimate.measure_steps_in_turns(Experiment(base), missing, study.seeds) if missing else {}
+  missing = {name: arms[name] for name in paths if name not in times}
+  measured = estimate.measure_steps_in_turns(arms[study.base], missing, study.seeds) if missing else {}
   for name, (seconds, base_seconds) in measured.items():
     times[name] = dict(
       seconds=seconds,
       base_seconds=base_seconds,
       machine=describe_machine()['machine'],
-      config=arms[name].to_dict(),
+      config=arms[name].config.to_dict(),
       base=base.to_dict(),
     )
     if save:
@@ -344,4 +343,4 @@ def with_learning_rate(arm: Arm, rate: float) -> Arm:
   """A copy of the arm with another learning rate."""
   config = arm.config.copy_and_resolve_references()
   config.optimizer.learning_rate = rate
-  return dataclasses.replace(arm, config=config)
+  return dataclasses.replace(arm, experiment=Experiment(config))

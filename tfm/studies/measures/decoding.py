@@ -23,7 +23,7 @@ class Decoding(protocol.Measure):
   context: int = 128
   tokens: int = 64
 
-  def check(self, config, model):
+  def validate(self, experiment, model):
     if not hasattr(model, 'init_caches'):
       raise ValueError(
         "measures='decoding' needs a model that generates text, and this one is an encoder; remove the "

@@ -22,11 +22,11 @@ class Generation(protocol.Measure):
   metric: str = 'bleu'
   split: str = 'test'
 
-  def check(self, config, model):
+  def validate(self, experiment, model):
     if not hasattr(model, 'encode'):
       raise ValueError(
         f"measures='generation({self.metric!r})' needs an encoder-decoder, and config.model.architecture="
-        f'{config.model.architecture!r}; remove the measure'
+        f'{experiment.config.model.architecture!r}; remove the measure'
       )
     spec.build_from_table(self.metric, METRICS)
 
@@ -38,7 +38,7 @@ class Generation(protocol.Measure):
     return {f'{self.split}_{name}': value for name, value in values.items() if not isinstance(value, str)}
 
   def prepare(self, run):
-    self.check(run.config, run.model)
+    self.validate(run.experiment, run.model)
     metric = spec.build_from_table(self.metric, METRICS)
 
     def measure(params):

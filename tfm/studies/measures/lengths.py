@@ -26,14 +26,14 @@ class Lengths(protocol.Measure):
   targets: int = 65_536
   split: str = 'validation'
 
-  def check(self, config, model):
+  def validate(self, experiment, model):
     length.validate_model(model, (self.protocol,))
 
   def metric_names(self, validation):
     return ()
 
   def prepare(self, run):
-    self.check(run.config, run.model)
+    self.validate(run.experiment, run.model)
     L = run.config.data.length
     lengths = self.lengths or (L // 2, L, 2 * L, 4 * L, 8 * L)
     prefix = 'sliding_' if self.protocol == 'sliding' else ''

@@ -31,11 +31,11 @@ class Needle(protocol.Measure):
   depths: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)
   texts: int = 100
 
-  def check(self, config, model):
-    if not isinstance(Experiment(config).source, needles.Needle):
+  def validate(self, experiment, model):
+    if not isinstance(experiment.source, needles.Needle):
       raise ValueError(
         f"measures='needle' needs a run that trains on a needle, and "
-        f'config.data.source={config.data.source!r}; '
+        f'config.data.source={experiment.config.data.source!r}; '
         "use config.data.source='needle'"
       )
 
@@ -43,7 +43,7 @@ class Needle(protocol.Measure):
     return ()
 
   def prepare(self, run):
-    self.check(run.config, run.model)
+    self.validate(run.experiment, run.model)
     source = run.experiment.source
     L = source.length
     evaluate = {}

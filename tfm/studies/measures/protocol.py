@@ -5,10 +5,9 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
-from ml_collections import ConfigDict
-
 import tfm.studies.measures
 from tfm import spec
+from tfm.config.assemble import Experiment
 from tfm.models.trunk import Trunk
 from tfm.runs.load import Run
 from tfm.shapes import PyTree
@@ -39,8 +38,8 @@ class Measure(abc.ABC):
 
   cost_metrics: ClassVar[tuple[str, ...]] = ()
 
-  def check(self, config: ConfigDict, model: Trunk) -> None:
-    """Checks that the measure supports runs of a config with such a model.
+  def validate(self, experiment: Experiment, model: Trunk) -> None:
+    """Checks that the measure supports runs of an experiment with such a model.
 
     Raises:
       ValueError: if it does not.

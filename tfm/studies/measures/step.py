@@ -32,7 +32,7 @@ class Step(protocol.Measure):
     return self.cost_metrics
 
   def prepare(self, run):
-    cost = estimate.measure_step(Experiment(run.config), rounds=self.rounds)
+    cost = estimate.measure_step(run.experiment, rounds=self.rounds)
     values = [Value('step_seconds', cost.seconds), Value('step_bytes', cost.peak_bytes)]
     tokenizer = base_tokenizer(run.tokenizer)
     tokens = run.config.training.batch_size * run.config.data.length
@@ -40,8 +40,9 @@ class Step(protocol.Measure):
       config = run.config.copy_and_resolve_references()
       config.data.length, config.training.gradient_accumulation = length, 1
       config.training.batch_size = rows = max(1, tokens // length)
-      model = runs.build_model(Experiment(config), tokenizer, run.source_tokenizer)
-      cost = estimate.measure_step(Experiment(config), rounds=self.rounds)
+      experiment = Experiment(config)
+      model = runs.build_model(experiment, tokenizer, run.source_tokenizer)
+      cost = estimate.measure_step(experiment, rounds=self.rounds)
       values += [
         Value('step_seconds_per_token_at_length', cost.seconds / (rows * length), length),
         Value('step_bytes_per_token_at_length', cost.peak_bytes / (rows * length), length),
