@@ -146,7 +146,7 @@ REFUSED = {
   ),
   'a rule': (
     {'mesh.stage': 2, 'rules.mlp': 'tensor stage'},
-    "config.rules.mlp='tensor stage' shards over 2 stages what each stage needs completely",
+    "config.rules.mlp='tensor stage' splits over 2 stages what each needs completely",
   ),
   'a rule of layers': (
     {'mesh.stage': 2, 'rules.layers': ''},

@@ -8,7 +8,7 @@ TensorBoard events, checkpoints/ and curves.png. SIGTERM and Ctrl-C save a check
 
 Several processes, each with its own devices, train as one run; DIR must be visible to all of them:
 
-  srun tfm train --processes=auto --config=… --workdir=…   # also on every host of a TPU pod, or in Kubernetes
+  srun tfm train --processes=auto --config=… --workdir=…   # likewise on TPU pods, or in Kubernetes
   tfm train --processes=2 --process=0 --coordinator=localhost:9999 …    # and the same with --process=1
 
 Exit status: 0 when training finished or stopped on a signal, 2 for invalid input, 75 when another process was
@@ -40,7 +40,8 @@ def arguments(parser):
     '--heartbeat_timeout',
     type=int,
     metavar='SECONDS',
-    help=f'timeout after which a silent process counts as lost and all others exit (default: {processes.HEARTBEAT_TIMEOUT})',
+    help='timeout after which a silent process counts as lost and all others exit '
+    f'(default: {processes.HEARTBEAT_TIMEOUT})',
   )
   parser.add_argument(
     '--connect_timeout',

@@ -91,8 +91,8 @@ def batch_constraints(experiment: Experiment) -> Iterator[DivisibilityConstraint
     t.batch_size // count,
     rules['batch'],
     lambda shards: (
-      f'config.training.batch_size={t.batch_size} in {described} does not divide over the {shards} devices of '
-      f'the mesh axes {config.rules.batch!r}; use a multiple of {count * shards}'
+      f'config.training.batch_size={t.batch_size} in {described} does not divide over the {shards} '
+      f'devices of the mesh axes {config.rules.batch!r}; use a multiple of {count * shards}'
     ),
   )
   length_axes = rules['length']
@@ -120,8 +120,8 @@ def batch_constraints(experiment: Experiment) -> Iterator[DivisibilityConstraint
       t.recurrence_length,
       length_axes,
       lambda shards: (
-        f'config.training.recurrence_length={t.recurrence_length} does not divide over the {shards} devices of '
-        f'the mesh axes {config.rules.length!r}; use a multiple of {shards}'
+        f'config.training.recurrence_length={t.recurrence_length} does not divide over the {shards} '
+        f'devices of the mesh axes {config.rules.length!r}; use a multiple of {shards}'
       ),
     )
 
@@ -180,7 +180,7 @@ def layer_constraints(experiment: Experiment) -> Iterator[DivisibilityConstraint
     if pipeline.AXIS in axes.split() and axis not in ('layers', 'vocab'):
       yield _unsharded_by_stages(
         lambda stages, axis=axis, axes=axes: (
-          f'config.rules.{axis}={axes!r} shards over {stages} stages what each stage needs completely; remove '
+          f'config.rules.{axis}={axes!r} splits over {stages} stages what each needs completely; remove '
           f'{pipeline.AXIS!r}, which can only shard layers and vocab'
         )
       )
@@ -202,7 +202,8 @@ def layer_constraints(experiment: Experiment) -> Iterator[DivisibilityConstraint
         1 if part.layers % period else part.layers // period,
         (pipeline.AXIS,),
         lambda stages, described=described, period=period, layers=part.layers: (
-          f'{described} does not divide over {stages} stages; use {nearest_multiples(layers, period * stages)}'
+          f'{described} does not divide over {stages} stages; '
+          f'use {nearest_multiples(layers, period * stages)}'
         ),
       )
 

@@ -43,7 +43,7 @@ def default_config() -> ConfigDict:
       seed=0,
       init_from='',  # the --workdir of a trained or imported run whose parameters training starts from
       data=dict(
-        source='stdlib',  # tfm/data/sources: stdlib, text('*.txt'), tfds('name'), parallel(src, tgt), digits, …
+        source='stdlib',  # tfm/data/sources: stdlib, text('*.txt'), tfds('name'), parallel(…), digits, …
         tokenizer='bytes',  # tfm/data/tokenizers: bytes, char, words, sentencepiece(8000)
         source_tokenizer=placeholder(str),  # for the source of pairs; None: one tokenizer for both sides
         length=256,  # tokens of a row; for images: patches and class tokens
@@ -62,7 +62,7 @@ def default_config() -> ConfigDict:
         mask=placeholder(str),  # tfm/masks, combined with & | ~; None: causal, or full in encoders
         score='dot',  # tfm/scores
         kernel='auto',  # tfm/kernels
-        feed_forward='gelu',  # tfm/feed_forwards: relu, gelu, geglu, swiglu, mixture_of_experts(…), none, …
+        feed_forward='gelu',  # tfm/feed_forwards: relu, gelu, swiglu, mixture_of_experts(…), none, …
         # F, of each expert; None: 4 D, or 8/3 D rounded up to a multiple of 64 if gated, or 0 for 'none'.
         feed_forward_width=placeholder(int),
         norm='layernorm',  # tfm/norms: layernorm(epsilon, bias=…, scale=…), rmsnorm(epsilon)
@@ -103,7 +103,7 @@ def default_config() -> ConfigDict:
         targets='mixer/(q|v)/',  # regex on parameter paths: projections with an adapter
       ),
       optimizer=dict(
-        name='adamw',  # tfm/optimizers: adam, adamw(b1, b2, eps, weight_decay), adafactor, lion, sgd(momentum)
+        name='adamw',  # tfm/optimizers: adam, adamw(b1, b2, weight_decay), adafactor, lion, sgd(momentum)
         learning_rate=1e-3,  # the peak; with noam a factor on d^-0.5
         schedule='cosine',  # noam, rsqrt, cosine(floor), linear(floor), wsd(decay), constant
         warmup=100,  # steps
@@ -133,7 +133,7 @@ def default_config() -> ConfigDict:
       decoding=dict(  # tfm generate and tfm evaluate; the first four are for encoder-decoders
         beams=1,  # beam size; 1: greedy
         length_penalty='gnmt(0.6)',  # gnmt(alpha), power(alpha)
-        stopping='proven',  # proven: no better hypothesis is possible; likely: none is better now; first: enough
+        stopping='proven',  # proven: none can become better; likely: none is better now; first: enough
         max_extra_tokens=50,  # how many tokens a target may be longer than its source
         average_checkpoints=1,  # number of last checkpoints whose parameters are averaged on loading
       ),

@@ -28,7 +28,7 @@ def validate_run(experiment: Experiment, devices: int | None) -> None:
     for name in axes.split():
       require(
         name in meshes.AXES,
-        f'config.rules.{axis}={axes!r} names {name!r}, which is not a mesh axis; {suggest(name, meshes.AXES)}',
+        f'config.rules.{axis}={axes!r} names {name!r}, not a mesh axis; {suggest(name, meshes.AXES)}',
       )
   t = experiment.config.training
   require(
@@ -70,7 +70,7 @@ def validate_training(experiment: Experiment) -> None:
   )
   require(
     t.skip_spikes == 0 or t.skip_spikes > 1,
-    f'config.training.skip_spikes={t.skip_spikes} must be 0.0 (no step is skipped) or a factor above 1 of the '
+    f'config.training.skip_spikes={t.skip_spikes} must be 0.0 (skips nothing) or a factor above 1 of the '
     'usual gradient norm, such as 3.0',
   )
   experiment.save_intervals  # parsed here, so that an invalid one is reported early
@@ -120,8 +120,8 @@ def validate_parts(experiment: Experiment) -> None:
   experiment.optimizer, experiment.tokenizer, experiment.source_tokenizer  # built here to report errors early
   require(
     experiment.lora is None or bool(experiment.config.init_from),
-    f'config.lora.rank={experiment.config.lora.rank} adapts the parameters of another run; set config.init_from '
-    'to its folder',
+    f'config.lora.rank={experiment.config.lora.rank} adapts the parameters of another run; set '
+    'config.init_from to its folder',
   )
   experiment.build_model(vocab=1)
 
@@ -130,7 +130,7 @@ def validate_workdir(workdir: str | pathlib.Path) -> None:
   """Raises ValueError for a bucket, which as a path would name a local folder."""
   require(
     not re.match(r'\w+:/', str(workdir)),
-    f'--workdir={workdir} is not a folder; mount the bucket, as tfm launch does with gcsfuse for gs://…, and '
+    f'--workdir={workdir} is not a folder; mount the bucket, as tfm launch does with gcsfuse, and '
     'name the folder',
   )
 
@@ -190,7 +190,7 @@ def validate_documents(experiment: Experiment) -> None:
   )
   require(
     packing.supports_infinite or not source.is_infinite,
-    f'config.data.source={d.source!r} is infinite, and config.data.packing={d.packing!r} needs whole epochs; use '
+    f'config.data.source={d.source!r} is infinite, and config.data.packing={d.packing!r} needs epochs; use '
     "'padded'",
   )
   needed, provided = (
@@ -203,8 +203,8 @@ def validate_documents(experiment: Experiment) -> None:
   )
   require(
     packing.layout in objective.supported_layouts,
-    f'config.objective={config.objective!r} reads a row as one text, and config.data.packing={d.packing!r} puts '
-    f'several into a row; use {objective.suggested_packing!r}',
+    f'config.objective={config.objective!r} needs one text per row, and '
+    f'config.data.packing={d.packing!r} puts several into a row; use {objective.suggested_packing!r}',
   )
   default = default_config().data.tokenizer
   require(
@@ -214,6 +214,6 @@ def validate_documents(experiment: Experiment) -> None:
   )
   require(
     'source' in source.fields or d.source_tokenizer is None,
-    f'config.data.source_tokenizer={d.source_tokenizer!r} needs pairs, and config.data.source={d.source!r} has '
+    f'config.data.source_tokenizer={d.source_tokenizer!r} needs pairs; config.data.source={d.source!r} has '
     'none; leave it out',
   )

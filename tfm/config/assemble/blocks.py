@@ -1,4 +1,4 @@
-"""Blocks of a model: mixers with their slots, feed-forward layers, norms; what they cannot honour is refused."""
+"""Builds blocks: mixers with their slots, feed-forward layers, norms; unsupported combinations raise."""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -64,8 +64,8 @@ def build_block(
   )
   require(
     across is None or branches is None or 'cross' in branches,
-    f'config.{where}.residual={b.residual!r} is defined for a mixer and a feed-forward layer, and this block has a '
-    "third branch, cross-attention; use 'sequential'",
+    f'config.{where}.residual={b.residual!r} is defined for a mixer and a feed-forward layer, and this '
+    "block has a third branch, cross-attention; use 'sequential'",
   )
   outer = outer or build_initializer(experiment, 'initializer')
   mixer = build_mixer(experiment, where, b, causal, outer)
@@ -141,8 +141,8 @@ def build_mixer(
   validate_slots(experiment, where, b, mixer.func, slots)
   require(
     not causal or not mixer().is_noncausal,
-    f'config.{where}.mixer={b.mixer!r} lets tokens attend to later ones whatever the mask; use another mixer in a '
-    'decoder',
+    f'config.{where}.mixer={b.mixer!r} lets tokens attend to later ones whatever the mask; use '
+    'another mixer in a decoder',
   )
   return mixer
 
@@ -189,8 +189,8 @@ def validate_slots(
   )
   require(
     mixer.supports_grouped_heads or b.kv_heads == b.heads,
-    f'config.{where}.mixer={b.mixer!r} does not support grouped heads, so kv_heads={b.kv_heads} would be ignored; '
-    f'leave it out, or set it to heads={b.heads}',
+    f'config.{where}.mixer={b.mixer!r} does not support grouped heads, so kv_heads={b.kv_heads} would be '
+    f'ignored; leave it out, or set it to heads={b.heads}',
   )
   extra = parts['position'].func.active_hooks() - {'embed'} - mixer.position_hooks
   require(

@@ -203,14 +203,15 @@ def build_patches(experiment: 'Experiment') -> dict[str, Any]:
   described = {0: '', 1: ' and the class token'}.get(classed, f' and {classed} class tokens')
   require(
     length == count + classed,
-    f'config.data.length={length} is not the {count} patches of {m.patch} × {m.patch} pixels of config.data.source='
-    f'{config.data.source!r}{described}; set it to {count + classed}',
+    f'config.data.length={length} is not the {count} patches of {m.patch} × {m.patch} pixels of '
+    f'config.data.source={config.data.source!r}{described}; set it to {count + classed}',
   )
   for field in TOKENS:
     default = m.width if field == 'embedding_width' else default_config().model[field]
     require(
       m[field] == default,
-      f'config.model.{field}={m[field]!r} needs a vocabulary, which images do not have; leave it at {default!r}',
+      f'config.model.{field}={m[field]!r} needs a vocabulary, which images do not have; '
+      f'leave it at {default!r}',
     )
   return dict(shape=shape, patch=m.patch, class_tokens=classed)
 
