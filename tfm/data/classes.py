@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from tfm.data.documents import IMAGE, INFINITE
 from tfm.data.images import Images
 from tfm.data.tokenizers.protocol import Tokenizer
 from tfm.data.tokens import InfiniteDocuments, LabelledTexts, Labels, Tokens, WordLabels, align_word_labels
+from tfm.shapes import Int
 
 
 MAX_NAMES_SHOWN = 10  # in an error
@@ -84,7 +86,13 @@ def load_labelled_texts(
     return LabelledTexts(name, text, classes, corpus.classes, has_word_labels)
   classes, offsets = class_ids(corpus, split, cache_dir)
   if has_word_labels:
-    classes = _load_word_labels(corpus, split, text, tokenizer, classes, offsets, cache_dir)
+
+    def align(d, document):
+      labels, tokens = classes_of_words[slice(*offsets[d : d + 2])], text.ids[slice(*text.offsets[d : d + 2])]
+      return align_word_labels(document, labels, tokenizer.token_bytes[tokens], f'{text.name}[{d}]')
+
+    classes_of_words, key = classes, f'{corpus.hash}-{tokenizer.identity}-{split}-words'
+    classes = _load_word_labels(text, corpus.splits[split]['text'], align, cache_dir / 'classes' / key)
   return LabelledTexts(name, text, classes, class_names(corpus, cache_dir), has_word_labels)
 
 
@@ -103,19 +111,19 @@ def _split_labels(corpus: Corpus, text: str) -> list[str]:
   return text.split(' ') if corpus.label_field == 'labels' else [text]
 
 
-# More than six parameters: everything that the file on disk depends on.
-def _load_word_labels(corpus, split, text, tokenizer, classes, offsets, cache_dir) -> np.ndarray:
-  """Returns the classes of all words, aligned with the tokens as by `align_word_labels`, from the cache."""
+def _load_word_labels(
+  text: Tokens,
+  documents: Sequence[str],
+  align: Callable[[int, str], Int[np.ndarray, 'T']],
+  directory: pathlib.Path,
+) -> Int[np.ndarray, 'N']:
+  """Returns the class of each token of a split from the cache, which `align` fills document by document."""
 
   def write(directory: pathlib.Path):
     aligned = np.zeros(len(text.ids), np.int32)
-    column = corpus.splits[split]['text']
-    for d, document in enumerate(progress.track(column, f'locating the words of {text.name}', len(column))):
-      span, labels = slice(*text.offsets[d : d + 2]), classes[slice(*offsets[d : d + 2])]
-      aligned[span] = align_word_labels(
-        document, labels, tokenizer.token_bytes[text.ids[span]], f'{text.name}[{d}]'
-      )
+    description = f'locating the words of {text.name}'
+    for d, document in enumerate(progress.track(documents, description, len(documents))):
+      aligned[slice(*text.offsets[d : d + 2])] = align(d, document)
     np.save(directory / 'classes.npy', aligned)
 
-  name = f'{corpus.hash}-{tokenizer.identity}-{split}-words'
-  return np.load(cache.create_once(cache_dir / 'classes' / name, write) / 'classes.npy', mmap_mode='r')
+  return np.load(cache.create_once(directory, write) / 'classes.npy', mmap_mode='r')

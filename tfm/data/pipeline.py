@@ -28,6 +28,7 @@ from tfm.data.tokenizers import protocol as tokenizers
 
 
 TOKENIZER_SAMPLE = 20_000  # the number of documents of an infinite split that a tokenizer is trained on
+PREFETCHED_BATCHES = 4
 
 _log = logging.getLogger(__name__)
 
@@ -227,12 +228,7 @@ class Batches:
 
 
 def train_iterator(
-  rows: packing.Rows,
-  batch_size: int,
-  process_index: int = 0,
-  process_count: int = 1,
-  threads: int = 1,
-  buffer: int = 4,
+  rows: packing.Rows, batch_size: int, process_index: int = 0, process_count: int = 1, threads: int = 1
 ) -> grain.DatasetIterator:
   """Iterates over this process's part of the batches, infinitely for training rows.
 
@@ -241,7 +237,6 @@ def train_iterator(
     batch_size: the global B, over all processes.
     process_index, process_count: which rows of a batch to read.
     threads: the number of prefetching threads. Rows are memory mapped, so worker processes would be slower.
-    buffer: the number of batches to prefetch.
 
   Returns:
     An iterator over dicts of int32 [B / process_count, T]. `get_state()` returns a small JSON object, the
@@ -251,17 +246,15 @@ def train_iterator(
   Raises:
     ValueError: if the batch size is not divisible by the number of processes.
   """
-  return _iterate(_batches(rows, batch_size, process_index, process_count), threads, buffer)
+  return _iterate(_batches(rows, batch_size, process_index, process_count), threads)
 
 
-# More than six parameters: those of `train_iterator`, and a limit.
 def evaluation_batches(
   rows: packing.Rows,
   batch_size: int,
   process_index: int = 0,
   process_count: int = 1,
   threads: int = 1,
-  buffer: int = 4,
   limit: int = 0,
 ) -> grain.DatasetIterator:
   """As `train_iterator`, in one pass over the rows from `Packing.evaluation_rows`.
@@ -275,7 +268,7 @@ def evaluation_batches(
   batches = _batches(rows, batch_size, process_index, process_count)
   if limit and limit < len(batches):
     batches = batches[:: len(batches) // limit][:limit]
-  return _iterate(batches, threads, buffer)
+  return _iterate(batches, threads)
 
 
 def _batches(rows, batch_size, process_index, process_count) -> grain.MapDataset:
@@ -284,8 +277,9 @@ def _batches(rows, batch_size, process_index, process_count) -> grain.MapDataset
   return grain.MapDataset.source(Batches(rows, batch_size, process_index, process_count))
 
 
-def _iterate(batches: grain.MapDataset, threads: int, buffer: int) -> grain.DatasetIterator:
-  return iter(batches.to_iter_dataset(grain.ReadOptions(num_threads=threads, prefetch_buffer_size=buffer)))
+def _iterate(batches: grain.MapDataset, threads: int) -> grain.DatasetIterator:
+  options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=PREFETCHED_BATCHES)
+  return iter(batches.to_iter_dataset(options))
 
 
 def batch_hash(batch: Mapping[str, np.ndarray], first_row: int = 0) -> str:

@@ -4,53 +4,74 @@ import functools
 
 import jax
 import jax.numpy as jnp
+from flax import struct
 
 from tfm.mixers.protocol import Context
+from tfm.shapes import Array
 from tfm.spec import parse
 
 
+@struct.dataclass
+class Inputs:
+  """What a forward pass reads.
+
+  Attributes:
+    main: token ids [B, T], or images [B, H, W, Q].
+    context: of the tokens or patches.
+    types: token types [B, T], for encoders that have them.
+    targets: the target's token ids [B, T], for encoder-decoders.
+  """
+
+  main: Array
+  context: Context
+  types: Array | None = None
+  targets: Array | None = None
+
+
 @functools.partial(jax.jit, static_argnums=(0, 2))
-def _run_decoder(model, params, output, ids, context, types, targets):
+def _run_decoder(model, params, output, inputs):
   """Logits after each token, or hidden states."""
   if output == 'features':
-    return model.apply({'params': params}, ids, context, method='features')[0].astype(jnp.float32)
-  return model.apply({'params': params}, ids, context)[0]
+    hidden, _ = model.apply({'params': params}, inputs.main, inputs.context, method='features')
+    return hidden.astype(jnp.float32)
+  return model.apply({'params': params}, inputs.main, inputs.context)[0]
 
 
 @functools.partial(jax.jit, static_argnums=(0, 2))
-def _run_encoder(model, params, output, ids, context, types, targets):
+def _run_encoder(model, params, output, inputs):
   """Logits of masked tokens or of classes, or hidden states."""
+  arguments = inputs.main, inputs.context, inputs.types
   if output == 'features':
-    return model.apply({'params': params}, ids, context, types, method='features').astype(jnp.float32)
-  logits, _ = model.apply({'params': params}, ids, context, types)
+    return model.apply({'params': params}, *arguments, method='features').astype(jnp.float32)
+  logits, _ = model.apply({'params': params}, *arguments)
   return logits['vocabulary' if output == 'vocabulary' else 'classification']
 
 
 @functools.partial(jax.jit, static_argnums=(0, 2))
-def _run_encoder_decoder(model, params, output, ids, context, types, targets):
+def _run_encoder_decoder(model, params, output, inputs):
   """Logits after each token of the target, or its hidden states."""
-  target_context = Context.whole(targets)
+  targets, source = (inputs.targets, Context.whole(inputs.targets)), (inputs.main, inputs.context)
   if output == 'features':
-    memory = model.apply({'params': params}, ids, context, method='encode')
-    return model.apply({'params': params}, targets, target_context, None, memory, method='features')[
-      0
-    ].astype(jnp.float32)
-  return model.apply({'params': params}, targets, target_context, None, ids, context)[0]
+    memory = model.apply({'params': params}, *source, method='encode')
+    hidden, _ = model.apply({'params': params}, *targets, None, memory, method='features')
+    return hidden.astype(jnp.float32)
+  return model.apply({'params': params}, *targets, None, *source)[0]
 
 
 @functools.partial(jax.jit, static_argnums=(0, 2))
-def _run_vision(model, params, output, images, context, types, targets):
+def _run_vision(model, params, output, inputs):
   """Logits of classes, or hidden states."""
   if output == 'features':
-    return model.apply({'params': params}, images, context, method='features').astype(jnp.float32)
-  return model.apply({'params': params}, images, context)[0]['classification']
+    hidden = model.apply({'params': params}, inputs.main, inputs.context, method='features')
+    return hidden.astype(jnp.float32)
+  return model.apply({'params': params}, inputs.main, inputs.context)[0]['classification']
 
 
 FORWARD = dict(
   decoder=_run_decoder, encoder=_run_encoder, encoder_decoder=_run_encoder_decoder, vision=_run_vision
 )
-# The inputs of each kind of model; the first is required.
-INPUTS = dict(
+# The names of the inputs of each kind of model; the first is required.
+INPUT_NAMES = dict(
   decoder=('input_ids', 'attention_mask'),
   encoder=('input_ids', 'attention_mask', 'token_type_ids', 'global_attention_mask'),
   encoder_decoder=('input_ids', 'attention_mask', 'decoder_input_ids'),

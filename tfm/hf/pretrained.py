@@ -20,7 +20,7 @@ from tfm.decoding.unroll import unroll_layers
 from tfm.errors import require, suggest
 from tfm.hf.families import longformer, rope, tensors
 from tfm.hf.families.protocol import Family
-from tfm.hf.forward import FORWARD, INPUT_CONDITIONS, INPUTS
+from tfm.hf.forward import FORWARD, INPUT_CONDITIONS, INPUT_NAMES, Inputs
 from tfm.hf.from_config import build_model, config_from_hf, find_family
 from tfm.mixers.protocol import Context
 from tfm.models.trunk import Trunk
@@ -90,12 +90,12 @@ class Pretrained:
     m = self.config.model
     kind = 'vision' if m.patch else m.architecture
     for name, value in arguments.items():
-      is_read = name in INPUTS[kind] and INPUT_CONDITIONS.get(name, bool)(m)
+      is_read = name in INPUT_NAMES[kind] and INPUT_CONDITIONS.get(name, bool)(m)
       require(
         value is None or is_read,
         f'{name} is not an input of model_type={self.family.model_type!r}; remove it',
       )
-    main = INPUTS[kind][0]
+    main = INPUT_NAMES[kind][0]
     require(arguments[main] is not None, f'model_type={self.family.model_type!r} requires {main}; pass it')
     require(
       kind != 'encoder_decoder' or decoder_input_ids is not None,
@@ -128,9 +128,8 @@ class Pretrained:
         'attention_mask hides the first id of a row, which the classifier reads; pad on the right',
       )
     with sharding.context(self.mesh, self.rules):
-      return np.asarray(
-        FORWARD[kind](model, self.params, self.output, inputs, context, token_type_ids, decoder_input_ids)
-      )
+      arrays = Inputs(inputs, context, token_type_ids, decoder_input_ids)
+      return np.asarray(FORWARD[kind](model, self.params, self.output, arrays))
 
   def generate(
     self,

@@ -34,7 +34,7 @@ def test_the_top_of_a_curve_is_cut_where_only_its_start_reaches():
   x = [0, 10, 20, 50, 100]
   line = plots.Line(row, x, [9, 5, 3, 2, 1], [9, 5, 3, 2, 1], [9, 5, 3.5, 2, 1])
   assert plots.upper_limit([line]) == 3.5
-  axes = plots.draw_lines([line], 'loss', 'step', plots.WIDE, clip_start=True).axes[0]
+  axes = plots.draw_lines([line], 'loss', plots.XAxis('step'), plots.WIDE, clip_start=True).axes[0]
   assert axes.get_ylim()[1] == pytest.approx(3.5, abs=0.1) and axes.get_ylim()[0] < 1
 
 
@@ -47,7 +47,7 @@ def test_twenty_arms_are_distinguishable():
 def test_lengths_double_and_training_is_marked():
   made = results(dict(rope=0.0, alibi=-0.1))
   lines = plots.mean_lines(ranking.rank_arms(made), ranking.values_by_x(made, 'loss_at_length'))
-  figure = plots.draw_lines(lines, 'loss', 'length', plots.NARROW, log=True, training_x=128)
+  figure = plots.draw_lines(lines, 'loss', plots.XAxis('length', is_log=True, training_x=128), plots.NARROW)
   axes = figure.axes[0]
   assert axes.get_xscale() == 'log' and axes.transAxes.transform((0, 0))[0] > 0
   assert [128, 128] in [list(line.get_xdata()) for line in axes.lines]

@@ -61,7 +61,7 @@ def _list_curves(results: dict, rows: Sequence[Row]) -> Iterator[Plot]:
         f'{LOSSES[split]} loss',
         caption,
         lambda width, lines=lines, split=split: plots.draw_lines(
-          lines, f'{LOSSES[split].lower()} loss', 'step', width, clip_start=True
+          lines, f'{LOSSES[split].lower()} loss', plots.XAxis('step'), width, clip_start=True
         ),
       )
 
@@ -81,10 +81,12 @@ def _list_metrics_by_x(results: dict, rows: Sequence[Row]) -> Iterator[Plot]:
         lambda width, lines=lines, metric=metric, x_name=x_name: plots.draw_lines(
           lines,
           metric,
-          x_name,
+          plots.XAxis(
+            x_name,
+            is_log=x_name == 'length' and min(line.x[0] for line in lines) > 0,
+            training_x=length if x_name in ('length', 'position') else None,
+          ),
           width,
-          log=x_name == 'length' and min(line.x[0] for line in lines) > 0,
-          training_x=length if x_name in ('length', 'position') else None,
         ),
       )
 

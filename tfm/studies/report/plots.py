@@ -154,21 +154,25 @@ def mean_lines(
   return lines
 
 
-# more than six parameters: three of them switch off by default, and only two callers use them
+class XAxis(NamedTuple):
+  """The x axis of lines.
+
+  Attributes:
+    label: of the axis; is_log: whether it is logarithmic, with base 2.
+    training_x: the x of training, which a vertical line marks; None: no line.
+  """
+
+  label: str
+  is_log: bool = False
+  training_x: float | None = None
+
+
 def draw_lines(
-  lines: Sequence[Line],
-  label: str,
-  x_label: str,
-  width: float,
-  log: bool = False,
-  training_x: float | None = None,
-  clip_start: bool = False,
+  lines: Sequence[Line], label: str, x_axis: XAxis, width: float, clip_start: bool = False
 ) -> Figure:
   """Lines with bands, each labelled at its end.
 
   Args:
-    log: whether the x axis is logarithmic, with base 2.
-    training_x: the x of training, which a vertical line marks.
     clip_start: clips the y axis to the values after the first `START` of x.
   """
   bands = [line for line in lines if line.low is not None]
@@ -185,26 +189,7 @@ def draw_lines(
   height = max(0.62 * width if width > NARROW else 2.7, 0.9 + LINE * len(ends))
   figure, axes = create_axes(width, height, left=0.48, right=right, top=0.32, bottom=0.5)
   draw_heading(axes, label, 0.4)
-  axes.set_xlabel(x_label, color=LIGHT['faint'], fontsize=FONT)
-  if log:
-    axes.set_xscale('log', base=2)
-    axes.xaxis.set_major_locator(LogLocator(2, numticks=20))
-    axes.xaxis.set_minor_locator(NullLocator())
-  else:
-    axes.xaxis.set_major_locator(MaxNLocator(4))
-  axes.xaxis.set_major_formatter(StrMethodFormatter('{x:,g}'))
-  if training_x is not None:
-    axes.axvline(training_x, color=LIGHT['faint'], linewidth=0.9, linestyle=(0, (2, 2)))
-    axes.annotate(
-      'trained',
-      (training_x, 1),
-      (3, -3),
-      axes.get_xaxis_transform(),
-      'offset points',
-      va='top',
-      fontsize=FONT - 1,
-      color=LIGHT['faint'],
-    )
+  format_x_axis(axes, x_axis)
   # Better arms are drawn over worse ones.
   for line in reversed(lines):
     colour, dash = LIGHT[palette.hue(line.row.index, line.row.is_base)], palette.dash(line.row.index)
@@ -231,6 +216,30 @@ def draw_lines(
       axes.set_ylim(bottom - 0.04 * (top - bottom), top + 0.02 * (top - bottom))
   label_ends(figure, axes, ends, width)
   return figure
+
+
+def format_x_axis(axes: Axes, x_axis: XAxis) -> None:
+  """Sets label, scale and ticks, and marks the x of training."""
+  axes.set_xlabel(x_axis.label, color=LIGHT['faint'], fontsize=FONT)
+  if x_axis.is_log:
+    axes.set_xscale('log', base=2)
+    axes.xaxis.set_major_locator(LogLocator(2, numticks=20))
+    axes.xaxis.set_minor_locator(NullLocator())
+  else:
+    axes.xaxis.set_major_locator(MaxNLocator(4))
+  axes.xaxis.set_major_formatter(StrMethodFormatter('{x:,g}'))
+  if x_axis.training_x is not None:
+    axes.axvline(x_axis.training_x, color=LIGHT['faint'], linewidth=0.9, linestyle=(0, (2, 2)))
+    axes.annotate(
+      'trained',
+      (x_axis.training_x, 1),
+      (3, -3),
+      axes.get_xaxis_transform(),
+      'offset points',
+      va='top',
+      fontsize=FONT - 1,
+      color=LIGHT['faint'],
+    )
 
 
 def upper_limit(lines: Sequence[Line]) -> float:
