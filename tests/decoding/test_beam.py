@@ -10,7 +10,7 @@ import pytest
 from tests.decoding.tiny import forward, tiny_model
 from tests.models import pairs
 from tfm.decoding import beam, loop
-from tfm.decoding.beam import Gnmt, Power
+from tfm.decoding.beam import BeamSearch, Gnmt, Power
 from tfm.decoding.sampling import Sampling
 from tfm.decoding.unroll import unroll_layers
 
@@ -64,7 +64,9 @@ def test_a_wide_beam_equals_exhaustive_search(penalty):
   }
   best = sorted(every, key=scores.get, reverse=True)
   # Enough beams for all hypotheses.
-  [results] = beam.search(model, params, [prompt], max_tokens=limit, eos=EOS, beams=64, penalty=penalty)
+  [results] = beam.search(
+    model, params, [prompt], max_tokens=limit, eos=EOS, settings=BeamSearch(beams=64, penalty=penalty)
+  )
   assert len(results) == len(every)
   assert [tuple(h.tokens.tolist()) for h in results] == [
     tuple(t for t in tokens if t != EOS) for tokens in best
@@ -116,9 +118,7 @@ def test_search_equals_the_reference_in_plain_python(beams, stopping, penalty):
     prompts,
     max_tokens=limits,
     eos=EOS,
-    beams=beams,
-    penalty=penalty,
-    stopping=stopping,
+    settings=BeamSearch(beams=beams, penalty=penalty, stopping=stopping),
     room=2,
   )
   for prompt, limit, hypotheses in zip(prompts, limits, results):
@@ -132,7 +132,9 @@ def test_search_of_an_encoder_decoder_equals_the_reference():
   rng = np.random.default_rng(3)
   sources = [rng.integers(0, pairs.VOCAB, n).astype(np.int32) for n in (7, 3)]
   prompts = [np.array([EOS], np.int32), np.array([EOS, 4, 5], np.int32)]  # the second forces two tokens
-  results = beam.search(model, params, prompts, sources=sources, max_tokens=4, eos=EOS, beams=3)
+  results = beam.search(
+    model, params, prompts, sources=sources, max_tokens=4, eos=EOS, settings=BeamSearch(beams=3)
+  )
   for prompt, source, hypotheses in zip(prompts, sources, results):
     expected = reference(model, params, prompt, 4, 3, Gnmt(), source)
     assert [tuple(h.tokens.tolist()) for h in hypotheses] == [tokens for tokens, _ in expected]
@@ -148,9 +150,9 @@ def test_scores_equal_those_of_a_forward_pass(mixer, scan):
   position = 'rope' if mixer == 'softmax' else 'none'
   model, params = small_decoder(vocab=9, mixer=mixer, position=position, scan=scan)
   prompt = np.array([5, 1, 7], np.int32)
-  results = beam.search(model, params, [prompt], max_tokens=7, eos=EOS, beams=3, penalty=Power(1.0), room=3)[
-    0
-  ]
+  results = beam.search(
+    model, params, [prompt], max_tokens=7, eos=EOS, settings=BeamSearch(beams=3, penalty=Power(1.0)), room=3
+  )[0]
   assert len({tuple(h.tokens.tolist()) for h in results}) == 3
   assert [h.score for h in results] == sorted((h.score for h in results), reverse=True)
   for tokens, score in results:
@@ -164,7 +166,9 @@ def test_one_beam_is_greedy(tiny, prompts):
   """
   model, params = tiny
   greedy = loop.generate_all(model, params, prompts, max_tokens=9, eos=14, sampling=Sampling(0.0))
-  results = beam.search(model, params, prompts, max_tokens=9, eos=14, beams=1, penalty=Power(1.0))
+  results = beam.search(
+    model, params, prompts, max_tokens=9, eos=14, settings=BeamSearch(beams=1, penalty=Power(1.0))
+  )
   for tokens, [hypothesis] in zip(greedy, results):
     np.testing.assert_array_equal(hypothesis.tokens, tokens)
 
@@ -176,7 +180,8 @@ def test_one_beam_of_an_encoder_decoder_is_greedy():
   prompts = [np.array([EOS], np.int32)] * 3
   greedy = loop.generate_all(model, params, prompts, sources=sources, max_tokens=6, eos=EOS)
   for tokens, [hypothesis] in zip(
-    greedy, beam.search(model, params, prompts, sources=sources, max_tokens=6, eos=EOS, beams=1)
+    greedy,
+    beam.search(model, params, prompts, sources=sources, max_tokens=6, eos=EOS, settings=BeamSearch(beams=1)),
   ):
     np.testing.assert_array_equal(hypothesis.tokens, tokens)
   # And greedy takes the argmax of a full forward pass.
@@ -207,7 +212,12 @@ def test_rows_do_not_depend_on_other_rows(tiny, prompts, eos, penalty, stopping,
 
   def search(some, limits):
     return beam.search(
-      model, params, some, max_tokens=limits, eos=eos, beams=beams, penalty=penalty, stopping=stopping
+      model,
+      params,
+      some,
+      max_tokens=limits,
+      eos=eos,
+      settings=BeamSearch(beams=beams, penalty=penalty, stopping=stopping),
     )
 
   for prompt, limit, together in zip(prompts, limits, search(prompts, limits)):
@@ -221,7 +231,7 @@ def test_invalid_arguments_are_rejected(tiny):
   model, params = tiny
   prompt = [np.array([1], np.int32)]
   with pytest.raises(ValueError, match=r'beams=0 must be at least 1'):
-    beam.search(model, params, prompt, max_tokens=3, eos=EOS, beams=0)
+    beam.search(model, params, prompt, max_tokens=3, eos=EOS, settings=BeamSearch(beams=0))
   with pytest.raises(ValueError, match=r'sources require an encoder-decoder'):
     beam.search(model, params, prompt, sources=prompt, max_tokens=3, eos=EOS)
   with pytest.raises(ValueError, match=r'requires one source for each of 1 prompts; there are 0'):
@@ -231,4 +241,4 @@ def test_invalid_arguments_are_rejected(tiny):
   broken = jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), params)
   for beams in (1, 2):
     with pytest.raises(ValueError, match='logits of the model are NaN'):
-      beam.search(model, broken, prompt, max_tokens=3, eos=EOS, beams=beams)
+      beam.search(model, broken, prompt, max_tokens=3, eos=EOS, settings=BeamSearch(beams=beams))

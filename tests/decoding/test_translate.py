@@ -5,7 +5,7 @@ import pytest
 
 from tests.models import pairs
 from tfm.data.tokenizers.bytes import Bytes
-from tfm.decoding.beam import Gnmt
+from tfm.decoding.beam import BeamSearch, Gnmt
 from tfm.decoding.translate import translate
 from tfm.decoding.unroll import unroll_layers
 
@@ -25,7 +25,9 @@ class Letters(Bytes):
 def lengths(position, **limits):
   model, params = unroll_layers(*pairs.made(position=position))
   results = dict(
-    translate(model, params, Letters(), ['abc', 'abcdefgh'], beams=2, penalty=Gnmt(0.6), **limits)
+    translate(
+      model, params, Letters(), ['abc', 'abcdefgh'], settings=BeamSearch(beams=2, penalty=Gnmt(0.6)), **limits
+    )
   )
   return [max(len(one.text) for one in results[i]) for i in range(2)]
 

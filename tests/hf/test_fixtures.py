@@ -9,9 +9,12 @@ import pytest
 import tfm
 from tests.oracle import published
 from tests.paths import SHARED
+from tfm.decoding.beam import BeamSearch, Power
 from tfm.hf import export
 
 
+# The default of `transformers`, but for the number of beams.
+BEAM_SEARCH = BeamSearch(4, Power(1.0), 'likely')
 FOLDER = SHARED / 'fixtures' / 'hf'
 ARGUMENTS = (
   'input_ids',
@@ -86,7 +89,9 @@ def test_greedy_and_beam_search_equal_the_published_ones(name, tmp_path):
   eos = json.loads((FOLDER / name / 'meta.json').read_text())['beam_eos_token_id']
   for kind, end in (('beam', None), ('beam_eos', eos)):
     best = [
-      one for row in model.search(**arguments, max_new_tokens=16, num_beams=4, eos_id=end) for one in row
+      one
+      for row in model.search(**arguments, max_new_tokens=16, settings=BEAM_SEARCH, eos_id=end)
+      for one in row
     ]
     np.testing.assert_allclose([one.score for one in best], numbers[f'{kind}_scores'], atol=1e-4)
     for one, expected in zip(best, numbers[f'{kind}_ids'][:, start:]):

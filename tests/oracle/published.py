@@ -8,9 +8,12 @@ import json
 import numpy as np
 
 import tfm
+from tfm.decoding.beam import BeamSearch, Power
 from tfm.hf import export
 
 
+# The default of `transformers`, but for the number of beams.
+BEAM_SEARCH = BeamSearch(4, Power(1.0), 'likely')
 TOLERANCE = 2e-5  # of the largest logit; noise in float32 is a tenth of it
 NEW_TOKENS = 8
 ROWS = np.array([[1] * 12, [1] * 9 + [0] * 3, [1] * 5 + [0] * 7])
@@ -172,7 +175,9 @@ def check_generation(model, hf_model, arguments):
       ids, num_beams=4, num_return_sequences=4, return_dict_in_generate=True, output_scores=True, **common
     )
   np.testing.assert_array_equal(model.generate(**arguments, max_new_tokens=NEW_TOKENS), greedy[:, start:])
-  best = [one for row in model.search(**arguments, max_new_tokens=NEW_TOKENS, num_beams=4) for one in row]
+  best = [
+    one for row in model.search(**arguments, max_new_tokens=NEW_TOKENS, settings=BEAM_SEARCH) for one in row
+  ]
   np.testing.assert_array_equal(np.stack([one.tokens for one in best]), beams.sequences[:, start:])
   np.testing.assert_allclose([one.score for one in best], beams.sequences_scores, atol=1e-4)
 

@@ -2,6 +2,7 @@
 token for token, and what is written is what they write.
 """
 
+import dataclasses
 import io
 import json
 import math
@@ -220,8 +221,7 @@ def test_what_is_written(pair):
       ours.params,
       ours.tokenizer,
       marian_folder.SOURCE,
-      beams=1,
-      penalty=Experiment(ours.config).length_penalty,
+      settings=dataclasses.replace(ours.experiment.beam_search, beams=1),
       max_extra_tokens=0,
       max_tokens=8,
       source_tokenizer=ours.source_tokenizer,

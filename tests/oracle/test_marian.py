@@ -12,7 +12,7 @@ import pytest
 from tests.models import pairs
 from tfm.benchmark import translation_torch
 from tfm.decoding import beam, loop
-from tfm.decoding.beam import Power
+from tfm.decoding.beam import BeamSearch, Power
 
 
 torch = pytest.importorskip('torch', reason='PyTorch is not installed; make oracle installs it')
@@ -157,8 +157,7 @@ def test_scores_of_its_own_beams(published, model):
     sources=list(source),
     max_tokens=8,
     eos=2,
-    beams=4,
-    penalty=Power(1.0),
+    settings=BeamSearch(beams=4, penalty=Power(1.0)),
   )
   ours = {tuple(tokens.tolist()): score for tokens, score in found}
   assert max(ours.values()) >= max(theirs.values()) - 1e-4
@@ -221,9 +220,7 @@ def test_stopping(published, model, early, stopping, alpha):
     sources=list(sources),
     max_tokens=12,
     eos=end,
-    beams=3,
-    penalty=Power(alpha),
-    stopping=stopping,
+    settings=BeamSearch(beams=3, penalty=Power(alpha), stopping=stopping),
   )
   theirs = [row[: loop.length_before(row, end)].tolist() for row in out.sequences[:, 1:].numpy()]
   assert [hypothesis.tokens.tolist() for row in found for hypothesis in row] == theirs

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 import sacrebleu
 
-from tfm.decoding.beam import Power
+from tfm.decoding.beam import BeamSearch, Power
 from tfm.decoding.translate import translate
 from tfm.decoding.unroll import unroll_layers
 from tfm.parallel import sharding
@@ -54,11 +54,9 @@ def main() -> None:
         params,
         loaded.tokenizer,
         sources,
-        beams=beams,
-        penalty=PENALTY,
+        settings=BeamSearch(beams=beams, penalty=PENALTY, stopping=STOPPING),
         max_extra_tokens=loaded.config.decoding.max_extra_tokens,
         source_tokenizer=loaded.source_tokenizer,
-        stopping=STOPPING,
       )
     )
     return [translations[i][0].text for i in range(len(sources))]

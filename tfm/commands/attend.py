@@ -196,17 +196,16 @@ def single_row(tokens: Int[np.ndarray, 'T'], prefixed: bool = False) -> list[Any
 
 def translate_source(loaded: load.Run, source: Int[np.ndarray, 'S']) -> Int[np.ndarray, 'T']:
   """The decoder's input for its best translation: the start of a target and the translation."""
-  decoding, eos, start = loaded.config.decoding, loaded.tokenizer.eos_id, loaded.tokenizer.target_prompt_ids()
+  tokenizer, max_extra_tokens = loaded.tokenizer, loaded.config.decoding.max_extra_tokens
+  start = tokenizer.target_prompt_ids()
   with sharding.context(loaded.mesh, loaded.rules):
     [hypotheses] = beam.search(
       *unroll_layers(loaded.model, loaded.params),
       [start],
       sources=[source],
-      eos=eos,
-      beams=decoding.beams,
-      penalty=loaded.experiment.length_penalty,
-      max_tokens=min(len(source) + decoding.max_extra_tokens, LONGEST - 1),
-      stopping=decoding.stopping,
+      eos=tokenizer.eos_id,
+      settings=loaded.experiment.beam_search,
+      max_tokens=min(len(source) + max_extra_tokens, LONGEST - 1),
     )
   return np.array([*start, *hypotheses[0].tokens], np.int32)
 

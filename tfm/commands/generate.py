@@ -263,11 +263,11 @@ def search_texts(
   require(beams >= 1, f'--beams={beams} must be at least 1')
   require(args.num_samples <= beams, f'--num_samples={args.num_samples} exceeds --beams={beams}')
   penalty = (
-    loaded.experiment.length_penalty
+    loaded.experiment.beam_search.penalty
     if args.penalty is None
     else spec.build_from_table(args.penalty, beam.PENALTIES)
   )
-  stopping = args.stopping or settings.stopping
+  search = beam.BeamSearch(beams, penalty, args.stopping or settings.stopping)
   tokenizer = loaded.tokenizer
   model, params = unroll_layers(loaded.model, loaded.params)
   if is_encoder_decoder:
@@ -276,18 +276,14 @@ def search_texts(
       params,
       tokenizer,
       prompts,
-      beams=beams,
-      penalty=penalty,
+      settings=search,
       max_extra_tokens=settings.max_extra_tokens,
       max_tokens=args.max_tokens,
       source_tokenizer=loaded.source_tokenizer,
       forced=args.forced or '',
-      stopping=stopping,
     )
   else:
-    results = continue_texts(
-      model, params, tokenizer, prompts, beams, penalty, args.max_tokens or MAX_TOKENS, stopping
-    )
+    results = continue_texts(model, params, tokenizer, prompts, args.max_tokens or MAX_TOKENS, search)
   del loaded
   if len(prompts) > 1:
     results = track(results, 'texts', len(prompts))
@@ -298,7 +294,7 @@ def search_texts(
 
 
 def continue_texts(
-  model, params, tokenizer, prompts, beams, penalty, max_tokens, stopping
+  model, params, tokenizer, prompts, max_tokens, settings
 ) -> Iterator[tuple[int, list[Translation]]]:
   """As `translate`, for a decoder."""
   tokens = [np.array([tokenizer.bos_id, *tokenizer.encode(prompt)], np.int32) for prompt in prompts]
@@ -310,9 +306,7 @@ def continue_texts(
       [tokens[i] for i in batch],
       max_tokens=max_tokens,
       eos=tokenizer.eos_id,
-      beams=beams,
-      penalty=penalty,
-      stopping=stopping,
+      settings=settings,
     )
     for i, best in zip(batch, hypotheses):
       yield i, [Translation(prompts[i] + tokenizer.decode(new), score) for new, score in best]

@@ -94,8 +94,8 @@ def validate_decoding(experiment: Experiment) -> None:
   for field, least in (('beams', 1), ('max_extra_tokens', 0), ('average_checkpoints', 1)):
     value = config.decoding[field]
     require(value >= least, f'config.decoding.{field}={value} must be at least {least}')
-  experiment.length_penalty  # parsed here, so that an invalid one is reported early
   require_one_of('decoding.stopping', config.decoding.stopping, STOPPING)
+  experiment.beam_search  # built here, so that an invalid penalty is reported early
   kept, averaged = config.training.keep_checkpoints, config.decoding.average_checkpoints
   require(
     kept >= averaged,

@@ -61,6 +61,31 @@ PENALTIES = {'gnmt': Gnmt, 'power': Power}
 # In `transformers` these are `early_stopping='never'`, `False` and `True`.
 STOPPING = ('proven', 'likely', 'first')
 
+
+@dataclasses.dataclass(frozen=True)
+class BeamSearch:
+  """The settings of a search.
+
+  Attributes:
+    beams: hypotheses per row.
+    penalty: length → what divides log p, such as `Gnmt`.
+    stopping: when a row stops, one of `STOPPING`; 'proven' is exact.
+
+  Raises:
+    ValueError: for beams below 1 and an unknown stopping rule.
+  """
+
+  beams: int = 4
+  penalty: Callable = Gnmt()
+  stopping: str = 'proven'
+
+  def __post_init__(self):
+    if self.beams < 1:
+      raise ValueError(f'beams={self.beams} must be at least 1')
+    if self.stopping not in STOPPING:
+      raise ValueError(f'stopping={self.stopping!r} is unknown; use one of {", ".join(STOPPING)}')
+
+
 # Initial room of the caches in tokens, doubled when full. Every step reorders the caches, so that small ones
 # are faster.
 INITIAL_ROOM = 31
@@ -72,6 +97,7 @@ class Beams:
 
   Attributes:
     state: of the decoding loop, with B · K rows.
+    limits: the most new tokens of each row.
     step: number of new tokens.
     log_p, tokens: of live hypotheses; log_p is -inf for missing ones.
     scores, ended, lengths: of ended hypotheses; scores are -inf for missing ones. Lengths exclude the end
@@ -80,6 +106,7 @@ class Beams:
   """
 
   state: State
+  limits: Int[Array, 'B']
   step: Int[Array, '']
   log_p: Float[Array, 'B K']
   tokens: Int[Array, 'B K L']
@@ -96,13 +123,11 @@ def search(  # more than six parameters: a model, prompts and the options of one
   *,
   max_tokens: int | Sequence[int],
   eos: int,
-  beams: int = 4,
-  penalty: Callable = Gnmt(),
+  settings: BeamSearch = BeamSearch(),
   sources: Sequence[Sequence[int]] | None = None,
-  stopping: str = 'proven',
   room: int = INITIAL_ROOM,
 ) -> list[list[Hypothesis]]:
-  """The `beams` best hypotheses of every row, best first; fewer if fewer exist.
+  """The `settings.beams` best hypotheses of every row, best first; fewer if fewer exist.
 
   score = log p(tokens, end | prompt) / penalty(length of tokens and end). A hypothesis of `max_tokens` tokens
   ends without an end token. One beam is greedy decoding. Convert scanned models with `unroll_layers` first.
@@ -110,18 +135,12 @@ def search(  # more than six parameters: a model, prompts and the options of one
   Args:
     max_tokens: for all rows, or one number per row.
     sources: as in `loop.generate`.
-    stopping: when a row stops, one of `STOPPING`; 'proven' is exact.
     room: initial room of the caches in tokens.
 
   Raises:
-    ValueError: as `loop.validate_inputs`; for beams below 1, an unknown stopping rule, or logits that are
-      NaN.
+    ValueError: as `loop.validate_inputs`, and for logits that are NaN.
   """
-  if beams < 1:
-    raise ValueError(f'beams={beams} must be at least 1')
-  if stopping not in STOPPING:
-    raise ValueError(f'stopping={stopping!r} is unknown; use one of {", ".join(STOPPING)}')
-  limits = np.broadcast_to(np.asarray(max_tokens, np.int32), len(prompts))
+  beams, limits = settings.beams, np.broadcast_to(np.asarray(max_tokens, np.int32), len(prompts))
   validate_inputs(model, prompts, int(limits.min(initial=1)), sources)
   validate_inputs(model, prompts, int(limits.max()), sources)
   prompts = [np.asarray(prompt, np.int32) for prompt in prompts]
@@ -131,22 +150,17 @@ def search(  # more than six parameters: a model, prompts and the options of one
     memory = jax.tree.map(lambda x: jnp.repeat(x, beams, 0), memory)
   max_length = round_up(int(limits.max()), 16)
   rows, step_limit = beams * round_up_rows(len(prompts)), min(room, max_length)
-  state = prefill(
-    model, params, [prompt for prompt in prompts for _ in range(beams)], step_limit, memory=memory, rows=rows
-  )
-  limits = np.resize(limits, round_up_rows(len(prompts)))  # padding rows are done, whatever their limit
-  search_state, read = (
-    init_beams(state, beams, max_length),
-    sum(plan_prefill(model, max(map(len, prompts)), has_memory=memory is not None)),
-  )
+  plan = plan_prefill(model, prompts, has_memory=memory is not None, rows=rows)
+  repeated = [prompt for prompt in prompts for _ in range(beams)]
+  state = prefill(model, params, repeated, step_limit, plan, memory)
+  # Padding rows are done, whatever their limit.
+  search_state = init_beams(state, np.resize(limits, round_up_rows(len(prompts))), max_length)
   while True:
-    search_state, is_unfinished = run_steps(
-      model, params, search_state, limits, step_limit, eos, beams, penalty, stopping
-    )
+    search_state, is_unfinished = run_steps(model, params, search_state, step_limit, eos, settings)
     if not is_unfinished:
       break
     step_limit = min(2 * step_limit, max_length)
-    caches = grow_caches(model, search_state.state.caches, rows, round_up(read + step_limit, 16))
+    caches = grow_caches(model, search_state.state.caches, rows, round_up(sum(plan.widths) + step_limit, 16))
     search_state = search_state.replace(state=search_state.state.replace(caches=caches))
   scores, tokens, lengths = jax.device_get((search_state.scores, search_state.ended, search_state.lengths))
   if np.isnan(scores[: len(prompts)]).any():
@@ -157,14 +171,15 @@ def search(  # more than six parameters: a model, prompts and the options of one
   ]
 
 
-@functools.partial(jax.jit, static_argnums=(1, 2))
-def init_beams(state: State, beams: int, max_length: int) -> Beams:
+@functools.partial(jax.jit, static_argnums=2)
+def init_beams(state: State, limits: Int[Array, 'B'], max_length: int) -> Beams:
   """The initial state: all hypotheses of a row are equal, so that only the first one is live."""
-  B, K = len(state.done) // beams, beams
+  B, K = len(limits), len(state.done) // len(limits)
   log_p = jnp.where(state.done.reshape(B, K) | (jnp.arange(K) > 0)[None], -jnp.inf, 0.0)
   tokens = jnp.zeros((B, K, max_length), jnp.int32)
   return Beams(
     state,
+    limits,
     jnp.int32(0),
     log_p,
     tokens,
@@ -181,20 +196,18 @@ def grow_caches(model: Decoder, caches: PyTree, rows: int, length: int) -> PyTre
   return model.stack().grown(caches, rows, length)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 5, 6, 7, 8), donate_argnums=2)
-def run_steps(  # more than six parameters: those of a jitted loop, static ones included
+@functools.partial(jax.jit, static_argnums=(0, 4, 5), donate_argnums=2)
+def run_steps(
   model: Decoder,
   params: PyTree,
   search_state: Beams,
-  limits: Int[Array, 'B'],
   step_limit: Int[Array, ''],
   eos: int,
-  beams: int,
-  penalty: Callable,
-  stopping: str,
+  settings: BeamSearch,
 ) -> tuple[Beams, Bool[Array, '']]:
   """Runs the search up to step `step_limit`; returns its state and whether it is unfinished."""
-  K, B, V = beams, len(limits), model.vocab
+  limits, penalty, stopping = search_state.limits, settings.penalty, settings.stopping
+  K, B, V = settings.beams, len(limits), model.vocab
   rows = jnp.arange(B)[:, None]
 
   def is_unfinished(search_state):  # [B]
@@ -237,6 +250,7 @@ def run_steps(  # more than six parameters: those of a jitted loop, static ones 
     state = State(caches, token.reshape(-1), state.positions + is_token[:, 0], state.done)
     return Beams(
       state,
+      limits,
       search_state.step + 1,
       log_p,
       written[rows, best],

@@ -10,6 +10,7 @@ but not on the length of a prompt, the values of the sampling settings or the nu
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -46,6 +47,18 @@ class State:
   positions: Int[Array, 'B']
   done: Bool[Array, 'B']
   seen: Bool[Array, 'B V'] | None = None
+
+
+class PrefillPlan(NamedTuple):
+  """How prompts are read.
+
+  Attributes:
+    rows: of the state; rows beyond the prompts are done.
+    widths: of the pieces in which the prompts are read.
+  """
+
+  rows: int
+  widths: list[int]
 
 
 def generate(  # more than six parameters: a model, prompts and the options of one generation
@@ -96,7 +109,28 @@ def generate(  # more than six parameters: a model, prompts and the options of o
     float(sampling.repetition_penalty),
   )
   eos = -1 if eos is None else eos
-  return _generate(model, params, prompts, sources, keys, sampling, max_tokens, eos, chunk, prefill_widths)
+  plan = plan_prefill(model, prompts, prefill_widths, has_memory=sources is not None)
+
+  def iterate():
+    memory = None if sources is None else encode_sources(model, params, sources)
+    state = prefill(model, params, prompts, max_tokens, plan, memory)
+    if sampling.repetition_penalty != 1:
+      state = state.replace(seen=find_prompt_tokens(prompts, len(state.done), model.vocab))
+    row_key = keys[np.minimum(np.arange(len(state.done)), len(prompts) - 1)]  # padding rows need a key too
+    ended = np.zeros(len(prompts), bool)
+    for start in range(0, max_tokens, chunk):
+      count = min(chunk, max_tokens - start)
+      state, tokens, count = decode_chunk(model, params, state, row_key, sampling, eos, count, chunk)
+      tokens = np.asarray(tokens)[: len(prompts), : int(count)]
+      if (tokens == model.vocab).any():
+        raise ValueError('the logits of the model are NaN; check its parameters')
+      new = [row[:0] if end else row[: length_before(row, eos)] for row, end in zip(tokens, ended)]
+      ended |= (tokens == eos).any(1)
+      yield new
+      if ended.all():
+        return
+
+  return iterate()
 
 
 def generate_all(*args, **kwargs) -> list[np.ndarray]:
@@ -175,26 +209,6 @@ def list_position_limits(positions: Sequence[Callable]) -> Iterator[tuple[str, i
       yield type(position).__name__, position.max_positions
 
 
-def _generate(model, params, prompts, sources, keys, sampling, max_tokens, eos, chunk, prefill_widths):
-  memory = None if sources is None else encode_sources(model, params, sources)
-  state = prefill(model, params, prompts, max_tokens, prefill_widths, memory)
-  if sampling.repetition_penalty != 1:
-    state = state.replace(seen=find_prompt_tokens(prompts, len(state.done), model.vocab))
-  keys = keys[np.minimum(np.arange(len(state.done)), len(prompts) - 1)]  # padding rows need a key too
-  ended = np.zeros(len(prompts), bool)
-  for start in range(0, max_tokens, chunk):
-    count = min(chunk, max_tokens - start)
-    state, tokens, count = decode_chunk(model, params, state, keys, sampling, eos, count, chunk)
-    tokens = np.asarray(tokens)[: len(prompts), : int(count)]
-    if (tokens == model.vocab).any():
-      raise ValueError('the logits of the model are NaN; check its parameters')
-    new = [row[:0] if end else row[: length_before(row, eos)] for row, end in zip(tokens, ended)]
-    ended |= (tokens == eos).any(1)
-    yield new
-    if ended.all():
-      return
-
-
 def encode_sources(model: Decoder, params: PyTree, sources: Sequence[np.ndarray]) -> Memory:
   """The encoder's output for the sources, with the same number of rows as `prefill`."""
   length, rows = round_up(max(map(len, sources)), 8), round_up_rows(len(sources))
@@ -216,21 +230,14 @@ def prefill(
   params: PyTree,
   prompts: Sequence[np.ndarray],
   room: int,
-  prefill_widths: Sequence[int] = PREFILL_WIDTHS,
+  plan: PrefillPlan,
   memory: Memory | None = None,
-  rows: int | None = None,
 ) -> State:
   """Reads all prompts except their last tokens, into caches with `room` further slots.
 
   A memory is read with the first piece; with a memory there is at least one piece, of padding if necessary.
-
-  Args:
-    rows: of the state; rows beyond the prompts are done. Default: the number of prompts rounded up by
-      `round_up_rows`.
   """
-  longest, has_prefix = max(map(len, prompts)), 'prefix' in model.reads
-  widths = plan_prefill(model, longest, prefill_widths, memory is not None)
-  length, rows = sum(widths), round_up_rows(len(prompts)) if rows is None else rows
+  has_prefix, rows, length = 'prefix' in model.reads, plan.rows, sum(plan.widths)
   tokens, positions, segments, prefix = np.zeros((4, rows, length + 1), np.int32)
   for row, prompt in enumerate(prompts):
     n = len(prompt)
@@ -242,7 +249,7 @@ def prefill(
     )
   caches = allocate_caches(model, rows, round_up(length + room, 16))
   start = 0
-  for width in widths:
+  for width in plan.widths:
     piece = slice(start, start + width)
     context = Context(positions[:, piece], segments[:, piece], prefix[:, piece] if has_prefix else None)
     caches = read_tokens(model, params, tokens[:, piece], context, caches, memory)
@@ -251,16 +258,25 @@ def prefill(
 
 
 def plan_prefill(
-  model: Decoder, longest: int, prefill_widths: Sequence[int] = PREFILL_WIDTHS, has_memory: bool = False
-) -> list[int]:
-  """The widths of the pieces in which prompts are read, the longest of which has `longest` tokens."""
+  model: Decoder,
+  prompts: Sequence[np.ndarray],
+  prefill_widths: Sequence[int] = PREFILL_WIDTHS,
+  has_memory: bool = False,
+  rows: int | None = None,
+) -> PrefillPlan:
+  """The plan for some prompts.
+
+  Args:
+    rows: of the state; default: the number of prompts rounded up by `round_up_rows`.
+  """
+  longest, rows = max(map(len, prompts)), round_up_rows(len(prompts)) if rows is None else rows
   # A prefix is visible to all of its tokens, so that it is read in one piece.
   widths = (
     [round_up(longest - 1, 16)] * (longest > 1)
     if 'prefix' in model.reads
     else split_into_widths(longest - 1, prefill_widths)
   )
-  return widths or [1] * has_memory
+  return PrefillPlan(rows, widths or [1] * has_memory)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))

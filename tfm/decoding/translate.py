@@ -1,7 +1,7 @@
 """Translation of texts by beam search."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from tfm.data.tokenizers.protocol import Tokenizer
@@ -28,13 +28,11 @@ def translate(  # more than six parameters: a model, texts and the options of on
   tokenizer: Tokenizer,
   texts: Sequence[str],
   *,
-  beams: int,
-  penalty: Callable,
+  settings: beam.BeamSearch,
   max_extra_tokens: int,
   max_tokens: int | None = None,
   source_tokenizer: Tokenizer | None = None,
   forced: str = '',
-  stopping: str = 'proven',
   rows: int = ROWS,
 ) -> Iterator[tuple[int, list[Translation]]]:
   """Yields (index of the text, its translations, best first), batch by batch, shortest texts first.
@@ -44,7 +42,6 @@ def translate(  # more than six parameters: a model, texts and the options of on
     max_extra_tokens: how many tokens a target may be longer than its source, within the model's positions.
     max_tokens: of a target; replaces `max_extra_tokens`.
     forced: the text that every target starts with.
-    stopping: as in `beam.search`.
   """
   reader = source_tokenizer or tokenizer
   sources = [reader.source_ids(text) for text in texts]
@@ -65,10 +62,8 @@ def translate(  # more than six parameters: a model, texts and the options of on
       [prompt] * len(batch),
       sources=[sources[i] for i in batch],
       eos=tokenizer.eos_id,
-      beams=beams,
-      penalty=penalty,
+      settings=settings,
       max_tokens=[max_tokens or min(len(sources[i]) + max_extra_tokens, room) for i in batch],
-      stopping=stopping,
     )
     for i, hypotheses in zip(batch, results):
       yield i, [Translation(forced + tokenizer.decode(tokens), score) for tokens, score in hypotheses]

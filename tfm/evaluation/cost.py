@@ -90,7 +90,7 @@ def measure_decoding_rate(
   keys = keys[np.minimum(np.arange(loop.round_up_rows(rows)), rows - 1)]
 
   def prefill():
-    return loop.prefill(model, params, list(prompts), tokens)
+    return loop.prefill(model, params, list(prompts), tokens, loop.plan_prefill(model, prompts))
 
   def decode(state):
     _, new_tokens, count = loop.decode_chunk(

@@ -131,7 +131,7 @@ class Pretrained:
       arrays = Inputs(inputs, context, token_type_ids, decoder_input_ids)
       return np.asarray(FORWARD[kind](model, self.params, self.output, arrays))
 
-  def generate(
+  def generate(  # more than six parameters: those of the published method
     self,
     input_ids: Array,
     attention_mask: Array | None = None,
@@ -164,10 +164,10 @@ class Pretrained:
         input_ids,
         attention_mask,
         max_new_tokens=max_new_tokens,
-        num_beams=num_beams,
+        settings=beam.BeamSearch(
+          num_beams, beam.Power(length_penalty), 'first' if early_stopping else 'likely'
+        ),
         eos_id=eos_id,
-        length_penalty=length_penalty,
-        early_stopping=early_stopping,
       )
       rows = [best[0].tokens for best in hypotheses]
     else:
@@ -200,12 +200,10 @@ class Pretrained:
     attention_mask: Array | None = None,
     *,
     max_new_tokens: int,
-    num_beams: int,
+    settings: beam.BeamSearch,
     eos_id: int | None = None,
-    length_penalty: float = 1.0,
-    early_stopping: bool = False,
   ) -> list[list[beam.Hypothesis]]:
-    """The `num_beams` best continuations of each row, best first, with score log p / length^length_penalty.
+    """The `settings.beams` best continuations of each row, best first, with their scores.
 
     The length counts new tokens, as in `transformers`.
     """
@@ -215,11 +213,9 @@ class Pretrained:
         *unroll_layers(self.model, self.params),
         prompts,
         max_tokens=max_new_tokens,
-        beams=num_beams,
+        settings=settings,
         sources=sources,
         eos=-1 if eos_id is None else eos_id,
-        penalty=beam.Power(length_penalty),
-        stopping='first' if early_stopping else 'likely',
       )
 
   def build_prompts(

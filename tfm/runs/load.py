@@ -198,7 +198,6 @@ def translate_split(
     f'--split={split} of {corpus.name} is endless; evaluate {" or ".join(corpus.bytes)}',
   )
   pairs = list(zip(*(corpus.splits[split][side] for side in ('source', 'target'))))
-  decoding = run.config.decoding
 
   def translations():
     with sharding.context(run.mesh, run.rules):
@@ -206,11 +205,9 @@ def translate_split(
         *unroll_layers(run.model, run.params),
         run.tokenizer,
         [source for source, _ in pairs],
-        beams=decoding.beams,
-        penalty=run.experiment.length_penalty,
-        max_extra_tokens=decoding.max_extra_tokens,
+        settings=run.experiment.beam_search,
+        max_extra_tokens=run.config.decoding.max_extra_tokens,
         source_tokenizer=run.source_tokenizer,
-        stopping=decoding.stopping,
       )
 
   return pairs, translations()

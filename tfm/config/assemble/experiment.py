@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
 
 import optax
 from ml_collections import ConfigDict
@@ -18,7 +17,7 @@ from tfm.config.assemble.models import build_model
 from tfm.data.packing.protocol import Packing
 from tfm.data.sources.protocol import Source
 from tfm.data.tokenizers.protocol import Tokenizer
-from tfm.decoding.beam import PENALTIES
+from tfm.decoding.beam import PENALTIES, BeamSearch
 from tfm.errors import require
 from tfm.layers.lora import DOWN, SCALE, UP, Lora
 from tfm.models.trunk import Trunk
@@ -163,11 +162,13 @@ class Experiment:
     )
 
   @functools.cached_property
-  def length_penalty(self) -> Callable:
-    """The length penalty of beam search."""
-    return build_field(
-      'decoding.length_penalty', spec.build_from_table, self.config.decoding.length_penalty, PENALTIES
+  def beam_search(self) -> BeamSearch:
+    """The settings of beam search."""
+    decoding = self.config.decoding
+    penalty = build_field(
+      'decoding.length_penalty', spec.build_from_table, decoding.length_penalty, PENALTIES
     )
+    return BeamSearch(decoding.beams, penalty, decoding.stopping)
 
   def build_model(self, vocab: int, causal: bool = True, source_vocab: int = 0) -> Trunk:
     """The model for a tokenizer of `vocab` tokens, to which the objective's special tokens are added.
