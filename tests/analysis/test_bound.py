@@ -5,7 +5,7 @@ import types
 import numpy as np
 import pytest
 
-from tfm.analysis.bound import compute_bound, usable_link_fractions
+from tfm.analysis.bound import Slices, compute_bound, usable_link_fractions
 from tfm.analysis.collectives import Collective
 from tfm.parallel import chips
 from tfm.parallel.chips import CHIPS, Chip
@@ -39,11 +39,13 @@ def test_an_axis_has_its_own_links_only():
 
 def test_what_goes_from_slice_to_slice():
   """Of 8 devices in 2 slices each sends its quarter to the other slice, and three quarters and back within."""
-  b = compute_bound(CHIP, 0, 0, [Collective('all-reduce', ('data',), 8, 1, 40)], slices=2)
+  b = compute_bound(CHIP, 0, 0, [Collective('all-reduce', ('data',), 8, 1, 40)], slices=Slices(2))
   assert b.network == 2 * 0.5 * 10 / 1 and b.links == 2 * 0.75 * 40 / 4 and b.by == 'links (data)'
-  b = compute_bound(CHIP, 0, 0, [Collective('all-reduce', ('data',), 2, 1, 40)], slices=2)
+  b = compute_bound(CHIP, 0, 0, [Collective('all-reduce', ('data',), 2, 1, 40)], slices=Slices(2))
   assert b.network == 40 and b.links == 0 and b.by == 'network between slices'
-  assert compute_bound(CHIP, 0, 0, [Collective('all-reduce', ('fsdp',), 8, 1, 40)], slices=2).network == 0
+  assert (
+    compute_bound(CHIP, 0, 0, [Collective('all-reduce', ('fsdp',), 8, 1, 40)], slices=Slices(2)).network == 0
+  )
 
 
 def test_what_a_compiler_has_split_between_slices_and_within_them():
@@ -51,7 +53,7 @@ def test_what_a_compiler_has_split_between_slices_and_within_them():
     Collective('all-reduce', ('data',), 4, 1, 40),
     Collective('all-reduce', ('data',), 2, 1, 10, between=True),
   ]
-  b = compute_bound(CHIP, 0, 0, sent, slices=2)
+  b = compute_bound(CHIP, 0, 0, sent, slices=Slices(2))
   assert b.network == 10 / 1 and b.links == 2 * 0.75 * 40 / 4 and b.axes == dict(data=b.links)
 
 

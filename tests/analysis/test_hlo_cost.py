@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from tfm.analysis import hlo
-from tfm.analysis.hlo_cost import count_cost, overlapping_pairs
+from tfm.analysis.hlo_cost import Strides, count_cost, overlapping_pairs
 
 
 def done(f, *shapes):
@@ -77,7 +77,7 @@ def test_a_product_of_a_library():
 
 def test_a_real_convolution():
   """Five taps over a row of ten, filled with zeros to ten: the taps that meet the row."""
-  assert overlapping_pairs(10, 5, 10, 1, 2, 1, 1) == 5 * 10 - 2 * (1 + 2)
+  assert overlapping_pairs(10, 5, 10, Strides(padding_low=2)) == 5 * 10 - 2 * (1 + 2)
 
 
 def test_what_lies_beside_the_core_does_not_count():

@@ -12,7 +12,7 @@ from tests.conformance.test_kernels import CASES, DROPPED, TOLERANCE, call, clos
 from tests.conformance.tiny import PREFIX
 from tfm.config.schema import default_config
 from tfm.kernels import ring
-from tfm.kernels.ring import RingPlan
+from tfm.kernels.ring import RingPlan, RingSizes
 from tfm.parallel import mesh as meshes
 from tfm.parallel import sharding
 
@@ -74,12 +74,14 @@ def test_rejects_lengths_and_dropout_that_it_cannot_shard():
 def test_zigzag_is_used_if_it_balances_the_work(devices):
   """Zigzag gives all devices half the blocks of a causal mask; under a full mask it is not used."""
   plans = {
-    zigzag: RingPlan.in_order(collect.mask('causal'), 'contiguous', 256, 256, devices, 4, 4, zigzag)
+    zigzag: RingPlan.in_order(
+      collect.mask('causal'), 'contiguous', RingSizes(256, 256, devices, 4, 4), zigzag
+    )
     for zigzag in (False, True)
   }
-  assert RingPlan.best(collect.mask('causal'), 'contiguous', 256, 256, devices, 4, 4).zigzag
-  assert not RingPlan.best(collect.mask('full'), 'contiguous', 256, 256, devices, 4, 4).zigzag
-  assert not RingPlan.best(collect.mask('causal'), 'arbitrary', 256, 256, devices, 4, 4).zigzag
+  assert RingPlan.best(collect.mask('causal'), 'contiguous', RingSizes(256, 256, devices, 4, 4)).zigzag
+  assert not RingPlan.best(collect.mask('full'), 'contiguous', RingSizes(256, 256, devices, 4, 4)).zigzag
+  assert not RingPlan.best(collect.mask('causal'), 'arbitrary', RingSizes(256, 256, devices, 4, 4)).zigzag
   all_blocks = (64 // devices) * 64
   by_device = plans[True].key_visits.starts[..., -1].sum(1)
   assert by_device.min() == by_device.max() and plans[True].work / all_blocks < 0.5 + 1 / devices

@@ -16,7 +16,7 @@ from tests.reference import rope
 from tfm import spec
 from tfm.layers.initializer import normal
 from tfm.masks.protocol import Mask
-from tfm.mixers.gated_delta import delta_rule
+from tfm.mixers.gated_delta import DeltaRows, delta_rule
 from tfm.mixers.linear import FEATURE_MAPS
 from tfm.mixers.protocol import Context, Memory, Mixer
 from tfm.models import flops
@@ -144,9 +144,8 @@ def first_tokens():
 
 def in_chunks(arrays, chunk):
   q, k, v, log_alpha, beta = (jnp.asarray(x, jnp.float32) for x in arrays)
-  return jax.jit(delta_rule, static_argnums=7)(
-    q, k, v, log_alpha, beta, jnp.asarray(first_tokens()), jnp.zeros((B, H, C, C)), chunk
-  )
+  rows = DeltaRows(q, k, v, log_alpha, beta, jnp.asarray(first_tokens()))
+  return jax.jit(delta_rule, static_argnums=2)(rows, jnp.zeros((B, H, C, C)), chunk)
 
 
 @pytest.mark.parametrize('rate', [0.01, 1.0, 200.0])

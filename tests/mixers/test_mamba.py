@@ -245,7 +245,7 @@ def test_refusals(text, settings, sentence):
 @pytest.mark.parametrize('text', ['mamba', 'mamba2'])
 def test_a_memory_is_refused(text):
   made = mixer(text)
-  with pytest.raises(ValueError, match='no memory'):
+  with pytest.raises(ValueError, match='does not support cross-attention'):
     made.init(jax.random.key(0), jnp.zeros((1, 2, D)), object(), context([[1, 1]]), None)
 
 

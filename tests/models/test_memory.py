@@ -121,7 +121,7 @@ def test_against_xla(mesh, accumulation, model):
   params = memory.on_device(boxed.params, there, rules)
   optimizer = memory.on_device(boxed.opt_state, there, rules)
   rows = training.batch_size // accumulation // estimate.shard_count(there, rules, 'batch')
-  activations = estimate.activation_bytes(Experiment(config), vocab, 0, there, rules, rows, params)
+  activations = estimate.activation_bytes(Experiment(config), vocab, 0, there, rows, params)
 
   where, split = states.state_shardings(boxed, here, rules), sharding.batch_sharding(here, rules)
 

@@ -16,7 +16,7 @@ from transformers import Qwen3NextConfig  # noqa: E402
 import tfm.mixers  # noqa: E402
 from tfm import spec  # noqa: E402
 from tfm.layers.initializer import normal  # noqa: E402
-from tfm.mixers.gated_delta import delta_rule, unit  # noqa: E402
+from tfm.mixers.gated_delta import DeltaRows, delta_rule, unit  # noqa: E402
 from tfm.mixers.protocol import Context, Mixer  # noqa: E402
 
 
@@ -46,16 +46,8 @@ def test_the_rule(rule, chunk):
     use_qk_l2norm_in_kernel=True,
   )
   none_first = jnp.zeros((B, T), bool)  # the document is that of the state
-  ours, ours_last = delta_rule(
-    unit(jnp.asarray(q)) * C**-0.5,
-    unit(jnp.asarray(k)),
-    jnp.asarray(v),
-    log_alpha,
-    beta,
-    none_first,
-    state,
-    chunk,
-  )
+  q, k = unit(jnp.asarray(q)) * C**-0.5, unit(jnp.asarray(k))
+  ours, ours_last = delta_rule(DeltaRows(q, k, jnp.asarray(v), log_alpha, beta, none_first), state, chunk)
   assert_equal(ours, y)
   assert_equal(ours_last, last)
 

@@ -133,7 +133,7 @@ class Compiled:
       meshes.make(self.sizes, jax.devices()[: math.prod(self.sizes.values())]),
       sharding.parse_rules(config.rules),
     )
-    self.make = states.init(model, optimizer, training.batch_size, config.data.length, False)
+    self.make = states.init(model, optimizer, (training.batch_size, config.data.length), False)
     boxed = states.abstract_state(self.make)
     self.where = states.state_shardings(boxed, self.mesh, self.rules)
     self.split = sharding.batch_sharding(self.mesh, self.rules)

@@ -54,7 +54,7 @@ def test_a_skipped_step_changes_nothing_but_counts(tiny, dtype):
     Experiment(config).objective,
     Experiment(config).build_optimizer(),
   )
-  state = nn.unbox(states.init(model, optimizer, 4, 8, dtype == 'float16', spikes=True)(jax.random.key(0)))
+  state = nn.unbox(states.init(model, optimizer, (4, 8), dtype == 'float16', spikes=True)(jax.random.key(0)))
   if state.loss_scale:  # so small that nothing overflows
     state = state.replace(loss_scale=LossScale(jnp.float32(1), jnp.int32(0)))
   tokens = np.random.default_rng(0).integers(0, 50, (4, 9)).astype(np.int32)

@@ -41,7 +41,7 @@ def prepared(config, steps=1, mesh=None, batch=batch):
   model = Experiment(config).build_model(VOCAB)
   mesh = meshes.make(mesh) if mesh else meshes.make({}, jax.devices()[:1])
   rules = sharding.parse_rules(config.rules)
-  make = states.init(model, optimizer, ROWS, LENGTH, config.model.dtype == 'float16')
+  make = states.init(model, optimizer, (ROWS, LENGTH), config.model.dtype == 'float16')
   where = states.state_shardings(states.abstract_state(make), mesh, rules)
   (state,) = states.init_states(make, [config.seed], where, mesh, rules)
   history = []
@@ -240,7 +240,7 @@ def test_overflow_skips_the_update_and_halves_the_scale(tiny):
     Experiment(config).objective,
     Experiment(config).build_optimizer(),
   )
-  state = nn.unbox(states.init(model, optimizer, ROWS, LENGTH, True)(jax.random.key(0)))
+  state = nn.unbox(states.init(model, optimizer, (ROWS, LENGTH), True)(jax.random.key(0)))
   state = state.replace(loss_scale=LossScale(jnp.float32(2.0**40), jnp.int32(5)))
   after, metrics = jax.jit(train_step(model, objective, optimizer, rate, 1))(state, batch())
   assert metrics['skipped'] == 1 and after.step == 1
@@ -410,7 +410,7 @@ def test_of_what_is_frozen_no_gradient_is_computed(tiny):
   def flops(**fields):
     config = sgd(tiny, **fields)
     model, (optimizer, rate) = Experiment(config).build_model(VOCAB), Experiment(config).build_optimizer()
-    state = nn.unbox(jax.eval_shape(states.init(model, optimizer, ROWS, LENGTH, False), jax.random.key(0)))
+    state = nn.unbox(jax.eval_shape(states.init(model, optimizer, (ROWS, LENGTH), False), jax.random.key(0)))
     step = jax.jit(train_step(model, Experiment(config).objective, optimizer, rate, 1))
     return step.lower(state, batch()).compile().cost_analysis()['flops']
 

@@ -9,6 +9,7 @@ no time.
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from jax.sharding import Mesh
@@ -47,14 +48,20 @@ class Bound:
     return f'links ({max(self.axes, key=self.axes.get)})'
 
 
+class Slices(NamedTuple):
+  """How many slices, connected by the network, the mesh axis `axis` spans."""
+
+  count: int = 1
+  axis: str = 'data'
+
+
 def compute_bound(
   chip: Chip,
   flops: float,
   bytes_accessed: float,
   collectives: Sequence[Collective],
   link_fractions: Mapping[tuple[str, ...], float] = {},
-  slices: int = 1,
-  slice_axis: str = 'data',
+  slices: Slices = Slices(),
 ) -> Bound:
   """The time bound of a step on one device.
 
@@ -62,20 +69,22 @@ def compute_bound(
     chip: the share of one device.
     flops, bytes_accessed: FLOPs and memory traffic of one device.
     link_fractions: axes → fraction of the chip's links that their collectives can use; 1 by default.
-    slices: number of slices that `slice_axis` spans. Of an exchange over that axis each device sends its
-      share to the other slices once, and the rest stays within its slice, as libtpu compiles it; other
-      platforms are counted alike.
+    slices: of an exchange over their axis each device sends its share to the other slices once, and the
+      rest stays within its slice, as libtpu compiles it; other platforms are counted alike.
   """
   axes, total, network = {}, 0.0, sum(c.sent for c in collectives if c.between)
   has_slice_transfers = any(c.between for c in collectives)
   for c in (c for c in collectives if not c.between):
     spans_slices = (
-      slices > 1 and not has_slice_transfers and slice_axis in c.axes and c.kind != 'collective-permute'
+      slices.count > 1
+      and not has_slice_transfers
+      and slices.axis in c.axes
+      and c.kind != 'collective-permute'
     )
-    group = c.group // slices if spans_slices else c.group
+    group = c.group // slices.count if spans_slices else c.group
     sent = c.bytes * SENT_FRACTION[c.kind](group) if group > 1 or not spans_slices else 0.0
     if spans_slices:
-      network += c.bytes / max(group, 1) * SENT_FRACTION[c.kind](slices)
+      network += c.bytes / max(group, 1) * SENT_FRACTION[c.kind](slices.count)
     name, seconds = ' '.join(c.axes), sent / (chip.links * link_fractions.get(c.axes, 1.0))
     axes[name] = axes.get(name, 0.0) + seconds
     total += sent

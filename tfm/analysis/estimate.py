@@ -70,8 +70,7 @@ def abstract_state(experiment: Experiment, model: Trunk) -> states.State:
     states.init(
       model,
       experiment.optimizer,
-      config.training.batch_size,
-      config.data.length,
+      (config.training.batch_size, config.data.length),
       config.model.dtype == 'float16',
       experiment.lora,
     )
@@ -91,7 +90,7 @@ def memory_by_kind(
   params = memory.on_device(boxed.params, mesh, rules)
   optimizer = memory.on_device(boxed.opt_state, mesh, rules)
   activations = activation_bytes(
-    experiment, vocab, source_vocab, mesh, rules, rows_at_once(config, mesh, rules), params
+    experiment, vocab, source_vocab, mesh, rows_at_once(config, mesh, rules), params
   )
   gradients = ('gradients', params, 'float32')
   if config.training.gradient_accumulation > 1:
@@ -115,15 +114,8 @@ def rows_at_once(config: ConfigDict, mesh: AbstractMesh, rules: sharding.Rules) 
   )
 
 
-# more than six parameters: the config, its two vocabularies, its mesh and rules, and two sizes per device
 def activation_bytes(
-  experiment: Experiment,
-  vocab: int,
-  source_vocab: int,
-  mesh: AbstractMesh,
-  rules: sharding.Rules,
-  rows: int,
-  param_bytes: int,
+  experiment: Experiment, vocab: int, source_vocab: int, mesh: AbstractMesh, rows: int, param_bytes: int
 ) -> int:
   """`memory.activations` of one device's shard of rows, tokens, heads, feed-forward channels and vocabulary.
 
@@ -132,7 +124,7 @@ def activation_bytes(
   Args:
     rows: of one device; param_bytes: of the parameters on one device.
   """
-  config = experiment.config
+  config, rules = experiment.config, experiment.rules
   local = config.copy_and_resolve_references()
   # The loss chunk counts tokens of all devices; one device holds those of its rows.
   local.training.loss_chunk = -(-local.training.loss_chunk // shard_count(mesh, rules, 'batch'))
@@ -247,8 +239,7 @@ def prepare_step(experiment: Experiment, seeds: int) -> Iterator[tuple[Callable,
   init = states.init(
     model,
     optimizer,
-    config.training.batch_size,
-    config.data.length,
+    (config.training.batch_size, config.data.length),
     config.model.dtype == 'float16',
     experiment.lora,
   )

@@ -5,6 +5,7 @@ import functools
 import math
 import re
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from tfm.analysis.hlo import Instruction, Module, Shape, root, tuple_index
 
@@ -113,26 +114,33 @@ def convolution_flops(instruction: Instruction, operands: list[Shape]) -> int:
       int(window_value(name, 1, axis)) for name in ('stride', 'lhs_dilate', 'rhs_dilate')
     )
     padding_low = int(str(window_value('pad', '0_0', axis)).split('_')[0])
-    total *= overlapping_pairs(
-      sizes[0][label], sizes[1][label], sizes[2][label], stride, padding_low, lhs_dilation, rhs_dilation
-    )
+    strides = Strides(stride, padding_low, lhs_dilation, rhs_dilation)
+    total *= overlapping_pairs(sizes[0][label], sizes[1][label], sizes[2][label], strides)
   return 2 * total
 
 
+class Strides(NamedTuple):
+  """How a convolution's kernel moves along one axis: its stride, the padding before the input, and the
+  dilations of input and kernel.
+  """
+
+  stride: int = 1
+  padding_low: int = 0
+  lhs_dilation: int = 1
+  rhs_dilation: int = 1
+
+
 @functools.cache
-def overlapping_pairs(
-  operands: int,
-  kernel: int,
-  instruction: int,
-  stride: int,
-  padding_low: int,
-  lhs_dilation: int,
-  rhs_dilation: int,
-) -> int:
-  """Pairs of an output position and a kernel position that read an input element, along one axis."""
+def overlapping_pairs(inputs: int, kernel: int, outputs: int, strides: Strides) -> int:
+  """Pairs of an output position and a kernel position that read an input element, along one axis.
+
+  Args:
+    inputs, kernel, outputs: the sizes along the axis.
+  """
+  stride, padding_low, lhs_dilation, rhs_dilation = strides
   return sum(
-    0 <= at < operands * lhs_dilation and at % lhs_dilation == 0
-    for o in range(instruction)
+    0 <= at < inputs * lhs_dilation and at % lhs_dilation == 0
+    for o in range(outputs)
     for at in range(o * stride - padding_low, o * stride - padding_low + kernel * rhs_dilation, rhs_dilation)
   )
 

@@ -170,11 +170,16 @@ def analyze_step(
   model = step.flops / mesh.size
   told = products >= model if writes else all(here.trip_count_known for here in module.executed())
   products = products if told else max(products, model)
-  found = chip and bounds.compute_bound(
-    chip, products, done.bytes, sent, bounds.usable_link_fractions(mesh, chip.dims, sent), slices, slice_axis
+  bound = chip and bounds.compute_bound(
+    chip,
+    products,
+    done.bytes,
+    sent,
+    bounds.usable_link_fractions(mesh, chip.dims, sent),
+    bounds.Slices(slices, slice_axis),
   )
   return StepPlan(
-    refused='', products=products, moved=done.bytes, told=told, collectives=sent, bound=found, **common
+    refused='', products=products, moved=done.bytes, told=told, collectives=sent, bound=bound, **common
   )
 
 

@@ -68,7 +68,7 @@ def measure_training() -> float:
   )
   mesh, rules = meshes.from_config(c), sharding.parse_rules(c.rules)
   size, length = TRAINING['batch_size'], SHAPE['length']
-  make = states.init(model, optimizer, size, length, scaled=False)
+  make = states.init(model, optimizer, (size, length), scaled=False)
   where = states.state_shardings(states.abstract_state(make), mesh, rules)
   (state,) = states.init_states(make, [0], where, mesh, rules)
   tokens = np.random.default_rng(0).integers(0, SHAPE['vocab'], (size, length + 1)).astype(np.int32)

@@ -69,11 +69,9 @@ def _iterate_filled(model, params, rows, mask, best, batch):
     for i, (row, at) in enumerate(zip(part, masked)):
       tokens[i, : len(row)], segments[i, : len(row)], places[i, : len(at)] = row, 1, at
     positions = np.broadcast_to(np.arange(length, dtype=np.int32), tokens.shape)
+    context = Context(positions, segments, layout='contiguous')
     scores, predictions = map(
-      np.asarray,
-      predict_masked(
-        model, params, tokens, Context(positions, segments, layout='contiguous'), places, mask, best
-      ),
+      np.asarray, predict_masked(model, params, MaskedRows(tokens, context, places), mask, best)
     )
     for i, (row, at) in enumerate(zip(part, masked)):
       versions = []
@@ -84,17 +82,19 @@ def _iterate_filled(model, params, rows, mask, best, batch):
       yield versions
 
 
-@functools.partial(jax.jit, static_argnums=(0, 5, 6))
+class MaskedRows(NamedTuple):
+  """Tokens with masks, their context, and the places of the masks."""
+
+  tokens: Int[Array, 'B T']
+  context: Context
+  places: Int[Array, 'B P']
+
+
+@functools.partial(jax.jit, static_argnums=(0, 3, 4))
 def predict_masked(
-  model: Encoder,
-  params: PyTree,
-  tokens: Int[Array, 'B T'],
-  context: Context,
-  places: Int[Array, 'B P'],
-  mask: int,
-  best: int,
+  model: Encoder, params: PyTree, rows: MaskedRows, mask: int, best: int
 ) -> tuple[Float[Array, 'B P N'], Int[Array, 'B P N']]:
   """log p and ids of the `best` most likely tokens at each place, without `mask`."""
-  logits = model.apply({'params': params}, tokens, context, None, places)[0]['vocabulary']
+  logits = model.apply({'params': params}, rows.tokens, rows.context, None, rows.places)[0]['vocabulary']
   log_p = jax.nn.log_softmax(logits)
   return jax.lax.top_k(log_p.at[..., mask].set(-jnp.inf), best)

@@ -1,12 +1,39 @@
 """Evaluation of a model on a split: the sums of its objective over one pass."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import jax
 import numpy as np
 
 from tfm.parallel import processes
-from tfm.shapes import Array, PyTree
+from tfm.shapes import Array, Int, PyTree
+
+
+class ByteCounter:
+  """Counts the UTF-8 bytes of the targets of one pass.
+
+  Args:
+    token_bytes: [V], the number of bytes of each token; None if unknown or if no token is a target.
+    part: (index, count) of this process's part of each batch, from `device.process_rows`.
+  """
+
+  def __init__(self, token_bytes: Int[np.ndarray, 'V'] | None, part: tuple[int, int] = (0, 1)):
+    self.token_bytes, self.part, self.size = token_bytes, part, 0
+
+  def count(self, batches: Iterable[Mapping[str, np.ndarray]]) -> Iterator[Mapping[str, np.ndarray]]:
+    """Yields the batches, and adds up the bytes of their targets."""
+    for batch in batches:
+      has_targets = 'targets' in batch and batch['targets'].shape == batch['segments'].shape
+      if self.token_bytes is not None and has_targets:
+        self.size += int(self.token_bytes[batch['targets'][batch['segments'] > 0]].sum())
+      yield batch
+
+  def total(self) -> int:
+    """The bytes of the rows of all processes."""
+    if self.part == (0, 1):
+      return self.size
+    records = processes.gather_bytes(self.part[0].to_bytes(8) + self.size.to_bytes(8))
+    return sum({record[:8]: int.from_bytes(record[8:]) for record in records}.values())
 
 
 def measure(
@@ -14,36 +41,19 @@ def measure(
   step: Callable[[PyTree, Mapping[str, Array]], Mapping[str, Array]],
   batches: Iterable[Mapping[str, np.ndarray]],
   sharding: jax.sharding.Sharding,
-  token_bytes: np.ndarray | None,
+  byte_counter: ByteCounter,
   summary: Callable[[Mapping[str, np.ndarray], int], dict[str, float]],
-  part: tuple[int, int] = (0, 1),
 ) -> dict[str, float]:
   """The metrics of one pass over `batches`; each row counts once.
 
   Args:
     step: the compiled evaluation step: sums over a batch, by name.
     sharding: of a batch.
-    token_bytes: [V], the number of UTF-8 bytes of each token; None if unknown or if no token is a target.
+    byte_counter: counts the bytes of the targets.
     summary: of an `Objective`: (sums over the split, bytes of all targets) → metrics.
-    part: (index, count) of this process's part of each batch, from `device.process_rows`.
   """
-  size = 0
-
-  def read():
-    nonlocal size
-    for batch in batches:
-      if token_bytes is not None and 'targets' in batch and batch['targets'].shape == batch['segments'].shape:
-        size += int(token_bytes[batch['targets'][batch['segments'] > 0]].sum())
-      yield batch
-
-  total = sum_batches(params, step, read(), sharding)
-  if part != (0, 1):  # every process counts the bytes of its rows
-    sizes = {
-      record[:8]: int.from_bytes(record[8:])
-      for record in processes.gather_bytes(part[0].to_bytes(8) + size.to_bytes(8))
-    }
-    size = sum(sizes.values())
-  return {name: float(value) for name, value in summary(total, size).items()}
+  total = sum_batches(params, step, byte_counter.count(batches), sharding)
+  return {name: float(value) for name, value in summary(total, byte_counter.total()).items()}
 
 
 def sum_batches(

@@ -6,7 +6,7 @@ Shared by the blockwise kernels. Wherever `inputs` is a parameter, it is a
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -82,17 +82,15 @@ def initial_sums(
   return jax.tree.map(lambda x: jnp.broadcast_to(x[None], (grid.shape[0], *x.shape)), block_sums)
 
 
-# more than six parameters: q, k, v and the plan that belongs to them
 def add_keys(
   grid: BlockGrid,
   plan: VisitPlan,
   sums: PyTree,
-  q: Float[Array, 'B K G T C'],
-  k: Float[Array, 'B K S C'],
-  v: Float[Array, 'B K S C2'],
+  qkv: tuple[Float[Array, 'B K G T C'], Float[Array, 'B K S C'], Float[Array, 'B K S C2']],
   inputs: Any,
 ) -> PyTree:
   """The running sums after these keys; `plan` lists the key blocks that each query block visits."""
+  q, k, v = qkv
   share_document, normalizer = blocks_share_document(grid, inputs), NORMALIZERS[inputs.normalizer]
 
   def add_to_query_block(block):
@@ -128,17 +126,26 @@ def weighted_cotangent_sum(out: Array, d_out: Array, d_log_sum_exp: Array) -> Fl
   return (out * d_out).sum(-1) - d_log_sum_exp
 
 
-# more than six parameters: q, k, v, the plan that belongs to them, and what the forward pass computed
+class OutputGradients(NamedTuple):
+  """What the gradients of the inputs depend on at the output.
+
+  Attributes:
+    log_sum_exp: of the forward pass.
+    cotangent_sum: see `weighted_cotangent_sum`.
+    d_out: the cotangent of the output.
+  """
+
+  log_sum_exp: Float[Array, 'B K G T']
+  cotangent_sum: Float[Array, 'B K G T']
+  d_out: Float[Array, 'B K G T C2']
+
+
 def input_gradients(
   grid: BlockGrid,
   plan: VisitPlan,
-  q: Float[Array, 'B K G T C'],
-  k: Float[Array, 'B K S C'],
-  v: Float[Array, 'B K S C2'],
+  qkv: tuple[Float[Array, 'B K G T C'], Float[Array, 'B K S C'], Float[Array, 'B K S C2']],
   inputs: Any,
-  log_sum_exp: Float[Array, 'B K G T'],
-  cotangent_sum: Float[Array, 'B K G T'],
-  d_out: Float[Array, 'B K G T C2'],
+  at_output: OutputGradients,
 ) -> tuple[Array, Array, Array, list[Array]]:
   """The contributions of these keys to the cotangents of q, k, v and the leaves of (score, bias), in float32.
 
@@ -146,8 +153,8 @@ def input_gradients(
 
   Args:
     plan: lists the query blocks that each key block visits.
-    cotangent_sum: see `weighted_cotangent_sum`.
   """
+  (q, k, v), (log_sum_exp, cotangent_sum, d_out) = qkv, at_output
   share_document, normalizer = blocks_share_document(grid, inputs), NORMALIZERS[inputs.normalizer]
   d_out = d_out.astype(v.dtype)
   leaves, rebuild = split_float_leaves((inputs.score, inputs.bias))

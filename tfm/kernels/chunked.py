@@ -7,6 +7,7 @@ import jax
 
 from tfm.kernels import _block_plan, _blockwise
 from tfm.kernels._block_plan import BlockGrid, BlockSizes
+from tfm.kernels._blockwise import OutputGradients
 from tfm.kernels.protocol import Kernel
 from tfm.parallel.sharding import shard
 
@@ -63,7 +64,7 @@ def differentiable_attention(grid: BlockGrid) -> Callable:
     all_inputs = _block_plan.merge_inputs(inputs, learned)
     key_visits, _ = _block_plan.plan_visits(inputs.mask, inputs.layout, grid)
     sums = _blockwise.initial_sums(grid, q, v, all_inputs)
-    sums = _blockwise.add_keys(grid, key_visits, sums, q, k, v, all_inputs)
+    sums = _blockwise.add_keys(grid, key_visits, sums, (q, k, v), all_inputs)
     out, log_sum_exp = _blockwise.finalize(sums, all_inputs)
     return (out, log_sum_exp), (q, k, v, learned, inputs, out, log_sum_exp)
 
@@ -73,7 +74,7 @@ def differentiable_attention(grid: BlockGrid) -> Callable:
     _, query_visits = _block_plan.plan_visits(inputs.mask, inputs.layout, grid)
     cotangent_sum = _blockwise.weighted_cotangent_sum(out, *cotangents)
     *d_qkv, d_leaves = _blockwise.input_gradients(
-      grid, query_visits, q, k, v, all_inputs, log_sum_exp, cotangent_sum, d_out
+      grid, query_visits, (q, k, v), all_inputs, OutputGradients(log_sum_exp, cotangent_sum, d_out)
     )
     d_qkv = (d.astype(x.dtype) for d, x in zip(d_qkv, (q, k, v)))
     d_learned = _blockwise.learned_gradients(all_inputs, d_leaves, log_sum_exp, cotangent_sum)

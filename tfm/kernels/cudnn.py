@@ -62,14 +62,15 @@ class Cudnn(Kernel):
     return uneven_heads_reason(q.shape[2], k.shape[2])
 
   def attend(self, q, k, v, inputs):
-    left, right = mask_band(inputs.mask, q.shape[1], k.shape[1])
-    attention = functools.partial(self.attend_local, inputs.scale, left, right)
+    options = inputs.scale, mask_band(inputs.mask, q.shape[1], k.shape[1])
+    attention = functools.partial(self.attend_local, options)
     # JAX partitions the fused call itself, except with a single key head or a sharded length.
-    out = attend_per_device(attention, q, k, v, inputs.q_segments, inputs.k_segments)
+    out = attend_per_device(attention, q, k, v, (inputs.q_segments, inputs.k_segments))
     return shard(out, 'batch', 'length', 'heads', 'kv'), None
 
-  def attend_local(self, scale, left, right, q, k, v, q_segments, k_segments, sinks):
-    """Attention over one device's rows and heads."""
+  def attend_local(self, options, q, k, v, segments, sinks):
+    """Attention over one device's rows and heads; `options` are the scale and the mask's band."""
+    (scale, (left, right)), (q_segments, k_segments) = options, segments
     causal, lengths, valid = right == 0, None, q_segments != 0
     if not causal:
       keys = k_segments != 0

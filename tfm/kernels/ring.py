@@ -64,14 +64,15 @@ class Ring(BlockSizes, Kernel):
 
   def attend(self, q, k, v, inputs):
     axes, n = sequence_shards()
-    plan = RingPlan.best(inputs.mask, inputs.layout, q.shape[1], k.shape[1], n, self.queries, self.keys)
+    sizes = RingSizes(q.shape[1], k.shape[1], n, self.queries, self.keys)
+    plan = RingPlan.best(inputs.mask, inputs.layout, sizes)
     axis = axes[0] if axes else None
     run = functools.partial(attend_on_device, plan, axis)
     if axes:
       rows = PartitionSpec(None, axis)
       run = jax.shard_map(
         run,
-        in_specs=(PartitionSpec(axis), rows, rows, rows, PartitionSpec(), rows),
+        in_specs=(PartitionSpec(axis), (rows, rows, rows), PartitionSpec(), rows),
         out_specs=(rows, PartitionSpec(None, None, axis)),
         axis_names=manual_axes(axis),
         check_vma=False,
@@ -79,8 +80,23 @@ class Ring(BlockSizes, Kernel):
       inputs = inputs.replace(dropout_key=None)  # a key cannot be sharded, and there is no dropout here
     learned = inputs.score, inputs.bias, inputs.sinks
     other_inputs = inputs.replace(score=None, bias=None, sinks=None)
-    out, log_sum_exp = run(jnp.arange(n), q, k, v, learned, other_inputs)
+    out, log_sum_exp = run(jnp.arange(n), (q, k, v), learned, other_inputs)
     return shard(out, 'batch', 'length', 'heads', 'kv'), log_sum_exp
+
+
+class RingSizes(NamedTuple):
+  """The sizes of a ring.
+
+  Attributes:
+    T, S: queries and keys of a row; devices: that share it.
+    queries, keys: tokens of a block, at most.
+  """
+
+  T: int
+  S: int
+  devices: int
+  queries: int
+  keys: int
 
 
 class RingPlan(NamedTuple):
@@ -97,25 +113,20 @@ class RingPlan(NamedTuple):
   key_visits: VisitPlan
   query_visits: VisitPlan
 
-  # more than six parameters: a mask, the sizes of rows and blocks; the arguments are the key of the cache
   @classmethod
   @functools.lru_cache(maxsize=64)
-  def best(
-    cls, mask: Callable, layout: str, T: int, S: int, devices: int, queries: int, keys: int
-  ) -> 'RingPlan':
+  def best(cls, mask: Callable, layout: str, sizes: RingSizes) -> 'RingPlan':
     """The plan in zigzag order if that is enough faster, else in row order."""
-    straight = cls.in_order(mask, layout, T, S, devices, queries, keys, False)
-    if devices == 1 or T != S or T % (2 * devices):
+    straight = cls.in_order(mask, layout, sizes, zigzag=False)
+    if sizes.devices == 1 or sizes.T != sizes.S or sizes.T % (2 * sizes.devices):
       return straight
-    zigzag = cls.in_order(mask, layout, T, S, devices, queries, keys, True)
+    zigzag = cls.in_order(mask, layout, sizes, zigzag=True)
     return zigzag if zigzag.work < ZIGZAG_THRESHOLD * straight.work else straight
 
-  # more than six parameters: as `best`
   @classmethod
-  def in_order(
-    cls, mask: Callable, layout: str, T: int, S: int, devices: int, queries: int, keys: int, zigzag: bool
-  ) -> 'RingPlan':
+  def in_order(cls, mask: Callable, layout: str, sizes: RingSizes, zigzag: bool) -> 'RingPlan':
     """The plan for one order of the tokens."""
+    T, S, devices, queries, keys = sizes
     pieces = devices * (2 if zigzag else 1)  # a block lies within one piece
     grid = BlockGrid(min(queries, T // pieces), min(keys, S // pieces), T // devices, S // devices)
     q_blocks = [
@@ -163,14 +174,11 @@ def _stack_plans(plans: list[list[VisitPlan]]) -> VisitPlan:
   )
 
 
-# more than six parameters: the arguments of a shard_map, q, k, v and the inputs each with its sharding
 def attend_on_device(
   plan: RingPlan,
   axis: str | None,
   device: Int[Array, '1'],
-  q: Array,
-  k: Array,
-  v: Array,
+  qkv: tuple[Array, Array, Array],
   learned: PyTree,
   inputs,
 ):
@@ -180,13 +188,13 @@ def attend_on_device(
     axis: the mesh axis of the ring; None on one device. device: this device's index along it.
     learned: (score, bias, sinks); inputs: the other `AttentionInputs`.
   """
-  index, T, H = device[0], q.shape[1], q.shape[2]
+  index, (T, H) = device[0], qkv[0].shape[1:3]
 
   def reorder(x, back=False):
     return exchange_zigzag(axis, plan.devices, index, x, back) if plan.zigzag else x
 
   inputs = jax.tree.map(reorder, inputs)
-  q, k, v = map(reorder, (q, k, v))
+  q, k, v = map(reorder, qkv)
   q, k, v, learned, inputs = _block_plan.pad_to_blocks(
     plan.grid, q, k, v, _block_plan.merge_inputs(inputs, learned)
   )
@@ -224,7 +232,8 @@ def differentiable_attention(plan: RingPlan, axis: str | None) -> Callable:
       # Sent before use, so that communication and computation overlap.
       next_arrived = send_on(arrived)
       visits = plan_of_step(plan.key_visits, index, i)
-      return _blockwise.add_keys(grid, visits, sums, q, k, v, with_key_data(all_inputs, data)), next_arrived
+      sums = _blockwise.add_keys(grid, visits, sums, (q, k, v), with_key_data(all_inputs, data))
+      return sums, next_arrived
 
     carry = _blockwise.initial_sums(grid, q, v, all_inputs), (k, v, key_data(inputs))
     sums, _ = jax.lax.fori_loop(0, n, step, carry)
@@ -235,6 +244,7 @@ def differentiable_attention(plan: RingPlan, axis: str | None) -> Callable:
     q, k, v, index, learned, inputs, out, log_sum_exp = residuals
     all_inputs, d_out = _block_plan.merge_inputs(inputs, learned), cotangents[0]
     cotangent_sum = _blockwise.weighted_cotangent_sum(out, *cotangents)
+    at_output = _blockwise.OutputGradients(log_sum_exp, cotangent_sum, d_out)
 
     def step(i, carry):
       d_local, d_arrived, arrived = carry
@@ -242,7 +252,7 @@ def differentiable_attention(plan: RingPlan, axis: str | None) -> Callable:
       next_arrived = send_on(arrived)
       visits = plan_of_step(plan.query_visits, index, i)
       d_q, *d_keys, d_leaves = _blockwise.input_gradients(
-        grid, visits, q, k, v, with_key_data(all_inputs, data), log_sum_exp, cotangent_sum, d_out
+        grid, visits, (q, k, v), with_key_data(all_inputs, data), at_output
       )
       d_local = jax.tree.map(jnp.add, d_local, (d_q, [d.astype(jnp.float32) for d in d_leaves]))
       return d_local, send_on(jax.tree.map(jnp.add, d_arrived, tuple(d_keys))), next_arrived

@@ -71,15 +71,16 @@ class Splash(Kernel):
 
   def attend(self, q, k, v, inputs):
     q = q * jnp.asarray(inputs.scale, q.dtype)
-    arrays = q, k, v, inputs.q_segments, inputs.k_segments, inputs.sinks
+    arrays = q, k, v, (inputs.q_segments, inputs.k_segments), inputs.sinks
     out = attend_per_device(
-      functools.partial(self.attend_local, inputs.mask, inputs.soft_cap or None), *arrays
+      functools.partial(self.attend_local, (inputs.mask, inputs.soft_cap or None)), *arrays
     )
     out = jnp.where(inputs.q_segments[:, :, None, None] != 0, out, 0).astype(v.dtype)
     return shard(out, 'batch', 'length', 'heads', 'kv'), None
 
-  def attend_local(self, mask, soft_cap, q, k, v, q_segments, k_segments, sinks):
-    """The kernel on one device's rows and heads; q is already scaled."""
+  def attend_local(self, options, q, k, v, segments, sinks):
+    """The kernel on one device's rows and heads; `options` are mask and soft cap, q is already scaled."""
+    mask, soft_cap = options
     T, H = q.shape[1:3]
     block = max(size for size in range(LANES, min(self.block, T) + 1, LANES) if T % size == 0)
     fields = (field.name for field in dataclasses.fields(splash.BlockSizes))
@@ -95,7 +96,7 @@ class Splash(Kernel):
       interpret=self.interpret,
     )
     out = jax.vmap(kernel, (0, 0, 0, 0, None))(
-      *(x.swapaxes(1, 2) for x in (q, k, v)), splash.SegmentIds(q_segments, k_segments), sinks
+      *(x.swapaxes(1, 2) for x in (q, k, v)), splash.SegmentIds(*segments), sinks
     )
     return out.swapaxes(1, 2)
 

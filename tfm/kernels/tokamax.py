@@ -76,25 +76,28 @@ class Tokamax(Kernel):
 
   def attend(self, q, k, v, inputs):
     left, right = mask_band(inputs.mask, q.shape[1], k.shape[1])
-    attention = functools.partial(self.attend_local, inputs.scale, inputs.soft_cap or None, left, right)
-    out = attend_per_device(attention, q, k, v, inputs.q_segments, inputs.k_segments)
+    options = dict(
+      scale=inputs.scale,
+      logits_soft_cap=inputs.soft_cap or None,
+      is_causal=right == 0 and left is None,
+      local_window_size=None if left is None else (left, 0),
+    )
+    attention = functools.partial(self.attend_local, options)
+    out = attend_per_device(attention, q, k, v, (inputs.q_segments, inputs.k_segments))
     return shard(out, 'batch', 'length', 'heads', 'kv'), None
 
-  def attend_local(self, scale, soft_cap, left, right, q, k, v, q_segments, k_segments, sinks):
-    """Attention over one device's rows and heads."""
-    causal, visible, valid = right == 0, None, q_segments != 0
+  def attend_local(self, options, q, k, v, segments, sinks):
+    """Attention over one device's rows and heads; `options` are those of the library."""
+    q_segments, k_segments = segments
+    causal = options['is_causal'] or options['local_window_size'] is not None
+    visible, valid = None, q_segments != 0
     if not causal:
       keys = k_segments != 0
       valid &= keys.any(1, keepdims=True)
       # A row without keys, whose output is discarded, sees all of them: softmax needs at least one.
       visible = (keys | ~keys.any(1, keepdims=True))[:, None, None, :]
     attention = functools.partial(
-      package().dot_product_attention,
-      scale=scale,
-      logits_soft_cap=soft_cap,
-      is_causal=causal and left is None,
-      local_window_size=None if left is None else (left, 0),
-      implementation=self.implementation,
+      package().dot_product_attention, implementation=self.implementation, **options
     )
     out = with_rank_promotion(lambda q, k, v, visible: attention(q, k, v, mask=visible))(q, k, v, visible)
     return jnp.where(valid[:, :, None, None], out, 0).astype(v.dtype)

@@ -1,5 +1,7 @@
 """Gated DeltaNet: a state that forgets, and that corrects what it says of a key instead of adding to it."""
 
+from typing import NamedTuple
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -102,9 +104,9 @@ class GatedDelta(Mixer):
     first, segment = beginnings(context.segments, before.segment)
     with jax.named_scope('delta_rule'):
       state, y = scan_over_sequence_shards(
-        lambda state, rows, _: delta_rule(*rows, state, self.chunk)[::-1],
+        lambda state, rows, _: delta_rule(rows, state, self.chunk)[::-1],
         before.state,
-        (q, k, made['v'], *self.rates(x, context.segments != 0), first),
+        DeltaRows(q, k, made['v'], *self.rates(x, context.segments != 0), first),
         unit=identity,
         act=jnp.matmul,
       )
@@ -147,15 +149,25 @@ class GatedDelta(Mixer):
     return (jnp.where(real[..., None], y, 0) for y in (log_decay, nn.sigmoid(rate('beta', bias=self.bias))))
 
 
+class DeltaRows(NamedTuple):
+  """What the gated delta rule reads of each token.
+
+  Attributes:
+    q, k, v: queries, keys of length one, values.
+    log_decay, beta: log α and β; 0 for padding.
+    first: whether the token is the first of its document.
+  """
+
+  q: Float[Array, 'B T K C']
+  k: Float[Array, 'B T K C']
+  v: Float[Array, 'B T H C2']
+  log_decay: Float[Array, 'B T H']
+  beta: Float[Array, 'B T H']
+  first: Bool[Array, 'B T']
+
+
 def delta_rule(
-  q: Float[Array, 'B T K C'],
-  k: Float[Array, 'B T K C'],
-  v: Float[Array, 'B T H C2'],
-  log_decay: Float[Array, 'B T H'],
-  beta: Float[Array, 'B T H'],
-  first: Bool[Array, 'B T'],
-  state: Float[Array, 'B H C C2'],
-  chunk: int,
+  rows: DeltaRows, state: Float[Array, 'B H C C2'], chunk: int
 ) -> tuple[Float[Array, 'B T H C2'], Float[Array, 'B H C C2']]:
   """S_t q_t of the gated delta rule, and the last state, by chunks, in float32 (Yang et al. 2024, §3.3).
 
@@ -166,6 +178,7 @@ def delta_rule(
   γ_i the decay since the chunk began and γ_ij since token j. So the corrections of a chunk solve
   one unit triangular system, for v and for k at once, and only then read the state S₀ before it.
   """
+  q, k, v, log_decay, beta, first = rows
   T, K = k.shape[1:3]
   q, k = (cut(x, K, chunk) for x in (q, k))
   v, log_decay, beta = (cut(x, K, chunk) for x in (v, log_decay, beta))

@@ -1,6 +1,7 @@
 """Linear attention: a feature map instead of the softmax, so that a state of one size holds the past."""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import flax.linen as nn
 import jax
@@ -119,8 +120,8 @@ class LinearAttention(Mixer):
       last = (
         None if self.causal else beginnings(context.segments[:, ::-1], jnp.zeros_like(segment))[0][:, ::-1]
       )
-      state, y = self.sums(before.state, *rotated, v, first, last)
-      normalizer, total = self.sums(before.normalizer, q, k, ones, first, last)
+      state, y = self.sums(before.state, LinearRows(*rotated, v, first, last))
+      normalizer, total = self.sums(before.normalizer, LinearRows(q, k, ones, first, last))
     y = shard((y / (total + 1e-6)).astype(self.dtype), 'batch', 'length', 'heads', 'kv')
     y = Linear(
       (self.heads, self.head_width, self.width),
@@ -133,11 +134,11 @@ class LinearAttention(Mixer):
     )(y)
     return shard(y, 'batch', 'length', 'embed'), None if cache is None else Cache(state, normalizer, segment)
 
-  def sums(self, state, *rows):
+  def sums(self, state, rows):
     """`summed` of whole rows, whichever devices have them."""
     if not self.causal:
-      return summed(state, *rows, self.chunk)
-    return scan_over_sequence_shards(lambda state, rows, _: summed(state, *rows, self.chunk), state, rows)
+      return summed(state, rows, self.chunk)
+    return scan_over_sequence_shards(lambda state, rows, _: summed(state, rows, self.chunk), state, rows)
 
   def project(self, name, axis, heads, x):
     y = Linear(
@@ -155,20 +156,30 @@ class LinearAttention(Mixer):
     return FEATURE_MAPS[self.feature_map](x.astype(jnp.float32)).astype(self.dtype)
 
 
+class LinearRows(NamedTuple):
+  """What linear attention reads of each token.
+
+  Attributes:
+    q, k: features of queries and keys; v: values.
+    first: whether the token is the first of its document; last: whether it is the last, None if causal.
+  """
+
+  q: Float[Array, 'B T H C']
+  k: Float[Array, 'B T K C']
+  v: Float[Array, 'B T K C2']
+  first: Bool[Array, 'B T']
+  last: Bool[Array, 'B T'] | None
+
+
 def summed(
-  state: Float[Array, 'B K C C2'],
-  q: Float[Array, 'B T H C'],
-  k: Float[Array, 'B T K C'],
-  v: Float[Array, 'B T K C2'],
-  first: Bool[Array, 'B T'],
-  last: Bool[Array, 'B T'] | None,
-  chunk: int,
+  state: Float[Array, 'B K C C2'], rows: LinearRows, chunk: int
 ) -> tuple[Float[Array, 'B K C C2'], Float[Array, 'B T H C2']]:
   """The state Σ k_s v_sᵀ of the last document, after one of what came before, and Σ_s (q_t·k_s) v_s over the
   s of t's document, in float32.
 
-  `first` and `last` tell the tokens at the ends of documents; without the `last`, s goes up to t alone.
+  Without `rows.last`, s goes up to t alone.
   """
+  q, k, v, first, last = rows
   T, K = k.shape[1:3]
   ways = [Runs.of(first, chunk)]
   if last is not None:

@@ -117,7 +117,7 @@ class Stack(nn.Module):
 
     params = self.variables['params']['layers']
     x, said = pipeline.run_pipeline(
-      layer, params, x, *without_shared(memory, context), plan, REMAT[self.remat]
+      layer, params, x, without_shared(memory, context), plan, REMAT[self.remat]
     )
     tokens = (
       pipeline.split_into_microbatches(context.segments > 0, plan.microbatches)

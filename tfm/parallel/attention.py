@@ -28,24 +28,22 @@ def attend_per_device(
   q: Float[Array, 'B T H C'],
   k: Float[Array, 'B S K C'],
   v: Float[Array, 'B S K C2'],
-  q_segments: Int[Array, 'B T'],
-  k_segments: Int[Array, 'B S'],
+  segments: tuple[Int[Array, 'B T'], Int[Array, 'B S']],
   sinks: Float[Array, 'H'] | None = None,
 ) -> Float[Array, 'B T H C2']:
-  """Runs `attention` on each device's rows and heads; outside a mesh calls it directly.
+  """Runs `attention(q, k, v, segments, sinks)` on each device's rows and heads, or directly outside a mesh.
 
   Rows that the mesh does not divide, as in initialization, are not sharded; nor is a single key head.
   """
   if jax.sharding.get_abstract_mesh().empty:
-    return attention(q, k, v, q_segments, k_segments, sinks)
+    return attention(q, k, v, segments, sinks)
   batch, heads = batch_and_head_axes()
   batch = batch if q.shape[0] % shard_count(batch) == 0 else None
   of_q, rows = PartitionSpec(batch, None, heads, None), PartitionSpec(batch, None)
   of_k = PartitionSpec(batch, None, None if k.shape[2] == 1 else heads, None)
-  specs = of_q, of_k, of_k, rows, rows, None if sinks is None else PartitionSpec(heads)
-  return jax.shard_map(attention, in_specs=specs, out_specs=of_q, check_vma=False)(
-    q, k, v, q_segments, k_segments, sinks
-  )
+  specs = of_q, of_k, of_k, (rows, rows), None if sinks is None else PartitionSpec(heads)
+  run = jax.shard_map(attention, in_specs=specs, out_specs=of_q, check_vma=False)
+  return run(q, k, v, segments, sinks)
 
 
 def batch_and_head_axes() -> tuple[Axes, Axes]:

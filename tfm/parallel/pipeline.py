@@ -124,8 +124,7 @@ def run_pipeline(
   layer: Callable[[PyTree, Array, PyTree, PyTree, Array, Array], tuple[Array, PyTree]],
   params: PyTree,
   x: Array,
-  row_data: PyTree,
-  shared: PyTree,
+  data: tuple[PyTree, PyTree],
   plan: Schedule,
   policy: Callable | None = None,
 ) -> tuple[Array, PyTree]:
@@ -135,14 +134,16 @@ def run_pipeline(
     layer: (its parameters, x, row_data, shared, layer index, microbatch index) → (x, auxiliary outputs), on
       one microbatch.
     params: of all layers, [L, …] each; S R divides L.
-    x: [B, …]; row_data: arrays [B, …] that belong to the rows of x.
-    shared: arrays that are the same for all rows and layers.
+    x: [B, …].
+    data: (row_data, shared): arrays [B, …] that belong to the rows of x, and arrays that are the same for
+      all rows and layers.
     policy: the checkpoint policy of `layer`, if it has one.
 
   Returns:
     (x, the auxiliary outputs as arrays [M, L, …], by microbatch and layer).
   """
   S, R, M = plan.stages, plan.repeats, plan.microbatches
+  row_data, shared = data
   L = jax.tree.leaves(params)[0].shape[0]
   K = L // (S * R)
   params = jax.tree.map(lambda p: group_by_stage(p, S, R), params)

@@ -95,15 +95,14 @@ class Deberta(Position):
     return q * jnp.asarray(self.terms**-0.5, q.dtype), k
 
   def bias(self, shared):
-    scale = (self.terms * self.head_width) ** -0.5
-    function = functools.partial(
-      disentangled, max_distance=self.max_distance, buckets=self.buckets, scale=scale
-    )
+    function = functools.partial(disentangled, bucketing=(self.max_distance, self.buckets))
     if self.borrowed:
       queries, keys = shared
       keys = jnp.repeat(keys, self.heads // keys.shape[1], axis=1)  # each for the queries that share it
-      return Partial(function, keys if self.c2p else None, queries if self.p2c else None)
-    return Partial(function, self.key(shared) if self.c2p else None, self.query(shared) if self.p2c else None)
+    else:
+      keys = self.key(shared) if self.c2p else None
+      queries = self.query(shared) if self.p2c else None
+    return Partial(function, (keys if self.c2p else None, queries if self.p2c else None))
 
 
 def bucket(distances: Int[np.ndarray, 'N'], max_distance: int, buckets: int) -> Int[np.ndarray, 'N']:
@@ -118,18 +117,22 @@ def bucket(distances: Int[np.ndarray, 'N'], max_distance: int, buckets: int) -> 
 
 
 def disentangled(
-  keys: Float[Array, 'N H C'] | None,
-  queries: Float[Array, 'N H C'] | None,
+  table: tuple[Float[Array, 'N H C'] | None, Float[Array, 'N H C'] | None],
   q: Float[Array, 'B K G T C'],
   k: Float[Array, 'B K S C'],
   q_positions: Int[Array, 'B T'],
   k_positions: Int[Array, 'B S'],
-  max_distance: int,
-  buckets: int,
-  scale: float,
+  bucketing: tuple[int, int],
 ) -> Float[Array, 'B K G T S']:
-  """scale · k·queries[δ], and q·keys[δ]/√C for a q that is scaled already; what there is of them."""
+  """k·queries[δ] / √(C n) + q·keys[δ] / √C, of n terms with the content's own; q is scaled already.
+
+  Args:
+    table: (keys, queries), the projected embeddings of the buckets; None leaves a term out.
+    bucketing: (max_distance, buckets) of `bucket`.
+  """
+  (keys, queries), (max_distance, buckets) = table, bucketing
   K, G, _, C = q.shape[1:]
+  scale = ((1 + sum(x is not None for x in table)) * C) ** -0.5
   rows = jnp.asarray(bucket(np.arange(-max_distance, max_distance + 1), max_distance, buckets))
   distances = jnp.clip(q_positions[:, :, None] - k_positions[:, None, :], -max_distance, max_distance)
   index = rows[distances + max_distance][:, None, None]

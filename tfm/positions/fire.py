@@ -46,28 +46,24 @@ class Fire(Position):
     start = Initializer(f'constant({self.steepness})', nn.initializers.constant(self.steepness))
     c = jnp.abs(learned('steepness_scale', start, (), ()))
     L = self.threshold * jnp.abs(learned('threshold_scale', ones, (), ()))
-    return Partial(
-      interpolated,
-      c,
-      L,
+    mlp = (
       learned('weight_1', lecun_normal()((), (0,)), ('rank',), (self.hidden,)),
       learned('bias_1', zeros, ('rank',), (self.hidden,)),
       learned('weight_2', lecun_normal()((0,), (1,)), ('rank', 'heads'), (self.hidden, self.heads)),
     )
+    return Partial(interpolated, (c, L), mlp)
 
 
 def interpolated(
-  c: Float[Array, ''],
-  L: Float[Array, ''],
-  weight_1: Float[Array, 'F'],
-  bias_1: Float[Array, 'F'],
-  weight_2: Float[Array, 'F H'],
+  scales: tuple[Float[Array, ''], Float[Array, '']],
+  mlp: tuple[Float[Array, 'F'], Float[Array, 'F'], Float[Array, 'F H']],
   q: Float[Array, 'B K G T C'],
   k: Float[Array, 'B K S C'],
   q_positions: Int[Array, 'B T'],
   k_positions: Int[Array, 'B S'],
 ) -> Float[Array, 'B K G T S']:
-  """f of every pair, in float32."""
+  """f of every pair, in float32, of the scales (c, L) and the mlp (weight_1, bias_1, weight_2)."""
+  (c, L), (weight_1, bias_1, weight_2) = scales, mlp
   distances = jnp.abs(q_positions[:, :, None] - k_positions[:, None, :]).astype(jnp.float32)
   spans = jnp.maximum(q_positions.astype(jnp.float32), L)[:, :, None]
   x = jnp.log1p(c * distances) / (jnp.log1p(c * spans) + 1e-6)

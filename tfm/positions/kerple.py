@@ -45,21 +45,20 @@ class Kerple(Position):
       self.param(name, with_logical_axes(normal(1.0)((), (0,)), ('heads',)), (self.heads,), jnp.float32)
       for name in ('scale_1', 'scale_2')
     )
-    return Partial(functools.partial(penalties, kernel=kernel), jax.nn.softplus(first), bounded(second))
+    return Partial(functools.partial(penalties, kernel=kernel), (jax.nn.softplus(first), bounded(second)))
 
 
 def penalties(
-  r1: Float[Array, 'H'],
-  r2: Float[Array, 'H'],
+  scales: tuple[Float[Array, 'H'], Float[Array, 'H']],
   q: Float[Array, 'B K G T C'],
   k: Float[Array, 'B K S C'],
   q_positions: Int[Array, 'B T'],
   k_positions: Int[Array, 'B S'],
   kernel,
 ) -> Float[Array, 'B K G T S']:
-  """-r₁ · kernel(|q - k|, r₂)."""
+  """-r₁ · kernel(|q - k|, r₂), of the scales (r₁, r₂)."""
   distances = jnp.abs(q_positions[:, :, None] - k_positions[:, None, :]).astype(jnp.float32)[:, None, None]
-  r1, r2 = (r.reshape(1, k.shape[1], -1, 1, 1) for r in (r1, r2))
+  r1, r2 = (r.reshape(1, k.shape[1], -1, 1, 1) for r in scales)
   return -r1 * kernel(distances, r2)
 
 

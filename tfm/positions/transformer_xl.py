@@ -46,24 +46,23 @@ class TransformerXL(Position):
     def learned(name, axes, shape):
       return self.param(name, with_logical_axes(normal()((0,), (1, 2)), axes), shape, jnp.float32)
 
-    return Partial(
-      relative_logits,
+    weights = (
       learned('content_bias', ('heads', 'kv'), heads),
       learned('position_bias', ('heads', 'kv'), heads),
       learned('kernel', ('embed', 'heads', 'kv'), (self.width, *heads)),
     )
+    return Partial(relative_logits, weights)
 
 
 def relative_logits(
-  u: Float[Array, 'H C'],
-  v: Float[Array, 'H C'],
-  kernel: Float[Array, 'D H C'],
+  weights: tuple[Float[Array, 'H C'], Float[Array, 'H C'], Float[Array, 'D H C']],
   q: Float[Array, 'B K G T C'],
   k: Float[Array, 'B K S C'],
   q_positions: Int[Array, 'B T'],
   k_positions: Int[Array, 'B S'],
 ) -> Float[Array, 'B K G T S']:
-  """Both terms; products in the type of q and k, sums in float32."""
+  """Both terms, of the weights (u, v, W); products in the type of q and k, sums in float32."""
+  u, v, kernel = weights
   B, K, G, T, C = q.shape
   D = kernel.shape[0]
 

@@ -23,7 +23,7 @@ from tfm.decoding.translate import Translation, translate
 from tfm.decoding.unroll import unroll_layers
 from tfm.errors import require
 from tfm.evaluation import length
-from tfm.evaluation.measure import measure
+from tfm.evaluation.measure import ByteCounter, measure
 from tfm.models.trunk import Trunk
 from tfm.parallel import mesh as meshes
 from tfm.parallel import sharding
@@ -247,6 +247,6 @@ def build_evaluate_fn(
       rows, size, *part, threads=config.data.reader_threads, limit=batches
     )
     with contextlib.closing(iterator):
-      return measure(params, step, iterator, where, token_bytes, objective.summarize, part)
+      return measure(params, step, iterator, where, ByteCounter(token_bytes, part), objective.summarize)
 
   return evaluate

@@ -40,6 +40,7 @@ from tfm.training.ensemble import Ensemble, SingleRun, Step
 from tfm.training.goodput import TIERS, Goodput
 from tfm.training.local_checkpoints import LocalCheckpoints
 from tfm.training.metrics import MetricsLog, NullMetricsLog
+from tfm.training.profiler import Profiler
 from tfm.training.progress import Line, print_status
 from tfm.training.report import Report
 from tfm.training.state import State
@@ -180,8 +181,7 @@ def prepare(run_dirs: Sequence[RunDir]) -> Prepared:
   init = states.init(
     model,
     experiment.optimizer,
-    config.training.batch_size,
-    config.data.length,
+    (config.training.batch_size, config.data.length),
     config.model.dtype == 'float16',
     experiment.lora,
     config.training.skip_spikes > 0,
@@ -357,19 +357,17 @@ def fit(
   loop.fit(
     state,
     runs.prefetch(sharded.iterators, sharded.batch_sharding, training.batch_size),
-    step,
-    validate,
-    build_save_fns(prepared, stores),
+    loop.Functions(step, validate, build_save_fns(prepared, stores), runs.build_split_fn()),
     loop.Cadence(
-      training.steps,
-      training.log_every,
-      training.evaluate_every,
-      training.profile if processes.is_main_process() else 0,
-      dict(zip(TIERS, experiment.save_intervals)),
+      training.steps, training.log_every, training.evaluate_every, dict(zip(TIERS, experiment.save_intervals))
     ),
     report,
-    str(prepared.run_dirs[0].workdir / 'profile'),
-    runs.build_split_fn(),
+    Profiler(
+      str(prepared.run_dirs[0].workdir / 'profile'),
+      training.profile if processes.is_main_process() else 0,
+      prepared.resume.step,
+      training.steps,
+    ),
   )
 
 

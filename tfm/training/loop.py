@@ -12,6 +12,7 @@ from tfm.data.device import DeviceBatch
 from tfm.parallel import processes
 from tfm.shapes import PyTree
 from tfm.training.interval import Interval
+from tfm.training.profiler import Profiler
 from tfm.training.progress import print_status
 from tfm.training.report import Report
 from tfm.training.state import State
@@ -22,27 +23,41 @@ class Cadence:
   """When things happen, in steps.
 
   Attributes:
-    steps: the last step; log_every, evaluate_every: intervals; profile: how many steps to profile.
+    steps: the last step; log_every, evaluate_every: intervals.
     save: for each tier of checkpoints, when to save; the first tier also saves at the end.
   """
 
   steps: int
   log_every: int
   evaluate_every: int
-  profile: int
   save: Mapping[str, Interval]
+
+
+@dataclasses.dataclass(frozen=True)
+class Functions:
+  """What the loop calls.
+
+  Attributes:
+    step: the compiled step; it may donate its state.
+    evaluate: parameters → metrics of the validation split.
+    save: for each tier of checkpoints, the most durable first, a function (run, its state, the iterator's
+      state, validation loss or None) that saves a checkpoint.
+    split: state → the state of each run; one, unless it is an ensemble.
+  """
+
+  step: Callable[[State, PyTree], tuple[State, dict[str, jax.Array]]]
+  evaluate: Callable[[PyTree], dict[str, float]]
+  save: Mapping[str, Callable[[int, State, dict, float | None], None]]
+  split: Callable[[State], Sequence[State]] = lambda state: (state,)
 
 
 def fit(
   state: State,
   batches: Iterator[DeviceBatch],
-  step: Callable[[State, PyTree], tuple[State, dict[str, jax.Array]]],
-  evaluate: Callable[[PyTree], dict[str, float]],
-  save: Mapping[str, Callable[[int, State, dict, float | None], None]],
+  functions: Functions,
   cadence: Cadence,
   report: Report,
-  profile_dir: str,
-  split: Callable[[State], Sequence[State]] = lambda state: (state,),
+  profiler: Profiler,
 ) -> State:
   """Trains from `state` to the last step, or until a SIGTERM or Ctrl-C, and saves the last state.
 
@@ -50,70 +65,59 @@ def fit(
 
   Args:
     batches: device batches with the iterator's state after each.
-    step: the compiled step; it may donate its state.
-    evaluate: parameters → metrics of the validation split.
-    save: for each tier of checkpoints, the most durable first, a function (run, its state, the iterator's
-      state, validation loss or None) that saves a checkpoint.
     report: records the metrics.
-    split: state → the state of each run; one, unless it is an ensemble.
 
   Raises:
     Diverged: if a metric of the last active run is NaN or infinite, with its name and step; that step is not
       saved.
   """
-  first = int(split(state)[0].step)
-  saved, pending, goodput = dict.fromkeys(save, first), None, report.goodput
+  first = int(functions.split(state)[0].step)
+  saved, pending, goodput = dict.fromkeys(functions.save, first), None, report.goodput
   with stop_requests() as stop, goodput.measure_training():
     for i, fetched in zip(range(first + 1, cadence.steps + 1), goodput.measure_waiting(batches)):
-      if cadence.profile and i == first + 3:
-        jax.profiler.start_trace(profile_dir)
+      profiler.start_before(i)
       with jax.transfer_guard('disallow'), goodput.measure_step():
-        state, metrics = step(state, fetched.batch)
-      if cadence.profile and i == min(first + 2 + cadence.profile, cadence.steps) >= first + 3:
-        jax.block_until_ready(state)
-        jax.profiler.stop_trace()
-        print_status(f'profile of {i - first - 2} steps: {profile_dir}')
-
+        state, metrics = functions.step(state, fetched.batch)
+      profiler.stop_after(i, state)
       stopping = stop(i)  # read once: a later signal counts for the next step
-      ends = stopping or i == cadence.steps
       evaluated = i % cadence.evaluate_every == 0 or i == cadence.steps
       if pending:
         _record(report, cadence, *pending)
       pending = i, metrics, fetched
-      due = (
-        next(iter(save))
-        if ends
-        else next(
-          (
-            tier
-            for tier in save
-            if cadence.save[tier](
-              i, i - saved[tier], evaluated, report.save_duration(tier), report.step_seconds
-            )
-          ),
-          None,
-        )
-      )
-      if due or evaluated:
+      if stopping or i == cadence.steps:
+        tier = next(iter(functions.save))
+      else:
+        tier = _find_due_tier(i, saved, evaluated, cadence, report)
+      if tier or evaluated:
         _record(report, cadence, *pending)
         pending = None
         with report.exclude_from_rate():
-          for run, one in enumerate(split(state)):
+          for run, one in enumerate(functions.split(state)):
             if run in report.live:
               # After a stop signal there is little time: save only.
               with goodput.measure('evaluating'):
-                values = evaluate(one.params) if evaluated and not stopping else {}
-              if report.record_evaluation(i, run, values) and due:
+                values = functions.evaluate(one.params) if evaluated and not stopping else {}
+              if report.record_evaluation(i, run, values) and tier:
                 with goodput.measure('saving'):
-                  save[due](run, one, fetched.state, values.get('loss'))
-        if due:
+                  functions.save[tier](run, one, fetched.state, values.get('loss'))
+        if tier:
           # A save in a durable tier makes one in the less durable tiers unnecessary.
-          saved |= {tier: i for tier in itertools.dropwhile(lambda tier: tier != due, save)}
-          goodput.record_save(i, due)
+          saved |= {other: i for other in itertools.dropwhile(lambda other: other != tier, functions.save)}
+          goodput.record_save(i, tier)
       if stopping:
         print_status(f'stopped at step {i} (saved); run the same command to resume')
         break
   return state
+
+
+def _find_due_tier(
+  i: int, saved: Mapping[str, int], evaluated: bool, cadence: Cadence, report: Report
+) -> str | None:
+  """The most durable tier that is due to save after step i; `saved` has the step of each tier's last save."""
+  for tier, last in saved.items():
+    if cadence.save[tier](i, i - last, evaluated, report.save_duration(tier), report.step_seconds):
+      return tier
+  return None
 
 
 def _record(report, cadence, i, metrics, fetched) -> None:

@@ -47,8 +47,7 @@ def init_params(model: nn.Module, key: Array, batch: int, length: int, lora: Lor
 def init(
   model: nn.Module,
   optimizer: optax.GradientTransformation,
-  batch: int,
-  length: int,
+  shape: tuple[int, int],
   scaled: bool,
   lora: Lora | None = None,
   spikes: bool = False,
@@ -56,7 +55,7 @@ def init(
   """A pure function: seed key → initial state, with parameters boxed with their logical axes.
 
   Args:
-    batch, length: the shape of the rows that the model is traced on.
+    shape: (rows, tokens) of the batch that the model is traced on.
     scaled: whether the loss is scaled, for float16.
     lora: adapters, or None.
     spikes: whether the state has statistics for skipping spikes.
@@ -64,7 +63,7 @@ def init(
 
   def make(seed):
     params_key, key = jax.random.split(seed)
-    params = init_params(model, params_key, batch, length, lora)
+    params = init_params(model, params_key, *shape, lora)
     return State(
       step=jnp.int32(0),
       params=params,
