@@ -88,11 +88,11 @@ def build(text: str, package: ModuleType, base: type, **context) -> Any:
 def factory(text: str, package: ModuleType, base: type, **context) -> functools.partial:
   """Binds the fields of one linen module class; a parent module calls the result to create the submodule.
 
-  The arguments are those of `build`. The module's `check()` validates the settings at once.
+  The arguments are those of `build`. The module's `validate()` validates the settings at once.
   """
   call = parse(text)
   make_module = bind(call, find_variant(call.name, package, base, text), text, context)
-  _call_with_spec_error(lambda: make_module().check(), text)
+  _call_with_spec_error(lambda: make_module().validate(), text)
   return make_module
 
 

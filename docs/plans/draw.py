@@ -92,6 +92,12 @@ def ticks(axes, chips: list[int]) -> None:
   axes.grid(alpha=0.3)
 
 
+def format_memory(m: dict) -> str:
+  """Needed of capacity; a sum of categories is an upper bound, with a footnote."""
+  text = f'{m["needed"] / 2**30:.1f} of {m["capacity"] / 2**30:.0f} GiB'
+  return f'≤ {text}¹' if m['source'] == 'sum' else text
+
+
 def table(found: dict[str, dict]) -> str:
   """One row for each plan."""
   lines = [
@@ -101,11 +107,7 @@ def table(found: dict[str, dict]) -> str:
   for name, one in found.items():
     b, m = one['bound'], one['memory']
     mesh = ' × '.join(f'{axis} {size}' for axis, size in one['mesh'].items() if size > 1)
-    row = [
-      f'[{name}](plans/{name}/plan.md)',
-      mesh,
-      f'{"≤ " * (m["told"] == "sum")}{m["needed"] / 2**30:.1f} of {m["capacity"] / 2**30:.0f} GiB{"¹" * (m["told"] == "sum")}',
-    ]
+    row = [f'[{name}](plans/{name}/plan.md)', mesh, format_memory(m)]
     row += (
       ['does not fit', '', '', '', '']
       if not b

@@ -56,9 +56,9 @@ def test_here(run, tmp_path, monkeypatch):
     and 'training: one device of 8 × cpu (data 2 × fsdp 2 × tensor 2)' in out
     and 'decoding' not in out
   )
-  told = json.loads((tmp_path / 'out' / 'plan.json').read_text())
-  [one] = told['plans']
-  assert told['versions'].startswith('jax ')
+  saved = json.loads((tmp_path / 'out' / 'plan.json').read_text())
+  [one] = saved['plans']
+  assert saved['versions'].startswith('jax ')
   kinds = one['memory']['kinds']
   assert kinds['optimizer'] == 2 * kinds['parameters'] + 2 * 4  # two moments, two counters
   assert sum(kinds.values()) == one['memory']['needed']
@@ -84,7 +84,7 @@ def test_loops_that_do_not_tell_count_no_less_than_the_model(run, tmp_path):
   )
   assert status == 0 and 'a loop has an unknown trip count' in out
   [one] = json.loads((tmp_path / 'out' / 'plan.json').read_text())['plans']
-  assert one['products'] * 8 >= one['flops'] and not one['told']
+  assert one['products'] * 8 >= one['flops'] and not one['is_complete']
 
 
 @pytest.mark.slow
@@ -121,7 +121,7 @@ def sums():
 
 
 def test_decoding_counts_no_less_than_the_model(sums):
-  assert sums.products == 1000 and not sums.told
+  assert sums.products == 1000 and not sums.is_complete
   assert (
     'FLOPs',
     '1.000e+03',
@@ -167,9 +167,9 @@ def test_a_search(run, tmp_path, monkeypatch):
   )
   monkeypatch.setitem(chips.CHIPS, 'cpu', CPU)
   status, out, err = run('--topology=here', '--search', '--limit=3', '--axes=data,fsdp', '--to=out')
-  told = json.loads((tmp_path / 'out' / 'plan.json').read_text())
-  assert status == 0 and [one['fits'] for one in told['tried']] == [False, True, True]
-  assert told['best'] in [one['flags'] for one in told['tried'][1:]] and f'best: {told["best"]}' in out
+  saved = json.loads((tmp_path / 'out' / 'plan.json').read_text())
+  assert status == 0 and [one['fits'] for one in saved['tried']] == [False, True, True]
+  assert saved['best'] in [one['flags'] for one in saved['tried'][1:]] and f'best: {saved["best"]}' in out
   assert '3 of at most 3, about' in err and 'are skipped by --limit=3' in err
 
 
@@ -184,8 +184,8 @@ def test_a_search_skips_meshes_estimated_not_to_fit(run, tmp_path, monkeypatch):
   status, _, err = run(
     '--topology=here', '--search', '--limit=1', '--axes=data', '--to=out', '--config.training.batch_size=16'
   )
-  told = json.loads((tmp_path / 'out' / 'plan.json').read_text())
-  assert status in (0, 1) and [one['flags'].endswith('accumulation=2') for one in told['tried']] == [True]
+  saved = json.loads((tmp_path / 'out' / 'plan.json').read_text())
+  assert status in (0, 1) and [one['flags'].endswith('accumulation=2') for one in saved['tried']] == [True]
   assert err.count('skipped, estimated at') == len(search.POLICIES)
 
 
@@ -247,8 +247,8 @@ def test_what_the_compiler_refuses():
   assert plan.summary(REFUSED).startswith('XLA:TPU compile permanent error. Ran out of memory')
 
 
-@pytest.mark.parametrize('platform, temporaries, told', [('tpu', 700, 'compiler'), ('cpu', 1000, 'sum')])
-def test_what_is_alive_at_once(platform, temporaries, told):
+@pytest.mark.parametrize('platform, temporaries, source', [('tpu', 700, 'compiler'), ('cpu', 1000, 'sum')])
+def test_what_is_alive_at_once(platform, temporaries, source):
   step = types.SimpleNamespace(arguments=dict(parameters=100, optimizer=150))
   sizes = dict(argument=260, output=255, alias=250, temp=1000, generated_code=30, peak=965)
   memory = plan.memory_from_compiler(step, sizes, 1100, platform)
@@ -260,7 +260,9 @@ def test_what_is_alive_at_once(platform, temporaries, told):
     'temporaries': temporaries,
     'code': 30,
   }
-  assert memory.needed == 295 + temporaries and memory.told == told and memory.fits == (memory.needed <= 1100)
+  assert (
+    memory.needed == 295 + temporaries and memory.source == source and memory.fits == (memory.needed <= 1100)
+  )
 
 
 def test_what_it_refuses_of_the_temporaries_alone():

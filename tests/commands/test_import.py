@@ -65,7 +65,7 @@ def test_export_and_import_keep_logits_and_parameters(folders):
   ids = np.random.default_rng(0).integers(0, 257, (2, 20))
   from tfm.mixers.protocol import Context
 
-  expected = jax.jit(lambda params: own.model.apply({'params': params}, ids, Context.whole(ids))[0])(
+  expected = jax.jit(lambda params: own.model.apply({'params': params}, ids, Context.contiguous(ids))[0])(
     own.params
   )
   np.testing.assert_allclose(model.logits(ids), expected, atol=1e-5)

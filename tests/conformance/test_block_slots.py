@@ -51,7 +51,9 @@ class TestModel:
     model, params = unroll_layers(scanned.model, scanned.params)
     assert 'layers' not in params['stack']
     tokens = jnp.asarray(TOKENS[None], jnp.int32)
-    logits, _ = jax.jit(lambda params: model.apply({'params': params}, tokens, Context.whole(tokens)))(params)
+    logits, _ = jax.jit(lambda params: model.apply({'params': params}, tokens, Context.contiguous(tokens)))(
+      params
+    )
     expected, _ = scanned(TOKENS[None], np.arange(LENGTH)[None], np.ones((1, LENGTH)))
     close(logits, expected)
 

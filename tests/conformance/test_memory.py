@@ -31,7 +31,7 @@ class Crossed:
     draw = np.random.default_rng(0)
     self.x, self.y = (jnp.asarray(draw.standard_normal((B, n, D)), jnp.float32) for n in (T, S))
     shapes = jax.eval_shape(
-      self.mixer.init, jax.random.key(0), self.x, None, Context.whole(self.x[..., 0]), None
+      self.mixer.init, jax.random.key(0), self.x, None, Context.contiguous(self.x[..., 0]), None
     )
     self.params = jax.tree.map(
       lambda x: jnp.asarray(0.4 * draw.standard_normal(x.shape), jnp.float32), shapes.get('params', {})
@@ -56,7 +56,7 @@ def context(positions, segments):
 def crossed(request):
   made = crossings(request.param)
   try:
-    made(made.x, Memory(made.y, Context.whole(made.y[..., 0])), Context.whole(made.x[..., 0]))
+    made(made.x, Memory(made.y, Context.contiguous(made.y[..., 0])), Context.contiguous(made.x[..., 0]))
   except ValueError as refusal:
     assert 'does not support cross-attention' in str(refusal) and len(str(refusal).split()) > 5
     assert spec_name(request.param) != 'softmax'
@@ -73,7 +73,7 @@ def close(a, b):
 
 
 def test_a_memory_of_oneself_is_self_attention(crossed):
-  here = Context.whole(crossed.x[..., 0])
+  here = Context.contiguous(crossed.x[..., 0])
   close(crossed(crossed.x, Memory(crossed.x, here), here)[0], crossed(crossed.x, None, here)[0])
 
 

@@ -56,7 +56,7 @@ def boxed(model, rows=1, length=LENGTH):
   """The abstract parameters in their boxes."""
 
   def init(tokens):
-    return model.init(jax.random.key(0), tokens, Context.whole(tokens))
+    return model.init(jax.random.key(0), tokens, Context.contiguous(tokens))
 
   return jax.eval_shape(init, jax.ShapeDtypeStruct((rows, length), jnp.int32))['params']
 

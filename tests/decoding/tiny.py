@@ -22,7 +22,7 @@ def tiny_model(vocab=VOCAB, **fields):
   config = resolve_config(complete(dict(model=defaults | fields, data=dict(length=LENGTH))))
   model = Experiment(config).build_model(vocab)
   tokens = jnp.zeros((1, 4), jnp.int32)
-  shapes = nn.unbox(jax.eval_shape(model.init, jax.random.key(0), tokens, Context.whole(tokens)))
+  shapes = nn.unbox(jax.eval_shape(model.init, jax.random.key(0), tokens, Context.contiguous(tokens)))
   random = np.random.default_rng(1)
   return model, jax.tree.map(lambda x: jnp.asarray(random.normal(0, 0.5, x.shape), x.dtype), shapes['params'])
 
@@ -59,4 +59,4 @@ def penalize_repetition(logits, seen, penalty):
 
 @functools.partial(jax.jit, static_argnums=0)
 def forward(model, params, tokens):
-  return model.apply({'params': params}, tokens, Context.whole(tokens))[0]
+  return model.apply({'params': params}, tokens, Context.contiguous(tokens))[0]

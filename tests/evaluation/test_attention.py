@@ -131,7 +131,7 @@ def test_layers_are_counted_through_pattern_scan_and_rest():
     layers=3, pattern=('a', 'b'), blocks=dict(a=dict(mask='causal & window(0)'), b=dict(heads=2, kv_heads=1))
   )
   params = parameters(model)
-  inputs = TOKENS, Context.whole(TOKENS)
+  inputs = TOKENS, Context.contiguous(TOKENS)
   labels = dict(text=[str(i) for i in range(LENGTH)])
   [scanned] = attention.compute_maps(model, params, inputs, labels)
   [apart] = attention.compute_maps(*unroll_layers(model, params), inputs, labels)
@@ -158,7 +158,7 @@ def test_an_encoder_decoder_has_three_kinds():
   source, target = np.arange(7)[None], np.arange(5)[None]
   labels = dict(source=list('abcdefg'), text=list('vwxyz'))
   maps = attention.compute_maps(
-    model, params, [target, Context.whole(target), None, source, Context.whole(source)], labels
+    model, params, [target, Context.contiguous(target), None, source, Context.contiguous(source)], labels
   )
   assert [(m.kind, len(m.queries), len(m.keys), len(m.layers), len(m.layers[0])) for m in maps] == [
     ('encoder', 7, 7, 1, 4),

@@ -177,7 +177,7 @@ def direct(model_, params, running, T, protocol):
 
 @functools.partial(jax.jit, static_argnums=0)
 def forward(model_, params, tokens):
-  return model_.apply({'params': params}, tokens, Context.whole(tokens))[0]
+  return model_.apply({'params': params}, tokens, Context.contiguous(tokens))[0]
 
 
 @pytest.mark.parametrize('position', ['rope', 'learned'])

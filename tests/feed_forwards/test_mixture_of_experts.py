@@ -15,7 +15,7 @@ from tfm.config.schema import default_config
 from tfm.feed_forwards.mixture_of_experts import MixtureOfExperts
 from tfm.feed_forwards.protocol import FeedForward, default_hidden
 from tfm.feed_forwards.swiglu import SwiGLU
-from tfm.layers.grouped import plan, product
+from tfm.layers.grouped import multiply_blocks, plan_blocks
 from tfm.layers.initializer import lecun_normal, normal
 from tfm.parallel import mesh as meshes
 from tfm.parallel import sharding
@@ -238,25 +238,27 @@ class TestPlan:
   def test_everything_has_one_place_in_order(self, kind, N, k, E, capacity):
     rows, blocks = layer(experts=E, top_k=k, normalize=False, capacity=capacity).sizes(N)
     choices = self.choices(kind, N, k, E)
-    made = jax.tree.map(
+    plan = jax.tree.map(
       np.asarray,
-      jax.jit(plan, static_argnums=(1, 2, 3, 4))(jnp.asarray(choices), E, blocks, rows, capacity is not None),
+      jax.jit(plan_blocks, static_argnums=(1, 2, 3, 4))(
+        jnp.asarray(choices), E, blocks, rows, capacity is not None
+      ),
     )
     M, A = blocks * rows, len(choices)
-    placed = made.slots < M
-    assert len(set(made.slots)) == A and len(set(made.sources)) == M
+    placed = plan.slots < M
+    assert len(set(plan.slots)) == A and len(set(plan.sources)) == M
     if capacity is None:
       np.testing.assert_array_equal(placed, choices < E)
     for i in range(E):
-      here = np.flatnonzero((choices == i) & placed)
-      wanted = np.flatnonzero(choices == i)
-      np.testing.assert_array_equal(here, wanted[: len(here)])
-      assert capacity is None or len(here) == min(len(wanted), rows)
-      slots = made.slots[here]
+      placed_here = np.flatnonzero((choices == i) & placed)
+      expected = np.flatnonzero(choices == i)
+      np.testing.assert_array_equal(placed_here, expected[: len(placed_here)])
+      assert capacity is None or len(placed_here) == min(len(expected), rows)
+      slots = plan.slots[placed_here]
       np.testing.assert_array_equal(slots, slots[:1].repeat(len(slots)) + np.arange(len(slots)))
-      np.testing.assert_array_equal(made.owners[slots // rows], i)
-      np.testing.assert_array_equal(made.sources[slots], here)
-    assert (made.sources < A).sum() == placed.sum()
+      np.testing.assert_array_equal(plan.owners[slots // rows], i)
+      np.testing.assert_array_equal(plan.sources[slots], placed_here)
+    assert (plan.sources < A).sum() == placed.sum()
 
   def test_blocks_suffice_for_the_worst_and_are_no_more(self):
     """Each expert has one row beyond blocks that are full."""
@@ -274,7 +276,7 @@ def test_product_of_blocks():
   shapes = (2, 5, 3, 4), (6, 4, 7), (2, 5, 3, 7)
   x, kernels, dy = (jnp.asarray(draw.standard_normal(shape), jnp.float32) for shape in shapes)
   owners = jnp.asarray(draw.integers(0, 5, (2, 5)))  # nothing for the last expert
-  ours = jax.vjp(lambda x, k: product((None, None), x, k, owners), x, kernels)
+  ours = jax.vjp(lambda x, k: multiply_blocks((None, None), x, k, owners), x, kernels)
   theirs = jax.vjp(lambda x, k: jnp.einsum('gnri,gnio->gnro', x, k[owners]), x, kernels)
   np.testing.assert_allclose(ours[0], theirs[0], rtol=1e-5, atol=1e-5)
   for a, b in zip(ours[1](dy), theirs[1](dy)):
@@ -346,7 +348,7 @@ def test_rows_travel_to_their_experts_and_back():
     (dict(experts=0), 'experts=0 must be at least 1'),
     (dict(top_k=0), 'top_k=0 must lie in 1 … experts=8'),
     (dict(top_k=9), 'top_k=9 must lie in 1 … experts=8'),
-    (dict(top_k=1), 'top_k=1 with normalize=True weighs every token 1.*normalize=False would do'),
+    (dict(top_k=1), 'top_k=1 with normalize=True gives every weight 1.*use normalize=False'),
     (dict(activation='swigul'), "activation='swigul' names 'swigul', .* did you mean 'swiglu'"),
     (dict(capacity=0.0), 'capacity=0.0 must be more than 0, or None'),
     (dict(balance=-1.0), 'balance=-1.0 must be 0 or more'),

@@ -120,6 +120,6 @@ def test_equal_descriptions_mean_equal_programs(position):
 
 
 def trace(model, tokens):
-  context = Context.whole(tokens)
+  context = Context.contiguous(tokens)
   params = jax.eval_shape(model.init, jax.random.key(0), tokens, context)
   return jax.make_jaxpr(lambda params: model.apply(params, tokens, context)[0])(params)

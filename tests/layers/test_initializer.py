@@ -13,7 +13,7 @@ from tfm.layers.initializer import (
   INITIALIZERS,
   lecun_normal,
   normal,
-  shrunk,
+  scale_initializer,
   truncated_normal,
   xavier_uniform,
 )
@@ -38,8 +38,8 @@ def drawn(factory, shape=SHAPE, inputs=INPUTS, outputs=OUTPUTS):
     (xavier_uniform(2.0), (4 / 3040) ** 0.5, (12 / 3040) ** 0.5),
     (lecun_normal(), 40**-0.5, 2 * 40**-0.5 / 0.87963),  # the variance is made good
     (lecun_normal(3.0), (3 / 40) ** 0.5, None),
-    (shrunk(normal(0.5), 0.1), 0.05, None),
-    (shrunk(lecun_normal(), 0.25), 0.25 * 40**-0.5, None),
+    (scale_initializer(normal(0.5), 0.1), 0.05, None),
+    (scale_initializer(lecun_normal(), 0.25), 0.25 * 40**-0.5, None),
   ],
   ids=lambda x: str(x((0,), (1,))) if callable(x) else None,
 )
@@ -61,7 +61,7 @@ def test_names_tell_the_whole_initializer():
     'xavier_uniform': 'xavier_uniform(1.0)',
     'lecun_normal': 'lecun_normal(1.0)',
   }
-  assert str(shrunk(normal(0.1), 0.5)((0,), (1,))) == 'normal(0.1) · 0.5'
+  assert str(scale_initializer(normal(0.1), 0.5)((0,), (1,))) == 'normal(0.1) · 0.5'
 
 
 @functools.cache
@@ -81,7 +81,7 @@ def initial(layers, **model):
   ).build_model(VOCAB)
   tokens = jnp.zeros((1, 2), jnp.int32)
   init = jax.jit(made.init)
-  params = init(jax.random.key(0), tokens, Context.whole(tokens))['params']
+  params = init(jax.random.key(0), tokens, Context.contiguous(tokens))['params']
   block = params['stack']['layers']['block_0']
   kernels = {name: block['mixer'][name]['kernel'] for name in ('q', 'k', 'v', 'out')}
   kernels |= {name: block['feed_forward'][name]['kernel'] for name in ('up', 'down')}

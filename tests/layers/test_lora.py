@@ -12,7 +12,7 @@ import pytest
 import tfm
 from tfm.commands import cli
 from tfm.config.assemble import Experiment
-from tfm.layers.lora import DOWN, SCALE, UP, Lora, merged
+from tfm.layers.lora import DOWN, SCALE, UP, Lora, merge_adapters
 from tfm.mixers.protocol import Context
 from tfm.runs import load, train
 from tfm.training import state as states
@@ -40,7 +40,7 @@ def adapted(tiny, lora, **fields):
 
 @functools.partial(jax.jit, static_argnums=0)
 def logits(model, params):
-  return model.apply({'params': params}, TOKENS, Context.whole(TOKENS))[0]
+  return model.apply({'params': params}, TOKENS, Context.contiguous(TOKENS))[0]
 
 
 @pytest.mark.parametrize(
@@ -56,10 +56,10 @@ def logits(model, params):
 def test_they_begin_as_nothing_and_can_be_merged(tiny, fields):
   model, params, drawn = adapted(tiny, Lora(3, 6.0, 'mixer|feed_forward'), **fields)
   plain = nn.unbox(jax.jit(lambda key: states.init_params(model, key, 1, 12))(jax.random.key(0)))
-  assert jax.tree.structure(merged(drawn)) == jax.tree.structure(plain)
+  assert jax.tree.structure(merge_adapters(drawn)) == jax.tree.structure(plain)
   np.testing.assert_array_equal(logits(model, params), logits(model, plain))
   assert np.abs(logits(model, drawn) - logits(model, plain)).max() > 0.1
-  np.testing.assert_allclose(logits(model, merged(drawn)), logits(model, drawn), atol=2e-5)
+  np.testing.assert_allclose(logits(model, merge_adapters(drawn)), logits(model, drawn), atol=2e-5)
 
 
 def test_a_correction_by_hand(tiny):
@@ -73,7 +73,7 @@ def test_a_correction_by_hand(tiny):
     and out[DOWN].shape == (4, 8, 3)
     and out[UP].shape == (3, 32)
   )
-  after = merged(block)
+  after = merge_adapters(block)
   np.testing.assert_allclose(
     after['q']['kernel'], q['kernel'] + 2 * np.einsum('dr,rhc->dhc', q[DOWN], q[UP]), rtol=1e-5, atol=1e-6
   )
@@ -89,8 +89,8 @@ def test_a_correction_by_hand(tiny):
 @pytest.mark.parametrize(
   'targets, sentence',
   [
-    ('nowhere', "targets='nowhere' finds no projection"),
-    ('feed_forward', 'which is no single projection; leave it out'),
+    ('nowhere', "targets='nowhere' selects no projection"),
+    ('feed_forward', 'which is no single projection; exclude it'),
   ],
 )
 def test_targets_that_are_none(tiny, targets, sentence):

@@ -135,7 +135,7 @@ def test_bfloat16():
     (dict(dilations=2), 'dilations=2 must be whole numbers from 1'),
     (dict(dilations=(1, 0)), r'dilations=\(1, 0\) must be whole numbers from 1'),
     (dict(dilations=(1, 2.0)), r'dilations=\(1, 2.0\) must be whole numbers from 1'),
-    (dict(dropout=0.1), 'dropout.attention=0.1 drops mixing weights, of which a convolution has none'),
+    (dict(dropout=0.1), 'dropout.attention=0.1 drops mixing weights, which a convolution does not have'),
   ],
 )
 def test_refusals(fields, sentence):

@@ -77,7 +77,7 @@ def test_what_is_cached_is_the_rank_and_the_rotated_key(text):
   made = mixer(text)
   _, cache = run(made, parameters(text), (T,))
   channels = made.rank + made.rope_width
-  assert {name: x.shape for name, x in cache.kept.items()} == {'latent': (B, 1, T + 2, channels)}
+  assert {name: x.shape for name, x in cache.arrays.items()} == {'latent': (B, 1, T + 2, channels)}
 
 
 def test_what_is_read_piece_by_piece_is_no_whole_row():
@@ -157,14 +157,14 @@ def test_refusals():
     ('latent(rank=4, rope_width=0)', 'rope_width=0 must be 1 or more'),
     ('latent(rank=4, rope_width=2, query_rank=-1)', 'query_rank=-1 must be 0 or more'),
     ('latent(rank=4, rope_width=2, value_width=-1)', 'value_width=-1 must be 0 or more'),
-    ('latent(rank=4, rope_width=3)', 'rope_width=3 is what the position rotates: .*'),
+    ('latent(rank=4, rope_width=3)', 'rope_width=3 is the width that the position rotates: .*'),
     ('latent(rank=4)', "leaves out 'rope_width'"),
   ):
     with pytest.raises(ValueError, match=rf'config\.model\.mixer=.*{complaint}'):
       mixer(text)
   with pytest.raises(ValueError, match="the position 'transformerxl' reads the keys.*'rope'"):
     mixer(position='transformer_xl')
-  with pytest.raises(ValueError, match="the score 'additive' needs keys.*'dot' would do"):
+  with pytest.raises(ValueError, match="the score 'additive' needs keys.*use 'dot'"):
     mixer(score='additive')
   with pytest.raises(
     ValueError, match='does not support grouped heads, so kv_heads=2 would be ignored; .* heads=4'

@@ -257,11 +257,7 @@ def test_flops_of_the_delta_rule():
 @pytest.mark.parametrize(
   'text, settings, sentence',
   [
-    (
-      'linear(feature_map="cosine")',
-      {},
-      r"feature_map='cosine' is not there; known: 'elu', 'relu', 'softmax'",
-    ),
+    ('linear(feature_map="cosine")', {}, r"feature_map='cosine' is unknown; known: 'elu', 'relu', 'softmax'"),
     ('linear(chunk=0)', {}, r'chunk=0 must be at least 1 token'),
     ('linear', dict(dropout=0.1), r'dropout\.attention=0\.1 drops mixing weights'),
     ('gated_delta(taps=0)', {}, r'taps=0 must be at least 1'),
@@ -283,9 +279,9 @@ def test_a_memory_is_refused(text):
 
 def test_a_cache_under_a_mask_that_looks_ahead_is_refused():
   made, causal = mixer('linear', mask='full'), mixer('linear')
-  with pytest.raises(ValueError, match="mixer='linear' has no step form under a mask that looks ahead"):
+  with pytest.raises(ValueError, match="mixer='linear' cannot decode under a noncausal mask"):
     made.init_cache(B, T)
-  with pytest.raises(ValueError, match="mixer='linear' has no step form under a mask that looks ahead"):
+  with pytest.raises(ValueError, match="mixer='linear' cannot decode under a noncausal mask"):
     applied(made, parameters(made), causal.init_cache(B, T))
 
 

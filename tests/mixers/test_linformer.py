@@ -129,13 +129,13 @@ def test_refusals():
     mixer('linformer(rank=0)')
   with pytest.raises(ValueError, match="leaves out 'rank'"):
     mixer('linformer')
-  with pytest.raises(ValueError, match='there is no cache to decode with'):
+  with pytest.raises(ValueError, match='cannot decode with a cache'):
     mixer().init_cache(2, 12)
   x, params = jnp.asarray(X, jnp.float32), {'params': parameters()}
   with pytest.raises(ValueError, match="mixer='linformer' does not support cross-attention"):
     mixer().apply(params, x, Memory(x, context()), context(), None)
-  with pytest.raises(ValueError, match='there is no cache to decode with'):
+  with pytest.raises(ValueError, match='cannot decode with a cache'):
     mixer().apply(params, x, None, context(), 'a cache')
   long = jnp.zeros((1, LENGTH + 1, D))
-  with pytest.raises(ValueError, match='was given 13 tokens and projects a length of 12 at most'):
-    mixer().apply(params, long, None, Context.whole(long[..., 0]), None)
+  with pytest.raises(ValueError, match='projects at most 12 tokens, and the row has 13'):
+    mixer().apply(params, long, None, Context.contiguous(long[..., 0]), None)

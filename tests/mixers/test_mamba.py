@@ -12,7 +12,7 @@ from tests.conformance import tiny
 from tests.reference import mamba as oracle
 from tfm import spec
 from tfm.layers.initializer import normal
-from tfm.mixers._state_space import beginnings, by_chunks, segment_sums
+from tfm.mixers._state_space import find_document_starts, scan_chunks, segment_sums
 from tfm.mixers.protocol import Context, Mixer
 from tfm.models import flops
 
@@ -181,11 +181,11 @@ def test_bfloat16_keeps_its_states_in_float32(text):
 
 
 def test_beginnings():
-  first, held = beginnings(jnp.asarray(SEGMENTS), jnp.asarray([1, 2, 0, 0]))
+  first, held = find_document_starts(jnp.asarray(SEGMENTS), jnp.asarray([1, 2, 0, 0]))
   starts = {(0, 5), (1, 3), (2, 0), (2, 8), (3, 0)}  # row 0 goes on with document 1, row 1 leaves document 2
   assert set(zip(*map(lambda x: x.tolist(), np.nonzero(first)))) == starts
   assert held.tolist() == [2, 3, 2, 1]
-  assert beginnings(jnp.zeros((1, 3), int), jnp.asarray([7]))[1].tolist() == [7]
+  assert find_document_starts(jnp.zeros((1, 3), int), jnp.asarray([7]))[1].tolist() == [7]
 
 
 @pytest.mark.parametrize('chunk', [1, 4, 12, 13, 100])
@@ -195,7 +195,7 @@ def test_chunks_follow_one_another(chunk):
     sums = sums[:, None] + jnp.cumsum(x, 1)
     return sums[:, -1], sums
 
-  last, y = by_chunks(step, jnp.zeros((B, D)), jnp.asarray(X, jnp.float32), chunk)
+  last, y = scan_chunks(step, jnp.zeros((B, D)), jnp.asarray(X, jnp.float32), chunk)
   np.testing.assert_allclose(y, np.cumsum(X, 1), rtol=1e-5, atol=1e-5)
   np.testing.assert_allclose(last, X.sum(1), rtol=1e-5, atol=1e-5)
 

@@ -136,9 +136,9 @@ def test_the_state_is_in_float32_when_the_rest_is_not(cell):
 @pytest.mark.parametrize(
   'fields, sentence',
   [
-    (dict(cell='lstmm'), "cell='lstmm' is not there; known: lstm, gru; did you mean 'lstm'"),
+    (dict(cell='lstmm'), "cell='lstmm' is unknown; known: lstm, gru; did you mean 'lstm'"),
     (dict(cell='gru', hidden=0), 'hidden=0 must be at least 1'),
-    (dict(cell='gru', dropout=0.1), 'dropout.attention=0.1 drops .* a recurrent network has none'),
+    (dict(cell='gru', dropout=0.1), 'dropout.attention=0.1 drops .* a recurrent network does not have'),
   ],
 )
 def test_refusals(fields, sentence):

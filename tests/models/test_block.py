@@ -60,7 +60,7 @@ def block(placement='pre', residual='sequential', dropout=0.0, mixer=Mix, feed_f
 
 def out(made, norms, x=X, cache=None, train=False, key=None):
   params = {name: {'a': jnp.float32(a)} for name, a in norms.items()}
-  context = Context.whole(jnp.zeros(x.shape[:2], jnp.int32), train)
+  context = Context.contiguous(jnp.zeros(x.shape[:2], jnp.int32), train)
   y, kept = made.apply(
     {'params': params},
     jnp.asarray(x),
@@ -113,7 +113,7 @@ def test_placement(placement, residual):
   np.testing.assert_allclose(y, formula(X), rtol=1e-5, atol=1e-5)
   assert cache is None
   # No norm besides these has parameters.
-  context = Context.whole(jnp.zeros((2, 3), jnp.int32))
+  context = Context.contiguous(jnp.zeros((2, 3), jnp.int32))
   params = made.init(jax.random.key(0), jnp.asarray(X), None, context, None)['params']
   assert set(params) == set(norms)
 
@@ -132,7 +132,7 @@ def test_a_mixer_alone(placement, formula, norms):
   y, cache = out(made, norms, cache=jnp.int32(5))
   np.testing.assert_allclose(y, formula(X), rtol=1e-5, atol=1e-5)
   assert cache == 6
-  context = Context.whole(jnp.zeros((2, 3), jnp.int32))
+  context = Context.contiguous(jnp.zeros((2, 3), jnp.int32))
   assert set(made.init(jax.random.key(0), jnp.asarray(X), None, context, None)['params']) == set(norms)
 
 

@@ -14,7 +14,7 @@ TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, VOCAB, (2, LENGTH)))
 
 
 def apply(model, params, method=None, tokens=TOKENS, train=False, key=None):
-  context = Context.whole(tokens, train)
+  context = Context.contiguous(tokens, train)
 
   def run(p, key):
     rngs = {} if key is None else {'dropout': key}
@@ -203,7 +203,7 @@ class TestDropout:
     with nn.intercept_methods(spy):
       for train in (True, False):
         model.apply(
-          {'params': params}, tokens, Context.whole(tokens, train), rngs={'dropout': jax.random.key(0)}
+          {'params': params}, tokens, Context.contiguous(tokens, train), rngs={'dropout': jax.random.key(0)}
         )
     dropped, kept = (np.asarray(x) for x in seen)
     assert abs((dropped == 0).mean() - 0.25) < 0.03 and np.allclose(dropped[dropped > 0], 1 / 0.75)
@@ -229,9 +229,9 @@ class TestDropout:
     model = decoder(layers=1, dropout=dict(attention=0.3))
     mixer = model.stack().pattern[0]().mixer()
     x = jnp.ones((64, LENGTH, 16))
-    context = Context.whole(x[..., 0], True)
+    context = Context.contiguous(x[..., 0], True)
     shapes = nn.unbox(
-      jax.eval_shape(lambda: mixer.init(jax.random.key(0), x, None, Context.whole(x[..., 0]), None))
+      jax.eval_shape(lambda: mixer.init(jax.random.key(0), x, None, Context.contiguous(x[..., 0]), None))
     )
     params = jax.tree.map(lambda x: jnp.zeros(x.shape), shapes['params'])
     params['v']['bias'] += 1.0
@@ -258,7 +258,7 @@ class TestDropout:
 )
 def test_what_is_read_from_a_cache_is_what_is_read_at_once(model):
   model = decoder(**model)
-  params, context = parameters(model), Context.whole(TOKENS)
+  params, context = parameters(model), Context.contiguous(TOKENS)
   whole, caches, pieces = apply(model, params), model.init_caches(2, LENGTH), []
   step = jax.jit(
     lambda params, tokens, context, caches: model.apply({'params': params}, tokens, context, caches)

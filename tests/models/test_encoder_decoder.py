@@ -181,7 +181,7 @@ def test_scanned_or_not():
 
 def test_a_memory_must_be_there():
   model, params = made()
-  with pytest.raises(ValueError, match='was given no memory'):
+  with pytest.raises(ValueError, match='needs a memory'):
     model.apply({'params': params}, TARGET, context(HERE))
 
 

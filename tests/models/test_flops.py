@@ -114,8 +114,8 @@ def test_the_kernel_does_not_count():
   model = tiny.decoder(T)
   hidden = flops.with_kernel(model, Hidden())
   tokens = jnp.zeros((1, T), jnp.int32)
-  params = jax.eval_shape(lambda: hidden.init(jax.random.key(0), tokens, Context.whole(tokens)))
-  jaxpr = jax.make_jaxpr(lambda p: hidden.apply(p, tokens, Context.whole(tokens))[0])(params).jaxpr
+  params = jax.eval_shape(lambda: hidden.init(jax.random.key(0), tokens, Context.contiguous(tokens)))
+  jaxpr = jax.make_jaxpr(lambda p: hidden.apply(p, tokens, Context.contiguous(tokens))[0])(params).jaxpr
   assert not any('BTKGC' in str(p.scopes) for p in flops.products(jaxpr))
   assert flops.per_token(hidden, T) == flops.per_token(model, T)
 
@@ -128,10 +128,10 @@ def test_against_xla():
   length, rows = 64, 2
   model = tiny.decoder(length, layers=2, width=256, heads=4, kv_heads=2, feed_forward_width=1024, scan=False)
   tokens = jax.ShapeDtypeStruct((rows, length), jnp.int32)
-  params = jax.eval_shape(lambda t: nn.unbox(model.init(jax.random.key(0), t, Context.whole(t))), tokens)
+  params = jax.eval_shape(lambda t: nn.unbox(model.init(jax.random.key(0), t, Context.contiguous(t))), tokens)
 
   def forward(params, tokens):
-    return model.apply(params, tokens, Context.whole(tokens))[0]
+    return model.apply(params, tokens, Context.contiguous(tokens))[0]
 
   def xla(f):
     return jax.jit(f).lower(params, tokens).compile().cost_analysis()['flops'] / (rows * length)

@@ -32,7 +32,7 @@ def test_parameters_on_one_device():
   D, H, K, C, F, rows, L = 16, 4, 2, 4, 32, 32, 2
   norms = D + 2 * L * D
   whole = rows * D + L * D * (2 * H * C + 2 * K * C + 2 * F) + norms
-  assert memory.whole(boxed) == FLOAT * whole
+  assert memory.total_bytes(boxed) == FLOAT * whole
   # Everything has an axis of width; keys and values have no second one that these rules cut.
   cut = (rows * D + L * D * (2 * H * C + 2 * F)) / 8 + (L * D * 2 * K * C + norms) / 4
   assert memory.on_device(boxed, MESH, RULES) == FLOAT * cut

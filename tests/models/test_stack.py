@@ -29,13 +29,13 @@ def turns(stack):
 
 
 def run(model, params, context=None, caches=None, tokens=TOKENS):
-  context = Context.whole(tokens) if context is None else context
+  context = Context.contiguous(tokens) if context is None else context
   return jax.jit(lambda p: model.apply({'params': p}, tokens, context, caches))(params)
 
 
 def gradient(model, params):
   def loss(params):
-    logits, _ = model.apply({'params': params}, TOKENS, Context.whole(TOKENS))
+    logits, _ = model.apply({'params': params}, TOKENS, Context.contiguous(TOKENS))
     return jnp.sin(logits).sum()
 
   return jax.jit(jax.grad(loss))(params)
@@ -116,7 +116,7 @@ def dots(remat, scan=True):
   model = decoder(layers=3, remat=remat, scan=scan)
 
   def loss(params):
-    return model.apply({'params': params}, TOKENS, Context.whole(TOKENS))[0].sum()
+    return model.apply({'params': params}, TOKENS, Context.contiguous(TOKENS))[0].sum()
 
   jaxpr = jax.make_jaxpr(jax.grad(loss))(parameters(model))
   return str(jaxpr).count('dot_general')
@@ -145,9 +145,9 @@ def size(**model):
   """Equations of one gradient."""
   made = decoder(**model)
   return equations(
-    jax.make_jaxpr(jax.grad(lambda p: made.apply({'params': p}, TOKENS, Context.whole(TOKENS))[0].sum()))(
-      parameters(made)
-    ).jaxpr
+    jax.make_jaxpr(
+      jax.grad(lambda p: made.apply({'params': p}, TOKENS, Context.contiguous(TOKENS))[0].sum())
+    )(parameters(made)).jaxpr
   )
 
 
@@ -169,7 +169,9 @@ def test_dropout_differs_from_layer_to_layer():
   for scan in (True, False):
     x = jnp.zeros((1, 50, 40))
     rngs = {'dropout': jax.random.key(0)}
-    made, _ = Stack((Drops,), 3, scan, 'none').apply({}, x, None, Context.whole(x[..., 0]), None, rngs=rngs)
+    made, _ = Stack((Drops,), 3, scan, 'none').apply(
+      {}, x, None, Context.contiguous(x[..., 0]), None, rngs=rngs
+    )
     digits = np.asarray(made).astype(int)  # one decimal digit a layer: 0 or 2
     layers = [digits // 10**i % 10 for i in range(3)]
     assert all(set(np.unique(d)) == {0, 2} for d in layers)

@@ -52,7 +52,7 @@ def made(**fields):
       features = model.features(x, context)
       return features, model.classify('classification', features, context)
 
-    context = Context.whole(jnp.zeros((len(images), chosen.data.length), jnp.int32))
+    context = Context.contiguous(jnp.zeros((len(images), chosen.data.length), jnp.int32))
     return model.apply({'params': params}, images, method=both)
 
   params = jax.tree.map(
@@ -67,7 +67,7 @@ def shapes(model):
 
 def test_patches_are_cut_row_by_row():
   images = np.random.default_rng(0).standard_normal((2, 6, 8, 3))
-  cut = np.asarray(vision.cut(jnp.asarray(images), 2))
+  cut = np.asarray(vision.extract_patches(jnp.asarray(images), 2))
   assert cut.shape == (2, 12, 12)
   for b, row, column in np.ndindex(2, 3, 4):
     patch = [images[b, 2 * row + y, 2 * column + x, c] for y in range(2) for x in range(2) for c in range(3)]

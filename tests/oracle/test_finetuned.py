@@ -11,7 +11,7 @@ import pytest
 
 from tests.oracle import published
 from tfm.commands import cli
-from tfm.layers.lora import merged
+from tfm.layers.lora import merge_adapters
 from tfm.mixers.protocol import Context
 from tfm.runs import load
 
@@ -73,7 +73,9 @@ def test_a_classifier_goes_out(imported, tmp_path, adapted):
   ids = draw.integers(5, 96, (3, 12))
   mask = published.ROWS
   context = Context(np.broadcast_to(np.arange(12), ids.shape), mask)
-  expected = jax.jit(ours.model.apply)({'params': merged(ours.params)}, ids, context)[0]['classification']
+  expected = jax.jit(ours.model.apply)({'params': merge_adapters(ours.params)}, ids, context)[0][
+    'classification'
+  ]
   theirs, report = transformers.BertForSequenceClassification.from_pretrained(
     tmp_path / 'out', output_loading_info=True
   )

@@ -95,7 +95,7 @@ def test_deepseek_v2(query_rank, bias):
     )
   )
   mixer = assemble.build_block(Experiment(config), 'model', config.model, causal=True)().mixer()
-  params, context = {'params': parameters(w)}, Context.whole(jnp.asarray(X[..., 0]))
+  params, context = {'params': parameters(w)}, Context.contiguous(jnp.asarray(X[..., 0]))
   whole, _ = mixer.apply(params, jnp.asarray(X), None, context, None)
   np.testing.assert_allclose(whole, theirs, rtol=2e-5, atol=2e-5 * np.abs(theirs).max())
   read, _ = mixer.apply(params, jnp.asarray(X), None, context, mixer.init_cache(B, T + 3))

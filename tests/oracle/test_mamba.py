@@ -66,7 +66,9 @@ def assert_equal(text, params, module, **fields):
   )()
   with torch.no_grad():
     theirs = module(torch.tensor(X)).numpy()
-  run = jax.jit(lambda x, cache: made.apply({'params': params}, x, None, Context.whole(x[..., 0]), cache))
+  run = jax.jit(
+    lambda x, cache: made.apply({'params': params}, x, None, Context.contiguous(x[..., 0]), cache)
+  )
   close = dict(rtol=2e-5, atol=2e-5 * np.abs(theirs).max())
   np.testing.assert_allclose(run(X, None)[0], theirs, **close)
   cache, read = made.init_cache(B, T), []

@@ -72,7 +72,7 @@ def ours(cell, params, bias, pieces=(T,)):
   cache, read, start = made.init_cache(B, T), [], 0
   for piece in pieces:
     x = jnp.asarray(X[:, start : start + piece])
-    y, cache = made.apply({'params': params | {'out': out}}, x, None, Context.whole(x[..., 0]), cache)
+    y, cache = made.apply({'params': params | {'out': out}}, x, None, Context.contiguous(x[..., 0]), cache)
     read.append(y)
     start += piece
   return jnp.concatenate(read, 1)[..., :F], cache

@@ -21,7 +21,7 @@ from tfm.config.assemble import Experiment  # noqa: E402
 from tfm.config.overlay import complete  # noqa: E402
 from tfm.config.resolve import resolve_config  # noqa: E402
 from tfm.mixers.protocol import Context  # noqa: E402
-from tfm.mixers.reformer import hashed  # noqa: E402
+from tfm.mixers.reformer import hash_to_buckets  # noqa: E402
 
 
 B, T, D, H, C, BUCKETS, SEED = 2, 16, 12, 3, 4, 6, 5
@@ -59,7 +59,7 @@ def test_buckets(hashes):
   theirs = published(4, hashes)._hash_vectors(torch.tensor(vectors).transpose(1, 2), hashes, None)
   # Theirs counts on from round to round.
   theirs = theirs.reshape(B, H, hashes, T).numpy() - BUCKETS * np.arange(hashes)[:, None]
-  ours = hashed(jnp.asarray(vectors), jnp.asarray(rotations.numpy()))
+  ours = hash_to_buckets(jnp.asarray(vectors), jnp.asarray(rotations.numpy()))
   np.testing.assert_array_equal(ours, theirs.transpose(0, 3, 1, 2))
   assert len(np.unique(ours)) == BUCKETS
 
@@ -77,7 +77,9 @@ def test_attention(chunk, hashes, causal, monkeypatch):
   module, x = published(chunk, hashes, causal), DRAW.standard_normal((B, T, D)).astype(np.float32)
   # Both are told that all tokens share a bucket in every round; theirs numbers on from round to round.
   one_each = torch.arange(hashes).repeat_interleave(T).expand(B, H, -1)
-  monkeypatch.setattr('tfm.mixers.reformer.hashed', lambda q, _: jnp.zeros((B, T, H, hashes), jnp.int32))
+  monkeypatch.setattr(
+    'tfm.mixers.reformer.hash_to_buckets', lambda q, _: jnp.zeros((B, T, H, hashes), jnp.int32)
+  )
   with torch.no_grad():
     theirs = module(torch.tensor(x), buckets=one_each).hidden_states.numpy()
   w = {name: value.numpy() for name, value in module.state_dict().items()}
@@ -103,7 +105,9 @@ def test_attention(chunk, hashes, causal, monkeypatch):
     )
   )
   mixer = assemble.build_block(Experiment(config), 'model', config.model, causal=causal)().mixer()
-  y, _ = mixer.apply({'params': params}, jnp.asarray(x), None, Context.whole(jnp.asarray(x[..., 0])), None)
+  y, _ = mixer.apply(
+    {'params': params}, jnp.asarray(x), None, Context.contiguous(jnp.asarray(x[..., 0])), None
+  )
   # The first token hears only itself: the sum of theirs over rounds is rounded at logits of -1e5 then.
   heard = slice(int(causal and hashes > 1), None)
   y, theirs = y[:, heard], theirs[:, heard]

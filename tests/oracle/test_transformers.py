@@ -39,7 +39,9 @@ def logits(params, **model):
     )
   )
   tokens = jnp.asarray(TOKENS)
-  return Experiment(config).build_model(VOCAB).apply({'params': params}, tokens, Context.whole(tokens))[0]
+  return (
+    Experiment(config).build_model(VOCAB).apply({'params': params}, tokens, Context.contiguous(tokens))[0]
+  )
 
 
 TOKENS = np.random.default_rng(0).integers(0, VOCAB, (2, LENGTH))

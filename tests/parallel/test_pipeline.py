@@ -357,7 +357,7 @@ def test_each_layer_and_microbatch_drops_for_itself():
         {'params': p},
         x,
         None,
-        Context.whole(x[..., 0], train=True),
+        Context.contiguous(x[..., 0], train=True),
         None,
         rngs={'dropout': jax.random.key(0)},
       )
@@ -447,10 +447,10 @@ def test_what_is_no_training_goes_through_all_layers(tiny):
   tokens = np.random.default_rng(0).integers(0, VOCAB, (2, 6))
 
   def told(params):
-    return model.apply({'params': params}, tokens, Context.whole(tokens), mutable=[ATTENTION])[1]
+    return model.apply({'params': params}, tokens, Context.contiguous(tokens), mutable=[ATTENTION])[1]
 
   def cached(params):
-    return model.apply({'params': params}, tokens, Context.whole(tokens), model.init_caches(2, 8))
+    return model.apply({'params': params}, tokens, Context.contiguous(tokens), model.init_caches(2, 8))
 
   for f in (told, cached):
     with on():

@@ -329,7 +329,7 @@ def test_one_table_for_all_layers_of_a_model():
     ('deberta(64, buckets=2)', 'buckets=2 must be 0 .none. or an even number, 4 or more'),
     ('deberta(64, buckets=64)', 'buckets=64 .* below max_distance=64'),
     ('shaw(0)', 'max_distance=0 must be at least 1'),
-    ('kerple("logg")', "kind='logg' is not there; known: log, power; did you mean 'log'"),
+    ('kerple("logg")', "kind='logg' is unknown; known: log, power; did you mean 'log'"),
     ('fire(hidden=0)', 'hidden=0 must be above 0'),
     ('fire(threshold=-1.0)', 'threshold=-1.0 must be above 0'),
   ],

@@ -19,7 +19,7 @@ def test_borrowed_projections_are_those_of_the_mixer(terms, kv_heads):
   """The same as with projections of its own that are copies."""
   borrowing, owning = (
     tiny.decoder(position=f'deberta(4, norm=True{terms}{also})', kv_heads=kv_heads)
-    for also in (', borrowed=True', '')
+    for also in (', share_qk_projections=True', '')
   )
   params = tiny.parameters(borrowing)
   copies = jax.tree_util.tree_map_with_path(
@@ -28,7 +28,7 @@ def test_borrowed_projections_are_those_of_the_mixer(terms, kv_heads):
     is_leaf=lambda x: hasattr(x, 'names'),
   )
   found, other = (
-    jax.jit(lambda p, model=model: model.apply({'params': p}, TOKENS, Context.whole(TOKENS))[0])(p)
+    jax.jit(lambda p, model=model: model.apply({'params': p}, TOKENS, Context.contiguous(TOKENS))[0])(p)
     for model, p in ((borrowing, params), (owning, copies))
   )
   np.testing.assert_allclose(found, other, rtol=1e-5, atol=1e-5)
@@ -49,4 +49,4 @@ def copied(params, path, shape):
 
 def test_a_mixer_that_lends_none_is_refused():
   with pytest.raises(ValueError, match="'longformer.2.' does not project the table"):
-    tiny.decoder(mixer='longformer(2)', position='deberta(4, borrowed=True)')
+    tiny.decoder(mixer='longformer(2)', position='deberta(4, share_qk_projections=True)')

@@ -1,4 +1,4 @@
-"""What every slot holds, and what each variant goes together with: asked of the code, not written down."""
+"""All variants of every slot with their properties, computed from the code."""
 
 import dataclasses
 import functools
@@ -84,7 +84,7 @@ class Variant:
 
   @property
   def arguments(self) -> str:
-    """What a spec may say."""
+    """The arguments of a spec, with defaults."""
     model_fields = {*inspect.signature(SLOTS[self.slot][1]).parameters, 'parent', 'name'}
     # Besides the fields of their protocol, mixers get the other slots of attention from the model.
     surroundings = model_fields | ({'position', 'mask', 'score', 'kernel'} if self.slot == 'mixer' else set())
@@ -98,7 +98,7 @@ class Variant:
 
   @functools.cached_property
   def fields(self) -> dict[str, str]:
-    """The model fields of the plainest model that has it."""
+    """The model fields of a minimal model with the variant."""
     fields = dict(mixer='softmax', position='rope', mask='causal', score='dot', kernel='dense') | {
       self.slot: self.spec
     }
@@ -118,7 +118,7 @@ def variants(slot: str) -> list[Variant]:
 
 
 def model(variant: Variant, packing: str = 'concat') -> Decoder:
-  """The plainest model with a variant in it, of sizes that every kernel takes, for rows packed so."""
+  """A minimal model with a variant, of sizes that every kernel supports, for a packing."""
   objective = (
     'prefix_lm'
     if build_field('model.mask', spec.build, variant.fields['mask'], tfm.masks, Mask).required_fields
@@ -132,36 +132,41 @@ def model(variant: Variant, packing: str = 'concat') -> Decoder:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Probe(Kernel):
-  """The dense kernel, which asks all the others what they would say."""
+  """The dense kernel; it also records why each other kernel does not support its arguments."""
 
   reasons: dict[str, str | None] = dataclasses.field(default_factory=dict)
 
-  def attend(self, q, k, v, asked):
+  def attend(self, q, k, v, inputs):
     for variant in variants('kernel'):
       if variant.name != 'auto':
-        made = build_field('model.kernel', spec.build, variant.name, tfm.kernels, Kernel)
-        refusal = made.unsupported_reason(q, k, v, asked)
+        kernel = build_field('model.kernel', spec.build, variant.name, tfm.kernels, Kernel)
+        refusal = kernel.unsupported_reason(q, k, v, inputs)
         self.reasons[variant.name] = self.reasons.get(variant.name) or refusal
-    return Dense().attend(q, k, v, asked)
+    return Dense().attend(q, k, v, inputs)
 
 
 def kernels(variant: Variant) -> dict[str, str | None]:
-  """kernel → why it cannot serve the variant in training, None where it can; {} for what has no kernel."""
+  """kernel → why it does not support the variant in training, None if it does; {} for a mixer without a
+  kernel.
+  """
   probe = Probe()
-  probed = with_kernel(model(variant), probe)
+  probed_model = with_kernel(model(variant), probe)
   tokens = jax.ShapeDtypeStruct((1, LENGTH), jnp.int32)
-  jax.eval_shape(lambda key, t: probed.init(key, t, Context.whole(t)), jax.random.key(0), tokens)
+  jax.eval_shape(lambda key, t: probed_model.init(key, t, Context.contiguous(t)), jax.random.key(0), tokens)
   return probe.reasons
 
 
 def supports_cache(variant: Variant) -> bool:
-  """Whether a model with the variant reads on from a cache."""
-  made = model(variant)
+  """Whether a model with the variant can decode with a cache."""
+  built_model = model(variant)
   tokens = jax.ShapeDtypeStruct((1, 1), jnp.int32)
   try:
-    caches = jax.eval_shape(lambda: made.init_caches(1, LENGTH))
+    caches = jax.eval_shape(lambda: built_model.init_caches(1, LENGTH))
     jax.eval_shape(
-      lambda key, t, c: made.init_with_output(key, t, Context.whole(t), c), jax.random.key(0), tokens, caches
+      lambda key, t, c: built_model.init_with_output(key, t, Context.contiguous(t), c),
+      jax.random.key(0),
+      tokens,
+      caches,
     )
   except (ValueError, NotImplementedError):
     return False
@@ -178,22 +183,22 @@ def supports_packing(variant: Variant) -> bool:
 
 
 def own_mesh_axes(variant: Variant) -> str:
-  """The mesh axes that cut the variant's own parameters under the default rules; '' if it has none."""
-  made = model(variant)
+  """The mesh axes that shard the variant's own parameters under the default rules; '' if it has none."""
+  built_model = model(variant)
   tokens = jax.ShapeDtypeStruct((1, LENGTH), jnp.int32)
-  boxed = jax.eval_shape(lambda key, t: made.init(key, t, Context.whole(t)), jax.random.key(0), tokens)[
-    'params'
-  ]
+  boxed = jax.eval_shape(
+    lambda key, t: built_model.init(key, t, Context.contiguous(t)), jax.random.key(0), tokens
+  )['params']
   rules = parse_rules(default_config().rules)
   own = [
     row for row in parameter_rows(boxed, rules) if any(part.startswith(variant.slot) for part in row.path)
   ]
   axes = {axis for row in own for entry in row.spec for axis in entry.split('+')} - {'-'}
-  return ' '.join(axis for axis in default_config().mesh if axis in axes) or ('whole' if own else '')
+  return ' '.join(axis for axis in default_config().mesh if axis in axes) or ('replicated' if own else '')
 
 
 def features(variant: Variant) -> str:
-  """What a kernel takes beyond plain causal attention over whole rows of one document."""
+  """What a kernel supports beyond plain causal attention over rows of one document."""
   kernel = spec.build(variant.name, tfm.kernels, Kernel)
   return (
     'all'
@@ -203,7 +208,7 @@ def features(variant: Variant) -> str:
 
 
 def refusal(kernel: Kernel, **change) -> str | None:
-  """What the kernel says of plain attention with a change."""
+  """Why a kernel does not support plain attention with a change; None if it does."""
   tokens = jax.ShapeDtypeStruct((1, LENGTH), jnp.int32)
   heads = jax.ShapeDtypeStruct(
     (1, LENGTH, PLAIN_MODEL['heads'], PLAIN_MODEL['head_width']), jnp.dtype(PLAIN_MODEL['dtype'])
@@ -239,9 +244,9 @@ FEATURES = {
 
 
 def table(slot: str) -> Table:
-  """One line a variant."""
+  """One row per variant."""
   lines = Table(box=box.MARKDOWN, header_style='', pad_edge=False)
-  columns = {'name': 1, 'arguments': 1, 'what': 1} | COLUMNS[slot]
+  columns = {'name': 1, 'arguments': 1, 'description': 1} | COLUMNS[slot]
   for column in columns:
     lines.add_column(column, no_wrap=True)
   for variant in variants(slot):
@@ -249,7 +254,7 @@ def table(slot: str) -> Table:
       f'`{variant.name}`',
       f'`{variant.arguments}`' if variant.arguments else '',
       variant.summary,
-      *(tell(variant) for tell in COLUMNS[slot].values()),
+      *(describe(variant) for describe in COLUMNS[slot].values()),
     )
   return lines
 
@@ -275,29 +280,29 @@ def _branches(variant: Variant) -> str:
   return 'any' if variant.kind.required_branches is None else ' '.join(variant.kind.required_branches)
 
 
-# slot → heading → what it says of a variant.
+# slot → column → function of a variant.
 COMMON = {
   'kernels': _kernel_names,
   'cache': lambda v: _yes_or_no(supports_cache(v)),
   'packing': lambda v: _yes_or_no(supports_packing(v)),
-  'cut over': own_mesh_axes,
+  'sharded over': own_mesh_axes,
 }
 COLUMNS = {
-  'mixer': {'masks': _masks, 'asks a position to': _position_hooks} | COMMON,
-  'position': {'enters': lambda v: ' '.join(sorted(v.kind.active_hooks()))} | COMMON,
+  'mixer': {'masks': _masks, 'position hooks': _position_hooks} | COMMON,
+  'position': {'hooks': lambda v: ' '.join(sorted(v.kind.active_hooks()))} | COMMON,
   'mask': {
-    'looks ahead': lambda v: _yes_or_no(
+    'noncausal': lambda v: _yes_or_no(
       not is_causal(build_field('mask', spec.build, v.spec, tfm.masks, Mask), LENGTH)
     ),
     **{name: COMMON[name] for name in ('kernels', 'cache', 'packing')},
   },
   'score': COMMON,
   'kernel': {
-    'runs on': lambda v: ' '.join(v.kind.platforms) or 'anything',
-    'takes, beyond plain causal rows': features,
+    'runs on': lambda v: ' '.join(v.kind.platforms) or 'any platform',
+    'supports beyond plain causal rows': features,
   },
-  'feed_forward': {name: COMMON[name] for name in ('cache', 'packing', 'cut over')},
-  'norm': {'cut over': own_mesh_axes},
+  'feed_forward': {name: COMMON[name] for name in ('cache', 'packing', 'sharded over')},
+  'norm': {'sharded over': own_mesh_axes},
   'residual': {'norm placements': lambda v: ' '.join(v.kind.placements), 'branches': _branches},
   'optimizer': {},
 }
@@ -314,11 +319,11 @@ def format_markdown() -> str:
   return '\n'.join(line.rstrip() for line in text.getvalue().splitlines()) + '\n'
 
 
-HEAD = """# What there is
+HEAD = """# Variants
 
-Made by `tfm variants` from the code; a test holds this file to it. *kernels*: those that can serve a
-model with the variant in training (bfloat16, rows of 256 tokens, the rest at its plainest); *cache*:
-whether decoding reads on from a cache; *packing*: whether documents of one row are kept apart; *cut
-over*: the mesh axes that cut its own parameters under the default rules (nothing: it has none).
-The conformance suite proves each yes: cached equals uncached, packed equals alone, eight devices equal one.
+Generated by `tfm variants`; a test compares this file with its output. *kernels*: those that support a
+model with the variant in training (bfloat16, rows of 256 tokens, defaults otherwise); *cache*: whether it
+can decode with a cache; *packing*: whether it separates the documents of a row; *sharded over*: the mesh
+axes that shard its own parameters under the default rules (empty: it has none). The conformance suite tests
+each yes: cached equals uncached, packed equals alone, eight devices equal one.
 """

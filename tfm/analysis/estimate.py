@@ -186,7 +186,7 @@ def peak_live_bytes(experiment: Experiment, model: Trunk, rows: int, param_bytes
     params,
     functools.partial(abstract_batch, objective.padding_row(experiment.config.data.length)),
     rows,
-    param_bytes / memory.whole(params),
+    param_bytes / memory.total_bytes(params),
   )
 
 

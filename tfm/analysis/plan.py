@@ -30,25 +30,25 @@ class Memory:
   Attributes:
     kinds: category → bytes.
     needed: their sum; capacity: of the device, None if unknown.
-    told: source of the numbers: 'compiler', whose allocation succeeded (TPU); 'refusal', whose allocation
-      failed; or 'sum' of the categories (other platforms).
+    source: of the numbers: 'compiler', whose allocation succeeded (TPU); 'error', of a failed allocation; or
+      'sum' of the categories (other platforms).
   """
 
   kinds: Mapping[str, int]
   needed: int
   capacity: int | None
-  told: str
+  source: str
 
   @property
   def fits(self) -> bool | None:
-    if self.told != 'sum':
-      return self.told == 'compiler'
+    if self.source != 'sum':
+      return self.source == 'compiler'
     return None if self.capacity is None else self.needed <= self.capacity
 
 
 @dataclasses.dataclass(frozen=True)
 class Compiled:
-  """A compiled step, or the error of the compiler in `refused`.
+  """A compiled step, or the error of the compiler in `error`.
 
   Attributes:
     text: of the module; memory: bytes by the compiler's names; seconds: compile time.
@@ -56,7 +56,7 @@ class Compiled:
 
   text: str
   memory: Mapping[str, int]
-  refused: str
+  error: str
   seconds: float
 
 
@@ -67,12 +67,12 @@ class StepPlan:
   Attributes:
     name, tokens, flops: as in `Step`.
     mesh: axis sizes; device: device kind.
-    memory: see `Memory`; refused: the error of the compiler, else ''.
+    memory: see `Memory`; error: the error of the compiler, else ''.
     products, moved: FLOPs and memory traffic of one device in the compiled text, including rematerialization;
       lower bounds.
-    told: whether the text contains all FLOPs. If not, `products` is at least the model's FLOPs: in training
-      if a loop has an unknown trip count, as in blockwise kernels; in decoding if products with a single row
-      became sums.
+    is_complete: whether the text contains all FLOPs. If not, `products` is at least the model's FLOPs: in
+      training if a loop has an unknown trip count, as in blockwise kernels; in decoding if products with a
+      single row became sums.
     collectives: of one device. bound: None if the chip is unknown or compilation failed.
     seconds: compile time. chip: the share of one device; None if unknown.
   """
@@ -83,10 +83,10 @@ class StepPlan:
   mesh: Mapping[str, int]
   device: str
   memory: Memory
-  refused: str
+  error: str
   products: float
   moved: float
-  told: bool
+  is_complete: bool
   collectives: tuple[collectives.Collective, ...]
   bound: Bound | None
   seconds: float
@@ -108,26 +108,26 @@ class StepPlan:
 
 
 def compile_step(step: Step) -> Compiled:
-  """Compiles a step; `refused` holds the error if it does not fit into memory.
+  """Compiles a step; `error` holds the error if it does not fit into memory.
 
   Raises:
     ValueError: for compiler errors other than insufficient memory.
   """
   begin = time.perf_counter()
   try:
-    made = step.lowered.compile()
+    executable = step.lowered.compile()
   except jax.errors.JaxRuntimeError as error:
     text = str(error)
     if 'RESOURCE_EXHAUSTED' not in text:
       raise ValueError(f'the compiler rejected the {step.name} step: {text.splitlines()[0]}') from error
     return Compiled('', {}, text, time.perf_counter() - begin)
-  told = made.memory_analysis()
+  analysis = executable.memory_analysis()
   sizes = {
-    name: getattr(told, f'{name}_size_in_bytes')
+    name: getattr(analysis, f'{name}_size_in_bytes')
     for name in ('argument', 'output', 'alias', 'temp', 'generated_code')
   }
-  sizes['peak'] = getattr(told, 'peak_memory_in_bytes', 0)
-  return Compiled(made.as_text(), sizes, '', time.perf_counter() - begin)
+  sizes['peak'] = getattr(analysis, 'peak_memory_in_bytes', 0)
+  return Compiled(executable.as_text(), sizes, '', time.perf_counter() - begin)
 
 
 def analyze_step(
@@ -139,8 +139,8 @@ def analyze_step(
   chip = chip and chip.device
   capacity = memory_capacity(first, chip)
   memory = (
-    memory_from_error(step, compiled.refused, capacity)
-    if compiled.refused
+    memory_from_error(step, compiled.error, capacity)
+    if compiled.error
     else memory_from_compiler(step, compiled.memory, capacity, first.platform)
   )
   common = dict(
@@ -153,52 +153,64 @@ def analyze_step(
     seconds=compiled.seconds,
     chip=chip,
   )
-  if compiled.refused:
+  if compiled.error:
     return StepPlan(
-      refused=summary(compiled.refused), products=0, moved=0, told=True, collectives=(), bound=None, **common
+      error=summary(compiled.error),
+      products=0,
+      moved=0,
+      is_complete=True,
+      collectives=(),
+      bound=None,
+      **common,
     )
   module = hlo.parse_module(compiled.text)
   # The loop of unknown trip count is that over the tokens to decode, of which there is one here.
-  writes = step.name == 'decoding'
+  is_decoding = step.name == 'decoding'
   sent = tuple(
     collectives.find_collectives(
-      module, mesh.shape, unknown_trip_count=1 if writes else None, slice_axis=slice_axis
+      module, mesh.shape, unknown_trip_count=1 if is_decoding else None, slice_axis=slice_axis
     )
   )
-  done = hlo_cost.count_cost(module)
-  products = done.flops + (step.pairs / mesh.size if has_custom_kernels(module) else 0)
+  cost = hlo_cost.count_cost(module)
+  products = cost.flops + (step.pairs / mesh.size if has_custom_kernels(module) else 0)
   model = step.flops / mesh.size
-  told = products >= model if writes else all(here.trip_count_known for here in module.executed())
-  products = products if told else max(products, model)
+  is_complete = products >= model if is_decoding else all(here.trip_count_known for here in module.executed())
+  products = products if is_complete else max(products, model)
   bound = chip and bounds.compute_bound(
     chip,
     products,
-    done.bytes,
+    cost.bytes,
     sent,
     bounds.usable_link_fractions(mesh, chip.dims, sent),
     bounds.Slices(slices, slice_axis),
   )
   return StepPlan(
-    refused='', products=products, moved=done.bytes, told=told, collectives=sent, bound=bound, **common
+    error='',
+    products=products,
+    moved=cost.bytes,
+    is_complete=is_complete,
+    collectives=sent,
+    bound=bound,
+    **common,
   )
 
 
 def has_custom_kernels(module: hlo.Module) -> bool:
   """Whether the module contains custom attention kernels, whose FLOPs are not in its text."""
   return any(
-    made.opcode == 'custom-call'
-    and re.search(r'custom_call_target="(tpu_custom_call|__cudnn|mosaic)', made.attributes)
-    for made in (here.instruction for here in module.executed())
+    instruction.opcode == 'custom-call'
+    and re.search(r'custom_call_target="(tpu_custom_call|__cudnn|mosaic)', instruction.attributes)
+    for instruction in (here.instruction for here in module.executed())
   )
 
 
 def memory_capacity(device: jax.Device, chip: Chip | None) -> int | None:
   """The memory that an attached device reports, else the published capacity of its chip."""
   try:
-    told = device.memory_stats() or {}
+    stats = device.memory_stats() or {}
   except (jax.errors.JaxRuntimeError, NotImplementedError, AttributeError):
-    told = {}  # a device that is not attached
-  return told.get('bytes_limit') or (chip and chip.memory)
+    stats = {}  # a device that is not attached
+  return stats.get('bytes_limit') or (chip and chip.memory)
 
 
 def memory_from_compiler(step: Step, sizes: Mapping[str, int], capacity: int | None, platform: str) -> Memory:
@@ -232,7 +244,7 @@ def memory_from_error(step: Step, text: str, capacity: int | None) -> Memory:
         r'^\s+(reserved|program|arguments) +([\d.]+)([BKMGT]?)\b', text, re.M
       )
     }
-    return Memory(kinds, size(*sizes.groups()[:2]), size(*sizes.groups()[2:]), 'refusal')
+    return Memory(kinds, size(*sizes.groups()[:2]), size(*sizes.groups()[2:]), 'error')
   kinds = dict(step.arguments)
   if sizes := re.search(
     r'temporaries \(([\d.]+)([BKMGT]?)\) exceeds available \w+ \(([\d.]+)([BKMGT]?)\)', text
@@ -240,7 +252,7 @@ def memory_from_error(step: Step, text: str, capacity: int | None) -> Memory:
     kinds['temporaries'], capacity = size(*sizes.groups()[:2]), size(*sizes.groups()[2:])
   elif sizes := re.search(r'allocate ([\d.]+)\s*([KMGT]?)i?B', text):
     kinds['an array that could not be allocated'] = size(*sizes.groups())
-  return Memory(kinds, sum(kinds.values()), capacity, 'refusal')
+  return Memory(kinds, sum(kinds.values()), capacity, 'error')
 
 
 def size(number: str, unit: str) -> int:

@@ -20,7 +20,7 @@ def tables(plans: Sequence[StepPlan]) -> list[Table]:
     found += [
       (
         f'{one.name}: one device of {one.devices} × {one.device} ({sizes(one.mesh)})',
-        ('of the step', '>', 'how'),
+        ('quantity', '>', 'explanation'),
         summary(one),
       ),
       (f'{one.name}: memory of a device', ('kind', '>bytes', '>'), memory(one)),
@@ -52,7 +52,7 @@ def verdict(one: StepPlan) -> str:
   if one.memory.fits:
     return f'fits: {gib(one.memory.needed)} of {gib(one.memory.capacity)}, {gib(room)} left'
   if room is None or room >= 0:
-    return f'does not fit: {one.refused}'
+    return f'does not fit: {one.error}'
   return f'does not fit: {gib(one.memory.needed)} of {gib(one.memory.capacity)}, {gib(-room)} too many'
 
 
@@ -62,7 +62,7 @@ def summary(one: StepPlan) -> list[tuple[str, ...]]:
     ('memory needed', verdict(one), ''),
     ('model FLOPs', f'{one.flops / one.devices:.3e}', 'per device and step'),
   ]
-  if one.refused:
+  if one.error:
     return rows
   again = one.products * one.devices / one.flops if one.flops else 0
   why = (
@@ -70,7 +70,7 @@ def summary(one: StepPlan) -> list[tuple[str, ...]]:
     if one.name == 'decoding'
     else 'a loop has an unknown trip count'
   )
-  how = f'as compiled: {again:.2f} × the model’s' if one.told else f'at least: {why}'
+  how = f'as compiled: {again:.2f} × the model’s' if one.is_complete else f'at least: {why}'
   rows += [
     ('FLOPs', f'{one.products:.3e}', f'per device and step, {how}'),
     ('memory traffic', gib(one.moved), 'at least, by the compiled instructions'),
@@ -155,7 +155,7 @@ def pipes(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 def data(one: StepPlan) -> dict:
   """A plan as JSON data."""
-  told = dataclasses.asdict(one) | dict(
+  result = dataclasses.asdict(one) | dict(
     devices=one.devices,
     fits=one.memory.fits,
     tokens_per_second=one.rate,
@@ -163,15 +163,15 @@ def data(one: StepPlan) -> dict:
     collectives=[dataclasses.asdict(each) | dict(sent=each.sent) for each in one.collectives],
   )
   if one.bound:
-    told['bound'] |= dict(seconds=one.bound.seconds, by=one.bound.by)
-  return told
+    result['bound'] |= dict(seconds=one.bound.seconds, by=one.bound.by)
+  return result
 
 
 def write(plans: Sequence[StepPlan], command: str, folder: pathlib.Path, more: Mapping = {}) -> None:
   """Writes plan.json and plan.md."""
   folder.mkdir(parents=True, exist_ok=True)
-  told = dict(command=command, versions=versions(plans), plans=[data(one) for one in plans]) | dict(more)
-  (folder / 'plan.json').write_text(json.dumps(told, indent=2) + '\n')
+  result = dict(command=command, versions=versions(plans), plans=[data(one) for one in plans]) | dict(more)
+  (folder / 'plan.json').write_text(json.dumps(result, indent=2) + '\n')
   (folder / 'plan.md').write_text(markdown(plans, command))
 
 

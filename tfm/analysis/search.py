@@ -34,15 +34,15 @@ class Candidate:
 
   def config(self, config: ConfigDict) -> ConfigDict:
     """The config with the candidate's settings."""
-    made = config.copy_and_resolve_references()
-    made.mesh.update(dict.fromkeys(made.mesh, 1) | dict(self.mesh))
-    made.model.remat, made.training.gradient_accumulation = self.remat, self.accumulation
-    return made
+    changed = config.copy_and_resolve_references()
+    changed.mesh.update(dict.fromkeys(changed.mesh, 1) | dict(self.mesh))
+    changed.model.remat, changed.training.gradient_accumulation = self.remat, self.accumulation
+    return changed
 
   def __str__(self):
-    cut = ' '.join(f'--config.mesh.{axis}={size}' for axis, size in self.mesh)
+    flags = ' '.join(f'--config.mesh.{axis}={size}' for axis, size in self.mesh)
     return (
-      f'{cut} --config.model.remat={self.remat} --config.training.gradient_accumulation={self.accumulation}'
+      f'{flags} --config.model.remat={self.remat} --config.training.gradient_accumulation={self.accumulation}'
     )
 
 
@@ -132,9 +132,9 @@ def is_redundant(one: Candidate, known: Sequence[tuple[Candidate, bool | None]])
   return False
 
 
-def best_plan(tried: Sequence[tuple[Candidate, StepPlan]]) -> tuple[Candidate, StepPlan] | None:
+def best_plan(compiled: Sequence[tuple[Candidate, StepPlan]]) -> tuple[Candidate, StepPlan] | None:
   """The candidate that fits, or may fit, with the lowest bound; ties are broken by the sum of its parts."""
-  fit = [(one, planned) for one, planned in tried if planned.memory.fits is not False]
+  fit = [(one, planned) for one, planned in compiled if planned.memory.fits is not False]
 
   def key(pair):
     bound = pair[1].bound

@@ -154,26 +154,26 @@ def lower_decoding_step(request: PlanRequest, mesh: Mesh, rows: int) -> Step:
   dense = flops.with_kernel(model, Dense())
   boxed = jax.eval_shape(lambda key: states.init_params(dense, key, 1, config.data.length), jax.random.key(0))
   params = restore_target(nn.unbox(boxed), sharding.named_shardings(boxed, mesh, rules))
-  on_rows, whole = sharding.batch_sharding(mesh, rules), sharding.replicated(mesh)
+  by_row, replicated = sharding.batch_sharding(mesh, rules), sharding.replicated(mesh)
   with sharding.context(mesh, rules):
     rows = loop.round_up_rows(rows)
-    made = loop.allocate_caches.lower(model, rows, length)
+    lowered_caches = loop.allocate_caches.lower(model, rows, length)
     caches = restore_target(
-      jax.eval_shape(lambda: model.init_caches(rows, length)), made.compile().output_shardings
+      jax.eval_shape(lambda: model.init_caches(rows, length)), lowered_caches.compile().output_shardings
     )
 
     def of_rows(dtype):
-      return jax.ShapeDtypeStruct((rows,), dtype, sharding=on_rows)
+      return jax.ShapeDtypeStruct((rows,), dtype, sharding=by_row)
 
     state = loop.State(caches, of_rows(jnp.int32), of_rows(jnp.int32), of_rows(bool))
     lowered = loop.decode_chunk.lower(
       model,
       params,
       state,
-      jax.ShapeDtypeStruct((rows,), keys.dtype, sharding=on_rows),
+      jax.ShapeDtypeStruct((rows,), keys.dtype, sharding=by_row),
       Sampling(),
       -1,
-      jax.ShapeDtypeStruct((), jnp.int32, sharding=whole),
+      jax.ShapeDtypeStruct((), jnp.int32, sharding=replicated),
       1,
     )
   arguments = dict(
@@ -192,4 +192,4 @@ def lower_decoding_step(request: PlanRequest, mesh: Mesh, rows: int) -> Step:
 
 def bytes_per_device(x: jax.ShapeDtypeStruct) -> int:
   """Bytes per device of a sharded array."""
-  return memory.whole(jax.ShapeDtypeStruct(x.sharding.shard_shape(x.shape), x.dtype))
+  return memory.total_bytes(jax.ShapeDtypeStruct(x.sharding.shard_shape(x.shape), x.dtype))

@@ -115,10 +115,10 @@ def make_mixer(name: str, length: int) -> tuple[Callable, tuple]:
   x = jax.random.normal(jax.random.key(0), (SHAPE['batch'], length, WIDTH))
 
   def run(params, x):
-    return module.apply(params, x, None, Context.whole(x[..., 0]), None)[0]
+    return module.apply(params, x, None, Context.contiguous(x[..., 0]), None)[0]
 
   params = nn.unbox(
-    jax.jit(lambda x: module.init(jax.random.key(1), x, None, Context.whole(x[..., 0]), None))(x)
+    jax.jit(lambda x: module.init(jax.random.key(1), x, None, Context.contiguous(x[..., 0]), None))(x)
   )
   return run, (params, x)
 

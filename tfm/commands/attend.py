@@ -171,7 +171,7 @@ def prepare_inputs(
   if not pairs:
     tokens = dict(text=encode(text))
     check_length('input', tokens['text'], model.positions)
-    return single_row(tokens['text'], 'prefix' in model.reads), tokens
+    return single_row(tokens['text'], 'prefix' in model.required_fields), tokens
   reader = tokenizer_of(loaded, 'source')
   source = reader.source_ids(text)
   check_length('input', source, model.encoder.keywords['positions'])
@@ -188,7 +188,7 @@ def single_row(tokens: Int[np.ndarray, 'T'], prefixed: bool = False) -> list[Any
 
   With prefix masks the whole row is the prefix, as in the prefill of `tfm generate`.
   """
-  context = Context.whole(tokens[None])
+  context = Context.contiguous(tokens[None])
   if prefixed:
     context = context.replace(prefix=np.full_like(tokens[None], len(tokens) - 1))
   return [tokens[None], context]

@@ -65,8 +65,8 @@ def main(args: argparse.Namespace) -> None:
   if plan := mesh_constraints.pipeline_schedule(config, mesh.shape):
     console.print(pipeline_table(plan, config))
   if args.picture:
-    if drawn := masks(config, model):
-      mask_picture.draw(drawn, config.data.length, args.picture)
+    if masks_by_title := masks(config, model):
+      mask_picture.draw(masks_by_title, config.data.length, args.picture)
       console.print(f'masks: {args.picture}', highlight=False)
     else:
       console.print('masks: no mixer of this config has one', highlight=False)
@@ -80,11 +80,11 @@ def wide_console() -> Console:
 
 def masks(config: ConfigDict, model: Trunk) -> dict[str, Mask]:
   """Title → mask of every block type whose mixer has one, and of cross-attention."""
-  made = {}
+  masks = {}
 
   def add(title, mixer, text):
     if hasattr(mixer, 'mask'):
-      made[f'{title}: {text}' if title else text] = mixer.mask
+      masks[f'{title}: {text}' if title else text] = mixer.mask
 
   for where, part in parts(config).items():
     title = where.removeprefix('model').removeprefix('.')
@@ -94,7 +94,7 @@ def masks(config: ConfigDict, model: Trunk) -> dict[str, Mask]:
       stack = (model if where == 'model' else model.encoder()).stack()
       for name, block in zip(part.pattern or (title,), stack.pattern):
         add(name, block().mixer(), config.model.blocks[name].mask if part.pattern else part.mask)
-  return made
+  return masks
 
 
 def config_text(config: ConfigDict) -> str:
@@ -104,11 +104,11 @@ def config_text(config: ConfigDict) -> str:
 
 def parameter_table(rows: list[table.Row]) -> Table:
   """A table with one row per parameter."""
-  made = new_table(
+  rich_table = new_table(
     'parameters', 'path', 'shape', 'dtype', 'logical axes', 'partition spec', 'initializer', '>count'
   )
   for row in rows:
-    made.add_row(
+    rich_table.add_row(
       '/'.join(row.path),
       ' × '.join(map(str, row.shape)),
       row.dtype,
@@ -117,12 +117,12 @@ def parameter_table(rows: list[table.Row]) -> Table:
       row.initializer,
       f'{row.count:,}',
     )
-  return made
+  return rich_table
 
 
 def cost_table(rows: list[table.Row], cost: flops.Flops, vocab: int, length: int) -> Table:
   """A table of parameters and FLOPs per token by category."""
-  made = new_table(
+  rich_table = new_table(
     (f'vocabulary {vocab:,}, ' if vocab else '') + f'rows of {length:,} tokens',
     'kind',
     '>parameters',
@@ -136,7 +136,7 @@ def cost_table(rows: list[table.Row], cost: flops.Flops, vocab: int, length: int
   total = sum(counts.values())
 
   def line(name, count, spent):
-    made.add_row(
+    rich_table.add_row(
       name,
       f'{count:,}' if count else '',
       f'{count / total:.1%}' if count else '',
@@ -146,16 +146,16 @@ def cost_table(rows: list[table.Row], cost: flops.Flops, vocab: int, length: int
 
   for name in dict.fromkeys((*counts, *cost.kinds)):
     line(name, counts.get(name, 0), cost.kinds.get(name, 0))
-  made.add_section()
+  rich_table.add_section()
   line('all', total, cost.forward)
-  made.add_row('without the mask', '', '', f'{cost.unmasked:,.0f}', '')
-  made.add_row('training (3 × forward)', '', '', f'{cost.training:,.0f}', '')
-  return made
+  rich_table.add_row('without the mask', '', '', f'{cost.unmasked:,.0f}', '')
+  rich_table.add_row('training (3 × forward)', '', '', f'{cost.training:,.0f}', '')
+  return rich_table
 
 
 def memory_table(kinds: list[tuple[str, int, str]], mesh: AbstractMesh, rows: int) -> Table:
   """A table of the memory per device by category."""
-  made = new_table(
+  rich_table = new_table(
     f'one device of {mesh.size} ({meshes.format_sizes(mesh.shape)}), {rows} rows at once',
     'kind',
     '>bytes',
@@ -163,47 +163,47 @@ def memory_table(kinds: list[tuple[str, int, str]], mesh: AbstractMesh, rows: in
     'how',
   )
   for name, count, how in kinds:
-    made.add_row(name, f'{count:,}', format_bytes(count), how)
-  made.add_section()
+    rich_table.add_row(name, f'{count:,}', format_bytes(count), how)
+  rich_table.add_section()
   total = sum(count for _, count, _ in kinds)
-  made.add_row('all', f'{total:,}', format_bytes(total), '')
-  return made
+  rich_table.add_row('all', f'{total:,}', format_bytes(total), '')
+  return rich_table
 
 
 def pipeline_table(plan: pipeline.Schedule, config: ConfigDict) -> Table:
   """A table of the pipeline schedule and its bubble."""
-  made = new_table('pipeline over the mesh axis stage', '', '>', 'how')
+  rich_table = new_table('pipeline over the mesh axis stage', '', '>', 'how')
   at_once = config.training.batch_size // config.training.gradient_accumulation // plan.microbatches
-  said = 'config.pipeline.microbatches' if config.pipeline.microbatches else 'default: about four per stage'
-  made.add_row('stages', f'{plan.stages}', 'mesh.stage')
+  source = 'config.pipeline.microbatches' if config.pipeline.microbatches else 'default: about four per stage'
+  rich_table.add_row('stages', f'{plan.stages}', 'mesh.stage')
   for where, part in parts(config).items():
     if 'layers' in part:
       each = part.layers // (plan.stages * plan.repeats)
-      made.add_row(
+      rich_table.add_row(
         'layers of a stage',
         f'{plan.repeats} × {each}',
         f'of config.{where}.layers={part.layers}, in each round',
       )
-  made.add_row('microbatches', f'{plan.microbatches}', f'{said}; {at_once} rows each')
-  made.add_row('iterations', f'{plan.iterations}', 'microbatches × rounds + stages - 1')
-  made.add_row(
+  rich_table.add_row('microbatches', f'{plan.microbatches}', f'{source}; {at_once} rows each')
+  rich_table.add_row('iterations', f'{plan.iterations}', 'microbatches × rounds + stages - 1')
+  rich_table.add_row(
     'bubble', f'{plan.bubble:.1%}', '(stages - 1) / iterations: the fraction of time in which a stage is idle'
   )
-  return made
+  return rich_table
 
 
 def new_table(title: str, *columns: str) -> Table:
   """An empty table; '>' before a column's name right-aligns it."""
-  made = Table(title=title, title_justify='left', box=box.SIMPLE)
+  rich_table = Table(title=title, title_justify='left', box=box.SIMPLE)
   for name in columns:
     # Paths are for copying: in a narrow terminal the other columns shrink first.
-    made.add_column(
+    rich_table.add_column(
       name.removeprefix('>'),
       justify='right' if name.startswith('>') else 'left',
       overflow='fold',
       no_wrap=name in ('path', '>count'),
     )
-  return made
+  return rich_table
 
 
 def format_bytes(count: int) -> str:

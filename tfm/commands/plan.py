@@ -91,15 +91,19 @@ def main(args: argparse.Namespace) -> int:
     request.config.slices.count = args.slices  # GPUs do not report their slice
   mesh_constraints.validate_slices(request.config, len(devices))
   if args.search:
-    return searched(request, devices, args, command)
+    return search_meshes(request, devices, args, command)
   validate_run(request.experiment, len(devices))
   mesh = meshes.make(request.config.mesh.to_dict(), devices, **request.config.slices)
   steps.validate_mesh(request, mesh)
-  plans = [planned('training', lambda: steps.lower_training_step(request, mesh), mesh, request, args.slices)]
-  rows = one_each(request, mesh) if args.rows is None else args.rows
+  plans = [
+    plan_step('training', lambda: steps.lower_training_step(request, mesh), mesh, request, args.slices)
+  ]
+  rows = rows_per_shard(request, mesh) if args.rows is None else args.rows
   if rows and steps.supports_decoding(request):
     plans.append(
-      planned('decoding', lambda: steps.lower_decoding_step(request, mesh, rows), mesh, request, args.slices)
+      plan_step(
+        'decoding', lambda: steps.lower_decoding_step(request, mesh, rows), mesh, request, args.slices
+      )
     )
   out = wide_console()
   for title, columns, lines in report.tables(plans):
@@ -110,12 +114,12 @@ def main(args: argparse.Namespace) -> int:
   return 0
 
 
-def one_each(request: steps.PlanRequest, mesh) -> int:
+def rows_per_shard(request: steps.PlanRequest, mesh) -> int:
   """One row per shard of a batch."""
   return math.prod(mesh.shape[axis] for axis in dict(request.experiment.rules).get('batch') or ())
 
 
-def planned(name: str, step, mesh, request: steps.PlanRequest, slices: int) -> StepPlan:
+def plan_step(name: str, step, mesh, request: steps.PlanRequest, slices: int) -> StepPlan:
   """Lowers, compiles and analyses a step, with a progress line."""
   with working(f'{name}: compiling for {mesh.size} × {mesh.devices.flat[0].device_kind} …'):
     lowered = step()
@@ -138,7 +142,7 @@ def working(text: str) -> Iterator[None]:
   print_status(f'{text.partition(":")[0]}: compiled in {time.perf_counter() - begin:.0f} s')
 
 
-def searched(request: steps.PlanRequest, devices, args: argparse.Namespace, command: str) -> int:
+def search_meshes(request: steps.PlanRequest, devices, args: argparse.Namespace, command: str) -> int:
   """Compiles the candidates; returns 1 if none fits."""
   axes = args.axes.split(',')
   for axis in axes:
@@ -156,9 +160,9 @@ def searched(request: steps.PlanRequest, devices, args: argparse.Namespace, comm
     f'batch of {request.config.training.batch_size} rows, and '
     'whose devices hold the state; use more devices, or another config.training.batch_size',
   )
-  tried, known, begin = [], [], time.perf_counter()
+  compiled, known, begin = [], [], time.perf_counter()
   for i, one in enumerate(found):
-    if len(tried) == args.limit:
+    if len(compiled) == args.limit:
       print_status(f'{len(found) - i} of {len(found)} are skipped by --limit={args.limit}')
       break
     if search.is_redundant(one, known):
@@ -171,26 +175,23 @@ def searched(request: steps.PlanRequest, devices, args: argparse.Namespace, comm
       print_status(f'skipped, estimated at {report.gib(needs)} of {report.gib(capacity)}: {one}')
       known.append((one, False))
       continue
-    passed = time.perf_counter() - begin
-    left = (
-      f', about {passed / len(tried) * (min(args.limit, len(found)) - len(tried)) / 60:.0f} minutes left'
-      if tried
-      else ''
-    )
-    print_status(f'{len(tried) + 1} of at most {min(args.limit, len(found))}{left}: {one}')
+    elapsed = time.perf_counter() - begin
+    most, done = min(args.limit, len(found)), len(compiled)
+    left = f', about {elapsed / done * (most - done) / 60:.0f} minutes left' if done else ''
+    print_status(f'{done + 1} of at most {most}{left}: {one}')
     mesh = meshes.make(trial.config.mesh.to_dict(), devices, **trial.config.slices)
     try:
-      tried.append(
-        (one, planned('training', lambda: steps.lower_training_step(trial, mesh), mesh, trial, args.slices))
+      compiled.append(
+        (one, plan_step('training', lambda: steps.lower_training_step(trial, mesh), mesh, trial, args.slices))
       )
     except ValueError as error:
       print_status(f'skipped: {error}')
       continue
-    known.append((one, tried[-1][1].memory.fits))
-    print_status(f'  {report.verdict(tried[-1][1])}')
-  out, winner = wide_console(), search.best_plan(tried)
-  columns, lines = search_rows(tried, winner)
-  out.print(table(f'{len(tried)} candidates', columns, lines))
+    known.append((one, compiled[-1][1].memory.fits))
+    print_status(f'  {report.verdict(compiled[-1][1])}')
+  out, winner = wide_console(), search.best_plan(compiled)
+  columns, lines = search_rows(compiled, winner)
+  out.print(table(f'{len(compiled)} candidates', columns, lines))
   if winner:
     for title, rest, rows in report.tables([winner[1]]):
       out.print(table(title, rest, rows))
@@ -205,21 +206,21 @@ def searched(request: steps.PlanRequest, devices, args: argparse.Namespace, comm
       folder,
       dict(
         best=str(winner[0]) if winner else None,
-        tried=[dict(flags=str(one)) | report.data(each) for one, each in tried],
+        tried=[dict(flags=str(one)) | report.data(each) for one, each in compiled],
       ),
     )
     with (folder / 'plan.md').open('a') as file:
-      file.write('\n'.join(['', f'## {len(tried)} tried', '', *report.pipes(columns, lines), '']))
+      file.write('\n'.join(['', f'## {len(compiled)} compiled', '', *report.pipes(columns, lines), '']))
     out.print(f'plan: {folder / "plan.md"}', highlight=False)
   return 0 if winner else 1
 
 
-def search_rows(tried, winner):
+def search_rows(compiled, winner):
   """(columns, rows) of all compiled candidates, the best marked."""
   columns = ('', 'mesh', 'remat', '>microbatches', '>memory', 'fits', '>time bound', 'bound by', '>MFU')
   lines = []
   for one, each in sorted(
-    tried, key=lambda pair: (pair[1].memory.fits is False, pair[1].bound.seconds if pair[1].bound else 0)
+    compiled, key=lambda pair: (pair[1].memory.fits is False, pair[1].bound.seconds if pair[1].bound else 0)
   ):
     b = each.bound
     lines.append(

@@ -193,7 +193,7 @@ def init_beams(state: State, limits: Int[Array, 'B'], max_length: int) -> Beams:
 @functools.partial(jax.jit, static_argnums=(0, 2, 3))
 def grow_caches(model: Decoder, caches: PyTree, rows: int, length: int) -> PyTree:
   """The caches with room for `length` tokens."""
-  return model.stack().grown(caches, rows, length)
+  return model.stack().grow_caches(caches, rows, length)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 4, 5), donate_argnums=2)
@@ -246,7 +246,7 @@ def run_steps(
 
     log_p, best = jax.lax.top_k(jnp.where(ends, -jnp.inf, log_p), K)
     source, token = source[rows, best], token[rows, best]
-    caches = model.stack().reordered(caches, (K * rows + source).reshape(-1))
+    caches = model.stack().reorder_caches(caches, (K * rows + source).reshape(-1))
     state = State(caches, token.reshape(-1), state.positions + is_token[:, 0], state.done)
     return Beams(
       state,

@@ -237,7 +237,7 @@ def prefill(
 
   A memory is read with the first piece; with a memory there is at least one piece, of padding if necessary.
   """
-  has_prefix, rows, length = 'prefix' in model.reads, plan.rows, sum(plan.widths)
+  has_prefix, rows, length = 'prefix' in model.required_fields, plan.rows, sum(plan.widths)
   tokens, positions, segments, prefix = np.zeros((4, rows, length + 1), np.int32)
   for row, prompt in enumerate(prompts):
     n = len(prompt)
@@ -273,7 +273,7 @@ def plan_prefill(
   # A prefix is visible to all of its tokens, so that it is read in one piece.
   widths = (
     [round_up(longest - 1, 16)] * (longest > 1)
-    if 'prefix' in model.reads
+    if 'prefix' in model.required_fields
     else split_into_widths(longest - 1, prefill_widths)
   )
   return PrefillPlan(rows, widths or [1] * has_memory)

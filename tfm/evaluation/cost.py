@@ -57,7 +57,7 @@ def count_cache_bytes(model: Decoder) -> CacheBytes:
   """
 
   def size(length):
-    return memory.whole(jax.eval_shape(lambda: model.init_caches(1, length)))
+    return memory.total_bytes(jax.eval_shape(lambda: model.init_caches(1, length)))
 
   short, long = 64, 128
   per_token, rest = divmod(size(long) - size(short), long - short)

@@ -155,7 +155,7 @@ def validate_model(model: nn.Module, protocols: Sequence[str]) -> None:
       'language model; use '
       'a decoder'
     )
-  if 'prefix' in model.reads:
+  if 'prefix' in model.required_fields:
     raise ValueError(
       "a mask of the model reads prefixes, which a running text lacks; use a decoder with mask='causal'"
     )

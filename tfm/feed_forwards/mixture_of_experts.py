@@ -10,7 +10,7 @@ import tfm.feed_forwards
 from tfm import spec
 from tfm.feed_forwards._mlp import MLP
 from tfm.feed_forwards.protocol import FeedForward
-from tfm.layers.grouped import permuted, plan, product
+from tfm.layers.grouped import multiply_blocks, permute, plan_blocks
 from tfm.layers.initializer import Factory, Initializer, zeros
 from tfm.layers.linear import Linear
 from tfm.parallel.sharding import (
@@ -32,25 +32,25 @@ class MixtureOfExperts(FeedForward):
   g is the softmax over the k logits (Mixtral, §2.1) or, with `normalize` off, the softmax over all E of
   them, of which only k are used (Switch, eq. 2; DeepSeekMoE, eq. 4). There is no noise.
 
-  Without a `capacity` no token is dropped, and each is computed as it would be alone. With one, an
-  expert takes the first ⌈capacity · k · T / E⌉ tokens of a row at most, the first choices of all
-  tokens before any second ones; for a choice that finds no room nothing is added, so a token with
-  none is carried by the residual stream alone. Padding is never sent anywhere. But then what becomes
-  of a token depends on the others of its row: on its neighbours where documents are packed, for
-  k > 1 on later tokens' first choices too, and when tokens come one by one, as in decoding, hardly
-  any is dropped. All of these are equal only as long as nothing is dropped.
+  Without a `capacity` no token is dropped, and each is computed independently of the others. With one, an
+  expert takes the first ⌈capacity · k · T / E⌉ tokens of a row at most, the first choices of all tokens
+  before any second ones; a choice beyond the capacity is dropped: it adds nothing, and a token without any
+  choice passes through the residual stream alone. Padding is not routed. With dropping, the
+  output of a token depends on the other tokens of its row: on packed neighbours, and for k > 1 on the first
+    choices of later tokens; in decoding, where tokens come one by one, hardly any is dropped. Packing,
+    causality and cached decoding therefore hold exactly only while nothing is dropped.
 
   In training two losses are reported in the collection 'losses', each the mean over the tokens
   times its weight: E Σ_i f_i P_i, f_i being the choices of expert i for each token and P_i its mean
-  probability (Switch, eq. 4–6; for k > 1 as in Mixtral's published code, so it is k where all experts
-  are asked alike), and log²Σ exp r (Zoph et al. 2022, ST-MoE, eq. 5). In 'metrics': 'load', the busiest
-  expert's share of the choices over the even share, and 'dropped', the share of choices without room.
+    probability (Switch, eq. 4–6; for k > 1 as in Mixtral's published code, so it is k if all experts are
+    chosen equally often), and log²Σ exp r (Zoph et al. 2022, ST-MoE, eq. 5). In 'metrics': 'load', the
+    busiest expert's share of the choices over the even share, and 'dropped', the share of dropped choices.
 
-  Where `rules.expert` cuts the experts over a mesh axis each device computes its own experts if there is a
-  capacity: over one that cuts the batch too, as 'expert' does, rows travel to their experts and back, all to
-  all; over another, such as 'tensor' with rules.mlp='' (an axis of two rules is the first one's), each has
-  the rows already. Without a capacity, which leaves open how many rows an expert gets, the rows stay, and
-  each device gathers the others' weights.
+  If `rules.expert` shards the experts over a mesh axis and there is a capacity, each device computes its own
+  experts: over an axis that also shards the batch, as 'expert' does, rows are exchanged by all-to-all; over
+    another, such as 'tensor' with rules.mlp='' (an axis of two rules belongs to the first), each device
+    already has the rows. Without a capacity the number of rows per expert is unknown, so rows stay and each
+    device gathers all weights.
 
   Attributes:
     width: D; hidden: F of one expert.
@@ -71,7 +71,7 @@ class MixtureOfExperts(FeedForward):
 
   examples = (
     'mixture_of_experts(experts=4, shared=1)',
-    # Room for all: with less, neither packing nor decoding would change nothing.
+    # A capacity that drops nothing, so that packing and decoding are exact.
     'mixture_of_experts(experts=4, top_k=1, activation="gelu", normalize=False, capacity=4.0)',
   )
 
@@ -86,19 +86,19 @@ class MixtureOfExperts(FeedForward):
   z_loss: float = 0.0
 
   def __post_init__(self):
-    self.check()
+    self.validate()
     super().__post_init__()
 
-  def check(self) -> None:
-    """Raises ValueError for settings that make no mixture."""
+  def validate(self) -> None:
+    """Raises ValueError for invalid settings."""
     if self.experts < 1:
       raise ValueError(f'experts={self.experts} must be at least 1')
     if not 1 <= self.top_k <= self.experts:
       raise ValueError(f'top_k={self.top_k} must lie in 1 … experts={self.experts}')
     if self.top_k == 1 < self.experts and self.normalize:
       raise ValueError(
-        'top_k=1 with normalize=True weighs every token 1, which teaches the router nothing; '
-        'normalize=False would do'
+        'top_k=1 with normalize=True gives every weight 1, so the router gets no gradient; '
+        'use normalize=False'
       )
     self.expert  # raises for an unknown activation
     if self.capacity is not None and self.capacity <= 0:
@@ -136,7 +136,7 @@ class MixtureOfExperts(FeedForward):
     top = jnp.take_along_axis(logits, choices, -1)
     total = jax.nn.logsumexp(top if self.normalize else logits, -1, keepdims=True)
     choices = jnp.where(valid[..., None], choices, self.experts)
-    y = self.mixed(x, choices, self.scale * jnp.exp(top - total))
+    y = self.mix_experts(x, choices, self.scale * jnp.exp(top - total))
     self.report(logits, choices, valid)
     if self.shared:
       y = y + self.expert(
@@ -150,31 +150,33 @@ class MixtureOfExperts(FeedForward):
       )(x, valid)
     return shard(y, 'batch', 'length', 'embed')
 
-  def mixed(
+  def mix_experts(
     self, x: Float[Array, 'B T D'], choices: Int[Array, 'B T k'], weights: Float[Array, 'B T k']
   ) -> Float[Array, 'B T D']:
     """Σ_k weight · chosen expert(x); a choice of E is none."""
     (B, T, D), E, k = x.shape, self.experts, self.top_k
-    capped = self.capacity is not None
-    # Groups are sorted apart: rows, whose capacity it is, or what each device of the batch has.
-    G = B if capped else math.gcd(B, shard_count(mesh_axes_of('batch')))
+    is_capped = self.capacity is not None
+    # Tokens are sorted within groups: rows, if there is a capacity, else the rows of each device.
+    G = B if is_capped else math.gcd(B, shard_count(mesh_axes_of('batch')))
     N = B * T // G
     rows, blocks = self.sizes(N)
 
     def in_groups(x):
       return x.reshape(G, N, k).swapaxes(1, 2)  # the first choices, then the second ones
 
-    made = jax.vmap(lambda group: plan(group.reshape(k * N), E, blocks, rows, capped))(in_groups(choices))
-    if capped:
-      fit = (made.slots < blocks * rows).sum() / jnp.maximum((choices < E).sum(), 1)
-      self.say('metrics', 'dropped', 1 - fit)
+    plan = jax.vmap(lambda group: plan_blocks(group.reshape(k * N), E, blocks, rows, is_capped))(
+      in_groups(choices)
+    )
+    if is_capped:
+      fit = (plan.slots < blocks * rows).sum() / jnp.maximum((choices < E).sum(), 1)
+      self.sow_scalar('metrics', 'dropped', 1 - fit)
     x = shard(x.astype(self.dtype).reshape(G, 1, N, D), 'batch', None, None, 'embed')
-    x = permuted(jnp.broadcast_to(x, (G, k, N, D)).reshape(G, k * N, D), made.sources)
+    x = permute(jnp.broadcast_to(x, (G, k, N, D)).reshape(G, k * N, D), plan.sources)
     x = shard(x, 'batch', None, 'embed')
     with jax.named_scope(f'useful:{min(N * k, blocks * rows)}:{blocks * rows}'):
-      y = self.each(x.reshape(G, blocks, rows, D), None if capped else made.owners)
+      y = self.apply_experts(x.reshape(G, blocks, rows, D), None if is_capped else plan.owners)
     y = shard(y, 'batch', None, None, 'embed')
-    y = permuted(y.reshape(G, blocks * rows, D), made.slots).reshape(G, k, N, D)
+    y = permute(y.reshape(G, blocks * rows, D), plan.slots).reshape(G, k, N, D)
     y = (y.astype(jnp.float32) * in_groups(weights)[..., None]).sum(1)
     return y.reshape(B, T, D).astype(self.dtype)
 
@@ -183,28 +185,34 @@ class MixtureOfExperts(FeedForward):
     choices = self.top_k * N
     if self.capacity is not None:
       return min(N, math.ceil(self.capacity * choices / self.experts)), self.experts
-    # Small blocks read the weights often, large ones stand half empty; reading costs as much as 64 rows.
+    # Small blocks read the weights often, large ones are half empty; reading costs as much as 64 rows.
     rows = 1 << math.isqrt(max(1, 64 * choices // self.experts)).bit_length() - 1
     return rows, (choices + min(self.experts, choices) * (rows - 1)) // rows
 
-  def each(self, x: Float[Array, 'G n R D'], owners: Int[Array, 'G n'] | None) -> Float[Array, 'G n R D']:
-    """The expert of each block applied to it."""
-    # Rows whose experts are cut over the same devices travel to them, all to all.
-    own, _, hidden = mesh_axes_per_dimension('expert', 'embed', 'mlp')
-    away = tuple(axis for axis in mesh_axes_of('batch') if axis not in own)
+  def apply_experts(
+    self, x: Float[Array, 'G n R D'], owners: Int[Array, 'G n'] | None
+  ) -> Float[Array, 'G n R D']:
+    """Applies to each block its expert."""
+    # Rows are exchanged by all-to-all over mesh axes that shard both experts and the batch.
+    expert_axes, _, hidden = mesh_axes_per_dimension('expert', 'embed', 'mlp')
+    exchange_axes = tuple(axis for axis in mesh_axes_of('batch') if axis not in expert_axes)
 
-    def cut(x, axis):
+    def shard_blocks(x, axis):
       if owners is not None:
         return shard(x, 'batch', None, None, axis)
       return shard_over_mesh_axes(
-        x, away, own, (), tuple(i for i in hidden if i not in away) if axis == 'mlp' else ()
+        x,
+        exchange_axes,
+        expert_axes,
+        (),
+        tuple(i for i in hidden if i not in exchange_axes) if axis == 'mlp' else (),
       )
 
     def project(name, x, shape, axes, initializer):
       y = Projections(self.experts, shape, axes, initializer, self.bias, self.dtype, name=name)(x, owners)
-      return cut(y, axes[1])
+      return shard_blocks(y, axes[1])
 
-    x = cut(x, 'embed')
+    x = shard_blocks(x, 'embed')
     y = self.expert.activate(
       lambda name: project(name, x, (self.width, self.hidden), ('embed', 'mlp'), self.initializer)
     )
@@ -220,20 +228,20 @@ class MixtureOfExperts(FeedForward):
 
     if self.balance:
       balance = self.experts * (chosen * mean(jax.nn.softmax(logits))).sum()
-      self.say('losses', 'balance', self.balance * balance)
+      self.sow_scalar('losses', 'balance', self.balance * balance)
     if self.z_loss:
       squares = jax.nn.logsumexp(logits, -1, keepdims=True) ** 2
-      self.say('losses', 'z_loss', self.z_loss * mean(squares).sum())
-    self.say('metrics', 'load', chosen.max() * self.experts / self.top_k)
+      self.sow_scalar('losses', 'z_loss', self.z_loss * mean(squares).sum())
+    self.sow_scalar('metrics', 'load', chosen.max() * self.experts / self.top_k)
 
-  def say(self, collection: str, name: str, value: Float[Array, '']) -> None:
-    """Reports to whoever listens; what initialisation returns are the parameters alone."""
+  def sow_scalar(self, collection: str, name: str, value: Float[Array, '']) -> None:
+    """Sows a value, except at initialization, which returns parameters alone."""
     if not self.is_initializing():
       self.sow(collection, name, value)
 
 
 class Projections(nn.Module):
-  """Each expert's own x · W_i + b_i; with `axes` the logical ones of W, as in `Linear`."""
+  """x · W_i + b_i for each expert i; `axes` are the logical axes of W, as in `Linear`."""
 
   experts: int
   shape: tuple[int, int]
@@ -244,14 +252,16 @@ class Projections(nn.Module):
 
   @nn.compact
   def __call__(self, x: Float[Array, 'G n R I'], owners: Int[Array, 'G n'] | None) -> Float[Array, 'G n R O']:
-    """Of blocks that belong to their `owners`; None: the i-th block to the i-th expert."""
-    initializer = with_logical_axes(_each(self.initializer((0,), (1,)), self.experts), ('expert', *self.axes))
+    """Projects each block by the expert in `owners`; None: the i-th block by the i-th expert."""
+    initializer = with_logical_axes(
+      _init_each(self.initializer((0,), (1,)), self.experts), ('expert', *self.axes)
+    )
     kernel = self.param('kernel', initializer, (self.experts, *self.shape), jnp.float32).astype(self.dtype)
     if owners is None:
       y = jnp.einsum('gnri,nio->gnro', x, kernel)
     else:
-      # Whole but for `mlp`: of what is cut otherwise, every block would ask all devices for its part.
-      y = product(tuple(axis if axis == 'mlp' else None for axis in self.axes), x, kernel, owners)
+      # Only `mlp` stays sharded: with other sharded axes every block would need all devices.
+      y = multiply_blocks(tuple(axis if axis == 'mlp' else None for axis in self.axes), x, kernel, owners)
     if self.bias:
       b = self.param(
         'bias', with_logical_axes(zeros, ('expert', self.axes[1])), (self.experts, self.shape[1]), jnp.float32
@@ -260,8 +270,8 @@ class Projections(nn.Module):
     return y
 
 
-def _each(initializer: Initializer, experts: int) -> Initializer:
-  """Every expert drawn as if it were alone: the number of experts is no fan."""
+def _init_each(initializer: Initializer, experts: int) -> Initializer:
+  """Initializes every expert separately: the number of experts is no fan."""
 
   def make(key, shape, dtype):
     return jax.vmap(lambda key: initializer(key, shape[1:], dtype))(jax.random.split(key, experts))

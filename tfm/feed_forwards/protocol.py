@@ -35,7 +35,7 @@ class FeedForward(nn.Module):
   output_initializer: Factory
   dtype: jnp.dtype
 
-  def check(self) -> None:
+  def validate(self) -> None:
     """Raises ValueError for an invalid setting, before anything is compiled."""
 
   def default_hidden(self) -> int:

@@ -17,7 +17,7 @@ from tfm.errors import require
 from tfm.hf.export import to_pretrained
 from tfm.hf.from_config import load_families
 from tfm.hf.pretrained import Pretrained, from_pretrained, locate_checkpoint
-from tfm.layers.lora import merged
+from tfm.layers.lora import merge_adapters
 from tfm.runs.load import Run, checkpoint_metadata
 from tfm.spec import parse
 from tfm.training import checkpoint
@@ -120,7 +120,7 @@ def export_to_hf(run: Run, workdir: str, folder: str, family: str | None = None)
     output = 'token_classes' if objective.kwargs.get('words') else 'classes'
   else:
     output = published.get('output') or 'vocabulary'
-  to_pretrained(run.config, merged(run.params), folder, family, vocab, ids, output, source_vocab)
+  to_pretrained(run.config, merge_adapters(run.params), folder, family, vocab, ids, output, source_vocab)
   message = f'config.json and tensors of {family}'
   call = parse(run.config.data.tokenizer)
   if call.name in ('published', 'marian'):

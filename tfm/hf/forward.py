@@ -50,7 +50,7 @@ def _run_encoder(model, params, output, inputs):
 @functools.partial(jax.jit, static_argnums=(0, 2))
 def _run_encoder_decoder(model, params, output, inputs):
   """Logits after each token of the target, or its hidden states."""
-  targets, source = (inputs.targets, Context.whole(inputs.targets)), (inputs.main, inputs.context)
+  targets, source = (inputs.targets, Context.contiguous(inputs.targets)), (inputs.main, inputs.context)
   if output == 'features':
     memory = model.apply({'params': params}, *source, method='encode')
     hidden, _ = model.apply({'params': params}, *targets, None, memory, method='features')

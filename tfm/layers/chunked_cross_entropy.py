@@ -1,5 +1,5 @@
 """A chunked loss: the logits exist for one chunk of each row at a time, and on a mesh for a device's own
-part.
+shard.
 """
 
 import dataclasses
@@ -36,11 +36,11 @@ def merge_chunks(x: Array) -> Array:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class LossSharding:
-  """What of rows [B, T] and of a head each device of the mesh in force computes.
+  """How rows [B, T] and a head are sharded over the devices of the current mesh.
 
   Attributes:
-    batch, length, vocab: the mesh axes that cut rows, tokens of a row, and the vocabulary.
-    specs: of each parameter of the head: its vocabulary stays cut, and the rest is gathered.
+    batch, length, vocab: the mesh axes that shard rows, tokens of a row, and the vocabulary.
+    specs: of each parameter of the head: its vocabulary axis stays sharded, the others are gathered.
     gradient_axes: of each parameter and each of its axes: the mesh axes that shard both the rows and the
       parameter.
   """
@@ -53,11 +53,11 @@ class LossSharding:
 
   @classmethod
   def of(cls, rows: int, length: int, vocab: int, head: PyTree, names: PyTree | None) -> 'LossSharding':
-    """As the rules in force say, as far as the sizes divide: an initialisation has one row.
+    """The sharding by the current rules, as far as the sizes divide: initialization has one row.
 
     Args:
-      vocab: columns of the logits; names: the logical axes of each parameter of the head; None: it is taken
-        whole.
+      vocab: columns of the logits; names: the logical axes of each parameter of the head; None: it is
+        replicated.
     """
 
     def fit(name, size, taken=()):
@@ -72,13 +72,13 @@ class LossSharding:
       return PartitionSpec(*(columns or None if name == 'vocab' else None for name in names))
 
     def gradient_axes(x, names):
-      found = ()
+      axes_of_dims = ()
       for name, size in zip(names, x.shape):
         axes = tuple(
-          axis for axis in mesh_axes_of(name) if axis in batch + tokens and axis not in sum(found, ())
+          axis for axis in mesh_axes_of(name) if axis in batch + tokens and axis not in sum(axes_of_dims, ())
         )
-        found += (axes if name != 'vocab' and size % shard_count(axes) == 0 else (),)
-      return found
+        axes_of_dims += (axes if name != 'vocab' and size % shard_count(axes) == 0 else (),)
+      return axes_of_dims
 
     names = jax.tree.map(lambda _: (), head) if names is None else names
     return cls(
@@ -94,9 +94,9 @@ class LossSharding:
     return bool(self.rows + self.vocab)
 
   def run(self, f: Callable, head: PyTree, rows: tuple[Array, ...], outside: Any) -> Any:
-    """`f(head, *rows)` on every device, of what it has."""
+    """Runs `f(head, *rows)` on every device, with its shards."""
     inside = self.specs, *(PartitionSpec(self.batch or None, self.length or None) for _ in rows)
-    # What is said of shardings inside is said of whole arrays, and these are parts.
+    # Sharding constraints inside describe global arrays, and these are shards.
     with nn.logical_axis_rules(()):
       return jax.shard_map(f, in_specs=inside, out_specs=outside, check_vma=False)(head, *rows)
 
@@ -117,12 +117,11 @@ class LossSharding:
   def reduce_gradient(
     self, x: Array, spec: PartitionSpec, gradient_axes: tuple[tuple[str, ...], ...]
   ) -> Array:
-    """The gradient of a parameter summed over devices; each keeps its own part of the parameter."""
+    """The gradient of a parameter loss_fn over devices; each device stores its own shard of the parameter."""
     for i, axes in enumerate(gradient_axes):
       if axes:
         x = jax.lax.psum_scatter(x, axes, scatter_dimension=i, tiled=True)
-    # Where the vocabulary is not the parameter's own, each device has the part that goes through its own
-    # logits.
+    # For a parameter without a vocabulary axis, each device has the gradient through its own logits.
     over = self.rows + (() if any(spec) else self.vocab)
     return psum_over(x, tuple(axis for axis in over if axis not in sum(gradient_axes, ())))
 
@@ -143,54 +142,54 @@ def psum_over(x: Array, axes: tuple[str, ...]) -> Array:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
 def chunked_loss(
-  summed: Callable, sharding: LossSharding, chunk: int, head: PyTree, *rows: Array
+  loss_fn: Callable, sharding: LossSharding, chunk: int, head: PyTree, *rows: Array
 ) -> tuple[Float[Array, ''], Sums]:
-  """`summed(head, *rows)` of rows [B, T, …], added up over pieces of at most `chunk` tokens and over devices.
+  """`loss_fn(head, *rows)` of rows [B, T, …], loss_fn over chunks of at most `chunk` tokens and over devices.
 
-  The objective is linear in its own cotangent, so its gradient is made right after each piece's
-  logits, while they are at hand: no piece's logits outlive it, and none are made twice. Only the
-  objective has a gradient, in `head` and in the first of `rows`; the metrics have none.
+  The loss is linear in its own cotangent, so the gradient of each chunk is computed together with its logits,
+  which are neither stored nor recomputed. Only the loss has a gradient, with respect to `head` and the first
+  of `rows`; the metrics have none.
 
   On a mesh a device computes the logits of its own rows and of its own part of the vocabulary, which a
-  `VocabShard` describes to `summed`. The head is gathered along the rest once for all chunks, and its
-  gradient is summed over devices once.
+  `VocabShard` describes to `loss_fn`. The head is gathered along the rest once for all chunks, and its
+  gradient is loss_fn over devices once.
   """
 
-  def here(head, *rows):
-    return _added(summed, head, _cut(rows, sharding, chunk))
+  def run_local(head, *rows):
+    return _sum_chunks(loss_fn, head, _split(rows, sharding, chunk))
 
   if not sharding.is_sharded:
-    return here(head, *rows)
+    return run_local(head, *rows)
   total, numbers, of_rows = sharding.run(
-    lambda head, *rows: sharding.sum_over_devices(*here(head, *rows)), head, rows, sharding.total_specs
+    lambda head, *rows: sharding.sum_over_devices(*run_local(head, *rows)), head, rows, sharding.total_specs
   )
   return total, numbers | of_rows
 
 
-def _cut(rows, sharding, chunk):
+def _split(rows, sharding, chunk):
   n = chunk_count(*rows[0].shape[:2], max(1, chunk // shard_count(sharding.rows)) if chunk else 0)
   return tuple(split_into_chunks(x, n) for x in rows)
 
 
-def _added(summed, head, rows):
+def _sum_chunks(loss_fn, head, rows):
   def add(total, piece):
-    return jax.tree.map(jnp.add, total, summed(head, *piece)), None
+    return jax.tree.map(jnp.add, total, loss_fn(head, *piece)), None
 
-  return jax.lax.scan(add, _zeros(summed, head, *(x[0] for x in rows)), rows)[0]
+  return jax.lax.scan(add, _zeros(loss_fn, head, *(x[0] for x in rows)), rows)[0]
 
 
-def _forward(summed, sharding, chunk, head, *rows):
-  def here(head, *rows):
-    (total, to_head), to_features = _gradient(summed, head, _cut(rows, sharding, chunk))
+def _forward(loss_fn, sharding, chunk, head, *rows):
+  def run_local(head, *rows):
+    (total, to_head), to_features = _gradient(loss_fn, head, _split(rows, sharding, chunk))
     return total, to_head, merge_chunks(to_features)
 
   def part(head, *rows):
-    total, to_head, to_features = here(head, *rows)
+    total, to_head, to_features = run_local(head, *rows)
     to_head = jax.tree.map(sharding.reduce_gradient, to_head, sharding.specs, sharding.gradient_axes)
     return *sharding.sum_over_devices(*total), to_head, psum_over(to_features, sharding.vocab)
 
   if not sharding.is_sharded:
-    total, *gradients = here(head, *rows)
+    total, *gradients = run_local(head, *rows)
     return total, gradients
   of_features = PartitionSpec(sharding.batch or None, sharding.length or None)
   total, numbers, of_rows, *gradients = sharding.run(
@@ -199,18 +198,18 @@ def _forward(summed, sharding, chunk, head, *rows):
   return (total, numbers | of_rows), gradients
 
 
-def _gradient(summed, head, rows):
-  gradient = jax.value_and_grad(summed, argnums=(0, 1), has_aux=True)
+def _gradient(loss_fn, head, rows):
+  gradient = jax.value_and_grad(loss_fn, argnums=(0, 1), has_aux=True)
 
   def add(total, piece):
     values, (to_head, to_features) = gradient(head, *piece)
     return jax.tree.map(jnp.add, total, (values, to_head)), to_features
 
-  zeros = _zeros(summed, head, *(x[0] for x in rows)), jax.tree.map(jnp.zeros_like, head)
+  zeros = _zeros(loss_fn, head, *(x[0] for x in rows)), jax.tree.map(jnp.zeros_like, head)
   return jax.lax.scan(add, zeros, rows)
 
 
-def _backward(summed, sharding, chunk, gradients, cotangents):
+def _backward(loss_fn, sharding, chunk, gradients, cotangents):
   to_head, to_features = jax.tree.map(lambda x: x * cotangents[0].astype(x.dtype), gradients)
   return to_head, to_features, None, None
 

@@ -1,4 +1,4 @@
-"""Cross-entropy over a vocabulary, which may be cut over devices."""
+"""Cross-entropy over a vocabulary, which may be sharded over devices."""
 
 import dataclasses
 import functools
@@ -14,11 +14,12 @@ Sums = dict[str, Float[Array, '']]
 
 @dataclasses.dataclass(frozen=True)
 class VocabShard:
-  """Which tokens the columns of logits stand for: in order, those of the first device first.
+  """The tokens of the columns of logits, in order, those of the first device first.
 
   Attributes:
-    axes: the mesh axes that cut them, inside of `shard_map`; (): all are here.
-    vocab: V, the tokens there are; columns beyond are none. 0: all are here, and every one is a token.
+    axes: the mesh axes that shard them, inside `shard_map`; (): not sharded.
+    vocab: V, the number of tokens; further columns are padding. 0: every column is a token, and none is
+      sharded.
   """
 
   axes: tuple[str, ...] = ()
@@ -93,7 +94,7 @@ def token_cross_entropy(
   logits = jnp.where(columns.is_token(logits), logits, -jnp.inf)
   most = jax.lax.stop_gradient(columns.max(logits))
   log_z = most + jnp.log(columns.sum(jnp.exp(logits - most[..., None])))
-  # A masked sum rather than a gather, which could not be cut over V.
+  # A masked sum rather than a gather, which could not be sharded over V.
   hit = columns.tokens(logits) == targets[..., None]
   return log_z - columns.sum(jnp.where(hit, logits, 0)), log_z
 

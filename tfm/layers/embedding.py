@@ -10,19 +10,20 @@ from tfm.shapes import Array, Float, Int
 
 
 class Embedding(nn.Module):
-  """x = scale · E[token]; `attend` reads it backwards, x · Eᵀ, where input and output are tied
+  """x = scale · E[token]; `attend` applies the transpose, x · Eᵀ, for tied input and output embeddings
   (Press & Wolf 2017).
 
-  With a `table_width` a narrower table is lifted by a projection without bias, x = scale · E[token] · W_in,
-  and backwards x · W_out · Eᵀ, W_out being another (Zhang et al. 2022, OPT, of 350M; the released code).
+  With a `table_width` a narrower table is projected to the model width without bias, x = scale · E[token] ·
+  W_in, and the transpose is x · W_out · Eᵀ, with a separate W_out (Zhang et al. 2022, OPT, of 350M; the
+  released code).
 
   Attributes:
-    rows: V, the vocabulary, rounded up where a mesh wants it.
+    rows: V, the vocabulary, rounded up if the mesh requires it.
     width: D; table_width: of the table; None, or D: there are no projections.
     initializer: of the table; projection: of the projections.
     dtype: compute type; the table stays in float32.
-    scale: of what goes in; √D in the first Transformer (Vaswani et al. 2017, §3.4).
-    axis: what the rows are: tokens, or the rows of a small 'table'.
+    scale: of the embedded tokens; √D in the first Transformer (Vaswani et al. 2017, §3.4).
+    axis: the logical axis of the rows: 'vocab', or 'table' for a small table.
   """
 
   rows: int
@@ -42,14 +43,14 @@ class Embedding(nn.Module):
     self.table = self.param('table', initializer, (self.rows, E), jnp.float32)
     self.projects = E != self.width
     if self.projects:
-      # Each has parameters where it is used: the second of what is read backwards.
+      # Each gets parameters only if it is used; the second one only with tied embeddings.
       self.project_in, self.project_out = (
         Linear(shape, ('embed', 'mlp'), self.projection, bias=False, dtype=self.dtype)
         for shape in ((E, self.width), (self.width, E))
       )
 
   def __call__(self, tokens: Int[Array, 'B T']) -> Float[Array, 'B T D']:
-    # Whole rows where fsdp cuts them: an index over a table cut both ways makes XLA copy everything.
+    # Rows are gathered over fsdp: XLA copies everything to index a table that is sharded along both axes.
     table = shard(self.table.astype(self.dtype), self.axis, None)
     x = table[tokens] if self.scale == 1 else self.scale * table[tokens]
     if self.projects:

@@ -1,4 +1,4 @@
-"""Tokens in blocks of one expert each: where they go, how they get there, and products block by block."""
+"""Tokens in blocks of one expert each: their slots, permutations, and products block by block."""
 
 import functools
 
@@ -12,11 +12,11 @@ from tfm.shapes import Array, Float, Int
 
 @struct.dataclass
 class Plan:
-  """Where the choices of a group stand in blocks of `rows` slots, and what stands in the slots.
+  """The slot of each choice of a group, in blocks of `rows` slots, and the choice in each slot.
 
   Attributes:
-    slots: of each choice, one beyond the last if it has none.
-    sources: the choice in each slot, one beyond the last if it is empty.
+    slots: of each choice; beyond the last slot if it is dropped.
+    sources: the choice in each slot; beyond the last choice if the slot is empty.
     owners: the expert of each block.
   """
 
@@ -25,25 +25,25 @@ class Plan:
   owners: Int[Array, 'n']
 
 
-def plan(choices: Int[Array, 'A'], experts: int, blocks: int, rows: int, capped: bool) -> Plan:
-  """Gives every choice a slot, in the order in which they stand.
+def plan_blocks(choices: Int[Array, 'A'], experts: int, blocks: int, rows: int, is_capped: bool) -> Plan:
+  """Assigns a slot to every choice, in their order.
 
   Args:
-    choices: experts; `experts` itself is none.
-    blocks, rows: how many blocks there are, and the slots of one.
-    capped: each expert has one block, the i-th the i-th, and what does not fit goes nowhere. If not,
-      it has as many as it needs, one after another, of which there must be enough.
+    choices: indices of experts; `experts` itself means none.
+    blocks, rows: number of blocks, and slots of one block.
+    is_capped: expert i has block i alone, and further choices are dropped. Otherwise it has as many
+      consecutive blocks as it needs, of which there must be enough.
   """
   A, M = len(choices), blocks * rows
   counts = (choices[:, None] == jnp.arange(experts)[None]).sum(0)
-  needed = jnp.ones_like(counts) if capped else -(-counts // rows)
+  needed = jnp.ones_like(counts) if is_capped else -(-counts // rows)
   ends = jnp.cumsum(needed)
   order = jnp.argsort(choices, stable=True)
   chosen = choices.clip(max=experts - 1)
   rank = jnp.zeros_like(choices).at[order].set(jnp.arange(A), unique_indices=True)
   rank = rank - (jnp.cumsum(counts) - counts)[chosen]
   fits = (choices < experts) & (rank < (needed * rows)[chosen])
-  # What has no place has an index of its own all the same, so that none stands twice.
+  # Dropped choices get distinct indices too, because the scatter requires unique ones.
   slots = jnp.where(fits, ((ends - needed) * rows)[chosen] + rank, M + jnp.arange(A))
   sources = (A + jnp.arange(M)).at[slots].set(jnp.arange(A), mode='drop', unique_indices=True)
   owners = (ends[None] <= jnp.arange(blocks)[:, None]).sum(1).clip(max=experts - 1)
@@ -51,25 +51,25 @@ def plan(choices: Int[Array, 'A'], experts: int, blocks: int, rows: int, capped:
 
 
 @jax.vmap
-def permuted(x: Float[Array, 'G A D'], places: Int[Array, 'G M']) -> Float[Array, 'G M D']:
-  """x at its `places`, none of which stands twice; zeros for those beyond its end."""
+def permute(x: Float[Array, 'G A D'], places: Int[Array, 'G M']) -> Float[Array, 'G M D']:
+  """x at `places`, which are unique; zeros for places beyond its end."""
   return x.at[places].get(mode='fill', fill_value=0, unique_indices=True)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def product(
+def multiply_blocks(
   axes: tuple[str | None, str | None],
   x: Float[Array, 'G n R I'],
   kernels: Float[Array, 'E I O'],
   owners: Int[Array, 'G n'],
 ) -> Float[Array, 'G n R O']:
-  """Each block times its owner's kernel, one block of every group after another.
+  """Multiplies each block by its owner's kernel, one block of every group at a time.
 
-  Only as many rows are multiplied as there are, and for the gradient of the kernels nothing is held
-  but their sum.
+  No padding beyond the blocks is multiplied, and the backward pass stores only the sum of the kernels'
+  gradients.
 
   Args:
-    axes: the logical axes of a kernel that stay cut; groups are cut as 'batch'.
+    axes: the logical axes of a kernel that stay sharded; groups are sharded as 'batch'.
   """
   kernels = shard(kernels, None, *axes)
 
@@ -81,25 +81,25 @@ def product(
 
 
 def _forward(axes, x, kernels, owners):
-  return product(axes, x, kernels, owners), (x, kernels, owners)
+  return multiply_blocks(axes, x, kernels, owners), (x, kernels, owners)
 
 
-def _backward(axes, kept, dy):
-  x, kernels, owners = kept
+def _backward(axes, residuals, dy):
+  x, kernels, owners = residuals
 
   def add(total, block):
     x, dy, owner = block
-    made = jnp.einsum('gri,gro->gio', x, dy, preferred_element_type=jnp.float32)
-    return jax.vmap(lambda total, i, one: total.at[i].add(one))(total, owner, made), None
+    products = jnp.einsum('gri,gro->gio', x, dy, preferred_element_type=jnp.float32)
+    return jax.vmap(lambda total, i, one: total.at[i].add(one))(total, owner, products), None
 
-  # Every group has a sum of its own until the end: there is one exchange between devices, not one a block.
+  # Every group has its own sum until the end, so that devices exchange once, not once per block.
   zeros = shard(jnp.zeros((len(x), *kernels.shape), jnp.float32), 'batch', None, *axes)
   total, _ = _loop(add, zeros, x, dy, owners)
-  dx = product(axes[::-1], dy, kernels.swapaxes(1, 2), owners)
+  dx = multiply_blocks(axes[::-1], dy, kernels.swapaxes(1, 2), owners)
   return dx, total.sum(0).astype(kernels.dtype), None
 
 
-product.defvjp(_forward, _backward)
+multiply_blocks.defvjp(_forward, _backward)
 
 
 def _loop(step, carry, *arrays):

@@ -1,4 +1,4 @@
-"""Initializers by name, told which axes a kernel contracts, so that fans come out right at any rank."""
+"""Initializers by name; they know the contracted axes, so that fans are correct at any rank."""
 
 import dataclasses
 from collections.abc import Callable
@@ -26,7 +26,7 @@ class Initializer:
     return self.name
 
 
-# The initializer of a kernel, once it is known which of its axes are contracted and which are made.
+# The initializer of a kernel, as a function of its input and output axes.
 Factory = Callable[[Axes, Axes], Initializer]
 
 
@@ -36,7 +36,7 @@ def normal(stddev: float = 0.02) -> Factory:
 
 
 def truncated_normal(stddev: float = 0.02) -> Factory:
-  """N(0, stddev²) cut at two standard deviations."""
+  """N(0, stddev²) truncated at two standard deviations."""
   return lambda inputs, outputs: Initializer(
     f'truncated_normal({stddev})', nn.initializers.truncated_normal(stddev)
   )
@@ -58,14 +58,14 @@ def _scaled(name, scale, mode, distribution) -> Factory:
   )
 
 
-def shrunk(factory: Factory, by: float) -> Factory:
+def scale_initializer(factory: Factory, by: float) -> Factory:
   """The same distribution times `by`."""
 
-  def made(inputs, outputs):
-    whole = factory(inputs, outputs)
-    return Initializer(f'{whole} · {by:.4g}', lambda *args: by * whole(*args))
+  def make(inputs, outputs):
+    initializer = factory(inputs, outputs)
+    return Initializer(f'{initializer} · {by:.4g}', lambda *args: by * initializer(*args))
 
-  return made
+  return make
 
 
 def uniform(low: float, high: float) -> Initializer:

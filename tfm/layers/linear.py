@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from tfm.layers.initializer import Factory, zeros
-from tfm.layers.lora import correction
+from tfm.layers.lora import compute_update
 from tfm.parallel.sharding import with_logical_axes
 from tfm.shapes import Array, Float
 
@@ -15,15 +15,15 @@ from tfm.shapes import Array, Float
 class Linear(nn.Module):
   """y = x · W + b, contracting the last axes of x with the first of W.
 
-  The kernel is made at its final rank, so a projection to heads is one array [D, H, C] whose axes
-  are named and sharded apart.
+  The kernel has its final rank, so a projection to heads is one array [D, H, C] whose axes are named and
+  sharded separately.
 
   Attributes:
     shape: the kernel's shape, contracted axes first.
     axes: the kernel's logical axes, one for each.
     initializer: the kernel's.
     contracted: how many axes are contracted.
-    bias: whether to add b, shaped as the axes that are made, starting from zeros.
+    bias: whether to add b, of the shape of the output axes, initialized to zeros.
     dtype: compute type; parameters stay in float32.
   """
 
@@ -48,8 +48,8 @@ class Linear(nn.Module):
       x.astype(self.dtype).reshape(*x.shape[:-n], rows), kernel, (((x.ndim - n,), (0,)), ((), ()))
     )
     y = y.reshape(*x.shape[:-n], *columns)
-    if (more := correction(self, x.astype(self.dtype), n)) is not None:
-      y = y + more
+    if (update := compute_update(self, x.astype(self.dtype), n)) is not None:
+      y = y + update
     if self.bias:
       b = self.param('bias', with_logical_axes(zeros, self.axes[n:]), columns, jnp.float32)
       y = y + b.astype(self.dtype).reshape((1,) * (x.ndim - n) + columns)

@@ -1,4 +1,4 @@
-"""Low-rank adapters: a small correction beside each projection that is asked for, which alone is trained."""
+"""Low-rank adapters (LoRA): a trainable low-rank update of each selected projection."""
 
 import dataclasses
 import math
@@ -15,7 +15,7 @@ from tfm.shapes import Array, PyTree
 
 DOWN, UP, SCALE = 'lora_down', 'lora_up', 'lora_scale'
 # Axes of kernels that are no plain projection: experts, convolutions, recurrent cells.
-OTHERS = {'expert', 'taps', 'gates', 'state'}
+UNSUPPORTED_AXES = {'expert', 'taps', 'gates', 'state'}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Lora:
   (Hu et al. 2021, §4.1).
 
   Attributes:
-    rank: of the correction; alpha: its scale, times the rank.
+    rank: of the update; alpha: its scale, times the rank.
     targets: searched in the path of each projection.
   """
 
@@ -32,64 +32,64 @@ class Lora:
   alpha: float
   targets: str
 
-  def added(self, params: PyTree, key: Array) -> PyTree:
+  def add_adapters(self, params: PyTree, key: Array) -> PyTree:
     """Boxed parameters with A, B and the scale beside each kernel that is a target.
 
     Raises:
-      ValueError: if no projection is a target, or one is that holds several.
+      ValueError: if no projection is a target, or a target is no single projection.
     """
     count = 0
 
     def walk(tree, path):
       nonlocal count
-      made = {
+      tree_with_adapters = {
         name: walk(leaf, f'{path}{name}/') if isinstance(leaf, dict) else leaf for name, leaf in tree.items()
       }
       kernel = tree.get('kernel')
       if not isinstance(kernel, Parameter) or not re.search(self.targets, path):
-        return made
-      if OTHERS & set(kernel.names):
+        return tree_with_adapters
+      if UNSUPPORTED_AXES & set(kernel.names):
         raise ValueError(
-          f'targets={self.targets!r} finds {path}kernel, which is no single projection; leave it out'
+          f'targets={self.targets!r} selects {path}kernel, which is no single projection; exclude it'
         )
       count += 1
-      return made | self._beside(kernel, jax.random.fold_in(key, count))
+      return tree_with_adapters | self._make_adapter(kernel, jax.random.fold_in(key, count))
 
-    made = walk(params, '')
+    tree_with_adapters = walk(params, '')
     if not count:
       raise ValueError(
-        f"targets={self.targets!r} finds no projection; 'mixer/(q|v)/' finds those of queries and values"
+        f"targets={self.targets!r} selects no projection; use 'mixer/(q|v)/' for those of queries and values"
       )
-    return made
+    return tree_with_adapters
 
-  def _beside(self, kernel: Parameter, key: Array) -> dict[str, Parameter]:
+  def _make_adapter(self, kernel: Parameter, key: Array) -> dict[str, Parameter]:
     stacked = int(kernel.names[0] == 'layers')
     names, shape = kernel.names[stacked:], kernel.value.shape[stacked:]
     layers, first = kernel.value.shape[:stacked], kernel.names[:stacked]
-    inputs = contracted(names)
+    inputs = count_contracted_axes(names)
     fan = math.prod(shape[:inputs])
 
-    def made(initializer, own, axes):
+    def make(initializer, own, axes):
       return with_logical_axes(initializer((0,), (1,)), (*first, *axes))(key, (*layers, *own), jnp.float32)
 
     return {
-      DOWN: made(normal(fan**-0.5), (*shape[:inputs], self.rank), (*names[:inputs], 'rank')),
-      UP: made(lambda *_: zeros, (self.rank, *shape[inputs:]), ('rank', *names[inputs:])),
-      SCALE: made(lambda *_: zeros, (), ()).replace_boxed(
+      DOWN: make(normal(fan**-0.5), (*shape[:inputs], self.rank), (*names[:inputs], 'rank')),
+      UP: make(lambda *_: zeros, (self.rank, *shape[inputs:]), ('rank', *names[inputs:])),
+      SCALE: make(lambda *_: zeros, (), ()).replace_boxed(
         jnp.full(layers, self.alpha / self.rank, jnp.float32)
       ),
     }
 
 
-def contracted(names: tuple[str, ...]) -> int:
-  """How many axes of a projection's kernel meet its input: all but the width where it leads there, else the
-  first.
+def count_contracted_axes(names: tuple[str, ...]) -> int:
+  """The number of contracted axes of a projection's kernel: all but the last if it projects to the model
+  width, else the first.
   """
   return len(names) - 1 if names[-1] == 'embed' else 1
 
 
-def correction(module: nn.Module, x: Array, inputs: int) -> Array | None:
-  """alpha/rank · (x A) B of a projection that has adapters, in the type of x; None of one that has not.
+def compute_update(module: nn.Module, x: Array, inputs: int) -> Array | None:
+  """alpha/rank · (x A) B of a projection with adapters, in the type of x; None without adapters.
 
   Args:
     inputs: axes of x that are contracted.
@@ -103,11 +103,11 @@ def correction(module: nn.Module, x: Array, inputs: int) -> Array | None:
   return y.reshape(*y.shape[:-1], *up.shape[1:])
 
 
-def merged(params: PyTree) -> PyTree:
-  """Parameters without adapters, whose corrections are in the kernels: W + alpha/rank · A B."""
+def merge_adapters(params: PyTree) -> PyTree:
+  """The parameters with the adapters merge_adapters into the kernels: W + alpha/rank · A B."""
   if not isinstance(params, dict):
     return params
-  own = {name: merged(leaf) for name, leaf in params.items() if name not in (DOWN, UP, SCALE)}
+  own = {name: merge_adapters(leaf) for name, leaf in params.items() if name not in (DOWN, UP, SCALE)}
   if DOWN in params:
     down, up, scale = (params[name] for name in (DOWN, UP, SCALE))
     stacked = scale.ndim

@@ -1,4 +1,4 @@
-"""A head that classifies: whole rows, or each of their tokens."""
+"""A classification head, for whole rows or for each token."""
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -11,13 +11,13 @@ from tfm.shapes import Array, Bool, Float
 
 
 class Pooled(nn.Module):
-  """[transform](pool(x)) W + b → logits of the classes, in float32; of a pooling that has several vectors,
-  the mean of as many heads' logits.
+  """[transform](pool(x)) W + b → logits of the classes, in float32; for a pooling with several vectors, the
+  mean of the logits of one head for each.
 
   Attributes:
     pooling: one of `POOLINGS`.
     transform: activation of a layer before the classes, BERT's 'tanh'; '': no such layer.
-    classes: how many there are.
+    classes: number of classes.
     width: D; dropout: rate before the classes; initializer, dtype: of the projections.
   """
 
@@ -33,7 +33,7 @@ class Pooled(nn.Module):
   def __call__(
     self, x: Float[Array, 'B T D'], valid: Bool[Array, 'B T'], train: bool
   ) -> Float[Array, 'B N'] | Float[Array, 'B T N']:
-    """`valid`: which tokens are no padding."""
+    """`valid` marks the tokens that are no padding."""
     logits = [
       self.head_logits(pool(x, valid), train, f'_{i}' if i else '')
       for i, pool in enumerate(POOLINGS[self.pooling])
@@ -58,7 +58,7 @@ class Pooled(nn.Module):
 
 
 def mean(x: Float[Array, 'B T D'], valid: Bool[Array, 'B T']) -> Float[Array, 'B D']:
-  """Of the tokens that are no padding; zero for a row that is all padding."""
+  """The mean over tokens that are no padding; zero for a row of padding."""
   weights = valid.astype(jnp.float32)[:, :, None]
   total = (x.astype(jnp.float32) * weights).sum(1)
   return (total / jnp.maximum(weights.sum(1), 1)).astype(x.dtype)
@@ -74,12 +74,12 @@ def second(x: Float[Array, 'B T D'], valid: Bool[Array, 'B T']) -> Float[Array, 
   return x[:, 1]
 
 
-# name → for each head, (x, which tokens are no padding) → what it classifies.
+# name → for each head, (x, valid) → the vectors that it classifies.
 POOLINGS = {
   'first': (first,),
   'first_two': (first, second),
   'mean': (mean,),
-  'none': (lambda x, valid: x,),  # each token for itself
+  'none': (lambda x, valid: x,),  # every token
 }
-# And how many tokens must stand before an image's patches for it.
+# name → the class tokens that it needs before an image's patches.
 CLASS_TOKEN_COUNT = {'first': 1, 'first_two': 2, 'mean': 0}

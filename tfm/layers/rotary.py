@@ -1,4 +1,4 @@
-"""Angles that grow with the position: frequencies, scalings of them for longer texts, and the rotation."""
+"""Rotary positions: frequencies, their scalings for longer texts, and the rotation of channel pairs."""
 
 import math
 
@@ -8,7 +8,7 @@ import numpy as np
 from tfm.shapes import Array, Float, Int
 
 
-# Radians per token of each pair of channels, on the host in float64, and a factor on what is rotated.
+# Radians per token of each pair of channels, on the host in float64, and a factor on the rotated channels.
 Waves = tuple[np.ndarray, float]
 
 
@@ -18,10 +18,10 @@ def frequencies(theta: float, channels: int) -> np.ndarray:
 
 
 def angles(positions: Int[Array, 'B T'], frequencies: np.ndarray) -> Float[Array, 'B T N']:
-  """position · frequency in float32, less whole turns; right to about 1e-6 radians at every position.
+  """position · frequency in float32, modulo whole turns; accurate to about 1e-6 radians at every position.
 
-  The product in float32 itself is 0.004 radians off at position 100 000. So a frequency is cut into
-  whole 2⁻³²ths of a turn, whose product with a position overflows by whole turns only, and the rest.
+  The product in float32 itself is 0.004 radians off at position 100 000. So a frequency is split into
+  a multiple of 2⁻³² turns, whose product with a position overflows by whole turns only, and a rest.
   """
   turns = frequencies / (2 * math.pi)
   whole = np.round(turns * 2.0**32)
@@ -31,12 +31,12 @@ def angles(positions: Int[Array, 'B T'], frequencies: np.ndarray) -> Float[Array
   return 2 * math.pi * (coarse * 2.0**-32 + at.astype(jnp.float32) * rest[None, None, :])
 
 
-def rotated(
+def rotate_pairs(
   x: Float[Array, 'B T H C'], angles: Float[Array, 'B T N'], interleaved: bool = False, factor: float = 1.0
 ) -> Float[Array, 'B T H C']:
-  """Turns the pairs of the first 2N channels of each head by N angles, and stretches them by `factor`.
+  """Rotates the pairs of the first 2N channels of each head by N angles, and multiplies them by `factor`.
 
-  The pairs are (i, i + N), or `interleaved` (2i, 2i + 1). Computed in float32, given back as x came.
+  The pairs are (i, i + N), or `interleaved` (2i, 2i + 1). Computed in float32; the result has the type of x.
   """
   N = angles.shape[-1]
   channels = 2 * N
@@ -44,13 +44,13 @@ def rotated(
   shape, axis = ((N, 2), -1) if interleaved else ((2, N), -2)
   pairs = x[..., :channels].astype(jnp.float32).reshape(*x.shape[:-1], *shape)
   first, second = jnp.unstack(pairs, axis=axis)
-  turned = jnp.stack([first * cos - second * sin, second * cos + first * sin], axis)
-  turned = turned.reshape(*x.shape[:-1], channels).astype(x.dtype)
-  return turned if channels == x.shape[-1] else jnp.concatenate([turned, x[..., channels:]], -1)
+  rotated = jnp.stack([first * cos - second * sin, second * cos + first * sin], axis)
+  rotated = rotated.reshape(*x.shape[:-1], channels).astype(x.dtype)
+  return rotated if channels == x.shape[-1] else jnp.concatenate([rotated, x[..., channels:]], -1)
 
 
 # Scalings: what `rope(scaling=…)` may name. `theta` and `channels` (those rotated) come from the position,
-# `longest` is the longest sequence that the run trains on; the other arguments are a spec's.
+# `longest` is the longest training sequence of the run; the other arguments come from the spec.
 
 
 def unscaled(theta: float, channels: int) -> Waves:
@@ -74,13 +74,13 @@ def dynamic(
   """Dynamic NTK: theta · (factor · length / original - factor + 1)^(channels / (channels - 2)), where
   `length` exceeds `original` (bloc97 and emozilla 2023; Peng et al. 2023, §3.3, where factor is 1).
 
-  Published implementations take for `length` the tokens read so far, so that cached keys were rotated
-  under another theta than the queries that meet them, and one document of a batch changes the others.
-  Here a model has one length, whatever it reads; a sequence of just that length is rotated as published.
+  In published implementations `length` is the number of tokens read so far, so that cached keys were rotated
+  with another theta than later queries, and one document of a batch changes the others.
+  Here a model has one length; a sequence of exactly that length is rotated as published.
 
   Args:
     original: the longest sequence, in tokens, for which theta is right.
-    length: the longest sequence to be read; the longest of the run's training unless given.
+    length: the longest sequence to be read; default: the longest of the run's training.
   """
   _at_least(1, factor=factor, original=original)
   length = _length(length, longest, original)
@@ -88,8 +88,8 @@ def dynamic(
     raise ValueError(
       f'the exponent is channels / (channels - 2), and only {channels} channels are rotated; rotate 4 or more'
     )
-  grown = factor * length / original - factor + 1
-  return frequencies(theta * grown ** (channels / (channels - 2)), channels), 1.0
+  scale = factor * length / original - factor + 1
+  return frequencies(theta * scale ** (channels / (channels - 2)), channels), 1.0
 
 
 def yarn(
@@ -104,17 +104,17 @@ def yarn(
   mscale_all_dim: float = 0.0,
   truncate: bool = True,
 ) -> Waves:
-  """Slow frequencies divided by `factor`, fast ones kept, and what is rotated stretched (Peng et al. 2023,
+  """Slow frequencies divided by `factor`, fast ones unchanged, rotated channels scaled (Peng et al. 2023,
   §3.4).
 
-  A pair is kept that turns `beta_fast` times in `original` tokens or more, and divided that turns
-  `beta_slow` times or less. Between them the share runs linearly over the index of the pair, as in the
-  authors' code; their γ in §3.2 is linear in the number of turns.
+  Pairs that turn `beta_fast` times or more in `original` tokens are unchanged; those that turn `beta_slow`
+  times or less are divided. Between them the share is linear in the index of the pair, as in the authors'
+  code; their γ in §3.2 is linear in the number of turns.
 
   Args:
     factor: how many times longer than `original`, the length of training in tokens, the texts are.
     attention_factor: on queries and keys each, in the channels that are rotated; m(mscale) /
-      m(mscale_all_dim) with m(x) = 0.1 x ln(factor) + 1 unless given. The paper's is m(1); the two
+      m(mscale_all_dim) with m(x) = 0.1 x ln(factor) + 1 by default. The paper's is m(1); the two
       scales are DeepSeek-V2's (2024), whose logits are multiplied by m(mscale_all_dim)² besides.
     truncate: whether both ends of the ramp lie at whole indices (OpenAI 2025, gpt-oss: not).
   """
@@ -137,11 +137,11 @@ def yarn(
       f'theta={theta} turns from beta_slow={beta_slow} to beta_fast={beta_fast} times in it'
     )
   high = high + 0.001 if low == high else high  # a step; so small as published
-  kept = 1 - np.clip((np.arange(channels // 2) - low) / (high - low), 0, 1)
+  unscaled_share = 1 - np.clip((np.arange(channels // 2) - low) / (high - low), 0, 1)
   if attention_factor is None:
     over, under = (0.1 * scale * math.log(factor) + 1 for scale in (mscale, mscale_all_dim))
     attention_factor = over / under
-  return _blend(theta, channels, factor, kept), attention_factor
+  return _blend(theta, channels, factor, unscaled_share), attention_factor
 
 
 def llama3(
@@ -152,17 +152,17 @@ def llama3(
   high_freq_factor: float = 4.0,
   original: int = 8192,
 ) -> Waves:
-  """Slow frequencies divided by `factor`, fast ones kept (Llama Team 2024, Llama 3.1, in its code).
+  """Slow frequencies divided by `factor`, fast ones unchanged (Llama Team 2024, Llama 3.1, in its code).
 
-  A pair is kept that turns `high_freq_factor` times in `original` tokens or more, and divided that turns
-  `low_freq_factor` times or less; between them the share is linear in the number of turns.
+  Pairs that turn `high_freq_factor` times or more in `original` tokens are unchanged; those that turn
+  `low_freq_factor` times or less are divided; between them the share is linear in the number of turns.
   """
   _at_least(1, factor=factor, original=original)
   if not high_freq_factor > low_freq_factor:
     raise ValueError(f'high_freq_factor={high_freq_factor} must be above low_freq_factor={low_freq_factor}')
   turns = original * frequencies(theta, channels) / (2 * math.pi)
-  kept = np.clip((turns - low_freq_factor) / (high_freq_factor - low_freq_factor), 0, 1)
-  return _blend(theta, channels, factor, kept), 1.0
+  unscaled_share = np.clip((turns - low_freq_factor) / (high_freq_factor - low_freq_factor), 0, 1)
+  return _blend(theta, channels, factor, unscaled_share), 1.0
 
 
 def longrope(
@@ -176,19 +176,19 @@ def longrope(
   attention_factor: float | None = None,
   length: int | None = None,
 ) -> Waves:
-  """Each frequency divided by a factor of its own, and what is rotated stretched (Ding et al. 2024; Phi-3).
+  """Each frequency divided by its own factor, rotated channels scaled (Ding et al. 2024; Phi-3).
 
-  Published implementations change from `short_factor` to `long_factor` when more than `original` tokens
-  were read, under the keys in the cache. Here a model has one length: it uses `long_factor` if that
-  exceeds `original`, from the first token on, as published for a sequence of that length.
+  Published implementations change from `short_factor` to `long_factor` after `original` tokens, while the
+  cache holds keys rotated with the former. Here a model has one length: it uses `long_factor` if that exceeds
+  `original`, from the first token on, as published for a sequence of that length.
 
   Args:
     short_factor, long_factor: one number for each pair.
     original: the length of the first training, in tokens.
-    factor: how many times longer the texts are; length / original unless given.
+    factor: how many times longer the texts are; default: length / original.
     attention_factor: on queries and keys each, in the channels that are rotated;
-      √(1 + ln(factor) / ln(original)) unless given.
-    length: the longest sequence to be read; the longest of the run's training unless given.
+      default: √(1 + ln(factor) / ln(original)).
+    length: the longest sequence to be read; default: the longest of the run's training.
   """
   _at_least(2, original=original)
   length = _length(length, longest, original)
@@ -213,9 +213,9 @@ SCALINGS = {
 }
 
 
-def _blend(theta, channels, factor, kept):
-  """Frequencies of which the share `kept` stays and the rest is divided by `factor`."""
-  return frequencies(theta, channels) * (kept + (1 - kept) / factor)
+def _blend(theta, channels, factor, unscaled_share):
+  """Interpolates between unchanged frequencies (share 1) and frequencies divided by `factor` (share 0)."""
+  return frequencies(theta, channels) * (unscaled_share + (1 - unscaled_share) / factor)
 
 
 def _length(length, longest, original):
@@ -225,7 +225,7 @@ def _length(length, longest, original):
   return max(length, original)
 
 
-def _at_least(least, **given):
-  for name, value in given.items():
+def _at_least(least, **arguments):
+  for name, value in arguments.items():
     if not value >= least:
       raise ValueError(f'{name}={value} must be at least {least}')

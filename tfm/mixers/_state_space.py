@@ -1,5 +1,5 @@
-"""What state space mixers share: where documents begin, a recurrence by chunks, steps of time and rates of
-decay.
+"""Shared by state space mixers: document boundaries, recurrences over chunks, initializers of time steps and
+decays.
 """
 
 import math
@@ -12,13 +12,13 @@ from tfm.layers.initializer import Initializer
 from tfm.shapes import Array, Bool, Float, Int, PyTree
 
 
-def beginnings(
+def find_document_starts(
   segments: Int[Array, 'B T'], before: Int[Array, 'B']
 ) -> tuple[Bool[Array, 'B T'], Int[Array, 'B']]:
-  """Which tokens are the first of their document, and whose state is held after the last one.
+  """Whether each token is the first of its document, and the document of the state after the last token.
 
-  `before` is the document of the last token before these, 0 for none. Padding is no document: the
-  state that it is handed belongs to whom it belonged.
+  `before` is the document of the last token before these, 0 for none. Padding leaves the state and its
+  document unchanged.
   """
   segments = jnp.concatenate([before[:, None], segments], 1)
   at = jax.lax.cummax(jnp.where(segments > 0, jnp.arange(segments.shape[1])[None], 0), axis=1)
@@ -26,24 +26,23 @@ def beginnings(
   return held[:, 1:] != held[:, :-1], held[:, -1]
 
 
-def by_chunks(
+def scan_chunks(
   step: Callable, state: PyTree, inputs: PyTree, chunk: int
 ) -> tuple[PyTree, Float[Array, 'B T ...']]:
-  """`step(state, inputs of a chunk) -> state, outputs of the chunk`, over the length, from chunk to chunk.
+  """`step(state, inputs of a chunk) -> state, outputs of the chunk`, scanned over the chunks of a row.
 
-  The backward pass keeps the state between chunks and computes what is inside of them again. Chunks
-  are of one size, at most `chunk`; the last is filled up with zeros, which the step must take for
-  tokens that change nothing.
+  The backward pass stores the state between chunks and recomputes the rest. Chunks have equal size, at most
+  `chunk`; the last is padded with zeros, which must leave the state unchanged.
   """
   T = jax.tree.leaves(inputs)[0].shape[1]
   count = -(-T // chunk)
   size = -(-T // count)
 
-  def cut(x):
+  def split(x):
     x = jnp.pad(x, ((0, 0), (0, count * size - T), *((0, 0),) * (x.ndim - 2)))
     return x.reshape(x.shape[0], count, size, *x.shape[2:]).swapaxes(0, 1)
 
-  state, y = jax.lax.scan(jax.checkpoint(step, prevent_cse=False), state, jax.tree.map(cut, inputs))
+  state, y = jax.lax.scan(jax.checkpoint(step, prevent_cse=False), state, jax.tree.map(split, inputs))
   return state, y.swapaxes(0, 1).reshape(y.shape[1], count * size, *y.shape[3:])[:, :T]
 
 
@@ -58,7 +57,7 @@ def step_bias(low: float = 1e-3, high: float = 1e-1) -> Initializer:
 
 
 def segment_sums(x: Float[Array, '... T']) -> Float[Array, '... T S']:
-  """Σ_{s<r≤t} x_r for s ≤ t: sums of their own, as differences of sums from the start would cancel."""
+  """Σ_{s<r≤t} x_r for s ≤ t: summed directly, as differences of cumulative sums would cancel."""
   T = x.shape[-1]
   later = jnp.tril(jnp.ones((T, T), bool), -1)
   return jnp.cumsum(jnp.where(later.reshape((1,) * (x.ndim - 1) + (T, T)), x[..., None], 0), -2)

@@ -14,19 +14,19 @@ product = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
 
 @jax.custom_vjp
 def solve(system: Float[Array, '... I I'], right: Float[Array, '... I C']) -> Float[Array, '... I C']:
-  """X with (1 + L) X = right, L being what stands below the diagonal of `system`.
+  """X with (1 + L) X = right, L being the part of `system` below the diagonal.
 
-  XLA's own triangular solve goes row by row on an accelerator, and in jaxlib 0.10 many small systems at
+  XLA's triangular solve proceeds row by row on an accelerator, and in jaxlib 0.10 many small systems at
   once can hang on a CPU.
   """
   return product(inverse(system), right)
 
 
 def inverse(system: Float[Array, '... I I']) -> Float[Array, '... I I']:
-  """(1 + L)⁻¹ by halves: [[A, 0], [B, C]]⁻¹ = [[A⁻¹, 0], [-C⁻¹ B A⁻¹, C⁻¹]].
+  """(1 + L)⁻¹ recursively: [[A, 0], [B, C]]⁻¹ = [[A⁻¹, 0], [-C⁻¹ B A⁻¹, C⁻¹]].
 
-  Both halves of all levels go together, so 2⌈log₂ I⌉ products do, and none is of a power of L, whose
-  numbers may outgrow those of the inverse by far.
+  Both halves of all levels are computed together, in 2⌈log₂ I⌉ products, without powers of L, whose entries
+  may be much larger than those of the inverse.
   """
   I = system.shape[-1]
   size = 1 << (I - 1).bit_length()
@@ -45,15 +45,15 @@ def _inverse(system):
 
 
 def _forward(system, right):
-  inverted = inverse(system)
-  solved = product(inverted, right)
-  return solved, (inverted, solved)
+  inverse_matrix = inverse(system)
+  solution = product(inverse_matrix, right)
+  return solution, (inverse_matrix, solution)
 
 
-def _backward(kept, d):
-  inverted, solved = kept
-  to_right = product(inverted.swapaxes(-1, -2), d)
-  return jnp.tril(-product(to_right, solved.swapaxes(-1, -2)), -1), to_right
+def _backward(residuals, d):
+  inverse_matrix, solution = residuals
+  to_right = product(inverse_matrix.swapaxes(-1, -2), d)
+  return jnp.tril(-product(to_right, solution.swapaxes(-1, -2)), -1), to_right
 
 
 solve.defvjp(_forward, _backward)

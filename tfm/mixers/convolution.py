@@ -13,11 +13,11 @@ from tfm.shapes import Array, Float, Int
 
 @struct.dataclass
 class Cache:
-  """What the taps reach back to: of each row the last tokens that are no padding, the latest last.
+  """The last non-padding tokens of each row, in order, as many as the taps look back.
 
   Attributes:
-    inputs: of each layer, as many as its own taps reach.
-    segments: of as many as the farthest taps reach; 0: no token yet.
+    inputs: of each layer, as many as its own taps look back.
+    segments: of as many as the farthest taps look back; 0: no token yet.
   """
 
   inputs: tuple[Float[Array, 'B S D'], ...]
@@ -31,17 +31,17 @@ class Convolution(Mixer):
 
   h starts as x and j runs over `taps`. The gated linear units are those of Dauphin et al. 2017, eq. 1,
   the residuals of their §2; the dilations those of van den Oord et al. 2016 (WaveNet), §2.1, and
-  Kalchbrenner et al. 2016 (ByteNet), §3.4. A token hears of 1 + (taps - 1) · Σ d tokens. As all blocks
-  of a pattern are alike, the dilations grow within the mixer and not from block to block.
+  Kalchbrenner et al. 2016 (ByteNet), §3.4. The receptive field has 1 + (taps - 1) · Σ d tokens. As all
+  blocks of a pattern are alike, the dilations grow within the mixer and not from block to block.
 
-  Taps count tokens of the document: padding is passed over, and before its first token a document reads
-  zeros. The model's heads, kv_heads and head_width describe attention: there are no heads here.
+  Taps count tokens of the document: padding is skipped, and before its first token a document reads zeros.
+    The model's heads, kv_heads and head_width describe attention: there are no heads here.
 
   Attributes:
     taps: of each convolution, in tokens, the token itself among them.
     dilations: tokens from tap to tap, of each layer.
 
-  Raises (from `check`):
+  Raises (from `validate`):
     ValueError: for fewer than two taps, dilations that are no tuple of whole numbers from 1, or dropout,
       as there are no mixing weights to drop.
   """
@@ -53,32 +53,32 @@ class Convolution(Mixer):
   supported_masks = ('causal',)
   supports_grouped_heads = False
 
-  def check(self):
+  def validate(self):
     if self.taps < 2:
-      raise ValueError(f'taps={self.taps} must be at least 2, or no token would hear of another')
+      raise ValueError(f'taps={self.taps} must be at least 2, or tokens are not mixed')
     whole = isinstance(self.dilations, tuple) and all(type(d) is int and d >= 1 for d in self.dilations)
     if not whole or not self.dilations:
       raise ValueError(
-        f'dilations={self.dilations!r} must be whole numbers from 1, one for each layer; (1, 2, 4) would do'
+        f'dilations={self.dilations!r} must be whole numbers from 1, one per layer; use (1, 2, 4)'
       )
     if self.dropout > 0:
       raise ValueError(
-        f'dropout.attention={self.dropout} drops mixing weights, of which a convolution has '
-        'none; 0 would do, or dropout.residual'
+        f'dropout.attention={self.dropout} drops mixing weights, which a convolution does not '
+        'have; use 0, or dropout.residual'
       )
 
   @property
-  def reaches(self):
+  def lookbacks(self):
     """How many tokens each layer looks back."""
     return [(self.taps - 1) * d for d in self.dilations]
 
   @nn.nowrap
   def init_cache(self, batch, length):
     inputs = tuple(
-      shard(jnp.zeros((batch, reach, self.width), self.dtype), 'batch', 'length', 'embed')
-      for reach in self.reaches
+      shard(jnp.zeros((batch, lookback, self.width), self.dtype), 'batch', 'length', 'embed')
+      for lookback in self.lookbacks
     )
-    return Cache(inputs, shard(jnp.zeros((batch, max(self.reaches)), jnp.int32), 'batch', 'length'))
+    return Cache(inputs, shard(jnp.zeros((batch, max(self.lookbacks)), jnp.int32), 'batch', 'length'))
 
   @nn.compact
   def __call__(self, x, memory, context, cache):
@@ -86,20 +86,20 @@ class Convolution(Mixer):
       raise ValueError("mixer='convolution' does not support cross-attention; use 'softmax'")
     before = self.init_cache(len(x), 0) if cache is None else cache
     h, segments = x.astype(self.dtype), context.segments
-    # Padding goes to the end, where it separates no token from what the cache remembers, nor from the
-    # token before it. Without a cache the layout may promise that there is nothing to move.
-    moved = cache is not None or context.layout == 'arbitrary'
-    if moved:
+    # Padding moves to the end, where it separates no token from the cache or from the token before it.
+    # Without a cache the layout may guarantee that there is no padding between tokens.
+    reorders = cache is not None or context.layout == 'arbitrary'
+    if reorders:
       order = jnp.argsort(segments == 0, axis=1, stable=True)
       h, segments = rows(h, order), rows(segments, order)
     row = jnp.concatenate([before.segments, segments], 1)
     inputs = []
-    for i, (d, reach) in enumerate(zip(self.dilations, self.reaches)):
+    for i, (d, lookback) in enumerate(zip(self.dilations, self.lookbacks)):
       inputs.append(jnp.concatenate([before.inputs[i], h], 1))
-      seen = window(inputs[-1], row[:, row.shape[1] - inputs[-1].shape[1] :], self.taps, d)
-      gated = self.convolve(f'value_{i}', seen) * nn.sigmoid(self.convolve(f'gate_{i}', seen))
-      h = shard(h + gated, 'batch', 'length', 'embed')
-    if moved:
+      taps = window(inputs[-1], row[:, row.shape[1] - inputs[-1].shape[1] :], self.taps, d)
+      update = self.convolve(f'value_{i}', taps) * nn.sigmoid(self.convolve(f'gate_{i}', taps))
+      h = shard(h + update, 'batch', 'length', 'embed')
+    if reorders:
       h = rows(h, jnp.argsort(order, axis=1))
     y = Linear(
       (self.width, self.width),
@@ -112,12 +112,12 @@ class Convolution(Mixer):
     if cache is not None:
       count = (segments > 0).sum(1)
       cache = Cache(
-        tuple(latest(x, count, reach) for x, reach in zip(inputs, self.reaches)),
-        latest(row, count, max(self.reaches)),
+        tuple(latest(x, count, lookback) for x, lookback in zip(inputs, self.lookbacks)),
+        latest(row, count, max(self.lookbacks)),
       )
     return shard(y, 'batch', 'length', 'embed'), cache
 
-  def convolve(self, name, seen):
+  def convolve(self, name, taps):
     y = Linear(
       (self.taps, self.width, self.width),
       ('taps', 'embed', 'mlp'),
@@ -126,7 +126,7 @@ class Convolution(Mixer):
       bias=self.bias,
       dtype=self.dtype,
       name=name,
-    )(seen)
+    )(taps)
     return shard(y, 'batch', 'length', 'mlp')
 
 
@@ -149,7 +149,7 @@ def window(
 
 
 def latest(x: Array, count: Int[Array, 'B'], length: int) -> Array:
-  """The last `length` of what each row held and of its `count` new tokens: x[b, count[b]:][:length]."""
+  """The last `length` tokens of each row after `count` new ones: x[b, count[b]:][:length]."""
   return rows(x, count[:, None] + jnp.arange(length)[None])
 
 

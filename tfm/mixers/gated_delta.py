@@ -1,4 +1,4 @@
-"""Gated DeltaNet: a state that forgets, and that corrects what it says of a key instead of adding to it."""
+"""Gated DeltaNet: a linear-attention state with decay, whose update corrects the value stored for a key."""
 
 from typing import NamedTuple
 
@@ -9,8 +9,8 @@ from flax import struct
 
 from tfm.layers.causal_convolution import CausalConvolution, Window
 from tfm.layers.linear import Linear
-from tfm.mixers._chunks import Runs, cut, joined
-from tfm.mixers._state_space import LOG_RATES, beginnings, segment_sums, step_bias
+from tfm.mixers._chunks import Runs, join_chunks, split_chunks
+from tfm.mixers._state_space import LOG_RATES, find_document_starts, segment_sums, step_bias
 from tfm.mixers._triangular import solve
 from tfm.mixers.protocol import Mixer
 from tfm.norms.rmsnorm import RMSNorm
@@ -36,15 +36,15 @@ class GatedDelta(Mixer):
     S_t = S_{t-1} (α_t (I - β_t k_t k_tᵀ)) + β_t v_t k_tᵀ   y_t = S_t q_t
     out = W_out (rmsnorm(y) ⊙ silu(W_gate x))
 
-  α is that of Mamba-2 (Dao & Gu 2024), the layer that of §3.4 and fig. 1. There are H states of one head
-  of values each; kv_heads says how many heads of queries and keys they share, in groups (as
-  Qwen3-Next does). A document's first token finds an empty state; padding is α = 1, β = 0.
+  α is that of Mamba-2 (Dao & Gu 2024), the layer that of §3.4 and fig. 1. There are H states, one per value
+  head; groups of them share the kv_heads heads of queries and keys (as in Qwen3-Next). The state is reset at
+  the first token of a document; padding has α = 1, β = 0, which leaves it unchanged.
 
   Attributes:
-    taps: of the convolutions, in tokens; 1: no token hears of another by them.
-    chunk: tokens whose corrections are solved for at once; it changes the time and nothing else.
+    taps: of the convolutions, in tokens; 1: they do not mix tokens.
+    chunk: tokens whose corrections are solution for at once; it affects the speed only.
 
-  Raises (from `check`):
+  Raises (from `validate`):
     ValueError: for taps or a chunk below 1, or dropout, as there are no mixing weights to drop.
   """
 
@@ -54,14 +54,14 @@ class GatedDelta(Mixer):
   examples = ('gated_delta(chunk=5)',)
   supported_masks = ('causal',)
 
-  def check(self):
+  def validate(self):
     for name in ('taps', 'chunk'):
       if getattr(self, name) < 1:
         raise ValueError(f'{name}={getattr(self, name)} must be at least 1')
     if self.dropout > 0:
       raise ValueError(
-        f'dropout.attention={self.dropout} drops mixing weights, of which the delta rule has '
-        'none; 0 would do, or dropout.residual'
+        f'dropout.attention={self.dropout} drops mixing weights, which the delta rule does not '
+        'have; use 0, or dropout.residual'
       )
 
   @nn.nowrap
@@ -69,13 +69,13 @@ class GatedDelta(Mixer):
     state = jnp.zeros((batch, self.heads, self.head_width, self.head_width), jnp.float32)
     windows = {
       name: Window.empty((batch, self.taps - 1, heads, self.head_width), (axis, 'kv'), self.dtype)
-      for name, axis, heads in self.read()
+      for name, axis, heads in self.convolved_heads()
     }
     return Cache(shard(state, 'batch', 'heads', 'state', 'kv'), jnp.zeros(batch, jnp.int32), windows)
 
   @nn.nowrap
-  def read(self):
-    """(name, logical axis, heads) of what a convolution reads."""
+  def convolved_heads(self):
+    """(name, logical axis, heads) of each projection that is convolved."""
     return ('q', 'kv_heads', self.kv_heads), ('k', 'kv_heads', self.kv_heads), ('v', 'heads', self.heads)
 
   @nn.compact
@@ -83,8 +83,8 @@ class GatedDelta(Mixer):
     if memory is not None:
       raise ValueError("mixer='gated_delta' does not support cross-attention; use 'softmax'")
     before = self.init_cache(len(x), 0) if cache is None else cache
-    made, windows = {}, {}
-    for name, axis, heads in self.read():
+    convolutions, windows = {}, {}
+    for name, axis, heads in self.convolved_heads():
       convolution = CausalConvolution(
         (heads, self.head_width),
         (axis, 'kv'),
@@ -99,14 +99,14 @@ class GatedDelta(Mixer):
         None if cache is None else cache.windows[name],
         unbroken=cache is None and context.layout != 'arbitrary',
       )
-      made[name] = nn.silu(y.astype(jnp.float32))
-    q, k = unit(made['q']) * self.head_width**-0.5, unit(made['k'])
-    first, segment = beginnings(context.segments, before.segment)
+      convolutions[name] = nn.silu(y.astype(jnp.float32))
+    q, k = unit(convolutions['q']) * self.head_width**-0.5, unit(convolutions['k'])
+    first, segment = find_document_starts(context.segments, before.segment)
     with jax.named_scope('delta_rule'):
       state, y = scan_over_sequence_shards(
         lambda state, rows, _: delta_rule(rows, state, self.chunk)[::-1],
         before.state,
-        DeltaRows(q, k, made['v'], *self.rates(x, context.segments != 0), first),
+        DeltaRows(q, k, convolutions['v'], *self.rates(x, context.segments != 0), first),
         unit=identity,
         act=jnp.matmul,
       )
@@ -180,26 +180,26 @@ def delta_rule(
   """
   q, k, v, log_decay, beta, first = rows
   T, K = k.shape[1:3]
-  q, k = (cut(x, K, chunk) for x in (q, k))
-  v, log_decay, beta = (cut(x, K, chunk) for x in (v, log_decay, beta))
+  q, k = (split_chunks(x, K, chunk) for x in (q, k))
+  v, log_decay, beta = (split_chunks(x, K, chunk) for x in (v, log_decay, beta))
   runs, I = Runs.of(first, chunk), k.shape[-2]
   later = jnp.tril(jnp.ones((I, I), bool), -1)[None, None, None, None]
-  between = jnp.exp(segment_sums(log_decay))
-  since = jnp.exp(jnp.cumsum(log_decay, -1))
-  before = jnp.where(runs.together & later, between, 0)
-  upto = jnp.where(runs.together & ~later.swapaxes(-1, -2), between, 0)
-  entering = jnp.where(runs.entering, since, 0)[..., None]
-  leaving = jnp.where(runs.leaving, between[..., -1, :], 0)[..., None]
-  through = jnp.where(runs.through, since[..., -1], 0)[..., None, None]
+  decay = jnp.exp(segment_sums(log_decay))
+  decay_from_start = jnp.exp(jnp.cumsum(log_decay, -1))
+  exclusive_decay = jnp.where(runs.together & later, decay, 0)
+  inclusive_decay = jnp.where(runs.together & ~later.swapaxes(-1, -2), decay, 0)
+  entering = jnp.where(runs.entering, decay_from_start, 0)[..., None]
+  leaving = jnp.where(runs.leaving, decay[..., -1, :], 0)[..., None]
+  through = jnp.where(runs.through, decay_from_start[..., -1], 0)[..., None, None]
 
   beta = beta[..., None]
-  system = beta * before * jnp.einsum('BNKGIC,BNKGJC->BNKGIJ', k, k)
+  system = beta * exclusive_decay * jnp.einsum('BNKGIC,BNKGJC->BNKGIJ', k, k)
   read = jnp.concatenate([beta * v, beta * entering * k], -1)
-  solved = solve(system, read)
-  u, w = jnp.split(solved, [v.shape[-1]], -1)
+  solution = solve(system, read)
+  u, w = jnp.split(solution, [v.shape[-1]], -1)
 
-  def step(state, now):
-    u, w, keys, through = now
+  def step(state, chunk):
+    u, w, keys, through = chunk
     u = u - jnp.einsum('BKGIC,BKGCE->BKGIE', w, state)
     return through * state + jnp.einsum('BKGJC,BKGJE->BKGCE', keys, u), (state, u)
 
@@ -209,11 +209,11 @@ def delta_rule(
     state.reshape(len(state), K, -1, *shape[2:]),
     jax.tree.map(lambda x: x.swapaxes(0, 1), (u, w, leaving * k, through)),
   )
-  weights = upto * jnp.einsum('BNKGIC,BNKGJC->BNKGIJ', q, k)
+  weights = inclusive_decay * jnp.einsum('BNKGIC,BNKGJC->BNKGIJ', q, k)
   y = jnp.einsum('BNKGIJ,NBKGJE->BNKGIE', weights, u) + jnp.einsum(
     'BNKGIC,NBKGCE->BNKGIE', entering * q, states
   )
-  return joined(y, T), state.reshape(shape)
+  return join_chunks(y, T), state.reshape(shape)
 
 
 def identity(state: Float[Array, 'B H C C']) -> Float[Array, 'B H C C']:

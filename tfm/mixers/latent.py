@@ -22,12 +22,12 @@ class Latent(Mixer):
     q = [W_UQ x; rotate(W_QR x)],  of rmsnorm(W_DQ x) instead of x where query_rank > 0
     y = W_O softmax(q · k / √(C + rope_width), where mask) v
 
-  Positions rotate only the second parts, so W_UK meets c unrotated and the step form need not make
-  the keys: (q · W_UK c) = (W_UKᵀ q) · c. There a query of `rank + rope_width` channels meets
-  [c; rotate(W_KR x)] itself, one key head for all, whose values are c; W_UV follows (§2.1.2). A bias
-  at the logits enters as ever, if it does not read the keys, which the two forms do not share.
+  Positions rotate only the second parts, so W_UK is applied to c unrotated and decoding never computes the
+  keys: (q · W_UK c) = (W_UKᵀ q) · c. There a query of `rank + rope_width` channels attends to
+  [c; rotate(W_KR x)] directly, one key head for all, whose values are c; W_UV follows (§2.1.2). A bias may be
+  added to the logits, if it does not read the keys, which differ between the two forms.
 
-  As published, what rises from a rank has no bias, whatever `bias` says, and W_DKV and W_KR are one
+  As published, the projections up from a rank have no bias, whatever `bias` is, and W_DKV and W_KR are one
   projection, `down`.
 
   Attributes:
@@ -38,7 +38,7 @@ class Latent(Mixer):
     query_rank: channels that queries come from (1536); 0: queries come from x.
     value_width: channels of a head's values; 0: C.
 
-  Raises (from `check`):
+  Raises (from `validate`):
     ValueError: for a rank or rope_width below 1, another width below 0, a rope_width that the position cannot
       rotate, a position that reads keys, or a score that is no dot product.
   """
@@ -57,24 +57,25 @@ class Latent(Mixer):
   supports_grouped_heads = False
   exposes_attention = True
 
-  def check(self):
+  def validate(self):
     for field, least in (('rank', 1), ('rope_width', 1), ('query_rank', 0), ('value_width', 0)):
       if getattr(self, field) < least:
         raise ValueError(f'{field}={getattr(self, field)} must be {least} or more channels')
     if self.position.func.reads_content:
       raise ValueError(
-        f'the position {self.position.func.__name__.lower()!r} reads the keys, which are never '
-        "made when decoding; one that only rotates, such as 'rope', would do"
+        f'the position {self.position.func.__name__.lower()!r} reads the keys, which decoding '
+        "never computes; use one that only rotates, such as 'rope'"
       )
     if not self.score.func.absorbs_key_projection:
       raise ValueError(
-        f'the score {self.score.func.__name__.lower()!r} needs keys, which are never made when '
-        "decoding; 'dot' would do"
+        f"the score {self.score.func.__name__.lower()!r} needs keys, which decoding never computes; use 'dot'"
       )
     try:
-      self.position(head_width=self.position_width, parent=None).check()
+      self.position(head_width=self.position_width, parent=None).validate()
     except ValueError as error:
-      raise ValueError(f'rope_width={self.rope_width} is what the position rotates: {error}') from error
+      raise ValueError(
+        f'rope_width={self.rope_width} is the width that the position rotates: {error}'
+      ) from error
 
   @property
   def position_width(self):
@@ -94,27 +95,27 @@ class Latent(Mixer):
     if memory is not None:
       raise ValueError("mixer='latent' does not support cross-attention; use 'softmax'")
     position = self.position(head_width=self.position_width, name='position')
-    q, rotated_q = jnp.split(self.queries(x), [self.head_width], -1)
-    latent, rotated = jnp.split(self.linear('down', x, self.rank + self.rope_width), [self.rank], -1)
+    q, rope_q = jnp.split(self.queries(x), [self.head_width], -1)
+    latent, rope_k = jnp.split(self.linear('down', x, self.rank + self.rope_width), [self.rank], -1)
     latent = RMSNorm(axis='rank', name='norm')(latent)
-    rotated_q, rotated = position.rotate(rotated_q, rotated[:, :, None], context.positions, context.positions)
+    rope_q, rope_k = position.rotate(rope_q, rope_k[:, :, None], context.positions, context.positions)
     up_k, up_v = self.up('k', self.head_width), self.up('v', self.values)
     if cache is None:
       keys, layout = context, context.layout
       k = jnp.einsum('BTR,RHC->BTHC', latent, up_k)
-      k = jnp.concatenate([k, jnp.broadcast_to(rotated, (*k.shape[:3], self.rope_width))], -1)
+      k = jnp.concatenate([k, jnp.broadcast_to(rope_k, (*k.shape[:3], self.rope_width))], -1)
       v = jnp.einsum('BTR,RHC->BTHC', latent, up_v)
       k, v = (shard(y, 'batch', 'length', 'heads', 'kv') for y in (k, v))
     else:
-      keys = cache = cache.append(context, latent=jnp.concatenate([latent[:, :, None], rotated], -1))
+      keys = cache = cache.append(context, latent=jnp.concatenate([latent[:, :, None], rope_k], -1))
       k, layout = cache['latent'], 'arbitrary'
       v = k[..., : self.rank]
       q = shard(jnp.einsum('BTHC,RHC->BTHR', q, up_k), 'batch', 'length', 'heads', None)
-    # The logits' scale is that of the keys as they are in training.
+    # The logits are scaled by the key width of training.
     score = self.score(head_width=self.head_width + self.rope_width, name='score')()
-    q = jnp.concatenate([q, rotated_q], -1)
+    q = jnp.concatenate([q, rope_q], -1)
     with jax.named_scope('kernel'):
-      asked = dict(
+      inputs = dict(
         score=score,
         mask=self.mask,
         bias=position.bias(context.shared.get(position.sharing_key)),
@@ -127,8 +128,8 @@ class Latent(Mixer):
         dropout=self.dropout,
         dropout_key=self.make_rng('dropout') if context.train and self.dropout > 0 else None,
       )
-      y = self.kernel(q, k, v, **asked)
-    self.sow_attention(lambda: self.kernel.all_weights(q, k, **asked))
+      y = self.kernel(q, k, v, **inputs)
+    self.sow_attention(lambda: self.kernel.all_weights(q, k, **inputs))
     if cache is not None:
       y = jnp.einsum('BTHR,RHC->BTHC', y, up_v)
     y = Linear(
@@ -159,8 +160,8 @@ class Latent(Mixer):
 
   def linear(self, name, x, rank):
     """A projection down to a few channels."""
-    # The kernels into a rank and out of it are large: they are cut as all kernels are, what is contracted
-    # like the model width, what is made like a hidden one. What lies between is small, and whole.
+    # The kernels to and from a rank are large and sharded like other kernels: the contracted axis as the
+    # model width, the new one as a hidden width. The activations between them are small and replicated.
     y = Linear(
       (self.width, rank), ('embed', 'mlp'), self.initializer, bias=self.bias, dtype=self.dtype, name=name
     )(x)

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from flax import struct
 
 from tfm.layers.linear import Linear
-from tfm.mixers._chunks import Runs, cut, joined, reversed_time
-from tfm.mixers._state_space import beginnings
+from tfm.mixers._chunks import Runs, join_chunks, reverse_time, split_chunks
+from tfm.mixers._state_space import find_document_starts
 from tfm.mixers.protocol import Mixer
 from tfm.parallel.sequence import scan_over_sequence_shards
 from tfm.parallel.sharding import shard
@@ -31,20 +31,21 @@ class LinearAttention(Mixer):
 
     y_t = Σ_s (φ(q_t)·φ(k_s)) v_s / Σ_s φ(q_t)·φ(k_s),  over s ≤ t or all s
 
-  Within a chunk the weights are made, and what came before it is read from a state, in float32, so
-  time and memory grow with the length and not its square. A mask that lets everything see everything
-  reads a second state, carried from the end. Query heads of a group share the state of their key head.
+  Within a chunk the weights are computed; earlier chunks are read from a state, in float32. So time and
+  memory are linear in the length. The full mask reads a second state, accumulated from the end. Query heads
+  of a group share the state of their key head.
 
   A position rotates φ(q) and φ(k) in the numerator alone (Su et al. 2021, RoFormer, eq. 19): the
-  denominator stays a sum of what is not negative. To it 1e-6 is added, as a query may meet no key.
+  denominator stays a sum of nonnegative numbers. 1e-6 is added to it, as a query may see no key.
 
   Attributes:
     position: factory of this layer's own instance; mask: shared, stateless.
     feature_map: φ, one of `FEATURE_MAPS`.
-    chunk: tokens whose weights are made at once; it changes the time and nothing else.
+    chunk: tokens whose weights are computed at once; it affects the speed only.
 
-  Raises (from `check`):
-    ValueError: for an unknown feature map, a chunk below 1, or dropout, as not all weights are ever made.
+  Raises (from `validate`):
+    ValueError: for an unknown feature map, a chunk below 1, or dropout, as the weights of most pairs are
+      never computed.
   """
 
   position: Callable
@@ -56,40 +57,40 @@ class LinearAttention(Mixer):
   supported_masks = ('causal', 'full')
   position_hooks = frozenset({'rotate'})
 
-  def check(self):
+  def validate(self):
     if self.feature_map not in FEATURE_MAPS:
       known = ', '.join(map(repr, FEATURE_MAPS))
-      raise ValueError(f'feature_map={self.feature_map!r} is not there; known: {known}')
+      raise ValueError(f'feature_map={self.feature_map!r} is unknown; known: {known}')
     if self.chunk < 1:
       raise ValueError(f'chunk={self.chunk} must be at least 1 token')
     if self.dropout > 0:
       raise ValueError(
         f'dropout.attention={self.dropout} drops mixing weights, which linear attention does '
-        'not make for all pairs; 0 would do, or dropout.residual'
+        'not compute for all pairs; use 0, or dropout.residual'
       )
 
   @property
   def causal(self) -> bool:
-    """Whether the mask hides what comes later."""
+    """Whether the mask hides later tokens."""
     return not self.mask(0, 1)
 
   @nn.nowrap
   def init_cache(self, batch, length):
-    self.check_steps()
+    self.require_causal()
     return self.empty(batch)
 
   @nn.nowrap
-  def check_steps(self):
-    """Raises ValueError where there is no step form."""
+  def require_causal(self):
+    """Raises ValueError if tokens cannot be decoded one by one."""
     if not self.causal:
       raise ValueError(
-        "mixer='linear' has no step form under a mask that looks ahead, as every token "
-        "changes what those before it read; mask='causal' would do"
+        "mixer='linear' cannot decode under a noncausal mask, as every token changes "
+        "the output of earlier ones; use mask='causal'"
       )
 
   @nn.nowrap
   def empty(self, batch: int) -> Cache:
-    """Nothing read yet."""
+    """The cache before the first token."""
 
     def zeros(channels):
       return shard(
@@ -107,21 +108,23 @@ class LinearAttention(Mixer):
     if memory is not None:
       raise ValueError("mixer='linear' does not support cross-attention; use 'softmax'")
     if cache is not None:
-      self.check_steps()
+      self.require_causal()
     before = self.empty(len(x)) if cache is None else cache
     real = (context.segments != 0)[:, :, None, None]
-    q = self.featured(self.project('q', 'heads', self.heads, x))
-    k = self.featured(self.project('k', 'kv_heads', self.kv_heads, x))
+    q = self.apply_feature_map(self.project('q', 'heads', self.heads, x))
+    k = self.apply_feature_map(self.project('k', 'kv_heads', self.kv_heads, x))
     v = jnp.where(real, self.project('v', 'kv_heads', self.kv_heads, x), 0)
     ones = jnp.broadcast_to(real, (*k.shape[:3], 1)).astype(v.dtype)
     rotated = self.position(name='position').rotate(q, k, context.positions, context.positions)
     with jax.named_scope('sums'):
-      first, segment = beginnings(context.segments, before.segment)
+      first, segment = find_document_starts(context.segments, before.segment)
       last = (
-        None if self.causal else beginnings(context.segments[:, ::-1], jnp.zeros_like(segment))[0][:, ::-1]
+        None
+        if self.causal
+        else find_document_starts(context.segments[:, ::-1], jnp.zeros_like(segment))[0][:, ::-1]
       )
-      state, y = self.sums(before.state, LinearRows(*rotated, v, first, last))
-      normalizer, total = self.sums(before.normalizer, LinearRows(q, k, ones, first, last))
+      state, y = self.accumulate(before.state, LinearRows(*rotated, v, first, last))
+      normalizer, total = self.accumulate(before.normalizer, LinearRows(q, k, ones, first, last))
     y = shard((y / (total + 1e-6)).astype(self.dtype), 'batch', 'length', 'heads', 'kv')
     y = Linear(
       (self.heads, self.head_width, self.width),
@@ -134,11 +137,13 @@ class LinearAttention(Mixer):
     )(y)
     return shard(y, 'batch', 'length', 'embed'), None if cache is None else Cache(state, normalizer, segment)
 
-  def sums(self, state, rows):
-    """`summed` of whole rows, whichever devices have them."""
+  def accumulate(self, state, rows):
+    """`sum_over_keys` over rows that may be sharded along their length."""
     if not self.causal:
-      return summed(state, rows, self.chunk)
-    return scan_over_sequence_shards(lambda state, rows, _: summed(state, rows, self.chunk), state, rows)
+      return sum_over_keys(state, rows, self.chunk)
+    return scan_over_sequence_shards(
+      lambda state, rows, _: sum_over_keys(state, rows, self.chunk), state, rows
+    )
 
   def project(self, name, axis, heads, x):
     y = Linear(
@@ -151,8 +156,8 @@ class LinearAttention(Mixer):
     )(x)
     return shard(y, 'batch', 'length', axis, 'kv')
 
-  def featured(self, x):
-    """φ(x), made in float32."""
+  def apply_feature_map(self, x):
+    """φ(x), computed in float32."""
     return FEATURE_MAPS[self.feature_map](x.astype(jnp.float32)).astype(self.dtype)
 
 
@@ -171,36 +176,36 @@ class LinearRows(NamedTuple):
   last: Bool[Array, 'B T'] | None
 
 
-def summed(
+def sum_over_keys(
   state: Float[Array, 'B K C C2'], rows: LinearRows, chunk: int
 ) -> tuple[Float[Array, 'B K C C2'], Float[Array, 'B T H C2']]:
-  """The state Σ k_s v_sᵀ of the last document, after one of what came before, and Σ_s (q_t·k_s) v_s over the
-  s of t's document, in float32.
+  """The new state Σ k_s v_sᵀ of the last document, and Σ_s (q_t·k_s) v_s over the s of t's document, in
+  float32.
 
   Without `rows.last`, s goes up to t alone.
   """
   q, k, v, first, last = rows
   T, K = k.shape[1:3]
-  ways = [Runs.of(first, chunk)]
+  directions = [Runs.of(first, chunk)]
   if last is not None:
-    ways.append(Runs.within(reversed_time(cut(last[:, :, None], 1, chunk))))
-  q, k, v = (cut(x, K, chunk) for x in (q, k, v))
+    directions.append(Runs.within(reverse_time(split_chunks(last[:, :, None], 1, chunk))))
+  q, k, v = (split_chunks(x, K, chunk) for x in (q, k, v))
   weights = jnp.einsum('BNKGIC,BNKJC->BNKGIJ', q, k[:, :, :, 0], preferred_element_type=jnp.float32)
-  seen = ways[0].together
-  if len(ways) == 1:
-    seen = seen & jnp.tril(jnp.ones(seen.shape[-2:], bool))[None, None, None, None]
-  weights = jnp.where(seen, weights, 0).astype(v.dtype)
+  visible = directions[0].together
+  if len(directions) == 1:
+    visible = visible & jnp.tril(jnp.ones(visible.shape[-2:], bool))[None, None, None, None]
+  weights = jnp.where(visible, weights, 0).astype(v.dtype)
   y = jnp.einsum('BNKGIJ,BNKJE->BNKGIE', weights, v[:, :, :, 0], preferred_element_type=jnp.float32)
-  read, state = read_before(q, k, v, ways[0], state)
+  read, state = read_before(q, k, v, directions[0], state)
   y = y + read
-  for way in ways[1:]:
-    read, _ = read_before(*map(reversed_time, (q, k, v)), way, jnp.zeros_like(state))
-    y = y + reversed_time(read)
-  return state, joined(y, T)
+  for runs in directions[1:]:
+    read, _ = read_before(*map(reverse_time, (q, k, v)), runs, jnp.zeros_like(state))
+    y = y + reverse_time(read)
+  return state, join_chunks(y, T)
 
 
 def read_before(q, k, v, runs, state):
-  """What each token reads of the chunks before its own, and the state after the last."""
+  """The contribution of earlier chunks to each token, and the state after the last chunk."""
   leaving = jnp.where(runs.leaving[..., None], v, 0)[:, :, :, 0]
   added = jnp.einsum('BNKJC,BNKJE->NBKCE', k[:, :, :, 0], leaving, preferred_element_type=jnp.float32)
 
@@ -214,10 +219,11 @@ def read_before(q, k, v, runs, state):
 
 
 FEATURE_MAPS = {
-  # elu(x) + 1 (Katharopoulos et al. 2020, eq. 7), written so that nothing cancels where x is far below 0.
+  # elu(x) + 1 (Katharopoulos et al. 2020, eq. 7), in a form without cancellation for x far below 0.
   'elu': lambda x: jnp.where(x > 0, x + 1, jnp.exp(jnp.minimum(x, 0))),
   # Kasai et al. 2021, T2R; their learned map is one with the projections to queries and keys.
   'relu': jax.nn.relu,
-  # Over channels, as Shen et al. (2021, §3.2) do to queries; keys too, so that none waits for another.
+  # Over channels, as Shen et al. (2021, §3.2) do to queries; keys likewise, so that no sum over tokens is
+  # needed.
   'softmax': jax.nn.softmax,
 }

@@ -17,19 +17,19 @@ class Linformer(Mixer):
     (E k)_r = Σ_s E[p_s, r] k_s over all tokens s of the sequence, p_s the position of each
 
   so that logits are T × rank and not T × T. All heads share E, keys and values have one each (§4,
-  "headwise sharing"). E and F have a row for every position that the run trains on; a shorter sequence
-  reads the first of them. Padding adds nothing, wherever it stands.
+  "headwise sharing"). E and F have a row for every training position; a shorter sequence uses the
+  first of them. Padding contributes nothing, wherever it is.
 
-  Each of the rank mixtures holds every token: there is no causal form, hence no step form, and the
-  documents of one row would be mixed, so a row must hold one. A position rotates keys before they are
-  mixed; one with a bias has no pairs to add to.
+  Each of the `rank` mixtures contains every token, so there is no causal form and no decoding, and a row must
+  hold a single document. A position rotates keys before they are mixed; positions with a bias are not
+  supported, as there are no pairs of tokens.
 
   Attributes:
     position, score: factories of this layer's own instances.
     mask, kernel: shared, stateless.
-    rank: how many mixtures there are, the paper's k.
+    rank: number of mixtures, the paper's k.
 
-  Raises (from `check`):
+  Raises (from `validate`):
     ValueError: for a rank below 1; and when called with more tokens than E has rows, a memory or a cache.
   """
 
@@ -45,15 +45,14 @@ class Linformer(Mixer):
   supports_decoding = False
   supports_packing = False
 
-  def check(self):
+  def validate(self):
     if self.rank < 1:
       raise ValueError(f'rank={self.rank} must be at least 1')
 
   @nn.nowrap
   def init_cache(self, batch, length):
     raise ValueError(
-      "mixer='linformer' mixes all tokens before it looks at one, so there is no cache to "
-      "decode with; 'softmax' would do"
+      "mixer='linformer' mixes all tokens before attention, so it cannot decode with a cache; use 'softmax'"
     )
 
   @nn.compact
@@ -66,8 +65,8 @@ class Linformer(Mixer):
       self.init_cache(B, T)
     if T > position.length:
       raise ValueError(
-        f"mixer='linformer' was given {T} tokens and projects a length of {position.length} "
-        'at most; cut the sequence or train with a longer data.length'
+        f"mixer='linformer' projects at most {position.length} tokens, and the row has {T}; "
+        'shorten it or train with a longer data.length'
       )
     q, k, v = (
       self.project(*form, x)
@@ -79,7 +78,7 @@ class Linformer(Mixer):
     )
     q, k = position.rotate(q, k, context.positions, context.positions)
     k, v = self.shorten('E', k, context, position.length), self.shorten('F', v, context, position.length)
-    # What the kernel sees are `rank` keys without a place of their own, for every query that is no padding.
+    # The kernel gets `rank` keys without positions, visible to every query that is no padding.
     places = jnp.broadcast_to(jnp.arange(self.rank)[None], (B, self.rank))
     with jax.named_scope('kernel'):
       y = self.kernel(

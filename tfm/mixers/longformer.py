@@ -13,27 +13,28 @@ from tfm.parallel.sharding import shard
 
 
 class Longformer(Mixer):
-  """Two attentions under one mask: global tokens, a document's first, ask with one set of projections, the
-  others with another (Beltagy et al. 2020, §3.1, "Linear projections for global attention").
+  """Two attentions under one mask: the queries of global tokens, a document's first, have one set of
+  projections, the others another (Beltagy et al. 2020, §3.1, "Linear projections for global attention").
 
     y_t = attend(W_Qg x_t, W_Kg x, W_Vg x)  where t < global_tokens
           attend(W_Q x_t, W_K x, W_V x)     elsewhere
 
-  Both see what `mask` shows the token. The paper's pattern is the mask 'longformer(window,
-  global_tokens)' with the same number of global tokens, under 'causal' in a decoder; the others see
-  the global tokens by W_K and W_V, as in the published code.
+  Both follow `mask`. The paper's pattern is the mask 'longformer(window,
+  global_tokens)' with the same number of global tokens, under 'causal' in a decoder; the other tokens
+  attend to global tokens by W_K and W_V, as in the published code.
 
-  With longformer(0) the global tokens, if any, are told: those of the prefix, t < prefix_t, which the context
-  may tell of each token apart (position + 1 makes it one, -1 does not). They see all of their document and
-  are seen by all of it.
+  With longformer(0) the global tokens, if any, are those of the prefix, t < prefix_t, which the context may
+  set for each token (position + 1 makes it global, -1 does not). They attend to all of their document, and
+  all of it attends to them.
 
   Attributes:
     position, score: factories of this layer's own instances, for both attentions.
     mask, kernel: shared, stateless.
-    global_tokens: n, the first tokens of each document; 0: those of the prefix, in an encoder.
+    global_tokens: number of global tokens at the start of each document; 0: those of the prefix, in an
+      encoder.
 
-  Raises (from `check`):
-    ValueError: for fewer than none.
+  Raises (from `validate`):
+    ValueError: for a negative number.
   """
 
   position: Callable
@@ -46,10 +47,10 @@ class Longformer(Mixer):
   position_hooks = frozenset({'rotate', 'bias'})
   exposes_attention = True
 
-  def check(self):
+  def validate(self):
     if self.global_tokens < 0:
       raise ValueError(
-        f"global_tokens={self.global_tokens} must be 1 or more, or 0: told; 'softmax' does without"
+        f"global_tokens={self.global_tokens} must be 1 or more, or 0 (the prefix); use 'softmax' for none"
       )
 
   @property
@@ -58,8 +59,8 @@ class Longformer(Mixer):
 
   @nn.nowrap
   def init_cache(self, batch, length):
-    kept = self.kv_heads, self.head_width, self.dtype
-    return TokenCache.empty(batch, length, k=kept, v=kept, k_global=kept, v_global=kept)
+    shape = self.kv_heads, self.head_width, self.dtype
+    return TokenCache.empty(batch, length, k=shape, v=shape, k_global=shape, v_global=shape)
 
   @nn.compact
   def __call__(self, x, memory, context, cache):
@@ -74,18 +75,18 @@ class Longformer(Mixer):
       read |= {f'q{kind}': q, f'k{kind}': k, f'v{kind}': v}
     if cache is not None:
       keys = cache = cache.append(context, **read)
-      read |= {name: cache[name] for name in cache.kept}
+      read |= {name: cache[name] for name in cache.arrays}
       layout = 'arbitrary'
 
-    told, count = not self.global_tokens and context.prefix is not None, self.global_tokens
-    # In a row of one document global tokens stand first, and no other need ask.
-    first = x.shape[1] if told or count and layout != 'contiguous' else min(count, x.shape[1])
+    from_prefix, count = not self.global_tokens and context.prefix is not None, self.global_tokens
+    # In a row of one document the global tokens are the first ones, so only these need global queries.
+    first = x.shape[1] if from_prefix or count and layout != 'contiguous' else min(count, x.shape[1])
     masks = {'': self.mask, '_global': self.mask}
-    if told:
-      masks = {'': self.mask.or_prefix(), '_global': self.mask | ~self.mask}  # the latter is everything
+    if from_prefix:
+      masks = {'': self.mask.or_prefix(), '_global': self.mask | ~self.mask}  # the latter is always true
 
-    def asked(kind, queries):
-      """By the first so many queries."""
+    def inputs(kind, queries):
+      """The arguments of the kernel for the first queries."""
       return dict(
         score=score,
         mask=masks[kind],
@@ -100,31 +101,33 @@ class Longformer(Mixer):
       )
 
     def attend(kind, queries):
-      """By one set of projections."""
+      """Attention with one set of projections."""
       with jax.named_scope('kernel'):
         return self.kernel(
           read[f'q{kind}'][:, :queries],
           read[f'k{kind}'],
           read[f'v{kind}'],
-          **asked(kind, queries),
+          **inputs(kind, queries),
           dropout_key=self.make_rng('dropout') if context.train and self.dropout > 0 else None,
         )
 
     def weights(kind, queries):
-      found = self.kernel.all_weights(read[f'q{kind}'][:, :queries], read[f'k{kind}'], **asked(kind, queries))
-      return found.swapaxes(1, 2)
+      weights = self.kernel.all_weights(
+        read[f'q{kind}'][:, :queries], read[f'k{kind}'], **inputs(kind, queries)
+      )
+      return weights.swapaxes(1, 2)
 
-    def by_kind(ask):
-      """[B T …]: what global tokens get by their set of projections, and the others by theirs."""
-      y = ask('', None)
+    def combine(compute):
+      """[B T …]: the result of the global projections for global tokens, and of the others elsewhere."""
+      y = compute('', None)
       if not first:
         return y
-      top = ask('_global', first)
-      is_global = (context.positions < (context.prefix if told else count))[:, :first, None, None]
+      top = compute('_global', first)
+      is_global = (context.positions < (context.prefix if from_prefix else count))[:, :first, None, None]
       return jnp.concatenate([jnp.where(is_global, top, y[:, :first]), y[:, first:]], 1)
 
-    y = by_kind(attend)
-    self.sow_attention(lambda: by_kind(weights).swapaxes(1, 2))
+    y = combine(attend)
+    self.sow_attention(lambda: combine(weights).swapaxes(1, 2))
     y = Linear(
       (self.heads, self.head_width, self.width),
       ('heads', 'kv', 'embed'),

@@ -10,7 +10,7 @@ from flax import struct
 from tfm.layers.causal_convolution import CausalConvolution, Window
 from tfm.layers.initializer import Initializer, ones, uniform
 from tfm.layers.linear import Linear
-from tfm.mixers._state_space import beginnings, by_chunks, step_bias
+from tfm.mixers._state_space import find_document_starts, scan_chunks, step_bias
 from tfm.mixers.protocol import Mixer
 from tfm.parallel.sequence import scan_over_sequence_shards
 from tfm.parallel.sharding import shard, with_logical_axes
@@ -19,7 +19,7 @@ from tfm.shapes import Array, Float, Int
 
 @struct.dataclass
 class Cache:
-  """The state of each row, its document (0: none yet), and what the convolution looks back on."""
+  """The state of each row, its document (0: none yet), and the convolution's last inputs."""
 
   window: Window
   state: Float[Array, 'B inner state']
@@ -34,18 +34,18 @@ class Mamba(Mixer):
     h_t = exp(Δ_t A) ⊙ h_{t-1} + Δ_t B_t x_t          y_t = C_t · h_t + D ⊙ x_t
     out = W_out (y ⊙ silu(z))
 
-  h has `state` numbers for each of the inner = expand · D channels; its decays and sums are in
-  float32. A document's first token finds an empty state; padding is a step of no time, Δ = 0. The
-  model's heads and head_width describe attention: there are no heads here.
+  h has `state` numbers for each of the inner = expand · D channels; its decays and sums are in float32. The
+  state is reset at the first token of a document; padding has Δ = 0, which leaves it unchanged. The model's
+  heads and head_width describe attention: there are no heads here.
 
   Attributes:
     state: numbers held for each inner channel; expand: inner channels for each of D.
     taps: of the convolution, in tokens.
-    rank: of the projection that makes Δ; None: D / 16, rounded up.
+    rank: of the projection to Δ; None: D / 16, rounded up.
     chunk: tokens whose states exist at once.
-    convolution_bias: whether the convolution has one, whatever the projections have.
+    convolution_bias: whether the convolution has a bias, independently of the projections.
 
-  Raises (from `check`):
+  Raises (from `validate`):
     ValueError: for a size below 1, or dropout, as there are no mixing weights to drop.
   """
 
@@ -59,14 +59,14 @@ class Mamba(Mixer):
   supported_masks = ('causal',)
   supports_grouped_heads = False
 
-  def check(self):
+  def validate(self):
     for name in ('state', 'expand', 'taps', 'rank', 'chunk'):
       if getattr(self, name) is not None and getattr(self, name) < 1:
         raise ValueError(f'{name}={getattr(self, name)} must be at least 1')
     if self.dropout > 0:
       raise ValueError(
-        f'dropout.attention={self.dropout} drops mixing weights, of which a state space has '
-        'none; 0 would do, or dropout.residual'
+        f'dropout.attention={self.dropout} drops mixing weights, which a state space does not '
+        'have; use 0, or dropout.residual'
       )
 
   @property
@@ -87,7 +87,7 @@ class Mamba(Mixer):
     if memory is not None:
       raise ValueError("mixer='mamba' does not support cross-attention; use 'softmax'")
     before = self.init_cache(len(x), 0) if cache is None else cache
-    x, z = self.rise('x', x), self.rise('z', x)
+    x, z = self.project_in('x', x), self.project_in('z', x)
     convolution = CausalConvolution(
       (self.inner,), ('mlp',), self.taps, bias=self.convolution_bias, dtype=self.dtype, name='convolution'
     )
@@ -98,7 +98,7 @@ class Mamba(Mixer):
       unbroken=cache is None and context.layout != 'arbitrary',
     )
     x = nn.silu(x)
-    first, segment = beginnings(context.segments, before.segment)
+    first, segment = find_document_starts(context.segments, before.segment)
     selected = self.select(x, context.segments > 0)
     with jax.named_scope('scan'):
       y, state = self.scan(x, *selected, first, before.state)
@@ -113,8 +113,8 @@ class Mamba(Mixer):
     )(y)
     return shard(y, 'batch', 'length', 'embed'), None if cache is None else Cache(window, state, segment)
 
-  def rise(self, name, x):
-    """One half of the projection in."""
+  def project_in(self, name, x):
+    """Half of the input projection."""
     y = Linear(
       (self.width, self.inner),
       ('embed', 'mlp'),
@@ -157,19 +157,19 @@ class Mamba(Mixer):
     def step(a, h, chunk):
       x, delta, b, c, first = chunk
       decay = jnp.where(first[..., None, None], 0, jnp.exp(delta[..., None] * a[None, None]))
-      enters = (delta * x.astype(jnp.float32))[..., None] * b[:, :, None]
-      kept, made = jax.lax.associative_scan(_then, (decay, enters), axis=1)
-      h = kept * h[:, None] + made
+      added = (delta * x.astype(jnp.float32))[..., None] * b[:, :, None]
+      decays, inputs = jax.lax.associative_scan(compose, (decay, added), axis=1)
+      h = decays * h[:, None] + inputs
       return h[:, -1], jnp.einsum('BTIN,BTN->BTI', h, c, precision='highest')
 
     def scan(state, rows, a):
-      return by_chunks(functools.partial(step, a), state, rows, self.chunk)
+      return scan_chunks(functools.partial(step, a), state, rows, self.chunk)
 
     state, y = scan_over_sequence_shards(scan, state, (x, delta, b, c, first), a)
     return y + skip[None, None] * x.astype(jnp.float32), state
 
 
-def _then(p, q):
+def compose(p, q):
   """h → q(p(h)) of two maps h → a ⊙ h + b."""
   return q[0] * p[0], q[0] * p[1] + q[1]
 

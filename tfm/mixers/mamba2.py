@@ -8,7 +8,7 @@ from flax import struct
 from tfm.layers.causal_convolution import CausalConvolution, Window
 from tfm.layers.initializer import ones
 from tfm.layers.linear import Linear
-from tfm.mixers._state_space import LOG_RATES, beginnings, by_chunks, segment_sums, step_bias
+from tfm.mixers._state_space import LOG_RATES, find_document_starts, scan_chunks, segment_sums, step_bias
 from tfm.mixers.protocol import Mixer
 from tfm.parallel.sequence import scan_over_sequence_shards
 from tfm.parallel.sharding import shard, with_logical_axes
@@ -17,7 +17,7 @@ from tfm.shapes import Array, Float, Int
 
 @struct.dataclass
 class Cache:
-  """The state of each row, its document (0: none yet), and what the convolutions look back on."""
+  """The state of each row, its document (0: none yet), and the convolutions' last inputs."""
 
   windows: dict[str, Window]
   state: Float[Array, 'B K G C state']
@@ -32,21 +32,21 @@ class Mamba2(Mixer):
     h_t = exp(Δ_t A) h_{t-1} + Δ_t x_t B_tᵀ                          y_t = h_t C_t + D x_t
     out = W_out RMSNorm(y ⊙ silu(z))
 
-  There are expand · heads heads of head_width channels, each with one A, Δ, D and a state [C, state].
-  B and C are shared by the heads of each of the kv_heads groups, as keys and queries of which x are the
-  values; the published models have kv_heads = 1. The norm is over the channels of a group. Within a
-  chunk y = (L ⊙ C Bᵀ) Δx, where L_ts = exp(Σ_{s<r≤t} Δ_r A) for s ≤ t in one document; from chunk to
-  chunk goes the state. A document's first token finds an empty state; padding is a step of no time,
-  Δ = 0. States, decays and sums are in float32.
+  There are expand · heads heads of head_width channels, each with one A, Δ, D and a state [C, state]. B and C
+  are shared by the heads of each of the kv_heads groups, as keys and queries are by value heads x; the
+  published models have kv_heads = 1. The norm is over the channels of a group. Within a chunk y = (L ⊙ C Bᵀ)
+  Δx, where L_ts = exp(Σ_{s<r≤t} Δ_r A) for s ≤ t in one document; from chunk to chunk goes the state. The
+  state is reset at the first token of a document; padding has Δ = 0, which leaves it unchanged. States,
+  decays and sums are in float32.
 
   Attributes:
     state: numbers held for each channel; expand: heads for each of the model's.
     taps: of the convolutions, in tokens.
-    chunk: tokens that meet in one product.
+    chunk: tokens per matrix product.
     epsilon: of the norm.
-    convolution_bias: whether the convolutions have one, whatever the projections have.
+    convolution_bias: whether the convolutions have a bias, independently of the projections.
 
-  Raises (from `check`):
+  Raises (from `validate`):
     ValueError: for a size below 1, or dropout, which the published block has none of.
   """
 
@@ -57,23 +57,23 @@ class Mamba2(Mixer):
   epsilon: float = 1e-5
   convolution_bias: bool = True
 
-  # A large epsilon: over the few channels of a test's group the norm would make much of rounding.
+  # A large epsilon: over the few channels of a test's group the norm would amplify rounding errors.
   examples = ('mamba2(state=8, chunk=5, epsilon=0.1)',)
   supported_masks = ('causal',)
 
-  def check(self):
+  def validate(self):
     for name in ('state', 'expand', 'taps', 'chunk'):
       if getattr(self, name) < 1:
         raise ValueError(f'{name}={getattr(self, name)} must be at least 1')
     if self.dropout > 0:
       raise ValueError(
-        f'dropout.attention={self.dropout} drops mixing weights, of which a state space has '
-        'none; 0 would do, or dropout.residual'
+        f'dropout.attention={self.dropout} drops mixing weights, which a state space does not '
+        'have; use 0, or dropout.residual'
       )
 
   @nn.nowrap
-  def convolved(self):
-    """Name → (shape of a token, its axes) of what is projected, convolved, and then mixed."""
+  def convolved_shapes(self):
+    """Name → (shape of a token, its axes) of the projections that are convolved and then mixed."""
     heads = (self.expand * self.heads, self.head_width), ('heads', 'kv')
     group = (self.kv_heads, self.state), ('kv_heads', 'state')
     return {'x': heads, 'B': group, 'C': group}
@@ -84,7 +84,7 @@ class Mamba2(Mixer):
     state = jnp.zeros((batch, K, G, self.head_width, self.state), jnp.float32)
     windows = {
       name: Window.empty((batch, self.taps - 1, *shape), axes, self.dtype)
-      for name, (shape, axes) in self.convolved().items()
+      for name, (shape, axes) in self.convolved_shapes().items()
     }
     return Cache(windows, shard(state, 'batch', 'kv_heads', None, 'kv', 'state'), jnp.zeros(batch, jnp.int32))
 
@@ -93,20 +93,20 @@ class Mamba2(Mixer):
     if memory is not None:
       raise ValueError("mixer='mamba2' does not support cross-attention; use 'softmax'")
     before = self.init_cache(len(x), 0) if cache is None else cache
-    heads, axes = self.convolved()['x']
-    z, delta = self.rise('z', heads, axes, x), self.rise('dt', heads[:1], axes[:1], x)
-    made, windows = {}, {}
-    for name, (shape, names) in self.convolved().items():
+    heads, axes = self.convolved_shapes()['x']
+    z, delta = self.project_in('z', heads, axes, x), self.project_in('dt', heads[:1], axes[:1], x)
+    convolutions, windows = {}, {}
+    for name, (shape, names) in self.convolved_shapes().items():
       convolution = CausalConvolution(
         shape, names, self.taps, bias=self.convolution_bias, dtype=self.dtype, name=f'{name}_convolution'
       )
       y, windows[name] = convolution(
-        self.rise(name, shape, names, x),
+        self.project_in(name, shape, names, x),
         context.segments,
         None if cache is None else cache.windows[name],
         unbroken=cache is None and context.layout != 'arbitrary',
       )
-      made[name] = nn.silu(y)
+      convolutions[name] = nn.silu(y)
 
     def vector(name, initializer):
       return self.param(name, with_logical_axes(initializer, ('heads',)), heads[:1], jnp.float32)
@@ -114,22 +114,22 @@ class Mamba2(Mixer):
     delta = nn.softplus(delta.astype(jnp.float32) + vector('dt_bias', step_bias())[None, None])
     delta = jnp.where(context.segments[..., None] > 0, delta, 0)
     decay = -jnp.exp(vector('A_log', LOG_RATES))[None, None] * delta
-    first, segment = beginnings(context.segments, before.segment)
-    grouped = (*x.shape[:2], self.kv_heads, -1)
+    first, segment = find_document_starts(context.segments, before.segment)
+    group_shape = (*x.shape[:2], self.kv_heads, -1)
     inputs = dict(
-      x=made['x'].reshape(*grouped, self.head_width),
-      b=made['B'],
-      c=made['C'],
-      delta=delta.reshape(grouped),
-      decay=decay.reshape(grouped),
+      x=convolutions['x'].reshape(*group_shape, self.head_width),
+      b=convolutions['B'],
+      c=convolutions['C'],
+      delta=delta.reshape(group_shape),
+      decay=decay.reshape(group_shape),
       first=first,
     )
     with jax.named_scope('scan'):
       state, y = scan_over_sequence_shards(
-        lambda state, rows, _: by_chunks(self.step, state, rows, self.chunk), before.state, inputs
+        lambda state, rows, _: scan_chunks(self.step, state, rows, self.chunk), before.state, inputs
       )
     y = shard(y.reshape(z.shape), 'batch', 'length', *axes)
-    y = y + vector('D', ones)[None, None, :, None] * made['x'].astype(jnp.float32)
+    y = y + vector('D', ones)[None, None, :, None] * convolutions['x'].astype(jnp.float32)
     y = self.norm(y * nn.silu(z.astype(jnp.float32)))
     y = Linear(
       (*heads, self.width),
@@ -142,8 +142,8 @@ class Mamba2(Mixer):
     )(y)
     return shard(y, 'batch', 'length', 'embed'), None if cache is None else Cache(windows, state, segment)
 
-  def rise(self, name, shape, axes, x):
-    """One part of the projection in."""
+  def project_in(self, name, shape, axes, x):
+    """One part of the input projection."""
     y = Linear(
       (self.width, *shape), ('embed', *axes), self.initializer, bias=self.bias, dtype=self.dtype, name=name
     )(x)
@@ -156,17 +156,17 @@ class Mamba2(Mixer):
     def product(letters, *pair):
       return jnp.einsum(letters, *(x.astype(self.dtype) for x in pair), preferred_element_type=jnp.float32)
 
-    b, c, begun = chunk['b'], chunk['c'], jnp.cumsum(chunk['first'], 1)
+    b, c, document = chunk['b'], chunk['c'], jnp.cumsum(chunk['first'], 1)
     x = chunk['delta'][..., None] * chunk['x'].astype(jnp.float32)
-    # How much of what enters at s is left at t, nothing across the border of a document: L.
-    together = jnp.tril(begun[:, :, None] == begun[:, None, :])[:, None, None]
-    left = jnp.exp(jnp.where(together, segment_sums(jnp.moveaxis(chunk['decay'], 1, -1)), -jnp.inf))
-    y = product('BKGTS,BSKGC->BTKGC', left * product('BTKN,BSKN->BKTS', c, b)[:, :, None], x)
+    # L: how much of the input at s remains at t; nothing across document boundaries.
+    together = jnp.tril(document[:, :, None] == document[:, None, :])[:, None, None]
+    decay = jnp.exp(jnp.where(together, segment_sums(jnp.moveaxis(chunk['decay'], 1, -1)), -jnp.inf))
+    y = product('BKGTS,BSKGC->BTKGC', decay * product('BTKN,BSKN->BKTS', c, b)[:, :, None], x)
     # And of the state before.
-    old = jnp.where((begun == 0)[..., None, None], jnp.exp(jnp.cumsum(chunk['decay'], 1)), 0)
-    y = y + old[..., None] * product('BTKN,BKGCN->BTKGC', c, h)
-    at_end = jnp.moveaxis(left[..., -1, :], -1, 1)[..., None]
-    return old[:, -1, ..., None, None] * h + product('BSKGC,BSKN->BKGCN', at_end * x, b), y
+    carried_decay = jnp.where((document == 0)[..., None, None], jnp.exp(jnp.cumsum(chunk['decay'], 1)), 0)
+    y = y + carried_decay[..., None] * product('BTKN,BKGCN->BTKGC', c, h)
+    at_end = jnp.moveaxis(decay[..., -1, :], -1, 1)[..., None]
+    return carried_decay[:, -1, ..., None, None] * h + product('BSKGC,BSKN->BKGCN', at_end * x, b), y
 
   def norm(self, y):
     """RMSNorm over the channels of each group (Dao & Gu 2024, §7.1), in float32."""

@@ -37,7 +37,7 @@ class Context:
   layout: str = struct.field(pytree_node=False, default='arbitrary')
 
   @classmethod
-  def whole(cls, tokens: Int[Array, 'B T'], train: bool = False) -> 'Context':
+  def contiguous(cls, tokens: Int[Array, 'B T'], train: bool = False) -> 'Context':
     """Rows that hold one document each, from position 0, without padding or prefix."""
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
     ones = jnp.ones_like(positions)
@@ -101,7 +101,7 @@ class Mixer(nn.Module):
   output_initializer: Factory
   dtype: jnp.dtype
 
-  def check(self) -> None:
+  def validate(self) -> None:
     """Raises ValueError, before anything is compiled, for settings that the mixer does not support."""
 
   @property

@@ -26,7 +26,7 @@ FORGET_BIAS = 1.0
 
 @struct.dataclass
 class Cache:
-  """What a cell holds of each row, h first, in float32, and the document that it belongs to; 0: none yet."""
+  """The state of a cell for each row, h first, in float32, and its document; 0: none yet."""
 
   state: State
   segment: Int[Array, 'B']
@@ -37,16 +37,16 @@ class Recurrent(Mixer):
 
     h_t, … = cell(W x_t + b, U h_{t-1} + b', …)          y_t = V h_t
 
-  The cells are `CELLS`. W x_t is one product for all tokens; U h_{t-1} is one a token, and the only work
-  that waits for the token before. The state is in float32. The first token of a document finds zeros;
-  padding leaves the state as it was. The model's heads, kv_heads and head_width describe attention: there
-  are no heads here. b' is of the gates that want a bias inside; F below is `hidden`.
+  The cells are `CELLS`. W x_t is one product for all tokens; U h_{t-1} is one product per token, and the only
+  sequential work. The state is in float32. It is reset at the first token of a document; padding leaves it
+  unchanged. The model's heads, kv_heads and head_width describe attention: there are no heads here. b'
+  belongs to the gates with a recurrent bias; F below is `hidden`.
 
   Attributes:
     cell: 'lstm' or 'gru'.
-    hidden: channels of the hidden state; the model width unless given.
+    hidden: channels of the hidden state; None: the model width.
 
-  Raises (from `check`):
+  Raises (from `validate`):
     ValueError: for an unknown cell, hidden below 1, or dropout, as there are no mixing weights to drop.
   """
 
@@ -57,15 +57,15 @@ class Recurrent(Mixer):
   supported_masks = ('causal',)
   supports_grouped_heads = False
 
-  def check(self):
+  def validate(self):
     if self.cell not in CELLS:
-      raise ValueError(f'cell={self.cell!r} is not there; {suggest(self.cell, CELLS)}')
+      raise ValueError(f'cell={self.cell!r} is unknown; {suggest(self.cell, CELLS)}')
     if self.hidden is not None and self.hidden < 1:
-      raise ValueError(f'hidden={self.hidden} must be at least 1; left out it is the model width')
+      raise ValueError(f'hidden={self.hidden} must be at least 1, or None for the model width')
     if self.dropout > 0:
       raise ValueError(
-        f'dropout.attention={self.dropout} drops mixing weights, of which a recurrent network '
-        'has none; 0 would do, or dropout.residual'
+        f'dropout.attention={self.dropout} drops mixing weights, which a recurrent network '
+        'does not have; use 0, or dropout.residual'
       )
 
   @property
@@ -82,7 +82,7 @@ class Recurrent(Mixer):
     if memory is not None:
       raise ValueError("mixer='recurrent' does not support cross-attention; use 'softmax'")
     cell, F = CELLS[self.cell], self.channels
-    # Gates are the last axis of both, so that cutting the channels keeps the gates of one together.
+    # Gates are the last axis of both, so that sharding the channels keeps the gates of a channel together.
     W = Linear(
       (self.width, F, cell.gates),
       ('embed', 'mlp', 'gates'),
@@ -97,7 +97,7 @@ class Recurrent(Mixer):
       (F, F, cell.gates),
       jnp.float32,
     )
-    # Whole columns where fsdp cuts them: gathered once, and not again for every token.
+    # Columns that fsdp shards are gathered once, not again for every token.
     U = shard(U.astype(self.dtype).swapaxes(1, 2), None, 'gates', 'mlp')
     x = shard(W(x).transpose(1, 0, 3, 2), 'length', 'batch', 'gates', 'mlp')
     inner = jnp.zeros((cell.gates, F), jnp.float32)
@@ -147,8 +147,8 @@ class Cell:
 
   Attributes:
     advance: (x, u, *state) → state after a token; x and u `[B gates F]` come from the token and from h.
-    gates: products of F channels that it wants of both; states: arrays `[B F]` of its state, h first.
-    inner: how many of the last gates want a bias on u alone; on the others that of x does as well.
+    gates: products of F channels of x and of h; states: arrays `[B F]` of its state, h first.
+    inner: how many of the last gates have a bias on u; for the others the bias on x is equivalent.
   """
 
   advance: Callable[..., State]
@@ -161,7 +161,7 @@ CELLS = {'lstm': Cell(lstm, 4, 2, 0), 'gru': Cell(gru, 3, 1, 1)}
 
 
 def scan(cell, U, x, inner, segments, before):
-  """What `recur` gives, and the h that meets U at every token."""
+  """The result of `recur`, and the h that is multiplied by U at every token."""
 
   def step(before, token):
     x, inner, segment = token
@@ -176,8 +176,8 @@ def scan(cell, U, x, inner, segments, before):
     )
     return Cache(after, jnp.where(real, segment, before.segment)), (after[0].astype(U.dtype), h)
 
-  after, (h, met) = jax.lax.scan(step, before, (x, inner, segments))
-  return (after, h), met
+  after, (h, h_before) = jax.lax.scan(step, before, (x, inner, segments))
+  return (after, h), h_before
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -199,17 +199,17 @@ def recur(
 
 def recur_forward(cell, U, x, inner, segments, before):
   def run(x, inner, state):
-    (after, h), met = scan(cell, U, x, inner, segments, before.replace(state=state))
-    return (after.state, h), (after.segment, met)
+    (after, h), h_before = scan(cell, U, x, inner, segments, before.replace(state=state))
+    return (after.state, h), (after.segment, h_before)
 
-  (state, h), back, (segment, met) = jax.vjp(run, x, inner, before.state, has_aux=True)
-  return (Cache(state, segment), h), (back, met)
+  (state, h), back, (segment, h_before) = jax.vjp(run, x, inner, before.state, has_aux=True)
+  return (Cache(state, segment), h), (back, h_before)
 
 
-def recur_backward(cell, kept, gradients):
-  (back, met), (after, h) = kept, gradients
+def recur_backward(cell, residuals, gradients):
+  (back, h_before), (after, h) = residuals, gradients
   x, inner, state = back((after.state, h))
-  U = jnp.einsum('TBE,TBnF->EnF', met, inner.astype(met.dtype))
+  U = jnp.einsum('TBE,TBnF->EnF', h_before, inner.astype(h_before.dtype))
   return U, x, inner, None, Cache(state, None)
 
 

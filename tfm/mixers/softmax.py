@@ -7,7 +7,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from tfm.layers.initializer import shrunk, zeros
+from tfm.layers.initializer import scale_initializer, zeros
 from tfm.layers.linear import Linear
 from tfm.mixers._token_cache import TokenCache
 from tfm.mixers.protocol import Mixer
@@ -39,7 +39,7 @@ class Softmax(Mixer):
     biases: the projections with a bias, letters of 'qkvo': 'qkv' in Qwen2 (Yang et al. 2024, §2.2.1), ''
       (none) in GPT-J; None: all or none, by `bias`, which also decides the bias of the norms.
 
-  Raises (from `check`):
+  Raises (from `validate`):
     ValueError: for a soft_cap or a value_width below 0, a query_init not above 0, an unknown norm or
       normalizer, sinks with 'sigmoid', or letters in `biases` that name no projection.
   """
@@ -66,7 +66,7 @@ class Softmax(Mixer):
   projects_position_table = True
   exposes_attention = True
 
-  def check(self):
+  def validate(self):
     for name in ('soft_cap', 'value_width'):
       if getattr(self, name) < 0:
         raise ValueError(f'{name}={getattr(self, name)} must be 0 (none) or more')
@@ -162,7 +162,7 @@ class Softmax(Mixer):
     axis, heads = ('heads', self.heads) if letter == 'q' else ('kv_heads', self.kv_heads)
     width = self.head_value_width if letter == 'v' else self.head_width
     scales_init = letter == 'q' and self.query_init != 1
-    initializer = shrunk(self.initializer, self.query_init) if scales_init else self.initializer
+    initializer = scale_initializer(self.initializer, self.query_init) if scales_init else self.initializer
     return Linear(
       (self.width, heads, width),
       ('embed', axis, 'kv'),

@@ -39,19 +39,23 @@ class Block(nn.Module):
   def __call__(
     self, x: Float[Array, 'B T D'], memory: Memory | None, context: Context, cache: Any
   ) -> tuple[Float[Array, 'B T D'], Any]:
-    """`memory` is read once: with a cache, its keys and values are kept there, and it is None from then on."""
+    """`memory` is projected once: a cache then holds its keys and values, and `memory` is None in later
+    calls.
+    """
     cached = cache is not None
-    kept = dict(cache) if cached else {}
+    new_cache = dict(cache) if cached else {}
 
     def mix(y):
-      y, kept['mixer'] = self.mixer(name='mixer')(y, None, context, kept.get('mixer'))
+      y, new_cache['mixer'] = self.mixer(name='mixer')(y, None, context, new_cache.get('mixer'))
       return y
 
     def cross(y):
-      known = kept.get('cross') if memory is None else memory
+      known = new_cache.get('cross') if memory is None else memory
       if known is None:
-        raise ValueError('a block with cross-attention was given no memory, and its cache remembers none')
-      y, kept['cross'] = self.cross(name='cross')(y, known, context, None)
+        raise ValueError(
+          'a block with cross-attention needs a memory, and neither the arguments nor the cache hold one'
+        )
+      y, new_cache['cross'] = self.cross(name='cross')(y, known, context, None)
       return y
 
     def feed(y):
@@ -60,20 +64,20 @@ class Block(nn.Module):
     branches = {'mixer': mix, 'cross': self.cross and cross, 'feed_forward': self.feed_forward and feed}
     branches = {name: f for name, f in branches.items() if f}
     x = self.residual(self, branches, x, context)
-    return shard(x, 'batch', 'length', 'embed'), kept if cached else None
+    return shard(x, 'batch', 'length', 'embed'), new_cache if cached else None
 
   @nn.nowrap
   def init_cache(self, batch: int, length: int) -> Any:
-    """An empty cache: of the mixer, and a place for what is kept of a memory."""
+    """An empty cache for the mixer, and for the keys and values of a memory."""
     empty = {'mixer': self.mixer().init_cache(batch, length)}
     return empty | {'cross': None} if self.cross else empty
 
   def branch(self, name, f, x, context):
-    """What one of the branches adds to the residual stream."""
+    """The output of a branch, which is added to the residual stream."""
     y = f(x if self.placement == 'post' else self.norm(name=f'{name}_norm')(x))
     if self.placement == 'sandwich':
       y = self.norm(name=f'{name}_norm_after')(y)
-    return self.dropped(y, context)
+    return self.apply_dropout(y, context)
 
-  def dropped(self, y, context):
+  def apply_dropout(self, y, context):
     return nn.Dropout(self.dropout, deterministic=not context.train)(y)

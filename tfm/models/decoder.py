@@ -11,7 +11,7 @@ from tfm.shapes import Array, Float, Int, PyTree
 
 
 class Decoder(LanguageModel):
-  """tokens → logits of the token after each, remembering in caches what was read (Radford et al. 2019, §2.3)."""
+  """tokens → logits of the token after each, with caches for decoding (Radford et al. 2019, §2.3)."""
 
   def __call__(
     self, tokens: Int[Array, 'B T'], context: Context, caches: PyTree = None
@@ -23,9 +23,9 @@ class Decoder(LanguageModel):
   def features(
     self, tokens: Int[Array, 'B T'], context: Context, caches: PyTree = None, memory: Memory | None = None
   ) -> tuple[Float[Array, 'B T D'], PyTree]:
-    """The last hidden states: everything but the logits, so that a loss can make those in pieces.
+    """The last hidden states: everything but the logits, so that a loss can compute those in chunks.
 
-    `memory` is what an encoder made; see `EncoderDecoder`.
+    `memory` is the output of an encoder; see `EncoderDecoder`.
     """
     return self.run(self.embedding(tokens), memory, context, caches)
 
@@ -38,4 +38,4 @@ class Decoder(LanguageModel):
   def example(self, batch: int, length: int) -> tuple[Any, ...]:
     """Arguments that the model can be traced on: `batch` rows of `length` tokens."""
     tokens = jnp.zeros((batch, length), jnp.int32)
-    return tokens, Context.whole(tokens)
+    return tokens, Context.contiguous(tokens)

@@ -13,13 +13,13 @@ from tfm.shapes import Array, Float, Int
 
 
 class Encoder(LanguageModel):
-  """tokens [+ their types] → trunk, looking both ways → logits of hidden tokens, and of classes
+  """tokens [+ token types] → bidirectional trunk → logits of masked tokens, and of classes
   (Devlin et al. 2019, §3).
 
   Attributes:
-    token_types: how many there are, BERT's "segments": 0 none, 2 for first and second text.
-    heads: (name, factory of `Pooled`) of each that classifies.
-    hidden: the share of the tokens whose logits training asks for; 0: none, and there is no such output.
+    token_types: number of types, BERT's "segments": 0: none, 2: first and second text.
+    heads: (name, factory of `Pooled`) of each classification head.
+    hidden: the share of tokens whose logits training needs; 0: no vocabulary output.
   """
 
   token_types: int
@@ -41,17 +41,17 @@ class Encoder(LanguageModel):
     types: Int[Array, 'B T'] | None = None,
     places: Int[Array, 'B P'] | None = None,
   ) -> tuple[dict[str, Array], None]:
-    """Logits by name: of each head, and of the 'vocabulary' at `places`, everywhere unless given; no caches."""
+    """Logits by name: of each head, and of the 'vocabulary' at `places` (None: everywhere); no caches."""
     x = self.features(tokens, context, types)
-    answers = {name: self.classify(name, x, context) for name, _ in self.heads}
+    logits = {name: self.classify(name, x, context) for name, _ in self.heads}
     if self.hidden:
-      answers['vocabulary'] = self.logits(x if places is None else at(x, places))
-    return answers, None
+      logits['vocabulary'] = self.logits(x if places is None else at(x, places))
+    return logits, None
 
   def features(
     self, tokens: Int[Array, 'B T'], context: Context, types: Int[Array, 'B T'] | None = None
   ) -> Float[Array, 'B T D']:
-    """The last hidden states. A token is of type 0 unless `types` says otherwise."""
+    """The last hidden states. Without `types` all tokens have type 0."""
     x = self.embedding(tokens)
     if self.token_types:
       x = x + self.type_embedding(jnp.zeros_like(tokens) if types is None else types)
@@ -65,7 +65,7 @@ class Encoder(LanguageModel):
   def example(self, batch: int, length: int) -> tuple[Any, ...]:
     """Arguments that the model can be traced on: `batch` rows of `length` tokens."""
     tokens = jnp.zeros((batch, length), jnp.int32)
-    return tokens, Context.whole(tokens), tokens, tokens[:, : max(1, round(self.hidden * length))]
+    return tokens, Context.contiguous(tokens), tokens, tokens[:, : max(1, round(self.hidden * length))]
 
 
 def at(x: Float[Array, 'B T D'], places: Int[Array, 'B P']) -> Float[Array, 'B P D']:

@@ -12,7 +12,7 @@ from tfm.shapes import Array, Float, Int, PyTree
 
 
 class SourceEncoder(Trunk):
-  """embedded tokens → trunk: an encoder that answers nothing by itself."""
+  """embedded tokens → trunk: an encoder without an output layer."""
 
   def __call__(self, x: Float[Array, 'B S D'], context: Context) -> Memory:
     return Memory(self.run(x, None, context, None)[0], context)
@@ -21,12 +21,12 @@ class SourceEncoder(Trunk):
 class EncoderDecoder(Decoder):
   """source → encoder → memory; tokens, memory → decoder → logits (Vaswani et al. 2017, §3.1).
 
-  It is a decoder whose blocks attend to a memory. Source and target share one embedding table, that of
-  the output too where `tied` (§3.4), unless the source has a vocabulary of its own.
+  It is a decoder whose blocks attend to a memory. Source and target share one embedding table, which is
+  also the output's if `tie_embeddings` (§3.4), unless the source has a separate vocabulary.
 
   Attributes:
     encoder: factory of a `SourceEncoder`.
-    source_vocab, source_rows: of the source's own table; 0, 0: it reads the target's.
+    source_vocab, source_rows: of a separate table for the source; 0, 0: it shares the target's.
   """
 
   encoder: Callable
@@ -47,13 +47,13 @@ class EncoderDecoder(Decoder):
     source: Int[Array, 'B S'] | None = None,
     source_context: Context | None = None,
   ) -> tuple[Float[Array, 'B T V'], PyTree]:
-    """Logits of the token after each; `source` is read, unless caches remember it."""
+    """Logits of the token after each; `source` is encoded, unless the caches hold it."""
     memory = None if source is None else self.encode(source, source_context)
     x, caches = self.features(tokens, context, caches, memory)
     return self.logits(x), caches
 
   def encode(self, source: Int[Array, 'B S'], context: Context) -> Memory:
-    """What the decoder attends to. A source is of the target in the same row and segment."""
+    """The memory that the decoder attends to. A source belongs to the target in the same row and segment."""
     embedding = self.source_embedding if self.source_rows else self.embedding
     return self.encoding(embedding(source), context)
 

@@ -141,7 +141,7 @@ def products(jaxpr: Jaxpr, path: str = '', times: int = 1) -> Iterator[Product]:
     elif primitive in ('while', 'shard_map', 'pallas_call') and any(inner):
       raise ValueError(
         f'a {primitive} in {"/".join(scopes(here))} holds matrix products, and how often they '
-        'run cannot be read from it; a scan of known length would do'
+        'run cannot be read from it; use a scan of known length'
       )
     for part in inner:
       yield from part
@@ -182,10 +182,10 @@ PRODUCTS = {'dot_general': _dot_general, 'conv_general_dilated': _convolution}
 class Counted(Kernel):
   """The dense kernel in a scope that tells how many queries, how many keys, and the mask's density."""
 
-  def attend(self, q, k, v, asked):
+  def attend(self, q, k, v, inputs):
     T, S = q.shape[1], k.shape[1]
-    with jax.named_scope(f'pairs:{T}:{S}:{_density(asked.mask, T, S)}'):
-      return Dense().attend(q, k, v, asked)
+    with jax.named_scope(f'pairs:{T}:{S}:{_density(inputs.mask, T, S)}'):
+      return Dense().attend(q, k, v, inputs)
 
   @staticmethod
   def read(scopes: tuple[str, ...]) -> tuple[int, int, float] | None:
@@ -204,13 +204,13 @@ _density = functools.lru_cache(density)
 def with_kernel(model: nn.Module, kernel: Kernel) -> nn.Module:
   """The same model with another kernel in every factory, at any depth, that was given one."""
 
-  def swap(made):
-    if isinstance(made, tuple):
-      return tuple(map(swap, made))
-    if isinstance(made, functools.partial):
-      fields = {name: swap(value) for name, value in made.keywords.items()}
-      return functools.partial(made.func, *map(swap, made.args), **fields)
-    return kernel if isinstance(made, Kernel) else made
+  def swap(value):
+    if isinstance(value, tuple):
+      return tuple(map(swap, value))
+    if isinstance(value, functools.partial):
+      fields = {name: swap(field) for name, field in value.keywords.items()}
+      return functools.partial(value.func, *map(swap, value.args), **fields)
+    return kernel if isinstance(value, Kernel) else value
 
   # Linen adds the last two to every module.
   names = {field.name for field in dataclasses.fields(model) if field.init} - {'parent', 'name'}

@@ -1,4 +1,4 @@
-"""What every model of tokens has: a vocabulary on both sides of the trunk."""
+"""Language models: a token embedding before the trunk and an output layer over the vocabulary after it."""
 
 import functools
 
@@ -19,13 +19,13 @@ class LanguageModel(Trunk):
   """tokens → embedding → trunk → [transform] → [cap] logits over the vocabulary.
 
   Attributes:
-    vocab: V, the tokens there are; rows: of the embedding table, V rounded up.
-    embedding_width: of the table, D or what projections lift to D; embedding_scale: of what it gives; see
-      `Embedding`.
-    tied: whether the output reads the embedding table backwards.
+    vocab: V, the number of tokens; rows: of the embedding table, V rounded up.
+    embedding_width: of the table, D or a width that is projected to D; embedding_scale: of the embedded
+      tokens; see `Embedding`.
+    tie_embeddings: whether the output layer is the transposed embedding table.
     output_transform: activation of a layer before the output; '': no such layer.
     output_bias: whether each token of the output has a bias.
-    output_soft_cap: logits become cap · tanh(logits / cap) (Gemma Team 2024, Gemma 2, §2); 0: they do not.
+    output_soft_cap: logits become cap · tanh(logits / cap) (Gemma Team 2024, Gemma 2, §2); 0: no cap.
     embedding_initializer, initializer: of the table, of other projections.
   """
 
@@ -54,7 +54,7 @@ class LanguageModel(Trunk):
 
   @nn.nowrap
   def vocabulary(self, rows: int) -> Embedding:
-    """The embedding of a vocabulary, to be made in `setup`."""
+    """The embedding of a vocabulary; called in `setup`."""
     return Embedding(
       rows,
       self.width,
@@ -75,24 +75,24 @@ class LanguageModel(Trunk):
     if self.output_soft_cap:
       y = self.output_soft_cap * jnp.tanh(y / self.output_soft_cap)
     y = shard(y, 'batch', 'length', 'vocab')
-    # Rows beyond the vocabulary exist for the mesh's sake; they are no tokens.
+    # Rows beyond the vocabulary only pad the table for the mesh.
     return y[..., : self.vocab]
 
   @nn.nowrap
   def head(self, params: PyTree) -> PyTree:
     """The part of the parameters that `logits` reads."""
-    read = {
+    is_used = {
       'embedding': self.tie_embeddings,
       'output': not self.tie_embeddings,
       'transform': self.output_transform,
       'bias': self.output_bias,
     }
-    return {name: params[name] for name, is_read in read.items() if is_read}
+    return {name: params[name] for name, used in is_used.items() if used}
 
   @nn.nowrap
   def head_axes(self, head: PyTree, features: Float[Array, 'B T D']) -> PyTree | None:
-    """The logical axes of each parameter of `head`; None if others than `logits` alone has are among them,
-    such as adapters'.
+    """The logical axes of each parameter of `head`; None if it has other parameters,
+    such as adapters.
     """
     key = jax.eval_shape(lambda: jax.random.key(0))
     with nn.logical_axis_rules(()):

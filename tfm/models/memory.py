@@ -11,12 +11,12 @@ from tfm.parallel.sharding import Rules, named_shardings
 from tfm.shapes import PyTree
 
 
-# Results that are no memory of their own: other views of an array, and what XLA makes where it is read.
+# Results without memory of their own: views of an array, and constants that XLA computes where they are read.
 VIEWS = 'reshape', 'squeeze', 'sharding_constraint'
 FREE = 'broadcast_in_dim', 'iota'
 
 
-def whole(tree: PyTree) -> int:
+def total_bytes(tree: PyTree) -> int:
   """Bytes of a tree of (abstract, boxed) arrays."""
   return sum(_bytes(x) for x in jax.tree.leaves(nn.unbox(tree)))
 
@@ -44,7 +44,7 @@ def activations(
   """An estimate of the bytes that one device needs beside parameters, gradients and optimizer state.
 
   It is the `peak` of the gradient of the loss over the rows of one device, with remat, kernel and
-  blockwise loss as they are. What does not grow with the rows (weights cast or laid out anew) counts
+  chunked loss as configured. What does not grow with the rows (cast or transposed weights) counts
   as far as one device holds the weights.
 
   Args:
@@ -81,11 +81,11 @@ def peak(jaxpr: Jaxpr) -> int:
   outside = owners((*jaxpr.invars, *jaxpr.constvars, *jaxpr.outvars))
   sizes, alive, most = {}, 0, 0
   for i, eqn in enumerate(jaxpr.eqns):
-    made = set() if eqn.primitive.name in VIEWS + FREE else set(eqn.outvars) - outside
-    sizes |= {v: _bytes(v.aval) for v in made}
-    alive += sum(sizes[v] for v in made)
+    created = set() if eqn.primitive.name in VIEWS + FREE else set(eqn.outvars) - outside
+    sizes |= {v: _bytes(v.aval) for v in created}
+    alive += sum(sizes[v] for v in created)
     most = max(most, alive + max(map(peak, jaxprs_in_params(eqn.params)), default=0))
-    alive -= sum(sizes.pop(v, 0) for v in owners(eqn.invars) | made if last.get(v, i) == i)
+    alive -= sum(sizes.pop(v, 0) for v in owners(eqn.invars) | created if last.get(v, i) == i)
   return most
 
 

@@ -13,7 +13,7 @@ from tfm.parallel.sharding import mesh_axes_of, shard_count
 from tfm.shapes import Array, Float, Int, PyTree
 
 
-# What layers sow in training, and what else.
+# The collections that layers sow in training, and all of them.
 REPORTS = 'losses', 'metrics'
 SOWN = *REPORTS, ATTENTION
 
@@ -36,13 +36,13 @@ class Stack(nn.Module):
   """`layers` blocks that follow `pattern` over and over.
 
   With `scan`, whole turns of the pattern run in one `nn.scan`: parameters are stacked under
-  `layers/block_i/…` with a leading axis 'layers', and compile time does not grow with depth. What is
-  left of a last, incomplete turn stands under `rest`. Without `scan` turn i stands under `layers_i`.
+  `layers/block_i/…` with a leading axis 'layers', and compile time does not grow with depth. The
+  blocks of a last, incomplete turn are under `rest`. Without `scan` turn i is under `layers_i`.
 
   Attributes:
     pattern: block factories; layers: how many blocks in all.
-    scan: see above; remat: what the backward pass keeps, one of `REMAT`.
-    microbatches, repeats: of a pipeline, where the mesh has stages; see `pipeline.plan_schedule`.
+    scan: see above; remat: what the backward pass stores, one of `REMAT`.
+    microbatches, repeats: of a pipeline, if the mesh has stages; see `pipeline.plan_schedule`.
   """
 
   pattern: tuple[Callable, ...]
@@ -56,17 +56,17 @@ class Stack(nn.Module):
   def __call__(
     self, x: Float[Array, 'B T D'], memory: Memory | None, context: Context, caches: Any
   ) -> tuple[Float[Array, 'B T D'], Any]:
-    """What comes out, and the caches with x in them (None without).
+    """The output, and the caches with x in them (None without).
 
-    Where the mesh has stages, training and evaluation go through them as through a pipeline; with caches, and
-    where weights are told, every device goes through all layers.
+    If the mesh has stages, training and evaluation run as a pipeline; with caches, or if attention weights
+    are sown, every device runs all layers.
     """
     if (
       pipeline.stage_count() > 1
       and caches is None
       and not (self.is_initializing() or self.is_mutable_collection(ATTENTION))
     ):
-      return self.pipelined(x, memory, context), None
+      return self.run_pipelined(x, memory, context), None
     after = {}
     for name, blocks, repeats in self.parts():
       group = remat(Group, self.remat, scan=bool(repeats))
@@ -84,39 +84,39 @@ class Stack(nn.Module):
     return x, None if caches is None else after
 
   @nn.nowrap
-  def pipelined(
+  def run_pipelined(
     self, x: Float[Array, 'B T D'], memory: Memory | None, context: Context
   ) -> Float[Array, 'B T D']:
-    """What comes out of the stages of the mesh in force. Layers report means over the tokens of all
-    microbatches.
+    """The output of the pipeline over the stages of the current mesh. Layers report means over the tokens of
+    all microbatches.
 
     Raises:
-      ValueError: if the layers are no whole number of groups for each stage, or for what
-        `pipeline.plan_schedule` refuses.
+      ValueError: if the layers do not divide into equal groups for each stage, and as
+        `pipeline.plan_schedule`.
     """
     stages, turns = pipeline.stage_count(), self.layers // len(self.pattern)
     if not self.scan or self.layers % len(self.pattern) or turns % (stages * self.repeats):
       raise ValueError(
-        f'{self.layers} layers in turns of {len(self.pattern)}, scan={self.scan}, do not divide over {stages} stages × '
-        f'{self.repeats} rounds'
+        f'{self.layers} layers in turns of {len(self.pattern)}, scan={self.scan}, do not divide over {stages} '
+        f'stages × {self.repeats} rounds'
       )
     plan = pipeline.plan_schedule(
       stages, self.repeats, self.microbatches, x.shape[0], shard_count(mesh_axes_of('batch'))
     )
     group = remat(Group, self.remat, scan=True)(self.pattern, parent=None)
     key = self.make_rng('dropout') if self.has_rng('dropout') else None
-    told = [name for name in REPORTS if self.is_mutable_collection(name)]
+    sown = [name for name in REPORTS if self.is_mutable_collection(name)]
 
-    def layer(params, x, beside, common, number, microbatch):
-      memory, context = with_shared(beside, common)
+    def layer(params, x, row_data, shared, number, microbatch):
+      memory, context = with_shared(row_data, shared)
       rngs = (
         {} if key is None else {'dropout': jax.random.fold_in(jax.random.fold_in(key, microbatch), number)}
       )
-      (x, _), said = group.apply({'params': params}, x, memory, context, None, rngs=rngs, mutable=told)
-      return x, said
+      (x, _), reports = group.apply({'params': params}, x, memory, context, None, rngs=rngs, mutable=sown)
+      return x, reports
 
     params = self.variables['params']['layers']
-    x, said = pipeline.run_pipeline(
+    x, reports = pipeline.run_pipeline(
       layer, params, x, without_shared(memory, context), plan, REMAT[self.remat]
     )
     tokens = (
@@ -125,7 +125,7 @@ class Stack(nn.Module):
       .astype(jnp.float32)
     )
     share = tokens / jnp.maximum(tokens.sum(), 1)
-    for name, values in said.items():
+    for name, values in reports.items():
       self.put_variable(
         name, 'layers', jax.tree.map(lambda value: jnp.einsum('m,m...->...', share, value), values)
       )
@@ -144,15 +144,15 @@ class Stack(nn.Module):
     return {name: stacked(group(blocks), repeats) for name, blocks, repeats in self.parts()}
 
   @nn.nowrap
-  def reordered(self, caches: PyTree, rows: Int[Array, 'B']) -> PyTree:
-    """Caches of which row i is what row `rows[i]` was. What is kept of a memory stays: rows may only
-    change places with those that have the same.
+  def reorder_caches(self, caches: PyTree, rows: Int[Array, 'B']) -> PyTree:
+    """Caches whose row i is row `rows[i]` of the given ones. Keys and values of a memory are not moved: rows
+    may only be exchanged with rows that have the same memory.
     """
     one, two = (jax.eval_shape(lambda n=n: self.init_caches(n, 1)) for n in (1, 2))
 
     def take(x, a, b):
       axes = [i for i, (m, n) in enumerate(zip(a.shape, b.shape)) if m != n]  # an index of all rows has none
-      # All rows are there; the default would look for those that are not, in another pass over the cache.
+      # All indices are valid; the default mode would check them in another pass over the cache.
       return jnp.take(x, rows, axis=axes[0], mode='clip') if axes else x
 
     return {
@@ -166,28 +166,28 @@ class Stack(nn.Module):
 
   @nn.nowrap
   def by_layer(self, tree: PyTree) -> list[PyTree]:
-    """What each block has of a tree in the structure of the stack, such as its caches: the first block's
-    first. None where the tree has nothing of a block.
+    """The subtree of each block, in order, of a tree in the structure of the stack, such as caches; None if
+    the tree has none for a block.
     """
-    found = []
+    layers = []
     for name, blocks, repeats in self.parts():
       part = tree.get(name, {})
       for turn in range(repeats or 1):
         of_turn = jax.tree.map(lambda x: x[turn], part) if repeats else part
-        found += [of_turn.get(f'block_{i}') for i in range(len(blocks))]
-    return found
+        layers += [of_turn.get(f'block_{i}') for i in range(len(blocks))]
+    return layers
 
   @nn.nowrap
-  def grown(self, caches: PyTree, batch: int, length: int) -> PyTree:
-    """Caches of `batch` rows, with room for `length` tokens instead of fewer; what is kept of a memory stays."""
-    wanted = jax.eval_shape(lambda: self.init_caches(batch, length))
+  def grow_caches(self, caches: PyTree, batch: int, length: int) -> PyTree:
+    """Caches of `batch` rows with room for `length` tokens; keys and values of a memory are unchanged."""
+    target = jax.eval_shape(lambda: self.init_caches(batch, length))
 
     def widen(x, to):
       return x if x.shape == to.shape else jnp.pad(x, [(0, n - m) for m, n in zip(x.shape, to.shape)])
 
     return {
       part: {
-        name: cache | {'mixer': jax.tree.map(widen, cache['mixer'], wanted[part][name]['mixer'])}
+        name: cache | {'mixer': jax.tree.map(widen, cache['mixer'], target[part][name]['mixer'])}
         for name, cache in blocks.items()
       }
       for part, blocks in caches.items()
@@ -207,7 +207,7 @@ class Stack(nn.Module):
 
 
 def without_shared(memory: Memory | None, context: Context) -> tuple[PyTree, PyTree]:
-  """Memory and context apart from what all rows share, and that."""
+  """(memory and context without what all rows share, what they share)."""
   contexts = [context] if memory is None else [context, memory.context]
   bare = [context.replace(shared={}) for context in contexts]
   rows = (None, bare[0]) if memory is None else (memory.replace(context=bare[1]), bare[0])
@@ -222,7 +222,7 @@ def with_shared(rows: PyTree, shared: PyTree) -> tuple[Memory | None, Context]:
   return memory, context.replace(shared=shared[0])
 
 
-# name → what the backward pass need not compute again; 'none' keeps everything, 'full' nothing.
+# name → what the backward pass stores; 'none': everything, 'full': nothing but layer inputs.
 REMAT = {
   'none': None,
   'full': jax.checkpoint_policies.nothing_saveable,

@@ -19,7 +19,7 @@ class Row:
   Attributes:
     path: names of the modules that lead to it, and its own.
     shape, dtype, axes, initializer: as it was declared; `axes` are the logical ones.
-    spec: for each dimension the mesh axes that cut it, '-' for none; '' without rules.
+    spec: for each dimension the mesh axes that shard it, '-' for none; '' without rules.
   """
 
   path: tuple[str, ...]
@@ -31,7 +31,7 @@ class Row:
 
   @property
   def count(self) -> int:
-    """How many numbers it holds."""
+    """The number of its elements."""
     return math.prod(self.shape)
 
   @property
@@ -58,8 +58,8 @@ def rows(boxed: PyTree, rules: Rules = ()) -> list[Row]:
       raise ValueError(
         f'the parameter {"/".join(names)} has no logical axes; create it with `with_logical_axes`'
       )
-    cuts = nn.logical_to_mesh_axes(box.names, rules) if rules else ()
-    spec = tuple('-' if not cut else cut if isinstance(cut, str) else '+'.join(cut) for cut in cuts)
+    mesh_axes = nn.logical_to_mesh_axes(box.names, rules) if rules else ()
+    spec = tuple('-' if not axes else axes if isinstance(axes, str) else '+'.join(axes) for axes in mesh_axes)
     return Row(names, box.value.shape, str(box.value.dtype), box.names, spec, box.initializer)
 
   return [

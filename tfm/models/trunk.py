@@ -1,4 +1,4 @@
-"""What every architecture has between what it embeds and what it answers."""
+"""The part that all architectures share: from embedded inputs to the last hidden states."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,8 +16,8 @@ class Trunk(nn.Module):
 
   Attributes:
     width: D.
-    positions: factories of every positional scheme in use, each once; `embed` and `share` are theirs.
-    reads: what its masks want to know of each document, such as 'prefix'.
+    positions: factories of every positional scheme in use, each once, for `embed` and `compute_shared`.
+    required_fields: what the masks need of each document, such as 'prefix'.
     stack, norm: factories.
     embedding_norm: whether a norm stands after the embedding (Devlin et al. 2019, released code).
     final_norm: whether one stands after the stack (post-norm blocks end in one of their own).
@@ -27,7 +27,7 @@ class Trunk(nn.Module):
 
   width: int
   positions: tuple[Callable, ...]
-  reads: frozenset[str]
+  required_fields: frozenset[str]
   stack: Callable
   norm: Callable
   embedding_norm: bool

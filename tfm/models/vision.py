@@ -23,8 +23,8 @@ class Vision(Trunk):
   Attributes:
     shape: H, W, Q of an image, pixels and channels.
     patch: p, which divides H and W; tokens are the patches row by row.
-    class_tokens: how many learned tokens stand before them.
-    heads: (name, factory of `Pooled`) of each that classifies.
+    class_tokens: number of learned tokens before the patches.
+    heads: (name, factory of `Pooled`) of each classification head.
     initializer: of the projection.
   """
 
@@ -56,7 +56,7 @@ class Vision(Trunk):
 
   def features(self, images: Float[Array, 'B H W Q'], context: Context) -> Float[Array, 'B T D']:
     """The last hidden states."""
-    x = shard(self.patches(cut(images, self.patch)), 'batch', 'length', 'embed')
+    x = shard(self.patches(extract_patches(images, self.patch)), 'batch', 'length', 'embed')
     if self.class_tokens:
       which = jnp.broadcast_to(jnp.arange(self.class_tokens), (len(images), self.class_tokens))
       x = jnp.concatenate([self.first(which), x], 1)
@@ -68,15 +68,15 @@ class Vision(Trunk):
 
   @nn.nowrap
   def example(self, batch: int, length: int) -> tuple[Any, ...]:
-    """Arguments that the model can be traced on: `batch` images, which have a length of their own."""
+    """Arguments that the model can be traced on: `batch` images, whose number of tokens is fixed."""
     del length
     H, W, _ = self.shape
     tokens = jnp.zeros((batch, (H // self.patch) * (W // self.patch) + self.class_tokens), jnp.int32)
-    return jnp.zeros((batch, *self.shape), jnp.float32), Context.whole(tokens)
+    return jnp.zeros((batch, *self.shape), jnp.float32), Context.contiguous(tokens)
 
 
-def cut(images: Float[Array, 'B H W Q'], patch: int) -> Float[Array, 'B T N']:
-  """The pixels of each patch, patches and pixels both row by row."""
+def extract_patches(images: Float[Array, 'B H W Q'], patch: int) -> Float[Array, 'B T N']:
+  """The pixels of each patch; patches and pixels are in row order."""
   B, H, W, Q = images.shape
   x = images.reshape(B, H // patch, patch, W // patch, patch, Q).swapaxes(2, 3)
   return x.reshape(B, (H // patch) * (W // patch), patch * patch * Q)

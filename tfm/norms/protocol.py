@@ -27,7 +27,7 @@ class Norm(nn.Module):
 
   axis: str = 'embed'
 
-  def check(self) -> None:
+  def validate(self) -> None:
     """Raises ValueError for an invalid setting, before anything is compiled."""
 
   def __call__(self, x: Float[Array, '... D']) -> Float[Array, '... D']:
@@ -56,6 +56,6 @@ def norm_factory(text: str, bias: bool, axis: str = 'embed') -> functools.partia
   """
   call = spec.parse(text)
   factory = spec.bind(call, spec.find_variant(call.name, tfm.norms, Norm, text), text, dict(axis=axis))
-  factory(parent=None).check()  # no submodule of the module whose method calls this
+  factory(parent=None).validate()  # no submodule of the module whose method calls this
   defaults = {'bias': bias} if 'bias' in factory.func.__dataclass_fields__ else {}
   return functools.partial(factory.func, **defaults | factory.keywords)

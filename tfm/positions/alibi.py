@@ -15,10 +15,11 @@ class Alibi(Position):
   """logits -= scale · slope[head] · |q - k|, with fixed slopes (Press et al. 2022, §3).
 
   For past keys this is the paper's formula; for later ones it is the symmetric form that encoders
-  use, so there is nothing to choose. Slopes are kept in float32.
+  use, and no option is needed. Slopes are in float32.
 
-  Falcon's code makes slope · k of a key at k in bfloat16, and divides it by √C with q · k (Almazrouei et al.
-  2023). That is scale=1/√C and rounded=True, as softmax forgets what all keys have in common:
+  Falcon's code computes slope · k of a key at position k in bfloat16, and divides it by √C with q · k
+  (Almazrouei et al. 2023). That is scale=1/√C and rounded=True, as softmax ignores what all keys have in
+  common:
 
     logits -= scale · |r(q) - r(k)|,  r(x) = bfloat16(bfloat16(slope[head]) · bfloat16(x))
 
@@ -29,7 +30,7 @@ class Alibi(Position):
     scale: a factor on the penalties; rounded: whether slopes and their products with positions are of
       bfloat16.
 
-  Raises (from `check`):
+  Raises (from `validate`):
     ValueError: for an exponent or a scale not above 0.
   """
 
@@ -39,19 +40,19 @@ class Alibi(Position):
 
   examples = 'alibi', 'alibi(scale=0.5, rounded=True)'
 
-  def check(self):
+  def validate(self):
     if self.exponent <= 0:
       raise ValueError(f'exponent={self.exponent} must be above 0; 8 is the published one')
     if self.scale <= 0:
       raise ValueError(f'scale={self.scale} must be above 0; 1.0 leaves the penalties as they are')
 
   def bias(self, shared):
-    asked = rounded_penalties if self.rounded else penalties
-    return Partial(functools.partial(asked, slopes=slopes(self.heads, self.exponent), scale=self.scale))
+    function = rounded_penalties if self.rounded else penalties
+    return Partial(functools.partial(function, slopes=slopes(self.heads, self.exponent), scale=self.scale))
 
 
 def slopes(heads: int, exponent: float) -> tuple[float, ...]:
-  """Those of the largest power of two within `heads`, then every other one of twice that power."""
+  """The slopes of the largest power of two within `heads`, then every other one of twice that power."""
   power = 2 ** int(math.log2(heads))
   own = [2 ** (-exponent * i / power) for i in range(1, power + 1)]
   between = [2 ** (-exponent * (i - 0.5) / power) for i in range(1, power + 1)]

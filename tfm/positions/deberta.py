@@ -1,4 +1,4 @@
-"""Disentangled attention: content meets position, and position content."""
+"""Disentangled attention: content-to-position and position-to-content logits."""
 
 import functools
 
@@ -19,23 +19,24 @@ class Deberta(Position):
   """logits = (q·k + q·K_δ + k·Q_δ) / √(C n), n terms, δ = bucket(q - k) (He et al. 2021, DeBERTa, eq. 4).
 
   K_δ and Q_δ are rows of one table of embeddings for all layers, projected for every head of each layer.
-  `rotate` scales q by 1/√n, so that the score, which must divide by √C as dot does, gives the content
-  term; the bias is the other two. In k·Q_δ the paper's eq. 4 counts from the key to the query, its code
-  and its weights from the query to the key, as here.
+  `rotate` scales q by 1/√n, so that the score, which must divide by √C as dot does, gives the content term;
+  the bias is the other two. In k·Q_δ the paper's eq. 4 uses the distance from key to query, its code and
+  weights that from query to key, as here.
 
   The published versions: v1 is deberta(512); v2 and v3 are deberta(512, buckets=256, norm=True,
-    borrowed=True). (A bias of the projected key is the same for all keys of a query, which softmax cancels,
-    so there is none.)
+    share_qk_projections=True). The projection to keys has no bias: it would add the same to all keys of a
+    query,
+  which softmax cancels.
 
   Attributes:
-    max_distance: in tokens, from which on distances are no longer told apart.
+    max_distance: in tokens; larger distances are treated as equal to it.
     buckets: on either side; half of them hold one distance each, half logarithmically more (v2's code);
       0: each distance has its own.
-    c2p, p2c: whether content meets position (q·K_δ), and position content (k·Q_δ).
+    c2p, p2c: whether there is a content-to-position term (q·K_δ), and a position-to-content term (k·Q_δ).
     norm: whether the table goes through a layer norm; epsilon: its.
-    borrowed: whether positions are projected as contents are, with the same parameters.
+    share_qk_projections: whether positions are projected by the parameters of queries and keys.
 
-  Raises (from `check`):
+  Raises (from `validate`):
     ValueError: for neither term, a max_distance below 1, or buckets that are odd, fewer than 4, or no fewer
       than it.
   """
@@ -46,7 +47,7 @@ class Deberta(Position):
   p2c: bool = True
   norm: bool = False
   epsilon: float = 1e-7
-  borrowed: bool = False
+  share_qk_projections: bool = False
 
   examples = (
     'deberta(max_distance=9, buckets=6, norm=True)',
@@ -55,7 +56,7 @@ class Deberta(Position):
   )
   reads_content = True
 
-  def check(self):
+  def validate(self):
     if not (self.c2p or self.p2c):
       raise ValueError('c2p=False and p2c=False leave no position; choose one, or the position "none"')
     if self.max_distance < 1:
@@ -68,7 +69,7 @@ class Deberta(Position):
 
   @property
   def uses_qk_projections(self):
-    return self.borrowed
+    return self.share_qk_projections
 
   @property
   def terms(self):
@@ -76,7 +77,7 @@ class Deberta(Position):
     return 1 + self.c2p + self.p2c
 
   def setup(self):
-    # Made where they are called: the table's instance is the model's, the projections' the layer's.
+    # Created on first call: the table in the model's instance, the projections in the layer's.
     def project(bias):
       return Linear((self.width, self.heads, self.head_width), ('embed', 'heads', 'kv'), normal(), bias=bias)
 
@@ -95,8 +96,8 @@ class Deberta(Position):
     return q * jnp.asarray(self.terms**-0.5, q.dtype), k
 
   def bias(self, shared):
-    function = functools.partial(disentangled, bucketing=(self.max_distance, self.buckets))
-    if self.borrowed:
+    function = functools.partial(disentangled_bias, bucketing=(self.max_distance, self.buckets))
+    if self.share_qk_projections:
       queries, keys = shared
       keys = jnp.repeat(keys, self.heads // keys.shape[1], axis=1)  # each for the queries that share it
     else:
@@ -116,7 +117,7 @@ def bucket(distances: Int[np.ndarray, 'N'], max_distance: int, buckets: int) -> 
   return np.clip(np.sign(distances) * size, -reach, reach - 1) + reach
 
 
-def disentangled(
+def disentangled_bias(
   table: tuple[Float[Array, 'N H C'] | None, Float[Array, 'N H C'] | None],
   q: Float[Array, 'B K G T C'],
   k: Float[Array, 'B K S C'],
@@ -138,13 +139,13 @@ def disentangled(
   index = rows[distances + max_distance][:, None, None]
   logits = 0
   if keys is not None:
-    met = jnp.einsum(
+    products = jnp.einsum(
       'BKGTC,NKGC->BKGTN', q, keys.reshape(-1, K, G, C).astype(q.dtype), preferred_element_type=jnp.float32
     )
-    logits += C**-0.5 * jnp.take_along_axis(met, index, axis=-1)
+    logits += C**-0.5 * jnp.take_along_axis(products, index, axis=-1)
   if queries is not None:
-    met = jnp.einsum(
+    products = jnp.einsum(
       'BKSC,NKGC->BKGSN', k, queries.reshape(-1, K, G, C).astype(k.dtype), preferred_element_type=jnp.float32
     )
-    logits += scale * jnp.take_along_axis(met, index.swapaxes(-1, -2), axis=-1).swapaxes(-1, -2)
+    logits += scale * jnp.take_along_axis(products, index.swapaxes(-1, -2), axis=-1).swapaxes(-1, -2)
   return logits

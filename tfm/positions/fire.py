@@ -13,17 +13,17 @@ from tfm.shapes import Array, Float, Int
 class Fire(Position):
   """logits += f(ψ(|q - k|) / ψ(max(q, L))), ψ(x) = log(c x + 1) (Li et al. 2024, FIRE).
 
-  f is a network 1 → hidden → H with ReLU. It, c and L are learned, for every layer apart. Where q is
-  beyond L the input is at most 1 however long the sequence, so f interpolates. As in the paper's code,
-  c is |`steepness_scale`| and L is `threshold` · |`threshold_scale`|. f has no constant at its end: softmax
-  would cancel it. A key after the query is as one that far before it.
+  f is a network 1 → hidden → H with ReLU. f, c and L are learned, separately for every layer. For q beyond L
+  the input is at most 1 at any length, so f interpolates. As in the paper's code,
+  c is |`steepness_scale`| and L is `threshold` · |`threshold_scale`|. f has no final bias: softmax
+  would cancel it. Later keys are treated as earlier ones at the same distance.
 
   Attributes:
     hidden: units of f; 32 in the paper.
-    threshold: what L starts from, in tokens; 512 in the paper.
-    steepness: what c starts from; 0.1 in the paper.
+    threshold: initial L, in tokens; 512 in the paper.
+    steepness: initial c; 0.1 in the paper.
 
-  Raises (from `check`):
+  Raises (from `validate`):
     ValueError: for a setting not above 0.
   """
 
@@ -33,7 +33,7 @@ class Fire(Position):
 
   examples = ('fire(hidden=8, threshold=4.0)',)
 
-  def check(self):
+  def validate(self):
     for field in ('hidden', 'threshold', 'steepness'):
       if getattr(self, field) <= 0:
         raise ValueError(f'{field}={getattr(self, field)} must be above 0')
@@ -51,10 +51,10 @@ class Fire(Position):
       learned('bias_1', zeros, ('rank',), (self.hidden,)),
       learned('weight_2', lecun_normal()((0,), (1,)), ('rank', 'heads'), (self.hidden, self.heads)),
     )
-    return Partial(interpolated, (c, L), mlp)
+    return Partial(interpolation_bias, (c, L), mlp)
 
 
-def interpolated(
+def interpolation_bias(
   scales: tuple[Float[Array, ''], Float[Array, '']],
   mlp: tuple[Float[Array, 'F'], Float[Array, 'F'], Float[Array, 'F H']],
   q: Float[Array, 'B K G T C'],

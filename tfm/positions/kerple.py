@@ -21,12 +21,12 @@ class Kerple(Position):
     power:  r₁ · |q - k|^r₂,           r₁ > 0, 0 < r₂ < 2
 
   r₁ and r₂ are learned for each head of each layer, as softplus of `scale_1` and `scale_2`; r₂ of
-  'power' is 2 · sigmoid(`scale_2`). They start from N(0, 1), so that heads look differently far.
+  'power' is 2 · sigmoid(`scale_2`). They start from N(0, 1), so that heads differ in how far they attend.
 
   Attributes:
     kind: 'log' or 'power'.
 
-  Raises (from `check`):
+  Raises (from `validate`):
     ValueError: for another kind.
   """
 
@@ -34,18 +34,18 @@ class Kerple(Position):
 
   examples = ('kerple', 'kerple("power")')
 
-  def check(self):
+  def validate(self):
     if self.kind not in KINDS:
-      raise ValueError(f'kind={self.kind!r} is not there; {suggest(self.kind, KINDS)}')
+      raise ValueError(f'kind={self.kind!r} is unknown; {suggest(self.kind, KINDS)}')
 
   @nn.compact
   def bias(self, shared):
-    kernel, bounded = KINDS[self.kind]
+    kernel, constrain = KINDS[self.kind]
     first, second = (
       self.param(name, with_logical_axes(normal(1.0)((), (0,)), ('heads',)), (self.heads,), jnp.float32)
       for name in ('scale_1', 'scale_2')
     )
-    return Partial(functools.partial(penalties, kernel=kernel), (jax.nn.softplus(first), bounded(second)))
+    return Partial(functools.partial(penalties, kernel=kernel), (jax.nn.softplus(first), constrain(second)))
 
 
 def penalties(
@@ -67,9 +67,9 @@ def logarithm(distances, r2):
 
 
 def power(distances, r2):
-  # By way of the logarithm, and not that of 0: its gradient would be NaN.
+  # Computed by the logarithm, but not of 0, whose gradient would be NaN.
   return jnp.where(distances > 0, jnp.exp(r2 * jnp.log(jnp.maximum(distances, 1))), 0)
 
 
-# name → the kernel, and what keeps its r₂ where it belongs.
+# name → (kernel, function that maps a parameter to valid values of r₂).
 KINDS = {'log': (logarithm, jax.nn.softplus), 'power': (power, lambda x: 2 * jax.nn.sigmoid(x))}

@@ -12,14 +12,14 @@ class Learned(Position):
   """x + W[position], with W learned (Gehring et al. 2017; GPT-2, BERT).
 
   Attributes:
-    rows: positions in the table; the length of the training sequences unless given.
+    rows: positions in the table; default: the length of the training sequences.
     stddev: of the normal distribution that the table starts from (0.02 in GPT-2 and BERT).
-    before: further rows that the table has before them, the last of which is position -1: the published
-      RoBERTa's, whose positions begin behind the id of padding, which is the position of padding (Liu et al.
-      2019, released code).
+    before: additional rows at the start of the table, the last of which is position -1, as in the published
+      RoBERTa, whose positions start after the padding id, which is the position of padding (Liu et al. 2019,
+      released code).
 
-  Raises (from `check`):
-    ValueError: for a table shorter than the sequences, or fewer than no rows before.
+  Raises (from `validate`):
+    ValueError: for a table shorter than the sequences, or a negative `before`.
   """
 
   rows: int | None = None
@@ -28,7 +28,7 @@ class Learned(Position):
 
   examples = ('learned', 'learned(before=2)')
 
-  def check(self):
+  def validate(self):
     if self.max_positions < self.length:
       raise ValueError(
         f'rows={self.rows} is shorter than data.length={self.length}; '

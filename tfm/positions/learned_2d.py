@@ -6,7 +6,7 @@ import jax.numpy as jnp
 
 from tfm.layers.initializer import normal
 from tfm.parallel.sharding import shard, with_logical_axes
-from tfm.positions._grid import Grid, grid
+from tfm.positions._grid import Grid, make_grid
 from tfm.positions.protocol import Position
 
 
@@ -14,21 +14,20 @@ METHODS = 'bilinear', 'bicubic'
 
 
 class Learned2D(Position):
-  """x + W[position], W being a table of the tokens before the grid, and of a grid's rows and columns, that is
-  stretched to the grid of the run (Dosovitskiy et al. 2021, §3.2, "2D interpolation").
+  """x + W[position], W being a table for the tokens before the grid and for the grid, which is
+  resized to the grid of the run (Dosovitskiy et al. 2021, §3.2, "2D interpolation").
 
-  So a run at a higher resolution reads the parameters of one at a lower: `original` is the grid that they
-    were learnt on. Where both are the same, this is `learned`, parameter for parameter.
+  So a run at a higher resolution can use the parameters of a lower one: `original` is the grid on which
+    they were trained. If both are equal, this is `learned`, parameter for parameter.
 
   Attributes:
-    rows, columns: of the grid; the tokens before it are what is left of data.length. A square unless
-      given.
-    original: (rows, columns) of the table; those of the run unless given.
+    rows, columns: of the grid; the other tokens of data.length stand before it. Default: a square.
+    original: (rows, columns) of the table; default: those of the run.
     method: 'bilinear', or 'bicubic' (Touvron et al. 2021, DeiT, §6, though by another cubic than PyTorch's).
     stddev: of the normal distribution that the table starts from.
 
-  Raises (from `check`):
-    ValueError: for a grid that data.length does not hold, or a table that is none.
+  Raises (from `validate`):
+    ValueError: for a grid that data.length does not hold, or an invalid table.
   """
 
   rows: int | None = None
@@ -42,7 +41,7 @@ class Learned2D(Position):
     'learned_2d(rows=2, columns=5, original=(3, 3), method="bicubic")',
   )
 
-  def check(self):
+  def validate(self):
     self.grid
     table = self.table
     if (
@@ -54,11 +53,11 @@ class Learned2D(Position):
         f'original={self.original!r} must be two numbers above 0, rows and columns of the table'
       )
     if self.method not in METHODS:
-      raise ValueError(f'method={self.method!r} is not there; known: {", ".join(METHODS)}')
+      raise ValueError(f'method={self.method!r} is unknown; known: {", ".join(METHODS)}')
 
   @property
   def grid(self) -> Grid:
-    return grid(self.rows, self.columns, self.length)
+    return make_grid(self.rows, self.columns, self.length)
 
   @property
   def table(self) -> tuple[int, int]:
@@ -77,15 +76,15 @@ class Learned2D(Position):
 
   @nn.compact
   def embed(self, x, positions):
-    here, (rows, columns) = self.grid, self.table
+    grid, (rows, columns) = self.grid, self.table
     table = self.param(
       'table',
       with_logical_axes(normal(self.stddev)((0,), (1,)), ('table', 'embed')),
-      (here.before + rows * columns, self.width),
+      (grid.before + rows * columns, self.width),
       jnp.float32,
     )
-    if (rows, columns) != here[:2]:
-      patches = table[here.before :].reshape(rows, columns, self.width)
-      patches = jax.image.resize(patches, (*here[:2], self.width), self.method, antialias=False)
-      table = jnp.concatenate([table[: here.before], patches.reshape(-1, self.width)])
+    if (rows, columns) != grid[:2]:
+      patches = table[grid.before :].reshape(rows, columns, self.width)
+      patches = jax.image.resize(patches, (*grid[:2], self.width), self.method, antialias=False)
+      table = jnp.concatenate([table[: grid.before], patches.reshape(-1, self.width)])
     return x + shard(table[positions].astype(x.dtype), 'batch', 'length', 'embed')

@@ -4,4 +4,4 @@ from tfm.positions.protocol import Position
 
 
 class NoPosition(Position):
-  """NoPE: order is told by the causal mask alone (Kazemnejad et al. 2023)."""
+  """NoPE: order comes from the causal mask alone (Kazemnejad et al. 2023)."""

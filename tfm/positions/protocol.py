@@ -12,16 +12,15 @@ from tfm.shapes import Array, Float, Int, PyTree
 class Position(nn.Module):
   """A positional scheme; every hook defaults to doing nothing.
 
-  The model calls `embed` once, under the token embedding, and `share` once; every attention layer
-  calls `rotate` and `bias` with an instance of its own. The fields below come from the model; a spec
-  sets the others.
+  The model calls `embed` once, after the token embedding, and `compute_shared` once; every attention layer
+  calls `rotate` and `bias` of its own instance. The fields below come from the model; a spec sets the others.
 
   Attributes:
     width: D, the model width.
     heads: H, the query heads.
     head_width: C, the channels of one head.
     length: the longest sequence that the run trains on, in tokens.
-    examples: specs that the conformance suite tries; a file whose bare name is a spec needs none.
+    examples: specs for the conformance suite; not needed if the file name alone is a valid spec.
     reads_content: whether the bias depends on the queries and keys themselves.
   """
 
@@ -33,7 +32,7 @@ class Position(nn.Module):
   head_width: int
   length: int
 
-  def check(self) -> None:
+  def validate(self) -> None:
     """Raises ValueError, before anything is compiled, for an invalid setting."""
 
   @property

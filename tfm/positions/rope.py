@@ -3,13 +3,13 @@
 import inspect
 from typing import Any
 
-from tfm.layers.rotary import SCALINGS, Waves, angles, rotated
+from tfm.layers.rotary import SCALINGS, Waves, angles, rotate_pairs
 from tfm.positions.protocol import Position
 from tfm.spec import build_from_table, parse
 
 
 class Rope(Position):
-  """Rotates channel pairs of queries and keys by an angle that grows with the position.
+  """Rotates channel pairs of queries and keys by angles proportional to the position.
 
     (x₁, x₂) → (x₁ cos mθᵢ - x₂ sin mθᵢ, x₂ cos mθᵢ + x₁ sin mθᵢ),  θᵢ = theta^(-2i/R)
 
@@ -20,17 +20,17 @@ class Rope(Position):
 
   Attributes:
     theta: base of the wavelengths; 10 000 in the paper.
-    fraction: of each head's channels that are rotated, the first ones (Black et al. 2022,
+    fraction: of each head's channels that is rotated, the first ones (Black et al. 2022,
       GPT-NeoX-20B, §2.1.1: a quarter); the others carry no position.
     interleaved: whether the pairs are (2i, 2i + 1), as in the paper, GPT-J and Meta's own LLaMA.
-    scaling: how a model reads longer texts than θ was made for, a spec of its own in quotes such as
+    scaling: how frequencies are scaled for longer texts, a spec in quotes such as
       "yarn(factor=4, original=2048)": one of `tfm.layers.rotary.SCALINGS`. Where a scaling depends on
       the length of the text (dynamic, longrope), it is one length for the whole model, so that cached
       keys, packed documents and longer neighbours change no rotation; published code differs there.
 
-  Raises (from `check`):
+  Raises (from `validate`):
     ValueError: for an odd head width, a fraction that is no number of pairs, theta not above 0, or a
-      scaling that is unknown or cannot be honoured.
+      scaling that is unknown or invalid.
   """
 
   theta: float = 10_000.0
@@ -44,23 +44,22 @@ class Rope(Position):
     'rope(scaling="dynamic(factor=2, original=8)")',
   )
 
-  def check(self):
-    C, wanted = self.head_width, self.fraction * self.head_width
+  def validate(self):
+    C, exact = self.head_width, self.fraction * self.head_width
     if not 0 < self.fraction <= 1:
       raise ValueError(
-        f'fraction={self.fraction} must lie above 0 and not above 1; to rotate nothing, '
-        "position='none' would do"
+        f"fraction={self.fraction} must lie above 0 and not above 1; to rotate nothing, use position='none'"
       )
     if C < 2 or C % 2 and self.fraction == 1:
       raise ValueError(
         f'rotates pairs of channels, and the head width is {C} (model.width / model.heads); '
         'choose an even one'
       )
-    if abs(wanted - self.channels) > 1e-3 or self.channels % 2 or self.channels < 2:
-      even = min(max(2, 2 * round(wanted / 2)), C // 2 * 2)
+    if abs(exact - self.channels) > 1e-3 or self.channels % 2 or self.channels < 2:
+      even = min(max(2, 2 * round(exact / 2)), C // 2 * 2)
       raise ValueError(
-        f'fraction={self.fraction} of the head width {C} is {wanted:.6g} channels, which is '
-        f'no number of pairs; fraction={even / C:.6g}, {even} channels, would do'
+        f'fraction={self.fraction} of the head width {C} is {exact:.6g} channels, which is '
+        f'no number of pairs; use fraction={even / C:.6g}, {even} channels'
       )
     if not self.theta > 0:
       raise ValueError(f'theta={self.theta} must be above 0')
@@ -72,7 +71,7 @@ class Rope(Position):
     return round(self.fraction * self.head_width)
 
   def waves(self) -> Waves:
-    """The frequency of each pair, and the factor on what is rotated."""
+    """The frequency of each pair, and the factor on the rotated channels."""
     return build_from_table(
       self.scaling, SCALINGS, theta=self.theta, channels=self.channels, longest=self.length
     )
@@ -80,21 +79,19 @@ class Rope(Position):
   def fingerprint(self):
     frequencies, factor = self.waves()
     return super().fingerprint() | dict(
-      theta=None, fraction=None, scaling=(*frequencies.tolist(), factor, self.grows())
+      theta=None, fraction=None, scaling=(*frequencies.tolist(), factor, self.length_scaling())
     )
 
-  def grows(self) -> dict[str, Any]:
-    """What a scaling that looks at the length of texts makes of longer ones: its arguments; nothing of
-    another.
-    """
+  def length_scaling(self) -> dict[str, Any]:
+    """The arguments of a scaling that depends on the length of the text; empty for other scalings."""
     call = parse(self.scaling)
-    taken = [*inspect.signature(SCALINGS[call.name]).parameters]
-    own = [name for name in taken if name not in ('theta', 'channels', 'longest')]
-    return dict(zip(own, call.args)) | dict(call.kwargs) if 'longest' in taken else {}
+    parameters = [*inspect.signature(SCALINGS[call.name]).parameters]
+    own = [name for name in parameters if name not in ('theta', 'channels', 'longest')]
+    return dict(zip(own, call.args)) | dict(call.kwargs) if 'longest' in parameters else {}
 
   def rotate(self, q, k, q_positions, k_positions):
     frequencies, factor = self.waves()
     return tuple(
-      rotated(x, angles(positions, frequencies), self.interleaved, factor)
+      rotate_pairs(x, angles(positions, frequencies), self.interleaved, factor)
       for x, positions in ((q, q_positions), (k, k_positions))
     )

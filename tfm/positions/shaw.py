@@ -1,4 +1,4 @@
-"""A learned key for every distance."""
+"""Relative positions of Shaw et al.: a learned key for every distance."""
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -13,14 +13,14 @@ from tfm.shapes import Array, Float, Int
 class Shaw(Position):
   """logits += q · a[clip(k - q, -max_distance, max_distance)] / √C (Shaw et al. 2018, eq. 4).
 
-  One table a layer. The paper's second table, of values, is no logit and is left out; its ablation
-  (table 3) finds the keys alone as good.
+  One table per layer. The paper's second table, of values, does not act on logits and is left out; its
+  ablation (table 3) finds the keys alone as good.
 
   Attributes:
-    max_distance: in tokens, from which on distances are no longer told apart; 16 in the base model.
-    by_head: whether every head has a table of its own (the paper's base model) or all share one.
+    max_distance: in tokens; larger distances are treated as equal to it; 16 in the base model.
+    by_head: whether every head has its own table (the paper's base model) or all share one.
 
-  Raises (from `check`):
+  Raises (from `validate`):
     ValueError: for a max_distance below 1.
   """
 
@@ -30,7 +30,7 @@ class Shaw(Position):
   examples = ('shaw(max_distance=4)', 'shaw(max_distance=4, by_head=True)')
   reads_content = True
 
-  def check(self):
+  def validate(self):
     if self.max_distance < 1:
       raise ValueError(f'max_distance={self.max_distance} must be at least 1 token')
 
@@ -43,10 +43,10 @@ class Shaw(Position):
       (2 * self.max_distance + 1, *heads, self.head_width),
       jnp.float32,
     )
-    return Partial(edges, table)
+    return Partial(distance_logits, table)
 
 
-def edges(
+def distance_logits(
   table: Float[Array, 'N C'] | Float[Array, 'N H C'],
   q: Float[Array, 'B K G T C'],
   k: Float[Array, 'B K S C'],

@@ -12,7 +12,7 @@ class Sinusoidal(Position):
 
     PE(m, 2i) = sin(m θᵢ),  PE(m, 2i + 1) = cos(m θᵢ),  θᵢ = theta^(-2i/D)
 
-  There is no last position. Angles are accurate in float32 at every one.
+  Any position is possible. Angles are accurate in float32 at all of them.
 
   Attributes:
     theta: base of the wavelengths, from 2π to just below 2π · theta; 10 000 in the paper.
@@ -20,14 +20,14 @@ class Sinusoidal(Position):
     interleaved: whether sines and cosines alternate, as in the paper; otherwise all sines stand
       before all cosines, as in tensor2tensor, fairseq and Marian.
 
-  Raises (from `check`):
+  Raises (from `validate`):
     ValueError: for an odd model width, or theta not above 0.
   """
 
   theta: float = 10_000.0
   interleaved: bool = True
 
-  def check(self):
+  def validate(self):
     if self.width % 2:
       raise ValueError(f'pairs sines with cosines, and model.width={self.width} is odd; choose an even one')
     if not self.theta > 0:

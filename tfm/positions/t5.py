@@ -14,17 +14,16 @@ from tfm.shapes import Array, Float, Int
 class T5(Position):
   """logits += table[bucket(k - q), head], one table for all layers (Raffel et al. 2020, §2.1).
 
-  Half of the buckets hold one distance each, the other half logarithmically more, up to
-  `max_distance`; everything farther shares the last. The family's products are not scaled: its score
-  is dot(scale=1.0).
+  Half of the buckets hold one distance each, the other half logarithmically more, up to `max_distance`;
+  larger distances share the last bucket. T5 does not scale q·k: its score is dot(scale=1.0).
 
   Attributes:
     buckets: rows of the table.
-    max_distance: in tokens, from which on distances are no longer told apart.
+    max_distance: in tokens; larger distances are treated as equal to it.
     bidirectional: whether half of the buckets are for keys after the query, as in the encoder;
       otherwise those all share the bucket of distance 0.
 
-  Raises (from `check`):
+  Raises (from `validate`):
     ValueError: for too few buckets, an odd number for two directions, or a max_distance within the
       buckets of one distance each.
   """
@@ -35,12 +34,12 @@ class T5(Position):
 
   examples = ('t5(buckets=8, max_distance=9)', 't5(buckets=8, max_distance=9, bidirectional=True)')
 
-  def check(self):
-    ways = 2 if self.bidirectional else 1
-    if self.buckets < 2 * ways or self.buckets % ways:
+  def validate(self):
+    directions = 2 if self.bidirectional else 1
+    if self.buckets < 2 * directions or self.buckets % directions:
       least = 'an even number, 4' if self.bidirectional else '2'
       raise ValueError(f'buckets={self.buckets} must be {least} or more')
-    exact = self.buckets // ways // 2
+    exact = self.buckets // directions // 2
     if self.max_distance <= exact:
       raise ValueError(
         f'max_distance={self.max_distance} must be above {exact}, the distances that '
@@ -60,7 +59,7 @@ class T5(Position):
     return table[bucket(distances, self.buckets, self.max_distance, self.bidirectional)].T
 
   def bias(self, shared):
-    return Partial(by_distance, shared)
+    return Partial(lookup_by_distance, shared)
 
 
 def bucket(
@@ -78,7 +77,7 @@ def bucket(
   return np.where(past < exact, past, np.minimum(far, buckets - 1))
 
 
-def by_distance(
+def lookup_by_distance(
   logits: Float[Array, 'H N'],
   q: Float[Array, 'B K G T C'],
   k: Float[Array, 'B K S C'],

@@ -1,4 +1,4 @@
-"""Sinusoids of the distance, projected to meet the query."""
+"""Transformer-XL: relative positions by projected sinusoids of the distance."""
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ class TransformerXL(Position):
   """logits += (u · k + (q + v) · W r(q - k)) / √C (Dai et al. 2019, §3.3).
 
   r(d) = [sin(d ω₁) … sin(d ω_{D/2}), cos(d ω₁) … cos(d ω_{D/2})],  ωᵢ = 10000^(-2(i-1)/D); u and v are
-  learned for each head, W for each head a [D, C] matrix, all of them for every layer apart. The
+  learned for each head, W is a [D, C] matrix for each head; all of them are separate for every layer. The
   content term q·k/√C is the score's.
 
   As r(q - k) is r(k) rotated by the angles of q, the whole term is one product of rotated queries [T, D]
@@ -23,19 +23,19 @@ class TransformerXL(Position):
   as q·k.
 
   The paper's other half, segment-level recurrence (§3.2), is `config.training.recurrence_length`: rows are
-  read in pieces of so many tokens, each of which attends to those before it, as far as the mask shows them,
-  and sends no gradient there. A memory ends with its row.
+  processed in segments of so many tokens; each attends to earlier segments, as far as the mask allows,
+  without gradients. The recurrence ends with the row.
 
-  Raises (from `check`):
+  Raises (from `validate`):
     ValueError: for an odd model width.
   """
 
   reads_content = True
 
-  def check(self):
+  def validate(self):
     if self.width % 2:
       raise ValueError(
-        f'sines and cosines fill half of the model width each, and model.width={self.width} '
+        f'sines and cosines take half of the model width each, and model.width={self.width} '
         'is odd; choose an even one'
       )
 
@@ -74,11 +74,11 @@ def relative_logits(
     return jnp.sin(angle), jnp.cos(angle)
 
   content = product('BKSC,KGC->BKGS', k, u.reshape(K, G, C))
-  wanted = product('BKGTC,DKGC->BKGTD', q + v.reshape(1, K, G, 1, C), kernel.reshape(D, K, G, C))
-  # sin(q - k) and cos(q - k) by angle addition; what belongs to the query is put with the query.
-  of_sin, of_cos = jnp.split(wanted, 2, axis=-1)
+  projected = product('BKGTC,DKGC->BKGTD', q + v.reshape(1, K, G, 1, C), kernel.reshape(D, K, G, C))
+  # sin(q - k) and cos(q - k) by angle addition; the factors of the query are multiplied into the query.
+  of_sin, of_cos = jnp.split(projected, 2, axis=-1)
   sin, cos = (wave[:, None, None] for wave in waves(q_positions))
-  turned = jnp.concatenate([of_cos * sin - of_sin * cos, of_sin * sin + of_cos * cos], -1)
+  rotated = jnp.concatenate([of_cos * sin - of_sin * cos, of_sin * sin + of_cos * cos], -1)
   keys = jnp.concatenate(waves(k_positions), -1)
-  position = product('BND,BSD->BNS', turned.reshape(B, K * G * T, D), keys).reshape(B, K, G, T, -1)
+  position = product('BND,BSD->BNS', rotated.reshape(B, K * G * T, D), keys).reshape(B, K, G, T, -1)
   return (content[:, :, :, None] + position) * C**-0.5

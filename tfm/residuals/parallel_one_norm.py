@@ -14,4 +14,4 @@ class ParallelOneNorm(Residual):
 
   def __call__(self, block, branches, x, context):
     y = block.norm(name='norm')(x)
-    return sum((block.dropped(f(y), context) for f in branches.values()), x)
+    return sum((block.apply_dropout(f(y), context) for f in branches.values()), x)

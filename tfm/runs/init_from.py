@@ -20,7 +20,7 @@ from tfm.data.special_tokens import missing_tokens
 from tfm.data.tokenizers.protocol import Tokenizer
 from tfm.data.tokenizers.protocol import load as load_tokenizer
 from tfm.errors import require
-from tfm.layers.lora import SCALE, merged
+from tfm.layers.lora import SCALE, merge_adapters
 from tfm.models.trunk import Trunk
 from tfm.parallel import mesh as meshes
 from tfm.parallel import sharding
@@ -183,7 +183,9 @@ def load_pretrained(config: ConfigDict) -> PretrainedRun:
       )
     tokenizers = load_tokenizers(metadata)
     mesh = meshes.make(dict(data=1), jax.local_devices()[:1])
-    params = merged(restore_params(checkpoints, step, experiment, build_model(experiment, *tokenizers), mesh))
+    params = merge_adapters(
+      restore_params(checkpoints, step, experiment, build_model(experiment, *tokenizers), mesh)
+    )
   host_params = jax.device_get(params)
   by_path = {path_name(path): x for path, x in jax.tree_util.tree_leaves_with_path(host_params)}
   return PretrainedRun(by_path, config.init_from, *tokenizers, metadata.get('published'))

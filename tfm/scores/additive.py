@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 from jax.tree_util import Partial
 
-from tfm.layers.initializer import lecun_normal, normal, shrunk
+from tfm.layers.initializer import lecun_normal, normal, scale_initializer
 from tfm.parallel.sharding import with_logical_axes
 from tfm.scores.protocol import Score
 from tfm.shapes import Array, Float
@@ -21,13 +21,13 @@ class Additive(Score):
   Attributes:
     width: hidden channels; None means C.
 
-  Raises (from `check`):
+  Raises (from `validate`):
     ValueError: for a width below 1.
   """
 
   width: int | None = None
 
-  def check(self):
+  def validate(self):
     if self.width is not None and self.width < 1:
       raise ValueError(f'width={self.width} must be at least 1, or None for the head width')
 
@@ -35,7 +35,7 @@ class Additive(Score):
   def __call__(self):
     C, hidden = self.head_width, self.head_width if self.width is None else self.width
     projection = with_logical_axes(lecun_normal()((0,), (1,)), ('kv', 'rank'))
-    vector = with_logical_axes(shrunk(normal(1.0), hidden**-0.5)((0,), ()), ('rank',))
+    vector = with_logical_axes(scale_initializer(normal(1.0), hidden**-0.5)((0,), ()), ('rank',))
     return Partial(
       additive,
       self.param('query', projection, (C, hidden), jnp.float32),

@@ -33,7 +33,7 @@ class Cosine(Score):
     temperature: τ, or its initial value if learned; 10 in Swin V2.
     learned: whether τ is a parameter.
 
-  Raises (from `check`):
+  Raises (from `validate`):
     ValueError: for a temperature of 0 or less, or a learned one that starts at 100 or more.
   """
 
@@ -42,7 +42,7 @@ class Cosine(Score):
   temperature: float = 10.0
   learned: bool = False
 
-  def check(self):
+  def validate(self):
     if self.temperature <= 0:
       raise ValueError(f'temperature={self.temperature} must be above 0')
     if self.learned and self.temperature >= MAX_TEMPERATURE:

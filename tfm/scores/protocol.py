@@ -21,7 +21,7 @@ class Score(nn.Module):
 
   head_width: int
 
-  def check(self) -> None:
+  def validate(self) -> None:
     """Raises ValueError for an invalid setting, before anything is compiled."""
 
   def __call__(self) -> Callable:

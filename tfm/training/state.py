@@ -41,7 +41,7 @@ def init_params(model: nn.Module, key: Array, batch: int, length: int, lora: Lor
   """The model's initial parameters, boxed, with LoRA adapters if `lora` is set; the model is traced on
   `batch` rows of `length` tokens."""
   params = model.init(key, *model.example(batch, length))['params']
-  return lora.added(params, key) if lora else params
+  return lora.add_adapters(params, key) if lora else params
 
 
 def init(

@@ -17,7 +17,7 @@ from tfm.config.assemble.field_errors import require_one_of
 from tfm.config.schema import default_config, parts
 from tfm.errors import require, suggest
 from tfm.layers.activation import ACTIVATIONS
-from tfm.layers.initializer import shrunk
+from tfm.layers.initializer import scale_initializer
 from tfm.layers.pooled import CLASS_TOKEN_COUNT, Pooled
 from tfm.models.decoder import Decoder
 from tfm.models.encoder import Encoder
@@ -269,14 +269,16 @@ def build_trunk(experiment: 'Experiment', where: str, causal: bool, branches: in
   outer = build_initializer(experiment, 'initializer')
   layers = [kinds[i % len(kinds)][1] for i in range(part.layers)]
   added = sum(branches - (b.feed_forward_width == 0) for b in layers)
-  outer = shrunk(outer, added**-0.5) if m.depth_scaled else outer
+  outer = scale_initializer(outer, added**-0.5) if m.depth_scaled else outer
   crossed = [('model.cross', m.cross)] if branches == 3 else []
   across = build_cross_attention(experiment, outer) if crossed else None
   blocks = {at: build_block(experiment, at, b, causal, outer, across) for at, b in kinds}
   return dict(
     width=m.width,
     positions=build_distinct_positions(experiment, kinds + crossed),
-    reads=frozenset().union(*(build_mask(experiment, at, b, causal).required_fields for at, b in kinds)),
+    required_fields=frozenset().union(
+      *(build_mask(experiment, at, b, causal).required_fields for at, b in kinds)
+    ),
     stack=functools.partial(
       Stack,
       tuple(blocks[at] for at, _ in kinds),

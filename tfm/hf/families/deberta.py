@@ -58,8 +58,8 @@ def fields_v2(output):
 
 POOLER_ACTIVATIONS = value_map(gelu='gelu', tanh='tanh', relu='relu', gelu_new='gelu_tanh', silu='silu')
 # Arguments of the position that version 2 introduced.
-V2_ARGUMENTS = 'buckets', 'norm', 'epsilon', 'borrowed'
-ARGUMENTS = 'max_distance', 'buckets', 'c2p', 'p2c', 'norm', 'epsilon', 'borrowed'
+V2_ARGUMENTS = 'buckets', 'norm', 'epsilon', 'share_qk_projections'
+ARGUMENTS = 'max_distance', 'buckets', 'c2p', 'p2c', 'norm', 'epsilon', 'share_qk_projections'
 
 
 def check_embedding_size(hf_config):
@@ -81,7 +81,7 @@ def read_v2_arguments(hf_config):
   )
 
 
-def read_positions(hf_config, buckets=0, has_norm=False, borrowed=False):
+def read_positions(hf_config, buckets=0, has_norm=False, share_qk_projections=False):
   """Disentangled positions, learned absolute positions, or none."""
   relative, absolute = (
     hf_config.get('relative_attention', False),
@@ -109,7 +109,7 @@ def read_positions(hf_config, buckets=0, has_norm=False, borrowed=False):
   kwargs = dict(buckets=buckets) if buckets else {}
   kwargs |= {term: False for term in ('c2p', 'p2c') if term not in terms}
   kwargs |= dict(norm=True, epsilon=epsilon) if has_norm else {}
-  kwargs |= dict(borrowed=True) if borrowed else {}
+  kwargs |= dict(share_qk_projections=True) if share_qk_projections else {}
   arguments = ', '.join(f'{name}={value!r}' for name, value in kwargs.items())
   return {
     'model.position': f'deberta({span if span > 0 else longest}{", " if arguments else ""}{arguments})',
@@ -142,7 +142,7 @@ def write_positions(v2_arguments, config):
     dict(
       position_buckets=kwargs.get('buckets') or -1,
       norm_rel_ebd='layer_norm' if kwargs.get('norm') else 'none',
-      share_att_key=kwargs.get('borrowed', False),
+      share_att_key=kwargs.get('share_qk_projections', False),
     )
     if v2_arguments
     else {}
@@ -168,7 +168,7 @@ def weights(config, layer, position_names):
   for i, block in enumerate(block_paths(config)):
     name = f'deberta.encoder.layer.{i}'
     yield from layer(name, block, m)
-    if call.name == 'deberta' and not kwargs.get('borrowed'):
+    if call.name == 'deberta' and not kwargs.get('share_qk_projections'):
       for term, hf_name, tfm_name in zip(('c2p', 'p2c'), position_names, ('key', 'query')):
         if kwargs.get(term, True):
           # A bias of keys shifts all logits of a query equally and has no effect: ours has none.
