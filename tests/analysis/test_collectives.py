@@ -313,9 +313,9 @@ def test_a_ring_of_permutes_beside_a_gather_that_goes_on():
 
 
 def test_where_an_array_lies():
-  made = hlo.parse_module(TPU).computations['body']
-  assert [shape.memory for shape in made['carry'].shapes] == [0, 1, 0]
-  assert made['carry'].bytes == 4 + BYTES + BYTES // 2
+  result = hlo.parse_module(TPU).computations['body']
+  assert [shape.memory for shape in result['carry'].shapes] == [0, 1, 0]
+  assert result['carry'].bytes == 4 + BYTES + BYTES // 2
 
 
 def test_text_that_is_no_module():

@@ -93,11 +93,11 @@ def test_what_is_compiled_for_others_is_not_kept(name, monkeypatch):
     topology.topologies, 'get_topology_desc', lambda **_: types.SimpleNamespace(devices=['one'])
   )
   monkeypatch.setattr(gpus, 'devices', lambda *_: ['one'])
-  kept = jax.config.jax_enable_compilation_cache
+  stored = jax.config.jax_enable_compilation_cache
   try:
     assert topology.devices(name) == ['one'] and not jax.config.jax_enable_compilation_cache
   finally:
-    jax.config.update('jax_enable_compilation_cache', kept)
+    jax.config.update('jax_enable_compilation_cache', stored)
 
 
 @pytest.mark.parametrize('name', gpus.GPUS)

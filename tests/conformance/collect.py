@@ -197,9 +197,9 @@ def cover_pairs(triples: list[tuple], rng: random.Random) -> set[tuple]:
 
 def refusals(length: int) -> list[tuple[str, str, str]]:
   """mixer, position, mask that do not go together: one of both is plain, the other not to be had."""
-  made = []
+  result = []
   for mixer in first('mixer'):
     plain = surroundings(mixer)
-    made += [tuple((plain | {'position': text}).values()) for text in first('position')]
-    made += [tuple((plain | {'mask': text}).values()) for text in first('mask')]
-  return [triple for triple in dict.fromkeys(made) if not takes(*triple)]
+    result += [tuple((plain | {'position': text}).values()) for text in first('position')]
+    result += [tuple((plain | {'mask': text}).values()) for text in first('mask')]
+  return [triple for triple in dict.fromkeys(result) if not takes(*triple)]

@@ -25,5 +25,5 @@ def row(*pieces):
   return (tokens, positions, segments), spans
 
 
-def rows(*made):
-  return [np.array(columns) for columns in zip(*(columns for columns, _ in made))]
+def rows(*result):
+  return [np.array(columns) for columns in zip(*(columns for columns, _ in result))]

@@ -62,10 +62,10 @@ def test_a_decoder_refuses_a_mask_that_looks_ahead(text):
 
 @pytest.mark.parametrize('position', collect.specs('position'))
 def test_a_position_reaches_as_far_as_it_is_trained(position):
-  made = assemble.build_position(
+  result = assemble.build_position(
     Experiment(config(position=position)), 'model', config(position=position).model
   )()
-  assert made.max_positions is None or made.max_positions >= LENGTH
+  assert result.max_positions is None or result.max_positions >= LENGTH
 
 
 @pytest.mark.parametrize('mixer, position, mask', collect.refusals(LENGTH))

@@ -41,23 +41,23 @@ def test_cached_reading_equals_the_full_pass(text, pieces):
 
 @pytest.mark.parametrize('text', TRIED)
 def test_packed_and_padded_documents_give_what_each_gives_alone(text):
-  made = row(A, B), row(B, (PAD, 2), A[:5]), row((PAD, 3), A, (PAD, 2))
-  together, _ = tiny(text)(*rows(*made))
+  inputs = row(A, B), row(B, (PAD, 2), A[:5]), row((PAD, 3), A, (PAD, 2))
+  together, _ = tiny(text)(*rows(*inputs))
   a, _ = tiny(text)(*rows(row(A)))
   b, _ = tiny(text)(*rows(row(B)))
   assert np.isfinite(together).all()
-  close(together[0, made[0][1][0]], a[0])
-  close(together[0, made[0][1][1]], b[0])
-  close(together[1, made[1][1][0]], b[0])
-  close(together[1, made[1][1][1]], a[0, :5])
-  close(together[2, made[2][1][0]], a[0])
+  close(together[0, inputs[0][1][0]], a[0])
+  close(together[0, inputs[0][1][1]], b[0])
+  close(together[1, inputs[1][1][0]], b[0])
+  close(together[1, inputs[1][1][1]], a[0, :5])
+  close(together[2, inputs[2][1][0]], a[0])
 
 
 def sharded(text, rules):
-  made = Sharded(feed_forward=text)
-  made.config.rules.update(rules)
-  made.rules = sharding.parse_rules(made.config.rules)
-  return made
+  result = Sharded(feed_forward=text)
+  result.config.rules.update(rules)
+  result.rules = sharding.parse_rules(result.config.rules)
+  return result
 
 
 @pytest.mark.parametrize('text', TRIED)
@@ -81,8 +81,8 @@ def test_the_mesh_changes_nothing(text):
 )
 @pytest.mark.slow
 def test_experts_may_be_cut_over_any_axis(text, sizes, rules, cut):
-  made = sharded(text, rules)
-  equal_on(made, axes(sizes))
-  _, params, _ = made.on(meshes.make(axes(sizes)))
+  setup = sharded(text, rules)
+  equal_on(setup, axes(sizes))
+  _, params, _ = setup.on(meshes.make(axes(sizes)))
   kernel = params['stack']['layers']['block_0']['feed_forward']['up']['kernel']
   assert kernel.shape[1:] == (8, 32, 32) and kernel.addressable_shards[0].data.shape[1:] == cut

@@ -11,7 +11,7 @@ from jax.tree_util import Partial
 
 import tfm.positions
 from tests.conformance import collect
-from tests.conformance.tiny import PREFIX, asked, config
+from tests.conformance.tiny import PREFIX, apply_with_random_params, config
 from tests.reference import attention
 from tfm import spec
 from tfm.config import assemble
@@ -34,7 +34,7 @@ TOLERANCE = {'float32': 2e-5, 'bfloat16': 3e-2}  # bf16 keeps 8 bits of each wei
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-  """What a kernel is asked; the defaults are plain causal attention over whole rows."""
+  """The inputs of a kernel; the defaults are plain causal attention over whole rows."""
 
   mask: str = 'causal'
   heads: int = 4
@@ -68,7 +68,7 @@ class Case:
     a['q'] = a['q'][:, asking]
     return a
 
-  def asked(self):
+  def make_inputs(self):
     """The keywords that are no arrays of the tokens."""
     return dict(
       mask=collect.mask(self.mask),
@@ -89,15 +89,18 @@ class Case:
 
   def functions(self):
     """The score and the bias: functions with learned leaves."""
-    score = asked(spec.factory(self.score, *collect.SLOTS['score'], head_width=C), lambda made: made())
+    score = apply_with_random_params(
+      spec.factory(self.score, *collect.SLOTS['score'], head_width=C), lambda result: result()
+    )
     if self.learned_score:
       score = Partial(weighted, jnp.asarray([0.5, 1.0, -0.7, 1.5]))
     if self.bias in ('', 'own'):
       table = jnp.asarray(np.random.default_rng(1).standard_normal((self.heads, 5)), jnp.float32)
       return score, Partial(by_distance, table) if self.bias else None
     c = config(position=self.bias, heads=self.heads, kv_heads=self.kv_heads, head_width=C)
-    return score, asked(
-      assemble.build_position(Experiment(c), 'model', c.model), lambda made: made.bias(made.compute_shared())
+    return score, apply_with_random_params(
+      assemble.build_position(Experiment(c), 'model', c.model),
+      lambda result: result.bias(result.compute_shared()),
     )
 
 
@@ -171,7 +174,7 @@ def call(text, case, dtype='float32', order=None):
   g = cotangent(a)
   fixed = {name: jnp.asarray(x) for name, x in a.items() if name not in 'qkv'}
 
-  fixed |= case.asked() | dict(k_prefix=jnp.full_like(fixed['k_positions'], PREFIX))
+  fixed |= case.make_inputs() | dict(k_prefix=jnp.full_like(fixed['k_positions'], PREFIX))
 
   @jax.jit
   def run(q, k, v, *learned):
@@ -219,9 +222,9 @@ def formula(case, dtype='float32'):
     lambda q, k: bool(collect.mask(case.mask).bind_prefix(PREFIX)(np.asarray(q), np.asarray(k))),
     *(a[n] for n in ('q_positions', 'k_positions', 'q_segments', 'k_segments')),
   )
-  asked = case.asked()
+  inputs = case.make_inputs()
   if case.normalizer == 'sigmoid':
-    p = attention.sigmoid_weights(flat, visible, asked['offset'])
+    p = attention.sigmoid_weights(flat, visible, inputs['offset'])
     d_p, d_v = attention.weight_gradients(p, v, cotangent(a))
     d_logits = d_p * p * (1 - p)
   else:
@@ -327,10 +330,10 @@ class TestDropout:
   def test_drops_its_share_and_keeps_the_mean(self, text):
     # Each query sees one key: its weight is dropped, or stands 1 / (1 - rate) as large.
     out = self.mixed(text, 0.25, jax.random.key(0), rows=512)
-    kept = out > 0
-    np.testing.assert_allclose(out[kept], 1 / 0.75, rtol=1e-6)
-    assert 0.70 < kept[..., 0].mean() < 0.80  # 2048 weights: five standard deviations
-    assert (kept[..., 0] == kept[..., 1]).all()  # a weight is dropped, not channels of the output
+    keep_mask = out > 0
+    np.testing.assert_allclose(out[keep_mask], 1 / 0.75, rtol=1e-6)
+    assert 0.70 < keep_mask[..., 0].mean() < 0.80  # 2048 weights: five standard deviations
+    assert (keep_mask[..., 0] == keep_mask[..., 1]).all()  # a weight is dropped, not channels of the output
 
   def test_is_the_keys_doing(self, text):
     a, again, b = (self.mixed(text, 0.5, jax.random.key(i)) for i in (0, 0, 1))

@@ -80,10 +80,10 @@ def test_static_arguments_compile_once(text):
     traced.append(mask)
     return mask.bind_prefix(prefix)(q, k)
 
-  asked = jnp.asarray(Q), jnp.asarray(K), jnp.full((1, 1, 1), 5)
-  seen(collect.mask(text), *asked), seen(collect.mask(text), *asked)
+  calls = jnp.asarray(Q), jnp.asarray(K), jnp.full((1, 1, 1), 5)
+  seen(collect.mask(text), *calls), seen(collect.mask(text), *calls)
   assert len(traced) == 1
-  seen(collect.mask(f'~({text})'), *asked)
+  seen(collect.mask(f'~({text})'), *calls)
   assert len(traced) == 2
 
 

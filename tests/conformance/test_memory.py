@@ -54,14 +54,16 @@ def context(positions, segments):
 
 @pytest.fixture(params=collect.specs('mixer'))
 def crossed(request):
-  made = crossings(request.param)
+  result = crossings(request.param)
   try:
-    made(made.x, Memory(made.y, Context.contiguous(made.y[..., 0])), Context.contiguous(made.x[..., 0]))
+    result(
+      result.x, Memory(result.y, Context.contiguous(result.y[..., 0])), Context.contiguous(result.x[..., 0])
+    )
   except ValueError as refusal:
     assert 'does not support cross-attention' in str(refusal) and len(str(refusal).split()) > 5
     assert spec_name(request.param) != 'softmax'
     pytest.skip(f'refused: {refusal}')
-  return made
+  return result
 
 
 def spec_name(text):

@@ -112,14 +112,14 @@ def axes(sizes):
   return dict(zip(('data', 'fsdp', 'tensor'), sizes))
 
 
-def equal_on(made, sizes):
+def equal_on(result, sizes):
   mesh = meshes.make(sizes)
-  where, params, batch = made.on(mesh)
-  with sharding.context(mesh, made.rules):
-    run = jax.jit(jax.value_and_grad(made.loss), out_shardings=(None, where))
+  where, params, batch = result.on(mesh)
+  with sharding.context(mesh, result.rules):
+    run = jax.jit(jax.value_and_grad(result.loss), out_shardings=(None, where))
     loss, grads = run(params, *batch)
-  np.testing.assert_allclose(loss, made.alone[0], rtol=1e-5)
-  expected = [np.asarray(g) for g in jax.tree.leaves(made.alone[1])]
+  np.testing.assert_allclose(loss, result.alone[0], rtol=1e-5)
+  expected = [np.asarray(g) for g in jax.tree.leaves(result.alone[1])]
   size = max(np.abs(g).max() for g in expected)
   for (path, a), b in zip(jax.tree.leaves_with_path(grads), expected, strict=True):
     np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5 * size, err_msg=jax.tree_util.keystr(path))
@@ -152,12 +152,12 @@ def test_other_shapes_of_model_too(sizes, model):
 @pytest.mark.parametrize('sizes', MESHES, ids=str)
 @pytest.mark.parametrize('mixer, position, mask', settings())
 def test_parameters_lie_cut_as_the_rules_say(mixer, position, mask, sizes):
-  made = sharded(mixer=mixer, position=position, mask=mask)
+  setup = sharded(mixer=mixer, position=position, mask=mask)
   mesh = meshes.make(axes(sizes))
-  _, params, _ = made.on(mesh)
-  boxes = jax.tree.leaves_with_path(made.boxes, is_leaf=lambda x: isinstance(x, sharding.Parameter))
+  _, params, _ = setup.on(mesh)
+  boxes = jax.tree.leaves_with_path(setup.boxes, is_leaf=lambda x: isinstance(x, sharding.Parameter))
   for (path, box), x in zip(boxes, jax.tree.leaves(params), strict=True):
-    cuts = [math.prod(mesh.shape[axis] for axis in made.config.rules[name].split()) for name in box.names]
+    cuts = [math.prod(mesh.shape[axis] for axis in setup.config.rules[name].split()) for name in box.names]
     own = tuple(size // cut for size, cut in zip(x.shape, cuts, strict=True))
     assert {shard.data.shape for shard in x.addressable_shards} == {own}, jax.tree_util.keystr(path)
     assert len({str(shard.index) for shard in x.addressable_shards}) == math.prod(cuts)
@@ -173,9 +173,9 @@ def test_parameters_lie_cut_as_the_rules_say(mixer, position, mask, sizes):
 
 @pytest.mark.parametrize('sizes', [(8, 1, 1), (2, 2, 2), (1, 1, 8)], ids=str)
 def test_activations_are_cut_too(sizes):
-  made = sharded(mixer='softmax', position='rope')
+  setup = sharded(mixer='softmax', position='rope')
   mesh = meshes.make(axes(sizes))
-  _, params, batch = made.on(mesh)
-  with sharding.context(mesh, made.rules):
-    x = jax.jit(made.features)(params, *batch)
+  _, params, batch = setup.on(mesh)
+  with sharding.context(mesh, setup.rules):
+    x = jax.jit(setup.features)(params, *batch)
   assert x.sharding.shard_shape(x.shape) == (B // (sizes[0] * sizes[1]), T, 32)

@@ -37,9 +37,9 @@ class TestRows:
     close(packed[1, second[1][0]], packed[2, alone[1][0]])
 
   def test_padding_on_either_side_changes_nothing(self, combination):
-    made = row(A, (PAD, 5)), row((PAD, 5), A), row((PAD, 2), A, (PAD, 3))
-    padded, _ = combination(*rows(*made))
+    inputs = row(A, (PAD, 5)), row((PAD, 5), A), row((PAD, 2), A, (PAD, 3))
+    padded, _ = combination(*rows(*inputs))
     alone, _ = combination(*rows(row(A)))
     assert np.isfinite(padded).all()
-    for logits, (_, (span,)) in zip(padded, made):
+    for logits, (_, (span,)) in zip(padded, inputs):
       close(logits[span], alone[0])

@@ -23,9 +23,9 @@ def close(a, b):
   np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5)
 
 
-def check_rows(made, packs):
+def check_rows(result, packs):
   """Neighbours and padding change nothing; returns the logits of TOGETHER."""
-  together, alone, otherwise = (made(*columns)[0] for columns in (TOGETHER, ALONE, OTHERWISE))
+  together, alone, otherwise = (result(*columns)[0] for columns in (TOGETHER, ALONE, OTHERWISE))
   a, b = alone[0, :5], alone[1, 5:]
   assert np.isfinite(alone).all() and np.isfinite(otherwise).all()
   for same in (alone[2, :7], otherwise[1, :7], otherwise[2, 3:10]):
@@ -42,24 +42,26 @@ def check_rows(made, packs):
 
 @pytest.mark.parametrize('mixer, position, mask', collect.product(LENGTH))
 def test_under_causal(mixer, position, mask):
-  made = accepted(mixer, position, mask)
-  expected = check_rows(made, packs=True)
+  decoder = accepted(mixer, position, mask)
+  expected = check_rows(decoder, packs=True)
   tokens, positions, segments = TOGETHER
-  caches, start = made.model.init_caches(len(tokens), LENGTH + 1), 0
+  caches, start = decoder.model.init_caches(len(tokens), LENGTH + 1), 0
   for piece in (5, 5, 1, 1):  # each document's prefix stands in one of them
     here = slice(start, start + piece)
-    read, caches = made(tokens[:, here], positions[:, here], segments[:, here], caches)
+    read, caches = decoder(tokens[:, here], positions[:, here], segments[:, here], caches)
     real = segments[:, here] > 0
     close(read[real], expected[:, here][real])
     start += piece
 
   positions, segments = np.array([0, *range(4), *range(5), 0, 0]), np.array([0] + [1] * 4 + [2] * 5 + [0] * 2)
-  felt = made.influence(positions, segments)
+  gradients = decoder.influence(positions, segments)
   hidden = (segments[:, None] != segments[None]) | (segments == 0)[None]
   if not collect.mask(mask).required_fields:
     hidden |= np.triu(np.ones_like(hidden), 1)
-  assert np.isfinite(felt).all() and not felt[hidden & (segments > 0)[:, None]].any()
-  assert np.diag(felt)[segments > 0].all() and np.tril(felt, -1)[segments == 2][:, segments == 2].any()
+  assert np.isfinite(gradients).all() and not gradients[hidden & (segments > 0)[:, None]].any()
+  assert (
+    np.diag(gradients)[segments > 0].all() and np.tril(gradients, -1)[segments == 2][:, segments == 2].any()
+  )
 
 
 @pytest.mark.parametrize('mixer, position, mask', collect.product(LENGTH, causal=False))

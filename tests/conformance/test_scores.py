@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.conformance import collect
-from tests.conformance.tiny import asked, config
+from tests.conformance.tiny import apply_with_random_params, config
 from tfm import spec
 from tfm.config import assemble
 from tfm.config.assemble import Experiment
@@ -22,12 +22,14 @@ K_AT = jnp.asarray(DRAW.integers(0, 12, (B, S)), jnp.int32)
 
 
 def score(text):
-  return asked(spec.factory(text, *collect.SLOTS['score'], head_width=C), lambda made: made())
+  return apply_with_random_params(
+    spec.factory(text, *collect.SLOTS['score'], head_width=C), lambda result: result()
+  )
 
 
 def position(text, ask):
   c = config(position=text)
-  return asked(assemble.build_position(Experiment(c), 'model', c.model), ask)
+  return apply_with_random_params(assemble.build_position(Experiment(c), 'model', c.model), ask)
 
 
 def close(a, b):
@@ -68,7 +70,7 @@ class TestPosition:
     order = np.random.default_rng(3).permutation(S)
 
     def ask(x, q, k, at):
-      return position(text, lambda made: (made.embed(x, at), *made.rotate(q, k, at, at)))
+      return position(text, lambda result: (result.embed(x, at), *result.rotate(q, k, at, at)))
 
     straight = ask(x, heads, keys, K_AT)
     shuffled = ask(x[:, order], heads[:, order], keys[:, order], K_AT[:, order])
@@ -79,20 +81,20 @@ class TestPosition:
   def test_compute_type_is_kept(self, text):
     x = jnp.ones((B, S, D), jnp.bfloat16)
     heads, keys = jnp.ones((B, S, H, C), jnp.bfloat16), jnp.ones((B, S, K, C), jnp.bfloat16)
-    out = position(text, lambda made: (made.embed(x, K_AT), *made.rotate(heads, keys, K_AT, K_AT)))
+    out = position(text, lambda result: (result.embed(x, K_AT), *result.rotate(heads, keys, K_AT, K_AT)))
     assert all(y.dtype == jnp.bfloat16 for y in out)
 
   def test_a_block_of_the_bias_is_the_bias_of_the_block(self, text):
-    bias = position(text, lambda made: made.bias(made.compute_shared()))
+    bias = position(text, lambda result: result.bias(result.compute_shared()))
     if bias is None:
       pytest.skip('adds nothing to the logits')
     assert isinstance(bias, jax.tree_util.Partial)
 
     def values(q, k, q_at, k_at):
       shape = (B, K, H // K, q.shape[3], k.shape[2])
-      given = jax.jit(lambda bias: bias(q, k, q_at, k_at))(bias)
-      assert given.ndim == 5  # rank promotion is an error
-      return np.broadcast_to(given, shape)
+      arguments = jax.jit(lambda bias: bias(q, k, q_at, k_at))(bias)
+      assert arguments.ndim == 5  # rank promotion is an error
+      return np.broadcast_to(arguments, shape)
 
     whole = values(Q, KEY, Q_AT, K_AT)
     close(values(Q[..., 2:5, :], KEY[:, :, 4:7], Q_AT[:, 2:5], K_AT[:, 4:7]), whole[..., 2:5, 4:7])

@@ -125,21 +125,21 @@ class Tiny:
 
 
 class Held(nn.Module):
-  """A module in a parent, asked by a function."""
+  """A parent module, so that a function can call the child."""
 
   factory: Callable
 
   @nn.compact
-  def __call__(self, ask):
-    return ask(self.factory(name='held'))
+  def __call__(self, question):
+    return question(self.factory(name='held'))
 
 
-def asked(factory, ask):
-  """What `ask(module)` gives under random parameters."""
+def apply_with_random_params(factory, question):
+  """Computes `question(module)` with random parameters."""
   held, draw = Held(factory), np.random.default_rng(1)
-  shapes = nn.unbox(jax.eval_shape(lambda key: held.init(key, ask), jax.random.key(0)))
+  shapes = nn.unbox(jax.eval_shape(lambda key: held.init(key, question), jax.random.key(0)))
   params = jax.tree.map(lambda x: jnp.asarray(draw.standard_normal(x.shape), jnp.float32), shapes)
-  return held.apply(params, ask)
+  return held.apply(params, question)
 
 
 @functools.cache

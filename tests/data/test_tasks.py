@@ -25,43 +25,43 @@ HAY = 'The grass is green. The sky is blue. The sun is yellow. Here we go. There
 
 def of_letters(f):
   def oracle(text):
-    x, told = text.split('=')
-    return told == f(x) and re.fullmatch('[a-d]+', x), [told], True, len(x)
+    x, reported = text.split('=')
+    return reported == f(x) and re.fullmatch('[a-d]+', x), [reported], True, len(x)
 
   return oracle
 
 
 def parity(text):
-  bits, told = text.split('=')
-  return int(told) == sum(map(int, bits)) % 2, [told], False, len(bits)
+  bits, reported = text.split('=')
+  return int(reported) == sum(map(int, bits)) % 2, [reported], False, len(bits)
 
 
 def addition(text):
-  a, b, told = re.fullmatch(r'(0|[1-9]\d*)\+(0|[1-9]\d*)=(\d+)', text).groups()
+  a, b, reported = re.fullmatch(r'(0|[1-9]\d*)\+(0|[1-9]\d*)=(\d+)', text).groups()
   assert (len(a) > 3) == (len(b) > 3)
-  return int(a) + int(b) == int(told), [told], True, max(len(a), len(b))
+  return int(a) + int(b) == int(reported), [reported], True, max(len(a), len(b))
 
 
 def backwards(text):
-  a, b, told = re.split(r'[+=]', text)
-  return int(a) + int(b) == int(told[::-1]), [told], True, max(len(a), len(b))
+  a, b, reported = re.split(r'[+=]', text)
+  return int(a) + int(b) == int(reported[::-1]), [reported], True, max(len(a), len(b))
 
 
 def induction(text):
-  before, after, told = re.fullmatch(r'([a-d]*)\*([a-d]+)\*([a-d])', text).groups()
-  return told == after[0], [told], False, len(text) - 1
+  before, after, reported = re.fullmatch(r'([a-d]*)\*([a-d]+)\*([a-d])', text).groups()
+  return reported == after[0], [reported], False, len(text) - 1
 
 
 def selective_copy(text):
-  rest, told = re.fullmatch(r'([a-f.]+)=([a-f]{5})', text).groups()
-  return told == rest.replace('.', ''), [told], False, len(rest)
+  rest, reported = re.fullmatch(r'([a-f.]+)=([a-f]{5})', text).groups()
+  return reported == rest.replace('.', ''), [reported], False, len(rest)
 
 
 def needle(text):
-  before, number, after, told = re.fullmatch(
+  before, number, after, reported = re.fullmatch(
     r'(.*)The pass key is (\d{3})\. Remember it\. (.*)What is the pass key\? The pass key is (\d{3})', text
   ).groups()
-  return number == told and before + after in HAY * 9, [told], False, len(text)
+  return number == reported and before + after in HAY * 9, [reported], False, len(text)
 
 
 def recall(text):
@@ -69,9 +69,9 @@ def recall(text):
   assert first == '.'
   pairs = dict(itertools.takewhile(lambda pair: pair[0] in pairs_of(words), zip(words[::2], words[1::2])))
   after = words[2 * len(pairs) :]
-  asked = {key: value for key, value in zip(after[::2], after[1::2]) if key != '.'}
+  calls = {key: value for key, value in zip(after[::2], after[1::2]) if key != '.'}
   return (
-    asked == pairs and {*after} <= {'.', *pairs, *pairs.values()},
+    calls == pairs and {*after} <= {'.', *pairs, *pairs.values()},
     [f' {v}' for k, v in zip(after[::2], after[1::2]) if k != '.'],
     False,
     len(words),
@@ -353,9 +353,9 @@ def test_rows_have_their_answers(make_source, tmp_path, monkeypatch, split):
     row = rows[i]
     assert row['segments'].sum() == 18  # the first filler, 16 symbols, the end: each symbol is one token
     text = data.tokenizer.decode(row['targets'][:17])
-    told = [data.tokenizer.decode([token]) for token in row['targets'][row['answers'] > 0]]
+    reported = [data.tokenizer.decode([token]) for token in row['targets'][row['answers'] > 0]]
     right, answers, _, _ = recall(text)
-    assert right and told == answers and row['answers'].dtype == np.int32
+    assert right and reported == answers and row['answers'].dtype == np.int32
     np.testing.assert_array_equal(row['inputs'][1:18], row['targets'][:17])
   [batch] = pipeline.evaluation_batches(pack.evaluation_rows(data.tokens('validation'), 20), 32)
   assert not batch['answers'][30:].any() and batch['answers'][:30].any(1).all()
@@ -371,15 +371,15 @@ def test_answers_are_all_tokens_with_a_byte_of_them(tokenizer):
     raw.index('Ünal'.encode()) + 1,
     raw.index(b'y two'),
   )  # begins within a character and ends within a word
-  for spans, wanted in (
+  for spans, expected in (
     (f'{first}:{last}', {*range(first, last)}),
     (f'0:2 {len(raw) - 1}:{len(raw) + 1}', {0, 1, len(raw) - 1, len(raw)}),
   ):
-    told = AnsweredTexts('made up', None, [spans], trained.token_bytes).answer_mask(0, ids)
+    reported = AnsweredTexts('made up', None, [spans], trained.token_bytes).answer_mask(0, ids)
     place = 0
-    for token, counted in zip(ids, told):
+    for token, counted in zip(ids, reported):
       size = max(len(trained.pieces[token]), 1)
-      assert counted == bool({*range(place, place + size)} & wanted), (trained.pieces[token], spans)
+      assert counted == bool({*range(place, place + size)} & expected), (trained.pieces[token], spans)
       place += size
   with pytest.raises(
     ValueError,

@@ -128,7 +128,7 @@ def test_search_equals_the_reference_in_plain_python(beams, stopping, penalty):
 
 
 def test_search_of_an_encoder_decoder_equals_the_reference():
-  model, params = unroll_layers(*pairs.made())
+  model, params = unroll_layers(*pairs.make_model())
   rng = np.random.default_rng(3)
   sources = [rng.integers(0, pairs.VOCAB, n).astype(np.int32) for n in (7, 3)]
   prompts = [np.array([EOS], np.int32), np.array([EOS, 4, 5], np.int32)]  # the second forces two tokens
@@ -175,7 +175,7 @@ def test_one_beam_is_greedy(tiny, prompts):
 
 @pytest.mark.slow
 def test_one_beam_of_an_encoder_decoder_is_greedy():
-  model, params = pairs.made()
+  model, params = pairs.make_model()
   sources = [np.arange(n, dtype=np.int32) + 3 for n in (5, 9, 2)]
   prompts = [np.array([EOS], np.int32)] * 3
   greedy = loop.generate_all(model, params, prompts, sources=sources, max_tokens=6, eos=EOS)
@@ -235,7 +235,7 @@ def test_invalid_arguments_are_rejected(tiny):
   with pytest.raises(ValueError, match=r'sources require an encoder-decoder'):
     beam.search(model, params, prompt, sources=prompt, max_tokens=3, eos=EOS)
   with pytest.raises(ValueError, match=r'requires one source for each of 1 prompts; there are 0'):
-    beam.search(*pairs.made(), prompt, max_tokens=3, eos=EOS)
+    beam.search(*pairs.make_model(), prompt, max_tokens=3, eos=EOS)
   with pytest.raises(ValueError, match=r'max_tokens=0 must be at least 1'):
     beam.search(model, params, prompt * 2, max_tokens=[3, 0], eos=EOS)
   broken = jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), params)

@@ -14,7 +14,7 @@ ROWS = [np.array(row) for row in ([0, 5, MASK, 7, 0], [0, MASK, MASK, 0], [0, 1,
 
 
 def test_masks_are_filled_with_the_most_likely_tokens():
-  model, params = test_encoder.made()
+  model, params = test_encoder.make_encoder()
   results = list(fill_masks(model, params, ROWS, MASK, best=3, batch=2))
   for row, versions in zip(ROWS, results):
     mask = np.ones((1, len(row)))
@@ -40,4 +40,4 @@ def test_masks_are_filled_with_the_most_likely_tokens():
 )
 def test_invalid_arguments_are_rejected(rows, best, message):
   with pytest.raises(ValueError, match=message):
-    fill_masks(*test_encoder.made(), rows, MASK, best)
+    fill_masks(*test_encoder.make_encoder(), rows, MASK, best)

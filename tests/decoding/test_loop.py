@@ -52,7 +52,7 @@ def test_repetition_penalty_covers_prompt_and_new_tokens(tiny, prompts):
 
 @pytest.mark.slow
 def test_repetition_penalty_ignores_the_source():
-  model, params = pairs.made()
+  model, params = pairs.make_model()
   source, prompt = np.arange(10, 18, dtype=np.int32), np.array([2, 4], np.int32)
   [new] = loop.generate_all(
     model,

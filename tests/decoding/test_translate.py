@@ -23,7 +23,7 @@ class Letters(Bytes):
 
 
 def lengths(position, **limits):
-  model, params = unroll_layers(*pairs.made(position=position))
+  model, params = unroll_layers(*pairs.make_model(position=position))
   results = dict(
     translate(
       model, params, Letters(), ['abc', 'abcdefgh'], settings=BeamSearch(beams=2, penalty=Gnmt(0.6)), **limits

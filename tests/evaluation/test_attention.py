@@ -36,7 +36,7 @@ def inside(tiny):
   """(weights [B H T S], what its modules made by name, parameters, output) of the mixer of a model's one
   layer.
   """
-  kept = 'v', 'v_global', 'norm', 'mixer'
+  stored = 'v', 'v_global', 'norm', 'mixer'
   context = tiny.context(POSITIONS, SEGMENTS, 0)
   _, found = jax.jit(
     lambda params: tiny.model.apply(
@@ -44,14 +44,14 @@ def inside(tiny):
       TOKENS,
       context,
       mutable=[ATTENTION, 'intermediates'],
-      capture_intermediates=lambda module, method: method == '__call__' and module.name in kept,
+      capture_intermediates=lambda module, method: method == '__call__' and module.name in stored,
     )
   )(tiny.params)
   [weights] = attention.list_kinds(tiny.model)[0].weights(found[ATTENTION])
-  made = found['intermediates']['stack']['layers_0']['block_0']['mixer']
+  result = found['intermediates']['stack']['layers_0']['block_0']['mixer']
   assert attention.list_kinds(tiny.model)[0].mixers[0].exposes_attention
   params = host(tiny.params['stack']['layers_0']['block_0']['mixer'])
-  return np.asarray(weights), made, params, made['__call__'][0][0]
+  return np.asarray(weights), result, params, result['__call__'][0][0]
 
 
 def host(params):
@@ -93,7 +93,7 @@ def one_layer(**fields):
 )
 def test_the_values_were_weighted_so(fields, predicate):
   """out = projection of Σ weight · value is what the mixer gave, whatever kernel made it."""
-  weights, made, params, out = inside(one_layer(**fields))
+  weights, result, params, out = inside(one_layer(**fields))
   visible = np.broadcast_to(seen(predicate)[:, None], weights.shape)
   assert weights.dtype == np.float32 and (weights[~visible] == 0).all() and (weights[visible] > 0).all()
   total = weights.sum(-1)[visible.any(-1)]
@@ -103,11 +103,11 @@ def test_the_values_were_weighted_so(fields, predicate):
     close(total, 1)
 
   if 'latent' in fields['mixer']:
-    mixed = formula.attend(weights, np.einsum('BTR,RHC->BTHC', made['norm']['__call__'][0], params['v_up']))
+    mixed = formula.attend(weights, np.einsum('BTR,RHC->BTHC', result['norm']['__call__'][0], params['v_up']))
   else:
-    mixed = formula.attend(weights, np.asarray(made['v']['__call__'][0]))
+    mixed = formula.attend(weights, np.asarray(result['v']['__call__'][0]))
   if 'longformer' in fields['mixer']:
-    by_global = formula.attend(weights, np.asarray(made['v_global']['__call__'][0]))
+    by_global = formula.attend(weights, np.asarray(result['v_global']['__call__'][0]))
     mixed = np.where((POSITIONS < 2)[..., None, None], by_global, mixed)
   again = np.einsum('BTHC,HCD->BTD', mixed, params['out']['kernel']) + params['out']['bias']
   np.testing.assert_allclose(again, out, rtol=1e-4, atol=1e-4)
@@ -152,7 +152,7 @@ def test_layers_are_counted_through_pattern_scan_and_rest():
 
 
 def test_an_encoder_decoder_has_three_kinds():
-  model, params = pairs.made(
+  model, params = pairs.make_model(
     layers=2, scan=False, encoder=dict(layers=1, mask='window(1, 1)'), cross=dict(heads=2)
   )
   source, target = np.arange(7)[None], np.arange(5)[None]
@@ -182,7 +182,7 @@ def test_nothing_is_computed_unless_it_is_asked_for(monkeypatch):
   model = decoder(layers=2)
   assert set(jax.eval_shape(model.init, jax.random.key(0), *model.example(1, 4))) == {'params'}
 
-  def refuse(*args, **asked):
+  def refuse(*args, **calls):
     raise AssertionError('weights are computed')
 
   monkeypatch.setattr(Kernel, 'all_weights', staticmethod(refuse))
@@ -199,7 +199,9 @@ def test_who_says_that_it_tells_does(mixer):
   model = decoder(layers=1, scan=False, mixer=mixer, position=position, mask=mask, causal=False)
   example = jax.eval_shape(lambda: model.example(1, LENGTH))
   params = jax.eval_shape(model.init, jax.random.key(0), *example)
-  found = jax.eval_shape(lambda p, *given: model.apply(p, *given, mutable=[ATTENTION])[1], params, *example)
+  found = jax.eval_shape(
+    lambda p, *arguments: model.apply(p, *arguments, mutable=[ATTENTION])[1], params, *example
+  )
   [kind] = attention.list_kinds(model)
   shapes = [None if x is None else x.shape for x in kind.weights(found.get(ATTENTION, {}))]
   assert shapes == [(1, 4, LENGTH, LENGTH) if kind.mixers[0].exposes_attention else None]

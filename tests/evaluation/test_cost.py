@@ -90,9 +90,9 @@ def test_decoding_counts_the_tokens_that_are_written(clock, monkeypatch):
   written, decode = [], cost.loop.decode_chunk
 
   def counted(*args):
-    state, made, count = decode(*args)
-    written.append((made.shape, int(count), int(args[2].positions[0])))
-    return state, made, count
+    state, result, count = decode(*args)
+    written.append((result.shape, int(count), int(args[2].positions[0])))
+    return state, result, count
 
   monkeypatch.setattr(cost.loop, 'decode_chunk', counted)
   rate = cost.measure_decoding_rate(model, tiny.parameters(model), rows=3, context=5, tokens=4, rounds=2)

@@ -296,7 +296,11 @@ def test_a_nan_loss_is_reported():
       {},
       "a mask of the model reads prefixes.*use a decoder with mask='causal'",
     ),
-    (lambda: pairs.made()[0], {}, 'EncoderDecoder cannot be evaluated at several lengths.*use a decoder'),
+    (
+      lambda: pairs.make_model()[0],
+      {},
+      'EncoderDecoder cannot be evaluated at several lengths.*use a decoder',
+    ),
     (
       lambda: model()[0],
       dict(protocols=('slidign',)),

@@ -35,16 +35,16 @@ def applied(module, params, x=X, dtype=jnp.float32, **also):
 @pytest.mark.parametrize('bias', [False, True])
 @pytest.mark.parametrize('name', MLPS)
 def test_feed_forward(name, bias):
-  made = KINDS[name](8, 6, bias, normal(1.0), normal(1.0), jnp.float32)
+  result = KINDS[name](8, 6, bias, normal(1.0), normal(1.0), jnp.float32)
   valid = jnp.ones(X.shape[:2], bool)
-  shapes = nn.unbox(jax.eval_shape(made.init, jax.random.key(0), jnp.asarray(X, jnp.float32), valid))[
+  shapes = nn.unbox(jax.eval_shape(result.init, jax.random.key(0), jnp.asarray(X, jnp.float32), valid))[
     'params'
   ]
   assert set(shapes) == {'up', 'down'} | ({'gate'} if name in layers.GATED else set())
   params = jax.tree.map(lambda x: DRAW.standard_normal(x.shape), shapes)
   linear = {part: (p['kernel'], p.get('bias', 0)) for part, p in params.items()}
   assert all(('bias' in p) == bias for p in params.values())
-  close(applied(made, params, valid=valid), layers.feed_forward(name, X, **linear))
+  close(applied(result, params, valid=valid), layers.feed_forward(name, X, **linear))
 
 
 def test_known_values():

@@ -31,16 +31,16 @@ def layer(dtype=jnp.float32, bias=True, initializer=normal(1.0), hidden=F, **set
   return MixtureOfExperts(D, hidden, bias, initializer, initializer, dtype, **settings)
 
 
-def parameters(made, x=X, valid=VALID):
-  shapes = nn.unbox(jax.eval_shape(made.init, jax.random.key(0), jnp.asarray(x), jnp.asarray(valid)))
+def parameters(result, x=X, valid=VALID):
+  shapes = nn.unbox(jax.eval_shape(result.init, jax.random.key(0), jnp.asarray(x), jnp.asarray(valid)))
   assert set(shapes) == {'params'}  # what is reported is no variable of the layer's
   draw = np.random.default_rng(1)
   return jax.tree.map(lambda p: draw.standard_normal(p.shape), shapes['params'])
 
 
-def run(made, params, x=X, valid=VALID, **kwargs):
+def run(result, params, x=X, valid=VALID, **kwargs):
   params = jax.tree.map(lambda p: jnp.asarray(p, jnp.float32), params)
-  apply = jax.jit(lambda params, x: made.apply({'params': params}, x, jnp.asarray(valid), **kwargs))
+  apply = jax.jit(lambda params, x: result.apply({'params': params}, x, jnp.asarray(valid), **kwargs))
   return apply(params, jnp.asarray(x, jnp.float32))
 
 
@@ -72,11 +72,11 @@ SETTINGS = [
 @pytest.mark.parametrize('settings', SETTINGS, ids=str)
 def test_is_the_formula(settings):
   settings = dict(experts=4) | settings
-  made = layer(**settings)
-  params = parameters(made)
-  g = reference.weights(X, VALID, params['router']['kernel'], made.top_k, made.normalize, made.capacity)
+  module = layer(**settings)
+  params = parameters(module)
+  g = reference.weights(X, VALID, params['router']['kernel'], module.top_k, module.normalize, module.capacity)
   y = reference.mixture(X, g, lambda i, x: layers.feed_forward('swiglu', x, **projections(params, i)))
-  np.testing.assert_allclose(run(made, params), made.scale * y, rtol=2e-5, atol=2e-5 * np.abs(y).max())
+  np.testing.assert_allclose(run(module, params), module.scale * y, rtol=2e-5, atol=2e-5 * np.abs(y).max())
 
 
 @pytest.mark.parametrize(
@@ -87,15 +87,15 @@ def test_is_the_formula(settings):
 def test_gradients_are_those_of_all_experts_weighed(settings):
   """Every expert computed for every token, and the products with its weight summed: nothing to sort."""
   settings = dict(experts=4) | settings
-  made = layer(activation='gelu', **settings)
-  params = jax.tree.map(lambda p: jnp.asarray(p, jnp.float32), parameters(made))
+  module = layer(activation='gelu', **settings)
+  params = jax.tree.map(lambda p: jnp.asarray(p, jnp.float32), parameters(module))
   router = np.asarray(params['router']['kernel'], np.float64)
-  g = reference.weights(X, VALID, router, made.top_k, made.normalize, made.capacity)
-  free = reference.weights(X, np.full_like(VALID, True), router, made.top_k)
+  g = reference.weights(X, VALID, router, module.top_k, module.normalize, module.capacity)
+  free = reference.weights(X, np.full_like(VALID, True), router, module.top_k)
 
   def dense(params, x):
     r = x @ params['router']['kernel']
-    total = jax.nn.logsumexp(jnp.where(free > 0, r, -jnp.inf) if made.normalize else r, -1, keepdims=True)
+    total = jax.nn.logsumexp(jnp.where(free > 0, r, -jnp.inf) if module.normalize else r, -1, keepdims=True)
     weights = jnp.where(g > 0, jnp.exp(r - total), 0)
     up, down = params['up'], params['down']
     hidden = jnp.einsum('btd,edf->btef', x, up['kernel']) + up['bias'][None, None]
@@ -106,7 +106,7 @@ def test_gradients_are_those_of_all_experts_weighed(settings):
     gradient = jax.grad(lambda params, x: jnp.sin(f(params, x)).sum(), argnums=(0, 1))
     return jax.jit(gradient)(params, jnp.asarray(X, jnp.float32))
 
-  ours = gradients(lambda params, x: made.apply({'params': params}, x, jnp.asarray(VALID)))
+  ours = gradients(lambda params, x: module.apply({'params': params}, x, jnp.asarray(VALID)))
   theirs = gradients(dense)
   for (path, a), b in zip(jax.tree.leaves_with_path(ours), jax.tree.leaves(theirs), strict=True):
     size = np.abs(b).max()
@@ -116,7 +116,7 @@ def test_gradients_are_those_of_all_experts_weighed(settings):
 
 def test_first_choices_are_seated_before_second_ones():
   """Two experts with room for two: the third token's first choice comes before the first one's second."""
-  made = MixtureOfExperts(
+  module = MixtureOfExperts(
     2, 2, False, normal(1.0), normal(1.0), jnp.float32, experts=2, capacity=0.5, activation='relu'
   )
   x = np.array([[[2.0, 1.0], [2.0, 1.0], [2.0, 1.0], [1.0, 2.0]]])  # prefer 0, 0, 0, 1
@@ -125,7 +125,7 @@ def test_first_choices_are_seated_before_second_ones():
     up=dict(kernel=np.stack([np.eye(2)] * 2)),
     down=dict(kernel=np.stack([np.eye(2), 10 * np.eye(2)])),
   )
-  y = run(made, params, x, np.ones((1, 4), bool))
+  y = run(module, params, x, np.ones((1, 4), bool))
   much, little = 1 / (1 + np.exp(-1)), 1 / (1 + np.exp(1))
   # Room for ⌈0.5 · 2 · 4 / 2⌉ = 2: expert 0 has tokens 0 and 1, expert 1 token 3 and then token 0.
   share = [much + 10 * little, much, 0, 10 * much]
@@ -134,15 +134,15 @@ def test_first_choices_are_seated_before_second_ones():
 
 @pytest.mark.parametrize('capacity', [None, 1.0])
 def test_padding_takes_no_room_and_gets_nothing(capacity):
-  made = layer(experts=4, capacity=capacity, shared=1)
-  params = parameters(made)
-  y = run(made, params)
+  module = layer(experts=4, capacity=capacity, shared=1)
+  params = parameters(module)
+  y = run(module, params)
   noise = np.where(VALID[..., None], X, 100 * DRAW.standard_normal(X.shape))
-  again = run(made, params, noise)
+  again = run(module, params, noise)
   np.testing.assert_array_equal(y[VALID], again[VALID])
   alone = run(SwiGLU(D, F, True, normal(), normal(), jnp.float32), params['shared'])
   np.testing.assert_array_equal(y[~VALID], alone[~VALID])
-  assert np.isfinite(run(made, params, valid=np.zeros_like(VALID))).all()
+  assert np.isfinite(run(module, params, valid=np.zeros_like(VALID))).all()
 
 
 @pytest.mark.parametrize('settings', [dict(), dict(capacity=1.0)], ids=str)
@@ -157,51 +157,51 @@ def test_shared_experts_are_one_mlp_beside_the_mixture(settings):
 
 @pytest.mark.parametrize('k', [1, 2, 4])
 def test_losses(k):
-  made = layer(experts=4, top_k=k, normalize=k > 1, balance=0.5, z_loss=0.25, capacity=0.5)
-  params = parameters(made)
+  module = layer(experts=4, top_k=k, normalize=k > 1, balance=0.5, z_loss=0.25, capacity=0.5)
+  params = parameters(module)
   balance, z = reference.losses(X, VALID, params['router']['kernel'], k)
-  _, said = run(made, params, mutable=['losses', 'metrics'])
-  assert said['losses']['balance'] == pytest.approx((0.5 * balance,), rel=1e-5)
-  assert said['losses']['z_loss'] == pytest.approx((0.25 * z,), rel=1e-5)
+  _, printed = run(module, params, mutable=['losses', 'metrics'])
+  assert printed['losses']['balance'] == pytest.approx((0.5 * balance,), rel=1e-5)
+  assert printed['losses']['z_loss'] == pytest.approx((0.25 * z,), rel=1e-5)
   # What nobody has room for is still counted in the loss, and as dropped.
   g = reference.weights(X, VALID, params['router']['kernel'], k, capacity=0.5)
-  asked = reference.weights(X, VALID, params['router']['kernel'], k)
-  assert said['metrics']['dropped'] == pytest.approx((1 - (g > 0).sum() / (k * VALID.sum()),), abs=1e-6)
-  load = (asked > 0).sum((0, 1)).max() * 4 / (k * VALID.sum())
-  assert said['metrics']['load'] == pytest.approx((load,), rel=1e-6)
+  calls = reference.weights(X, VALID, params['router']['kernel'], k)
+  assert printed['metrics']['dropped'] == pytest.approx((1 - (g > 0).sum() / (k * VALID.sum()),), abs=1e-6)
+  load = (calls > 0).sum((0, 1)).max() * 4 / (k * VALID.sum())
+  assert printed['metrics']['load'] == pytest.approx((load,), rel=1e-6)
 
 
 def test_balance_of_even_and_of_uneven_routing():
   """k where all experts are asked alike; E · (its probability) where one is asked alone."""
-  made = MixtureOfExperts(
+  module = MixtureOfExperts(
     4, F, False, normal(1.0), normal(1.0), jnp.float32, experts=4, top_k=1, normalize=False, balance=1.0
   )
-  params = parameters(made, np.eye(4)[None], np.ones((1, 4), bool))
+  params = parameters(module, np.eye(4)[None], np.ones((1, 4), bool))
   params['router']['kernel'] = 5 * np.eye(4)
 
   def loss(x):
-    return float(run(made, params, x, np.ones((1, 4), bool), mutable=['losses'])[1]['losses']['balance'][0])
+    return float(run(module, params, x, np.ones((1, 4), bool), mutable=['losses'])[1]['losses']['balance'][0])
 
   assert loss(np.eye(4)[None]) == pytest.approx(1, rel=1e-5)
   assert loss(np.eye(4)[[0, 0, 0, 0]][None]) == pytest.approx(4 * np.exp(5) / (np.exp(5) + 3), rel=1e-5)
 
 
 def test_half_precision_is_routed_in_float32():
-  made = layer(jnp.bfloat16, experts=4, shared=1)
-  params = parameters(made)
+  module = layer(jnp.bfloat16, experts=4, shared=1)
+  params = parameters(module)
   x = np.asarray(jnp.asarray(X, jnp.bfloat16), np.float64)
-  y, said = run(made, params, x, mutable=['losses'])
+  y, printed = run(module, params, x, mutable=['losses'])
   assert y.dtype == jnp.bfloat16
   balance, _ = reference.losses(x, VALID, params['router']['kernel'], 2)
-  assert said['losses']['balance'][0].dtype == jnp.float32
-  assert said['losses']['balance'] == pytest.approx((0.01 * balance,), rel=1e-5)
+  assert printed['losses']['balance'][0].dtype == jnp.float32
+  assert printed['losses']['balance'] == pytest.approx((0.01 * balance,), rel=1e-5)
   exact = run(layer(experts=4, shared=1), params, x)
   np.testing.assert_allclose(y.astype(np.float32), exact, rtol=0.05, atol=0.02 * np.abs(exact).max())
 
 
 def test_each_expert_is_drawn_as_if_alone():
-  made = MixtureOfExperts(64, 128, True, lecun_normal(), normal(0.3), jnp.float32, experts=16)
-  boxes = jax.jit(made.init)(jax.random.key(0), jnp.zeros((1, 2, 64)), jnp.ones((1, 2), bool))['params']
+  module = MixtureOfExperts(64, 128, True, lecun_normal(), normal(0.3), jnp.float32, experts=16)
+  boxes = jax.jit(module.init)(jax.random.key(0), jnp.zeros((1, 2, 64)), jnp.ones((1, 2), bool))['params']
   axes = {name: {part: box.names for part, box in p.items()} for name, p in boxes.items()}
   assert axes == dict(
     router=dict(kernel=('embed', 'expert')),
@@ -223,14 +223,14 @@ class TestPlan:
     """[k · N], first choices first; E is none."""
     draw = np.random.default_rng(seed)
     if kind == 'one expert':
-      made = np.stack([np.full(N, (j + E - 1) % E) for j in range(k)])
+      result = np.stack([np.full(N, (j + E - 1) % E) for j in range(k)])
     elif kind == 'nothing':
-      made = np.full((k, N), E)
+      result = np.full((k, N), E)
     else:
-      made = np.stack([draw.permutation(E)[:k] for _ in range(N)], 1)
+      result = np.stack([draw.permutation(E)[:k] for _ in range(N)], 1)
       if kind == 'some':
-        made = np.where(draw.random(N) < 0.5, E, made)
-    return made.reshape(-1)
+        result = np.where(draw.random(N) < 0.5, E, result)
+    return result.reshape(-1)
 
   @pytest.mark.parametrize('kind', ['one expert', 'nothing', 'all', 'some'])
   @pytest.mark.parametrize('N, k, E', [(1, 1, 1), (1, 2, 8), (7, 1, 4), (50, 2, 3), (33, 3, 40), (300, 4, 5)])
@@ -287,17 +287,17 @@ def test_product_of_blocks():
 @pytest.mark.slow
 def test_tokens_stay_on_their_devices(settings):
   """With rows cut over eight devices no device hears of another's: only the kernels' gradients are summed."""
-  made = MixtureOfExperts(
+  module = MixtureOfExperts(
     16, 16, False, normal(1.0), normal(1.0), jnp.float32, experts=4, shared=1, **settings
   )
   x, valid = jnp.ones((8, 4, 16)), jnp.ones((8, 4), bool)
-  params = nn.unbox(made.init(jax.random.key(0), x, valid))
+  params = nn.unbox(module.init(jax.random.key(0), x, valid))
   mesh, rules = meshes.make(dict(data=8)), sharding.parse_rules(default_config().rules)
   rows = sharding.batch_sharding(mesh, rules)
   with sharding.context(mesh, rules):
     compiled = (
       jax.jit(
-        jax.grad(lambda p, x: jnp.sin(made.apply(p, x, valid)).sum(), (0, 1)),
+        jax.grad(lambda p, x: jnp.sin(module.apply(p, x, valid)).sum(), (0, 1)),
         in_shardings=(None, rows),
         out_shardings=(None, rows),
       )
@@ -314,13 +314,13 @@ def test_rows_travel_to_their_experts_and_back():
   """Over the axis of experts: the dispatched rows, all to all, and back, in the gradient too; no rows and no
   weights are gathered.
   """
-  made = MixtureOfExperts(16, 24, False, normal(1.0), normal(1.0), jnp.float32, experts=8, capacity=1.0)
+  module = MixtureOfExperts(16, 24, False, normal(1.0), normal(1.0), jnp.float32, experts=8, capacity=1.0)
   x, valid = jnp.asarray(DRAW.standard_normal((8, 4, 16)), jnp.float32), jnp.ones((8, 4), bool)
-  boxed = made.init(jax.random.key(0), x, valid)
+  boxed = module.init(jax.random.key(0), x, valid)
   params = nn.unbox(boxed)
 
   def loss(params, x):
-    return jnp.sin(made.apply(params, x, valid)).sum()
+    return jnp.sin(module.apply(params, x, valid)).sum()
 
   alone = jax.grad(loss, (0, 1))(params, x)
   mesh, rules = meshes.make(dict(data=2, expert=4)), sharding.parse_rules(default_config().rules)

@@ -13,7 +13,7 @@ from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 from jax.tree_util import Partial
 
 from tests.conformance import collect
-from tests.conformance.tiny import asked as evaluate_module
+from tests.conformance.tiny import apply_with_random_params
 from tests.kernels.test_chunked import attention_inputs, kernel
 from tfm import spec
 from tfm.kernels.cudnn import unsupported_gpu_reason
@@ -178,7 +178,9 @@ def test_supports_a_dropout_rate_without_a_key():
   + [(text, None) for text in collect.specs('score') if not text.startswith('dot')],
 )
 def test_recognizes_the_scaled_dot_product(text, scale):
-  score = evaluate_module(spec.factory(text, *collect.SLOTS['score'], head_width=16), lambda made: made())
+  score = apply_with_random_params(
+    spec.factory(text, *collect.SLOTS['score'], head_width=16), lambda result: result()
+  )
   assert AttentionInputs(**padded_row_inputs('causal', score=score)).scale == scale
 
 

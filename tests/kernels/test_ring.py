@@ -27,8 +27,8 @@ def call_on_mesh(sizes, text, case):
   """The result of `call` with rows, heads and tokens sharded over a mesh."""
   a = case.arrays
   fixed = {name: jnp.asarray(x) for name, x in a.items() if name not in 'qkv'}
-  fixed |= case.asked() | dict(k_prefix=jnp.full_like(fixed['k_positions'], PREFIX))
-  made = kernel(text)
+  fixed |= case.make_inputs() | dict(k_prefix=jnp.full_like(fixed['k_positions'], PREFIX))
+  result = kernel(text)
 
   @jax.jit
   def run(q, k, v, *learned):
@@ -37,7 +37,7 @@ def call_on_mesh(sizes, text, case):
         sharding.shard(x, 'batch', 'length', heads, 'kv')
         for x, heads in ((q, 'heads'), (k, 'kv_heads'), (v, 'kv_heads'))
       )
-      return made(q, k, v, score=score, bias=bias, sinks=sinks, **fixed)
+      return result(q, k, v, score=score, bias=bias, sinks=sinks, **fixed)
 
     y, back = jax.vjp(out, q, k, v, *learned)
     return y, back(jnp.asarray(cotangent(a), y.dtype))

@@ -77,8 +77,8 @@ def test_lowers_to_library_kernels(tokamax, monkeypatch, implementation, call, m
   mesh = AbstractMesh((1,), ('data',), axis_types=(AxisType.Auto,), abstract_device=device)
 
   def loss(*qkv):
-    made = kernel(f'tokamax({implementation!r})')
-    return made.attend(*qkv, AttentionInputs(**padded_row_inputs(mask, T=256)))[0].astype(jnp.float32).sum()
+    result = kernel(f'tokamax({implementation!r})')
+    return result.attend(*qkv, AttentionInputs(**padded_row_inputs(mask, T=256)))[0].astype(jnp.float32).sum()
 
   with jax.sharding.use_abstract_mesh(mesh), tokamax.config.cross_compile(True):
     lowered = jax.jit(jax.grad(loss, (0, 1, 2))).trace(*arrays(256, C=64)).lower(lowering_platforms=('cuda',))

@@ -23,17 +23,17 @@ SETTINGS = [(4, 1), (1, 1), (3, 2), (2, 5), (3, 20)]
 
 
 def layer(taps=4, dilation=1, **settings):
-  made = CausalConvolution(CHANNELS, ('heads', 'kv'), taps, dilation, **settings)
+  result = CausalConvolution(CHANNELS, ('heads', 'kv'), taps, dilation, **settings)
   draw = np.random.default_rng(1)
   params = dict(weight=draw.standard_normal((taps, *CHANNELS)), bias=draw.standard_normal(CHANNELS))
-  if not made.bias:
+  if not result.bias:
     del params['bias']
-  return made, jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), params)
+  return result, jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), params)
 
 
 @functools.partial(jax.jit, static_argnums=0, static_argnames='unbroken')
-def applied(made, params, *row, unbroken=False):
-  return made.apply({'params': params}, *row, unbroken=unbroken)
+def applied(result, params, *row, unbroken=False):
+  return result.apply({'params': params}, *row, unbroken=unbroken)
 
 
 def expected(params, dilation=1):
@@ -48,16 +48,16 @@ def expected(params, dilation=1):
 @pytest.mark.parametrize('bias', [True, False])
 @pytest.mark.parametrize('taps, dilation', SETTINGS)
 def test_the_sum(taps, dilation, bias):
-  made, params = layer(taps, dilation, bias=bias)
-  y, window = applied(made, params, X, SEGMENTS)
+  module, params = layer(taps, dilation, bias=bias)
+  y, window = applied(module, params, X, SEGMENTS)
   np.testing.assert_allclose(np.where(REAL, y, 0), expected(params, dilation), rtol=1e-5, atol=1e-5)
   assert window is None
 
 
 def test_whole_documents_need_not_be_moved():
-  made, params = layer()
+  module, params = layer()
   rows = [0, 1, 3]
-  y, _ = applied(made, params, X[rows], SEGMENTS[rows], unbroken=True)
+  y, _ = applied(module, params, X[rows], SEGMENTS[rows], unbroken=True)
   np.testing.assert_allclose(np.where(REAL[rows], y, 0), expected(params)[rows], rtol=1e-5, atol=1e-5)
 
 
@@ -73,13 +73,13 @@ def test_whole_documents_need_not_be_moved():
 )
 @pytest.mark.parametrize('taps, dilation', SETTINGS)
 def test_through_a_window(taps, dilation, pieces):
-  made, params = layer(taps, dilation)
+  module, params = layer(taps, dilation)
   window = Window.empty((B, (taps - 1) * dilation, *CHANNELS), ('heads', 'kv'), jnp.float32)
   form = jax.tree.map(jnp.shape, window)
   read, start = [], 0
   for piece in pieces:
     here = slice(start, start + piece)
-    y, window = applied(made, params, X[:, here], SEGMENTS[:, here], window)
+    y, window = applied(module, params, X[:, here], SEGMENTS[:, here], window)
     assert jax.tree.map(jnp.shape, window) == form
     read.append(y)
     start += piece
@@ -89,28 +89,30 @@ def test_through_a_window(taps, dilation, pieces):
 
 
 def test_nothing_comes_from_later_or_elsewhere():
-  made, params = layer()
+  module, params = layer()
   row = jnp.asarray(SEGMENTS[2:3])
-  jacobian = jax.jit(jax.jacobian(lambda x: made.apply({'params': params}, x, row)[0].sum((0, 2, 3))))(X[2:3])
-  felt = np.abs(jacobian[:, 0]).sum((2, 3)) > 0
-  kept = np.flatnonzero(SEGMENTS[2])
-  for t in kept:
-    same = [s for s in kept if s <= t and SEGMENTS[2][s] == SEGMENTS[2][t]]
-    assert np.flatnonzero(felt[t]).tolist() == same[-4:]
+  jacobian = jax.jit(jax.jacobian(lambda x: module.apply({'params': params}, x, row)[0].sum((0, 2, 3))))(
+    X[2:3]
+  )
+  influence = np.abs(jacobian[:, 0]).sum((2, 3)) > 0
+  stored = np.flatnonzero(SEGMENTS[2])
+  for t in stored:
+    same = [s for s in stored if s <= t and SEGMENTS[2][s] == SEGMENTS[2][t]]
+    assert np.flatnonzero(influence[t]).tolist() == same[-4:]
 
 
 def test_sums_are_in_float32_and_the_result_is_not():
-  made, params = layer(dtype=jnp.bfloat16)
+  module, params = layer(dtype=jnp.bfloat16)
   x = jnp.asarray(X, jnp.bfloat16)
-  y, _ = applied(made, params, x, jnp.asarray(SEGMENTS))
+  y, _ = applied(module, params, x, jnp.asarray(SEGMENTS))
   exact, _ = applied(layer()[0], params, x.astype(jnp.float32), jnp.asarray(SEGMENTS))
   assert y.dtype == jnp.bfloat16
   np.testing.assert_array_equal(y, exact.astype(jnp.bfloat16))
 
 
 def test_the_start():
-  made = CausalConvolution((64,), ('mlp',), 4)
-  params = made.init(jax.random.key(0), jnp.zeros((1, 5, 64)), jnp.ones((1, 5), int))['params']
+  result = CausalConvolution((64,), ('mlp',), 4)
+  params = result.init(jax.random.key(0), jnp.zeros((1, 5, 64)), jnp.ones((1, 5), int))['params']
   assert {name: box.names for name, box in params.items()} == {'weight': ('taps', 'mlp'), 'bias': ('mlp',)}
   for box in params.values():
     assert 0.45 < np.abs(box.value).max() <= 0.5

@@ -27,7 +27,7 @@ TARGETS = jnp.asarray(RNG.integers(0, VOCAB, (B, T)))
 WEIGHTS = jnp.asarray(RNG.integers(0, 2, (B, T)), jnp.float32)
 
 
-def made(tiny, mesh=None, **fields):
+def make_case(tiny, mesh=None, **fields):
   """((objective, sums), gradients in head and features), compiled, of a loss like any other."""
   config = tiny(
     **{'model.vocab_multiple': 64, 'model.heads': 8, 'model.layers': 1, 'data.length': T, **fields}
@@ -77,12 +77,12 @@ HEADS = {
 }
 
 
-def assert_equal(got, wanted):
-  (got, to), (wanted, expected) = got, wanted
-  assert set(got[1]) == set(wanted[1])
+def assert_equal(got, target):
+  (got, to), (target, expected) = got, target
+  assert set(got[1]) == set(target[1])
   for name in got[1]:
-    np.testing.assert_allclose(got[1][name], wanted[1][name], rtol=1e-5, err_msg=name)
-  np.testing.assert_allclose(got[0], wanted[0], rtol=1e-5)
+    np.testing.assert_allclose(got[1][name], target[1][name], rtol=1e-5, err_msg=name)
+  np.testing.assert_allclose(got[0], target[0], rtol=1e-5)
   for (path, a), b in zip(jax.tree.leaves_with_path(to), jax.tree.leaves(expected), strict=True):
     np.testing.assert_allclose(
       a, b, rtol=1e-4, atol=1e-5 * max(1e-3, np.abs(b).max()), err_msg=jax.tree_util.keystr(path)
@@ -111,16 +111,16 @@ ALL = [
 )
 def test_value_and_gradients_are_those_of_one_device(tiny, head, mesh, chunk):
   fields = HEADS[head]
-  wanted, _ = made(tiny, **fields)
-  got, _ = made(tiny, mesh, **fields, **{'training.loss_chunk': chunk})
-  assert_equal(got, wanted)
+  expected, _ = make_case(tiny, **fields)
+  got, _ = make_case(tiny, mesh, **fields, **{'training.loss_chunk': chunk})
+  assert_equal(got, expected)
 
 
 @pytest.mark.parametrize('chunk', [1, 40, 1000])
 def test_pieces_on_one_device_change_nothing(tiny, chunk):
-  wanted, _ = made(tiny, **HEADS['tie_embeddings'])
-  got, _ = made(tiny, **HEADS['tie_embeddings'], **{'training.loss_chunk': chunk})
-  assert_equal(got, wanted)
+  expected, _ = make_case(tiny, **HEADS['tie_embeddings'])
+  got, _ = make_case(tiny, **HEADS['tie_embeddings'], **{'training.loss_chunk': chunk})
+  assert_equal(got, expected)
 
 
 def test_no_logits_travel(tiny):
@@ -128,7 +128,7 @@ def test_no_logits_travel(tiny):
   all pieces.
   """
   mesh = dict(data=2, fsdp=2, tensor=2)
-  _, found = made(tiny, mesh, **HEADS['tie_embeddings'], **{'training.loss_chunk': 32})
+  _, found = make_case(tiny, mesh, **HEADS['tie_embeddings'], **{'training.loss_chunk': 32})
   rows, table, features = B * T // 4, 64 // 2 * D, B * T // 4 * D  # of one device, in numbers
   over_tensor = sum(one.bytes for one in found if one.axes == ('tensor',))
   assert {one.kind for one in found if one.axes == ('tensor',)} == {'all-reduce'}
@@ -167,11 +167,11 @@ class TestColumns:
     np.testing.assert_allclose(pull(mix)[0], expected(mix)[0], rtol=1e-4, atol=1e-6)
 
   def test_columns_beyond_the_vocabulary_are_none(self):
-    wanted, expected = jax.vjp(lambda x: self.token_losses(x[..., :VOCAB], VocabShard())[0], self.LOGITS)
+    target, expected = jax.vjp(lambda x: self.token_losses(x[..., :VOCAB], VocabShard())[0], self.LOGITS)
     got, pull = jax.vjp(lambda x: self.token_losses(x, VocabShard(vocab=VOCAB))[0], self.LOGITS)
-    np.testing.assert_allclose(got, wanted, rtol=1e-6)
-    np.testing.assert_allclose(pull(wanted)[0], expected(wanted)[0], rtol=1e-5, atol=1e-7)
-    assert not np.asarray(pull(wanted)[0])[..., VOCAB:].any()
+    np.testing.assert_allclose(got, target, rtol=1e-6)
+    np.testing.assert_allclose(pull(target)[0], expected(target)[0], rtol=1e-5, atol=1e-7)
+    assert not np.asarray(pull(target)[0])[..., VOCAB:].any()
 
   def test_the_first_of_equals_is_the_likeliest(self):
     logits = jnp.zeros((B, T, 64)).at[..., 9].set(1.0).at[..., 40].set(1.0).at[..., 60].set(2.0)

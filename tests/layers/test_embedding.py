@@ -12,24 +12,24 @@ TABLE = np.random.default_rng(0).standard_normal((11, 4)).astype(np.float32)
 TOKENS = jnp.array([[3, 0, 10], [7, 7, 1]])
 
 
-def made(dtype=jnp.float32):
+def make_embedding(dtype=jnp.float32):
   return Embedding(11, 4, normal(), dtype), {'params': {'table': jnp.asarray(TABLE)}}
 
 
 def test_rows_by_token():
-  layer, params = made()
+  layer, params = make_embedding()
   np.testing.assert_array_equal(layer.apply(params, TOKENS), TABLE[TOKENS])
 
 
 def test_backwards_it_is_the_transpose():
-  layer, params = made()
+  layer, params = make_embedding()
   x = jnp.asarray(np.random.default_rng(1).standard_normal((2, 3, 4)), jnp.float32)
   logits = layer.apply(params, x, method='attend')
   np.testing.assert_allclose(logits, np.asarray(x) @ TABLE.T, rtol=1e-5, atol=1e-6)
 
 
 def test_logits_of_bfloat16_are_summed_in_float32():
-  layer, params = made(jnp.bfloat16)
+  layer, params = make_embedding(jnp.bfloat16)
   assert layer.apply(params, TOKENS).dtype == jnp.bfloat16
   x = jnp.ones((2, 3, 4), jnp.bfloat16)
   logits = layer.apply(params, x, method='attend')

@@ -67,7 +67,7 @@ def test_names_tell_the_whole_initializer():
 @functools.cache
 def initial(layers, **model):
   """Standard deviations of the kernels of a model as it starts, by their names."""
-  made = Experiment(
+  result = Experiment(
     config(
       layers=layers,
       width=64,
@@ -80,7 +80,7 @@ def initial(layers, **model):
     )
   ).build_model(VOCAB)
   tokens = jnp.zeros((1, 2), jnp.int32)
-  init = jax.jit(made.init)
+  init = jax.jit(result.init)
   params = init(jax.random.key(0), tokens, Context.contiguous(tokens))['params']
   block = params['stack']['layers']['block_0']
   kernels = {name: block['mixer'][name]['kernel'] for name in ('q', 'k', 'v', 'out')}

@@ -45,24 +45,24 @@ def context(segments, layout='arbitrary'):
   return Context(jnp.zeros_like(segments), segments, layout=layout)  # nobody asks for positions
 
 
-def parameters(made):
+def parameters(result):
   inputs = jnp.asarray(X, jnp.float32), None, context(BROKEN), None
-  shapes = nn.unbox(jax.eval_shape(made.init, jax.random.key(0), *inputs))['params']
+  shapes = nn.unbox(jax.eval_shape(result.init, jax.random.key(0), *inputs))['params']
   return jax.tree.map(lambda p: 0.3 * DRAW.standard_normal(p.shape), shapes)
 
 
-def run(made, params, segments, x=X, cache=None, layout='arbitrary'):
+def run(result, params, segments, x=X, cache=None, layout='arbitrary'):
   params = jax.tree.map(lambda p: jnp.asarray(p, jnp.float32), params)
-  return jax.jit(made.apply)(
-    {'params': params}, jnp.asarray(x, made.dtype), None, context(segments, layout), cache
+  return jax.jit(result.apply)(
+    {'params': params}, jnp.asarray(x, result.dtype), None, context(segments, layout), cache
   )
 
 
-def formula(made, params, segments):
+def formula(result, params, segments):
   def part(name):
     return params[name]['kernel'], params[name].get('bias', 0.0)
 
-  layers = [(d, *part(f'value_{i}'), *part(f'gate_{i}')) for i, d in enumerate(made.dilations)]
+  layers = [(d, *part(f'value_{i}'), *part(f'gate_{i}')) for i, d in enumerate(result.dilations)]
   kernel, bias = part('out')
   return convolution.gated(X, layers, segments) @ kernel + bias
 
@@ -78,12 +78,12 @@ def close(y, expected, segments):
   'segments, layout', [(UNBROKEN, 'packed'), (UNBROKEN, 'arbitrary'), (BROKEN, 'arbitrary')]
 )
 def test_formula(stack, segments, layout, bias):
-  made = mixer(*stack, bias=bias)
-  params = parameters(made)
+  module = mixer(*stack, bias=bias)
+  params = parameters(module)
   assert len(params) == 2 * len(stack[1]) + 1
-  y, cache = run(made, params, segments, layout=layout)
+  y, cache = run(module, params, segments, layout=layout)
   assert cache is None
-  close(y, formula(made, params, segments), segments)
+  close(y, formula(module, params, segments), segments)
 
 
 @pytest.mark.parametrize(
@@ -94,34 +94,34 @@ def test_formula(stack, segments, layout, bias):
 @pytest.mark.parametrize('stack', STACKS, ids=str)
 @pytest.mark.parametrize('segments', [UNBROKEN, BROKEN], ids=['unbroken', 'broken'])
 def test_pieces_that_begin_and_end_anywhere(stack, segments, cut):
-  made = mixer(*stack)
-  params = parameters(made)
-  cache, read = made.init_cache(len(X), 12), []
+  module = mixer(*stack)
+  params = parameters(module)
+  cache, read = module.init_cache(len(X), 12), []
   for start, stop in zip((0, *cut), cut):
     # Whatever is promised of a piece, it says nothing of what came before.
-    y, cache = run(made, params, segments[:, start:stop], X[:, start:stop], cache, layout='packed')
+    y, cache = run(module, params, segments[:, start:stop], X[:, start:stop], cache, layout='packed')
     read.append(y)
-  close(np.concatenate(read, 1), formula(made, params, segments), segments)
+  close(np.concatenate(read, 1), formula(module, params, segments), segments)
 
 
 def test_the_cache_remembers_real_tokens_only():
-  made = mixer(3, (1, 2))
-  params = parameters(made)
-  _, cache = run(made, params, BROKEN, cache=made.init_cache(len(X), 12))
+  module = mixer(3, (1, 2))
+  params = parameters(module)
+  _, cache = run(module, params, BROKEN, cache=module.init_cache(len(X), 12))
   # What enters the first layer is x itself.
   for row, real in enumerate(BROKEN > 0):
     np.testing.assert_allclose(cache.inputs[0][row], X[row, real][-2:], rtol=1e-6)
   np.testing.assert_array_equal(cache.segments, [[2, 2, 2, 2], [1, 3, 3, 3], [2, 2, 2, 2]])
-  _, after = run(made, params, 0 * BROKEN, cache=cache)
+  _, after = run(module, params, 0 * BROKEN, cache=cache)
   jax.tree.map(np.testing.assert_array_equal, after, cache)
 
 
 def test_bfloat16():
-  made = mixer(dtype=jnp.bfloat16)
-  params = parameters(made)
-  y, cache = run(made, params, BROKEN, cache=made.init_cache(len(X), 12))
+  module = mixer(dtype=jnp.bfloat16)
+  params = parameters(module)
+  y, cache = run(module, params, BROKEN, cache=module.init_cache(len(X), 12))
   assert y.dtype == jnp.bfloat16 and {x.dtype for x in cache.inputs} == {jnp.dtype('bfloat16')}
-  expected = formula(made, params, BROKEN)
+  expected = formula(module, params, BROKEN)
   np.testing.assert_allclose(
     y.astype(jnp.float32)[BROKEN > 0], expected[BROKEN > 0], atol=0.03 * np.abs(expected).max()
   )
@@ -144,7 +144,7 @@ def test_refusals(fields, sentence):
 
 
 def test_memory_is_refused():
-  made = mixer()
+  module = mixer()
   x = jnp.asarray(X, jnp.float32)
   with pytest.raises(ValueError, match="mixer='convolution' does not support cross-attention"):
-    made.apply({'params': parameters(made)}, x, Memory(x, context(BROKEN)), context(BROKEN), None)
+    module.apply({'params': parameters(module)}, x, Memory(x, context(BROKEN)), context(BROKEN), None)

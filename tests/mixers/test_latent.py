@@ -44,14 +44,14 @@ def context(part=slice(None), positions=POSITIONS, segments=SEGMENTS, **fields):
 
 @functools.cache
 def parameters(text, bias=True):
-  made = mixer(text, bias=bias)
-  shapes = jax.eval_shape(made.init, jax.random.key(0), jnp.zeros((B, T, D)), None, context(), None)
+  module = mixer(text, bias=bias)
+  shapes = jax.eval_shape(module.init, jax.random.key(0), jnp.zeros((B, T, D)), None, context(), None)
   return jax.tree.map(lambda x: 0.5 + 0.5 * DRAW.standard_normal(x.shape), nn.unbox(shapes['params']))
 
 
-def run(made, params, pieces=None, **fields):
+def run(result, params, pieces=None, **fields):
   """y of all at once, or read through a cache in pieces."""
-  return read(made, params, X, functools.partial(context, **fields), pieces)
+  return read(result, params, X, functools.partial(context, **fields), pieces)
 
 
 def close(y, expected):
@@ -65,26 +65,26 @@ def close(y, expected):
   [('rope', 'causal', True), ('rope', 'causal & window(2)', False), ('none', 'full', True)],
 )
 def test_formula(text, position, mask, bias):
-  made, params = mixer(text, position=position, mask=mask, bias=bias), parameters(text, bias)
+  module, params = mixer(text, position=position, mask=mask, bias=bias), parameters(text, bias)
   expected = latent.forward(params, X, POSITIONS, SEGMENTS, collect.mask(mask), ROTATE[position])
-  close(run(made, params)[0], expected)
+  close(run(module, params)[0], expected)
   if mask != 'full':
-    close(run(made, params, (4, 1, 5))[0], expected)
+    close(run(module, params, (4, 1, 5))[0], expected)
 
 
 @pytest.mark.parametrize('text', SPECS)
 def test_what_is_cached_is_the_rank_and_the_rotated_key(text):
-  made = mixer(text)
-  _, cache = run(made, parameters(text), (T,))
-  channels = made.rank + made.rope_width
+  module = mixer(text)
+  _, cache = run(module, parameters(text), (T,))
+  channels = module.rank + module.rope_width
   assert {name: x.shape for name, x in cache.arrays.items()} == {'latent': (B, 1, T + 2, channels)}
 
 
 def test_what_is_read_piece_by_piece_is_no_whole_row():
   """Of a whole row a blockwise kernel would take indices for positions."""
-  made = mixer(kernel='chunked(queries=4, keys=3)')
+  module = mixer(kernel='chunked(queries=4, keys=3)')
   at = dict(layout='contiguous', positions=WHOLE, segments=WHOLE * 0 + 1)
-  whole, pieced = (run(made, parameters(SPECS[0]), pieces, **at)[0] for pieces in (None, (2, 5, 3)))
+  whole, pieced = (run(module, parameters(SPECS[0]), pieces, **at)[0] for pieces in (None, (2, 5, 3)))
   np.testing.assert_allclose(pieced, whole, rtol=2e-5, atol=2e-5 * np.abs(whole).max())
 
 
@@ -97,9 +97,9 @@ def test_what_rises_from_a_rank_has_no_bias():
 
 
 def test_biases_at_the_logits_meet_both_forms():
-  made, params = mixer(position='alibi'), parameters(SPECS[0])
-  whole, _ = run(made, params)
-  close(run(made, params, (4, 1, 5))[0], whole)
+  module, params = mixer(position='alibi'), parameters(SPECS[0])
+  whole, _ = run(module, params)
+  close(run(module, params, (4, 1, 5))[0], whole)
   assert (np.abs(whole - run(mixer(position='none'), params)[0]) > 1e-3)[REAL].any()
 
 
@@ -111,9 +111,9 @@ def test_a_blockwise_kernel_serves_values_of_another_width(pieces):
 
 
 def test_a_given_scale_holds_in_both_forms():
-  made, params = mixer(score='dot(scale=0.1)'), parameters(SPECS[0])
-  whole, _ = run(made, params)
-  close(run(made, params, (4, 6))[0], whole)
+  module, params = mixer(score='dot(scale=0.1)'), parameters(SPECS[0])
+  whole, _ = run(module, params)
+  close(run(module, params, (4, 6))[0], whole)
   assert np.abs(whole - run(mixer(), params)[0])[REAL].max() > 1e-3
 
 
@@ -128,11 +128,11 @@ def test_bfloat16():
 
 @pytest.mark.slow
 def test_dropout_is_on_the_weights_in_training_only():
-  made, params = mixer(dropout=0.5), {'params': parameters(SPECS[0])}
+  module, params = mixer(dropout=0.5), {'params': parameters(SPECS[0])}
   x = jnp.asarray(X, jnp.float32)
-  quiet = made.apply(params, x, None, context(), None)[0]
+  quiet = module.apply(params, x, None, context(), None)[0]
   np.testing.assert_array_equal(quiet, mixer().apply(params, x, None, context(), None)[0])
-  loud = made.apply(params, x, None, context(train=True), None, rngs={'dropout': jax.random.key(0)})[0]
+  loud = module.apply(params, x, None, context(train=True), None, rngs={'dropout': jax.random.key(0)})[0]
   assert (loud != quiet)[REAL].any()
 
 

@@ -67,10 +67,10 @@ def context(positions=POSITIONS, segments=SEGMENTS):
   return Context(jnp.asarray(positions, jnp.int32), jnp.asarray(segments, jnp.int32))
 
 
-def parameters(made, seed=1):
+def parameters(result, seed=1):
   """All of them random, so that nothing hides behind a zero or a one."""
   draw = np.random.default_rng(seed)
-  shapes = jax.eval_shape(lambda: made.init(jax.random.key(0), jnp.zeros((B, T, D)), None, context(), None))
+  shapes = jax.eval_shape(lambda: result.init(jax.random.key(0), jnp.zeros((B, T, D)), None, context(), None))
   return jax.tree.map(
     lambda box: (0.5 * draw.standard_normal(box.value.shape)).astype(np.float32),
     shapes['params'],
@@ -79,8 +79,8 @@ def parameters(made, seed=1):
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def applied(made, params, cache=None):
-  return made.apply({'params': params}, jnp.asarray(X, jnp.float32), None, context(), cache)
+def applied(result, params, cache=None):
+  return result.apply({'params': params}, jnp.asarray(X, jnp.float32), None, context(), cache)
 
 
 @pytest.mark.parametrize(
@@ -89,24 +89,24 @@ def applied(made, params, cache=None):
 @pytest.mark.parametrize('mask', ['causal', 'full'])
 @pytest.mark.parametrize('position', ['none', 'rope'])
 def test_linear_is_the_formula(position, mask, chunk):
-  made = mixer(f'linear(chunk={chunk})', position, mask)
-  params = parameters(made)
+  module = mixer(f'linear(chunk={chunk})', position, mask)
+  params = parameters(module)
   q, k, v = (np.einsum('btd,dhc->bthc', X, params[name]['kernel']) for name in 'qkv')
   q, k = oracle.elu(q), oracle.elu(k)
   turned = [rope.rotate(y, POSITIONS) for y in (q, k)] if position == 'rope' else (q, k)
   y = oracle.attend(q, k, v, turned, SEGMENTS, mask == 'causal')
   y = np.einsum('bthc,hcd->btd', y, params['out']['kernel'])
-  np.testing.assert_allclose(np.asarray(applied(made, params)[0])[REAL], y[REAL], **EXACT)
+  np.testing.assert_allclose(np.asarray(applied(module, params)[0])[REAL], y[REAL], **EXACT)
 
 
 @pytest.mark.parametrize('name', ['elu', 'relu', 'softmax'])
 def test_feature_maps(name):
-  made, phi = mixer(f'linear({name!r}, chunk=4)'), getattr(oracle, name)
-  params = parameters(made)
+  module, phi = mixer(f'linear({name!r}, chunk=4)'), getattr(oracle, name)
+  params = parameters(module)
   q, k, v = (np.einsum('btd,dhc->bthc', X, params[name]['kernel']) for name in 'qkv')
   y = oracle.attend(phi(q), phi(k), v, (phi(q), phi(k)), SEGMENTS)
   y = np.einsum('bthc,hcd->btd', y, params['out']['kernel'])
-  np.testing.assert_allclose(np.asarray(applied(made, params)[0])[REAL], y[REAL], **EXACT)
+  np.testing.assert_allclose(np.asarray(applied(module, params)[0])[REAL], y[REAL], **EXACT)
 
 
 def test_far_below_zero_elu_is_no_zero():
@@ -117,12 +117,12 @@ def test_far_below_zero_elu_is_no_zero():
 
 @pytest.mark.parametrize('text', ['linear("relu")', 'linear("relu", chunk=4)'])
 def test_a_query_that_meets_no_key_has_finite_gradients(text):
-  made = mixer(text)
-  params = parameters(made)
+  module = mixer(text)
+  params = parameters(module)
   params['k']['kernel'] *= 0
 
   def loss(params):
-    return (applied(made, params)[0] ** 2).sum()
+    return (applied(module, params)[0] ** 2).sum()
 
   y, gradient = jax.value_and_grad(loss)(params)
   assert y == 0 and all(np.isfinite(g).all() for g in jax.tree.leaves(gradient))
@@ -203,19 +203,19 @@ def test_gradients_of_the_delta_rule_are_those_of_the_recurrence():
   [('gated_delta', 4), ('gated_delta(chunk=4)', 2), ('gated_delta(2, 5)', 1), ('gated_delta(taps=1)', 2)],
 )
 def test_gated_delta_is_the_layer(text, kv_heads):
-  made = mixer(text, kv_heads=kv_heads)
-  params = parameters(made)
+  module = mixer(text, kv_heads=kv_heads)
+  params = parameters(module)
   y = oracle.gated_delta(jax.tree.map(np.float64, params), X, SEGMENTS)
-  np.testing.assert_allclose(np.asarray(applied(made, params)[0])[REAL], y[REAL], **EXACT)
+  np.testing.assert_allclose(np.asarray(applied(module, params)[0])[REAL], y[REAL], **EXACT)
 
 
 @pytest.mark.parametrize('text', ['linear', 'gated_delta'])
 def test_the_state_is_of_one_size_and_in_float32(text):
-  made = mixer(text, dtype=jnp.bfloat16)
-  params = parameters(made)
-  short, long = (jax.eval_shape(lambda: made.init_cache(B, length)) for length in (5, 500))
+  module = mixer(text, dtype=jnp.bfloat16)
+  params = parameters(module)
+  short, long = (jax.eval_shape(lambda: module.init_cache(B, length)) for length in (5, 500))
   assert short == long and short.state.dtype == jnp.float32 and short.state.shape[-2:] == (C, C)
-  y, cache = applied(made, params, made.init_cache(B, T))
+  y, cache = applied(module, params, module.init_cache(B, T))
   assert y.dtype == jnp.bfloat16 and cache.state.dtype == jnp.float32
   np.testing.assert_array_equal(cache.segment, [2, 3, 2, 1])
 
@@ -272,17 +272,17 @@ def test_what_cannot_be_is_refused(text, settings, sentence):
 
 @pytest.mark.parametrize('text', ['linear', 'gated_delta'])
 def test_a_memory_is_refused(text):
-  made, x = mixer(text), jnp.zeros((B, T, D))
+  module, x = mixer(text), jnp.zeros((B, T, D))
   with pytest.raises(ValueError, match=f"mixer='{text}' does not support cross-attention"):
-    made.init(jax.random.key(0), x, Memory(x, context()), context(), None)
+    module.init(jax.random.key(0), x, Memory(x, context()), context(), None)
 
 
 def test_a_cache_under_a_mask_that_looks_ahead_is_refused():
-  made, causal = mixer('linear', mask='full'), mixer('linear')
+  module, causal = mixer('linear', mask='full'), mixer('linear')
   with pytest.raises(ValueError, match="mixer='linear' cannot decode under a noncausal mask"):
-    made.init_cache(B, T)
+    module.init_cache(B, T)
   with pytest.raises(ValueError, match="mixer='linear' cannot decode under a noncausal mask"):
-    applied(made, parameters(made), causal.init_cache(B, T))
+    applied(module, parameters(module), causal.init_cache(B, T))
 
 
 @pytest.mark.parametrize(

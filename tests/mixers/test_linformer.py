@@ -57,15 +57,15 @@ def context(segments=SEGMENTS, positions=POSITIONS, **fields):
 
 @functools.cache
 def parameters(bias=True):
-  made = mixer(bias=bias)
+  module = mixer(bias=bias)
   inputs = jnp.asarray(X, jnp.float32), None, context(), None
-  shapes = nn.unbox(jax.eval_shape(made.init, jax.random.key(0), *inputs))['params']
+  shapes = nn.unbox(jax.eval_shape(module.init, jax.random.key(0), *inputs))['params']
   return jax.tree.map(lambda p: jnp.asarray(0.5 * DRAW.standard_normal(p.shape), jnp.float32), shapes)
 
 
-def run(made, x, context, **rngs):
-  params = {'params': parameters(made.bias)}
-  y, cache = jax.jit(made.apply)(params, jnp.asarray(x, made.dtype), None, context, None, rngs=rngs)
+def run(result, x, context, **rngs):
+  params = {'params': parameters(result.bias)}
+  y, cache = jax.jit(result.apply)(params, jnp.asarray(x, result.dtype), None, context, None, rngs=rngs)
   assert cache is None
   return y
 
@@ -102,17 +102,17 @@ def test_a_promised_layout_gives_the_same():
 
 
 def test_every_token_is_felt_by_every_other_and_padding_by_none():
-  felt = jax.jit(jax.jacobian(lambda x: run(mixer(), x, context()).sum(-1)))(jnp.asarray(X, jnp.float32))
+  influence = jax.jit(jax.jacobian(lambda x: run(mixer(), x, context()).sum(-1)))(jnp.asarray(X, jnp.float32))
   for row, real in enumerate(SEGMENTS > 0):
-    by = np.abs(felt[row, :, row]).max(-1)
+    by = np.abs(influence[row, :, row]).max(-1)
     np.testing.assert_array_equal(by > 0, real[:, None] & real[None, :])
 
 
 def test_dropout_is_on_the_weights_in_training_only():
-  made = mixer(dropout=0.5)
+  module = mixer(dropout=0.5)
   quiet = run(mixer(), X, context())
-  np.testing.assert_array_equal(run(made, X, context()), quiet)
-  assert (run(made, X, context(train=True), dropout=jax.random.key(0)) != quiet)[SEGMENTS > 0].any()
+  np.testing.assert_array_equal(run(module, X, context()), quiet)
+  assert (run(module, X, context(train=True), dropout=jax.random.key(0)) != quiet)[SEGMENTS > 0].any()
 
 
 def test_bfloat16():

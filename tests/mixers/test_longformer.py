@@ -39,14 +39,14 @@ def context(part=slice(None), positions=POSITIONS, segments=SEGMENTS, **fields):
 
 @functools.cache
 def parameters(bias=True, kv_heads=2):
-  made = mixer(bias=bias, kv_heads=kv_heads)
-  shapes = jax.eval_shape(made.init, jax.random.key(0), jnp.zeros((B, T, D)), None, context(), None)
+  module = mixer(bias=bias, kv_heads=kv_heads)
+  shapes = jax.eval_shape(module.init, jax.random.key(0), jnp.zeros((B, T, D)), None, context(), None)
   return jax.tree.map(lambda x: 0.5 * DRAW.standard_normal(x.shape), nn.unbox(shapes['params']))
 
 
-def run(made, params, pieces=None, **fields):
+def run(result, params, pieces=None, **fields):
   """y of all at once, or read through a cache in pieces."""
-  return read(made, params, X, functools.partial(context, **fields), pieces)[0]
+  return read(result, params, X, functools.partial(context, **fields), pieces)[0]
 
 
 def close(y, expected, real=REAL):
@@ -64,12 +64,12 @@ def close(y, expected, real=REAL):
   ],
 )
 def test_formula(n, mask, position, bias, kv_heads):
-  made = mixer(f'longformer({n})', mask=mask, position=position, bias=bias, kv_heads=kv_heads)
+  module = mixer(f'longformer({n})', mask=mask, position=position, bias=bias, kv_heads=kv_heads)
   params = parameters(bias, kv_heads)
   expected = longformer.forward(params, X, POSITIONS, SEGMENTS, collect.mask(mask), n, ROTATE[position])
-  close(run(made, params), expected)
+  close(run(module, params), expected)
   if 'causal' in mask:
-    close(run(made, params, (1, 5, 1, 3)), expected)
+    close(run(module, params, (1, 5, 1, 3)), expected)
 
 
 @pytest.mark.parametrize('n', [1, 3, T, T + 4])
@@ -91,21 +91,21 @@ def test_whole_rows_give_the_same(n):
 @pytest.mark.parametrize('kernel', ['dense', 'chunked(queries=4, keys=3)'])
 def test_global_tokens_that_are_told(kernel):
   """Wherever they stand; and where none is told, all is local."""
-  made, told = mixer('longformer(0)', mask='longformer(1, 0)', kernel=kernel), np.zeros((B, T), bool)
-  told[0, [0, 5, 9]], told[1, 4], told[2, [2, 9]] = True, True, True
+  module, reported = mixer('longformer(0)', mask='longformer(1, 0)', kernel=kernel), np.zeros((B, T), bool)
+  reported[0, [0, 5, 9]], reported[1, 4], reported[2, [2, 9]] = True, True, True
   expected = longformer.forward(
-    parameters(), X, POSITIONS, SEGMENTS, collect.mask('window(1, 1)'), 0, rope.rotate, told
+    parameters(), X, POSITIONS, SEGMENTS, collect.mask('window(1, 1)'), 0, rope.rotate, reported
   )
-  close(run(made, parameters(), prefix=jnp.where(told, POSITIONS + 1, -1)), expected)
+  close(run(module, parameters(), prefix=jnp.where(reported, POSITIONS + 1, -1)), expected)
   local = longformer.forward(
     parameters(), X, POSITIONS, SEGMENTS, collect.mask('window(1, 1)'), 0, rope.rotate
   )
-  close(run(made, parameters()), local)
-  weights = jax.jit(functools.partial(made.apply, mutable='attention'))(
+  close(run(module, parameters()), local)
+  weights = jax.jit(functools.partial(module.apply, mutable='attention'))(
     {'params': parameters()},
     jnp.asarray(X, jnp.float32),
     None,
-    context(prefix=jnp.where(told, POSITIONS + 1, -1)),
+    context(prefix=jnp.where(reported, POSITIONS + 1, -1)),
     None,
   )[1]['attention']['weights']
   assert (np.asarray(weights)[0, :, :, 5] > 0).all() and (np.asarray(weights)[0, :, 5] > 0).all()
@@ -113,9 +113,9 @@ def test_global_tokens_that_are_told(kernel):
 
 
 def test_what_is_read_piece_by_piece_is_no_whole_row():
-  made = mixer('longformer(3)', mask='causal & longformer(1, 3)', kernel='chunked(queries=4, keys=3)')
+  module = mixer('longformer(3)', mask='causal & longformer(1, 3)', kernel='chunked(queries=4, keys=3)')
   y = [
-    run(made, parameters(), pieces, positions=WHOLE, segments=WHOLE * 0 + 1, layout='contiguous')
+    run(module, parameters(), pieces, positions=WHOLE, segments=WHOLE * 0 + 1, layout='contiguous')
     for pieces in (None, (2, 5, 3))
   ]
   close(y[1], y[0], WHOLE >= 0)
@@ -139,11 +139,11 @@ def test_a_blockwise_kernel_gives_the_same():
 
 
 def test_dropout_is_on_the_weights_of_both_in_training_only():
-  made, params = mixer(dropout=0.5), {'params': parameters()}
+  module, params = mixer(dropout=0.5), {'params': parameters()}
   x = jnp.asarray(X, jnp.float32)
-  quiet = made.apply(params, x, None, context(), None)[0]
+  quiet = module.apply(params, x, None, context(), None)[0]
   np.testing.assert_array_equal(quiet, mixer().apply(params, x, None, context(), None)[0])
-  loud = made.apply(params, x, None, context(train=True), None, rngs={'dropout': jax.random.key(0)})[0]
+  loud = module.apply(params, x, None, context(train=True), None, rngs={'dropout': jax.random.key(0)})[0]
   changed = (loud != quiet).any(-1) & REAL
   assert changed[POSITIONS < 2].any() and changed[POSITIONS >= 2].any()
 

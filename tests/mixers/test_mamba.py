@@ -46,11 +46,11 @@ def context(segments, layout='arbitrary'):
   return Context(jnp.zeros_like(segments), segments, layout=layout)
 
 
-def parameters(made, seed=1):
+def parameters(result, seed=1):
   """All of them random, so that nothing hides behind a zero or a one."""
   draw = np.random.default_rng(seed)
   boxes = jax.eval_shape(
-    lambda: made.init(jax.random.key(0), jnp.zeros((1, 2, D)), None, context([[1, 1]]), None)
+    lambda: result.init(jax.random.key(0), jnp.zeros((1, 2, D)), None, context([[1, 1]]), None)
   )
 
   def make(box):
@@ -59,20 +59,20 @@ def parameters(made, seed=1):
   return jax.tree.map(make, boxes['params'], is_leaf=lambda x: hasattr(x, 'names'))
 
 
-def applied(made, params, x=X, segments=SEGMENTS, cache=None, layout='arbitrary'):
-  return run(made, params, jnp.asarray(x, made.dtype), context(segments, layout), cache)
+def applied(result, params, x=X, segments=SEGMENTS, cache=None, layout='arbitrary'):
+  return run(result, params, jnp.asarray(x, result.dtype), context(segments, layout), cache)
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def run(made, params, x, context, cache):
-  return made.apply({'params': params}, x, None, context, cache)
+def run(result, params, x, context, cache):
+  return result.apply({'params': params}, x, None, context, cache)
 
 
-def gradients(made, params):
+def gradients(result, params):
   """Of the spread of what stands at real tokens, with respect to the parameters and x."""
 
   def spread(params, x):
-    y, _ = made.apply({'params': params}, x, None, context(SEGMENTS), None)
+    y, _ = result.apply({'params': params}, x, None, context(SEGMENTS), None)
     return jnp.where(SEGMENTS[..., None] > 0, y, 0).std()
 
   run = jax.jit(jax.grad(spread, argnums=(0, 1)))
@@ -104,9 +104,9 @@ SETTINGS = [
 
 @pytest.mark.parametrize('text, formula, settings', SETTINGS)
 def test_the_recurrence(text, formula, settings):
-  made = mixer(text, **settings)
-  params = parameters(made)
-  y, none = applied(made, params)
+  module = mixer(text, **settings)
+  params = parameters(module)
+  y, none = applied(module, params)
   real = SEGMENTS[..., None] > 0
   np.testing.assert_allclose(np.where(real, y, 0), expected(formula, params), **EXACT)
   assert none is None and np.isfinite(y).all()
@@ -116,12 +116,12 @@ def test_the_recurrence(text, formula, settings):
 @pytest.mark.parametrize('text, formula, settings', SETTINGS)
 def test_pieces_through_a_cache(text, formula, settings, pieces):
   """Also of a document that padding breaks, within a piece or between two."""
-  made = mixer(text, **settings)
-  params = parameters(made)
-  cache, read, start = made.init_cache(B, T), [], 0
+  module = mixer(text, **settings)
+  params = parameters(module)
+  cache, read, start = module.init_cache(B, T), [], 0
   for piece in pieces:
     here = slice(start, start + piece)
-    y, cache = applied(made, params, X[:, here], SEGMENTS[:, here], cache)
+    y, cache = applied(module, params, X[:, here], SEGMENTS[:, here], cache)
     read.append(y)
     start += piece
   real = SEGMENTS[..., None] > 0
@@ -130,12 +130,13 @@ def test_pieces_through_a_cache(text, formula, settings, pieces):
 
 @pytest.mark.parametrize('text', ['mamba', 'mamba2'])
 def test_a_promised_layout_changes_nothing(text):
-  made = mixer(text)
-  params = parameters(made)
+  module = mixer(text)
+  params = parameters(module)
   rows = [0, 1, 3]  # those whose documents are not broken
   real = SEGMENTS[rows, :, None] > 0
   free, promised = (
-    applied(made, params, X[rows], SEGMENTS[rows], layout=given)[0] for given in ('arbitrary', 'packed')
+    applied(module, params, X[rows], SEGMENTS[rows], layout=arguments)[0]
+    for arguments in ('arbitrary', 'packed')
   )
   # Sums in which the largest cancel are exact to units in the last place of those.
   promised, free = np.where(real, promised, 0), np.where(real, free, 0)
@@ -157,23 +158,23 @@ def test_chunks_change_no_gradient(text):
 @pytest.mark.parametrize('text', ['mamba', 'mamba2'])
 def test_violent_decays_are_exact_and_have_finite_gradients(text):
   """Steps of none to hundreds: decays sum to thousands, and what lies ahead would overflow."""
-  made = mixer(text)
-  params = parameters(made)
+  module = mixer(text)
+  params = parameters(module)
   name, matrix = ('dt_proj', params) if text == 'mamba' else ('kernel', params['dt'])
   matrix[name] = 200 * matrix[name]
   formula = getattr(oracle, text)
-  y, _ = applied(made, params)
+  y, _ = applied(module, params)
   size = np.abs(y).max()
   real = SEGMENTS[..., None] > 0
   np.testing.assert_allclose(np.where(real, y, 0) / size, expected(formula, params) / size, **EXACT)
-  assert all(np.isfinite(g).all() for g in jax.tree.leaves(gradients(made, params)))
+  assert all(np.isfinite(g).all() for g in jax.tree.leaves(gradients(module, params)))
 
 
 @pytest.mark.parametrize('text', ['mamba', 'mamba2'])
 def test_bfloat16_keeps_its_states_in_float32(text):
-  exact, made = mixer(text), mixer(text, dtype=jnp.bfloat16)
+  exact, module = mixer(text), mixer(text, dtype=jnp.bfloat16)
   params = parameters(exact)
-  y, cache = applied(made, params, cache=made.init_cache(B, T))
+  y, cache = applied(module, params, cache=module.init_cache(B, T))
   assert y.dtype == jnp.bfloat16 and cache.state.dtype == jnp.float32
   y, full = np.asarray(y, np.float32), np.asarray(applied(exact, params)[0])
   real = SEGMENTS > 0
@@ -210,9 +211,9 @@ def test_segment_sums_do_not_cancel():
 
 @pytest.mark.parametrize('text', ['mamba', 'mamba2'])
 def test_the_published_start(text):
-  made = mixer(text, width=64, heads=8, head_width=32)
+  module = mixer(text, width=64, heads=8, head_width=32)
   params = jax.jit(
-    lambda: made.init(jax.random.key(0), jnp.zeros((1, 2, 64)), None, context([[1, 1]]), None)['params']
+    lambda: module.init(jax.random.key(0), jnp.zeros((1, 2, 64)), None, context([[1, 1]]), None)['params']
   )()
   params = jax.tree.map(lambda box: np.asarray(box.value), params, is_leaf=lambda x: hasattr(x, 'names'))
   steps = np.logaddexp(0, params['dt_bias'])
@@ -244,9 +245,9 @@ def test_refusals(text, settings, sentence):
 
 @pytest.mark.parametrize('text', ['mamba', 'mamba2'])
 def test_a_memory_is_refused(text):
-  made = mixer(text)
+  module = mixer(text)
   with pytest.raises(ValueError, match='does not support cross-attention'):
-    made.init(jax.random.key(0), jnp.zeros((1, 2, D)), object(), context([[1, 1]]), None)
+    module.init(jax.random.key(0), jnp.zeros((1, 2, D)), object(), context([[1, 1]]), None)
 
 
 def test_products_are_counted():

@@ -44,16 +44,16 @@ def context(part=slice(None)):
   return Context(jnp.zeros_like(segments), segments)  # nobody asks for positions
 
 
-def parameters(made):
+def parameters(result):
   inputs = jnp.asarray(X, jnp.float32), None, context(), None
-  shapes = nn.unbox(jax.eval_shape(made.init, jax.random.key(0), *inputs))['params']
+  shapes = nn.unbox(jax.eval_shape(result.init, jax.random.key(0), *inputs))['params']
   return jax.tree.map(lambda p: 0.7 * DRAW.standard_normal(p.shape), shapes)
 
 
-def run(made, params, part=slice(None), cache=None):
+def run(result, params, part=slice(None), cache=None):
   params = jax.tree.map(lambda p: jnp.asarray(p, jnp.float32), params)
-  return jax.jit(made.apply)(
-    {'params': params}, jnp.asarray(X[:, part], made.dtype), None, context(part), cache
+  return jax.jit(result.apply)(
+    {'params': params}, jnp.asarray(X[:, part], result.dtype), None, context(part), cache
   )
 
 
@@ -69,21 +69,21 @@ def formula(cell, params):
 @pytest.mark.parametrize('bias', [True, False])
 @pytest.mark.parametrize('cell', GATES)
 def test_formula(cell, bias):
-  made = mixer(cell, bias)
-  params = parameters(made)
+  module = mixer(cell, bias)
+  params = parameters(module)
   names = {'input', 'recurrent', 'out'} | ({'recurrent_bias'} if bias and cell == 'gru' else set())
   assert set(params) == names
-  y, cache = run(made, params)
+  y, cache = run(module, params)
   assert cache is None and np.isfinite(y).all()
   np.testing.assert_allclose(y[REAL], formula(cell, params)[REAL], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize('cell', GATES)
 def test_gradients_are_the_formulas_differences(cell):
-  made = mixer(cell)
-  params = parameters(made)
+  module = mixer(cell)
+  params = parameters(module)
   weight = np.where(REAL[..., None], DRAW.standard_normal(X.shape), 0)
-  gradients = jax.grad(lambda params: (run(made, params)[0] * weight).sum())(
+  gradients = jax.grad(lambda params: (run(module, params)[0] * weight).sum())(
     jax.tree.map(jnp.float32, params)
   )
   leaves, tree = jax.tree.flatten(params)
@@ -100,21 +100,21 @@ def test_gradients_are_the_formulas_differences(cell):
 @pytest.mark.parametrize('cut', [(5, 12), (1, 2, 3, 9, 12), tuple(range(1, 13))], ids=str)
 @pytest.mark.parametrize('cell', GATES)
 def test_pieces_that_begin_and_end_anywhere(cell, cut):
-  made = mixer(cell)
-  params = parameters(made)
-  cache, read = made.init_cache(len(X), 12), []
+  module = mixer(cell)
+  params = parameters(module)
+  cache, read = module.init_cache(len(X), 12), []
   for start, stop in zip((0, *cut), cut):
-    y, cache = run(made, params, slice(start, stop), cache)
+    y, cache = run(module, params, slice(start, stop), cache)
     read.append(y)
   np.testing.assert_allclose(np.concatenate(read, 1)[REAL], formula(cell, params)[REAL], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize('cell', GATES)
 def test_padding_leaves_the_state_as_it_was(cell):
-  made = mixer(cell)
-  params = parameters(made)
-  _, before = run(made, params, slice(0, 10), made.init_cache(len(X), 12))
-  _, after = run(made, params, slice(10, 12), before)
+  module = mixer(cell)
+  params = parameters(module)
+  _, before = run(module, params, slice(0, 10), module.init_cache(len(X), 12))
+  _, after = run(module, params, slice(10, 12), before)
   for a, b in zip(after.state, before.state):
     np.testing.assert_array_equal(a[0], b[0])
     np.testing.assert_array_equal(b[2], 0)
@@ -124,9 +124,9 @@ def test_padding_leaves_the_state_as_it_was(cell):
 
 @pytest.mark.parametrize('cell', GATES)
 def test_the_state_is_in_float32_when_the_rest_is_not(cell):
-  made = mixer(cell, dtype=jnp.bfloat16)
-  params = parameters(made)
-  y, cache = run(made, params, slice(None), made.init_cache(len(X), 12))
+  module = mixer(cell, dtype=jnp.bfloat16)
+  params = parameters(module)
+  y, cache = run(module, params, slice(None), module.init_cache(len(X), 12))
   assert y.dtype == jnp.bfloat16 and {s.dtype for s in cache.state} == {jnp.dtype('float32')}
   # More than a bfloat16 can hold is in it.
   assert all((np.asarray(s.astype(jnp.bfloat16).astype(jnp.float32)) != s).any() for s in cache.state)
@@ -147,7 +147,7 @@ def test_refusals(fields, sentence):
 
 
 def test_memory_is_refused():
-  made = mixer('lstm')
+  module = mixer('lstm')
   x = jnp.asarray(X, jnp.float32)
   with pytest.raises(ValueError, match="mixer='recurrent' does not support cross-attention"):
-    made.apply({'params': parameters(made)}, x, Memory(x, context()), context(), None)
+    module.apply({'params': parameters(module)}, x, Memory(x, context()), context(), None)

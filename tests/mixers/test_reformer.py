@@ -38,19 +38,19 @@ def context(part=slice(None), **fields):
 
 @functools.cache
 def parameters(bias=True):
-  made = mixer('reformer(buckets=4, chunk=3)', bias=bias)
-  shapes = jax.eval_shape(made.init, jax.random.key(0), jnp.zeros((B, T, D)), None, context(), None)
+  module = mixer('reformer(buckets=4, chunk=3)', bias=bias)
+  shapes = jax.eval_shape(module.init, jax.random.key(0), jnp.zeros((B, T, D)), None, context(), None)
   return jax.tree.map(lambda x: 0.5 * DRAW.standard_normal(x.shape), nn.unbox(shapes['params']))
 
 
-def run(made, x=X, pieces=None, bias=True):
+def run(result, x=X, pieces=None, bias=True):
   """y of all at once, or read through a cache in pieces."""
-  return read(made, parameters(bias), x, context, pieces)[0]
+  return read(result, parameters(bias), x, context, pieces)[0]
 
 
-def formula(made, mask='causal', bias=True):
-  R = np.asarray(rotations(made.seed, H, C, made.hashes, made.buckets), np.float64)
-  return reformer.forward(parameters(bias), X, POSITIONS, SEGMENTS, collect.mask(mask), R, made.chunk)
+def formula(result, mask='causal', bias=True):
+  R = np.asarray(rotations(result.seed, H, C, result.hashes, result.buckets), np.float64)
+  return reformer.forward(parameters(bias), X, POSITIONS, SEGMENTS, collect.mask(mask), R, result.chunk)
 
 
 def close(y, expected):
@@ -71,11 +71,11 @@ def close(y, expected):
   ],
 )
 def test_formula(text, mask, bias):
-  made = mixer(text, mask=mask, bias=bias)
-  expected = formula(made, mask, bias)
-  close(run(made, bias=bias), expected)
+  module = mixer(text, mask=mask, bias=bias)
+  expected = formula(module, mask, bias)
+  close(run(module, bias=bias), expected)
   if mask.startswith('causal'):
-    close(run(made, pieces=(7, 1, 1, 12, 12), bias=bias), expected)
+    close(run(module, pieces=(7, 1, 1, 12, 12), bias=bias), expected)
 
 
 @pytest.mark.parametrize(
@@ -87,13 +87,13 @@ def test_formula(text, mask, bias):
 )
 def test_what_is_heard_does_not_change_with_the_future(text):
   """By value: hashing has no gradient that would tell."""
-  made, cut = mixer(text), 20
+  module, cut = mixer(text), 20
   for seed in range(5):
     other = X.copy()
     other[:, cut:] = np.random.default_rng(seed).standard_normal(other[:, cut:].shape) * 3
-    y = run(made, other)
-    np.testing.assert_allclose(y[:, :cut], run(made)[:, :cut], rtol=1e-6, atol=1e-6)
-    assert (np.abs(y[:, cut:] - run(made)[:, cut:]) > 1e-3).any()
+    y = run(module, other)
+    np.testing.assert_allclose(y[:, :cut], run(module)[:, :cut], rtol=1e-6, atol=1e-6)
+    assert (np.abs(y[:, cut:] - run(module)[:, cut:]) > 1e-3).any()
 
 
 @pytest.mark.slow
@@ -102,8 +102,8 @@ def test_every_round_finds_more_and_nothing_twice():
   params, x = parameters(), jnp.asarray(X, jnp.float32)
 
   def y(hashes):
-    made = mixer(f'reformer(buckets=4, chunk=3, hashes={hashes})')
-    return jax.jit(made.apply)({'params': params}, x, None, context(), None)[0]
+    module = mixer(f'reformer(buckets=4, chunk=3, hashes={hashes})')
+    return jax.jit(module.apply)({'params': params}, x, None, context(), None)[0]
 
   R = np.asarray(rotations(0, H, C, 3, 4))
   with pytest.MonkeyPatch.context() as patch:
@@ -125,8 +125,8 @@ def test_layers_and_runs_hash_alike_and_rounds_and_heads_do_not():
 
 
 def test_bfloat16():
-  made = mixer('reformer(buckets=2, chunk=40)', dtype='bfloat16')
-  y, expected = run(made), formula(made)
+  module = mixer('reformer(buckets=2, chunk=40)', dtype='bfloat16')
+  y, expected = run(module), formula(module)
   assert y.dtype == jnp.bfloat16
   # Rounding may put a token into another bucket: of the others there are enough.
   close_by = np.abs(y.astype(np.float64) - expected).max(-1) < 0.05 * np.abs(expected).max()
@@ -169,6 +169,6 @@ def test_refusals():
     mixer('reformer(buckets=4, chunk=3)', position='rope')
   with pytest.raises(ValueError, match='does not support grouped heads, so kv_heads=2 would be ignored'):
     mixer('reformer(buckets=4, chunk=3)', kv_heads=2)
-  made, x = mixer('reformer(buckets=4, chunk=3)'), jnp.asarray(X, jnp.float32)
+  module, x = mixer('reformer(buckets=4, chunk=3)'), jnp.asarray(X, jnp.float32)
   with pytest.raises(ValueError, match="mixer='reformer' does not support cross-attention"):
-    made.apply({'params': parameters()}, x, Memory(x, context()), context(), None)
+    module.apply({'params': parameters()}, x, Memory(x, context()), context(), None)

@@ -51,8 +51,8 @@ def _made(items, source_vocab):
   return model, jax.tree_util.tree_map_with_path(make, shapes)
 
 
-def made(source_vocab=0, **model):
-  """(model, params), made once for equal fields; parameters are random, not the initializers' own."""
+def make_model(source_vocab=0, **model):
+  """(model, params), make_model once for equal fields; parameters are random, not the initializers' own."""
   items = tuple(
     (key, tuple(value.items()) if isinstance(value, dict) else value) for key, value in model.items()
   )

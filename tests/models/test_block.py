@@ -58,10 +58,10 @@ def block(placement='pre', residual='sequential', dropout=0.0, mixer=Mix, feed_f
   return Block(mixer, feed_forward, Norm, placement, added, dropout)
 
 
-def out(made, norms, x=X, cache=None, train=False, key=None):
+def out(result, norms, x=X, cache=None, train=False, key=None):
   params = {name: {'a': jnp.float32(a)} for name, a in norms.items()}
   context = Context.contiguous(jnp.zeros(x.shape[:2], jnp.int32), train)
-  y, kept = made.apply(
+  y, stored = result.apply(
     {'params': params},
     jnp.asarray(x),
     None,
@@ -69,7 +69,7 @@ def out(made, norms, x=X, cache=None, train=False, key=None):
     None if cache is None else {'mixer': cache},
     rngs={} if key is None else {'dropout': key},
   )
-  return y, None if kept is None else kept['mixer']
+  return y, None if stored is None else stored['mixer']
 
 
 def pre(x):
@@ -108,13 +108,13 @@ FORMULAS = {
 
 @pytest.mark.parametrize('placement, residual', FORMULAS)
 def test_placement(placement, residual):
-  made, (formula, norms) = block(placement, residual), FORMULAS[placement, residual]
-  y, cache = out(made, norms)
+  result, (formula, norms) = block(placement, residual), FORMULAS[placement, residual]
+  y, cache = out(result, norms)
   np.testing.assert_allclose(y, formula(X), rtol=1e-5, atol=1e-5)
   assert cache is None
   # No norm besides these has parameters.
   context = Context.contiguous(jnp.zeros((2, 3), jnp.int32))
-  params = made.init(jax.random.key(0), jnp.asarray(X), None, context, None)['params']
+  params = result.init(jax.random.key(0), jnp.asarray(X), None, context, None)['params']
   assert set(params) == set(norms)
 
 
@@ -128,12 +128,12 @@ def test_placement(placement, residual):
   ids=PLACEMENTS,
 )
 def test_a_mixer_alone(placement, formula, norms):
-  made = block(placement, feed_forward=None)
-  y, cache = out(made, norms, cache=jnp.int32(5))
+  result = block(placement, feed_forward=None)
+  y, cache = out(result, norms, cache=jnp.int32(5))
   np.testing.assert_allclose(y, formula(X), rtol=1e-5, atol=1e-5)
   assert cache == 6
   context = Context.contiguous(jnp.zeros((2, 3), jnp.int32))
-  assert set(made.init(jax.random.key(0), jnp.asarray(X), None, context, None)['params']) == set(norms)
+  assert set(result.init(jax.random.key(0), jnp.asarray(X), None, context, None)['params']) == set(norms)
 
 
 def test_every_placement_is_tested():
@@ -185,15 +185,15 @@ class Silent(Mix):
 @pytest.mark.parametrize('branches', [(One, Nothing), (Silent, Ones)], ids=['mixer', 'feed-forward'])
 @pytest.mark.parametrize('residual', spec.variant_names(tfm.residuals))
 def test_dropout_drops_its_share_of_what_a_branch_adds(branches, residual):
-  made = block('pre', residual, 0.25, *branches)
+  result = block('pre', residual, 0.25, *branches)
   x = np.full((4, 100, 50), 10, np.float32)
-  run = functools.partial(out, made, FORMULAS['pre', residual][1], x)
+  run = functools.partial(out, result, FORMULAS['pre', residual][1], x)
   y, _ = run(train=True, key=jax.random.key(0))
   added = np.asarray(y) - 10
-  kept = added > 0.5
-  np.testing.assert_allclose(added[kept], 1 / 0.75, rtol=1e-4)
-  assert not added[~kept].any() and abs(kept.mean() - 0.75) < 0.02  # 20 000 numbers
-  assert all((kept[0] != kept[i]).any() and (kept[:, 0] != kept[:, i]).any() for i in (1, 2, 3))
+  stored = added > 0.5
+  np.testing.assert_allclose(added[stored], 1 / 0.75, rtol=1e-4)
+  assert not added[~stored].any() and abs(stored.mean() - 0.75) < 0.02  # 20 000 numbers
+  assert all((stored[0] != stored[i]).any() and (stored[:, 0] != stored[:, i]).any() for i in (1, 2, 3))
   again, _ = run(train=True, key=jax.random.key(0))
   other, _ = run(train=True, key=jax.random.key(1))
   assert (y == again).all() and (y != other).any()
@@ -203,9 +203,9 @@ def test_dropout_drops_its_share_of_what_a_branch_adds(branches, residual):
 
 @pytest.mark.parametrize('residual', spec.variant_names(tfm.residuals))
 def test_the_two_branches_are_dropped_apart(residual):
-  made = block('pre', residual, 0.5, One, Ones)
+  result = block('pre', residual, 0.5, One, Ones)
   y, _ = out(
-    made,
+    result,
     FORMULAS['pre', residual][1],
     np.full((4, 100, 50), 10, np.float32),
     train=True,

@@ -205,9 +205,9 @@ class TestDropout:
         model.apply(
           {'params': params}, tokens, Context.contiguous(tokens, train), rngs={'dropout': jax.random.key(0)}
         )
-    dropped, kept = (np.asarray(x) for x in seen)
+    dropped, stored = (np.asarray(x) for x in seen)
     assert abs((dropped == 0).mean() - 0.25) < 0.03 and np.allclose(dropped[dropped > 0], 1 / 0.75)
-    assert (kept == 1).all()
+    assert (stored == 1).all()
 
   @pytest.mark.parametrize('place', ['embedding', 'attention', 'residual'])
   def test_each_place_is_on_in_training_and_off_at_evaluation(self, place):

@@ -47,7 +47,7 @@ def config(objective='masked_lm(next_sentence=True)', packing='sentence_pairs', 
 
 
 @functools.cache
-def made(**model):
+def make_encoder(**model):
   model = Experiment(config(**model)).build_model(VOCAB - 1)  # and <mask>
   shapes = nn.unbox(jax.eval_shape(model.init, jax.random.key(0), *model.example(1, LENGTH)))['params']
   draw = np.random.default_rng(1)
@@ -65,7 +65,7 @@ def answers(model, params, tokens, here, types, places=None):
 
 
 def test_bert():
-  model, params = made()
+  model, params = make_encoder()
   exact = jax.tree.map(lambda x: np.asarray(x, np.float64), params)
   logits, following = encoder.forward(exact, TOKENS, TYPES, SEGMENTS)
   found = answers(model, params, TOKENS, context(SEGMENTS), TYPES)
@@ -76,7 +76,7 @@ def test_bert():
 
 def test_a_narrow_table_is_a_product():
   """It is lifted before types and positions are added, and what goes down goes after the transform."""
-  (model, params), (plain, _) = made(embedding_width=6), made(tie_embeddings=False)
+  (model, params), (plain, _) = make_encoder(embedding_width=6), make_encoder(tie_embeddings=False)
   narrow = params['embedding']
   whole = {
     'embedding': {'table': narrow['table'] @ narrow['project_in']['kernel']},
@@ -90,7 +90,7 @@ def test_a_narrow_table_is_a_product():
 
 
 def test_logits_where_they_are_asked_for():
-  model, params = made()
+  model, params = make_encoder()
   places = np.array([[6, 0, 3], [1, 1, 2]])
   everywhere, there = (answers(model, params, TOKENS, context(SEGMENTS), TYPES, p) for p in (None, places))
   np.testing.assert_allclose(
@@ -102,24 +102,24 @@ def test_logits_where_they_are_asked_for():
 
 
 def test_every_token_hears_every_other_and_no_padding():
-  model, params = made()
+  model, params = make_encoder()
 
   def run(x):  # of the second row, through the table that the first type stands in
     shifted = params | {'type_embedding': {'table': jnp.zeros_like(params['type_embedding']['table'])}}
-    made = model.apply(
+    make_encoder = model.apply(
       {'params': shifted}, x, context(SEGMENTS[1:]), method=lambda m, x, c: m.run(x, None, c, None)[0]
     )
-    return made[0].sum(-1)
+    return make_encoder[0].sum(-1)
 
   x = jnp.asarray(DRAW.standard_normal((1, T, 16)), jnp.float32)
-  heard = np.abs(jax.jit(jax.jacrev(run))(x))[:, 0].max(-1) > 0
-  assert heard[:4, :4].all()
-  assert not heard[:4, 4:].any()
+  visible = np.abs(jax.jit(jax.jacrev(run))(x))[:, 0].max(-1) > 0
+  assert visible[:4, :4].all()
+  assert not visible[:4, 4:].any()
 
 
 @pytest.mark.parametrize('pooling', ['first', 'mean'])
 def test_padding_changes_nothing(pooling):
-  model, params = made(pooling=pooling)
+  model, params = make_encoder(pooling=pooling)
   short = answers(model, params, TOKENS[:, :4], context(SEGMENTS[:, :4]), TYPES[:, :4])
   for extra in (7, 3):
     padded = np.where(SEGMENTS[1] > 0, TOKENS, extra)
@@ -129,7 +129,7 @@ def test_padding_changes_nothing(pooling):
 
 
 def test_a_token_is_of_the_first_type_unless_told():
-  model, params = made()
+  model, params = make_encoder()
   np.testing.assert_array_equal(
     answers(model, params, TOKENS, context(SEGMENTS), np.zeros_like(TYPES))['vocabulary'],
     answers(model, params, TOKENS, context(SEGMENTS), None)['vocabulary'],

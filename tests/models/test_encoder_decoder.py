@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from tests.models import pairs
-from tests.models.pairs import VOCAB, context, logits, made
+from tests.models.pairs import VOCAB, context, logits, make_model
 from tests.reference import encoder_decoder
 from tfm.config.assemble import Experiment
 from tfm.config.overlay import complete
@@ -22,7 +22,7 @@ def close(a, b):
 
 
 def test_the_first_transformer():
-  model, params = made(
+  model, params = make_model(
     scan=False, norm_placement='post', position='sinusoidal', feed_forward='relu', scale_embeddings=True
   )
   exact = jax.tree.map(lambda x: np.asarray(x, np.float64), params)
@@ -32,7 +32,7 @@ def test_the_first_transformer():
 
 @pytest.mark.parametrize('before, after', [(0, 3), (2, 0), (1, 2)])
 def test_padding_changes_nothing(before, after):
-  model, params = made()
+  model, params = make_model()
   plain = logits(model, params, TARGET, context(HERE), SOURCE, context(np.ones((B, S), int)))
 
   def padded(tokens):
@@ -49,7 +49,7 @@ def test_padding_changes_nothing(before, after):
 
 
 def test_packed_pairs_are_what_each_is_alone():
-  model, params = made()
+  model, params = make_model()
   lengths = (3, 4), (2, 1)  # of source and target
   source = context([[1] * 3 + [2] * 2 + [0]])
   target = context([[1] * 4 + [2] * 1])
@@ -86,13 +86,13 @@ def influence(model, params):
 
 def test_who_hears_whom():
   """Every target hears all of the source, itself and what was before, and nothing that comes later."""
-  of_source, of_target = influence(*made(tie_embeddings=False))
+  of_source, of_target = influence(*make_model(tie_embeddings=False))
   assert of_source.all()
   np.testing.assert_array_equal(of_target != 0, np.tril(np.ones((T, T), bool)))
 
 
 def test_the_encoder_looks_both_ways():
-  model, params = made()
+  model, params = make_model()
 
   def first(table):
     changed = params | {'embedding': {'table': table}}
@@ -105,7 +105,7 @@ def test_the_encoder_looks_both_ways():
 @pytest.mark.slow
 def test_each_part_has_its_own_mask():
   """In one layer a target hears the source token in its own place, and that one its neighbours."""
-  model, params = made(
+  model, params = make_model(
     layers=1, tie_embeddings=False, encoder=dict(mask='window(1, 1)'), cross=dict(mask='window(0, 0)')
   )
   of_source, _ = influence(model, params)
@@ -114,7 +114,7 @@ def test_each_part_has_its_own_mask():
 
 
 def test_each_part_has_its_own_mixer_position_and_size():
-  model, params = made(
+  model, params = make_model(
     tie_embeddings=False,
     position='learned',
     kv_heads=2,
@@ -135,11 +135,11 @@ def test_each_part_has_its_own_mixer_position_and_size():
 def test_one_table_or_two():
   tables = {
     '/'.join(k.key for k in path)
-    for path, _ in jax.tree.leaves_with_path(made()[1])
+    for path, _ in jax.tree.leaves_with_path(make_model()[1])
     if 'embedding' in path[0].key or 'output' in path[0].key
   }
   assert tables == {'embedding/table'}  # source, target and output
-  model, params = made(source_vocab=11, tie_embeddings=False)
+  model, params = make_model(source_vocab=11, tie_embeddings=False)
   assert params['source_embedding']['table'].shape == (16, 16) and params['embedding']['table'].shape == (
     24,
     16,
@@ -151,8 +151,8 @@ def test_one_table_or_two():
 @pytest.mark.parametrize('source_vocab', [0, 11])
 def test_narrow_tables(source_vocab):
   """A source with a table of its own has a projection of its own."""
-  model, params = made(source_vocab=source_vocab, embedding_width=6)
-  plain, _ = made(source_vocab=source_vocab, tie_embeddings=False)
+  model, params = make_model(source_vocab=source_vocab, embedding_width=6)
+  plain, _ = make_model(source_vocab=source_vocab, tie_embeddings=False)
   narrow = params['embedding']
   whole = {
     'embedding': {'table': narrow['table'] @ narrow['project_in']['kernel']},
@@ -168,7 +168,7 @@ def test_narrow_tables(source_vocab):
 
 
 def test_scanned_or_not():
-  (scanned, params), (unscanned, _) = made(), made(scan=False)
+  (scanned, params), (unscanned, _) = make_model(), make_model(scan=False)
 
   def apart(p):
     layers = p['stack']['layers']
@@ -180,7 +180,7 @@ def test_scanned_or_not():
 
 
 def test_a_memory_must_be_there():
-  model, params = made()
+  model, params = make_model()
   with pytest.raises(ValueError, match='needs a memory'):
     model.apply({'params': params}, TARGET, context(HERE))
 

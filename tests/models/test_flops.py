@@ -108,7 +108,7 @@ def test_the_kernel_does_not_count():
   class Hidden(Kernel):
     """As a vendor's: no product to be seen."""
 
-    def attend(self, q, k, v, asked):
+    def attend(self, q, k, v, calls):
       return q, None
 
   model = tiny.decoder(T)

@@ -70,10 +70,10 @@ def test_an_inner_peak_stands_on_what_is_alive_outside():
 def test_what_grows_with_depth():
   def alive(**model):
     config = tiny.config(32, **model)
-    made, objective = Experiment(config).build_model(29), Experiment(config).objective
-    params = nn.unbox(tiny.boxed(made, length=32))
+    result, objective = Experiment(config).build_model(29), Experiment(config).objective
+    params = nn.unbox(tiny.boxed(result, length=32))
     return memory.activations(
-      functools.partial(estimate.training_loss, objective, made),
+      functools.partial(estimate.training_loss, objective, result),
       params,
       functools.partial(estimate.abstract_batch, padding_row(32)),
       rows=4,

@@ -123,9 +123,9 @@ def dots(remat, scan=True):
 
 
 def test_remat_computes_again_what_its_policy_does_not_keep():
-  full, none, kept = dots('full'), dots('none'), dots('dots')
+  full, none, stored = dots('full'), dots('none'), dots('dots')
   assert full > none
-  assert kept == none  # every product is kept, so none is made twice
+  assert stored == none  # every product is kept, so none is made twice
   assert none < dots('dots_with_no_batch_dims') < full  # the attention's two are made again
 
 
@@ -143,11 +143,11 @@ def equations(jaxpr):
 
 def size(**model):
   """Equations of one gradient."""
-  made = decoder(**model)
+  result = decoder(**model)
   return equations(
     jax.make_jaxpr(
-      jax.grad(lambda p: made.apply({'params': p}, TOKENS, Context.contiguous(TOKENS))[0].sum())
-    )(parameters(made)).jaxpr
+      jax.grad(lambda p: result.apply({'params': p}, TOKENS, Context.contiguous(TOKENS))[0].sum())
+    )(parameters(result)).jaxpr
   )
 
 
@@ -169,10 +169,10 @@ def test_dropout_differs_from_layer_to_layer():
   for scan in (True, False):
     x = jnp.zeros((1, 50, 40))
     rngs = {'dropout': jax.random.key(0)}
-    made, _ = Stack((Drops,), 3, scan, 'none').apply(
+    result, _ = Stack((Drops,), 3, scan, 'none').apply(
       {}, x, None, Context.contiguous(x[..., 0]), None, rngs=rngs
     )
-    digits = np.asarray(made).astype(int)  # one decimal digit a layer: 0 or 2
+    digits = np.asarray(result).astype(int)  # one decimal digit a layer: 0 or 2
     layers = [digits // 10**i % 10 for i in range(3)]
     assert all(set(np.unique(d)) == {0, 2} for d in layers)
     assert all(abs((layers[i] == layers[j]).mean() - 0.5) < 0.06 for i, j in ((0, 1), (0, 2), (1, 2)))

@@ -20,7 +20,7 @@ IMAGES = np.random.default_rng(0).standard_normal((2, 8, 8, 1)).astype(np.float3
 
 def config(**fields):
   """A complete config of a tiny model of the digits, by dotted paths."""
-  made = complete(
+  make_vision = complete(
     dict(
       data=dict(source='digits', length=17, packing='each'),
       objective='classification(10)',
@@ -37,11 +37,11 @@ def config(**fields):
     )
   )
   for path, value in fields.items():
-    assign(made, path, value)
-  return resolve_config(made)
+    assign(make_vision, path, value)
+  return resolve_config(make_vision)
 
 
-def made(**fields):
+def make_vision(**fields):
   """(parameters, images) → features and logits of a model, and parameters that are far from where they start."""
   chosen, draw = config(**fields), np.random.default_rng(0)
   model = Experiment(chosen).build_model(0)
@@ -76,7 +76,7 @@ def test_patches_are_cut_row_by_row():
 
 def test_the_class_token_stands_before_the_patches():
   """Its place is position 0, and what is classified is what it becomes."""
-  read, params = made()
+  read, params = make_vision()
   x, logits = map(np.asarray, read(params, IMAGES))
   head = jax.tree.map(np.asarray, params['classification']['classes'])
   np.testing.assert_allclose(logits, x[:, 0] @ head['kernel'] + head['bias'], rtol=1e-5, atol=1e-5)
@@ -86,18 +86,18 @@ def test_the_class_token_stands_before_the_patches():
 
 
 def test_two_tokens_have_a_head_each_and_the_logits_are_the_mean():
-  read, params = made(**{'model.pooling': 'first_two', 'data.length': 18})
+  read, params = make_vision(**{'model.pooling': 'first_two', 'data.length': 18})
   x, logits = map(np.asarray, read(params, IMAGES))
   one, other = (jax.tree.map(np.asarray, params['classification'][name]) for name in ('classes', 'classes_1'))
-  wanted = (x[:, 0] @ one['kernel'] + one['bias'] + x[:, 1] @ other['kernel'] + other['bias']) / 2
-  np.testing.assert_allclose(logits, wanted, rtol=1e-5, atol=1e-5)
+  expected = (x[:, 0] @ one['kernel'] + one['bias'] + x[:, 1] @ other['kernel'] + other['bias']) / 2
+  np.testing.assert_allclose(logits, expected, rtol=1e-5, atol=1e-5)
   assert params['class_token']['table'].shape == (2, 16)
   turned = params | dict(class_token=jax.tree.map(lambda x: x[::-1], params['class_token']))
   assert np.abs(read(turned, IMAGES)[1] - logits).max() > 1e-3
 
 
 def test_a_token_that_nothing_is_told_from():
-  read, params = made(**{'model.class_tokens': 2, 'data.length': 18, 'model.position': 'learned_2d'})
+  read, params = make_vision(**{'model.class_tokens': 2, 'data.length': 18, 'model.position': 'learned_2d'})
   x, logits = map(np.asarray, read(params, IMAGES))
   head = jax.tree.map(np.asarray, params['classification']['classes'])
   np.testing.assert_allclose(logits, x[:, 0] @ head['kernel'] + head['bias'], rtol=1e-5, atol=1e-5)
@@ -105,7 +105,7 @@ def test_a_token_that_nothing_is_told_from():
 
 
 def test_the_mean_of_patches_knows_no_order_but_by_positions():
-  read, params = made(**{'model.pooling': 'mean', 'model.position': 'none', 'data.length': 16})
+  read, params = make_vision(**{'model.pooling': 'mean', 'model.position': 'none', 'data.length': 16})
   assert 'class_token' not in params
   x, logits = map(np.asarray, read(params, IMAGES))
   turned = IMAGES.reshape(2, 4, 2, 8, 1)[:, ::-1].reshape(IMAGES.shape)  # rows of patches, the last first

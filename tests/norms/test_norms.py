@@ -31,9 +31,9 @@ def test_parameters(made, names):
 
 
 def test_a_norm_without_parameters():
-  made = norm_factory('layernorm(bias=False, scale=False)', bias=True)()
-  assert not jax.tree.leaves(made.init(jax.random.key(0), X))
-  np.testing.assert_array_equal(made.apply({}, X), LayerNorm().init_with_output(jax.random.key(0), X)[0])
+  module = norm_factory('layernorm(bias=False, scale=False)', bias=True)()
+  assert not jax.tree.leaves(module.init(jax.random.key(0), X))
+  np.testing.assert_array_equal(module.apply({}, X), LayerNorm().init_with_output(jax.random.key(0), X)[0])
 
 
 def test_moments_at_the_start():

@@ -27,9 +27,9 @@ def mask_rows(objective, length=32, seed=1, rows=60):
   """Returns (original rows, rows with masked tokens)."""
   data = random_tokens()
   plain = Concat().rows(data, length, seed)
-  made = objective.rows(Concat(), data, length, seed, NumberedTokenizer)
-  assert isinstance(made, MappedRows)
-  return [plain[i] for i in range(rows)], [made[i] for i in range(rows)]
+  batch = objective.rows(Concat(), data, length, seed, NumberedTokenizer)
+  assert isinstance(batch, MappedRows)
+  return [plain[i] for i in range(rows)], [batch[i] for i in range(rows)]
 
 
 def test_masked_tokens():
@@ -86,15 +86,15 @@ def test_a_row_of_ends_has_no_masked_tokens():
   row = dict(
     inputs=np.zeros(8, np.int32), segments=np.ones(8, np.int32), positions=np.arange(8, dtype=np.int32)
   )
-  made = MaskedLM(**PLAIN).mask_tokens(NumberedTokenizer, 0, row, 0)
-  assert not made['counted'].any() and not made['inputs'].any()
+  result = MaskedLM(**PLAIN).mask_tokens(NumberedTokenizer, 0, row, 0)
+  assert not result['counted'].any() and not result['inputs'].any()
 
 
 @pytest.mark.parametrize('chunk', [0, 1])
 def test_loss(chunk):
   config = test_encoder.config()
   objective = dataclasses.replace(Experiment(config).objective, chunk=chunk)
-  model, params = test_encoder.made()
+  model, params = test_encoder.make_encoder()
   rows = objective.rows(SentencePairs(), random_tokens(4, 20), 8, None, NumberedTokenizer)
   step = jax.jit(lambda params, batch: objective(model, params, batch, None))
   batch = next(pipeline.evaluation_batches(rows, 3))

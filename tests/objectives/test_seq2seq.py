@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.models import pairs
-from tests.models.pairs import VOCAB, context, logits, made
+from tests.models.pairs import VOCAB, context, logits, make_model
 from tfm import spec
 from tfm.config.assemble import Experiment
 from tfm.config.validate import validate_run
@@ -41,7 +41,7 @@ def batches(data, text):
 
 def expected(data, smoothing):
   """Returns (objective, loss), computed for each pair alone and without padding."""
-  model, params = made()
+  model, params = make_model()
   totals = np.zeros(2)
   for d in range(data.source.documents):
     source, target = data.source.document(d)[None], data.target.document(d)[None]
@@ -66,7 +66,7 @@ def test_loss(data, text, chunk, smoothing):
   config = pairs.config()
   config.objective, config.data.packing = f'seq2seq(label_smoothing={smoothing})', text.partition('(')[0]
   objective = dataclasses.replace(Experiment(config).objective, chunk=chunk)
-  model, params = made()
+  model, params = make_model()
   step = jax.jit(lambda params, batch: objective(model, params, batch, None))
   totals, tokens = np.zeros(2), 0
   for batch in batches(data, text):

@@ -36,12 +36,12 @@ def published():
     attn_implementation='eager',
   )
   torch.manual_seed(0)
-  made = transformers.BertForPreTraining(config).eval()
+  reference = transformers.BertForPreTraining(config).eval()
   with torch.no_grad():
-    for name, p in made.named_parameters():
+    for name, p in reference.named_parameters():
       if p.ndim == 1:
         p.copy_(('LayerNorm' in name and 'weight' in name) + 0.3 * torch.randn_like(p))
-  return made
+  return reference
 
 
 def weights(published):
@@ -49,10 +49,10 @@ def weights(published):
   state = {name: np.asarray(p.detach(), np.float32) for name, p in published.state_dict().items()}
 
   def dense(prefix, kernel=None, bias=None):
-    made = dict(kernel=state[f'{prefix}.weight'].T, bias=state[f'{prefix}.bias'])
+    fields = dict(kernel=state[f'{prefix}.weight'].T, bias=state[f'{prefix}.bias'])
     return dict(
-      kernel=made['kernel'].reshape(kernel or made['kernel'].shape),
-      bias=made['bias'].reshape(bias or made['bias'].shape),
+      kernel=fields['kernel'].reshape(kernel or fields['kernel'].shape),
+      bias=fields['bias'].reshape(bias or fields['bias'].shape),
     )
 
   def norm(prefix):
@@ -95,7 +95,7 @@ def test_logits(published):
   draw = np.random.default_rng(0)
   tokens, types = draw.integers(0, V, (3, T)), draw.integers(0, 2, (3, T))
   segments = np.array([[1] * T, [1] * 5 + [0] * 3, [1] * 2 + [0] * 6])
-  model, drawn = test_encoder.made(norm='layernorm(1e-12)')
+  model, drawn = test_encoder.make_encoder(norm='layernorm(1e-12)')
   params = weights(published)
   assert jax.tree.map(jnp.shape, params) == jax.tree.map(jnp.shape, drawn)
   found = test_encoder.answers(model, params, tokens, context(segments), types)

@@ -40,12 +40,12 @@ def position(text, heads=H):
   return spec.factory(text, tfm.positions, Position, width=D, heads=heads, head_width=C, length=T)()
 
 
-def logits(made, q, k, shared=None, params=()):
+def logits(result, q, k, shared=None, params=()):
   """q·k/√C and the bias [B H T S], of q and k [B H T C] at positions 0, 1, …"""
   at = jnp.broadcast_to(jnp.arange(q.shape[2]), (q.shape[0], q.shape[2]))
   q, k = (jnp.asarray(x).swapaxes(1, 2) for x in (q, k))
-  q, k = (x.swapaxes(1, 2) for x in made.apply({}, q, k, at, at, method='rotate'))
-  bias = made.apply({'params': dict(params)}, shared, method='bias')(q[:, :, None], k, at, at)
+  q, k = (x.swapaxes(1, 2) for x in result.apply({}, q, k, at, at, method='rotate'))
+  bias = result.apply({'params': dict(params)}, shared, method='bias')(q[:, :, None], k, at, at)
   return np.asarray(jnp.einsum('bhtc,bhsc->bhts', q, k) * q.shape[-1] ** -0.5 + bias[:, :, 0])
 
 
@@ -77,10 +77,10 @@ def test_t5(decoder, buckets, max_distance):
   table = numbers(module)['relative_attention_bias.weight']
   with torch.no_grad():
     theirs = module.compute_bias(300, 300).numpy()
-  made = position(f't5({buckets}, {max_distance}, {not decoder})')
-  shared = made.apply({'params': dict(table=jnp.asarray(table))}, method='compute_shared')
+  result = position(f't5({buckets}, {max_distance}, {not decoder})')
+  shared = result.apply({'params': dict(table=jnp.asarray(table))}, method='compute_shared')
   zeros = np.zeros((1, H, 300, C), np.float32)
-  np.testing.assert_array_equal(logits(made, zeros, zeros, shared), theirs)
+  np.testing.assert_array_equal(logits(result, zeros, zeros, shared), theirs)
   far = np.arange(-5000, 5001)
   np.testing.assert_array_equal(
     t5.bucket(far, buckets, max_distance, not decoder),
@@ -143,9 +143,9 @@ def test_deberta_v2(span, buckets, share_att_key, terms):
     return kernel | (dict(bias=w[f'{prefix}{name}_proj.bias'].reshape(H, C)) if name == 'query' else {})
 
   q, k = (split(h @ w[f'{name}_proj.weight'].T + w[f'{name}_proj.bias']) for name in ('query', 'key'))
-  made = position(f'deberta({span}, {buckets}, {"c2p" in terms}, {"p2c" in terms})')
+  result = position(f'deberta({span}, {buckets}, {"c2p" in terms}, {"p2c" in terms})')
   names = [name for name, term in (('key', 'c2p'), ('query', 'p2c')) if term in terms]
-  ours = logits(made, q, k, jnp.asarray(table), {name: project(name) for name in names})
+  ours = logits(result, q, k, jnp.asarray(table), {name: project(name) for name in names})
   np.testing.assert_allclose(softmax(ours), theirs.numpy(), rtol=2e-4, atol=2e-6)
 
 

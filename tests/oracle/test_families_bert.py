@@ -44,10 +44,10 @@ def build_inputs(seed=0, left=False):
 def test_bert(cls, settings, field, left, tmp_path):
   """Padding on the left, too, has positions."""
   transformers = pytest.importorskip('transformers')
-  made = getattr(transformers, cls)
-  made = published.WithoutPooler(made) if cls == 'BertModel' else made
+  reference = getattr(transformers, cls)
+  reference = published.WithoutPooler(reference) if cls == 'BertModel' else reference
   published.check_family(
-    made,
+    reference,
     transformers.BertConfig(**SMALL | settings),
     tmp_path,
     arguments=build_inputs(left=left),

@@ -71,11 +71,11 @@ def build_inputs(left=False):
 )
 def test_deberta(cls, settings, left, tmp_path):
   transformers = pytest.importorskip('transformers')
-  made = getattr(transformers, cls)
+  reference = getattr(transformers, cls)
   field = 'last_hidden_state' if cls.endswith('Model') else 'logits'
   published.check_family(
-    made,
-    made.config_class(**SMALL | settings),
+    reference,
+    reference.config_class(**SMALL | settings),
     tmp_path,
     arguments=build_inputs(left),
     field=field,
@@ -107,10 +107,10 @@ def test_projections_of_positions(tmp_path, caplog):
 @pytest.mark.parametrize('cls', ['DebertaForMaskedLM', 'DebertaV2ForMaskedLM'])
 def test_the_other_names_of_the_output(cls, tmp_path):
   transformers = pytest.importorskip('transformers')
-  made = getattr(transformers, cls)
+  reference = getattr(transformers, cls)
   published.check_family(
-    made,
-    made.config_class(**SMALL, pos_att_type=BOTH, legacy=False),
+    reference,
+    reference.config_class(**SMALL, pos_att_type=BOTH, legacy=False),
     tmp_path,
     arguments=build_inputs(),
     writes=False,

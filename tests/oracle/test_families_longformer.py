@@ -47,12 +47,12 @@ def build_inputs(left=False, marks=(), pad=1):
 )
 def test_longformer(cls, settings, left, marks, tmp_path):
   transformers = pytest.importorskip('transformers')
-  made = getattr(transformers, cls)
-  made = published.WithoutPooler(made) if cls == 'LongformerModel' else made
-  config = made.config_class(**SMALL | settings)
+  reference = getattr(transformers, cls)
+  reference = published.WithoutPooler(reference) if cls == 'LongformerModel' else reference
+  config = reference.config_class(**SMALL | settings)
   field = 'last_hidden_state' if cls == 'LongformerModel' else 'logits'
   published.check_family(
-    made,
+    reference,
     config,
     tmp_path,
     arguments=build_inputs(left, marks, config.pad_token_id),

@@ -51,8 +51,8 @@ def test_biases(cls, settings, tmp_path):
   """
   transformers = pytest.importorskip('transformers')
   config = getattr(transformers, f'{cls}Config')(**settings, use_bias=True)
-  made = getattr(transformers, f'{cls}ForCausalLM')
-  ours, theirs = published.check_family(made, config, tmp_path, writes=False)
+  reference = getattr(transformers, f'{cls}ForCausalLM')
+  ours, theirs = published.check_family(reference, config, tmp_path, writes=False)
   ids = np.random.default_rng(1).integers(5, 61, (2, 7))
   published.check_generation(ours, theirs, dict(input_ids=ids, attention_mask=np.ones_like(ids)))
 

@@ -41,11 +41,11 @@ def build_inputs(pad=1, left=False):
 def test_roberta(cls, settings, field, left, tmp_path):
   """Padding has a position of its own, and the others are counted without it."""
   transformers = pytest.importorskip('transformers')
-  made = getattr(transformers, cls)
-  made = published.WithoutPooler(made) if cls == 'RobertaModel' else made
-  config = made.config_class(**SMALL | settings)
+  reference = getattr(transformers, cls)
+  reference = published.WithoutPooler(reference) if cls == 'RobertaModel' else reference
+  config = reference.config_class(**SMALL | settings)
   published.check_family(
-    made, config, tmp_path, arguments=build_inputs(config.pad_token_id, left), field=field, writes=False
+    reference, config, tmp_path, arguments=build_inputs(config.pad_token_id, left), field=field, writes=False
   )
 
 

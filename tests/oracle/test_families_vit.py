@@ -51,10 +51,12 @@ def build_inputs(*shape):
 )
 def test_logits(cls, settings, shape, field, tmp_path):
   transformers = pytest.importorskip('transformers')
-  made = getattr(transformers, cls)
-  made = published.WithoutPooler(made) if cls.endswith('Model') else made
+  reference = getattr(transformers, cls)
+  reference = published.WithoutPooler(reference) if cls.endswith('Model') else reference
   config = getattr(transformers, f'{cls.partition("T")[0]}TConfig')(**SMALL | settings)
-  published.check_family(made, config, tmp_path, arguments=build_inputs(2, *shape), field=field, writes=False)
+  published.check_family(
+    reference, config, tmp_path, arguments=build_inputs(2, *shape), field=field, writes=False
+  )
 
 
 def test_what_no_output_needs_is_left_out_and_told(tmp_path, caplog):

@@ -78,7 +78,7 @@ def marian(transformers, folder, separate=False):
     forced_eos_token_id=None,
     scale_embedding=True,
   )
-  made = transformers.MarianTokenizer(
+  result = transformers.MarianTokenizer(
     str(folder / 'source.spm'),
     str(folder / 'target.spm'),
     str(folder / 'vocab.json'),
@@ -87,33 +87,36 @@ def marian(transformers, folder, separate=False):
   )
 
   def encode(text, target=False):
-    return made(text_target=text).input_ids if target else made(text).input_ids
+    return result(text_target=text).input_ids if target else result(text).input_ids
 
-  encode.decode = lambda ids: made.decode(ids, skip_special_tokens=True)
+  encode.decode = lambda ids: result.decode(ids, skip_special_tokens=True)
   return transformers.MarianMTModel, config, encode
 
 
 def bart(transformers, folder):
   """One whose tokenizer frames sources and targets, and whose decoder begins with the end of a text."""
   special = ['<s>', '<pad>', '</s>', '<unk>']
-  made = tokenizers.Tokenizer(tokenizers.models.BPE(unk_token='<unk>'))
-  made.pre_tokenizer, made.decoder = tokenizers.pre_tokenizers.ByteLevel(), tokenizers.decoders.ByteLevel()
-  made.train_from_iterator(
+  result = tokenizers.Tokenizer(tokenizers.models.BPE(unk_token='<unk>'))
+  result.pre_tokenizer, result.decoder = (
+    tokenizers.pre_tokenizers.ByteLevel(),
+    tokenizers.decoders.ByteLevel(),
+  )
+  result.train_from_iterator(
     marian_folder.SOURCE + marian_folder.TARGET,
     tokenizers.trainers.BpeTrainer(
       vocab_size=300, special_tokens=special, initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet()
     ),
   )
-  made.post_processor = tokenizers.processors.TemplateProcessing(
+  result.post_processor = tokenizers.processors.TemplateProcessing(
     single='<s> $A </s>', special_tokens=[('<s>', 0), ('</s>', 2)]
   )
-  made.save(str(folder / 'tokenizer.json'))
+  result.save(str(folder / 'tokenizer.json'))
   config = transformers.BartConfig(
-    **SIZES, vocab_size=made.get_vocab_size(), forced_eos_token_id=None, forced_bos_token_id=0
+    **SIZES, vocab_size=result.get_vocab_size(), forced_eos_token_id=None, forced_bos_token_id=0
   )
 
   def encode(text, target=False):
-    return made.encode(text).ids
+    return result.encode(text).ids
 
   return transformers.BartForConditionalGeneration, config, encode
 
@@ -134,13 +137,13 @@ def pair(request, tmp_path):
     for split in ('train', 'validation', 'test'):
       (tmp_path / f'{split}.{side}').write_text('\n'.join(texts) + '\n')
 
-  def assigned(made):
+  def assigned(result):
     for path, value in {
       'data.source': f"parallel('{tmp_path}/{{split}}.source', '{tmp_path}/{{split}}.target')",
       'data.length': 64,
     }.items():
-      assign(made, path, value)
-    return made
+      assign(result, path, value)
+    return result
 
   convert.convert_from_hf(str(tmp_path / 'theirs'), str(tmp_path / 'run'), assigned)
   return theirs, encode, load.load(str(tmp_path / 'run'))

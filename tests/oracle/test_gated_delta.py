@@ -92,7 +92,7 @@ def test_the_layer(kv_heads):
     out=dict(kernel=w['out_proj.weight'].T.reshape(H, C, D)),
   )
 
-  made = spec.factory(
+  module = spec.factory(
     f'gated_delta(taps={TAPS})',
     tfm.mixers,
     Mixer,
@@ -107,5 +107,5 @@ def test_the_layer(kv_heads):
     dtype=jnp.float32,
   )()
   x = DRAW.standard_normal((B, T, D)).astype(np.float32)
-  ours, _ = made.apply({'params': params}, jnp.asarray(x), None, Context.contiguous(x[..., 0]), None)
+  ours, _ = module.apply({'params': params}, jnp.asarray(x), None, Context.contiguous(x[..., 0]), None)
   assert_equal(ours, theirs(torch.tensor(x)))

@@ -34,10 +34,10 @@ def weights(module):
 
 def projection(w, name, *shape, part=slice(None)):
   """Rows `part` of a PyTorch projection as a kernel [in …, out …] of this shape, and its bias if any."""
-  made = dict(kernel=w[f'{name}.weight'][part].T.reshape(shape))
+  fields = dict(kernel=w[f'{name}.weight'][part].T.reshape(shape))
   if f'{name}.bias' in w:
-    made['bias'] = w[f'{name}.bias'][part].reshape(shape[1:])
-  return made
+    fields['bias'] = w[f'{name}.bias'][part].reshape(shape[1:])
+  return fields
 
 
 def convolution(w, *channels, part=slice(None)):
@@ -47,7 +47,7 @@ def convolution(w, *channels, part=slice(None)):
 
 def assert_equal(text, params, module, **fields):
   """In the training form, and read one by one through a cache."""
-  made = spec.factory(
+  result = spec.factory(
     text,
     tfm.mixers,
     Mixer,
@@ -67,11 +67,11 @@ def assert_equal(text, params, module, **fields):
   with torch.no_grad():
     theirs = module(torch.tensor(X)).numpy()
   run = jax.jit(
-    lambda x, cache: made.apply({'params': params}, x, None, Context.contiguous(x[..., 0]), cache)
+    lambda x, cache: result.apply({'params': params}, x, None, Context.contiguous(x[..., 0]), cache)
   )
   close = dict(rtol=2e-5, atol=2e-5 * np.abs(theirs).max())
   np.testing.assert_allclose(run(X, None)[0], theirs, **close)
-  cache, read = made.init_cache(B, T), []
+  cache, read = result.init_cache(B, T), []
   for t in range(T):
     y, cache = run(X[:, t : t + 1], cache)
     read.append(y)

@@ -49,12 +49,12 @@ def published():
     attn_implementation='eager',
   )
   torch.manual_seed(0)
-  made = transformers.MarianMTModel(config).eval()
+  reference = transformers.MarianMTModel(config).eval()
   with torch.no_grad():
-    for name, p in made.named_parameters():
+    for name, p in reference.named_parameters():
       if p.ndim == 1:
         p.copy_(('norm' in name and 'weight' in name) + 0.3 * torch.randn_like(p))
-  return made
+  return reference
 
 
 def weights(published):
@@ -68,19 +68,19 @@ def weights(published):
     def side(name):
       return state[f'{prefix}.{name}.weight'].T, state[f'{prefix}.{name}.bias']
 
-    made = {}
+    fields = {}
     for ours, theirs in (('q', 'q_proj'), ('k', 'k_proj'), ('v', 'v_proj')):
       kernel, bias = side(theirs)
-      made[ours] = dict(kernel=kernel[order].reshape(D, H, D // H), bias=bias.reshape(H, D // H))
+      fields[ours] = dict(kernel=kernel[order].reshape(D, H, D // H), bias=bias.reshape(H, D // H))
     kernel, bias = side('out_proj')
-    made['out'] = dict(kernel=kernel[:, order].reshape(H, D // H, D), bias=bias[order])
-    return made
+    fields['out'] = dict(kernel=kernel[:, order].reshape(H, D // H, D), bias=bias[order])
+    return fields
 
   def norm(prefix):
     return dict(scale=state[f'{prefix}.weight'][order], bias=state[f'{prefix}.bias'][order])
 
   def block(prefix, crossed):
-    made = dict(
+    fields = dict(
       mixer=attention(f'{prefix}.self_attn'),
       mixer_norm=norm(f'{prefix}.self_attn_layer_norm'),
       feed_forward=dict(
@@ -90,10 +90,10 @@ def weights(published):
       feed_forward_norm=norm(f'{prefix}.final_layer_norm'),
     )
     if crossed:
-      made |= dict(
+      fields |= dict(
         cross=attention(f'{prefix}.encoder_attn'), cross_norm=norm(f'{prefix}.encoder_attn_layer_norm')
       )
-    return made
+    return fields
 
   def stack(side, crossed):
     return {f'layers_{i}': {'block_0': block(f'model.{side}.layers.{i}', crossed)} for i in range(LAYERS)}
@@ -110,7 +110,7 @@ def weights(published):
 
 @pytest.fixture(scope='module')
 def model():
-  return pairs.made(
+  return pairs.make_model(
     scan=False, norm_placement='post', position='sinusoidal', feed_forward='relu', scale_embeddings=True
   )[0]
 
@@ -178,13 +178,13 @@ def test_what_the_benchmark_makes_is_the_same_model(placement, scan):
     scan=scan,
     encoder=dict(layers=3, heads=2),
   )
-  model, params = pairs.made(**shape)
-  made = translation_torch.make_marian(pairs.config(**shape), params, V, eos=2)
+  model, params = pairs.make_model(**shape)
+  reference = translation_torch.make_marian(pairs.config(**shape), params, V, eos=2)
   draw = np.random.default_rng(4)
   source, target = draw.integers(0, V, (2, 7)), draw.integers(0, V, (2, 5))
   there = np.array([[1] * 7, [1] * 4 + [0] * 3])
   with torch.no_grad():
-    expected = made(
+    expected = reference(
       input_ids=torch.tensor(source),
       attention_mask=torch.tensor(there),
       decoder_input_ids=torch.tensor(target),

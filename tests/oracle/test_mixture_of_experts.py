@@ -40,9 +40,9 @@ def experts(w):
 
 
 def ours(params, valid=np.ones((B, T), bool), **settings):
-  made = MixtureOfExperts(D, F, False, normal(), normal(), jnp.float32, experts=E, **settings)
+  module = MixtureOfExperts(D, F, False, normal(), normal(), jnp.float32, experts=E, **settings)
   run = jax.jit(
-    lambda params, x: made.apply({'params': params}, x, jnp.asarray(valid), mutable=['losses', 'metrics'])
+    lambda params, x: module.apply({'params': params}, x, jnp.asarray(valid), mutable=['losses', 'metrics'])
   )
   return run(params, jnp.asarray(X))
 
@@ -77,8 +77,8 @@ def test_mixtral_balance(k):
   logits = torch.tensor(X.reshape(-1, D) @ w['gate.weight'].T)
   for valid in (np.ones((B, T), bool), VALID):
     expected = float(load_balancing_loss_func((logits,), E, k, torch.tensor(valid)))
-    _, said = ours(params, valid, top_k=k, normalize=k > 1, balance=1.0)
-    assert said['losses']['balance'] == pytest.approx((expected,), rel=1e-5)
+    _, printed = ours(params, valid, top_k=k, normalize=k > 1, balance=1.0)
+    assert printed['losses']['balance'] == pytest.approx((expected,), rel=1e-5)
 
 
 @pytest.mark.parametrize('room', [2, 4, 20])
@@ -95,9 +95,9 @@ def test_switch(room):
     return dict(kernel=np.stack([w[f'experts.expert_{i}.{name}.weight'].T for i in range(E)]))
 
   params = dict(router=dict(kernel=w['router.classifier.weight'].T), up=stacked('wi'), down=stacked('wo'))
-  y, said = ours(params, top_k=1, normalize=False, activation='relu', capacity=room * E / T)
+  y, printed = ours(params, top_k=1, normalize=False, activation='relu', capacity=room * E / T)
   close(y, theirs(module))
-  assert (said['metrics']['dropped'][0] > 0.01) == (room < T)
+  assert (printed['metrics']['dropped'][0] > 0.01) == (room < T)
 
 
 def test_deepseek():

@@ -54,7 +54,7 @@ def parameters(cell, w):
 
 def ours(cell, params, bias, pieces=(T,)):
   """The hidden states, shown by an identity for the projection out, and the last cache."""
-  made = spec.factory(
+  module = spec.factory(
     f'recurrent({cell!r}, hidden={F})',
     tfm.mixers,
     Mixer,
@@ -69,10 +69,10 @@ def ours(cell, params, bias, pieces=(T,)):
     dtype=jnp.float32,
   )()
   out = dict(kernel=jnp.eye(F, D)) | (dict(bias=jnp.zeros(D)) if bias else {})
-  cache, read, start = made.init_cache(B, T), [], 0
+  cache, read, start = module.init_cache(B, T), [], 0
   for piece in pieces:
     x = jnp.asarray(X[:, start : start + piece])
-    y, cache = made.apply({'params': params | {'out': out}}, x, None, Context.contiguous(x[..., 0]), cache)
+    y, cache = module.apply({'params': params | {'out': out}}, x, None, Context.contiguous(x[..., 0]), cache)
     read.append(y)
     start += piece
   return jnp.concatenate(read, 1)[..., :F], cache

@@ -109,6 +109,6 @@ def test_attention(chunk, hashes, causal, monkeypatch):
     {'params': params}, jnp.asarray(x), None, Context.contiguous(jnp.asarray(x[..., 0])), None
   )
   # The first token hears only itself: the sum of theirs over rounds is rounded at logits of -1e5 then.
-  heard = slice(int(causal and hashes > 1), None)
-  y, theirs = y[:, heard], theirs[:, heard]
+  visible = slice(int(causal and hashes > 1), None)
+  y, theirs = y[:, visible], theirs[:, visible]
   np.testing.assert_allclose(y, theirs, rtol=2e-5, atol=2e-5 * np.abs(theirs).max())

@@ -26,7 +26,7 @@ from tfm.positions.protocol import Position  # noqa: E402
 HEADS, WIDTH = 4, 16  # of a head
 
 
-def made(text, width=WIDTH, length=64):
+def make_rope(text, width=WIDTH, length=64):
   return spec.factory(
     text, tfm.positions, Position, width=HEADS * width, heads=HEADS, head_width=width, length=length
   )()
@@ -87,7 +87,7 @@ def test_frequencies_and_attention_factors(name, seed):
   theta = float(draw.choice([500.0, 10_000.0, 500_000.0, 1e6]))
   chosen = DRAWN[name](draw, int(width * fraction) // 2)
   arguments = ', '.join(f'{key}={value!r}' for key, value in chosen.items())
-  position = made(f'rope({theta!r}, {fraction!r}, scaling={f"{name}({arguments})"!r})', width)
+  position = make_rope(f'rope({theta!r}, {fraction!r}, scaling={f"{name}({arguments})"!r})', width)
   ours, factor = position.waves()
   length, original = chosen.pop('length', None), chosen.pop('original', 64)
   chosen = {key: list(value) if isinstance(value, tuple) else value for key, value in chosen.items()}
@@ -111,7 +111,7 @@ PAIRS = tuple(np.linspace(1, 9, WIDTH // 2).tolist())
 
 def ours(text, width=WIDTH):
   """q, k [B T H C] after our rotation."""
-  return made(text, width).apply({}, *map(jnp.asarray, (Q, K, AT, AT)), method='rotate')
+  return make_rope(text, width).apply({}, *map(jnp.asarray, (Q, K, AT, AT)), method='rotate')
 
 
 def theirs(module, embedding, c):
@@ -206,7 +206,7 @@ def test_phi():
       linear.bias.zero_()
     x = torch.tensor(Q).flatten(2)
     weights = attention(x, phi.PhiRotaryEmbedding(c)(x, torch.tensor(AT)), None)[1].numpy()
-  position = made('rope(fraction=0.5)')
+  position = make_rope('rope(fraction=0.5)')
   q, k = position.apply({}, *map(jnp.asarray, (Q, Q, AT, AT)), method='rotate')
   logits = np.einsum('bthc,bshc->bhts', *(np.asarray(x, np.float64) for x in (q, k))) / WIDTH**0.5
   expected = np.exp(logits - logits.max(-1, keepdims=True))
@@ -220,7 +220,7 @@ def test_marian_and_fairseq(width):
 
   def encoding(text):
     zeros = jnp.zeros((1, 50, HEADS * width))
-    return np.asarray(made(text, width).apply({}, zeros, jnp.asarray(at), method='embed'))[0]
+    return np.asarray(make_rope(text, width).apply({}, zeros, jnp.asarray(at), method='embed'))[0]
 
   D = HEADS * width
   table = marian.MarianSinusoidalPositionalEmbedding(50, D).create_weight().numpy()

@@ -52,10 +52,10 @@ def test_refusals(sizes, complaint):
 
 def test_the_mesh_has_auto_axes_over_all_devices():
   """Explicit axes, the default of jax.make_mesh, would make linen's constraints assert."""
-  made = meshes.make(dict(data=2, fsdp=-1))
-  assert meshes.sharded_axes(made.shape) == dict(data=2, fsdp=4)
-  assert set(made.devices.flat) == set(jax.devices()) and len(jax.devices()) == 8
-  assert set(made.axis_types) == {AxisType.Auto}
+  result = meshes.make(dict(data=2, fsdp=-1))
+  assert meshes.sharded_axes(result.shape) == dict(data=2, fsdp=4)
+  assert set(result.devices.flat) == set(jax.devices()) and len(jax.devices()) == 8
+  assert set(result.axis_types) == {AxisType.Auto}
 
 
 def test_the_config_has_every_axis():
@@ -64,8 +64,8 @@ def test_the_config_has_every_axis():
 
 def test_the_axis_that_says_most_has_the_nearest_neighbours():
   """Devices are numbered board by board, host by host."""
-  made = meshes.make(dict(stage=2, data=2, tensor=2))
-  ids = np.vectorize(lambda device: device.id)(made.devices).squeeze()
+  result = meshes.make(dict(stage=2, data=2, tensor=2))
+  ids = np.vectorize(lambda device: device.id)(result.devices).squeeze()
   np.testing.assert_array_equal(ids, np.arange(8).reshape(2, 2, 2))
 
 
@@ -94,14 +94,14 @@ class TestSlices:
     ],
   )
   def test_the_slow_network_carries_one_axis_alone(self, axis, sizes):
-    made = meshes.make(sizes, CHIPS, axis=axis)
-    outer = [2 if name == axis else 1 for name in made.axis_names]
-    inner = [size // n for size, n in zip(made.devices.shape, outer)]
+    result = meshes.make(sizes, CHIPS, axis=axis)
+    outer = [2 if name == axis else 1 for name in result.axis_names]
+    inner = [size // n for size, n in zip(result.devices.shape, outer)]
     expected = mesh_utils.create_hybrid_device_mesh(inner, outer, CHIPS)
-    np.testing.assert_array_equal(made.devices, expected)
+    np.testing.assert_array_equal(result.devices, expected)
     # Along any other axis all devices are of one slice.
-    at = made.axis_names.index(axis)
-    slices = np.vectorize(lambda chip: chip.slice_index)(made.devices)
+    at = result.axis_names.index(axis)
+    slices = np.vectorize(lambda chip: chip.slice_index)(result.devices)
     assert all((slices == slices.take([0], i)).all() for i in range(slices.ndim) if i != at)
     assert (slices.take(0, at) == 0).all() and (slices.take(-1, at) == 1).all()
 

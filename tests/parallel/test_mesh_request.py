@@ -25,7 +25,7 @@ def need(size, *axes):
 
 class TestNearest:
   @pytest.mark.parametrize(
-    'asked, devices, needs, near',
+    'requested, devices, needs, nearest',
     [
       (dict(data=3), 8, (), dict(data=8)),  # one doubling less would leave two devices over
       (dict(data=4, fsdp=4), 8, (), dict(data=2, fsdp=4)),  # fewer copies, rather than larger parts
@@ -38,9 +38,9 @@ class TestNearest:
       (dict(data=-1), 1, (), {}),
     ],
   )
-  def test_is_the_fewest_doublings_away(self, asked, devices, needs, near):
-    got = MeshRequest(asked, devices, needs).nearest()
-    assert got == near or meshes.sharded_axes(got) == near
+  def test_is_the_fewest_doublings_away(self, requested, devices, needs, nearest):
+    got = MeshRequest(requested, devices, needs).nearest()
+    assert got == nearest or meshes.sharded_axes(got) == nearest
 
   def test_the_slow_network_counts_too(self):
     assert meshes.sharded_axes(
@@ -306,6 +306,6 @@ def test_what_is_proposed_works(tiny):
     *mesh_constraints.batch_constraints(Experiment(config)),
     *sharding.mesh_constraints(boxed, sharding.parse_rules(config.rules)),
   )
-  for asked in ({axis: size} for axis in meshes.AXES for size in (3, 5, 8, 12)):
-    near = MeshRequest(asked, 12, constraints).nearest()
+  for requested in ({axis: size} for axis in meshes.AXES for size in (3, 5, 8, 12)):
+    near = MeshRequest(requested, 12, constraints).nearest()
     assert MeshRequest(near, 12, constraints).sizes() == near

@@ -78,7 +78,7 @@ class TestSchedule:
     assert plan_schedule(S, R, 0, rows, parts).microbatches == M
 
   @pytest.mark.parametrize(
-    'S, R, asked, rows, parts, sentence',
+    'S, R, microbatches, rows, parts, sentence',
     [
       (2, 1, 3, 8, 1, 'pipeline.microbatches=3 does not divide 8 rows.*; use 4 or 2'),
       (2, 1, 8, 8, 2, 'microbatches=8 does not divide 8 rows, of which 2 are computed at once; use 4 or 2'),
@@ -93,9 +93,9 @@ class TestSchedule:
       (4, 2, 0, 8, 4, 'there are 2 of 8 rows, of which 4 are computed at once; use more rows, or repeats=1'),
     ],
   )
-  def test_refusals(self, S, R, asked, rows, parts, sentence):
+  def test_refusals(self, S, R, microbatches, rows, parts, sentence):
     with pytest.raises(ValueError, match=sentence):
-      plan_schedule(S, R, asked, rows, parts)
+      plan_schedule(S, R, microbatches, rows, parts)
 
   @pytest.mark.parametrize(
     'S, R',
@@ -176,21 +176,21 @@ def equal_on(tiny, one_device, mesh, model={}, pipe={}, alone=None):
   device.
   """
   (got,), state = prepared(sgd(tiny, **DEEP | model, **pipe), mesh=mesh)
-  (wanted,), expected = one_device(**model, **(alone or {}))
-  assert got == pytest.approx(wanted, rel=2e-6)
+  (target,), expected = one_device(**model, **(alone or {}))
+  assert got == pytest.approx(target, rel=2e-6)
   assert_trees_close(state.params, expected.params, rtol=1e-5, atol=1e-6)
   return state
 
 
 def test_rounds_over_all_axes_are_one_device(tiny, one_device):
   """The representative of the default suite: what comes out, where it lies, and what is sent for it."""
-  made = Compiled(sgd(tiny, **DEEP, **{'pipeline.repeats': 2}), dict(stage=2, data=2, tensor=2))
-  got, state = made.run()
-  (wanted,), expected = one_device()
-  assert got == pytest.approx(wanted, rel=2e-6)
+  result = Compiled(sgd(tiny, **DEEP, **{'pipeline.repeats': 2}), dict(stage=2, data=2, tensor=2))
+  got, state = result.run()
+  (target,), expected = one_device()
+  assert got == pytest.approx(target, rel=2e-6)
   assert_trees_close(state.params, expected.params, rtol=1e-5, atol=1e-6)
   cut_over_stages(state.params, 2)
-  stays(made)
+  stays(result)
 
 
 def cut_over_stages(tree, stages):
@@ -198,19 +198,21 @@ def cut_over_stages(tree, stages):
     assert {shard.data.shape[0] for shard in x.addressable_shards} == {x.shape[0] // stages}, path
 
 
-def stays(made):
+def stays(result):
   """Activations move on, in every iteration, and stacked parameters stay.
 
   What all stages add up is what comes out, the gradients of what went in and of what all layers share, and
   the norm of the gradients: none of it in the loop. As fsdp cuts it, XLA may gather the embedding over stages
   instead, which all have.
   """
-  plan = mesh_constraints.pipeline_schedule(made.config, dict.fromkeys(meshes.AXES, 1) | made.sizes)
-  assert made.over_stages('collective-permute')[0] >= 2 * plan.iterations
-  assert made.over_stages('all-reduce')[0] <= 8
-  times, size = made.over_stages('all-gather')
-  assert times <= 3 and size <= 3 * 4 * 128 * made.config.model.width and (not times or 'fsdp' in made.sizes)
-  assert made.over_stages('all-to-all') == made.over_stages('reduce-scatter') == (0, 0)
+  plan = mesh_constraints.pipeline_schedule(result.config, dict.fromkeys(meshes.AXES, 1) | result.sizes)
+  assert result.over_stages('collective-permute')[0] >= 2 * plan.iterations
+  assert result.over_stages('all-reduce')[0] <= 8
+  times, size = result.over_stages('all-gather')
+  assert (
+    times <= 3 and size <= 3 * 4 * 128 * result.config.model.width and (not times or 'fsdp' in result.sizes)
+  )
+  assert result.over_stages('all-to-all') == result.over_stages('reduce-scatter') == (0, 0)
 
 
 @pytest.mark.parametrize(
@@ -226,14 +228,14 @@ def stays(made):
 )
 @pytest.mark.slow
 def test_activations_move_on_and_parameters_stay(tiny, mesh, fields):
-  made = Compiled(sgd(tiny, **DEEP | fields, **{'training.batch_size': 16}), mesh)
-  stays(made)
+  result = Compiled(sgd(tiny, **DEEP | fields, **{'training.batch_size': 16}), mesh)
+  stays(result)
 
 
 @pytest.mark.slow
 def test_moments_are_cut_over_stages_too(tiny):
-  made = Compiled(tiny(**DEEP), dict(stage=4, fsdp=2))
-  _, state = made.run()
+  result = Compiled(tiny(**DEEP), dict(stage=4, fsdp=2))
+  _, state = result.run()
   cut_over_stages(state.params, 4)
   moments = [
     x for x in jax.tree.leaves(state.opt_state, is_leaf=lambda x: isinstance(x, dict)) if isinstance(x, dict)
@@ -319,8 +321,8 @@ def test_layers_report_of_their_work_alone(tiny, one_device, mesh, pipe):
 def test_a_mean_over_tokens_is_that_of_the_whole_batch(tiny, one_device):
   experts = {'model.feed_forward': 'mixture_of_experts(experts=4, balance=0.0, z_loss=0.5)'}
   (got,), _ = prepared(sgd(tiny, **DEEP, **experts), mesh=dict(stage=2, data=2, tensor=2))
-  (wanted,), _ = one_device(**experts)
-  assert got['auxiliary'] == pytest.approx(wanted['auxiliary'], rel=2e-6)
+  (expected,), _ = one_device(**experts)
+  assert got['auxiliary'] == pytest.approx(expected['auxiliary'], rel=2e-6)
 
 
 @pytest.mark.slow
@@ -352,7 +354,7 @@ def test_each_layer_and_microbatch_drops_for_itself():
   stack, x = Stack((Drops,), 4, True, 'none', 4, 2), jnp.zeros((8, 40, 10))
   params = {'layers': {'block_0': {'number': 10.0 ** jnp.arange(4)}}}
   with sharding.context(meshes.make(dict(stage=2, data=2), jax.devices()[:4]), rules):
-    made, _ = jax.jit(
+    result, _ = jax.jit(
       lambda p, x: stack.apply(
         {'params': p},
         x,
@@ -362,7 +364,7 @@ def test_each_layer_and_microbatch_drops_for_itself():
         rngs={'dropout': jax.random.key(0)},
       )
     )(params, x)
-  digits = np.asarray(made).astype(int)
+  digits = np.asarray(result).astype(int)
   # Microbatch i has rows i and i + 4; two rows of one microbatch draw from one key, at other places.
   drawn = [digits[row] // 10**layer % 10 for layer in range(4) for row in range(8)]
   assert all(set(np.unique(d)) == {0, 2} for d in drawn)
@@ -372,7 +374,7 @@ def test_each_layer_and_microbatch_drops_for_itself():
 @pytest.mark.slow
 def test_a_memory_travels_with_its_microbatch():
   """Rows of unequal length on both sides; gradients of the encoder too, through its own pipeline."""
-  model, params = pairs.made(layers=4, encoder=dict(layers=2), position='t5')
+  model, params = pairs.make_model(layers=4, encoder=dict(layers=2), position='t5')
   draw = np.random.default_rng(0)
   tokens, source = draw.integers(0, pairs.VOCAB, (2, 8, 12))
   lengths = draw.integers(1, 13, (2, 8, 1))
@@ -383,26 +385,26 @@ def test_a_memory_travels_with_its_microbatch():
     return (jnp.sin(y) * (here.segments > 0)[..., None]).sum()
 
   run = jax.value_and_grad(loss)
-  wanted, expected = jax.jit(run)(params)
+  target, expected = jax.jit(run)(params)
   boxed = jax.eval_shape(model.init, jax.random.key(0), *model.example(1, 4))['params']
   mesh, rules = meshes.make(dict(stage=2, data=2, tensor=2)), sharding.parse_rules(pairs.config().rules)
   with sharding.context(mesh, rules):
     got, grads = jax.jit(run)(jax.device_put(params, sharding.named_shardings(boxed, mesh, rules)))
-  np.testing.assert_allclose(got, wanted, rtol=1e-5)
+  np.testing.assert_allclose(got, target, rtol=1e-5)
   size = max(float(np.abs(x).max()) for x in jax.tree.leaves(expected))
   assert_trees_close(grads, expected, rtol=1e-4, atol=1e-5 * size)
 
 
 def placed(model, config, mesh):
   """The same random parameters, on one device and on a mesh, and the mesh's context."""
-  made = meshes.make(mesh, jax.devices()[: math.prod(mesh.values())])
+  result = meshes.make(mesh, jax.devices()[: math.prod(mesh.values())])
   rules = sharding.parse_rules(config.rules)
   boxed = jax.jit(lambda key: states.init_params(model, key, 8, LENGTH))(jax.random.key(0))
   params = nn.unbox(boxed)
   return (
     params,
-    jax.device_put(params, sharding.named_shardings(boxed, made, rules)),
-    functools.partial(sharding.context, made, rules),
+    jax.device_put(params, sharding.named_shardings(boxed, result, rules)),
+    functools.partial(sharding.context, result, rules),
   )
 
 
@@ -430,10 +432,10 @@ def test_patterns_prefixes_and_packed_rows(tiny):
   def loss(params):
     return jnp.sin(100 * model.apply({'params': params}, tokens, context)[0]).sum()
 
-  wanted, expected = jax.jit(jax.value_and_grad(loss))(params)
+  target, expected = jax.jit(jax.value_and_grad(loss))(params)
   with on():
     got, grads = jax.jit(jax.value_and_grad(loss))(cut)
-  np.testing.assert_allclose(got, wanted, rtol=1e-5)
+  np.testing.assert_allclose(got, target, rtol=1e-5)
   size = max(float(np.abs(x).max()) for x in jax.tree.leaves(expected))
   assert_trees_close(grads, expected, rtol=1e-4, atol=1e-5 * size)
 
@@ -446,13 +448,13 @@ def test_what_is_no_training_goes_through_all_layers(tiny):
   params, cut, on = placed(model, config, dict(stage=2, data=2))
   tokens = np.random.default_rng(0).integers(0, VOCAB, (2, 6))
 
-  def told(params):
+  def reported(params):
     return model.apply({'params': params}, tokens, Context.contiguous(tokens), mutable=[ATTENTION])[1]
 
   def cached(params):
     return model.apply({'params': params}, tokens, Context.contiguous(tokens), model.init_caches(2, 8))
 
-  for f in (told, cached):
+  for f in (reported, cached):
     with on():
       got = jax.jit(f)(cut)
     assert_trees_close(got, jax.jit(f)(params), rtol=1e-5, atol=1e-5)

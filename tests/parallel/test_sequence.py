@@ -64,13 +64,13 @@ def test_a_state_goes_from_piece_to_piece():
 @pytest.mark.parametrize('mixer', MIXERS)
 def test_no_device_has_a_whole_row(mixer):
   """The step that was compiled holds nothing as long as a row, but the numbers that say which token is whose."""
-  made, T = sharded(mixer=mixer, position=MIXERS[mixer], mask='causal'), 56
+  setup, T = sharded(mixer=mixer, position=MIXERS[mixer], mask='causal'), 56
   mesh = meshes.make(dict(sequence=8))
   batch = [jnp.zeros((1, T + 1), int), jnp.zeros((1, T), int), jnp.ones((1, T), int)]
-  with sharding.context(mesh, made.rules):
+  with sharding.context(mesh, setup.rules):
     text = (
-      jax.jit(jax.grad(functools.partial(made.loss, layout='packed')))
-      .lower(made.params, *batch)
+      jax.jit(jax.grad(functools.partial(setup.loss, layout='packed')))
+      .lower(setup.params, *batch)
       .compile()
       .as_text()
     )

@@ -121,8 +121,8 @@ class TestParameters:
 
   def test_partitioned_checks_the_names(self):
     key = jax.random.key(0)
-    made = with_logical_axes(nn.initializers.ones, ('embed', 'mlp'))(key, (2, 3), jnp.float32)
-    assert isinstance(made, Parameter) and made.names == ('embed', 'mlp') and made.value.shape == (2, 3)
+    result = with_logical_axes(nn.initializers.ones, ('embed', 'mlp'))(key, (2, 3), jnp.float32)
+    assert isinstance(result, Parameter) and result.names == ('embed', 'mlp') and result.value.shape == (2, 3)
     with pytest.raises(ValueError, match="'mpl' is not a logical axis"):
       with_logical_axes(nn.initializers.ones, ('embed', 'mpl'))(key, (2, 3), jnp.float32)
     with pytest.raises(ValueError, match='give one per dimension'):

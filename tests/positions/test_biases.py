@@ -28,28 +28,28 @@ class Asked:
 
   def __init__(self, text, heads=H, start=None):
     make = spec.factory(text, *collect.SLOTS['position'], width=D, heads=heads, head_width=C, length=64)
-    self.made, draw = make(), np.random.default_rng(1)
+    self.instance, draw = make(), np.random.default_rng(1)
 
     def random(x):
       return jnp.asarray(draw.standard_normal(x.shape), jnp.float32)
 
     def parameters(*args, method):
-      init = nn.unbox(self.made.init(jax.random.key(0), *args, method=method)).get('params', {})
+      init = nn.unbox(self.instance.init(jax.random.key(0), *args, method=method)).get('params', {})
       return init if start else jax.tree.map(random, init)
 
     self.shared = parameters(method='compute_shared')
     self.layer = parameters(self.share(), method='bias')
 
   def share(self, params=None):
-    return self.made.apply({'params': self.shared if params is None else params}, method='compute_shared')
+    return self.instance.apply({'params': self.shared if params is None else params}, method='compute_shared')
 
   def function(self, params=None):
     shared, layer = (self.shared, self.layer) if params is None else params
-    return self.made.apply({'params': layer}, self.share(shared), method='bias')
+    return self.instance.apply({'params': layer}, self.share(shared), method='bias')
 
   def __call__(self, q=Q, k=KEY, q_at=Q_AT, k_at=K_AT, dtype=jnp.float32):
     """The logits [B H T S] as they come: float32."""
-    heads, groups = self.made.heads, k.shape[2]
+    heads, groups = self.instance.heads, k.shape[2]
     q = jnp.asarray(q, dtype).reshape(*q.shape[:2], groups, heads // groups, C).transpose(0, 2, 3, 1, 4)
     at = (jnp.asarray(positions, jnp.int32) for positions in (q_at, k_at))
     logits = jax.jit(lambda f, *a: f(*a))(self.function(), q, jnp.asarray(k, dtype).swapaxes(1, 2), *at)
@@ -75,8 +75,8 @@ def softplus(x):
   'buckets, max_distance, bidirectional', [(8, 16, False), (8, 16, True), (32, 128, True), (5, 9, False)]
 )
 def test_t5(buckets, max_distance, bidirectional):
-  asked = Asked(f't5({buckets}, {max_distance}, {bidirectional})')
-  close(asked(), biases.t5(Q, KEY, Q_AT, K_AT, asked.numbers['table'], max_distance, bidirectional))
+  calls = Asked(f't5({buckets}, {max_distance}, {bidirectional})')
+  close(calls(), biases.t5(Q, KEY, Q_AT, K_AT, calls.numbers['table'], max_distance, bidirectional))
 
 
 @pytest.mark.parametrize('buckets, max_distance', [(32, 128), (16, 64), (64, 1024), (9, 20)])
@@ -136,20 +136,20 @@ def test_alibi_falls_on_either_side_of_the_query():
 
 
 def test_transformer_xl():
-  asked = Asked('transformer_xl')
-  p = asked.numbers
+  calls = Asked('transformer_xl')
+  p = calls.numbers
   learned = p['content_bias'], p['position_bias'], p['kernel']
-  close(asked(), biases.transformer_xl(Q, KEY, Q_AT, K_AT, *learned), 2e-5)
+  close(calls(), biases.transformer_xl(Q, KEY, Q_AT, K_AT, *learned), 2e-5)
 
 
 @pytest.mark.parametrize('base', [5_000, 100_000])
 def test_transformer_xl_is_as_exact_far_away(base):
   """Angle addition cancels what two far positions have in common, whether the keys lie near or far."""
-  asked, k_at = Asked('transformer_xl'), K_AT.copy()
+  calls, k_at = Asked('transformer_xl'), K_AT.copy()
   k_at[:, 1:] += base  # keys near the queries, and one far before them
-  p = asked.numbers
+  p = calls.numbers
   learned = p['content_bias'], p['position_bias'], p['kernel']
-  close(asked(q_at=Q_AT + base, k_at=k_at), biases.transformer_xl(Q, KEY, Q_AT + base, k_at, *learned), 5e-5)
+  close(calls(q_at=Q_AT + base, k_at=k_at), biases.transformer_xl(Q, KEY, Q_AT + base, k_at, *learned), 5e-5)
 
 
 DEBERTA = {
@@ -163,16 +163,16 @@ DEBERTA = {
 @pytest.mark.parametrize('name', DEBERTA)
 def test_deberta_with_its_content_term(name):
   text, settings = DEBERTA[name]
-  asked = Asked(text)
-  p = asked.numbers
-  q = np.asarray(asked.made.apply({}, jnp.asarray(Q, jnp.float32), None, Q_AT, K_AT, method='rotate')[0])
+  calls = Asked(text)
+  p = calls.numbers
+  q = np.asarray(calls.instance.apply({}, jnp.asarray(Q, jnp.float32), None, Q_AT, K_AT, method='rotate')[0])
   content = np.einsum('bthc,bshc->bhts', q, np.repeat(KEY, H // K, 2)) / np.sqrt(C)
   table = p['table']
   if 'norm' in text:
     table = biases.layer_norm(table, p['table_norm']['scale'], p['table_norm']['bias'], 1e-7)
   query = p.get('query', {})
   projections = p.get('key', {}).get('kernel'), query.get('kernel'), query.get('bias')
-  close(content + asked(q=q), biases.deberta(Q, KEY, Q_AT, K_AT, table, *projections, **settings), 2e-5)
+  close(content + calls(q=q), biases.deberta(Q, KEY, Q_AT, K_AT, table, *projections, **settings), 2e-5)
 
 
 @pytest.mark.parametrize('max_distance, buckets', [(512, 256), (512, 0), (100, 32), (40, 6), (9, 4), (5, 4)])
@@ -193,27 +193,27 @@ def test_deberta_rows_of_every_distance(max_distance, buckets):
 
 @pytest.mark.parametrize('text', ['shaw(6)', 'shaw(6, by_head=True)'])
 def test_shaw(text):
-  asked = Asked(text)
-  close(asked(), biases.shaw(Q, KEY, Q_AT, K_AT, asked.numbers['table']))
+  calls = Asked(text)
+  close(calls(), biases.shaw(Q, KEY, Q_AT, K_AT, calls.numbers['table']))
 
 
 @pytest.mark.parametrize('kind', ['log', 'power'])
 def test_kerple(kind):
-  asked = Asked(f'kerple({kind!r})')
-  first, second = asked.numbers['scale_1'], asked.numbers['scale_2']
+  calls = Asked(f'kerple({kind!r})')
+  first, second = calls.numbers['scale_1'], calls.numbers['scale_2']
   r2 = softplus(second) if kind == 'log' else 2 / (1 + np.exp(-second))
   at = np.where(np.arange(S) == 2, Q_AT[:, :1], K_AT)  # a distance of 0 too
-  close(asked(k_at=at), biases.kerple(Q, KEY, Q_AT, at, softplus(first), r2, kind))
+  close(calls(k_at=at), biases.kerple(Q, KEY, Q_AT, at, softplus(first), r2, kind))
 
 
 def test_fire():
-  asked = Asked('fire(hidden=8, threshold=15.0)')
-  p = asked.numbers
+  calls = Asked('fire(hidden=8, threshold=15.0)')
+  p = calls.numbers
   threshold = 15 * abs(p['threshold_scale'])
   assert Q_AT.min() < threshold < Q_AT.max()
   c = abs(p['steepness_scale'])
   network = p['weight_1'], p['bias_1'], p['weight_2']
-  close(asked(), biases.fire(Q, KEY, Q_AT, K_AT, c, threshold, *network), 2e-5)
+  close(calls(), biases.fire(Q, KEY, Q_AT, K_AT, c, threshold, *network), 2e-5)
 
 
 def test_fire_starts_from_the_published_values():
@@ -221,9 +221,9 @@ def test_fire_starts_from_the_published_values():
   assert p['weight_1'].shape == (32,) and p['weight_2'].shape == (32, H)
   np.testing.assert_allclose(p['steepness_scale'], 0.1, rtol=1e-6)
   # Up to position 512 a distance alone counts; beyond, its share of the query's position.
-  asked = Asked('fire', start=True)
+  calls = Asked('fire', start=True)
   first, last, beyond = (
-    asked(q_at=np.full((B, T), at), k_at=np.full((B, S), at - 100)) for at in (100, 512, 2048)
+    calls(q_at=np.full((B, T), at), k_at=np.full((B, S), at - 100)) for at in (100, 512, 2048)
   )
   close(first, last)
   assert np.abs(last - beyond).max() > 1e-3
@@ -240,11 +240,11 @@ def test_fire_starts_from_the_published_values():
   ],
 )
 def test_what_is_far_is_all_alike(text, far):
-  asked, q_at = Asked(text), np.full((B, T), 1000)
+  calls, q_at = Asked(text), np.full((B, T), 1000)
   same = np.broadcast_to(KEY[:, :1], KEY.shape)  # some read the keys
   spread = 1000 - far - np.tile(np.arange(S), (B, 1)) ** 3
-  np.testing.assert_allclose(np.ptp(asked(k=same, q_at=q_at, k_at=spread), -1), 0, atol=1e-5)
-  assert np.ptp(asked(k=same, q_at=q_at, k_at=999 - np.tile(np.arange(S), (B, 1))), -1).min() > 1e-3
+  np.testing.assert_allclose(np.ptp(calls(k=same, q_at=q_at, k_at=spread), -1), 0, atol=1e-5)
+  assert np.ptp(calls(k=same, q_at=q_at, k_at=999 - np.tile(np.arange(S), (B, 1))), -1).min() > 1e-3
 
 
 # text → what the model's instance holds, and what a layer's does.
@@ -271,38 +271,38 @@ PARAMETERS = {
 
 @pytest.mark.parametrize('text', PARAMETERS)
 def test_each_parameter_is_held_once(text):
-  asked = Asked(text)
-  shapes = jax.tree.map(lambda x: x.shape, (asked.shared, asked.layer))
+  calls = Asked(text)
+  shapes = jax.tree.map(lambda x: x.shape, (calls.shared, calls.layer))
   assert shapes == PARAMETERS[text]
-  assert asked.made.reads_content == any(name in text for name in ('transformer_xl', 'deberta', 'shaw'))
+  assert calls.instance.reads_content == any(name in text for name in ('transformer_xl', 'deberta', 'shaw'))
 
 
 @pytest.mark.parametrize('text', PARAMETERS)
 def test_softmax_lets_every_parameter_learn(text):
   """No parameter only shifts all the logits of a query, where softmax would not feel it."""
-  asked = Asked(text)
+  calls = Asked(text)
   # Next to each other for the tables' sake, and one at a distance of 0.
   near = np.concatenate([Q_AT, Q_AT[:, :2] + 1], 1)
   q_at, k_at = jnp.asarray(Q_AT, jnp.int32), jnp.asarray(near, jnp.int32)
   q = jnp.asarray(Q, jnp.float32).reshape(B, T, K, H // K, C).transpose(0, 2, 3, 1, 4)
   k = jnp.asarray(KEY, jnp.float32).swapaxes(1, 2)
-  wanted = jnp.asarray(np.random.default_rng(2).standard_normal((B, K, H // K, T, S)), jnp.float32)
+  expected = jnp.asarray(np.random.default_rng(2).standard_normal((B, K, H // K, T, S)), jnp.float32)
 
   def loss(params):
-    return (jax.nn.softmax(asked.function(params)(q, k, q_at, k_at)) * wanted).sum()
+    return (jax.nn.softmax(calls.function(params)(q, k, q_at, k_at)) * expected).sum()
 
-  gradients = jax.tree.leaves(jax.jit(jax.grad(loss))((asked.shared, asked.layer)))
+  gradients = jax.tree.leaves(jax.jit(jax.grad(loss))((calls.shared, calls.layer)))
   assert all(np.isfinite(g).all() and np.abs(g).max() > 1e-4 for g in gradients)
 
 
 @pytest.mark.parametrize('text', [text for text in PARAMETERS if not text.startswith('alibi')])
 def test_bfloat16_queries_give_float32_logits_close_by(text):
-  asked = Asked(text)
+  calls = Asked(text)
   rounded = [np.asarray(jnp.asarray(x, jnp.bfloat16).astype(jnp.float32)) for x in (Q, KEY)]
-  exact = asked(*rounded)
+  exact = calls(*rounded)
   # What does not read them is not touched by their type.
-  tolerance = 0.02 * np.abs(exact).max() if asked.made.reads_content else 0
-  np.testing.assert_allclose(asked(*rounded, dtype=jnp.bfloat16), exact, rtol=0, atol=tolerance)
+  tolerance = 0.02 * np.abs(exact).max() if calls.instance.reads_content else 0
+  np.testing.assert_allclose(calls(*rounded, dtype=jnp.bfloat16), exact, rtol=0, atol=tolerance)
 
 
 def test_one_table_for_all_layers_of_a_model():

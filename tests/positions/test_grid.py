@@ -23,22 +23,22 @@ DRAW = np.random.default_rng(0)
 X = DRAW.standard_normal((2, 6, D))
 
 
-def embedded(made, params, positions=POSITIONS, x=X):
-  return np.asarray(made.apply(params, jnp.asarray(x, jnp.float32), jnp.asarray(positions), method='embed'))
+def embedded(result, params, positions=POSITIONS, x=X):
+  return np.asarray(result.apply(params, jnp.asarray(x, jnp.float32), jnp.asarray(positions), method='embed'))
 
 
 @pytest.mark.parametrize('theta', [10_000.0, 30.0])
 def test_sinusoidal(theta):
-  made = Sinusoidal2D(rows=3, columns=4, theta=theta, **SURROUNDINGS)
+  result = Sinusoidal2D(rows=3, columns=4, theta=theta, **SURROUNDINGS)
   added = np.array([[grid.sinusoidal(at, D, theta) for at in row] for row in PLACES])
-  np.testing.assert_allclose(embedded(made, {}), X + added, atol=2e-6)
+  np.testing.assert_allclose(embedded(result, {}), X + added, atol=2e-6)
 
 
 @pytest.mark.parametrize('theta, interleaved', [(100.0, False), (10_000.0, True)])
 def test_rope(theta, interleaved):
-  made = Rope2D(rows=3, columns=4, theta=theta, interleaved=interleaved, **SURROUNDINGS)
+  result = Rope2D(rows=3, columns=4, theta=theta, interleaved=interleaved, **SURROUNDINGS)
   q, k = DRAW.standard_normal((2, 2, 6, 2, C))
-  turned = made.apply(
+  turned = result.apply(
     {},
     *(jnp.asarray(x, jnp.float32) for x in (q, k)),
     jnp.asarray(POSITIONS),
@@ -52,9 +52,9 @@ def test_rope(theta, interleaved):
       )
 
 
-def table(made):
+def table(result):
   shapes = jax.eval_shape(
-    lambda key: made.init(key, jnp.zeros((1, 1, D)), jnp.zeros((1, 1), int), method='embed'),
+    lambda key: result.init(key, jnp.zeros((1, 1, D)), jnp.zeros((1, 1), int), method='embed'),
     jax.random.key(0),
   )
   [box] = shapes['params'].values()
@@ -62,26 +62,26 @@ def table(made):
 
 
 def test_a_grid_of_its_own_size_is_the_plain_table():
-  made, plain = Learned2D(rows=3, columns=4, **SURROUNDINGS), Learned(**SURROUNDINGS)
+  module, plain = Learned2D(rows=3, columns=4, **SURROUNDINGS), Learned(**SURROUNDINGS)
   params = {'params': {'table': table(plain)}}
-  assert table(made).shape == table(plain).shape == (14, D)
-  np.testing.assert_array_equal(embedded(made, params), embedded(plain, params))
+  assert table(module).shape == table(plain).shape == (14, D)
+  np.testing.assert_array_equal(embedded(module, params), embedded(plain, params))
 
 
 @pytest.mark.parametrize('method, kernel', [('bilinear', grid.linear), ('bicubic', grid.cubic)])
 def test_a_grid_that_grew_reads_the_same_table(method, kernel):
   small = Learned2D(rows=2, columns=3, **SURROUNDINGS | dict(length=8))
-  made = Learned2D(rows=3, columns=4, original=(2, 3), method=method, **SURROUNDINGS)
-  found = table(made)
+  module = Learned2D(rows=3, columns=4, original=(2, 3), method=method, **SURROUNDINGS)
+  found = table(module)
   assert found.shape == table(small).shape == (8, D)
   learnt = np.asarray(found, np.float64)
   patches = np.einsum(
     'rR,cC,RCD->rcD', grid.weights(3, 2, kernel), grid.weights(4, 3, kernel), learnt[2:].reshape(2, 3, D)
   )
-  wanted = np.array(
+  expected = np.array(
     [[learnt[p] if at is None else patches[at] for p, at in zip(*rows)] for rows in zip(POSITIONS, PLACES)]
   )
-  np.testing.assert_allclose(embedded(made, {'params': {'table': found}}), X + wanted, atol=2e-6)
+  np.testing.assert_allclose(embedded(module, {'params': {'table': found}}), X + expected, atol=2e-6)
 
 
 @pytest.mark.parametrize('length, found', [(16, (4, 4, 0)), (17, (4, 4, 1)), (18, (4, 4, 2)), (1, (1, 1, 0))])

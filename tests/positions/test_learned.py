@@ -10,12 +10,12 @@ from tfm import spec
 from tfm.positions.protocol import Position
 
 
-def made(text, length=4):
+def make_learned(text, length=4):
   return spec.factory(text, tfm.positions, Position, width=3, heads=1, head_width=3, length=length)()
 
 
 def test_rows_before_are_those_of_negative_positions():
-  position, x = made('learned(rows=5, before=2)'), jnp.zeros((1, 3, 3))
+  position, x = make_learned('learned(rows=5, before=2)'), jnp.zeros((1, 3, 3))
   variables = position.init(jax.random.key(0), x, jnp.array([[0, 1, 2]]), method='embed')
   table = jax.tree.leaves(variables)[0]
   assert table.shape == (7, 3) and position.max_positions == 5
@@ -32,4 +32,4 @@ def test_rows_before_are_those_of_negative_positions():
 )
 def test_what_is_no_table_is_refused(text, sentence):
   with pytest.raises(ValueError, match=sentence):
-    made(text)
+    make_learned(text)

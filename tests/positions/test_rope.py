@@ -17,8 +17,8 @@ Q_AT, K_AT = DRAW.integers(0, 300, (2, 6)), DRAW.integers(0, 300, (2, 6))
 
 
 def rotated(q_at, k_at, dtype=jnp.float32, **settings):
-  made = Rope(width=32, heads=4, head_width=8, length=300, **settings)
-  q, k = made.apply(
+  result = Rope(width=32, heads=4, head_width=8, length=300, **settings)
+  q, k = result.apply(
     {}, jnp.asarray(Q, dtype), jnp.asarray(K, dtype), jnp.asarray(q_at), jnp.asarray(k_at), method='rotate'
   )
   assert q.dtype == k.dtype == dtype

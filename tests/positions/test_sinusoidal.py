@@ -19,8 +19,8 @@ FAR = np.array([[100_000, 99_999, 131_071, 10_000_000, 2**31 - 1], [0, 1, 4_096,
 
 
 def embedded(x, positions, dtype=jnp.float32, **settings):
-  made = Sinusoidal(width=WIDTH, **SURROUNDINGS, **settings)
-  return made.apply({}, jnp.asarray(x, dtype), jnp.asarray(positions), method='embed')
+  result = Sinusoidal(width=WIDTH, **SURROUNDINGS, **settings)
+  return result.apply({}, jnp.asarray(x, dtype), jnp.asarray(positions), method='embed')
 
 
 def encodings(positions, theta=10_000.0):
@@ -58,8 +58,8 @@ def test_the_compute_type_is_kept_and_angles_are_not_rounded_to_it():
 
 
 def test_it_has_no_end_and_enters_at_the_embedding():
-  made = Sinusoidal(width=WIDTH, **SURROUNDINGS)
-  assert made.max_positions is None and made.active_hooks() == {'embed'}
+  result = Sinusoidal(width=WIDTH, **SURROUNDINGS)
+  assert result.max_positions is None and result.active_hooks() == {'embed'}
 
 
 @pytest.mark.parametrize(

@@ -5,17 +5,17 @@ import numpy as np
 from tests.reference import attention
 
 
-def forward(p, x, positions, segments, predicate, global_tokens, rotate, told=None):
+def forward(p, x, positions, segments, predicate, global_tokens, rotate, reported=None):
   """y [B T D]: each query by the projections of its kind, over all that the predicate shows it.
 
   Tokens that are `told`, bool [B T], are the global ones, see all of their document and are seen by all of
   it.
   """
   visible = attention.seen(predicate, positions, positions, segments, segments)
-  is_global = positions < global_tokens if told is None else told
-  if told is not None:
+  is_global = positions < global_tokens if reported is None else reported
+  if reported is not None:
     document = attention.seen(lambda q, k: True, positions, positions, segments, segments)
-    visible = visible | document & (told[:, :, None] | told[:, None, :])
+    visible = visible | document & (reported[:, :, None] | reported[:, None, :])
   of_kind = []
   for kind in ('', '_global'):
     of = [p[name + kind] for name in 'qkv']

@@ -141,8 +141,8 @@ def start(fields, tmp_path_factory):
 
 def finish(started, timeout=300):
   """[(exit status, stdout, stderr)] of processes that end by themselves."""
-  said = [process.communicate(timeout=timeout) for process in started]
-  return [(process.returncode, *one) for process, one in zip(started, said)]
+  printed = [process.communicate(timeout=timeout) for process in started]
+  return [(process.returncode, *one) for process, one in zip(started, printed)]
 
 
 def finished(started):
@@ -170,16 +170,16 @@ def history(workdir, split='train'):
   return [row for row in read(workdir / 'metrics.jsonl') if row['split'] == split]
 
 
-def assert_same_run(workdir, wanted, rtol):
+def assert_same_run(workdir, expected, rtol):
   """The same batches, exactly, and the same numbers."""
-  ours, theirs = (history(place) for place in (workdir, wanted))
+  ours, theirs = (history(place) for place in (workdir, expected))
   assert [(row['step'], row['batch']) for row in ours] == [(row['step'], row['batch']) for row in theirs]
   assert len({row['batch'] for row in ours}) == len(ours)
   for split, names in (
     ('train', ('loss', 'gradient_norm')),
     ('validation', ('loss', 'bits_per_byte', 'tokens')),
   ):
-    ours, theirs = (history(place, split) for place in (workdir, wanted))
+    ours, theirs = (history(place, split) for place in (workdir, expected))
     assert len(ours) == len(theirs) > 0
     for name in names:
       np.testing.assert_allclose(
@@ -205,9 +205,9 @@ def test_processes_train_as_one_and_read_their_own_rows(start, tiny, fields, tmp
       program=('-c', NOTING),
     )
   )
-  wanted = alone(tiny, fields, tmp_path / 'one', **steps)
-  assert_same_run(tmp_path / 'many', wanted, SAME_DEVICES)
-  assert (tmp_path / 'many' / 'config.json').read_text() == (wanted / 'config.json').read_text()
+  expected = alone(tiny, fields, tmp_path / 'one', **steps)
+  assert_same_run(tmp_path / 'many', expected, SAME_DEVICES)
+  assert (tmp_path / 'many' / 'config.json').read_text() == (expected / 'config.json').read_text()
   # One speaks; of the others only the runtime does.
   assert 'validation' in ends[0][2] and not any('validation' in err for _, _, err in ends[1:])
   notes = [re.findall(r'(\w+Rows) (\d+) (\d+)\n', out) for _, out, _ in ends]
@@ -227,7 +227,7 @@ def test_processes_train_as_one_and_read_their_own_rows(start, tiny, fields, tmp
 @pytest.mark.slow
 def test_processes_come_and_go(start, tiny, fields, tmp_path):
   """Four, of which one is asked to stop; two, of which one is interrupted; and one to the end."""
-  place, wanted = tmp_path / 'elastic', alone(tiny, fields, tmp_path / 'unbroken')
+  place, expected = tmp_path / 'elastic', alone(tiny, fields, tmp_path / 'unbroken')
   for count, step, which, number in ((4, 10, 2, signal.SIGTERM), (2, 30, 1, signal.SIGINT)):
     started = start(count, 2, place)
     when(reached(place, step), started)
@@ -237,28 +237,28 @@ def test_processes_come_and_go(start, tiny, fields, tmp_path):
     saved = max(int(path.name) for path in (place / 'checkpoints').iterdir())
     assert step <= saved < STEPS and history(place)[-1]['step'] == saved  # all stopped where it is saved
   finished(start(1, 2, place))
-  assert_same_run(place, wanted, OTHER_DEVICES)
+  assert_same_run(place, expected, OTHER_DEVICES)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('program', [TFM, ('-c', DYING)], ids=['anywhere', 'at its end'])
 def test_killed_in_mid_save_the_rest_stops_and_all_go_on(start, tiny, fields, tmp_path, program):
-  place, wanted = tmp_path / 'killed', alone(tiny, fields, tmp_path / 'unbroken')
+  place, expected = tmp_path / 'killed', alone(tiny, fields, tmp_path / 'unbroken')
   started = start(2, 4, place, program=program)
   saving = place / 'checkpoints' / f'{2 * EVERY}.orbax-checkpoint-tmp'
   if program == TFM:
     when(saving.exists, started)
     started[1].kill()
-  (status, _, said), (killed, _, last) = finish(started, 120)
+  (status, _, printed), (killed, _, last) = finish(started, 120)
   assert saving.exists() and not (place / 'checkpoints' / str(2 * EVERY)).exists()  # it was in mid-save
   assert killed == -signal.SIGKILL and 'process 1 of 2: it was killed' in last
   assert (
     status in (processes.PEER_LOST_STATUS, -signal.SIGABRT)
-    and 'process of this run is gone' in said
-    and processes.RESUME_HINT in said
+    and 'process of this run is gone' in printed
+    and processes.RESUME_HINT in printed
   )
   finished(start(2, 4, place))
-  assert_same_run(place, wanted, SAME_DEVICES * 10)
+  assert_same_run(place, expected, SAME_DEVICES * 10)
 
 
 @pytest.mark.slow
@@ -271,7 +271,7 @@ def test_what_each_process_keeps_near_at_hand_is_gone_on_from_if_all_have_it(sta
     '--config.mesh.data=1',
     '--config.mesh.fsdp=4',
   ]
-  wanted = alone(tiny, fields, tmp_path / 'unbroken')
+  expected = alone(tiny, fields, tmp_path / 'unbroken')
   begun = []
   for step, lose in ((EVERY + 13, False), (2 * EVERY + 7, True)):
     started = start(2, 2, place, *flags)
@@ -281,9 +281,9 @@ def test_what_each_process_keeps_near_at_hand_is_gone_on_from_if_all_have_it(sta
     if lose:  # the machine is gone
       shutil.rmtree(next(disk.glob('*/process_1')))
   begun.append(finished(start(2, 2, place, *flags))[0][2])
-  near, lasts = (int(re.search(r'resuming from step (\d+)', said)[1]) for said in begun[1:])
+  near, lasts = (int(re.search(r'resuming from step (\d+)', printed)[1]) for printed in begun[1:])
   assert EVERY < near < 2 * EVERY and near % 5 == 0 and lasts == 2 * EVERY
-  assert_same_run(place, wanted, OTHER_DEVICES)
+  assert_same_run(place, expected, OTHER_DEVICES)
   assert not [path for path in disk.glob('*/*/*')]
 
 
@@ -302,9 +302,11 @@ def test_near_at_hand_nothing_is_kept_in_part(start, tmp_path):
     ),
     120,
   )
-  for status, _, said in ends:
+  for status, _, printed in ends:
     assert (
-      status == 2 and 'in this mesh process 1 has parts of several copies' in said and 'Traceback' not in said
+      status == 2
+      and 'in this mesh process 1 has parts of several copies' in printed
+      and 'Traceback' not in printed
     )
 
 
@@ -317,26 +319,26 @@ def test_without_a_peer_the_rest_stops_and_says_why(start, tmp_path, dead, numbe
   when(reached(tmp_path, 3), started)
   started[dead].send_signal(number)
   try:
-    _, said = started[1 - dead].communicate(timeout=60)  # six times the heartbeat
+    _, printed = started[1 - dead].communicate(timeout=60)  # six times the heartbeat
   finally:
     started[dead].kill()
   assert started[1 - dead].returncode in (processes.PEER_LOST_STATUS, -signal.SIGABRT)
   assert (
-    f'process {1 - dead} of 2: ' in said
-    and 'process of this run is gone' in said
-    and processes.RESUME_HINT in said
+    f'process {1 - dead} of 2: ' in printed
+    and 'process of this run is gone' in printed
+    and processes.RESUME_HINT in printed
   )
   finish(started)
 
 
 @pytest.mark.slow
 def test_what_processes_do_not_share_is_refused_by_all(start, tmp_path):
-  for (status, _, said), process in zip(finish(start(2, 1, [tmp_path / 'a', tmp_path / 'b']), 120), '01'):
+  for (status, _, printed), process in zip(finish(start(2, 1, [tmp_path / 'a', tmp_path / 'b']), 120), '01'):
     assert (
       status == 2
-      and f'tfm train: process {process} of 2: what --workdir=' in said
-      and 'Traceback' not in said
-    ), said
+      and f'tfm train: process {process} of 2: what --workdir=' in printed
+      and 'Traceback' not in printed
+    ), printed
 
 
 @pytest.mark.slow
@@ -363,9 +365,9 @@ def test_when_not_all_come_it_is_said(start, tmp_path):
   alone, *others = start(2, 1, tmp_path, '--connect_timeout=1')[::-1]
   for other in others:
     other.kill()
-  (status, _, said), *_ = finish([alone, *others], 60)
+  (status, _, printed), *_ = finish([alone, *others], 60)
   assert status == -signal.SIGABRT and not (tmp_path / 'config.json').exists()
-  assert said.splitlines()[-1] == (
+  assert printed.splitlines()[-1] == (
     'tfm train: process 1 of 2: it was killed, or aborted by JAX (see above) because not all processes '
     'connected within --connect_timeout=1 '
     'seconds; check that all were started, each with its own --process, and reach the same --coordinator, a '

@@ -49,9 +49,9 @@ def start(command, workdir, *more, devices=1):
 
 def finish(command, workdir, *more, devices=1):
   process = start(command, workdir, *more, devices=devices)
-  _, said = process.communicate(timeout=300)
-  assert process.returncode == 0, said
-  return said
+  _, printed = process.communicate(timeout=300)
+  assert process.returncode == 0, printed
+  return printed
 
 
 def kill_when(process, happened, number=signal.SIGKILL):
@@ -92,8 +92,8 @@ def unbroken(command, tmp_path_factory):
 
 
 def assert_same_run(workdir, unbroken):
-  (leaves, run), (wanted, wanted_run) = everything(workdir), everything(unbroken)
-  for (path, x), (wanted_path, y) in zip(leaves, wanted, strict=True):
+  (leaves, run), (expected, wanted_run) = everything(workdir), everything(unbroken)
+  for (path, x), (wanted_path, y) in zip(leaves, expected, strict=True):
     assert path == wanted_path
     np.testing.assert_array_equal(x, y, err_msg=str(path))
   assert run == wanted_run
@@ -116,9 +116,9 @@ def test_killed_anywhere_it_ends_as_the_unbroken_run(command, unbroken, tmp_path
 
 @pytest.mark.parametrize('number', [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_signal_saves_and_exits_cleanly(command, unbroken, tmp_path, number):
-  said, status = kill_when(start(command, tmp_path), reached(tmp_path, EVERY + 3), number)
-  assert status == 0, said
-  assert 'run the same command to resume' in said
+  printed, status = kill_when(start(command, tmp_path), reached(tmp_path, EVERY + 3), number)
+  assert status == 0, printed
+  assert 'run the same command to resume' in printed
   checkpoints = checkpoint.Checkpoints(tmp_path)
   stopped = checkpoints.latest_step()
   checkpoints.close()
@@ -133,8 +133,8 @@ def test_another_mesh_goes_on_with_equal_losses(command, unbroken, tmp_path):
     start(command, tmp_path, '--config.mesh.fsdp=2', devices=4), reached(tmp_path, EVERY + 3), signal.SIGTERM
   )
   finish(command, tmp_path, '--config.mesh.tensor=2', devices=2)
-  losses, wanted = ([r['loss'] for r in read(d / 'metrics.jsonl')] for d in (tmp_path, unbroken))
-  np.testing.assert_allclose(losses, wanted, rtol=1e-4)
+  losses, expected = ([r['loss'] for r in read(d / 'metrics.jsonl')] for d in (tmp_path, unbroken))
+  np.testing.assert_allclose(losses, expected, rtol=1e-4)
 
 
 def test_a_finished_run_run_again_changes_nothing(command, unbroken):
@@ -151,10 +151,10 @@ def test_a_different_config_is_refused_with_the_difference(command, unbroken):
     '--config.optimizer.learning_rate=0.5',
     '--config.training.log_every=7',
   )
-  _, said = process.communicate(timeout=120)
+  _, printed = process.communicate(timeout=120)
   assert process.returncode == 2
-  assert 'model.layers: 2 → 3' in said and 'optimizer.learning_rate: 0.001 → 0.5' in said
-  assert 'log_every' not in said and 'Traceback' not in said
+  assert 'model.layers: 2 → 3' in printed and 'optimizer.learning_rate: 0.001 → 0.5' in printed
+  assert 'log_every' not in printed and 'Traceback' not in printed
   assert json.loads((unbroken / 'config.json').read_text())['model']['layers'] == 2
 
 

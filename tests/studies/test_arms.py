@@ -29,8 +29,8 @@ BASE = dict(
 
 
 def study(arms, **fields):
-  made = dict(question='Which?', config=ConfigDict(BASE), arms={'base': {}} | arms, base='base')
-  return Study(**made | fields)
+  result = dict(question='Which?', config=ConfigDict(BASE), arms={'base': {}} | arms, base='base')
+  return Study(**result | fields)
 
 
 def test_an_unmatched_arm_differs_only_in_its_changes():
@@ -97,12 +97,12 @@ def test_matching_solves_for_steps():
 
 
 def test_the_plan_shows_the_total_time(capsys):
-  made = study({'alibi': {'model.position': 'alibi'}})
+  tiny_study = study({'alibi': {'model.position': 'alibi'}})
   Console(width=200).print(
-    study_arms.format_plan(made, study_arms.plan_arms(made), dict(base=3600.0, alibi=60.0))
+    study_arms.format_plan(tiny_study, study_arms.plan_arms(tiny_study), dict(base=3600.0, alibi=60.0))
   )
-  said = capsys.readouterr().out
-  assert 'time, by FLOPs' in said and '0:01:00' in said and 'total 1:01:00' in said
+  printed = capsys.readouterr().out
+  assert 'time, by FLOPs' in printed and '0:01:00' in printed and 'total 1:01:00' in printed
 
 
 def test_an_unmatchable_arm_is_rejected_with_numbers():
@@ -117,7 +117,7 @@ def test_an_unmatchable_arm_is_rejected_with_numbers():
 
 
 def test_only_selected_arms_are_planned():
-  made = study(
+  tiny_study = study(
     {
       'typo': {'model.positon': 'rope'},
       'far': {'model.layers': 1},
@@ -125,7 +125,7 @@ def test_only_selected_arms_are_planned():
     },
     against={'far': 'far', 'far alibi': 'far'},
   )
-  assert list(study_arms.plan_arms(made, ['far alibi'])) == ['base', 'far', 'far alibi']
+  assert list(study_arms.plan_arms(tiny_study, ['far alibi'])) == ['base', 'far', 'far alibi']
 
 
 @pytest.mark.parametrize(
@@ -218,9 +218,9 @@ def test_the_finetuning_study_accepts_a_run_and_a_table(tiny, tmp_path, monkeypa
     'Author\tContent\nd\ts\nclass\tmeta\n' + ''.join(f'{"ab"[i % 2]}\ttext {i}\n' for i in range(400))
   )
   experiments = ROOT / 'experiments'
-  made = load_study(f'{experiments}/finetuning.py:{tmp_path},{tmp_path}/tweets.tab')
-  arms = study_arms.plan_arms(made)
-  runner.check_measures(made, arms)
+  result = load_study(f'{experiments}/finetuning.py:{tmp_path},{tmp_path}/tweets.tab')
+  arms = study_arms.plan_arms(result)
+  runner.check_measures(result, arms)
   assert arms['frozen'].parameters < arms['LoRA'].parameters < arms['full'].parameters / 4
   monkeypatch.chdir(tmp_path)
   with pytest.raises(ValueError, match='runs/minilm/config.json does not exist; see the header of the file'):

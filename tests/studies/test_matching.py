@@ -11,18 +11,18 @@ from tfm.studies.matching import TOLERANCE, solve_match
 @pytest.mark.parametrize('target', [1_000, 12_345, 1_000_000])
 @pytest.mark.parametrize('start', [1, 64, 100_000])
 def test_the_nearest_value_is_returned(target, start, multiple):
-  asked = []
+  calls = []
 
   def quantity(value):
-    asked.append(value)
+    calls.append(value)
     return 20 * value + 7 * math.sqrt(value)  # grows, unevenly
 
   best = min(range(multiple, 2 * target, multiple), key=lambda v: abs(20 * v + 7 * math.sqrt(v) - target))
   if abs(quantity(best) - target) <= TOLERANCE * target:
-    asked.clear()
+    calls.clear()
     value, reached = solve_match(target, quantity, start, multiple)
     assert value == best and reached == quantity(best)
-    assert len(asked) <= 3 + 2 * math.log2(max(start, 4 * best)) and len(asked) - 1 == len({*asked})
+    assert len(calls) <= 3 + 2 * math.log2(max(start, 4 * best)) and len(calls) - 1 == len({*calls})
   else:
     with pytest.raises(ValueError, match=f'the target is {target:,} within 2%'):
       solve_match(target, quantity, start, multiple)

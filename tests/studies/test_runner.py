@@ -104,17 +104,17 @@ def test_step_time_is_measured_once(tiny, tmp_path, monkeypatch):
   )
   changes = dict(base={}, alibi={'model.position': 'alibi'}, deep={'model.layers': 4})
   arms = {name: Experiment(tiny(**fields)) for name, fields in changes.items()}
-  clock, asked = iter([(2.0, 1.0), (9.0, 3.0), (8.0, 2.0)]), []
+  clock, calls = iter([(2.0, 1.0), (9.0, 3.0), (8.0, 2.0)]), []
   monkeypatch.setattr(
     estimate,
     'measure_steps_in_turns',
-    lambda base, others, seeds: asked.append([*others]) or {name: next(clock) for name in others},
+    lambda base, others, seeds: calls.append([*others]) or {name: next(clock) for name in others},
   )
 
   def paced(keep, *names):
     return runner.measure_step_seconds(study, tmp_path, keep, {name: arms[name] for name in ('base', *names)})
 
-  assert paced(True) == dict(base=1.0) and asked == []
+  assert paced(True) == dict(base=1.0) and calls == []
   assert paced(True, 'alibi') == dict(base=1.0, alibi=2.0)
   assert (
     paced(False, 'alibi', 'deep') == dict(base=1.0, alibi=2.0, deep=3.0)
@@ -122,7 +122,7 @@ def test_step_time_is_measured_once(tiny, tmp_path, monkeypatch):
   )
   # The machine takes twice as long now, for both.
   assert paced(True, 'alibi', 'deep') == dict(base=1.0, alibi=2.0, deep=4.0) == paced(True, 'alibi', 'deep')
-  assert asked == [['alibi'], ['deep'], ['deep']]
+  assert calls == [['alibi'], ['deep'], ['deep']]
   assert (
     store.write_once(tmp_path / 'arms/deep/time.json', dict(seconds=9))['seconds'] == 8
   )  # another process came first
@@ -158,16 +158,22 @@ def test_provenance_lists_every_machine_once(monkeypatch):
   monkeypatch.setattr(
     study_results, 'describe_machine', lambda: dict(machine='another', versions='jax 9', date='2999-01-01')
   )
-  made = dict(
+  fields = dict(
     rope=[
       dict(machine='a', versions='v', date='2026-01-02'),
       dict(machine='b', versions='v', date='2026-01-01'),
     ],
     old=[],
   )
-  told = study_results.merge_provenance(made)
-  assert (told['machine'], told['versions'], told['date']) == ('a; b', 'v', '2026-01-01 to 2026-01-02')
-  assert 'another' in told['written'] and 'no record of the machine and date of old' in told['written']
+  reported = study_results.merge_provenance(fields)
+  assert (reported['machine'], reported['versions'], reported['date']) == (
+    'a; b',
+    'v',
+    '2026-01-01 to 2026-01-02',
+  )
+  assert (
+    'another' in reported['written'] and 'no record of the machine and date of old' in reported['written']
+  )
 
 
 def test_elapsed_time_survives_a_kill(tmp_path):
@@ -193,8 +199,8 @@ def test_a_finished_study_trains_nothing(file, done, monkeypatch, capsys):
   before = results(done)
   assert cli.main(['ablate', file, f'--workdir={done}']) == 0
   assert results(done)['values'] == before['values'] and 'report.html' in capsys.readouterr().out
-  (made,) = store.read_arm(done / 'arms/rope')['made']
-  assert results(done)['study'].items() >= made.items() and made['machine'] != 'another'
+  (result,) = store.read_arm(done / 'arms/rope')['made']
+  assert results(done)['study'].items() >= result.items() and result['machine'] != 'another'
 
 
 @pytest.mark.slow
@@ -242,12 +248,12 @@ def test_a_failing_measure_does_not_stop_others(done, tmp_path):
     def __init__(self, prepare):
       self.prepare = prepare
 
-  place, said = tmp_path / 'seed0', dict(unmeasured={})
+  place, printed = tmp_path / 'seed0', dict(unmeasured={})
   shutil.copytree(done / 'arms/rope/seed0', place)
   (place / 'measured.json').unlink()
   measures = {'bad': Given(lambda run: 1 / 0), 'good': Given(lambda run: lambda params: [Value('made', 1.0)])}
-  runner.measure_arm(Arm('rope', {}, None, {}, 0, 0.0, 0), tmp_path, [0], measures, said)
-  assert said['unmeasured'] == {'bad': 'ZeroDivisionError: division by zero'} and list(
+  runner.measure_arm(Arm('rope', {}, None, {}, 0, 0.0, 0), tmp_path, [0], measures, printed)
+  assert printed['unmeasured'] == {'bad': 'ZeroDivisionError: division by zero'} and list(
     store.read_measured(place)
   ) == ['good']
 
@@ -370,8 +376,8 @@ def test_diverged_seeds_are_reported(file, tmp_path):
 def test_learning_rates_are_selected_with_another_seed(file, tmp_path):
   assert cli.main(['ablate', f'{file}:rates', f'--workdir={tmp_path}']) == 0
   for arm in results(tmp_path)['arms']:
-    said = json.loads((tmp_path / 'arms' / arm['name'] / 'arm.json').read_text())
-    reached = {float(rate): loss for rate, loss in said['rates']['reached'].items()}
+    printed = json.loads((tmp_path / 'arms' / arm['name'] / 'arm.json').read_text())
+    reached = {float(rate): loss for rate, loss in printed['rates']['reached'].items()}
     assert arm['rate'] == min(reached, key=reached.get)
     assert (
       runs.checkpoint_metadata(tmp_path / 'arms' / arm['name'] / 'seed0')['config']['optimizer'][
@@ -387,8 +393,8 @@ def test_a_killed_study_resumes(file, done, tmp_path):
   command = [sys.executable, '-m', 'tfm', 'ablate', file, f'--workdir={tmp_path}', '--jobs', '2']
   env = dict(os.environ)
   process = subprocess.Popen(command, env=env)
-  wanted = tmp_path / 'arms/rope/seed0/metrics.jsonl'
-  while not (wanted.exists() and wanted.read_text()):
+  expected = tmp_path / 'arms/rope/seed0/metrics.jsonl'
+  while not (expected.exists() and expected.read_text()):
     assert process.poll() is None
     time.sleep(0.2)
   process.send_signal(signal.SIGTERM)

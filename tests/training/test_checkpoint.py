@@ -120,10 +120,10 @@ def test_training_goes_on_from_the_one_before(trained, tiny, tmp_path):
 
 def test_every_file_of_a_checkpoint_has_its_digest(trained):
   folder = trained / 'checkpoints' / '6'
-  told = digests.read_digests(folder)
+  reported = digests.read_digests(folder)
   found = {str(path.relative_to(folder)) for path in folder.rglob('*') if path.is_file()}
-  assert found - set(told) == {digests.FILE, *digests.WRITTEN_LATER}
-  assert any(name.startswith('params/') for name in told) and not digests.find_damage(folder, told)
+  assert found - set(reported) == {digests.FILE, *digests.WRITTEN_LATER}
+  assert any(name.startswith('params/') for name in reported) and not digests.find_damage(folder, reported)
 
 
 def test_a_checkpoint_without_digests_is_read(trained, tmp_path):

@@ -32,18 +32,18 @@ def values(workdir, name):
 @pytest.fixture(scope='module')
 def alone(tiny, tmp_path_factory):
   """A folder for each seed, each trained by itself."""
-  made = {seed: tmp_path_factory.mktemp(f'alone{seed}') for seed in SEEDS}
-  for seed, folder in made.items():
+  result = {seed: tmp_path_factory.mktemp(f'alone{seed}') for seed in SEEDS}
+  for seed, folder in result.items():
     train(tiny(seed=seed, **DROPPED), folder)
-  return made
+  return result
 
 
 @pytest.fixture(scope='module')
 def side_by_side(tiny, tmp_path_factory):
   """The same, trained together."""
-  made = {seed: tmp_path_factory.mktemp(f'together{seed}') for seed in SEEDS}
-  train_seeds(tiny(**DROPPED), made)
-  return made
+  result = {seed: tmp_path_factory.mktemp(f'together{seed}') for seed in SEEDS}
+  train_seeds(tiny(**DROPPED), result)
+  return result
 
 
 # With dropout, so that each run's own randomness shows.
@@ -68,10 +68,10 @@ def test_at_once_is_as_one_after_another(tiny, side_by_side, tmp_path, monkeypat
   monkeypatch.setattr(
     ensemble, 'make_mesh', lambda runs, devices, mesh=ensemble.make_mesh: mesh(runs, devices[:1])
   )
-  made = {seed: tmp_path / str(seed) for seed in SEEDS}
-  train_seeds(tiny(**DROPPED), made)
+  result = {seed: tmp_path / str(seed) for seed in SEEDS}
+  train_seeds(tiny(**DROPPED), result)
   for seed in SEEDS:
-    np.testing.assert_allclose(values(made[seed], 'loss'), values(side_by_side[seed], 'loss'), rtol=2e-5)
+    np.testing.assert_allclose(values(result[seed], 'loss'), values(side_by_side[seed], 'loss'), rtol=2e-5)
 
 
 def test_seeds_differ(side_by_side):

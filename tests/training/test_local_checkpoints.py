@@ -49,10 +49,10 @@ def dies(monkeypatch):
   def make(config, workdir, last):
     plain = Report.record_step
 
-    def trained(self, step, *told):
+    def trained(self, step, *reported):
       if step == last:
         raise Died
-      plain(self, step, *told)
+      plain(self, step, *reported)
 
     with monkeypatch.context() as patch, pytest.raises(Died):
       patch.setattr(Report, 'record_step', trained)
@@ -61,29 +61,31 @@ def dies(monkeypatch):
   return make
 
 
-def kept(folder):
+def list_saved_steps(folder):
   """The near steps of this process, of whatever run."""
   return sorted(int(path.name) for path in pathlib.Path(folder).glob('*/process_0/*') if path.name.isdigit())
 
 
-def assert_same_run(workdir, wanted):
+def assert_same_run(workdir, expected):
   ours, theirs = (
     [
       (row['step'], row['batch'], row['loss'])
       for row in read(place / 'metrics.jsonl')
       if row['split'] == 'train'
     ]
-    for place in (workdir, wanted)
+    for place in (workdir, expected)
   )
   assert ours == theirs
   for part in ('params', 'rest'):
-    a, b = (Checkpoints(place).manager.restore(12)[part] for place in (workdir, wanted))
+    a, b = (Checkpoints(place).manager.restore(12)[part] for place in (workdir, expected))
     jax.tree.map(np.testing.assert_array_equal, a, b)
 
 
-def steps_begun(said):
-  """The steps from which a run said to go on."""
-  return [int(line.rpartition(' ')[2]) for line in said.splitlines() if line.startswith('resuming from step')]
+def steps_begun(printed):
+  """The steps from which a run stderr_text to go on."""
+  return [
+    int(line.rpartition(' ')[2]) for line in printed.splitlines() if line.startswith('resuming from step')
+  ]
 
 
 def test_it_goes_on_from_the_newest_and_ends_as_the_unbroken_run(
@@ -91,13 +93,13 @@ def test_it_goes_on_from_the_newest_and_ends_as_the_unbroken_run(
 ):
   config = tiny(**settings, **{'training.local_checkpoint_dir': str(tmp_path / 'disk')})
   dies(config, tmp_path / 'run', 8)
-  assert kept(tmp_path / 'disk') == [2, 6] and Checkpoints(tmp_path / 'run').steps() == [4]
+  assert list_saved_steps(tmp_path / 'disk') == [2, 6] and Checkpoints(tmp_path / 'run').steps() == [4]
   capsys.readouterr()
   dies(config, tmp_path / 'run', 9)
   train(config, tmp_path / 'run')
   assert steps_begun(capsys.readouterr().err) == [6, 8]  # what lasts is newer then
   assert_same_run(tmp_path / 'run', unbroken)
-  assert kept(tmp_path / 'disk') == []  # nothing is left of a run that has ended
+  assert list_saved_steps(tmp_path / 'disk') == []  # nothing is left of a run that has ended
 
 
 def test_how_often_follows_from_the_time_of_a_save(tiny, settings, dies, tmp_path):
@@ -107,7 +109,7 @@ def test_how_often_follows_from_the_time_of_a_save(tiny, settings, dies, tmp_pat
     'training.save_local_every': 'auto(hours=1e-9)',
   }
   dies(tiny(**settings | near), tmp_path / 'run', 8)
-  assert kept(tmp_path / 'disk') == [6, 7]
+  assert list_saved_steps(tmp_path / 'disk') == [6, 7]
 
 
 def lost(folder, workdir):
@@ -128,7 +130,7 @@ def moved(folder, workdir):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-  'harm, said',
+  'harm, stderr_text',
   [
     pytest.param(lost, '', marks=pytest.mark.slow),
     (flipped, 'cannot resume from local checkpoint 6: the checkpoint 6 in'),
@@ -136,15 +138,15 @@ def moved(folder, workdir):
   ],
 )
 def test_what_is_lost_or_damaged_is_not_gone_on_from(
-  tiny, settings, unbroken, dies, tmp_path, capsys, harm, said
+  tiny, settings, unbroken, dies, tmp_path, capsys, harm, stderr_text
 ):
   config = tiny(**settings, **{'training.local_checkpoint_dir': str(tmp_path / 'disk')})
   dies(config, tmp_path / 'run', 8)
   harm(tmp_path / 'disk', tmp_path / 'run')
   capsys.readouterr()
   train(config, tmp_path / 'run')
-  told = capsys.readouterr().err
-  assert steps_begun(told) == [4] and said in told
+  reported = capsys.readouterr().err
+  assert steps_begun(reported) == [4] and stderr_text in reported
   assert_same_run(tmp_path / 'run', unbroken)
 
 
@@ -154,9 +156,9 @@ def test_another_mesh_goes_on_from_what_lasts(tiny, settings, dies, tmp_path, ca
   dies(tiny(**settings, **near), tmp_path / 'run', 8)
   capsys.readouterr()
   train(tiny(**settings | {'mesh.data': 2, 'mesh.fsdp': 4}, **near), tmp_path / 'run')
-  told = capsys.readouterr().err
-  assert steps_begun(told) == [4]
-  assert 'cannot resume from local checkpoint 6: this run has mesh' in told
+  reported = capsys.readouterr().err
+  assert steps_begun(reported) == [4]
+  assert 'cannot resume from local checkpoint 6: this run has mesh' in reported
 
 
 @pytest.mark.slow

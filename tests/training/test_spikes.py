@@ -65,15 +65,15 @@ def test_a_skipped_step_changes_nothing_but_counts(tiny, dtype):
     positions=np.broadcast_to(np.arange(8, dtype=np.int32), (4, 8)).copy(),
   )
   step = jax.jit(train_step(model, objective, optimizer, rate, 1, 3.0))
-  taken, told = step(state, batch)
-  assert told['spike'] == 0 and taken.spikes.seen == 1
+  taken, reported = step(state, batch)
+  assert reported['spike'] == 0 and taken.spikes.seen == 1
   # As if the norm had been a thousandth so far.
-  usual = told['gradient_norm'] / 1000
+  usual = reported['gradient_norm'] / 1000
   state = state.replace(
     step=jnp.int32(50), spikes=Spikes(usual * (1 - 0.98**50), jnp.int32(50), jnp.int32(2))
   )
-  left, told = step(state, batch)
-  assert told['spike'] == 1 and told['spikes'] == 3 and left.spikes.skipped == 3 and left.step == 51
+  left, reported = step(state, batch)
+  assert reported['spike'] == 1 and reported['spikes'] == 3 and left.spikes.skipped == 3 and left.step == 51
   for same in ('params', 'opt_state', 'key'):
     jax.tree.map(np.testing.assert_array_equal, getattr(left, same), getattr(state, same))
 

@@ -26,11 +26,11 @@ def batch(rows=ROWS, length=LENGTH, seed=0):
   """Random tokens; rows end in different amounts of padding, one of them nearly all."""
   rng = np.random.default_rng(seed)
   tokens = rng.integers(0, VOCAB, (rows, length + 1)).astype(np.int32)
-  kept = np.arange(length)[None] < rng.integers(1, length + 1, rows)[:, None]
+  stored = np.arange(length)[None] < rng.integers(1, length + 1, rows)[:, None]
   return dict(
     inputs=tokens[:, :-1],
     targets=tokens[:, 1:],
-    segments=kept.astype(np.int32),
+    segments=stored.astype(np.int32),
     positions=np.broadcast_to(np.arange(length, dtype=np.int32), (rows, length)).copy(),
   )
 
@@ -154,12 +154,12 @@ def test_objective_against_numpy(tiny, smoothing, z):
   params = initial(model)
 
   @jax.jit
-  def told(params):
+  def loss_and_metrics(params):
     return model.apply({'params': params}, rows['inputs'], Context(rows['positions'], rows['segments']))[
       0
     ], objective(model, params, rows, None)
 
-  logits, (total, sums) = told(params)
+  logits, (total, sums) = loss_and_metrics(params)
   np.testing.assert_allclose(
     total / sums['tokens'], numpy_objective(np.asarray(logits, np.float64), rows, smoothing, z), rtol=1e-5
   )
@@ -189,9 +189,9 @@ def one_device(tiny):
 def test_every_mesh_gives_the_losses_and_gradients_of_one_device(tiny, one_device, mesh):
   """Those of plain gradient descent are the difference of the parameters."""
   (got,), state = prepared(sgd(tiny, **WIDE), mesh=mesh)
-  (wanted,), expected = one_device
+  (target,), expected = one_device
   for name in ('loss', 'gradient_norm', 'accuracy', 'tokens'):
-    np.testing.assert_allclose(got[name], wanted[name], rtol=2e-6)
+    np.testing.assert_allclose(got[name], target[name], rtol=2e-6)
   assert_trees_close(state.params, expected.params, rtol=1e-5, atol=1e-6)
 
 
@@ -275,7 +275,7 @@ def test_every_optimizer_trains_on_a_mesh(tiny, name):
 EXPERTS = 'mixture_of_experts(experts=4, capacity=0.75, balance={}, z_loss={})'
 
 
-def told(tiny, key, **model):
+def loss_and_metrics(tiny, key, **model):
   """((objective, sums), gradient) of one batch."""
   config = tiny(**{f'model.{name}': value for name, value in model.items()})
   model, objective = Experiment(config).build_model(VOCAB), Experiment(config).objective
@@ -287,8 +287,8 @@ def told(tiny, key, **model):
 @pytest.mark.slow
 def test_losses_of_layers_are_minimised_and_told(tiny):
   key = jax.random.key(0)
-  (total, sums), gradient = told(tiny, key, feed_forward=EXPERTS.format(0.5, 0.1))
-  (plain, none), without = told(tiny, key, feed_forward=EXPERTS.format(0.0, 0.0))
+  (total, sums), gradient = loss_and_metrics(tiny, key, feed_forward=EXPERTS.format(0.5, 0.1))
+  (plain, none), without = loss_and_metrics(tiny, key, feed_forward=EXPERTS.format(0.0, 0.0))
   assert 'auxiliary' not in none and plain == none['loss'] == sums['loss'] and sums['auxiliary'] > 0
   np.testing.assert_allclose(total - plain, sums['auxiliary'], rtol=1e-5)
   # For each of two layers: routing that is not far from even has a balance loss of about k = 2, and
@@ -304,9 +304,9 @@ def test_losses_of_layers_are_minimised_and_told(tiny):
 
 
 def test_an_evaluation_tells_the_loss_alone(tiny):
-  (total, sums), _ = told(tiny, None, feed_forward=EXPERTS.format(0.5, 0.1))
+  (total, sums), _ = loss_and_metrics(tiny, None, feed_forward=EXPERTS.format(0.5, 0.1))
   assert set(sums) == {'loss', 'accuracy', 'tokens'} and total == sums['loss']
-  (_, sums), _ = told(tiny, jax.random.key(0))
+  (_, sums), _ = loss_and_metrics(tiny, jax.random.key(0))
   assert set(sums) == {'loss', 'accuracy', 'tokens'}  # nor does a model whose layers report nothing
 
 
@@ -365,8 +365,8 @@ def test_every_mesh_routes_alike(tiny, mesh, rules):
   fields = {'model.heads': 8, 'model.width': 64, 'model.feed_forward': EXPERTS.format(0.5, 0.1)}
   one, _ = prepared(tiny(**fields), steps=2)
   many, _ = prepared(tiny(**fields, **rules), steps=2, mesh=mesh)
-  for got, wanted in zip(many, one, strict=True):
-    assert got == pytest.approx(wanted, rel=2e-5)
+  for got, expected in zip(many, one, strict=True):
+    assert got == pytest.approx(expected, rel=2e-5)
 
 
 @pytest.mark.parametrize('capacity', [0.75, None])
@@ -398,9 +398,9 @@ def test_what_is_frozen_stays_and_the_rest_moves_as_ever(tiny):
       was, moved = (
         functools.reduce(lambda tree, key: tree[key.key], path, tree) for tree in (before, plain.params)
       )
-      wanted = moved if name.startswith('norm/') or '/out/' in name else None
-      if wanted is not None:
-        np.testing.assert_allclose(x, wanted, rtol=1e-4, atol=1e-6)
+      expected = moved if name.startswith('norm/') or '/out/' in name else None
+      if expected is not None:
+        np.testing.assert_allclose(x, expected, rtol=1e-4, atol=1e-6)
         assert np.abs(np.asarray(x) - np.asarray(was)).max() > 1e-5, name
 
 

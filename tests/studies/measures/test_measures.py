@@ -16,7 +16,7 @@ def run(tiny, tmp_path_factory):
   return runs.load(folder)
 
 
-def asked(text, run, params=None):
+def measure_run(text, run, params=None):
   """metric → value, or metric → x → value."""
   found = {}
   for value in build_measure(text).prepare(run)(run.params if params is None else params):
@@ -29,22 +29,22 @@ def asked(text, run, params=None):
 
 
 def test_split_equals_tfm_evaluate(run):
-  assert asked('split("validation")', run) == {
+  assert measure_run('split("validation")', run) == {
     f'validation_{name}': x for name, x in runs.evaluate(run, 'validation').items()
   }
-  doubled = asked('split("validation")', run, jax.tree.map(lambda x: 2 * x, run.params))
-  assert doubled['validation_loss'] != asked('split("validation")', run)['validation_loss']
+  doubled = measure_run('split("validation")', run, jax.tree.map(lambda x: 2 * x, run.params))
+  assert doubled['validation_loss'] != measure_run('split("validation")', run)['validation_loss']
 
 
 def test_decoding_counts_cache_bytes(run):
-  found = asked('decoding(rows=2, context=16, tokens=4)', run)
+  found = measure_run('decoding(rows=2, context=16, tokens=4)', run)
   # 2 layers of keys and values of 32 channels in float32, and where each token stands.
   assert found['cache_bytes_per_token'] == 2 * (2 * 32 * 4 + 12) and found['decoding_tokens_per_second'] > 0
 
 
 @pytest.mark.slow
 def test_step_reports_time_memory_and_flops(run):
-  found = asked('step((16, 64), rounds=1)', run)
+  found = measure_run('step((16, 64), rounds=1)', run)
   assert found['step_seconds'] > 0
   # Parameters, two moments, and activations.
   assert found['step_bytes'] > 3 * 4 * sum(x.size for x in jax.tree.leaves(run.params))
@@ -81,9 +81,9 @@ def test_generation_equals_tfm_evaluate(tiny, tmp_path):
   )
   run = runs.load(tmp_path / 'run')
   pairs, found = runs.translate_split(run, 'test')
-  texts = {i: made[0].text for i, made in found}
+  texts = {i: result[0].text for i, result in found}
   same = sum(texts[i] == reference for i, (_, reference) in enumerate(pairs)) / len(pairs)
-  assert asked('generation("exact")', run)['test_exact'] == pytest.approx(100 * same)
+  assert measure_run('generation("exact")', run)['test_exact'] == pytest.approx(100 * same)
 
 
 def test_an_unknown_measure_is_rejected():

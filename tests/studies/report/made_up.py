@@ -9,9 +9,9 @@ def results(shifts, seeds=range(3), base='rope', failed=(), diverged=None, **stu
   """Results of one arm for each name and shift of its loss; noise is shared by the seeds of all."""
   draw, diverged = np.random.default_rng(0), diverged or {}
   noise = {seed: draw.normal(0, 0.01) for seed in seeds}
-  made = dict(arms=[], values=[], curves=[])
+  fields = dict(arms=[], values=[], curves=[])
   for i, (name, shift) in enumerate(shifts.items()):
-    made['arms'].append(
+    fields['arms'].append(
       dict(
         name=name,
         changes={'model.position': name},
@@ -31,8 +31,8 @@ def results(shifts, seeds=range(3), base='rope', failed=(), diverged=None, **stu
       values = [('loss', None, loss), ('accuracy', None, 0.4 - shift / 10)]
       values += [('loss_at_length', x, loss + math.log2(x / 64)) for x in (64, 128, 256)]
       values += [('loss_by_position', x, loss + 1 / (1 + x)) for x in range(0, 40, 4)]
-      made['values'] += [dict(arm=name, seed=seed, metric=m, x=x, value=float(v)) for m, x, v in values]
-      made['curves'] += [
+      fields['values'] += [dict(arm=name, seed=seed, metric=m, x=x, value=float(v)) for m, x, v in values]
+      fields['curves'] += [
         dict(arm=name, seed=seed, split=split, step=step, loss=float(loss + 3 * math.exp(-step / 20)))
         for split in ('train', 'validation')
         for step in range(0, 101, 10)
@@ -56,5 +56,5 @@ def results(shifts, seeds=range(3), base='rope', failed=(), diverged=None, **stu
       seconds=83.2,
     )
     | study,
-    **made,
+    **fields,
   )

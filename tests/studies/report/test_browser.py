@@ -41,14 +41,14 @@ CONTRASTS = """() => {
 @pytest.fixture(scope='module')
 def page(tmp_path_factory):
   """A report with all that may stand in one: an arm that failed, one that diverged, and a long name."""
-  made = results(
+  study_results = results(
     {'rope': 0.0, LONG: -0.2, 'learned': 0.0, 'none': 0.4},
     seeds=range(4),
     diverged=dict(none=[1]),
     failed=dict(learned='ValueError: no position 1024'),
     costs=['accuracy'],
   )
-  return write_report(made, tmp_path_factory.mktemp('study') / 'report')
+  return write_report(study_results, tmp_path_factory.mktemp('study') / 'report')
 
 
 @pytest.fixture(scope='module')
@@ -73,12 +73,12 @@ def test_the_page_is_readable(browser, page, size, scheme):
   context = browser.new_context(
     viewport=dict(width=width, height=height), color_scheme=scheme, is_mobile=size == 'phone'
   )
-  shown, said, asked = context.new_page(), [], []
-  shown.on('console', lambda message: said.append(message.text))
-  shown.on('pageerror', lambda error: said.append(str(error)))
-  shown.on('request', lambda request: asked.append(request.url))
+  shown, printed, calls = context.new_page(), [], []
+  shown.on('console', lambda message: printed.append(message.text))
+  shown.on('pageerror', lambda error: printed.append(str(error)))
+  shown.on('request', lambda request: calls.append(request.url))
   shown.goto(page.as_uri())
-  assert not said and asked == [page.as_uri()]  # it says nothing and fetches nothing
+  assert not printed and calls == [page.as_uri()]  # it says nothing and fetches nothing
   assert shown.evaluate('document.documentElement.scrollWidth') == width  # nothing stands out at the side
   r, g, b = map(
     int, re.findall(r'\d+', shown.evaluate('getComputedStyle(document.body).backgroundColor'))[:3]

@@ -45,14 +45,14 @@ class Read(html.parser.HTMLParser):
 @pytest.fixture(scope='module')
 def written(tmp_path_factory):
   """(results, the page's path): an arm that failed, one that diverged, one with a name that is no HTML."""
-  made = results(
+  study_results = results(
     {'rope': 0.0, TRICKY: -0.2, 'learned': 0.0, 'none': 0.4},
     seeds=range(4),
     diverged=dict(none=[1]),
     failed=dict(learned=ERROR),
     costs=['accuracy'],
   )
-  return made, write_report(made, tmp_path_factory.mktemp('study') / 'deep' / 'report')
+  return study_results, write_report(study_results, tmp_path_factory.mktemp('study') / 'deep' / 'report')
 
 
 @pytest.fixture(scope='module')
@@ -67,7 +67,7 @@ def test_the_templates_are_installed(root):
 
 
 def test_the_markdown_has_every_arm_and_its_means(written):
-  made, page = written
+  report, page = written
   text = (page.parent / 'report.md').read_text(encoding='utf-8')
   tables = [
     [[cell.strip() for cell in re.split(r'(?<!\\)\|', line)[1:-1]] for line in part.splitlines()]
@@ -75,20 +75,22 @@ def test_the_markdown_has_every_arm_and_its_means(written):
   ]
   assert all(len({*map(len, table)}) == 1 for table in tables)  # no cell of a name is taken for two
   ranking_, arms, lengths, others, how = tables
-  assert [row[1] for row in ranking_[2:]] == [row.name.replace('|', r'\|') for row in ranking.rank_arms(made)]
+  assert [row[1] for row in ranking_[2:]] == [
+    row.name.replace('|', r'\|') for row in ranking.rank_arms(report)
+  ]
   assert lengths[0] == ['arm', '64', '128', '256'] and others[0][:2] == ['arm', 'accuracy']
   assert arms[0] == ['arm', 'changes', 'matched in parameters', 'parameters', 'training FLOPs per token']
   learned = next(row for row in arms if row[0] == 'learned')
   assert learned[1:4] == ["`model.position='learned'`", '`model.feed_forward`: 512 → 502', '1,041,216']
-  assert made['study']['literature'] in text
+  assert report['study']['literature'] in text
   assert f'failed: {ranking.first_line(ERROR)}' in text and 'diverged at seed 1' in text
   for name in re.findall(r'\]\((.+)\)', text):
     assert (page.parent / name).exists()
 
 
 def test_the_page_holds_every_arm_error_and_number(written, page):
-  made, _ = written
-  rows = ranking.rank_arms(made)
+  report, _ = written
+  rows = ranking.rank_arms(report)
   words = ' '.join(page.text.split())
   places = ranking.decimals(rows)
   for row in rows:
@@ -102,12 +104,12 @@ def test_the_page_holds_every_arm_error_and_number(written, page):
       for value in (row.comparison.difference.mean, *row.comparison.difference.interval):
         assert ranking.format_number(value, places, sign=True) in words
       assert row.comparison.verdict in words and row.comparison.reason in words
-  for arm in made['arms']:
+  for arm in report['arms']:
     assert f'{arm["parameters"]:,}' in words and f'model.position = {arm["name"]!r}' in words
     before, after = arm['matched']['model.feed_forward']
     assert f'model.feed_forward: {before} → {after}' in words
   assert ' '.join(ERROR.split()) in words
-  study = made['study']
+  study = report['study']
   for text in (
     study['question'],
     study['literature'],
@@ -118,11 +120,11 @@ def test_the_page_holds_every_arm_error_and_number(written, page):
     study['date'],
     '0:01:23',
     'parameters',
-    sentences.answer_question(made, rows),
-    *sentences.explain_statistics(made, rows),
+    sentences.answer_question(report, rows),
+    *sentences.explain_statistics(report, rows),
   ):
     assert text in words
-  for mean, _ in (cell for _, cells in tables.tabulate_other_metrics(made, rows)['rows'] for cell in cells):
+  for mean, _ in (cell for _, cells in tables.tabulate_other_metrics(report, rows)['rows'] for cell in cells):
     assert mean in words
 
 
@@ -188,34 +190,34 @@ def test_every_plot_exists_at_both_widths(written, page):
 
 
 def test_json_is_the_results(written):
-  made, path = written
+  report, path = written
   assert json.loads((path.parent / 'results.json').read_text(encoding='utf-8')) == json.loads(
-    json.dumps(made)
+    json.dumps(report)
   )
 
 
 def test_csv_round_trips(written):
-  made, path = written
+  report, path = written
   with (path.parent / 'results.csv').open(newline='', encoding='utf-8') as file:
     read = [*csv.DictReader(file)]
   values = [
     row | dict(seed=int(row['seed']), x=float(row['x']) if row['x'] else None, value=float(row['value']))
     for row in read
   ]
-  assert values[: len(made['values'])] == made['values']
-  assert values[len(made['values']) :] == [
+  assert values[: len(report['values'])] == report['values']
+  assert values[len(report['values']) :] == [
     dict(arm=c['arm'], seed=c['seed'], metric=f'{c["split"]}_loss_at_step', x=c['step'], value=c['loss'])
-    for c in made['curves']
+    for c in report['curves']
   ]
 
 
 def test_the_text_table(written):
   """A line for each arm, in their order, as it is named; then what is to be known of them."""
-  made, _ = written
-  rows = ranking.rank_arms(made)
-  text = format_ranking(made)
+  report, _ = written
+  rows = ranking.rank_arms(report)
+  text = format_ranking(report)
   lines = text.splitlines()
-  assert lines[0] == sentences.answer_question(made, rows)
+  assert lines[0] == sentences.answer_question(report, rows)
   at = [
     next(i for i, line in enumerate(lines[1:]) if f' {row.name} ' in line and row.verdict in line)
     for row in rows
@@ -223,19 +225,24 @@ def test_the_text_table(written):
   assert at == sorted(at)
   assert 'learned: failed: ValueError: no <position> 1024' in lines and 'none: diverged at seed 1' in lines
   assert ranking.format_number(rows[0].summary.mean, ranking.decimals(rows)) in text
-  assert all(line in lines for line in sentences.explain_statistics(made, rows))
+  assert all(line in lines for line in sentences.explain_statistics(report, rows))
 
 
 def test_learning_rates_are_reported_with_all_candidates(tmp_path):
-  made = results(dict(rope=0.0, alibi=-0.3, none=0.1))
-  for arm, rate, reached in zip(made['arms'], (0.003, 0.01, 0.003), ((5.2, 2.5), (5.1, 2.25), (5.3, 2.75))):
+  study_results = results(dict(rope=0.0, alibi=-0.3, none=0.1))
+  for arm, rate, reached in zip(
+    study_results['arms'], (0.003, 0.01, 0.003), ((5.2, 2.5), (5.1, 2.25), (5.3, 2.75))
+  ):
     arm |= dict(
       rate=rate, rates=dict(reached=dict(zip(('0.001', f'{rate:g}'), reached)), diverged={'0.03': 'nan'})
     )
-  made['arms'][2]['rates'] = dict(reached={'0.003': 2.75, '0.001': 5.3}, diverged={})
-  page = write_report(made, tmp_path)
+  study_results['arms'][2]['rates'] = dict(reached={'0.003': 2.75, '0.001': 5.3}, diverged={})
+  page = write_report(study_results, tmp_path)
   whole = ' '.join(Read(page.read_text(encoding='utf-8')).text.split())
-  for text in ((tmp_path / 'report.md').read_text(encoding='utf-8'), ' '.join(format_ranking(made).split())):
+  for text in (
+    (tmp_path / 'report.md').read_text(encoding='utf-8'),
+    ' '.join(format_ranking(study_results).split()),
+  ):
     assert '0.003 (0.001: 5.2,' in text  # the terminal's table may break the line there
     assert 'none: the best learning rate is 0.003, at an end of (0.001, 0.003)' in text
     assert 'rope: the best' not in text and 'alibi: the best' not in text
@@ -246,22 +253,26 @@ def test_learning_rates_are_reported_with_all_candidates(tmp_path):
 
 
 def test_parallel_jobs_are_reported():
-  made = results(dict(rope=0.0, alibi=-0.3), jobs=4)
+  study_results = results(dict(rope=0.0, alibi=-0.3), jobs=4)
   assert any(
-    'Up to 4 processes' in line for line in sentences.explain_statistics(made, ranking.rank_arms(made))
+    'Up to 4 processes' in line
+    for line in sentences.explain_statistics(study_results, ranking.rank_arms(study_results))
   )
-  made['study']['jobs'] = 1
-  assert not any('processes' in line for line in sentences.explain_statistics(made, ranking.rank_arms(made)))
+  study_results['study']['jobs'] = 1
+  assert not any(
+    'processes' in line
+    for line in sentences.explain_statistics(study_results, ranking.rank_arms(study_results))
+  )
 
 
 def test_the_noise_floor_is_that_of_the_base():
-  made = results(dict(rope=0.0, alibi=-0.3))
-  rows = ranking.rank_arms(made)
-  losses = [v['value'] for v in made['values'] if (v['arm'], v['metric']) == ('rope', 'loss')]
-  floor = sentences.explain_statistics(made, rows)[0]
+  study_results = results(dict(rope=0.0, alibi=-0.3))
+  rows = ranking.rank_arms(study_results)
+  losses = [v['value'] for v in study_results['values'] if (v['arm'], v['metric']) == ('rope', 'loss')]
+  floor = sentences.explain_statistics(study_results, rows)[0]
   for value in (np.std(losses, ddof=1), min(losses), max(losses)):
     assert f'{value:.4f}' in floor
-  assert any('75 % of the time' in line for line in sentences.explain_statistics(made, rows))
+  assert any('75 % of the time' in line for line in sentences.explain_statistics(study_results, rows))
   one = results(dict(rope=0.0, alibi=-0.3), seeds=[0])
   assert (
     'unknown, because rope finished with one seed'
@@ -283,8 +294,11 @@ def test_a_metric_name_contains_its_axis(name, parts):
 
 
 def test_rejected_results_write_nothing(tmp_path):
-  made = results(dict(rope=0.0), base='sine')
-  for call in (lambda: write_report(made, tmp_path / 'study'), lambda: format_ranking(made)):
+  study_results = results(dict(rope=0.0), base='sine')
+  for call in (
+    lambda: write_report(study_results, tmp_path / 'study'),
+    lambda: format_ranking(study_results),
+  ):
     with pytest.raises(ValueError, match=r"study.base='sine' is not an arm"):
       call()
   assert not (tmp_path / 'study').exists()
@@ -292,7 +306,7 @@ def test_rejected_results_write_nothing(tmp_path):
 
 def test_minimal_results(tmp_path):
   """One arm, one seed, no curve, nothing known of how."""
-  made = dict(
+  fields = dict(
     study=dict(
       name='one',
       question='?',
@@ -307,5 +321,5 @@ def test_minimal_results(tmp_path):
     values=[dict(arm='a', seed=0, metric='loss', x=None, value=1.5)],
     curves=[],
   )
-  page = Read(write_report(made, tmp_path).read_text(encoding='utf-8'))
+  page = Read(write_report(fields, tmp_path).read_text(encoding='utf-8'))
   assert '1.500' in page.text and [file.name for file in tmp_path.glob('*.png')] == ['ranking.png']

@@ -9,8 +9,8 @@ from tfm.studies.report import palette, plots, ranking
 
 def test_bands_reach_from_the_lowest_to_the_highest_seed():
   """At each x that all seeds have; a diverged seed stands for itself."""
-  made = results(dict(a=0.0), base='a', diverged=dict(a=[2]))
-  rows = ranking.rank_arms(made)
+  study_results = results(dict(a=0.0), base='a', diverged=dict(a=[2]))
+  rows = ranking.rank_arms(study_results)
   seeds = {'a': {0: {1: 1.0, 2: 4.0, 3: 0.0}, 1: {1: 3.0, 2: 2.0}, 2: {1: 9.0}}}
   band, alone = plots.mean_lines(rows, seeds, {('a', 2)})
   assert band.x == [1, 2]
@@ -45,8 +45,10 @@ def test_twenty_arms_are_distinguishable():
 
 
 def test_lengths_double_and_training_is_marked():
-  made = results(dict(rope=0.0, alibi=-0.1))
-  lines = plots.mean_lines(ranking.rank_arms(made), ranking.values_by_x(made, 'loss_at_length'))
+  study_results = results(dict(rope=0.0, alibi=-0.1))
+  lines = plots.mean_lines(
+    ranking.rank_arms(study_results), ranking.values_by_x(study_results, 'loss_at_length')
+  )
   figure = plots.draw_lines(lines, 'loss', plots.XAxis('length', is_log=True, training_x=128), plots.NARROW)
   axes = figure.axes[0]
   assert axes.get_xscale() == 'log' and axes.transAxes.transform((0, 0))[0] > 0
