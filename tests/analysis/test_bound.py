@@ -38,7 +38,7 @@ def test_an_axis_has_its_own_links_only():
 
 
 def test_what_goes_from_slice_to_slice():
-  """Of 8 devices in 2 slices each sends its quarter to the other slice, and three quarters and back within."""
+  """Of 8 devices in 2 slices each sends a quarter to the other slice, and three quarters and back within."""
   b = compute_bound(CHIP, 0, 0, [Collective('all-reduce', ('data',), 8, 1, 40)], slices=Slices(2))
   assert b.network == 2 * 0.5 * 10 / 1 and b.links == 2 * 0.75 * 40 / 4 and b.by == 'links (data)'
   b = compute_bound(CHIP, 0, 0, [Collective('all-reduce', ('data',), 2, 1, 40)], slices=Slices(2))

@@ -149,8 +149,8 @@ def test_unsupported_notation_of_groups():
     reader.parse_groups('replica_groups=<whatever>', SIZES)
 
 
-# As a TPU's compiler writes: layouts with tiles, a loop whose condition alone tells its end, a pair of start and done,
-# a collective in an asynchronous computation, and a reduce-scatter as a fusion.
+# As a TPU's compiler writes: layouts with tiles, a loop whose condition alone tells its end, a pair of start
+# and done, a collective in an asynchronous computation, and a reduce-scatter as a fusion.
 TPU = """
 HloModule jit_step, is_scheduled=true, num_partitions=8
 
@@ -267,7 +267,8 @@ ENTRY %main (x.1: f32[8,8]) -> f32[8,8] {
 """
 
 
-# Two slices of eight TPUs: an all-reduce of what each device has of an array, and what a stage hands to the next.
+# Two slices of eight TPUs: an all-reduce of what each device has of an array, and what a stage hands to the
+# next.
 SLICES = """
 HloModule jit_train, is_scheduled=true, entry_computation_layout={()->f32[72,8,128]{2,1,0:T(8,128)}}
 
@@ -305,7 +306,9 @@ def test_what_slices_exchange():
 
 
 def test_a_ring_of_permutes_beside_a_gather_that_goes_on():
-  """The counter goes 1, 3, 5, 7; the gather is begun before the loop and written again into what computes meanwhile."""
+  """The counter goes 1, 3, 5, 7; the gather is begun before the loop and written again into what computes
+  meanwhile.
+  """
   assert find_collectives(RING, SIZES) == [
     Collective('all-gather', ('tensor',), 2, 1, BYTES),
     Collective('collective-permute', ('fsdp',), 2, 4, 4 * BYTES // 2),

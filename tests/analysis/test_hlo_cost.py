@@ -48,7 +48,8 @@ def test_what_is_written_into_a_large_array_is_a_slice():
 @pytest.mark.parametrize(
   'labels, window, given, kernel, made',
   [
-    # A plain product; the same with a head as a spatial axis (what a TPU has of [T, H·C] · [H, C, D] heads apart).
+    # A plain product; the same with a head as a spatial axis (what a TPU has of [T, H·C] · [H, C, D] heads
+    # apart).
     ('bf_io->bf', '', (8, 16), (16, 4), (8, 4)),
     ('0bf_0io->b0f', 'window={size=4 stride=3 pad=0_0 lhs_dilate=4}, ', (4, 8, 16), (4, 16, 5), (8, 4, 5)),
   ],

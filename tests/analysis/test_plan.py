@@ -89,7 +89,9 @@ def test_loops_that_do_not_tell_count_no_less_than_the_model(run, tmp_path):
 
 @pytest.mark.slow
 def test_a_collective_in_a_loop_that_does_not_tell_is_counted_once_and_said_so(run, tmp_path):
-  """Dropout of attention weights leaves `chunked`, which gathers rows and goes over the blocks that a mask opens."""
+  """Dropout of attention weights leaves `chunked`, which gathers rows and goes over the blocks that a mask
+  opens.
+  """
   status, out, _ = run(
     '--topology=here',
     '--rows=0',

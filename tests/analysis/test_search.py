@@ -49,7 +49,8 @@ def test_a_candidate_as_flags_is_a_config(plan_request):
   config = one.config(plan_request.config)
   assert config.mesh.to_dict() == dict.fromkeys(plan_request.config.mesh, 1) | dict(data=2, tensor=4)
   assert str(one) == (
-    '--config.mesh.data=2 --config.mesh.tensor=4 --config.model.remat=dots --config.training.gradient_accumulation=2'
+    '--config.mesh.data=2 --config.mesh.tensor=4 --config.model.remat=dots '
+    '--config.training.gradient_accumulation=2'
   )
 
 

@@ -1,4 +1,4 @@
-"""Optimizers, objectives, packings, sources, tokenizers, measures: every file builds, and its class is sound."""
+"""Optimizers, objectives, packings, sources, tokenizers, measures: every file builds a valid variant."""
 
 import inspect
 

@@ -146,7 +146,8 @@ def test_the_mask_is_full_unless_told():
   [
     (
       dict(objective='causal_lm'),
-      "objective='causal_lm' trains 'decoder', not config.model.architecture='encoder'; use an objective such as 'masked_lm'",
+      "objective='causal_lm' trains 'decoder', not config.model.architecture='encoder'; use an "
+      "objective such as 'masked_lm'",
     ),
     (
       dict(architecture='decoder', objective='causal_lm'),
@@ -173,7 +174,8 @@ def test_refusals(fields, sentence):
     (
       'masked_lm(next_sentence=True)',
       'concat',
-      "needs next and types besides the tokens of a row, and .*'concat' provides nothing; use 'sentence_pairs'",
+      "needs next and types besides the tokens of a row, and .*'concat' provides nothing; "
+      "use 'sentence_pairs'",
     ),
     (
       'masked_lm',

@@ -42,7 +42,7 @@ def config(**fields):
 
 
 def make_vision(**fields):
-  """(parameters, images) → features and logits of a model, and parameters that are far from where they start."""
+  """(parameters, images) → features and logits of a model, and parameters far from their initial values."""
   chosen, draw = config(**fields), np.random.default_rng(0)
   model = Experiment(chosen).build_model(0)
 

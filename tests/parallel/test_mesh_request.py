@@ -111,7 +111,8 @@ REFUSED = {
   ),
   'microbatches': (
     {'mesh.stage': 2, 'pipeline.microbatches': 4},
-    'batch_size=8 in 1 microbatches of config.pipeline.microbatches=4 does not divide over the 4 devices .* use a multiple of 16; '
+    'batch_size=8 in 1 microbatches of config.pipeline.microbatches=4 does not divide over the 4 devices .* '
+    'use a multiple of 16; '
     '.* devices is stage=2 data=2 tensor=2$',
   ),
   'microbatches of rows': (
@@ -124,7 +125,8 @@ REFUSED = {
   ),
   'rounds of few rows': (
     {'mesh.stage': 4, 'model.layers': 16, 'pipeline.repeats': 2, 'training.batch_size': 4},
-    "batch_size=4 in 1 microbatches gives fewer rows than the 8 stages and devices of the mesh axes 'data fsdp expert'.* "
+    'batch_size=4 in 1 microbatches gives fewer rows than the 8 stages and devices of the mesh axes '
+    "'data fsdp expert'.* "
     'use 8 or more; .* devices is stage=4 tensor=2$',
   ),
   'rounds without stages': (
@@ -138,7 +140,8 @@ REFUSED = {
   ),
   'no stack': (
     {'mesh.stage': 2, 'model.scan': False},
-    'config.model.scan=False does not stack layers, so 2 stages cannot share them; set it to True; .*devices is data=8$',
+    'config.model.scan=False does not stack layers, so 2 stages cannot share them; set it to True; '
+    '.*devices is data=8$',
   ),
   'pieces': (
     {'mesh.stage': 2, 'training.recurrence_length': 8},
@@ -204,7 +207,8 @@ def test_turns_of_a_pattern_are_whole_in_every_stage(tiny):
   config.model.blocks, config.model.pattern = {name: optional(BLOCK_FIELDS) for name in 'ab'}, ('a', 'b')
   with pytest.raises(
     ValueError,
-    match='config.model.layers=5 in repetitions of 2 blocks does not divide over 2 stages; use 4 or 8; .* devices is data=8$',
+    match='config.model.layers=5 in repetitions of 2 blocks does not divide over 2 stages; use 4 or 8; '
+    '.* devices is data=8$',
   ):
     validate_run(Experiment(resolve_config(config)), 8)
 
@@ -233,7 +237,8 @@ INDIVISIBLE = {
     dict(tensor=8),
     {},
     r"mesh.tensor = 8 splits 'kv_heads' of the parameter stack/.*/kernel into 8 shards, "
-    "which do not divide its size 4; .* rules.kv_heads=''; the nearest valid mesh of 8 devices is data=2 tensor=4$",
+    "which do not divide its size 4; .* rules.kv_heads=''; "
+    'the nearest valid mesh of 8 devices is data=2 tensor=4$',
   ),
   'kv_heads': (
     dict(tensor=4),
@@ -264,7 +269,8 @@ INDIVISIBLE = {
   'stages without layers': (
     dict(stage=2),
     {'model.scan': False},
-    'mesh.stage=2 shards nothing, so 2 devices would repeat the same computation; pipeline stages need stacked layers.* devices is data=8$',
+    'mesh.stage=2 shards nothing, so 2 devices would repeat the same computation; '
+    'pipeline stages need stacked layers.* devices is data=8$',
   ),
   'a slow network': (
     dict(data=2, tensor=4),

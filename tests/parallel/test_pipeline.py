@@ -58,7 +58,7 @@ class TestSchedule:
     [(4, 1, 4, 3 / 7), (4, 1, 12, 3 / 15), (4, 3, 4, 3 / 15), (8, 1, 32, 7 / 39), (2, 5, 3, 1 / 16)],
   )
   def test_bubble(self, S, R, M, bubble):
-    """Huang et al. 2019, §2.3: (K - 1) / (M + K - 1); rounds make it as much smaller as more microbatches do."""
+    """Huang et al. 2019, §2.3: (K - 1) / (M + K - 1); rounds reduce it as much as more microbatches do."""
     assert Schedule(S, R, M).bubble == pytest.approx(bubble)
 
   @pytest.mark.parametrize(
@@ -88,7 +88,8 @@ class TestSchedule:
         2,
         8,
         1,
-        'repeats=2 needs at least as many microbatches as mesh.stage=4, and there are 2 of 8 rows.*microbatches=4 or 8',
+        'repeats=2 needs at least as many microbatches as mesh.stage=4, and there are 2 of 8 rows'
+        '.*microbatches=4 or 8',
       ),
       (4, 2, 0, 8, 4, 'there are 2 of 8 rows, of which 4 are computed at once; use more rows, or repeats=1'),
     ],
@@ -462,7 +463,7 @@ def test_what_is_no_training_goes_through_all_layers(tiny):
 
 @pytest.mark.slow
 def test_a_run_of_stages_goes_on_without_them(tiny, tmp_path):
-  """Through files: a checkpoint of a pipeline, with its evaluations, and the rest of the run on another mesh."""
+  """A pipeline saves a checkpoint, evaluates, and the rest of the run continues on another mesh."""
   pipe = {
     'mesh.data': 2,
     'mesh.stage': 2,

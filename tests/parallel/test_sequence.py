@@ -63,7 +63,7 @@ def test_a_state_goes_from_piece_to_piece():
 @pytest.mark.slow
 @pytest.mark.parametrize('mixer', MIXERS)
 def test_no_device_has_a_whole_row(mixer):
-  """The step that was compiled holds nothing as long as a row, but the numbers that say which token is whose."""
+  """The compiled step holds no array as long as a row, but for positions and segments."""
   setup, T = sharded(mixer=mixer, position=MIXERS[mixer], mask='causal'), 56
   mesh = meshes.make(dict(sequence=8))
   batch = [jnp.zeros((1, T + 1), int), jnp.zeros((1, T), int), jnp.ones((1, T), int)]

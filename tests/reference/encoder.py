@@ -1,4 +1,4 @@
-"""BERT in NumPy (Devlin et al. 2019, and its released code), read from the parameters of an unscanned model."""
+"""BERT in NumPy (Devlin et al. 2019, and its released code), with the parameters of an unscanned model."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""The first Transformer in NumPy (Vaswani et al. 2017, §3), read from the parameters of an unscanned model."""
+"""The first Transformer in NumPy (Vaswani et al. 2017, §3), with the parameters of an unscanned model."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ from tests.reference import attention, layers, sinusoidal
 
 
 def forward(params, source, source_segments, target, segments):
-  """Logits [B T V]; positions count the tokens of a row, none of which is padding before a token that is not."""
+  """Logits [B T V]; positions count the tokens of a row, in which padding comes last."""
   memory = run(params['encoder'], embed(params, source), source_segments)
   x = run(params, embed(params, target), segments, memory, source_segments)
   return x @ params['embedding']['table'].T

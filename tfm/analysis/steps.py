@@ -72,8 +72,8 @@ class PlanRequest:
       known = vocab if one is not None and vocab is not None else known
       require(
         known is not None,
-        f'config.data.{field}={experiment.config.data[field]!r} learns its vocabulary from the text, which is '
-        'not read here; set --vocab=N',
+        f'config.data.{field}={experiment.config.data[field]!r} learns its vocabulary from the text, which '
+        'is not read here; set --vocab=N',
       )
       found.append(known)
     require(vocab is None or vocab >= 1, f'--vocab={vocab} must be at least 1')

@@ -1,4 +1,4 @@
-"""Config files: read, completed, scale_initializer to a smoke test, written as JSON."""
+"""Config files: read, completed, shrunk to a smoke test, written as JSON."""
 
 import json
 import pathlib

@@ -117,7 +117,7 @@ class LossSharding:
   def reduce_gradient(
     self, x: Array, spec: PartitionSpec, gradient_axes: tuple[tuple[str, ...], ...]
   ) -> Array:
-    """The gradient of a parameter loss_fn over devices; each device stores its own shard of the parameter."""
+    """The gradient of a parameter summed over devices; each device stores its own shard of the parameter."""
     for i, axes in enumerate(gradient_axes):
       if axes:
         x = jax.lax.psum_scatter(x, axes, scatter_dimension=i, tiled=True)
@@ -144,7 +144,7 @@ def psum_over(x: Array, axes: tuple[str, ...]) -> Array:
 def chunked_loss(
   loss_fn: Callable, sharding: LossSharding, chunk: int, head: PyTree, *rows: Array
 ) -> tuple[Float[Array, ''], Sums]:
-  """`loss_fn(head, *rows)` of rows [B, T, …], loss_fn over chunks of at most `chunk` tokens and over devices.
+  """`loss_fn(head, *rows)` of rows [B, T, …], summed over chunks of at most `chunk` tokens and over devices.
 
   The loss is linear in its own cotangent, so the gradient of each chunk is computed together with its logits,
   which are neither stored nor recomputed. Only the loss has a gradient, with respect to `head` and the first

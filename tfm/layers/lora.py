@@ -104,7 +104,7 @@ def compute_update(module: nn.Module, x: Array, inputs: int) -> Array | None:
 
 
 def merge_adapters(params: PyTree) -> PyTree:
-  """The parameters with the adapters merge_adapters into the kernels: W + alpha/rank · A B."""
+  """The parameters with the adapters merged into the kernels: W + alpha/rank · A B."""
   if not isinstance(params, dict):
     return params
   own = {name: merge_adapters(leaf) for name, leaf in params.items() if name not in (DOWN, UP, SCALE)}

@@ -97,8 +97,8 @@ class Stack(nn.Module):
     stages, turns = pipeline.stage_count(), self.layers // len(self.pattern)
     if not self.scan or self.layers % len(self.pattern) or turns % (stages * self.repeats):
       raise ValueError(
-        f'{self.layers} layers in turns of {len(self.pattern)}, scan={self.scan}, do not divide over {stages} '
-        f'stages × {self.repeats} rounds'
+        f'{self.layers} layers in turns of {len(self.pattern)}, scan={self.scan}, do not divide over '
+        f'{stages} stages × {self.repeats} rounds'
       )
     plan = pipeline.plan_schedule(
       stages, self.repeats, self.microbatches, x.shape[0], shard_count(mesh_axes_of('batch'))

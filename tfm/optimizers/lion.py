@@ -9,7 +9,7 @@ from tfm.optimizers.protocol import Optimizer
 
 @dataclasses.dataclass(frozen=True)
 class Lion(Optimizer):
-  """sign(b1 m + (1 - b1) g) + weight_decay · x, then m ← b2 m + (1 - b2) g (Chen et al. 2023, algorithm 2)."""
+  """sign(b1 m + (1 - b1) g) + weight_decay · x, then m ← b2 m + (1 - b2) g (Chen et al. 2023, alg. 2)."""
 
   b1: float = 0.9
   b2: float = 0.99
