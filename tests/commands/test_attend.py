@@ -71,7 +71,7 @@ def mixed(tmp_path_factory):
 def load_each_run_once(pair, mixed):
   real_load, loaded = run.load, {str(path): run.load(path) for path in (pair, mixed)}
 
-  def load(path, step, average):
+  def load(path, step, average, override):
     return loaded[path] if step == 'last' else real_load(path, step, average)
 
   with pytest.MonkeyPatch.context() as patch:

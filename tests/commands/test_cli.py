@@ -65,6 +65,8 @@ def test_python_m_tfm_runs_the_console_script():
       'nothing/\\*.txt',
     ),
     (['train', '--config=configs/lm.py:huge', '--workdir=x'], "'huge'"),
+    (['train', '--config=configs/lm.py', '--workdir='], '--workdir= is empty .*; name a folder'),
+    (['generate', '--workdir='], '--workdir= is empty'),
   ],
 )
 def test_errors_are_one_sentence(capsys, root, monkeypatch, argv, pattern):
@@ -104,6 +106,13 @@ def test_train_evaluate_generate_and_resume_on_own_files(capsys, root, monkeypat
   status, out, _ = tfm(capsys, 'evaluate', '--workdir=run', '--step=best', '--split=test')
   values = json.loads(out)
   assert status == 0 and {'loss', 'perplexity', 'bits_per_byte', 'accuracy', 'tokens'} <= values.keys()
+  evaluate = ['evaluate', '--workdir=run', '--step=best', '--split=test']
+  status, out, _ = tfm(capsys, *evaluate, '--config.model.kernel=chunked')
+  assert status == 0 and json.loads(out)['loss'] == pytest.approx(values['loss'], rel=1e-5)
+  status, _, err = tfm(capsys, *evaluate, '--config.model.width=64')
+  assert status == 2 and '--config.model.width cannot be set for a trained run; only kernels can' in err
+  status, _, err = tfm(capsys, *evaluate, '--config.model.kernel=splash')
+  assert status == 2 and "kernel='splash' of the run cannot be used here: it runs on tpu" in err
   status, out, _ = tfm(
     capsys, 'generate', '--workdir=run', '--prompt=Verse', '--max_tokens=5', '--temperature=0'
   )

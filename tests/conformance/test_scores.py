@@ -96,7 +96,15 @@ class TestPosition:
       assert arguments.ndim == 5  # rank promotion is an error
       return np.broadcast_to(arguments, shape)
 
-    whole = values(Q, KEY, Q_AT, K_AT)
-    close(values(Q[..., 2:5, :], KEY[:, :, 4:7], Q_AT[:, 2:5], K_AT[:, 4:7]), whole[..., 2:5, 4:7])
+    whole, block = (
+      values(Q, KEY, Q_AT, K_AT),
+      values(Q[..., 2:5, :], KEY[:, :, 4:7], Q_AT[:, 2:5], K_AT[:, 4:7]),
+    )
+    is_blockwise = np.allclose(block, whole[..., 2:5, 4:7], rtol=1e-5, atol=1e-6)
+    declared = collect.variant('position', text).has_blockwise_bias
+    assert is_blockwise == declared, (
+      f'{text}: the bias of keys 4–6 {"is the same" if is_blockwise else "changes"} without the other keys, '
+      f'and has_blockwise_bias={declared}'
+    )
     order = np.random.default_rng(3).permutation(S)
     close(values(Q, KEY[:, :, order], Q_AT, K_AT[:, order]), whole[..., order])

@@ -33,7 +33,7 @@ def generate(loaded, monkeypatch, tmp_path, capsys):
   """`tfm generate` with flags → (status, stdout, stderr)."""
   calls = []
 
-  def load(workdir, step, average):
+  def load(workdir, step, average, override):
     calls.append((workdir, step))
     return loaded
 
@@ -51,7 +51,7 @@ def generate(loaded, monkeypatch, tmp_path, capsys):
 def test_one_prompt_is_streamed(generate, monkeypatch, tmp_path):
   status, out, err = generate('--prompt=ab', '--max_tokens=12', '--temperature=0', '--step=best')
   assert status == 0 and generate.calls == [(str(tmp_path), 'best')]
-  assert all(line.startswith('kernel: auto takes') for line in err.splitlines())
+  assert all(line.startswith('kernel: auto chose') for line in err.splitlines())
   assert out.startswith('ab') and out.endswith('\n') and len(out) > 3
   assert generate('--prompt=ab', '--max_tokens=12', '--temperature=0')[1] == out
 

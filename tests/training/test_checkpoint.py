@@ -126,8 +126,12 @@ def test_every_file_of_a_checkpoint_has_its_digest(trained):
   assert any(name.startswith('params/') for name in reported) and not digests.find_damage(folder, reported)
 
 
-def test_a_checkpoint_without_digests_is_read(trained, tmp_path):
-  """As earlier versions wrote them."""
+def test_a_checkpoint_without_digests_is_read_with_a_notice(trained, tmp_path, capsys):
   workdir = shutil.copytree(trained, tmp_path / 'run')
-  (workdir / 'checkpoints' / '6' / digests.FILE).unlink()
+  path = workdir / 'checkpoints' / '6' / digests.FILE
+  path.unlink()
   assert runs.load(workdir).step == 6
+  assert f'6 has no {digests.FILE}: its params is read without verification' in capsys.readouterr().err
+  path.write_text('{}')
+  with pytest.raises(ValueError, match=f'{digests.FILE} lists no file of'):
+    runs.load(workdir)

@@ -10,6 +10,7 @@ import tfm.optimizers
 from tfm import spec
 from tfm.config.assemble import Experiment
 from tfm.optimizers.protocol import Optimizer
+from tfm.runs.train import train
 from tfm.training import state as states
 from tfm.training.optimizer import layerwise_decay, optimizer, path_name
 
@@ -137,3 +138,17 @@ def test_lower_layers_learn_slower():
   tree = {'embedding': {'table': jnp.ones(2)}, 'norm': {'scale': jnp.ones(2)}}
   updates, _ = transformation.update(tree, transformation.init(tree), tree)
   assert updates['embedding']['table'][0] == -(0.5**6) and updates['norm']['scale'][0] == -1
+
+
+@pytest.mark.parametrize(
+  'fields, sentence',
+  [
+    (dict(frozen='embeding'), "frozen='embeding' matches no parameter; .*did you mean 'embedding'"),
+    (dict(no_decay='scalle'), "no_decay='scalle' matches no parameter; .*did you mean 'scale'"),
+    (dict(frozen='.'), "frozen='.' matches every parameter, so nothing would be trained"),
+  ],
+)
+def test_patterns_that_select_nothing_are_rejected_before_compiling(tiny, tmp_path, fields, sentence):
+  config = tiny(**{f'optimizer.{name}': value for name, value in fields.items()})
+  with pytest.raises(ValueError, match=sentence):
+    train(config, str(tmp_path / 'run'))

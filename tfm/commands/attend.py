@@ -22,6 +22,7 @@ import numpy as np
 
 import tfm.mixers
 from tfm import spec
+from tfm.commands.cli import assign_overrides
 from tfm.data.tokenizers.protocol import Tokenizer
 from tfm.decoding import beam, loop
 from tfm.decoding.unroll import unroll_layers
@@ -35,6 +36,7 @@ from tfm.shapes import Int
 
 # Maximum tokens of a text; a larger map does not fit on a screen.
 LONGEST = 512
+OVERRIDES = '--config.'  # --config.model.kernel=NAME
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -67,7 +69,9 @@ def main(args: argparse.Namespace) -> None:
   layers, heads = (parse_numbers(flag, getattr(args, flag)) for flag in ('layers', 'heads'))
   text = read_text('input', args.input)
   target = None if args.target is None else read_text('target', args.target)
-  loaded = load.load(args.workdir, args.step, args.average)
+  loaded = load.load(
+    args.workdir, args.step, args.average, lambda config: assign_overrides(config, args.overrides)
+  )
   require(
     loaded.tokenizer is not None,
     f'--workdir={args.workdir} holds a model of images; --input requires a text model',

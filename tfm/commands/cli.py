@@ -5,7 +5,8 @@ command's own flags:
 
   words      the whole command line
   config     if the command declares `--config`: the resolved config with every `--config.path.to.field=value`
-  overrides  if the module sets `OVERRIDES`: the unparsed words, `--config.path=value` among them
+  overrides  if the module sets `OVERRIDES` to a prefix: the unparsed words, of which those with dashes must
+             begin with it, such as `--config.path=value`
   study      if the command declares `study`: the study with such overrides in its base config; `file` is
              the path that named it
 """
@@ -28,7 +29,7 @@ from tfm.config.overlay import assign_text, complete
 from tfm.config.resolve import resolve_config
 from tfm.config.schema import default_config, leaves
 from tfm.data import cache
-from tfm.errors import suggest
+from tfm.errors import require, suggest
 from tfm.studies import study as studies
 from tfm.training.progress import print_status
 
@@ -102,13 +103,17 @@ def parse_arguments(name: str, command, argv: Sequence[str]) -> argparse.Namespa
       + '\n'.join(f'  --config.{path}={value!r}' for path, value in leaves(default_config()))
     )
   args, rest = parser.parse_known_args(argv, argparse.Namespace(words=[name, *argv]))
-  if getattr(command, 'OVERRIDES', False):
+  require(
+    getattr(args, 'workdir', None) != '', '--workdir= is empty (an unset shell variable?); name a folder'
+  )
+  prefix = getattr(command, 'OVERRIDES', None)
+  if prefix or not fields:
+    # A word without dashes may be the value of the one before.
+    strays = [word for word in rest if not prefix or word.startswith('--') and not word.startswith(prefix)]
+    if strays:
+      known = [name for action in parser._actions for name in action.option_strings]
+      raise ValueError(f'{strays[0]!r} is not a flag; {suggest(strays[0].partition("=")[0], known)}')
     args.overrides = rest
-    return args
-  if not fields:
-    if rest:
-      known = [s for action in parser._actions for s in action.option_strings]
-      raise ValueError(f'{rest[0]!r} is not a flag; {suggest(rest[0].partition("=")[0], known)}')
     return args
   if 'study' in args:
     args.file, loaded = args.study, studies.load_study(args.study)

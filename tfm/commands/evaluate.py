@@ -1,13 +1,15 @@
 """Evaluates a run on a whole split, as JSON on stdout; or a decoder at several row lengths, as a table.
 
-  tfm evaluate --workdir=runs/lm --step=best --split=test tfm evaluate --workdir=runs/en-de --split=test
-  --metric='bleu(lowercase=True)' --metric=chrf tfm evaluate --workdir=runs/lm --lengths=64,128,256,512,1024
-  --protocol=nonoverlapping --protocol=sliding --stride=32
+  tfm evaluate --workdir=runs/lm --step=best --split=test
+  tfm evaluate --workdir=runs/en-de --split=test --metric='bleu(lowercase=True)' --metric=chrf
+  tfm evaluate --workdir=runs/lm --lengths=64,128,256,512 --protocol=sliding --stride=32
 
 `loss` is in nats per token, `perplexity` per token, `bits_per_byte` the total loss in bits per byte of text,
 `accuracy` the fraction of tokens that were the argmax, `tokens` the number of counted tokens. Classifiers
 have `loss`, `accuracy` and `f1`, averaged over classes. Answers have the metrics of their tokens, and
 `exact`, the fraction of texts with only correct answers.
+
+--config.model.kernel=auto evaluates with another kernel than that of the training.
 
 An encoder-decoder also generates a target for every source with config.decoding. The targets are written to
 DIR/hypotheses and compared with the references by each --metric: bleu(lowercase, tokenize),
@@ -29,6 +31,7 @@ import pathlib
 from collections.abc import Sequence
 
 from tfm import spec
+from tfm.commands.cli import assign_overrides
 from tfm.commands.inspect import new_table, wide_console
 from tfm.data.progress import track
 from tfm.errors import require
@@ -39,6 +42,7 @@ from tfm.runs import load
 
 
 COLUMNS = 'protocol', 'stride', 'length', 'tokens', 'loss', 'perplexity', 'bits_per_byte', 'impossible'
+OVERRIDES = '--config.'  # --config.model.kernel=NAME
 
 
 def arguments(parser):
@@ -80,7 +84,9 @@ def main(args):
   for flag in ('protocol', 'stride', 'targets'):
     require(getattr(args, flag) is None, f'--{flag} requires --lengths, such as --lengths=64,128,256')
   metrics = {text: spec.build_from_table(text, METRICS) for text in args.metric or ('bleu', 'chrf')}
-  loaded = load.load(args.workdir, args.step, args.average)
+  loaded = load.load(
+    args.workdir, args.step, args.average, lambda config: assign_overrides(config, args.overrides)
+  )
   is_encoder_decoder = hasattr(loaded.model, 'encode')
   require(
     is_encoder_decoder or args.metric is None,
@@ -122,7 +128,9 @@ def evaluate_lengths(args):
     args.stride is None or 'sliding' in protocols,
     f'--stride={args.stride} requires --protocol=sliding; add it or remove --stride',
   )
-  loaded = load.load(args.workdir, args.step, args.average)
+  loaded = load.load(
+    args.workdir, args.step, args.average, lambda config: assign_overrides(config, args.overrides)
+  )
   records = load.evaluate_lengths(
     loaded, args.split, sorted({int(word) for word in words}), protocols, args.stride, args.targets or 0
   )

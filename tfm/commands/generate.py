@@ -24,6 +24,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tfm import spec
+from tfm.commands.cli import assign_overrides
 from tfm.data.progress import track
 from tfm.decoding import beam, fill, loop, text
 from tfm.decoding.sampling import Sampling
@@ -42,6 +43,7 @@ MAX_TOKENS = 256
 # Flags of sampling and of beam search.
 SAMPLING = tuple(field.name for field in dataclasses.fields(Sampling))
 SEARCH = 'beams', 'penalty', 'stopping'
+OVERRIDES = '--config.'  # --config.model.kernel=NAME
 
 
 def arguments(parser):
@@ -142,7 +144,9 @@ def main(args):
     f'--workdir={args.workdir} is no directory; use the directory of a run',
   )
 
-  loaded = load.load(args.workdir, args.step, args.average)
+  loaded = load.load(
+    args.workdir, args.step, args.average, lambda config: assign_overrides(config, args.overrides)
+  )
   is_encoder_decoder = hasattr(loaded.model, 'encode')
   require(
     is_encoder_decoder or args.forced is None,

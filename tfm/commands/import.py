@@ -14,7 +14,7 @@ from tfm.hf import convert
 from tfm.training.progress import print_status
 
 
-OVERRIDES = True  # accepts --config.path=value
+OVERRIDES = '--config.'  # config fields of the run
 
 
 def arguments(parser):

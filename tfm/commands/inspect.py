@@ -18,7 +18,7 @@ from tfm.analysis import estimate
 from tfm.config import mesh_constraints
 from tfm.config.assemble import Experiment
 from tfm.config.schema import leaves, parts
-from tfm.config.validate import validate_run
+from tfm.config.validate import validate_parameter_patterns, validate_run
 from tfm.errors import require
 from tfm.evaluation import mask_picture
 from tfm.masks.protocol import Mask
@@ -51,6 +51,7 @@ def main(args: argparse.Namespace) -> None:
   vocab, source_vocab = estimate.vocabulary_sizes(experiment)
   model = experiment.build_model(vocab, source_vocab=source_vocab)
   boxed = estimate.abstract_state(experiment, model)
+  validate_parameter_patterns(experiment, boxed.params)
   sharding.validate_divisibility(
     boxed.params, mesh, rules, tuple(mesh_constraints.list_constraints(experiment))
   )

@@ -30,7 +30,7 @@ from tfm.launch import gke, slurm, tpu
 from tfm.launch.job import BUCKET, Job, name_from_workdir, run_steps
 
 
-OVERRIDES = True
+OVERRIDES = '--'  # config fields, and options of the scheduler
 SCHEDULERS = {'tpu': tpu, 'gke': gke, 'slurm': slurm}
 
 

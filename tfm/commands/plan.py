@@ -1,8 +1,9 @@
 """Compiles a run for devices that need not be attached, and reports its memory, FLOPs and time bound.
 
   tfm plan --config=configs/llama.py:3-8b --topology=v5p:4x4x8
-  tfm plan --config=configs/llama.py:3-70b --topology=v5p:8x8x8 --slices=2 --config.mesh.data=2
-  --config.mesh.fsdp=-1 tfm plan --config=configs/gpt2.py:xl --topology=v5e:16x16 --search --to=plans/gpt2-xl
+  tfm plan --config=configs/llama.py:3-70b --topology=v5p:8x8x8 --slices=2 --config.mesh.data=2 \\
+    --config.mesh.fsdp=-1
+  tfm plan --config=configs/gpt2.py:xl --topology=v5e:16x16 --search --to=plans/gpt2-xl
   tfm plan --config=configs/llama.py:3-8b --topology=h100:8 --slices=4
 
 The training step, and for decoders the step that decodes one token, is compiled ahead of time: for TPUs by

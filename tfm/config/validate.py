@@ -5,6 +5,8 @@ batch.
 import pathlib
 import re
 
+import jax
+
 from tfm.config import mesh_constraints
 from tfm.config.assemble import Experiment
 from tfm.config.assemble.field_errors import compile_pattern, require_one_of
@@ -12,6 +14,9 @@ from tfm.config.schema import default_config
 from tfm.decoding.beam import STOPPING
 from tfm.errors import require, suggest
 from tfm.parallel import mesh as meshes
+from tfm.parallel.sharding import Parameter
+from tfm.shapes import PyTree
+from tfm.training.optimizer import path_name
 
 
 def validate_run(experiment: Experiment, devices: int | None) -> None:
@@ -124,6 +129,27 @@ def validate_parts(experiment: Experiment) -> None:
     'config.init_from to its folder',
   )
   experiment.build_model(vocab=1)
+
+
+def validate_parameter_patterns(experiment: Experiment, params: PyTree) -> None:
+  """Raises ValueError for a regular expression that selects none of a model's parameters, or freezes all.
+
+  Args:
+    params: of the model, boxed or not.
+  """
+  leaves = jax.tree_util.tree_leaves_with_path(params, is_leaf=lambda x: isinstance(x, Parameter))
+  paths, fields = [path_name(path) for path, _ in leaves], experiment.config.optimizer
+  names = sorted({name for path in paths for name in path.split('/')})
+  for field in ('frozen', 'no_decay'):
+    pattern = fields[field]
+    require(
+      pattern in ('', default_config().optimizer[field]) or any(re.search(pattern, path) for path in paths),
+      f'config.optimizer.{field}={pattern!r} matches no parameter; {suggest(pattern, names)}',
+    )
+  require(
+    any(experiment.optimizer.is_trainable(path) for path in paths),
+    f'config.optimizer.frozen={fields.frozen!r} matches every parameter, so nothing would be trained',
+  )
 
 
 def validate_workdir(workdir: str | pathlib.Path) -> None:

@@ -1,5 +1,6 @@
 """Reads text files, plain or compressed; errors name the file and line that is not text."""
 
+import codecs
 import glob
 import gzip
 import os
@@ -44,7 +45,7 @@ def read_chunks(path: pathlib.Path) -> Iterator[bytes]:
   try:
     with (gzip.open if path.suffix == '.gz' else open)(path, 'rb') as file:
       chunks = iter(lambda: file.read(CHUNK), b'')
-      yield from _decompress_zstd(chunks) if path.suffix == '.zst' else chunks
+      yield from _drop_byte_order_mark(_decompress_zstd(chunks) if path.suffix == '.zst' else chunks)
   except (OSError, EOFError, zlib.error, zstandard.ZstdError) as error:
     raise ValueError(f'{path} cannot be read: {error}') from error
 
@@ -87,6 +88,17 @@ def decode(data: bytes, where: str) -> str:
     return data.decode()
   except UnicodeDecodeError as error:
     raise ValueError(f'{where} is not UTF-8 (byte {error.start}: {error.reason}); convert it first') from None
+
+
+def _drop_byte_order_mark(chunks: Iterable[bytes]) -> Iterator[bytes]:
+  """The content without a leading UTF-8 byte-order mark, which spreadsheets write."""
+  chunks, start = iter(chunks), b''
+  for chunk in chunks:
+    start += chunk
+    if len(start) >= len(codecs.BOM_UTF8):
+      break
+  yield start.removeprefix(codecs.BOM_UTF8)
+  yield from chunks
 
 
 def _decompress_zstd(chunks: Iterable[bytes]) -> Iterator[bytes]:

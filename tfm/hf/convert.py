@@ -21,6 +21,7 @@ from tfm.layers.lora import merge_adapters
 from tfm.runs.load import Run, checkpoint_metadata
 from tfm.spec import parse
 from tfm.training import checkpoint
+from tfm.training.files import write_atomically
 
 
 # Files of a tokenizer, next to the tensors.
@@ -74,7 +75,7 @@ def convert_from_hf(
     'remove this override',
   )
   workdir.mkdir(parents=True, exist_ok=True)
-  (workdir / 'config.json').write_text(to_json(config))
+  write_atomically(workdir / 'config.json', to_json(config))
   run = dict(
     config=config.to_dict(),
     corpus='',

@@ -1,4 +1,4 @@
-"""Exact attention block by block: memory linear in length, for every mask, score and bias."""
+"""Exact attention block by block: memory linear in length, for every mask, score and blockwise bias."""
 
 import dataclasses
 from collections.abc import Callable
@@ -35,6 +35,9 @@ class Chunked(BlockSizes, Kernel):
   """
 
   examples = ('chunked', 'chunked(queries=4, keys=5)')
+
+  def unsupported_reason(self, q, k, v, inputs):
+    return inputs.whole_rows_reason()
 
   def unpreferred_reason(self, q, k, v, inputs, platform):
     T, S = q.shape[1], k.shape[1]

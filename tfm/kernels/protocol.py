@@ -38,6 +38,7 @@ class AttentionInputs:
       leaves are learned parameters.
     bias: `(q, k, q_positions, k_positions) → logits [B K G T S]` or an array that broadcasts to it, a
       `Partial` likewise; or None.
+    has_blockwise_bias: whether the bias may be computed block by block.
     mask: predicate on positions; layout: what the positions guarantee (`tfm.masks.protocol.LAYOUTS`).
     k_prefix: the prefix length of each key's document, for masks that require it.
     sinks: one learned logit per head, or None.
@@ -61,6 +62,7 @@ class AttentionInputs:
   offset: float = struct.field(pytree_node=False, default=0.0)
   soft_cap: float = struct.field(pytree_node=False, default=0.0)
   dropout: float = struct.field(pytree_node=False, default=0.0)
+  has_blockwise_bias: bool = struct.field(pytree_node=False, default=True)
 
   @property
   def uses_dropout(self) -> bool:
@@ -74,9 +76,15 @@ class AttentionInputs:
     return function.keywords['scale'] if getattr(function, 'func', None) is scaled_dot else None
 
   def unsupported_feature_reason(self, *supported: str) -> str | None:
-    """What is asked of `SPECIAL` besides what a kernel is `able` to do, in its words; None if nothing is."""
+    """Why a kernel that supports only these of `OPTIONAL_FEATURES` rejects the inputs, or None."""
     special = (OPTIONAL_FEATURES[name] for name in OPTIONAL_FEATURES if name not in supported)
     return next((reason for is_requested, reason in special if is_requested(self)), None)
+
+  def whole_rows_reason(self) -> str | None:
+    """Why a kernel that computes block by block rejects the inputs; None if it does not."""
+    if self.bias is None or self.has_blockwise_bias:
+      return None
+    return "the bias of the position needs all keys of a row at once; use kernel='dense'"
 
   def logits(
     self,
@@ -273,7 +281,10 @@ class Kernel(abc.ABC):
   def attend_or_raise(self, q, k, v, inputs: AttentionInputs):
     """`attend`, or a ValueError with the reason why this kernel cannot be used."""
     if reason := self.unavailable_reason(mesh.current_platform()) or self.unsupported_reason(q, k, v, inputs):
-      raise ValueError(f'kernel={type(self).__name__.lower()!r} cannot be used: {reason}')
+      raise ValueError(
+        f'kernel={type(self).__name__.lower()!r} cannot be used: {reason}; '
+        '--config.model.kernel=auto chooses another one'
+      )
     return self.attend(q, k, v, inputs)
 
   def unavailable_reason(self, platform: str) -> str | None:

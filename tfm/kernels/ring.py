@@ -57,7 +57,7 @@ class Ring(BlockSizes, Kernel):
       return f'{n} devices share a row, which do not divide {q.shape[1]} queries and {k.shape[1]} keys'
     if inputs.uses_dropout and n > 1:
       return 'its dropout over sharded rows would differ from the dropout of the other kernels'
-    return None
+    return inputs.whole_rows_reason()
 
   def unpreferred_reason(self, q, k, v, inputs, platform):
     return None if sequence_shards()[0] else 'no mesh axis shards rows'

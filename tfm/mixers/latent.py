@@ -119,6 +119,7 @@ class Latent(Mixer):
         score=score,
         mask=self.mask,
         bias=position.bias(context.shared.get(position.sharing_key)),
+        has_blockwise_bias=position.has_blockwise_bias,
         q_positions=context.positions,
         k_positions=keys.positions,
         q_segments=context.segments,

@@ -91,6 +91,7 @@ class Longformer(Mixer):
         score=score,
         mask=masks[kind],
         bias=bias,
+        has_blockwise_bias=position.has_blockwise_bias,
         q_positions=context.positions[:, :queries],
         k_positions=keys.positions,
         q_segments=context.segments[:, :queries],

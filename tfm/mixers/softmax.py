@@ -125,6 +125,7 @@ class Softmax(Mixer):
         score=self.score(name='score')(),
         mask=self.mask,
         bias=position.bias(shared),
+        has_blockwise_bias=position.has_blockwise_bias,
         q_positions=context.positions,
         k_positions=key_source.positions,
         q_segments=context.segments,

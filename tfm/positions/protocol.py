@@ -22,10 +22,14 @@ class Position(nn.Module):
     length: the longest sequence that the run trains on, in tokens.
     examples: specs for the conformance suite; not needed if the file name alone is a valid spec.
     reads_content: whether the bias depends on the queries and keys themselves.
+    has_blockwise_bias: whether the bias of a block of queries and keys is that block of the bias of all of
+      them. False for a bias that needs all keys of a row at once, such as a sum over keys: blockwise kernels
+      reject it.
   """
 
   examples: ClassVar[tuple[str, ...]] = ()
   reads_content: ClassVar[bool] = False
+  has_blockwise_bias: ClassVar[bool] = True
 
   width: int
   heads: int
@@ -103,7 +107,7 @@ class Position(nn.Module):
       shared: the result of `compute_shared`, by the instance that the model holds.
 
     The function gets `q [B K G T C]`, `k [B K S C]`, and positions `[B T]` and `[B S]`. Blockwise kernels
-    call it block by block. It is a `jax.tree_util.Partial` whose leaves are the learned parameters, so that a
-    kernel with its own backward pass can differentiate them.
+    call it block by block, if `has_blockwise_bias`. It is a `jax.tree_util.Partial` whose leaves are the
+    learned parameters, so that a kernel with its own backward pass can differentiate them.
     """
     return None

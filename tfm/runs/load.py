@@ -10,7 +10,11 @@ import jax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
+import tfm.kernels
+from tfm import spec
 from tfm.config.assemble import Experiment
+from tfm.config.assemble.field_errors import build_field
+from tfm.config.difference import list_differences
 from tfm.config.overlay import complete
 from tfm.config.resolve import resolve_config
 from tfm.config.schema import parts
@@ -24,9 +28,11 @@ from tfm.decoding.unroll import unroll_layers
 from tfm.errors import require
 from tfm.evaluation import length
 from tfm.evaluation.measure import ByteCounter, measure
+from tfm.kernels.protocol import Kernel
 from tfm.models.trunk import Trunk
 from tfm.parallel import mesh as meshes
 from tfm.parallel import sharding
+from tfm.parallel.mesh import current_platform
 from tfm.runs.init_from import build_model, load_tokenizers, restore_params
 from tfm.shapes import PyTree
 from tfm.training import checkpoint
@@ -63,14 +69,21 @@ class Run:
     return self.experiment.config
 
 
-def load(workdir: str, step: str = 'last', average: int | None = None) -> Run:
+def load(
+  workdir: str,
+  step: str = 'last',
+  average: int | None = None,
+  override: Callable[[ConfigDict], ConfigDict] = lambda config: config,
+) -> Run:
   """Loads a run from its checkpoint at step 'last', 'best' or a number.
 
   Args:
     average: number of checkpoints up to that one to average; None for config.decoding.average_checkpoints.
+    override: config of the run → config to use; it may change the kernels alone.
 
   Raises:
-    ValueError: if there is no run or no such checkpoint.
+    ValueError: if there is no run or no such checkpoint, if a kernel of the config is not available here, or
+      for another override.
   """
   workdir = pathlib.Path(workdir)
   require((workdir / 'checkpoints').is_dir(), f'--workdir={workdir} holds no run; tfm train makes one')
@@ -79,12 +92,8 @@ def load(workdir: str, step: str = 'last', average: int | None = None) -> Run:
   metadata = checkpoints.read_metadata(number)
   config = resolve_config(complete(metadata['config']))
   tokenizer, source_tokenizer = load_tokenizers(metadata)
-  # The run is read on the devices at hand and decodes token by token, so the training mesh and kernel do not
-  # apply.
-  for part in parts(config).values():
-    if part.kernel != 'auto':
-      print_status(f'kernel: trained with {part.kernel}, loaded with auto')
-      part.kernel = 'auto'
+  # The run is read on the devices at hand, so the training mesh does not apply.
+  config = override_kernels(config, override)
   experiment, mesh = Experiment(config), meshes.make(dict(data=-1))
   model = build_model(experiment, tokenizer, source_tokenizer)
   average = config.decoding.average_checkpoints if average is None else average
@@ -102,6 +111,31 @@ def load(workdir: str, step: str = 'last', average: int | None = None) -> Run:
     corpus=metadata['corpus'],
     source_tokenizer=source_tokenizer,
   )
+
+
+def override_kernels(config: ConfigDict, override: Callable[[ConfigDict], ConfigDict]) -> ConfigDict:
+  """The config with other kernels.
+
+  Raises:
+    ValueError: if another field changes, or a kernel is not available on this platform.
+  """
+  changed = resolve_config(override(config.copy_and_resolve_references()))
+  for line in list_differences(config.to_dict(), changed.to_dict()):
+    field = line.partition(':')[0]
+    require(
+      field.endswith('.kernel'),
+      f'--config.{field} cannot be set for a trained run; only kernels can, such as '
+      '--config.model.kernel=auto',
+    )
+  for where, part in parts(changed).items():
+    kernel = build_field(f'{where}.kernel', spec.build, part.kernel, tfm.kernels, Kernel)
+    reason = kernel.unavailable_reason(current_platform())
+    require(
+      not reason,
+      f'config.{where}.kernel={part.kernel!r} of the run cannot be used here: {reason}; '
+      f'add --config.{where}.kernel=auto',
+    )
+  return changed
 
 
 def checkpoint_metadata(workdir: str, step: str = 'last') -> dict[str, Any]:

@@ -16,6 +16,7 @@ from tfm.config.resolve import resolve_config
 from tfm.errors import require
 from tfm.parallel import processes
 from tfm.training.checkpoint import Checkpoints
+from tfm.training.files import write_atomically
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +101,7 @@ class RunDir:
     path, text = self.workdir / 'config.json', to_json(self.config)
     if processes.is_main_process():
       self.workdir.mkdir(parents=True, exist_ok=True)
-      path.write_text(text)
+      write_atomically(path, text)
     processes.barrier()
     processes.require_equal(
       {f'what --workdir={self.workdir} holds': path.read_text() if path.is_file() else 'no config.json'}

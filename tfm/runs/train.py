@@ -18,9 +18,8 @@ import numpy as np
 from jax.sharding import NamedSharding
 from ml_collections import ConfigDict
 
-from tfm.config import mesh_constraints
+from tfm.config import mesh_constraints, validate
 from tfm.config.assemble import Experiment
-from tfm.config.validate import validate_parts, validate_run, validate_workdir
 from tfm.data import cache, device, pipeline
 from tfm.data.pipeline import ImageData, TextData
 from tfm.models import flops
@@ -30,6 +29,7 @@ from tfm.parallel import mesh as meshes
 from tfm.runs.agreement import require_ensemble_configs, require_equal_runs
 from tfm.runs.init_from import PretrainedRun, build_model, load_pretrained, load_tokenizers
 from tfm.runs.load import build_evaluate_fn
+from tfm.runs.lock import lock_workdir
 from tfm.runs.log_file import describe_run, log_to_file
 from tfm.runs.resume import ResumePoint, find_resume_point
 from tfm.runs.run_dir import RunDir
@@ -117,10 +117,8 @@ def train(config: ConfigDict, workdir: str) -> None:
 def train_ensemble(run_dirs: Sequence[RunDir]) -> Report:
   """Trains one run, or several in one compiled step whose configs differ in seed and learning rate only.
 
-  Every run computes what it would compute alone: its parameters, batches and files are those of `train`, up
-    to the order
-  in which sums are added. A run that diverges stops, and the others continue. The runs are divided among the
-  devices.
+  Every run computes what it would compute alone: its parameters, batches and files are those of `train`, up to
+  the order of sums. A run that diverges stops, and the others continue. The runs are divided among the devices.
 
   Returns:
     The report, with the runs that diverged by their indices in `run_dirs`.
@@ -159,13 +157,13 @@ def prepare(run_dirs: Sequence[RunDir]) -> Prepared:
     ValueError: for configs that cannot be run, or that cannot resume from these directories.
   """
   for run_dir in run_dirs:
-    validate_workdir(run_dir.workdir)
+    validate.validate_workdir(run_dir.workdir)
   started, config = time.perf_counter(), run_dirs[0].config
   experiment = Experiment(config)
   require_equal_runs(run_dirs)
   require_ensemble_configs(experiment, run_dirs)
-  validate_run(experiment, 1 if len(run_dirs) > 1 else jax.device_count())
-  validate_parts(experiment)
+  validate.validate_run(experiment, 1 if len(run_dirs) > 1 else jax.device_count())
+  validate.validate_parts(experiment)
   resume = find_resume_point(run_dirs)
   # Frozen parameters are in no checkpoint of this run.
   needs_pretrained = config.init_from and (experiment.frozen_pattern or not resume.step)
@@ -234,6 +232,7 @@ def shard(prepared: Prepared) -> Sharded:
     runs = SingleRun(meshes.from_config(config))
   rules = sharding.parse_rules(config.rules)
   abstract = states.abstract_state(prepared.init)
+  validate.validate_parameter_patterns(experiment, abstract.params)
   shardings = states.state_shardings(
     abstract, runs.mesh, rules, tuple(mesh_constraints.list_constraints(experiment))
   )
@@ -254,9 +253,12 @@ def shard(prepared: Prepared) -> Sharded:
 
 
 def open_stores(prepared: Prepared, stack: contextlib.ExitStack) -> Stores:
-  """Writes each run's config.json and opens its checkpoints; `stack` closes them."""
+  """Locks each run's directory, writes its config.json and opens its checkpoints; `stack` closes them."""
   run_dirs, training, local = prepared.run_dirs, prepared.config.training, prepared.resume.local
   for run_dir in run_dirs:
+    if processes.is_main_process():
+      run_dir.workdir.mkdir(parents=True, exist_ok=True)
+      stack.enter_context(lock_workdir(run_dir.workdir))
     run_dir.write_config()
   # An ensemble keeps two: a kill may come between the saves of two runs.
   keep = max(training.keep_checkpoints, 2) if len(run_dirs) > 1 else training.keep_checkpoints

@@ -1,7 +1,7 @@
 """The files of a study on disk.
 
-DIR/arms/ARM/arm.json            the arm's learning rate, machines and dates, seconds, errors and diverged
-seeds DIR/arms/ARM/time.json           match='time': seconds of its training step and of the base's
+DIR/arms/ARM/arm.json            the arm's learning rate, machines, dates, seconds, errors, diverged seeds
+DIR/arms/ARM/time.json           match='time': seconds of its training step and of the base's
 DIR/arms/ARM/error.txt           the traceback of the last error
 DIR/arms/ARM/seedN/              an ordinary run, as tfm train writes it
 DIR/arms/ARM/rateR/              the run that tried the learning rate R
@@ -18,6 +18,7 @@ from typing import Any
 
 from tfm.studies.study import folder_name
 from tfm.training import checkpoint, goodput, metrics
+from tfm.training.files import write_atomically
 
 
 def arm_dir(workdir: pathlib.Path, name: str) -> pathlib.Path:
@@ -98,7 +99,7 @@ def elapsed_seconds(folder: pathlib.Path) -> float:
 def write_once(path: pathlib.Path, content: Mapping[str, Any]) -> dict[str, Any]:
   """Writes a JSON file unless another process has written it before; returns what the file holds."""
   path.parent.mkdir(parents=True, exist_ok=True)
-  part = _part_path(path)
+  part = path.with_name(f'{path.name}.{os.getpid()}')
   part.write_text(json.dumps(content, indent=2))
   with contextlib.suppress(FileExistsError):
     os.link(part, path)  # atomic, and fails if the file exists
@@ -111,11 +112,5 @@ def _read_json(path: pathlib.Path) -> dict[str, Any]:
 
 
 def _write_json(path: pathlib.Path, content: Mapping[str, Any]) -> None:
-  """Replaces a JSON file atomically: other processes may read it, and a kill may interrupt the write."""
-  part = _part_path(path)
-  part.write_text(json.dumps(content, indent=2))
-  part.replace(path)
-
-
-def _part_path(path: pathlib.Path) -> pathlib.Path:
-  return path.with_name(f'{path.name}.{os.getpid()}')
+  path.parent.mkdir(parents=True, exist_ok=True)
+  write_atomically(path, json.dumps(content, indent=2))

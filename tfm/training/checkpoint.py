@@ -11,6 +11,7 @@ from orbax.checkpoint import checkpoint_managers as policies
 from tfm.parallel import processes
 from tfm.shapes import PyTree
 from tfm.training import digests
+from tfm.training.progress import print_status
 from tfm.training.state import State
 
 
@@ -193,17 +194,21 @@ class Checkpoints:
   def find_damage(self, step: int, part: str) -> str:
     """A message on the first damaged file of a part of a checkpoint, or ''. Intact parts are verified once.
 
-    Each process verifies some of the files; all return the same message. Checkpoints of earlier versions have
-    no digests and are not verified.
+    Each process verifies some of the files; all return the same message. A checkpoint without digests, as of
+    earlier versions, is not verified, and a notice says so.
     """
     if (step, part) in self._intact:
       return ''
     folder = self.directory / str(step)
     try:
-      files = {
-        name: digest for name, digest in digests.read_digests(folder).items() if name.startswith(f'{part}/')
-      }
-      damage = digests.find_damage(folder, self._own_files(files))
+      expected = digests.read_digests(folder)
+      if expected is None:
+        print_status(f'{folder} has no {digests.FILE}: its {part} is read without verification')
+        damage = ''
+      else:
+        files = {name: digest for name, digest in expected.items() if name.startswith(f'{part}/')}
+        damage = digests.find_damage(folder, self._own_files(files))
+        damage = damage if files else f'{folder / digests.FILE} lists no file of {part}'
     except ValueError as error:  # the other processes must get this message, too
       damage = str(error)
     if damage := gather_first_message(damage):

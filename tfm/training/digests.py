@@ -22,15 +22,15 @@ def write_digests(folder: pathlib.Path) -> None:
   (folder / FILE).write_text(json.dumps(dict(zip(names, _digests(folder, names))), indent=0))
 
 
-def read_digests(folder: pathlib.Path) -> dict[str, list]:
-  """Reads what `write_digests` wrote; empty without the file, as in checkpoints of earlier versions.
+def read_digests(folder: pathlib.Path) -> dict[str, list] | None:
+  """Reads what `write_digests` wrote; None without the file, as in checkpoints of earlier versions.
 
   Raises:
     ValueError: naming the file, if its content is invalid.
   """
   path = folder / FILE
   if not path.is_file():
-    return {}
+    return None
   try:
     content = json.loads(path.read_text())
     if not all(isinstance(size, int) and isinstance(digest, str) for size, digest in content.values()):

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 import pathlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,6 +9,7 @@ from typing import Any, TypeVar
 
 import jax
 
+from tfm.training.files import write_atomically
 from tfm.training.progress import print_status
 
 
@@ -127,9 +127,7 @@ class Goodput:
     """Writes the counts atomically."""
     self._count()
     for folder in self._folders:
-      temporary = folder / f'{FILE}.{os.getpid()}'
-      temporary.write_text(json.dumps(dict(seconds=self.seconds) | self._marks))
-      temporary.replace(folder / FILE)
+      write_atomically(folder / FILE, json.dumps(dict(seconds=self.seconds) | self._marks))
 
   def shares(self) -> dict[str, float]:
     """The share of each kind in all."""

@@ -6,6 +6,8 @@ import pathlib
 import matplotlib
 import tensorboardX
 
+from tfm.training.files import write_atomically
+
 
 matplotlib.use('Agg')
 import matplotlib.pyplot as plt  # noqa: E402
@@ -17,7 +19,8 @@ class MetricsLog:
   def __init__(self, workdir: pathlib.Path, step: int):
     self.path = pathlib.Path(workdir) / 'metrics.jsonl'
     rows = [row for row in read(self.path) if row['step'] <= step]
-    self.path.write_text(''.join(f'{json.dumps(row)}\n' for row in rows))
+    if self.path.exists():
+      write_atomically(self.path, ''.join(f'{json.dumps(row)}\n' for row in rows))
     self.file = self.path.open('a')
     self.events = tensorboardX.SummaryWriter(str(workdir), purge_step=step + 1 if rows else None)
 

@@ -1,0 +1,57 @@
+"""Two processes never train in one directory, and a dead one leaves no lock behind."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tests.paths import ROOT
+from tfm.runs import train
+from tfm.runs.lock import FILE, lock_workdir
+
+
+HOLD = """
+import pathlib, sys, time
+from tfm.runs.lock import lock_workdir
+with lock_workdir(pathlib.Path(sys.argv[1])):
+  print('locked', flush=True)
+  time.sleep(600)
+"""
+
+
+@pytest.fixture
+def holder(tmp_path):
+  """Another process that holds the lock of tmp_path."""
+  process = subprocess.Popen(
+    [sys.executable, '-c', HOLD, str(tmp_path)],
+    stdout=subprocess.PIPE,
+    text=True,
+    env=os.environ | dict(PYTHONPATH=str(ROOT)),
+  )
+  assert process.stdout.readline() == 'locked\n'
+  yield process
+  process.kill()
+  process.wait()
+
+
+def test_a_second_run_is_rejected_and_a_killed_one_leaves_no_lock(holder, tiny, tmp_path):
+  with pytest.raises(ValueError, match=f'is in use by process {holder.pid} on .*, since .*; wait for it'):
+    train.train(tiny(), str(tmp_path))
+  assert not (tmp_path / 'metrics.jsonl').exists()
+  holder.send_signal(signal.SIGKILL)
+  holder.wait()
+  with lock_workdir(tmp_path):
+    assert (tmp_path / FILE).read_text().startswith(f'process {os.getpid()} on ')
+  train.train(tiny(), str(tmp_path))
+  assert (tmp_path / 'metrics.jsonl').exists()
+
+
+def test_a_file_system_without_locks_is_reported(tmp_path, monkeypatch, capsys):
+  def flock(*_):
+    raise OSError(38, 'Function not implemented')
+
+  monkeypatch.setattr('fcntl.flock', flock)
+  with lock_workdir(tmp_path):
+    assert 'cannot be locked (Function not implemented)' in capsys.readouterr().err
