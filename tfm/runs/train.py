@@ -117,8 +117,8 @@ def train(config: ConfigDict, workdir: str) -> None:
 def train_ensemble(run_dirs: Sequence[RunDir]) -> Report:
   """Trains one run, or several in one compiled step whose configs differ in seed and learning rate only.
 
-  Every run computes what it would compute alone: its parameters, batches and files are those of `train`, up to
-  the order of sums. A run that diverges stops, and the others continue. The runs are divided among the devices.
+  Every run computes what it would compute alone: parameters, batches and files are those of `train`, up to
+  the order of sums. A run that diverges stops, and the others continue. Devices divide the runs among them.
 
   Returns:
     The report, with the runs that diverged by their indices in `run_dirs`.
