@@ -74,6 +74,22 @@ def test_a_wide_beam_equals_exhaustive_search(penalty):
   assert_close([h.score for h in results], [scores[tokens] for tokens in best])
 
 
+@pytest.mark.parametrize(
+  'penalty, length, value',
+  [
+    (Gnmt(1.0), 1, 1.0),
+    (Gnmt(1.0), 7, 2.0),
+    (Gnmt(0.5), 19, 2.0),
+    (Gnmt(0.6), 7, 1.5157166),
+    (Gnmt(0.0), 9, 1.0),
+  ]
+  + [(Power(2.0), 3, 9.0), (Power(0.0), 3, 1.0), (Power(-1.0), 4, 0.25)],
+)
+def test_length_penalties(penalty, length, value):
+  """Wu et al. 2016, eq. 14, ((5 + length) / 6)^alpha, and length^alpha, worked out by hand."""
+  assert float(penalty(length)) == pytest.approx(value, rel=1e-6)
+
+
 def reference(model, params, prompt, limit, beams, penalty, source=None, eos=EOS, stopping='proven'):
   """The search in plain Python, up to the limit unless it stops early: [(tokens, score)], best first."""
   live, ended = [((), 0.0)], []

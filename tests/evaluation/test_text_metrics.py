@@ -23,6 +23,17 @@ def test_case_counts_unless_told():
   assert METRICS['tokenized_bleu']('de', lowercase=True)(*texts)['tokenized_bleu'] == pytest.approx(100)
 
 
+def test_tokenized_bleu_counts_moses_tokens():
+  """Punctuation is a token, an abbreviation and a number with a comma are one each."""
+  for written, tokens in (
+    ('Hallo, Welt!', 'Hallo , Welt !'),
+    ('Das kostet ca. 3,5 Euro (netto).', 'Das kostet ca. 3,5 Euro ( netto ) .'),
+  ):
+    score = METRICS['tokenized_bleu']('de')
+    assert score([written], [tokens])['tokenized_bleu'] == pytest.approx(100)
+    assert METRICS['bleu'](tokenize='none')([written], [tokens])['bleu'] < 50
+
+
 def test_a_compound_is_split_where_asked():
   """Of gut-altes and gut-neues the first half is then found, and the hyphen."""
   texts = ['wir sehen heute ein gut-altes Haus'], ['wir sehen heute ein gut-neues Haus']

@@ -33,6 +33,9 @@ def test_the_last_few_and_the_best_are_kept(tmp_path):
     jnp.int32(0), {'kernel': jnp.zeros(2)}, {'count': jnp.int32(0)}, jnp.zeros(2, jnp.uint32), None
   )
   state = checkpoints.restore_state(4, target)
+  for last, count, mean in ((4, 2, 3.0), (5, 2, 4.5), (5, 3, 11 / 3)):
+    averaged = checkpoints.restore_averaged_params(last, count, target.params)
+    np.testing.assert_allclose(averaged['kernel'], mean, rtol=1e-6)
   assert state.step == 4 and state.opt_state['count'] == 4 and state.params['kernel'].tolist() == [4.0, 4.0]
   checkpoints.close()
 

@@ -16,7 +16,7 @@ from tfm.parallel import sharding
 from tfm.training import state as states
 from tfm.training.loss_scale import GROWTH_INTERVAL, LossScale
 from tfm.training.optimizer import path_name
-from tfm.training.step import split_into_microbatches, train_step
+from tfm.training.step import evaluation_step, split_into_microbatches, train_step
 
 
 VOCAB, ROWS, LENGTH = 50, 8, 32
@@ -35,7 +35,7 @@ def batch(rows=ROWS, length=LENGTH, seed=0):
   )
 
 
-def prepared(config, steps=1, mesh=None, batch=batch):
+def prepared(config, steps=1, mesh=None, batch=batch, scale=None):
   """(losses, final state) of a few steps on one batch after another."""
   objective, (optimizer, rate) = Experiment(config).objective, Experiment(config).build_optimizer()
   model = Experiment(config).build_model(VOCAB)
@@ -44,6 +44,8 @@ def prepared(config, steps=1, mesh=None, batch=batch):
   make = states.init(model, optimizer, (ROWS, LENGTH), config.model.dtype == 'float16')
   where = states.state_shardings(states.abstract_state(make), mesh, rules)
   (state,) = states.init_states(make, [config.seed], where, mesh, rules)
+  if scale:
+    state = state.replace(loss_scale=LossScale(jnp.float32(scale), jnp.int32(0)))
   history = []
   with sharding.context(mesh, rules):
     step = jax.jit(
@@ -220,6 +222,49 @@ def test_dropout_depends_on_step_and_seed_only(tiny):
   other, _ = prepared(tiny(**{'model.dropout.residual': 0.5, 'seed': 1}), steps=2)
   assert first == again
   assert first[0]['loss'] != other[0]['loss']
+
+
+def test_every_step_has_its_own_dropout_mask(tiny):
+  def losses(rate):
+    """Of two steps on one batch, between which no parameter changes."""
+    config = sgd(tiny, **{'optimizer.learning_rate': 1e-30, 'model.dropout.residual': rate})
+    history, _ = prepared(config, steps=2, batch=lambda seed: batch())
+    return [row['loss'] for row in history]
+
+  same, (first, second) = losses(0.0), losses(0.5)
+  assert same[0] == same[1] and abs(first - second) > 1e-3
+
+
+def test_every_microbatch_has_its_own_key(tiny):
+  def objective(model, params, batch, key):
+    draw = jax.random.uniform(key)
+    return params['x'] * 0, dict(tokens=jnp.float32(1), draw=draw, square=draw**2)
+
+  experiment, params = Experiment(sgd(tiny)), dict(x=jnp.float32(1))
+  moments = experiment.optimizer.init(params)
+  state = states.State(jnp.int32(0), params, moments, jnp.zeros(2, jnp.uint32), None)
+  step = train_step(None, objective, experiment.optimizer, experiment.learning_rate, accumulation=4)
+  metrics = step(state, batch())[1]
+  variance = metrics['square'] - metrics['draw'] ** 2
+  assert variance > 1e-3
+
+
+def test_float16_updates_are_those_of_float32(tiny):
+  """The scale of the loss is divided out: plain gradient descent would show it in the update."""
+  history, half = prepared(sgd(tiny, **{'model.dtype': 'float16'}), scale=64.0)
+  expected, whole = prepared(sgd(tiny))
+  assert not history[0]['skipped']
+  np.testing.assert_allclose(history[0]['gradient_norm'], expected[0]['gradient_norm'], rtol=5e-3)
+  assert_trees_close(half.params, whole.params, rtol=0, atol=2e-2 * expected[0]['gradient_norm'])
+
+
+def test_evaluation_has_no_dropout(tiny):
+  def sums(rate):
+    config = tiny(**{f'model.dropout.{place}': rate for place in ('residual', 'attention', 'embedding')})
+    model = Experiment(config).build_model(VOCAB)
+    return jax.jit(evaluation_step(model, Experiment(config).objective))(initial(model), batch())
+
+  jax.tree.map(np.testing.assert_array_equal, sums(0.9), sums(0.0))
 
 
 def test_float16_scales_skips_and_recovers(tiny):
