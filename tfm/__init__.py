@@ -4,7 +4,7 @@ from typing import Any
 
 
 def __getattr__(name: str) -> Any:
-  # What it needs is imported when it is asked for: a command does not wait for it.
+  # Imported on first use, so that commands start without it.
   if name == 'from_pretrained':
     from tfm.hf.pretrained import from_pretrained
 

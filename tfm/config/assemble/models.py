@@ -177,8 +177,7 @@ def build_patches(experiment: 'Experiment') -> dict[str, Any]:
 
   Raises:
     ValueError: for a patch without images or images without one, one that does not divide them, fewer class
-      tokens than the pooling reads, a data.length that is not as many, and what is said of tokens and would
-      be ignored.
+      tokens than the pooling reads, another data.length, and fields of tokens, which would be ignored.
   """
   config = experiment.config
   m, shape, length = config.model, experiment.source.image_shape, config.data.length
