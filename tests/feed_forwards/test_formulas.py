@@ -27,24 +27,24 @@ def close(a, b):
   np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5)
 
 
-def applied(module, params, x=X, dtype=jnp.float32, **also):
+def apply(module, params, x=X, dtype=jnp.float32, **kwargs):
   params = jax.tree.map(lambda p: jnp.asarray(p, jnp.float32), params)
-  return module.apply({'params': params}, jnp.asarray(x, dtype), **also)
+  return module.apply({'params': params}, jnp.asarray(x, dtype), **kwargs)
 
 
 @pytest.mark.parametrize('bias', [False, True])
 @pytest.mark.parametrize('name', MLPS)
 def test_feed_forward(name, bias):
-  result = KINDS[name](8, 6, bias, normal(1.0), normal(1.0), jnp.float32)
+  module = KINDS[name](8, 6, bias, normal(1.0), normal(1.0), jnp.float32)
   valid = jnp.ones(X.shape[:2], bool)
-  shapes = nn.unbox(jax.eval_shape(result.init, jax.random.key(0), jnp.asarray(X, jnp.float32), valid))[
+  shapes = nn.unbox(jax.eval_shape(module.init, jax.random.key(0), jnp.asarray(X, jnp.float32), valid))[
     'params'
   ]
   assert set(shapes) == {'up', 'down'} | ({'gate'} if name in layers.GATED else set())
   params = jax.tree.map(lambda x: DRAW.standard_normal(x.shape), shapes)
   linear = {part: (p['kernel'], p.get('bias', 0)) for part, p in params.items()}
   assert all(('bias' in p) == bias for p in params.values())
-  close(applied(result, params, valid=valid), layers.feed_forward(name, X, **linear))
+  close(apply(module, params, valid=valid), layers.feed_forward(name, X, **linear))
 
 
 def test_known_values():

@@ -1,4 +1,4 @@
-"""A mixture of experts: its formulas token by token, what its plans promise, what devices exchange."""
+"""Mixture of experts: formulas token by token, properties of its plans, communication between devices."""
 
 import flax.linen as nn
 import jax
@@ -27,20 +27,20 @@ X = DRAW.standard_normal((B, T, D))
 VALID = DRAW.random((B, T)) > 0.3
 
 
-def layer(dtype=jnp.float32, bias=True, initializer=normal(1.0), hidden=F, **settings):
+def make_layer(dtype=jnp.float32, bias=True, initializer=normal(1.0), hidden=F, **settings):
   return MixtureOfExperts(D, hidden, bias, initializer, initializer, dtype, **settings)
 
 
-def parameters(result, x=X, valid=VALID):
-  shapes = nn.unbox(jax.eval_shape(result.init, jax.random.key(0), jnp.asarray(x), jnp.asarray(valid)))
-  assert set(shapes) == {'params'}  # what is reported is no variable of the layer's
+def draw_params(module, x=X, valid=VALID):
+  shapes = nn.unbox(jax.eval_shape(module.init, jax.random.key(0), jnp.asarray(x), jnp.asarray(valid)))
+  assert set(shapes) == {'params'}  # losses and metrics are no variables of the layer
   draw = np.random.default_rng(1)
   return jax.tree.map(lambda p: draw.standard_normal(p.shape), shapes['params'])
 
 
-def run(result, params, x=X, valid=VALID, **kwargs):
+def run(module, params, x=X, valid=VALID, **kwargs):
   params = jax.tree.map(lambda p: jnp.asarray(p, jnp.float32), params)
-  apply = jax.jit(lambda params, x: result.apply({'params': params}, x, jnp.asarray(valid), **kwargs))
+  apply = jax.jit(lambda params, x: module.apply({'params': params}, x, jnp.asarray(valid), **kwargs))
   return apply(params, jnp.asarray(x, jnp.float32))
 
 
@@ -70,10 +70,10 @@ SETTINGS = [
 
 
 @pytest.mark.parametrize('settings', SETTINGS, ids=str)
-def test_is_the_formula(settings):
+def test_equals_the_formula(settings):
   settings = dict(experts=4) | settings
-  module = layer(**settings)
-  params = parameters(module)
+  module = make_layer(**settings)
+  params = draw_params(module)
   g = reference.weights(X, VALID, params['router']['kernel'], module.top_k, module.normalize, module.capacity)
   y = reference.mixture(X, g, lambda i, x: layers.feed_forward('swiglu', x, **projections(params, i)))
   np.testing.assert_allclose(run(module, params), module.scale * y, rtol=2e-5, atol=2e-5 * np.abs(y).max())
@@ -84,11 +84,11 @@ def test_is_the_formula(settings):
   [dict(), dict(top_k=3, normalize=False), dict(capacity=0.8), dict(experts=2, top_k=1, normalize=False)],
   ids=str,
 )
-def test_gradients_are_those_of_all_experts_weighed(settings):
-  """Every expert computed for every token, and the products with its weight summed: nothing to sort."""
+def test_gradients_equal_those_of_the_dense_mixture(settings):
+  """The dense mixture computes every expert for every token and sums the weighted outputs, unsorted."""
   settings = dict(experts=4) | settings
-  module = layer(activation='gelu', **settings)
-  params = jax.tree.map(lambda p: jnp.asarray(p, jnp.float32), parameters(module))
+  module = make_layer(activation='gelu', **settings)
+  params = jax.tree.map(lambda p: jnp.asarray(p, jnp.float32), draw_params(module))
   router = np.asarray(params['router']['kernel'], np.float64)
   g = reference.weights(X, VALID, router, module.top_k, module.normalize, module.capacity)
   free = reference.weights(X, np.full_like(VALID, True), router, module.top_k)
@@ -114,8 +114,8 @@ def test_gradients_are_those_of_all_experts_weighed(settings):
     assert size > 0
 
 
-def test_first_choices_are_seated_before_second_ones():
-  """Two experts with room for two: the third token's first choice comes before the first one's second."""
+def test_first_choices_have_priority_over_second_choices():
+  """Two experts of capacity 2: the third token's first choice precedes the first token's second choice."""
   module = MixtureOfExperts(
     2, 2, False, normal(1.0), normal(1.0), jnp.float32, experts=2, capacity=0.5, activation='relu'
   )
@@ -126,29 +126,29 @@ def test_first_choices_are_seated_before_second_ones():
     down=dict(kernel=np.stack([np.eye(2), 10 * np.eye(2)])),
   )
   y = run(module, params, x, np.ones((1, 4), bool))
-  much, little = 1 / (1 + np.exp(-1)), 1 / (1 + np.exp(1))
-  # Room for ⌈0.5 · 2 · 4 / 2⌉ = 2: expert 0 has tokens 0 and 1, expert 1 token 3 and then token 0.
-  share = [much + 10 * little, much, 0, 10 * much]
+  first, second = 1 / (1 + np.exp(-1)), 1 / (1 + np.exp(1))
+  # The capacity is ⌈0.5 · 2 · 4 / 2⌉ = 2: expert 0 has tokens 0 and 1, expert 1 token 3 and then token 0.
+  share = [first + 10 * second, first, 0, 10 * first]
   np.testing.assert_allclose(y[0], np.array(share)[:, None] * x[0], rtol=1e-5)
 
 
 @pytest.mark.parametrize('capacity', [None, 1.0])
-def test_padding_takes_no_room_and_gets_nothing(capacity):
-  module = layer(experts=4, capacity=capacity, shared=1)
-  params = parameters(module)
+def test_padding_uses_no_capacity_and_gets_no_expert_output(capacity):
+  module = make_layer(experts=4, capacity=capacity, shared=1)
+  params = draw_params(module)
   y = run(module, params)
   noise = np.where(VALID[..., None], X, 100 * DRAW.standard_normal(X.shape))
-  again = run(module, params, noise)
-  np.testing.assert_array_equal(y[VALID], again[VALID])
-  alone = run(SwiGLU(D, F, True, normal(), normal(), jnp.float32), params['shared'])
-  np.testing.assert_array_equal(y[~VALID], alone[~VALID])
+  with_noise = run(module, params, noise)
+  np.testing.assert_array_equal(y[VALID], with_noise[VALID])
+  shared_only = run(SwiGLU(D, F, True, normal(), normal(), jnp.float32), params['shared'])
+  np.testing.assert_array_equal(y[~VALID], shared_only[~VALID])
   assert np.isfinite(run(module, params, valid=np.zeros_like(VALID))).all()
 
 
 @pytest.mark.parametrize('settings', [dict(), dict(capacity=1.0)], ids=str)
-def test_shared_experts_are_one_mlp_beside_the_mixture(settings):
-  routed, both = layer(experts=4, **settings), layer(experts=4, shared=2, scale=3.0, **settings)
-  params = parameters(both)
+def test_shared_experts_add_one_mlp_to_the_mixture(settings):
+  routed, both = make_layer(experts=4, **settings), make_layer(experts=4, shared=2, scale=3.0, **settings)
+  params = draw_params(both)
   assert params['shared']['up']['kernel'].shape == (D, 2 * F)
   y = 3 * run(routed, {name: p for name, p in params.items() if name != 'shared'})
   y = y + layers.feed_forward('swiglu', X, **projections(params['shared']))
@@ -157,26 +157,26 @@ def test_shared_experts_are_one_mlp_beside_the_mixture(settings):
 
 @pytest.mark.parametrize('k', [1, 2, 4])
 def test_losses(k):
-  module = layer(experts=4, top_k=k, normalize=k > 1, balance=0.5, z_loss=0.25, capacity=0.5)
-  params = parameters(module)
+  module = make_layer(experts=4, top_k=k, normalize=k > 1, balance=0.5, z_loss=0.25, capacity=0.5)
+  params = draw_params(module)
   balance, z = reference.losses(X, VALID, params['router']['kernel'], k)
-  _, printed = run(module, params, mutable=['losses', 'metrics'])
-  assert printed['losses']['balance'] == pytest.approx((0.5 * balance,), rel=1e-5)
-  assert printed['losses']['z_loss'] == pytest.approx((0.25 * z,), rel=1e-5)
-  # What nobody has room for is still counted in the loss, and as dropped.
+  _, variables = run(module, params, mutable=['losses', 'metrics'])
+  assert variables['losses']['balance'] == pytest.approx((0.5 * balance,), rel=1e-5)
+  assert variables['losses']['z_loss'] == pytest.approx((0.25 * z,), rel=1e-5)
+  # Choices beyond the capacity still count in the loss, and as dropped.
   g = reference.weights(X, VALID, params['router']['kernel'], k, capacity=0.5)
-  calls = reference.weights(X, VALID, params['router']['kernel'], k)
-  assert printed['metrics']['dropped'] == pytest.approx((1 - (g > 0).sum() / (k * VALID.sum()),), abs=1e-6)
-  load = (calls > 0).sum((0, 1)).max() * 4 / (k * VALID.sum())
-  assert printed['metrics']['load'] == pytest.approx((load,), rel=1e-6)
+  uncapped = reference.weights(X, VALID, params['router']['kernel'], k)
+  assert variables['metrics']['dropped'] == pytest.approx((1 - (g > 0).sum() / (k * VALID.sum()),), abs=1e-6)
+  load = (uncapped > 0).sum((0, 1)).max() * 4 / (k * VALID.sum())
+  assert variables['metrics']['load'] == pytest.approx((load,), rel=1e-6)
 
 
-def test_balance_of_even_and_of_uneven_routing():
-  """k where all experts are asked alike; E · (its probability) where one is asked alone."""
+def test_balance_loss_of_even_and_uneven_routing():
+  """k if all experts are chosen equally often; E · (its probability) if one is always chosen."""
   module = MixtureOfExperts(
     4, F, False, normal(1.0), normal(1.0), jnp.float32, experts=4, top_k=1, normalize=False, balance=1.0
   )
-  params = parameters(module, np.eye(4)[None], np.ones((1, 4), bool))
+  params = draw_params(module, np.eye(4)[None], np.ones((1, 4), bool))
   params['router']['kernel'] = 5 * np.eye(4)
 
   def loss(x):
@@ -186,20 +186,20 @@ def test_balance_of_even_and_of_uneven_routing():
   assert loss(np.eye(4)[[0, 0, 0, 0]][None]) == pytest.approx(4 * np.exp(5) / (np.exp(5) + 3), rel=1e-5)
 
 
-def test_half_precision_is_routed_in_float32():
-  module = layer(jnp.bfloat16, experts=4, shared=1)
-  params = parameters(module)
+def test_bfloat16_inputs_are_routed_in_float32():
+  module = make_layer(jnp.bfloat16, experts=4, shared=1)
+  params = draw_params(module)
   x = np.asarray(jnp.asarray(X, jnp.bfloat16), np.float64)
-  y, printed = run(module, params, x, mutable=['losses'])
+  y, variables = run(module, params, x, mutable=['losses'])
   assert y.dtype == jnp.bfloat16
   balance, _ = reference.losses(x, VALID, params['router']['kernel'], 2)
-  assert printed['losses']['balance'][0].dtype == jnp.float32
-  assert printed['losses']['balance'] == pytest.approx((0.01 * balance,), rel=1e-5)
-  exact = run(layer(experts=4, shared=1), params, x)
+  assert variables['losses']['balance'][0].dtype == jnp.float32
+  assert variables['losses']['balance'] == pytest.approx((0.01 * balance,), rel=1e-5)
+  exact = run(make_layer(experts=4, shared=1), params, x)
   np.testing.assert_allclose(y.astype(np.float32), exact, rtol=0.05, atol=0.02 * np.abs(exact).max())
 
 
-def test_each_expert_is_drawn_as_if_alone():
+def test_each_expert_is_initialized_independently():
   module = MixtureOfExperts(64, 128, True, lecun_normal(), normal(0.3), jnp.float32, experts=16)
   boxes = jax.jit(module.init)(jax.random.key(0), jnp.zeros((1, 2, 64)), jnp.ones((1, 2), bool))['params']
   axes = {name: {part: box.names for part, box in p.items()} for name, p in boxes.items()}
@@ -220,23 +220,23 @@ def test_each_expert_is_drawn_as_if_alone():
 
 class TestPlan:
   def choices(self, kind, N, k, E, seed=0):
-    """[k · N], first choices first; E is none."""
+    """[k · N], first choices first; E means no expert."""
     draw = np.random.default_rng(seed)
     if kind == 'one expert':
-      result = np.stack([np.full(N, (j + E - 1) % E) for j in range(k)])
+      experts = np.stack([np.full(N, (j + E - 1) % E) for j in range(k)])
     elif kind == 'nothing':
-      result = np.full((k, N), E)
+      experts = np.full((k, N), E)
     else:
-      result = np.stack([draw.permutation(E)[:k] for _ in range(N)], 1)
+      experts = np.stack([draw.permutation(E)[:k] for _ in range(N)], 1)
       if kind == 'some':
-        result = np.where(draw.random(N) < 0.5, E, result)
-    return result.reshape(-1)
+        experts = np.where(draw.random(N) < 0.5, E, experts)
+    return experts.reshape(-1)
 
   @pytest.mark.parametrize('kind', ['one expert', 'nothing', 'all', 'some'])
   @pytest.mark.parametrize('N, k, E', [(1, 1, 1), (1, 2, 8), (7, 1, 4), (50, 2, 3), (33, 3, 40), (300, 4, 5)])
   @pytest.mark.parametrize('capacity', [None, 1.0, 0.3])
-  def test_everything_has_one_place_in_order(self, kind, N, k, E, capacity):
-    rows, blocks = layer(experts=E, top_k=k, normalize=False, capacity=capacity).sizes(N)
+  def test_each_choice_has_one_slot_in_order(self, kind, N, k, E, capacity):
+    rows, blocks = make_layer(experts=E, top_k=k, normalize=False, capacity=capacity).sizes(N)
     choices = self.choices(kind, N, k, E)
     plan = jax.tree.map(
       np.asarray,
@@ -260,22 +260,22 @@ class TestPlan:
       np.testing.assert_array_equal(plan.sources[slots], placed_here)
     assert (plan.sources < A).sum() == placed.sum()
 
-  def test_blocks_suffice_for_the_worst_and_are_no_more(self):
-    """Each expert has one row beyond blocks that are full."""
+  def test_block_count_is_exact_for_the_worst_case(self):
+    """The worst case: all experts but one have a single row."""
     for N, k, E in [(1, 1, 1), (1, 2, 8), (64, 2, 8), (8192, 2, 8), (4096, 6, 64), (100, 1, 200)]:
-      rows, blocks = layer(experts=E, top_k=k, normalize=False).sizes(N)
+      rows, blocks = make_layer(experts=E, top_k=k, normalize=False).sizes(N)
       counts = np.ones(min(E, N * k), int)
       counts[0] += N * k - counts.sum()
       assert (-(-counts // rows)).sum() == blocks
-    assert layer(experts=8).sizes(8192) == (256, 71) and layer(experts=8).sizes(1) == (4, 2)
+    assert make_layer(experts=8).sizes(8192) == (256, 71) and make_layer(experts=8).sizes(1) == (4, 2)
 
 
-def test_product_of_blocks():
-  """Each block by its owner's kernel, and the gradients of the same einsum."""
+def test_block_product_equals_einsum():
+  """Each block is multiplied by its owner's kernel; gradients included."""
   draw = np.random.default_rng(2)
   shapes = (2, 5, 3, 4), (6, 4, 7), (2, 5, 3, 7)
   x, kernels, dy = (jnp.asarray(draw.standard_normal(shape), jnp.float32) for shape in shapes)
-  owners = jnp.asarray(draw.integers(0, 5, (2, 5)))  # nothing for the last expert
+  owners = jnp.asarray(draw.integers(0, 5, (2, 5)))  # no block belongs to the last expert
   ours = jax.vjp(lambda x, k: multiply_blocks((None, None), x, k, owners), x, kernels)
   theirs = jax.vjp(lambda x, k: jnp.einsum('gnri,gnio->gnro', x, k[owners]), x, kernels)
   np.testing.assert_allclose(ours[0], theirs[0], rtol=1e-5, atol=1e-5)
@@ -285,8 +285,8 @@ def test_product_of_blocks():
 
 @pytest.mark.parametrize('settings', [dict(), dict(capacity=1.0)], ids=['dropless', 'capacity'])
 @pytest.mark.slow
-def test_tokens_stay_on_their_devices(settings):
-  """With rows cut over eight devices no device hears of another's: only the kernels' gradients are summed."""
+def test_data_parallel_exchanges_gradients_only(settings):
+  """With rows sharded over eight devices, only the gradients of the kernels are summed over devices."""
   module = MixtureOfExperts(
     16, 16, False, normal(1.0), normal(1.0), jnp.float32, experts=4, shared=1, **settings
   )
@@ -310,9 +310,9 @@ def test_tokens_stay_on_their_devices(settings):
 
 
 @pytest.mark.slow
-def test_rows_travel_to_their_experts_and_back():
-  """Over the axis of experts: the dispatched rows, all to all, and back, in the gradient too; no rows and no
-  weights are gathered.
+def test_expert_parallel_exchanges_rows_by_all_to_all():
+  """Over the expert axis, dispatched rows and their gradients are sent all-to-all and back; neither rows nor
+  expert weights are gathered.
   """
   module = MixtureOfExperts(16, 24, False, normal(1.0), normal(1.0), jnp.float32, experts=8, capacity=1.0)
   x, valid = jnp.asarray(DRAW.standard_normal((8, 4, 16)), jnp.float32), jnp.ones((8, 4), bool)
@@ -322,28 +322,29 @@ def test_rows_travel_to_their_experts_and_back():
   def loss(params, x):
     return jnp.sin(module.apply(params, x, valid)).sum()
 
-  alone = jax.grad(loss, (0, 1))(params, x)
+  expected = jax.grad(loss, (0, 1))(params, x)
   mesh, rules = meshes.make(dict(data=2, expert=4)), sharding.parse_rules(default_config().rules)
-  where, rows = sharding.named_shardings(boxed, mesh, rules), sharding.batch_sharding(mesh, rules)
+  shardings, rows = sharding.named_shardings(boxed, mesh, rules), sharding.batch_sharding(mesh, rules)
   with sharding.context(mesh, rules):
-    run = (
-      jax.jit(jax.grad(loss, (0, 1)), in_shardings=(where, rows), out_shardings=(where, rows))
+    compiled = (
+      jax.jit(jax.grad(loss, (0, 1)), in_shardings=(shardings, rows), out_shardings=(shardings, rows))
       .lower(params, x)
       .compile()
     )
-    got = run(jax.device_put(params, where), jax.device_put(x, rows))
-  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), got, alone)
-  found = find_collectives(run.as_text(), mesh.shape)
-  travelled = [one for one in found if one.kind == 'all-to-all']
-  assert {one.axes for one in travelled} == {('expert',)}
-  sent = 8 // 8 * 8 * 1 * 16 * 4  # of one row a device: 8 experts of one place each, in numbers of 4 bytes
-  assert sum(one.bytes for one in travelled) == 4 * sent
+    actual = compiled(jax.device_put(params, shardings), jax.device_put(x, rows))
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), actual, expected)
+  collectives = find_collectives(compiled.as_text(), mesh.shape)
+  exchanges = [one for one in collectives if one.kind == 'all-to-all']
+  assert {one.axes for one in exchanges} == {('expert',)}
+  # One row per device: 8 experts with one slot each, 4 bytes per number.
+  bytes_per_exchange = 8 // 8 * 8 * 1 * 16 * 4
+  assert sum(one.bytes for one in exchanges) == 4 * bytes_per_exchange
   router = 16 * 8 * 4
-  assert [one.bytes for one in found if one.kind in ('all-gather', 'collective-permute')] == [router]
+  assert [one.bytes for one in collectives if one.kind in ('all-gather', 'collective-permute')] == [router]
 
 
 @pytest.mark.parametrize(
-  'settings, sentence',
+  'settings, message',
   [
     (dict(experts=0), 'experts=0 must be at least 1'),
     (dict(top_k=0), 'top_k=0 must lie in 1 … experts=8'),
@@ -355,9 +356,9 @@ def test_rows_travel_to_their_experts_and_back():
     (dict(shared=-1), 'shared=-1 must be 0 or more'),
   ],
 )
-def test_refusals(settings, sentence):
-  with pytest.raises(ValueError, match=sentence):
-    layer(**settings)
+def test_invalid_settings(settings, message):
+  with pytest.raises(ValueError, match=message):
+    make_layer(**settings)
 
 
 @pytest.mark.parametrize(
@@ -372,12 +373,12 @@ def test_refusals(settings, sentence):
     ('none', 0),
   ],
 )
-def test_the_usual_width_follows_the_gate(text, hidden):
+def test_default_hidden_width_depends_on_the_gate(text, hidden):
   assert default_hidden(text, 48) == hidden
 
 
 @pytest.mark.parametrize(
-  'text, sentence',
+  'text, message',
   [
     ('swigelu', "did you mean 'swiglu'"),
     ('gelu(experts=4)', "'gelu.experts=4.' passes 'experts'"),
@@ -389,12 +390,12 @@ def test_the_usual_width_follows_the_gate(text, hidden):
     ('mixture_of_experts(top_k=9)', "'mixture_of_experts.top_k=9.': top_k=9 must lie in"),
   ],
 )
-def test_specs_that_make_no_layer(text, sentence):
-  with pytest.raises(ValueError, match=sentence):
+def test_invalid_specs(text, message):
+  with pytest.raises(ValueError, match=message):
     default_hidden(text, 48)
 
 
-def test_every_entry_says_whether_it_is_gated():
+def test_is_gated_matches_the_parameters():
   x, valid = jnp.zeros((1, 2, D)), jnp.ones((1, 2), bool)
   for name in spec.variant_names(tfm.feed_forwards):
     kind = spec.find_variant(name, tfm.feed_forwards, FeedForward)

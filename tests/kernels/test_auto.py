@@ -36,7 +36,7 @@ def test_the_choice_is_logged_once(log):
   assert len(log.messages) == 1
 
 
-def test_skips_an_unsupported_kernel_which_by_name_is_an_error(log, monkeypatch):
+def test_skips_an_unsupported_kernel_that_by_name_is_an_error(log, monkeypatch):
   @dataclasses.dataclass(frozen=True)
   class Limited(Kernel):
     def unsupported_reason(self, q, k, v, inputs):

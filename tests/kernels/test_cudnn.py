@@ -131,7 +131,7 @@ def test_each_device_computes_its_rows_and_heads(fused, K, local):
 
 
 @pytest.mark.parametrize(
-  'fields, words',
+  'fields, message',
   [
     (dict(mask='window(5)'), 'full, or causal with or without a window to the left'),
     (dict(mask='~causal'), 'full, or causal'),
@@ -155,13 +155,13 @@ def test_each_device_computes_its_rows_and_heads(fused, K, local):
   ],
   ids=lambda x: '' if isinstance(x, str) else ' '.join(f'{key}={value}'[:30] for key, value in x.items()),
 )
-def test_unsupported_inputs(fields, words):
+def test_unsupported_inputs(fields, message):
   fields = dict(fields)
   qkv = arrays(**{name: fields.pop(name) for name in ('S', 'C', 'C2', 'dtype') if name in fields})
   reason = kernel('cudnn').unsupported_reason(
     *qkv, AttentionInputs(**padded_row_inputs(fields.pop('mask', 'causal'), **fields))
   )
-  assert words in reason
+  assert message in reason
 
 
 def test_supports_a_dropout_rate_without_a_key():
@@ -179,7 +179,7 @@ def test_supports_a_dropout_rate_without_a_key():
 )
 def test_recognizes_the_scaled_dot_product(text, scale):
   score = apply_with_random_params(
-    spec.factory(text, *collect.SLOTS['score'], head_width=16), lambda result: result()
+    spec.factory(text, *collect.SLOTS['score'], head_width=16), lambda module: module()
   )
   assert AttentionInputs(**padded_row_inputs('causal', score=score)).scale == scale
 

@@ -28,7 +28,7 @@ def call_on_mesh(sizes, text, case):
   a = case.arrays
   fixed = {name: jnp.asarray(x) for name, x in a.items() if name not in 'qkv'}
   fixed |= case.make_inputs() | dict(k_prefix=jnp.full_like(fixed['k_positions'], PREFIX))
-  result = kernel(text)
+  attention = kernel(text)
 
   @jax.jit
   def run(q, k, v, *learned):
@@ -37,7 +37,7 @@ def call_on_mesh(sizes, text, case):
         sharding.shard(x, 'batch', 'length', heads, 'kv')
         for x, heads in ((q, 'heads'), (k, 'kv_heads'), (v, 'kv_heads'))
       )
-      return result(q, k, v, score=score, bias=bias, sinks=sinks, **fixed)
+      return attention(q, k, v, score=score, bias=bias, sinks=sinks, **fixed)
 
     y, back = jax.vjp(out, q, k, v, *learned)
     return y, back(jnp.asarray(cotangent(a), y.dtype))
@@ -96,22 +96,22 @@ def test_zigzag_is_used_if_it_balances_the_work(devices):
 
 def test_zigzag_exchange_and_its_inverse():
   mesh, x = meshes.make(dict(sequence=8)), jnp.arange(32).reshape(1, 32)
-  both = functools.partial(ring.exchange_zigzag, 'sequence', 8)
+  exchange = functools.partial(ring.exchange_zigzag, 'sequence', 8)
 
   @jax.jit
-  def there(x):
-    return run(lambda me, x: both(me[0], x))(x)
+  def exchange_once(x):
+    return run(lambda me, x: exchange(me[0], x))(x)
 
   @jax.jit
-  def again(x):
-    return run(lambda me, x: both(me[0], both(me[0], x), back=True))(x)
+  def exchange_and_invert(x):
+    return run(lambda me, x: exchange(me[0], exchange(me[0], x), back=True))(x)
 
   def run(f):
-    spec_ = jax.sharding.PartitionSpec
+    PartitionSpec = jax.sharding.PartitionSpec
     mapped = jax.shard_map(
       f,
-      in_specs=(spec_('sequence'), spec_(None, 'sequence')),
-      out_specs=spec_(None, 'sequence'),
+      in_specs=(PartitionSpec('sequence'), PartitionSpec(None, 'sequence')),
+      out_specs=PartitionSpec(None, 'sequence'),
       axis_names={'sequence'},
       check_vma=False,
     )
@@ -119,6 +119,6 @@ def test_zigzag_exchange_and_its_inverse():
 
   with jax.set_mesh(mesh):
     np.testing.assert_array_equal(
-      there(x)[0], np.concatenate([ring.token_indices(32, 8, i, True) for i in range(8)])
+      exchange_once(x)[0], np.concatenate([ring.token_indices(32, 8, i, True) for i in range(8)])
     )
-    np.testing.assert_array_equal(again(x), x)
+    np.testing.assert_array_equal(exchange_and_invert(x), x)

@@ -27,7 +27,7 @@ def arrays(T=T, K=K, B=B, dtype='float32'):
 
 
 def segments(*runs):
-  """The segment ids of rows, given as runs of (segment, tokens)."""
+  """The segment ids of rows, each a list of runs (segment, tokens)."""
   rows = jnp.asarray([np.repeat(*np.array(row).T) for row in runs], jnp.int32)
   return dict(q_segments=rows, k_segments=rows)
 
@@ -51,7 +51,7 @@ SLOW = [name for name in CASES if name not in ('grouped', 'packed window')]
 def run(text, mask, T=T, K=K, B=B, dtype='float32', **more):
   """(out, gradients of q, k, v and the learned inputs), compiled."""
   fields = attention_inputs(mask, T=T, score=Partial(functools.partial(scaled_dot, scale=0.5)))
-  tokens = [f'{of}_{what}' for of in 'qk' for what in ('positions', 'segments')]
+  tokens = [f'{side}_{field}' for side in 'qk' for field in ('positions', 'segments')]
   fields |= {name: jnp.resize(fields[name], (B, T)) for name in tokens}
 
   def out(q, k, v, sinks):
@@ -67,7 +67,7 @@ def run(text, mask, T=T, K=K, B=B, dtype='float32', **more):
 def close(a, b, tolerance=2e-5):
   for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
     x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
-    # A gradient sums many terms: judged by its own size.
+    # A gradient sums many terms, so its error is relative to its size.
     assert np.abs(x - y).max() <= tolerance * max(1, np.abs(y).max())
 
 
@@ -79,7 +79,7 @@ def test_equals_the_dense_kernel(name):
   close(run(INTERPRETED, **case), run('dense', **case), 2e-2 if 'dtype' in case else 2e-5)
 
 
-def on_a_mesh(text, sizes, **case):
+def run_on_mesh(text, sizes, **case):
   axes = ('data', 'fsdp', 'tensor')
   mesh = jax.make_mesh(sizes, axes, axis_types=(AxisType.Auto,) * 3)
   rules = parse_rules(dict(batch='data fsdp', length='', heads='tensor', kv_heads='tensor', kv=''))
@@ -92,19 +92,19 @@ def on_a_mesh(text, sizes, **case):
   'case',
   [
     dict(mask='causal', B=4, **segments(*([(1, 70), (0, 58)], [(1, 128)]) * 2)),
-    dict(mask='causal', K=1, sinks=SINKS),  # one key head, which is not cut; rows that are not
+    dict(mask='causal', K=1, sinks=SINKS),  # one key head and two rows, which are not sharded
   ],
   ids=['grouped', 'multi-query'],
 )
-def test_the_mesh_changes_nothing(case):
-  close(on_a_mesh(INTERPRETED, (2, 2, 2), **case), run('dense', **case))
+def test_sharded_equals_one_device(case):
+  close(run_on_mesh(INTERPRETED, (2, 2, 2), **case), run('dense', **case))
 
 
 def test_rejects_heads_that_the_mesh_does_not_divide():
   with pytest.raises(
     ValueError, match='splits its 4 heads into 4 shards, which does not divide its 2 key heads'
   ):
-    on_a_mesh(INTERPRETED, (2, 1, 4), mask='causal')
+    run_on_mesh(INTERPRETED, (2, 1, 4), mask='causal')
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_hidden_blocks_are_not_visited():
 
 
 @pytest.mark.parametrize(
-  'fields, words',
+  'fields, message',
   [
     (dict(T=48), 'a multiple of 128, not 48 queries and 48 keys'),
     (dict(layout='arbitrary'), "layout='arbitrary' does not allow for a relative mask"),
@@ -149,10 +149,10 @@ def test_hidden_blocks_are_not_visited():
   ],
   ids=lambda x: '' if isinstance(x, str) else ' '.join(x),
 )
-def test_unsupported_inputs(fields, words):
+def test_unsupported_inputs(fields, message):
   fields = dict(mask='causal', T=T, dtype='float32') | fields
   qkv = arrays(fields['T'], dtype=fields.pop('dtype'))
-  with pytest.raises(ValueError, match=f'kernel=.splash. cannot be used: .*{words}'):
+  with pytest.raises(ValueError, match=f'kernel=.splash. cannot be used: .*{message}'):
     kernel(INTERPRETED)(*qkv, **attention_inputs(**fields))
 
 

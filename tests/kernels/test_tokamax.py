@@ -50,14 +50,14 @@ def test_padding_changes_nothing(tokamax, mask):
 
 
 @pytest.mark.parametrize('K', [2, 1])
-def test_the_mesh_changes_nothing(tokamax, K):
+def test_sharded_equals_one_device(tokamax, K):
   mesh = jax.make_mesh((2, 2, 2), ('data', 'fsdp', 'tensor'), axis_types=(AxisType.Auto,) * 3)
   rules = parse_rules(dict(batch='data fsdp', length='', heads='tensor', kv_heads='tensor', kv=''))
   qkv = tuple(jnp.concatenate([x, x[:1]]) for x in arrays(K=K, dtype='float32'))
   with context(mesh, rules):
-    cut = run(ANYWHERE, qkv, padded_row_inputs('full', lengths=(24, 15, 0, 24)))
-  whole = run('dense', qkv, padded_row_inputs('full', lengths=(24, 15, 0, 24)))
-  for x, y in zip(jax.tree.leaves(cut), jax.tree.leaves(whole)):
+    sharded = run(ANYWHERE, qkv, padded_row_inputs('full', lengths=(24, 15, 0, 24)))
+  expected = run('dense', qkv, padded_row_inputs('full', lengths=(24, 15, 0, 24)))
+  for x, y in zip(jax.tree.leaves(sharded), jax.tree.leaves(expected)):
     np.testing.assert_allclose(x, y, rtol=1e-5, atol=2e-6)
 
 
@@ -77,8 +77,10 @@ def test_lowers_to_library_kernels(tokamax, monkeypatch, implementation, call, m
   mesh = AbstractMesh((1,), ('data',), axis_types=(AxisType.Auto,), abstract_device=device)
 
   def loss(*qkv):
-    result = kernel(f'tokamax({implementation!r})')
-    return result.attend(*qkv, AttentionInputs(**padded_row_inputs(mask, T=256)))[0].astype(jnp.float32).sum()
+    attention = kernel(f'tokamax({implementation!r})')
+    return (
+      attention.attend(*qkv, AttentionInputs(**padded_row_inputs(mask, T=256)))[0].astype(jnp.float32).sum()
+    )
 
   with jax.sharding.use_abstract_mesh(mesh), tokamax.config.cross_compile(True):
     lowered = jax.jit(jax.grad(loss, (0, 1, 2))).trace(*arrays(256, C=64)).lower(lowering_platforms=('cuda',))
@@ -86,7 +88,7 @@ def test_lowers_to_library_kernels(tokamax, monkeypatch, implementation, call, m
 
 
 @pytest.mark.parametrize(
-  'fields, words',
+  'fields, message',
   [
     (dict(mask='window(5)'), 'full, or causal with or without a window to the left'),
     (dict(layout='packed'), "layout='packed' does not guarantee"),
@@ -101,12 +103,12 @@ def test_lowers_to_library_kernels(tokamax, monkeypatch, implementation, call, m
   ],
   ids=lambda x: '' if isinstance(x, str) else ' '.join(f'{key}={value}'[:30] for key, value in x.items()),
 )
-def test_unsupported_inputs(fields, words):
+def test_unsupported_inputs(fields, message):
   fields = dict(fields)
   shape = {name: fields.pop(name) for name in ('T', 'S', 'dtype') if name in fields}
   mask = fields.pop('mask', 'causal')
   inputs = AttentionInputs(**padded_row_inputs(mask, T=shape.get('T', 24), **fields))
-  assert words in kernel('tokamax').unsupported_reason(*arrays(**shape), inputs)
+  assert message in kernel('tokamax').unsupported_reason(*arrays(**shape), inputs)
 
 
 def test_only_mosaic_supports_soft_caps():

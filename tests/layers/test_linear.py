@@ -1,4 +1,4 @@
-"""The one linear layer: what it contracts, what it adds, where its parameters come from."""
+"""The linear layer: contraction, bias, data types, and the fans of its initializers."""
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ from tfm.layers.linear import Linear
 X = jnp.asarray(np.random.default_rng(0).standard_normal((2, 3, 4, 5)), jnp.float32)
 
 
-def apply_linear(x, *args, **kwargs):
+def init_linear(x, *args, **kwargs):
   """(layer, unboxed parameters, boxes)."""
   layer = Linear(*args, initializer=normal(1.0), **kwargs)
   boxes = layer.init(jax.random.key(0), x)['params']
@@ -29,7 +29,7 @@ def apply_linear(x, *args, **kwargs):
   ],
 )
 def test_contracts_the_last_axes_with_the_first(shape, axes, contracted, einsum):
-  layer, params, boxes = apply_linear(X, shape, axes, contracted=contracted)
+  layer, params, boxes = init_linear(X, shape, axes, contracted=contracted)
   assert params['kernel'].shape == shape and boxes['kernel'].names == axes
   assert params['bias'].shape == shape[contracted:] and boxes['bias'].names == axes[contracted:]
   bias = jnp.arange(params['bias'].size, dtype=jnp.float32).reshape(params['bias'].shape)
@@ -38,32 +38,32 @@ def test_contracts_the_last_axes_with_the_first(shape, axes, contracted, einsum)
   np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_bias_starts_at_zero_or_is_not_there():
-  _, params, _ = apply_linear(X, (5, 6), ('embed', 'mlp'))
+def test_bias_starts_at_zero_or_is_absent():
+  _, params, _ = init_linear(X, (5, 6), ('embed', 'mlp'))
   assert not params['bias'].any()
-  layer, params, _ = apply_linear(X, (5, 6), ('embed', 'mlp'), bias=False)
+  layer, params, _ = init_linear(X, (5, 6), ('embed', 'mlp'), bias=False)
   assert set(params) == {'kernel'}
   assert not layer.apply({'params': params}, jnp.zeros_like(X)).any()
 
 
-def test_parameters_stay_in_float32_and_the_compute_does_not():
-  layer, params, _ = apply_linear(X, (5, 6), ('embed', 'mlp'), dtype=jnp.bfloat16)
+def test_bfloat16_layer_has_float32_parameters():
+  layer, params, _ = init_linear(X, (5, 6), ('embed', 'mlp'), dtype=jnp.bfloat16)
   assert all(p.dtype == jnp.float32 for p in params.values())
   assert layer.apply({'params': params}, X).dtype == jnp.bfloat16
 
 
-def test_refuses_what_does_not_meet():
+def test_rejects_mismatched_shapes_and_axes():
   with pytest.raises(ValueError, match=r'Linear contracts \(4,\) and the input ends in \(5,\)'):
-    apply_linear(X, (4, 6), ('embed', 'mlp'))
+    init_linear(X, (4, 6), ('embed', 'mlp'))
   with pytest.raises(ValueError, match='not a logical axis'):
-    apply_linear(X, (5, 6), ('embed', 'mpl'))
+    init_linear(X, (5, 6), ('embed', 'mpl'))
   with pytest.raises(ValueError, match='give one per dimension'):
-    apply_linear(X, (5, 6, 7), ('embed', 'mlp'))
+    init_linear(X, (5, 6, 7), ('embed', 'mlp'))
 
 
 @pytest.mark.parametrize('shape, contracted', [((30, 8, 10), 1), ((8, 10, 30), 2)])
 def test_fans_are_those_of_the_contraction_at_any_rank(shape, contracted):
-  """A projection to 8 heads of 10 channels makes 80 numbers, and the one back contracts 80."""
+  """A projection to 8 heads of 10 channels has 80 outputs, and the one back 80 inputs."""
   x = jnp.zeros((1, *shape[:contracted]))
   layer = Linear(
     shape,

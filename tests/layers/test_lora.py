@@ -1,6 +1,4 @@
-"""Adapters: the correction by hand, none at first, in the kernels when merged, and alone when trained and
-kept.
-"""
+"""Adapters: the correction by hand, zero at the start, merged into kernels; trained and saved alone."""
 
 import functools
 
@@ -23,19 +21,19 @@ VOCAB = 40
 TOKENS = np.random.default_rng(0).integers(0, VOCAB, (2, 12))
 
 
-def adapted(tiny, lora, **fields):
-  """A model, its parameters with adapters, and the same with random ones instead of zeros."""
+def build_adapted(tiny, lora, **fields):
+  """(a model, its parameters with adapters, the same with random adapters instead of zeros)."""
   model = Experiment(tiny(**fields)).build_model(VOCAB)
   params = nn.unbox(jax.jit(lambda key: states.init_params(model, key, 1, 12, lora))(jax.random.key(0)))
 
-  def drawn(path, x):
+  def randomize(path, x):
     return (
       0.3 * jax.random.normal(jax.random.key(len(path_name(path))), x.shape)
       if path_name(path).endswith(UP)
       else x
     )
 
-  return model, params, jax.tree_util.tree_map_with_path(drawn, params)
+  return model, params, jax.tree_util.tree_map_with_path(randomize, params)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -53,18 +51,20 @@ def logits(model, params):
     ),
   ],
 )
-def test_they_begin_as_nothing_and_can_be_merged(tiny, fields):
-  model, params, drawn = adapted(tiny, Lora(3, 6.0, 'mixer|feed_forward'), **fields)
+def test_adapters_start_as_zero_and_can_be_merged(tiny, fields):
+  model, params, random_params = build_adapted(tiny, Lora(3, 6.0, 'mixer|feed_forward'), **fields)
   plain = nn.unbox(jax.jit(lambda key: states.init_params(model, key, 1, 12))(jax.random.key(0)))
-  assert jax.tree.structure(merge_adapters(drawn)) == jax.tree.structure(plain)
+  assert jax.tree.structure(merge_adapters(random_params)) == jax.tree.structure(plain)
   np.testing.assert_array_equal(logits(model, params), logits(model, plain))
-  assert np.abs(logits(model, drawn) - logits(model, plain)).max() > 0.1
-  np.testing.assert_allclose(logits(model, merge_adapters(drawn)), logits(model, drawn), atol=2e-5)
+  assert np.abs(logits(model, random_params) - logits(model, plain)).max() > 0.1
+  np.testing.assert_allclose(
+    logits(model, merge_adapters(random_params)), logits(model, random_params), atol=2e-5
+  )
 
 
-def test_a_correction_by_hand(tiny):
-  _, _, drawn = adapted(tiny, Lora(3, 6.0, 'mixer/(q|out)/'), **{'model.scan': False})
-  block = drawn['stack']['layers_0']['block_0']['mixer']
+def test_correction_by_hand(tiny):
+  _, _, random_params = build_adapted(tiny, Lora(3, 6.0, 'mixer/(q|out)/'), **{'model.scan': False})
+  block = random_params['stack']['layers_0']['block_0']['mixer']
   assert set(block['q']) == set(block['out']) == {'kernel', DOWN, UP, SCALE} and DOWN not in block['k']
   q, out = block['q'], block['out']
   assert (
@@ -73,12 +73,12 @@ def test_a_correction_by_hand(tiny):
     and out[DOWN].shape == (4, 8, 3)
     and out[UP].shape == (3, 32)
   )
-  after = merge_adapters(block)
+  merged = merge_adapters(block)
   np.testing.assert_allclose(
-    after['q']['kernel'], q['kernel'] + 2 * np.einsum('dr,rhc->dhc', q[DOWN], q[UP]), rtol=1e-5, atol=1e-6
+    merged['q']['kernel'], q['kernel'] + 2 * np.einsum('dr,rhc->dhc', q[DOWN], q[UP]), rtol=1e-5, atol=1e-6
   )
   np.testing.assert_allclose(
-    after['out']['kernel'],
+    merged['out']['kernel'],
     out['kernel'] + 2 * np.einsum('hcr,rd->hcd', out[DOWN], out[UP]),
     rtol=1e-5,
     atol=1e-6,
@@ -87,15 +87,15 @@ def test_a_correction_by_hand(tiny):
 
 
 @pytest.mark.parametrize(
-  'targets, sentence',
+  'targets, message',
   [
     ('nowhere', "targets='nowhere' selects no projection"),
     ('feed_forward', 'which is no single projection; exclude it'),
   ],
 )
-def test_targets_that_are_none(tiny, targets, sentence):
-  with pytest.raises(ValueError, match=sentence):
-    adapted(
+def test_invalid_targets(tiny, targets, message):
+  with pytest.raises(ValueError, match=message):
+    build_adapted(
       tiny,
       Lora(3, 6.0, targets),
       **{'model.feed_forward': 'mixture_of_experts(experts=2)', 'model.feed_forward_width': 16},
@@ -110,7 +110,7 @@ BASE = {
 }
 
 
-def tuned(root):
+def make_tuned_fields(root):
   return BASE | {
     'init_from': str(root / 'base'),
     'lora.rank': 2,
@@ -124,19 +124,20 @@ def folders(tiny, tmp_path_factory):
   """A run, and another that adapts it."""
   root = tmp_path_factory.mktemp('lora')
   train.train(tiny(**BASE), str(root / 'base'))
-  train.train(tiny(**tuned(root)), str(root / 'whole'))
+  train.train(tiny(**make_tuned_fields(root)), str(root / 'whole'))
   return root
 
 
-def test_they_alone_are_trained_and_kept(folders):
+def test_only_adapters_are_trained_and_saved(folders):
   base, tuned = (load.load(str(folders / name)) for name in ('base', 'whole'))
-  before = {path_name(path): x for path, x in jax.tree_util.tree_leaves_with_path(base.params)}
-  moved = {
+  base_params = {path_name(path): x for path, x in jax.tree_util.tree_leaves_with_path(base.params)}
+  trained_names = {
     name
     for path, x in jax.tree_util.tree_leaves_with_path(tuned.params)
-    if (name := path_name(path)) not in before or not (np.asarray(before[name]) == np.asarray(x)).all()
+    if (name := path_name(path)) not in base_params
+    or not (np.asarray(base_params[name]) == np.asarray(x)).all()
   }
-  assert moved == {
+  assert trained_names == {
     f'stack/layers/block_0/mixer/{letter}/{name}' for letter in 'qv' for name in (DOWN, UP, SCALE)
   }
   sizes = {
@@ -153,15 +154,15 @@ def test_they_alone_are_trained_and_kept(folders):
 
 
 @pytest.mark.slow
-def test_what_was_stopped_goes_on(folders, tiny):
+def test_interrupted_training_resumes_exactly(folders, tiny):
   for steps in ({'training.steps': 3}, {}):
-    train.train(tiny(**tuned(folders) | steps), str(folders / 'pieces'))
+    train.train(tiny(**make_tuned_fields(folders) | steps), str(folders / 'pieces'))
   whole, pieces = (load.load(str(folders / name)).params for name in ('whole', 'pieces'))
   jax.tree.map(np.testing.assert_array_equal, jax.device_get(whole), jax.device_get(pieces))
 
 
 @pytest.mark.slow
-def test_they_are_merged_when_published(folders):
+def test_export_merges_adapters(folders):
   assert (
     cli.main(['export', f'--workdir={folders / "whole"}', f'--to={folders / "out"}', '--family=gpt2']) == 0
   )
@@ -169,7 +170,7 @@ def test_they_are_merged_when_published(folders):
   np.testing.assert_allclose(model.logits(TOKENS), logits(tuned.model, tuned.params), atol=2e-5)
 
 
-def test_without_a_run_there_is_nothing_to_adapt(tiny, tmp_path):
+def test_lora_requires_a_run_to_adapt(tiny, tmp_path):
   with pytest.raises(
     ValueError,
     match='config.lora.rank=2 adapts the parameters of another run; set config.init_from to its folder',

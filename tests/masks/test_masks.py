@@ -85,14 +85,14 @@ TABLES = {
 }
 
 
-def mask(text):
+def build_mask(text):
   return spec.build(text, tfm.masks, Mask)
 
 
 @pytest.mark.parametrize('text', TABLES)
 def test_table(text):
   expected = [[c == 'x' for c in row] for row in TABLES[text].split()]
-  np.testing.assert_array_equal(table(mask(text), 5), expected)
+  np.testing.assert_array_equal(table(build_mask(text), 5), expected)
 
 
 # Whether query q sees key k, in plain Python without array arithmetic.
@@ -119,7 +119,7 @@ DEFINITIONS = {
 @pytest.mark.parametrize('text', DEFINITIONS)
 def test_definition(text):
   pairs = [[DEFINITIONS[text](q, k) for k in range(29)] for q in range(29)]
-  np.testing.assert_array_equal(table(mask(text), 29), pairs)
+  np.testing.assert_array_equal(table(build_mask(text), 29), pairs)
 
 
 def test_equivalent_masks():
@@ -130,7 +130,7 @@ def test_equivalent_masks():
     ('bigbird(1, 0, 3, 2)', 'longformer(3, 2)'),
     ('chunked(40)', 'full'),
   ):
-    np.testing.assert_array_equal(table(mask(one), 40), table(mask(other), 40), err_msg=one)
+    np.testing.assert_array_equal(table(build_mask(one), 40), table(build_mask(other), 40), err_msg=one)
 
 
 @pytest.mark.parametrize(
@@ -154,14 +154,14 @@ def test_equivalent_masks():
 )
 def test_invalid_settings(text, message):
   with pytest.raises(ValueError) as error:
-    mask(text)
+    build_mask(text)
   assert message in str(error.value)
 
 
 def test_bounds_of_chunks_in_packed_rows():
   """A kernel may skip key blocks that are a chunk or more away, wherever documents start."""
   index = np.arange(20)
-  certain, possible = mask('chunked(4)').bounds(index[:, None], index[None, :], 'packed')
+  certain, possible = build_mask('chunked(4)').bounds(index[:, None], index[None, :], 'packed')
   distance = np.abs(index[:, None] - index[None, :])
   np.testing.assert_array_equal(possible, distance < 4)
   np.testing.assert_array_equal(certain, distance == 0)
@@ -194,8 +194,8 @@ class TestBigBird:
 
   def test_causal_hides_no_random_block(self):
     text = 'bigbird(2, 3, 1, 2)'
-    assert is_causal(mask(f'causal & {text}'), 64) and not is_causal(mask(text), 64)
-    blocks = table(mask(f'causal & {text}'), 64)[::2, ::2].sum(-1)
+    assert is_causal(build_mask(f'causal & {text}'), 64) and not is_causal(build_mask(text), 64)
+    blocks = table(build_mask(f'causal & {text}'), 64)[::2, ::2].sum(-1)
     np.testing.assert_array_equal(blocks[6:], 3 + 2 + 1)  # random, window with the block itself, global
 
   @pytest.mark.parametrize('blocks, i, candidates', [(None, 8, range(1, 7)), (9, 4, [1, 2, 6, 7, 8])])
@@ -212,10 +212,10 @@ class TestBigBird:
   def test_rows_are_independent(self):
     """Draws are uniform over the past of a block, and uncorrelated between consecutive rows."""
     random_blocks = self.random_table(bigbird.BigBird(1, 1, 0, 0), 1500)
-    where = np.array([(np.flatnonzero(random_blocks[i])[0] + 0.5) / i for i in range(100, 1500)])
-    counts = np.histogram(where, 10, (0, 1))[0]
+    relative_positions = np.array([(np.flatnonzero(random_blocks[i])[0] + 0.5) / i for i in range(100, 1500)])
+    counts = np.histogram(relative_positions, 10, (0, 1))[0]
     assert ((counts - 140) ** 2 / 140).sum() < 27.9
-    assert abs(np.corrcoef(where[:-1], where[1:])[0, 1]) < 3.3 / math.sqrt(1400)
+    assert abs(np.corrcoef(relative_positions[:-1], relative_positions[1:])[0, 1]) < 3.3 / math.sqrt(1400)
 
   def test_seeds_and_draw_counts_give_different_masks(self):
     tables = [table(bigbird.BigBird(1, random, 1, 1, seed), 60) for random in (1, 2) for seed in range(4)]
@@ -224,7 +224,7 @@ class TestBigBird:
 
   def test_pattern_is_stable(self):
     """Trained models depend on it: no NumPy release and no refactoring may change the draws."""
-    visible = self.random_table(mask('bigbird(8, 2, 1, 8, seed=7)'), 12)
+    visible = self.random_table(build_mask('bigbird(8, 2, 1, 8, seed=7)'), 12)
     assert [np.flatnonzero(row).tolist() for row in visible] == [
       [],
       [],
@@ -239,7 +239,7 @@ class TestBigBird:
       [2, 7],
       [5, 6],
     ]
-    visible = self.random_table(mask('bigbird(8, 2, 1, 8, seed=7, blocks=12)'), 12)
+    visible = self.random_table(build_mask('bigbird(8, 2, 1, 8, seed=7, blocks=12)'), 12)
     assert [np.flatnonzero(row).tolist() for row in visible] == [
       [],
       [6, 8],
@@ -270,4 +270,6 @@ class TestBigBird:
     np.testing.assert_array_equal(device, exact)
 
   def test_visible_pairs_grow_linearly_with_length(self):
-    assert density(mask('bigbird(4, 3, 1, 8)'), 1024) < 0.55 * density(mask('bigbird(4, 3, 1, 8)'), 512)
+    assert density(build_mask('bigbird(4, 3, 1, 8)'), 1024) < 0.55 * density(
+      build_mask('bigbird(4, 3, 1, 8)'), 512
+    )

@@ -16,14 +16,14 @@ from tfm.mixers.protocol import Context, Memory, Mixer
 D = 6
 DRAW = np.random.default_rng(0)
 X = DRAW.standard_normal((3, 12, D))
-# Padding left, right and between documents; a whole row; one of nothing.
+# Padding left, right and between documents; a whole row; one of padding only.
 UNBROKEN = np.array([[0, 1, 1, 1, 0, 2, 2, 2, 2, 2, 0, 0], [1] * 12, [0] * 12])
 # Within documents too.
 BROKEN = np.array([[0, 1, 0, 1, 1, 0, 0, 2, 2, 0, 2, 2], [1, 1, 0, 0, 1, 1, 1, 0, 1, 3, 3, 3], [2, 0] * 6])
 STACKS = [(3, (1, 2, 4)), (2, (3, 1)), (2, (20,))]  # the last looks back farther than any row
 
 
-def mixer(taps=3, dilations=(1, 2, 4), bias=True, dtype=jnp.float32, dropout=0.0):
+def make_mixer(taps=3, dilations=(1, 2, 4), bias=True, dtype=jnp.float32, dropout=0.0):
   return spec.factory(
     f'convolution({taps!r}, {dilations!r})',
     tfm.mixers,
@@ -40,29 +40,29 @@ def mixer(taps=3, dilations=(1, 2, 4), bias=True, dtype=jnp.float32, dropout=0.0
   )()
 
 
-def context(segments, layout='arbitrary'):
+def make_context(segments, layout='arbitrary'):
   segments = jnp.asarray(segments, jnp.int32)
-  return Context(jnp.zeros_like(segments), segments, layout=layout)  # nobody asks for positions
+  return Context(jnp.zeros_like(segments), segments, layout=layout)  # the mixer reads no positions
 
 
-def parameters(result):
-  inputs = jnp.asarray(X, jnp.float32), None, context(BROKEN), None
-  shapes = nn.unbox(jax.eval_shape(result.init, jax.random.key(0), *inputs))['params']
+def draw_params(module):
+  inputs = jnp.asarray(X, jnp.float32), None, make_context(BROKEN), None
+  shapes = nn.unbox(jax.eval_shape(module.init, jax.random.key(0), *inputs))['params']
   return jax.tree.map(lambda p: 0.3 * DRAW.standard_normal(p.shape), shapes)
 
 
-def run(result, params, segments, x=X, cache=None, layout='arbitrary'):
+def run(module, params, segments, x=X, cache=None, layout='arbitrary'):
   params = jax.tree.map(lambda p: jnp.asarray(p, jnp.float32), params)
-  return jax.jit(result.apply)(
-    {'params': params}, jnp.asarray(x, result.dtype), None, context(segments, layout), cache
+  return jax.jit(module.apply)(
+    {'params': params}, jnp.asarray(x, module.dtype), None, make_context(segments, layout), cache
   )
 
 
-def formula(result, params, segments):
+def formula(module, params, segments):
   def part(name):
     return params[name]['kernel'], params[name].get('bias', 0.0)
 
-  layers = [(d, *part(f'value_{i}'), *part(f'gate_{i}')) for i, d in enumerate(result.dilations)]
+  layers = [(d, *part(f'value_{i}'), *part(f'gate_{i}')) for i, d in enumerate(module.dilations)]
   kernel, bias = part('out')
   return convolution.gated(X, layers, segments) @ kernel + bias
 
@@ -78,8 +78,8 @@ def close(y, expected, segments):
   'segments, layout', [(UNBROKEN, 'packed'), (UNBROKEN, 'arbitrary'), (BROKEN, 'arbitrary')]
 )
 def test_formula(stack, segments, layout, bias):
-  module = mixer(*stack, bias=bias)
-  params = parameters(module)
+  module = make_mixer(*stack, bias=bias)
+  params = draw_params(module)
   assert len(params) == 2 * len(stack[1]) + 1
   y, cache = run(module, params, segments, layout=layout)
   assert cache is None
@@ -87,28 +87,31 @@ def test_formula(stack, segments, layout, bias):
 
 
 @pytest.mark.parametrize(
-  'cut',
-  [(1, 2, 3, 9, 12), *(pytest.param(cut, marks=pytest.mark.slow) for cut in ((5, 12), tuple(range(1, 13))))],
+  'ends',
+  [
+    (1, 2, 3, 9, 12),
+    *(pytest.param(ends, marks=pytest.mark.slow) for ends in ((5, 12), tuple(range(1, 13)))),
+  ],
   ids=str,
 )
 @pytest.mark.parametrize('stack', STACKS, ids=str)
 @pytest.mark.parametrize('segments', [UNBROKEN, BROKEN], ids=['unbroken', 'broken'])
-def test_pieces_that_begin_and_end_anywhere(stack, segments, cut):
-  module = mixer(*stack)
-  params = parameters(module)
-  cache, read = module.init_cache(len(X), 12), []
-  for start, stop in zip((0, *cut), cut):
-    # Whatever is promised of a piece, it says nothing of what came before.
+def test_pieces_through_a_cache(stack, segments, ends):
+  module = make_mixer(*stack)
+  params = draw_params(module)
+  cache, outputs = module.init_cache(len(X), 12), []
+  for start, stop in zip((0, *ends), ends):
+    # The layout of a piece says nothing about the cached tokens.
     y, cache = run(module, params, segments[:, start:stop], X[:, start:stop], cache, layout='packed')
-    read.append(y)
-  close(np.concatenate(read, 1), formula(module, params, segments), segments)
+    outputs.append(y)
+  close(np.concatenate(outputs, 1), formula(module, params, segments), segments)
 
 
-def test_the_cache_remembers_real_tokens_only():
-  module = mixer(3, (1, 2))
-  params = parameters(module)
+def test_cache_holds_real_tokens_only():
+  module = make_mixer(3, (1, 2))
+  params = draw_params(module)
   _, cache = run(module, params, BROKEN, cache=module.init_cache(len(X), 12))
-  # What enters the first layer is x itself.
+  # The input of the first layer is x itself.
   for row, real in enumerate(BROKEN > 0):
     np.testing.assert_allclose(cache.inputs[0][row], X[row, real][-2:], rtol=1e-6)
   np.testing.assert_array_equal(cache.segments, [[2, 2, 2, 2], [1, 3, 3, 3], [2, 2, 2, 2]])
@@ -117,8 +120,8 @@ def test_the_cache_remembers_real_tokens_only():
 
 
 def test_bfloat16():
-  module = mixer(dtype=jnp.bfloat16)
-  params = parameters(module)
+  module = make_mixer(dtype=jnp.bfloat16)
+  params = draw_params(module)
   y, cache = run(module, params, BROKEN, cache=module.init_cache(len(X), 12))
   assert y.dtype == jnp.bfloat16 and {x.dtype for x in cache.inputs} == {jnp.dtype('bfloat16')}
   expected = formula(module, params, BROKEN)
@@ -128,7 +131,7 @@ def test_bfloat16():
 
 
 @pytest.mark.parametrize(
-  'fields, sentence',
+  'fields, message',
   [
     (dict(taps=1), 'taps=1 must be at least 2'),
     (dict(dilations=()), r'dilations=\(\) must be whole numbers from 1'),
@@ -138,13 +141,15 @@ def test_bfloat16():
     (dict(dropout=0.1), 'dropout.attention=0.1 drops mixing weights, which a convolution does not have'),
   ],
 )
-def test_refusals(fields, sentence):
-  with pytest.raises(ValueError, match=sentence):
-    mixer(**fields)
+def test_invalid_settings(fields, message):
+  with pytest.raises(ValueError, match=message):
+    make_mixer(**fields)
 
 
-def test_memory_is_refused():
-  module = mixer()
+def test_rejects_cross_attention():
+  module = make_mixer()
   x = jnp.asarray(X, jnp.float32)
   with pytest.raises(ValueError, match="mixer='convolution' does not support cross-attention"):
-    module.apply({'params': parameters(module)}, x, Memory(x, context(BROKEN)), context(BROKEN), None)
+    module.apply(
+      {'params': draw_params(module)}, x, Memory(x, make_context(BROKEN)), make_context(BROKEN), None
+    )

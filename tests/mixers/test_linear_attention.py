@@ -24,7 +24,7 @@ from tfm.positions.protocol import Position
 
 
 B, T, D, H, K, C = 4, 13, 16, 4, 2, 4
-# Two documents side by side; padding around; documents broken by padding; one whole row.
+# Two documents side by side; padding around; documents interrupted by padding; one whole row.
 SEGMENTS = np.array(
   [
     [1] * 5 + [2] * 8,
@@ -46,7 +46,7 @@ X = np.random.default_rng(0).standard_normal((B, T, D))
 EXACT = dict(rtol=2e-5, atol=2e-5)
 
 
-def mixer(text, position='none', mask='causal', **settings):
+def make_mixer(text, position='none', mask='causal', **settings):
   fields = dict(
     width=D,
     heads=H,
@@ -58,19 +58,21 @@ def mixer(text, position='none', mask='causal', **settings):
     output_initializer=normal(0.5),
     dtype=jnp.float32,
   )
-  turned = spec.factory(position, tfm.positions, Position, width=D, heads=H, head_width=C, length=T)
+  position_factory = spec.factory(position, tfm.positions, Position, width=D, heads=H, head_width=C, length=T)
   mask = spec.build(mask, tfm.masks, Mask)
-  return spec.factory(text, tfm.mixers, Mixer, position=turned, mask=mask, **fields | settings)()
+  return spec.factory(text, tfm.mixers, Mixer, position=position_factory, mask=mask, **fields | settings)()
 
 
-def context(positions=POSITIONS, segments=SEGMENTS):
+def make_context(positions=POSITIONS, segments=SEGMENTS):
   return Context(jnp.asarray(positions, jnp.int32), jnp.asarray(segments, jnp.int32))
 
 
-def parameters(result, seed=1):
-  """All of them random, so that nothing hides behind a zero or a one."""
+def draw_params(module, seed=1):
+  """All parameters are random, so that no error hides behind a zero or a one."""
   draw = np.random.default_rng(seed)
-  shapes = jax.eval_shape(lambda: result.init(jax.random.key(0), jnp.zeros((B, T, D)), None, context(), None))
+  shapes = jax.eval_shape(
+    lambda: module.init(jax.random.key(0), jnp.zeros((B, T, D)), None, make_context(), None)
+  )
   return jax.tree.map(
     lambda box: (0.5 * draw.standard_normal(box.value.shape)).astype(np.float32),
     shapes['params'],
@@ -79,8 +81,8 @@ def parameters(result, seed=1):
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def applied(result, params, cache=None):
-  return result.apply({'params': params}, jnp.asarray(X, jnp.float32), None, context(), cache)
+def apply(module, params, cache=None):
+  return module.apply({'params': params}, jnp.asarray(X, jnp.float32), None, make_context(), cache)
 
 
 @pytest.mark.parametrize(
@@ -88,48 +90,48 @@ def applied(result, params, cache=None):
 )
 @pytest.mark.parametrize('mask', ['causal', 'full'])
 @pytest.mark.parametrize('position', ['none', 'rope'])
-def test_linear_is_the_formula(position, mask, chunk):
-  module = mixer(f'linear(chunk={chunk})', position, mask)
-  params = parameters(module)
+def test_linear_equals_the_formula(position, mask, chunk):
+  module = make_mixer(f'linear(chunk={chunk})', position, mask)
+  params = draw_params(module)
   q, k, v = (np.einsum('btd,dhc->bthc', X, params[name]['kernel']) for name in 'qkv')
   q, k = oracle.elu(q), oracle.elu(k)
-  turned = [rope.rotate(y, POSITIONS) for y in (q, k)] if position == 'rope' else (q, k)
-  y = oracle.attend(q, k, v, turned, SEGMENTS, mask == 'causal')
+  rotated = [rope.rotate(y, POSITIONS) for y in (q, k)] if position == 'rope' else (q, k)
+  y = oracle.attend(q, k, v, rotated, SEGMENTS, mask == 'causal')
   y = np.einsum('bthc,hcd->btd', y, params['out']['kernel'])
-  np.testing.assert_allclose(np.asarray(applied(module, params)[0])[REAL], y[REAL], **EXACT)
+  np.testing.assert_allclose(np.asarray(apply(module, params)[0])[REAL], y[REAL], **EXACT)
 
 
 @pytest.mark.parametrize('name', ['elu', 'relu', 'softmax'])
 def test_feature_maps(name):
-  module, phi = mixer(f'linear({name!r}, chunk=4)'), getattr(oracle, name)
-  params = parameters(module)
+  module, phi = make_mixer(f'linear({name!r}, chunk=4)'), getattr(oracle, name)
+  params = draw_params(module)
   q, k, v = (np.einsum('btd,dhc->bthc', X, params[name]['kernel']) for name in 'qkv')
   y = oracle.attend(phi(q), phi(k), v, (phi(q), phi(k)), SEGMENTS)
   y = np.einsum('bthc,hcd->btd', y, params['out']['kernel'])
-  np.testing.assert_allclose(np.asarray(applied(module, params)[0])[REAL], y[REAL], **EXACT)
+  np.testing.assert_allclose(np.asarray(apply(module, params)[0])[REAL], y[REAL], **EXACT)
 
 
-def test_far_below_zero_elu_is_no_zero():
-  """elu(x) + 1 as it stands is 0 there in float32, and a row of such keys would be divided by nothing."""
+def test_elu_is_not_zero_far_below_zero():
+  """elu(x) + 1, computed directly, is 0 there in float32, and a row of such keys would be divided by 0."""
   y = FEATURE_MAPS['elu'](jnp.float32(-40.0))
   np.testing.assert_allclose(y, np.exp(-40.0), rtol=1e-6)
 
 
 @pytest.mark.parametrize('text', ['linear("relu")', 'linear("relu", chunk=4)'])
-def test_a_query_that_meets_no_key_has_finite_gradients(text):
-  module = mixer(text)
-  params = parameters(module)
+def test_query_without_keys_has_finite_gradients(text):
+  module = make_mixer(text)
+  params = draw_params(module)
   params['k']['kernel'] *= 0
 
   def loss(params):
-    return (applied(module, params)[0] ** 2).sum()
+    return (apply(module, params)[0] ** 2).sum()
 
   y, gradient = jax.value_and_grad(loss)(params)
   assert y == 0 and all(np.isfinite(g).all() for g in jax.tree.leaves(gradient))
 
 
-def drawn(rate=1.0, seed=0):
-  """q, k, v, log α and β in float64; keys are of one length, and padding is α = 1, β = 0."""
+def draw_inputs(rate=1.0, seed=0):
+  """q, k, v, log α and β in float64; keys have norm 1, and padding has α = 1, β = 0."""
   draw = np.random.default_rng(seed)
   q, k, v = (draw.standard_normal((B, T, heads, C)) for heads in (K, K, H))
   log_alpha, beta = -rate * draw.exponential(size=(B, T, H)), draw.uniform(size=(B, T, H))
@@ -137,51 +139,51 @@ def drawn(rate=1.0, seed=0):
   return q, k, v, log_alpha * REAL[..., None], beta * REAL[..., None]
 
 
-def first_tokens():
-  """Which tokens begin a document."""
+def find_first_tokens():
+  """[B T]: whether a token begins a document."""
   return np.array([[s != 0 and not (row[:t] == s).any() for t, s in enumerate(row)] for row in SEGMENTS])
 
 
-def in_chunks(arrays, chunk):
+def run_delta_rule(arrays, chunk):
   q, k, v, log_alpha, beta = (jnp.asarray(x, jnp.float32) for x in arrays)
-  rows = DeltaRows(q, k, v, log_alpha, beta, jnp.asarray(first_tokens()))
+  rows = DeltaRows(q, k, v, log_alpha, beta, jnp.asarray(find_first_tokens()))
   return jax.jit(delta_rule, static_argnums=2)(rows, jnp.zeros((B, H, C, C)), chunk)
 
 
 @pytest.mark.parametrize('rate', [0.01, 1.0, 200.0])
 @pytest.mark.parametrize('chunk', [4, 5, *(pytest.param(chunk, marks=pytest.mark.slow) for chunk in (1, 64))])
-def test_the_delta_rule_in_chunks_is_the_recurrence(chunk, rate):
-  q, k, v, log_alpha, beta = arrays = drawn(rate)
-  y, state = in_chunks(arrays, chunk)
+def test_chunked_delta_rule_equals_the_recurrence(chunk, rate):
+  q, k, v, log_alpha, beta = arrays = draw_inputs(rate)
+  y, state = run_delta_rule(arrays, chunk)
   expected, last = oracle.delta_rule(q, k, v, np.exp(log_alpha), beta, SEGMENTS)
   np.testing.assert_allclose(np.asarray(y)[REAL], expected[REAL], **EXACT)
   np.testing.assert_allclose(np.asarray(state).swapaxes(-1, -2), last, **EXACT)
 
 
-def test_one_key_over_and_over():
-  """The hardest system: with β = 1 and nothing forgotten each token replaces the value of the one before."""
-  q, k, v, log_alpha, beta = drawn()
+def test_repeated_key():
+  """The hardest system: with β = 1 and α = 1 each token replaces the value of the one before."""
+  q, k, v, log_alpha, beta = draw_inputs()
   k[:] = q[:] = k[0, 0, 0]
-  y, _ = in_chunks((q, k, v, 0 * log_alpha, np.ones_like(beta) * REAL[..., None]), 64)
+  y, _ = run_delta_rule((q, k, v, 0 * log_alpha, np.ones_like(beta) * REAL[..., None]), 64)
   np.testing.assert_allclose(np.asarray(y)[REAL], v[REAL], **EXACT)
 
 
-def test_a_strong_decay_leaves_the_weak_ones_their_digits():
-  """Σ log α from the start of a chunk would be a number so large that what is added to it is lost."""
-  q, k, v, log_alpha, beta = drawn(0.01)
+def test_strong_decay_keeps_the_digits_of_weak_decays():
+  """Σ log α from the start of a chunk would be so large that weak decays would be rounded away."""
+  q, k, v, log_alpha, beta = draw_inputs(0.01)
   log_alpha[:, 2] = -1e5 * REAL[:, 2, None]
-  y, _ = in_chunks((q, k, v, log_alpha, beta), 64)
+  y, _ = run_delta_rule((q, k, v, log_alpha, beta), 64)
   expected, _ = oracle.delta_rule(q, k, v, np.exp(log_alpha), beta, SEGMENTS)
   np.testing.assert_allclose(np.asarray(y)[REAL], expected[REAL], **EXACT)
 
 
 @pytest.mark.slow
-def test_gradients_of_the_delta_rule_are_those_of_the_recurrence():
-  arrays = drawn()
+def test_delta_rule_gradients_equal_those_of_the_recurrence():
+  arrays = draw_inputs()
   g = np.random.default_rng(5).standard_normal((B, T, H, C)) * REAL[..., None, None]
 
   def loss(*arrays):
-    return (in_chunks(arrays, 5)[0] * g).sum()
+    return (run_delta_rule(arrays, 5)[0] * g).sum()
 
   gradients = jax.grad(loss, range(5))(*(jnp.asarray(x, jnp.float32) for x in arrays))
 
@@ -191,37 +193,37 @@ def test_gradients_of_the_delta_rule_are_those_of_the_recurrence():
 
   draw = np.random.default_rng(6)
   for i, gradient in enumerate(gradients):
-    way = draw.standard_normal(gradient.shape) * REAL.reshape(B, T, *(1,) * (gradient.ndim - 2))
+    direction = draw.standard_normal(gradient.shape) * REAL.reshape(B, T, *(1,) * (gradient.ndim - 2))
     up, down = (
-      exact(*(x + sign * 1e-5 * way if j == i else x for j, x in enumerate(arrays))) for sign in (1, -1)
+      exact(*(x + sign * 1e-5 * direction if j == i else x for j, x in enumerate(arrays))) for sign in (1, -1)
     )
-    np.testing.assert_allclose((np.asarray(gradient) * way).sum(), (up - down) / 2e-5, rtol=1e-4)
+    np.testing.assert_allclose((np.asarray(gradient) * direction).sum(), (up - down) / 2e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize(
   'text, kv_heads',
   [('gated_delta', 4), ('gated_delta(chunk=4)', 2), ('gated_delta(2, 5)', 1), ('gated_delta(taps=1)', 2)],
 )
-def test_gated_delta_is_the_layer(text, kv_heads):
-  module = mixer(text, kv_heads=kv_heads)
-  params = parameters(module)
+def test_gated_delta_equals_the_layer(text, kv_heads):
+  module = make_mixer(text, kv_heads=kv_heads)
+  params = draw_params(module)
   y = oracle.gated_delta(jax.tree.map(np.float64, params), X, SEGMENTS)
-  np.testing.assert_allclose(np.asarray(applied(module, params)[0])[REAL], y[REAL], **EXACT)
+  np.testing.assert_allclose(np.asarray(apply(module, params)[0])[REAL], y[REAL], **EXACT)
 
 
 @pytest.mark.parametrize('text', ['linear', 'gated_delta'])
-def test_the_state_is_of_one_size_and_in_float32(text):
-  module = mixer(text, dtype=jnp.bfloat16)
-  params = parameters(module)
+def test_state_has_a_fixed_size_and_is_float32(text):
+  module = make_mixer(text, dtype=jnp.bfloat16)
+  params = draw_params(module)
   short, long = (jax.eval_shape(lambda: module.init_cache(B, length)) for length in (5, 500))
   assert short == long and short.state.dtype == jnp.float32 and short.state.shape[-2:] == (C, C)
-  y, cache = applied(module, params, module.init_cache(B, T))
+  y, cache = apply(module, params, module.init_cache(B, T))
   assert y.dtype == jnp.bfloat16 and cache.state.dtype == jnp.float32
   np.testing.assert_array_equal(cache.segment, [2, 3, 2, 1])
 
 
-def test_flops_of_linear_attention_grow_with_the_length_and_not_its_square():
-  """Weights and values of a chunk, its sum into the state, what is read of it; numerator and denominator."""
+def test_flops_of_linear_attention_do_not_depend_on_the_length():
+  """Products within a chunk, into the state and from it, for numerator and denominator."""
   for length, chunk in ((16, 4), (64, 4), (64, 16)):
     model = tiny.decoder(
       length, layers=1, width=D, heads=H, kv_heads=K, head_width=C, mixer=f'linear(chunk={chunk})'
@@ -232,7 +234,7 @@ def test_flops_of_linear_attention_grow_with_the_length_and_not_its_square():
 
 
 def test_flops_of_the_delta_rule():
-  """Products of a chunk, its triangular system for v and k, corrections by its state, and what is read.
+  """Products within a chunk, its triangular system for v and k, and products with the state.
 
   Each half of a system's inverse is multiplied twice: 2 · 2 s³ for each of the I / 2s pairs of halves of s
   rows.
@@ -255,7 +257,7 @@ def test_flops_of_the_delta_rule():
 
 
 @pytest.mark.parametrize(
-  'text, settings, sentence',
+  'text, settings, message',
   [
     ('linear(feature_map="cosine")', {}, r"feature_map='cosine' is unknown; known: 'elu', 'relu', 'softmax'"),
     ('linear(chunk=0)', {}, r'chunk=0 must be at least 1 token'),
@@ -265,34 +267,34 @@ def test_flops_of_the_delta_rule():
     ('gated_delta', dict(dropout=0.1), r'dropout\.attention=0\.1 drops mixing weights'),
   ],
 )
-def test_what_cannot_be_is_refused(text, settings, sentence):
-  with pytest.raises(ValueError, match=sentence):
-    mixer(text, **settings)
+def test_invalid_settings(text, settings, message):
+  with pytest.raises(ValueError, match=message):
+    make_mixer(text, **settings)
 
 
 @pytest.mark.parametrize('text', ['linear', 'gated_delta'])
-def test_a_memory_is_refused(text):
-  module, x = mixer(text), jnp.zeros((B, T, D))
+def test_rejects_cross_attention(text):
+  module, x = make_mixer(text), jnp.zeros((B, T, D))
   with pytest.raises(ValueError, match=f"mixer='{text}' does not support cross-attention"):
-    module.init(jax.random.key(0), x, Memory(x, context()), context(), None)
+    module.init(jax.random.key(0), x, Memory(x, make_context()), make_context(), None)
 
 
-def test_a_cache_under_a_mask_that_looks_ahead_is_refused():
-  module, causal = mixer('linear', mask='full'), mixer('linear')
+def test_rejects_a_cache_under_a_noncausal_mask():
+  module, causal = make_mixer('linear', mask='full'), make_mixer('linear')
   with pytest.raises(ValueError, match="mixer='linear' cannot decode under a noncausal mask"):
     module.init_cache(B, T)
   with pytest.raises(ValueError, match="mixer='linear' cannot decode under a noncausal mask"):
-    applied(module, parameters(module), causal.init_cache(B, T))
+    apply(module, draw_params(module), causal.init_cache(B, T))
 
 
 @pytest.mark.parametrize(
-  'model, sentence',
+  'model, message',
   [
     (dict(mixer='linear', mask='window(3)'), r"does not support mask='window\(3\)'; use 'causal' or 'full'"),
     (dict(mixer='gated_delta', mask='full', position='none'), r"does not support mask='full'; use 'causal'"),
     (dict(mixer='gated_delta', position='rope'), r'does not support the rotate'),
   ],
 )
-def test_what_a_config_cannot_have_is_refused(model, sentence):
-  with pytest.raises(ValueError, match=sentence):
+def test_rejects_unsupported_masks_and_positions(model, message):
+  with pytest.raises(ValueError, match=message):
     tiny.decoder(causal=False, **model)

@@ -1,4 +1,4 @@
-"""The mixer with global projections against the formula, in both forms, and what it spares in whole rows."""
+"""Longformer with global projections against the formula, with and without a cache, and its FLOPs."""
 
 import functools
 
@@ -28,25 +28,25 @@ WHOLE = np.tile(np.arange(T), (B, 1))
 ROTATE = {'rope': rope.rotate, 'none': lambda x, positions: x}
 
 
-def mixer(text='longformer(2)', dropout=0.0, **model):
+def make_mixer(text='longformer(2)', dropout=0.0, **model):
   c = config(mixer=text, dropout=dict(attention=dropout), **model)
   return assemble.build_block(Experiment(c), 'model', c.model, causal=False)().mixer()
 
 
-def context(part=slice(None), positions=POSITIONS, segments=SEGMENTS, **fields):
+def make_context(part=slice(None), positions=POSITIONS, segments=SEGMENTS, **fields):
   return Context(*(jnp.asarray(x[:, part], jnp.int32) for x in (positions, segments)), **fields)
 
 
 @functools.cache
-def parameters(bias=True, kv_heads=2):
-  module = mixer(bias=bias, kv_heads=kv_heads)
-  shapes = jax.eval_shape(module.init, jax.random.key(0), jnp.zeros((B, T, D)), None, context(), None)
+def draw_params(bias=True, kv_heads=2):
+  module = make_mixer(bias=bias, kv_heads=kv_heads)
+  shapes = jax.eval_shape(module.init, jax.random.key(0), jnp.zeros((B, T, D)), None, make_context(), None)
   return jax.tree.map(lambda x: 0.5 * DRAW.standard_normal(x.shape), nn.unbox(shapes['params']))
 
 
-def run(result, params, pieces=None, **fields):
-  """y of all at once, or read through a cache in pieces."""
-  return read(result, params, X, functools.partial(context, **fields), pieces)[0]
+def run(module, params, pieces=None, **fields):
+  """y of whole rows, or of pieces through a cache."""
+  return read(module, params, X, functools.partial(make_context, **fields), pieces)[0]
 
 
 def close(y, expected, real=REAL):
@@ -64,8 +64,8 @@ def close(y, expected, real=REAL):
   ],
 )
 def test_formula(n, mask, position, bias, kv_heads):
-  module = mixer(f'longformer({n})', mask=mask, position=position, bias=bias, kv_heads=kv_heads)
-  params = parameters(bias, kv_heads)
+  module = make_mixer(f'longformer({n})', mask=mask, position=position, bias=bias, kv_heads=kv_heads)
+  params = draw_params(bias, kv_heads)
   expected = longformer.forward(params, X, POSITIONS, SEGMENTS, collect.mask(mask), n, ROTATE[position])
   close(run(module, params), expected)
   if 'causal' in mask:
@@ -73,90 +73,98 @@ def test_formula(n, mask, position, bias, kv_heads):
 
 
 @pytest.mark.parametrize('n', [1, 3, T, T + 4])
-def test_whole_rows_give_the_same(n):
-  """Only their first tokens ask with the global projections; padding may stand among them."""
+def test_contiguous_rows_equal_the_formula(n):
+  """Only the first tokens of a row use the global query projection; some of them are padding."""
   segments = np.array([[1] * 10, [0] + [1] * 9, [1] * 7 + [0] * 3])
   mask = 'longformer(1, 2)'
   y = run(
-    mixer(f'longformer({n})', mask=mask),
-    parameters(),
+    make_mixer(f'longformer({n})', mask=mask),
+    draw_params(),
     positions=WHOLE,
     segments=segments,
     layout='contiguous',
   )
-  expected = longformer.forward(parameters(), X, WHOLE, segments, collect.mask(mask), n, rope.rotate)
+  expected = longformer.forward(draw_params(), X, WHOLE, segments, collect.mask(mask), n, rope.rotate)
   close(y, expected, segments > 0)
 
 
 @pytest.mark.parametrize('kernel', ['dense', 'chunked(queries=4, keys=3)'])
-def test_global_tokens_that_are_told(kernel):
-  """Wherever they stand; and where none is told, all is local."""
-  module, reported = mixer('longformer(0)', mask='longformer(1, 0)', kernel=kernel), np.zeros((B, T), bool)
-  reported[0, [0, 5, 9]], reported[1, 4], reported[2, [2, 9]] = True, True, True
+def test_global_tokens_of_a_prefix(kernel):
+  """A prefix marks global tokens anywhere in a row; without a prefix all attention is local."""
+  module, is_global = (
+    make_mixer('longformer(0)', mask='longformer(1, 0)', kernel=kernel),
+    np.zeros((B, T), bool),
+  )
+  is_global[0, [0, 5, 9]], is_global[1, 4], is_global[2, [2, 9]] = True, True, True
   expected = longformer.forward(
-    parameters(), X, POSITIONS, SEGMENTS, collect.mask('window(1, 1)'), 0, rope.rotate, reported
+    draw_params(), X, POSITIONS, SEGMENTS, collect.mask('window(1, 1)'), 0, rope.rotate, is_global
   )
-  close(run(module, parameters(), prefix=jnp.where(reported, POSITIONS + 1, -1)), expected)
+  close(run(module, draw_params(), prefix=jnp.where(is_global, POSITIONS + 1, -1)), expected)
   local = longformer.forward(
-    parameters(), X, POSITIONS, SEGMENTS, collect.mask('window(1, 1)'), 0, rope.rotate
+    draw_params(), X, POSITIONS, SEGMENTS, collect.mask('window(1, 1)'), 0, rope.rotate
   )
-  close(run(module, parameters()), local)
+  close(run(module, draw_params()), local)
   weights = jax.jit(functools.partial(module.apply, mutable='attention'))(
-    {'params': parameters()},
+    {'params': draw_params()},
     jnp.asarray(X, jnp.float32),
     None,
-    context(prefix=jnp.where(reported, POSITIONS + 1, -1)),
+    make_context(prefix=jnp.where(is_global, POSITIONS + 1, -1)),
     None,
   )[1]['attention']['weights']
   assert (np.asarray(weights)[0, :, :, 5] > 0).all() and (np.asarray(weights)[0, :, 5] > 0).all()
   assert (np.asarray(weights)[0, :, 3, 7] == 0).all()
 
 
-def test_what_is_read_piece_by_piece_is_no_whole_row():
-  module = mixer('longformer(3)', mask='causal & longformer(1, 3)', kernel='chunked(queries=4, keys=3)')
+def test_pieces_of_contiguous_rows_equal_the_whole():
+  module = make_mixer('longformer(3)', mask='causal & longformer(1, 3)', kernel='chunked(queries=4, keys=3)')
   y = [
-    run(module, parameters(), pieces, positions=WHOLE, segments=WHOLE * 0 + 1, layout='contiguous')
+    run(module, draw_params(), pieces, positions=WHOLE, segments=WHOLE * 0 + 1, layout='contiguous')
     for pieces in (None, (2, 5, 3))
   ]
   close(y[1], y[0], WHOLE >= 0)
 
 
-def test_flops_of_whole_rows():
-  """Six projections and one; all queries ask by the local ones, and n by the global ones."""
+def test_flops_of_contiguous_rows():
+  """Six projections and the output's; all queries use the local ones, and n queries the global ones."""
   length, n, H, K, C = 12, 2, 4, 2, 4
-  counted = flops.per_token(decoder(length, mixer=f'longformer({n})', layers=1, mask='causal'), length).kinds
-  assert counted['mixer'] == pytest.approx(2 * D * C * (2 * H + 4 * K + H))
-  seen = length * (length + 1) / 2 + n * (n + 1) / 2
-  assert counted['mixer' + flops.PAIRS] == pytest.approx(2 * 2 * seen / length * H * C)
+  flop_counts = flops.per_token(
+    decoder(length, mixer=f'longformer({n})', layers=1, mask='causal'), length
+  ).kinds
+  assert flop_counts['mixer'] == pytest.approx(2 * D * C * (2 * H + 4 * K + H))
+  visible_pairs = length * (length + 1) / 2 + n * (n + 1) / 2
+  assert flop_counts['mixer' + flops.PAIRS] == pytest.approx(2 * 2 * visible_pairs / length * H * C)
 
 
-def test_a_blockwise_kernel_gives_the_same():
+def test_blockwise_kernel_equals_dense():
   for pieces in (None, (4, 6)):
     blockwise, dense = (
-      run(mixer(kernel=kernel), parameters(), pieces) for kernel in ('chunked(queries=4, keys=3)', 'dense')
+      run(make_mixer(kernel=kernel), draw_params(), pieces)
+      for kernel in ('chunked(queries=4, keys=3)', 'dense')
     )
     close(blockwise, dense)
 
 
-def test_dropout_is_on_the_weights_of_both_in_training_only():
-  module, params = mixer(dropout=0.5), {'params': parameters()}
+def test_dropout_applies_to_local_and_global_weights_in_training_only():
+  module, params = make_mixer(dropout=0.5), {'params': draw_params()}
   x = jnp.asarray(X, jnp.float32)
-  quiet = module.apply(params, x, None, context(), None)[0]
-  np.testing.assert_array_equal(quiet, mixer().apply(params, x, None, context(), None)[0])
-  loud = module.apply(params, x, None, context(train=True), None, rngs={'dropout': jax.random.key(0)})[0]
-  changed = (loud != quiet).any(-1) & REAL
+  without_dropout = module.apply(params, x, None, make_context(), None)[0]
+  np.testing.assert_array_equal(without_dropout, make_mixer().apply(params, x, None, make_context(), None)[0])
+  with_dropout = module.apply(
+    params, x, None, make_context(train=True), None, rngs={'dropout': jax.random.key(0)}
+  )[0]
+  changed = (with_dropout != without_dropout).any(-1) & REAL
   assert changed[POSITIONS < 2].any() and changed[POSITIONS >= 2].any()
 
 
-def test_refusals():
+def test_invalid_settings():
   with pytest.raises(ValueError, match=r'config\.model\.mixer=.*global_tokens=-1 must be 1 or more, or 0'):
-    mixer('longformer(-1)')
+    make_mixer('longformer(-1)')
   with pytest.raises(
     ValueError, match=r"mixer='longformer\(0\)' lets tokens attend to later ones whatever the mask"
   ):
     decoder(mixer='longformer(0)')
   with pytest.raises(ValueError, match="leaves out 'global_tokens'"):
-    mixer('longformer')
-  x, params = jnp.asarray(X, jnp.float32), {'params': parameters()}
+    make_mixer('longformer')
+  x, params = jnp.asarray(X, jnp.float32), {'params': draw_params()}
   with pytest.raises(ValueError, match="mixer='longformer' does not support cross-attention"):
-    mixer().apply(params, x, Memory(x, context()), context(), None)
+    make_mixer().apply(params, x, Memory(x, make_context()), make_context(), None)

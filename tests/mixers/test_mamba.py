@@ -18,7 +18,7 @@ from tfm.models import flops
 
 
 B, T, D = 4, 13, 8
-# Two documents side by side; padding around; a document broken by padding; one whole row.
+# Two documents side by side; padding around; a document interrupted by padding; one whole row.
 SEGMENTS = np.array(
   [[1] * 5 + [2] * 8, [0] * 3 + [3] * 7 + [0] * 3, [1, 1, 1, 0, 0, 1, 1, 0, 2, 2, 2, 0, 2], [1] * 13]
 )
@@ -26,7 +26,7 @@ X = np.random.default_rng(0).standard_normal((B, T, D))
 EXACT = dict(rtol=2e-5, atol=2e-5)
 
 
-def mixer(text, **settings):
+def make_mixer(text, **settings):
   fields = dict(
     width=D,
     heads=4,
@@ -41,51 +41,51 @@ def mixer(text, **settings):
   return spec.factory(text, tfm.mixers, Mixer, **fields | settings)()
 
 
-def context(segments, layout='arbitrary'):
+def make_context(segments, layout='arbitrary'):
   segments = jnp.asarray(segments, jnp.int32)
   return Context(jnp.zeros_like(segments), segments, layout=layout)
 
 
-def parameters(result, seed=1):
-  """All of them random, so that nothing hides behind a zero or a one."""
+def draw_params(module, seed=1):
+  """All parameters are random, so that no error hides behind a zero or a one."""
   draw = np.random.default_rng(seed)
   boxes = jax.eval_shape(
-    lambda: result.init(jax.random.key(0), jnp.zeros((1, 2, D)), None, context([[1, 1]]), None)
+    lambda: module.init(jax.random.key(0), jnp.zeros((1, 2, D)), None, make_context([[1, 1]]), None)
   )
 
-  def make(box):
+  def draw_param(box):
     return (0.5 * draw.standard_normal(box.value.shape)).astype(np.float32)
 
-  return jax.tree.map(make, boxes['params'], is_leaf=lambda x: hasattr(x, 'names'))
+  return jax.tree.map(draw_param, boxes['params'], is_leaf=lambda x: hasattr(x, 'names'))
 
 
-def applied(result, params, x=X, segments=SEGMENTS, cache=None, layout='arbitrary'):
-  return run(result, params, jnp.asarray(x, result.dtype), context(segments, layout), cache)
+def apply(module, params, x=X, segments=SEGMENTS, cache=None, layout='arbitrary'):
+  return run(module, params, jnp.asarray(x, module.dtype), make_context(segments, layout), cache)
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def run(result, params, x, context, cache):
-  return result.apply({'params': params}, x, None, context, cache)
+def run(module, params, x, context, cache):
+  return module.apply({'params': params}, x, None, context, cache)
 
 
-def gradients(result, params):
-  """Of the spread of what stands at real tokens, with respect to the parameters and x."""
+def compute_gradients(module, params):
+  """Gradients of the standard deviation of y at real tokens, with respect to the parameters and x."""
 
-  def spread(params, x):
-    y, _ = result.apply({'params': params}, x, None, context(SEGMENTS), None)
+  def compute_deviation(params, x):
+    y, _ = module.apply({'params': params}, x, None, make_context(SEGMENTS), None)
     return jnp.where(SEGMENTS[..., None] > 0, y, 0).std()
 
-  run = jax.jit(jax.grad(spread, argnums=(0, 1)))
+  run = jax.jit(jax.grad(compute_deviation, argnums=(0, 1)))
   return run(params, jnp.asarray(X, jnp.float32))
 
 
-def expected(formula, params, x=X, segments=SEGMENTS):
+def compute_expected(formula, params, x=X, segments=SEGMENTS):
   """The formula on each document alone; zeros for padding."""
   y = np.zeros(x.shape)
   for row in range(len(x)):
     for document in set(segments[row]) - {0}:
-      here = segments[row] == document
-      y[row, here] = formula(params, x[row, here])
+      part = segments[row] == document
+      y[row, part] = formula(params, x[row, part])
   return y
 
 
@@ -103,94 +103,95 @@ SETTINGS = [
 
 
 @pytest.mark.parametrize('text, formula, settings', SETTINGS)
-def test_the_recurrence(text, formula, settings):
-  module = mixer(text, **settings)
-  params = parameters(module)
-  y, none = applied(module, params)
+def test_equals_the_recurrence(text, formula, settings):
+  module = make_mixer(text, **settings)
+  params = draw_params(module)
+  y, cache = apply(module, params)
   real = SEGMENTS[..., None] > 0
-  np.testing.assert_allclose(np.where(real, y, 0), expected(formula, params), **EXACT)
-  assert none is None and np.isfinite(y).all()
+  np.testing.assert_allclose(np.where(real, y, 0), compute_expected(formula, params), **EXACT)
+  assert cache is None and np.isfinite(y).all()
 
 
 @pytest.mark.parametrize('pieces', [(6, 1, 6), (1,) * 13], ids=str)
 @pytest.mark.parametrize('text, formula, settings', SETTINGS)
 def test_pieces_through_a_cache(text, formula, settings, pieces):
-  """Also of a document that padding breaks, within a piece or between two."""
-  module = mixer(text, **settings)
-  params = parameters(module)
-  cache, read, start = module.init_cache(B, T), [], 0
+  """Including a document that padding interrupts, within a piece or between two."""
+  module = make_mixer(text, **settings)
+  params = draw_params(module)
+  cache, outputs, start = module.init_cache(B, T), [], 0
   for piece in pieces:
-    here = slice(start, start + piece)
-    y, cache = applied(module, params, X[:, here], SEGMENTS[:, here], cache)
-    read.append(y)
+    part = slice(start, start + piece)
+    y, cache = apply(module, params, X[:, part], SEGMENTS[:, part], cache)
+    outputs.append(y)
     start += piece
   real = SEGMENTS[..., None] > 0
-  np.testing.assert_allclose(np.where(real, np.concatenate(read, 1), 0), expected(formula, params), **EXACT)
+  np.testing.assert_allclose(
+    np.where(real, np.concatenate(outputs, 1), 0), compute_expected(formula, params), **EXACT
+  )
 
 
 @pytest.mark.parametrize('text', ['mamba', 'mamba2'])
-def test_a_promised_layout_changes_nothing(text):
-  module = mixer(text)
-  params = parameters(module)
-  rows = [0, 1, 3]  # those whose documents are not broken
+def test_packed_layout_equals_arbitrary(text):
+  module = make_mixer(text)
+  params = draw_params(module)
+  rows = [0, 1, 3]  # those whose documents are not interrupted
   real = SEGMENTS[rows, :, None] > 0
-  free, promised = (
-    applied(module, params, X[rows], SEGMENTS[rows], layout=arguments)[0]
-    for arguments in ('arbitrary', 'packed')
+  arbitrary, packed = (
+    apply(module, params, X[rows], SEGMENTS[rows], layout=layout)[0] for layout in ('arbitrary', 'packed')
   )
-  # Sums in which the largest cancel are exact to units in the last place of those.
-  promised, free = np.where(real, promised, 0), np.where(real, free, 0)
-  np.testing.assert_allclose(promised, free, rtol=1e-6, atol=4 * np.spacing(np.abs(free).max()))
+  # Sums with cancellation are exact to units in the last place of their largest terms.
+  packed, arbitrary = np.where(real, packed, 0), np.where(real, arbitrary, 0)
+  np.testing.assert_allclose(packed, arbitrary, rtol=1e-6, atol=4 * np.spacing(np.abs(arbitrary).max()))
 
 
 @pytest.mark.parametrize('text', ['mamba(chunk={})', 'mamba2(chunk={})'])
-def test_chunks_change_no_gradient(text):
-  params = parameters(mixer(text.format(1)))
-  one = gradients(mixer(text.format(64)), params)
+def test_gradients_do_not_depend_on_the_chunk(text):
+  params = draw_params(make_mixer(text.format(1)))
+  one = compute_gradients(make_mixer(text.format(64)), params)
   for chunk in (1, 5):
     jax.tree.map(
       lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5 * np.abs(b).max()),
-      gradients(mixer(text.format(chunk)), params),
+      compute_gradients(make_mixer(text.format(chunk)), params),
       one,
     )
 
 
 @pytest.mark.parametrize('text', ['mamba', 'mamba2'])
-def test_violent_decays_are_exact_and_have_finite_gradients(text):
-  """Steps of none to hundreds: decays sum to thousands, and what lies ahead would overflow."""
-  module = mixer(text)
-  params = parameters(module)
+def test_strong_decays_are_exact_and_have_finite_gradients(text):
+  """Steps from 0 to hundreds: decays sum to thousands, and those of later tokens would overflow."""
+  module = make_mixer(text)
+  params = draw_params(module)
   name, matrix = ('dt_proj', params) if text == 'mamba' else ('kernel', params['dt'])
   matrix[name] = 200 * matrix[name]
   formula = getattr(oracle, text)
-  y, _ = applied(module, params)
+  y, _ = apply(module, params)
   size = np.abs(y).max()
   real = SEGMENTS[..., None] > 0
-  np.testing.assert_allclose(np.where(real, y, 0) / size, expected(formula, params) / size, **EXACT)
-  assert all(np.isfinite(g).all() for g in jax.tree.leaves(gradients(module, params)))
+  np.testing.assert_allclose(np.where(real, y, 0) / size, compute_expected(formula, params) / size, **EXACT)
+  assert all(np.isfinite(g).all() for g in jax.tree.leaves(compute_gradients(module, params)))
 
 
 @pytest.mark.parametrize('text', ['mamba', 'mamba2'])
-def test_bfloat16_keeps_its_states_in_float32(text):
-  exact, module = mixer(text), mixer(text, dtype=jnp.bfloat16)
-  params = parameters(exact)
-  y, cache = applied(module, params, cache=module.init_cache(B, T))
+def test_bfloat16_has_float32_states(text):
+  exact, module = make_mixer(text), make_mixer(text, dtype=jnp.bfloat16)
+  params = draw_params(exact)
+  y, cache = apply(module, params, cache=module.init_cache(B, T))
   assert y.dtype == jnp.bfloat16 and cache.state.dtype == jnp.float32
-  y, full = np.asarray(y, np.float32), np.asarray(applied(exact, params)[0])
+  y, full = np.asarray(y, np.float32), np.asarray(apply(exact, params)[0])
   real = SEGMENTS > 0
   assert np.abs(y - full)[real].max() < 0.05 * np.abs(full[real]).max()
 
 
-def test_beginnings():
-  first, held = find_document_starts(jnp.asarray(SEGMENTS), jnp.asarray([1, 2, 0, 0]))
-  starts = {(0, 5), (1, 3), (2, 0), (2, 8), (3, 0)}  # row 0 goes on with document 1, row 1 leaves document 2
+def test_document_starts():
+  first, segments = find_document_starts(jnp.asarray(SEGMENTS), jnp.asarray([1, 2, 0, 0]))
+  starts = {(0, 5), (1, 3), (2, 0), (2, 8), (3, 0)}  # row 0 continues document 1, row 1 ends document 2
   assert set(zip(*map(lambda x: x.tolist(), np.nonzero(first)))) == starts
-  assert held.tolist() == [2, 3, 2, 1]
+  assert segments.tolist() == [2, 3, 2, 1]
   assert find_document_starts(jnp.zeros((1, 3), int), jnp.asarray([7]))[1].tolist() == [7]
 
 
 @pytest.mark.parametrize('chunk', [1, 4, 12, 13, 100])
-def test_chunks_follow_one_another(chunk):
+def test_scan_chunks_carries_its_state(chunk):
   def step(sums, x):
     assert x.shape[1] <= chunk
     sums = sums[:, None] + jnp.cumsum(x, 1)
@@ -210,10 +211,12 @@ def test_segment_sums_do_not_cancel():
 
 
 @pytest.mark.parametrize('text', ['mamba', 'mamba2'])
-def test_the_published_start(text):
-  module = mixer(text, width=64, heads=8, head_width=32)
+def test_published_initialization(text):
+  module = make_mixer(text, width=64, heads=8, head_width=32)
   params = jax.jit(
-    lambda: module.init(jax.random.key(0), jnp.zeros((1, 2, 64)), None, context([[1, 1]]), None)['params']
+    lambda: module.init(jax.random.key(0), jnp.zeros((1, 2, 64)), None, make_context([[1, 1]]), None)[
+      'params'
+    ]
   )()
   params = jax.tree.map(lambda box: np.asarray(box.value), params, is_leaf=lambda x: hasattr(x, 'names'))
   steps = np.logaddexp(0, params['dt_bias'])
@@ -228,7 +231,7 @@ def test_the_published_start(text):
 
 
 @pytest.mark.parametrize(
-  'text, settings, sentence',
+  'text, settings, message',
   [
     ('mamba(state=0)', {}, 'state=0 must be at least 1'),
     ('mamba(rank=-1)', {}, 'rank=-1 must be at least 1'),
@@ -238,20 +241,20 @@ def test_the_published_start(text):
     ('mamba2', dict(dropout=0.1), 'dropout.attention=0.1 drops mixing weights'),
   ],
 )
-def test_refusals(text, settings, sentence):
-  with pytest.raises(ValueError, match=sentence):
-    mixer(text, **settings)
+def test_invalid_settings(text, settings, message):
+  with pytest.raises(ValueError, match=message):
+    make_mixer(text, **settings)
 
 
 @pytest.mark.parametrize('text', ['mamba', 'mamba2'])
-def test_a_memory_is_refused(text):
-  module = mixer(text)
+def test_rejects_cross_attention(text):
+  module = make_mixer(text)
   with pytest.raises(ValueError, match='does not support cross-attention'):
-    module.init(jax.random.key(0), jnp.zeros((1, 2, D)), object(), context([[1, 1]]), None)
+    module.init(jax.random.key(0), jnp.zeros((1, 2, D)), object(), make_context([[1, 1]]), None)
 
 
-def test_products_are_counted():
-  """The scan's own, chunk by chunk, beside the projections'."""
+def test_flops():
+  """Products of the scan, chunk by chunk, and of the projections."""
   width, length, heads, groups, channels, state, chunk = 16, 12, 8, 2, 4, 8, 4
   inner = heads * channels
   model = tiny.decoder(length, mixer=f'mamba2(state={state}, chunk={chunk})', position='none')

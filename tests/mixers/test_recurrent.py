@@ -16,13 +16,13 @@ from tfm.mixers.protocol import Context, Memory, Mixer
 D, F = 6, 5
 DRAW = np.random.default_rng(0)
 X = DRAW.standard_normal((3, 12, D))
-# Padding left, right, between documents and within one; one row of nothing else.
+# Padding left, right, between documents and within one; one row of padding only.
 SEGMENTS = np.array([[0, 1, 1, 1, 0, 2, 2, 2, 2, 2, 0, 0], [1, 1, 0, 0, 1, 1, 1, 0, 1, 3, 3, 3], [0] * 12])
 REAL = SEGMENTS > 0
 GATES = {'lstm': 4, 'gru': 3}
 
 
-def mixer(cell, bias=True, dtype=jnp.float32, dropout=0.0, hidden=F):
+def make_mixer(cell, bias=True, dtype=jnp.float32, dropout=0.0, hidden=F):
   return spec.factory(
     f'recurrent({cell!r}, hidden={hidden})',
     tfm.mixers,
@@ -39,21 +39,21 @@ def mixer(cell, bias=True, dtype=jnp.float32, dropout=0.0, hidden=F):
   )()
 
 
-def context(part=slice(None)):
+def make_context(part=slice(None)):
   segments = jnp.asarray(SEGMENTS[:, part], jnp.int32)
-  return Context(jnp.zeros_like(segments), segments)  # nobody asks for positions
+  return Context(jnp.zeros_like(segments), segments)  # the mixer reads no positions
 
 
-def parameters(result):
-  inputs = jnp.asarray(X, jnp.float32), None, context(), None
-  shapes = nn.unbox(jax.eval_shape(result.init, jax.random.key(0), *inputs))['params']
+def draw_params(module):
+  inputs = jnp.asarray(X, jnp.float32), None, make_context(), None
+  shapes = nn.unbox(jax.eval_shape(module.init, jax.random.key(0), *inputs))['params']
   return jax.tree.map(lambda p: 0.7 * DRAW.standard_normal(p.shape), shapes)
 
 
-def run(result, params, part=slice(None), cache=None):
+def run(module, params, part=slice(None), cache=None):
   params = jax.tree.map(lambda p: jnp.asarray(p, jnp.float32), params)
-  return jax.jit(result.apply)(
-    {'params': params}, jnp.asarray(X[:, part], result.dtype), None, context(part), cache
+  return jax.jit(module.apply)(
+    {'params': params}, jnp.asarray(X[:, part], module.dtype), None, make_context(part), cache
   )
 
 
@@ -69,8 +69,8 @@ def formula(cell, params):
 @pytest.mark.parametrize('bias', [True, False])
 @pytest.mark.parametrize('cell', GATES)
 def test_formula(cell, bias):
-  module = mixer(cell, bias)
-  params = parameters(module)
+  module = make_mixer(cell, bias)
+  params = draw_params(module)
   names = {'input', 'recurrent', 'out'} | ({'recurrent_bias'} if bias and cell == 'gru' else set())
   assert set(params) == names
   y, cache = run(module, params)
@@ -79,40 +79,42 @@ def test_formula(cell, bias):
 
 
 @pytest.mark.parametrize('cell', GATES)
-def test_gradients_are_the_formulas_differences(cell):
-  module = mixer(cell)
-  params = parameters(module)
+def test_gradients_equal_finite_differences(cell):
+  module = make_mixer(cell)
+  params = draw_params(module)
   weight = np.where(REAL[..., None], DRAW.standard_normal(X.shape), 0)
   gradients = jax.grad(lambda params: (run(module, params)[0] * weight).sum())(
     jax.tree.map(jnp.float32, params)
   )
   leaves, tree = jax.tree.flatten(params)
   for i, gradient in enumerate(jax.tree.leaves(gradients)):
-    way = DRAW.standard_normal(gradient.shape)
-    ends = [
-      tree.unflatten([p + sign * 1e-5 * way if j == i else p for j, p in enumerate(leaves)])
+    direction = DRAW.standard_normal(gradient.shape)
+    shifted_params = [
+      tree.unflatten([p + sign * 1e-5 * direction if j == i else p for j, p in enumerate(leaves)])
       for sign in (1, -1)
     ]
-    slope = np.subtract(*((formula(cell, params) * weight).sum() for params in ends)) / 2e-5
-    np.testing.assert_allclose((gradient * way).sum(), slope, rtol=1e-4, atol=1e-4)
+    slope = np.subtract(*((formula(cell, params) * weight).sum() for params in shifted_params)) / 2e-5
+    np.testing.assert_allclose((gradient * direction).sum(), slope, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize('cut', [(5, 12), (1, 2, 3, 9, 12), tuple(range(1, 13))], ids=str)
+@pytest.mark.parametrize('ends', [(5, 12), (1, 2, 3, 9, 12), tuple(range(1, 13))], ids=str)
 @pytest.mark.parametrize('cell', GATES)
-def test_pieces_that_begin_and_end_anywhere(cell, cut):
-  module = mixer(cell)
-  params = parameters(module)
-  cache, read = module.init_cache(len(X), 12), []
-  for start, stop in zip((0, *cut), cut):
+def test_pieces_through_a_cache(cell, ends):
+  module = make_mixer(cell)
+  params = draw_params(module)
+  cache, outputs = module.init_cache(len(X), 12), []
+  for start, stop in zip((0, *ends), ends):
     y, cache = run(module, params, slice(start, stop), cache)
-    read.append(y)
-  np.testing.assert_allclose(np.concatenate(read, 1)[REAL], formula(cell, params)[REAL], rtol=1e-5, atol=1e-5)
+    outputs.append(y)
+  np.testing.assert_allclose(
+    np.concatenate(outputs, 1)[REAL], formula(cell, params)[REAL], rtol=1e-5, atol=1e-5
+  )
 
 
 @pytest.mark.parametrize('cell', GATES)
-def test_padding_leaves_the_state_as_it_was(cell):
-  module = mixer(cell)
-  params = parameters(module)
+def test_padding_does_not_change_the_state(cell):
+  module = make_mixer(cell)
+  params = draw_params(module)
   _, before = run(module, params, slice(0, 10), module.init_cache(len(X), 12))
   _, after = run(module, params, slice(10, 12), before)
   for a, b in zip(after.state, before.state):
@@ -123,31 +125,31 @@ def test_padding_leaves_the_state_as_it_was(cell):
 
 
 @pytest.mark.parametrize('cell', GATES)
-def test_the_state_is_in_float32_when_the_rest_is_not(cell):
-  module = mixer(cell, dtype=jnp.bfloat16)
-  params = parameters(module)
+def test_state_is_float32_under_bfloat16(cell):
+  module = make_mixer(cell, dtype=jnp.bfloat16)
+  params = draw_params(module)
   y, cache = run(module, params, slice(None), module.init_cache(len(X), 12))
   assert y.dtype == jnp.bfloat16 and {s.dtype for s in cache.state} == {jnp.dtype('float32')}
-  # More than a bfloat16 can hold is in it.
+  # The state holds more digits than bfloat16.
   assert all((np.asarray(s.astype(jnp.bfloat16).astype(jnp.float32)) != s).any() for s in cache.state)
   np.testing.assert_allclose(y.astype(jnp.float32)[REAL], formula(cell, params)[REAL], atol=0.15)
 
 
 @pytest.mark.parametrize(
-  'fields, sentence',
+  'fields, message',
   [
     (dict(cell='lstmm'), "cell='lstmm' is unknown; known: lstm, gru; did you mean 'lstm'"),
     (dict(cell='gru', hidden=0), 'hidden=0 must be at least 1'),
     (dict(cell='gru', dropout=0.1), 'dropout.attention=0.1 drops .* a recurrent network does not have'),
   ],
 )
-def test_refusals(fields, sentence):
-  with pytest.raises(ValueError, match=sentence):
-    mixer(**fields)
+def test_invalid_settings(fields, message):
+  with pytest.raises(ValueError, match=message):
+    make_mixer(**fields)
 
 
-def test_memory_is_refused():
-  module = mixer('lstm')
+def test_rejects_cross_attention():
+  module = make_mixer('lstm')
   x = jnp.asarray(X, jnp.float32)
   with pytest.raises(ValueError, match="mixer='recurrent' does not support cross-attention"):
-    module.apply({'params': parameters(module)}, x, Memory(x, context()), context(), None)
+    module.apply({'params': draw_params(module)}, x, Memory(x, make_context()), make_context(), None)

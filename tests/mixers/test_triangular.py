@@ -12,51 +12,51 @@ solve = jax.jit(_triangular.solve)
 draw = np.random.default_rng(0)
 
 
-def system(size, scale=1.0):
-  """Many at once; what stands on and above the diagonal is nobody's business."""
+def draw_system(size, scale=1.0):
+  """A batch of systems; `solve` does not read the entries on and above the diagonal."""
   return scale * draw.standard_normal((2, 3, size, size)), draw.standard_normal((2, 3, size, 4))
 
 
-def expected(a, right):
+def solve_numpy(a, right):
   return np.linalg.solve(np.eye(a.shape[-1]) + np.tril(a, -1), right)
 
 
 @pytest.mark.parametrize('size', [1, 2, 3, 5, 8, 13])
 def test_solution(size):
-  a, right = system(size, 0.5)
+  a, right = draw_system(size, 0.5)
   np.testing.assert_allclose(
-    solve(jnp.float32(a), jnp.float32(right)), expected(a, right), rtol=1e-4, atol=1e-4
+    solve(jnp.float32(a), jnp.float32(right)), solve_numpy(a, right), rtol=1e-4, atol=1e-4
   )
 
 
-def test_powers_that_outgrow_the_inverse_do_no_harm():
+def test_powers_larger_than_the_inverse_cost_no_precision():
   """All ones below the diagonal: L³² has entries near 10¹⁸, and the inverse is 1, -1 and 0."""
   a, right = np.ones((64, 64)), draw.standard_normal((64, 4))
   np.testing.assert_allclose(
-    solve(jnp.float32(a), jnp.float32(right)), expected(a, right), rtol=1e-4, atol=1e-5
+    solve(jnp.float32(a), jnp.float32(right)), solve_numpy(a, right), rtol=1e-4, atol=1e-5
   )
 
 
 def test_gradient():
-  """Of a weighted sum, by differences of NumPy's solution in float64."""
-  a, right = (x[0, 0] for x in system(5))
+  """The gradient of a weighted sum equals finite differences of NumPy's solution in float64."""
+  a, right = (x[0, 0] for x in draw_system(5))
   weights = draw.standard_normal(right.shape)
-  found = jax.grad(lambda *x: (solve(*x) * jnp.float32(weights)).sum(), (0, 1))(
+  gradients = jax.grad(lambda *x: (solve(*x) * jnp.float32(weights)).sum(), (0, 1))(
     jnp.float32(a), jnp.float32(right)
   )
 
-  def slope(which, index):
+  def slope(argument, index):
     values = []
     for step in (1e-5, -1e-5):
-      moved = [a.copy(), right.copy()]
-      moved[which][index] += step
-      values.append((expected(*moved) * weights).sum())
+      arguments = [a.copy(), right.copy()]
+      arguments[argument][index] += step
+      values.append((solve_numpy(*arguments) * weights).sum())
     return (values[0] - values[1]) / 2e-5
 
-  for which, x in enumerate((a, right)):
+  for argument, x in enumerate((a, right)):
     np.testing.assert_allclose(
-      found[which],
-      [[slope(which, (i, j)) for j in range(x.shape[1])] for i in range(len(x))],
+      gradients[argument],
+      [[slope(argument, (i, j)) for j in range(x.shape[1])] for i in range(len(x))],
       rtol=1e-3,
       atol=1e-3,
     )

@@ -19,31 +19,30 @@ def close(a, b):
   np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5)
 
 
-def applied(module, params, x=X, dtype=jnp.float32, **also):
+def apply(module, params, x=X, dtype=jnp.float32, **kwargs):
   params = jax.tree.map(lambda p: jnp.asarray(p, jnp.float32), params)
-  return module.apply({'params': params}, jnp.asarray(x, dtype), **also)
+  return module.apply({'params': params}, jnp.asarray(x, dtype), **kwargs)
 
 
 @pytest.mark.parametrize('epsilon', [1e-5, 0.1])
 def test_layernorm(epsilon):
   close(
-    applied(LayerNorm(epsilon=epsilon), dict(scale=SCALE, bias=BIAS)),
-    layers.layernorm(X, SCALE, BIAS, epsilon),
+    apply(LayerNorm(epsilon=epsilon), dict(scale=SCALE, bias=BIAS)), layers.layernorm(X, SCALE, BIAS, epsilon)
   )
   close(
-    applied(LayerNorm(epsilon=epsilon, bias=False), dict(scale=SCALE)),
+    apply(LayerNorm(epsilon=epsilon, bias=False), dict(scale=SCALE)),
     layers.layernorm(X, SCALE, epsilon=epsilon),
   )
 
 
 @pytest.mark.parametrize('epsilon', [1e-6, 0.1])
 def test_rmsnorm(epsilon):
-  close(applied(RMSNorm(epsilon=epsilon), dict(scale=SCALE)), layers.rmsnorm(X, SCALE, epsilon))
+  close(apply(RMSNorm(epsilon=epsilon), dict(scale=SCALE)), layers.rmsnorm(X, SCALE, epsilon))
 
 
 def test_norms_of_bfloat16_are_computed_in_float32():
   x = jnp.asarray(X, jnp.bfloat16)
-  y = applied(LayerNorm(), dict(scale=SCALE, bias=BIAS), x, jnp.bfloat16)
+  y = apply(LayerNorm(), dict(scale=SCALE, bias=BIAS), x, jnp.bfloat16)
   assert y.dtype == jnp.bfloat16
   exact = layers.layernorm(np.asarray(x.astype(jnp.float32)), SCALE, BIAS)
   np.testing.assert_array_equal(y, jnp.asarray(exact, jnp.float32).astype(jnp.bfloat16))

@@ -1,4 +1,4 @@
-"""What enters at the logits, against the formulas; asked as a model does, of its instance and a layer's."""
+"""Position biases against their formulas, computed as in a model: by its shared instance and a layer's."""
 
 import jax
 import jax.numpy as jnp
@@ -19,12 +19,12 @@ from tfm.positions.protocol import Position
 B, T, S, H, K, C, D = 2, 5, 7, 4, 2, 4, 16
 DRAW = np.random.default_rng(0)
 Q, KEY = DRAW.standard_normal((B, T, H, C)), DRAW.standard_normal((B, S, K, C))
-# As a blockwise kernel asks: unsorted, far apart and close together.
+# Positions as in a blockwise kernel: unsorted, far apart and close together.
 Q_AT, K_AT = DRAW.permutation(40)[: B * T].reshape(B, T), DRAW.permutation(40)[: B * S].reshape(B, S)
 
 
-class Asked:
-  """A position under random parameters: what the model's instance holds, and what a layer's does."""
+class PositionBias:
+  """A position with random parameters: `shared` of the model's instance, `layer` of a layer's."""
 
   def __init__(self, text, heads=H, start=None):
     make = spec.factory(text, *collect.SLOTS['position'], width=D, heads=heads, head_width=C, length=64)
@@ -38,17 +38,17 @@ class Asked:
       return init if start else jax.tree.map(random, init)
 
     self.shared = parameters(method='compute_shared')
-    self.layer = parameters(self.share(), method='bias')
+    self.layer = parameters(self.apply_shared(), method='bias')
 
-  def share(self, params=None):
+  def apply_shared(self, params=None):
     return self.instance.apply({'params': self.shared if params is None else params}, method='compute_shared')
 
   def function(self, params=None):
     shared, layer = (self.shared, self.layer) if params is None else params
-    return self.instance.apply({'params': layer}, self.share(shared), method='bias')
+    return self.instance.apply({'params': layer}, self.apply_shared(shared), method='bias')
 
   def __call__(self, q=Q, k=KEY, q_at=Q_AT, k_at=K_AT, dtype=jnp.float32):
-    """The logits [B H T S] as they come: float32."""
+    """The float32 logits [B H T S]."""
     heads, groups = self.instance.heads, k.shape[2]
     q = jnp.asarray(q, dtype).reshape(*q.shape[:2], groups, heads // groups, C).transpose(0, 2, 3, 1, 4)
     at = (jnp.asarray(positions, jnp.int32) for positions in (q_at, k_at))
@@ -75,28 +75,28 @@ def softplus(x):
   'buckets, max_distance, bidirectional', [(8, 16, False), (8, 16, True), (32, 128, True), (5, 9, False)]
 )
 def test_t5(buckets, max_distance, bidirectional):
-  calls = Asked(f't5({buckets}, {max_distance}, {bidirectional})')
-  close(calls(), biases.t5(Q, KEY, Q_AT, K_AT, calls.numbers['table'], max_distance, bidirectional))
+  bias = PositionBias(f't5({buckets}, {max_distance}, {bidirectional})')
+  close(bias(), biases.t5(Q, KEY, Q_AT, K_AT, bias.numbers['table'], max_distance, bidirectional))
 
 
 @pytest.mark.parametrize('buckets, max_distance', [(32, 128), (16, 64), (64, 1024), (9, 20)])
 def test_t5_buckets_of_every_distance(buckets, max_distance):
-  """Distances on the edge of a bucket, such as 64 of 8 … 128, above all."""
+  """Including distances on the edge of a bucket, such as 64 of 8 … 128."""
   from tfm.positions.t5 import bucket
 
   distances = np.arange(-1200, 1201)
-  ways = (False,) if buckets % 2 else (False, True)
-  for both in ways:
-    expected = [biases.t5_bucket(int(d), buckets, max_distance, both) for d in distances]
-    np.testing.assert_array_equal(bucket(distances, buckets, max_distance, both), expected)
-    # Both directions have a bucket for distance 0, which is of one only.
-    assert set(expected) == set(range(buckets)) - ({buckets // 2} if both else set())
+  directions = (False,) if buckets % 2 else (False, True)
+  for bidirectional in directions:
+    expected = [biases.t5_bucket(int(d), buckets, max_distance, bidirectional) for d in distances]
+    np.testing.assert_array_equal(bucket(distances, buckets, max_distance, bidirectional), expected)
+    # A bidirectional table has a second bucket for distance 0, which no distance uses.
+    assert set(expected) == set(range(buckets)) - ({buckets // 2} if bidirectional else set())
 
 
-def test_t5_tells_later_keys_apart_where_it_is_bidirectional():
+def test_t5_distinguishes_later_keys_if_bidirectional():
   at = np.tile(np.arange(S), (B, 1))
   q = np.ones((B, S, H, C))
-  one, both = (Asked(f't5(8, 16, {both})')(q=q, q_at=at, k_at=at) for both in (False, True))
+  one, both = (PositionBias(f't5(8, 16, {both})')(q=q, q_at=at, k_at=at) for both in (False, True))
   ahead = np.triu(np.ones((S, S), bool), 1)
   diagonal = np.broadcast_to(one[:, :, :1, :1], one.shape)
   close(one[..., ahead], diagonal[..., ahead])
@@ -107,49 +107,51 @@ def test_t5_tells_later_keys_apart_where_it_is_bidirectional():
 def test_alibi_for_any_number_of_heads(heads):
   q, k = np.ones((1, 3, heads, C)), np.ones((1, 4, heads, C))
   q_at, k_at = np.array([[9, 0, 400]]), np.array([[3, 9, 17, 0]])
-  close(Asked('alibi', heads)(q, k, q_at, k_at), biases.alibi(q, k, q_at, k_at), 1e-6)
+  close(PositionBias('alibi', heads)(q, k, q_at, k_at), biases.alibi(q, k, q_at, k_at), 1e-6)
 
 
 @pytest.mark.parametrize('heads', [6, 8, 32])
-def test_alibi_as_falcon_rounds_it(heads):
-  """For softmax the same: they differ by what all keys of a query have in common."""
+def test_alibi_with_the_rounding_of_falcon(heads):
+  """Equal up to a constant per query, which softmax cancels."""
   q, k = np.ones((1, 2, heads, C)), np.ones((1, 9, heads, C))
   q_at, k_at = np.array([[2000, 1501]]), np.array([[0, 1, 3, 99, 257, 300, 513, 1030, 1499]])
-  ours = Asked('alibi(scale=0.125, rounded=True)', heads)(q, k, q_at, k_at)
+  ours = PositionBias('alibi(scale=0.125, rounded=True)', heads)(q, k, q_at, k_at)
   published = biases.falcon_alibi(q, k, q_at, k_at, 0.125)
   close(ours - ours[..., :1], published - published[..., :1], 1e-6)
   exact = 0.125 * biases.alibi(q, k, q_at, k_at)
-  assert np.abs((ours - ours[..., :1]) - (exact - exact[..., :1])).max() > 0.1  # so much rounding is
+  assert np.abs((ours - ours[..., :1]) - (exact - exact[..., :1])).max() > 0.1  # the size of the rounding
 
 
-def test_alibi_takes_a_factor():
-  close(Asked('alibi(scale=0.25)')(), 0.25 * biases.alibi(Q, KEY, Q_AT, K_AT), 1e-6)
+def test_alibi_scale():
+  close(PositionBias('alibi(scale=0.25)')(), 0.25 * biases.alibi(Q, KEY, Q_AT, K_AT), 1e-6)
 
 
-def test_alibi_falls_on_either_side_of_the_query():
+def test_alibi_decreases_on_both_sides_of_the_query():
   at = np.tile(np.arange(S), (B, 1))
-  logits = Asked('alibi')(q=np.ones((B, S, H, C)), q_at=at, k_at=at)
+  logits = PositionBias('alibi')(q=np.ones((B, S, H, C)), q_at=at, k_at=at)
   close(logits, logits.swapaxes(-1, -2))
   assert (np.diff(logits[0, :, 0]) < 0).all()
   # The last head's slope: 2^-4 instead of 2^-8.
-  np.testing.assert_allclose(Asked('alibi(4.0)')()[:, -1], 16 * Asked('alibi')()[:, -1], rtol=1e-6)
+  np.testing.assert_allclose(
+    PositionBias('alibi(4.0)')()[:, -1], 16 * PositionBias('alibi')()[:, -1], rtol=1e-6
+  )
 
 
 def test_transformer_xl():
-  calls = Asked('transformer_xl')
-  p = calls.numbers
+  bias = PositionBias('transformer_xl')
+  p = bias.numbers
   learned = p['content_bias'], p['position_bias'], p['kernel']
-  close(calls(), biases.transformer_xl(Q, KEY, Q_AT, K_AT, *learned), 2e-5)
+  close(bias(), biases.transformer_xl(Q, KEY, Q_AT, K_AT, *learned), 2e-5)
 
 
 @pytest.mark.parametrize('base', [5_000, 100_000])
-def test_transformer_xl_is_as_exact_far_away(base):
-  """Angle addition cancels what two far positions have in common, whether the keys lie near or far."""
-  calls, k_at = Asked('transformer_xl'), K_AT.copy()
+def test_transformer_xl_is_exact_at_far_positions(base):
+  """Angle addition cancels the common offset of far positions, for near and for far keys."""
+  bias, k_at = PositionBias('transformer_xl'), K_AT.copy()
   k_at[:, 1:] += base  # keys near the queries, and one far before them
-  p = calls.numbers
+  p = bias.numbers
   learned = p['content_bias'], p['position_bias'], p['kernel']
-  close(calls(q_at=Q_AT + base, k_at=k_at), biases.transformer_xl(Q, KEY, Q_AT + base, k_at, *learned), 5e-5)
+  close(bias(q_at=Q_AT + base, k_at=k_at), biases.transformer_xl(Q, KEY, Q_AT + base, k_at, *learned), 5e-5)
 
 
 DEBERTA = {
@@ -161,18 +163,18 @@ DEBERTA = {
 
 
 @pytest.mark.parametrize('name', DEBERTA)
-def test_deberta_with_its_content_term(name):
+def test_deberta_with_the_content_term(name):
   text, settings = DEBERTA[name]
-  calls = Asked(text)
-  p = calls.numbers
-  q = np.asarray(calls.instance.apply({}, jnp.asarray(Q, jnp.float32), None, Q_AT, K_AT, method='rotate')[0])
+  bias = PositionBias(text)
+  p = bias.numbers
+  q = np.asarray(bias.instance.apply({}, jnp.asarray(Q, jnp.float32), None, Q_AT, K_AT, method='rotate')[0])
   content = np.einsum('bthc,bshc->bhts', q, np.repeat(KEY, H // K, 2)) / np.sqrt(C)
   table = p['table']
   if 'norm' in text:
     table = biases.layer_norm(table, p['table_norm']['scale'], p['table_norm']['bias'], 1e-7)
   query = p.get('query', {})
   projections = p.get('key', {}).get('kernel'), query.get('kernel'), query.get('bias')
-  close(content + calls(q=q), biases.deberta(Q, KEY, Q_AT, K_AT, table, *projections, **settings), 2e-5)
+  close(content + bias(q=q), biases.deberta(Q, KEY, Q_AT, K_AT, table, *projections, **settings), 2e-5)
 
 
 @pytest.mark.parametrize('max_distance, buckets', [(512, 256), (512, 0), (100, 32), (40, 6), (9, 4), (5, 4)])
@@ -186,51 +188,51 @@ def test_deberta_rows_of_every_distance(max_distance, buckets):
     return [biases.deberta_bucket(int(d), max_distance, buckets) for d in distances]
 
   np.testing.assert_array_equal(rows, expected(distances))
-  # The bias clips distances to these: those beyond must find the rows at the ends.
+  # The bias clips distances to this range: those beyond it read the first or the last row.
   ends = expected([-5 * max_distance, 5 * max_distance])
   assert [rows[0], rows[-1]] == ends == [0, 2 * (buckets or max_distance) - 1]
 
 
 @pytest.mark.parametrize('text', ['shaw(6)', 'shaw(6, by_head=True)'])
 def test_shaw(text):
-  calls = Asked(text)
-  close(calls(), biases.shaw(Q, KEY, Q_AT, K_AT, calls.numbers['table']))
+  bias = PositionBias(text)
+  close(bias(), biases.shaw(Q, KEY, Q_AT, K_AT, bias.numbers['table']))
 
 
 @pytest.mark.parametrize('kind', ['log', 'power'])
 def test_kerple(kind):
-  calls = Asked(f'kerple({kind!r})')
-  first, second = calls.numbers['scale_1'], calls.numbers['scale_2']
+  bias = PositionBias(f'kerple({kind!r})')
+  first, second = bias.numbers['scale_1'], bias.numbers['scale_2']
   r2 = softplus(second) if kind == 'log' else 2 / (1 + np.exp(-second))
-  at = np.where(np.arange(S) == 2, Q_AT[:, :1], K_AT)  # a distance of 0 too
-  close(calls(k_at=at), biases.kerple(Q, KEY, Q_AT, at, softplus(first), r2, kind))
+  at = np.where(np.arange(S) == 2, Q_AT[:, :1], K_AT)  # includes a distance of 0
+  close(bias(k_at=at), biases.kerple(Q, KEY, Q_AT, at, softplus(first), r2, kind))
 
 
 def test_fire():
-  calls = Asked('fire(hidden=8, threshold=15.0)')
-  p = calls.numbers
+  bias = PositionBias('fire(hidden=8, threshold=15.0)')
+  p = bias.numbers
   threshold = 15 * abs(p['threshold_scale'])
   assert Q_AT.min() < threshold < Q_AT.max()
   c = abs(p['steepness_scale'])
   network = p['weight_1'], p['bias_1'], p['weight_2']
-  close(calls(), biases.fire(Q, KEY, Q_AT, K_AT, c, threshold, *network), 2e-5)
+  close(bias(), biases.fire(Q, KEY, Q_AT, K_AT, c, threshold, *network), 2e-5)
 
 
 def test_fire_starts_from_the_published_values():
-  p = Asked('fire', start=True).numbers
+  p = PositionBias('fire', start=True).numbers
   assert p['weight_1'].shape == (32,) and p['weight_2'].shape == (32, H)
   np.testing.assert_allclose(p['steepness_scale'], 0.1, rtol=1e-6)
-  # Up to position 512 a distance alone counts; beyond, its share of the query's position.
-  calls = Asked('fire', start=True)
+  # Up to position 512 the bias depends on the distance alone; beyond, on its share of the query's position.
+  bias = PositionBias('fire', start=True)
   first, last, beyond = (
-    calls(q_at=np.full((B, T), at), k_at=np.full((B, S), at - 100)) for at in (100, 512, 2048)
+    bias(q_at=np.full((B, T), at), k_at=np.full((B, S), at - 100)) for at in (100, 512, 2048)
   )
   close(first, last)
   assert np.abs(last - beyond).max() > 1e-3
 
 
 @pytest.mark.parametrize(
-  'text, far',
+  'text, max_distance',
   [
     ('t5(8, 16)', 16),
     ('t5(8, 16, True)', 16),
@@ -239,15 +241,15 @@ def test_fire_starts_from_the_published_values():
     ('shaw(6)', 6),
   ],
 )
-def test_what_is_far_is_all_alike(text, far):
-  calls, q_at = Asked(text), np.full((B, T), 1000)
-  same = np.broadcast_to(KEY[:, :1], KEY.shape)  # some read the keys
-  spread = 1000 - far - np.tile(np.arange(S), (B, 1)) ** 3
-  np.testing.assert_allclose(np.ptp(calls(k=same, q_at=q_at, k_at=spread), -1), 0, atol=1e-5)
-  assert np.ptp(calls(k=same, q_at=q_at, k_at=999 - np.tile(np.arange(S), (B, 1))), -1).min() > 1e-3
+def test_far_distances_share_one_bias(text, max_distance):
+  bias, q_at = PositionBias(text), np.full((B, T), 1000)
+  same = np.broadcast_to(KEY[:, :1], KEY.shape)  # some biases depend on the keys
+  spread = 1000 - max_distance - np.tile(np.arange(S), (B, 1)) ** 3
+  np.testing.assert_allclose(np.ptp(bias(k=same, q_at=q_at, k_at=spread), -1), 0, atol=1e-5)
+  assert np.ptp(bias(k=same, q_at=q_at, k_at=999 - np.tile(np.arange(S), (B, 1))), -1).min() > 1e-3
 
 
-# text → what the model's instance holds, and what a layer's does.
+# text → shapes of the parameters of (the model's instance, a layer's).
 PARAMETERS = {
   't5(8, 16)': ({'table': (8, H)}, {}),
   'alibi': ({}, {}),
@@ -270,42 +272,42 @@ PARAMETERS = {
 
 
 @pytest.mark.parametrize('text', PARAMETERS)
-def test_each_parameter_is_held_once(text):
-  calls = Asked(text)
-  shapes = jax.tree.map(lambda x: x.shape, (calls.shared, calls.layer))
+def test_each_parameter_exists_once(text):
+  bias = PositionBias(text)
+  shapes = jax.tree.map(lambda x: x.shape, (bias.shared, bias.layer))
   assert shapes == PARAMETERS[text]
-  assert calls.instance.reads_content == any(name in text for name in ('transformer_xl', 'deberta', 'shaw'))
+  assert bias.instance.reads_content == any(name in text for name in ('transformer_xl', 'deberta', 'shaw'))
 
 
 @pytest.mark.parametrize('text', PARAMETERS)
-def test_softmax_lets_every_parameter_learn(text):
-  """No parameter only shifts all the logits of a query, where softmax would not feel it."""
-  calls = Asked(text)
-  # Next to each other for the tables' sake, and one at a distance of 0.
+def test_every_parameter_has_a_gradient_through_softmax(text):
+  """No parameter only shifts all logits of a query, which softmax would cancel."""
+  bias = PositionBias(text)
+  # Keys at the positions of the queries and next to them, so that tables of near distances are used.
   near = np.concatenate([Q_AT, Q_AT[:, :2] + 1], 1)
   q_at, k_at = jnp.asarray(Q_AT, jnp.int32), jnp.asarray(near, jnp.int32)
   q = jnp.asarray(Q, jnp.float32).reshape(B, T, K, H // K, C).transpose(0, 2, 3, 1, 4)
   k = jnp.asarray(KEY, jnp.float32).swapaxes(1, 2)
-  expected = jnp.asarray(np.random.default_rng(2).standard_normal((B, K, H // K, T, S)), jnp.float32)
+  weights = jnp.asarray(np.random.default_rng(2).standard_normal((B, K, H // K, T, S)), jnp.float32)
 
   def loss(params):
-    return (jax.nn.softmax(calls.function(params)(q, k, q_at, k_at)) * expected).sum()
+    return (jax.nn.softmax(bias.function(params)(q, k, q_at, k_at)) * weights).sum()
 
-  gradients = jax.tree.leaves(jax.jit(jax.grad(loss))((calls.shared, calls.layer)))
+  gradients = jax.tree.leaves(jax.jit(jax.grad(loss))((bias.shared, bias.layer)))
   assert all(np.isfinite(g).all() and np.abs(g).max() > 1e-4 for g in gradients)
 
 
 @pytest.mark.parametrize('text', [text for text in PARAMETERS if not text.startswith('alibi')])
-def test_bfloat16_queries_give_float32_logits_close_by(text):
-  calls = Asked(text)
+def test_bfloat16_inputs_give_float32_logits(text):
+  bias = PositionBias(text)
   rounded = [np.asarray(jnp.asarray(x, jnp.bfloat16).astype(jnp.float32)) for x in (Q, KEY)]
-  exact = calls(*rounded)
-  # What does not read them is not touched by their type.
-  tolerance = 0.02 * np.abs(exact).max() if calls.instance.reads_content else 0
-  np.testing.assert_allclose(calls(*rounded, dtype=jnp.bfloat16), exact, rtol=0, atol=tolerance)
+  exact = bias(*rounded)
+  # Biases that do not depend on queries and keys do not depend on their type.
+  tolerance = 0.02 * np.abs(exact).max() if bias.instance.reads_content else 0
+  np.testing.assert_allclose(bias(*rounded, dtype=jnp.bfloat16), exact, rtol=0, atol=tolerance)
 
 
-def test_one_table_for_all_layers_of_a_model():
+def test_layers_of_a_model_share_one_table():
   paths = [
     jax.tree_util.keystr(path)
     for path, _ in jax.tree_util.tree_leaves_with_path(
@@ -316,7 +318,7 @@ def test_one_table_for_all_layers_of_a_model():
 
 
 @pytest.mark.parametrize(
-  'text, words',
+  'text, message',
   [
     ('t5(buckets=1)', 'buckets=1 must be 2'),
     ('t5(buckets=7, bidirectional=True)', 'buckets=7 must be an even number, 4'),
@@ -334,18 +336,18 @@ def test_one_table_for_all_layers_of_a_model():
     ('fire(threshold=-1.0)', 'threshold=-1.0 must be above 0'),
   ],
 )
-def test_what_cannot_be_honoured_is_refused(text, words):
-  with pytest.raises(ValueError, match=words):
+def test_invalid_settings(text, message):
+  with pytest.raises(ValueError, match=message):
     spec.factory(text, *collect.SLOTS['position'], width=D, heads=H, head_width=C, length=64)
 
 
-def test_transformer_xl_wants_an_even_width():
+def test_transformer_xl_requires_an_even_width():
   with pytest.raises(ValueError, match='model.width=15 is odd'):
     spec.factory('transformer_xl', tfm.positions, Position, width=15, heads=3, head_width=5, length=64)
 
 
 @pytest.mark.parametrize('text', ['t5(8, 9)', 'deberta(6)'])
-def test_blocks_that_share_must_have_equal_heads(text):
+def test_blocks_that_share_a_table_must_have_equal_heads(text):
   blocks = dict(pattern=('a', 'b'), blocks=dict(a={}, b=dict(heads=2)))
   config = resolve_config(
     complete(

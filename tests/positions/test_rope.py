@@ -1,4 +1,4 @@
-"""Rotary positions against both forms in which the paper writes them, and their scalings against theirs."""
+"""Rotary positions against both forms of the paper, and their scalings against published formulas."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -16,9 +16,9 @@ Q, K = DRAW.standard_normal((2, 6, 4, 8)), DRAW.standard_normal((2, 6, 2, 8))
 Q_AT, K_AT = DRAW.integers(0, 300, (2, 6)), DRAW.integers(0, 300, (2, 6))
 
 
-def rotated(q_at, k_at, dtype=jnp.float32, **settings):
-  result = Rope(width=32, heads=4, head_width=8, length=300, **settings)
-  q, k = result.apply(
+def rotate(q_at, k_at, dtype=jnp.float32, **settings):
+  module = Rope(width=32, heads=4, head_width=8, length=300, **settings)
+  q, k = module.apply(
     {}, jnp.asarray(Q, dtype), jnp.asarray(K, dtype), jnp.asarray(q_at), jnp.asarray(k_at), method='rotate'
   )
   assert q.dtype == k.dtype == dtype
@@ -27,16 +27,16 @@ def rotated(q_at, k_at, dtype=jnp.float32, **settings):
 
 @pytest.mark.parametrize('theta', [10_000.0, 100.0])
 @pytest.mark.parametrize('oracle', [rope.rotate, rope.rotate_complex])
-def test_rope_is_the_rotation(oracle, theta):
-  q, k = rotated(Q_AT, K_AT, theta=theta)
+def test_rope_equals_the_rotation(oracle, theta):
+  q, k = rotate(Q_AT, K_AT, theta=theta)
   np.testing.assert_allclose(q, oracle(Q, Q_AT, theta), rtol=1e-5, atol=1e-5)
   np.testing.assert_allclose(k, oracle(K, K_AT, theta), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize('interleaved', [False, True])
 @pytest.mark.parametrize('fraction', [1, 0.5, 0.75])
-def test_pairs_and_the_fraction_that_is_rotated(fraction, interleaved):
-  q, k = rotated(Q_AT, K_AT, fraction=fraction, interleaved=interleaved)
+def test_pairings_and_rotated_fractions(fraction, interleaved):
+  q, k = rotate(Q_AT, K_AT, fraction=fraction, interleaved=interleaved)
   channels = int(8 * fraction)
   pairs = dict(waves=rope.frequencies(10_000.0, channels), interleaved=interleaved)
   np.testing.assert_allclose(q, rope.rotate(Q, Q_AT, **pairs), rtol=1e-5, atol=1e-5)
@@ -83,21 +83,22 @@ SCALINGS = [
 
 @pytest.mark.parametrize('text, oracle, settings', SCALINGS)
 def test_scalings(text, oracle, settings):
-  q, k = rotated(Q_AT, K_AT, theta=1_000.0, scaling=text)
+  q, k = rotate(Q_AT, K_AT, theta=1_000.0, scaling=text)
   waves, factor = oracle(1_000.0, 8, **settings)
   np.testing.assert_allclose(q, rope.rotate(Q, Q_AT, waves=waves, factor=factor), rtol=1e-5, atol=1e-5)
   np.testing.assert_allclose(k, rope.rotate(K, K_AT, waves=waves, factor=factor), rtol=1e-5, atol=1e-5)
-  changed = not text.startswith('dynamic(factor=2, original=500)')
-  assert (np.abs(waves - rope.frequencies(1_000.0, 8)).max() > 1e-3) == changed
+  changes_frequencies = not text.startswith('dynamic(factor=2, original=500)')
+  assert (np.abs(waves - rope.frequencies(1_000.0, 8)).max() > 1e-3) == changes_frequencies
 
 
-def test_a_scaling_counts_the_channels_that_are_rotated():
-  q, _ = rotated(Q_AT, K_AT, fraction=0.5, interleaved=True, scaling='yarn(factor=4, original=700)')
+def test_scaling_depends_on_the_number_of_rotated_channels():
+  q, _ = rotate(Q_AT, K_AT, fraction=0.5, interleaved=True, scaling='yarn(factor=4, original=700)')
   waves, factor = rope.yarn(10_000.0, 4, 4, 700)
   np.testing.assert_allclose(
     q, rope.rotate(Q, Q_AT, waves=waves, interleaved=True, factor=factor), rtol=1e-5, atol=1e-5
   )
-  np.testing.assert_array_equal(q[..., 4:], Q[..., 4:].astype(np.float32))  # those are not stretched either
+  # The other channels are not scaled either.
+  np.testing.assert_array_equal(q[..., 4:], Q[..., 4:].astype(np.float32))
 
 
 @pytest.mark.parametrize(
@@ -118,8 +119,8 @@ def test_a_scaling_counts_the_channels_that_are_rotated():
   ],
 )
 def test_attention_factors(text, factor):
-  """The length of a rotated vector tells: rotation keeps it."""
-  q, k = rotated(Q_AT, K_AT, scaling=text)
+  """Rotation keeps the norm of a vector, so the norm shows the factor."""
+  q, k = rotate(Q_AT, K_AT, scaling=text)
   np.testing.assert_allclose(np.linalg.norm(q, axis=-1), factor * np.linalg.norm(Q, axis=-1), rtol=1e-5)
   np.testing.assert_allclose(np.linalg.norm(k, axis=-1), factor * np.linalg.norm(K, axis=-1), rtol=1e-5)
 
@@ -136,11 +137,11 @@ def test_attention_factors(text, factor):
   ],
   ids=str,
 )
-def test_products_depend_on_the_distance_alone(settings):
-  """Su et al. 2021, eq. 11: what the rotation is for."""
+def test_rope_is_relative(settings):
+  """Products of queries and keys depend on their distance alone (Su et al. 2021, eq. 11)."""
 
   def products(shift):
-    q, k = rotated(Q_AT + shift, K_AT + shift, **settings)
+    q, k = rotate(Q_AT + shift, K_AT + shift, **settings)
     return np.einsum('bthc,bshc->bhts', q[:, :, :2], k)
 
   near = products(0)
@@ -149,18 +150,18 @@ def test_products_depend_on_the_distance_alone(settings):
   assert np.abs(near - np.einsum('bthc,bshc->bhts', Q[:, :, :2], K)).max() > 0.1
 
 
-def test_position_zero_and_lengths_of_vectors_are_kept():
-  q, _ = rotated(np.zeros((2, 6), int), K_AT)
+def test_rotation_keeps_position_zero_and_norms():
+  q, _ = rotate(np.zeros((2, 6), int), K_AT)
   np.testing.assert_allclose(q, Q, rtol=1e-6)
-  q, _ = rotated(Q_AT, K_AT)
+  q, _ = rotate(Q_AT, K_AT)
   np.testing.assert_allclose(np.linalg.norm(q, axis=-1), np.linalg.norm(Q, axis=-1), rtol=1e-5)
 
 
 @pytest.mark.parametrize('theta', [10_000.0, 500_000.0, 0.3])
-def test_angles_are_right_at_every_position(theta):
+def test_angles_are_exact_at_every_position(theta):
   """In float32 arithmetic the angle would be 0.004 off at position 100 000; theta below 1 turns fast."""
   at = np.array([[100_000, 99_999, 131_071, 1_000_003, 16_777_217, 2**31 - 1], [0, 1, 2, 3, 4_097, 65_535]])
-  q, k = rotated(at, at[::-1], theta=theta)
+  q, k = rotate(at, at[::-1], theta=theta)
   np.testing.assert_allclose(q, rope.rotate(Q, at, theta), rtol=0, atol=5e-6)
   np.testing.assert_allclose(k, rope.rotate(K, at[::-1], theta), rtol=0, atol=5e-6)
 
@@ -168,15 +169,15 @@ def test_angles_are_right_at_every_position(theta):
 def test_angles_stay_exact_in_bfloat16():
   """In bf16 itself, position 257 would be 256 and its angle 1 off."""
   at = np.full((2, 6), 257)
-  q, _ = rotated(at, K_AT, jnp.bfloat16)
+  q, _ = rotate(at, K_AT, jnp.bfloat16)
   np.testing.assert_allclose(q, rope.rotate(Q, at), atol=0.05)
-  q, _ = rotated(at, K_AT, jnp.bfloat16, fraction=0.5, interleaved=True, scaling='yarn(4, 700)')
+  q, _ = rotate(at, K_AT, jnp.bfloat16, fraction=0.5, interleaved=True, scaling='yarn(4, 700)')
   waves, factor = rope.yarn(10_000.0, 4, 4, 700)
   np.testing.assert_allclose(q, rope.rotate(Q, at, waves=waves, interleaved=True, factor=factor), atol=0.05)
 
 
 @pytest.mark.parametrize(
-  'text, parts',
+  'text, messages',
   [
     ('rope(fraction=0)', ['fraction=0 ', 'above 0 and not above 1', "position='none'"]),
     ('rope(fraction=1.5)', ['fraction=1.5', 'not above 1']),
@@ -208,8 +209,8 @@ def test_angles_stay_exact_in_bfloat16():
     ('rope(scaling="longrope((1, 2, 3, 4), (1, 2, 3, 4), 1)")', ['original=1 must be at least 2']),
   ],
 )
-def test_refusals(text, parts):
-  with pytest.raises(ValueError) as refusal:
+def test_invalid_settings(text, messages):
+  with pytest.raises(ValueError) as error:
     spec.factory(text, tfm.positions, Position, width=32, heads=4, head_width=8, length=300)
-  assert all(part in str(refusal.value) for part in parts), refusal.value
-  assert '\n' not in str(refusal.value)
+  assert all(message in str(error.value) for message in messages), error.value
+  assert '\n' not in str(error.value)

@@ -15,7 +15,7 @@ def dot_logits(q, k, scale=None):
 
 
 def seen(predicate, q_positions, k_positions, q_segments, k_segments):
-  """[B T S]: the predicate holds, both stand in one document, and the key is no padding."""
+  """[B T S]: the predicate holds, both are in one document, and the key is not padding."""
   out = np.zeros((*q_positions.shape, k_positions.shape[1]), bool)
   for b, t, s in np.ndindex(*out.shape):
     out[b, t, s] = (
@@ -65,7 +65,7 @@ def weight_gradients(p, v, g):
 def softmax_gradients(p, d_p):
   """(d logits, d sinks [H]): the rule of the softmax; a sink is one more logit, whose value is zero.
 
-  A query that sees nothing has no softmax, and gives the sink nothing.
+  A query that sees no key has no softmax, and its sink no gradient.
   """
   d_logits = p * (d_p - (p * d_p).sum(-1, keepdims=True))
   sink = np.where(p.any(-1), 1 - p.sum(-1), 0)

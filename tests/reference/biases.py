@@ -1,6 +1,6 @@
-"""What positions add to the logits, in float64, one query, one key and one head at a time.
+"""Position biases on the logits in float64, one query, one key and one head at a time.
 
-q [B T H C], k [B S K C], positions [B T] and [B S] → [B H T S]; query head h meets key head h // (H/K).
+q [B T H C], k [B S K C], positions [B T] and [B S] → [B H T S]; query head h reads key head h // (H/K).
 """
 
 import ml_dtypes
@@ -57,7 +57,7 @@ def bfloat16(x):
 
 
 def falcon_alibi(q, k, q_at, k_at, scale):
-  """As Falcon's code adds it: of the key alone, a product of bfloat16 numbers (Almazrouei et al. 2023)."""
+  """As in Falcon's code: depends on the key alone, a product of bfloat16 numbers (Almazrouei et al. 2023)."""
   return each(
     q,
     k,
@@ -68,7 +68,7 @@ def falcon_alibi(q, k, q_at, k_at, scale):
 
 
 def transformer_xl(q, k, q_at, k_at, u, v, kernel):
-  """Dai et al. 2019, §3.3: the terms (b), (c) and (d), each as it is written there."""
+  """Dai et al. 2019, §3.3: the terms (b), (c) and (d), each as written there."""
   D, _, C = kernel.shape
   frequencies = 10000.0 ** (-np.arange(0, D, 2) / D)
 
@@ -93,9 +93,9 @@ def deberta_bucket(distance, max_distance, buckets):
 
 
 def deberta(q, k, q_at, k_at, table, key, query, query_bias, max_distance, buckets):
-  """Content to content too: q is not scaled here (He et al. 2021, eq. 4, both δ counted from the query).
+  """He et al. 2021, eq. 4, content to content included, both δ counted from the query; q is not scaled here.
 
-  table [N D]; key, query [D H C], None for a term that is left out.
+  table [N D]; key, query [D H C], None for an absent term.
   """
   terms = 1 + (key is not None) + (query is not None)
 

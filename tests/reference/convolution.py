@@ -6,7 +6,7 @@ import numpy as np
 def gated(x, layers, segments):
   """h [B T D]: h_t + (Σⱼ h_{t-j·d} Vⱼ + b) ⊙ σ(Σⱼ h_{t-j·d} Wⱼ + c), a layer at a time.
 
-  layers: (d, V [taps D D], b, W, c) of each. Each document is taken out of its row and treated alone.
+  layers: (d, V [taps D D], b, W, c) of each. Each document is computed separately.
   """
   out = np.zeros(x.shape)
   for row in range(len(x)):
@@ -14,13 +14,13 @@ def gated(x, layers, segments):
       at = np.flatnonzero(segments[row] == s)
       h = x[row, at].astype(np.float64)
       for d, V, b, W, c in layers:
-        h = h + convolved(h, V, b, d) / (1 + np.exp(-convolved(h, W, c, d)))
+        h = h + convolve(h, V, b, d) / (1 + np.exp(-convolve(h, W, c, d)))
       out[row, at] = h
   return out
 
 
-def convolved(h, V, b, d):
-  """bias + Σⱼ h_{t-j·d} Vⱼ over what there is."""
+def convolve(h, V, b, d):
+  """b + Σⱼ h_{t-j·d} Vⱼ over the tokens of the document."""
   out = np.zeros(h.shape) + b
   for t in range(len(h)):
     for j in range(len(V)):

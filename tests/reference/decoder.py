@@ -1,4 +1,4 @@
-"""A whole pre-norm decoder in NumPy, read from the parameter tree of an unscanned model."""
+"""A whole pre-norm decoder in NumPy, with the parameters of an unscanned model."""
 
 import numpy as np
 
@@ -30,7 +30,7 @@ def norm(p, x):
 
 
 def mix(p, x, positions, segments, heads_per_key, position):
-  """Causal attention within documents, between four projections."""
+  """Causal attention within documents, with its four projections."""
   q, k, v = (np.einsum('btd,dhc->bthc', x, p[name]['kernel']) + p[name].get('bias', 0) for name in 'qkv')
   assert q.shape[2] == heads_per_key * k.shape[2]
   if position == 'rope':

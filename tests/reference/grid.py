@@ -17,7 +17,7 @@ def sinusoidal(at, width, theta):
 
 
 def rotate(x, at, theta, interleaved):
-  """x [C] of one (row, column): the first half of the pairs turned by the row, the other by the column."""
+  """x [C] of one (row, column): the row rotates the first half of the pairs, the column the other."""
   C, out = len(x), np.array(x, np.float64)
   if at is None:
     return out
@@ -30,8 +30,8 @@ def rotate(x, at, theta, interleaved):
 
 
 def weights(new, old, kernel):
-  """[new, old]: what each old point gives to a new one. Points are the middles of equal parts of one line;
-  what would come from outside is left out, and the rest sums to 1.
+  """[new, old]: the weight of each old point in a new one. Points are the centres of equal parts of a line;
+  points outside have no weight, and the others sum to 1.
   """
   out = np.zeros((new, old))
   for i in range(new):

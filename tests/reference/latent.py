@@ -1,4 +1,4 @@
-"""Multi-head latent attention in float64, keys and values made for all (DeepSeek-AI 2024, eq. 9-19)."""
+"""Multi-head latent attention in float64 with all keys and values computed (DeepSeek-AI 2024, eq. 9-19)."""
 
 import numpy as np
 

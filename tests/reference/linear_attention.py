@@ -17,8 +17,8 @@ def softmax(x):
   return e / e.sum(-1, keepdims=True)
 
 
-def attend(q, k, v, turned, segments, causal=True):
-  """Su et al. (2021), eq. 19: φ(q), φ(k) make the denominator, and `turned`, both rotated, the numerator.
+def attend(q, k, v, rotated, segments, causal=True):
+  """Su et al. (2021), eq. 19: the denominator is of φ(q), φ(k), the numerator of both `rotated`.
 
   q [B T H C], k and v [B T K C]; causal: Katharopoulos et al. (2020), eq. 9. Padding gives zeros.
   """
@@ -27,7 +27,7 @@ def attend(q, k, v, turned, segments, causal=True):
     top, total = np.zeros(v.shape[-1]), 1e-6
     for s in range(t + 1 if causal else q.shape[1]):
       if segments[b, s] == segments[b, t] != 0:
-        top += turned[0][b, t, h] @ turned[1][b, s, h // group] * v[b, s, h // group]
+        top += rotated[0][b, t, h] @ rotated[1][b, s, h // group] * v[b, s, h // group]
         total += q[b, t, h] @ k[b, s, h // group]
     out[b, t, h] = top / total
   return out
@@ -36,7 +36,7 @@ def attend(q, k, v, turned, segments, causal=True):
 def delta_rule(q, k, v, alpha, beta, segments):
   """Yang et al. (2024), eq. 10, with the state as they write it, values by keys; and the last states.
 
-  q, k [B T K C], v [B T H C2], alpha, beta [B T H]. Padding passes the state by, and gives zeros.
+  q, k [B T K C], v [B T H C2], alpha, beta [B T H]. Padding keeps the state, and its output is zero.
   """
   B, T, H, C2 = v.shape
   C, group = k.shape[-1], H // k.shape[2]
@@ -47,14 +47,14 @@ def delta_rule(q, k, v, alpha, beta, segments):
       if segments[b, t] != document:
         S, document = np.zeros((C2, C)), segments[b, t]
       key = k[b, t, h // group]
-      forgets = alpha[b, t, h] * (np.eye(C) - beta[b, t, h] * np.outer(key, key))
-      S = S @ forgets + beta[b, t, h] * np.outer(v[b, t, h], key)
+      transition = alpha[b, t, h] * (np.eye(C) - beta[b, t, h] * np.outer(key, key))
+      S = S @ transition + beta[b, t, h] * np.outer(v[b, t, h], key)
       out[b, t, h] = S @ q[b, t, h // group]
     last[b, h] = S
   return out, last
 
 
-def convolved(x, weight, segments):
+def convolve(x, weight, segments):
   """Σ_k w_k ⊙ x_{t - (taps - 1 - k)} over the tokens of one document; x [B T ...], weight [taps ...]."""
   out = np.zeros(x.shape)
   for b in range(len(x)):
@@ -73,14 +73,14 @@ def silu(x):
 def gated_delta(params, x, segments):
   """The layer of Yang et al. (2024), §3.4, on x [B T D], from a tree of parameters without biases."""
 
-  def risen(name):
+  def project(name):
     return np.einsum('btd,d...->bt...', x, params[name]['kernel'])
 
   q, k, v = (
-    silu(convolved(risen(name), params[f'{name}_convolution']['weight'], segments)) for name in 'qkv'
+    silu(convolve(project(name), params[f'{name}_convolution']['weight'], segments)) for name in 'qkv'
   )
   q, k = (y / np.sqrt((y * y).sum(-1, keepdims=True) + 1e-6) for y in (q, k))
-  alpha = np.exp(-np.exp(params['A_log']) * np.log1p(np.exp(risen('alpha') + params['dt_bias'])))
-  y, _ = delta_rule(q / np.sqrt(q.shape[-1]), k, v, alpha, 1 / (1 + np.exp(-risen('beta'))), segments)
-  y = y / np.sqrt((y * y).mean(-1, keepdims=True) + 1e-6) * params['norm']['scale'] * silu(risen('gate'))
+  alpha = np.exp(-np.exp(params['A_log']) * np.log1p(np.exp(project('alpha') + params['dt_bias'])))
+  y, _ = delta_rule(q / np.sqrt(q.shape[-1]), k, v, alpha, 1 / (1 + np.exp(-project('beta'))), segments)
+  y = y / np.sqrt((y * y).mean(-1, keepdims=True) + 1e-6) * params['norm']['scale'] * silu(project('gate'))
   return np.einsum('bthc,hcd->btd', y, params['out']['kernel'])

@@ -1,4 +1,4 @@
-"""Mamba (Gu & Dao 2023, alg. 2) and Mamba-2 (Dao & Gu 2024, §7.1) in float64, a document token by token."""
+"""Mamba (Gu & Dao 2023, alg. 2) and Mamba-2 (Dao & Gu 2024, §7.1) in float64, for one document."""
 
 import numpy as np
 
@@ -70,7 +70,7 @@ def mamba2(p, x, epsilon=1e-5):
 
 
 def linear(p, x):
-  """x · W + b: the axes of W that x does not end in are made; W [H C D] takes x [T H·C]."""
+  """x · W + b, over the leading axes of W whose product is the last axis of x: W [H C D] takes x [T H·C]."""
   kernel = p['kernel']
   inputs = next(n for n in range(1, kernel.ndim) if np.prod(kernel.shape[:n]) == x.shape[-1])
   return np.tensordot(x, kernel.reshape(x.shape[-1], *kernel.shape[inputs:]), 1) + p.get('bias', 0.0)

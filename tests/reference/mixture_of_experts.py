@@ -11,10 +11,10 @@ def softmax(r):
 
 
 def weights(x, valid, router, k, normalize=True, capacity=None):
-  """[B, T, E]: what each expert's output counts for, 0 where it is not asked.
+  """[B, T, E]: the weight of each expert's output, 0 where it is not chosen.
 
   Top k of x · router (Mixtral, §2.1; `normalize` off: Switch, eq. 2). With a capacity the first choices
-  of a row are seated in order, then the second ones, …, while an expert has room (GShard, alg. 1).
+  of a row are placed in order, then the second ones, …, while an expert has room (GShard, alg. 1).
   """
   B, T, E = *x.shape[:2], router.shape[1]
   g = np.zeros((B, T, E))
@@ -32,7 +32,7 @@ def weights(x, valid, router, k, normalize=True, capacity=None):
 
 
 def mixture(x, g, expert):
-  """Σ_i g_i · expert(i, x) over the experts that are asked."""
+  """Σ_i g_i · expert(i, x) over the chosen experts."""
   y = np.zeros_like(x)
   for b, t, i in zip(*np.nonzero(g)):
     y[b, t] += g[b, t, i] * expert(i, x[b, t])

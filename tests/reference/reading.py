@@ -1,20 +1,20 @@
-"""One mixer over rows: at once, or through its cache in pieces."""
+"""Runs a mixer over rows, whole or in pieces through its cache."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 
-def read(result, params, x, context, pieces=None):
-  """(y, the cache after it); `context(part)` is that of a slice of the rows."""
+def read(mixer, params, x, make_context, pieces=None):
+  """(y, the cache after it); `make_context(part)` returns the context of a slice of the rows."""
   params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), params)
   B, T, _ = x.shape
-  cache, found, start = None if pieces is None else result.init_cache(B, T + 2), [], 0
+  cache, outputs, start = None if pieces is None else mixer.init_cache(B, T + 2), [], 0
   for piece in pieces or (T,):
-    here = slice(start, start + piece)
-    y, cache = jax.jit(result.apply)(
-      {'params': params}, jnp.asarray(x[:, here], result.dtype), None, context(here), cache
+    part = slice(start, start + piece)
+    y, cache = jax.jit(mixer.apply)(
+      {'params': params}, jnp.asarray(x[:, part], mixer.dtype), None, make_context(part), cache
     )
-    found.append(y)
+    outputs.append(y)
     start += piece
-  return np.concatenate(found, 1), cache
+  return np.concatenate(outputs, 1), cache

@@ -1,4 +1,4 @@
-"""LSTM and GRU in float64, one row, one token and one channel of text at a time."""
+"""LSTM and GRU in float64, one row and one token at a time."""
 
 import numpy as np
 
@@ -14,7 +14,7 @@ def lstm(x, W, U, b, segments, forget_bias=1.0):
   """
   out = np.zeros((*x.shape[:2], U.shape[0]))
   for row in range(len(x)):
-    for document in documents(segments[row]):
+    for document in split_documents(segments[row]):
       h, c = np.zeros((2, U.shape[0]))
       for t in document:
         i, f, g, o = (x[row, t] @ W[:, n] + h @ U[:, n] + b[n] for n in range(4))
@@ -24,13 +24,13 @@ def lstm(x, W, U, b, segments, forget_bias=1.0):
 
 
 def gru(x, W, U, b, segments, candidate_bias=0.0):
-  """Cho et al. 2014, eq. 5-8, with the reset gate after the product, as cuDNN and PyTorch have it; h [B T F].
+  """Cho et al. 2014, eq. 5-8, with the reset gate after the product, as in cuDNN and PyTorch; h [B T F].
 
   W [D 3 F] and U [F 3 F] hold the reset gate, the update gate, the candidate.
   """
   out = np.zeros((*x.shape[:2], U.shape[0]))
   for row in range(len(x)):
-    for document in documents(segments[row]):
+    for document in split_documents(segments[row]):
       h = np.zeros(U.shape[0])
       for t in document:
         r, z = (sigmoid(x[row, t] @ W[:, n] + h @ U[:, n] + b[n]) for n in range(2))
@@ -39,6 +39,6 @@ def gru(x, W, U, b, segments, candidate_bias=0.0):
   return out
 
 
-def documents(segments):
-  """The indices of each document's tokens, padding left out."""
+def split_documents(segments):
+  """The indices of each document's tokens, without padding."""
   return [np.flatnonzero(segments == s) for s in np.unique(segments) if s]

@@ -1,4 +1,4 @@
-"""LSH attention in float64 as we define it (Kitaev et al. 2020, §2), one pair of tokens at a time."""
+"""LSH attention in float64 as tfm defines it (Kitaev et al. 2020, §2), one pair of tokens at a time."""
 
 import numpy as np
 
@@ -8,7 +8,7 @@ def bucket(q, R):
   return int(np.argmax([*(q @ R), *(-q @ R)]))
 
 
-def partners(buckets, positions, segments, chunk):
+def find_partners(buckets, positions, segments, chunk):
   """[T T], one round: in one document and bucket, less than `chunk` ranks apart."""
   T = len(buckets)
 
@@ -20,7 +20,7 @@ def partners(buckets, positions, segments, chunk):
 
 
 def attend(q, v, visible):
-  """Softmax over the visible keys, which are unit queries; a token hears itself where nothing else is."""
+  """Softmax over the visible keys, which are unit queries; a token sees itself only if it sees no other."""
   out = np.zeros(v.shape)
   for t in range(len(q)):
     keys = [s for s in np.flatnonzero(visible[t]) if s != t] or [s for s in [t] if visible[t, t]]
@@ -38,6 +38,6 @@ def forward(p, x, positions, segments, predicate, rotations, chunk):
     shown = np.array([[predicate(t, s) for s in positions[b]] for t in positions[b]])
     for h in range(q.shape[2]):
       rounds = [[bucket(token, R) for token in q[b, :, h]] for R in np.moveaxis(rotations[h], 1, 0)]
-      found = np.any([partners(buckets, positions[b], segments[b], chunk) for buckets in rounds], 0)
-      y[b, :, h] = attend(q[b, :, h], v[b, :, h], found & shown)
+      candidates = np.any([find_partners(buckets, positions[b], segments[b], chunk) for buckets in rounds], 0)
+      y[b, :, h] = attend(q[b, :, h], v[b, :, h], candidates & shown)
   return np.einsum('bthc,hcd->btd', y, p['out']['kernel']) + p['out'].get('bias', 0)

@@ -1,5 +1,6 @@
-"""Rotary positions, both ways the paper writes them (Su et al. 2021, eq. 12, 15 and 34), in float64; and what
-others made of their frequencies for longer texts."""
+"""Rotary positions in both forms of the paper (Su et al. 2021, eq. 12, 15 and 34), in float64, and the
+scalings of their frequencies for longer texts.
+"""
 
 import cmath
 import math
@@ -8,8 +9,8 @@ import numpy as np
 
 
 def rotate(x, positions, theta=10_000.0, waves=None, interleaved=False, factor=1.0):
-  """x [B T H C]: pair i turned by the 2 × 2 matrix of angle m · waves[i], theta^(-2i/C) unless given, and
-  stretched; the pair is (i, i + len(waves)), or (2i, 2i + 1). Other channels stay."""
+  """x [B T H C]: pair i is rotated by the angle m · waves[i], theta^(-2i/C) by default, and multiplied
+  by `factor`; the pair is (i, i + len(waves)), or (2i, 2i + 1). Other channels stay."""
   waves, out = frequencies(theta, x.shape[-1]) if waves is None else waves, np.array(x)
   for b, t, h in np.ndindex(*x.shape[:3]):
     for i, wave in enumerate(waves):
@@ -44,7 +45,7 @@ def linear(theta, channels, factor):
 
 
 def dynamic(theta, channels, factor, original, length):
-  """Another base, so that the slowest wave is slower as the text is longer (Peng et al. 2023, §3.3)."""
+  """A larger base, so that the slowest wave slows down with the length (Peng et al. 2023, §3.3)."""
   longer = factor * max(length, original) / original - (factor - 1)
   return frequencies(theta * longer ** (channels / (channels - 2)), channels), 1.0
 
@@ -80,7 +81,7 @@ def llama3(theta, channels, factor, low, high, original):
 
 
 def longrope(theta, channels, short, long, original, length):
-  """Each its own (Ding et al. 2024)."""
+  """A factor for each frequency (Ding et al. 2024)."""
   factors = long if length > original else short
   waves = np.array([wave / by for wave, by in zip(frequencies(theta, channels), factors, strict=True)])
   return waves, math.sqrt(1 + math.log(max(length / original, 1)) / math.log(original))

@@ -1,4 +1,4 @@
-"""Sinusoidal positions as the paper writes them (Vaswani et al. 2017, §3.5), in float64."""
+"""Sinusoidal positions as in the paper (Vaswani et al. 2017, §3.5), in float64."""
 
 import math
 
@@ -6,7 +6,7 @@ import numpy as np
 
 
 def encoding(position, width, theta=10_000.0):
-  """PE(position), [D]: sine and cosine by turns."""
+  """PE(position), [D]: sine and cosine alternate."""
   out = np.empty(width)
   for i in range(width // 2):
     angle = position / theta ** (2 * i / width)

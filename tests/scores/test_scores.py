@@ -19,14 +19,14 @@ Q32, KEY32 = jnp.asarray(Q, jnp.float32), jnp.asarray(KEY, jnp.float32)
 
 
 def build_score(text, params=None):
-  """(function of a score, its parameters), which are given or drawn from N(0, 1)."""
+  """(function of a score, its parameters); they are drawn from N(0, 1) if params is None."""
   if params is None:
     draw = np.random.default_rng(1)
-    params = {name: draw.standard_normal(x.shape).astype(np.float32) for name, x in parameters(text).items()}
+    params = {name: draw.standard_normal(x.shape).astype(np.float32) for name, x in init_params(text).items()}
   return spec.factory(text, tfm.scores, Score, head_width=C)().apply({'params': params}), params
 
 
-def parameters(text):
+def init_params(text):
   """The initial parameters of a score."""
   module = spec.factory(text, tfm.scores, Score, head_width=C)()
   return nn.unbox(module.init(jax.random.key(0)).get('params', {}))
@@ -79,27 +79,27 @@ def test_gradients_equal_finite_differences(text):
   gradients = jax.grad(ours, argnums=(0, 1, 2))(Q32, KEY32, params)
   exact, structure = jax.tree.flatten((Q, KEY, params))
   for i, gradient in enumerate(jax.tree.leaves(gradients)):
-    way = DRAW.standard_normal(gradient.shape)
+    direction = DRAW.standard_normal(gradient.shape)
     ends = [
-      loss(*structure.unflatten([x + sign * 1e-5 * way if j == i else x for j, x in enumerate(exact)]))
+      loss(*structure.unflatten([x + sign * 1e-5 * direction if j == i else x for j, x in enumerate(exact)]))
       for sign in (1, -1)
     ]
-    along = np.asarray(gradient) * way
+    along = np.asarray(gradient) * direction
     np.testing.assert_allclose(along.sum(), (ends[0] - ends[1]) / 2e-5, atol=2e-6 * np.abs(along).sum())
 
 
 class TestAdditive:
   def test_hidden_width_defaults_to_the_head_width(self):
-    assert {name: x.shape for name, x in parameters('additive').items()} == dict(
+    assert {name: x.shape for name, x in init_params('additive').items()} == dict(
       query=(C, C), key=(C, C), vector=(C,)
     )
-    assert {name: x.shape for name, x in parameters('additive(width=3)').items()} == dict(
+    assert {name: x.shape for name, x in init_params('additive(width=3)').items()} == dict(
       query=(C, 3), key=(C, 3), vector=(3,)
     )
 
   def test_initial_logits_have_unit_size_for_any_width(self):
     for width in (4, 512):
-      params = parameters(f'additive({width})')
+      params = init_params(f'additive({width})')
       f, _ = build_score(f'additive({width})', params)
       assert 0.2 < np.sqrt(np.mean(np.square(f(Q32, KEY32)))) < 2
 
@@ -128,9 +128,9 @@ class TestCosine:
 
   def test_invariant_to_norms(self):
     f, _ = build_score('cosine')
-    for by in (1e-2, 1e6):
-      np.testing.assert_allclose(f(by * Q32, KEY32), f(Q32, KEY32), atol=1e-5)
-      np.testing.assert_allclose(f(Q32, by * KEY32), f(Q32, KEY32), atol=1e-5)
+    for factor in (1e-2, 1e6):
+      np.testing.assert_allclose(f(factor * Q32, KEY32), f(Q32, KEY32), atol=1e-5)
+      np.testing.assert_allclose(f(Q32, factor * KEY32), f(Q32, KEY32), atol=1e-5)
 
   def test_logit_of_a_vector_with_itself_is_the_temperature(self):
     f, _ = build_score('cosine(7.5)')
@@ -139,8 +139,8 @@ class TestCosine:
     assert np.abs(logits).max() < 7.5 * (1 + 1e-5)
 
   def test_learned_temperature_starts_at_its_setting_and_is_at_most_100(self):
-    start = parameters('cosine(4.0, learned=True)')
-    assert start['log_temperature'].shape == () and not parameters('cosine')
+    start = init_params('cosine(4.0, learned=True)')
+    assert start['log_temperature'].shape == () and not init_params('cosine')
     unit_cosine, _ = build_score('cosine(1.0)')
     first = start['log_temperature']
     for log, temperature in ((first, 4), (np.log(99), 99), (np.log(101), 100), (50.0, 100)):
