@@ -72,7 +72,7 @@ def test_what_no_output_needs_is_left_out_and_told(tmp_path, caplog):
     ours.logits(**build_inputs(2, 3, 16, 16))
   with pytest.raises(ValueError, match='attention_mask is not an input'):
     ours.logits(attention_mask=np.ones((1, 4)), **arguments)
-  with pytest.raises(ValueError, match="'vit' reads pixel_values"):
+  with pytest.raises(ValueError, match="model_type='vit' requires pixel_values"):
     ours.logits()
 
 
