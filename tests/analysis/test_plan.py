@@ -319,7 +319,7 @@ def test_for_a_topology(run, tmp_path):
     '--config.training.batch_size=16',
   )
   assert status == 0, err
-  assert 'one device of 16 × TPU v5 lite' in out and 'kernel: auto takes splash on tpu' in err
+  assert 'one device of 16 × TPU v5 lite' in out and 'kernel: auto chose splash on tpu' in err
   training, decoding = json.loads((tmp_path / 'out' / 'plan.json').read_text())['plans']
   for one in (training, decoding):
     assert (
@@ -348,7 +348,7 @@ def test_for_boxes_of_gpus(run, tmp_path):
   )
   assert status == 0, err
   assert 'one device of 16 × NVIDIA H100 80GB HBM3' in out
-  assert 'kernel: auto takes cudnn on gpu' in err
+  assert 'kernel: auto chose cudnn on gpu' in err
   training, decoding = json.loads((tmp_path / 'out' / 'plan.json').read_text())['plans']
   for one in (training, decoding):
     assert (
