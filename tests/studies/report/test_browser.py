@@ -16,8 +16,9 @@ LONG = 'a_name_that_is_longer_than_a_telephone_is_wide_' * 2
 CONTRASTS = """() => {
   const parts = text => text.match(/[\\d.]+/g).map(Number)
   const light = text => {
-    const [r, g, b] = parts(text).map(x => x / 255).map(x => x <= 0.04045 ? x / 12.92 : ((x + 0.055) / 1.055)
-    ** 2.4) return 0.2126 * r + 0.7152 * g + 0.0722 * b
+    const [r, g, b] = parts(text).map(x => x / 255).map(
+      x => x <= 0.04045 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4)
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b
   }
   const behind = element => {
     for (; element; element = element.parentElement) {
