@@ -12,12 +12,12 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from tfm.analysis import gpus, plan, report, search, topology
+from tfm.analysis import gpu_targets, mesh_search, plan, plan_report, topology
 from tfm.analysis.collectives import Collective
 from tfm.commands import cli
-from tfm.parallel import chips
+from tfm.parallel import chip_specs
 from tfm.parallel import mesh as meshes
-from tfm.parallel.chips import Chip
+from tfm.parallel.chip_specs import Chip
 
 
 CONFIG = """
@@ -49,7 +49,7 @@ CPU = Chip('a CPU', flops=1e11, memory=2**20, bandwidth=1e10, links=1e9, network
 
 def test_here(run, tmp_path, monkeypatch):
   """Memory, FLOPs and collectives of the training step, and the bound by a chip of our own."""
-  monkeypatch.setitem(chips.CHIPS, 'cpu', CPU)
+  monkeypatch.setitem(chip_specs.CHIPS, 'cpu', CPU)
   status, out, _ = run('--topology=here', '--rows=0', '--to=out')
   assert (
     status == 0
@@ -128,7 +128,7 @@ def test_decoding_counts_no_less_than_the_model(sums):
     'FLOPs',
     '1.000e+03',
     'per device and step, at least: the model’s FLOPs, not all of which are compiled to products',
-  ) in report.summary(sums)
+  ) in plan_report.summary(sums)
 
 
 def test_what_is_counted_once_is_marked(sums):
@@ -139,11 +139,11 @@ def test_what_is_counted_once_is_marked(sums):
       Collective('all-reduce', ('data',), 4, 1, 2**20),
     ),
   )
-  title, _, rows = report.tables([one])[-1]
+  title, _, rows = plan_report.tables([one])[-1]
   assert title == 'decoding: sent by a device in a step (≥: in a loop of unknown trip count, counted once)'
   assert [row[3:5] for row in rows] == [('≥ 3', '≥ 1.00 MiB'), ('1', '1.00 MiB')]
-  assert [each['least'] for each in report.data(one)['collectives']] == [True, False]
-  assert '≥' not in report.tables([dataclasses.replace(one, collectives=one.collectives[1:])])[-1][0]
+  assert [each['least'] for each in plan_report.data(one)['collectives']] == [True, False]
+  assert '≥' not in plan_report.tables([dataclasses.replace(one, collectives=one.collectives[1:])])[-1][0]
 
 
 @pytest.mark.slow
@@ -167,7 +167,7 @@ def test_a_search(run, tmp_path, monkeypatch):
   monkeypatch.setattr(
     plan, 'memory_from_compiler', lambda *args: dataclasses.replace(real(*args), needed=next(needed))
   )
-  monkeypatch.setitem(chips.CHIPS, 'cpu', CPU)
+  monkeypatch.setitem(chip_specs.CHIPS, 'cpu', CPU)
   status, out, err = run('--topology=here', '--search', '--limit=3', '--axes=data,fsdp', '--to=out')
   saved = json.loads((tmp_path / 'out' / 'plan.json').read_text())
   assert status == 0 and [one['fits'] for one in saved['tried']] == [False, True, True]
@@ -177,9 +177,9 @@ def test_a_search(run, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_a_search_skips_meshes_estimated_not_to_fit(run, tmp_path, monkeypatch):
-  monkeypatch.setitem(chips.CHIPS, 'cpu', CPU)
+  monkeypatch.setitem(chip_specs.CHIPS, 'cpu', CPU)
   monkeypatch.setattr(
-    search,
+    mesh_search,
     'estimate_bytes',
     lambda request, devices: (3 if request.config.training.gradient_accumulation == 1 else 1) * 2**20,
   )
@@ -188,7 +188,7 @@ def test_a_search_skips_meshes_estimated_not_to_fit(run, tmp_path, monkeypatch):
   )
   saved = json.loads((tmp_path / 'out' / 'plan.json').read_text())
   assert status in (0, 1) and [one['flags'].endswith('accumulation=2') for one in saved['tried']] == [True]
-  assert err.count('skipped, estimated at') == len(search.POLICIES)
+  assert err.count('skipped, estimated at') == len(mesh_search.POLICIES)
 
 
 @pytest.mark.parametrize(
@@ -294,7 +294,9 @@ def refuses():
   ],
 )
 def test_a_device_that_is_here_says_itself_what_it_has(stats, chip, capacity):
-  assert plan.memory_capacity(types.SimpleNamespace(memory_stats=stats), chips.find_chip(chip)) == capacity
+  assert (
+    plan.memory_capacity(types.SimpleNamespace(memory_stats=stats), chip_specs.find_chip(chip)) == capacity
+  )
 
 
 def test_what_it_has_no_room_for():
@@ -334,7 +336,7 @@ def test_for_a_topology(run, tmp_path):
 @pytest.mark.slow
 def test_for_boxes_of_gpus(run, tmp_path):
   """Two boxes of eight GPUs, none of which is here: what goes over `data` goes from box to box."""
-  if not gpus.is_cuda_plugin_installed():
+  if not gpu_targets.is_cuda_plugin_installed():
     pytest.skip("JAX's plugin for CUDA is not installed; pip install -e '.[cuda-compiler]'")
   status, out, err = run(
     '--topology=h100:8',

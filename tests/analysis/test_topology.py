@@ -6,8 +6,8 @@ import types
 import jax
 import pytest
 
-from tfm.analysis import gpus, topology
-from tfm.parallel import chips
+from tfm.analysis import gpu_targets, topology
+from tfm.parallel import chip_specs
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_without_libtpu(monkeypatch):
 
 
 def test_without_the_plugin_for_cuda(monkeypatch):
-  monkeypatch.setattr(gpus, 'is_cuda_plugin_installed', lambda: False)
+  monkeypatch.setattr(gpu_targets, 'is_cuda_plugin_installed', lambda: False)
   with pytest.raises(
     ValueError,
     match=r"needs JAX's CUDA plugin, which is not installed; pip install -e '.\[cuda-compiler\]', or",
@@ -85,14 +85,14 @@ def test_without_the_plugin_for_cuda(monkeypatch):
 @pytest.mark.parametrize('name', ['v5e:2x2', 'h100:8'])
 def test_what_is_compiled_for_others_is_not_kept(name, monkeypatch):
   """Without them it could not be read back, and JAX would warn of each."""
-  names = (topology, 'is_libtpu_installed'), (gpus, 'is_cuda_plugin_installed')
+  names = (topology, 'is_libtpu_installed'), (gpu_targets, 'is_cuda_plugin_installed')
   for module, function in names:
     monkeypatch.setattr(module, function, lambda: True)
   monkeypatch.setattr(topology, 'ENVIRONMENT', {})
   monkeypatch.setattr(
     topology.topologies, 'get_topology_desc', lambda **_: types.SimpleNamespace(devices=['one'])
   )
-  monkeypatch.setattr(gpus, 'devices', lambda *_: ['one'])
+  monkeypatch.setattr(gpu_targets, 'devices', lambda *_: ['one'])
   stored = jax.config.jax_enable_compilation_cache
   try:
     assert topology.devices(name) == ['one'] and not jax.config.jax_enable_compilation_cache
@@ -100,10 +100,10 @@ def test_what_is_compiled_for_others_is_not_kept(name, monkeypatch):
     jax.config.update('jax_enable_compilation_cache', stored)
 
 
-@pytest.mark.parametrize('name', gpus.GPUS)
+@pytest.mark.parametrize('name', gpu_targets.GPUS)
 def test_a_gpu_is_told_to_the_compiler_with_what_its_maker_says(name):
-  gpu = gpus.GPUS[name]
-  chip, text = chips.find_chip(gpu.kind), gpus.target_description(gpu)
+  gpu = gpu_targets.GPUS[name]
+  chip, text = chip_specs.find_chip(gpu.kind), gpu_targets.target_description(gpu)
   assert chip.name.lower().startswith(name) and text.count('{') == text.count('}') == 3
   assert f'cuda_compute_capability {{ major: {chip.capability.replace(".", " minor: ")} }}' in text
   for field, value in (

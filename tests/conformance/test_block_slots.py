@@ -11,7 +11,7 @@ from tests.conformance import collect
 from tests.conformance.rows import PAD, row, rows
 from tests.conformance.test_mesh import Sharded, axes, equal_on
 from tests.conformance.tiny import LENGTH, VOCAB, Tiny
-from tfm.decoding.unroll import unroll_layers
+from tfm.decoding.unroll_layers import unroll_layers
 from tfm.mixers.protocol import Context
 from tfm.norms.protocol import norm_factory
 from tfm.residuals.protocol import PLACEMENTS

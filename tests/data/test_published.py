@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from tfm.data.special_tokens import ExtendedTokenizer, extend_tokenizer, special_token_id
 from tfm.data.tokenizers.protocol import load
 from tfm.data.tokenizers.published import Published
-from tfm.decoding.text import stream_text
+from tfm.decoding.streaming_text import stream_text
 
 
 TEXT = 'Now is better than never. Wörter, two  spaces and\na line.'

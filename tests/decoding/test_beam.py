@@ -12,7 +12,7 @@ from tests.models import pairs
 from tfm.decoding import beam, loop
 from tfm.decoding.beam import BeamSearch, Gnmt, Power
 from tfm.decoding.sampling import Sampling
-from tfm.decoding.unroll import unroll_layers
+from tfm.decoding.unroll_layers import unroll_layers
 
 
 EOS = 2

@@ -8,7 +8,7 @@ from tests.decoding.tiny import LENGTH, VOCAB, is_greedy, penalize_repetition, t
 from tests.models import pairs
 from tfm.decoding import loop
 from tfm.decoding.sampling import Sampling
-from tfm.decoding.unroll import unroll_layers
+from tfm.decoding.unroll_layers import unroll_layers
 from tfm.parallel import mesh as meshes
 from tfm.parallel import sharding
 

@@ -7,7 +7,7 @@ from tests.models import pairs
 from tfm.data.tokenizers.bytes import Bytes
 from tfm.decoding.beam import BeamSearch, Gnmt
 from tfm.decoding.translate import translate
-from tfm.decoding.unroll import unroll_layers
+from tfm.decoding.unroll_layers import unroll_layers
 
 
 class Letters(Bytes):

@@ -12,7 +12,7 @@ import pytest
 from matplotlib.image import imread
 
 from tfm.evaluation import attention_page, attention_picture
-from tfm.evaluation.attention import AttentionMaps
+from tfm.evaluation.attention_maps import AttentionMaps
 
 
 TRICKY = ['</script>', '<!--', '"', '\\', '$x', '{{data}}', '\u2028', '日', '␣word']

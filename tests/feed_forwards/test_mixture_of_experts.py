@@ -15,7 +15,7 @@ from tfm.config.schema import default_config
 from tfm.feed_forwards.mixture_of_experts import MixtureOfExperts
 from tfm.feed_forwards.protocol import FeedForward, default_hidden
 from tfm.feed_forwards.swiglu import SwiGLU
-from tfm.layers.grouped import multiply_blocks, plan_blocks
+from tfm.layers.grouped_matmul import multiply_blocks, plan_blocks
 from tfm.layers.initializer import lecun_normal, normal
 from tfm.parallel import mesh as meshes
 from tfm.parallel import sharding

@@ -16,7 +16,7 @@ from tfm.commands import inspect
 from tfm.config.assemble import Experiment
 from tfm.config.load import load_config
 from tfm.config.resolve import resolve_config
-from tfm.models import table
+from tfm.models import parameter_table
 from tfm.training import state as states
 
 
@@ -45,7 +45,7 @@ def golden_text(name: str) -> str:
   vocab = VOCAB if vocab is None else vocab
   model = Experiment(config).build_model(vocab)
   boxed = jax.eval_shape(lambda key: states.init_params(model, key, 1, config.data.length), jax.random.key(0))
-  parameters = ''.join(f'{row}\n' for row in table.rows(boxed))
+  parameters = ''.join(f'{row}\n' for row in parameter_table.rows(boxed))
   return f'{inspect.config_text(config)}\nvocabulary {vocab}\n{parameters}'
 
 

@@ -9,7 +9,7 @@ import re
 
 import pytest
 
-from tfm.analysis import steps
+from tfm.analysis import lowering
 from tfm.analysis.collectives import find_collectives
 from tfm.config.assemble import Experiment
 from tfm.parallel import mesh as meshes
@@ -39,8 +39,8 @@ def golden_path(name: str) -> pathlib.Path:
 
 def format_collectives(config, sizes) -> str:
   mesh = meshes.make(sizes)
-  compiled = steps.lower_training_step(
-    steps.PlanRequest.from_experiment(Experiment(config), None), mesh
+  compiled = lowering.lower_training_step(
+    lowering.PlanRequest.from_experiment(Experiment(config), None), mesh
   ).lowered.compile()
   collectives = find_collectives(compiled.as_text(), mesh.shape)
   return ''.join(f'{collective}\n' for collective in collectives)

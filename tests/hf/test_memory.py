@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 
-from tfm.hf.families import tensors
+from tfm.hf import checkpoint_tensors
 
 
 WIDTH, HIDDEN, LAYERS, VOCAB = 2048, 8192, 3, 1024  # 0.2 billion parameters
@@ -67,7 +67,7 @@ def folder(request, tmp_path_factory):
       for name in ('input', 'post_attention'):
         yield f'model.layers.{i}.{name}_layernorm.weight', values(WIDTH)
 
-  tensors.save_tensors(folder, iterate_tensors(), max_bytes=150 * MB)
+  checkpoint_tensors.save_tensors(folder, iterate_tensors(), max_bytes=150 * MB)
   (folder / 'config.json').write_text(
     json.dumps(
       dict(

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from tfm.hf.families import tensors
+from tfm.hf import checkpoint_tensors
 from tfm.hf.families.protocol import Part, Weight, drop_axis
 from tfm.parallel import mesh as meshes
 
@@ -21,7 +21,7 @@ def target(**shapes):
 
 def save_and_open(folder, **arrays):
   save_file(arrays, folder / 'model.safetensors')
-  return tensors.CheckpointTensors(folder)
+  return checkpoint_tensors.CheckpointTensors(folder)
 
 
 @pytest.mark.parametrize(
@@ -40,13 +40,13 @@ def save_and_open(folder, **arrays):
   ],
 )
 def test_a_tensor_converts_to_parameters_and_back(weight, expected, tmp_path):
-  params = tensors.load_params(
+  params = checkpoint_tensors.load_params(
     save_and_open(tmp_path, x=X), [weight], target(**{name: x.shape for name, x in expected.items()})
   )
   for name, x in expected.items():
     np.testing.assert_allclose(params[name], x, rtol=1e-6)
   if all(part.count == 1 for part in weight.parts):  # otherwise a part needs sizes, as below
-    [(name, back)] = tensors.iterate_tensors([weight], params)
+    [(name, back)] = checkpoint_tensors.iterate_tensors([weight], params)
     assert name == 'x'
     np.testing.assert_allclose(back[weight.skip_rows :], X[weight.skip_rows :], rtol=1e-6, atol=1e-7)
     assert back.shape == X.shape and not back[: weight.skip_rows].any()
@@ -54,20 +54,20 @@ def test_a_tensor_converts_to_parameters_and_back(weight, expected, tmp_path):
 
 def test_unused_tensors_are_skipped_and_logged(tmp_path, caplog):
   stored = save_and_open(tmp_path, x=X, pooler=X, constant=X)
-  tensors.load_params(
+  checkpoint_tensors.load_params(
     stored, [Weight('x', 'a')], target(a=X.shape), ignored_tensors='constant', unused_tensors='pool.*'
   )
   assert 'pooler' in caplog.text and 'constant' not in caplog.text
   with pytest.raises(ValueError, match="'pooler', one of 1"):
-    tensors.load_params(stored, [Weight('x', 'a')], target(a=X.shape), ignored_tensors='constant')
+    checkpoint_tensors.load_params(stored, [Weight('x', 'a')], target(a=X.shape), ignored_tensors='constant')
 
 
 def test_parts_convert_back_to_a_tensor(tmp_path):
   weight = Weight(
     'x', (Part('a', 2, 'g o i -> i (o g)', dict(g=2)), Part('b')), '(o g) i -> g o i', dict(g=3)
   )
-  params = tensors.load_params(save_and_open(tmp_path, x=X), [weight], target(a=(5, 8), b=(4, 5)))
-  [(_, back)] = tensors.iterate_tensors([weight], params)
+  params = checkpoint_tensors.load_params(save_and_open(tmp_path, x=X), [weight], target(a=(5, 8), b=(4, 5)))
+  [(_, back)] = checkpoint_tensors.iterate_tensors([weight], params)
   np.testing.assert_array_equal(back, X)
 
 
@@ -75,16 +75,20 @@ def test_layers_and_experts_are_stacked(tmp_path):
   layers = [RANDOM.normal(size=(2, 3, 4)).astype(np.float32) for _ in range(3)]  # each of two experts
   stored = {f'h.{i}.{e}': layer[e] for i, layer in enumerate(layers) for e in range(2)}
   weights = [Weight((f'h.{i}.0', f'h.{i}.1'), f'a[{i}]/b', 'e o i -> e i o') for i in range(3)]
-  params = tensors.load_params(save_and_open(tmp_path, **stored), weights, {'a': target(b=(3, 2, 4, 3))})
+  params = checkpoint_tensors.load_params(
+    save_and_open(tmp_path, **stored), weights, {'a': target(b=(3, 2, 4, 3))}
+  )
   np.testing.assert_array_equal(params['a']['b'], np.stack(layers).transpose(0, 1, 3, 2))
-  back = dict(tensors.iterate_tensors(weights, params))
+  back = dict(checkpoint_tensors.iterate_tensors(weights, params))
   assert back.keys() == stored.keys() and all((back[name] == stored[name]).all() for name in stored)
 
 
 def test_names_without_prefix_and_with_old_endings(tmp_path):
   stored = save_and_open(tmp_path, **{'LayerNorm.gamma': X, 'h.bias': X})
   weights = [Weight('bert.LayerNorm.weight', 'a')]
-  assert (tensors.load_params(stored, weights, target(a=X.shape), 'bert.', r'h\.bias')['a'] == X).all()
+  assert (
+    checkpoint_tensors.load_params(stored, weights, target(a=X.shape), 'bert.', r'h\.bias')['a'] == X
+  ).all()
 
 
 @pytest.mark.parametrize(
@@ -105,31 +109,31 @@ def test_names_without_prefix_and_with_old_endings(tmp_path):
 )
 def test_mismatches_are_rejected_by_name(weights, shapes, message, tmp_path):
   with pytest.raises(ValueError, match=message):
-    tensors.load_params(save_and_open(tmp_path, x=X), weights, target(**shapes))
+    checkpoint_tensors.load_params(save_and_open(tmp_path, x=X), weights, target(**shapes))
 
 
 def test_a_checkpoint_of_several_files(tmp_path):
   many = {f'x{i}': X + i for i in range(5)}
-  tensors.save_tensors(tmp_path, many.items(), max_bytes=2 * X.nbytes)
+  checkpoint_tensors.save_tensors(tmp_path, many.items(), max_bytes=2 * X.nbytes)
   assert sorted(path.name for path in tmp_path.iterdir()) == [
     *(f'model-0000{i}-of-00003.safetensors' for i in (1, 2, 3)),
     'model.safetensors.index.json',
   ]
-  again = tensors.CheckpointTensors(tmp_path)
+  again = checkpoint_tensors.CheckpointTensors(tmp_path)
   assert set(again.names) == set(many) and all((again.read(name) == x).all() for name, x in many.items())
   (tmp_path / 'model-00002-of-00003.safetensors').unlink()
   with pytest.raises(ValueError, match='lacks model-00002-of-00003.safetensors'):
-    tensors.CheckpointTensors(tmp_path)
+    checkpoint_tensors.CheckpointTensors(tmp_path)
   (tmp_path / 'model.safetensors.index.json').unlink()
   with pytest.raises(ValueError, match='has neither model.safetensors nor'):
-    tensors.CheckpointTensors(tmp_path)
+    checkpoint_tensors.CheckpointTensors(tmp_path)
 
 
 def test_bfloat16_is_read_and_cast(tmp_path):
   import ml_dtypes
 
   stored = save_and_open(tmp_path, x=X.astype(ml_dtypes.bfloat16))
-  params = tensors.load_params(stored, [Weight('x', 'a')], target(a=X.shape))['a']
+  params = checkpoint_tensors.load_params(stored, [Weight('x', 'a')], target(a=X.shape))['a']
   assert params.dtype == np.float32
   np.testing.assert_array_equal(params, X.astype(ml_dtypes.bfloat16).astype(np.float32))
 
@@ -139,7 +143,7 @@ def test_parameters_are_loaded_sharded(tmp_path):
 
   sharding = NamedSharding(meshes.make(dict(fsdp=4, tensor=2)), PartitionSpec(None, 'fsdp'))
   weights = [Weight('x', 'a[0]'), Weight('y', 'a[1]')]
-  params = tensors.load_params(
+  params = checkpoint_tensors.load_params(
     save_and_open(tmp_path, x=X, y=2 * X),
     weights,
     {'a': jax.ShapeDtypeStruct((2, 12, 5), np.float32, sharding=sharding)},

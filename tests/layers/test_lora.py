@@ -14,7 +14,7 @@ from tfm.layers.lora import DOWN, SCALE, UP, Lora, merge_adapters
 from tfm.mixers.protocol import Context
 from tfm.runs import load, train
 from tfm.training import state as states
-from tfm.training.optimizer import path_name
+from tfm.training.gradient_transforms import path_name
 
 
 VOCAB = 40

@@ -10,7 +10,7 @@ import pytest
 
 from tfm.runs import load as runs
 from tfm.runs.train import train
-from tfm.training import digests
+from tfm.training import file_hashes
 from tfm.training.checkpoint import Checkpoints
 from tfm.training.state import State
 
@@ -33,6 +33,12 @@ def test_the_last_few_and_the_best_are_kept(tmp_path):
     jnp.int32(0), {'kernel': jnp.zeros(2)}, {'count': jnp.int32(0)}, jnp.zeros(2, jnp.uint32), None
   )
   state = checkpoints.restore_state(4, target)
+  for last, count, mean in ((4, 2, 3.0), (5, 2, 4.5), (5, 3, 11 / 3)):
+    averaged = checkpoints.restore_averaged_params(last, count, target.params)
+    np.testing.assert_allclose(averaged['kernel'], mean, rtol=1e-6)
+  for last, count, mean in ((4, 2, 3.0), (5, 2, 4.5), (5, 3, 11 / 3)):
+    averaged = checkpoints.restore_averaged_params(last, count, target.params)
+    np.testing.assert_allclose(averaged['kernel'], mean, rtol=1e-6)
   for last, count, mean in ((4, 2, 3.0), (5, 2, 4.5), (5, 3, 11 / 3)):
     averaged = checkpoints.restore_averaged_params(last, count, target.params)
     np.testing.assert_allclose(averaged['kernel'], mean, rtol=1e-6)
@@ -98,7 +104,7 @@ def test_a_damaged_checkpoint_is_refused_by_name_and_the_one_before_is_offered(
 @pytest.mark.parametrize('content', ['', '{"params/a": [1', '[]', '{"params/a": 1}', '\0'])
 def test_digests_that_cannot_be_read_are_damage_of_their_checkpoint(trained, tiny, tmp_path, content):
   workdir = shutil.copytree(trained, tmp_path / 'run')
-  path = workdir / 'checkpoints' / '6' / digests.FILE
+  path = workdir / 'checkpoints' / '6' / file_hashes.FILE
   path.write_text(content)
   for ask in (lambda: runs.load(workdir), lambda: train(tiny(), workdir)):
     with pytest.raises(ValueError) as error:
@@ -123,18 +129,20 @@ def test_training_goes_on_from_the_one_before(trained, tiny, tmp_path):
 
 def test_every_file_of_a_checkpoint_has_its_digest(trained):
   folder = trained / 'checkpoints' / '6'
-  reported = digests.read_digests(folder)
+  reported = file_hashes.read_digests(folder)
   found = {str(path.relative_to(folder)) for path in folder.rglob('*') if path.is_file()}
-  assert found - set(reported) == {digests.FILE, *digests.WRITTEN_LATER}
-  assert any(name.startswith('params/') for name in reported) and not digests.find_damage(folder, reported)
+  assert found - set(reported) == {file_hashes.FILE, *file_hashes.WRITTEN_LATER}
+  assert any(name.startswith('params/') for name in reported) and not file_hashes.find_damage(
+    folder, reported
+  )
 
 
 def test_a_checkpoint_without_digests_is_read_with_a_notice(trained, tmp_path, capsys):
   workdir = shutil.copytree(trained, tmp_path / 'run')
-  path = workdir / 'checkpoints' / '6' / digests.FILE
+  path = workdir / 'checkpoints' / '6' / file_hashes.FILE
   path.unlink()
   assert runs.load(workdir).step == 6
-  assert f'6 has no {digests.FILE}: its params is read without verification' in capsys.readouterr().err
+  assert f'6 has no {file_hashes.FILE}: its params is read without verification' in capsys.readouterr().err
   path.write_text('{}')
-  with pytest.raises(ValueError, match=f'{digests.FILE} lists no file of'):
+  with pytest.raises(ValueError, match=f'{file_hashes.FILE} lists no file of'):
     runs.load(workdir)

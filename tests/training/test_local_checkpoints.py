@@ -16,7 +16,7 @@ from tfm.runs.train import train, train_ensemble
 from tfm.training.checkpoint import Checkpoints
 from tfm.training.local_checkpoints import NAME_FILE, LocalCheckpoints
 from tfm.training.metrics import read
-from tfm.training.report import Report
+from tfm.training.reporters import Report
 
 
 class Died(Exception):

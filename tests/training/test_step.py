@@ -14,8 +14,8 @@ from tfm.mixers.protocol import Context
 from tfm.parallel import mesh as meshes
 from tfm.parallel import sharding
 from tfm.training import state as states
+from tfm.training.gradient_transforms import path_name
 from tfm.training.loss_scale import GROWTH_INTERVAL, LossScale
-from tfm.training.optimizer import path_name
 from tfm.training.step import evaluation_step, split_into_microbatches, train_step
 
 

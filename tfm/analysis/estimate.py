@@ -23,8 +23,8 @@ from tfm.models.trunk import Trunk
 from tfm.parallel import mesh as meshes
 from tfm.parallel import sharding
 from tfm.shapes import PyTree
-from tfm.training import ensemble
 from tfm.training import state as states
+from tfm.training import vmapped_runs
 from tfm.training.step import train_step
 
 
@@ -245,17 +245,18 @@ def prepare_step(experiment: Experiment, seeds: int) -> Iterator[tuple[Callable,
   )
   rows = objective.rows(experiment.packing, data.tokens('train'), config.data.length, 0, data.tokenizer)
   batch = pipeline.Batches(rows, config.training.batch_size, 0, 1)[0]
-  mesh, rules = ensemble.make_mesh(seeds, jax.devices()), experiment.rules
+  mesh, rules = vmapped_runs.make_mesh(seeds, jax.devices()), experiment.rules
   initial = states.init_states(
     init, range(seeds), states.state_shardings(states.abstract_state(init), mesh, rules), mesh, rules
   )
-  state = ensemble.stack_states(initial, mesh)
+  state = vmapped_runs.stack_states(initial, mesh)
   batch = {
-    name: jax.device_put(np.stack([x] * seeds), ensemble.stacked_sharding(mesh)) for name, x in batch.items()
+    name: jax.device_put(np.stack([x] * seeds), vmapped_runs.stacked_sharding(mesh))
+    for name, x in batch.items()
   }
   with sharding.context(mesh, rules):
     step = train_step(model, objective, optimizer, rate, config.training.gradient_accumulation)
-    ensemble_step = ensemble.ensemble_step(
+    ensemble_step = vmapped_runs.ensemble_step(
       lambda state, batch, _: step(state, batch), mesh, np.zeros(seeds, np.float32)
     )
     yield jax.jit(ensemble_step, donate_argnums=0), state, batch

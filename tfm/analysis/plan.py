@@ -12,12 +12,12 @@ from collections.abc import Mapping
 import jax
 from jax.sharding import Mesh
 
-from tfm.analysis import bound as bounds
 from tfm.analysis import collectives, hlo, hlo_cost
-from tfm.analysis.bound import Bound
-from tfm.analysis.steps import Step
-from tfm.parallel import chips
-from tfm.parallel.chips import Chip
+from tfm.analysis import roofline as bounds
+from tfm.analysis.lowering import Step
+from tfm.analysis.roofline import Bound
+from tfm.parallel import chip_specs
+from tfm.parallel.chip_specs import Chip
 
 
 UNITS = {'': 1, 'B': 1, 'K': 2**10, 'M': 2**20, 'G': 2**30, 'T': 2**40}
@@ -135,7 +135,7 @@ def analyze_step(
 ) -> StepPlan:
   """Analyses a compiled step; the mesh axis `slice_axis` spans `slices` slices."""
   first = mesh.devices.flat[0]
-  chip = chips.find_chip(first.device_kind)
+  chip = chip_specs.find_chip(first.device_kind)
   chip = chip and chip.device
   capacity = memory_capacity(first, chip)
   memory = (

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import jax
 from jax.experimental import topologies
 
-from tfm.analysis import gpus
+from tfm.analysis import gpu_targets
 from tfm.errors import require
 
 
@@ -63,9 +63,9 @@ def devices(name: str, slices: int = 1) -> list[jax.Device]:
   require(slices >= 1, f'--slices={slices} must be at least 1')
   generation, sizes = parse_topology(name)
   jax.config.update('jax_platforms', PLATFORM)
-  if generation in gpus.GPUS:
+  if generation in gpu_targets.GPUS:
     require(
-      gpus.is_cuda_plugin_installed(),
+      gpu_targets.is_cuda_plugin_installed(),
       f"--topology={name} needs JAX's CUDA plugin, which is not installed; "
       "pip install -e '.[cuda-compiler]', or --topology=here",
     )
@@ -78,8 +78,8 @@ def devices(name: str, slices: int = 1) -> list[jax.Device]:
   jax.config.update(
     'jax_enable_compilation_cache', False
   )  # cached programs could not be loaded without the devices
-  if generation in gpus.GPUS:
-    return gpus.devices(generation, *sizes, slices)
+  if generation in gpu_targets.GPUS:
+    return gpu_targets.devices(generation, *sizes, slices)
   os.environ.update({key: value for key, value in ENVIRONMENT.items() if key not in os.environ})
   how = dict(GENERATIONS[generation][2])
   if math.prod(sizes) == 1:
@@ -111,7 +111,7 @@ def parse_topology(name: str) -> tuple[str, tuple[int, ...]]:
   """
   known = (
     f'a topology is a TPU generation ({", ".join(GENERATIONS)}) with its chips per dimension, as v5e:4x4 '
-    f'or v5p:4x4x8, or the GPUs of one host ({", ".join(gpus.GPUS)}), as h100:8'
+    f'or v5p:4x4x8, or the GPUs of one host ({", ".join(gpu_targets.GPUS)}), as h100:8'
   )
   if core_count := parse_core_count(name):
     generation, chips = core_count
@@ -121,7 +121,7 @@ def parse_topology(name: str) -> tuple[str, tuple[int, ...]]:
     )
   generation, _, sizes = name.partition(':')
   generation = OTHER_NAMES.get(generation, generation)
-  if generation in gpus.GPUS:
+  if generation in gpu_targets.GPUS:
     require(
       sizes.isdigit() and int(sizes) > 0,
       f'--topology={name} lacks the number of GPUs per host; use {generation}:8, and '

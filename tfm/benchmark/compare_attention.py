@@ -18,7 +18,7 @@ from rich.table import Table
 
 from tfm.benchmark import attention, attention_torch, curves
 from tfm.benchmark.process import OutOfMemory, describe_machine, measure
-from tfm.data.progress import track
+from tfm.data.progress_bar import track
 
 
 LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768)

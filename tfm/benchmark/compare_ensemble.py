@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tfm.benchmark.process import describe_machine, measure
-from tfm.data.progress import track
+from tfm.data.progress_bar import track
 
 
 RUNS = 1, 2, 4, 8

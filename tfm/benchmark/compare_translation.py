@@ -23,7 +23,7 @@ from tfm.benchmark.process import describe_machine, measure
 from tfm.benchmark.translation_torch import validate_marian_shape
 from tfm.config.overlay import complete
 from tfm.config.resolve import resolve_config
-from tfm.data.progress import track
+from tfm.data.progress_bar import track
 
 
 TFM, TORCH = 'tfm.benchmark.translation', 'tfm.benchmark.translation_torch'

@@ -14,7 +14,7 @@ from tfm.analysis import estimate
 from tfm.config.assemble import Experiment
 from tfm.config.overlay import complete
 from tfm.config.resolve import resolve_config
-from tfm.parallel import chips
+from tfm.parallel import chip_specs
 
 
 ROUNDS = 10
@@ -24,7 +24,7 @@ ROWS, LENGTH = 8, 128
 
 def main(runs: int) -> None:
   if runs > 1:
-    jax.config.update('jax_num_cpu_devices', chips.cpu_core_count())  # as tfm ablate does
+    jax.config.update('jax_num_cpu_devices', chip_specs.cpu_core_count())  # as tfm ablate does
   config = resolve_config(
     complete(dict(data=dict(source='stdlib', length=LENGTH), model=SHAPE, training=dict(batch_size=ROWS)))
   )

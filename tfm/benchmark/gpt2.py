@@ -102,7 +102,7 @@ def measure_decoding(batch: int) -> float:
   from tfm.config.assemble import Experiment
   from tfm.decoding import loop
   from tfm.decoding.sampling import Sampling
-  from tfm.decoding.unroll import unroll_layers
+  from tfm.decoding.unroll_layers import unroll_layers
   from tfm.training import state as states
 
   model = Experiment(make_config()).build_model(SHAPE['vocab'])

@@ -16,7 +16,7 @@ import sacrebleu
 
 from tfm.decoding.beam import BeamSearch, Power
 from tfm.decoding.translate import translate
-from tfm.decoding.unroll import unroll_layers
+from tfm.decoding.unroll_layers import unroll_layers
 from tfm.parallel import sharding
 from tfm.runs import load
 

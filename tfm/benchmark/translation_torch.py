@@ -14,9 +14,9 @@ from ml_collections import ConfigDict
 from tfm.benchmark.translation import PENALTY, load_task, print_measurement
 from tfm.config.schema import parts
 from tfm.decoding.translate import ROWS
-from tfm.decoding.unroll import unstack_layers
+from tfm.decoding.unroll_layers import unstack_layers
 from tfm.errors import require
-from tfm.parallel import chips
+from tfm.parallel import chip_specs
 from tfm.shapes import PyTree
 
 
@@ -160,7 +160,7 @@ def main() -> None:
   """Measures the run that the command line names."""
   import torch
 
-  torch.set_num_threads(chips.cpu_core_count())
+  torch.set_num_threads(chip_specs.cpu_core_count())
   loaded, sources, references, beams = load_task()
   tokenizer, eos = loaded.tokenizer, loaded.tokenizer.eos_id
   model = make_marian(loaded.config, loaded.params, loaded.model.vocab, eos)

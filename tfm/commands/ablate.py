@@ -28,14 +28,14 @@ from rich.console import Console
 from tfm.analysis import estimate
 from tfm.config.overlay import complete
 from tfm.errors import require
-from tfm.parallel import chips
+from tfm.parallel import chip_specs
 from tfm.studies import runner, store
 from tfm.studies.arms import Arm, format_plan, plan_arms, select_arms
 from tfm.studies.report.page import write_report
 from tfm.studies.report.tables import format_ranking
-from tfm.studies.results import collect_study
+from tfm.studies.results_table import collect_study
 from tfm.studies.study import Study
-from tfm.training.progress import print_status
+from tfm.training.progress_line import print_status
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -128,7 +128,7 @@ def use_cpu_cores_as_devices(study: Study) -> None:
   if study.seeds > 1 and not is_configured:
     with contextlib.suppress(RuntimeError):  # JAX is already initialized
       jax.config.update(
-        'jax_num_cpu_devices', max(n for n in range(1, chips.cpu_core_count() + 1) if rows % n == 0)
+        'jax_num_cpu_devices', max(n for n in range(1, chip_specs.cpu_core_count() + 1) if rows % n == 0)
       )
 
 

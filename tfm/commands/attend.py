@@ -25,9 +25,9 @@ from tfm import spec
 from tfm.commands.cli import assign_overrides
 from tfm.data.tokenizers.protocol import Tokenizer
 from tfm.decoding import beam, loop
-from tfm.decoding.unroll import unroll_layers
+from tfm.decoding.unroll_layers import unroll_layers
 from tfm.errors import require
-from tfm.evaluation import attention, attention_page, attention_picture
+from tfm.evaluation import attention_maps, attention_page, attention_picture
 from tfm.mixers.protocol import Context, Mixer
 from tfm.parallel import sharding
 from tfm.runs import load
@@ -76,12 +76,14 @@ def main(args: argparse.Namespace) -> None:
     loaded.tokenizer is not None,
     f'--workdir={args.workdir} holds a model of images; --input requires a text model',
   )
-  kinds = attention.list_kinds(loaded.model)
+  kinds = attention_maps.list_kinds(loaded.model)
   validate_selection(kinds, layers, heads, args.workdir)
 
   inputs, tokens = prepare_inputs(loaded, text, target)
-  labels = {name: attention.label_tokens(row, tokenizer_of(loaded, name)) for name, row in tokens.items()}
-  maps = attention.compute_maps(loaded.model, loaded.params, inputs, labels, layers, heads)
+  labels = {
+    name: attention_maps.label_tokens(row, tokenizer_of(loaded, name)) for name, row in tokens.items()
+  }
+  maps = attention_maps.compute_maps(loaded.model, loaded.params, inputs, labels, layers, heads)
   folder = pathlib.Path(args.output or pathlib.Path(args.workdir) / 'attention')
   folder.mkdir(parents=True, exist_ok=True)
   title = f'{args.workdir}, step {loaded.step}'
@@ -127,7 +129,7 @@ def read_text(flag: str, value: str) -> str:
 
 
 def validate_selection(
-  kinds: list[attention.AttentionKind], layers: list[int] | None, heads: list[int] | None, workdir: str
+  kinds: list[attention_maps.AttentionKind], layers: list[int] | None, heads: list[int] | None, workdir: str
 ) -> None:
   """Raises ValueError for a model, layers or heads without attention weights."""
   mixers = [(i, mixer) for kind in kinds for i, mixer in enumerate(kind.mixers)]

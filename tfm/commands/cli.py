@@ -31,7 +31,7 @@ from tfm.config.schema import default_config, leaves
 from tfm.data import cache
 from tfm.errors import require, suggest
 from tfm.studies import study as studies
-from tfm.training.progress import print_status
+from tfm.training.progress_line import print_status
 
 
 def command_names() -> tuple[str, ...]:

@@ -28,8 +28,8 @@ from tfm.studies import store
 from tfm.studies.arms import estimate_arm
 from tfm.studies.report.page import write_report
 from tfm.studies.report.tables import format_ranking
-from tfm.studies.results import collect_runs
-from tfm.training.progress import print_status
+from tfm.studies.results_table import collect_runs
+from tfm.training.progress_line import print_status
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

@@ -33,10 +33,10 @@ from collections.abc import Sequence
 from tfm import spec
 from tfm.commands.cli import assign_overrides
 from tfm.commands.inspect import new_table, wide_console
-from tfm.data.progress import track
+from tfm.data.progress_bar import track
 from tfm.errors import require
-from tfm.evaluation import length_picture
-from tfm.evaluation.length import PROTOCOLS, LengthRecord
+from tfm.evaluation import length_plot
+from tfm.evaluation.length_extrapolation import PROTOCOLS, LengthRecord
 from tfm.evaluation.text_metrics import METRICS
 from tfm.runs import load
 
@@ -138,7 +138,7 @@ def evaluate_lengths(args):
   wide_console().print(make_table(records, trained))
   folder = pathlib.Path(args.workdir)
   write_records(records, dict(step=loaded.step, split=args.split, trained=trained), folder)
-  length_picture.draw(
+  length_plot.draw(
     records,
     trained,
     f'{args.workdir}, step {loaded.step}: {args.split} at several row lengths; training length {trained}',

@@ -9,7 +9,7 @@ field that the family does not support. The tokenizer of an imported run is copi
 
 from tfm.hf import convert, from_config
 from tfm.runs import load
-from tfm.training.progress import print_status
+from tfm.training.progress_line import print_status
 
 
 def arguments(parser):

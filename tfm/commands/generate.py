@@ -25,11 +25,11 @@ import numpy as np
 
 from tfm import spec
 from tfm.commands.cli import assign_overrides
-from tfm.data.progress import track
-from tfm.decoding import beam, fill, loop, text
+from tfm.data.progress_bar import track
+from tfm.decoding import beam, fill_mask, loop, streaming_text
 from tfm.decoding.sampling import Sampling
 from tfm.decoding.translate import Translation, translate
-from tfm.decoding.unroll import unroll_layers
+from tfm.decoding.unroll_layers import unroll_layers
 from tfm.errors import require
 from tfm.objectives.masked_lm import MASK
 from tfm.parallel import sharding
@@ -209,7 +209,7 @@ def fill_texts(loaded: load.Run, prompts: list[str], args: argparse.Namespace) -
     np.array([tokenizer.bos_id, *tokenizer.encode(prompt), tokenizer.eos_id], np.int32) for prompt in prompts
   ]
   mask = tokenizer.special_token_ids.get(MASK, tokenizer.vocab_size - 1)
-  results = fill.fill_masks(loaded.model, loaded.params, rows, mask, args.num_samples)
+  results = fill_mask.fill_masks(loaded.model, loaded.params, rows, mask, args.num_samples)
   for i, best in enumerate(track(results, 'texts', len(prompts)) if len(prompts) > 1 else results):
     for j, (tokens, score) in enumerate(best):
       yield Text(i, j, [tokenizer.decode(tokens)], score)
@@ -250,7 +250,9 @@ def sample_texts(
       sources=[sources[i] for i, _ in batch] if is_encoder_decoder else None,
     )
     if len(rows) == 1 and not args.output:
-      yield Text(0, 0, itertools.chain(starts, text.stream_text(tokenizer, (new[0] for new in chunks))))
+      yield Text(
+        0, 0, itertools.chain(starts, streaming_text.stream_text(tokenizer, (new[0] for new in chunks)))
+      )
       return
     label = f'texts {start + 1}-{start + len(batch)} of {len(rows)}'
     new_tokens = track(chunks, label, -(-max_tokens // loop.CHUNK))

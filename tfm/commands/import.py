@@ -11,7 +11,7 @@ immediately. Set config fields outside the model, such as the data for evaluatio
 
 from tfm.commands.cli import assign_overrides
 from tfm.hf import convert
-from tfm.training.progress import print_status
+from tfm.training.progress_line import print_status
 
 
 OVERRIDES = '--config.'  # config fields of the run

@@ -22,10 +22,10 @@ from tfm.config.validate import validate_parameter_patterns, validate_run
 from tfm.errors import require
 from tfm.evaluation import mask_picture
 from tfm.masks.protocol import Mask
-from tfm.models import flops, table
+from tfm.models import flops, parameter_table
 from tfm.models.trunk import Trunk
 from tfm.parallel import mesh as meshes
-from tfm.parallel import pipeline, sharding
+from tfm.parallel import pipeline_parallelism, sharding
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,12 +55,12 @@ def main(args: argparse.Namespace) -> None:
   sharding.validate_divisibility(
     boxed.params, mesh, rules, tuple(mesh_constraints.list_constraints(experiment))
   )
-  rows = table.rows(boxed.params, rules)
+  rows = parameter_table.rows(boxed.params, rules)
   kinds = estimate.memory_by_kind(experiment, vocab, source_vocab, boxed, mesh, rules)
 
   console = wide_console()
   console.print(config_text(config), end='', markup=False, highlight=False, soft_wrap=True)
-  console.print(parameter_table(rows))
+  console.print(format_parameters(rows))
   console.print(cost_table(rows, flops.per_token(model, config.data.length), vocab, config.data.length))
   console.print(memory_table(kinds, mesh, estimate.rows_at_once(config, mesh, rules)))
   if plan := mesh_constraints.pipeline_schedule(config, mesh.shape):
@@ -103,7 +103,7 @@ def config_text(config: ConfigDict) -> str:
   return ''.join(f'{path} = {value!r}\n' for path, value in leaves(config))
 
 
-def parameter_table(rows: list[table.Row]) -> Table:
+def format_parameters(rows: list[parameter_table.Row]) -> Table:
   """A table with one row per parameter."""
   rich_table = new_table(
     'parameters', 'path', 'shape', 'dtype', 'logical axes', 'partition spec', 'initializer', '>count'
@@ -121,7 +121,7 @@ def parameter_table(rows: list[table.Row]) -> Table:
   return rich_table
 
 
-def cost_table(rows: list[table.Row], cost: flops.Flops, vocab: int, length: int) -> Table:
+def cost_table(rows: list[parameter_table.Row], cost: flops.Flops, vocab: int, length: int) -> Table:
   """A table of parameters and FLOPs per token by category."""
   rich_table = new_table(
     (f'vocabulary {vocab:,}, ' if vocab else '') + f'rows of {length:,} tokens',
@@ -171,7 +171,7 @@ def memory_table(kinds: list[tuple[str, int, str]], mesh: AbstractMesh, rows: in
   return rich_table
 
 
-def pipeline_table(plan: pipeline.Schedule, config: ConfigDict) -> Table:
+def pipeline_table(plan: pipeline_parallelism.Schedule, config: ConfigDict) -> Table:
   """A table of the pipeline schedule and its bubble."""
   rich_table = new_table('pipeline over the mesh axis stage', '', '>', 'how')
   at_once = config.training.batch_size // config.training.gradient_accumulation // plan.microbatches

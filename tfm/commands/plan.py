@@ -26,16 +26,16 @@ from collections.abc import Iterator
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from tfm.analysis import plan, report, search, steps, topology
+from tfm.analysis import lowering, mesh_search, plan, plan_report, topology
 from tfm.analysis.plan import StepPlan
 from tfm.commands.inspect import new_table, wide_console
 from tfm.config import mesh_constraints
 from tfm.config.assemble import Experiment
 from tfm.config.validate import validate_run
 from tfm.errors import require
-from tfm.parallel import chips
+from tfm.parallel import chip_specs
 from tfm.parallel import mesh as meshes
-from tfm.training.progress import console, print_status
+from tfm.training.progress_line import console, print_status
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -64,7 +64,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
   add('--search', action='store_true', help='search meshes, remat policies and microbatches')
   add(
     '--axes',
-    default=','.join(search.DEFAULT_AXES),
+    default=','.join(mesh_search.DEFAULT_AXES),
     metavar='A,B',
     help='mesh axes that --search varies (default: %(default)s)',
   )
@@ -81,7 +81,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
   command = shlex.join(['tfm', *sys.argv[1:]])
   require(args.rows is None or args.rows >= 0, f'--rows={args.rows} must be 0 (none) or more')
-  request = steps.PlanRequest.from_experiment(Experiment(args.config), args.vocab)
+  request = lowering.PlanRequest.from_experiment(Experiment(args.config), args.vocab)
   devices = topology.devices(args.topology, args.slices)
   if args.slices > 1:
     number = request.config.slices.count
@@ -95,32 +95,32 @@ def main(args: argparse.Namespace) -> int:
     return search_meshes(request, devices, args, command)
   validate_run(request.experiment, len(devices))
   mesh = meshes.make(request.config.mesh.to_dict(), devices, **request.config.slices)
-  steps.validate_mesh(request, mesh)
+  lowering.validate_mesh(request, mesh)
   plans = [
-    plan_step('training', lambda: steps.lower_training_step(request, mesh), mesh, request, args.slices)
+    plan_step('training', lambda: lowering.lower_training_step(request, mesh), mesh, request, args.slices)
   ]
   rows = rows_per_shard(request, mesh) if args.rows is None else args.rows
-  if rows and steps.supports_decoding(request):
+  if rows and lowering.supports_decoding(request):
     plans.append(
       plan_step(
-        'decoding', lambda: steps.lower_decoding_step(request, mesh, rows), mesh, request, args.slices
+        'decoding', lambda: lowering.lower_decoding_step(request, mesh, rows), mesh, request, args.slices
       )
     )
   out = wide_console()
-  for title, columns, lines in report.tables(plans):
+  for title, columns, lines in plan_report.tables(plans):
     out.print(table(title, columns, lines))
   if args.to:
-    report.write(plans, command, pathlib.Path(args.to))
+    plan_report.write(plans, command, pathlib.Path(args.to))
     out.print(f'plan: {pathlib.Path(args.to) / "plan.md"}', highlight=False)
   return 0
 
 
-def rows_per_shard(request: steps.PlanRequest, mesh) -> int:
+def rows_per_shard(request: lowering.PlanRequest, mesh) -> int:
   """One row per shard of a batch."""
   return math.prod(mesh.shape[axis] for axis in dict(request.experiment.rules).get('batch') or ())
 
 
-def plan_step(name: str, step, mesh, request: steps.PlanRequest, slices: int) -> StepPlan:
+def plan_step(name: str, step, mesh, request: lowering.PlanRequest, slices: int) -> StepPlan:
   """Lowers, compiles and analyses a step, with a progress line."""
   with working(f'{name}: compiling for {mesh.size} × {mesh.devices.flat[0].device_kind} …'):
     lowered = step()
@@ -143,7 +143,7 @@ def working(text: str) -> Iterator[None]:
   print_status(f'{text.partition(":")[0]}: compiled in {time.perf_counter() - begin:.0f} s')
 
 
-def search_meshes(request: steps.PlanRequest, devices, args: argparse.Namespace, command: str) -> int:
+def search_meshes(request: lowering.PlanRequest, devices, args: argparse.Namespace, command: str) -> int:
   """Compiles the candidates; returns 1 if none fits."""
   axes = args.axes.split(',')
   for axis in axes:
@@ -152,9 +152,9 @@ def search_meshes(request: steps.PlanRequest, devices, args: argparse.Namespace,
       f'--axes={args.axes} names {axis!r}, which is not a mesh axis; use some of {", ".join(meshes.AXES)}',
     )
   require(args.limit >= 1, f'--limit={args.limit} must be at least 1')
-  chip = chips.find_chip(devices[0].device_kind)
+  chip = chip_specs.find_chip(devices[0].device_kind)
   capacity = plan.memory_capacity(devices[0], chip and chip.device)
-  found = search.list_candidates(request, len(devices), args.slices, axes, capacity)
+  found = mesh_search.list_candidates(request, len(devices), args.slices, axes, capacity)
   require(
     bool(found),
     f'--search finds no mesh of {len(devices)} devices over {args.axes} that divides the model and its '
@@ -166,14 +166,15 @@ def search_meshes(request: steps.PlanRequest, devices, args: argparse.Namespace,
     if len(compiled) == args.limit:
       print_status(f'{len(found) - i} of {len(found)} are skipped by --limit={args.limit}')
       break
-    if search.is_redundant(one, known):
+    if mesh_search.is_redundant(one, known):
       continue
-    trial = steps.PlanRequest(Experiment(one.config(request.config)), request.vocab, request.source_vocab)
+    trial = lowering.PlanRequest(Experiment(one.config(request.config)), request.vocab, request.source_vocab)
     if (
       capacity
-      and (needs := search.estimate_bytes(trial, len(devices))) > search.ESTIMATE_TOLERANCE * capacity
+      and (needs := mesh_search.estimate_bytes(trial, len(devices)))
+      > mesh_search.ESTIMATE_TOLERANCE * capacity
     ):
-      print_status(f'skipped, estimated at {report.gib(needs)} of {report.gib(capacity)}: {one}')
+      print_status(f'skipped, estimated at {plan_report.gib(needs)} of {plan_report.gib(capacity)}: {one}')
       known.append((one, False))
       continue
     elapsed = time.perf_counter() - begin
@@ -183,35 +184,38 @@ def search_meshes(request: steps.PlanRequest, devices, args: argparse.Namespace,
     mesh = meshes.make(trial.config.mesh.to_dict(), devices, **trial.config.slices)
     try:
       compiled.append(
-        (one, plan_step('training', lambda: steps.lower_training_step(trial, mesh), mesh, trial, args.slices))
+        (
+          one,
+          plan_step('training', lambda: lowering.lower_training_step(trial, mesh), mesh, trial, args.slices),
+        )
       )
     except ValueError as error:
       print_status(f'skipped: {error}')
       continue
     known.append((one, compiled[-1][1].memory.fits))
-    print_status(f'  {report.verdict(compiled[-1][1])}')
-  out, winner = wide_console(), search.best_plan(compiled)
+    print_status(f'  {plan_report.verdict(compiled[-1][1])}')
+  out, winner = wide_console(), mesh_search.best_plan(compiled)
   columns, lines = search_rows(compiled, winner)
   out.print(table(f'{len(compiled)} candidates', columns, lines))
   if winner:
-    for title, rest, rows in report.tables([winner[1]]):
+    for title, rest, rows in plan_report.tables([winner[1]]):
       out.print(table(title, rest, rows))
     out.print(f'best: {winner[0]}', highlight=False)
   else:
     out.print('no candidate fits', highlight=False)
   if args.to:
     folder = pathlib.Path(args.to)
-    report.write(
+    plan_report.write(
       [winner[1]] if winner else [],
       command,
       folder,
       dict(
         best=str(winner[0]) if winner else None,
-        tried=[dict(flags=str(one)) | report.data(each) for one, each in compiled],
+        tried=[dict(flags=str(one)) | plan_report.data(each) for one, each in compiled],
       ),
     )
     with (folder / 'plan.md').open('a') as file:
-      file.write('\n'.join(['', f'## {len(compiled)} compiled', '', *report.pipes(columns, lines), '']))
+      file.write('\n'.join(['', f'## {len(compiled)} compiled', '', *plan_report.pipes(columns, lines), '']))
     out.print(f'plan: {folder / "plan.md"}', highlight=False)
   return 0 if winner else 1
 
@@ -227,12 +231,12 @@ def search_rows(compiled, winner):
     lines.append(
       (
         '→' if winner and one == winner[0] else '',
-        report.sizes(dict(one.mesh)),
+        plan_report.sizes(dict(one.mesh)),
         one.remat,
         str(one.accumulation),
-        report.gib(each.memory.needed),
+        plan_report.gib(each.memory.needed),
         {True: 'yes', False: 'no', None: '?'}[each.memory.fits],
-        report.seconds(b.seconds) if b else '',
+        plan_report.seconds(b.seconds) if b else '',
         b.by if b else '',
         f'{each.mfu:.1%}' if b else '',
       )

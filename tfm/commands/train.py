@@ -17,7 +17,7 @@ lost and the same command should be run again.
 
 from tfm.parallel import processes
 from tfm.runs import train
-from tfm.training.progress import console
+from tfm.training.progress_line import console
 
 
 def arguments(parser):

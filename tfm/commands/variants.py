@@ -5,7 +5,7 @@ Prints the Markdown of docs/variants.md; `tfm variants > docs/variants.md` updat
 
 import argparse
 
-from tfm.analysis import catalogue
+from tfm.analysis import variant_catalogue
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -13,4 +13,4 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> None:
-  print(catalogue.format_markdown(), end='')
+  print(variant_catalogue.format_markdown(), end='')

@@ -13,7 +13,7 @@ from tfm.errors import require
 from tfm.kernels.dense import Dense
 from tfm.models import flops
 from tfm.parallel import mesh as meshes
-from tfm.parallel import pipeline, sharding
+from tfm.parallel import pipeline_parallelism, sharding
 from tfm.parallel.mesh_request import DivisibilityConstraint, MeshRequest, RangeConstraint, SliceConstraint
 from tfm.shapes import PyTree
 from tfm.training import state as states
@@ -136,7 +136,7 @@ def layer_constraints(experiment: Experiment) -> Iterator[DivisibilityConstraint
     if value > default:
       yield RangeConstraint(
         sys.maxsize,
-        (pipeline.AXIS,),
+        (pipeline_parallelism.AXIS,),
         lambda stages, field=field, value=value, default=default: (
           f'config.pipeline.{field}={value} needs a mesh with stages, and mesh.stage=1 has none; '
           f'leave it at {default}'
@@ -147,7 +147,7 @@ def layer_constraints(experiment: Experiment) -> Iterator[DivisibilityConstraint
   if repeats > 1 and microbatches:
     yield RangeConstraint(
       microbatches,
-      (pipeline.AXIS,),
+      (pipeline_parallelism.AXIS,),
       lambda stages: (
         f'config.pipeline.microbatches={microbatches} is less than {stages} stages, and '
         f'config.pipeline.repeats={repeats} needs one microbatch per stage; use {stages} or more'
@@ -156,7 +156,7 @@ def layer_constraints(experiment: Experiment) -> Iterator[DivisibilityConstraint
   elif repeats > 1:
     yield RangeConstraint(
       config.training.batch_size // accumulation,
-      (*config.rules.batch.split(), pipeline.AXIS),
+      (*config.rules.batch.split(), pipeline_parallelism.AXIS),
       lambda shards: (
         f'config.training.batch_size={config.training.batch_size} in {accumulation} microbatches gives fewer '
         f'rows than the {shards} stages and devices of the mesh axes {config.rules.batch!r}, and '
@@ -169,7 +169,7 @@ def layer_constraints(experiment: Experiment) -> Iterator[DivisibilityConstraint
         f'config.model.scan=False does not stack layers, so {stages} stages cannot share them; set it to True'
       )
     )
-  if config.rules.layers.split() != [pipeline.AXIS]:
+  if config.rules.layers.split() != [pipeline_parallelism.AXIS]:
     yield _unsharded_by_stages(
       lambda stages: (
         f'config.rules.layers={config.rules.layers!r} does not distribute the layers over {stages} stages; '
@@ -177,11 +177,11 @@ def layer_constraints(experiment: Experiment) -> Iterator[DivisibilityConstraint
       )
     )
   for axis, axes in config.rules.items():
-    if pipeline.AXIS in axes.split() and axis not in ('layers', 'vocab'):
+    if pipeline_parallelism.AXIS in axes.split() and axis not in ('layers', 'vocab'):
       yield _unsharded_by_stages(
         lambda stages, axis=axis, axes=axes: (
           f'config.rules.{axis}={axes!r} splits over {stages} stages what each needs completely; remove '
-          f'{pipeline.AXIS!r}, which can only shard layers and vocab'
+          f'{pipeline_parallelism.AXIS!r}, which can only shard layers and vocab'
         )
       )
   if config.training.recurrence_length:
@@ -200,7 +200,7 @@ def layer_constraints(experiment: Experiment) -> Iterator[DivisibilityConstraint
       # Layers that are not whole periods divide over one stage only.
       yield DivisibilityConstraint(
         1 if part.layers % period else part.layers // period,
-        (pipeline.AXIS,),
+        (pipeline_parallelism.AXIS,),
         lambda stages, described=described, period=period, layers=part.layers: (
           f'{described} does not divide over {stages} stages; '
           f'use {nearest_multiples(layers, period * stages)}'
@@ -210,7 +210,7 @@ def layer_constraints(experiment: Experiment) -> Iterator[DivisibilityConstraint
 
 def _unsharded_by_stages(describe) -> DivisibilityConstraint:
   """Allows a single stage only."""
-  return DivisibilityConstraint(1, (pipeline.AXIS,), describe)
+  return DivisibilityConstraint(1, (pipeline_parallelism.AXIS,), describe)
 
 
 def nearest_multiples(value: int, unit: int) -> str:
@@ -219,12 +219,12 @@ def nearest_multiples(value: int, unit: int) -> str:
   return ' or '.join(str(multiple) for multiple in (below, below + unit) if multiple)
 
 
-def pipeline_schedule(config: ConfigDict, sizes: Mapping[str, int]) -> pipeline.Schedule | None:
+def pipeline_schedule(config: ConfigDict, sizes: Mapping[str, int]) -> pipeline_parallelism.Schedule | None:
   """Which stage computes what and when, on a mesh of these sizes; None without stages."""
-  if sizes[pipeline.AXIS] == 1:
+  if sizes[pipeline_parallelism.AXIS] == 1:
     return None
-  return pipeline.plan_schedule(
-    sizes[pipeline.AXIS],
+  return pipeline_parallelism.plan_schedule(
+    sizes[pipeline_parallelism.AXIS],
     config.pipeline.repeats,
     config.pipeline.microbatches,
     config.training.batch_size // config.training.gradient_accumulation,

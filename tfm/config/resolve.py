@@ -7,7 +7,7 @@ from tfm import spec
 from tfm.config.schema import parts
 from tfm.errors import require
 from tfm.feed_forwards.protocol import FeedForward, default_hidden
-from tfm.layers.pooled import CLASS_TOKEN_COUNT
+from tfm.layers.classification_head import CLASS_TOKEN_COUNT
 
 
 def resolve_config(config: ConfigDict) -> ConfigDict:

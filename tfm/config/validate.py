@@ -16,7 +16,7 @@ from tfm.errors import require, suggest
 from tfm.parallel import mesh as meshes
 from tfm.parallel.sharding import Parameter
 from tfm.shapes import PyTree
-from tfm.training.optimizer import path_name
+from tfm.training.gradient_transforms import path_name
 
 
 def validate_run(experiment: Experiment, devices: int | None) -> None:

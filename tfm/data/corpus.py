@@ -11,7 +11,7 @@ import logging
 import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from tfm.data import cache, document_store, progress, splitting
+from tfm.data import cache, document_store, progress_bar, splitting
 from tfm.data.documents import ANSWERS, INFINITE, LABELS, SPLITS, Document, Field, SplitDocument, Survey
 
 
@@ -135,7 +135,7 @@ def generate_corpus(
   survey, generate = Survey(), functools.lru_cache(maxsize=64)(generate)
   for split, size in sizes.items():
     indices = range(HASH_SAMPLE if size == INFINITE else size)
-    for index in progress.track(indices, f'generating {name} {split}'):
+    for index in progress_bar.track(indices, f'generating {name} {split}'):
       survey.add(split, *generate(split, index))
   splits = {
     split: {
@@ -166,7 +166,7 @@ class _GeneratedColumn(Sequence):
 
 def _survey_documents(name: str, documents: Iterable[SplitDocument]) -> Survey:
   survey = Survey()
-  for split, *fields in progress.track(documents, f'reading {name}'):
+  for split, *fields in progress_bar.track(documents, f'reading {name}'):
     survey.add(split, *fields)
   return survey
 

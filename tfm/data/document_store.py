@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import tensorflow_datasets as tfds
 
-from tfm.data import images, progress
+from tfm.data import images, progress_bar
 from tfm.data.documents import IMAGE, SPLITS, Field, SplitDocument, Survey, changed_error, digest
 
 
@@ -88,7 +88,7 @@ def write_documents(
   """
 
   def track_documents():
-    return progress.track(documents(), f'writing {name}', survey.documents.total())
+    return progress_bar.track(documents(), f'writing {name}', survey.documents.total())
 
   builder = Documents(track_documents, fields, data_dir=str(directory))
   active = tfds.core.utils.tqdm_utils._active

@@ -18,7 +18,7 @@ import grain
 import numpy as np
 from absl import flags
 
-from tfm.data import cache, classes, images, progress
+from tfm.data import cache, class_labels, images, progress_bar
 from tfm.data import tokens as token_arrays
 from tfm.data.corpus import Corpus
 from tfm.data.documents import ANSWERS, IMAGE, INFINITE
@@ -71,7 +71,9 @@ class TextData:
     name = f'{self.corpus.name} {split}'
     tokens = {field: tokenize_field(field) for field in self.corpus.input_fields}
     if self.corpus.label_field:
-      return classes.load_labelled_texts(self.corpus, split, tokens['text'], self.tokenizer, self.cache_dir)
+      return class_labels.load_labelled_texts(
+        self.corpus, split, tokens['text'], self.tokenizer, self.cache_dir
+      )
     if ANSWERS in self.corpus.fields:
       if not self.tokenizer.is_lossless:
         raise ValueError(
@@ -100,7 +102,7 @@ class ImageData:
 
   def tokens(self, split: str) -> images.Images:
     """Returns the images of 'train', 'validation' or 'test'."""
-    return classes.load_images(self.corpus, split, self.cache_dir)
+    return class_labels.load_images(self.corpus, split, self.cache_dir)
 
 
 def _describe_corpus(corpus: Corpus) -> str:
@@ -173,7 +175,7 @@ def train_tokenizer(
       texts, count = [itertools.islice(text, TOKENIZER_SAMPLE) for text in texts], TOKENIZER_SAMPLE
     _log.info('training the tokenizer %s on %s', tokenizer, corpus.name)
     trained = tokenizer.train(
-      progress.track(itertools.chain(*texts), f'training on {corpus.name}', count * len(texts))
+      progress_bar.track(itertools.chain(*texts), f'training on {corpus.name}', count * len(texts))
     )
     (directory / 'state.json').write_text(json.dumps(trained.state()))
 

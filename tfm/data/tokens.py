@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tfm.data import cache, progress
+from tfm.data import cache, progress_bar
 from tfm.data.corpus import Corpus
 from tfm.data.documents import INFINITE
 from tfm.data.tokenizers.protocol import Tokenizer
@@ -298,7 +298,7 @@ def tokenize(
   def write(directory: pathlib.Path):
     offsets, size = [0], 0
     with (directory / 'ids').open('wb') as file:
-      for text in progress.track(texts, f'tokenizing {name}', len(texts)):
+      for text in progress_bar.track(texts, f'tokenizing {name}', len(texts)):
         ids = encode_field(text, tokenizer, name, field)
         size += len(text.encode())
         ids.astype(dtype).tofile(file)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tfm.evaluation.attention import AttentionMaps
+from tfm.evaluation.attention_maps import AttentionMaps
 
 
 # The value of weight 1; the rounding error of a weight is at most 0.5 / LEVELS.

@@ -11,7 +11,7 @@ from matplotlib.colors import LinearSegmentedColormap, PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from tfm.evaluation.attention import AttentionMaps
+from tfm.evaluation.attention_maps import AttentionMaps
 
 
 INK, ALL, NOTHING, LINE = '#1f2933', '#1f5fa8', '#eef1f5', '#c3cad3'

@@ -14,7 +14,7 @@ import numpy as np
 
 from tfm.decoding import loop
 from tfm.decoding.sampling import Sampling, row_keys
-from tfm.decoding.unroll import unroll_layers
+from tfm.decoding.unroll_layers import unroll_layers
 from tfm.models import memory
 from tfm.models.decoder import Decoder
 from tfm.shapes import PyTree

@@ -10,7 +10,7 @@ import tfm.feed_forwards
 from tfm import spec
 from tfm.feed_forwards._mlp import MLP
 from tfm.feed_forwards.protocol import FeedForward
-from tfm.layers.grouped import multiply_blocks, permute, plan_blocks
+from tfm.layers.grouped_matmul import multiply_blocks, permute, plan_blocks
 from tfm.layers.initializer import Factory, Initializer, zeros
 from tfm.layers.linear import Linear
 from tfm.parallel.sharding import (

@@ -21,7 +21,7 @@ from tfm.layers.lora import merge_adapters
 from tfm.runs.load import Run, checkpoint_metadata
 from tfm.spec import parse
 from tfm.training import checkpoint
-from tfm.training.files import write_atomically
+from tfm.training.atomic_files import write_atomically
 
 
 # Files of a tokenizer, next to the tensors.

@@ -20,8 +20,8 @@ from tfm.config.difference import list_differences
 from tfm.config.overlay import assign
 from tfm.config.schema import default_config, leaves, parts
 from tfm.errors import require, suggest
-from tfm.hf.families import tensors
-from tfm.hf.families.converters import format_spec
+from tfm.hf import checkpoint_tensors
+from tfm.hf.families._field_converters import format_spec
 from tfm.hf.families.protocol import Family
 from tfm.hf.from_config import build_model, config_from_hf, load_families
 from tfm.mixers.protocol import Mixer
@@ -87,8 +87,10 @@ def to_pretrained(  # more than six parameters: the last four describe the vocab
   folder = pathlib.Path(folder)
   folder.mkdir(parents=True, exist_ok=True)
   (folder / 'config.json').write_text(json.dumps(fields, indent=2) + '\n')
-  stored = tensors.iterate_tensors(family.weights(config), trim_vocabulary(params, vocab, source_vocab))
-  tensors.save_tensors(folder, itertools.chain(stored, family.constants(config)))
+  stored = checkpoint_tensors.iterate_tensors(
+    family.weights(config), trim_vocabulary(params, vocab, source_vocab)
+  )
+  checkpoint_tensors.save_tensors(folder, itertools.chain(stored, family.constants(config)))
 
 
 class _MissingAsNone(dict):
@@ -204,7 +206,7 @@ def trim_vocabulary(params: PyTree, vocab: int, source_vocab: int = 0) -> PyTree
   }
 
   def trim(path, x):
-    axis, rows = sizes.get(tensors.join_path(path), (None, 0))
+    axis, rows = sizes.get(checkpoint_tensors.join_path(path), (None, 0))
     return x if axis is None or x.shape[axis] == rows else jax.lax.slice_in_dim(x, 0, rows, axis=axis)
 
   return jax.tree_util.tree_map_with_path(trim, params)

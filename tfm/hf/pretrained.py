@@ -16,9 +16,10 @@ from ml_collections import ConfigDict
 from tfm.config import assemble, schema
 from tfm.decoding import beam, loop
 from tfm.decoding.sampling import Sampling
-from tfm.decoding.unroll import unroll_layers
+from tfm.decoding.unroll_layers import unroll_layers
 from tfm.errors import require, suggest
-from tfm.hf.families import longformer, rope, tensors
+from tfm.hf import checkpoint_tensors
+from tfm.hf.families import _rope_fields, longformer
 from tfm.hf.families.protocol import Family
 from tfm.hf.forward import FORWARD, INPUT_CONDITIONS, INPUT_NAMES, Inputs
 from tfm.hf.from_config import build_model, config_from_hf, find_family
@@ -238,7 +239,7 @@ class Pretrained:
     length.
     """
     positions = [part.position for part in schema.parts(self.config).values() if part.get('position')]
-    if not any(rope.depends_on_length(position) for position in positions):
+    if not any(_rope_fields.depends_on_length(position) for position in positions):
       return self.model
     config = self.config.copy_and_resolve_references()
     config.data.length = length
@@ -302,7 +303,7 @@ def from_pretrained(path: str, dtype: str = 'float32', mesh: dict[str, int] | No
   fields = json.loads((folder / 'config.json').read_text())
   family = find_family(fields, folder)
   config, output, ids, vocab, source_vocab = config_from_hf(family, fields)
-  stored = tensors.CheckpointTensors(folder)
+  stored = checkpoint_tensors.CheckpointTensors(folder)
   resolve_tying(config, output, family, stored)
   require(
     dtype in assemble.DTYPES, f'dtype={dtype!r} is not supported; {suggest(str(dtype), assemble.DTYPES)}'
@@ -317,13 +318,15 @@ def from_pretrained(path: str, dtype: str = 'float32', mesh: dict[str, int] | No
   sharding.validate_divisibility(boxed, device_mesh, rules)
   abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, assemble.DTYPES[dtype]), nn.unbox(boxed))
   target = checkpoint.restore_target(abstract, sharding.named_shardings(boxed, device_mesh, rules))
-  params = tensors.load_params(
+  params = checkpoint_tensors.load_params(
     stored, family.weights(config), target, family.prefix, family.ignored_tensors, family.unused_tensors
   )
   return Pretrained(config, model, params, family, output, ids, vocab, device_mesh, rules, source_vocab)
 
 
-def resolve_tying(config: ConfigDict, output: str, family: Family, stored: tensors.CheckpointTensors) -> None:
+def resolve_tying(
+  config: ConfigDict, output: str, family: Family, stored: checkpoint_tensors.CheckpointTensors
+) -> None:
   """Sets whether the output is tied to the embedding, which only the tensors show; merges duplicates of a
   tied table and removes constants.
 

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from tfm.kernels._block_plan import BlockGrid, VisitPlan, blocks_share_document
-from tfm.layers.segments import same_document
+from tfm.layers.document_mask import same_document
 from tfm.shapes import Array, Bool, Float, Int, PyTree
 
 

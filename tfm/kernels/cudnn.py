@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from tfm.kernels.protocol import NO_GPU_ATTACHED, Kernel, mask_band, unsupported_mask_reason
 from tfm.parallel import mesh
-from tfm.parallel.attention import attend_per_device, uneven_heads_reason
+from tfm.parallel.sharded_attention import attend_per_device, uneven_heads_reason
 from tfm.parallel.sharding import shard
 
 

@@ -11,8 +11,8 @@ import numpy as np
 from flax import struct
 from jax.extend.random import threefry2x32_p
 
+from tfm.layers.document_mask import same_document
 from tfm.layers.dot_product import scaled_dot
-from tfm.layers.segments import same_document
 from tfm.parallel import mesh
 from tfm.shapes import Array, Bool, Float, Int
 

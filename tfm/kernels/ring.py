@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec
 from tfm.kernels import _block_plan, _blockwise
 from tfm.kernels._block_plan import BlockGrid, BlockSizes, VisitPlan
 from tfm.kernels.protocol import Kernel
-from tfm.parallel.sequence import manual_axes, sequence_shards
+from tfm.parallel.sequence_parallelism import manual_axes, sequence_shards
 from tfm.parallel.sharding import shard
 from tfm.shapes import Array, Int, PyTree
 

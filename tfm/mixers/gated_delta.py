@@ -14,7 +14,7 @@ from tfm.mixers._state_space import LOG_RATES, find_document_starts, segment_sum
 from tfm.mixers._triangular import solve
 from tfm.mixers.protocol import Mixer
 from tfm.norms.rmsnorm import RMSNorm
-from tfm.parallel.sequence import scan_over_sequence_shards
+from tfm.parallel.sequence_parallelism import scan_over_sequence_shards
 from tfm.parallel.sharding import shard, with_logical_axes
 from tfm.shapes import Array, Bool, Float, Int
 

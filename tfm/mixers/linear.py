@@ -12,7 +12,7 @@ from tfm.layers.linear import Linear
 from tfm.mixers._chunks import Runs, join_chunks, reverse_time, split_chunks
 from tfm.mixers._state_space import find_document_starts
 from tfm.mixers.protocol import Mixer
-from tfm.parallel.sequence import scan_over_sequence_shards
+from tfm.parallel.sequence_parallelism import scan_over_sequence_shards
 from tfm.parallel.sharding import shard
 from tfm.shapes import Array, Bool, Float, Int
 

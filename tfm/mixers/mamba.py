@@ -12,7 +12,7 @@ from tfm.layers.initializer import Initializer, ones, uniform
 from tfm.layers.linear import Linear
 from tfm.mixers._state_space import find_document_starts, scan_chunks, step_bias
 from tfm.mixers.protocol import Mixer
-from tfm.parallel.sequence import scan_over_sequence_shards
+from tfm.parallel.sequence_parallelism import scan_over_sequence_shards
 from tfm.parallel.sharding import shard, with_logical_axes
 from tfm.shapes import Array, Float, Int
 

@@ -25,7 +25,7 @@ from jax.extend.core import Jaxpr, JaxprEqn, jaxprs_in_params
 from tfm.kernels.dense import Dense
 from tfm.kernels.protocol import Kernel
 from tfm.masks.protocol import density
-from tfm.models.table import kind
+from tfm.models.parameter_table import kind
 
 
 # Added to the kind of a product that runs over query-key pairs.

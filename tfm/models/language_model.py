@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 
 from tfm.layers.embedding import Embedding
+from tfm.layers.head_transform import Transform
 from tfm.layers.initializer import Factory, zeros
 from tfm.layers.linear import Linear
-from tfm.layers.transform import Transform
 from tfm.models.trunk import Trunk
 from tfm.parallel.sharding import Parameter, shard, with_logical_axes
 from tfm.shapes import Array, Float, PyTree

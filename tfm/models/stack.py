@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from tfm.mixers.protocol import ATTENTION, Context, Memory
-from tfm.parallel import pipeline
+from tfm.parallel import pipeline_parallelism
 from tfm.parallel.sharding import mesh_axes_of, shard_count
 from tfm.shapes import Array, Float, Int, PyTree
 
@@ -62,7 +62,7 @@ class Stack(nn.Module):
     are sown, every device runs all layers.
     """
     if (
-      pipeline.stage_count() > 1
+      pipeline_parallelism.stage_count() > 1
       and caches is None
       and not (self.is_initializing() or self.is_mutable_collection(ATTENTION))
     ):
@@ -94,13 +94,13 @@ class Stack(nn.Module):
       ValueError: if the layers do not divide into equal groups for each stage, and as
         `pipeline.plan_schedule`.
     """
-    stages, turns = pipeline.stage_count(), self.layers // len(self.pattern)
+    stages, turns = pipeline_parallelism.stage_count(), self.layers // len(self.pattern)
     if not self.scan or self.layers % len(self.pattern) or turns % (stages * self.repeats):
       raise ValueError(
         f'{self.layers} layers in turns of {len(self.pattern)}, scan={self.scan}, do not divide over '
         f'{stages} stages × {self.repeats} rounds'
       )
-    plan = pipeline.plan_schedule(
+    plan = pipeline_parallelism.plan_schedule(
       stages, self.repeats, self.microbatches, x.shape[0], shard_count(mesh_axes_of('batch'))
     )
     group = remat(Group, self.remat, scan=True)(self.pattern, parent=None)
@@ -116,11 +116,11 @@ class Stack(nn.Module):
       return x, reports
 
     params = self.variables['params']['layers']
-    x, reports = pipeline.run_pipeline(
+    x, reports = pipeline_parallelism.run_pipeline(
       layer, params, x, without_shared(memory, context), plan, REMAT[self.remat]
     )
     tokens = (
-      pipeline.split_into_microbatches(context.segments > 0, plan.microbatches)
+      pipeline_parallelism.split_into_microbatches(context.segments > 0, plan.microbatches)
       .sum((1, 2))
       .astype(jnp.float32)
     )

@@ -8,7 +8,7 @@ import numpy as np
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh
 
-from tfm.parallel import chips
+from tfm.parallel import chip_specs
 
 
 # From the outermost axis to the innermost, whose devices are nearest neighbours (one board, one host):
@@ -160,7 +160,7 @@ def gpu_capability(platform: str) -> str | None:
   if device := attached_device(platform):
     return device.compute_capability
   device = jax.sharding.get_abstract_mesh().abstract_device
-  chip = device and chips.find_chip(device.device_kind)
+  chip = device and chip_specs.find_chip(device.device_kind)
   return chip and chip.capability
 
 

@@ -23,10 +23,9 @@ class Deberta(Position):
   the bias is the other two. In k·Q_δ the paper's eq. 4 uses the distance from key to query, its code and
   weights that from query to key, as here.
 
-  The published versions: v1 is deberta(512); v2 and v3 are deberta(512, buckets=256, norm=True,
-    share_qk_projections=True). The projection to keys has no bias: it would add the same to all keys of a
-    query,
-  which softmax cancels.
+  The published versions: v1 is deberta(512); v2 and v3 are
+  deberta(512, buckets=256, norm=True, share_qk_projections=True). The projection to keys has no bias: it
+  would add the same to all keys of a query, which softmax cancels.
 
   Attributes:
     max_distance: in tokens; larger distances are treated as equal to it.

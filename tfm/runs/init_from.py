@@ -27,8 +27,8 @@ from tfm.parallel import sharding
 from tfm.shapes import PyTree
 from tfm.training import checkpoint
 from tfm.training import state as states
-from tfm.training.optimizer import path_name
-from tfm.training.progress import print_status
+from tfm.training.gradient_transforms import path_name
+from tfm.training.progress_line import print_status
 from tfm.training.state import State
 
 

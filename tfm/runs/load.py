@@ -18,16 +18,16 @@ from tfm.config.difference import list_differences
 from tfm.config.overlay import complete
 from tfm.config.resolve import resolve_config
 from tfm.config.schema import parts
-from tfm.data import cache, device, pipeline
+from tfm.data import cache, device_prefetch, pipeline
 from tfm.data.documents import INFINITE
 from tfm.data.pipeline import ImageData, TextData
 from tfm.data.special_tokens import base_tokenizer, extend_tokenizer
 from tfm.data.tokenizers.protocol import Tokenizer
 from tfm.decoding.translate import Translation, translate
-from tfm.decoding.unroll import unroll_layers
+from tfm.decoding.unroll_layers import unroll_layers
 from tfm.errors import require
-from tfm.evaluation import length
-from tfm.evaluation.measure import ByteCounter, measure
+from tfm.evaluation import length_extrapolation
+from tfm.evaluation.evaluate_split import ByteCounter, measure
 from tfm.kernels.protocol import Kernel
 from tfm.models.trunk import Trunk
 from tfm.parallel import mesh as meshes
@@ -36,7 +36,7 @@ from tfm.parallel.mesh import current_platform
 from tfm.runs.init_from import build_model, load_tokenizers, restore_params
 from tfm.shapes import PyTree
 from tfm.training import checkpoint
-from tfm.training.progress import print_status
+from tfm.training.progress_line import print_status
 from tfm.training.step import evaluation_step
 
 
@@ -165,13 +165,14 @@ def evaluate_lengths(
   protocols: Sequence[str] = ('nonoverlapping',),
   stride: int | None = None,
   targets: int = 0,
-) -> list[length.LengthRecord]:
-  """Evaluates a decoder on a split at several row lengths, by `tfm.evaluation.length.measure_extrapolation`.
+) -> list[length_extrapolation.LengthRecord]:
+  """Evaluates a decoder on a split at several row lengths; see
+  `tfm.evaluation.length_extrapolation.measure_extrapolation`.
 
   Raises:
     ValueError: if the source has no such split, and for what that rejects.
   """
-  length.validate_model(run.model, protocols)
+  length_extrapolation.validate_model(run.model, protocols)
   require(
     run.tokenizer.is_lossless,
     f'config.data.tokenizer={run.config.data.tokenizer!r} is not lossless, so '
@@ -181,7 +182,7 @@ def evaluate_lengths(
   # As many tokens as a training microbatch, which fits in memory with the same loss chunk.
   batch_tokens = config.training.batch_size // config.training.gradient_accumulation * config.data.length
   with sharding.context(run.mesh, run.rules):
-    return length.measure_extrapolation(
+    return length_extrapolation.measure_extrapolation(
       run.model,
       run.params,
       data.tokens(split),
@@ -192,7 +193,7 @@ def evaluate_lengths(
       stride=stride,
       targets=targets,
       batch_tokens=batch_tokens,
-      chunk=config.training.loss_chunk or length.CHUNK,
+      chunk=config.training.loss_chunk or length_extrapolation.CHUNK,
       threads=config.data.reader_threads,
     )
 
@@ -276,7 +277,7 @@ def build_evaluate_fn(
   size = -(-config.training.batch_size // config.training.gradient_accumulation // unit) * unit
 
   def evaluate(params):
-    part = device.process_rows(where, size)
+    part = device_prefetch.process_rows(where, size)
     iterator = pipeline.evaluation_batches(
       rows, size, *part, threads=config.data.reader_threads, limit=batches
     )

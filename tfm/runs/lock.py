@@ -9,7 +9,7 @@ import socket
 import time
 from collections.abc import Iterator
 
-from tfm.training.progress import print_status
+from tfm.training.progress_line import print_status
 
 
 FILE = 'lock'

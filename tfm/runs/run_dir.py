@@ -15,8 +15,8 @@ from tfm.config.overlay import complete
 from tfm.config.resolve import resolve_config
 from tfm.errors import require
 from tfm.parallel import processes
+from tfm.training.atomic_files import write_atomically
 from tfm.training.checkpoint import Checkpoints
-from tfm.training.files import write_atomically
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Training in stages: prepare → shard → restore or initialize → compile → fit → close.
 
-One run and an ensemble of runs go the same way; `tfm.training.ensemble` holds what differs.
+One run and an ensemble of runs go the same way; `tfm.training.vmapped_runs` holds what differs.
 """
 
 import contextlib
@@ -20,31 +20,31 @@ from ml_collections import ConfigDict
 
 from tfm.config import mesh_constraints, validate
 from tfm.config.assemble import Experiment
-from tfm.data import cache, device, pipeline
+from tfm.data import cache, device_prefetch, pipeline
 from tfm.data.pipeline import ImageData, TextData
 from tfm.models import flops
 from tfm.models.trunk import Trunk
-from tfm.parallel import chips, processes, sharding
+from tfm.parallel import chip_specs, processes, sharding
 from tfm.parallel import mesh as meshes
-from tfm.runs.agreement import require_ensemble_configs, require_equal_runs
 from tfm.runs.init_from import PretrainedRun, build_model, load_pretrained, load_tokenizers
 from tfm.runs.load import build_evaluate_fn
 from tfm.runs.lock import lock_workdir
 from tfm.runs.log_file import describe_run, log_to_file
+from tfm.runs.multihost_checks import require_ensemble_configs, require_equal_runs
 from tfm.runs.resume import ResumePoint, find_resume_point
 from tfm.runs.run_dir import RunDir
 from tfm.training import loop
 from tfm.training import state as states
 from tfm.training.checkpoint import Checkpoints, restore_target
-from tfm.training.ensemble import Ensemble, SingleRun, Step
 from tfm.training.goodput import TIERS, Goodput
 from tfm.training.local_checkpoints import LocalCheckpoints
 from tfm.training.metrics import MetricsLog, NullMetricsLog
 from tfm.training.profiler import Profiler
-from tfm.training.progress import Line, print_status
-from tfm.training.report import Report
+from tfm.training.progress_line import Line, print_status
+from tfm.training.reporters import Report
 from tfm.training.state import State
 from tfm.training.step import train_step
+from tfm.training.vmapped_runs import Ensemble, SingleRun, Step
 
 
 _log = logging.getLogger(__name__)
@@ -244,7 +244,7 @@ def shard(prepared: Prepared) -> Sharded:
     return pipeline.train_iterator(
       rows,
       config.training.batch_size,
-      *device.process_rows(batch_sharding, config.training.batch_size),
+      *device_prefetch.process_rows(batch_sharding, config.training.batch_size),
       threads=config.data.reader_threads,
     )
 
@@ -320,7 +320,7 @@ def open_report(prepared: Prepared, sharded: Sharded, stack: contextlib.ExitStac
   for workdir in workdirs if is_main else ():
     stack.enter_context(log_to_file(workdir, description))
   flops_per_token = flops.training_flops_per_token(prepared.model, config.data.length)
-  line = Line(first, config.training.steps, flops_per_token, chips.peak_flops())
+  line = Line(first, config.training.steps, flops_per_token, chip_specs.peak_flops())
   return Report(logs, line, Goodput(workdirs if is_main else [], first, prepared.started), first)
 
 

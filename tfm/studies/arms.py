@@ -24,9 +24,9 @@ from tfm.models import flops
 from tfm.models.trunk import Trunk
 from tfm.objectives.protocol import Prediction
 from tfm.spec import parse
-from tfm.studies import matching
+from tfm.studies import cost_matching
 from tfm.studies.study import STEPS, Study
-from tfm.training.optimizer import path_name
+from tfm.training.gradient_transforms import path_name
 
 
 # Fields that divide the same texts into different rows.
@@ -206,11 +206,11 @@ def match_arm(
 
   experiment = apply_changes(base, changes, study.seeds)
   before = dict(leaves(experiment.config))[study.matched_field]
-  if abs(quantity(experiment) - target) <= matching.EQUAL * target:
+  if abs(quantity(experiment) - target) <= cost_matching.EQUAL * target:
     return experiment, {}
   multiple = 1 if study.matched_field == STEPS else study.multiple
   try:
-    after, _ = matching.solve_match(target, lambda value: quantity(with_value(value)), before, multiple)
+    after, _ = cost_matching.solve_match(target, lambda value: quantity(with_value(value)), before, multiple)
   except ValueError as error:
     raise ValueError(
       f'match={study.match!r} cannot be reached by matched_field={study.matched_field!r}: {error}'

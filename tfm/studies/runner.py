@@ -25,10 +25,10 @@ from tfm.runs.train import train_ensemble
 from tfm.studies import store
 from tfm.studies.arms import Arm, build_model, list_validation_metrics, prefix_errors
 from tfm.studies.measures.protocol import Measure, build_measure
-from tfm.studies.results import describe_machine
+from tfm.studies.results_table import describe_machine
 from tfm.studies.study import Study
-from tfm.training.progress import print_status
-from tfm.training.report import Diverged
+from tfm.training.progress_line import print_status
+from tfm.training.reporters import Diverged
 
 
 _log = logging.getLogger(__name__)

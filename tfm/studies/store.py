@@ -18,7 +18,7 @@ from typing import Any
 
 from tfm.studies.study import folder_name
 from tfm.training import checkpoint, goodput, metrics
-from tfm.training.files import write_atomically
+from tfm.training.atomic_files import write_atomically
 
 
 def arm_dir(workdir: pathlib.Path, name: str) -> pathlib.Path:

@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 
 from tfm.errors import suggest
 from tfm.spec import load_function
-from tfm.studies.matching import QUANTITIES
+from tfm.studies.cost_matching import QUANTITIES
 
 
 Changes = Mapping[str, Any]

@@ -10,8 +10,8 @@ from orbax.checkpoint import checkpoint_managers as policies
 
 from tfm.parallel import processes
 from tfm.shapes import PyTree
-from tfm.training import digests
-from tfm.training.progress import print_status
+from tfm.training import file_hashes
+from tfm.training.progress_line import print_status
 from tfm.training.state import State
 
 
@@ -201,14 +201,14 @@ class Checkpoints:
       return ''
     folder = self.directory / str(step)
     try:
-      expected = digests.read_digests(folder)
+      expected = file_hashes.read_digests(folder)
       if expected is None:
-        print_status(f'{folder} has no {digests.FILE}: its {part} is read without verification')
+        print_status(f'{folder} has no {file_hashes.FILE}: its {part} is read without verification')
         damage = ''
       else:
         files = {name: digest for name, digest in expected.items() if name.startswith(f'{part}/')}
-        damage = digests.find_damage(folder, self._own_files(files))
-        damage = damage if files else f'{folder / digests.FILE} lists no file of {part}'
+        damage = file_hashes.find_damage(folder, self._own_files(files))
+        damage = damage if files else f'{folder / file_hashes.FILE} lists no file of {part}'
     except ValueError as error:  # the other processes must get this message, too
       damage = str(error)
     if damage := gather_first_message(damage):
@@ -228,7 +228,7 @@ class Checkpoints:
     # Orbax calls this in the process that renames the checkpoint's folder, just before it does. Until then
     # the folder is named after the step with a suffix.
     for folder in self.directory.glob(f'{self._saving}.*'):
-      digests.write_digests(folder)
+      file_hashes.write_digests(folder)
 
   def delete_after(self, step: int) -> None:
     """Deletes the checkpoints of later steps."""

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 import jax
 
-from tfm.training.files import write_atomically
-from tfm.training.progress import print_status
+from tfm.training.atomic_files import write_atomically
+from tfm.training.progress_line import print_status
 
 
 # The kinds of time. Each second since the start of a process has one kind; the time between two processes of

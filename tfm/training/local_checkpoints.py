@@ -19,7 +19,7 @@ from ml_collections import ConfigDict
 from tfm.parallel import processes
 from tfm.shapes import PyTree
 from tfm.training.checkpoint import Checkpoints, gather_first_message, state_without_params
-from tfm.training.progress import print_status
+from tfm.training.progress_line import print_status
 from tfm.training.state import State
 
 
@@ -32,9 +32,8 @@ class LocalCheckpoints(Checkpoints):
   """The checkpoints of one run in `folder` of this machine; each process has those of its devices.
 
   A process writes one copy of all that its devices hold, and reads nothing else: no process waits for the
-    disk of
-  another. Orbax writes them as its experimental emergency checkpoints (`ArrayHandler(replica_id=None)`), but
-  without requiring several slices.
+  disk of another. Orbax writes them as its experimental emergency checkpoints
+  (`ArrayHandler(replica_id=None)`), but without requiring several slices.
 
   Args:
     workdir: of the run. A new run there does not find the local checkpoints of an old one.

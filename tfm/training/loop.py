@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import jax
 
-from tfm.data.device import DeviceBatch
+from tfm.data.device_prefetch import DeviceBatch
 from tfm.parallel import processes
 from tfm.shapes import PyTree
-from tfm.training.interval import Interval
 from tfm.training.profiler import Profiler
-from tfm.training.progress import print_status
-from tfm.training.report import Report
+from tfm.training.progress_line import print_status
+from tfm.training.reporters import Report
+from tfm.training.save_interval import Interval
 from tfm.training.state import State
 
 

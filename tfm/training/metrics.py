@@ -6,7 +6,7 @@ import pathlib
 import matplotlib
 import tensorboardX
 
-from tfm.training.files import write_atomically
+from tfm.training.atomic_files import write_atomically
 
 
 matplotlib.use('Agg')

@@ -5,7 +5,7 @@ import dataclasses
 import jax
 
 from tfm.shapes import PyTree
-from tfm.training.progress import print_status
+from tfm.training.progress_line import print_status
 
 
 # Steps before the profile begins: compilation, and steps that fill the queues.

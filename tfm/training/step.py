@@ -10,8 +10,8 @@ import optax
 from tfm.objectives.protocol import Objective
 from tfm.parallel.microbatches import split_into_microbatches
 from tfm.shapes import Array, PyTree
+from tfm.training.gradient_transforms import MaskedTransformation, path_name
 from tfm.training.loss_scale import all_finite
-from tfm.training.optimizer import MaskedTransformation, path_name
 from tfm.training.state import State
 
 

@@ -25,9 +25,9 @@ from tfm.objectives.protocol import Objective
 from tfm.optimizers.protocol import Optimizer
 from tfm.parallel import sharding
 from tfm.shapes import Array, Float
-from tfm.training.interval import INTERVALS, Interval
-from tfm.training.optimizer import MaskedTransformation, layerwise_decay
-from tfm.training.optimizer import optimizer as make_optimizer
+from tfm.training.gradient_transforms import MaskedTransformation, layerwise_decay
+from tfm.training.gradient_transforms import optimizer as make_optimizer
+from tfm.training.save_interval import INTERVALS, Interval
 from tfm.training.schedule import SCHEDULES, schedule
 
 

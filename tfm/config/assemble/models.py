@@ -17,8 +17,8 @@ from tfm.config.assemble.field_errors import require_one_of
 from tfm.config.schema import default_config, parts
 from tfm.errors import require, suggest
 from tfm.layers.activation import ACTIVATIONS
+from tfm.layers.classification_head import CLASS_TOKEN_COUNT, Pooled
 from tfm.layers.initializer import scale_initializer
-from tfm.layers.pooled import CLASS_TOKEN_COUNT, Pooled
 from tfm.models.decoder import Decoder
 from tfm.models.encoder import Encoder
 from tfm.models.encoder_decoder import EncoderDecoder, SourceEncoder

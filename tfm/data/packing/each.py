@@ -21,10 +21,9 @@ class Each(protocol.Packing):
   """Packs one text with its labels, or one image with its class, into a row.
 
   The inputs are: end of text, text (Devlin et al. 2019, §3: the end of a text takes the place of BERT's
-    [CLS]); or, if
-  a published tokenizer has a different first token: that token, text, end of text. A text that is longer
-    than a row is truncated, and a warning counts these. `classes` is the class of the text [], or of each of
-    its words [T], at its first token, with -1 at other tokens.
+  [CLS]); or, if a published tokenizer has a different first token: that token, text, end of text. A text that
+  is longer than a row is truncated, and a warning counts these. `classes` is the class of the text [], or of
+  each of its words [T], at its first token, with -1 at other tokens.
 
   Of an image, `image` [H, W, C] is between -1 and 1, float32; the row has the positions and segments of the
   patch tokens, which the model computes.

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from tfm.data import progress
+from tfm.data import progress_bar
 from tfm.data import tokens as token_arrays
 from tfm.data.documents import INFINITE
 from tfm.data.packing import protocol
@@ -56,7 +56,7 @@ class _Rows(protocol.Rows):
     order = np.arange(count) if seed is None else protocol.permutation(seed, 0, count, PLAN)
     row_of = np.empty(count, np.int64)
     row_of[order] = _first_fit(
-      progress.track(map(tuple, sizes[order].tolist()), f'packing {tokens.name}', count), length, bins
+      progress_bar.track(map(tuple, sizes[order].tolist()), f'packing {tokens.name}', count), length, bins
     )
     self._by_row = order[np.argsort(row_of[order], kind='stable')]
     self._bounds = np.concatenate([[0], np.cumsum(np.bincount(row_of))])

@@ -3,11 +3,11 @@
 import dataclasses
 import random
 
-from tfm.data import task
+from tfm.data import synthetic_task
 
 
 @dataclasses.dataclass(frozen=True)
-class Addition(task.LengthTask):
+class Addition(synthetic_task.LengthTask):
   """285+34=319: the sum and the end of the text are the answer (Lee et al. 2023).
 
   Attributes:
@@ -24,7 +24,7 @@ class Addition(task.LengthTask):
   def example(self, draw: random.Random, is_test: bool) -> tuple[str, str]:
     a, b = (self._summand(draw, is_test) for _ in range(2))
     total = str(a + b)[:: -1 if self.reversed else 1]
-    return task.format_example([(f'{a}+{b}=', False), (total, True)], end=True)
+    return synthetic_task.format_example([(f'{a}+{b}=', False), (total, True)], end=True)
 
   def _summand(self, draw: random.Random, is_test: bool) -> int:
     digits = self.draw_length(draw, is_test)

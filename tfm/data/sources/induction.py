@@ -4,14 +4,14 @@ import dataclasses
 import random
 import string
 
-from tfm.data import task
+from tfm.data import synthetic_task
 
 
 PREFIX = '*'
 
 
 @dataclasses.dataclass(frozen=True)
-class Induction(task.LengthTask):
+class Induction(synthetic_task.LengthTask):
   """dca*bcad*b: a special symbol is at a random place among random letters, and again at the end; the answer
   is the symbol that followed it (Olsson et al. 2022; with 16 symbols and length 256 in Gu & Dao 2023,
   §4.1.2).
@@ -39,4 +39,4 @@ class Induction(task.LengthTask):
     text = draw.choices(string.ascii_letters[: self.symbols], k=self.max_length(is_test))
     first = draw.randrange(len(text) - 2)
     text[first] = text[-1] = PREFIX
-    return task.format_example([(''.join(text), False), (text[first + 1], True)])
+    return synthetic_task.format_example([(''.join(text), False), (text[first + 1], True)])

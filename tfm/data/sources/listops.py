@@ -4,7 +4,7 @@ import dataclasses
 import random
 import statistics
 
-from tfm.data import task
+from tfm.data import synthetic_task
 
 
 OPERATION_PROBABILITY = 0.25  # of an argument below the maximum depth
@@ -19,7 +19,7 @@ OPERATORS = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Listops(task.Task):
+class Listops(synthetic_task.Task):
   """[MAX 4 [MIN 2 3 ] 1 [MED 1 5 8 9 ] ] has the label 6: nested operations on digits (Nangia & Bowman 2018;
   Tay et al. 2020, Long Range Arena, §2.2.1, and its published generator, whose settings are the defaults; but
   training is infinite, where the arena has 96,000 examples).
@@ -63,7 +63,7 @@ class Listops(task.Task):
       raise ValueError(f'most={self.most} must be at least {self.least + 2}, beyond least={self.least}')
 
   def example(self, draw: random.Random, is_test: bool) -> tuple[str, str]:
-    for _ in range(task.MAX_DRAWS):
+    for _ in range(synthetic_task.MAX_DRAWS):
       symbols = []
       value = self._expression(draw, 1, symbols)
       if self.least < len(symbols) < self.most:

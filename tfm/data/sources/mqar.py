@@ -4,14 +4,14 @@ import dataclasses
 import math
 import random
 
-from tfm.data import task
+from tfm.data import synthetic_task
 
 
 FILLER = '.'
 
 
 @dataclasses.dataclass(frozen=True)
-class Mqar(task.LengthTask):
+class Mqar(synthetic_task.LengthTask):
   """. k7 v3 k2 v9 . . k2 v9 k7 v3 . .: pairs of a key and its value, followed by each key again; the values
   after these are the answers (Arora et al. 2023, Zoology, §4, and its published generator).
 
@@ -77,7 +77,7 @@ class Mqar(task.LengthTask):
       queries[g] = (f' {self._word(key)}', False), (f' {self._word(value)}', True)
     for query in queries:
       words += query or [(f' {self._filler(draw)}', False) for _ in range(2)]
-    return task.format_example([(FILLER, False), *words])
+    return synthetic_task.format_example([(FILLER, False), *words])
 
   @property
   def _symbols(self) -> int:

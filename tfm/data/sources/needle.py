@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 import random
 
-from tfm.data import task
+from tfm.data import synthetic_task
 
 
 HAY = (
@@ -19,7 +19,7 @@ QUESTION = 'What is the pass key? The pass key is '
 
 
 @dataclasses.dataclass(frozen=True)
-class Needle(task.LengthTask):
+class Needle(synthetic_task.LengthTask):
   """A number is stated somewhere in a long text, and requested at its end: retrieval of a pass key
   (Mohtashami & Jaggi 2023), at a given depth (Kamradt 2023, "Needle in a haystack").
 
@@ -58,7 +58,7 @@ class Needle(task.LengthTask):
     hay = [HAY[(first + i) % len(HAY)] for i in range(count)]
     place = draw.randint(0, count) if self.depth is None else round(self.depth * count)
     text = ''.join([*hay[:place], NEEDLE.format(number), *hay[place:], QUESTION])
-    return task.format_example([(text, False), (number, True)])
+    return synthetic_task.format_example([(text, False), (number, True)])
 
   def _room(self, is_test: bool) -> int:
     """Returns the number of characters for the sentences around the number."""

@@ -4,14 +4,14 @@ import dataclasses
 import random
 import string
 
-from tfm.data import task
+from tfm.data import synthetic_task
 
 
 NOISE = '.'
 
 
 @dataclasses.dataclass(frozen=True)
-class SelectiveCopy(task.LengthTask):
+class SelectiveCopy(synthetic_task.LengthTask):
   """..b.a...c.=bac: letters at random places in noise; the answer is the letters in order (Jing et al. 2019;
   Gu & Dao 2023, §4.1.1, with 16 symbols including the noise, and 16 letters in 4096 places).
 
@@ -39,4 +39,4 @@ class SelectiveCopy(task.LengthTask):
     letters = ''.join(draw.choices(string.ascii_letters[: self.symbols - 1], k=self.tokens))
     for place, letter in zip(sorted(draw.sample(range(len(text)), self.tokens)), letters):
       text[place] = letter
-    return task.format_example([(f'{"".join(text)}=', False), (letters, True)])
+    return synthetic_task.format_example([(f'{"".join(text)}=', False), (letters, True)])

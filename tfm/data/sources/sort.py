@@ -2,11 +2,11 @@
 
 import dataclasses
 
-from tfm.data import letters
+from tfm.data import letter_tasks
 
 
 @dataclasses.dataclass(frozen=True)
-class Sort(letters.LetterTask):
+class Sort(letter_tasks.LetterTask):
   """badc=abcd: the letters in alphabetical order, lower case first, with repetitions (after Graves et al.
   2014, §4.5, whose priorities are numbers).
   """

@@ -3,11 +3,11 @@
 import dataclasses
 import random
 
-from tfm.data import task
+from tfm.data import synthetic_task
 
 
 @dataclasses.dataclass(frozen=True)
-class Twins(task.Task):
+class Twins(synthetic_task.Task):
   """k7=3 k2=8 k7=5 k2=0 has the labels 5 0 3 8: every key occurs twice, at random places, each time with a
   random digit; the label of a word is the digit of the other word with its key.
 

@@ -1,7 +1,6 @@
 """BART (Lewis et al. 2020)."""
 
-from tfm.hf.families.converters import ACTIVATIONS
-from tfm.hf.families.fields import (
+from tfm.hf.families._config_fields import (
   ConfigConstant,
   CustomField,
   IgnoredFields,
@@ -9,6 +8,7 @@ from tfm.hf.families.fields import (
   SupportedValues,
   learned_position,
 )
+from tfm.hf.families._field_converters import ACTIVATIONS
 from tfm.hf.families.protocol import Family, Weight, block_paths, linear, norm
 
 

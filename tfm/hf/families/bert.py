@@ -2,8 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
-from tfm.hf.families.converters import ACTIVATIONS, spec_argument
-from tfm.hf.families.fields import (
+from tfm.hf.families._config_fields import (
   ConfigConstant,
   IgnoredFields,
   MappedField,
@@ -11,6 +10,7 @@ from tfm.hf.families.fields import (
   class_count,
   learned_position,
 )
+from tfm.hf.families._field_converters import ACTIVATIONS, spec_argument
 from tfm.hf.families.protocol import Family, Weight, bias_letters, block_paths, linear, norm
 
 

@@ -1,8 +1,8 @@
 """BLOOM (BigScience Workshop 2022)."""
 
 from tfm.hf.families import gpt_neox
-from tfm.hf.families.converters import spec_argument
-from tfm.hf.families.fields import ConfigConstant, IgnoredFields, MappedField, SupportedValues
+from tfm.hf.families._config_fields import ConfigConstant, IgnoredFields, MappedField, SupportedValues
+from tfm.hf.families._field_converters import spec_argument
 from tfm.hf.families.protocol import Family, Weight, block_paths, norm
 
 

@@ -3,8 +3,14 @@
 import functools
 
 from tfm.hf.families import bert
-from tfm.hf.families.converters import value_map
-from tfm.hf.families.fields import ConfigConstant, CustomField, IgnoredFields, MappedField, SupportedValues
+from tfm.hf.families._config_fields import (
+  ConfigConstant,
+  CustomField,
+  IgnoredFields,
+  MappedField,
+  SupportedValues,
+)
+from tfm.hf.families._field_converters import value_map
 from tfm.hf.families.protocol import Family, Weight, block_paths, linear, norm
 from tfm.spec import parse
 

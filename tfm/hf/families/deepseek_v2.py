@@ -2,15 +2,21 @@
 
 import math
 
-from tfm.hf.families import llama, mixtral, rope
-from tfm.hf.families.converters import GATED_ACTIVATIONS, MISSING, Converter, format_spec
-from tfm.hf.families.fields import ConfigConstant, CustomField, IgnoredFields, SpecArgument, SupportedValues
-from tfm.hf.families.layers import layer_pattern, layer_sections, layer_values
+from tfm.hf.families import _rope_fields, llama, mixtral
+from tfm.hf.families._config_fields import (
+  ConfigConstant,
+  CustomField,
+  IgnoredFields,
+  SpecArgument,
+  SupportedValues,
+)
+from tfm.hf.families._field_converters import GATED_ACTIVATIONS, MISSING, Converter, format_spec
+from tfm.hf.families._layer_patterns import layer_pattern, layer_sections, layer_values
 from tfm.hf.families.protocol import Family, Part, Weight, block_paths, norm
 from tfm.spec import parse
 
 
-POSITION = rope.position_field(interleaved=True)
+POSITION = _rope_fields.position_field(interleaved=True)
 
 
 def fields(output):

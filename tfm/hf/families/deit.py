@@ -1,7 +1,7 @@
 """DeiT with a distillation token and a distillation head (Touvron et al. 2021, §4)."""
 
 from tfm.hf.families import vit
-from tfm.hf.families.fields import CustomField
+from tfm.hf.families._config_fields import CustomField
 from tfm.hf.families.protocol import Family, Weight, linear
 
 

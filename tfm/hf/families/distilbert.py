@@ -1,8 +1,7 @@
 """DistilBERT (Sanh et al. 2019)."""
 
 from tfm.hf.families import bert
-from tfm.hf.families.converters import ACTIVATIONS
-from tfm.hf.families.fields import (
+from tfm.hf.families._config_fields import (
   ConfigConstant,
   IgnoredFields,
   MappedField,
@@ -10,6 +9,7 @@ from tfm.hf.families.fields import (
   class_count,
   learned_position,
 )
+from tfm.hf.families._field_converters import ACTIVATIONS
 from tfm.hf.families.protocol import Family, Weight, block_paths, linear, norm
 
 

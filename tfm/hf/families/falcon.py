@@ -1,8 +1,8 @@
 """Falcon (Almazrouei et al. 2023), from its first models of 1 to 180 billion parameters to Falcon 2."""
 
-from tfm.hf.families import bloom, gpt_neox, rope
-from tfm.hf.families.converters import ACTIVATIONS, spec_argument
-from tfm.hf.families.fields import CustomField, IgnoredFields, MappedField, SupportedValues
+from tfm.hf.families import _rope_fields, bloom, gpt_neox
+from tfm.hf.families._config_fields import CustomField, IgnoredFields, MappedField, SupportedValues
+from tfm.hf.families._field_converters import ACTIVATIONS, spec_argument
 from tfm.hf.families.protocol import Family, Weight, block_paths, norm
 
 
@@ -87,7 +87,7 @@ def write_structure(config):
   )
 
 
-ROPE = rope.position_field(default_length=2048)
+ROPE = _rope_fields.position_field(default_length=2048)
 
 
 def read_position(hf_config):

@@ -1,8 +1,8 @@
 """Gemma (Gemma Team 2024a)."""
 
-from tfm.hf.families import llama, rope
-from tfm.hf.families.converters import ALL_BIASES, GATED_ACTIVATIONS, value_map
-from tfm.hf.families.fields import ConfigConstant, CustomField, MappedField, SpecArgument
+from tfm.hf.families import _rope_fields, llama
+from tfm.hf.families._config_fields import ConfigConstant, CustomField, MappedField, SpecArgument
+from tfm.hf.families._field_converters import ALL_BIASES, GATED_ACTIVATIONS, value_map
 from tfm.hf.families.protocol import Family, block_paths, norm
 
 
@@ -15,7 +15,7 @@ def fields(output):
 
 def shared():
   """The fields that both generations share."""
-  yield rope.position_field()
+  yield _rope_fields.position_field()
   yield ConfigConstant('model.scale_embeddings', True)
   yield ConfigConstant('model.mixer', 'softmax')
   yield SpecArgument('attention_bias', 'model.mixer', 'biases', ALL_BIASES, default=False, spec_default='')

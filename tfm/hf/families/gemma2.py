@@ -3,9 +3,15 @@ each branch.
 """
 
 from tfm.hf.families import gemma, llama
-from tfm.hf.families.converters import GATED_ACTIVATIONS, SOFT_CAP
-from tfm.hf.families.fields import ConfigConstant, CustomField, IgnoredFields, MappedField, SpecArgument
-from tfm.hf.families.layers import window_masks
+from tfm.hf.families._config_fields import (
+  ConfigConstant,
+  CustomField,
+  IgnoredFields,
+  MappedField,
+  SpecArgument,
+)
+from tfm.hf.families._field_converters import GATED_ACTIVATIONS, SOFT_CAP
+from tfm.hf.families._layer_patterns import window_masks
 from tfm.hf.families.protocol import Family
 from tfm.spec import parse
 

@@ -1,13 +1,13 @@
 """GPT-2 (Radford et al. 2019)."""
 
-from tfm.hf.families.converters import ACTIVATIONS, spec_argument
-from tfm.hf.families.fields import (
+from tfm.hf.families._config_fields import (
   ConfigConstant,
   IgnoredFields,
   MappedField,
   SupportedValues,
   learned_position,
 )
+from tfm.hf.families._field_converters import ACTIVATIONS, spec_argument
 from tfm.hf.families.protocol import Family, Weight, block_paths, norm
 
 

@@ -1,7 +1,7 @@
 """GPT-BigCode: SantaCoder (Allal et al. 2023) and StarCoder (Li et al. 2023)."""
 
 from tfm.hf.families import gpt2, gpt_neox
-from tfm.hf.families.fields import CustomField, IgnoredFields
+from tfm.hf.families._config_fields import CustomField, IgnoredFields
 from tfm.hf.families.protocol import Family, Weight, block_paths, norm
 
 

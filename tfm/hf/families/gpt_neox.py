@@ -1,8 +1,8 @@
 """GPT-NeoX (Black et al. 2022) and Pythia (Biderman et al. 2023)."""
 
-from tfm.hf.families import rope
-from tfm.hf.families.converters import ACTIVATIONS, spec_argument, value_map
-from tfm.hf.families.fields import AliasField, ConfigConstant, IgnoredFields, MappedField
+from tfm.hf.families import _rope_fields
+from tfm.hf.families._config_fields import AliasField, ConfigConstant, IgnoredFields, MappedField
+from tfm.hf.families._field_converters import ACTIVATIONS, spec_argument, value_map
 from tfm.hf.families.protocol import Family, Part, Weight, bias_letters, block_paths, linear, norm
 
 
@@ -23,7 +23,7 @@ def fields(output):
     MappedField(
       'attention_bias', 'model.mixer', value_map({True: 'softmax', False: "softmax(biases='')"}), default=True
     ),
-    rope.position_field(
+    _rope_fields.position_field(
       theta='rotary_emb_base', fraction='rotary_pct', default_fraction=0.25, default_length=2048
     ),
     AliasField('rope_theta', 'rotary_emb_base', 10_000.0),

@@ -1,8 +1,7 @@
 """GPT-J (Wang & Komatsuzaki 2021)."""
 
-from tfm.hf.families import gpt_neox, rope
-from tfm.hf.families.converters import ACTIVATIONS, spec_argument
-from tfm.hf.families.fields import (
+from tfm.hf.families import _rope_fields, gpt_neox
+from tfm.hf.families._config_fields import (
   ConfigConstant,
   CustomField,
   HfConfig,
@@ -10,10 +9,11 @@ from tfm.hf.families.fields import (
   MappedField,
   SupportedValues,
 )
+from tfm.hf.families._field_converters import ACTIVATIONS, spec_argument
 from tfm.hf.families.protocol import Family, Weight, block_paths, linear, norm
 
 
-ROPE = rope.position_field(interleaved=True)
+ROPE = _rope_fields.position_field(interleaved=True)
 
 
 def fields(output):

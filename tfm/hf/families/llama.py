@@ -2,16 +2,16 @@
 
 import dataclasses
 
-from tfm.hf.families import rope
-from tfm.hf.families.converters import ALL_BIASES, GATED_ACTIVATIONS, format_spec, spec_argument
-from tfm.hf.families.fields import CustomField, MappedField
+from tfm.hf.families import _rope_fields
+from tfm.hf.families._config_fields import CustomField, MappedField
+from tfm.hf.families._field_converters import ALL_BIASES, GATED_ACTIVATIONS, format_spec, spec_argument
 from tfm.hf.families.protocol import Family, Weight, bias_letters, block_paths, linear, norm
 from tfm.spec import parse
 
 
 def fields(output):
   yield from shared()
-  yield rope.position_field()
+  yield _rope_fields.position_field()
   yield CustomField(read_biases, write_biases)
 
 

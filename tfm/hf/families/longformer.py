@@ -3,7 +3,13 @@
 from ml_collections import ConfigDict
 
 from tfm.hf.families import bert, roberta
-from tfm.hf.families.fields import ConfigConstant, CustomField, IgnoredFields, MappedField, SupportedValues
+from tfm.hf.families._config_fields import (
+  ConfigConstant,
+  CustomField,
+  IgnoredFields,
+  MappedField,
+  SupportedValues,
+)
 from tfm.hf.families.protocol import Family, Weight, block_paths, linear
 from tfm.spec import parse
 

@@ -3,8 +3,14 @@
 from collections.abc import Iterable
 from typing import Any
 
-from tfm.hf.families.converters import format_spec, spec_argument
-from tfm.hf.families.fields import ConfigConstant, CustomField, IgnoredFields, MappedField, SupportedValues
+from tfm.hf.families._config_fields import (
+  ConfigConstant,
+  CustomField,
+  IgnoredFields,
+  MappedField,
+  SupportedValues,
+)
+from tfm.hf.families._field_converters import format_spec, spec_argument
 from tfm.hf.families.protocol import Family, Weight, block_paths, linear, norm
 from tfm.mixers.mamba import Mamba
 from tfm.mixers.protocol import Mixer

@@ -3,8 +3,8 @@
 import math
 
 from tfm.hf.families import mamba
-from tfm.hf.families.converters import format_spec
-from tfm.hf.families.fields import CustomField, IgnoredFields
+from tfm.hf.families._config_fields import CustomField, IgnoredFields
+from tfm.hf.families._field_converters import format_spec
 from tfm.hf.families.mamba import parse_arguments
 from tfm.hf.families.protocol import Family, Part, Weight, block_paths, norm
 from tfm.mixers.mamba2 import Mamba2

@@ -3,7 +3,7 @@
 import numpy as np
 
 from tfm.hf.families import bart
-from tfm.hf.families.fields import ConfigConstant, CustomField, MappedField, SupportedValues
+from tfm.hf.families._config_fields import ConfigConstant, CustomField, MappedField, SupportedValues
 from tfm.hf.families.protocol import Family, Weight
 from tfm.layers.rotary import frequencies
 

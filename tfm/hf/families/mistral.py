@@ -1,14 +1,14 @@
 """Mistral 7B (Jiang et al. 2023)."""
 
-from tfm.hf.families import llama, rope
-from tfm.hf.families.fields import ConfigConstant, MappedField
-from tfm.hf.families.layers import WINDOW
+from tfm.hf.families import _rope_fields, llama
+from tfm.hf.families._config_fields import ConfigConstant, MappedField
+from tfm.hf.families._layer_patterns import WINDOW
 from tfm.hf.families.protocol import Family
 
 
 def fields(output):
   yield from llama.shared(num_key_value_heads=8)
-  yield rope.position_field()
+  yield _rope_fields.position_field()
   yield MappedField('sliding_window', 'model.mask', WINDOW, default=4096)
   yield ConfigConstant('model.mixer', 'softmax')
   yield ConfigConstant('model.bias', False)

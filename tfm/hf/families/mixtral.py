@@ -1,16 +1,16 @@
 """Mixtral (Jiang et al. 2024): Mistral with a mixture of experts."""
 
-from tfm.hf.families import llama, rope
-from tfm.hf.families.converters import GATED_ACTIVATIONS
-from tfm.hf.families.fields import ConfigConstant, IgnoredFields, MappedField, SpecArgument
-from tfm.hf.families.layers import WINDOW
+from tfm.hf.families import _rope_fields, llama
+from tfm.hf.families._config_fields import ConfigConstant, IgnoredFields, MappedField, SpecArgument
+from tfm.hf.families._field_converters import GATED_ACTIVATIONS
+from tfm.hf.families._layer_patterns import WINDOW
 from tfm.hf.families.protocol import Family, Weight, block_paths, norm
 from tfm.spec import parse
 
 
 def fields(output):
   yield from llama.shared('hidden_act', num_key_value_heads=8, rms_norm_eps=1e-5)
-  yield rope.position_field(default_theta=1e6)
+  yield _rope_fields.position_field(default_theta=1e6)
   yield MappedField('sliding_window', 'model.mask', WINDOW, default=None)
   yield ConfigConstant('model.mixer', 'softmax')
   yield ConfigConstant('model.bias', False)

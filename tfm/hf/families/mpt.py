@@ -1,7 +1,6 @@
 """MPT (MosaicML 2023)."""
 
-from tfm.hf.families.converters import Converter, spec_argument
-from tfm.hf.families.fields import (
+from tfm.hf.families._config_fields import (
   ConfigConstant,
   EquivalentValues,
   IgnoredFields,
@@ -9,6 +8,7 @@ from tfm.hf.families.fields import (
   NestedFields,
   SupportedValues,
 )
+from tfm.hf.families._field_converters import Converter, spec_argument
 from tfm.hf.families.gpt_neox import output_projection
 from tfm.hf.families.protocol import Family, Weight, block_paths, linear, norm
 from tfm.spec import parse

@@ -1,7 +1,7 @@
 """OPT (Zhang et al. 2022) and Galactica (Taylor et al. 2022)."""
 
-from tfm.hf.families.converters import ACTIVATIONS, value_map
-from tfm.hf.families.fields import CustomField, IgnoredFields, MappedField
+from tfm.hf.families._config_fields import CustomField, IgnoredFields, MappedField
+from tfm.hf.families._field_converters import ACTIVATIONS, value_map
 from tfm.hf.families.gpt_neox import output_projection
 from tfm.hf.families.protocol import Family, Weight, block_paths, linear, norm
 from tfm.spec import parse

@@ -1,8 +1,8 @@
 """Phi 1 to 2 (Gunasekar et al. 2023; Li et al. 2023)."""
 
-from tfm.hf.families import rope
-from tfm.hf.families.converters import ACTIVATIONS, spec_argument
-from tfm.hf.families.fields import ConfigConstant, CustomField, MappedField
+from tfm.hf.families import _rope_fields
+from tfm.hf.families._config_fields import ConfigConstant, CustomField, MappedField
+from tfm.hf.families._field_converters import ACTIVATIONS, spec_argument
 from tfm.hf.families.gpt_neox import output_projection
 from tfm.hf.families.gptj import output_layer
 from tfm.hf.families.protocol import Family, Weight, block_paths, linear, norm
@@ -19,7 +19,7 @@ def fields(output):
     MappedField('hidden_act', 'model.feed_forward', ACTIVATIONS, default='gelu_new'),
     MappedField('layer_norm_eps', 'model.norm', EPSILON, default=1e-5),
     CustomField(read_qk_norm, write_qk_norm),
-    rope.position_field(default_fraction=0.5, default_length=2048),
+    _rope_fields.position_field(default_fraction=0.5, default_length=2048),
     MappedField('max_position_embeddings', 'data.length', default=2048),
     MappedField('embd_pdrop', 'model.dropout.embedding', default=0.0),
     MappedField('attention_dropout', 'model.dropout.attention', default=0.0),

@@ -13,7 +13,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from tfm.errors import suggest
-from tfm.hf.families.fields import Field, HfConfig
+from tfm.hf.families._config_fields import Field, HfConfig
 from tfm.spec import parse
 
 

@@ -1,14 +1,14 @@
 """Qwen2 (Yang et al. 2024), and Qwen1.5 and 2.5."""
 
-from tfm.hf.families import llama, rope
-from tfm.hf.families.fields import ConfigConstant, IgnoredFields, SupportedValues
-from tfm.hf.families.layers import window_masks
+from tfm.hf.families import _rope_fields, llama
+from tfm.hf.families._config_fields import ConfigConstant, IgnoredFields, SupportedValues
+from tfm.hf.families._layer_patterns import window_masks
 from tfm.hf.families.protocol import Family
 
 
 def fields(output):
   yield from llama.shared(num_key_value_heads=32)
-  yield rope.position_field()
+  yield _rope_fields.position_field()
   yield from window_fields()
   yield ConfigConstant('model.mixer', "softmax(biases='qkv')")
   yield ConfigConstant('model.bias', False)

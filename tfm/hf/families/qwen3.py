@@ -1,14 +1,14 @@
 """Qwen3 (Qwen Team 2025): norms over the channels of queries and keys."""
 
-from tfm.hf.families import llama, qwen2, rope
-from tfm.hf.families.converters import ALL_BIASES, spec_argument
-from tfm.hf.families.fields import ConfigConstant, SpecArgument
+from tfm.hf.families import _rope_fields, llama, qwen2
+from tfm.hf.families._config_fields import ConfigConstant, SpecArgument
+from tfm.hf.families._field_converters import ALL_BIASES, spec_argument
 from tfm.hf.families.protocol import Family, Weight, block_paths
 
 
 def fields(output):
   yield from llama.shared(num_key_value_heads=32, head_dim=128)
-  yield rope.position_field()
+  yield _rope_fields.position_field()
   yield from qwen2.window_fields()
   yield ConfigConstant('model.mixer', 'softmax')
   yield SpecArgument(

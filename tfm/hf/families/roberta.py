@@ -3,7 +3,7 @@
 """
 
 from tfm.hf.families import bert
-from tfm.hf.families.fields import ConfigConstant, CustomField, MappedField, SupportedValues
+from tfm.hf.families._config_fields import ConfigConstant, CustomField, MappedField, SupportedValues
 from tfm.hf.families.protocol import Family, Weight, block_paths, linear
 from tfm.spec import parse
 

@@ -1,7 +1,13 @@
 """T5 1.0 and 1.1 (Raffel et al. 2020), and mT5 (Xue et al. 2021)."""
 
-from tfm.hf.families.converters import ACTIVATIONS, GATED_ACTIVATIONS, spec_argument
-from tfm.hf.families.fields import ConfigConstant, CustomField, IgnoredFields, MappedField, SupportedValues
+from tfm.hf.families._config_fields import (
+  ConfigConstant,
+  CustomField,
+  IgnoredFields,
+  MappedField,
+  SupportedValues,
+)
+from tfm.hf.families._field_converters import ACTIVATIONS, GATED_ACTIVATIONS, spec_argument
 from tfm.hf.families.protocol import Family, Weight, block_paths, norm
 from tfm.spec import parse
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from tfm.evaluation import length
+from tfm.evaluation import length_extrapolation
 from tfm.runs import load as runs
 from tfm.studies.measures import protocol
 from tfm.studies.measures.protocol import Value
@@ -27,7 +27,7 @@ class Lengths(protocol.Measure):
   split: str = 'validation'
 
   def validate(self, experiment, model):
-    length.validate_model(model, (self.protocol,))
+    length_extrapolation.validate_model(model, (self.protocol,))
 
   def metric_names(self, validation):
     return ()

@@ -6,7 +6,7 @@ from tfm.config.assemble import Experiment
 from tfm.data import cache, pipeline
 from tfm.data.sources import needle as needles
 from tfm.data.special_tokens import base_tokenizer
-from tfm.evaluation.length import explain_impossible
+from tfm.evaluation.length_extrapolation import explain_impossible
 from tfm.parallel import sharding
 from tfm.runs import load as runs
 from tfm.studies.measures import protocol

@@ -28,8 +28,8 @@ def write_report(results: dict, directory: pathlib.Path) -> pathlib.Path:
   `validation_loss_at_step`.
 
   Args:
-    results: study, arms, values and curves, as `tfm.studies.results` collects them. A study may give its
-      training `length`, which plots mark, and as `costs` more metrics to plot quality against.
+    results: study, arms, values and curves, as `tfm.studies.results_table` collects them. A study may give
+      its training `length`, which plots mark, and as `costs` more metrics to plot quality against.
 
   Raises:
     ValueError: for invalid results; see `ranking.check_results`. Nothing is written then.

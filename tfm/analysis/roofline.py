@@ -1,0 +1,113 @@
+"""A lower bound on the time of a step, from its operations and the published peaks of the chip.
+
+  time ≥ max(FLOPs / peak, memory traffic / memory bandwidth, bytes sent / bandwidth of the links used)
+
+The roofline model (Williams et al. 2009), with a roof for the network. The bound assumes that every part runs
+at its published peak and that all overlap; a real step is slower. It shows what limits a step, and predicts
+no time.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from jax.sharding import Mesh
+
+from tfm.analysis.collectives import SENT_FRACTION, Collective
+from tfm.parallel.chip_specs import Chip
+
+
+@dataclasses.dataclass(frozen=True)
+class Bound:
+  """Seconds that one device spends on each resource.
+
+  Attributes:
+    compute, memory: of matrix products, and of traffic to main memory.
+    links: of all communication over links; axes: of the collectives over each combination of mesh axes.
+    network: of communication between slices.
+  """
+
+  compute: float
+  memory: float
+  links: float
+  network: float
+  axes: Mapping[str, float]
+
+  @property
+  def seconds(self) -> float:
+    return max(self.compute, self.memory, self.links, self.network)
+
+  @property
+  def by(self) -> str:
+    """The resource that takes longest."""
+    parts = dict(compute=self.compute, memory=self.memory, links=self.links, network=self.network)
+    longest = max(parts, key=parts.get)
+    if longest != 'links':
+      return dict(compute='compute', memory='memory', network='network between slices')[longest]
+    return f'links ({max(self.axes, key=self.axes.get)})'
+
+
+class Slices(NamedTuple):
+  """How many slices, connected by the network, the mesh axis `axis` spans."""
+
+  count: int = 1
+  axis: str = 'data'
+
+
+def compute_bound(
+  chip: Chip,
+  flops: float,
+  bytes_accessed: float,
+  collectives: Sequence[Collective],
+  link_fractions: Mapping[tuple[str, ...], float] = {},
+  slices: Slices = Slices(),
+) -> Bound:
+  """The time bound of a step on one device.
+
+  Args:
+    chip: the share of one device.
+    flops, bytes_accessed: FLOPs and memory traffic of one device.
+    link_fractions: axes → fraction of the chip's links that their collectives can use; 1 by default.
+    slices: of an exchange over their axis each device sends its share to the other slices once, and the
+      rest stays within its slice, as libtpu compiles it; other platforms are counted alike.
+  """
+  axes, total, network = {}, 0.0, sum(c.sent for c in collectives if c.between)
+  has_slice_transfers = any(c.between for c in collectives)
+  for c in (c for c in collectives if not c.between):
+    spans_slices = (
+      slices.count > 1
+      and not has_slice_transfers
+      and slices.axis in c.axes
+      and c.kind != 'collective-permute'
+    )
+    group = c.group // slices.count if spans_slices else c.group
+    sent = c.bytes * SENT_FRACTION[c.kind](group) if group > 1 or not spans_slices else 0.0
+    if spans_slices:
+      network += c.bytes / max(group, 1) * SENT_FRACTION[c.kind](slices.count)
+    name, seconds = ' '.join(c.axes), sent / (chip.links * link_fractions.get(c.axes, 1.0))
+    axes[name] = axes.get(name, 0.0) + seconds
+    total += sent
+  # Collectives over different axes may use different links at the same time.
+  links = max(total / chip.links, *axes.values(), 0.0)
+  return Bound(flops / chip.flops, bytes_accessed / chip.bandwidth, links, network / chip.network, axes)
+
+
+def usable_link_fractions(
+  mesh: Mesh, dims: int, collectives: Sequence[Collective]
+) -> dict[tuple[str, ...], float]:
+  """The fraction of a chip's links that lie along the torus dimensions of each collective's mesh axes.
+
+  For example 2/3 for axes that span two of three dimensions of a torus.
+  """
+  first = mesh.devices.flat[0]
+  if not dims or getattr(first, 'coords', None) is None:
+    return {}
+  coords = np.array([device.coords for device in mesh.devices.flat]).reshape(*mesh.devices.shape, -1)
+  fractions = {}
+  for c in collectives:
+    group = tuple(slice(None) if axis in c.axes else 0 for axis in mesh.axis_names)
+    positions = coords[group].reshape(-1, coords.shape[-1])
+    spanned = int((positions != positions[0]).any(0).sum())
+    fractions[c.axes] = min(1.0, spanned / dims) if spanned else 1.0
+  return fractions

@@ -1,0 +1,156 @@
+"""Rotary positions in config.json: one field in `transformers` 5, two or three fields in older files."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from tfm.hf.families._config_fields import CustomField, HfConfig
+from tfm.hf.families._field_converters import MISSING, format_spec
+from tfm.spec import Call, parse
+
+
+# Scaling → name of a parameter in config.json → ours. `original` defaults to the model's length.
+SCALINGS = {
+  'linear': dict(factor='factor'),
+  'dynamic': dict(factor='factor', original_max_position_embeddings='original'),
+  'yarn': dict(
+    factor='factor',
+    original_max_position_embeddings='original',
+    beta_fast='beta_fast',
+    beta_slow='beta_slow',
+    attention_factor='attention_factor',
+    mscale='mscale',
+    mscale_all_dim='mscale_all_dim',
+    truncate='truncate',
+  ),
+  'llama3': dict(
+    factor='factor',
+    low_freq_factor='low_freq_factor',
+    high_freq_factor='high_freq_factor',
+    original_max_position_embeddings='original',
+  ),
+  'longrope': dict(
+    short_factor='short_factor',
+    long_factor='long_factor',
+    factor='factor',
+    original_max_position_embeddings='original',
+    attention_factor='attention_factor',
+  ),
+}
+OLD_NAMES = {'su': 'longrope', 'default': 'default', 'mrope': 'mrope'}
+
+
+def position_field(  # more than six parameters: each is a name or a default that families set by keyword
+  theta: str = 'rope_theta',
+  fraction: str = 'partial_rotary_factor',
+  length: str = 'max_position_embeddings',
+  default_theta: float = 10_000.0,
+  default_fraction: float = 1.0,
+  default_length: Any = MISSING,
+  interleaved: bool = False,
+  path: str = 'model.position',
+) -> CustomField:
+  """The field `path` of our config as a spec of rope.
+
+  Args:
+    theta, fraction, length: names of the fields in older files.
+    default_theta, default_fraction, default_length: values if a file lacks the field.
+    interleaved: whether the family rotates pairs of neighboring channels.
+  """
+
+  def read_fields(hf_config: HfConfig) -> dict[str, Any]:
+    new = dict(hf_config.get('rope_parameters', None) or {})
+    old = dict(hf_config.get('rope_scaling', None) or {})
+    bases = hf_config.get(theta, None), new.pop('rope_theta', None), default_theta
+    fractions = hf_config.get(fraction, None), new.pop('partial_rotary_factor', None), default_fraction
+    longest = hf_config.get(length, default_length)
+    original = hf_config.get('original_max_position_embeddings', None)
+    parameters = {name: value for name, value in (old | new).items() if value is not None}
+    kind = _first((parameters.pop('rope_type', None), parameters.pop('type', None), 'default'))
+    kind = OLD_NAMES.get(kind, kind)
+    kwargs = {}
+    if (value := _first(bases)) != 10_000.0:
+      kwargs['theta'] = float(value)
+    if (value := _first(fractions)) != 1.0:
+      kwargs['fraction'] = float(value)
+    if interleaved:
+      kwargs['interleaved'] = True
+    if kind != 'default':
+      kwargs['scaling'] = _read_scaling(kind, parameters, longest, original)
+    elif parameters.keys() - {'factor', 'original_max_position_embeddings'}:
+      raise ValueError(
+        f'config.json: rope_parameters has {next(iter(parameters))!r}, which rope_type={kind!r} does not use'
+      )
+    return {path: format_spec('rope', kwargs)}
+
+  def write_fields(config: Mapping[str, Any]) -> dict[str, Any]:
+    call = parse(config[path])
+    kwargs = dict(zip(('theta', 'fraction', 'interleaved', 'scaling'), call.args)) | dict(call.kwargs)
+    if call.name != 'rope' or bool(kwargs.get('interleaved')) != interleaved:
+      raise ValueError(
+        f'config.{path}={config[path]!r} is not supported by the family; '
+        f'use {"rope(interleaved=True)" if interleaved else "rope"!r}'
+      )
+    fields = {theta: kwargs.get('theta', 10_000.0)}
+    if kwargs.get('fraction', 1.0) != default_fraction or default_fraction != 1.0:
+      fields[fraction] = kwargs.get('fraction', 1.0)
+    scaling = parse(kwargs.get('scaling', 'none'))
+    if scaling.name != 'none':
+      fields['rope_scaling'] = _write_scaling(scaling)
+    return fields
+
+  return CustomField(read_fields, write_fields)
+
+
+def depends_on_length(position: str) -> bool:
+  """Whether the published rotation changes with the length of the text."""
+  call = parse(position)
+  return call.name == 'rope' and parse(call.kwargs.get('scaling', 'none')).name in ('dynamic', 'longrope')
+
+
+def _read_scaling(kind: str, parameters: dict[str, Any], longest: int, original: int | None) -> str:
+  if kind not in SCALINGS:
+    raise ValueError(
+      f'config.json: rope_type={kind!r} is not supported; use default or one of {", ".join(SCALINGS)}'
+    )
+  names = SCALINGS[kind]
+  for name, value in parameters.items():
+    if name not in names and name != 'attention_factor':
+      raise ValueError(
+        f'config.json: rope_parameters.{name}={value!r} is not supported for rope_type={kind!r}; '
+        f'use {", ".join(names)}'
+      )
+  if original is not None:
+    parameters.setdefault('original_max_position_embeddings', original)
+  if 'original' in names.values():
+    # Published code uses the model's whole length for a dynamic scaling and ignores the field.
+    parameters['original_max_position_embeddings'] = (
+      longest if kind == 'dynamic' else parameters.get('original_max_position_embeddings', longest)
+    )
+  if kind in ('yarn', 'longrope'):
+    parameters.setdefault('factor', longest / parameters['original_max_position_embeddings'])
+  # Published code ignores mscale without mscale_all_dim, and the reverse.
+  if not (parameters.get('mscale') and parameters.get('mscale_all_dim')):
+    parameters = {
+      name: value for name, value in parameters.items() if name not in ('mscale', 'mscale_all_dim')
+    }
+  return format_spec(
+    kind,
+    {
+      names[name]: tuple(value) if isinstance(value, list) else value
+      for name, value in parameters.items()
+      if name in names
+    },
+  )
+
+
+def _write_scaling(call: Call) -> dict[str, Any]:
+  hf_names = {argument: name for name, argument in SCALINGS[call.name].items()}
+  kwargs = dict(zip(hf_names, call.args)) | dict(call.kwargs)
+  return {'rope_type': call.name, 'type': call.name} | {
+    hf_names[name]: list(value) if isinstance(value, tuple) else value for name, value in kwargs.items()
+  }
+
+
+def _first(values) -> Any:
+  """The first value that is not None."""
+  return next(value for value in values if value is not None)
