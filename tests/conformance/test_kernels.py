@@ -17,6 +17,8 @@ from tfm import spec
 from tfm.config import assemble
 from tfm.config.assemble import Experiment
 from tfm.kernels.protocol import Kernel
+from tfm.layers import locations
+from tfm.layers.locations import Locations
 from tfm.positions.protocol import Position
 
 
@@ -114,10 +116,11 @@ def weighted(weight, q, k):
   )
 
 
-def by_distance(table, q, k, q_positions, k_positions):
-  """A learned bias per head and clipped distance."""
-  distance = jnp.clip(q_positions[:, :, None] - k_positions[:, None, :], -2, 2) + 2
-  return jnp.moveaxis(table[:, distance], 0, 1).reshape(q.shape[0], k.shape[1], -1, q.shape[3], k.shape[2])
+def by_distance(table, q, k, q_locations, k_locations):
+  """A learned bias per head and clipped distance, times the number of the document in its row."""
+  distance = jnp.clip(-locations.distances(q_locations, k_locations), -2, 2) + 2
+  bias = jnp.moveaxis(table[:, distance], 0, 1) * q_locations.segments[:, None, :, None]
+  return bias.reshape(q.shape[0], k.shape[1], -1, q.shape[3], k.shape[2])
 
 
 CASES = {
@@ -211,7 +214,11 @@ def formula(case, dtype='float32'):
 
   def logits_of(score, bias, q, k):
     logits = score(q, k)
-    logits = logits if bias is None else logits + bias(q, k, a['q_positions'], a['k_positions'])
+    logits = (
+      logits
+      if bias is None
+      else logits + bias(q, k, *(Locations(a[f'{n}_positions'], a[f'{n}_segments']) for n in 'qk'))
+    )
     return case.soft_cap * jnp.tanh(logits / case.soft_cap) if case.soft_cap else logits
 
   logits, back = jax.jit(lambda *args: jax.vjp(logits_of, *args))(score, bias, grouped, keys)

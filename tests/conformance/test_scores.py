@@ -10,6 +10,7 @@ from tests.conformance.tiny import apply_with_random_params, config
 from tfm import spec
 from tfm.config import assemble
 from tfm.config.assemble import Experiment
+from tfm.layers.locations import Locations
 
 
 B, T, S, H, K, C, D = 2, 6, 10, 4, 2, 4, 16
@@ -92,7 +93,8 @@ class TestPosition:
 
     def values(q, k, q_at, k_at):
       shape = (B, K, H // K, q.shape[3], k.shape[2])
-      arguments = jax.jit(lambda bias: bias(q, k, q_at, k_at))(bias)
+      at = (Locations(positions, jnp.ones_like(positions)) for positions in (q_at, k_at))
+      arguments = jax.jit(lambda bias: bias(q, k, *at))(bias)
       assert arguments.ndim == 5  # rank promotion is an error
       return np.broadcast_to(arguments, shape)
 

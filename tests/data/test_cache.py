@@ -34,11 +34,31 @@ def test_a_failed_write_leaves_nothing(tmp_path):
 def test_the_slower_of_two_writers_reads_the_result_of_the_faster(tmp_path):
   def write(path):
     (path / 'a').write_text('loser')
-    (tmp_path / 'x').mkdir()
-    (tmp_path / 'x' / 'a').write_text('winner')
+    cache.create_once(tmp_path / 'x', lambda faster: (faster / 'a').write_text('winner'))
 
   assert (cache.create_once(tmp_path / 'x', write) / 'a').read_text() == 'winner'
   assert [path.name for path in tmp_path.iterdir()] == ['x']
+
+
+@pytest.mark.parametrize(
+  'damage, message',
+  [
+    (lambda x: (x / 'ids').write_bytes(b'1235'), r'ids has the SHA-256 .* and had '),
+    (lambda x: (x / 'ids').write_bytes(b'123'), r'ids has 3 bytes and had 4'),
+    (lambda x: (x / 'ids').unlink(), 'ids is missing'),
+    (lambda x: (x / 'digests.json').unlink(), 'digests.json is missing'),
+    (lambda x: (x / 'digests.json').write_text('{}'), 'digests.json is missing or empty'),
+    (lambda x: (x / 'digests.json').write_text('{'), 'digests.json cannot be read'),
+  ],
+)
+def test_altered_files_are_not_read(tmp_path, damage, message):
+  def read():
+    return cache.create_once(tmp_path / 'x', lambda path: (path / 'ids').write_bytes(b'1234'))
+
+  assert read() == read()
+  damage(tmp_path / 'x')
+  with pytest.raises(ValueError, match=message):
+    read()
 
 
 @pytest.mark.slow

@@ -127,7 +127,7 @@ PROGRAM = textwrap.dedent("""
   import jax
   import numpy as np
   from jax.sharding import NamedSharding, PartitionSpec as P
-  from tfm.data import device, pipeline, tokens
+  from tfm.data import device_prefetch, pipeline, tokens
   from tfm.data.packing.concat import Concat
   port, index, count = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
   if count > 1:
@@ -135,10 +135,10 @@ PROGRAM = textwrap.dedent("""
   sharding = NamedSharding(jax.make_mesh((jax.device_count(),), ('data',)), P('data'))
   ids = np.arange(500, dtype=np.uint32)
   made = tokens.Tokens('made up', ids, np.arange(0, 501, 20), eos_id=1000, bytes=500)
-  part = device.process_rows(sharding, 8)
+  part = device_prefetch.process_rows(sharding, 8)
   assert part == (index, count), part
   iterator = pipeline.train_iterator(Concat().rows(made, 16, 0), 8, *part)
-  batches = device.prefetch(iterator, sharding, 8)
+  batches = device_prefetch.prefetch(iterator, sharding, 8)
   for _ in range(3):
     fetched = next(batches)
     assert fetched.batch['inputs'].shape == (8, 16)

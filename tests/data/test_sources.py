@@ -327,7 +327,7 @@ def test_tensorflow_is_never_imported(tmp_path, make_text):
   program = f"""
 import sys
 from tfm import spec
-from tfm.data import packing, pipeline, sources, tokenizers, device
+from tfm.data import packing, pipeline, sources, tokenizers
 from tfm.data.sources.protocol import Source
 from tfm.data.tokenizers.protocol import Tokenizer
 source = spec.build("text('{tmp_path}/a.txt')", sources, Source)

@@ -189,7 +189,7 @@ def test_memory_is_linear_in_length(bias):
 
   def temporary_bytes(T, text):
     def by_distance(table, q, k, q_at, k_at):
-      return table[jnp.clip(q_at[:, :, None] - k_at[:, None, :], 0, 7)][:, None, None]
+      return table[jnp.clip(q_at.positions[:, :, None] - k_at.positions[:, None, :], 0, 7)][:, None, None]
 
     def loss(q, k, v, table):
       inputs = (

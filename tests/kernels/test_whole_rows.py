@@ -18,7 +18,7 @@ T = 512
 
 
 @Partial
-def contextual(q, k, q_positions, k_positions):
+def contextual(q, k, q_locations, k_locations):
   """The gates between query and key, summed from the last key backwards (Golovneva et al. 2024, CoPE)."""
   gates = jax.nn.sigmoid(jnp.einsum('BKGTC,BKSC->BKGTS', q, k, preferred_element_type=jnp.float32))
   return -0.1 * jnp.flip(jnp.cumsum(jnp.flip(gates, -1), -1), -1)

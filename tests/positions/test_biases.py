@@ -13,6 +13,7 @@ from tfm import spec
 from tfm.config.assemble import Experiment
 from tfm.config.overlay import complete
 from tfm.config.resolve import resolve_config
+from tfm.layers.locations import Locations
 from tfm.positions.protocol import Position
 
 
@@ -51,7 +52,7 @@ class PositionBias:
     """The float32 logits [B H T S]."""
     heads, groups = self.instance.heads, k.shape[2]
     q = jnp.asarray(q, dtype).reshape(*q.shape[:2], groups, heads // groups, C).transpose(0, 2, 3, 1, 4)
-    at = (jnp.asarray(positions, jnp.int32) for positions in (q_at, k_at))
+    at = map(located, (q_at, k_at))
     logits = jax.jit(lambda f, *a: f(*a))(self.function(), q, jnp.asarray(k, dtype).swapaxes(1, 2), *at)
     assert logits.ndim == 5 and logits.dtype == jnp.float32
     full = jnp.broadcast_to(logits, (*q.shape[:4], k.shape[1]))
@@ -61,6 +62,12 @@ class PositionBias:
   def numbers(self):
     """All parameters in float64."""
     return jax.tree.map(lambda x: np.asarray(x, np.float64), self.shared | self.layer)
+
+
+def located(positions):
+  """Tokens of one document at these positions."""
+  positions = jnp.asarray(positions, jnp.int32)
+  return Locations(positions, jnp.ones_like(positions))
 
 
 def close(ours, formula, tolerance=1e-5):
@@ -285,7 +292,7 @@ def test_every_parameter_has_a_gradient_through_softmax(text):
   bias = PositionBias(text)
   # Keys at the positions of the queries and next to them, so that tables of near distances are used.
   near = np.concatenate([Q_AT, Q_AT[:, :2] + 1], 1)
-  q_at, k_at = jnp.asarray(Q_AT, jnp.int32), jnp.asarray(near, jnp.int32)
+  q_at, k_at = located(Q_AT), located(near)
   q = jnp.asarray(Q, jnp.float32).reshape(B, T, K, H // K, C).transpose(0, 2, 3, 1, 4)
   k = jnp.asarray(KEY, jnp.float32).swapaxes(1, 2)
   weights = jnp.asarray(np.random.default_rng(2).standard_normal((B, K, H // K, T, S)), jnp.float32)

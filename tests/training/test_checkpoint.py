@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tfm.data import file_hashes
 from tfm.runs import load as runs
 from tfm.runs.train import train
-from tfm.training import file_hashes
 from tfm.training.checkpoint import Checkpoints
 from tfm.training.state import State
 

@@ -5,7 +5,7 @@ length, seed, i), so the whole state of an iterator is the index of its next bat
 any number of processes.
 
   from tfm import spec
-  from tfm.data import cache, device, packing, pipeline, sources, tokenizers
+  from tfm.data import cache, device_prefetch, packing, pipeline, sources, tokenizers
   from tfm.data.packing.protocol import Packing
   from tfm.data.sources.protocol import Source
   from tfm.data.tokenizers.protocol import Tokenizer, load
@@ -26,7 +26,7 @@ any number of processes.
   next(iterator)                     # dict of int32 [B / process_count, T]; `buckets`: more, shorter rows
   iterator.get_state()               # {'next_index': 1}; iterator.set_state(state); close()
 
-  for batch in device.prefetch(iterator, sharding, batch_size=32):    # sharding of [B, T]
+  for batch in device_prefetch.prefetch(iterator, sharding, batch_size=32):    # sharding of [B, T]
     batch.batch                      # dict of int32 jax.Array [B, T]
     batch.state                      # save it: a resume continues with the next batch
     batch.hash                       # of this process's rows (hexadecimal); computed on first access
@@ -46,7 +46,7 @@ instead of targets, and for images `image`, float32 [B, H, W, C] between -1 and 
 `pipeline.open_data` opens texts and images.
 
 Process p of n has rows [p B / n, (p + 1) B / n) of every global batch, and batch k has rows k B … k B + B - 1
-of the stream, for any n. `device.process_rows(sharding, batch_size)` returns (process_index, process_count)
-when several processes share rows (tensor parallelism over hosts). `pipeline.add_hashes(hashes)` returns the
-hash of a global batch from the hashes of the processes.
+of the stream, for any n. `device_prefetch.process_rows(sharding, batch_size)` returns (process_index,
+process_count) when several processes share rows (tensor parallelism over hosts).
+`pipeline.add_hashes(hashes)` returns the hash of a global batch from the hashes of the processes.
 """

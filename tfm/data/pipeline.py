@@ -174,16 +174,15 @@ def train_tokenizer(
     if count == INFINITE:
       texts, count = [itertools.islice(text, TOKENIZER_SAMPLE) for text in texts], TOKENIZER_SAMPLE
     _log.info('training the tokenizer %s on %s', tokenizer, corpus.name)
-    trained = tokenizer.train(
-      progress_bar.track(itertools.chain(*texts), f'training on {corpus.name}', count * len(texts))
-    )
+    documents = progress_bar.track(itertools.chain(*texts), f'training on {corpus.name}', count * len(texts))
+    try:
+      trained = tokenizer.train(documents)
+    except ValueError as error:
+      raise ValueError(f'{tokenizer} does not fit {corpus.name}: {error}') from error
     (directory / 'state.json').write_text(json.dumps(trained.state()))
 
   name = '-'.join((corpus.hash, *fields, tokenizer.identity))
-  try:
-    directory = cache.create_once(cache_dir / 'tokenizers' / name, write)
-  except ValueError as error:
-    raise ValueError(f'{tokenizer} does not fit {corpus.name}: {error}') from error
+  directory = cache.create_once(cache_dir / 'tokenizers' / name, write)
   return tokenizers.load(json.loads((directory / 'state.json').read_text()))
 
 

@@ -309,11 +309,8 @@ def tokenize(
   key = f'{corpus.hash}-{tokenizer.identity}-{split}-{field}'
   directory = cache.create_once(cache_dir / 'tokens' / key, write)
   offsets = np.load(directory / 'offsets.npy', mmap_mode='r')
-  size = (directory / 'ids').stat().st_size
-  if size != int(offsets[-1]) * dtype.itemsize:
-    raise ValueError(f'{directory} is damaged: {size} bytes for {offsets[-1]} tokens; delete it')
   # An empty file cannot be mapped.
-  ids = np.memmap(directory / 'ids', dtype, 'r') if size else np.zeros(0, dtype)
+  ids = np.memmap(directory / 'ids', dtype, 'r') if offsets[-1] else np.zeros(0, dtype)
   text_bytes = int((directory / 'bytes').read_text())
   prefix = field_prefix(tokenizer, field)
   return Tokens(name, ids, offsets, tokenizer.eos_id, text_bytes, tokenizer.bos_id, prefix)

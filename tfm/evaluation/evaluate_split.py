@@ -14,7 +14,7 @@ class ByteCounter:
 
   Args:
     token_bytes: [V], the number of bytes of each token; None if unknown or if no token is a target.
-    part: (index, count) of this process's part of each batch, from `device.process_rows`.
+    part: (index, count) of this process's part of each batch, from `device_prefetch.process_rows`.
   """
 
   def __init__(self, token_bytes: Int[np.ndarray, 'V'] | None, part: tuple[int, int] = (0, 1)):

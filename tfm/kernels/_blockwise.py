@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from tfm.kernels._block_plan import BlockGrid, VisitPlan, blocks_share_document
-from tfm.layers.document_mask import same_document
+from tfm.layers.locations import Locations, same_document
 from tfm.shapes import Array, Bool, Float, Int, PyTree
 
 
@@ -26,20 +26,26 @@ class _Tile:
   j: Int[Array, '']
 
   def logits(self, q: Array, k: Array, score: Callable, bias: Callable | None) -> Float[Array, 'B K G T S']:
-    q_positions = self.grid.query_block(self.inputs.q_positions, self.i, 1)
-    k_positions = self.grid.key_block(self.inputs.k_positions, self.j, 1)
-    return self.inputs.replace(score=score, bias=bias).logits(q, k, q_positions, k_positions)
+    return self.inputs.replace(score=score, bias=bias).logits(q, k, self.q_locations, self.k_locations)
+
+  @property
+  def q_locations(self) -> Locations:
+    """Where the queries of the tile stand."""
+    return Locations(*(self.grid.query_block(x, self.i, 1) for x in self.inputs.q_locations))
+
+  @property
+  def k_locations(self) -> Locations:
+    """Where the keys of the tile stand."""
+    return Locations(*(self.grid.key_block(x, self.j, 1) for x in self.inputs.k_locations))
 
   def visibility_mask(self, fully_visible: bool) -> Bool[Array, 'B 1 1 T S']:
     """Which pairs share a document and are shown by the mask, which is not evaluated if `fully_visible`."""
     inputs, grid = self.inputs, self.grid
-    visible = same_document(
-      grid.query_block(inputs.q_segments, self.i, 1), grid.key_block(inputs.k_segments, self.j, 1)
-    )
+    q, k = self.q_locations, self.k_locations
+    visible = same_document(q.segments, k.segments)
     if not fully_visible:
       prefix = None if inputs.k_prefix is None else grid.key_block(inputs.k_prefix, self.j, 1)[:, None, :]
-      q, k = grid.query_block(inputs.q_positions, self.i, 1), grid.key_block(inputs.k_positions, self.j, 1)
-      visible &= inputs.mask.bind_prefix(prefix)(q[:, :, None], k[:, None, :])
+      visible &= inputs.mask.bind_prefix(prefix)(q.positions[:, :, None], k.positions[:, None, :])
     return visible[:, None, None]
 
   def apply_dropout(self, weights: Float[Array, 'B K G T S']) -> Float[Array, 'B K G T S']:

@@ -11,8 +11,8 @@ import numpy as np
 from flax import struct
 from jax.extend.random import threefry2x32_p
 
-from tfm.layers.document_mask import same_document
 from tfm.layers.dot_product import scaled_dot
+from tfm.layers.locations import Locations, same_document
 from tfm.parallel import mesh
 from tfm.shapes import Array, Bool, Float, Int
 
@@ -25,7 +25,7 @@ NO_GPU_ATTACHED = 'it depends on the compute capability of the GPU, and none is 
 class AttentionInputs:
   """The inputs of attention besides q, k and v.
 
-    logits  = cap(score(q, k) + bias(q, k, q_positions, k_positions)),  cap(x) = soft_cap · tanh(x / soft_cap)
+    logits  = cap(score(q, k) + bias(q, k, q_locations, k_locations)),  cap(x) = soft_cap · tanh(x / soft_cap)
     weights = softmax over the visible keys, with exp(sink of the head) added to the denominator,
               or σ(logits + offset) of each visible key
 
@@ -36,7 +36,7 @@ class AttentionInputs:
   Attributes:
     score: `(q [B K G T C], k [B K S C]) → logits [B K G T S]` in float32, a `jax.tree_util.Partial` whose
       leaves are learned parameters.
-    bias: `(q, k, q_positions, k_positions) → logits [B K G T S]` or an array that broadcasts to it, a
+    bias: `(q, k, q_locations, k_locations) → logits [B K G T S]` or an array that broadcasts to it, a
       `Partial` likewise; or None.
     has_blockwise_bias: whether the bias may be computed block by block.
     mask: predicate on positions; layout: what the positions guarantee (`tfm.masks.protocol.LAYOUTS`).
@@ -65,6 +65,16 @@ class AttentionInputs:
   has_blockwise_bias: bool = struct.field(pytree_node=False, default=True)
 
   @property
+  def q_locations(self) -> Locations:
+    """Where the queries stand."""
+    return Locations(self.q_positions, self.q_segments)
+
+  @property
+  def k_locations(self) -> Locations:
+    """Where the keys stand."""
+    return Locations(self.k_positions, self.k_segments)
+
+  @property
   def uses_dropout(self) -> bool:
     """Whether any weights are dropped."""
     return self.dropout > 0 and self.dropout_key is not None
@@ -90,13 +100,13 @@ class AttentionInputs:
     self,
     q: Float[Array, 'B K G T C'],
     k: Float[Array, 'B K S C'],
-    q_positions: Int[Array, 'B T'],
-    k_positions: Int[Array, 'B S'],
+    q_locations: Locations,
+    k_locations: Locations,
   ) -> Float[Array, 'B K G T S']:
     """The capped logits of some queries and keys, in float32, before masking."""
     logits = self.score(q, k)
     if self.bias is not None:
-      logits = logits + self.bias(q, k, q_positions, k_positions)
+      logits = logits + self.bias(q, k, q_locations, k_locations)
     return self.soft_cap * jnp.tanh(logits / self.soft_cap) if self.soft_cap else logits
 
   def visibility_mask(self) -> Bool[Array, 'B T S']:
@@ -109,7 +119,7 @@ class AttentionInputs:
     self, q: Float[Array, 'B K G T C'], k: Float[Array, 'B K S C']
   ) -> tuple[Float[Array, 'B K G T S'], Float[Array, 'B H T'] | None]:
     """The weights before dropout, and the log of their denominator (None for a normalizer without one)."""
-    logits = self.logits(q, k, self.q_positions, self.k_positions)
+    logits = self.logits(q, k, self.q_locations, self.k_locations)
     return NORMALIZERS[self.normalizer](logits, self.visibility_mask()[:, None, None], self)
 
   def dropout_keep_mask(
@@ -266,7 +276,7 @@ class Kernel(abc.ABC):
     inputs = AttentionInputs(**inputs)
     B, T, H, _ = q.shape
     q, k = group_queries(q, k.shape[2]), k.swapaxes(1, 2)
-    logits = inputs.logits(q, k, inputs.q_positions, inputs.k_positions).reshape(B, H, T, -1)
+    logits = inputs.logits(q, k, inputs.q_locations, inputs.k_locations).reshape(B, H, T, -1)
     return jnp.where(inputs.visibility_mask()[:, None], jnp.exp(logits - log_sum_exp[..., None]), 0)
 
   @staticmethod

@@ -7,8 +7,9 @@ import jax
 import jax.numpy as jnp
 from jax.tree_util import Partial
 
+from tfm.layers.locations import Locations, distances
 from tfm.positions.protocol import Position
-from tfm.shapes import Array, Float, Int
+from tfm.shapes import Array, Float
 
 
 class Alibi(Position):
@@ -62,22 +63,22 @@ def slopes(heads: int, exponent: float) -> tuple[float, ...]:
 def penalties(
   q: Float[Array, 'B K G T C'],
   k: Float[Array, 'B K S C'],
-  q_positions: Int[Array, 'B T'],
-  k_positions: Int[Array, 'B S'],
+  q_locations: Locations,
+  k_locations: Locations,
   slopes: tuple[float, ...],
   scale: float,
 ) -> Float[Array, 'B K G T S']:
   """-scale · slope · |q - k|."""
-  distances = jnp.abs(q_positions[:, :, None] - k_positions[:, None, :]).astype(jnp.float32)
+  distance = jnp.abs(distances(q_locations, k_locations)).astype(jnp.float32)
   slope = scale * jnp.asarray(slopes, jnp.float32).reshape(1, k.shape[1], -1, 1, 1)
-  return -slope * distances[:, None, None]
+  return -slope * distance[:, None, None]
 
 
 def rounded_penalties(
   q: Float[Array, 'B K G T C'],
   k: Float[Array, 'B K S C'],
-  q_positions: Int[Array, 'B T'],
-  k_positions: Int[Array, 'B S'],
+  q_locations: Locations,
+  k_locations: Locations,
   slopes: tuple[float, ...],
   scale: float,
 ) -> Float[Array, 'B K G T S']:
@@ -87,5 +88,5 @@ def rounded_penalties(
     return jax.lax.reduce_precision(x.astype(jnp.float32), 8, 7)  # XLA may skip a cast there and back
 
   slope = bfloat16(jnp.asarray(slopes, jnp.float32)).reshape(1, k.shape[1], -1, 1)
-  to, of = (bfloat16(slope * bfloat16(positions)[:, None, None]) for positions in (q_positions, k_positions))
+  to, of = (bfloat16(slope * bfloat16(x.positions)[:, None, None]) for x in (q_locations, k_locations))
   return -scale * jnp.abs(to[..., :, None] - of[..., None, :])

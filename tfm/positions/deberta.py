@@ -7,8 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import Partial
 
+from tfm.layers import locations
 from tfm.layers.initializer import normal
 from tfm.layers.linear import Linear
+from tfm.layers.locations import Locations
 from tfm.norms.layernorm import LayerNorm
 from tfm.parallel.sharding import with_logical_axes
 from tfm.positions.protocol import Position
@@ -120,8 +122,8 @@ def disentangled_bias(
   table: tuple[Float[Array, 'N H C'] | None, Float[Array, 'N H C'] | None],
   q: Float[Array, 'B K G T C'],
   k: Float[Array, 'B K S C'],
-  q_positions: Int[Array, 'B T'],
-  k_positions: Int[Array, 'B S'],
+  q_locations: Locations,
+  k_locations: Locations,
   bucketing: tuple[int, int],
 ) -> Float[Array, 'B K G T S']:
   """k·queries[δ] / √(C n) + q·keys[δ] / √C, of n terms with the content's own; q is scaled already.
@@ -134,7 +136,7 @@ def disentangled_bias(
   K, G, _, C = q.shape[1:]
   scale = ((1 + sum(x is not None for x in table)) * C) ** -0.5
   rows = jnp.asarray(bucket(np.arange(-max_distance, max_distance + 1), max_distance, buckets))
-  distances = jnp.clip(q_positions[:, :, None] - k_positions[:, None, :], -max_distance, max_distance)
+  distances = jnp.clip(-locations.distances(q_locations, k_locations), -max_distance, max_distance)
   index = rows[distances + max_distance][:, None, None]
   logits = 0
   if keys is not None:

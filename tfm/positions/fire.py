@@ -4,10 +4,12 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jax.tree_util import Partial
 
+from tfm.layers import locations
 from tfm.layers.initializer import Initializer, lecun_normal, ones, zeros
+from tfm.layers.locations import Locations
 from tfm.parallel.sharding import with_logical_axes
 from tfm.positions.protocol import Position
-from tfm.shapes import Array, Float, Int
+from tfm.shapes import Array, Float
 
 
 class Fire(Position):
@@ -59,13 +61,13 @@ def interpolation_bias(
   mlp: tuple[Float[Array, 'F'], Float[Array, 'F'], Float[Array, 'F H']],
   q: Float[Array, 'B K G T C'],
   k: Float[Array, 'B K S C'],
-  q_positions: Int[Array, 'B T'],
-  k_positions: Int[Array, 'B S'],
+  q_locations: Locations,
+  k_locations: Locations,
 ) -> Float[Array, 'B K G T S']:
   """f of every pair, in float32, of the scales (c, L) and the mlp (weight_1, bias_1, weight_2)."""
   (c, L), (weight_1, bias_1, weight_2) = scales, mlp
-  distances = jnp.abs(q_positions[:, :, None] - k_positions[:, None, :]).astype(jnp.float32)
-  spans = jnp.maximum(q_positions.astype(jnp.float32), L)[:, :, None]
+  distances = jnp.abs(locations.distances(q_locations, k_locations)).astype(jnp.float32)
+  spans = jnp.maximum(q_locations.positions.astype(jnp.float32), L)[:, :, None]
   x = jnp.log1p(c * distances) / (jnp.log1p(c * spans) + 1e-6)
   weight_1, bias_1 = (vector.reshape(1, 1, 1, -1) for vector in (weight_1, bias_1))
   hidden = jnp.maximum(x[..., None] * weight_1 + bias_1, 0)

@@ -8,10 +8,12 @@ import jax.numpy as jnp
 from jax.tree_util import Partial
 
 from tfm.errors import suggest
+from tfm.layers import locations
 from tfm.layers.initializer import normal
+from tfm.layers.locations import Locations
 from tfm.parallel.sharding import with_logical_axes
 from tfm.positions.protocol import Position
-from tfm.shapes import Array, Float, Int
+from tfm.shapes import Array, Float
 
 
 class Kerple(Position):
@@ -52,12 +54,12 @@ def penalties(
   scales: tuple[Float[Array, 'H'], Float[Array, 'H']],
   q: Float[Array, 'B K G T C'],
   k: Float[Array, 'B K S C'],
-  q_positions: Int[Array, 'B T'],
-  k_positions: Int[Array, 'B S'],
+  q_locations: Locations,
+  k_locations: Locations,
   kernel,
 ) -> Float[Array, 'B K G T S']:
   """-r₁ · kernel(|q - k|, r₂), of the scales (r₁, r₂)."""
-  distances = jnp.abs(q_positions[:, :, None] - k_positions[:, None, :]).astype(jnp.float32)[:, None, None]
+  distances = jnp.abs(locations.distances(q_locations, k_locations)).astype(jnp.float32)[:, None, None]
   r1, r2 = (r.reshape(1, k.shape[1], -1, 1, 1) for r in scales)
   return -r1 * kernel(distances, r2)
 

@@ -100,14 +100,15 @@ class Position(nn.Module):
     return None
 
   def bias(self, shared: PyTree) -> Callable | None:
-    """The function `(q, k, q_positions, k_positions) -> [B K G T S]` whose result is added to the logits; or
+    """The function `(q, k, q_locations, k_locations) -> [B K G T S]` whose result is added to the logits; or
     None.
 
     Args:
       shared: the result of `compute_shared`, by the instance that the model holds.
 
-    The function gets `q [B K G T C]`, `k [B K S C]`, and positions `[B T]` and `[B S]`. Blockwise kernels
-    call it block by block, if `has_blockwise_bias`. It is a `jax.tree_util.Partial` whose leaves are the
-    learned parameters, so that a kernel with its own backward pass can differentiate them.
+    The function gets `q [B K G T C]`, `k [B K S C]`, and the `Locations` of queries and keys: their
+    positions, and the segments that say which document of a packed row is theirs. Blockwise kernels call it
+    block by block, if `has_blockwise_bias`. It is a `jax.tree_util.Partial` whose leaves are the learned
+    parameters, so that a kernel with its own backward pass can differentiate them.
     """
     return None

@@ -4,10 +4,12 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jax.tree_util import Partial
 
+from tfm.layers import locations
 from tfm.layers.initializer import normal
+from tfm.layers.locations import Locations
 from tfm.parallel.sharding import with_logical_axes
 from tfm.positions.protocol import Position
-from tfm.shapes import Array, Float, Int
+from tfm.shapes import Array, Float
 
 
 class Shaw(Position):
@@ -50,8 +52,8 @@ def distance_logits(
   table: Float[Array, 'N C'] | Float[Array, 'N H C'],
   q: Float[Array, 'B K G T C'],
   k: Float[Array, 'B K S C'],
-  q_positions: Int[Array, 'B T'],
-  k_positions: Int[Array, 'B S'],
+  q_locations: Locations,
+  k_locations: Locations,
 ) -> Float[Array, 'B K G T S']:
   """The product of each query with every row, then the row of each key; the middle row is distance 0."""
   K, G, _, C = q.shape[1:]
@@ -62,5 +64,5 @@ def distance_logits(
     else jnp.broadcast_to(table[:, None, None], (table.shape[0], K, G, C))
   )
   scores = jnp.einsum('BKGTC,NKGC->BKGTN', q, rows.astype(q.dtype), preferred_element_type=jnp.float32)
-  distances = jnp.clip(k_positions[:, None, :] - q_positions[:, :, None], -reach, reach)
+  distances = jnp.clip(locations.distances(q_locations, k_locations), -reach, reach)
   return jnp.take_along_axis(scores, (distances + reach)[:, None, None], axis=-1) * C**-0.5

@@ -5,7 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import Partial
 
+from tfm.layers import locations
 from tfm.layers.initializer import normal
+from tfm.layers.locations import Locations
 from tfm.parallel.sharding import with_logical_axes
 from tfm.positions.protocol import Position
 from tfm.shapes import Array, Float, Int
@@ -81,11 +83,11 @@ def lookup_by_distance(
   logits: Float[Array, 'H N'],
   q: Float[Array, 'B K G T C'],
   k: Float[Array, 'B K S C'],
-  q_positions: Int[Array, 'B T'],
-  k_positions: Int[Array, 'B S'],
+  q_locations: Locations,
+  k_locations: Locations,
 ) -> Float[Array, 'B K G T S']:
   """logits[head, k - q], whose middle column is distance 0, clipped to the columns there are."""
   reach = logits.shape[1] // 2
-  distances = jnp.clip(k_positions[:, None, :] - q_positions[:, :, None], -reach, reach)
+  distances = jnp.clip(locations.distances(q_locations, k_locations), -reach, reach)
   found = jnp.moveaxis(logits[:, distances + reach], 0, 1)
   return found.reshape(q.shape[0], k.shape[1], -1, *found.shape[2:])

@@ -5,10 +5,11 @@ import jax.numpy as jnp
 from jax.tree_util import Partial
 
 from tfm.layers.initializer import normal
+from tfm.layers.locations import Locations
 from tfm.layers.rotary import angles, frequencies
 from tfm.parallel.sharding import with_logical_axes
 from tfm.positions.protocol import Position
-from tfm.shapes import Array, Float, Int
+from tfm.shapes import Array, Float
 
 
 class TransformerXL(Position):
@@ -58,8 +59,8 @@ def relative_logits(
   weights: tuple[Float[Array, 'H C'], Float[Array, 'H C'], Float[Array, 'D H C']],
   q: Float[Array, 'B K G T C'],
   k: Float[Array, 'B K S C'],
-  q_positions: Int[Array, 'B T'],
-  k_positions: Int[Array, 'B S'],
+  q_locations: Locations,
+  k_locations: Locations,
 ) -> Float[Array, 'B K G T S']:
   """Both terms, of the weights (u, v, W); products in the type of q and k, sums in float32."""
   u, v, kernel = weights
@@ -77,8 +78,8 @@ def relative_logits(
   projected = product('BKGTC,DKGC->BKGTD', q + v.reshape(1, K, G, 1, C), kernel.reshape(D, K, G, C))
   # sin(q - k) and cos(q - k) by angle addition; the factors of the query are multiplied into the query.
   of_sin, of_cos = jnp.split(projected, 2, axis=-1)
-  sin, cos = (wave[:, None, None] for wave in waves(q_positions))
+  sin, cos = (wave[:, None, None] for wave in waves(q_locations.positions))
   rotated = jnp.concatenate([of_cos * sin - of_sin * cos, of_sin * sin + of_cos * cos], -1)
-  keys = jnp.concatenate(waves(k_positions), -1)
+  keys = jnp.concatenate(waves(k_locations.positions), -1)
   position = product('BND,BSD->BNS', rotated.reshape(B, K * G * T, D), keys).reshape(B, K, G, T, -1)
   return (content[:, :, :, None] + position) * C**-0.5

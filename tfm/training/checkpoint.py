@@ -8,9 +8,9 @@ import jax
 import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers as policies
 
+from tfm.data import file_hashes
 from tfm.parallel import processes
 from tfm.shapes import PyTree
-from tfm.training import file_hashes
 from tfm.training.progress_line import print_status
 from tfm.training.state import State
 

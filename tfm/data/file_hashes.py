@@ -1,5 +1,5 @@
-"""Sizes and SHA-256 digests of the files of a checkpoint, so that a flipped bit is detected before it is
-trained on."""
+"""Sizes and SHA-256 digests of the files of a folder (a checkpoint, prepared data), so that a flipped bit is
+detected before it is trained on."""
 
 import concurrent.futures
 import hashlib
@@ -15,10 +15,9 @@ THREADS = 8  # hashlib releases the GIL
 
 
 def write_digests(folder: pathlib.Path) -> None:
-  """Writes `digests.json`: name → [bytes, SHA-256] of every file of a complete checkpoint that is not yet
+  """Writes `digests.json`: name → [bytes, SHA-256] of every file of a complete folder that is not yet
   renamed."""
-  names = {str(path.relative_to(folder)) for path in folder.rglob('*') if path.is_file()}
-  names = sorted(names - {FILE, *WRITTEN_LATER})
+  names = sorted(_file_names(folder))
   (folder / FILE).write_text(json.dumps(dict(zip(names, _digests(folder, names))), indent=0))
 
 
@@ -53,6 +52,11 @@ def find_damage(folder: pathlib.Path, expected: Mapping[str, Sequence]) -> str:
     if digest != expected[name][1]:
       return f'{folder / name} has the SHA-256 {digest[:16]}… and had {expected[name][1][:16]}…'
   return ''
+
+
+def _file_names(folder: pathlib.Path) -> set[str]:
+  names = {str(path.relative_to(folder)) for path in folder.rglob('*') if path.is_file()}
+  return names - {FILE, *WRITTEN_LATER}
 
 
 def _digests(folder: pathlib.Path, names: Sequence[str]) -> list[tuple[int, str]]:
