@@ -179,16 +179,19 @@ def test_spec_error_is_a_value_error():
     ('causl', ["'causl'", 'masks does not have', 'causal', 'window', "did you mean 'causal'?"]),
     ('causal & windw(2)', ["'causal & windw(2)'", "'windw'", "did you mean 'window'?"]),
     ('zzz', ["'zzz'", 'known: ', 'causal']),
-    ('window(lft=2)', ["passes 'lft'", 'window takes (left, right=None)', "did you mean 'left'?"]),
-    ('window', ["leaves out 'left'", 'window takes (left, right=None)']),
+    (
+      'window(lft=2)',
+      ["passes 'lft'", 'window takes (left [≥ 0], right=None [≥ 0])', "did you mean 'left'?"],
+    ),
+    ('window', ["leaves out 'left'", 'window takes (left [≥ 0], right=None [≥ 0])']),
     ('window()', ["leaves out 'left'"]),
     ('window(right=1)', ["leaves out 'left'"]),
-    ('window(1, 2, 3)', ['passes 3 positional arguments', 'window takes (left, right=None)']),
+    ('window(1, 2, 3)', ['passes 3 positional arguments', 'window takes (left [≥ 0], right=None [≥ 0])']),
     ('window(1, left=2)', ["sets 'left' twice"]),
     ('causal(1)', ['passes 1 positional arguments', 'causal takes ()']),
     ('causal(x=1)', ["passes 'x'", 'known: none']),
     ('window(left)', ["'left'", 'not a literal', "for a string write 'left' in quotes"]),
-    ('window(-1)', ["'window(-1)'", 'left=-1', '0 or more']),
+    ('window(-1)', ["'window(-1)'", 'left=-1', 'at least 0']),
     ('window(2.5)', ['left=2.5', 'must be of type int']),
     ('window("2")', ["left='2'", 'must be of type int']),
   ],
@@ -331,16 +334,16 @@ def test_a_file_must_define_one_public_class(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
   'text, message',
   [
-    ('window("3")', "left='3', which must be of type int;"),
+    ('window("3")', "left='3' must be of type int;"),
     ('window(3.5)', 'left=3.5'),
     ('window(True)', 'left=True'),
-    ('window(3, right=(1,))', 'right=(1,), which must be of type int | None'),
+    ('window(3, right=(1,))', 'right=(1,) must be of type int | None'),
   ],
 )
 def test_arguments_of_a_wrong_type_are_rejected(text, message):
   with pytest.raises(spec.SpecError) as error:
     mask(text)
-  assert message in str(error.value) and 'window takes (left, right=None)' in str(error.value)
+  assert message in str(error.value) and 'window takes (left [≥ 0], right=None [≥ 0])' in str(error.value)
 
 
 def test_matches_type():

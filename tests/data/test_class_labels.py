@@ -144,7 +144,7 @@ def test_a_table_has_its_texts_and_classes_in_columns(tmp_path, make_source):
       ", 'text', 'label'",
       r'reads .csv, .tsv, .tab files, and .*x.txt has none of these suffixes; rename it',
     ),
-    ('x.csv', 'text,label\n', ", 'text', 'label', skip=-1", r'skip=-1 must be 0 or more lines'),
+    ('x.csv', 'text,label\n', ", 'text', 'label', skip=-1", r'skip=-1 must be at least 0'),
   ],
 )
 def test_invalid_tables_are_rejected(tmp_path, make_source, name, written, more, sentence):

@@ -156,7 +156,7 @@ def test_errors_name_the_file(tmp_path, make_source):
   ):
     with pytest.raises(ValueError, match=sentence):
       make_source(text)
-  with pytest.raises(ValueError, match=r'crop=-1 must be 0 or more'):
+  with pytest.raises(ValueError, match=r'crop=-1 must be at least 0'):
     build('each(crop=-1)')
 
 

@@ -163,5 +163,5 @@ def test_buckets_reject_text(make_tokens):
   assert ('text',) not in spec.build('buckets', packing, protocol.Packing).document_kinds
   with pytest.raises(ValueError, match='least=0 must be at least 1'):
     spec.build('buckets(least=0)', packing, protocol.Packing)
-  with pytest.raises(ValueError, match=r'ratio=1.0 must be greater than 1'):
+  with pytest.raises(ValueError, match=r'ratio=1.0 must be above 1'):
     spec.build('buckets(ratio=1.0)', packing, protocol.Packing)

@@ -297,7 +297,7 @@ def test_twins_label_each_other(make_source, tmp_path):
     ('selective_copy(length=5, tokens=6)', r'tokens=6 must lie in 1 … length=5'),
     ('selective_copy(symbols=2)', 'symbols=2 must lie in 3 … 53'),
     ('needle(length=150)', 'length=150 has no room for a text around the number; use at least 169'),
-    ('needle(depth=1.5)', r'depth=1.5 must lie in \[0, 1\]'),
+    ('needle(depth=1.5)', 'depth=1.5 must be at least 0 and at most 1'),
     ('needle(digits=0)', 'digits=0 must be at least 1'),
     ('mqar(length=15, pairs=2)', 'length=15 must leave an even number of symbols after 2 pairs'),
     (

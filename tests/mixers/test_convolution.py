@@ -134,10 +134,10 @@ def test_bfloat16():
   'fields, message',
   [
     (dict(taps=1), 'taps=1 must be at least 2'),
-    (dict(dilations=()), r'dilations=\(\) must be whole numbers from 1'),
-    (dict(dilations=2), 'dilations=2 must be whole numbers from 1'),
-    (dict(dilations=(1, 0)), r'dilations=\(1, 0\) must be whole numbers from 1'),
-    (dict(dilations=(1, 2.0)), r'dilations=\(1, 2.0\) must be whole numbers from 1'),
+    (dict(dilations=()), r'dilations=\(\) must have one number per layer'),
+    (dict(dilations=2), r'dilations=2 must be of type tuple\[int, ...\]'),
+    (dict(dilations=(1, 0)), r'dilations=\(1, 0\) has an entry that must be at least 1'),
+    (dict(dilations=(1, 2.0)), r'dilations=\(1, 2.0\) has an entry that must be of type int'),
     (dict(dropout=0.1), 'dropout.attention=0.1 drops mixing weights, which a convolution does not have'),
   ],
 )

@@ -155,10 +155,10 @@ def test_training_flops(text, value_width):
 
 def test_invalid_settings():
   for text, message in (
-    ('latent(rank=0, rope_width=2)', 'rank=0 must be 1 or more'),
-    ('latent(rank=4, rope_width=0)', 'rope_width=0 must be 1 or more'),
-    ('latent(rank=4, rope_width=2, query_rank=-1)', 'query_rank=-1 must be 0 or more'),
-    ('latent(rank=4, rope_width=2, value_width=-1)', 'value_width=-1 must be 0 or more'),
+    ('latent(rank=0, rope_width=2)', 'rank=0 must be at least 1'),
+    ('latent(rank=4, rope_width=0)', 'rope_width=0 must be at least 1'),
+    ('latent(rank=4, rope_width=2, query_rank=-1)', 'query_rank=-1 must be at least 0'),
+    ('latent(rank=4, rope_width=2, value_width=-1)', 'value_width=-1 must be at least 0'),
     ('latent(rank=4, rope_width=3)', 'rope_width=3 is the width that the position rotates: .*'),
     ('latent(rank=4)', "leaves out 'rope_width'"),
   ):

@@ -260,7 +260,7 @@ def test_flops_of_the_delta_rule():
   'text, settings, message',
   [
     ('linear(feature_map="cosine")', {}, r"feature_map='cosine' is unknown; known: 'elu', 'relu', 'softmax'"),
-    ('linear(chunk=0)', {}, r'chunk=0 must be at least 1 token'),
+    ('linear(chunk=0)', {}, r'chunk=0 must be at least 1'),
     ('linear', dict(dropout=0.1), r'dropout\.attention=0\.1 drops mixing weights'),
     ('gated_delta(taps=0)', {}, r'taps=0 must be at least 1'),
     ('gated_delta(chunk=-1)', {}, r'chunk=-1 must be at least 1'),

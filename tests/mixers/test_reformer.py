@@ -162,7 +162,7 @@ def test_flops_depend_on_the_chunk_and_not_on_the_length():
 def test_invalid_settings():
   for text, message in (
     ('reformer(buckets=3, chunk=2)', 'buckets=3 must be even and at least 2'),
-    ('reformer(buckets=0, chunk=2)', 'buckets=0 must be even and at least 2'),
+    ('reformer(buckets=0, chunk=2)', 'buckets=0 must be at least 1'),
     ('reformer(buckets=2, chunk=0)', 'chunk=0 must be at least 1'),
     ('reformer(buckets=2, chunk=2, hashes=0)', 'hashes=0 must be at least 1'),
     ('reformer(buckets=2)', "leaves out 'chunk'"),

@@ -102,7 +102,7 @@ def test_one_segment_has_the_gradient_of_the_whole_row():
   'recurrence, objective, sentence',
   [
     (5, 'causal_lm', 'config.training.recurrence_length=5 must be 0 .* or divide config.data.length=12'),
-    (-4, 'causal_lm', 'config.training.recurrence_length=-4 must be 0'),
+    (-4, 'causal_lm', 'config.training.recurrence_length=-4 must be at least 0'),
     (
       4,
       'prefix_lm',

@@ -339,7 +339,7 @@ def test_layers_of_a_model_share_one_table():
     ('deberta(64, buckets=64)', 'buckets=64 .* below max_distance=64'),
     ('shaw(0)', 'max_distance=0 must be at least 1'),
     ('kerple("logg")', "kind='logg' is unknown; known: log, power; did you mean 'log'"),
-    ('fire(hidden=0)', 'hidden=0 must be above 0'),
+    ('fire(hidden=0)', 'hidden=0 must be at least 1'),
     ('fire(threshold=-1.0)', 'threshold=-1.0 must be above 0'),
   ],
 )

@@ -27,7 +27,7 @@ def test_negative_positions_read_the_rows_before():
   'text, message',
   [
     ('learned(rows=3)', 'rows=3 is shorter than data.length=4'),
-    ('learned(before=-1)', 'before=-1 must be 0'),
+    ('learned(before=-1)', 'before=-1 must be at least 0'),
   ],
 )
 def test_invalid_settings(text, message):

@@ -179,8 +179,8 @@ def test_angles_stay_exact_in_bfloat16():
 @pytest.mark.parametrize(
   'text, messages',
   [
-    ('rope(fraction=0)', ['fraction=0 ', 'above 0 and not above 1', "position='none'"]),
-    ('rope(fraction=1.5)', ['fraction=1.5', 'not above 1']),
+    ('rope(fraction=0)', ['fraction=0 must be above 0 and at most 1']),
+    ('rope(fraction=1.5)', ['fraction=1.5', 'at most 1']),
     ('rope(fraction=0.4)', ['fraction=0.4 of the head width 8 is 3.2 channels', 'fraction=0.5, 4 channels']),
     ('rope(fraction=0.375)', ['3 channels, which is no number of pairs', 'fraction=0.5, 4 channels']),
     ('rope(fraction=0.1)', ['0.8 channels', 'fraction=0.25, 2 channels']),
@@ -205,7 +205,7 @@ def test_angles_stay_exact_in_bfloat16():
       ['short_factor=(1, 2) must hold 4 numbers above 0'],
     ),
     ('rope(scaling="longrope((1, 2, 3, 4), (1, 2, 0, 4), 64)")', ['long_factor=(1, 2, 0, 4) must hold 4']),
-    ('rope(scaling="longrope((1, 2, 3, 4), 3, 64)")', ['long_factor=3 must hold 4 numbers']),
+    ('rope(scaling="longrope((1, 2, 3, 4), 3, 64)")', ['long_factor=3 must be of type tuple[float, ...]']),
     ('rope(scaling="longrope((1, 2, 3, 4), (1, 2, 3, 4), 1)")', ['original=1 must be at least 2']),
   ],
 )

@@ -151,7 +151,7 @@ class TestCosine:
 @pytest.mark.parametrize(
   'text, message',
   [
-    ('additive(0)', 'width=0 must be at least 1, or None for the head width'),
+    ('additive(0)', 'width=0 must be at least 1'),
     ('cosine(0.0)', 'temperature=0.0 must be above 0'),
     ('cosine(-3.0)', 'temperature=-3.0 must be above 0'),
     ('cosine(100.0, learned=True)', 'temperature=100.0 must start below its upper bound 100'),

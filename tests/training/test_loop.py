@@ -15,7 +15,7 @@ def test_a_nan_names_metric_and_step_and_leaves_the_last_good_checkpoint(tiny, t
     **{
       'optimizer.name': 'sgd',
       'optimizer.clip': 0.0,
-      'optimizer.learning_rate': 1e30,
+      'optimizer.learning_rate': 1000.0,
       'optimizer.warmup': 0,
       'optimizer.schedule': 'wsd(decay=1.0)',
       'training.steps': 20,

@@ -19,6 +19,7 @@ import os
 import pkgutil
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 from ml_collections import ConfigDict
@@ -27,9 +28,10 @@ import tfm.commands
 from tfm.config.load import load_config
 from tfm.config.overlay import assign_text, complete
 from tfm.config.resolve import resolve_config
-from tfm.config.schema import default_config, leaves
+from tfm.config.schema import default_config, field_ranges, leaves
 from tfm.data import cache
 from tfm.errors import require, suggest
+from tfm.spec import format_range
 from tfm.studies import study as studies
 from tfm.training.progress_line import print_status
 
@@ -62,6 +64,13 @@ def main(argv: Sequence[str] | None = None) -> int:
       raise
     print(f'tfm {name}: {error}', file=sys.stderr)
     return 2
+
+
+def format_field(field: tuple[str, Any]) -> str:
+  """A line of `--help` for (path, default), with the range of the field."""
+  path, default = field
+  limits = format_range(field_ranges().get(path))
+  return f'  --config.{path}={default!r}' + (f'  [{limits}]' if limits else '')
 
 
 def configure_jax() -> None:
@@ -100,7 +109,7 @@ def parse_arguments(name: str, command, argv: Sequence[str]) -> argparse.Namespa
   if fields:
     parser.epilog = (
       'config fields, each set by --config.path.to.field=value (with their defaults):\n'
-      + '\n'.join(f'  --config.{path}={value!r}' for path, value in leaves(default_config()))
+      + '\n'.join(map(format_field, leaves(default_config())))
     )
   args, rest = parser.parse_known_args(argv, argparse.Namespace(words=[name, *argv]))
   require(

@@ -4,15 +4,20 @@ from ml_collections import ConfigDict
 
 import tfm.feed_forwards
 from tfm import spec
-from tfm.config.schema import parts
+from tfm.config.schema import parts, validate_ranges
 from tfm.errors import require
 from tfm.feed_forwards.protocol import FeedForward, default_hidden
 from tfm.layers.classification_head import CLASS_TOKEN_COUNT
 
 
 def resolve_config(config: ConfigDict) -> ConfigDict:
-  """A copy in which every None is replaced by the value that it stands for."""
+  """A copy in which every None is replaced by the value that it stands for.
+
+  Raises:
+    ValueError: for a value out of its range, or one from which another cannot be derived.
+  """
   config = config.copy_and_resolve_references()
+  validate_ranges(config)
   model = config.model
   if model.mask is None:
     model.mask = 'full' if model.architecture == 'encoder' else 'causal'
@@ -25,7 +30,6 @@ def resolve_config(config: ConfigDict) -> ConfigDict:
   for name, block in model.blocks.items():
     inherit(block, model.encoder if name in model.encoder.get('pattern', ()) else model)
   for where, block in parts(config).items():
-    require(block.heads >= 1, f'config.{where}.heads={block.heads} must be at least 1')
     if block.head_width is None:
       require(
         model.width % block.heads == 0,

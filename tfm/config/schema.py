@@ -4,11 +4,25 @@ A config file returns only the fields that differ from the defaults: `get_config
 loader adds the rest, so `--config.any.field=value` works for every field.
 """
 
+import functools
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Annotated, Any, NamedTuple
 
+from annotated_types import Interval
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
+
+from tfm.errors import require
+from tfm.spec import (
+  NonNegativeFloat,
+  NonNegativeInt,
+  PositiveInt,
+  Rate,
+  Size,
+  SizeOrZero,
+  shorten,
+  unsuitable_reason,
+)
 
 
 # The fields of `model` that a block of a pattern may set for itself.
@@ -36,137 +50,188 @@ CROSS_FIELDS = ('heads', 'kv_heads', 'head_width', 'mixer', 'position', 'mask', 
 INHERITING = ('model.blocks.', 'model.encoder.', 'model.cross.')
 
 
+class Ranged(NamedTuple):
+  """The default of a field, and the type with the range of its values."""
+
+  default: Any
+  type: Any
+
+
 def default_config() -> ConfigDict:
   """Every field with its default. None means "derived from other fields", by `resolve_config`."""
-  return ConfigDict(
-    dict(
-      seed=0,
-      init_from='',  # the --workdir of a trained or imported run whose parameters training starts from
-      data=dict(
-        source='stdlib',  # tfm/data/sources: stdlib, text('*.txt'), tfds('name'), parallel(…), digits, …
-        tokenizer='bytes',  # tfm/data/tokenizers: bytes, char, words, sentencepiece(8000)
-        source_tokenizer=placeholder(str),  # for the source of pairs; None: one tokenizer for both sides
-        length=256,  # tokens of a row; for images: patches and class tokens
-        packing='concat',  # tfm/data/packing: concat, first_fit, buckets (pairs), each (classes), …
-        reader_threads=2,  # threads that prepare training batches
-      ),
-      model=dict(
-        architecture='decoder',  # decoder, encoder_decoder, encoder
-        layers=6,  # in an encoder-decoder this and the following describe the decoder
-        width=384,  # D
-        heads=6,  # H
-        kv_heads=placeholder(int),  # K; None: heads (multi-head); 1: multi-query; between: grouped
-        head_width=placeholder(int),  # C; None: width / heads
-        mixer='softmax',  # tfm/mixers
-        position='rope',  # tfm/positions
-        mask=placeholder(str),  # tfm/masks, combined with & | ~; None: causal, or full in encoders
-        score='dot',  # tfm/scores
-        kernel='auto',  # tfm/kernels
-        feed_forward='gelu',  # tfm/feed_forwards: relu, gelu, swiglu, mixture_of_experts(…), none, …
-        # F, of each expert; None: 4 D, or 8/3 D rounded up to a multiple of 64 if gated, or 0 for 'none'.
-        feed_forward_width=placeholder(int),
-        norm='layernorm',  # tfm/norms: layernorm(epsilon, bias=…, scale=…), rmsnorm(epsilon)
-        norm_placement='pre',  # pre, post, sandwich
-        residual='sequential',  # tfm/residuals: sequential, parallel, parallel_one_norm
-        bias=False,  # of projections, and of layer norms whose spec does not set it
-        dropout=dict(embedding=0.0, attention=0.0, residual=0.0),
-        tie_embeddings=True,  # the output layer uses the embedding table
-        embedding_width=placeholder(
-          int
-        ),  # of the table, followed by a projection to D; None: D, no projection
-        scale_embeddings=False,  # multiply embeddings by √D
-        embedding_norm=False,  # a norm after the embedding
-        output_transform='',  # activation of an extra layer before the output layer; '': no such layer
-        output_bias=False,  # a bias per token of the vocabulary
-        output_soft_cap=0.0,  # output logits become cap · tanh(logits / cap); 0: no cap
-        patch=0,  # image encoders: patch size in pixels; 0: the model reads text
-        token_types=0,  # encoders: embeddings of first and second text; 0: none
-        class_tokens=placeholder(int),  # images: learned tokens before the patches; None: as `pooling` needs
-        pooling='first',  # encoders: what classifies: first, mean; first_two: the mean of two heads
-        pooled_transform='',  # activation of an extra layer before the classifier; '': no such layer
-        vocab_multiple=128,  # the embedding table's rows are rounded up to a multiple of this
-        initializer='normal(0.02)',  # normal, truncated_normal, xavier_uniform, lecun_normal
-        embedding_initializer='normal(0.02)',
-        depth_scaled=True,  # scale initial projections into the residual stream by 1/√(2 layers)
-        dtype='float32',  # of computation: float32, bfloat16, float16; parameters are float32
-        scan=True,  # compile one block and loop over layers
-        remat='none',  # none, full, dots, dots_with_no_batch_dims
-        pattern=(),  # names in `blocks`, repeated over the layers; (): all layers are equal
-        blocks=dict(),  # name → block fields that differ from the model's
-        encoder=dict(),  # encoder-decoders: the encoder's layers, pattern and differing block fields
-        cross=dict(),  # encoder-decoders: the differing fields of cross-attention
-      ),
-      objective='causal_lm',  # tfm/objectives: causal_lm(label_smoothing, z_loss), seq2seq, …
-      lora=dict(  # low-rank adapters; only they and new heads are trained
-        rank=0,  # 0: no adapters
-        alpha=16.0,  # scale of the adapters, times the rank
-        targets='mixer/(q|v)/',  # regex on parameter paths: projections with an adapter
-      ),
-      optimizer=dict(
-        name='adamw',  # tfm/optimizers: adam, adamw(b1, b2, weight_decay), adafactor, lion, sgd(momentum)
-        learning_rate=1e-3,  # the peak; with noam a factor on d^-0.5
-        schedule='cosine',  # noam, rsqrt, cosine(floor), linear(floor), wsd(decay), constant
-        warmup=100,  # steps
-        clip=1.0,  # global norm of the gradient; 0: no clipping
-        no_decay=r'bias|scale|table|sinks|A_log|/D$',  # regex on parameter paths: no weight decay
-        frozen='',  # regex on parameter paths: parameters that are not trained; '': none
-        layer_decay=1.0,  # learning-rate factor from each layer to the one below; 1.0: the same rate
-      ),
-      training=dict(
-        steps=1000,
-        batch_size=32,  # sequences, over all devices and microbatches
-        gradient_accumulation=1,  # microbatches per step
-        # Transformer-XL recurrence: tokens of a segment, which attends to earlier ones without gradient; 0:
-        # none.
-        recurrence_length=0,
-        skip_spikes=0.0,  # skip steps whose gradient norm exceeds this times its running mean; 0.0: never
-        loss_chunk=0,  # tokens per chunk of the loss; 0: no chunks
-        log_every=10,  # steps
-        evaluate_every=100,  # steps
-        save_every='evaluation',  # evaluation (with every one), steps(n), auto(hours between failures)
-        local_checkpoint_dir='',  # a folder on each machine's disk or memory for local checkpoints; '': none
-        save_local_every='auto(hours=4.0)',  # as save_every, for local checkpoints
-        evaluation_batches=0,  # batches spread over the validation split; 0: all of it
-        keep_checkpoints=2,  # number of last checkpoints to keep, besides the best
-        profile=0,  # steps to profile, from the third; 0: none
-      ),
-      decoding=dict(  # tfm generate and tfm evaluate; the first four are for encoder-decoders
-        beams=1,  # beam size; 1: greedy
-        length_penalty='gnmt(0.6)',  # gnmt(alpha), power(alpha)
-        stopping='proven',  # proven: none can become better; likely: none is better now; first: enough
-        max_extra_tokens=50,  # how many tokens a target may be longer than its source
-        average_checkpoints=1,  # number of last checkpoints whose parameters are averaged on loading
-      ),
-      mesh=dict(data=-1, fsdp=1, tensor=1, sequence=1, expert=1, stage=1),  # -1: all remaining devices
-      slices=dict(  # groups of devices with a slow network between them
-        count=-1,  # -1: as reported by the devices (TPUs); others form one slice
-        axis='data',  # the only mesh axis across slices: data, stage
-      ),
-      pipeline=dict(  # for a mesh with stages
-        microbatches=0,  # parts of a batch; 0: about four per stage
-        repeats=1,  # rounds of each microbatch through smaller groups of layers (interleaved schedule)
-      ),
-      rules=dict(  # logical axis → mesh axes, '' for none
-        batch='data fsdp expert',
-        length='sequence',
-        vocab='tensor',
-        heads='tensor',
-        kv_heads='tensor',
-        mlp='tensor',
-        embed='fsdp',
-        kv='',
-        table='',
-        classes='',
-        pixels='',
-        expert='expert',
-        rank='',
-        state='',
-        taps='',
-        gates='',
-        layers='stage',
-      ),
+
+  def defaults(fields):
+    if isinstance(fields, Ranged):
+      return fields.default
+    return {name: defaults(field) for name, field in fields.items()} if isinstance(fields, dict) else fields
+
+  return ConfigDict(defaults(_fields()), sort_keys=False)
+
+
+@functools.cache
+def field_ranges() -> dict[str, Any]:
+  """Path → type with its range, of every field that has one."""
+
+  def ranges(fields, prefix=''):
+    for name, field in fields.items():
+      if isinstance(field, Ranged):
+        yield f'{prefix}{name}', field.type
+      elif isinstance(field, dict):
+        yield from ranges(field, f'{prefix}{name}.')
+
+  return dict(ranges(_fields()))
+
+
+def validate_ranges(config: ConfigDict) -> None:
+  """Raises ValueError for a field whose value is out of its range; None is valid until it is resolved."""
+  ranges = field_ranges()
+  for path, value in leaves(config):
+    # The fields of a section that inherits have the ranges of the model's fields.
+    section = next((prefix for prefix in INHERITING if path.startswith(prefix)), None)
+    name = path if section is None else f'model.{path.rpartition(".")[2]}'
+    if value is not None and name in ranges:
+      reason = unsuitable_reason(value, ranges[name])
+      require(not reason, f'config.{path}={shorten(value)} {reason}')
+
+
+def _fields() -> dict[str, Any]:
+  """The defaults of all sections and fields; a field with a range is `Ranged`."""
+  return dict(
+    seed=Ranged(0, Annotated[int, Interval(ge=0, lt=2**32)]),
+    init_from='',  # the --workdir of a trained or imported run whose parameters training starts from
+    data=dict(
+      source='stdlib',  # tfm/data/sources: stdlib, text('*.txt'), tfds('name'), parallel(…), digits, …
+      tokenizer='bytes',  # tfm/data/tokenizers: bytes, char, words, sentencepiece(8000)
+      source_tokenizer=placeholder(str),  # for the source of pairs; None: one tokenizer for both sides
+      length=Ranged(256, Size),  # tokens of a row; for images: patches and class tokens
+      packing='concat',  # tfm/data/packing: concat, first_fit, buckets (pairs), each (classes), …
+      # Threads that prepare training batches
+      reader_threads=Ranged(2, Annotated[int, Interval(ge=0, le=1024)]),
     ),
-    sort_keys=False,
+    model=dict(
+      architecture='decoder',  # decoder, encoder_decoder, encoder
+      # In an encoder-decoder this and the following describe the decoder
+      layers=Ranged(6, Annotated[int, Interval(ge=1, le=10_000)]),
+      width=Ranged(384, Size),  # D
+      heads=Ranged(6, Size),  # H
+      # K; None: heads (multi-head); 1: multi-query; between: grouped
+      kv_heads=Ranged(placeholder(int), Size),
+      head_width=Ranged(placeholder(int), Size),  # C; None: width / heads
+      mixer='softmax',  # tfm/mixers
+      position='rope',  # tfm/positions
+      mask=placeholder(str),  # tfm/masks, combined with & | ~; None: causal, or full in encoders
+      score='dot',  # tfm/scores
+      kernel='auto',  # tfm/kernels
+      feed_forward='gelu',  # tfm/feed_forwards: relu, gelu, swiglu, mixture_of_experts(…), none, …
+      # F, of each expert; None: 4 D, or 8/3 D rounded up to a multiple of 64 if gated, or 0 for 'none'.
+      feed_forward_width=Ranged(placeholder(int), SizeOrZero),
+      norm='layernorm',  # tfm/norms: layernorm(epsilon, bias=…, scale=…), rmsnorm(epsilon)
+      norm_placement='pre',  # pre, post, sandwich
+      residual='sequential',  # tfm/residuals: sequential, parallel, parallel_one_norm
+      bias=False,  # of projections, and of layer norms whose spec does not set it
+      dropout={name: Ranged(0.0, Rate) for name in ('embedding', 'attention', 'residual')},
+      tie_embeddings=True,  # the output layer uses the embedding table
+      # of the table, followed by a projection to D; None: D, no projection
+      embedding_width=Ranged(placeholder(int), Size),
+      scale_embeddings=False,  # multiply embeddings by √D
+      embedding_norm=False,  # a norm after the embedding
+      output_transform='',  # activation of an extra layer before the output layer; '': no such layer
+      output_bias=False,  # a bias per token of the vocabulary
+      # Output logits become cap · tanh(logits / cap); 0: no cap
+      output_soft_cap=Ranged(0.0, NonNegativeFloat),
+      patch=Ranged(0, SizeOrZero),  # image encoders: patch size in pixels; 0: the model reads text
+      token_types=Ranged(0, SizeOrZero),  # encoders: embeddings of first and second text; 0: none
+      # images: learned tokens before the patches; None: as `pooling` needs
+      class_tokens=Ranged(placeholder(int), SizeOrZero),
+      pooling='first',  # encoders: what classifies: first, mean; first_two: the mean of two heads
+      pooled_transform='',  # activation of an extra layer before the classifier; '': no such layer
+      vocab_multiple=Ranged(128, Size),  # the embedding table's rows are rounded up to a multiple of this
+      initializer='normal(0.02)',  # normal, truncated_normal, xavier_uniform, lecun_normal
+      embedding_initializer='normal(0.02)',
+      depth_scaled=True,  # scale initial projections into the residual stream by 1/√(2 layers)
+      dtype='float32',  # of computation: float32, bfloat16, float16; parameters are float32
+      scan=True,  # compile one block and loop over layers
+      remat='none',  # none, full, dots, dots_with_no_batch_dims
+      # Names in `blocks`, repeated over the layers; (): all layers are equal
+      pattern=Ranged((), tuple[str, ...]),
+      blocks=dict(),  # name → block fields that differ from the model's
+      encoder=dict(),  # encoder-decoders: the encoder's layers, pattern and differing block fields
+      cross=dict(),  # encoder-decoders: the differing fields of cross-attention
+    ),
+    objective='causal_lm',  # tfm/objectives: causal_lm(label_smoothing, z_loss), seq2seq, …
+    lora=dict(  # low-rank adapters; only they and new heads are trained
+      rank=Ranged(0, SizeOrZero),  # 0: no adapters
+      alpha=Ranged(16.0, Annotated[float, Interval(gt=0, le=1e6)]),  # scale of the adapters, times the rank
+      targets='mixer/(q|v)/',  # regex on parameter paths: projections with an adapter
+    ),
+    optimizer=dict(
+      name='adamw',  # tfm/optimizers: adam, adamw(b1, b2, weight_decay), adafactor, lion, sgd(momentum)
+      # the peak; with noam a factor on d^-0.5
+      learning_rate=Ranged(1e-3, Annotated[float, Interval(ge=0, le=1000)]),
+      schedule='cosine',  # noam, rsqrt, cosine(floor), linear(floor), wsd(decay), constant
+      warmup=Ranged(100, NonNegativeInt),  # steps
+      clip=Ranged(1.0, NonNegativeFloat),  # global norm of the gradient; 0: no clipping
+      no_decay=r'bias|scale|table|sinks|A_log|/D$',  # regex on parameter paths: no weight decay
+      frozen='',  # regex on parameter paths: parameters that are not trained; '': none
+      # Learning-rate factor from each layer to the one below; 1.0: the same rate
+      layer_decay=Ranged(1.0, Annotated[float, Interval(gt=0, le=1)]),
+    ),
+    training=dict(
+      steps=Ranged(1000, PositiveInt),
+      batch_size=Ranged(32, Size),  # sequences, over all devices and microbatches
+      gradient_accumulation=Ranged(1, Size),  # microbatches per step
+      # Transformer-XL recurrence: tokens of a segment, which attends to earlier ones without gradient; 0:
+      # none.
+      recurrence_length=Ranged(0, SizeOrZero),
+      # Skip steps whose gradient norm exceeds this times its running mean; 0.0: never
+      skip_spikes=Ranged(0.0, NonNegativeFloat),
+      loss_chunk=Ranged(0, SizeOrZero),  # tokens per chunk of the loss; 0: no chunks
+      log_every=Ranged(10, PositiveInt),  # steps
+      evaluate_every=Ranged(100, PositiveInt),  # steps
+      save_every='evaluation',  # evaluation (with every one), steps(n), auto(hours between failures)
+      local_checkpoint_dir='',  # a folder on each machine's disk or memory for local checkpoints; '': none
+      save_local_every='auto(hours=4.0)',  # as save_every, for local checkpoints
+      evaluation_batches=Ranged(0, NonNegativeInt),  # batches spread over the validation split; 0: all of it
+      keep_checkpoints=Ranged(2, PositiveInt),  # number of last checkpoints to keep, besides the best
+      profile=Ranged(0, NonNegativeInt),  # steps to profile, from the third; 0: none
+    ),
+    decoding=dict(  # tfm generate and tfm evaluate; the first four are for encoder-decoders
+      beams=Ranged(1, Annotated[int, Interval(ge=1, le=1024)]),  # beam size; 1: greedy
+      length_penalty='gnmt(0.6)',  # gnmt(alpha), power(alpha)
+      stopping='proven',  # proven: none can become better; likely: none is better now; first: enough
+      max_extra_tokens=Ranged(50, SizeOrZero),  # how many tokens a target may be longer than its source
+      # Number of last checkpoints whose parameters are averaged on loading
+      average_checkpoints=Ranged(1, PositiveInt),
+    ),
+    mesh=dict(data=-1, fsdp=1, tensor=1, sequence=1, expert=1, stage=1),  # -1: all remaining devices
+    slices=dict(  # groups of devices with a slow network between them
+      count=-1,  # -1: as reported by the devices (TPUs); others form one slice
+      axis='data',  # the only mesh axis across slices: data, stage
+    ),
+    pipeline=dict(  # for a mesh with stages
+      microbatches=Ranged(0, SizeOrZero),  # parts of a batch; 0: about four per stage
+      # Rounds of each microbatch through smaller groups of layers (interleaved schedule)
+      repeats=Ranged(1, Size),
+    ),
+    rules=dict(  # logical axis → mesh axes, '' for none
+      batch='data fsdp expert',
+      length='sequence',
+      vocab='tensor',
+      heads='tensor',
+      kv_heads='tensor',
+      mlp='tensor',
+      embed='fsdp',
+      kv='',
+      table='',
+      classes='',
+      pixels='',
+      expert='expert',
+      rank='',
+      state='',
+      taps='',
+      gates='',
+      layers='stage',
+    ),
   )
 
 

@@ -10,7 +10,7 @@ import jax
 from tfm.config import mesh_constraints
 from tfm.config.assemble import Experiment
 from tfm.config.assemble.field_errors import compile_pattern, require_one_of
-from tfm.config.schema import default_config
+from tfm.config.schema import default_config, validate_ranges
 from tfm.decoding.beam import STOPPING
 from tfm.errors import require, suggest
 from tfm.parallel import mesh as meshes
@@ -19,12 +19,16 @@ from tfm.shapes import PyTree
 from tfm.training.gradient_transforms import path_name
 
 
+MIN_CLIP = 1e-6  # of the gradient's norm
+
+
 def validate_run(experiment: Experiment, devices: int | None) -> None:
   """Raises ValueError for what is invalid whatever the data and the model.
 
   Args:
     devices: None: not known yet; the mesh is then not checked.
   """
+  validate_ranges(experiment.config)
   validate_training(experiment)
   validate_documents(experiment)
   validate_decoding(experiment)
@@ -49,22 +53,8 @@ def validate_training(experiment: Experiment) -> None:
   """Raises ValueError for sizes and cadences out of range."""
   config = experiment.config
   t, length = config.training, config.data.length
-  require(length >= 1, f'config.data.length={length} must be at least 1')
-  for field in (
-    'steps',
-    'batch_size',
-    'gradient_accumulation',
-    'log_every',
-    'evaluate_every',
-    'keep_checkpoints',
-  ):
-    require(t[field] >= 1, f'config.training.{field}={t[field]} must be at least 1')
-  threads = config.data.reader_threads
-  require(threads >= 0, f'config.data.reader_threads={threads} must be 0 or more')
-  for field in ('loss_chunk', 'evaluation_batches', 'profile'):
-    require(t[field] >= 0, f'config.training.{field}={t[field]} must be 0 or more')
   require(
-    t.recurrence_length >= 0 and (not t.recurrence_length or length % t.recurrence_length == 0),
+    not t.recurrence_length or length % t.recurrence_length == 0,
     f'config.training.recurrence_length={t.recurrence_length} must be 0 (no recurrence) or divide '
     f'config.data.length={length}',
   )
@@ -96,9 +86,6 @@ def validate_training(experiment: Experiment) -> None:
 def validate_decoding(experiment: Experiment) -> None:
   """Raises ValueError for decoding settings out of range."""
   config = experiment.config
-  for field, least in (('beams', 1), ('max_extra_tokens', 0), ('average_checkpoints', 1)):
-    value = config.decoding[field]
-    require(value >= least, f'config.decoding.{field}={value} must be at least {least}')
   require_one_of('decoding.stopping', config.decoding.stopping, STOPPING)
   experiment.beam_search  # built here, so that an invalid penalty is reported early
   kept, averaged = config.training.keep_checkpoints, config.decoding.average_checkpoints
@@ -112,9 +99,10 @@ def validate_decoding(experiment: Experiment) -> None:
 def validate_optimizer(experiment: Experiment) -> None:
   """Raises ValueError for optimizer settings out of range."""
   o = experiment.config.optimizer
-  require(o.warmup >= 0, f'config.optimizer.warmup={o.warmup} must be 0 or more steps')
-  require(o.clip >= 0, f'config.optimizer.clip={o.clip} must be 0 (no clipping) or more')
-  require(o.learning_rate >= 0, f'config.optimizer.learning_rate={o.learning_rate} must be 0 or more')
+  require(
+    o.clip == 0 or o.clip >= MIN_CLIP,
+    f'config.optimizer.clip={o.clip} would stop training; use 0 (no clipping), or {MIN_CLIP} or more',
+  )
   compile_pattern('optimizer.no_decay', o.no_decay)
 
 

@@ -11,6 +11,7 @@ from typing import ClassVar
 from tfm.data.corpus import Corpus, generate_corpus
 from tfm.data.documents import ANSWERS, INFINITE
 from tfm.data.sources import protocol
+from tfm.spec import NonNegativeInt, PositiveInt, Size
 
 
 PARTS = 8  # of all possible documents, one part belongs to validation and one to test
@@ -38,14 +39,9 @@ class Task(protocol.Source):
   classes: ClassVar[tuple[str, ...]] = ()
 
   _: dataclasses.KW_ONLY
-  examples: int | None = None
-  held_out: int = 1000
-  seed: int = 0
-
-  def __post_init__(self):
-    for field in ('examples', 'held_out'):
-      if (count := getattr(self, field)) is not None and count < 1:
-        raise ValueError(f'{field}={count} must be at least 1')
+  examples: PositiveInt | None = None
+  held_out: PositiveInt = 1000
+  seed: NonNegativeInt = 0
 
   @property
   def is_infinite(self):
@@ -84,13 +80,10 @@ class LengthTask(Task):
     longer: the greatest length of the test split; None: as training.
   """
 
-  length: int = 20
-  longer: int | None = 40
+  length: Size = 20
+  longer: Size | None = 40
 
   def __post_init__(self):
-    super().__post_init__()
-    if self.length < 1:
-      raise ValueError(f'length={self.length} must be at least 1')
     if self.longer is not None and self.longer <= self.length:
       raise ValueError(
         f'longer={self.longer} must be greater than length={self.length}, or None for a test split '

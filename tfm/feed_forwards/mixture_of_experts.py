@@ -1,10 +1,12 @@
 """A mixture of experts: each token goes through a few of many feed-forward layers."""
 
 import math
+from typing import Annotated
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from annotated_types import Ge
 
 import tfm.feed_forwards
 from tfm import spec
@@ -22,6 +24,7 @@ from tfm.parallel.sharding import (
   with_logical_axes,
 )
 from tfm.shapes import Array, Bool, Float, Int
+from tfm.spec import NonNegativeFloat, Size, SizeOrZero
 
 
 class MixtureOfExperts(FeedForward):
@@ -75,15 +78,15 @@ class MixtureOfExperts(FeedForward):
     'mixture_of_experts(experts=4, top_k=1, activation="gelu", normalize=False, capacity=4.0)',
   )
 
-  experts: int = 8
-  top_k: int = 2
+  experts: Size = 8
+  top_k: Size = 2
   activation: str = 'swiglu'
   normalize: bool = True
-  scale: float = 1.0
-  capacity: float | None = None
-  shared: int = 0
-  balance: float = 0.01
-  z_loss: float = 0.0
+  scale: NonNegativeFloat = 1.0
+  capacity: Annotated[float, Ge(0.1)] | None = None
+  shared: SizeOrZero = 0
+  balance: NonNegativeFloat = 0.01
+  z_loss: NonNegativeFloat = 0.0
 
   def __post_init__(self):
     self.validate()

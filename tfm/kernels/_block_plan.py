@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tfm.shapes import Array, Bool, Float, Int, PyTree
+from tfm.spec import Size
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,8 +24,8 @@ class BlockSizes:
     ValueError: for a size below 1.
   """
 
-  queries: int = 256
-  keys: int = 512
+  queries: Size = 256
+  keys: Size = 512
 
   def __post_init__(self):
     for field in ('queries', 'keys'):

@@ -12,6 +12,7 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ma
 from tfm.kernels.protocol import Kernel
 from tfm.parallel.sharded_attention import attend_per_device, uneven_heads_reason
 from tfm.parallel.sharding import shard
+from tfm.spec import Size
 
 
 # A block is a whole number of vector registers, each this many lanes wide.
@@ -41,7 +42,7 @@ class Splash(Kernel):
 
   platforms = ('tpu',)
 
-  block: int = 512
+  block: Size = 512
   interpret: bool = False
 
   def __post_init__(self):

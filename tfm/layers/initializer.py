@@ -7,6 +7,7 @@ import flax.linen as nn
 import jax
 
 from tfm.shapes import Array
+from tfm.spec import NonNegativeFloat, PositiveFloat
 
 
 Axes = tuple[int, ...]
@@ -30,24 +31,24 @@ class Initializer:
 Factory = Callable[[Axes, Axes], Initializer]
 
 
-def normal(stddev: float = 0.02) -> Factory:
+def normal(stddev: NonNegativeFloat = 0.02) -> Factory:
   """N(0, stddev²); GPT-2 and BERT use 0.02."""
   return lambda inputs, outputs: Initializer(f'normal({stddev})', nn.initializers.normal(stddev))
 
 
-def truncated_normal(stddev: float = 0.02) -> Factory:
+def truncated_normal(stddev: NonNegativeFloat = 0.02) -> Factory:
   """N(0, stddev²) truncated at two standard deviations."""
   return lambda inputs, outputs: Initializer(
     f'truncated_normal({stddev})', nn.initializers.truncated_normal(stddev)
   )
 
 
-def xavier_uniform(scale: float = 1.0) -> Factory:
+def xavier_uniform(scale: PositiveFloat = 1.0) -> Factory:
   """U(±√(6·scale / (fan_in + fan_out))) (Glorot & Bengio 2010, eq. 16)."""
   return _scaled(f'xavier_uniform({scale})', scale, 'fan_avg', 'uniform')
 
 
-def lecun_normal(scale: float = 1.0) -> Factory:
+def lecun_normal(scale: PositiveFloat = 1.0) -> Factory:
   """Truncated N(0, scale / fan_in) (LeCun et al. 1998, §4.6)."""
   return _scaled(f'lecun_normal({scale})', scale, 'fan_in', 'truncated_normal')
 

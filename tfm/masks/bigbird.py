@@ -1,11 +1,14 @@
 """Block-sparse attention to neighbouring, global and random blocks."""
 
 import dataclasses
+from typing import Annotated
 
 import numpy as np
+from annotated_types import Interval
 
-from tfm.masks.protocol import Mask, validate_integers
+from tfm.masks.protocol import Mask
 from tfm.shapes import Array, Bool, Int
+from tfm.spec import NonNegativeInt, Size, SizeOrZero
 
 
 # The largest prime whose square fits into 31 bits, so that products of two residues do not overflow.
@@ -48,15 +51,12 @@ class BigBird(Mask):
 
   examples = ('bigbird(2, 1, 0, 2)', 'bigbird(2, 2, 1, 0, seed=1, blocks=6)')
 
-  block: int = 64
-  random: int = 3
-  window: int = 1
-  global_tokens: int = 128
-  seed: int = 0
-  blocks: int | None = None
-
-  def __post_init__(self):
-    validate_integers(self, block=1, random=0, window=0, global_tokens=0, seed=0, blocks=1)
+  block: Size = 64
+  random: Annotated[int, Interval(ge=0, le=1024)] = 3
+  window: SizeOrZero = 1
+  global_tokens: SizeOrZero = 128
+  seed: NonNegativeInt = 0
+  blocks: Size | None = None
 
   def __call__(self, q, k):
     i, j = q // self.block, k // self.block

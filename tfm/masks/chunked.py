@@ -2,7 +2,8 @@
 
 import dataclasses
 
-from tfm.masks.protocol import Mask, validate_integers
+from tfm.masks.protocol import Mask
+from tfm.spec import Size
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,10 +22,7 @@ class Chunked(Mask):
 
   examples = ('chunked(4)',)
 
-  n: int
-
-  def __post_init__(self):
-    validate_integers(self, n=1)
+  n: Size
 
   def __call__(self, q, k):
     return q // self.n == k // self.n

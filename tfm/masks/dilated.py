@@ -2,7 +2,8 @@
 
 import dataclasses
 
-from tfm.masks.protocol import Mask, validate_integers
+from tfm.masks.protocol import Mask
+from tfm.spec import Size, SizeOrZero
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,11 +26,8 @@ class Dilated(Mask):
   examples = ('dilated(2, 3)',)
   relative = True
 
-  width: int
-  step: int
-
-  def __post_init__(self):
-    validate_integers(self, width=0, step=1)
+  width: SizeOrZero
+  step: Size
 
   def __call__(self, q, k):
     reach, distance = self.width * self.step, q - k

@@ -2,7 +2,8 @@
 
 import dataclasses
 
-from tfm.masks.protocol import Mask, validate_integers
+from tfm.masks.protocol import Mask
+from tfm.spec import SizeOrZero
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,11 +24,8 @@ class Longformer(Mask):
 
   examples = ('longformer(2, 1)',)
 
-  window: int
-  global_tokens: int
-
-  def __post_init__(self):
-    validate_integers(self, window=0, global_tokens=0)
+  window: SizeOrZero
+  global_tokens: SizeOrZero
 
   def __call__(self, q, k):
     near = (q - self.window <= k) & (k <= q + self.window)

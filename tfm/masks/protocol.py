@@ -181,14 +181,6 @@ def _constant(q, k, value):
   return np.full(np.broadcast_shapes(q.shape, k.shape), value)
 
 
-def validate_integers(mask: Mask, **minimum: int) -> None:
-  """Raises ValueError unless each named field is None or an integer not below its minimum."""
-  for name, least in minimum.items():
-    value = getattr(mask, name)
-    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
-      raise ValueError(f'{name}={value!r} must be an integer, {least} or more')
-
-
 def table(mask: Mask, queries: int, keys: int | None = None, start: int = 0) -> Bool[np.ndarray, 'T S']:
   """The mask on the host: queries at positions start … queries - 1 by keys at positions 0 … keys - 1.
 
@@ -199,15 +191,27 @@ def table(mask: Mask, queries: int, keys: int | None = None, start: int = 0) -> 
   return np.broadcast_to(mask.bind_prefix(keys // 2)(q, k), (len(q), keys))
 
 
+def _sample_positions(length: int) -> Int[np.ndarray, 'N']:
+  """All positions up to 4096; of more, both ends and an even grid."""
+  near, grid = np.arange(min(length, 1024)), np.linspace(0, length - 1, min(length, 4096)).astype(int)
+  return np.unique(np.concatenate([near, length - 1 - near, grid]))
+
+
 def is_causal(mask: Mask, length: int) -> bool:
   """Whether no position below `length` sees a later one, with an empty prefix.
 
   Checks all pairs of up to 4096 positions; of more, pairs from both ends and an even grid.
   """
-  near, grid = np.arange(min(length, 1024)), np.linspace(0, length - 1, min(length, 4096)).astype(int)
-  positions = np.unique(np.concatenate([near, length - 1 - near, grid]))
+  positions = _sample_positions(length)
   q, k = positions[:, None], positions[None, :]
   return not np.triu(np.broadcast_to(mask.bind_prefix(0)(q, k), (len(positions),) * 2), 1).any()
+
+
+def is_empty(mask: Mask, length: int) -> bool:
+  """Whether no position below `length` sees any, of the pairs of `is_causal` and prefixes of 0 and 1."""
+  positions = _sample_positions(length)
+  q, k = positions[:, None], positions[None, :]
+  return not any(np.any(mask.bind_prefix(prefix)(q, k)) for prefix in (0, 1))
 
 
 def density(mask: Mask, queries: int, keys: int | None = None) -> float:

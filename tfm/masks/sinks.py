@@ -2,7 +2,8 @@
 
 import dataclasses
 
-from tfm.masks.protocol import Mask, validate_integers
+from tfm.masks.protocol import Mask
+from tfm.spec import SizeOrZero
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,10 +23,7 @@ class Sinks(Mask):
 
   examples = ('sinks(2)',)
 
-  n: int
-
-  def __post_init__(self):
-    validate_integers(self, n=0)
+  n: SizeOrZero
 
   def __call__(self, q, k):
     return (k < self.n) & (q == q)

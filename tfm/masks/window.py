@@ -2,7 +2,8 @@
 
 import dataclasses
 
-from tfm.masks.protocol import Mask, validate_integers
+from tfm.masks.protocol import Mask
+from tfm.spec import SizeOrZero
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,11 +20,8 @@ class Window(Mask):
   examples = ('window(2)', 'window(3, 0)')
   relative = True
 
-  left: int
-  right: int | None = None
-
-  def __post_init__(self):
-    validate_integers(self, left=0, right=0)
+  left: SizeOrZero
+  right: SizeOrZero | None = None
 
   def __call__(self, q, k):
     right = self.left if self.right is None else self.right

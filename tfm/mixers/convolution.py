@@ -1,14 +1,18 @@
 """Gated causal convolutions with growing dilation."""
 
+from typing import Annotated
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from annotated_types import Interval
 from flax import struct
 
 from tfm.layers.linear import Linear
 from tfm.mixers.protocol import Mixer
 from tfm.parallel.sharding import shard
 from tfm.shapes import Array, Float, Int
+from tfm.spec import MAX_SIZE, Size
 
 
 @struct.dataclass
@@ -46,21 +50,16 @@ class Convolution(Mixer):
       as there are no mixing weights to drop.
   """
 
-  taps: int = 3
-  dilations: tuple[int, ...] = (1, 2, 4)
+  taps: Annotated[int, Interval(ge=2, le=MAX_SIZE)] = 3
+  dilations: tuple[Size, ...] = (1, 2, 4)
 
   examples = ('convolution', 'convolution(taps=2, dilations=(3,))')
   supported_masks = ('causal',)
   supports_grouped_heads = False
 
   def validate(self):
-    if self.taps < 2:
-      raise ValueError(f'taps={self.taps} must be at least 2, or tokens are not mixed')
-    whole = isinstance(self.dilations, tuple) and all(type(d) is int and d >= 1 for d in self.dilations)
-    if not whole or not self.dilations:
-      raise ValueError(
-        f'dilations={self.dilations!r} must be whole numbers from 1, one per layer; use (1, 2, 4)'
-      )
+    if not self.dilations:
+      raise ValueError('dilations=() must have one number per layer; use (1, 2, 4)')
     if self.dropout > 0:
       raise ValueError(
         f'dropout.attention={self.dropout} drops mixing weights, which a convolution does not '

@@ -17,6 +17,7 @@ from tfm.norms.rmsnorm import RMSNorm
 from tfm.parallel.sequence_parallelism import scan_over_sequence_shards
 from tfm.parallel.sharding import shard, with_logical_axes
 from tfm.shapes import Array, Bool, Float, Int
+from tfm.spec import Size
 
 
 @struct.dataclass
@@ -48,16 +49,13 @@ class GatedDelta(Mixer):
     ValueError: for taps or a chunk below 1, or dropout, as there are no mixing weights to drop.
   """
 
-  taps: int = 4
-  chunk: int = 64
+  taps: Size = 4
+  chunk: Size = 64
 
   examples = ('gated_delta(chunk=5)',)
   supported_masks = ('causal',)
 
   def validate(self):
-    for name in ('taps', 'chunk'):
-      if getattr(self, name) < 1:
-        raise ValueError(f'{name}={getattr(self, name)} must be at least 1')
     if self.dropout > 0:
       raise ValueError(
         f'dropout.attention={self.dropout} drops mixing weights, which the delta rule does not '

@@ -11,6 +11,7 @@ from tfm.mixers._token_cache import TokenCache
 from tfm.mixers.protocol import Mixer
 from tfm.norms.rmsnorm import RMSNorm
 from tfm.parallel.sharding import shard, with_logical_axes
+from tfm.spec import Size, SizeOrZero
 
 
 class Latent(Mixer):
@@ -47,10 +48,10 @@ class Latent(Mixer):
   score: Callable
   mask: Callable
   kernel: Callable
-  rank: int
-  rope_width: int
-  query_rank: int = 0
-  value_width: int = 0
+  rank: Size
+  rope_width: Size
+  query_rank: SizeOrZero = 0
+  value_width: SizeOrZero = 0
 
   examples = 'latent(rank=8, rope_width=8)', 'latent(rank=16, rope_width=8, query_rank=8, value_width=6)'
   position_hooks = frozenset({'rotate', 'bias'})
@@ -58,9 +59,6 @@ class Latent(Mixer):
   exposes_attention = True
 
   def validate(self):
-    for field, least in (('rank', 1), ('rope_width', 1), ('query_rank', 0), ('value_width', 0)):
-      if getattr(self, field) < least:
-        raise ValueError(f'{field}={getattr(self, field)} must be {least} or more channels')
     if self.position.func.reads_content:
       raise ValueError(
         f'the position {self.position.func.__name__.lower()!r} reads the keys, which decoding '

@@ -15,6 +15,7 @@ from tfm.mixers.protocol import Mixer
 from tfm.parallel.sequence_parallelism import scan_over_sequence_shards
 from tfm.parallel.sharding import shard
 from tfm.shapes import Array, Bool, Float, Int
+from tfm.spec import Size
 
 
 @struct.dataclass
@@ -51,7 +52,7 @@ class LinearAttention(Mixer):
   position: Callable
   mask: Callable
   feature_map: str = 'elu'
-  chunk: int = 64
+  chunk: Size = 64
 
   examples = ('linear(chunk=5)', 'linear(feature_map="softmax")')
   supported_masks = ('causal', 'full')
@@ -61,8 +62,6 @@ class LinearAttention(Mixer):
     if self.feature_map not in FEATURE_MAPS:
       known = ', '.join(map(repr, FEATURE_MAPS))
       raise ValueError(f'feature_map={self.feature_map!r} is unknown; known: {known}')
-    if self.chunk < 1:
-      raise ValueError(f'chunk={self.chunk} must be at least 1 token')
     if self.dropout > 0:
       raise ValueError(
         f'dropout.attention={self.dropout} drops mixing weights, which linear attention does '

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from tfm.layers.linear import Linear
 from tfm.mixers.protocol import Mixer
 from tfm.parallel.sharding import shard, with_logical_axes
+from tfm.spec import Size
 
 
 class Linformer(Mixer):
@@ -37,17 +38,13 @@ class Linformer(Mixer):
   score: Callable
   mask: Callable
   kernel: Callable
-  rank: int
+  rank: Size
 
   examples = ('linformer(rank=4)',)
   supported_masks = ('full',)
   position_hooks = frozenset({'rotate'})
   supports_decoding = False
   supports_packing = False
-
-  def validate(self):
-    if self.rank < 1:
-      raise ValueError(f'rank={self.rank} must be at least 1')
 
   @nn.nowrap
   def init_cache(self, batch, length):

@@ -10,6 +10,7 @@ from tfm.layers.linear import Linear
 from tfm.mixers._token_cache import TokenCache
 from tfm.mixers.protocol import Mixer
 from tfm.parallel.sharding import shard
+from tfm.spec import SizeOrZero
 
 
 class Longformer(Mixer):
@@ -41,17 +42,11 @@ class Longformer(Mixer):
   score: Callable
   mask: Callable
   kernel: Callable
-  global_tokens: int
+  global_tokens: SizeOrZero
 
   examples = ('longformer(2)',)
   position_hooks = frozenset({'rotate', 'bias'})
   exposes_attention = True
-
-  def validate(self):
-    if self.global_tokens < 0:
-      raise ValueError(
-        f"global_tokens={self.global_tokens} must be 1 or more, or 0 (the prefix); use 'softmax' for none"
-      )
 
   @property
   def is_noncausal(self):

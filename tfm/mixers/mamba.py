@@ -15,6 +15,7 @@ from tfm.mixers.protocol import Mixer
 from tfm.parallel.sequence_parallelism import scan_over_sequence_shards
 from tfm.parallel.sharding import shard, with_logical_axes
 from tfm.shapes import Array, Float, Int
+from tfm.spec import Size
 
 
 @struct.dataclass
@@ -49,20 +50,17 @@ class Mamba(Mixer):
     ValueError: for a size below 1, or dropout, as there are no mixing weights to drop.
   """
 
-  state: int = 16
-  expand: int = 2
-  taps: int = 4
-  rank: int | None = None
-  chunk: int = 64
+  state: Size = 16
+  expand: Size = 2
+  taps: Size = 4
+  rank: Size | None = None
+  chunk: Size = 64
   convolution_bias: bool = True
 
   supported_masks = ('causal',)
   supports_grouped_heads = False
 
   def validate(self):
-    for name in ('state', 'expand', 'taps', 'rank', 'chunk'):
-      if getattr(self, name) is not None and getattr(self, name) < 1:
-        raise ValueError(f'{name}={getattr(self, name)} must be at least 1')
     if self.dropout > 0:
       raise ValueError(
         f'dropout.attention={self.dropout} drops mixing weights, which a state space does not '

@@ -13,6 +13,7 @@ from tfm.mixers.protocol import Mixer
 from tfm.parallel.sequence_parallelism import scan_over_sequence_shards
 from tfm.parallel.sharding import shard, with_logical_axes
 from tfm.shapes import Array, Float, Int
+from tfm.spec import Epsilon, Size
 
 
 @struct.dataclass
@@ -50,11 +51,11 @@ class Mamba2(Mixer):
     ValueError: for a size below 1, or dropout, which the published block has none of.
   """
 
-  state: int = 64
-  expand: int = 2
-  taps: int = 4
-  chunk: int = 128
-  epsilon: float = 1e-5
+  state: Size = 64
+  expand: Size = 2
+  taps: Size = 4
+  chunk: Size = 128
+  epsilon: Epsilon = 1e-5
   convolution_bias: bool = True
 
   # A large epsilon: over the few channels of a test's group the norm would amplify rounding errors.
@@ -62,9 +63,6 @@ class Mamba2(Mixer):
   supported_masks = ('causal',)
 
   def validate(self):
-    for name in ('state', 'expand', 'taps', 'chunk'):
-      if getattr(self, name) < 1:
-        raise ValueError(f'{name}={getattr(self, name)} must be at least 1')
     if self.dropout > 0:
       raise ValueError(
         f'dropout.attention={self.dropout} drops mixing weights, which a state space does not '

@@ -15,6 +15,7 @@ from tfm.layers.linear import Linear
 from tfm.mixers.protocol import Mixer
 from tfm.parallel.sharding import shard, with_logical_axes
 from tfm.shapes import Array, Float, Int
+from tfm.spec import Size
 
 
 State = tuple[Float[Array, 'B F'], ...]
@@ -51,7 +52,7 @@ class Recurrent(Mixer):
   """
 
   cell: str = 'lstm'
-  hidden: int | None = None
+  hidden: Size | None = None
 
   examples = ('recurrent', 'recurrent("gru", hidden=24)')
   supported_masks = ('causal',)
@@ -60,8 +61,6 @@ class Recurrent(Mixer):
   def validate(self):
     if self.cell not in CELLS:
       raise ValueError(f'cell={self.cell!r} is unknown; {suggest(self.cell, CELLS)}')
-    if self.hidden is not None and self.hidden < 1:
-      raise ValueError(f'hidden={self.hidden} must be at least 1, or None for the model width')
     if self.dropout > 0:
       raise ValueError(
         f'dropout.attention={self.dropout} drops mixing weights, which a recurrent network '

@@ -16,6 +16,7 @@ from tfm.mixers._token_cache import TokenCache
 from tfm.mixers.protocol import Mixer
 from tfm.parallel.sharding import shard
 from tfm.shapes import Array, Bool, Float, Int
+from tfm.spec import NonNegativeInt, Size
 
 
 # Logits of what is not visible, and of a token with itself: finite, so that gradients are no NaN, and so
@@ -59,10 +60,10 @@ class Reformer(Mixer):
   """
 
   mask: Callable
-  buckets: int
-  chunk: int
-  hashes: int = 2
-  seed: int = 0
+  buckets: Size
+  chunk: Size
+  hashes: Size = 2
+  seed: NonNegativeInt = 0
 
   examples = ('reformer(buckets=4, chunk=3)',)
   supports_grouped_heads = False
@@ -70,9 +71,6 @@ class Reformer(Mixer):
   def validate(self):
     if self.buckets < 2 or self.buckets % 2:
       raise ValueError(f'buckets={self.buckets} must be even and at least 2: each direction has an opposite')
-    for field in ('chunk', 'hashes'):
-      if getattr(self, field) < 1:
-        raise ValueError(f'{field}={getattr(self, field)} must be at least 1')
 
   @nn.nowrap
   def init_cache(self, batch, length):

@@ -13,6 +13,7 @@ from tfm.mixers._token_cache import TokenCache
 from tfm.mixers.protocol import Mixer
 from tfm.norms.protocol import norm_factory
 from tfm.parallel.sharding import shard, with_logical_axes
+from tfm.spec import NonNegativeFloat, PositiveFloat, SizeOrZero
 
 
 class Softmax(Mixer):
@@ -40,20 +41,20 @@ class Softmax(Mixer):
       (none) in GPT-J; None: all or none, by `bias`, which also decides the bias of the norms.
 
   Raises (from `validate`):
-    ValueError: for a soft_cap or a value_width below 0, a query_init not above 0, an unknown norm or
-      normalizer, sinks with 'sigmoid', or letters in `biases` that name no projection.
+    ValueError: for an unknown norm or normalizer, sinks with 'sigmoid', or letters in `biases` that name no
+      projection.
   """
 
   position: Callable
   score: Callable
   mask: Callable
   kernel: Callable
-  soft_cap: float = 0.0
+  soft_cap: NonNegativeFloat = 0.0
   qk_norm: str = ''
   sinks: bool = False
   normalizer: str = 'softmax'
-  value_width: int = 0
-  query_init: float = 1.0
+  value_width: SizeOrZero = 0
+  query_init: PositiveFloat = 1.0
   biases: str | None = None
 
   examples = (
@@ -67,11 +68,6 @@ class Softmax(Mixer):
   exposes_attention = True
 
   def validate(self):
-    for name in ('soft_cap', 'value_width'):
-      if getattr(self, name) < 0:
-        raise ValueError(f'{name}={getattr(self, name)} must be 0 (none) or more')
-    if self.query_init <= 0:
-      raise ValueError(f'query_init={self.query_init} must be above 0; 1.0 leaves queries as they are')
     if self.qk_norm:
       norm_factory(self.qk_norm, self.bias, 'kv')
     if self.normalizer not in ('softmax', 'sigmoid'):

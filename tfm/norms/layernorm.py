@@ -6,6 +6,7 @@ import jax.numpy as jnp
 
 from tfm.layers.initializer import ones, zeros
 from tfm.norms.protocol import Norm, vector_parameter
+from tfm.spec import Epsilon
 
 
 class LayerNorm(Norm):
@@ -16,7 +17,7 @@ class LayerNorm(Norm):
       neither.
   """
 
-  epsilon: float = 1e-5
+  epsilon: Epsilon = 1e-5
   bias: bool = True
   scale: bool = True
 

@@ -6,12 +6,13 @@ import jax.numpy as jnp
 
 from tfm.layers.initializer import ones
 from tfm.norms.protocol import Norm, vector_parameter
+from tfm.spec import Epsilon
 
 
 class RMSNorm(Norm):
   """x / √(mean(x²) + epsilon) · scale (Zhang & Sennrich 2019, eq. 4)."""
 
-  epsilon: float = 1e-6
+  epsilon: Epsilon = 1e-6
 
   @nn.compact
   def __call__(self, x):

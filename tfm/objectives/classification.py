@@ -1,13 +1,16 @@
 """The class of a text or of an image, or of each word of a text."""
 
 import dataclasses
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from annotated_types import Interval
 
 from tfm.mixers.protocol import Context
 from tfm.objectives.protocol import Objective, add_reports
+from tfm.spec import MAX_SIZE, Rate, Size
 
 
 MAX_NAMES_SHOWN = 10  # in an error
@@ -31,10 +34,10 @@ class Classification(Objective):
 
   architectures = ('encoder',)
 
-  classes: int
+  classes: Annotated[int, Interval(ge=2, le=MAX_SIZE)]
   words: bool = False
-  label_smoothing: float = 0.0
-  shape: tuple[int, ...] = ()
+  label_smoothing: Rate = 0.0
+  shape: tuple[Size, ...] = ()
 
   def __post_init__(self):
     if self.classes < 2:

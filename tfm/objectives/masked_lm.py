@@ -3,10 +3,12 @@
 import dataclasses
 import functools
 import itertools
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from annotated_types import Interval
 
 from tfm.data.packing import protocol
 from tfm.data.packing.sentence_pairs import SentencePairs
@@ -14,6 +16,7 @@ from tfm.data.special_tokens import special_token_id
 from tfm.mixers.protocol import Context
 from tfm.models.encoder import at
 from tfm.objectives.protocol import Objective, Prediction
+from tfm.spec import Fraction
 
 
 MASK = '<mask>'
@@ -44,9 +47,9 @@ class MaskedLM(Prediction):
 
   architectures = ('encoder',)
 
-  rate: float = 0.15
-  masked: float = 0.8
-  replaced: float = 0.1
+  rate: Annotated[float, Interval(gt=0, le=1)] = 0.15
+  masked: Fraction = 0.8
+  replaced: Fraction = 0.1
   whole_word: bool = False
   next_sentence: bool = False
 

@@ -18,6 +18,7 @@ from tfm.layers.chunked_cross_entropy import LossSharding, chunk_count, chunked_
 from tfm.layers.cross_entropy import WHOLE_VOCABULARY, Sums, VocabShard
 from tfm.parallel.sharding import shard_count
 from tfm.shapes import Array, Float, Int, PyTree
+from tfm.spec import NonNegativeFloat, Rate
 
 
 # The collections of what layers report in training with `sow`: means over their tokens.
@@ -148,8 +149,8 @@ class Prediction(Objective):
     ValueError: for ε outside [0, 1) or a negative z_loss.
   """
 
-  label_smoothing: float = 0.0
-  z_loss: float = 0.0
+  label_smoothing: Rate = 0.0
+  z_loss: NonNegativeFloat = 0.0
 
   def __post_init__(self):
     if not 0 <= self.label_smoothing < 1:

@@ -2,8 +2,10 @@
 
 import dataclasses
 import functools
+from typing import Annotated
 
 import numpy as np
+from annotated_types import Interval
 
 from tfm.data.packing import protocol
 from tfm.objectives.protocol import Objective
@@ -39,9 +41,9 @@ class SpanCorruption(Seq2Seq):
   document_kinds = (('text',),)
   supported_layouts = ('contiguous',)
 
-  rate: float = 0.15
-  span: float = 3.0
-  sentinels: int = 100
+  rate: Annotated[float, Interval(gt=0, lt=1)] = 0.15
+  span: Annotated[float, Interval(ge=1, le=1000)] = 3.0
+  sentinels: Annotated[int, Interval(ge=1, le=100_000)] = 100
 
   def __post_init__(self):
     super().__post_init__()

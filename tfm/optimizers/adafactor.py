@@ -5,6 +5,7 @@ import dataclasses
 import optax
 
 from tfm.optimizers.protocol import Optimizer
+from tfm.spec import NonNegativeFloat, PositiveInt
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,8 +17,8 @@ class Adafactor(Optimizer):
     min_dim_size_to_factor: a matrix with a smaller dimension keeps all its second moments.
   """
 
-  weight_decay: float = 0.0
-  min_dim_size_to_factor: int = 128
+  weight_decay: NonNegativeFloat = 0.0
+  min_dim_size_to_factor: PositiveInt = 128
 
   def transformation(self, rate, decay_mask):
     return optax.adafactor(

@@ -5,6 +5,7 @@ import dataclasses
 import optax
 
 from tfm.optimizers.protocol import Optimizer
+from tfm.spec import Epsilon, NonNegativeFloat, Rate
 
 
 @dataclasses.dataclass(frozen=True)
@@ -13,10 +14,10 @@ class AdamW(Optimizer):
   training.
   """
 
-  b1: float = 0.9
-  b2: float = 0.95
-  eps: float = 1e-8
-  weight_decay: float = 0.1
+  b1: Rate = 0.9
+  b2: Rate = 0.95
+  eps: Epsilon = 1e-8
+  weight_decay: NonNegativeFloat = 0.1
 
   def transformation(self, rate, decay_mask):
     return optax.adamw(rate, self.b1, self.b2, self.eps, weight_decay=self.weight_decay, mask=decay_mask)

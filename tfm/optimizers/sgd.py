@@ -5,6 +5,7 @@ import dataclasses
 import optax
 
 from tfm.optimizers.protocol import Optimizer
+from tfm.spec import Rate
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,7 +16,7 @@ class SGD(Optimizer):
     nesterov: whether the gradient is taken after the momentum's step.
   """
 
-  momentum: float = 0.0
+  momentum: Rate = 0.0
   nesterov: bool = False
 
   def transformation(self, rate, decay_mask):

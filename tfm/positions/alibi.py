@@ -10,6 +10,7 @@ from jax.tree_util import Partial
 from tfm.layers.locations import Locations, distances
 from tfm.positions.protocol import Position
 from tfm.shapes import Array, Float
+from tfm.spec import PositiveFloat
 
 
 class Alibi(Position):
@@ -35,17 +36,11 @@ class Alibi(Position):
     ValueError: for an exponent or a scale not above 0.
   """
 
-  exponent: float = 8.0
-  scale: float = 1.0
+  exponent: PositiveFloat = 8.0
+  scale: PositiveFloat = 1.0
   rounded: bool = False
 
   examples = 'alibi', 'alibi(scale=0.5, rounded=True)'
-
-  def validate(self):
-    if self.exponent <= 0:
-      raise ValueError(f'exponent={self.exponent} must be above 0; 8 is the published one')
-    if self.scale <= 0:
-      raise ValueError(f'scale={self.scale} must be above 0; 1.0 leaves the penalties as they are')
 
   def bias(self, shared):
     function = rounded_penalties if self.rounded else penalties

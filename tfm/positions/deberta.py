@@ -15,6 +15,7 @@ from tfm.norms.layernorm import LayerNorm
 from tfm.parallel.sharding import with_logical_axes
 from tfm.positions.protocol import Position
 from tfm.shapes import Array, Float, Int
+from tfm.spec import Epsilon, Size, SizeOrZero
 
 
 class Deberta(Position):
@@ -42,12 +43,12 @@ class Deberta(Position):
       than it.
   """
 
-  max_distance: int = 512
-  buckets: int = 0
+  max_distance: Size = 512
+  buckets: SizeOrZero = 0
   c2p: bool = True
   p2c: bool = True
   norm: bool = False
-  epsilon: float = 1e-7
+  epsilon: Epsilon = 1e-7
   share_qk_projections: bool = False
 
   examples = (
@@ -60,8 +61,6 @@ class Deberta(Position):
   def validate(self):
     if not (self.c2p or self.p2c):
       raise ValueError('c2p=False and p2c=False leave no position; choose one, or the position "none"')
-    if self.max_distance < 1:
-      raise ValueError(f'max_distance={self.max_distance} must be at least 1 token')
     if self.buckets and (self.buckets < 4 or self.buckets % 2 or self.buckets >= self.max_distance):
       raise ValueError(
         f'buckets={self.buckets} must be 0 (none) or an even number, 4 or more and below '

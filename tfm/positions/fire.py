@@ -10,6 +10,7 @@ from tfm.layers.locations import Locations
 from tfm.parallel.sharding import with_logical_axes
 from tfm.positions.protocol import Position
 from tfm.shapes import Array, Float
+from tfm.spec import PositiveFloat, Size
 
 
 class Fire(Position):
@@ -24,21 +25,13 @@ class Fire(Position):
     hidden: units of f; 32 in the paper.
     threshold: initial L, in tokens; 512 in the paper.
     steepness: initial c; 0.1 in the paper.
-
-  Raises (from `validate`):
-    ValueError: for a setting not above 0.
   """
 
-  hidden: int = 32
-  threshold: float = 512.0
-  steepness: float = 0.1
+  hidden: Size = 32
+  threshold: PositiveFloat = 512.0
+  steepness: PositiveFloat = 0.1
 
   examples = ('fire(hidden=8, threshold=4.0)',)
-
-  def validate(self):
-    for field in ('hidden', 'threshold', 'steepness'):
-      if getattr(self, field) <= 0:
-        raise ValueError(f'{field}={getattr(self, field)} must be above 0')
 
   @nn.compact
   def bias(self, shared):

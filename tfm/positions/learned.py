@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from tfm.layers.initializer import normal
 from tfm.parallel.sharding import shard, with_logical_axes
 from tfm.positions.protocol import Position
+from tfm.spec import NonNegativeFloat, Size, SizeOrZero
 
 
 class Learned(Position):
@@ -22,9 +23,9 @@ class Learned(Position):
     ValueError: for a table shorter than the sequences, or a negative `before`.
   """
 
-  rows: int | None = None
-  stddev: float = 0.02
-  before: int = 0
+  rows: Size | None = None
+  stddev: NonNegativeFloat = 0.02
+  before: SizeOrZero = 0
 
   examples = ('learned', 'learned(before=2)')
 
@@ -34,8 +35,6 @@ class Learned(Position):
         f'rows={self.rows} is shorter than data.length={self.length}; '
         f'give the table at least {self.length} rows'
       )
-    if self.before < 0:
-      raise ValueError(f'before={self.before} must be 0 (no further rows) or more')
 
   @property
   def max_positions(self):

@@ -8,6 +8,7 @@ from tfm.layers.initializer import normal
 from tfm.parallel.sharding import shard, with_logical_axes
 from tfm.positions._grid import Grid, make_grid
 from tfm.positions.protocol import Position
+from tfm.spec import NonNegativeFloat, Size
 
 
 METHODS = 'bilinear', 'bicubic'
@@ -30,11 +31,11 @@ class Learned2D(Position):
     ValueError: for a grid that data.length does not hold, or an invalid table.
   """
 
-  rows: int | None = None
-  columns: int | None = None
-  original: tuple[int, int] | None = None
+  rows: Size | None = None
+  columns: Size | None = None
+  original: tuple[Size, Size] | None = None
   method: str = 'bilinear'
-  stddev: float = 0.02
+  stddev: NonNegativeFloat = 0.02
 
   examples = (
     'learned_2d(rows=3, columns=4)',
@@ -43,15 +44,6 @@ class Learned2D(Position):
 
   def validate(self):
     self.grid
-    table = self.table
-    if (
-      not isinstance(table, (tuple, list))
-      or len(table) != 2
-      or not all(type(n) is int and n > 0 for n in table)
-    ):
-      raise ValueError(
-        f'original={self.original!r} must be two numbers above 0, rows and columns of the table'
-      )
     if self.method not in METHODS:
       raise ValueError(f'method={self.method!r} is unknown; known: {", ".join(METHODS)}')
 

@@ -1,11 +1,13 @@
 """Rotary positions."""
 
 import inspect
-from typing import Any
+from typing import Annotated, Any
+
+from annotated_types import Interval
 
 from tfm.layers.rotary import SCALINGS, Waves, angles, rotate_pairs
 from tfm.positions.protocol import Position
-from tfm.spec import build_from_table, parse
+from tfm.spec import PositiveFloat, build_from_table, parse
 
 
 class Rope(Position):
@@ -33,8 +35,8 @@ class Rope(Position):
       scaling that is unknown or invalid.
   """
 
-  theta: float = 10_000.0
-  fraction: float = 1.0
+  theta: PositiveFloat = 10_000.0
+  fraction: Annotated[float, Interval(gt=0, le=1)] = 1.0
   interleaved: bool = False
   scaling: str = 'none'
 
@@ -46,10 +48,6 @@ class Rope(Position):
 
   def validate(self):
     C, exact = self.head_width, self.fraction * self.head_width
-    if not 0 < self.fraction <= 1:
-      raise ValueError(
-        f"fraction={self.fraction} must lie above 0 and not above 1; to rotate nothing, use position='none'"
-      )
     if C < 2 or C % 2 and self.fraction == 1:
       raise ValueError(
         f'rotates pairs of channels, and the head width is {C} (model.width / model.heads); '
@@ -61,8 +59,6 @@ class Rope(Position):
         f'fraction={self.fraction} of the head width {C} is {exact:.6g} channels, which is '
         f'no number of pairs; use fraction={even / C:.6g}, {even} channels'
       )
-    if not self.theta > 0:
-      raise ValueError(f'theta={self.theta} must be above 0')
     self.waves()
 
   @property

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 from tfm.layers.rotary import angles, frequencies, rotate_pairs
 from tfm.positions._grid import Grid, make_grid
 from tfm.positions.protocol import Position
+from tfm.spec import PositiveFloat, Size
 
 
 class Rope2D(Position):
@@ -24,9 +25,9 @@ class Rope2D(Position):
       not above 0.
   """
 
-  rows: int | None = None
-  columns: int | None = None
-  theta: float = 100.0
+  rows: Size | None = None
+  columns: Size | None = None
+  theta: PositiveFloat = 100.0
   interleaved: bool = False
 
   examples = ('rope_2d(rows=3, columns=4)', 'rope_2d(rows=2, columns=5, theta=10_000, interleaved=True)')
@@ -38,8 +39,6 @@ class Rope2D(Position):
         f'rotates pairs of channels by row and by column, and the head width is {self.head_width} '
         '(model.width / model.heads); choose a multiple of 4'
       )
-    if not self.theta > 0:
-      raise ValueError(f'theta={self.theta} must be above 0')
 
   @property
   def grid(self) -> Grid:

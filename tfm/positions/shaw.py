@@ -10,6 +10,7 @@ from tfm.layers.locations import Locations
 from tfm.parallel.sharding import with_logical_axes
 from tfm.positions.protocol import Position
 from tfm.shapes import Array, Float
+from tfm.spec import Size
 
 
 class Shaw(Position):
@@ -26,15 +27,11 @@ class Shaw(Position):
     ValueError: for a max_distance below 1.
   """
 
-  max_distance: int = 16
+  max_distance: Size = 16
   by_head: bool = False
 
   examples = ('shaw(max_distance=4)', 'shaw(max_distance=4, by_head=True)')
   reads_content = True
-
-  def validate(self):
-    if self.max_distance < 1:
-      raise ValueError(f'max_distance={self.max_distance} must be at least 1 token')
 
   @nn.compact
   def bias(self, shared):

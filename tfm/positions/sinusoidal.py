@@ -5,6 +5,7 @@ import jax.numpy as jnp
 from tfm.layers.rotary import angles, frequencies
 from tfm.parallel.sharding import shard
 from tfm.positions.protocol import Position
+from tfm.spec import PositiveFloat
 
 
 class Sinusoidal(Position):
@@ -24,14 +25,12 @@ class Sinusoidal(Position):
     ValueError: for an odd model width, or theta not above 0.
   """
 
-  theta: float = 10_000.0
+  theta: PositiveFloat = 10_000.0
   interleaved: bool = True
 
   def validate(self):
     if self.width % 2:
       raise ValueError(f'pairs sines with cosines, and model.width={self.width} is odd; choose an even one')
-    if not self.theta > 0:
-      raise ValueError(f'theta={self.theta} must be above 0')
 
   def embed(self, x, positions):
     angle = angles(positions, frequencies(self.theta, self.width))

@@ -6,6 +6,7 @@ from tfm.layers.rotary import angles, frequencies
 from tfm.parallel.sharding import shard
 from tfm.positions._grid import Grid, make_grid
 from tfm.positions.protocol import Position
+from tfm.spec import PositiveFloat, Size
 
 
 class Sinusoidal2D(Position):
@@ -26,9 +27,9 @@ class Sinusoidal2D(Position):
       above 0.
   """
 
-  rows: int | None = None
-  columns: int | None = None
-  theta: float = 10_000.0
+  rows: Size | None = None
+  columns: Size | None = None
+  theta: PositiveFloat = 10_000.0
 
   examples = ('sinusoidal_2d(rows=3, columns=4)', 'sinusoidal_2d(rows=2, columns=5, theta=100)')
 
@@ -39,8 +40,6 @@ class Sinusoidal2D(Position):
         f'encodes row and column by sines and cosines each, and model.width={self.width} is no multiple of '
         '4; choose one'
       )
-    if not self.theta > 0:
-      raise ValueError(f'theta={self.theta} must be above 0')
 
   @property
   def grid(self) -> Grid:

@@ -11,6 +11,7 @@ from tfm.layers.locations import Locations
 from tfm.parallel.sharding import with_logical_axes
 from tfm.positions.protocol import Position
 from tfm.shapes import Array, Float, Int
+from tfm.spec import Size
 
 
 class T5(Position):
@@ -30,8 +31,8 @@ class T5(Position):
       buckets of one distance each.
   """
 
-  buckets: int = 32
-  max_distance: int = 128
+  buckets: Size = 32
+  max_distance: Size = 128
   bidirectional: bool = False
 
   examples = ('t5(buckets=8, max_distance=9)', 't5(buckets=8, max_distance=9, bidirectional=True)')

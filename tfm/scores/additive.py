@@ -9,6 +9,7 @@ from tfm.layers.initializer import lecun_normal, normal, scale_initializer
 from tfm.parallel.sharding import with_logical_axes
 from tfm.scores.protocol import Score
 from tfm.shapes import Array, Float
+from tfm.spec import Size
 
 
 class Additive(Score):
@@ -25,11 +26,7 @@ class Additive(Score):
     ValueError: for a width below 1.
   """
 
-  width: int | None = None
-
-  def validate(self):
-    if self.width is not None and self.width < 1:
-      raise ValueError(f'width={self.width} must be at least 1, or None for the head width')
+  width: Size | None = None
 
   @nn.compact
   def __call__(self):

@@ -12,6 +12,7 @@ from tfm.layers.initializer import Initializer
 from tfm.parallel.sharding import with_logical_axes
 from tfm.scores.protocol import Score
 from tfm.shapes import Array, Float
+from tfm.spec import PositiveFloat
 
 
 # The upper bound of a learned τ (Liu et al. 2022, §3.2, where 1/τ stays above 0.01).
@@ -39,12 +40,10 @@ class Cosine(Score):
 
   examples = ('cosine', 'cosine(4.0, learned=True)')
 
-  temperature: float = 10.0
+  temperature: PositiveFloat = 10.0
   learned: bool = False
 
   def validate(self):
-    if self.temperature <= 0:
-      raise ValueError(f'temperature={self.temperature} must be above 0')
     if self.learned and self.temperature >= MAX_TEMPERATURE:
       raise ValueError(
         f'temperature={self.temperature} must start below its upper bound {MAX_TEMPERATURE:g} if learned=True'

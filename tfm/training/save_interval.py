@@ -4,6 +4,8 @@ least time."""
 import math
 from collections.abc import Callable
 
+from tfm.spec import PositiveFloat, PositiveInt
+
 
 # (step, steps since the last save, whether it was evaluated, seconds of the last save, seconds of a step) →
 # whether to save. The seconds are the same in all processes; those of a save are 0 before the first save.
@@ -15,14 +17,12 @@ def evaluation() -> Interval:
   return lambda step, since, evaluated, save_seconds, step_seconds: evaluated
 
 
-def steps(every: int) -> Interval:
+def steps(every: PositiveInt) -> Interval:
   """Every so many steps."""
-  if every < 1:
-    raise ValueError(f'every={every} must be at least 1 step')
   return lambda step, since, evaluated, save_seconds, step_seconds: step % every == 0
 
 
-def auto(hours: float = 24.0) -> Interval:
+def auto(hours: PositiveFloat = 24.0) -> Interval:
   """Every √(2 · seconds of a save · seconds between failures) (Young 1974; Daly 2006, eq. 1); first with an
   evaluation.
 
@@ -32,8 +32,6 @@ def auto(hours: float = 24.0) -> Interval:
   Args:
     hours: mean time between failures of the whole run; for n machines, that of one divided by n.
   """
-  if hours <= 0:
-    raise ValueError(f'hours={hours} must be above 0')
   return lambda step, since, evaluated, save_seconds, step_seconds: (
     since * step_seconds >= math.sqrt(2 * save_seconds * hours * 3600) if save_seconds else evaluated
   )

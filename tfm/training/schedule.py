@@ -1,10 +1,13 @@
 """Learning-rate schedules: a factor in steps, counted from 1, times the peak; all warm up linearly."""
 
 from collections.abc import Callable
+from typing import Annotated
 
 import jax.numpy as jnp
+from annotated_types import Interval
 
 from tfm.shapes import Array, Float
+from tfm.spec import Fraction
 
 
 # (step from 1, warm-up steps, steps in all, model width) -> factor on the learning rate.
@@ -30,25 +33,23 @@ def constant() -> Factor:
   return lambda step, warmup, steps, width: _warm(step, warmup)
 
 
-def cosine(floor: float = 0.1) -> Factor:
+def cosine(floor: Fraction = 0.1) -> Factor:
   """From 1 down to `floor` along half a cosine (Loshchilov & Hutter 2017, eq. 5)."""
   return lambda step, warmup, steps, width: (
     _warm(step, warmup) * (floor + (1 - floor) * 0.5 * (1 + jnp.cos(jnp.pi * _progress(step, warmup, steps))))
   )
 
 
-def linear(floor: float = 0.0) -> Factor:
+def linear(floor: Fraction = 0.0) -> Factor:
   """From 1 down to `floor` along a line."""
   return lambda step, warmup, steps, width: (
     _warm(step, warmup) * (1 - (1 - floor) * _progress(step, warmup, steps))
   )
 
 
-def wsd(decay: float = 0.2, floor: float = 0.0) -> Factor:
+def wsd(decay: Annotated[float, Interval(gt=0, le=1)] = 0.2, floor: Fraction = 0.0) -> Factor:
   """Warm-up, stable, decay: 1 until the last share `decay` of the steps, then a line to `floor`
   (Hu et al. 2024, MiniCPM, §4.2)."""
-  if not 0 < decay <= 1:
-    raise ValueError(f'decay={decay} must be a share of the steps, in (0, 1]')
   return lambda step, warmup, steps, width: (
     _warm(step, warmup) * (1 - (1 - floor) * jnp.clip((step - (1 - decay) * steps) / (decay * steps), 0, 1))
   )

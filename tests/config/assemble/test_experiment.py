@@ -32,7 +32,7 @@ class TestValidation:
         ['config.model.blocks.a.kv_heads=4 must divide'],
       ),
       (dict(head_width=0), ['config.model.head_width=0 must be at least 1']),
-      (dict(feed_forward_width=-1), ['config.model.feed_forward_width=-1 must be at least 1']),
+      (dict(feed_forward_width=-1), ['config.model.feed_forward_width=-1 must be at least 0']),
       (dict(width=6, heads=2), ["config.model.position='rope'", 'head width is 3', 'choose an even one']),
       (
         dict(position='learned(rows=100)'),
@@ -65,13 +65,13 @@ class TestValidation:
       (dict(norm='layernrom'), ["config.model.norm='layernrom'", "did you mean 'layernorm'?"]),
       (
         dict(norm='rmsnorm(bias=True)'),
-        ["config.model.norm='rmsnorm(bias=True)' passes 'bias'; rmsnorm takes (epsilon=1e-06)"],
+        ["config.model.norm='rmsnorm(bias=True)' passes 'bias'; rmsnorm takes (epsilon=1e-06 [≥ 0, ≤ 1])"],
       ),
       (
         dict(norm='layernorm(axis="kv")'),
-        ["passes 'axis'; layernorm takes (epsilon=1e-05, bias=True, scale=True)"],
+        ["passes 'axis'; layernorm takes (epsilon=1e-05 [≥ 0, ≤ 1], bias=True, scale=True)"],
       ),
-      (dict(norm='layernorm(bias=1)'), ['passes bias=1, which must be of type bool']),
+      (dict(norm='layernorm(bias=1)'), ['bias=1 must be of type bool']),
       (dict(feed_forward='swigelu'), ["config.model.feed_forward='swigelu'", "did you mean 'swiglu'?"]),
       (
         dict(feed_forward='none', feed_forward_width=64),
@@ -127,8 +127,8 @@ class TestValidation:
       (dict(width=0), ['config.model.width=0']),
       (dict(vocab_multiple=0), ['config.model.vocab_multiple=0']),
       (dict(embedding_width=0), ['config.model.embedding_width=0 must be at least 1']),
-      (dict(output_soft_cap=-1.0), ['config.model.output_soft_cap=-1.0 must be 0 (none) or more']),
-      (dict(dropout=dict(attention=1.0)), ['config.model.dropout.attention=1.0 must lie in [0, 1)']),
+      (dict(output_soft_cap=-1.0), ['config.model.output_soft_cap=-1.0 must be at least 0']),
+      (dict(dropout=dict(attention=1.0)), ['config.model.dropout.attention=1.0 must be at least 0 and']),
       (dict(dropout=dict(embedding=-0.1)), ['config.model.dropout.embedding=-0.1']),
     ],
   )

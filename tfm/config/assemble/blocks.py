@@ -21,7 +21,7 @@ from tfm.errors import require
 from tfm.feed_forwards.protocol import FeedForward
 from tfm.kernels.protocol import Kernel
 from tfm.layers.initializer import INITIALIZERS, Factory
-from tfm.masks.protocol import Mask, is_causal
+from tfm.masks.protocol import Mask, is_causal, is_empty
 from tfm.mixers.protocol import Mixer
 from tfm.models.block import Block
 from tfm.norms.protocol import norm_factory
@@ -114,7 +114,6 @@ def build_mixer(
     b.kv_heads >= 1 and b.heads % b.kv_heads == 0,
     f'config.{where}.kv_heads={b.kv_heads} must divide config.{where}.heads={b.heads}',
   )
-  require(b.head_width >= 1, f'config.{where}.head_width={b.head_width} must be at least 1')
   slots = dict(
     position=build_position(experiment, where, b),
     score=build_field(f'{where}.score', spec.factory, b.score, tfm.scores, Score, head_width=b.head_width),
@@ -255,6 +254,11 @@ def build_mask(experiment: 'Experiment', where: str, b: ConfigDict, causal: bool
     not causal or is_causal(mask, config.data.length),
     f'config.{where}.mask={b.mask!r} lets a token attend to later ones, which a decoder must not; '
     f"use 'causal & ({b.mask})'",
+  )
+  require(
+    not is_empty(mask, config.data.length),
+    f'config.{where}.mask={b.mask!r} hides every token from every other; use a mask that shows some, such as '
+    "'causal'",
   )
   missing = mask.required_fields - experiment.objective.mask_fields
   require(

@@ -93,13 +93,6 @@ def build_model(experiment: 'Experiment', vocab: int, causal: bool, source_vocab
   for field in ('output_transform', 'pooled_transform'):
     if m[field]:
       require_one_of(f'model.{field}', m[field], ACTIVATIONS)
-  for field in ('layers', 'width', 'embedding_width', 'vocab_multiple'):
-    require(m[field] >= 1, f'config.model.{field}={m[field]} must be at least 1')
-  require(
-    m.output_soft_cap >= 0, f'config.model.output_soft_cap={m.output_soft_cap} must be 0 (none) or more'
-  )
-  for field in m.dropout:
-    require(0 <= m.dropout[field] < 1, f'config.model.dropout.{field}={m.dropout[field]} must lie in [0, 1)')
   require_one_of('model.dtype', m.dtype, DTYPES)
   require_one_of('model.remat', m.remat, REMAT)
   turns = {where: part.pattern for where, part in parts(config).items() if 'pattern' in part}
@@ -258,7 +251,6 @@ def build_trunk(experiment: 'Experiment', where: str, causal: bool, branches: in
   """
   config = experiment.config
   m, part = config.model, parts(config)[where]
-  require(part.layers >= 1, f'config.{where}.layers={part.layers} must be at least 1')
   require(
     len(part.pattern) <= part.layers,
     f'config.{where}.pattern has {len(part.pattern)} blocks and config.{where}.'

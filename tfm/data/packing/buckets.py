@@ -2,12 +2,15 @@
 
 import dataclasses
 import functools
+from typing import Annotated
 
 import numpy as np
+from annotated_types import Gt
 
 from tfm.data import tokens as token_arrays
 from tfm.data.documents import INFINITE
 from tfm.data.packing import protocol
+from tfm.spec import Size
 
 
 DOCUMENTS, BATCHES = 0, 1  # the purposes of random permutations
@@ -39,8 +42,8 @@ class Buckets(protocol.Packing):
   document_kinds = (('source', 'target'),)
   has_fixed_batch_shape = False
 
-  least: int = 8
-  ratio: float = 2.0
+  least: Size = 8
+  ratio: Annotated[float, Gt(1)] = 2.0
 
   def __post_init__(self):
     if self.least < 1:

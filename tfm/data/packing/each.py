@@ -9,6 +9,7 @@ from tfm.data import images as image_arrays
 from tfm.data import tokens as token_arrays
 from tfm.data.documents import INFINITE
 from tfm.data.packing import protocol
+from tfm.spec import SizeOrZero
 
 
 FLIP, CROP = 1, 2  # the purposes of random bits; 0 is the order
@@ -46,7 +47,7 @@ class Each(protocol.Packing):
   supports_infinite = True
 
   flip: bool = False
-  crop: int = 0
+  crop: SizeOrZero = 0
 
   def __post_init__(self):
     if self.crop < 0:

@@ -12,6 +12,7 @@ from tfm.data import progress_bar
 from tfm.data import tokens as token_arrays
 from tfm.data.documents import INFINITE
 from tfm.data.packing import protocol
+from tfm.spec import Size
 
 
 ROWS, PLAN = 0, 1  # the purposes of random permutations
@@ -36,7 +37,7 @@ class FirstFit(protocol.Packing):
   layout = 'packed'
   document_kinds = ('text',), ('source', 'target')
 
-  bins: int = 64
+  bins: Size = 64
 
   def __post_init__(self):
     if self.bins < 1:

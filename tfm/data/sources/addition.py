@@ -4,6 +4,7 @@ import dataclasses
 import random
 
 from tfm.data import synthetic_task
+from tfm.spec import Size
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,8 +18,8 @@ class Addition(synthetic_task.LengthTask):
       known when it is needed (ibid.): 285+34=913.
   """
 
-  length: int = 5
-  longer: int | None = 8
+  length: Size = 5
+  longer: Size | None = 8
   reversed: bool = False
 
   def example(self, draw: random.Random, is_test: bool) -> tuple[str, str]:

@@ -9,6 +9,7 @@ from tfm.data import images, splitting
 from tfm.data.corpus import Corpus, prepare_corpus
 from tfm.data.documents import SPLITS, Document
 from tfm.data.sources import protocol
+from tfm.spec import Size
 
 
 SUFFIXES = '.png', '.jpg', '.jpeg'
@@ -29,8 +30,8 @@ class Folder(protocol.Source):
   fields = ('image', 'label')
 
   path: str
-  size: int
-  channels: int = 3
+  size: Size
+  channels: Size = 3
 
   def __post_init__(self):
     images.validate_size(self.size, self.channels)

@@ -11,6 +11,7 @@ from tfm.data.corpus import Corpus, prepare_corpus
 from tfm.data.document_store import iterate_examples
 from tfm.data.documents import Document
 from tfm.data.sources import protocol
+from tfm.spec import Size
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,8 +31,8 @@ class Images(protocol.Source):
   fields = ('image', 'label')
 
   dataset: str
-  size: int
-  channels: int = 3
+  size: Size
+  channels: Size = 3
   image: str = 'image'
   label: str = 'label'
   data_dir: str | None = None

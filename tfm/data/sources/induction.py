@@ -5,6 +5,7 @@ import random
 import string
 
 from tfm.data import synthetic_task
+from tfm.spec import Size
 
 
 PREFIX = '*'
@@ -22,9 +23,9 @@ class Induction(synthetic_task.LengthTask):
     symbols: the number of different letters, without the special symbol.
   """
 
-  length: int = 256
-  longer: int | None = 512
-  symbols: int = 16
+  length: Size = 256
+  longer: Size | None = 512
+  symbols: Size = 16
 
   def __post_init__(self):
     super().__post_init__()

@@ -5,6 +5,7 @@ import random
 import statistics
 
 from tfm.data import synthetic_task
+from tfm.spec import Size
 
 
 OPERATION_PROBABILITY = 0.25  # of an argument below the maximum depth
@@ -42,15 +43,14 @@ class Listops(synthetic_task.Task):
   assigns_by_hash = False
   classes = tuple(map(str, range(10)))
 
-  depth: int = 10
-  arguments: int = 10
-  least: int = 500
-  most: int = 2000
+  depth: Size = 10
+  arguments: Size = 10
+  least: Size = 500
+  most: Size = 2000
   _: dataclasses.KW_ONLY
   held_out: int = 2000
 
   def __post_init__(self):
-    super().__post_init__()
     if self.depth < 2:
       raise ValueError(f'depth={self.depth} has only digits; use at least 2')
     if self.arguments < 2:

@@ -5,6 +5,7 @@ import math
 import random
 
 from tfm.data import synthetic_task
+from tfm.spec import NonNegativeFloat, Size
 
 
 FILLER = '.'
@@ -34,12 +35,12 @@ class Mqar(synthetic_task.LengthTask):
       lookup: an easier task, for small models.
   """
 
-  length: int = 64
-  longer: int | None = None
-  pairs: int = 4
-  more: int | None = None
-  vocabulary: int = 8192
-  power: float = 0.01
+  length: Size = 64
+  longer: Size | None = None
+  pairs: Size = 4
+  more: Size | None = None
+  vocabulary: Size = 8192
+  power: NonNegativeFloat = 0.01
   noise: bool = False
   joined: bool = False
 

@@ -5,6 +5,7 @@ import itertools
 import random
 
 from tfm.data import synthetic_task
+from tfm.spec import Fraction, Size
 
 
 HAY = (
@@ -33,10 +34,10 @@ class Needle(synthetic_task.LengthTask):
     digits: the number of digits.
   """
 
-  length: int = 1024
-  longer: int | None = 2048
-  depth: float | None = None
-  digits: int = 5
+  length: Size = 1024
+  longer: Size | None = 2048
+  depth: Fraction | None = None
+  digits: Size = 5
 
   def __post_init__(self):
     super().__post_init__()

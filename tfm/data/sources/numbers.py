@@ -12,6 +12,7 @@ import num2words
 from tfm.data.corpus import Corpus, generate_corpus
 from tfm.data.documents import INFINITE
 from tfm.data.sources import protocol
+from tfm.spec import NonNegativeInt, PositiveInt, Size
 
 
 HELD_OUT = 1000  # pairs of validation, and of the test split
@@ -41,10 +42,10 @@ class Numbers(protocol.Source):
 
   src: str = 'en'
   tgt: str = 'de'
-  pairs: int | None = None
-  digits: int = 5
-  longest: int = 7
-  seed: int = 0
+  pairs: PositiveInt | None = None
+  digits: Size = 5
+  longest: Size = 7
+  seed: NonNegativeInt = 0
 
   def __post_init__(self):
     if self.pairs is not None and self.pairs < 20:

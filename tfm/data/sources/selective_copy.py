@@ -5,6 +5,7 @@ import random
 import string
 
 from tfm.data import synthetic_task
+from tfm.spec import Size
 
 
 NOISE = '.'
@@ -22,10 +23,10 @@ class SelectiveCopy(synthetic_task.LengthTask):
     symbols: the number of different letters, plus the noise.
   """
 
-  length: int = 4096
-  longer: int | None = None
-  tokens: int = 16
-  symbols: int = 16
+  length: Size = 4096
+  longer: Size | None = None
+  tokens: Size = 16
+  symbols: Size = 16
 
   def __post_init__(self):
     super().__post_init__()

@@ -5,6 +5,7 @@ import pathlib
 
 from tfm.data.corpus import Corpus
 from tfm.data.sources import protocol
+from tfm.spec import Size
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,9 +22,9 @@ class Shape(protocol.Source):
 
   fields = ('image', 'label')
 
-  height: int
-  width: int
-  channels: int = 3
+  height: Size
+  width: Size
+  channels: Size = 3
 
   def __post_init__(self):
     for name in ('height', 'width', 'channels'):

@@ -9,6 +9,7 @@ from tfm.data import files, splitting
 from tfm.data.corpus import Corpus, prepare_corpus
 from tfm.data.documents import SPLITS, Document
 from tfm.data.sources import protocol
+from tfm.spec import NonNegativeInt
 
 
 # Suffix of a file → delimiter of its columns.
@@ -38,7 +39,7 @@ class Table(protocol.Source):
   text: str
   label: str
   splits: tuple[str, ...] = SPLITS
-  skip: int = 0
+  skip: NonNegativeInt = 0
 
   def prepare(self, cache_dir: pathlib.Path) -> Corpus:
     if self.skip < 0:

@@ -4,6 +4,7 @@ import dataclasses
 import random
 
 from tfm.data import synthetic_task
+from tfm.spec import Size
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,13 +25,10 @@ class Twins(synthetic_task.Task):
   fields = ('text', 'labels')
   classes = tuple(map(str, range(10)))
 
-  pairs: int = 60
-  keys: int = 64
+  pairs: Size = 60
+  keys: Size = 64
 
   def __post_init__(self):
-    super().__post_init__()
-    if self.pairs < 1:
-      raise ValueError(f'pairs={self.pairs} must be at least 1')
     if self.keys < self.pairs:
       raise ValueError(f'keys={self.keys} must be at least pairs={self.pairs}')
 

@@ -7,12 +7,15 @@ import io
 import logging
 import re
 from collections.abc import Iterable, Iterator
+from typing import Annotated
 
 import numpy as np
 import sentencepiece
+from annotated_types import Interval
 
 from tfm.data import splitting
 from tfm.data.tokenizers import protocol
+from tfm.spec import PositiveInt, Size
 
 
 KINDS = 'bpe', 'unigram'
@@ -41,10 +44,10 @@ class SentencePiece(protocol.Tokenizer):
     model: the trained model, in base64.
   """
 
-  size: int
+  size: Size
   kind: str = 'bpe'
-  coverage: float = 0.9995
-  sample: int = 50_000_000
+  coverage: Annotated[float, Interval(gt=0, le=1)] = 0.9995
+  sample: PositiveInt = 50_000_000
   model: str = dataclasses.field(default='', repr=False)
 
   def __post_init__(self):

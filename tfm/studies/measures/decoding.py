@@ -4,6 +4,7 @@ import dataclasses
 
 from tfm.evaluation import cost
 from tfm.parallel import sharding
+from tfm.spec import Size
 from tfm.studies.measures import protocol
 from tfm.studies.measures.protocol import Value
 
@@ -19,9 +20,9 @@ class Decoding(protocol.Measure):
 
   cost_metrics = 'cache_bytes_per_token', 'decoding_tokens_per_second'
 
-  rows: int = 1
-  context: int = 128
-  tokens: int = 64
+  rows: Size = 1
+  context: Size = 128
+  tokens: Size = 64
 
   def validate(self, experiment, model):
     if not hasattr(model, 'init_caches'):

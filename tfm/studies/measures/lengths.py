@@ -4,6 +4,7 @@ import dataclasses
 
 from tfm.evaluation import length_extrapolation
 from tfm.runs import load as runs
+from tfm.spec import NonNegativeInt, Size
 from tfm.studies.measures import protocol
 from tfm.studies.measures.protocol import Value
 
@@ -20,10 +21,10 @@ class Lengths(protocol.Measure):
     split: the split to evaluate.
   """
 
-  lengths: tuple[int, ...] = ()
+  lengths: tuple[Size, ...] = ()
   protocol: str = 'nonoverlapping'
-  stride: int | None = None
-  targets: int = 65_536
+  stride: Size | None = None
+  targets: NonNegativeInt = 65_536
   split: str = 'validation'
 
   def validate(self, experiment, model):

@@ -9,6 +9,7 @@ from tfm.data.special_tokens import base_tokenizer
 from tfm.evaluation.length_extrapolation import explain_impossible
 from tfm.parallel import sharding
 from tfm.runs import load as runs
+from tfm.spec import Fraction, PositiveInt, Size
 from tfm.studies.measures import protocol
 from tfm.studies.measures.protocol import Value
 
@@ -27,9 +28,9 @@ class Needle(protocol.Measure):
       depth.
   """
 
-  lengths: tuple[int, ...] = ()
-  depths: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)
-  texts: int = 100
+  lengths: tuple[Size, ...] = ()
+  depths: tuple[Fraction, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)
+  texts: PositiveInt = 100
 
   def validate(self, experiment, model):
     if not isinstance(experiment.source, needles.Needle):

@@ -7,6 +7,7 @@ from tfm.config.assemble import Experiment
 from tfm.data.special_tokens import base_tokenizer
 from tfm.models import flops
 from tfm.runs import load as runs
+from tfm.spec import PositiveInt, Size
 from tfm.studies.measures import protocol
 from tfm.studies.measures.protocol import Value
 
@@ -25,8 +26,8 @@ class Step(protocol.Measure):
 
   cost_metrics = 'step_seconds', 'step_bytes'
 
-  lengths: tuple[int, ...] = ()
-  rounds: int = 5
+  lengths: tuple[Size, ...] = ()
+  rounds: PositiveInt = 5
 
   def metric_names(self, validation):
     return self.cost_metrics
