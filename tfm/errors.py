@@ -1,6 +1,51 @@
-"""Refusals: a condition with its sentence, and the name that was probably meant."""
+"""Refusals: a condition with its sentence, the name that was probably meant, and files of others."""
 
+import contextlib
 import difflib
+import json
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+
+class FileError(ValueError):
+  """A file that cannot be read as what it should be; the message names it."""
+
+
+@contextlib.contextmanager
+def parsing(path: str | pathlib.Path, kind: str) -> Iterator[None]:
+  """The boundary to files that others wrote: whatever their parser raises becomes a `FileError`.
+
+  Args:
+    path: the file or folder.
+    kind: what it should be, such as 'a tokenizer', for the message.
+
+  Raises:
+    FileError: 'PATH cannot be read as KIND: …'; errors that name the path already pass, and OSErrors.
+  """
+  try:
+    yield
+  except (FileError, OSError):
+    raise
+  except Exception as error:  # parsers of other libraries raise anything
+    if isinstance(error, ValueError) and str(path) in str(error):
+      raise
+    lines = str(error).strip().splitlines()
+    text = lines[0][:300] if lines else ''
+    reason = text if isinstance(error, ValueError) and text else f'{type(error).__name__}: {text}'
+    raise FileError(f'{path} cannot be read as {kind}: {reason.removesuffix(": ")}') from error
+
+
+def read_json_object(path: pathlib.Path, kind: str = 'a JSON object') -> dict[str, Any]:
+  """Reads a file that holds one JSON object.
+
+  Raises:
+    FileError: if it does not.
+  """
+  with parsing(path, kind):
+    content = json.loads(path.read_text(encoding='utf-8'))
+    require(isinstance(content, dict), f'it is a {type(content).__name__}, not an object')
+  return content
 
 
 def require(condition: bool, sentence: str) -> None:

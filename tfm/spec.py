@@ -28,7 +28,7 @@ from typing import Annotated, Any, Callable, Mapping
 
 from annotated_types import BaseMetadata, Ge, GroupedMetadata, Gt, Interval, Le, Lt
 
-from tfm.errors import suggest
+from tfm.errors import parsing, suggest
 
 
 # Types of arguments with their ranges; every float must be finite besides.
@@ -153,7 +153,9 @@ def find_variant(name: str, package: ModuleType, base: type, text: str | None = 
     raise SpecError(
       f'{text or name!r} names {name!r}, which {slot} does not have; {suggest(name, variant_names(package))}'
     )
-  module = importlib.import_module(f'{package.__name__}.{name}')
+  file = f'{package.__path__[0]}/{name}.py'
+  with parsing(file, f'a variant of {slot}'):
+    module = importlib.import_module(f'{package.__name__}.{name}')
   classes = [
     c
     for c in vars(module).values()
@@ -321,11 +323,19 @@ def load_function(path: str, function: str, flag: str = '') -> Callable:
   if not pathlib.Path(path).is_file():
     raise ValueError(f'{flag}{path} is no file; use a Python file that defines {function}(arg)')
   module_spec = importlib.util.spec_from_file_location(f'tfm_{function}', path)
+  if module_spec is None:
+    raise ValueError(f'{flag}{path} is not a Python file; name it with the ending .py')
   module = importlib.util.module_from_spec(module_spec)
-  module_spec.loader.exec_module(module)
-  if not hasattr(module, function):
+  with parsing(path, f'Python that defines {function}(arg)'):
+    module_spec.loader.exec_module(module)
+  if not callable(getattr(module, function, None)):
     raise ValueError(f'{flag}{path} defines no {function}(arg)')
-  return getattr(module, function)
+
+  def call(argument):
+    with parsing(path, f'{function}({argument!r})'):
+      return getattr(module, function)(argument)
+
+  return call
 
 
 def _call_with_spec_error(make: Callable, text: str) -> Any:

@@ -71,8 +71,14 @@ def variants(slot: str) -> tuple[str, ...]:
 
 
 def examples(slot: str, name: str) -> tuple[str, ...]:
-  """The specs to try one file with; none if it has required arguments and does not say."""
-  return tried(spec.find_variant(name, *ALL_SLOTS[slot]), ALL_SLOTS[slot][1], name)
+  """The specs to try one file with; none if it has required arguments and does not say, or if its file is
+  broken, which fails the test of that file alone.
+  """
+  try:
+    kind = spec.find_variant(name, *ALL_SLOTS[slot])
+  except ValueError:
+    return ()
+  return tried(kind, ALL_SLOTS[slot][1], name)
 
 
 def variant(slot: str, text: str) -> type:

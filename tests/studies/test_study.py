@@ -47,8 +47,8 @@ def test_a_product_of_axes():
       "match='parameters' does not depend on matched_field='training.steps'",
     ),
     (
-      dict(match='flops', matched_field='model.position'),
-      "the arm 'rope' sets model.position, which match='flops' changes as matched_field",
+      dict(match='flops', arms={'rope': {'model.width': 64}}, matched_field='model.width'),
+      "the arm 'rope' sets model.width, which match='flops' changes as matched_field",
     ),
     (dict(arms={'a,b': {}}, base='a,b'), 'contains a comma'),
     (dict(arms={'a!': {}, 'a?': {}}, base='a!'), "the arms 'a!' and 'a?' have the same folder 'a'"),

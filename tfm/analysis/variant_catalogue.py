@@ -42,6 +42,7 @@ from tfm.parallel.sharding import parse_rules
 from tfm.positions.protocol import Position
 from tfm.residuals.protocol import Residual
 from tfm.scores.protocol import Score
+from tfm.training.progress_line import print_status
 
 
 SLOTS = {
@@ -114,7 +115,16 @@ class Variant:
 
 def variants(slot: str) -> list[Variant]:
   """The files of a slot."""
-  return [Variant(slot, name) for name in spec.variant_names(SLOTS[slot][0])]
+  found = []
+  for name in spec.variant_names(SLOTS[slot][0]):
+    variant = Variant(slot, name)
+    try:
+      variant.kind  # imported here, so that a broken file leaves out itself alone
+    except ValueError as error:
+      print_status(f'left out: {error}')
+    else:
+      found.append(variant)
+  return found
 
 
 def model(variant: Variant, packing: str = 'concat') -> Decoder:

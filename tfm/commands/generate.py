@@ -34,6 +34,7 @@ from tfm.errors import require
 from tfm.objectives.masked_lm import MASK
 from tfm.parallel import sharding
 from tfm.runs import load
+from tfm.spec import MAX_SIZE
 
 
 # Continuations generated at once.
@@ -135,7 +136,8 @@ def main(args):
   sampling = Sampling(**{'temperature': 1.0} | sampling_flags)
   sampling.validate()
   require(
-    args.max_tokens is None or args.max_tokens >= 1, f'--max_tokens={args.max_tokens} must be at least 1'
+    args.max_tokens is None or 1 <= args.max_tokens <= MAX_SIZE,
+    f'--max_tokens={args.max_tokens} must be at least 1 and at most {MAX_SIZE:,}',
   )
   require(args.num_samples >= 1, f'--num_samples={args.num_samples} must be at least 1')
   require(0 <= args.seed < 2**32, f'--seed={args.seed} must lie in [0, 2^32)')

@@ -34,6 +34,10 @@ def load_config(file: str) -> ConfigDict:
       i == 0 or not path.endswith('.json'),
       f'--config={file} overlays another config with the complete config {path}; name that file first',
     )
+    require(
+      isinstance(given, (Mapping, ConfigDict)),
+      f'--config={part} returns a {type(given).__name__}; get_config(arg) must return a ConfigDict',
+    )
     config = overlay(config, given)
   return smoke(config) if is_smoke else config
 

@@ -42,6 +42,8 @@ def read_chunks(path: pathlib.Path) -> Iterator[bytes]:
   Raises:
     ValueError: if it cannot be read.
   """
+  if path.exists() and not path.is_file():
+    raise ValueError(f'{path} is not a regular file, which is read several times; write its content to one')
   try:
     with (gzip.open if path.suffix == '.gz' else open)(path, 'rb') as file:
       chunks = iter(lambda: file.read(CHUNK), b'')

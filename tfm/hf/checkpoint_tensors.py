@@ -16,7 +16,7 @@ import safetensors
 import safetensors.numpy
 from jax.sharding import NamedSharding, PartitionSpec
 
-from tfm.errors import suggest
+from tfm.errors import parsing, require, suggest
 from tfm.hf.families.protocol import Part, Weight
 from tfm.shapes import Array, PyTree
 
@@ -42,13 +42,13 @@ class CheckpointTensors:
     """Opens a folder.
 
     Raises:
-      ValueError: if the folder has no such file.
+      ValueError: if the folder has no such file, or one that is not readable.
     """
     self.folder, single, index = folder, folder / SINGLE_FILE, folder / INDEX
     if index.exists():
-      files = json.loads(index.read_text())['weight_map']
+      files = _read_index(index)
     elif single.exists():
-      with safetensors.safe_open(single, 'numpy') as file:
+      with parsing(single, 'safetensors'), safetensors.safe_open(single, 'numpy') as file:
         files = dict.fromkeys(file.keys(), SINGLE_FILE)
     else:
       raise ValueError(
@@ -64,10 +64,35 @@ class CheckpointTensors:
     return tuple(self._files)
 
   def read(self, name: str) -> np.ndarray:
-    """Reads a tensor into new memory."""
+    """Reads a tensor into new memory.
+
+    Raises:
+      ValueError: for a file that is not readable.
+    """
     file, stored_name = self._files[name]
-    with safetensors.safe_open(self.folder / file, 'numpy') as reader:
+    with (
+      parsing(self.folder / file, 'safetensors'),
+      safetensors.safe_open(self.folder / file, 'numpy') as reader,
+    ):
       return reader.get_tensor(stored_name)
+
+  def read_weight(self, name: str) -> np.ndarray:
+    """Reads a tensor of parameters.
+
+    Raises:
+      ValueError: if its numbers are not floating-point, or not finite.
+    """
+    tensor = self.read(name)
+    require(
+      jnp.issubdtype(tensor.dtype, jnp.floating),
+      f'{self.folder} has {name!r} as {tensor.dtype}, and parameters are floating-point numbers; convert it '
+      'to float32, bfloat16 or float16',
+    )
+    require(
+      bool(np.isfinite(tensor).all()),
+      f'{self.folder} has NaN or infinite numbers in {name!r}; the checkpoint is damaged',
+    )
+    return tensor
 
   def are_equal(self, one: str, other: str) -> bool:
     """Whether two tensors are equal."""
@@ -105,6 +130,19 @@ class CheckpointTensors:
     ):
       raise ValueError(f"{self.folder}: the tensor {name!r} differs from its family's constant")
     del self._files[name]
+
+
+def _read_index(index: pathlib.Path) -> dict[str, str]:
+  """Tensor name → file, of the index of a checkpoint in several files."""
+  with parsing(index, 'the index of a checkpoint'):
+    files = json.loads(index.read_text(encoding='utf-8'))['weight_map']
+    require(isinstance(files, dict) and bool(files), 'its weight_map lists no tensor')
+    for name, file in files.items():
+      require(
+        isinstance(file, str) and file == pathlib.PurePath(file).name,
+        f'{name!r} is in {file!r}, which is not the name of a file in the same folder',
+      )
+  return files
 
 
 def load_params(
@@ -149,18 +187,21 @@ def load_params(
   targets = {join_path(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(target)}
   params, filled = {}, dict.fromkeys(targets, 0)
   for weight in weights:
-    arrays = [tensors.read(stored[name]) for name in weight.tensors]
-    for path, index, array in convert_to_params(weight, arrays):
+    arrays = [tensors.read_weight(stored[name]) for name in weight.tensors]
+    with parsing(tensors.folder, f'a checkpoint of this family ({stored[weight.tensors[0]]!r})'):
+      converted = list(convert_to_params(weight, arrays))
+    for path, index, array in converted:
       if path not in targets:
         raise ValueError(
-          f'{weight.tensors[0]!r} maps to {path}, and the model has no such parameter; '
+          f'{tensors.folder}: {weight.tensors[0]!r} maps to {path}, and the model has no such parameter; '
           f'{suggest(path, targets)}'
         )
       leaf = targets[path]
       shape = leaf.shape if index is None else leaf.shape[1:]
       if array.shape != shape:
         raise ValueError(
-          f'{weight.tensors[0]!r} has shape {array.shape} as {path}, and the model requires {shape}'
+          f'{tensors.folder}: {weight.tensors[0]!r} has shape {array.shape} as {path}, and the model '
+          f'requires {shape}'
         )
       params[path] = _place(params.get(path), array, index, leaf)
       filled[path] += array.size

@@ -15,6 +15,7 @@ from tfm.config.resolve import resolve_config
 from tfm.errors import require, suggest
 from tfm.hf.families.protocol import Family
 from tfm.models.trunk import Trunk
+from tfm.spec import SizeOrZero, unsuitable_reason
 
 
 # (architecture, output of a published class) → our objective.
@@ -50,7 +51,7 @@ def find_family(fields: dict[str, Any], folder: pathlib.Path) -> Family:
   """
   name = fields.get('model_type')
   require(
-    name in load_families(),
+    isinstance(name, str) and name in load_families(),
     f'{folder}: model_type={name!r} is not supported; {suggest(str(name), load_families())}',
   )
   return load_families()[name]
@@ -67,6 +68,9 @@ def config_from_hf(
   """
   flat, output = family.read(fields)
   vocab, source_vocab, classes = (flat.pop(name, 0) for name in ('vocab', 'source_vocab', 'classes'))
+  for name, size in (('vocab_size', vocab), ('source_vocab_size', source_vocab), ('num_labels', classes)):
+    reason = unsuitable_reason(size, SizeOrZero)
+    require(not reason, f'{name}={size!r} {reason}')
   ids = {path.removeprefix('ids.'): flat.pop(path) for path in [*flat] if path.startswith('ids.')}
   architecture = flat.get('model.architecture', 'decoder')
   objective = flat.setdefault('objective', OBJECTIVES[architecture, output].format(classes=classes))

@@ -1,7 +1,6 @@
 """Loads a published checkpoint: its config.json becomes a config, its tensors become parameters."""
 
 import dataclasses
-import json
 import math
 import pathlib
 from typing import Any
@@ -17,7 +16,7 @@ from tfm.config import assemble, schema
 from tfm.decoding import beam, loop
 from tfm.decoding.sampling import Sampling
 from tfm.decoding.unroll_layers import unroll_layers
-from tfm.errors import require, suggest
+from tfm.errors import parsing, read_json_object, require, suggest
 from tfm.hf import checkpoint_tensors
 from tfm.hf.families import _rope_fields, longformer
 from tfm.hf.families.protocol import Family
@@ -300,16 +299,19 @@ def from_pretrained(path: str, dtype: str = 'float32', mesh: dict[str, int] | No
     ValueError: for a path without a checkpoint, and an unsupported family, class, field or tensor, by name.
   """
   folder = locate_checkpoint(path)
-  fields = json.loads((folder / 'config.json').read_text())
+  kind = 'the config of a published model'
+  fields = read_json_object(folder / 'config.json', kind)
   family = find_family(fields, folder)
-  config, output, ids, vocab, source_vocab = config_from_hf(family, fields)
+  with parsing(folder / 'config.json', kind):
+    config, output, ids, vocab, source_vocab = config_from_hf(family, fields)
   stored = checkpoint_tensors.CheckpointTensors(folder)
   resolve_tying(config, output, family, stored)
   require(
     dtype in assemble.DTYPES, f'dtype={dtype!r} is not supported; {suggest(str(dtype), assemble.DTYPES)}'
   )
   config.model.dtype = dtype
-  model = build_model(config, vocab, source_vocab)
+  with parsing(folder / 'config.json', kind):
+    model = build_model(config, vocab, source_vocab)
   device_mesh = meshes.make(mesh) if mesh else meshes.make(dict(data=1), jax.devices()[:1])
   rules = sharding.parse_rules(config.rules)
   boxed = jax.eval_shape(

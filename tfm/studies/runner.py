@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import json
 import logging
 import pathlib
 import time
@@ -18,7 +17,7 @@ from tfm.config.overlay import complete
 from tfm.config.resolve import resolve_config
 from tfm.config.schema import leaves
 from tfm.config.validate import validate_ensemble
-from tfm.errors import require, suggest
+from tfm.errors import read_json_object, require, suggest
 from tfm.runs import load
 from tfm.runs.run_dir import RunDir
 from tfm.runs.train import train_ensemble
@@ -150,7 +149,7 @@ def measure_step_seconds(
   paths = {name: store.arm_dir(workdir, name) / 'time.json' for name in arms if name != study.base}
   for name, path in paths.items():
     if path.exists():
-      times[name] = json.loads(path.read_text())
+      times[name] = read_json_object(path, 'the time of an arm')
       for field, config in (('base', base), ('config', arms[name].config)):
         old = resolve_config(complete(times[name][field]))
         old.training.steps = config.training.steps

@@ -16,6 +16,7 @@ import traceback
 from collections.abc import Mapping
 from typing import Any
 
+from tfm.errors import read_json_object
 from tfm.studies.study import folder_name
 from tfm.training import checkpoint, goodput, metrics
 from tfm.training.atomic_files import write_atomically
@@ -104,11 +105,11 @@ def write_once(path: pathlib.Path, content: Mapping[str, Any]) -> dict[str, Any]
   with contextlib.suppress(FileExistsError):
     os.link(part, path)  # atomic, and fails if the file exists
   part.unlink()
-  return json.loads(path.read_text())
+  return read_json_object(path)
 
 
 def _read_json(path: pathlib.Path) -> dict[str, Any]:
-  return json.loads(path.read_text()) if path.exists() else {}
+  return read_json_object(path) if path.exists() else {}
 
 
 def _write_json(path: pathlib.Path, content: Mapping[str, Any]) -> None:

@@ -8,7 +8,8 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from tfm.errors import suggest
+from tfm.config.overlay import complete, locate
+from tfm.errors import require, suggest
 from tfm.spec import load_function
 from tfm.studies.cost_matching import QUANTITIES
 
@@ -95,6 +96,13 @@ class Study:
       raise ValueError(
         f'match={self.match!r} does not depend on matched_field={STEPS!r}; use a width of the model'
       )
+    if self.match:
+      try:
+        section, field = locate(complete(self.config), self.matched_field, self.match)
+      except ValueError as error:
+        raise ValueError(f'matched_field={self.matched_field!r} is not a field: {error}') from error
+      if section.get_type(field) is not int:
+        raise ValueError(f'matched_field={self.matched_field!r} is not a size; use a width, or {STEPS!r}')
 
   def _check_arms(self):
     names = {}
@@ -158,4 +166,6 @@ def load_study(file: str) -> Study:
     ValueError: if the file is missing, or defines no study.
   """
   path, _, arg = file.partition(':')
-  return load_function(path, 'get_study')(arg)
+  study = load_function(path, 'get_study')(arg)
+  require(isinstance(study, Study), f'{path}: get_study(arg) returns a {type(study).__name__}, not a Study')
+  return study

@@ -63,7 +63,7 @@ def _read_jsonl(chunks: Iterable[bytes], path: pathlib.Path, field: str) -> Iter
       continue
     try:
       row = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # nested too deeply
       raise ValueError(f'{where} is not JSON: {error}') from None
     if not isinstance(row, dict) or not isinstance(row.get(field), str):
       keys = f'has {sorted(row)}' if isinstance(row, dict) else f'is a {type(row).__name__}'

@@ -11,6 +11,7 @@ import numpy as np
 import sentencepiece
 
 from tfm.data.tokenizers import protocol
+from tfm.errors import parsing, require
 
 
 SOURCE, TARGET = 'source.spm', 'target.spm'
@@ -59,6 +60,10 @@ class Marian(protocol.Tokenizer):
     Raises:
       ValueError: for a missing file, or a table without the token of unknown pieces or of the end of a text.
     """
+    with parsing(self.folder, 'the folder of a Marian tokenizer'):
+      return self._read_folder()
+
+  def _read_folder(self) -> 'Marian':
     folder = pathlib.Path(self.folder).expanduser()
     if missing := [name for name in FILES if not (folder / name).exists()]:
       raise ValueError(
@@ -67,6 +72,7 @@ class Marian(protocol.Tokenizer):
     vocab = TARGET_VOCAB if not self.sources and (folder / TARGET_VOCAB).exists() else VOCAB
     table = (folder / vocab).read_text()
     ids = json.loads(table)
+    require(isinstance(ids, dict), f'{vocab} is not an object of pieces and ids')
     if missing := [name for name in (UNKNOWN, END) if name not in ids]:
       raise ValueError(f'{self.folder} has no {missing[0]!r} in {vocab}; a Marian tokenizer needs one')
     config = folder / 'config.json'
@@ -76,8 +82,8 @@ class Marian(protocol.Tokenizer):
     return dataclasses.replace(
       self,
       table=table,
-      reads=_read(folder / SOURCE),
-      writes=_read(folder / TARGET),
+      reads=_read_pieces(folder / SOURCE),
+      writes=_read_pieces(folder / TARGET),
       end=ids[END],
       size=max(size, *(i + 1 for i in ids.values())),
       begin=ids.get(PAD, ids[END]) if begin is None else begin,
@@ -138,5 +144,9 @@ def _processor(model: str) -> sentencepiece.SentencePieceProcessor:
   return sentencepiece.SentencePieceProcessor(model_proto=base64.b64decode(model))
 
 
-def _read(path: pathlib.Path) -> str:
-  return base64.b64encode(path.read_bytes()).decode()
+def _read_pieces(path: pathlib.Path) -> str:
+  """The file of a SentencePiece model as text, once it has been parsed."""
+  model = base64.b64encode(path.read_bytes()).decode()
+  with parsing(path, 'a SentencePiece model'):
+    _processor(model)
+  return model

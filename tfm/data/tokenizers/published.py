@@ -13,6 +13,7 @@ import tokenizers
 from tokenizers.implementations import BertWordPieceTokenizer, ByteLevelBPETokenizer
 
 from tfm.data.tokenizers import protocol
+from tfm.errors import parsing, read_json_object
 
 
 JSON, PIECES, WORDS, MERGES = (
@@ -78,6 +79,10 @@ class Published(protocol.Tokenizer):
     Raises:
       ValueError: if it has no tokenizer, or does not define the end of a text.
     """
+    with parsing(self.folder, 'the folder of a tokenizer'):
+      return self._read_folder()
+
+  def _read_folder(self) -> 'Published':
     folder = pathlib.Path(self.folder).expanduser()
     config = _read_json(folder / 'config.json')
     kind, model = _read_model(folder)
@@ -215,7 +220,7 @@ def _read_model(folder: pathlib.Path) -> tuple[str, str]:
 
 
 def _read_json(path: pathlib.Path) -> dict:
-  return json.loads(path.read_text()) if path.exists() else {}
+  return read_json_object(path) if path.exists() else {}
 
 
 def _byte_of_character() -> dict[str, int]:

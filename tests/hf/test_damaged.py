@@ -1,0 +1,133 @@
+"""Damaged or malformed published checkpoints are rejected in one sentence that names the file."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+import tfm
+from tests.hf.test_export import LLAMA, build
+from tfm.hf import export
+
+
+@pytest.fixture(scope='module')
+def exported(tmp_path_factory):
+  folder = tmp_path_factory.mktemp('model') / 'llama'
+  config, model, params = build(LLAMA)
+  export.to_pretrained(config, params, str(folder), 'llama', 61)
+  return folder
+
+
+@pytest.fixture
+def folder(exported, tmp_path):
+  return shutil.copytree(exported, tmp_path / 'llama')
+
+
+def load_error(folder):
+  with pytest.raises(ValueError) as error:
+    tfm.from_pretrained(str(folder))
+  message = str(error.value)
+  assert str(folder) in message and '\n' not in message and len(message) < 1000, message
+  return message
+
+
+def test_the_undamaged_one_loads(folder):
+  assert tfm.from_pretrained(str(folder)).logits(np.ones((1, 3), np.int32)).shape == (1, 3, 61)
+
+
+@pytest.mark.parametrize(
+  'content', [b'', b'[]', b'3', b'{', b'{"model_type": ["llama"]}', b'\xff\xfe', b'[' * 100_000]
+)
+def test_config_json_that_is_no_object(folder, content):
+  (folder / 'config.json').write_bytes(content)
+  load_error(folder)
+
+
+@pytest.mark.parametrize(
+  'change',
+  [
+    dict(vocab_size=10**12),
+    dict(vocab_size=-1),
+    dict(vocab_size='many'),
+    dict(num_hidden_layers=10**9),
+    dict(num_hidden_layers=None),
+    dict(num_hidden_layers=0),
+    dict(max_position_embeddings=0),
+    dict(max_position_embeddings=10**12),
+    dict(rms_norm_eps=-1.0),
+    dict(rms_norm_eps='small'),
+    dict(num_attention_heads=0),
+    dict(num_attention_heads=True),
+    dict(hidden_size=[32]),
+    dict(hidden_size=10**12),
+    dict(rope_theta=-1.0),
+    dict(intermediate_size=-3),
+  ],
+  ids=str,
+)
+def test_senseless_fields_of_config_json(folder, change):
+  fields = json.loads((folder / 'config.json').read_text())
+  (folder / 'config.json').write_text(json.dumps(fields | change))
+  assert 'config.json' in load_error(folder)
+
+
+@pytest.mark.parametrize(
+  'damage',
+  [
+    lambda data: b'',
+    lambda data: data[:7],
+    lambda data: data[: len(data) // 2],
+    lambda data: b'\xff' * 8 + data[8:],
+    lambda data: data[:8] + b'[' * (len(data) - 8),
+    lambda data: data[:8] + data[8:].replace(b'"F32"', b'"X99"'),
+  ],
+)
+def test_damaged_safetensors(folder, damage):
+  file = folder / 'model.safetensors'
+  file.write_bytes(damage(file.read_bytes()))
+  assert 'model.safetensors' in load_error(folder)
+
+
+NAME = 'model.layers.1.mlp.up_proj.weight'
+
+
+@pytest.mark.parametrize(
+  'change, reason',
+  [
+    (lambda x: x.astype(np.int32), 'as int32, and parameters are floating-point numbers'),
+    (lambda x: x > 0, 'as bool, and parameters are floating-point numbers'),
+    (lambda x: x * np.nan, 'has NaN or infinite numbers in'),
+    (lambda x: x + np.inf, 'has NaN or infinite numbers in'),
+    (lambda x: np.ascontiguousarray(x.T), 'has shape'),
+    (lambda x: x[None], ''),
+    (lambda x: x[0], ''),
+  ],
+)
+def test_wrong_tensors(folder, change, reason):
+  tensors = safetensors.numpy.load_file(folder / 'model.safetensors')
+  tensors[NAME] = change(tensors[NAME])
+  safetensors.numpy.save_file(tensors, folder / 'model.safetensors')
+  message = load_error(folder)
+  assert NAME in message and reason in message
+
+
+@pytest.mark.parametrize(
+  'weight_map, reason',
+  [
+    ({}, 'its weight_map lists no tensor'),
+    ([], 'its weight_map lists no tensor'),
+    ({NAME: 3}, 'which is not the name of a file in the same folder'),
+    ({NAME: '../other/model.safetensors'}, 'which is not the name of a file in the same folder'),
+    ({NAME: '/etc/passwd'}, 'which is not the name of a file in the same folder'),
+    ({NAME: 'absent.safetensors'}, 'lacks absent.safetensors'),
+  ],
+  ids=str,
+)
+def test_index_files(folder, weight_map, reason):
+  index = folder / 'model.safetensors.index.json'
+  index.write_text(json.dumps(dict(weight_map=weight_map)))
+  assert reason in load_error(folder)
+  index.write_text('[]')
+  assert 'index.json cannot be read' in load_error(folder)
