@@ -12,7 +12,7 @@ TESTS ?=
 PARALLEL = -n auto --dist loadfile --no-loadscope-reorder
 PIP_INSTALL = $(VENV)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo lint test test-slow test-all oracle compilers browser clean
+.PHONY: demo lint test test-slow test-all fuzz oracle compilers browser clean
 
 $(VENV)/installed: setup.cfg constraints.txt
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("tfm needs Python 3.11 or newer; name one: make PYTHON=python3.12 …")'
@@ -37,6 +37,10 @@ test-slow: $(VENV)/installed
 # Every fast and slow test, and every combination of variants.
 test-all: $(VENV)/installed
 	$(VENV)/bin/python -m pytest -m 'not oracle' -n auto --dist worksteal
+
+# Malformed configs, arguments and files, 2,000 at random: each must be accepted, or rejected in one sentence.
+fuzz: $(VENV)/installed
+	$(VENV)/bin/python -m tests.fuzz
 
 # Comparisons with published implementations; they need PyTorch (the CPU build is enough).
 oracle: $(VENV)/installed

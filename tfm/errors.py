@@ -4,6 +4,7 @@ import contextlib
 import difflib
 import json
 import pathlib
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -52,6 +53,16 @@ def require(condition: bool, sentence: str) -> None:
   """Raises ValueError with the sentence unless the condition holds."""
   if not condition:
     raise ValueError(sentence)
+
+
+def abridge(message: str) -> str:
+  """A message as it is printed: long words and long messages are cut in their middle."""
+
+  def cut(text, keep):
+    return f'{text[:keep]}…{text[-keep // 4 :]}' if len(text) > 2 * keep else text
+
+  words = re.sub(r'\S{120,}', lambda word: cut(word[0], 60), message)
+  return cut(words, 600)
 
 
 def suggest(name: str, known) -> str:

@@ -35,13 +35,16 @@ from tfm.errors import parsing, suggest
 MAX_SIZE = 2**24  # no axis of an array is longer: larger sizes are slips of the keyboard
 Size = Annotated[int, Interval(ge=1, le=MAX_SIZE)]  # of an axis of an array
 SizeOrZero = Annotated[int, Interval(ge=0, le=MAX_SIZE)]
-PositiveInt = Annotated[int, Ge(1)]
-NonNegativeInt = Annotated[int, Ge(0)]
-PositiveFloat = Annotated[float, Gt(0)]
-NonNegativeFloat = Annotated[float, Ge(0)]
+MAX_COUNT = 2**31 - 1  # steps are counted in int32
+PositiveInt = Annotated[int, Interval(ge=1, le=MAX_COUNT)]
+NonNegativeInt = Annotated[int, Interval(ge=0, le=MAX_COUNT)]
+MAX_NUMBER = 1e9
+PositiveFloat = Annotated[float, Interval(gt=0, le=MAX_NUMBER)]
+NonNegativeFloat = Annotated[float, Interval(ge=0, le=MAX_NUMBER)]
 Fraction = Annotated[float, Interval(ge=0, le=1)]
 Rate = Annotated[float, Interval(ge=0, lt=1)]  # of dropout, smoothing, moving averages
 Epsilon = Annotated[float, Interval(ge=0, le=1)]  # what keeps a denominator above 0
+LARGE = MAX_SIZE, MAX_COUNT, MAX_NUMBER  # upper limits that no reader needs to know
 BOUNDS = {
   Ge: ('ge', 'at least', '≥'),
   Gt: ('gt', 'above', '>'),
@@ -263,7 +266,7 @@ def _range_reason(value: Any, kind: Any) -> str:
   violated = [limit for name, _, limit in bounds if not getattr(operator, name)(value, limit)]
   if not violated:
     return ''
-  stated = [f'{words} {limit:,}' for _, words, limit in bounds if limit != MAX_SIZE or limit in violated]
+  stated = [f'{words} {limit:,}' for _, words, limit in bounds if limit not in LARGE or limit in violated]
   return f'must be {" and ".join(stated)}'
 
 
@@ -280,14 +283,14 @@ def format_type(annotation: Any) -> str:
 
 
 def format_range(annotation: Any) -> str:
-  """Formats the range of an annotation, such as `> 0, ≤ 1`; '' without one. `MAX_SIZE` is left out."""
+  """Formats the range of an annotation, such as `> 0, ≤ 1`; '' without one. `LARGE` limits are left out."""
   bounds = [
     (sign, getattr(bound, name))
     for kind in _union_members(annotation)
     for bound in _bounds(kind)
     for name, _, sign in [BOUNDS[type(bound)]]
   ]
-  return ', '.join(f'{sign} {limit}' for sign, limit in bounds if limit != MAX_SIZE)
+  return ', '.join(f'{sign} {limit}' for sign, limit in bounds if limit not in LARGE)
 
 
 def shorten(value: Any, characters: int = 80) -> str:

@@ -75,3 +75,16 @@ def test_evaluation_counts_every_token_once(tiny, tmp_path):
     results.append(runs.evaluate(run, 'test'))
   assert results[0]['tokens'] == results[1]['tokens']
   assert results[0]['loss'] == pytest.approx(results[1]['loss'], rel=1e-6)
+
+
+@pytest.mark.parametrize(
+  'field, value, reason',
+  [
+    ('model.width', 2**20, 'states: .*config.mesh'),
+    ('training.batch_size', 2**24, 'hidden states of a layer: '),
+  ],
+)
+def test_sizes_beyond_the_memory_are_rejected_before_allocation(tiny, tmp_path, field, value, reason):
+  with pytest.raises(ValueError, match=f'needs at least .* GiB on each device .*{reason}'):
+    train(tiny(**{field: value}), tmp_path)
+  assert not (tmp_path / 'checkpoints').exists()

@@ -30,7 +30,7 @@ from tfm.config.overlay import assign_text, complete
 from tfm.config.resolve import resolve_config
 from tfm.config.schema import default_config, field_ranges, leaves
 from tfm.data import cache
-from tfm.errors import require, suggest
+from tfm.errors import abridge, require, suggest
 from tfm.spec import format_range
 from tfm.studies import study as studies
 from tfm.training.progress_line import print_status
@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Invalid input is reported in one sentence; TFM_TRACEBACK=1 shows where it was raised.
     if os.environ.get('TFM_TRACEBACK'):
       raise
-    print(f'tfm {name}: {error}', file=sys.stderr)
+    print(f'tfm {name}: {abridge(str(error))}', file=sys.stderr)
     return 2
 
 

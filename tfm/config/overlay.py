@@ -66,11 +66,14 @@ def assign(config: ConfigDict, path: str, value: Any) -> None:
   allows_none = (
     value is not None or path.startswith(INHERITING) or dict(leaves(default_config())).get(path) is None
   )
-  require(allows_none, f'config.{path}=None must be of type {section.get_type(field).__name__}')
+  kind = section.get_type(field)
+  is_number = kind in (int, float) and not isinstance(value, bool)
+  require(allows_none, f'config.{path}=None must be of type {kind.__name__}')
+  require(is_number or kind not in (int, float), f'config.{path}={value!r} must be of type {kind.__name__}')
   try:
     section[field] = value
   except TypeError:
-    raise ValueError(f'config.{path}={value!r} must be of type {section.get_type(field).__name__}') from None
+    raise ValueError(f'config.{path}={value!r} must be of type {kind.__name__}') from None
   if path == 'model.architecture':
     add_architecture_sections(section)
 

@@ -6,6 +6,8 @@ import pathlib
 import re
 
 import jax
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
 
 from tfm.config import mesh_constraints
 from tfm.config.assemble import Experiment
@@ -13,10 +15,12 @@ from tfm.config.assemble.field_errors import compile_pattern, require_one_of
 from tfm.config.schema import default_config, validate_ranges
 from tfm.decoding.beam import STOPPING
 from tfm.errors import require, suggest
+from tfm.models import memory
 from tfm.parallel import mesh as meshes
-from tfm.parallel.sharding import Parameter
+from tfm.parallel.sharding import Parameter, Rules
 from tfm.shapes import PyTree
 from tfm.training.gradient_transforms import path_name
+from tfm.training.progress_line import print_status
 
 
 MIN_CLIP = 1e-6  # of the gradient's norm
@@ -68,6 +72,11 @@ def validate_training(experiment: Experiment) -> None:
     f'config.training.skip_spikes={t.skip_spikes} must be 0.0 (skips nothing) or a factor above 1 of the '
     'usual gradient norm, such as 3.0',
   )
+  if config.optimizer.warmup > t.steps:
+    print_status(
+      f'note: config.optimizer.warmup={config.optimizer.warmup} exceeds config.training.steps={t.steps}: '
+      'the learning rate never reaches its peak'
+    )
   experiment.save_intervals  # parsed here, so that an invalid one is reported early
   directory = t.local_checkpoint_dir
   require(
@@ -137,6 +146,24 @@ def validate_parameter_patterns(experiment: Experiment, params: PyTree) -> None:
   require(
     any(experiment.optimizer.is_trainable(path) for path in paths),
     f'config.optimizer.frozen={fields.frozen!r} matches every parameter, so nothing would be trained',
+  )
+
+
+def validate_memory(config: ConfigDict, runs: int, state: PyTree, mesh: Mesh, rules: Rules) -> None:
+  """Raises ValueError before anything is allocated if a device cannot hold states and a layer's input.
+
+  Args:
+    runs: number of runs that train together, each on one device.
+    state: of one run, abstract and boxed.
+  """
+  devices = jax.device_count()
+  rows = config.training.batch_size // config.training.gradient_accumulation
+  memory.require_capacity(
+    {
+      'states': -(-runs // devices) * memory.on_device(state, mesh, rules),
+      'hidden states of a layer': rows * config.data.length * config.model.width * 2 // devices,
+    },
+    'use a smaller model, config.data.length or config.training.batch_size, or more devices (config.mesh)',
   )
 
 

@@ -1,5 +1,6 @@
 """Bytes on one device, worked out from shapes and jaxprs: nothing is compiled or allocated."""
 
+import os
 from collections.abc import Callable
 
 import flax.linen as nn
@@ -7,6 +8,7 @@ import jax
 from jax.extend.core import Jaxpr, Var, jaxprs_in_params
 from jax.sharding import AbstractMesh, Mesh
 
+from tfm.errors import require
 from tfm.parallel.sharding import Rules, named_shardings
 from tfm.shapes import PyTree
 
@@ -32,6 +34,30 @@ def on_device(boxed: PyTree, mesh: Mesh | AbstractMesh, rules: Rules) -> int:
     return _bytes(jax.ShapeDtypeStruct(sharding.shard_shape(x.shape), x.dtype))
 
   return sum(jax.tree.leaves(jax.tree.map(part, nn.unbox(boxed), named_shardings(boxed, mesh, rules))))
+
+
+def capacity() -> int:
+  """Bytes of memory of a local device; on CPUs the devices share the machine's."""
+  stats = jax.local_devices()[0].memory_stats() or {}
+  if 'bytes_limit' in stats:
+    return stats['bytes_limit']
+  return os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') // jax.local_device_count()
+
+
+def require_capacity(needed: dict[str, int], remedy: str) -> None:
+  """Raises ValueError if a device has too little memory.
+
+  Args:
+    needed: what takes it → the least bytes on one device.
+    remedy: what to change.
+  """
+  total, available = sum(needed.values()), capacity()
+  require(
+    total <= available,
+    f'this needs at least {total / 2**30:,.1f} GiB on each device ('
+    + ', '.join(f'{name}: {size / 2**30:,.1f}' for name, size in needed.items())
+    + f'), which has {available / 2**30:,.1f} GiB; {remedy}',
+  )
 
 
 def activations(

@@ -164,11 +164,6 @@ def prepare(run_dirs: Sequence[RunDir]) -> Prepared:
   require_ensemble_configs(experiment, run_dirs)
   validate.validate_run(experiment, 1 if len(run_dirs) > 1 else jax.device_count())
   validate.validate_parts(experiment)
-  if config.optimizer.warmup > config.training.steps:
-    print_status(
-      f'note: config.optimizer.warmup={config.optimizer.warmup} exceeds '
-      f'config.training.steps={config.training.steps}: the learning rate never reaches its peak'
-    )
   resume = find_resume_point(run_dirs)
   # Frozen parameters are in no checkpoint of this run.
   needs_pretrained = config.init_from and (experiment.frozen_pattern or not resume.step)
@@ -242,6 +237,7 @@ def shard(prepared: Prepared) -> Sharded:
     abstract, runs.mesh, rules, tuple(mesh_constraints.list_constraints(experiment))
   )
   batch_sharding = sharding.batch_sharding(runs.mesh, rules)
+  validate.validate_memory(config, len(prepared.run_dirs), abstract, runs.mesh, rules)
 
   def open_batches(seed):
     data, length = prepared.data, config.data.length

@@ -23,5 +23,5 @@ def compile_pattern(field: str, pattern: str) -> re.Pattern:
   """Compiles a regular expression; raises ValueError with the field if it is invalid."""
   try:
     return re.compile(pattern)
-  except re.error as error:
+  except (re.error, RecursionError) as error:
     raise ValueError(f'config.{field}={pattern!r} is not a regular expression: {error}') from error

@@ -13,7 +13,7 @@ import tokenizers
 from tokenizers.implementations import BertWordPieceTokenizer, ByteLevelBPETokenizer
 
 from tfm.data.tokenizers import protocol
-from tfm.errors import parsing, read_json_object
+from tfm.errors import parsing, read_json_object, require
 
 
 JSON, PIECES, WORDS, MERGES = (
@@ -87,6 +87,7 @@ class Published(protocol.Tokenizer):
     config = _read_json(folder / 'config.json')
     kind, model = _read_model(folder)
     tokenizer = dataclasses.replace(self, kind=kind, model=model, size=config.get('vocab_size', 0))
+    tokenizer._require_unknown_token()
     before, after = tokenizer._template_ids()
     special = _read_json(folder / 'special_tokens_map.json') | _read_json(folder / 'tokenizer_config.json')
 
@@ -160,6 +161,15 @@ class Published(protocol.Tokenizer):
     if self.kind == 'sentencepiece':
       return self._sentencepiece.decode(ids)
     return self._tokenizer.decode(ids, skip_special_tokens=True)
+
+  def _require_unknown_token(self) -> None:
+    """Raises ValueError for a vocabulary of words without the token of unknown ones."""
+    model = json.loads(self.model)['model'] if self.kind == 'json' else {}
+    unknown = model.get('unk_token')
+    require(
+      model.get('type') not in ('WordPiece', 'WordLevel') or unknown in model['vocab'],
+      f'{self.folder} has no {unknown!r} in its vocabulary, the token of unknown words; add it',
+    )
 
   def _template_ids(self) -> tuple[list[int], list[int]]:
     """Returns the tokens that the tokenizer itself adds before and after a text."""
