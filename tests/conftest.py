@@ -7,23 +7,23 @@ import os
 import pathlib
 
 
-# Set before jax is imported anywhere.
-os.environ.setdefault('JAX_PLATFORMS', 'cpu')
+# Set before jax is imported anywhere; what the caller's shell sets must not decide what the tests do.
+for name in [name for name in os.environ if name.startswith(('JAX_', 'TFM_')) and name != 'TFM_ROTATION']:
+  del os.environ[name]
+os.environ['JAX_PLATFORMS'] = 'cpu'
 # For tiny arrays optimising takes longer than computing, and compiling in parallel does not pay.
 FAST_COMPILATION = '--xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1'
 if importlib.metadata.version('jaxlib').startswith('0.10.'):
   # XLA's older emitters compile the same operations in less than half the time. jaxlib 0.11 removed them,
   # and an unknown flag aborts the process.
   FAST_COMPILATION += ' --xla_cpu_use_fusion_emitters=false'
-os.environ['XLA_FLAGS'] = (
-  f'{os.environ.get("XLA_FLAGS", "")} --xla_force_host_platform_device_count=8 {FAST_COMPILATION}'
-)
+os.environ['XLA_FLAGS'] = f'--xla_force_host_platform_device_count=8 {FAST_COMPILATION}'
 ROOT = pathlib.Path(__file__).parent.parent
-os.environ.setdefault('JAX_COMPILATION_CACHE_DIR', str(ROOT / '.cache' / 'jax'))
-os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0')
+os.environ['JAX_COMPILATION_CACHE_DIR'] = str(ROOT / '.cache' / 'jax')
+os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0'
 # Which combinations of variants run (see tests/conformance/collect.py); processes started here inherit it.
 os.environ.setdefault('TFM_ROTATION', datetime.date.today().strftime('%G-%V'))
-os.environ.setdefault('TFM_CACHE', str(ROOT / '.cache' / 'tfm'))
+os.environ['TFM_CACHE'] = str(ROOT / '.cache' / 'tfm')
 
 import jax  # noqa: E402
 import pytest  # noqa: E402
@@ -46,7 +46,7 @@ FIRST = (
   'test_smoke.py',
   'studies/test_runner.py',
   'training/test_step.py',
-  'training/test_ensemble.py',
+  'training/test_vmapped_runs.py',
 )
 
 

@@ -5,6 +5,8 @@ import pathlib
 
 import pytest
 
+import tfm
+
 
 # The levels, from the top. A folder imports from lower levels and from itself, not from others of its level.
 LEVELS = (
@@ -215,5 +217,5 @@ def test_violations_are_found(tmp_path, file, text, message):
   assert any(message in violation for violation in violations), violations
 
 
-def test_the_root_fixture_is_the_repository(root):
-  assert (pathlib.Path(__file__).parent.parent) == root
+def test_the_tested_package_is_that_of_this_repository(root):
+  assert pathlib.Path(tfm.__file__).parent == root / 'tfm' and (root / 'setup.cfg').is_file()

@@ -396,9 +396,10 @@ def test_a_killed_study_resumes(file, done, tmp_path):
   expected = tmp_path / 'arms/rope/seed0/metrics.jsonl'
   while not (expected.exists() and expected.read_text()):
     assert process.poll() is None
-    time.sleep(0.2)
+    time.sleep(0.02)
   process.send_signal(signal.SIGTERM)
-  assert process.wait() in (0, 1)
+  assert process.wait(120) in (0, 1)
+  assert not (tmp_path / 'results.json').exists()  # it was stopped before its end
   assert subprocess.run(command, env=env).returncode == 0
 
   def final(workdir):
