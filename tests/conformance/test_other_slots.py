@@ -14,7 +14,7 @@ from tfm.masks.protocol import LAYOUTS
 
 
 # Values of required arguments that stand for files and sizes; building reads no file.
-PLACEHOLDERS = {str: 'path', int: 300}
+PLACEHOLDERS = dict(str='path', int=300)
 OBJECTIVE_FIELDS = dict(chunk=0, layout='contiguous', recurrence=0, shape=())
 TEXTS = ('the cat sat on the mat', 'zwölf Boxkämpfer jagen Viktor', 'a b c')
 
@@ -24,7 +24,9 @@ def minimal_spec(slot, name):
   kind = collect.variant(slot, name)
   required = collect.required(kind, collect.ALL_SLOTS[slot][1])
   parameters = inspect.signature(kind).parameters
-  arguments = [f'{field}={PLACEHOLDERS[parameters[field].annotation]!r}' for field in required]
+  arguments = [
+    f'{field}={PLACEHOLDERS[spec.format_type(parameters[field].annotation)]!r}' for field in required
+  ]
   return f'{name}({", ".join(arguments)})' if arguments else name
 
 

@@ -14,6 +14,9 @@ pytestmark = pytest.mark.oracle
     dict(n_inner=40, activation_function='relu', layer_norm_epsilon=1e-3),
     dict(n_layer=3, n_head=2, tie_word_embeddings=False),
     dict(activation_function='gelu'),
+    dict(scale_attn_by_inverse_layer_idx=True, n_layer=3),
+    dict(scale_attn_by_inverse_layer_idx=True, reorder_and_upcast_attn=True, n_layer=1),
+    dict(reorder_and_upcast_attn=True),
   ],
 )
 def test_gpt2(settings, tmp_path):
@@ -31,7 +34,7 @@ def test_a_model_without_an_output(tmp_path):
 
 
 @pytest.mark.parametrize(
-  'field, value', [('scale_attn_by_inverse_layer_idx', True), ('rotary', 3), ('add_cross_attention', True)]
+  'field, value', [('scale_attn_weights', False), ('rotary', 3), ('add_cross_attention', True)]
 )
 def test_what_is_not_understood_is_refused_by_name(field, value, tmp_path):
   import tfm

@@ -127,7 +127,7 @@ def _fields() -> dict[str, Any]:
       feed_forward_width=Ranged(placeholder(int), SizeOrZero),
       norm='layernorm',  # tfm/norms: layernorm(epsilon, bias=…, scale=…), rmsnorm(epsilon)
       norm_placement='pre',  # pre, post, sandwich
-      residual='sequential',  # tfm/residuals: sequential, parallel, parallel_one_norm
+      residual='sequential',  # tfm/residuals: sequential, parallel, parallel_one_norm, normed
       bias=False,  # of projections, and of layer norms whose spec does not set it
       dropout={name: Ranged(0.0, Rate) for name in ('embedding', 'attention', 'residual')},
       tie_embeddings=True,  # the output layer uses the embedding table

@@ -27,7 +27,7 @@ class ResidualBlock(Protocol):
   def branch(self, name: str, f: Branch, x: Float[Array, 'B T D'], context: Any) -> Float[Array, 'B T D']:
     """f of the normalized x, as `placement` requires, with dropout."""
 
-  def dropped(self, y: Float[Array, 'B T D'], context: Any) -> Float[Array, 'B T D']:
+  def apply_dropout(self, y: Float[Array, 'B T D'], context: Any) -> Float[Array, 'B T D']:
     """y with dropout."""
 
 

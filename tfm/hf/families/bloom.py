@@ -1,9 +1,12 @@
 """BLOOM (BigScience Workshop 2022)."""
 
 from tfm.hf.families import gpt_neox
-from tfm.hf.families._config_fields import ConfigConstant, IgnoredFields, MappedField, SupportedValues
-from tfm.hf.families._field_converters import spec_argument
+from tfm.hf.families._config_fields import ConfigConstant, IgnoredFields, MappedField
+from tfm.hf.families._field_converters import spec_argument, value_map
 from tfm.hf.families.protocol import Family, Weight, block_paths, norm
+
+
+RESIDUALS = value_map({False: 'sequential', True: 'normed'})
 
 
 def fields(output):
@@ -25,7 +28,7 @@ def fields(output):
     ConfigConstant('model.feed_forward', 'gelu_tanh'),
     ConfigConstant('model.bias', True),
     ConfigConstant('model.embedding_norm', True),
-    SupportedValues(apply_residual_connection_post_layernorm=False),
+    MappedField('apply_residual_connection_post_layernorm', 'model.residual', RESIDUALS, default=False),
     # Options of sharded sums and fused training kernels; n_inner is ignored, the hidden layer is 4 times as
     # wide.
     IgnoredFields(

@@ -1,22 +1,48 @@
 """GPT-2 (Radford et al. 2019)."""
 
+from tfm.errors import require
 from tfm.hf.families._config_fields import (
   ConfigConstant,
+  CustomField,
   IgnoredFields,
   MappedField,
   SupportedValues,
   learned_position,
 )
 from tfm.hf.families._field_converters import ACTIVATIONS, spec_argument
+from tfm.hf.families._layer_patterns import layer_pattern, layer_values
 from tfm.hf.families.protocol import Family, Weight, block_paths, norm
 
 
 def fields(output):
   yield from shared()
-  yield from (
-    SupportedValues(scale_attn_by_inverse_layer_idx=False, reorder_and_upcast_attn=False),
-    IgnoredFields('n_ctx'),
+  yield CustomField(read_layer_scales, write_layer_scales)
+  yield IgnoredFields('n_ctx', 'reorder_and_upcast_attn')  # logits are in float32 anyway
+
+
+def layer_scores(layers, head_width):
+  """The score of each layer if q·k / √C is divided by the layer's number, counted from 1."""
+  return [f'dot({head_width**-0.5 / i!r})' for i in range(1, layers + 1)]
+
+
+def read_layer_scales(hf_config):
+  if not hf_config.get('scale_attn_by_inverse_layer_idx', False):
+    return {}
+  layers = hf_config.get('n_layer', 12)
+  scores = layer_scores(layers, hf_config.get('n_embd', 768) // hf_config.get('n_head', 12))
+  names = [f'layer_{i}' for i in range(layers)]
+  return layer_pattern(names, {name: dict(score=score) for name, score in zip(names, scores)})
+
+
+def write_layer_scales(config):
+  """Raises ValueError for scores that are neither all 'dot' nor `layer_scores`."""
+  found, layers = layer_values(config, 'score'), config['model.layers']
+  scaled = layer_scores(layers, config['model.width'] // config['model.heads'])
+  require(
+    found in (['dot'] * layers, scaled),
+    f"config.model.score={found[0]!r} is not supported by the family; use 'dot', or {scaled!r} by layer",
   )
+  return dict(scale_attn_by_inverse_layer_idx=found == scaled)
 
 
 def shared():
