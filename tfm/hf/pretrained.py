@@ -176,7 +176,7 @@ class Pretrained:
       with sharding.context(self.mesh, self.rules):
         chunks = [
           *loop.generate(
-            *unroll_layers(self.model, self.params),
+            *unroll_layers(self.model_for_generation(max(map(len, prompts))), self.params),
             prompts,
             max_tokens=max_new_tokens,
             eos=eos_id,
@@ -210,7 +210,7 @@ class Pretrained:
     prompts, sources = self.build_prompts(input_ids, attention_mask)
     with sharding.context(self.mesh, self.rules):
       return beam.search(
-        *unroll_layers(self.model, self.params),
+        *unroll_layers(self.model_for_generation(max(map(len, prompts))), self.params),
         prompts,
         max_tokens=max_new_tokens,
         settings=settings,
@@ -237,12 +237,30 @@ class Pretrained:
     """The model for texts of a length; it differs from `model` only if its rotary scaling depends on the
     length.
     """
-    positions = [part.position for part in schema.parts(self.config).values() if part.get('position')]
-    if not any(_rope_fields.depends_on_length(position) for position in positions):
+    if not self.parts_by_length():
       return self.model
     config = self.config.copy_and_resolve_references()
     config.data.length = length
     return build_model(config, self.vocab, self.source_vocab)
+
+  def model_for_generation(self, length: int) -> Trunk:
+    """The model that continues prompts, the longest of `length` tokens: a rotary scaling that depends on the
+    length of the text changes with every token, as in the published implementation.
+    """
+    if not self.parts_by_length():
+      return self.model
+    config = self.config.copy_and_resolve_references()
+    for path in self.parts_by_length():
+      part = schema.parts(config)[path]
+      part.position = _rope_fields.follow_length(part.position, length)
+    return build_model(config, self.vocab, self.source_vocab)
+
+  def parts_by_length(self) -> list[str]:
+    """The sections of the config whose positions depend on the length of the text."""
+    parts = schema.parts(self.config).items()
+    return [
+      path for path, part in parts if part.get('position') and _rope_fields.depends_on_length(part.position)
+    ]
 
 
 def build_context(

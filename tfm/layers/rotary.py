@@ -1,6 +1,7 @@
 """Rotary positions: frequencies, their scalings for longer texts, and the rotation of channel pairs."""
 
 import math
+from collections.abc import Callable
 
 import jax.numpy as jnp
 import numpy as np
@@ -8,21 +9,29 @@ import numpy as np
 from tfm.shapes import Array, Float, Int
 
 
-# Radians per token of each pair of channels, on the host in float64, and a factor on the rotated channels.
-Waves = tuple[np.ndarray, float]
+# Radians per token of each pair of channels, on the host in float64, and a factor on the rotated channels. A
+# scaling that follows the text while it grows has, instead of the numbers, a function of the positions read.
+Waves = tuple[np.ndarray | Callable[[Int[Array, 'B T']], Float[Array, 'N']], float]
 
 
 def frequencies(theta: float, channels: int) -> np.ndarray:
-  """theta^(-2i/channels) for the pairs i < channels/2: radians per token (Vaswani et al. 2017, §3.5)."""
+  """theta^(-2i/channels) for the pairs i < channels/2: radians per token (Vaswani et al. 2017, §3.5).
+
+  In float64 on the host for a number theta, in float32 for an array.
+  """
   return theta ** (-2 * np.arange(channels // 2, dtype=np.float64) / channels)
 
 
-def angles(positions: Int[Array, 'B T'], frequencies: np.ndarray) -> Float[Array, 'B T N']:
+def angles(
+  positions: Int[Array, 'B T'], frequencies: np.ndarray | Callable[[Int[Array, 'B T']], Float[Array, 'N']]
+) -> Float[Array, 'B T N']:
   """position · frequency in float32, modulo whole turns; accurate to about 1e-6 radians at every position.
 
   The product in float32 itself is 0.004 radians off at position 100 000. So a frequency is split into
   a multiple of 2⁻³² turns, whose product with a position overflows by whole turns only, and a rest.
   """
+  if callable(frequencies):
+    return positions[:, :, None].astype(jnp.float32) * frequencies(positions)[None, None, :]
   turns = frequencies / (2 * math.pi)
   whole = np.round(turns * 2.0**32)
   rest = (turns - whole * 2.0**-32).astype(np.float32)
@@ -68,19 +77,26 @@ def linear(theta: float, channels: int, factor: float) -> Waves:
   return frequencies(theta, channels) / factor, 1.0
 
 
-def dynamic(
-  theta: float, channels: int, longest: int, factor: float, original: int, length: int | None = None
+def dynamic(  # more than six parameters: three come from the model, four from the spec
+  theta: float,
+  channels: int,
+  longest: int,
+  factor: float,
+  original: int,
+  length: int | None = None,
+  stepwise: bool = False,
 ) -> Waves:
   """Dynamic NTK: theta · (factor · length / original - factor + 1)^(channels / (channels - 2)), where
   `length` exceeds `original` (bloc97 and emozilla 2023; Peng et al. 2023, §3.3, where factor is 1).
 
   In published implementations `length` is the number of tokens read so far, so that cached keys were rotated
   with another theta than later queries, and one document of a batch changes the others.
-  Here a model has one length; a sequence of exactly that length is rotated as published.
+  Here a model has one length, unless `stepwise`; a sequence of exactly that length is rotated as published.
 
   Args:
     original: the longest sequence, in tokens, for which theta is right.
     length: the longest sequence to be read; default: the longest of the run's training.
+    stepwise: whether `length` grows with the positions that are read at once, as published code decodes.
   """
   _at_least(1, factor=factor, original=original)
   length = _length(length, longest, original)
@@ -88,8 +104,12 @@ def dynamic(
     raise ValueError(
       f'the exponent is channels / (channels - 2), and only {channels} channels are rotated; rotate 4 or more'
     )
-  scale = factor * length / original - factor + 1
-  return frequencies(theta * scale ** (channels / (channels - 2)), channels), 1.0
+
+  def scaled(length):
+    scale = factor * length / original - factor + 1
+    return frequencies(theta * scale ** (channels / (channels - 2)), channels)
+
+  return (lambda positions: scaled(_grown(length, positions))) if stepwise else scaled(length), 1.0
 
 
 def yarn(
@@ -165,7 +185,7 @@ def llama3(
   return _blend(theta, channels, factor, unscaled_share), 1.0
 
 
-def longrope(
+def longrope(  # more than six parameters: three come from the model, the others from the spec
   theta: float,
   channels: int,
   longest: int,
@@ -175,6 +195,7 @@ def longrope(
   factor: float | None = None,
   attention_factor: float | None = None,
   length: int | None = None,
+  stepwise: bool = False,
 ) -> Waves:
   """Each frequency divided by its own factor, rotated channels scaled (Ding et al. 2024; Phi-3).
 
@@ -189,6 +210,7 @@ def longrope(
     attention_factor: on queries and keys each, in the channels that are rotated;
       default: √(1 + ln(factor) / ln(original)).
     length: the longest sequence to be read; default: the longest of the run's training.
+    stepwise: as in `dynamic`.
   """
   _at_least(2, original=original)
   length = _length(length, longest, original)
@@ -199,8 +221,12 @@ def longrope(
   _at_least(1, factor=factor)
   if attention_factor is None:
     attention_factor = math.sqrt(1 + math.log(factor) / math.log(original))
-  divisors = np.asarray(long_factor if length > original else short_factor, np.float64)
-  return frequencies(theta, channels) / divisors, attention_factor
+  short, long = (frequencies(theta, channels) / np.asarray(x) for x in (short_factor, long_factor))
+  if not stepwise:
+    return long if length > original else short, attention_factor
+  return (
+    lambda positions: jnp.where(_grown(length, positions) > original, long, short).astype(jnp.float32)
+  ), attention_factor
 
 
 SCALINGS = {
@@ -216,6 +242,11 @@ SCALINGS = {
 def _blend(theta, channels, factor, unscaled_share):
   """Interpolates between unchanged frequencies (share 1) and frequencies divided by `factor` (share 0)."""
   return frequencies(theta, channels) * (unscaled_share + (1 - unscaled_share) / factor)
+
+
+def _grown(length: int, positions: Int[Array, 'B T']) -> Float[Array, '']:
+  """The length of the longest text of a batch, once these positions are read."""
+  return jnp.maximum(length, positions.max() + 1).astype(jnp.float32)
 
 
 def _length(length, longest, original):

@@ -28,7 +28,8 @@ class Rope(Position):
     scaling: how frequencies are scaled for longer texts, a spec in quotes such as
       "yarn(factor=4, original=2048)": one of `tfm.layers.rotary.SCALINGS`. Where a scaling depends on
       the length of the text (dynamic, longrope), it is one length for the whole model, so that cached
-      keys, packed documents and longer neighbours change no rotation; published code differs there.
+      keys, packed documents and longer neighbours change no rotation; published code differs there, and
+      their argument `stepwise` decodes as it does.
 
   Raises (from `validate`):
     ValueError: for an odd head width, a fraction that is no number of pairs, theta not above 0, or a
@@ -74,8 +75,9 @@ class Rope(Position):
 
   def fingerprint(self):
     frequencies, factor = self.waves()
+    numbers = self.scaling if callable(frequencies) else frequencies.tolist()
     return super().fingerprint() | dict(
-      theta=None, fraction=None, scaling=(*frequencies.tolist(), factor, self.length_scaling())
+      theta=None, fraction=None, scaling=(*numbers, factor, self.length_scaling())
     )
 
   def length_scaling(self) -> dict[str, Any]:

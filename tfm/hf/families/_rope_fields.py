@@ -107,6 +107,14 @@ def depends_on_length(position: str) -> bool:
   return call.name == 'rope' and parse(call.kwargs.get('scaling', 'none')).name in ('dynamic', 'longrope')
 
 
+def follow_length(position: str, length: int) -> str:
+  """The position with a rotation that changes while a text grows beyond `length`, as published."""
+  call = parse(position)
+  scaling = parse(call.kwargs['scaling'])
+  grown = format_spec(scaling.name, dict(scaling.kwargs) | dict(length=length, stepwise=True))
+  return format_spec(call.name, dict(call.kwargs) | dict(scaling=grown))
+
+
 def _read_scaling(kind: str, parameters: dict[str, Any], longest: int, original: int | None) -> str:
   if kind not in SCALINGS:
     raise ValueError(
