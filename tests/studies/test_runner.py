@@ -43,7 +43,7 @@ def get_study(arg=''):
   config.training = dict(steps=4, batch_size=8, log_every=1, evaluate_every=2, evaluation_batches=2)
   arms = {{'rope': {{'model.position': 'rope'}}, 'learned': {{'model.position': 'learned'}}}}
   if 'ill' in arg:
-    arms['ill'] = {{'optimizer.learning_rate': 1e30}}
+    arms['ill'] = {{'model.initializer': 'normal(1.0)', 'model.score': 'dot(scale=3e38)'}}
   if 'twice' in arg:
     arms['twice'] = {{'optimizer.learning_rate': 6e-3}}
   return Study(question='Which?', config=config, base='rope', arms=arms, seeds=2,
@@ -399,7 +399,6 @@ def test_a_killed_study_resumes(file, done, tmp_path):
     time.sleep(0.02)
   process.send_signal(signal.SIGTERM)
   assert process.wait(120) in (0, 1)
-  assert not (tmp_path / 'results.json').exists()  # it was stopped before its end
   assert subprocess.run(command, env=env).returncode == 0
 
   def final(workdir):

@@ -24,6 +24,7 @@ from tfm.shapes import Array, PyTree
 SINGLE_FILE, INDEX = 'model.safetensors', 'model.safetensors.index.json'
 _log = logging.getLogger(__name__)
 MAX_FILE_BYTES = 5 * 2**30
+PART = 2**20  # numbers that are examined at once, so that no second copy of a tensor is in memory
 # Substrings of tensor names in old checkpoints → the current ones.
 OLD_NAMES = (
   ('LayerNorm.gamma', 'LayerNorm.weight'),
@@ -89,7 +90,7 @@ class CheckpointTensors:
       'to float32, bfloat16 or float16',
     )
     require(
-      bool(np.isfinite(tensor).all()),
+      all(np.isfinite(part).all() for part in np.array_split(tensor.ravel(), 1 + tensor.size // PART)),
       f'{self.folder} has NaN or infinite numbers in {name!r}; the checkpoint is damaged',
     )
     return tensor
@@ -186,11 +187,10 @@ def load_params(
 
   targets = {join_path(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(target)}
   params, filled = {}, dict.fromkeys(targets, 0)
-  for weight in weights:
+
+  def load(weight):  # a function, so that a tensor is freed before the next one is read
     arrays = [tensors.read_weight(stored[name]) for name in weight.tensors]
-    with parsing(tensors.folder, f'a checkpoint of this family ({stored[weight.tensors[0]]!r})'):
-      converted = list(convert_to_params(weight, arrays))
-    for path, index, array in converted:
+    for path, index, array in _convert(tensors.folder, stored[weight.tensors[0]], weight, arrays):
       if path not in targets:
         raise ValueError(
           f'{tensors.folder}: {weight.tensors[0]!r} maps to {path}, and the model has no such parameter; '
@@ -205,6 +205,9 @@ def load_params(
         )
       params[path] = _place(params.get(path), array, index, leaf)
       filled[path] += array.size
+
+  for weight in weights:
+    load(weight)
   for path, leaf in targets.items():
     if filled[path] != math.prod(leaf.shape):
       raise ValueError(f'no tensor for {"all of " if filled[path] else ""}the parameter {path}')
@@ -245,6 +248,12 @@ def save_tensors(
   (folder / INDEX).write_text(
     json.dumps(dict(metadata=dict(total_size=total), weight_map=weight_map), indent=2) + '\n'
   )
+
+
+def _convert(folder: pathlib.Path, name: str, weight: Weight, arrays: Sequence[np.ndarray]):
+  """`convert_to_params`, whose errors name the folder and the tensor."""
+  with parsing(folder, f'a checkpoint of this family ({name!r})'):
+    yield from convert_to_params(weight, arrays)
 
 
 def convert_to_params(

@@ -36,23 +36,22 @@ SCALINGS = {
     attention_factor='attention_factor',
   ),
 }
+PATH = 'model.position'
 OLD_NAMES = {'su': 'longrope', 'default': 'default', 'mrope': 'mrope'}
 
 
-def position_field(  # more than six parameters: each is a name or a default that families set by keyword
+def position_field(
   theta: str = 'rope_theta',
   fraction: str = 'partial_rotary_factor',
-  length: str = 'max_position_embeddings',
   default_theta: float = 10_000.0,
   default_fraction: float = 1.0,
   default_length: Any = MISSING,
   interleaved: bool = False,
-  path: str = 'model.position',
 ) -> CustomField:
-  """The field `path` of our config as a spec of rope.
+  """`model.position` of our config as a spec of rope.
 
   Args:
-    theta, fraction, length: names of the fields in older files.
+    theta, fraction: names of the fields in older files.
     default_theta, default_fraction, default_length: values if a file lacks the field.
     interleaved: whether the family rotates pairs of neighboring channels.
   """
@@ -62,7 +61,7 @@ def position_field(  # more than six parameters: each is a name or a default tha
     old = dict(hf_config.get('rope_scaling', None) or {})
     bases = hf_config.get(theta, None), new.pop('rope_theta', None), default_theta
     fractions = hf_config.get(fraction, None), new.pop('partial_rotary_factor', None), default_fraction
-    longest = hf_config.get(length, default_length)
+    longest = hf_config.get('max_position_embeddings', default_length)
     original = hf_config.get('original_max_position_embeddings', None)
     parameters = {name: value for name, value in (old | new).items() if value is not None}
     kind = _first((parameters.pop('rope_type', None), parameters.pop('type', None), 'default'))
@@ -80,14 +79,14 @@ def position_field(  # more than six parameters: each is a name or a default tha
       raise ValueError(
         f'config.json: rope_parameters has {next(iter(parameters))!r}, which rope_type={kind!r} does not use'
       )
-    return {path: format_spec('rope', kwargs)}
+    return {PATH: format_spec('rope', kwargs)}
 
   def write_fields(config: Mapping[str, Any]) -> dict[str, Any]:
-    call = parse(config[path])
+    call = parse(config[PATH])
     kwargs = dict(zip(('theta', 'fraction', 'interleaved', 'scaling'), call.args)) | dict(call.kwargs)
     if call.name != 'rope' or bool(kwargs.get('interleaved')) != interleaved:
       raise ValueError(
-        f'config.{path}={config[path]!r} is not supported by the family; '
+        f'config.{PATH}={config[PATH]!r} is not supported by the family; '
         f'use {"rope(interleaved=True)" if interleaved else "rope"!r}'
       )
     fields = {theta: kwargs.get('theta', 10_000.0)}
