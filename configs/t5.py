@@ -55,7 +55,7 @@ def get_config(arg: str = '') -> ConfigDict:
   config.model = dict(
     architecture='encoder_decoder',
     **size._asdict(),
-    mixer=f'softmax(query_init={size.head_width**-0.5:.4g})',
+    mixer=f'softmax(query_init_scale={size.head_width**-0.5:.4g})',
     score='dot(scale=1.0)',
     position='t5',
     encoder=dict(position='t5(bidirectional=True)'),

@@ -76,7 +76,7 @@ class Case:
       mask=collect.mask(self.mask),
       soft_cap=self.soft_cap,
       normalizer=self.normalizer,
-      offset=-0.5,
+      sigmoid_offset=-0.5,
       layout=self.layout,
       dropout=self.dropout,
       dropout_key=jax.random.key(3) if self.dropout else None,
@@ -102,7 +102,7 @@ class Case:
     c = config(position=self.bias, heads=self.heads, kv_heads=self.kv_heads, head_width=C)
     return score, apply_with_random_params(
       assemble.build_position(Experiment(c), 'model', c.model),
-      lambda result: result.bias(result.compute_shared()),
+      lambda result: result.bias(result.compute_table()),
     )
 
 
@@ -231,7 +231,7 @@ def formula(case, dtype='float32'):
   )
   inputs = case.make_inputs()
   if case.normalizer == 'sigmoid':
-    p = attention.sigmoid_weights(flat, visible, inputs['offset'])
+    p = attention.sigmoid_weights(flat, visible, inputs['sigmoid_offset'])
     d_p, d_v = attention.weight_gradients(p, v, cotangent(a))
     d_logits = d_p * p * (1 - p)
   else:

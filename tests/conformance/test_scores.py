@@ -86,7 +86,7 @@ class TestPosition:
     assert all(y.dtype == jnp.bfloat16 for y in out)
 
   def test_a_block_of_the_bias_is_the_bias_of_the_block(self, text):
-    bias = position(text, lambda result: result.bias(result.compute_shared()))
+    bias = position(text, lambda result: result.bias(result.compute_table()))
     if bias is None:
       pytest.skip('adds nothing to the logits')
     assert isinstance(bias, jax.tree_util.Partial)

@@ -185,7 +185,7 @@ def test_nothing_is_computed_unless_it_is_asked_for(monkeypatch):
   def refuse(*args, **calls):
     raise AssertionError('weights are computed')
 
-  monkeypatch.setattr(Kernel, 'all_weights', staticmethod(refuse))
+  monkeypatch.setattr(Kernel, 'attention_weights', staticmethod(refuse))
   params = parameters(model)
   jax.eval_shape(lambda: model.apply({'params': params}, *model.example(1, 4), mutable=['losses', 'metrics']))
   with pytest.raises(AssertionError, match='weights are computed'):

@@ -126,6 +126,6 @@ def test_depth_scaling_counts_residual_branches():
 
 def test_query_init_scales_queries_only():
   """For scores that do not scale the products of queries and keys (T5)."""
-  mixer = boxed(decoder(mixer='softmax(query_init=0.125)'))['stack']['layers']['block_0']['mixer']
+  mixer = boxed(decoder(mixer='softmax(query_init_scale=0.125)'))['stack']['layers']['block_0']['mixer']
   initializers = {name: mixer[name]['kernel'].initializer for name in ('q', 'k', 'v')}
   assert initializers == dict(q='normal(0.02) · 0.125', k='normal(0.02)', v='normal(0.02)')

@@ -29,7 +29,7 @@ def init_linear(x, *args, **kwargs):
   ],
 )
 def test_contracts_the_last_axes_with_the_first(shape, axes, contracted, einsum):
-  layer, params, boxes = init_linear(X, shape, axes, contracted=contracted)
+  layer, params, boxes = init_linear(X, shape, axes, contracted_axes=contracted)
   assert params['kernel'].shape == shape and boxes['kernel'].names == axes
   assert params['bias'].shape == shape[contracted:] and boxes['bias'].names == axes[contracted:]
   bias = jnp.arange(params['bias'].size, dtype=jnp.float32).reshape(params['bias'].shape)

@@ -19,6 +19,7 @@ from transformers.models.xlnet.modeling_xlnet import XLNetRelativeAttention  # n
 
 import tfm.positions  # noqa: E402
 from tfm import spec  # noqa: E402
+from tfm.layers.locations import Locations  # noqa: E402
 from tfm.positions import deberta, t5  # noqa: E402
 from tfm.positions.protocol import Position  # noqa: E402
 
@@ -45,7 +46,8 @@ def logits(result, q, k, shared=None, params=()):
   at = jnp.broadcast_to(jnp.arange(q.shape[2]), (q.shape[0], q.shape[2]))
   q, k = (jnp.asarray(x).swapaxes(1, 2) for x in (q, k))
   q, k = (x.swapaxes(1, 2) for x in result.apply({}, q, k, at, at, method='rotate'))
-  bias = result.apply({'params': dict(params)}, shared, method='bias')(q[:, :, None], k, at, at)
+  there = Locations(at, jnp.ones_like(at))
+  bias = result.apply({'params': dict(params)}, shared, method='bias')(q[:, :, None], k, there, there)
   return np.asarray(jnp.einsum('bhtc,bhsc->bhts', q, k) * q.shape[-1] ** -0.5 + bias[:, :, 0])
 
 
@@ -78,7 +80,7 @@ def test_t5(decoder, buckets, max_distance):
   with torch.no_grad():
     theirs = module.compute_bias(300, 300).numpy()
   result = position(f't5({buckets}, {max_distance}, {not decoder})')
-  shared = result.apply({'params': dict(table=jnp.asarray(table))}, method='compute_shared')
+  shared = result.apply({'params': dict(table=jnp.asarray(table))}, method='compute_table')
   zeros = np.zeros((1, H, 300, C), np.float32)
   np.testing.assert_array_equal(logits(result, zeros, zeros, shared), theirs)
   far = np.arange(-5000, 5001)

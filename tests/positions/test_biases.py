@@ -38,11 +38,11 @@ class PositionBias:
       init = nn.unbox(self.instance.init(jax.random.key(0), *args, method=method)).get('params', {})
       return init if start else jax.tree.map(random, init)
 
-    self.shared = parameters(method='compute_shared')
+    self.shared = parameters(method='compute_table')
     self.layer = parameters(self.apply_shared(), method='bias')
 
   def apply_shared(self, params=None):
-    return self.instance.apply({'params': self.shared if params is None else params}, method='compute_shared')
+    return self.instance.apply({'params': self.shared if params is None else params}, method='compute_table')
 
   def function(self, params=None):
     shared, layer = (self.shared, self.layer) if params is None else params

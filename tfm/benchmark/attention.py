@@ -82,7 +82,7 @@ def make_kernel(name: str, variant: str, length: int) -> tuple[Callable, tuple]:
         k,
         v,
         score=score()(),
-        bias=position(name='layer').bias(position(name='model').compute_shared()),
+        bias=position(name='layer').bias(position(name='model').compute_table()),
         mask=spec.build(fields['mask'], tfm.masks, Mask),
         q_positions=positions,
         k_positions=positions,

@@ -124,7 +124,7 @@ def finalize(sums: PyTree, inputs: Any) -> tuple[Float[Array, 'B K G T C2'], Flo
   return out.reshape(*out.shape[:3], -1, out.shape[-1]), log_sum_exp.reshape(*log_sum_exp.shape[:3], -1)
 
 
-def weighted_cotangent_sum(out: Array, d_out: Array, d_log_sum_exp: Array) -> Float[Array, 'B K G T']:
+def compute_delta(out: Array, d_out: Array, d_log_sum_exp: Array) -> Float[Array, 'B K G T']:
   """Σ over keys of weight · d_weight, computed from the output (Dao et al. 2022, eq. 4).
 
   The cotangent of the log-sum-exp reaches the logits in the same way, so it is subtracted here.
@@ -137,12 +137,12 @@ class OutputGradients(NamedTuple):
 
   Attributes:
     log_sum_exp: of the forward pass.
-    cotangent_sum: see `weighted_cotangent_sum`.
+    delta: see `compute_delta`.
     d_out: the cotangent of the output.
   """
 
   log_sum_exp: Float[Array, 'B K G T']
-  cotangent_sum: Float[Array, 'B K G T']
+  delta: Float[Array, 'B K G T']
   d_out: Float[Array, 'B K G T C2']
 
 
@@ -160,7 +160,7 @@ def input_gradients(
   Args:
     plan: lists the query blocks that each key block visits.
   """
-  (q, k, v), (log_sum_exp, cotangent_sum, d_out) = qkv, at_output
+  (q, k, v), (log_sum_exp, delta, d_out) = qkv, at_output
   share_document, normalizer = blocks_share_document(grid, inputs), NORMALIZERS[inputs.normalizer]
   d_out = d_out.astype(v.dtype)
   leaves, rebuild = split_float_leaves((inputs.score, inputs.bias))
@@ -177,7 +177,7 @@ def input_gradients(
         visible = tile.visibility_mask(fully_visible)
         weights = normalizer.weights(logits, visible, grid.query_block(log_sum_exp, i, 3), inputs)
         d_weights = tile.apply_dropout(dot_channels(d_out_i, v_j))
-        d_logits = normalizer.logit_gradient(weights, d_weights, grid.query_block(cotangent_sum, i, 3))
+        d_logits = normalizer.logit_gradient(weights, d_weights, grid.query_block(delta, i, 3))
         d_q_i, d_k, d_leaves = vjp(d_logits)
         return d_q_i, d_k, sum_over_queries(tile.apply_dropout(weights).astype(v.dtype), d_out_i), d_leaves
 
@@ -207,17 +207,14 @@ def input_gradients(
 
 
 def learned_gradients(
-  inputs: Any,
-  d_leaves: list[Array],
-  log_sum_exp: Float[Array, 'B K G T'],
-  cotangent_sum: Float[Array, 'B K G T'],
+  inputs: Any, d_leaves: list[Array], log_sum_exp: Float[Array, 'B K G T'], delta: Float[Array, 'B K G T']
 ) -> PyTree:
   """The cotangents of (score, bias, sinks), from those of the leaves of (score, bias)."""
   d_sinks = None
   if inputs.sinks is not None:
     # A sink is one more logit, with a value of zero.
     sinks = inputs.sinks.astype(jnp.float32).reshape(1, *log_sum_exp.shape[1:3], 1)
-    d_sinks = -(jnp.exp(sinks - log_sum_exp) * cotangent_sum).sum((0, 3)).reshape(-1)
+    d_sinks = -(jnp.exp(sinks - log_sum_exp) * delta).sum((0, 3)).reshape(-1)
     d_sinks = d_sinks.astype(inputs.sinks.dtype)
   leaves, rebuild = split_float_leaves((inputs.score, inputs.bias))
   d_leaves = [d.astype(leaf.dtype) for d, leaf in zip(d_leaves, leaves)]
@@ -312,8 +309,8 @@ class OnlineSoftmax:
     return jnp.where(visible, jnp.exp(logits - log_sum_exp[..., None]), 0)
 
   @staticmethod
-  def logit_gradient(weights, d_weights, cotangent_sum):
-    return weights * (d_weights - cotangent_sum[..., None])
+  def logit_gradient(weights, d_weights, delta):
+    return weights * (d_weights - delta[..., None])
 
 
 class Sigmoid:
@@ -325,7 +322,7 @@ class Sigmoid:
 
   @staticmethod
   def add(numerator, logits, visible, apply_dropout, v, inputs):
-    weights = jnp.where(visible, jax.nn.sigmoid(logits + inputs.offset), 0)
+    weights = jnp.where(visible, jax.nn.sigmoid(logits + inputs.sigmoid_offset), 0)
     return numerator + sum_over_keys(apply_dropout(weights).astype(v.dtype), v)
 
   @staticmethod
@@ -334,10 +331,10 @@ class Sigmoid:
 
   @staticmethod
   def weights(logits, visible, log_sum_exp, inputs):
-    return jnp.where(visible, jax.nn.sigmoid(logits + inputs.offset), 0)
+    return jnp.where(visible, jax.nn.sigmoid(logits + inputs.sigmoid_offset), 0)
 
   @staticmethod
-  def logit_gradient(weights, d_weights, cotangent_sum):
+  def logit_gradient(weights, d_weights, delta):
     return d_weights * weights * (1 - weights)
 
 

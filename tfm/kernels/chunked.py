@@ -23,12 +23,15 @@ class Chunked(BlockSizes, Kernel):
   and out = a / l. The backward pass recomputes the logits of each block from q, k, v, the output and its
   log-sum-exp (Dao et al. 2022, FlashAttention, alg. 4). Score, bias and cap are computed per block.
 
-  The host derives the blocks to visit from the mask's `bounds`: blocks that the mask hides completely are
-  skipped; in blocks that it shows completely it is not evaluated. Blocks without a common document are
-  skipped at run time.
+  When the program is traced, the blocks to visit follow from the mask's bounds: blocks that the mask hides
+  completely are skipped, and the mask is not evaluated in blocks that it shows completely. Blocks whose
+  queries and keys share no document (segment) are skipped at run time.
+
+  Shapes: B rows, K key heads, G query heads for each key head, H = K G, T queries, S keys, C channels of
+  keys, C2 of values.
 
   Attributes:
-    queries, keys: tokens of a block.
+    queries, keys: the number of tokens in a block of queries, and of keys.
 
   Raises:
     ValueError: for a block size below 1.
@@ -37,13 +40,13 @@ class Chunked(BlockSizes, Kernel):
   examples = ('chunked', 'chunked(queries=4, keys=5)')
 
   def unsupported_reason(self, q, k, v, inputs):
-    return inputs.whole_rows_reason()
+    return inputs.not_blockwise_reason()
 
   def unpreferred_reason(self, q, k, v, inputs, platform):
     T, S = q.shape[1], k.shape[1]
-    # Measured (README, `tfm benchmark attention`): below this size there is one block, and nothing to skip.
+    # Measured (docs/benchmarks.md, `tfm benchmark attention`).
     if T * S < 256 * 256:
-      return 'queries and keys are no more than one block'
+      return f'{T} queries and {S} keys are few enough that a dense kernel is faster'
     return None
 
   def attend(self, q, k, v, inputs):
@@ -75,12 +78,12 @@ def differentiable_attention(grid: BlockGrid) -> Callable:
     q, k, v, learned, inputs, out, log_sum_exp = residuals
     all_inputs, d_out = _block_plan.merge_inputs(inputs, learned), cotangents[0]
     _, query_visits = _block_plan.plan_visits(inputs.mask, inputs.layout, grid)
-    cotangent_sum = _blockwise.weighted_cotangent_sum(out, *cotangents)
+    delta = _blockwise.compute_delta(out, *cotangents)
     *d_qkv, d_leaves = _blockwise.input_gradients(
-      grid, query_visits, (q, k, v), all_inputs, OutputGradients(log_sum_exp, cotangent_sum, d_out)
+      grid, query_visits, (q, k, v), all_inputs, OutputGradients(log_sum_exp, delta, d_out)
     )
     d_qkv = (d.astype(x.dtype) for d, x in zip(d_qkv, (q, k, v)))
-    d_learned = _blockwise.learned_gradients(all_inputs, d_leaves, log_sum_exp, cotangent_sum)
+    d_learned = _blockwise.learned_gradients(all_inputs, d_leaves, log_sum_exp, delta)
     return *d_qkv, d_learned, None
 
   attention = jax.custom_vjp(lambda *args: forward(*args)[0])

@@ -27,7 +27,7 @@ class AttentionInputs:
 
     logits  = cap(score(q, k) + bias(q, k, q_locations, k_locations)),  cap(x) = soft_cap · tanh(x / soft_cap)
     weights = softmax over the visible keys, with exp(sink of the head) added to the denominator,
-              or σ(logits + offset) of each visible key
+              or σ(logits + sigmoid_offset) of each visible key
 
   Query head h of H reads key head h // (H/K). A key is visible to a query if both are in one segment and the
   mask shows it; segment 0 is padding, visible to no query. The output of a query without visible keys is
@@ -42,7 +42,7 @@ class AttentionInputs:
     mask: predicate on positions; layout: what the positions guarantee (`tfm.masks.protocol.LAYOUTS`).
     k_prefix: the prefix length of each key's document, for masks that require it.
     sinks: one learned logit per head, or None.
-    normalizer: 'softmax', or 'sigmoid' with `offset`.
+    normalizer: 'softmax', or 'sigmoid' with `sigmoid_offset`, b of Ramapuram et al. 2024, eq. 3.
     soft_cap: 0 for none (Gemma 2: 50).
     dropout: rate at which weights are dropped if there is a `dropout_key`.
   """
@@ -59,7 +59,7 @@ class AttentionInputs:
   mask: Callable = struct.field(pytree_node=False, kw_only=True)
   layout: str = struct.field(pytree_node=False, default='arbitrary')
   normalizer: str = struct.field(pytree_node=False, default='softmax')
-  offset: float = struct.field(pytree_node=False, default=0.0)
+  sigmoid_offset: float = struct.field(pytree_node=False, default=0.0)
   soft_cap: float = struct.field(pytree_node=False, default=0.0)
   dropout: float = struct.field(pytree_node=False, default=0.0)
   has_blockwise_bias: bool = struct.field(pytree_node=False, default=True)
@@ -90,7 +90,7 @@ class AttentionInputs:
     special = (OPTIONAL_FEATURES[name] for name in OPTIONAL_FEATURES if name not in supported)
     return next((reason for is_requested, reason in special if is_requested(self)), None)
 
-  def whole_rows_reason(self) -> str | None:
+  def not_blockwise_reason(self) -> str | None:
     """Why a kernel that computes block by block rejects the inputs; None if it does not."""
     if self.bias is None or self.has_blockwise_bias:
       return None
@@ -164,8 +164,8 @@ def softmax(
 def sigmoid(
   logits: Float[Array, 'B K G T S'], visible: Bool[Array, 'B 1 1 T S'], inputs: AttentionInputs
 ) -> tuple[Float[Array, 'B K G T S'], None]:
-  """σ(logits + offset) for each visible key (Ramapuram et al. 2024, "Sigmoid self-attention", eq. 3)."""
-  return jnp.where(visible, jax.nn.sigmoid(logits + inputs.offset), 0), None
+  """σ(logits + sigmoid_offset) for each visible key (Ramapuram et al. 2024, eq. 3)."""
+  return jnp.where(visible, jax.nn.sigmoid(logits + inputs.sigmoid_offset), 0), None
 
 
 NORMALIZERS = {'softmax': softmax, 'sigmoid': sigmoid}
@@ -280,7 +280,7 @@ class Kernel(abc.ABC):
     return jnp.where(inputs.visibility_mask()[:, None], jnp.exp(logits - log_sum_exp[..., None]), 0)
 
   @staticmethod
-  def all_weights(
+  def attention_weights(
     q: Float[Array, 'B T H C'], k: Float[Array, 'B S K C'], **inputs
   ) -> Float[Array, 'B H T S']:
     """The attention weights before dropout, computed by the dense formula, which every kernel equals."""

@@ -57,7 +57,7 @@ class Ring(BlockSizes, Kernel):
       return f'{n} devices share a row, which do not divide {q.shape[1]} queries and {k.shape[1]} keys'
     if inputs.uses_dropout and n > 1:
       return 'its dropout over sharded rows would differ from the dropout of the other kernels'
-    return inputs.whole_rows_reason()
+    return inputs.not_blockwise_reason()
 
   def unpreferred_reason(self, q, k, v, inputs, platform):
     return None if sequence_shards()[0] else 'no mesh axis shards rows'
@@ -243,8 +243,8 @@ def differentiable_attention(plan: RingPlan, axis: str | None) -> Callable:
   def backward(residuals, cotangents):
     q, k, v, index, learned, inputs, out, log_sum_exp = residuals
     all_inputs, d_out = _block_plan.merge_inputs(inputs, learned), cotangents[0]
-    cotangent_sum = _blockwise.weighted_cotangent_sum(out, *cotangents)
-    at_output = _blockwise.OutputGradients(log_sum_exp, cotangent_sum, d_out)
+    delta = _blockwise.compute_delta(out, *cotangents)
+    at_output = _blockwise.OutputGradients(log_sum_exp, delta, d_out)
 
     def step(i, carry):
       d_local, d_arrived, arrived = carry
@@ -261,7 +261,7 @@ def differentiable_attention(plan: RingPlan, axis: str | None) -> Callable:
     zeros = jax.tree.map(_blockwise.float32_zeros, ((q, leaves), (k, v)))
     (d_q, d_leaves), d_keys, _ = jax.lax.fori_loop(0, n, step, (*zeros, (k, v, key_data(inputs))))
     d_qkv = (d.astype(x.dtype) for d, x in zip((d_q, *d_keys), (q, k, v)))
-    return *d_qkv, None, _blockwise.learned_gradients(all_inputs, d_leaves, log_sum_exp, cotangent_sum), None
+    return *d_qkv, None, _blockwise.learned_gradients(all_inputs, d_leaves, log_sum_exp, delta), None
 
   attention = jax.custom_vjp(lambda *args: forward(*args)[0])
   attention.defvjp(forward, backward)

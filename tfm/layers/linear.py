@@ -22,7 +22,7 @@ class Linear(nn.Module):
     shape: the kernel's shape, contracted axes first.
     axes: the kernel's logical axes, one for each.
     initializer: the kernel's.
-    contracted: how many axes are contracted.
+    contracted_axes: how many axes of the kernel are contracted, from the first on.
     bias: whether to add b, of the shape of the output axes, initialized to zeros.
     dtype: compute type; parameters stay in float32.
   """
@@ -30,13 +30,13 @@ class Linear(nn.Module):
   shape: tuple[int, ...]
   axes: tuple[str, ...]
   initializer: Factory
-  contracted: int = 1
+  contracted_axes: int = 1
   bias: bool = True
   dtype: jnp.dtype = jnp.float32
 
   @nn.compact
   def __call__(self, x: Float[Array, '...']) -> Float[Array, '...']:
-    n, rank = self.contracted, len(self.shape)
+    n, rank = self.contracted_axes, len(self.shape)
     initializer = self.initializer(tuple(range(n)), tuple(range(n, rank)))
     kernel = self.param('kernel', with_logical_axes(initializer, self.axes), self.shape, jnp.float32)
     if x.shape[-n:] != self.shape[:n]:

@@ -121,7 +121,7 @@ class Convolution(Mixer):
       (self.taps, self.width, self.width),
       ('taps', 'embed', 'mlp'),
       self.initializer,
-      contracted=2,
+      contracted_axes=2,
       bias=self.bias,
       dtype=self.dtype,
       name=name,

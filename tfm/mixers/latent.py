@@ -116,7 +116,7 @@ class Latent(Mixer):
       inputs = dict(
         score=score,
         mask=self.mask,
-        bias=position.bias(context.shared.get(position.sharing_key)),
+        bias=position.bias(context.position_tables.get(position.table_key)),
         has_blockwise_bias=position.has_blockwise_bias,
         q_positions=context.positions,
         k_positions=keys.positions,
@@ -128,14 +128,14 @@ class Latent(Mixer):
         dropout_key=self.make_rng('dropout') if context.train and self.dropout > 0 else None,
       )
       y = self.kernel(q, k, v, **inputs)
-    self.sow_attention(lambda: self.kernel.all_weights(q, k, **inputs))
+    self.sow_attention(lambda: self.kernel.attention_weights(q, k, **inputs))
     if cache is not None:
       y = jnp.einsum('BTHR,RHC->BTHC', y, up_v)
     y = Linear(
       (self.heads, self.values, self.width),
       ('heads', 'kv', 'embed'),
       self.output_initializer,
-      contracted=2,
+      contracted_axes=2,
       bias=self.bias,
       dtype=self.dtype,
       name='out',

@@ -96,7 +96,7 @@ class Linformer(Mixer):
       (self.heads, self.head_width, self.width),
       ('heads', 'kv', 'embed'),
       self.output_initializer,
-      contracted=2,
+      contracted_axes=2,
       bias=self.bias,
       dtype=self.dtype,
       name='out',

@@ -62,7 +62,7 @@ class Longformer(Mixer):
     if memory is not None:
       raise ValueError("mixer='longformer' does not support cross-attention; use 'softmax'")
     position = self.position(name='position')
-    score, bias = self.score(name='score')(), position.bias(context.shared.get(position.sharing_key))
+    score, bias = self.score(name='score')(), position.bias(context.position_tables.get(position.table_key))
     read, keys, layout = {}, context, context.layout
     for kind in ('', '_global'):
       q, k, v = (self.project(f'{name}{kind}', x) for name in 'qkv')
@@ -108,7 +108,7 @@ class Longformer(Mixer):
         )
 
     def weights(kind, queries):
-      weights = self.kernel.all_weights(
+      weights = self.kernel.attention_weights(
         read[f'q{kind}'][:, :queries], read[f'k{kind}'], **inputs(kind, queries)
       )
       return weights.swapaxes(1, 2)
@@ -128,7 +128,7 @@ class Longformer(Mixer):
       (self.heads, self.head_width, self.width),
       ('heads', 'kv', 'embed'),
       self.output_initializer,
-      contracted=2,
+      contracted_axes=2,
       bias=self.bias,
       dtype=self.dtype,
       name='out',

@@ -133,7 +133,7 @@ class Mamba2(Mixer):
       (*heads, self.width),
       (*axes, 'embed'),
       self.output_initializer,
-      contracted=2,
+      contracted_axes=2,
       bias=self.bias,
       dtype=self.dtype,
       name='out',

@@ -24,7 +24,8 @@ class Context:
     segments: segment ids: the document of the row that a token belongs to; 0 is padding. The tokens of a
       document are contiguous, except for padding.
     prefix: the prefix length of each token's document, for masks that need it; None: unknown.
-    shared: what each positional scheme shares among all layers, by its `sharing_key`.
+    position_tables: what each positional scheme computes once for all layers, such as T5's table of logits,
+      by its `table_key`.
     train: whether dropout is on.
     layout: what is guaranteed of the positions, one of `tfm.masks.protocol.LAYOUTS`.
   """
@@ -32,7 +33,7 @@ class Context:
   positions: Int[Array, 'B T']
   segments: Int[Array, 'B T']
   prefix: Int[Array, 'B T'] | None = None
-  shared: Mapping[str, PyTree] = struct.field(default_factory=dict)
+  position_tables: Mapping[str, PyTree] = struct.field(default_factory=dict)
   train: bool = struct.field(pytree_node=False, default=False)
   layout: str = struct.field(pytree_node=False, default='arbitrary')
 

@@ -17,7 +17,8 @@ from tfm.spec import NonNegativeFloat, PositiveFloat, SizeOrZero
 
 
 class Softmax(Mixer):
-  """softmax(score(q, k) + bias, where mask) · v, then one projection (Vaswani et al. 2017, §3.2).
+  """softmax(score(q, k) + bias) · v over the keys that the mask shows, between projections to q, k, v and one
+  of the output (Vaswani et al. 2017, §3.2).
 
   Multi-head attention is kv_heads = heads, multi-query kv_heads = 1 (Shazeer 2019), grouped-query
   anything between (Ainslie et al. 2023). Self- and cross-attention differ in the source of keys and values.
@@ -25,8 +26,9 @@ class Softmax(Mixer):
   that the memory is projected only once.
 
   Attributes:
-    position, score: factories of the modules of this layer.
-    mask, kernel: stateless objects.
+    position, score: factories of this layer's modules: how positions enter, and the function (q, k) → logits.
+    mask: which key position a query position may see.
+    kernel: the algorithm that computes attention, such as 'dense' or 'chunked'; all compute the same numbers.
     soft_cap: logits become cap · tanh(logits / cap) (Gemma Team 2024, Gemma 2, §2); 0: no cap.
     qk_norm: a norm over the channels of every query and key before the position, such as 'rmsnorm'
       (Henry et al. 2020; Dehghani et al. 2023, ViT-22B, §2); '': none.
@@ -35,7 +37,7 @@ class Softmax(Mixer):
     normalizer: 'softmax', or 'sigmoid' of each logit minus log(training length)
       (Ramapuram et al. 2024, eq. 3 and §3.1).
     value_width: channels of a head's values, d_v of Vaswani et al. 2017, §3.2.2; 0: as many as its keys have.
-    query_init: factor on the initial query projection: T5 uses 1/√C there instead of scaling the score
+    query_init_scale: factor on the initial query projection: T5 uses 1/√C there instead of scaling the score
       (Raffel et al. 2020, released code).
     biases: the projections with a bias, letters of 'qkvo': 'qkv' in Qwen2 (Yang et al. 2024, §2.2.1), ''
       (none) in GPT-J; None: all or none, by `bias`, which also decides the bias of the norms.
@@ -54,7 +56,7 @@ class Softmax(Mixer):
   sinks: bool = False
   normalizer: str = 'softmax'
   value_width: SizeOrZero = 0
-  query_init: PositiveFloat = 1.0
+  query_init_scale: PositiveFloat = 1.0
   biases: str | None = None
 
   examples = (
@@ -97,7 +99,8 @@ class Softmax(Mixer):
     position = self.position(name='position')
     projections = {letter: self.make_projection(letter) for letter in 'qkv'}
     q = self.project(projections['q'], x)
-    # Where the keys come from: this sequence, a memory, or a cache.
+    # Keys and values come from one of four places: this sequence (training), this sequence and its cache
+    # (decoding), a memory (cross-attention), or the cache of a memory that was projected before.
     key_source, layout = context, context.layout
     if isinstance(memory, TokenCache):
       key_source = cache = memory
@@ -113,14 +116,14 @@ class Softmax(Mixer):
         key_source = cache = cache.append(context, k=k, v=v)
     if cache is not None:
       k, v, layout = cache['k'], cache['v'], 'arbitrary'
-    shared = context.shared.get(position.sharing_key)
+    position_table = context.position_tables.get(position.table_key)
     if position.uses_qk_projections:
-      shared = tuple(projections[letter](shared) for letter in 'qk')
+      position_table = tuple(projections[letter](position_table) for letter in 'qk')
     with jax.named_scope('kernel'):
       inputs = dict(
         score=self.score(name='score')(),
         mask=self.mask,
-        bias=position.bias(shared),
+        bias=position.bias(position_table),
         has_blockwise_bias=position.has_blockwise_bias,
         q_positions=context.positions,
         k_positions=key_source.positions,
@@ -130,18 +133,18 @@ class Softmax(Mixer):
         layout=layout,
         sinks=self.make_sinks(),
         normalizer=self.normalizer,
-        offset=-math.log(position.length),
+        sigmoid_offset=-math.log(position.length),
         soft_cap=self.soft_cap,
         dropout=self.dropout,
         dropout_key=self.make_rng('dropout') if context.train and self.dropout > 0 else None,
       )
       y = self.kernel(q, k, v, **inputs)
-    self.sow_attention(lambda: self.kernel.all_weights(q, k, **inputs))
+    self.sow_attention(lambda: self.kernel.attention_weights(q, k, **inputs))
     y = Linear(
       (self.heads, self.head_value_width, self.width),
       ('heads', 'kv', 'embed'),
       self.output_initializer,
-      contracted=2,
+      contracted_axes=2,
       bias=self.has_bias('o'),
       dtype=self.dtype,
       name='out',
@@ -158,8 +161,10 @@ class Softmax(Mixer):
     """The linear layer of queries ('q'), keys ('k') or values ('v')."""
     axis, heads = ('heads', self.heads) if letter == 'q' else ('kv_heads', self.kv_heads)
     width = self.head_value_width if letter == 'v' else self.head_width
-    scales_init = letter == 'q' and self.query_init != 1
-    initializer = scale_initializer(self.initializer, self.query_init) if scales_init else self.initializer
+    scales_init = letter == 'q' and self.query_init_scale != 1
+    initializer = (
+      scale_initializer(self.initializer, self.query_init_scale) if scales_init else self.initializer
+    )
     return Linear(
       (self.width, heads, width),
       ('embed', axis, 'kv'),

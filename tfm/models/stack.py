@@ -209,17 +209,17 @@ class Stack(nn.Module):
 def without_shared(memory: Memory | None, context: Context) -> tuple[PyTree, PyTree]:
   """(memory and context without what all rows share, what they share)."""
   contexts = [context] if memory is None else [context, memory.context]
-  bare = [context.replace(shared={}) for context in contexts]
+  bare = [context.replace(position_tables={}) for context in contexts]
   rows = (None, bare[0]) if memory is None else (memory.replace(context=bare[1]), bare[0])
-  return rows, [context.shared for context in contexts]
+  return rows, [context.position_tables for context in contexts]
 
 
 def with_shared(rows: PyTree, shared: PyTree) -> tuple[Memory | None, Context]:
   """Undoes `without_shared`."""
   memory, context = rows
   if memory is not None:
-    memory = memory.replace(context=memory.context.replace(shared=shared[1]))
-  return memory, context.replace(shared=shared[0])
+    memory = memory.replace(context=memory.context.replace(position_tables=shared[1]))
+  return memory, context.replace(position_tables=shared[0])
 
 
 # name → what the backward pass stores; 'none': everything, 'full': nothing but layer inputs.

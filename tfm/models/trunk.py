@@ -16,7 +16,7 @@ class Trunk(nn.Module):
 
   Attributes:
     width: D.
-    positions: factories of every positional scheme in use, each once, for `embed` and `compute_shared`.
+    positions: factories of every positional scheme in use, each once, for `embed` and `compute_table`.
     required_fields: what the masks need of each document, such as 'prefix'.
     stack, norm: factories.
     embedding_norm: whether a norm stands after the embedding (Devlin et al. 2019, released code).
@@ -51,7 +51,7 @@ class Trunk(nn.Module):
     for position in self.embedders:
       x = position.embed(x, context.positions)
     context = context.replace(
-      shared={position.sharing_key: position.compute_shared() for position in self.embedders}
+      position_tables={position.table_key: position.compute_table() for position in self.embedders}
     )
     if self.embedding_norm:
       x = self.norm_in(x)

@@ -42,7 +42,7 @@ class Alibi(Position):
 
   examples = 'alibi', 'alibi(scale=0.5, rounded=True)'
 
-  def bias(self, shared):
+  def bias(self, table):
     function = rounded_penalties if self.rounded else penalties
     return Partial(functools.partial(function, slopes=slopes(self.heads, self.exponent), scale=self.scale))
 

@@ -84,7 +84,7 @@ class Deberta(Position):
     self.key, self.query = project(bias=False), project(bias=True)
 
   @nn.compact
-  def compute_shared(self):
+  def compute_table(self):
     """The embedding of each bucket, [2 · buckets, D]."""
     rows = 2 * (self.buckets or self.max_distance)
     table = self.param(
@@ -95,14 +95,14 @@ class Deberta(Position):
   def rotate(self, q, k, q_positions, k_positions):
     return q * jnp.asarray(self.terms**-0.5, q.dtype), k
 
-  def bias(self, shared):
+  def bias(self, table):
     function = functools.partial(disentangled_bias, bucketing=(self.max_distance, self.buckets))
     if self.share_qk_projections:
-      queries, keys = shared
+      queries, keys = table
       keys = jnp.repeat(keys, self.heads // keys.shape[1], axis=1)  # each for the queries that share it
     else:
-      keys = self.key(shared) if self.c2p else None
-      queries = self.query(shared) if self.p2c else None
+      keys = self.key(table) if self.c2p else None
+      queries = self.query(table) if self.p2c else None
     return Partial(function, (keys if self.c2p else None, queries if self.p2c else None))
 
 

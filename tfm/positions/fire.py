@@ -34,7 +34,7 @@ class Fire(Position):
   examples = ('fire(hidden=8, threshold=4.0)',)
 
   @nn.compact
-  def bias(self, shared):
+  def bias(self, table):
     def learned(name, initializer, axes, shape):
       return self.param(name, with_logical_axes(initializer, axes), shape, jnp.float32)
 

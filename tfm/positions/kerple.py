@@ -41,7 +41,7 @@ class Kerple(Position):
       raise ValueError(f'kind={self.kind!r} is unknown; {suggest(self.kind, KINDS)}')
 
   @nn.compact
-  def bias(self, shared):
+  def bias(self, table):
     kernel, constrain = KINDS[self.kind]
     first, second = (
       self.param(name, with_logical_axes(normal(1.0)((), (0,)), ('heads',)), (self.heads,), jnp.float32)

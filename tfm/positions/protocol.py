@@ -12,7 +12,7 @@ from tfm.shapes import Array, Float, Int, PyTree
 class Position(nn.Module):
   """A positional scheme; every hook defaults to doing nothing.
 
-  The model calls `embed` once, after the token embedding, and `compute_shared` once; every attention layer
+  The model calls `embed` once, after the token embedding, and `compute_table` once; every attention layer
   calls `rotate` and `bias` of its own instance. The fields below come from the model; a spec sets the others.
 
   Attributes:
@@ -46,7 +46,7 @@ class Position(nn.Module):
 
   @property
   def uses_qk_projections(self) -> bool:
-    """Whether the mixer applies its query and key projections to the shared table: `bias` then gets the pair
+    """Whether the mixer applies its query and key projections to the table: `bias` then gets the pair
     of projected tables, [N H C] and [N K C].
     """
     return False
@@ -59,7 +59,7 @@ class Position(nn.Module):
     )
 
   @property
-  def sharing_key(self) -> str:
+  def table_key(self) -> str:
     """Blocks whose positions have equal keys share one table: the scheme and its settings, not the block
     sizes.
     """
@@ -95,16 +95,16 @@ class Position(nn.Module):
     """Transforms queries and keys."""
     return q, k
 
-  def compute_shared(self) -> PyTree:
+  def compute_table(self) -> PyTree:
     """What all layers share, computed once per model, such as T5's table; None: nothing."""
     return None
 
-  def bias(self, shared: PyTree) -> Callable | None:
+  def bias(self, table: PyTree) -> Callable | None:
     """The function `(q, k, q_locations, k_locations) -> [B K G T S]` whose result is added to the logits; or
     None.
 
     Args:
-      shared: the result of `compute_shared`, by the instance that the model holds.
+      table: the result of `compute_table`, by the instance that the model holds.
 
     The function gets `q [B K G T C]`, `k [B K S C]`, and the `Locations` of queries and keys: their
     positions, and the segments that say which document of a packed row is theirs. Blockwise kernels call it

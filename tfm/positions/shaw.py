@@ -34,7 +34,7 @@ class Shaw(Position):
   reads_content = True
 
   @nn.compact
-  def bias(self, shared):
+  def bias(self, table):
     heads, axes = ((self.heads,), ('heads',)) if self.by_head else ((), ())
     table = self.param(
       'table',

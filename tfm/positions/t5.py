@@ -50,7 +50,7 @@ class T5(Position):
       )
 
   @nn.compact
-  def compute_shared(self):
+  def compute_table(self):
     """The logit of each head at each distance, -max_distance … max_distance."""
     table = self.param(
       'table',
@@ -61,8 +61,8 @@ class T5(Position):
     distances = np.arange(-self.max_distance, self.max_distance + 1)
     return table[bucket(distances, self.buckets, self.max_distance, self.bidirectional)].T
 
-  def bias(self, shared):
-    return Partial(lookup_by_distance, shared)
+  def bias(self, table):
+    return Partial(lookup_by_distance, table)
 
 
 def bucket(

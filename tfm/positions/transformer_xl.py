@@ -41,7 +41,7 @@ class TransformerXL(Position):
       )
 
   @nn.compact
-  def bias(self, shared):
+  def bias(self, table):
     heads = self.heads, self.head_width
 
     def learned(name, axes, shape):

@@ -50,8 +50,8 @@ class TestValidation:
       ),
       (dict(mixer='sofmax'), ["config.model.mixer='sofmax'", "did you mean 'softmax'?"]),
       (
-        dict(mixer='softmax(query_init=0.0)'),
-        ["config.model.mixer='softmax", 'query_init=0.0 must be above 0'],
+        dict(mixer='softmax(query_init_scale=0.0)'),
+        ["config.model.mixer='softmax", 'query_init_scale=0.0 must be above 0'],
       ),
       (
         dict(mixer='softmax(biases="qx")'),

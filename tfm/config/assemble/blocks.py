@@ -221,9 +221,9 @@ def build_distinct_positions(
   positions = {}
   for where, b in kinds:
     position = build_position(experiment, where, b)
-    first, sizes = positions.setdefault(position().sharing_key, (position, (b.heads, b.head_width)))
+    first, sizes = positions.setdefault(position().table_key, (position, (b.heads, b.head_width)))
     require(
-      sizes == (b.heads, b.head_width) or position.func.compute_shared is Position.compute_shared,
+      sizes == (b.heads, b.head_width) or position.func.compute_table is Position.compute_table,
       f'config.{where}.position={b.position!r} shares one table among its blocks, which differ in heads or '
       'head_width; give them the same',
     )

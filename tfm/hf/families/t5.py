@@ -85,7 +85,7 @@ def read_attention(hf_config):
   width = hf_config.get('d_kv', 64)
   return {
     'model.head_width': width,
-    'model.mixer': f'softmax(query_init={width**-0.5:.4g})',
+    'model.mixer': f'softmax(query_init_scale={width**-0.5:.4g})',
     'model.score': 'dot(scale=1.0)',
   }
 
