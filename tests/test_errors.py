@@ -11,7 +11,7 @@ from tfm import spec
 from tfm.analysis import variant_catalogue
 from tfm.config.load import load_config
 from tfm.data import files
-from tfm.errors import FileError, parsing, read_json_object
+from tfm.errors import FileError, abridge, parsing, read_json_object
 from tfm.studies.study import Study, load_study
 
 
@@ -40,6 +40,16 @@ def test_any_error_names_the_file(error, reason):
 def test_errors_that_name_a_file_pass(error):
   with pytest.raises(type(error), match=str(error)), parsing('a.json', 'a thing'):
     raise error
+
+
+def test_long_messages_are_cut_in_their_middle():
+  path = '/a' * 140
+  assert abridge(f'{path} is missing') == f'{path} is missing'
+  for message in (f"x='{'y' * 10**6}' is long", 'many words ' * 10_000):
+    short = abridge(message)
+    assert (
+      len(short) < 1000 and '…' in short and short.startswith(message[:20]) and short[-5:] == message[-5:]
+    )
 
 
 @pytest.mark.parametrize('content', ['', '[]', '3', '{', '[' * 100_000, '{"a": NaN'])

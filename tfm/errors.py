@@ -61,8 +61,8 @@ def abridge(message: str) -> str:
   def cut(text, keep):
     return f'{text[:keep]}…{text[-keep // 4 :]}' if len(text) > 2 * keep else text
 
-  words = re.sub(r'\S{120,}', lambda word: cut(word[0], 60), message)
-  return cut(words, 600)
+  words = re.sub(r'\S{300,}', lambda word: cut(word[0], 150), message)  # paths stay whole
+  return cut(words, 700)
 
 
 def suggest(name: str, known) -> str:
