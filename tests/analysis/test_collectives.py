@@ -149,7 +149,7 @@ def test_unsupported_notation_of_groups():
     reader.parse_groups('replica_groups=<whatever>', SIZES)
 
 
-# As a TPU's compiler writes: layouts with tiles, a loop whose condition alone tells its end, a pair of start
+# As a TPU's compiler writes: layouts with tiles, a loop whose condition alone has its end, a pair of start
 # and done, a collective in an asynchronous computation, and a reduce-scatter as a fusion.
 TPU = """
 HloModule jit_step, is_scheduled=true, num_partitions=8

@@ -88,7 +88,7 @@ def test_loops_that_do_not_tell_count_no_less_than_the_model(run, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_collective_in_a_loop_that_does_not_tell_is_counted_once_and_said_so(run, tmp_path):
+def test_a_collective_in_a_loop_of_unknown_length_is_counted_once_with_a_notice(run, tmp_path):
   """Dropout of attention weights leaves `chunked`, which gathers rows and goes over the blocks that a mask
   opens.
   """
@@ -293,7 +293,7 @@ def refuses():
     (refuses, 'TPU v5 lite', 16 * 2**30),
   ],
 )
-def test_a_device_that_is_here_says_itself_what_it_has(stats, chip, capacity):
+def test_an_attached_device_reports_its_memory(stats, chip, capacity):
   assert (
     plan.memory_capacity(types.SimpleNamespace(memory_stats=stats), chip_specs.find_chip(chip)) == capacity
   )

@@ -101,7 +101,7 @@ def test_what_is_compiled_for_others_is_not_kept(name, monkeypatch):
 
 
 @pytest.mark.parametrize('name', gpu_targets.GPUS)
-def test_a_gpu_is_told_to_the_compiler_with_what_its_maker_says(name):
+def test_the_compiler_gets_a_gpu_as_its_maker_describes_it(name):
   gpu = gpu_targets.GPUS[name]
   chip, text = chip_specs.find_chip(gpu.kind), gpu_targets.target_description(gpu)
   assert chip.name.lower().startswith(name) and text.count('{') == text.count('}') == 3

@@ -44,7 +44,7 @@ class Case:
   score: str = 'dot'
   bias: str = ''  # a position spec that has one, or 'own', below
   segments: str = 'whole'  # whole, packed (two documents and padding), padding (nothing else)
-  queries: tuple = (0, S)  # which of the S tokens ask
+  queries: tuple = (0, S)  # which of the S tokens are queries
   learned_score: bool = False
   soft_cap: float = 0.0
   sinks: bool = False

@@ -23,7 +23,7 @@ K = np.random.default_rng(1).integers(0, 40, (2, 1, 13))
 
 
 def known(text):
-  """The mask as it is asked: every document has a prefix of 5, for those that want to know."""
+  """The mask with a prefix of 5 in every document, for masks that need one."""
   return collect.mask(text).bind_prefix(5)
 
 
@@ -107,7 +107,7 @@ def test_bounds_hold_whatever_the_data(text, layout):
       within = (positions[:, None] >= 0) & (positions[None, :] >= 0)
       assert not (certain & ~seen & within).any() and not (seen & ~possible & within).any()
   if mask.relative and layout != 'arbitrary' or layout == 'contiguous' and not mask.required_fields:
-    np.testing.assert_array_equal(certain, possible)  # nothing is left open that could be told
+    np.testing.assert_array_equal(certain, possible)  # no pair is left undecided that bounds could decide
 
 
 def test_all_masks_differ():

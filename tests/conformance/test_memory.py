@@ -20,7 +20,7 @@ B, T, S, D = 2, 5, 9, 16
 
 
 class Crossed:
-  """One mixer with parameters, asked with a memory."""
+  """One mixer with parameters, applied with a memory."""
 
   def __init__(self, text, position='rope'):
     mask = (

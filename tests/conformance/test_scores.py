@@ -1,4 +1,4 @@
-"""Scores and positions can be asked block by block and in any order: what a blockwise kernel needs."""
+"""Scores and positions can be evaluated block by block and in any order: what a blockwise kernel needs."""
 
 import jax
 import jax.numpy as jnp
@@ -28,9 +28,9 @@ def score(text):
   )
 
 
-def position(text, ask):
+def position(text, evaluate):
   c = config(position=text)
-  return apply_with_random_params(assemble.build_position(Experiment(c), 'model', c.model), ask)
+  return apply_with_random_params(assemble.build_position(Experiment(c), 'model', c.model), evaluate)
 
 
 def close(a, b):
@@ -70,11 +70,11 @@ class TestPosition:
     heads, keys = (jnp.asarray(DRAW.standard_normal((B, S, n, C)), jnp.float32) for n in (H, K))
     order = np.random.default_rng(3).permutation(S)
 
-    def ask(x, q, k, at):
+    def evaluate(x, q, k, at):
       return position(text, lambda result: (result.embed(x, at), *result.rotate(q, k, at, at)))
 
-    straight = ask(x, heads, keys, K_AT)
-    shuffled = ask(x[:, order], heads[:, order], keys[:, order], K_AT[:, order])
+    straight = evaluate(x, heads, keys, K_AT)
+    shuffled = evaluate(x[:, order], heads[:, order], keys[:, order], K_AT[:, order])
     for a, b, like in zip(straight, shuffled, (x, heads, keys)):
       assert a.shape == like.shape and a.dtype == like.dtype
       close(a[:, order], b)

@@ -64,7 +64,7 @@ def test_wordpiece_has_special_tokens_and_a_mask(tmp_path):
     tokenizer.encode('now <mask> better').tolist() == [5, 4, 7, 8]
     and tokenizer.decode([5, 6, 7, 8, 9]) == 'now is better.'
   )
-  # What an objective asks for is there already.
+  # What an objective needs is there already.
   assert extend_tokenizer(tokenizer, ('<mask>',)) is tokenizer and special_token_id(tokenizer, '<mask>') == 4
   assert isinstance(extend_tokenizer(tokenizer, ('<mask>', '<other>')), ExtendedTokenizer)
   (tmp_path / 'tokenizer_config.json').write_text(json.dumps(dict(do_lower_case=False)))
@@ -109,7 +109,7 @@ def test_template_and_normalizer_are_used(tmp_path):
   tokenizer.save(str(tmp_path / 'tokenizer.json'))
   loaded = Published(str(tmp_path)).train(())
   assert (loaded.before, loaded.bos_id, loaded.eos_id, loaded.mask, loaded.vocab_size) == ((0,), 0, 1, 2, 6)
-  # What a target is continued from is not said twice; where it is another, as in BART, a target begins with
+  # What a target is continued from is not repeated; where it is another, as in BART, a target begins with
   # it.
   assert loaded.target_prompt_ids('a').tolist() == [0, 4] and loaded.source_ids('a').tolist() == [0, 4, 1]
   config(tmp_path, decoder_start_token_id=1)

@@ -149,7 +149,7 @@ def test_a_test_like_training_is_apart_too(make_source, tmp_path):
   )
   assert len(train) > 300 and len(validation) > 30 and len(test) > 30
   assert not (train & validation or train & test or validation & test)
-  # What belongs where says nothing of the answer.
+  # What belongs where does not reveal the answer.
   assert all(0.3 < np.mean([text[-1] == '1' for text in texts]) < 0.7 for texts in (train, validation, test))
 
 
@@ -205,7 +205,7 @@ def test_keys_and_values_are_distinct_and_from_one_half_of_the_vocabulary_each(m
   assert all(len({*row[:32]}) == 32 for row in words)
   assert {word for row in words for word in row[:32:2]} == {f'k{i}' for i in range(1, 32)}
   assert {word for row in words for word in row[1:32:2]} == {f'v{i}' for i in range(1, 33)}
-  # Noise is anything; the answers are where the keys of the text are asked for.
+  # Noise is anything; the answers are where the keys of the text are queried.
   noise = collections.Counter(word for row in words for word in row[32:])
   assert len(noise) == 63 + ('.' in noise) and noise.total() == 32 * 60
 

@@ -1,4 +1,4 @@
-"""Attention weights as mixers tell them: those of the formula, and those that the values were weighted by."""
+"""Attention weights that mixers expose: those of the formula, and those that the values were weighted by."""
 
 import jax
 import jax.numpy as jnp
@@ -126,7 +126,7 @@ def test_the_formula():
 
 
 def test_layers_are_counted_through_pattern_scan_and_rest():
-  """Of a, b, a the scan holds the first two and the rest the third; side by side they tell the same."""
+  """Of a, b, a the scan holds the first two and the rest the third; side by side they are the same."""
   model = decoder(
     layers=3, pattern=('a', 'b'), blocks=dict(a=dict(mask='causal & window(0)'), b=dict(heads=2, kv_heads=1))
   )
@@ -177,7 +177,7 @@ def test_an_encoder_decoder_has_three_kinds():
   assert (alone.name, alone.queries, alone.keys) == ('encoder', 'text', 'text')
 
 
-def test_nothing_is_computed_unless_it_is_asked_for(monkeypatch):
+def test_nothing_is_computed_unless_it_is_requested(monkeypatch):
   """Training traces the very program that it would without."""
   model = decoder(layers=2)
   assert set(jax.eval_shape(model.init, jax.random.key(0), *model.example(1, 4))) == {'params'}
@@ -194,7 +194,7 @@ def test_nothing_is_computed_unless_it_is_asked_for(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('mixer', collect.first('mixer'))
-def test_who_says_that_it_tells_does(mixer):
+def test_mixers_that_declare_attention_weights_expose_them(mixer):
   position, mask = collect.surroundings(mixer)['position'], collect.surroundings(mixer)['mask']
   model = decoder(layers=1, scan=False, mixer=mixer, position=position, mask=mask, causal=False)
   example = jax.eval_shape(lambda: model.example(1, LENGTH))

@@ -110,7 +110,7 @@ def test_decoding_refuses_more_than_the_positions_tell():
     cost.measure_decoding_rate(model, None, rows=0)
 
 
-def test_a_step_is_timed_and_its_memory_told(clock):
+def test_a_step_is_timed_and_its_memory_reported(clock):
   """Each step goes on from the last; what is donated is not counted twice."""
   n = 256
 

@@ -16,7 +16,7 @@ def test_the_reference_itself_is_perfect(name):
   )
 
 
-def test_case_counts_unless_told():
+def test_case_counts_by_default():
   texts = ['Eins Zwei Drei Vier Fünf'], ['eins zwei drei vier fünf']
   assert METRICS['bleu']()(*texts)['bleu'] < 50 < METRICS['bleu'](lowercase=True)(*texts)['bleu']
   assert METRICS['tokenized_bleu']('de')(*texts)['tokenized_bleu'] == 0
@@ -34,7 +34,7 @@ def test_tokenized_bleu_counts_moses_tokens():
     assert METRICS['bleu'](tokenize='none')([written], [tokens])['bleu'] < 50
 
 
-def test_a_compound_is_split_where_asked():
+def test_a_compound_is_split_if_requested():
   """Of gut-altes and gut-neues the first half is then found, and the hyphen."""
   texts = ['wir sehen heute ein gut-altes Haus'], ['wir sehen heute ein gut-neues Haus']
   whole, split = (

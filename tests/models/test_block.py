@@ -148,15 +148,15 @@ def test_every_placement_is_tested():
   assert {placement for placement, _ in FORMULAS} == set(PLACEMENTS)
 
 
-def test_the_feed_forward_layer_is_told_what_is_padding():
-  class Told(nn.Module):
+def test_the_feed_forward_layer_gets_what_is_padding():
+  class ZeroPadding(nn.Module):
     def __call__(self, x, valid):
       return jnp.where(valid[..., None], jnp.cos(3 * x), 0)
 
   segments = np.array([[0, 1, 1], [2, 3, 0]])
   context = Context(jnp.zeros((2, 3), jnp.int32), jnp.asarray(segments))
   params = {name: {'a': jnp.float32(a)} for name, a in NORMS.items()}
-  y, _ = block(feed_forward=Told).apply({'params': params}, jnp.asarray(X), None, context, None)
+  y, _ = block(feed_forward=ZeroPadding).apply({'params': params}, jnp.asarray(X), None, context, None)
   after = X + f(n(2, X))
   np.testing.assert_allclose(y, np.where(segments[..., None] > 0, pre(X), after), rtol=1e-5, atol=1e-5)
 
@@ -204,7 +204,7 @@ def test_dropout_drops_its_share_of_what_a_branch_adds(branches, residual):
   again, _ = run(train=True, key=jax.random.key(0))
   other, _ = run(train=True, key=jax.random.key(1))
   assert (y == again).all() and (y != other).any()
-  # At evaluation nothing is dropped, and no randomness is asked for.
+  # At evaluation nothing is dropped, and no random key is needed.
   np.testing.assert_array_equal(run()[0], np.full_like(x, 11))
 
 

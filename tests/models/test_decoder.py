@@ -120,7 +120,7 @@ class TestBias:
     assert with_bias == ({'q', 'k', 'v', 'out', 'up', 'down'} | norms if bias else set())
 
   @pytest.mark.parametrize('bias', [True, False])
-  def test_of_norms_as_they_say_themselves(self, bias):
+  def test_of_norms_as_their_specs_set(self, bias):
     model = decoder(norm=f'layernorm(1e-5, bias={not bias})', mixer='softmax(qk_norm="layernorm")', bias=bias)
     paths = [
       [k.key for k in path]
@@ -132,7 +132,7 @@ class TestBias:
 
   @pytest.mark.parametrize('bias', [True, False])
   @pytest.mark.parametrize('biases', ['qkv', 'o', ''])
-  def test_of_attention_as_it_says_itself(self, bias, biases):
+  def test_of_attention_as_its_spec_sets(self, bias, biases):
     block = boxed(decoder(mixer=f'softmax(biases={biases!r})', bias=bias))['stack']['layers']['block_0']
     assert {name[0] for name in ('q', 'k', 'v', 'out') if 'bias' in block['mixer'][name]} == set(biases)
     assert all(('bias' in block['feed_forward'][name]) == bias for name in ('up', 'down'))

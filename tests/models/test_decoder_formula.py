@@ -40,5 +40,5 @@ def test_logits(model):
     position=model.get('position', 'rope'),
     feed_forward=model.get('feed_forward', 'gelu'),
   )
-  # Padding's own logits are nobody's business, but here they are told too.
+  # The logits of padding are not used, but here they are compared too.
   np.testing.assert_allclose(logits, expected[..., :VOCAB], rtol=5e-5, atol=5e-5)

@@ -1,4 +1,4 @@
-"""The encoder: BERT's own formula, who hears whom, padding, and refusals."""
+"""The encoder: BERT's own formula, which token depends on which, padding, and refusals."""
 
 import functools
 
@@ -89,7 +89,7 @@ def test_a_narrow_table_is_a_product():
     np.testing.assert_allclose(found[name], expected[name], rtol=1e-4, atol=1e-4)
 
 
-def test_logits_where_they_are_asked_for():
+def test_logits_at_chosen_places():
   model, params = make_encoder()
   places = np.array([[6, 0, 3], [1, 1, 2]])
   everywhere, there = (answers(model, params, TOKENS, context(SEGMENTS), TYPES, p) for p in (None, places))
@@ -101,7 +101,7 @@ def test_logits_where_they_are_asked_for():
   )
 
 
-def test_every_token_hears_every_other_and_no_padding():
+def test_every_token_depends_on_every_other_and_on_no_padding():
   model, params = make_encoder()
 
   def run(x):  # of the second row, through the table that the first type stands in
@@ -128,7 +128,7 @@ def test_padding_changes_nothing(pooling):
     np.testing.assert_allclose(long['next_sentence'], short['next_sentence'], rtol=5e-5, atol=5e-5)
 
 
-def test_a_token_is_of_the_first_type_unless_told():
+def test_a_token_is_of_the_first_type_by_default():
   model, params = make_encoder()
   np.testing.assert_array_equal(
     answers(model, params, TOKENS, context(SEGMENTS), np.zeros_like(TYPES))['vocabulary'],
@@ -136,7 +136,7 @@ def test_a_token_is_of_the_first_type_unless_told():
   )
 
 
-def test_the_mask_is_full_unless_told():
+def test_the_mask_is_full_by_default():
   assert config().model.mask == 'full'
   assert resolve_config(complete({})).model.mask == 'causal'
 

@@ -1,4 +1,4 @@
-"""The encoder-decoder: the paper's own formula, who hears whom, padding, packing, tables, and refusals."""
+"""The encoder-decoder: the formula of the paper, dependences between tokens, padding, packing, refusals."""
 
 import jax
 import numpy as np
@@ -84,8 +84,8 @@ def influence(model, params):
   return by_row[:, :S], by_row[:, S : S + T]
 
 
-def test_who_hears_whom():
-  """Every target hears all of the source, itself and what was before, and nothing that comes later."""
+def test_which_token_depends_on_which():
+  """Every target depends on all of the source, itself and what was before, and nothing that comes later."""
   of_source, of_target = influence(*make_model(tie_embeddings=False))
   assert of_source.all()
   np.testing.assert_array_equal(of_target != 0, np.tril(np.ones((T, T), bool)))
@@ -104,7 +104,7 @@ def test_the_encoder_looks_both_ways():
 
 @pytest.mark.slow
 def test_each_part_has_its_own_mask():
-  """In one layer a target hears the source token in its own place, and that one its neighbours."""
+  """In one layer a target depends on the source token in its own place, and that one its neighbours."""
   model, params = make_model(
     layers=1, tie_embeddings=False, encoder=dict(mask='window(1, 1)'), cross=dict(mask='window(0, 0)')
   )

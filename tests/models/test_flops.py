@@ -63,8 +63,8 @@ def test_a_mixer_alone_is_all_that_counts():
   assert alone == {kind: count for kind, count in whole.items() if kind != 'feed_forward'} != whole
 
 
-@pytest.mark.parametrize('capacity, asked', [(None, 2.0), (1.25, 2.0), (0.5, 1.0)])
-def test_of_experts_those_that_are_asked_count(capacity, asked):
+@pytest.mark.parametrize('capacity, active', [(None, 2.0), (1.25, 2.0), (0.5, 1.0)])
+def test_only_active_experts_count(capacity, active):
   """However many rows stand empty beside their tokens; with a small capacity the room there is."""
   L, D, F, E = 3, 16, 40, 4
   model = tiny.decoder(
@@ -74,7 +74,7 @@ def test_of_experts_those_that_are_asked_count(capacity, asked):
     feed_forward_width=F,
     feed_forward=f'mixture_of_experts({E}, top_k=2, shared=1, capacity={capacity})',
   )
-  expected = L * (2 * D * E + 2 * D * F * 3 * (asked + 1))
+  expected = L * (2 * D * E + 2 * D * F * 3 * (active + 1))
   assert flops.per_token(model, T).kinds['feed_forward'] == pytest.approx(expected)
 
 

@@ -9,7 +9,7 @@ from tfm.models import parameter_table
 from tfm.parallel.sharding import parse_rules
 
 
-def test_a_row_says_all_about_its_parameter():
+def test_a_row_describes_its_parameter():
   boxed = tiny.boxed(tiny.decoder())
   rules = parse_rules(dict(embed='data fsdp', heads='tensor'))
   rows = {'/'.join(row.path): row for row in parameter_table.rows(boxed, rules)}

@@ -96,7 +96,7 @@ def test_two_tokens_have_a_head_each_and_the_logits_are_the_mean():
   assert np.abs(read(turned, IMAGES)[1] - logits).max() > 1e-3
 
 
-def test_a_token_that_nothing_is_told_from():
+def test_a_second_class_token_that_nothing_reads():
   read, params = make_vision(**{'model.class_tokens': 2, 'data.length': 18, 'model.position': 'learned_2d'})
   x, logits = map(np.asarray, read(params, IMAGES))
   head = jax.tree.map(np.asarray, params['classification']['classes'])

@@ -51,7 +51,7 @@ def test_bart(settings, tmp_path):
 
 
 def test_older_files(tmp_path):
-  """What `facebook/bart-large-cnn` and its descendants say besides; and a table under several names."""
+  """What `facebook/bart-large-cnn` and its descendants have besides; and a table under several names."""
   from safetensors.numpy import load_file, save_file
 
   import tfm

@@ -75,7 +75,7 @@ def test_an_output_of_its_own(tmp_path):
   assert tfm.from_pretrained(str(tmp_path / 'ours')).config.model.tie_embeddings is False
 
 
-def test_what_no_output_needs_is_left_out_and_told(tmp_path, caplog):
+def test_what_no_output_needs_is_left_out_and_logged(tmp_path, caplog):
   import tfm
 
   transformers = pytest.importorskip('transformers')
@@ -88,7 +88,7 @@ def test_what_no_output_needs_is_left_out_and_told(tmp_path, caplog):
   published.assert_close(ours.logits(**arguments), expected, arguments['attention_mask'])
 
 
-def test_a_class_is_not_told_from_padding(tmp_path):
+def test_a_class_does_not_depend_on_padding(tmp_path):
   import tfm
 
   transformers = pytest.importorskip('transformers')

@@ -22,7 +22,7 @@ BOTH = ['p2c', 'c2p']
 
 
 def build_inputs(left=False):
-  """Rows beyond the distances that are told apart."""
+  """Rows beyond the distances that have their own bucket."""
   ids = np.random.default_rng(0).integers(5, 61, (3, 30))
   mask = np.ones_like(ids)
   mask[1, 20:], mask[2, 4:] = 0, 0

@@ -57,7 +57,7 @@ def test_falcon(settings, tmp_path):
 
 
 def test_penalties_of_a_long_text(tmp_path):
-  """Beyond the positions that bfloat16 tells apart."""
+  """Beyond the positions that bfloat16 distinguishes."""
   import numpy as np
 
   transformers = pytest.importorskip('transformers')
@@ -105,7 +105,7 @@ def test_older_files(tmp_path):
 
 
 @pytest.mark.parametrize(
-  'changed, said',
+  'changed, expected_message',
   [
     (
       dict(**NEW, parallel_attn=False),
@@ -119,8 +119,8 @@ def test_older_files(tmp_path):
     (dict(apply_residual_connection_post_layernorm=True), 'apply_residual_connection_post_layernorm=True'),
   ],
 )
-def test_what_is_not_understood_is_refused_by_name(changed, said):
-  with pytest.raises(ValueError, match=said):
+def test_what_is_not_understood_is_refused_by_name(changed, expected_message):
+  with pytest.raises(ValueError, match=expected_message):
     from_config.load_families()['falcon'].read(
       SMALL | dict(model_type='falcon', architectures=['FalconForCausalLM']) | changed
     )

@@ -51,7 +51,7 @@ def test_a_model_without_an_output(tmp_path):
 
 
 def test_older_files(tmp_path):
-  """Rotations under their older names, without what a later version says by itself."""
+  """Rotations under their older names, without the fields of later versions."""
   transformers = pytest.importorskip('transformers')
   theirs = published.build_hf_model(
     transformers.GPTNeoXForCausalLM, transformers.GPTNeoXConfig(**SMALL, **rotary(rope_theta=500.0))

@@ -46,9 +46,7 @@ def test_mamba2(settings, tmp_path):
 
 @pytest.mark.parametrize('cls, settings', [('Mamba', SMALL), ('Mamba2', SECOND)])
 def test_biases(cls, settings, tmp_path):
-  """Padding on the left, which projections with biases do not leave at zero, is not asked of the published
-  one.
-  """
+  """Padding on the left, which projections with biases do not leave at zero, is not compared."""
   transformers = pytest.importorskip('transformers')
   config = getattr(transformers, f'{cls}Config')(**settings, use_bias=True)
   reference = getattr(transformers, f'{cls}ForCausalLM')
@@ -93,7 +91,7 @@ def test_older_files(tmp_path):
 
 
 @pytest.mark.parametrize(
-  'changed, said',
+  'changed, expected_message',
   [
     (dict(model_type='mamba', hidden_act='gelu'), "hidden_act='gelu'"),
     (dict(model_type='mamba', rms_norm=False), 'rms_norm=False'),
@@ -102,6 +100,6 @@ def test_older_files(tmp_path):
     (dict(model_type='mamba2', **SECOND, hidden_act='gelu'), "hidden_act='gelu'"),
   ],
 )
-def test_what_is_not_understood_is_refused_by_name(changed, said):
-  with pytest.raises(ValueError, match=said):
+def test_what_is_not_understood_is_refused_by_name(changed, expected_message):
+  with pytest.raises(ValueError, match=expected_message):
     from_config.load_families()[changed['model_type']].read(SMALL | changed)

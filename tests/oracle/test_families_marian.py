@@ -93,7 +93,7 @@ def test_vocabularies_of_their_own(settings, tmp_path):
 
 
 def test_older_files(tmp_path):
-  """What OPUS-MT says besides; and its sines and cosines, stored."""
+  """Further fields of OPUS-MT; and its sines and cosines, stored."""
   from safetensors.numpy import load_file, save_file
 
   import tfm

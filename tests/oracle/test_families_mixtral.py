@@ -1,4 +1,4 @@
-"""Mixtral with random settings: experts, how many of them a token asks, windows."""
+"""Mixtral with random settings: experts, how many of them a token activates, windows."""
 
 import pytest
 

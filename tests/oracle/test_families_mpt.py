@@ -64,7 +64,7 @@ def test_older_files(tmp_path):
 
 
 @pytest.mark.parametrize(
-  'changed, said',
+  'changed, expected_message',
   [
     (dict(attn_config=dict(clip_qkv=6)), r'clip_qkv=6 is not supported; only None is \(in attn_config\)'),
     (dict(attn_config=dict(alibi=False)), 'alibi=False'),
@@ -75,8 +75,8 @@ def test_older_files(tmp_path):
     (dict(no_bias=False), 'no_bias=False'),
   ],
 )
-def test_what_is_not_understood_is_refused_by_name(changed, said):
-  with pytest.raises(ValueError, match=said):
+def test_what_is_not_understood_is_refused_by_name(changed, expected_message):
+  with pytest.raises(ValueError, match=expected_message):
     from_config.load_families()['mpt'].read(
       SMALL | dict(model_type='mpt', architectures=['MptForCausalLM']) | changed
     )

@@ -57,7 +57,7 @@ def test_the_longest_row_and_names_of_older_files(tmp_path):
 
 
 @pytest.mark.parametrize(
-  'changed, said',
+  'changed, expected_message',
   [
     (dict(_remove_final_layer_norm=True), '_remove_final_layer_norm=True is not supported'),
     (
@@ -71,8 +71,8 @@ def test_the_longest_row_and_names_of_older_files(tmp_path):
     (dict(alibi=True), 'alibi=True'),
   ],
 )
-def test_what_is_not_understood_is_refused_by_name(changed, said):
-  with pytest.raises(ValueError, match=said):
+def test_what_is_not_understood_is_refused_by_name(changed, expected_message):
+  with pytest.raises(ValueError, match=expected_message):
     from_config.load_families()['opt'].read(
       SMALL | dict(model_type='opt', architectures=['OPTForCausalLM']) | changed
     )

@@ -48,7 +48,7 @@ def test_a_model_without_an_output(tmp_path):
 
 
 def test_older_files(tmp_path):
-  """Rotations under their older names, half of each head unless told."""
+  """Rotations under their older names, half of each head by default."""
   transformers = pytest.importorskip('transformers')
   theirs = published.build_hf_model(
     transformers.PhiForCausalLM, transformers.PhiConfig(**SMALL, **rotary(rope_theta=500.0))

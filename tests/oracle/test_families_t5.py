@@ -37,7 +37,7 @@ SMALL = dict(
   ids=str,
 )
 def test_t5(settings, tmp_path):
-  """Of texts longer than the distances that are told apart, too."""
+  """Of texts longer than the distances that have their own bucket, too."""
   import tfm
 
   transformers = pytest.importorskip('transformers')
@@ -93,7 +93,7 @@ def untied(cls, config, folder):
   ids=str,
 )
 def test_an_output_of_its_own(kind, settings, aliases, tmp_path):
-  """Whatever is said of the tie, the tensors are there: in the form of 5.x, and of older files."""
+  """Whatever config.json states of the tie, the tensors are there: in the form of 5.x, and of older files."""
   import tfm
 
   transformers = pytest.importorskip('transformers')

@@ -59,7 +59,7 @@ def test_logits(cls, settings, shape, field, tmp_path):
   )
 
 
-def test_what_no_output_needs_is_left_out_and_told(tmp_path, caplog):
+def test_what_no_output_needs_is_left_out_and_logged(tmp_path, caplog):
   transformers = pytest.importorskip('transformers')
   theirs = published.build_hf_model(transformers.ViTModel, transformers.ViTConfig(**SMALL))
   theirs.save_pretrained(tmp_path)

@@ -29,7 +29,7 @@ def ours(text, length):
 
 
 def theirs(overlay, length):
-  """A causal mask and an overlay, asked for every pair of indices."""
+  """A causal mask and an overlay, evaluated at every pair of indices."""
   build_inputs = masking_utils.and_masks(masking_utils.causal_mask_function, overlay)
   return [
     [bool(build_inputs(0, 0, torch.tensor(q), torch.tensor(k))) for k in range(length)] for q in range(length)

@@ -75,7 +75,7 @@ def test_buckets(hashes):
 )  # two chunks of one bucket, all of which the second sees
 def test_attention(chunk, hashes, causal, monkeypatch):
   module, x = published(chunk, hashes, causal), DRAW.standard_normal((B, T, D)).astype(np.float32)
-  # Both are told that all tokens share a bucket in every round; theirs numbers on from round to round.
+  # In both, all tokens share a bucket in every round; theirs numbers on from round to round.
   one_each = torch.arange(hashes).repeat_interleave(T).expand(B, H, -1)
   monkeypatch.setattr(
     'tfm.mixers.reformer.hash_to_buckets', lambda q, _: jnp.zeros((B, T, H, hashes), jnp.int32)
@@ -108,7 +108,7 @@ def test_attention(chunk, hashes, causal, monkeypatch):
   y, _ = mixer.apply(
     {'params': params}, jnp.asarray(x), None, Context.contiguous(jnp.asarray(x[..., 0])), None
   )
-  # The first token hears only itself: the sum of theirs over rounds is rounded at logits of -1e5 then.
+  # The first token sees only itself: the sum of theirs over rounds is rounded at logits of -1e5 then.
   visible = slice(int(causal and hashes > 1), None)
   y, theirs = y[:, visible], theirs[:, visible]
   np.testing.assert_allclose(y, theirs, rtol=2e-5, atol=2e-5 * np.abs(theirs).max())

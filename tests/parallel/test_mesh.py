@@ -62,7 +62,7 @@ def test_the_config_has_every_axis():
   assert set(default_config().mesh) == set(meshes.AXES)
 
 
-def test_the_axis_that_says_most_has_the_nearest_neighbours():
+def test_the_axis_that_communicates_most_has_the_nearest_neighbours():
   """Devices are numbered board by board, host by host."""
   result = meshes.make(dict(stage=2, data=2, tensor=2))
   ids = np.vectorize(lambda device: device.id)(result.devices).squeeze()
@@ -105,7 +105,7 @@ class TestSlices:
     assert all((slices == slices.take([0], i)).all() for i in range(slices.ndim) if i != at)
     assert (slices.take(0, at) == 0).all() and (slices.take(-1, at) == 1).all()
 
-  def test_a_config_may_say_where_the_devices_do_not(self):
+  def test_a_config_may_state_slices_where_the_devices_do_not(self):
     config = complete(dict(mesh=dict(data=2, stage=2, tensor=2), slices=dict(count=2, axis='data')))
     ids = np.vectorize(lambda device: device.id)(
       meshes.from_config(config).devices

@@ -301,7 +301,7 @@ def test_a_mesh_that_does_not_divide_the_model_is_refused(tiny, mesh, fields, se
 
 
 def test_what_is_proposed_works(tiny):
-  """Of any mesh asked for on twelve devices, with 6 heads, 4 layers and rows of 24 tokens."""
+  """Of any mesh requested on twelve devices, with 6 heads, 4 layers and rows of 24 tokens."""
   config = tiny(
     **{'model.heads': 6, 'model.width': 48, 'model.layers': 4, 'data.length': 24, 'training.batch_size': 12}
   )

@@ -445,7 +445,7 @@ def test_patterns_prefixes_and_packed_rows(tiny):
 
 @pytest.mark.slow
 def test_what_is_no_training_goes_through_all_layers(tiny):
-  """Caches, and weights that are told."""
+  """Caches, and exposed attention weights."""
   config = tiny(**DEEP)
   model = Experiment(config).build_model(VOCAB)
   params, cut, on = placed(model, config, dict(stage=2, data=2))

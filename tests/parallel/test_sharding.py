@@ -1,4 +1,4 @@
-"""Logical axes: names are closed, rules are read strictly, and specs come out as the rules say."""
+"""Logical axes: names are closed, rules are read strictly, and specs come out by the rules."""
 
 import contextlib
 
@@ -66,7 +66,7 @@ class TestShard:
       (('length', 'batch', 'vocab'), (8, 1, 8)),
       (('embed', 'kv', 'heads'), (4, 4, 8)),
       (('kv', 'table', 'layers'), (8, 4, 16)),
-      (('batch', None, 'mlp'), (2, 4, 8)),  # None says that an axis stays whole
+      (('batch', None, 'mlp'), (2, 4, 8)),  # None: an axis stays whole
     ],
   )
   def test_inside_it_cuts(self, names, own):

@@ -226,7 +226,7 @@ def test_processes_train_as_one_and_read_their_own_rows(start, tiny, fields, tmp
 
 @pytest.mark.slow
 def test_processes_come_and_go(start, tiny, fields, tmp_path):
-  """Four, of which one is asked to stop; two, of which one is interrupted; and one to the end."""
+  """Four, of which one gets a signal to stop; two, of which one is interrupted; and one to the end."""
   place, expected = tmp_path / 'elastic', alone(tiny, fields, tmp_path / 'unbroken')
   for count, step, which, number in ((4, 10, 2, signal.SIGTERM), (2, 30, 1, signal.SIGINT)):
     started = start(count, 2, place)
@@ -262,7 +262,7 @@ def test_killed_in_mid_save_the_rest_stops_and_all_go_on(start, tiny, fields, tm
 
 
 @pytest.mark.slow
-def test_what_each_process_keeps_near_at_hand_is_gone_on_from_if_all_have_it(start, tiny, fields, tmp_path):
+def test_runs_resume_from_local_checkpoints_that_all_processes_have(start, tiny, fields, tmp_path):
   place, disk = tmp_path / 'run', tmp_path / 'disk'
   # Parameters are cut over the processes: each has a part of them that the other has not.
   flags = [
@@ -288,7 +288,7 @@ def test_what_each_process_keeps_near_at_hand_is_gone_on_from_if_all_have_it(sta
 
 
 @pytest.mark.slow
-def test_near_at_hand_nothing_is_kept_in_part(start, tmp_path):
+def test_no_local_checkpoint_is_incomplete(start, tmp_path):
   """The second of two processes with three devices each has a half of one copy, and another copy whole."""
   ends = finish(
     start(
@@ -314,7 +314,7 @@ def test_near_at_hand_nothing_is_kept_in_part(start, tmp_path):
 @pytest.mark.parametrize(
   'dead, number', [(1, signal.SIGKILL), (0, signal.SIGKILL), (1, signal.SIGSTOP), (0, signal.SIGSTOP)]
 )
-def test_without_a_peer_the_rest_stops_and_says_why(start, tmp_path, dead, number):
+def test_without_a_peer_the_rest_stops_with_the_reason(start, tmp_path, dead, number):
   started = start(2, 1, tmp_path, '--config.training.steps=100000')
   when(reached(tmp_path, 3), started)
   started[dead].send_signal(number)
@@ -343,25 +343,25 @@ def test_what_processes_do_not_share_is_refused_by_all(start, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-  'config, said',
+  'config, expected_message',
   [
     ('dict(optimizer=dict(learning_rate=os.getpid() * 1e-9))', 'config.optimizer.learning_rate'),
     ("dict(model=dict(blocks={f'b{os.getpid()}': dict(heads=2)}))", 'which fields --config has'),
   ],
 )
-def test_what_differs_between_configs_is_named(start, tmp_path, config, said):
+def test_what_differs_between_configs_is_named(start, tmp_path, config, expected_message):
   file = tmp_path / 'own.py'
   file.write_text(f'import os\n\ndef get_config(arg=""):\n  return {config}\n')
   for status, _, err in finish(start(2, 1, tmp_path / 'run', f'--config={file}'), 120):
     assert (
       status == 2
-      and f': {said} is not the same in all processes: process 1 differs' in err
+      and f': {expected_message} is not the same in all processes: process 1 differs' in err
       and 'Traceback' not in err
     )
 
 
 @pytest.mark.slow
-def test_when_not_all_come_it_is_said(start, tmp_path):
+def test_a_missing_process_is_reported(start, tmp_path):
   alone, *others = start(2, 1, tmp_path, '--connect_timeout=1')[::-1]
   for other in others:
     other.kill()
@@ -376,7 +376,7 @@ def test_when_not_all_come_it_is_said(start, tmp_path):
 
 
 @pytest.mark.parametrize(
-  'flags, said',
+  'flags, expected_message',
   [
     (('two', None, None, 60, 300), '--processes=two must be a number of processes'),
     (('2', None, 'localhost:1', 60, 300), '--process=None is not below --processes=2'),
@@ -388,8 +388,8 @@ def test_when_not_all_come_it_is_said(start, tmp_path):
     (('1', None, None, None, 10), '--connect_timeout=10 needs several processes'),
   ],
 )
-def test_flags_that_make_no_sense(flags, said):
-  with pytest.raises(ValueError, match=said):
+def test_flags_that_make_no_sense(flags, expected_message):
+  with pytest.raises(ValueError, match=expected_message):
     processes.connect(*flags)
 
 

@@ -319,7 +319,7 @@ def test_invalid_metrics_and_measures_are_rejected_before_training(tiny, fields,
 
 
 @pytest.mark.parametrize(
-  'said, rates, sentence',
+  'changed, rates, sentence',
   [
     ({}, (1e-3, 3e-3), 'has a learning rate set by its config alone, and the study has learning_rates='),
     (
@@ -334,10 +334,10 @@ def test_invalid_metrics_and_measures_are_rejected_before_training(tiny, fields,
     ),
   ],
 )
-def test_changed_learning_rates_are_rejected(file, done, tmp_path, said, rates, sentence):
+def test_changed_learning_rates_are_rejected(file, done, tmp_path, changed, rates, sentence):
   shutil.copytree(done / 'arms/rope', tmp_path / 'arms/rope')
   path = tmp_path / 'arms/rope/arm.json'
-  path.write_text(json.dumps(json.loads(path.read_text()) | said))
+  path.write_text(json.dumps(json.loads(path.read_text()) | changed))
   study = dataclasses.replace(studies.load_study(file), learning_rates=rates)
   rope = Arm('rope', {}, Experiment(resolve_config(complete(study.config))), {}, 0, 0.0, 0)
   with pytest.raises(ValueError, match=sentence):

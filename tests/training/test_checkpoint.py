@@ -72,7 +72,7 @@ DAMAGES = (flip, 'SHA-256'), (shorten, 'bytes and had'), (pathlib.Path.unlink, '
 
 
 @pytest.mark.parametrize(
-  'part, damage, said',
+  'part, damage, expected_message',
   [
     pytest.param(
       part, *DAMAGES[j], marks=[] if i == j else [pytest.mark.slow], id=f'{part}-{DAMAGES[j][0].__name__}'
@@ -82,7 +82,7 @@ DAMAGES = (flip, 'SHA-256'), (shorten, 'bytes and had'), (pathlib.Path.unlink, '
   ],
 )
 def test_a_damaged_checkpoint_is_refused_by_name_and_the_one_before_is_offered(
-  trained, tiny, tmp_path, part, damage, said
+  trained, tiny, tmp_path, part, damage, expected_message
 ):
   workdir = shutil.copytree(trained, tmp_path / 'run')
   path = largest(workdir / 'checkpoints' / '6' / part)
@@ -92,7 +92,7 @@ def test_a_damaged_checkpoint_is_refused_by_name_and_the_one_before_is_offered(
   sentence = str(error.value)
   assert (
     sentence.startswith(f'the checkpoint 6 in {workdir / "checkpoints"} is damaged: {path} ')
-    and said in sentence
+    and expected_message in sentence
   )
   assert '--step=3 reads it' in sentence and f'after {workdir / "checkpoints" / "6"} is deleted' in sentence
   if part == 'params':
@@ -106,9 +106,9 @@ def test_digests_that_cannot_be_read_are_damage_of_their_checkpoint(trained, tin
   workdir = shutil.copytree(trained, tmp_path / 'run')
   path = workdir / 'checkpoints' / '6' / file_hashes.FILE
   path.write_text(content)
-  for ask in (lambda: runs.load(workdir), lambda: train(tiny(), workdir)):
+  for read in (lambda: runs.load(workdir), lambda: train(tiny(), workdir)):
     with pytest.raises(ValueError) as error:
-      ask()
+      read()
     sentence = str(error.value)
     assert sentence.startswith(
       f'the checkpoint 6 in {workdir / "checkpoints"} is damaged: {path} cannot be read ('

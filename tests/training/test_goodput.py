@@ -1,4 +1,4 @@
-"""Every second is told what it was spent on, and what was done beyond the last checkpoint is lost."""
+"""Every second is counted by what it was spent on; what was done beyond the last checkpoint is lost."""
 
 import json
 
@@ -66,7 +66,7 @@ def test_a_step_that_compiles_is_no_productive_one(clock):
 
 
 @pytest.mark.parametrize('last, lost', [(20, 11), (10, 21), (0, 26)])
-def test_what_a_kill_cost_is_told_by_the_one_that_goes_on(clock, tmp_path, last, lost):
+def test_the_resumed_run_reports_what_a_kill_cost(clock, tmp_path, last, lost):
   goodput = Goodput([tmp_path], 0)
   clock[0] += 5
   for step, seconds in ((10, 0), (20, 10)):
@@ -84,7 +84,7 @@ def test_what_a_kill_cost_is_told_by_the_one_that_goes_on(clock, tmp_path, last,
   assert third.seconds['lost'] == lost and sum(third.seconds.values()) == 30
 
 
-def test_the_last_save_is_told(clock):
+def test_the_last_save_is_reported(clock):
   goodput = Goodput()
   for seconds in (3, 5):
     spend(goodput, clock, 'saving', seconds)

@@ -1,4 +1,4 @@
-"""Which parameters decay, and that clipping and every optimizer do what they say."""
+"""Which parameters decay, and that clipping and every optimizer follow their formulas."""
 
 import flax.linen as nn
 import jax

@@ -44,7 +44,7 @@ def unbroken(tiny, settings, tmp_path_factory):
 
 @pytest.fixture
 def dies(monkeypatch):
-  """(config, workdir, a step) → has the run die as that step is told of."""
+  """(config, workdir, a step) → has the run die as that step is logged."""
 
   def make(config, workdir, last):
     plain = Report.record_step
@@ -103,7 +103,7 @@ def test_it_goes_on_from_the_newest_and_ends_as_the_unbroken_run(
 
 
 def test_how_often_follows_from_the_time_of_a_save(tiny, settings, dies, tmp_path):
-  """The first that lasts tells it; a failure every few microseconds then asks for one with every step."""
+  """The first save measures it; failures every few microseconds then require one with every step."""
   near = {
     'training.local_checkpoint_dir': str(tmp_path / 'disk'),
     'training.save_local_every': 'auto(hours=1e-9)',

@@ -28,7 +28,7 @@ def test_youngs_interval():
 
 
 @pytest.mark.parametrize(
-  'spec, said',
+  'spec, expected_message',
   [
     ('steps(0)', r"config.training.save_every='steps\(0\)': every=0 must be at least 1"),
     ('auto(hours=-1)', 'must be above 0'),
@@ -36,13 +36,13 @@ def test_youngs_interval():
     ('steps', 'every'),
   ],
 )
-def test_refusals(tiny, spec, said):
-  with pytest.raises(ValueError, match=said):
+def test_refusals(tiny, spec, expected_message):
+  with pytest.raises(ValueError, match=expected_message):
     validate_run(Experiment(tiny(**{'training.save_every': spec})), 1)
 
 
 @pytest.mark.slow
-def test_a_run_saves_as_it_says_and_at_its_end(tiny, tmp_path):
+def test_a_run_saves_at_its_interval_and_at_its_end(tiny, tmp_path):
   train(
     tiny(
       **{

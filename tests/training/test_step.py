@@ -330,7 +330,7 @@ def loss_and_metrics(tiny, key, **model):
 
 
 @pytest.mark.slow
-def test_losses_of_layers_are_minimised_and_told(tiny):
+def test_losses_of_layers_are_minimised_and_logged(tiny):
   key = jax.random.key(0)
   (total, sums), gradient = loss_and_metrics(tiny, key, feed_forward=EXPERTS.format(0.5, 0.1))
   (plain, none), without = loss_and_metrics(tiny, key, feed_forward=EXPERTS.format(0.0, 0.0))

@@ -108,8 +108,8 @@ def test_needle_covers_depths_and_lengths(tiny, tmp_path):
     tmp_path,
   )
   run = runs.load(tmp_path)
-  ask = build_measure('needle((170, 180, 360), depths=(0.0, 1.0), texts=16)').prepare(run)
-  found = {(value.metric, value.x): value for value in ask(run.params)}
+  measure = build_measure('needle((170, 180, 360), depths=(0.0, 1.0), texts=16)').prepare(run)
+  found = {(value.metric, value.x): value for value in measure(run.params)}
   assert {*found} == {(f'exact_in_{L}_at_depth', depth) for L in (170, 180, 360) for depth in (0.0, 1.0)}
   for (metric, _), value in found.items():
     if '360' in metric:
