@@ -126,7 +126,7 @@ def split_text(text: str, size: int) -> Iterator[str]:
   """Divides a text after the first blank line, otherwise the first line end, that follows `size` characters.
 
   No piece is longer than twice the size: a longer line is divided anywhere. The pieces joined are the text;
-    an empty text is one empty piece.
+  an empty text is one empty piece.
   """
   piece, length = [], 0
   for match in re.finditer(r'[^\n]*\n|[^\n]+', text):

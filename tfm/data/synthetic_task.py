@@ -23,7 +23,7 @@ class Task(protocol.Source):
   """Texts whose answers are known. A document is a function of (seed, split, index) alone.
 
   No text of the training split is in the validation or the test split, and these two are disjoint: the hash
-    of a text decides its split, and examples are drawn until one belongs to the split.
+  of a text decides its split, and examples are drawn until one belongs to the split.
 
   Attributes:
     examples: the number of training examples; None: infinite.

@@ -40,8 +40,8 @@ class MixtureOfExperts(FeedForward):
   before any second ones; a choice beyond the capacity is dropped: it adds nothing, and a token without any
   choice passes through the residual stream alone. Padding is not routed. With dropping, the
   output of a token depends on the other tokens of its row: on packed neighbours, and for k > 1 on the first
-    choices of later tokens; in decoding, where tokens come one by one, hardly any is dropped. Packing,
-    causality and cached decoding therefore hold exactly only while nothing is dropped.
+  choices of later tokens; in decoding, where tokens come one by one, hardly any is dropped. Packing,
+  causality and cached decoding therefore hold exactly only while nothing is dropped.
 
   In training two losses are reported in the collection 'losses', each the mean over the tokens
   times its weight: E Σ_i f_i P_i, f_i being the choices of expert i for each token and P_i its mean

@@ -19,7 +19,7 @@ class Learned2D(Position):
   resized to the grid of the run (Dosovitskiy et al. 2021, §3.2, "2D interpolation").
 
   So a run at a higher resolution can use the parameters of a lower one: `original` is the grid on which
-    they were trained. If both are equal, this is `learned`, parameter for parameter.
+  they were trained. If both are equal, this is `learned`, parameter for parameter.
 
   Attributes:
     rows, columns: of the grid; the other tokens of data.length stand before it. Default: a square.

@@ -21,8 +21,8 @@ class Buckets(protocol.Packing):
   """Batches by token count (Vaswani et al. 2017, §5.1): the shorter the pairs, the more of them.
 
   A pair goes into the narrowest bucket that holds its longer side: of `length` tokens, a half, a quarter …
-    down to about `least`, or with a smaller `ratio` a half, a third … All pairs of a batch come from one
-    bucket, and a batch of
+  down to about `least`, or with a smaller `ratio` a half, a third … All pairs of a batch come from one
+  bucket, and a batch of
   shorter rows has more of them: k × batch_size rows of length / k tokens, rounded down. So there are a few
     shapes, each compiled once.
 

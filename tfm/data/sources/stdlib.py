@@ -19,7 +19,7 @@ class Stdlib(protocol.Source):
   """The .py files of the standard library, without tests and installed packages.
 
   This is real text on every machine: 12 MB in about 700 documents. It depends on Python's version and
-    build, so compare runs by the hash of the corpus.
+  build, so compare runs by the hash of the corpus.
   """
 
   def prepare(self, cache_dir: pathlib.Path) -> Corpus:

@@ -13,9 +13,9 @@ class Twins(synthetic_task.Task):
   random digit; the label of a word is the digit of the other word with its key.
 
   Retrieval for encoders, at every word: the multi-query associative recall of Arora et al. 2023 with
-    queries before and after their answers. Without attention to the other word, the accuracy is one in ten.
-    Words are separated by spaces; with tokenizer='words' each is one token, except for the first of a text,
-    which has no space before it and may be several.
+  queries before and after their answers. Without attention to the other word, the accuracy is one in ten.
+  Words are separated by spaces; with tokenizer='words' each is one token, except for the first of a text,
+  which has no space before it and may be several.
 
   Attributes:
     pairs: the number of pairs of words in a text.
