@@ -9,7 +9,12 @@ import safetensors.numpy
 
 import tfm
 from tests.hf.test_export import LLAMA, build
-from tfm.hf import export
+from tfm.hf import export, from_config
+
+
+SIZES = dict(
+  hidden_size=32, intermediate_size=48, num_attention_heads=4, max_position_embeddings=32, vocab_size=61
+)
 
 
 @pytest.fixture(scope='module')
@@ -71,6 +76,18 @@ def test_senseless_fields_of_config_json(folder, change):
   fields = json.loads((folder / 'config.json').read_text())
   (folder / 'config.json').write_text(json.dumps(fields | change))
   assert 'config.json' in load_error(folder)
+
+
+@pytest.mark.parametrize(
+  'family, fields',
+  [
+    ('qwen2', SIZES | dict(num_hidden_layers=10**9)),
+    ('gpt2', dict(n_layer=10**9, scale_attn_by_inverse_layer_idx=True)),
+  ],
+)
+def test_a_senseless_number_of_layers_is_never_listed(family, fields):
+  with pytest.raises(ValueError, match='=1000000000 must be at least 1 and at most 10,000'):
+    from_config.load_families()[family].read(fields | dict(model_type=family))
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,27 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from tfm.errors import suggest
+from tfm.config.schema import field_ranges
+from tfm.errors import require, suggest
 from tfm.hf.families._config_fields import CustomField, HfConfig
-from tfm.hf.families._field_converters import Converter
+from tfm.hf.families._field_converters import MISSING, Converter
+from tfm.spec import unsuitable_reason
 
 
 # Layer type in config.json → name of the block in our config.
 LAYER_TYPES = {'full_attention': 'full', 'sliding_attention': 'sliding'}
+
+
+def layer_count(hf_config: HfConfig, name: str, default: Any = MISSING) -> int:
+  """The number of layers, before anything is listed for each.
+
+  Raises:
+    ValueError: for one that is out of the range of `model.layers`.
+  """
+  count = hf_config.get(name, default)
+  reason = unsuitable_reason(count, field_ranges()['model.layers'])
+  require(not reason, f'config.json: {name}={count!r} {reason}')
+  return count
 
 
 def layer_pattern(kinds: Sequence[str], blocks: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
@@ -86,7 +100,7 @@ def window_masks(
   """
 
   def read_fields(hf_config):
-    count, window = hf_config.get('num_hidden_layers'), get_size(hf_config)
+    count, window = layer_count(hf_config, 'num_hidden_layers'), get_size(hf_config)
     types = hf_config.get('layer_types', None)
     if types is None:
       types = [default_type(i, hf_config) for i in range(count)]

@@ -11,7 +11,7 @@ from tfm.hf.families._config_fields import (
   SupportedValues,
 )
 from tfm.hf.families._field_converters import GATED_ACTIVATIONS, MISSING, Converter, format_spec
-from tfm.hf.families._layer_patterns import layer_pattern, layer_sections, layer_values
+from tfm.hf.families._layer_patterns import layer_count, layer_pattern, layer_sections, layer_values
 from tfm.hf.families.protocol import Family, Part, Weight, block_paths, norm
 from tfm.spec import parse
 
@@ -104,7 +104,7 @@ ZERO_AS_NONE = Converter(lambda count: count or 0, lambda count: count)
 
 def read_layers(hf_config):
   """The first `first_k_dense_replace` layers have no experts."""
-  count, first = hf_config.get('num_hidden_layers'), hf_config.get('first_k_dense_replace', 0)
+  count, first = layer_count(hf_config, 'num_hidden_layers'), hf_config.get('first_k_dense_replace', 0)
   if not 0 <= first < count:
     raise ValueError(
       f'config.json: first_k_dense_replace={first!r} is not supported with {count} layers; '

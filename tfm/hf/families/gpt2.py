@@ -10,7 +10,7 @@ from tfm.hf.families._config_fields import (
   learned_position,
 )
 from tfm.hf.families._field_converters import ACTIVATIONS, spec_argument
-from tfm.hf.families._layer_patterns import layer_pattern, layer_values
+from tfm.hf.families._layer_patterns import layer_count, layer_pattern, layer_values
 from tfm.hf.families.protocol import Family, Weight, block_paths, norm
 
 
@@ -28,7 +28,7 @@ def layer_scores(layers, head_width):
 def read_layer_scales(hf_config):
   if not hf_config.get('scale_attn_by_inverse_layer_idx', False):
     return {}
-  layers = hf_config.get('n_layer', 12)
+  layers = layer_count(hf_config, 'n_layer', 12)
   scores = layer_scores(layers, hf_config.get('n_embd', 768) // hf_config.get('n_head', 12))
   names = [f'layer_{i}' for i in range(layers)]
   return layer_pattern(names, {name: dict(score=score) for name, score in zip(names, scores)})
