@@ -188,6 +188,16 @@ def test_printed_commands_are_valid_shell_and_keep_every_argument(name, capsys, 
       '--name=Bad Name_1 must consist of lower-case letters',
     ),
     (['slurm', *CONFIG, '--workdir=x', '--nodes=2', '--env=A'], '--env=A must be NAME=VALUE'),
+    (['slurm', *CONFIG, '--workdir=x', '--nodes=2', '--env=A;B=1'], '--env=A;B=… names no variable'),
+    (
+      ['slurm', *CONFIG, '--workdir=x', '--nodes=2', '--name=a\n#SBATCH --exclusive'],
+      "--name='a\\n#SBATCH --exclusive' contains a line break",
+    ),
+    (
+      ['slurm', *CONFIG, '--workdir=x', '--nodes=2', '--partition=a\ndate'],
+      "--partition='a\\ndate' contains a line break",
+    ),
+    (['slurm', *CONFIG, '--workdir=x', '--nodes=2', '--a b=c'], '--a b is not a flag'),
     (['slurm', *CONFIG, '--workdir=x', '--nodes=2', '--run'], '--run needs sbatch, which is not on the PATH'),
   ],
 )
@@ -203,6 +213,7 @@ def test_invalid_jobs_are_rejected(capsys, root, monkeypatch, argv, message):
   [
     (['--exclusive'], '#SBATCH --exclusive'),
     (['--signal=B:TERM@600'], '#SBATCH --signal=B:TERM@600'),
+    (['--comment=two words # of it'], "#SBATCH '--comment=two words # of it'"),
     # Files and kernels of the target machines are not looked for on this one.
     (
       [
@@ -282,6 +293,18 @@ def test_a_preempted_slice_is_created_again(capsys, tmp_path, root, monkeypatch)
     tmp_path / 'trained'
   ).read_text() == 2 * 'train --processes=auto --workdir=/nfs/lm --config=configs/lm.py\n'
   assert (tmp_path / 'setup').read_text() == 'installed\ninstalled\n'
+
+
+def test_no_argument_ends_the_printed_text_early(capsys, root, monkeypatch):
+  """A variable's value may contain the word that ends the text, on a line of its own."""
+  monkeypatch.chdir(root)
+  value = 'a\nEND\nfalse'
+  out = tfm(
+    capsys, 'launch', 'slurm', '--config=configs/lm.py', '--workdir=x', '--nodes=2', f'--env=A={value}'
+  )[1]
+  words = ['bash', '-c', f'sbatch() {{ cat; }}\n{out}']
+  script = subprocess.run(words, text=True, capture_output=True, check=True).stdout
+  assert script.endswith('exit "$status"\n') and f"export A='{value}'" in script
 
 
 def test_run_runs_the_steps_in_order(tmp_path):

@@ -27,6 +27,10 @@ class Job:
     directory: the working directory on the machines; '': the one they start in.
     options: flags of the scheduler, name → value; '' is the value of a flag without one.
     setup: a shell command to run first; '': none.
+
+  Raises:
+    ValueError: for a name of a variable or an option that a shell would read as something else, and for a
+      line break in the job's name or in an option's value, which would begin a line of its own.
   """
 
   name: str
@@ -36,6 +40,21 @@ class Job:
   directory: str
   options: Mapping[str, str]
   setup: str = ''
+
+  def __post_init__(self):
+    for name in self.environment:
+      require(
+        re.fullmatch(r'[A-Za-z_][A-Za-z0-9_]*', name) is not None,
+        f'--env={name}=… names no variable; names consist of letters, digits and _, and begin with no digit',
+      )
+    for name, value in {'name': self.name, **self.options}.items():
+      require(
+        re.fullmatch(r'[A-Za-z0-9][-_A-Za-z0-9]*', name) is not None,
+        f'--{name} is not a flag; a flag consists of letters, digits and dashes',
+      )
+      require(
+        value.isprintable(), f'--{name}={value!r} contains a line break or a control character; remove it'
+      )
 
   def train_command(self, workdir: str, *prefix: str) -> str:
     """The command that every process runs."""
@@ -79,7 +98,10 @@ class Step:
 
   def __str__(self):
     comment = f'# {self.note}\n' if self.note else ''
-    return comment + shlex.join(self.words) + (f" <<'END'\n{self.stdin}END" if self.stdin else '')
+    end = 'END'
+    while end in self.stdin.splitlines():  # a line that reads like the end would cut the text off
+      end += '_'
+    return comment + shlex.join(self.words) + (f" <<'{end}'\n{self.stdin}{end}" if self.stdin else '')
 
 
 def format_flag(name: str, value: str) -> str:

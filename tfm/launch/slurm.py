@@ -1,6 +1,7 @@
 """Slurm: one sbatch file that runs one process per task and requeues itself after preemption."""
 
 import re
+import shlex
 
 from tfm.errors import require
 from tfm.launch.job import BUCKET, Job, Step, format_flag, restart_loop
@@ -27,7 +28,10 @@ def steps(job: Job) -> list[Step]:
   requeue = 'if [ -n "$stopped" ] && [ "$status" = 0 ]; then scontrol requeue "$SLURM_JOB_ID"; fi\n'
   lines = [
     '#!/bin/bash',
-    *(f'#SBATCH {format_flag(name, value)}' for name, value in {'job-name': job.name, **options}.items()),
+    *(
+      f'#SBATCH {shlex.quote(format_flag(name, value))}'
+      for name, value in {'job-name': job.name, **options}.items()
+    ),
     '#SBATCH --requeue',
     '',
     *job.setup_lines(),
