@@ -206,9 +206,12 @@ def test_a_search_skips_meshes_estimated_not_to_fit(run, tmp_path, monkeypatch):
     ),
     (
       ('--topology=here', '--config.slices.axis=foo'),
-      "slices.axis='foo' cannot span slices; use 'data' or 'stage'",
+      "config.slices.axis='foo' cannot span slices; use 'data' or 'stage'",
     ),
-    (('--topology=here', '--search', '--config.slices.count=3'), 'slices.count=3 does not divide 8 devices'),
+    (
+      ('--topology=here', '--search', '--config.slices.count=3'),
+      'config.slices.count=3 does not divide 8 devices',
+    ),
     (('--topology=here', '--config.training.batch_size=6'), 'use a multiple of 4'),
     (('--topology=here', '--config.data.tokenizer=char'), 'set --vocab=N'),
     (('--topology=here', '--vocab=0'), '--vocab=0 must be at least 1'),

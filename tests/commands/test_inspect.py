@@ -70,15 +70,15 @@ def test_prints_config_parameters_costs_and_masks(run, tmp_path):
   [
     (
       ('--devices=4', '--config.mesh.stage=3', '--config.mesh.data=1'),
-      'mesh stage=3 needs 3 devices and there are 4; the nearest valid mesh of 4 devices is data=4',
+      'config.mesh: stage=3 needs 3 devices and there are 4; the nearest valid mesh of 4 devices is data=4',
     ),
     (('--devices=0',), '--devices=0 must be at least 1'),
     (
       ('--config.mesh.data=0',),
-      'mesh.data=0 must be at least 1, or -1 for the remaining devices; '
+      'config.mesh.data=0 must be at least 1, or -1 for the remaining devices; '
       'the nearest valid mesh of 8 devices is',
     ),
-    (('--config.slices.axis=foo',), "slices.axis='foo' cannot span slices; use 'data' or 'stage'"),
+    (('--config.slices.axis=foo',), "config.slices.axis='foo' cannot span slices; use 'data' or 'stage'"),
   ],
 )
 def test_an_invalid_mesh_is_rejected_with_the_nearest_valid_mesh(run, words, sentence):

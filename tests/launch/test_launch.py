@@ -131,11 +131,11 @@ def test_printed_commands_are_valid_shell_and_keep_every_argument(name, capsys, 
     ),
     (
       ['slurm', *CONFIG, '--workdir=x', '--nodes=2', '--ntasks-per-node=4', '--config.mesh.data=3'],
-      'mesh data=3 needs 3 devices and there are 8',
+      'config.mesh: data=3 needs 3 devices and there are 8',
     ),
     (
       ['slurm', *CONFIG, '--workdir=x', '--nodes=2', '--ntasks-per-node=4', '--config.mesh.tensor=4'],
-      "mesh.tensor = 4 splits 'kv_heads' of the parameter",
+      "config.mesh.tensor = 4 splits 'kv_heads' of the parameter",
     ),
     (
       ['slurm', *CONFIG, '--workdir=x', '--nodes=1-2', '--config.mesh.data=3'],
@@ -159,7 +159,7 @@ def test_printed_commands_are_valid_shell_and_keep_every_argument(name, capsys, 
         '--runtime-version=r',
         '--config.mesh.data=8',
       ],
-      'mesh data=8 needs 8 devices and there are 4',
+      'config.mesh: data=8 needs 8 devices and there are 4',
     ),
     (
       [
@@ -173,7 +173,7 @@ def test_printed_commands_are_valid_shell_and_keep_every_argument(name, capsys, 
         '--config.mesh.fsdp=16',
         '--config.mesh.data=1',
       ],
-      'mesh.data=1 is not divisible by 2 slices',
+      'config.mesh.data=1 is not divisible by 2 slices',
     ),
     (
       [

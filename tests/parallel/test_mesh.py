@@ -35,12 +35,12 @@ def test_resolve(sizes, devices, resolved):
 @pytest.mark.parametrize(
   'sizes, complaint',
   [
-    (dict(data=3), 'needs 3 devices and there are 8; set mesh.data=-1'),
+    (dict(data=3), 'needs 3 devices and there are 8; set config.mesh.data=-1'),
     (dict(data=4, fsdp=4), 'needs 16 devices'),
     (dict(data=-1, fsdp=3), 'needs a multiple of 3 devices'),
-    (dict(data=-1, fsdp=-1), 'mesh.data and mesh.fsdp are both -1'),
-    (dict(data=0), 'mesh.data=0 must be at least 1'),
-    (dict(fsdp=-2), 'mesh.fsdp=-2 must be at least 1'),
+    (dict(data=-1, fsdp=-1), 'config.mesh.data and config.mesh.fsdp are both -1'),
+    (dict(data=0), 'config.mesh.data=0 must be at least 1'),
+    (dict(fsdp=-2), 'config.mesh.fsdp=-2 must be at least 1'),
     (dict(model=2), 'mesh.model is not a mesh axis; use one of stage, data, fsdp, expert, sequence, tensor'),
     (dict(), 'needs 1 devices and there are 8'),
   ],
@@ -118,11 +118,19 @@ class TestSlices:
       (
         dict(tensor=8),
         {},
-        r'mesh.data=1 is not divisible by 2 slices, which only data may span; use mesh.data=2',
+        r'config.mesh.data=1 is not divisible by 2 slices, which only data may span; use config.mesh.data=2',
       ),
-      (dict(data=1, stage=2, tensor=4), {}, r"mesh.data=1 is not .* use mesh.data=2 or slices.axis='stage'"),
-      (dict(data=8), dict(axis='tensor'), "slices.axis='tensor' cannot span slices; use 'data' or 'stage'"),
-      (dict(data=8), dict(count=4), 'slices.count=4 is not the 2 slices that the devices report'),
+      (
+        dict(data=1, stage=2, tensor=4),
+        {},
+        r"config.mesh.data=1 is not .* use config.mesh.data=2 or config.slices.axis='stage'",
+      ),
+      (
+        dict(data=8),
+        dict(axis='tensor'),
+        "config.slices.axis='tensor' cannot span slices; use 'data' or 'stage'",
+      ),
+      (dict(data=8), dict(count=4), 'config.slices.count=4 is not the 2 slices that the devices report'),
     ],
   )
   def test_what_the_slow_network_cannot_carry_is_refused(self, sizes, slices, complaint):
@@ -131,5 +139,5 @@ class TestSlices:
 
   @pytest.mark.parametrize('number', [3, 0, -2])
   def test_unequal_groups_are_refused(self, number):
-    with pytest.raises(ValueError, match=f'slices.count={number} does not divide 8 devices'):
+    with pytest.raises(ValueError, match=f'config.slices.count={number} does not divide 8 devices'):
       meshes.make(dict(data=8), count=number)

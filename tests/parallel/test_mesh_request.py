@@ -62,11 +62,11 @@ class TestNearest:
 REFUSED = {
   'product': (
     {'mesh.data': 3},
-    'mesh data=3 needs 3 devices and there are 8; .* the nearest valid mesh of 8 devices is data=8$',
+    'config.mesh: data=3 needs 3 devices and there are 8; .* the nearest valid mesh of 8 devices is data=8$',
   ),
   'product and heads': (
     {'mesh.tensor': 5},
-    'mesh data=-1 tensor=5 needs a multiple of 5 devices.* devices is data=2 tensor=4$',
+    'config.mesh: data=-1 tensor=5 needs a multiple of 5 devices.* devices is data=2 tensor=4$',
   ),
   'product and layers': (
     {'mesh.stage': 3, 'mesh.tensor': 2},
@@ -131,7 +131,7 @@ REFUSED = {
   ),
   'rounds without stages': (
     {'pipeline.repeats': 2, 'model.layers': 4},
-    'config.pipeline.repeats=2 needs a mesh with stages, and mesh.stage=1 has none; leave it at '
+    'config.pipeline.repeats=2 needs a mesh with stages, and config.mesh.stage=1 has none; leave it at '
     '1; .* devices is stage=2 data=4$',
   ),
   'microbatches without stages': (
@@ -157,29 +157,30 @@ REFUSED = {
   ),
   'slices': (
     {'slices.count': 2, 'mesh.data': 1, 'mesh.tensor': 4, 'mesh.fsdp': 2},
-    'mesh.data=1 is not divisible by 2 slices.* devices is data=2 tensor=4$',
+    'config.mesh.data=1 is not divisible by 2 slices.* devices is data=2 tensor=4$',
   ),
   'an axis of slices that is none': (
     {'slices.axis': 'foo'},
-    "^slices.axis='foo' cannot span slices; use 'data' or 'stage'$",
+    "^config.slices.axis='foo' cannot span slices; use 'data' or 'stage'$",
   ),
   'an axis that slices cannot have': (
     {'slices.axis': 'fsdp', 'slices.count': 2},
-    "^slices.axis='fsdp' cannot span slices; use 'data' or 'stage'$",
+    "^config.slices.axis='fsdp' cannot span slices; use 'data' or 'stage'$",
   ),
   'slices that no mesh has': (
     {'slices.count': 3},
-    '^slices.count=3 does not divide 8 devices; use a divisor, or -1 for the slices that the devices report$',
+    '^config.slices.count=3 does not divide 8 devices; use a divisor, or -1 for the slices that '
+    'the devices report$',
   ),
-  'no slices': ({'slices.count': 0}, '^slices.count=0 does not divide 8 devices'),
+  'no slices': ({'slices.count': 0}, '^config.slices.count=0 does not divide 8 devices'),
   'what is left is taken already': (
     {'mesh.tensor': 16},
-    '^mesh data=-1 tensor=16 needs a multiple of 16 devices and there are 8; '
+    '^config.mesh: data=-1 tensor=16 needs a multiple of 16 devices and there are 8; '
     'the nearest valid mesh of 8 devices is data=2 tensor=4$',
   ),
   'what is left would not do': (
     {'mesh.stage': 3, 'mesh.data': 1},
-    '^mesh stage=3 needs 3 devices and there are 8; the nearest valid mesh .* is stage=2 data=4$',
+    '^config.mesh: stage=3 needs 3 devices and there are 8; the nearest valid mesh .* is stage=2 data=4$',
   ),
   'nothing works': (
     {
@@ -236,8 +237,8 @@ INDIVISIBLE = {
   'heads alike': (
     dict(tensor=8),
     {},
-    r"mesh.tensor = 8 splits 'kv_heads' of the parameter stack/.*/kernel into 8 shards, "
-    "which do not divide its size 4; .* rules.kv_heads=''; "
+    r"config.mesh.tensor = 8 splits 'kv_heads' of the parameter stack/.*/kernel into 8 shards, "
+    "which do not divide its size 4; .* config.rules.kv_heads=''; "
     'the nearest valid mesh of 8 devices is data=2 tensor=4$',
   ),
   'kv_heads': (
@@ -258,18 +259,22 @@ INDIVISIBLE = {
   'embed': (
     dict(fsdp=8),
     {'model.width': 36, 'model.heads': 2},
-    "mesh.fsdp = 8 splits 'embed' .* its size 36.* devices is data=2 fsdp=4$",
+    "config.mesh.fsdp = 8 splits 'embed' .* its size 36.* devices is data=2 fsdp=4$",
   ),
   'expert': (
     dict(expert=8),
     EXPERTS,
-    r"mesh.expert = 8 splits 'expert' .* its size 4.* devices is data=2 expert=4$",
+    r"config.mesh.expert = 8 splits 'expert' .* its size 4.* devices is data=2 expert=4$",
   ),
-  'layers': (dict(stage=4), {}, r"mesh.stage = 4 splits 'layers' .* its size 2.* devices is stage=2 data=4$"),
+  'layers': (
+    dict(stage=4),
+    {},
+    r"config.mesh.stage = 4 splits 'layers' .* its size 2.* devices is stage=2 data=4$",
+  ),
   'stages without layers': (
     dict(stage=2),
     {'model.scan': False},
-    'mesh.stage=2 shards nothing, so 2 devices would repeat the same computation; '
+    'config.mesh.stage=2 shards nothing, so 2 devices would repeat the same computation; '
     'pipeline stages need stacked layers.* devices is data=8$',
   ),
   'a slow network': (
@@ -280,7 +285,7 @@ INDIVISIBLE = {
   'an axis without a rule': (
     dict(fsdp=2),
     {'rules.batch': 'data', 'rules.embed': ''},
-    'mesh.fsdp=2 shards nothing.* devices is data=8$',
+    'config.mesh.fsdp=2 shards nothing.* devices is data=8$',
   ),
 }
 

@@ -88,7 +88,7 @@ class TestSchedule:
         2,
         8,
         1,
-        'repeats=2 needs at least as many microbatches as mesh.stage=4, and there are 2 of 8 rows'
+        'repeats=2 needs at least as many microbatches as config.mesh.stage=4, and there are 2 of 8 rows'
         '.*microbatches=4 or 8',
       ),
       (4, 2, 0, 8, 4, 'there are 2 of 8 rows, of which 4 are computed at once; use more rows, or repeats=1'),

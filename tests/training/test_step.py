@@ -208,7 +208,7 @@ def test_parameters_and_moments_lie_cut_alike(tiny):
 
 def test_indivisible_parameter_is_refused_by_name(tiny):
   with pytest.raises(
-    ValueError, match=r"mesh.tensor = 8 splits 'kv_heads' of the parameter .*do not divide its size 4"
+    ValueError, match=r"config.mesh.tensor = 8 splits 'kv_heads' of the parameter .*do not divide its size 4"
   ):
     prepared(tiny(), mesh=dict(data=1, tensor=8))
 

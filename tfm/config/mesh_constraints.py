@@ -138,7 +138,7 @@ def layer_constraints(experiment: Experiment) -> Iterator[DivisibilityConstraint
         sys.maxsize,
         (pipeline_parallelism.AXIS,),
         lambda stages, field=field, value=value, default=default: (
-          f'config.pipeline.{field}={value} needs a mesh with stages, and mesh.stage=1 has none; '
+          f'config.pipeline.{field}={value} needs a mesh with stages, and config.mesh.stage=1 has none; '
           f'leave it at {default}'
         ),
         least=2,

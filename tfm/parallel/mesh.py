@@ -38,20 +38,21 @@ def resolve(sizes: Mapping[str, int], devices: int) -> dict[str, int]:
   sizes = {axis: sizes.get(axis, 1) for axis in AXES} | dict(sizes)
   for axis, size in sizes.items():
     if axis not in AXES:
-      raise ValueError(f'mesh.{axis} is not a mesh axis; use one of {", ".join(AXES)}')
+      raise ValueError(f'config.mesh.{axis} is not a mesh axis; use one of {", ".join(AXES)}')
     if size < 1 and size != -1:
-      raise ValueError(f'mesh.{axis}={size} must be at least 1, or -1 for the remaining devices')
+      raise ValueError(f'config.mesh.{axis}={size} must be at least 1, or -1 for the remaining devices')
   inferred = [axis for axis, size in sizes.items() if size == -1]
   if len(inferred) > 1:
     raise ValueError(
-      f'mesh.{inferred[0]} and mesh.{inferred[1]} are both -1; only one axis can take the remaining devices'
+      f'config.mesh.{inferred[0]} and config.mesh.{inferred[1]} are both -1; only one axis can take the '
+      'remaining devices'
     )
   fixed = math.prod(size for size in sizes.values() if size != -1)
   if devices % fixed or (not inferred and fixed != devices):
     hint_applies = not inferred and devices % (fixed // sizes['data']) == 0
     raise ValueError(
-      f'mesh {format_sizes(sizes)} needs {"a multiple of " if inferred else ""}{fixed} devices and there '
-      f'are {devices}' + '; set mesh.data=-1 to use the remaining devices' * hint_applies
+      f'config.mesh: {format_sizes(sizes)} needs {"a multiple of " if inferred else ""}{fixed} devices and '
+      f'there are {devices}' + '; set config.mesh.data=-1 to use the remaining devices' * hint_applies
     )
   return sizes | {axis: devices // fixed for axis in inferred}
 
@@ -78,7 +79,7 @@ def group_by_slice(devices: Sequence[jax.Device], count: int = -1) -> list[list[
   slice_indices = sorted({getattr(device, 'slice_index', None) or 0 for device in devices})
   if count not in (-1, len(slice_indices)) and len(slice_indices) > 1:
     raise ValueError(
-      f'slices.count={count} is not the {len(slice_indices)} slices that the devices report; use -1'
+      f'config.slices.count={count} is not the {len(slice_indices)} slices that the devices report; use -1'
     )
   validate_slice_count(count, len(devices))
   if len(slice_indices) > 1:
@@ -91,7 +92,7 @@ def validate_slice_count(count: int, devices: int) -> None:
   """Raises ValueError unless the number of slices divides the devices."""
   if count < 1 and count != -1 or devices % max(count, 1):
     raise ValueError(
-      f'slices.count={count} does not divide {devices} devices; '
+      f'config.slices.count={count} does not divide {devices} devices; '
       'use a divisor, or -1 for the slices that the devices report'
     )
 
@@ -100,7 +101,7 @@ def validate_slice_axis(axis: str) -> None:
   """Raises ValueError unless the axis may span slices."""
   if axis not in SLOW_NETWORK_AXES:
     raise ValueError(
-      f'slices.axis={axis!r} cannot span slices; use {" or ".join(map(repr, SLOW_NETWORK_AXES))}'
+      f'config.slices.axis={axis!r} cannot span slices; use {" or ".join(map(repr, SLOW_NETWORK_AXES))}'
     )
 
 
@@ -108,10 +109,10 @@ def validate_slices(sizes: Mapping[str, int], count: int, axis: str) -> None:
   """Raises ValueError unless `count` slices divide the size of `axis`, so that no other axis spans them."""
   validate_slice_axis(axis)
   if sizes[axis] % count:
-    others = [f'slices.axis={other!r}' for other in SLOW_NETWORK_AXES if sizes[other] % count == 0]
-    alternatives = ' or '.join([f'mesh.{axis}={math.lcm(sizes[axis], count)}', *others])
+    others = [f'config.slices.axis={other!r}' for other in SLOW_NETWORK_AXES if sizes[other] % count == 0]
+    alternatives = ' or '.join([f'config.mesh.{axis}={math.lcm(sizes[axis], count)}', *others])
     raise ValueError(
-      f'mesh.{axis}={sizes[axis]} is not divisible by {count} slices, which only {axis} may span; '
+      f'config.mesh.{axis}={sizes[axis]} is not divisible by {count} slices, which only {axis} may span; '
       f'use {alternatives}'
     )
 

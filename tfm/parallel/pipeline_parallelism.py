@@ -108,8 +108,8 @@ def plan_schedule(stages: int, repeats: int, requested: int, rows: int, parts: i
     )
   if n < least:
     raise ValueError(
-      f'config.pipeline.repeats={repeats} needs at least as many microbatches as mesh.stage={stages}, and '
-      f'there are {n} of {rows} rows, of which {parts} are computed at once; '
+      f'config.pipeline.repeats={repeats} needs at least as many microbatches as config.mesh.stage={stages}, '
+      f'and there are {n} of {rows} rows, of which {parts} are computed at once; '
       f'use {f"config.pipeline.microbatches={alternatives}" if alternatives else "more rows, or repeats=1"}'
     )
   return Schedule(stages, repeats, n)

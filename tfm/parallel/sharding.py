@@ -159,11 +159,11 @@ def mesh_constraints(boxed: PyTree, rules: Rules) -> list[DivisibilityConstraint
 
 
 def _indivisible_message(where: str, size: int, name: str, axes: tuple[str, ...], parts: int) -> str:
-  axis_names = ' × '.join(f'mesh.{axis}' for axis in axes)
+  axis_names = ' × '.join(f'config.mesh.{axis}' for axis in axes)
   return (
     f'{axis_names} = {parts} splits {name!r} of the parameter {where} into {parts} shards, which do not '
     f'divide its size {size}; '
-    f"change the size or mesh.{axes[-1]}, or replicate it with rules.{name}=''"
+    f"change the size or config.mesh.{axes[-1]}, or replicate it with config.rules.{name}=''"
   )
 
 
@@ -173,7 +173,9 @@ def _idle_axis_message(axis: str, parts: int) -> str:
     if axis == 'stage'
     else 'map a logical axis to it in the rules'
   )
-  return f'mesh.{axis}={parts} shards nothing, so {parts} devices would repeat the same computation; {why}'
+  return (
+    f'config.mesh.{axis}={parts} shards nothing, so {parts} devices would repeat the same computation; {why}'
+  )
 
 
 def validate_divisibility(
