@@ -11,7 +11,7 @@ from tfm import spec
 from tfm.analysis import variant_catalogue
 from tfm.config.load import load_config
 from tfm.data import files
-from tfm.errors import FileError, abridge, parsing, read_json_object
+from tfm.errors import FileError, MachineFailure, abridge, parsing, read_json_object, writing
 from tfm.studies.study import Study, load_study
 
 
@@ -128,3 +128,10 @@ def make_jsonl_source():
   from tfm.data.sources.text import Text
 
   return lambda path: Text(str(path))
+
+
+def test_a_full_disk_is_a_failure_of_the_machine_that_names_the_file():
+  message = '^/dev/full cannot be written: No space left on device; wait$'
+  with pytest.raises(MachineFailure, match=message), writing('/dev/full', 'wait'):
+    with open('/dev/full', 'w') as file:
+      file.write('x')

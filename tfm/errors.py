@@ -2,7 +2,9 @@
 
 import contextlib
 import difflib
+import errno
 import json
+import os
 import pathlib
 import re
 from collections.abc import Iterator
@@ -11,6 +13,36 @@ from typing import Any
 
 class FileError(ValueError):
   """A file that cannot be read as what it should be; the message names it."""
+
+
+class MachineFailure(OSError):
+  """What the machine could not do though the input is valid, such as writing to a full disk.
+
+  The command exits with status 1, after which launchers run it again; invalid input has status 2.
+  """
+
+
+@contextlib.contextmanager
+def writing(path: str | pathlib.Path, advice: str) -> Iterator[None]:
+  """The boundary to what writes files: whatever it raises becomes a `MachineFailure`.
+
+  Args:
+    path: the file or folder, for the message; advice: what would do.
+
+  Raises:
+    MachineFailure: 'PATH cannot be written: …; ADVICE'.
+  """
+  try:
+    yield
+  except MachineFailure:
+    raise
+  except (OSError, ValueError) as error:  # tensorstore raises ValueError for a full disk
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    reason = FULL_DISK if FULL_DISK in str(error) else getattr(error, 'strerror', None) or abridge(lines[0])
+    raise MachineFailure(f'{path} cannot be written: {reason}; {advice}') from error
+
+
+FULL_DISK = os.strerror(errno.ENOSPC)
 
 
 @contextlib.contextmanager

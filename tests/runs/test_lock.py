@@ -1,5 +1,6 @@
 """Two processes never train in one directory, and a dead one leaves no lock behind."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -10,6 +11,7 @@ import pytest
 from tests.paths import ROOT
 from tfm.runs import train
 from tfm.runs.lock import FILE, lock_workdir
+from tfm.runs.run_dir import RunDir
 
 
 HOLD = """
@@ -55,3 +57,14 @@ def test_a_file_system_without_locks_is_reported(tmp_path, monkeypatch, capsys):
   monkeypatch.setattr('fcntl.flock', flock)
   with lock_workdir(tmp_path):
     assert 'cannot be locked (Function not implemented)' in capsys.readouterr().err
+
+
+def test_a_run_that_another_process_finished_meanwhile_is_not_begun_again(tiny, tmp_path):
+  """The lock is free, but what the process found in the directory when it started is out of date."""
+  prepared = train.prepare([RunDir.from_config(tiny(), 0, tmp_path)])
+  train.train(tiny(), str(tmp_path))
+  rows = (tmp_path / 'metrics.jsonl').read_text()
+  with pytest.raises(ValueError, match='has gained or lost checkpoints .* run the command again$'):
+    with contextlib.ExitStack() as stack:
+      train.open_stores(prepared, stack)
+  assert (tmp_path / 'metrics.jsonl').read_text() == rows

@@ -165,3 +165,25 @@ def test_last_best_and_numbered_steps(unbroken):
   assert runs.load(unbroken, str(STEPS - EVERY)).step == STEPS - EVERY
   with pytest.raises(ValueError, match=f"step='7' does not exist.*{STEPS}"):
     runs.load(unbroken, '7')
+
+
+@pytest.mark.slow
+def test_a_save_that_fails_is_one_sentence_with_a_status_that_launchers_retry(command, tmp_path):
+  """A limit on the size of files stands for a full disk, which needs a file system of its own."""
+  limited = [sys.executable, '-c', LIMITED, *command[1:]]
+  process = start(limited, tmp_path / 'run')
+  _, printed = process.communicate(timeout=300)
+  assert process.returncode == 1, printed
+  sentence = printed.strip().splitlines()[-1]
+  assert sentence.startswith(f'tfm train: {tmp_path}/run/checkpoints cannot be written: ')
+  assert sentence.endswith('run the command again: it resumes from the last checkpoint')
+  assert 'Traceback' not in printed
+
+
+# Files of parameters and optimizer states are larger than the limit; all others are smaller.
+LIMITED = """
+import os, resource, sys
+resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))
+os.environ['JAX_ENABLE_COMPILATION_CACHE'] = 'false'
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""

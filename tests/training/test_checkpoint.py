@@ -146,3 +146,33 @@ def test_a_checkpoint_without_digests_is_read_with_a_notice(trained, tmp_path, c
   path.write_text('{}')
   with pytest.raises(ValueError, match=f'{file_hashes.FILE} lists no file of'):
     runs.load(workdir)
+
+
+def empty(folder):
+  shutil.rmtree(folder)
+  folder.mkdir()
+
+
+@pytest.mark.parametrize(
+  'damage, message',
+  [
+    (empty, r'the checkpoint 6 in .* is damaged: .*/6 lacks its folder run; .* --step=3 reads it'),
+    (
+      lambda folder: shutil.rmtree(folder / 'params'),
+      r'is damaged: .*/6 lacks its folder params; .* --step=3 reads it',
+    ),
+    (
+      lambda folder: folder.rename(folder.parent / '9'),
+      r'checkpoints/9 was saved as step 6; rename it to 6$',
+    ),
+    (
+      lambda folder: (folder / 'metrics' / 'metrics').write_text('junk'),
+      r"6/metrics/metrics cannot be read as a checkpoint's loss: ",
+    ),
+  ],
+)
+def test_a_changed_folder_is_refused_by_name(trained, tiny, tmp_path, damage, message):
+  workdir = shutil.copytree(trained, tmp_path / 'run')
+  damage(workdir / 'checkpoints' / '6')
+  with pytest.raises(ValueError, match=message):
+    runs.load(workdir)

@@ -18,6 +18,7 @@ import logging
 import os
 import pkgutil
 import sys
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,7 +31,7 @@ from tfm.config.overlay import assign_text, complete
 from tfm.config.resolve import resolve_config
 from tfm.config.schema import default_config, field_ranges, leaves
 from tfm.data import cache
-from tfm.errors import abridge, require, suggest
+from tfm.errors import MachineFailure, abridge, require, suggest
 from tfm.spec import format_range
 from tfm.studies import study as studies
 from tfm.training.progress_line import print_status
@@ -42,7 +43,7 @@ def command_names() -> tuple[str, ...]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-  """Runs one command; returns the exit status: 0, or 2 for invalid input."""
+  """Runs one command; returns the exit status: 0, 1 for a failure of the machine, or 2 for invalid input."""
   name, *rest = list(sys.argv[1:] if argv is None else argv) or ['--help']
   if name in ('--help', '-h'):
     print('usage: tfm COMMAND [--flag=value …]; tfm COMMAND --help lists the flags\n')
@@ -63,7 +64,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if os.environ.get('TFM_TRACEBACK'):
       raise
     print(f'tfm {name}: {abridge(str(error))}', file=sys.stderr)
-    return 2
+    if not isinstance(error, MachineFailure):
+      return 2
+    # Writers that fail again while the process ends would bury the sentence.
+    threading.excepthook = sys.unraisablehook = lambda _: None
+    return 1
 
 
 def format_field(field: tuple[str, Any]) -> str:

@@ -22,6 +22,7 @@ from tfm.config import mesh_constraints, validate
 from tfm.config.assemble import Experiment
 from tfm.data import cache, device_prefetch, pipeline
 from tfm.data.pipeline import ImageData, TextData
+from tfm.errors import require
 from tfm.models import flops
 from tfm.models.trunk import Trunk
 from tfm.parallel import chip_specs, processes, sharding
@@ -254,12 +255,21 @@ def shard(prepared: Prepared) -> Sharded:
 
 
 def open_stores(prepared: Prepared, stack: contextlib.ExitStack) -> Stores:
-  """Locks each run's directory, writes its config.json and opens its checkpoints; `stack` closes them."""
+  """Locks each run's directory, writes its config.json and opens its checkpoints; `stack` closes them.
+
+  Raises:
+    ValueError: if another process trains in one of the directories, or has since it was prepared.
+  """
   run_dirs, training, local = prepared.run_dirs, prepared.config.training, prepared.resume.local
-  for run_dir in run_dirs:
+  for run_dir, steps in zip(run_dirs, prepared.resume.saved_steps):
     if processes.is_main_process():
       run_dir.workdir.mkdir(parents=True, exist_ok=True)
       stack.enter_context(lock_workdir(run_dir.workdir))
+      require(
+        run_dir.saved_steps() == steps,
+        f'--workdir={run_dir.workdir} has gained or lost checkpoints while this process started: another one '
+        'used it; run the command again',
+      )
     run_dir.write_config()
   # An ensemble keeps two: a kill may come between the saves of two runs.
   keep = max(training.keep_checkpoints, 2) if len(run_dirs) > 1 else training.keep_checkpoints

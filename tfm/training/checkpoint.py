@@ -9,21 +9,34 @@ import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers as policies
 
 from tfm.data import file_hashes
+from tfm.errors import read_json_object, writing
 from tfm.parallel import processes
 from tfm.shapes import PyTree
 from tfm.training.progress_line import print_status
 from tfm.training.state import State
 
 
+RESUMES = 'free some space and run the command again: it resumes from the last checkpoint'
 # Bytes of a message that processes exchange.
 MESSAGE_BYTES = 512
 
-# Expected warnings of Orbax: of a read-only manager, of a checkpoint without metrics, and of a checkpoint
-# that each process writes for itself, whose global size is not logged.
-EXPECTED_WARNINGS = 'read only', 'read_only=True', 'tracked_metric', 'Global object size logging disabled'
-logging.getLogger('absl').addFilter(
-  lambda record: not any(text in record.getMessage() for text in EXPECTED_WARNINGS)
+# What Orbax logs and is not shown: expected warnings (of a read-only manager, of a checkpoint without
+# metrics, and of one that each process writes for itself, whose global size is not logged), and tracebacks of
+# its threads, whose errors the next call raises.
+HIDDEN_RECORDS = (
+  'read only',
+  'read_only=True',
+  'tracked_metric',
+  'Global object size logging disabled',
+  '_SignalingThread.run() raised',
+  'in background save thread',
+  'Save Finalize thread',
+  'async_serialize_from_host',
 )
+for name in ('absl', 'asyncio'):
+  logging.getLogger(name).addFilter(
+    lambda record: not any(text in record.getMessage() for text in HIDDEN_RECORDS)
+  )
 
 
 class DamagedCheckpoint(ValueError):
@@ -58,6 +71,10 @@ class Checkpoints:
     self.directory = directory
     if keep:
       directory.mkdir(parents=True, exist_ok=True)
+    for path in directory.glob(
+      '*/metrics/metrics'
+    ):  # Orbax reads them here, and would not name a damaged one
+      read_json_object(path, "a checkpoint's loss")
     self.manager = ocp.CheckpointManager(
       directory,
       item_handlers=handlers,
@@ -82,25 +99,27 @@ class Checkpoints:
 
   def save(self, state: State, run: dict[str, Any], loss: float | None) -> None:
     """Starts to save in the background; the checkpoint appears when it is complete."""
-    self.manager.wait_until_finished()  # `_saving` is used until the earlier save is done
+    self.wait()  # `_saving` is used until the earlier save is done
     self._saving = int(state.step)
-    self.manager.save(
-      self._saving,
-      metrics=None if loss is None else {'loss': loss},
-      force=True,
-      args=ocp.args.Composite(
-        params=self.save_args(state.params),
-        rest=self.save_args(state_without_params(state)),
-        run=ocp.args.JsonSave(run),
-      ),
-    )
+    with self._writing():
+      self.manager.save(
+        self._saving,
+        metrics=None if loss is None else {'loss': loss},
+        force=True,
+        args=ocp.args.Composite(
+          params=self.save_args(state.params),
+          rest=self.save_args(state_without_params(state)),
+          run=ocp.args.JsonSave(run | dict(step=self._saving)),
+        ),
+      )
 
   def save_params(self, params: PyTree, run: dict[str, Any]) -> None:
     """Saves imported parameters as step 0, from which training cannot resume."""
     self._saving = 0
-    self.manager.save(
-      0, force=True, args=ocp.args.Composite(params=self.save_args(params), run=ocp.args.JsonSave(run))
-    )
+    with self._writing():
+      self.manager.save(
+        0, force=True, args=ocp.args.Composite(params=self.save_args(params), run=ocp.args.JsonSave(run))
+      )
 
   def find_step(self, which: str) -> int:
     """The step that 'last', 'best' or a number names.
@@ -131,9 +150,17 @@ class Checkpoints:
     return self.manager.latest_step()
 
   def read_metadata(self, step: int) -> dict[str, Any]:
-    """The JSON part `run` of a checkpoint."""
+    """The JSON part `run` of a checkpoint.
+
+    Raises:
+      DamagedCheckpoint: if it is damaged, or its folder was renamed.
+    """
     self.require_intact(step, 'run')
-    return self.manager.restore(step, args=ocp.args.Composite(run=ocp.args.JsonRestore()))['run']
+    metadata = self.manager.restore(step, args=ocp.args.Composite(run=ocp.args.JsonRestore()))['run']
+    saved = metadata.pop('step', step)  # earlier versions did not write it
+    if saved != step:
+      raise DamagedCheckpoint(f'{self.directory / str(step)} was saved as step {saved}; rename it to {saved}')
+    return metadata
 
   def restore_params(self, step: int, target: PyTree) -> PyTree:
     """The parameters, with the shapes, dtypes and shardings of `target`."""
@@ -202,7 +229,9 @@ class Checkpoints:
     folder = self.directory / str(step)
     try:
       expected = file_hashes.read_digests(folder)
-      if expected is None:
+      if not (folder / part).is_dir():
+        damage = f'{folder} lacks its folder {part}'
+      elif expected is None:
         print_status(f'{folder} has no {file_hashes.FILE}: its {part} is read without verification')
         damage = ''
       else:
@@ -236,12 +265,21 @@ class Checkpoints:
       self.manager.delete(later)
 
   def wait(self) -> None:
-    """Waits for the writes."""
-    self.manager.wait_until_finished()
+    """Waits for the writes.
+
+    Raises:
+      MachineFailure: if one of them failed.
+    """
+    with self._writing():
+      self.manager.wait_until_finished()
 
   def close(self) -> None:
-    """Waits for the writes and closes the manager."""
-    self.manager.close()
+    """Waits for the writes and closes the manager; raises as `wait`."""
+    with self._writing():
+      self.manager.close()
+
+  def _writing(self):
+    return writing(self.directory, RESUMES)
 
 
 def gather_first_message(message: str) -> str:

@@ -6,6 +6,7 @@ import pathlib
 import matplotlib
 import tensorboardX
 
+from tfm.errors import writing
 from tfm.training.atomic_files import write_atomically
 
 
@@ -26,17 +27,19 @@ class MetricsLog:
 
   def write(self, step: int, split: str, values: dict[str, float | str]) -> None:
     """One line: step, split and the values by name."""
-    self.file.write(json.dumps(dict(step=step, split=split, **values)) + '\n')
-    self.file.flush()
+    with writing(self.path, 'free some space and run the command again'):
+      self.file.write(json.dumps(dict(step=step, split=split, **values)) + '\n')
+      self.file.flush()
     for name, value in values.items():
       if not isinstance(value, str):
         self.events.add_scalar(f'{split}/{name}', value, step)
 
   def close(self) -> None:
     """Flushes everything and draws the curves."""
-    self.file.close()
-    self.events.close()
-    draw_curves(self.path)
+    with writing(self.path, 'free some space and run the command again'):
+      self.file.close()
+      self.events.close()
+      draw_curves(self.path)
 
 
 class NullMetricsLog:
@@ -66,8 +69,7 @@ def read(path: pathlib.Path) -> list[dict]:
       except (ValueError, KeyError, TypeError) as error:
         raise ValueError(
           f'{path}:{number} is not a row of metrics ({type(error).__name__}: {error}); delete the line, '
-          'which '
-          'the run does not need'
+          'which the run does not need'
         ) from error
   return rows
 
