@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 
 from tests.conformance import collect
+from tests.conformance.rows import PAD, row, rows
+from tests.conformance.sentences import require_finite, require_same_logits
 from tests.conformance.test_decoding import POSITIONS, SEGMENTS, SLACK, TOKENS
 from tests.conformance.test_mesh import Sharded, axes, equal_on
-from tests.conformance.test_packing import PAD, A, B, close, row, rows
+from tests.conformance.test_packing import A, B
 from tests.conformance.tiny import LENGTH, Tiny
 from tfm.feed_forwards._mlp import MLP
 from tfm.parallel import mesh as meshes
@@ -36,21 +38,20 @@ def test_cached_reading_equals_the_full_pass(text, pieces):
     read.append(logits)
     start += piece
   real = SEGMENTS > 0
-  np.testing.assert_allclose(np.concatenate(read, 1)[real], full[real], rtol=2e-5, atol=2e-5)
+  situation = f'read through a cache in pieces of {pieces}'
+  require_same_logits(np.concatenate(read, 1)[real], full[real], text, situation)
 
 
 @pytest.mark.parametrize('text', TRIED)
-def test_packed_and_padded_documents_give_what_each_gives_alone(text):
+def test_packed_and_padded_documents_have_the_logits_of_each_alone(text):
   inputs = row(A, B), row(B, (PAD, 2), A[:5]), row((PAD, 3), A, (PAD, 2))
   together, _ = tiny(text)(*rows(*inputs))
   a, _ = tiny(text)(*rows(row(A)))
   b, _ = tiny(text)(*rows(row(B)))
-  assert np.isfinite(together).all()
-  close(together[0, inputs[0][1][0]], a[0])
-  close(together[0, inputs[0][1][1]], b[0])
-  close(together[1, inputs[1][1][0]], b[0])
-  close(together[1, inputs[1][1][1]], a[0, :5])
-  close(together[2, inputs[2][1][0]], a[0])
+  require_finite(together, f'logits of {text}')
+  for i, j, expected in ((0, 0, a[0]), (0, 1, b[0]), (1, 0, b[0]), (1, 1, a[0, :5]), (2, 0, a[0])):
+    situation = f'document {j} of the row {i}'
+    require_same_logits(together[i, inputs[i][1][j]], expected, text, situation)
 
 
 def sharded(text, rules):

@@ -5,15 +5,12 @@ import pytest
 
 from tests.conformance import collect
 from tests.conformance.rows import PAD, row, rows
+from tests.conformance.sentences import require_finite, require_same_logits
 from tests.conformance.tiny import LENGTH, VOCAB, accepted
 
 
 A = np.random.default_rng(0).integers(0, VOCAB, 7)
 B = np.random.default_rng(1).integers(0, VOCAB, 5)
-
-
-def close(a, b):
-  np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5)
 
 
 @pytest.fixture
@@ -25,21 +22,27 @@ def combination(mixer, position, mask):
   'mixer, position, mask', collect.combinations(LENGTH) + collect.combinations(LENGTH, causal=False)
 )
 class TestRows:
-  def test_packed_documents_give_what_each_gives_alone(self, combination, mixer):
+  def test_packed_documents_have_the_logits_of_each_alone(self, combination, mixer, position, mask):
     if not collect.variant('mixer', mixer).supports_packing:
       pytest.skip('the config is refused: test_examples')
     first, second, alone = row(A, B), row(B, A), row(B, (PAD, 7))
     packed, _ = combination(*rows(first, second, alone))
     a, _ = combination(*rows(row(A)))  # no padding and no neighbour: 7 tokens, and that is all
-    close(packed[0, first[1][0]], a[0])
-    close(packed[1, second[1][1]], a[0])
-    close(packed[0, first[1][1]], packed[2, alone[1][0]])
-    close(packed[1, second[1][0]], packed[2, alone[1][0]])
+    b = packed[2, alone[1][0]]
+    for i, j, spans, expected in (
+      (0, 0, first, a[0]),
+      (1, 1, second, a[0]),
+      (0, 1, first, b),
+      (1, 0, second, b),
+    ):
+      situation = 'after another document in its row' if j else 'before another document in its row'
+      require_same_logits(packed[i, spans[1][j]], expected, f'{mixer} · {position} · {mask}', situation)
 
-  def test_padding_on_either_side_changes_nothing(self, combination):
+  def test_padding_on_either_side_changes_nothing(self, combination, mixer, position, mask):
     inputs = row(A, (PAD, 5)), row((PAD, 5), A), row((PAD, 2), A, (PAD, 3))
     padded, _ = combination(*rows(*inputs))
     alone, _ = combination(*rows(row(A)))
-    assert np.isfinite(padded).all()
-    for logits, (_, (span,)) in zip(padded, inputs):
-      close(logits[span], alone[0])
+    name = f'{mixer} · {position} · {mask}'
+    require_finite(padded, f'logits of {name} in padded rows')
+    for side, logits, (_, (span,)) in zip(('right', 'left', 'left and right'), padded, inputs):
+      require_same_logits(logits[span], alone[0], name, f'with padding on the {side}')

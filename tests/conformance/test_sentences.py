@@ -1,0 +1,49 @@
+"""Failures of the conformance suite name the variant, the tokens and what is wrong."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from tests.conformance import sentences
+from tfm.masks.protocol import Mask
+
+
+def test_a_leak_is_named():
+  gradients, hidden = np.zeros((12, 12)), np.triu(np.ones((12, 12), bool), 1)
+  sentences.require_no_influence(gradients, hidden, 'retention')
+  gradients[5, 9] = 0.03
+  with pytest.raises(AssertionError, match=r'^retention: output 5 depends on input 9 \(gradient 3e-02\)'):
+    sentences.require_no_influence(gradients, hidden, 'retention')
+  with pytest.raises(AssertionError, match='^retention: output 0 does not depend on input 0, and 11 more'):
+    sentences.require_influence(gradients, np.eye(12, dtype=bool), 'retention')
+
+
+def test_other_logits_are_named():
+  logits = np.zeros((7, 29))
+  sentences.require_same_logits(logits, logits, 'rope', 'with padding')
+  with pytest.raises(
+    AssertionError, match='^rope: with padding, token 4 of a document of 7 has other logits than alone'
+  ):
+    sentences.require_same_logits(logits, logits + np.eye(7, 29, -4), 'rope', 'with padding')
+
+
+def test_values_that_are_not_finite_are_named():
+  with pytest.raises(AssertionError, match=r'^x: 2 values are not finite, the first at \[1, 0\]'):
+    sentences.require_finite(np.array([[0, 1], [np.nan, np.inf]]), 'x')
+
+
+@dataclasses.dataclass(frozen=True)
+class Strided(Mask):
+  """Every third key of a document, which is no function of q - k."""
+
+  relative = True
+
+  def __call__(self, q, k):
+    return (k <= q) & (k % 3 == 0)
+
+
+def test_a_mask_that_is_not_relative_is_named():
+  assert sentences.find_relative_lie(Strided()) == (
+    'relative=True, but query 0 sees key 0 only where positions start at 0, not 1'
+  )
