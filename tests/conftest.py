@@ -22,15 +22,19 @@ ROOT = pathlib.Path(__file__).parent.parent
 os.environ['JAX_COMPILATION_CACHE_DIR'] = str(ROOT / '.cache' / 'jax')
 os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0'
 # Which combinations of variants run (see tests/conformance/collect.py); processes started here inherit it.
-os.environ.setdefault('TFM_ROTATION', datetime.date.today().strftime('%G-%V'))
+os.environ.setdefault('TFM_ROTATION', datetime.date.today().strftime('%G-%V-%u'))
 os.environ['TFM_CACHE'] = str(ROOT / '.cache' / 'tfm')
 
 import jax  # noqa: E402
 import pytest  # noqa: E402
 from absl import flags  # noqa: E402
+from hypothesis import settings  # noqa: E402
 
 
 jax.config.update('jax_numpy_rank_promotion', 'raise')
+# The same examples in every run: a failure comes back, and CI does not depend on luck.
+settings.register_profile('tests', derandomize=True, deadline=None, max_examples=60)
+settings.load_profile('tests')
 if not flags.FLAGS.is_parsed():
   flags.FLAGS.mark_as_parsed()  # Grain reads absl flags
 

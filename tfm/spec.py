@@ -67,6 +67,11 @@ class Call:
   args: tuple
   kwargs: Mapping[str, Any]
 
+  def __str__(self):
+    """The spec; `parse` of it is this call."""
+    arguments = [*map(repr, self.args), *(f'{name}={value!r}' for name, value in self.kwargs.items())]
+    return f'{self.name}({", ".join(arguments)})' if arguments else self.name
+
 
 def parse(text: str) -> Call:
   """Parses one `name` or `name(literal, key=literal)`.

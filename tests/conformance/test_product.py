@@ -1,6 +1,6 @@
 """Mixer × position × mask in combination: packing, padding, caches and causality at once.
 
-A pairwise cover runs with the slow tests, the whole product with `make test-all`.
+Every day another third of a pairwise cover runs with the slow tests; the whole product with `make test-all`.
 """
 
 import numpy as np

@@ -12,7 +12,7 @@ from tfm.hf.families._config_fields import (
 )
 from tfm.hf.families._field_converters import value_map
 from tfm.hf.families.protocol import Family, Weight, block_paths, linear, norm
-from tfm.spec import parse
+from tfm.spec import Call, parse
 
 
 FIRST = dict(layer_norm_eps=1e-7, vocab_size=50265)
@@ -116,11 +116,8 @@ def read_positions(hf_config, buckets=0, has_norm=False, share_qk_projections=Fa
   kwargs |= {term: False for term in ('c2p', 'p2c') if term not in terms}
   kwargs |= dict(norm=True, epsilon=epsilon) if has_norm else {}
   kwargs |= dict(share_qk_projections=True) if share_qk_projections else {}
-  arguments = ', '.join(f'{name}={value!r}' for name, value in kwargs.items())
-  return {
-    'model.position': f'deberta({span if span > 0 else longest}{", " if arguments else ""}{arguments})',
-    'data.length': longest,
-  }
+  position = Call('deberta', (span if span > 0 else longest,), kwargs)
+  return {'model.position': str(position), 'data.length': longest}
 
 
 def write_positions(v2_arguments, config):
