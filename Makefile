@@ -12,6 +12,9 @@ TESTS ?=
 PARALLEL = -n auto --dist loadfile --no-loadscope-reorder
 PIP_INSTALL = $(VENV)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt
 
+# Files of text that are opened without an encoding fail the tests (pyproject.toml).
+export PYTHONWARNDEFAULTENCODING = 1
+
 .PHONY: demo lint test test-slow test-all fuzz oracle compilers browser clean
 
 $(VENV)/installed: setup.cfg constraints.txt

@@ -132,7 +132,7 @@ class TestParameters:
     validate_divisibility(dict(a=box(16, 8, ('embed', 'mlp')), step=jnp.int32(0)), mesh(), RULES)
     complaint = (
       "splits 'mlp' of the parameter block/up into 2 shards, which do not divide its size 7; "
-      '.* or mesh.tensor, .* '
+      '.* or config.mesh.tensor, .* '
       'nearest valid mesh of 8 devices is data=4 fsdp=2'
     )
     with pytest.raises(ValueError, match=complaint):

@@ -171,8 +171,8 @@ def write(plans: Sequence[StepPlan], command: str, folder: pathlib.Path, more: M
   """Writes plan.json and plan.md."""
   folder.mkdir(parents=True, exist_ok=True)
   result = dict(command=command, versions=versions(plans), plans=[data(one) for one in plans]) | dict(more)
-  (folder / 'plan.json').write_text(json.dumps(result, indent=2) + '\n')
-  (folder / 'plan.md').write_text(markdown(plans, command))
+  (folder / 'plan.json').write_text(json.dumps(result, indent=2) + '\n', encoding='utf-8')
+  (folder / 'plan.md').write_text(markdown(plans, command), encoding='utf-8')
 
 
 # Prefix of a device kind → packages with its compiler.

@@ -50,7 +50,7 @@ def main(args: argparse.Namespace) -> None:
   for run in track(measurements, 'benchmark', len(measurements)):
     if run not in results:
       results[run] = measure_or_empty(run)
-      with log.open('a') as file:
+      with log.open('a', encoding='utf-8') as file:
         file.write(json.dumps(dict(run=run, machine=describe_machine(), result=results[run])) + '\n')
 
   console = Console(width=None if sys.stdout.isatty() else 160)
@@ -105,7 +105,7 @@ def read_results(file: pathlib.Path) -> Results:
     ValueError: if they were measured on another machine or with other versions.
   """
   results = {}
-  for line in file.read_text().splitlines() if file.exists() else ():
+  for line in file.read_text(encoding='utf-8').splitlines() if file.exists() else ():
     entry = json.loads(line)
     if entry['machine'] != describe_machine():
       raise ValueError(

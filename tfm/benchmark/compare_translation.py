@@ -44,7 +44,9 @@ def main(args: argparse.Namespace) -> None:
       raise ValueError(f'--{name}={getattr(args, name)} must be at least 1')
   # Models that Marian cannot represent are rejected before anything is measured.
   validate_marian_shape(
-    resolve_config(complete(json.loads((pathlib.Path(args.workdir) / 'config.json').read_text())))
+    resolve_config(
+      complete(json.loads((pathlib.Path(args.workdir) / 'config.json').read_text(encoding='utf-8')))
+    )
   )
   with_torch = all(importlib.util.find_spec(name) for name in ('torch', 'transformers'))
   modules = {'tfm': TFM} | ({'PyTorch': TORCH} if with_torch else {})

@@ -24,7 +24,9 @@ def measure(module: str, *args: str) -> dict[str, float]:
     OutOfMemory: if it failed for lack of memory.
     RuntimeError: if it failed otherwise.
   """
-  done = subprocess.run([sys.executable, '-m', module, *args], capture_output=True, text=True)
+  done = subprocess.run(
+    [sys.executable, '-m', module, *args], capture_output=True, text=True, encoding='utf-8'
+  )
   if done.returncode:
     error = (
       OutOfMemory
@@ -60,7 +62,8 @@ def peak_memory() -> float:
 
 def measure_memory(run: Callable) -> float:
   """How far the resident size of this process rises above what it is while `run()` runs, in MiB (Linux)."""
-  pathlib.Path('/proc/self/clear_refs').write_text('5')  # resets the peak to the current size
+  # 5 resets the peak to the current size.
+  pathlib.Path('/proc/self/clear_refs').write_text('5', encoding='utf-8')
   before = _read_status('VmRSS')
   run()
   return (_read_status('VmHWM') - before) / 1024
@@ -68,7 +71,7 @@ def measure_memory(run: Callable) -> float:
 
 def _read_status(field: str) -> int:
   """A field of /proc/self/status, in KiB."""
-  lines = pathlib.Path('/proc/self/status').read_text().splitlines()
+  lines = pathlib.Path('/proc/self/status').read_text(encoding='utf-8').splitlines()
   return next(int(line.split()[1]) for line in lines if line.startswith(f'{field}:'))
 
 

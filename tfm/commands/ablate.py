@@ -177,7 +177,7 @@ def run_jobs(words: Sequence[str], jobs: int, workdir: pathlib.Path) -> list[int
   before = signal.signal(signal.SIGTERM, signal.default_int_handler)
   try:
     for i in range(jobs):
-      with (folder / f'{i}.txt').open('w') as file:
+      with (folder / f'{i}.txt').open('w', encoding='utf-8') as file:
         processes.append(
           subprocess.Popen(
             [sys.executable, '-m', 'tfm', *words, '--jobs=1', f'--slice={i}/{jobs}'],

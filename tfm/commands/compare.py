@@ -102,7 +102,11 @@ def find_runs(folder: pathlib.Path) -> list[pathlib.Path]:
   if (folder / 'checkpoints').is_dir():
     return [folder]
   results = folder / 'results.json'
-  order = [arm['name'] for arm in json.loads(results.read_text())['arms']] if results.is_file() else []
+  order = (
+    [arm['name'] for arm in json.loads(results.read_text(encoding='utf-8'))['arms']]
+    if results.is_file()
+    else []
+  )
   arms = [
     (store.read_arm(path.parent), path.parent)
     for path in sorted([*folder.glob('arms/*/arm.json'), *folder.glob('arm.json')])

@@ -214,7 +214,7 @@ def search_meshes(request: lowering.PlanRequest, devices, args: argparse.Namespa
         tried=[dict(flags=str(one)) | plan_report.data(each) for one, each in compiled],
       ),
     )
-    with (folder / 'plan.md').open('a') as file:
+    with (folder / 'plan.md').open('a', encoding='utf-8') as file:
       file.write('\n'.join(['', f'## {len(compiled)} compiled', '', *plan_report.pipes(columns, lines), '']))
     out.print(f'plan: {folder / "plan.md"}', highlight=False)
   return 0 if winner else 1

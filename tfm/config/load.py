@@ -50,7 +50,7 @@ def read_json(path: str, args: str = '') -> Mapping:
   """
   require(not args, f"--config={path}:{args} takes no argument but 'smoke'")
   try:
-    given = json.loads(pathlib.Path(path).read_text())
+    given = json.loads(pathlib.Path(path).read_text(encoding='utf-8'))
   except (OSError, ValueError) as error:
     raise ValueError(f'--config={path} cannot be read: {error}') from error
   require(

@@ -30,10 +30,10 @@ def class_names(corpus: Corpus, cache_dir: pathlib.Path) -> tuple[str, ...]:
       for text in progress_bar.track(column, f'reading the labels of {corpus.name}', len(column))
       for label in _split_labels(corpus, text)
     }
-    (directory / 'names.json').write_text(json.dumps(sorted(labels)))
+    (directory / 'names.json').write_text(json.dumps(sorted(labels)), encoding='utf-8')
 
   directory = cache.create_once(cache_dir / 'classes' / f'{corpus.hash}-{corpus.label_field}', write)
-  return tuple(json.loads((directory / 'names.json').read_text()))
+  return tuple(json.loads((directory / 'names.json').read_text(encoding='utf-8')))
 
 
 def class_ids(corpus: Corpus, split: str, cache_dir: pathlib.Path) -> tuple[np.ndarray, np.ndarray]:

@@ -18,7 +18,9 @@ def write_digests(folder: pathlib.Path) -> None:
   """Writes `digests.json`: name → [bytes, SHA-256] of every file of a complete folder that is not yet
   renamed."""
   names = sorted(_file_names(folder))
-  (folder / FILE).write_text(json.dumps(dict(zip(names, _digests(folder, names))), indent=0))
+  (folder / FILE).write_text(
+    json.dumps(dict(zip(names, _digests(folder, names))), indent=0), encoding='utf-8'
+  )
 
 
 def read_digests(folder: pathlib.Path) -> dict[str, list] | None:
@@ -31,7 +33,7 @@ def read_digests(folder: pathlib.Path) -> dict[str, list] | None:
   if not path.is_file():
     return None
   try:
-    content = json.loads(path.read_text())
+    content = json.loads(path.read_text(encoding='utf-8'))
     if not all(isinstance(size, int) and isinstance(digest, str) for size, digest in content.values()):
       raise TypeError('not a list of sizes and digests')
   except (ValueError, TypeError, AttributeError) as error:

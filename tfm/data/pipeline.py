@@ -179,11 +179,11 @@ def train_tokenizer(
       trained = tokenizer.train(documents)
     except ValueError as error:
       raise ValueError(f'{tokenizer} does not fit {corpus.name}: {error}') from error
-    (directory / 'state.json').write_text(json.dumps(trained.state()))
+    (directory / 'state.json').write_text(json.dumps(trained.state()), encoding='utf-8')
 
   name = '-'.join((corpus.hash, *fields, tokenizer.identity))
   directory = cache.create_once(cache_dir / 'tokenizers' / name, write)
-  return tokenizers.load(json.loads((directory / 'state.json').read_text()))
+  return tokenizers.load(json.loads((directory / 'state.json').read_text(encoding='utf-8')))
 
 
 @dataclasses.dataclass(frozen=True)

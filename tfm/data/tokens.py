@@ -304,14 +304,14 @@ def tokenize(
         ids.astype(dtype).tofile(file)
         offsets.append(offsets[-1] + len(ids))
     np.save(directory / 'offsets.npy', np.array(offsets, np.int64))
-    (directory / 'bytes').write_text(str(size))
+    (directory / 'bytes').write_text(str(size), encoding='utf-8')
 
   key = f'{corpus.hash}-{tokenizer.identity}-{split}-{field}'
   directory = cache.create_once(cache_dir / 'tokens' / key, write)
   offsets = np.load(directory / 'offsets.npy', mmap_mode='r')
   # An empty file cannot be mapped.
   ids = np.memmap(directory / 'ids', dtype, 'r') if offsets[-1] else np.zeros(0, dtype)
-  text_bytes = int((directory / 'bytes').read_text())
+  text_bytes = int((directory / 'bytes').read_text(encoding='utf-8'))
   prefix = field_prefix(tokenizer, field)
   return Tokens(name, ids, offsets, tokenizer.eos_id, text_bytes, tokenizer.bos_id, prefix)
 

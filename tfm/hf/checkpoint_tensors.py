@@ -246,7 +246,8 @@ def save_tensors(
     weight_map |= dict.fromkeys(names, file_name)
   total = sum(file.stat().st_size for file in folder.glob('model-*.safetensors'))
   (folder / INDEX).write_text(
-    json.dumps(dict(metadata=dict(total_size=total), weight_map=weight_map), indent=2) + '\n'
+    json.dumps(dict(metadata=dict(total_size=total), weight_map=weight_map), indent=2) + '\n',
+    encoding='utf-8',
   )
 
 

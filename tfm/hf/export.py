@@ -86,7 +86,7 @@ def to_pretrained(  # more than six parameters: the last four describe the vocab
   validate_round_trip(config, family, fields, vocab, source_vocab)
   folder = pathlib.Path(folder)
   folder.mkdir(parents=True, exist_ok=True)
-  (folder / 'config.json').write_text(json.dumps(fields, indent=2) + '\n')
+  (folder / 'config.json').write_text(json.dumps(fields, indent=2) + '\n', encoding='utf-8')
   stored = checkpoint_tensors.iterate_tensors(
     family.weights(config), trim_vocabulary(params, vocab, source_vocab)
   )

@@ -166,5 +166,5 @@ def run_steps(steps: Sequence[Step], find_program: Callable[[str], str | None]) 
       'to be run on a machine that has it',
     )
   for step in steps:
-    result = subprocess.run(step.words, input=step.stdin or None, text=True)
+    result = subprocess.run(step.words, input=step.stdin or None, text=True, encoding='utf-8')
     require(result.returncode == 0, f'{step.words[0]} failed with exit status {result.returncode}')

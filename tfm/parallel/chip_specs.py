@@ -94,7 +94,9 @@ def cpu_model() -> str:
   """The model name of the CPU; empty if the platform does not report it."""
   cpuinfo = pathlib.Path('/proc/cpuinfo')
   names = (
-    re.findall(r'^model name\s*:\s*(.*)$', cpuinfo.read_text(), re.MULTILINE) if cpuinfo.is_file() else []
+    re.findall(r'^model name\s*:\s*(.*)$', cpuinfo.read_text(encoding='utf-8'), re.MULTILINE)
+    if cpuinfo.is_file()
+    else []
   )
   return (names or [platform.processor()])[0].strip()
 

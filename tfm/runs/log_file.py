@@ -40,9 +40,9 @@ def describe_run(
 @contextlib.contextmanager
 def log_to_file(workdir: pathlib.Path, first_lines: str) -> Iterator[None]:
   """Appends `first_lines`, and what the logger `tfm` logs in this block, to log.txt in `workdir`."""
-  with (workdir / 'log.txt').open('a') as file:
+  with (workdir / 'log.txt').open('a', encoding='utf-8') as file:
     file.write(f'\n{datetime.datetime.now():%Y-%m-%d %H:%M:%S}\n{first_lines}\n')
-  logger, handler = logging.getLogger('tfm'), logging.FileHandler(workdir / 'log.txt')
+  logger, handler = logging.getLogger('tfm'), logging.FileHandler(workdir / 'log.txt', encoding='utf-8')
   logger.addHandler(handler)
   try:
     yield

@@ -104,7 +104,11 @@ class RunDir:
       write_atomically(path, text)
     processes.barrier()
     processes.require_equal(
-      {f'what --workdir={self.workdir} holds': path.read_text() if path.is_file() else 'no config.json'}
+      {
+        f'what --workdir={self.workdir} holds': path.read_text(encoding='utf-8')
+        if path.is_file()
+        else 'no config.json'
+      }
     )
 
   @contextlib.contextmanager

@@ -50,7 +50,7 @@ def write_measured(run_dir: pathlib.Path, measured: Mapping[str, Any]) -> None:
 def write_traceback(folder: pathlib.Path) -> pathlib.Path:
   """Writes the traceback of the current exception to an arm's error.txt; returns the file."""
   path = folder / 'error.txt'
-  path.write_text(traceback.format_exc())
+  path.write_text(traceback.format_exc(), encoding='utf-8')
   return path
 
 
@@ -88,7 +88,7 @@ def elapsed_seconds(folder: pathlib.Path) -> float:
   """
   # Runs that trained in one ensemble have equal goodput files, so each text counts once. An ensemble of
   # several arms divides its seconds among them.
-  texts = {path.read_text() for path in folder.glob(f'*/{goodput.FILE}')}
+  texts = {path.read_text(encoding='utf-8') for path in folder.glob(f'*/{goodput.FILE}')}
   seconds = 0.0
   for text in texts:
     with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):  # skip unreadable files
@@ -101,7 +101,7 @@ def write_once(path: pathlib.Path, content: Mapping[str, Any]) -> dict[str, Any]
   """Writes a JSON file unless another process has written it before; returns what the file holds."""
   path.parent.mkdir(parents=True, exist_ok=True)
   part = path.with_name(f'{path.name}.{os.getpid()}')
-  part.write_text(json.dumps(content, indent=2))
+  part.write_text(json.dumps(content, indent=2), encoding='utf-8')
   with contextlib.suppress(FileExistsError):
     os.link(part, path)  # atomic, and fails if the file exists
   part.unlink()

@@ -54,7 +54,7 @@ class Goodput:
     self._marks = {tier: {} for tier in TIERS}
     if folders and (path := folders[0] / FILE).exists():
       try:
-        self.seconds, self._marks = totals_until(json.loads(path.read_text()), step)
+        self.seconds, self._marks = totals_until(json.loads(path.read_text(encoding='utf-8')), step)
       except (ValueError, KeyError, TypeError, AttributeError) as error:
         print_status(
           f'{path} cannot be read ({type(error).__name__}: {error}), so the time of this run is counted '

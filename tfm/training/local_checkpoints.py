@@ -159,10 +159,10 @@ def run_folder_name(workdir: pathlib.Path) -> str:
   name = uuid.uuid4().hex
   if processes.is_main_process():  # one process reads and writes the file
     path, location = workdir / NAME_FILE, str(workdir.absolute())
-    before = json.loads(path.read_text()) if path.is_file() else {}
+    before = json.loads(path.read_text(encoding='utf-8')) if path.is_file() else {}
     if before.get('workdir') == location:
       name = before['name']
     else:
       workdir.mkdir(parents=True, exist_ok=True)
-      path.write_text(json.dumps(dict(workdir=location, name=name)))
+      path.write_text(json.dumps(dict(workdir=location, name=name)), encoding='utf-8')
   return processes.gather_bytes(name.encode())[0].decode()

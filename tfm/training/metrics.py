@@ -22,7 +22,7 @@ class MetricsLog:
     rows = [row for row in read(self.path) if row['step'] <= step]
     if self.path.exists():
       write_atomically(self.path, ''.join(f'{json.dumps(row)}\n' for row in rows))
-    self.file = self.path.open('a')
+    self.file = self.path.open('a', encoding='utf-8')
     self.events = tensorboardX.SummaryWriter(str(workdir), purge_step=step + 1 if rows else None)
 
   def write(self, step: int, split: str, values: dict[str, float | str]) -> None:

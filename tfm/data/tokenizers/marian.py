@@ -70,13 +70,13 @@ class Marian(protocol.Tokenizer):
         f'{self.folder} has no {" and ".join(missing)}; a Marian tokenizer needs {", ".join(FILES)}'
       )
     vocab = TARGET_VOCAB if not self.sources and (folder / TARGET_VOCAB).exists() else VOCAB
-    table = (folder / vocab).read_text()
+    table = (folder / vocab).read_text(encoding='utf-8')
     ids = json.loads(table)
     require(isinstance(ids, dict), f'{vocab} is not an object of pieces and ids')
     if missing := [name for name in (UNKNOWN, END) if name not in ids]:
       raise ValueError(f'{self.folder} has no {missing[0]!r} in {vocab}; a Marian tokenizer needs one')
     config = folder / 'config.json'
-    fields = json.loads(config.read_text()) if config.exists() else {}
+    fields = json.loads(config.read_text(encoding='utf-8')) if config.exists() else {}
     size = (fields.get('decoder_vocab_size') if not self.sources else None) or fields.get('vocab_size', 0)
     begin = fields.get('decoder_start_token_id')
     return dataclasses.replace(

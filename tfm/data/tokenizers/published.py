@@ -215,7 +215,7 @@ class Published(protocol.Tokenizer):
 def _read_model(folder: pathlib.Path) -> tuple[str, str]:
   """Returns the kind of tokenizer in a folder, and its model as text."""
   if (folder / JSON).exists():
-    return 'json', (folder / JSON).read_text()
+    return 'json', (folder / JSON).read_text(encoding='utf-8')
   for name in PIECES:
     if (folder / name).exists():
       return 'sentencepiece', base64.b64encode((folder / name).read_bytes()).decode()
