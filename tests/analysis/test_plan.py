@@ -4,18 +4,24 @@
 
 import dataclasses
 import json
+import math
 import os
 import re
+import shlex
 import types
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
+from tests.paths import ROOT
 from tfm.analysis import gpu_targets, mesh_search, plan, plan_report, topology
 from tfm.analysis.collectives import Collective
 from tfm.commands import cli
-from tfm.parallel import chip_specs
+from tfm.config.schema import default_config
+from tfm.data.row_share import process_shares
+from tfm.parallel import chip_specs, sharding
 from tfm.parallel import mesh as meshes
 from tfm.parallel.chip_specs import Chip
 
@@ -309,6 +315,74 @@ def test_what_it_has_no_room_for():
   assert memory.fits is False and memory.capacity == 2**33 and memory.needed == 15 * 2**30
 
 
+@pytest.mark.parametrize(
+  'name, slices, sizes',
+  [
+    ('v5e:1x1', 1, {}),
+    ('v5e:4x4', 1, {}),
+    ('v5e:4x4', 1, dict(data=4, tensor=4)),
+    ('v5e:16x16', 1, dict(data=2, fsdp=64, tensor=2)),
+    ('v5e:16x16', 2, dict(fsdp=16, sequence=4)),
+    ('v6e:16x16', 1, dict(data=1, fsdp=64, tensor=4)),
+    ('v4:4x4x4', 1, dict(data=2, fsdp=16, tensor=2)),
+    ('v5p:4x4x8', 1, dict(data=4, fsdp=8, tensor=4)),
+    ('v5p:4x4x8', 1, dict(stage=4, data=-1, tensor=2)),
+    ('v5p:8x8x8', 2, dict(fsdp=64, tensor=8)),
+    ('v5p:16x16x16', 1, dict(data=2, fsdp=512, tensor=4)),
+  ],
+  ids=str,
+)
+@pytest.mark.slow
+def test_hosts_read_the_rows_of_their_devices_for_a_topology(name, slices, sizes):
+  """Of every host: the rows of its chips and no others; over all hosts each row is counted once.
+
+  Hosts hold tiles of the torus, so that on most meshes their rows lie in several spans.
+  """
+  if not topology.is_libtpu_installed():
+    pytest.skip("libtpu is not installed; pip install -e '.[tpu]'")
+  sizes = dict(data=-1, fsdp=1) | sizes if 'data' not in sizes else sizes
+  assert_rows_are_shared(topology.devices(name, slices), sizes, slices)
+
+
+def assert_rows_are_shared(devices, sizes, slices):
+  mesh = meshes.make(sizes, devices, slices if slices > 1 else -1)
+  rows = sharding.batch_sharding(mesh, sharding.parse_rules(default_config().rules))
+  batch_size = 2 * math.prod(mesh.shape[axis] for axis in ('data', 'fsdp', 'expert'))
+  shares = process_shares(rows, batch_size)
+  assert set(shares) == {device.process_index for device in devices}
+  held = {process: set() for process in shares}
+  # Independently of the sharding: the place of a device on the axes of the rows.
+  shape = [mesh.shape[axis] for axis in ('data', 'fsdp', 'expert')]
+  names = list(mesh.shape)
+  for place, device in np.ndenumerate(mesh.devices):
+    at = [place[names.index(axis)] for axis in ('data', 'fsdp', 'expert')]
+    first = 2 * int(np.ravel_multi_index(at, shape))
+    held[device.process_index] |= {first, first + 1}
+  assert {process: set(share.rows.tolist()) for process, share in shares.items()} == held
+  counted = [row for share in shares.values() for row in share.rows[share.counted].tolist()]
+  assert shares[min(shares)].is_complete or sorted(counted) == list(range(batch_size))
+
+
+COMMITTED_PLANS = sorted((ROOT / 'docs' / 'plans').glob('*/plan.json'))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('path', COMMITTED_PLANS, ids=[path.parent.name for path in COMMITTED_PLANS])
+def test_hosts_of_a_committed_plan_read_their_rows_for_a_topology(path):
+  """What was planned can be trained: on the machines of every committed plan each host can read its rows."""
+  command = json.loads(path.read_text())['command']
+  flags = dict(
+    word.removeprefix('--').split('=', 1)
+    for word in shlex.split(command)
+    if word.startswith('--') and '=' in word
+  )
+  if not topology.is_libtpu_installed() or flags['topology'].partition(':')[0] in gpu_targets.GPUS:
+    pytest.skip("libtpu is not installed (pip install -e '.[tpu]'), or the plan is for GPUs")
+  slices = int(flags.get('slices', 1))
+  sizes = json.loads(path.read_text())['plans'][0]['mesh']
+  assert_rows_are_shared(topology.devices(flags['topology'], slices), sizes, slices)
+
+
 @pytest.mark.slow
 def test_for_a_topology(run, tmp_path):
   """A v5e slice of sixteen chips, none of which is here."""
@@ -324,6 +398,7 @@ def test_for_a_topology(run, tmp_path):
     '--config.training.batch_size=16',
   )
   assert status == 0, err
+  assert 'hosts: 4, each reading 4 of the 16 rows of a batch' in err
   assert 'one device of 16 × TPU v5 lite' in out and 'kernel: auto chose splash on tpu' in err
   training, decoding = json.loads((tmp_path / 'out' / 'plan.json').read_text())['plans']
   for one in (training, decoding):

@@ -1,14 +1,18 @@
 """Small corpora in a cache that lasts for the session."""
 
+import math
 import pathlib
 import random
 
+import jax
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
 from tfm import spec
 from tfm.data import sources
 from tfm.data import tokens as token_arrays
+from tfm.data.row_share import process_shares
 from tfm.data.sources.protocol import Source
 
 
@@ -40,6 +44,28 @@ def make_text():
 def make_source():
   """A function (spec) -> source."""
   return lambda text: spec.build(text, sources, Source)
+
+
+@pytest.fixture(scope='session')
+def make_shares():
+  """A function (batch size, number of processes, layout) -> the share of each process.
+
+  Layouts: blocks, as on CPUs; tiles, as on a torus: processes take turns.
+  """
+
+  def make(batch_size: int, count: int, layout: str):
+    devices = jax.devices()[: math.gcd(batch_size, jax.device_count())]
+    sharding = NamedSharding(
+      jax.make_mesh((len(devices),), ('data',), devices=devices), PartitionSpec('data')
+    )
+    process_of = {
+      'blocks': lambda device: device.id * count // len(devices),
+      'tiles': lambda device: device.id % count,
+    }[layout]
+    shares = process_shares(sharding, batch_size, process_of)
+    return [shares[process] for process in range(count)]
+
+  return make
 
 
 @pytest.fixture(scope='session')

@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 from tfm.data import device_prefetch, pipeline
 from tfm.data.packing.concat import Concat
+from tfm.data.row_share import RowShare
 
 
 @pytest.fixture
@@ -31,7 +32,7 @@ def mesh():
 @pytest.mark.parametrize('size', (1, 2, 5))
 def test_batches_come_in_order_with_the_state_after_each(rows, mesh, size):
   sharding = NamedSharding(mesh, P('data'))
-  expected = [pipeline.Batches(rows, 16, 0, 1)[k] for k in range(12)]
+  expected = [pipeline.Batches(rows, RowShare.all(16))[k] for k in range(12)]
   fetched = list(
     itertools.islice(device_prefetch.prefetch(pipeline.train_iterator(rows, 16), sharding, 16, size), 8)
   )
@@ -75,51 +76,14 @@ def test_the_iterator_is_closed(rows, mesh):
   assert closed
 
 
-def test_an_iterator_of_other_rows_is_rejected(rows, mesh):
-  sharding = NamedSharding(mesh, P('data'))
+def test_an_iterator_of_other_rows_is_rejected(rows, mesh, make_shares):
+  sharding, share = NamedSharding(mesh, P('data')), make_shares(16, 2, 'tiles')[0]
   with pytest.raises(
-    ValueError, match='reads 8 rows, but each of process_count=1 parts of batch_size=16 has 16'
+    ValueError, match="reads 8 rows, and this process's devices hold 16 rows of batch_size=16"
   ):
-    next(device_prefetch.prefetch(pipeline.train_iterator(rows, 16, 0, 2), sharding, 16))
+    next(device_prefetch.prefetch(pipeline.train_iterator(rows, 16, share), sharding, 16))
   with pytest.raises(ValueError, match='size=0'):
     device_prefetch.prefetch(pipeline.train_iterator(rows, 16), sharding, 16, size=0)
-
-
-class Placed:
-  """A sharding that puts these spans of rows on this process."""
-
-  num_devices = 8
-
-  def __init__(self, *spans):
-    self.spans = spans
-
-  def addressable_devices_indices_map(self, shape):
-    assert shape[1] % self.num_devices == 0
-    return {n: (slice(*span), slice(None)) for n, span in enumerate(self.spans)}
-
-
-@pytest.mark.parametrize(
-  'spans, expected',
-  (
-    (((None, None),), (0, 1)),
-    (((0, 8), (8, 16)), (0, 1)),
-    (((8, 12), (12, 16)), (1, 2)),
-    (((4, 8), (4, 8)), (1, 4)),  # two devices with the same rows
-  ),
-)
-def test_process_rows_of_a_sharding(spans, expected):
-  assert device_prefetch.process_rows(Placed(*spans), 16) == expected
-
-
-@pytest.mark.parametrize('spans', (((0, 4), (8, 12)), ((2, 6),), ((0, 3), (3, 6))))
-def test_unequal_parts_are_rejected(spans):
-  with pytest.raises(ValueError, match='batch_size=16 .*order the devices'):
-    device_prefetch.process_rows(Placed(*spans), 16)
-
-
-def test_a_sharded_length_does_not_change_the_rows(mesh):
-  mesh = jax.make_mesh((2, jax.device_count() // 2), ('data', 'length'))
-  assert device_prefetch.process_rows(NamedSharding(mesh, P('data', 'length')), 4) == (0, 1)
 
 
 PROGRAM = textwrap.dedent("""
@@ -129,22 +93,25 @@ PROGRAM = textwrap.dedent("""
   from jax.sharding import NamedSharding, PartitionSpec as P
   from tfm.data import device_prefetch, pipeline, tokens
   from tfm.data.packing.concat import Concat
+  from tfm.data.row_share import process_share
   port, index, count = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
   if count > 1:
     jax.distributed.initialize(f'localhost:{port}', count, index)
-  sharding = NamedSharding(jax.make_mesh((jax.device_count(),), ('data',)), P('data'))
+  # The processes' devices take turns, as the hosts of a torus do.
+  devices = sorted(jax.devices(), key=lambda device: (device.id % 2, device.id))
+  sharding = NamedSharding(jax.sharding.Mesh(devices, ('data',)), P('data'))
   ids = np.arange(500, dtype=np.uint32)
   made = tokens.Tokens('made up', ids, np.arange(0, 501, 20), eos_id=1000, bytes=500)
-  part = device_prefetch.process_rows(sharding, 8)
-  assert part == (index, count), part
-  iterator = pipeline.train_iterator(Concat().rows(made, 16, 0), 8, *part)
+  share = process_share(sharding, 8)
+  assert count == 1 or share.spans == [(2 * index, 2 * index + 2), (2 * index + 4, 2 * index + 6)], share
+  iterator = pipeline.train_iterator(Concat().rows(made, 16, 0), 8, share)
   batches = device_prefetch.prefetch(iterator, sharding, 8)
   for _ in range(3):
     fetched = next(batches)
     assert fetched.batch['inputs'].shape == (8, 16)
     for shard in fetched.batch['targets'].addressable_shards:
       rows = range(*shard.index[0].indices(8))
-      mine = fetched.host['targets'][[row - fetched.first_row for row in rows]]
+      mine = fetched.host['targets'][np.isin(fetched.share.rows, rows)]
       np.testing.assert_array_equal(np.asarray(shard.data), mine)
     print(fetched.hash, fetched.state)
   batches.close()

@@ -139,13 +139,20 @@ def test_batches_of_buckets_have_about_equal_tokens(pairs, ratio, expected):
   assert shapes == expected and rows_of_an_epoch > 3
 
 
-def test_processes_share_a_batch(pack, pairs):
-  rows = pack.rows(pairs, LENGTH, seed=1)
-  whole, parts = pipeline.train_iterator(rows, 4), [pipeline.train_iterator(rows, 4, p, 2) for p in range(2)]
+@pytest.mark.parametrize('layout', ('blocks', 'tiles'))
+def test_processes_share_a_batch(pack, pairs, layout, make_shares):
+  """Batches of shorter rows have more of them, which the processes share in the same proportion."""
+  rows, shares = pack.rows(pairs, LENGTH, seed=1), make_shares(4, 2, layout)
+  whole, parts = (
+    pipeline.train_iterator(rows, 4),
+    [pipeline.train_iterator(rows, 4, share) for share in shares],
+  )
   for _ in range(6):
     batch, halves = next(whole), [next(part) for part in parts]
     for name, x in batch.items():
-      np.testing.assert_array_equal(np.concatenate([half[name] for half in halves]), x)
+      for half, share in zip(halves, shares):
+        np.testing.assert_array_equal(half[name], x[share.scale(len(x)).rows])
+    assert pipeline.add_hashes(map(pipeline.batch_hash, halves, shares)) == pipeline.batch_hash(batch)
 
 
 def test_a_state_resumes(pack, pairs):

@@ -28,23 +28,32 @@ def take(iterator, count):
     iterator.close()
 
 
-def join(parts):
-  """The global batch of the processes' parts."""
-  return {field: np.concatenate([part[field] for part in parts]) for field in protocol.FIELDS}
+def join(parts, shares):
+  """The batch of the parts of several processes."""
+  result = {
+    field: np.full((shares[0].batch_size, *x.shape[1:]), -1, x.dtype) for field, x in parts[0].items()
+  }
+  for part, share in zip(parts, shares, strict=True):
+    for field, x in part.items():
+      result[field][share.rows] = x
+  return result
 
 
 def same(a, b):
   return all(np.array_equal(a[field], b[field]) for field in protocol.FIELDS)
 
 
+@pytest.mark.parametrize('layout', ('blocks', 'tiles'))
 @pytest.mark.parametrize('count', (2, 4))
-def test_batches_do_not_depend_on_the_number_of_processes(pack, count, make_tokens):
-  rows = pack.rows(make_tokens(LENGTHS), 8, seed=0)
+def test_batches_do_not_depend_on_the_number_of_processes(pack, count, layout, make_tokens, make_shares):
+  rows, shares = pack.rows(make_tokens(LENGTHS), 8, seed=0), make_shares(8, count, layout)
   whole = take(pipeline.train_iterator(rows, 8), 12)
-  parts = [take(pipeline.train_iterator(rows, 8, index, count), 12) for index in range(count)]
+  parts = [take(pipeline.train_iterator(rows, 8, share), 12) for share in shares]
   for batch, split in zip(whole, zip(*parts, strict=True), strict=True):
     assert all(part['inputs'].shape == (8 // count, 8) for part in split)
-    assert same(join(split), batch)
+    assert same(join(split, shares), batch)
+    hashes = map(pipeline.batch_hash, split, shares)
+    assert pipeline.add_hashes(hashes) == pipeline.batch_hash(batch)
   assert not same(whole[0], whole[1])
 
 
@@ -55,22 +64,23 @@ def test_batch_k_holds_its_rows(pack, make_tokens):
       assert all(np.array_equal(batch[f][index], rows[4 * k + index][f]) for f in protocol.FIELDS)
 
 
-def test_a_state_restores_on_any_number_of_processes(pack, make_tokens):
+def test_a_state_restores_on_any_number_of_processes(pack, make_tokens, make_shares):
   rows = pack.rows(make_tokens(LENGTHS), 8, seed=0)
   whole = take(pipeline.train_iterator(rows, 8), 12)
   states = []
-  for index in range(4):
-    iterator = pipeline.train_iterator(rows, 8, index, 4)
+  for share in make_shares(8, 4, 'tiles'):
+    iterator = pipeline.train_iterator(rows, 8, share)
     for _ in range(5):
       next(iterator)
     states.append(json.dumps(iterator.get_state()))
     iterator.close()
   assert len(set(states)) == 1
-  resumed = [pipeline.train_iterator(rows, 8, index, 2) for index in range(2)]
+  shares = make_shares(8, 2, 'blocks')
+  resumed = [pipeline.train_iterator(rows, 8, share) for share in shares]
   for iterator in resumed:
     iterator.set_state(json.loads(states[0]))
   for batch, split in zip(whole[5:], zip(*(take(i, 7) for i in resumed), strict=True), strict=True):
-    assert same(join(split), batch)
+    assert same(join(split, shares), batch)
 
 
 @pytest.mark.parametrize('threads', (1, 3))
@@ -94,10 +104,11 @@ def test_a_resume_equals_the_uninterrupted_run(pack, threads, make_tokens):
 
 @pytest.mark.parametrize('count', (1, 2, 4))
 @pytest.mark.parametrize('batch_size', (4, 64))
-def test_evaluation_counts_every_token_once(pack, count, batch_size, make_tokens):
+def test_evaluation_counts_every_token_once(pack, count, batch_size, make_tokens, make_shares):
   tokens = make_tokens(LENGTHS)
   rows = pack.evaluation_rows(tokens, 8)
-  parts = [list(pipeline.evaluation_batches(rows, batch_size, i, count)) for i in range(count)]
+  shares = make_shares(batch_size, count, 'tiles')
+  parts = [list(pipeline.evaluation_batches(rows, batch_size, share)) for share in shares]
   assert {len(part) for part in parts} == {-(-len(rows) // batch_size)}
   assert all(b['inputs'].shape == (batch_size // count, 8) for part in parts for b in part)
   results = np.concatenate([b['targets'][b['segments'] > 0] for part in parts for b in part])
@@ -116,15 +127,6 @@ def test_a_limited_evaluation_is_spread_over_the_split(pack, make_tokens):
   assert len(list(pipeline.evaluation_batches(rows, 1, limit=10**6))) == len(whole)
 
 
-def test_hashes_of_parts_add_up(pack, make_tokens):
-  rows = pack.rows(make_tokens(LENGTHS), 8, seed=0)
-  [batch] = take(pipeline.train_iterator(rows, 8), 1)
-  halves = [{f: v[4 * i : 4 * i + 4] for f, v in batch.items()} for i in range(2)]
-  parts = [pipeline.batch_hash(half, first_row=4 * i) for i, half in enumerate(halves)]
-  assert pipeline.add_hashes(parts) == pipeline.batch_hash(batch)
-  assert len(pipeline.batch_hash(batch)) == 16
-
-
 def test_a_hash_depends_on_values_and_order(make_tokens):
   rows = spec.build('concat', packing, protocol.Packing).rows(make_tokens(LENGTHS), 8, seed=0)
   [batch] = take(pipeline.train_iterator(rows, 4), 1)
@@ -133,17 +135,6 @@ def test_a_hash_depends_on_values_and_order(make_tokens):
   swapped = {f: v[[1, 0, 2, 3]] for f, v in batch.items()}
   renamed = {**batch, 'inputs': batch['targets'], 'targets': batch['inputs']}
   assert len({pipeline.batch_hash(b) for b in (batch, changed, swapped, renamed)}) == 4
-
-
-def test_errors_name_the_field(pack, make_tokens):
-  rows = pack.rows(make_tokens(LENGTHS), 8, seed=0)
-  for arguments, message in (
-    ((6, 0, 4), 'batch_size=6'),
-    ((0, 0, 1), 'batch_size=0'),
-    ((4, 2, 2), 'process_index=2'),
-  ):
-    with pytest.raises(ValueError, match=message):
-      pipeline.train_iterator(rows, *arguments)
 
 
 def test_from_text_files_to_batches(tmp_path, make_source, make_text, pack):

@@ -52,6 +52,21 @@ NOTING = textwrap.dedent("""
   sys.exit(cli.main(sys.argv[1:]))
 """)
 
+# A mesh in which the devices of the processes take turns, as those of hosts do that hold tiles of a torus.
+TAKING_TURNS = textwrap.dedent("""
+  from jax.experimental import mesh_utils
+
+  contiguous = mesh_utils.create_device_mesh
+
+  def create_device_mesh(shape, devices, **options):
+    count = len({device.process_index for device in devices})
+    ordered = sorted(devices, key=lambda device: device.id)
+    turns = [device for i in range(len(devices) // count) for device in ordered[i :: len(devices) // count]]
+    return contiguous(shape, turns, **options)
+
+  mesh_utils.create_device_mesh = create_device_mesh
+""")
+
 # `tfm train`, of which process 1 dies between the last that it does for its second checkpoint and telling so.
 DYING = textwrap.dedent("""
   import itertools, os, signal, sys
@@ -193,8 +208,10 @@ def alone(tiny, fields, workdir, **changes):
   return workdir
 
 
-@pytest.mark.parametrize('count', [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_processes_train_as_one_and_read_their_own_rows(start, tiny, fields, tmp_path, count):
+@pytest.mark.parametrize(
+  'count, layout', [(2, ''), pytest.param(4, TAKING_TURNS, marks=pytest.mark.slow)], ids=['blocks', 'tiles']
+)
+def test_processes_train_as_one_and_read_their_own_rows(start, tiny, fields, tmp_path, count, layout):
   steps = {'training.steps': 6, 'training.evaluate_every': 3}
   ends = finished(
     start(
@@ -202,7 +219,7 @@ def test_processes_train_as_one_and_read_their_own_rows(start, tiny, fields, tmp
       8 // count,
       tmp_path / 'many',
       *(f'--config.{path}={value}' for path, value in steps.items()),
-      program=('-c', NOTING),
+      program=('-c', layout + NOTING),
     )
   )
   expected = alone(tiny, fields, tmp_path / 'one', **steps)

@@ -16,6 +16,7 @@ from tfm.config.assemble import Experiment
 from tfm.config.schema import parts
 from tfm.data import pipeline
 from tfm.data.packing.protocol import Row
+from tfm.data.row_share import RowShare
 from tfm.data.tokenizers.protocol import Tokenizer
 from tfm.evaluation.cost import StepCost, compile_repeated_step, measure_step_cost, time_interleaved
 from tfm.models import memory
@@ -244,7 +245,7 @@ def prepare_step(experiment: Experiment, seeds: int) -> Iterator[tuple[Callable,
     experiment.lora,
   )
   rows = objective.rows(experiment.packing, data.tokens('train'), config.data.length, 0, data.tokenizer)
-  batch = pipeline.Batches(rows, config.training.batch_size, 0, 1)[0]
+  batch = pipeline.Batches(rows, RowShare.all(config.training.batch_size))[0]
   mesh, rules = vmapped_runs.make_mesh(seeds, jax.devices()), experiment.rules
   initial = states.init_states(
     init, range(seeds), states.state_shardings(states.abstract_state(init), mesh, rules), mesh, rules

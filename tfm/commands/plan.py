@@ -32,8 +32,9 @@ from tfm.commands.inspect import new_table, wide_console
 from tfm.config import mesh_constraints
 from tfm.config.assemble import Experiment
 from tfm.config.validate import validate_run
+from tfm.data.row_share import process_shares
 from tfm.errors import require
-from tfm.parallel import chip_specs
+from tfm.parallel import chip_specs, sharding
 from tfm.parallel import mesh as meshes
 from tfm.training.progress_line import console, print_status
 
@@ -96,6 +97,7 @@ def main(args: argparse.Namespace) -> int:
   validate_run(request.experiment, len(devices))
   mesh = meshes.make(request.config.mesh.to_dict(), devices, **request.config.slices)
   lowering.validate_mesh(request, mesh)
+  print_status(describe_rows(request, mesh))
   plans = [
     plan_step('training', lambda: lowering.lower_training_step(request, mesh), mesh, request, args.slices)
   ]
@@ -113,6 +115,23 @@ def main(args: argparse.Namespace) -> int:
     plan_report.write(plans, command, pathlib.Path(args.to))
     out.print(f'plan: {pathlib.Path(args.to) / "plan.md"}', highlight=False)
   return 0
+
+
+def describe_rows(request: lowering.PlanRequest, mesh) -> str:
+  """Which rows of each batch the hosts read, from the very shares that training gives them."""
+  where = sharding.batch_sharding(mesh, request.experiment.rules)
+  shares = process_shares(where, request.config.training.batch_size).values()
+  rows, spans = (
+    {size(share) for share in shares} for size in (lambda s: len(s.rows), lambda s: len(s.spans))
+  )
+
+  def span(numbers):
+    return ' to '.join(map(str, sorted({min(numbers), max(numbers)})))
+
+  return (
+    f'hosts: {len(shares)}, each reading {span(rows)} of the {request.config.training.batch_size} rows of a '
+    f'batch, in spans: {span(spans)}'
+  )
 
 
 def rows_per_shard(request: lowering.PlanRequest, mesh) -> int:

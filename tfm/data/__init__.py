@@ -22,8 +22,8 @@ any number of processes.
 
   rows = pack.rows(tokens, length=1024, seed=0)        # infinite; rows[i] is a dict of int32 [T]
   rows.tokens_per_epoch              # the number of targets in one epoch
-  iterator = pipeline.train_iterator(rows, batch_size=32, process_index=0, process_count=1)
-  next(iterator)                     # dict of int32 [B / process_count, T]; `buckets`: more, shorter rows
+  iterator = pipeline.train_iterator(rows, batch_size=32)        # all rows; see share, below
+  next(iterator)                     # dict of int32 [B, T]; `buckets`: more, shorter rows
   iterator.get_state()               # {'next_index': 1}; iterator.set_state(state); close()
 
   for batch in device_prefetch.prefetch(iterator, sharding, batch_size=32):    # sharding of [B, T]
@@ -45,8 +45,8 @@ With `each`, which packs labelled documents, a batch has `classes` (int32 [B], o
 instead of targets, and for images `image`, float32 [B, H, W, C] between -1 and 1, instead of inputs.
 `pipeline.open_data` opens texts and images.
 
-Process p of n has rows [p B / n, (p + 1) B / n) of every global batch, and batch k has rows k B … k B + B - 1
-of the stream, for any n. `device_prefetch.process_rows(sharding, batch_size)` returns (process_index,
-process_count) when several processes share rows (tensor parallelism over hosts).
-`pipeline.add_hashes(hashes)` returns the hash of a global batch from the hashes of the processes.
+Batch k has rows k B … k B + B - 1 of the stream, for any number of processes, and of several processes each
+reads the rows that its devices hold: `train_iterator(rows, batch_size, share)` with the share of
+`row_share.process_share(sharding, batch_size)`. `pipeline.add_hashes(hashes)` returns the hash of a global
+batch from the hashes of the processes.
 """

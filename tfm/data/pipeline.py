@@ -1,8 +1,8 @@
 """From a source to batches: documents are prepared once, then Grain reads batches by their index.
 
-Batch k of a stream has rows k B … k B + B - 1, and process p of n reads rows p B / n to (p + 1) B / n of
-every batch. So the sequence of batches does not depend on the number of processes, and the state of an
-iterator, the same in all of them, is the index of its next batch.
+Batch k of a stream has rows k B … k B + B - 1, and each process reads those rows of every batch that its
+devices hold (`row_share`). So the sequence of batches does not depend on the number of processes, and the
+state of an iterator, the same in all of them, is the index of its next batch.
 """
 
 import dataclasses
@@ -23,6 +23,7 @@ from tfm.data import tokens as token_arrays
 from tfm.data.corpus import Corpus
 from tfm.data.documents import ANSWERS, IMAGE, INFINITE
 from tfm.data.packing import protocol as packing
+from tfm.data.row_share import RowShare
 from tfm.data.sources.protocol import Source
 from tfm.data.tokenizers import protocol as tokenizers
 
@@ -194,69 +195,46 @@ class Batches:
   """
 
   rows: packing.Rows
-  batch_size: int
-  process_index: int
-  process_count: int
-
-  def __post_init__(self):
-    if self.batch_size < 1 or self.batch_size % self.process_count:
-      raise ValueError(
-        f'batch_size={self.batch_size} is not divisible by process_count='
-        f'{self.process_count}; use a positive multiple of it'
-      )
-    if not 0 <= self.process_index < self.process_count:
-      raise ValueError(
-        f'process_index={self.process_index} must be less than process_count='
-        f'{self.process_count}; number the processes from 0'
-      )
+  share: RowShare
 
   def __len__(self) -> int:
-    return self.rows.count_batches(self.batch_size)
+    return self.rows.count_batches(self.share.batch_size)
 
   def __getitem__(self, index: int) -> Batch:
-    numbers = self.rows.batch_rows(index, self.batch_size)
-    size = len(numbers) // self.process_count
-    first = self.process_index * size
-    own = {i: self.rows[i] for i in numbers[first : first + size] if i is not None}
+    numbers = self.rows.batch_rows(index, self.share.batch_size)
+    own_numbers = [numbers[i] for i in self.share.scale(len(numbers)).rows]
+    own = {i: self.rows[i] for i in own_numbers if i is not None}
     # All processes use padding of the same shape, that of the batch.
     example = next(iter(own.values()), None) or self.rows[numbers[0]]
     padding = self.rows.padding_like(example)
-    rows = [own.get(i, padding) for i in numbers[first : first + size]]
+    rows = [own.get(i, padding) for i in own_numbers]
     return {field: np.stack([row[field] for row in rows]) for field in padding}
 
   def __repr__(self) -> str:  # Grain includes it in its messages
-    return f'Batches({len(self)} of {self.batch_size})'
+    return f'Batches({len(self)} of {self.share.batch_size})'
 
 
 def train_iterator(
-  rows: packing.Rows, batch_size: int, process_index: int = 0, process_count: int = 1, threads: int = 1
+  rows: packing.Rows, batch_size: int, share: RowShare | None = None, threads: int = 1
 ) -> grain.DatasetIterator:
   """Iterates over this process's part of the batches, infinitely for training rows.
 
   Args:
     rows: from `Packing.rows`.
     batch_size: the global B, over all processes.
-    process_index, process_count: which rows of a batch to read.
+    share: which rows of a batch to read; None: all.
     threads: the number of prefetching threads. Rows are memory mapped, so worker processes would be slower.
 
   Returns:
-    An iterator over dicts of int32 [B / process_count, T]. `get_state()` returns a small JSON object, the
+    An iterator over dicts of int32 [rows, T]. `get_state()` returns a small JSON object, the
     same in every process, with which `set_state` resumes on any number of processes; `close()` stops its
     threads.
-
-  Raises:
-    ValueError: if the batch size is not divisible by the number of processes.
   """
-  return _iterate(_batches(rows, batch_size, process_index, process_count), threads)
+  return _iterate(_batches(rows, batch_size, share), threads)
 
 
 def evaluation_batches(
-  rows: packing.Rows,
-  batch_size: int,
-  process_index: int = 0,
-  process_count: int = 1,
-  threads: int = 1,
-  limit: int = 0,
+  rows: packing.Rows, batch_size: int, share: RowShare | None = None, threads: int = 1, limit: int = 0
 ) -> grain.DatasetIterator:
   """As `train_iterator`, in one pass over the rows from `Packing.evaluation_rows`.
 
@@ -266,16 +244,16 @@ def evaluation_batches(
     limit: if not 0, the maximum number of batches, evenly spread over the split: its beginning may be one
       long document and so not representative.
   """
-  batches = _batches(rows, batch_size, process_index, process_count)
+  batches = _batches(rows, batch_size, share)
   if limit and limit < len(batches):
     batches = batches[:: len(batches) // limit][:limit]
   return _iterate(batches, threads)
 
 
-def _batches(rows, batch_size, process_index, process_count) -> grain.MapDataset:
+def _batches(rows, batch_size, share) -> grain.MapDataset:
   if not flags.FLAGS.is_parsed():  # Grain reads absl's flags in every program
     flags.FLAGS.mark_as_parsed()
-  return grain.MapDataset.source(Batches(rows, batch_size, process_index, process_count))
+  return grain.MapDataset.source(Batches(rows, share or RowShare.all(batch_size)))
 
 
 def _iterate(batches: grain.MapDataset, threads: int) -> grain.DatasetIterator:
@@ -283,22 +261,23 @@ def _iterate(batches: grain.MapDataset, threads: int) -> grain.DatasetIterator:
   return iter(batches.to_iter_dataset(options))
 
 
-def batch_hash(batch: Mapping[str, np.ndarray], first_row: int = 0) -> str:
+def batch_hash(batch: Mapping[str, np.ndarray], share: RowShare | None = None) -> str:
   """Returns the hash of a batch, or of one process's rows of it, as 16 hexadecimal digits.
 
   It is the sum over rows, modulo 2**64, of the hash of the row and its index in the global batch. So the
-  hashes of the processes' rows add up (`add_hashes`) to the hash of the batch.
+  hashes of the rows that each process counts add up (`add_hashes`) to the hash of the batch.
 
   Args:
     batch: arrays [rows, …] by name.
-    first_row: the index of the first row in the global batch.
+    share: which rows of the global batch these are; None: all.
   """
   names = sorted(batch)
+  share = (share or RowShare.all(len(batch[names[0]]))).of_host(batch)
   total = 0
-  for index in range(len(batch[names[0]])):
-    digest = hashlib.blake2b(repr((first_row + index, names)).encode(), digest_size=8)
+  for i in np.flatnonzero(share.counted):
+    digest = hashlib.blake2b(repr((int(share.rows[i]), names)).encode(), digest_size=8)
     for name in names:
-      digest.update(np.ascontiguousarray(batch[name][index]))
+      digest.update(np.ascontiguousarray(batch[name][i]))
     total += int.from_bytes(digest.digest(), 'big')
   return f'{total % 2**64:016x}'
 

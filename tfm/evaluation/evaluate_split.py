@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 import jax
 import numpy as np
 
+from tfm.data.row_share import RowShare
 from tfm.parallel import processes
 from tfm.shapes import Array, Int, PyTree
 
@@ -14,26 +15,26 @@ class ByteCounter:
 
   Args:
     token_bytes: [V], the number of bytes of each token; None if unknown or if no token is a target.
-    part: (index, count) of this process's part of each batch, from `device_prefetch.process_rows`.
+    share: this process's rows of each batch.
   """
 
-  def __init__(self, token_bytes: Int[np.ndarray, 'V'] | None, part: tuple[int, int] = (0, 1)):
-    self.token_bytes, self.part, self.size = token_bytes, part, 0
+  def __init__(self, token_bytes: Int[np.ndarray, 'V'] | None, share: RowShare):
+    self.token_bytes, self.share, self.size = token_bytes, share, 0
 
   def count(self, batches: Iterable[Mapping[str, np.ndarray]]) -> Iterator[Mapping[str, np.ndarray]]:
     """Yields the batches, and adds up the bytes of their targets."""
     for batch in batches:
       has_targets = 'targets' in batch and batch['targets'].shape == batch['segments'].shape
       if self.token_bytes is not None and has_targets:
-        self.size += int(self.token_bytes[batch['targets'][batch['segments'] > 0]].sum())
+        counted = self.share.of_host(batch).counted[:, None] & (batch['segments'] > 0)
+        self.size += int(self.token_bytes[batch['targets'][counted]].sum())
       yield batch
 
   def total(self) -> int:
     """The bytes of the rows of all processes."""
-    if self.part == (0, 1):
+    if self.share.is_complete:
       return self.size
-    records = processes.gather_bytes(self.part[0].to_bytes(8) + self.size.to_bytes(8))
-    return sum({record[:8]: int.from_bytes(record[8:]) for record in records}.values())
+    return sum(int.from_bytes(record) for record in processes.gather_bytes(self.size.to_bytes(8)))
 
 
 def measure(
@@ -52,7 +53,7 @@ def measure(
     byte_counter: counts the bytes of the targets.
     summary: of an `Objective`: (sums over the split, bytes of all targets) → metrics.
   """
-  total = sum_batches(params, step, byte_counter.count(batches), sharding)
+  total = sum_batches(params, step, byte_counter.count(batches), sharding, byte_counter.share)
   return {name: float(value) for name, value in summary(total, byte_counter.total()).items()}
 
 
@@ -61,11 +62,15 @@ def sum_batches(
   step: Callable[[PyTree, Mapping[str, Array]], Mapping[str, Array]],
   batches: Iterable[Mapping[str, np.ndarray]],
   sharding: jax.sharding.Sharding,
+  share: RowShare,
 ) -> dict[str, np.ndarray]:
-  """The sums of `step` over all batches in float64, by name; arguments as in `measure`."""
+  """The sums of `step` over all batches in float64, by name; arguments as in `measure`.
+
+  Args:
+    share: this process's rows of each batch.
+  """
   total = {}
   for batch in batches:
-    placed = {name: jax.make_array_from_process_local_data(sharding, x) for name, x in batch.items()}
-    for name, x in jax.device_get(step(params, placed)).items():
+    for name, x in jax.device_get(step(params, share.place(batch, sharding))).items():
       total[name] = total.get(name, 0) + x.astype(np.float64)
   return total

@@ -23,7 +23,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tfm.data import device_prefetch, pipeline
+from tfm.data import pipeline
+from tfm.data.row_share import process_share
 from tfm.data.tokens import Tokens
 from tfm.decoding.loop import list_position_limits
 from tfm.errors import suggest
@@ -184,11 +185,10 @@ def sum_rows(
   devices = sharding.num_devices
   count = min(max(1, batch_tokens // rows.length), len(rows))
   count = -(-count // devices) * devices
-  batches = pipeline.evaluation_batches(
-    rows, count, *device_prefetch.process_rows(sharding, count), threads=threads
-  )
+  share = process_share(sharding, count)
+  batches = pipeline.evaluation_batches(rows, count, share, threads)
   with contextlib.closing(batches):
-    return sum_batches(params, step, batches, sharding)
+    return sum_batches(params, step, batches, sharding, share)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 3))

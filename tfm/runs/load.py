@@ -18,9 +18,10 @@ from tfm.config.difference import list_differences
 from tfm.config.overlay import complete
 from tfm.config.resolve import resolve_config
 from tfm.config.schema import parts
-from tfm.data import cache, device_prefetch, pipeline
+from tfm.data import cache, pipeline
 from tfm.data.documents import INFINITE
 from tfm.data.pipeline import ImageData, TextData
+from tfm.data.row_share import process_share
 from tfm.data.special_tokens import base_tokenizer, extend_tokenizer
 from tfm.data.tokenizers.protocol import Tokenizer
 from tfm.decoding.translate import Translation, translate
@@ -277,11 +278,9 @@ def build_evaluate_fn(
   size = -(-config.training.batch_size // config.training.gradient_accumulation // unit) * unit
 
   def evaluate(params):
-    part = device_prefetch.process_rows(where, size)
-    iterator = pipeline.evaluation_batches(
-      rows, size, *part, threads=config.data.reader_threads, limit=batches
-    )
+    share = process_share(where, size)
+    iterator = pipeline.evaluation_batches(rows, size, share, config.data.reader_threads, batches)
     with contextlib.closing(iterator):
-      return measure(params, step, iterator, where, ByteCounter(token_bytes, part), objective.summarize)
+      return measure(params, step, iterator, where, ByteCounter(token_bytes, share), objective.summarize)
 
   return evaluate

@@ -20,8 +20,9 @@ from ml_collections import ConfigDict
 
 from tfm.config import mesh_constraints, validate
 from tfm.config.assemble import Experiment
-from tfm.data import cache, device_prefetch, pipeline
+from tfm.data import cache, pipeline
 from tfm.data.pipeline import ImageData, TextData
+from tfm.data.row_share import process_share
 from tfm.errors import require
 from tfm.models import flops
 from tfm.models.trunk import Trunk
@@ -246,8 +247,8 @@ def shard(prepared: Prepared) -> Sharded:
     return pipeline.train_iterator(
       rows,
       config.training.batch_size,
-      *device_prefetch.process_rows(batch_sharding, config.training.batch_size),
-      threads=config.data.reader_threads,
+      process_share(batch_sharding, config.training.batch_size),
+      config.data.reader_threads,
     )
 
   iterators = [open_batches(run_dir.config.seed) for run_dir in prepared.run_dirs]

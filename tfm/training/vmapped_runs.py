@@ -17,6 +17,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from tfm.data import device_prefetch, pipeline
 from tfm.data.device_prefetch import DeviceBatch
+from tfm.data.row_share import RowShare
 from tfm.parallel import mesh as meshes
 from tfm.shapes import Array, PyTree
 from tfm.training.state import State
@@ -200,7 +201,8 @@ def prefetch(iterators: Sequence[grain.DatasetIterator], mesh: Mesh) -> Iterator
         name: jax.device_put(np.stack([host[name] for host in hosts]), stacked_sharding(mesh))
         for name in hosts[0]
       }
-      yield EnsembleBatch(batch, iterators[0].get_state(), hosts[0], 0, hosts=hosts)
+      share = RowShare.all(len(hosts[0]['segments']))
+      yield EnsembleBatch(batch, iterators[0].get_state(), hosts[0], share, hosts)
   finally:
     for iterator in iterators:
       iterator.close()
