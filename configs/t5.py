@@ -3,9 +3,8 @@
 Question:  what does an encoder-decoder learn from text alone if every task maps text to text?
 Source:    Raffel et al. 2020, Exploring the Limits of Transfer Learning with a Unified Text-to-Text
            Transformer, §2.1, §3.1 and §3.7. For 1.1, the notes and configs of the released checkpoints: gated
-           feed-forward layers, untied output, no dropout before fine-tuning. Differences: no dropout within
-           feed-forward layers and after the last norm; the learning rate warms up over the first 10,000
-           steps, where the paper's is constant.
+           feed-forward layers, untied output, no dropout before fine-tuning. Difference: no dropout within
+           feed-forward layers and after the last norm.
 Command:   tfm train --config=configs/t5.py --workdir=runs/t5-base       (1.0; small, large, 3b, 11b likewise)
            tfm train --config=configs/t5.py:1.1-base --workdir=runs/t5-1.1-base (1.1-small … 1.1-xxl likewise)
 Cost:      not measured.
@@ -79,7 +78,9 @@ def get_config(arg: str = '') -> ConfigDict:
     )
   else:
     config.model.update(feed_forward='geglu_tanh', tie_embeddings=False, embedding_initializer='normal(1.0)')
-  config.optimizer = dict(name='adafactor', learning_rate=0.01, schedule='rsqrt', warmup=10_000, clip=0.0)
+  config.optimizer = dict(
+    name='adafactor', learning_rate=0.01, schedule='rsqrt(flat=10_000)', warmup=0, clip=0.0
+  )
   config.training = dict(
     steps=1_000_000, batch_size=2048, loss_chunk=65_536, evaluate_every=1000, evaluation_batches=20
   )

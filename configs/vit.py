@@ -68,7 +68,7 @@ def get_config(arg: str = '') -> ConfigDict:
   config.optimizer = dict(
     name='adamw(b1=0.9, b2=0.999, weight_decay=0.3)',
     learning_rate=3e-3,
-    schedule='cosine',
+    schedule='cosine(0.0)',
     warmup=10_000,
     clip=1.0,
   )
@@ -77,6 +77,8 @@ def get_config(arg: str = '') -> ConfigDict:
     config.objective = 'classification(10)'
     config.data.update(source='digits', packing='each(crop=1)', length=17, reader_threads=2)
     config.model.update(dtype='float32')
-    config.optimizer.update(learning_rate=1e-3, warmup=100, name='adamw(b1=0.9, b2=0.999, weight_decay=0.1)')
+    config.optimizer.update(
+      learning_rate=1e-3, schedule='cosine', warmup=100, name='adamw(b1=0.9, b2=0.999, weight_decay=0.1)'
+    )
     config.training.update(steps=1500, batch_size=64, evaluate_every=250)
   return config

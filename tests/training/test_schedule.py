@@ -23,6 +23,7 @@ def share(t):
 FORMULAS = {
   'noam': lambda t: WIDTH**-0.5 * min(t**-0.5, t * WARMUP**-1.5),
   'rsqrt': after_warmup(lambda t: math.sqrt(WARMUP / t)),
+  f'rsqrt(flat={3 * WARMUP})': lambda t: min(t / WARMUP, 1, math.sqrt(3 * WARMUP / t)),
   'constant': after_warmup(lambda t: 1.0),
   'cosine(floor=0.2)': after_warmup(lambda t: 0.2 + 0.8 * (1 + math.cos(math.pi * share(t))) / 2),
   'linear': after_warmup(lambda t: 1 - share(t)),

@@ -168,7 +168,7 @@ def _fields() -> dict[str, Any]:
       name='adamw',  # tfm/optimizers: adam, adamw(b1, b2, weight_decay), adafactor, lion, sgd(momentum)
       # the peak; with noam a factor on d^-0.5
       learning_rate=Ranged(1e-3, Annotated[float, Interval(ge=0, le=1000)]),
-      schedule='cosine',  # noam, rsqrt, cosine(floor), linear(floor), wsd(decay), constant
+      schedule='cosine',  # noam, rsqrt(flat), cosine(floor), linear(floor), wsd(decay), constant
       warmup=Ranged(100, NonNegativeInt),  # steps
       clip=Ranged(1.0, NonNegativeFloat),  # global norm of the gradient; 0: no clipping
       no_decay=r'bias|scale|table|sinks|A_log|/D$',  # regex on parameter paths: no weight decay

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from annotated_types import Interval
 
 from tfm.shapes import Array, Float
-from tfm.spec import Fraction
+from tfm.spec import Fraction, NonNegativeInt
 
 
 # (step from 1, warm-up steps, steps in all, model width) -> factor on the learning rate.
@@ -21,10 +21,14 @@ def noam() -> Factor:
   )
 
 
-def rsqrt() -> Factor:
-  """√(warmup / step) after the warm-up (Raffel et al. 2020, §3.1.2, scaled to peak at 1)."""
+def rsqrt(flat: NonNegativeInt = 0) -> Factor:
+  """√(n / step) after the first n steps: those of the warm-up, or `flat` steps at 1.
+
+  T5 has no warm-up but 10,000 steps at 1 (Raffel et al. 2020, §3.1.2: 1/√max(step, 10^4), here scaled to peak
+  at 1).
+  """
   return lambda step, warmup, steps, width: (
-    _warm(step, warmup) * jnp.sqrt(max(warmup, 1) / jnp.maximum(step, max(warmup, 1)))
+    _warm(step, warmup) * jnp.sqrt(max(flat, warmup, 1) / jnp.maximum(step, max(flat, warmup, 1)))
   )
 
 
