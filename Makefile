@@ -51,10 +51,11 @@ oracle: $(VENV)/installed
 	$(PIP_INSTALL) -e '.[oracle]'
 	$(VENV)/bin/python -m pytest -m oracle $(PARALLEL)
 
-# Plans for TPUs and GPUs without the devices; they need the compilers of both.
+# Plans for TPUs and GPUs without the devices, which need the compilers of both; and the kernels of tokamax.
 compilers: $(VENV)/installed
-	$(PIP_INSTALL) -e '.[tpu,cuda-compiler]'
+	$(PIP_INSTALL) -e '.[tpu,cuda-compiler,tokamax]'
 	$(VENV)/bin/python -m pytest -m slow tests/analysis/test_plan.py -k 'for_a_topology or for_boxes_of_gpus'
+	$(VENV)/bin/python -m pytest -m 'slow or not slow' tests/kernels/test_tokamax.py
 
 # Reports in a real browser, such as Debian's package chromium.
 browser: $(VENV)/installed
