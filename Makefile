@@ -7,6 +7,7 @@ VENV ?= .venv
 RUN ?= runs/demo
 # Paths to test; empty: all.
 TESTS ?=
+MUTANTS ?=
 # One process per core. The tests of a file stay in one process, because they share compiled functions;
 # tests/conftest.py sets their order.
 PARALLEL = -n auto --dist loadfile --no-loadscope-reorder
@@ -15,7 +16,7 @@ PIP_INSTALL = $(VENV)/bin/pip install --quiet --disable-pip-version-check -c con
 # Files of text that are opened without an encoding fail the tests (pyproject.toml).
 export PYTHONWARNDEFAULTENCODING = 1
 
-.PHONY: demo lint test test-slow test-all fuzz oracle compilers browser clean
+.PHONY: demo lint test test-slow test-all fuzz mutants oracle compilers browser clean
 
 $(VENV)/installed: setup.cfg constraints.txt
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("tfm needs Python 3.11 or newer; name one: make PYTHON=python3.12 …")'
@@ -44,6 +45,13 @@ test-all: $(VENV)/installed
 # Malformed configs, arguments and files, 2,000 at random: each must be accepted, or rejected in one sentence.
 fuzz: $(VENV)/installed
 	$(VENV)/bin/python -m tests.fuzz
+
+# Small errors put into the code that computes, one at a time: each that no test notices is listed. All of them
+# take hours; MUTANTS='tfm.training.schedule*' selects some.
+mutants: $(VENV)/installed
+	$(PIP_INSTALL) -e '.[mutants]'
+	$(VENV)/bin/mutmut run $(MUTANTS)
+	$(VENV)/bin/mutmut results
 
 # Comparisons with published implementations; they need PyTorch (the CPU build is enough).
 oracle: $(VENV)/installed

@@ -62,9 +62,18 @@ def test_a_sharded_length_does_not_change_the_rows():
   assert shares[0].spans == shares[1].spans == [(0, 4)]
 
 
+def test_a_single_process_reads_and_counts_all_rows():
+  share = RowShare.all(5)
+  assert share.spans == [(0, 5)] and share.counted.tolist() == [True] * 5 and share.is_complete
+
+
 def test_a_batch_of_more_rows_is_shared_in_the_same_proportion():
   share = shares_of([0, 1] * 4, batch_size=8)[1]
   assert share.scale(24).rows.tolist() == [3, 4, 5, 9, 10, 11, 15, 16, 17, 21, 22, 23]
+  assert share.scale(8) is share and share.scale(24).counted.all() and not share.scale(24).is_complete
+  owners = [0, 1, 0, 1, 2, 3, 2, 3]
+  shares = shares_of(owners, (4, 2), ('data', 'tensor'), batch_size=4)
+  assert [shares[i].scale(8).counted.tolist() for i in (0, 1)] == [[True] * 4, [False] * 4]
   assert share.of_host(dict(x=np.zeros((12, 5)))).batch_size == 24
   with pytest.raises(ValueError, match='a batch has 12 rows, not a multiple of batch_size=8'):
     share.scale(12)

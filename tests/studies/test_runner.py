@@ -399,6 +399,7 @@ def test_a_killed_study_resumes(file, done, tmp_path):
     time.sleep(0.02)
   process.send_signal(signal.SIGTERM)
   assert process.wait(120) in (0, 1)
+  assert not (tmp_path / 'results.json').exists(), 'it ended before the signal came'
   assert subprocess.run(command, env=env).returncode == 0
 
   def final(workdir):
