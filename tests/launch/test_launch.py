@@ -14,7 +14,7 @@ import time
 import pytest
 
 from tfm.commands import cli
-from tfm.launch.job import Step, run_steps
+from tfm.launch.job import Step, restart_loop, run_steps
 from tfm.runs.train import train
 from tfm.training import metrics
 
@@ -295,6 +295,34 @@ def test_a_preempted_slice_is_created_again(capsys, tmp_path, root, monkeypatch)
   assert (tmp_path / 'setup').read_text() == 'installed\ninstalled\n'
 
 
+def run_loop(tmp_path, program, sleep='#!/bin/sh\n'):
+  """Runs the restart loop of a command; returns its exit status and what it printed."""
+  for name, text in {'work': program, 'sleep': sleep}.items():
+    (tmp_path / name).write_text(text)
+    (tmp_path / name).chmod(0o755)
+  env = dict(os.environ, PATH=f'{tmp_path}:{os.environ["PATH"]}', RUN=str(tmp_path / 'run'))
+  words = ['bash', '-c', restart_loop('work', shlex.quote(str(tmp_path / 'run')))]
+  done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=60)
+  return done.returncode, done.stdout, done.stderr
+
+
+def test_a_command_that_always_fails_is_given_up(tmp_path):
+  status, out, err = run_loop(tmp_path, '#!/bin/sh\necho tried\nexit 9\n')
+  assert status == 9 and out == 5 * 'tried\n'
+  assert err.splitlines()[-1] == 'tfm launch: 5 failures in a row without a new checkpoint; giving up'
+
+
+def test_a_command_that_saves_before_it_fails_is_run_on(tmp_path):
+  """Twelve failures, each after a new checkpoint; then a success."""
+  program = '#!/bin/sh\nmkdir -p "$RUN/checkpoints/$$"\n[ $(ls "$RUN/checkpoints" | wc -l) = 13 ]\n'
+  status, _, err = run_loop(tmp_path, program)
+  assert status == 0 and err.count('restarting from the last checkpoint') == 12
+
+
+def test_invalid_input_is_not_tried_again(tmp_path):
+  assert run_loop(tmp_path, '#!/bin/sh\necho tried\nexit 2\n')[:2] == (2, 'tried\n')
+
+
 def test_no_argument_ends_the_printed_text_early(capsys, root, monkeypatch):
   """A variable's value may contain the word that ends the text, on a line of its own."""
   monkeypatch.chdir(root)
@@ -323,17 +351,19 @@ def test_a_bucket_is_not_a_workdir_of_train(tiny):
     train(tiny(), 'gs://bucket/run')
 
 
-# Slurm's part for a batch file on one machine: two tasks, each with its number; signals are forwarded.
+# Slurm's part for a batch file on one machine: two tasks, each with its number. As the real one (src/srun/
+# signals.c of Slurm 22.05: launch_fwd_signal with SIGKILL), srun answers a SIGTERM by killing its tasks.
 SRUN = """#!/bin/bash
 while [[ $1 == --* ]]; do shift; done
 echo step >> "$FAKE/steps"
-trap 'kill -TERM "${tasks[@]}" 2>/dev/null' TERM
+trap 'kill -KILL "${tasks[@]}" 2>/dev/null' TERM
 for task in 0 1; do
   export SLURM_PROCID=$task SLURM_LOCALID=$task SLURM_NTASKS=2 SLURM_STEP_NUM_NODES=1
   export SLURM_STEP_NODELIST=localhost
   "$@" 2> "$FAKE/task$task" &
   tasks[task]=$!
 done
+echo "${tasks[@]}" > "$FAKE/tasks"
 status=0
 for task in "${tasks[@]}"; do
   wait "$task"; one=$?
@@ -351,6 +381,7 @@ def cluster(tmp_path, monkeypatch, book, root):
   programs.mkdir()
   for name, text in {
     'srun': SRUN,
+    'scancel': '#!/bin/sh\nkill "$(echo "$1" | sed s/--signal=/-/)" $(cat "$FAKE/tasks")\n',
     'scontrol': '#!/bin/sh\necho "$@" >> "$FAKE/requeued"\n',
     'tfm': f'#!/bin/sh\nexec {sys.executable} -m tfm "$@"\n',
   }.items():

@@ -34,7 +34,7 @@ def steps(job: Job) -> list[Step]:
     )
     words = 'xpk', 'storage', 'attach', match[1], *cluster_flags, *storage_flags
     result.append(Step(words, note='once per cluster: the bucket as a folder of every workload'))
-  script = '\n'.join([*job.setup_lines(), restart_loop(job.train_command(workdir))])
+  script = '\n'.join([*job.setup_lines(), restart_loop(job.train_command(workdir), shlex.quote(workdir))])
   grace = job.options.get('termination-grace-period-seconds', '120')
   words = (
     *('xpk', 'workload', 'create', f'--workload={job.name}'),

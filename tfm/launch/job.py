@@ -12,6 +12,7 @@ from tfm.errors import require
 
 # `tfm train` exits with it on invalid input; after any other failure the command is run again.
 INVALID_INPUT_STATUS = 2
+MAX_FAILURES = 5  # in a row without a new checkpoint, such as of a step that does not fit into memory
 BUCKET = re.compile(r'gs://([\w.-]+)(/.*)?')
 
 
@@ -109,22 +110,32 @@ def format_flag(name: str, value: str) -> str:
   return f'--{name}={value}' if value else f'--{name}'
 
 
-def restart_loop(command: str, after_stop: str = '') -> str:
+def restart_loop(command: str, workdir: str, stop: str = 'kill -TERM "$run"', after_stop: str = '') -> str:
   """A shell script that runs a command again until it succeeds or its input is invalid; each run resumes.
 
-  SIGTERM is forwarded to the command, which saves; it is not run again after that.
+  SIGTERM is forwarded to the command, which saves; it is not run again after that, nor after MAX_FAILURES
+  failures in a row without a new checkpoint.
 
   Args:
+    workdir: of the run, as a word of the shell.
+    stop: a shell command that sends SIGTERM to the processes of the command.
     after_stop: shell lines to run at the end.
   """
-  return f"""stopped=
-trap 'stopped=1; kill -TERM "$run" 2>/dev/null' TERM
+  return f"""stopped= failures=0
+trap 'stopped=1; {stop} 2>/dev/null' TERM
 while :; do
+  saved=$(ls {workdir}/checkpoints 2>/dev/null)
   {command} &
   run=$!
   wait "$run"; status=$?
   while kill -0 "$run" 2>/dev/null; do wait "$run"; status=$?; done
   if [ -n "$stopped" ] || [ "$status" = 0 ] || [ "$status" = {INVALID_INPUT_STATUS} ]; then break; fi
+  failures=$((failures + 1))
+  [ "$(ls {workdir}/checkpoints 2>/dev/null)" = "$saved" ] || failures=0
+  if [ "$failures" = {MAX_FAILURES} ]; then
+    echo "tfm launch: {MAX_FAILURES} failures in a row without a new checkpoint; giving up" >&2
+    break
+  fi
   echo "tfm launch: exit status $status; restarting from the last checkpoint in 10 seconds" >&2
   sleep 10
 done

@@ -25,6 +25,8 @@ def steps(job: Job) -> list[Step]:
     f'--signal={options["signal"]} does not make the script save; use B:TERM@SECONDS, the seconds before '
     'the time limit',
   )
+  # srun answers a SIGTERM by killing its tasks; scancel sends it to the tasks themselves.
+  stop = 'scancel --signal=TERM "$SLURM_JOB_ID"'
   requeue = 'if [ -n "$stopped" ] && [ "$status" = 0 ]; then scontrol requeue "$SLURM_JOB_ID"; fi\n'
   lines = [
     '#!/bin/bash',
@@ -35,6 +37,8 @@ def steps(job: Job) -> list[Step]:
     '#SBATCH --requeue',
     '',
     *job.setup_lines(),
-    restart_loop(job.train_command(job.workdir, 'srun', '--kill-on-bad-exit=1'), requeue),
+    restart_loop(
+      job.train_command(job.workdir, 'srun', '--kill-on-bad-exit=1'), shlex.quote(job.workdir), stop, requeue
+    ),
   ]
   return [Step(('sbatch',), '\n'.join(lines))]

@@ -3,7 +3,7 @@
 import shlex
 from collections.abc import Sequence
 
-from tfm.launch.job import BUCKET, INVALID_INPUT_STATUS, Job, Step, restart_loop, validate_placement
+from tfm.launch.job import BUCKET, Job, Step, restart_loop, validate_placement
 
 
 # gcsfuse with folder renames, by which a checkpoint is committed, on a bucket without folders.
@@ -24,17 +24,19 @@ def steps(job: Job) -> list[Step]:
   if creation_flags:
     job.require_options('tpu', 'zone', 'accelerator-type', 'runtime-version')
   validate_placement(job)
-  mount_lines, train = [], job.train_command(job.workdir)
+  mount_lines, workdir, train = [], shlex.quote(job.workdir), job.train_command(job.workdir)
   if match := BUCKET.fullmatch(job.workdir):
     bucket, path = match[1], match[2] or ''
     mount = f'buckets/{bucket}'
     mount_lines = [f'mkdir -p ~/{mount}', f'mountpoint -q ~/{mount} || {GCSFUSE} {bucket} ~/{mount}']
     # The bucket is mounted in the user's home folder, whose path the shell over there expands.
-    workdir = f'--workdir="$HOME"/{shlex.quote(f"{mount}{path}")}'
-    train = job.train_command('WORKDIR').replace('--workdir=WORKDIR', workdir)
+    workdir = f'"$HOME"/{shlex.quote(f"{mount}{path}")}'
+    train = job.train_command('WORKDIR').replace('--workdir=WORKDIR', f'--workdir={workdir}')
   # A SIGTERM may come from the end of the machine; only an end of the command's own counts as finished.
   write_status = f'[ -n "$stopped" ] || echo "$status" > ~/{job.name}.status\n' if creation_flags else ''
-  script = '\n'.join([*mount_lines, *job.setup_lines(), restart_loop(train, write_status)])
+  script = '\n'.join(
+    [*mount_lines, *job.setup_lines(), restart_loop(train, workdir, after_stop=write_status)]
+  )
   start = f'bash -c {shlex.quote(script)} >> {job.name}.log 2>&1 < /dev/null &'
   if not creation_flags:
     note = 'train on every worker; training continues without this connection'
@@ -69,7 +71,7 @@ while :; do
     ACTIVE)
       {ssh('all', start_once)}
       status=$({ssh('0', f'cat {job.name}.status')} 2> /dev/null)
-      if [ "$status" = 0 ] || [ "$status" = {INVALID_INPUT_STATUS} ]; then exit "$status"; fi ;;
+      if [ -n "$status" ]; then exit "$status"; fi ;;
     SUSPENDED | FAILED)
       {queued_resource('delete', '--force', '--quiet')} ;;
     '')

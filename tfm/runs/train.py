@@ -266,11 +266,11 @@ def open_stores(prepared: Prepared, stack: contextlib.ExitStack) -> Stores:
     if processes.is_main_process():
       run_dir.workdir.mkdir(parents=True, exist_ok=True)
       stack.enter_context(lock_workdir(run_dir.workdir))
-      require(
-        run_dir.saved_steps() == steps,
-        f'--workdir={run_dir.workdir} has gained or lost checkpoints while this process started: another one '
-        'used it; run the command again',
-      )
+    require(
+      run_dir.saved_steps() == steps,  # Orbax reads them in all processes together
+      f'--workdir={run_dir.workdir} has gained or lost checkpoints while this process started: another one '
+      'used it; run the command again',
+    )
     run_dir.write_config()
   # An ensemble keeps two: a kill may come between the saves of two runs.
   keep = max(training.keep_checkpoints, 2) if len(run_dirs) > 1 else training.keep_checkpoints
