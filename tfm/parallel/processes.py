@@ -19,6 +19,8 @@ import numpy as np
 from jax.experimental import multihost_utils
 from orbax.checkpoint import multihost
 
+from tfm.errors import MachineFailure
+
 
 AUTO = 'auto'
 PEER_LOST_STATUS = (
@@ -212,7 +214,7 @@ def abort_all_on_error(name: str, user_errors: tuple[type[Exception], ...]) -> I
 
   Args:
     name: the command, for the message.
-    user_errors: errors whose text is a message for users, with exit status 2.
+    user_errors: errors whose text is a message for users, with exit status 2, or 1 for a `MachineFailure`.
   """
   if jax.process_count() == 1:
     yield
@@ -228,7 +230,8 @@ def abort_all_on_error(name: str, user_errors: tuple[type[Exception], ...]) -> I
       yield
     except Exception as error:
       status, message = _status_and_message(error, user_errors)
-      if status == 1 or os.environ.get('TFM_TRACEBACK'):
+      is_failure = status == 1 and not isinstance(error, MachineFailure)
+      if is_failure or os.environ.get('TFM_TRACEBACK'):
         traceback.print_exc()
       print(f'{prefix}: {message}', file=sys.stderr, flush=True)
   if status is not None:
@@ -241,7 +244,7 @@ def _status_and_message(error: Exception, user_errors: tuple[type[Exception], ..
     if _is_runtime_error(one) and PEER_LOST_PATTERN.search(message := _single_line(one)):
       return PEER_LOST_STATUS, f'another process of this run is gone ({message[:160]}); {RESUME_HINT}'
   if isinstance(error, user_errors) and not _is_runtime_error(error):
-    return 2, _single_line(error)
+    return 1 if isinstance(error, MachineFailure) else 2, _single_line(error)
   return 1, f'{type(error).__name__}: {_single_line(error)}'
 
 
