@@ -55,6 +55,10 @@ def slurm(tmp_path, monkeypatch):
   missing = [name for name in PROGRAMS if not shutil.which(name)]
   if missing or getpass.getuser() != 'root' or (os.cpu_count() or 1) < 2:
     pytest.skip(f'a Slurm of its own needs root, two cores and the programs {", ".join(missing or PROGRAMS)}')
+  try:
+    socket.getaddrinfo(socket.gethostname(), None)  # where processes look for process 0
+  except OSError as error:
+    pytest.skip(f'the name of this machine has no address: {error}')
   folder = pathlib.Path(f'/tmp/slurm-{os.getpid()}')  # a socket's path must be short
   for name in ('state', 'spool'):
     (folder / name).mkdir(parents=True)
