@@ -19,6 +19,7 @@ from tfm.config.schema import default_config, leaves
 from tfm.data import packing
 from tfm.data import tokens as token_arrays
 from tfm.data.packing.protocol import PAIR_FIELDS, Packing
+from tfm.hf.from_config import nest
 from tfm.layers.chunked_cross_entropy import chunk_count, merge_chunks, split_into_chunks
 from tfm.masks.protocol import LAYOUTS, Mask
 
@@ -108,9 +109,9 @@ def test_bounds_of_masks_hold_wherever_a_document_starts(mask, layout, start, or
   }[layout]
   q, k = positions[:, None], positions[None, :]
   within = (q >= 0) & (k >= 0)
-  seen = visible(text, q, k)
-  assert not (certain & ~seen & within).any(), 'a pair that is certainly visible is hidden'
-  assert not (seen & ~possible & within).any(), 'a pair that cannot be visible is seen'
+  is_visible = visible(text, q, k)
+  assert not (certain & ~is_visible & within).any(), 'a pair that is certainly visible is hidden'
+  assert not (is_visible & ~possible & within).any(), 'a pair that cannot be visible is visible'
 
 
 # Packing.
@@ -217,17 +218,6 @@ def values_like(value):
 CHANGES = st.lists(st.sampled_from(sorted(FIELDS)), unique=True, max_size=6).flatmap(
   lambda paths: st.fixed_dictionaries({path: values_like(FIELDS[path]) for path in paths})
 )
-
-
-def nest(changes):
-  nested = {}
-  for path, value in changes.items():
-    *sections, field = path.split('.')
-    inner = nested
-    for section in sections:
-      inner = inner.setdefault(section, {})
-    inner[field] = value
-  return nested
 
 
 @given(CHANGES)

@@ -71,9 +71,8 @@ class Checkpoints:
     self.directory = directory
     if keep:
       directory.mkdir(parents=True, exist_ok=True)
-    for path in directory.glob(
-      '*/metrics/metrics'
-    ):  # Orbax reads them here, and would not name a damaged one
+    # Orbax reads the losses when it opens them, and would not name a damaged one.
+    for path in directory.glob('*/metrics/metrics'):
       read_json_object(path, "a checkpoint's loss")
     self.manager = ocp.CheckpointManager(
       directory,
