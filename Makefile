@@ -36,9 +36,9 @@ test: $(VENV)/installed
 
 # The slow tests share little: they are spread over the cores one by one.
 test-slow: $(VENV)/installed
-	$(VENV)/bin/python -m pytest -m slow -n auto --dist worksteal
+	$(VENV)/bin/python -m pytest -m 'slow and not exhaustive' -n auto --dist worksteal
 
-# Every fast and slow test, and every combination of variants.
+# Every fast and slow test, and every case of the sampled ones.
 test-all: $(VENV)/installed
 	$(VENV)/bin/python -m pytest -m 'not oracle' -n auto --dist worksteal
 

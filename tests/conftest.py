@@ -1,6 +1,8 @@
 """Eight simulated devices, rank promotion as an error, and a compilation cache on disk."""
 
+import collections
 import datetime
+import gc
 import importlib.metadata
 import itertools
 import os
@@ -21,7 +23,7 @@ os.environ['XLA_FLAGS'] = f'--xla_force_host_platform_device_count=8 {FAST_COMPI
 ROOT = pathlib.Path(__file__).parent.parent
 os.environ['JAX_COMPILATION_CACHE_DIR'] = str(ROOT / '.cache' / 'jax')
 os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0'
-# Which combinations of variants run (see tests/conformance/collect.py); processes started here inherit it.
+# Which cases run today (`sample_cases`, tests/conformance/collect.py); processes started here inherit it.
 os.environ.setdefault('TFM_ROTATION', datetime.date.today().strftime('%G-%V-%u'))
 os.environ['TFM_CACHE'] = str(ROOT / '.cache' / 'tfm')
 
@@ -32,6 +34,8 @@ from hypothesis import settings  # noqa: E402
 
 
 jax.config.update('jax_numpy_rank_promotion', 'raise')
+# Tracing makes millions of small objects; looking for cycles after every 700 took 7 % of the suite's time.
+gc.set_threshold(50_000, 20, 100)
 # The same examples in every run: a failure comes back, and CI does not depend on luck.
 settings.register_profile('tests', derandomize=True, deadline=None, max_examples=60)
 settings.load_profile('tests')
@@ -54,9 +58,28 @@ FIRST = (
 )
 
 
+@pytest.hookimpl(tryfirst=True)  # before `-m` selects
 def pytest_collection_modifyitems(items):
   place = {ROOT / 'tests' / name: i for i, name in enumerate(FIRST)}
   items.sort(key=lambda item: place.get(item.path, len(FIRST)))
+  sample_cases(items)
+
+
+def sample_cases(items):
+  """Of the cases of a test marked `sampled(n)`, `make test` runs n, spread evenly over those that are not
+  marked slow; `make test-slow` runs a third of the others, another third every day; `make test-all` all.
+  """
+  grids = collections.defaultdict(list)
+  for item in items:
+    if item.get_closest_marker('sampled'):
+      grids[item.nodeid.partition('[')[0]].append(item)
+  day = int(os.environ['TFM_ROTATION'].rpartition('-')[2])
+  for cases in grids.values():
+    quick = [case for case in cases if not case.get_closest_marker('slow')]
+    number = min(cases[0].get_closest_marker('sampled').args[0], len(quick))
+    chosen = [quick[i * len(quick) // number] for i in range(number)]
+    for i, case in enumerate(case for case in cases if case not in chosen):
+      case.add_marker('slow' if i % 3 == day % 3 else 'exhaustive')
 
 
 def pytest_runtest_teardown(item, nextitem):

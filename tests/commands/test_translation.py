@@ -43,6 +43,7 @@ def tfm(capsys, *flags):
   return status, captured.out, captured.err
 
 
+@pytest.mark.slow
 def test_evaluate_writes_hypotheses_and_metrics(workdir, capsys):
   status, out, _ = tfm(
     capsys,

@@ -64,7 +64,7 @@ class TestModel:
     expected, _ = scanned(TOKENS[None], np.arange(LENGTH)[None], np.ones((1, LENGTH)))
     close(logits, expected)
 
-  @pytest.mark.slow
+  @pytest.mark.sampled(0)
   def test_the_mesh_changes_nothing(self, slot, text):
     equal_on(Sharded(**{slot: text}), axes((2, 2, 2)))
 

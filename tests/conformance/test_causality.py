@@ -12,6 +12,7 @@ from tfm.masks.protocol import table
 ROW = np.arange(LENGTH)
 
 
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize('mixer, position, mask', collect.combinations(LENGTH))
 def test_no_output_depends_on_a_later_input(mixer, position, mask):
   name = f'{mixer} · {position} · {mask}'
@@ -46,6 +47,7 @@ def test_a_row_of_padding_has_finite_gradients(mixer, position, mask):
   require_finite(gradients, f'gradients of {mixer} · {position} · {mask} in a row of padding')
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize('text', collect.masks(collect.specs('mask'), LENGTH))
 def test_one_layer_of_softmax_depends_on_what_its_mask_shows_and_no_more(text):
   gradients = Tiny(layers=1, mixer='softmax', mask=text).influence(ROW, np.ones(LENGTH))

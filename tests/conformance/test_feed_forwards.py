@@ -26,6 +26,7 @@ TRIED = [pytest.param(text, marks=[pytest.mark.slow] if text in PLAIN else []) f
 tiny = functools.cache(lambda text: Tiny(feed_forward=text))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize('pieces', [(5, 5, 1, 1), (1,) * 12], ids=['prefill in pieces', 'steps only'])
 @pytest.mark.parametrize('text', TRIED)
 def test_cached_reading_equals_the_full_pass(text, pieces):
@@ -61,13 +62,14 @@ def sharded(text, rules):
   return result
 
 
+@pytest.mark.sampled(0)
 @pytest.mark.parametrize('text', TRIED)
-@pytest.mark.slow
 def test_the_mesh_changes_nothing(text):
   equal_on(sharded(text, {}), axes((2, 2, 2)))
 
 
 # With a capacity that drops choices too: rows are what counts, wherever they lie.
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize('text', ['mixture_of_experts(shared=1)', 'mixture_of_experts(capacity=0.75)'])
 @pytest.mark.parametrize(
   'sizes, rules, cut',
@@ -80,7 +82,6 @@ def test_the_mesh_changes_nothing(text):
   ],
   ids=str,
 )
-@pytest.mark.slow
 def test_experts_may_be_cut_over_any_axis(text, sizes, rules, cut):
   setup = sharded(text, rules)
   equal_on(setup, axes(sizes))

@@ -260,12 +260,14 @@ def close(a, b, tolerance):
     np.testing.assert_allclose(x, y, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize('name', CASES)
 def test_dense_is_the_formula(name):
   close(call('dense', CASES[name]), formula(CASES[name]), TOLERANCE['float32'])
 
 
 # In blocks as long as the rows there is little that could go wrong, and what does is one block of many.
+@pytest.mark.sampled(30)
 @pytest.mark.parametrize(
   'text, name',
   [
@@ -282,6 +284,7 @@ def test_every_kernel_is_the_dense_one(text, name):
   close(call(text, case), call('dense', case), TOLERANCE['float32'])
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize('name', ['multi-head', 'packed', 'learned score', 'a row that sees nothing'])
 @pytest.mark.parametrize('text', KERNELS)
 def test_bfloat16(text, name):
@@ -305,6 +308,7 @@ def test_a_query_that_sees_nothing_gets_zeros_and_gives_none(text):
   assert not out.any() and not any(np.any(g) for g in jax.tree.leaves(gradients))
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize('name', ['packed', 'bias', 'multi-query window', 'few queries'])
 @pytest.mark.parametrize('text', KERNELS)
 def test_the_order_of_keys_does_not_matter(text, name):

@@ -46,6 +46,7 @@ def test_a_mask_is_a_predicate_on_positions_as_it_declares(text):
   assert not find_mask_fault(text), find_mask_fault(text)
 
 
+@pytest.mark.sampled(50)
 @pytest.mark.parametrize('text, parts', COMBINED)
 @pytest.mark.usefixtures('passed_alone')
 def test_host_and_device_agree(text, parts):

@@ -22,6 +22,7 @@ def combination(mixer, position, mask):
   'mixer, position, mask', collect.combinations(LENGTH) + collect.combinations(LENGTH, causal=False)
 )
 class TestRows:
+  @pytest.mark.sampled(12)
   def test_packed_documents_have_the_logits_of_each_alone(self, combination, mixer, position, mask):
     if not collect.variant('mixer', mixer).supports_packing:
       pytest.skip('the config is refused: test_examples')

@@ -65,6 +65,7 @@ class TestScore:
 
 @pytest.mark.parametrize('text', collect.specs('position'))
 class TestPosition:
+  @pytest.mark.sampled(10)
   def test_embed_and_rotate_know_no_order_but_the_positions(self, text):
     x = jnp.asarray(DRAW.standard_normal((B, S, D)), jnp.float32)
     heads, keys = (jnp.asarray(DRAW.standard_normal((B, S, n, C)), jnp.float32) for n in (H, K))

@@ -113,6 +113,7 @@ def reference(model, params, prompt, limit, beams, penalty, source=None, eos=EOS
   return ended
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize('penalty', PENALTIES, ids=str)
 @pytest.mark.parametrize(
   'beams, stopping',

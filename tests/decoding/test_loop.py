@@ -22,6 +22,7 @@ def same(a, b):
 
 
 # Every pair of settings at least once, in nine models instead of 36.
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
   'position, kv_heads, mask, scan',
   [
@@ -155,6 +156,7 @@ def test_the_mesh_does_not_change_the_tokens(tiny, prompts):
     assert same(alone, loop.generate_all(*tiny, prompts, **options))
 
 
+@pytest.mark.slow
 def test_many_lengths_compile_few_functions():
   """Many lengths, settings and numbers of tokens compile a few sizes of each function."""
   model, params = tiny_model(layers=1)

@@ -180,6 +180,7 @@ def forward(model_, params, tokens):
   return model_.apply({'params': params}, tokens, Context.contiguous(tokens))[0]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize('position', ['rope', 'learned'])
 def test_losses_equal_the_full_softmax(position):
   model_, params = model(position)

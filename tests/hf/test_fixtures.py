@@ -52,6 +52,7 @@ def mark_rest_slow(names):
   return [pytest.param(name, marks=[] if name in COMMON else [pytest.mark.slow]) for name in names]
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(
   'name, config',
   [
@@ -71,6 +72,7 @@ def test_logits_equal_the_published_ones(name, config, tmp_path):
     published.assert_close(model.logits(**arguments), expected, mask)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
   'name',
   mark_rest_slow(
@@ -98,6 +100,7 @@ def test_greedy_and_beam_search_equal_the_published_ones(name, tmp_path):
       np.testing.assert_array_equal(one.tokens, expected[: len(one.tokens)])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize('name', mark_rest_slow(NAMES))
 def test_export_writes_the_tensors_that_were_imported(name, tmp_path):
   """The same tensors under the same names, and a config.json of the same model."""

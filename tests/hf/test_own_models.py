@@ -44,7 +44,7 @@ OWN = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
   'family, changed',
   [(family, {}) for family in OWN]

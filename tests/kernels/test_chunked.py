@@ -138,6 +138,7 @@ def test_mask_is_not_evaluated_in_fully_visible_blocks():
   assert np.abs(whole - part).max() > 0.01
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
   'fields', [{}, dict(sinks=True), dict(soft_cap=2.0)], ids=['plain', 'sinks', 'soft cap']
 )

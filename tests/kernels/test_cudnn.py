@@ -62,6 +62,7 @@ def fused(monkeypatch):
   monkeypatch.setattr(fused_attention_stablehlo, 'check_compute_capability', lambda capability: True)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize('dtype, tolerance', [('float32', 2e-6), ('bfloat16', 2e-2)])
 @pytest.mark.parametrize(
   'K', [pytest.param(4, marks=pytest.mark.slow), 2, pytest.param(1, marks=pytest.mark.slow)]

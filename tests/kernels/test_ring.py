@@ -47,6 +47,7 @@ def call_on_mesh(sizes, text, case):
     return run(*(jnp.asarray(a[name]) for name in 'qkv'), *learned)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
   'sizes', [dict(sequence=2, data=2, tensor=2), dict(sequence=4, data=2)], ids=['zigzag', 'straight']
 )

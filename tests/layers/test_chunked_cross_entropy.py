@@ -102,6 +102,7 @@ ALL = [
 ]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
   'head, mesh, chunk',
   QUICK + [pytest.param(*case, marks=pytest.mark.slow) for case in ALL if case not in QUICK],

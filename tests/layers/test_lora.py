@@ -128,6 +128,7 @@ def folders(tiny, tmp_path_factory):
   return root
 
 
+@pytest.mark.slow
 def test_only_adapters_are_trained_and_saved(folders):
   base, tuned = (load.load(str(folders / name)) for name in ('base', 'whole'))
   base_params = {path_name(path): x for path, x in jax.tree_util.tree_leaves_with_path(base.params)}

@@ -86,6 +86,7 @@ def test_formula(stack, segments, layout, bias):
   close(y, formula(module, params, segments), segments)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
   'ends',
   [

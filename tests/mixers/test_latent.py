@@ -59,6 +59,7 @@ def close(y, expected):
   np.testing.assert_allclose(y[REAL], expected[REAL], rtol=2e-5, atol=2e-5 * np.abs(expected).max())
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize('text', SPECS)
 @pytest.mark.parametrize(
   'position, mask, bias',

@@ -233,6 +233,7 @@ def test_flops_of_linear_attention_do_not_depend_on_the_length():
     assert flops.per_token(model, length).kinds['mixer'] == pytest.approx(projections + sums)
 
 
+@pytest.mark.slow
 def test_flops_of_the_delta_rule():
   """Products within a chunk, its triangular system for v and k, and products with the state.
 

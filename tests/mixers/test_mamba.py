@@ -102,6 +102,7 @@ SETTINGS = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize('text, formula, settings', SETTINGS)
 def test_equals_the_recurrence(text, formula, settings):
   module = make_mixer(text, **settings)
@@ -112,6 +113,7 @@ def test_equals_the_recurrence(text, formula, settings):
   assert cache is None and np.isfinite(y).all()
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize('pieces', [(6, 1, 6), (1,) * 13], ids=str)
 @pytest.mark.parametrize('text, formula, settings', SETTINGS)
 def test_pieces_through_a_cache(text, formula, settings, pieces):
@@ -144,6 +146,7 @@ def test_packed_layout_equals_arbitrary(text):
   np.testing.assert_allclose(packed, arbitrary, rtol=1e-6, atol=4 * np.spacing(np.abs(arbitrary).max()))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize('text', ['mamba(chunk={})', 'mamba2(chunk={})'])
 def test_gradients_do_not_depend_on_the_chunk(text):
   params = draw_params(make_mixer(text.format(1)))

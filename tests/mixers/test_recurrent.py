@@ -97,6 +97,7 @@ def test_gradients_equal_finite_differences(cell):
     np.testing.assert_allclose((gradient * direction).sum(), slope, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize('ends', [(5, 12), (1, 2, 3, 9, 12), tuple(range(1, 13))], ids=str)
 @pytest.mark.parametrize('cell', GATES)
 def test_pieces_through_a_cache(cell, ends):

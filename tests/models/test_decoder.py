@@ -209,6 +209,7 @@ class TestDropout:
     assert abs((dropped == 0).mean() - 0.25) < 0.03 and np.allclose(dropped[dropped > 0], 1 / 0.75)
     assert (stored == 1).all()
 
+  @pytest.mark.sampled(1)
   @pytest.mark.parametrize('place', ['embedding', 'attention', 'residual'])
   def test_each_place_is_on_in_training_and_off_at_evaluation(self, place):
     plain, model = decoder(), decoder(dropout={place: 0.5})
@@ -247,6 +248,7 @@ class TestDropout:
     assert set(np.round(np.unique(sums[:, 0]), 4)) <= {0.0, np.float32(1.4286)}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
   'model',
   [

@@ -30,6 +30,7 @@ def test_the_first_transformer():
   close(logits(model, params, TARGET, context(HERE), SOURCE, context(THERE)), expected)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize('before, after', [(0, 3), (2, 0), (1, 2)])
 def test_padding_changes_nothing(before, after):
   model, params = make_model()
@@ -84,6 +85,7 @@ def influence(model, params):
   return by_row[:, :S], by_row[:, S : S + T]
 
 
+@pytest.mark.slow
 def test_which_token_depends_on_which():
   """Every target depends on all of the source, itself and what was before, and nothing that comes later."""
   of_source, of_target = influence(*make_model(tie_embeddings=False))

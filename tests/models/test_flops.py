@@ -63,6 +63,7 @@ def test_a_mixer_alone_is_all_that_counts():
   assert alone == {kind: count for kind, count in whole.items() if kind != 'feed_forward'} != whole
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize('capacity, active', [(None, 2.0), (1.25, 2.0), (0.5, 1.0)])
 def test_only_active_experts_count(capacity, active):
   """However many rows stand empty beside their tokens; with a small capacity the room there is."""
@@ -86,6 +87,7 @@ def test_every_block_has_its_own_mask():
   assert counted.kinds['mixer' + PAIRS] == pytest.approx(seen * 16 * 2 * 2 / T)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
   'other',
   [

@@ -50,6 +50,7 @@ def close(a, b, tolerance=2e-5):
     )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
   'model',
   [

@@ -56,6 +56,7 @@ def evaluated(tmp_path_factory):
   return model, params, batch, logits
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize('chunk', [0, 129])
 def test_only_answers_count(evaluated, chunk):
   model, params, batch, logits = evaluated

@@ -65,6 +65,7 @@ def test_the_loss_is_that_of_the_whole_row(mixer, position):
   assert sums.keys() == others.keys()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize('mixer, position', MIXERS)
 def test_previous_segments_are_visible_and_have_no_gradient(mixer, position):
   last = slice(2 * SEGMENT, None)

@@ -54,6 +54,7 @@ def expected(data, smoothing):
   return totals
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
   'text, chunk, smoothing',
   [

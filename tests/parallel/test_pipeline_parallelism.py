@@ -185,6 +185,7 @@ def equal_on(tiny, one_device, mesh, model={}, pipe={}, alone=None):
   return state
 
 
+@pytest.mark.slow
 def test_rounds_over_all_axes_are_one_device(tiny, one_device):
   """The representative of the default suite: what comes out, where it lies, and what is sent for it."""
   result = Compiled(sgd(tiny, **DEEP, **{'pipeline.repeats': 2}), dict(stage=2, data=2, tensor=2))
@@ -267,8 +268,8 @@ MESHES += [
 ]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize('mesh, pipe', MESHES, ids=str)
-@pytest.mark.slow
 def test_every_schedule_is_one_device(tiny, one_device, mesh, pipe):
   equal_on(tiny, one_device, mesh, pipe=pipe)
 
@@ -290,8 +291,8 @@ MODELS = {
 }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize('fields', MODELS.values(), ids=MODELS)
-@pytest.mark.slow
 def test_every_model_is_one_device(tiny, one_device, fields):
   equal_on(tiny, one_device, dict(stage=2, data=2, tensor=2), fields, {'pipeline.repeats': 2})
 

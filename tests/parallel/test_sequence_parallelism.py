@@ -22,6 +22,7 @@ MIXERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'mixer', [pytest.param(name, marks=[] if name[:6] == 'linear' else pytest.mark.slow) for name in MIXERS]
 )

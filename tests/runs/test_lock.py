@@ -38,6 +38,7 @@ def holder(tmp_path):
   process.wait()
 
 
+@pytest.mark.slow
 def test_a_second_run_is_rejected_and_a_killed_one_leaves_no_lock(holder, tiny, tmp_path):
   with pytest.raises(ValueError, match=f'is in use by process {holder.pid} on .*, since .*; wait for it'):
     train.train(tiny(), str(tmp_path))

@@ -208,6 +208,7 @@ def alone(tiny, fields, workdir, **changes):
   return workdir
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'count, layout', [(2, ''), pytest.param(4, TAKING_TURNS, marks=pytest.mark.slow)], ids=['blocks', 'tiles']
 )

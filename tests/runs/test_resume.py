@@ -114,6 +114,7 @@ def test_killed_anywhere_it_ends_as_the_unbroken_run(command, unbroken, tmp_path
   assert len({row['batch'] for row in read(unbroken / 'metrics.jsonl') if row['split'] == 'train'}) == STEPS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('number', [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_signal_saves_and_exits_cleanly(command, unbroken, tmp_path, number):
   printed, status = kill_when(start(command, tmp_path), reached(tmp_path, EVERY + 3), number)

@@ -64,6 +64,7 @@ def test_bfloat16_inputs_are_summed_in_float32(text):
   np.testing.assert_allclose(logits, expected, rtol=0, atol=2**-8 * 2 * np.abs(expected).max())
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize('text', FORMULAS)
 def test_gradients_equal_finite_differences(text):
   score, params = build_score(text)

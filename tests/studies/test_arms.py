@@ -53,6 +53,7 @@ def test_frozen_parameters_are_not_counted():
   assert arms['frozen'].parameters == sum(x.size for x in jax.tree.leaves(learnt)) > 0
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize('match', ['parameters', 'flops'])
 def test_matching_solves_for_a_width(match):
   arms = study_arms.plan_arms(
@@ -227,6 +228,7 @@ def test_the_finetuning_study_accepts_a_run_and_a_table(tiny, tmp_path, monkeypa
     load_study(f'{experiments}/finetuning.py')
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
   'changes',
   [

@@ -222,6 +222,7 @@ def test_a_dry_run_writes_nothing(file, tmp_path, capsys):
   assert not (tmp_path / 'x').exists()
 
 
+@pytest.mark.slow
 def test_an_arm_that_fails_does_not_stop_the_others(file, tmp_path, monkeypatch):
   train = runner.train_ensemble
 

@@ -88,6 +88,7 @@ def steps_begun(printed):
   ]
 
 
+@pytest.mark.slow
 def test_it_goes_on_from_the_newest_and_ends_as_the_unbroken_run(
   tiny, settings, unbroken, dies, tmp_path, capsys
 ):

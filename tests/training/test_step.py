@@ -183,6 +183,7 @@ def one_device(tiny):
   return prepared(sgd(tiny, **WIDE))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
   'mesh',
   [pytest.param(mesh, marks=pytest.mark.slow) for mesh in MESHES] + [dict(data=2, fsdp=2, tensor=2)],
@@ -393,6 +394,7 @@ def test_accumulated_losses_of_layers_are_means_over_tokens(tiny):
   assert_trees_close(a.params, b.params, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
   'mesh, rules',
   [
@@ -405,7 +407,6 @@ def test_accumulated_losses_of_layers_are_means_over_tokens(tiny):
   ],
   ids=str,
 )  # with stages balance is that of microbatches: tests/parallel/test_pipeline.py
-@pytest.mark.slow
 def test_every_mesh_routes_alike(tiny, mesh, rules):
   fields = {'model.heads': 8, 'model.width': 64, 'model.feed_forward': EXPERTS.format(0.5, 0.1)}
   one, _ = prepared(tiny(**fields), steps=2)

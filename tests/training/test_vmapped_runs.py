@@ -50,6 +50,7 @@ def side_by_side(tiny, tmp_path_factory):
 DROPPED = {'model.dropout.residual': 0.1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('seed', SEEDS)
 def test_each_is_the_run_that_it_would_be_alone(alone, side_by_side, seed):
   ours, theirs = side_by_side[seed], alone[seed]

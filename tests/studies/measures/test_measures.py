@@ -61,6 +61,7 @@ def test_generation_requires_an_encoder_decoder(run):
     build_measure('generation').prepare(run)
 
 
+@pytest.mark.slow
 def test_generation_equals_tfm_evaluate(tiny, tmp_path):
   for side in ('a', 'b'):
     (tmp_path / side).write_text(''.join(f'{n}\n' for n in range(300)))
