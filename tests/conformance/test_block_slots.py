@@ -42,7 +42,11 @@ class TestModel:
   def test_it_is_causal_and_gradients_are_finite(self, slot, text):
     gradients = tiny(slot, text).influence(np.arange(LENGTH), np.ones(LENGTH))
     require_finite(gradients, f'gradients of {text}')
-    require_no_influence(gradients, np.triu(np.ones((LENGTH, LENGTH), bool), 1), text)
+    later = np.triu(np.ones((LENGTH, LENGTH), bool), 1)
+    if slot == 'residual' and collect.variant(slot, text).looks_ahead:
+      require_influence(gradients, later, text)
+    else:
+      require_no_influence(gradients, later, text)
     require_influence(gradients, np.eye(LENGTH, dtype=bool), text)
 
   def test_packed_and_padded_documents_have_the_logits_of_each_alone(self, slot, text):

@@ -43,8 +43,10 @@ def config(length=LENGTH, **model):
   grouped = mixer not in collect.variants('mixer') or collect.variant('mixer', mixer).supports_grouped_heads
   heads = {} if grouped else dict(kv_heads=None)
   bare = dict(feed_forward_width=None) if model.get('feed_forward') == 'none' else {}
+  residual = collect.variant('residual', model.get('residual', 'sequential'))
+  around = dict(norm_placement=residual.placements[0]) | (dict(mask='full') if residual.looks_ahead else {})
   return resolve_config(
-    complete(dict(data=dict(length=length), model=MODEL | heads | bare | model, objective=objective))
+    complete(dict(data=dict(length=length), model=MODEL | heads | bare | around | model, objective=objective))
   )
 
 

@@ -144,6 +144,26 @@ def test_a_mixer_alone(placement, formula, norms):
   assert set(result.init(jax.random.key(0), jnp.asarray(X), None, context, None)['params']) == set(norms)
 
 
+def test_a_convolution_beside_the_block():
+  segments, taps = np.array([[1, 1, 1, 2, 2, 0]]), 3
+  x, kernel, bias = (
+    np.random.default_rng(3).standard_normal(shape) for shape in ((1, 6, 4), (taps, 4, 4), 4)
+  )
+  result = block('post', f'convolved({taps}, activation="relu")')
+  params = {name: {'a': jnp.float32(a)} for name, a in (NORMS | dict(convolution_norm=4)).items()}
+  params['convolution'] = dict(kernel=jnp.float32(kernel), bias=jnp.float32(bias))
+  context = Context(jnp.zeros((1, 6), jnp.int32), jnp.asarray(segments))
+  y, _ = result.apply({'params': params}, jnp.float32(x), None, context, None)
+  expected = np.zeros((6, 4))
+  for t in range(6):
+    z = bias.copy()
+    for k in range(taps):
+      if 0 <= (near := t + k - 1) < 6 and segments[0, near] == segments[0, t]:
+        z += x[0, near] @ kernel[k]
+    expected[t] = n(4, post(x[0, t : t + 1])[0] + np.maximum(z, 0))
+  np.testing.assert_allclose(y[0], expected, rtol=1e-4, atol=1e-5)
+
+
 def test_every_placement_is_tested():
   assert {placement for placement, _ in FORMULAS} == set(PLACEMENTS)
 

@@ -58,6 +58,16 @@ def build_inputs(left=False):
       True,
     ),
     (
+      'DebertaV2ForMaskedLM',
+      dict(pos_att_type=BOTH, share_att_key=True, conv_kernel_size=3, conv_act='gelu'),
+      True,
+    ),
+    (
+      'DebertaV2Model',
+      dict(pos_att_type=BOTH, share_att_key=True, conv_kernel_size=5, num_hidden_layers=1),
+      True,
+    ),
+    (
       'DebertaV2ForSequenceClassification',
       dict(pos_att_type=['c2p'], share_att_key=True, num_labels=3, pooler_hidden_act='tanh'),
       False,
@@ -140,7 +150,7 @@ def test_older_files(tmp_path):
 @pytest.mark.parametrize(
   'field, value',
   [
-    ('conv_kernel_size', 3),
+    ('conv_kernel_size', 4),
     ('norm_rel_ebd', 'rms'),
     ('position_biased_input', True),
     ('pos_att_type', 'c2p|p2p'),

@@ -313,7 +313,11 @@ COLUMNS = {
   },
   'feed_forward': {name: COMMON[name] for name in ('cache', 'packing', 'sharded over')},
   'norm': {'sharded over': own_mesh_axes},
-  'residual': {'norm placements': lambda v: ' '.join(v.kind.placements), 'branches': _branches},
+  'residual': {
+    'norm placements': lambda v: ' '.join(v.kind.placements),
+    'branches': _branches,
+    'noncausal': lambda v: _yes_or_no(v.kind.looks_ahead),
+  },
   'optimizer': {},
 }
 

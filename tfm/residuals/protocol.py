@@ -39,11 +39,13 @@ class Residual(abc.ABC):
     examples: specs that the conformance suite tries; a file whose bare name is a spec needs none.
     placements: the norm placements that it defines.
     required_branches: the names of exactly the branches it is defined for; None: any.
+    looks_ahead: whether its output depends on later tokens, which a decoder's must not.
   """
 
   examples: ClassVar[tuple[str, ...]] = ()
   placements: ClassVar[tuple[str, ...]] = PLACEMENTS
   required_branches: ClassVar[tuple[str, ...] | None] = None
+  looks_ahead: ClassVar[bool] = False
 
   @abc.abstractmethod
   def __call__(

@@ -63,6 +63,11 @@ def build_block(
     f'{" or ".join(map(repr, placements))}, not {b.norm_placement!r}',
   )
   require(
+    not (causal and residual.looks_ahead),
+    f'config.{where}.residual={b.residual!r} looks at later tokens, which the objective '
+    f"{config.objective!r} forbids; use another residual, such as 'sequential'",
+  )
+  require(
     across is None or branches is None or 'cross' in branches,
     f'config.{where}.residual={b.residual!r} is defined for a mixer and a feed-forward layer, and this '
     "block has a third branch, cross-attention; use 'sequential'",

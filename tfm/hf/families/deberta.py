@@ -2,6 +2,7 @@
 
 import functools
 
+import tfm.residuals
 from tfm.hf.families import bert
 from tfm.hf.families._config_fields import (
   ConfigConstant,
@@ -11,8 +12,11 @@ from tfm.hf.families._config_fields import (
   SupportedValues,
 )
 from tfm.hf.families._field_converters import value_map
+from tfm.hf.families._layer_patterns import layer_count, layer_pattern, layer_sections, layer_values
 from tfm.hf.families.protocol import Family, Weight, block_paths, linear, norm
-from tfm.spec import Call, parse
+from tfm.residuals.convolved import Convolved
+from tfm.residuals.protocol import Residual
+from tfm.spec import Call, build, parse
 
 
 FIRST = dict(layer_norm_eps=1e-7, vocab_size=50265)
@@ -34,7 +38,7 @@ def shared(output):
     CustomField(check_embedding_size, lambda config: {}),
     # Sizes that follow from others, tensor names, and training.
     IgnoredFields('padding_idx', 'pooler_hidden_size', 'legacy', 'pooler_dropout', 'cls_dropout'),
-    MappedField('pooler_hidden_act', 'model.pooled_transform', POOLER_ACTIVATIONS, default='gelu')
+    MappedField('pooler_hidden_act', 'model.pooled_transform', ACTIVATIONS, default='gelu')
     if output == 'classes'
     else IgnoredFields('pooler_hidden_act'),
   )
@@ -58,14 +62,40 @@ def fields_v2(output):
     lambda hf_config: read_positions(hf_config, *read_v2_arguments(hf_config)),
     functools.partial(write_positions, V2_ARGUMENTS),
   )
-  yield SupportedValues(conv_kernel_size=0)
-  yield IgnoredFields('conv_act', 'conv_groups')
+  yield CustomField(read_convolution, write_convolution)
 
 
-POOLER_ACTIVATIONS = value_map(gelu='gelu', tanh='tanh', relu='relu', gelu_new='gelu_tanh', silu='silu')
+ACTIVATIONS = value_map(gelu='gelu', tanh='tanh', relu='relu', gelu_new='gelu_tanh', silu='silu')
 # Arguments of the position that version 2 introduced.
 V2_ARGUMENTS = 'buckets', 'norm', 'epsilon', 'share_qk_projections'
 ARGUMENTS = 'max_distance', 'buckets', 'c2p', 'p2c', 'norm', 'epsilon', 'share_qk_projections'
+
+
+def read_convolution(hf_config):
+  """The first layer's residual, which may have a convolution, and that of the others."""
+  count, taps = (
+    layer_count(hf_config, 'num_hidden_layers', SECOND['num_hidden_layers']),
+    hf_config.get('conv_kernel_size', 0),
+  )
+  activation, groups = hf_config.get('conv_act', 'tanh'), hf_config.get('conv_groups', 1)
+  if not taps:
+    return {}
+  if groups != 1:
+    raise ValueError(f'config.json: conv_groups={groups!r} is not supported; use 1')
+  try:
+    residual = Convolved(taps, ACTIVATIONS.read(activation))
+  except ValueError as error:
+    raise ValueError(f'config.json: conv_kernel_size={taps!r}, conv_act={activation!r}: {error}') from None
+  call = Call('convolved', (residual.taps,), dict(activation=residual.activation))
+  kinds = ['convolved'] + ['plain'] * (count - 1)
+  return layer_pattern(kinds, dict(convolved=dict(residual=str(call)), plain=dict(residual=None)))
+
+
+def write_convolution(config):
+  first = build(layer_values(config, 'residual')[0], tfm.residuals, Residual)
+  if not isinstance(first, Convolved):
+    return dict(conv_kernel_size=0)
+  return dict(conv_kernel_size=first.taps, conv_act=ACTIVATIONS.write(first.activation))
 
 
 def check_embedding_size(hf_config):
@@ -168,9 +198,14 @@ def weights(config, layer, position_names):
     yield Weight('deberta.encoder.rel_embeddings.weight', 'position_0/table')
   if kwargs.get('norm'):
     yield from norm('deberta.encoder.LayerNorm', 'position_0/table_norm', bias=True)
-  for i, block in enumerate(block_paths(config)):
+  for i, (block, section) in enumerate(zip(block_paths(config), layer_sections(config))):
     name = f'deberta.encoder.layer.{i}'
     yield from layer(name, block, m)
+    if parse(section.residual).name == 'convolved':
+      convolution = 'deberta.encoder.conv'
+      yield Weight(f'{convolution}.conv.weight', f'{block}/convolution/kernel', 'e d k -> k d e')
+      yield Weight(f'{convolution}.conv.bias', f'{block}/convolution/bias')
+      yield from norm(f'{convolution}.LayerNorm', f'{block}/convolution_norm', bias=True)
     if call.name == 'deberta' and not kwargs.get('share_qk_projections'):
       for term, hf_name, tfm_name in zip(('c2p', 'p2c'), position_names, ('key', 'query')):
         if kwargs.get(term, True):
