@@ -19,6 +19,7 @@ CONFIGS = sorted((ROOT / 'configs').glob('*.py'))
 FAST = 'lm', 'bert'  # the others run in `make test-slow`; other tests train pairs
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
   'path',
   [pytest.param(path, id=path.stem, marks=() if path.stem in FAST else pytest.mark.slow) for path in CONFIGS],

@@ -20,6 +20,7 @@ def plan_request(tiny):
   return PlanRequest(Experiment(tiny(**{'training.batch_size': 8})), 256, 0)
 
 
+@pytest.mark.slow
 def test_only_what_divides(plan_request):
   """Four heads cannot be cut into eight, and eight rows are at most eight parts of microbatches."""
   found = mesh_search.list_candidates(plan_request, 8, 1, ('data', 'fsdp', 'tensor'), None)
@@ -31,6 +32,7 @@ def test_only_what_divides(plan_request):
   assert dict(found[0].mesh) == dict(data=1, fsdp=8, tensor=1)
 
 
+@pytest.mark.slow
 def test_only_what_holds_the_state(plan_request):
   every = mesh_search.list_candidates(plan_request, 8, 1, ('data', 'fsdp'), None)
   few = mesh_search.list_candidates(plan_request, 8, 1, ('data', 'fsdp'), capacity=60_000)

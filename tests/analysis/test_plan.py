@@ -53,6 +53,7 @@ def run(tmp_path, capsys, monkeypatch):
 CPU = Chip('a CPU', flops=1e11, memory=2**20, bandwidth=1e10, links=1e9, network=1e8, dims=0)
 
 
+@pytest.mark.slow
 def test_here(run, tmp_path, monkeypatch):
   """Memory, FLOPs and collectives of the training step, and the bound by a chip of our own."""
   monkeypatch.setitem(chip_specs.CHIPS, 'cpu', CPU)
@@ -83,6 +84,7 @@ def test_here(run, tmp_path, monkeypatch):
   assert '| parameters |' in text and 'all-reduce | tensor' in text
 
 
+@pytest.mark.slow
 def test_loops_that_do_not_tell_count_no_less_than_the_model(run, tmp_path):
   """The ring goes over the blocks that a mask opens, which are others on each device."""
   status, out, _ = run(

@@ -18,6 +18,7 @@ def test_exponent_is_fitted_from_the_minimum_length_on():
   assert curves.fit_exponent({2048: 1.0, 4096: 2.0}) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'args',
   [('kernel', 'chunked', 't5'), pytest.param(('mixer', 'softmax, window(256)'), marks=pytest.mark.slow)],

@@ -139,6 +139,7 @@ def test_a_target_is_read_from_a_file(pair, capsys, tmp_path):
   assert all(f'{name}: none of the selected layers and heads' in out for name in ('decoder', 'cross'))
 
 
+@pytest.mark.slow
 def test_a_decoder_lists_the_layers_without_attention_weights(mixed, capsys):
   status, out, _ = tfm(capsys, mixed, '--input=</script>', '--heads=1')
   assert status == 0 and out.splitlines() == [

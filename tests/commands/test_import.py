@@ -76,6 +76,7 @@ def test_export_and_import_keep_logits_and_parameters(folders):
   assert imported.step == 0 and imported.config.data.tokenizer == f'published({str(folders / "published")!r})'
 
 
+@pytest.mark.slow
 def test_commands_read_an_imported_run(folders, capsys):
   assert cli.main(['evaluate', f'--workdir={folders / "run"}']) == 0
   assert 4 < json.loads(capsys.readouterr().out)['bits_per_byte'] < 12

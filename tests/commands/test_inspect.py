@@ -100,6 +100,7 @@ def test_the_mesh_may_exceed_the_attached_devices(run):
   assert count(out) < count(whole) / 64
 
 
+@pytest.mark.slow
 def test_the_mesh_determines_the_number_of_devices(run):
   _, out, _ = run(
     '--config.mesh.data=4',
@@ -111,6 +112,7 @@ def test_the_mesh_determines_the_number_of_devices(run):
   assert 'one device of 12 (data=4 fsdp=3), 1 rows at once' in out
 
 
+@pytest.mark.slow
 def test_the_pipeline_bubble(run):
   """Bubble fraction: (stages - 1) / (microbatches + stages - 1) = (3 - 1) / (8 + 3 - 1)."""
   words = ('--config.mesh.stage=3', '--devices=3', '--config.pipeline.microbatches=8', '--picture=')

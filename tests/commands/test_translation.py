@@ -80,6 +80,7 @@ def test_generate_from_a_file(workdir, files, capsys):
   assert all(a['score'] >= b['score'] for a, b in zip(rows, rows[1:]) if b['sample'])
 
 
+@pytest.mark.slow
 def test_generate_with_sampling_and_forced_prefix(workdir, capsys):
   status, out, _ = tfm(capsys, 'generate', f'--workdir={workdir}', '--prompt=123', '--forced=32')
   assert status == 0 and out.startswith('32')

@@ -16,7 +16,7 @@ TOKENS = np.random.default_rng(0).integers(0, VOCAB, SEGMENTS.shape)
 SLACK = 3  # a cache may be longer than what is read
 
 
-@pytest.mark.sampled(30)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize(
   'pieces',
   [(5,) + (1,) * 7, (5, 5, 1, 1), (1,) * 12],

@@ -125,7 +125,7 @@ def equal_on(result, sizes):
     np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5 * size, err_msg=jax.tree_util.keystr(path))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize('mixer, position, mask, sizes', list(cuts()))
 def test_loss_and_gradients_are_those_of_one_device(mixer, position, mask, sizes):
   equal_on(sharded(mixer=mixer, position=position, mask=mask), axes(sizes))
@@ -150,7 +150,7 @@ def test_other_shapes_of_model_too(sizes, model):
   equal_on(sharded(**model), axes(sizes))
 
 
-@pytest.mark.sampled(60)
+@pytest.mark.sampled(40)
 @pytest.mark.parametrize('sizes', MESHES, ids=str)
 @pytest.mark.parametrize('mixer, position, mask', settings())
 def test_parameters_lie_cut_as_the_rules_say(mixer, position, mask, sizes):

@@ -39,6 +39,7 @@ class TestRows:
       situation = 'after another document in its row' if j else 'before another document in its row'
       require_same_logits(packed[i, spans[1][j]], expected, f'{mixer} · {position} · {mask}', situation)
 
+  @pytest.mark.sampled(10)
   def test_padding_on_either_side_changes_nothing(self, combination, mixer, position, mask):
     inputs = row(A, (PAD, 5)), row((PAD, 5), A), row((PAD, 2), A, (PAD, 3))
     padded, _ = combination(*rows(*inputs))

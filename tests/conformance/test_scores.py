@@ -86,6 +86,7 @@ class TestPosition:
     out = position(text, lambda result: (result.embed(x, K_AT), *result.rotate(heads, keys, K_AT, K_AT)))
     assert all(y.dtype == jnp.bfloat16 for y in out)
 
+  @pytest.mark.sampled(12)
   def test_a_block_of_the_bias_is_the_bias_of_the_block(self, text):
     bias = position(text, lambda result: result.bias(result.compute_table()))
     if bias is None:

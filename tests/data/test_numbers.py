@@ -87,6 +87,7 @@ def infinite_data(make_source, tmp_path_factory):
   return data, spec.build('padded', packing, Packing)
 
 
+@pytest.mark.slow
 def test_pairs_are_infinite(infinite_data):
   data, pack = infinite_data
   rows = pack.rows(data.tokens('train'), 64, seed=0)

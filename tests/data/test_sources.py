@@ -247,6 +247,7 @@ def test_a_source_that_changes_while_it_is_read_is_rejected(cache_dir, make_text
   assert len(reads) > 1
 
 
+@pytest.mark.slow
 def test_stdlib_is_the_library_without_its_tests(cache_dir, make_source):
   corpus = make_source('stdlib').prepare(cache_dir)
   again = make_source('stdlib').prepare(cache_dir)

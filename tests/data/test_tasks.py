@@ -425,6 +425,7 @@ def test_infinite_labels_need_class_names():
       corpora.generate_corpus('made up', lambda split, number: ('a', 'a'), sizes, ('text', field))
 
 
+@pytest.mark.slow
 def test_infinite_word_labels(make_source, tmp_path):
   """Labels computed on reading are those of a finite source."""
   pack = spec.build('each', packing, Packing)

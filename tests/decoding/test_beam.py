@@ -51,6 +51,7 @@ def assert_close(a, b):
   np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('penalty', PENALTIES, ids=str)
 def test_a_wide_beam_equals_exhaustive_search(penalty):
   """4 tokens and at most 3 steps: hypotheses that end, and those cut off at the limit."""
@@ -144,6 +145,7 @@ def test_search_equals_the_reference_in_plain_python(beams, stopping, penalty):
     assert_close([h.score for h in hypotheses], [score for _, score in expected])
 
 
+@pytest.mark.slow
 def test_search_of_an_encoder_decoder_equals_the_reference():
   model, params = unroll_layers(*pairs.make_model())
   rng = np.random.default_rng(3)
@@ -158,6 +160,7 @@ def test_search_of_an_encoder_decoder_equals_the_reference():
     assert_close([h.score for h in hypotheses], [score for _, score in expected])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'mixer', ['softmax', *(pytest.param(mixer, marks=pytest.mark.slow) for mixer in ('mamba', 'recurrent'))]
 )

@@ -48,6 +48,7 @@ def generate(loaded, monkeypatch, tmp_path, capsys):
   return call
 
 
+@pytest.mark.slow
 def test_one_prompt_is_streamed(generate, monkeypatch, tmp_path):
   status, out, err = generate('--prompt=ab', '--max_tokens=12', '--temperature=0', '--step=best')
   assert status == 0 and generate.calls == [(str(tmp_path), 'best')]

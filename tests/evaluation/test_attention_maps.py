@@ -125,6 +125,7 @@ def test_the_formula():
   close(weights, formula.weights(formula.dot_logits(q, k), seen(lambda q, k: k <= q)))
 
 
+@pytest.mark.slow
 def test_layers_are_counted_through_pattern_scan_and_rest():
   """Of a, b, a the scan holds the first two and the rest the third; side by side they are the same."""
   model = decoder(

@@ -206,6 +206,7 @@ def test_losses_equal_the_full_softmax(position):
       assert b.tokens == selected.sum() and b.loss == pytest.approx(losses[selected].mean(), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_a_model_that_depends_on_positions_only():
   """The loss of a target depends on its position only, which shows which position it was counted at."""
   model_, params = model('learned')

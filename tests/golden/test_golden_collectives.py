@@ -46,6 +46,7 @@ def format_collectives(config, sizes) -> str:
   return ''.join(f'{collective}\n' for collective in collectives)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
   not importlib.metadata.version('jaxlib').startswith('0.10.'), reason="written by jaxlib 0.10's compiler"
 )

@@ -184,6 +184,7 @@ def test_sigmoid_has_no_log_sum_exp():
     kernel('chunked').with_log_sum_exp(*arrays(), **attention_inputs(normalizer='sigmoid'))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('bias', [False, True], ids=['plain', 'learned bias'])
 def test_memory_is_linear_in_length(bias):
   """Temporary memory of forward and backward pass, as compiled, for four times the length."""

@@ -71,6 +71,7 @@ def close(a, b, tolerance=2e-5):
     assert np.abs(x - y).max() <= tolerance * max(1, np.abs(y).max())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'name', [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in CASES]
 )

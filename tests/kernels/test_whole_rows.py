@@ -24,6 +24,7 @@ def contextual(q, k, q_locations, k_locations):
   return -0.1 * jnp.flip(jnp.cumsum(jnp.flip(gates, -1), -1), -1)
 
 
+@pytest.mark.slow
 def test_dense_and_auto_agree_and_blockwise_kernels_reject_it():
   inputs = attention_inputs(T=T) | dict(bias=contextual, has_blockwise_bias=False)
   expected = kernel('dense')(*arrays(T), **inputs)

@@ -62,6 +62,7 @@ def test_adapters_start_as_zero_and_can_be_merged(tiny, fields):
   )
 
 
+@pytest.mark.slow
 def test_correction_by_hand(tiny):
   _, _, random_params = build_adapted(tiny, Lora(3, 6.0, 'mixer/(q|out)/'), **{'model.scan': False})
   block = random_params['stack']['layers_0']['block_0']['mixer']

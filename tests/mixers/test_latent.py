@@ -81,6 +81,7 @@ def test_cache_holds_the_latent_and_the_rotated_key(text):
   assert {name: x.shape for name, x in cache.arrays.items()} == {'latent': (B, 1, T + 2, channels)}
 
 
+@pytest.mark.slow
 def test_pieces_of_contiguous_rows_equal_the_whole():
   """For contiguous rows a blockwise kernel takes indices as positions."""
   module = make_mixer(kernel='chunked(queries=4, keys=3)')

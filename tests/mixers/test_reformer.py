@@ -79,6 +79,7 @@ def test_formula(text, mask, bias):
     close(run(module, pieces=(7, 1, 1, 12, 12), bias=bias), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'text',
   [

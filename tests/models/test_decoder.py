@@ -185,6 +185,7 @@ class TestBlocksWithoutFeedForward:
 
 
 class TestDropout:
+  @pytest.mark.slow
   def test_the_embedding_drops_its_share(self):
     # Without blocks of any effect, features before the norm are the embedding.
     model = decoder(layers=1, dropout=dict(embedding=0.25), position='none', norm_placement='post', width=64)

@@ -49,6 +49,7 @@ def test_padding_changes_nothing(before, after):
   )
 
 
+@pytest.mark.slow
 def test_packed_pairs_are_what_each_is_alone():
   model, params = make_model()
   lengths = (3, 4), (2, 1)  # of source and target

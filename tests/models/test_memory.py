@@ -86,6 +86,7 @@ def test_what_grows_with_depth():
   assert 1 <= saved / (4 * 4 * 32 * 16 * FLOAT) < 1.3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'mesh, accumulation, model',
   [

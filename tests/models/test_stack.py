@@ -88,6 +88,7 @@ def test_an_incomplete_last_turn_has_its_own_parameters_in_order():
   assert 'gate' not in stack['rest']['block_0']['feed_forward']
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('scan', [True, False])
 def test_caches_have_the_structure_of_the_stack(scan):
   model = decoder(layers=5, scan=scan, **PATTERN)

@@ -138,6 +138,7 @@ def test_another_mesh_goes_on_with_equal_losses(command, unbroken, tmp_path):
   np.testing.assert_allclose(losses, expected, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_finished_run_run_again_changes_nothing(command, unbroken):
   before = history(unbroken)
   finish(command, unbroken)

@@ -33,6 +33,7 @@ def study(arms, **fields):
   return Study(**result | fields)
 
 
+@pytest.mark.slow
 def test_an_unmatched_arm_differs_only_in_its_changes():
   arms = study_arms.plan_arms(study({'alibi': {'model.position': 'alibi'}}))
   assert list(arms) == ['base', 'alibi']
@@ -40,6 +41,7 @@ def test_an_unmatched_arm_differs_only_in_its_changes():
   assert len(different) == 1 and 'alibi' in different[0] and not arms['alibi'].matched
 
 
+@pytest.mark.slow
 def test_frozen_parameters_are_not_counted():
   arms = study_arms.plan_arms(study({'frozen': {'optimizer.frozen': 'embedding|stack'}}))
   whole, frozen = (
@@ -75,6 +77,7 @@ def test_matching_solves_for_a_width(match):
   )
 
 
+@pytest.mark.slow
 def test_matching_solves_for_steps():
   arms = study_arms.plan_arms(
     study({'deep': {'model.layers': 4}}, match='flops', matched_field='training.steps')
@@ -106,6 +109,7 @@ def test_the_plan_shows_the_total_time(capsys):
   assert 'time, by FLOPs' in printed and '0:01:00' in printed and 'total 1:01:00' in printed
 
 
+@pytest.mark.slow
 def test_an_unmatchable_arm_is_rejected_with_numbers():
   with pytest.raises(ValueError) as refusal:
     study_arms.plan_arms(study({'wide': {'model.width': 256}}, match='parameters'))
@@ -187,6 +191,7 @@ def test_errors_name_the_arm():
     study_arms.select_arms(study_arms.plan_arms(study({})), ['alib'])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'file',
   [
@@ -206,6 +211,7 @@ def test_shipped_studies_can_be_planned(file):
     runner.check_measures(found, arms)
 
 
+@pytest.mark.slow
 def test_the_finetuning_study_accepts_a_run_and_a_table(tiny, tmp_path, monkeypatch):
   """Any encoder and any table of texts stand in for the published ones."""
   encoder = {

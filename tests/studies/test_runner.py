@@ -190,6 +190,7 @@ def test_elapsed_time_survives_a_kill(tmp_path):
   assert store.elapsed_seconds(tmp_path) == 70.0
 
 
+@pytest.mark.slow
 def test_a_finished_study_trains_nothing(file, done, monkeypatch, capsys):
   """And the machine and the day stay those of the training, whoever writes the report."""
   monkeypatch.setattr(
@@ -409,6 +410,7 @@ def test_a_killed_study_resumes(file, done, tmp_path):
   assert final(tmp_path) == pytest.approx(final(done), rel=1e-4)
 
 
+@pytest.mark.slow
 def test_compare_reports_finished_runs(done, tmp_path, capsys):
   folders = [str(done / 'arms' / arm / f'seed{seed}') for arm in ('rope', 'learned') for seed in (0, 1)]
   assert cli.main(['compare', *folders, f'--to={tmp_path}']) == 0
@@ -429,6 +431,7 @@ def test_compare_reports_finished_runs(done, tmp_path, capsys):
     assert sentence in capsys.readouterr().err and not (tmp_path / 'x').exists()
 
 
+@pytest.mark.slow
 def test_compare_accepts_study_and_arm_folders(done, tmp_path):
   words = ['compare', str(done), f'--to={tmp_path / "a b"}', '--metric=accuracy', '--higher_is_better']
   assert cli.main(words) == 0

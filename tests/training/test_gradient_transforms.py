@@ -28,6 +28,7 @@ def params(tiny):
   return nn.unbox(jax.jit(lambda key: states.init_params(model, key, 1, 32))(jax.random.key(0)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'text',
   [
@@ -89,6 +90,7 @@ def test_every_optimizer_goes_downhill(text):
   assert loss(tree) < 0.7 * before
 
 
+@pytest.mark.slow
 def test_what_is_frozen_stays_and_costs_nothing(tiny):
   tree = params(tiny)
   transformation = optimizer(

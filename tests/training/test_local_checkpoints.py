@@ -103,6 +103,7 @@ def test_it_goes_on_from_the_newest_and_ends_as_the_unbroken_run(
   assert list_saved_steps(tmp_path / 'disk') == []  # nothing is left of a run that has ended
 
 
+@pytest.mark.slow
 def test_how_often_follows_from_the_time_of_a_save(tiny, settings, dies, tmp_path):
   """The first save measures it; failures every few microseconds then require one with every step."""
   near = {
@@ -172,6 +173,7 @@ def test_a_new_run_in_the_same_place_finds_nothing(tiny, settings, dies, tmp_pat
   assert not steps_begun(capsys.readouterr().err)
 
 
+@pytest.mark.slow
 def test_another_config_is_refused_of_a_near_one_too(tiny, settings, dies, tmp_path):
   near = {'training.local_checkpoint_dir': str(tmp_path / 'disk')}
   dies(tiny(**settings, **near), tmp_path / 'run', 3)

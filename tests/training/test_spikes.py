@@ -46,6 +46,7 @@ def test_a_norm_that_stays_high_becomes_the_usual_one():
   assert found[LEARNING] and not found[-1] and sum(found) < 60
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('dtype', ['float32', pytest.param('float16', marks=pytest.mark.slow)])
 def test_a_skipped_step_changes_nothing_but_counts(tiny, dtype):
   config = tiny(**{'training.skip_spikes': 3.0, 'model.dtype': dtype})

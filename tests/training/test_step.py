@@ -100,6 +100,7 @@ def test_microbatches_partition_the_rows():
   assert sorted(got.reshape(-1).tolist()) == list(range(12))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'chunk, model',
   [
@@ -120,6 +121,7 @@ def test_loss_in_pieces_is_the_loss(tiny, chunk, model):
   assert_trees_close(a.params, b.params, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_loss_is_of_capped_logits(tiny):
   """In pieces as at once, the objective and its gradient are those of numbers that the cap bends."""
   found = {}
@@ -198,6 +200,7 @@ def test_every_mesh_gives_the_losses_and_gradients_of_one_device(tiny, one_devic
   assert_trees_close(state.params, expected.params, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_parameters_and_moments_lie_cut_alike(tiny):
   mesh = dict(stage=2, fsdp=2, tensor=2)
   _, state = prepared(tiny(**{'model.heads': 8, 'model.width': 64}), mesh=mesh)
@@ -214,6 +217,7 @@ def test_indivisible_parameter_is_refused_by_name(tiny):
     prepared(tiny(), mesh=dict(data=1, tensor=8))
 
 
+@pytest.mark.slow
 def test_dropout_depends_on_step_and_seed_only(tiny):
   config = tiny(
     **{'model.dropout.residual': 0.5, 'model.dropout.attention': 0.2, 'model.dropout.embedding': 0.1}
@@ -268,6 +272,7 @@ def test_evaluation_has_no_dropout(tiny):
   jax.tree.map(np.testing.assert_array_equal, sums(0.9), sums(0.0))
 
 
+@pytest.mark.slow
 def test_float16_scales_skips_and_recovers(tiny):
   config = tiny(**{'model.dtype': 'float16'})
   history, state = prepared(config, steps=3)
@@ -349,6 +354,7 @@ def test_losses_of_layers_are_minimised_and_logged(tiny):
   assert np.abs(gradient['embedding']['table'] - without['embedding']['table']).max() > 0
 
 
+@pytest.mark.slow
 def test_an_evaluation_tells_the_loss_alone(tiny):
   (total, sums), _ = loss_and_metrics(tiny, None, feed_forward=EXPERTS.format(0.5, 0.1))
   assert set(sums) == {'loss', 'accuracy', 'tokens'} and total == sums['loss']
@@ -368,6 +374,7 @@ def test_reports_are_the_same_however_they_are_computed(tiny, fields):
   assert_trees_close(a.params, b.params, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_unscanned_layers_report_too(tiny):
   """Of one layer the parameters are the same either way but for an axis."""
   key, text = jax.random.key(0), EXPERTS.format(0.5, 0.1)
@@ -394,7 +401,7 @@ def test_accumulated_losses_of_layers_are_means_over_tokens(tiny):
   assert_trees_close(a.params, b.params, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(0)
 @pytest.mark.parametrize(
   'mesh, rules',
   [

@@ -63,6 +63,7 @@ def test_each_is_the_run_that_it_would_be_alone(alone, side_by_side, seed):
   jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), ours.params, theirs.params)
 
 
+@pytest.mark.slow
 def test_at_once_is_as_one_after_another(tiny, side_by_side, tmp_path, monkeypatch):
   """Accelerators do it so."""
   monkeypatch.setattr(vmapped_runs, 'runs_vmapped', lambda where: True)
@@ -98,6 +99,7 @@ def test_they_go_on_from_the_last_step_that_all_have(tiny, side_by_side, tmp_pat
     jax.tree.map(np.testing.assert_array_equal, ours.params, unbroken.params)
 
 
+@pytest.mark.slow
 def test_one_goes_on_alone(tiny, side_by_side, alone, tmp_path):
   shutil.copytree(side_by_side[SEEDS[0]], tmp_path / 'run')
   shutil.rmtree(tmp_path / 'run' / 'checkpoints' / '6')
@@ -137,6 +139,7 @@ def test_refusals(tiny, tmp_path, fields, sentence):
     train_seeds(tiny(**fields), {seed: tmp_path / str(seed) for seed in SEEDS})
 
 
+@pytest.mark.slow
 def test_learning_rates_together(tiny, alone, tmp_path):
   """Each is the run that it would be alone, and they differ."""
   seed = SEEDS[0]

@@ -14,8 +14,8 @@ from tfm.spec import Size
 
 @dataclasses.dataclass(frozen=True)
 class Convolved(Residual):
-  """norm(block(x) + activation(convolution(x))), where block(x) adds the branches one after another, each with a
-  norm after it:
+  """norm(block(x) + activation(convolution(x))), where block(x) adds one branch after another, each with
+  a norm after it:
 
     convolution(x)_t = Σ_k W_k x_{t + k - (taps - 1) / 2} + b
 

@@ -28,6 +28,7 @@ def measure_run(text, run, params=None):
   return found
 
 
+@pytest.mark.slow
 def test_split_equals_tfm_evaluate(run):
   assert measure_run('split("validation")', run) == {
     f'validation_{name}': x for name, x in runs.evaluate(run, 'validation').items()
@@ -36,6 +37,7 @@ def test_split_equals_tfm_evaluate(run):
   assert doubled['validation_loss'] != measure_run('split("validation")', run)['validation_loss']
 
 
+@pytest.mark.slow
 def test_decoding_counts_cache_bytes(run):
   found = measure_run('decoding(rows=2, context=16, tokens=4)', run)
   # 2 layers of keys and values of 32 channels in float32, and where each token stands.

@@ -228,6 +228,7 @@ def test_the_text_table(written):
   assert all(line in lines for line in sentences.explain_statistics(report, rows))
 
 
+@pytest.mark.slow
 def test_learning_rates_are_reported_with_all_candidates(tmp_path):
   study_results = results(dict(rope=0.0, alibi=-0.3, none=0.1))
   for arm, rate, reached in zip(
