@@ -2,11 +2,14 @@
 
 import collections
 import datetime
+import difflib
 import gc
 import importlib.metadata
 import itertools
 import os
 import pathlib
+import re
+import subprocess
 
 
 # Set before jax is imported anywhere; what the caller's shell sets must not decide what the tests do.
@@ -21,6 +24,7 @@ if importlib.metadata.version('jaxlib').startswith('0.10.'):
   FAST_COMPILATION += ' --xla_cpu_use_fusion_emitters=false'
 os.environ['XLA_FLAGS'] = f'--xla_force_host_platform_device_count=8 {FAST_COMPILATION}'
 ROOT = pathlib.Path(__file__).parent.parent
+SKIPS = 'tests/skipped.txt'
 os.environ['JAX_COMPILATION_CACHE_DIR'] = str(ROOT / '.cache' / 'jax')
 os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0'
 # Which cases run today (`sample_cases`, tests/conformance/collect.py); processes started here inherit it.
@@ -45,6 +49,9 @@ if not flags.FLAGS.is_parsed():
 
 def pytest_addoption(parser):
   parser.addoption('--update-golden', action='store_true', help='rewrite the golden texts')
+  parser.addoption(
+    '--pin-skips', action='store_true', help=f'fail if other tests than in {SKIPS} are skipped'
+  )
 
 
 # Files with few, long tests run first; run last, one of them would leave the other cores idle.
@@ -67,19 +74,31 @@ def pytest_collection_modifyitems(items):
 
 def sample_cases(items):
   """Of the cases of a test marked `sampled(n)`, `make test` runs n, spread evenly over those that are not
-  marked slow; `make test-slow` runs a third of the others, another third every day; `make test-all` all.
+  marked slow, and all that name a changed variant; `make test-slow` runs a third of the others, another third
+  every day; `make test-all` all.
   """
   grids = collections.defaultdict(list)
   for item in items:
     if item.get_closest_marker('sampled'):
       grids[item.nodeid.partition('[')[0]].append(item)
-  day = int(os.environ['TFM_ROTATION'].rpartition('-')[2])
+  day, changed = int(os.environ['TFM_ROTATION'].rpartition('-')[2]), changed_modules()
   for cases in grids.values():
     quick = [case for case in cases if not case.get_closest_marker('slow')]
     number = min(cases[0].get_closest_marker('sampled').args[0], len(quick))
-    chosen = [quick[i * len(quick) // number] for i in range(number)]
+    chosen = {quick[i * len(quick) // number] for i in range(number)}
+    chosen |= {case for case in cases if changed & set(re.findall(r'\w+', case.name))}
     for i, case in enumerate(case for case in cases if case not in chosen):
       case.add_marker('slow' if i % 3 == day % 3 else 'exhaustive')
+
+
+def changed_modules():
+  """The names of the package's modules that differ from the last commit, or that it does not have."""
+  command = 'git status --porcelain --untracked-files=all tfm'.split()
+  try:
+    status = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout
+  except FileNotFoundError:  # no git
+    return set()
+  return {pathlib.Path(line.split()[-1]).stem for line in status.splitlines()}
 
 
 def pytest_runtest_teardown(item, nextitem):
@@ -90,6 +109,27 @@ def pytest_runtest_teardown(item, nextitem):
 
 
 FINISHED_TESTS = itertools.count(1)
+
+
+@pytest.hookimpl(tryfirst=True)  # before the summary is printed
+def pytest_sessionfinish(session):
+  """With --pin-skips: fails if the number of skipped tests differs from the pinned one, by reason up to the
+  first colon. A proof that is skipped unnoticed proves nothing.
+  """
+  config = session.config
+  if not config.getoption('--pin-skips') or hasattr(config, 'workerinput'):
+    return
+  terminal = config.pluginmanager.get_plugin('terminalreporter')
+  reports = terminal.stats.get('skipped', [])
+  reasons = (report.longrepr[2].removeprefix('Skipped: ').partition(':')[0] for report in reports)
+  counts = ''.join(f'{count:5d} {reason}\n' for reason, count in sorted(collections.Counter(reasons).items()))
+  path = ROOT / SKIPS
+  if config.getoption('--update-golden'):
+    path.write_text(counts, encoding='utf-8')
+  if counts != (pinned := path.read_text(encoding='utf-8')):
+    difference = ''.join(difflib.unified_diff(pinned.splitlines(True), counts.splitlines(True), SKIPS, 'now'))
+    terminal.write_line(f'\nother tests are skipped than {SKIPS} says:\n{difference}', red=True)
+    session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 @pytest.fixture(scope='session')

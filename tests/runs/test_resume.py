@@ -145,6 +145,7 @@ def test_a_finished_run_run_again_changes_nothing(command, unbroken):
   assert history(unbroken) == before
 
 
+@pytest.mark.slow
 def test_a_different_config_is_refused_with_the_difference(command, unbroken):
   process = start(
     command,
