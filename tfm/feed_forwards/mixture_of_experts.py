@@ -12,6 +12,7 @@ import tfm.feed_forwards
 from tfm import spec
 from tfm.feed_forwards._mlp import MLP
 from tfm.feed_forwards.protocol import FeedForward
+from tfm.layers.float32_gradients import einsum
 from tfm.layers.grouped_matmul import multiply_blocks, permute, plan_blocks
 from tfm.layers.initializer import Factory, Initializer, zeros
 from tfm.layers.linear import Linear
@@ -259,17 +260,17 @@ class Projections(nn.Module):
     initializer = with_logical_axes(
       _init_each(self.initializer((0,), (1,)), self.experts), ('expert', *self.axes)
     )
-    kernel = self.param('kernel', initializer, (self.experts, *self.shape), jnp.float32).astype(self.dtype)
+    kernel = self.param('kernel', initializer, (self.experts, *self.shape), jnp.float32)
     if owners is None:
-      y = jnp.einsum('gnri,nio->gnro', x, kernel)
+      y = einsum('gnri,nio->gnro', x, kernel)
     else:
       # Only `mlp` stays sharded: with other sharded axes every block would need all devices.
       y = multiply_blocks(tuple(axis if axis == 'mlp' else None for axis in self.axes), x, kernel, owners)
     if self.bias:
       b = self.param(
         'bias', with_logical_axes(zeros, ('expert', self.axes[1])), (self.experts, self.shape[1]), jnp.float32
-      ).astype(self.dtype)
-      y = y + (b[None] if owners is None else b[owners])[:, :, None]
+      )
+      y = (y + (b[None] if owners is None else b[owners])[:, :, None]).astype(self.dtype)
     return y
 
 

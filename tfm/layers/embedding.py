@@ -3,6 +3,7 @@
 import flax.linen as nn
 import jax.numpy as jnp
 
+from tfm.layers.float32_gradients import einsum, take_rows
 from tfm.layers.initializer import Factory
 from tfm.layers.linear import Linear
 from tfm.parallel.sharding import shard, with_logical_axes
@@ -50,9 +51,8 @@ class Embedding(nn.Module):
       )
 
   def __call__(self, tokens: Int[Array, 'B T']) -> Float[Array, 'B T D']:
-    # Rows are gathered over fsdp: XLA copies everything to index a table that is sharded along both axes.
-    table = shard(self.table.astype(self.dtype), self.axis, None)
-    x = table[tokens] if self.scale == 1 else self.scale * table[tokens]
+    x = take_rows(self.table, tokens, self.dtype, self.axis)
+    x = x if self.scale == 1 else self.scale * x
     if self.projects:
       x = self.project_in(shard(x, 'batch', 'length', None))
     return shard(x, 'batch', 'length', 'embed')
@@ -61,6 +61,4 @@ class Embedding(nn.Module):
     if self.projects:
       x = self.project_out(x)
       x = shard(x, *('batch', 'length')[: x.ndim - 1], None)
-    return jnp.einsum(
-      '...D,VD->...V', x.astype(self.dtype), self.table.astype(self.dtype), preferred_element_type=jnp.float32
-    )
+    return einsum('...D,VD->...V', x.astype(self.dtype), self.table, jnp.float32)

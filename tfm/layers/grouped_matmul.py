@@ -70,8 +70,9 @@ def multiply_blocks(
 
   Args:
     axes: the logical axes of a kernel that stay sharded; groups are sharded as 'batch'.
+    kernels: float32 parameters; they are multiplied in the type of x.
   """
-  kernels = shard(kernels, None, *axes)
+  kernels = shard(kernels.astype(x.dtype), None, *axes)
 
   def one(_, block):
     x, owner = block

@@ -3,9 +3,9 @@
 import math
 
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
 
+from tfm.layers.float32_gradients import einsum
 from tfm.layers.initializer import Factory, zeros
 from tfm.layers.lora import compute_update
 from tfm.parallel.sharding import with_logical_axes
@@ -24,7 +24,8 @@ class Linear(nn.Module):
     initializer: the kernel's.
     contracted_axes: how many axes of the kernel are contracted, from the first on.
     bias: whether to add b, of the shape of the output axes, initialized to zeros.
-    dtype: compute type; parameters stay in float32.
+    dtype: compute type; parameters and their gradients are in float32.
+    output_dtype: of the result, which is accumulated in float32 anyway; None: `dtype`.
   """
 
   shape: tuple[int, ...]
@@ -33,6 +34,7 @@ class Linear(nn.Module):
   contracted_axes: int = 1
   bias: bool = True
   dtype: jnp.dtype = jnp.float32
+  output_dtype: jnp.dtype | None = None
 
   @nn.compact
   def __call__(self, x: Float[Array, '...']) -> Float[Array, '...']:
@@ -43,14 +45,17 @@ class Linear(nn.Module):
       raise ValueError(f'Linear contracts {self.shape[:n]} and the input ends in {x.shape[-n:]}')
     # One matrix product whatever the rank: XLA's CPU backend is much faster on it.
     rows, columns = math.prod(self.shape[:n]), self.shape[n:]
-    kernel = kernel.astype(self.dtype).reshape(rows, math.prod(columns))
-    y = jax.lax.dot_general(
-      x.astype(self.dtype).reshape(*x.shape[:-n], rows), kernel, (((x.ndim - n,), (0,)), ((), ()))
+    y = einsum(
+      '...y,yz->...z',
+      x.astype(self.dtype).reshape(*x.shape[:-n], rows),
+      kernel.reshape(rows, math.prod(columns)),
+      self.output_dtype or self.dtype,
     )
     y = y.reshape(*x.shape[:-n], *columns)
     if (update := compute_update(self, x.astype(self.dtype), n)) is not None:
-      y = y + update
+      y = y + update.astype(y.dtype)
     if self.bias:
       b = self.param('bias', with_logical_axes(zeros, self.axes[n:]), columns, jnp.float32)
-      y = y + b.astype(self.dtype).reshape((1,) * (x.ndim - n) + columns)
+      # Added in float32, so that its gradient is summed in float32.
+      y = (y + b.reshape((1,) * (x.ndim - n) + columns)).astype(y.dtype)
     return y

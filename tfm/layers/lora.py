@@ -8,6 +8,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from tfm.layers.float32_gradients import einsum
 from tfm.layers.initializer import normal, zeros
 from tfm.parallel.sharding import Parameter, with_logical_axes
 from tfm.shapes import Array, PyTree
@@ -98,8 +99,9 @@ def compute_update(module: nn.Module, x: Array, inputs: int) -> Array | None:
     return None
   down, up, scale = (module.get_variable('params', name) for name in (DOWN, UP, SCALE))
   rank, rows = down.shape[-1], math.prod(down.shape[:-1])
-  y = x.reshape(*x.shape[: x.ndim - inputs], rows) @ down.reshape(rows, rank).astype(x.dtype)
-  y = y @ (scale * up).reshape(rank, -1).astype(x.dtype)
+  y = x.reshape(*x.shape[: x.ndim - inputs], rows)
+  y = einsum('...y,yz->...z', y, down.reshape(rows, rank))
+  y = einsum('...y,yz->...z', y, (scale * up).reshape(rank, -1))
   return y.reshape(*y.shape[:-1], *up.shape[1:])
 
 

@@ -6,6 +6,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from tfm.layers.float32_gradients import einsum
 from tfm.layers.linear import Linear
 from tfm.mixers._token_cache import TokenCache
 from tfm.mixers.protocol import Mixer
@@ -100,15 +101,15 @@ class Latent(Mixer):
     up_k, up_v = self.up('k', self.head_width), self.up('v', self.values)
     if cache is None:
       keys, layout = context, context.layout
-      k = jnp.einsum('BTR,RHC->BTHC', latent, up_k)
+      k = einsum('BTR,RHC->BTHC', latent, up_k)
       k = jnp.concatenate([k, jnp.broadcast_to(rope_k, (*k.shape[:3], self.rope_width))], -1)
-      v = jnp.einsum('BTR,RHC->BTHC', latent, up_v)
+      v = einsum('BTR,RHC->BTHC', latent, up_v)
       k, v = (shard(y, 'batch', 'length', 'heads', 'kv') for y in (k, v))
     else:
       keys = cache = cache.append(context, latent=jnp.concatenate([latent[:, :, None], rope_k], -1))
       k, layout = cache['latent'], 'arbitrary'
       v = k[..., : self.rank]
-      q = shard(jnp.einsum('BTHC,RHC->BTHR', q, up_k), 'batch', 'length', 'heads', None)
+      q = shard(einsum('BTHC,RHC->BTHR', q, up_k), 'batch', 'length', 'heads', None)
     # The logits are scaled by the key width of training.
     score = self.score(head_width=self.head_width + self.rope_width, name='score')()
     q = jnp.concatenate([q, rope_q], -1)
@@ -130,7 +131,7 @@ class Latent(Mixer):
       y = self.kernel(q, k, v, **inputs)
     self.sow_attention(lambda: self.kernel.attention_weights(q, k, **inputs))
     if cache is not None:
-      y = jnp.einsum('BTHR,RHC->BTHC', y, up_v)
+      y = einsum('BTHR,RHC->BTHC', y, up_v)
     y = Linear(
       (self.heads, self.values, self.width),
       ('heads', 'kv', 'embed'),
@@ -170,4 +171,4 @@ class Latent(Mixer):
     """The projection of c to heads, [rank H channels]: no layer, as it is applied from both sides."""
     shape = self.rank, self.heads, channels
     initializer = with_logical_axes(self.initializer((0,), (1, 2)), ('embed', 'heads', 'kv'))
-    return self.param(f'{name}_up', initializer, shape, jnp.float32).astype(self.dtype)
+    return self.param(f'{name}_up', initializer, shape, jnp.float32)

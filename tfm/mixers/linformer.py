@@ -6,6 +6,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from tfm.layers.float32_gradients import einsum
 from tfm.layers.linear import Linear
 from tfm.mixers.protocol import Mixer
 from tfm.parallel.sharding import shard, with_logical_axes
@@ -121,11 +122,11 @@ class Linformer(Mixer):
       with_logical_axes(self.initializer((0,), (1,)), ('table', 'rank')),
       (length, self.rank),
       jnp.float32,
-    ).astype(self.dtype)
+    )
     real = context.segments > 0
     if context.layout == 'contiguous':
-      mixed = jnp.einsum('SR,BSKC->BRKC', table[: x.shape[1]], jnp.where(real[..., None, None], x, 0))
+      mixed = einsum('BSKC,SR->BRKC', jnp.where(real[..., None, None], x, 0), table[: x.shape[1]])
     else:
       chosen = jnp.where(real[..., None], table[jnp.where(real, context.positions, 0)], 0)
-      mixed = jnp.einsum('BSR,BSKC->BRKC', chosen, x)
+      mixed = einsum('BSKC,BSR->BRKC', x, chosen)
     return shard(mixed, 'batch', 'rank', 'kv_heads', 'kv')

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from tfm.layers.causal_convolution import CausalConvolution, Window
+from tfm.layers.float32_gradients import einsum
 from tfm.layers.initializer import Initializer, ones, uniform
 from tfm.layers.linear import Linear
 from tfm.mixers._state_space import find_document_starts, scan_chunks, step_bias
@@ -139,8 +140,8 @@ class Mamba(Mixer):
       jnp.float32,
     )
     bias = self.param('dt_bias', with_logical_axes(step_bias(), ('mlp',)), (self.inner,), jnp.float32)
-    delta, b, c = jnp.split(x @ down.astype(self.dtype), (rank, rank + self.state), -1)
-    delta = (delta @ up.astype(self.dtype)).astype(jnp.float32) + bias[None, None]
+    delta, b, c = jnp.split(einsum('BTE,ER->BTR', x, down), (rank, rank + self.state), -1)
+    delta = einsum('BTR,RE->BTE', delta, up).astype(jnp.float32) + bias[None, None]
     delta = shard(jnp.where(real[..., None], nn.softplus(delta), 0), 'batch', 'length', 'mlp')
     return delta, b.astype(jnp.float32), c.astype(jnp.float32)
 

@@ -45,7 +45,12 @@ class LanguageModel(Trunk):
     self.embedding = self.vocabulary(self.rows)
     if not self.tie_embeddings:
       self.output = Linear(
-        (self.width, self.rows), ('embed', 'vocab'), self.initializer, bias=False, dtype=self.dtype
+        (self.width, self.rows),
+        ('embed', 'vocab'),
+        self.initializer,
+        bias=False,
+        dtype=self.dtype,
+        output_dtype=jnp.float32,
       )
     if self.output_transform:
       self.transform = Transform(self.output_transform, self.width, self.norm, self.initializer, self.dtype)
@@ -69,7 +74,7 @@ class LanguageModel(Trunk):
     """Float32 logits over the whole vocabulary."""
     if self.output_transform:
       x = self.transform(x)
-    y = self.embedding.attend(x) if self.tie_embeddings else self.output(x).astype(jnp.float32)
+    y = self.embedding.attend(x) if self.tie_embeddings else self.output(x)
     if self.output_bias:
       y = self.bias(y)
     if self.output_soft_cap:

@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 from jax.tree_util import Partial
 
+from tfm.layers.float32_gradients import einsum
 from tfm.layers.initializer import lecun_normal, normal, scale_initializer
 from tfm.parallel.sharding import with_logical_axes
 from tfm.scores.protocol import Score
@@ -49,8 +50,8 @@ def additive(
   k: Float[Array, 'B K S C'],
 ) -> Float[Array, 'B K G T S']:
   """v · tanh(W q + U k) in float32, from products in the type of q and k."""
-  q = jnp.einsum('BKGTC,CN->NBKGT', q, w_q.astype(q.dtype), preferred_element_type=jnp.float32)
-  k = jnp.einsum('BKSC,CN->NBKS', k, w_k.astype(k.dtype), preferred_element_type=jnp.float32)
+  q = einsum('BKGTC,CN->NBKGT', q, w_q, jnp.float32)
+  k = einsum('BKSC,CN->NBKS', k, w_k, jnp.float32)
 
   # With one expression for all channels XLA would store the hidden values for the backward pass, and its CPU
   # backend is 25 times slower.

@@ -6,6 +6,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jax.tree_util import Partial
 
+from tfm.layers.float32_gradients import einsum
 from tfm.layers.initializer import lecun_normal
 from tfm.parallel.sharding import with_logical_axes
 from tfm.scores.protocol import Score
@@ -39,6 +40,6 @@ def bilinear(
   weight: Float[Array, 'C N'], q: Float[Array, 'B K G T C'], k: Float[Array, 'B K S N'], scale: float
 ) -> Float[Array, 'B K G T S']:
   """scale · qᵀ W k, accumulated in float32; projects the queries, of which decoding has fewer than keys."""
-  q = jnp.einsum('BKGTC,CN->BKGTN', q, weight.astype(q.dtype), preferred_element_type=jnp.float32)
+  q = einsum('BKGTC,CN->BKGTN', q, weight, jnp.float32)
   q = (scale * q).astype(k.dtype)
   return jnp.einsum('BKGTN,BKSN->BKGTS', q, k, preferred_element_type=jnp.float32)

@@ -1,0 +1,80 @@
+"""Products and rows of float32 parameters in a smaller compute type, whose gradients are summed in float32.
+
+Differentiating `x @ w.astype(bfloat16)` rounds the gradient of w to bfloat16, and devices add up what is
+rounded: what is small beside the sum is lost. Here it leaves the product, which accumulates in float32,
+unrounded.
+"""
+
+import functools
+import string
+
+import jax
+import jax.numpy as jnp
+
+from tfm.parallel.sharding import shard
+from tfm.shapes import Array, Float, Int
+
+
+def einsum(equation: str, x: Array, w: Array, dtype: jnp.dtype | None = None) -> Array:
+  """The product of x and a parameter w, in the type of x; the result in `dtype`, by default that of x.
+
+  Gradients are products in the type of x too; that of w is accumulated and returned in the type of w. Every
+  letter of the equation occurs in two of its three places; leading axes of x and the result may be '...'.
+  """
+  rows = string.ascii_lowercase[: x.ndim - len(equation.partition(',')[0].removeprefix('...'))]
+  equation = equation.replace('...', rows)
+  if x.dtype == w.dtype:
+    return jnp.einsum(equation, x, w, preferred_element_type=dtype)
+  return _einsum(equation, dtype or x.dtype, x, w)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _einsum(equation, dtype, x, w):
+  return jnp.einsum(equation, x, w.astype(x.dtype), preferred_element_type=dtype)
+
+
+def _einsum_forward(equation, dtype, x, w):
+  return _einsum(equation, dtype, x, w), (x, w)
+
+
+def _einsum_backward(equation, dtype, residuals, dy):
+  x, w = residuals
+  (of_x, of_w), of_y = equation.split('->')[0].split(','), equation.split('->')[1]
+  dy = dy.astype(x.dtype)
+  dx = jnp.einsum(f'{of_y},{of_w}->{of_x}', dy, w.astype(x.dtype))
+  return dx, jnp.einsum(f'{of_x},{of_y}->{of_w}', x, dy, preferred_element_type=w.dtype)
+
+
+_einsum.defvjp(_einsum_forward, _einsum_backward)
+
+
+def take_rows(
+  table: Float[Array, 'V D'], indices: Int[Array, 'B T'], dtype: jnp.dtype, axis: str
+) -> Float[Array, 'B T D']:
+  """The rows of a table in `dtype`; the gradients of equal rows are added up in the type of the table.
+
+  Args:
+    axis: the logical axis of the rows. Columns are gathered: XLA copies everything to index a table that is
+      sharded along both axes.
+  """
+  return (_take if table.dtype == dtype else _take_narrow)(table, indices, dtype, axis)
+
+
+def _take(table, indices, dtype, axis):
+  return shard(table.astype(dtype), axis, None)[indices]
+
+
+_take_narrow = jax.custom_vjp(_take, nondiff_argnums=(2, 3))
+
+
+def _take_forward(table, indices, dtype, axis):
+  return _take(table, indices, dtype, axis), (table, indices)
+
+
+def _take_backward(dtype, axis, residuals, dy):
+  table, indices = residuals
+  zeros = shard(jnp.zeros_like(table), axis, None)
+  return zeros.at[indices].add(dy.astype(table.dtype)), None
+
+
+_take_narrow.defvjp(_take_forward, _take_backward)
