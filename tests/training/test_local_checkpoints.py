@@ -153,6 +153,37 @@ def test_what_is_lost_or_damaged_is_not_gone_on_from(
 
 
 @pytest.mark.slow
+def test_of_damaged_ones_it_falls_back_to_the_one_before(tiny, settings, unbroken, dies, tmp_path, capsys):
+  config = tiny(
+    **settings
+    | {'training.local_checkpoint_dir': str(tmp_path / 'disk'), 'training.save_local_every': 'steps(1)'}
+  )
+  dies(config, tmp_path / 'run', 8)
+  assert list_saved_steps(tmp_path / 'disk') == [6, 7]
+  torn = next((tmp_path / 'disk').glob('*/process_0/7/run/*'))
+  torn.write_bytes(torn.read_bytes()[:-9])
+  capsys.readouterr()
+  train(config, tmp_path / 'run')
+  reported = capsys.readouterr().err
+  assert steps_begun(reported) == [6]
+  assert 'cannot resume from local checkpoint 7' in reported and f'{torn} has' in reported
+  assert 'trying step 6' in reported
+  assert_same_run(tmp_path / 'run', unbroken)
+
+
+@pytest.mark.slow
+def test_a_torn_name_of_the_folder_is_replaced(tiny, settings, unbroken, dies, tmp_path, capsys):
+  config = tiny(**settings, **{'training.local_checkpoint_dir': str(tmp_path / 'disk')})
+  dies(config, tmp_path / 'run', 8)
+  (tmp_path / 'run' / NAME_FILE).write_text('{"workdir": "/')
+  capsys.readouterr()
+  train(config, tmp_path / 'run')
+  reported = capsys.readouterr().err
+  assert steps_begun(reported) == [4] and f'{NAME_FILE} cannot be read' in reported
+  assert_same_run(tmp_path / 'run', unbroken)
+
+
+@pytest.mark.slow
 def test_another_mesh_goes_on_from_what_lasts(tiny, settings, dies, tmp_path, capsys):
   near = {'training.local_checkpoint_dir': str(tmp_path / 'disk')}
   dies(tiny(**settings, **near), tmp_path / 'run', 8)

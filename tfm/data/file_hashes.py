@@ -2,25 +2,67 @@
 detected before it is trained on."""
 
 import concurrent.futures
+import contextlib
 import hashlib
 import json
+import os
 import pathlib
+import time
 from collections.abc import Mapping, Sequence
 
 
 FILE = 'digests.json'
+PROCESS_FILES = 'digests.process_{}.json'  # of what each process has written, until FILE replaces them
 # Orbax writes these files when the checkpoint is complete, after the digests.
 WRITTEN_LATER = '_CHECKPOINT_METADATA', 'commit_success.txt'
 THREADS = 8  # hashlib releases the GIL
 
 
-def write_digests(folder: pathlib.Path) -> None:
+def write_digests(folder: pathlib.Path, parts: Mapping[str, int] = {}) -> None:
   """Writes `digests.json`: name → [bytes, SHA-256] of every file of a complete folder that is not yet
-  renamed."""
-  names = sorted(_file_names(folder))
-  (folder / FILE).write_text(
-    json.dumps(dict(zip(names, _digests(folder, names))), indent=0), encoding='utf-8'
-  )
+  renamed.
+
+  Args:
+    parts: subfolders in which as many processes have called `write_process_digests`; what those list is not
+      read again.
+
+  Raises:
+    OSError: if a list does not come into sight.
+  """
+  known = {}
+  for part, count in parts.items():
+    for path in [folder / part / PROCESS_FILES.format(i) for i in range(count)]:
+      wait_until_visible(path)
+      known |= {f'{part}/{name}': digest for name, digest in json.loads(path.read_text('utf-8')).items()}
+      path.unlink()
+  names = sorted(_file_names(folder) - known.keys())
+  digests = known | dict(zip(names, _digests(folder, names)))
+  (folder / FILE).write_text(json.dumps(dict(sorted(digests.items())), indent=0), encoding='utf-8')
+
+
+def write_process_digests(folder: pathlib.Path, process: int, own: str) -> None:
+  """Writes a list of the files below `folder`/`own`, which a process has written, for `write_digests`."""
+  names = [f'{own}/{name}' for name in sorted(_file_names(folder / own))]
+  text = json.dumps(dict(zip(names, _digests(folder, names))), indent=0)
+  (folder / PROCESS_FILES.format(process)).write_text(text, encoding='utf-8')
+
+
+def wait_until_visible(path: pathlib.Path, seconds: float = 10.0) -> None:
+  """Waits for a file that another machine has written: a network file system may remember for some seconds
+  that it was not there.
+
+  Raises:
+    FileNotFoundError: if it does not come into sight.
+  """
+  end = time.monotonic() + seconds
+  while not path.is_file():
+    if time.monotonic() > end:
+      raise FileNotFoundError(
+        f'{path} was not visible for {seconds:g} s after another process had written it'
+      )
+    time.sleep(0.1)
+    with contextlib.suppress(OSError):
+      os.listdir(path.parent)  # makes NFS look again
 
 
 def read_digests(folder: pathlib.Path) -> dict[str, list] | None:

@@ -13,6 +13,7 @@ from tfm.config.difference import list_differences
 from tfm.config.load import to_json
 from tfm.config.overlay import complete
 from tfm.config.resolve import resolve_config
+from tfm.data.file_hashes import wait_until_visible
 from tfm.errors import require
 from tfm.parallel import processes
 from tfm.training.atomic_files import write_atomically
@@ -103,13 +104,12 @@ class RunDir:
       self.workdir.mkdir(parents=True, exist_ok=True)
       write_atomically(path, text)
     processes.barrier()
-    processes.require_equal(
-      {
-        f'what --workdir={self.workdir} holds': path.read_text(encoding='utf-8')
-        if path.is_file()
-        else 'no config.json'
-      }
-    )
+    try:
+      wait_until_visible(path)
+      seen = path.read_text(encoding='utf-8')
+    except FileNotFoundError:
+      seen = 'no config.json'
+    processes.require_equal({f'what --workdir={self.workdir} holds': seen})
 
   @contextlib.contextmanager
   def _open_checkpoints(self) -> Iterator[Checkpoints | None]:

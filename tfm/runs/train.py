@@ -303,6 +303,8 @@ def restore(prepared: Prepared, sharded: Sharded, stores: Stores) -> list[State]
   for checkpoints, iterator, metadata in zip(stores.runs, sharded.iterators, resume.metadata):
     iterator.set_state(metadata['data'])
     checkpoints.delete_after(resume.step)
+  if resume.from_local:
+    stores.local.delete_after(resume.step)
   return restored
 
 

@@ -2,6 +2,7 @@
 
 import logging
 import pathlib
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -39,6 +40,10 @@ for name in ('absl', 'asyncio'):
   )
 
 
+# The parts of a checkpoint that are trees of arrays.
+TREES = 'params', 'rest'
+
+
 class DamagedCheckpoint(ValueError):
   """A file of a checkpoint differs from what was saved."""
 
@@ -59,9 +64,12 @@ class Checkpoints:
 
   def __init__(self, workdir: pathlib.Path, keep: int | None = None):
     """Opens the checkpoints of `workdir`; `keep=None` opens them read-only."""
-    self._open(pathlib.Path(workdir).absolute() / 'checkpoints', keep)
+    trees = {part: digest_own_files(ocp.StandardCheckpointHandler()) for part in TREES}
+    self._open(
+      pathlib.Path(workdir).absolute() / 'checkpoints', keep, trees | dict(run=ocp.JsonCheckpointHandler())
+    )
 
-  def _open(self, directory: pathlib.Path, keep: int | None, handlers=None, **options) -> None:
+  def _open(self, directory: pathlib.Path, keep: int | None, handlers: Mapping, **options) -> None:
     keeps = policies.AnyPreservationPolicy(
       [
         policies.LatestN(keep),
@@ -256,7 +264,11 @@ class Checkpoints:
     # Orbax calls this in the process that renames the checkpoint's folder, just before it does. Until then
     # the folder is named after the step with a suffix.
     for folder in self.directory.glob(f'{self._saving}.*'):
-      file_hashes.write_digests(folder)
+      file_hashes.write_digests(folder, self._digested_parts(folder))
+
+  def _digested_parts(self, folder: pathlib.Path) -> dict[str, int]:
+    """The parts whose files each process has digested itself, and the number of processes."""
+    return {part: jax.process_count() for part in TREES if (folder / part).is_dir()}
 
   def delete_after(self, step: int) -> None:
     """Deletes the checkpoints of later steps."""
@@ -279,6 +291,27 @@ class Checkpoints:
 
   def _writing(self):
     return writing(self.directory, RESUMES)
+
+
+def digest_own_files(handler: ocp.StandardCheckpointHandler) -> ocp.StandardCheckpointHandler:
+  """The handler, with which each process digests what it has written before the checkpoint is committed.
+
+  Otherwise one host would have to read all of it, while the others wait.
+  """
+  save = handler.async_save
+
+  async def save_and_digest(directory, *args, **kwargs):
+    writes = await save(directory, *args, **kwargs)
+    index = jax.process_index()
+
+    def digest():
+      folder = pathlib.Path(getattr(directory, 'path', directory))  # it may have been created meanwhile
+      file_hashes.write_process_digests(folder, index, f'ocdbt.process_{index}')
+
+    return [ocp.future.ChainedFuture(writes or (), digest)]
+
+  handler.async_save = save_and_digest
+  return handler
 
 
 def gather_first_message(message: str) -> str:

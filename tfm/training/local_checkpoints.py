@@ -10,14 +10,17 @@ import pathlib
 import shutil
 import struct
 import uuid
+from collections.abc import Iterable
 from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
 from ml_collections import ConfigDict
 
+from tfm.errors import read_json_object
 from tfm.parallel import processes
 from tfm.shapes import PyTree
+from tfm.training.atomic_files import write_atomically
 from tfm.training.checkpoint import Checkpoints, gather_first_message, state_without_params
 from tfm.training.progress_line import print_status
 from tfm.training.state import State
@@ -91,21 +94,24 @@ class LocalCheckpoints(Checkpoints):
     return sorted(set.intersection(*(set(struct.unpack(form, one)) for one in every)) - {NO_STEP})
 
   def find_newer(self, last: int, config: ConfigDict) -> int | None:
-    """The newest step, if it is after `last` and training can resume from it; prints why not."""
-    newest = max(self.steps(), default=0)
-    if newest <= last:
-      return None
-    reason = next(filter(None, (self.find_damage(newest, part) for part in ('run', 'params', 'rest'))), '')
-    if not reason:
-      before, now = self.read_metadata(newest)['layout'], device_layout(config.to_dict())
-      changed = ', '.join(
-        f'{name} {now[name]}, saved with {before[name]}' for name in now if now[name] != before[name]
-      )
-      reason = gather_first_message(changed and f'this run has {changed}')
-    if reason:
-      print_status(f'cannot resume from local checkpoint {newest}: {reason}; resuming from step {last}')
-      return None
-    return newest
+    """The newest step after `last` from which training can resume; prints why it cannot from newer ones."""
+    newer = [step for step in reversed(self.steps()) if step > last]
+    for step, before in zip(newer, [*newer[1:], last]):
+      if not (reason := self._find_reason_against(step, config)):
+        return step
+      print_status(f'cannot resume from local checkpoint {step}: {reason}; trying step {before}')
+    return None
+
+  def _find_reason_against(self, step: int, config: ConfigDict) -> str:
+    """Why training cannot resume from a step; ''."""
+    for part in ('run', 'params', 'rest'):
+      if damage := self.find_damage(step, part):
+        return damage
+    before, now = self.read_metadata(step)['layout'], device_layout(config.to_dict())
+    changed = ', '.join(
+      f'{name} {now[name]}, saved with {before[name]}' for name in now if now[name] != before[name]
+    )
+    return gather_first_message(changed and f'this run has {changed}')
 
   def require_complete_copies(self, state: State) -> None:
     """Refuses arrays that Orbax would save in part only.
@@ -139,9 +145,19 @@ class LocalCheckpoints(Checkpoints):
   def clear(self) -> None:
     """Deletes all local checkpoints, when a shared one replaces them."""
     self.wait()
-    for step in self.directory.iterdir():
-      shutil.rmtree(step)
+    self._delete(self.directory.iterdir())
+
+  def delete_after(self, step: int) -> None:
+    """Deletes those of later steps, also what only this process has."""
+    self._delete(self.directory / str(later) for later in super().steps() if later > step)
+
+  def _delete(self, folders: Iterable[pathlib.Path]) -> None:
+    for folder in folders:
+      shutil.rmtree(folder)
     self.manager.reload()
+
+  def _digested_parts(self, folder):
+    return {}  # a process has all files of its folder
 
   def _own_files(self, files: dict[str, list]) -> dict[str, list]:
     return files
@@ -159,10 +175,14 @@ def run_folder_name(workdir: pathlib.Path) -> str:
   name = uuid.uuid4().hex
   if processes.is_main_process():  # one process reads and writes the file
     path, location = workdir / NAME_FILE, str(workdir.absolute())
-    before = json.loads(path.read_text(encoding='utf-8')) if path.is_file() else {}
-    if before.get('workdir') == location:
+    try:
+      before = read_json_object(path, "the name of a run's local checkpoints") if path.is_file() else {}
+    except ValueError as error:  # torn by a kill
+      print_status(f'{error}; the local checkpoints of this run have another name from now on')
+      before = {}
+    if before.get('workdir') == location and isinstance(before.get('name'), str):
       name = before['name']
     else:
       workdir.mkdir(parents=True, exist_ok=True)
-      path.write_text(json.dumps(dict(workdir=location, name=name)), encoding='utf-8')
+      write_atomically(path, json.dumps(dict(workdir=location, name=name)))
   return processes.gather_bytes(name.encode())[0].decode()
