@@ -11,6 +11,10 @@ from collections.abc import Iterator
 from typing import Any
 
 
+# A command exits with it on invalid input; after any other failure it may be run again.
+INVALID_INPUT_STATUS = 2
+
+
 class FileError(ValueError):
   """A file that cannot be read as what it should be; the message names it."""
 

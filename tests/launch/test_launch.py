@@ -14,7 +14,7 @@ import time
 import pytest
 
 from tfm.commands import cli
-from tfm.launch.job import Step, restart_loop, run_steps
+from tfm.launch.job import Step, checkpoints_of_run, restart_loop, run_steps
 from tfm.runs.train import train
 from tfm.training import metrics
 
@@ -66,6 +66,25 @@ JOBS = {
     '--env=TFM_CACHE=/cache',
   ],
 }
+STUDY = ['--study=experiments/position.py:demo', '--slices=3', '--config.training.steps=50']
+STUDIES = {
+  'slurm_study': [
+    'slurm',
+    *STUDY,
+    '--workdir=runs/my study',
+    '--name=position',
+    '--partition=gpu',
+    '--gres=gpu:1',
+  ],
+  'gke_study': [
+    'gke',
+    *STUDY,
+    '--workdir=gs://my-bucket/runs/position',
+    '--cluster=my-cluster',
+    '--tpu-type=v5litepod-4',
+    '--docker-image=my-image',
+  ],
+}
 
 
 def tfm(capsys, *argv):
@@ -74,10 +93,10 @@ def tfm(capsys, *argv):
   return status, out, err
 
 
-@pytest.mark.parametrize('name', JOBS)
+@pytest.mark.parametrize('name', JOBS | STUDIES)
 def test_printed_commands_match_the_golden_text(name, capsys, root, monkeypatch, request):
   monkeypatch.chdir(root)
-  status, out, err = tfm(capsys, 'launch', *JOBS[name])
+  status, out, err = tfm(capsys, 'launch', *(JOBS | STUDIES)[name])
   assert status == 0, err
   file = GOLDEN / f'{name}.txt'
   if request.config.getoption('--update-golden'):
@@ -97,9 +116,47 @@ def test_printed_commands_are_valid_shell_and_keep_every_argument(name, capsys, 
   assert {'tfm', 'train', *CONFIG} <= set(words)
 
 
+def run_with_fake_programs(text, folder, **variables):
+  """The command lines with which a script calls `tfm` and `scontrol`."""
+  for name in ('tfm', 'scontrol'):
+    path = folder / name
+    path.write_text(f'#!/bin/sh\necho {name} "$@" >> {folder}/calls\n')
+    path.chmod(0o755)
+  environment = os.environ | dict(PATH=f'{folder}:{os.environ["PATH"]}') | variables
+  subprocess.run(['bash', '-c', text], env=environment, check=True, cwd=folder, timeout=60)
+  return (folder / 'calls').read_text().splitlines()
+
+
+def test_the_tasks_of_a_study_have_one_slice_each_and_the_report_comes_last(
+  capsys, root, monkeypatch, tmp_path
+):
+  monkeypatch.chdir(root)
+  array, report = tfm(capsys, 'launch', *STUDIES['slurm_study'])[1].split('\nsbatch --dependency')
+  assert '#SBATCH --array=0-2\n' in array and report.startswith('=afterany:"${array%%;*}" <<')
+  body = array.partition('sbatch --parsable')[2].split('\n', 1)[1].rsplit('\nEND', 1)[0]
+  variables = dict(SLURM_ARRAY_JOB_ID='7', SLURM_ARRAY_TASK_ID='1')
+  words = 'experiments/position.py:demo --config.training.steps=50 --workdir=runs/my study'
+  assert run_with_fake_programs(body, tmp_path, **variables) == [f'tfm ablate {words} --slice=1/3']
+  (tmp_path / 'calls').unlink()
+  body = report.split('\n', 1)[1].split('\nEND\n', 1)[0]
+  assert run_with_fake_programs(body, tmp_path) == [f'tfm ablate {words} --report']
+
+
 @pytest.mark.parametrize(
   'argv, message',
   [
+    (['slurm', *STUDY, '--workdir=x', '--array=0-9'], '--array is set by --slices=3'),
+    (['slurm', '--study=experiments/position.py:demo', '--workdir=x'], '--slices=None must be at least 1'),
+    (['slurm', *STUDY, '--slices=99', '--workdir=x'], '--slices=99 exceeds the 6 arms'),
+    (
+      ['slurm', *CONFIG, '--slices=2', '--workdir=x', '--nodes=1'],
+      '--slices=2 must be at least 1 with --study',
+    ),
+    (
+      ['slurm', *STUDY, '--workdir=x', '--config.model.heads=5'],
+      "the arm 'rope': config.model.heads=5 does not divide",
+    ),
+    (['tpu', *STUDY, '--workdir=/x', '--zone=z'], '--study is for slurm and gke'),
     (['slurm', *CONFIG, '--workdir=x'], '--nodes is missing'),
     (['slurm', *CONFIG, '--workdir=gs://b/x', '--nodes=2'], '--workdir=gs://b/x is a bucket'),
     (['tpu', *CONFIG, '--workdir=x'], '--zone is missing'),
@@ -301,7 +358,7 @@ def run_loop(tmp_path, program, sleep='#!/bin/sh\n'):
     (tmp_path / name).write_text(text)
     (tmp_path / name).chmod(0o755)
   env = dict(os.environ, PATH=f'{tmp_path}:{os.environ["PATH"]}', RUN=str(tmp_path / 'run'))
-  words = ['bash', '-c', restart_loop('work', shlex.quote(str(tmp_path / 'run')))]
+  words = ['bash', '-c', restart_loop('work', checkpoints_of_run(shlex.quote(str(tmp_path / 'run'))))]
   done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=60)
   return done.returncode, done.stdout, done.stderr
 

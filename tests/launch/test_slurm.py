@@ -1,6 +1,7 @@
 """A job under the real Slurm: its controller, its daemon and its commands, on this machine alone."""
 
 import getpass
+import json
 import os
 import pathlib
 import re
@@ -105,6 +106,17 @@ def wait_until(condition, seconds, describe):
     time.sleep(0.1)
 
 
+def install(folder, root, monkeypatch):
+  """Puts a `tfm` on the PATH that is this checkout's."""
+  (folder / 'bin').mkdir()
+  program = folder / 'bin' / 'tfm'
+  program.write_text(f'#!/bin/sh\nexec {sys.executable} -m tfm "$@"\n')
+  program.chmod(0o755)
+  monkeypatch.setenv('PATH', f'{program.parent}:{os.environ["PATH"]}')
+  monkeypatch.setenv('PYTHONPATH', str(root))
+  monkeypatch.chdir(root)
+
+
 @pytest.mark.slow
 def test_a_job_saves_when_it_is_to_stop_is_requeued_and_ends_as_one_run(
   slurm, book, tmp_path, root, monkeypatch, capsys
@@ -118,14 +130,8 @@ def get_config(arg=''):
     optimizer=dict(warmup=2),
     training=dict(steps=60, batch_size=8, log_every=1, evaluate_every=20, evaluation_batches=1))
 """)
-  (tmp_path / 'bin').mkdir()
-  program = tmp_path / 'bin' / 'tfm'
-  program.write_text(f'#!/bin/sh\nexec {sys.executable} -m tfm "$@"\n')
-  program.chmod(0o755)
-  monkeypatch.setenv('PATH', f'{program.parent}:{os.environ["PATH"]}')
-  monkeypatch.setenv('PYTHONPATH', str(root))
+  install(tmp_path, root, monkeypatch)
   monkeypatch.setenv('XLA_FLAGS', f'{os.environ["XLA_FLAGS"]} --xla_force_host_platform_device_count=2')
-  monkeypatch.chdir(root)
   config, workdir = f'--config={tmp_path}/small.py', tmp_path / 'run'
   log = tmp_path / 'job.log'
   flags = '--nodes=1', '--ntasks-per-node=2', '--overcommit', f'--output={log}'
@@ -149,3 +155,51 @@ def get_config(arg=''):
   wait_until(lambda: 'JobState=COMPLETED' in run('scontrol', 'show', 'job', job), 240, describe)
   assert steps() == list(range(1, 61)), describe()
   assert 'devices: 2 processes' in (workdir / 'log.txt').read_text()
+
+
+@pytest.mark.slow
+def test_the_tasks_of_a_study_share_its_arms_and_a_job_reports(
+  slurm, book, tmp_path, root, monkeypatch, capsys
+):
+  """Three arms over two tasks; the task with two of them is stopped while it trains, and requeued."""
+  (tmp_path / 'study.py').write_text(f"""
+from tfm.studies.study import Study
+
+def get_study(arg=''):
+  config = dict(
+    data=dict(source="text({str(book)!r})", length=32),
+    model=dict(layers=1, width=32, heads=4),
+    optimizer=dict(warmup=2),
+    training=dict(steps=300, batch_size=8, log_every=1, evaluate_every=50, evaluation_batches=1))
+  positions = {{name: {{'model.position': name}} for name in ('rope', 'none', 'alibi')}}
+  return Study(question='Which position?', config=config, base='rope', arms=positions, seeds=1)
+""")
+  install(tmp_path, root, monkeypatch)
+  workdir = tmp_path / 'study'
+  words = f'--study={tmp_path}/study.py', '--slices=2', f'--workdir={workdir}', '--env=CPU_DEVICES=1'
+  assert cli.main(['launch', 'slurm', *words, f'--output={tmp_path}/%j.log', '--cpus-per-task=1']) == 0
+  printed = run('bash', '-c', capsys.readouterr().out)
+  [report] = re.findall(r'Submitted batch job (\d+)', printed)
+  array = re.search(r'Dependency=afterany:(\d+)', run('scontrol', 'show', 'job', report))[1]
+
+  def describe():
+    logs = [f'{path.name}: {path.read_text()[-3000:]}' for path in tmp_path.glob('*.log')]
+    return '\n'.join([run('squeue'), *logs, print_logs(slurm)])
+
+  def state(job):
+    return run('scontrol', 'show', 'job', job)
+
+  first = workdir / 'arms' / 'rope' / 'seed0' / 'metrics.jsonl'
+  wait_until(lambda: first.exists() and len(metrics.read(first)) > 20, 240, describe)
+  run('scancel', '--batch', '--signal=TERM', f'{array}_0')
+  wait_until(lambda: 'Restarts=1' in state(f'{array}_0'), 120, describe)
+  assert 'Restarts=0' in state(f'{array}_1')
+  wait_until(lambda: 'JobState=COMPLETED' in state(report), 300, describe)
+  results = json.loads((workdir / 'results.json').read_text())
+  assert len((workdir / 'report.html').read_text()) > 1000
+  steps = [row['step'] for row in metrics.read(first) if row['split'] == 'train']
+  assert steps == list(range(1, 301)), describe()
+  for name in ('rope', 'none', 'alibi'):
+    assert (
+      name in json.dumps(results) and (workdir / 'arms' / name / 'seed0' / 'checkpoints' / '300').is_dir()
+    )

@@ -359,6 +359,38 @@ def test_what_processes_do_not_share_is_refused_by_all(start, tmp_path):
     ), printed
 
 
+# `tfm train`, with something wrong in one process that the others cannot know.
+REFUSING = textwrap.dedent("""
+  import sys
+  import jax
+  from tfm.commands import cli
+  from tfm.runs import train
+
+  plain = train.train
+
+  def refuse(*args):
+    if jax.process_index() == {process}:
+      raise ValueError('the disk of this machine is full of holes')
+    plain(*args)
+
+  train.train = refuse
+  sys.exit(cli.main(sys.argv[1:]))
+""")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('process', [0, 2])
+def test_the_refusal_of_one_process_ends_all(start, tmp_path, process):
+  begin = time.monotonic()
+  ends = finish(start(3, 1, tmp_path, program=('-c', REFUSING.format(process=process))), 60)
+  assert time.monotonic() - begin < 40
+  for status, _, printed in ends:
+    assert status == 2, printed
+    assert printed.splitlines()[-1] == (
+      f'tfm train: process {process} of 3: the disk of this machine is full of holes'
+    )
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
   'config, expected_message',

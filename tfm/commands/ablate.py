@@ -59,6 +59,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     help='number of local processes, each with a slice of the arms (default: 1)',
   )
   add('--dry_run', action='store_true', help='print the plan and exit')
+  add('--report', action='store_true', help='train nothing: write the report of what has been trained')
 
 
 def main(args: argparse.Namespace) -> int:
@@ -75,7 +76,7 @@ def main(args: argparse.Namespace) -> int:
   all_arms = plan_arms(
     study,
     [name for name in study.arms if name in selected or store.has_started(store.arm_dir(workdir, name))],
-    functools.partial(runner.measure_step_seconds, study, workdir, not args.dry_run),
+    functools.partial(runner.measure_step_seconds, study, workdir, not (args.dry_run or args.report)),
   )
   arms = {name: arm for name, arm in all_arms.items() if name in selected}
   runner.check_measures(study, all_arms)
@@ -99,7 +100,9 @@ def main(args: argparse.Namespace) -> int:
     return 0
   failed = []
   try:
-    if args.jobs > 1:
+    if args.report:
+      my_arms = {}
+    elif args.jobs > 1:
       failed = run_jobs(args.words, args.jobs, workdir)
     else:
       runner.run_study(study, my_arms, workdir)

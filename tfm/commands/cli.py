@@ -31,7 +31,7 @@ from tfm.config.overlay import assign_text, complete
 from tfm.config.resolve import resolve_config
 from tfm.config.schema import default_config, field_ranges, leaves
 from tfm.data import cache
-from tfm.errors import MachineFailure, abridge, require, suggest
+from tfm.errors import INVALID_INPUT_STATUS, MachineFailure, abridge, require, suggest
 from tfm.spec import format_range
 from tfm.studies import study as studies
 from tfm.training.progress_line import print_status
@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
       raise
     print(f'tfm {name}: {abridge(str(error))}', file=sys.stderr)
     if not isinstance(error, MachineFailure):
-      return 2
+      return INVALID_INPUT_STATUS
     # Writers that fail again while the process ends would bury the sentence.
     threading.excepthook = sys.unraisablehook = lambda _: None
     return 1

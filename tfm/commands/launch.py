@@ -1,4 +1,4 @@
-"""Prints the commands that train a config on a TPU pod, in Kubernetes or by Slurm; --run runs them.
+"""Prints the commands that train a config, or a study, on machines of a scheduler; --run runs them.
 
   tfm launch slurm --config=configs/lm.py --workdir=runs/lm --nodes=4 --time=24:00:00
   tfm launch tpu --name=my-pod --zone=us-central2-b --config=configs/lm.py --workdir=gs://my-bucket/runs/lm
@@ -7,9 +7,11 @@
     --workdir=gs://my-bucket/runs/lm    # creates the slice, and creates it again after every preemption
   tfm launch gke --cluster=mine --tpu-type=v5litepod-256 --docker-image=IMAGE --config=… \\
     --workdir=gs://my-bucket/runs/lm
+  tfm launch slurm --study=experiments/position.py --slices=4 --workdir=runs/position    # or gke
 
 Flags that are not listed below go to the scheduler unchanged (sbatch's --partition=…, --gres=…), and
 --config.path=value goes to tfm train. When a process ends early, the same command runs again and resumes.
+A study is divided into tasks, which share its arms out as `tfm ablate --slice=I/N` does.
 """
 
 import math
@@ -23,11 +25,14 @@ from tfm.commands import cli
 from tfm.config import mesh_constraints
 from tfm.config.assemble import Experiment
 from tfm.config.load import load_config
+from tfm.config.overlay import complete
 from tfm.config.resolve import resolve_config
 from tfm.config.validate import validate_parts, validate_run, validate_workdir
 from tfm.errors import require, suggest
 from tfm.launch import gke, slurm, tpu
 from tfm.launch.job import BUCKET, Job, name_from_workdir, run_steps
+from tfm.studies.arms import apply_changes, prefix_errors
+from tfm.studies.study import load_study
 
 
 OVERRIDES = '--'  # config fields, and options of the scheduler
@@ -36,8 +41,13 @@ SCHEDULERS = {'tpu': tpu, 'gke': gke, 'slurm': slurm}
 
 def arguments(parser):
   parser.add_argument('scheduler', choices=SCHEDULERS, help='where to train')
+  what = parser.add_mutually_exclusive_group(required=True)
+  what.add_argument(
+    '--config', metavar='FILE[:args]', help='as for tfm train; the path on the target machines'
+  )
+  what.add_argument('--study', metavar='FILE[:args]', help='as for tfm ablate, instead of --config')
   parser.add_argument(
-    '--config', required=True, metavar='FILE[:args]', help='as for tfm train; the path on the target machines'
+    '--slices', type=int, metavar='N', help='of a study: number of tasks, each with every N-th arm'
   )
   parser.add_argument(
     '--workdir', required=True, metavar='DIR', help='a folder that all machines see, or gs://BUCKET/…'
@@ -66,9 +76,16 @@ def main(args):
   options = dict(parse_option(word) for word in args.overrides if not word.startswith('--config.'))
   if not BUCKET.fullmatch(args.workdir):
     validate_workdir(args.workdir)
-  validate_config(
-    resolve_config(cli.assign_overrides(load_config(args.config), config_words)), options, args.env
+  require(
+    (args.slices or 0) >= 1 if args.study else args.slices is None,
+    f'--slices={args.slices} must be at least 1 with --study, and is left out with --config',
   )
+  if args.study:
+    validate_study(args.study, config_words, args.slices)
+  else:
+    validate_config(
+      resolve_config(cli.assign_overrides(load_config(args.config), config_words)), options, args.env
+    )
   for word in args.env:
     require('=' in word, f'--env={word} must be NAME=VALUE')
   scheduler = SCHEDULERS[args.scheduler]
@@ -80,12 +97,13 @@ def main(args):
       )
   job = Job(
     args.name or name_from_workdir(args.workdir),
-    [f'--config={args.config}', *config_words],
+    [args.study or f'--config={args.config}', *config_words],
     args.workdir,
     dict(word.split('=', 1) for word in args.env),
     args.directory,
     options,
     args.setup,
+    args.slices or 0,
   )
   steps = scheduler.steps(job)
   for step in steps + (tpu.monitoring_steps(job) if scheduler is tpu else []):
@@ -99,6 +117,18 @@ def parse_option(word: str) -> tuple[str, str]:
   name, _, value = word.removeprefix('--').partition('=')
   require(word.startswith('--') and bool(name), f'{word!r} is not a flag; write --name=value')
   return name, value
+
+
+def validate_study(file: str, config_words: Sequence[str], slices: int) -> None:
+  """Raises what `tfm ablate` would raise before it reads data."""
+  study = load_study(file)
+  require(
+    slices <= len(study.arms), f'--slices={slices} exceeds the {len(study.arms)} arms of {file}; use fewer'
+  )
+  base = cli.assign_overrides(complete(study.config), config_words)
+  for name, changes in study.arms.items():
+    with prefix_errors(name):
+      validate_parts(apply_changes(base, changes, study.seeds))
 
 
 def validate_config(config: ConfigDict, options: Mapping[str, str], env: Sequence[str]) -> None:

@@ -7,11 +7,9 @@ import shlex
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 
-from tfm.errors import require
+from tfm.errors import INVALID_INPUT_STATUS, require
 
 
-# `tfm train` exits with it on invalid input; after any other failure the command is run again.
-INVALID_INPUT_STATUS = 2
 MAX_FAILURES = 5  # in a row without a new checkpoint, such as of a step that does not fit into memory
 BUCKET = re.compile(r'gs://([\w.-]+)(/.*)?')
 
@@ -22,12 +20,13 @@ class Job:
 
   Attributes:
     name: of the job, the TPU or the workload.
-    train_args: arguments of `tfm train`, without the workdir.
+    arguments: of `tfm train`, or of `tfm ablate`, without the workdir.
     workdir: a folder that all machines see, or gs://BUCKET/….
     environment: variables to export.
     directory: the working directory on the machines; '': the one they start in.
     options: flags of the scheduler, name → value; '' is the value of a flag without one.
     setup: a shell command to run first; '': none.
+    slices: into how many tasks a study is divided, each with a share of its arms; 0: the job is no study.
 
   Raises:
     ValueError: for a name of a variable or an option that a shell would read as something else, and for a
@@ -35,12 +34,13 @@ class Job:
   """
 
   name: str
-  train_args: Sequence[str]
+  arguments: Sequence[str]
   workdir: str
   environment: Mapping[str, str]
   directory: str
   options: Mapping[str, str]
   setup: str = ''
+  slices: int = 0
 
   def __post_init__(self):
     for name in self.environment:
@@ -59,7 +59,11 @@ class Job:
 
   def train_command(self, workdir: str, *prefix: str) -> str:
     """The command that every process runs."""
-    return shlex.join([*prefix, 'tfm', 'train', '--processes=auto', f'--workdir={workdir}', *self.train_args])
+    return shlex.join([*prefix, 'tfm', 'train', '--processes=auto', f'--workdir={workdir}', *self.arguments])
+
+  def study_command(self, workdir: str, *flags: str) -> str:
+    """The command of a task of a study."""
+    return shlex.join(['tfm', 'ablate', *self.arguments, f'--workdir={workdir}', *flags])
 
   def setup_lines(self) -> list[str]:
     """Shell lines that precede the training command: variables, setup, working directory."""
@@ -110,28 +114,30 @@ def format_flag(name: str, value: str) -> str:
   return f'--{name}={value}' if value else f'--{name}'
 
 
-def restart_loop(command: str, workdir: str, stop: str = 'kill -TERM "$run"', after_stop: str = '') -> str:
+def restart_loop(
+  command: str, checkpoints: str, stop: str = 'kill -TERM "$run"', after_stop: str = ''
+) -> str:
   """A shell script that runs a command again until it succeeds or its input is invalid; each run resumes.
 
   SIGTERM is forwarded to the command, which saves; it is not run again after that, nor after MAX_FAILURES
   failures in a row without a new checkpoint.
 
   Args:
-    workdir: of the run, as a word of the shell.
+    checkpoints: the folder that holds them, or a pattern of such folders, as a word of the shell.
     stop: a shell command that sends SIGTERM to the processes of the command.
     after_stop: shell lines to run at the end.
   """
   return f"""stopped= failures=0
 trap 'stopped=1; {stop} 2>/dev/null' TERM
 while :; do
-  saved=$(ls {workdir}/checkpoints 2>/dev/null)
+  saved=$(ls {checkpoints} 2>/dev/null)
   {command} &
   run=$!
   wait "$run"; status=$?
   while kill -0 "$run" 2>/dev/null; do wait "$run"; status=$?; done
   if [ -n "$stopped" ] || [ "$status" = 0 ] || [ "$status" = {INVALID_INPUT_STATUS} ]; then break; fi
   failures=$((failures + 1))
-  [ "$(ls {workdir}/checkpoints 2>/dev/null)" = "$saved" ] || failures=0
+  [ "$(ls {checkpoints} 2>/dev/null)" = "$saved" ] || failures=0
   if [ "$failures" = {MAX_FAILURES} ]; then
     echo "tfm launch: {MAX_FAILURES} failures in a row without a new checkpoint; giving up" >&2
     break
@@ -141,6 +147,16 @@ while :; do
 done
 {after_stop}exit "$status"
 """
+
+
+def checkpoints_of_run(workdir: str) -> str:
+  """The folder of a run's checkpoints; the workdir and the result are words of the shell."""
+  return f'{workdir}/checkpoints'
+
+
+def checkpoints_of_study(workdir: str) -> str:
+  """Those of all runs of a study."""
+  return f'{workdir}/arms/*/*/checkpoints'
 
 
 def validate_placement(job: Job) -> None:

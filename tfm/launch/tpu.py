@@ -3,7 +3,8 @@
 import shlex
 from collections.abc import Sequence
 
-from tfm.launch.job import BUCKET, Job, Step, restart_loop, validate_placement
+from tfm.errors import require
+from tfm.launch.job import BUCKET, Job, Step, checkpoints_of_run, restart_loop, validate_placement
 
 
 # gcsfuse with folder renames, by which a checkpoint is committed, on a bucket without folders.
@@ -19,6 +20,9 @@ def steps(job: Job) -> list[Step]:
   With --accelerator-type a local loop creates the slice as a queued resource, and creates it again after
   every preemption.
   """
+  require(
+    not job.slices, '--study is for slurm and gke, which run several tasks; tpu launches a run, --config'
+  )
   job.require_options('tpu', 'zone')
   creation_flags = job.flags(*CREATION_OPTIONS)
   if creation_flags:
@@ -35,7 +39,11 @@ def steps(job: Job) -> list[Step]:
   # A SIGTERM may come from the end of the machine; only an end of the command's own counts as finished.
   write_status = f'[ -n "$stopped" ] || echo "$status" > ~/{job.name}.status\n' if creation_flags else ''
   script = '\n'.join(
-    [*mount_lines, *job.setup_lines(), restart_loop(train, workdir, after_stop=write_status)]
+    [
+      *mount_lines,
+      *job.setup_lines(),
+      restart_loop(train, checkpoints_of_run(workdir), after_stop=write_status),
+    ]
   )
   start = f'bash -c {shlex.quote(script)} >> {job.name}.log 2>&1 < /dev/null &'
   if not creation_flags:

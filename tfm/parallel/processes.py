@@ -9,9 +9,10 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -19,7 +20,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from orbax.checkpoint import multihost
 
-from tfm.errors import MachineFailure
+from tfm.errors import INVALID_INPUT_STATUS, MachineFailure
 
 
 AUTO = 'auto'
@@ -28,6 +29,8 @@ PEER_LOST_STATUS = (
 )
 RESUME_HINT = 'steps after the last checkpoint are lost; run the same command in every process to resume'
 HEARTBEAT_TIMEOUT, CONNECT_TIMEOUT = 60, 300  # default seconds
+REFUSAL = 'tfm/refusal'  # what a process has against its input, for the others
+REFUSAL_INTERVAL = 1  # seconds after which they look for one
 EXIT_BARRIER_TIMEOUT = 5  # seconds that a process waits for the error messages of the others before it exits
 MAIN_PROCESS_EXIT_DELAY = (
   1  # seconds by which process 0 exits after the others, which JAX aborts once it is gone
@@ -219,12 +222,15 @@ def abort_all_on_error(name: str, user_errors: tuple[type[Exception], ...]) -> I
   if jax.process_count() == 1:
     yield
     return
-  prefix = f'tfm {name}: process {jax.process_index()} of {jax.process_count()}'
+  process = f'process {jax.process_index()} of {jax.process_count()}'
+  prefix = f'tfm {name}: {process}'
   status = None
-  with _print_if_killed(
-    f'{prefix}: it was killed, or aborted by JAX (see above) because another process of this run is gone'
-    f' or '
-    f'does not respond; {RESUME_HINT}'
+  with (
+    _print_if_killed(
+      f'{prefix}: it was killed, or aborted by JAX (see above) because another process of this run is gone '
+      f'or does not respond; {RESUME_HINT}'
+    ) as cancel,
+    _ended_by_refusals(name, cancel),
   ):
     try:
       yield
@@ -234,8 +240,37 @@ def abort_all_on_error(name: str, user_errors: tuple[type[Exception], ...]) -> I
       if is_failure or os.environ.get('TFM_TRACEBACK'):
         traceback.print_exc()
       print(f'{prefix}: {message}', file=sys.stderr, flush=True)
+  if status == INVALID_INPUT_STATUS:
+    with contextlib.suppress(jax.errors.JaxRuntimeError):  # another one was first
+      multihost.get_jax_distributed_client().key_value_set(REFUSAL, f'{process}: {message}')
   if status is not None:
     _exit_all(status)
+
+
+@contextlib.contextmanager
+def _ended_by_refusals(name: str, cancel: Callable[[], None]) -> Iterator[None]:
+  """Ends this process, in the block, when another one has refused its input: it would wait for that one, and
+  be started again.
+
+  Args:
+    cancel: of `_print_if_killed`.
+  """
+  done = threading.Event()
+
+  def watch():
+    while not done.wait(REFUSAL_INTERVAL):
+      with contextlib.suppress(jax.errors.JaxRuntimeError):  # there is none, or no service any more
+        message = multihost.get_jax_distributed_client().key_value_try_get(REFUSAL)
+        if not done.is_set():
+          print(f'tfm {name}: {message}', file=sys.stderr, flush=True)
+          cancel()
+          _exit_all(INVALID_INPUT_STATUS)
+
+  threading.Thread(target=watch, daemon=True).start()
+  try:
+    yield
+  finally:
+    done.set()
 
 
 def _status_and_message(error: Exception, user_errors: tuple[type[Exception], ...]) -> tuple[int, str]:
@@ -244,7 +279,7 @@ def _status_and_message(error: Exception, user_errors: tuple[type[Exception], ..
     if _is_runtime_error(one) and PEER_LOST_PATTERN.search(message := _single_line(one)):
       return PEER_LOST_STATUS, f'another process of this run is gone ({message[:160]}); {RESUME_HINT}'
   if isinstance(error, user_errors) and not _is_runtime_error(error):
-    return 1 if isinstance(error, MachineFailure) else 2, _single_line(error)
+    return 1 if isinstance(error, MachineFailure) else INVALID_INPUT_STATUS, _single_line(error)
   return 1, f'{type(error).__name__}: {_single_line(error)}'
 
 
@@ -266,15 +301,23 @@ def _single_line(error: BaseException) -> str:
 
 
 @contextlib.contextmanager
-def _print_if_killed(message: str) -> Iterator[None]:
-  """Prints a message if this process dies in the block; JAX's runtime aborts without Python handlers."""
+def _print_if_killed(message: str) -> Iterator[Callable[[], None]]:
+  """Prints a message if this process dies in the block, unless it has called the given function.
+
+  JAX's runtime aborts without Python handlers.
+  """
   watcher = subprocess.Popen(
     ['sh', '-c', 'read -r done || echo "$0" >&2', message], stdin=subprocess.PIPE, start_new_session=True
   )
+
+  def cancel():
+    if watcher.poll() is None:
+      watcher.communicate(b'done\n')
+
   try:
-    yield
+    yield cancel
   finally:
-    watcher.communicate(b'done\n')
+    cancel()
 
 
 def _exit_all(status: int) -> None:
