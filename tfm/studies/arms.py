@@ -23,6 +23,7 @@ from tfm.errors import require, suggest
 from tfm.models import flops
 from tfm.models.trunk import Trunk
 from tfm.objectives.protocol import Prediction
+from tfm.shapes import PyTree
 from tfm.spec import parse
 from tfm.studies import cost_matching
 from tfm.studies.study import STEPS, Study
@@ -221,7 +222,9 @@ def match_arm(
 def quantity_functions(step_seconds: float | None) -> dict[str, Callable[[Experiment], float]]:
   """Functions experiment → quantity of the whole training, by the names of `matching.QUANTITIES`."""
   return dict(
-    parameters=lambda experiment: count_trainable_parameters(experiment, build_model(experiment)),
+    parameters=lambda experiment: count_trainable_parameters(
+      experiment, estimate.abstract_state(experiment, build_model(experiment)).params
+    ),
     flops=lambda experiment: (
       flops.training_flops_per_token(build_model(experiment), experiment.config.data.length)
       * count_training_tokens(experiment)
@@ -256,10 +259,9 @@ def list_validation_metrics(experiment: Experiment) -> list[str]:
   return [*objective.summarize(total, int(tokenizer is not None and tokenizer.is_lossless))]
 
 
-def count_trainable_parameters(experiment: Experiment, model: Trunk) -> int:
+def count_trainable_parameters(experiment: Experiment, params: PyTree) -> int:
   """Number of trainable parameters, without the frozen ones."""
-  params = nn.unbox(estimate.abstract_state(experiment, model).params)
-  paths = jax.tree_util.tree_leaves_with_path(params)
+  paths = jax.tree_util.tree_leaves_with_path(nn.unbox(params))
   return sum(x.size for path, x in paths if experiment.optimizer.is_trainable(path_name(path)))
 
 
@@ -281,7 +283,7 @@ def estimate_arm(
     dict(changes),
     experiment,
     dict(matched),
-    count_trainable_parameters(experiment, model),
+    count_trainable_parameters(experiment, state.params),
     flops.training_flops_per_token(model, config.data.length),
     sum(size for _, size, _ in memory),
   )
