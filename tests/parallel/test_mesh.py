@@ -130,12 +130,43 @@ class TestSlices:
         dict(axis='tensor'),
         "config.slices.axis='tensor' cannot span slices; use 'data' or 'stage'",
       ),
-      (dict(data=8), dict(count=4), 'config.slices.count=4 is not the 2 slices that the devices report'),
     ],
   )
   def test_what_the_slow_network_cannot_carry_is_refused(self, sizes, slices, complaint):
     with pytest.raises(ValueError, match=complaint):
       meshes.make(sizes, CHIPS, **slices)
+
+  @pytest.mark.parametrize(
+    'count, expected',
+    [
+      (-1, [[0, 2, 4, 6], [1, 3, 5, 7]]),
+      (1, [[0, 2, 4, 6, 1, 3, 5, 7]]),
+      (4, [[0, 2], [4, 6], [1, 3], [5, 7]]),
+    ],
+  )
+  def test_of_gpus_the_config_says_where_the_network_is_slow(self, count, expected):
+    """Whatever they report: NVLink may connect hosts, or only half of the GPUs of one."""
+    groups = meshes.group_by_slice([dataclasses.replace(chip, platform='gpu') for chip in CHIPS], count)
+    assert [[chip.id for chip in group] for group in groups] == expected
+
+  def test_of_gpus_any_axis_may_span_hosts_with_a_fast_network(self):
+    mesh = meshes.make(dict(data=1, fsdp=8), CHIPS, count=1)
+    assert [chip.id for chip in mesh.devices.flat] == [0, 2, 4, 6, 1, 3, 5, 7]
+    with pytest.raises(
+      ValueError, match='or config.slices.count=1 for GPUs between which the network is fast'
+    ):
+      meshes.make(dict(data=1, fsdp=8), CHIPS)
+
+  def test_tpus_have_the_slices_that_they_report(self):
+    chips = [dataclasses.replace(chip, platform='tpu') for chip in CHIPS]
+    assert len(meshes.group_by_slice(chips, 2)) == 2
+    for count in (1, 4):
+      with pytest.raises(
+        ValueError, match=f'config.slices.count={count} is not the 2 slices that the devices'
+      ):
+        meshes.group_by_slice(chips, count)
+    with pytest.raises(ValueError, match='the devices report slices of 4, 3 devices, which must be equal'):
+      meshes.group_by_slice(chips[:-1])
 
   @pytest.mark.parametrize('number', [3, 0, -2])
   def test_unequal_groups_are_refused(self, number):

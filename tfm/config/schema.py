@@ -205,7 +205,7 @@ def _fields() -> dict[str, Any]:
     ),
     mesh=dict(data=-1, fsdp=1, tensor=1, sequence=1, expert=1, stage=1),  # -1: all remaining devices
     slices=dict(  # groups of devices with a slow network between them
-      count=-1,  # -1: as reported by the devices (TPUs); others form one slice
+      count=-1,  # -1: as the devices report; of GPUs any number that divides them
       axis='data',  # the only mesh axis across slices: data, stage
     ),
     pipeline=dict(  # for a mesh with stages

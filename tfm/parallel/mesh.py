@@ -1,5 +1,6 @@
 """The device mesh: the size of each axis, and which devices are neighbours."""
 
+import collections
 import math
 from collections.abc import Mapping, Sequence
 
@@ -71,21 +72,31 @@ def group_by_slice(devices: Sequence[jax.Device], count: int = -1) -> list[list[
   """The devices of each slice; the network between slices is slow.
 
   Args:
-    count: number of slices; -1 uses the `slice_index` of the devices, which TPUs have.
+    count: number of slices; -1: as the `slice_index` of the devices says. On TPUs it says which torus a chip
+      is part of, and no other number is possible; on GPUs, which hosts share NVLink or not even that, and any
+      number is.
 
   Raises:
     ValueError: if the devices do not form that many equal slices.
   """
-  slice_indices = sorted({getattr(device, 'slice_index', None) or 0 for device in devices})
-  if count not in (-1, len(slice_indices)) and len(slice_indices) > 1:
+
+  def slice_of(device):
+    return getattr(device, 'slice_index', None) or 0
+
+  reported = collections.Counter(map(slice_of, devices))
+  if devices[0].platform == 'tpu' and len(reported) > 1 and count not in (-1, len(reported)):
     raise ValueError(
-      f'config.slices.count={count} is not the {len(slice_indices)} slices that the devices report; use -1'
+      f'config.slices.count={count} is not the {len(reported)} slices that the devices report; use -1'
     )
+  if count == -1:
+    count = len(reported)
+    if len({*reported.values()}) > 1:
+      raise ValueError(
+        f'the devices report slices of {", ".join(map(str, reported.values()))} devices, which must be equal'
+      )
   validate_slice_count(count, len(devices))
-  if len(slice_indices) > 1:
-    return [[device for device in devices if device.slice_index == index] for index in slice_indices]
-  size = len(devices) // max(count, 1)
-  return [list(devices[i : i + size]) for i in range(0, len(devices), size)]
+  ordered, size = sorted(devices, key=slice_of), len(devices) // count
+  return [ordered[i : i + size] for i in range(0, len(ordered), size)]
 
 
 def validate_slice_count(count: int, devices: int) -> None:
@@ -110,7 +121,8 @@ def validate_slices(sizes: Mapping[str, int], count: int, axis: str) -> None:
   validate_slice_axis(axis)
   if sizes[axis] % count:
     others = [f'config.slices.axis={other!r}' for other in SLOW_NETWORK_AXES if sizes[other] % count == 0]
-    alternatives = ' or '.join([f'config.mesh.{axis}={math.lcm(sizes[axis], count)}', *others])
+    fast = 'config.slices.count=1 for GPUs between which the network is fast'
+    alternatives = ' or '.join([f'config.mesh.{axis}={math.lcm(sizes[axis], count)}', *others, fast])
     raise ValueError(
       f'config.mesh.{axis}={sizes[axis]} is not divisible by {count} slices, which only {axis} may span; '
       f'use {alternatives}'
