@@ -4,6 +4,7 @@
   tfm ablate experiments/position.py --workdir=runs/position --config.training.steps=2000
   tfm ablate experiments/position.py --workdir=/shared/position --slice=0/4     (1/4, 2/4, 3/4 on other
   machines)
+  tfm ablate experiments/position.py --workdir=/shared/position --report    (of what they have trained)
 
 DIR receives report.html, report.md, results.csv, results.json and PNG plots. arms/ARM/seedN are ordinary
 runs, which every other command reads. --config.path=value changes the config of all arms. An arm that fails
