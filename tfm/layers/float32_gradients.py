@@ -28,13 +28,16 @@ def einsum(equation: str, x: Array, w: Array, dtype: jnp.dtype | None = None) ->
   return _einsum(equation, dtype or x.dtype, x, w)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _einsum(equation, dtype, x, w):
+def _multiply(equation, dtype, x, w):
   return jnp.einsum(equation, x, w.astype(x.dtype), preferred_element_type=dtype)
 
 
+_einsum = jax.custom_vjp(_multiply, nondiff_argnums=(0, 1))
+
+
 def _einsum_forward(equation, dtype, x, w):
-  return _einsum(equation, dtype, x, w), (x, w)
+  # Not `_einsum`: policies of rematerialization do not look into a call with its own derivative.
+  return _multiply(equation, dtype, x, w), (x, w)
 
 
 def _einsum_backward(equation, dtype, residuals, dy):
