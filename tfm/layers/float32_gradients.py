@@ -5,7 +5,6 @@ rounded: what is small beside the sum is lost. Here it leaves the product, which
 unrounded.
 """
 
-import functools
 import string
 
 import jax
