@@ -77,8 +77,12 @@ def main(args):
   if not BUCKET.fullmatch(args.workdir):
     validate_workdir(args.workdir)
   require(
-    (args.slices or 0) >= 1 if args.study else args.slices is None,
-    f'--slices={args.slices} must be at least 1 with --study, and is left out with --config',
+    bool(args.study) or args.slices is None,
+    f'--slices={args.slices} divides the arms of a study; leave it out with --config, or use --study',
+  )
+  require(
+    not args.study or (args.slices or 0) >= 1,
+    f'--slices={args.slices or ""} must say into how many tasks --study is divided; use --slices=1 or more',
   )
   if args.study:
     validate_study(args.study, config_words, args.slices)

@@ -106,10 +106,10 @@ class RunDir:
     processes.barrier()
     try:
       wait_until_visible(path)
-      seen = path.read_text(encoding='utf-8')
+      content = path.read_text(encoding='utf-8')
     except FileNotFoundError:
-      seen = 'no config.json'
-    processes.require_equal({f'what --workdir={self.workdir} holds': seen})
+      content = 'no config.json'
+    processes.require_equal({f'what --workdir={self.workdir} holds': content})
 
   @contextlib.contextmanager
   def _open_checkpoints(self) -> Iterator[Checkpoints | None]:
