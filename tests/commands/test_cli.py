@@ -110,7 +110,10 @@ def test_train_evaluate_generate_and_resume_on_own_files(capsys, root, monkeypat
   status, out, _ = tfm(capsys, *evaluate, '--config.model.kernel=chunked')
   assert status == 0 and json.loads(out)['loss'] == pytest.approx(values['loss'], rel=1e-5)
   status, _, err = tfm(capsys, *evaluate, '--config.model.width=64')
-  assert status == 2 and '--config.model.width cannot be set for a trained run; only kernels can' in err
+  assert (
+    status == 2
+    and '--config.model.width cannot be set for a trained run; only kernels and the mesh can' in err
+  )
   status, _, err = tfm(capsys, *evaluate, '--config.model.kernel=splash')
   assert status == 2 and "kernel='splash' of the run cannot be used here: it runs on tpu" in err
   status, out, _ = tfm(

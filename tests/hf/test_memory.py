@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 
-from tfm.hf import checkpoint_tensors
+from tfm.hf import tensor_files
 
 
 WIDTH, HIDDEN, LAYERS, VOCAB = 2048, 8192, 3, 1024  # 0.2 billion parameters
@@ -72,7 +72,8 @@ def write_checkpoint(folder, width, hidden, dtype):
       for name in ('input', 'post_attention'):
         yield f'model.layers.{i}.{name}_layernorm.weight', values(width)
 
-  checkpoint_tensors.save_tensors(folder, iterate_tensors(), max_bytes=150 * MB)
+  names = [name for name, _ in iterate_tensors()]
+  tensor_files.save_tensors(folder, iterate_tensors(), names, max_bytes=150 * MB)
   (folder / 'config.json').write_text(
     json.dumps(
       dict(

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from tfm.hf import checkpoint_tensors
+from tfm.hf import checkpoint_tensors, tensor_files
 from tfm.hf.families.protocol import Part, Weight, drop_axis
 from tfm.parallel import mesh as meshes
 
@@ -114,7 +114,7 @@ def test_mismatches_are_rejected_by_name(weights, shapes, message, tmp_path):
 
 def test_a_checkpoint_of_several_files(tmp_path):
   many = {f'x{i}': X + i for i in range(5)}
-  checkpoint_tensors.save_tensors(tmp_path, many.items(), max_bytes=2 * X.nbytes)
+  tensor_files.save_tensors(tmp_path, many.items(), list(many), max_bytes=2 * X.nbytes)
   assert sorted(path.name for path in tmp_path.iterdir()) == [
     *(f'model-0000{i}-of-00003.safetensors' for i in (1, 2, 3)),
     'model.safetensors.index.json',

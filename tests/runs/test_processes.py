@@ -40,7 +40,7 @@ NOTING = textwrap.dedent("""
       return getattr(self.rows, name)
 
     def __getitem__(self, row):
-      sys.stdout.write(f'{type(self.rows).__name__} {self.number} {row}\\n')
+      sys.__stdout__.write(f'{type(self.rows).__name__} {self.number} {row}\\n')
       return self.rows[row]
 
   plain = pipeline.Batches.__getitem__
@@ -440,7 +440,7 @@ def test_a_missing_process_is_reported(start, tmp_path):
 )
 def test_flags_that_make_no_sense(flags, expected_message):
   with pytest.raises(ValueError, match=expected_message):
-    processes.connect(*flags)
+    processes.connect('train', *flags)
 
 
 def test_alone_all_is_as_ever():

@@ -10,6 +10,8 @@ first, <eos>. ␣ is a space, ↵ a newline, ⇥ a tab, <C3> a byte that is no c
 
 These are the weights by which the mixer multiplies the values, before dropout: after position, bias, mask,
 soft cap and normalizer. Rows of a head with an attention sink sum to less than one.
+
+--config.mesh.fsdp=-1 divides the parameters among all devices, also among those of several processes.
 """
 
 import argparse
@@ -22,21 +24,21 @@ import numpy as np
 
 import tfm.mixers
 from tfm import spec
-from tfm.commands.cli import assign_overrides
+from tfm.commands.cli import add_process_flags, assign_overrides
 from tfm.data.tokenizers.protocol import Tokenizer
 from tfm.decoding import beam, loop
 from tfm.decoding.unroll_layers import unroll_layers
 from tfm.errors import require
 from tfm.evaluation import attention_maps, attention_page, attention_picture
 from tfm.mixers.protocol import Context, Mixer
-from tfm.parallel import sharding
+from tfm.parallel import processes, sharding
 from tfm.runs import load
 from tfm.shapes import Int
 
 
 # Maximum tokens of a text; a larger map does not fit on a screen.
 LONGEST = 512
-OVERRIDES = '--config.'  # --config.model.kernel=NAME
+OVERRIDES = '--config.'  # --config.model.kernel=NAME, --config.mesh.fsdp=N
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -63,6 +65,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
   add('--layers', metavar='N,N,…', help='layers to show, counted from 0 (default: all)')
   add('--heads', metavar='N,N,…', help='heads to show, counted from 0 (default: all)')
   add('--output', metavar='DIR', help='output directory (default: attention in --workdir)')
+  add_process_flags(parser)
 
 
 def main(args: argparse.Namespace) -> None:
@@ -83,7 +86,10 @@ def main(args: argparse.Namespace) -> None:
   labels = {
     name: attention_maps.label_tokens(row, tokenizer_of(loaded, name)) for name, row in tokens.items()
   }
-  maps = attention_maps.compute_maps(loaded.model, loaded.params, inputs, labels, layers, heads)
+  with sharding.context(loaded.mesh, loaded.rules):
+    maps = attention_maps.compute_maps(loaded.model, loaded.params, inputs, labels, layers, heads)
+  if not processes.is_main_process():
+    return  # it writes for all
   folder = pathlib.Path(args.output or pathlib.Path(args.workdir) / 'attention')
   folder.mkdir(parents=True, exist_ok=True)
   title = f'{args.workdir}, step {loaded.step}'

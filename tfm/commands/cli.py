@@ -9,9 +9,13 @@ command's own flags:
              begin with it, such as `--config.path=value`
   study      if the command declares `study`: the study with such overrides in its base config; `file` is
              the path that named it
+
+A command with `add_process_flags` runs in several processes at once, which compute together; the first one
+prints.
 """
 
 import argparse
+import contextlib
 import dataclasses
 import importlib
 import logging
@@ -19,7 +23,7 @@ import os
 import pkgutil
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -32,9 +36,10 @@ from tfm.config.resolve import resolve_config
 from tfm.config.schema import default_config, field_ranges, leaves
 from tfm.data import cache
 from tfm.errors import INVALID_INPUT_STATUS, MachineFailure, abridge, require, suggest
+from tfm.parallel import processes
 from tfm.spec import format_range
 from tfm.studies import study as studies
-from tfm.training.progress_line import print_status
+from tfm.training.progress_line import console, print_status
 
 
 def command_names() -> tuple[str, ...]:
@@ -58,7 +63,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parse_arguments(name, command, rest)
     configure_jax()
     configure_logging()
-    return command.main(args) or 0
+    with joining_processes(name, args):
+      return command.main(args) or 0
   except (ValueError, OSError) as error:
     # Invalid input is reported in one sentence; TFM_TRACEBACK=1 shows where it was raised.
     if os.environ.get('TFM_TRACEBACK'):
@@ -69,6 +75,53 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Writers that fail again while the process ends would bury the sentence.
     threading.excepthook = sys.unraisablehook = lambda _: None
     return 1
+
+
+def add_process_flags(parser: argparse.ArgumentParser) -> None:
+  """Flags by which several processes, each with its own devices, run a command together."""
+  parser.add_argument(
+    '--processes',
+    default='1',
+    metavar='N',
+    help="number of processes; 'auto': from the environment (Slurm, TPU pod, Kubernetes)",
+  )
+  parser.add_argument('--process', type=int, metavar='I', help='index of this process, from 0')
+  parser.add_argument('--coordinator', metavar='HOST:PORT', help='address of process 0')
+  parser.add_argument(
+    '--heartbeat_timeout',
+    type=int,
+    metavar='SECONDS',
+    help='timeout after which a silent process counts as lost and all others exit '
+    f'(default: {processes.HEARTBEAT_TIMEOUT})',
+  )
+  parser.add_argument(
+    '--connect_timeout',
+    type=int,
+    metavar='SECONDS',
+    help=f'timeout for all processes to connect at the start (default: {processes.CONNECT_TIMEOUT})',
+  )
+
+
+@contextlib.contextmanager
+def joining_processes(name: str, args: argparse.Namespace) -> Iterator[None]:
+  """Connects the processes of a command with `add_process_flags`; only the first one prints in the block.
+
+  Raises:
+    ValueError: for inconsistent flags.
+  """
+  if 'processes' not in args:
+    yield
+    return
+  processes.connect(
+    name, args.processes, args.process, args.coordinator, args.heartbeat_timeout, args.connect_timeout
+  )
+  with contextlib.ExitStack() as stack:
+    stack.enter_context(processes.abort_all_on_error(name, (ValueError, OSError)))
+    if not processes.is_main_process():
+      console.quiet = True
+      nowhere = stack.enter_context(open(os.devnull, 'w', encoding='utf-8'))
+      stack.enter_context(contextlib.redirect_stdout(nowhere))
+    yield
 
 
 def format_field(field: tuple[str, Any]) -> str:

@@ -9,7 +9,9 @@
 have `loss`, `accuracy` and `f1`, averaged over classes. Answers have the metrics of their tokens, and
 `exact`, the fraction of texts with only correct answers.
 
---config.model.kernel=auto evaluates with another kernel than that of the training.
+--config.model.kernel=auto evaluates with another kernel than that of the training, --config.mesh.fsdp=-1
+divides the parameters among all devices; the default is the mesh of the training if it fits. Several
+processes evaluate together, as in `tfm train`.
 
 An encoder-decoder also generates a target for every source with config.decoding. The targets are written to
 DIR/hypotheses and compared with the references by each --metric: bleu(lowercase, tokenize),
@@ -31,18 +33,19 @@ import pathlib
 from collections.abc import Sequence
 
 from tfm import spec
-from tfm.commands.cli import assign_overrides
+from tfm.commands.cli import add_process_flags, assign_overrides
 from tfm.commands.inspect import new_table, wide_console
 from tfm.data.progress_bar import track
 from tfm.errors import require
 from tfm.evaluation import length_plot
 from tfm.evaluation.length_extrapolation import PROTOCOLS, LengthRecord
 from tfm.evaluation.text_metrics import METRICS
+from tfm.parallel import processes
 from tfm.runs import load
 
 
 COLUMNS = 'protocol', 'stride', 'length', 'tokens', 'loss', 'perplexity', 'bits_per_byte', 'impossible'
-OVERRIDES = '--config.'  # --config.model.kernel=NAME
+OVERRIDES = '--config.'  # --config.model.kernel=NAME, --config.mesh.fsdp=N
 
 
 def arguments(parser):
@@ -76,6 +79,7 @@ def arguments(parser):
     help='counted tokens of a sliding window (default: half the shortest length)',
   )
   add('--targets', type=int, metavar='N', help='maximum number of predicted tokens (default: 0, all)')
+  add_process_flags(parser)
 
 
 def main(args):
@@ -96,6 +100,8 @@ def main(args):
   if is_encoder_decoder:
     pairs, results = load.translate_split(loaded, args.split)
     hypotheses = dict(track(results, f'translating {args.split}', len(pairs)))
+    if not processes.is_main_process():
+      return  # it writes for all
     rows = [
       dict(source=source, reference=reference, hypothesis=hypotheses[i][0].text, score=hypotheses[i][0].score)
       for i, (source, reference) in enumerate(pairs)
@@ -134,6 +140,8 @@ def evaluate_lengths(args):
   records = load.evaluate_lengths(
     loaded, args.split, sorted({int(word) for word in words}), protocols, args.stride, args.targets or 0
   )
+  if not processes.is_main_process():
+    return  # it writes for all
   trained = loaded.config.data.length
   wide_console().print(make_table(records, trained))
   folder = pathlib.Path(args.workdir)

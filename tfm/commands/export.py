@@ -5,11 +5,18 @@
 
 An imported run is exported as its family; set --family for other runs. The export fails with the first config
 field that the family does not support. The tokenizer of an imported run is copied.
+
+--config.mesh.fsdp=-1 divides the parameters among all devices, also among those of several processes, which
+export together, as in `tfm train`; one tensor at a time is gathered and written.
 """
 
+from tfm.commands.cli import add_process_flags, assign_overrides
 from tfm.hf import convert, from_config
 from tfm.runs import load
 from tfm.training.progress_line import print_status
+
+
+OVERRIDES = '--config.'  # --config.mesh.fsdp=N
 
 
 def arguments(parser):
@@ -22,8 +29,10 @@ def arguments(parser):
     metavar='NAME',
     help=f'one of {", ".join(from_config.load_families())} (default: the family of the import)',
   )
+  add_process_flags(parser)
 
 
 def main(args):
-  message = convert.export_to_hf(load.load(args.workdir, args.step), args.workdir, args.to, args.family)
+  run = load.load(args.workdir, args.step, override=lambda config: assign_overrides(config, args.overrides))
+  message = convert.export_to_hf(run, args.workdir, args.to, args.family)
   print_status(f'{args.to}: {message}')

@@ -10,6 +10,9 @@ continuation of a single prompt is streamed. For an encoder-decoder the prompt i
 predicts a token for each <mask>; sample i has the i-th most likely tokens. Several texts are printed in
 order, each under a line `=== prompt 2 of 3, sample 1 of 4 ===`. A sample depends on its prompt, --seed and
 its number only, not on other prompts.
+
+--config.mesh.fsdp=-1 divides the parameters among all devices, also among those of several processes, which
+generate together, as in `tfm train`.
 """
 
 import argparse
@@ -17,6 +20,7 @@ import contextlib
 import dataclasses
 import itertools
 import json
+import os
 import pathlib
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
@@ -24,7 +28,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tfm import spec
-from tfm.commands.cli import assign_overrides
+from tfm.commands.cli import add_process_flags, assign_overrides
 from tfm.data.progress_bar import track
 from tfm.decoding import beam, fill_mask, loop, streaming_text
 from tfm.decoding.sampling import Sampling
@@ -32,7 +36,7 @@ from tfm.decoding.translate import Translation, translate
 from tfm.decoding.unroll_layers import unroll_layers
 from tfm.errors import require
 from tfm.objectives.masked_lm import MASK
-from tfm.parallel import sharding
+from tfm.parallel import processes, sharding
 from tfm.runs import load
 from tfm.spec import MAX_SIZE
 
@@ -44,7 +48,7 @@ MAX_TOKENS = 256
 # Flags of sampling and of beam search.
 SAMPLING = tuple(field.name for field in dataclasses.fields(Sampling))
 SEARCH = 'beams', 'penalty', 'stopping'
-OVERRIDES = '--config.'  # --config.model.kernel=NAME
+OVERRIDES = '--config.'  # --config.model.kernel=NAME, --config.mesh.fsdp=N
 
 
 def arguments(parser):
@@ -119,6 +123,7 @@ def arguments(parser):
     metavar='N',
     help='texts per prompt; the N best for beam search (default: 1)',
   )
+  add_process_flags(parser)
 
 
 def main(args):
@@ -172,7 +177,8 @@ def main(args):
     else:
       texts = sample_texts(loaded, prompts, args, sampling, is_encoder_decoder)
     del loaded  # frees the scanned parameters after unrolling
-    output = args.output and stack.enter_context(open(args.output, 'w', encoding='utf-8'))
+    file = args.output if processes.is_main_process() else os.devnull
+    output = args.output and stack.enter_context(open(file, 'w', encoding='utf-8'))
     if len(prompts) == args.num_samples == 1 and not output:
       for piece in next(texts).pieces:
         print(piece, end='', flush=True)

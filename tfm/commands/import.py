@@ -6,10 +6,11 @@
 The folder has config.json, model.safetensors (one file, or several with an index) and a tokenizer; a path
 that is no folder is a name on the hub. The run is at step 0; generate, evaluate and attend read it
 immediately. Set config fields outside the model, such as the data for evaluation, with
---config.path.to.field=value.
+--config.path.to.field=value. --config.mesh.fsdp=-1 divides the parameters among all devices, also among those
+of several processes, which import together, as in `tfm train`.
 """
 
-from tfm.commands.cli import assign_overrides
+from tfm.commands.cli import add_process_flags, assign_overrides
 from tfm.hf import convert
 from tfm.training.progress_line import print_status
 
@@ -27,6 +28,7 @@ def arguments(parser):
     help='a published checkpoint, or its name on the hub',
   )
   add('--workdir', required=True, metavar='DIR', help='directory of the new run; must not hold a run')
+  add_process_flags(parser)
 
 
 def main(args):

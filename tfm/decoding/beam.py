@@ -21,6 +21,7 @@ from tfm.decoding.loop import (
 )
 from tfm.mixers.protocol import Context
 from tfm.models.decoder import Decoder
+from tfm.parallel import host_arrays
 from tfm.shapes import Array, Bool, Float, Int, PyTree
 
 
@@ -157,12 +158,12 @@ def search(  # more than six parameters: a model, prompts and the options of one
   search_state = init_beams(state, np.resize(limits, round_up_rows(len(prompts))), max_length)
   while True:
     search_state, is_unfinished = run_steps(model, params, search_state, step_limit, eos, settings)
-    if not is_unfinished:
+    if not host_arrays.fetch(is_unfinished):
       break
     step_limit = min(2 * step_limit, max_length)
     caches = grow_caches(model, search_state.state.caches, rows, round_up(sum(plan.widths) + step_limit, 16))
     search_state = search_state.replace(state=search_state.state.replace(caches=caches))
-  scores, tokens, lengths = jax.device_get((search_state.scores, search_state.ended, search_state.lengths))
+  scores, tokens, lengths = host_arrays.fetch((search_state.scores, search_state.ended, search_state.lengths))
   if np.isnan(scores[: len(prompts)]).any():
     raise ValueError('the logits of the model are NaN; check its parameters')
   return [

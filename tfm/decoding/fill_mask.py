@@ -11,6 +11,7 @@ import numpy as np
 from tfm.decoding.loop import list_position_limits, round_up, round_up_rows
 from tfm.mixers.protocol import Context
 from tfm.models.encoder import Encoder
+from tfm.parallel import host_arrays
 from tfm.shapes import Array, Float, Int, PyTree
 
 
@@ -70,8 +71,8 @@ def _iterate_filled(model, params, rows, mask, best, batch):
       tokens[i, : len(row)], segments[i, : len(row)], places[i, : len(at)] = row, 1, at
     positions = np.broadcast_to(np.arange(length, dtype=np.int32), tokens.shape)
     context = Context(positions, segments, layout='contiguous')
-    scores, predictions = map(
-      np.asarray, predict_masked(model, params, MaskedRows(tokens, context, places), mask, best)
+    scores, predictions = host_arrays.fetch(
+      predict_masked(model, params, MaskedRows(tokens, context, places), mask, best)
     )
     for i, (row, at) in enumerate(zip(part, masked)):
       versions = []

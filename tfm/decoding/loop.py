@@ -20,6 +20,7 @@ from flax import struct
 from tfm.decoding.sampling import Sampling, find_prompt_tokens, row_keys, sample_tokens
 from tfm.mixers.protocol import Context, Memory
 from tfm.models.decoder import Decoder
+from tfm.parallel import host_arrays
 from tfm.parallel.sharding import mesh_axes_of, shard_count
 from tfm.shapes import Array, Bool, Int, PyTree
 
@@ -120,8 +121,9 @@ def generate(  # more than six parameters: a model, prompts and the options of o
     ended = np.zeros(len(prompts), bool)
     for start in range(0, max_tokens, chunk):
       count = min(chunk, max_tokens - start)
-      state, tokens, count = decode_chunk(model, params, state, row_key, sampling, eos, count, chunk)
-      tokens = np.asarray(tokens)[: len(prompts), : int(count)]
+      state, *written = decode_chunk(model, params, state, row_key, sampling, eos, count, chunk)
+      tokens, count = host_arrays.fetch(written)
+      tokens = tokens[: len(prompts), : int(count)]
       if (tokens == model.vocab).any():
         raise ValueError('the logits of the model are NaN; check its parameters')
       new = [row[:0] if end else row[: length_before(row, eos)] for row, end in zip(tokens, ended)]

@@ -13,6 +13,7 @@ from tfm.data.tokenizers.protocol import Tokenizer
 from tfm.mixers.protocol import ATTENTION, Mixer
 from tfm.models.decoder import Decoder
 from tfm.models.stack import Stack
+from tfm.parallel import host_arrays
 from tfm.shapes import Float, PyTree
 
 
@@ -104,7 +105,7 @@ def compute_maps(
     labels: of the tokens of 'text' and 'source'.
     layers, heads: indices to include, if they exist; None: all.
   """
-  maps, sown = [], jax.device_get(compute_attention(model, params, *inputs))
+  maps, sown = [], host_arrays.fetch(compute_attention(model, params, *inputs))
   for kind in list_kinds(model):
     selected = {
       i: {h: x[0, h] for h in range(x.shape[1]) if heads is None or h in heads}

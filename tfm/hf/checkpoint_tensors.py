@@ -13,17 +13,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import safetensors
-import safetensors.numpy
 from jax.sharding import NamedSharding, PartitionSpec
 
 from tfm.errors import parsing, require, suggest
 from tfm.hf.families.protocol import Part, Weight
+from tfm.hf.tensor_files import INDEX, SINGLE_FILE
+from tfm.parallel import host_arrays
 from tfm.shapes import Array, PyTree
 
 
-SINGLE_FILE, INDEX = 'model.safetensors', 'model.safetensors.index.json'
 _log = logging.getLogger(__name__)
-MAX_FILE_BYTES = 5 * 2**30
 PART = 2**20  # numbers that are examined at once, so that no second copy of a tensor is in memory
 # Substrings of tensor names in old checkpoints → the current ones.
 OLD_NAMES = (
@@ -221,36 +220,6 @@ def iterate_tensors(weights: Iterable[Weight], params: PyTree) -> Iterator[tuple
     yield from zip(weight.tensors, convert_to_tensors(weight, lambda path: _get(leaves, path)))
 
 
-def save_tensors(
-  folder: pathlib.Path, tensors: Iterable[tuple[str, np.ndarray]], max_bytes: int = MAX_FILE_BYTES
-) -> None:
-  """Writes `model.safetensors`, or several files of at most `max_bytes` and their index."""
-  shards, size = [{}], 0
-  files = []
-  for name, array in tensors:
-    if size and size + array.nbytes > max_bytes:
-      files.append(_write(folder, f'part-{len(files)}', shards[-1]))
-      shards.append({})
-      size = 0
-      shards[-2] = dict.fromkeys(shards[-2])  # written; releases the arrays
-    shards[-1][name] = np.ascontiguousarray(array)
-    size += array.nbytes
-  if not files:
-    _write(folder, SINGLE_FILE, shards[-1])
-    return
-  files.append(_write(folder, f'part-{len(files)}', shards[-1]))
-  weight_map = {}
-  for i, (file, names) in enumerate(zip(files, shards), start=1):
-    file_name = f'model-{i:05d}-of-{len(files):05d}.safetensors'
-    file.rename(folder / file_name)
-    weight_map |= dict.fromkeys(names, file_name)
-  total = sum(file.stat().st_size for file in folder.glob('model-*.safetensors'))
-  (folder / INDEX).write_text(
-    json.dumps(dict(metadata=dict(total_size=total), weight_map=weight_map), indent=2) + '\n',
-    encoding='utf-8',
-  )
-
-
 def _convert(folder: pathlib.Path, name: str, weight: Weight, arrays: Sequence[np.ndarray]):
   """`convert_to_params`, whose errors name the folder and the tensor."""
   with parsing(folder, f'a checkpoint of this family ({name!r})'):
@@ -325,12 +294,12 @@ def join_path(path) -> str:
 def _place(buffer: Array | None, array: np.ndarray, index: int | None, leaf: jax.ShapeDtypeStruct) -> Array:
   """Places values on their devices and blocks, so that pending transfers do not accumulate in host memory."""
   if index is None:
-    return jax.block_until_ready(jax.device_put(array.astype(leaf.dtype, copy=False), leaf.sharding))
+    return jax.block_until_ready(host_arrays.place(array.astype(leaf.dtype, copy=False), leaf.sharding))
   if buffer is None:
     buffer = _zeros(leaf.shape, leaf.dtype, leaf.sharding)()
   # Transferred before the cast, non-contiguous or 16-bit: no second copy on the host.
   return jax.block_until_ready(
-    _write_layer(buffer, jax.device_put(array, _layer_sharding(leaf.sharding)), index)
+    _write_layer(buffer, host_arrays.place(array, _layer_sharding(leaf.sharding)), index)
   )
 
 
@@ -354,15 +323,10 @@ def _layer_sharding(sharding: jax.sharding.Sharding) -> jax.sharding.Sharding:
 
 def _get(leaves: Mapping[str, Array], path: str) -> np.ndarray:
   path, index = split_layer_index(path)
-  return np.asarray(leaves[path] if index is None else leaves[path][index])
+  return host_arrays.fetch(leaves[path] if index is None else leaves[path][index])
 
 
 def _current_name(name: str) -> str:
   for old, new in OLD_NAMES:
     name = name.replace(old, new)
   return name
-
-
-def _write(folder: pathlib.Path, name: str, tensors: Mapping[str, np.ndarray]) -> pathlib.Path:
-  safetensors.numpy.save_file(dict(tensors), folder / name, metadata={'format': 'pt'})
-  return folder / name

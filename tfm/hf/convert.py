@@ -6,18 +6,21 @@ import pathlib
 import shutil
 from collections.abc import Callable
 
+import jax
 from ml_collections import ConfigDict
 
 from tfm.config.assemble import Experiment
 from tfm.config.difference import list_differences
 from tfm.config.load import to_json
 from tfm.config.resolve import resolve_config
+from tfm.config.schema import default_config
 from tfm.data.tokenizers import marian
 from tfm.errors import require
 from tfm.hf.export import to_pretrained
 from tfm.hf.from_config import load_families
 from tfm.hf.pretrained import Pretrained, from_pretrained, locate_checkpoint
 from tfm.layers.lora import merge_adapters
+from tfm.parallel import processes
 from tfm.runs.load import Run, checkpoint_metadata
 from tfm.spec import parse
 from tfm.training import checkpoint
@@ -46,7 +49,8 @@ def convert_from_hf(
   """Writes a run at step 0 with the parameters and the tokenizer of a published checkpoint.
 
   Args:
-    override: applies the user's config overrides.
+    override: applies the user's config overrides, of which a mesh holds the parameters while they are
+      converted; by default one device does, or all of several processes.
 
   Raises:
     ValueError: as `from_pretrained`; for a folder without a tokenizer, a workdir that holds a run, or an
@@ -54,7 +58,10 @@ def convert_from_hf(
   """
   folder, workdir = locate_checkpoint(path), pathlib.Path(workdir)
   require(not (workdir / 'checkpoints').exists(), f'--workdir={workdir} holds a run; use a new directory')
-  pretrained = from_pretrained(str(folder))
+  requested = override(default_config())
+  is_distributed = jax.process_count() > 1 or requested.mesh != default_config().mesh
+  mesh = requested.mesh.to_dict() if is_distributed else None
+  pretrained = from_pretrained(str(folder), mesh=mesh, slices=requested.slices.to_dict())
   config = pretrained.config.copy_and_resolve_references()
   folder_text = repr(str(folder.absolute()))
   if not config.model.patch:
@@ -74,8 +81,10 @@ def convert_from_hf(
     f'--config.{changes[0] if changes else ""}: the model is fixed by the published checkpoint; '
     'remove this override',
   )
-  workdir.mkdir(parents=True, exist_ok=True)
-  write_atomically(workdir / 'config.json', to_json(config))
+  if processes.is_main_process():
+    workdir.mkdir(parents=True, exist_ok=True)
+    write_atomically(workdir / 'config.json', to_json(config))
+  processes.barrier()  # all have found the directory without a run
   run = dict(
     config=config.to_dict(),
     corpus='',
@@ -127,7 +136,7 @@ def export_to_hf(run: Run, workdir: str, folder: str, family: str | None = None)
   if call.name in ('published', 'marian'):
     source = pathlib.Path(call.args[0])
     files = [name for name in TOKENIZER_FILES if (source / name).exists()]
-    for name in files:
+    for name in files if processes.is_main_process() else ():
       shutil.copy(source / name, folder)
     message += (
       f', and its tokenizer: {", ".join(files)}'

@@ -2,6 +2,7 @@
 the same model.
 """
 
+import collections
 import dataclasses
 import functools
 import inspect
@@ -20,11 +21,12 @@ from tfm.config.difference import list_differences
 from tfm.config.overlay import assign
 from tfm.config.schema import default_config, leaves, parts
 from tfm.errors import require, suggest
-from tfm.hf import checkpoint_tensors
+from tfm.hf import checkpoint_tensors, tensor_files
 from tfm.hf.families._field_converters import format_spec
 from tfm.hf.families.protocol import Family
 from tfm.hf.from_config import build_model, config_from_hf, load_families
 from tfm.mixers.protocol import Mixer
+from tfm.parallel import processes
 from tfm.positions.protocol import Position
 from tfm.shapes import PyTree
 from tfm.spec import parse
@@ -84,13 +86,17 @@ def to_pretrained(  # more than six parameters: the last four describe the vocab
     flat['classes'] = objective.args[0] if objective.args else objective.kwargs['classes']
   fields = family.write(output, _MissingAsNone(flat))
   validate_round_trip(config, family, fields, vocab, source_vocab)
+  weights, constants = list(family.weights(config)), dict(family.constants(config))
+  stored = checkpoint_tensors.iterate_tensors(weights, trim_vocabulary(params, vocab, source_vocab))
+  tensors = itertools.chain(stored, constants.items())
+  if not processes.is_main_process():
+    collections.deque(tensors, maxlen=0)  # the main process writes what all gather
+    return
   folder = pathlib.Path(folder)
   folder.mkdir(parents=True, exist_ok=True)
   (folder / 'config.json').write_text(json.dumps(fields, indent=2) + '\n', encoding='utf-8')
-  stored = checkpoint_tensors.iterate_tensors(
-    family.weights(config), trim_vocabulary(params, vocab, source_vocab)
-  )
-  checkpoint_tensors.save_tensors(folder, itertools.chain(stored, family.constants(config)))
+  names = [name for weight in weights for name in weight.tensors]
+  tensor_files.save_tensors(folder, tensors, [*names, *constants])
 
 
 class _MissingAsNone(dict):

@@ -24,8 +24,8 @@ from tfm.hf.forward import FORWARD, INPUT_CONDITIONS, INPUT_NAMES, Inputs
 from tfm.hf.from_config import build_model, config_from_hf, find_family
 from tfm.mixers.protocol import Context
 from tfm.models.trunk import Trunk
+from tfm.parallel import host_arrays, sharding
 from tfm.parallel import mesh as meshes
-from tfm.parallel import sharding
 from tfm.shapes import Array, PyTree
 from tfm.training import checkpoint
 from tfm.training import state as states
@@ -129,7 +129,7 @@ class Pretrained:
       )
     with sharding.context(self.mesh, self.rules):
       arrays = Inputs(inputs, context, token_type_ids, decoder_input_ids)
-      return np.asarray(FORWARD[kind](model, self.params, self.output, arrays))
+      return host_arrays.fetch(FORWARD[kind](model, self.params, self.output, arrays))
 
   def generate(  # more than six parameters: those of the published method
     self,
@@ -305,13 +305,17 @@ def validate_positions(model: Trunk, context: Context) -> None:
   require(last < limit, f'input_ids reach position {last}; the model has {limit} positions, use shorter rows')
 
 
-def from_pretrained(path: str, dtype: str = 'float32', mesh: dict[str, int] | None = None) -> Pretrained:
+def from_pretrained(
+  path: str, dtype: str = 'float32', mesh: dict[str, int] | None = None, slices: dict[str, Any] = {}
+) -> Pretrained:
   """Loads a published checkpoint with config.json and model.safetensors (one file, or several with an index).
 
   Args:
     path: a local folder, or a name on the hub, which `huggingface_hub` downloads.
     dtype: of parameters and computation: float32, bfloat16, float16.
-    mesh: axis → number of devices, as in config.mesh; None: a single device.
+    mesh: axis → number of devices, as in config.mesh; None: a single device. Each process reads every tensor,
+      one at a time, and its devices hold their parts.
+    slices: as in config.slices.
 
   Raises:
     ValueError: for a path without a checkpoint, and an unsupported family, class, field or tensor, by name.
@@ -330,7 +334,7 @@ def from_pretrained(path: str, dtype: str = 'float32', mesh: dict[str, int] | No
   config.model.dtype = dtype
   with parsing(folder / 'config.json', kind):
     model = build_model(config, vocab, source_vocab)
-  device_mesh = meshes.make(mesh) if mesh else meshes.make(dict(data=1), jax.devices()[:1])
+  device_mesh = meshes.make(mesh, **slices) if mesh else meshes.make(dict(data=1), jax.devices()[:1])
   rules = sharding.parse_rules(config.rules)
   boxed = jax.eval_shape(
     lambda key: states.init_params(model, key, 1, min(config.data.length, 16)), jax.random.key(0)

@@ -43,7 +43,8 @@ PEER_LOST_PATTERN = re.compile(
 _barriers = itertools.count()
 
 
-def connect(
+def connect(  # more than six parameters: the flags of a command
+  name: str,
   count: str,
   index: int | None,
   coordinator: str | None,
@@ -53,12 +54,13 @@ def connect(
   """Makes this process one of `count`; call it before any use of devices.
 
   Args:
+    name: the command, for messages.
     count: number of processes; 'auto' for what `jax.distributed.initialize` detects (Slurm, a TPU pod,
       Kubernetes, Open MPI); '1' connects to none.
     index, coordinator: this process's number, and HOST:PORT of process 0; for a count above 1.
-    heartbeat: seconds without a sign of life after which a process counts as dead, and all end; None:
-      HEARTBEAT.
-    gathering: seconds to wait for all processes to come; None: GATHERING.
+    heartbeat_timeout: seconds without a sign of life after which a process counts as dead, and all end; None:
+      HEARTBEAT_TIMEOUT.
+    connect_timeout: seconds to wait for all processes to connect; None: CONNECT_TIMEOUT.
 
   Raises:
     ValueError: for inconsistent values, or if `auto` detects nothing.
@@ -100,7 +102,7 @@ def connect(
       cluster_detection_method='deactivate',
     )
   )
-  prefix = 'tfm train' + (f': process {index} of {count}' if initialize_fields else '')
+  prefix = f'tfm {name}' + (f': process {index} of {count}' if initialize_fields else '')
   hint = (
     ', each with its own --process, and reach the same --coordinator, a free port of process 0'
     if initialize_fields

@@ -8,7 +8,6 @@ from typing import Any
 
 import flax.linen as nn
 import jax
-import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
@@ -22,9 +21,8 @@ from tfm.data.tokenizers.protocol import load as load_tokenizer
 from tfm.errors import require
 from tfm.layers.lora import SCALE, merge_adapters
 from tfm.models.trunk import Trunk
-from tfm.parallel import mesh as meshes
 from tfm.parallel import sharding
-from tfm.shapes import PyTree
+from tfm.shapes import Array, PyTree
 from tfm.training import checkpoint
 from tfm.training import state as states
 from tfm.training.gradient_transforms import path_name
@@ -60,52 +58,45 @@ class PretrainedRun:
   others are read from the pretrained run each time.
 
   Attributes:
-    params: path → array on the host.
+    shapes: path → shape and dtype of a parameter.
+    restore: (mesh, rules) → path → parameter, each under its sharding on that mesh.
     workdir: the directory of the run.
     tokenizer, source_tokenizer: those it was trained with.
     published: the metadata of `tfm import`, or None.
   """
 
-  params: Mapping[str, np.ndarray]
+  shapes: Mapping[str, jax.ShapeDtypeStruct]
+  restore: Callable[[Mesh, sharding.Rules], Mapping[str, Array]]
   workdir: str
   tokenizer: Tokenizer | None
   source_tokenizer: Tokenizer | None
   published: Mapping[str, Any] | None
 
-  def merge_pretrained(self, params: PyTree, is_trainable: Callable[[str], bool]) -> PyTree:
-    """Initial parameters, replaced by the pretrained ones of the same path; prints which have no counterpart.
+  def report_differences(self, params: PyTree, is_trainable: Callable[[str], bool]) -> None:
+    """Prints which parameters of a model this run lacks, and which of its own the model has not.
 
     Args:
+      params: of the model, or their shapes.
       is_trainable: path → whether the parameter is trained.
 
     Raises:
       ValueError: for a parameter of another shape, unless it belongs to a head, or for a new one that is
         frozen.
     """
-    new, unused = [], set(self.params)
-
-    def merge(path, leaf):
-      name = path_name(path)
-      unused.discard(name)
-      if self.has_param(name, leaf):
-        return jax.device_put(self.params[name].astype(leaf.dtype), leaf.sharding)
-      new.append(name)
+    leaves = {path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
+    new = [name for name, leaf in leaves.items() if not self.has_param(name, leaf)]
+    for name in new:
       require(
         is_trainable(name) or name.endswith(SCALE),
         f'config.optimizer.frozen freezes {name}, which {self.workdir} does not have, so it would keep its '
-        'random '
-        'initial values; exclude it from config.optimizer.frozen',
+        'random initial values; exclude it from config.optimizer.frozen',
       )
-      return leaf
-
-    merged_params = jax.tree_util.tree_map_with_path(merge, params)
     for names, meaning in (
       (new, f'parameters that are new, because {self.workdir} lacks them'),
-      (unused, f'parameters of {self.workdir} that are not used'),
+      (self.shapes.keys() - leaves.keys(), f'parameters of {self.workdir} that are not used'),
     ):
       if names:
         print_status(f'{meaning}: {", ".join(sorted(names))}')
-    return merged_params
 
   def has_param(self, name: str, leaf: Any) -> bool:
     """Whether the pretrained run has a parameter of this path and shape.
@@ -113,7 +104,7 @@ class PretrainedRun:
     Raises:
       ValueError: if it has one of another shape that does not belong to a head.
     """
-    pretrained = self.params.get(name)
+    pretrained = self.shapes.get(name)
     same_shape = pretrained is not None and pretrained.shape == leaf.shape
     require(
       pretrained is None or same_shape or name.split('/')[0] in HEADS,
@@ -123,8 +114,12 @@ class PretrainedRun:
     )
     return same_shape
 
+  def drop_pretrained(self, state: State) -> State:
+    """A state without the parameters that the pretrained run has."""
+    return self.drop_frozen(state, is_trainable=lambda name: False)
+
   def drop_frozen(self, state: State, is_trainable: Callable[[str], bool]) -> State:
-    """A state without the parameters that are read from the pretrained run."""
+    """A state without the parameters that are read from the pretrained run each time."""
     return state.replace(params=self.drop_frozen_params(state.params, is_trainable))
 
   def drop_frozen_params(
@@ -141,25 +136,23 @@ class PretrainedRun:
         remaining[name] = leaf
     return remaining
 
-  def add_frozen(self, state: State, target: State) -> State:
-    """A state with the missing parameters read from the pretrained run, under the shardings of `target`."""
-    return state.replace(params=self.add_frozen_params(state.params, target.params))
 
-  def add_frozen_params(self, params: PyTree, target: PyTree, prefix: str = '') -> PyTree:
-    """Parameters in the structure of `target`; those missing from `params` are the pretrained run's."""
+def fill_params(params: PyTree, target: PyTree, pretrained: Mapping[str, Array], prefix: str = '') -> PyTree:
+  """Parameters in the structure, dtypes and shardings of `target`; those missing from `params` are the
+  pretrained ones of the same path."""
 
-    def fill(name, leaf):
-      if isinstance(leaf, Mapping):
-        return self.add_frozen_params(params.get(name, {}), leaf, f'{prefix}{name}/')
-      if name in params:
-        return params[name]
-      return jax.device_put(self.params[f'{prefix}{name}'].astype(leaf.dtype), leaf.sharding)
+  def fill(name, leaf):
+    if isinstance(leaf, Mapping):
+      return fill_params(params.get(name, {}), leaf, pretrained, f'{prefix}{name}/')
+    if name in params:
+      return params[name]
+    return jax.device_put(pretrained[f'{prefix}{name}'].astype(leaf.dtype), leaf.sharding)
 
-    return {name: fill(name, leaf) for name, leaf in target.items()}
+  return {name: fill(name, leaf) for name, leaf in target.items()}
 
 
 def load_pretrained(config: ConfigDict) -> PretrainedRun:
-  """Loads the run that config.init_from names.
+  """Opens the run that config.init_from names; no parameter is read yet.
 
   Raises:
     ValueError: if there is no such run, or if its model or tokenizer differs from the config's.
@@ -172,23 +165,37 @@ def load_pretrained(config: ConfigDict) -> PretrainedRun:
   with contextlib.closing(checkpoint.Checkpoints(workdir)) as checkpoints:
     step = checkpoints.find_step('last')
     metadata = checkpoints.read_metadata(step)
-    experiment = Experiment(resolve_config(complete(metadata['config'])))
-    for line in list_differences(experiment.config.to_dict(), config.to_dict()):
-      path = line.partition(':')[0]
-      is_fixed = path.startswith('model.') and path.split('.')[1] not in MAY_DIFFER
-      require(
-        not is_fixed and path not in ('data.tokenizer', 'data.source_tokenizer'),
-        f'config.init_from={config.init_from!r} is of another model: {line}; use the value in its '
-        'config.json',
-      )
-    tokenizers = load_tokenizers(metadata)
-    mesh = meshes.make(dict(data=1), jax.local_devices()[:1])
-    params = merge_adapters(
-      restore_params(checkpoints, step, experiment, build_model(experiment, *tokenizers), mesh)
+    checkpoints.require_intact(step, 'params')
+  experiment = Experiment(resolve_config(complete(metadata['config'])))
+  for line in list_differences(experiment.config.to_dict(), config.to_dict()):
+    path = line.partition(':')[0]
+    is_fixed = path.startswith('model.') and path.split('.')[1] not in MAY_DIFFER
+    require(
+      not is_fixed and path not in ('data.tokenizer', 'data.source_tokenizer'),
+      f'config.init_from={config.init_from!r} is of another model: {line}; use the value in its config.json',
     )
-  host_params = jax.device_get(params)
-  by_path = {path_name(path): x for path, x in jax.tree_util.tree_leaves_with_path(host_params)}
-  return PretrainedRun(by_path, config.init_from, *tokenizers, metadata.get('published'))
+  tokenizers = load_tokenizers(metadata)
+  model = build_model(experiment, *tokenizers)
+
+  def restore(mesh, rules):
+    with contextlib.closing(checkpoint.Checkpoints(workdir)) as checkpoints:
+      params = restore_params(checkpoints, step, experiment, model, mesh, rules)
+    return leaves_by_path(merge_adapters(params))
+
+  shapes = jax.eval_shape(merge_adapters, nn.unbox(abstract_params(experiment, model)))
+  published = metadata.get('published')
+  return PretrainedRun(leaves_by_path(shapes), restore, config.init_from, *tokenizers, published)
+
+
+def leaves_by_path(tree: PyTree) -> dict[str, Any]:
+  """Path → leaf."""
+  return {path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+def abstract_params(experiment: Experiment, model: Trunk) -> PyTree:
+  """The shapes of an experiment's parameters, adapters included, boxed with their logical axes."""
+  length, lora = experiment.config.data.length, experiment.lora
+  return jax.eval_shape(lambda key: states.init_params(model, key, 1, length, lora), jax.random.key(0))
 
 
 def restore_params(
@@ -197,26 +204,24 @@ def restore_params(
   experiment: Experiment,
   model: Trunk,
   mesh: Mesh,
+  rules: sharding.Rules,
   average: int = 1,
 ) -> PyTree:
-  """All parameters of a run: the mean of its last `average` checkpoints up to a step, and the frozen ones of
-  config.init_from.
+  """All parameters of a run, each read under its sharding: the mean of its last `average` checkpoints up to a
+  step, and the frozen ones of config.init_from.
 
   Raises:
-    ValueError: for fewer checkpoints, and if the run of config.init_from is missing or differs.
+    ValueError: for fewer checkpoints, if the mesh does not divide a parameter, and if the run of
+      config.init_from is missing or differs.
   """
-  config, lora = experiment.config, experiment.lora
-  boxed = jax.eval_shape(
-    lambda key: states.init_params(model, key, 1, config.data.length, lora), jax.random.key(0)
-  )
-  target = checkpoint.restore_target(nn.unbox(boxed), sharding.named_shardings(boxed, mesh, experiment.rules))
+  config, boxed = experiment.config, abstract_params(experiment, model)
+  target = checkpoint.restore_target(nn.unbox(boxed), sharding.named_shardings(boxed, mesh, rules))
   if not (config.init_from and experiment.frozen_pattern):
     return checkpoints.restore_averaged_params(step, average, target)
   pretrained = load_pretrained(config)
   saved_target = pretrained.drop_frozen_params(target, experiment.optimizer.is_trainable)
-  return pretrained.add_frozen_params(
-    checkpoints.restore_averaged_params(step, average, saved_target), target
-  )
+  saved = checkpoints.restore_averaged_params(step, average, saved_target)
+  return fill_params(saved, target, pretrained.restore(mesh, rules))
 
 
 def load_tokenizers(metadata: Mapping[str, Any]) -> tuple[Tokenizer | None, Tokenizer | None]:

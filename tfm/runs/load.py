@@ -32,13 +32,17 @@ from tfm.evaluation.evaluate_split import ByteCounter, measure
 from tfm.kernels.protocol import Kernel
 from tfm.models.trunk import Trunk
 from tfm.parallel import mesh as meshes
-from tfm.parallel import sharding
+from tfm.parallel import processes, sharding
 from tfm.parallel.mesh import current_platform
-from tfm.runs.init_from import build_model, load_tokenizers, restore_params
+from tfm.runs.init_from import abstract_params, build_model, load_tokenizers, restore_params
 from tfm.shapes import PyTree
 from tfm.training import checkpoint
 from tfm.training.progress_line import print_status
 from tfm.training.step import evaluation_step
+
+
+# Fields that may differ when a trained run is read, besides kernels.
+MESH_FIELDS = 'mesh.', 'slices.', 'rules.'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,11 +84,14 @@ def load(
 
   Args:
     average: number of checkpoints up to that one to average; None for config.decoding.average_checkpoints.
-    override: config of the run → config to use; it may change the kernels alone.
+    override: config of the run → config to use; it may change the kernels, the mesh and its rules alone.
+
+  The parameters are read into their shardings on the mesh: one that `override` sets, or that of the run if
+  it is of the devices here, or else `data=-1`, which replicates them, as a notice says.
 
   Raises:
-    ValueError: if there is no run or no such checkpoint, if a kernel of the config is not available here, or
-      for another override.
+    ValueError: if there is no run or no such checkpoint, if a kernel of the config is not available here, if
+      the mesh is not one of the devices here, or for another override.
   """
   workdir = pathlib.Path(workdir)
   require((workdir / 'checkpoints').is_dir(), f'--workdir={workdir} holds no run; tfm train makes one')
@@ -93,13 +100,14 @@ def load(
   metadata = checkpoints.read_metadata(number)
   config = resolve_config(complete(metadata['config']))
   tokenizer, source_tokenizer = load_tokenizers(metadata)
-  # The run is read on the devices at hand, so the training mesh does not apply.
-  config = override_kernels(config, override)
-  experiment, mesh = Experiment(config), meshes.make(dict(data=-1))
+  trained, config = config, override_config(config, override)
+  experiment, mesh = Experiment(config), make_mesh(trained, config)
   model = build_model(experiment, tokenizer, source_tokenizer)
   average = config.decoding.average_checkpoints if average is None else average
   require(average >= 1, f'--average={average} must be at least 1')
-  params = restore_params(checkpoints, number, experiment, model, mesh, average)
+  boxed = abstract_params(experiment, model)
+  sharding.validate_divisibility(boxed, mesh, experiment.rules)
+  params = restore_params(checkpoints, number, experiment, model, mesh, experiment.rules, average)
   checkpoints.close()
   return Run(
     experiment=experiment,
@@ -114,8 +122,8 @@ def load(
   )
 
 
-def override_kernels(config: ConfigDict, override: Callable[[ConfigDict], ConfigDict]) -> ConfigDict:
-  """The config with other kernels.
+def override_config(config: ConfigDict, override: Callable[[ConfigDict], ConfigDict]) -> ConfigDict:
+  """The config with other kernels, or another mesh or rules.
 
   Raises:
     ValueError: if another field changes, or a kernel is not available on this platform.
@@ -124,9 +132,9 @@ def override_kernels(config: ConfigDict, override: Callable[[ConfigDict], Config
   for line in list_differences(config.to_dict(), changed.to_dict()):
     field = line.partition(':')[0]
     require(
-      field.endswith('.kernel'),
-      f'--config.{field} cannot be set for a trained run; only kernels can, such as '
-      '--config.model.kernel=auto',
+      field.endswith('.kernel') or field.startswith(MESH_FIELDS),
+      f'--config.{field} cannot be set for a trained run; only kernels and the mesh can, such as '
+      '--config.model.kernel=auto or --config.mesh.fsdp=-1',
     )
   for where, part in parts(changed).items():
     kernel = build_field(f'{where}.kernel', spec.build, part.kernel, tfm.kernels, Kernel)
@@ -137,6 +145,33 @@ def override_kernels(config: ConfigDict, override: Callable[[ConfigDict], Config
       f'add --config.{where}.kernel=auto',
     )
   return changed
+
+
+def make_mesh(trained: ConfigDict, config: ConfigDict) -> Mesh:
+  """The mesh for reading a run: that of its config if it is of the devices here, or if it was set for them.
+
+  Args:
+    trained, config: the config of the run, and the same with overrides.
+
+  Raises:
+    ValueError: for a mesh that was set and is not one of the devices here, or has pipeline stages.
+  """
+  is_set = any(trained[name] != config[name] for name in ('mesh', 'slices'))
+  try:
+    mesh = meshes.from_config(config)
+    require(
+      mesh.shape['stage'] == 1,
+      f'config.mesh.stage={mesh.shape["stage"]}: only training has pipeline stages; use config.mesh.fsdp',
+    )
+    return mesh
+  except ValueError as error:
+    if is_set:
+      raise
+    print_status(
+      f'the mesh of the training does not apply here ({error}): every device holds all parameters; set '
+      '--config.mesh, such as --config.mesh.fsdp=-1, to divide them'
+    )
+    return meshes.make(dict(data=-1))
 
 
 def checkpoint_metadata(workdir: str, step: str = 'last') -> dict[str, Any]:
@@ -154,6 +189,8 @@ def evaluate(run: Run, split: str) -> dict[str, float]:
     ValueError: if the source has no such split.
   """
   data = open_evaluation_data(run)
+  with processes.main_process_first():
+    data.tokens(split)
   with sharding.context(run.mesh, run.rules):
     where = sharding.batch_sharding(run.mesh, run.rules)
     return build_evaluate_fn(run.experiment, run.model, data, where, split, batches=0)(run.params)
@@ -213,9 +250,10 @@ def open_evaluation_data(run: Run) -> TextData | ImageData:
 
 def open_data(run: Run) -> TextData | ImageData:
   """Opens the data of a run's config with the run's tokenizers."""
-  return pipeline.open_data(
-    run.experiment.source, base_tokenizer(run.tokenizer), cache.directory(), run.source_tokenizer
-  )
+  with processes.main_process_first():
+    return pipeline.open_data(
+      run.experiment.source, base_tokenizer(run.tokenizer), cache.directory(), run.source_tokenizer
+    )
 
 
 def translate_split(

@@ -28,7 +28,7 @@ from tfm.models import flops
 from tfm.models.trunk import Trunk
 from tfm.parallel import chip_specs, processes, sharding
 from tfm.parallel import mesh as meshes
-from tfm.runs.init_from import PretrainedRun, build_model, load_pretrained, load_tokenizers
+from tfm.runs.init_from import PretrainedRun, build_model, fill_params, load_pretrained, load_tokenizers
 from tfm.runs.load import build_evaluate_fn
 from tfm.runs.lock import lock_workdir
 from tfm.runs.log_file import describe_run, log_to_file
@@ -293,13 +293,11 @@ def restore(prepared: Prepared, sharded: Sharded, stores: Stores) -> list[State]
   )
   target = restore_target(nn.unbox(sharded.abstract_state), sharded.shardings)
 
-  def restore_run(checkpoints):
-    if not pretrained:
-      return checkpoints.restore_state(resume.step, target)
-    saved = checkpoints.restore_state(resume.step, pretrained.drop_frozen(target, is_trainable))
-    return pretrained.add_frozen(saved, target)
-
-  restored = [restore_run(one) for one in ([stores.local] if resume.from_local else stores.runs)]
+  saved_target = pretrained.drop_frozen(target, is_trainable) if pretrained else target
+  sources = [stores.local] if resume.from_local else stores.runs
+  restored = [checkpoints.restore_state(resume.step, saved_target) for checkpoints in sources]
+  if pretrained:
+    restored = add_pretrained(restored, pretrained, target, sharded)
   for checkpoints, iterator, metadata in zip(stores.runs, sharded.iterators, resume.metadata):
     iterator.set_state(metadata['data'])
     checkpoints.delete_after(resume.step)
@@ -309,15 +307,29 @@ def restore(prepared: Prepared, sharded: Sharded, stores: Stores) -> list[State]
 
 
 def initialize(prepared: Prepared, sharded: Sharded) -> list[State]:
-  """The state of each run before its first step, with the parameters of config.init_from."""
+  """The state of each run before its first step; only what config.init_from lacks is initialized."""
+  pretrained = prepared.pretrained
+  target = restore_target(nn.unbox(sharded.abstract_state), sharded.shardings)
   seeds = [run_dir.config.seed for run_dir in prepared.run_dirs]
-  initial = states.init_states(prepared.init, seeds, sharded.shardings, sharded.runs.mesh, sharded.rules)
-  if pretrained := prepared.pretrained:
-    is_trainable = prepared.experiment.optimizer.is_trainable
-    initial = [
-      state.replace(params=pretrained.merge_pretrained(state.params, is_trainable)) for state in initial
-    ]
-  return initial
+  if not pretrained:
+    return states.init_states(prepared.init, seeds, sharded.shardings, sharded.runs.mesh, sharded.rules)
+  pretrained.report_differences(target.params, prepared.experiment.optimizer.is_trainable)
+  initial = states.init_states(
+    lambda key: pretrained.drop_pretrained(nn.unbox(prepared.init(key))),
+    seeds,
+    jax.tree.map(lambda leaf: leaf.sharding, pretrained.drop_pretrained(target)),
+    sharded.runs.mesh,
+    sharded.rules,
+  )
+  return add_pretrained(initial, pretrained, target, sharded)
+
+
+def add_pretrained(
+  partial: Sequence[State], pretrained: PretrainedRun, target: State, sharded: Sharded
+) -> list[State]:
+  """The states, whose missing parameters are read from config.init_from."""
+  params = pretrained.restore(sharded.runs.mesh, sharded.rules)
+  return [state.replace(params=fill_params(state.params, target.params, params)) for state in partial]
 
 
 def open_report(prepared: Prepared, sharded: Sharded, stack: contextlib.ExitStack) -> Report:
