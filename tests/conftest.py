@@ -74,8 +74,8 @@ def pytest_collection_modifyitems(items):
 
 def sample_cases(items):
   """Of the cases of a test marked `sampled(n)`, `make test` runs n, spread evenly over those that are not
-  marked slow, and all that name a changed variant; `make test-slow` runs a third of the others, another third
-  every day; `make test-all` all.
+  marked slow, and all that name a changed variant; `make test-slow` runs a seventh of the others, another one
+  each day of the week; `make test-all` all.
   """
   grids = collections.defaultdict(list)
   for item in items:
@@ -88,7 +88,7 @@ def sample_cases(items):
     chosen = {quick[i * len(quick) // number] for i in range(number)}
     chosen |= {case for case in cases if changed & set(re.findall(r'\w+', case.name))}
     for i, case in enumerate(case for case in cases if case not in chosen):
-      case.add_marker('slow' if i % 3 == day % 3 else 'exhaustive')
+      case.add_marker('slow' if i % 7 == day % 7 else 'exhaustive')
 
 
 def changed_modules():
