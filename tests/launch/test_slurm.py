@@ -11,8 +11,12 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
+from tests.commands.test_import import GPT2
+from tests.runs.test_processes import OTHER_DEVICES, TAKING_TURNS, assert_same_run
 from tfm.commands import cli
 from tfm.training import metrics
 
@@ -35,6 +39,8 @@ SlurmdPidFile={folder}/slurmd.pid
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 SelectType=select/cons_tres
+# A node may say that it has more cores than it has.
+SlurmdParameters=config_overrides
 SelectTypeParameters=CR_Core
 MpiDefault=none
 ReturnToService=2
@@ -66,7 +72,11 @@ def slurm(tmp_path, monkeypatch):
   (folder / 'munge.key').write_bytes(os.urandom(1024))
   (folder / 'munge.key').chmod(0o400)
   text = CONF.format(
-    host=socket.gethostname(), port=free_port(), daemon_port=free_port(), folder=folder, cpus=os.cpu_count()
+    host=socket.gethostname(),
+    port=free_port(),
+    daemon_port=free_port(),
+    folder=folder,
+    cpus=max(4, os.cpu_count()),
   )
   (folder / 'slurm.conf').write_text(text)
   monkeypatch.setenv('SLURM_CONF', str(folder / 'slurm.conf'))
@@ -106,11 +116,13 @@ def wait_until(condition, seconds, describe):
     time.sleep(0.1)
 
 
-def install(folder, root, monkeypatch):
-  """Puts a `tfm` on the PATH that is this checkout's."""
+def install(folder, root, monkeypatch, before=''):
+  """Puts a `tfm` on the PATH that is this checkout's; it runs the code `before` first."""
   (folder / 'bin').mkdir()
   program = folder / 'bin' / 'tfm'
-  program.write_text(f'#!/bin/sh\nexec {sys.executable} -m tfm "$@"\n')
+  code = f'{before}\nimport sys\nfrom tfm.commands import cli\nsys.exit(cli.main(sys.argv[1:]))\n'
+  (folder / 'main.py').write_text(code)
+  program.write_text(f'#!/bin/sh\nexec {sys.executable} {folder}/main.py "$@"\n')
   program.chmod(0o755)
   monkeypatch.setenv('PATH', f'{program.parent}:{os.environ["PATH"]}')
   monkeypatch.setenv('PYTHONPATH', str(root))
@@ -155,6 +167,82 @@ def get_config(arg=''):
   wait_until(lambda: 'JobState=COMPLETED' in run('scontrol', 'show', 'job', job), 240, describe)
   assert steps() == list(range(1, 61)), describe()
   assert 'devices: 2 processes' in (workdir / 'log.txt').read_text()
+
+
+@pytest.mark.slow
+def test_tasks_of_tiles_are_requeued_resumed_by_fewer_evaluated_and_exported(
+  slurm, book, tmp_path, root, monkeypatch, capsys
+):
+  """Four tasks, whose devices take turns in the mesh as those of tiles of a torus do, stopped twice by Slurm
+  and requeued; two train on, four evaluate, two export: all as one process that nothing stops."""
+  config = dict(
+    data=dict(source=f'text({str(book)!r})', length=32),
+    model=dict(layers=2, width=32, heads=4, **{name.removeprefix('model.'): x for name, x in GPT2.items()}),
+    optimizer=dict(warmup=2),
+    mesh=dict(fsdp=2),
+    training=dict(steps=120, batch_size=8, log_every=1, evaluate_every=40, evaluation_batches=2),
+  )
+  (tmp_path / 'small.py').write_text(f'def get_config(arg=""):\n  return {config!r}\n')
+  install(tmp_path, root, monkeypatch, TAKING_TURNS)
+  monkeypatch.setenv('XLA_FLAGS', f'{os.environ["XLA_FLAGS"]} --xla_force_host_platform_device_count=2')
+  workdir, log = tmp_path / 'run', tmp_path / 'job.log'
+
+  def submit(tasks):
+    flags = '--nodes=1', f'--ntasks-per-node={tasks}', '--overcommit', f'--output={log}'
+    words = f'--config={tmp_path}/small.py', f'--workdir={workdir}', '--env=CPU_DEVICES=2', *flags
+    capsys.readouterr()
+    assert cli.main(['launch', 'slurm', *words]) == 0
+    return re.search(r'Submitted batch job (\d+)', run('bash', '-c', capsys.readouterr().out))[1]
+
+  def describe():
+    logs = log.read_text() if log.exists() else ''
+    return '\n'.join([run('scontrol', 'show', 'job', job), logs, print_logs(slurm)])
+
+  def reached(step):
+    return lambda: any(row['step'] >= step for row in metrics.read(workdir / 'metrics.jsonl'))
+
+  def run_tasks(count, *words):
+    capsys.readouterr()
+    srun = (
+      'srun',
+      f'--ntasks={count}',
+      '--overcommit',
+      'tfm',
+      *words,
+      '--processes=auto',
+      f'--workdir={workdir}',
+    )
+    done = subprocess.run(srun, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+  job = submit(tasks=4)
+  for restarts, step in ((1, 20), (2, 60)):
+    wait_until(reached(step), 240, describe)
+    run('scancel', '--batch', '--signal=TERM', job)
+    wait_until(lambda: f'Restarts={restarts}' in run('scontrol', 'show', 'job', job), 120, describe)
+    saved = max(int(path.name) for path in (workdir / 'checkpoints').iterdir())
+    assert step <= saved < 120, describe()
+  run('scancel', job)
+  job = submit(tasks=2)
+  wait_until(lambda: 'JobState=COMPLETED' in run('scontrol', 'show', 'job', job), 240, describe)
+  text = (workdir / 'log.txt').read_text()
+  assert 'devices: 4 processes' in text and 'devices: 2 processes' in text
+  evaluated = run_tasks(4, 'evaluate', '--split=test')
+  run_tasks(2, 'export', '--family=gpt2', f'--to={tmp_path}/exported')
+
+  unbroken = tmp_path / 'unbroken'
+  assert cli.main(['train', f'--config={tmp_path}/small.py', f'--workdir={unbroken}']) == 0
+  assert_same_run(workdir, unbroken, OTHER_DEVICES)
+  capsys.readouterr()
+  assert cli.main(['evaluate', '--split=test', f'--workdir={unbroken}']) == 0
+  ours, theirs = (json.loads(out[out.index('{') :])['loss'] for out in (evaluated, capsys.readouterr().out))
+  assert ours == pytest.approx(theirs, rel=OTHER_DEVICES)
+  assert cli.main(['export', '--family=gpt2', f'--to={tmp_path}/expected', f'--workdir={unbroken}']) == 0
+  ours, theirs = (load_file(tmp_path / name / 'model.safetensors') for name in ('exported', 'expected'))
+  assert ours.keys() == theirs.keys()
+  for name in ours:
+    np.testing.assert_allclose(ours[name], theirs[name], rtol=0, atol=1e-3, err_msg=name)
 
 
 @pytest.mark.slow
