@@ -70,11 +70,11 @@ def connect(  # more than six parameters: the flags of a command
     raise ValueError(
       f"--processes={count} must be a number of processes, or 'auto' on Slurm, a TPU pod or Kubernetes"
     )
-  for name, value in (('heartbeat_timeout', heartbeat_timeout), ('connect_timeout', connect_timeout)):
+  for flag, value in (('heartbeat_timeout', heartbeat_timeout), ('connect_timeout', connect_timeout)):
     if value is not None and count == '1':
-      raise ValueError(f'--{name}={value} needs several processes; omit it, or set --processes')
+      raise ValueError(f'--{flag}={value} needs several processes; omit it, or set --processes')
     if value is not None and value < 1:
-      raise ValueError(f'--{name}={value} must be at least 1 second')
+      raise ValueError(f'--{flag}={value} must be at least 1 second')
   heartbeat_timeout, connect_timeout = (
     heartbeat_timeout or HEARTBEAT_TIMEOUT,
     connect_timeout or CONNECT_TIMEOUT,
