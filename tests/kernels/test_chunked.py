@@ -10,6 +10,7 @@ import pytest
 import tfm.kernels
 from tests.conformance import collect
 from tfm import spec
+from tfm.kernels import _block_plan
 from tfm.kernels._block_plan import BlockGrid, plan_visits
 from tfm.kernels.protocol import Kernel
 from tfm.masks.protocol import Mask, table
@@ -77,6 +78,23 @@ def test_visits_exactly_the_blocks_that_the_mask_shows(text):
     assert (visits[cells.any((2, 3))] > 0).all() and not (visits == 2)[~cells.all((2, 3))].any()
   else:
     np.testing.assert_array_equal(visits, cells.any((2, 3)).astype(int) + cells.all((2, 3)))
+
+
+@pytest.mark.parametrize('pairs_at_once', [1, 250, 2**22])
+@pytest.mark.parametrize('layout', ['contiguous', 'packed', 'arbitrary'])
+@pytest.mark.parametrize('text', ['causal & window(9)', 'causal & (window(5) | global_tokens(3))', 'prefix'])
+def test_blocks_of_any_tokens_are_classified_pair_by_pair(text, layout, pairs_at_once, monkeypatch):
+  """Blocks of neighbors, also the same ones again, and blocks of tokens from anywhere."""
+  monkeypatch.setattr(_block_plan, 'PAIRS', pairs_at_once)
+  draw, mask = np.random.default_rng(0), collect.mask(text)
+  queries, keys = (
+    np.concatenate([np.arange(48).reshape(-1, size), draw.integers(0, 48, (3, size)), np.arange(size)[None]])
+    for size in (6, 8)
+  )
+  visible, fully_visible = _block_plan.classify_blocks(mask, layout, queries, keys)
+  for i, j in np.ndindex(visible.shape):
+    certain, possible = mask.bounds(queries[i][:, None], keys[j][None], layout)
+    assert visible[i, j] == possible.any() and fully_visible[i, j] == certain.all(), (i, j)
 
 
 def test_relative_masks_skip_blocks_of_packed_rows():

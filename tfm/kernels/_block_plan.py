@@ -16,6 +16,10 @@ from tfm.shapes import Array, Bool, Float, Int, PyTree
 from tfm.spec import Size
 
 
+# Pairs of a query and a key that a mask is asked about at once, which bounds the memory of a plan.
+PAIRS = 2**22
+
+
 @dataclasses.dataclass(frozen=True)
 class BlockSizes:
   """The largest number of tokens in a block of queries and in a block of keys.
@@ -109,18 +113,33 @@ def classify_blocks(
   Args:
     q_indices, k_indices: the indices of the tokens in each block.
   """
-  visible, fully_visible = np.ones((2, len(q_indices), len(k_indices)), bool)
+  visible, fully_visible = tables = np.empty((2, len(q_indices), len(k_indices)), bool)
   q_consecutive, k_consecutive = ((np.diff(x) == 1).all(1) for x in (q_indices, k_indices))
-  cache = {}
-  for i, j in np.ndindex(visible.shape):
-    # A relative mask is the same for all blocks along a diagonal.
-    on_diagonal = mask.relative and q_consecutive[i] and k_consecutive[j]
-    key = q_indices[i, 0] - k_indices[j, 0] if on_diagonal else (i, j)
-    if key not in cache:
-      certain, possible = mask.bounds(q_indices[i][:, None], k_indices[j][None, :], layout)
-      cache[key] = possible.any(), certain.all()
-    visible[i, j], fully_visible[i, j] = cache[key]
+  # A relative mask is the same for all blocks along a diagonal, so that one of them is examined.
+  on_diagonal = mask.relative & q_consecutive[:, None] & k_consecutive
+  offsets = (q_indices[:, :1] - k_indices[:, 0])[on_diagonal]
+  _, first, diagonal = np.unique(offsets, return_index=True, return_inverse=True)
+  if len(first):
+    lines, columns = (index[first] for index in np.nonzero(on_diagonal))
+    examined = [_classify_line(mask, layout, q_indices[i], k_indices[[j]]) for i, j in zip(lines, columns)]
+    tables[:, on_diagonal] = np.concatenate(examined, 1)[:, diagonal]
+  for i, others in enumerate(~on_diagonal):
+    if others.any():
+      tables[:, i, others] = _classify_line(mask, layout, q_indices[i], k_indices[others])
   return visible, fully_visible
+
+
+def _classify_line(
+  mask: Callable, layout: str, queries: Int[np.ndarray, 'T'], key_blocks: Int[np.ndarray, 'J S']
+) -> tuple[Bool[np.ndarray, 'J'], Bool[np.ndarray, 'J']]:
+  """`classify_blocks` for one block of queries, `PAIRS` pairs at a time."""
+  at_once = max(1, PAIRS // (len(queries) * key_blocks.shape[1]))
+  parts = []
+  for start in range(0, len(key_blocks), at_once):
+    keys = key_blocks[start : start + at_once]
+    certain, possible = mask.bounds(queries[:, None, None], keys[None], layout)
+    parts.append((possible.any((0, 2)), certain.all((0, 2))))
+  return tuple(map(np.concatenate, zip(*parts)))
 
 
 def pad_to_blocks(

@@ -129,13 +129,18 @@ class RingPlan(NamedTuple):
     T, S, devices, queries, keys = sizes
     pieces = devices * (2 if zigzag else 1)  # a block lies within one piece
     grid = BlockGrid(min(queries, T // pieces), min(keys, S // pieces), T // devices, S // devices)
-    q_blocks = [
-      _split_into_blocks(token_indices(T, devices, i, zigzag), grid.queries) for i in range(devices)
-    ]
-    k_blocks = [_split_into_blocks(token_indices(S, devices, i, zigzag), grid.keys) for i in range(devices)]
-    tables = [[_block_plan.classify_blocks(mask, layout, q, k) for k in k_blocks] for q in q_blocks]
-    key_visits = [[VisitPlan.from_tables(some, every) for some, every in line] for line in tables]
-    query_visits = [[VisitPlan.from_tables(some.T, every.T) for some, every in line] for line in tables]
+    q_blocks, k_blocks = (
+      np.stack([_split_into_blocks(token_indices(n, devices, i, zigzag), size) for i in range(devices)])
+      for n, size in ((T, grid.queries), (S, grid.keys))
+    )
+    tables = _block_plan.classify_blocks(mask, layout, np.concatenate(q_blocks), np.concatenate(k_blocks))
+    some, every = (
+      table.reshape(*q_blocks.shape[:2], *k_blocks.shape[:2]).swapaxes(1, 2) for table in tables
+    )  # [device of the queries, device of the keys, block of queries, block of keys]
+    key_visits, query_visits = (
+      [[VisitPlan.from_tables(*pair) for pair in zip(*lines)] for lines in zip(*directed)]
+      for directed in ((some, every), (some.swapaxes(2, 3), every.swapaxes(2, 3)))
+    )
     return cls(devices, grid, zigzag, _stack_plans(key_visits), _stack_plans(query_visits))
 
   @property
