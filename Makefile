@@ -16,7 +16,7 @@ PIP_INSTALL = $(VENV)/bin/pip install --quiet --disable-pip-version-check -c con
 # Files of text that are opened without an encoding fail the tests (pyproject.toml).
 export PYTHONWARNDEFAULTENCODING = 1
 
-.PHONY: demo lint test test-slow test-all fuzz mutants oracle compilers browser clean
+.PHONY: demo lint test test-slow test-all fuzz mutants oracle compilers browser xpk clean
 
 $(VENV)/installed: setup.cfg constraints.txt
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("tfm needs Python 3.11 or newer; name one: make PYTHON=python3.12 …")'
@@ -70,5 +70,12 @@ browser: $(VENV)/installed
 	$(PIP_INSTALL) -e '.[browser]'
 	$(VENV)/bin/python -m pytest -m slow tests/studies/report/test_browser.py
 
+# Workloads for Kubernetes as the real xpk makes them, without a cluster. It has many dependencies, thus its own
+# environment.
+xpk: $(VENV)/installed
+	$(PYTHON) -m venv .venv-xpk
+	.venv-xpk/bin/pip install --quiet --disable-pip-version-check 'xpk==1.16.0'
+	$(VENV)/bin/python -m pytest -m slow tests/launch/test_xpk.py
+
 clean:
-	rm -rf $(VENV) .cache build *.egg-info
+	rm -rf $(VENV) .venv-xpk .cache build *.egg-info

@@ -1,7 +1,13 @@
-"""Kubernetes (GKE): an xpk workload."""
+"""Kubernetes (GKE): an xpk workload.
+
+As xpk 1.16 reads it, which `tests/launch/test_xpk.py` runs: the command is one line, because it becomes one
+of a YAML block; a pod that ends with a status of 127 or more restarts all pods, up to --max-restarts times,
+and one with another status but 0 ends the workload for good.
+"""
 
 import shlex
 
+from tfm.errors import INVALID_INPUT_STATUS
 from tfm.launch.job import (
   BUCKET,
   Job,
@@ -13,6 +19,12 @@ from tfm.launch.job import (
 )
 
 
+# A pod that was stopped must not count as finished (143: SIGTERM); one that gives up ends the workload.
+END = (
+  f'if [ -n "$stopped" ] && [ "$status" != {INVALID_INPUT_STATUS} ]; then status=143; '
+  'elif [ "$status" -gt 126 ]; then status=1; fi\n'
+)
+GCSFUSE_SIZE = 1000  # GB: xpk requires the size of a volume, which a bucket has not
 OPTIONS = (
   'cluster',
   'tpu-type',
@@ -42,16 +54,18 @@ def steps(job: Job) -> list[Step]:
       f'--mount-point={mount_point}',
       '--readonly=false',
       '--auto-mount=true',
+      f'--size={GCSFUSE_SIZE}',
     )
     words = 'xpk', 'storage', 'attach', match[1], *cluster_flags, *storage_flags
     result.append(Step(words, note='once per cluster: the bucket as a folder of every workload'))
   folder = shlex.quote(workdir)
   if not job.slices:
-    loop = restart_loop(job.train_command(workdir), checkpoints_of_run(folder))
+    loop = restart_loop(job.train_command(workdir), checkpoints_of_run(folder), after_stop=END)
     return [*result, workload(job, job.name, loop)]
   for i in range(job.slices):
     command = job.study_command(workdir, f'--slice={i}/{job.slices}')
-    result.append(workload(job, f'{job.name}-{i}', restart_loop(command, checkpoints_of_study(folder))))
+    loop = restart_loop(command, checkpoints_of_study(folder), after_stop=END)
+    result.append(workload(job, f'{job.name}-{i}', loop))
   return result
 
 
@@ -66,6 +80,12 @@ def workload(job: Job, name: str, loop: str) -> Step:
       *job.flags('tpu-type', 'num-slices', 'docker-image'),
       f'--max-restarts={job.options.get("max-restarts", "100")}',
       f'--termination-grace-period-seconds={grace}',
-      f'--command=bash -c {shlex.quote(script)}',
+      f'--command=bash -c {quote_on_one_line(script)}',
     )
   )
+
+
+def quote_on_one_line(text: str) -> str:
+  """A text as one word of bash, without line breaks."""
+  escaped = text.replace('\\', r'\\').replace("'", r'\'').replace('\n', r'\n')
+  return f"$'{escaped}'"

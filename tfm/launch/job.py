@@ -125,11 +125,11 @@ def restart_loop(
   Args:
     checkpoints: the folder that holds them, or a pattern of such folders, as a word of the shell.
     stop: a shell command that sends SIGTERM to the processes of the command.
-    after_stop: shell lines to run at the end.
+    after_stop: shell lines to run at the end; they may change `status`.
   """
-  return f"""stopped= failures=0
+  return f"""stopped= failures=0 status=0
 trap 'stopped=1; {stop} 2>/dev/null' TERM
-while :; do
+while [ -z "$stopped" ]; do
   saved=$(ls {checkpoints} 2>/dev/null)
   {command} &
   run=$!
