@@ -1,4 +1,4 @@
-"""One process of several that read a model into its shardings and export it, and its peak memory.
+"""One process of several that read a model into its shardings, export and import it, and its peak memory.
 
 python tests/runs/measure_restore.py PORT COUNT INDEX WIDTH LAYERS FOLDER
 
@@ -31,6 +31,7 @@ from tfm.config.assemble import Experiment  # noqa: E402
 from tfm.config.overlay import assign, complete  # noqa: E402
 from tfm.config.resolve import resolve_config  # noqa: E402
 from tfm.hf import convert  # noqa: E402
+from tfm.hf.pretrained import from_pretrained  # noqa: E402
 from tfm.parallel import mesh as meshes  # noqa: E402
 from tfm.parallel import processes, sharding  # noqa: E402
 from tfm.runs import load  # noqa: E402
@@ -97,4 +98,6 @@ peaks['export'] = memory('VmHWM') - before
 del run
 processes.barrier()
 release()
+pretrained = from_pretrained(str(folder / 'published'), mesh=dict(data=1, fsdp=count))
+peaks['import'] = memory('VmHWM') - before
 print(json.dumps(dict(size=size, share=share, tensor=tensor, peaks=peaks)), flush=True)

@@ -13,7 +13,12 @@ def place(x: np.ndarray, where: jax.sharding.Sharding) -> Array:
   Each process sends its devices their parts and nothing else. `jax.device_put` would first compare the copies
   of all processes, for which it gathers them in every one.
   """
-  return jax.make_array_from_callback(x.shape, where, lambda index: x[index])
+
+  def take(index):
+    part = x[index]
+    return part if part.size == x.size else part.copy()  # a view would keep the whole in memory
+
+  return jax.make_array_from_callback(x.shape, where, take)
 
 
 def fetch(tree: PyTree) -> PyTree:

@@ -165,7 +165,6 @@ def load_pretrained(config: ConfigDict) -> PretrainedRun:
   with contextlib.closing(checkpoint.Checkpoints(workdir)) as checkpoints:
     step = checkpoints.find_step('last')
     metadata = checkpoints.read_metadata(step)
-    checkpoints.require_intact(step, 'params')
   experiment = Experiment(resolve_config(complete(metadata['config'])))
   for line in list_differences(experiment.config.to_dict(), config.to_dict()):
     path = line.partition(':')[0]
