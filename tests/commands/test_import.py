@@ -97,6 +97,33 @@ def test_commands_read_an_imported_run(folders, capsys):
 
 
 @pytest.mark.slow
+def test_rotations_of_an_imported_run_follow_the_length_of_each_text(tiny, tmp_path, capsys):
+  """Prompts within the length of the first training and beyond it, as the published model continues each."""
+  run, published, imported = (tmp_path / name for name in ('run', 'published', 'imported'))
+  llama = {'model.norm': 'rmsnorm', 'model.feed_forward': 'swiglu', 'model.initializer': 'normal(0.3)'}
+  train.train(tiny(**llama), str(run))
+  assert cli.main(['export', f'--workdir={run}', f'--to={published}', '--family=llama']) == 0
+  write_tokenizer(published)
+  fields = json.loads((published / 'config.json').read_text())
+  rotation = dict(rope_type='dynamic', factor=8.0)
+  fields |= dict(eos_token_id=0, max_position_embeddings=16, rope_scaling=rotation)
+  (published / 'config.json').write_text(json.dumps(fields))
+  assert cli.main(['import', f'--from={published}', f'--workdir={imported}']) == 0
+  prompts = ['Now', 'Now is better than never.', 'Although never is often better than right now.']
+  file = tmp_path / 'out.jsonl'
+  for flags, settings in ((('--temperature=0',), {}), (('--beams=2',), dict(num_beams=2))):
+    words = *(f'--prompt={prompt}' for prompt in prompts), '--max_tokens=24', f'--output={file}', *flags
+    assert cli.main(['generate', f'--workdir={imported}', *words]) == 0
+    texts = [json.loads(line)['text'] for line in file.read_text().splitlines()]
+    model, tokenizer = tfm.from_pretrained(str(published)), load.load(imported).tokenizer
+    for prompt, text in zip(prompts, texts):
+      ids = np.array([[tokenizer.bos_id, *tokenizer.encode(prompt)]])
+      [new] = model.generate(ids, max_new_tokens=24, eos_id=tokenizer.eos_id, **settings)
+      ended = new[: list(new).index(tokenizer.eos_id)] if tokenizer.eos_id in new else new
+      assert text == prompt + tokenizer.decode(ended)
+
+
+@pytest.mark.slow
 def test_training_starts_from_an_imported_run(folders, tiny, capsys):
   config = f'--config={folders / "run" / "config.json"}'
   words = [

@@ -22,22 +22,28 @@ import itertools
 import json
 import os
 import pathlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from tfm import spec
 from tfm.commands.cli import add_process_flags, assign_overrides
+from tfm.config.assemble import Experiment
 from tfm.data.progress_bar import track
+from tfm.data.special_tokens import base_tokenizer
 from tfm.decoding import beam, fill_mask, loop, streaming_text
 from tfm.decoding.sampling import Sampling
 from tfm.decoding.translate import Translation, translate
-from tfm.decoding.unroll_layers import unroll_layers
+from tfm.decoding.unroll_layers import disable_scan, unroll_layers
 from tfm.errors import require
+from tfm.hf import text_length
+from tfm.models.decoder import Decoder
 from tfm.objectives.masked_lm import MASK
 from tfm.parallel import processes, sharding
 from tfm.runs import load
+from tfm.runs.init_from import build_model
+from tfm.shapes import PyTree
 from tfm.spec import MAX_SIZE
 
 
@@ -199,6 +205,47 @@ def main(args):
         )
 
 
+class ModelForLength(NamedTuple):
+  """The model that continues prompts, called with the length of the longest one in tokens.
+
+  Attributes:
+    build: length → model.
+    depends_on_length: whether models differ; then only rows of one prompt are generated together, so that a
+      text does not depend on other prompts.
+  """
+
+  build: Callable[[int], Decoder]
+  depends_on_length: bool
+
+  def __call__(self, length: int) -> Decoder:
+    return self.build(length)
+
+
+def prepare_model(loaded: load.Run) -> tuple[ModelForLength, PyTree]:
+  """The model of a run and its parameters, without scan. The rotary scaling of an imported one follows the
+  length of the text, if the published implementation's does."""
+  model, params = unroll_layers(loaded.model, loaded.params)
+  config, tokenizers = loaded.config, (base_tokenizer(loaded.tokenizer), loaded.source_tokenizer)
+  if not (loaded.published and text_length.parts_by_length(config)):
+    return ModelForLength(lambda length: model, False), params
+
+  def build(length):
+    return disable_scan(build_model(Experiment(text_length.follow_length(config, length)), *tokenizers))
+
+  return ModelForLength(build, True), params
+
+
+def split_into_batches(
+  rows: Sequence[tuple[int, int]], model_for: ModelForLength
+) -> Iterator[Sequence[tuple[int, int]]]:
+  """Splits (prompt, sample) of each row, in order, into those that are generated together."""
+  alone = itertools.groupby(rows, key=lambda row: row[0])
+  groups = [list(group) for _, group in alone] if model_for.depends_on_length else [rows]
+  for group in groups:
+    for start in range(0, len(group), ROWS):
+      yield group[start : start + ROWS]
+
+
 class Text(NamedTuple):
   """A generated text of a prompt, in pieces as they are generated; the score is set by beam search and
   encoders.
@@ -242,12 +289,12 @@ def sample_texts(
   max_tokens = args.max_tokens or longest
   loop.validate_inputs(loaded.model, tokens, max_tokens, sources)
   rows = list(itertools.product(range(len(prompts)), range(args.num_samples)))
-  model, params = unroll_layers(loaded.model, loaded.params)
+  model_for, params = prepare_model(loaded)
   del loaded
-  for start in range(0, len(rows), ROWS):
-    batch = rows[start : start + ROWS]
+  for batch in split_into_batches(rows, model_for):
+    start = rows.index(batch[0])
     chunks = loop.generate(
-      model,
+      model_for(max(len(tokens[i]) for i, _ in batch)),
       params,
       [tokens[i] for i, _ in batch],
       max_tokens=max_tokens,
@@ -283,10 +330,10 @@ def search_texts(
   )
   search = beam.BeamSearch(beams, penalty, args.stopping or settings.stopping)
   tokenizer = loaded.tokenizer
-  model, params = unroll_layers(loaded.model, loaded.params)
+  model_for, params = prepare_model(loaded)
   if is_encoder_decoder:
     results = translate(
-      model,
+      model_for(1),
       params,
       tokenizer,
       prompts,
@@ -297,7 +344,7 @@ def search_texts(
       forced=args.forced or '',
     )
   else:
-    results = continue_texts(model, params, tokenizer, prompts, args.max_tokens or MAX_TOKENS, search)
+    results = continue_texts(model_for, params, tokenizer, prompts, args.max_tokens or MAX_TOKENS, search)
   del loaded
   if len(prompts) > 1:
     results = track(results, 'texts', len(prompts))
@@ -308,21 +355,20 @@ def search_texts(
 
 
 def continue_texts(
-  model, params, tokenizer, prompts, max_tokens, settings
+  model_for, params, tokenizer, prompts, max_tokens, settings
 ) -> Iterator[tuple[int, list[Translation]]]:
   """As `translate`, for a decoder."""
   tokens = [np.array([tokenizer.bos_id, *tokenizer.encode(prompt)], np.int32) for prompt in prompts]
-  for start in range(0, len(prompts), ROWS):
-    batch = range(start, min(start + ROWS, len(prompts)))
+  for batch in split_into_batches([(i, 0) for i in range(len(prompts))], model_for):
     hypotheses = beam.search(
-      model,
+      model_for(max(len(tokens[i]) for i, _ in batch)),
       params,
-      [tokens[i] for i in batch],
+      [tokens[i] for i, _ in batch],
       max_tokens=max_tokens,
       eos=tokenizer.eos_id,
       settings=settings,
     )
-    for i, best in zip(batch, hypotheses):
+    for (i, _), best in zip(batch, hypotheses):
       yield i, [Translation(prompts[i] + tokenizer.decode(new), score) for new, score in best]
 
 

@@ -21,7 +21,7 @@ from tfm.hf.from_config import load_families
 from tfm.hf.pretrained import Pretrained, from_pretrained, locate_checkpoint
 from tfm.layers.lora import merge_adapters
 from tfm.parallel import processes
-from tfm.runs.load import Run, checkpoint_metadata
+from tfm.runs.load import Run
 from tfm.spec import parse
 from tfm.training import checkpoint
 from tfm.training.atomic_files import write_atomically
@@ -113,7 +113,7 @@ def export_to_hf(run: Run, workdir: str, folder: str, family: str | None = None)
   Raises:
     ValueError: as `to_pretrained`; for a run that was not imported, without a family.
   """
-  published = checkpoint_metadata(workdir, str(run.step)).get('published') or {}
+  published = run.published or {}
   require(
     bool(family or published),
     f'--workdir={workdir} was not imported; set --family, one of {", ".join(load_families())}',

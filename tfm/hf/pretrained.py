@@ -17,8 +17,8 @@ from tfm.decoding import beam, loop
 from tfm.decoding.sampling import Sampling
 from tfm.decoding.unroll_layers import unroll_layers
 from tfm.errors import parsing, read_json_object, require, suggest
-from tfm.hf import checkpoint_tensors
-from tfm.hf.families import _rope_fields, longformer
+from tfm.hf import checkpoint_tensors, text_length
+from tfm.hf.families import longformer
 from tfm.hf.families.protocol import Family
 from tfm.hf.forward import FORWARD, INPUT_CONDITIONS, INPUT_NAMES, Inputs
 from tfm.hf.from_config import build_model, config_from_hf, find_family
@@ -237,7 +237,7 @@ class Pretrained:
     """The model for texts of a length; it differs from `model` only if its rotary scaling depends on the
     length.
     """
-    if not self.parts_by_length():
+    if not text_length.parts_by_length(self.config):
       return self.model
     config = self.config.copy_and_resolve_references()
     config.data.length = length
@@ -247,20 +247,9 @@ class Pretrained:
     """The model that continues prompts, the longest of `length` tokens: a rotary scaling that depends on the
     length of the text changes with every token, as in the published implementation.
     """
-    if not self.parts_by_length():
+    if not text_length.parts_by_length(self.config):
       return self.model
-    config = self.config.copy_and_resolve_references()
-    for path in self.parts_by_length():
-      part = schema.parts(config)[path]
-      part.position = _rope_fields.follow_length(part.position, length)
-    return build_model(config, self.vocab, self.source_vocab)
-
-  def parts_by_length(self) -> list[str]:
-    """The sections of the config whose positions depend on the length of the text."""
-    parts = schema.parts(self.config).items()
-    return [
-      path for path, part in parts if part.get('position') and _rope_fields.depends_on_length(part.position)
-    ]
+    return build_model(text_length.follow_length(self.config, length), self.vocab, self.source_vocab)
 
 
 def build_context(

@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import pathlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -57,6 +57,7 @@ class Run:
     step: of the checkpoint.
     corpus: hash of the documents it was trained on; '' for an imported model.
     source_tokenizer: of the source of pairs, if it has its own; else None.
+    published: the metadata of `tfm import`, or None.
   """
 
   experiment: Experiment
@@ -68,6 +69,7 @@ class Run:
   step: int
   corpus: str
   source_tokenizer: Tokenizer | None = None
+  published: Mapping[str, Any] | None = None
 
   @property
   def config(self) -> ConfigDict:
@@ -119,6 +121,7 @@ def load(
     step=number,
     corpus=metadata['corpus'],
     source_tokenizer=source_tokenizer,
+    published=metadata.get('published'),
   )
 
 
