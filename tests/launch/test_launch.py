@@ -382,6 +382,13 @@ def test_a_command_that_saves_before_it_fails_is_run_on(tmp_path):
   assert status == 0 and err.count('restarting from the last checkpoint') == 12
 
 
+def test_a_stop_between_two_tries_ends_the_loop_as_a_saved_stop(tmp_path):
+  """SIGTERM comes while the loop waits after a failure."""
+  stop = '#!/bin/sh\nkill -TERM "$PPID"\n'
+  status, out, _ = run_loop(tmp_path, '#!/bin/sh\necho tried\nexit 9\n', sleep=stop)
+  assert (status, out) == (0, 'tried\n')
+
+
 def test_invalid_input_is_not_tried_again(tmp_path):
   assert run_loop(tmp_path, '#!/bin/sh\necho tried\nexit 2\n')[:2] == (2, 'tried\n')
 

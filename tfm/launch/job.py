@@ -143,7 +143,7 @@ while [ -z "$stopped" ]; do
     break
   fi
   echo "tfm launch: exit status $status; restarting from the last checkpoint in 10 seconds" >&2
-  sleep 10
+  sleep 10; status=0  # a stop from here on finds nothing running: all is saved
 done
 {after_stop}exit "$status"
 """

@@ -1,7 +1,6 @@
 """Checkpoints, by Orbax: all that a run needs to resume bit for bit."""
 
 import logging
-import math
 import pathlib
 from collections.abc import Mapping
 from typing import Any
@@ -171,13 +170,9 @@ class Checkpoints:
     return metadata
 
   def restore_params(self, step: int, target: PyTree) -> PyTree:
-    """The parameters, with the shapes, dtypes and shardings of `target`.
-
-    Of what other devices hold, and beyond its share, a process reads no more than its largest array at once.
-    """
+    """The parameters, with the shapes, dtypes and shardings of `target`."""
     self.require_intact(step, 'params')
-    with ocp.Checkpointer(ocp.StandardCheckpointHandler(restore_concurrent_gb=read_limit(target))) as reader:
-      return reader.restore(self.directory / str(step) / 'params', args=self.restore_args(target))
+    return self.manager.restore(step, args=ocp.args.Composite(params=self.restore_args(target)))['params']
 
   def restore_averaged_params(self, step: int, count: int, target: PyTree) -> PyTree:
     """The mean of the parameters of the last `count` checkpoints up to `step` (Vaswani et al. 2017, §6.1).
@@ -317,13 +312,6 @@ def digest_own_files(handler: ocp.StandardCheckpointHandler) -> ocp.StandardChec
 
   handler.async_save = save_and_digest
   return handler
-
-
-def read_limit(target: PyTree) -> float:
-  """The gigabytes (1e9) that are on their way to the devices at once: the largest part of an array, and at
-  least 100 MB. Orbax's default is 96, several times the memory of a small host."""
-  parts = (math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(target))
-  return (max(100_000_000, *parts) + 1) / 1e9
 
 
 def gather_first_message(message: str) -> str:
