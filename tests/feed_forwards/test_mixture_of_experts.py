@@ -12,10 +12,10 @@ from tests.reference import mixture_of_experts as reference
 from tfm import spec
 from tfm.analysis.collectives import find_collectives
 from tfm.config.schema import default_config
+from tfm.feed_forwards._expert_slots import assign_slots
 from tfm.feed_forwards.mixture_of_experts import MixtureOfExperts
 from tfm.feed_forwards.protocol import FeedForward, default_hidden
 from tfm.feed_forwards.swiglu import SwiGLU
-from tfm.layers.grouped_matmul import multiply_blocks, plan_blocks
 from tfm.layers.initializer import lecun_normal, normal
 from tfm.parallel import mesh as meshes
 from tfm.parallel import sharding
@@ -218,7 +218,7 @@ def test_each_expert_is_initialized_independently():
     assert np.abs(correlations).max() < 0.06  # 8192 numbers each
 
 
-class TestPlan:
+class TestSlots:
   def choices(self, kind, N, k, E, seed=0):
     """[k · N], first choices first; E means no expert."""
     draw = np.random.default_rng(seed)
@@ -234,53 +234,20 @@ class TestPlan:
 
   @pytest.mark.parametrize('kind', ['one expert', 'nothing', 'all', 'some'])
   @pytest.mark.parametrize('N, k, E', [(1, 1, 1), (1, 2, 8), (7, 1, 4), (50, 2, 3), (33, 3, 40), (300, 4, 5)])
-  @pytest.mark.parametrize('capacity', [None, 1.0, 0.3])
+  @pytest.mark.parametrize('capacity', [1, 7, 300])
   def test_each_choice_has_one_slot_in_order(self, kind, N, k, E, capacity):
-    rows, blocks = make_layer(experts=E, top_k=k, normalize=False, capacity=capacity).sizes(N)
     choices = self.choices(kind, N, k, E)
-    plan = jax.tree.map(
-      np.asarray,
-      jax.jit(plan_blocks, static_argnums=(1, 2, 3, 4))(
-        jnp.asarray(choices), E, blocks, rows, capacity is not None
-      ),
-    )
-    M, A = blocks * rows, len(choices)
-    placed = plan.slots < M
-    assert len(set(plan.slots)) == A and len(set(plan.sources)) == M
-    if capacity is None:
-      np.testing.assert_array_equal(placed, choices < E)
+    plan = jax.jit(assign_slots, static_argnums=(1, 2))(jnp.asarray(choices), E, capacity)
+    slots, sources = np.asarray(plan.slots), np.asarray(plan.sources)
+    assert len(set(slots)) == len(choices) and len(set(sources)) == E * capacity
     for i in range(E):
-      placed_here = np.flatnonzero((choices == i) & placed)
-      expected = np.flatnonzero(choices == i)
-      np.testing.assert_array_equal(placed_here, expected[: len(placed_here)])
-      assert capacity is None or len(placed_here) == min(len(expected), rows)
-      slots = plan.slots[placed_here]
-      np.testing.assert_array_equal(slots, slots[:1].repeat(len(slots)) + np.arange(len(slots)))
-      np.testing.assert_array_equal(plan.owners[slots // rows], i)
-      np.testing.assert_array_equal(plan.sources[slots], placed_here)
-    assert (plan.sources < A).sum() == placed.sum()
-
-  def test_block_count_is_exact_for_the_worst_case(self):
-    """The worst case: all experts but one have a single row."""
-    for N, k, E in [(1, 1, 1), (1, 2, 8), (64, 2, 8), (8192, 2, 8), (4096, 6, 64), (100, 1, 200)]:
-      rows, blocks = make_layer(experts=E, top_k=k, normalize=False).sizes(N)
-      counts = np.ones(min(E, N * k), int)
-      counts[0] += N * k - counts.sum()
-      assert (-(-counts // rows)).sum() == blocks
-    assert make_layer(experts=8).sizes(8192) == (256, 71) and make_layer(experts=8).sizes(1) == (4, 2)
-
-
-def test_block_product_equals_einsum():
-  """Each block is multiplied by its owner's kernel; gradients included."""
-  draw = np.random.default_rng(2)
-  shapes = (2, 5, 3, 4), (6, 4, 7), (2, 5, 3, 7)
-  x, kernels, dy = (jnp.asarray(draw.standard_normal(shape), jnp.float32) for shape in shapes)
-  owners = jnp.asarray(draw.integers(0, 5, (2, 5)))  # no block belongs to the last expert
-  ours = jax.vjp(lambda x, k: multiply_blocks((None, None), x, k, owners), x, kernels)
-  theirs = jax.vjp(lambda x, k: jnp.einsum('gnri,gnio->gnro', x, k[owners]), x, kernels)
-  np.testing.assert_allclose(ours[0], theirs[0], rtol=1e-5, atol=1e-5)
-  for a, b in zip(ours[1](dy), theirs[1](dy)):
-    np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+      chosen = np.flatnonzero(choices == i)
+      first = chosen[:capacity]
+      np.testing.assert_array_equal(slots[first], i * capacity + np.arange(len(first)))
+      np.testing.assert_array_equal(sources[slots[first]], first)
+      assert (slots[chosen[capacity:]] >= E * capacity).all()
+    assert (slots[choices == E] >= E * capacity).all()
+    assert (sources < len(choices)).sum() == (slots < E * capacity).sum()
 
 
 @pytest.mark.parametrize('settings', [dict(), dict(capacity=1.0)], ids=['dropless', 'capacity'])
@@ -309,6 +276,34 @@ def test_data_parallel_exchanges_gradients_only(settings):
   assert not any(word in text for word in ('all-gather', 'all-to-all', 'collective-permute'))
 
 
+def on_mesh(module, x, valid, sizes, rules):
+  """(loss and gradients on one device, the same on a mesh, the collectives there)."""
+  boxed = module.init(jax.random.key(0), x, valid)
+  params = nn.unbox(boxed)
+
+  def loss(params, x):
+    return jnp.sin(module.apply(params, x, valid)).sum()
+
+  expected = jax.jit(jax.value_and_grad(loss, (0, 1)))(params, x)
+  mesh, rules = meshes.make(sizes), sharding.parse_rules(dict(default_config().rules) | rules)
+  shardings = sharding.named_shardings(boxed, mesh, rules)
+  divides = len(x) % sharding.batch_sharding(mesh, rules).num_devices == 0
+  rows = sharding.batch_sharding(mesh, rules) if divides else sharding.replicated(mesh)
+  with sharding.context(mesh, rules):
+    step = jax.jit(
+      jax.value_and_grad(loss, (0, 1)),
+      in_shardings=(shardings, rows),
+      out_shardings=(None, (shardings, rows)),
+    )
+    compiled = step.lower(params, x).compile()
+    actual = compiled(jax.device_put(params, shardings), jax.device_put(x, rows))
+  return expected, actual, find_collectives(compiled.as_text(), mesh.shape)
+
+
+def assert_same(actual, expected):
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), actual, expected)
+
+
 @pytest.mark.slow
 def test_expert_parallel_exchanges_rows_by_all_to_all():
   """Over the expert axis, dispatched rows and their gradients are sent all-to-all and back; neither rows nor
@@ -316,24 +311,8 @@ def test_expert_parallel_exchanges_rows_by_all_to_all():
   """
   module = MixtureOfExperts(16, 24, False, normal(1.0), normal(1.0), jnp.float32, experts=8, capacity=1.0)
   x, valid = jnp.asarray(DRAW.standard_normal((8, 4, 16)), jnp.float32), jnp.ones((8, 4), bool)
-  boxed = module.init(jax.random.key(0), x, valid)
-  params = nn.unbox(boxed)
-
-  def loss(params, x):
-    return jnp.sin(module.apply(params, x, valid)).sum()
-
-  expected = jax.grad(loss, (0, 1))(params, x)
-  mesh, rules = meshes.make(dict(data=2, expert=4)), sharding.parse_rules(default_config().rules)
-  shardings, rows = sharding.named_shardings(boxed, mesh, rules), sharding.batch_sharding(mesh, rules)
-  with sharding.context(mesh, rules):
-    compiled = (
-      jax.jit(jax.grad(loss, (0, 1)), in_shardings=(shardings, rows), out_shardings=(shardings, rows))
-      .lower(params, x)
-      .compile()
-    )
-    actual = compiled(jax.device_put(params, shardings), jax.device_put(x, rows))
-  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), actual, expected)
-  collectives = find_collectives(compiled.as_text(), mesh.shape)
+  expected, actual, collectives = on_mesh(module, x, valid, dict(data=2, expert=4), {})
+  assert_same(actual, expected)
   exchanges = [one for one in collectives if one.kind == 'all-to-all']
   assert {one.axes for one in exchanges} == {('expert',)}
   # One row per device: 8 experts with one slot each, 4 bytes per number.
@@ -341,6 +320,59 @@ def test_expert_parallel_exchanges_rows_by_all_to_all():
   assert sum(one.bytes for one in exchanges) == 4 * bytes_per_exchange
   router = 16 * 8 * 4
   assert [one.bytes for one in collectives if one.kind in ('all-gather', 'collective-permute')] == [router]
+
+
+@pytest.mark.parametrize('sizes', [dict(data=2, expert=4), dict(expert=8)], ids=str)
+@pytest.mark.slow
+def test_without_capacity_rows_travel_and_expert_weights_stay(sizes):
+  """Devices gather rows, choices and weights, and scatter sums; backward likewise. The kernels' gradients are
+  summed over other axes only."""
+  module = MixtureOfExperts(16, 24, False, normal(0.3), normal(0.3), jnp.float32, experts=8)
+  x, valid = jnp.asarray(DRAW.standard_normal((8, 4, 16)), jnp.float32), jnp.ones((8, 4), bool)
+  expected, actual, collectives = on_mesh(module, x, valid, sizes, {})
+  assert_same(actual, expected)
+  tokens = 8 * 4 // sizes.get('data', 1)
+  row, choices, router = 16 * 4, 2 * 4, 16 * 8 * 4
+
+  def travel(kind):
+    return sum(one.bytes for one in collectives if one.kind == kind and 'expert' in one.axes)
+
+  assert travel('all-gather') == tokens * (2 * row + 2 * choices) + router
+  assert travel('reduce-scatter') == tokens * (2 * row + choices)
+  assert travel('all-reduce') <= router + 4  # its gradient and the loss
+  assert travel('all-to-all') == travel('collective-permute') == 0
+
+
+@pytest.mark.parametrize(
+  'sizes, rules, rows',
+  [
+    (dict(fsdp=2, expert=2, tensor=2), {}, 8),
+    (dict(expert=2, sequence=2, tensor=2), {}, 8),
+    (dict(data=2, tensor=4), dict(expert='tensor', mlp=''), 8),
+    (dict(fsdp=4, tensor=2), dict(mlp='fsdp tensor', embed=''), 8),  # also over the axes of rows
+    (dict(fsdp=2, expert=2, tensor=2), {}, 1),  # rows that the mesh does not divide
+  ],
+  ids=str,
+)
+@pytest.mark.slow
+def test_without_capacity_every_mesh_gives_the_gradients_of_one_device(sizes, rules, rows):
+  """With biases, padding, and any axes of rows, experts, widths and hidden layers."""
+  module = MixtureOfExperts(16, 24, True, normal(0.3), normal(0.3), jnp.float32, experts=8)
+  x = jnp.asarray(DRAW.standard_normal((rows, 4, 16)), jnp.float32)
+  expected, actual, _ = on_mesh(module, x, jnp.asarray(DRAW.random((rows, 4)) > 0.2), sizes, rules)
+  assert_same(actual, expected)
+
+
+def test_an_unlimited_capacity_gives_what_none_gives():
+  params = draw_params(make_layer(experts=4))
+  dropless, capped = (make_layer(experts=4, capacity=capacity) for capacity in (None, 100.0))
+
+  def gradients(module):
+    return jax.grad(lambda params: jnp.sin(run(module, params)).sum())(params)
+
+  np.testing.assert_allclose(run(dropless, params), run(capped, params), rtol=1e-5, atol=1e-4)
+  for a, b in zip(*(jax.tree.leaves(gradients(module)) for module in (dropless, capped)), strict=True):
+    np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4 * np.abs(b).max())
 
 
 @pytest.mark.parametrize(

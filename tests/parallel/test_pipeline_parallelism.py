@@ -322,6 +322,13 @@ def test_layers_report_of_their_work_alone(tiny, one_device, mesh, pipe):
 
 
 @pytest.mark.slow
+def test_experts_without_capacity_may_lie_over_devices_of_a_stage(tiny, one_device):
+  experts = {'model.feed_forward': 'mixture_of_experts(experts=4, balance=0.0)'}
+  alone = {'training.gradient_accumulation': 2}
+  equal_on(tiny, one_device, dict(stage=2, expert=4), experts, {'pipeline.microbatches': 2}, alone=alone)
+
+
+@pytest.mark.slow
 def test_a_mean_over_tokens_is_that_of_the_whole_batch(tiny, one_device):
   experts = {'model.feed_forward': 'mixture_of_experts(experts=4, balance=0.0, z_loss=0.5)'}
   (got,), _ = prepared(sgd(tiny, **DEEP, **experts), mesh=dict(stage=2, data=2, tensor=2))

@@ -10,17 +10,18 @@ from annotated_types import Ge
 
 import tfm.feed_forwards
 from tfm import spec
+from tfm.feed_forwards._expert_groups import mix_groups
+from tfm.feed_forwards._expert_slots import assign_slots
 from tfm.feed_forwards._mlp import MLP
 from tfm.feed_forwards.protocol import FeedForward
 from tfm.layers.float32_gradients import einsum
-from tfm.layers.grouped_matmul import multiply_blocks, permute, plan_blocks
+from tfm.layers.grouped_matmul import permute
 from tfm.layers.initializer import Factory, Initializer, zeros
 from tfm.layers.linear import Linear
 from tfm.parallel.sharding import (
   mesh_axes_of,
   mesh_axes_per_dimension,
   shard,
-  shard_count,
   shard_over_mesh_axes,
   with_logical_axes,
 )
@@ -50,11 +51,12 @@ class MixtureOfExperts(FeedForward):
     chosen equally often), and log²Σ exp r (Zoph et al. 2022, ST-MoE, eq. 5). In 'metrics': 'load', the
     busiest expert's share of the choices over the even share, and 'dropped', the share of dropped choices.
 
-  If `rules.expert` shards the experts over a mesh axis and there is a capacity, each device computes its own
-  experts: over an axis that also shards the batch, as 'expert' does, rows are exchanged by all-to-all; over
-    another, such as 'tensor' with rules.mlp='' (an axis of two rules belongs to the first), each device
-    already has the rows. Without a capacity the number of rows per expert is unknown, so rows stay and each
-    device gathers all weights.
+  If `rules.expert` shards the experts over a mesh axis, each device computes its own experts, whose weights
+  stay where they are. Over an axis that also shards the batch, as 'expert' does, rows travel: with a capacity
+  by all-to-all; without one the number of rows per expert is unknown, so each device gathers the rows of the
+  axis, computes the choices of its own experts among them (`_expert_groups`), and the sums are scattered.
+  Over another axis, such as 'tensor' with rules.mlp='' (an axis of two rules belongs to the first), each
+  device already has the rows.
 
   Attributes:
     width: D; hidden: F of one expert.
@@ -140,7 +142,8 @@ class MixtureOfExperts(FeedForward):
     top = jnp.take_along_axis(logits, choices, -1)
     total = jax.nn.logsumexp(top if self.normalize else logits, -1, keepdims=True)
     choices = jnp.where(valid[..., None], choices, self.experts)
-    y = self.mix_experts(x, choices, self.scale * jnp.exp(top - total))
+    mix = self.mix_dropless if self.capacity is None else self.mix_capped
+    y = mix(x, choices, self.scale * jnp.exp(top - total))
     self.report(logits, choices, valid)
     if self.shared:
       y = y + self.expert(
@@ -154,73 +157,72 @@ class MixtureOfExperts(FeedForward):
       )(x, valid)
     return shard(y, 'batch', 'length', 'embed')
 
-  def mix_experts(
+  def mix_capped(
     self, x: Float[Array, 'B T D'], choices: Int[Array, 'B T k'], weights: Float[Array, 'B T k']
   ) -> Float[Array, 'B T D']:
-    """Σ_k weight · chosen expert(x); a choice of E is none."""
+    """Σ_k weight · chosen expert(x), where an expert has room for it; a choice of E is none."""
     (B, T, D), E, k = x.shape, self.experts, self.top_k
-    is_capped = self.capacity is not None
-    # Tokens are sorted within groups: rows, if there is a capacity, else the rows of each device.
-    G = B if is_capped else math.gcd(B, shard_count(mesh_axes_of('batch')))
-    N = B * T // G
-    rows, blocks = self.sizes(N)
+    capacity = min(T, math.ceil(self.capacity * k * T / E))
 
-    def in_groups(x):
-      return x.reshape(G, N, k).swapaxes(1, 2)  # the first choices, then the second ones
+    def first_choices_first(x):
+      return x.swapaxes(1, 2)  # [B, k, T]
 
-    plan = jax.vmap(lambda group: plan_blocks(group.reshape(k * N), E, blocks, rows, is_capped))(
-      in_groups(choices)
-    )
-    if is_capped:
-      fit = (plan.slots < blocks * rows).sum() / jnp.maximum((choices < E).sum(), 1)
-      self.sow_scalar('metrics', 'dropped', 1 - fit)
-    x = shard(x.astype(self.dtype).reshape(G, 1, N, D), 'batch', None, None, 'embed')
-    x = permute(jnp.broadcast_to(x, (G, k, N, D)).reshape(G, k * N, D), plan.sources)
+    plan = jax.vmap(lambda row: assign_slots(row.reshape(k * T), E, capacity))(first_choices_first(choices))
+    fit = (plan.slots < E * capacity).sum() / jnp.maximum((choices < E).sum(), 1)
+    self.sow_scalar('metrics', 'dropped', 1 - fit)
+    permute_rows = jax.vmap(permute)
+    x = shard(x.astype(self.dtype)[:, None], 'batch', None, None, 'embed')
+    x = permute_rows(jnp.broadcast_to(x, (B, k, T, D)).reshape(B, k * T, D), plan.sources)
     x = shard(x, 'batch', None, 'embed')
-    with jax.named_scope(f'useful:{min(N * k, blocks * rows)}:{blocks * rows}'):
-      y = self.apply_experts(x.reshape(G, blocks, rows, D), None if is_capped else plan.owners)
+    with jax.named_scope(f'useful:{min(T * k, E * capacity)}:{E * capacity}'):
+      y = self.apply_to_slots(x.reshape(B, E, capacity, D))
     y = shard(y, 'batch', None, None, 'embed')
-    y = permute(y.reshape(G, blocks * rows, D), plan.slots).reshape(G, k, N, D)
-    y = (y.astype(jnp.float32) * in_groups(weights)[..., None]).sum(1)
-    return y.reshape(B, T, D).astype(self.dtype)
+    y = permute_rows(y.reshape(B, E * capacity, D), plan.slots).reshape(B, k, T, D)
+    y = (y.astype(jnp.float32) * first_choices_first(weights)[..., None]).sum(1)
+    return y.astype(self.dtype)
 
-  def sizes(self, N: int) -> tuple[int, int]:
-    """Rows of a block, and the blocks that N tokens need in the worst case."""
-    choices = self.top_k * N
-    if self.capacity is not None:
-      return min(N, math.ceil(self.capacity * choices / self.experts)), self.experts
-    # Small blocks read the weights often, large ones are half empty; reading costs as much as 64 rows.
-    rows = 1 << math.isqrt(max(1, 64 * choices // self.experts)).bit_length() - 1
-    return rows, (choices + min(self.experts, choices) * (rows - 1)) // rows
-
-  def apply_experts(
-    self, x: Float[Array, 'G n R D'], owners: Int[Array, 'G n'] | None
-  ) -> Float[Array, 'G n R D']:
-    """Applies to each block its expert."""
+  def apply_to_slots(self, x: Float[Array, 'B E R D']) -> Float[Array, 'B E R D']:
+    """Applies to the slots of each expert that expert."""
     # Rows are exchanged by all-to-all over mesh axes that shard both experts and the batch.
     expert_axes, _, hidden = mesh_axes_per_dimension('expert', 'embed', 'mlp')
     exchange_axes = tuple(axis for axis in mesh_axes_of('batch') if axis not in expert_axes)
 
-    def shard_blocks(x, axis):
-      if owners is not None:
-        return shard(x, 'batch', None, None, axis)
-      return shard_over_mesh_axes(
-        x,
-        exchange_axes,
-        expert_axes,
-        (),
-        tuple(i for i in hidden if i not in exchange_axes) if axis == 'mlp' else (),
-      )
+    def shard_slots(x, axis):
+      mlp_axes = tuple(i for i in hidden if i not in exchange_axes) if axis == 'mlp' else ()
+      return shard_over_mesh_axes(x, exchange_axes, expert_axes, (), mlp_axes)
 
-    def project(name, x, shape, axes, initializer):
-      y = Projections(self.experts, shape, axes, initializer, self.bias, self.dtype, name=name)(x, owners)
-      return shard_blocks(y, axes[1])
+    def project(name, x):
+      projection = self.projection(name)
+      p = projection()
+      y = einsum('gnri,nio->gnro', x, p['kernel'])
+      if self.bias:
+        y = (y + p['bias'][None, :, None]).astype(self.dtype)
+      return shard_slots(y, projection.axes[1])
 
-    x = shard_blocks(x, 'embed')
-    y = self.expert.activate(
-      lambda name: project(name, x, (self.width, self.hidden), ('embed', 'mlp'), self.initializer)
+    x = shard_slots(x, 'embed')
+    return project('down', self.expert.activate(lambda name: project(name, x)))
+
+  def mix_dropless(
+    self, x: Float[Array, 'B T D'], choices: Int[Array, 'B T k'], weights: Float[Array, 'B T k']
+  ) -> Float[Array, 'B T D']:
+    """Σ_k weight · chosen expert(x); a choice of E is none."""
+    names = ['up', 'gate', 'down'] if self.is_gated else ['up', 'down']
+    projections = {name: self.projection(name) for name in names}
+    return mix_groups(
+      self.expert.activate,
+      x.astype(self.dtype),
+      choices,
+      weights,
+      {name: projection() for name, projection in projections.items()},
+      {name: projection.axes for name, projection in projections.items()},
     )
-    return project('down', y, (self.hidden, self.width), ('mlp', 'embed'), self.output_initializer)
+
+  def projection(self, name: str) -> 'Projections':
+    """The parameters of one projection of all experts."""
+    shape, axes = (self.width, self.hidden), ('embed', 'mlp')
+    if name == 'down':
+      return Projections(self.experts, shape[::-1], axes[::-1], self.output_initializer, self.bias, name=name)
+    return Projections(self.experts, shape, axes, self.initializer, self.bias, name=name)
 
   def report(self, logits, choices, valid) -> None:
     """Losses and metrics, as means over the tokens."""
@@ -245,33 +247,24 @@ class MixtureOfExperts(FeedForward):
 
 
 class Projections(nn.Module):
-  """x · W_i + b_i for each expert i; `axes` are the logical axes of W, as in `Linear`."""
+  """W_i [I O] and, with `bias`, b_i [O] of each expert i; `axes` are the logical axes of W."""
 
   experts: int
   shape: tuple[int, int]
   axes: tuple[str, str]
   initializer: Factory
   bias: bool
-  dtype: jnp.dtype
 
   @nn.compact
-  def __call__(self, x: Float[Array, 'G n R I'], owners: Int[Array, 'G n'] | None) -> Float[Array, 'G n R O']:
-    """Projects each block by the expert in `owners`; None: the i-th block by the i-th expert."""
+  def __call__(self) -> dict[str, Array]:
     initializer = with_logical_axes(
       _init_each(self.initializer((0,), (1,)), self.experts), ('expert', *self.axes)
     )
-    kernel = self.param('kernel', initializer, (self.experts, *self.shape), jnp.float32)
-    if owners is None:
-      y = einsum('gnri,nio->gnro', x, kernel)
-    else:
-      # Only `mlp` stays sharded: with other sharded axes every block would need all devices.
-      y = multiply_blocks(tuple(axis if axis == 'mlp' else None for axis in self.axes), x, kernel, owners)
+    p = dict(kernel=self.param('kernel', initializer, (self.experts, *self.shape), jnp.float32))
     if self.bias:
-      b = self.param(
-        'bias', with_logical_axes(zeros, ('expert', self.axes[1])), (self.experts, self.shape[1]), jnp.float32
-      )
-      y = (y + (b[None] if owners is None else b[owners])[:, :, None]).astype(self.dtype)
-    return y
+      zero = with_logical_axes(zeros, ('expert', self.axes[1]))
+      p['bias'] = self.param('bias', zero, (self.experts, self.shape[1]), jnp.float32)
+    return p
 
 
 def _init_each(initializer: Initializer, experts: int) -> Initializer:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from tfm.layers.cross_entropy import Sums
-from tfm.parallel.sharding import mesh_axes_of, shard_count
+from tfm.parallel.sharding import dividing_axes, mesh_axes_of, shard_count
 from tfm.shapes import Array, Float, PyTree
 
 
@@ -59,14 +59,9 @@ class LossSharding:
       vocab: columns of the logits; names: the logical axes of each parameter of the head; None: it is
         replicated.
     """
-
-    def fit(name, size, taken=()):
-      axes = tuple(axis for axis in mesh_axes_of(name) if axis not in taken and shard_count(axis) > 1)
-      return axes if size % shard_count(axes) == 0 else ()
-
-    batch = fit('batch', rows)
-    tokens = fit('length', length, batch)
-    columns = fit('vocab', vocab, batch + tokens) if names is not None else ()
+    batch = dividing_axes('batch', rows)
+    tokens = dividing_axes('length', length, batch)
+    columns = dividing_axes('vocab', vocab, batch + tokens) if names is not None else ()
 
     def spec(_, names):
       return PartitionSpec(*(columns or None if name == 'vocab' else None for name in names))

@@ -89,6 +89,13 @@ def shard_count(axes: tuple[str, ...] | str | None) -> int:
   return math.prod(shape.get(axis, 1) for axis in ((axes,) if isinstance(axes, str) else axes or ()))
 
 
+def dividing_axes(name: str, size: int, taken: tuple[str, ...] = ()) -> tuple[str, ...]:
+  """The axes of the current mesh that shard `size` of a logical axis, but for those `taken` by other
+  dimensions; () if they do not divide it."""
+  axes = tuple(axis for axis in mesh_axes_of(name) if axis not in taken and shard_count(axis) > 1)
+  return axes if size % shard_count(axes) == 0 else ()
+
+
 def shard_over_mesh_axes(x: Array, *axes: tuple[str, ...]) -> Array:
   """Constrains each dimension of an activation to explicit mesh axes; outside a mesh it returns `x`."""
   if jax.sharding.get_abstract_mesh().empty:
