@@ -171,6 +171,65 @@ def test_losses(k):
   assert variables['metrics']['load'] == pytest.approx((load,), rel=1e-6)
 
 
+@pytest.mark.parametrize('settings', [dict(), dict(normalize=False), dict(capacity=0.7)], ids=str)
+def test_a_bias_chooses_experts_and_does_not_weigh_them(settings):
+  module = make_layer(experts=4, balance_bias=True, **settings)
+  params = draw_params(module)
+  params['balance_bias'] = np.array([0.5, -0.3, 0.0, 0.2])
+  router = params['router']['kernel']
+  g, unbiased = (
+    reference.weights(X, VALID, router, 2, module.normalize, module.capacity, bias)
+    for bias in (params['balance_bias'], None)
+  )
+  assert ((g > 0) != (unbiased > 0)).any()
+  y = reference.mixture(X, g, lambda i, x: layers.feed_forward('swiglu', x, **projections(params, i)))
+  np.testing.assert_allclose(run(module, params), y, rtol=2e-5, atol=2e-5 * np.abs(y).max())
+
+
+@pytest.mark.parametrize('factor', [1.0, -0.25, 0.0])
+def test_the_gradient_of_a_bias_is_the_excess_of_the_load(factor):
+  """Whatever the factor on the loss; padding is no load, and nothing else follows from it."""
+  module = make_layer(experts=4, balance=0.0, balance_bias=True)
+  drawn = draw_params(module)
+  params = jax.tree.map(jnp.asarray, drawn)
+
+  def loss(params):
+    _, variables = run(module, params, mutable=['losses'])
+    [zero] = variables['losses']['balance_bias']
+    return factor * zero
+
+  value, gradient = jax.value_and_grad(loss)(params)
+  chosen = reference.weights(X, VALID, drawn['router']['kernel'], 2, bias=drawn['balance_bias']) > 0
+  counts = chosen.sum((0, 1))
+  expected = (counts - counts.mean()) * (factor != 0)
+  assert value == 0 and counts.sum() == 2 * VALID.sum()
+  np.testing.assert_array_equal(gradient.pop('balance_bias'), 4 * expected)
+  assert not any(map(np.any, jax.tree.leaves(gradient)))
+
+
+def test_biases_even_out_the_load_of_a_skewed_router():
+  """By the rule of the paper alone: nothing else is trained, and there is no auxiliary loss."""
+  module = make_layer(experts=8, balance=0.0, balance_bias=True)
+  x = jnp.asarray(np.random.default_rng(0).standard_normal((8, 64, D)) + 1, jnp.float32)
+  valid = jnp.ones((8, 64), bool)
+  params = jax.tree.map(lambda p: jnp.asarray(0.3 * p, jnp.float32), draw_params(module, x, valid))
+  params['balance_bias'] *= 0.0
+
+  @jax.jit
+  def step(bias, _):
+    def loss(bias):
+      return module.apply(
+        {'params': params | {'balance_bias': bias}}, x, valid, mutable=['losses', 'metrics']
+      )[1]
+
+    reports, pull = jax.vjp(loss, bias)
+    [excess] = pull(jax.tree.map(jnp.ones_like, reports))
+    return bias - 0.001 * jnp.sign(excess), reports['metrics']['load'][0]
+
+  _, loads = jax.lax.scan(step, params['balance_bias'], length=200)
+  assert loads[0] > 2 and loads[-20:].max() < 1.1
+
+
 def test_balance_loss_of_even_and_uneven_routing():
   """k if all experts are chosen equally often; E · (its probability) if one is always chosen."""
   module = MixtureOfExperts(

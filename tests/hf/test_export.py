@@ -96,6 +96,11 @@ def test_export_and_import_give_equal_logits(fields, family, tmp_path):
       'mixtral',
       'model.feed_forward',
     ),
+    (
+      MIXTRAL | dict(feed_forward='mixture_of_experts(experts=3, balance_bias=True)'),
+      'mixtral',
+      'model.feed_forward',
+    ),
   ],
 )
 def test_unsupported_fields_are_rejected_by_name(fields, family, message, tmp_path):

@@ -10,11 +10,12 @@ def softmax(r):
   return e / e.sum()
 
 
-def weights(x, valid, router, k, normalize=True, capacity=None):
+def weights(x, valid, router, k, normalize=True, capacity=None, bias=None):
   """[B, T, E]: the weight of each expert's output, 0 where it is not chosen.
 
   Top k of x · router (Mixtral, §2.1; `normalize` off: Switch, eq. 2). With a capacity the first choices
-  of a row are placed in order, then the second ones, …, while an expert has room (GShard, alg. 1).
+  of a row are placed in order, then the second ones, …, while an expert has room (GShard, alg. 1). With a
+  bias it is the top k of probability + bias, and none of it in the weights (Wang et al. 2024, eq. 3).
   """
   B, T, E = *x.shape[:2], router.shape[1]
   g = np.zeros((B, T, E))
@@ -23,7 +24,8 @@ def weights(x, valid, router, k, normalize=True, capacity=None):
     for j in range(k):
       for t in range(T):
         r = x[b, t] @ router
-        chosen = sorted(range(E), key=lambda i: -r[i])[:k]
+        score = r if bias is None else softmax(r) + bias
+        chosen = sorted(range(E), key=lambda i: -score[i])[:k]
         i = chosen[j]
         if valid[b, t] and room[i] > 0:
           room[i] -= 1

@@ -12,7 +12,7 @@ from tfm.config.assemble import Experiment
 from tfm.optimizers.protocol import Optimizer
 from tfm.runs.train import train
 from tfm.training import state as states
-from tfm.training.gradient_transforms import layerwise_decay, optimizer, path_name
+from tfm.training.gradient_transforms import balance_experts, layerwise_decay, optimizer, path_name
 
 
 NO_DECAY = r'bias|scale|table'
@@ -72,6 +72,27 @@ def test_clipping_bounds_the_global_norm():
   )
   np.testing.assert_allclose(updates['a'], [-0.3, 0], rtol=1e-6)
   np.testing.assert_allclose(updates['b'], [-0.4], rtol=1e-6)
+
+
+@pytest.mark.parametrize('frozen', ['', 'first', 'balance_bias'])
+def test_biases_of_experts_move_by_a_sign_and_touch_nothing_else(frozen):
+  """Clipping to 1 and a decay of 10 % would show in the kernel, and in the bias."""
+  others = optimizer(method('adamw(weight_decay=0.1)'), lambda count: 0.5, 1.0, 'none', frozen)
+  transformation = balance_experts(others, 0.01)
+  kernel, bias = {'kernel': jnp.array([1.0, -2.0])}, {'balance_bias': jnp.array([1.0, 2.0, 3.0])}
+  params = {'first': bias, 'second': bias, 'third': kernel}
+  grads = {'first': {'balance_bias': jnp.array([-700.0, 0.0, 1e-3])}} | {
+    'second': {'balance_bias': jnp.array([1.0, 1.0, -2.0])},
+    'third': {'kernel': jnp.array([0.3, 0.4])},
+  }
+  updates, state = transformation.update(grads, transformation.init(params), params)
+  alone, _ = others.update({'third': grads['third']}, others.init({'third': kernel}), {'third': kernel})
+  np.testing.assert_array_equal(updates['third']['kernel'], alone['third']['kernel'])
+  expected = {'first': np.array([0.01, 0, -0.01]), 'second': np.array([-0.01, -0.01, 0.01])}
+  for name, move in expected.items():
+    move = 0 * move if frozen and frozen in f'{name}/balance_bias' else move
+    np.testing.assert_allclose(updates[name]['balance_bias'], move)
+  assert {x.shape for x in jax.tree.leaves(state)} == {(), (2,)}  # no moments of biases
 
 
 @pytest.mark.parametrize('text', spec.variant_names(tfm.optimizers))

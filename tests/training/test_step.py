@@ -401,6 +401,59 @@ def test_accumulated_losses_of_layers_are_means_over_tokens(tiny):
   assert_trees_close(a.params, b.params, rtol=1e-4, atol=1e-6)
 
 
+BIASED = {
+  'model.feed_forward': 'mixture_of_experts(experts=3, balance=0.0, balance_bias=True)',
+  'optimizer.balance_rate': 0.01,
+  'optimizer.learning_rate': 0.0,  # so that only biases move
+}
+
+
+def balance_biases(state):
+  return np.asarray(state.params['stack']['layers']['block_0']['feed_forward']['balance_bias'])
+
+
+@pytest.mark.slow
+def test_biases_move_towards_even_loads_and_nothing_else_notices(tiny):
+  """Step by step by the sign of the excess load, and the loss and the norm of the gradient are those without
+  biases."""
+  config = sgd(tiny, **BIASED)
+  model = Experiment(config).build_model(VOCAB)
+  history, state = prepared(config, steps=3)
+  biases, params = np.zeros((2, 3)), prepared(config, steps=0)[1].params
+  objective = Experiment(config).objective
+  gradient = jax.jit(jax.grad(lambda p, rows: objective(model, p, rows, jax.random.key(0))[0]))
+  for step in range(3):
+    params['stack']['layers']['block_0']['feed_forward']['balance_bias'] = jnp.asarray(biases, jnp.float32)
+    excess = gradient(params, batch(seed=step))['stack']['layers']['block_0']['feed_forward']['balance_bias']
+    assert np.abs(excess).max() > 0
+    biases = biases - 0.01 * np.sign(excess)
+  np.testing.assert_allclose(balance_biases(state), biases, atol=1e-7)
+  plain = BIASED | {'model.feed_forward': 'mixture_of_experts(experts=3, balance=0.0)'}
+  (without,), _ = prepared(sgd(tiny, **plain))
+  for name in ('loss', 'gradient_norm', 'load'):
+    assert history[0][name] == pytest.approx(without[name], rel=1e-6)
+
+
+@pytest.mark.parametrize(
+  'fields, mesh',
+  [
+    ({'training.gradient_accumulation': 4}, None),
+    ({}, dict(data=2, expert=2, tensor=2)),
+    ({'pipeline.microbatches': 2}, dict(stage=2, data=4)),
+    ({'model.remat': 'full'}, None),
+    ({'model.dtype': 'float16'}, None),
+  ],
+  ids=str,
+)
+@pytest.mark.slow
+def test_loads_are_those_of_the_whole_batch_however_it_is_computed(tiny, fields, mesh):
+  biased = BIASED | {'model.feed_forward': 'mixture_of_experts(experts=4, balance=0.0, balance_bias=True)'}
+  _, whole = prepared(sgd(tiny, **biased), steps=3)
+  _, parts = prepared(sgd(tiny, **biased | fields), steps=3, mesh=mesh)
+  assert balance_biases(whole).all()
+  np.testing.assert_allclose(balance_biases(parts), balance_biases(whole), atol=1e-7)
+
+
 @pytest.mark.sampled(0)
 @pytest.mark.parametrize(
   'mesh, rules',

@@ -173,6 +173,8 @@ def _fields() -> dict[str, Any]:
       clip=Ranged(1.0, NonNegativeFloat),  # global norm of the gradient; 0: no clipping
       no_decay=r'bias|scale|table|sinks|A_log|/D$',  # regex on parameter paths: no weight decay
       frozen='',  # regex on parameter paths: parameters that are not trained; '': none
+      # u: step of the biases of mixture_of_experts(balance_bias=True)
+      balance_rate=Ranged(1e-3, NonNegativeFloat),
       # Learning-rate factor from each layer to the one below; 1.0: the same rate
       layer_decay=Ranged(1.0, Annotated[float, Interval(gt=0, le=1)]),
     ),

@@ -18,6 +18,7 @@ from tfm.layers.float32_gradients import einsum
 from tfm.layers.grouped_matmul import permute
 from tfm.layers.initializer import Factory, Initializer, zeros
 from tfm.layers.linear import Linear
+from tfm.layers.load_balance import BALANCE_BIAS, carry_excess_load
 from tfm.parallel.sharding import (
   mesh_axes_of,
   mesh_axes_per_dimension,
@@ -69,6 +70,10 @@ class MixtureOfExperts(FeedForward):
     shared: experts that every token goes to, together one MLP of `shared` · F (Dai et al. 2024,
       DeepSeekMoE, §3.2).
     balance, z_loss: weights of the losses; 0: none.
+    balance_bias: whether the k experts are those with the greatest probability + bias, without a bias in
+      the weights; each step moves the biases by config.optimizer.balance_rate towards even loads (Wang et
+      al. 2024, Auxiliary-Loss-Free Load Balancing, eq. 3 and algorithm 1; `layers/load_balance.py`). In
+      place of the balance loss with balance=0, or beside it.
 
   Raises:
     ValueError: for fewer than one expert, a top_k outside of 1 … E or that leaves the router without a
@@ -76,7 +81,7 @@ class MixtureOfExperts(FeedForward):
   """
 
   examples = (
-    'mixture_of_experts(experts=4, shared=1)',
+    'mixture_of_experts(experts=4, shared=1, balance=0.0, balance_bias=True)',
     # A capacity that drops nothing, so that packing and decoding are exact.
     'mixture_of_experts(experts=4, top_k=1, activation="gelu", normalize=False, capacity=4.0)',
   )
@@ -90,6 +95,7 @@ class MixtureOfExperts(FeedForward):
   shared: SizeOrZero = 0
   balance: NonNegativeFloat = 0.01
   z_loss: NonNegativeFloat = 0.0
+  balance_bias: bool = False
 
   def __post_init__(self):
     self.validate()
@@ -137,14 +143,21 @@ class MixtureOfExperts(FeedForward):
         name='router',
       )(x)
     logits = shard(logits, 'batch', 'length', None)
+    scores = logits
+    if self.balance_bias:
+      bias = self.param(BALANCE_BIAS, with_logical_axes(zeros, ('expert',)), (self.experts,), jnp.float32)
+      scores = jax.nn.softmax(logits) + bias[None, None]
     # Not `lax.top_k`: for that XLA copies the logits of all devices to each.
-    choices = jnp.argsort(-logits, stable=True)[..., : self.top_k]
+    choices = jnp.argsort(-scores, stable=True)[..., : self.top_k]
     top = jnp.take_along_axis(logits, choices, -1)
     total = jax.nn.logsumexp(top if self.normalize else logits, -1, keepdims=True)
     choices = jnp.where(valid[..., None], choices, self.experts)
     mix = self.mix_dropless if self.capacity is None else self.mix_capped
     y = mix(x, choices, self.scale * jnp.exp(top - total))
-    self.report(logits, choices, valid)
+    counts = (choices[..., None] == jnp.arange(self.experts)[None, None, None]).sum((0, 1, 2))
+    self.report(logits, counts, valid)
+    if self.balance_bias:
+      self.sow_scalar('losses', BALANCE_BIAS, carry_excess_load(bias, counts))
     if self.shared:
       y = y + self.expert(
         self.width,
@@ -224,10 +237,10 @@ class MixtureOfExperts(FeedForward):
       return Projections(self.experts, shape[::-1], axes[::-1], self.output_initializer, self.bias, name=name)
     return Projections(self.experts, shape, axes, self.initializer, self.bias, name=name)
 
-  def report(self, logits, choices, valid) -> None:
-    """Losses and metrics, as means over the tokens."""
+  def report(self, logits, counts, valid) -> None:
+    """Losses and metrics, as means over the tokens; `counts`: the choices of each expert."""
     count = jnp.maximum(valid.sum(), 1)
-    chosen = (choices[..., None] == jnp.arange(self.experts)[None, None, None]).sum((0, 1, 2)) / count
+    chosen = counts / count
 
     def mean(x):
       return jnp.where(valid[..., None], x, 0).sum((0, 1)) / count

@@ -1,4 +1,6 @@
-"""What surrounds an optimizer: clipping, weight decay by path, frozen parameters, learning rates by depth."""
+"""What surrounds an optimizer: clipping, weight decay by path, frozen parameters, learning rates by depth,
+biases that balance experts.
+"""
 
 import re
 from collections.abc import Callable
@@ -8,9 +10,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from tfm.layers.load_balance import BALANCE_BIAS
 from tfm.optimizers.protocol import Optimizer
 from tfm.parallel.sharding import Parameter
-from tfm.shapes import Array
+from tfm.shapes import Array, PyTree
 
 
 class MaskedTransformation(NamedTuple):
@@ -19,11 +22,13 @@ class MaskedTransformation(NamedTuple):
   Attributes:
     init, update: as in optax.
     is_trainable: path → whether that parameter is trained; one that is not has no moments and zero updates.
+    follows_gradient: path → whether its update comes from a gradient, which counts in the norm of all.
   """
 
   init: Callable
   update: Callable
   is_trainable: Callable[[str], bool] = lambda path: True
+  follows_gradient: Callable[[str], bool] = lambda path: True
 
 
 def optimizer(
@@ -61,19 +66,51 @@ def optimizer(
   def is_trainable(path):
     return not re.search(frozen, path)
 
-  def drop_frozen(tree):
-    """The tree with None for frozen leaves."""
-    return jax.tree_util.tree_map_with_path(
-      lambda path, x: x if is_trainable(path_name(path)) else None,
-      tree,
-      is_leaf=lambda x: isinstance(x, Parameter),
-    )
-
   def update(grads, state, params):
-    updates, state = transformation.update(drop_frozen(grads), state, drop_frozen(params))
+    trained = keep_leaves(is_trainable, params)
+    updates, state = transformation.update(keep_leaves(is_trainable, grads), state, trained)
     return jax.tree.map(lambda x, u: jnp.zeros_like(x) if u is None else u, params, updates), state
 
-  return MaskedTransformation(lambda params: transformation.init(drop_frozen(params)), update, is_trainable)
+  return MaskedTransformation(
+    lambda params: transformation.init(keep_leaves(is_trainable, params)), update, is_trainable
+  )
+
+
+def balance_experts(others: MaskedTransformation, rate: float) -> MaskedTransformation:
+  """Moves the biases of `layers/load_balance.py` by -rate · sign(excess load), which is their gradient, and
+  all other parameters as `others` does: clipping, decay and moments see none of the biases.
+  """
+
+  def follows_gradient(path):
+    return path.split('/')[-1] != BALANCE_BIAS
+
+  def update(grads, state, params):
+    updates, state = others.update(
+      keep_leaves(follows_gradient, grads), state, keep_leaves(follows_gradient, params)
+    )
+
+    def move(path, excess, update):
+      if update is None:
+        return -rate * jnp.sign(excess) * others.is_trainable(path_name(path))
+      return update
+
+    return jax.tree_util.tree_map_with_path(move, grads, updates), state
+
+  return MaskedTransformation(
+    lambda params: others.init(keep_leaves(follows_gradient, params)),
+    update,
+    others.is_trainable,
+    follows_gradient,
+  )
+
+
+def keep_leaves(predicate: Callable[[str], bool], tree: PyTree) -> PyTree:
+  """The tree, boxed or not, with None for the leaves whose path does not satisfy the predicate."""
+  return jax.tree_util.tree_map_with_path(
+    lambda path, x: x if predicate(path_name(path)) else None,
+    tree,
+    is_leaf=lambda x: isinstance(x, Parameter),
+  )
 
 
 def layerwise_decay(

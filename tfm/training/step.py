@@ -10,7 +10,7 @@ import optax
 from tfm.objectives.protocol import Objective
 from tfm.parallel.microbatches import split_into_microbatches
 from tfm.shapes import Array, PyTree
-from tfm.training.gradient_transforms import MaskedTransformation, path_name
+from tfm.training.gradient_transforms import MaskedTransformation, keep_leaves, path_name
 from tfm.training.loss_scale import all_finite
 from tfm.training.state import State
 
@@ -72,7 +72,7 @@ def train_step(
     metrics |= dict(
       tokens=sums['tokens'],
       read=(batch['segments'] > 0).sum().astype(jnp.float32),
-      gradient_norm=optax.tree.norm(grads),
+      gradient_norm=optax.tree.norm(keep_leaves(optimizer.follows_gradient, grads)),
       learning_rate=rate(state.step),
     )
 

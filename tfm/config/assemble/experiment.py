@@ -25,7 +25,7 @@ from tfm.objectives.protocol import Objective
 from tfm.optimizers.protocol import Optimizer
 from tfm.parallel import sharding
 from tfm.shapes import Array, Float
-from tfm.training.gradient_transforms import MaskedTransformation, layerwise_decay
+from tfm.training.gradient_transforms import MaskedTransformation, balance_experts, layerwise_decay
 from tfm.training.gradient_transforms import optimizer as make_optimizer
 from tfm.training.save_interval import INTERVALS, Interval
 from tfm.training.schedule import SCHEDULES, schedule
@@ -151,7 +151,8 @@ class Experiment:
       stacks = [part for part in (model, model.encoder) if part]
       sizes = [size for part in stacks for size in (part.layers, max(1, len(part.pattern)))]
       layer_factor = layerwise_decay(fields.layer_decay, *sizes)
-    return make_optimizer(method, rate, fields.clip, fields.no_decay, self.frozen_pattern, layer_factor), rate
+    optimizer = make_optimizer(method, rate, fields.clip, fields.no_decay, self.frozen_pattern, layer_factor)
+    return balance_experts(optimizer, fields.balance_rate), rate
 
   @functools.cached_property
   def save_intervals(self) -> tuple[Interval, Interval]:
