@@ -10,11 +10,6 @@ from flax import struct
 from tfm.shapes import Array, Bool, Float, Int
 
 
-# x [M I], dy [M O] → [E I O]: what the rows of each group add to the gradient of its kernel.
-ROWS_CONTRACTED = jax.lax.RaggedDotDimensionNumbers(
-  dot_dimension_numbers=(((0,), (0,)), ((), ())), lhs_ragged_dimensions=[0], rhs_group_dimensions=[]
-)
-
 Gather = tuple[tuple[str, ...], tuple[str, ...]]
 
 
@@ -35,8 +30,9 @@ def multiply_groups(
   beyond become zeros.
 
   On a TPU it is `jax.lax.ragged_dot`, whose cost is that of the rows. Elsewhere XLA (of jax 0.10) expands
-  that into the product of every row with every kernel, so there a loop over tiles computes it. Gradients are
-  products in the type of x; that of the kernels is accumulated and returned in float32.
+  that into the product of every row with every kernel, so there a loop over tiles computes it; and as it
+  expands the kernels' gradient on a TPU too, the loop always computes that. Gradients are products in the
+  type of x; that of the kernels is accumulated and returned in float32.
 
   Args:
     kernels: float32 parameters; they are multiplied in the type of x.
@@ -58,7 +54,7 @@ def _forward(gather, x, kernels, sizes):
 def _backward(gather, residuals, dy):
   x, kernels, sizes = residuals
   dx = _products(dy, _gather_kernels(gather, kernels.astype(x.dtype)).swapaxes(1, 2), sizes)
-  total = jax.lax.platform_dependent(x, dy, sizes, tpu=sum_ragged, default=sum_tiles)
+  total = sum_tiles(x, dy, sizes)
   for dimension, axes in enumerate(gather, 1):
     if axes:
       total = jax.lax.psum_scatter(total, axes, scatter_dimension=dimension, tiled=True)
@@ -85,13 +81,6 @@ def multiply_ragged(
   """The products by `jax.lax.ragged_dot`, which does not define the rows beyond all groups."""
   y = jax.lax.ragged_dot(x, kernels, sizes)
   return jnp.where((jnp.arange(len(x)) < sizes.sum())[:, None], y, 0)
-
-
-def sum_ragged(
-  x: Float[Array, 'M I'], dy: Float[Array, 'M O'], sizes: Int[Array, 'E']
-) -> Float[Array, 'E I O']:
-  """The gradients of the kernels by `jax.lax.ragged_dot_general`."""
-  return jax.lax.ragged_dot_general(x, dy, sizes, ROWS_CONTRACTED, preferred_element_type=jnp.float32)
 
 
 def multiply_tiles(
