@@ -93,11 +93,23 @@ def test_kernel_gradients_are_summed_in_float32():
   assert gradient(jnp.ones((2, 1, 1))).tolist() == [[[2999.0]], [[1.0]]]
 
 
-def test_runs_may_be_vmapped():
-  x, kernels, _ = (jnp.stack(each) for each in zip(draw(9, 3), draw(9, 3)))
-  sizes = jnp.asarray([[2, 3, 4], [0, 5, 1]])
-  for i, y in enumerate(jax.vmap(multiply_groups)(x, kernels, sizes)):
-    np.testing.assert_allclose(y, multiply_groups(x[i], kernels[i], sizes[i]), rtol=1e-6)
+@pytest.mark.parametrize('axes', [(0, 0, 0), (0, None, 0), (0, None, None)], ids=str)
+def test_runs_may_be_vmapped(axes):
+  """Gradients too, and on a TPU by products without batches, which is all that its compiler takes."""
+  arrays = [jnp.stack(each) for each in zip(draw(9, 3)[:2], draw(9, 3)[:2])]
+  arrays.append(jnp.asarray([[2, 3, 4], [0, 5, 1]]))
+  arrays = [x if axis == 0 else x[0] for x, axis in zip(arrays, axes)]
+
+  def gradients(x, kernels, sizes):
+    return jax.grad(lambda x, kernels: multiply_groups(x, kernels, sizes).sum(), (0, 1))(x, kernels)
+
+  run = jax.jit(jax.vmap(gradients, axes))
+  for i in range(2):
+    alone = gradients(*(x if axis is None else x[i] for x, axis in zip(arrays, axes)))
+    for together, expected in zip(run(*arrays), alone, strict=True):
+      np.testing.assert_allclose(together[i], expected, rtol=1e-5, atol=1e-6)
+  text = run.trace(*arrays).lower(lowering_platforms=('tpu',)).as_text()
+  assert 'chlo.ragged_dot' in text and 'lhs_batching_dimensions' not in text
 
 
 def test_an_inverse_permutation_puts_rows_back():

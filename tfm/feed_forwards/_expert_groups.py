@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from tfm.layers.grouped_matmul import invert_permutation, multiply_groups, permute
+from tfm.parallel.pipeline_parallelism import stage_count
 from tfm.parallel.sharding import dividing_axes, mesh_axes_per_dimension, shard_count
 from tfm.shapes import Array, Float, Int
 
@@ -40,7 +41,8 @@ def mix_groups(
   rows = PartitionSpec(axes.batch or None, axes.length or None)
   experts = PartitionSpec(axes.expert or None)
   run = functools.partial(_mix_own_groups, activate, axes, names)
-  if axes.is_sharded:
+  # Of a pipeline, too: the stages are a `vmap`, of which each device computes its own.
+  if axes.is_sharded or stage_count() > 1:
     specs = {
       name: {
         part: PartitionSpec(*experts, *(getattr(axes, axis) or None for axis in names[name][-p.ndim + 1 :]))

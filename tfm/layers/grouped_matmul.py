@@ -75,6 +75,8 @@ def _products(x, kernels, sizes):
   return jax.lax.platform_dependent(x, kernels, sizes, tpu=multiply_ragged, default=multiply_tiles)
 
 
+# Runs under `vmap` one after another: a TPU's `ragged_dot` has no batches.
+@jax.custom_batching.sequential_vmap
 def multiply_ragged(
   x: Float[Array, 'M I'], kernels: Float[Array, 'E I O'], sizes: Int[Array, 'E']
 ) -> Float[Array, 'M O']:
