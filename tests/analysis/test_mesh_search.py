@@ -7,6 +7,7 @@ import pytest
 from tfm.analysis import mesh_search
 from tfm.analysis.lowering import PlanRequest
 from tfm.analysis.mesh_search import Candidate
+from tfm.analysis.roofline import Bound
 from tfm.config.assemble import Experiment
 
 
@@ -57,10 +58,7 @@ def test_a_candidate_as_flags_is_a_config(plan_request):
 
 
 def planned(fits, seconds=1.0):
-  return types.SimpleNamespace(
-    memory=types.SimpleNamespace(fits=fits),
-    bound=types.SimpleNamespace(seconds=seconds, compute=seconds, memory=0, links=0, network=0),
-  )
+  return types.SimpleNamespace(memory=types.SimpleNamespace(fits=fits), bound=Bound(seconds, 0, 0, 0, {}))
 
 
 def test_what_is_needless():

@@ -1,12 +1,9 @@
 """The arithmetic of the bound, and the table of chips."""
 
-import types
-
-import numpy as np
 import pytest
 
 from tfm.analysis.collectives import Collective
-from tfm.analysis.roofline import Slices, compute_bound, usable_link_fractions
+from tfm.analysis.roofline import Slices, compute_bound
 from tfm.parallel import chip_specs
 from tfm.parallel.chip_specs import CHIPS, Chip
 
@@ -26,6 +23,7 @@ def test_the_largest_bounds():
   # Of the gathered 16 a device sends three quarters.
   assert b.axes == dict(fsdp=3.0, tensor=2.0)
   assert b.links == b.seconds == 5 and b.by == 'links (fsdp)'
+  assert b.serial_seconds == 1 + 2 + 5
 
 
 def test_an_axis_has_its_own_links_only():
@@ -33,7 +31,7 @@ def test_an_axis_has_its_own_links_only():
     Collective('collective-permute', ('fsdp',), 2, 1, 8),
     Collective('collective-permute', ('tensor',), 2, 1, 8),
   ]
-  b = compute_bound(CHIP, 0, 0, sent, {('fsdp',): 0.5, ('tensor',): 0.5})
+  b = compute_bound(CHIP, 0, 0, sent, {('collective-permute', (axis,)): 0.5 for axis in ('fsdp', 'tensor')})
   assert b.axes == dict(fsdp=4.0, tensor=4.0) and b.links == 4  # each over its half, at once
 
 
@@ -55,27 +53,6 @@ def test_what_a_compiler_has_split_between_slices_and_within_them():
   ]
   b = compute_bound(CHIP, 0, 0, sent, slices=Slices(2))
   assert b.network == 10 / 1 and b.links == 2 * 0.75 * 40 / 4 and b.axes == dict(data=b.links)
-
-
-def test_the_part_of_a_torus_that_an_axis_is_laid_over():
-  """4 × 4 × 2 chips: data over the first dimension, fsdp over the two others."""
-  places = np.array(
-    [
-      types.SimpleNamespace(coords=(x, y, z), platform='tpu', device_kind='TPU v5', id=x * 8 + y * 2 + z)
-      for x in range(4)
-      for y in range(4)
-      for z in range(2)
-    ],
-    object,
-  )
-  mesh = types.SimpleNamespace(devices=places.reshape(4, 8, 1), axis_names=('data', 'fsdp', 'tensor'))
-  sent = [Collective('all-reduce', axes, 2, 1, 1) for axes in (('data',), ('fsdp',), ('data', 'fsdp'))]
-  assert usable_link_fractions(mesh, 3, sent) == {
-    ('data',): pytest.approx(1 / 3),
-    ('fsdp',): pytest.approx(2 / 3),
-    ('data', 'fsdp'): 1,
-  }
-  assert usable_link_fractions(mesh, 0, sent) == {}  # a switch has no dimensions
 
 
 def test_every_chip_is_whole():

@@ -138,11 +138,7 @@ def best_plan(compiled: Sequence[tuple[Candidate, StepPlan]]) -> tuple[Candidate
 
   def key(pair):
     bound = pair[1].bound
-    return (
-      (bound.seconds, bound.compute + bound.memory + bound.links + bound.network)
-      if bound
-      else (pair[1].products, pair[1].moved)
-    )
+    return (bound.seconds, bound.serial_seconds) if bound else (pair[1].products, pair[1].moved)
 
   return min(fit, key=key, default=None)
 

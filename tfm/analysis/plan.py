@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import jax
 from jax.sharding import Mesh
 
-from tfm.analysis import collectives, hlo, hlo_cost
+from tfm.analysis import collectives, hlo, hlo_cost, torus
 from tfm.analysis import roofline as bounds
 from tfm.analysis.lowering import Step
 from tfm.analysis.roofline import Bound
@@ -102,6 +102,11 @@ class StepPlan:
     return self.bound and self.tokens / self.bound.seconds
 
   @property
+  def serial_rate(self) -> float | None:
+    """Tokens per second of all devices if compute, memory and communication took turns."""
+    return self.bound and self.tokens / self.bound.serial_seconds
+
+  @property
   def mfu(self) -> float | None:
     """Upper bound on model FLOPs utilization (Chowdhery et al. 2022, app. B)."""
     return self.bound and self.flops / (self.bound.seconds * self.chip.flops * self.devices)
@@ -181,7 +186,7 @@ def analyze_step(
     products,
     cost.bytes,
     sent,
-    bounds.usable_link_fractions(mesh, chip.dims, sent),
+    torus.usable_link_fractions(mesh, chip.dims, sent),
     bounds.Slices(slices, slice_axis),
   )
   return StepPlan(

@@ -89,8 +89,10 @@ def summary(one: StepPlan) -> list[tuple[str, ...]]:
     )
   word = 'generated' if one.name == 'decoding' else 'trained'
   return rows + [
-    ('time of a step', seconds(b.seconds), f'at least; bound by {b.by}'),
+    ('time of a step', seconds(b.seconds), f'at least, if all overlap; bound by {b.by}'),
+    ('… without overlap', seconds(b.serial_seconds), 'the sum of these times'),
     ('tokens/s', f'{one.rate:,.0f}', f'{word} by all devices, at most; {one.tokens:,} a step'),
+    ('… without overlap', f'{one.serial_rate:,.0f}', f'{one.serial_rate / one.devices:,.0f} per device'),
     ('MFU', f'{one.mfu:.1%}', 'at most'),
   ]
 
@@ -159,11 +161,14 @@ def data(one: StepPlan) -> dict:
     devices=one.devices,
     fits=one.memory.fits,
     tokens_per_second=one.rate,
+    serial_tokens_per_second=one.serial_rate,
     mfu=one.mfu,
     collectives=[dataclasses.asdict(each) | dict(sent=each.sent) for each in one.collectives],
   )
   if one.bound:
-    result['bound'] |= dict(seconds=one.bound.seconds, by=one.bound.by)
+    result['bound'] |= dict(
+      seconds=one.bound.seconds, serial_seconds=one.bound.serial_seconds, by=one.bound.by
+    )
   return result
 
 

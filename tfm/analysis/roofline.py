@@ -1,18 +1,16 @@
-"""A lower bound on the time of a step, from its operations and the published peaks of the chip.
+"""A bracket of the time of a step, from its operations and the published peaks of the chip.
 
   time ≥ max(FLOPs / peak, memory traffic / memory bandwidth, bytes sent / bandwidth of the links used)
 
 The roofline model (Williams et al. 2009), with a roof for the network. The bound assumes that every part runs
-at its published peak and that all overlap; a real step is slower. It shows what limits a step, and predicts
-no time.
+at its published peak and that all overlap; a real step is slower. The sum of the parts is the time if each
+ran at its peak and none overlapped: a step below it overlaps well, one above it loses time to what is not
+counted. Neither is a prediction.
 """
 
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
-
-import numpy as np
-from jax.sharding import Mesh
 
 from tfm.analysis.collectives import SENT_FRACTION, Collective
 from tfm.parallel.chip_specs import Chip
@@ -39,6 +37,11 @@ class Bound:
     return max(self.compute, self.memory, self.links, self.network)
 
   @property
+  def serial_seconds(self) -> float:
+    """The time if nothing overlapped."""
+    return self.compute + self.memory + self.links + self.network
+
+  @property
   def by(self) -> str:
     """The resource that takes longest."""
     parts = dict(compute=self.compute, memory=self.memory, links=self.links, network=self.network)
@@ -60,7 +63,7 @@ def compute_bound(
   flops: float,
   bytes_accessed: float,
   collectives: Sequence[Collective],
-  link_fractions: Mapping[tuple[str, ...], float] = {},
+  link_fractions: Mapping[tuple[str, tuple[str, ...]], float] = {},
   slices: Slices = Slices(),
 ) -> Bound:
   """The time bound of a step on one device.
@@ -68,7 +71,7 @@ def compute_bound(
   Args:
     chip: the share of one device.
     flops, bytes_accessed: FLOPs and memory traffic of one device.
-    link_fractions: axes → fraction of the chip's links that their collectives can use; 1 by default.
+    link_fractions: (kind, axes) → fraction of the chip's links that these collectives can use; 1 by default.
     slices: of an exchange over their axis each device sends its share to the other slices once, and the
       rest stays within its slice, as libtpu compiles it; other platforms are counted alike.
   """
@@ -85,29 +88,9 @@ def compute_bound(
     sent = c.bytes * SENT_FRACTION[c.kind](group) if group > 1 or not spans_slices else 0.0
     if spans_slices:
       network += c.bytes / max(group, 1) * SENT_FRACTION[c.kind](slices.count)
-    name, seconds = ' '.join(c.axes), sent / (chip.links * link_fractions.get(c.axes, 1.0))
+    name, seconds = ' '.join(c.axes), sent / (chip.links * link_fractions.get((c.kind, c.axes), 1.0))
     axes[name] = axes.get(name, 0.0) + seconds
     total += sent
   # Collectives over different axes may use different links at the same time.
   links = max(total / chip.links, *axes.values(), 0.0)
   return Bound(flops / chip.flops, bytes_accessed / chip.bandwidth, links, network / chip.network, axes)
-
-
-def usable_link_fractions(
-  mesh: Mesh, dims: int, collectives: Sequence[Collective]
-) -> dict[tuple[str, ...], float]:
-  """The fraction of a chip's links that lie along the torus dimensions of each collective's mesh axes.
-
-  For example 2/3 for axes that span two of three dimensions of a torus.
-  """
-  first = mesh.devices.flat[0]
-  if not dims or getattr(first, 'coords', None) is None:
-    return {}
-  coords = np.array([device.coords for device in mesh.devices.flat]).reshape(*mesh.devices.shape, -1)
-  fractions = {}
-  for c in collectives:
-    group = tuple(slice(None) if axis in c.axes else 0 for axis in mesh.axis_names)
-    positions = coords[group].reshape(-1, coords.shape[-1])
-    spanned = int((positions != positions[0]).any(0).sum())
-    fractions[c.axes] = min(1.0, spanned / dims) if spanned else 1.0
-  return fractions
