@@ -144,6 +144,17 @@ class TestParameters:
       validate_divisibility(dict(t=box(6, 4, ('vocab', 'embed'))), mesh(), rules)
 
 
+def test_a_jitted_function_is_traced_anew_under_other_rules():
+  @jax.jit
+  def double(x):
+    return shard(2 * x, 'batch', 'length', 'embed')
+
+  for axis, size in (('data', 2), ('tensor', 4), ('data', 2)):
+    rules = parse_rules({**default_config().rules, 'batch': axis})
+    with sharding.context(mesh(data=2, fsdp=1, tensor=4), rules):
+      assert double(X).sharding.shard_shape(X.shape)[0] == len(X) // size, axis
+
+
 def test_batches_lie_over_the_axes_of_the_batch():
   assert sharding.batch_sharding(mesh(), RULES).spec == PartitionSpec(('data', 'fsdp', 'expert'))
   assert sharding.batch_sharding(mesh(), parse_rules(dict(batch=''))).is_fully_replicated

@@ -423,29 +423,3 @@ def test_a_missing_process_is_reported(start, tmp_path):
     'seconds; check that all were started, each with its own --process, and reach the same --coordinator, a '
     'free port of process 0'
   )
-
-
-@pytest.mark.parametrize(
-  'flags, expected_message',
-  [
-    (('two', None, None, 60, 300), '--processes=two must be a number of processes'),
-    (('2', None, 'localhost:1', 60, 300), '--process=None is not below --processes=2'),
-    (('2', 2, 'localhost:1', 60, 300), '--process=2 is not below --processes=2'),
-    (('2', 0, 'localhost', 60, 300), '--coordinator=localhost must be HOST:PORT'),
-    (('1', 0, None, None, None), '--processes=1 takes neither'),
-    (('2', 0, 'localhost:1', 0, 300), '--heartbeat_timeout=0 must be at least 1'),
-    (('1', None, None, 10, None), '--heartbeat_timeout=10 needs several processes'),
-    (('1', None, None, None, 10), '--connect_timeout=10 needs several processes'),
-  ],
-)
-def test_flags_that_make_no_sense(flags, expected_message):
-  with pytest.raises(ValueError, match=expected_message):
-    processes.connect('train', *flags)
-
-
-def test_alone_all_is_as_ever():
-  assert processes.is_main_process() and processes.gather_bytes(b'one') == [b'one']
-  processes.barrier()
-  processes.require_equal(dict(anything=1))
-  with pytest.raises(KeyError), processes.abort_all_on_error('train', (ValueError,)):
-    raise KeyError

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
-import numpy as np
 from jax.experimental import multihost_utils
 from orbax.checkpoint import multihost
 
@@ -40,7 +39,7 @@ PEER_LOST_PATTERN = re.compile(
   r'gloo|nccl|connection|unavailable|deadline|heartbeat|barrier|coordination|preempt|aborted|peer',
   re.IGNORECASE,
 )
-_barriers = itertools.count()
+_barriers, _gathers = itertools.count(), itertools.count(1)
 
 
 def connect(  # more than six parameters: the flags of a command
@@ -154,17 +153,27 @@ def main_process_first() -> Iterator[None]:
 
 
 def gather_bytes(record: bytes) -> list[bytes]:
-  """All-gathers the records of all processes, which have equal lengths, in process order."""
+  """All-gathers a record of each process, in process order.
+
+  Uses the coordination service: a collective of the devices would wait for the step that they compute, and
+  leave them idle afterwards.
+  """
   if jax.process_count() == 1:
     return [record]
-  _barrier_before_first_collective()
-  return [row.tobytes() for row in multihost_utils.process_allgather(np.frombuffer(record, np.uint8))]
+  _connect_devices()
+  client, number, key = multihost.get_jax_distributed_client(), next(_gathers), f'{jax.process_index():08d}'
+  client.key_value_set_bytes(f'tfm/gather/{number}/{key}', record)
+  barrier(f'gather/{number}')
+  # Whoever has come here has read the records before these.
+  client.key_value_delete(f'tfm/gather/{number - 1}/{key}')
+  return [value for _, value in sorted(client.key_value_dir_get_bytes(f'tfm/gather/{number}/'))]
 
 
 @functools.cache
-def _barrier_before_first_collective() -> None:
-  """Waits once before the first collective, for which gloo (CPU) allows only 30 seconds."""
+def _connect_devices() -> None:
+  """Makes the devices' first collective once all are here: gloo (CPU) waits for it for 30 seconds only."""
   barrier()
+  multihost_utils.sync_global_devices('tfm')
 
 
 def require_equal(facts: Mapping[str, Any]) -> None:

@@ -223,6 +223,10 @@ def replicated(mesh: Mesh) -> NamedSharding:
   return NamedSharding(mesh, PartitionSpec())
 
 
+# JAX retraces a jitted function under another mesh, and by this under other rules, too.
+_traced_rules = jax.make_user_context()
+
+
 def context(mesh: Mesh, rules: Rules) -> Any:
   """A context manager that sets the current mesh and rules."""
   return _Context(mesh, rules)
@@ -230,7 +234,7 @@ def context(mesh: Mesh, rules: Rules) -> Any:
 
 class _Context:
   def __init__(self, mesh: Mesh, rules: Rules):
-    self.entered = jax.set_mesh(mesh), nn.logical_axis_rules(rules)
+    self.entered = jax.set_mesh(mesh), nn.logical_axis_rules(rules), _traced_rules(rules)
 
   def __enter__(self):
     for manager in self.entered:

@@ -18,8 +18,6 @@ from tfm.training.state import State
 
 
 RESUMES = 'free some space and run the command again: it resumes from the last checkpoint'
-# Bytes of a message that processes exchange.
-MESSAGE_BYTES = 512
 
 # What Orbax logs and is not shown: expected warnings (of a read-only manager, of a checkpoint without
 # metrics, and of one that each process writes for itself, whose global size is not logged), and tracebacks of
@@ -316,9 +314,8 @@ def digest_own_files(handler: ocp.StandardCheckpointHandler) -> ocp.StandardChec
 
 def gather_first_message(message: str) -> str:
   """The first message that is not empty among those of all processes, or ''."""
-  records = processes.gather_bytes(message.encode()[:MESSAGE_BYTES].ljust(MESSAGE_BYTES))
-  messages = (record.rstrip().decode(errors='ignore') for record in records)
-  return next(filter(None, messages), '')
+  messages = processes.gather_bytes(message.encode())
+  return next(filter(None, messages), b'').decode()
 
 
 def restore_target(abstract: PyTree, shardings: PyTree) -> PyTree:

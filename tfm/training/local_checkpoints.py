@@ -8,7 +8,6 @@ import functools
 import json
 import pathlib
 import shutil
-import struct
 import uuid
 from collections.abc import Iterable
 from typing import Any
@@ -28,7 +27,6 @@ from tfm.training.state import State
 
 NAME_FILE = 'near.json'  # in --workdir: the name of the run's local folders
 KEEP = 2  # a kill may come between the saves of two processes
-NO_STEP = -1  # no step
 
 
 class LocalCheckpoints(Checkpoints):
@@ -89,9 +87,8 @@ class LocalCheckpoints(Checkpoints):
 
   def steps(self) -> list[int]:
     """The complete steps that every process has, in order."""
-    own_steps, form = super().steps()[-KEEP - 1 :], f'>{KEEP + 1}q'
-    every = processes.gather_bytes(struct.pack(form, *own_steps, *[NO_STEP] * (KEEP + 1 - len(own_steps))))
-    return sorted(set.intersection(*(set(struct.unpack(form, one)) for one in every)) - {NO_STEP})
+    every = processes.gather_bytes(json.dumps(super().steps()).encode())
+    return sorted(set.intersection(*(set(json.loads(steps)) for steps in every)))
 
   def find_newer(self, last: int, config: ConfigDict) -> int | None:
     """The newest step after `last` from which training can resume; prints why it cannot from newer ones."""
