@@ -7,8 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
 from tfm.data import file_hashes
+from tfm.parallel import mesh as meshes
 from tfm.runs import load as runs
 from tfm.runs.train import train
 from tfm.training.checkpoint import Checkpoints
@@ -36,14 +38,26 @@ def test_the_last_few_and_the_best_are_kept(tmp_path):
   for last, count, mean in ((4, 2, 3.0), (5, 2, 4.5), (5, 3, 11 / 3)):
     averaged = checkpoints.restore_averaged_params(last, count, target.params)
     np.testing.assert_allclose(averaged['kernel'], mean, rtol=1e-6)
-  for last, count, mean in ((4, 2, 3.0), (5, 2, 4.5), (5, 3, 11 / 3)):
-    averaged = checkpoints.restore_averaged_params(last, count, target.params)
-    np.testing.assert_allclose(averaged['kernel'], mean, rtol=1e-6)
-  for last, count, mean in ((4, 2, 3.0), (5, 2, 4.5), (5, 3, 11 / 3)):
-    averaged = checkpoints.restore_averaged_params(last, count, target.params)
-    np.testing.assert_allclose(averaged['kernel'], mean, rtol=1e-6)
   assert state.step == 4 and state.opt_state['count'] == 4 and state.params['kernel'].tolist() == [4.0, 4.0]
   checkpoints.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('saved, read', [(('fsdp', None), (None, 'fsdp')), ((None, 'fsdp'), ('fsdp', None))])
+def test_a_large_array_is_read_into_another_sharding(saved, read, tmp_path):
+  """Parts larger than 100 MB lie across the saved ones; a limit on what is read at once once refused them."""
+  mesh = meshes.make(dict(data=4, fsdp=2))
+  before, after = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in (saved, read))
+  kernel = jax.device_put(np.arange(7_200 * 7_200, dtype=np.int32).reshape(7_200, 7_200), before)
+  rest = jnp.int32(1), {}, jnp.zeros(2, jnp.uint32), None
+  checkpoints = Checkpoints(tmp_path)
+  checkpoints.save(State(rest[0], {'kernel': kernel}, *rest[1:]), {}, None)
+  checkpoints.wait()
+  target = {'kernel': jax.ShapeDtypeStruct(kernel.shape, kernel.dtype, sharding=after)}
+  restored = checkpoints.restore_params(1, target)['kernel']
+  checkpoints.close()
+  assert restored.sharding == after
+  np.testing.assert_array_equal(restored, kernel)
 
 
 @pytest.fixture(scope='module')
