@@ -6,8 +6,8 @@ Source:    ours: a GPT-2-like pre-norm decoder (Radford et al. 2019, §2.3) with
 Command:   tfm train --config=configs/lm.py --workdir=runs/lm
            tfm train --config=configs/lm.py:demo --workdir=runs/demo
 Cost:      not measured.
-Expected:  demo, seed 0: 2.04 bits per byte on the whole validation split (docs/benchmarks.md). The larger
-           default: not measured.
+Expected:  demo, seed 0: 2.04 bits per byte on the whole validation split
+           (docs/results/benchmarks.md). The larger default: not measured.
 """
 
 from ml_collections import ConfigDict

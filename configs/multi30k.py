@@ -10,7 +10,8 @@ Command:   tfm train --config=configs/multi30k.py --workdir=runs/multi30k --conf
              --metric='tokenized_bleu("de", lowercase=True)' --metric=bleu
            tfm train --config=configs/multi30k.py:small --workdir=runs/multi30k-small
 Cost:      99 minutes on two CPU cores that were shared with other work. small: not measured.
-Expected:  40.2 tokenised lower-cased BLEU on test_2016_flickr, seed 0 (docs/translation.md). Published: 41.0.
+Expected:  40.2 tokenised lower-cased BLEU on test_2016_flickr, seed 0
+           (docs/results/translation.md). Published: 41.0.
            small: not measured.
 """
 

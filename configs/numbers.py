@@ -10,7 +10,7 @@ Command:   tfm train --config=configs/numbers.py --workdir=runs/numbers
              --prompt='Saturday, May 1, 1971'
 Cost:      about 5 minutes on two CPU cores.
 Expected:  99.9 % exact match on validation and 0 % on test, seed 0, 1,000 steps: the model does not
-           generalise to longer numbers (docs/translation.md).
+           generalise to longer numbers (docs/results/translation.md).
 """
 
 from ml_collections import ConfigDict

@@ -198,7 +198,7 @@ def call(text, case, dtype='float32', order=None):
 def may_refuse(text, case):
   """All that a kernel for every platform may refuse: a bias that is not blockwise, if it works in blocks.
 
-  docs/variants.md has the same table of all kernels, from their code.
+  docs/reference/variants.md has the same table of all kernels, from their code.
   """
   own = case.bias in ('', 'own')
   return spec.parse(text).name in ('chunked', 'ring') and not (

@@ -323,7 +323,7 @@ COLUMNS = {
 
 
 def format_markdown() -> str:
-  """All slots, as docs/variants.md has them."""
+  """All slots, as docs/reference/variants.md has them."""
   text = io.StringIO()
   console = Console(file=text, width=10_000, highlight=False, markup=False)
   console.print(HEAD)

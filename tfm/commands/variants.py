@@ -1,6 +1,6 @@
 """Lists the variants of every slot: arguments, kernels, cached decoding, packing, sharding.
 
-Prints the Markdown of docs/variants.md; `tfm variants > docs/variants.md` updates the file.
+Prints Markdown; `tfm variants > docs/reference/variants.md` updates the page.
 """
 
 import argparse
