@@ -30,6 +30,7 @@ import jax
 from ml_collections import ConfigDict
 
 import tfm.commands
+from tfm.config.field_docs import describe_field
 from tfm.config.load import load_config
 from tfm.config.overlay import assign_text, complete
 from tfm.config.resolve import resolve_config
@@ -125,10 +126,11 @@ def joining_processes(name: str, args: argparse.Namespace) -> Iterator[None]:
 
 
 def format_field(field: tuple[str, Any]) -> str:
-  """A line of `--help` for (path, default), with the range of the field."""
+  """A line of `--help` for (path, default), with the range of the field and its meaning."""
   path, default = field
   limits = format_range(field_ranges().get(path))
-  return f'  --config.{path}={default!r}' + (f'  [{limits}]' if limits else '')
+  flag = f'--config.{path}={default!r}' + (f'  [{limits}]' if limits else '')
+  return f'  {flag:48}  {describe_field(path)}'
 
 
 def configure_jax() -> None:

@@ -95,9 +95,12 @@ def validate_ranges(config: ConfigDict) -> None:
 
 
 def _fields() -> dict[str, Any]:
-  """The defaults of all sections and fields; a field with a range is `Ranged`."""
+  """The defaults of all sections and fields; a field with a range is `Ranged`.
+
+  The comment beside a field, or right above it, is its description in `--help` and in the docs.
+  """
   return dict(
-    seed=Ranged(0, Annotated[int, Interval(ge=0, lt=2**32)]),
+    seed=Ranged(0, Annotated[int, Interval(ge=0, lt=2**32)]),  # of parameters, batches and dropout
     init_from='',  # the --workdir of a trained or imported run whose parameters training starts from
     data=dict(
       source='stdlib',  # tfm/data/sources: stdlib, text('*.txt'), tfds('name'), parallel(…), digits, …
@@ -105,39 +108,40 @@ def _fields() -> dict[str, Any]:
       source_tokenizer=placeholder(str),  # for the source of pairs; None: one tokenizer for both sides
       length=Ranged(256, Size),  # tokens of a row; for images: patches and class tokens
       packing='concat',  # tfm/data/packing: concat, first_fit, buckets (pairs), each (classes), …
-      # Threads that prepare training batches
+      # threads that prepare training batches
       reader_threads=Ranged(2, Annotated[int, Interval(ge=0, le=1024)]),
     ),
     model=dict(
       architecture='decoder',  # decoder, encoder_decoder, encoder
-      # In an encoder-decoder this and the following describe the decoder
+      # in an encoder-decoder this and the following describe the decoder
       layers=Ranged(6, Annotated[int, Interval(ge=1, le=10_000)]),
-      width=Ranged(384, Size),  # D
-      heads=Ranged(6, Size),  # H
-      # K; None: heads (multi-head); 1: multi-query; between: grouped
+      width=Ranged(384, Size),  # D, channels of a token between blocks
+      heads=Ranged(6, Size),  # H, query heads
+      # K, key/value heads; None: heads (multi-head); 1: multi-query; between: grouped
       kv_heads=Ranged(placeholder(int), Size),
-      head_width=Ranged(placeholder(int), Size),  # C; None: width / heads
-      mixer='softmax',  # tfm/mixers
-      position='rope',  # tfm/positions
+      head_width=Ranged(placeholder(int), Size),  # C, channels of a head; None: width / heads
+      mixer='softmax',  # tfm/mixers: softmax, linear, gated_delta, mamba2, latent, …
+      position='rope',  # tfm/positions: rope(theta=…), alibi, t5, learned, sinusoidal, none, …
       mask=placeholder(str),  # tfm/masks, combined with & | ~; None: causal, or full in encoders
-      score='dot',  # tfm/scores
-      kernel='auto',  # tfm/kernels
+      score='dot',  # tfm/scores: dot, additive, bilinear, cosine
+      kernel='auto',  # tfm/kernels: auto, dense, chunked, ring, cudnn, splash, tokamax
       feed_forward='gelu',  # tfm/feed_forwards: relu, gelu, swiglu, mixture_of_experts(…), none, …
-      # F, of each expert; None: 4 D, or 8/3 D rounded up to a multiple of 64 if gated, or 0 for 'none'.
+      # F, of each expert; None: 4 D, or 8/3 D rounded up to a multiple of 64 if gated, or 0 for 'none'
       feed_forward_width=Ranged(placeholder(int), SizeOrZero),
       norm='layernorm',  # tfm/norms: layernorm(epsilon, bias=…, scale=…), rmsnorm(epsilon)
       norm_placement='pre',  # pre, post, sandwich
       residual='sequential',  # tfm/residuals: sequential, parallel, parallel_one_norm, normed
-      bias=False,  # of projections, and of layer norms whose spec does not set it
+      bias=False,  # biases of projections, and of layer norms whose spec does not set it
+      # probability with which an activation is dropped
       dropout={name: Ranged(0.0, Rate) for name in ('embedding', 'attention', 'residual')},
       tie_embeddings=True,  # the output layer uses the embedding table
-      # of the table, followed by a projection to D; None: D, no projection
+      # width of the table, followed by a projection to D; None: D, no projection
       embedding_width=Ranged(placeholder(int), Size),
       scale_embeddings=False,  # multiply embeddings by √D
       embedding_norm=False,  # a norm after the embedding
       output_transform='',  # activation of an extra layer before the output layer; '': no such layer
       output_bias=False,  # a bias per token of the vocabulary
-      # Output logits become cap · tanh(logits / cap); 0: no cap
+      # output logits become cap · tanh(logits / cap); 0: no cap
       output_soft_cap=Ranged(0.0, NonNegativeFloat),
       patch=Ranged(0, SizeOrZero),  # image encoders: patch size in pixels; 0: the model reads text
       token_types=Ranged(0, SizeOrZero),  # encoders: embeddings of first and second text; 0: none
@@ -146,13 +150,14 @@ def _fields() -> dict[str, Any]:
       pooling='first',  # encoders: what classifies: first, mean; first_two: the mean of two heads
       pooled_transform='',  # activation of an extra layer before the classifier; '': no such layer
       vocab_multiple=Ranged(128, Size),  # the embedding table's rows are rounded up to a multiple of this
-      initializer='normal(0.02)',  # normal, truncated_normal, xavier_uniform, lecun_normal
-      embedding_initializer='normal(0.02)',
+      # of projections: normal, truncated_normal, xavier_uniform, lecun_normal
+      initializer='normal(0.02)',
+      embedding_initializer='normal(0.02)',  # of the embedding table
       depth_scaled=True,  # scale initial projections into the residual stream by 1/√(2 layers)
-      dtype='float32',  # of computation: float32, bfloat16, float16; parameters are float32
+      dtype='float32',  # of the computation: float32, bfloat16, float16; parameters are float32
       scan=True,  # compile one block and loop over layers
-      remat='none',  # none, full, dots, dots_with_no_batch_dims
-      # Names in `blocks`, repeated over the layers; (): all layers are equal
+      remat='none',  # what the backward pass computes again: none, full, dots, dots_with_no_batch_dims
+      # names in `blocks`, repeated over the layers; (): all layers are equal
       pattern=Ranged((), tuple[str, ...]),
       blocks=dict(),  # name → block fields that differ from the model's
       encoder=dict(),  # encoder-decoders: the encoder's layers, pattern and differing block fields
@@ -166,31 +171,32 @@ def _fields() -> dict[str, Any]:
     ),
     optimizer=dict(
       name='adamw',  # tfm/optimizers: adam, adamw(b1, b2, weight_decay), adafactor, lion, sgd(momentum)
-      # the peak; with noam a factor on d^-0.5
+      # the peak of the schedule; with noam a factor on d^-0.5
       learning_rate=Ranged(1e-3, Annotated[float, Interval(ge=0, le=1000)]),
       schedule='cosine',  # noam, rsqrt(flat), cosine(floor), linear(floor), wsd(decay), constant
-      warmup=Ranged(100, NonNegativeInt),  # steps
-      clip=Ranged(1.0, NonNegativeFloat),  # global norm of the gradient; 0: no clipping
+      warmup=Ranged(100, NonNegativeInt),  # steps over which the learning rate rises
+      clip=Ranged(1.0, NonNegativeFloat),  # largest global norm of the gradient; 0: no clipping
       no_decay=r'bias|scale|table|sinks|A_log|/D$',  # regex on parameter paths: no weight decay
       frozen='',  # regex on parameter paths: parameters that are not trained; '': none
       # u: step of the biases of mixture_of_experts(balance_bias=True)
       balance_rate=Ranged(1e-3, NonNegativeFloat),
-      # Learning-rate factor from each layer to the one below; 1.0: the same rate
+      # learning-rate factor from each layer to the one below; 1.0: the same rate
       layer_decay=Ranged(1.0, Annotated[float, Interval(gt=0, le=1)]),
     ),
     training=dict(
-      steps=Ranged(1000, PositiveInt),
+      steps=Ranged(1000, PositiveInt),  # updates of the parameters in all
       batch_size=Ranged(32, Size),  # sequences, over all devices and microbatches
       gradient_accumulation=Ranged(1, Size),  # microbatches per step
       # Transformer-XL recurrence: tokens of a segment, which attends to earlier ones without gradient; 0:
-      # none.
+      # none
       recurrence_length=Ranged(0, SizeOrZero),
-      # Skip steps whose gradient norm exceeds this times its running mean; 0.0: never
+      # skip steps whose gradient norm exceeds this times its running mean; 0.0: never
       skip_spikes=Ranged(0.0, NonNegativeFloat),
       loss_chunk=Ranged(0, SizeOrZero),  # tokens per chunk of the loss; 0: no chunks
-      log_every=Ranged(10, PositiveInt),  # steps
-      evaluate_every=Ranged(100, PositiveInt),  # steps
-      save_every='evaluation',  # evaluation (with every one), steps(n), auto(hours between failures)
+      log_every=Ranged(10, PositiveInt),  # steps between two lines of metrics.jsonl
+      evaluate_every=Ranged(100, PositiveInt),  # steps between two evaluations on the validation split
+      # when to save a checkpoint: evaluation (with every one), steps(n), auto(hours between failures)
+      save_every='evaluation',
       local_checkpoint_dir='',  # a folder on each machine's disk or memory for local checkpoints; '': none
       save_local_every='auto(hours=4.0)',  # as save_every, for local checkpoints
       evaluation_batches=Ranged(0, NonNegativeInt),  # batches spread over the validation split; 0: all of it
@@ -202,20 +208,21 @@ def _fields() -> dict[str, Any]:
       length_penalty='gnmt(0.6)',  # gnmt(alpha), power(alpha)
       stopping='proven',  # proven: none can become better; likely: none is better now; first: enough
       max_extra_tokens=Ranged(50, SizeOrZero),  # how many tokens a target may be longer than its source
-      # Number of last checkpoints whose parameters are averaged on loading
+      # number of last checkpoints whose parameters are averaged on loading
       average_checkpoints=Ranged(1, PositiveInt),
     ),
-    mesh=dict(data=-1, fsdp=1, tensor=1, sequence=1, expert=1, stage=1),  # -1: all remaining devices
+    # devices along each axis of the mesh; -1: all that remain
+    mesh=dict(data=-1, fsdp=1, tensor=1, sequence=1, expert=1, stage=1),
     slices=dict(  # groups of devices with a slow network between them
       count=-1,  # -1: as the devices report; of GPUs any number that divides them
       axis='data',  # the only mesh axis across slices: data, stage
     ),
     pipeline=dict(  # for a mesh with stages
       microbatches=Ranged(0, SizeOrZero),  # parts of a batch; 0: about four per stage
-      # Rounds of each microbatch through smaller groups of layers (interleaved schedule)
+      # rounds of each microbatch through smaller groups of layers (interleaved schedule)
       repeats=Ranged(1, Size),
     ),
-    rules=dict(  # logical axis → mesh axes, '' for none
+    rules=dict(  # the mesh axes that shard this logical axis; '': none
       batch='data fsdp expert',
       length='sequence',
       vocab='tensor',
