@@ -16,7 +16,7 @@ PIP_INSTALL = $(VENV)/bin/pip install --quiet --disable-pip-version-check -c con
 # Files of text that are opened without an encoding fail the tests (pyproject.toml).
 export PYTHONWARNDEFAULTENCODING = 1
 
-.PHONY: demo lint test test-slow test-all fuzz mutants oracle compilers browser xpk clean
+.PHONY: demo lint test test-slow test-all fuzz mutants oracle compilers browser xpk reference docs clean
 
 $(VENV)/installed: setup.cfg constraints.txt
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("tfm needs Python 3.11 or newer; name one: make PYTHON=python3.12 …")'
@@ -76,6 +76,15 @@ xpk: $(VENV)/installed
 	$(PYTHON) -m venv .venv-xpk
 	.venv-xpk/bin/pip install --quiet --disable-pip-version-check 'xpk==1.16.0'
 	$(VENV)/bin/python -m pytest -m slow tests/launch/test_xpk.py
+
+# The generated pages of docs/reference.
+reference: $(VENV)/installed
+	$(VENV)/bin/python docs/generate.py
+
+# The site of docs/, in build/site; a broken link fails.
+docs: $(VENV)/installed
+	$(PIP_INSTALL) -e '.[docs]'
+	$(VENV)/bin/mkdocs build --quiet
 
 clean:
 	rm -rf $(VENV) .venv-xpk .cache build *.egg-info

@@ -7,13 +7,6 @@ from tfm.analysis import variant_catalogue
 
 
 @pytest.mark.slow
-def test_the_table_of_the_docs_is_current(root):
-  path = root / 'docs/reference/variants.md'
-  assert path.read_text(encoding='utf-8') == variant_catalogue.format_markdown(), (
-    f'renew it with: tfm variants > {path}'
-  )
-
-
 @pytest.mark.parametrize('slot', variant_catalogue.SLOTS)
 def test_it_holds_every_file(slot):
   assert [variant.name for variant in variant_catalogue.variants(slot)] == list(collect.variants(slot))
