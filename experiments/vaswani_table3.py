@@ -11,8 +11,6 @@ Expected:  in 500 steps 1 head and keys of 4 channels lose 0.09 and 0.05 nats, a
            BLEU on newstest2013.
 """
 
-import pathlib
-
 from ml_collections import ConfigDict
 
 from tfm.config.load import load_config
@@ -20,7 +18,7 @@ from tfm.config.schema import leaves
 from tfm.studies.study import Study
 
 
-PAPER = pathlib.Path(__file__).parent.parent / 'configs' / 'vaswani2017.py'
+PAPER = 'vaswani2017'
 ROWS = (
   'a1',
   'a2',
@@ -74,7 +72,7 @@ SMALL = {
 def get_study(arg: str = '') -> Study:
   if arg not in ('', 'full'):
     raise ValueError(f"experiments/vaswani_table3.py takes 'full' or nothing, not {arg!r}")
-  config = load_config(str(PAPER))
+  config = load_config(PAPER)
   if arg == 'full':
     before = dict(leaves(config))
     rows = {row: dict(leaves(load_config(f'{PAPER}:{row}'))) for row in ROWS}

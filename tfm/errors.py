@@ -26,6 +26,24 @@ class MachineFailure(OSError):
   """
 
 
+class MissingExtra(ImportError, ValueError):
+  """A package that is not installed because it belongs to an extra; the message names the extra."""
+
+
+@contextlib.contextmanager
+def importing_extra(name: str) -> Iterator[None]:
+  """The boundary to packages that only `pip install 'tfm[NAME]'` installs: they are imported in such a block.
+
+  Raises:
+    MissingExtra: 'PACKAGE is not installed; run: pip install 'tfm[NAME]''.
+  """
+  try:
+    yield
+  except ModuleNotFoundError as error:
+    package = error.name.partition('.')[0]
+    raise MissingExtra(f"{package} is not installed; run: pip install 'tfm[{name}]'") from error
+
+
 @contextlib.contextmanager
 def writing(path: str | pathlib.Path, advice: str) -> Iterator[None]:
   """The boundary to what writes files: whatever it raises becomes a `MachineFailure`.
@@ -58,11 +76,12 @@ def parsing(path: str | pathlib.Path, kind: str) -> Iterator[None]:
     kind: what it should be, such as 'a tokenizer', for the message.
 
   Raises:
-    FileError: 'PATH cannot be read as KIND: …'; errors that name the path already pass, and OSErrors.
+    FileError: 'PATH cannot be read as KIND: …'; errors that name the path already pass, OSErrors and
+      MissingExtra too.
   """
   try:
     yield
-  except (FileError, OSError):
+  except (FileError, MissingExtra, OSError):
     raise
   except Exception as error:  # parsers of other libraries raise anything
     if isinstance(error, ValueError) and str(path) in str(error):

@@ -14,11 +14,9 @@ import ast
 import dataclasses
 import functools
 import importlib
-import importlib.util
 import inspect
 import math
 import operator
-import pathlib
 import pkgutil
 import types
 import typing
@@ -28,7 +26,7 @@ from typing import Annotated, Any, Callable, Mapping
 
 from annotated_types import BaseMetadata, Ge, GroupedMetadata, Gt, Interval, Le, Lt
 
-from tfm.errors import parsing, suggest
+from tfm.errors import MissingExtra, parsing, suggest
 
 
 # Types of arguments with their ranges; every float must be finite besides.
@@ -162,8 +160,11 @@ def find_variant(name: str, package: ModuleType, base: type, text: str | None = 
       f'{text or name!r} names {name!r}, which {slot} does not have; {suggest(name, variant_names(package))}'
     )
   file = f'{package.__path__[0]}/{name}.py'
-  with parsing(file, f'a variant of {slot}'):
-    module = importlib.import_module(f'{package.__name__}.{name}')
+  try:
+    with parsing(file, f'a variant of {slot}'):
+      module = importlib.import_module(f'{package.__name__}.{name}')
+  except MissingExtra as error:
+    raise SpecError(f'{text or name!r}: {error}') from error
   classes = [
     c
     for c in vars(module).values()
@@ -315,35 +316,6 @@ def format_signature(maker: Callable, settable: list[str]) -> str:
     return f'{text} [{limits}]' if limits else text
 
   return f'({", ".join(map(format_argument, settable))})'
-
-
-def load_function(path: str, function: str, flag: str = '') -> Callable:
-  """Executes a Python file and returns the function of one argument that it defines.
-
-  Args:
-    path: the file.
-    function: the function's name.
-    flag: the command-line flag that names the file, such as `--config=`, as a prefix of error messages.
-
-  Raises:
-    ValueError: if the file does not exist or does not define the function.
-  """
-  if not pathlib.Path(path).is_file():
-    raise ValueError(f'{flag}{path} is no file; use a Python file that defines {function}(arg)')
-  module_spec = importlib.util.spec_from_file_location(f'tfm_{function}', path)
-  if module_spec is None:
-    raise ValueError(f'{flag}{path} is not a Python file; name it with the ending .py')
-  module = importlib.util.module_from_spec(module_spec)
-  with parsing(path, f'Python that defines {function}(arg)'):
-    module_spec.loader.exec_module(module)
-  if not callable(getattr(module, function, None)):
-    raise ValueError(f'{flag}{path} defines no {function}(arg)')
-
-  def call(argument):
-    with parsing(path, f'{function}({argument!r})'):
-      return getattr(module, function)(argument)
-
-  return call
 
 
 def _call_with_spec_error(make: Callable, text: str) -> Any:

@@ -86,7 +86,7 @@ class TestSmoke:
 
 class TestLoad:
   def test_invalid_files_are_rejected(self, tmp_path):
-    assert_rejected(lambda: load_config('nowhere.py'), '--config=nowhere.py is no file', 'get_config')
+    assert_rejected(lambda: load_config('nowhere.py'), '--config=nowhere.py is no file; use the path of one')
     (tmp_path / 'empty.py').write_text('')
     assert_rejected(lambda: load_config(f'{tmp_path}/empty.py'), 'defines no get_config(arg)')
     (tmp_path / 'typo.py').write_text('def get_config(arg): return dict(model=dict(hedas=4))')

@@ -4,8 +4,13 @@ import pathlib
 from collections.abc import Mapping
 
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
+
+from tfm.errors import importing_extra
+
+
+with importing_extra('plots'):
+  from matplotlib.backends.backend_agg import FigureCanvasAgg
+  from matplotlib.figure import Figure
 
 
 INK = '#1f2933'

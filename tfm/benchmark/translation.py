@@ -12,13 +12,16 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
-import sacrebleu
-
 from tfm.decoding.beam import BeamSearch, Power
 from tfm.decoding.translate import translate
 from tfm.decoding.unroll_layers import unroll_layers
+from tfm.errors import importing_extra
 from tfm.parallel import sharding
 from tfm.runs import load
+
+
+with importing_extra('translation'):
+  import sacrebleu
 
 
 # The defaults of `generate(num_beams=…)` in `transformers`.

@@ -10,8 +10,11 @@ command's own flags:
   study      if the command declares `study`: the study with such overrides in its base config; `file` is
              the path that named it
 
-A command with `add_process_flags` runs in several processes at once, which compute together; the first one
-prints.
+A command that computes nothing sets `USES_JAX` to False. One with `add_process_flags` runs in several
+processes at once, which compute together; the first one prints.
+
+Help and the refusal of a mistyped word come at once: this file, and the files of commands, import JAX and
+other packages that take a while in the functions that need them.
 """
 
 import argparse
@@ -20,27 +23,25 @@ import dataclasses
 import importlib
 import logging
 import os
+import pathlib
 import pkgutil
 import sys
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import jax
 from ml_collections import ConfigDict
 
 import tfm.commands
 from tfm.config.field_docs import describe_field
+from tfm.config.library import summary
 from tfm.config.load import load_config
 from tfm.config.overlay import assign_text, complete
-from tfm.config.resolve import resolve_config
 from tfm.config.schema import default_config, field_ranges, leaves
-from tfm.data import cache
 from tfm.errors import INVALID_INPUT_STATUS, MachineFailure, abridge, require, suggest
-from tfm.parallel import processes
+from tfm.parallel import timeouts
 from tfm.spec import format_range
 from tfm.studies import study as studies
-from tfm.training.progress_line import console, print_status
 
 
 def command_names() -> tuple[str, ...]:
@@ -54,15 +55,15 @@ def main(argv: Sequence[str] | None = None) -> int:
   if name in ('--help', '-h'):
     print('usage: tfm COMMAND [--flag=value …]; tfm COMMAND --help lists the flags\n')
     for command in command_names():
-      doc = importlib.import_module(f'tfm.commands.{command}').__doc__
-      print(f'  {command:10} {doc.splitlines()[0]}')
+      print(f'  {command:10} {summary(pathlib.Path(tfm.commands.__path__[0], f"{command}.py"))}')
     return 0
   try:
     if name not in command_names():
       raise ValueError(f'{name!r} is not a command; {suggest(name, command_names())}')
     command = importlib.import_module(f'tfm.commands.{name}')
     args = parse_arguments(name, command, rest)
-    configure_jax()
+    if getattr(command, 'USES_JAX', True):
+      configure_jax()
     configure_logging()
     with joining_processes(name, args):
       return command.main(args) or 0
@@ -93,13 +94,13 @@ def add_process_flags(parser: argparse.ArgumentParser) -> None:
     type=int,
     metavar='SECONDS',
     help='timeout after which a silent process counts as lost and all others exit '
-    f'(default: {processes.HEARTBEAT_TIMEOUT})',
+    f'(default: {timeouts.HEARTBEAT})',
   )
   parser.add_argument(
     '--connect_timeout',
     type=int,
     metavar='SECONDS',
-    help=f'timeout for all processes to connect at the start (default: {processes.CONNECT_TIMEOUT})',
+    help=f'timeout for all processes to connect at the start (default: {timeouts.CONNECT})',
   )
 
 
@@ -113,6 +114,9 @@ def joining_processes(name: str, args: argparse.Namespace) -> Iterator[None]:
   if 'processes' not in args:
     yield
     return
+  from tfm.parallel import processes
+  from tfm.training.progress_line import console
+
   processes.connect(
     name, args.processes, args.process, args.coordinator, args.heartbeat_timeout, args.connect_timeout
   )
@@ -135,6 +139,10 @@ def format_field(field: tuple[str, Any]) -> str:
 
 def configure_jax() -> None:
   """Makes rank promotion an error, and caches compiled programs on disk."""
+  import jax
+
+  from tfm.data import cache
+
   jax.config.update('jax_numpy_rank_promotion', 'raise')
   if not jax.config.jax_compilation_cache_dir:
     jax.config.update('jax_compilation_cache_dir', str(cache.directory() / 'jax'))
@@ -153,6 +161,8 @@ class ConsoleHandler(logging.Handler):
   """Prints log records as the commands print their own lines."""
 
   def emit(self, record):
+    from tfm.training.progress_line import print_status
+
     print_status(record.getMessage())
 
 
@@ -175,13 +185,13 @@ def parse_arguments(name: str, command, argv: Sequence[str]) -> argparse.Namespa
   require(
     getattr(args, 'workdir', None) != '', '--workdir= is empty (an unset shell variable?); name a folder'
   )
-  prefix = getattr(command, 'OVERRIDES', None)
-  if prefix or not fields:
-    # A word without dashes may be the value of the one before.
-    strays = [word for word in rest if not prefix or word.startswith('--') and not word.startswith(prefix)]
-    if strays:
-      known = [name for action in parser._actions for name in action.option_strings]
-      raise ValueError(f'{strays[0]!r} is not a flag; {suggest(strays[0].partition("=")[0], known)}')
+  prefix = getattr(command, 'OVERRIDES', '--config.' if fields else None)
+  # A word without dashes may be the value of the one before.
+  strays = [word for word in rest if not prefix or word.startswith('--') and not word.startswith(prefix)]
+  if strays:
+    known = [name for action in parser._actions for name in action.option_strings]
+    raise ValueError(f'{strays[0]!r} is not a flag; {suggest(strays[0].partition("=")[0], known)}')
+  if not fields or hasattr(command, 'OVERRIDES'):
     args.overrides = rest
     return args
   if 'study' in args:
@@ -194,7 +204,10 @@ def parse_arguments(name: str, command, argv: Sequence[str]) -> argparse.Namespa
 
 def resolve_with_overrides(config: ConfigDict, argv: Sequence[str]) -> ConfigDict:
   """Applies `--config.path=value` (or `--config.path value`) words, then resolves the config."""
-  return resolve_config(assign_overrides(config, argv))
+  config = assign_overrides(config, argv)  # first: a field's name is refused before JAX is imported
+  from tfm.config.resolve import resolve_config
+
+  return resolve_config(config)
 
 
 def assign_overrides(config: ConfigDict, argv: Sequence[str]) -> ConfigDict:

@@ -37,9 +37,8 @@ from tfm.commands.cli import add_process_flags, assign_overrides
 from tfm.commands.inspect import new_table, wide_console
 from tfm.data.progress_bar import track
 from tfm.errors import require
-from tfm.evaluation import length_plot
 from tfm.evaluation.length_extrapolation import PROTOCOLS, LengthRecord
-from tfm.evaluation.text_metrics import METRICS
+from tfm.evaluation.text_metrics import METRICS, Metric
 from tfm.parallel import processes
 from tfm.runs import load
 
@@ -87,7 +86,7 @@ def main(args):
     return evaluate_lengths(args)
   for flag in ('protocol', 'stride', 'targets'):
     require(getattr(args, flag) is None, f'--{flag} requires --lengths, such as --lengths=64,128,256')
-  metrics = {text: spec.build_from_table(text, METRICS) for text in args.metric or ('bleu', 'chrf')}
+  metrics = build_metrics(args.metric or ())
   loaded = load.load(
     args.workdir, args.step, args.average, lambda config: assign_overrides(config, args.overrides)
   )
@@ -96,6 +95,8 @@ def main(args):
     is_encoder_decoder or args.metric is None,
     f'--metric={(args.metric or [""])[0]} requires an encoder-decoder, which generates targets; remove it',
   )
+  if is_encoder_decoder:
+    metrics = metrics or build_metrics(('bleu', 'chrf'))
   values = load.evaluate(loaded, args.split)
   if is_encoder_decoder:
     pairs, results = load.translate_split(loaded, args.split)
@@ -117,8 +118,15 @@ def main(args):
   print(json.dumps(dict(step=loaded.step, split=args.split, **values), indent=2))
 
 
+def build_metrics(specs: Sequence[str]) -> dict[str, Metric]:
+  """The metrics of generated texts by their specs."""
+  return {text: spec.build_from_table(text, METRICS) for text in specs}
+
+
 def evaluate_lengths(args):
   """`--lengths`: evaluates, prints the table, and writes the files."""
+  from tfm.evaluation import length_plot  # first: without the extra [plots] nothing is evaluated
+
   require(
     args.metric is None,
     f'--metric={(args.metric or [""])[0]} compares generated targets and --lengths predicts a text; '

@@ -11,9 +11,6 @@ export together, as in `tfm train`; one tensor at a time is gathered and written
 """
 
 from tfm.commands.cli import add_process_flags, assign_overrides
-from tfm.hf import convert, from_config
-from tfm.runs import load
-from tfm.training.progress_line import print_status
 
 
 OVERRIDES = '--config.'  # --config.mesh.fsdp=N
@@ -27,12 +24,16 @@ def arguments(parser):
   add(
     '--family',
     metavar='NAME',
-    help=f'one of {", ".join(from_config.load_families())} (default: the family of the import)',
+    help='model_type of the family, such as llama (default: the family of the import)',
   )
   add_process_flags(parser)
 
 
 def main(args):
+  from tfm.hf import convert
+  from tfm.runs import load
+  from tfm.training.progress_line import print_status
+
   run = load.load(args.workdir, args.step, override=lambda config: assign_overrides(config, args.overrides))
   message = convert.export_to_hf(run, args.workdir, args.to, args.family)
   print_status(f'{args.to}: {message}')

@@ -11,8 +11,6 @@ of several processes, which import together, as in `tfm train`.
 """
 
 from tfm.commands.cli import add_process_flags, assign_overrides
-from tfm.hf import convert
-from tfm.training.progress_line import print_status
 
 
 OVERRIDES = '--config.'  # config fields of the run
@@ -32,6 +30,9 @@ def arguments(parser):
 
 
 def main(args):
+  from tfm.hf import convert
+  from tfm.training.progress_line import print_status
+
   run = convert.convert_from_hf(
     args.folder, args.workdir, lambda config: assign_overrides(config, args.overrides)
   )

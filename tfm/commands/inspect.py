@@ -20,7 +20,6 @@ from tfm.config.assemble import Experiment
 from tfm.config.schema import leaves, parts
 from tfm.config.validate import validate_parameter_patterns, validate_run
 from tfm.errors import require
-from tfm.evaluation import mask_picture
 from tfm.masks.protocol import Mask
 from tfm.models import flops, parameter_table
 from tfm.models.trunk import Trunk
@@ -42,6 +41,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> None:
+  if args.picture:
+    from tfm.evaluation import mask_picture
   config, experiment = args.config, Experiment(args.config)
   require(args.devices is None or args.devices >= 1, f'--devices={args.devices} must be at least 1')
   devices = args.devices or estimate.device_count(config)

@@ -16,7 +16,6 @@ lost and the same command should be run again.
 """
 
 from tfm.commands.cli import add_process_flags
-from tfm.runs import train
 
 
 def arguments(parser):
@@ -31,4 +30,6 @@ def arguments(parser):
 
 
 def main(args):
+  from tfm.runs import train
+
   train.train(args.config, args.workdir)

@@ -5,12 +5,12 @@ Prints Markdown; `tfm variants > docs/reference/variants.md` updates the page.
 
 import argparse
 
-from tfm.analysis import variant_catalogue
-
 
 def arguments(parser: argparse.ArgumentParser) -> None:
   pass
 
 
 def main(args: argparse.Namespace) -> None:
+  from tfm.analysis import variant_catalogue
+
   print(variant_catalogue.format_markdown(), end='')

@@ -6,22 +6,23 @@ from collections.abc import Mapping
 
 from ml_collections import ConfigDict
 
+from tfm.config.library import CONFIGS, find_file, load_function
 from tfm.config.overlay import complete, overlay
 from tfm.config.schema import default_config, parts
 from tfm.errors import require
-from tfm.spec import load_function
 
 
 def load_config(file: str) -> ConfigDict:
   """The complete config of `FILE` or `FILE:args`, overlaid by those of further files, `FILE+FILE:args`; the
-  argument `smoke` shrinks any config.
+  argument `smoke` shrinks any config. A file is a path, or a name that `tfm configs` lists.
 
   Raises:
     ValueError: if a file is missing, has no `get_config`, or sets an unknown field.
   """
   config, is_smoke = default_config(), False
   for i, part in enumerate(file.split('+')):
-    path, _, text = part.partition(':')
+    name, _, text = part.partition(':')
+    path = find_file(name, CONFIGS, '--config=')
     args = [arg for arg in text.split(',') if arg]
     is_smoke |= 'smoke' in args
     own_args = ','.join(arg for arg in args if arg != 'smoke')

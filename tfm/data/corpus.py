@@ -11,7 +11,7 @@ import logging
 import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from tfm.data import cache, document_store, progress_bar, splitting
+from tfm.data import cache, progress_bar, splitting
 from tfm.data.documents import ANSWERS, INFINITE, LABELS, SPLITS, Document, Field, SplitDocument, Survey
 
 
@@ -82,6 +82,8 @@ def prepare_corpus(
   Raises:
     ValueError: if there is no text, or too little for the splits, or it changes while it is read.
   """
+  from tfm.data import document_store  # imports TFDS, which generated documents do not need
+
   carved = tuple(split for split in SPLITS if split not in fixed)
   rule = splitting.split_by_hash(carved)
   survey = _survey_documents(name, rule(read()))

@@ -6,7 +6,8 @@ import pathlib
 from collections.abc import Sequence
 
 import numpy as np
-from PIL import Image, ImageOps
+
+from tfm.errors import importing_extra
 
 
 MODES = {1: 'L', 3: 'RGB'}  # channels → Pillow's mode
@@ -57,6 +58,8 @@ def load_square(file: pathlib.Path | bytes, size: int, channels: int, where: str
   Raises:
     ValueError: if the image cannot be read.
   """
+  with importing_extra('images'):
+    from PIL import Image, ImageOps
   try:
     with Image.open(io.BytesIO(file) if isinstance(file, bytes) else file) as opened:
       image = opened.convert(MODES[channels])
@@ -69,6 +72,8 @@ def load_square(file: pathlib.Path | bytes, size: int, channels: int, where: str
 
 def encode_png(image: np.ndarray) -> io.BytesIO:
   """Returns an image as PNG."""
+  with importing_extra('images'):
+    from PIL import Image
   file = io.BytesIO()
   Image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image).save(file, 'png')
   file.seek(0)
@@ -77,5 +82,7 @@ def encode_png(image: np.ndarray) -> io.BytesIO:
 
 def decode_png(data: bytes) -> np.ndarray:
   """Returns the image [H, W, C] of a PNG."""
+  with importing_extra('images'):
+    from PIL import Image
   with Image.open(io.BytesIO(data)) as image:
     return np.asarray(image).reshape(image.height, image.width, -1)

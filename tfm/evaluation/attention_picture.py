@@ -5,13 +5,17 @@ import warnings
 from collections.abc import Sequence
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.colors import LinearSegmentedColormap, PowerNorm
-from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
 
+from tfm.errors import importing_extra
 from tfm.evaluation.attention_maps import AttentionMaps
+
+
+with importing_extra('plots'):
+  from matplotlib.axes import Axes
+  from matplotlib.backends.backend_agg import FigureCanvasAgg
+  from matplotlib.colors import LinearSegmentedColormap, PowerNorm
+  from matplotlib.figure import Figure
+  from matplotlib.patches import Rectangle
 
 
 INK, ALL, NOTHING, LINE = '#1f2933', '#1f5fa8', '#eef1f5', '#c3cad3'

@@ -3,12 +3,15 @@
 import pathlib
 from collections.abc import Sequence
 
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
-
+from tfm.errors import importing_extra
 from tfm.evaluation.length_extrapolation import Bin, LengthRecord
+
+
+with importing_extra('plots'):
+  from matplotlib.axes import Axes
+  from matplotlib.backends.backend_agg import FigureCanvasAgg
+  from matplotlib.figure import Figure
+  from matplotlib.ticker import FuncFormatter
 
 
 INK, LINE, GRID, TRAINED = '#1f2933', '#c3cad3', '#e4e8ee', '#8a94a3'

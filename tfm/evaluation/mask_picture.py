@@ -4,12 +4,16 @@ import pathlib
 from collections.abc import Mapping
 
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.colors import LinearSegmentedColormap
-from matplotlib.figure import Figure
 
+from tfm.errors import importing_extra
 from tfm.masks.protocol import Mask, density, table
 from tfm.shapes import Float
+
+
+with importing_extra('plots'):
+  from matplotlib.backends.backend_agg import FigureCanvasAgg
+  from matplotlib.colors import LinearSegmentedColormap
+  from matplotlib.figure import Figure
 
 
 # Maximum positions of one picture, and maximum cells per side.

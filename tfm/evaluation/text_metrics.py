@@ -4,9 +4,7 @@ import functools
 import re
 from collections.abc import Callable, Sequence
 
-import sacrebleu
-import sacremoses
-from rouge_score.rouge_scorer import RougeScorer
+from tfm.errors import importing_extra
 
 
 # (hypotheses, references) → values by name; a value is a number, or a signature of how it was computed.
@@ -19,6 +17,8 @@ def bleu(lowercase: bool = False, tokenize: str = '13a') -> Metric:
   Args:
     tokenize: '13a', 'intl', 'char', 'zh', …; 'none' for tokenized texts.
   """
+  with importing_extra('translation'):
+    import sacrebleu
   return functools.partial(_score_corpus, 'bleu', sacrebleu.BLEU(lowercase=lowercase, tokenize=tokenize))
 
 
@@ -29,6 +29,9 @@ def tokenized_bleu(language: str, lowercase: bool = False, split_compounds: bool
     split_compounds: whether a hyphen inside a word is a separate token (as in the results of Vaswani et al.
       2017, by `get_ende_bleu.sh` of Tensor2Tensor).
   """
+  with importing_extra('translation'):
+    import sacrebleu
+    import sacremoses
   moses = sacremoses.MosesTokenizer(lang=language)
   score = sacrebleu.BLEU(lowercase=lowercase, tokenize='none', smooth_method='none', force=True)
 
@@ -46,11 +49,15 @@ def tokenized_bleu(language: str, lowercase: bool = False, split_compounds: bool
 
 def chrf(words: int = 0) -> Metric:
   """chrF, or chrF++ with words=2 (Popović 2015, 2017), by SacreBLEU."""
+  with importing_extra('translation'):
+    import sacrebleu
   return functools.partial(_score_corpus, 'chrf', sacrebleu.CHRF(word_order=words))
 
 
 def rouge(stem: bool = True) -> Metric:
   """F1 of ROUGE-1, -2 and -L (Lin 2004), in percent."""
+  with importing_extra('translation'):
+    from rouge_score.rouge_scorer import RougeScorer
   names = 'rouge1', 'rouge2', 'rougeL'
   scorer = RougeScorer(names, use_stemmer=stem)
 

@@ -12,14 +12,17 @@ import einops
 import jax
 import jax.numpy as jnp
 import numpy as np
-import safetensors
 from jax.sharding import NamedSharding, PartitionSpec
 
-from tfm.errors import parsing, require, suggest
+from tfm.errors import importing_extra, parsing, require, suggest
 from tfm.hf.families.protocol import Part, Weight
 from tfm.hf.tensor_files import INDEX, SINGLE_FILE
 from tfm.parallel import host_arrays
 from tfm.shapes import Array, PyTree
+
+
+with importing_extra('hub'):
+  import safetensors
 
 
 _log = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from tfm.config import assemble, schema
 from tfm.decoding import beam, loop
 from tfm.decoding.sampling import Sampling
 from tfm.decoding.unroll_layers import unroll_layers
-from tfm.errors import parsing, read_json_object, require, suggest
+from tfm.errors import importing_extra, parsing, read_json_object, require, suggest
 from tfm.hf import checkpoint_tensors, text_length
 from tfm.hf.families import longformer
 from tfm.hf.families.protocol import Family
@@ -369,8 +369,8 @@ def locate_checkpoint(path: str) -> pathlib.Path:
   """
   folder = pathlib.Path(path).expanduser()
   if not folder.exists() and len(pathlib.PurePath(path).parts) == 2 and not path.startswith(('.', '/', '~')):
-    import huggingface_hub
-
+    with importing_extra('hub'):
+      import huggingface_hub
     try:
       folder = pathlib.Path(
         huggingface_hub.snapshot_download(

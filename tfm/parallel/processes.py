@@ -20,6 +20,7 @@ from jax.experimental import multihost_utils
 from orbax.checkpoint import multihost
 
 from tfm.errors import INVALID_INPUT_STATUS, MachineFailure
+from tfm.parallel import timeouts
 
 
 AUTO = 'auto'
@@ -27,7 +28,6 @@ PEER_LOST_STATUS = (
   75  # exit status if another process is lost: EX_TEMPFAIL, the same command may be run again
 )
 RESUME_HINT = 'steps after the last checkpoint are lost; run the same command in every process to resume'
-HEARTBEAT_TIMEOUT, CONNECT_TIMEOUT = 60, 300  # default seconds
 REFUSAL = 'tfm/refusal'  # what a process has against its input, for the others
 REFUSAL_INTERVAL = 1  # seconds after which they look for one
 EXIT_BARRIER_TIMEOUT = 5  # seconds that a process waits for the error messages of the others before it exits
@@ -58,8 +58,8 @@ def connect(  # more than six parameters: the flags of a command
       Kubernetes, Open MPI); '1' connects to none.
     index, coordinator: this process's number, and HOST:PORT of process 0; for a count above 1.
     heartbeat_timeout: seconds without a sign of life after which a process counts as dead, and all end; None:
-      HEARTBEAT_TIMEOUT.
-    connect_timeout: seconds to wait for all processes to connect; None: CONNECT_TIMEOUT.
+      `timeouts.HEARTBEAT`.
+    connect_timeout: seconds to wait for all processes to connect; None: `timeouts.CONNECT`.
 
   Raises:
     ValueError: for inconsistent values, or if `auto` detects nothing.
@@ -75,8 +75,8 @@ def connect(  # more than six parameters: the flags of a command
     if value is not None and value < 1:
       raise ValueError(f'--{flag}={value} must be at least 1 second')
   heartbeat_timeout, connect_timeout = (
-    heartbeat_timeout or HEARTBEAT_TIMEOUT,
-    connect_timeout or CONNECT_TIMEOUT,
+    heartbeat_timeout or timeouts.HEARTBEAT,
+    connect_timeout or timeouts.CONNECT,
   )
   if count in (AUTO, '1'):
     if has_address:

@@ -49,6 +49,8 @@ from tfm.training.step import train_step
 from tfm.training.vmapped_runs import Ensemble, SingleRun, Step
 
 
+FILES = 'config.json', 'log.txt', 'metrics.jsonl', 'checkpoints/', 'curves.png'
+
 _log = logging.getLogger(__name__)
 
 
@@ -148,7 +150,8 @@ def train_ensemble(run_dirs: Sequence[RunDir]) -> Report:
         close(stores, report.goodput)
       _log.info('%s', report.goodput)
   for run_dir in run_dirs:
-    print_status(f'{run_dir.workdir}: config.json, log.txt, metrics.jsonl, checkpoints/ and curves.png')
+    written = [file for file in FILES if (run_dir.workdir / file).exists()]
+    print_status(f'{run_dir.workdir}: {", ".join(written)}')
   return report
 
 

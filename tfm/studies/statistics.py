@@ -6,8 +6,13 @@ import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from scipy import stats
-from statsmodels.stats.multitest import multipletests
+
+from tfm.errors import importing_extra
+
+
+with importing_extra('ablation'):
+  from scipy import stats
+  from statsmodels.stats.multitest import multipletests
 
 
 # The nominal level of an interval; a difference is shown where its corrected p is at most 1 - LEVEL.

@@ -8,9 +8,9 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from tfm.config.library import EXPERIMENTS, find_file, load_function
 from tfm.config.overlay import complete, locate
 from tfm.errors import require, suggest
-from tfm.spec import load_function
 from tfm.studies.cost_matching import QUANTITIES
 
 
@@ -160,12 +160,14 @@ def compare_within(arms: Iterable[str], base: str) -> dict[str, str]:
 
 
 def load_study(file: str) -> Study:
-  """The study of `FILE` or `FILE:args`, a Python file with `get_study(arg)`.
+  """The study of `FILE` or `FILE:args`, a Python file with `get_study(arg)`: a path, or a name that
+  `tfm configs` lists.
 
   Raises:
     ValueError: if the file is missing, or defines no study.
   """
-  path, _, arg = file.partition(':')
+  name, _, arg = file.partition(':')
+  path = find_file(name, EXPERIMENTS)
   study = load_function(path, 'get_study')(arg)
   require(isinstance(study, Study), f'{path}: get_study(arg) returns a {type(study).__name__}, not a Study')
   return study

@@ -3,15 +3,9 @@
 import json
 import pathlib
 
-import matplotlib
-import tensorboardX
-
-from tfm.errors import writing
+from tfm.errors import MissingExtra, importing_extra, writing
 from tfm.training.atomic_files import write_atomically
-
-
-matplotlib.use('Agg')
-import matplotlib.pyplot as plt  # noqa: E402
+from tfm.training.progress_line import print_status
 
 
 class MetricsLog:
@@ -23,7 +17,7 @@ class MetricsLog:
     if self.path.exists():
       write_atomically(self.path, ''.join(f'{json.dumps(row)}\n' for row in rows))
     self.file = self.path.open('a', encoding='utf-8')
-    self.events = tensorboardX.SummaryWriter(str(workdir), purge_step=step + 1 if rows else None)
+    self.events = open_events(workdir, step + 1 if rows else None)
 
   def write(self, step: int, split: str, values: dict[str, float | str]) -> None:
     """One line: step, split and the values by name."""
@@ -31,15 +25,32 @@ class MetricsLog:
       self.file.write(json.dumps(dict(step=step, split=split, **values)) + '\n')
       self.file.flush()
     for name, value in values.items():
-      if not isinstance(value, str):
+      if self.events and not isinstance(value, str):
         self.events.add_scalar(f'{split}/{name}', value, step)
 
   def close(self) -> None:
     """Flushes everything and draws the curves."""
     with writing(self.path, 'free some space and run the command again'):
       self.file.close()
-      self.events.close()
-      draw_curves(self.path)
+      if self.events:
+        self.events.close()
+      try:
+        draw_curves(self.path)
+      except MissingExtra as error:
+        print_status(f'no curves.png: {error}')
+
+
+def open_events(workdir: pathlib.Path, purge_step: int | None):
+  """The writer of TensorBoard events, which hides earlier ones from a step on; None, with a notice, without
+  the extra [tensorboard].
+  """
+  try:
+    with importing_extra('tensorboard'):
+      import tensorboardX
+  except MissingExtra as error:
+    print_status(f'no TensorBoard events: {error}')
+    return None
+  return tensorboardX.SummaryWriter(str(workdir), purge_step=purge_step)
 
 
 class NullMetricsLog:
@@ -76,10 +87,13 @@ def read(path: pathlib.Path) -> list[dict]:
 
 def draw_curves(path: pathlib.Path) -> pathlib.Path:
   """Draws loss against step for every split, and the learning rate, into curves.png beside `path`."""
+  with importing_extra('plots'):
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
   rows = read(path)
-  figure, (top, bottom) = plt.subplots(
-    2, 1, figsize=(8, 6), sharex=True, height_ratios=(3, 1), layout='constrained'
-  )
+  figure = Figure(figsize=(8, 6), layout='constrained')
+  FigureCanvasAgg(figure)
+  top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
   for split, style in (('train', dict(lw=1, alpha=0.7)), ('validation', dict(lw=2, marker='o', ms=4))):
     points = [(row['step'], row['loss']) for row in rows if row['split'] == split and 'loss' in row]
     if points:
@@ -95,5 +109,4 @@ def draw_curves(path: pathlib.Path) -> pathlib.Path:
     axes.grid(alpha=0.3)
   target = path.parent / 'curves.png'
   figure.savefig(target, dpi=120)
-  plt.close(figure)
   return target

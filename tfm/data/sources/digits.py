@@ -4,10 +4,14 @@ import dataclasses
 import pathlib
 
 import numpy as np
-import sklearn.datasets
 
 from tfm.data.corpus import Corpus, prepare_corpus
 from tfm.data.sources import protocol
+from tfm.errors import importing_extra
+
+
+with importing_extra('images'):
+  import sklearn.datasets
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,14 +6,16 @@ import pathlib
 import random
 import zlib
 
-import babel.dates
-import num2words
-
 from tfm.data.corpus import Corpus, generate_corpus
 from tfm.data.documents import INFINITE
 from tfm.data.sources import protocol
+from tfm.errors import importing_extra
 from tfm.spec import NonNegativeInt, PositiveInt, Size
 
+
+with importing_extra('translation'):
+  import babel.dates
+  import num2words
 
 HELD_OUT = 1000  # pairs of validation, and of the test split
 DATE_FRACTION = 0.3  # of the pairs; the others are numbers

@@ -9,11 +9,14 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 import sentencepiece
-import tokenizers
-from tokenizers.implementations import BertWordPieceTokenizer, ByteLevelBPETokenizer
 
 from tfm.data.tokenizers import protocol
-from tfm.errors import parsing, read_json_object, require
+from tfm.errors import importing_extra, parsing, read_json_object, require
+
+
+with importing_extra('hub'):
+  import tokenizers
+  from tokenizers.implementations import BertWordPieceTokenizer, ByteLevelBPETokenizer
 
 
 JSON, PIECES, WORDS, MERGES = (

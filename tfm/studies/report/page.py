@@ -9,12 +9,15 @@ import pathlib
 import re
 from collections.abc import Sequence
 
-import jinja2
-import markupsafe
-
+from tfm.errors import importing_extra
 from tfm.studies.report import figures, palette, plots, ranking, sentences, tables
 from tfm.studies.report.plots import NARROW, WIDE, Plot
 from tfm.studies.report.ranking import Row
+
+
+with importing_extra('ablation'):
+  import jinja2
+  import markupsafe
 
 
 COLUMNS = ('arm', 'seed', 'metric', 'x', 'value')

@@ -6,25 +6,29 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-import matplotlib
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.ticker import (
-  EngFormatter,
-  LogLocator,
-  MaxNLocator,
-  NullFormatter,
-  NullLocator,
-  StrMethodFormatter,
-)
-from scipy.optimize import isotonic_regression
 
+from tfm.errors import importing_extra
 from tfm.studies.report import palette
 from tfm.studies.report.palette import LIGHT
 from tfm.studies.report.ranking import Row
+
+
+with importing_extra('ablation'):
+  import matplotlib
+  from matplotlib.axes import Axes
+  from matplotlib.backends.backend_agg import FigureCanvasAgg
+  from matplotlib.figure import Figure
+  from matplotlib.lines import Line2D
+  from matplotlib.ticker import (
+    EngFormatter,
+    LogLocator,
+    MaxNLocator,
+    NullFormatter,
+    NullLocator,
+    StrMethodFormatter,
+  )
+  from scipy.optimize import isotonic_regression
 
 
 # Inches: the width of a plot on a laptop and on a phone, of a character of a label, and the height of a line.

@@ -4,16 +4,20 @@ import io
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from matplotlib.ticker import EngFormatter
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from tfm.errors import importing_extra
 from tfm.studies import statistics
 from tfm.studies.report import figures, palette, plots, ranking, sentences
 from tfm.studies.report.ranking import Row, format_number
 from tfm.studies.statistics import format_p
+
+
+with importing_extra('ablation'):
+  from matplotlib.ticker import EngFormatter
 
 
 # A metric with more values of x than this is plotted, not tabulated.

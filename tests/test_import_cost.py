@@ -1,0 +1,78 @@
+"""What starting costs, in imported modules: seconds differ between machines, modules do not."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+
+# None of them is needed to refuse a typo, nor to train a language model before its documents are opened.
+OPTIONAL = (
+  'PIL babel huggingface_hub jinja2 matplotlib nltk num2words pandas pyarrow pytest rouge_score sacrebleu'
+  ' sacremoses safetensors scipy sklearn statsmodels tensorboardX tensorflow tensorflow_datasets tokenizers'
+  ' torch transformers'
+).split()
+LIBRARIES = 'jax jaxlib flax optax orbax grain numpy tensorstore'.split()
+
+
+def imported_modules(root, tmp_path, code):
+  """The modules that a new process has imported after running some code, and what it wrote to stderr."""
+  program = f'import sys\n{code}\nprint("\\n" + " ".join(sys.modules))'
+  process = subprocess.run(
+    [sys.executable, '-c', program],
+    capture_output=True,
+    text=True,
+    cwd=tmp_path,
+    env={'PYTHONPATH': str(root), 'JAX_PLATFORMS': 'cpu', 'HOME': str(tmp_path), 'PATH': '/usr/bin:/bin'},
+  )
+  assert process.returncode == 0, process.stderr
+  return process.stdout.splitlines()[-1].split(), process.stderr
+
+
+def packages(modules):
+  return {name.partition('.')[0] for name in modules}
+
+
+def command(*words):
+  return f'from tfm.commands import cli\ncli.main({json.dumps(words)})'
+
+
+def test_importing_tfm_imports_no_other_package(root, tmp_path):
+  modules, _ = imported_modules(root, tmp_path, 'import tfm\ntfm.__version__, dir(tfm)')
+  plain, _ = imported_modules(root, tmp_path, '')
+  assert packages(modules) - packages(plain) - sys.stdlib_module_names == {'tfm'}
+
+
+@pytest.mark.parametrize(
+  'words, refusal',
+  [
+    (['--help'], ''),
+    (['configs'], ''),
+    (['trian', '--config=lm'], "did you mean 'train'"),
+    (['train', '--config=lm', '--wrokdir=x', '--workdir=x'], "did you mean '--workdir'"),
+    (['train', '--config=lm', '--workdir=x', '--config.model.hedas=4'], "did you mean 'heads'"),
+    (['train', '--config=vitt', '--workdir=x'], "did you mean 'vit'"),
+    (['ablate', 'positions', '--workdir=x'], "did you mean 'position'"),
+  ],
+  ids=' '.join,
+)
+def test_help_and_the_refusal_of_a_typo_import_neither_jax_nor_numpy(root, tmp_path, words, refusal):
+  modules, err = imported_modules(root, tmp_path, command(*words))
+  assert refusal in err and bool(err) == bool(refusal)
+  assert not packages(modules) & {*LIBRARIES, *OPTIONAL}
+  assert len(modules) < 400, len(modules)
+
+
+def test_training_a_language_model_imports_what_it_needs_and_no_more(root, tmp_path):
+  code = (
+    'from tfm.runs import train\n'
+    'from tfm.config.assemble import Experiment\n'
+    'from tfm.config.load import load_config\n'
+    'from tfm.config.resolve import resolve_config\n'
+    "Experiment(resolve_config(load_config('lm:smoke'))).build_model(256)"
+  )
+  modules, _ = imported_modules(root, tmp_path, code)
+  assert set(LIBRARIES) <= packages(modules)
+  assert not packages(modules) & set(OPTIONAL)
+  assert len(modules) < 2200, len(modules)
