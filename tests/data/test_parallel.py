@@ -76,7 +76,7 @@ def test_empty_sides_are_skipped_with_a_warning(tmp_path, make_source, caplog):
   'spec, sentence',
   [
     ('"{}/a.en", "{}/short.de"', r'a.en has 3 lines and .*short.de 2; line i of one must be the translation'),
-    ('"{}/a.en", "{}/none.de"', r'none.de is not a file'),
+    ('"{}/a.en", "{}/none.de"', r'none.de. does not exist'),
     ('"{}/a.en"', r'a.en:1 has 1 columns; a line must be `source TAB target`'),
     ('"{}/{{split}}.en", "{}/a.en"', r'has \{{split\}} in only one path'),
     ('"{}/{{split}}.en", "{}/{{split}}.de", splits=()', r'splits=\(\) must name the training split'),

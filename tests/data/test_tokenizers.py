@@ -132,6 +132,15 @@ def test_char_is_one_token_for_a_known_character_and_bytes_for_another():
   assert char.vocab_size == 8 + 1 + 256
 
 
+def test_char_without_bytes_has_its_alphabet_and_the_end_of_a_text_alone():
+  char = build('char(byte_fallback=False)').train(['banana', 'bread é'])
+  assert char.pieces == (*(c.encode() for c in ' abdenré'), b'') and char.vocab_size == 8 + 1
+  assert char.decode(char.encode('dée bar')) == 'dée bar'
+  with pytest.raises(ValueError, match="the character '猫' is not among the 8 of the training split; use"):
+    char.encode('b猫x')
+  assert protocol.load(json.loads(json.dumps(char.state()))) == char
+
+
 def test_words_are_one_token_with_the_space_before_them_and_bytes_where_unknown():
   words = build('words').train(['. k1 v7', '[MAX 3 ]\n[MIN'])
   assert words.known.split('\n') == [' 3', ' ]', ' k1', ' v7', '.', '[MAX', '[MIN']

@@ -11,7 +11,7 @@ from tfm.decoding import streaming_text
 WORDS = 'naïve 東京 🦜🏽 \u0000 end'
 
 
-@pytest.mark.parametrize('tokenizer', [Bytes(), Char('aeinv ')], ids=['bytes', 'char'])
+@pytest.mark.parametrize('tokenizer', [Bytes(), Char(alphabet='aeinv ')], ids=['bytes', 'char'])
 @pytest.mark.parametrize('size', [1, 2, 3, 100])
 def test_characters_split_over_tokens(tokenizer, size):
   ids = tokenizer.encode(WORDS)

@@ -213,4 +213,4 @@ def test_labels_show_what_could_not_be_seen():
     return attention_maps.label_tokens([tokenizer.eos_id, *tokenizer.encode(text)], tokenizer)
 
   assert shown(Bytes(), 'a b\n\tü\0') == ['<eos>', 'a', '␣', 'b', '↵', '⇥', '<C3>', '<BC>', '<00>']
-  assert shown(Char('abü\u200b'), 'ü\u200bz') == ['<eos>', 'ü', '<200B>', 'z']
+  assert shown(Char(alphabet='abü\u200b'), 'ü\u200bz') == ['<eos>', 'ü', '<200B>', 'z']

@@ -1,4 +1,4 @@
-"""A corpus: documents of text, or images, in three splits, identified by the hash of their content.
+"""A corpus: documents of text, or images, in splits, identified by the hash of their content.
 
 Documents that are read from files are stored on disk (`document_store`) in splits (`splitting`). Documents
 that are generated from their index are not stored, and there may be infinitely many of them.
@@ -75,8 +75,8 @@ def prepare_corpus(
     read: yields (split, *fields) of every document; it is called several times. The split is one of
       `fixed`, or None for a document that is assigned by its hash.
     cache_dir: where to store the corpus.
-    fixed: the splits that the source defines itself: all three, or some without train, out of which the
-      others are carved.
+    fixed: the splits that the source defines itself: with train, these are all; without it, the others are
+      carved out of train.
     fields: the names of a document's fields.
 
   Raises:
@@ -84,7 +84,8 @@ def prepare_corpus(
   """
   from tfm.data import document_store  # imports TFDS, which generated documents do not need
 
-  carved = tuple(split for split in SPLITS if split not in fixed)
+  carved = () if 'train' in fixed else tuple(split for split in SPLITS if split not in fixed)
+  names = [split for split in SPLITS if split in (*fixed, *carved)]
   rule = splitting.split_by_hash(carved)
   survey = _survey_documents(name, rule(read()))
   if not survey.bytes.total():
@@ -97,7 +98,7 @@ def prepare_corpus(
       )
     rule = splitting.split_by_piece(name, read, carved, survey)
     survey = _survey_documents(name, rule(read()))
-  for split in SPLITS:
+  for split in names:
     if not survey.documents[split]:
       raise ValueError(f'{name} has no documents in its {split!r} split')
   directory = cache_dir / 'corpora' / survey.hash
@@ -107,10 +108,10 @@ def prepare_corpus(
   _log_corpus(
     name,
     survey.hash,
-    ', '.join(f'{split} {survey.documents[split]} documents {survey.bytes[split]} bytes' for split in SPLITS),
+    ', '.join(f'{split} {survey.documents[split]} documents {survey.bytes[split]} bytes' for split in names),
   )
   splits = document_store.read_documents(directory, fields)
-  return Corpus(name, survey.hash, splits, {split: survey.bytes[split] for split in SPLITS})
+  return Corpus(name, survey.hash, splits, {split: survey.bytes[split] for split in names})
 
 
 def generate_corpus(

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import tensorflow_datasets as tfds
 
 from tfm.data import images, progress_bar
-from tfm.data.documents import IMAGE, SPLITS, Field, SplitDocument, Survey, changed_error, digest
+from tfm.data.documents import IMAGE, Field, SplitDocument, Survey, changed_error, digest
 
 
 READ_SIZE = 256  # documents that are read at once
@@ -22,8 +22,14 @@ class Documents(tfds.core.GeneratorBasedBuilder, skip_registration=True):
   VERSION = tfds.core.Version('1.0.0')
   url_infos = {}  # nothing is downloaded
 
-  def __init__(self, documents: Callable[[], Iterator[SplitDocument]], fields: tuple[str, ...], **kwargs):
-    self._documents, self._fields = documents, fields
+  def __init__(
+    self,
+    documents: Callable[[], Iterator[SplitDocument]],
+    splits: Sequence[str],
+    fields: tuple[str, ...],
+    **kwargs,
+  ):
+    self._documents, self._splits, self._fields = documents, splits, fields
     self.written = Survey()
     super().__init__(file_format='array_record', **kwargs)
 
@@ -35,7 +41,7 @@ class Documents(tfds.core.GeneratorBasedBuilder, skip_registration=True):
     return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict(features))
 
   def _split_generators(self, dl_manager):
-    return {split: self._generate_examples(split) for split in SPLITS}
+    return {split: self._generate_examples(split) for split in self._splits}
 
   def _generate_examples(self, split):
     counts = collections.Counter()
@@ -90,7 +96,7 @@ def write_documents(
   def track_documents():
     return progress_bar.track(documents(), f'writing {name}', survey.documents.total())
 
-  builder = Documents(track_documents, fields, data_dir=str(directory))
+  builder = Documents(track_documents, sorted(survey.documents), fields, data_dir=str(directory))
   active = tfds.core.utils.tqdm_utils._active
   tfds.disable_progress_bar()
   try:
@@ -106,5 +112,5 @@ def read_documents(directory: pathlib.Path, fields: tuple[str, ...]) -> dict[str
   """Returns random access to what `write_documents` wrote, by split and field."""
   stored = tfds.builder_from_directory(directory / Documents.name / str(Documents.VERSION))
   raw = {field: tfds.decode.SkipDecoding() for field in fields if field == IMAGE}
-  sources = {split: stored.as_data_source(split, decoders=raw or None) for split in SPLITS}
+  sources = {split: stored.as_data_source(split, decoders=raw or None) for split in stored.info.splits}
   return {split: {field: FieldColumn(source, field) for field in fields} for split, source in sources.items()}

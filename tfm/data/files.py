@@ -6,7 +6,7 @@ import gzip
 import os
 import pathlib
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 
 import zstandard
 
@@ -19,21 +19,6 @@ def find_files(pattern: str) -> list[pathlib.Path]:
   pattern = os.path.expanduser(pattern)
   matches = [pattern] if os.path.isfile(pattern) else glob.glob(pattern, recursive=True)
   return [pathlib.Path(path) for path in sorted(set(matches)) if not os.path.isdir(path)]
-
-
-def find_split_files(spec: str, patterns: Mapping[str, str]) -> dict[str, list[pathlib.Path]]:
-  """Returns the files that match the pattern of each split.
-
-  Raises:
-    ValueError: for the source `spec`, if no file matches a pattern.
-  """
-  paths = {split: find_files(pattern) for split, pattern in patterns.items()}
-  for split, pattern in patterns.items():
-    if not paths[split]:
-      raise ValueError(
-        f'{spec} matches no file: {pattern!r} does not exist; give a path, or splits=… as the files are named'
-      )
-  return paths
 
 
 def read_chunks(path: pathlib.Path) -> Iterator[bytes]:

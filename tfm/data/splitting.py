@@ -25,25 +25,6 @@ Rule = Callable[[Iterable[Document]], Iterator[SplitDocument]]  # assigns a spli
 _log = logging.getLogger(__name__)
 
 
-def split_paths(spec: str, pattern: str, names: Sequence[str]) -> dict[str, str]:
-  """Returns the path of each split: `{split}` in the pattern is replaced by its name; without it, only train.
-
-  Args:
-    spec: the source's spec, for the error.
-    names: how the files name the training, the validation and the test split; at least the first.
-
-  Raises:
-    ValueError: for any other number or type of names.
-  """
-  if not 1 <= len(names) <= len(SPLITS) or not all(isinstance(name, str) for name in names):
-    raise ValueError(
-      f'{spec}: splits={names!r} must name the training split, and optionally the validation and the '
-      'test split'
-    )
-  by_split = dict(zip(SPLITS, names)) if '{split}' in pattern else {'train': ''}
-  return {split: pattern.replace('{split}', name) for split, name in by_split.items()}
-
-
 def fixed_splits(available: Iterable[str]) -> list[str]:
   """Returns which of a source's splits are used as they are, in order.
 
@@ -110,6 +91,24 @@ def split_by_piece(
         yield split, text
 
   return rule
+
+
+def split_tail(read: Callable[[], Iterable[Document]], tail: float) -> Callable[[], Iterator[SplitDocument]]:
+  """Returns `read` with splits: the last fraction `tail` of all characters is for validation, the rest for
+  training. A text across the border is divided there.
+  """
+  start = int((1 - tail) * sum(len(text) for _, text in read()))  # of validation
+
+  def read_splits() -> Iterator[SplitDocument]:
+    left = start
+    for _, text in read():
+      if left:
+        yield 'train', text[:left]
+      if not left or len(text) > left:
+        yield 'validation', text[left:]
+      left = max(0, left - len(text))
+
+  return read_splits
 
 
 def is_balanced(survey: Survey, carved: Sequence[str]) -> bool:

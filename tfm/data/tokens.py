@@ -330,9 +330,12 @@ def encode_field(text: str, tokenizer: Tokenizer, name: str, field: str) -> np.n
   """Returns the tokens of a text that is a field of a document.
 
   Raises:
-    ValueError: if the tokenizer loses a part of the text.
+    ValueError: if the tokenizer cannot encode the text, or loses a part of it.
   """
-  ids = (tokenizer.encode_source if field == 'source' else tokenizer.encode)(text)
+  try:
+    ids = (tokenizer.encode_source if field == 'source' else tokenizer.encode)(text)
+  except ValueError as error:
+    raise ValueError(f'{name} cannot be encoded: {error}') from error
   if tokenizer.is_lossless and (size := int(tokenizer.token_bytes[ids].sum())) != len(text.encode()):
     raise ValueError(
       f'{tokenizer.identity} encodes {len(text.encode())} bytes of {name} as {size} bytes; its pieces must '

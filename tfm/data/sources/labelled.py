@@ -4,7 +4,7 @@ import dataclasses
 import pathlib
 from collections.abc import Iterator
 
-from tfm.data import files, splitting
+from tfm.data import files, split_files
 from tfm.data.corpus import Corpus, prepare_corpus
 from tfm.data.documents import SPLITS, Document
 from tfm.data.sources import protocol
@@ -28,17 +28,16 @@ class Labelled(protocol.Source):
   splits: tuple[str, ...] = SPLITS
 
   def prepare(self, cache_dir: pathlib.Path) -> Corpus:
-    paths = files.find_split_files(self.spec, splitting.split_paths(self.spec, self.pattern, self.splits))
-    fixed = splitting.fixed_splits(paths)
+    found = split_files.find_split_files(self.spec, self.pattern, self.splits)
 
     def read() -> Iterator[Document]:
-      for split, path in ((split, path) for split in paths for path in paths[split]):
+      for split, path in found:
         for number, line in enumerate(files.read_lines(path), start=1):
           label, tab, text = line.partition('\t')
           if not line.strip():
             continue
           if not tab or not label.strip():
             raise ValueError(f'{path}:{number} is not `label TAB text`; it begins {line[:40]!r}')
-          yield split if split in fixed else None, text, label.strip()
+          yield split, text, label.strip()
 
-    return prepare_corpus(self.spec, read, cache_dir, fixed, self.fields)
+    return prepare_corpus(self.spec, read, cache_dir, found.fixed, self.fields)

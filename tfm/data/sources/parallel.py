@@ -3,11 +3,10 @@
 import dataclasses
 import itertools
 import logging
-import os
 import pathlib
 from collections.abc import Iterator
 
-from tfm.data import files, splitting
+from tfm.data import files, split_files
 from tfm.data.corpus import Corpus, prepare_corpus
 from tfm.data.documents import Document
 from tfm.data.sources import protocol
@@ -29,7 +28,7 @@ class Parallel(protocol.Source):
 
   Attributes:
     src, tgt: the paths; without `tgt`, `src` has two columns.
-    splits: how the files name the training, the validation and the test split; at least the first.
+    splits: as in `text`.
     lowercase: whether to convert all text to lower case.
   """
 
@@ -44,40 +43,39 @@ class Parallel(protocol.Source):
     has_splits = '{split}' in self.src
     if self.tgt and has_splits != ('{split}' in self.tgt):
       raise ValueError(f'{self.spec} has {{split}} in only one path; use it in both or neither')
-    sides = [splitting.split_paths(self.spec, path, self.splits) for path in (self.src, self.tgt) if path]
-    paths = {split: tuple(_existing_path(side[split]) for side in sides) for split in sides[0]}
-    fixed = splitting.fixed_splits(paths)
+    sides = [self._find_files(path) for path in (self.src, self.tgt) if path]
     reported = set()
 
     def read() -> Iterator[Document]:
-      for split, split_paths in paths.items():
+      for aligned in zip(*sides):
+        [split, *_], paths = zip(*aligned)
         empty, count = [], 0
-        for count, pair in enumerate(_pairs(*split_paths), start=1):
+        for count, pair in enumerate(_pairs(*paths), start=1):
           if all(text.strip() for text in pair):
-            yield (
-              split if split in fixed else None,
-              *(text.lower() if self.lowercase else text for text in pair),
-            )
+            yield split, *(text.lower() if self.lowercase else text for text in pair)
           else:
             empty.append(count)
-        if empty and split not in reported:
-          reported.add(split)
+        if empty and paths not in reported:
+          reported.add(paths)
           _log.warning(
             '%s: %d of %d pairs have an empty side and are skipped: lines %s',
-            ' and '.join(map(str, split_paths)),
+            ' and '.join(map(str, paths)),
             len(empty),
             count,
             ', '.join(map(str, empty[:MAX_LINES_SHOWN])) + (', …' if len(empty) > MAX_LINES_SHOWN else ''),
           )
 
-    return prepare_corpus(self.spec, read, cache_dir, fixed, self.fields)
+    return prepare_corpus(self.spec, read, cache_dir, sides[0].fixed, self.fields)
 
-
-def _existing_path(name: str) -> pathlib.Path:
-  path = pathlib.Path(os.path.expanduser(name))
-  if not path.is_file():
-    raise ValueError(f'{path} is not a file; give aligned files with one sentence per line')
-  return path
+  def _find_files(self, pattern: str) -> split_files.SplitFiles:
+    """The one file of each split."""
+    found = split_files.find_split_files(self.spec, pattern, self.splits)
+    for paths in found.paths.values():
+      if len(paths) > 1:
+        raise ValueError(
+          f'{self.spec} matches {len(paths)} files for one split: {paths[0]}, …; give one file'
+        )
+    return found
 
 
 def _pairs(*paths: pathlib.Path) -> Iterator[tuple[str, str]]:

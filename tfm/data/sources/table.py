@@ -5,7 +5,7 @@ import dataclasses
 import pathlib
 from collections.abc import Iterator
 
-from tfm.data import files, splitting
+from tfm.data import files, split_files
 from tfm.data.corpus import Corpus, prepare_corpus
 from tfm.data.documents import SPLITS, Document
 from tfm.data.sources import protocol
@@ -44,15 +44,14 @@ class Table(protocol.Source):
   def prepare(self, cache_dir: pathlib.Path) -> Corpus:
     if self.skip < 0:
       raise ValueError(f'{self.spec}: skip={self.skip} must be 0 or more lines')
-    paths = files.find_split_files(self.spec, splitting.split_paths(self.spec, self.pattern, self.splits))
-    fixed = splitting.fixed_splits(paths)
+    found = split_files.find_split_files(self.spec, self.pattern, self.splits)
 
     def read() -> Iterator[Document]:
-      for split, path in ((split, path) for split in paths for path in paths[split]):
+      for split, path in found:
         for text, label in self.rows(path):
-          yield split if split in fixed else None, text, label
+          yield split, text, label
 
-    return prepare_corpus(self.spec, read, cache_dir, fixed, self.fields)
+    return prepare_corpus(self.spec, read, cache_dir, found.fixed, self.fields)
 
   def rows(self, path: pathlib.Path) -> Iterator[tuple[str, str]]:
     """Yields (text, label) of each row of a file."""

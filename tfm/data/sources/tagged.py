@@ -5,7 +5,7 @@ import pathlib
 import re
 from collections.abc import Iterator
 
-from tfm.data import files, splitting
+from tfm.data import files, split_files
 from tfm.data.corpus import Corpus, prepare_corpus
 from tfm.data.documents import SPLITS, Document
 from tfm.data.sources import protocol
@@ -32,15 +32,14 @@ class Tagged(protocol.Source):
   splits: tuple[str, ...] = SPLITS
 
   def prepare(self, cache_dir: pathlib.Path) -> Corpus:
-    paths = files.find_split_files(self.spec, splitting.split_paths(self.spec, self.pattern, self.splits))
-    fixed = splitting.fixed_splits(paths)
+    found = split_files.find_split_files(self.spec, self.pattern, self.splits)
 
     def read() -> Iterator[Document]:
-      for split, path in ((split, path) for split in paths for path in paths[split]):
+      for split, path in found:
         for words, tags in _sentences(path):
-          yield split if split in fixed else None, ' '.join(words), ' '.join(tags)
+          yield split, ' '.join(words), ' '.join(tags)
 
-    return prepare_corpus(self.spec, read, cache_dir, fixed, self.fields)
+    return prepare_corpus(self.spec, read, cache_dir, found.fixed, self.fields)
 
 
 def _sentences(path: pathlib.Path) -> Iterator[tuple[list[str], list[str]]]:

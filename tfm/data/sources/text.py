@@ -5,10 +5,11 @@ import json
 import pathlib
 from collections.abc import Iterable, Iterator
 
-from tfm.data import files
+from tfm.data import files, split_files, splitting
 from tfm.data.corpus import Corpus, prepare_corpus
-from tfm.data.documents import Document
+from tfm.data.documents import SPLITS, Document
 from tfm.data.sources import protocol
+from tfm.spec import Rate
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,28 +19,46 @@ class Text(protocol.Source):
   A .txt file is one document, and so is every line of a .jsonl file that is not blank. A compressed file with
   neither suffix before .gz or .zst is read as .txt.
 
+  With `{split}` in the pattern each split has its own files: text("{split}.txt", splits=("train", "valid",
+  "test")). A split that is not named is carved out of the training split, by the hash of the document.
+
   Attributes:
     pattern: files, as in "plays/*.txt"; `**` matches any folders, `~` is the home folder.
     field: the key of the text in the objects of .jsonl files.
+    splits: how the files name the training, the validation and the test split, '' for one without files; at
+      least the first.
+    tail: the fraction of the characters, at the end of the files in order, that is the validation split; the
+      rest is for training, and there is no test split. text("input.txt", tail=0.1) is the split of char-rnn
+      and nanoGPT (Karpathy 2015, 2022). 0: documents are assigned by their hashes.
   """
 
   pattern: str
   field: str = 'text'
+  splits: tuple[str, ...] = SPLITS
+  tail: Rate = 0.0
+
+  def __post_init__(self):
+    if self.tail and split_files.PLACEHOLDER in self.pattern:
+      raise ValueError(
+        f'tail={self.tail} takes the validation split from the end of the training files, and '
+        f'{self.pattern!r} has files for each split; use one of them'
+      )
 
   def prepare(self, cache_dir: pathlib.Path) -> Corpus:
-    paths = files.find_files(self.pattern)
-    if not paths:
-      raise ValueError(f'{self.spec} matches no file; give the path of .txt or .jsonl files')
-    readers = [(path, _format(path)) for path in paths]
+    found = split_files.find_split_files(self.spec, self.pattern, self.splits)
+    readers = [(split, path, _format(path)) for split, path in found]
 
     def read() -> Iterator[Document]:
-      for path, suffix in readers:
+      for split, path, suffix in readers:
         chunks = files.read_chunks(path)
         texts = _read_jsonl(chunks, path, self.field) if suffix == '.jsonl' else _read_text(chunks, path)
         for text in texts:
-          yield None, text
+          yield split, text
 
-    return prepare_corpus(self.spec, read, cache_dir)
+    if not self.tail:
+      return prepare_corpus(self.spec, read, cache_dir, found.fixed)
+    read_splits = splitting.split_tail(read, self.tail)
+    return prepare_corpus(self.spec, read_splits, cache_dir, ('train', 'validation'))
 
 
 def _format(path: pathlib.Path) -> str:

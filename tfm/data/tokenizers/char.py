@@ -13,10 +13,16 @@ from tfm.data.tokenizers import protocol
 class Char(protocol.Tokenizer):
   """The characters of the training split in the order of their code points, then the end of a text.
 
-  A character that is not in the training split is encoded as its UTF-8 bytes, whose 256 tokens are the last:
-  there is no unknown token.
+  Attributes:
+    byte_fallback: whether a character that is not in the training split is encoded as its UTF-8 bytes, whose
+      256 tokens are the last. False: the vocabulary is the alphabet and the end of a text, and another
+      character is an error. There is no unknown token.
+
+  Raises:
+    ValueError: from `encode`, for a character that has no token, naming it.
   """
 
+  byte_fallback: bool = True
   alphabet: str = ''
 
   @property
@@ -27,11 +33,12 @@ class Char(protocol.Tokenizer):
     characters = set()
     for text in texts:
       characters.update(text)
-    return Char(''.join(sorted(characters)))
+    return dataclasses.replace(self, alphabet=''.join(sorted(characters)))
 
   @functools.cached_property
   def pieces(self) -> tuple[bytes, ...]:
-    return (*(c.encode() for c in self.alphabet), b'', *(bytes([i]) for i in range(256)))
+    fallback = (bytes([i]) for i in range(256)) if self.byte_fallback else ()
+    return (*(c.encode() for c in self.alphabet), b'', *fallback)
 
   @property
   def eos_id(self) -> int:
@@ -45,6 +52,12 @@ class Char(protocol.Tokenizer):
     known = self._alphabet_codes[np.minimum(ids, len(self._alphabet_codes) - 1)] == codes
     if known.all():
       return ids
+    if not self.byte_fallback:
+      unknown = chr(codes[~known][0])
+      raise ValueError(
+        f'the character {unknown!r} is not among the {len(self.alphabet)} of the training split; use the '
+        "tokenizer 'char', which encodes others as bytes"
+      )
     out = []
     for start, stop in _runs(known):
       if known[start]:
