@@ -190,6 +190,8 @@ def test_spec_error_is_a_value_error():
     ('window(1, left=2)', ["sets 'left' twice"]),
     ('causal(1)', ['passes 1 positional arguments', 'causal takes ()']),
     ('causal(x=1)', ["passes 'x'", 'known: none']),
+    ('window(a/b.txt)', ["'a/b.txt'", 'not a literal', "for a string write 'a/b.txt' in quotes"]),
+    ('window(a/*.txt)', ['not a spec', 'with strings in quotes']),
     ('window(left)', ["'left'", 'not a literal', "for a string write 'left' in quotes"]),
     ('window(-1)', ["'window(-1)'", 'left=-1', 'at least 0']),
     ('window(2.5)', ['left=2.5', 'must be of type int']),

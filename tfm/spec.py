@@ -341,7 +341,7 @@ def _parse_expression(text: str) -> ast.expr:
   except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
     raise SpecError(
       f'{text[:80]!r} is not a spec ({getattr(error, "msg", error)}); '
-      'write "name" or "name(literal, key=literal)"'
+      'write "name" or "name(literal, key=literal)", with strings in quotes'
     ) from None
 
 
@@ -368,7 +368,7 @@ def _parse_literal(node: ast.expr, text: str) -> Any:
     return ast.literal_eval(node)
   # TypeError: an unhashable key of a literal dict.
   except (ValueError, TypeError, MemoryError, RecursionError):
-    hint = f'; for a string write {node.id!r} in quotes' if isinstance(node, ast.Name) else ''
-    raise SpecError(
-      f'{text!r} holds the argument {ast.unparse(node)!r}, which is not a literal{hint}'
-    ) from None
+    words = ast.get_source_segment(text.strip(), node)
+    has_names = any(isinstance(part, ast.Name) for part in ast.walk(node))
+    hint = f'; for a string write {words!r} in quotes' if has_names else ''
+    raise SpecError(f'{text!r} holds the argument {words!r}, which is not a literal{hint}') from None

@@ -9,6 +9,7 @@ import pytest
 
 from tests.conformance import collect
 from tfm import spec
+from tfm.data.sources.protocol import build_source
 from tfm.data.tokenizers.protocol import load
 from tfm.masks.protocol import LAYOUTS
 
@@ -114,6 +115,11 @@ class TestSource:
     )
     assert any(fields in packing.document_kinds for packing in packings)
     assert any(fields in objective.document_kinds for objective in [*objectives, words])
+
+  def test_the_path_of_its_files_is_refused_with_its_spec(self, name):
+    for suffix in collect.variant('source', name).suffixes:
+      with pytest.raises(ValueError, match=rf'is a path, not a source; use .*{name}\("some/file{suffix}"'):
+        build_source(f'some/file{suffix}')
 
   def test_only_images_have_an_image_shape(self, name):
     source = build('source', name)

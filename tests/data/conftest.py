@@ -9,11 +9,9 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from tfm import spec
-from tfm.data import sources
 from tfm.data import tokens as token_arrays
 from tfm.data.row_share import process_shares
-from tfm.data.sources.protocol import Source
+from tfm.data.sources.protocol import build_source
 
 
 _draw = random.Random(0)
@@ -43,7 +41,7 @@ def make_text():
 @pytest.fixture(scope='session')
 def make_source():
   """A function (spec) -> source."""
-  return lambda text: spec.build(text, sources, Source)
+  return build_source
 
 
 @pytest.fixture(scope='session')

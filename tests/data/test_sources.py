@@ -347,3 +347,36 @@ print([name for name in sys.modules if name.split('.')[0] == 'tensorflow'])
     check=True,
   )
   assert done.stdout.strip() == '[]', done.stdout
+
+
+@pytest.mark.parametrize(
+  'path, specs',
+  (
+    ('a/x.txt', 'text("{}a/x.txt")'),
+    ('a/x.txt.gz', 'text("{}a/x.txt.gz")'),
+    ('a/{{split}}.txt', 'text("{}a/{{split}}.txt")'),
+    ('a/*.jsonl', 'text("{}a/*.jsonl")'),
+    ('a', 'text("{}a/**/*.txt")'),
+    ('b/', 'text("{}b/**/*.jsonl.zst")'),
+    ('c', 'folder("{}c", size=…)'),
+    ('x.csv', 'table("{}x.csv", text=…, label=…)'),
+    ('x.tsv', 'labelled("{0}x.tsv") or parallel("{0}x.tsv") or table("{0}x.tsv", text=…, label=…)'),
+  ),
+)
+def test_a_path_alone_is_refused_with_the_specs_that_read_it(path, specs, tmp_path, make_source):
+  for name in ('a/x.txt', 'b/b/x.jsonl.zst', 'c/cat/x.png'):
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / name).touch()
+  path = f'{tmp_path}/{path}'.format()
+  with pytest.raises(ValueError) as error:
+    make_source(path)
+  assert str(error.value) == f'{path!r} is a path, not a source; use {specs.format(f"{tmp_path}/")}'
+
+
+@pytest.mark.parametrize(
+  'text', ('txt', 'mydir/input', 'photo.png', '~nobody/x', 'a\0.txt', 'x' * 5000 + '/y', 'text(x.txt)')
+)
+def test_another_invalid_spec_is_no_path(text, make_source):
+  with pytest.raises(ValueError) as error:
+    make_source(text)
+  assert ('is a path' in str(error.value)) == (text == 'a\0.txt')

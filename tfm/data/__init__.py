@@ -5,12 +5,12 @@ length, seed, i), so the whole state of an iterator is the index of its next bat
 any number of processes.
 
   from tfm import spec
-  from tfm.data import cache, device_prefetch, packing, pipeline, sources, tokenizers
+  from tfm.data import cache, device_prefetch, packing, pipeline, tokenizers
   from tfm.data.packing.protocol import Packing
-  from tfm.data.sources.protocol import Source
+  from tfm.data.sources.protocol import build_source
   from tfm.data.tokenizers.protocol import Tokenizer, load
 
-  source = spec.build('stdlib', sources, Source)       # or text('*.txt'), tfds('ag_news'), labelled('*.tsv')
+  source = build_source('stdlib')      # or text('*.txt'), tfds('ag_news'), labelled('*.tsv')
   untrained = spec.build("sentencepiece(8192, kind='bpe')", tokenizers, Tokenizer)  # or bytes, char
   pack = spec.build('concat', packing, Packing)        # or concat(shuffle=False), first_fit(bins=64)
 

@@ -7,7 +7,6 @@ import optax
 from ml_collections import ConfigDict
 
 import tfm.data.packing
-import tfm.data.sources
 import tfm.data.tokenizers
 import tfm.objectives
 import tfm.optimizers
@@ -15,7 +14,7 @@ from tfm import spec
 from tfm.config.assemble.field_errors import build_field, compile_pattern
 from tfm.config.assemble.models import build_model
 from tfm.data.packing.protocol import Packing
-from tfm.data.sources.protocol import Source
+from tfm.data.sources.protocol import Source, build_source
 from tfm.data.tokenizers.protocol import Tokenizer
 from tfm.decoding.beam import PENALTIES, BeamSearch
 from tfm.errors import require
@@ -55,7 +54,7 @@ class Experiment:
   @functools.cached_property
   def source(self) -> Source:
     """The documents to train on."""
-    return build_field('data.source', spec.build, self.config.data.source, tfm.data.sources, Source)
+    return build_field('data.source', build_source, self.config.data.source)
 
   @functools.cached_property
   def tokenizer(self) -> Tokenizer | None:

@@ -28,6 +28,7 @@ class Folder(protocol.Source):
   """
 
   fields = ('image', 'label')
+  folder_suffixes = SUFFIXES
 
   path: str
   size: Size

@@ -23,6 +23,7 @@ class Labelled(protocol.Source):
   """
 
   fields = ('text', 'label')
+  suffixes = ('.tsv',)
 
   pattern: str
   splits: tuple[str, ...] = SPLITS

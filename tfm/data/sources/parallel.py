@@ -33,6 +33,7 @@ class Parallel(protocol.Source):
   """
 
   fields = ('source', 'target')
+  suffixes = ('.tsv',)
 
   src: str
   tgt: str = ''

@@ -34,6 +34,7 @@ class Table(protocol.Source):
   """
 
   fields = ('text', 'label')
+  suffixes = (*DELIMITERS,)
 
   pattern: str
   text: str

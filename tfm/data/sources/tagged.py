@@ -27,6 +27,7 @@ class Tagged(protocol.Source):
   """
 
   fields = ('text', 'labels')
+  suffixes = ('.conll',)
 
   pattern: str
   splits: tuple[str, ...] = SPLITS

@@ -32,6 +32,8 @@ class Text(protocol.Source):
       and nanoGPT (Karpathy 2015, 2022). 0: documents are assigned by their hashes.
   """
 
+  suffixes = '.txt', '.jsonl'
+
   pattern: str
   field: str = 'text'
   splits: tuple[str, ...] = SPLITS
@@ -64,7 +66,7 @@ class Text(protocol.Source):
 def _format(path: pathlib.Path) -> str:
   compressed = path.suffix in ('.gz', '.zst')
   suffix = pathlib.Path(path.stem).suffix if compressed else path.suffix
-  if suffix not in ('.txt', '.jsonl') and not (compressed and not suffix):
+  if suffix not in Text.suffixes and not (compressed and not suffix):
     raise ValueError(
       f'{path} is not a .txt or .jsonl file, plain or with .gz or .zst; narrow the pattern or rename it'
     )
