@@ -152,8 +152,9 @@ def validate_config(config: ConfigDict, options: Mapping[str, str], env: Sequenc
 
 def count_devices(options: Mapping[str, str], env: Sequence[str]) -> int | None:
   """The number of devices that the scheduler's options request; None if they do not determine it."""
-  if tpu_type := topology.parse_core_count(options.get('tpu-type') or options.get('accelerator-type') or ''):
-    slices, (generation, chips) = options.get('num-slices', '1'), tpu_type
+  tpu_type = options.get('tpu-type') or options.get('accelerator-type') or ''
+  if accelerator := topology.parse_accelerator_type(tpu_type):
+    slices, (generation, chips) = options.get('num-slices', '1'), accelerator
     return int(slices) * chips * topology.DEVICES.get(generation, 1) if slices.isdigit() else None
   # Under Slurm JAX expects one task per device; a process on CPUs may simulate several.
   counts = options.get('nodes', ''), options.get('ntasks-per-node', '1')
