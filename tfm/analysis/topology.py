@@ -149,7 +149,8 @@ def parse_topology(name: str) -> tuple[str, tuple[int, ...]]:
   chips = math.prod(numbers) or 16
   require(
     len(numbers) == dims and min(numbers) > 0,
-    f'--topology={name} lacks the {dims} dimensions of {generation}; use {suggest_topology(generation, chips)}',
+    f'--topology={name} lacks the {dims} dimensions of {generation}; '
+    f'use {suggest_topology(generation, chips)}',
   )
   require(
     any(sorted(numbers) == sorted(sizes) for sizes in available_slices(generation)),
