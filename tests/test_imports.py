@@ -30,6 +30,7 @@ LEVELS = (
   ('layers',),  # what several slots need
   ('parallel',),  # meshes, sharding, pipelines, processes
   ('spec',),  # spec strings
+  ('variant_folders',),  # variants outside the package
   ('shapes', 'errors'),  # array types; refusals
 )
 LEVEL = {name: level for level, names in enumerate(LEVELS) for name in names}
@@ -112,7 +113,7 @@ def test_tfm_has_no_violation(root):
 
 def test_the_root_holds_only_what_every_folder_needs(root):
   files = {path.stem for path in (root / 'tfm').glob('*.py')}
-  assert files == {'__init__', '__main__', 'spec', 'shapes', 'errors'}
+  assert files == {'__init__', '__main__', 'spec', 'variant_folders', 'shapes', 'errors'}
 
 
 def test_no_folder_has_a_name_that_tools_skip(root):

@@ -14,6 +14,7 @@ import ast
 import dataclasses
 import functools
 import importlib
+import importlib.util
 import inspect
 import math
 import operator
@@ -26,6 +27,7 @@ from typing import Annotated, Any, Callable, Mapping
 
 from annotated_types import BaseMetadata, Ge, GroupedMetadata, Gt, Interval, Le, Lt
 
+from tfm import variant_folders
 from tfm.errors import MissingExtra, parsing, suggest
 
 
@@ -147,8 +149,10 @@ def build_from_table(text: str, table: Mapping[str, Callable], **context) -> Any
 
 
 def variant_names(package: ModuleType) -> tuple[str, ...]:
-  """Lists the variants of a slot: its files' names, except `protocol` and names that begin with `_`."""
-  modules = (m.name for m in pkgutil.iter_modules(package.__path__))
+  """Lists the variants of a slot: its files' names, except `protocol` and names that begin with `_`; those of
+  folders outside the package too (`tfm.variant_folders`).
+  """
+  modules = (m.name for m in pkgutil.iter_modules(variant_folders.extend_path(package)))
   return tuple(sorted(name for name in modules if name != 'protocol' and not name.startswith('_')))
 
 
@@ -159,7 +163,7 @@ def find_variant(name: str, package: ModuleType, base: type, text: str | None = 
     raise SpecError(
       f'{text or name!r} names {name!r}, which {slot} does not have; {suggest(name, variant_names(package))}'
     )
-  file = f'{package.__path__[0]}/{name}.py'
+  file = importlib.util.find_spec(f'{package.__name__}.{name}').origin
   try:
     with parsing(file, f'a variant of {slot}'):
       module = importlib.import_module(f'{package.__name__}.{name}')
@@ -177,6 +181,7 @@ def find_variant(name: str, package: ModuleType, base: type, text: str | None = 
     raise SpecError(
       f'{module.__name__} must define one public {base.__name__}, found {[c.__name__ for c in classes]}'
     )
+  variant_folders.record(module)
   return classes[0]
 
 

@@ -33,6 +33,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 import tfm.commands
+from tfm import variant_folders
 from tfm.config.field_docs import describe_field
 from tfm.config.library import summary
 from tfm.config.load import load_config
@@ -181,10 +182,19 @@ def parse_arguments(name: str, command, argv: Sequence[str]) -> argparse.Namespa
       'config fields, each set by --config.path.to.field=value (with their defaults):\n'
       + '\n'.join(map(format_field, leaves(default_config())))
     )
+  parser.add_argument(
+    '--variants',
+    action='append',
+    default=[],
+    metavar='FOLDER',
+    help='a folder with variants of your own, such as FOLDER/positions/mine.py; may be repeated',
+  )
   args, rest = parser.parse_known_args(argv, argparse.Namespace(words=[name, *argv]))
   require(
     getattr(args, 'workdir', None) != '', '--workdir= is empty (an unset shell variable?); name a folder'
   )
+  for folder in args.variants:
+    variant_folders.add_folder(folder, '--variants=')
   prefix = getattr(command, 'OVERRIDES', '--config.' if fields else None)
   # A word without dashes may be the value of the one before.
   strays = [word for word in rest if not prefix or word.startswith('--') and not word.startswith(prefix)]

@@ -101,7 +101,11 @@ def main(args):
       )
   job = Job(
     args.name or name_from_workdir(args.workdir),
-    [args.study or f'--config={args.config}', *config_words],
+    [
+      args.study or f'--config={args.config}',
+      *(f'--variants={folder}' for folder in args.variants),
+      *config_words,
+    ],
     args.workdir,
     dict(word.split('=', 1) for word in args.env),
     args.directory,

@@ -18,6 +18,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 from ml_collections import ConfigDict
 
+from tfm import variant_folders
 from tfm.config import mesh_constraints, validate
 from tfm.config.assemble import Experiment
 from tfm.data import cache, pipeline
@@ -131,9 +132,9 @@ def train_ensemble(run_dirs: Sequence[RunDir]) -> Report:
     ValueError, Diverged: as `train`; the latter if no run is left. For several runs also for configs that
       differ otherwise, a mesh, several processes, or batches of several shapes.
   """
-  prepared = prepare(run_dirs)
-  sharded = shard(prepared)
   with contextlib.ExitStack() as stack:
+    prepared = prepare(run_dirs, stack.enter_context(variant_folders.recording()))
+    sharded = shard(prepared)
     stores = open_stores(prepared, stack)
     if prepared.resume.step:
       initial = restore(prepared, sharded, stores)
@@ -155,8 +156,11 @@ def train_ensemble(run_dirs: Sequence[RunDir]) -> Report:
   return report
 
 
-def prepare(run_dirs: Sequence[RunDir]) -> Prepared:
+def prepare(run_dirs: Sequence[RunDir], variants: Mapping[str, str]) -> Prepared:
   """Validates the configs, finds the checkpoint to resume from, opens the data and builds the model.
+
+  Args:
+    variants: those from outside the package that the runs use, recorded until the first checkpoint.
 
   Raises:
     ValueError: for configs that cannot be run, or that cannot resume from these directories.
@@ -174,7 +178,7 @@ def prepare(run_dirs: Sequence[RunDir]) -> Prepared:
   needs_pretrained = config.init_from and (experiment.frozen_pattern or not resume.step)
   pretrained = load_pretrained(config) if needs_pretrained else None
   data = open_data(experiment, resume, pretrained)
-  metadata = collect_metadata(data, resume, pretrained)
+  metadata = collect_metadata(data, resume, pretrained) | dict(variants=variants)
   processes.require_equal(
     {f'what config.data.source={config.data.source!r} holds, or the tokenizer,': metadata}
   )

@@ -9,6 +9,7 @@ import jax
 import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers as policies
 
+from tfm import variant_folders
 from tfm.data import file_hashes
 from tfm.errors import read_json_object, writing
 from tfm.parallel import processes
@@ -159,12 +160,14 @@ class Checkpoints:
 
     Raises:
       DamagedCheckpoint: if it is damaged, or its folder was renamed.
+      ValueError: if the run used a variant from outside the package that is not here.
     """
     self.require_intact(step, 'run')
     metadata = self.manager.restore(step, args=ocp.args.Composite(run=ocp.args.JsonRestore()))['run']
     saved = metadata.pop('step', step)  # earlier versions did not write it
     if saved != step:
       raise DamagedCheckpoint(f'{self.directory / str(step)} was saved as step {saved}; rename it to {saved}')
+    variant_folders.require_available(metadata.get('variants', {}), str(self.directory.parent))
     return metadata
 
   def restore_params(self, step: int, target: PyTree) -> PyTree:
