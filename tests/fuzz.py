@@ -26,7 +26,6 @@ from collections.abc import Callable, Iterator
 import jax
 
 import tfm
-from tests.conformance import collect
 from tests.hf.test_export import LLAMA, build
 from tfm import spec
 from tfm.config import validate
@@ -35,6 +34,7 @@ from tfm.config.load import load_config
 from tfm.config.overlay import assign_text, complete
 from tfm.config.resolve import resolve_config
 from tfm.config.schema import default_config, leaves
+from tfm.conformance import collect
 from tfm.data.sources.protocol import Source
 from tfm.data.tokenizers.protocol import Tokenizer
 from tfm.errors import abridge, read_json_object

@@ -6,10 +6,10 @@ import os
 import pytest
 
 import tfm.masks
-from tests.conformance import collect
 from tfm import spec
 from tfm.analysis import variant_catalogue
 from tfm.config.load import load_config
+from tfm.conformance import collect
 from tfm.data import files
 from tfm.errors import FileError, MachineFailure, abridge, parsing, read_json_object, writing
 from tfm.studies.study import Study, load_study

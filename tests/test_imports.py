@@ -11,6 +11,7 @@ import tfm
 # The levels, from the top. A folder imports from lower levels and from itself, not from others of its level.
 LEVELS = (
   ('commands',),  # one file per command: parse, call, print
+  ('conformance',),  # what every variant is tested for
   ('benchmark',),  # speed and memory beside other frameworks
   ('studies',),  # a question, its arms, their runs, statistics and report
   ('hf',),  # published models in and out

@@ -10,12 +10,12 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import tfm.masks
-from tests.conformance import collect
 from tfm import spec
 from tfm.config.difference import list_differences
 from tfm.config.load import to_json
 from tfm.config.overlay import complete
 from tfm.config.schema import default_config, leaves
+from tfm.conformance import collect
 from tfm.data import packing
 from tfm.data import tokens as token_arrays
 from tfm.data.packing.protocol import PAIR_FIELDS, Packing

@@ -75,6 +75,12 @@ def _module_names(folder: pathlib.Path) -> set[str]:
   return {module.name for module in pkgutil.iter_modules([str(folder)])}
 
 
+def folders() -> tuple[pathlib.Path, ...]:
+  """All folders outside the package, absolute."""
+  _add_configured_folders()
+  return tuple(_origins)
+
+
 @functools.cache
 def _add_configured_folders() -> None:
   """Adds the folders of the environment variable and of entry points, once."""
@@ -92,8 +98,7 @@ def _add_configured_folders() -> None:
 
 def extend_path(package: ModuleType) -> list[str]:
   """The search path of a slot's package, with the folders of that slot outside the package."""
-  _add_configured_folders()
-  for folder in _origins:
+  for folder in folders():
     place = folder / _slot_path(package.__name__)
     if place.is_dir() and str(place) not in package.__path__:
       package.__path__.append(str(place))

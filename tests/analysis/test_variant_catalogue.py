@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.conformance import collect
 from tfm.analysis import variant_catalogue
+from tfm.conformance import collect
 
 
 @pytest.mark.slow

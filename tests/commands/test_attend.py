@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from tests.conformance import collect
 from tfm.commands import cli
 from tfm.config.assemble import Experiment
 from tfm.config.overlay import complete
 from tfm.config.resolve import resolve_config
+from tfm.conformance import collect
 from tfm.data.tokenizers.bytes import Bytes
 from tfm.runs import load as run
 from tfm.training.checkpoint import Checkpoints

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from tests.conformance import sentences
+from tfm.conformance import sentences
 from tfm.masks.protocol import Mask
 
 

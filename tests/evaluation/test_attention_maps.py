@@ -5,11 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.conformance import collect
-from tests.conformance.tiny import LENGTH, VOCAB, Tiny, decoder, parameters
 from tests.models import pairs
-from tests.reference import attention as formula
 from tests.reference import layers
+from tfm.conformance import attention as formula
+from tfm.conformance import collect
+from tfm.conformance.tiny import LENGTH, VOCAB, Tiny, decoder, parameters
 from tfm.data.tokenizers.bytes import Bytes
 from tfm.data.tokenizers.char import Char
 from tfm.decoding.unroll_layers import unroll_layers

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from tests.conformance import tiny
+from tfm.conformance import tiny
 from tfm.evaluation import cost
 from tfm.evaluation.cost import CacheBytes
 

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.conformance import tiny
-from tests.conformance.tiny import VOCAB
 from tests.models import pairs
+from tfm.conformance import tiny
+from tfm.conformance.tiny import VOCAB
 from tfm.data.tokens import Pairs, Tokens
 from tfm.evaluation import length_extrapolation, length_plot
 from tfm.evaluation.length_extrapolation import PROTOCOLS, Bin, LengthRecord, measure_extrapolation

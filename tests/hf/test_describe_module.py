@@ -6,9 +6,9 @@ import jax
 import numpy as np
 import pytest
 
-from tests.conformance import collect, tiny
 from tfm.config.overlay import complete
 from tfm.config.resolve import resolve_config
+from tfm.conformance import collect, tiny
 from tfm.hf import from_config
 from tfm.hf.export import describe_module
 from tfm.mixers.protocol import Context

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import tfm.kernels
-from tests.conformance import collect
 from tfm import spec
+from tfm.conformance import collect
 from tfm.kernels import _block_plan
 from tfm.kernels._block_plan import BlockGrid, plan_visits
 from tfm.kernels.protocol import Kernel

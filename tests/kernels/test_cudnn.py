@@ -12,10 +12,10 @@ from jax._src.cudnn import fused_attention_stablehlo
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 from jax.tree_util import Partial
 
-from tests.conformance import collect
-from tests.conformance.tiny import apply_with_random_params
 from tests.kernels.test_chunked import attention_inputs, kernel
 from tfm import spec
+from tfm.conformance import collect
+from tfm.conformance.tiny import apply_with_random_params
 from tfm.kernels.cudnn import unsupported_gpu_reason
 from tfm.kernels.protocol import AttentionInputs, mask_band
 from tfm.layers.dot_product import scaled_dot

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 import tfm.scores
-from tests.reference import attention
 from tfm import spec
+from tfm.conformance import attention
 from tfm.scores.protocol import Score
 
 

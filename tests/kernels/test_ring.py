@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.conformance import collect
-from tests.conformance.test_kernels import CASES, DROPPED, TOLERANCE, call, close, cotangent, kernel
-from tests.conformance.tiny import PREFIX
 from tfm.config.schema import default_config
+from tfm.conformance import collect
+from tfm.conformance.test_kernels import CASES, DROPPED, TOLERANCE, call, close, cotangent, kernel
+from tfm.conformance.tiny import PREFIX
 from tfm.kernels import ring
 from tfm.kernels.ring import RingPlan, RingSizes
 from tfm.parallel import mesh as meshes

@@ -9,8 +9,8 @@ import pytest
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 from jax.tree_util import Partial
 
-from tests.conformance import collect
 from tests.kernels.test_chunked import attention_inputs, kernel
+from tfm.conformance import collect
 from tfm.kernels.protocol import AttentionInputs
 from tfm.layers.dot_product import scaled_dot
 from tfm.parallel.sharding import context, parse_rules

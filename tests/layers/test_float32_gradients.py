@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.conformance.test_mesh import Sharded, axes
+from tfm.conformance.test_mesh import Sharded, axes
 from tfm.layers import float32_gradients
 from tfm.parallel import mesh as meshes
 from tfm.parallel import sharding

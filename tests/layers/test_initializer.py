@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.conformance.tiny import VOCAB, boxed, config, decoder
 from tfm.config.assemble import Experiment
+from tfm.conformance.tiny import VOCAB, boxed, config, decoder
 from tfm.layers.initializer import (
   INITIALIZERS,
   lecun_normal,

@@ -8,12 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.conformance import collect
-from tests.conformance.tiny import config, decoder
 from tests.reference import latent, rope
 from tests.reference.reading import read
 from tfm.config import assemble
 from tfm.config.assemble import Experiment
+from tfm.conformance import collect
+from tfm.conformance.tiny import config, decoder
 from tfm.mixers.protocol import Context, Memory
 from tfm.models import flops
 

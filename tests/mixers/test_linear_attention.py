@@ -10,10 +10,10 @@ import pytest
 import tfm.masks
 import tfm.mixers
 import tfm.positions
-from tests.conformance import tiny
 from tests.reference import linear_attention as oracle
 from tests.reference import rope
 from tfm import spec
+from tfm.conformance import tiny
 from tfm.layers.initializer import normal
 from tfm.masks.protocol import Mask
 from tfm.mixers.gated_delta import DeltaRows, delta_rule

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import tfm.mixers
-from tests.conformance import tiny
 from tests.reference import mamba as oracle
 from tfm import spec
+from tfm.conformance import tiny
 from tfm.layers.initializer import normal
 from tfm.mixers._state_space import find_document_starts, scan_chunks, segment_sums
 from tfm.mixers.protocol import Context, Mixer

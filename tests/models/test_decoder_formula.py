@@ -4,8 +4,8 @@ import jax
 import numpy as np
 import pytest
 
-from tests.conformance.tiny import LENGTH, VOCAB, Tiny
 from tests.reference import decoder
+from tfm.conformance.tiny import LENGTH, VOCAB, Tiny
 
 
 TOKENS = np.random.default_rng(0).integers(0, VOCAB, (2, LENGTH))

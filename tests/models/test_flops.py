@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from tests.conformance import tiny
+from tfm.conformance import tiny
 from tfm.kernels.protocol import Kernel
 from tfm.mixers.protocol import Context
 from tfm.models import flops

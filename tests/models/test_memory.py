@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import AbstractMesh, AxisType
 
-from tests.conformance import tiny
 from tfm.analysis import estimate
 from tfm.config.assemble import Experiment
 from tfm.config.overlay import complete
 from tfm.config.resolve import resolve_config
+from tfm.conformance import tiny
 from tfm.data.packing.protocol import padding_row
 from tfm.models import memory
 from tfm.parallel import mesh as meshes

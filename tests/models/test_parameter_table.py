@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from tests.conformance import tiny
+from tfm.conformance import tiny
 from tfm.models import parameter_table
 from tfm.parallel.sharding import parse_rules
 

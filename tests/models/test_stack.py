@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.conformance.tiny import LENGTH, VOCAB, decoder, parameters
+from tfm.conformance.tiny import LENGTH, VOCAB, decoder, parameters
 from tfm.mixers.protocol import Context
 from tfm.models.stack import REMAT, Stack
 

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.conformance import tiny
-from tests.conformance.tiny import LENGTH, VOCAB
 from tfm.config.assemble import Experiment
 from tfm.config.validate import validate_run
+from tfm.conformance import tiny
+from tfm.conformance.tiny import LENGTH, VOCAB
 
 
 SEGMENT = 4

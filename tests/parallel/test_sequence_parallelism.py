@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.conformance.test_mesh import equal_on, sharded
+from tfm.conformance.test_mesh import equal_on, sharded
 from tfm.parallel import mesh as meshes
 from tfm.parallel import sequence_parallelism, sharding
 

@@ -7,12 +7,12 @@ import pytest
 from flax import linen as nn
 
 import tfm.positions
-from tests.conformance import collect, tiny
 from tests.reference import biases
 from tfm import spec
 from tfm.config.assemble import Experiment
 from tfm.config.overlay import complete
 from tfm.config.resolve import resolve_config
+from tfm.conformance import collect, tiny
 from tfm.layers.locations import Locations
 from tfm.positions.protocol import Position
 

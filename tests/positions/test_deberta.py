@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.conformance import tiny
+from tfm.conformance import tiny
 from tfm.mixers.protocol import Context
 
 

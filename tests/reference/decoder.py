@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from tests.reference import attention, layers, rope
+from tests.reference import layers, rope
+from tfm.conformance import attention
 
 
 def forward(params, tokens, positions, segments, heads_per_key, position='rope', feed_forward='gelu'):

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from tests.reference import attention, layers, sinusoidal
+from tests.reference import layers, sinusoidal
+from tfm.conformance import attention
 
 
 def forward(params, source, source_segments, target, segments):

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from tests.reference import attention, layers
+from tests.reference import layers
+from tfm.conformance import attention
 
 
 def forward(p, x, positions, segments, predicate, rotate):

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tests.reference import attention
+from tfm.conformance import attention
 
 
 def forward(p, x, positions, segments, predicate, global_tokens, rotate, global_mask=None):

@@ -3,11 +3,11 @@
 import pytest
 
 from tests.config.configs import assert_rejected, complete, resolved
-from tests.conformance.tiny import boxed, decoder
 from tfm.config.assemble import Experiment
 from tfm.config.resolve import resolve_config
 from tfm.config.schema import default_config
 from tfm.config.validate import validate_run
+from tfm.conformance.tiny import boxed, decoder
 from tfm.parallel import mesh as meshes
 from tfm.parallel import sharding
 

@@ -5,11 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.conformance import collect
-from tests.conformance.tiny import apply_with_random_params, config
 from tfm import spec
 from tfm.config import assemble
 from tfm.config.assemble import Experiment
+from tfm.conformance import collect
+from tfm.conformance.tiny import apply_with_random_params, config
 from tfm.layers.locations import Locations
 
 

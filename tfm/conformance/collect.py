@@ -173,8 +173,8 @@ def product(length: int, causal: bool = True) -> list:
   """Every valid mixer × position × mask, in their first examples, as pytest parameters.
 
   A third of a subset in which every pair of values occurs runs with the slow tests; the rest are marked
-  `exhaustive`. TFM_ROTATION decides, which tests/conftest.py sets to YEAR-WEEK-DAY: the third changes every
-  day, the subset every week.
+  `exhaustive`. TFM_ROTATION decides, which `session` sets to YEAR-WEEK-DAY: the third changes every day, the
+  subset every week.
   """
   triples = itertools.product(first('mixer'), first('position'), masks(first('mask'), length, causal))
   triples = [triple for triple in triples if takes(*triple)]

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.conformance import collect
 from tfm import spec
+from tfm.conformance import collect
 from tfm.data.sources.protocol import build_source
 from tfm.data.tokenizers.protocol import load
 from tfm.masks.protocol import LAYOUTS

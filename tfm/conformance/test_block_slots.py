@@ -7,16 +7,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.conformance import collect
-from tests.conformance.rows import PAD, row, rows
-from tests.conformance.sentences import (
+from tfm.conformance import collect
+from tfm.conformance.rows import PAD, row, rows
+from tfm.conformance.sentences import (
   require_finite,
   require_influence,
   require_no_influence,
   require_same_logits,
 )
-from tests.conformance.test_mesh import Sharded, axes, equal_on
-from tests.conformance.tiny import LENGTH, VOCAB, Tiny
+from tfm.conformance.test_mesh import Sharded, axes, equal_on
+from tfm.conformance.tiny import LENGTH, VOCAB, Tiny
 from tfm.decoding.unroll_layers import unroll_layers
 from tfm.mixers.protocol import Context
 from tfm.norms.protocol import norm_factory

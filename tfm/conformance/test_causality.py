@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from tests.conformance import collect
-from tests.conformance.sentences import require_finite, require_influence, require_no_influence
-from tests.conformance.tiny import LENGTH, PREFIX, Tiny, accepted
+from tfm.conformance import collect
+from tfm.conformance.sentences import require_finite, require_influence, require_no_influence
+from tfm.conformance.tiny import LENGTH, PREFIX, Tiny, accepted
 from tfm.masks.protocol import table
 
 

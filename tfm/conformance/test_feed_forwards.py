@@ -5,13 +5,13 @@ import functools
 import numpy as np
 import pytest
 
-from tests.conformance import collect
-from tests.conformance.rows import PAD, row, rows
-from tests.conformance.sentences import require_finite, require_same_logits
-from tests.conformance.test_decoding import POSITIONS, SEGMENTS, SLACK, TOKENS
-from tests.conformance.test_mesh import Sharded, axes, equal_on
-from tests.conformance.test_packing import A, B
-from tests.conformance.tiny import LENGTH, Tiny
+from tfm.conformance import collect
+from tfm.conformance.rows import PAD, row, rows
+from tfm.conformance.sentences import require_finite, require_same_logits
+from tfm.conformance.test_decoding import POSITIONS, SEGMENTS, SLACK, TOKENS
+from tfm.conformance.test_mesh import Sharded, axes, equal_on
+from tfm.conformance.test_packing import A, B
+from tfm.conformance.tiny import LENGTH, Tiny
 from tfm.feed_forwards._mlp import MLP
 from tfm.parallel import mesh as meshes
 from tfm.parallel import sharding

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.conformance import collect
-from tests.conformance.tiny import config
 from tfm.config import assemble
 from tfm.config.assemble import Experiment
+from tfm.conformance import collect
+from tfm.conformance.tiny import config
 from tfm.mixers.protocol import Context, Memory
 
 

@@ -4,7 +4,7 @@ import functools
 
 import numpy as np
 
-from tests.conformance import collect
+from tfm.conformance import collect
 
 
 def require_no_influence(gradients, hidden, name):

@@ -10,12 +10,11 @@ import pytest
 from jax.tree_util import Partial
 
 import tfm.positions
-from tests.conformance import collect
-from tests.conformance.tiny import PREFIX, apply_with_random_params, config
-from tests.reference import attention
 from tfm import spec
 from tfm.config import assemble
 from tfm.config.assemble import Experiment
+from tfm.conformance import attention, collect
+from tfm.conformance.tiny import PREFIX, apply_with_random_params, config
 from tfm.kernels.protocol import Kernel
 from tfm.layers import locations
 from tfm.layers.locations import Locations

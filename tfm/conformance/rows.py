@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tests.conformance.tiny import LENGTH, VOCAB
+from tfm.conformance.tiny import LENGTH, VOCAB
 
 
 PAD = None

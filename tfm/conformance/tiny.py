@@ -9,12 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.conformance import collect
-from tests.conformance.sentences import find_mask_fault
 from tfm import spec
 from tfm.config.assemble import Experiment
 from tfm.config.overlay import complete
 from tfm.config.resolve import resolve_config
+from tfm.conformance import collect
+from tfm.conformance.sentences import find_mask_fault
 from tfm.mixers.protocol import Context
 
 

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.conformance import collect
-from tests.conformance.tiny import VOCAB, boxed, config, parameters
 from tfm.config.assemble import Experiment
+from tfm.conformance import collect
+from tfm.conformance.tiny import VOCAB, boxed, config, parameters
 from tfm.mixers.protocol import Context
 from tfm.parallel import mesh as meshes
 from tfm.parallel import sharding

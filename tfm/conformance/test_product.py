@@ -6,10 +6,10 @@ Every day another third of a pairwise cover runs with the slow tests; the whole 
 import numpy as np
 import pytest
 
-from tests.conformance import collect
-from tests.conformance.rows import PAD, row, rows
-from tests.conformance.sentences import require_finite, require_no_influence, require_same_logits
-from tests.conformance.tiny import LENGTH, VOCAB, accepted
+from tfm.conformance import collect
+from tfm.conformance.rows import PAD, row, rows
+from tfm.conformance.sentences import require_finite, require_no_influence, require_same_logits
+from tfm.conformance.tiny import LENGTH, VOCAB, accepted
 
 
 A = np.random.default_rng(0).integers(0, VOCAB, 5)

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.conformance import collect
-from tests.conformance.sentences import find_mask_fault
+from tfm.conformance import collect
+from tfm.conformance.sentences import find_mask_fault
 from tfm.masks.protocol import density, is_causal, table
 
 

@@ -4,9 +4,9 @@ import jax
 import numpy as np
 import pytest
 
-from tests.conformance import collect
-from tests.conformance.sentences import require_same_logits
-from tests.conformance.tiny import LENGTH, VOCAB, accepted
+from tfm.conformance import collect
+from tfm.conformance.sentences import require_same_logits
+from tfm.conformance.tiny import LENGTH, VOCAB, accepted
 
 
 # A whole document; one padded on the left, as prompts of unequal length are; two documents in one row.

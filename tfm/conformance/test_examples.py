@@ -4,11 +4,11 @@ import dataclasses
 
 import pytest
 
-from tests.conformance import collect
-from tests.conformance.tiny import LENGTH, VOCAB, Tiny, config, decoder
 from tfm import spec
 from tfm.config import assemble
 from tfm.config.assemble import Experiment
+from tfm.conformance import collect
+from tfm.conformance.tiny import LENGTH, VOCAB, Tiny, config, decoder
 from tfm.masks.protocol import Mask, is_causal
 from tfm.mixers.protocol import Mixer
 
