@@ -202,7 +202,25 @@ def test_a_search_skips_meshes_estimated_not_to_fit(run, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
   'words, sentence',
   [
-    (('--topology=v5p-128',), 'use v5p:4x4x4'),
+    (('--topology=v5p-100',), r'counts? cores, two per chip; use v5p:4x4x4 \(v5p-128\)'),
+    (('--topology=v5p:0x0x0',), 'lacks the 3 dimensions of v5p; use v5p:'),
+    (('--topology=v5p:4x4x999999999',), 'is no slice of v5p; use v5p:16x20x28'),
+    (('--topology=',), '--topology= is unknown; a topology is'),
+    (('--topology=v5e:4x4', '--slices=1000000000'), 'exceed the 65,536 chips'),
+    (('--topology=h100:0',), 'lacks the number of GPUs per host'),
+    (('--topology=here', '--slices=2'), '--slices=2 needs a topology'),
+    (
+      ('--topology=here', '--config.lora.rank=2'),
+      'config.lora.rank=2 adapts the parameters of another run; set config.init_from',
+    ),
+    (
+      ('--topology=here', '--config.optimizer.frozen=nothing'),
+      "config.optimizer.frozen='nothing' matches no parameter",
+    ),
+    (
+      ('--topology=here', '--config.training.batch_size=1000000', '--config.data.length=100000'),
+      r'needs at least [\d,.]+ GiB on each device .*, which has',
+    ),
     (('--topology=here', '--config.mesh.data=3'), 'needs 12 devices and there are 8'),
     (
       ('--topology=here', '--config.mesh.data=1', '--config.mesh.tensor=-1', '--config.mesh.fsdp=1'),

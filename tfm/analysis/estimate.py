@@ -26,7 +26,6 @@ from tfm.parallel import sharding
 from tfm.shapes import PyTree
 from tfm.training import state as states
 from tfm.training import vmapped_runs
-from tfm.training.step import train_step
 
 
 def device_count(config: ConfigDict) -> int:
@@ -66,16 +65,7 @@ def vocabulary_size_of(tokenizer: Tokenizer | None) -> int | None:
 
 def abstract_state(experiment: Experiment, model: Trunk) -> states.State:
   """The abstract training state: shapes, with the logical axes of every parameter."""
-  config = experiment.config
-  return states.abstract_state(
-    states.init(
-      model,
-      experiment.optimizer,
-      (config.training.batch_size, config.data.length),
-      config.model.dtype == 'float16',
-      experiment.lora,
-    )
-  )
+  return states.abstract_state(experiment.build_init(model))
 
 
 def memory_by_kind(
@@ -235,15 +225,8 @@ def prepare_step(experiment: Experiment, seeds: int) -> Iterator[tuple[Callable,
     experiment.source, experiment.tokenizer, source_tokenizer=experiment.source_tokenizer
   )
   vocab, source_vocab = (t.vocab_size if t else 0 for t in (data.tokenizer, data.source_tokenizer))
-  model, objective = (experiment.build_model(vocab, source_vocab=source_vocab), experiment.objective)
-  optimizer, rate = experiment.optimizer, experiment.learning_rate
-  init = states.init(
-    model,
-    optimizer,
-    (config.training.batch_size, config.data.length),
-    config.model.dtype == 'float16',
-    experiment.lora,
-  )
+  model, objective = experiment.build_model(vocab, source_vocab=source_vocab), experiment.objective
+  init = experiment.build_init(model)
   rows = objective.rows(experiment.packing, data.tokens('train'), config.data.length, 0, data.tokenizer)
   batch = pipeline.Batches(rows, RowShare.all(config.training.batch_size))[0]
   mesh, rules = vmapped_runs.make_mesh(seeds, jax.devices()), experiment.rules
@@ -256,7 +239,7 @@ def prepare_step(experiment: Experiment, seeds: int) -> Iterator[tuple[Callable,
     for name, x in batch.items()
   }
   with sharding.context(mesh, rules):
-    step = train_step(model, objective, optimizer, rate, config.training.gradient_accumulation)
+    step = experiment.build_step(model)
     ensemble_step = vmapped_runs.ensemble_step(
       lambda state, batch, _: step(state, batch), mesh, np.zeros(seeds, np.float32)
     )

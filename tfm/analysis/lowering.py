@@ -10,9 +10,8 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from tfm.analysis import estimate
-from tfm.config import mesh_constraints
 from tfm.config.assemble import Experiment
-from tfm.config.validate import validate_run
+from tfm.config.validate import validate_parts, validate_run, validate_state
 from tfm.decoding import loop
 from tfm.decoding.sampling import Sampling, row_keys
 from tfm.decoding.unroll_layers import disable_scan
@@ -24,7 +23,7 @@ from tfm.models.trunk import Trunk
 from tfm.parallel import sharding
 from tfm.training import state as states
 from tfm.training.checkpoint import restore_target
-from tfm.training.step import jitted, train_step
+from tfm.training.step import jitted
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,36 +92,31 @@ class PlanRequest:
     return estimate.abstract_state(self.experiment, flops.with_kernel(self.model, Dense()))
 
 
-def validate_mesh(request: PlanRequest, mesh: Mesh) -> None:
-  """Raises unless the mesh satisfies all constraints.
+def validate_request(request: PlanRequest, devices: int, capacity: int | None = None) -> None:
+  """Raises ValueError for what `tfm train` refuses on that many devices before it compiles.
 
-  Raises:
-    ValueError: names the field or the parameter.
+  Args:
+    capacity: bytes of one device; None: as the attached ones have.
   """
-  validate_run(request.experiment, mesh.size)
-  sharding.validate_divisibility(
-    request.state.params,
-    mesh,
-    request.experiment.rules,
-    tuple(mesh_constraints.list_constraints(request.experiment)),
-  )
+  experiment = request.experiment
+  validate_run(experiment, devices)
+  validate_parts(experiment)
+  mesh = estimate.abstract_mesh(request.config, devices)
+  validate_state(experiment, request.state, mesh, capacity=capacity)
 
 
 def lower_training_step(request: PlanRequest, mesh: Mesh) -> Step:
   """Lowers the step of `tfm train`."""
   config, t, rules = request.config, request.config.training, request.experiment.rules
   boxed, experiment = request.state, request.experiment
-  objective, optimizer, rate = experiment.objective, experiment.optimizer, experiment.learning_rate
-  where, rows = states.state_shardings(boxed, mesh, rules), sharding.batch_sharding(mesh, rules)
-  batch = estimate.abstract_batch(objective.padding_row(config.data.length), t.batch_size)
+  where, rows = sharding.named_shardings(boxed, mesh, rules), sharding.batch_sharding(mesh, rules)
+  batch = estimate.abstract_batch(experiment.objective.padding_row(config.data.length), t.batch_size)
   batch = restore_target(batch, jax.tree.map(lambda _: rows, batch))
   state = restore_target(
     nn.unbox(boxed), where
   )  # outside the mesh, in which unboxing would add a sharding constraint
   with sharding.context(mesh, rules):
-    lowered = jitted(
-      train_step(request.model, objective, optimizer, rate, t.gradient_accumulation), where
-    ).lower(state, batch)
+    lowered = jitted(experiment.build_step(request.model), where).lower(state, batch)
   arguments = dict(
     parameters=memory.on_device(boxed.params, mesh, rules),
     optimizer=memory.on_device(boxed.opt_state, mesh, rules),

@@ -7,12 +7,11 @@ from collections.abc import Iterator, Sequence
 from ml_collections import ConfigDict
 
 from tfm.analysis import estimate
-from tfm.analysis.lowering import PlanRequest, validate_mesh
+from tfm.analysis.lowering import PlanRequest
 from tfm.analysis.plan import StepPlan
 from tfm.config.assemble import Experiment
-from tfm.models import memory
+from tfm.config.validate import validate_run, validate_state
 from tfm.models.stack import REMAT
-from tfm.parallel import sharding
 
 
 # The mesh axes searched by default, along which every model can be sharded.
@@ -62,20 +61,12 @@ def list_candidates(
     for accumulation in microbatch_counts(request.config.training.batch_size):
       one = Candidate(mesh, request.config.model.remat, accumulation)
       try:
-        trial = PlanRequest(Experiment(one.config(request.config)), request.vocab, request.source_vocab)
-        abstract = estimate.abstract_mesh(trial.config, devices)
-        validate_mesh(trial, abstract)
+        trial = Experiment(one.config(request.config))
+        validate_run(trial, devices)
+        abstract_mesh = estimate.abstract_mesh(trial.config, devices)
+        validate_state(trial, request.state, abstract_mesh, capacity=capacity)
       except ValueError:
         continue
-      rules = sharding.parse_rules(trial.config.rules)
-      if (
-        capacity is not None
-        and sum(
-          memory.on_device(part, abstract, rules) for part in (request.state.params, request.state.opt_state)
-        )
-        > capacity
-      ):
-        break
       found += [dataclasses.replace(one, remat=policy) for policy in POLICIES]
   return sorted(
     found,

@@ -22,7 +22,7 @@ from tfm.data.packing.protocol import padding_row
 from tfm.parallel import mesh as meshes
 from tfm.parallel import sharding
 from tfm.training import state as states
-from tfm.training.step import jitted, train_step
+from tfm.training.step import jitted
 
 
 VOCAB = 8192
@@ -51,9 +51,10 @@ def bytes_per_device(config: ConfigDict) -> tuple[int, int]:
     meshes.make(sizes, jax.devices()[: math.prod(sizes.values())]),
     sharding.parse_rules(config.rules),
   )
-  validate_run(Experiment(config), mesh.size)
-  model, (optimizer, rate) = Experiment(config).build_model(VOCAB), Experiment(config).build_optimizer()
-  boxed = estimate.abstract_state(Experiment(config), model)
+  experiment = Experiment(config)
+  validate_run(experiment, mesh.size)
+  model = experiment.build_model(VOCAB)
+  boxed = estimate.abstract_state(experiment, model)
   where, split = states.state_shardings(boxed, mesh, rules), sharding.batch_sharding(mesh, rules)
 
   def with_sharding(x, where):
@@ -63,10 +64,7 @@ def bytes_per_device(config: ConfigDict) -> tuple[int, int]:
   batch = estimate.abstract_batch(padding_row(config.data.length), config.training.batch_size)
   batch = jax.tree.map(lambda x: with_sharding(x, split), batch)
   with sharding.context(mesh, rules):
-    step = jitted(
-      train_step(model, Experiment(config).objective, optimizer, rate, config.training.gradient_accumulation),
-      where,
-    )
+    step = jitted(experiment.build_step(model), where)
     used = step.lower(state, batch).compile().memory_analysis()
   return used.argument_size_in_bytes, used.temp_size_in_bytes
 

@@ -31,7 +31,6 @@ from tfm.analysis.plan import StepPlan
 from tfm.commands.inspect import new_table, wide_console
 from tfm.config import mesh_constraints
 from tfm.config.assemble import Experiment
-from tfm.config.validate import validate_run
 from tfm.data.row_share import process_shares
 from tfm.errors import require
 from tfm.parallel import chip_specs, sharding
@@ -91,12 +90,14 @@ def main(args: argparse.Namespace) -> int:
       f'config.slices.count={number} is not --slices={args.slices}; leave it at -1',
     )
     request.config.slices.count = args.slices  # GPUs do not report their slice
+  chip = chip_specs.find_chip(devices[0].device_kind)
+  capacity = plan.memory_capacity(devices[0], chip and chip.device)
   mesh_constraints.validate_slices(request.config, len(devices))
   if args.search:
-    return search_meshes(request, devices, args, command)
-  validate_run(request.experiment, len(devices))
+    return search_meshes(request, devices, capacity, args, command)
+  lowering.validate_request(request, len(devices), capacity)
   mesh = meshes.make(request.config.mesh.to_dict(), devices, **request.config.slices)
-  lowering.validate_mesh(request, mesh)
+  print_status(f'topology: {topology.describe_topology(args.topology, args.slices)}')
   print_status(describe_rows(request, mesh))
   plans = [
     plan_step('training', lambda: lowering.lower_training_step(request, mesh), mesh, request, args.slices)
@@ -162,8 +163,10 @@ def working(text: str) -> Iterator[None]:
   print_status(f'{text.partition(":")[0]}: compiled in {time.perf_counter() - begin:.0f} s')
 
 
-def search_meshes(request: lowering.PlanRequest, devices, args: argparse.Namespace, command: str) -> int:
-  """Compiles the candidates; returns 1 if none fits."""
+def search_meshes(
+  request: lowering.PlanRequest, devices, capacity: int | None, args: argparse.Namespace, command: str
+) -> int:
+  """Compiles the candidates; returns 1 if none fits the `capacity` of a device."""
   axes = args.axes.split(',')
   for axis in axes:
     require(
@@ -171,8 +174,6 @@ def search_meshes(request: lowering.PlanRequest, devices, args: argparse.Namespa
       f'--axes={args.axes} names {axis!r}, which is not a mesh axis; use some of {", ".join(meshes.AXES)}',
     )
   require(args.limit >= 1, f'--limit={args.limit} must be at least 1')
-  chip = chip_specs.find_chip(devices[0].device_kind)
-  capacity = plan.memory_capacity(devices[0], chip and chip.device)
   found = mesh_search.list_candidates(request, len(devices), args.slices, axes, capacity)
   require(
     bool(found),
@@ -180,6 +181,7 @@ def search_meshes(request: lowering.PlanRequest, devices, args: argparse.Namespa
     f'batch of {request.config.training.batch_size} rows, and '
     'whose devices hold the state; use more devices, or another config.training.batch_size',
   )
+  print_status(f'topology: {topology.describe_topology(args.topology, args.slices)}')
   compiled, known, begin = [], [], time.perf_counter()
   for i, one in enumerate(found):
     if len(compiled) == args.limit:

@@ -6,8 +6,7 @@ import pathlib
 import re
 
 import jax
-from jax.sharding import Mesh
-from ml_collections import ConfigDict
+from jax.sharding import AbstractMesh, Mesh
 
 from tfm.config import mesh_constraints
 from tfm.config.assemble import Experiment
@@ -17,10 +16,12 @@ from tfm.decoding.beam import STOPPING
 from tfm.errors import require, suggest
 from tfm.models import memory
 from tfm.parallel import mesh as meshes
-from tfm.parallel.sharding import Parameter, Rules
+from tfm.parallel import sharding
+from tfm.parallel.sharding import Parameter
 from tfm.shapes import PyTree
 from tfm.training.gradient_transforms import path_name
 from tfm.training.progress_line import print_status
+from tfm.training.state import State
 
 
 MIN_CLIP = 1e-6  # of the gradient's norm
@@ -149,21 +150,29 @@ def validate_parameter_patterns(experiment: Experiment, params: PyTree) -> None:
   )
 
 
-def validate_memory(config: ConfigDict, runs: int, state: PyTree, mesh: Mesh, rules: Rules) -> None:
-  """Raises ValueError before anything is allocated if a device cannot hold states and a layer's input.
+def validate_state(
+  experiment: Experiment, state: State, mesh: Mesh | AbstractMesh, runs: int = 1, capacity: int | None = None
+) -> None:
+  """Raises ValueError if a regular expression of the config selects none of a state's parameters, if the mesh
+  does not divide one, or if its devices cannot hold the state and a layer's input.
 
   Args:
-    runs: number of runs that train together, each on one device.
     state: of one run, abstract and boxed.
+    runs: number of runs that train together, each on one device.
+    capacity: bytes of one device; None: as the attached ones have.
   """
-  devices = jax.device_count()
+  validate_parameter_patterns(experiment, state.params)
+  constraints = tuple(mesh_constraints.list_constraints(experiment))
+  sharding.validate_divisibility(state.params, mesh, experiment.rules, constraints)
+  config = experiment.config
   rows = config.training.batch_size // config.training.gradient_accumulation
   memory.require_capacity(
     {
-      'states': -(-runs // devices) * memory.on_device(state, mesh, rules),
-      'hidden states of a layer': rows * config.data.length * config.model.width * 2 // devices,
+      'states': -(-runs // mesh.size) * memory.on_device(state, mesh, experiment.rules),
+      'hidden states of a layer': rows * config.data.length * config.model.width * 2 // mesh.size,
     },
     'use a smaller model, config.data.length or config.training.batch_size, or more devices (config.mesh)',
+    capacity,
   )
 
 

@@ -44,14 +44,15 @@ def capacity() -> int:
   return os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') // jax.local_device_count()
 
 
-def require_capacity(needed: dict[str, int], remedy: str) -> None:
+def require_capacity(needed: dict[str, int], remedy: str, available: int | None = None) -> None:
   """Raises ValueError if a device has too little memory.
 
   Args:
     needed: what takes it → the least bytes on one device.
     remedy: what to change.
+    available: bytes of one device; None: `capacity`.
   """
-  total, available = sum(needed.values()), capacity()
+  total, available = sum(needed.values()), capacity() if available is None else available
   require(
     total <= available,
     f'this needs at least {total / 2**30:,.1f} GiB on each device ('

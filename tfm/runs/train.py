@@ -19,7 +19,7 @@ from jax.sharding import NamedSharding
 from ml_collections import ConfigDict
 
 from tfm import variant_folders
-from tfm.config import mesh_constraints, validate
+from tfm.config import validate
 from tfm.config.assemble import Experiment
 from tfm.data import cache, pipeline
 from tfm.data.pipeline import ImageData, TextData
@@ -46,7 +46,6 @@ from tfm.training.profiler import Profiler
 from tfm.training.progress_line import Line, print_status
 from tfm.training.reporters import Report
 from tfm.training.state import State
-from tfm.training.step import train_step
 from tfm.training.vmapped_runs import Ensemble, SingleRun, Step
 
 
@@ -185,14 +184,7 @@ def prepare(run_dirs: Sequence[RunDir], variants: Mapping[str, str]) -> Prepared
   for run_dir, saved in zip(run_dirs, resume.metadata):
     run_dir.require_same_data(saved, metadata)
   model = build_model(experiment, data.tokenizer, data.source_tokenizer)
-  init = states.init(
-    model,
-    experiment.optimizer,
-    (config.training.batch_size, config.data.length),
-    config.model.dtype == 'float16',
-    experiment.lora,
-    config.training.skip_spikes > 0,
-  )
+  init = experiment.build_init(model)
   return Prepared(run_dirs, experiment, resume, pretrained, data, metadata, model, init, started)
 
 
@@ -241,12 +233,9 @@ def shard(prepared: Prepared) -> Sharded:
     runs = SingleRun(meshes.from_config(config))
   rules = sharding.parse_rules(config.rules)
   abstract = states.abstract_state(prepared.init)
-  validate.validate_parameter_patterns(experiment, abstract.params)
-  shardings = states.state_shardings(
-    abstract, runs.mesh, rules, tuple(mesh_constraints.list_constraints(experiment))
-  )
+  validate.validate_state(experiment, abstract, runs.mesh, len(prepared.run_dirs))
+  shardings = sharding.named_shardings(abstract, runs.mesh, rules)
   batch_sharding = sharding.batch_sharding(runs.mesh, rules)
-  validate.validate_memory(config, len(prepared.run_dirs), abstract, runs.mesh, rules)
 
   def open_batches(seed):
     data, length = prepared.data, config.data.length
@@ -359,19 +348,7 @@ def open_report(prepared: Prepared, sharded: Sharded, stack: contextlib.ExitStac
 
 def compile_step(prepared: Prepared, sharded: Sharded) -> Step:
   """The jitted training step; its first call compiles it."""
-  experiment, training = prepared.experiment, prepared.config.training
-
-  def build_step(peak):
-    optimizer, learning_rate = experiment.build_optimizer(peak)
-    return train_step(
-      prepared.model,
-      experiment.objective,
-      optimizer,
-      learning_rate,
-      training.gradient_accumulation,
-      training.skip_spikes,
-    )
-
+  build_step = functools.partial(prepared.experiment.build_step, prepared.model)
   return sharded.runs.jit_step(build_step, sharded.shardings)
 
 

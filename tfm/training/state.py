@@ -11,7 +11,6 @@ from jax.sharding import Mesh
 
 from tfm.layers.lora import Lora
 from tfm.parallel import sharding
-from tfm.parallel.mesh_request import DivisibilityConstraint
 from tfm.shapes import Array, Int, PyTree, UInt32
 from tfm.training.loss_scale import LossScale
 from tfm.training.spikes import Spikes
@@ -81,18 +80,13 @@ def abstract_state(make: Callable[[Array], State]) -> State:
   return jax.eval_shape(make, jax.eval_shape(lambda: jax.random.key(0)))
 
 
-def state_shardings(
-  boxed: State, mesh: Mesh, rules: sharding.Rules, needs: Sequence[DivisibilityConstraint] = ()
-) -> State:
+def state_shardings(boxed: State, mesh: Mesh, rules: sharding.Rules) -> State:
   """The sharding of each leaf.
-
-  Args:
-    needs: further constraints on a mesh, for the mesh that an error proposes.
 
   Raises:
     ValueError: if the mesh does not divide a parameter, naming it.
   """
-  sharding.validate_divisibility(boxed.params, mesh, rules, needs)
+  sharding.validate_divisibility(boxed.params, mesh, rules)
   return sharding.named_shardings(boxed, mesh, rules)
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Callable
 
 import optax
 from ml_collections import ConfigDict
@@ -24,10 +25,13 @@ from tfm.objectives.protocol import Objective
 from tfm.optimizers.protocol import Optimizer
 from tfm.parallel import sharding
 from tfm.shapes import Array, Float
+from tfm.training import state as states
 from tfm.training.gradient_transforms import MaskedTransformation, balance_experts, layerwise_decay
 from tfm.training.gradient_transforms import optimizer as make_optimizer
 from tfm.training.save_interval import INTERVALS, Interval
 from tfm.training.schedule import SCHEDULES, schedule
+from tfm.training.state import State
+from tfm.training.step import Batch, Metrics, train_step
 
 
 # Parameters of classification heads: they are new when a model without them is fine-tuned.
@@ -179,3 +183,24 @@ class Experiment:
       source_vocab: tokens of the source, where it has a vocabulary of its own.
     """
     return build_model(self, vocab, causal, source_vocab)
+
+  def build_init(self, model: Trunk) -> Callable[[Array], State]:
+    """A pure function: seed key → the state of a model before its first step; see `states.init`."""
+    config, training = self.config, self.config.training
+    return states.init(
+      model,
+      self.optimizer,
+      (training.batch_size, config.data.length),
+      config.model.dtype == 'float16',
+      self.lora,
+      training.skip_spikes > 0,
+    )
+
+  def build_step(
+    self, model: Trunk, peak: Float[Array, ''] | None = None
+  ) -> Callable[[State, Batch], tuple[State, Metrics]]:
+    """The training step of a model, not jitted; `peak` as in `build_optimizer`."""
+    training, (optimizer, rate) = self.config.training, self.build_optimizer(peak)
+    return train_step(
+      model, self.objective, optimizer, rate, training.gradient_accumulation, training.skip_spikes
+    )
