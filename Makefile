@@ -63,7 +63,7 @@ oracle: $(VENV)/installed
 compilers: $(VENV)/installed
 	$(PIP_INSTALL) -e '.[tpu,cuda-compiler,tokamax]'
 	$(VENV)/bin/python -m pytest -m slow tests/analysis/test_plan.py -k 'for_a_topology or for_boxes_of_gpus'
-	$(VENV)/bin/python -m pytest -m 'slow or not slow' tests/kernels/test_tokamax.py
+	$(VENV)/bin/python -m pytest -m 'slow or not slow' tests/kernels/test_tokamax.py tests/parallel/test_compiler_options.py
 
 # Reports in a real browser, such as Debian's package chromium.
 browser: $(VENV)/installed

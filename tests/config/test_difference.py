@@ -24,6 +24,7 @@ class TestDifference:
     free = dict(
       mesh=dict(fsdp=4),
       rules=dict(embed=''),
+      compiler=dict(flags='latency_hiding'),
       data=dict(reader_threads=9),
       training=dict(
         log_every=1, evaluate_every=7, evaluation_batches=3, keep_checkpoints=9, profile=2, loss_chunk=64
@@ -33,6 +34,10 @@ class TestDifference:
     old, new = complete(model=TWO), complete(**free)
     new.model.blocks.local.kernel = 'other'
     assert list_differences(old, new) == []
+
+  def test_options_of_the_compiler_are_listed_and_its_presets_are_not(self):
+    new = complete(compiler=dict(flags='ynnpack', options='xla_cpu_enable_fast_math=true'))
+    assert list_differences(complete(), new) == ["compiler.options: '' → 'xla_cpu_enable_fast_math=true'"]
 
   def test_differences_of_blocks_lists_and_unknown_fields(self):
     old, new = complete(model=TWO), complete(model=TWO)

@@ -243,4 +243,5 @@ def prepare_step(experiment: Experiment, seeds: int) -> Iterator[tuple[Callable,
     ensemble_step = vmapped_runs.ensemble_step(
       lambda state, batch, _: step(state, batch), mesh, np.zeros(seeds, np.float32)
     )
-    yield jax.jit(ensemble_step, donate_argnums=0), state, batch
+    options = experiment.compiler.resolve(jax.default_backend(), mesh.size)
+    yield jax.jit(ensemble_step, donate_argnums=0, compiler_options=options), state, batch

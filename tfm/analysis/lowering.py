@@ -116,7 +116,8 @@ def lower_training_step(request: PlanRequest, mesh: Mesh) -> Step:
     nn.unbox(boxed), where
   )  # outside the mesh, in which unboxing would add a sharding constraint
   with sharding.context(mesh, rules):
-    lowered = jitted(experiment.build_step(request.model), where).lower(state, batch)
+    options = experiment.compiler.resolve(mesh.devices.flat[0].platform, mesh.size)
+    lowered = jitted(experiment.build_step(request.model), where, options).lower(state, batch)
   arguments = dict(
     parameters=memory.on_device(boxed.params, mesh, rules),
     optimizer=memory.on_device(boxed.opt_state, mesh, rules),

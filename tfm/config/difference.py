@@ -12,6 +12,8 @@ FREE_FIELDS = (
   'mesh',
   'slices',
   'pipeline',
+  # Presets choose how a step is computed. Other options may be anything, such as less exact functions.
+  'compiler.flags',
   'rules',
   'decoding',
   'training.log_every',

@@ -217,6 +217,11 @@ def _fields() -> dict[str, Any]:
       count=-1,  # -1: as the devices report; of GPUs any number that divides them
       axis='data',  # the only mesh axis across slices: data, stage
     ),
+    compiler=dict(  # how XLA compiles the training step
+      # Presets of tfm/parallel/compiler_options.py: auto, none, latency_hiding, 'latency_hiding ynnpack', …
+      flags='auto',
+      options='',  # more of the compiler's options, such as 'xla_tpu_scoped_vmem_limit_kib=98304'
+    ),
     pipeline=dict(  # for a mesh with stages
       microbatches=Ranged(0, SizeOrZero),  # parts of a batch; 0: about four per stage
       # rounds of each microbatch through smaller groups of layers (interleaved schedule)

@@ -11,20 +11,24 @@ from collections.abc import Iterator
 import flax.linen as nn
 import jax
 from jax.sharding import Mesh
-from ml_collections import ConfigDict
 
 from tfm.config import mesh_constraints
+from tfm.config.assemble import Experiment
 from tfm.data.pipeline import ImageData, TextData
 from tfm.shapes import PyTree
 
 
 def describe_run(
-  config: ConfigDict, data: TextData | ImageData, params: PyTree, mesh: Mesh, step: int
+  experiment: Experiment, data: TextData | ImageData, params: PyTree, mesh: Mesh, step: int
 ) -> str:
-  """The data, the model's size, the devices, the library versions and the step to resume from, in lines."""
+  """The data, the model's size, the devices, the library versions, the compiler's settings, and the step to
+  resume from, in lines.
+  """
+  config = experiment.config
   versions = ' '.join(f'{name} {importlib.metadata.version(name)}' for name in ('jax', 'flax', 'optax'))
   size = sum(x.size for x in jax.tree.leaves(nn.unbox(params)))
   process_count = f'{jax.process_count()} processes, ' if jax.process_count() > 1 else ''
+  compiler = experiment.compiler.describe(jax.default_backend(), jax.device_count())
   schedule = mesh_constraints.pipeline_schedule(config, mesh.shape)
   return (
     f'{data}\n'
@@ -32,6 +36,7 @@ def describe_run(
     f'devices: {process_count}{mesh.size} × {jax.devices()[0].device_kind}, mesh {dict(mesh.shape)}; '
     f'{versions}, '
     f'Python {platform.python_version()}'
+    + (f'\ncompiler: {compiler}' if compiler else '')
     + (f'\npipeline: {schedule}' if schedule else '')
     + (f'\nresuming from step {step}' if step else '')
   )

@@ -27,7 +27,7 @@ from tfm.data.row_share import process_share
 from tfm.errors import require
 from tfm.models import flops
 from tfm.models.trunk import Trunk
-from tfm.parallel import chip_specs, processes, sharding
+from tfm.parallel import chip_specs, compiler_options, processes, sharding
 from tfm.parallel import mesh as meshes
 from tfm.runs.init_from import PretrainedRun, build_model, fill_params, load_pretrained, load_tokenizers
 from tfm.runs.load import build_evaluate_fn
@@ -172,6 +172,7 @@ def prepare(run_dirs: Sequence[RunDir], variants: Mapping[str, str]) -> Prepared
   require_ensemble_configs(experiment, run_dirs)
   validate.validate_run(experiment, 1 if len(run_dirs) > 1 else jax.device_count())
   validate.validate_parts(experiment)
+  compiler_options.require_accepted(experiment.compiler.resolve(jax.default_backend(), jax.device_count()))
   resume = find_resume_point(run_dirs)
   # Frozen parameters are in no checkpoint of this run.
   needs_pretrained = config.init_from and (experiment.frozen_pattern or not resume.step)
@@ -331,7 +332,9 @@ def add_pretrained(
 def open_report(prepared: Prepared, sharded: Sharded, stack: contextlib.ExitStack) -> Report:
   """Opens the logs of the main process and describes the run in them; `stack` closes them."""
   config, first = prepared.config, prepared.resume.step
-  description = describe_run(config, prepared.data, sharded.abstract_state.params, sharded.runs.mesh, first)
+  description = describe_run(
+    prepared.experiment, prepared.data, sharded.abstract_state.params, sharded.runs.mesh, first
+  )
   print_status(description)
   workdirs = [run_dir.workdir for run_dir in prepared.run_dirs]
   is_main = processes.is_main_process()
@@ -348,8 +351,10 @@ def open_report(prepared: Prepared, sharded: Sharded, stack: contextlib.ExitStac
 
 def compile_step(prepared: Prepared, sharded: Sharded) -> Step:
   """The jitted training step; its first call compiles it."""
-  build_step = functools.partial(prepared.experiment.build_step, prepared.model)
-  return sharded.runs.jit_step(build_step, sharded.shardings)
+  experiment = prepared.experiment
+  build_step = functools.partial(experiment.build_step, prepared.model)
+  options = experiment.compiler.resolve(jax.default_backend(), jax.device_count())
+  return sharded.runs.jit_step(build_step, sharded.shardings, options)
 
 
 def fit(

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from tfm.objectives.protocol import Objective
+from tfm.parallel.compiler_options import Options
 from tfm.parallel.microbatches import split_into_microbatches
 from tfm.shapes import Array, PyTree
 from tfm.training.gradient_transforms import MaskedTransformation, keep_leaves, path_name
@@ -97,9 +98,13 @@ def train_step(
   return step
 
 
-def jitted(step: Callable, where: State) -> Callable:
-  """The jitted step: it donates its state, whose shardings it keeps."""
-  return jax.jit(step, donate_argnums=0, out_shardings=(where, None))
+def jitted(step: Callable, where: State, options: Options | None = None) -> Callable:
+  """The jitted step: it donates its state, whose shardings it keeps.
+
+  Args:
+    options: of the compiler; None: its defaults.
+  """
+  return jax.jit(step, donate_argnums=0, out_shardings=(where, None), compiler_options=options)
 
 
 def evaluation_step(model: nn.Module, objective: Objective) -> Callable[[PyTree, Batch], Metrics]:

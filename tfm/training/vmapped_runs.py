@@ -19,6 +19,7 @@ from tfm.data import device_prefetch, pipeline
 from tfm.data.device_prefetch import DeviceBatch
 from tfm.data.row_share import RowShare
 from tfm.parallel import mesh as meshes
+from tfm.parallel.compiler_options import Options
 from tfm.shapes import Array, PyTree
 from tfm.training.state import State
 from tfm.training.step import jitted
@@ -53,14 +54,15 @@ class SingleRun:
     """A function: the state that the step takes → the state of each run."""
     return lambda state: (state,)
 
-  def jit_step(self, build_step: Callable[[Array | None], Step], shardings: State) -> Step:
+  def jit_step(self, build_step: Callable[[Array | None], Step], shardings: State, options: Options) -> Step:
     """The compiled step.
 
     Args:
       build_step: peak learning rate, or None for the config's → the step of one run.
       shardings: of the state.
+      options: of the compiler.
     """
-    return jitted(build_step(None), shardings)
+    return jitted(build_step(None), shardings, options)
 
   def prefetch(
     self, iterators: Sequence[grain.DatasetIterator], sharding: NamedSharding, batch_size: int
@@ -93,11 +95,11 @@ class Ensemble:
   def build_split_fn(self) -> Callable[[State], Sequence[State]]:
     return split_states(len(self.learning_rates), self.data_mesh)
 
-  def jit_step(self, build_step: Callable[[Array | None], Step], shardings: State) -> Step:
+  def jit_step(self, build_step: Callable[[Array | None], Step], shardings: State, options: Options) -> Step:
     def one(state, batch, peak):
       return build_step(peak)(state, batch)
 
-    return jitted(ensemble_step(one, self.mesh, self.learning_rates), stacked_sharding(self.mesh))
+    return jitted(ensemble_step(one, self.mesh, self.learning_rates), stacked_sharding(self.mesh), options)
 
   def prefetch(
     self, iterators: Sequence[grain.DatasetIterator], sharding: NamedSharding, batch_size: int

@@ -23,7 +23,8 @@ from tfm.layers.lora import DOWN, SCALE, UP, Lora
 from tfm.models.trunk import Trunk
 from tfm.objectives.protocol import Objective
 from tfm.optimizers.protocol import Optimizer
-from tfm.parallel import sharding
+from tfm.parallel import compiler_options, sharding
+from tfm.parallel.compiler_options import CompilerSettings
 from tfm.shapes import Array, Float
 from tfm.training import state as states
 from tfm.training.gradient_transforms import MaskedTransformation, balance_experts, layerwise_decay
@@ -163,6 +164,15 @@ class Experiment:
     return tuple(
       build_field(f'training.{field}', spec.build_from_table, self.config.training[field], INTERVALS)
       for field in ('save_every', 'save_local_every')
+    )
+
+  @functools.cached_property
+  def compiler(self) -> CompilerSettings:
+    """The options with which the training step is compiled."""
+    flags, options = self.config.compiler.flags, self.config.compiler.options
+    return CompilerSettings(
+      build_field('compiler.flags', compiler_options.parse_presets, flags),
+      build_field('compiler.options', compiler_options.parse_options, options),
     )
 
   @functools.cached_property
