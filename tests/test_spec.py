@@ -16,7 +16,7 @@ from tfm.masks.window import Window
 from tfm.positions.learned import Learned
 from tfm.positions.protocol import Position
 from tfm.positions.rope import Rope
-from tfm.spec import Call, SpecError
+from tfm.spec import Call, PositiveFloat, SpecError
 
 
 CONTEXT = dict(width=8, heads=2, head_width=4, length=16)
@@ -254,6 +254,28 @@ def test_only_masks_support_operators():
   with pytest.raises(SpecError):
     position('rope & rope')
   assert spec.build('dense', tfm.kernels, Kernel) == Dense()
+
+
+def test_a_maker_may_take_any_names():
+  def mix(first: int = 0, *, known, **weights: PositiveFloat):
+    return first, known, weights
+
+  def build(text):
+    return spec.bind_from_table(text, {'mix': mix}, known='context')()
+
+  assert build('mix(web=1, code=0.5)') == (0, 'context', {'web': 1, 'code': 0.5})
+  assert build('mix(3)') == (3, 'context', {})
+  usage = r'mix takes \(first=0, \*\*weights \[> 0\]\)'
+  for text, message in (
+    ('mix(web=-1)', f'web=-1 must be above 0; {usage}'),
+    ('mix(web="x")', f"web='x' must be of type float; {usage}"),
+    ('mix(known=1)', f"passes 'known'; {usage}"),
+    ('mix(weights=1)', f"passes 'weights'; {usage}"),
+    ('mix(1, 2)', f'passes 2 positional arguments; {usage}'),
+    ('mix(1, first=2)', f"sets 'first' twice; {usage}"),
+  ):
+    with pytest.raises(SpecError, match=message):
+      build(text)
 
 
 def test_factory_binds_the_context_fields():

@@ -192,11 +192,13 @@ def bind(call: Call, maker: Callable, text: str, context: Mapping[str, Any] = {}
     SpecError: for an unknown, missing, repeated, surplus or wrongly typed argument.
   """
   parameters = inspect.signature(maker).parameters
+  others = next((p for p in parameters.values() if p.kind is p.VAR_KEYWORD), None)  # `**weights`: any name
   # Linen adds `parent` and `name` to every module; the caller sets the fields of the context.
-  settable = [name for name in parameters if name not in ('parent', 'name') and name not in context]
-  usage = f'{call.name} takes {format_signature(maker, settable)}'
+  shown = [name for name in parameters if name not in ('parent', 'name') and name not in context]
+  usage = f'{call.name} takes {format_signature(maker, shown)}'
+  settable = [name for name in shown if parameters[name] is not others]
   for name in call.kwargs:
-    if name not in settable:
+    if name not in settable and (others is None or name in parameters):
       raise SpecError(f'{text!r} passes {name!r}; {usage}; {suggest(name, settable)}')
   if len(call.args) > len(settable):
     raise SpecError(f'{text!r} passes {len(call.args)} positional arguments; {usage}')
@@ -208,7 +210,7 @@ def bind(call: Call, maker: Callable, text: str, context: Mapping[str, Any] = {}
     if parameters[name].default is inspect.Parameter.empty and name not in arguments:
       raise SpecError(f'{text!r} leaves out {name!r}; {usage}')
   for name, value in arguments.items():
-    if reason := unsuitable_reason(value, parameters[name].annotation):
+    if reason := unsuitable_reason(value, parameters.get(name, others).annotation):
       raise SpecError(f'{text!r}: {name}={shorten(value)} {reason}; {usage}')
   declared = {name: value for name, value in context.items() if name in parameters}
   return functools.partial(maker, **arguments, **declared)
@@ -316,8 +318,9 @@ def format_signature(maker: Callable, settable: list[str]) -> str:
   parameters = inspect.signature(maker).parameters
 
   def format_argument(name):
-    default, limits = parameters[name].default, format_range(parameters[name].annotation)
-    text = name if default is inspect.Parameter.empty else f'{name}={default!r}'
+    parameter = parameters[name]
+    default, limits = parameter.default, format_range(parameter.annotation)
+    text = str(parameter).partition(':')[0] if default is parameter.empty else f'{name}={default!r}'
     return f'{text} [{limits}]' if limits else text
 
   return f'({", ".join(map(format_argument, settable))})'

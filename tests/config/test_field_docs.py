@@ -21,4 +21,4 @@ def test_where_comments_stand():
   assert descriptions['mesh.data'] == descriptions['mesh.stage'] != descriptions['slices.count']
   assert set(field_docs.field_comments()) <= {
     '.'.join(path.split('.')[:n]) for path in PATHS for n in range(1, 4)
-  } | {'model.blocks', 'model.encoder', 'model.cross'}
+  } | {'data.sources', 'model.blocks', 'model.encoder', 'model.cross'}

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tfm import spec
+from tfm.data import corpus as corpora
 from tfm.data import packing, pipeline, tokenizers
 from tfm.data.packing.protocol import Packing
 from tfm.data.tokenizers.protocol import Tokenizer
@@ -134,7 +135,7 @@ def test_the_row_of_a_long_pair_is_empty(infinite_data, caplog):
 
 
 def test_a_tokenizer_is_trained_on_the_first_documents(make_source, tmp_path, monkeypatch):
-  monkeypatch.setattr(pipeline, 'TOKENIZER_SAMPLE', 200)
+  monkeypatch.setattr(corpora, 'TOKENIZER_SAMPLE', 200)
   data = pipeline.open_data(
     make_source('numbers'), spec.build('sentencepiece(400)', tokenizers, Tokenizer), tmp_path
   )

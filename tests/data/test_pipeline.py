@@ -2,23 +2,35 @@
 
 import itertools
 import json
+from fractions import Fraction
 
 import numpy as np
 import pytest
 
 from tfm import spec
 from tfm.data import packing, pipeline
+from tfm.data.mixture import MixedDocuments
 from tfm.data.packing import protocol
 from tfm.data.tokenizers.bytes import Bytes
 
 
 SPECS = 'concat', 'first_fit(bins=4)'
 LENGTHS = [5, 0, 40, 3, 17, 1, 9, 22, 8, 31, 2]
+WEIGHTS = dict(large=Fraction(7, 10), small=Fraction(1, 5), tiny=Fraction(1, 10))
 
 
 @pytest.fixture(params=SPECS)
 def pack(request) -> protocol.Packing:
   return spec.build(request.param, packing, protocol.Packing)
+
+
+@pytest.fixture(params=['source', 'mixture'])
+def tokens(request, make_tokens):
+  """The tokens of one source, or of a mixture, whose small parts are repeated."""
+  if request.param == 'source':
+    return make_tokens(LENGTHS)
+  parts = dict(large=make_tokens(LENGTHS), small=make_tokens([9, 14]), tiny=make_tokens([3, 7, 1]))
+  return MixedDocuments('mixed', WEIGHTS, parts)
 
 
 def take(iterator, count):
@@ -45,8 +57,8 @@ def same(a, b):
 
 @pytest.mark.parametrize('layout', ('blocks', 'tiles'))
 @pytest.mark.parametrize('count', (2, 4))
-def test_batches_do_not_depend_on_the_number_of_processes(pack, count, layout, make_tokens, make_shares):
-  rows, shares = pack.rows(make_tokens(LENGTHS), 8, seed=0), make_shares(8, count, layout)
+def test_batches_do_not_depend_on_the_number_of_processes(pack, count, layout, tokens, make_shares):
+  rows, shares = pack.rows(tokens, 8, seed=0), make_shares(8, count, layout)
   whole = take(pipeline.train_iterator(rows, 8), 12)
   parts = [take(pipeline.train_iterator(rows, 8, share), 12) for share in shares]
   for batch, split in zip(whole, zip(*parts, strict=True), strict=True):
@@ -57,15 +69,15 @@ def test_batches_do_not_depend_on_the_number_of_processes(pack, count, layout, m
   assert not same(whole[0], whole[1])
 
 
-def test_batch_k_holds_its_rows(pack, make_tokens):
-  rows = pack.rows(make_tokens(LENGTHS), 8, seed=0)
+def test_batch_k_holds_its_rows(pack, tokens):
+  rows = pack.rows(tokens, 8, seed=0)
   for k, batch in enumerate(take(pipeline.train_iterator(rows, 4), 6)):
     for index in range(4):
       assert all(np.array_equal(batch[f][index], rows[4 * k + index][f]) for f in protocol.FIELDS)
 
 
-def test_a_state_restores_on_any_number_of_processes(pack, make_tokens, make_shares):
-  rows = pack.rows(make_tokens(LENGTHS), 8, seed=0)
+def test_a_state_restores_on_any_number_of_processes(pack, tokens, make_shares):
+  rows = pack.rows(tokens, 8, seed=0)
   whole = take(pipeline.train_iterator(rows, 8), 12)
   states = []
   for share in make_shares(8, 4, 'tiles'):
@@ -84,9 +96,9 @@ def test_a_state_restores_on_any_number_of_processes(pack, make_tokens, make_sha
 
 
 @pytest.mark.parametrize('threads', (1, 3))
-def test_a_resume_equals_the_uninterrupted_run(pack, threads, make_tokens):
+def test_a_resume_equals_the_uninterrupted_run(pack, threads, tokens):
   def make():
-    rows = pack.rows(make_tokens(LENGTHS), 8, seed=0)
+    rows = pack.rows(tokens, 8, seed=0)
     return pipeline.train_iterator(rows, 2, threads=threads)
 
   unbroken = [pipeline.batch_hash(batch) for batch in take(make(), 40)]

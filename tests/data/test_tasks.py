@@ -343,7 +343,7 @@ def open_task_data(make_source, source, tokenizer, path):
 
 @pytest.mark.parametrize('split', ['train', 'validation'])
 def test_rows_have_their_answers(make_source, tmp_path, monkeypatch, split):
-  monkeypatch.setattr(pipeline, 'TOKENIZER_SAMPLE', 200)
+  monkeypatch.setattr(corpora, 'TOKENIZER_SAMPLE', 200)
   data = open_task_data(
     make_source, 'mqar(length=16, pairs=2, vocabulary=12, held_out=30)', 'words', tmp_path
   )
@@ -399,7 +399,7 @@ def test_long_texts_have_no_answers(make_source, tmp_path, caplog):
 
 
 def test_infinite_labelled_texts_are_packed(make_source, tmp_path, monkeypatch, caplog):
-  monkeypatch.setattr(pipeline, 'TOKENIZER_SAMPLE', 100)
+  monkeypatch.setattr(corpora, 'TOKENIZER_SAMPLE', 100)
   data = open_task_data(make_source, 'listops(depth=4, least=20, most=40, held_out=20)', 'words', tmp_path)
   each, train = spec.build('each', packing, Packing), data.tokens('train')
   rows = each.rows(train, 40, seed=0)

@@ -210,10 +210,15 @@ def alone(tiny, fields, workdir, **changes):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-  'count, layout', [(2, ''), pytest.param(4, TAKING_TURNS, marks=pytest.mark.slow)], ids=['blocks', 'tiles']
+  'count, layout, source',
+  [(2, '', ''), (4, TAKING_TURNS, ''), (2, '', 'mix(book=0.7, library=0.3)')],
+  ids=['blocks', 'tiles', 'mixture'],
 )
-def test_processes_train_as_one_and_read_their_own_rows(start, tiny, fields, tmp_path, count, layout):
+def test_processes_train_as_one_and_read_their_own_rows(start, tiny, fields, tmp_path, count, layout, source):
   steps = {'training.steps': 6, 'training.evaluate_every': 3}
+  if source:
+    sources = {'data.sources.book': fields['data.source'], 'data.sources.library': 'stdlib'}
+    steps |= sources | {'data.source': source}
   ends = finished(
     start(
       count,

@@ -184,6 +184,35 @@ def test_arms_of_other_data_are_compared_among_themselves(book):
   ]
 
 
+def test_weights_of_a_mixture_are_compared_by_the_loss_of_one_source():
+  def experiment(weights, **fields):
+    sources = dict(web="text('a.txt')", code='stdlib')
+    data = BASE['data'] | dict(source=f'mix({weights})', sources=sources) | fields
+    return Experiment(complete(BASE | dict(data=data)))
+
+  base, other = experiment('web=0.5, code=0.5'), experiment('web=0.2, code=0.8')
+  study_arms.check_same_evaluation('loss/code', other, base)
+  with pytest.raises(ValueError, match=r"data.source='mix\(web=0.2, code=0.8\)' evaluates other texts than"):
+    study_arms.check_same_evaluation('loss', other, base)
+  changed = experiment('web=0.5, code=0.5', sources=dict(web="text('b.txt')", code='stdlib'))
+  study_arms.check_same_evaluation('loss/code', changed, base)
+  for metric in ('loss', 'bits_per_byte', 'loss/web'):
+    with pytest.raises(ValueError, match='data.sources.web=.*b.txt.* evaluates other texts than .*a.txt'):
+      study_arms.check_same_evaluation(metric, changed, base)
+  with pytest.raises(ValueError, match="metric='loss/code' is per token"):
+    study_arms.check_same_evaluation('loss/code', experiment('web=0.5, code=0.5', tokenizer='char'), base)
+  trained = [experiment(weights, tokenizer='char') for weights in ('web=0.5, code=0.5', 'web=0.2, code=0.8')]
+  study_arms.check_same_evaluation('loss/code', trained[0], trained[0])
+  with pytest.raises(ValueError, match="data.tokenizer='char' is trained on other texts"):
+    study_arms.check_same_evaluation('loss/code', *trained)
+
+
+def test_the_metrics_of_a_mixture_are_known():
+  data = BASE['data'] | dict(source='mix(web=0.5, code=0.5)', sources=dict(web='stdlib', code='stdlib'))
+  metrics = study_arms.list_validation_metrics(Experiment(resolve_config(complete(BASE | dict(data=data)))))
+  assert {'loss', 'loss/web', 'loss/code'} < set(metrics)
+
+
 def test_errors_name_the_arm():
   with pytest.raises(ValueError, match="the arm 'typo': .*model.positon"):
     study_arms.plan_arms(study({'typo': {'model.positon': 'rope'}}))

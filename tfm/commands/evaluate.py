@@ -9,6 +9,9 @@
 have `loss`, `accuracy` and `f1`, averaged over classes. Answers have the metrics of their tokens, and
 `exact`, the fraction of texts with only correct answers.
 
+Of a mixture the metrics are means over the sources by their weights, beside the `loss/SOURCE` of each source;
+--split=test/SOURCE evaluates one.
+
 --config.model.kernel=auto evaluates with another kernel than that of the training, --config.mesh.fsdp=-1
 divides the parameters among all devices; the default is the mesh of the training if it fits. Several
 processes evaluate together, as in `tfm train`.
@@ -57,7 +60,12 @@ def arguments(parser):
     metavar='N',
     help='average the last N checkpoints (default: config.decoding.average_checkpoints)',
   )
-  add('--split', default='validation', metavar='NAME', help='train, validation or test (default: validation)')
+  add(
+    '--split',
+    default='validation',
+    metavar='NAME',
+    help='train, validation or test; of one source of a mixture, test/SOURCE (default: validation)',
+  )
   add(
     '--metric',
     action='append',
@@ -107,7 +115,8 @@ def main(args):
       dict(source=source, reference=reference, hypothesis=hypotheses[i][0].text, score=hypotheses[i][0].score)
       for i, (source, reference) in enumerate(pairs)
     ]
-    path = pathlib.Path(args.workdir) / 'hypotheses' / f'{args.split}-{loaded.step}.jsonl'
+    name = f'{args.split.replace("/", "-")}-{loaded.step}.jsonl'
+    path = pathlib.Path(args.workdir) / 'hypotheses' / name
     path.parent.mkdir(exist_ok=True)
     path.write_text(''.join(json.dumps(row, ensure_ascii=False) + '\n' for row in rows), encoding='utf-8')
     for text, metric in metrics.items():

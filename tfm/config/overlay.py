@@ -9,6 +9,7 @@ from ml_collections import ConfigDict
 from tfm.config.schema import (
   BLOCK_FIELDS,
   INHERITING,
+  TABLES,
   add_architecture_sections,
   default_config,
   leaves,
@@ -46,9 +47,13 @@ def overlay(config: ConfigDict, fields: Mapping) -> ConfigDict:
 
 
 def locate(config: ConfigDict, path: str, value: Any) -> tuple[ConfigDict, str]:
-  """The section that holds `config.path.to.field` and the field's name in it; both must exist."""
+  """The section that holds `config.path.to.field` and the field's name in it; both must exist, except for a
+  field of `TABLES`, which is added.
+  """
   node, names = config, path.split('.')
   for depth, name in enumerate(names):
+    if (table := '.'.join(names[:depth])) in TABLES and depth == len(names) - 1 and name not in node:
+      node[name] = TABLES[table]
     if not isinstance(node, ConfigDict) or name not in node:
       section = '.'.join(['config', *names[:depth]])
       known = suggest(name, node) if isinstance(node, ConfigDict) else 'it has no fields of its own'

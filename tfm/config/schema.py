@@ -46,6 +46,9 @@ BLOCK_FIELDS = (
 # The fields that the cross-attention of an encoder-decoder has too.
 CROSS_FIELDS = ('heads', 'kv_heads', 'head_width', 'mixer', 'position', 'mask', 'score', 'kernel', 'bias')
 
+# Sections whose fields are named by a config, and the default of each.
+TABLES = {'data.sources': ''}
+
 # Sections in which None means "as the model's".
 INHERITING = ('model.blocks.', 'model.encoder.', 'model.cross.')
 
@@ -104,6 +107,7 @@ def _fields() -> dict[str, Any]:
     init_from='',  # the --workdir of a trained or imported run whose parameters training starts from
     data=dict(
       source='stdlib',  # tfm/data/sources: stdlib, text('*.txt'), tfds('name'), parallel(…), digits, …
+      sources=dict(),  # name → source, '' for none; for the mixtures of config.data.source, mix(name=0.7, …)
       tokenizer='bytes',  # tfm/data/tokenizers: bytes, char, words, sentencepiece(8000)
       source_tokenizer=placeholder(str),  # for the source of pairs; None: one tokenizer for both sides
       length=Ranged(256, Size),  # tokens of a row; for images: patches and class tokens
@@ -199,7 +203,8 @@ def _fields() -> dict[str, Any]:
       save_every='evaluation',
       local_checkpoint_dir='',  # a folder on each machine's disk or memory for local checkpoints; '': none
       save_local_every='auto(hours=4.0)',  # as save_every, for local checkpoints
-      evaluation_batches=Ranged(0, NonNegativeInt),  # batches spread over the validation split; 0: all of it
+      # batches spread over the validation split, of each source of a mixture; 0: all of it
+      evaluation_batches=Ranged(0, NonNegativeInt),
       keep_checkpoints=Ranged(2, PositiveInt),  # number of last checkpoints to keep, besides the best
       profile=Ranged(0, NonNegativeInt),  # steps to profile, from the third; 0: none
     ),

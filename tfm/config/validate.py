@@ -226,6 +226,12 @@ def validate_documents(experiment: Experiment) -> None:
   """Raises ValueError unless source, packing and objective agree on the kind of documents."""
   config = experiment.config
   d, source, packing, objective = config.data, experiment.source, experiment.packing, experiment.objective
+  for name, text in d.sources.items():
+    require(
+      not text or name in source.parts,
+      f'config.data.sources.{name}={text!r} is not in config.data.source={d.source!r}; name it there, or set '
+      "it to ''",
+    )
   accepted = ' or '.join(DOCUMENT_KINDS[fields][0] for fields in objective.document_kinds)
   _, example_source, _ = DOCUMENT_KINDS[objective.document_kinds[0]]
   require(
@@ -242,6 +248,11 @@ def validate_documents(experiment: Experiment) -> None:
     packing.supports_infinite or not source.is_infinite,
     f'config.data.source={d.source!r} is infinite, and config.data.packing={d.packing!r} needs epochs; use '
     "'padded'",
+  )
+  require(
+    packing.has_fixed_batch_shape or not source.parts,
+    f'config.data.packing={d.packing!r} makes batches of several shapes, and config.data.source={d.source!r} '
+    "mixes sources within a batch; use 'first_fit' or 'padded'",
   )
   needed, provided = (
     ' and '.join(sorted(fields)) or 'nothing' for fields in (objective.required_fields, packing.extra_fields)

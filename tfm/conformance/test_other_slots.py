@@ -10,30 +10,35 @@ import pytest
 from tfm import spec
 from tfm.conformance import collect
 from tfm.data.sources.protocol import build_source
+from tfm.data.sources.stdlib import Stdlib
 from tfm.data.tokenizers.protocol import load
 from tfm.masks.protocol import LAYOUTS
 
 
 # Values of required arguments that stand for files and sizes; building reads no file.
 PLACEHOLDERS = dict(str='path', int=300)
-OBJECTIVE_FIELDS = dict(chunk=0, layout='contiguous', recurrence=0, shape=())
+# What the config gives besides a spec.
+CONTEXT = {
+  'objective': dict(chunk=0, layout='contiguous', recurrence=0, shape=()),
+  'source': dict(sources={'some': Stdlib()}),
+}
 TEXTS = ('the cat sat on the mat', 'zwölf Boxkämpfer jagen Viktor', 'a b c')
 
 
 def minimal_spec(slot, name):
   """The bare name, or the name with placeholders for required arguments."""
   kind = collect.variant(slot, name)
-  required = collect.required(kind, collect.ALL_SLOTS[slot][1])
-  parameters = inspect.signature(kind).parameters
+  required = set(collect.required(kind, collect.ALL_SLOTS[slot][1])) - set(CONTEXT.get(slot, ()))
   arguments = [
-    f'{field}={PLACEHOLDERS[spec.format_type(parameters[field].annotation)]!r}' for field in required
+    'some=1.0' if p.kind is p.VAR_KEYWORD else f'{p.name}={PLACEHOLDERS[spec.format_type(p.annotation)]!r}'
+    for p in inspect.signature(kind).parameters.values()
+    if p.name in required
   ]
   return f'{name}({", ".join(arguments)})' if arguments else name
 
 
 def build(slot, name):
-  fields = OBJECTIVE_FIELDS if slot == 'objective' else {}
-  return spec.build(minimal_spec(slot, name), *collect.ALL_SLOTS[slot], **fields)
+  return spec.build(minimal_spec(slot, name), *collect.ALL_SLOTS[slot], **CONTEXT.get(slot, {}))
 
 
 @pytest.mark.parametrize(
@@ -104,14 +109,14 @@ def test_what_a_packing_declares_is_known(name):
 class TestSource:
   def test_its_spec_builds_it_again(self, name):
     source = build('source', name)
-    assert spec.build(source.spec, *collect.ALL_SLOTS['source']) == source
+    assert spec.build(source.spec, *collect.ALL_SLOTS['source'], **CONTEXT['source']) == source
 
   def test_some_packing_and_some_objective_read_its_documents(self, name):
     fields = build('source', name).fields
     packings = [build('packing', name) for name in collect.variants('packing')]
     objectives = [build('objective', name) for name in collect.variants('objective')]
     words = spec.build(
-      'classification(classes=8, words=True)', *collect.ALL_SLOTS['objective'], **OBJECTIVE_FIELDS
+      'classification(classes=8, words=True)', *collect.ALL_SLOTS['objective'], **CONTEXT['objective']
     )
     assert any(fields in packing.document_kinds for packing in packings)
     assert any(fields in objective.document_kinds for objective in [*objectives, words])

@@ -7,15 +7,17 @@ that are generated from their index are not stored, and there may be infinitely 
 import dataclasses
 import functools
 import hashlib
+import itertools
 import logging
 import pathlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from tfm.data import cache, progress_bar, splitting
 from tfm.data.documents import ANSWERS, INFINITE, LABELS, SPLITS, Document, Field, SplitDocument, Survey
 
 
 HASH_SAMPLE = 500  # the number of documents of an infinite split that are hashed
+TOKENIZER_SAMPLE = 20_000  # the number of documents of an infinite split that a tokenizer is trained on
 
 _log = logging.getLogger(__name__)
 
@@ -40,6 +42,14 @@ class Corpus:
   bytes: Mapping[str, int]
   classes: tuple[str, ...] = ()
 
+  def __str__(self):
+    """A description for the log."""
+    sizes = ', '.join(
+      f'{split} {self.bytes[split]:,} bytes' if split in self.bytes else f'{split} infinite'
+      for split in self.splits
+    )
+    return f'{self.name}, content hash {self.hash}: {sizes}'
+
   @property
   def documents(self) -> Mapping[str, int]:
     """The number of documents of each split."""
@@ -59,6 +69,14 @@ class Corpus:
   def label_field(self) -> str | None:
     """The field with the labels, if there is one."""
     return next((field for field in self.fields if field in LABELS), None)
+
+  def training_texts(self, fields: tuple[str, ...]) -> Iterator[str]:
+    """Yields the texts of some fields of the training split, one field after another; of an infinite split,
+    those of its first documents.
+    """
+    limit = TOKENIZER_SAMPLE if self.documents['train'] == INFINITE else None
+    for field in fields:
+      yield from itertools.islice(self.splits['train'][field], limit)
 
 
 def prepare_corpus(

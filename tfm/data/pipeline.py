@@ -5,9 +5,9 @@ devices hold (`row_share`). So the sequence of batches does not depend on the nu
 state of an iterator, the same in all of them, is the index of its next batch.
 """
 
+import abc
 import dataclasses
 import hashlib
-import itertools
 import json
 import logging
 import pathlib
@@ -18,17 +18,18 @@ import grain
 import numpy as np
 from absl import flags
 
-from tfm.data import cache, class_labels, images, progress_bar
+from tfm.data import cache, class_labels, progress_bar
 from tfm.data import tokens as token_arrays
 from tfm.data.corpus import Corpus
-from tfm.data.documents import ANSWERS, IMAGE, INFINITE
+from tfm.data.documents import ANSWERS, IMAGE
+from tfm.data.mixture import MixedCorpus, MixedDocuments
 from tfm.data.packing import protocol as packing
 from tfm.data.row_share import RowShare
 from tfm.data.sources.protocol import Source
 from tfm.data.tokenizers import protocol as tokenizers
+from tfm.errors import require, suggest
 
 
-TOKENIZER_SAMPLE = 20_000  # the number of documents of an infinite split that a tokenizer is trained on
 PREFETCHED_BATCHES = 4
 
 _log = logging.getLogger(__name__)
@@ -37,14 +38,51 @@ Batch = dict[str, np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True)
-class TextData:
+class Data(abc.ABC):
+  """A corpus with what turns its documents into arrays."""
+
+  corpus: Corpus
+
+  def tokens(self, split: str) -> packing.Documents | MixedDocuments:
+    """Returns the documents of 'train', 'validation' or 'test', prepared on first use; of a mixture, those of
+    every source, or of one: 'test/web'.
+
+    Raises:
+      ValueError: if there is no such split or source.
+    """
+    data, split = self.select(split)
+    corpus = data.corpus
+    if not isinstance(corpus, MixedCorpus):
+      return data._tokens(split)
+    parts = {name: data.tokens(f'{split}/{name}') for name in corpus.parts}
+    return MixedDocuments(f'{corpus.name} {split}', corpus.weights, parts)
+
+  def select(self, split: str) -> tuple['Data', str]:
+    """Returns the data of the source that 'test/web' names and its split, 'test'; without a source, all data.
+
+    Raises:
+      ValueError: if there is no such source.
+    """
+    split, slash, name = split.partition('/')
+    if not slash:
+      return self, split
+    parts = self.corpus.parts if isinstance(self.corpus, MixedCorpus) else {}
+    require(name in parts, f'{split}/{name}: {self.corpus.name} mixes no {name!r}; {suggest(name, parts)}')
+    return dataclasses.replace(self, corpus=parts[name]), split
+
+  @abc.abstractmethod
+  def _tokens(self, split: str) -> packing.Documents:
+    """Returns the documents of a split of a single source."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TextData(Data):
   """A corpus of text with trained tokenizers.
 
   Attributes:
     source_tokenizer: the tokenizer of the source of pairs, if it has its own vocabulary; otherwise None.
   """
 
-  corpus: Corpus
   tokenizer: tokenizers.Tokenizer
   source_tokenizer: tokenizers.Tokenizer | None
   cache_dir: pathlib.Path
@@ -53,17 +91,13 @@ class TextData:
     """A description for the log."""
     source = self.source_tokenizer
     return (
-      f'text: {_describe_corpus(self.corpus)}\n'
+      f'text: {self.corpus}\n'
       f'tokens: {self.tokenizer.identity}, vocabulary {self.tokenizer.vocab_size}'
       + (f'; of the source: {source.identity}, vocabulary {source.vocab_size}' if source else '')
     )
 
-  def tokens(
-    self, split: str
-  ) -> token_arrays.Tokens | token_arrays.Pairs | token_arrays.LabelledTexts | token_arrays.AnsweredTexts:
-    """Returns the tokens of 'train', 'validation' or 'test', encoded on first use, with labels or answers if
-    the documents have them.
-    """
+  def _tokens(self, split):
+    """Encodes texts, or pairs, with their labels or answers if the documents have them."""
 
     def tokenize_field(field):
       tokenizer = self.source_tokenizer if field == 'source' and self.source_tokenizer else self.tokenizer
@@ -87,31 +121,21 @@ class TextData:
 
 
 @dataclasses.dataclass(frozen=True)
-class ImageData:
+class ImageData(Data):
   """A corpus of images, which needs no tokenizer."""
 
   tokenizer: ClassVar[None] = None
   source_tokenizer: ClassVar[None] = None
 
-  corpus: Corpus
   cache_dir: pathlib.Path
 
   def __str__(self):
     """A description for the log."""
     shape = ' × '.join(map(str, self.corpus.splits['train'][IMAGE][0].shape))
-    return f'images: {shape}, {_describe_corpus(self.corpus)}'
+    return f'images: {shape}, {self.corpus}'
 
-  def tokens(self, split: str) -> images.Images:
-    """Returns the images of 'train', 'validation' or 'test'."""
+  def _tokens(self, split):
     return class_labels.load_images(self.corpus, split, self.cache_dir)
-
-
-def _describe_corpus(corpus: Corpus) -> str:
-  sizes = ', '.join(
-    f'{split} {corpus.bytes[split]:,} bytes' if split in corpus.bytes else f'{split} infinite'
-    for split in corpus.splits
-  )
-  return f'{corpus.name}, content hash {corpus.hash}: {sizes}'
 
 
 def open_data(
@@ -171,11 +195,8 @@ def train_tokenizer(
     return tokenizer.train(())  # not stored: the files that it reads may change
 
   def write(directory: pathlib.Path):
-    texts, count = [corpus.splits['train'][field] for field in fields], corpus.documents['train']
-    if count == INFINITE:
-      texts, count = [itertools.islice(text, TOKENIZER_SAMPLE) for text in texts], TOKENIZER_SAMPLE
     _log.info('training the tokenizer %s on %s', tokenizer, corpus.name)
-    documents = progress_bar.track(itertools.chain(*texts), f'training on {corpus.name}', count * len(texts))
+    documents = progress_bar.track(corpus.training_texts(fields), f'training on {corpus.name}')
     try:
       trained = tokenizer.train(documents)
     except ValueError as error:

@@ -1,6 +1,8 @@
 """Evaluation of a model on a split: the sums of its objective over one pass."""
 
+import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from fractions import Fraction
 
 import jax
 import numpy as np
@@ -37,24 +39,52 @@ class ByteCounter:
     return sum(int.from_bytes(record) for record in processes.gather_bytes(self.size.to_bytes(8)))
 
 
+@dataclasses.dataclass(frozen=True)
+class Total:
+  """What one pass over a split, or over a part of a mixture, adds up to.
+
+  Attributes:
+    sums: of the evaluation step, by name; `tokens`, the number that counted, is among them.
+    bytes: of the targets in UTF-8; 0 if unknown.
+  """
+
+  sums: Mapping[str, np.ndarray]
+  bytes: float
+
+
 def measure(
   params: PyTree,
   step: Callable[[PyTree, Mapping[str, Array]], Mapping[str, Array]],
   batches: Iterable[Mapping[str, np.ndarray]],
   sharding: jax.sharding.Sharding,
   byte_counter: ByteCounter,
-  summary: Callable[[Mapping[str, np.ndarray], int], dict[str, float]],
-) -> dict[str, float]:
-  """The metrics of one pass over `batches`; each row counts once.
+) -> Total:
+  """The total of one pass over `batches`; each row counts once.
 
   Args:
     step: the compiled evaluation step: sums over a batch, by name.
     sharding: of a batch.
     byte_counter: counts the bytes of the targets.
-    summary: of an `Objective`: (sums over the split, bytes of all targets) → metrics.
   """
-  total = sum_batches(params, step, byte_counter.count(batches), sharding, byte_counter.share)
-  return {name: float(value) for name, value in summary(total, byte_counter.total()).items()}
+  sums = sum_batches(params, step, byte_counter.count(batches), sharding, byte_counter.share)
+  return Total(sums, byte_counter.total())
+
+
+def mix_totals(totals: Mapping[str, Total], weights: Mapping[str, Fraction]) -> Total:
+  """The total of a mixture: as many tokens as all parts have, of which each part has its weight.
+
+  So a metric per token is the mean over the parts, by their weights.
+
+  Args:
+    totals, weights: of each part, by name; the weights add up to 1.
+  """
+  counts = {name: total.sums['tokens'] for name, total in totals.items()}
+  tokens = sum(counts.values())
+  scales = {name: float(weights[name]) * (tokens / max(count, 1)) for name, count in counts.items()}
+  names = next(iter(totals.values())).sums
+  sums = {name: sum(scales[part] * total.sums[name] for part, total in totals.items()) for name in names}
+  size = sum(scales[part] * total.bytes for part, total in totals.items())
+  return Total(sums | dict(tokens=tokens), size)
 
 
 def sum_batches(

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tfm.data.documents import INFINITE
+from tfm.data.mixture import MixedDocuments
 from tfm.data.packing import protocol
 from tfm.data.packing.concat import Concat
 from tfm.data.tokens import InfiniteDocuments, Tokens
@@ -36,6 +37,11 @@ class Targets:
     """
     if not lengths or min(lengths) < 1:
       raise ValueError(f'lengths={tuple(lengths)} must be a non-empty list of integers from 1 on')
+    if isinstance(tokens, MixedDocuments):
+      raise ValueError(
+        f'{tokens.name} is a mixture, and length evaluation requires a running text; add one source to the '
+        f'split: {" or ".join(f"/{name}" for name in tokens.parts)}'
+      )
     if not isinstance(tokens, Tokens):
       what = (
         'has no end'

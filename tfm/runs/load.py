@@ -20,6 +20,7 @@ from tfm.config.resolve import resolve_config
 from tfm.config.schema import parts
 from tfm.data import cache, pipeline
 from tfm.data.documents import INFINITE
+from tfm.data.mixture import split_mixture
 from tfm.data.pipeline import ImageData, TextData
 from tfm.data.row_share import process_share
 from tfm.data.special_tokens import base_tokenizer, extend_tokenizer
@@ -28,7 +29,7 @@ from tfm.decoding.translate import Translation, translate
 from tfm.decoding.unroll_layers import unroll_layers
 from tfm.errors import require
 from tfm.evaluation import length_extrapolation
-from tfm.evaluation.evaluate_split import ByteCounter, measure
+from tfm.evaluation.evaluate_split import ByteCounter, measure, mix_totals
 from tfm.kernels.protocol import Kernel
 from tfm.models.trunk import Trunk
 from tfm.parallel import mesh as meshes
@@ -268,7 +269,8 @@ def translate_split(
   Raises:
     ValueError: if the source has no such split.
   """
-  corpus = open_data(run).corpus
+  data, split = open_data(run).select(split)
+  corpus = data.corpus
   require(split in corpus.splits, f'--split={split} does not exist; known: {", ".join(corpus.splits)}')
   require(
     corpus.documents[split] != INFINITE,
@@ -298,14 +300,18 @@ def build_evaluate_fn(
   split: str,
   batches: int,
 ) -> Callable[[PyTree], dict[str, float]]:
-  """A function: params → metrics of a split.
+  """A function: params → metrics of a split, by name; of a mixture also loss/NAME of each of its sources.
 
   Args:
     where: the sharding of an array [B, …].
-    batches: how many batches, spread over the split; 0 for the whole split.
+    batches: how many batches, spread over the split, of each source; 0 for the whole split.
   """
   config, objective = experiment.config, experiment.objective
-  rows = objective.rows(experiment.packing, data.tokens(split), config.data.length, None, data.tokenizer)
+  weights, parts = split_mixture(data.tokens(split))
+  rows = {
+    name: objective.rows(experiment.packing, tokens, config.data.length, None, data.tokenizer)
+    for name, tokens in parts.items()
+  }
   step = jax.jit(evaluation_step(model, objective))
   counts_bytes = data.tokenizer is not None and data.tokenizer.is_lossless
   token_bytes = (
@@ -318,10 +324,18 @@ def build_evaluate_fn(
     unit *= max(1, config.pipeline.microbatches)
   size = -(-config.training.batch_size // config.training.gradient_accumulation // unit) * unit
 
+  def summarize(total):
+    return {name: float(value) for name, value in objective.summarize(total.sums, total.bytes).items()}
+
   def evaluate(params):
     share = process_share(where, size)
-    iterator = pipeline.evaluation_batches(rows, size, share, config.data.reader_threads, batches)
-    with contextlib.closing(iterator):
-      return measure(params, step, iterator, where, ByteCounter(token_bytes, share), objective.summarize)
+    totals = {}
+    for name, part in rows.items():
+      iterator = pipeline.evaluation_batches(part, size, share, config.data.reader_threads, batches)
+      with contextlib.closing(iterator):
+        totals[name] = measure(params, step, iterator, where, ByteCounter(token_bytes, share))
+    return summarize(mix_totals(totals, weights)) | {
+      f'loss/{name}': summarize(total)['loss'] for name, total in totals.items() if name
+    }
 
   return evaluate

@@ -152,15 +152,18 @@ def apply_changes(base: ConfigDict, changes: Mapping[str, Any], seeds: int) -> E
 def check_same_evaluation(metric: str, experiment: Experiment, other: Experiment) -> None:
   """Checks that two arms that are compared are evaluated on the same texts, and in the same unit.
 
-  A whole split has the same tokens however it is divided into rows; some of its batches do not.
+  A whole split has the same tokens however it is divided into rows; some of its batches do not. loss/NAME is
+  of one source of a mixture, whatever its weight.
   """
   config, base = experiment.config, other.config
   ours, theirs = (dict(leaves(each)) for each in (config, base))
-  for field in ('data.source', 'training.evaluation_batches'):
+  name, _, part = metric.partition('/')
+  sources = ['data.source', *(field for field in ours | theirs if field.startswith('data.sources.'))]
+  for field in [*([f'data.sources.{part}'] if part else sources), 'training.evaluation_batches']:
     require(
-      ours[field] == theirs[field],
-      f'{field}={ours[field]!r} evaluates other texts than {theirs[field]!r} of the arm that it is compared '
-      'with; use the same value, or set against= to an arm with this value',
+      ours.get(field) == theirs.get(field),
+      f'{field}={ours.get(field)!r} evaluates other texts than {theirs.get(field)!r} of the arm that it is '
+      'compared with; use the same value, or set against= to an arm with this value',
     )
   # The length of an image is its number of patches.
   images, batches = bool(experiment.source.image_shape), config.training.evaluation_batches
@@ -176,11 +179,17 @@ def check_same_evaluation(metric: str, experiment: Experiment, other: Experiment
     f'data.length={config.data.length} with data.packing={config.data.packing!r} may truncate or drop other '
     f'texts than {base.data.length} of the arm that it is compared with; use the same length',
   )
-  per_token = isinstance(experiment.objective, Prediction) and metric.rpartition('_')[2] in PER_TOKEN
+  per_token = isinstance(experiment.objective, Prediction) and name.rpartition('_')[2] in PER_TOKEN
   require(
     not per_token or config.data.tokenizer == base.data.tokenizer,
     f'data.tokenizer={config.data.tokenizer!r} gives other tokens than {base.data.tokenizer!r} of the arm '
     f"that it is compared with, and metric={metric!r} is per token; use metric='bits_per_byte'",
+  )
+  needs_training = per_token and experiment.tokenizer.needs_training and not experiment.tokenizer.is_trained
+  require(
+    not needs_training or all(ours.get(field) == theirs.get(field) for field in sources),
+    f'data.tokenizer={config.data.tokenizer!r} is trained on other texts than that of the arm that it is '
+    f"compared with, and metric={metric!r} is per token; use one that is not trained, such as 'bytes'",
   )
 
 
@@ -256,7 +265,8 @@ def list_validation_metrics(experiment: Experiment) -> list[str]:
     estimate.abstract_batch(objective.padding_row(experiment.config.data.length), 1),
   )
   total = {name: np.zeros(x.shape) for name, x in sums.items()}
-  return [*objective.summarize(total, int(tokenizer is not None and tokenizer.is_lossless))]
+  metrics = objective.summarize(total, int(tokenizer is not None and tokenizer.is_lossless))
+  return [*metrics, *(f'loss/{name}' for name in experiment.source.parts)]
 
 
 def count_trainable_parameters(experiment: Experiment, params: PyTree) -> int:

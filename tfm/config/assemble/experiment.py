@@ -59,7 +59,12 @@ class Experiment:
   @functools.cached_property
   def source(self) -> Source:
     """The documents to train on."""
-    return build_field('data.source', build_source, self.config.data.source)
+    named = {
+      name: build_field(f'data.sources.{name}', build_source, text)
+      for name, text in self.config.data.sources.items()
+      if text
+    }
+    return build_field('data.source', build_source, self.config.data.source, named)
 
   @functools.cached_property
   def tokenizer(self) -> Tokenizer | None:

@@ -3,8 +3,10 @@
 import abc
 import dataclasses
 import functools
+import hashlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
 from typing import ClassVar
 
 import numpy as np
@@ -12,6 +14,8 @@ import numpy as np
 from tfm.data import images
 from tfm.data import tokens as token_arrays
 from tfm.data.documents import INFINITE
+from tfm.data.interleaving import Interleaving
+from tfm.data.mixture import MixedDocuments
 
 
 FIELDS = 'inputs', 'targets', 'positions', 'segments'
@@ -129,6 +133,25 @@ class MappedRows(Rows):
     return self._rows.padding_like(example)
 
 
+class MixedRows(Rows):
+  """The infinite rows of the parts of a mixture: row i is the next one of the part whose turn it is."""
+
+  def __init__(self, parts: Mapping[str, Rows], weights: Mapping[str, Fraction]):
+    self._parts = [*parts.values()]
+    self._turns = Interleaving(tuple(weights[name] for name in parts))
+    self.length = self._parts[0].length
+    self.tokens_per_epoch = sum(rows.tokens_per_epoch for rows in self._parts)
+
+  def __len__(self):
+    return INFINITE
+
+  def __getitem__(self, index: int) -> Row:
+    if not 0 <= index < len(self):
+      raise IndexError(index)
+    part, number = self._turns[index]
+    return self._parts[part][number]
+
+
 @dataclasses.dataclass(frozen=True)
 class Packing(abc.ABC):
   """How documents become rows; the fields of a subclass are the literals of its spec.
@@ -149,17 +172,23 @@ class Packing(abc.ABC):
   has_fixed_batch_shape: ClassVar[bool] = True
   extra_fields: ClassVar[frozenset[str]] = frozenset()
 
-  def rows(self, tokens: Documents, length: int, seed: int) -> Rows:
+  def rows(self, tokens: Documents | MixedDocuments, length: int, seed: int) -> Rows:
     """Returns the infinite rows of training: the documents in a new random order for each epoch.
 
     Row i depends on (tokens, length, seed, i) only; every token of the split, and the end of every document,
     is a target once per epoch. A pair that is longer than a row is skipped, and a warning counts these.
+
+    Each part of a mixture has its own rows, epochs and random orders, which depend on its name and not on the
+    other parts; `interleaving` says which row of a part is next.
 
     Raises:
       ValueError: if the split is shorter than one row, or for a length below 1 or a seed below 0.
     """
     if not 0 <= seed < 2**64:
       raise ValueError(f'seed={seed} must lie in [0, 2**64); use a small positive integer')
+    if isinstance(tokens, MixedDocuments):
+      parts = {name: self.rows(part, length, _part_seed(seed, name)) for name, part in tokens.parts.items()}
+      return MixedRows(parts, tokens.weights)
     self.validate(tokens, length)
     return self.pack(tokens, length, seed)
 
@@ -205,6 +234,12 @@ def random_bits(seed: int, number: int, size: int, purpose: int = 0) -> np.ndarr
 def permutation(seed: int, epoch: int, size: int, purpose: int = 0) -> np.ndarray:
   """Returns a random permutation, int64 [size]."""
   return np.argsort(random_bits(seed, epoch, size, purpose), kind='stable')
+
+
+def _part_seed(seed: int, name: str) -> int:
+  """Returns the seed of a part of a mixture."""
+  number = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest())
+  return int(random_bits(seed, number, 1)[0])
 
 
 def padding_row(length: int, fields: Sequence[str] = FIELDS) -> Row:

@@ -6,6 +6,7 @@ import inspect
 import json
 import os
 import pathlib
+from collections.abc import Mapping
 from typing import ClassVar
 
 from tfm import spec
@@ -26,6 +27,7 @@ class Source(abc.ABC):
       the specs of the sources that read it.
     folder_suffixes: of the files in a folder that its path may name.
     is_infinite: whether there are infinitely many training documents.
+    parts: the sources that it mixes, by name.
   """
 
   fields: ClassVar[tuple[str, ...]] = ('text',)
@@ -36,6 +38,10 @@ class Source(abc.ABC):
   @property
   def is_infinite(self) -> bool:
     return False
+
+  @property
+  def parts(self) -> Mapping[str, 'Source']:
+    return {}
 
   @property
   def spec(self) -> str:
@@ -58,14 +64,17 @@ class Source(abc.ABC):
     """
 
 
-def build_source(text: str) -> Source:
+def build_source(text: str, named: Mapping[str, Source] | None = None) -> Source:
   """Builds the source of a spec.
+
+  Args:
+    named: name → source of config.data.sources, for the specs that combine them.
 
   Raises:
     SpecError: as `tfm.spec.build`; for the path of files, the message has the specs that read them.
   """
   try:
-    return spec.build(text, sources, Source)
+    return spec.build(text, sources, Source, sources=named or {})
   except spec.SpecError as error:
     specs = specs_of_path(text)
     if not specs:
