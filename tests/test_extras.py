@@ -134,7 +134,7 @@ SENTENCES = {
   'plots': (['inspect', '--config=lm:smoke'], 'tfm inspect: {} is not installed'),
   'translation': (
     ['inspect', '--config=numbers', '--picture='],
-    "tfm inspect: config.data.source='numbers': {} is not installed",
+    'tfm inspect: config.data.source="numbers.*": {} is not installed',
   ),
 }
 

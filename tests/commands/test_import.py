@@ -188,7 +188,7 @@ def test_training_starts_from_an_imported_run(folders, tiny, capsys):
       "config.model.feed_forward='gelu_tanh' has no config.json value",
     ),
     (['export', '--workdir=OWN', '--to=NEW', '--family=gpt3'], "--family='gpt3' is not supported"),
-    (['train', '--config=NEW/config.json', '--workdir=NEW'], 'cannot be read'),
+    (['train', '--config=NEW/config.json', '--workdir=NEW'], 'config.json is no file'),
   ],
 )
 def test_invalid_arguments_are_rejected(folders, tmp_path, words, message, capsys):

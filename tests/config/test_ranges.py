@@ -8,6 +8,7 @@ from tfm.config import validate
 from tfm.config.assemble import Experiment
 from tfm.config.overlay import assign_text, complete
 from tfm.config.resolve import resolve_config
+from tfm.config.field_docs import describe_field
 from tfm.config.schema import default_config, field_ranges, leaves
 from tfm.spec import unsuitable_reason
 
@@ -95,5 +96,6 @@ def test_sections_that_inherit_have_the_same_ranges():
 
 
 def test_help_shows_the_range():
-  assert format_field(('data.length', 256)) == '  --config.data.length=256  [≥ 1]'
-  assert format_field(('data.source', 'stdlib')) == "  --config.data.source='stdlib'"
+  length, source = format_field(('data.length', 256)), format_field(('data.source', 'stdlib'))
+  assert length.startswith('  --config.data.length=256  [≥ 1]  ') and '[' not in source
+  assert length.endswith('  ' + describe_field('data.length')), 'its meaning is lacking'
