@@ -6,9 +6,9 @@ import pytest
 from tfm.commands.cli import format_field
 from tfm.config import validate
 from tfm.config.assemble import Experiment
+from tfm.config.field_docs import describe_field
 from tfm.config.overlay import assign_text, complete
 from tfm.config.resolve import resolve_config
-from tfm.config.field_docs import describe_field
 from tfm.config.schema import default_config, field_ranges, leaves
 from tfm.spec import unsuitable_reason
 
