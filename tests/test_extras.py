@@ -15,7 +15,12 @@ from tfm.training import metrics
 
 
 # Packages with a guard of their own, and the only folder or file that imports each.
-GUARDED = {'torch': 'benchmark/', 'transformers': 'benchmark/', 'tokamax': 'kernels/tokamax.py'}
+GUARDED = {
+  'pytest': 'conformance/',
+  'tokamax': 'kernels/tokamax.py',
+  'torch': 'benchmark/',
+  'transformers': 'benchmark/',
+}
 
 
 @pytest.fixture(scope='module')

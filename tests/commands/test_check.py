@@ -1,0 +1,92 @@
+"""`tfm check`: the suite on one file, inside and outside the package; what fails is named."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tfm import variant_folders
+from tfm.commands import check, cli
+
+
+MASK = '''"""Every nth token."""
+
+import dataclasses
+
+from tfm.masks.protocol import Mask
+
+
+@dataclasses.dataclass(frozen=True)
+class Strided(Mask):
+  """(q - k) divisible by step."""
+
+  examples = ('strided(2)',)
+  relative = True
+
+  step: int
+
+  def __call__(self, q, k):
+    return {condition}
+'''
+
+
+def write_mask(folder, condition):
+  (folder / 'masks').mkdir(parents=True)
+  (folder / 'masks' / 'strided.py').write_text(MASK.format(condition=condition))
+  return folder / 'masks' / 'strided.py'
+
+
+def run_check(*words):
+  """Exit status and output of the command in a new process."""
+  process = subprocess.run(
+    [sys.executable, '-m', 'tfm', 'check', *map(str, words)], capture_output=True, text=True
+  )
+  return process.returncode, process.stdout + process.stderr
+
+
+@pytest.mark.slow
+def test_a_variant_outside_the_package_passes(tmp_path):
+  status, output = run_check(write_mask(tmp_path / 'lab', '(q - k) % self.step == 0'), '--quick')
+  assert status == 0 and ' passed' in output and 'failed' not in output, output
+  # Tests of masks, of causality, decoding and packing of models with it, and of kernels.
+  assert int(output.rpartition(' passed')[0].split()[-1]) > 30, output
+
+
+@pytest.mark.slow
+def test_what_is_wrong_with_a_variant_is_said_in_its_terms(tmp_path):
+  status, output = run_check(write_mask(tmp_path / 'lab', '(k <= q) & (k % self.step == 0)'), '--quick')
+  assert status == 1
+  assert 'strided(2): relative=True, but query 0 sees key 0 only where positions start at 0, not 1' in output
+
+
+@pytest.mark.slow
+def test_a_file_of_the_package_is_checked_too(root):
+  status, output = run_check(root / 'tfm' / 'norms' / 'rmsnorm.py', '--quick')
+  assert status == 0 and ' passed' in output, output
+
+
+@pytest.mark.parametrize(
+  'file, sentence',
+  [
+    ('lab/masks/nowhere.py', 'lab/masks/nowhere.py is no Python file; name that of a variant'),
+    ('lab/position/mine.py', 'mine.py is in no folder of a slot; move it into one of data/packing, '),
+    ('lab/masks/_shared.py', '_shared.py is no variant: its name is that of no spec; rename it'),
+    ('lab/masks/protocol.py', 'protocol.py is no variant'),
+    ('lab/masks/my-mask.py', 'my-mask.py is no variant'),
+    ('lab/masks/causal.py', 'has masks/causal.py, and so has '),
+  ],
+)
+def test_what_is_no_variant_is_refused(tmp_path, monkeypatch, capsys, file, sentence):
+  monkeypatch.chdir(tmp_path)
+  monkeypatch.setattr(variant_folders, '_origins', {})
+  path = tmp_path / file
+  path.parent.mkdir(parents=True)
+  if 'nowhere' not in file:
+    path.touch()
+  assert cli.main(['check', file]) == 2
+  assert sentence in capsys.readouterr().err and not variant_folders.folders()
+
+
+def test_the_folder_of_a_nested_slot(tmp_path):
+  assert check.find_folder(tmp_path / 'data' / 'sources' / 'mine.py') == tmp_path
+  assert check.find_folder(tmp_path / 'masks' / 'mine.py') == tmp_path
