@@ -54,6 +54,10 @@ def test_importing_tfm_imports_no_other_package(root, tmp_path):
     (['train', '--config=lm', '--workdir=x', '--config.model.hedas=4'], "did you mean 'heads'"),
     (['train', '--config=vitt', '--workdir=x'], "did you mean 'vit'"),
     (['ablate', 'positions', '--workdir=x'], "did you mean 'position'"),
+    (['ablate', 'position', '--workdir=x', '--seed=3'], "did you mean '--seeds'"),
+    (['compare', 'x', '--to=y', '--matric=loss'], "did you mean '--metric'"),
+    (['check', 'x', '--quik'], "did you mean '--quick'"),
+    (['export', '--workdir=x', '--to=y', '--famly=x'], "did you mean '--family'"),
   ],
   ids=' '.join,
 )

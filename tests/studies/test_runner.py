@@ -15,7 +15,7 @@ import pytest
 from ml_collections import ConfigDict
 
 from tfm.analysis import estimate
-from tfm.commands import cli, compare
+from tfm.commands import cli
 from tfm.config.assemble import Experiment
 from tfm.config.overlay import complete
 from tfm.config.resolve import resolve_config
@@ -443,7 +443,7 @@ def test_compare_accepts_study_and_arm_folders(done, tmp_path):
   other.parent.mkdir(parents=True)
   shutil.copytree(done / 'arms/learned', other)  # another study, whose arm of this name is something else
   (other / 'arm.json').write_text(json.dumps(dict(name='rope', diverged={'1': 'nan'})))
-  groups = compare.group_by_arm(
-    [run for folder in (done / 'arms/rope', other) for run in compare.find_runs(folder)]
+  groups = finished_runs.group_by_arm(
+    [run for folder in (done / 'arms/rope', other) for run in finished_runs.find_runs(folder)]
   )
   assert {name: len(runs) for name, runs in groups.items()} == {'which/rope': 2, 'other/rope': 1}

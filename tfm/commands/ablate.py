@@ -12,31 +12,13 @@ is reported, the others continue, and the exit status is 1. An arm that diverges
 """
 
 import argparse
-import contextlib
 import dataclasses
 import functools
-import os
 import pathlib
 import shlex
-import signal
-import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
 
-import jax
-from rich.console import Console
-
-from tfm.analysis import estimate
-from tfm.config.overlay import complete
 from tfm.errors import require
-from tfm.parallel import chip_specs
-from tfm.studies import runner, store
-from tfm.studies.arms import Arm, format_plan, plan_arms, select_arms
-from tfm.studies.report.page import write_report
-from tfm.studies.report.tables import format_ranking
-from tfm.studies.results_table import collect_study
-from tfm.studies.study import Study
-from tfm.training.progress_line import print_status
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -64,6 +46,16 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
+  from rich.console import Console
+
+  from tfm.studies import runner, store
+  from tfm.studies.arms import estimate_seconds, format_plan, plan_arms, select_arms
+  from tfm.studies.jobs import run_jobs, slice_arms, use_cpu_cores_as_devices
+  from tfm.studies.report.page import write_report
+  from tfm.studies.report.tables import format_ranking
+  from tfm.studies.results_table import collect_study
+  from tfm.training.progress_line import print_status
+
   study, workdir = args.study, pathlib.Path(args.workdir)
   if args.seeds is not None:
     study = dataclasses.replace(study, seeds=args.seeds)
@@ -115,90 +107,3 @@ def main(args: argparse.Namespace) -> int:
   print(format_ranking(results))
   print(f'report: {page}')
   return 1 if failed or any(store.has_error(store.arm_dir(workdir, name)) for name in my_arms) else 0
-
-
-def use_cpu_cores_as_devices(study: Study) -> None:
-  """Makes each CPU core a JAX device, because seeds are distributed over devices.
-
-  The number of devices divides the rows of a batch, which a run that trains alone distributes over them. A
-  number that the environment sets is not changed.
-  """
-  is_configured = (
-    jax.config.jax_num_cpu_devices >= 0
-    or 'xla_force_host_platform_device_count' in os.environ.get('XLA_FLAGS', '')
-  )
-  training = complete(study.config).training
-  rows = training.batch_size // training.gradient_accumulation
-  if study.seeds > 1 and not is_configured:
-    with contextlib.suppress(RuntimeError):  # JAX is already initialized
-      jax.config.update(
-        'jax_num_cpu_devices', max(n for n in range(1, chip_specs.cpu_core_count() + 1) if rows % n == 0)
-      )
-
-
-def estimate_seconds(study: Study, arms: Mapping[str, Arm], names: Iterable[str]) -> dict[str, float]:
-  """Training seconds of all seeds of some arms: the base's measured step, scaled by FLOPs."""
-  base = arms[study.base]
-  rate = (
-    estimate.measure_step(base.experiment, study.seeds).seconds
-    * base.config.training.steps
-    / (base.flops * base.tokens)
-  )
-  return {name: rate * arms[name].flops * arms[name].tokens for name in names}
-
-
-def slice_arms(arms: dict[str, Arm], text: str | None) -> dict[str, Arm]:
-  """Every N-th arm, starting at arm I, for 'I/N'; all for None.
-
-  Raises:
-    ValueError: for another format.
-  """
-  if text is None:
-    return arms
-  first, _, count = text.partition('/')
-  require(
-    first.isdigit() and count.isdigit() and int(first) < int(count),
-    f'--slice={text} must be I/N with I < N, such as 0/4 for the first of four slices',
-  )
-  return dict(list(arms.items())[int(first) :: int(count)])
-
-
-def run_jobs(words: Sequence[str], jobs: int, workdir: pathlib.Path) -> list[int]:
-  """Runs a command in several processes, each with a slice of the arms; their output goes to DIR/jobs.
-
-  Returns:
-    The numbers of the processes that failed.
-
-  Raises:
-    Stopped: on SIGTERM or Ctrl-C, after the other processes have stopped.
-  """
-  folder = workdir / 'jobs'
-  folder.mkdir(parents=True, exist_ok=True)
-  print_status(f'{jobs} processes; their output: {folder}/0.txt …')
-  processes, environment = [], dict(os.environ)
-  if jax.config.jax_num_cpu_devices > 0:
-    environment['JAX_NUM_CPU_DEVICES'] = str(max(1, jax.config.jax_num_cpu_devices // jobs))
-  before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-  try:
-    for i in range(jobs):
-      with (folder / f'{i}.txt').open('w', encoding='utf-8') as file:
-        processes.append(
-          subprocess.Popen(
-            [sys.executable, '-m', 'tfm', *words, '--jobs=1', f'--slice={i}/{jobs}'],
-            stdout=file,
-            stderr=file,
-            env=environment,
-          )
-        )
-    failed = [i for i, process in enumerate(processes) if process.wait()]
-  except KeyboardInterrupt:
-    for process in processes:
-      process.terminate()
-    for process in processes:
-      process.wait()
-    raise runner.Stopped from None
-  finally:
-    signal.signal(signal.SIGTERM, before)
-  if failed:
-    print_status(f'processes {failed} failed; see their output in {folder}')
-  return failed

@@ -20,18 +20,12 @@ from collections.abc import Mapping, Sequence
 
 from ml_collections import ConfigDict
 
-from tfm.analysis import topology
 from tfm.commands import cli
-from tfm.config import mesh_constraints
-from tfm.config.assemble import Experiment
 from tfm.config.load import load_config
 from tfm.config.overlay import complete
-from tfm.config.resolve import resolve_config
-from tfm.config.validate import validate_parts, validate_run, validate_workdir
 from tfm.errors import require, suggest
 from tfm.launch import gke, slurm, tpu
 from tfm.launch.job import BUCKET, Job, name_from_workdir, run_steps
-from tfm.studies.arms import apply_changes, prefix_errors
 from tfm.studies.study import load_study
 
 
@@ -72,10 +66,10 @@ def arguments(parser):
 
 
 def main(args):
+  from tfm.config.validate import validate_workdir
+
   config_words = [word for word in args.overrides if word.startswith('--config.')]
   options = dict(parse_option(word) for word in args.overrides if not word.startswith('--config.'))
-  if not BUCKET.fullmatch(args.workdir):
-    validate_workdir(args.workdir)
   require(
     bool(args.study) or args.slices is None,
     f'--slices={args.slices} divides the arms of a study; leave it out with --config, or use --study',
@@ -84,12 +78,13 @@ def main(args):
     not args.study or (args.slices or 0) >= 1,
     f'--slices={args.slices or ""} must say into how many tasks --study is divided; use --slices=1 or more',
   )
+  if not BUCKET.fullmatch(args.workdir):
+    validate_workdir(args.workdir)
   if args.study:
     validate_study(args.study, config_words, args.slices)
   else:
-    validate_config(
-      resolve_config(cli.assign_overrides(load_config(args.config), config_words)), options, args.env
-    )
+    config = cli.resolve_with_overrides(load_config(args.config), config_words)
+    validate_config(config, options, args.env)
   for word in args.env:
     require('=' in word, f'--env={word} must be NAME=VALUE')
   scheduler = SCHEDULERS[args.scheduler]
@@ -129,6 +124,9 @@ def parse_option(word: str) -> tuple[str, str]:
 
 def validate_study(file: str, config_words: Sequence[str], slices: int) -> None:
   """Raises what `tfm ablate` would raise before it reads data."""
+  from tfm.config.validate import validate_parts
+  from tfm.studies.arms import apply_changes, prefix_errors
+
   study = load_study(file)
   require(
     slices <= len(study.arms), f'--slices={slices} exceeds the {len(study.arms)} arms of {file}; use fewer'
@@ -141,6 +139,10 @@ def validate_study(file: str, config_words: Sequence[str], slices: int) -> None:
 
 def validate_config(config: ConfigDict, options: Mapping[str, str], env: Sequence[str]) -> None:
   """Raises, before machines are requested, what training on them would raise before it reads data."""
+  from tfm.config import mesh_constraints
+  from tfm.config.assemble import Experiment
+  from tfm.config.validate import validate_parts, validate_run
+
   count = count_devices(options, env)
   slices = options.get('num-slices', '')
   if slices.isdigit() and config.slices.count == -1:
@@ -156,6 +158,8 @@ def validate_config(config: ConfigDict, options: Mapping[str, str], env: Sequenc
 
 def count_devices(options: Mapping[str, str], env: Sequence[str]) -> int | None:
   """The number of devices that the scheduler's options request; None if they do not determine it."""
+  from tfm.analysis import topology
+
   tpu_type = options.get('tpu-type') or options.get('accelerator-type') or ''
   if accelerator := topology.parse_accelerator_type(tpu_type):
     slices, (generation, chips) = options.get('num-slices', '1'), accelerator

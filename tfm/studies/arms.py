@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import datetime
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -347,3 +347,14 @@ def format_number(number: float) -> str:
       break
     number /= 1000
   return f'{number:.4g}{unit}'
+
+
+def estimate_seconds(study: Study, arms: Mapping[str, Arm], names: Iterable[str]) -> dict[str, float]:
+  """Training seconds of all seeds of some arms: the base's measured step, scaled by FLOPs."""
+  base = arms[study.base]
+  rate = (
+    estimate.measure_step(base.experiment, study.seeds).seconds
+    * base.config.training.steps
+    / (base.flops * base.tokens)
+  )
+  return {name: rate * arms[name].flops * arms[name].tokens for name in names}

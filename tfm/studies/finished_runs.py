@@ -1,0 +1,94 @@
+"""Finished runs in folders: which there are, which form one arm, and what their study recorded."""
+
+import collections
+import json
+import pathlib
+import re
+
+from ml_collections import ConfigDict
+
+from tfm.config.overlay import complete
+from tfm.config.resolve import resolve_config
+from tfm.errors import require
+from tfm.runs import load
+from tfm.studies import store
+from tfm.training.progress_line import print_status
+
+
+def find_runs(folder: pathlib.Path) -> list[pathlib.Path]:
+  """The runs in the folder of a study or an arm, without those that diverged; any other folder itself."""
+  if (folder / 'checkpoints').is_dir():
+    return [folder]
+  results = folder / 'results.json'
+  order = (
+    [arm['name'] for arm in json.loads(results.read_text(encoding='utf-8'))['arms']]
+    if results.is_file()
+    else []
+  )
+  arms = [
+    (store.read_arm(path.parent), path.parent)
+    for path in sorted([*folder.glob('arms/*/arm.json'), *folder.glob('arm.json')])
+  ]
+  runs = []
+  # In the order of the study, its base first.
+  for record, arm in sorted(arms, key=lambda pair: [*order, pair[0]['name']].index(pair[0]['name'])):
+    seeds = sorted(arm.glob('seed*'), key=lambda seed: int(seed.name.removeprefix('seed')))
+    diverged = [seed for seed in seeds if seed.name.removeprefix('seed') in record.get('diverged', {})]
+    if diverged:
+      print_status(f'skipping diverged runs: {", ".join(map(str, diverged))}')
+    runs += [seed for seed in seeds if seed not in diverged and (seed / 'checkpoints').is_dir()]
+  return runs or [folder]
+
+
+def group_by_arm(folders: list[pathlib.Path]) -> dict[str, list[tuple[pathlib.Path, ConfigDict]]]:
+  """The runs and their configs, by arm.
+
+  Raises:
+    ValueError: if a folder is not a finished run, two runs of an arm have the same seed, or two arms the
+      same name.
+  """
+  arms, names = collections.defaultdict(list), {}
+  for folder in folders:
+    require(
+      (folder / 'checkpoints').is_dir(),
+      f'{folder} is not the folder of a run; use one that tfm train or tfm ablate wrote',
+    )
+    config = resolve_config(complete(load.checkpoint_metadata(folder)['config']))
+    require(
+      store.last_step(folder) == config.training.steps,
+      f'{folder} is at step {store.last_step(folder)} of {config.training.steps}; resume it with the command '
+      'that started it',
+    )
+    key = json.dumps(config.to_dict() | dict(seed=None), sort_keys=True)
+    duplicates = [other for other, its in arms[key] if its.seed == config.seed]
+    require(
+      not duplicates,
+      f'{folder} and {", ".join(map(str, duplicates))} have the same config and seed {config.seed}; pass one '
+      f'of them',
+    )
+    arms[key].append((folder, config))
+    names.setdefault(key, arm_and_study_name(folder.resolve()))
+  names = {key: name for key, (name, _) in names.items()} | {
+    key: f'{above}/{name}'
+    for key, (name, above) in names.items()
+    if [other for other, _ in names.values()].count(name) > 1
+  }
+  require(
+    len({*names.values()}) == len(names),
+    f'two arms have the name {max(names.values(), key=list(names.values()).count)!r}; '
+    'put the runs into folders with different names',
+  )
+  return {names[key]: runs for key, runs in arms.items()}
+
+
+def read_provenance(folder: pathlib.Path) -> list[dict[str, str]]:
+  """Machines, versions and dates that a study recorded for a run's arm; empty for other runs."""
+  return store.read_arm(folder.resolve().parent).get('made', [])
+
+
+def arm_and_study_name(folder: pathlib.Path) -> tuple[str, str]:
+  """The name of a run's arm, and of its study or the folder above the arm."""
+  arm = folder.parent if re.fullmatch(r'seed_?\d+', folder.name) else folder
+  return store.read_arm(arm).get('name', arm.name), (
+    arm.parents[1] if arm.parent.name == 'arms' else arm.parent
+  ).name

@@ -1,0 +1,95 @@
+"""How a study uses machines: its CPU cores as devices, slices of its arms, and several processes."""
+
+import contextlib
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+
+import jax
+
+from tfm.config.overlay import complete
+from tfm.errors import require
+from tfm.parallel import chip_specs
+from tfm.studies import runner
+from tfm.studies.arms import Arm
+from tfm.studies.study import Study
+from tfm.training.progress_line import print_status
+
+
+def use_cpu_cores_as_devices(study: Study) -> None:
+  """Makes each CPU core a JAX device, because seeds are distributed over devices.
+
+  The number of devices divides the rows of a batch, which a run that trains alone distributes over them. A
+  number that the environment sets is not changed.
+  """
+  is_configured = (
+    jax.config.jax_num_cpu_devices >= 0
+    or 'xla_force_host_platform_device_count' in os.environ.get('XLA_FLAGS', '')
+  )
+  training = complete(study.config).training
+  rows = training.batch_size // training.gradient_accumulation
+  if study.seeds > 1 and not is_configured:
+    with contextlib.suppress(RuntimeError):  # JAX is already initialized
+      jax.config.update(
+        'jax_num_cpu_devices', max(n for n in range(1, chip_specs.cpu_core_count() + 1) if rows % n == 0)
+      )
+
+
+def slice_arms(arms: dict[str, Arm], text: str | None) -> dict[str, Arm]:
+  """Every N-th arm, starting at arm I, for 'I/N'; all for None.
+
+  Raises:
+    ValueError: for another format.
+  """
+  if text is None:
+    return arms
+  first, _, count = text.partition('/')
+  require(
+    first.isdigit() and count.isdigit() and int(first) < int(count),
+    f'--slice={text} must be I/N with I < N, such as 0/4 for the first of four slices',
+  )
+  return dict(list(arms.items())[int(first) :: int(count)])
+
+
+def run_jobs(words: Sequence[str], jobs: int, workdir: pathlib.Path) -> list[int]:
+  """Runs a command in several processes, each with a slice of the arms; their output goes to DIR/jobs.
+
+  Returns:
+    The numbers of the processes that failed.
+
+  Raises:
+    Stopped: on SIGTERM or Ctrl-C, after the other processes have stopped.
+  """
+  folder = workdir / 'jobs'
+  folder.mkdir(parents=True, exist_ok=True)
+  print_status(f'{jobs} processes; their output: {folder}/0.txt …')
+  processes, environment = [], dict(os.environ)
+  if jax.config.jax_num_cpu_devices > 0:
+    environment['JAX_NUM_CPU_DEVICES'] = str(max(1, jax.config.jax_num_cpu_devices // jobs))
+  before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+  try:
+    for i in range(jobs):
+      with (folder / f'{i}.txt').open('w', encoding='utf-8') as file:
+        processes.append(
+          subprocess.Popen(
+            [sys.executable, '-m', 'tfm', *words, '--jobs=1', f'--slice={i}/{jobs}'],
+            stdout=file,
+            stderr=file,
+            env=environment,
+          )
+        )
+    failed = [i for i, process in enumerate(processes) if process.wait()]
+  except KeyboardInterrupt:
+    for process in processes:
+      process.terminate()
+    for process in processes:
+      process.wait()
+    raise runner.Stopped from None
+  finally:
+    signal.signal(signal.SIGTERM, before)
+  if failed:
+    print_status(f'processes {failed} failed; see their output in {folder}')
+  return failed
