@@ -18,6 +18,7 @@ import pytest
 from tests.paths import ROOT
 from tfm.analysis import gpu_targets, mesh_search, plan, plan_report, topology
 from tfm.analysis.collectives import Collective
+from tfm.analysis.roofline import Bound
 from tfm.commands import cli
 from tfm.config.schema import default_config
 from tfm.data.row_share import process_shares
@@ -79,9 +80,22 @@ def test_here(run, tmp_path, monkeypatch):
   assert b['seconds'] == max(b[name] for name in ('compute', 'memory', 'links', 'network'))
   assert b['compute'] == pytest.approx(one['products'] / 1e11)
   assert one['mfu'] == pytest.approx(one['flops'] / 8 / b['seconds'] / 1e11)
-  assert one['tokens_per_second'] == pytest.approx(8 * 16 / b['seconds'])
+  assert b['serial_seconds'] == pytest.approx(
+    sum(b[name] for name in ('compute', 'memory', 'links', 'network'))
+  )
+  assert one['tokens_per_second'] == pytest.approx([8 * 16 / b['serial_seconds'], 8 * 16 / b['seconds']])
+  assert one['tokens_per_second_per_chip'] == pytest.approx([rate / 8 for rate in one['tokens_per_second']])
+  least, most = (f'{rate:,.0f}' for rate in one['tokens_per_second_per_chip'])
+  assert re.search(rf'tokens/s a chip +between {least} and {most} +trained without overlap', out)
   text = (tmp_path / 'out' / 'plan.md').read_text()
   assert '| parameters |' in text and 'all-reduce | tensor' in text
+
+
+def test_a_chip_of_two_devices_trains_what_both_do(sums):
+  bound = Bound(compute=2.0, memory=1.0, links=1.0, network=0.0, axes={})
+  one = dataclasses.replace(sums, device='TPU7x', mesh=dict(data=4), tokens=1200, bound=bound)
+  assert one.rates == (300, 600) and one.rates_per_chip == (150, 300)
+  assert dataclasses.replace(one, device='TPU v6 lite').rates_per_chip == (75, 150)
 
 
 @pytest.mark.slow

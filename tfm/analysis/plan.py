@@ -97,14 +97,19 @@ class StepPlan:
     return math.prod(self.mesh.values())
 
   @property
-  def rate(self) -> float | None:
-    """Upper bound on tokens per second of all devices."""
-    return self.bound and self.tokens / self.bound.seconds
+  def rates(self) -> tuple[float, float] | None:
+    """Tokens per second of all devices at the published peaks: if compute, memory and communication take
+    turns, and if all overlap.
+    """
+    return self.bound and (self.tokens / self.bound.serial_seconds, self.tokens / self.bound.seconds)
 
   @property
-  def serial_rate(self) -> float | None:
-    """Tokens per second of all devices if compute, memory and communication took turns."""
-    return self.bound and self.tokens / self.bound.serial_seconds
+  def rates_per_chip(self) -> tuple[float, float] | None:
+    """`rates` of one chip, of which a TPU 7x has two devices."""
+    if not self.bound:
+      return None
+    chips = self.devices / chip_specs.find_chip(self.device).devices
+    return tuple(rate / chips for rate in self.rates)
 
   @property
   def mfu(self) -> float | None:

@@ -4,7 +4,7 @@ import dataclasses
 import importlib.metadata
 import json
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from tfm.analysis.plan import StepPlan
 from tfm.parallel.chip_specs import GIB
@@ -89,12 +89,19 @@ def summary(one: StepPlan) -> list[tuple[str, ...]]:
     )
   word = 'generated' if one.name == 'decoding' else 'trained'
   return rows + [
-    ('time of a step', seconds(b.seconds), f'at least, if all overlap; bound by {b.by}'),
-    ('… without overlap', seconds(b.serial_seconds), 'the sum of these times'),
-    ('tokens/s', f'{one.rate:,.0f}', f'{word} by all devices, at most; {one.tokens:,} a step'),
-    ('… without overlap', f'{one.serial_rate:,.0f}', f'{one.serial_rate / one.devices:,.0f} per device'),
+    ('time of a step', between((b.seconds, b.serial_seconds), seconds), f'{OVERLAP}; bound by {b.by}'),
+    ('tokens/s a chip', between(one.rates_per_chip), f'{word} without overlap, and if all overlap'),
+    ('tokens/s', between(one.rates), f'{word} by all devices; {one.tokens:,} a step'),
     ('MFU', f'{one.mfu:.1%}', 'at most'),
   ]
+
+
+OVERLAP = 'if all of these overlap, and if none does'
+
+
+def between(ends: Sequence[float], text: Callable[[float], str] = '{:,.0f}'.format) -> str:
+  """(744, 861) → 'between 744 and 861'."""
+  return f'between {text(ends[0])} and {text(ends[1])}'
 
 
 def memory(one: StepPlan) -> list[tuple[str, ...]]:
@@ -130,15 +137,27 @@ def sent(one: StepPlan) -> list[tuple[str, ...]]:
   return rows
 
 
-def markdown(plans: Sequence[StepPlan], command: str) -> str:
+@dataclasses.dataclass(frozen=True)
+class Origin:
+  """What a plan was made from.
+
+  Attributes:
+    command: with all its flags; topology: the devices, as `topology.describe_topology` says.
+  """
+
+  command: str
+  topology: str
+
+
+def markdown(plans: Sequence[StepPlan], origin: Origin) -> str:
   """The tables in Markdown, with the command and versions."""
   lines = [
     '# Plan',
     '',
-    f'`{command}`',
+    f'`{origin.command}`',
     '',
-    f'Compiled, not run, with {versions(plans)}. Times are lower bounds from published peaks; '
-    'real times are longer.',
+    f'For {origin.topology}. Compiled, not run, with {versions(plans)}. Times and rates are those of the '
+    'published peaks: the least time if all overlap, the sum if nothing does.',
   ]
   for title, columns, rows in tables(plans):
     lines += ['', f'## {title}', '', *pipes(columns, rows)]
@@ -160,8 +179,8 @@ def data(one: StepPlan) -> dict:
   result = dataclasses.asdict(one) | dict(
     devices=one.devices,
     fits=one.memory.fits,
-    tokens_per_second=one.rate,
-    serial_tokens_per_second=one.serial_rate,
+    tokens_per_second=one.rates,
+    tokens_per_second_per_chip=one.rates_per_chip,
     mfu=one.mfu,
     collectives=[dataclasses.asdict(each) | dict(sent=each.sent) for each in one.collectives],
   )
@@ -172,12 +191,12 @@ def data(one: StepPlan) -> dict:
   return result
 
 
-def write(plans: Sequence[StepPlan], command: str, folder: pathlib.Path, more: Mapping = {}) -> None:
+def write(plans: Sequence[StepPlan], origin: Origin, folder: pathlib.Path, more: Mapping = {}) -> None:
   """Writes plan.json and plan.md."""
   folder.mkdir(parents=True, exist_ok=True)
-  result = dict(command=command, versions=versions(plans), plans=[data(one) for one in plans]) | dict(more)
-  (folder / 'plan.json').write_text(json.dumps(result, indent=2) + '\n', encoding='utf-8')
-  (folder / 'plan.md').write_text(markdown(plans, command), encoding='utf-8')
+  result = dataclasses.asdict(origin) | dict(versions=versions(plans), plans=[data(one) for one in plans])
+  (folder / 'plan.json').write_text(json.dumps(result | dict(more), indent=2) + '\n', encoding='utf-8')
+  (folder / 'plan.md').write_text(markdown(plans, origin), encoding='utf-8')
 
 
 # Prefix of a device kind → packages with its compiler.

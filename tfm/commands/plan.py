@@ -1,4 +1,4 @@
-"""Compiles a run for devices that need not be attached, and reports its memory, FLOPs and time bound.
+"""Compiles a run for devices that need not be attached, and reports its memory, FLOPs and times.
 
   tfm plan --config=configs/llama.py:3-8b --topology=v5p:4x4x8
   tfm plan --config=configs/llama.py:3-70b --topology=v5p:8x8x8 --slices=2 --config.mesh.data=2 \\
@@ -9,9 +9,10 @@
 The training step, and for decoders the step that decodes one token, is compiled ahead of time: for TPUs by
 libtpu (the extra [tpu]), for GPU hosts by JAX's CUDA plugin (the extra [cuda-compiler]); neither needs the
 hardware. Per device the command reports memory by category against capacity; FLOPs, memory traffic, and every
-collective with its mesh axes; and a lower bound on the step time from the published peaks of the chip, which
-is not a measurement. --topology=here compiles for the attached devices. --search compares meshes, remat
-policies and microbatches. No data is read: if the vocabulary is learned from text, set its size with --vocab.
+collective with its mesh axes; and by the published peaks of the chip the time of a step and tokens/s of a
+chip if compute, memory and network overlap, and if they do not, which are no measurements. --topology=here
+compiles for the attached devices. --search compares meshes, remat policies and microbatches. No data is read:
+if the vocabulary is learned from text, set its size with --vocab.
 """
 
 import argparse
@@ -45,7 +46,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     '--topology',
     required=True,
     metavar='NAME',
-    help=f'such as v5e:16x16, v5p:4x4x8 or h100:8; {topology.HERE} for the attached devices',
+    help='chips per dimension of a TPU slice, such as v5e:16x16 or v5p:4x4x8; its accelerator type, such as '
+    'v5p-256, which counts the cores of v4, v5p and tpu7x, two per chip; the GPUs of a host, such as h100:8; '
+    f'or {topology.HERE} for the attached devices',
   )
   add(
     '--slices',
@@ -79,7 +82,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-  command = shlex.join(['tfm', *sys.argv[1:]])
   require(args.rows is None or args.rows >= 0, f'--rows={args.rows} must be 0 (none) or more')
   request = lowering.PlanRequest.from_experiment(Experiment(args.config), args.vocab)
   devices = topology.devices(args.topology, args.slices)
@@ -90,14 +92,16 @@ def main(args: argparse.Namespace) -> int:
       f'config.slices.count={number} is not --slices={args.slices}; leave it at -1',
     )
     request.config.slices.count = args.slices  # GPUs do not report their slice
+  described = topology.describe_topology(args.topology, args.slices)
+  origin = plan_report.Origin(shlex.join(['tfm', *sys.argv[1:]]), described)
   chip = chip_specs.find_chip(devices[0].device_kind)
   capacity = plan.memory_capacity(devices[0], chip and chip.device)
   mesh_constraints.validate_slices(request.config, len(devices))
   if args.search:
-    return search_meshes(request, devices, capacity, args, command)
+    return search_meshes(request, devices, capacity, args, origin)
   lowering.validate_request(request, len(devices), capacity)
   mesh = meshes.make(request.config.mesh.to_dict(), devices, **request.config.slices)
-  print_status(f'topology: {topology.describe_topology(args.topology, args.slices)}')
+  print_status(f'topology: {origin.topology}')
   print_status(describe_rows(request, mesh))
   plans = [
     plan_step('training', lambda: lowering.lower_training_step(request, mesh), mesh, request, args.slices)
@@ -113,7 +117,7 @@ def main(args: argparse.Namespace) -> int:
   for title, columns, lines in plan_report.tables(plans):
     out.print(table(title, columns, lines))
   if args.to:
-    plan_report.write(plans, command, pathlib.Path(args.to))
+    plan_report.write(plans, origin, pathlib.Path(args.to))
     out.print(f'plan: {pathlib.Path(args.to) / "plan.md"}', highlight=False)
   return 0
 
@@ -164,7 +168,11 @@ def working(text: str) -> Iterator[None]:
 
 
 def search_meshes(
-  request: lowering.PlanRequest, devices, capacity: int | None, args: argparse.Namespace, command: str
+  request: lowering.PlanRequest,
+  devices,
+  capacity: int | None,
+  args: argparse.Namespace,
+  origin: plan_report.Origin,
 ) -> int:
   """Compiles the candidates; returns 1 if none fits the `capacity` of a device."""
   axes = args.axes.split(',')
@@ -181,7 +189,7 @@ def search_meshes(
     f'batch of {request.config.training.batch_size} rows, and '
     'whose devices hold the state; use more devices, or another config.training.batch_size',
   )
-  print_status(f'topology: {topology.describe_topology(args.topology, args.slices)}')
+  print_status(f'topology: {origin.topology}')
   compiled, known, begin = [], [], time.perf_counter()
   for i, one in enumerate(found):
     if len(compiled) == args.limit:
@@ -228,7 +236,7 @@ def search_meshes(
     folder = pathlib.Path(args.to)
     plan_report.write(
       [winner[1]] if winner else [],
-      command,
+      origin,
       folder,
       dict(
         best=str(winner[0]) if winner else None,
