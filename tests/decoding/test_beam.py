@@ -17,9 +17,9 @@ from tfm.decoding.unroll_layers import unroll_layers
 
 EOS = 2
 PENALTIES = (
+  Power(1.0),
   Gnmt(0.6),
-  Power(-0.5),
-  *(pytest.param(penalty, marks=pytest.mark.slow) for penalty in (Power(1.0), Power(0.0))),
+  *(pytest.param(penalty, marks=pytest.mark.slow) for penalty in (Power(-0.5), Power(0.0))),
 )
 
 
@@ -84,7 +84,7 @@ def test_a_wide_beam_equals_exhaustive_search(penalty):
     (Gnmt(0.6), 7, 1.5157166),
     (Gnmt(0.0), 9, 1.0),
   ]
-  + [(Power(2.0), 3, 9.0), (Power(0.0), 3, 1.0), (Power(-1.0), 4, 0.25)],
+  + [(Power(2.0), 3, 9.0), (Power(0.0), 3, 1.0), (Power(-1.0), 4, 0.25), (Power(-1), 4, 0.25)],
 )
 def test_length_penalties(penalty, length, value):
   """Wu et al. 2016, eq. 14, ((5 + length) / 6)^alpha, and length^alpha, worked out by hand."""
@@ -127,20 +127,22 @@ def reference(model, params, prompt, limit, beams, penalty, source=None, eos=EOS
   ],
 )
 def test_search_equals_the_reference_in_plain_python(beams, stopping, penalty):
-  """All hypotheses, with early stopping, reordered caches and a limit per row."""
-  model, params = small_decoder(vocab=5)
-  prompts, limits = [np.array(p, np.int32) for p in ([1], [3, 4, 0, 1], [0, 3])], [6, 4, 1]
+  """All hypotheses, with early stopping, reordered caches and a limit per row; the likeliest token ends a
+  text, and so early that the stopping rules differ.
+  """
+  (model, params), eos = small_decoder(vocab=5), 4
+  prompts, limits = [np.array(p, np.int32) for p in ([1, 4], [3, 4, 0, 1], [0, 3])], [6, 6, 1]
   results = beam.search(
     model,
     params,
     prompts,
     max_tokens=limits,
-    eos=EOS,
+    eos=eos,
     settings=BeamSearch(beams=beams, penalty=penalty, stopping=stopping),
     room=2,
   )
   for prompt, limit, hypotheses in zip(prompts, limits, results):
-    expected = reference(model, params, prompt, limit, beams, penalty, stopping=stopping)
+    expected = reference(model, params, prompt, limit, beams, penalty, eos=eos, stopping=stopping)
     assert [tuple(h.tokens.tolist()) for h in hypotheses] == [tokens for tokens, _ in expected]
     assert_close([h.score for h in hypotheses], [score for _, score in expected])
 
@@ -181,13 +183,14 @@ def test_scores_equal_those_of_a_forward_pass(mixer, scan):
 
 
 def test_one_beam_is_greedy(tiny, prompts):
-  """The first end is final although other rows continue: token 14 ends two rows, and longer ones would score
-  better.
+  """The first end is final although other rows continue: token 14 ends some rows, and longer ones would score
+  better. The caches grow twice.
   """
   model, params = tiny
-  greedy = loop.generate_all(model, params, prompts, max_tokens=9, eos=14, sampling=Sampling(0.0))
+  greedy = loop.generate_all(model, params, prompts, max_tokens=20, eos=14, sampling=Sampling(0.0))
+  assert 0 < sum(len(tokens) == 20 for tokens in greedy) < len(prompts)
   results = beam.search(
-    model, params, prompts, max_tokens=9, eos=14, settings=BeamSearch(beams=1, penalty=Power(1.0))
+    model, params, prompts, max_tokens=20, eos=14, settings=BeamSearch(beams=1, penalty=Power(1.0)), room=7
   )
   for tokens, [hypothesis] in zip(greedy, results):
     np.testing.assert_array_equal(hypothesis.tokens, tokens)
@@ -252,6 +255,8 @@ def test_invalid_arguments_are_rejected(tiny):
   prompt = [np.array([1], np.int32)]
   with pytest.raises(ValueError, match=r'beams=0 must be at least 1'):
     beam.search(model, params, prompt, max_tokens=3, eos=EOS, settings=BeamSearch(beams=0))
+  with pytest.raises(ValueError, match="stopping='never' is unknown; use one of proven, likely, first"):
+    BeamSearch(stopping='never')
   with pytest.raises(ValueError, match=r'sources require an encoder-decoder'):
     beam.search(model, params, prompt, sources=prompt, max_tokens=3, eos=EOS)
   with pytest.raises(ValueError, match=r'requires one source for each of 1 prompts; there are 0'):

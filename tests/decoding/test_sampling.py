@@ -5,12 +5,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.decoding.tiny import penalize_repetition
+from tests.decoding import tiny
 from tfm.decoding.sampling import (
   Sampling,
   filter_logits,
   find_prompt_tokens,
   first_argmax,
+  penalize_repetition,
   row_keys,
   sample_tokens,
   to_ordered_bits,
@@ -58,7 +59,8 @@ def check_filters(logits, *settings):
 
 def test_filters_of_equal_logits():
   even = jnp.zeros((2, 8))
-  assert np.isfinite(FILTERED(even, 3, 1.0, 0.0)).tolist() == [[True] * 3 + [False] * 5] * 2
+  for same in (even, even - 1, even + 1):
+    assert np.isfinite(FILTERED(same, 3, 1.0, 0.0)).tolist() == [[True] * 3 + [False] * 5] * 2
   assert np.isfinite(FILTERED(even, 0, 0.5, 0.0)).tolist() == [[True] * 4 + [False] * 4] * 2
   assert np.isfinite(FILTERED(even, 4, 0.5, 0.0)).tolist() == [[True] * 2 + [False] * 6] * 2
   # Without filters a large negative logit is kept.
@@ -73,7 +75,7 @@ def test_filters_of_equal_logits():
     Sampling(temperature=5.0, top_k=1),
     Sampling(temperature=5.0, top_p=1e-9),
     Sampling(temperature=5.0, min_p=1.0),
-    Sampling(temperature=1e-38),
+    Sampling(temperature=1.2e-38),  # smaller ones are not normal numbers, and 0 on a CPU
     Sampling(temperature=1e-6),
   ],
   ids=str,
@@ -86,6 +88,7 @@ def test_settings_that_are_greedy(sampling):
   else:
     # Without a filter a temperature near 0 still samples among ties.
     logits += np.random.default_rng(1).normal(0, 0.1, logits.shape).astype(np.float32)
+    logits[2] -= 100
   keys = jax.random.split(jax.random.key(0), 64)
   tokens = SAMPLE(jnp.asarray(logits), keys, jnp.arange(64), sampling)
   np.testing.assert_array_equal(tokens, logits.argmax(-1))
@@ -135,10 +138,11 @@ def test_repetition_penalty_applies_to_seen_tokens():
   logits, prompts = random.normal(0, 1, (64, 20)).astype(np.float32), random.integers(0, 20, (62, 9))
   seen = find_prompt_tokens(list(prompts), 64, 20)
   expected = np.stack(
-    [penalize_repetition(row, np.flatnonzero(row_seen), 1.7) for row, row_seen in zip(logits, seen)]
+    [tiny.penalize_repetition(row, np.flatnonzero(row_seen), 1.7) for row, row_seen in zip(logits, seen)]
   )
   assert [set(np.flatnonzero(row_seen)) for row_seen in seen[:62]] == [set(prompt) for prompt in prompts]
   assert not seen[62:].any() and (expected.argmax(-1) != logits.argmax(-1)).any()
+  np.testing.assert_allclose(penalize_repetition(logits, seen, 1.7), expected, rtol=1e-6)
   keys = jax.random.split(jax.random.key(0), 64)
   for settings in (dict(), dict(temperature=1.0, top_k=1), dict(temperature=9.0, min_p=1.0)):
     tokens = SAMPLE(logits, keys, jnp.arange(64), Sampling(**settings, repetition_penalty=1.7), seen)

@@ -53,6 +53,8 @@ def evaluated(tmp_path_factory):
   )
   # Some texts whose answers the model would write, as far as their own inputs go.
   batch['targets'][:5] = logits[:5].argmax(-1)
+  # One of them is one token.
+  batch['answers'][0, np.flatnonzero(batch['answers'][0])[1:]] = 0
   return model, params, batch, logits
 
 
@@ -88,6 +90,12 @@ def test_only_answers_count(evaluated, chunk):
   assert float(sums['exact'] / sums['tokens']) == pytest.approx(np.mean(exact)) and all(
     x.shape == () for x in sums.values()
   )
+
+
+def test_metrics_of_one_text():
+  total = dict(loss=np.float32(0.5), accuracy=np.float32(1), tokens=1, exact=1, texts=1)
+  values = Experiment(config()).objective.summarize(total, 0)
+  assert values == dict(loss=0.5, accuracy=1, tokens=1, exact=1, perplexity=pytest.approx(np.exp(0.5)))
 
 
 def test_other_tokens_have_no_gradient(evaluated):

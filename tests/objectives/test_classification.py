@@ -15,6 +15,7 @@ from tfm.config.resolve import resolve_config
 from tfm.config.validate import validate_run
 from tfm.data import pipeline
 from tfm.mixers.protocol import Context
+from tfm.objectives.classification import Classification
 from tfm.parallel import mesh as meshes
 from tfm.parallel import sharding
 from tfm.runs import load as runs
@@ -93,6 +94,70 @@ def test_accuracy_and_f1_are_those_of_scikit_learn(objective, kind, request, tmp
     where = sharding.batch_sharding(mesh, sharding.parse_rules(run_config.rules))
     values = runs.build_evaluate_fn(Experiment(run_config), model, data, where, 'test', 0)(params)
   check_metrics(values, *predict(run_config, model, params, data, 'test'))
+
+
+FIELDS = dict(chunk=0, layout='contiguous', recurrence=0)
+
+
+class GivenLogits(nn.Module):
+  """A model whose parameters are its logits."""
+
+  def features(self, inputs, context):
+    return inputs
+
+  def classify(self, name, features, context):
+    return self.get_variable('params', 'logits')
+
+
+@pytest.mark.parametrize('kind', ['texts', 'words', 'images'])
+@pytest.mark.parametrize('smoothing', [0.0, 0.2])
+def test_loss(kind, smoothing):
+  """By hand; some items have no class, one class is only predicted, and one does not occur."""
+  classes, draw = 5, np.random.default_rng(0)
+  true = np.array([0, 1, -1, 2, 0, 1]).reshape((3, 2) if kind == 'words' else 6)
+  logits = draw.normal(0, 1, (*true.shape, classes)).astype(np.float32)
+  logits[..., 4] -= 9
+  logits[0, ..., 3] += 9
+  fields = dict(words=kind == 'words', shape=(1, 1, 1) if kind == 'images' else ())
+  objective = Classification(**FIELDS, classes=classes, label_smoothing=smoothing, **fields)
+  inputs = 'image' if kind == 'images' else 'inputs'
+  batch = {field: np.ones(true.shape, np.int32) for field in (inputs, 'positions', 'segments')}
+  batch |= dict(classes=true)
+  total, sums = objective(GivenLogits(), {'logits': logits}, batch, None)
+  # In training, sums for a mean over microbatches.
+  _, trained = objective(GivenLogits(), {'logits': logits}, batch, jax.random.key(0))
+  logits, true = logits.astype(np.float64)[true >= 0], true[true >= 0]
+  log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+  loss = -log_p[np.arange(len(true)), true]
+  smoothed = (1 - smoothing) * loss - smoothing * log_p.mean(-1)
+  np.testing.assert_allclose(total, smoothed.sum(), rtol=1e-5)
+  values = objective.summarize({name: np.asarray(x) for name, x in sums.items()}, 0)
+  check_metrics(values, true, logits.argmax(-1))
+  assert values['loss'] == pytest.approx(loss.mean(), rel=1e-5) and set(values) == {
+    'loss', 'accuracy', 'f1', 'tokens',
+  }  # fmt: skip
+  assert set(trained) == {'loss', 'accuracy', 'tokens'}
+  assert float(trained['accuracy'] / trained['tokens']) == pytest.approx(values['accuracy'])
+
+
+def test_a_split_without_classes_has_metrics():
+  objective = Classification(**FIELDS, classes=2)
+  total = dict(loss=np.float32(0), tokens=np.float32(0), table=np.zeros((2, 2)))
+  assert objective.summarize(total, 0) == dict(loss=0, accuracy=0, f1=0, tokens=0)
+
+
+@pytest.mark.parametrize(
+  'fields, shapes',
+  [
+    (dict(), dict(inputs=(7,), classes=())),
+    (dict(words=True), dict(inputs=(7,), classes=(7,))),
+    (dict(shape=(4, 6, 3)), dict(image=(4, 6, 3), classes=())),
+  ],
+)
+def test_padding_has_no_class(fields, shapes):
+  row = Classification(**FIELDS, classes=3, **fields).padding_row(7)
+  assert {name: x.shape for name, x in row.items()} == shapes | dict(positions=(7,), segments=(7,))
+  assert (row.pop('classes') == -1).all() and not any(x.any() for x in row.values())
 
 
 @pytest.mark.parametrize('pooling', ['mean', 'first'])

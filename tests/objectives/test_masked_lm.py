@@ -33,7 +33,7 @@ def mask_rows(objective, length=32, seed=1, rows=60):
 
 
 def test_masked_tokens():
-  actions = collections.Counter()
+  actions, replacements, has_parts_of_words = collections.Counter(), [], False
   for plain, row in zip(*mask_rows(MaskedLM(**PLAIN), length=128, rows=100)):
     free = np.flatnonzero(plain['inputs'] != 0)
     places = row['places'][row['counted'] > 0]
@@ -44,7 +44,17 @@ def test_masked_tokens():
     masked_inputs = row['inputs'][places]
     actions['masked'] += (masked_inputs == VOCAB).sum()
     actions['kept'] += (masked_inputs == plain['inputs'][places]).sum()
-    actions['other'] += ((masked_inputs != VOCAB) & (masked_inputs != plain['inputs'][places])).sum()
+    is_other = (masked_inputs != VOCAB) & (masked_inputs != plain['inputs'][places])
+    actions['other'] += is_other.sum()
+    replacements.append(masked_inputs[is_other].tolist())
+    has_parts_of_words |= any(
+      i - 1 not in places and not NumberedTokenizer.pieces[plain['inputs'][i]].startswith(b' ')
+      for i in places
+    )
+  assert has_parts_of_words
+  drawn = sum(replacements, [])
+  assert set(drawn) <= set(range(VOCAB)) and len(set(drawn)) > VOCAB / 2
+  assert any(len(set(row)) > 1 for row in replacements)
   total = actions.total()
   # A token that is drawn by chance is the one that was there once in VOCAB.
   for fate, share in (('masked', 0.8), ('kept', 0.1 + 0.1 / VOCAB), ('other', 0.1 * (1 - 1 / VOCAB))):
@@ -58,6 +68,13 @@ def test_the_selection_differs_by_epoch_and_is_deterministic_by_seed():
   )
   assert all((first[i]['inputs'] == again[i]['inputs']).all() for i in range(20))
   assert any((first[i]['places'] != other[i]['places']).any() for i in range(20))
+  # And not only by the packing.
+  row = Concat(shuffle=False).rows(data, 16, 1)[0]
+  assert (objective.mask_tokens(NumberedTokenizer, 1, row, 0)['places'] == first[0]['places']).all()
+  assert any(
+    (objective.mask_tokens(NumberedTokenizer, 1, row, i)['places'] != first[0]['places']).any()
+    for i in (1, 2)
+  )
   evaluated = [objective.rows(Concat(), data, 16, None, NumberedTokenizer) for _ in range(2)]
   assert len(evaluated[0]) == len(Concat().evaluation_rows(data, 16))
   for a, b in zip(*evaluated):
@@ -82,6 +99,49 @@ def test_words_of_characters():
   assert words == [[0, 1], [2], [3, 4], [5], [6, 7]]
 
 
+def test_words_of_pieces():
+  """A space begins a word on either side of a boundary; so do the end of a text, and another document."""
+
+  class Pieces:
+    eos_id, pieces = 0, (b'', b'a ', b'b', b'c', b' d')
+
+  def words(*inputs, segments=None):
+    row = dict(inputs=np.array(inputs), segments=np.array(segments or [1] * len(inputs)))
+    return MaskedLM(**PLAIN).words(Pieces, row, np.flatnonzero(row['inputs']))
+
+  assert words(2, 1, 2, 3, 4, 3) == [[0, 1], [2, 3], [4, 5]]
+  assert words(2, 0, 3, 2) == [[0], [2, 3]]
+  assert words(2, 3, 2, 3, segments=[1, 2, 2, 3]) == [[0], [1, 2], [3]]
+
+
+def test_a_mask_token_of_the_tokenizer_is_used_and_padding_is_not_masked():
+  class Tokenizer(NumberedTokenizer):
+    special_token_ids = {'<mask>': 5}
+
+  objective = MaskedLM(**PLAIN, rate=1.0, masked=1.0, replaced=0.0)
+  row = dict(inputs=np.arange(9, 17), segments=np.array([1] * 6 + [0] * 2), positions=np.arange(8))
+  result = objective.mask_tokens(Tokenizer, 0, row, 0)
+  assert result['inputs'].tolist() == [5] * 6 + [15, 16] and result['counted'].tolist() == [1] * 6 + [0] * 2
+
+
+def test_at_least_one_token_of_a_row_is_selected():
+  assert [MaskedLM(**PLAIN).selected_count(n) for n in (0, 1, 2, 10, 20)] == [0, 1, 1, 2, 3]
+
+
+@pytest.mark.parametrize('next_sentence', [False, True])
+def test_padding_has_the_shape_of_rows(next_sentence):
+  objective = MaskedLM(**PLAIN, next_sentence=next_sentence)
+  packing = SentencePairs() if next_sentence else Concat()
+  padding, row = (
+    objective.padding_row(16),
+    objective.rows(packing, random_tokens(), 16, 1, NumberedTokenizer)[0],
+  )
+  assert {name: (x.shape, x.dtype) for name, x in padding.items()} == {
+    name: (x.shape, x.dtype) for name, x in row.items()
+  }
+  assert not any(x.any() for x in padding.values())
+
+
 def test_a_row_of_ends_has_no_masked_tokens():
   row = dict(
     inputs=np.zeros(8, np.int32), segments=np.ones(8, np.int32), positions=np.arange(8, dtype=np.int32)
@@ -97,8 +157,8 @@ def test_loss(chunk):
   model, params = test_encoder.make_encoder()
   rows = objective.rows(SentencePairs(), random_tokens(4, 20), 8, None, NumberedTokenizer)
   step = jax.jit(lambda params, batch: objective(model, params, batch, None))
-  batch = next(pipeline.evaluation_batches(rows, 3))
-  total, sums = step(params, batch)
+  batch, padding = next(pipeline.evaluation_batches(rows, 3)), objective.padding_row(8)
+  total, sums = step(params, {name: np.stack([*x, padding[name]]) for name, x in batch.items()})
   answers = test_encoder.answers(model, params, batch['inputs'], context(batch['segments']), batch['types'])
   log_p = jax.nn.log_softmax(np.asarray(answers['vocabulary'], np.float64))
   loss = -sum(
@@ -112,6 +172,9 @@ def test_loss(chunk):
   np.testing.assert_allclose(sums['loss'], loss, rtol=2e-5)
   np.testing.assert_allclose(sums['next_sentence_loss'] / sums['tokens'], second, rtol=2e-5)
   np.testing.assert_allclose(total, loss + second * sums['tokens'], rtol=2e-5)
+  right = (following.argmax(-1) == batch['next']).mean()
+  assert 0 < right < 1
+  np.testing.assert_allclose(sums['next_sentence_accuracy'] / sums['tokens'], right, rtol=1e-6)
 
 
 def test_pairs_of_texts():
@@ -174,6 +237,7 @@ def test_neither_a_mesh_nor_microbatches_change_the_losses(tiny):
   'call, sentence',
   [
     (lambda: MaskedLM(rate=0.0, **PLAIN), 'rate=0.0 must lie in'),
+    (lambda: MaskedLM(rate=1.5, **PLAIN), 'rate=1.5 must lie in'),
     (lambda: MaskedLM(masked=0.9, replaced=0.2, **PLAIN), 'masked=0.9 and replaced=0.2 must not be negative'),
     (
       lambda: SentencePairs().rows(random_tokens(documents=1), 16, 0),

@@ -27,6 +27,7 @@ def restore_text(row):
     for field, segments in (('source', 'source_segments'), ('targets', 'segments'))
   )
   assert source.pop() == target.pop() == NumberedTokenizer.eos_id
+  assert row['segments'].max() == row['source_segments'].max() == 1
   spans, text = {}, []
   for token in target:
     if token >= V:
@@ -55,6 +56,8 @@ def test_source_and_target_are_the_text():
     assert rows[i]['source'].shape == (length,) and (rows[i]['source_segments'] > 0).all()
     sizes.update(spans)
   assert len(sizes) > 2  # a mean of three, and not always three
+  other = objective.corrupt(TokenizerWithBos, length, 2, plain[0], 0)
+  assert (other['source'] != rows[0]['source']).any()  # the spans depend on the seed
 
 
 def test_one_pass_covers_the_split():
@@ -74,6 +77,38 @@ def test_published_lengths():
   """Raffel et al. 2020, released code: 568 tokens of text give 512 of source and 114 of target."""
   objective = SpanCorruption(**PLAIN)
   assert objective.text_length(512) == 568 and objective.lengths(568) == (512, 114)
+  assert SpanCorruption(**PLAIN, sentinels=28).text_length(512) == 568
+
+
+def test_a_text_is_the_longest_that_fits():
+  objective = SpanCorruption(**PLAIN)
+  for length in range(3, 60):
+    tokens = objective.text_length(length)
+    assert max(objective.lengths(tokens)) <= length < max(objective.lengths(tokens + 1))
+
+
+@pytest.mark.parametrize(
+  'settings, tokens, counts',
+  [
+    (dict(), 2, (1, 1)),
+    (dict(), 3, (1, 1)),
+    (dict(), 100, (15, 5)),
+    (dict(rate=0.9), 2, (1, 1)),
+    (dict(rate=0.9, span=1.0), 10, (9, 1)),
+    (dict(rate=0.2, span=5.0), 10, (2, 1)),
+    (dict(rate=0.5, span=1.0), 10, (5, 5)),
+  ],
+)
+def test_one_token_is_removed_and_one_remains(settings, tokens, counts):
+  """And in as many spans as there are parts between them."""
+  assert SpanCorruption(**PLAIN, **settings).counts(tokens) == counts
+
+
+def test_a_text_of_two_tokens_is_the_shortest():
+  objective, row = SpanCorruption(**PLAIN), dict(inputs=np.array([7, 8]), segments=np.array([1, 1]))
+  assert restore_text(objective.corrupt(TokenizerWithBos, 4, 0, row, 0)) == ([7, 8], [1])
+  row['segments'][1] = 0
+  assert not any(x.any() for x in objective.corrupt(TokenizerWithBos, 4, 0, row, 0).values())
 
 
 @pytest.mark.parametrize('total, count', [(5, 1), (5, 5), (6, 3)])
@@ -91,7 +126,9 @@ def test_partitions_are_uniformly_distributed(total, count):
 @pytest.mark.parametrize(
   'call, sentence',
   [
+    (lambda: SpanCorruption(rate=0.0, **PLAIN), 'rate=0.0 must lie between 0 and 1'),
     (lambda: SpanCorruption(rate=1.0, **PLAIN), 'rate=1.0 must lie between 0 and 1'),
+    (lambda: SpanCorruption(sentinels=0, **PLAIN), 'sentinels=0 must be 1 or more'),
     (lambda: SpanCorruption(span=0.5, **PLAIN), 'span=0.5 must be 1 or more'),
     (
       lambda: SpanCorruption(sentinels=5, **PLAIN).padding_row(512),

@@ -49,6 +49,17 @@ def test_decay_spares_biases_norms_and_tables(tiny, text):
   assert any(moved.values()) and not all(moved.values())
 
 
+def test_decay_and_frozen_parameters_by_path():
+  """With a zero gradient, as above; a frozen parameter has an update, which is zero, and no state."""
+  tree = {'first': {'kernel': jnp.ones(2), 'bias': jnp.ones(2)}, 'second': {'kernel': jnp.ones(3)}}
+  transformation = optimizer(method('adamw(weight_decay=0.5)'), lambda _: 0.1, 0.0, NO_DECAY, '^second')
+  zero, state = jax.tree.map(jnp.zeros_like, tree), transformation.init(tree)
+  updates, _ = transformation.update(zero, state, tree)
+  np.testing.assert_allclose(updates['first']['kernel'], [-0.05] * 2)
+  assert not updates['first']['bias'].any() and updates['second']['kernel'].tolist() == [0] * 3
+  assert {x.shape for x in jax.tree.leaves(state)} == {(), (2,)}
+
+
 def test_adamw_is_the_published_update():
   """Three steps by hand: Loshchilov & Hutter 2019, algorithm 2."""
   b1, b2, eps, decay, rate = 0.9, 0.95, 1e-8, 0.1, 0.01
@@ -93,6 +104,8 @@ def test_biases_of_experts_move_by_a_sign_and_touch_nothing_else(frozen):
     move = 0 * move if frozen and frozen in f'{name}/balance_bias' else move
     np.testing.assert_allclose(updates[name]['balance_bias'], move)
   assert {x.shape for x in jax.tree.leaves(state)} == {(), (2,)}  # no moments of biases
+  follows = transformation.follows_gradient
+  assert not follows('stack/block_0/balance_bias') and follows('stack/balance_bias/kernel')
 
 
 @pytest.mark.parametrize('text', spec.variant_names(tfm.optimizers))
@@ -146,6 +159,7 @@ def test_lower_layers_learn_slower():
   np.testing.assert_allclose(factor('stack/layers/block_1/mixer/q/kernel', shape)[:, 0, 0], [0.5**4, 0.5**2])
   for path, expected in {
     'stack/layers_1/block_0/norm/scale': 0.5**3,
+    'stack/layers_1/block_1/norm/scale': 0.5**2,
     'stack/rest/block_0/norm/scale': 0.5,
     'embedding/table': 0.5**6,
     'position_0/table': 0.5**6,
@@ -157,10 +171,15 @@ def test_lower_layers_learn_slower():
     'encoder/norm/scale': 1,
   }.items():
     assert factor(path, jnp.zeros(3)) == expected, path
+  rest = layerwise_decay(0.5, 5, 3)  # two of five blocks are left
+  assert [rest(f'stack/rest/block_{i}/norm/scale', jnp.zeros(3)) for i in (0, 1)] == [0.5**2, 0.5]
   transformation = optimizer(method('sgd'), lambda count: 1.0, 0.0, NO_DECAY, factor=factor)
-  tree = {'embedding': {'table': jnp.ones(2)}, 'norm': {'scale': jnp.ones(2)}}
+  tree = {'embedding': {'table': jnp.ones(2)}, 'norm': {'scale': jnp.ones(2, jnp.bfloat16)}}
+  tree['stack'] = {'layers': {'block_0': {'kernel': jnp.ones((2, 1))}}}
   updates, _ = transformation.update(tree, transformation.init(tree), tree)
   assert updates['embedding']['table'][0] == -(0.5**6) and updates['norm']['scale'][0] == -1
+  assert updates['norm']['scale'].dtype == jnp.bfloat16
+  np.testing.assert_allclose(updates['stack']['layers']['block_0']['kernel'][:, 0], [-(0.5**5), -(0.5**3)])
 
 
 @pytest.mark.parametrize(

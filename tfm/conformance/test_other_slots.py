@@ -2,6 +2,7 @@
 
 import inspect
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -94,6 +95,30 @@ class TestObjective:
     assert packing.layout in objective.supported_layouts
     assert set(packing.document_kinds) & set(objective.document_kinds)
     assert objective.required_fields <= packing.extra_fields
+
+  @pytest.mark.parametrize('key', [None, jax.random.key(0)], ids=['evaluation', 'training'])
+  def test_only_training_has_dropout(self, name, key):
+    objective = build('objective', name)
+    batch = jax.tree.map(lambda x: x[None], objective.padding_row(8))
+    with pytest.raises(Called) as called:
+      objective(FirstCall(), {}, batch, key)
+    assert called.value.args == ((key is not None,) * 2), 'context.train, and whether there is a key'
+
+
+class Called(Exception):
+  """Whether a model was called in training, and with a key for its dropout."""
+
+
+class FirstCall(nn.Module):
+  """A model of any architecture that raises `Called`."""
+
+  def features(self, inputs, context, *rest):
+    raise Called(context.train, self.has_rng('dropout'))
+
+  encode = features
+
+  def classify(self, *args):
+    pass
 
 
 @pytest.mark.parametrize('name', collect.variants('packing'))

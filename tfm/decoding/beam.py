@@ -142,8 +142,8 @@ def search(  # more than six parameters: a model, prompts and the options of one
     ValueError: as `loop.validate_inputs`, and for logits that are NaN.
   """
   beams, limits = settings.beams, np.broadcast_to(np.asarray(max_tokens, np.int32), len(prompts))
-  validate_inputs(model, prompts, int(limits.min(initial=1)), sources)
-  validate_inputs(model, prompts, int(limits.max()), sources)
+  for limit in (limits.min(initial=1), limits.max(initial=1)):
+    validate_inputs(model, prompts, int(limit), sources)
   prompts = [np.asarray(prompt, np.int32) for prompt in prompts]
   memory = None
   if sources is not None:

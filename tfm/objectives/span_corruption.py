@@ -67,7 +67,7 @@ class SpanCorruption(Seq2Seq):
     least one is removed and one remains.
     """
     noise = min(max(round(self.rate * tokens), 1), tokens - 1)
-    return noise, min(max(round(noise / self.span), 1), noise, tokens - noise)
+    return noise, min(max(round(noise / self.span), 1), tokens - noise)
 
   def lengths(self, tokens: int) -> tuple[int, int]:
     """Returns the number of tokens of source and target, each with its end."""
@@ -111,7 +111,7 @@ class SpanCorruption(Seq2Seq):
       return pair
     noise, spans = self.counts(len(text))
     removed, remaining = (
-      random_partition(n, spans, protocol.random_bits(seed, index, max(n - 1, 1), purpose))
+      random_partition(n, spans, protocol.random_bits(seed, index, n, purpose))
       for n, purpose in ((noise, NOISE), (len(text) - noise, REMAINDER))
     )
     source, target, start = [], [], 0
