@@ -99,9 +99,17 @@ def read_json_object(path: pathlib.Path, kind: str = 'a JSON object') -> dict[st
     FileError: if it does not.
   """
   with parsing(path, kind):
-    content = json.loads(path.read_text(encoding='utf-8'))
+    content = parse_json(path.read_text(encoding='utf-8'))
     require(isinstance(content, dict), f'it is a {type(content).__name__}, not an object')
   return content
+
+
+def parse_json(text: str | bytes) -> Any:
+  """`json.loads`, with a ValueError for nesting that is too deep, as for everything else that is no JSON."""
+  try:
+    return json.loads(text)
+  except RecursionError as error:
+    raise ValueError(str(error)) from None
 
 
 def require(condition: bool, sentence: str) -> None:

@@ -43,6 +43,8 @@ class TestFields:
       ),
       (dict(model=dict(blocks=dict(a=dict(mask=3)))), ['config.model.blocks.a.mask=3 must be of type str']),
       (dict(optimizer=dict(clip='x')), ["config.optimizer.clip='x' must be of type float"]),
+      (dict(model=dict(width={})), ['config.model.width={} is a field, not a section']),
+      (dict(modle={}), ['config.modle=', 'is not a field', "did you mean 'model'?"]),
     ],
   )
   def test_unknown_fields_and_wrong_types_are_rejected(self, sections, parts):

@@ -124,9 +124,8 @@ def test_digests_that_cannot_be_read_are_damage_of_their_checkpoint(trained, tin
     with pytest.raises(ValueError) as error:
       read()
     sentence = str(error.value)
-    assert sentence.startswith(
-      f'the checkpoint 6 in {workdir / "checkpoints"} is damaged: {path} cannot be read ('
-    )
+    damaged = f'the checkpoint 6 in {workdir / "checkpoints"} is damaged: '
+    assert sentence.startswith(f'{damaged}{path} cannot be read as sizes and digests: ')
     assert '--step=3 reads it' in sentence
 
 

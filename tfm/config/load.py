@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 from tfm.config.library import CONFIGS, find_file, load_function
 from tfm.config.overlay import complete, overlay
 from tfm.config.schema import default_config, parts
-from tfm.errors import require
+from tfm.errors import read_json_object, require
 
 
 def load_config(file: str) -> ConfigDict:
@@ -51,13 +51,10 @@ def read_json(path: str, args: str = '') -> Mapping:
   """
   require(not args, f"--config={path}:{args} takes no argument but 'smoke'")
   try:
-    given = json.loads(pathlib.Path(path).read_text(encoding='utf-8'))
-  except (OSError, ValueError) as error:
+    given = read_json_object(pathlib.Path(path), 'the config of a run')
+  except OSError as error:
     raise ValueError(f'--config={path} cannot be read: {error}') from error
-  require(
-    isinstance(given, dict) and 'model' in given,
-    f'--config={path} is not the config of a run; use DIR/config.json of a --workdir',
-  )
+  require('model' in given, f'--config={path} is not the config of a run; use DIR/config.json of a --workdir')
   return given
 
 

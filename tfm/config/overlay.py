@@ -12,6 +12,7 @@ from tfm.config.schema import (
   TABLES,
   add_architecture_sections,
   default_config,
+  empty_sections,
   leaves,
   optional,
 )
@@ -43,12 +44,20 @@ def overlay(config: ConfigDict, fields: Mapping) -> ConfigDict:
     assign(config, 'model.architecture', model.architecture)  # first, because it adds sections
   for path, value in leaves(fields):
     assign(config, path, value)
+  for path in empty_sections(fields):  # they set nothing, but must be sections
+    section, name = find(config, path, {})
+    require(
+      isinstance(section[name], ConfigDict), f'config.{path}={{}} is a field, not a section; set a value'
+    )
   return config
 
 
-def locate(config: ConfigDict, path: str, value: Any) -> tuple[ConfigDict, str]:
-  """The section that holds `config.path.to.field` and the field's name in it; both must exist, except for a
+def find(config: ConfigDict, path: str, value: Any = ...) -> tuple[ConfigDict, str]:
+  """The section that holds `config.path.to.field` and the last name in it; both must exist, except for a
   field of `TABLES`, which is added.
+
+  Args:
+    value: that the field is to have, for messages; ...: none.
   """
   node, names = config, path.split('.')
   for depth, name in enumerate(names):
@@ -57,11 +66,22 @@ def locate(config: ConfigDict, path: str, value: Any) -> tuple[ConfigDict, str]:
     if not isinstance(node, ConfigDict) or name not in node:
       section = '.'.join(['config', *names[:depth]])
       known = suggest(name, node) if isinstance(node, ConfigDict) else 'it has no fields of its own'
-      raise ValueError(f'config.{path}={value!r} is not a field; under {section}: {known}')
+      raise ValueError(f'{format_setting(path, value)} is not a field; under {section}: {known}')
     section, node = node, node[name]
-  if isinstance(node, ConfigDict):
-    raise ValueError(f'config.{path}={value!r} is a section; {suggest("", node)}')
   return section, names[-1]
+
+
+def locate(config: ConfigDict, path: str, value: Any = ...) -> tuple[ConfigDict, str]:
+  """`find` of a field, not of a section."""
+  section, name = find(config, path, value)
+  if isinstance(section[name], ConfigDict):
+    raise ValueError(f'{format_setting(path, value)} is a section; {suggest("", section[name])}')
+  return section, name
+
+
+def format_setting(path: str, value: Any) -> str:
+  """`config.PATH=VALUE`, or without a value `config.PATH`, for messages."""
+  return f'config.{path}' if value is ... else f'config.{path}={value!r}'
 
 
 def assign(config: ConfigDict, path: str, value: Any) -> None:

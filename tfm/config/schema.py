@@ -282,3 +282,12 @@ def leaves(config: Mapping, prefix: str = '') -> Iterator[tuple[str, Any]]:
       yield from leaves(value, f'{prefix}{name}.')
     elif not isinstance(value, (Mapping, ConfigDict)):
       yield f'{prefix}{name}', value
+
+
+def empty_sections(config: Mapping, prefix: str = '') -> Iterator[str]:
+  """The dotted path of every section without fields."""
+  for name, value in config.items():
+    if isinstance(value, (Mapping, ConfigDict)):
+      if not len(value):
+        yield f'{prefix}{name}'
+      yield from empty_sections(value, f'{prefix}{name}.')

@@ -10,6 +10,8 @@ import pathlib
 import time
 from collections.abc import Mapping, Sequence
 
+from tfm.errors import parsing, read_json_object, require
+
 
 FILE = 'digests.json'
 PROCESS_FILES = 'digests.process_{}.json'  # of what each process has written, until FILE replaces them
@@ -74,12 +76,10 @@ def read_digests(folder: pathlib.Path) -> dict[str, list] | None:
   path = folder / FILE
   if not path.is_file():
     return None
-  try:
-    content = json.loads(path.read_text(encoding='utf-8'))
-    if not all(isinstance(size, int) and isinstance(digest, str) for size, digest in content.values()):
-      raise TypeError('not a list of sizes and digests')
-  except (ValueError, TypeError, AttributeError) as error:
-    raise ValueError(f'{path} cannot be read ({error})') from error
+  with parsing(path, 'sizes and digests'):
+    content = read_json_object(path, 'sizes and digests')
+    is_entry = [isinstance(size, int) and isinstance(digest, str) for size, digest in content.values()]
+    require(all(is_entry), 'an entry is not a size and a digest')
   return content
 
 

@@ -128,9 +128,8 @@ class CheckpointTensors:
     if name not in self._files:
       return
     tensor = self.read(name)
-    if tensor.shape != values.shape or np.abs(tensor.astype(np.float32) - values).max() > (
-      1e-5 if tensor.dtype == np.float32 else 1e-2
-    ):
+    tolerance = 1e-5 if tensor.dtype == np.float32 else 1e-2
+    if tensor.shape != values.shape or not np.abs(tensor.astype(np.float32) - values).max() <= tolerance:
       raise ValueError(f"{self.folder}: the tensor {name!r} differs from its family's constant")
     del self._files[name]
 

@@ -4,8 +4,9 @@ import functools
 import importlib
 import pathlib
 import pkgutil
-from typing import Any
+from typing import Annotated, Any
 
+from annotated_types import Interval
 from ml_collections import ConfigDict
 
 import tfm.hf.families
@@ -15,7 +16,7 @@ from tfm.config.resolve import resolve_config
 from tfm.errors import require, suggest
 from tfm.hf.families.protocol import Family
 from tfm.models.trunk import Trunk
-from tfm.spec import SizeOrZero, unsuitable_reason
+from tfm.spec import MAX_SIZE, SizeOrZero, shorten, unsuitable_reason
 
 
 # (architecture, output of a published class) → our objective.
@@ -30,6 +31,11 @@ OBJECTIVES = {
   ('encoder_decoder', 'features'): 'seq2seq',
 }
 PACKINGS = {'masked_lm': 'concat', 'causal_lm': 'concat', 'seq2seq': 'padded', 'classification': 'each'}
+
+
+# A special token: files have -1 for one that the tokenizer lacks, and several tokens may end a text.
+TokenId = Annotated[int, Interval(ge=-1, le=MAX_SIZE)]
+TokenIds = TokenId | None | tuple[TokenId, ...]
 
 
 @functools.cache
@@ -72,6 +78,9 @@ def config_from_hf(
     reason = unsuitable_reason(size, SizeOrZero)
     require(not reason, f'{name}={size!r} {reason}')
   ids = {path.removeprefix('ids.'): flat.pop(path) for path in [*flat] if path.startswith('ids.')}
+  for name, value in ids.items():
+    reason = unsuitable_reason(value, TokenIds)
+    require(not reason, f'config.json: {name}_token_id={shorten(value)} {reason}')
   architecture = flat.get('model.architecture', 'decoder')
   objective = flat.setdefault('objective', OBJECTIVES[architecture, output].format(classes=classes))
   flat.setdefault('data.packing', PACKINGS[objective.partition('(')[0]])

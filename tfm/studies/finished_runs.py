@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 
 from tfm.config.overlay import complete
 from tfm.config.resolve import resolve_config
-from tfm.errors import require
+from tfm.errors import parsing, read_json_object, require
 from tfm.runs import load
 from tfm.studies import store
 from tfm.training.progress_line import print_status
@@ -20,11 +20,10 @@ def find_runs(folder: pathlib.Path) -> list[pathlib.Path]:
   if (folder / 'checkpoints').is_dir():
     return [folder]
   results = folder / 'results.json'
-  order = (
-    [arm['name'] for arm in json.loads(results.read_text(encoding='utf-8'))['arms']]
-    if results.is_file()
-    else []
-  )
+  order = []
+  if results.is_file():
+    with parsing(results, 'the results of a study'):
+      order = [arm['name'] for arm in read_json_object(results)['arms']]
   arms = [
     (store.read_arm(path.parent), path.parent)
     for path in sorted([*folder.glob('arms/*/arm.json'), *folder.glob('arm.json')])

@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Mapping
 from typing import Any
 
-from tfm.errors import read_json_object
+from tfm.errors import parse_json, read_json_object
 from tfm.studies.study import folder_name
 from tfm.training import checkpoint, goodput, metrics
 from tfm.training.atomic_files import write_atomically
@@ -92,7 +92,7 @@ def elapsed_seconds(folder: pathlib.Path) -> float:
   seconds = 0.0
   for text in texts:
     with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):  # skip unreadable files
-      seconds += sum(json.loads(text)['seconds'].values())
+      seconds += sum(parse_json(text)['seconds'].values())
   record = read_arm(folder)
   return max(record.get('seconds', 0.0), seconds / len(record.get('together', [folder])))
 

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import jax
 
+from tfm.errors import parse_json
 from tfm.training.atomic_files import write_atomically
 from tfm.training.progress_line import print_status
 
@@ -54,7 +55,7 @@ class Goodput:
     self._marks = {tier: {} for tier in TIERS}
     if folders and (path := folders[0] / FILE).exists():
       try:
-        self.seconds, self._marks = totals_until(json.loads(path.read_text(encoding='utf-8')), step)
+        self.seconds, self._marks = totals_until(parse_json(path.read_text(encoding='utf-8')), step)
       except (ValueError, KeyError, TypeError, AttributeError) as error:
         print_status(
           f'{path} cannot be read ({type(error).__name__}: {error}), so the time of this run is counted '

@@ -3,7 +3,7 @@
 import json
 import pathlib
 
-from tfm.errors import MissingExtra, importing_extra, writing
+from tfm.errors import MissingExtra, importing_extra, parse_json, writing
 from tfm.training.atomic_files import write_atomically
 from tfm.training.progress_line import print_status
 
@@ -75,7 +75,7 @@ def read(path: pathlib.Path) -> list[dict]:
   for number, line in enumerate(path.read_bytes().splitlines(keepends=True), start=1):
     if line.endswith(b'\n'):
       try:
-        rows.append(json.loads(line))
+        rows.append(parse_json(line))
         rows[-1]['step']  # every row must have one
       except (ValueError, KeyError, TypeError) as error:
         raise ValueError(

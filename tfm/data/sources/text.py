@@ -1,7 +1,6 @@
 """The user's text files."""
 
 import dataclasses
-import json
 import pathlib
 from collections.abc import Iterable, Iterator
 
@@ -9,6 +8,7 @@ from tfm.data import files, split_files, splitting
 from tfm.data.corpus import Corpus, prepare_corpus
 from tfm.data.documents import SPLITS, Document
 from tfm.data.sources import protocol
+from tfm.errors import parse_json
 from tfm.spec import Rate
 
 
@@ -83,8 +83,8 @@ def _read_jsonl(chunks: Iterable[bytes], path: pathlib.Path, field: str) -> Iter
     if not (line := files.decode(line, where)).strip():
       continue
     try:
-      row = json.loads(line)
-    except (ValueError, RecursionError) as error:  # nested too deeply
+      row = parse_json(line)
+    except ValueError as error:
       raise ValueError(f'{where} is not JSON: {error}') from None
     if not isinstance(row, dict) or not isinstance(row.get(field), str):
       keys = f'has {sorted(row)}' if isinstance(row, dict) else f'is a {type(row).__name__}'

@@ -1,12 +1,13 @@
 """The fields of a config.json and the fields of our config, mapped in both directions."""
 
 import abc
+import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from tfm.hf.families._field_converters import IDENTITY, MISSING, Converter, format_spec, spec_argument
-from tfm.spec import parse
+from tfm.spec import parse, shorten
 
 
 # Fields that change neither parameters nor outputs: training, sampling, storage, call options, class names.
@@ -43,27 +44,74 @@ DEFAULT_ONLY_FIELDS = dict(
 )
 
 
+# The types of fields whose default does not show them, or that have several.
+FIELD_TYPES = dict(
+  architectures=(list,),
+  attention_window=(int, list),
+  attn_config=(dict,),
+  decoder_start_token_id=(int,),
+  eos_token_id=(int, list),
+  id2label=(dict,),
+  layer_types=(list,),
+  original_max_position_embeddings=(int,),
+  pad_token_id=(int,),
+  partial_rotary_factor=(float,),
+  pos_att_type=(str, list),
+  rope_parameters=(dict,),
+  rope_scaling=(dict,),
+  rope_theta=(float,),
+  rotary_emb_base=(float,),
+  rotary_pct=(float,),
+  time_step_limit=(list,),
+  time_step_rank=(int, str),
+)
+# What a JSON value of a type is in Python. Whether a number must be whole, the field of our config decides.
+PYTHON_TYPES = {int: (int, float), float: (int, float), list: (list, tuple)}
+
+
 class HfConfig:
   """The fields of a config.json; records which of them were read."""
 
   def __init__(self, fields: Mapping[str, Any]):
-    self.fields, self.read_names = dict(fields), set()
+    self.fields, self.read_names, self._last_read = dict(fields), set(), []
 
   def get(self, name: str, default: Any = MISSING) -> Any:
-    """The value of a field, or the default if the field is missing.
+    """The value of a field, or the default if the field is missing. Its type is one of `FIELD_TYPES` or that
+    of the default; None always passes, because in files it stands for a default.
 
     Raises:
-      ValueError: if the field is missing and has no default.
+      ValueError: if the field is missing and has no default, or its value is of another type.
     """
     self.read_names.add(name)
+    self._last_read.append(name)
     value = self.fields.get(name, default)
     if value is MISSING:
       raise ValueError(f'config.json has no {name!r}, which the family requires')
     # `transformers` 5 writes numbers that JSON lacks, such as infinity, in this form.
-    return float(value['__float__']) if isinstance(value, dict) and [*value] == ['__float__'] else value
+    if isinstance(value, dict) and [*value] == ['__float__']:
+      value = float(value['__float__'])
+    types = FIELD_TYPES.get(name) or (() if default in (None, MISSING) else (type(default),))
+    require_type(name, value, *types)
+    return value
 
   def __contains__(self, name: str) -> bool:
     return name in self.fields
+
+  @contextlib.contextmanager
+  def converting(self) -> Iterator[None]:
+    """The boundary around the conversion of a field, whose values may be anything.
+
+    Raises:
+      ValueError: whatever the conversion raises, with the values that it read.
+    """
+    self._last_read.clear()
+    try:
+      yield
+    except ValueError:
+      raise
+    except Exception as error:
+      read = ', '.join(f'{name}={shorten(self.fields[name])}' for name in self._last_read if name in self)
+      raise ValueError(f'config.json: {read} is not supported ({type(error).__name__}: {error})') from error
 
   def reject_unread(self) -> None:
     """Raises ValueError for a field that was not read and may change the model."""
@@ -77,6 +125,19 @@ class HfConfig:
       else:
         remedy = 'its family has no such field'
       raise ValueError(f'config.json: {name}={value!r} is not supported; {remedy}')
+
+
+def require_type(name: str, value: Any, *types: type) -> None:
+  """Raises ValueError for a value of a JSON file that is neither None nor of one of these types, if there are
+  any; a bool is no number.
+  """
+
+  def has_type(kind):
+    return isinstance(value, PYTHON_TYPES.get(kind, kind)) and (kind is bool or not isinstance(value, bool))
+
+  if value is not None and types and not any(map(has_type, types)):
+    names = ' or '.join(kind.__name__ for kind in types)
+    raise ValueError(f'config.json: {name}={shorten(value)} must be of type {names}')
 
 
 class Field(abc.ABC):
@@ -286,7 +347,8 @@ class NestedFields(Field):
     nested = HfConfig(hf_config.get(self.name, None) or {})
     try:
       for field in self.fields:
-        field.read(nested, config)
+        with nested.converting():
+          field.read(nested, config)
       nested.reject_unread()
     except ValueError as error:
       raise ValueError(f'{error} (in {self.name})') from None

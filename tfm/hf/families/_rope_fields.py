@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from tfm.hf.families._config_fields import CustomField, HfConfig
+from tfm.hf.families._config_fields import CustomField, HfConfig, require_type
 from tfm.hf.families._field_converters import MISSING, format_spec
 from tfm.spec import Call, parse
 
@@ -67,10 +67,10 @@ def position_field(
     kind = _first((parameters.pop('rope_type', None), parameters.pop('type', None), 'default'))
     kind = OLD_NAMES.get(kind, kind)
     kwargs = {}
-    if (value := _first(bases)) != 10_000.0:
-      kwargs['theta'] = float(value)
-    if (value := _first(fractions)) != 1.0:
-      kwargs['fraction'] = float(value)
+    for name, values, neutral in (('theta', bases, 10_000.0), ('fraction', fractions, 1.0)):
+      require_type(name, value := _first(values), float)
+      if value != neutral:
+        kwargs[name] = float(value)
     if interleaved:
       kwargs['interleaved'] = True
     if kind != 'default':

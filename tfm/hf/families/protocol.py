@@ -111,14 +111,15 @@ class Family:
     """
     hf_config = HfConfig(fields)
     name = (hf_config.get('architectures', None) or [next(iter(self.architectures))])[0]
-    if name not in self.architectures:
+    if not isinstance(name, str) or name not in self.architectures:
       raise ValueError(
         f'config.json: architectures={name!r} is not supported for model_type={self.model_type!r}; '
-        f'{suggest(name, self.architectures)}'
+        f'{suggest(str(name), self.architectures)}'
       )
     config = {}
     for field in self.fields(self.architectures[name]):
-      field.read(hf_config, config)
+      with hf_config.converting():
+        field.read(hf_config, config)
     hf_config.reject_unread()
     if self.architectures[name] == 'features':
       config['model.tie_embeddings'] = True  # without an output there is no separate output table
