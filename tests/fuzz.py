@@ -1,21 +1,25 @@
-"""Attacks what users write: every config field, every argument of every variant, and damaged files.
+"""Attacks what users write: every config field, every argument of every variant, damaged files, and damaged
+published checkpoints of every family.
 
   make fuzz                                     # 2,000 cases
   python -m tests.fuzz --cases=500 --seed=3     # another sample
 
 A case must be accepted, or rejected by one sentence (a ValueError of one line that is short enough to read).
-Anything else is a finding: another exception, a message of several lines, more than 10 seconds. The exit
-status is 1 if there is one.
+Anything else is a finding: another exception, a message of several lines, more than 10 seconds, or a damaged
+checkpoint that is accepted silently. The exit status is 1 if there is one.
 """
 
 import argparse
 import collections
+import contextlib
+import gzip
 import inspect
 import json
 import logging
 import os
 import pathlib
 import random
+import shutil
 import signal
 import sys
 import tempfile
@@ -24,8 +28,14 @@ import traceback
 from collections.abc import Callable, Iterator
 
 import jax
+import numpy as np
+import safetensors.numpy
+from PIL import Image
 
 import tfm
+from tests import fuzz_checkpoints
+from tests.commands.test_import import write_tokenizer
+from tests.data import marian_folder
 from tests.hf.test_export import LLAMA, build
 from tfm import spec
 from tfm.config import validate
@@ -39,8 +49,10 @@ from tfm.data.sources.protocol import Source
 from tfm.data.tokenizers.protocol import Tokenizer
 from tfm.errors import abridge, read_json_object
 from tfm.hf import export
+from tfm.hf.tensor_files import save_tensors
+from tfm.runs import load
 from tfm.studies.study import load_study
-from tfm.training import metrics
+from tfm.training import checkpoint, metrics
 
 
 SECONDS = 10
@@ -130,8 +142,8 @@ def damage(data: bytes, draw: random.Random) -> bytes:
 
 def write_files(folder: pathlib.Path) -> dict[str, tuple[pathlib.Path, Callable]]:
   """Kind → an intact file, and what reads it."""
-  config, _, params = build(LLAMA)
-  export.to_pretrained(config, params, str(folder / 'llama'), 'llama', 61)
+  config, _, params = build(LLAMA, 257)
+  export.to_pretrained(config, params, str(folder / 'llama'), 'llama', 257)
   lines = [f'line {i} of many' for i in range(1500)]
   (folder / 'a.txt').write_text('\n'.join(lines))
   (folder / 'a.jsonl').write_text(''.join(json.dumps(dict(text=line)) + '\n' for line in lines))
@@ -150,6 +162,25 @@ def write_files(folder: pathlib.Path) -> dict[str, tuple[pathlib.Path, Callable]
   (folder / 'tokenizer/vocab.txt').write_text('\n'.join(words))
   (folder / 'tokenizer/config.json').write_text(json.dumps(dict(vocab_size=7, sep_token_id=3)))
   (folder / 'tokenizer/tokenizer_config.json').write_text(json.dumps(dict(sep_token='[SEP]')))
+  (folder / 'bpe').mkdir()
+  write_tokenizer(folder / 'bpe')
+  (folder / 'bpe/config.json').write_text(json.dumps(dict(vocab_size=257, eos_token_id=0)))
+  (folder / 'marian').mkdir()
+  marian_folder.write(folder / 'marian')
+  (folder / 'a.conll').write_text(''.join(f'the DET\nword{i} NOUN\n\n' for i in range(300)))
+  (folder / 'pairs.tsv').write_text(''.join(f'source {i}\ttarget {i}\n' for i in range(300)))
+  (folder / 'a.txt.gz').write_bytes(gzip.compress('\n'.join(lines).encode(), mtime=0))
+  image = np.random.default_rng(0).integers(0, 256, (60, 4, 4), dtype=np.uint8)
+  for i in range(60):
+    (folder / f'images/{"ab"[i % 2]}').mkdir(parents=True, exist_ok=True)
+    Image.fromarray(image[i]).save(folder / f'images/{"ab"[i % 2]}/{i}.png')
+  files = safetensors.numpy.load_file(folder / 'llama/model.safetensors')
+  shutil.copytree(folder / 'llama', folder / 'parts', ignore=lambda *_: ['model.safetensors'])
+  save_tensors(folder / 'parts', files.items(), list(files), max_bytes=20_000)
+  with contextlib.closing(checkpoint.Checkpoints(folder / 'run', keep=1)) as checkpoints:
+    run = dict(corpus='', tokenizer=None, source_tokenizer=None, data=None, config=config.to_dict())
+    checkpoints.save_params(params, run | dict(tokenizer=Experiment(config).tokenizer.state()))
+  [arrays] = [path for path in (folder / 'run').rglob('*') if path.stat().st_size > 80_000]
 
   def source(text):
     def read(path):
@@ -159,10 +190,14 @@ def write_files(folder: pathlib.Path) -> dict[str, tuple[pathlib.Path, Callable]
     return read
 
   def tokenizer(path):
-    spec.build(f'published({str(path.parent)!r})', tfm.data.tokenizers, Tokenizer).train(()).encode('a b')
+    name = 'marian' if path.parent.name == 'marian' else 'published'
+    spec.build(f'{name}({str(path.parent)!r})', tfm.data.tokenizers, Tokenizer).train(()).encode('a b')
 
   def pretrained(path):
     tfm.from_pretrained(str(path.parent))
+
+  def saved_run(path):
+    load.load(str(folder / 'run'))
 
   return {
     'config.json of a published model': (folder / 'llama/config.json', pretrained),
@@ -179,6 +214,17 @@ def write_files(folder: pathlib.Path) -> dict[str, tuple[pathlib.Path, Callable]
     'vocabulary': (folder / 'tokenizer/vocab.txt', tokenizer),
     'config of a tokenizer': (folder / 'tokenizer/config.json', tokenizer),
     'tokenizer_config.json': (folder / 'tokenizer/tokenizer_config.json', tokenizer),
+    'tokenizer.json': (folder / 'bpe/tokenizer.json', tokenizer),
+    'table of Marian': (folder / 'marian/vocab.json', tokenizer),
+    'SentencePiece': (folder / 'marian/source.spm', tokenizer),
+    'CoNLL': (folder / 'a.conll', source('tagged("{}")')),
+    'pairs': (folder / 'pairs.tsv', source('parallel("{}")')),
+    'gzip': (folder / 'a.txt.gz', source('text("{}")')),
+    'image': (folder / 'images/a/0.png', source(f'folder({str(folder / "images")!r}, size=4)')),
+    'index of safetensors': (folder / 'parts/model.safetensors.index.json', pretrained),
+    'metadata of a run': (folder / 'run/checkpoints/0/run/metadata', saved_run),
+    'digests of a run': (folder / 'run/checkpoints/0/digests.json', saved_run),
+    'arrays of a run': (arrays, saved_run),
   }
 
 
@@ -196,6 +242,8 @@ def file_cases(folder: pathlib.Path, draw: random.Random, count: int) -> Iterato
         read(path)
       finally:
         path.write_bytes(data)
+      if path.is_relative_to(folder / 'run') and damaged != data:
+        raise fuzz_checkpoints.Silent('a file of a checkpoint is not what was saved')
 
     yield f'{kind}, damage {i}', case
 
@@ -238,10 +286,11 @@ def main(argv: list[str] | None = None) -> int:
   logging.disable()
   os.environ.setdefault('TFM_CACHE', tempfile.mkdtemp())
   with tempfile.TemporaryDirectory() as folder:
-    each = args.cases // 4
-    cases = draw.sample(list(field_cases()), args.cases - 2 * each) if args.cases else []
+    each = args.cases // 5
+    cases = draw.sample(list(field_cases()), args.cases - 3 * each) if args.cases else []
     cases += draw.sample(list(argument_cases()), each)
     cases += file_cases(pathlib.Path(folder), draw, each)
+    cases += fuzz_checkpoints.cases(pathlib.Path(folder), draw, each)
     for number, (name, case) in enumerate(cases, start=1):
       outcome = run(case)
       kind = outcome if outcome in ('accepted', 'rejected') else 'finding'
