@@ -49,6 +49,7 @@ def test_the_slower_of_two_writers_reads_the_result_of_the_faster(tmp_path):
     (lambda x: (x / 'digests.json').unlink(), 'digests.json is missing'),
     (lambda x: (x / 'digests.json').write_text('{}'), 'digests.json is missing or empty'),
     (lambda x: (x / 'digests.json').write_text('{'), 'digests.json cannot be read'),
+    (lambda x: (x / 'more').write_text(''), 'digests.json does not list more'),
   ],
 )
 def test_altered_files_are_not_read(tmp_path, damage, message):

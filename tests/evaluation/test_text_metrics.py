@@ -1,5 +1,7 @@
 """Metrics of texts: what each counts, by hand where that is short."""
 
+import math
+
 import pytest
 
 from tfm.evaluation.text_metrics import METRICS
@@ -34,6 +36,34 @@ def test_tokenized_bleu_counts_moses_tokens():
     assert METRICS['bleu'](tokenize='none')([written], [tokens])['bleu'] < 50
 
 
+@pytest.mark.parametrize('language, tokens', [('fr', 5), ('de', 6)])
+def test_tokens_follow_the_language(language, tokens):
+  """The apostrophe belongs to the article in French only; of the n-grams, those with the last word differ."""
+  texts = ["nous aimons beaucoup l'eau"], ["nous aimons beaucoup l'air"]
+  precisions = [(tokens - n) / (tokens - n + 1) for n in (1, 2, 3, 4)]
+  score = METRICS['tokenized_bleu'](language)(*texts)['tokenized_bleu']
+  assert score == pytest.approx(100 * math.prod(precisions) ** 0.25)
+
+
+def test_a_missing_4_gram_is_not_smoothed_in_tokenized_bleu():
+  texts = ['eins zwei drei fünf'], ['eins zwei drei vier']
+  assert METRICS['tokenized_bleu']('de')(*texts)['tokenized_bleu'] == 0 < METRICS['bleu']()(*texts)['bleu']
+
+
+@pytest.mark.parametrize(
+  'metric, name, parts',
+  [
+    (METRICS['bleu'](), 'bleu', {'case:mixed', 'tok:13a', 'smooth:exp'}),
+    (METRICS['tokenized_bleu']('de'), 'tokenized_bleu', {'case:mixed', 'tok:none', 'smooth:none'}),
+    (METRICS['chrf'](), 'chrf', {'nc:6', 'nw:0'}),
+    (METRICS['chrf'](words=2), 'chrf', {'nc:6', 'nw:2'}),
+  ],
+)
+def test_a_signature_says_how_it_was_computed(metric, name, parts):
+  values = metric(SAID, TRUE)
+  assert set(values) == {name, f'{name}_signature'} and parts <= set(values[f'{name}_signature'].split('|'))
+
+
 def test_a_compound_is_split_if_requested():
   """Of gut-altes and gut-neues the first half is then found, and the hyphen."""
   texts = ['wir sehen heute ein gut-altes Haus'], ['wir sehen heute ein gut-neues Haus']
@@ -48,6 +78,14 @@ def test_exact_and_rouge_by_hand():
   found = METRICS['rouge']()(['the cat sat'], ['the cat ran away'])
   assert found['rouge1'] == pytest.approx(100 * 2 * (2 / 3) * (2 / 4) / (2 / 3 + 2 / 4))
   assert found['rouge2'] == pytest.approx(100 * 2 * (1 / 2) * (1 / 3) / (1 / 2 + 1 / 3))
+
+
+def test_rouge_compares_stems_by_default():
+  texts = ['cats running'], ['cat runs']
+  assert (
+    METRICS['rouge']()(*texts)['rouge1'] == pytest.approx(100)
+    and METRICS['rouge'](stem=False)(*texts)['rouge1'] == 0
+  )
 
 
 def test_unequal_numbers_are_refused():

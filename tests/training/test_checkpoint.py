@@ -157,7 +157,7 @@ def test_a_checkpoint_without_digests_is_read_with_a_notice(trained, tmp_path, c
   assert runs.load(workdir).step == 6
   assert f'6 has no {file_hashes.FILE}: its params is read without verification' in capsys.readouterr().err
   path.write_text('{}')
-  with pytest.raises(ValueError, match=f'{file_hashes.FILE} lists no file of'):
+  with pytest.raises(ValueError, match=f'{file_hashes.FILE} does not list run/'):
     runs.load(workdir)
 
 

@@ -54,7 +54,7 @@ def verify(path: pathlib.Path) -> pathlib.Path:
   if not expected:
     damage = f'{path / file_hashes.FILE} is missing or empty, as earlier versions left it'
   else:
-    damage = file_hashes.find_damage(path, expected)
+    damage = file_hashes.find_unlisted(path, expected) or file_hashes.find_damage(path, expected)
   if damage:
     raise ValueError(f'prepared data is damaged: {damage}; delete {path}, and it is prepared again')
   return path

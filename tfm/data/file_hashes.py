@@ -8,7 +8,7 @@ import json
 import os
 import pathlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from tfm.errors import parsing, read_json_object, require
 
@@ -83,6 +83,16 @@ def read_digests(folder: pathlib.Path) -> dict[str, list] | None:
   return content
 
 
+def find_unlisted(folder: pathlib.Path, expected: Mapping[str, Sequence], part: str = '.') -> str:
+  """A message on the first file below `folder`/`part` without a digest, or ''. Hidden files, which network
+  file systems make, need none.
+  """
+  files = [path for path in _files(folder / part) if path.name not in (FILE, *WRITTEN_LATER)]
+  names = {str(path.relative_to(folder)) for path in files if not path.name.startswith('.')}
+  unlisted = sorted(names - expected.keys())
+  return f'{folder / FILE} does not list {unlisted[0]}' if unlisted else ''
+
+
 def find_damage(folder: pathlib.Path, expected: Mapping[str, Sequence]) -> str:
   """A message on the first file that differs from its expected size and digest, or ''."""
   present = [name for name in expected if (folder / name).is_file()]
@@ -98,9 +108,12 @@ def find_damage(folder: pathlib.Path, expected: Mapping[str, Sequence]) -> str:
   return ''
 
 
+def _files(folder: pathlib.Path) -> Iterator[pathlib.Path]:
+  return (path for path in folder.rglob('*') if path.is_file())
+
+
 def _file_names(folder: pathlib.Path) -> set[str]:
-  names = {str(path.relative_to(folder)) for path in folder.rglob('*') if path.is_file()}
-  return names - {FILE, *WRITTEN_LATER}
+  return {str(path.relative_to(folder)) for path in _files(folder)} - {FILE, *WRITTEN_LATER}
 
 
 def _digests(folder: pathlib.Path, names: Sequence[str]) -> list[tuple[int, str]]:

@@ -16,7 +16,7 @@ from tfm.config.resolve import resolve_config
 from tfm.errors import require, suggest
 from tfm.hf.families.protocol import Family
 from tfm.models.trunk import Trunk
-from tfm.spec import MAX_SIZE, SizeOrZero, shorten, unsuitable_reason
+from tfm.spec import MAX_SIZE, Size, shorten, unsuitable_reason
 
 
 # (architecture, output of a published class) → our objective.
@@ -73,10 +73,10 @@ def config_from_hf(
     size of the vocabulary; and the size of a separate source vocabulary (0: none).
   """
   flat, output = family.read(fields)
-  vocab, source_vocab, classes = (flat.pop(name, 0) for name in ('vocab', 'source_vocab', 'classes'))
-  for name, size in (('vocab_size', vocab), ('source_vocab_size', source_vocab), ('num_labels', classes)):
-    reason = unsuitable_reason(size, SizeOrZero)
-    require(not reason, f'{name}={size!r} {reason}')
+  for path, name in dict(vocab='vocab_size', source_vocab='vocab_size', classes='num_labels').items():
+    reason = unsuitable_reason(flat.get(path, 1), Size)
+    require(not reason, f'{name}={flat.get(path)!r} {reason}')
+  vocab, source_vocab, classes = (flat.pop(path, 0) for path in ('vocab', 'source_vocab', 'classes'))
   ids = {path.removeprefix('ids.'): flat.pop(path) for path in [*flat] if path.startswith('ids.')}
   for name, value in ids.items():
     reason = unsuitable_reason(value, TokenIds)

@@ -244,8 +244,8 @@ class Checkpoints:
         damage = ''
       else:
         files = {name: digest for name, digest in expected.items() if name.startswith(f'{part}/')}
-        damage = file_hashes.find_damage(folder, self._own_files(files))
-        damage = damage if files else f'{folder / file_hashes.FILE} lists no file of {part}'
+        damage = file_hashes.find_unlisted(folder, files, part)
+        damage = damage or file_hashes.find_damage(folder, self._own_files(files))
     except ValueError as error:  # the other processes must get this message, too
       damage = str(error)
     if damage := gather_first_message(damage):
