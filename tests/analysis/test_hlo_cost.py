@@ -8,6 +8,7 @@ import pytest
 
 from tfm.analysis import hlo
 from tfm.analysis.hlo_cost import Strides, count_cost, overlapping_pairs
+from tfm.layers.grouped_matmul import multiply_groups
 
 
 def done(f, *shapes):
@@ -43,6 +44,35 @@ def test_what_is_written_into_a_large_array_is_a_slice():
     return jax.lax.scan(lambda c, _: (c * 1.5, jnp.sin(c)), x, None, length=100)
 
   assert done(f, (32,)).bytes < 100 * 4 * 32 * 10  # and not 100 times the result's 100 · 32
+
+
+def test_filling_that_is_skipped_does_not_count():
+  """Rows of four experts, of which a device has two, each with its even share."""
+  M, E, I, O = 256, 2, 16, 32
+
+  def f(x, kernels, weights):
+    with jax.named_scope('useful:1:2'):
+      y, gradients = jax.vjp(lambda *args: multiply_groups(*args, jnp.full(E, M // 4)), x, kernels)
+    return gradients(y * weights)
+
+  # The products of the rows, of their gradients and of the kernels'.
+  assert done(f, (M, I), (E, I, O), (M, O)).flops == 3 * 2 * (M // 2) * I * O
+
+
+RAGGED = """HloModule f, is_scheduled=true
+
+ENTRY %f (x: bf16[64,16], w: bf16[2,16,32]) -> bf16[64,32] {
+  %x = bf16[64,16]{1,0} parameter(0)
+  %w = bf16[2,16,32]{2,1,0} parameter(1)
+  ROOT %ragged-dot-none = bf16[64,32]{1,0} custom-call(%x, %w), custom_call_target="tpu_custom_call", frontend_attributes={ragged_dot_tiling="64,16,32"}, metadata={op_name="jit(f)/useful:1:4/cond/branch_0_fun/ragged_dot_general/ragged-dot-none"}
+}
+"""
+
+
+def test_a_ragged_product_of_a_tpu():
+  cost = count_cost(hlo.parse_module(RAGGED))
+  assert cost.flops == 2 * 64 * 16 * 32 / 4
+  assert cost.bytes == 2 * (64 * 16 + 2 * 16 * 32 + 64 * 32) / 4
 
 
 @pytest.mark.parametrize(

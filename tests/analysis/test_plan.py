@@ -99,6 +99,17 @@ def test_a_chip_of_two_devices_trains_what_both_do(sums):
 
 
 @pytest.mark.slow
+def test_experts_count_their_own_rows(run, tmp_path):
+  """Each of four devices gathers the rows of all and skips those of the others' experts."""
+  experts = '--config.model.feed_forward=mixture_of_experts(experts=8)'
+  axes = ('--config.mesh.data=2', '--config.mesh.fsdp=1', '--config.mesh.tensor=1', '--config.mesh.expert=4')
+  status, _, err = run('--topology=here', '--rows=0', '--to=out', experts, *axes)
+  assert status == 0, err
+  [one] = json.loads((tmp_path / 'out' / 'plan.json').read_text())['plans']
+  assert 1 < one['products'] * 8 / one['flops'] < 1.6
+
+
+@pytest.mark.slow
 def test_loops_that_do_not_tell_count_no_less_than_the_model(run, tmp_path):
   """The ring goes over the blocks that a mask opens, which are others on each device."""
   status, out, _ = run(

@@ -51,10 +51,13 @@ class DeviceCost:
   """The cost of one execution on one device.
 
   Attributes:
-    flops: of matrix products and convolutions, counting multiply and add; without custom kernels (Pallas,
+    flops: of matrix products and convolutions, counting multiply and add; without attention kernels (Pallas,
       cuDNN), whose FLOPs are not in the text.
     bytes: a lower bound on main-memory traffic: each operand of a fusion is counted once, slices of it by
       their own size, and on-chip memory not at all.
+
+  What stands in a scope `useful:rows:all`, as the products of a mixture of experts, counts for `rows` of its
+  rows, where it skips the others. Every expert is taken to have its even share.
   """
 
   flops: int
@@ -66,13 +69,26 @@ def count_cost(module: Module) -> DeviceCost:
   flops = bytes_accessed_total = 0
   for execution in module.executed():
     computation, instruction = module.computations[execution.computation], execution.instruction
+    times = execution.times * useful_share(instruction)
     if instruction.opcode in FLOP_COUNTERS:
-      flops += execution.times * FLOP_COUNTERS[instruction.opcode](
+      flops += times * FLOP_COUNTERS[instruction.opcode](
         instruction, [shape for name in instruction.operands for shape in computation[name].shapes[:1]]
       )
     if execution.inside is None:
-      bytes_accessed_total += execution.times * bytes_accessed(instruction, computation, module)
-  return DeviceCost(flops, bytes_accessed_total)
+      bytes_accessed_total += times * bytes_accessed(instruction, computation, module)
+  return DeviceCost(round(flops), round(bytes_accessed_total))
+
+
+def useful_share(instruction: Instruction) -> float:
+  """The share of its rows that is not filling, by the scopes `useful:rows:all` that it stands in, if it skips
+  filling: a ragged product, or what a loop does under a condition; else 1.
+  """
+  if 'useful:' not in instruction.attributes:
+    return 1
+  scopes = re.search(r'op_name="([^"]*)"', instruction.attributes)[1]
+  if not re.search(r'useful:.*/(ragged_dot|while/.*/cond/)', scopes):
+    return 1
+  return math.prod(int(rows) / int(of) for rows, of in re.findall(r'useful:(\d+):(\d+)', scopes))
 
 
 def dot_flops(instruction: Instruction, operands: list[Shape]) -> int:
@@ -146,7 +162,12 @@ def overlapping_pairs(inputs: int, kernel: int, outputs: int, strides: Strides) 
 
 
 def library_call_flops(instruction: Instruction, operands: list[Shape]) -> int:
-  """FLOPs of a cuBLAS call, which states its dimensions; 0 for other custom calls."""
+  """FLOPs of a cuBLAS call, which states its dimensions, and of a TPU's ragged product; 0 for other custom
+  calls.
+  """
+  if 'ragged_dot_tiling' in instruction.attributes:
+    kernels = operands[-1].dims  # [groups, contracted, columns]
+    return 2 * math.prod(instruction.shapes[0].dims) * kernels[1]
   if '__cublas' not in instruction.attributes:
     return 0
   contracting_dims = re.search(r'"lhs_contracting_dimensions":\[([^\]]*)\]', instruction.attributes)

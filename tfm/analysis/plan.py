@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import jax
 from jax.sharding import Mesh
 
-from tfm.analysis import collectives, hlo, hlo_cost, torus
+from tfm.analysis import attention_kernels, collectives, hlo, hlo_cost, torus
 from tfm.analysis import roofline as bounds
 from tfm.analysis.lowering import Step
 from tfm.analysis.roofline import Bound
@@ -182,7 +182,7 @@ def analyze_step(
     )
   )
   cost = hlo_cost.count_cost(module)
-  products = cost.flops + (step.pairs / mesh.size if has_custom_kernels(module) else 0)
+  products = cost.flops + attention_kernels.count_flops(module, step.pairs / mesh.size)
   model = step.flops / mesh.size
   is_complete = products >= model if is_decoding else all(here.trip_count_known for here in module.executed())
   products = products if is_complete else max(products, model)
@@ -202,15 +202,6 @@ def analyze_step(
     collectives=sent,
     bound=bound,
     **common,
-  )
-
-
-def has_custom_kernels(module: hlo.Module) -> bool:
-  """Whether the module contains custom attention kernels, whose FLOPs are not in its text."""
-  return any(
-    instruction.opcode == 'custom-call'
-    and re.search(r'custom_call_target="(tpu_custom_call|__cudnn|mosaic)', instruction.attributes)
-    for instruction in (here.instruction for here in module.executed())
   )
 
 

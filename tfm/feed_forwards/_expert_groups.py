@@ -122,7 +122,9 @@ def _mix_own_groups(activate, axes, names, x, choices, weights, own_experts, pro
 
   def project(name, x):
     p, (i, o) = projections[name], names[name]
-    y = multiply_groups(x, p['kernel'], sizes, (axes.gathered(i), axes.gathered(o)))
+    # Plans count the rows of the other devices' experts as filling.
+    with jax.named_scope(f'useful:1:{shard_count(axes.expert)}'):
+      y = multiply_groups(x, p['kernel'], sizes, (axes.gathered(i), axes.gathered(o)))
     if 'bias' in p:
       bias = p['bias']
       if axes.gathered(o):

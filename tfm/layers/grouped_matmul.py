@@ -104,7 +104,7 @@ def sum_tiles(
   x: Float[Array, 'M I'], dy: Float[Array, 'M O'], sizes: Int[Array, 'E']
 ) -> Float[Array, 'E I O']:
   """The gradients of the kernels, tile by tile."""
-  visits = plan_visits(len(x), sizes)
+  M, visits = len(x), plan_visits(len(x), sizes)
   x, dy = _split(x, visits), _split(dy, visits)
 
   def visit(total, v):
@@ -112,7 +112,8 @@ def sum_tiles(
     product = jnp.einsum('ri,ro->io', own, dy[v.tile], preferred_element_type=jnp.float32)
     return total.at[v.owner].add(product)
 
-  return _visit_all(visit, jnp.zeros((len(sizes), x.shape[2], dy.shape[2]), jnp.float32), visits)
+  with jax.named_scope(f'useful:{M}:{visits.is_own.size}'):
+    return _visit_all(visit, jnp.zeros((len(sizes), x.shape[2], dy.shape[2]), jnp.float32), visits)
 
 
 @struct.dataclass
