@@ -16,7 +16,7 @@ PIP_INSTALL = $(VENV)/bin/pip install --quiet --disable-pip-version-check -c con
 # Files of text that are opened without an encoding fail the tests (pyproject.toml).
 export PYTHONWARNDEFAULTENCODING = 1
 
-.PHONY: demo lint test test-slow test-all fuzz mutants oracle compilers browser xpk reference docs clean
+.PHONY: demo lint test test-slow test-all fuzz mutants oracle compilers plans browser xpk reference docs clean
 
 $(VENV)/installed: setup.cfg constraints.txt
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("tfm needs Python 3.11 or newer; name one: make PYTHON=python3.12 …")'
@@ -64,6 +64,12 @@ compilers: $(VENV)/installed
 	$(PIP_INSTALL) -e '.[tpu,cuda-compiler,tokamax]'
 	$(VENV)/bin/python -m pytest -m slow tests/analysis/test_plan.py -k 'for_a_topology or for_boxes_of_gpus'
 	$(VENV)/bin/python -m pytest -m 'slow or not slow' tests/kernels/test_tokamax.py tests/parallel/test_compiler_options.py
+
+# All committed plans anew, in hours; `sh docs/plans/make.sh` goes on after an interruption.
+plans: $(VENV)/installed
+	$(PIP_INSTALL) -e '.[tpu,cuda-compiler]'
+	rm -rf docs/plans/*/
+	PATH="$(abspath $(VENV))/bin:$$PATH" sh docs/plans/make.sh
 
 # Reports in a real browser, such as Debian's package chromium.
 browser: $(VENV)/installed

@@ -1,5 +1,5 @@
-"""Draws strong.png and weak.png, and prints the table of docs/plans.md, from the plan.json of each folder
-beside this file.
+"""Draws strong.png and weak.png, and writes the tables of docs/plans.md, from the plan.json of each folder beside
+this file and from published.json.
 
 python docs/plans/draw.py
 """
@@ -98,24 +98,30 @@ def format_memory(m: dict) -> str:
   return f'≤ {text}¹' if m['source'] == 'sum' else text
 
 
-def table(found: dict[str, dict]) -> str:
+def format_range(ends: list[float], text: str) -> str:
+  """([744, 861], ',.0f') → '744–861'."""
+  return '–'.join(f'{end:{text}}' for end in ends)
+
+
+def plans_table(found: dict[str, dict]) -> str:
   """One row for each plan."""
   lines = [
-    '| plan | mesh | needs, of | time ≥ | bound by | compute, memory, links | tokens/s ≤ | MFU ≤ |',
-    '|---|---|---|---:|---|---|---:|---:|',
+    '| plan | chips | mesh | needs, of | compute, memory, links, network | time of a step | bound by '
+    '| tokens/s a chip | MFU ≤ |',
+    '|---|---:|---|---|---|---:|---|---:|---:|',
   ]
   for name, one in found.items():
     b, m = one['bound'], one['memory']
     mesh = ' × '.join(f'{axis} {size}' for axis, size in one['mesh'].items() if size > 1)
-    row = [f'[{name}](plans/{name}/plan.md)', mesh, format_memory(m)]
+    row = [f'[{name}](plans/{name}/plan.md)', f'{one["devices"]:,}', mesh, format_memory(m)]
     row += (
-      ['does not fit', '', '', '', '']
+      ['', 'does not fit', '', '', '']
       if not b
       else [
-        f'{b["seconds"]:.3g} s',
+        ', '.join(f'{b[part]:.3g}' for part in (*PARTS, 'network')) + ' s',
+        f'{format_range([b["seconds"], b["serial_seconds"]], ".3g")} s',
         b['by'],
-        ', '.join(f'{b[part]:.3g}' for part in PARTS) + ' s',
-        f'{one["tokens_per_second"]:,.0f}',
+        format_range(one['tokens_per_second_per_chip'], ',.0f'),
         f'{one["mfu"]:.1%}',
       ]
     )
@@ -123,10 +129,52 @@ def table(found: dict[str, dict]) -> str:
   return '\n'.join(lines)
 
 
+def bracket(one: dict, reached: dict[str, float]) -> list[float]:
+  """Tokens/s of a chip without overlap and if all overlaps, if chips reach these parts of their peaks."""
+  seconds = [one['bound'][part] / reached.get(part, 1) for part in (*PARTS, 'network')]
+  tokens = one['tokens'] / one['devices']
+  return [tokens / sum(seconds), tokens / max(seconds)]
+
+
+def place(rate: float, ends: list[float]) -> str:
+  """Where a rate lies: `inside`, or how far from the nearer end."""
+  least, most = ends
+  if least <= rate <= most:
+    return 'inside'
+  return f'{rate / least:.2f} of the lower end' if rate < least else f'{rate / most:.2f} of the upper end'
+
+
+def published_table(found: dict[str, dict]) -> str:
+  """Published rates beside the brackets of the plans with their settings."""
+  lines = [
+    '| published run | plan | measured tokens/s a chip | bracket | | at the parts of the peaks that were measured |',
+    '|---|---|---:|---:|---|---|',
+  ]
+  for run in json.loads((HERE / 'published.json').read_text(encoding='utf-8')):
+    rate, name, reached = run['tokens_per_second_per_chip'], run['plan'], run.get('reached', {})
+    ends = bracket(found[name], {})
+    again = bracket(found[name], reached)
+    lines.append(
+      f'| {run["run"]} | [{name}](plans/{name}/plan.md) | {rate:,} | {format_range(ends, ",.0f")} '
+      f'| {place(rate, ends)} | '
+      + (f'{format_range(again, ",.0f")}: {place(rate, again)}' if reached else 'none published')
+      + ' |'
+    )
+  return '\n'.join(lines)
+
+
+def write_tables(page: pathlib.Path, tables: dict[str, str]) -> None:
+  """Replaces what stands between `<!-- name -->` and `<!-- end of name -->` of a page."""
+  text = page.read_text(encoding='utf-8')
+  for name, table in tables.items():
+    start, end = f'<!-- {name} -->\n', f'<!-- end of {name} -->'
+    head, _, rest = text.partition(start)
+    text = f'{head}{start}\n{table}\n\n{end}{rest.partition(end)[2]}'
+  page.write_text(text, encoding='utf-8')
+
+
 if __name__ == '__main__':
   every = plans()
-  if len(of := series(every, 'llama-3-70b-v5p')) > 1:
-    strong(of, HERE / 'strong.png')
-  if len(of := series(every, 'llama-3-8b-v5e')) > 1:
-    weak(of, HERE / 'weak.png')
-  print(table(every))
+  strong(series(every, 'llama-3-70b-v5p'), HERE / 'strong.png')
+  weak(series(every, 'llama-3-8b-v5e'), HERE / 'weak.png')
+  write_tables(HERE.parent / 'plans.md', dict(plans=plans_table(every), published=published_table(every)))

@@ -122,7 +122,7 @@ def validate_plan(config):
 @pytest.mark.sampled(25)
 @pytest.mark.parametrize('case', CASES, ids=map(name, CASES))
 def test_plan_refuses_what_train_refuses(config, tmp_path):
-  trains = refusal(lambda: train.shard(train.prepare([RunDir.from_config(config, 0, tmp_path / 'run')])))
+  trains = refusal(lambda: train.shard(train.prepare([RunDir.from_config(config, 0, tmp_path / 'run')], {})))
   assert refusal(validate_plan, config) == trains
 
 
