@@ -10,6 +10,8 @@ import zipfile
 
 import pytest
 
+from tests.test_extras import OPTIONAL
+
 
 pytestmark = pytest.mark.slow
 SOURCES = 'tfm', 'configs', 'experiments', 'setup.cfg', 'setup.py', 'pyproject.toml', 'README.md'
@@ -65,7 +67,7 @@ def tfm(site, folder, *words):
     capture_output=True,
     text=True,
     cwd=folder,
-    env=environment | {'PYTHONPATH': str(site), 'HOME': str(folder)},
+    env=environment | {'PYTHONPATH': f'{site}{os.pathsep}{folder}', 'HOME': str(folder)},
   )
   assert process.returncode == 0, process.stderr
   return process.stdout + process.stderr
@@ -89,7 +91,9 @@ def tfm_file(site, folder):
   ).stdout
 
 
-def test_its_conformance_suite_checks_a_file(site, tmp_path):
+def test_its_conformance_suite_checks_a_file_without_other_extras(site, tmp_path):
+  hidden = dict.fromkeys(name for name in OPTIONAL if name != 'pytest')
+  (tmp_path / 'sitecustomize.py').write_text(f'import sys\nsys.modules.update({hidden})\n')
   (tmp_path / 'norms').mkdir()
   text = (site / 'tfm' / 'norms' / 'rmsnorm.py').read_text()
   (tmp_path / 'norms' / 'mine.py').write_text(text)

@@ -108,7 +108,7 @@ def changed_modules() -> set[str]:
   """The names of the package's modules that differ from the last commit, or that it does not have."""
   command = 'git status --porcelain --untracked-files=all tfm'.split()
   try:
-    status = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout
+    status = subprocess.run(command, cwd=ROOT, capture_output=True, encoding='utf-8').stdout
   except FileNotFoundError:  # no git
     return set()
   return {pathlib.Path(line.split()[-1]).stem for line in status.splitlines()}
@@ -119,5 +119,9 @@ def pytest_runtest_teardown(item, nextitem):
   import jax
 
   maps = pathlib.Path('/proc/self/maps')
-  if next(FINISHED_TESTS) % 25 == 0 and maps.exists() and len(maps.read_text().splitlines()) > 30_000:
+  if (
+    next(FINISHED_TESTS) % 25 == 0
+    and maps.exists()
+    and len(maps.read_text(encoding='utf-8').splitlines()) > 30_000
+  ):
     jax.clear_caches()

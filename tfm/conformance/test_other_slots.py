@@ -156,7 +156,15 @@ class TestSource:
     assert (len(source.image_shape) == 3) == ('image' in source.fields)
 
 
-TOKENIZERS = [name for name in collect.variants('tokenizer') if minimal_spec('tokenizer', name) == name]
+def needs_no_file(tokenizer):
+  """Whether a tokenizer is trained on texts alone; False for one whose package is missing, too."""
+  try:
+    return minimal_spec('tokenizer', tokenizer) == tokenizer
+  except spec.SpecError:
+    return False
+
+
+TOKENIZERS = [name for name in collect.variants('tokenizer') if needs_no_file(name)]
 
 
 @pytest.mark.parametrize('name', TOKENIZERS)
