@@ -118,10 +118,11 @@ def pytest_runtest_teardown(item, nextitem):
   """Frees compiled programs before the process reaches the limit on memory maps (Linux: 65,530)."""
   import jax
 
-  maps = pathlib.Path('/proc/self/maps')
-  if (
-    next(FINISHED_TESTS) % 25 == 0
-    and maps.exists()
-    and len(maps.read_text(encoding='utf-8').splitlines()) > 30_000
-  ):
+  if next(FINISHED_TESTS) % 25 == 0 and count_memory_maps() > 30_000:
     jax.clear_caches()
+
+
+def count_memory_maps() -> int:
+  """The memory maps of this process; 0 where the system does not tell."""
+  maps = pathlib.Path('/proc/self/maps')
+  return len(maps.read_text(encoding='utf-8').splitlines()) if maps.exists() else 0
