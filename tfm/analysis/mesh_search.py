@@ -15,7 +15,6 @@ from tfm.models.stack import REMAT
 
 
 # The mesh axes searched by default, along which every model can be sharded.
-DEFAULT_AXES = ('data', 'fsdp', 'tensor')
 # Estimates are within a factor of two of compilers, so an estimate above this multiple of the capacity cannot
 # fit.
 ESTIMATE_TOLERANCE = 2

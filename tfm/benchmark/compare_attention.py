@@ -6,19 +6,26 @@ memory. Each measurement is appended to FILE.jsonl at once; the same command run
 missing. The mixers' curves are drawn to FILE.png, with exponents fitted from length 2048 on.
 """
 
+from __future__ import annotations
+
 import argparse
 import importlib.util
 import json
 import pathlib
 import sys
+from typing import TYPE_CHECKING
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from tfm.benchmark import attention, attention_torch, curves
+from tfm.benchmark import attention, attention_torch
 from tfm.benchmark.process import OutOfMemory, describe_machine, measure
 from tfm.data.progress_bar import track
+
+
+if TYPE_CHECKING:
+  from tfm.benchmark import curves
 
 
 LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768)
@@ -41,6 +48,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> None:
+  from tfm.benchmark import curves  # first: without the extra [plots] nothing is measured
+
   for length in args.lengths:
     if length < 1:
       raise ValueError(f'--lengths contains {length}; a row has at least 1 token')
@@ -175,6 +184,8 @@ def mixer_table(results: Results, lengths: tuple[int, ...], what: str) -> Table:
 
 
 def format_exponent(values: curves.Curve) -> str:
+  from tfm.benchmark import curves
+
   exponent = curves.fit_exponent(values)
   return '' if exponent is None else f'{exponent:.2f}'
 

@@ -20,9 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tfm.benchmark.process import describe_machine, measure
-from tfm.benchmark.translation_torch import validate_marian_shape
 from tfm.config.overlay import complete
-from tfm.config.resolve import resolve_config
 from tfm.data.progress_bar import track
 
 
@@ -39,6 +37,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> None:
+  from tfm.benchmark.translation_torch import validate_marian_shape
+  from tfm.config.resolve import resolve_config
+
   for name in ('beams', 'rounds'):
     if getattr(args, name) < 1:
       raise ValueError(f'--{name}={getattr(args, name)} must be at least 1')

@@ -14,27 +14,27 @@ soft cap and normalizer. Rows of a head with an attention sink sum to less than 
 --config.mesh.fsdp=-1 divides the parameters among all devices, also among those of several processes.
 """
 
+from __future__ import annotations
+
 import argparse
 import os
 import pathlib
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-import tfm.mixers
 from tfm import spec
 from tfm.commands.cli import add_process_flags, assign_overrides
-from tfm.data.tokenizers.protocol import Tokenizer
-from tfm.decoding import beam, loop
-from tfm.decoding.unroll_layers import unroll_layers
 from tfm.errors import require
-from tfm.evaluation import attention_maps, attention_page, attention_picture
-from tfm.mixers.protocol import Context, Mixer
-from tfm.parallel import processes, sharding
-from tfm.runs import load
-from tfm.shapes import Int
 
+
+if TYPE_CHECKING:
+  import numpy as np
+
+  from tfm.data.tokenizers.protocol import Tokenizer
+  from tfm.evaluation import attention_maps
+  from tfm.mixers.protocol import Mixer
+  from tfm.runs import load
+  from tfm.shapes import Int
 
 # Maximum tokens of a text; a larger map does not fit on a screen.
 LONGEST = 512
@@ -69,6 +69,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> None:
+  from tfm.evaluation import attention_maps, attention_page, attention_picture
+  from tfm.parallel import processes, sharding
+  from tfm.runs import load
+
   layers, heads = (parse_numbers(flag, getattr(args, flag)) for flag in ('layers', 'heads'))
   text = read_text('input', args.input)
   target = None if args.target is None else read_text('target', args.target)
@@ -161,6 +165,9 @@ def validate_selection(
 
 def list_mixers_with_weights() -> list[str]:
   """The names of the mixers with attention weights."""
+  import tfm.mixers
+  from tfm.mixers.protocol import Mixer
+
   return [
     name
     for name in spec.variant_names(tfm.mixers)
@@ -172,6 +179,8 @@ def prepare_inputs(
   loaded: load.Run, text: str, target: str | None
 ) -> tuple[list[Any], dict[str, Int[np.ndarray, 'T']]]:
   """The model's inputs for a text, and the tokens of 'text' and, for an encoder-decoder, of 'source'."""
+  import numpy as np
+
   model, tokenizer = loaded.model, loaded.tokenizer
   pairs = hasattr(model, 'encode')
   require(pairs or target is None, '--target requires an encoder-decoder; remove it')
@@ -200,6 +209,10 @@ def single_row(tokens: Int[np.ndarray, 'T'], prefixed: bool = False) -> list[Any
 
   With prefix masks the whole row is the prefix, as in the prefill of `tfm generate`.
   """
+  import numpy as np
+
+  from tfm.mixers.protocol import Context
+
   context = Context.contiguous(tokens[None])
   if prefixed:
     context = context.replace(prefix=np.full_like(tokens[None], len(tokens) - 1))
@@ -208,6 +221,12 @@ def single_row(tokens: Int[np.ndarray, 'T'], prefixed: bool = False) -> list[Any
 
 def translate_source(loaded: load.Run, source: Int[np.ndarray, 'S']) -> Int[np.ndarray, 'T']:
   """The decoder's input for its best translation: the start of a target and the translation."""
+  import numpy as np
+
+  from tfm.decoding import beam
+  from tfm.decoding.unroll_layers import unroll_layers
+  from tfm.parallel import sharding
+
   tokenizer, max_extra_tokens = loaded.tokenizer, loaded.config.decoding.max_extra_tokens
   start = tokenizer.target_prompt_ids()
   with sharding.context(loaded.mesh, loaded.rules):
@@ -224,6 +243,8 @@ def translate_source(loaded: load.Run, source: Int[np.ndarray, 'S']) -> Int[np.n
 
 def check_length(flag: str, tokens: Int[np.ndarray, 'T'], positions: Sequence[Callable]) -> None:
   """Raises ValueError for a text beyond `LONGEST` or the model's maximum position."""
+  from tfm.decoding import loop
+
   require(
     len(tokens) <= LONGEST,
     f'--{flag} has {len(tokens)} tokens, and a map shows at most {LONGEST}; shorten it',

@@ -29,22 +29,25 @@ are reported as `impossible`. DIR/length.csv has the table, length.json also the
 the curves; each call overwrites them.
 """
 
+from __future__ import annotations
+
 import csv
 import dataclasses
 import json
 import pathlib
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from tfm import spec
+from tfm.analysis.console import new_table, wide_console
 from tfm.commands.cli import add_process_flags, assign_overrides
-from tfm.commands.inspect import new_table, wide_console
 from tfm.data.progress_bar import track
 from tfm.errors import require
-from tfm.evaluation.length_extrapolation import PROTOCOLS, LengthRecord
 from tfm.evaluation.text_metrics import METRICS, Metric
-from tfm.parallel import processes
-from tfm.runs import load
 
+
+if TYPE_CHECKING:
+  from tfm.evaluation.length_extrapolation import LengthRecord
 
 COLUMNS = 'protocol', 'stride', 'length', 'tokens', 'loss', 'perplexity', 'bits_per_byte', 'impossible'
 OVERRIDES = '--config.'  # --config.model.kernel=NAME, --config.mesh.fsdp=N
@@ -76,7 +79,7 @@ def arguments(parser):
   add(
     '--protocol',
     action='append',
-    metavar='|'.join(PROTOCOLS),
+    metavar='nonoverlapping|sliding',
     help='protocol of --lengths; repeatable (default: nonoverlapping)',
   )
   add(
@@ -90,6 +93,9 @@ def arguments(parser):
 
 
 def main(args):
+  from tfm.parallel import processes
+  from tfm.runs import load
+
   if args.lengths is not None:
     return evaluate_lengths(args)
   for flag in ('protocol', 'stride', 'targets'):
@@ -135,6 +141,8 @@ def build_metrics(specs: Sequence[str]) -> dict[str, Metric]:
 def evaluate_lengths(args):
   """`--lengths`: evaluates, prints the table, and writes the files."""
   from tfm.evaluation import length_plot  # first: without the extra [plots] nothing is evaluated
+  from tfm.parallel import processes
+  from tfm.runs import load
 
   require(
     args.metric is None,

@@ -15,6 +15,8 @@ its number only, not on other prompts.
 generate together, as in `tfm train`.
 """
 
+from __future__ import annotations
+
 import argparse
 import contextlib
 import dataclasses
@@ -23,37 +25,29 @@ import json
 import os
 import pathlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple
-
-import numpy as np
+from typing import TYPE_CHECKING, NamedTuple
 
 from tfm import spec
 from tfm.commands.cli import add_process_flags, assign_overrides
-from tfm.config.assemble import Experiment
 from tfm.data.progress_bar import track
-from tfm.data.special_tokens import base_tokenizer
-from tfm.decoding import beam, fill_mask, loop, streaming_text
-from tfm.decoding.sampling import Sampling
-from tfm.decoding.translate import Translation, translate
-from tfm.decoding.unroll_layers import disable_scan, unroll_layers
 from tfm.errors import require
-from tfm.hf import text_length
-from tfm.models.decoder import Decoder
-from tfm.objectives.masked_lm import MASK
-from tfm.parallel import processes, sharding
-from tfm.runs import load
-from tfm.runs.init_from import build_model
-from tfm.shapes import PyTree
 from tfm.spec import MAX_SIZE
 
+
+if TYPE_CHECKING:
+  import numpy as np
+
+  from tfm.decoding.sampling import Sampling
+  from tfm.decoding.translate import Translation
+  from tfm.models.decoder import Decoder
+  from tfm.runs import load
+  from tfm.shapes import PyTree
 
 # Continuations generated at once.
 ROWS = 32
 # Default number of new tokens of a decoder.
 MAX_TOKENS = 256
-# Flags of sampling and of beam search.
-SAMPLING = tuple(field.name for field in dataclasses.fields(Sampling))
-SEARCH = 'beams', 'penalty', 'stopping'
+SEARCH = 'beams', 'penalty', 'stopping'  # flags of beam search
 OVERRIDES = '--config.'  # --config.model.kernel=NAME, --config.mesh.fsdp=N
 
 
@@ -115,7 +109,7 @@ def arguments(parser):
   )
   add(
     '--stopping',
-    choices=beam.STOPPING,
+    metavar='proven|likely|first',
     help='stopping rule of beam search: no better score is possible (proven), no live hypothesis would '
     'be better if it ended now (likely), or K hypotheses have ended (first) (default: '
     'config.decoding.stopping)',
@@ -133,10 +127,15 @@ def arguments(parser):
 
 
 def main(args):
+  from tfm.decoding.sampling import Sampling
+  from tfm.parallel import processes, sharding
+  from tfm.runs import load
+
+  sampling_names = tuple(field.name for field in dataclasses.fields(Sampling))
   prompts = read_prompts(args.prompt, args.input)
   sampling_flags, search_flags = (
     {name: getattr(args, name) for name in names if getattr(args, name) is not None}
-    for names in (SAMPLING, SEARCH)
+    for names in (sampling_names, SEARCH)
   )
   require(
     not (search_flags and sampling_flags),
@@ -224,6 +223,12 @@ class ModelForLength(NamedTuple):
 def prepare_model(loaded: load.Run) -> tuple[ModelForLength, PyTree]:
   """The model of a run and its parameters, without scan. The rotary scaling of an imported one follows the
   length of the text, if the published implementation's does."""
+  from tfm.config.assemble import Experiment
+  from tfm.data.special_tokens import base_tokenizer
+  from tfm.decoding.unroll_layers import disable_scan, unroll_layers
+  from tfm.hf import text_length
+  from tfm.runs.init_from import build_model
+
   model, params = unroll_layers(loaded.model, loaded.params)
   config, tokenizers = loaded.config, (base_tokenizer(loaded.tokenizer), loaded.source_tokenizer)
   if not (loaded.published and text_length.parts_by_length(config)):
@@ -259,6 +264,11 @@ class Text(NamedTuple):
 
 def fill_texts(loaded: load.Run, prompts: list[str], args: argparse.Namespace) -> Iterator[Text]:
   """Yields the prompts with their masks filled, in order."""
+  import numpy as np
+
+  from tfm.decoding import fill_mask
+  from tfm.objectives.masked_lm import MASK
+
   tokenizer = loaded.tokenizer
   rows = [
     np.array([tokenizer.bos_id, *tokenizer.encode(prompt), tokenizer.eos_id], np.int32) for prompt in prompts
@@ -274,6 +284,10 @@ def sample_texts(
   loaded: load.Run, prompts: list[str], args: argparse.Namespace, sampling: Sampling, is_encoder_decoder: bool
 ) -> Iterator[Text]:
   """Yields sampled texts, in order."""
+  import numpy as np
+
+  from tfm.decoding import loop, streaming_text
+
   tokenizer, eos = loaded.tokenizer, loaded.tokenizer.eos_id
   starts = [args.forced or ''] * len(prompts) if is_encoder_decoder else prompts
   tokens = [
@@ -319,6 +333,9 @@ def search_texts(
   loaded: load.Run, prompts: list[str], args: argparse.Namespace, is_encoder_decoder: bool
 ) -> Iterator[Text]:
   """Yields the best texts of beam search, in order."""
+  from tfm.decoding import beam
+  from tfm.decoding.translate import translate
+
   settings = loaded.config.decoding
   beams = settings.beams if args.beams is None else args.beams
   require(beams >= 1, f'--beams={beams} must be at least 1')
@@ -358,6 +375,11 @@ def continue_texts(
   model_for, params, tokenizer, prompts, max_tokens, settings
 ) -> Iterator[tuple[int, list[Translation]]]:
   """As `translate`, for a decoder."""
+  import numpy as np
+
+  from tfm.decoding import beam
+  from tfm.decoding.translate import Translation
+
   tokens = [np.array([tokenizer.bos_id, *tokenizer.encode(prompt)], np.int32) for prompt in prompts]
   for batch in split_into_batches([(i, 0) for i in range(len(prompts))], model_for):
     hypotheses = beam.search(

@@ -6,25 +6,26 @@ pipeline schedule; draws the masks. Nothing is allocated or compiled, so it work
 laptop.
 """
 
-import argparse
+from __future__ import annotations
 
-from jax.sharding import AbstractMesh
+import argparse
+from typing import TYPE_CHECKING
+
 from ml_collections import ConfigDict
-from rich import box
-from rich.console import Console
 from rich.table import Table
 
-from tfm.analysis import estimate
-from tfm.config import mesh_constraints
-from tfm.config.assemble import Experiment
+from tfm.analysis.console import new_table, wide_console
 from tfm.config.schema import leaves, parts
-from tfm.config.validate import validate_parameter_patterns, validate_run
 from tfm.errors import require
-from tfm.masks.protocol import Mask
-from tfm.models import flops, parameter_table
-from tfm.models.trunk import Trunk
-from tfm.parallel import mesh as meshes
-from tfm.parallel import pipeline_parallelism, sharding
+
+
+if TYPE_CHECKING:
+  from jax.sharding import AbstractMesh
+
+  from tfm.masks.protocol import Mask
+  from tfm.models import flops, parameter_table
+  from tfm.models.trunk import Trunk
+  from tfm.parallel import pipeline_parallelism
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,6 +44,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> None:
   if args.picture:
     from tfm.evaluation import mask_picture
+  from tfm.analysis import estimate
+  from tfm.config import mesh_constraints
+  from tfm.config.assemble import Experiment
+  from tfm.config.validate import validate_parameter_patterns, validate_run
+  from tfm.models import flops, parameter_table
+  from tfm.parallel import sharding
+
   config, experiment = args.config, Experiment(args.config)
   require(args.devices is None or args.devices >= 1, f'--devices={args.devices} must be at least 1')
   devices = args.devices or estimate.device_count(config)
@@ -72,12 +80,6 @@ def main(args: argparse.Namespace) -> None:
       console.print(f'masks: {args.picture}', highlight=False)
     else:
       console.print('masks: no mixer of this config has one', highlight=False)
-
-
-def wide_console() -> Console:
-  """A console on stdout; very wide if stdout is not a terminal, so that pipes get untruncated lines."""
-  console = Console()
-  return console if console.is_terminal else Console(width=10_000)
 
 
 def masks(config: ConfigDict, model: Trunk) -> dict[str, Mask]:
@@ -157,6 +159,8 @@ def cost_table(rows: list[parameter_table.Row], cost: flops.Flops, vocab: int, l
 
 def memory_table(kinds: list[tuple[str, int, str]], mesh: AbstractMesh, rows: int) -> Table:
   """A table of the memory per device by category."""
+  from tfm.parallel import mesh as meshes
+
   rich_table = new_table(
     f'one device of {mesh.size} ({meshes.format_sizes(mesh.shape)}), {rows} rows at once',
     'kind',
@@ -191,20 +195,6 @@ def pipeline_table(plan: pipeline_parallelism.Schedule, config: ConfigDict) -> T
   rich_table.add_row(
     'bubble', f'{plan.bubble:.1%}', '(stages - 1) / iterations: the fraction of time in which a stage is idle'
   )
-  return rich_table
-
-
-def new_table(title: str, *columns: str) -> Table:
-  """An empty table; '>' before a column's name right-aligns it."""
-  rich_table = Table(title=title, title_justify='left', box=box.SIMPLE)
-  for name in columns:
-    # Paths are for copying: in a narrow terminal the other columns shrink first.
-    rich_table.add_column(
-      name.removeprefix('>'),
-      justify='right' if name.startswith('>') else 'left',
-      overflow='fold',
-      no_wrap=name in ('path', '>count'),
-    )
   return rich_table
 
 

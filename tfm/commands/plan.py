@@ -15,6 +15,8 @@ compiles for the attached devices. --search compares meshes, remat policies and 
 if the vocabulary is learned from text, set its size with --vocab.
 """
 
+from __future__ import annotations
+
 import argparse
 import contextlib
 import math
@@ -23,20 +25,19 @@ import shlex
 import sys
 import time
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from tfm.analysis import lowering, mesh_search, plan, plan_report, topology
-from tfm.analysis.plan import StepPlan
-from tfm.commands.inspect import new_table, wide_console
-from tfm.config import mesh_constraints
-from tfm.config.assemble import Experiment
-from tfm.data.row_share import process_shares
+from tfm.analysis.console import new_table, wide_console
 from tfm.errors import require
-from tfm.parallel import chip_specs, sharding
-from tfm.parallel import mesh as meshes
 from tfm.training.progress_line import console, print_status
+
+
+if TYPE_CHECKING:
+  from tfm.analysis import lowering, plan_report
+  from tfm.analysis.plan import StepPlan
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,7 +49,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     metavar='NAME',
     help='chips per dimension of a TPU slice, such as v5e:16x16 or v5p:4x4x8; its accelerator type, such as '
     'v5p-256, which counts the cores of v4, v5p and tpu7x, two per chip; the GPUs of a host, such as h100:8; '
-    f'or {topology.HERE} for the attached devices',
+    'or here for the attached devices',
   )
   add(
     '--slices',
@@ -67,7 +68,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
   add('--search', action='store_true', help='search meshes, remat policies and microbatches')
   add(
     '--axes',
-    default=','.join(mesh_search.DEFAULT_AXES),
+    default='data,fsdp,tensor',
     metavar='A,B',
     help='mesh axes that --search varies (default: %(default)s)',
   )
@@ -82,6 +83,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
+  from tfm.analysis import lowering, plan, plan_report, topology
+  from tfm.config import mesh_constraints
+  from tfm.config.assemble import Experiment
+  from tfm.parallel import chip_specs
+  from tfm.parallel import mesh as meshes
+
   require(args.rows is None or args.rows >= 0, f'--rows={args.rows} must be 0 (none) or more')
   request = lowering.PlanRequest.from_experiment(Experiment(args.config), args.vocab)
   devices = topology.devices(args.topology, args.slices)
@@ -124,6 +131,9 @@ def main(args: argparse.Namespace) -> int:
 
 def describe_rows(request: lowering.PlanRequest, mesh) -> str:
   """Which rows of each batch the hosts read, from the very shares that training gives them."""
+  from tfm.data.row_share import process_shares
+  from tfm.parallel import sharding
+
   where = sharding.batch_sharding(mesh, request.experiment.rules)
   shares = process_shares(where, request.config.training.batch_size).values()
   rows, spans = (
@@ -146,6 +156,8 @@ def rows_per_shard(request: lowering.PlanRequest, mesh) -> int:
 
 def plan_step(name: str, step, mesh, request: lowering.PlanRequest, slices: int) -> StepPlan:
   """Lowers, compiles and analyses a step, with a progress line."""
+  from tfm.analysis import plan
+
   with working(f'{name}: compiling for {mesh.size} × {mesh.devices.flat[0].device_kind} …'):
     lowered = step()
     return plan.analyze_step(lowered, mesh, plan.compile_step(lowered), slices, request.config.slices.axis)
@@ -175,6 +187,10 @@ def search_meshes(
   origin: plan_report.Origin,
 ) -> int:
   """Compiles the candidates; returns 1 if none fits the `capacity` of a device."""
+  from tfm.analysis import lowering, mesh_search, plan_report
+  from tfm.config.assemble import Experiment
+  from tfm.parallel import mesh as meshes
+
   axes = args.axes.split(',')
   for axis in axes:
     require(
@@ -251,6 +267,8 @@ def search_meshes(
 
 def search_rows(compiled, winner):
   """(columns, rows) of all compiled candidates, the best marked."""
+  from tfm.analysis import plan_report
+
   columns = ('', 'mesh', 'remat', '>microbatches', '>memory', 'fits', '>time bound', 'bound by', '>MFU')
   lines = []
   for one, each in sorted(
