@@ -77,11 +77,20 @@ def test_every_import_is_of_the_base_or_names_its_extra(root, requirements):
         wrong.append(f'{place} imports {package}, which is not in the extra {extra!r} (None: the base)')
   assert not wrong, '\n'.join(wrong)
   # Every extra whose packages tfm itself imports.
-  assert seen - {None} == {'ablation', 'check', 'hub', 'images', 'plots', 'tensorboard', 'translation'}
+  assert seen - {None} == {
+    'ablation',
+    'arrow',
+    'check',
+    'hub',
+    'images',
+    'plots',
+    'tensorboard',
+    'translation',
+  }
 
 
 def test_all_holds_every_extra_that_tfm_imports(requirements):
-  own = 'ablation', 'check', 'hub', 'images', 'plots', 'tensorboard', 'translation'
+  own = 'ablation', 'arrow', 'check', 'hub', 'images', 'plots', 'tensorboard', 'translation'
   assert requirements['all'] == set().union(*(requirements[extra] for extra in own))
   assert requirements['all'] <= requirements['test']
   assert not any(requirements[extra] & requirements[''] for extra in own)
@@ -110,8 +119,8 @@ for command in commands:
 print(json.dumps(results))
 """
 OPTIONAL = (
-  'PIL babel huggingface_hub jinja2 matplotlib num2words pandas pytest rouge_score sacrebleu sacremoses'
-  ' safetensors sklearn statsmodels tensorboardX tokenizers'
+  'PIL babel huggingface_hub jinja2 matplotlib num2words pandas pyarrow pytest rouge_score sacrebleu'
+  ' sacremoses safetensors sklearn statsmodels tensorboardX tokenizers'
 ).split()
 
 
@@ -129,6 +138,10 @@ def run_in_base(root, tmp_path, *commands):
 
 
 SENTENCES = {
+  'arrow': (
+    ['inspect', '--config=lm', '--picture=', '--config.data.source=arrow("x")'],
+    r'tfm inspect: config.data.source=.arrow\("x"\).: {} is not installed',
+  ),
   'ablation': (['ablate', 'position:demo', '--workdir=x', '--dry_run'], 'tfm ablate: {} is not installed'),
   'check': (['check', 'mine.py'], 'tfm check: {} is not installed'),
   'hub': (['import', '--from=here', '--workdir=x'], 'tfm import: {} is not installed'),

@@ -1,5 +1,6 @@
 """What the papers state of their training, typed in from the papers: the configs must train so."""
 
+import jax
 import pytest
 
 from tests.paths import ROOT
@@ -8,6 +9,7 @@ from tfm.config.assemble import Experiment
 from tfm.config.load import load_config
 from tfm.config.resolve import resolve_config
 from tfm.config.schema import leaves
+from tfm.training import state as states
 
 
 # Config → (section of the paper, field → value). optimizer.name.b2 is the argument b2 of the optimizer.
@@ -128,6 +130,34 @@ VALUES = {
       'training.batch_size': 4096,
     },
   ),
+  **{
+    f'shakespeare_char.py{arg}': (
+      'nanoGPT, config/train_shakespeare_char.py, README (cpu), model.py, train.py',
+      {
+        'data.length': length,
+        'model.layers': layers,
+        'model.heads': layers,
+        'model.width': width,
+        'model.bias': False,
+        'model.tie_embeddings': True,
+        'model.dropout.embedding': dropout,
+        'model.dropout.attention': dropout,
+        'model.dropout.residual': dropout,
+        'optimizer.learning_rate': 1e-3,
+        'optimizer.name.b1': 0.9,
+        'optimizer.name.b2': 0.99,
+        'optimizer.name.weight_decay': 0.1,
+        'optimizer.clip': 1.0,
+        'optimizer.warmup': 100,
+        'training.batch_size': batch_size,
+        'training.steps': steps,
+      },
+    )
+    for arg, length, layers, width, dropout, batch_size, steps in (
+      ('', 256, 6, 384, 0.2, 64, 5000),
+      (':cpu', 64, 4, 128, 0.0, 12, 2000),
+    )
+  },
   't5.py': (
     'Raffel et al. 2020, §3.1.2, §3.7',
     {
@@ -188,6 +218,8 @@ def test_a_config_has_the_papers_value(name, field):
     ('llama.py:2-70b', 10**9, 1.5e-5),
     ('gpt2.py', 572_000, 6e-5),
     ('vit.py', 94_000, 0.0),
+    ('shakespeare_char.py', 5000, 1e-4),
+    ('shakespeare_char.py:cpu', 1050, 5.5e-4),
   ],
 )
 def test_the_learning_rate_at_a_step(name, step, expected):
@@ -218,6 +250,16 @@ def test_warmup_of_gpt_is_375_million_tokens():
   assert config.optimizer.warmup * config.training.batch_size * config.data.length == pytest.approx(
     375e6, rel=0.01
   )
+
+
+@pytest.mark.parametrize('arg, million', [('', 10.65), (':cpu', 0.80)])
+def test_the_character_model_has_the_parameters_that_nanogpt_prints(arg, million):
+  """For the 65 characters of its text, and without the table of positions."""
+  config = load(f'shakespeare_char.py{arg}')
+  model = Experiment(config).build_model(65)
+  boxed = jax.eval_shape(lambda key: states.init_params(model, key, 1, config.data.length), jax.random.key(0))
+  count = sum(x.size for x in jax.tree.leaves(boxed)) - config.data.length * config.model.width
+  assert round(count / 1e6, 2) == million
 
 
 def test_vit_trains_for_300_epochs():

@@ -98,10 +98,10 @@ def test_the_tail_of_several_files_is_that_of_them_all(tmp_path, make_source):
   ],
 )
 def test_what_does_not_exist_is_rejected_with_what_does(tmp_path, make_source, spec, sentence):
-  write(
-    tmp_path, train='a' * 99, valid='b', empty='', one='c', x__training='', x__test='', y__one='', y__two=''
-  )
-  (tmp_path / 'x' / 'training').mkdir()
-  (tmp_path / 'x' / 'test').mkdir()
+  write(tmp_path, train='a' * 99, valid='b', empty='', one='c', y__one='', y__two='')
+  for name in ('training', 'test'):
+    (tmp_path / 'x' / name).mkdir(parents=True)
+    write(tmp_path / 'x' / name, **{name: 'a'})
+  (tmp_path / 'x' / 'validation').mkdir()  # has no files
   with pytest.raises(ValueError, match=sentence):
     make_source(spec.format(tmp_path, tmp_path)).prepare(tmp_path / 'cache')

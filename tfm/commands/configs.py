@@ -32,8 +32,9 @@ def main(args: argparse.Namespace) -> None:
       raise ValueError(f'{args.name!r} is neither a config nor a study; {suggest(args.name, named)}')
     print(named[args.name].read_text(encoding='utf-8'), end='')
     return
+  width = max(len(name) for of_folder in files.values() for name in of_folder)
   for folder, heading in HEADINGS.items():
     print(f'{heading}\n')
     for name, file in files[folder].items():
-      print(f'  {name:14} {library.summary(file)}')
+      print(f'  {name:{width}} {library.summary(file)}')
     print()

@@ -70,23 +70,24 @@ def find_split_files(spec: str, pattern: str, names: Sequence[str]) -> SplitFile
   return SplitFiles(paths)
 
 
+def present_names(pattern: str) -> set[str]:
+  """Returns the names that `{split}` stands for in the paths of existing files."""
+  expanded = os.path.expanduser(pattern)
+  folder = os.path.dirname(expanded.partition(PLACEHOLDER)[0])
+  part = expanded.removeprefix(folder).lstrip('/').partition('/')[0]  # the file or folder with the name
+  name, again = re.escape(PLACEHOLDER), r'\1'
+  shape = re.escape(part).replace(name, '(.+?)', 1).replace(name, again).replace(r'\*', '.*')
+  paths = glob.glob(os.path.join(folder, '*'), recursive=True)
+  names = {match[1] for path in paths if (match := re.fullmatch(shape, os.path.basename(path)))}
+  return {name for name in names if files.find_files(pattern.replace(PLACEHOLDER, name))}
+
+
 def _remedy(pattern: str) -> str:
   """What to use if a pattern matches no file for one of the splits."""
-  present = _present_names(pattern) if PLACEHOLDER in pattern else set()
+  present = present_names(pattern) if PLACEHOLDER in pattern else set()
   if not present:
     return 'give the path of files that do'
   usual = [next((name for name in names if name in present), '') for names in USUAL_NAMES]
   if not usual[0]:
     return f'set splits=(…) to the names of the files: {", ".join(sorted(present))}'
   return f'use splits={tuple(usual if usual[2] else usual[:2] if usual[1] else usual[:1])!r}'
-
-
-def _present_names(pattern: str) -> set[str]:
-  """What `{split}` would stand for in the paths that exist."""
-  pattern = os.path.expanduser(pattern)
-  folder = os.path.dirname(pattern.partition(PLACEHOLDER)[0])
-  part = pattern.removeprefix(folder).lstrip('/').partition('/')[0]  # the file or folder with the name
-  name, again = re.escape(PLACEHOLDER), r'\1'
-  shape = re.escape(part).replace(name, '(.+?)', 1).replace(name, again).replace(r'\*', '.*')
-  paths = glob.glob(os.path.join(folder, '*'), recursive=True)
-  return {match[1] for path in paths if (match := re.fullmatch(shape, os.path.basename(path)))}
