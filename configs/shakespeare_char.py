@@ -10,8 +10,13 @@ Command:   tfm train --config=configs/shakespeare_char.py --workdir=runs/shakesp
            tfm train --config=configs/shakespeare_char.py:cpu --workdir=runs/shakespeare-cpu
            tfm train --config=configs/shakespeare_char.py:cpu --workdir=runs/own \\
              --config.data.source='text("PATH", tail=0.1)'
-Cost:      not measured.
-Expected:  not measured.
+Cost:      cpu: four minutes of CPU time, eleven minutes on two cores that were shared with other work. The
+           larger default: not measured.
+Expected:  cpu, seed 0: 1.602 nats per character of the whole last tenth, for the first 1,115,394 characters
+           of the ASCII files at the top of CPython 3.11.7's standard library, in the order of their names;
+           nanoGPT itself (3adf61e, PyTorch 2.13): 1.613 on 111,360 characters drawn from the same last tenth.
+           Shakespeare, which is not part of this repository, and the larger default: not measured; nanoGPT's
+           README gives 1.88 (cpu) and 1.4697.
 """
 
 from ml_collections import ConfigDict

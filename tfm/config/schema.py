@@ -106,7 +106,7 @@ def _fields() -> dict[str, Any]:
     seed=Ranged(0, Annotated[int, Interval(ge=0, lt=2**32)]),  # of parameters, batches and dropout
     init_from='',  # the --workdir of a trained or imported run whose parameters training starts from
     data=dict(
-      source='stdlib',  # tfm/data/sources: stdlib, text('*.txt'), tfds('name'), parallel(…), digits, …
+      source='stdlib',  # tfm/data/sources: stdlib, text('*.txt'), arrow('folder'), tfds('name'), digits, …
       sources=dict(),  # name → source, '' for none; for the mixtures of config.data.source, mix(name=0.7, …)
       tokenizer='bytes',  # tfm/data/tokenizers: bytes, char, words, sentencepiece(8000)
       source_tokenizer=placeholder(str),  # for the source of pairs; None: one tokenizer for both sides

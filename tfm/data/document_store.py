@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import tensorflow_datasets as tfds
 
 from tfm.data import images, progress_bar
-from tfm.data.documents import IMAGE, Field, SplitDocument, Survey, changed_error, digest
+from tfm.data.documents import IMAGE, SPLITS, Field, SplitDocument, Survey, changed_error, digest
 
 
 READ_SIZE = 256  # documents that are read at once
@@ -112,5 +112,9 @@ def read_documents(directory: pathlib.Path, fields: tuple[str, ...]) -> dict[str
   """Returns random access to what `write_documents` wrote, by split and field."""
   stored = tfds.builder_from_directory(directory / Documents.name / str(Documents.VERSION))
   raw = {field: tfds.decode.SkipDecoding() for field in fields if field == IMAGE}
-  sources = {split: stored.as_data_source(split, decoders=raw or None) for split in stored.info.splits}
+  sources = {
+    split: stored.as_data_source(split, decoders=raw or None)
+    for split in SPLITS
+    if split in stored.info.splits
+  }
   return {split: {field: FieldColumn(source, field) for field in fields} for split, source in sources.items()}
