@@ -5,12 +5,22 @@ from typing import TYPE_CHECKING, Any
 
 
 if TYPE_CHECKING:
+  from tfm.config.assemble.slots import attend as attend
+  from tfm.config.assemble.slots import build_mixer as build_mixer
+  from tfm.config.assemble.slots import build_position as build_position
   from tfm.hf.pretrained import from_pretrained as from_pretrained
+  from tfm.runs.built_model import build as build
 
 __version__ = '0.1.0'
 
 # name → the module that defines it, imported on first use: `import tfm` and commands start without JAX.
-_MODULES = {'from_pretrained': 'tfm.hf.pretrained'}
+_MODULES = {
+  'build': 'tfm.runs.built_model',
+  'build_mixer': 'tfm.config.assemble.slots',
+  'build_position': 'tfm.config.assemble.slots',
+  'attend': 'tfm.config.assemble.slots',
+  'from_pretrained': 'tfm.hf.pretrained',
+}
 __all__ = ['__version__', *_MODULES]  # pyright: ignore[reportUnsupportedDunderAll]
 
 

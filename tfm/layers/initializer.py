@@ -1,6 +1,8 @@
 """Initializers by name; they know the contracted axes, so that fans are correct at any rank."""
 
 import dataclasses
+import functools
+import math
 from collections.abc import Callable
 
 import flax.linen as nn
@@ -27,20 +29,43 @@ class Initializer:
     return self.name
 
 
-# The initializer of a kernel, as a function of its input and output axes.
-Factory = Callable[[Axes, Axes], Initializer]
+@dataclasses.dataclass(frozen=True)
+class Factory:
+  """The initializer of a kernel, as a function of its input and its output axes."""
+
+  make: Callable[[Axes, Axes], Initializer]
+
+  def __call__(self, inputs: Axes, outputs: Axes) -> Initializer:
+    return self.make(inputs, outputs)
+
+
+def as_factory(initializer: Factory | Callable[..., Array]) -> Factory:
+  """A factory as it is; or of a Flax initializer, `(key, shape, dtype) -> array`, which then initializes the
+  matrix of all input rows and all output columns, as in Flax's DenseGeneral.
+  """
+  if isinstance(initializer, Factory):
+    return initializer
+
+  def make(inputs, outputs):
+    def draw(key, shape, dtype):
+      rows, columns = (math.prod(shape[axis] for axis in axes) for axes in (inputs, outputs))
+      return initializer(key, (rows, columns), dtype).reshape(shape)
+
+    return Initializer(getattr(initializer, '__name__', type(initializer).__name__), draw)
+
+  return Factory(make)
 
 
 def normal(stddev: NonNegativeFloat = 0.02) -> Factory:
   """N(0, stddev²); GPT-2 and BERT use 0.02."""
-  return lambda inputs, outputs: Initializer(f'normal({stddev})', nn.initializers.normal(stddev))
+  initializer = Initializer(f'normal({stddev})', nn.initializers.normal(stddev))
+  return Factory(lambda inputs, outputs: initializer)
 
 
 def truncated_normal(stddev: NonNegativeFloat = 0.02) -> Factory:
   """N(0, stddev²) truncated at two standard deviations."""
-  return lambda inputs, outputs: Initializer(
-    f'truncated_normal({stddev})', nn.initializers.truncated_normal(stddev)
-  )
+  initializer = Initializer(f'truncated_normal({stddev})', nn.initializers.truncated_normal(stddev))
+  return Factory(lambda inputs, outputs: initializer)
 
 
 def xavier_uniform(scale: PositiveFloat = 1.0) -> Factory:
@@ -54,9 +79,8 @@ def lecun_normal(scale: PositiveFloat = 1.0) -> Factory:
 
 
 def _scaled(name, scale, mode, distribution) -> Factory:
-  return lambda inputs, outputs: Initializer(
-    name, nn.initializers.variance_scaling(scale, mode, distribution, in_axis=inputs, out_axis=outputs)
-  )
+  scaling = functools.partial(nn.initializers.variance_scaling, scale, mode, distribution)
+  return Factory(lambda inputs, outputs: Initializer(name, scaling(in_axis=inputs, out_axis=outputs)))
 
 
 def scale_initializer(factory: Factory, by: float) -> Factory:
@@ -66,7 +90,7 @@ def scale_initializer(factory: Factory, by: float) -> Factory:
     initializer = factory(inputs, outputs)
     return Initializer(f'{initializer} · {by:.4g}', lambda *args: by * initializer(*args))
 
-  return make
+  return Factory(make)
 
 
 def uniform(low: float, high: float) -> Initializer:

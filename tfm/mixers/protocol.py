@@ -7,7 +7,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 from flax import struct
 
-from tfm.layers.initializer import Factory
+from tfm.layers.initializer import Factory, as_factory
 from tfm.shapes import Array, Float, Int, PyTree
 
 
@@ -67,7 +67,8 @@ class Mixer(nn.Module):
     width, heads, kv_heads, head_width: D, H, K, C.
     bias: whether projections have one.
     dropout: rate of dropout on the mixing weights.
-    initializer, output_initializer: of the input projections, and of the output projection.
+    initializer, output_initializer: of the input projections, and of the output projection; each may be a
+      Flax initializer.
     dtype: compute type.
     examples: specs for the conformance suite; not needed if the file name alone is a valid spec.
     supported_masks: mask specs; None: any. A mixer with a field `mask` gets the mask object.
@@ -101,6 +102,10 @@ class Mixer(nn.Module):
   initializer: Factory
   output_initializer: Factory
   dtype: jnp.dtype
+
+  def __post_init__(self):
+    self.initializer, self.output_initializer = map(as_factory, (self.initializer, self.output_initializer))
+    super().__post_init__()
 
   def validate(self) -> None:
     """Raises ValueError, before anything is compiled, for settings that the mixer does not support."""

@@ -35,7 +35,11 @@ class Decoder(LanguageModel):
     return self.stack().init_caches(batch, length)
 
   @nn.nowrap
+  def arguments(self, tokens: Int[Array, 'B T'], train: bool = False) -> tuple[Any, ...]:
+    """The arguments of the model for rows of one document each; `train`: with dropout."""
+    return tokens, Context.contiguous(tokens, train)
+
+  @nn.nowrap
   def example(self, batch: int, length: int) -> tuple[Any, ...]:
     """Arguments that the model can be traced on: `batch` rows of `length` tokens."""
-    tokens = jnp.zeros((batch, length), jnp.int32)
-    return tokens, Context.contiguous(tokens)
+    return self.arguments(jnp.zeros((batch, length), jnp.int32))

@@ -62,10 +62,15 @@ class Encoder(LanguageModel):
     return self.classifiers[name](x, context.segments > 0, context.train)
 
   @nn.nowrap
+  def arguments(self, tokens: Int[Array, 'B T'], train: bool = False) -> tuple[Any, ...]:
+    """As `Decoder.arguments`."""
+    return tokens, Context.contiguous(tokens, train)
+
+  @nn.nowrap
   def example(self, batch: int, length: int) -> tuple[Any, ...]:
     """Arguments that the model can be traced on: `batch` rows of `length` tokens."""
     tokens = jnp.zeros((batch, length), jnp.int32)
-    return tokens, Context.contiguous(tokens), tokens, tokens[:, : max(1, round(self.hidden * length))]
+    return *self.arguments(tokens), tokens, tokens[:, : max(1, round(self.hidden * length))]
 
 
 def at(x: Float[Array, 'B T D'], places: Int[Array, 'B P']) -> Float[Array, 'B P D']:

@@ -1,6 +1,7 @@
 """The encoder-decoder: the first Transformer, T5, BART, Marian."""
 
 from collections.abc import Callable
+from typing import Any
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -58,6 +59,13 @@ class EncoderDecoder(Decoder):
     return self.encoding(embedding(source), context)
 
   @nn.nowrap
+  def arguments(
+    self, tokens: Int[Array, 'B T'], source: Int[Array, 'B S'], train: bool = False
+  ) -> tuple[Any, ...]:
+    """As `Decoder.arguments`, for targets and their sources."""
+    return *super().arguments(tokens, train), None, source, Context.contiguous(source, train)
+
+  @nn.nowrap
   def example(self, batch, length):
-    tokens, context = super().example(batch, length)
-    return tokens, context, None, jnp.zeros_like(tokens), context
+    tokens = jnp.zeros((batch, length), jnp.int32)
+    return self.arguments(tokens, tokens)

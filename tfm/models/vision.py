@@ -42,7 +42,7 @@ class Vision(Trunk):
       self.first = Embedding(
         self.class_tokens,
         self.width,
-        lambda inputs, outputs: zeros,
+        Factory(lambda inputs, outputs: zeros),
         self.dtype,
         axis='table',
         name='class_token',
@@ -69,10 +69,14 @@ class Vision(Trunk):
   @nn.nowrap
   def example(self, batch: int, length: int) -> tuple[Any, ...]:
     """Arguments that the model can be traced on: `batch` images, whose number of tokens is fixed."""
-    del length
-    H, W, _ = self.shape
-    tokens = jnp.zeros((batch, (H // self.patch) * (W // self.patch) + self.class_tokens), jnp.int32)
-    return jnp.zeros((batch, *self.shape), jnp.float32), Context.contiguous(tokens)
+    return self.arguments(jnp.zeros((batch, *self.shape), jnp.float32))
+
+  @nn.nowrap
+  def arguments(self, images: Float[Array, 'B H W Q'], train: bool = False) -> tuple[Any, ...]:
+    """As `Decoder.arguments`, for images."""
+    B, H, W, _ = images.shape
+    tokens = jnp.zeros((B, (H // self.patch) * (W // self.patch) + self.class_tokens), jnp.int32)
+    return images, Context.contiguous(tokens, train)
 
 
 def extract_patches(images: Float[Array, 'B H W Q'], patch: int) -> Float[Array, 'B T N']:
