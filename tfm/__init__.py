@@ -8,6 +8,7 @@ if TYPE_CHECKING:
   from tfm.config.assemble.slots import attend as attend
   from tfm.config.assemble.slots import build_mixer as build_mixer
   from tfm.config.assemble.slots import build_position as build_position
+  from tfm.hf.loaded_model import load as load
   from tfm.hf.pretrained import from_pretrained as from_pretrained
   from tfm.runs.built_model import build as build
 
@@ -15,11 +16,12 @@ __version__ = '0.1.0'
 
 # name → the module that defines it, imported on first use: `import tfm` and commands start without JAX.
 _MODULES = {
+  'load': 'tfm.hf.loaded_model',
+  'from_pretrained': 'tfm.hf.pretrained',
   'build': 'tfm.runs.built_model',
   'build_mixer': 'tfm.config.assemble.slots',
   'build_position': 'tfm.config.assemble.slots',
   'attend': 'tfm.config.assemble.slots',
-  'from_pretrained': 'tfm.hf.pretrained',
 }
 __all__ = ['__version__', *_MODULES]  # pyright: ignore[reportUnsupportedDunderAll]
 

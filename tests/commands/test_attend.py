@@ -160,11 +160,11 @@ def test_a_decoder_lists_the_layers_without_attention_weights(mixed, capsys):
     ('pair', ['--layers=0,-1'], '--layers=0,-1 is no list of numbers from 0 on; use, for example, 0,2,5'),
     ('pair', ['--heads='], '--heads= is no list of numbers'),
     ('pair', ['--target=\udcff'], "--target='\\udcff' is not UTF-8 text"),
-    ('pair', ['--target=' + 600 * 'a'], '--target has 601 tokens, and a map shows at most 512; shorten it'),
+    ('pair', ['--target=' + 600 * 'a'], 'the target has 601 tokens, and a map shows at most 512; shorten it'),
     ('pair', ['--step=8'], "use 'last', 'best' or one of [7]"),
     ('mixed', ['--layers=1'], '--layers: layer 1 has no attention weights; use some of 0, 2'),
-    ('mixed', ['--target=b'], '--target requires an encoder-decoder'),
-    ('mixed', ['--input=' + 24 * 'a'], '--input has 25 tokens, and Learned has 24 positions; shorten it'),
+    ('mixed', ['--target=b'], 'a target requires an encoder-decoder'),
+    ('mixed', ['--input=' + 24 * 'a'], 'the text has 25 tokens, and Learned has 24 positions; shorten it'),
   ],
 )
 def test_invalid_arguments_are_rejected(request, capsys, which, flags, message):

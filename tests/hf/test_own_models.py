@@ -8,7 +8,7 @@ from flax import linen as nn
 import tfm
 from tfm.config.overlay import complete
 from tfm.config.resolve import resolve_config
-from tfm.hf import export, from_config, pretrained
+from tfm.hf import export, from_config, model_inputs
 from tfm.training import state
 
 
@@ -65,7 +65,7 @@ def test_export_and_import_give_equal_logits(family, changed, tmp_path):
   export.to_pretrained(config, params, str(tmp_path), family, 50)
   ids = np.random.default_rng(0).integers(0, 50, (2, 9))
   expected = jax.jit(
-    lambda params: model.apply({'params': params}, ids, pretrained.build_context(ids, None))[0]
+    lambda params: model.apply({'params': params}, ids, model_inputs.build_context(ids, None))[0]
   )(params)
   np.testing.assert_allclose(tfm.from_pretrained(str(tmp_path)).logits(ids), expected, atol=1e-5)
 

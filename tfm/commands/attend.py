@@ -19,8 +19,8 @@ from __future__ import annotations
 import argparse
 import os
 import pathlib
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from tfm import spec
 from tfm.commands.cli import add_process_flags, assign_overrides
@@ -28,16 +28,9 @@ from tfm.errors import require
 
 
 if TYPE_CHECKING:
-  import numpy as np
-
-  from tfm.data.tokenizers.protocol import Tokenizer
   from tfm.evaluation import attention_maps
   from tfm.mixers.protocol import Mixer
-  from tfm.runs import load
-  from tfm.shapes import Int
 
-# Maximum tokens of a text; a larger map does not fit on a screen.
-LONGEST = 512
 OVERRIDES = '--config.'  # --config.model.kernel=NAME, --config.mesh.fsdp=N
 
 
@@ -70,8 +63,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> None:
   from tfm.evaluation import attention_maps, attention_page, attention_picture
-  from tfm.parallel import processes, sharding
+  from tfm.parallel import processes
   from tfm.runs import load
+  from tfm.runs.text_attention import compute_text_maps
 
   layers, heads = (parse_numbers(flag, getattr(args, flag)) for flag in ('layers', 'heads'))
   text = read_text('input', args.input)
@@ -86,12 +80,7 @@ def main(args: argparse.Namespace) -> None:
   kinds = attention_maps.list_kinds(loaded.model)
   validate_selection(kinds, layers, heads, args.workdir)
 
-  inputs, tokens = prepare_inputs(loaded, text, target)
-  labels = {
-    name: attention_maps.label_tokens(row, tokenizer_of(loaded, name)) for name, row in tokens.items()
-  }
-  with sharding.context(loaded.mesh, loaded.rules):
-    maps = attention_maps.compute_maps(loaded.model, loaded.params, inputs, labels, layers, heads)
+  maps, tokens = compute_text_maps(loaded, text, target, layers, heads)
   if not processes.is_main_process():
     return  # it writes for all
   folder = pathlib.Path(args.output or pathlib.Path(args.workdir) / 'attention')
@@ -173,91 +162,6 @@ def list_mixers_with_weights() -> list[str]:
     for name in spec.variant_names(tfm.mixers)
     if spec.find_variant(name, tfm.mixers, Mixer).exposes_attention
   ]
-
-
-def prepare_inputs(
-  loaded: load.Run, text: str, target: str | None
-) -> tuple[list[Any], dict[str, Int[np.ndarray, 'T']]]:
-  """The model's inputs for a text, and the tokens of 'text' and, for an encoder-decoder, of 'source'."""
-  import numpy as np
-
-  model, tokenizer = loaded.model, loaded.tokenizer
-  pairs = hasattr(model, 'encode')
-  require(pairs or target is None, '--target requires an encoder-decoder; remove it')
-
-  def encode(text):
-    ends = [tokenizer.eos_id] * (loaded.config.model.architecture == 'encoder')  # as in training
-    return np.array([tokenizer.bos_id, *tokenizer.encode(text), *ends], np.int32)
-
-  if not pairs:
-    tokens = dict(text=encode(text))
-    check_length('input', tokens['text'], model.positions)
-    return single_row(tokens['text'], 'prefix' in model.required_fields), tokens
-  reader = tokenizer_of(loaded, 'source')
-  source = reader.source_ids(text)
-  check_length('input', source, model.encoder.keywords['positions'])
-  tokens = dict(
-    source=source,
-    text=tokenizer.target_prompt_ids(target) if target is not None else translate_source(loaded, source),
-  )
-  check_length('target', tokens['text'], model.positions)
-  return [*single_row(tokens['text']), None, *single_row(source)], tokens
-
-
-def single_row(tokens: Int[np.ndarray, 'T'], prefixed: bool = False) -> list[Any]:
-  """The inputs for one row of tokens.
-
-  With prefix masks the whole row is the prefix, as in the prefill of `tfm generate`.
-  """
-  import numpy as np
-
-  from tfm.mixers.protocol import Context
-
-  context = Context.contiguous(tokens[None])
-  if prefixed:
-    context = context.replace(prefix=np.full_like(tokens[None], len(tokens) - 1))
-  return [tokens[None], context]
-
-
-def translate_source(loaded: load.Run, source: Int[np.ndarray, 'S']) -> Int[np.ndarray, 'T']:
-  """The decoder's input for its best translation: the start of a target and the translation."""
-  import numpy as np
-
-  from tfm.decoding import beam
-  from tfm.decoding.unroll_layers import unroll_layers
-  from tfm.parallel import sharding
-
-  tokenizer, max_extra_tokens = loaded.tokenizer, loaded.config.decoding.max_extra_tokens
-  start = tokenizer.target_prompt_ids()
-  with sharding.context(loaded.mesh, loaded.rules):
-    [hypotheses] = beam.search(
-      *unroll_layers(loaded.model, loaded.params),
-      [start],
-      sources=[source],
-      eos=tokenizer.eos_id,
-      settings=loaded.experiment.beam_search,
-      max_tokens=min(len(source) + max_extra_tokens, LONGEST - 1),
-    )
-  return np.array([*start, *hypotheses[0].tokens], np.int32)
-
-
-def check_length(flag: str, tokens: Int[np.ndarray, 'T'], positions: Sequence[Callable]) -> None:
-  """Raises ValueError for a text beyond `LONGEST` or the model's maximum position."""
-  from tfm.decoding import loop
-
-  require(
-    len(tokens) <= LONGEST,
-    f'--{flag} has {len(tokens)} tokens, and a map shows at most {LONGEST}; shorten it',
-  )
-  for name, limit in loop.list_position_limits(positions):
-    require(
-      len(tokens) <= limit, f'--{flag} has {len(tokens)} tokens, and {name} has {limit} positions; shorten it'
-    )
-
-
-def tokenizer_of(loaded: load.Run, name: str) -> Tokenizer:
-  """The tokenizer of the 'text' or of the 'source'."""
-  return (name == 'source' and loaded.source_tokenizer) or loaded.tokenizer
 
 
 def mixer_name(mixer: Mixer) -> str:

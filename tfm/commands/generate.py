@@ -45,8 +45,6 @@ if TYPE_CHECKING:
 
 # Continuations generated at once.
 ROWS = 32
-# Default number of new tokens of a decoder.
-MAX_TOKENS = 256
 SEARCH = 'beams', 'penalty', 'stopping'  # flags of beam search
 OVERRIDES = '--config.'  # --config.model.kernel=NAME, --config.mesh.fsdp=N
 
@@ -73,8 +71,8 @@ def arguments(parser):
     '--max_tokens',
     type=int,
     metavar='N',
-    help='maximum number of new tokens (default: 256; for an encoder-decoder, the length of the source plus '
-    'config.decoding.max_extra_tokens)',
+    help='maximum number of new tokens (default: 256, or as many as the model has positions for; for an '
+    'encoder-decoder, the length of the source plus config.decoding.max_extra_tokens)',
   )
   add(
     '--temperature',
@@ -298,7 +296,9 @@ def sample_texts(
   ]
   sources = read_sources(loaded, prompts) if is_encoder_decoder else None
   longest = (
-    max(map(len, sources)) + loaded.config.decoding.max_extra_tokens if is_encoder_decoder else MAX_TOKENS
+    max(map(len, sources)) + loaded.config.decoding.max_extra_tokens
+    if is_encoder_decoder
+    else loop.default_max_tokens(loaded.model, tokens)
   )
   max_tokens = args.max_tokens or longest
   loop.validate_inputs(loaded.model, tokens, max_tokens, sources)
@@ -361,7 +361,7 @@ def search_texts(
       forced=args.forced or '',
     )
   else:
-    results = continue_texts(model_for, params, tokenizer, prompts, args.max_tokens or MAX_TOKENS, search)
+    results = continue_texts(model_for, params, tokenizer, prompts, args.max_tokens, search)
   del loaded
   if len(prompts) > 1:
     results = track(results, 'texts', len(prompts))
@@ -377,10 +377,11 @@ def continue_texts(
   """As `translate`, for a decoder."""
   import numpy as np
 
-  from tfm.decoding import beam
+  from tfm.decoding import beam, loop
   from tfm.decoding.translate import Translation
 
   tokens = [np.array([tokenizer.bos_id, *tokenizer.encode(prompt)], np.int32) for prompt in prompts]
+  max_tokens = max_tokens or loop.default_max_tokens(model_for(max(map(len, tokens))), tokens)
   for batch in split_into_batches([(i, 0) for i in range(len(prompts))], model_for):
     hypotheses = beam.search(
       model_for(max(len(tokens[i]) for i, _ in batch)),

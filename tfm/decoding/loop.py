@@ -28,6 +28,9 @@ from tfm.shapes import Array, Bool, Int, PyTree
 # Tokens of a prompt that are read at once: wide pieces first, then narrow ones for the rest.
 PREFILL_WIDTHS = (128, 16)
 
+# Default number of new tokens of a row, unless the model has fewer positions.
+MAX_TOKENS = 256
+
 # Tokens decoded in one call of the compiled loop, between two synchronizations with the host.
 CHUNK = 16
 
@@ -176,6 +179,12 @@ def validate_inputs(
 def count_new_tokens(limit: int, prompt_length: int) -> int:
   """How many tokens fit after a prompt; the last token needs no position, since it is not read."""
   return limit + 1 - prompt_length
+
+
+def default_max_tokens(model: Decoder, prompts: Sequence[Sequence[int]]) -> int:
+  """`MAX_TOKENS`, or as many new tokens as the model has positions for after these prompts; at least 1."""
+  longest, limits = max(map(len, prompts)), list_position_limits(model.positions)
+  return max(1, min([MAX_TOKENS, *(count_new_tokens(limit, longest) for _, limit in limits)]))
 
 
 def validate_sources(model: Decoder, sources: Sequence[Sequence[int]] | None, rows: int) -> None:

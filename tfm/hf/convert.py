@@ -14,11 +14,11 @@ from tfm.config.difference import list_differences
 from tfm.config.load import to_json
 from tfm.config.resolve import resolve_config
 from tfm.config.schema import default_config
-from tfm.data.tokenizers import marian
 from tfm.errors import require
 from tfm.hf.export import to_pretrained
 from tfm.hf.from_config import load_families
-from tfm.hf.pretrained import Pretrained, from_pretrained, locate_checkpoint
+from tfm.hf.loaded_model import LoadedModel
+from tfm.hf.pretrained import TOKENIZER_FILES, from_pretrained, locate_checkpoint, set_tokenizers
 from tfm.layers.lora import merge_adapters
 from tfm.parallel import processes
 from tfm.runs.load import Run
@@ -27,25 +27,9 @@ from tfm.training import checkpoint
 from tfm.training.atomic_files import write_atomically
 
 
-# Files of a tokenizer, next to the tensors.
-TOKENIZER_FILES = (
-  'tokenizer.json',
-  'tokenizer_config.json',
-  'special_tokens_map.json',
-  'spiece.model',
-  'tokenizer.model',
-  'vocab.txt',
-  'vocab.json',
-  'merges.txt',
-  'added_tokens.json',
-  *marian.FILES,
-  marian.TARGET_VOCAB,
-)
-
-
 def convert_from_hf(
   path: str, workdir: str, override: Callable[[ConfigDict], ConfigDict] = lambda config: config
-) -> Pretrained:
+) -> LoadedModel:
   """Writes a run at step 0 with the parameters and the tokenizer of a published checkpoint.
 
   Args:
@@ -63,12 +47,7 @@ def convert_from_hf(
   mesh = requested.mesh.to_dict() if is_distributed else None
   pretrained = from_pretrained(str(folder), mesh=mesh, slices=requested.slices.to_dict())
   config = pretrained.config.copy_and_resolve_references()
-  folder_text = repr(str(folder.absolute()))
-  if not config.model.patch:
-    is_marian = all((folder / name).exists() for name in marian.FILES)
-    config.data.tokenizer = f'{"marian" if is_marian else "published"}({folder_text})'
-  if pretrained.source_vocab:
-    config.data.source_tokenizer = f'marian({folder_text}, sources=True)'
+  set_tokenizers(config, folder, bool(pretrained.source_vocab))
   experiment = Experiment(config)
   tokenizer, source_tokenizer = (
     one and one.train(()) for one in (experiment.tokenizer, experiment.source_tokenizer)
@@ -91,17 +70,11 @@ def convert_from_hf(
     tokenizer=tokenizer and tokenizer.state(),
     data=None,
     source_tokenizer=source_tokenizer and source_tokenizer.state(),
-    published=dict(
-      family=pretrained.family.model_type,
-      output=pretrained.output,
-      ids=pretrained.ids,
-      vocab=pretrained.vocab,
-      source_vocab=pretrained.source_vocab,
-    ),
+    published=pretrained.published,
   )
   with contextlib.closing(checkpoint.Checkpoints(workdir, keep=1)) as checkpoints:
     checkpoints.save_params(pretrained.params, run)
-  return dataclasses.replace(pretrained, config=config)
+  return dataclasses.replace(pretrained, experiment=Experiment(config))
 
 
 def export_to_hf(run: Run, workdir: str, folder: str, family: str | None = None) -> str:
@@ -113,24 +86,14 @@ def export_to_hf(run: Run, workdir: str, folder: str, family: str | None = None)
   Raises:
     ValueError: as `to_pretrained`; for a run that was not imported, without a family.
   """
-  published = run.published or {}
+  loaded = LoadedModel.from_run(run)
   require(
-    bool(family or published),
+    bool(family or loaded.family),
     f'--workdir={workdir} was not imported; set --family, one of {", ".join(load_families())}',
   )
-  family = family or published['family']
-  tokenizer, source_tokenizer = run.tokenizer, run.source_tokenizer
-  vocab = published.get('vocab') or (tokenizer.vocab_size if tokenizer else 0)
-  source_vocab = published.get('source_vocab') or (source_tokenizer.vocab_size if source_tokenizer else 0)
-  ids = published.get('ids') or (
-    {} if tokenizer is None else dict(eos=tokenizer.eos_id, start=tokenizer.bos_id)
-  )
-  objective = parse(run.config.objective)
-  if objective.name == 'classification':
-    output = 'token_classes' if objective.kwargs.get('words') else 'classes'
-  else:
-    output = published.get('output') or 'vocabulary'
-  to_pretrained(run.config, merge_adapters(run.params), folder, family, vocab, ids, output, source_vocab)
+  family = family or loaded.family.model_type
+  fields = loaded.vocab, loaded.ids, loaded.output, loaded.source_vocab
+  to_pretrained(run.config, merge_adapters(run.params), folder, family, *fields)
   message = f'config.json and tensors of {family}'
   call = parse(run.config.data.tokenizer)
   if call.name in ('published', 'marian'):
@@ -143,6 +106,6 @@ def export_to_hf(run: Run, workdir: str, folder: str, family: str | None = None)
       if files
       else f'; no tokenizer, because {source} no longer has one'
     )
-  elif tokenizer:
+  elif run.tokenizer:
     message += f'; no tokenizer, because {run.config.data.tokenizer!r} has no published format'
   return message

@@ -65,7 +65,7 @@ def to_pretrained(  # more than six parameters: the last four describe the vocab
     params: of the config's model; the first `vocab` tokens are written, and `source_vocab` of a separate
       source.
     family: the model_type of config.json.
-    ids: of special tokens, as in `Pretrained`.
+    ids: of special tokens, as in `LoadedModel`.
     output: one of `tfm.hf.families.protocol.OUTPUTS`.
 
   Raises:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
@@ -36,7 +37,7 @@ from tfm.parallel import mesh as meshes
 from tfm.parallel import processes, sharding
 from tfm.parallel.mesh import current_platform
 from tfm.runs.init_from import abstract_params, build_model, load_tokenizers, restore_params
-from tfm.shapes import PyTree
+from tfm.shapes import Int, PyTree
 from tfm.training import checkpoint
 from tfm.training.progress_line import print_status
 from tfm.training.step import evaluation_step
@@ -75,6 +76,16 @@ class Run:
   @property
   def config(self) -> ConfigDict:
     return self.experiment.config
+
+  def encode(self, text: str) -> Int[np.ndarray, 'T']:
+    """The tokens of a text as the model reads them in training: a decoder after the token that begins a text,
+    an encoder also before the one that ends it; an encoder-decoder as a source.
+    """
+    tokenizer = self.tokenizer
+    if self.config.model.architecture == 'encoder_decoder':
+      return (self.source_tokenizer or tokenizer).source_ids(text)
+    ends = [tokenizer.eos_id] * (self.config.model.architecture == 'encoder')
+    return np.array([tokenizer.bos_id, *tokenizer.encode(text), *ends], np.int32)
 
 
 def load(
