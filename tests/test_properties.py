@@ -10,6 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import tfm.masks
+from tests.data.distinct_tokens import make_tokens
 from tfm import spec
 from tfm.config.difference import list_differences
 from tfm.config.load import to_json
@@ -117,13 +118,6 @@ def test_bounds_of_masks_hold_wherever_a_document_starts(mask, layout, start, or
 # Packing.
 DOCUMENTS = st.lists(st.integers(0, 40), min_size=1, max_size=20)
 ROW_LENGTHS = st.integers(1, 16)
-
-
-def make_tokens(lengths):
-  """Tokens that are all different."""
-  offsets = np.concatenate([[0], np.cumsum(np.array(lengths, np.int64))])
-  ids = np.arange(offsets[-1], dtype=np.uint32) + 1
-  return token_arrays.Tokens('made up', ids, offsets, eos_id=10**6, bytes=int(offsets[-1]))
 
 
 def count_targets(rows):

@@ -5,11 +5,9 @@ import pathlib
 import random
 
 import jax
-import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from tfm.data import tokens as token_arrays
 from tfm.data.row_share import process_shares
 from tfm.data.sources.protocol import build_source
 
@@ -62,17 +60,5 @@ def make_shares():
     }[layout]
     shares = process_shares(sharding, batch_size, process_of)
     return [shares[process] for process in range(count)]
-
-  return make
-
-
-@pytest.fixture(scope='session')
-def make_tokens():
-  """A function (lengths) -> tokens that are all different, so that each can be identified."""
-
-  def make(lengths) -> token_arrays.Tokens:
-    offsets = np.concatenate([[0], np.cumsum(np.array(lengths, np.int64))])
-    ids = np.arange(offsets[-1], dtype=np.uint32) + 1
-    return token_arrays.Tokens('made up', ids, offsets, eos_id=10**6, bytes=int(offsets[-1]))
 
   return make

@@ -6,6 +6,7 @@ import random
 import numpy as np
 import pytest
 
+from tests.data.distinct_tokens import make_tokens
 from tfm import spec
 from tfm.data import packing
 from tfm.data.packing import concat, protocol
@@ -68,7 +69,7 @@ def check_row(row, tokens, length):
 @pytest.mark.parametrize('text', SPECS)
 @pytest.mark.parametrize('seed', range(3))
 @pytest.mark.parametrize('length', (1, 2, 7, 32))
-def test_an_evaluation_pass_predicts_every_token_once(text, seed, length, make_tokens):
+def test_an_evaluation_pass_predicts_every_token_once(text, seed, length):
   tokens = make_tokens(random_lengths(seed, length))
   rows = build(text).evaluation_rows(tokens, length)
   assert targets(rows) == expected(tokens)
@@ -83,7 +84,7 @@ def test_an_evaluation_pass_predicts_every_token_once(text, seed, length, make_t
 @pytest.mark.parametrize('text', SPECS[1:])
 @pytest.mark.parametrize('seed', range(2))
 @pytest.mark.parametrize('length', (1, 5, 16))
-def test_every_epoch_predicts_every_token_once(text, seed, length, make_tokens):
+def test_every_epoch_predicts_every_token_once(text, seed, length):
   tokens = make_tokens(random_lengths(seed, length))
   rows = build(text).rows(tokens, length, seed)
   for epoch in range(3):
@@ -93,7 +94,7 @@ def test_every_epoch_predicts_every_token_once(text, seed, length, make_tokens):
 
 
 @pytest.mark.parametrize('text', SPECS)
-def test_a_row_is_a_function_of_seed_and_index(text, make_tokens):
+def test_a_row_is_a_function_of_seed_and_index(text):
   tokens = make_tokens(random_lengths(1, 16))
   forward, backward = (build(text).rows(tokens, 16, seed=3) for _ in range(2))
   reference = [forward[i] for i in range(60)]
@@ -105,7 +106,7 @@ def test_a_row_is_a_function_of_seed_and_index(text, make_tokens):
 
 
 @pytest.mark.parametrize('text', SPECS)
-def test_seeds_and_epochs_have_their_own_order(text, make_tokens):
+def test_seeds_and_epochs_have_their_own_order(text):
   tokens = make_tokens([5, 9, 3, 16, 2, 7, 11, 4, 8, 6] * 4)
   rows = build(text).rows(tokens, 16, seed=0)
   first, second = epoch_targets(rows, 0), epoch_targets(rows, 1)
@@ -118,7 +119,7 @@ def test_seeds_and_epochs_have_their_own_order(text, make_tokens):
 
 @pytest.mark.parametrize('window', (3, 2**20))
 @pytest.mark.parametrize('length', (1, 5, 16))
-def test_shuffling_rows_loses_none(length, window, make_tokens, monkeypatch):
+def test_shuffling_rows_loses_none(length, window, monkeypatch):
   monkeypatch.setattr(concat, 'WINDOW', window)
   tokens = make_tokens(random_lengths(2, 16))
   stream = build('concat(shuffle=False)').rows(tokens, length, seed=4)
@@ -136,7 +137,7 @@ def test_shuffling_rows_loses_none(length, window, make_tokens, monkeypatch):
   ]
 
 
-def test_every_window_has_its_own_order(make_tokens):
+def test_every_window_has_its_own_order():
   tokens = make_tokens([799])
   stream = build('concat(shuffle=False)').rows(tokens, 16, seed=0)
   shuffled = build('concat').rows(tokens, 16, seed=0)
@@ -145,13 +146,13 @@ def test_every_window_has_its_own_order(make_tokens):
   assert sorted(orders[0]) == sorted(orders[1]) == list(range(50)) and orders[0] != orders[1]
 
 
-def test_a_batch_of_concat_holds_many_documents(make_tokens):
+def test_a_batch_of_concat_holds_many_documents():
   tokens = make_tokens([1000] * 50)  # documents that are longer than a batch
   rows = build('concat').rows(tokens, 16, seed=0)
   assert len({int(rows[i]['targets'][0]) // 1000 for i in range(32)}) > 15
 
 
-def test_concat_is_the_documents_in_order(make_tokens):
+def test_concat_is_the_documents_in_order():
   tokens = make_tokens([2, 0, 3])
   end = tokens.eos_id
   rows = build('concat').evaluation_rows(tokens, 3)
@@ -161,7 +162,7 @@ def test_concat_is_the_documents_in_order(make_tokens):
   assert [row['positions'].tolist() for row in rows] == [[0, 1, 2], [0, 1, 2], [0, 1, 0]]
 
 
-def test_concat_is_one_stream_across_rows_and_epochs(make_tokens):
+def test_concat_is_one_stream_across_rows_and_epochs():
   rows = build('concat(shuffle=False)').rows(make_tokens([3, 1, 4, 1, 5, 9]), 4, seed=0)
   for index in range(40):
     row, following = rows[index], rows[index + 1]
@@ -171,7 +172,7 @@ def test_concat_is_one_stream_across_rows_and_epochs(make_tokens):
   assert rows[0]['inputs'][0] == 10**6
 
 
-def test_first_fit_separates_documents(make_tokens):
+def test_first_fit_separates_documents():
   tokens = make_tokens([2, 7, 1, 0])
   end = tokens.eos_id
   rows = build('first_fit').evaluation_rows(tokens, 5)
@@ -189,7 +190,7 @@ def test_first_fit_separates_documents(make_tokens):
   assert [row['positions'].tolist() for row in rows] == [[0, 1, 2, 0, 1], [0, 1, 2, 3, 4], [0, 1, 2, 0, 0]]
 
 
-def test_first_fit_segments_restart_and_fill(make_tokens):
+def test_first_fit_segments_restart_and_fill():
   draw = random.Random(0)
   tokens = make_tokens([draw.randrange(60) for _ in range(800)])
   rows = build('first_fit').rows(tokens, 64, seed=0)
@@ -207,7 +208,7 @@ def test_first_fit_segments_restart_and_fill(make_tokens):
 
 
 @pytest.mark.parametrize('text', SPECS)
-def test_a_split_shorter_than_a_row_is_rejected(text, make_tokens):
+def test_a_split_shorter_than_a_row_is_rejected(text):
   tokens = make_tokens([3, 4])
   with pytest.raises(ValueError, match='made up is too short: 9 tokens .*length=10'):
     build(text).rows(tokens, 10, seed=0)
@@ -216,7 +217,7 @@ def test_a_split_shorter_than_a_row_is_rejected(text, make_tokens):
 
 
 @pytest.mark.parametrize('text', SPECS)
-def test_errors_name_the_field(text, make_tokens):
+def test_errors_name_the_field(text):
   tokens = make_tokens([30])
   with pytest.raises(ValueError, match='length=0'):
     build(text).evaluation_rows(tokens, 0)
@@ -226,7 +227,7 @@ def test_errors_name_the_field(text, make_tokens):
     build('first_fit(bins=0)')
 
 
-def test_padded_has_one_text_per_row(make_tokens, caplog):
+def test_padded_has_one_text_per_row(caplog):
   tokens = make_tokens([3, 9, 0, 4])
   rows = build('padded').evaluation_rows(tokens, 5)
   assert 'made up: 1 of 4 texts are longer than 5 tokens' in caplog.text

@@ -7,6 +7,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
+from tests.data.distinct_tokens import make_tokens
 from tfm import spec
 from tfm.data import packing, pipeline
 from tfm.data.mixture import MixedDocuments
@@ -25,7 +26,7 @@ def pack(request) -> protocol.Packing:
 
 
 @pytest.fixture(params=['source', 'mixture'])
-def tokens(request, make_tokens):
+def tokens(request):
   """The tokens of one source, or of a mixture, whose small parts are repeated."""
   if request.param == 'source':
     return make_tokens(LENGTHS)
@@ -116,7 +117,7 @@ def test_a_resume_equals_the_uninterrupted_run(pack, threads, tokens):
 
 @pytest.mark.parametrize('count', (1, 2, 4))
 @pytest.mark.parametrize('batch_size', (4, 64))
-def test_evaluation_counts_every_token_once(pack, count, batch_size, make_tokens, make_shares):
+def test_evaluation_counts_every_token_once(pack, count, batch_size, make_shares):
   tokens = make_tokens(LENGTHS)
   rows = pack.evaluation_rows(tokens, 8)
   shares = make_shares(batch_size, count, 'tiles')
@@ -128,7 +129,7 @@ def test_evaluation_counts_every_token_once(pack, count, batch_size, make_tokens
   assert sorted(results.tolist()) == sorted(reference)
 
 
-def test_a_limited_evaluation_is_spread_over_the_split(pack, make_tokens):
+def test_a_limited_evaluation_is_spread_over_the_split(pack):
   rows = pack.evaluation_rows(make_tokens(LENGTHS), 8)
   whole = list(pipeline.evaluation_batches(rows, 1))
   some = list(pipeline.evaluation_batches(rows, 1, limit=3))
@@ -139,7 +140,7 @@ def test_a_limited_evaluation_is_spread_over_the_split(pack, make_tokens):
   assert len(list(pipeline.evaluation_batches(rows, 1, limit=10**6))) == len(whole)
 
 
-def test_a_hash_depends_on_values_and_order(make_tokens):
+def test_a_hash_depends_on_values_and_order():
   rows = spec.build('concat', packing, protocol.Packing).rows(make_tokens(LENGTHS), 8, seed=0)
   [batch] = take(pipeline.train_iterator(rows, 4), 1)
   changed = {f: v.copy() for f, v in batch.items()}

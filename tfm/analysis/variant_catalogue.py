@@ -45,7 +45,8 @@ from tfm.scores.protocol import Score
 from tfm.training.progress_line import print_status
 
 
-SLOTS = {
+# Slot → its folder and its protocol: those that a field of `config.model` fills, and all that are listed.
+MODEL_SLOTS = {
   'mixer': (tfm.mixers, Mixer),
   'position': (tfm.positions, Position),
   'mask': (tfm.masks, Mask),
@@ -54,8 +55,10 @@ SLOTS = {
   'feed_forward': (tfm.feed_forwards, FeedForward),
   'norm': (tfm.norms, Norm),
   'residual': (tfm.residuals, Residual),
-  'optimizer': (tfm.optimizers, Optimizer),
 }
+SLOTS = MODEL_SLOTS | {'optimizer': (tfm.optimizers, Optimizer)}
+# The surroundings in which variants are built.
+SURROUNDINGS = dict(mixer='softmax', position='rope', mask='causal')
 # Sizes that every kernel takes, vendors' too.
 LENGTH, VOCAB = 256, 32
 PLAIN_MODEL = dict(
@@ -100,17 +103,21 @@ class Variant:
   @functools.cached_property
   def fields(self) -> dict[str, str]:
     """The model fields of a minimal model with the variant."""
-    fields = dict(mixer='softmax', position='rope', mask='causal', score='dot', kernel='dense') | {
-      self.slot: self.spec
-    }
-    if self.slot == 'mixer':
-      if not self.kind.position_hooks:
-        fields['position'] = 'none'
-      if self.kind.supported_masks is not None and 'causal' not in self.kind.supported_masks:
-        fields['mask'] = self.kind.supported_masks[0]
-      if 'kernel' not in self.kind.__dataclass_fields__:
-        fields['kernel'] = default_config().model.kernel
-    return fields
+    is_mixer = self.slot == 'mixer'
+    fields = surroundings(self.spec) if is_mixer else SURROUNDINGS | {self.slot: self.spec}
+    has_kernel = not is_mixer or 'kernel' in self.kind.__dataclass_fields__
+    return dict(score='dot', kernel='dense' if has_kernel else default_config().model.kernel) | fields
+
+
+def surroundings(mixer: str) -> dict[str, str]:
+  """The plainest mixer, position and mask with a mixer that its class supports."""
+  kind = spec.find_variant(spec.parse(mixer).name, *SLOTS['mixer'])
+  plain = SURROUNDINGS | {'mixer': mixer}
+  if not kind.position_hooks:
+    plain['position'] = 'none'
+  if kind.supported_masks is not None and plain['mask'] not in kind.supported_masks:
+    plain['mask'] = kind.supported_masks[0]
+  return plain
 
 
 def variants(slot: str) -> list[Variant]:

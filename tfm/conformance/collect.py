@@ -13,47 +13,24 @@ import pytest
 import tfm.data.packing
 import tfm.data.sources
 import tfm.data.tokenizers
-import tfm.feed_forwards
-import tfm.kernels
 import tfm.masks
-import tfm.mixers
-import tfm.norms
 import tfm.objectives
-import tfm.optimizers
-import tfm.positions
-import tfm.residuals
-import tfm.scores
 import tfm.studies.measures
 from tfm import spec
+from tfm.analysis.variant_catalogue import MODEL_SLOTS, SURROUNDINGS, surroundings
+from tfm.analysis.variant_catalogue import SLOTS as LISTED_SLOTS
 from tfm.data.packing.protocol import Packing
 from tfm.data.sources.protocol import Source
 from tfm.data.tokenizers.protocol import Tokenizer
-from tfm.feed_forwards.protocol import FeedForward
-from tfm.kernels.protocol import Kernel
 from tfm.masks.protocol import Mask, is_causal
-from tfm.mixers.protocol import Mixer
-from tfm.norms.protocol import Norm
 from tfm.objectives.protocol import Objective
-from tfm.optimizers.protocol import Optimizer
-from tfm.positions.protocol import Position
-from tfm.residuals.protocol import Residual
-from tfm.scores.protocol import Score
 from tfm.studies.measures.protocol import Measure
 
 
-SLOTS = {
-  'mixer': (tfm.mixers, Mixer),
-  'position': (tfm.positions, Position),
-  'mask': (tfm.masks, Mask),
-  'score': (tfm.scores, Score),
-  'kernel': (tfm.kernels, Kernel),
-  'feed_forward': (tfm.feed_forwards, FeedForward),
-  'norm': (tfm.norms, Norm),
-  'residual': (tfm.residuals, Residual),
-}
+SLOTS = MODEL_SLOTS
 # Slots that no field of the model fills.
 OTHER_SLOTS = {
-  'optimizer': (tfm.optimizers, Optimizer),
+  'optimizer': LISTED_SLOTS['optimizer'],
   'objective': (tfm.objectives, Objective),
   'packing': (tfm.data.packing, Packing),
   'source': (tfm.data.sources, Source),
@@ -61,8 +38,6 @@ OTHER_SLOTS = {
   'measure': (tfm.studies.measures, Measure),
 }
 ALL_SLOTS = SLOTS | OTHER_SLOTS
-# The surroundings in which the other slots' variants are tried, each in all that it has.
-DEFAULTS = dict(mixer='softmax', position='rope', mask='causal')
 
 
 def variants(slot: str) -> tuple[str, ...]:
@@ -119,17 +94,6 @@ def masks(texts: list[str], length: int, causal: bool = True) -> list[str]:
   return [f'causal & ({text})' if text in ahead else text for text in texts] if causal else ahead
 
 
-def surroundings(mixer: str) -> dict[str, str]:
-  """The plainest position and mask that a mixer says it takes."""
-  kind = variant('mixer', mixer)
-  plain = DEFAULTS | {'mixer': mixer}
-  if not kind.position_hooks:
-    plain['position'] = 'none'
-  if kind.supported_masks is not None and plain['mask'] not in kind.supported_masks:
-    plain['mask'] = kind.supported_masks[0]
-  return plain
-
-
 def takes(mixer: str, position: str, text: str) -> bool:
   """Whether a mixer says that it has a place for a position and honours a mask."""
   kind = variant('mixer', mixer)
@@ -149,7 +113,7 @@ def combinations(length: int, causal: bool = True) -> list:
   Masks are put under `causal`, or only those that look ahead. Of each variant other examples than the
   first wait for `make test-slow`; of what looks ahead, positions do too, as under `causal` they are tried.
   """
-  default = DEFAULTS if causal else DEFAULTS | {'mask': 'full'}
+  default = SURROUNDINGS if causal else SURROUNDINGS | {'mask': 'full'}
 
   def alone(texts):
     """What `texts` picks of each slot."""

@@ -85,7 +85,7 @@ def sharded(**model) -> Sharded:
 def settings(texts=collect.specs):
   """(mixer, position, mask): each mixer in the plainest surroundings, each position under the defaults."""
   plain = [tuple(collect.surroundings(mixer).values()) for mixer in texts('mixer')]
-  mixer, position, mask = collect.DEFAULTS.values()
+  mixer, position, mask = collect.SURROUNDINGS.values()
   return list(
     dict.fromkeys([(mixer, position, mask), *plain, *((mixer, p, mask) for p in texts('position'))])
   )
@@ -99,7 +99,7 @@ def cuts():
   the defaults the meshes that cut two ways, run under `make test-slow`.
   """
   quick, three = [tuple(collect.surroundings(collect.examples('mixer', 'linear')[0]).values())], (2, 2, 2)
-  quick.insert(0, tuple(collect.DEFAULTS.values()))
+  quick.insert(0, tuple(collect.SURROUNDINGS.values()))
   for setting in settings():
     for sizes in MESHES if setting == quick[0] else [three]:
       now = setting in quick and (sizes == three or 8 in sizes)

@@ -28,8 +28,8 @@ def passed_alone(mixer, position, mask, pytestconfig):
   failed = pytestconfig.cache.get('cache/lastfailed', {})
   alone = (
     collect.surroundings(mixer),
-    collect.DEFAULTS | dict(position=position),
-    collect.DEFAULTS | dict(mask=mask),
+    collect.SURROUNDINGS | dict(position=position),
+    collect.SURROUNDINGS | dict(mask=mask),
   )
   for triple in alone:
     names = ' · '.join(triple.values()).encode('unicode_escape').decode()  # as pytest writes it
