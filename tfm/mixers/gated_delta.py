@@ -10,6 +10,7 @@ from flax import struct
 from tfm.layers.causal_convolution import CausalConvolution, Window
 from tfm.layers.linear import Linear
 from tfm.mixers._chunks import Runs, join_chunks, split_chunks
+from tfm.mixers._head_projections import project_from_heads, project_to_heads
 from tfm.mixers._state_space import LOG_RATES, find_document_starts, segment_sums, step_bias
 from tfm.mixers._triangular import solve
 from tfm.mixers.protocol import Mixer
@@ -92,7 +93,7 @@ class GatedDelta(Mixer):
         name=f'{name}_convolution',
       )
       y, windows[name] = convolution(
-        self.project(name, axis, heads, x),
+        project_to_heads(self, name, axis, x),
         context.segments,
         None if cache is None else cache.windows[name],
         unbroken=cache is None and context.layout != 'arbitrary',
@@ -109,28 +110,8 @@ class GatedDelta(Mixer):
         act=jnp.matmul,
       )
     y = RMSNorm(axis='kv', name='norm')(shard(y, 'batch', 'length', 'heads', 'kv'))
-    y = y * nn.silu(self.project('gate', 'heads', self.heads, x).astype(jnp.float32))
-    y = Linear(
-      (self.heads, self.head_width, self.width),
-      ('heads', 'kv', 'embed'),
-      self.output_initializer,
-      contracted_axes=2,
-      bias=self.bias,
-      dtype=self.dtype,
-      name='out',
-    )(y)
-    return shard(y, 'batch', 'length', 'embed'), None if cache is None else Cache(state, segment, windows)
-
-  def project(self, name, axis, heads, x):
-    y = Linear(
-      (self.width, heads, self.head_width),
-      ('embed', axis, 'kv'),
-      self.initializer,
-      bias=self.bias,
-      dtype=self.dtype,
-      name=name,
-    )(x)
-    return shard(y, 'batch', 'length', axis, 'kv')
+    y = y * nn.silu(project_to_heads(self, 'gate', 'heads', x).astype(jnp.float32))
+    return project_from_heads(self, y), None if cache is None else Cache(state, segment, windows)
 
   def rates(self, x, real):
     """log α and β of every token and head, in float32; 0 for padding."""

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from tfm.layers.float32_gradients import einsum
 from tfm.layers.linear import Linear
+from tfm.mixers._head_projections import project_from_heads
 from tfm.mixers._token_cache import TokenCache
 from tfm.mixers.protocol import Mixer
 from tfm.norms.rmsnorm import RMSNorm
@@ -132,16 +133,7 @@ class Latent(Mixer):
     self.sow_attention(lambda: self.kernel.attention_weights(q, k, **inputs))
     if cache is not None:
       y = einsum('BTHR,RHC->BTHC', y, up_v)
-    y = Linear(
-      (self.heads, self.values, self.width),
-      ('heads', 'kv', 'embed'),
-      self.output_initializer,
-      contracted_axes=2,
-      bias=self.bias,
-      dtype=self.dtype,
-      name='out',
-    )(y)
-    return shard(y, 'batch', 'length', 'embed'), cache
+    return project_from_heads(self, y), cache
 
   def queries(self, x):
     """Both parts of every head's query, [B T H C + rope_width]."""

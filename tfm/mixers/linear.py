@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from tfm.layers.linear import Linear
 from tfm.mixers._chunks import Runs, join_chunks, reverse_time, split_chunks
+from tfm.mixers._head_projections import project_from_heads, project_to_heads
 from tfm.mixers._state_space import find_document_starts
 from tfm.mixers.protocol import Mixer
 from tfm.parallel.sequence_parallelism import scan_over_sequence_shards
@@ -110,9 +110,9 @@ class LinearAttention(Mixer):
       self.require_causal()
     before = self.empty(len(x)) if cache is None else cache
     real = (context.segments != 0)[:, :, None, None]
-    q = self.apply_feature_map(self.project('q', 'heads', self.heads, x))
-    k = self.apply_feature_map(self.project('k', 'kv_heads', self.kv_heads, x))
-    v = jnp.where(real, self.project('v', 'kv_heads', self.kv_heads, x), 0)
+    q = self.apply_feature_map(project_to_heads(self, 'q', 'heads', x))
+    k = self.apply_feature_map(project_to_heads(self, 'k', 'kv_heads', x))
+    v = jnp.where(real, project_to_heads(self, 'v', 'kv_heads', x), 0)
     ones = jnp.broadcast_to(real, (*k.shape[:3], 1)).astype(v.dtype)
     rotated = self.position(name='position').rotate(q, k, context.positions, context.positions)
     with jax.named_scope('sums'):
@@ -125,16 +125,7 @@ class LinearAttention(Mixer):
       state, y = self.accumulate(before.state, LinearRows(*rotated, v, first, last))
       normalizer, total = self.accumulate(before.normalizer, LinearRows(q, k, ones, first, last))
     y = shard((y / (total + 1e-6)).astype(self.dtype), 'batch', 'length', 'heads', 'kv')
-    y = Linear(
-      (self.heads, self.head_width, self.width),
-      ('heads', 'kv', 'embed'),
-      self.output_initializer,
-      contracted_axes=2,
-      bias=self.bias,
-      dtype=self.dtype,
-      name='out',
-    )(y)
-    return shard(y, 'batch', 'length', 'embed'), None if cache is None else Cache(state, normalizer, segment)
+    return project_from_heads(self, y), None if cache is None else Cache(state, normalizer, segment)
 
   def accumulate(self, state, rows):
     """`sum_over_keys` over rows that may be sharded along their length."""
@@ -143,17 +134,6 @@ class LinearAttention(Mixer):
     return scan_over_sequence_shards(
       lambda state, rows, _: sum_over_keys(state, rows, self.chunk), state, rows
     )
-
-  def project(self, name, axis, heads, x):
-    y = Linear(
-      (self.width, heads, self.head_width),
-      ('embed', axis, 'kv'),
-      self.initializer,
-      bias=self.bias,
-      dtype=self.dtype,
-      name=name,
-    )(x)
-    return shard(y, 'batch', 'length', axis, 'kv')
 
   def apply_feature_map(self, x):
     """φ(x), computed in float32."""

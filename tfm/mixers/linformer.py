@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from tfm.layers.float32_gradients import einsum
-from tfm.layers.linear import Linear
+from tfm.mixers._head_projections import project_from_heads, project_to_heads
 from tfm.mixers.protocol import Mixer
 from tfm.parallel.sharding import shard, with_logical_axes
 from tfm.spec import Size
@@ -67,12 +67,8 @@ class Linformer(Mixer):
         'shorten it or train with a longer data.length'
       )
     q, k, v = (
-      self.project(*form, x)
-      for form in (
-        ('q', 'heads', self.heads),
-        ('k', 'kv_heads', self.kv_heads),
-        ('v', 'kv_heads', self.kv_heads),
-      )
+      project_to_heads(self, name, axis, x)
+      for name, axis in (('q', 'heads'), ('k', 'kv_heads'), ('v', 'kv_heads'))
     )
     q, k = position.rotate(q, k, context.positions, context.positions)
     k, v = self.shorten('E', k, context, position.length), self.shorten('F', v, context, position.length)
@@ -93,27 +89,7 @@ class Linformer(Mixer):
         dropout=self.dropout,
         dropout_key=self.make_rng('dropout') if context.train and self.dropout > 0 else None,
       )
-    y = Linear(
-      (self.heads, self.head_width, self.width),
-      ('heads', 'kv', 'embed'),
-      self.output_initializer,
-      contracted_axes=2,
-      bias=self.bias,
-      dtype=self.dtype,
-      name='out',
-    )(y)
-    return shard(y, 'batch', 'length', 'embed'), None
-
-  def project(self, name, axis, heads, x):
-    y = Linear(
-      (self.width, heads, self.head_width),
-      ('embed', axis, 'kv'),
-      self.initializer,
-      bias=self.bias,
-      dtype=self.dtype,
-      name=name,
-    )(x)
-    return shard(y, 'batch', 'length', axis, 'kv')
+    return project_from_heads(self, y), None
 
   def shorten(self, name, x, context, length):
     """[B S K C] → [B rank K C], by the rows of a learned [length, rank] that the tokens' positions choose."""

@@ -6,10 +6,9 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from tfm.layers.linear import Linear
+from tfm.mixers._head_projections import project_from_heads, project_to_heads
 from tfm.mixers._token_cache import TokenCache
 from tfm.mixers.protocol import Mixer
-from tfm.parallel.sharding import shard
 from tfm.spec import SizeOrZero
 
 
@@ -65,7 +64,10 @@ class Longformer(Mixer):
     score, bias = self.score(name='score')(), position.bias(context.position_tables.get(position.table_key))
     read, keys, layout = {}, context, context.layout
     for kind in ('', '_global'):
-      q, k, v = (self.project(f'{name}{kind}', x) for name in 'qkv')
+      q, k, v = (
+        project_to_heads(self, f'{name}{kind}', axis, x)
+        for name, axis in (('q', 'heads'), ('k', 'kv_heads'), ('v', 'kv_heads'))
+      )
       q, k = position.rotate(q, k, context.positions, context.positions)
       read |= {f'q{kind}': q, f'k{kind}': k, f'v{kind}': v}
     if cache is not None:
@@ -124,25 +126,4 @@ class Longformer(Mixer):
 
     y = combine(attend)
     self.sow_attention(lambda: combine(weights).swapaxes(1, 2))
-    y = Linear(
-      (self.heads, self.head_width, self.width),
-      ('heads', 'kv', 'embed'),
-      self.output_initializer,
-      contracted_axes=2,
-      bias=self.bias,
-      dtype=self.dtype,
-      name='out',
-    )(y)
-    return shard(y, 'batch', 'length', 'embed'), cache
-
-  def project(self, name, x):
-    axis, heads = ('heads', self.heads) if name.startswith('q') else ('kv_heads', self.kv_heads)
-    y = Linear(
-      (self.width, heads, self.head_width),
-      ('embed', axis, 'kv'),
-      self.initializer,
-      bias=self.bias,
-      dtype=self.dtype,
-      name=name,
-    )(x)
-    return shard(y, 'batch', 'length', axis, 'kv')
+    return project_from_heads(self, y), cache

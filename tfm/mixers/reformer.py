@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from tfm.layers.linear import Linear
+from tfm.mixers._head_projections import project_from_heads, project_to_heads
 from tfm.mixers._token_cache import TokenCache
 from tfm.mixers.protocol import Mixer
 from tfm.parallel.sharding import shard
@@ -81,7 +81,7 @@ class Reformer(Mixer):
   def __call__(self, x, memory, context, cache):
     if memory is not None:
       raise ValueError("mixer='reformer' does not support cross-attention; use 'softmax'")
-    qk, v = self.project('qk', x), self.project('v', x)
+    qk, v = (project_to_heads(self, name, 'heads', x) for name in ('qk', 'v'))
     directions = rotations(self.seed, self.heads, self.head_width, self.hashes, self.buckets)
     buckets = hash_to_buckets(qk, directions)
     tokens = Tokens.of(context, *(y.swapaxes(1, 2) for y in (qk, v, buckets, jnp.zeros_like(buckets))))
@@ -96,27 +96,7 @@ class Reformer(Mixer):
       neighbours = functools.reduce(operator.or_, self.find_neighbours(tokens, read))
       y, _ = self.attend(tokens, read, neighbours, dropout_key)
     y = shard(y.swapaxes(1, 2), 'batch', 'length', 'heads', 'kv')
-    y = Linear(
-      (self.heads, self.head_width, self.width),
-      ('heads', 'kv', 'embed'),
-      self.output_initializer,
-      contracted_axes=2,
-      bias=self.bias,
-      dtype=self.dtype,
-      name='out',
-    )(y)
-    return shard(y, 'batch', 'length', 'embed'), cache
-
-  def project(self, name, x):
-    y = Linear(
-      (self.width, self.heads, self.head_width),
-      ('embed', 'heads', 'kv'),
-      self.initializer,
-      bias=self.bias,
-      dtype=self.dtype,
-      name=name,
-    )(x)
-    return shard(y, 'batch', 'length', 'heads', 'kv')
+    return project_from_heads(self, y), cache
 
   def attend_sorted(self, tokens, dropout_key):
     """Attention in training, [B H T C]: sorted by bucket, each chunk attends to its neighbours."""

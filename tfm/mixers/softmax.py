@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from tfm.layers.initializer import scale_initializer, zeros
 from tfm.layers.linear import Linear
+from tfm.mixers._head_projections import project_from_heads
 from tfm.mixers._token_cache import TokenCache
 from tfm.mixers.protocol import Mixer
 from tfm.norms.protocol import norm_factory
@@ -140,16 +141,7 @@ class Softmax(Mixer):
       )
       y = self.kernel(q, k, v, **inputs)
     self.sow_attention(lambda: self.kernel.attention_weights(q, k, **inputs))
-    y = Linear(
-      (self.heads, self.head_value_width, self.width),
-      ('heads', 'kv', 'embed'),
-      self.output_initializer,
-      contracted_axes=2,
-      bias=self.has_bias('o'),
-      dtype=self.dtype,
-      name='out',
-    )(y)
-    return shard(y, 'batch', 'length', 'embed'), cache
+    return project_from_heads(self, y, self.has_bias('o')), cache
 
   def make_sinks(self):
     """The learned sink logit of every head; None without sinks."""
