@@ -15,7 +15,7 @@ import safetensors.numpy
 
 import tfm
 from tests.hf.tiny_checkpoints import FIELDS, write_checkpoint
-from tfm.hf.pretrained import Pretrained
+from tfm.hf.loaded_model import LoadedModel
 
 
 # What is written for a field of config.json; the last one is nested too deeply for most readers.
@@ -155,7 +155,7 @@ def json_type(value: Any) -> str:
   return kinds.get(type(value), 'null')
 
 
-def describe(model: Pretrained) -> tuple:
+def describe(model: LoadedModel) -> tuple:
   """What config.json determines."""
   return model.config.to_json(), model.ids, model.output, model.vocab, model.source_vocab
 
@@ -165,7 +165,7 @@ def describe_intact(folder: pathlib.Path) -> tuple:
   return describe(tfm.from_pretrained(str(folder)))
 
 
-def evaluate(model: Pretrained) -> None:
+def evaluate(model: LoadedModel) -> None:
   """Raises `Silent` unless the outputs are numbers."""
   ids = np.ones((1, 4), np.int32)
   if model.config.model.patch:

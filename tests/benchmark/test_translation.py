@@ -1,5 +1,7 @@
 """The translation benchmark: order, ratios, invalid input; tests/oracle compares the models."""
 
+import importlib.util
+
 import pytest
 
 from tests.models import pairs
@@ -21,7 +23,12 @@ def test_measurements_alternate_and_ratios_are_of_medians(monkeypatch, capsys, t
     return dict(seconds=next(seconds), bleu=41.0, texts=['ein hund', 'zwei' if 'torch' in module else 'drei'])
 
   monkeypatch.setattr(compare_translation, 'measure', measure)
-  monkeypatch.setattr('importlib.util.find_spec', lambda name: name)
+  found = importlib.util.find_spec
+  monkeypatch.setattr(
+    compare_translation.importlib.util,
+    'find_spec',
+    lambda name: found(name) or name in ('torch', 'transformers'),
+  )
   monkeypatch.setattr(compare_translation, 'describe_machine', lambda: 'here')
   assert cli.main(['benchmark', 'translation', f'--workdir={tmp_path}']) == 0
   assert calls == [(name, str(tmp_path), 'test', '4') for name in ('translation', 'translation_torch')] * 3

@@ -8,6 +8,7 @@ import jax
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
+from tests.data import distinct_tokens
 from tfm.data.row_share import process_shares
 from tfm.data.sources.protocol import build_source
 
@@ -62,3 +63,9 @@ def make_shares():
     return [shares[process] for process in range(count)]
 
   return make
+
+
+@pytest.fixture(scope='session')
+def make_tokens():
+  """A function (lengths) -> tokens that are all different, so that each can be identified."""
+  return distinct_tokens.make_tokens
