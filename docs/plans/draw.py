@@ -153,6 +153,9 @@ def published_table(found: dict[str, dict]) -> str:
   ]
   for run in json.loads((HERE / 'published.json').read_text(encoding='utf-8')):
     rate, name, reached = run['tokens_per_second_per_chip'], run['plan'], run.get('reached', {})
+    if name not in found:
+      print(f'{name} is not made: {run["run"]} has no row')
+      continue
     ends = bracket(found[name], {})
     again = bracket(found[name], reached)
     lines.append(
