@@ -1,6 +1,7 @@
 """Every config trains in its smoke size to its last step, and loads again."""
 
 import math
+import re
 
 import jax
 import pytest
@@ -38,6 +39,9 @@ def test_smoke_run(path, tmp_path):
   train(config, tmp_path)
   rows = read(tmp_path / 'metrics.jsonl')
   assert rows[-1]['step'] == config.training.steps and math.isfinite(rows[-1]['loss'])
+  page = (ROOT / 'docs/reference/metrics.md').read_text(encoding='utf-8')
+  undescribed = {name for row in rows for name in row} - set(re.findall(r'`([\w/]+)`', page))
+  assert not undescribed, f'docs/reference/metrics.md lacks {sorted(undescribed)}'
   run = runs.load(tmp_path)
   assert run.step == config.training.steps and run.config == config
   assert all(
