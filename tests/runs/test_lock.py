@@ -63,7 +63,7 @@ def test_a_file_system_without_locks_is_reported(tmp_path, monkeypatch, capsys):
 @pytest.mark.slow
 def test_a_run_that_another_process_finished_meanwhile_is_not_begun_again(tiny, tmp_path):
   """The lock is free, but what the process found in the directory when it started is out of date."""
-  prepared = train.prepare([RunDir.from_config(tiny(), 0, tmp_path)])
+  prepared = train.prepare([RunDir.from_config(tiny(), 0, tmp_path)], {})
   train.train(tiny(), str(tmp_path))
   rows = (tmp_path / 'metrics.jsonl').read_text()
   with pytest.raises(ValueError, match='has gained or lost checkpoints .* run the command again$'):

@@ -21,8 +21,8 @@ from tfm.config.overlay import complete
 from tfm.config.resolve import resolve_config
 from tfm.evaluation.cost import StepCost
 from tfm.runs import load as runs
+from tfm.studies import finished_runs, runner, store
 from tfm.studies import results_table as study_results
-from tfm.studies import runner, store
 from tfm.studies import study as studies
 from tfm.studies.arms import Arm
 from tfm.studies.measures.decoding import Decoding
