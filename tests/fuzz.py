@@ -180,7 +180,7 @@ def write_files(folder: pathlib.Path) -> dict[str, tuple[pathlib.Path, Callable]
   with contextlib.closing(checkpoint.Checkpoints(folder / 'run', keep=1)) as checkpoints:
     run = dict(corpus='', tokenizer=None, source_tokenizer=None, data=None, config=config.to_dict())
     checkpoints.save_params(params, run | dict(tokenizer=Experiment(config).tokenizer.state()))
-  [arrays] = [path for path in (folder / 'run').rglob('*') if path.stat().st_size > 80_000]
+  arrays = max((folder / 'run').rglob('*'), key=lambda path: path.is_file() and path.stat().st_size)
 
   def source(text):
     def read(path):

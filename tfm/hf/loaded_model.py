@@ -63,8 +63,9 @@ class LoadedModel(runs.Run):
   @property
   def vocab(self) -> int:
     """The size of the vocabulary; 0 for images."""
-    own = self.tokenizer.vocab_size if self.tokenizer else 0
-    return (self.published or {}).get('vocab') or own
+    if 'vocab' in (self.published or {}):
+      return self.published['vocab']
+    return self.tokenizer.vocab_size if self.tokenizer else 0
 
   @property
   def source_vocab(self) -> int:
