@@ -1,7 +1,7 @@
 """A model with its parameters, from a run or a published checkpoint: one object for both."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -57,21 +57,28 @@ class LoadedModel(runs.Run):
   @property
   def ids(self) -> dict[str, Any]:
     """The ids of special tokens: 'start', 'eos' and 'pad', those that exist."""
-    own = {} if self.tokenizer is None else dict(eos=self.tokenizer.eos_id, start=self.tokenizer.bos_id)
-    return (self.published or {}).get('ids') or own
+    if 'ids' in self._published:
+      return self._published['ids']
+    return {} if self.tokenizer is None else dict(eos=self.tokenizer.eos_id, start=self.tokenizer.bos_id)
 
   @property
   def vocab(self) -> int:
     """The size of the vocabulary; 0 for images."""
-    if 'vocab' in (self.published or {}):
-      return self.published['vocab']
+    if 'vocab' in self._published:
+      return self._published['vocab']
     return self.tokenizer.vocab_size if self.tokenizer else 0
 
   @property
   def source_vocab(self) -> int:
     """The size of a separate source vocabulary; 0: none."""
-    own = self.source_tokenizer.vocab_size if self.source_tokenizer else 0
-    return (self.published or {}).get('source_vocab') or own
+    if 'source_vocab' in self._published:
+      return self._published['source_vocab']
+    return self.source_tokenizer.vocab_size if self.source_tokenizer else 0
+
+  @property
+  def _published(self) -> Mapping[str, Any]:
+    """What config.json of a published model says; it counts also where it is empty, as of images."""
+    return self.published or {}
 
   def logits(
     self,
