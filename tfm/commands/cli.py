@@ -27,6 +27,7 @@ import pathlib
 import pkgutil
 import sys
 import threading
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -77,6 +78,8 @@ def main(argv: Sequence[str] | None = None) -> int:
       return INVALID_INPUT_STATUS
     # Writers that fail again while the process ends would bury the sentence.
     threading.excepthook = sys.unraisablehook = lambda _: None
+    logging.getLogger('asyncio').disabled = True
+    warnings.simplefilter('ignore')
     return 1
 
 
