@@ -14,7 +14,6 @@ import ast
 import dataclasses
 import functools
 import importlib
-import importlib.util
 import inspect
 import math
 import operator
@@ -152,20 +151,28 @@ def variant_names(package: ModuleType) -> tuple[str, ...]:
   """Lists the variants of a slot: its files' names, except `protocol` and names that begin with `_`; those of
   folders outside the package too (`tfm.variant_folders`).
   """
-  modules = (m.name for m in pkgutil.iter_modules(variant_folders.extend_path(package)))
-  return tuple(sorted(name for name in modules if name != 'protocol' and not name.startswith('_')))
+  return tuple(sorted(_variant_files(package)))
+
+
+def _variant_files(package: ModuleType) -> dict[str, str]:
+  """Name → file of the variants of a slot."""
+  return {
+    module.name: f'{module.module_finder.path}/{module.name}.py'
+    for module in pkgutil.iter_modules(variant_folders.extend_path(package))
+    if module.name != 'protocol' and not module.name.startswith('_')
+  }
 
 
 def find_variant(name: str, package: ModuleType, base: type, text: str | None = None) -> type:
   """Imports the one public class derived from `base` in the file `name.py` of `package`."""
   slot = package.__name__.rpartition('.')[2]
-  if name not in variant_names(package):
+  files = _variant_files(package)
+  if name not in files:
     raise SpecError(
-      f'{text or name!r} names {name!r}, which {slot} does not have; {suggest(name, variant_names(package))}'
+      f'{text or name!r} names {name!r}, which {slot} does not have; {suggest(name, sorted(files))}'
     )
-  file = importlib.util.find_spec(f'{package.__name__}.{name}').origin
   try:
-    with parsing(file, f'a variant of {slot}'):
+    with parsing(files[name], f'a variant of {slot}'):
       module = importlib.import_module(f'{package.__name__}.{name}')
   except MissingExtra as error:
     raise SpecError(f'{text or name!r}: {error}') from error

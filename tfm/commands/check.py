@@ -32,7 +32,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
   with importing_extra('check'):
-    import pytest  # noqa: F401
+    import pytest
     import pytest_timeout  # noqa: F401
   file = pathlib.Path(args.file).resolve()
   require(file.is_file() and file.suffix == '.py', f'{args.file} is no Python file; name that of a variant')
@@ -41,7 +41,7 @@ def main(args: argparse.Namespace) -> int:
     variant_folders.add_folder(folder)
   suite = importlib.resources.files('tfm.conformance')
   with tempfile.TemporaryDirectory() as cache:
-    return subprocess.run(
+    status = subprocess.run(
       [
         *(sys.executable, '-m', 'pytest', str(suite), f'--config-file={suite / "check.ini"}'),
         *('-o', f'cache_dir={cache}', f'--variant={file.stem}'),
@@ -49,6 +49,8 @@ def main(args: argparse.Namespace) -> int:
         *('-m', 'not exhaustive and not slow' if args.quick else 'not exhaustive'),
       ]
     ).returncode
+  require(status != pytest.ExitCode.NO_TESTS_COLLECTED, f'{args.file}: the suite has no case for its slot')
+  return int(status != pytest.ExitCode.OK)
 
 
 def find_folder(file: pathlib.Path) -> pathlib.Path:

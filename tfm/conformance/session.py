@@ -123,6 +123,6 @@ def pytest_runtest_teardown(item, nextitem):
 
 
 def count_memory_maps() -> int:
-  """The memory maps of this process; 0 where the system does not tell."""
+  """The number of memory maps of this process; 0 where the system does not list them."""
   maps = pathlib.Path('/proc/self/maps')
   return len(maps.read_text(encoding='utf-8').splitlines()) if maps.exists() else 0

@@ -10,6 +10,7 @@ from annotated_types import Interval
 from ml_collections import ConfigDict
 
 import tfm.hf.families
+from tfm import variant_folders
 from tfm.config.assemble import Experiment
 from tfm.config.overlay import complete
 from tfm.config.resolve import resolve_config
@@ -42,7 +43,7 @@ TokenIds = TokenId | None | tuple[TokenId, ...]
 def load_families() -> dict[str, Family]:
   """Imports every file of `tfm.hf.families`; model_type → family."""
   families = {}
-  for info in pkgutil.iter_modules(tfm.hf.families.__path__):
+  for info in pkgutil.iter_modules(variant_folders.extend_path(tfm.hf.families)):
     module = importlib.import_module(f'tfm.hf.families.{info.name}')
     for family in getattr(module, 'FAMILIES', ()):
       families[family.model_type] = family

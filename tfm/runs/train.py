@@ -155,11 +155,12 @@ def train_ensemble(run_dirs: Sequence[RunDir]) -> Report:
   return report
 
 
-def prepare(run_dirs: Sequence[RunDir], variants: Mapping[str, str]) -> Prepared:
+def prepare(run_dirs: Sequence[RunDir], variants: Mapping[str, str] = {}) -> Prepared:
   """Validates the configs, finds the checkpoint to resume from, opens the data and builds the model.
 
   Args:
-    variants: those from outside the package that the runs use, recorded until the first checkpoint.
+    variants: from outside the package, which `variant_folders.recording` adds as the runs use them; every
+      checkpoint has them.
 
   Raises:
     ValueError: for configs that cannot be run, or that cannot resume from these directories.
