@@ -6,13 +6,11 @@ import sys
 
 import pytest
 
+from tests.test_extras import OPTIONAL
 
-# None of them is needed to refuse a typo, nor to train a language model before its documents are opened.
-OPTIONAL = (
-  'PIL babel huggingface_hub jinja2 matplotlib nltk num2words pandas pyarrow pytest rouge_score sacrebleu'
-  ' sacremoses safetensors scipy sklearn statsmodels tensorboardX tensorflow tensorflow_datasets tokenizers'
-  ' torch transformers'
-).split()
+
+# Besides the packages of extras, what those import, and other frameworks.
+HEAVY = {*OPTIONAL, *'nltk pyarrow scipy tensorflow tensorflow_datasets torch transformers'.split()}
 LIBRARIES = 'jax jaxlib flax optax orbax grain numpy tensorstore'.split()
 
 
@@ -72,7 +70,7 @@ def test_importing_tfm_imports_no_other_package(root, tmp_path):
 def test_help_and_the_refusal_of_a_typo_import_neither_jax_nor_numpy(root, tmp_path, words, refusal):
   modules, err = imported_modules(root, tmp_path, command(*words))
   assert refusal in err and bool(err) == bool(refusal)
-  assert not packages(modules) & {*LIBRARIES, *OPTIONAL}
+  assert not packages(modules) & {*LIBRARIES, *HEAVY}
   assert len(modules) < 400, len(modules)
 
 
@@ -86,5 +84,5 @@ def test_training_a_language_model_imports_what_it_needs_and_no_more(root, tmp_p
   )
   modules, _ = imported_modules(root, tmp_path, code)
   assert set(LIBRARIES) <= packages(modules)
-  assert not packages(modules) & set(OPTIONAL)
+  assert not packages(modules) & HEAVY
   assert len(modules) < 2200, len(modules)

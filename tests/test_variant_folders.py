@@ -129,9 +129,14 @@ def test_an_installed_package_names_a_folder(tmp_path, monkeypatch):
 def test_folders_that_cannot_be_used_are_refused(lab, tmp_path):
   with pytest.raises(ValueError, match='--variants=nowhere is no folder'):
     variant_folders.add_folder('nowhere', '--variants=')
-  (tmp_path / 'odd' / 'position').mkdir(parents=True)
-  with pytest.raises(ValueError, match="odd has no .*, only position; .*did you mean 'positions'"):
+  (tmp_path / 'odd' / 'notes').mkdir(parents=True)
+  with pytest.raises(ValueError, match='odd has no folder of a slot, which are data/packing, .*masks'):
     variant_folders.add_folder(tmp_path / 'odd')
+  for wrong, right in (('position', 'positions'), ('data/source', 'data/sources')):
+    (lab / wrong).mkdir(parents=True)
+    with pytest.raises(ValueError, match=f'lab has {wrong}/, which is no slot; rename it to {right}'):
+      variant_folders.add_folder(lab)
+    (lab / wrong).rmdir()
   (lab / 'positions').mkdir()
   (lab / 'positions' / 'rope.py').touch()
   with pytest.raises(ValueError, match=r'lab has positions/rope.py, and so has .*/tfm; rename the file'):

@@ -13,6 +13,7 @@ package ends with the folders of that name here.
 
 import contextlib
 import contextvars
+import difflib
 import functools
 import importlib
 import importlib.metadata
@@ -23,7 +24,7 @@ import pkgutil
 from collections.abc import Iterator, Mapping
 from types import ModuleType
 
-from tfm.errors import require, suggest
+from tfm.errors import require
 
 
 VARIABLE = 'TFM_VARIANTS'
@@ -49,17 +50,25 @@ def add_folder(folder: str | os.PathLike, named_by: str = '', origin: str = '') 
     origin: what checkpoints record; '': the folder's path.
 
   Raises:
-    ValueError: if it is no folder, has no slot's folder, or has a file of a name that is taken.
+    ValueError: if it is no folder, has no slot's folder or one that is mistyped, or has a file of a name that
+      is taken.
   """
   path = pathlib.Path(folder).expanduser().resolve()
   require(path.is_dir(), f'{named_by}{folder} is no folder; name one that has folders such as positions/')
   if path in _origins:
     return
-  inside = sorted(child.name for child in path.iterdir() if child.is_dir())
+  parents = {str(pathlib.PurePath(slot).parent) for slot in slot_folders()}  # '.', 'data', …
+  inside = sorted(
+    child.relative_to(path).as_posix() for parent in parents for child in path.glob(f'{parent}/*/')
+  )
+  for name in inside:
+    near = difflib.get_close_matches(name, slot_folders(), n=1, cutoff=0.85)
+    require(
+      near in ([], [name]), f'{named_by}{folder} has {name}/, which is no slot; rename it to {"".join(near)}'
+    )
   require(
-    any((path / slot).is_dir() for slot in slot_folders()),
-    f'{named_by}{folder} has no folder of a slot, only {", ".join(inside) or "none"}; '
-    f'{suggest(next(iter(inside), ""), slot_folders())}',
+    any(name in slot_folders() for name in inside),
+    f'{named_by}{folder} has no folder of a slot, which are {", ".join(slot_folders())}',
   )
   for slot in slot_folders():
     for other in (PACKAGE, *_origins):

@@ -58,14 +58,15 @@ set_environment()
 
 
 def pytest_addoption(parser):
-  parser.addoption('--variants', metavar='FOLDER', help='a folder with variants outside the package')
+  folders = 'a folder with variants outside the package; may be repeated'
+  parser.addoption('--variants', action='append', default=[], metavar='FOLDER', help=folders)
   parser.addoption('--variant', metavar='NAME', help='run only what tries the variant of this name')
 
 
 def pytest_configure(config):
   for marker in MARKERS:
     config.addinivalue_line('markers', marker)
-  if folder := config.getoption('--variants'):
+  for folder in config.getoption('--variants'):
     variant_folders.add_folder(folder, '--variants=')
 
 
