@@ -75,11 +75,17 @@ def test_ids_continue_without_their_prompt(run):
   assert ids.shape == (1, 8) and f'Now{run.tokenizer.decode(ids[0])}' == text
 
 
-def test_a_text_is_as_long_as_the_positions_by_default(run):
+def test_a_text_is_as_long_as_the_positions_by_default(run, workdir, capsys):
   [ids] = run.generate(np.array([[256, *b'Now']]))
   assert len(ids) == 40 + 1 - 4  # the last token is not read
   with pytest.raises(ValueError, match='use at most max_tokens=37'):
     run.generate('Now', max_new_tokens=38)
+  for flags, settings in (
+    (['--temperature=0'], {}),
+    (['--beams=2', '--penalty=power(1.0)', '--stopping=likely'], dict(num_beams=2)),
+  ):
+    printed = command(capsys, 'generate', f'--workdir={workdir}', '--prompt=Now', *flags)
+    assert printed == f'{run.generate("Now", **settings)}\n'
 
 
 def test_attention_has_labels_and_sums_to_one(run):
