@@ -1,15 +1,15 @@
 """tfm: a laboratory for Transformers in JAX and Flax.
 
-  load(workdir)              a trained run: a LoadedModel with config, params, logits, generate, attention, evaluate
+  load(workdir)              a trained run: config, params, logits, generate, attention, evaluate
   from_pretrained(folder)    a published checkpoint: the same kind of object
   build(config)              the model of a partial config, to train in a loop of one's own: init, apply
   build_mixer(spec, …)       a mixer with its position, mask and kernel, as a layer of any Flax module
   build_position(spec, …)    a position, with the hooks embed, rotate and bias
   attend(q, k, v, …)         attention under a mask, computed by a kernel
 
-The commands are `tfm train`, `generate`, `evaluate`, `ablate`, …: `tfm --help`. The slots that variants fill are
-the packages positions, masks, scores, mixers, kernels, feed_forwards, norms, residuals, objectives, optimizers
-and, in data, sources, tokenizers and packing. docs/how-to/python.md has examples.
+The commands are `tfm train`, `generate`, `evaluate`, `ablate`, …: `tfm --help`. Variants fill the packages
+positions, masks, scores, mixers, kernels, feed_forwards, norms, residuals, objectives, optimizers and, in data,
+sources, tokenizers and packing. docs/how-to/python.md has examples.
 """
 
 import importlib

@@ -40,7 +40,7 @@ def test_a_notebook_runs(path, folder, monkeypatch):  # noqa: F811
       name, _, content = text.removeprefix(WRITE).partition('\n')
       pathlib.Path(name).write_text(content, encoding='utf-8')
     elif text.startswith('!'):
-      run(text.removeprefix('!'), monkeypatch)
+      run(text.removeprefix('!').replace('\\\n', ' '), monkeypatch)
     else:
       exec(compile(text, str(path), 'exec'), variables)
 
