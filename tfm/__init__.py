@@ -8,8 +8,8 @@
   attend(q, k, v, …)         attention under a mask, computed by a kernel
 
 The commands are `tfm train`, `generate`, `evaluate`, `ablate`, …: `tfm --help`. Variants fill the packages
-positions, masks, scores, mixers, kernels, feed_forwards, norms, residuals, objectives, optimizers, data.sources,
-data.tokenizers and data.packing. docs/how-to/python.md has examples.
+positions, masks, scores, mixers, kernels, feed_forwards, norms, residuals, objectives, optimizers,
+data.sources, data.tokenizers and data.packing. docs/how-to/python.md has examples.
 """
 
 import importlib
