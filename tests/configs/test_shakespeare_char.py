@@ -3,9 +3,12 @@
 import json
 import random
 
+import pytest
+
 from tfm.commands import cli
 
 
+@pytest.mark.slow
 def test_a_text_in_the_current_folder_is_trained_on(tmp_path, monkeypatch, capsys, root):
   draw, alphabet = random.Random(0), 'abcdefgh \n'
   text = ''.join(draw.choices(alphabet, k=20_000)) + alphabet

@@ -34,12 +34,12 @@ def test_softmax_is_the_attention_of_flax(mask, bias):
 
 
 def test_a_flax_initializer_is_that_of_a_dense_layer():
-  """The matrix D × H·C is orthogonal, and H·C × D of the output."""
-  layer = tfm.build_mixer('softmax', **SIZES, initializer=nn.initializers.orthogonal())
-  params = init(layer, X)['params']['mixer']
-  for kernel in (params['q']['kernel'].reshape(D, H * C), params['out']['kernel'].reshape(H * C, D)):
+  """The matrix D × H·C has orthogonal rows, and H·C × D of the output orthogonal columns."""
+  make = lambda **more: tfm.build_mixer('softmax', **SIZES, head_width=6, **more)
+  params = init(make(initializer=nn.initializers.orthogonal()), X)['params']['mixer']
+  for kernel in (params['q']['kernel'].reshape(D, H * 6).T, params['out']['kernel'].reshape(H * 6, D)):
     np.testing.assert_allclose(kernel.T @ kernel, np.eye(D), atol=1e-5)
-  assert jnp.abs(init(tfm.build_mixer('softmax', **SIZES), X)['params']['mixer']['q']['kernel']).max() < 0.1
+  assert jnp.abs(init(make(), X)['params']['mixer']['q']['kernel']).max() < 0.1
 
 
 @pytest.mark.parametrize('text', ['softmax', 'linear', 'convolution(3)', 'mamba', 'recurrent'])
