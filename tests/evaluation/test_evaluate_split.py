@@ -1,46 +1,48 @@
-"""The total of a mixture: each source counts by its weight, however many tokens it has."""
+"""Sums over a split, and the bytes of its targets."""
 
-import math
-from fractions import Fraction
-
+import jax
 import numpy as np
-from hypothesis import given
-from hypothesis import strategies as st
 
-from tfm.evaluation.evaluate_split import Total, mix_totals
-from tfm.objectives.causal_lm import CausalLM
-
-
-OBJECTIVE = CausalLM(chunk=0, layout='contiguous', recurrence=0)
-SOURCES = st.lists(
-  st.tuples(
-    st.integers(1, 50), st.integers(1, 10**6), st.floats(0.1, 20), st.floats(0, 1), st.floats(0.2, 9)
-  ),
-  min_size=1,
-  max_size=5,
-)
+from tfm.data.row_share import RowShare
+from tfm.evaluation import evaluate_split
+from tfm.evaluation.evaluate_split import ByteCounter, measure
+from tfm.parallel import mesh as meshes
+from tfm.parallel.sharding import batch_sharding, parse_rules
 
 
-@given(SOURCES)
-def test_metrics_are_means_by_weight(sources):
-  counts, tokens, losses, accuracies, bytes_per_token = map(np.array, zip(*sources))
-  weights = {i: Fraction(int(count), int(counts.sum())) for i, count in enumerate(counts)}
-  totals = {
-    i: Total(dict(loss=np.float64(n * loss), accuracy=np.float64(n * right), tokens=np.float64(n)), n * size)
-    for i, (_, n, loss, right, size) in enumerate(sources)
-  }
-  mixed = mix_totals(totals, weights)
-  found, w = OBJECTIVE.summarize(mixed.sums, mixed.bytes), counts / counts.sum()
-  np.testing.assert_allclose(found['loss'], w @ losses, rtol=1e-9)
-  np.testing.assert_allclose(found['accuracy'], w @ accuracies, rtol=1e-9)
-  np.testing.assert_allclose(found['perplexity'], math.exp(w @ losses), rtol=1e-7)
-  np.testing.assert_allclose(
-    found['bits_per_byte'], w @ losses / math.log(2) / (w @ bytes_per_token), rtol=1e-9
-  )
-  assert found['tokens'] == tokens.sum()
+TOKEN_BYTES = np.array([100, 1, 2, 3])
+BATCHES = [
+  dict(targets=np.array([[1, 2, 3], [3, 3, 0]]), segments=np.array([[1, 1, 2], [1, 0, 0]])),
+  dict(targets=np.array([[2, 0, 0], [1, 1, 1]]), segments=np.array([[1, 0, 0], [1, 1, 1]])),
+]
 
 
-def test_one_source_is_as_it_is():
-  sums = dict(loss=np.float64(0.1) * 3, tokens=np.float64(7), table=np.arange(4.0).reshape(2, 2) / 3)
-  mixed = mix_totals({'': Total(sums, 11)}, {'': Fraction(1)})
-  assert mixed.bytes == 11 and all(np.array_equal(mixed.sums[name], sums[name]) for name in sums)
+def count(share, token_bytes=TOKEN_BYTES, batches=BATCHES):
+  counter = ByteCounter(token_bytes, share)
+  assert list(counter.count(batches)) == batches
+  return counter
+
+
+def test_padding_has_no_bytes():
+  assert count(RowShare.all(2)).total() == (1 + 2 + 3) + 3 + 2 + 3
+
+
+def test_rows_that_other_processes_count_have_none(monkeypatch):
+  share = RowShare(4, np.array([1, 2]), np.array([False, True]), False)
+  monkeypatch.setattr(evaluate_split.processes, 'gather_bytes', lambda own: [own, (1000).to_bytes(8)])
+  assert count(share).total() == (3 + 3) + 1000
+
+
+def test_what_has_no_bytes_is_not_counted():
+  assert count(RowShare.all(2), None).total() == 0
+  assert count(RowShare.all(2), batches=[dict(segments=np.ones((2, 3)))]).total() == 0
+  # The targets of a masked LM are not those of every token.
+  assert count(RowShare.all(2), batches=[BATCHES[0] | dict(targets=np.ones((2, 1), int))]).total() == 0
+
+
+def test_sums_are_in_float64_over_all_batches():
+  where = batch_sharding(meshes.make(dict(data=1), jax.devices()[:1]), parse_rules(dict(batch='data')))
+  step = jax.jit(lambda params, batch: dict(tokens=params * (batch['segments'] > 0).sum()))
+  total = measure(np.float32(0.5), step, BATCHES, where, ByteCounter(TOKEN_BYTES, RowShare.all(2)))
+  assert total.sums == dict(tokens=0.5 * 8) and total.bytes == 14
+  assert total.sums['tokens'].dtype == np.float64

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +12,8 @@ from tfm.config.assemble import Experiment
 from tfm.config.validate import validate_run
 from tfm.conformance import tiny
 from tfm.conformance.tiny import LENGTH, VOCAB
+from tfm.mixers.protocol import Context
+from tfm.objectives.causal_lm import CausalLM
 
 
 SEGMENT = 4
@@ -86,6 +89,32 @@ def test_previous_segments_are_visible_and_have_no_gradient(mixer, position):
   table = params['embedding']['table']
   changed = params | {'embedding': {'table': table.at[TOKENS[0, 1]].multiply(-1.0)}}
   assert abs(f(changed)[0] - f(params)[0]) > 1e-4
+
+
+class Noise(nn.Module):
+  """Features: noise of dropout, the token, and how many segments were read before; it reports the noise."""
+
+  def init_caches(self, rows, length):
+    return jnp.float32(0)
+
+  def features(self, tokens, context, caches):
+    assert context.layout == 'arbitrary' and context.train
+    noise = jax.random.normal(self.make_rng('dropout'), tokens.shape)
+    self.sow('metrics', 'noise', noise.mean())
+    return (jnp.stack([noise, tokens, jnp.full(tokens.shape, caches)], -1), caches + 1)
+
+
+def test_segments_are_in_order_and_each_has_its_own_dropout():
+  objective = CausalLM(chunk=0, layout='packed', recurrence=SEGMENT)
+  context = Context(BATCH['positions'], BATCH['segments'], train=True, layout='packed')
+  features, reports = objective.recurrent_features(
+    Noise(), {}, jnp.asarray(BATCH['inputs'], jnp.float32), context, jax.random.key(0)
+  )
+  noise, tokens, before = np.moveaxis(np.asarray(features), -1, 0)
+  np.testing.assert_array_equal(tokens, BATCH['inputs'])
+  np.testing.assert_array_equal(before, [[0] * 4 + [1] * 4 + [2] * 4] * 2)
+  assert len({*noise.reshape(-1).tolist()}) == noise.size
+  np.testing.assert_allclose(reports['metrics']['noise'][0], noise.mean(), rtol=1e-5)
 
 
 @pytest.mark.slow
