@@ -75,7 +75,7 @@ print(text.corpus.hash, text.tokenizer.identity, len(text.tokens('train').ids))
   processes = [
     subprocess.Popen([sys.executable, '-c', program], stdout=subprocess.PIPE, text=True) for _ in range(3)
   ]
-  outputs = {process.communicate()[0] for process in processes}
+  outputs = {process.communicate(timeout=300)[0] for process in processes}
   assert len(outputs) == 1 and outputs != {''} and not any(process.returncode for process in processes)
   assert not [path for path in pathlib.Path(tmp_path, 'cache').rglob('.*')]  # no parts left
 

@@ -90,6 +90,9 @@ def test_only_answers_count(evaluated, chunk):
   assert float(sums['exact'] / sums['tokens']) == pytest.approx(np.mean(exact)) and all(
     x.shape == () for x in sums.values()
   )
+  one = {name: x[[0, -1]] for name, x in batch.items()}  # a text and padding
+  _, sums = jax.jit(lambda p, b: objective(model, p, b, jax.random.key(0)))(params, one)
+  assert sums['exact'] == sums['tokens'] == 1
 
 
 def test_metrics_of_one_text():
@@ -110,7 +113,9 @@ def test_other_tokens_have_no_gradient(evaluated):
 def test_padding_has_the_shape_of_rows(evaluated):
   objective, batch = Experiment(config()).objective, evaluated[2]
   padding = objective.padding_row(12)
-  assert {name: x.shape for name, x in padding.items()} == {name: x.shape[1:] for name, x in batch.items()}
+  assert {name: (x.shape, x.dtype) for name, x in padding.items()} == {
+    name: (x.shape[1:], x.dtype) for name, x in batch.items()
+  }
   assert not any(x.any() for x in padding.values())
 
 

@@ -144,6 +144,8 @@ def test_a_split_without_classes_has_metrics():
   objective = Classification(**FIELDS, classes=2)
   total = dict(loss=np.float32(0), tokens=np.float32(0), table=np.zeros((2, 2)))
   assert objective.summarize(total, 0) == dict(loss=0, accuracy=0, f1=0, tokens=0)
+  total = dict(loss=np.float32(0.5), tokens=np.float32(1), table=np.diag([1.0, 0.0]))
+  assert objective.summarize(total, 0) == dict(loss=0.5, accuracy=1, f1=1, tokens=1)
 
 
 @pytest.mark.parametrize(
@@ -157,6 +159,7 @@ def test_a_split_without_classes_has_metrics():
 def test_padding_has_no_class(fields, shapes):
   row = Classification(**FIELDS, classes=3, **fields).padding_row(7)
   assert {name: x.shape for name, x in row.items()} == shapes | dict(positions=(7,), segments=(7,))
+  assert all(x.dtype == (np.float32 if name == 'image' else np.int32) for name, x in row.items())
   assert (row.pop('classes') == -1).all() and not any(x.any() for x in row.values())
 
 

@@ -35,7 +35,7 @@ def holder(tmp_path):
   assert process.stdout.readline() == 'locked\n'
   yield process
   process.kill()
-  process.wait()
+  process.wait(60)
 
 
 @pytest.mark.slow
@@ -44,7 +44,7 @@ def test_a_second_run_is_rejected_and_a_killed_one_leaves_no_lock(holder, tiny, 
     train.train(tiny(), str(tmp_path))
   assert not (tmp_path / 'metrics.jsonl').exists()
   holder.send_signal(signal.SIGKILL)
-  holder.wait()
+  holder.wait(60)
   with lock_workdir(tmp_path):
     assert (tmp_path / FILE).read_text().startswith(f'process {os.getpid()} on ')
   train.train(tiny(), str(tmp_path))

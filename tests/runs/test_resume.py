@@ -58,7 +58,9 @@ def kill_when(process, happened, number=signal.SIGKILL):
   """Sends a signal as soon as `happened()`; fails if the process ends before."""
   deadline = time.time() + 300
   while not happened():
-    assert process.poll() is None and time.time() < deadline, process.communicate()[1]
+    if process.poll() is not None or time.time() > deadline:
+      process.kill()  # what it has written so far
+      pytest.fail(process.communicate(timeout=120)[1])
     time.sleep(0.001)
   process.send_signal(number)
   return process.communicate(timeout=120)[1], process.returncode

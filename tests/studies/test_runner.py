@@ -402,7 +402,7 @@ def test_a_killed_study_resumes(file, done, tmp_path):
   process.send_signal(signal.SIGTERM)
   assert process.wait(120) in (0, 1)
   assert not (tmp_path / 'results.json').exists(), 'it ended before the signal came'
-  assert subprocess.run(command, env=env).returncode == 0
+  assert subprocess.run(command, env=env, timeout=600).returncode == 0
 
   def final(workdir):
     return {(v['arm'], v['seed'], v['metric'], v['x']): v['value'] for v in results(workdir)['values']}
