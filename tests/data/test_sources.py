@@ -12,8 +12,9 @@ import pytest
 import tensorflow_datasets
 import zstandard
 
-from tfm.data import corpus as corpora
 from tfm.data import splitting
+from tfm.data.corpus import RawDocuments, prepare_corpus
+from tfm.data.sources import tfds
 
 
 SPLITS = ('train', 'validation', 'test')
@@ -30,6 +31,10 @@ def every(corpus) -> collections.Counter:
 def jsonl(documents, field='text') -> bytes:
   lines = [json.dumps({field: text, 'n': n}) + '\n' for n, text in enumerate(documents)]
   return ''.join(lines).encode()
+
+
+def prepare(name, read, cache_dir, fixed=()):
+  return prepare_corpus(RawDocuments(name, [read], fixed), cache_dir)
 
 
 @pytest.fixture(scope='module')
@@ -85,7 +90,7 @@ def test_the_hash_depends_on_every_character(tmp_path, cache_dir, make_source, m
 
 def test_the_hash_depends_on_the_splits(cache_dir):
   hashes = {
-    corpora.prepare_corpus('own', lambda: zip(SPLITS, texts), cache_dir, fixed=SPLITS).hash
+    prepare('own', lambda: zip(SPLITS, texts), cache_dir, fixed=SPLITS).hash
     for texts in ('abc', 'acb', 'bac')
   }
   assert len(hashes) == 3
@@ -94,7 +99,7 @@ def test_the_hash_depends_on_the_splits(cache_dir):
 def test_three_documents_are_one_for_each_split(cache_dir):
   for n in range(12):
     texts = [f'{n}a', f'{n}b', f'{n}c' + 'c' * 100]
-    corpus = corpora.prepare_corpus('three', lambda: ((None, text) for text in texts), cache_dir)
+    corpus = prepare('three', lambda: ((None, text) for text in texts), cache_dir)
     assert set(corpus.documents.values()) == {1} and set(every(corpus)) == set(texts)
 
 
@@ -243,7 +248,7 @@ def test_a_source_that_changes_while_it_is_read_is_rejected(cache_dir, make_text
       yield None, make_text(seed, 5) + '!' * (len(reads) > 1 and seed == 7)
 
   with pytest.raises(ValueError, match='growing changed while it was read'):
-    corpora.prepare_corpus('growing', read, cache_dir)
+    prepare('growing', read, cache_dir)
   assert len(reads) > 1
 
 
@@ -299,6 +304,15 @@ def test_tfds_splits_are_used_and_the_missing_one_is_carved(tiny, cache_dir, mak
   assert 3 <= corpus.documents['validation'] <= 40
   assert "['extra']" in caplog.text and corpus.name == source
   assert make_source(source).prepare(cache_dir).hash == corpus.hash  # prepared, now read
+
+
+def test_a_tfds_set_is_read_in_parts(tiny, cache_dir, make_source, monkeypatch):
+  source = make_source(f"tfds('tiny_set', data_dir='{tiny}')")
+  whole = source.raw_documents()
+  monkeypatch.setattr(tfds, 'PART', 70)
+  parts = source.raw_documents()
+  assert (len(whole.readers), len(parts.readers)) == (2, 6)
+  assert [*parts.read()] == [*whole.read()] and len([*parts.readers[4]()]) == 20
 
 
 @pytest.mark.parametrize(

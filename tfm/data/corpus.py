@@ -13,7 +13,7 @@ import pathlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from tfm.data import cache, progress_bar, splitting
-from tfm.data.documents import ANSWERS, INFINITE, LABELS, SPLITS, Document, Field, SplitDocument, Survey
+from tfm.data.documents import ANSWERS, INFINITE, LABELS, SPLITS, Document, Field, Survey
 
 
 HASH_SAMPLE = 500  # the number of documents of an infinite split that are hashed
@@ -79,57 +79,95 @@ class Corpus:
       yield from itertools.islice(self.splits['train'][field], limit)
 
 
-def prepare_corpus(
-  name: str,
-  read: Callable[[], Iterable[Document]],
-  cache_dir: pathlib.Path,
-  fixed: Sequence[str] = (),
-  fields: tuple[str, ...] = ('text',),
-) -> Corpus:
-  """Splits the documents that `read()` yields and stores them under the hash of their content.
+@dataclasses.dataclass(frozen=True)
+class RawDocuments:
+  """The documents of a source as they are read, before they are split and stored.
 
-  Args:
+  Attributes:
     name: the source's spec, for messages.
-    read: yields (split, *fields) of every document; it is called several times. The split is one of
-      `fixed`, or None for a document that is assigned by its hash.
-    cache_dir: where to store the corpus.
+    readers: each yields (split, *fields) of the documents of a part of the source, such as a file, whenever
+      it is called. The split is one of `fixed`, or None for a document that is assigned by its hash.
     fixed: the splits that the source defines itself: with train, these are all; without it, the others are
       carved out of train.
     fields: the names of a document's fields.
+  """
+
+  name: str
+  readers: Sequence[Callable[[], Iterable[Document]]]
+  fixed: Sequence[str] = ()
+  fields: tuple[str, ...] = ('text',)
+
+  @property
+  def carved(self) -> tuple[str, ...]:
+    """The splits to which documents are assigned by their hashes."""
+    return () if 'train' in self.fixed else tuple(split for split in SPLITS if split not in self.fixed)
+
+  @property
+  def splits(self) -> tuple[str, ...]:
+    """All splits, in order."""
+    return tuple(split for split in SPLITS if split in (*self.fixed, *self.carved))
+
+  def read(self) -> Iterator[Document]:
+    """Yields all documents."""
+    return itertools.chain.from_iterable(reader() for reader in self.readers)
+
+  def assign_splits(
+    self, survey_documents: Callable[[splitting.Rule], Survey]
+  ) -> tuple[splitting.Rule, Survey]:
+    """Returns the rule by which documents get their splits, and the survey of the documents under it.
+
+    Args:
+      survey_documents: computes the survey of all documents under a rule.
+
+    Raises:
+      ValueError: if there is no text, or too little for the splits, or it changes while it is read.
+    """
+    rule = splitting.split_by_hash(self.carved)
+    survey = survey_documents(rule)
+    if not survey.bytes.total():
+      raise ValueError(f'{self.name} is empty: {survey.documents.total()} documents without any text')
+    if not splitting.is_balanced(survey, self.carved):
+      if len(self.fields) > 1:
+        raise ValueError(
+          f'{self.name} has too few documents to be split by their hashes: {survey.documents.total()}; '
+          'give more documents, or files for each split'
+        )
+      rule = splitting.split_by_piece(self.name, self.read, self.carved, survey)
+      survey = survey_documents(rule)
+    for split in self.splits:
+      if not survey.documents[split]:
+        raise ValueError(f'{self.name} has no documents in its {split!r} split')
+    sizes = (
+      f'{split} {survey.documents[split]} documents {survey.bytes[split]} bytes' for split in self.splits
+    )
+    _log_corpus(self.name, survey.hash, ', '.join(sizes))
+    return rule, survey
+
+
+def prepare_corpus(documents: RawDocuments, cache_dir: pathlib.Path) -> Corpus:
+  """Splits documents and stores them under the hash of their content.
 
   Raises:
     ValueError: if there is no text, or too little for the splits, or it changes while it is read.
   """
   from tfm.data import document_store  # imports TFDS, which generated documents do not need
 
-  carved = () if 'train' in fixed else tuple(split for split in SPLITS if split not in fixed)
-  names = [split for split in SPLITS if split in (*fixed, *carved)]
-  rule = splitting.split_by_hash(carved)
-  survey = _survey_documents(name, rule(read()))
-  if not survey.bytes.total():
-    raise ValueError(f'{name} is empty: {survey.documents.total()} documents without any text')
-  if not splitting.is_balanced(survey, carved):
-    if len(fields) > 1:
-      raise ValueError(
-        f'{name} has too few documents to be split by their hashes: {survey.documents.total()}; '
-        'give more documents, or files for each split'
-      )
-    rule = splitting.split_by_piece(name, read, carved, survey)
-    survey = _survey_documents(name, rule(read()))
-  for split in names:
-    if not survey.documents[split]:
-      raise ValueError(f'{name} has no documents in its {split!r} split')
+  name, fields = documents.name, documents.fields
+
+  def survey_documents(rule):
+    survey = Survey()
+    for split, *values in progress_bar.track(rule(documents.read()), f'reading {name}'):
+      survey.add(split, *values)
+    return survey
+
+  rule, survey = documents.assign_splits(survey_documents)
   directory = cache_dir / 'corpora' / survey.hash
   cache.create_once(
-    directory, lambda part: document_store.write_documents(part, name, lambda: rule(read()), survey, fields)
-  )
-  _log_corpus(
-    name,
-    survey.hash,
-    ', '.join(f'{split} {survey.documents[split]} documents {survey.bytes[split]} bytes' for split in names),
+    directory,
+    lambda part: document_store.write_documents(part, name, lambda: rule(documents.read()), survey, fields),
   )
   splits = document_store.read_documents(directory, fields)
-  return Corpus(name, survey.hash, splits, {split: survey.bytes[split] for split in names})
+  return Corpus(name, survey.hash, splits, {split: survey.bytes[split] for split in documents.splits})
 
 
 def generate_corpus(
@@ -183,13 +221,6 @@ class _GeneratedColumn(Sequence):
     if not 0 <= index < self._size:
       raise IndexError(index)
     return self._generate(index)[self._place]
-
-
-def _survey_documents(name: str, documents: Iterable[SplitDocument]) -> Survey:
-  survey = Survey()
-  for split, *fields in progress_bar.track(documents, f'reading {name}'):
-    survey.add(split, *fields)
-  return survey
 
 
 @functools.cache

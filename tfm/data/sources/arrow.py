@@ -1,6 +1,7 @@
 """The user's Arrow and Parquet files, such as a folder of Hugging Face `datasets`."""
 
 import dataclasses
+import functools
 import glob
 import itertools
 import logging
@@ -9,7 +10,7 @@ import pathlib
 from collections.abc import Iterator
 
 from tfm.data import split_files
-from tfm.data.corpus import Corpus, prepare_corpus
+from tfm.data.corpus import RawDocuments
 from tfm.data.documents import SPLITS, Document
 from tfm.data.sources import protocol
 from tfm.errors import importing_extra, parsing, require
@@ -36,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
-class Arrow(protocol.Source):
+class Arrow(protocol.StoredSource):
   """A text column of .arrow or .parquet files; every row is a document.
 
   The path is a folder, or a pattern of files, in which `{split}` stands for the name of a split as in `text`.
@@ -59,15 +60,13 @@ class Arrow(protocol.Source):
   column: str = 'text'
   splits: tuple[str, ...] = SPLITS
 
-  def prepare(self, cache_dir: pathlib.Path) -> Corpus:
+  def raw_documents(self) -> RawDocuments:
     found = self._find_files()
 
-    def read() -> Iterator[Document]:
-      for split, path in found:
-        for text in self._read(path):
-          yield split, text
+    def read(split: str | None, path: pathlib.Path) -> Iterator[Document]:
+      return ((split, text) for text in self._read(path))
 
-    return prepare_corpus(self.spec, read, cache_dir, found.fixed)
+    return RawDocuments(self.spec, [functools.partial(read, *one) for one in found], found.fixed)
 
   def _find_files(self) -> split_files.SplitFiles:
     """The files of each split, whose names are those that are present if the path is a folder."""

@@ -1,11 +1,10 @@
 """The handwritten digits of scikit-learn."""
 
 import dataclasses
-import pathlib
 
 import numpy as np
 
-from tfm.data.corpus import Corpus, prepare_corpus
+from tfm.data.corpus import RawDocuments
 from tfm.data.sources import protocol
 from tfm.errors import importing_extra
 
@@ -15,7 +14,7 @@ with importing_extra('images'):
 
 
 @dataclasses.dataclass(frozen=True)
-class Digits(protocol.Source):
+class Digits(protocol.StoredSource):
   """1,797 gray images of 8 × 8 pixels (Alpaydin & Kaynak 1998; the test part of UCI's Optical Recognition of
   Handwritten Digits), split by their hashes. The 17 gray levels are scaled to 0 … 255.
   """
@@ -23,8 +22,8 @@ class Digits(protocol.Source):
   fields = ('image', 'label')
   image_shape = (8, 8, 1)
 
-  def prepare(self, cache_dir: pathlib.Path) -> Corpus:
+  def raw_documents(self) -> RawDocuments:
     digits = sklearn.datasets.load_digits()
     images = np.round(digits.images * (255 / 16)).astype(np.uint8)[:, :, :, None]
     documents = [(None, image, str(label)) for image, label in zip(images, digits.target)]
-    return prepare_corpus(self.spec, lambda: documents, cache_dir, (), self.fields)
+    return RawDocuments(self.spec, [lambda: documents], (), self.fields)

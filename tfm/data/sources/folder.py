@@ -6,7 +6,7 @@ import pathlib
 from collections.abc import Iterator
 
 from tfm.data import images, splitting
-from tfm.data.corpus import Corpus, prepare_corpus
+from tfm.data.corpus import RawDocuments
 from tfm.data.documents import SPLITS, Document
 from tfm.data.sources import protocol
 from tfm.spec import Size
@@ -16,7 +16,7 @@ SUFFIXES = '.png', '.jpg', '.jpeg'
 
 
 @dataclasses.dataclass(frozen=True)
-class Folder(protocol.Source):
+class Folder(protocol.StoredSource):
   """PATH/CLASS/….png or .jpg; or PATH/train/CLASS/…, PATH/validation/CLASS/… and PATH/test/CLASS/…
 
   The largest centered square of every image is scaled to size × size pixels. A split without a folder is
@@ -41,7 +41,7 @@ class Folder(protocol.Source):
   def image_shape(self):
     return self.size, self.size, self.channels
 
-  def prepare(self, cache_dir: pathlib.Path) -> Corpus:
+  def raw_documents(self) -> RawDocuments:
     root = pathlib.Path(os.path.expanduser(self.path))
     folders = sorted(path.name for path in root.glob('*/'))
     # These are splits only if all of them are: a class may be named train, too.
@@ -66,4 +66,4 @@ class Folder(protocol.Source):
           image = images.load_square(path, self.size, self.channels, str(path))
           yield split if split in fixed else None, image, path.relative_to(splits[split]).parts[0]
 
-    return prepare_corpus(self.spec, read, cache_dir, fixed, self.fields)
+    return RawDocuments(self.spec, [read], fixed, self.fields)

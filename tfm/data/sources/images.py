@@ -1,13 +1,12 @@
 """Any TFDS data set of labelled images."""
 
 import dataclasses
-import pathlib
 from collections.abc import Iterator
 
 import tensorflow_datasets
 
 from tfm.data import images, splitting, tfds_sets
-from tfm.data.corpus import Corpus, prepare_corpus
+from tfm.data.corpus import RawDocuments
 from tfm.data.document_store import iterate_examples
 from tfm.data.documents import Document
 from tfm.data.sources import protocol
@@ -15,7 +14,7 @@ from tfm.spec import Size
 
 
 @dataclasses.dataclass(frozen=True)
-class Images(protocol.Source):
+class Images(protocol.StoredSource):
   """A TFDS data set such as fashion_mnist, cifar10 or imagenet2012, stored in array_record; prepared if
   necessary.
 
@@ -44,7 +43,7 @@ class Images(protocol.Source):
   def image_shape(self):
     return self.size, self.size, self.channels
 
-  def prepare(self, cache_dir: pathlib.Path) -> Corpus:
+  def raw_documents(self) -> RawDocuments:
     builder = tfds_sets.prepare_builder(self.spec, self.dataset, self.data_dir)
     features = builder.info.features
     image_features = [
@@ -65,4 +64,4 @@ class Images(protocol.Source):
           image = images.load_square(example[self.image], self.size, self.channels, where)
           yield split if split in fixed else None, image, read_label(example)
 
-    return prepare_corpus(self.spec, read, cache_dir, fixed, self.fields)
+    return RawDocuments(self.spec, [read], fixed, self.fields)

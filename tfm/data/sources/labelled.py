@@ -1,17 +1,16 @@
 """The user's texts, each with its class."""
 
 import dataclasses
-import pathlib
 from collections.abc import Iterator
 
 from tfm.data import files, split_files
-from tfm.data.corpus import Corpus, prepare_corpus
+from tfm.data.corpus import RawDocuments
 from tfm.data.documents import SPLITS, Document
 from tfm.data.sources import protocol
 
 
 @dataclasses.dataclass(frozen=True)
-class Labelled(protocol.Source):
+class Labelled(protocol.StoredSource):
   """Lines `label TAB text` of the files that match a pattern, plain, .gz or .zst; blank lines are skipped.
 
   With `{split}` in the pattern each split has its own files: labelled("sst2/{split}.tsv", splits=("train",
@@ -28,7 +27,7 @@ class Labelled(protocol.Source):
   pattern: str
   splits: tuple[str, ...] = SPLITS
 
-  def prepare(self, cache_dir: pathlib.Path) -> Corpus:
+  def raw_documents(self) -> RawDocuments:
     found = split_files.find_split_files(self.spec, self.pattern, self.splits)
 
     def read() -> Iterator[Document]:
@@ -41,4 +40,4 @@ class Labelled(protocol.Source):
             raise ValueError(f'{path}:{number} is not `label TAB text`; it begins {line[:40]!r}')
           yield split, text, label.strip()
 
-    return prepare_corpus(self.spec, read, cache_dir, found.fixed, self.fields)
+    return RawDocuments(self.spec, [read], found.fixed, self.fields)

@@ -1,13 +1,14 @@
 """The user's aligned files: sentences and their translations."""
 
 import dataclasses
+import functools
 import itertools
 import logging
 import pathlib
 from collections.abc import Iterator
 
 from tfm.data import files, split_files
-from tfm.data.corpus import Corpus, prepare_corpus
+from tfm.data.corpus import RawDocuments
 from tfm.data.documents import Document
 from tfm.data.sources import protocol
 
@@ -18,7 +19,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
-class Parallel(protocol.Source):
+class Parallel(protocol.StoredSource):
   """Two files, plain, .gz or .zst, where line i of one is the translation of line i of the other (the Moses
   convention); or one file of lines `source TAB target`.
 
@@ -40,33 +41,34 @@ class Parallel(protocol.Source):
   splits: tuple[str, ...] = ('train', 'validation', 'test')
   lowercase: bool = False
 
-  def prepare(self, cache_dir: pathlib.Path) -> Corpus:
+  def raw_documents(self) -> RawDocuments:
     has_splits = '{split}' in self.src
     if self.tgt and has_splits != ('{split}' in self.tgt):
       raise ValueError(f'{self.spec} has {{split}} in only one path; use it in both or neither')
     sides = [self._find_files(path) for path in (self.src, self.tgt) if path]
     reported = set()
 
-    def read() -> Iterator[Document]:
-      for aligned in zip(*sides):
-        [split, *_], paths = zip(*aligned)
-        empty, count = [], 0
-        for count, pair in enumerate(_pairs(*paths), start=1):
-          if all(text.strip() for text in pair):
-            yield split, *(text.lower() if self.lowercase else text for text in pair)
-          else:
-            empty.append(count)
-        if empty and paths not in reported:
-          reported.add(paths)
-          _log.warning(
-            '%s: %d of %d pairs have an empty side and are skipped: lines %s',
-            ' and '.join(map(str, paths)),
-            len(empty),
-            count,
-            ', '.join(map(str, empty[:MAX_LINES_SHOWN])) + (', …' if len(empty) > MAX_LINES_SHOWN else ''),
-          )
+    def read(split: str | None, *paths: pathlib.Path) -> Iterator[Document]:
+      empty, count = [], 0
+      for count, pair in enumerate(_pairs(*paths), start=1):
+        if all(text.strip() for text in pair):
+          yield split, *(text.lower() if self.lowercase else text for text in pair)
+        else:
+          empty.append(count)
+      if empty and paths not in reported:
+        reported.add(paths)
+        _log.warning(
+          '%s: %d of %d pairs have an empty side and are skipped: lines %s',
+          ' and '.join(map(str, paths)),
+          len(empty),
+          count,
+          ', '.join(map(str, empty[:MAX_LINES_SHOWN])) + (', …' if len(empty) > MAX_LINES_SHOWN else ''),
+        )
 
-    return prepare_corpus(self.spec, read, cache_dir, sides[0].fixed, self.fields)
+    readers = [
+      functools.partial(read, aligned[0][0], *(path for _, path in aligned)) for aligned in zip(*sides)
+    ]
+    return RawDocuments(self.spec, readers, sides[0].fixed, self.fields)
 
   def _find_files(self, pattern: str) -> split_files.SplitFiles:
     """The one file of each split."""

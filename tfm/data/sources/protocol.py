@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from tfm import spec
 from tfm.data import sources
-from tfm.data.corpus import Corpus
+from tfm.data.corpus import Corpus, RawDocuments, prepare_corpus
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +62,21 @@ class Source(abc.ABC):
       ValueError: if the source cannot be found or read, is not UTF-8, is empty, or is too short
         for a train, a validation and a test split.
     """
+
+
+class StoredSource(Source):
+  """A source whose documents are read from somewhere, and stored in splits."""
+
+  @abc.abstractmethod
+  def raw_documents(self) -> RawDocuments:
+    """Returns what reads the documents.
+
+    Raises:
+      ValueError: if the source cannot be found.
+    """
+
+  def prepare(self, cache_dir: pathlib.Path) -> Corpus:
+    return prepare_corpus(self.raw_documents(), cache_dir)
 
 
 def build_source(text: str, named: Mapping[str, Source] | None = None) -> Source:

@@ -6,7 +6,7 @@ import pathlib
 from collections.abc import Iterator
 
 from tfm.data import files, split_files
-from tfm.data.corpus import Corpus, prepare_corpus
+from tfm.data.corpus import RawDocuments
 from tfm.data.documents import SPLITS, Document
 from tfm.data.sources import protocol
 from tfm.spec import NonNegativeInt
@@ -17,7 +17,7 @@ DELIMITERS = {'.csv': ',', '.tsv': '\t', '.tab': '\t'}
 
 
 @dataclasses.dataclass(frozen=True)
-class Table(protocol.Source):
+class Table(protocol.StoredSource):
   """Rows of .csv, .tsv or .tab files, plain, .gz or .zst, whose first line names the columns:
   table("reviews/*.csv", text="review", label="stars"). Quotes are as in RFC 4180: quoted text may contain
   line breaks. Spaces around a text and a label are removed.
@@ -42,7 +42,7 @@ class Table(protocol.Source):
   splits: tuple[str, ...] = SPLITS
   skip: NonNegativeInt = 0
 
-  def prepare(self, cache_dir: pathlib.Path) -> Corpus:
+  def raw_documents(self) -> RawDocuments:
     if self.skip < 0:
       raise ValueError(f'{self.spec}: skip={self.skip} must be 0 or more lines')
     found = split_files.find_split_files(self.spec, self.pattern, self.splits)
@@ -52,7 +52,7 @@ class Table(protocol.Source):
         for text, label in self.rows(path):
           yield split, text, label
 
-    return prepare_corpus(self.spec, read, cache_dir, found.fixed, self.fields)
+    return RawDocuments(self.spec, [read], found.fixed, self.fields)
 
   def rows(self, path: pathlib.Path) -> Iterator[tuple[str, str]]:
     """Yields (text, label) of each row of a file."""

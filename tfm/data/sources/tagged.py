@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from tfm.data import files, split_files
-from tfm.data.corpus import Corpus, prepare_corpus
+from tfm.data.corpus import RawDocuments
 from tfm.data.documents import SPLITS, Document
 from tfm.data.sources import protocol
 
@@ -15,7 +15,7 @@ DOCUMENT_START = '-DOCSTART-'  # CoNLL's separator of documents, which belongs t
 
 
 @dataclasses.dataclass(frozen=True)
-class Tagged(protocol.Source):
+class Tagged(protocol.StoredSource):
   """Lines of a word and its tag, with a blank line between sentences, as in CoNLL (Tjong Kim Sang & De
   Meulder 2003), in files that match a pattern, plain, .gz or .zst. Columns are separated by spaces or tabs;
   the first is the word, the last the tag.
@@ -32,7 +32,7 @@ class Tagged(protocol.Source):
   pattern: str
   splits: tuple[str, ...] = SPLITS
 
-  def prepare(self, cache_dir: pathlib.Path) -> Corpus:
+  def raw_documents(self) -> RawDocuments:
     found = split_files.find_split_files(self.spec, self.pattern, self.splits)
 
     def read() -> Iterator[Document]:
@@ -40,7 +40,7 @@ class Tagged(protocol.Source):
         for words, tags in _sentences(path):
           yield split, ' '.join(words), ' '.join(tags)
 
-    return prepare_corpus(self.spec, read, cache_dir, found.fixed, self.fields)
+    return RawDocuments(self.spec, [read], found.fixed, self.fields)
 
 
 def _sentences(path: pathlib.Path) -> Iterator[tuple[list[str], list[str]]]:

@@ -1,11 +1,12 @@
 """The user's text files."""
 
 import dataclasses
+import functools
 import pathlib
 from collections.abc import Iterable, Iterator
 
 from tfm.data import files, split_files, splitting
-from tfm.data.corpus import Corpus, prepare_corpus
+from tfm.data.corpus import RawDocuments
 from tfm.data.documents import SPLITS, Document
 from tfm.data.sources import protocol
 from tfm.errors import parse_json
@@ -13,7 +14,7 @@ from tfm.spec import Rate
 
 
 @dataclasses.dataclass(frozen=True)
-class Text(protocol.Source):
+class Text(protocol.StoredSource):
   """The .txt and .jsonl files that match a pattern, plain or compressed (.gz, .zst).
 
   A .txt file is one document, and so is every line of a .jsonl file that is not blank. A compressed file with
@@ -46,21 +47,20 @@ class Text(protocol.Source):
         f'{self.pattern!r} has files for each split; use one of them'
       )
 
-  def prepare(self, cache_dir: pathlib.Path) -> Corpus:
+  def raw_documents(self) -> RawDocuments:
     found = split_files.find_split_files(self.spec, self.pattern, self.splits)
-    readers = [(split, path, _format(path)) for split, path in found]
-
-    def read() -> Iterator[Document]:
-      for split, path, suffix in readers:
-        chunks = files.read_chunks(path)
-        texts = _read_jsonl(chunks, path, self.field) if suffix == '.jsonl' else _read_text(chunks, path)
-        for text in texts:
-          yield split, text
-
+    readers = [functools.partial(_read, split, path, _format(path), self.field) for split, path in found]
+    documents = RawDocuments(self.spec, readers, found.fixed)
     if not self.tail:
-      return prepare_corpus(self.spec, read, cache_dir, found.fixed)
-    read_splits = splitting.split_tail(read, self.tail)
-    return prepare_corpus(self.spec, read_splits, cache_dir, ('train', 'validation'))
+      return documents
+    read_splits = splitting.split_tail(documents.read, self.tail)
+    return RawDocuments(self.spec, [read_splits], ('train', 'validation'))
+
+
+def _read(split: str | None, path: pathlib.Path, suffix: str, field: str) -> Iterator[Document]:
+  chunks = files.read_chunks(path)
+  texts = _read_jsonl(chunks, path, field) if suffix == '.jsonl' else _read_text(chunks, path)
+  return ((split, text) for text in texts)
 
 
 def _format(path: pathlib.Path) -> str:

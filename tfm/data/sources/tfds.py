@@ -1,20 +1,23 @@
 """Any TFDS data set of texts, of pairs of texts, or of labelled texts."""
 
 import dataclasses
-import pathlib
+import functools
 from collections.abc import Iterator
 
 import tensorflow_datasets
 
 from tfm.data import splitting, tfds_sets
-from tfm.data.corpus import Corpus, prepare_corpus
+from tfm.data.corpus import RawDocuments
 from tfm.data.document_store import iterate_examples
 from tfm.data.documents import Document
 from tfm.data.sources import protocol
 
 
+PART = 100_000  # examples that one worker reads
+
+
 @dataclasses.dataclass(frozen=True)
-class Tfds(protocol.Source):
+class Tfds(protocol.StoredSource):
   """A TFDS data set, stored in array_record; prepared if necessary.
 
   Its train, validation and test splits are used; a missing one is carved out of train by the hash of the
@@ -46,7 +49,7 @@ class Tfds(protocol.Source):
         f'target={self.target!r} defines pairs, which have no label={self.label!r}; leave one of them out'
       )
 
-  def prepare(self, cache_dir: pathlib.Path) -> Corpus:
+  def raw_documents(self) -> RawDocuments:
     builder = tfds_sets.prepare_builder(self.spec, self.dataset, self.data_dir)
     texts = [
       name
@@ -60,17 +63,20 @@ class Tfds(protocol.Source):
     splits = tfds_sets.used_splits(self.spec, builder)
     fixed = splitting.fixed_splits(splits)
 
-    def read() -> Iterator[Document]:
-      for split in splits:
-        for index, example in enumerate(iterate_examples(builder.as_data_source(split))):
-          values = (self._text(example, field, f'{split}[{index}]') for field in self._features)
-          yield (
-            split if split in fixed else None,
-            *values,
-            *(read_label(example) for read_label in read_labels),
-          )
+    def read(split: str, first: int, stop: int) -> Iterator[Document]:
+      examples = iterate_examples(builder.as_data_source(f'{split}[{first}:{stop}]'))
+      for index, example in enumerate(examples, first):
+        values = (self._text(example, field, f'{split}[{index}]') for field in self._features)
+        labels = (read_label(example) for read_label in read_labels)
+        yield split if split in fixed else None, *values, *labels
 
-    return prepare_corpus(self.spec, read, cache_dir, fixed, self.fields)
+    sizes = {split: builder.info.splits[split].num_examples for split in splits}
+    parts = [
+      functools.partial(read, split, first, min(first + PART, size))
+      for split, size in sizes.items()
+      for first in range(0, size, PART)
+    ]
+    return RawDocuments(self.spec, parts, fixed, self.fields)
 
   @property
   def _features(self) -> tuple[str, ...]:
