@@ -16,7 +16,7 @@ PIP_INSTALL = $(VENV)/bin/pip install --quiet --disable-pip-version-check -c con
 # Files of text that are opened without an encoding fail the tests (pyproject.toml).
 export PYTHONWARNDEFAULTENCODING = 1
 
-.PHONY: demo lint test test-slow test-all fuzz mutants oracle compilers plans browser xpk reference docs clean
+.PHONY: demo lint test test-slow test-all fuzz mutants oracle compilers plans browser xpk beam reference docs clean
 
 $(VENV)/installed: setup.cfg constraints.txt
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("tfm needs Python 3.11 or newer; name one: make PYTHON=python3.12 …")'
@@ -83,6 +83,18 @@ xpk: $(VENV)/installed
 	.venv-xpk/bin/pip install --quiet --disable-pip-version-check 'xpk==1.16.0'
 	$(VENV)/bin/python -m pytest -m slow tests/launch/test_xpk.py
 
+# Tokens written by Apache Beam. It needs older versions of four packages: they, and Beam, are installed into an
+# environment of their own, in which all other packages are those of this one.
+BEAM_PYTHON = .venv-beam/bin/python
+beam: $(VENV)/installed
+	$(VENV)/bin/python -m venv .venv-beam
+	$(VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+	  > "$$($(BEAM_PYTHON) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/base.pth"
+	grep -vE '^(pillow|pyarrow|protobuf|python-dateutil)==' constraints.txt > .venv-beam/constraints.txt
+	$(BEAM_PYTHON) -m pip install --quiet --disable-pip-version-check -c .venv-beam/constraints.txt \
+	  'apache-beam==2.77.0'
+	$(BEAM_PYTHON) -m pytest -m slow tests/data/test_beam.py
+
 # The generated pages of docs/reference.
 reference: $(VENV)/installed
 	$(VENV)/bin/python docs/generate.py
@@ -93,4 +105,4 @@ docs: $(VENV)/installed
 	$(VENV)/bin/mkdocs build --quiet
 
 clean:
-	rm -rf $(VENV) .venv-xpk .cache build *.egg-info
+	rm -rf $(VENV) .venv-xpk .venv-beam .cache build *.egg-info

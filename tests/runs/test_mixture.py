@@ -2,6 +2,7 @@
 
 import pytest
 
+from tfm.commands import cli
 from tfm.runs import load
 from tfm.runs.train import train
 from tfm.training.metrics import read
@@ -68,6 +69,18 @@ def test_a_resume_in_the_middle_is_the_same_run(tiny, mixture, unbroken, tmp_pat
   assert metadata['data'] == {'next_index': 3}  # one number, for all sources
   train(tiny(**mixture), tmp_path)
   assert numbers(tmp_path) == numbers(unbroken)
+
+
+def test_prepared_tokens_are_the_same_run(tiny, mixture, unbroken, tmp_path):
+  words = [f'--config.{path}={value}' for path, value in mixture.items()]
+  (tmp_path / 'config.py').write_text('def get_config(arg=""):\n  return {}\n')
+  command = ['prepare', f'--config={tmp_path}/config.py', f'--to={tmp_path}/tokens', '--shard_bytes=20000']
+  assert cli.main([*command, *words]) == 0
+  prepared = {f'data.sources.{name}': f"prepared('{tmp_path}/tokens/{name}')" for name in ('book', 'digits')}
+  train(tiny(**mixture | prepared), tmp_path / 'run')
+  assert numbers(tmp_path / 'run') == numbers(unbroken)
+  assert load.checkpoint_metadata(tmp_path / 'run')['corpus'] == load.checkpoint_metadata(unbroken)['corpus']
+  assert cli.main([*command, *words]) == 2  # the folder is not empty
 
 
 def test_other_weights_or_texts_are_another_run(tiny, mixture, unbroken, tmp_path):

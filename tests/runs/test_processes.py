@@ -14,6 +14,9 @@ import time
 import numpy as np
 import pytest
 
+from tfm.data import cache, pipeline, preparation
+from tfm.data.sources.stdlib import Stdlib
+from tfm.data.tokenizers.bytes import Bytes
 from tfm.parallel import processes
 from tfm.runs.train import train
 from tfm.training.metrics import read
@@ -216,9 +219,12 @@ def alone(tiny, fields, workdir, **changes):
 )
 def test_processes_train_as_one_and_read_their_own_rows(start, tiny, fields, tmp_path, count, layout, source):
   steps = {'training.steps': 6, 'training.evaluate_every': 3}
-  if source:
-    sources = {'data.sources.book': fields['data.source'], 'data.sources.library': 'stdlib'}
-    steps |= sources | {'data.source': source}
+  if source:  # texts, and tokens that all processes read from one folder
+    data = pipeline.open_text(Stdlib(), Bytes(), cache.directory())
+    engine = preparation.InProcess(cache.directory())
+    preparation.prepare_tokens(data, dict(text='bytes'), f'{tmp_path}/tokens', engine)
+    sources = dict(book=fields['data.source'], library=f"prepared('{tmp_path}/tokens')")
+    steps |= {'data.source': source} | {f'data.sources.{name}': text for name, text in sources.items()}
   ends = finished(
     start(
       count,

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from tfm.data import cache, progress_bar, splitting
 from tfm.data.documents import ANSWERS, INFINITE, LABELS, SPLITS, Document, Field, Survey
+from tfm.data.tokenizers.protocol import PreparedTokenizer
 
 
 HASH_SAMPLE = 500  # the number of documents of an infinite split that are hashed
@@ -34,6 +35,7 @@ class Corpus:
     bytes: the size of each finite split, of its texts in UTF-8.
     classes: the class names, in order, if the source defines them; otherwise the labels of the training
       split are all.
+    tokenizers: by the name of a field, the tokenizer with which it is already encoded.
   """
 
   name: str
@@ -41,6 +43,7 @@ class Corpus:
   splits: Mapping[str, Mapping[str, Sequence[Field]]]
   bytes: Mapping[str, int]
   classes: tuple[str, ...] = ()
+  tokenizers: Mapping[str, PreparedTokenizer] = dataclasses.field(default_factory=dict)
 
   def __str__(self):
     """A description for the log."""

@@ -7,6 +7,7 @@ import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import tensorflow_datasets as tfds
+from tensorflow_datasets.core.hashing import Hasher
 
 from tfm.data import images, progress_bar
 from tfm.data.documents import IMAGE, SPLITS, Field, SplitDocument, Survey, changed_error, digest
@@ -48,11 +49,11 @@ class Documents(tfds.core.GeneratorBasedBuilder, skip_registration=True):
     for document_split, *fields in self._documents():
       if document_split == split:
         self.written.add(split, *fields)
-        key = digest(*fields).hex()
-        counts[key] += 1
+        content = digest(*fields)
+        counts[content] += 1
         # TFDS orders the documents by their keys: by content, not by file.
         values = (x if isinstance(x, str) else images.encode_png(x) for x in fields)
-        yield f'{key}-{counts[key]}', dict(zip(self._fields, values, strict=True))
+        yield document_key(content, counts[content]), dict(zip(self._fields, values, strict=True))
 
 
 class FieldColumn(Sequence):
@@ -71,13 +72,31 @@ class FieldColumn(Sequence):
     return self._decode(self._source[index % len(self)][self._field])
 
   def __iter__(self) -> Iterator[Field]:
-    return (self._decode(example[self._field]) for example in iterate_examples(self._source))
+    return self.iterate(0, len(self))
+
+  def iterate(self, first: int, stop: int) -> Iterator[Field]:
+    """Yields the values first … stop - 1."""
+    examples = iterate_examples(self._source, first, stop)
+    return (self._decode(example[self._field]) for example in examples)
 
 
-def iterate_examples(source) -> Iterator[Mapping]:
-  """Yields all examples of a TFDS data source; reads many at once, which is far faster than one by one."""
-  for start in range(0, len(source), READ_SIZE):
-    yield from source.__getitems__(range(start, min(start + READ_SIZE, len(source))))
+def iterate_examples(source, first: int = 0, stop: int | None = None) -> Iterator[Mapping]:
+  """Yields examples first … stop - 1 of a TFDS data source, by default all; reads many at once, which is far
+  faster than one by one.
+  """
+  stop = len(source) if stop is None else stop
+  for start in range(first, stop, READ_SIZE):
+    yield from source.__getitems__(range(start, min(start + READ_SIZE, stop)))
+
+
+def document_key(content: bytes, number: int) -> str:
+  """Returns the key of a document: the digest of its fields, and 1, 2, … for each copy in a split."""
+  return f'{content.hex()}-{number}'
+
+
+def order_hash(split: str, key: str) -> int:
+  """Returns the hash of a document's key, in [0, 2**128): TFDS orders the documents of a split by it."""
+  return Hasher(split).hash_key(key)
 
 
 def write_documents(

@@ -7,7 +7,8 @@ labels.
 import collections
 import hashlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -37,6 +38,26 @@ class Survey:
     self.bytes[split] += len(data)
     digest = hashlib.blake2b(data, digest_size=32, person=split.encode()).digest()
     self._sum = (self._sum + int.from_bytes(digest, 'big')) % 2**256  # a sum does not depend on the order
+
+  def merge(self, other: 'Survey') -> 'Survey':
+    """Adds the documents of another survey; returns this one."""
+    self.documents.update(other.documents)
+    self.bytes.update(other.bytes)
+    self._sum = (self._sum + other._sum) % 2**256
+    return self
+
+  @property
+  def state(self) -> dict[str, Any]:
+    """The survey as a JSON object; `from_state` restores it."""
+    return dict(documents=self.documents, bytes=self.bytes, sum=self._sum)
+
+  @classmethod
+  def from_state(cls, state: Mapping[str, Any]) -> 'Survey':
+    survey = cls()
+    survey.documents.update(state['documents'])
+    survey.bytes.update(state['bytes'])
+    survey._sum = state['sum']
+    return survey
 
   @property
   def hash(self) -> str:

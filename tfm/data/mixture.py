@@ -10,6 +10,7 @@ from typing import Any
 
 from tfm.data.corpus import Corpus
 from tfm.data.documents import INFINITE, Field
+from tfm.errors import require
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,17 +27,27 @@ class MixedCorpus(Corpus):
 
   @classmethod
   def join(cls, name: str, weights: Mapping[str, Fraction], parts: Mapping[str, Corpus]) -> 'MixedCorpus':
-    """Returns the mixture of corpora whose documents have the same fields."""
+    """Returns the mixture of corpora whose documents have the same fields, with the splits that all have."""
     content = [(part, str(weights[part]), parts[part].hash) for part in sorted(parts)]
     digest = hashlib.blake2b(repr(content).encode(), digest_size=16).hexdigest()
     corpora = [*parts.values()]
     splits = {
       split: {field: _JoinedColumn([corpus.splits[split][field] for corpus in corpora]) for field in columns}
       for split, columns in corpora[0].splits.items()
+      if all(split in corpus.splits for corpus in corpora)
     }
     finite = [split for split in splits if all(split in corpus.bytes for corpus in corpora)]
     sizes = {split: sum(corpus.bytes[split] for corpus in corpora) for split in finite}
-    return cls(name, digest, splits, sizes, weights=weights, parts=parts)
+    tokenizers = {}
+    for part, corpus in parts.items():
+      for field, prepared in corpus.tokenizers.items():
+        first = tokenizers.setdefault(field, prepared)
+        require(
+          prepared.tokenizer == first.tokenizer,
+          f'{part} of {name} is prepared with {prepared.tokenizer.identity}, and another source with '
+          f'{first.tokenizer.identity}; prepare them together, with one tokenizer',
+        )
+    return cls(name, digest, splits, sizes, tokenizers=tokenizers, weights=weights, parts=parts)
 
   def __str__(self):
     parts = [f'\n  {name}, {float(self.weights[name])}: {corpus}' for name, corpus in self.parts.items()]

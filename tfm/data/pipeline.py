@@ -170,15 +170,22 @@ def open_text(
       fit the text; the message names it.
   """
   cache_dir = cache.directory() if cache_dir is None else pathlib.Path(cache_dir)
-  corpus = source.prepare(cache_dir)
+  return train_tokenizers(source.prepare(cache_dir), tokenizer, cache_dir, source_tokenizer)
+
+
+def train_tokenizers(
+  corpus: Corpus,
+  tokenizer: tokenizers.Tokenizer,
+  cache_dir: pathlib.Path,
+  source_tokenizer: tokenizers.Tokenizer | None = None,
+) -> TextData:
+  """Returns a corpus with its tokenizers; trains and raises as `open_text`."""
   if not source_tokenizer:
-    return TextData(
-      corpus, train_tokenizer(tokenizer, corpus, corpus.input_fields, cache_dir), None, cache_dir
-    )
+    trained = train_tokenizer(tokenizer, corpus, corpus.input_fields, cache_dir)
+    return TextData(corpus, trained, None, cache_dir)
   source_tokenizer = train_tokenizer(source_tokenizer, corpus, ('source',), cache_dir)
-  return TextData(
-    corpus, train_tokenizer(tokenizer, corpus, ('target',), cache_dir), source_tokenizer, cache_dir
-  )
+  trained = train_tokenizer(tokenizer, corpus, ('target',), cache_dir)
+  return TextData(corpus, trained, source_tokenizer, cache_dir)
 
 
 def train_tokenizer(
@@ -187,8 +194,13 @@ def train_tokenizer(
   """Returns the tokenizer trained on some fields of the training split, or of the first documents of an
   infinite one.
 
-  The result is stored, so that a tokenizer is trained once.
+  The result is stored, so that a tokenizer is trained once. For prepared tokens it is the one that encoded
+  them.
   """
+  prepared = [corpus.tokenizers[field] for field in fields if field in corpus.tokenizers]
+  for one in prepared:
+    one.require_same(tokenizer, corpus.name)
+    tokenizer = one.tokenizer
   if tokenizer.is_trained:
     return tokenizer
   if not tokenizer.needs_training:

@@ -3,12 +3,11 @@
 import abc
 import dataclasses
 import hashlib
-import pathlib
 import random
 from collections.abc import Iterable
 from typing import ClassVar
 
-from tfm.data.corpus import Corpus, generate_corpus
+from tfm.data.corpus import generate_corpus
 from tfm.data.documents import ANSWERS, INFINITE
 from tfm.data.sources import protocol
 from tfm.spec import NonNegativeInt, PositiveInt, Size
@@ -47,7 +46,7 @@ class Task(protocol.Source):
   def is_infinite(self):
     return self.examples is None
 
-  def prepare(self, cache_dir: pathlib.Path) -> Corpus:
+  def open_corpus(self, store):
     train = INFINITE if self.is_infinite else self.examples
     sizes = dict(train=train, validation=self.held_out, test=self.held_out)
     return generate_corpus(self.spec, self._document, sizes, self.fields, self.classes)

@@ -9,6 +9,7 @@ import numpy as np
 from tfm.data import cache, progress_bar
 from tfm.data.corpus import Corpus
 from tfm.data.documents import INFINITE
+from tfm.data.token_shards import ShardedIds, TokenColumn
 from tfm.data.tokenizers.protocol import Tokenizer
 
 
@@ -18,7 +19,7 @@ class Tokens:
 
   Attributes:
     name: source and split, for messages.
-    ids: unsigned integers [N], memory mapped.
+    ids: unsigned integers [N], memory mapped, or read from a folder or a bucket when they are indexed.
     offsets: int64 [documents + 1]; document d is `ids[offsets[d]:offsets[d + 1]]`.
     eos_id: the token at the end of every document.
     bytes: the size of the text in UTF-8, for bits per byte.
@@ -27,7 +28,7 @@ class Tokens:
   """
 
   name: str
-  ids: np.ndarray
+  ids: np.ndarray | ShardedIds
   offsets: np.ndarray
   eos_id: int
   bytes: int
@@ -282,7 +283,7 @@ def tokenize(
 ) -> Tokens | InfiniteDocuments:
   """Encodes one field of a split and stores the result under the hashes of corpus and tokenizer.
 
-  Documents of an infinite split are encoded when they are read.
+  Documents of an infinite split are encoded when they are read, and prepared ones already are.
 
   Raises:
     ValueError: if the corpus does not have the split, or the tokenizer loses a part of the text.
@@ -293,7 +294,10 @@ def tokenize(
   texts = corpus.splits[split][field]
   if len(texts) == INFINITE:
     return InfiniteDocuments(name, texts, tokenizer, field)
-  dtype = np.dtype('<u2' if tokenizer.vocab_size <= 2**16 else '<u4')
+  special = dict(eos_id=tokenizer.eos_id, bos=tokenizer.bos_id, prefix=field_prefix(tokenizer, field))
+  if isinstance(texts, TokenColumn):
+    return Tokens(name, texts.ids, texts.offsets, bytes=texts.bytes, **special)
+  dtype = id_dtype(tokenizer)
 
   def write(directory: pathlib.Path):
     offsets, size = [0], 0
@@ -312,8 +316,12 @@ def tokenize(
   # An empty file cannot be mapped.
   ids = np.memmap(directory / 'ids', dtype, 'r') if offsets[-1] else np.zeros(0, dtype)
   text_bytes = int((directory / 'bytes').read_text(encoding='utf-8'))
-  prefix = field_prefix(tokenizer, field)
-  return Tokens(name, ids, offsets, tokenizer.eos_id, text_bytes, tokenizer.bos_id, prefix)
+  return Tokens(name, ids, offsets, bytes=text_bytes, **special)
+
+
+def id_dtype(tokenizer: Tokenizer) -> np.dtype:
+  """Returns the type in which the tokens of a vocabulary are stored."""
+  return np.dtype('<u2' if tokenizer.vocab_size <= 2**16 else '<u4')
 
 
 def add_special_tokens(prefix: Sequence[int], ids: np.ndarray, eos_id: int) -> np.ndarray:

@@ -1,7 +1,6 @@
 """A mixture of other sources by weights."""
 
 import dataclasses
-import pathlib
 from collections.abc import Mapping
 from fractions import Fraction
 from typing import Annotated
@@ -83,6 +82,6 @@ class Mix(protocol.Source):
   def spec(self) -> str:
     return f'mix({", ".join(f"{name}={float(weight)}" for name, weight in self.weights)})'
 
-  def prepare(self, cache_dir: pathlib.Path) -> MixedCorpus:
-    parts = {name: source.prepare(cache_dir) for name, source in self.parts.items()}
+  def open_corpus(self, store):
+    parts = {name: source.open_corpus(store) for name, source in self.parts.items()}
     return MixedCorpus.join(self.spec, dict(self.weights), parts)

@@ -2,11 +2,10 @@
 
 import dataclasses
 import datetime
-import pathlib
 import random
 import zlib
 
-from tfm.data.corpus import Corpus, generate_corpus
+from tfm.data.corpus import generate_corpus
 from tfm.data.documents import INFINITE
 from tfm.data.sources import protocol
 from tfm.errors import importing_extra
@@ -68,7 +67,7 @@ class Numbers(protocol.Source):
   def is_infinite(self):
     return self.pairs is None
 
-  def prepare(self, cache_dir: pathlib.Path) -> Corpus:
+  def open_corpus(self, store):
     held_out = HELD_OUT if self.is_infinite else self.pairs // 20
     sizes = dict(train=INFINITE if self.is_infinite else self.pairs, validation=held_out, test=held_out)
     return generate_corpus(self.spec, self._pair, sizes, self.fields)

@@ -2,11 +2,12 @@
 
 import abc
 import dataclasses
+import functools
 import inspect
 import json
 import os
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import ClassVar
 
 from tfm import spec
@@ -55,13 +56,20 @@ class Source(abc.ABC):
     return type(self).__module__.rpartition('.')[2] + (f'({", ".join(literals)})' if literals else '')
 
   @abc.abstractmethod
-  def prepare(self, cache_dir: pathlib.Path) -> Corpus:
-    """Reads the documents, hashes and splits them, and stores them under `cache_dir`.
+  def open_corpus(self, store: Callable[[RawDocuments], Corpus]) -> Corpus:
+    """Returns the documents in splits.
+
+    Args:
+      store: splits, hashes and stores documents that are read.
 
     Raises:
       ValueError: if the source cannot be found or read, is not UTF-8, is empty, or is too short
         for a train, a validation and a test split.
     """
+
+  def prepare(self, cache_dir: pathlib.Path) -> Corpus:
+    """Returns the documents in splits, stored under `cache_dir`; raises as `open_corpus`."""
+    return self.open_corpus(functools.partial(prepare_corpus, cache_dir=cache_dir))
 
 
 class StoredSource(Source):
@@ -75,8 +83,8 @@ class StoredSource(Source):
       ValueError: if the source cannot be found.
     """
 
-  def prepare(self, cache_dir: pathlib.Path) -> Corpus:
-    return prepare_corpus(self.raw_documents(), cache_dir)
+  def open_corpus(self, store):
+    return store(self.raw_documents())
 
 
 def build_source(text: str, named: Mapping[str, Source] | None = None) -> Source:

@@ -1,9 +1,7 @@
 """A placeholder for images of a given shape."""
 
 import dataclasses
-import pathlib
 
-from tfm.data.corpus import Corpus
 from tfm.data.sources import protocol
 from tfm.spec import Size
 
@@ -35,7 +33,7 @@ class Shape(protocol.Source):
   def image_shape(self):
     return self.height, self.width, self.channels
 
-  def prepare(self, cache_dir: pathlib.Path) -> Corpus:
+  def open_corpus(self, store):
     raise ValueError(
       f"{self.spec} defines only the shape of images and has no data; use 'folder(…)' or 'images(…)'"
     )

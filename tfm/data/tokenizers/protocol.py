@@ -13,6 +13,7 @@ import numpy as np
 
 from tfm import spec
 from tfm.data import tokenizers
+from tfm.errors import require
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,6 +118,37 @@ class Tokenizer(abc.ABC):
     parts = [state['name'], *(str(v) for k, v in state.items() if k in ('kind', 'size'))]
     digest = hashlib.blake2b(json.dumps(state, sort_keys=True).encode(), digest_size=8).hexdigest()
     return re.sub(r'[^\w-]', '_', '-'.join([*parts, digest]))
+
+
+@dataclasses.dataclass(frozen=True)
+class PreparedTokenizer:
+  """The tokenizer with which documents are already encoded.
+
+  Attributes:
+    tokenizer: trained.
+    spec: from which it was trained.
+  """
+
+  tokenizer: Tokenizer
+  spec: str
+
+  def require_same(self, tokenizer: Tokenizer, name: str) -> None:
+    """Refuses a tokenizer, trained or not, that is another.
+
+    Args:
+      name: of the documents, for the message.
+
+    Raises:
+      ValueError: if it is another.
+    """
+    if not (tokenizer.is_trained or tokenizer.needs_training):
+      tokenizer = tokenizer.train(())
+    expected = self.tokenizer if tokenizer.is_trained else spec.build(self.spec, tokenizers, Tokenizer)
+    require(
+      tokenizer == expected,
+      f'{name} is prepared with config.data.tokenizer={self.spec!r} ({self.tokenizer.identity}), and this '
+      'run has another; use that one, or prepare the tokens again',
+    )
 
 
 def load(state: Mapping[str, Any]) -> Tokenizer:
