@@ -165,6 +165,19 @@ def test_one_source_of_a_mixture(files, make_mixture, tmp_path):
     data.tokens('tset')
 
 
+def test_a_mixture_has_the_splits_that_all_sources_have(files, make_mixture, make_text, tmp_path):
+  (tmp_path / 'tail.txt').write_text(make_text(4, 900), newline='')
+  for name in ('a', 'tail'):  # the first of the sources, and the last
+    without_test = {name: f"text('{tmp_path}/tail.txt', tail=0.2)"}
+    mixture = make_mixture(f'large=0.5, {name}=0.5', **files | without_test)
+    data = pipeline.open_text(mixture, Bytes(), tmp_path / 'cache')
+    assert list(data.corpus.splits) == list(data.corpus.bytes) == ['train', 'validation']
+    assert list(data.tokens('validation').parts) == sorted(['large', name])
+    assert data.tokens('test/large').documents
+    with pytest.raises(ValueError, match="tail=0.2.* has no split 'test'"):
+      data.tokens('test')
+
+
 def test_generated_documents_are_mixed_with_others(make_mixture, tmp_path):
   tasks = make_mixture(
     'copy=0.75, few=0.25', copy='copy(held_out=8, length=30)', few='sort(examples=20, held_out=8)'

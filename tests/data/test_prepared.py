@@ -83,6 +83,21 @@ def test_prepared_tokens_are_those_of_the_text(source, tokenizer, shards, tmp_pa
   assert not (tmp_path / 'unused').exists()  # nothing is tokenized again
 
 
+def test_a_source_without_a_test_split(documents, tmp_path, cache_dir):
+  (tmp_path / 'input.txt').write_text('\n'.join(documents))
+  source = spec.build(f"text('{tmp_path}/input.txt', tail=0.1)", sources, Source)
+  prepare(source, 'char', tmp_path / 'to', cache_dir)
+  datas = [
+    open_text(one, 'char', cache_dir)
+    for one in (source, spec.build(f"prepared('{tmp_path}/to')", sources, Source))
+  ]
+  for split in ('train', 'validation'):
+    np.testing.assert_array_equal(*(data.tokens(split).ids[:] for data in datas))
+  for data in datas:
+    with pytest.raises(ValueError, match="has no split 'test'"):
+      data.tokens('test')
+
+
 @pytest.mark.parametrize('pack', ['concat', 'first_fit', 'padded'])
 def test_rows_are_those_of_the_text(source, pack, tmp_path, cache_dir):
   prepare(source, 'bytes', tmp_path / 'to', cache_dir, 5000)

@@ -1,0 +1,41 @@
+"""Translation into English from a mixture of German and French: one model, two sources by weights.
+
+Question:  how well is each language translated if three quarters of the rows are German and one quarter French?
+Source:    ours; the model of configs/numbers.py, one layer smaller on each side.
+Command:   tfm train --config=configs/mixture.py --workdir=runs/mixture
+           tfm evaluate --workdir=runs/mixture --split=validation/de --metric=exact
+           tfm evaluate --workdir=runs/mixture --split=validation/fr --metric=exact
+Cost:      
+Expected:  
+"""
+
+from ml_collections import ConfigDict
+
+
+def get_config(arg: str = '') -> ConfigDict:
+  if arg:
+    raise ValueError(f'configs/mixture.py takes no argument, not {arg!r}')
+  config = ConfigDict()
+  config.objective = 'seq2seq(label_smoothing=0.1)'
+  config.data = dict(
+    source='mix(de=0.75, fr=0.25)',
+    sources=dict(de="numbers('de', 'en')", fr="numbers('fr', 'en')"),
+    tokenizer='bytes',
+    length=96,
+    packing='padded',
+  )
+  config.model = dict(
+    architecture='encoder_decoder',
+    layers=2,
+    width=128,
+    heads=4,
+    feed_forward='relu',
+    position='rope',
+    bias=True,
+    initializer='xavier_uniform',
+    cross=dict(position='none'),
+  )
+  config.optimizer = dict(learning_rate=2e-3, schedule='cosine', warmup=100)
+  config.training = dict(steps=600, batch_size=32, evaluate_every=200)
+  config.decoding = dict(beams=1)
+  return config
