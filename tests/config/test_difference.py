@@ -47,8 +47,32 @@ class TestDifference:
     lines = list_differences(old.to_dict() | dict(x=1), old.to_dict() | dict(y=2))
     assert lines == ['x: 1 → None', 'y: None → 2']
 
-  @pytest.mark.parametrize('schedule, is_listed', [('cosine', True), ('linear', True), ('constant', False)])
-  def test_steps_are_listed_if_the_schedule_depends_on_them(self, schedule, is_listed):
-    old = complete(optimizer=dict(schedule=schedule), training=dict(steps=10))
-    new = complete(optimizer=dict(schedule=schedule), training=dict(steps=20))
-    assert list_differences(old, new) == (['training.steps: 10 → 20'] if is_listed else [])
+  @pytest.mark.parametrize(
+    'step, old, new, are_same',
+    [
+      (30, 'constant', 'constant', True),
+      (30, 'rsqrt', 'rsqrt', True),
+      (1, 'cosine', 'cosine', True),  # in the warm-up
+      (30, 'cosine', 'cosine', False),
+      (30, 'linear', 'linear', False),
+      (80, 'wsd(0.2)', 'wsd(0.2)', True),  # of 100 steps: it has not begun to decay
+      (81, 'wsd(0.2)', 'wsd(0.2)', False),
+      (100, 'constant', 'wsd(0.5)', True),  # of 200 steps: it decays after them
+      (101, 'constant', 'wsd(0.5)', False),
+    ],
+  )
+  def test_the_schedule_may_change_after_the_steps_of_the_checkpoint(self, step, old, new, are_same):
+    old = complete(optimizer=dict(schedule=old, warmup=4), training=dict(steps=100))
+    new = complete(optimizer=dict(schedule=new, warmup=4), training=dict(steps=200))
+    lines = {'training.steps: 100 → 200'}
+    if old.optimizer.schedule != new.optimizer.schedule:
+      lines.add(f'optimizer.schedule: {old.optimizer.schedule!r} → {new.optimizer.schedule!r}')
+    assert set(list_differences(old, new, step)) == (set() if are_same else lines)
+    assert set(list_differences(old, new)) == lines
+
+  @pytest.mark.parametrize('field, value', [('learning_rate', 0.5), ('warmup', 3)])
+  def test_another_rate_of_past_steps_is_listed(self, field, value):
+    old = complete(optimizer=dict(schedule='constant', warmup=4))
+    new = complete(optimizer=dict(schedule='constant', warmup=4) | {field: value})
+    assert [line.partition(':')[0] for line in list_differences(old, new, 10)] == [f'optimizer.{field}']
+    assert list_differences(old, old, 10) == []

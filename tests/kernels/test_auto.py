@@ -11,13 +11,15 @@ import tfm.kernels.auto
 from tests.kernels.test_chunked import arrays, attention_inputs, kernel
 from tfm.kernels.dense import Dense
 from tfm.kernels.protocol import Kernel
+from tfm.training.progress_line import OnceFilter
 
 
 @pytest.fixture
 def log(caplog):
-  tfm.kernels.auto._log_once.cache_clear()
+  caplog.handler.addFilter(once := OnceFilter())
   with caplog.at_level(logging.INFO, 'tfm.kernels.auto'):
     yield caplog
+  caplog.handler.removeFilter(once)
 
 
 def test_chooses_dense_for_short_rows_and_chunked_for_long_ones(log):
@@ -72,7 +74,9 @@ def test_prefers_the_kernel_of_the_platform(monkeypatch, log, platform, expected
   assert f'auto chose {expected} on {platform}' in log.messages[-1]
 
 
-def test_logs_why_kernels_of_other_platforms_are_skipped(log):
+def test_one_short_line_has_the_nearest_kernel_and_the_details_have_all(log):
+  log.set_level(logging.DEBUG, 'tfm.kernels.auto')
   kernel('auto')(*arrays(), **attention_inputs())
-  assert 'not splash: it runs on tpu, not on cpu' in log.messages[-1]
-  assert 'not cudnn: it runs on gpu, not on cpu' in log.messages[-1]
+  line, details = log.messages
+  assert line.startswith('kernel: auto chose dense on cpu, not chunked: ') and len(line) < 120
+  assert 'splash: it runs on tpu, not on cpu' in details and 'cudnn: it runs on gpu, not on cpu' in details

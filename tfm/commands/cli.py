@@ -11,7 +11,8 @@ command's own flags:
              the path that named it
 
 A command that computes nothing sets `USES_JAX` to False. One with `add_process_flags` runs in several
-processes at once, which compute together; the first one prints.
+processes at once, which compute together; the first one prints. `add_display_flags` lets a command show JSON
+lines, or only errors.
 
 Help and the refusal of a mistyped word come at once: this file, and the files of commands, import JAX and
 other packages that take a while in the functions that need them.
@@ -67,7 +68,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if getattr(command, 'USES_JAX', True):
       configure_jax()
     configure_logging()
-    with joining_processes(name, args):
+    from tfm.training.progress_line import select_display
+
+    with select_display(getattr(args, 'display', None)), joining_processes(name, args):
       return command.main(args) or 0
   except (ValueError, OSError) as error:
     # Invalid input is reported in one sentence; TFM_TRACEBACK=1 shows where it was raised.
@@ -81,6 +84,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.getLogger('asyncio').disabled = True
     warnings.simplefilter('ignore')
     return 1
+
+
+def add_display_flags(parser: argparse.ArgumentParser) -> None:
+  """Flags that say how a command shows what it does."""
+  group = parser.add_mutually_exclusive_group()
+  for name, meaning in (
+    ('quiet', 'show only errors and results'),
+    ('json', 'show messages and metrics as JSON, one object a line, on stdout'),
+  ):
+    group.add_argument(f'--{name}', dest='display', action='store_const', const=name, help=meaning)
 
 
 def add_process_flags(parser: argparse.ArgumentParser) -> None:
@@ -153,11 +166,15 @@ def configure_jax() -> None:
 
 
 def configure_logging() -> None:
-  """Shows what tfm logs, such as the selected kernel, on the console."""
+  """Shows what tfm logs, such as the chosen kernel, on the console."""
+  from tfm.training.progress_line import OnceFilter
+
   log = logging.getLogger('tfm')
   log.setLevel(logging.INFO)
   if not log.handlers:
-    log.addHandler(ConsoleHandler())
+    handler = ConsoleHandler(logging.INFO)
+    handler.addFilter(OnceFilter())
+    log.addHandler(handler)
     log.propagate = False  # else the root logger's handlers would show it again
 
 

@@ -4,7 +4,12 @@
   tfm train --config=configs/lm.py --workdir=runs/plays --config.data.source='text("plays/*.txt")'
 
 Writes to DIR: config.json (resolved), metrics.jsonl (one object per line: step, split and values by name),
-TensorBoard events, checkpoints/ and curves.png. SIGTERM and Ctrl-C save a checkpoint and stop.
+log.txt, checkpoints/ and curves.png. SIGTERM and Ctrl-C save a checkpoint and stop.
+
+On a terminal a bar shows step, loss, last validation, tokens/s, MFU (of a known chip), the peak of memory and
+the time left; elsewhere lines do. --quiet shows only errors, --json one object a line on stdout. Metrics go
+to TensorBoard, Weights & Biases, MLflow or Trackio by --config.training.sinks=tensorboard, or several:
+"('tensorboard', 'wandb(project=\"plays\")')".
 
 Several processes, each with its own devices, train as one run; DIR must be visible to all of them:
 
@@ -15,7 +20,7 @@ Exit status: 0 when training finished or stopped on a signal, 2 for invalid inpu
 lost and the same command should be run again.
 """
 
-from tfm.commands.cli import add_process_flags
+from tfm.commands.cli import add_display_flags, add_process_flags
 
 
 def arguments(parser):
@@ -26,6 +31,7 @@ def arguments(parser):
     help='a Python file with get_config(arg); the argument `smoke` shrinks any config',
   )
   parser.add_argument('--workdir', required=True, metavar='DIR', help='the folder of the run')
+  add_display_flags(parser)
   add_process_flags(parser)
 
 

@@ -1,10 +1,14 @@
 """What differs between two configs, and what of it changes the result."""
 
 from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
 
 from tfm.config.schema import INHERITING, leaves
-from tfm.spec import parse
-from tfm.training.schedule import ENDLESS
+from tfm.shapes import Float
+from tfm.spec import build_from_table
+from tfm.training.schedule import SCHEDULES, schedule
 
 
 # A resumed run may change these fields: they do not change what is computed.
@@ -24,6 +28,7 @@ FREE_FIELDS = (
   'training.evaluation_batches',
   'training.keep_checkpoints',
   'training.profile',
+  'training.sinks',
   'training.loss_chunk',
   'model.remat',
   'model.kernel',
@@ -31,22 +36,36 @@ FREE_FIELDS = (
 )
 
 
-def list_differences(old: Mapping, new: Mapping) -> list[str]:
+# The fields that set the learning rate of each step.
+RATE_FIELDS = 'optimizer.learning_rate', 'optimizer.warmup', 'optimizer.schedule', 'training.steps'
+
+
+def list_differences(old: Mapping, new: Mapping, step: int | None = None) -> list[str]:
   """One line per field that differs and changes the result: `field: old → new`.
 
-  The number of steps matters to the schedules that look at it.
+  Args:
+    step: what a run with the config `old` has trained. The schedule may then change in what is to come:
+      `RATE_FIELDS` are not listed if the learning rates up to this step stay the same.
   """
-  endless = parse(old['optimizer']['schedule']).name in ENDLESS
   before, after = dict(leaves(old)), dict(leaves(new))
+  free = FREE_FIELDS
+  if step is not None and any(before[field] != after[field] for field in RATE_FIELDS):
+    free += RATE_FIELDS if np.array_equal(*(learning_rates(c, step) for c in (before, after))) else ()
   lines = []
   for path in dict.fromkeys((*before, *after)):
-    free = any(path == f or path.startswith(f'{f}.') or _block_field(path, f) for f in FREE_FIELDS)
-    free |= endless and path == 'training.steps'
+    is_free = any(path == f or path.startswith(f'{f}.') or _block_field(path, f) for f in free)
     a, b = before.get(path), after.get(path)
     a, b = (tuple(x) if isinstance(x, list) else x for x in (a, b))
-    if a != b and not free:
+    if a != b and not is_free:
       lines.append(f'{path}: {a!r} → {b!r}')
   return lines
+
+
+def learning_rates(fields: Mapping[str, Any], steps: int) -> Float[np.ndarray, 'steps']:
+  """The learning rate of each of the first steps of a config, as path → value."""
+  peak, warmup, factor, last = (fields[field] for field in RATE_FIELDS)
+  rate = schedule(build_from_table(factor, SCHEDULES), peak, warmup, last, fields['model.width'])
+  return np.asarray(rate(np.arange(steps)))
 
 
 def _block_field(path: str, free: str) -> bool:

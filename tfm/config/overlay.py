@@ -104,7 +104,10 @@ def assign(config: ConfigDict, path: str, value: Any) -> None:
 
 
 def assign_text(config: ConfigDict, path: str, text: str) -> None:
-  """Sets a field from command-line text: strings verbatim, other types as Python literals."""
+  """Sets a field from command-line text: strings verbatim, other types as Python literals.
+
+  For a tuple of strings, any other text is its only entry.
+  """
   section, field = locate(config, path, text)
   if section.get_type(field) is str:
     value = text
@@ -113,4 +116,6 @@ def assign_text(config: ConfigDict, path: str, text: str) -> None:
       value = ast.literal_eval({'true': 'True', 'false': 'False', 'none': 'None'}.get(text.lower(), text))
     except (ValueError, SyntaxError):
       value = text
+    if section.get_type(field) is tuple and not isinstance(value, (tuple, list)):
+      value = (text,)
   assign(config, path, value)

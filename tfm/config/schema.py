@@ -206,6 +206,8 @@ def _fields() -> dict[str, Any]:
       # batches spread over the validation split, of each source of a mixture; 0: all of it
       evaluation_batches=Ranged(0, NonNegativeInt),
       keep_checkpoints=Ranged(2, PositiveInt),  # number of last checkpoints to keep, besides the best
+      # tfm/training/sinks, where metrics go besides metrics.jsonl: tensorboard, wandb, mlflow(uri), trackio
+      sinks=Ranged((), tuple[str, ...]),
       profile=Ranged(0, NonNegativeInt),  # steps to profile, from the third; 0: none
     ),
     decoding=dict(  # tfm generate and tfm evaluate; the first four are for encoder-decoders

@@ -78,7 +78,8 @@ def validate_training(experiment: Experiment) -> None:
       f'note: config.optimizer.warmup={config.optimizer.warmup} exceeds config.training.steps={t.steps}: '
       'the learning rate never reaches its peak'
     )
-  experiment.save_intervals, experiment.compiler  # parsed here, so that an invalid one is reported early
+  # parsed here, so that an invalid one is reported early
+  experiment.save_intervals, experiment.compiler, experiment.sinks
   directory = t.local_checkpoint_dir
   require(
     not re.match(r'\w+:/', directory),

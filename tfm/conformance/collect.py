@@ -16,6 +16,7 @@ import tfm.data.tokenizers
 import tfm.masks
 import tfm.objectives
 import tfm.studies.measures
+import tfm.training.sinks
 from tfm import spec
 from tfm.analysis.variant_catalogue import MODEL_SLOTS, SURROUNDINGS, surroundings
 from tfm.analysis.variant_catalogue import SLOTS as LISTED_SLOTS
@@ -25,6 +26,7 @@ from tfm.data.tokenizers.protocol import Tokenizer
 from tfm.masks.protocol import Mask, is_causal
 from tfm.objectives.protocol import Objective
 from tfm.studies.measures.protocol import Measure
+from tfm.training.sinks.protocol import Sink
 
 
 SLOTS = MODEL_SLOTS
@@ -36,6 +38,7 @@ OTHER_SLOTS = {
   'source': (tfm.data.sources, Source),
   'tokenizer': (tfm.data.tokenizers, Tokenizer),
   'measure': (tfm.studies.measures, Measure),
+  'sink': (tfm.training.sinks, Sink),
 }
 ALL_SLOTS = SLOTS | OTHER_SLOTS
 

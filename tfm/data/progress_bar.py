@@ -3,9 +3,11 @@
 import time
 from typing import Iterable, Iterator, TypeVar
 
-from rich import console, progress
+from rich import progress
+from rich.console import Console
 
 
+console = Console(stderr=True)  # of all that a command shows while it works
 DELAY = 2.0  # seconds before the bar appears
 PERIOD = 0.1  # seconds between updates of the bar, which are slow
 
@@ -20,9 +22,7 @@ def track(items: Iterable[T], description: str, total: int | None = None) -> Ite
       if (now := time.monotonic()) > due:
         if bar is None:
           columns = (*progress.Progress.get_default_columns(), progress.MofNCompleteColumn())
-          bar = progress.Progress(
-            *columns, console=console.Console(stderr=True), transient=True, redirect_stdout=False
-          )
+          bar = progress.Progress(*columns, console=console, transient=True, redirect_stdout=False)
           task = bar.add_task(description, total=total)
           bar.start()
         bar.update(task, completed=done)

@@ -14,30 +14,34 @@ from tfm.parallel import mesh
 class Auto(Kernel):
   """The first kernel of `ORDER` that is available, supports the inputs and is preferred for them.
 
-  Logs each choice once, with the reasons against the kernels before it (`Kernel.unavailable_reason`,
-  `unsupported_reason`, `unpreferred_reason`).
+  Logs its choice and the reason against the last kernel before it that runs on this platform; at the level
+  DEBUG, the reasons against all of them (`Kernel.unavailable_reason`, `unsupported_reason`,
+  `unpreferred_reason`).
   """
 
   def attend(self, q, k, v, inputs):
-    reasons, platform = [], mesh.current_platform()
+    reasons, why, platform = [], '', mesh.current_platform()
     for name in ORDER:
       kernel = load_kernel(name)
+      unavailable = kernel.unavailable_reason(platform)
       reason = (
-        kernel.unavailable_reason(platform)
+        unavailable
         or kernel.unsupported_reason(q, k, v, inputs)
         or kernel.unpreferred_reason(q, k, v, inputs, platform)
       )
       if not reason:
-        _log_once(
-          f'kernel: auto chose {name} on {platform}'
-          + ''.join(f'; not {other}: {why}' for other, why in reasons)
-        )
+        _log.info(f'kernel: auto chose {name} on {platform}{why}', extra=ONCE)
+        _log.debug(f'kernels before {name}: {"; ".join(reasons) or "none"}', extra=ONCE)
         return kernel.attend(q, k, v, inputs)
-      reasons.append((name, reason))
-    raise ValueError(f"kernel='auto' found no kernel for these inputs: {reasons}")
+      reasons.append(f'{name}: {reason}')
+      why = why if unavailable else f', not {reasons[-1]}'
+    raise ValueError(f"kernel='auto' found no kernel for these inputs: {'; '.join(reasons)}")
 
 
 _log = logging.getLogger(__name__)
+# Attributes of log records that a handler with an `OnceFilter` shows once, though each layer and each
+# compiled function chooses anew.
+ONCE = dict(once=True)
 
 # The kernel for sharded rows, then from the most specialised to the specification, which supports everything.
 ORDER = ('ring', 'splash', 'cudnn', 'tokamax', 'chunked', 'dense')
@@ -47,9 +51,3 @@ ORDER = ('ring', 'splash', 'cudnn', 'tokamax', 'chunked', 'dense')
 def load_kernel(name: str) -> Kernel:
   """The kernel of that name with its default settings."""
   return spec.build(name, importlib.import_module('tfm.kernels'), Kernel)
-
-
-@functools.cache
-def _log_once(text: str) -> None:
-  """Logs a text at its first call only."""
-  _log.info(text)

@@ -1,6 +1,8 @@
-"""Bytes on one device, worked out from shapes and jaxprs: nothing is compiled or allocated."""
+"""Bytes on one device: worked out from shapes and jaxprs, without compiling, and what a device reports."""
 
 import os
+import resource
+import sys
 from collections.abc import Callable
 
 import flax.linen as nn
@@ -42,6 +44,15 @@ def capacity() -> int:
   if 'bytes_limit' in stats:
     return stats['bytes_limit']
   return os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') // jax.local_device_count()
+
+
+def peak_usage() -> int:
+  """The most bytes so far of the fullest local device; on CPUs of this process."""
+  stats = [device.memory_stats() or {} for device in jax.local_devices()]
+  if all('peak_bytes_in_use' in each for each in stats):
+    return max(each['peak_bytes_in_use'] for each in stats)
+  unit = 1 if sys.platform == 'darwin' else 1024  # macOS counts bytes
+  return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def require_capacity(needed: dict[str, int], remedy: str, available: int | None = None) -> None:

@@ -60,7 +60,7 @@ class PretrainedRun:
   Attributes:
     shapes: path → shape and dtype of a parameter.
     restore: (mesh, rules) → path → parameter, each under its sharding on that mesh.
-    workdir: the directory of the run.
+    workdir: the directory of the run; step: of its checkpoint.
     tokenizer, source_tokenizer: those it was trained with.
     published: the metadata of `tfm import`, or None.
   """
@@ -68,6 +68,7 @@ class PretrainedRun:
   shapes: Mapping[str, jax.ShapeDtypeStruct]
   restore: Callable[[Mesh, sharding.Rules], Mapping[str, Array]]
   workdir: str
+  step: int
   tokenizer: Tokenizer | None
   source_tokenizer: Tokenizer | None
   published: Mapping[str, Any] | None
@@ -151,11 +152,15 @@ def fill_params(params: PyTree, target: PyTree, pretrained: Mapping[str, Array],
   return {name: fill(name, leaf) for name, leaf in target.items()}
 
 
-def load_pretrained(config: ConfigDict) -> PretrainedRun:
+def load_pretrained(config: ConfigDict, metadata: Mapping[str, Any] = {}) -> PretrainedRun:
   """Opens the run that config.init_from names; no parameter is read yet.
 
+  Args:
+    metadata: of a checkpoint of the run that starts from it, which names the step; of the first such call:
+      none, and the step is the last one.
+
   Raises:
-    ValueError: if there is no such run, or if its model or tokenizer differs from the config's.
+    ValueError: if there is no such run or step, or if its model or tokenizer differs from the config's.
   """
   workdir = pathlib.Path(config.init_from)
   require(
@@ -163,7 +168,12 @@ def load_pretrained(config: ConfigDict) -> PretrainedRun:
     f'config.init_from={config.init_from!r} holds no run; tfm train or tfm import makes one',
   )
   with contextlib.closing(checkpoint.Checkpoints(workdir)) as checkpoints:
-    step = checkpoints.find_step('last')
+    step = metadata.get('init_from', {}).get('step', checkpoints.find_step('last'))
+    require(
+      step in checkpoints.steps(),
+      f'config.init_from={config.init_from!r} has no longer its checkpoint {step}, from whose parameters '
+      'this run starts; put its folder back',
+    )
     metadata = checkpoints.read_metadata(step)
   experiment = Experiment(resolve_config(complete(metadata['config'])))
   for line in list_differences(experiment.config.to_dict(), config.to_dict()):
@@ -183,7 +193,7 @@ def load_pretrained(config: ConfigDict) -> PretrainedRun:
 
   shapes = jax.eval_shape(merge_adapters, nn.unbox(abstract_params(experiment, model)))
   published = metadata.get('published')
-  return PretrainedRun(leaves_by_path(shapes), restore, config.init_from, *tokenizers, published)
+  return PretrainedRun(leaves_by_path(shapes), restore, config.init_from, step, *tokenizers, published)
 
 
 def leaves_by_path(tree: PyTree) -> dict[str, Any]:
@@ -217,7 +227,7 @@ def restore_params(
   target = checkpoint.restore_target(nn.unbox(boxed), sharding.named_shardings(boxed, mesh, rules))
   if not (config.init_from and experiment.frozen_pattern):
     return checkpoints.restore_averaged_params(step, average, target)
-  pretrained = load_pretrained(config)
+  pretrained = load_pretrained(config, checkpoints.read_metadata(step))
   saved_target = pretrained.drop_frozen_params(target, experiment.optimizer.is_trainable)
   saved = checkpoints.restore_averaged_params(step, average, saved_target)
   return fill_params(saved, target, pretrained.restore(mesh, rules))

@@ -16,6 +16,7 @@ from tfm.config import mesh_constraints
 from tfm.config.assemble import Experiment
 from tfm.data.pipeline import ImageData, TextData
 from tfm.shapes import PyTree
+from tfm.training.progress_line import OnceFilter
 
 
 def describe_run(
@@ -44,13 +45,17 @@ def describe_run(
 
 @contextlib.contextmanager
 def log_to_file(workdir: pathlib.Path, first_lines: str) -> Iterator[None]:
-  """Appends `first_lines`, and what the logger `tfm` logs in this block, to log.txt in `workdir`."""
+  """Appends `first_lines`, and all that the logger `tfm` logs in this block, to log.txt in `workdir`."""
   with (workdir / 'log.txt').open('a', encoding='utf-8') as file:
     file.write(f'\n{datetime.datetime.now():%Y-%m-%d %H:%M:%S}\n{first_lines}\n')
   logger, handler = logging.getLogger('tfm'), logging.FileHandler(workdir / 'log.txt', encoding='utf-8')
+  handler.addFilter(OnceFilter())
+  level = logger.level
+  logger.setLevel(logging.DEBUG)
   logger.addHandler(handler)
   try:
     yield
   finally:
     logger.removeHandler(handler)
+    logger.setLevel(level)
     handler.close()

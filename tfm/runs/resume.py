@@ -47,8 +47,7 @@ def find_resume_point(run_dirs: Sequence[RunDir]) -> ResumePoint:
   folder = config.training.local_checkpoint_dir
   local = LocalCheckpoints(folder, run_dirs[0].workdir) if folder else None
   if local and (newer := local.find_newer(step, config)):
-    return ResumePoint(
-      newer, [run_dirs[0].require_same_config(local.read_metadata(newer))], local, True, saved_steps
-    )
+    metadata = run_dirs[0].require_same_config(local.read_metadata(newer), newer)
+    return ResumePoint(newer, [metadata], local, True, saved_steps)
   metadata = [run_dir.checkpoint_metadata(step) for run_dir in run_dirs] if step else []
   return ResumePoint(step, metadata, local, False, saved_steps)

@@ -9,7 +9,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from tfm.config.difference import list_differences
+from tfm.config.difference import RATE_FIELDS, list_differences
 from tfm.config.load import to_json
 from tfm.config.overlay import complete
 from tfm.config.resolve import resolve_config
@@ -53,24 +53,39 @@ class RunDir:
     """The JSON part of a checkpoint.
 
     Raises:
-      ValueError: if its config differs from this run's in a field that changes results.
+      ValueError: as `require_same_config`.
     """
     with self._open_checkpoints() as checkpoints:
-      return self.require_same_config(checkpoints.read_metadata(step))
+      return self.require_same_config(checkpoints.read_metadata(step), step)
 
-  def require_same_config(self, metadata: dict[str, Any]) -> dict[str, Any]:
-    """Returns the metadata of a checkpoint if training can resume from it under this run's config.
+  def require_same_config(self, metadata: dict[str, Any], step: int) -> dict[str, Any]:
+    """Returns the metadata of a step's checkpoint if training can resume from it under this run's config.
+
+    The number of steps may grow, and the schedule change, if the learning rates up to this step stay the
+    same: under a constant schedule, or in the stable stage of wsd.
 
     Raises:
-      ValueError: if the configs differ in a field that changes results.
+      ValueError: if the configs differ in a field that changes results, or the run has fewer steps.
     """
     # Fields that are newer than the checkpoint had their defaults then.
-    old = resolve_config(complete(metadata['config']))
-    lines = list_differences(old.to_dict(), self.config.to_dict())
+    old, steps = resolve_config(complete(metadata['config'])), self.config.training.steps
+    lines = list_differences(old.to_dict(), self.config.to_dict(), step)
+    continuing = ''
+    if any(line.partition(':')[0] in RATE_FIELDS for line in lines):
+      continuing = (
+        f'; its {step} steps had the learning rates of the schedule {old.optimizer.schedule!r} over '
+        f'{old.training.steps} steps: to train on with others, start a new run from its parameters, with '
+        f'--config.init_from={self.workdir}'
+      )
     require(
       not lines,
       f'--config differs from the checkpoint in {self.workdir} in fields that change results; '
-      f'set them back or train in a new --workdir:\n  ' + '\n  '.join(lines),
+      f'set them back or train in a new --workdir{continuing}:\n  ' + '\n  '.join(lines),
+    )
+    require(
+      steps >= step,
+      f'config.training.steps={steps} is less than the {step} steps that --workdir={self.workdir} has '
+      'trained; use as many or more',
     )
     return metadata
 

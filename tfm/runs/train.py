@@ -21,6 +21,7 @@ from ml_collections import ConfigDict
 from tfm import variant_folders
 from tfm.config import validate
 from tfm.config.assemble import Experiment
+from tfm.config.schema import leaves
 from tfm.data import cache, pipeline
 from tfm.data.pipeline import ImageData, TextData
 from tfm.data.row_share import process_share
@@ -43,9 +44,10 @@ from tfm.training.goodput import TIERS, Goodput
 from tfm.training.local_checkpoints import LocalCheckpoints
 from tfm.training.metrics import MetricsLog, NullMetricsLog
 from tfm.training.profiler import Profiler
-from tfm.training.progress_line import Line, print_status
+from tfm.training.progress_line import current_display, print_status
 from tfm.training.reporters import Report
 from tfm.training.state import State
+from tfm.training.throughput import Throughput
 from tfm.training.vmapped_runs import Ensemble, SingleRun, Step
 
 
@@ -145,13 +147,15 @@ def train_ensemble(run_dirs: Sequence[RunDir]) -> Report:
     with sharding.context(sharded.runs.mesh, sharded.rules):
       state, step = sharded.runs.combine(initial), compile_step(prepared, sharded)
       del initial  # an ensemble's stacked state is a copy
-      with report.line:
+      with report.training():
         fit(prepared, sharded, stores, state, step, report)
         close(stores, report.goodput)
       _log.info('%s', report.goodput)
-  for run_dir in run_dirs:
+  state = 'finished' if report.step == prepared.config.training.steps else 'stopped'
+  for run, run_dir in enumerate(run_dirs):
     written = [file for file in FILES if (run_dir.workdir / file).exists()]
-    print_status(f'{run_dir.workdir}: {", ".join(written)}')
+    end = state if run in report.live else 'diverged'
+    current_display().show_end(run_dir.workdir, report.step, end, written)
   return report
 
 
@@ -174,10 +178,12 @@ def prepare(run_dirs: Sequence[RunDir], variants: Mapping[str, str] = {}) -> Pre
   validate.validate_run(experiment, 1 if len(run_dirs) > 1 else jax.device_count())
   validate.validate_parts(experiment)
   compiler_options.require_accepted(experiment.compiler.resolve(jax.default_backend(), jax.device_count()))
+  for sink in experiment.sinks if processes.is_main_process() else ():
+    sink.import_package()  # a missing one is reported before the data are read
   resume = find_resume_point(run_dirs)
   # Frozen parameters are in no checkpoint of this run.
   needs_pretrained = config.init_from and (experiment.frozen_pattern or not resume.step)
-  pretrained = load_pretrained(config) if needs_pretrained else None
+  pretrained = load_pretrained(config, *resume.metadata[:1]) if needs_pretrained else None
   data = open_data(experiment, resume, pretrained)
   metadata = collect_metadata(data, resume, pretrained) | dict(variants=variants)
   processes.require_equal(
@@ -210,15 +216,21 @@ def open_data(
 def collect_metadata(
   data: TextData | ImageData, resume: ResumePoint, pretrained: PretrainedRun | None
 ) -> dict[str, Any]:
-  """The corpus hash, the tokenizers and the published model of every checkpoint that is saved."""
+  """What every checkpoint says: the corpus hash, the tokenizers, the run and the step that this one starts
+  from, and the published model.
+  """
   metadata = dict(corpus=data.corpus.hash)
   for name, tokenizer in dict(tokenizer=data.tokenizer, source_tokenizer=data.source_tokenizer).items():
     metadata[name] = tokenizer.state() if tokenizer else None
   if resume.step:
-    published = resume.metadata[0].get('published')
+    origin = {name: resume.metadata[0].get(name) for name in ('init_from', 'published')}
+  elif pretrained:
+    origin = dict(
+      init_from=dict(workdir=pretrained.workdir, step=pretrained.step), published=pretrained.published
+    )
   else:
-    published = pretrained and pretrained.published
-  return metadata | (dict(published=published) if published else {})
+    origin = {}
+  return metadata | {name: value for name, value in origin.items() if value}
 
 
 def shard(prepared: Prepared) -> Sharded:
@@ -336,18 +348,27 @@ def open_report(prepared: Prepared, sharded: Sharded, stack: contextlib.ExitStac
   description = describe_run(
     prepared.experiment, prepared.data, sharded.abstract_state.params, sharded.runs.mesh, first
   )
+  if origin := prepared.metadata.get('init_from'):
+    description += f'\ncontinues {origin["workdir"]}: starts from its parameters of step {origin["step"]}'
   print_status(description)
   workdirs = [run_dir.workdir for run_dir in prepared.run_dirs]
   is_main = processes.is_main_process()
-  logs = [
-    stack.enter_context(contextlib.closing(MetricsLog(workdir, first) if is_main else NullMetricsLog()))
-    for workdir in workdirs
-  ]
   for workdir in workdirs if is_main else ():
     stack.enter_context(log_to_file(workdir, description))
+  logs = [
+    stack.enter_context(
+      contextlib.closing(
+        MetricsLog(run_dir.workdir, first, prepared.experiment.sinks, dict(leaves(run_dir.config)))
+        if is_main
+        else NullMetricsLog(run_dir.workdir)
+      )
+    )
+    for run_dir in prepared.run_dirs
+  ]
   flops_per_token = flops.training_flops_per_token(prepared.model, config.data.length)
-  line = Line(first, config.training.steps, flops_per_token, chip_specs.peak_flops())
-  return Report(logs, line, Goodput(workdirs if is_main else [], first, prepared.started), first)
+  throughput = Throughput(flops_per_token, chip_specs.peak_flops())
+  goodput = Goodput(workdirs if is_main else [], first, prepared.started)
+  return Report(logs, throughput, goodput, first, config.training.steps)
 
 
 def compile_step(prepared: Prepared, sharded: Sharded) -> Step:

@@ -1,63 +1,77 @@
-"""The metrics of a run: metrics.jsonl, TensorBoard events, curves.png."""
+"""The metrics of a run: metrics.jsonl, the sinks that the config names, curves.png."""
 
 import json
 import pathlib
+from collections.abc import Mapping, Sequence
 
 from tfm.errors import MissingExtra, importing_extra, parse_json, writing
 from tfm.training.atomic_files import write_atomically
 from tfm.training.progress_line import print_status
+from tfm.training.sinks.protocol import LoggedRun, Sink
 
 
 class MetricsLog:
-  """Writes metrics. Opened at a step, it deletes the rows that an interrupted run wrote after it."""
+  """Writes metrics. Opened at a step, it deletes the rows that an interrupted run wrote after it.
 
-  def __init__(self, workdir: pathlib.Path, step: int):
-    self.path = pathlib.Path(workdir) / 'metrics.jsonl'
+  Args:
+    workdir: the folder of the run.
+    step: where the process starts.
+    sinks: get every number, too. One that fails is left out from then on, as a message says: metrics.jsonl
+      has all.
+    config: path → value of every field, for the sinks.
+  """
+
+  def __init__(
+    self, workdir: pathlib.Path, step: int, sinks: Sequence[Sink] = (), config: Mapping[str, object] = {}
+  ):
+    self.workdir = pathlib.Path(workdir)
+    self.path = self.workdir / 'metrics.jsonl'
     rows = [row for row in read(self.path) if row['step'] <= step]
     if self.path.exists():
       write_atomically(self.path, ''.join(f'{json.dumps(row)}\n' for row in rows))
     self.file = self.path.open('a', encoding='utf-8')
-    self.events = open_events(workdir, step + 1 if rows else None)
+    logged = LoggedRun(self.workdir, config, step)
+    self._writers = {sink: sink.open(logged) for sink in sinks}
 
-  def write(self, step: int, split: str, values: dict[str, float | str]) -> None:
-    """One line: step, split and the values by name."""
+  def write(self, step: int, split: str, values: dict[str, float | str]) -> dict[str, float | str | int]:
+    """One line, which is returned: step, split and the values by name."""
+    row = dict(step=step, split=split, **values)
     with writing(self.path, 'free some space and run the command again'):
-      self.file.write(json.dumps(dict(step=step, split=split, **values)) + '\n')
+      self.file.write(json.dumps(row) + '\n')
       self.file.flush()
-    for name, value in values.items():
-      if self.events and not isinstance(value, str):
-        self.events.add_scalar(f'{split}/{name}', value, step)
+    numbers = {f'{split}/{name}': value for name, value in values.items() if not isinstance(value, str)}
+    self._call_writers(lambda writer: writer.write(step, numbers))
+    return row
 
   def close(self) -> None:
     """Flushes everything and draws the curves."""
+    self._call_writers(lambda writer: writer.close())
     with writing(self.path, 'free some space and run the command again'):
       self.file.close()
-      if self.events:
-        self.events.close()
       try:
         draw_curves(self.path)
       except MissingExtra as error:
         print_status(f'no curves.png: {error}')
 
-
-def open_events(workdir: pathlib.Path, purge_step: int | None):
-  """The writer of TensorBoard events, which hides earlier ones from a step on; None, with a notice, without
-  the extra [tensorboard].
-  """
-  try:
-    with importing_extra('tensorboard'):
-      import tensorboardX
-  except MissingExtra as error:
-    print_status(f'no TensorBoard events: {error}')
-    return None
-  return tensorboardX.SummaryWriter(str(workdir), purge_step=purge_step)
+  def _call_writers(self, call) -> None:
+    for sink, writer in tuple(self._writers.items()):
+      try:
+        call(writer)
+      except Exception as error:  # of libraries that talk to servers; no run may end because of one
+        del self._writers[sink]
+        print_status(
+          f'{sink} fails and gets no more metrics ({type(error).__name__}: {error}); {self.path} has all'
+        )
 
 
 class NullMetricsLog:
   """The log of a process other than the main one: it writes nothing."""
 
-  def write(self, step: int, split: str, values: dict[str, float | str]) -> None:
-    pass
+  def __init__(self, workdir: pathlib.Path):
+    self.workdir = workdir
+
+  def write(self, step: int, split: str, values: dict[str, float | str]) -> dict[str, float | str | int]:
+    return dict(step=step, split=split, **values)
 
   def close(self) -> None:
     pass

@@ -1,20 +1,22 @@
-"""Reporting during training: the log of every run, and one live line."""
+"""Reporting during training: the log of every run, and what the command shows."""
 
 import contextlib
 import json
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import jax
 import numpy as np
 
 from tfm.data.device_prefetch import DeviceBatch
+from tfm.models import memory
 from tfm.parallel import processes
 from tfm.shapes import Array
 from tfm.training.goodput import Goodput
 from tfm.training.metrics import MetricsLog
-from tfm.training.progress_line import Line, print_status
+from tfm.training.progress_line import Progress, current_display, print_status
+from tfm.training.throughput import Throughput
 
 
 _log = logging.getLogger(__name__)
@@ -28,22 +30,31 @@ class Report:
   """Records the metrics of one run or of an ensemble, and stops runs that diverge.
 
   Args:
-    first: the step to start after.
+    logs: of the runs that train together.
+    first, steps: the step to start after, and the last one.
 
   Attributes:
+    step: the last one whose metrics are recorded.
     live: the indices of the runs that have not diverged.
     diverged: index → message of the others.
-    line: the live line.
     goodput: where the time goes.
     step_seconds, save_seconds: of a step since the last log line, and of the last save of each tier, in the
       slowest process.
   """
 
-  def __init__(self, logs: Sequence[MetricsLog], line: Line, goodput: Goodput, first: int = 0):
-    self._logs, self.line, self.goodput = logs, line, goodput
+  def __init__(
+    self, logs: Sequence[MetricsLog], throughput: Throughput, goodput: Goodput, first: int, steps: int
+  ):
+    self._logs, self._throughput, self.goodput = logs, throughput, goodput
+    self.step, self._first, self._steps = first, first, steps
     self._last_logged, self._before = first, dict(goodput.seconds)
     self.step_seconds, self.save_seconds = 0.0, dict(goodput.save_seconds)
     self.live, self.diverged = list(range(len(logs))), {}
+    self._validation = (0, {})  # the step and, by run, the losses of the last validation
+
+  def training(self) -> contextlib.AbstractContextManager[None]:
+    """A block in which the runs train, and the command shows it."""
+    return current_display().training([log.workdir for log in self._logs], self._first, self._steps)
 
   def record_step(self, step: int, metrics: Mapping[str, Array], fetched: DeviceBatch, due: bool) -> None:
     """Copies the metrics of a step, each [] or [runs], to the host, and logs them if `due`.
@@ -62,16 +73,17 @@ class Report:
           'is more than '
           f'config.training.skip_spikes times its running mean; {int(values["spikes"][run])} so far'
         )
-    read, loss = values.pop('read'), values['loss'][self.live].mean()
-    self.line.advance(step, float(read.sum()), float(loss))
+    self.step = step
+    self._throughput.record_step(float(values.pop('read').sum()))
+    progress = self._measure_progress(step, float(values['loss'][self.live].mean()))
+    current_display().show_progress(progress)
     if due:
       pace, hashes = self._pace(step), fetched.hashes  # gathered from all processes
       for run in self.live:
         row = {name: float(x[run]) for name, x in values.items()}
-        row |= pace | dict(tokens_per_second=self.line.rate(), batch=hashes[run])
-        if self.line.peak_flops and self.line.flops_per_token:
-          row |= dict(mfu=self.line.mfu())
-        self._logs[run].write(step, 'train', row)
+        row |= pace | dict(tokens_per_second=progress.tokens_per_second, memory_bytes=progress.memory)
+        row |= dict(batch=hashes[run]) | ({} if progress.mfu is None else dict(mfu=progress.mfu))
+        self._write(step, run, 'train', row)
 
   def record_evaluation(self, step: int, run: int, values: Mapping[str, float]) -> bool:
     """Logs the validation metrics of a run, if there are any; returns whether the run is live.
@@ -81,12 +93,27 @@ class Report:
     """
     self._check(step, run, 'validation', values)
     if values and run in self.live:
-      self._logs[run].write(step, 'validation', dict(values))
-      suffix = f' of run {run}' if len(self._logs) > 1 else ''
-      print_status(
-        f'step {step}  validation{suffix}: ' + ', '.join(f'{k} {v:.4g}' for k, v in values.items())
-      )
+      self._write(step, run, 'validation', values)
+      before = self._validation[1] if self._validation[0] == step else {}
+      self._validation = step, before | {run: values['loss']}
     return run in self.live
+
+  def _write(self, step: int, run: int, split: str, values: Mapping[str, float | str]) -> None:
+    """Adds a row to the log of a run, and shows it."""
+    current_display().show_metrics(self._logs[run].workdir, self._logs[run].write(step, split, dict(values)))
+
+  def _measure_progress(self, step: int, loss: float) -> Progress:
+    validated, losses = self._validation
+    return Progress(
+      step,
+      self._steps,
+      loss,
+      (validated, sum(losses.values()) / len(losses)) if losses else None,
+      self._throughput.tokens_per_second(),
+      self._throughput.mfu(),
+      memory.peak_usage(),
+      self._throughput.seconds_left(self._steps - step),
+    )
 
   def _pace(self, step: int) -> dict[str, float]:
     """Seconds of a step since the last log line, the seconds waited for data, and the goodput so far.
@@ -118,12 +145,9 @@ class Report:
     """Seconds that training waits for a save of a tier; before its first save, those of the other tier."""
     return self.save_seconds[tier] or max(self.save_seconds.values())
 
-  @contextlib.contextmanager
-  def exclude_from_rate(self) -> Iterator[None]:
-    """Excludes the block from the rate."""
-    since = self.line.pause()
-    yield
-    self.line.resume(since)
+  def exclude_from_rate(self) -> contextlib.AbstractContextManager[None]:
+    """A block that does not count as training, such as an evaluation."""
+    return self._throughput.exclude()
 
   def _check(self, step: int, run: int, split: str, values: Mapping[str, float]) -> None:
     for name, value in values.items():
@@ -133,7 +157,8 @@ class Report:
           f'{split} {name} is {value} at step {step}; that step is not saved, and the last '
           'checkpoint is valid (a lower optimizer.learning_rate or optimizer.clip may help)'
         )
+        self._write(step, run, split, dict(diverged=self.diverged[run]))
         if not self.live:
           raise Diverged(self.diverged[run])
-        print_status(f'run {run}: {self.diverged[run]}; the other runs continue')
+        print_status(f'{self._logs[run].workdir}: {self.diverged[run]}; the other runs continue')
         return

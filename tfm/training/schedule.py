@@ -68,8 +68,6 @@ def _progress(step, warmup, steps):
 
 
 SCHEDULES = {f.__name__: f for f in (noam, rsqrt, constant, cosine, linear, wsd)}
-# Schedules that do not depend on the number of steps: a run may be extended under them.
-ENDLESS = ('noam', 'rsqrt', 'constant')
 
 
 def schedule(factor: Factor, peak: float, warmup: int, steps: int, width: int) -> Callable[[Array], Array]:

@@ -11,6 +11,7 @@ import tfm.data.packing
 import tfm.data.tokenizers
 import tfm.objectives
 import tfm.optimizers
+import tfm.training.sinks
 from tfm import spec
 from tfm.config.assemble.field_errors import build_field, compile_pattern
 from tfm.config.assemble.models import build_model
@@ -31,6 +32,7 @@ from tfm.training.gradient_transforms import MaskedTransformation, balance_exper
 from tfm.training.gradient_transforms import optimizer as make_optimizer
 from tfm.training.save_interval import INTERVALS, Interval
 from tfm.training.schedule import SCHEDULES, schedule
+from tfm.training.sinks.protocol import Sink
 from tfm.training.state import State
 from tfm.training.step import Batch, Metrics, train_step
 
@@ -178,6 +180,14 @@ class Experiment:
     return CompilerSettings(
       build_field('compiler.flags', compiler_options.parse_presets, flags),
       build_field('compiler.options', compiler_options.parse_options, options),
+    )
+
+  @functools.cached_property
+  def sinks(self) -> tuple[Sink, ...]:
+    """Where metrics go besides metrics.jsonl."""
+    return tuple(
+      build_field('training.sinks', spec.build, text, tfm.training.sinks, Sink)
+      for text in self.config.training.sinks
     )
 
   @functools.cached_property
