@@ -16,7 +16,7 @@ PIP_INSTALL = $(VENV)/bin/pip install --quiet --disable-pip-version-check -c con
 # Files of text that are opened without an encoding fail the tests (pyproject.toml).
 export PYTHONWARNDEFAULTENCODING = 1
 
-.PHONY: demo lint test test-slow test-all fuzz mutants oracle compilers plans browser xpk beam reference docs clean
+.PHONY: demo lint test test-slow test-all fuzz mutants oracle compilers plans browser sinks xpk beam reference docs clean
 
 $(VENV)/installed: setup.cfg constraints.txt
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("tfm needs Python 3.11 or newer; name one: make PYTHON=python3.12 …")'
@@ -75,6 +75,11 @@ plans: $(VENV)/installed
 browser: $(VENV)/installed
 	$(PIP_INSTALL) -e '.[browser]'
 	$(VENV)/bin/python -m pytest -m slow tests/studies/report/test_browser.py
+
+# Metrics in the programs that show them, offline.
+sinks: $(VENV)/installed
+	$(PIP_INSTALL) -e '.[mlflow,trackio,wandb]'
+	$(VENV)/bin/python -m pytest -m 'slow or not slow' tests/training/test_sinks.py
 
 # Workloads for Kubernetes as the real xpk makes them, without a cluster. It has many dependencies, thus its own
 # environment.

@@ -94,6 +94,15 @@ def validate_training(experiment: Experiment) -> None:
   )
 
 
+def validate_sinks(experiment: Experiment) -> None:
+  """Raises ValueError for a sink whose package is not installed, or cannot be used as its spec says."""
+  for text, sink in zip(experiment.config.training.sinks, experiment.sinks):
+    try:
+      sink.import_package()
+    except ValueError as error:
+      raise ValueError(f'config.training.sinks={text!r}: {error}') from error
+
+
 def validate_decoding(experiment: Experiment) -> None:
   """Raises ValueError for decoding settings out of range."""
   config = experiment.config

@@ -178,8 +178,8 @@ def prepare(run_dirs: Sequence[RunDir], variants: Mapping[str, str] = {}) -> Pre
   validate.validate_run(experiment, 1 if len(run_dirs) > 1 else jax.device_count())
   validate.validate_parts(experiment)
   compiler_options.require_accepted(experiment.compiler.resolve(jax.default_backend(), jax.device_count()))
-  for sink in experiment.sinks if processes.is_main_process() else ():
-    sink.import_package()  # a missing one is reported before the data are read
+  if processes.is_main_process():
+    validate.validate_sinks(experiment)  # before the data are read
   resume = find_resume_point(run_dirs)
   # Frozen parameters are in no checkpoint of this run.
   needs_pretrained = config.init_from and (experiment.frozen_pattern or not resume.step)

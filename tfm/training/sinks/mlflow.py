@@ -4,7 +4,7 @@ import dataclasses
 import os
 import time
 
-from tfm.errors import require
+from tfm.errors import importing_extra, require
 from tfm.training.sinks.protocol import Sink, Writer
 
 
@@ -29,8 +29,6 @@ class Mlflow(Sink):
     ValueError: if no store is named.
   """
 
-  package, extra = 'mlflow', 'mlflow'
-
   uri: str | None = None
   experiment: str = 'tfm'
   name: str | None = None
@@ -40,7 +38,9 @@ class Mlflow(Sink):
       bool(self.uri or os.environ.get('MLFLOW_TRACKING_URI')),
       "mlflow has no store; use mlflow('sqlite:///runs/mlflow.db') or set MLFLOW_TRACKING_URI",
     )
-    return super().import_package()
+    with importing_extra('mlflow'):
+      import mlflow
+    return mlflow
 
   def open(self, run):
     mlflow = self.import_package()

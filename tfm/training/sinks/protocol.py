@@ -3,14 +3,12 @@
 import abc
 import contextlib
 import dataclasses
-import importlib
 import pathlib
 import uuid
 from collections.abc import Mapping
 from types import ModuleType
-from typing import Any, ClassVar
+from typing import Any
 
-from tfm.errors import importing_extra
 from tfm.training.atomic_files import write_atomically
 
 
@@ -61,23 +59,15 @@ class Writer(abc.ABC):
 
 
 class Sink(abc.ABC):
-  """A frozen dataclass, whose fields a spec sets.
+  """A frozen dataclass, whose fields a spec sets."""
 
-  Attributes:
-    package: which it imports; extra: of the project, which installs the package.
-  """
-
-  package: ClassVar[str]
-  extra: ClassVar[str]
-
+  @abc.abstractmethod
   def import_package(self) -> ModuleType:
-    """The package.
+    """Imports the program's package, which is imported nowhere else.
 
     Raises:
-      MissingExtra: if it is not installed.
+      ValueError: if it is not installed (`MissingExtra`), or if it cannot be used as the fields say.
     """
-    with importing_extra(self.extra):
-      return importlib.import_module(self.package)
 
   @abc.abstractmethod
   def open(self, run: LoggedRun) -> Writer:

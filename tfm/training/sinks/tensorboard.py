@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from tfm.errors import importing_extra
 from tfm.training.sinks.protocol import Sink, Writer
 
 
@@ -13,7 +14,10 @@ class Tensorboard(Sink):
   After a kill, TensorBoard hides what was written after the last checkpoint.
   """
 
-  package, extra = 'tensorboardX', 'tensorboard'
+  def import_package(self):
+    with importing_extra('tensorboard'):
+      import tensorboardX
+    return tensorboardX
 
   def open(self, run):
     return EventWriter(

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import io
 
+from tfm.errors import importing_extra
 from tfm.training.sinks.protocol import Sink, Writer
 
 
@@ -17,10 +18,13 @@ class Trackio(Sink):
       user's cache folder).
   """
 
-  package, extra = 'trackio', 'trackio'
-
   project: str = 'tfm'
   space: str | None = None
+
+  def import_package(self):
+    with importing_extra('trackio'):
+      import trackio
+    return trackio
 
   def open(self, run):
     trackio = self.import_package()

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from tfm.errors import importing_extra
 from tfm.training.progress_line import print_status
 from tfm.training.sinks.protocol import Sink, Writer
 
@@ -20,12 +21,15 @@ class Wandb(Sink):
       the environment variable WANDB_MODE says, else online.
   """
 
-  package, extra = 'wandb', 'wandb'
-
   project: str = 'tfm'
   entity: str | None = None
   name: str | None = None
   mode: str | None = None
+
+  def import_package(self):
+    with importing_extra('wandb'):
+      import wandb
+    return wandb
 
   def open(self, run):
     wandb = self.import_package()
