@@ -63,6 +63,8 @@ def test_importing_tfm_imports_no_other_package(root, tmp_path):
     (['import', '--from=x', '--workdir=y', '--setp=3'], "'--setp=3' is not a flag"),
     (['inspect', '--config=lm', '--device=3'], "did you mean '--devices'"),
     (['plan', '--config=lm', '--topology=v5e:2x2', '--serach'], "did you mean '--search'"),
+    (['runs', '--jsno'], "did you mean '--json'"),
+    (['watch', 'x', '--quit'], "did you mean '--quiet'"),
     (['variants', '--al'], "'--al' is not a flag"),
   ],
   ids=' '.join,

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from tfm.runs import load as runs
+from tfm.runs.summary import summarize_run
 from tfm.runs.train import train
 from tfm.training import checkpoint, metrics
 
@@ -28,6 +29,8 @@ def test_a_nan_names_metric_and_step_and_leaves_the_last_good_checkpoint(tiny, t
   checkpoints = checkpoint.Checkpoints(tmp_path)
   assert (checkpoints.latest_step() or 0) < failed
   checkpoints.close()
+  run = summarize_run(tmp_path)
+  assert (run.state, run.step, run.reason) == ('diverged', failed, str(error.value))
 
 
 def test_what_a_run_leaves_behind(tiny, tmp_path):

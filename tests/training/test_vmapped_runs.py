@@ -125,7 +125,9 @@ def test_what_diverges_stops_and_the_others_go_on(tiny, side_by_side, tmp_path, 
   folders = {seed: tmp_path / str(seed) for seed in SEEDS}
   report = train_seeds(tiny(**DROPPED), folders)
   assert report.live == [1] and 'loss is nan at step 5' in report.diverged[0]
-  assert max(values(folders[SEEDS[0]], 'step')) == 4 and runs.load(folders[SEEDS[0]]).step == 3
+  *logged, last = rows(folders[SEEDS[0]])
+  assert max(row['step'] for row in logged) == 4 and runs.load(folders[SEEDS[0]]).step == 3
+  assert last == dict(step=5, split='train', diverged=report.diverged[0])
   np.testing.assert_allclose(
     values(folders[SEEDS[1]], 'loss'), values(side_by_side[SEEDS[1]], 'loss'), rtol=1e-6
   )

@@ -1,14 +1,9 @@
 """What differs between two configs, and what of it changes the result."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from tfm.config.schema import INHERITING, leaves
-from tfm.shapes import Float
-from tfm.spec import build_from_table
-from tfm.training.schedule import SCHEDULES, schedule
 
 
 # A resumed run may change these fields: they do not change what is computed.
@@ -50,22 +45,29 @@ def list_differences(old: Mapping, new: Mapping, step: int | None = None) -> lis
   before, after = dict(leaves(old)), dict(leaves(new))
   free = FREE_FIELDS
   if step is not None and any(before[field] != after[field] for field in RATE_FIELDS):
-    free += RATE_FIELDS if np.array_equal(*(learning_rates(c, step) for c in (before, after))) else ()
+    free += RATE_FIELDS if have_same_rates(before, after, step) else ()
   lines = []
   for path in dict.fromkeys((*before, *after)):
-    is_free = any(path == f or path.startswith(f'{f}.') or _block_field(path, f) for f in free)
     a, b = before.get(path), after.get(path)
     a, b = (tuple(x) if isinstance(x, list) else x for x in (a, b))
-    if a != b and not is_free:
+    if a != b and not is_free(path, free):
       lines.append(f'{path}: {a!r} → {b!r}')
   return lines
 
 
-def learning_rates(fields: Mapping[str, Any], steps: int) -> Float[np.ndarray, 'steps']:
-  """The learning rate of each of the first steps of a config, as path → value."""
-  peak, warmup, factor, last = (fields[field] for field in RATE_FIELDS)
-  rate = schedule(build_from_table(factor, SCHEDULES), peak, warmup, last, fields['model.width'])
-  return np.asarray(rate(np.arange(steps)))
+def is_free(path: str, free: Sequence[str] = FREE_FIELDS) -> bool:
+  """Whether a field does not change the result; `free` holds such fields and sections."""
+  return any(path == f or path.startswith(f'{f}.') or _block_field(path, f) for f in free)
+
+
+def have_same_rates(old: Mapping[str, Any], new: Mapping[str, Any], steps: int) -> bool:
+  """Whether the first steps of two configs, each path → value, have the same learning rates."""
+  from tfm.training.schedule import learning_rates  # it imports JAX
+
+  old, new = (
+    learning_rates(*(fields[path] for path in (*RATE_FIELDS, 'model.width')), steps) for fields in (old, new)
+  )
+  return bool((old == new).all())
 
 
 def _block_field(path: str, free: str) -> bool:

@@ -13,6 +13,9 @@ from tfm.training.progress_line import print_status
 
 
 FILE = 'lock'
+# How often a held lock is tried, and seconds between: `is_locked` holds it for an instant.
+ATTEMPTS, PAUSE = 5, 0.05
+HELD = errno.EWOULDBLOCK, errno.EACCES
 
 
 @contextlib.contextmanager
@@ -27,11 +30,18 @@ def lock_workdir(workdir: pathlib.Path) -> Iterator[None]:
   path = workdir / FILE
   descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
   try:
-    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    for attempt in range(ATTEMPTS):
+      try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        break
+      except OSError as error:
+        if error.errno not in HELD or attempt == ATTEMPTS - 1:
+          raise
+        time.sleep(PAUSE)
   except OSError as error:
     holder = os.read(descriptor, 1000).decode(errors='replace').strip()
     os.close(descriptor)
-    if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+    if error.errno not in HELD:
       print_status(f'{path} cannot be locked ({error.strerror}): start no second process in this directory')
       yield
       return
@@ -46,5 +56,20 @@ def lock_workdir(workdir: pathlib.Path) -> Iterator[None]:
       f'process {os.getpid()} on {socket.gethostname()}, since {time.strftime("%F %T")}\n'.encode(),
     )
     yield
+  finally:
+    os.close(descriptor)
+
+
+def is_locked(workdir: pathlib.Path) -> bool:
+  """Whether a process trains in a directory; False on a file system without locks."""
+  try:
+    descriptor = os.open(workdir / FILE, os.O_RDONLY)
+  except FileNotFoundError:
+    return False
+  try:
+    fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    return False
+  except OSError as error:
+    return error.errno in HELD
   finally:
     os.close(descriptor)

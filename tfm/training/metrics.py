@@ -83,10 +83,13 @@ def read(path: pathlib.Path) -> list[dict]:
   Raises:
     ValueError: naming the file and the line that is not a row.
   """
-  if not path.exists():
-    return []
+  return parse_rows(path, path.read_bytes()) if path.exists() else []
+
+
+def parse_rows(path: pathlib.Path, content: bytes, first: int = 1) -> list[dict]:
+  """The rows of a part of a metrics.jsonl that starts with the line `first`; see `read`."""
   rows = []
-  for number, line in enumerate(path.read_bytes().splitlines(keepends=True), start=1):
+  for number, line in enumerate(content.splitlines(keepends=True), start=first):
     if line.endswith(b'\n'):
       try:
         rows.append(parse_json(line))

@@ -4,10 +4,11 @@ from collections.abc import Callable
 from typing import Annotated
 
 import jax.numpy as jnp
+import numpy as np
 from annotated_types import Interval
 
 from tfm.shapes import Array, Float
-from tfm.spec import Fraction, NonNegativeInt
+from tfm.spec import Fraction, NonNegativeInt, build_from_table
 
 
 # (step from 1, warm-up steps, steps in all, model width) -> factor on the learning rate.
@@ -73,3 +74,11 @@ SCHEDULES = {f.__name__: f for f in (noam, rsqrt, constant, cosine, linear, wsd)
 def schedule(factor: Factor, peak: float, warmup: int, steps: int, width: int) -> Callable[[Array], Array]:
   """Updates made so far → learning rate of the next one (optax counts from 0)."""
   return lambda count: peak * factor(jnp.asarray(count + 1, jnp.float32), warmup, steps, width)
+
+
+def learning_rates(
+  peak: float, warmup: int, text: str, steps: int, width: int, count: int
+) -> Float[np.ndarray, 'count']:
+  """The learning rates of the first `count` steps under a schedule of so many `steps`, by its spec."""
+  rate = schedule(build_from_table(text, SCHEDULES), peak, warmup, steps, width)
+  return np.asarray(rate(np.arange(count)))
