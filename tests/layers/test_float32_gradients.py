@@ -1,6 +1,7 @@
 """Gradients of parameters under bfloat16: summed in float32, on one device and over devices."""
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +10,7 @@ import pytest
 
 from tfm.conformance.test_mesh import Sharded, axes
 from tfm.layers import float32_gradients
+from tfm.layers.chunked_cross_entropy import LossSharding, chunked_loss
 from tfm.parallel import mesh as meshes
 from tfm.parallel import sharding
 
@@ -58,11 +60,11 @@ def model(dtype='bfloat16'):
   return Sharded(dtype=dtype, bias=True)
 
 
-def lower(sizes):
+def lower(sizes, reduction=None):
   """The jitted gradient on a mesh, and its arguments."""
   mesh = meshes.make(axes(sizes))
   where, params, batch = model().on(mesh)
-  with sharding.context(mesh, model().rules):
+  with sharding.context(mesh, model().rules), float32_gradients.reduction_dtype(reduction):
     run = jax.jit(jax.grad(model().loss), out_shardings=where)
     return run.lower(params, *batch), (params, *batch)
 
@@ -71,12 +73,13 @@ def flat(gradients):
   return {jax.tree_util.keystr(path): np.asarray(x) for path, x in jax.tree.leaves_with_path(gradients)}
 
 
-def test_every_product_that_is_a_gradient_of_a_kernel_is_float32():
-  lines = lower((8, 1, 1))[0].as_text().splitlines()
+@pytest.mark.parametrize('reduction, dtype', [(None, 'f32'), ('bfloat16', 'bf16')])
+def test_every_product_that_is_a_gradient_of_a_kernel_has_the_type_of_the_reduction(reduction, dtype):
+  lines = lower((8, 1, 1), reduction and jnp.dtype(reduction))[0].as_text().splitlines()
   sums = [line for line in lines if 'dot_general' in line and 'contracting_dims = [0, 1] x [0, 1]' in line]
   kernels = [name for name in flat(model().params) if name.endswith("['kernel']")]
   assert len(sums) == len(kernels)
-  assert all(line.rstrip().endswith('xf32>') for line in sums)
+  assert all(line.rstrip().endswith(f'x{dtype}>') for line in sums)
 
 
 @pytest.mark.parametrize('sizes', [(8, 1, 1), (1, 8, 1)], ids=str)
@@ -95,6 +98,66 @@ def test_sums_over_devices_are_not_rounded(sizes):
     # A vector is a sum over tokens of bfloat16 cotangents, some of which XLA keeps in float32, some not.
     share = 0.1 if name.endswith(("['kernel']", "['table']")) else 1.0
     assert np.abs(x - alone[name]).max() <= share * rounding, name
+
+
+def test_reduction_in_bfloat16_rounds_the_gradient_of_each_device_and_no_more():
+  """Small integers are exact in bfloat16: only the last of these sums is no number of it."""
+  x = jnp.asarray([[1.0], [2.0], [258.0]], jnp.bfloat16)
+  w = jnp.zeros((1, 1))
+
+  def gradient(reduction):
+    def summed(w):
+      return float32_gradients.einsum('...y,yz->...z', x, w, jnp.float32).sum()
+
+    with float32_gradients.reduction_dtype(reduction):
+      return jax.grad(summed)(w)
+
+  assert gradient(None) == 261 and gradient(jnp.bfloat16) == 260 and gradient(jnp.bfloat16).dtype == 'float32'
+
+
+def test_a_jitted_gradient_is_traced_anew_for_another_reduction():
+  x, w, traces = jnp.ones((3, 1), jnp.bfloat16), jnp.zeros((1, 1)), []
+
+  def summed(w):
+    traces.append(float32_gradients.reduction_dtype.value)
+    return float32_gradients.einsum('...y,yz->...z', x, w, jnp.float32).sum()
+
+  gradient = jax.jit(jax.grad(summed))
+  for reduction in (None, jnp.bfloat16, None):
+    with float32_gradients.reduction_dtype(reduction):
+      gradient(w)
+  assert traces == [None, jnp.bfloat16]
+
+
+@pytest.mark.parametrize('sizes', [(8, 1, 1), (1, 8, 1)], ids=str)
+def test_the_gradient_of_a_chunked_head_is_reduced_in_the_type_of_the_reduction(sizes):
+  draw = np.random.default_rng(0)
+  features = jnp.asarray(draw.normal(size=(8, 4, 16)), jnp.bfloat16)
+  head, labels = jnp.asarray(draw.normal(size=(16, 24)), jnp.float32), jnp.zeros((8, 4), int)
+
+  def loss_fn(head, features, labels, segments):
+    logits = float32_gradients.einsum('...D,DV->...V', features, head, jnp.float32)
+    return logits.sum(), dict(tokens=jnp.float32(labels.size))
+
+  def loss(head):
+    shards = LossSharding.of(8, 4, 24, head, ('embed', 'vocab'))
+    return chunked_loss(loss_fn, shards, 16, head, features, labels, labels)[0]
+
+  texts, gradients = {}, {}
+  for reduction in (None, jnp.bfloat16):
+    with (
+      sharding.context(meshes.make(axes(sizes)), model().rules),
+      float32_gradients.reduction_dtype(reduction),
+    ):
+      lowered = jax.jit(jax.grad(loss)).lower(head)
+      texts[reduction], gradients[reduction] = lowered.as_text(), lowered.compile()(head)
+  # The sum over devices of the gradient [16, 24], which was added up over chunks in float32.
+  reduced = r'(?s)"stablehlo.(?:all_reduce|reduce_scatter)".*?\(tensor<([\dx]+x\w+)>\) ->'
+  for reduction, dtype in ((None, 'f32'), (jnp.bfloat16, 'bf16')):
+    assert [x for x in re.findall(reduced, texts[reduction]) if '16x24' in x] == [f'16x24x{dtype}']
+    products = re.findall(r'dot_general.*-> tensor<(?:16x24|24x16)x(\w+)>', texts[reduction])
+    assert products == ['f32']
+  np.testing.assert_allclose(gradients[jnp.bfloat16], gradients[None], rtol=2**-6, atol=2**-6)
 
 
 @pytest.mark.slow

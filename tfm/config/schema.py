@@ -191,6 +191,8 @@ def _fields() -> dict[str, Any]:
       steps=Ranged(1000, PositiveInt),  # updates of the parameters in all
       batch_size=Ranged(32, Size),  # sequences, over all devices and microbatches
       gradient_accumulation=Ranged(1, Size),  # microbatches per step
+      # type in which devices add up their gradients: float32, or bfloat16, of which they send half as much
+      gradient_reduction='float32',
       # Transformer-XL recurrence: tokens of a segment, which attends to earlier ones without gradient; 0:
       # none
       recurrence_length=Ranged(0, SizeOrZero),

@@ -25,6 +25,7 @@ from tfm.training.state import State
 
 
 MIN_CLIP = 1e-6  # of the gradient's norm
+REDUCTIONS = 'float32', 'bfloat16'  # types in which devices add up gradients
 
 
 def validate_run(experiment: Experiment, devices: int | None) -> None:
@@ -67,6 +68,12 @@ def validate_training(experiment: Experiment) -> None:
     not t.recurrence_length or experiment.objective.supports_recurrence,
     f'config.training.recurrence_length={t.recurrence_length} reads rows in segments, which '
     f'config.objective={config.objective!r} does not support; set it to 0',
+  )
+  require_one_of('training.gradient_reduction', t.gradient_reduction, REDUCTIONS)
+  require(
+    t.gradient_reduction in ('float32', config.model.dtype),
+    f'config.training.gradient_reduction={t.gradient_reduction!r} needs products of that type, and '
+    f"config.model.dtype={config.model.dtype!r}; use 'float32'",
   )
   require(
     t.skip_spikes == 0 or t.skip_spikes > 1,

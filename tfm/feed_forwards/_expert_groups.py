@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
+from tfm.layers.float32_gradients import reduction_dtype
 from tfm.layers.grouped_matmul import invert_permutation, multiply_groups, permute
 from tfm.parallel.pipeline_parallelism import stage_count
 from tfm.parallel.sharding import dividing_axes, mesh_axes_per_dimension, shard_count
@@ -41,6 +42,11 @@ def mix_groups(
   rows = PartitionSpec(axes.batch or None, axes.length or None)
   experts = PartitionSpec(axes.expert or None)
   run = functools.partial(_mix_own_groups, activate, axes, names)
+  # `shard_map` adds up the gradients of a kernel over devices in the type of the kernel.
+  projections = {
+    name: p | dict(kernel=p['kernel'].astype(reduction_dtype.value or p['kernel'].dtype))
+    for name, p in projections.items()
+  }
   # Of a pipeline, too: the stages are a `vmap`, of which each device computes its own.
   if axes.is_sharded or stage_count() > 1:
     specs = {

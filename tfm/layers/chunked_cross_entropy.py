@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from tfm.layers.cross_entropy import Sums
+from tfm.layers.float32_gradients import reduction_dtype
 from tfm.parallel.sharding import dividing_axes, mesh_axes_of, shard_count
 from tfm.shapes import Array, Float, PyTree
 
@@ -112,13 +113,14 @@ class LossSharding:
   def reduce_gradient(
     self, x: Array, spec: PartitionSpec, gradient_axes: tuple[tuple[str, ...], ...]
   ) -> Array:
-    """The gradient of a parameter summed over devices; each device stores its own shard of the parameter."""
+    """The gradient of a parameter summed over devices, in `reduction_dtype`; each stores its own shard."""
+    dtype, x = x.dtype, x.astype(reduction_dtype.value or x.dtype)
     for i, axes in enumerate(gradient_axes):
       if axes:
         x = jax.lax.psum_scatter(x, axes, scatter_dimension=i, tiled=True)
     # For a parameter without a vocabulary axis, each device has the gradient through its own logits.
     over = self.rows + (() if any(spec) else self.vocab)
-    return psum_over(x, tuple(axis for axis in over if axis not in sum(gradient_axes, ())))
+    return psum_over(x, tuple(axis for axis in over if axis not in sum(gradient_axes, ()))).astype(dtype)
 
   @property
   def gradient_specs(self) -> PyTree:
@@ -197,7 +199,8 @@ def _gradient(loss_fn, head, rows):
   gradient = jax.value_and_grad(loss_fn, argnums=(0, 1), has_aux=True)
 
   def add(total, piece):
-    values, (to_head, to_features) = gradient(head, *piece)
+    with reduction_dtype(None):  # chunks of one device
+      values, (to_head, to_features) = gradient(head, *piece)
     return jax.tree.map(jnp.add, total, (values, to_head)), to_features
 
   zeros = _zeros(loss_fn, head, *(x[0] for x in rows)), jax.tree.map(jnp.zeros_like, head)

@@ -2,7 +2,7 @@
 
 Differentiating `x @ w.astype(bfloat16)` rounds the gradient of w to bfloat16, and devices add up what is
 rounded: what is small beside the sum is lost. Here it leaves the product, which accumulates in float32,
-unrounded.
+unrounded; or rounded after all, under `reduction_dtype`, so that devices send half as much.
 """
 
 import string
@@ -14,11 +14,17 @@ from tfm.parallel.sharding import shard
 from tfm.shapes import Array, Float, Int
 
 
+# A context around differentiation, such as `reduction_dtype(jnp.bfloat16)`: the type in which devices add up
+# gradients of parameters; None: that of the parameters. JAX retraces jitted functions under another value.
+reduction_dtype = jax.make_user_context()
+
+
 def einsum(equation: str, x: Array, w: Array, dtype: jnp.dtype | None = None) -> Array:
   """The product of x and a parameter w, in the type of x; the result in `dtype`, by default that of x.
 
-  Gradients are products in the type of x too; that of w is accumulated and returned in the type of w. Every
-  letter of the equation occurs in two of its three places; leading axes of x and the result may be '...'.
+  Gradients are products in the type of x too; that of w is accumulated and returned in the type of w, and
+  devices add it up in `reduction_dtype`. Every letter of the equation occurs in two of its three places;
+  leading axes of x and the result may be '...'.
   """
   rows = string.ascii_lowercase[: x.ndim - len(equation.partition(',')[0].removeprefix('...'))]
   equation = equation.replace('...', rows)
@@ -44,7 +50,9 @@ def _einsum_backward(equation, dtype, residuals, dy):
   (of_x, of_w), of_y = equation.split('->')[0].split(','), equation.split('->')[1]
   dy = dy.astype(x.dtype)
   dx = jnp.einsum(f'{of_y},{of_w}->{of_x}', dy, w.astype(x.dtype))
-  return dx, jnp.einsum(f'{of_x},{of_y}->{of_w}', x, dy, preferred_element_type=w.dtype)
+  # Devices add up what leaves the product, before it is cast.
+  dw = jnp.einsum(f'{of_x},{of_y}->{of_w}', x, dy, preferred_element_type=reduction_dtype.value or w.dtype)
+  return dx, dw.astype(w.dtype)
 
 
 _einsum.defvjp(_einsum_forward, _einsum_backward)
@@ -53,7 +61,8 @@ _einsum.defvjp(_einsum_forward, _einsum_backward)
 def take_rows(
   table: Float[Array, 'V D'], indices: Int[Array, 'B T'], dtype: jnp.dtype, axis: str
 ) -> Float[Array, 'B T D']:
-  """The rows of a table in `dtype`; the gradients of equal rows are added up in the type of the table.
+  """The rows of a table in `dtype`; the gradients of equal rows are added up in the type of the table, on and
+  between devices, whatever `reduction_dtype` is: of a frequent row there are thousands.
 
   Args:
     axis: the logical axis of the rows. Columns are gathered: XLA copies everything to index a table that is

@@ -32,10 +32,10 @@ def multiply_groups(
   On a TPU it is `jax.lax.ragged_dot`, whose cost is that of the rows. Elsewhere XLA (of jax 0.10) expands
   that into the product of every row with every kernel, so there a loop over tiles computes it; and as it
   expands the kernels' gradient on a TPU too, the loop always computes that. Gradients are products in the
-  type of x; that of the kernels is accumulated and returned in float32.
+  type of x; that of the kernels is accumulated in float32, and scattered in the type of the kernels.
 
   Args:
-    kernels: float32 parameters; they are multiplied in the type of x.
+    kernels: parameters; they are multiplied in the type of x.
     gather: in a `shard_map` the manual axes that shard I and O of the kernels and neither x nor the result:
       each device gathers its own groups' kernels over them, and scatters the gradients.
   """
@@ -54,11 +54,11 @@ def _forward(gather, x, kernels, sizes):
 def _backward(gather, residuals, dy):
   x, kernels, sizes = residuals
   dx = _products(dy, _gather_kernels(gather, kernels.astype(x.dtype)).swapaxes(1, 2), sizes)
-  total = sum_tiles(x, dy, sizes)
+  total = sum_tiles(x, dy, sizes).astype(kernels.dtype)
   for dimension, axes in enumerate(gather, 1):
     if axes:
       total = jax.lax.psum_scatter(total, axes, scatter_dimension=dimension, tiled=True)
-  return dx, total.astype(kernels.dtype), None
+  return dx, total, None
 
 
 _multiply.defvjp(_forward, _backward)

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from tfm.layers.float32_gradients import reduction_dtype
 from tfm.objectives.protocol import Objective
 from tfm.parallel.compiler_options import Options
 from tfm.parallel.microbatches import split_into_microbatches
@@ -18,6 +19,7 @@ from tfm.training.state import State
 
 Batch = Mapping[str, Array]
 Metrics = dict[str, Array]
+Step = Callable[[State, Batch], tuple[State, Metrics]]
 
 
 def train_step(
@@ -27,7 +29,7 @@ def train_step(
   rate: optax.Schedule,
   accumulation: int,
   skip_spikes: float = 0.0,
-) -> Callable[[State, Batch], tuple[State, Metrics]]:
+) -> Step:
   """(state, batch) → (state after one update, metrics of the batch).
 
   The gradient is that of the mean loss over all tokens of the batch, for any number of
@@ -98,7 +100,21 @@ def train_step(
   return step
 
 
-def jitted(step: Callable, where: State, options: Options | None = None) -> Callable:
+def reduce_gradients_in(dtype: str, step: Step) -> Step:
+  """A step whose devices add up gradients in a type, such as 'bfloat16', which halves what they send.
+
+  Each device rounds its own sum to it; microbatches are accumulated in float32. The gradients of embedding
+  tables, norms and biases are added up in float32 nevertheless.
+  """
+
+  def run(state, batch):
+    with reduction_dtype(jnp.dtype(dtype)):
+      return step(state, batch)
+
+  return run
+
+
+def jitted(step: Step, where: State, options: Options | None = None) -> Callable:
   """The jitted step: it donates its state, whose shardings it keeps.
 
   Args:

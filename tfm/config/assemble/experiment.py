@@ -34,7 +34,7 @@ from tfm.training.save_interval import INTERVALS, Interval
 from tfm.training.schedule import SCHEDULES, schedule
 from tfm.training.sinks.protocol import Sink
 from tfm.training.state import State
-from tfm.training.step import Batch, Metrics, train_step
+from tfm.training.step import Step, reduce_gradients_in, train_step
 
 
 # Parameters of classification heads: they are new when a model without them is fine-tuned.
@@ -221,11 +221,10 @@ class Experiment:
       training.skip_spikes > 0,
     )
 
-  def build_step(
-    self, model: Trunk, peak: Float[Array, ''] | None = None
-  ) -> Callable[[State, Batch], tuple[State, Metrics]]:
+  def build_step(self, model: Trunk, peak: Float[Array, ''] | None = None) -> Step:
     """The training step of a model, not jitted; `peak` as in `build_optimizer`."""
     training, (optimizer, rate) = self.config.training, self.build_optimizer(peak)
-    return train_step(
+    step = train_step(
       model, self.objective, optimizer, rate, training.gradient_accumulation, training.skip_spikes
     )
+    return reduce_gradients_in(training.gradient_reduction, step)
