@@ -33,6 +33,19 @@ def test_values_that_are_not_finite_are_named():
     sentences.require_finite(np.array([[0, 1], [np.nan, np.inf]]), 'x')
 
 
+def test_a_difference_of_attention_is_named():
+  out, gradients = np.ones((2, 3)), [np.ones(2)] * 3 + [None, {'slope': np.ones(4)}, None]
+  sentences.require_same_attention((out, gradients), (out, gradients), 1e-5, 'ring')
+  other = [*gradients[:4], {'slope': np.array([1, 1, 3, 1])}, None]
+  with pytest.raises(
+    AssertionError,
+    match=r'^ring: the gradient of the bias at \[2\] is 1, not 3; the largest difference is 2.0e\+00',
+  ):
+    sentences.require_same_attention((out, gradients), (out, other), 1e-5, 'ring')
+  with pytest.raises(AssertionError, match=r'^ring: the output has the shape \(2, 3\), not \(1, 3\)'):
+    sentences.require_same_attention((out, gradients), (out[:1], gradients), 1e-5, 'ring')
+
+
 @dataclasses.dataclass(frozen=True)
 class Strided(Mask):
   """Every third key of a document, which is no function of q - k."""

@@ -10,7 +10,7 @@ from tfm.commands import cli
 from tfm.data import pipeline, preparation, sources
 from tfm.data.sources.protocol import Source
 from tfm.data.sources.text import Text
-from tfm.data.token_shards import Folder
+from tfm.data.token_shards import Storage
 from tfm.data.tokenizers.char import Char
 from tfm.data.tokenizers.sentencepiece import SentencePiece
 
@@ -60,7 +60,7 @@ def contents(folder):
 def assert_same_files(source, tokenizer, options, tmp_path, shard_bytes=4000):
   engines = {
     'one': preparation.InProcess(tmp_path / 'cache', shard_bytes),
-    'many': BeamEngine(Folder(f'{tmp_path}/many/.beam'), options, shard_bytes),
+    'many': BeamEngine(Storage(f'{tmp_path}/many/.beam'), options, shard_bytes),
   }
   for name, engine in engines.items():
     # Each with its own cache, so that each trains the tokenizer.
@@ -120,7 +120,7 @@ def test_flags_that_are_rejected(flags, message, texts, tmp_path, capsys):
 
 def test_a_text_that_cannot_be_read_is_one_sentence(tmp_path):
   (tmp_path / 'a.txt').write_bytes(b'\xff')
-  engine = BeamEngine(Folder(f'{tmp_path}/to/.beam'), ())
+  engine = BeamEngine(Storage(f'{tmp_path}/to/.beam'), ())
   with pytest.raises(
     ValueError, match=r'^.*/a.txt is not UTF-8 \(byte 0: invalid start byte\); convert it first$'
   ):
@@ -133,7 +133,7 @@ def test_a_text_that_cannot_be_read_is_one_sentence(tmp_path):
 def test_a_source_that_changes_while_it_is_read_is_rejected(make_text, tmp_path, monkeypatch):
   path = tmp_path / 'a.jsonl'
   path.write_text(''.join(json.dumps(dict(text=make_text(seed, 3))) + '\n' for seed in range(200)))
-  engine = BeamEngine(Folder(f'{tmp_path}/to/.beam'), ())
+  engine = BeamEngine(Storage(f'{tmp_path}/to/.beam'), ())
   plain = BeamEngine._survey
 
   def survey(self, documents, rule):

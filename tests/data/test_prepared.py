@@ -16,7 +16,7 @@ from tfm.data.packing.protocol import FIELDS, Packing
 from tfm.data.prepared_tokens import open_prepared
 from tfm.data.sources.protocol import Source
 from tfm.data.sources.text import Text
-from tfm.data.token_shards import Folder, ShardedIds, shard_name
+from tfm.data.token_shards import ShardedIds, Storage, shard_name
 from tfm.data.tokenizers.bytes import Bytes
 from tfm.data.tokenizers.protocol import Tokenizer
 
@@ -181,7 +181,7 @@ def test_tokens_in_a_bucket(source, tmp_path, cache_dir, monkeypatch):
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=6), st.data())
 def test_sharded_tokens_are_indexed_as_an_array(counts, data):
   whole = np.arange(sum(counts), dtype='<u2')
-  folder, parts = Folder('memory://indexing'), np.split(whole, np.cumsum(counts)[:-1])
+  folder, parts = Storage('memory://indexing'), np.split(whole, np.cumsum(counts)[:-1])
   names = [shard_name('train', 'text', 'ids', i, len(counts)) for i in range(len(counts))]
   for name, part in zip(names, parts):
     folder.write(name, part.tobytes())
@@ -213,7 +213,7 @@ def test_a_mixture_is_prepared_with_one_tokenizer(source, make_text, tmp_path, c
     rows.append([packed[i]['targets'] for i in range(40)])
   np.testing.assert_array_equal(rows[1], rows[0])
   np.testing.assert_array_equal(rows[2], rows[0])
-  with pytest.raises(ValueError, match=r"to/greek'\) is prepared with config.data.tokenizer='char' \(char-"):
+  with pytest.raises(ValueError, match=r"to/greek'\) is prepared with the tokenizer 'char' \(char-"):
     open_text(own['greek'], 'bytes', cache_dir)
   prepare(source, 'char', tmp_path / 'alone', cache_dir)
   other = spec.build(f"prepared('{tmp_path}/alone')", sources, Source)
@@ -300,8 +300,11 @@ def test_a_file_that_ends_while_it_is_read_is_named(source, tmp_path, cache_dir)
 @pytest.mark.parametrize(
   'text, message',
   [
-    ("numbers('en', 'de', pairs=100)", 'cannot be prepared, only texts and pairs that are read from files'),
-    ("labelled('a.tsv')", r"config.data.source=\"labelled\('a.tsv'\)\" cannot be prepared"),
+    (
+      "numbers('en', 'de', pairs=100)",
+      'cannot be prepared; tfm prepare takes texts, and pairs, that are read',
+    ),
+    ("labelled('a.tsv')", r"labelled\('a.tsv'\) cannot be prepared"),
     ('copy(examples=9)', 'cannot be prepared'),
     ('digits', 'cannot be prepared'),
   ],

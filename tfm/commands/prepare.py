@@ -82,7 +82,7 @@ def make_engine(args):
   """
   from tfm.data import cache
   from tfm.data.preparation import SHARD_BYTES, InProcess
-  from tfm.data.token_shards import Folder
+  from tfm.data.token_shards import Storage
 
   shard_bytes = args.shard_bytes or SHARD_BYTES
   if not args.beam_runner:
@@ -91,4 +91,4 @@ def make_engine(args):
   from tfm.data.beam_engine import BeamEngine
 
   options = [f'--runner={args.beam_runner}', *shlex.split(args.beam_options)]
-  return BeamEngine(Folder(f'{args.to}/.beam'), options, shard_bytes)
+  return BeamEngine(Storage(f'{args.to}/.beam'), options, shard_bytes)

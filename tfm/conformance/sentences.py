@@ -2,6 +2,7 @@
 
 import functools
 
+import jax
 import numpy as np
 
 from tfm.conformance import collect
@@ -47,6 +48,24 @@ def require_same_logits(logits, expected, name, situation):
       f'{name}: {situation}, token {token} of a document of {len(logits)} has other logits than alone; '
       f'the largest difference is {difference:.1e}'
     )
+
+
+def require_same_attention(found, expected, tolerance, name):
+  """Fails if an output of attention differs, or a gradient.
+
+  Args:
+    found, expected: (output, gradients of q, k, v, score, bias and sinks), as arrays and trees of arrays.
+  """
+  names = 'output', *(f'gradient of {of}' for of in ('q', 'k', 'v', 'the score', 'the bias', 'the sinks'))
+  for what, one, other in zip(names, (found[0], *found[1]), (expected[0], *expected[1]), strict=True):
+    for x, y in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+      x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
+      assert x.shape == y.shape, f'{name}: the {what} has the shape {x.shape}, not {y.shape}'
+      wrong = np.argwhere(~np.isclose(x, y, rtol=tolerance, atol=tolerance))
+      assert not len(wrong), (
+        f'{name}: the {what} at {wrong[0].tolist()} is {x[tuple(wrong[0])]:.5g}, '
+        f'not {y[tuple(wrong[0])]:.5g}; the largest difference is {np.abs(x - y).max():.1e}'
+      )
 
 
 def find_relative_lie(mask, length=12):

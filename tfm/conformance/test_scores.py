@@ -6,31 +6,34 @@ import numpy as np
 import pytest
 
 from tfm import spec
-from tfm.config import assemble
-from tfm.config.assemble import Experiment
 from tfm.conformance import collect
-from tfm.conformance.tiny import apply_with_random_params, config
-from tfm.layers.locations import Locations
-
-
-B, T, S, H, K, C, D = 2, 6, 10, 4, 2, 4, 16
-DRAW = np.random.default_rng(0)
-Q, KEY = (
-  jnp.asarray(DRAW.standard_normal(shape), jnp.float32) for shape in ((B, K, H // K, T, C), (B, K, S, C))
+from tfm.conformance.biases import (
+  DRAW,
+  K_AT,
+  KEY,
+  Q_AT,
+  B,
+  C,
+  H,
+  K,
+  Q,
+  S,
+  T,
+  apply_position,
+  compute_bias,
+  find_bias_fault,
+  make_bias,
 )
-Q_AT = jnp.asarray(DRAW.integers(0, 12, (B, T)), jnp.int32)
-K_AT = jnp.asarray(DRAW.integers(0, 12, (B, S)), jnp.int32)
+from tfm.conformance.tiny import apply_with_random_params
+
+
+D = 16
 
 
 def score(text):
   return apply_with_random_params(
     spec.factory(text, *collect.SLOTS['score'], head_width=C), lambda result: result()
   )
-
-
-def position(text, evaluate):
-  c = config(position=text)
-  return apply_with_random_params(assemble.build_position(Experiment(c), 'model', c.model), evaluate)
 
 
 def close(a, b):
@@ -72,7 +75,7 @@ class TestPosition:
     order = np.random.default_rng(3).permutation(S)
 
     def evaluate(x, q, k, at):
-      return position(text, lambda result: (result.embed(x, at), *result.rotate(q, k, at, at)))
+      return apply_position(text, lambda result: (result.embed(x, at), *result.rotate(q, k, at, at)))
 
     straight = evaluate(x, heads, keys, K_AT)
     shuffled = evaluate(x[:, order], heads[:, order], keys[:, order], K_AT[:, order])
@@ -83,32 +86,19 @@ class TestPosition:
   def test_compute_type_is_kept(self, text):
     x = jnp.ones((B, S, D), jnp.bfloat16)
     heads, keys = jnp.ones((B, S, H, C), jnp.bfloat16), jnp.ones((B, S, K, C), jnp.bfloat16)
-    out = position(text, lambda result: (result.embed(x, K_AT), *result.rotate(heads, keys, K_AT, K_AT)))
+    out = apply_position(
+      text, lambda result: (result.embed(x, K_AT), *result.rotate(heads, keys, K_AT, K_AT))
+    )
     assert all(y.dtype == jnp.bfloat16 for y in out)
 
   @pytest.mark.sampled(12)
   def test_a_block_of_the_bias_is_the_bias_of_the_block(self, text):
-    bias = position(text, lambda result: result.bias(result.compute_table()))
+    bias = make_bias(text)
     if bias is None:
       pytest.skip('adds nothing to the logits')
     assert isinstance(bias, jax.tree_util.Partial)
-
-    def values(q, k, q_at, k_at):
-      shape = (B, K, H // K, q.shape[3], k.shape[2])
-      at = (Locations(positions, jnp.ones_like(positions)) for positions in (q_at, k_at))
-      arguments = jax.jit(lambda bias: bias(q, k, *at))(bias)
-      assert arguments.ndim == 5  # rank promotion is an error
-      return np.broadcast_to(arguments, shape)
-
-    whole, block = (
-      values(Q, KEY, Q_AT, K_AT),
-      values(Q[..., 2:5, :], KEY[:, :, 4:7], Q_AT[:, 2:5], K_AT[:, 4:7]),
-    )
-    is_blockwise = np.allclose(block, whole[..., 2:5, 4:7], rtol=1e-5, atol=1e-6)
-    declared = collect.variant('position', text).has_blockwise_bias
-    assert is_blockwise == declared, (
-      f'{text}: the bias of keys 4–6 {"is the same" if is_blockwise else "changes"} without the other keys, '
-      f'and has_blockwise_bias={declared}'
-    )
+    assert not find_bias_fault(text), find_bias_fault(text)
     order = np.random.default_rng(3).permutation(S)
-    close(values(Q, KEY[:, :, order], Q_AT, K_AT[:, order]), whole[..., order])
+    shuffled = compute_bias(text, Q, KEY[:, :, order], Q_AT, K_AT[:, order])
+    if collect.variant('position', text).has_blockwise_bias:
+      close(shuffled, compute_bias(text, Q, KEY, Q_AT, K_AT)[..., order])

@@ -45,9 +45,9 @@ With `each`, which packs labelled documents, a batch has `classes` (int32 [B], o
 instead of targets, and for images `image`, float32 [B, H, W, C] between -1 and 1, instead of inputs.
 `pipeline.open_data` opens texts and images.
 
-Of a mixture, `sources.mix`, each part has its own rows, which `interleaving` orders by the weights; row i of the
-stream is still a function of i. `preparation` writes tokens once into a folder or a bucket, in one process or,
-with `beam_engine`, in many, and `sources.prepared` reads them.
+Each part of a mixture (`sources.mix`) has its own rows, and `interleaving` orders them by the weights; row i
+of the stream is still a function of i. `preparation` writes tokens once into a folder or a bucket, in one
+process or, with `beam_engine`, in many, and `sources.prepared` reads them.
 
 Batch k has rows k B … k B + B - 1 of the stream, for any number of processes, and of several processes each
 reads the rows that its devices hold: `train_iterator(rows, batch_size, share)` with the share of

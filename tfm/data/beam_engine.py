@@ -1,6 +1,6 @@
 """Prepares documents in many processes, on one machine or many, by Apache Beam, as TFDS does large data sets.
 
-  BeamEngine(Folder('DIR/.beam'), ('--runner=DirectRunner', '--direct_num_workers=2',
+  BeamEngine(Storage('DIR/.beam'), ('--runner=DirectRunner', '--direct_num_workers=2',
                                    '--direct_running_mode=multi_processing'))
 
 So do the runners for many machines (Dataflow, Flink, Spark), whose workers must have this package and see the
@@ -22,7 +22,7 @@ from tfm.data.document_store import document_key, order_hash
 from tfm.data.documents import Survey, changed_error, digest
 from tfm.data.preparation import SHARD_BYTES, Engine, Reader, shard_of
 from tfm.data.splitting import Rule
-from tfm.data.token_shards import Folder
+from tfm.data.token_shards import Storage
 from tfm.errors import importing_extra, require, suggest
 
 
@@ -43,7 +43,7 @@ class BeamEngine(Engine):
     ValueError: for an unknown option.
   """
 
-  folder: Folder
+  folder: Storage
   options: Sequence[str] = ()
   shard_bytes: int = SHARD_BYTES
 
@@ -59,7 +59,7 @@ class BeamEngine(Engine):
   def store(self, documents):
     rule, survey = documents.assign_splits(functools.partial(self._survey, documents))
     counts = {split: self.count_shards(survey.bytes[split]) for split in documents.splits}
-    folder = Folder(f'{self.folder.url}/{survey.hash}')
+    folder = Storage(f'{self.folder.url}/{survey.hash}')
     with self._pipeline() as pipeline:
       found = _read_documents(pipeline, documents, rule)
       second = self._write_result(found | beam.CombineGlobally(_SurveyFn()), 'survey')
@@ -198,7 +198,7 @@ def _assign_shards(
 
 
 def _write_texts(
-  folder: Folder, documents: tuple[tuple[str, int], Iterable[tuple[bytes, tuple[str, ...]]]]
+  folder: Storage, documents: tuple[tuple[str, int], Iterable[tuple[bytes, tuple[str, ...]]]]
 ) -> tuple[str, int]:
   """Writes the documents of a shard in order; returns (split, shard)."""
   (split, shard), values = documents
@@ -207,7 +207,7 @@ def _write_texts(
   return split, shard
 
 
-def _read_texts(folder: Folder, split: str, shard: int) -> Iterator[tuple[str, ...]]:
+def _read_texts(folder: Storage, split: str, shard: int) -> Iterator[tuple[str, ...]]:
   name = f'{split}-{shard:05}.jsonl'
   folder.wait_until_visible(name)
   lines = folder.read(name).split(b'\n')

@@ -28,7 +28,7 @@ from tfm.data.documents import digest
 from tfm.data.mixture import MixedCorpus
 from tfm.data.prepared_tokens import DESCRIPTION, describe
 from tfm.data.sources.protocol import Source, StoredSource
-from tfm.data.token_shards import LENGTH_DTYPE, Folder, shard_name
+from tfm.data.token_shards import LENGTH_DTYPE, Storage, shard_name
 from tfm.data.tokenizers.protocol import Tokenizer
 from tfm.errors import require
 
@@ -128,21 +128,23 @@ class ShardWriter:
     tokenizers: of each field, in the order of the fields.
   """
 
-  folder: Folder
+  folder: Storage
   name: str
   tokenizers: Mapping[str, Tokenizer]
 
   def write(self, shard: Shard) -> dict[str, Any]:
     """Writes a shard; returns what it holds."""
-    ids, sizes = {field: [] for field in self.tokenizers}, dict.fromkeys(self.tokenizers, 0)
+    name = f'{self.name} {shard.split}'
+    dtypes = {field: token_arrays.id_dtype(tokenizer) for field, tokenizer in self.tokenizers.items()}
+    ids, sizes = {field: [] for field in dtypes}, dict.fromkeys(dtypes, 0)
     for values in shard.read():
       for (field, tokenizer), text in zip(self.tokenizers.items(), values, strict=True):
-        ids[field].append(token_arrays.encode_field(text, tokenizer, f'{self.name} {shard.split}', field))
+        ids[field].append(token_arrays.encode_field(text, tokenizer, name, field).astype(dtypes[field]))
         sizes[field] += len(text.encode())
     digests, fields = {}, {}
-    for field, tokenizer in self.tokenizers.items():
+    for field, dtype in dtypes.items():
       lengths = np.array([len(one) for one in ids[field]], LENGTH_DTYPE)
-      tokens = np.concatenate([np.zeros(0, np.int32), *ids[field]]).astype(token_arrays.id_dtype(tokenizer))
+      tokens = np.concatenate([np.zeros(0, dtype), *ids[field]])
       for kind, array in dict(ids=tokens, lengths=lengths).items():
         name = shard_name(shard.split, field, kind, shard.index, shard.count)
         digests[name] = self.folder.write(name, array.tobytes())
@@ -155,15 +157,15 @@ def validate_preparation(source: Source, url: str) -> None:
   for name, part in (source.parts or {'': source}).items():
     require(
       isinstance(part, StoredSource) and part.fields in KINDS,
-      f'config.data.source={part.spec!r} cannot be prepared, only texts and pairs that are read from files',
+      f'{part.spec} cannot be prepared; tfm prepare takes texts, and pairs, that are read from files',
     )
     folder = folder_of(url, name)
     require(not folder.sizes(), f'--to={folder.url} is not empty; delete it, or name another folder')
 
 
-def folder_of(url: str, name: str) -> Folder:
+def folder_of(url: str, name: str) -> Storage:
   """Returns the folder of a source, or of the source of a mixture that has a name."""
-  return Folder(f'{url}/{name}' if name else url)
+  return Storage(f'{url}/{name}' if name else url)
 
 
 def prepare_tokens(

@@ -11,7 +11,7 @@ from typing import Any
 
 from tfm.data import tokens as token_arrays
 from tfm.data.corpus import Corpus
-from tfm.data.token_shards import Folder, ShardedIds, TokenColumn, shard_name
+from tfm.data.token_shards import ShardedIds, Storage, TokenColumn, shard_name
 from tfm.data.tokenizers.protocol import PreparedTokenizer, Tokenizer, load
 from tfm.errors import parsing, require
 
@@ -56,7 +56,7 @@ def open_prepared(url: str) -> Corpus:
   Raises:
     ValueError: if it is not there, or a file is missing or has another size.
   """
-  folder = Folder(url)
+  folder = Storage(url)
   try:
     data = folder.read(DESCRIPTION)
   except FileNotFoundError:
@@ -87,7 +87,7 @@ def open_prepared(url: str) -> Corpus:
   return corpus
 
 
-def _read_field(folder: Folder, description: Mapping[str, Any], field: str) -> dict[str, TokenColumn]:
+def _read_field(folder: Storage, description: Mapping[str, Any], field: str) -> dict[str, TokenColumn]:
   """Returns a field of each split."""
   one = description['fields'][field]
   tokenizer = load(one['tokenizer'])

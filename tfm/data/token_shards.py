@@ -30,7 +30,7 @@ Digest = tuple[int, str]  # bytes and SHA-256 of a file
 
 
 @dataclasses.dataclass(frozen=True)
-class Folder:
+class Storage:
   """A folder on a file system of fsspec.
 
   Attributes:
@@ -113,7 +113,7 @@ class ShardedIds:
     dtype: of the tokens.
   """
 
-  def __init__(self, folder: Folder, names: Sequence[str], counts: Sequence[int], dtype: np.dtype):
+  def __init__(self, folder: Storage, names: Sequence[str], counts: Sequence[int], dtype: np.dtype):
     self._folder, self._names, self.dtype = folder, names, dtype
     self._ends = np.cumsum(counts)
 
@@ -160,7 +160,7 @@ class TokenColumn(Sequence):
     tokenizer: which encoded them.
   """
 
-  folder: Folder
+  folder: Storage
   names: Sequence[str]
   digests: Mapping[str, Digest]
   documents: int

@@ -146,8 +146,8 @@ class PreparedTokenizer:
     expected = self.tokenizer if tokenizer.is_trained else spec.build(self.spec, tokenizers, Tokenizer)
     require(
       tokenizer == expected,
-      f'{name} is prepared with config.data.tokenizer={self.spec!r} ({self.tokenizer.identity}), and this '
-      'run has another; use that one, or prepare the tokens again',
+      f'{name} is prepared with the tokenizer {self.spec!r} ({self.tokenizer.identity}), and this run has '
+      'another; use that one, or prepare the tokens again',
     )
 
 
