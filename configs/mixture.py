@@ -5,8 +5,9 @@ Source:    ours; the model of configs/numbers.py, one layer smaller on each side
 Command:   tfm train --config=configs/mixture.py --workdir=runs/mixture
            tfm evaluate --workdir=runs/mixture --split=validation/de --metric=exact
            tfm evaluate --workdir=runs/mixture --split=validation/fr --metric=exact
-Cost:
-Expected:
+Cost:      5 minutes on 2 busy cores of a CPU
+Expected:  loss per token after 400 steps: German 0.150, French 0.224; exact translations of the
+           validation split, seed 0: German 67 %, French 42 %
 """
 
 from ml_collections import ConfigDict
