@@ -173,7 +173,7 @@ def test_lower_layers_learn_slower():
     assert factor(path, jnp.zeros(3)) == expected, path
   rest = layerwise_decay(0.5, 5, 3)  # two of five blocks are left
   assert [rest(f'stack/rest/block_{i}/norm/scale', jnp.zeros(3)) for i in (0, 1)] == [0.5**2, 0.5]
-  transformation = optimizer(method('sgd'), lambda count: 1.0, 0.0, NO_DECAY, factor=factor)
+  transformation = optimizer(method('sgd'), lambda count: 1.0, 0.0, NO_DECAY, factors=[factor])
   tree = {'embedding': {'table': jnp.ones(2)}, 'norm': {'scale': jnp.ones(2, jnp.bfloat16)}}
   tree['stack'] = {'layers': {'block_0': {'kernel': jnp.ones((2, 1))}}}
   updates, _ = transformation.update(tree, transformation.init(tree), tree)

@@ -157,6 +157,8 @@ def _fields() -> dict[str, Any]:
       # of projections: normal, truncated_normal, xavier_uniform, lecun_normal
       initializer='normal(0.02)',
       embedding_initializer='normal(0.02)',  # of the embedding table
+      # how initial values, rates and scales follow the width: standard, mup(base_width, …) (Yang et al. 2022)
+      parametrization='standard',
       depth_scaled=True,  # scale initial projections into the residual stream by 1/√(2 layers)
       dtype='float32',  # of the computation: float32, bfloat16, float16; parameters are float32
       scan=True,  # compile one block and loop over layers

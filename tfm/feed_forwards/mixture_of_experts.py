@@ -1,5 +1,6 @@
 """A mixture of experts: each token goes through a few of many feed-forward layers."""
 
+import dataclasses
 import math
 from typing import Annotated
 
@@ -286,4 +287,12 @@ def _init_each(initializer: Initializer, experts: int) -> Initializer:
   def make(key, shape, dtype):
     return jax.vmap(lambda key: initializer(key, shape[1:], dtype))(jax.random.split(key, experts))
 
-  return Initializer(str(initializer), make)
+  gain = initializer.gain
+  return dataclasses.replace(
+    initializer,
+    make=make,
+    inputs=tuple(axis + 1 for axis in initializer.inputs),
+    outputs=tuple(axis + 1 for axis in initializer.outputs),
+    gain=gain
+    and (lambda names, shape, inputs: gain(names[1:], shape[1:], tuple(axis - 1 for axis in inputs))),
+  )

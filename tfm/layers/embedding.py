@@ -38,7 +38,8 @@ class Embedding(nn.Module):
 
   def setup(self):
     initializer, E = (
-      with_logical_axes(self.initializer((1,), (0,)), (self.axis, 'embed')),
+      # Rows are read, so that no axis is an input; the fans are those of logits, which may share the table.
+      with_logical_axes(self.initializer((1,), (0,)), (self.axis, 'embed'), inputs=()),
       self.table_width or self.width,
     )
     self.table = self.param('table', initializer, (self.rows, E), jnp.float32)

@@ -17,10 +17,20 @@ Axes = tuple[int, ...]
 
 @dataclasses.dataclass(frozen=True)
 class Initializer:
-  """`(key, shape, dtype) -> array`, with a name for the parameter table."""
+  """`(key, shape, dtype) -> array`, with a name for the parameter table.
+
+  Attributes:
+    inputs, outputs: the axes of a kernel that are contracted with the input, and the others.
+    fan: what the variance is divided by: 'fan_in', 'fan_avg' or '' (nothing).
+    gain: (logical axes, shape, input axes) → a factor on the values, of `parametrization.py`; None: 1.
+  """
 
   name: str
   make: Callable[..., Array]
+  inputs: Axes = ()
+  outputs: Axes = ()
+  fan: str = ''
+  gain: Callable[[tuple[str, ...], tuple[int, ...], Axes], float] | None = None
 
   def __call__(self, key, shape, dtype) -> Array:
     return self.make(key, shape, dtype)
@@ -51,21 +61,21 @@ def as_factory(initializer: Factory | Callable[..., Array]) -> Factory:
       rows, columns = (math.prod(shape[axis] for axis in axes) for axes in (inputs, outputs))
       return initializer(key, (rows, columns), dtype).reshape(shape)
 
-    return Initializer(getattr(initializer, '__name__', type(initializer).__name__), draw)
+    return Initializer(getattr(initializer, '__name__', type(initializer).__name__), draw, inputs, outputs)
 
   return Factory(make)
 
 
 def normal(stddev: NonNegativeFloat = 0.02) -> Factory:
   """N(0, stddev²); GPT-2 and BERT use 0.02."""
-  initializer = Initializer(f'normal({stddev})', nn.initializers.normal(stddev))
-  return Factory(lambda inputs, outputs: initializer)
+  make = nn.initializers.normal(stddev)
+  return Factory(functools.partial(Initializer, f'normal({stddev})', make))
 
 
 def truncated_normal(stddev: NonNegativeFloat = 0.02) -> Factory:
   """N(0, stddev²) truncated at two standard deviations."""
-  initializer = Initializer(f'truncated_normal({stddev})', nn.initializers.truncated_normal(stddev))
-  return Factory(lambda inputs, outputs: initializer)
+  make = nn.initializers.truncated_normal(stddev)
+  return Factory(functools.partial(Initializer, f'truncated_normal({stddev})', make))
 
 
 def xavier_uniform(scale: PositiveFloat = 1.0) -> Factory:
@@ -80,7 +90,11 @@ def lecun_normal(scale: PositiveFloat = 1.0) -> Factory:
 
 def _scaled(name, scale, mode, distribution) -> Factory:
   scaling = functools.partial(nn.initializers.variance_scaling, scale, mode, distribution)
-  return Factory(lambda inputs, outputs: Initializer(name, scaling(in_axis=inputs, out_axis=outputs)))
+  return Factory(
+    lambda inputs, outputs: Initializer(
+      name, scaling(in_axis=inputs, out_axis=outputs), inputs, outputs, fan=mode
+    )
+  )
 
 
 def scale_initializer(factory: Factory, by: float) -> Factory:
@@ -88,7 +102,8 @@ def scale_initializer(factory: Factory, by: float) -> Factory:
 
   def make(inputs, outputs):
     initializer = factory(inputs, outputs)
-    return Initializer(f'{initializer} · {by:.4g}', lambda *args: by * initializer(*args))
+    name, make = f'{initializer} · {by:.4g}', lambda *args: by * initializer(*args)
+    return dataclasses.replace(initializer, name=name, make=make)
 
   return Factory(make)
 

@@ -78,6 +78,7 @@ class Mixer(nn.Module):
     supports_cross_attention: whether it can attend to a `Memory`.
     supports_grouped_heads: whether several query heads can share a key head; if not, kv_heads must equal
       heads.
+    supports_mup: whether its projections and scales follow `layers/parametrization.py` at any width.
     projects_position_table: whether it applies its query and key projections to the table of a position with
       `uses_qk_projections`.
     exposes_attention: whether it has weights of queries over keys, and sows them (`sow_attention`).
@@ -90,6 +91,7 @@ class Mixer(nn.Module):
   supports_packing: ClassVar[bool] = True
   supports_cross_attention: ClassVar[bool] = False
   supports_grouped_heads: ClassVar[bool] = True
+  supports_mup: ClassVar[bool] = False
   projects_position_table: ClassVar[bool] = False
   exposes_attention: ClassVar[bool] = False
 

@@ -67,6 +67,7 @@ class Softmax(Mixer):
   )
   position_hooks = frozenset({'rotate', 'bias'})
   supports_cross_attention = True
+  supports_mup = True
   projects_position_table = True
   exposes_attention = True
 

@@ -23,6 +23,7 @@ class LanguageModel(Trunk):
     embedding_width: of the table, D or a width that is projected to D; embedding_scale: of the embedded
       tokens; see `Embedding`.
     tie_embeddings: whether the output layer is the transposed embedding table.
+    output_scale: factor on the input of the output layer, 1/m for a tied table under muP.
     output_transform: activation of a layer before the output; '': no such layer.
     output_bias: whether each token of the output has a bias.
     output_soft_cap: logits become cap · tanh(logits / cap) (Gemma Team 2024, Gemma 2, §2); 0: no cap.
@@ -34,6 +35,7 @@ class LanguageModel(Trunk):
   embedding_width: int
   embedding_scale: float
   tie_embeddings: bool
+  output_scale: float
   output_transform: str
   output_bias: bool
   output_soft_cap: float
@@ -74,6 +76,7 @@ class LanguageModel(Trunk):
     """Float32 logits over the whole vocabulary."""
     if self.output_transform:
       x = self.transform(x)
+    x = x if self.output_scale == 1 else self.output_scale * x
     y = self.embedding.attend(x) if self.tie_embeddings else self.output(x)
     if self.output_bias:
       y = self.bias(y)

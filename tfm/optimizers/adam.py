@@ -12,6 +12,8 @@ from tfm.spec import Epsilon, Rate
 class Adam(Optimizer):
   """m̂ / (√v̂ + eps), the moments' averages decaying with b1 and b2 (Kingma & Ba 2015, algorithm 1)."""
 
+  normalizes_updates = True
+
   b1: Rate = 0.9
   b2: Rate = 0.999
   eps: Epsilon = 1e-8

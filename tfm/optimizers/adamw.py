@@ -14,6 +14,8 @@ class AdamW(Optimizer):
   training.
   """
 
+  normalizes_updates = True
+
   b1: Rate = 0.9
   b2: Rate = 0.95
   eps: Epsilon = 1e-8

@@ -12,6 +12,8 @@ from tfm.spec import NonNegativeFloat, Rate
 class Lion(Optimizer):
   """sign(b1 m + (1 - b1) g) + weight_decay · x, then m ← b2 m + (1 - b2) g (Chen et al. 2023, alg. 2)."""
 
+  normalizes_updates = True
+
   b1: Rate = 0.9
   b2: Rate = 0.99
   weight_decay: NonNegativeFloat = 0.1

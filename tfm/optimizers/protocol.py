@@ -22,9 +22,12 @@ class Optimizer(abc.ABC):
 
   Attributes:
     examples: specs that the conformance suite tries; a file whose bare name is a spec needs none.
+    normalizes_updates: whether the size of an update does not depend on that of the gradient, which decides
+      the learning rates under muP; None: unknown, so that muP is refused.
   """
 
   examples: ClassVar[tuple[str, ...]] = ()
+  normalizes_updates: ClassVar[bool | None] = None
 
   @abc.abstractmethod
   def transformation(self, rate: optax.Schedule, decay_mask: DecayMask) -> optax.GradientTransformation:

@@ -16,6 +16,8 @@ class SGD(Optimizer):
     nesterov: whether the gradient is taken after the momentum's step.
   """
 
+  normalizes_updates = False
+
   momentum: Rate = 0.0
   nesterov: bool = False
 

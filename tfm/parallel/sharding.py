@@ -44,9 +44,12 @@ Rules = tuple[tuple[str, tuple[str, ...]], ...]
 
 
 class Parameter(nn.LogicallyPartitioned):
-  """A parameter's value with its logical axes and the name of its initializer."""
+  """A parameter's value with its logical axes, the name of its initializer, and its input axes, from the end:
+  those of a kernel that are contracted with the input. Stacked layers add axes in front.
+  """
 
   initializer: str = struct.field(default='', pytree_node=False)
+  inputs: tuple[int, ...] = struct.field(default=(), pytree_node=False)
 
 
 def validate_axes(names: tuple[str, ...], rank: int) -> None:
@@ -104,12 +107,23 @@ def shard_over_mesh_axes(x: Array, *axes: tuple[str, ...]) -> Array:
   return jax.lax.with_sharding_constraint(x, PartitionSpec(*(names or None for names in axes)))
 
 
-def with_logical_axes(initializer: Callable, names: tuple[str, ...]) -> Callable[..., Parameter]:
-  """Wraps an initializer so that its parameter carries its logical axes (a boxed `Parameter`)."""
+def with_logical_axes(
+  initializer: Callable, names: tuple[str, ...], inputs: tuple[int, ...] | None = None
+) -> Callable[..., Parameter]:
+  """Wraps an initializer so that its parameter carries its logical axes (a boxed `Parameter`).
+
+  Args:
+    inputs: the axes that are contracted with the input; None: as the initializer says.
+  """
+  inputs = getattr(initializer, 'inputs', ()) if inputs is None else inputs
+  gain = getattr(initializer, 'gain', None)
 
   def init(key, shape, dtype):
     validate_axes(names, len(shape))
-    return Parameter(initializer(key, shape, dtype), names, initializer=str(initializer))
+    value = initializer(key, shape, dtype)
+    value = value if gain is None else gain(names, shape, inputs) * value
+    from_end = tuple(axis - len(shape) for axis in inputs)
+    return Parameter(value, names, initializer=str(initializer), inputs=from_end)
 
   return init
 

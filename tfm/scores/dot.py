@@ -12,13 +12,15 @@ class Dot(Score):
   """q · k / √C (Vaswani et al. 2017, eq. 1).
 
   Attributes:
-    scale: factor on the product; None means 1/√C.
+    scale: factor on the product; None means 1/√C, or the parametrization's.
   """
 
   absorbs_key_projection = True
+  supports_mup = True
 
   scale: float | None = None
 
   def __call__(self):
-    scale = self.head_width**-0.5 if self.scale is None else self.scale
+    scales = self.scale, self.default_scale, self.head_width**-0.5
+    scale = next(scale for scale in scales if scale is not None)
     return Partial(functools.partial(scaled_dot, scale=scale))

@@ -11,6 +11,8 @@ class Score(nn.Module):
 
   Attributes:
     head_width: C, the channels of one head.
+    default_scale: the factor on products q · k that the parametrization wants; None: 1/√C.
+    supports_mup: whether it uses `default_scale` and its other parameters do not depend on the width.
     examples: specs that the conformance suite tries; a file whose bare name is a spec needs none.
     absorbs_key_projection: whether f(q, W k) = f(Wᵀ q, k) for every matrix W of any shape, so that a linear
       map of the keys can be applied to the queries instead.
@@ -18,8 +20,10 @@ class Score(nn.Module):
 
   examples: ClassVar[tuple[str, ...]] = ()
   absorbs_key_projection: ClassVar[bool] = False
+  supports_mup: ClassVar[bool] = False
 
   head_width: int
+  default_scale: float | None = None
 
   def validate(self) -> None:
     """Raises ValueError for an invalid setting, before anything is compiled."""

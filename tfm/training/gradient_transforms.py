@@ -3,7 +3,7 @@ biases that balance experts.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -37,28 +37,21 @@ def optimizer(
   clip: float,
   no_decay: str,
   frozen: str = '',
-  factor: Callable[[str, Array], Array] | None = None,
+  factors: Sequence[Callable[[str, Array], Array]] = (),
 ) -> MaskedTransformation:
   """Clips the global norm of the gradient to `clip` (0: no clipping), then applies the optimizer.
 
   Args:
     no_decay: regular expression searched in parameter paths; a match has no weight decay.
     frozen: regular expression searched in parameter paths; a match is not trained; '' for none.
-    factor: (path, parameter) → factor on its learning rate, such as `layerwise_decay`.
+    factors: (path, parameter) → a factor on its learning rate, such as `layerwise_decay`; they multiply.
   """
 
   def decays(params):
     return jax.tree_util.tree_map_with_path(lambda path, _: not re.search(no_decay, path_name(path)), params)
 
   parts = [optax.clip_by_global_norm(clip)] * bool(clip) + [method.transformation(rate, decays)]
-  if factor:
-    parts.append(
-      optax.stateless(
-        lambda updates, _: jax.tree_util.tree_map_with_path(
-          lambda path, x: x * factor(path_name(path), x).astype(x.dtype), updates
-        )
-      )
-    )
+  parts += [_scale_updates(factor) for factor in factors]
   transformation = optax.chain(*parts) if len(parts) > 1 else parts[0]
   if not frozen:
     return MaskedTransformation(*transformation)
@@ -73,6 +66,14 @@ def optimizer(
 
   return MaskedTransformation(
     lambda params: transformation.init(keep_leaves(is_trainable, params)), update, is_trainable
+  )
+
+
+def _scale_updates(factor: Callable[[str, Array], Array]) -> optax.GradientTransformation:
+  return optax.stateless(
+    lambda updates, _: jax.tree_util.tree_map_with_path(
+      lambda path, x: x * factor(path_name(path), x).astype(x.dtype), updates
+    )
   )
 
 

@@ -121,7 +121,7 @@ def build_mixer(
   )
   slots = dict(
     position=build_position(experiment, where, b),
-    score=build_field(f'{where}.score', spec.factory, b.score, tfm.scores, Score, head_width=b.head_width),
+    score=build_score(experiment, where, b),
     mask=build_mask(experiment, where, b, causal),
     kernel=build_field(f'{where}.kernel', spec.build, b.kernel, tfm.kernels, Kernel),
   )
@@ -143,12 +143,34 @@ def build_mixer(
     **slots,
   )
   validate_slots(experiment, where, b, mixer.func, slots)
+  validate_mup(experiment, f'{where}.mixer', b.mixer, mixer.func.supports_mup)
+  # A bias that reads queries and keys has a scale of its own.
+  validate_mup(experiment, f'{where}.position', b.position, not slots['position'].func.reads_content)
   require(
     not causal or not mixer().is_noncausal,
     f'config.{where}.mixer={b.mixer!r} lets tokens attend to later ones whatever the mask; use '
     'another mixer in a decoder',
   )
   return mixer
+
+
+def build_score(experiment: 'Experiment', where: str, b: ConfigDict) -> Callable:
+  """The factory of a block's score."""
+  scale = experiment.parametrization.score_scale(b.head_width)
+  make = build_field(
+    f'{where}.score', spec.factory, b.score, tfm.scores, Score, head_width=b.head_width, default_scale=scale
+  )
+  validate_mup(experiment, f'{where}.score', b.score, make.func.supports_mup)
+  return make
+
+
+def validate_mup(experiment: 'Experiment', field: str, value: str, is_supported: bool) -> None:
+  """Raises ValueError for a variant that has no rule under config.model.parametrization."""
+  text = experiment.config.model.parametrization
+  require(
+    is_supported or not experiment.parametrization.depends_on_width,
+    f"config.{field}={value!r} has no rule for config.model.parametrization={text!r}; use 'standard'",
+  )
 
 
 def build_cross_attention(experiment: 'Experiment', outer: Factory) -> Callable:
@@ -282,4 +304,5 @@ def build_norm(experiment: 'Experiment', where: str, b: ConfigDict) -> Callable:
 def build_initializer(experiment: 'Experiment', field: str) -> Callable:
   """An initializer factory by name."""
   config = experiment.config
-  return build_field(f'model.{field}', spec.build_from_table, config.model[field], INITIALIZERS)
+  factory = build_field(f'model.{field}', spec.build_from_table, config.model[field], INITIALIZERS)
+  return experiment.parametrization.scale_initializer(factory)

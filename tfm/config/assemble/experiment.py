@@ -4,6 +4,9 @@ import dataclasses
 import functools
 from collections.abc import Callable
 
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
 import optax
 from ml_collections import ConfigDict
 
@@ -20,7 +23,10 @@ from tfm.data.sources.protocol import Source, build_source
 from tfm.data.tokenizers.protocol import Tokenizer
 from tfm.decoding.beam import PENALTIES, BeamSearch
 from tfm.errors import require
+from tfm.kernels.dense import Dense
 from tfm.layers.lora import DOWN, SCALE, UP, Lora
+from tfm.layers.parametrization import PARAMETRIZATIONS, Standard, rate_factors
+from tfm.models import flops
 from tfm.models.trunk import Trunk
 from tfm.objectives.protocol import Objective
 from tfm.optimizers.protocol import Optimizer
@@ -28,7 +34,7 @@ from tfm.parallel import compiler_options, sharding
 from tfm.parallel.compiler_options import CompilerSettings
 from tfm.shapes import Array, Float
 from tfm.training import state as states
-from tfm.training.gradient_transforms import MaskedTransformation, balance_experts, layerwise_decay
+from tfm.training.gradient_transforms import MaskedTransformation, balance_experts, layerwise_decay, path_name
 from tfm.training.gradient_transforms import optimizer as make_optimizer
 from tfm.training.save_interval import INTERVALS, Interval
 from tfm.training.schedule import SCHEDULES, schedule
@@ -149,7 +155,8 @@ class Experiment:
     fields, model = self.config.optimizer, self.config.model
     peak = fields.learning_rate if peak is None else peak
     factor = build_field('optimizer.schedule', spec.build_from_table, fields.schedule, SCHEDULES)
-    rate = schedule(factor, peak, fields.warmup, self.config.training.steps, model.width)
+    width = round(model.width / self.parametrization.multiplier)
+    rate = schedule(factor, peak, fields.warmup, self.config.training.steps, width)
     method = build_field('optimizer.name', spec.build, fields.name, tfm.optimizers, Optimizer)
     require(
       0 < fields.layer_decay <= 1,
@@ -157,13 +164,43 @@ class Experiment:
     )
     for field in ('no_decay', 'frozen'):
       compile_pattern(f'optimizer.{field}', fields[field])
-    layer_factor = None
+    factors = []
     if fields.layer_decay != 1:
       stacks = [part for part in (model, model.encoder) if part]
       sizes = [size for part in stacks for size in (part.layers, max(1, len(part.pattern)))]
-      layer_factor = layerwise_decay(fields.layer_decay, *sizes)
-    optimizer = make_optimizer(method, rate, fields.clip, fields.no_decay, self.frozen_pattern, layer_factor)
+      factors.append(layerwise_decay(fields.layer_decay, *sizes))
+    if self.parametrization.depends_on_width:
+      rates = build_field('optimizer.name', self._rate_factors, fields.name, method)
+      factors.append(lambda path, x: jnp.float32(rates[path]))
+    optimizer = make_optimizer(method, rate, fields.clip, fields.no_decay, self.frozen_pattern, factors)
     return balance_experts(optimizer, fields.balance_rate), rate
+
+  def _rate_factors(self, name: str, method: Optimizer) -> dict[str, float]:
+    """Path → the factor of the parametrization on the learning rate."""
+    # Kernels have no parameters, and the configured one may not be available on this machine.
+    model = flops.with_kernel(self.build_model(vocab=1, source_vocab=1), Dense())
+    make = functools.partial(states.init_params, model, batch=1, length=self.config.data.length)
+    with nn.logical_axis_rules(()):
+      boxes = states.abstract_state(make)
+    boxed, _ = jax.tree_util.tree_flatten_with_path(
+      boxes, is_leaf=lambda x: isinstance(x, sharding.Parameter)
+    )
+    parameters = {path_name(path): x for path, x in boxed}
+    return rate_factors(self.parametrization, parameters, method.normalizes_updates, name)
+
+  @functools.cached_property
+  def parametrization(self) -> Standard:
+    """How initial values, learning rates and multipliers depend on the width."""
+    m = self.config.model
+    made = build_field(
+      'model.parametrization', spec.build_from_table, m.parametrization, PARAMETRIZATIONS, width=m.width
+    )
+    require(
+      not (made.depends_on_width and (self.lora or m.embedding_width != m.width)),
+      f'config.model.parametrization={m.parametrization!r} has no rule for adapters and embeddings of '
+      'another width; leave config.lora.rank at 0 and config.model.embedding_width out',
+    )
+    return made
 
   @functools.cached_property
   def save_intervals(self) -> tuple[Interval, Interval]:
