@@ -33,9 +33,9 @@ class Standard:
   def multiplier(self) -> float:
     return 1.0
 
-  def score_scale(self, head_width: int) -> float:
-    """The factor on products of queries and keys of `head_width` channels."""
-    return head_width**-0.5
+  def score_scale(self, head_width: int) -> float | None:
+    """The factor on products of queries and keys of `head_width` channels; None: as the score says."""
+    return None
 
   def scale_initializer(self, factory: Factory) -> Factory:
     """The initializer of a projection at this width, of the one at the base width."""
