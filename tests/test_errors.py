@@ -85,16 +85,19 @@ def test_study_files(tmp_path):
 @pytest.mark.parametrize(
   'field, reason',
   [
-    ('model.feed_forward_widht', "is not a field: .*did you mean 'feed_forward_width'"),
-    ('model', 'is not a field'),
-    ('model.dtype', 'is not a size'),
-    ('optimizer.learning_rate', 'is not a size'),
+    (
+      'model.feed_forward_widht',
+      ": config.model.feed_forward_widht is not a field; .*did you mean 'feed_forward_width'",
+    ),
+    ('model', ': config.model is a section'),
+    ('model.dtype', ' is not a size'),
+    ('optimizer.learning_rate', ' is not a size'),
   ],
 )
 def test_the_matched_field_of_a_study(field, reason):
   settings = dict(question='?', config={}, arms=dict(a={}, b={'seed': 1}), base='a', match='parameters')
   assert Study(**settings)
-  with pytest.raises(ValueError, match=f'matched_field={field!r} {reason}'):
+  with pytest.raises(ValueError, match=f'matched_field={field!r}{reason}'):
     Study(**settings, matched_field=field)
 
 

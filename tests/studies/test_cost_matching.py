@@ -37,3 +37,8 @@ def test_too_coarse_multiples_are_rejected_with_the_nearest():
     solve_match(0.070011, lambda value: 0.004 * value, 4, 1)
   with pytest.raises(ValueError, match='^8 gives 800; the target is 90'):
     solve_match(90, lambda value: 100 * value, 64, 8)
+
+
+def test_a_field_that_the_quantity_does_not_depend_on_is_rejected():
+  with pytest.raises(ValueError, match='^8 and 16 both give 100, so it does not depend on this field$'):
+    solve_match(200, lambda value: 100, 8, 8)

@@ -35,6 +35,8 @@ STUDY = """
 from ml_collections import ConfigDict
 from tfm.studies.study import Study
 
+RATES = dict(rates=(1e-3, 3e-3), rungs=(1e-3, 3e-3, 1e-2, 3e-2))
+
 def get_study(arg=''):
   config = ConfigDict()
   config.data = dict(source="text({book!r})", tokenizer='bytes', length=16)
@@ -47,7 +49,7 @@ def get_study(arg=''):
   if 'twice' in arg:
     arms['twice'] = {{'optimizer.learning_rate': 6e-3}}
   return Study(question='Which?', config=config, base='rope', arms=arms, seeds=2,
-               learning_rates=(1e-3, 3e-3) if 'rates' in arg else (),
+               learning_rates=RATES.get(arg, ()), rungs=(0.5,) if arg == 'rungs' else (),
                measures=('lengths((8, 16, 32), targets=64)',))
 """
 
@@ -390,6 +392,25 @@ def test_learning_rates_are_selected_with_another_seed(file, tmp_path):
 
 
 @pytest.mark.slow
+def test_rungs_drop_rates_before_they_train_in_full(file, tmp_path, monkeypatch):
+  """Of four rates three train in full; the rate of the seeds lies between them, and nothing trains twice."""
+  assert cli.main(['ablate', f'{file}:rungs', f'--workdir={tmp_path}', '--arms=rope']) == 0
+  record = store.read_arm(tmp_path / 'arms/rope')
+  rung, full = record['rates']['rungs']['2']['reached'], record['rates']['reached']
+  assert set(rung) == {'0.001', '0.003', '0.01', '0.03'}
+  assert set(full) == set(sorted(rung, key=rung.get)[:3])
+  assert min(map(float, full)) <= record['rate'] <= max(map(float, full))
+  steps = {path.parent.name: store.last_step(path) for path in (tmp_path / 'arms/rope').glob('*/rate*')}
+  assert steps == {'rung2': 2}
+  seed = runs.checkpoint_metadata(tmp_path / 'arms/rope/seed0')['config']
+  assert seed['optimizer']['learning_rate'] == record['rate']
+  assert 'dropped after 2 steps' in (tmp_path / 'report.md').read_text()
+  monkeypatch.setattr(runner, 'train_ensemble', None)
+  assert cli.main(['ablate', f'{file}:rungs', f'--workdir={tmp_path}', '--arms=rope']) == 0
+  assert store.read_arm(tmp_path / 'arms/rope')['rates'] == record['rates']
+
+
+@pytest.mark.slow
 def test_a_killed_study_resumes(file, done, tmp_path):
   """A SIGTERM in the middle: what is there stays, and the end is that of the unbroken study."""
   command = [sys.executable, '-m', 'tfm', 'ablate', file, f'--workdir={tmp_path}', '--jobs', '2']
@@ -426,6 +447,7 @@ def test_compare_reports_finished_runs(done, tmp_path, capsys):
     ([*folders, folders[0]], 'have the same config and seed 0'),
     ([str(done / 'arms')], 'is not the folder of a run'),
     ([folders[0], '--base=alibi'], '--base=alibi is not an arm'),
+    ([folders[0], '--equal_within=-1'], '--equal_within=-1.0 must be above 0'),
   ):
     assert cli.main(['compare', *words, f'--to={tmp_path}/x']) == 2
     assert sentence in capsys.readouterr().err and not (tmp_path / 'x').exists()
@@ -433,12 +455,14 @@ def test_compare_reports_finished_runs(done, tmp_path, capsys):
 
 @pytest.mark.slow
 def test_compare_accepts_study_and_arm_folders(done, tmp_path):
-  words = ['compare', str(done), f'--to={tmp_path / "a b"}', '--metric=accuracy', '--higher_is_better']
+  flags = ['--metric=accuracy', '--higher_is_better', '--equal_within=0.5']
+  words = ['compare', str(done), f'--to={tmp_path / "a b"}', *flags]
   assert cli.main(words) == 0
   found = results(tmp_path / 'a b')
   assert [arm['name'] for arm in found['arms']] == ['rope', 'learned'] and found['study']['seeds'] == [0, 1]
   assert shlex.split(found['study']['command']) == ['tfm', *words]
   assert found['study']['machine'] == store.read_arm(done / 'arms/rope')['made'][0]['machine']
+  assert 'learned is the same as rope within 0.5' in (tmp_path / 'a b/report.md').read_text()
   other = tmp_path / 'other/arms/rope'
   other.parent.mkdir(parents=True)
   shutil.copytree(done / 'arms/learned', other)  # another study, whose arm of this name is something else
@@ -446,4 +470,9 @@ def test_compare_accepts_study_and_arm_folders(done, tmp_path):
   groups = finished_runs.group_by_arm(
     [run for folder in (done / 'arms/rope', other) for run in finished_runs.find_runs(folder)]
   )
-  assert {name: len(runs) for name, runs in groups.items()} == {'which/rope': 2, 'other/rope': 1}
+  assert {name: len(runs) for name, runs in groups.items()} == {'which/rope': 2, 'other/rope': 2}
+  # A run that diverged is counted, and its values are not.
+  assert cli.main(['compare', str(done / 'arms/rope'), str(other), f'--to={tmp_path}/x']) == 0
+  found = results(tmp_path / 'x')
+  assert [arm['diverged'] for arm in found['arms']] == [[], [1]]
+  assert {v['seed'] for v in found['values'] if v['arm'] == 'other/rope'} == {0}

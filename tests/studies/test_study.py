@@ -57,6 +57,31 @@ def test_a_product_of_axes():
       "the arm 'slow' sets optimizer.learning_rate",
     ),
     (dict(learning_rates=(1e-3, 0.001)), 'has a duplicate'),
+    (dict(learning_rates=1e-3), 'learning_rates=0.001 must be of type tuple'),
+    (dict(learning_rates=(-1.0, 1.0)), 'learning_rates=(-1.0, 1.0) has an entry that must be above 0'),
+    (dict(learning_rates=('a',)), "learning_rates=('a',) has an entry that must be of type float"),
+    (
+      dict(learning_rates=(1e-3, 2e-3, 4e-3), rungs=(0.5,)),
+      'rungs=(0.5,) keep three rates, and there are 3 learning_rates; use at least four',
+    ),
+    (dict(learning_rates=(1e-3, 2e-3, 4e-3, 8e-3), rungs=(0.5, 0.25)), 'rungs=(0.5, 0.25) must ascend'),
+    (
+      dict(learning_rates=(1e-3, 2e-3, 4e-3, 8e-3), rungs=(2.0,)),
+      'has an entry that must be above 0 and below',
+    ),
+    (dict(equal_within=0.0), 'equal_within=0.0 must be above 0'),
+    (dict(equal_within=0.1, solved_at=0.9), 'solved_at=0.9 compares shares of seeds; remove one of them'),
+    (dict(measures='lengths'), "measures='lengths' must be of type tuple"),
+    (dict(seeds='3'), "seeds='3' must be of type int"),
+    (dict(metric=3), 'metric=3 must be of type str'),
+    (dict(match=['parameters']), "match=['parameters'] must be of type str | None"),
+    (dict(match='flops', multiple=0), 'multiple=0 must be at least 1'),
+    (dict(match='flops', matched_field=3), 'matched_field=3 must be of type str | None'),
+    (
+      dict(matched_field='model.feed_forward_widht'),
+      "matched_field='model.feed_forward_widht' has no effect without match=; use parameters or flops",
+    ),
+    (dict(against={'alibi': 3}), 'against: 3 is not an arm'),
     (dict(against={'alibi': 'rop'}), "against: 'rop' is not an arm"),
     (
       dict(against={'rope': 'alibi', 'alibi': 'rope'}),
@@ -68,6 +93,13 @@ def test_invalid_input_is_rejected(fields, sentence):
   with pytest.raises(ValueError) as refusal:
     study(**fields)
   assert sentence in str(refusal.value) and '\n' not in str(refusal.value)
+
+
+def test_the_cost_of_selecting_rates():
+  """In trainings of full length: five rates for a quarter, three of them for a half, and three in full."""
+  rates = (1e-3, 2e-3, 4e-3, 8e-3, 16e-3)
+  assert study().selection_runs == 0 and study(learning_rates=rates).selection_runs == 5
+  assert study(learning_rates=rates, rungs=(0.25, 0.5)).selection_runs == 5 / 4 + 3 / 2 + 3
 
 
 def test_missing_files_are_rejected(tmp_path):

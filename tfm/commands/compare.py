@@ -4,9 +4,10 @@
   tfm compare runs/*/seed* --base=rope --metric=bits_per_byte --to=runs/all
   tfm compare runs/position runs/other/arms/alibi --to=runs/both
 
-The folder of a study or of an arm stands for all its runs that did not diverge. Runs that differ only in
-their seed form one arm. An arm has the name of its folder, or of the parent of a seed's folder; arms with
-equal names get the name of their study as a prefix. The first arm is the base unless --base names another.
+The folder of a study or of an arm stands for all its runs, also for those that diverged, which count as the
+worst outcome. Runs that differ only in their seed form one arm. An arm has the name of its folder, or of the
+parent of a seed's folder; arms with equal names get the name of their study as a prefix. The first arm is the
+base unless --base names another.
 """
 
 import argparse
@@ -15,6 +16,7 @@ import shlex
 
 from tfm.config.schema import leaves
 from tfm.errors import require, suggest
+from tfm.spec import PositiveFloat, unsuitable_reason
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,16 +33,24 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     '--metric', default='loss', metavar='NAME', help='validation metric that ranks the arms (default: loss)'
   )
   add('--higher_is_better', action='store_true', help='higher values of the metric are better')
+  add(
+    '--equal_within',
+    type=float,
+    metavar='X',
+    help='a difference of the metric that does not matter (default: every difference does)',
+  )
 
 
 def main(args: argparse.Namespace) -> int:
   from tfm.config.assemble import Experiment
   from tfm.studies.arms import estimate_arm
-  from tfm.studies.finished_runs import find_runs, group_by_arm, read_provenance
+  from tfm.studies.finished_runs import find_divergence, find_runs, group_by_arm, read_provenance
   from tfm.studies.report.page import write_report
   from tfm.studies.report.tables import format_ranking
   from tfm.studies.results_table import collect_runs
 
+  reason = unsuitable_reason(args.equal_within, PositiveFloat | None)
+  require(not reason, f'--equal_within={args.equal_within} {reason}')
   groups = group_by_arm([folder for text in args.runs for folder in find_runs(pathlib.Path(text))])
   base = args.base or next(iter(groups))
   require(base in groups, f'--base={base} is not an arm; {suggest(base, groups)}')
@@ -63,14 +73,21 @@ def main(args: argparse.Namespace) -> int:
     base=base,
     metric=args.metric,
     lower_is_better=not args.higher_is_better,
+    equal_within=args.equal_within,
     match=None,
     seeds=seeds,
     command=shlex.join(['tfm', *args.words]),
     length=first[1].data.length,
     seconds=None,
   )
-  # arm.json records where and when the runs of a study trained.
-  records = {name: {'made': read_provenance(runs[0][0])} for name, runs in groups.items()}
+  # arm.json records where and when the runs of a study trained, and which diverged.
+  records = {
+    name: dict(
+      made=read_provenance(runs[0][0]),
+      diverged={str(config.seed): reason for run_dir, config in runs if (reason := find_divergence(run_dir))},
+    )
+    for name, runs in groups.items()
+  }
   results = collect_runs(header, arms, run_dirs, records)
   hashes = results['study']['data'].split(', ')
   require(

@@ -328,12 +328,7 @@ def build_evaluate_fn(
   token_bytes = (
     extend_tokenizer(data.tokenizer, objective.special_tokens).token_bytes if counts_bytes else None
   )
-  # A microbatch, rounded up to a multiple of the devices that split it: more devices may load a run than
-  # trained it.
-  unit = where.num_devices // where.shard_shape((where.num_devices,))[0]
-  if where.mesh.shape['stage'] > 1:
-    unit *= max(1, config.pipeline.microbatches)
-  size = -(-config.training.batch_size // config.training.gradient_accumulation // unit) * unit
+  size = evaluation_batch_size(config, where)
 
   def summarize(total):
     return {name: float(value) for name, value in objective.summarize(total.sums, total.bytes).items()}
@@ -350,3 +345,17 @@ def build_evaluate_fn(
     }
 
   return evaluate
+
+
+def evaluation_batch_size(config: ConfigDict, where: jax.sharding.Sharding) -> int:
+  """Rows of an evaluation batch: a microbatch, rounded up to a multiple of the devices that split it.
+
+  More devices may load a run than trained it.
+
+  Args:
+    where: the sharding of an array [B, …].
+  """
+  unit = where.num_devices // where.shard_shape((where.num_devices,))[0]
+  if where.mesh.shape['stage'] > 1:
+    unit *= max(1, config.pipeline.microbatches)
+  return -(-config.training.batch_size // config.training.gradient_accumulation // unit) * unit

@@ -350,11 +350,14 @@ def format_number(number: float) -> str:
 
 
 def estimate_seconds(study: Study, arms: Mapping[str, Arm], names: Iterable[str]) -> dict[str, float]:
-  """Training seconds of all seeds of some arms: the base's measured step, scaled by FLOPs."""
+  """Training seconds of all seeds of some arms, and of the runs that select their learning rates: the base's
+  measured step, scaled by FLOPs.
+  """
   base = arms[study.base]
+  runs = (study.seeds + study.selection_runs) / study.seeds
   rate = (
     estimate.measure_step(base.experiment, study.seeds).seconds
     * base.config.training.steps
     / (base.flops * base.tokens)
   )
-  return {name: rate * arms[name].flops * arms[name].tokens for name in names}
+  return {name: runs * rate * arms[name].flops * arms[name].tokens for name in names}

@@ -25,7 +25,8 @@ def solve_match(
     start: the first value of the search.
 
   Raises:
-    ValueError: if no value comes within 2 % of the target; with the nearest quantities on both sides.
+    ValueError: if no value comes within 2 % of the target, with the nearest quantities on both sides, or if
+      the quantity does not grow with the value.
   """
   computed = {}
 
@@ -36,6 +37,11 @@ def solve_match(
 
   high = max(1, start // multiple)
   while at(high) < target:
+    if at(2 * high) <= at(high):
+      raise ValueError(
+        f'{high * multiple} and {2 * high * multiple} both give {format_quantity(at(high))}, so it does not '
+        'depend on this field'
+      )
     high *= 2
   low = 0  # below every value; `high` reaches the target
   while high - low > 1:

@@ -4,6 +4,7 @@ import collections
 import json
 import pathlib
 import re
+from typing import Any
 
 from ml_collections import ConfigDict
 
@@ -12,11 +13,10 @@ from tfm.config.resolve import resolve_config
 from tfm.errors import parsing, read_json_object, require
 from tfm.runs import load
 from tfm.studies import store
-from tfm.training.progress_line import print_status
 
 
 def find_runs(folder: pathlib.Path) -> list[pathlib.Path]:
-  """The runs in the folder of a study or an arm, without those that diverged; any other folder itself."""
+  """The runs in the folder of a study or an arm, also those that diverged; any other folder itself."""
   if (folder / 'checkpoints').is_dir():
     return [folder]
   results = folder / 'results.json'
@@ -30,12 +30,9 @@ def find_runs(folder: pathlib.Path) -> list[pathlib.Path]:
   ]
   runs = []
   # In the order of the study, its base first.
-  for record, arm in sorted(arms, key=lambda pair: [*order, pair[0]['name']].index(pair[0]['name'])):
+  for _, arm in sorted(arms, key=lambda pair: [*order, pair[0]['name']].index(pair[0]['name'])):
     seeds = sorted(arm.glob('seed*'), key=lambda seed: int(seed.name.removeprefix('seed')))
-    diverged = [seed for seed in seeds if seed.name.removeprefix('seed') in record.get('diverged', {})]
-    if diverged:
-      print_status(f'skipping diverged runs: {", ".join(map(str, diverged))}')
-    runs += [seed for seed in seeds if seed not in diverged and (seed / 'checkpoints').is_dir()]
+    runs += [seed for seed in seeds if find_divergence(seed) or (seed / 'checkpoints').is_dir()]
   return runs or [folder]
 
 
@@ -48,13 +45,18 @@ def group_by_arm(folders: list[pathlib.Path]) -> dict[str, list[tuple[pathlib.Pa
   """
   arms, names = collections.defaultdict(list), {}
   for folder in folders:
+    has_diverged = find_divergence(folder) is not None
     require(
-      (folder / 'checkpoints').is_dir(),
+      has_diverged or (folder / 'checkpoints').is_dir(),
       f'{folder} is not the folder of a run; use one that tfm train or tfm ablate wrote',
     )
-    config = resolve_config(complete(load.checkpoint_metadata(folder)['config']))
+    # A run that diverged may have no checkpoint.
+    fields = (
+      read_json_object(folder / 'config.json') if has_diverged else load.checkpoint_metadata(folder)['config']
+    )
+    config = resolve_config(complete(fields))
     require(
-      store.last_step(folder) == config.training.steps,
+      has_diverged or store.last_step(folder) == config.training.steps,
       f'{folder} is at step {store.last_step(folder)} of {config.training.steps}; resume it with the command '
       'that started it',
     )
@@ -80,9 +82,18 @@ def group_by_arm(folders: list[pathlib.Path]) -> dict[str, list[tuple[pathlib.Pa
   return {names[key]: runs for key, runs in arms.items()}
 
 
-def read_provenance(folder: pathlib.Path) -> list[dict[str, str]]:
+def read_provenance(run_dir: pathlib.Path) -> list[dict[str, str]]:
   """Machines, versions and dates that a study recorded for a run's arm; empty for other runs."""
-  return store.read_arm(folder.resolve().parent).get('made', [])
+  return _read_arm(run_dir).get('made', [])
+
+
+def find_divergence(run_dir: pathlib.Path) -> str | None:
+  """Why a run of a study diverged; None if it did not."""
+  return _read_arm(run_dir).get('diverged', {}).get(run_dir.name.removeprefix('seed'))
+
+
+def _read_arm(run_dir: pathlib.Path) -> dict[str, Any]:
+  return store.read_arm(run_dir.resolve().parent)
 
 
 def arm_and_study_name(folder: pathlib.Path) -> tuple[str, str]:

@@ -15,7 +15,7 @@ from tfm.runs import load
 from tfm.studies import store
 from tfm.studies.arms import Arm
 from tfm.studies.measures.protocol import build_measure
-from tfm.studies.report import ranking
+from tfm.studies.report.wording import first_line
 from tfm.studies.study import Study
 from tfm.training import metrics
 
@@ -45,6 +45,9 @@ def collect_study(
     metric=study.metric,
     costs=[metric for text in study.measures for metric in build_measure(text).cost_metrics],
     lower_is_better=not study.higher_is_better,
+    equal_within=study.equal_within,
+    solved_at=study.solved_at,
+    learning_rates=list(study.learning_rates),
     match=study.match,
     seeds=list(range(study.seeds)),
     command=command,
@@ -85,7 +88,7 @@ def collect_runs(
   for arm in arms.values():
     record, speeds = records[arm.name], []
     notes = [
-      f'{text} could not be measured: {ranking.first_line(reason)}'
+      f'{text} could not be measured: {first_line(reason)}'
       for text, reason in record.get('unmeasured', {}).items()
     ]
     diverged = sorted(int(seed) for seed in record.get('diverged', {}))

@@ -23,6 +23,7 @@ from tfm.runs.run_dir import RunDir
 from tfm.runs.train import train_ensemble
 from tfm.studies import store
 from tfm.studies.arms import Arm, build_model, list_validation_metrics, prefix_errors
+from tfm.studies.learning_rates import find_optimum, list_rates_tried, select_survivors
 from tfm.studies.measures.protocol import Measure, build_measure
 from tfm.studies.results_table import describe_machine
 from tfm.studies.study import Study
@@ -116,8 +117,7 @@ def check_resumable(study: Study, arms: Mapping[str, Arm], workdir: pathlib.Path
     for seed in range(study.seeds):
       if step := store.last_step(folder / f'seed{seed}'):
         record = store.read_arm(folder)
-        rates, tried = {f'{rate:g}' for rate in study.learning_rates}, record.get('rates', {})
-        tried = {*tried.get('reached', ()), *tried.get('diverged', ())}
+        rates, tried = {f'{rate:g}' for rate in study.learning_rates}, list_rates_tried(record)
         origin = (
           f'selected from {", ".join(sorted(tried, key=float))}' if tried else 'set by its config alone'
         )
@@ -310,36 +310,73 @@ def measure_arm(
 
 
 def select_learning_rate(study: Study, arm: Arm, folder: pathlib.Path, record: dict[str, Any]) -> Arm:
-  """The arm at the best of `study.learning_rates`, by one run each at `SELECTION_SEED`.
+  """The arm at its best learning rate: between those of `study.learning_rates`, by one run each at
+  `SELECTION_SEED`.
+
+  Before the rates that remain train in full, each of `study.rungs` drops half of them.
+
+  Args:
+    record: its 'rates' holds the results of each rate, in full and in each rung.
 
   Raises:
     Diverged: if every rate diverged.
     Stopped: on SIGTERM or Ctrl-C.
   """
+  outcome, rates = record.setdefault('rates', {}), sorted(study.learning_rates)
+  shorter = [with_steps(arm, fraction) for fraction in study.rungs]
+  rungs = {str(each.config.training.steps): each for each in shorter}
+  outcome['rungs'] = {steps: outcome.get('rungs', {}).get(steps, {}) for steps in rungs}
+  for steps, rung in rungs.items():
+    reached = try_rates(study, rung, rates, folder / f'rung{steps}', outcome['rungs'][steps])
+    rates = select_survivors(reached, not study.higher_is_better)
+  reached = try_rates(study, arm, rates, folder, outcome)
+  optimum = find_optimum(reached, study.learning_rates, not study.higher_is_better)
+  record['rate'] = optimum.rate
+  if optimum.is_at_edge:
+    print_status(
+      f'the best learning rate of the arm {arm.name!r} is {optimum.best:g}, at an end of those tried; a '
+      'wider range may be better'
+    )
+  return with_learning_rate(arm, optimum.rate)
+
+
+def try_rates(
+  study: Study, arm: Arm, rates: Sequence[float], folder: pathlib.Path, outcome: dict[str, Any]
+) -> dict[float, float]:
+  """Rate → the metric that the arm reaches, for those that do not diverge.
+
+  Args:
+    folder: of the folders of the runs.
+    outcome: receives the same as 'reached' and 'diverged', by the rate's text.
+
+  Raises:
+    Diverged: if every rate diverged.
+  """
   runs = {
     f'{rate:g}': RunDir.from_config(
       with_learning_rate(arm, rate).config, SELECTION_SEED, folder / f'rate{rate:g}'
     )
-    for rate in study.learning_rates
+    for rate in rates
   }
-  outcome = record.setdefault('rates', {})
   outcome['reached'] = {
     rate: store.final_metrics(runs[rate].workdir)[study.metric] for rate in train_runs(runs, outcome)
   }
   if not outcome['reached']:
-    raise Diverged(f'the arm diverged at every one of learning_rates={study.learning_rates}')
-  name = (max if study.higher_is_better else min)(outcome['reached'], key=outcome['reached'].get)
-  best = record['rate'] = runs[name].config.optimizer.learning_rate
-  if len(study.learning_rates) > 1 and best in (min(study.learning_rates), max(study.learning_rates)):
-    print_status(
-      f'the best learning rate of the arm {arm.name!r} is {best:g}, at an end of {study.learning_rates}; '
-      'a wider range may be better'
-    )
-  return with_learning_rate(arm, best)
+    raise Diverged(f'the arm diverged at every one of learning_rates={tuple(rates)}')
+  return {float(rate): value for rate, value in outcome['reached'].items()}
 
 
 def with_learning_rate(arm: Arm, rate: float) -> Arm:
   """A copy of the arm with another learning rate."""
+  return _with_field(arm, 'optimizer', 'learning_rate', rate)
+
+
+def with_steps(arm: Arm, fraction: float) -> Arm:
+  """A copy of the arm that trains for a part of its steps, with a schedule of this length."""
+  return _with_field(arm, 'training', 'steps', max(1, round(fraction * arm.config.training.steps)))
+
+
+def _with_field(arm: Arm, section: str, field: str, value: Any) -> Arm:
   config = arm.config.copy_and_resolve_references()
-  config.optimizer.learning_rate = rate
+  config[section][field] = value
   return dataclasses.replace(arm, experiment=Experiment(config))

@@ -5,6 +5,7 @@ DIR/arms/ARM/time.json           match='time': seconds of its training step and 
 DIR/arms/ARM/error.txt           the traceback of the last error
 DIR/arms/ARM/seedN/              an ordinary run, as tfm train writes it
 DIR/arms/ARM/rateR/              the run that tried the learning rate R
+DIR/arms/ARM/rungS/rateR/        the same for S steps, to drop rates early
 DIR/arms/ARM/seedN/measured.json the values of the measures, by the measure's spec
 """
 
@@ -88,7 +89,7 @@ def elapsed_seconds(folder: pathlib.Path) -> float:
   """
   # Runs that trained in one ensemble have equal goodput files, so each text counts once. An ensemble of
   # several arms divides its seconds among them.
-  texts = {path.read_text(encoding='utf-8') for path in folder.glob(f'*/{goodput.FILE}')}
+  texts = {path.read_text(encoding='utf-8') for path in folder.rglob(goodput.FILE)}
   seconds = 0.0
   for text in texts:
     with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):  # skip unreadable files

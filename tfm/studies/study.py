@@ -2,21 +2,24 @@
 
 import dataclasses
 import itertools
+import math
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Annotated, Any
 
+from annotated_types import Interval
 from ml_collections import ConfigDict
 
 from tfm.config.library import EXPERIMENTS, find_file, load_function
 from tfm.config.overlay import complete, locate
 from tfm.errors import require, suggest
+from tfm.spec import PositiveFloat, PositiveInt, Size, shorten, unsuitable_reason
 from tfm.studies.cost_matching import QUANTITIES
 
 
 Changes = Mapping[str, Any]
 
-STEPS, RATE = 'training.steps', 'optimizer.learning_rate'
+STEPS, RATE, WIDTH = 'training.steps', 'optimizer.learning_rate', 'model.feed_forward_width'
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,12 +36,19 @@ class Study:
     seeds: number of runs of each arm, with seeds 0, 1, ….
     match: the quantity in which every arm is matched to the base within 2 %: 'parameters', 'flops', 'tokens'
       (both of the whole training) or 'time'; None: no matching.
-    matched_field: the config field that matching changes: a width, or 'training.steps'.
+    matched_field: the config field that matching changes: a width (None: that of the feed-forward layer), or
+      'training.steps'.
     multiple: matching sets it to a multiple of this number.
     metric: the metric that ranks the arms; higher_is_better: its direction.
+    equal_within: a difference of the metric that does not matter: arms are shown to be the same if the
+      interval of their difference lies within it; None: no test of equality.
+    solved_at: the value of the metric from which on a run has solved the task, where outcomes are all or
+      nothing: arms are compared in the share of their seeds that do; None: in the metric itself.
     measures: what to measure on the trained runs beyond validation, as specs of tfm/studies/measures.
-    learning_rates: candidates from which each arm's learning rate is selected, with one run each at a seed
-      that is not reported; (): the config's rate.
+    learning_rates: each arm trains at its best rate between these, found with one run each at a seed that is
+      not reported; (): all arms train at the rate of their config.
+    rungs: parts of the steps, such as (0.25, 0.5), after each of which half of the rates are dropped
+      (successive halving); (): all rates train in full.
 
   Raises:
     ValueError: for an inconsistent study, naming the field.
@@ -49,33 +59,50 @@ class Study:
   arms: Mapping[str, Changes]
   base: str
   against: Mapping[str, str] = dataclasses.field(default_factory=dict)
-  seeds: int = 3
+  seeds: PositiveInt = 3
   match: str | None = None
-  matched_field: str = 'model.feed_forward_width'
-  multiple: int = 8
+  matched_field: str | None = None
+  multiple: Size = 8
   metric: str = 'loss'
   higher_is_better: bool = False
+  equal_within: PositiveFloat | None = None
+  solved_at: float | None = None
   measures: tuple[str, ...] = ()
-  learning_rates: tuple[float, ...] = ()
+  learning_rates: tuple[PositiveFloat, ...] = ()
+  rungs: tuple[Annotated[float, Interval(gt=0, lt=1)], ...] = ()
   literature: str = ''
 
   def __post_init__(self):
+    for field in dataclasses.fields(self):
+      value = getattr(self, field.name)
+      require(not (reason := unsuitable_reason(value, field.type)), f'{field.name}={shorten(value)} {reason}')
+    if self.match and self.matched_field is None:
+      object.__setattr__(self, 'matched_field', WIDTH)
     self._check_comparisons()
     self._check_matching()
     self._check_arms()
-    if self.seeds < 1:
-      raise ValueError(f'seeds={self.seeds} must be at least 1')
-    if len({f'{rate:g}' for rate in self.learning_rates}) < len(self.learning_rates):
-      raise ValueError(
-        f'learning_rates={self.learning_rates} has a duplicate (compared to six digits); remove it'
-      )
+    self._check_rates()
+    require(
+      self.equal_within is None or self.solved_at is None,
+      f'equal_within={self.equal_within} is a difference of the metric, and solved_at={self.solved_at} '
+      'compares shares of seeds; remove one of them',
+    )
+
+  @property
+  def selection_runs(self) -> float:
+    """The cost of selecting an arm's learning rate, in trainings of full length."""
+    count, cost = len(self.learning_rates), 0.0
+    for fraction in self.rungs:
+      cost += fraction * count
+      count = count_survivors(count)
+    return cost + count
 
   def _check_comparisons(self):
     if self.base not in self.arms:
       raise ValueError(f'base={self.base!r} is not an arm; {suggest(self.base, self.arms)}')
     for name in (*self.against, *self.against.values()):
       if name not in self.arms:
-        raise ValueError(f'against: {name!r} is not an arm; {suggest(name, self.arms)}')
+        raise ValueError(f'against: {name!r} is not an arm; {suggest(str(name), self.arms)}')
     for name, reference in self.against.items():
       other = self.against.get(reference, self.base)
       if other != reference:
@@ -86,7 +113,11 @@ class Study:
 
   def _check_matching(self):
     if self.match not in (None, *QUANTITIES):
-      raise ValueError(f'match={self.match!r} is unknown; {suggest(str(self.match), QUANTITIES)}')
+      raise ValueError(f'match={self.match!r} is unknown; {suggest(self.match, QUANTITIES)}')
+    if not self.match and self.matched_field is not None:
+      raise ValueError(
+        f'matched_field={self.matched_field!r} has no effect without match=; use {" or ".join(QUANTITIES)}'
+      )
     if self.match in ('tokens', 'time') and self.matched_field != STEPS:
       raise ValueError(
         f'match={self.match!r} depends on the number of steps, not on matched_field={self.matched_field!r}; '
@@ -98,9 +129,9 @@ class Study:
       )
     if self.match:
       try:
-        section, field = locate(complete(self.config), self.matched_field, self.match)
+        section, field = locate(complete(self.config), self.matched_field)
       except ValueError as error:
-        raise ValueError(f'matched_field={self.matched_field!r} is not a field: {error}') from error
+        raise ValueError(f'matched_field={self.matched_field!r}: {error}') from error
       if section.get_type(field) is not int:
         raise ValueError(f'matched_field={self.matched_field!r} is not a size; use a width, or {STEPS!r}')
 
@@ -125,6 +156,24 @@ class Study:
           f'the arms {other!r} and {name!r} have the same folder {folder!r}; use names that differ in '
           'letters, digits or =+-.'
         )
+
+  def _check_rates(self):
+    if len({f'{rate:g}' for rate in self.learning_rates}) < len(self.learning_rates):
+      raise ValueError(
+        f'learning_rates={self.learning_rates} has a duplicate (compared to six digits); remove it'
+      )
+    if self.rungs and len(self.learning_rates) < 4:
+      raise ValueError(
+        f'rungs={self.rungs} keep three rates, and there are {len(self.learning_rates)} learning_rates; use '
+        'at least four, or no rungs'
+      )
+    if any(later <= earlier for earlier, later in itertools.pairwise(self.rungs)):
+      raise ValueError(f'rungs={self.rungs} must ascend')
+
+
+def count_survivors(rates: int) -> int:
+  """How many of the rates of a rung enter the next: half, and three at least, to interpolate the best."""
+  return min(rates, max(3, math.ceil(rates / 2)))
 
 
 def folder_name(name: str) -> str:

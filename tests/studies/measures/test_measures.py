@@ -6,13 +6,19 @@ import pytest
 from tfm.models import flops
 from tfm.runs import load as runs
 from tfm.runs.train import train
+from tfm.studies import store
 from tfm.studies.measures.protocol import build_measure
 
 
 @pytest.fixture(scope='module')
-def run(tiny, tmp_path_factory):
+def folder(tiny, tmp_path_factory):
   folder = tmp_path_factory.mktemp('measured')
   train(tiny(), folder)
+  return folder
+
+
+@pytest.fixture(scope='module')
+def run(folder):
   return runs.load(folder)
 
 
@@ -124,3 +130,19 @@ def test_needle_covers_depths_and_lengths(tiny, tmp_path):
 def test_needle_requires_a_needle_run(run):
   with pytest.raises(ValueError, match="measures='needle' needs a run that trains on a needle"):
     build_measure('needle').prepare(run)
+
+
+@pytest.mark.slow
+def test_parts_add_up_to_the_validation(run, folder):
+  """Whatever their number: tokens add up, and the mean loss by tokens is that of the last validation."""
+  expected = store.final_metrics(folder)
+  for count in (1, 2, 64):
+    found = measure_run(f'parts(count={count})', run)
+    tokens, losses = found['tokens_in_part'], found['loss_in_part']
+    assert 0 < len(tokens) <= count and tokens.keys() == losses.keys()
+    assert sum(tokens.values()) == expected['tokens']
+    total = sum(losses[part] * tokens[part] for part in tokens)
+    assert total / sum(tokens.values()) == pytest.approx(expected['loss'], rel=1e-5)
+  assert len({*losses.values()}) == len(losses) == 2  # no more than there are batches
+  with pytest.raises(ValueError, match="'parts..bleu'.*names no metric of the validation; known: loss"):
+    build_measure('parts("bleu")').metric_names(['loss', 'accuracy'])

@@ -1,4 +1,4 @@
-"""Synthetic results: a base, and arms at fixed distances from it."""
+"""Synthetic results: a base, and arms at given distances from it."""
 
 import math
 
@@ -6,7 +6,10 @@ import numpy as np
 
 
 def results(shifts, seeds=range(3), base='rope', failed=(), diverged=None, **study):
-  """Results of one arm for each name and shift of its loss; noise is shared by the seeds of all."""
+  """Results of one arm for each name and shift of its loss.
+
+  Of the noise of a run, seeds have 0.01 in common, and 0.002 is its own. A run that diverged has no values.
+  """
   draw, diverged = np.random.default_rng(0), diverged or {}
   noise = {seed: draw.normal(0, 0.01) for seed in seeds}
   fields = dict(arms=[], values=[], curves=[])
@@ -27,11 +30,12 @@ def results(shifts, seeds=range(3), base='rope', failed=(), diverged=None, **stu
     if name in failed:
       continue
     for seed in seeds:
-      loss = 2.0 + shift + noise[seed]
-      values = [('loss', None, loss), ('accuracy', None, 0.4 - shift / 10)]
+      loss = 2.0 + shift + noise[seed] + draw.normal(0, 0.002)
+      values = [('loss', None, loss), ('accuracy', None, 1.4 - loss / 2)]
       values += [('loss_at_length', x, loss + math.log2(x / 64)) for x in (64, 128, 256)]
       values += [('loss_by_position', x, loss + 1 / (1 + x)) for x in range(0, 40, 4)]
-      fields['values'] += [dict(arm=name, seed=seed, metric=m, x=x, value=float(v)) for m, x, v in values]
+      if seed not in diverged.get(name, []):
+        fields['values'] += [dict(arm=name, seed=seed, metric=m, x=x, value=float(v)) for m, x, v in values]
       fields['curves'] += [
         dict(arm=name, seed=seed, split=split, step=step, loss=float(loss + 3 * math.exp(-step / 20)))
         for split in ('train', 'validation')

@@ -11,9 +11,13 @@ import pytest
 from matplotlib.image import imread
 
 from tests.studies.report.made_up import results
-from tfm.studies.report import figures, palette, plots, ranking, sentences, tables
+from tfm.studies.learning_rates import find_interval, find_optimum
+from tfm.studies.report import axes, figures, metric_tests, palette, sentences, tables
+from tfm.studies.report.caveats import list_caveats
 from tfm.studies.report.page import write_report
+from tfm.studies.report.ranking import rank_arms
 from tfm.studies.report.tables import format_ranking
+from tfm.studies.report.wording import first_line, format_number
 
 
 TRICKY = '<b>"$x_1$"&|{{ study }}</b>'
@@ -75,35 +79,33 @@ def test_the_markdown_has_every_arm_and_its_means(written):
   ]
   assert all(len({*map(len, table)}) == 1 for table in tables)  # no cell of a name is taken for two
   ranking_, arms, lengths, others, how = tables
-  assert [row[1] for row in ranking_[2:]] == [
-    row.name.replace('|', r'\|') for row in ranking.rank_arms(report)
-  ]
-  assert lengths[0] == ['arm', '64', '128', '256'] and others[0][:2] == ['arm', 'accuracy']
+  assert [row[1] for row in ranking_[2:]] == [row.name.replace('|', r'\|') for row in rank_arms(report).rows]
+  assert lengths[0] == ['arm', '64', '128', '256'] and others[0] == ['arm', 'accuracy (untested)']
   assert arms[0] == ['arm', 'changes', 'matched in parameters', 'parameters', 'training FLOPs per token']
   learned = next(row for row in arms if row[0] == 'learned')
   assert learned[1:4] == ["`model.position='learned'`", '`model.feed_forward`: 512 → 502', '1,041,216']
   assert report['study']['literature'] in text
-  assert f'failed: {ranking.first_line(ERROR)}' in text and 'diverged at seed 1' in text
+  assert f'failed: {first_line(ERROR)}' in text and 'diverged at seed 1' in text
   for name in re.findall(r'\]\((.+)\)', text):
     assert (page.parent / name).exists()
 
 
 def test_the_page_holds_every_arm_error_and_number(written, page):
   report, _ = written
-  rows = ranking.rank_arms(report)
+  ranking = rank_arms(report)
   words = ' '.join(page.text.split())
-  places = ranking.decimals(rows)
-  for row in rows:
+  places = ranking.places
+  for row in ranking.rows:
     assert row.name in words
     for note in row.notes:
       assert note in words
     if row.summary:
       for value in (row.summary.mean, *row.summary.interval, row.summary.deviation):
-        assert ranking.format_number(value, places) in words
+        assert format_number(value, places) in words
     if row.comparison:
-      for value in (row.comparison.difference.mean, *row.comparison.difference.interval):
-        assert ranking.format_number(value, places, sign=True) in words
-      assert row.comparison.verdict in words and row.comparison.reason in words
+      for value in (row.comparison.difference, *row.comparison.interval):
+        assert format_number(value, places, sign=True) in words
+      assert row.verdict in words and sentences.format_reason(row) in words
   for arm in report['arms']:
     assert f'{arm["parameters"]:,}' in words and f'model.position = {arm["name"]!r}' in words
     before, after = arm['matched']['model.feed_forward']
@@ -120,12 +122,17 @@ def test_the_page_holds_every_arm_error_and_number(written, page):
     study['date'],
     '0:01:23',
     'parameters',
-    sentences.answer_question(report, rows),
-    *sentences.explain_statistics(report, rows),
+    sentences.answer_question(report, ranking),
+    *sentences.explain_statistics(report, ranking),
+    *list_caveats(report, ranking),
+    metric_tests.LEGEND,
   ):
     assert text in words
-  for mean, _ in (cell for _, cells in tables.tabulate_other_metrics(report, rows)['rows'] for cell in cells):
+  others = tables.tabulate_other_metrics(report, ranking)['rows']
+  for mean, _ in (cell for _, cells in others for cell in cells):
     assert mean in words
+  for table in tables.tabulate_means(report, ranking):
+    assert all(cell in words for _, cells in table.rows for cell in cells)
 
 
 def test_the_page_loads_nothing(written, page):
@@ -186,7 +193,7 @@ def test_every_plot_exists_at_both_widths(written, page):
   assert sum(tag == 'svg' for tag, _ in page.tags) == 2 * len(names)
   for file in path.parent.glob('*.png'):
     pixels = imread(file)
-    assert pixels.shape[1] == int(plots.WIDE * 144) and np.ptp(pixels[..., :3]) > 0.5
+    assert pixels.shape[1] == int(axes.WIDE * 144) and np.ptp(pixels[..., :3]) > 0.5
 
 
 def test_json_is_the_results(written):
@@ -214,71 +221,127 @@ def test_csv_round_trips(written):
 def test_the_text_table(written):
   """A line for each arm, in their order, as it is named; then what is to be known of them."""
   report, _ = written
-  rows = ranking.rank_arms(report)
+  ranking = rank_arms(report)
   text = format_ranking(report)
   lines = text.splitlines()
-  assert lines[0] == sentences.answer_question(report, rows)
+  assert lines[0] == sentences.answer_question(report, ranking)
   at = [
     next(i for i, line in enumerate(lines[1:]) if f' {row.name} ' in line and row.verdict in line)
-    for row in rows
+    for row in ranking.rows
   ]
   assert at == sorted(at)
   assert 'learned: failed: ValueError: no <position> 1024' in lines and 'none: diverged at seed 1' in lines
-  assert ranking.format_number(rows[0].summary.mean, ranking.decimals(rows)) in text
-  assert all(line in lines for line in sentences.explain_statistics(report, rows))
+  assert format_number(ranking.rows[0].summary.mean, ranking.places) in text
+  assert all(line in lines for line in sentences.explain_statistics(report, ranking))
+
+
+def with_rates(study_results):
+  """The same with three rates of each arm: the best between others, at an end, beside one that diverged."""
+  outcomes = dict(
+    rope=({'0.001': 2.3, '0.003': 2.0, '0.01': 2.2}, {}),
+    alibi=({'0.001': 2.3, '0.003': 2.1, '0.01': 2.0}, {}),
+    none=({'0.001': 2.3, '0.003': 2.2}, {'0.01': 'nan'}),
+  )
+  study_results['study']['learning_rates'] = [0.001, 0.003, 0.01]
+  for arm in study_results['arms']:
+    reached, diverged = outcomes[arm['name']]
+    rate = find_optimum({float(r): v for r, v in reached.items()}, (0.0003, 0.001, 0.003, 0.01), True).rate
+    rungs = {'25': dict(reached={'0.0003': 3.0, '0.001': 2.5, '0.003': 2.4, '0.01': 2.6}, diverged={})}
+    arm |= dict(rate=rate, rates=dict(reached=reached, diverged=diverged, rungs=rungs))
+  return study_results
 
 
 @pytest.mark.slow
 def test_learning_rates_are_reported_with_all_candidates(tmp_path):
-  study_results = results(dict(rope=0.0, alibi=-0.3, none=0.1))
-  for arm, rate, reached in zip(
-    study_results['arms'], (0.003, 0.01, 0.003), ((5.2, 2.5), (5.1, 2.25), (5.3, 2.75))
-  ):
-    arm |= dict(
-      rate=rate, rates=dict(reached=dict(zip(('0.001', f'{rate:g}'), reached)), diverged={'0.03': 'nan'})
-    )
-  study_results['arms'][2]['rates'] = dict(reached={'0.003': 2.75, '0.001': 5.3}, diverged={})
+  study_results = with_rates(results(dict(rope=0.0, alibi=-0.3, none=0.1)))
   page = write_report(study_results, tmp_path)
   whole = ' '.join(Read(page.read_text(encoding='utf-8')).text.split())
-  for text in (
-    (tmp_path / 'report.md').read_text(encoding='utf-8'),
-    ' '.join(format_ranking(study_results).split()),
-  ):
-    assert '0.003 (0.001: 5.2,' in text  # the terminal's table may break the line there
-    assert 'none: the best learning rate is 0.003, at an end of (0.001, 0.003)' in text
-    assert 'rope: the best' not in text and 'alibi: the best' not in text
-  assert '0.003 (0.001: 5.2, 0.003: 2.5, 0.03: diverged)' in (tmp_path / 'report.md').read_text(
-    encoding='utf-8'
+  markdown = (tmp_path / 'report.md').read_text(encoding='utf-8')
+  low, high = find_interval(
+    {0.001: 2.3, 0.003: 2.0, 0.01: 2.2},
+    (0.0003, 0.001, 0.003, 0.01),
+    0.003,
+    rank_arms(study_results).findings.analysis.floor,
   )
-  assert '0.003: 2.5' in whole and '0.03: diverged' in whole and 'at an end of (0.001, 0.003)' in whole
+  rate = study_results['arms'][0]['rate']
+  assert 0.003 < low < rate < high < 0.004
+  expected = f'{rate:g} [{low:.2g}, {high:.2g}]'
+  assert f'| {expected} |' in markdown and expected in whole
+  heading = 'loss by learning rate, one run each (untested):\n\n'
+  _, _, *rows = markdown.split(heading)[1].split('\n\n')[0].splitlines()
+  assert markdown.split(heading)[1].startswith('| arm | 0.0003 | 0.001 | 0.003 | 0.01 |\n')
+  assert rows == [
+    '| alibi | dropped after 25 steps | 2.3000 | 2.1000 | 2.0000 |',
+    '| rope | dropped after 25 steps | 2.3000 | 2.0000 | 2.2000 |',
+    '| none | dropped after 25 steps | 2.3000 | 2.2000 | diverged |',
+  ]
+  assert 'nonedropped after 25 steps2.30002.2000diverged' in whole
+  assert 'The best learning rate of alibi is the highest that was tried' in markdown
+  assert '**Warning:** The best learning rate of alibi' in markdown and 'rates.png' in markdown
+  # 2, 1, 3 beside 3, 1, 2 and beside 3, 2, 1: Spearman's 0.5 and -0.5.
+  text = 'after 25 steps, which rank rates as what follows does with a correlation of 0.00 (Spearman'
+  assert text in whole and (tmp_path / 'rates.png').exists()
 
 
 def test_parallel_jobs_are_reported():
-  study_results = results(dict(rope=0.0, alibi=-0.3), jobs=4)
-  assert any(
-    'Up to 4 processes' in line
-    for line in sentences.explain_statistics(study_results, ranking.rank_arms(study_results))
-  )
-  study_results['study']['jobs'] = 1
-  assert not any(
-    'processes' in line
-    for line in sentences.explain_statistics(study_results, ranking.rank_arms(study_results))
-  )
+  def explain(jobs):
+    study_results = results(dict(rope=0.0, alibi=-0.3), jobs=jobs)
+    return sentences.explain_statistics(study_results, rank_arms(study_results))
+
+  assert any('Up to 4 processes' in line for line in explain(4))
+  assert not any('processes' in line for line in explain(1))
 
 
-def test_the_noise_floor_is_that_of_the_base():
+def test_the_noise_floor_is_that_of_the_analysis_of_variance():
   study_results = results(dict(rope=0.0, alibi=-0.3))
-  rows = ranking.rank_arms(study_results)
-  losses = [v['value'] for v in study_results['values'] if (v['arm'], v['metric']) == ('rope', 'loss')]
-  floor = sentences.explain_statistics(study_results, rows)[0]
-  for value in (np.std(losses, ddof=1), min(losses), max(losses)):
-    assert f'{value:.4f}' in floor
-  assert any('75 % of the time' in line for line in sentences.explain_statistics(study_results, rows))
-  one = results(dict(rope=0.0, alibi=-0.3), seeds=[0])
+  ranking = rank_arms(study_results)
+  table = np.array([[row.values[seed] for seed in range(3)] for row in ranking.rows])
+  residuals = table - table.mean(1, keepdims=True) - table.mean(0) + table.mean()
+  floor, _, test, power_ = sentences.explain_statistics(study_results, ranking)
   assert (
-    'unknown, because rope finished with one seed'
-    in sentences.explain_statistics(one, ranking.rank_arms(one))[0]
+    f'varies by {np.sqrt((residuals**2).sum() / 2):.4f} (standard deviation, pooled over 2 arms, 2' in floor
   )
+  assert "Dunnett's test of 1 difference from rope, with seeds as blocks" in test
+  assert power_.startswith('Power: with 3 seeds a difference of ')
+  one = results(dict(rope=0.0, alibi=-0.3), seeds=[0])
+  assert 'unknown' in sentences.explain_statistics(one, rank_arms(one))[0]
+
+
+def test_two_seeds_cannot_show_that_spreads_differ():
+  two = results(dict(rope=0.0, alibi=-0.3, none=0.1), seeds=range(2))
+  assert any('Two seeds hardly show' in line for line in sentences.explain_statistics(two, rank_arms(two)))
+
+
+def test_other_metrics_are_tested_or_marked_untested(written):
+  report, _ = written
+  ranking = rank_arms(report)
+  others = tables.tabulate_other_metrics(report, ranking)
+  assert others['names'] == ['accuracy (untested)']  # the study calls it a cost
+  lengths, positions = tables.tabulate_means(report, ranking), 'loss_by_position'
+  (lengths,) = lengths
+  cells = dict(lengths.rows)
+  assert lengths.cells == 'mean over seeds' and positions not in lengths.metric
+  assert all(cell.endswith(' ▼') for cell in cells[TRICKY]) and '▲' not in ''.join(cells['rope'])
+  # Runs of none diverged, so that its mean is that of the luckier ones.
+  assert not any(mark in cell for cell in cells['none'] for mark in '▲▼')
+  tested = results(dict(rope=0.0, alibi=-0.3))
+  others = tables.tabulate_other_metrics(tested, rank_arms(tested))
+  assert others['names'] == ['accuracy'] and dict(others['rows'])['alibi'][0][0].endswith(' ▲')
+
+
+def test_each_x_has_its_share_of_the_error():
+  """A difference that is shown at one length of one is not at one of three."""
+  study_results = results(dict(rope=0.0, alibi=-0.009))
+  study_results['values'] = [v for v in study_results['values'] if v['metric'] == 'loss_at_length']
+
+  def findings(xs):
+    values = [v for v in study_results['values'] if v['x'] in xs]
+    tests = metric_tests.compare_by_x(study_results | dict(values=values), ranking)
+    return {finding for finding in tests['loss_at_length'].findings.values()}
+
+  ranking = rank_arms(results(dict(rope=0.0, alibi=-0.009)))
+  assert 0.05 / 3 < ranking.rows[0].comparison.p < 0.05
+  assert findings((64,)) == {'lower'} and findings((64, 128, 256)) == {'undecided'}
 
 
 @pytest.mark.parametrize(

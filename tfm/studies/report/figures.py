@@ -4,9 +4,12 @@ import re
 import urllib.parse
 from collections.abc import Iterator, Sequence
 
-from tfm.studies.report import plots, ranking, sentences
+from tfm.studies.learning_rates import find_optimum, list_rates_tried
+from tfm.studies.report import plots, values
+from tfm.studies.report.axes import XAxis
+from tfm.studies.report.metric_tests import MAX_COLUMNS
 from tfm.studies.report.plots import Plot
-from tfm.studies.report.ranking import Row
+from tfm.studies.report.ranking import Ranking, Row
 
 
 # Fields of an arm that are costs, and the labels of their axes.
@@ -22,12 +25,12 @@ LOSSES = {'train': 'Training', 'validation': 'Validation'}
 EQUAL = 0.02
 
 
-def list_plots(results: dict, rows: Sequence[Row]) -> Iterator[Plot]:
+def list_plots(results: dict, ranking: Ranking) -> Iterator[Plot]:
   """All plots that the results allow."""
-  study = results['study']
+  study, rows = results['study'], ranking.rows
   metric = study['metric']
   label = f'{metric}, {"lower" if study["lower_is_better"] else "higher"} is better'
-  has_base_range = len(sentences.list_bases(rows)) == 1 and any(
+  has_base_range = len(ranking.bases) == 1 and any(
     row.is_base and row.summary and len(row.values) > 1 for row in rows
   )
   yield Plot(
@@ -37,6 +40,7 @@ def list_plots(results: dict, rows: Sequence[Row]) -> Iterator[Plot]:
     + (' The grey band is the range of the base over its seeds.' if has_base_range else ''),
     lambda width: plots.draw_ranking(rows, label, width),
   )
+  yield from _list_rates(results, ranking, label)
   yield from _list_curves(results, rows)
   yield from _list_metrics_by_x(results, rows)
   for name, (x_label, cost) in list_costs(results, rows).items():
@@ -48,12 +52,35 @@ def list_plots(results: dict, rows: Sequence[Row]) -> Iterator[Plot]:
     )
 
 
+def _list_rates(results: dict, ranking: Ranking, label: str) -> Iterator[Plot]:
+  """The metric of each arm at each learning rate tried, if there are any."""
+  arms, is_lower = {arm['name']: arm for arm in results['arms']}, ranking.criterion.lower_is_better
+  lines, optima = [], {}
+  for row in ranking.rows:
+    tried = (arms[row.name].get('rates') or {}).get('reached', {})
+    reached = {rate: value for rate, value in sorted((float(r), v) for r, v in tried.items())}
+    if reached:
+      curve = [*reached.values()]
+      lines.append(plots.Line(row, [*reached], curve, curve, curve))
+      optima[row.name] = find_optimum(reached, [*map(float, list_rates_tried(arms[row.name]))], is_lower)
+  if lines:
+    yield Plot(
+      'rates',
+      to_title(f'{results["study"]["metric"]} against learning rate'),
+      'One run at each rate that was tried in full; the ring is the rate of the arm, at the extremum of the '
+      'parabola through the best and its neighbours.',
+      lambda width: plots.draw_rates(lines, optima, label, width),
+    )
+
+
 def _list_curves(results: dict, rows: Sequence[Row]) -> Iterator[Plot]:
-  for split in reversed(ranking.SPLITS):
-    diverged = ranking.diverged_runs(results)
-    lines = plots.mean_lines(rows, ranking.loss_curves(results, split), diverged)
+  for split in reversed(values.SPLITS):
+    diverged = values.diverged_runs(results)
+    lines = plots.mean_lines(rows, values.loss_curves(results, split), diverged)
     if lines:
-      caption = f'{BAND} The y axis is clipped to the values after the first {plots.START:.0%} of the steps.'
+      caption = (
+        f'{BAND} Untested. The y axis is clipped to the values after the first {plots.START:.0%} of steps.'
+      )
       if any(line.low is None for line in lines):
         caption += ' A dotted line with a cross is a seed that diverged.'
       yield Plot(
@@ -61,19 +88,21 @@ def _list_curves(results: dict, rows: Sequence[Row]) -> Iterator[Plot]:
         f'{LOSSES[split]} loss',
         caption,
         lambda width, lines=lines, split=split: plots.draw_lines(
-          lines, f'{LOSSES[split].lower()} loss', plots.XAxis('step'), width, clip_start=True
+          lines, f'{LOSSES[split].lower()} loss', XAxis('step'), width, plots.start_limits(lines)
         ),
       )
 
 
 def _list_metrics_by_x(results: dict, rows: Sequence[Row]) -> Iterator[Plot]:
   length = results['study'].get('length')
-  for name in ranking.metric_names(results, by_x=True):
-    lines = plots.mean_lines(rows, ranking.values_by_x(results, name))
+  for name in values.metric_names(results, by_x=True):
+    lines = plots.mean_lines(rows, values.values_by_x(results, name))
     if lines:
       metric, x_name = split_axis(name)
       missing = describe_missing(results, name)
       caption = BAND + f' Not drawn, because not finite or diverged: {missing}.' * bool(missing)
+      if len({x for line in lines for x in line.x}) > MAX_COLUMNS:
+        caption += ' Untested.'
       yield Plot(
         urllib.parse.quote(name, safe=''),
         to_title(name),
@@ -81,9 +110,9 @@ def _list_metrics_by_x(results: dict, rows: Sequence[Row]) -> Iterator[Plot]:
         lambda width, lines=lines, metric=metric, x_name=x_name: plots.draw_lines(
           lines,
           metric,
-          plots.XAxis(
+          XAxis(
             x_name,
-            is_log=x_name == 'length' and min(line.x[0] for line in lines) > 0,
+            2 if x_name == 'length' and min(line.x[0] for line in lines) > 0 else None,
             training_x=length if x_name in ('length', 'position') else None,
           ),
           width,
@@ -93,11 +122,11 @@ def _list_metrics_by_x(results: dict, rows: Sequence[Row]) -> Iterator[Plot]:
 
 def describe_missing(results: dict, name: str) -> str:
   """The runs and values of x at which a metric is not drawn; '' for none."""
-  diverged = ranking.diverged_runs(results)
+  diverged = values.diverged_runs(results)
   missing = {(v['arm'], v['seed']): [] for v in results['values']}
   for v in results['values']:
     run = v['arm'], v['seed']
-    if v['metric'] == name and (not ranking.is_finite(v['value']) or run in diverged):
+    if v['metric'] == name and (not values.is_finite(v['value']) or run in diverged):
       missing[run].append(f'{v["x"]:g}')
   return '; '.join(f'{arm}, seed {seed}, at {", ".join(xs)}' for (arm, seed), xs in missing.items() if xs)
 
@@ -114,16 +143,16 @@ def list_costs(results: dict, rows: Sequence[Row]) -> dict[str, tuple[str, dict[
     costs[metric] = (
       metric.replace('_', ' '),
       {
-        arm: sum(values.values()) / len(values)
-        for arm, values in ranking.scalar_values(results, metric).items()
-        if values
+        arm: sum(of_arm.values()) / len(of_arm)
+        for arm, of_arm in values.scalar_values(results, metric).items()
+        if of_arm
       },
     )
   finished = {row.name for row in rows if row.summary}
   different = {}
   for key, (label, of_arm) in costs.items():
-    values = [cost for arm, cost in of_arm.items() if arm in finished]
-    if len(values) > 1 and max(values) > (1 + EQUAL) * min(values):
+    shown = [cost for arm, cost in of_arm.items() if arm in finished]
+    if len(shown) > 1 and max(shown) > (1 + EQUAL) * min(shown):
       different[key] = (label, of_arm)
   return different
 

@@ -10,9 +10,13 @@ import re
 from collections.abc import Sequence
 
 from tfm.errors import importing_extra
-from tfm.studies.report import figures, palette, plots, ranking, sentences, tables
-from tfm.studies.report.plots import NARROW, WIDE, Plot
-from tfm.studies.report.ranking import Row
+from tfm.studies.report import figures, metric_tests, palette, plots, sentences, tables
+from tfm.studies.report.axes import NARROW, WIDE
+from tfm.studies.report.caveats import list_caveats
+from tfm.studies.report.plots import Plot
+from tfm.studies.report.ranking import Ranking, rank_arms
+from tfm.studies.report.values import metric_names
+from tfm.studies.report.wording import join_names
 
 
 with importing_extra('ablation'):
@@ -35,10 +39,10 @@ def write_report(results: dict, directory: pathlib.Path) -> pathlib.Path:
       its training `length`, which plots mark, and as `costs` more metrics to plot quality against.
 
   Raises:
-    ValueError: for invalid results; see `ranking.check_results`. Nothing is written then.
+    ValueError: for invalid results; see `values.check_results`. Nothing is written then.
   """
-  rows = ranking.rank_arms(results)
-  all_plots = list(figures.list_plots(results, rows))
+  ranking = rank_arms(results)
+  all_plots = list(figures.list_plots(results, ranking))
   directory = pathlib.Path(directory)
   directory.mkdir(parents=True, exist_ok=True)
   (directory / 'results.json').write_text(json.dumps(results, ensure_ascii=False), encoding='utf-8')
@@ -51,25 +55,26 @@ def write_report(results: dict, directory: pathlib.Path) -> pathlib.Path:
     )
   for plot in all_plots:
     plots.save_png(plot.draw, directory / f'{plot.name}.png')
-  (directory / 'report.md').write_text(render_markdown(results, rows, all_plots), encoding='utf-8')
+  (directory / 'report.md').write_text(render_markdown(results, ranking, all_plots), encoding='utf-8')
   page = directory / 'report.html'
-  page.write_text(render_html(results, rows, all_plots), encoding='utf-8')
+  page.write_text(render_html(results, ranking, all_plots), encoding='utf-8')
   return page
 
 
-def render_html(results: dict, rows: Sequence[Row], all_plots: Sequence[Plot]) -> str:
+def render_html(results: dict, ranking: Ranking, all_plots: Sequence[Plot]) -> str:
   """The text of report.html, with all plots embedded."""
   study, arms = results['study'], {arm['name']: arm for arm in results['arms']}
-  format_row = tables.row_formatter(rows)
-  x_names = dict.fromkeys(figures.split_axis(name)[1] for name in ranking.metric_names(results, by_x=True))
+  format_row, format_settings = tables.row_formatter(ranking), tables.settings_formatter(results, ranking)
+  x_names = dict.fromkeys(figures.split_axis(name)[1] for name in metric_names(results, by_x=True))
   return load_template('page.html').render(
     study=study,
-    answer=sentences.answer_question(results, rows),
+    answer=sentences.answer_question(results, ranking),
     light=palette.css_variables(False),
     dark=palette.css_variables(True),
-    facts=sentences.list_facts(results, rows),
-    explanations=sentences.explain_statistics(results, rows),
-    rows=[format_row(row) | dict(arm=arms[row.name]) | tables.format_setting(arms[row.name]) for row in rows],
+    facts=sentences.list_facts(results, ranking),
+    explanations=sentences.explain_statistics(results, ranking),
+    caveats=list_caveats(results, ranking),
+    rows=[format_row(row) | dict(arm=arms[row.name]) | format_settings(row.name) for row in ranking.rows],
     figures={
       plot.name: dict(
         title=plot.title,
@@ -80,26 +85,41 @@ def render_html(results: dict, rows: Sequence[Row], all_plots: Sequence[Plot]) -
       )
       for plot in all_plots
     },
-    x_names=ranking.join_names([*x_names]),
+    x_names=join_names([*x_names]),
     has_rates=tables.has_selected_rates(results),
-    other_metrics=tables.tabulate_other_metrics(results, rows),
+    rates=tables.tabulate_rates(results, ranking),
+    is_solved=ranking.criterion.solved_at is not None,
+    metric_tables=[*tables.tabulate_means(results, ranking)],
+    other_metrics=tables.tabulate_other_metrics(results, ranking),
+    legend=metric_tests.LEGEND,
     origin=sentences.list_origin(study),
     add_links=add_links,
   )
 
 
-def render_markdown(results: dict, rows: Sequence[Row], all_plots: Sequence[Plot]) -> str:
+def render_markdown(results: dict, ranking: Ranking, all_plots: Sequence[Plot]) -> str:
   """The text of report.md: ranking, arms, means over x, origin, and the main plots."""
-  shown = {'ranking', 'loss_at_length', *(f'cost_{cost}' for cost in results['study'].get('costs', ()))}
+  columns, cells = tables.tabulate_ranking(results, ranking)
+  shown = {
+    'ranking',
+    'rates',
+    'loss_at_length',
+    *(f'cost_{cost}' for cost in results['study'].get('costs', ())),
+  }
   return load_template('page.md').render(
     study=results['study'],
-    answer=sentences.answer_question(results, rows),
-    explanations=sentences.explain_statistics(results, rows),
-    rows=[*map(tables.row_formatter(rows), rows)],
-    arms=tables.tabulate_settings(results, rows),
+    answer=sentences.answer_question(results, ranking),
+    explanations=sentences.explain_statistics(results, ranking),
+    caveats=list_caveats(results, ranking),
+    columns=columns,
+    rows=cells,
+    notes=tables.list_notes(ranking),
+    arms=tables.tabulate_settings(results, ranking),
     plots=[plot for plot in all_plots if plot.name in shown],
-    metric_tables=[*tables.tabulate_means(results, rows)],
-    other_metrics=tables.tabulate_other_metrics(results, rows),
+    rates=tables.tabulate_rates(results, ranking),
+    metric_tables=[*tables.tabulate_means(results, ranking)],
+    other_metrics=tables.tabulate_other_metrics(results, ranking),
+    legend=metric_tests.LEGEND,
     origin=sentences.list_origin(results['study']),
   )
 

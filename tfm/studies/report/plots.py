@@ -9,32 +9,31 @@ from typing import NamedTuple
 import numpy as np
 
 from tfm.errors import importing_extra
+from tfm.studies.learning_rates import Optimum
 from tfm.studies.report import palette
+from tfm.studies.report.axes import (
+  CHARACTER,
+  FONT,
+  LINE,
+  NARROW,
+  WIDE,
+  XAxis,
+  create_axes,
+  draw_heading,
+  format_x_axis,
+  label_ends,
+  label_of,
+)
 from tfm.studies.report.palette import LIGHT
 from tfm.studies.report.ranking import Row
 
 
 with importing_extra('ablation'):
   import matplotlib
-  from matplotlib.axes import Axes
-  from matplotlib.backends.backend_agg import FigureCanvasAgg
   from matplotlib.figure import Figure
-  from matplotlib.lines import Line2D
-  from matplotlib.ticker import (
-    EngFormatter,
-    LogLocator,
-    MaxNLocator,
-    NullFormatter,
-    NullLocator,
-    StrMethodFormatter,
-  )
-  from scipy.optimize import isotonic_regression
+  from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullFormatter
 
 
-# Inches: the width of a plot on a laptop and on a phone, of a character of a label, and the height of a line.
-WIDE, NARROW = 6.4, 3.55
-CHARACTER, LINE = 0.078, 0.19
-FONT = 9
 # The y axis of learning curves is clipped to the values after this fraction of the steps.
 START = 0.2
 
@@ -158,26 +157,13 @@ def mean_lines(
   return lines
 
 
-class XAxis(NamedTuple):
-  """The x axis of lines.
-
-  Attributes:
-    label: of the axis; is_log: whether it is logarithmic, with base 2.
-    training_x: the x of training, which a vertical line marks; None: no line.
-  """
-
-  label: str
-  is_log: bool = False
-  training_x: float | None = None
-
-
 def draw_lines(
-  lines: Sequence[Line], label: str, x_axis: XAxis, width: float, clip_start: bool = False
+  lines: Sequence[Line], label: str, x_axis: XAxis, width: float, limits: tuple[float, float] | None = None
 ) -> Figure:
   """Lines with bands, each labelled at its end.
 
   Args:
-    clip_start: clips the y axis to the values after the first `START` of x.
+    limits: of the y axis; None: all values.
   """
   bands = [line for line in lines if line.low is not None]
   ends = [(line.row, line.x[-1], line.mean[-1]) for line in bands]
@@ -214,36 +200,41 @@ def draw_lines(
       markeredgecolor=LIGHT['ground'],
       markeredgewidth=0.5,
     )
-  if clip_start and bands:
-    top, bottom = upper_limit(bands), min(min(line.low) for line in bands)
-    if top > bottom:
-      axes.set_ylim(bottom - 0.04 * (top - bottom), top + 0.02 * (top - bottom))
+  if limits and limits[0] < limits[1]:
+    margin = 0.04 * (limits[1] - limits[0])
+    axes.set_ylim(limits[0] - margin, limits[1] + margin)
   label_ends(figure, axes, ends, width)
   return figure
 
 
-def format_x_axis(axes: Axes, x_axis: XAxis) -> None:
-  """Sets label, scale and ticks, and marks the x of training."""
-  axes.set_xlabel(x_axis.label, color=LIGHT['faint'], fontsize=FONT)
-  if x_axis.is_log:
-    axes.set_xscale('log', base=2)
-    axes.xaxis.set_major_locator(LogLocator(2, numticks=20))
-    axes.xaxis.set_minor_locator(NullLocator())
-  else:
-    axes.xaxis.set_major_locator(MaxNLocator(4))
-  axes.xaxis.set_major_formatter(StrMethodFormatter('{x:,g}'))
-  if x_axis.training_x is not None:
-    axes.axvline(x_axis.training_x, color=LIGHT['faint'], linewidth=0.9, linestyle=(0, (2, 2)))
-    axes.annotate(
-      'trained',
-      (x_axis.training_x, 1),
-      (3, -3),
-      axes.get_xaxis_transform(),
-      'offset points',
-      va='top',
-      fontsize=FONT - 1,
-      color=LIGHT['faint'],
+def draw_rates(lines: Sequence[Line], optima: Mapping[str, Optimum], label: str, width: float) -> Figure:
+  """Lines of a metric against the learning rate, with a ring at the optimum of each arm.
+
+  The y axis is clipped to the optima and what is next to them: far from its optimum an arm is far worse.
+  """
+  near = []
+  for line in lines:
+    i = line.x.index(optima[line.row.name].best)
+    near += [*line.mean[max(0, i - 1) : i + 2], optima[line.row.name].value]
+  figure = draw_lines(lines, label, XAxis('learning rate', 10), width, (min(near), max(near)))
+  for line in lines:
+    figure.axes[0].plot(
+      optima[line.row.name].rate,
+      optima[line.row.name].value,
+      'o',
+      markersize=9,
+      markerfacecolor='none',
+      markeredgecolor=LIGHT[palette.hue(line.row.index, line.row.is_base)],
     )
+  return figure
+
+
+def start_limits(lines: Sequence[Line]) -> tuple[float, float] | None:
+  """Limits of y to the values of the bands after the first `START` of their x; None without bands."""
+  bands = [line for line in lines if line.low is not None]
+  if not bands:
+    return None
+  return min(min(line.low) for line in bands), upper_limit(bands)
 
 
 def upper_limit(lines: Sequence[Line]) -> float:
@@ -291,103 +282,3 @@ def draw_scatter(
   axes.margins(x=0.08, y=0.1)
   label_ends(figure, axes, [(row, cost[row.name], row.summary.mean) for row in shown], width)
   return figure
-
-
-def create_axes(
-  width: float, height: float, left: float, right: float, top: float, bottom: float
-) -> tuple[Figure, Axes]:
-  """A figure with axes; all sizes and margins in inches."""
-  figure = Figure(figsize=(width, height), facecolor=LIGHT['ground'])
-  FigureCanvasAgg(figure)
-  axes = figure.add_axes(
-    (left / width, bottom / height, (width - left - right) / width, (height - top - bottom) / height),
-    facecolor='none',
-  )
-  axes.spines[['top', 'right', 'left']].set_visible(False)
-  axes.spines['bottom'].set_color(LIGHT['line'])
-  axes.grid(color=LIGHT['grid'], linewidth=0.8)
-  axes.set_axisbelow(True)
-  axes.tick_params(labelsize=FONT, color=LIGHT['line'], labelcolor=LIGHT['faint'], length=3)
-  axes.tick_params(axis='y', length=0)
-  axes.ticklabel_format(useOffset=False)
-  return figure, axes
-
-
-def draw_heading(axes: Axes, text: str, left: float) -> None:
-  """The label of the y axis, horizontal, above the axis."""
-  axes.annotate(
-    text,
-    (0, 1),
-    (-left * 72, 7),
-    'axes fraction',
-    textcoords='offset points',
-    fontsize=FONT,
-    color=LIGHT['faint'],
-    va='bottom',
-    parse_math=False,
-  )
-
-
-def label_ends(figure: Figure, axes: Axes, ends: Sequence[tuple[Row, float, float]], width: float) -> None:
-  """Labels at the right of the axes, near the ends of their lines without overlap, with a thin connecting
-  line.
-  """
-  box = axes.get_position()
-  edge, bottom, top = box.x1 * width, box.y0 * figure.get_figheight(), box.y1 * figure.get_figheight()
-  # The positions in inches are final: reading the limits makes Matplotlib compute them.
-  axes.get_xlim(), axes.get_ylim()
-  points = axes.transData.transform([(x, y) for _, x, y in ends]) / figure.dpi
-  order = np.argsort(points[:, 1])
-  heights = spread_labels(
-    points[order, 1].clip(bottom, top), LINE, bottom, max(top, bottom + LINE * len(ends))
-  )
-  for i, height in zip(order, heights):
-    row, (x, y) = ends[i][0], points[i]
-    colour = LIGHT[palette.hue(row.index, row.is_base)]
-    if bottom <= y <= top:
-      figure.add_artist(
-        Line2D(
-          [x + 0.05, edge + 0.12],
-          [y, height],
-          color=LIGHT['line'],
-          linewidth=0.7,
-          transform=figure.dpi_scale_trans,
-          zorder=0,
-        )
-      )
-    figure.add_artist(
-      Line2D(
-        [edge + 0.17],
-        [height],
-        marker=palette.marker(row.index),
-        markersize=5.5,
-        color=colour,
-        markeredgewidth=0,
-        transform=figure.dpi_scale_trans,
-      )
-    )
-    figure.text(
-      edge + 0.26,
-      height,
-      label_of(row, width),
-      transform=figure.dpi_scale_trans,
-      fontsize=FONT,
-      color=LIGHT['ink'],
-      va='center_baseline',
-      parse_math=False,
-    )
-
-
-def spread_labels(heights: Sequence[float], gap: float, lowest: float, highest: float) -> np.ndarray:
-  """The ascending numbers nearest to ascending `heights` (least squares), at least `gap` apart, in [lowest,
-  highest].
-  """
-  steps = gap * np.arange(len(heights))
-  return isotonic_regression(np.asarray(heights) - steps).x.clip(lowest, highest - steps[-1]) + steps
-
-
-def label_of(row: Row, width: float) -> str:
-  """'1 rope': the rank, as in the tables, and the name, shortened to the width."""
-  room = 26 if width > NARROW else 14
-  text = row.name if len(row.name) <= room else row.name[: room - 1] + '…'
-  return f'{row.rank or "–"} {text}'

@@ -1,147 +1,235 @@
 """The sentences of a report: the answer, the explanation of the statistics, the facts and the origin."""
 
 import datetime
+import itertools
 from collections.abc import Sequence
 
-from tfm.studies import statistics
-from tfm.studies.report.ranking import Row, decimals, format_number, join_names
-from tfm.studies.statistics import format_count, format_p
+from tfm.studies.learning_rates import rank_correlation
+from tfm.studies.report.ranking import Ranking, Row
+from tfm.studies.report.wording import format_number, join_names
+from tfm.studies.statistics import power
+from tfm.studies.statistics.compare import Comparison
+from tfm.studies.statistics.summary import ALPHA, LEVEL, format_count, format_p
 
 
-def answer_question(results: dict, rows: Sequence[Row]) -> str:
-  """What the results show, in one sentence."""
-  study = results['study']
-  metric, best = study['metric'], rows[0]
-  extreme = 'lowest' if study['lower_is_better'] else 'highest'
-  leader = (
-    f'the {extreme} mean {metric} is that of {best.name}, {format_number(best.summary.mean, decimals(rows))}'
-  )
-  parts = []
-  for base in dict.fromkeys(row.compared_with for row in sorted(rows, key=lambda row: row.index)):
-    parts += _describe_comparisons(base, rows, metric, leader)
+PERCENT = f'{LEVEL:.0%}'.replace('%', ' %')
+
+
+def answer_question(results: dict, ranking: Ranking) -> str:
+  """What the results show, in one sentence: what is best, by how much, and how sure."""
+  rows = ranking.rows
+  parts = [_describe_leader(results, ranking)] if ranking.criterion.solved_at is None else []
+  for base in ranking.bases:
+    parts += _describe_comparisons(base, results, ranking)
   if failed := [row.name for row in rows if row.verdict == 'did not finish']:
     parts.append(f'{join_names(failed)} did not finish')
   if untrained := [row.name for row in rows if row.verdict == 'not trained yet']:
-    parts.append(f'{join_names(untrained)} {"is" if len(untrained) == 1 else "are"} not trained yet')
-  sentence = '; '.join(dict.fromkeys(parts))
+    parts.append(f'{join_names(untrained)} {_be(untrained)} not trained yet')
+  sentence = '; '.join(parts)
   # A word at the start is capitalized, the name of an arm is not changed.
   if not any(sentence.startswith(row.name) for row in rows):
     sentence = sentence[0].upper() + sentence[1:]
   return sentence + '.'
 
 
-def _describe_comparisons(base: str | None, rows: Sequence[Row], metric: str, leader: str) -> list[str]:
-  """Parts of the answer: the rows that are compared with one base; `leader` names the best mean."""
-  if base is None:
-    return [f'{leader}, and the study has no base to compare with']
-  by_verdict = {
-    verdict: [row.name for row in rows if row.compared_with == base and row.verdict == verdict]
-    for verdict in ('better', 'worse', 'no difference shown', 'not compared')
+def _describe_leader(results: dict, ranking: Ranking) -> str:
+  """The arm with the best mean, and whether it is shown to be the best."""
+  study, rows, best = results['study'], ranking.rows, ranking.rows[0]
+  extreme, side = ('lowest', 'below') if ranking.criterion.lower_is_better else ('highest', 'above')
+  mean, seeds = format_number(best.summary.mean, ranking.places), format_count(len(best.values), 'seed')
+  if ranking.leaders == (best.name,):
+    gap = format_number(abs(ranking.lead.difference), ranking.places)
+    return (
+      f'{best.name} has the {extreme} {study["metric"]}, {mean}: {gap} {side} the next, {rows[1].name} '
+      f'({format_certainty(ranking.lead, ranking.places)}; {seeds})'
+    )
+  text = f'{best.name} has the {extreme} mean {study["metric"]}, {mean} ({seeds})'
+  if others := ranking.leaders[1:]:
+    text += f', but {join_names(others)} {_be(others)} not shown to be worse than it'
+  return text
+
+
+def _describe_comparisons(base: str, results: dict, ranking: Ranking) -> list[str]:
+  """Parts of the answer: the verdicts on the arms that are compared with one base, the base's outcome first
+  where outcomes are yes or no.
+  """
+  compared = [row for row in ranking.rows if row.compared_with == base and row.judged]
+  by_word = {
+    word: [row for row in compared if row.verdict == word]
+    for word in ('better', 'worse', 'same', 'undecided', 'not compared')
   }
-  undecided = by_verdict['no difference shown']
-  if by_verdict['better'] or by_verdict['worse']:
-    parts = [
-      f'{join_names(names)} {"is" if len(names) == 1 else "are"} {verdict} than {base} in {metric}'
-      for verdict in ('better', 'worse')
-      if (names := by_verdict[verdict])
-    ]
-    if undecided:
-      parts.append(f'for {join_names(undecided)} no difference is shown')
-  elif undecided:
-    comparisons = [row.comparison for row in rows if row.name in undecided]
-    total = sum(row.comparison is not None and row.comparison.difference is not None for row in rows)
-    too_few = all(c.reachable > statistics.SIGNIFICANT for c in comparisons)
-    least = min(c.reachable if too_few else c.corrected for c in comparisons)
-    seeds = format_count(max(c.difference.n for c in comparisons), 'seed')
-    all_others = 4 < len(undecided) == len(rows) - 1
-    names = f'any of the {len(undecided)} other arms' if all_others else join_names(undecided)
-    parts = [
-      f'no difference from {base} in {metric} is shown for {names}'
-      + (
-        f", and so few seeds cannot show one, whatever its size (with {seeds} Holm's p is at least "
-        f'{format_p(least)[4:]}; {statistics.seeds_needed(total)} seeds could show one)'
-        if too_few
-        else f' (smallest {format_p(least)})'
-      ),
-      leader,
-    ]
-  else:
-    parts = [f'nothing could be compared with {base}', leader]
-  if by_verdict['not compared'] and len(parts) == 1:
-    parts.append(f'{join_names(by_verdict["not compared"])} could not be compared')
+  parts = []
+  if ranking.criterion.solved_at is not None:
+    share = ranking.findings.outcomes.get(base)
+    parts += [f'{base} solves {share.k} of {format_count(share.n, "seed")}'] if share else []
+  for word in ('better', 'worse'):
+    if rows := by_word[word]:
+      is_all = 2 < len(rows) == len(ranking.rows) - 1
+      names = f'all {len(rows)} others' if is_all else join_names([_name(row, ranking) for row in rows])
+      than = '' if is_all and ranking.rows[0].name == base else f' than {base}'
+      parts.append(f'{names} {_be(rows)} {word}{than}{_format_range(rows, ranking)}')
+  if rows := by_word['same']:
+    names = join_names([row.name for row in rows])
+    parts.append(f'{names} {_be(rows)} the same as {base} within {ranking.criterion.margin:g}')
+  if rows := by_word['undecided']:
+    needed = {}
+    for row in rows:
+      needed.setdefault(format_needed(row), []).append(_name(row, ranking))
+    names = [f'{join_names(of_text)} ({text})' for text, of_text in needed.items()]
+    parts.append(f'undecided against {base}: {", ".join(names)}')
+  if rows := by_word['not compared']:
+    parts.append(f'{join_names([row.name for row in rows])} could not be compared with {base}')
   return parts
 
 
-def explain_statistics(results: dict, rows: Sequence[Row]) -> list[str]:
-  """A sentence each on the noise floor, the intervals, the test, and what the means leave out."""
-  study, places = results['study'], decimals(rows)
+def _be(items: Sequence) -> str:
+  return 'is' if len(items) == 1 else 'are'
+
+
+def _name(row: Row, ranking: Ranking) -> str:
+  """An arm's name, with its outcome where outcomes are yes or no."""
+  return (
+    row.name if ranking.criterion.solved_at is None else f'{row.name} ({row.outcome.k} of {row.outcome.n})'
+  )
+
+
+def _format_range(rows: Sequence[Row], ranking: Ranking) -> str:
+  """' by 0.01 to 0.13': the sizes of their differences."""
+  sizes = [abs(row.comparison.difference) for row in rows if row.comparison]
+  if ranking.criterion.solved_at is not None or not sizes:
+    return ''
+  texts = dict.fromkeys(format_number(size, ranking.places) for size in (min(sizes), max(sizes)))
+  return f' by {" to ".join(texts)}'
+
+
+def format_certainty(comparison: Comparison, places: int) -> str:
+  """'95 % interval 0.01 to 0.03, p = 0.012': how sure a difference is, without its sign."""
+  sign = 1 if comparison.difference > 0 else -1
+  low, high = (format_number(x, places) for x in sorted(sign * x for x in comparison.interval))
+  return f'{PERCENT} interval {low} to {high}, {format_p(comparison.p)}'
+
+
+def format_needed(row: Row) -> str:
+  """What would decide an undecided comparison."""
+  if row.judged.p is None:
+    return row.judged.reason
+  if row.judged.seeds is None:
+    return f'more than {power.MAX_SEEDS} seeds would be needed'
+  return f'{row.judged.seeds} seeds would decide'
+
+
+def format_reason(row: Row) -> str:
+  """What the table adds to a verdict."""
+  reasons = [row.judged.reason]
+  if row.verdict == 'undecided':
+    reasons = [format_needed(row)] + reasons * (row.outcome.k < row.outcome.n)
+  return '; '.join(dict.fromkeys(filter(None, reasons)))
+
+
+def explain_statistics(results: dict, ranking: Ranking) -> list[str]:
+  """A sentence each on the noise floor, the intervals, the tests and their power, and what is left out."""
+  study, analysis, places = results['study'], ranking.findings.analysis, ranking.places
+  floor, margin = analysis.floor, ranking.criterion.margin
   lines = []
-  for base in (row for row in rows if row.is_base and row.summary):
-    s = base.summary
-    if s.deviation is not None:
-      lines.append(
-        f'Noise floor: the {s.n} seeds of {base.name} have a standard deviation of '
-        f'{format_number(s.deviation, places)} and range from {format_number(s.minimum, places)} to '
-        f'{format_number(s.maximum, places)}.'
-      )
-    else:
-      lines.append(f'Noise floor: unknown, because {base.name} finished with one seed.')
-  fewest = min(len(row.values) for row in rows if row.summary)
-  if fewest == 1:
-    lines.append('Intervals: one seed has none; for two or three seeds they are the range.')
+  if floor is None:
+    reason = 'no two arms vary alike' if analysis.noisy else 'no arm finished with two seeds'
+    lines.append(f'Noise floor: unknown, because {reason}.')
   else:
+    source = 'its arm and its seed explain' if analysis.blocked else 'its arm explains'
     lines.append(
-      'Intervals: 95 % percentile bootstrap of the mean over seeds'
-      + ('; for two or three seeds this is their range' if fewest <= 3 else '')
-      + f'. With {fewest} seeds it contains the true mean at most '
-      f'{100 * statistics.coverage(fewest):.3g} % of the time.'
+      f'Noise floor: beyond what {source}, the {study["metric"]} of a run varies by '
+      f'{format_number(floor.deviation, places)} (standard deviation, pooled over '
+      f'{format_count(analysis.arms, "arm")}, {format_count(floor.df, "degree")} of freedom).'
     )
-  compared = [row.comparison for row in rows if row.comparison and row.comparison.difference]
-  if compared:
-    most = max(c.difference.n for c in compared)
     lines.append(
-      f'p: {"exact " * (most <= statistics.EXACT)}permutation test of the differences from '
-      f'{join_names(list_bases(rows))}, paired by seed, corrected by Holm for '
-      f'{format_count(len(compared), "comparison")}; a difference is shown where p is at most '
-      f'{statistics.SIGNIFICANT}.'
+      f"Intervals: {PERCENT}. Those of means are Student's, with the deviation within arms, "
+      f'{format_number(analysis.within.deviation, places)}; those of differences hold all together.'
     )
-    least = min(c.reachable for c in compared)
-    if least > statistics.SIGNIFICANT:
-      lines.append(
-        'So few seeds cannot show a difference here, whatever its size: the smallest corrected p they can '
-        'reach is '
-        f'{format_p(least).removeprefix("p = ")}; {statistics.seeds_needed(len(compared))} seeds could show '
-        'one.'
-      )
+  lines += [*_explain_tests(ranking), *_explain_rungs(results)]
+  if analysis.noisy:
+    lines.append(
+      f'{join_names(analysis.noisy)} {"varies" if len(analysis.noisy) == 1 else "vary"} over seeds unlike '
+      "the other arms (Brown and Forsythe's test, or over 3 times as much), and "
+      f"{_be(analysis.noisy)} compared by Welch's test with Holm's correction, from 5 seeds on."
+    )
+  if margin is not None:
+    lines.append(
+      f'Same: the interval of the difference lies within ± {margin:g} (two one-sided tests); such a '
+      'difference does not matter here, even where it is shown.'
+    )
   if study.get('jobs', 0) > 1:
     lines.append(
       f'Up to {study["jobs"]} processes trained and measured at the same time on one machine: seconds and '
       'tokens/s include their mutual slowdown.'
     )
-  if any(len(row.values) < len(study['seeds']) for row in rows if row.has_started):
+  if any(arm['diverged'] for arm in results['arms']):
     lines.append(
-      'Means are over finished seeds; an arm whose worst seeds did not finish looks better than it is.'
+      'A run that diverged has the worst outcome: its arm ranks below those that finished, is worse if more '
+      "of its runs diverged than of the base's (Boschloo's test with Holm's correction) or if the finished "
+      'ones are worse, too, and is never the same. Means are over finished seeds.'
     )
   return lines
 
 
-def list_facts(results: dict, rows: Sequence[Row]) -> list[tuple[str, str]]:
+def _explain_rungs(results: dict) -> list[str]:
+  """How well the rungs, after which learning rates were dropped, rank the rates that remained."""
+  correlations = {}
+  for arm in results['arms']:
+    tried = arm.get('rates') or {}
+    outcomes = [*tried.get('rungs', {}).items(), ('full', tried)]
+    for (steps, before), (_, after) in itertools.pairwise(outcomes):
+      correlation = rank_correlation(before.get('reached', {}), after.get('reached', {}))
+      if correlation is not None:
+        correlations.setdefault(steps, []).append(correlation)
+  return [
+    f'Learning rates were dropped after {steps} steps, which rank rates as what follows does with a '
+    f"correlation of {format_number(sum(found) / len(found), 2)} (Spearman's, of the rates that remained, "
+    f'mean over {format_count(len(found), "arm")}).'
+    for steps, found in correlations.items()
+  ]
+
+
+def _explain_tests(ranking: Ranking) -> list[str]:
+  """The tests of the metric, and what they can show."""
+  analysis, bases = ranking.findings.analysis, join_names(ranking.bases)
+  if ranking.criterion.solved_at is not None:
+    count = len(ranking.findings.verdicts)
+    return [
+      f'A run is solved from {ranking.criterion.solved_at:g} on, and one that diverged is not; intervals of '
+      f"shares are exact (Clopper and Pearson). p: Boschloo's exact test against {bases}, with Holm's "
+      f'correction for {format_count(count, "comparison")}; a difference is shown where p is at most {ALPHA}.'
+    ]
+  if not analysis.count or analysis.floor is None:
+    return []
+  blocks = ', with seeds as blocks' if analysis.blocked else ''
+  lines = [
+    f"p: Dunnett's test of {format_count(analysis.count, 'difference')} from {bases}{blocks}, corrected for "
+    f'all of them; a difference is shown where p is at most {ALPHA}.'
+  ]
+  seeds = min(len(row.values) for row in ranking.rows if row.values)
+  size = power.smallest_difference(analysis.floor, seeds, analysis.count)
+  lines.append(
+    f'Power: with {format_count(seeds, "seed")} a difference of {format_number(size, ranking.places)} '
+    f'({size / analysis.floor.deviation:.1f} times the noise floor) is shown with probability {power.POWER}.'
+    if analysis.floor.deviation
+    else 'Power: unknown, because runs do not vary.'
+  )
+  if seeds == 2:
+    lines[-1] += ' Two seeds hardly show whether one arm varies more than the others, which the test assumes.'
+  return lines
+
+
+def list_facts(results: dict, ranking: Ranking) -> list[tuple[str, str]]:
   """(name, value) pairs for the head of the page."""
-  study = results['study']
+  study, rows = results['study'], ranking.rows
   facts = (
     ('metric', f'{study["metric"]}, {"lower" if study["lower_is_better"] else "higher"} is better'),
-    ('compared with', join_names(list_bases(rows))),
+    ('compared with', join_names(ranking.bases)),
     ('matched', study['match'] or 'nothing'),
     ('arms', f'{len(rows)}, of which {sum(row.summary is not None for row in rows)} finished'),
     ('seeds', ', '.join(map(str, study['seeds']))),
   )
   return [(name, value) for name, value in facts if value]
-
-
-def list_bases(rows: Sequence[Row]) -> list[str]:
-  """The arms that others are compared with, in the study's order."""
-  in_order = sorted(rows, key=lambda row: row.index)
-  return list(dict.fromkeys(row.compared_with for row in in_order if row.compared_with))
 
 
 def list_origin(study: dict) -> list[tuple[str, str]]:

@@ -1,7 +1,7 @@
 """The tables of a report: the ranking, the arms, means over x, and the other metrics; all cells are text."""
 
 import io
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from rich import box
@@ -10,174 +10,245 @@ from rich.table import Table
 from rich.text import Text
 
 from tfm.errors import importing_extra
-from tfm.studies import statistics
-from tfm.studies.report import figures, palette, plots, ranking, sentences
-from tfm.studies.report.ranking import Row, format_number
-from tfm.studies.statistics import format_p
+from tfm.studies.learning_rates import find_interval, find_optimum, list_rates_tried
+from tfm.studies.report import figures, palette, sentences
+from tfm.studies.report.caveats import list_caveats
+from tfm.studies.report.metric_tests import compare_by_x, compare_scalars
+from tfm.studies.report.ranking import Ranking, Row, rank_arms
+from tfm.studies.report.wording import decimals_for, format_number
+from tfm.studies.statistics.shares import Share
+from tfm.studies.statistics.summary import Spread, format_p, summarize
 
 
 with importing_extra('ablation'):
   from matplotlib.ticker import EngFormatter
 
 
-# A metric with more values of x than this is plotted, not tabulated.
-MAX_COLUMNS = 8
+# The columns of the ranking in the terminal and in Markdown: the cell of `row_formatter`, heading, alignment.
+COLUMNS = (
+  ('rank', '', 'right'),
+  ('name', 'arm', 'left'),
+  ('n', 'seeds', 'right'),
+  ('mean', 'mean {metric}', 'right'),
+  ('difference', 'minus base', 'right'),
+  ('difference_interval', '95 % interval', 'right'),
+  ('p', 'p', 'right'),
+  ('verdict', 'verdict', 'left'),
+)
 
 
 def format_ranking(results: dict) -> str:
-  """The ranking for the terminal, with the answer above it, and explanations and notes below.
+  """The ranking for the terminal, with the answer above it, and explanations, warnings and notes below.
 
   Raises:
-    ValueError: for invalid results; see `ranking.check_results`.
+    ValueError: for invalid results; see `values.check_results`.
   """
-  rows = ranking.rank_arms(results)
-  study, has_rates = results['study'], has_selected_rates(results)
+  ranking = rank_arms(results)
   table = Table(box=box.SIMPLE, pad_edge=False)
-  for column, justify in (
-    ('', 'right'),
-    ('arm', 'left'),
-    ('seeds', 'right'),
-    (f'mean {study["metric"]}', 'right'),
-    ('95 % interval', 'right'),
-    ('minus base', 'right'),
-    ('Holm p', 'right'),
-    ('', 'left'),
-    *([('learning rate', 'left')] if has_rates else []),
-  ):
+  columns, rows = tabulate_ranking(results, ranking)
+  for heading, justify in columns:
     table.add_column(
-      column, justify=justify, overflow='fold', no_wrap=column not in ('arm', '', 'learning rate')
+      heading, justify=justify, overflow='fold', no_wrap=heading not in ('arm', 'verdict', 'learning rate')
     )
-  settings = {arm['name']: format_setting(arm) for arm in results['arms']}
-  for cells in map(row_formatter(rows), rows):
+  for cells in rows:
     # Text is not parsed as rich's markup: an arm may be named '[b]'.
-    table.add_row(
-      *(
-        Text(cells[key]) for key in ('rank', 'name', 'n', 'mean', 'interval', 'difference', 'holm', 'verdict')
-      ),
-      *([Text(format_rates(settings[cells['name']]))] if has_rates else []),
-    )
+    table.add_row(*map(Text, cells))
   text = io.StringIO()
   Console(file=text, width=120, color_system=None).print(table)
-  notes = [f'{row.name}: {note}' for row in rows for note in row.notes]
   lines = [
-    sentences.answer_question(results, rows),
+    sentences.answer_question(results, ranking),
     text.getvalue().rstrip(),
     '',
-    *sentences.explain_statistics(results, rows),
-    *notes,
+    *sentences.explain_statistics(results, ranking),
+    *(f'Warning: {caveat}' for caveat in list_caveats(results, ranking)),
+    *(f'{name}: {note}' for name, note in list_notes(ranking)),
   ]
   return '\n'.join(lines).rstrip()
 
 
-def row_formatter(rows: Sequence[Row]) -> Callable[[Row], dict]:
+def tabulate_ranking(results: dict, ranking: Ranking) -> tuple[list[tuple[str, str]], list[list[str]]]:
+  """(heading, alignment) of each column of the ranking, and the cells of each row."""
+  columns = [(key, heading.format(metric=results['study']['metric']), side) for key, heading, side in COLUMNS]
+  if ranking.criterion.solved_at is not None:
+    columns.insert(3, ('outcome', 'solved', 'right'))
+  format_row, settings = row_formatter(ranking), settings_formatter(results, ranking)
+  rows = []
+  for row in ranking.rows:
+    cells = format_row(row)
+    if row.verdict == 'undecided':
+      cells['verdict'] += f': {sentences.format_needed(row)}'
+    rows.append([cells[key] for key, *_ in columns])
+  if has_selected_rates(results):
+    columns.append(('', 'learning rate', 'left'))
+    for row, cells in zip(ranking.rows, rows):
+      cells.append(settings(row.name)['rate'])
+  return [(heading, side) for _, heading, side in columns], rows
+
+
+def list_notes(ranking: Ranking) -> list[tuple[str, str]]:
+  """(arm, note) on what did not finish, and on verdicts that runs decide which diverged."""
+  notes = []
+  for row in ranking.rows:
+    reasons = [f'{row.verdict}: {row.judged.reason}'] if row.judged and is_partial(row) else []
+    notes += [(row.name, note) for note in (*row.notes, *reasons)]
+  return notes
+
+
+def row_formatter(ranking: Ranking) -> Callable[[Row], dict]:
   """Returns a function row → the cells of the ranking."""
-  places = ranking.decimals(rows)
+  places = ranking.places
 
   def format_interval(interval, sign=False):
     return '[{}, {}]'.format(*(format_number(x, places, sign) for x in interval)) if interval else '–'
 
   def format_row(row):
     s, c = row.summary, row.comparison
-    d = c.difference if c else None
+    p = row.judged.p if row.judged else None
+    reason = ''
+    if row.judged and row.verdict == row.judged.word:
+      reason = sentences.format_reason(row)
     return dict(
       rank=str(row.rank or '–'),
       name=row.name,
       hue=palette.hue(row.index, row.is_base),
-      n=str(len(row.values)),
+      n=str(len(row.values)) + (f' of {row.outcome.n}' if is_partial(row) else ''),
+      outcome=format_share(row.outcome) if row.outcome else '–',
       mean=format_number(s.mean, places) if s else '–',
       interval=format_interval(s and s.interval),
       deviation=format_number(s.deviation, places) if s and s.deviation is not None else '–',
-      difference=format_number(d.mean, places, sign=True) if d else '–',
-      difference_interval=format_interval(d and d.interval, sign=True),
-      p=format_p(c.p) if d else '–',
-      holm=format_p(c.corrected) if d else '–',
-      verdict=row.verdict,
-      reason=c.reason if c and not c.reason.startswith('p ') else '',
+      difference=format_number(c.difference, places, sign=True) if c else '–',
+      difference_interval=format_interval(c and c.interval, sign=True),
+      text_interval=format_interval(row.text_interval, sign=True),
+      p='–' if p is None else format_p(p).removeprefix('p = ').removeprefix('p '),
+      verdict=f'same within {ranking.criterion.margin:g}' if row.verdict == 'same' else row.verdict,
+      word=row.verdict,
+      reason=reason,
       notes=row.notes,
     )
 
   return format_row
 
 
-class MeansTable(NamedTuple):
-  """The means of a metric at each x: the metric's name, the name of x, its values, and (arm, cells) for each
-  row.
+def is_partial(row: Row) -> bool:
+  """Whether runs of an arm diverged."""
+  return row.outcome is not None and len(row.values) < row.outcome.n
+
+
+def format_share(share: Share) -> str:
+  """'4 of 8 [16 %, 84 %]'."""
+  low, high = (f'{100 * x:.0f} %' for x in share.interval)
+  return f'{share.k} of {share.n} [{low}, {high}]'
+
+
+class XTable(NamedTuple):
+  """A metric of each arm at each x: the names of the metric and of x, what the cells are, the values of x,
+  and (arm, cells) for each row.
   """
 
   metric: str
   x_name: str
+  cells: str
   columns: list[str]
   rows: list[tuple[str, list[str]]]
 
 
-def tabulate_means(results: dict, rows: Sequence[Row]) -> Iterator[MeansTable]:
-  """A table for each metric that has values at no more than MAX_COLUMNS values of x."""
-  for name in ranking.metric_names(results, by_x=True):
-    lines = plots.mean_lines(rows, ranking.values_by_x(results, name))
-    xs = sorted({x for line in lines for x in line.x})
-    if len(xs) <= MAX_COLUMNS:
-      means = {line.row.name: dict(zip(line.x, line.mean)) for line in lines}
-      yield MeansTable(
-        *figures.split_axis(name),
-        [f'{x:g}' for x in xs],
-        [
-          (row.name, [f'{means[row.name][x]:.4g}' if x in means.get(row.name, ()) else '–' for x in xs])
-          for row in rows
-        ],
-      )
+def tabulate_means(results: dict, ranking: Ranking) -> Iterator[XTable]:
+  """A table for each metric that has values at few x, with the marks of its tests."""
+  for name, tests in compare_by_x(results, ranking).items():
+
+    def format_cell(x, arm):
+      values = tests.values[x].get(arm)
+      return f'{sum(values.values()) / len(values):.4g}{tests.mark(x, arm)}' if values else '–'
+
+    yield XTable(
+      *figures.split_axis(name),
+      'mean over seeds' + ('' if tests.findings else ' (untested)'),
+      [f'{x:g}' for x in tests.values],
+      [(row.name, [format_cell(x, row.name) for x in tests.values]) for row in ranking.rows],
+    )
 
 
-def tabulate_other_metrics(results: dict, rows: Sequence[Row]) -> dict | None:
-  """The means of the scalar metrics other than the study's, without tests; None if there are none."""
-  names = [name for name in ranking.metric_names(results, by_x=False) if name != results['study']['metric']]
-  columns = []
-  for metric in names:
-    summaries = {
-      arm: statistics.summarize([*values.values()])
-      for arm, values in ranking.scalar_values(results, metric).items()
-      if values
-    }
-    places = ranking.decimals_for([*summaries.values()]) if summaries else 0
+def tabulate_rates(results: dict, ranking: Ranking) -> XTable | None:
+  """What each arm reached at each learning rate that was tried; None if none was."""
+  outcomes = {arm['name']: _list_outcomes(arm, ranking.places) for arm in results['arms']}
+  rates = sorted({rate for of_arm in outcomes.values() for rate in of_arm}, key=float)
+  rows = [(row.name, [outcomes[row.name].get(rate, '–') for rate in rates]) for row in ranking.rows]
+  metric, cells = results['study']['metric'], 'one run each (untested)'
+  return XTable(metric, 'learning rate', cells, rates, rows) if rates else None
+
+
+def _list_outcomes(arm: dict, places: int) -> dict[str, str]:
+  """Learning rate → '2.990', 'diverged', or 'dropped after 50 steps'."""
+  tried = arm.get('rates') or {}
+  rungs = tried.get('rungs', {})
+  texts = {
+    rate: f'dropped after {steps} steps'
+    for steps, outcome in rungs.items()
+    for rate in outcome.get('reached', ())
+  }
+  texts |= {rate: 'diverged' for outcome in (*rungs.values(), tried) for rate in outcome.get('diverged', ())}
+  return texts | {rate: format_number(value, places) for rate, value in tried.get('reached', {}).items()}
+
+
+def tabulate_other_metrics(results: dict, ranking: Ranking) -> dict | None:
+  """The means of the scalar metrics other than the study's, with their intervals and the marks of their
+  tests; None if there are none.
+  """
+  columns, names = [], []
+  for metric, tests in compare_scalars(results, ranking).items():
+    names.append(metric if tests.findings else f'{metric} (untested)')
+    of_arms, within = tests.values[None], tests.within.get(None)
+    summaries = {arm: summarize([*values.values()], within) for arm, values in of_arms.items() if values}
+    places = decimals_for([*summaries.values()]) if summaries else 0
     columns.append(
       {
-        arm: (format_number(s.mean, places), ' to '.join(format_number(x, places) for x in s.interval or ()))
+        arm: (
+          format_number(s.mean, places) + tests.mark(None, arm),
+          ' to '.join(format_number(x, places) for x in s.interval or ()) if tests.findings else '',
+        )
         for arm, s in summaries.items()
       }
     )
-  cells = [(row.name, [column.get(row.name, ('–', '')) for column in columns]) for row in rows]
+  cells = [(row.name, [column.get(row.name, ('–', '')) for column in columns]) for row in ranking.rows]
   return dict(names=names, rows=cells) if names else None
 
 
-def format_setting(arm: dict) -> dict:
-  """An arm's changes, the fields that matching changed, its costs and its selected learning rate."""
-  tried = arm.get('rates') or {}
-  results = {rate: 'diverged' for rate in tried.get('diverged', ())} | {
-    rate: f'{value:.4g}' for rate, value in tried.get('reached', {}).items()
-  }
-  return dict(
-    changes=[(path, repr(value)) for path, value in arm['changes'].items()],
-    matched=[(path, repr(before), repr(after)) for path, (before, after) in arm['matched'].items()],
-    costs=[
-      (
-        label,
-        '–'
-        if arm.get(key) is None
-        else f'{arm[key]:,}'
-        if key == 'parameters'
-        else EngFormatter(places=2, sep=' ')(arm[key]),
-      )
-      for key, label in figures.COSTS.items()
-    ],
-    rate='–' if arm.get('rate') is None else f'{arm["rate"]:g}',
-    rates=[f'{rate}: {results[rate]}' for rate in sorted(results, key=float)],
-  )
-
-
-def format_rates(setting: dict) -> str:
-  """The learning rate of a `format_setting`, and the result at each candidate: '0.01 (0.001: 5.19, 0.01:
-  2.99)'.
+def settings_formatter(results: dict, ranking: Ranking) -> Callable[[str], dict]:
+  """Returns a function arm → its changes, the fields that matching changed, its costs, and its learning
+  rate.
   """
-  return setting['rate'] + f' ({", ".join(setting["rates"])})' * bool(setting['rates'])
+  arms = {arm['name']: arm for arm in results['arms']}
+  floor, is_lower = ranking.findings.analysis.floor, ranking.criterion.lower_is_better
+
+  def format_settings(name):
+    arm = arms[name]
+    return dict(
+      changes=[(path, repr(value)) for path, value in arm['changes'].items()],
+      matched=[(path, repr(before), repr(after)) for path, (before, after) in arm['matched'].items()],
+      costs=[(label, _format_cost(key, arm.get(key))) for key, label in figures.COSTS.items()],
+      rate=_format_rate(arm, floor, is_lower),
+    )
+
+  return format_settings
+
+
+def _format_cost(key: str, cost: float | None) -> str:
+  if cost is None:
+    return '–'
+  return f'{cost:,}' if key == 'parameters' else EngFormatter(places=2, sep=' ')(cost)
+
+
+def _format_rate(arm: dict, floor: Spread | None, lower_is_better: bool) -> str:
+  """'0.0042 [0.0031, 0.0058]': the selected rate, and the interval of the best one."""
+  if arm.get('rate') is None:
+    return '–'
+  reached = {float(rate): value for rate, value in (arm.get('rates') or {}).get('reached', {}).items()}
+  tried = [*map(float, list_rates_tried(arm))]
+  interval = None
+  if floor and floor.deviation and reached:
+    best = find_optimum(reached, tried, lower_is_better).best
+    interval = find_interval(reached, tried, best, floor)
+  return f'{arm["rate"]:g}' + (' [{:.2g}, {:.2g}]'.format(*interval) if interval else '')
 
 
 def has_selected_rates(results: dict) -> bool:
@@ -185,20 +256,20 @@ def has_selected_rates(results: dict) -> bool:
   return any(arm.get('rates') for arm in results['arms'])
 
 
-def tabulate_settings(results: dict, rows: Sequence[Row]) -> dict:
+def tabulate_settings(results: dict, ranking: Ranking) -> dict:
   """The arms in the order of the ranking: changes, matched fields, costs and learning rates."""
   match, costs = results['study']['match'], ['parameters', 'training FLOPs per token']
   has_rates = has_selected_rates(results)
-  settings = {arm['name']: format_setting(arm) for arm in results['arms']}
+  format_settings = settings_formatter(results, ranking)
 
-  def format_cells(setting):
-    cost_cells = dict(setting['costs'])
-    matched = '<br>'.join(f'`{path}`: {a} → {b}' for path, a, b in setting['matched']) or 'nothing'
+  def format_cells(settings):
+    cost_cells = dict(settings['costs'])
+    matched = '<br>'.join(f'`{path}`: {a} → {b}' for path, a, b in settings['matched']) or 'nothing'
     return [
-      '<br>'.join(f'`{path}={value}`' for path, value in setting['changes']) or 'nothing',
+      '<br>'.join(f'`{path}={value}`' for path, value in settings['changes']) or 'nothing',
       *([matched] if match else []),
       *(cost_cells[name] for name in costs),
-      *([format_rates(setting)] if has_rates else []),
+      *([settings['rate']] if has_rates else []),
     ]
 
   columns = [
@@ -207,4 +278,6 @@ def tabulate_settings(results: dict, rows: Sequence[Row]) -> dict:
     *costs,
     *(['learning rate'] if has_rates else []),
   ]
-  return dict(columns=columns, rows=[(row.name, format_cells(settings[row.name])) for row in rows])
+  return dict(
+    columns=columns, rows=[(row.name, format_cells(format_settings(row.name))) for row in ranking.rows]
+  )

@@ -1,0 +1,101 @@
+"""Warnings: each is given where its reason is there, and not without it."""
+
+import pytest
+
+from tests.studies.report.made_up import results
+from tests.studies.report.test_ranking import with_parts
+from tfm.studies.report.caveats import list_caveats
+from tfm.studies.report.ranking import rank_arms
+
+
+def caveats(study_results, about):
+  return [line for line in list_caveats(study_results, rank_arms(study_results)) if about in line]
+
+
+def with_curves(study_results, curves):
+  """The same with these validation losses of every seed, at steps 0, 20, …, 100."""
+  study_results['curves'] = [
+    dict(arm=arm, seed=seed, split='validation', step=20 * i, loss=loss)
+    for arm, losses in curves.items()
+    for seed in study_results['study']['seeds']
+    for i, loss in enumerate(losses)
+  ]
+  return study_results
+
+
+def test_flat_curves_of_a_tuned_study_need_no_warning():
+  study_results = with_curves(
+    results(dict(rope=0.0, alibi=0.3)), dict(rope=[5, 2, 2, 2], alibi=[5, 2.3, 2.3, 2.3])
+  )
+  assert list_caveats(study_results, rank_arms(study_results)) == []
+
+
+def test_untuned_arms():
+  assert caveats(results(dict(rope=0.0, alibi=0.3), learning_rates=[]), 'No learning rate is tuned')
+  # Of finished runs it is not known.
+  assert not caveats(results(dict(rope=0.0, alibi=0.3)), 'rate')
+
+
+@pytest.mark.parametrize('rate, side', [(0.001, 'lowest'), (0.004, 'highest'), (0.002, None)])
+def test_a_rate_at_an_end_of_its_range(rate, side):
+  study_results = results(dict(rope=0.0, alibi=0.3), learning_rates=[0.001, 0.002, 0.004])
+  for arm in study_results['arms']:
+    arm |= dict(rate=0.002, rates=dict(reached={'0.001': 2.1, '0.002': 2.0, '0.004': 2.1}, diverged={}))
+  study_results['arms'][1]['rate'] = rate
+  found = caveats(study_results, 'best learning rate')
+  assert [f'rate of alibi is the {side}' in line for line in found] == [True] * (side is not None)
+
+
+@pytest.mark.parametrize(
+  'losses, is_steep', [([5, 3, 2.5, 2.2, 2.1, 2.0], True), ([5, 3, 2.2, 2.05, 2.01, 2.0], False)]
+)
+def test_a_loss_that_still_falls_steeply(losses, is_steep):
+  """By more than 1 % in the last fifth."""
+  study_results = with_curves(results(dict(rope=0.0, alibi=0.3)), dict(rope=losses, alibi=[9.0] * 6))
+  found = caveats(study_results, 'falls steeply')
+  assert bool(found) == is_steep
+  assert not is_steep or 'loss of rope still' in found[0] and '0.100 (rope)' in found[0]
+
+
+def test_a_fall_within_the_noise_is_not_steep():
+  curves = dict(rope=[3, 2.4, 2.1, 2.09, 2.08, 2.0], alibi=[9.0] * 6)
+  study_results = with_curves(results(dict(rope=0.0, alibi=0.3)), curves)
+  assert caveats(study_results, 'steeply')
+  for v in study_results['values']:
+    v['value'] += v['seed'] * (v['metric'] == 'loss')  # the seeds vary by 1
+  assert not caveats(study_results, 'steeply')
+
+
+def test_curves_that_cross_late():
+  early = dict(rope=[5, 2.0, 2, 2, 2, 2], alibi=[4, 1.9, 2.3, 2.3, 2.3, 2.3])
+  late = dict(rope=[5, 3.0, 2.9, 2.8, 2.0, 2], alibi=[4, 2.3, 2.3, 2.3, 2.3, 2.3])
+  assert not caveats(with_curves(results(dict(rope=0.0, alibi=0.3)), early), 'cross')
+  (found,) = caveats(with_curves(results(dict(rope=0.0, alibi=0.3)), late), 'cross')
+  assert 'curves of alibi and rope cross after step 60 of 100' in found
+  # A gap within the noise is no crossing.
+  near = dict(rope=[5, 3, 2.302, 2.302, 2, 2], alibi=[4, 2.3, 2.3, 2.3, 2.3, 2.3])
+  assert not caveats(with_curves(results(dict(rope=0.0, alibi=0.3)), near), 'cross')
+
+
+def with_tokens(study_results, tokens):
+  for arm in study_results['arms']:
+    for seed in study_results['study']['seeds']:
+      study_results['values'].append(dict(arm=arm['name'], seed=seed, metric='tokens', x=None, value=tokens))
+  return study_results
+
+
+def test_a_small_text():
+  (found,) = caveats(with_tokens(results(dict(rope=0.0, alibi=0.3)), 20_480), 'evaluation text')
+  assert 'of 20,480 tokens' in found and 'the measure parts tells' in found
+  assert not caveats(with_tokens(results(dict(rope=0.0, alibi=0.3)), 10**7), 'text')
+  # With the measure it is known, and a verdict that does not hold for other texts is named.
+  assert not caveats(with_tokens(with_parts(results(dict(rope=0.0, alibi=0.3)), 0.01), 20_480), 'text')
+  (found,) = caveats(with_tokens(with_parts(results(dict(rope=0.0, alibi=0.3)), 3.0), 20_480), 'text')
+  assert found.startswith('alibi: the verdict holds for this evaluation text')
+
+
+def test_sameness_is_transferred_to_other_texts_by_its_margin():
+  study_results = with_parts(results(dict(rope=0.0, alibi=0.0), equal_within=0.05), 0.02)
+  assert not caveats(study_results, 'alibi: the verdict')
+  study_results = with_parts(results(dict(rope=0.0, alibi=0.0), equal_within=0.05), 0.5)
+  assert caveats(study_results, 'alibi: the verdict')

@@ -1,0 +1,132 @@
+"""The warnings of a report: what may turn its findings over."""
+
+import math
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from tfm.studies.learning_rates import list_rates_tried
+from tfm.studies.report.ranking import Ranking, Row
+from tfm.studies.report.values import loss_curves, scalar_values
+from tfm.studies.report.wording import format_number, join_names
+
+
+# A loss falls steeply if it falls by more than these in the last fifth of the steps: part of its size, and
+# deviations over seeds.
+STEEP, LAST = (0.01, 2.0), 0.8
+# Below so many tokens of evaluation text, differences depend on which text it is.
+SMALL_TEXT = 1_000_000
+
+
+def list_caveats(results: dict, ranking: Ranking) -> list[str]:
+  """A sentence on each reason to doubt the ranking."""
+  return [
+    *_warn_of_rates(results),
+    *_warn_of_steep_curves(results, ranking),
+    *_warn_of_crossing_curves(results, ranking),
+    *_warn_of_text(results, ranking),
+  ]
+
+
+def _warn_of_rates(results: dict) -> Iterator[str]:
+  """Arms whose learning rate is not tuned, or best at an end of the range."""
+  tuned = {arm['name']: arm for arm in results['arms'] if arm.get('rate') is not None}
+  if not tuned and results['study'].get('learning_rates') == [] and len(results['arms']) > 1:
+    yield (
+      'No learning rate is tuned: an arm may be ahead because the rate of the config suits it '
+      '(learning_rates=…).'
+    )
+  for end, side in ((min, 'lowest'), (max, 'highest')):
+    arms = [
+      name
+      for name, arm in tuned.items()
+      if (tried := [*map(float, list_rates_tried(arm))]) and len(tried) > 1 and arm['rate'] == end(tried)
+    ]
+    if arms:
+      yield (
+        f'The best learning rate of {join_names(arms)} is the {side} that was tried; a wider range may be '
+        'better.'
+      )
+
+
+def _warn_of_steep_curves(results: dict, ranking: Ranking) -> Iterator[str]:
+  """Arms whose validation loss still falls steeply."""
+  within = ranking.findings.analysis.within
+  noise = within.deviation if within and results['study']['metric'] == 'loss' else 0.0
+  falls = {}
+  for arm, curve in mean_curves(results).items():
+    steps = [*curve]
+    end = curve[steps[-1]]
+    before = np.interp(steps[0] + LAST * (steps[-1] - steps[0]), steps, [*curve.values()])
+    if before - end > max(STEEP[0] * abs(end), STEEP[1] * noise):
+      falls[arm] = before - end
+  if falls:
+    most = max(falls, key=falls.get)
+    yield (
+      f'The loss of {join_names([*falls])} still falls steeply, in the last fifth of the training by up to '
+      f'{format_number(falls[most], 3)} ({most}): a longer training may change the order.'
+    )
+
+
+def _warn_of_crossing_curves(results: dict, ranking: Ranking) -> Iterator[str]:
+  """Arms whose validation loss crosses that of their base in the second half of the training."""
+  curves, within = mean_curves(results), ranking.findings.analysis.within
+  for row in ranking.rows:
+    base = row.compared_with
+    if row.is_base or row.name not in curves or base not in curves:
+      continue
+    steps = [step for step in curves[row.name] if step in curves[base]]
+    gaps = np.array([curves[row.name][step] - curves[base][step] for step in steps])
+    noise = 2 * within.deviation * math.sqrt(2 / len(row.values)) if within and row.values else 0.0
+    if len(steps) < 2 or abs(gaps[-1]) <= noise:
+      continue
+    before = [
+      step
+      for step, gap in zip(steps, gaps)
+      if step >= steps[-1] / 2 and abs(gap) > noise and np.sign(gap) != np.sign(gaps[-1])
+    ]
+    if before:
+      yield (
+        f'The loss curves of {row.name} and {base} cross after step {before[-1]:,} of {steps[-1]:,}: another '
+        'length of training may show another order.'
+      )
+
+
+def _warn_of_text(results: dict, ranking: Ranking) -> Iterator[str]:
+  """Small evaluation texts, and arms whose verdict another text might change."""
+  decided = [row for row in ranking.rows if row.verdict in ('better', 'worse', 'same')]
+  if doubtful := [row.name for row in decided if row.text_interval and not is_transferable(row, ranking)]:
+    yield (
+      f'{join_names(doubtful)}: the verdict holds for this evaluation text; by the interval for other texts '
+      'of its size it is undecided.'
+    )
+  tokens = [max(of_arm.values()) for of_arm in scalar_values(results, 'tokens').values() if of_arm]
+  if decided and tokens and min(tokens) < SMALL_TEXT and not any(row.text_interval for row in ranking.rows):
+    metric = results['study']['metric']
+    measure = 'parts' if metric == 'loss' else f'parts("{metric}")'
+    yield (
+      f'Intervals hold for this evaluation text, of {min(tokens):,.0f} tokens; those for other texts of its '
+      f'size are wider, by how much the measure {measure} tells.'
+    )
+
+
+def is_transferable(row: Row, ranking: Ranking) -> bool:
+  """Whether the interval for other texts gives the same verdict."""
+  low, high = row.text_interval
+  if row.verdict == 'same':
+    return -ranking.criterion.margin < low and high < ranking.criterion.margin
+  return low > 0 or high < 0
+
+
+def mean_curves(results: dict) -> Mapping[str, Mapping[float, float]]:
+  """Arm → step → validation loss, the mean over finished seeds at the steps that all have, of two steps or
+  more.
+  """
+  diverged = {arm['name']: arm['diverged'] for arm in results['arms']}
+  curves = {}
+  for arm, seeds in loss_curves(results, 'validation').items():
+    lines = [line for seed, line in seeds.items() if seed not in diverged[arm]]
+    steps = sorted(set.intersection(*map(set, lines))) if lines else []
+    if len(steps) > 1:
+      curves[arm] = {step: float(np.mean([line[step] for line in lines])) for step in steps}
+  return curves

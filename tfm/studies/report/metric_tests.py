@@ -1,0 +1,87 @@
+"""Tests of the metrics beside the study's: higher or lower than in the base, undecided, or not tested."""
+
+import dataclasses
+from collections.abc import Mapping
+
+from tfm.studies.report.ranking import Ranking
+from tfm.studies.report.values import metric_names, scalar_values, values_by_x
+from tfm.studies.statistics.compare import compare_arms
+from tfm.studies.statistics.summary import Spread
+
+
+# Metrics with values at more x than this are plotted, not tabulated, and not tested.
+MAX_COLUMNS = 8
+MARKS = {'higher': '▲', 'lower': '▼'}
+LEGEND = (
+  '▲ ▼: higher, lower than the base, as shown by the tests of the ranking; each metric by itself is '
+  'corrected for all its arms and columns. No mark: undecided, or runs of the arm diverged. (untested): a '
+  'cost, or a metric that does not vary over seeds, or too few seeds.'
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class MetricTests:
+  """The findings on one metric.
+
+  Attributes:
+    values: x, or None for a scalar → arm → seed → value.
+    findings: (x, arm) → 'higher', 'lower' or 'undecided'; empty if nothing was tested.
+    within: x → the deviation over seeds within arms; None if it was not tested.
+  """
+
+  values: Mapping[float | None, Mapping[str, Mapping[int, float]]]
+  findings: Mapping[tuple[float | None, str], str]
+  within: Mapping[float | None, Spread | None]
+
+  def mark(self, x: float | None, arm: str) -> str:
+    """' ▲', ' ▼' or ''."""
+    mark = MARKS.get(self.findings.get((x, arm)), '')
+    return f' {mark}' if mark else ''
+
+
+def compare_scalars(results: dict, ranking: Ranking) -> dict[str, MetricTests]:
+  """The tests of the scalar metrics other than the study's, by name."""
+  study = results['study']
+  return {
+    metric: compare_at_each_x(
+      {None: scalar_values(results, metric)}, ranking, metric not in study.get('costs', ())
+    )
+    for metric in metric_names(results, by_x=False)
+    if metric != study['metric']
+  }
+
+
+def compare_by_x(results: dict, ranking: Ranking) -> dict[str, MetricTests]:
+  """The tests of the metrics with values at no more than MAX_COLUMNS values of x, by name."""
+  tests = {}
+  for metric in metric_names(results, by_x=True):
+    values = {}
+    for arm, seeds in values_by_x(results, metric).items():
+      for seed, line in seeds.items():
+        for x, value in line.items():
+          values.setdefault(x, {}).setdefault(arm, {})[seed] = value
+    if 0 < len(values) <= MAX_COLUMNS:
+      tests[metric] = compare_at_each_x(dict(sorted(values.items())), ranking, True)
+  return tests
+
+
+def compare_at_each_x(
+  values: Mapping[float | None, Mapping[str, Mapping[int, float]]], ranking: Ranking, is_tested: bool
+) -> MetricTests:
+  """Compares arms with their bases at each x; arms of which runs diverged are left out.
+
+  Args:
+    is_tested: False for costs, which are not outcomes of seeds.
+  """
+  findings, within = {}, {}
+  if is_tested:
+    whole = {row.name for row in ranking.rows if row.outcome and len(row.values) == row.outcome.n}
+    bases = {row.name: row.compared_with for row in ranking.rows if row.compared_with}
+    for x, of_arms in values.items():
+      known = {arm: seeds for arm, seeds in of_arms.items() if seeds and arm in whole}
+      pairs = {arm: base for arm, base in bases.items() if {arm, base} <= set(known)}
+      analysis = compare_arms(known, pairs, families=len(values))
+      found = {arm: each.finding for arm, each in analysis.comparisons.items() if each.p is not None}
+      findings |= {(x, arm): finding for arm, finding in found.items()}
+      within[x] = analysis.within if found else None
+  return MetricTests(values, findings, within)

@@ -1,0 +1,65 @@
+"""Outcomes that are yes or no, such as a solved task: shares with exact intervals, and their tests."""
+
+import dataclasses
+import gc
+from collections.abc import Mapping, Sequence
+
+from tfm.errors import importing_extra
+from tfm.studies.statistics.summary import ALPHA, LEVEL
+
+
+with importing_extra('ablation'):
+  from scipy import stats
+  from statsmodels.stats.multitest import multipletests
+
+
+@dataclasses.dataclass(frozen=True)
+class Share:
+  """k of n runs."""
+
+  k: int
+  n: int
+
+  @property
+  def value(self) -> float:
+    return self.k / self.n
+
+  @property
+  def interval(self) -> tuple[float, float]:
+    """The exact interval of the probability (Clopper & Pearson 1934)."""
+    found = stats.binomtest(self.k, self.n).proportion_ci(LEVEL, method='exact')
+    return float(found.low), float(found.high)
+
+
+def compare_shares(shares: Mapping[str, Share], bases: Mapping[str, str]) -> dict[str, float]:
+  """Arm → p of an equal share in its base: Boschloo's test (1970) with Holm's correction."""
+  pairs = [(arm, bases[arm]) for arm in shares if bases.get(arm, arm) != arm]
+  ps = holm([boschloo_p(shares[arm], shares[base]) for arm, base in pairs])
+  return {arm: p for (arm, _), p in zip(pairs, ps)}
+
+
+def boschloo_p(a: Share, b: Share) -> float:
+  """Two-sided p of equal shares: an unconditional exact test by Fisher's p as statistic (Boschloo 1970)."""
+  if a.k + b.k in (0, a.n + b.n):  # all alike
+    return 1.0
+  return float(stats.boschloo_exact([[a.k, b.k], [a.n - a.k, b.n - b.k]]).pvalue)
+
+
+def seeds_to_decide(a: Share, b: Share, comparisons: int, most: int) -> int | None:
+  """The fewest seeds of each arm with which shares like these would differ; None for more than `most`.
+
+  As Holm's correction of the smallest p: comparisons · p ≤ ALPHA.
+  """
+  for n in range(max(a.n, b.n) + 1, most + 1):
+    if comparisons * boschloo_p(Share(round(a.value * n), n), Share(round(b.value * n), n)) <= ALPHA:
+      return n
+  return None
+
+
+def holm(ps: Sequence[float]) -> list[float]:
+  """Holm's (1979) step-down correction: bounds the probability of any false difference by p."""
+  gc.freeze()  # statsmodels runs the garbage collector, which takes 0.25 s with JAX's objects
+  try:
+    return multipletests(ps, method='holm')[1].tolist() if len(ps) else []
+  finally:
+    gc.unfreeze()
