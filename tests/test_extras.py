@@ -84,6 +84,7 @@ def test_every_import_is_of_the_base_or_names_its_extra(root, requirements):
   assert seen - {None} == {
     'ablation',
     'arrow',
+    'beam',
     'check',
     'hub',
     'images',
