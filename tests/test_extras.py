@@ -145,23 +145,23 @@ def run_in_base(root, tmp_path, *commands):
 
 SENTENCES = {
   'arrow': (
-    ['inspect', '--config=lm', '--picture=', '--config.data.source=arrow("x")'],
+    ['inspect', '--config=lm', '--config.data.source=arrow("x")'],
     r'tfm inspect: config.data.source=.arrow\("x"\).: {} is not installed',
   ),
   'ablation': (['ablate', 'position:demo', '--workdir=x', '--dry_run'], 'tfm ablate: {} is not installed'),
   'check': (['check', 'mine.py'], 'tfm check: {} is not installed'),
   'hub': (['import', '--from=here', '--workdir=x'], 'tfm import: {} is not installed'),
   'images': (
-    ['inspect', '--config=vit:digits', '--picture='],
+    ['inspect', '--config=vit:digits'],
     "tfm inspect: config.data.source='digits': {} is not installed",
   ),
-  'plots': (['inspect', '--config=lm:smoke'], 'tfm inspect: {} is not installed'),
+  'plots': (['inspect', 'causal', '--to=mask.png'], 'tfm inspect: {} is not installed'),
   'tensorboard': (
     ['train', '--config=lm:smoke', '--workdir=x', '--config.training.sinks=tensorboard'],
     "tfm train: config.training.sinks='tensorboard': {} is not installed",
   ),
   'translation': (
-    ['inspect', '--config=numbers', '--picture='],
+    ['inspect', '--config=numbers'],
     'tfm inspect: config.data.source="numbers.*": {} is not installed',
   ),
 }

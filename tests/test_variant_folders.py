@@ -188,7 +188,7 @@ def test_a_missing_package_is_to_be_installed():
 
 def test_every_command_takes_folders(lab, capsys, tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
-  inspect = ['inspect', '--config=lm:smoke', '--picture=', '--config.model.mask=causal & strided(2)']
+  inspect = ['inspect', '--config=lm:smoke', '--config.model.mask=causal & strided(2)']
   assert cli.main(inspect) == 2 and "'strided', which masks does not have" in capsys.readouterr().err
   assert cli.main([*inspect, f'--variants={lab}']) == 0
   assert "model.mask = 'causal & strided(2)'" in capsys.readouterr().out

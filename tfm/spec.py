@@ -81,6 +81,23 @@ def parse(text: str) -> Call:
   return _parse_call(_parse_expression(text), text)
 
 
+def list_names(text: str) -> list[str]:
+  """The names of the variants in a spec, which may combine several with `&`, `|` and `~`.
+
+  Raises:
+    SpecError: if the text is no spec.
+  """
+
+  def walk(node):
+    if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
+      return walk(node.left) + walk(node.right)
+    if isinstance(node, ast.UnaryOp) and type(node.op) in OPERATORS:
+      return walk(node.operand)
+    return [_parse_call(node, text).name]
+
+  return walk(_parse_expression(text))
+
+
 def build(text: str, package: ModuleType, base: type, **context) -> Any:
   """Builds the object of a spec: an instance of the class derived from `base` in the file that it names.
 

@@ -62,7 +62,7 @@ def test_tables_curves_and_resumption(tmp_path, monkeypatch, capsys):
     compare_attention, 'measure_or_empty', lambda run: measured.append(run) or fake_result(run)
   )
   out = tmp_path / 'a'
-  command = ['benchmark', 'attention', '--lengths=2048,4096,8192,16384', f'--out={out}']
+  command = ['benchmark', 'attention', '--lengths=2048,4096,8192,16384', f'--to={out}']
   assert cli.main(command) == 0
   text = capsys.readouterr().out
   lines = [[cell.strip() for cell in line.strip(' |').split('|')] for line in text.splitlines()]
@@ -80,14 +80,14 @@ def test_tables_curves_and_resumption(tmp_path, monkeypatch, capsys):
 
 def test_results_of_another_machine_are_rejected(tmp_path, capsys):
   (tmp_path / 'a.jsonl').write_text(json.dumps(dict(run=['x'], machine='an abacus', result={})) + '\n')
-  assert cli.main(['benchmark', 'attention', f'--out={tmp_path / "a"}']) == 2
+  assert cli.main(['benchmark', 'attention', f'--to={tmp_path / "a"}']) == 2
   assert 'holds measurements of another machine (an abacus)' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
   'argv, message',
   [
-    (['attention', '--lengths=0'], '--lengths contains 0; a row has at least 1 token'),
+    (['attention', '--to=x', '--lengths=0'], '--lengths contains 0; a row has at least 1 token'),
     (['gpt2', '--rounds=0'], '--rounds=0 must be at least 1'),
   ],
 )

@@ -1,6 +1,8 @@
 """The console script: help of every command, error messages of one sentence, and a complete first run."""
 
+import errno
 import json
+import os
 import subprocess
 import sys
 
@@ -36,6 +38,41 @@ def test_python_m_tfm_runs_the_console_script():
     [sys.executable, '-m', 'tfm', '--help'], capture_output=True, text=True, check=True
   )
   assert 'train' in process.stdout
+
+
+@pytest.mark.parametrize(
+  'words, expected',
+  [
+    (['--help'], 1),
+    (['train', '--help'], 0),  # argparse ignores it
+    (['configs'], 1),
+    (['inspect', 'causal', '--config.data.length=4'], 1),
+  ],
+)
+def test_a_reader_that_has_gone_ends_a_command_without_a_word(words, expected):
+  """As in `tfm … | head -1`."""
+  read, write = os.pipe()
+  os.close(read)
+  with open(write, 'wb') as stdout:
+    process = subprocess.run(
+      [sys.executable, '-m', 'tfm', *words], stdout=stdout, stderr=subprocess.PIPE, text=True
+    )
+  assert (process.returncode, process.stderr) == (expected, '')
+
+
+def test_another_broken_pipe_is_reported(capfd, monkeypatch):
+  def fail(folder):
+    raise BrokenPipeError(errno.EPIPE, 'a connection')
+
+  monkeypatch.setattr('tfm.runs.summary.summarize_runs', fail)
+  assert tfm(capfd, 'runs') == (2, '', 'tfm runs: [Errno 32] a connection\n')
+
+
+def test_the_value_of_a_field_may_have_spaces(capsys):
+  """Wherever it stands: it is not the argument of the command."""
+  for words in (['--config.model.mask=causal & window(7)'], ['--config.model.mask', 'causal & window(7)']):
+    status, out, _ = tfm(capsys, 'inspect', *words, '--config=lm:smoke')
+    assert status == 0 and "model.mask = 'causal & window(7)'\n" in out
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """`tfm inspect`."""
 
+import re
+
 import pytest
 
 from tfm.analysis import estimate
@@ -47,7 +49,7 @@ def find_line(out, start):
   return match.split()
 
 
-def test_prints_config_parameters_costs_and_masks(run, tmp_path):
+def test_prints_config_parameters_and_costs(run, tmp_path):
   status, out, _ = run()
   assert status == 0
   assert find_line(out, 'model.feed_forward_width') == ['model.feed_forward_width', '=', '192']
@@ -62,7 +64,7 @@ def test_prints_config_parameters_costs_and_masks(run, tmp_path):
   assert find_line(out, 'training (3 × forward)')
   assert {find_line(out, kind)[0] for kind in ('parameters', 'gradients', 'optimizer', 'activations')}
   assert '…' not in out
-  assert (tmp_path / 'mask.png').read_bytes().startswith(b'\x89PNG') and 'masks: mask.png' in out
+  assert [path.name for path in tmp_path.iterdir()] == ['a.py']  # no picture unless --to asks for one
 
 
 @pytest.mark.parametrize(
@@ -88,11 +90,10 @@ def test_an_invalid_mesh_is_rejected_with_the_nearest_valid_mesh(run, words, sen
 
 @pytest.mark.slow
 def test_the_mesh_may_exceed_the_attached_devices(run):
-  status, out, _ = run('--config.mesh.fsdp=64', '--config.mesh.tensor=4', '--devices=1024', '--picture=')
+  status, out, _ = run('--config.mesh.fsdp=64', '--config.mesh.tensor=4', '--devices=1024')
   assert status == 0
   assert 'one device of 1024 (data=4 fsdp=64 tensor=4), 1 rows at once' in out
-  assert 'masks' not in out
-  _, whole, _ = run('--config.mesh.data=1', '--picture=')
+  _, whole, _ = run('--config.mesh.data=1')
 
   def count(out):
     return int(find_line(out, 'gradients')[1].replace(',', ''))
@@ -107,7 +108,6 @@ def test_the_mesh_determines_the_number_of_devices(run):
     '--config.mesh.fsdp=3',
     '--config.training.batch_size=12',
     '--config.model.width=96',
-    '--picture=',
   )
   assert 'one device of 12 (data=4 fsdp=3), 1 rows at once' in out
 
@@ -115,7 +115,7 @@ def test_the_mesh_determines_the_number_of_devices(run):
 @pytest.mark.slow
 def test_the_pipeline_bubble(run):
   """Bubble fraction: (stages - 1) / (microbatches + stages - 1) = (3 - 1) / (8 + 3 - 1)."""
-  words = ('--config.mesh.stage=3', '--devices=3', '--config.pipeline.microbatches=8', '--picture=')
+  words = ('--config.mesh.stage=3', '--devices=3', '--config.pipeline.microbatches=8')
   _, out, _ = run(*words)
   assert (
     find_line(out, 'bubble')[1] == '20.0%'
@@ -123,7 +123,7 @@ def test_the_pipeline_bubble(run):
     and find_line(out, 'microbatches')[1] == '8'
   )
   assert '32 rows each' in out
-  _, plain, _ = run('--config.mesh.data=1', '--picture=')
+  _, plain, _ = run('--config.mesh.data=1')
   assert 'bubble' not in plain
 
   def bytes_of(kind, out):
@@ -144,7 +144,7 @@ def test_the_pipeline_bubble(run):
     ),
     (('--config.model.mask=later',), "names 'later', which masks does not have"),
     (('--config.training.batch_size=12', '--devices=8'), 'use a multiple of 8'),
-    (('--picture=nowhere/mask.png',), 'nowhere/mask.png'),
+    (('--to=nowhere/lm.png',), 'nowhere/lm.png'),
   ],
 )
 def test_invalid_arguments_are_rejected(run, words, sentence):
@@ -157,7 +157,7 @@ def test_a_loss_chunk_is_divided_over_all_devices(run):
   """Each of sixteen devices has a sixteenth of a chunk, like one device with chunks of that size."""
 
   def activations(*words):
-    return find_line(run('--config.mesh.data=-1', '--picture=', *words)[1], 'activations')[1]
+    return find_line(run('--config.mesh.data=-1', *words)[1], 'activations')[1]
 
   per_device = activations('--devices=16', '--config.training.loss_chunk=4096')
   assert per_device == activations(
@@ -176,7 +176,7 @@ def test_a_vocabulary_that_depends_on_the_text_is_read_from_it(monkeypatch):
 
 
 def test_inspect_an_encoder_decoder(tmp_path, monkeypatch, capsys):
-  """Prints parameters, FLOPs and memory, and draws the masks of the three kinds of attention."""
+  """Prints parameters, FLOPs and memory; draws the masks of all kinds of attention, and the schedule."""
   monkeypatch.chdir(tmp_path)
   (tmp_path / 'b.py').write_text("""
 def get_config(arg=''):
@@ -184,7 +184,8 @@ def get_config(arg=''):
               model=dict(architecture='encoder_decoder', layers=2, width=64, heads=4,
                          encoder=dict(mask='window(2, 2)')))
 """)
-  assert cli.main(['inspect', '--config=b.py', '--config.data.source_tokenizer=sentencepiece(301)']) == 0
+  words = '--config.data.source_tokenizer=sentencepiece(301)', '--config.model.position=none', '--to=b.svg'
+  assert cli.main(['inspect', '--config=b.py', *words]) == 0
   out = capsys.readouterr().out
   assert (
     find_line(out, 'source_embedding/table')[1:4] == ['384', '×', '64']
@@ -192,4 +193,34 @@ def get_config(arg=''):
   )
   parameters = int(find_line(out, 'cross')[1].replace(',', ''))
   assert parameters == 2 * 4 * 64 * 64
-  assert (tmp_path / 'mask.png').stat().st_size > 5_000
+  titles = re.findall(r'<!-- ([a-z].*) -->', (tmp_path / 'b.svg').read_text('utf-8'))
+  drawn = 'causal', 'encoder: window(2, 2)', 'cross: full', 'cosine'
+  assert [title for title in titles if title in drawn] == [*drawn] and 'drawn: b.svg' in out
+
+
+def test_a_spec_is_drawn_in_the_terminal(tmp_path, monkeypatch, capsys):
+  monkeypatch.chdir(tmp_path)
+  assert cli.main(['inspect', 'causal & window(1)', '--config.data.length=3']) == 0
+  assert capsys.readouterr().out.splitlines()[:4] == ['causal & window(1)', '██····', '████··', '··████']
+  assert not [*tmp_path.iterdir()]
+
+
+def test_a_spec_is_drawn_into_a_picture(run, tmp_path):
+  # The sizes are those of the config: 6 layers of 8 heads.
+  assert run('alibi', '--to=alibi.png') == (0, 'drawn: alibi.png\n', '')
+  assert (tmp_path / 'alibi.png').read_bytes().startswith(b'\x89PNG')
+
+
+@pytest.mark.parametrize(
+  'words, sentence',
+  [
+    (['casual'], "tfm inspect: 'casual' names 'casual', which none of config.model.mask, "),
+    ([''], 'tfm inspect: a spec is a string such as'),
+    (['causal', '--to=nowhere/mask.png'], 'nowhere/mask.png'),
+    (['causal', '--to=mask.nonsense'], 'nonsense'),
+  ],
+)
+def test_a_spec_that_cannot_be_drawn_is_rejected(capsys, words, sentence):
+  assert cli.main(['inspect', *words]) == 2
+  out, err = capsys.readouterr()
+  assert not out and sentence in err and len(err.splitlines()) == 1

@@ -87,9 +87,6 @@ class TestCommandLine:
     actual = dict(leaves(resolved))[path]
     assert actual == value and type(actual) is type(value)
 
-  def test_the_value_may_be_the_next_argument(self):
-    assert override('--config.model.width', '48').model.width == 48
-
   def test_fields_of_blocks_can_be_overridden(self):
     config = override(
       '--config.model.blocks.local.mask=causal & window(2)',

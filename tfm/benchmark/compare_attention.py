@@ -43,7 +43,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
   )
   parser.add_argument('--only', choices=('kernels', 'mixers'), help='measure kernels only, or mixers only')
   parser.add_argument(
-    '--out', default='attention', metavar='FILE', help='FILE.jsonl and FILE.png (default: attention)'
+    '--to', required=True, metavar='FILE', help='FILE.jsonl for the measurements, FILE.png for the curves'
   )
 
 
@@ -54,7 +54,7 @@ def main(args: argparse.Namespace) -> None:
     if length < 1:
       raise ValueError(f'--lengths contains {length}; a row has at least 1 token')
   measurements = list_measurements(args.lengths, args.only, importlib.util.find_spec('torch') is not None)
-  log = pathlib.Path(f'{args.out}.jsonl')
+  log = pathlib.Path(f'{args.to}.jsonl')
   results = read_results(log)
   for run in track(measurements, 'benchmark', len(measurements)):
     if run not in results:
@@ -77,8 +77,8 @@ def main(args: argparse.Namespace) -> None:
       for what, label in PASSES.items()
       for field, unit in (('ms', 'ms'), ('mib', 'MiB'))
     }
-    curves.draw_curves(panels, describe_machine(), f'{args.out}.png')
-    console.print(f'curves: {args.out}.png', highlight=False)
+    curves.draw_curves(panels, describe_machine(), f'{args.to}.png')
+    console.print(f'curves: {args.to}.png', highlight=False)
 
 
 Run = tuple[str, ...]
@@ -118,7 +118,7 @@ def read_results(file: pathlib.Path) -> Results:
     entry = json.loads(line)
     if entry['machine'] != describe_machine():
       raise ValueError(
-        f'--out={file.stem} holds measurements of another machine ({entry["machine"]}); '
+        f'--to={file.stem} holds measurements of another machine ({entry["machine"]}); '
         'choose another file, or delete this one'
       )
     results[tuple(entry['run'])] = entry['result']

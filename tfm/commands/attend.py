@@ -57,7 +57,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
   )
   add('--layers', metavar='N,N,…', help='layers to show, counted from 0 (default: all)')
   add('--heads', metavar='N,N,…', help='heads to show, counted from 0 (default: all)')
-  add('--output', metavar='DIR', help='output directory (default: attention in --workdir)')
+  add('--to', metavar='DIR', help='folder of the pictures and the page (default: attention in --workdir)')
   add_process_flags(parser)
 
 
@@ -83,7 +83,7 @@ def main(args: argparse.Namespace) -> None:
   maps, tokens = compute_text_maps(loaded, text, target, layers, heads)
   if not processes.is_main_process():
     return  # it writes for all
-  folder = pathlib.Path(args.output or pathlib.Path(args.workdir) / 'attention')
+  folder = pathlib.Path(args.to or pathlib.Path(args.workdir) / 'attention')
   folder.mkdir(parents=True, exist_ok=True)
   title = f'{args.workdir}, step {loaded.step}'
   if 'source' in tokens and target is None:

@@ -4,7 +4,8 @@ A command is a module with a docstring, `arguments(parser)` and `main(args)`. `a
 command's own flags:
 
   words      the whole command line
-  config     if the command declares `--config`: the resolved config with every `--config.path.to.field=value`
+  config     if the command declares `--config`: the resolved config (without the flag the default one) with
+             every `--config.path.to.field=value`
   overrides  if the module sets `OVERRIDES` to a prefix: the unparsed words, of which those with dashes must
              begin with it, such as `--config.path=value`
   study      if the command declares `study`: the study with such overrides in its base config; `file` is
@@ -22,15 +23,17 @@ import argparse
 import contextlib
 import dataclasses
 import importlib
+import itertools
 import logging
 import os
 import pathlib
 import pkgutil
+import select
 import sys
 import threading
 import warnings
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, TextIO
 
 from ml_collections import ConfigDict
 
@@ -53,7 +56,26 @@ def command_names() -> tuple[str, ...]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-  """Runs one command; returns the exit status: 0, 1 for a failure of the machine, or 2 for invalid input."""
+  """Runs one command; returns the exit status: 0, 1 for a failure of the machine, or 2 for invalid input.
+
+  It ends without a word, with 1, where the reader of its output has gone, as in `tfm … | head`.
+  """
+  try:
+    try:
+      return run_command(argv)
+    finally:
+      sys.stdout.flush()
+  except BrokenPipeError:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the exit would flush it, and fail
+    return 1
+
+
+def run_command(argv: Sequence[str] | None) -> int:
+  """Runs one command; returns the exit status.
+
+  Raises:
+    BrokenPipeError: if the reader of stdout has gone.
+  """
   name, *rest = list(sys.argv[1:] if argv is None else argv) or ['--help']
   if name in ('--help', '-h'):
     print('usage: tfm COMMAND [--flag=value …]; tfm COMMAND --help lists the flags\n')
@@ -74,7 +96,7 @@ def main(argv: Sequence[str] | None = None) -> int:
       return command.main(args) or 0
   except (ValueError, OSError) as error:
     # Invalid input is reported in one sentence; TFM_TRACEBACK=1 shows where it was raised.
-    if os.environ.get('TFM_TRACEBACK'):
+    if os.environ.get('TFM_TRACEBACK') or isinstance(error, BrokenPipeError) and not is_read(sys.stdout):
       raise
     print(f'tfm {name}: {abridge(str(error))}', file=sys.stderr)
     if not isinstance(error, MachineFailure):
@@ -84,6 +106,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.getLogger('asyncio').disabled = True
     warnings.simplefilter('ignore')
     return 1
+
+
+def is_read(file: TextIO) -> bool:
+  """Whether what is written to a file goes somewhere: False for a pipe whose reader has gone."""
+  poll = select.poll()
+  poll.register(file, 0)  # 0: errors alone
+  return not poll.poll(0)
 
 
 def add_display_flags(parser: argparse.ArgumentParser) -> None:
@@ -209,7 +238,9 @@ def parse_arguments(name: str, command, argv: Sequence[str]) -> argparse.Namespa
     metavar='FOLDER',
     help='a folder with variants of your own, such as FOLDER/positions/mine.py; may be repeated',
   )
-  args, rest = parser.parse_known_args(argv, argparse.Namespace(words=[name, *argv]))
+  own, overrides = split_overrides(argv)
+  args, rest = parser.parse_known_args(own, argparse.Namespace(words=[name, *argv]))
+  rest += overrides
   require(
     getattr(args, 'workdir', None) != '', '--workdir= is empty (an unset shell variable?); name a folder'
   )
@@ -228,12 +259,27 @@ def parse_arguments(name: str, command, argv: Sequence[str]) -> argparse.Namespa
     args.file, loaded = args.study, studies.load_study(args.study)
     args.study = dataclasses.replace(loaded, config=assign_overrides(complete(loaded.config), rest))
   else:
-    args.config = resolve_with_overrides(load_config(args.config), rest)
+    config = default_config() if args.config is None else load_config(args.config)
+    args.config = resolve_with_overrides(config, rest)
   return args
 
 
+def split_overrides(words: Sequence[str]) -> tuple[list[str], list[str]]:
+  """The words of a command line, apart from those that set config fields, each as `--config.path=value`.
+
+  `argparse` would take one with a space, such as '--config.model.mask=causal & window(64)', for an argument.
+  """
+  own, overrides, rest = [], [], iter(words)
+  for word in rest:
+    if not word.startswith('--config.'):
+      own.append(word)
+    else:
+      overrides.append(word if '=' in word else '='.join([word, *itertools.islice(rest, 1)]))
+  return own, overrides
+
+
 def resolve_with_overrides(config: ConfigDict, argv: Sequence[str]) -> ConfigDict:
-  """Applies `--config.path=value` (or `--config.path value`) words, then resolves the config."""
+  """Applies words `--config.path=value`, then resolves the config."""
   config = assign_overrides(config, argv)  # first: a field's name is refused before JAX is imported
   from tfm.config.resolve import resolve_config
 
@@ -242,13 +288,11 @@ def resolve_with_overrides(config: ConfigDict, argv: Sequence[str]) -> ConfigDic
 
 def assign_overrides(config: ConfigDict, argv: Sequence[str]) -> ConfigDict:
   """Applies such words to a config that is not yet resolved; returns it."""
-  words = iter(argv)
-  for word in words:
+  for word in argv:
     if not word.startswith('--config.'):
       raise ValueError(f'{word!r} is not a flag; set config fields by --config.path.to.field=value')
     path, equals, text = word.removeprefix('--config.').partition('=')
-    text = text if equals else next(words, None)
-    if text is None:
+    if not equals:
       raise ValueError(f'{word} needs a value: {word}=…')
     assign_text(config, path, text)
   return config

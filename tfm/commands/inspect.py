@@ -1,9 +1,18 @@
-"""Prints what a config describes: parameters, FLOPs, memory, masks; nothing is trained.
+"""Draws what a spec names, or prints what a config describes: parameters, FLOPs, memory; trains nothing.
 
-Prints the resolved config, the parameter table (path, shape, dtype, logical axes, partition spec,
+  tfm inspect 'causal & window(64)'                     # a mask
+  tfm inspect alibi --config.model.heads=4              # a position: bias, rotation, what is added to tokens
+  tfm inspect 'wsd(0.2)' --config.training.steps=5000   # a learning-rate schedule
+  tfm inspect --config=configs/lm.py
+  tfm inspect --config=configs/lm.py --to=lm.png
+
+A spec is drawn in the terminal, or into the picture that --to names, with the sizes of the config: its
+length, heads, steps. Learned parameters of a position have their initial values.
+
+Of a config it prints the fields, the parameter table (path, shape, dtype, logical axes, partition spec,
 initializer, count), parameters and FLOPs per token by category, memory per device by category, and the
-pipeline schedule; draws the masks. Nothing is allocated or compiled, so it works for any model and mesh on a
-laptop.
+pipeline schedule; --to draws its masks, positions and schedule. Nothing is allocated or compiled, so it works
+for any model and mesh on a laptop.
 """
 
 from __future__ import annotations
@@ -22,32 +31,34 @@ from tfm.errors import require
 if TYPE_CHECKING:
   from jax.sharding import AbstractMesh
 
-  from tfm.masks.protocol import Mask
   from tfm.models import flops, parameter_table
-  from tfm.models.trunk import Trunk
   from tfm.parallel import pipeline_parallelism
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-  parser.add_argument('--config', required=True, metavar='FILE[:args]', help='the Python file of the config')
+  parser.add_argument(
+    'spec', nargs='?', metavar='SPEC', help="a mask, a position or a schedule, such as 'causal & window(64)'"
+  )
+  parser.add_argument(
+    '--config', metavar='FILE[:args]', help='the Python file of the config (default: the defaults)'
+  )
   parser.add_argument(
     '--devices',
     type=int,
     metavar='N',
     help='number of devices of the mesh; default: the product of its sizes, or the attached devices',
   )
-  parser.add_argument(
-    '--picture', default='mask.png', metavar='FILE', help="image file for the masks; '' for none"
-  )
+  parser.add_argument('--to', metavar='FILE', help='draw into this picture, such as mask.png or mask.svg')
 
 
 def main(args: argparse.Namespace) -> None:
-  if args.picture:
-    from tfm.evaluation import mask_picture
-  from tfm.analysis import estimate
+  if args.spec is not None:
+    return draw_spec(args)
+  from tfm.analysis import drawings, estimate
   from tfm.config import mesh_constraints
   from tfm.config.assemble import Experiment
   from tfm.config.validate import validate_parameter_patterns, validate_run
+  from tfm.evaluation import panels
   from tfm.models import flops, parameter_table
   from tfm.parallel import sharding
 
@@ -74,31 +85,28 @@ def main(args: argparse.Namespace) -> None:
   console.print(memory_table(kinds, mesh, estimate.rows_at_once(config, mesh, rules)))
   if plan := mesh_constraints.pipeline_schedule(config, mesh.shape):
     console.print(pipeline_table(plan, config))
-  if args.picture:
-    if masks_by_title := masks(config, model):
-      mask_picture.draw(masks_by_title, config.data.length, args.picture)
-      console.print(f'masks: {args.picture}', highlight=False)
-    else:
-      console.print('masks: no mixer of this config has one', highlight=False)
+  if args.to:
+    drawn, missing = drawings.draw_config(experiment, model)
+    panels.draw_panels(drawn, args.to)
+    for text in (f'drawn: {args.to}', *(f'not drawn: {reason}' for reason in missing)):
+      console.print(text, highlight=False, markup=False)
 
 
-def masks(config: ConfigDict, model: Trunk) -> dict[str, Mask]:
-  """Title → mask of every block type whose mixer has one, and of cross-attention."""
-  masks = {}
+def draw_spec(args: argparse.Namespace) -> None:
+  """Draws one spec in the terminal or into a picture."""
+  from rich.text import Text
 
-  def add(title, mixer, text):
-    if hasattr(mixer, 'mask'):
-      masks[f'{title}: {text}' if title else text] = mixer.mask
+  from tfm.analysis import drawings
+  from tfm.evaluation import panels
 
-  for where, part in parts(config).items():
-    title = where.removeprefix('model').removeprefix('.')
-    if where == 'model.cross':
-      add(title, model.stack().pattern[0]().cross(), part.mask)
-    elif 'pattern' in part:
-      stack = (model if where == 'model' else model.encoder()).stack()
-      for name, block in zip(part.pattern or (title,), stack.pattern):
-        add(name, block().mixer(), config.model.blocks[name].mask if part.pattern else part.mask)
-  return masks
+  drawn = drawings.draw_spec(args.spec, args.config)
+  if args.to:
+    panels.draw_panels(drawn, args.to)
+    print(f'drawn: {args.to}')
+    return
+  console = wide_console()
+  for panel in drawn:
+    console.print(Text(panel.title, style='bold'), panel.to_text(), '', sep='\n', highlight=False)
 
 
 def config_text(config: ConfigDict) -> str:
