@@ -150,7 +150,10 @@ def sums():
     step,
     meshes.make({'data': -1}),
     plan.Compiled(
-      text, dict.fromkeys(('argument', 'output', 'alias', 'temp', 'generated_code', 'peak'), 0), '', 1.0
+      text,
+      dict.fromkeys(('argument', 'output', 'alias', 'temp', 'generated_code', 'peak', 'host'), 0),
+      '',
+      1.0,
     ),
   )
 
@@ -306,7 +309,7 @@ def test_what_the_compiler_refuses():
 @pytest.mark.parametrize('platform, temporaries, source', [('tpu', 700, 'compiler'), ('cpu', 1000, 'sum')])
 def test_what_is_alive_at_once(platform, temporaries, source):
   step = types.SimpleNamespace(arguments=dict(parameters=100, optimizer=150))
-  sizes = dict(argument=260, output=255, alias=250, temp=1000, generated_code=30, peak=965)
+  sizes = dict(argument=260, output=255, alias=250, temp=1000, generated_code=30, peak=965, host=70)
   memory = plan.memory_from_compiler(step, sizes, 1100, platform)
   assert memory.kinds == {
     'parameters': 100,
@@ -317,7 +320,10 @@ def test_what_is_alive_at_once(platform, temporaries, source):
     'code': 30,
   }
   assert (
-    memory.needed == 295 + temporaries and memory.source == source and memory.fits == (memory.needed <= 1100)
+    memory.needed == 295 + temporaries
+    and memory.host == 70
+    and memory.source == source
+    and memory.fits == (memory.needed <= 1100)
   )
 
 

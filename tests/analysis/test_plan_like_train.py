@@ -51,7 +51,10 @@ FIELDS = {
   'model.mixer': ('gla', 'longformer(window=4)', 'mamba2'),
   'model.position': ('learned(8)', 'alibi'),
   'model.scan': ('False',),
-  'model.remat': ('full', 'some'),
+  'model.remat': ('full', 'some', "save('mixer/q', offload='attention')", "save('mixer/query')", 'save()'),
+  'compiler.flags': ('ynnpack', 'collective_matmul', 'fast'),
+  'compiler.options': ('xla_cpu_enable_fast_math',),
+  'training.gradient_reduction': ('bfloat16', 'bf16'),
   'model.dtype': ('float16', 'bfloat16', 'int8'),
   'pipeline.microbatches': ('2', '3'),
   'pipeline.repeats': ('2', '3'),
@@ -115,7 +118,7 @@ def config(case, tmp_path, monkeypatch):
 def validate_plan(config):
   """What `tfm plan --topology=here` does before it lowers: the request and the mesh."""
   request = lowering.PlanRequest.from_experiment(Experiment(config), None)
-  lowering.validate_request(request, jax.device_count())
+  lowering.validate_request(request, jax.devices())
   return request, meshes.make(config.mesh.to_dict(), jax.devices(), **config.slices)
 
 
@@ -128,9 +131,9 @@ def test_plan_refuses_what_train_refuses(config, tmp_path):
 
 def test_devices_that_are_not_attached_have_their_own_memory():
   request = lowering.PlanRequest.from_experiment(Experiment(resolve_config(complete(BASE))), None)
-  lowering.validate_request(request, 8, capacity=2**20)
+  lowering.validate_request(request, jax.devices(), capacity=2**20)
   with pytest.raises(ValueError, match='needs at least .* on each device .*, which has 0.0 GiB'):
-    lowering.validate_request(request, 8, capacity=2**16)
+    lowering.validate_request(request, jax.devices(), capacity=2**16)
 
 
 @pytest.mark.sampled(3)

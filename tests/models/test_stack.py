@@ -8,7 +8,7 @@ import pytest
 
 from tfm.conformance.tiny import LENGTH, VOCAB, decoder, parameters
 from tfm.mixers.protocol import Context
-from tfm.models.stack import REMAT, Stack
+from tfm.models.stack import Stack
 
 
 TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, VOCAB, (2, LENGTH)))
@@ -102,6 +102,16 @@ def test_caches_have_the_structure_of_the_stack(scan):
   assert set(caches) == set(params['stack'])
 
 
+POLICIES = (
+  'full',
+  'dots',
+  'dots_with_no_batch_dims',
+  "save('attention mixer/q feed_forward')",
+  "offload('block_input')",
+  "save('mixer', offload='mixer/k attention block_input')",
+)
+
+
 @pytest.mark.parametrize('scan', [True, False])
 @pytest.mark.slow
 def test_remat_changes_no_gradient(scan):
@@ -109,13 +119,13 @@ def test_remat_changes_no_gradient(scan):
   plain = decoder(layers=layers, scan=scan)
   params = parameters(plain)
   expected = gradient(plain, params)
-  for policy in REMAT:
+  for policy in POLICIES:
     close(gradient(decoder(layers=layers, scan=scan, remat=policy), params), expected)
 
 
-def dots(remat, scan=True):
+def dots(remat, **model):
   """How many matrix products a training step spells out."""
-  model = decoder(layers=3, remat=remat, scan=scan)
+  model = decoder(layers=3, remat=remat, **model)
 
   def loss(params):
     return model.apply({'params': params}, TOKENS, Context.contiguous(TOKENS))[0].sum()
@@ -129,6 +139,53 @@ def test_remat_computes_again_what_its_policy_does_not_keep():
   assert full > none
   assert stored == none  # every product is kept, so none is made twice
   assert none < dots('dots_with_no_batch_dims') < full  # the attention's two are made again
+
+
+@pytest.mark.parametrize(
+  'names, products',
+  [
+    ('block_input', 0),  # it is stored in any case
+    ('mixer/q', 1),
+    ('mixer/q mixer/k mixer/v', 3),
+    ('attention', 1),  # of the dense kernel's two products the weights' is needed again
+    ('feed_forward/up', 1),
+    ('mixer', 1),
+    ('mixer/q mixer/k mixer/v attention mixer feed_forward/up', 6),
+  ],
+)
+@pytest.mark.parametrize('policy', ['save', 'offload'])
+def test_what_has_a_name_that_is_stored_is_not_computed_again(policy, names, products):
+  assert dots(f'{policy}({names!r})') == dots('full') - products
+
+
+def test_a_blockwise_kernel_that_is_stored_does_not_run_again():
+  """Its forward pass has two products for each of two kinds of blocks."""
+  saved = dots("save('attention')", kernel='chunked')
+  assert saved == dots('full', kernel='chunked') - 4
+
+
+def stored(remat, **model):
+  """The shapes [layers, …] of what the forward scan stores for the backward pass; 'host' if there."""
+  model = decoder(layers=3, remat=remat, **model)
+
+  def loss(params):
+    return model.apply({'params': params}, TOKENS, Context.contiguous(TOKENS))[0].sum()
+
+  jaxpr = jax.make_jaxpr(lambda params: jax.vjp(loss, params)[1])(parameters(model)).jaxpr
+  (scan,) = [eqn for eqn in jaxpr.eqns if eqn.primitive.name == 'scan']
+  found = [x.aval for x in scan.outvars[scan.params['num_carry'] :]]
+  return sorted((*x.shape[1:], *['host'] * (x.memory_space == jax.memory.Space.Host)) for x in found)
+
+
+def test_only_what_is_named_is_stored():
+  """Beside the input of a layer [B T D]: queries [B T H C]; of blockwise kernels output and log-sum-exp."""
+  x, q = (2, LENGTH, 16), (2, LENGTH, 4, 4)
+  assert stored('full') == [x] == stored("save('block_input')")
+  assert stored("save('mixer/q')") == [q, x]
+  assert stored("offload('block_input')") == [(*x, 'host')]
+  assert stored("save('mixer', offload='mixer/q')") == sorted([(*q, 'host'), x, x])
+  out, log_sum_exp = (2, 2, 2, LENGTH, 4), (2, 2, 2, LENGTH)  # [B K G T C], [B K G T]
+  assert stored("save('attention')", kernel='chunked') == [log_sum_exp, out, x]
 
 
 def equations(jaxpr):
@@ -171,7 +228,7 @@ def test_dropout_differs_from_layer_to_layer():
   for scan in (True, False):
     x = jnp.zeros((1, 50, 40))
     rngs = {'dropout': jax.random.key(0)}
-    result, _ = Stack((Drops,), 3, scan, 'none').apply(
+    result, _ = Stack((Drops,), 3, scan, None).apply(
       {}, x, None, Context.contiguous(x[..., 0]), None, rngs=rngs
     )
     digits = np.asarray(result).astype(int)  # one decimal digit a layer: 0 or 2

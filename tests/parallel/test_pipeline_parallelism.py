@@ -284,6 +284,7 @@ MODELS = {
   'learned places': {'model.position': 'learned'},
   'remat': {'model.remat': 'full'},
   'dots': {'model.remat': 'dots_with_no_batch_dims'},
+  'names': {'model.remat': "save('mixer/q', offload='attention block_input')"},
   'accumulation': {'training.gradient_accumulation': 2},
   'cosine score': {'model.score': 'cosine'},  # has no gradient at zero
   'mamba': {'model.mixer': 'mamba', 'model.position': 'none'},
@@ -499,7 +500,7 @@ def test_a_run_of_stages_goes_on_without_them(tiny, tmp_path):
   assert '2 stages, 2 rounds of 4 microbatches, bubble 11.1%' in (tmp_path / 'pipe' / 'log.txt').read_text()
 
 
-@pytest.mark.parametrize('remat', ['none', 'dots', 'full'])
+@pytest.mark.parametrize('remat', ['none', 'dots', "save('feed_forward/up')", "save('attention')", 'full'])
 @pytest.mark.slow
 def test_no_iteration_keeps_parameters(tiny, remat):
   """Neither those of its round nor their copies in bfloat16; the backward pass keeps of a layer what its
@@ -522,7 +523,8 @@ def test_no_iteration_keeps_parameters(tiny, remat):
   # [iterations, stages, layers of a round, rows, tokens, …] of what is kept, and nothing of [D F].
   its, rows = plan_schedule(2, 2, 0, 8, 1).iterations, 2
   assert f'[{its},2,2,{rows},{LENGTH},48]' in text
-  assert (f'[{its},2,2,{rows},{LENGTH},112]' in text) == (remat != 'full')
+  keeps_hidden = remat not in ('full', "save('attention')")
+  assert (f'[{its},2,2,{rows},{LENGTH},112]' in text) == keeps_hidden
   assert f'[{its},2,2,48,112]' not in text and f'[{its},2,2,112,48]' not in text
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 
 import flax.linen as nn
 import jax
@@ -11,7 +12,7 @@ from ml_collections import ConfigDict
 
 from tfm.analysis import estimate
 from tfm.config.assemble import Experiment
-from tfm.config.validate import validate_parts, validate_run, validate_state
+from tfm.config.validate import validate_device, validate_parts, validate_run, validate_state
 from tfm.decoding import loop
 from tfm.decoding.sampling import Sampling, row_keys
 from tfm.decoding.unroll_layers import disable_scan
@@ -92,16 +93,19 @@ class PlanRequest:
     return estimate.abstract_state(self.experiment, flops.with_kernel(self.model, Dense()))
 
 
-def validate_request(request: PlanRequest, devices: int, capacity: int | None = None) -> None:
-  """Raises ValueError for what `tfm train` refuses on that many devices before it compiles.
+def validate_request(
+  request: PlanRequest, devices: Sequence[jax.Device], capacity: int | None = None
+) -> None:
+  """Raises ValueError for what `tfm train` refuses on such devices before it compiles.
 
   Args:
     capacity: bytes of one device; None: as the attached ones have.
   """
   experiment = request.experiment
-  validate_run(experiment, devices)
+  validate_run(experiment, len(devices))
   validate_parts(experiment)
-  mesh = estimate.abstract_mesh(request.config, devices)
+  validate_device(experiment, devices[0], len(devices))
+  mesh = estimate.abstract_mesh(request.config, len(devices))
   validate_state(experiment, request.state, mesh, capacity=capacity)
 
 

@@ -11,10 +11,8 @@ from tfm.analysis.lowering import PlanRequest
 from tfm.analysis.plan import StepPlan
 from tfm.config.assemble import Experiment
 from tfm.config.validate import validate_run, validate_state
-from tfm.models.stack import REMAT
 
 
-# The mesh axes searched by default, along which every model can be sharded.
 # Estimates are within a factor of two of compilers, so an estimate above this multiple of the capacity cannot
 # fit.
 ESTIMATE_TOLERANCE = 2
@@ -131,6 +129,3 @@ def best_plan(compiled: Sequence[tuple[Candidate, StepPlan]]) -> tuple[Candidate
     return (bound.seconds, bound.serial_seconds) if bound else (pair[1].products, pair[1].moved)
 
   return min(fit, key=key, default=None)
-
-
-assert set(POLICIES) == set(REMAT)

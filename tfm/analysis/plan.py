@@ -32,12 +32,14 @@ class Memory:
     needed: their sum; capacity: of the device, None if unknown.
     source: of the numbers: 'compiler', whose allocation succeeded (TPU); 'error', of a failed allocation; or
       'sum' of the categories (other platforms).
+    host: bytes that the device has in host memory beside them.
   """
 
   kinds: Mapping[str, int]
   needed: int
   capacity: int | None
   source: str
+  host: int = 0
 
   @property
   def fits(self) -> bool | None:
@@ -137,6 +139,12 @@ def compile_step(step: Step) -> Compiled:
     for name in ('argument', 'output', 'alias', 'temp', 'generated_code')
   }
   sizes['peak'] = getattr(analysis, 'peak_memory_in_bytes', 0)
+  sizes['host'] = (
+    analysis.host_argument_size_in_bytes
+    + analysis.host_output_size_in_bytes
+    - analysis.host_alias_size_in_bytes
+    + analysis.host_temp_size_in_bytes
+  )
   return Compiled(executable.as_text(), sizes, '', time.perf_counter() - begin)
 
 
@@ -228,7 +236,8 @@ def memory_from_compiler(step: Step, sizes: Mapping[str, int], capacity: int | N
   kinds['temporaries'] = max(0, sizes['peak'] - sizes['argument'] - results) if peaks else sizes['temp']
   kinds['code'] = sizes['generated_code']
   kinds = {name: size for name, size in kinds.items() if size}
-  return Memory(kinds, sum(kinds.values()), capacity, 'compiler' if platform == 'tpu' else 'sum')
+  source = 'compiler' if platform == 'tpu' else 'sum'
+  return Memory(kinds, sum(kinds.values()), capacity, source, sizes['host'])
 
 
 def memory_from_error(step: Step, text: str, capacity: int | None) -> Memory:

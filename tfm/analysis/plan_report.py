@@ -110,6 +110,8 @@ def memory(one: StepPlan) -> list[tuple[str, ...]]:
   rows.append(('needed', f'{one.memory.needed:,}', gib(one.memory.needed)))
   if one.memory.capacity is not None:
     rows.append(('capacity', f'{one.memory.capacity:,}', gib(one.memory.capacity)))
+  if one.memory.host:
+    rows.append(('in host memory', f'{one.memory.host:,}', gib(one.memory.host)))
   return rows
 
 

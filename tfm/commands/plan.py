@@ -106,7 +106,7 @@ def main(args: argparse.Namespace) -> int:
   mesh_constraints.validate_slices(request.config, len(devices))
   if args.search:
     return search_meshes(request, devices, capacity, args, origin)
-  lowering.validate_request(request, len(devices), capacity)
+  lowering.validate_request(request, devices, capacity)
   mesh = meshes.make(request.config.mesh.to_dict(), devices, **request.config.slices)
   print_status(f'topology: {origin.topology}')
   print_status(describe_rows(request, mesh))

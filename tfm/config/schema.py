@@ -162,7 +162,9 @@ def _fields() -> dict[str, Any]:
       depth_scaled=True,  # scale initial projections into the residual stream by 1/√(2 layers)
       dtype='float32',  # of the computation: float32, bfloat16, float16; parameters are float32
       scan=True,  # compile one block and loop over layers
-      remat='none',  # what the backward pass computes again: none, full, dots, dots_with_no_batch_dims
+      # what the backward pass computes again: none, full, dots, dots_with_no_batch_dims, or all but the
+      # names in save('attention mixer/q') or, in host memory, offload('block_input') (tfm/models/remat.py)
+      remat='none',
       # names in `blocks`, repeated over the layers; (): all layers are equal
       pattern=Ranged((), tuple[str, ...]),
       blocks=dict(),  # name → block fields that differ from the model's

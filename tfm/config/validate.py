@@ -14,11 +14,15 @@ from tfm.config.assemble.field_errors import compile_pattern, require_one_of
 from tfm.config.schema import default_config, validate_ranges
 from tfm.decoding.beam import STOPPING
 from tfm.errors import require, suggest
-from tfm.models import memory
+from tfm.kernels.dense import Dense
+from tfm.models import flops, memory
+from tfm.models.remat import NamePolicy, list_names
 from tfm.parallel import mesh as meshes
 from tfm.parallel import sharding
+from tfm.parallel.host_memory import HOST_MEMORY, has_host_memory
 from tfm.parallel.sharding import Parameter
 from tfm.shapes import PyTree
+from tfm.training import state as states
 from tfm.training.gradient_transforms import path_name
 from tfm.training.progress_line import print_status
 from tfm.training.state import State
@@ -144,6 +148,40 @@ def validate_parts(experiment: Experiment) -> None:
     'config.init_from to its folder',
   )
   experiment.build_model(vocab=1)
+  validate_remat(experiment)
+
+
+def validate_remat(experiment: Experiment) -> None:
+  """Raises ValueError for names in config.model.remat that nothing in a block of the model has."""
+  policy, length = experiment.remat, experiment.config.data.length
+  if not isinstance(policy, NamePolicy):
+    return
+  model = flops.with_kernel(experiment.build_model(vocab=1, source_vocab=1), Dense())
+  traced = jax.make_jaxpr(lambda key: states.init_params(model, key, 1, length))(jax.random.key(0))
+  known = sorted(set(list_names(traced.jaxpr)))
+  for name in policy.saved + policy.offloaded:
+    require(
+      name in known,
+      f'config.model.remat={experiment.config.model.remat!r} names {name!r}, which nothing in a block has; '
+      f'{suggest(name, known)}',
+    )
+
+
+def validate_device(experiment: Experiment, device: jax.Device, devices: int) -> None:
+  """Raises ValueError for what such a device cannot do: options of another compiler, memory of a host."""
+  config, policy = experiment.config, experiment.remat
+  experiment.compiler.resolve(device.platform, devices)
+  offloads = {
+    f'config.model.remat={config.model.remat!r}': isinstance(policy, NamePolicy) and bool(policy.offloaded)
+  }
+  for field in (field for field, is_set in offloads.items() if is_set):
+    require(
+      has_host_memory(device),
+      f'{field} needs memory of kind {HOST_MEMORY!r}, which JAX does not have for this {device.platform}; '
+      'leave it out',
+    )
+    if device.platform == 'cpu':
+      print_status(f'note: {field} moves nothing on a CPU, whose memory is that of the host')
 
 
 def validate_parameter_patterns(experiment: Experiment, params: PyTree) -> None:

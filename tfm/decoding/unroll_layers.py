@@ -31,7 +31,7 @@ def unroll_layers(model: Decoder, params: PyTree) -> tuple[Decoder, PyTree]:
 def disable_scan(model: Decoder) -> Decoder:
   """The model without `scan`; cached, so that compiled functions are reused."""
   stack = model.stack()
-  return model.clone(stack=functools.partial(Stack, stack.pattern, stack.layers, scan=False, remat='none'))
+  return model.clone(stack=functools.partial(Stack, stack.pattern, stack.layers, scan=False, remat=None))
 
 
 @functools.partial(jax.jit, static_argnums=1)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Annotated
 
 import flax.linen as nn
@@ -15,6 +16,7 @@ from tfm.feed_forwards._expert_groups import mix_groups
 from tfm.feed_forwards._expert_slots import assign_slots
 from tfm.feed_forwards._mlp import MLP
 from tfm.feed_forwards.protocol import FeedForward
+from tfm.layers.checkpoint_names import name_output
 from tfm.layers.float32_gradients import einsum
 from tfm.layers.grouped_matmul import permute
 from tfm.layers.initializer import Factory, Initializer, zeros
@@ -214,7 +216,7 @@ class MixtureOfExperts(FeedForward):
       return shard_slots(y, projection.axes[1])
 
     x = shard_slots(x, 'embed')
-    return project('down', self.expert.activate(lambda name: project(name, x)))
+    return project('down', self.activate(lambda name: project(name, x)))
 
   def mix_dropless(
     self, x: Float[Array, 'B T D'], choices: Int[Array, 'B T k'], weights: Float[Array, 'B T k']
@@ -223,13 +225,17 @@ class MixtureOfExperts(FeedForward):
     names = ['up', 'gate', 'down'] if self.is_gated else ['up', 'down']
     projections = {name: self.projection(name) for name in names}
     return mix_groups(
-      self.expert.activate,
+      self.activate,
       x.astype(self.dtype),
       choices,
       weights,
       {name: projection() for name, projection in projections.items()},
       {name: projection.axes for name, projection in projections.items()},
     )
+
+  def activate(self, project: Callable[[str], Array]) -> Array:
+    """The hidden layers, from named projections; see `MLP.activate`."""
+    return self.expert.activate(lambda name: name_output(project(name), self, name))
 
   def projection(self, name: str) -> 'Projections':
     """The parameters of one projection of all experts."""

@@ -10,8 +10,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
 from tfm.kernels._block_plan import BlockGrid, VisitPlan, blocks_share_document
+from tfm.kernels.protocol import CHECKPOINT_NAME
 from tfm.layers.locations import Locations, same_document
 from tfm.shapes import Array, Bool, Float, Int, PyTree
 
@@ -118,10 +120,16 @@ def add_keys(
 
 
 def finalize(sums: PyTree, inputs: Any) -> tuple[Float[Array, 'B K G T C2'], Float[Array, 'B K G T']]:
-  """The output, and the log-sum-exp, which is zeros for a normalizer without one."""
+  """The output, and the log-sum-exp, which is zeros for a normalizer without one; both have the
+  `CHECKPOINT_NAME`.
+  """
   out, log_sum_exp = NORMALIZERS[inputs.normalizer].finalize(sums)
   out, log_sum_exp = jnp.moveaxis(out, 0, 3), jnp.moveaxis(log_sum_exp, 0, 3)
-  return out.reshape(*out.shape[:3], -1, out.shape[-1]), log_sum_exp.reshape(*log_sum_exp.shape[:3], -1)
+  out, log_sum_exp = (
+    out.reshape(*out.shape[:3], -1, out.shape[-1]),
+    log_sum_exp.reshape(*log_sum_exp.shape[:3], -1),
+  )
+  return checkpoint_name(out, CHECKPOINT_NAME), checkpoint_name(log_sum_exp, CHECKPOINT_NAME)
 
 
 def compute_delta(out: Array, d_out: Array, d_log_sum_exp: Array) -> Float[Array, 'B K G T']:

@@ -19,6 +19,8 @@ class Auto(Kernel):
   `unpreferred_reason`).
   """
 
+  names_residuals = True
+
   def attend(self, q, k, v, inputs):
     reasons, why, platform = [], '', mesh.current_platform()
     for name in ORDER:
@@ -32,7 +34,7 @@ class Auto(Kernel):
       if not reason:
         _log.info(f'kernel: auto chose {name} on {platform}{why}', extra=ONCE)
         _log.debug(f'kernels before {name}: {"; ".join(reasons) or "none"}', extra=ONCE)
-        return kernel.attend(q, k, v, inputs)
+        return kernel.attend_under_name(q, k, v, inputs)
       reasons.append(f'{name}: {reason}')
       why = why if unavailable else f', not {reasons[-1]}'
     raise ValueError(f"kernel='auto' found no kernel for these inputs: {'; '.join(reasons)}")

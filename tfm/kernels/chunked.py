@@ -38,6 +38,7 @@ class Chunked(BlockSizes, Kernel):
   """
 
   examples = ('chunked', 'chunked(queries=4, keys=5)')
+  names_residuals = True
 
   def unsupported_reason(self, q, k, v, inputs):
     return inputs.not_blockwise_reason()

@@ -43,6 +43,10 @@ class Cudnn(Kernel):
       names = ' or '.join(map(repr, IMPLEMENTATIONS))
       raise ValueError(f'implementation={self.implementation!r} is unknown; use {names}')
 
+  @property
+  def names_residuals(self):
+    return self.implementation == 'cudnn'  # policies know its primitive, one of `FUSED_ATTENTION`
+
   def unavailable_reason(self, platform):
     if self.implementation == 'xla':
       return None

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
+from jax.ad_checkpoint import checkpoint_name
 from jax.extend.random import threefry2x32_p
 
 from tfm.layers.dot_product import scaled_dot
@@ -17,6 +18,10 @@ from tfm.parallel import mesh
 from tfm.shapes import Array, Bool, Float, Int
 
 
+# The name under which a policy of rematerialization stores what the backward pass needs of the forward pass.
+CHECKPOINT_NAME = 'attention'
+# JAX's primitives of fused attention, whose residuals have no name.
+FUSED_ATTENTION = frozenset({'dot_product_attention_fwd_wrapper'})
 # Why vendors' kernels are not compiled for a GPU that is not attached.
 NO_GPU_ATTACHED = 'it depends on the compute capability of the GPU, and none is attached'
 
@@ -237,10 +242,13 @@ class Kernel(abc.ABC):
   Attributes:
     examples: specs that the conformance suite tries; a file whose bare name is a spec needs none.
     platforms: the JAX platforms on which it runs; () means all.
+    names_residuals: whether `attend` gives its output, and what else its backward pass needs, the
+      `CHECKPOINT_NAME`; otherwise the output alone gets it.
   """
 
   examples: ClassVar[tuple[str, ...]] = ()
   platforms: ClassVar[tuple[str, ...]] = ()
+  names_residuals: ClassVar[bool] = False
 
   def __call__(
     self, q: Float[Array, 'B T H C'], k: Float[Array, 'B S K C'], v: Float[Array, 'B S K C2'], **inputs
@@ -295,7 +303,12 @@ class Kernel(abc.ABC):
         f'kernel={type(self).__name__.lower()!r} cannot be used: {reason}; '
         '--config.model.kernel=auto chooses another one'
       )
-    return self.attend(q, k, v, inputs)
+    return self.attend_under_name(q, k, v, inputs)
+
+  def attend_under_name(self, q, k, v, inputs: AttentionInputs):
+    """`attend`, whose output has the `CHECKPOINT_NAME`."""
+    out, log_sum_exp = self.attend(q, k, v, inputs)
+    return out if self.names_residuals else checkpoint_name(out, CHECKPOINT_NAME), log_sum_exp
 
   def unavailable_reason(self, platform: str) -> str | None:
     """Why this kernel is unavailable on a platform or without a package; None if it is available."""

@@ -48,6 +48,7 @@ class Ring(BlockSizes, Kernel):
   """
 
   examples = ('ring', 'ring(queries=4, keys=5)')
+  names_residuals = True
 
   def unsupported_reason(self, q, k, v, inputs):
     axes, n = sequence_shards()

@@ -9,7 +9,7 @@ import numpy as np
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as splash_mask
 
-from tfm.kernels.protocol import Kernel
+from tfm.kernels.protocol import CHECKPOINT_NAME, Kernel
 from tfm.parallel.sharded_attention import attend_per_device, uneven_heads_reason
 from tfm.parallel.sharding import shard
 from tfm.spec import Size
@@ -41,6 +41,7 @@ class Splash(Kernel):
   """
 
   platforms = ('tpu',)
+  names_residuals = True
 
   block: Size = 512
   interpret: bool = False
@@ -92,6 +93,7 @@ class Splash(Kernel):
       splash_mask.MultiHeadMask([_IndexMask((T, T), MaskFunction(mask))] * H),
       block_sizes=splash.BlockSizes(**sizes),
       attn_logits_soft_cap=soft_cap,
+      residual_checkpoint_name=CHECKPOINT_NAME,
       head_shards=1,
       q_seq_shards=1,
       interpret=self.interpret,

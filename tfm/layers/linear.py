@@ -5,6 +5,7 @@ import math
 import flax.linen as nn
 import jax.numpy as jnp
 
+from tfm.layers.checkpoint_names import name_output
 from tfm.layers.float32_gradients import einsum
 from tfm.layers.initializer import Factory, zeros
 from tfm.layers.lora import compute_update
@@ -58,4 +59,4 @@ class Linear(nn.Module):
       b = self.param('bias', with_logical_axes(zeros, self.axes[n:]), columns, jnp.float32)
       # Added in float32, so that its gradient is summed in float32.
       y = (y + b.reshape((1,) * (x.ndim - n) + columns)).astype(y.dtype)
-    return y
+    return name_output(y, self)

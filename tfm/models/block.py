@@ -7,6 +7,7 @@ from typing import Any
 
 import flax.linen as nn
 
+from tfm.layers.checkpoint_names import name_output
 from tfm.mixers.protocol import Context, Memory
 from tfm.parallel.sharding import shard
 from tfm.residuals.protocol import Residual
@@ -47,7 +48,7 @@ class Block(nn.Module):
 
     def mix(y):
       y, new_cache['mixer'] = self.mixer(name='mixer')(y, None, context, new_cache.get('mixer'))
-      return y
+      return name_output(y, self, 'mixer')
 
     def cross(y):
       known = new_cache.get('cross') if memory is None else memory
@@ -56,10 +57,11 @@ class Block(nn.Module):
           'a block with cross-attention needs a memory, and neither the arguments nor the cache hold one'
         )
       y, new_cache['cross'] = self.cross(name='cross')(y, known, context, None)
-      return y
+      return name_output(y, self, 'cross')
 
     def feed(y):
-      return self.feed_forward(name='feed_forward')(y, context.segments > 0)
+      y = self.feed_forward(name='feed_forward')(y, context.segments > 0)
+      return name_output(y, self, 'feed_forward')
 
     branches = {'mixer': mix, 'cross': self.cross and cross, 'feed_forward': self.feed_forward and feed}
     branches = {name: f for name, f in branches.items() if f}

@@ -16,7 +16,7 @@ from tfm.shapes import PyTree
 
 
 # Results without memory of their own: views of an array, and constants that XLA computes where they are read.
-VIEWS = 'reshape', 'squeeze', 'sharding_constraint'
+VIEWS = 'reshape', 'squeeze', 'sharding_constraint', 'name'
 FREE = 'broadcast_in_dim', 'iota'
 
 
@@ -128,6 +128,8 @@ def peak(jaxpr: Jaxpr) -> int:
 
 
 def _bytes(x) -> int:
-  """Of an array's shape and type; keys and tokens count for nothing."""
+  """Of an array's shape and type; keys, tokens and arrays in host memory count for nothing."""
+  if getattr(x, 'memory_space', None) == jax.memory.Space.Host:
+    return 0
   sized = hasattr(x, 'shape') and not jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended)
   return x.size * x.dtype.itemsize if sized else 0

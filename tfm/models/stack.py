@@ -6,9 +6,13 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
+from tfm.layers.checkpoint_names import BLOCK
 from tfm.mixers.protocol import ATTENTION, Context, Memory
+from tfm.models.remat import Policy
 from tfm.parallel import pipeline_parallelism
+from tfm.parallel.pipeline_parallelism import BLOCK_INPUT
 from tfm.parallel.sharding import mesh_axes_of, shard_count
 from tfm.shapes import Array, Float, Int, PyTree
 
@@ -25,9 +29,9 @@ class Group(nn.Module):
 
   @nn.compact
   def __call__(self, x: Float[Array, 'B T D'], memory: Memory | None, context: Context, caches: Any):
-    after = {}
+    after, x = {}, checkpoint_name(x, BLOCK_INPUT)
     for i, block in enumerate(self.pattern):
-      name = f'block_{i}'
+      name = f'{BLOCK}{i}'
       x, after[name] = block(name=name)(x, memory, context, None if caches is None else caches[name])
     return x, None if caches is None else after
 
@@ -41,14 +45,15 @@ class Stack(nn.Module):
 
   Attributes:
     pattern: block factories; layers: how many blocks in all.
-    scan: see above; remat: what the backward pass stores, one of `REMAT`.
+    scan: see above.
+    remat: the checkpoint policy (`tfm.models.remat`); None: the backward pass computes nothing again.
     microbatches, repeats: of a pipeline, if the mesh has stages; see `pipeline.plan_schedule`.
   """
 
   pattern: tuple[Callable, ...]
   layers: int
   scan: bool
-  remat: str
+  remat: Policy | None
   microbatches: int = 0
   repeats: int = 1
 
@@ -117,7 +122,7 @@ class Stack(nn.Module):
 
     params = self.variables['params']['layers']
     x, reports = pipeline_parallelism.run_pipeline(
-      layer, params, x, without_shared(memory, context), plan, REMAT[self.remat]
+      layer, params, x, without_shared(memory, context), plan, self.remat
     )
     tokens = (
       pipeline_parallelism.split_into_microbatches(context.segments > 0, plan.microbatches)
@@ -136,7 +141,7 @@ class Stack(nn.Module):
     """An empty cache for every block, in the structure of the stack."""
 
     def group(blocks):
-      return {f'block_{i}': block().init_cache(batch, length) for i, block in enumerate(blocks)}
+      return {f'{BLOCK}{i}': block().init_cache(batch, length) for i, block in enumerate(blocks)}
 
     def stacked(tree, repeats):
       return jax.tree.map(lambda x: jnp.broadcast_to(x[None], (repeats, *x.shape)), tree) if repeats else tree
@@ -174,7 +179,7 @@ class Stack(nn.Module):
       part = tree.get(name, {})
       for turn in range(repeats or 1):
         of_turn = jax.tree.map(lambda x: x[turn], part) if repeats else part
-        layers += [of_turn.get(f'block_{i}') for i in range(len(blocks))]
+        layers += [of_turn.get(f'{BLOCK}{i}') for i in range(len(blocks))]
     return layers
 
   @nn.nowrap
@@ -222,17 +227,8 @@ def with_shared(rows: PyTree, shared: PyTree) -> tuple[Memory | None, Context]:
   return memory, context.replace(position_tables=shared[0])
 
 
-# name → what the backward pass stores; 'none': everything, 'full': nothing but layer inputs.
-REMAT = {
-  'none': None,
-  'full': jax.checkpoint_policies.nothing_saveable,
-  'dots': jax.checkpoint_policies.dots_saveable,
-  'dots_with_no_batch_dims': jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
-}
-
-
-def remat(module: type, policy: str, scan: bool) -> type:
-  """The module class under a remat policy by name."""
-  if policy == 'none':
+def remat(module: type, policy: Policy | None, scan: bool) -> type:
+  """The module class under a checkpoint policy."""
+  if policy is None:
     return module
-  return nn.remat(module, policy=REMAT[policy], prevent_cse=not scan)
+  return nn.remat(module, policy=policy, prevent_cse=not scan)

@@ -14,7 +14,6 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 
 from tfm.parallel.mesh_request import divisors
@@ -40,8 +39,8 @@ PARAMETER_SELECTION_PRIMITIVES = frozenset(
     'convert_element_type',
   }
 )
-LAYER_INPUT = 'layer input'
-SAVE_LAYER_INPUTS = jax.checkpoint_policies.save_only_these_names(LAYER_INPUT)
+BLOCK_INPUT = 'block_input'  # the name of what a layer gets, which every stage stores
+SAVE_LAYER_INPUTS = jax.checkpoint_policies.save_only_these_names(BLOCK_INPUT)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,7 +160,7 @@ def run_pipeline(
 
     def apply_layer(x, params_and_index):
       layer_params, index = params_and_index
-      return layer(layer_params, checkpoint_name(x, LAYER_INPUT), microbatch, shared, index, m)
+      return layer(layer_params, x, microbatch, shared, index, m)
 
     return jax.lax.scan(apply_layer, x, (stage_params, layer_indices))
 

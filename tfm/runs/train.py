@@ -177,6 +177,7 @@ def prepare(run_dirs: Sequence[RunDir], variants: Mapping[str, str] = {}) -> Pre
   require_ensemble_configs(experiment, run_dirs)
   validate.validate_run(experiment, 1 if len(run_dirs) > 1 else jax.device_count())
   validate.validate_parts(experiment)
+  validate.validate_device(experiment, jax.devices()[0], jax.device_count())
   compiler_options.require_accepted(experiment.compiler.resolve(jax.default_backend(), jax.device_count()))
   if processes.is_main_process():
     validate.validate_sinks(experiment)  # before the data are read

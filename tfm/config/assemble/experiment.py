@@ -27,6 +27,7 @@ from tfm.kernels.dense import Dense
 from tfm.layers.lora import DOWN, SCALE, UP, Lora
 from tfm.layers.parametrization import PARAMETRIZATIONS, Standard, rate_factors
 from tfm.models import flops
+from tfm.models.remat import REMAT, Policy
 from tfm.models.trunk import Trunk
 from tfm.objectives.protocol import Objective
 from tfm.optimizers.protocol import Optimizer
@@ -226,6 +227,11 @@ class Experiment:
       build_field('training.sinks', spec.build, text, tfm.training.sinks, Sink)
       for text in self.config.training.sinks
     )
+
+  @functools.cached_property
+  def remat(self) -> Policy | None:
+    """What the backward pass stores of a layer; None: everything."""
+    return build_field('model.remat', spec.build_from_table, self.config.model.remat, REMAT)
 
   @functools.cached_property
   def beam_search(self) -> BeamSearch:

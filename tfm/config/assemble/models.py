@@ -22,7 +22,7 @@ from tfm.layers.initializer import scale_initializer
 from tfm.models.decoder import Decoder
 from tfm.models.encoder import Encoder
 from tfm.models.encoder_decoder import EncoderDecoder, SourceEncoder
-from tfm.models.stack import REMAT, Stack
+from tfm.models.stack import Stack
 from tfm.models.trunk import Trunk
 from tfm.models.vision import Vision
 
@@ -94,7 +94,6 @@ def build_model(experiment: 'Experiment', vocab: int, causal: bool, source_vocab
     if m[field]:
       require_one_of(f'model.{field}', m[field], ACTIVATIONS)
   require_one_of('model.dtype', m.dtype, DTYPES)
-  require_one_of('model.remat', m.remat, REMAT)
   turns = {where: part.pattern for where, part in parts(config).items() if 'pattern' in part}
   for where, pattern in turns.items():
     for name in pattern:
@@ -276,7 +275,7 @@ def build_trunk(experiment: 'Experiment', where: str, causal: bool, branches: in
       tuple(blocks[at] for at, _ in kinds),
       part.layers,
       m.scan,
-      m.remat,
+      experiment.remat,
       config.pipeline.microbatches,
       config.pipeline.repeats,
     ),

@@ -1,0 +1,91 @@
+"""Policies of rematerialization by name: what they refuse, and what the programs for TPUs and GPUs store."""
+
+import re
+
+import jax
+import pytest
+
+from tfm.analysis import gpu_targets, lowering, plan, topology
+from tfm.config.assemble import Experiment
+from tfm.config.validate import validate_device, validate_parts
+from tfm.parallel import host_memory
+from tfm.parallel import mesh as meshes
+
+
+@pytest.mark.parametrize(
+  'remat, sentence',
+  [
+    ('some', "'some' names 'some', which does not exist; known: none, full, dots"),
+    ('save()', "'save()' leaves out 'names'"),
+    ("save('')", "it has no names; use 'full' to store nothing"),
+    ("save('mixer mixer')", "it has 'mixer' twice; leave one out"),
+    ("save('mixer', offload='attention mixer')", "it has 'mixer' twice; leave one out"),
+    (
+      "save('mixer/query')",
+      "names 'mixer/query', which nothing in a block has; known: attention, block_input",
+    ),
+    ("offload('feed_forward/gate')", "names 'feed_forward/gate', which nothing in a block has"),
+  ],
+)
+def test_what_is_no_policy_is_refused(tiny, remat, sentence):
+  with pytest.raises(ValueError, match=r'config\.model\.remat=.*' + re.escape(sentence)):
+    validate_parts(Experiment(tiny(**{'model.remat': remat})))
+
+
+@pytest.mark.parametrize(
+  'names, fields',
+  [
+    ('feed_forward/gate', {'model.feed_forward': 'swiglu'}),
+    ('feed_forward/router', {'model.feed_forward': 'mixture_of_experts(experts=4)'}),
+    ('feed_forward/up', {'model.feed_forward': 'mixture_of_experts(experts=4)'}),
+    ('mixer', {'model.mixer': 'mamba2', 'model.position': 'none'}),
+    ('attention', {'model.scan': False}),
+  ],
+)
+def test_names_are_those_of_the_model(tiny, names, fields):
+  validate_parts(Experiment(tiny(**fields | {'model.remat': f'save({names!r})'})))
+
+
+def test_devices_without_host_memory_are_refused(tiny, monkeypatch):
+  monkeypatch.setattr(host_memory, 'HOST_MEMORY', 'no_such_memory')
+  validate_device(Experiment(tiny(**{'model.remat': "save('mixer')"})), jax.devices()[0], 1)
+  with pytest.raises(
+    ValueError, match='config.model.remat=.* needs memory of kind .* for this cpu; leave it'
+  ):
+    validate_device(Experiment(tiny(**{'model.remat': "offload('mixer')"})), jax.devices()[0], 1)
+
+
+FIELDS = {
+  'data.tokenizer': 'bytes',
+  'data.length': 128,
+  'model.dtype': 'bfloat16',
+  'model.width': 128,
+  'model.heads': 1,
+  'model.layers': 8,
+  'model.kernel': 'dense',
+  'training.batch_size': 64,
+  'training.loss_chunk': 512,
+  'mesh.fsdp': 4,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', ['v5e:2x2', 'h100:4'])
+def test_what_is_offloaded_is_in_host_memory_in_the_program_for(tiny, name):
+  """Of every layer 16 rows of 128 tokens of 128 channels in bfloat16: 4 MiB for all layers."""
+  if name.startswith('h100') and not gpu_targets.is_cuda_plugin_installed():
+    pytest.skip("JAX's plugin for CUDA is not installed; pip install -e '.[cuda-compiler]'")
+  if name.startswith('v5e') and not topology.is_libtpu_installed():
+    pytest.skip("libtpu is not installed; pip install -e '.[tpu]'")
+  devices, array = topology.devices(name), 8 * 16 * 128 * 128 * 2
+  found = {}
+  for remat in ('full', "save('mixer')", "save('mixer/q', offload='block_input mixer')"):
+    config = tiny(**FIELDS | {'model.remat': remat})
+    request = lowering.PlanRequest.from_experiment(Experiment(config), None)
+    lowering.validate_request(request, devices, capacity=2**34)
+    mesh = meshes.make(config.mesh.to_dict(), devices)
+    step = lowering.lower_training_step(request, mesh)
+    found[remat] = plan.analyze_step(step, mesh, plan.compile_step(step)).memory
+  host = [memory.host for memory in found.values()]
+  assert host == [0, 0, 2 * array]
+  assert found['full'].needed < found["save('mixer')"].needed
