@@ -1,5 +1,6 @@
-"""Draws strong.png and weak.png, and writes the tables of docs/plans.md, from the plan.json of each folder
-beside this file and from published.json.
+"""Draws strong.png and weak.png, and writes the tables of docs/plans.md.
+
+They are made from published.json and the plan.json of each folder beside this file.
 
 python docs/plans/draw.py
 """
@@ -147,8 +148,7 @@ def place(rate: float, ends: list[float]) -> str:
 def published_table(found: dict[str, dict]) -> str:
   """Published rates beside the brackets of the plans with their settings."""
   lines = [
-    '| published run | plan | measured tokens/s a chip | bracket | '
-    '| at the parts of the peaks that were measured |',
+    '| published run | plan | measured tokens/s a chip | bracket | | at the measured parts of the peaks |',
     '|---|---|---:|---:|---|---|',
   ]
   for run in json.loads((HERE / 'published.json').read_text(encoding='utf-8')):
