@@ -5,8 +5,9 @@
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.ad_checkpoint import checkpoint_name
 
-from tfm.analysis import hlo
+from tfm.analysis import hlo, topology
 from tfm.analysis.hlo_cost import Strides, count_cost, overlapping_pairs
 from tfm.layers.grouped_matmul import multiply_groups
 
@@ -73,6 +74,77 @@ def test_a_ragged_product_of_a_tpu():
   cost = count_cost(hlo.parse_module(RAGGED))
   assert cost.flops == 2 * 64 * 16 * 32 / 4
   assert cost.bytes == 2 * (64 * 16 + 2 * 16 * 32 + 64 * 32) / 4
+
+
+# As libtpu and XLA for GPUs write transfers; S(5) is the memory of the host.
+HOST_OF_A_TPU = """HloModule f, is_scheduled=true
+
+ENTRY %f (x: bf16[1,64], i: s32[]) -> bf16[1,64] {
+  %x = bf16[1,64]{1,0:T(8,128)} parameter(0)
+  %i = s32[]{:T(128)} parameter(1)
+  %buffer = bf16[6,64]{1,0:T(8,128)S(5)} custom-call(), custom_call_target="AllocateBuffer"
+  %update-start = ((bf16[6,64]{1,0:T(8,128)S(5)}, bf16[1,64]{1,0:T(8,128)}, s32[]{:T(128)}, s32[]{:T(128)}), bf16[6,64]{1,0:T(8,128)S(5)}, u32[]{:S(2)}) dynamic-update-slice-start(%buffer, %x, %i, %i)
+  %update-done = bf16[6,64]{1,0:T(8,128)S(5)} dynamic-update-slice-done(%update-start)
+  %slice-start = ((bf16[6,64]{1,0:T(8,128)S(5)}, s32[]{:T(128)}, s32[]{:T(128)}), bf16[1,64]{1,0:T(8,128)}, u32[]{:S(2)}) dynamic-slice-start(%update-done, %i, %i), dynamic_slice_sizes={1,64}
+  %slice-done = bf16[1,64]{1,0:T(8,128)} dynamic-slice-done(%slice-start)
+  %copy-start = (bf16[6,64]{1,0:T(8,128)}, bf16[6,64]{1,0:T(8,128)S(5)}, u32[]{:S(2)}) copy-start(%update-done)
+  %copy-done = bf16[6,64]{1,0:T(8,128)} copy-done(%copy-start)
+  ROOT %within = bf16[1,64]{1,0:T(8,128)S(1)} copy(%slice-done)
+}
+"""
+HOST_OF_A_GPU = """HloModule f, is_scheduled=true
+
+%wrapped (buffer: bf16[6,64], x: bf16[1,64], i: s32[]) -> bf16[6,64] {
+  %p.0 = bf16[6,64]{1,0:S(5)} parameter(0)
+  %p.1 = bf16[1,64]{1,0} parameter(1)
+  %p.2 = s32[] parameter(2)
+  ROOT %update = bf16[6,64]{1,0:S(5)} dynamic-update-slice(%p.0, %p.1, %p.2, %p.2)
+}
+
+ENTRY %f (x: bf16[1,64], i: s32[]) -> bf16[6,64] {
+  %x = bf16[1,64]{1,0} parameter(0)
+  %i = s32[] parameter(1)
+  %buffer = bf16[6,64]{1,0:S(5)} custom-call(), custom_call_target="AllocateBuffer"
+  %start = ((bf16[6,64]{1,0:S(5)}, bf16[1,64]{1,0}, s32[]), bf16[6,64]{1,0:S(5)}, u32[]) fusion-start(%buffer, %x, %i), kind=kCustom, calls=%wrapped
+  ROOT %done = bf16[6,64]{1,0:S(5)} fusion-done(%start)
+}
+"""
+
+
+def test_what_moves_to_the_host_and_back():
+  """A row is 128 bytes; the device's memory is read or written once in each transfer."""
+  tpu, gpu = (count_cost(hlo.parse_module(text)) for text in (HOST_OF_A_TPU, HOST_OF_A_GPU))
+  assert (tpu.to_host, tpu.from_host) == (128, 7 * 128)
+  assert (gpu.to_host, gpu.from_host) == (128, 0)
+  small = 4 * 2  # the flag of a start and an index
+  assert tpu.bytes == pytest.approx(128 + 7 * 128 + 128, abs=small)
+  assert gpu.bytes == pytest.approx(128, abs=small)
+
+
+@pytest.mark.slow
+def test_a_loop_moves_each_layer_of_an_offloaded_array_once():
+  """As the TPU's compiler makes it of JAX's own policy."""
+  if not topology.is_libtpu_installed():
+    pytest.skip("libtpu is not installed; pip install -e '.[tpu]'")
+  policy = jax.checkpoint_policies.save_and_offload_only_these_names(
+    names_which_can_be_saved=[],
+    names_which_can_be_offloaded=['x'],
+    offload_src='device',
+    offload_dst='pinned_host',
+  )
+
+  def layer(x, w):
+    return jnp.sin(jnp.sin(checkpoint_name(x, 'x') @ w) @ w), None
+
+  def loss(x, ws):
+    return jax.lax.scan(jax.checkpoint(layer, policy=policy), x, ws)[0].sum()
+
+  [device] = topology.devices('v5e:1x1', 1)
+  where = jax.sharding.SingleDeviceSharding(device)
+  x, ws = (jax.ShapeDtypeStruct(shape, jnp.float32, sharding=where) for shape in ((1024, 256), (6, 256, 256)))
+  text = jax.jit(jax.grad(loss, argnums=1)).lower(x, ws).compile().as_text()
+  cost = count_cost(hlo.parse_module(text))
+  assert cost.to_host == cost.from_host == 6 * 4 * 1024 * 256
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ def run(tmp_path, capsys, monkeypatch):
 
 
 # A chip of which a CPU's device is one.
-CPU = Chip('a CPU', flops=1e11, memory=2**20, bandwidth=1e10, links=1e9, network=1e8, dims=0)
+CPU = Chip('a CPU', flops=1e11, memory=2**20, bandwidth=1e10, links=1e9, network=1e8, host=1e9, dims=0)
 
 
 @pytest.mark.slow
@@ -77,11 +77,11 @@ def test_here(run, tmp_path, monkeypatch):
   by = {(each['kind'], tuple(each['axes'])): each for each in one['collectives']}
   assert by['all-gather', ('fsdp',)]['count'] >= 3 * 2 and by['all-reduce', ('tensor',)]['count'] >= 3 * 3
   b = one['bound']
-  assert b['seconds'] == max(b[name] for name in ('compute', 'memory', 'links', 'network'))
+  assert b['seconds'] == max(b[name] for name in ('compute', 'memory', 'links', 'network', 'host'))
   assert b['compute'] == pytest.approx(one['products'] / 1e11)
   assert one['mfu'] == pytest.approx(one['flops'] / 8 / b['seconds'] / 1e11)
   assert b['serial_seconds'] == pytest.approx(
-    sum(b[name] for name in ('compute', 'memory', 'links', 'network'))
+    sum(b[name] for name in ('compute', 'memory', 'links', 'network', 'host'))
   )
   assert one['tokens_per_second'] == pytest.approx([8 * 16 / b['serial_seconds'], 8 * 16 / b['seconds']])
   assert one['tokens_per_second_per_chip'] == pytest.approx([rate / 8 for rate in one['tokens_per_second']])
@@ -92,7 +92,7 @@ def test_here(run, tmp_path, monkeypatch):
 
 
 def test_a_chip_of_two_devices_trains_what_both_do(sums):
-  bound = Bound(compute=2.0, memory=1.0, links=1.0, network=0.0, axes={})
+  bound = Bound(compute=2.0, memory=1.0, links=1.0, network=0.0, host=0.0, axes={})
   one = dataclasses.replace(sums, device='TPU7x', mesh=dict(data=4), tokens=1200, bound=bound)
   assert one.rates == (300, 600) and one.rates_per_chip == (150, 300)
   assert dataclasses.replace(one, device='TPU v6 lite').rates_per_chip == (75, 150)

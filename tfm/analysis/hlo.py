@@ -36,6 +36,7 @@ BYTES_PER_ELEMENT = dict(
   f8e8m0fnu=1,
   f4e2m1fn=0.5,
 )
+HOST_MEMORY = 5  # the memory space of the host
 # Opcodes whose result equals their operand.
 VALUE_PRESERVING_OPCODES = ('copy', 'bitcast', 'convert', 'reshape', 'copy-start', 'copy-done')
 # The attributes that name a computation run by the instruction; the function of a reduction is not counted.
@@ -50,7 +51,7 @@ CALLED_COMPUTATION_ATTRIBUTES = (
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-  """One array; `memory` is 0 for main memory, and 1 for on-chip memory of a TPU."""
+  """One array; `memory` is 0 for main memory, 1 for on-chip memory of a TPU, and `HOST_MEMORY`."""
 
   dtype: str
   dims: tuple[int, ...]
@@ -134,7 +135,7 @@ class Module:
         'async-update',
         'async-done',
       ):  # these refer to the computation of their async-start
-        part = instruction if instruction.opcode in ('fusion', 'async-start') else inside
+        part = instruction if instruction.opcode in ('fusion', 'fusion-start', 'async-start') else inside
         for attribute in CALLED_COMPUTATION_ATTRIBUTES:
           for called in instruction.computations_in(attribute):
             yield from self._walk(called, times, trip_count_known, part)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from tfm.analysis.hlo import Instruction, Module, Shape, root, tuple_index
+from tfm.analysis.hlo import HOST_MEMORY, Instruction, Module, Shape, root, tuple_index
 
 
 # Opcodes without memory traffic of their own: aliases, second halves of asynchronous pairs, and calls of
@@ -36,6 +36,8 @@ NO_TRAFFIC_OPCODES = (
   'outfeed',
 )
 SLICING_OPCODES = ('dynamic-slice', 'slice', 'gather')
+# What moves arrays from one memory to another; on GPUs also within fusions.
+MOVING_OPCODES = ('copy', 'slice', 'dynamic-slice', 'dynamic-update-slice')
 # Markers of the TPU compiler's custom calls without memory traffic.
 NO_TRAFFIC_MARKERS = (
   'AllocateBuffer',
@@ -55,6 +57,7 @@ class DeviceCost:
       cuDNN), whose FLOPs are not in the text.
     bytes: a lower bound on main-memory traffic: each operand of a fusion is counted once, slices of it by
       their own size, and on-chip memory not at all.
+    to_host, from_host: that move to the memory of the host, and back.
 
   What stands in a scope `useful:rows:all`, as the products of a mixture of experts, counts for `rows` of its
   rows, where it skips the others. Every expert is taken to have its even share.
@@ -62,11 +65,13 @@ class DeviceCost:
 
   flops: int
   bytes: int
+  to_host: int = 0
+  from_host: int = 0
 
 
 def count_cost(module: Module) -> DeviceCost:
   """The cost of a module; a loop counts once per iteration, or once if its trip count is unknown."""
-  flops = bytes_accessed_total = 0
+  flops = bytes_accessed_total = to_host = from_host = 0
   for execution in module.executed():
     computation, instruction = module.computations[execution.computation], execution.instruction
     times = execution.times * useful_share(instruction)
@@ -76,7 +81,11 @@ def count_cost(module: Module) -> DeviceCost:
       )
     if execution.inside is None:
       bytes_accessed_total += times * bytes_accessed(instruction, computation, module)
-  return DeviceCost(round(flops), round(bytes_accessed_total))
+    if instruction.opcode.removesuffix('-start') in MOVING_OPCODES:
+      moved = bytes_moved_to_host(instruction, computation)
+      to_host += times * max(moved, 0)
+      from_host += times * max(-moved, 0)
+  return DeviceCost(*map(round, (flops, bytes_accessed_total, to_host, from_host)))
 
 
 def useful_share(instruction: Instruction) -> float:
@@ -187,7 +196,8 @@ def bytes_accessed(instruction: Instruction, computation: dict[str, Instruction]
   ):
     return 0
   operands = [computation[name] for name in instruction.operands]
-  if instruction.opcode == 'fusion':
+  results, opcode = results_of(instruction), instruction.opcode.removesuffix('-start')
+  if opcode == 'fusion':
     fused = module.computations[instruction.computations_in('calls')[0]]
     read = sum(
       smaller(shape.bytes, bytes_read(fused, i, module))
@@ -197,23 +207,37 @@ def bytes_accessed(instruction: Instruction, computation: dict[str, Instruction]
     outputs = fusion_outputs(fused) if len(instruction.shapes) > 1 else [root(fused)]
     return read + sum(
       smaller(shape.bytes, bytes_written(fused, end, module))
-      for shape, end in zip(instruction.shapes, outputs)
+      for shape, end in zip(results, outputs)
       if shape.memory == 0
     )
-  results = instruction.shapes
-  if instruction.opcode.endswith('-start'):
-    # The shapes are (operands, results, flags), with as many results as operands.
-    results = (
-      instruction.shapes[:1]
-      if instruction.opcode == 'copy-start'
-      else instruction.shapes[len(operands) : 2 * len(operands)] or instruction.shapes
-    )
   written = sum(shape.bytes for shape in in_main_memory(results))
-  if instruction.opcode in SLICING_OPCODES or instruction.opcode == 'slice-start':
+  if opcode in SLICING_OPCODES:
     return written + (sum(shape.bytes for shape in results) if in_main_memory(operands[0].shapes) else 0)
-  if instruction.opcode == 'dynamic-update-slice':
-    return 2 * operands[1].bytes
+  if opcode == 'dynamic-update-slice':
+    return sum(operands[1].bytes for one in (operands[1].shapes, results) if in_main_memory(one))
   return written + sum(shape.bytes for one in operands for shape in in_main_memory(one.shapes))
+
+
+def results_of(instruction: Instruction) -> tuple[Shape, ...]:
+  """The results of an instruction; an asynchronous start has the shapes (operands, results, flags), with at
+  most as many results as operands.
+  """
+  if not instruction.opcode.endswith('-start'):
+    return instruction.shapes
+  if instruction.opcode == 'copy-start':
+    return instruction.shapes[:1]
+  n = len(instruction.operands)
+  return instruction.shapes[n : 2 * n] or instruction.shapes
+
+
+def bytes_moved_to_host(instruction: Instruction, computation: dict[str, Instruction]) -> int:
+  """Bytes that a copy or slice moves from the device to host memory, negative for back; 0 within a memory."""
+  is_update = instruction.opcode.startswith('dynamic-update-slice')
+  source = computation[instruction.operands[is_update]].shapes[0]
+  destination = results_of(instruction)[0]
+  return (source if is_update else destination).bytes * (
+    (destination.memory == HOST_MEMORY) - (source.memory == HOST_MEMORY)
+  )
 
 
 def in_main_memory(shapes: tuple[Shape, ...]) -> list[Shape]:

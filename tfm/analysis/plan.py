@@ -71,7 +71,7 @@ class StepPlan:
     mesh: axis sizes; device: device kind.
     memory: see `Memory`; error: the error of the compiler, else ''.
     products, moved: FLOPs and memory traffic of one device in the compiled text, including rematerialization;
-      lower bounds.
+      lower bounds. to_host, from_host: bytes that it moves to the memory of its host and back.
     is_complete: whether the text contains all FLOPs. If not, `products` is at least the model's FLOPs: in
       training if a loop has an unknown trip count, as in blockwise kernels; in decoding if products with a
       single row became sums.
@@ -88,6 +88,8 @@ class StepPlan:
   error: str
   products: float
   moved: float
+  to_host: float
+  from_host: float
   is_complete: bool
   collectives: tuple[collectives.Collective, ...]
   bound: Bound | None
@@ -176,6 +178,8 @@ def analyze_step(
       error=summary(compiled.error),
       products=0,
       moved=0,
+      to_host=0,
+      from_host=0,
       is_complete=True,
       collectives=(),
       bound=None,
@@ -196,8 +200,7 @@ def analyze_step(
   products = products if is_complete else max(products, model)
   bound = chip and bounds.compute_bound(
     chip,
-    products,
-    cost.bytes,
+    dataclasses.replace(cost, flops=products),
     sent,
     torus.usable_link_fractions(mesh, chip.dims, sent),
     bounds.Slices(slices, slice_axis),
@@ -206,6 +209,8 @@ def analyze_step(
     error='',
     products=products,
     moved=cost.bytes,
+    to_host=cost.to_host,
+    from_host=cost.from_host,
     is_complete=is_complete,
     collectives=sent,
     bound=bound,

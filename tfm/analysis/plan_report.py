@@ -87,6 +87,11 @@ def summary(one: StepPlan) -> list[tuple[str, ...]]:
     rows.append(
       ('time of network', seconds(b.network), f'sent between slices / {one.chip.network / 1e9:,.1f} GB/s')
     )
+  if b.host:
+    moved = f'{gib(one.to_host)} to the host and {gib(one.from_host)} back'
+    rows.append(
+      ('time of host', seconds(b.host), f'{moved}, both ways at once / {one.chip.host / 1e9:,.0f} GB/s')
+    )
   word = 'generated' if one.name == 'decoding' else 'trained'
   return rows + [
     ('time of a step', between((b.seconds, b.serial_seconds), seconds), f'{OVERLAP}; bound by {b.by}'),

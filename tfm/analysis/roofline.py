@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from tfm.analysis.collectives import SENT_FRACTION, Collective
+from tfm.analysis.hlo_cost import DeviceCost
 from tfm.parallel.chip_specs import Chip
 
 
@@ -24,31 +25,37 @@ class Bound:
     compute, memory: of matrix products, and of traffic to main memory.
     links: of all communication over links; axes: of the collectives over each combination of mesh axes.
     network: of communication between slices.
+    host: of transfers to host memory, or back if that takes longer.
   """
 
   compute: float
   memory: float
   links: float
   network: float
+  host: float
   axes: Mapping[str, float]
 
   @property
+  def parts(self) -> dict[str, float]:
+    """Resource → seconds."""
+    return {name: getattr(self, name) for name in ('compute', 'memory', 'links', 'network', 'host')}
+
+  @property
   def seconds(self) -> float:
-    return max(self.compute, self.memory, self.links, self.network)
+    return max(self.parts.values())
 
   @property
   def serial_seconds(self) -> float:
     """The time if nothing overlapped."""
-    return self.compute + self.memory + self.links + self.network
+    return sum(self.parts.values())
 
   @property
   def by(self) -> str:
     """The resource that takes longest."""
-    parts = dict(compute=self.compute, memory=self.memory, links=self.links, network=self.network)
-    longest = max(parts, key=parts.get)
-    if longest != 'links':
-      return dict(compute='compute', memory='memory', network='network between slices')[longest]
-    return f'links ({max(self.axes, key=self.axes.get)})'
+    longest = max(self.parts, key=self.parts.get)
+    if longest == 'links':
+      return f'links ({max(self.axes, key=self.axes.get)})'
+    return dict(network='network between slices', host='transfers to the host').get(longest, longest)
 
 
 class Slices(NamedTuple):
@@ -60,8 +67,7 @@ class Slices(NamedTuple):
 
 def compute_bound(
   chip: Chip,
-  flops: float,
-  bytes_accessed: float,
+  cost: DeviceCost,
   collectives: Sequence[Collective],
   link_fractions: Mapping[tuple[str, tuple[str, ...]], float] = {},
   slices: Slices = Slices(),
@@ -70,7 +76,7 @@ def compute_bound(
 
   Args:
     chip: the share of one device.
-    flops, bytes_accessed: FLOPs and memory traffic of one device.
+    cost: of one device.
     link_fractions: (kind, axes) → fraction of the chip's links that these collectives can use; 1 by default.
     slices: of an exchange over their axis each device sends its share to the other slices once, and the
       rest stays within its slice, as libtpu compiles it; other platforms are counted alike.
@@ -93,4 +99,11 @@ def compute_bound(
     total += sent
   # Collectives over different axes may use different links at the same time.
   links = max(total / chip.links, *axes.values(), 0.0)
-  return Bound(flops / chip.flops, bytes_accessed / chip.bandwidth, links, network / chip.network, axes)
+  return Bound(
+    compute=cost.flops / chip.flops,
+    memory=cost.bytes / chip.bandwidth,
+    links=links,
+    network=network / chip.network,
+    host=max(cost.to_host, cost.from_host) / chip.host,
+    axes=axes,
+  )

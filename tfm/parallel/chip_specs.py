@@ -22,6 +22,7 @@ class Chip:
     memory, bandwidth: HBM capacity in bytes and bandwidth in bytes/s.
     links: bytes/s that it sends to its neighbours over all links at once, one way.
     network: bytes/s that it sends to another TPU slice or another GPU host.
+    host: bytes/s between it and the memory of its host, one way.
     dims: dimensions of the torus of links; 0 for a switch.
     devices: JAX devices per chip.
     capability: the compute capability of a GPU.
@@ -33,6 +34,7 @@ class Chip:
   bandwidth: float
   links: float
   network: float
+  host: float
   dims: int
   devices: int = 1
   capability: str | None = None
@@ -48,6 +50,7 @@ class Chip:
       bandwidth=self.bandwidth / n,
       links=self.links / n,
       network=self.network / n,
+      host=self.host / n,
       devices=1,
     )
 
@@ -63,18 +66,23 @@ class Chip:
 # GPUs: NVIDIA's data sheets of A100 80GB SXM, H100 SXM, H200 SXM and DGX B200, without sparsity; the NVLink
 # bandwidth there counts both ways and is halved. Assumed: a network adapter of 200 Gb/s (A100) or 400 Gb/s
 # for each GPU, as DGX boxes have.
+#
+# Hosts of TPUs: Austin et al. 2025, "How to Scale Your Model", ch. 2; assumed of a 7x as of a v6e. GPUs: PCIe
+# of the data sheets, halved.
 CHIPS = {
-  'TPU v4': Chip('TPU v4', 275e12, 32 * GIB, 1200e9, 300e9, 3.125e9, dims=3),
-  'TPU v5 lite': Chip('TPU v5e', 197e12, 16 * GIB, 819e9, 200e9, 3.125e9, dims=2),
-  'TPU v5e': Chip('TPU v5e', 197e12, 16 * GIB, 819e9, 200e9, 3.125e9, dims=2),
-  'TPU v5': Chip('TPU v5p', 459e12, 95 * GIB, 2765e9, 600e9, 6.25e9, dims=3),
-  'TPU v6 lite': Chip('TPU v6e', 918e12, 32 * GIB, 1638e9, 400e9, 12.5e9, dims=2),
-  'TPU v6e': Chip('TPU v6e', 918e12, 32 * GIB, 1638e9, 400e9, 12.5e9, dims=2),
-  'TPU7x': Chip('TPU7x', 2307e12, 192 * GIB, 7380e9, 600e9, 12.5e9, dims=3, devices=2),
-  'NVIDIA A100': Chip('A100 80GB SXM', 312e12, 80 * 10**9, 2039e9, 300e9, 25e9, dims=0, capability='8.0'),
-  'NVIDIA H100': Chip('H100 SXM', 989e12, 80 * 10**9, 3350e9, 450e9, 50e9, dims=0, capability='9.0'),
-  'NVIDIA H200': Chip('H200 SXM', 989e12, 141 * 10**9, 4800e9, 450e9, 50e9, dims=0, capability='9.0'),
-  'NVIDIA B200': Chip('B200', 2250e12, 180 * 10**9, 8000e9, 900e9, 50e9, dims=0, capability='10.0'),
+  'TPU v4': Chip('TPU v4', 275e12, 32 * GIB, 1200e9, 300e9, 3.125e9, 15e9, dims=3),
+  'TPU v5 lite': Chip('TPU v5e', 197e12, 16 * GIB, 819e9, 200e9, 3.125e9, 15e9, dims=2),
+  'TPU v5e': Chip('TPU v5e', 197e12, 16 * GIB, 819e9, 200e9, 3.125e9, 15e9, dims=2),
+  'TPU v5': Chip('TPU v5p', 459e12, 95 * GIB, 2765e9, 600e9, 6.25e9, 15e9, dims=3),
+  'TPU v6 lite': Chip('TPU v6e', 918e12, 32 * GIB, 1638e9, 400e9, 12.5e9, 32e9, dims=2),
+  'TPU v6e': Chip('TPU v6e', 918e12, 32 * GIB, 1638e9, 400e9, 12.5e9, 32e9, dims=2),
+  'TPU7x': Chip('TPU7x', 2307e12, 192 * GIB, 7380e9, 600e9, 12.5e9, 32e9, dims=3, devices=2),
+  'NVIDIA A100': Chip(
+    'A100 80GB SXM', 312e12, 80 * 10**9, 2039e9, 300e9, 25e9, 32e9, dims=0, capability='8.0'
+  ),
+  'NVIDIA H100': Chip('H100 SXM', 989e12, 80 * 10**9, 3350e9, 450e9, 50e9, 64e9, dims=0, capability='9.0'),
+  'NVIDIA H200': Chip('H200 SXM', 989e12, 141 * 10**9, 4800e9, 450e9, 50e9, 64e9, dims=0, capability='9.0'),
+  'NVIDIA B200': Chip('B200', 2250e12, 180 * 10**9, 8000e9, 900e9, 50e9, 64e9, dims=0, capability='10.0'),
 }
 
 
