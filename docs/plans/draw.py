@@ -17,6 +17,7 @@ from matplotlib.ticker import FuncFormatter
 matplotlib.use('Agg')
 HERE = pathlib.Path(__file__).parent
 PARTS = dict(compute='products', memory='memory traffic', links='links between chips')
+RESOURCES = (*PARTS, 'network', 'host')
 
 
 def plans() -> dict[str, dict]:
@@ -104,25 +105,40 @@ def format_range(ends: list[float], text: str) -> str:
   return '–'.join(f'{end:{text}}' for end in ends)
 
 
+def times(b: dict) -> list[float]:
+  """The seconds of each resource; plans of an earlier version count no transfers to the host."""
+  return [b.get(part, 0) for part in RESOURCES]
+
+
+def is_current(one: dict) -> bool:
+  """Whether a plan was made since transfers to the host are counted."""
+  return 'to_host' in one
+
+
+def format_parts(b: dict) -> str:
+  return ', '.join(f'{seconds:.3g}' for seconds in times(b)) + ' s'
+
+
 def plans_table(found: dict[str, dict]) -> str:
   """One row for each plan."""
   lines = [
-    '| plan | chips | mesh | needs, of | compute, memory, links, network | time of a step | bound by '
+    '| plan | chips | mesh | needs, of | compute, memory, links, network, host | time of a step | bound by '
     '| tokens/s a chip | MFU ≤ |',
     '|---|---:|---|---|---|---:|---|---:|---:|',
   ]
   for name, one in found.items():
     b, m = one['bound'], one['memory']
     mesh = ' × '.join(f'{axis} {size}' for axis, size in one['mesh'].items() if size > 1)
-    row = [f'[{name}](plans/{name}/plan.md)', f'{one["devices"]:,}', mesh, format_memory(m)]
+    mark = '' if is_current(one) else '²'
+    row = [f'[{name}](plans/{name}/plan.md){mark}', f'{one["devices"]:,}', mesh, format_memory(m)]
     row += (
       ['', 'does not fit', '', '', '']
       if not b
       else [
-        ', '.join(f'{b[part]:.3g}' for part in (*PARTS, 'network')) + ' s',
-        f'{format_range([b["seconds"], b["serial_seconds"]], ".3g")} s',
+        format_parts(b),
+        f'{format_range([max(times(b)), sum(times(b))], ".3g")} s',
         b['by'],
-        format_range(one['tokens_per_second_per_chip'], ',.0f'),
+        format_range(bracket(one, {}), ',.0f'),
         f'{one["mfu"]:.1%}',
       ]
     )
@@ -132,7 +148,7 @@ def plans_table(found: dict[str, dict]) -> str:
 
 def bracket(one: dict, reached: dict[str, float]) -> list[float]:
   """Tokens/s of a chip without overlap and if all overlaps, if chips reach these parts of their peaks."""
-  seconds = [one['bound'][part] / reached.get(part, 1) for part in (*PARTS, 'network')]
+  seconds = [time / reached.get(part, 1) for part, time in zip(RESOURCES, times(one['bound']))]
   tokens = one['tokens'] / one['devices']
   return [tokens / sum(seconds), tokens / max(seconds)]
 
@@ -146,25 +162,31 @@ def place(rate: float, ends: list[float]) -> str:
 
 
 def published_table(found: dict[str, dict]) -> str:
-  """Published rates beside the brackets of the plans with their settings."""
+  """Published rates beside the brackets of the plans with their settings, and below them what differs."""
+  runs = json.loads((HERE / 'published.json').read_text(encoding='utf-8'))
   lines = [
-    '| published run | plan | measured tokens/s a chip | bracket | | at the measured parts of the peaks |',
-    '|---|---|---:|---:|---|---|',
+    '| published run | compute, memory, links, network, host | measured tokens/s a chip | bracket | |',
+    '|---|---|---:|---:|---|',
   ]
-  for run in json.loads((HERE / 'published.json').read_text(encoding='utf-8')):
-    rate, name, reached = run['tokens_per_second_per_chip'], run['plan'], run.get('reached', {})
-    if name not in found:
-      print(f'{name} is not made: {run["run"]} has no row')
-      continue
-    ends = bracket(found[name], {})
-    again = bracket(found[name], reached)
-    lines.append(
-      f'| {run["run"]} | [{name}](plans/{name}/plan.md) | {rate:,} | {format_range(ends, ",.0f")} '
-      f'| {place(rate, ends)} | '
-      + (f'{format_range(again, ",.0f")}: {place(rate, again)}' if reached else 'none published')
-      + ' |'
-    )
+  for run in runs:
+    one, rate = found[run['plan']], run['tokens_per_second_per_chip']
+    cells = [format_parts(one['bound']), f'{rate:,}', *bracket_cells(one, rate, {})]
+    lines.append(f'| [{run["run"]}](plans/{run["plan"]}/plan.md) | {" | ".join(cells)} |')
+    if reached := run.get('reached'):
+      cells = ['the same, at the measured parts of the peaks', '', '', *bracket_cells(one, rate, reached)]
+      lines.append(f'| {" | ".join(cells)} |')
+  for run in runs:
+    lines += ['', f'- **{run["run"]}**: {run["settings"]}. What differs in the plan: {run["differs"]}.']
+    if 'reached' in run:
+      lines += [f'  Measured parts of the peaks: {run["reached_source"]}.']
+    lines += [f'  Source: {run["source"]}.']
   return '\n'.join(lines)
+
+
+def bracket_cells(one: dict, rate: float, reached: dict[str, float]) -> list[str]:
+  """The bracket, and where a rate lies."""
+  ends = bracket(one, reached)
+  return [format_range(ends, ',.0f'), place(rate, ends)]
 
 
 def write_tables(page: pathlib.Path, tables: dict[str, str]) -> None:
