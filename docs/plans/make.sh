@@ -85,18 +85,22 @@ done
 plan gpt2-large-h100-8-searched --config=configs/gpt2.py:large --topology=h100:8 --search --limit=12
 
 # The published runs of published.json: their rows, lengths, types and optimizer, and what they store for the backward pass.
-plan published-llama-2-70b-v5p-1024 --config=configs/llama.py:2-70b --topology=v5p-1024 --config.mesh.data=8 --config.mesh.fsdp=64 \
-  --config.model.remat="save('mixer/q mixer/k mixer/v mixer feed_forward')" --config.training.gradient_reduction=bfloat16 \
-  --config.training.batch_size=2048 --config.training.loss_chunk=1048576 --rows=0
+# Those of 70B do not fit unless each parameter is over all chips, as in the run: `fsdp` over its width, `data` over the other.
+over_all() {
+  name=$1
+  shift
+  plan "$name" "$@" --config.rules.vocab='tensor data' --config.rules.heads='tensor data' --config.rules.kv_heads='tensor data' \
+    --config.rules.mlp='tensor data' --config.training.gradient_reduction=bfloat16 --config.training.loss_chunk=1048576 --rows=0
+}
+over_all published-llama-2-70b-v5p-1024 --config=configs/llama.py:2-70b --topology=v5p-1024 --config.mesh.data=8 --config.mesh.fsdp=64 \
+  --config.model.remat="save('mixer/q mixer/k mixer/v mixer feed_forward')" --config.training.batch_size=2048
+over_all published-llama-3.1-70b-v6e-256 --config=configs/llama.py:3.1-70b --topology=v6e-256 --config.mesh.data=4 --config.mesh.fsdp=64 \
+  --config.model.remat="offload('block_input mixer/q mixer/k mixer/v')" --config.training.batch_size=1280
 plan published-llama-3.1-8b-v6e-256 --config=configs/llama.py:3.1-8b --topology=v6e-256 --config.mesh.data=8 --config.mesh.fsdp=32 \
   --config.model.remat="offload('block_input mixer/q mixer/k mixer/v mixer')" --config.training.gradient_reduction=bfloat16 \
   --config.training.batch_size=1024 --config.training.loss_chunk=1048576 --rows=0
-plan published-llama-3.1-70b-v6e-256 --config=configs/llama.py:3.1-70b --topology=v6e-256 --config.mesh.data=4 --config.mesh.fsdp=64 \
-  --config.model.remat="offload('block_input mixer/q mixer/k mixer/v')" --config.training.gradient_reduction=bfloat16 \
-  --config.training.batch_size=1280 --config.training.loss_chunk=1048576 --rows=0
 plan published-llama-3.1-8b-h100-8 --config=configs/llama.py:3.1-8b --topology=h100:8 --config.mesh.data=1 --config.mesh.fsdp=8 \
   --config.model.remat="save('mixer/q mixer/v attention feed_forward/gate feed_forward')" \
   --config.training.batch_size=16 --config.training.loss_chunk=65536 --rows=0
-
 
 python docs/plans/draw.py
