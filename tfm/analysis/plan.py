@@ -231,13 +231,13 @@ def memory_from_compiler(step: Step, sizes: Mapping[str, int], capacity: int | N
   """Memory by category: the arguments by content, the rest by the compiler's names.
 
   Donated results need no memory. On a TPU the compiler reports the peak of live memory, which decides whether
-  the step fits; the sum of temporaries is up to half more. On a CPU that peak omits temporaries, so the sum
-  is used.
+  the step fits; the sum of temporaries is up to half more. On a CPU that peak omits temporaries, and with
+  arrays in host memory it counts these, so the sum is used.
   """
   kinds, results = dict(step.arguments), sizes['output'] - sizes['alias']
   kinds['other arguments and padding'] = max(0, sizes['argument'] - sum(kinds.values()))
   kinds['results beside the arguments'] = results
-  peaks = platform == 'tpu' and sizes['peak']
+  peaks = platform == 'tpu' and sizes['peak'] and not sizes['host']
   kinds['temporaries'] = max(0, sizes['peak'] - sizes['argument'] - results) if peaks else sizes['temp']
   kinds['code'] = sizes['generated_code']
   kinds = {name: size for name, size in kinds.items() if size}
