@@ -157,7 +157,7 @@ def test_loss(chunk):
   model, params = test_encoder.make_encoder()
   rows = objective.rows(SentencePairs(), random_tokens(4, 20), 8, None, NumberedTokenizer)
   step = jax.jit(lambda params, batch: objective(model, params, batch, None))
-  batch, padding = next(pipeline.evaluation_batches(rows, 3)), objective.padding_row(8)
+  batch, padding = next(pipeline.evaluation_batches(rows, 7)), objective.padding_row(8)
   total, sums = step(params, {name: np.stack([*x, padding[name]]) for name, x in batch.items()})
   answers = test_encoder.answers(model, params, batch['inputs'], context(batch['segments']), batch['types'])
   log_p = jax.nn.log_softmax(np.asarray(answers['vocabulary'], np.float64))
@@ -168,13 +168,27 @@ def test_loss(chunk):
     if counted
   )
   following = np.asarray(jax.nn.log_softmax(answers['next_sentence']))
-  second = -following[np.arange(3), batch['next']].mean()
+  second = -following[np.arange(7), batch['next']].mean()
   np.testing.assert_allclose(sums['loss'], loss, rtol=2e-5)
   np.testing.assert_allclose(sums['next_sentence_loss'] / sums['tokens'], second, rtol=2e-5)
   np.testing.assert_allclose(total, loss + second * sums['tokens'], rtol=2e-5)
   right = (following.argmax(-1) == batch['next']).mean()
   assert 0 < right < 1
   np.testing.assert_allclose(sums['next_sentence_accuracy'] / sums['tokens'], right, rtol=1e-6)
+
+
+def test_dropout_is_drawn_from_the_key_and_is_off_without_one():
+  config = test_encoder.config(dropout=dict(residual=0.5))
+  objective = Experiment(config).objective
+  plain, params = test_encoder.make_encoder()
+  model = Experiment(config).build_model(test_encoder.VOCAB - 1)
+  rows = objective.rows(SentencePairs(), random_tokens(4, 20), 8, None, NumberedTokenizer)
+  batch = next(pipeline.evaluation_batches(rows, 3))
+  step = jax.jit(lambda key: objective(model, params, batch, key)[0])
+  without = step(None)
+  np.testing.assert_allclose(without, objective(plain, params, batch, None)[0], rtol=1e-5)
+  losses = [float(without), *(float(step(jax.random.key(seed))) for seed in (0, 1))]
+  assert len(set(losses)) == 3
 
 
 def test_pairs_of_texts():

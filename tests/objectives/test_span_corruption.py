@@ -56,7 +56,8 @@ def test_source_and_target_are_the_text():
     assert rows[i]['source'].shape == (length,) and (rows[i]['source_segments'] > 0).all()
     sizes.update(spans)
   assert len(sizes) > 2  # a mean of three, and not always three
-  other = objective.corrupt(TokenizerWithBos, length, 2, plain[0], 0)
+  same, other = (objective.corrupt(TokenizerWithBos, length, seed, plain[0], 0) for seed in (1, 2))
+  np.testing.assert_array_equal(same['source'], rows[0]['source'])
   assert (other['source'] != rows[0]['source']).any()  # the spans depend on the seed
 
 
@@ -71,6 +72,17 @@ def test_one_pass_covers_the_split():
   # The stream begins with the end of a text, and its last token is a target of Concat's alone.
   np.testing.assert_array_equal(sum(texts, [])[1:], whole[: len(sum(texts, [])) - 1])
   assert len(sum(texts, [])) >= len(whole) - 1
+
+
+def test_padding_has_the_types_of_rows():
+  objective = SpanCorruption(**PLAIN)
+  row = objective.rows(Concat(), random_tokens(), 24, 1, TokenizerWithBos)[0]
+  padding = objective.padding_row(24)
+  assert {name: x.dtype for name, x in padding.items()} == {name: x.dtype for name, x in row.items()}
+
+
+def test_one_sentinel_is_enough_for_one_span():
+  assert SpanCorruption(sentinels=1, **PLAIN).special_tokens == ('<extra_id_0>',)
 
 
 def test_published_lengths():
