@@ -212,6 +212,21 @@ def test_a_search(run, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
+def test_a_comparison(run, tmp_path, monkeypatch):
+  """The config's mesh under each remat policy and each preset, one row each."""
+  monkeypatch.setitem(chip_specs.CHIPS, 'cpu', dataclasses.replace(CPU, memory=2**30))
+  monkeypatch.setattr(mesh_search, 'POLICIES', ("save('attention')", 'full', "save('mixer/query')"))
+  status, out, _ = run('--topology=here', '--compare', '--rows=0', '--to=out')
+  tried = json.loads((tmp_path / 'out' / 'plan.json').read_text())['tried']
+  assert status == 0 and len(tried) == 4 and '4 candidates' in out
+  settings = [one['flags'].partition('--config.model.remat=')[2] for one in tried]
+  products = {one: each['products'] for one, each in zip(settings, tried)}
+  assert len(products) == 4 and len(set(products.values())) == 2
+  for setting, count in products.items():
+    assert count == (max if setting.startswith('full ') else min)(products.values())
+
+
+@pytest.mark.slow
 def test_a_search_skips_meshes_estimated_not_to_fit(run, tmp_path, monkeypatch):
   monkeypatch.setitem(chip_specs.CHIPS, 'cpu', CPU)
   monkeypatch.setattr(
@@ -223,7 +238,7 @@ def test_a_search_skips_meshes_estimated_not_to_fit(run, tmp_path, monkeypatch):
     '--topology=here', '--search', '--limit=1', '--axes=data', '--to=out', '--config.training.batch_size=16'
   )
   saved = json.loads((tmp_path / 'out' / 'plan.json').read_text())
-  assert status in (0, 1) and [one['flags'].endswith('accumulation=2') for one in saved['tried']] == [True]
+  assert status in (0, 1) and ['accumulation=2 ' in one['flags'] for one in saved['tried']] == [True]
   assert err.count('skipped, estimated at') == len(mesh_search.POLICIES)
 
 

@@ -11,8 +11,9 @@ libtpu (the extra [tpu]), for GPU hosts by JAX's CUDA plugin (the extra [cuda-co
 hardware. Per device the command reports memory by category against capacity; FLOPs, memory traffic, and every
 collective with its mesh axes; and by the published peaks of the chip the time of a step and tokens/s of a
 chip if compute, memory and network overlap, and if they do not, which are no measurements. --topology=here
-compiles for the attached devices. --search compares meshes, remat policies and microbatches. No data is read:
-if the vocabulary is learned from text, set its size with --vocab.
+compiles for the attached devices. --search compares meshes, remat policies and microbatches; --compare, on
+the mesh of the config, remat policies and presets of the compiler. No data is read: if the vocabulary is
+learned from text, set its size with --vocab.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import pathlib
 import shlex
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -37,6 +38,7 @@ from tfm.training.progress_line import console, print_status
 
 if TYPE_CHECKING:
   from tfm.analysis import lowering, plan_report
+  from tfm.analysis.mesh_search import Candidate
   from tfm.analysis.plan import StepPlan
 
 
@@ -65,7 +67,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     metavar='N',
     help='rows that the decoding step decodes at once; 0 omits the step (default: one per batch shard)',
   )
-  add('--search', action='store_true', help='search meshes, remat policies and microbatches')
+  several = parser.add_mutually_exclusive_group()
+  several.add_argument('--search', action='store_true', help='search meshes, remat policies and microbatches')
+  several.add_argument(
+    '--compare',
+    action='store_true',
+    help='compare remat policies, and presets of config.compiler.flags, each alone on the mesh of the config',
+  )
   add(
     '--axes',
     default='data,fsdp,tensor',
@@ -77,13 +85,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     type=int,
     default=16,
     metavar='N',
-    help='most steps that --search compiles (default: %(default)s)',
+    help='most steps that --search or --compare compiles (default: %(default)s)',
   )
   add('--to', metavar='DIR', help='directory for plan.json and plan.md')
 
 
 def main(args: argparse.Namespace) -> int:
-  from tfm.analysis import lowering, plan, plan_report, topology
+  from tfm.analysis import lowering, mesh_search, plan, plan_report, topology
   from tfm.config import mesh_constraints
   from tfm.config.assemble import Experiment
   from tfm.parallel import chip_specs
@@ -105,8 +113,13 @@ def main(args: argparse.Namespace) -> int:
   capacity = plan.memory_capacity(devices[0], chip and chip.device)
   mesh_constraints.validate_slices(request.config, len(devices))
   if args.search:
-    return search_meshes(request, devices, capacity, args, origin)
+    return compile_candidates(
+      find_candidates(request, devices, capacity, args), request, devices, capacity, args, origin
+    )
   lowering.validate_request(request, devices, capacity)
+  if args.compare:
+    found = mesh_search.list_comparisons(request, devices)
+    return compile_candidates(found, request, devices, capacity, args, origin)
   mesh = meshes.make(request.config.mesh.to_dict(), devices, **request.config.slices)
   print_status(f'topology: {origin.topology}')
   print_status(describe_rows(request, mesh))
@@ -179,16 +192,15 @@ def working(text: str) -> Iterator[None]:
   print_status(f'{text.partition(":")[0]}: compiled in {time.perf_counter() - begin:.0f} s')
 
 
-def search_meshes(
-  request: lowering.PlanRequest,
-  devices,
-  capacity: int | None,
-  args: argparse.Namespace,
-  origin: plan_report.Origin,
-) -> int:
-  """Compiles the candidates; returns 1 if none fits the `capacity` of a device."""
-  from tfm.analysis import lowering, mesh_search, plan_report
-  from tfm.config.assemble import Experiment
+def find_candidates(
+  request: lowering.PlanRequest, devices, capacity: int | None, args: argparse.Namespace
+) -> list[Candidate]:
+  """The candidates of --search.
+
+  Raises:
+    ValueError: if there are none.
+  """
+  from tfm.analysis import mesh_search
   from tfm.parallel import mesh as meshes
 
   axes = args.axes.split(',')
@@ -197,21 +209,39 @@ def search_meshes(
       axis in meshes.AXES,
       f'--axes={args.axes} names {axis!r}, which is not a mesh axis; use some of {", ".join(meshes.AXES)}',
     )
-  require(args.limit >= 1, f'--limit={args.limit} must be at least 1')
-  found = mesh_search.list_candidates(request, len(devices), args.slices, axes, capacity)
+  found = mesh_search.list_candidates(request, devices, args.slices, axes, capacity)
   require(
     bool(found),
     f'--search finds no mesh of {len(devices)} devices over {args.axes} that divides the model and its '
     f'batch of {request.config.training.batch_size} rows, and '
     'whose devices hold the state; use more devices, or another config.training.batch_size',
   )
+  return found
+
+
+def compile_candidates(
+  found: Sequence[Candidate],
+  request: lowering.PlanRequest,
+  devices,
+  capacity: int | None,
+  args: argparse.Namespace,
+  origin: plan_report.Origin,
+) -> int:
+  """Compiles the candidates, of --search those that may be the best; returns 1 if none fits the `capacity` of
+  a device.
+  """
+  from tfm.analysis import lowering, mesh_search, plan_report
+  from tfm.config.assemble import Experiment
+  from tfm.parallel import mesh as meshes
+
+  require(args.limit >= 1, f'--limit={args.limit} must be at least 1')
   print_status(f'topology: {origin.topology}')
   compiled, known, begin = [], [], time.perf_counter()
   for i, one in enumerate(found):
     if len(compiled) == args.limit:
       print_status(f'{len(found) - i} of {len(found)} are skipped by --limit={args.limit}')
       break
-    if mesh_search.is_redundant(one, known):
+    if args.search and mesh_search.is_redundant(one, known):
       continue
     trial = lowering.PlanRequest(Experiment(one.config(request.config)), request.vocab, request.source_vocab)
     if (
@@ -269,7 +299,8 @@ def search_rows(compiled, winner):
   """(columns, rows) of all compiled candidates, the best marked."""
   from tfm.analysis import plan_report
 
-  columns = ('', 'mesh', 'remat', '>microbatches', '>memory', 'fits', '>time bound', 'bound by', '>MFU')
+  columns = ('', 'mesh', 'remat', '>microbatches', 'compiler', '>memory', '>of the host', 'fits')
+  columns += ('>FLOPs', '>time bound', 'bound by', '>MFU')
   lines = []
   for one, each in sorted(
     compiled, key=lambda pair: (pair[1].memory.fits is False, pair[1].bound.seconds if pair[1].bound else 0)
@@ -281,8 +312,11 @@ def search_rows(compiled, winner):
         plan_report.sizes(dict(one.mesh)),
         one.remat,
         str(one.accumulation),
+        one.flags,
         plan_report.gib(each.memory.needed),
+        plan_report.gib(each.memory.host) if each.memory.host else '',
         {True: 'yes', False: 'no', None: '?'}[each.memory.fits],
+        f'{each.products * each.devices / each.flops:.2f} ×' if each.products else '',
         plan_report.seconds(b.seconds) if b else '',
         b.by if b else '',
         f'{each.mfu:.1%}' if b else '',
