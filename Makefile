@@ -16,13 +16,15 @@ PIP_INSTALL = $(VENV)/bin/pip install --quiet --disable-pip-version-check -c con
 # Files of text that are opened without an encoding fail the tests (pyproject.toml).
 export PYTHONWARNDEFAULTENCODING = 1
 
-.PHONY: demo lint test test-slow test-all fuzz mutants oracle compilers plans browser sinks xpk beam reference docs clean
+.PHONY: install demo lint test test-slow test-all fuzz mutants oracle compilers plans browser sinks xpk beam reference docs clean
 
 $(VENV)/installed: setup.cfg constraints.txt
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("tfm needs Python 3.11 or newer; name one: make PYTHON=python3.12 …")'
 	$(PYTHON) -m venv $(VENV)
 	$(PIP_INSTALL) -e '.[test]'
 	@touch $@
+
+install: $(VENV)/installed
 
 demo: $(VENV)/installed
 	$(VENV)/bin/tfm ablate experiments/position.py:demo --workdir=$(RUN)
