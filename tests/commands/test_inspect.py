@@ -218,6 +218,7 @@ def test_a_spec_is_drawn_into_a_picture(run, tmp_path):
     ([''], 'tfm inspect: a spec is a string such as'),
     (['causal', '--to=nowhere/mask.png'], 'nowhere/mask.png'),
     (['causal', '--to=mask.nonsense'], 'nonsense'),
+    (['causal', '--devices=8'], '--devices=8 is of a config'),
   ],
 )
 def test_a_spec_that_cannot_be_drawn_is_rejected(capsys, words, sentence):

@@ -156,10 +156,8 @@ def draw_spec(text: str, config: ConfigDict) -> list[Panel]:
   unknown = next((name for name in names if name not in known), None)
   fields = ', '.join(f'config.{drawable.where}.{drawable.field}' for drawable in matching or DRAWABLES)
   require(not matching, f'{text!r} fits several fields: {fields}; rename your variant')
-  if unknown:
-    raise ValueError(
-      f'{text!r} names {unknown[0]!r}, which none of {fields} has; {suggest(unknown[0], known)}'
-    )
+  if unknown is not None:
+    raise ValueError(f'{text!r} names {unknown!r}, which none of {fields} has; {suggest(unknown, known)}')
   raise ValueError(f'{text!r} combines variants of several fields; draw them one by one')
 
 

@@ -99,6 +99,7 @@ def draw_spec(args: argparse.Namespace) -> None:
   from tfm.analysis import drawings
   from tfm.evaluation import panels
 
+  require(args.devices is None, f'--devices={args.devices} is of a config; a spec is drawn without devices')
   drawn = drawings.draw_spec(args.spec, args.config)
   if args.to:
     panels.draw_panels(drawn, args.to)
