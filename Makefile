@@ -74,10 +74,10 @@ plans: $(VENV)/installed
 	rm -rf docs/plans/*/
 	PATH="$(abspath $(VENV))/bin:$$PATH" sh docs/plans/make.sh
 
-# Reports in a real browser, such as Debian's package chromium.
+# Reports and the board in a real browser, such as Debian's package chromium.
 browser: $(VENV)/installed
 	$(PIP_INSTALL) -e '.[browser]'
-	$(VENV)/bin/python -m pytest -m slow tests/studies/report/test_browser.py
+	$(VENV)/bin/python -m pytest -m slow tests/studies/report/test_browser.py tests/board/test_browser.py
 
 # Metrics in the programs that show them, offline.
 sinks: $(VENV)/installed

@@ -89,6 +89,7 @@ def test_every_import_is_of_the_base_or_names_its_extra(root, requirements):
     'hub',
     'images',
     'plots',
+    'serve',
     'tensorboard',
     'translation',
     *SINKS,
@@ -96,7 +97,7 @@ def test_every_import_is_of_the_base_or_names_its_extra(root, requirements):
 
 
 def test_all_holds_every_extra_that_tfm_imports(requirements):
-  own = 'ablation', 'arrow', 'check', 'hub', 'images', 'plots', 'tensorboard', 'translation'
+  own = 'ablation', 'arrow', 'check', 'hub', 'images', 'plots', 'serve', 'tensorboard', 'translation'
   assert requirements['all'] == set().union(*(requirements[extra] for extra in own))
   assert requirements['all'] <= requirements['test']
   assert not any(requirements[extra] & requirements[''] for extra in own)
@@ -126,7 +127,7 @@ print(json.dumps(results))
 """
 OPTIONAL = (
   'PIL babel huggingface_hub jinja2 matplotlib num2words pandas pyarrow pytest rouge_score sacrebleu'
-  ' sacremoses safetensors sklearn statsmodels tensorboardX tokenizers'
+  ' sacremoses safetensors sklearn starlette statsmodels tensorboardX tokenizers uvicorn'
 ).split()
 
 
@@ -156,6 +157,7 @@ SENTENCES = {
     "tfm inspect: config.data.source='digits': {} is not installed",
   ),
   'plots': (['inspect', 'causal', '--to=mask.png'], 'tfm inspect: {} is not installed'),
+  'serve': (['board', '.'], 'tfm board: {} is not installed'),
   'tensorboard': (
     ['train', '--config=lm:smoke', '--workdir=x', '--config.training.sinks=tensorboard'],
     "tfm train: config.training.sinks='tensorboard': {} is not installed",

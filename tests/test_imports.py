@@ -13,6 +13,7 @@ LEVELS = (
   ('commands',),  # one file per command: parse, call, print
   ('conformance',),  # what every variant is tested for
   ('benchmark',),  # speed and memory beside other frameworks
+  ('board',),  # a local page of runs and studies
   ('studies',),  # a question, its arms, their runs, statistics and report
   ('hf',),  # published models in and out
   ('runs',),  # train, load, start from another run

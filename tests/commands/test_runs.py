@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from tests.runs.made_up import write_run
 from tests.terminal import terminal
 from tfm.commands import cli
 from tfm.config.load import to_json
@@ -15,17 +16,6 @@ from tfm.runs import summary, watch
 from tfm.runs.lock import lock_workdir
 from tfm.runs.train import train
 from tfm.training.metrics import MetricsLog
-
-
-def write_run(workdir, config, rows):
-  """The files of a run with these rows (step, split, values) of metrics."""
-  workdir.mkdir(parents=True)
-  (workdir / 'config.json').write_text(to_json(config))
-  log = MetricsLog(workdir, 0)
-  for step, split, values in rows:
-    log.write(step, split, values)
-  log.close()
-  return workdir
 
 
 @pytest.fixture(scope='module')
@@ -146,7 +136,7 @@ NEW = (
 
 
 def test_watch_follows_a_run_on_a_terminal(tmp_path, tiny, monkeypatch):
-  monkeypatch.setattr(watch, 'PERIOD', 0.05)
+  monkeypatch.setattr(watch, 'PERIOD', 0.2)  # each row stays for longer than the bar waits to be drawn
   rows = [(step, 'train', dict(loss=6.0, step_seconds=0.5)) for step in (1, 2)]
   workdir = write_run(tmp_path / 'run', tiny(), rows)
   with running(workdir, *NEW), terminal(monkeypatch) as lines:

@@ -30,9 +30,12 @@ def main(args: argparse.Namespace) -> None:
 
   from tfm.analysis.console import new_table, wide_console
   from tfm.runs.summary import list_changes, summarize_runs
+  from tfm.training.progress_line import print_status
 
   folder = pathlib.Path(args.folder)
-  runs = summarize_runs(folder)
+  runs, unreadable = summarize_runs(folder)
+  for sentence in unreadable:
+    print_status(sentence)
   require(bool(runs), f'{folder} holds no run; tfm train --workdir={folder}/NAME makes one')
   rich_table = new_table('', 'run', 'state', '>step', '>best loss', '>at step', 'differs in')
   for run, changes in zip(runs, list_changes(runs)):

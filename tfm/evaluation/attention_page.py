@@ -16,11 +16,16 @@ LEVELS = 2**16 - 1
 
 
 def write_page(maps: Sequence[AttentionMaps], title: str, file: str | pathlib.Path) -> None:
-  """Writes attention_page.html with the maps of all kinds."""
+  """Writes the page of the maps of all kinds."""
+  pathlib.Path(file).write_text(render_page(maps, title), encoding='utf-8')
+
+
+def render_page(maps: Sequence[AttentionMaps], title: str) -> str:
+  """attention_page.html with the maps of all kinds."""
   template = importlib.resources.files('tfm.evaluation').joinpath('attention_page.html').read_text('utf-8')
   data = json.dumps(dict(title=title, levels=LEVELS, kinds=[pack_maps(m) for m in maps]), ensure_ascii=False)
   # Escaping '<' prevents tokens from ending the script element or starting a comment.
-  pathlib.Path(file).write_text(template.replace('{{data}}', data.replace('<', r'\u003c')), encoding='utf-8')
+  return template.replace('{{data}}', data.replace('<', r'\u003c'))
 
 
 def pack_maps(maps: AttentionMaps) -> dict:

@@ -12,7 +12,6 @@ from tfm.config.schema import leaves
 from tfm.errors import read_json_object, require
 from tfm.runs.lock import is_locked
 from tfm.training import metrics
-from tfm.training.progress_line import print_status
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,13 +48,18 @@ def is_run(folder: pathlib.Path) -> bool:
   )
 
 
-def find_run_dirs(folder: pathlib.Path) -> Iterator[pathlib.Path]:
-  """The folders of all runs in a folder, itself included, in the order of their names."""
+def walk_folders(folder: pathlib.Path) -> Iterator[pathlib.Path]:
+  """A folder and all below it, in the order of their names, but nothing inside a run."""
   for path, names, _ in os.walk(folder):
+    yield pathlib.Path(path)
+    names.sort()
     if is_run(pathlib.Path(path)):
       names.clear()  # no run is in another
-      yield pathlib.Path(path)
-    names.sort()
+
+
+def find_run_dirs(folder: pathlib.Path) -> Iterator[pathlib.Path]:
+  """The folders of all runs in a folder, itself included, in the order of their names."""
+  return filter(is_run, walk_folders(folder))
 
 
 def summarize_run(workdir: pathlib.Path) -> RunSummary:
@@ -83,20 +87,20 @@ def summarize_run(workdir: pathlib.Path) -> RunSummary:
   return RunSummary(workdir, fields, state, step, steps, best and best[::-1], reason)
 
 
-def summarize_runs(folder: pathlib.Path) -> list[RunSummary]:
-  """The summaries of all runs in a folder; a message names those that cannot be read.
+def summarize_runs(folder: pathlib.Path) -> tuple[list[RunSummary], list[str]]:
+  """The summaries of all runs in a folder, and a sentence for each that cannot be read.
 
   Raises:
     ValueError: if there is no such folder.
   """
   require(folder.is_dir(), f'{folder} is no folder')
-  runs = []
+  runs, unreadable = [], []
   for workdir in find_run_dirs(folder):
     try:
       runs.append(summarize_run(workdir))
     except ValueError as error:
-      print_status(f'left out: {error}')
-  return runs
+      unreadable.append(f'left out: {error}')
+  return runs, unreadable
 
 
 def list_changes(runs: Sequence[RunSummary]) -> list[dict[str, Any]]:

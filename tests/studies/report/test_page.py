@@ -67,7 +67,7 @@ def page(written):
 def test_the_templates_are_installed(root):
   setup = configparser.ConfigParser()
   setup.read(root / 'setup.cfg')
-  assert setup['options.package_data']['tfm.studies.report'] == '*.html, *.md'
+  assert setup['options.package_data']['tfm.studies.report'] == '*.css, *.html, *.md'
 
 
 def test_the_markdown_has_every_arm_and_its_means(written):

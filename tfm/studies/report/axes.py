@@ -8,7 +8,7 @@ import numpy as np
 from tfm.errors import importing_extra
 from tfm.studies.report import palette
 from tfm.studies.report.palette import LIGHT
-from tfm.studies.report.ranking import Row
+from tfm.studies.report.ranking import Series
 
 
 with importing_extra('ablation'):
@@ -99,7 +99,7 @@ def draw_heading(axes: Axes, text: str, left: float) -> None:
   )
 
 
-def label_ends(figure: Figure, axes: Axes, ends: Sequence[tuple[Row, float, float]], width: float) -> None:
+def label_ends(figure: Figure, axes: Axes, ends: Sequence[tuple[Series, float, float]], width: float) -> None:
   """Labels at the right of the axes, near the ends of their lines without overlap, with a thin connecting
   line.
   """
@@ -157,8 +157,7 @@ def spread_labels(heights: Sequence[float], gap: float, lowest: float, highest: 
   return isotonic_regression(np.asarray(heights) - steps).x.clip(lowest, highest - steps[-1]) + steps
 
 
-def label_of(row: Row, width: float) -> str:
-  """'1 rope': the rank, as in the tables, and the name, shortened to the width."""
-  room = 26 if width > NARROW else 14
-  text = row.name if len(row.name) <= room else row.name[: room - 1] + '…'
-  return f'{row.rank or "–"} {text}'
+def label_of(series: Series, width: float) -> str:
+  """The label, shortened to the width."""
+  room, text = (28 if width > NARROW else 16), series.label
+  return text if len(text) <= room else text[: room - 1] + '…'

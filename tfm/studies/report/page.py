@@ -3,25 +3,17 @@ plots.
 """
 
 import csv
-import importlib.resources
 import json
 import pathlib
-import re
 from collections.abc import Sequence
 
-from tfm.errors import importing_extra
-from tfm.studies.report import figures, metric_tests, palette, plots, sentences, tables
-from tfm.studies.report.axes import NARROW, WIDE
+from tfm.studies.report import figures, metric_tests, plots, sentences, tables
 from tfm.studies.report.caveats import list_caveats
 from tfm.studies.report.plots import Plot
 from tfm.studies.report.ranking import Ranking, rank_arms
+from tfm.studies.report.templates import add_links, embed_figure, load_template
 from tfm.studies.report.values import metric_names
 from tfm.studies.report.wording import join_names
-
-
-with importing_extra('ablation'):
-  import jinja2
-  import markupsafe
 
 
 COLUMNS = ('arm', 'seed', 'metric', 'x', 'value')
@@ -69,22 +61,11 @@ def render_html(results: dict, ranking: Ranking, all_plots: Sequence[Plot]) -> s
   return load_template('page.html').render(
     study=study,
     answer=sentences.answer_question(results, ranking),
-    light=palette.css_variables(False),
-    dark=palette.css_variables(True),
     facts=sentences.list_facts(results, ranking),
     explanations=sentences.explain_statistics(results, ranking),
     caveats=list_caveats(results, ranking),
     rows=[format_row(row) | dict(arm=arms[row.name]) | format_settings(row.name) for row in ranking.rows],
-    figures={
-      plot.name: dict(
-        title=plot.title,
-        caption=plot.caption,
-        alt=f'{plot.title}. {plot.caption}',
-        wide=embed_svg(plot, WIDE),
-        narrow=embed_svg(plot, NARROW),
-      )
-      for plot in all_plots
-    },
+    figures={plot.name: embed_figure(plot) for plot in all_plots},
     x_names=join_names([*x_names]),
     has_rates=tables.has_selected_rates(results),
     rates=tables.tabulate_rates(results, ranking),
@@ -122,25 +103,3 @@ def render_markdown(results: dict, ranking: Ranking, all_plots: Sequence[Plot]) 
     legend=metric_tests.LEGEND,
     origin=sentences.list_origin(results['study']),
   )
-
-
-def load_template(name: str) -> jinja2.Template:
-  """A Jinja template of this folder."""
-  environment = jinja2.Environment(
-    autoescape=name.endswith('.html'), undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-  )
-  environment.filters['cell'] = lambda text: text.replace('|', r'\|')  # escapes a cell of a Markdown table
-  return environment.from_string(
-    importlib.resources.files('tfm.studies.report').joinpath(name).read_text('utf-8')
-  )
-
-
-def embed_svg(plot: Plot, width: float) -> markupsafe.Markup:
-  """The plot as SVG text."""
-  return markupsafe.Markup(plots.render_svg(plot.draw, width, plot.name))
-
-
-def add_links(text: str) -> markupsafe.Markup:
-  """Escaped text in which addresses are links."""
-  address = r'https?://[^\s<>&"\']+[^\s<>&"\'.,;)]'
-  return markupsafe.Markup(re.sub(address, r'<a href="\g<0>">\g<0></a>', str(markupsafe.escape(text))))

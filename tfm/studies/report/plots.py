@@ -25,7 +25,7 @@ from tfm.studies.report.axes import (
   label_of,
 )
 from tfm.studies.report.palette import LIGHT
-from tfm.studies.report.ranking import Row
+from tfm.studies.report.ranking import Row, Series
 
 
 with importing_extra('ablation'):
@@ -129,7 +129,7 @@ class Line(NamedTuple):
   seed.
   """
 
-  row: Row
+  row: Series
   x: Sequence[float]
   mean: Sequence[float]
   low: Sequence[float] | None = None
@@ -137,7 +137,7 @@ class Line(NamedTuple):
 
 
 def mean_lines(
-  rows: Sequence[Row],
+  rows: Sequence[Series],
   seeds: Mapping[str, Mapping[int, Mapping[float, float]]],
   diverged: set[tuple[str, int]] = frozenset(),
 ) -> list[Line]:

@@ -14,12 +14,34 @@ from tfm.studies.statistics.verdicts import Criterion, Findings, Verdict, judge_
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
-  """One arm.
+class Series:
+  """What a line of a plot is of.
 
   Attributes:
-    rank: from 1, the best; None for an arm without a value.
-    index: of the arm in the study; it determines the colour.
+    rank: from 1, the best; None without one.
+    index: determines the colour.
+  """
+
+  rank: int | None
+  index: int
+  name: str
+
+  @property
+  def is_base(self) -> bool:
+    """Whether others are compared with it."""
+    return False
+
+  @property
+  def label(self) -> str:
+    """The name, after the rank if it has one."""
+    return self.name if self.rank is None else f'{self.rank} {self.name}'
+
+
+@dataclasses.dataclass(frozen=True)
+class Row(Series):
+  """One arm; its index is that in the study.
+
+  Attributes:
     values: of the study's metric, by finished seed.
     outcome: its runs that solved the task, or that did not diverge, of all; None without a run.
     judged: the verdict of the tests; None for a base, or without one.
@@ -29,9 +51,6 @@ class Row:
     has_started: whether any seed has started.
   """
 
-  rank: int | None
-  index: int
-  name: str
   values: Mapping[int, float]
   summary: Summary | None
   outcome: Share | None
@@ -43,8 +62,12 @@ class Row:
 
   @property
   def is_base(self) -> bool:
-    """Whether other arms are compared with it."""
     return self.compared_with == self.name
+
+  @property
+  def label(self) -> str:
+    """As in the tables: without a value '–' in the place of the rank."""
+    return f'{self.rank or "–"} {self.name}'
 
   @property
   def comparison(self) -> Comparison | None:

@@ -1,0 +1,1 @@
+"""One local page of the runs and studies of a folder."""

@@ -1,0 +1,88 @@
+"""The server of a board: on this machine alone, with pages that fetch nothing from elsewhere."""
+
+import os
+import pathlib
+import socket
+import threading
+from collections.abc import Callable
+
+from tfm.errors import importing_extra, require
+
+
+with importing_extra('serve'):
+  import uvicorn
+  from starlette.applications import Starlette
+  from starlette.middleware import Middleware
+  from starlette.middleware.trustedhost import TrustedHostMiddleware
+  from starlette.requests import Request
+  from starlette.responses import HTMLResponse
+  from starlette.routing import Mount, Route
+  from starlette.staticfiles import StaticFiles
+
+from tfm.board import attention, pages
+
+
+HOST = '127.0.0.1'
+# A page of another site that calls itself this one by DNS is refused.
+HOSTS = [HOST, 'localhost']
+
+
+def build_app(folder: pathlib.Path) -> Starlette:
+  """The pages of a folder, and its files below /files/."""
+  lock = threading.Lock()  # Matplotlib's settings are of the whole process
+
+  def page(path: str, render: Callable[[Request], str]) -> Route:
+    def respond(request: Request) -> HTMLResponse:
+      with lock:
+        try:
+          return HTMLResponse(render(request))
+        except (ValueError, OSError) as error:
+          return HTMLResponse(pages.render_message('That did not work', str(error)), 400)
+
+    return Route(path, respond)
+
+  def show_run(request):
+    query = request.query_params
+    return pages.render_run(folder, query.get('run', ''), query.get('metric', 'loss'))
+
+  def compare(request):
+    query = request.query_params
+    return pages.render_comparison(folder, query.getlist('run'), query.get('metric', 'loss'))
+
+  def attend(request):
+    query = request.query_params
+    name, text = query.get('run', ''), query.get('text', '')
+    return attention.render_attention(pages.find_run(folder, name), name, text, query.get('target') or None)
+
+  return Starlette(
+    routes=[
+      page('/', lambda request: pages.render_overview(folder)),
+      page('/run', show_run),
+      page('/compare', compare),
+      page('/attention', attend),
+      Mount('/files', StaticFiles(directory=folder)),
+    ],
+    middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=HOSTS)],
+  )
+
+
+def serve(folder: pathlib.Path, port: int, on_start: Callable[[str], None]) -> None:
+  """Serves a folder until SIGINT or SIGTERM.
+
+  Args:
+    port: 0 for a free one; on_start: gets the address.
+
+  Raises:
+    ValueError: if there is no such folder, or the port is in use.
+  """
+  require(folder.is_dir(), f'{folder} is no folder')
+  require(0 <= port < 2**16, f'--port={port} must lie in [0, 65535]')
+  try:
+    listener = socket.create_server((HOST, port))
+  except OSError as error:
+    reason = os.strerror(error.errno)
+    raise ValueError(f'--port={port} cannot be used ({reason}); --port=0 takes a free one') from None
+  with listener:
+    on_start(f'http://{HOST}:{listener.getsockname()[1]}/')
+    config = uvicorn.Config(build_app(folder), log_level='warning', timeout_graceful_shutdown=1)
+    uvicorn.Server(config).run(sockets=[listener])
