@@ -16,7 +16,7 @@ PIP_INSTALL = $(VENV)/bin/pip install --quiet --disable-pip-version-check -c con
 # Files of text that are opened without an encoding fail the tests (pyproject.toml).
 export PYTHONWARNDEFAULTENCODING = 1
 
-.PHONY: install demo lint test test-slow test-all fuzz mutants oracle compilers plans browser sinks xpk beam reference docs clean
+.PHONY: install demo lint test test-slow test-all fuzz mutants oracle compilers plans browser sinks xpk beam lm-eval reference docs clean
 
 $(VENV)/installed: setup.cfg constraints.txt
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("tfm needs Python 3.11 or newer; name one: make PYTHON=python3.12 …")'
@@ -91,17 +91,25 @@ xpk: $(VENV)/installed
 	.venv-xpk/bin/pip install --quiet --disable-pip-version-check 'xpk==1.16.0'
 	$(VENV)/bin/python -m pytest -m slow tests/launch/test_xpk.py
 
-# Tokens written by Apache Beam. It needs older versions of four packages: they, and Beam, are installed into an
-# environment of their own, in which all other packages are those of this one.
-BEAM_PYTHON = .venv-beam/bin/python
+# $(call overlay,NAME,PACKAGE,OTHERS): an environment of its own, .venv-NAME, with PACKAGE and the versions that it
+# needs of OTHERS, a|b|c; all other packages are those of this one.
+define overlay
+$(VENV)/bin/python -m venv .venv-$(1)
+$(VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+  > "$$(.venv-$(1)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/base.pth"
+grep -vE '^($(3))==' constraints.txt > .venv-$(1)/constraints.txt
+.venv-$(1)/bin/python -m pip install --quiet --disable-pip-version-check -c .venv-$(1)/constraints.txt $(2)
+endef
+
+# Tokens written by Apache Beam, which needs older versions of four packages.
 beam: $(VENV)/installed
-	$(VENV)/bin/python -m venv .venv-beam
-	$(VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
-	  > "$$($(BEAM_PYTHON) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/base.pth"
-	grep -vE '^(pillow|pyarrow|protobuf|python-dateutil)==' constraints.txt > .venv-beam/constraints.txt
-	$(BEAM_PYTHON) -m pip install --quiet --disable-pip-version-check -c .venv-beam/constraints.txt \
-	  'apache-beam==2.77.0'
-	$(BEAM_PYTHON) -m pytest -m slow tests/data/test_beam.py
+	$(call overlay,beam,'apache-beam==2.77.0',pillow|pyarrow|protobuf|python-dateutil)
+	.venv-beam/bin/python -m pytest -m slow tests/data/test_beam.py
+
+# Tasks of lm-evaluation-harness on a run, offline. It needs an older version of a package.
+lm-eval: $(VENV)/installed
+	$(call overlay,lm-eval,'lm-eval==0.4.13',python-dateutil)
+	.venv-lm-eval/bin/python -m pytest -m slow tests/evaluation/test_lm_eval.py
 
 # The generated pages of docs/reference.
 reference: $(VENV)/installed
@@ -113,4 +121,4 @@ docs: $(VENV)/installed
 	$(VENV)/bin/mkdocs build --quiet
 
 clean:
-	rm -rf $(VENV) .venv-xpk .venv-beam .cache build *.egg-info
+	rm -rf $(VENV) .venv-xpk .venv-beam .venv-lm-eval .cache build *.egg-info

@@ -88,6 +88,7 @@ def test_every_import_is_of_the_base_or_names_its_extra(root, requirements):
     'check',
     'hub',
     'images',
+    'lm-eval',
     'plots',
     'serve',
     'tensorboard',
