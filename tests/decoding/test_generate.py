@@ -12,6 +12,7 @@ from tfm.config.assemble import Experiment
 from tfm.config.overlay import complete
 from tfm.config.resolve import resolve_config
 from tfm.data.tokenizers.bytes import Bytes
+from tfm.decoding import streaming_text
 from tfm.parallel import mesh as meshes
 from tfm.parallel import sharding
 from tfm.runs import load as run
@@ -53,8 +54,21 @@ def test_one_prompt_is_streamed(generate, monkeypatch, tmp_path):
   status, out, err = generate('--prompt=ab', '--max_tokens=12', '--temperature=0', '--step=best')
   assert status == 0 and generate.calls == [(str(tmp_path), 'best')]
   assert all(line.startswith('kernel: auto chose') for line in err.splitlines())
+  assert len(err.splitlines()) <= 1  # though prompts and single tokens are other shapes
   assert out.startswith('ab') and out.endswith('\n') and len(out) > 3
   assert generate('--prompt=ab', '--max_tokens=12', '--temperature=0')[1] == out
+
+
+def test_what_is_logged_stands_before_a_streamed_text(generate, monkeypatch):
+  """Though the prompt, the first piece of the text, is there before the first tokens are computed."""
+  stream = streaming_text.stream_text
+
+  def log_and_stream(tokenizer, chunks):
+    print('kernel: …')
+    yield from stream(tokenizer, chunks)
+
+  monkeypatch.setattr(streaming_text, 'stream_text', log_and_stream)
+  assert generate('--prompt=ab', '--max_tokens=12')[1].startswith('kernel: …\nab')
 
 
 def test_seed_and_temperature_change_the_text(generate):

@@ -26,14 +26,22 @@ def test_chooses_dense_for_short_rows_and_chunked_for_long_ones(log):
   for T in (32, 512):
     jax.eval_shape(lambda *qkv: kernel('auto')(*qkv, **attention_inputs(T=T)), *arrays(T))
   first, second = log.messages
-  assert 'auto chose dense on cpu' in first and 'are few enough that a dense kernel is faster' in first
+  assert first == 'kernel: auto chose dense on cpu, not chunked: 32 queries and 32 keys are few'
   assert 'auto chose chunked on cpu' in second
 
 
 def test_the_choice_is_logged_once(log):
-  for _ in range(3):
-    jax.eval_shape(lambda *qkv: kernel('auto')(*qkv, **attention_inputs()), *arrays())
+  for T in (8, 8, 16):
+    jax.eval_shape(lambda *qkv: kernel('auto')(*qkv, **attention_inputs(T=T)), *arrays(T))
   assert len(log.messages) == 1
+
+
+def test_the_details_are_logged_for_each_shape(log):
+  with log.at_level(logging.DEBUG, 'tfm.kernels.auto'):
+    for T in (8, 8, 16):
+      jax.eval_shape(lambda *qkv: kernel('auto')(*qkv, **attention_inputs(T=T)), *arrays(T))
+  [details] = [message for message in log.messages if '16 queries and 16 keys are few' in message]
+  assert details.startswith('kernels before dense: ') and len(log.messages) == 3
 
 
 def test_skips_an_unsupported_kernel_that_by_name_is_an_error(log, monkeypatch):
@@ -75,8 +83,8 @@ def test_prefers_the_kernel_of_the_platform(monkeypatch, log, platform, expected
 
 
 def test_one_short_line_has_the_nearest_kernel_and_the_details_have_all(log):
-  log.set_level(logging.DEBUG, 'tfm.kernels.auto')
-  kernel('auto')(*arrays(), **attention_inputs())
+  with log.at_level(logging.DEBUG, 'tfm.kernels.auto'):
+    kernel('auto')(*arrays(), **attention_inputs())
   line, details = log.messages
-  assert line.startswith('kernel: auto chose dense on cpu, not chunked: ') and len(line) < 120
+  assert line.startswith('kernel: auto chose dense on cpu, not chunked: ') and len(line) <= 80
   assert 'splash: it runs on tpu, not on cpu' in details and 'cudnn: it runs on gpu, not on cpu' in details

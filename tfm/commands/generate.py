@@ -183,7 +183,10 @@ def main(args):
     file = args.output if processes.is_main_process() else os.devnull
     output = args.output and stack.enter_context(open(file, 'w', encoding='utf-8'))
     if len(prompts) == args.num_samples == 1 and not output:
-      for piece in next(texts).pieces:
+      pieces = iter(next(texts).pieces)
+      # What is logged while the first new tokens are computed, such as kernels, stands before the text.
+      first = list(itertools.islice(pieces, 2))
+      for piece in itertools.chain(first, pieces):
         print(piece, end='', flush=True)
       print()
       return

@@ -32,8 +32,10 @@ class Auto(Kernel):
         or kernel.unpreferred_reason(q, k, v, inputs, platform)
       )
       if not reason:
-        _log.info(f'kernel: auto chose {name} on {platform}{why}', extra=ONCE)
-        _log.debug(f'kernels before {name}: {"; ".join(reasons) or "none"}', extra=ONCE)
+        details = f'kernels before {name}: {"; ".join(reasons) or "none"}'
+        # Each layer and each compiled function chooses anew; an `OnceFilter` shows a kernel and details once.
+        _log.info(f'kernel: auto chose {name} on {platform}{why}', extra=dict(once=name))
+        _log.debug(details, extra=dict(once=details))
         return kernel.attend_under_name(q, k, v, inputs)
       reasons.append(f'{name}: {reason}')
       why = why if unavailable else f', not {reasons[-1]}'
@@ -41,9 +43,6 @@ class Auto(Kernel):
 
 
 _log = logging.getLogger(__name__)
-# Attributes of log records that a handler with an `OnceFilter` shows once, though each layer and each
-# compiled function chooses anew.
-ONCE = dict(once=True)
 
 # The kernel for sharded rows, then from the most specialised to the specification, which supports everything.
 ORDER = ('ring', 'splash', 'cudnn', 'tokamax', 'chunked', 'dense')

@@ -47,7 +47,7 @@ class Chunked(BlockSizes, Kernel):
     T, S = q.shape[1], k.shape[1]
     # Measured (docs/results/benchmarks.md, `tfm benchmark attention`).
     if T * S < 256 * 256:
-      return f'{T} queries and {S} keys are few enough that a dense kernel is faster'
+      return f'{T} queries and {S} keys are few'
     return None
 
   def attend(self, q, k, v, inputs):

@@ -172,18 +172,16 @@ def print_status(text: str) -> None:
 
 
 class OnceFilter(logging.Filter):
-  """Of log records that are marked `once`, a handler with this filter shows those of equal text once."""
+  """Of log records with equal attributes `once`, a handler with this filter shows the first."""
 
   def __init__(self):
     super().__init__()
     self._seen = set()
 
   def filter(self, record):
-    if not getattr(record, 'once', False):
-      return True
-    text = record.getMessage()
-    is_new = text not in self._seen
-    self._seen.add(text)
+    key = getattr(record, 'once', None)
+    is_new = key is None or key not in self._seen
+    self._seen.add(key)
     return is_new
 
 

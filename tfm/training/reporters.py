@@ -1,6 +1,7 @@
 """Reporting during training: the log of every run, and what the command shows."""
 
 import contextlib
+import dataclasses
 import json
 import logging
 import math
@@ -51,6 +52,7 @@ class Report:
     self.step_seconds, self.save_seconds = 0.0, dict(goodput.save_seconds)
     self.live, self.diverged = list(range(len(logs))), {}
     self._validation = (0, {})  # the step and, by run, the losses of the last validation
+    self._progress = Progress(first, steps)
 
   def training(self) -> contextlib.AbstractContextManager[None]:
     """A block in which the runs train, and the command shows it."""
@@ -75,7 +77,7 @@ class Report:
         )
     self.step = step
     self._throughput.record_step(float(values.pop('read').sum()))
-    progress = self._measure_progress(step, float(values['loss'][self.live].mean()))
+    self._progress = progress = self._measure_progress(step, float(values['loss'][self.live].mean()))
     current_display().show_progress(progress)
     if due:
       pace, hashes = self._pace(step), fetched.hashes  # gathered from all processes
@@ -96,19 +98,24 @@ class Report:
       self._write(step, run, 'validation', values)
       before = self._validation[1] if self._validation[0] == step else {}
       self._validation = step, before | {run: values['loss']}
+      self._progress = dataclasses.replace(self._progress, validation=self._mean_validation())
+      current_display().show_progress(self._progress)
     return run in self.live
 
   def _write(self, step: int, run: int, split: str, values: Mapping[str, float | str]) -> None:
     """Adds a row to the log of a run, and shows it."""
     current_display().show_metrics(self._logs[run].workdir, self._logs[run].write(step, split, dict(values)))
 
+  def _mean_validation(self) -> tuple[int, float] | None:
+    step, losses = self._validation
+    return (step, sum(losses.values()) / len(losses)) if losses else None
+
   def _measure_progress(self, step: int, loss: float) -> Progress:
-    validated, losses = self._validation
     return Progress(
       step,
       self._steps,
       loss,
-      (validated, sum(losses.values()) / len(losses)) if losses else None,
+      self._mean_validation(),
       self._throughput.tokens_per_second(),
       self._throughput.mfu(),
       memory.peak_usage(),
