@@ -75,7 +75,7 @@ def test_a_policy_whose_names_the_model_lacks_is_no_candidate(tiny):
 
 
 def planned(fits, seconds=1.0):
-  return types.SimpleNamespace(memory=types.SimpleNamespace(fits=fits), bound=Bound(seconds, 0, 0, 0, {}))
+  return types.SimpleNamespace(memory=types.SimpleNamespace(fits=fits), bound=Bound(seconds, 0, 0, 0, 0, {}))
 
 
 def test_what_is_needless():
